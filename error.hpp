@@ -1,5 +1,6 @@
-// How this project says that something is wrong: one line that names the file, flag or key, what was found and
-// what to do about it. No backtrace: the reader is a user, and the mistake is usually in a file or a flag.
+// How this project says that something is wrong: one line that names the file, flag or key, what was found
+// and what to do about it. No backtrace: the reader is a user, and the mistake is usually in a file or a
+// flag.
 #pragma once
 #include <sstream>
 #include <stdexcept>

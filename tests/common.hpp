@@ -1,5 +1,6 @@
-// What every test file includes first: torch, then doctest (torch brings a CHECK macro of its own), and the folder of
-// reference data. Tests that need it are declared with SHARED_TEST and are counted as skipped where it is missing.
+// What every test file includes first: torch, then doctest (torch brings a CHECK macro of its own), and the
+// folder of reference data. Tests that need it are declared with SHARED_TEST and are counted as skipped where
+// it is missing.
 #pragma once
 #include <torch/torch.h>
 #undef CHECK

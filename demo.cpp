@@ -1,0 +1,164 @@
+// Draws what a model finds into images.
+#include <iomanip>
+#include <iostream>
+
+#include "evaluate.hpp"
+#include "flags.hpp"
+
+using namespace yolox;
+
+struct Config : Flags {
+  std::string source = flag(source, "What", "source", "", "PATH", "image, or folder of images");
+  std::string weights = flag(weights, "What", "weights", "", "FILE.pth", "checkpoint, ours or official");
+  std::string save = flag(save, "What", "save", "runs/demo", "DIR", "folder for the drawn images");
+  std::string model = flag(model, "How", "model", "", "NAME",
+                           "yolox-{nano,tiny,s,m,l,x}; read from the checkpoint when left out");
+  std::string size =
+      flag(size, "How", "size", "", "N|HxW", "input size; the checkpoint's or the model's when left out");
+  double conf = flag(conf, "How", "conf", 0.3, "P", "lowest score of a box that is drawn");
+  double nms = flag(nms, "How", "nms", 0.45, "IOU", "overlap above which the weaker box of a class goes");
+  std::string preproc = flag(preproc, "How", "preproc", "auto", "auto|bgr|legacy",
+                             "pixels: as the checkpoint says, BGR 0..255, or YOLOX 0.1.0's RGB mean/std");
+  std::string device = flag(device, "How", "device", "auto", "cpu|cuda", "where to run");
+};
+
+// Official checkpoints do not name their classes; with 80 of them they are those of COCO, in this order.
+static const char* const kCocoNames[80] = {"person",        "bicycle",      "car",
+                                           "motorcycle",    "airplane",     "bus",
+                                           "train",         "truck",        "boat",
+                                           "traffic light", "fire hydrant", "stop sign",
+                                           "parking meter", "bench",        "bird",
+                                           "cat",           "dog",          "horse",
+                                           "sheep",         "cow",          "elephant",
+                                           "bear",          "zebra",        "giraffe",
+                                           "backpack",      "umbrella",     "handbag",
+                                           "tie",           "suitcase",     "frisbee",
+                                           "skis",          "snowboard",    "sports ball",
+                                           "kite",          "baseball bat", "baseball glove",
+                                           "skateboard",    "surfboard",    "tennis racket",
+                                           "bottle",        "wine glass",   "cup",
+                                           "fork",          "knife",        "spoon",
+                                           "bowl",          "banana",       "apple",
+                                           "sandwich",      "orange",       "broccoli",
+                                           "carrot",        "hot dog",      "pizza",
+                                           "donut",         "cake",         "chair",
+                                           "couch",         "potted plant", "bed",
+                                           "dining table",  "toilet",       "tv",
+                                           "laptop",        "mouse",        "remote",
+                                           "keyboard",      "cell phone",   "microwave",
+                                           "oven",          "toaster",      "sink",
+                                           "refrigerator",  "book",         "clock",
+                                           "vase",          "scissors",     "teddy bear",
+                                           "hair drier",    "toothbrush"};
+
+static std::string class_name(const WeightsInfo& info, int cls, int classes) {
+  if (!info.classes.empty()) return info.classes[cls];
+  return classes == 80 ? kCocoNames[cls] : concat("class ", cls);
+}
+
+// Hues a golden angle apart: the same for a class in every image, and neighbours differ.
+static cv::Scalar class_colour(int cls) {
+  cv::Mat pixel(1, 1, CV_8UC3, cv::Scalar(std::fmod(cls * 180 * 0.618034 + 60, 180), 200, 255));
+  cv::cvtColor(pixel, pixel, cv::COLOR_HSV2BGR);
+  const auto c = pixel.at<cv::Vec3b>(0, 0);
+  return {double(c[0]), double(c[1]), double(c[2])};
+}
+
+// x1, y1, x2, y2 in pixels of the image
+static void draw_box(cv::Mat& image, const double* box, const std::string& text, const cv::Scalar& colour) {
+  const int thick = std::max(1, int(std::lround(std::max(image.cols, image.rows) / 400.0)));
+  const double font = std::max(0.35, std::max(image.cols, image.rows) / 1400.0);
+  const cv::Point a(int(std::lround(box[0])), int(std::lround(box[1]))),
+      b(int(std::lround(box[2])), int(std::lround(box[3])));
+  cv::rectangle(image, a, b, colour, thick);
+  int base = 0;
+  const cv::Size extent = cv::getTextSize(text, cv::FONT_HERSHEY_SIMPLEX, font, 1, &base);
+  const int x = std::clamp(a.x, 0, std::max(0, image.cols - extent.width - 2));
+  const int y = a.y - base >= extent.height ? a.y
+                                            : std::min(std::max(a.y, 0) + extent.height + base,
+                                                       image.rows);  // above the box, else inside
+  cv::rectangle(image, {x, y - extent.height - base}, {x + extent.width + 2, y}, colour, cv::FILLED);
+  cv::putText(image, text, {x + 1, y - base + 1}, cv::FONT_HERSHEY_SIMPLEX, font, cv::Scalar::all(0), 1,
+              cv::LINE_AA);
+}
+
+static std::vector<fs::path> find_images(const std::string& source) {
+  usage_check(!source.empty(), "--source is needed: an image, or a folder of images");
+  check(fs::exists(source), "--source ", source, " does not exist");
+  if (!fs::is_directory(source)) return {source};
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(source)) {
+    std::string end = entry.path().extension().string();
+    std::transform(end.begin(), end.end(), end.begin(), ::tolower);
+    for (const std::string known : {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
+      if (end == known) files.push_back(entry.path());
+  }
+  check(!files.empty(), "--source ", source, " holds no images (.jpg .jpeg .png .bmp .webp .tif .tiff)");
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+static void run(int argc, char** argv) {
+  Config config;
+  config.parse(argc, argv, "draws what a model finds into images");
+  usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
+  usage_check(config.nms > 0 && config.nms <= 1, "--nms must be above 0 and at most 1, got ", config.nms);
+  if (!config.size.empty()) parse_size(config.size);
+  opencv_single_thread();
+  const auto files = find_images(config.source);
+  const auto device = parse_device(config.device);
+  auto loaded = load_model(config.weights, config.model, config.preproc, device);
+  const int side = model_size(loaded.info.model).input, classes = loaded.model->num_classes;
+  const ImageSize size = !config.size.empty() ? parse_size(config.size)
+                         : loaded.info.height ? ImageSize{int(loaded.info.height), int(loaded.info.width)}
+                                              : ImageSize{side, side};
+  std::error_code error;
+  fs::create_directories(config.save, error);
+  check(!error, "--save ", config.save, " cannot be made: ", error.message());
+
+  const torch::InferenceMode inference;
+  int64_t unreadable = 0;
+  for (const auto& file : files) {
+    cv::Mat image;
+    try {
+      image = cv::imread(file.string(), cv::IMREAD_COLOR);
+    } catch (const cv::Exception&) {}
+    if (image.empty()) {
+      std::cout << "warning: " << file.string() << " cannot be read as an image, skipped\n";
+      ++unreadable;
+      continue;
+    }
+    const auto boxed = letterbox(image, {size.width, size.height}, false);
+    const cv::Mat pixels = boxed.image.isContinuous() ? cv::Mat(boxed.image) : boxed.image.clone();
+    const Tensor batch = torch::from_blob(pixels.data, {1, size.height, size.width, 3}, torch::kByte);
+    const Tensor found = postprocess(
+        decode(loaded.model(preprocess(batch, device, loaded.info.legacy_preproc)), size.height, size.width),
+        config.conf, config.nms)[0];
+    const auto rows = found.accessor<float, 2>();
+    std::map<std::string, int> counts;
+    for (int64_t i = rows.size(0) - 1; i >= 0; --i) {  // the best last, on top
+      const int cls = int(rows[i][6]);
+      const double box[4] = {rows[i][0] / boxed.scale.x, rows[i][1] / boxed.scale.y,
+                             rows[i][2] / boxed.scale.x, rows[i][3] / boxed.scale.y};
+      const std::string name = class_name(loaded.info, cls, classes);
+      ++counts[name];
+      draw_box(image, box, concat(name, " ", std::fixed, std::setprecision(2), rows[i][4] * rows[i][5]),
+               class_colour(cls));
+    }
+    const std::string out = (fs::path(config.save) / file.filename()).string();
+    bool written = false;
+    try {
+      written = cv::imwrite(out, image);
+    } catch (const cv::Exception&) {}
+    check(written, "cannot write ", out, "; is the disk full or the folder read-only?");
+    std::cout << out << ":";
+    if (counts.empty()) std::cout << " nothing found";
+    for (const auto& [name, count] : counts) std::cout << " " << count << " " << name;
+    std::cout << "\n";
+  }
+  if (unreadable == int64_t(files.size())) fail("no image of ", config.source, " could be read");
+}
+
+int main(int argc, char** argv) {
+  return run_program([&] { run(argc, argv); });
+}

@@ -1,0 +1,104 @@
+// AP of a checkpoint on a data set, or of the detections of any program.
+#include <iomanip>
+#include <iostream>
+
+#include "evaluate.hpp"
+#include "flags.hpp"
+
+using namespace yolox;
+
+struct Config : Flags {
+  std::string data = flag(data, "What", "data", "", "DIR|FILE|shapes",
+                          "data set: folder with annotations/*.json, a COCO JSON file, or shapes");
+  std::string weights = flag(weights, "What", "weights", "", "FILE.pth", "checkpoint, ours or official");
+  std::string gt =
+      flag(gt, "Or detections of any program", "gt", "", "GT.json", "ground truth in COCO's format");
+  std::string dt =
+      flag(dt, "Or detections of any program", "dt", "", "DT.json", "detections in COCO's format");
+  std::string model = flag(model, "How", "model", "", "NAME",
+                           "yolox-{nano,tiny,s,m,l,x}; read from the checkpoint when left out");
+  std::string size =
+      flag(size, "How", "size", "", "N|HxW", "input size; the checkpoint's or the model's when left out");
+  double conf = flag(conf, "How", "conf", 0.01, "P", "lowest score of a detection");
+  double nms = flag(nms, "How", "nms", 0.65, "IOU", "overlap above which the weaker box of a class goes");
+  int bs = flag(bs, "How", "bs", 16, "N", "images at a time");
+  int workers = flag(workers, "How", "workers", 2, "N", "threads that read images");
+  std::string preproc = flag(preproc, "How", "preproc", "auto", "auto|bgr|legacy",
+                             "pixels: as the checkpoint says, BGR 0..255, or YOLOX 0.1.0's RGB mean/std");
+  std::string device = flag(device, "How", "device", "auto", "cpu|cuda", "where to run");
+  int64_t seed = flag(seed, "How", "seed", int64_t{0}, "N", "of the shapes");
+  std::string json = flag(json, "Output", "json", "", "FILE", "write the numbers, all classes too");
+  std::string save_dt =
+      flag(save_dt, "Output", "save-dt", "", "FILE", "write the detections in COCO's format");
+};
+
+static void report(const EvalResult& result, const Config& config) {
+  print_per_class(std::cout, result);
+  std::cout << "\n";
+  print_summary(std::cout, result);
+  if (!config.json.empty()) write_eval_json(config.json, result);
+}
+
+static void run(int argc, char** argv) {
+  Config config;
+  config.parse(argc, argv, "AP of a checkpoint on a data set, or of a detections file");
+  usage_check(config.gt.empty() == config.dt.empty(), "--gt and --dt go together");
+  if (!config.gt.empty()) {
+    usage_check(config.data.empty() && config.weights.empty(),
+                "--gt and --dt take the place of --data and --weights");
+    report(coco_eval(read_coco(config.gt), read_detections(config.dt)), config);
+    return;
+  }
+  usage_check(!config.data.empty(), "--data is needed (or --gt and --dt)");
+  usage_check(config.bs >= 1, "--bs must be at least 1, got ", config.bs);
+  usage_check(config.workers >= 1, "--workers must be at least 1, got ", config.workers);
+  usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
+  usage_check(config.nms > 0 && config.nms <= 1, "--nms must be above 0 and at most 1, got ", config.nms);
+  if (!config.size.empty()) parse_size(config.size);
+  opencv_single_thread();
+
+  EvalSettings settings;
+  settings.device = parse_device(config.device);
+  auto loaded = load_model(config.weights, config.model, config.preproc, settings.device);
+  if (!loaded.report.empty()) std::cout << loaded.report << "\n";
+  const Dataset data = load_val(config.data, config.seed);
+  check(loaded.info.classes.empty() || loaded.info.classes == data.classes, config.weights,
+        " was trained on other classes (", loaded.info.classes.empty() ? "" : loaded.info.classes[0],
+        ", ...) than ", data.name, " has (", data.classes[0], ", ...)");
+  const int side = model_size(loaded.info.model).input;
+  settings.size = !config.size.empty() ? parse_size(config.size)
+                  : loaded.info.height ? ImageSize{int(loaded.info.height), int(loaded.info.width)}
+                                       : ImageSize{side, side};
+  settings.conf = config.conf, settings.nms = config.nms, settings.batch = config.bs,
+  settings.workers = config.workers;
+  settings.legacy = loaded.info.legacy_preproc;
+  std::cout << loaded.info.model << ", " << data.classes.size() << " classes, " << data.records.size()
+            << " images of " << data.name << ", " << settings.size.height << "x" << settings.size.width
+            << ", pixels " << (settings.legacy ? "RGB mean/std (legacy)" : "BGR 0..255") << std::endl;
+  for (const auto& [kind, count] : data.problems->summary())
+    std::cout << "note: " << kind << ": " << count << "\n";
+
+  const bool tty = isatty(1);
+  const auto e = evaluate(loaded.model, data, settings, [&](int64_t done) {
+    if (tty) std::cout << "\r" << done << "/" << data.records.size() << std::flush;
+  });
+  if (tty) std::cout << "\r";
+  std::cout << e.images << " images in " << std::fixed << std::setprecision(1) << e.seconds << " s ("
+            << e.images / e.seconds << " img/s), " << e.detections.size() << " detections\n\n"
+            << std::defaultfloat;
+  if (e.unreadable)
+    std::cout << "warning: " << e.unreadable << " images could not be used and are left out: " << std::endl;
+  report(e.result, config);
+  if (!config.save_dt.empty()) write_detections(config.save_dt, e.detections);
+  if (e.result.AP >= 0 && e.result.AP < 0.01) {
+    std::cout << "\nwarning: AP is near zero. If this is a trained model, its pixels may be wrong: these "
+                 "weights got "
+              << (settings.legacy ? "RGB mean/std (legacy, for YOLOX 0.1.0); try --preproc bgr"
+                                  : "BGR 0..255; try --preproc legacy for files of YOLOX 0.1.0")
+              << ".\nOr its classes have another order than the data's." << std::endl;
+  }
+}
+
+int main(int argc, char** argv) {
+  return run_program([&] { run(argc, argv); });
+}

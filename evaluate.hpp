@@ -1,0 +1,180 @@
+// Loading a model from its file, running it over a data set, and the AP of what it finds. train and eval
+// share this.
+#pragma once
+#include <torch/torch.h>
+
+#include <chrono>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "checkpoint.hpp"
+#include "coco_eval.hpp"
+#include "data.hpp"
+#include "flags.hpp"
+#include "yolox.hpp"
+
+namespace yolox {
+
+// Training or evaluation mode for as long as the guard lives; the mode before it is restored. Batch norm left
+// in training mode costs a point of AP and more.
+struct ModeGuard {
+  ModeGuard(torch::nn::Module& module, bool training) : module(module), was_training(module.is_training()) {
+    module.train(training);
+  }
+  ~ModeGuard() { module.train(was_training); }
+  ModeGuard(const ModeGuard&) = delete;
+  ModeGuard& operator=(const ModeGuard&) = delete;
+
+ private:
+  torch::nn::Module& module;
+  bool was_training;
+};
+
+// The size of model that weights belong to, from the shape of the stem; empty if it is none of the six.
+inline std::string model_of_weights(const GenericDict& weights) {
+  for (const auto& e : weights) {
+    std::string key = e.key().toStringRef();
+    if (key.rfind("module.", 0) == 0) key = key.substr(7);
+    if (key != "backbone.backbone.stem.conv.conv.weight" || !e.value().isTensor() ||
+        e.value().toTensor().dim() != 4)
+      continue;
+    for (const std::string name : {"yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x"})
+      if (e.value().toTensor().size(0) == int64_t(model_size(name).width * 64)) return name;
+  }
+  return "";
+}
+
+// The number of classes that weights predict, 0 if they have no head.
+inline int64_t classes_of_weights(const GenericDict& weights) {
+  for (const auto& e : weights) {
+    const std::string key = e.key().toStringRef(), end = "head.cls_preds.0.weight";
+    if (key.size() >= end.size() && key.compare(key.size() - end.size(), end.size(), end) == 0 &&
+        e.value().isTensor() && e.value().toTensor().dim() == 4)
+      return e.value().toTensor().size(0);
+  }
+  return 0;
+}
+
+struct LoadedModel {
+  YOLOX model{nullptr};
+  WeightsInfo info;    // classes: empty if the file does not name them
+  std::string report;  // what was skipped; empty if all went in
+};
+
+// A model with all of its weights, in evaluation mode on the device. `model` may be empty: then the file says
+// which it is. preproc: "auto" (as the file says), "bgr" or "legacy". Throws when the weights do not fill the
+// model.
+inline LoadedModel load_model(const std::string& path, const std::string& model, const std::string& preproc,
+                              torch::Device device) {
+  usage_check(!path.empty(), "--weights FILE.pth is needed");
+  usage_check(preproc == "auto" || preproc == "bgr" || preproc == "legacy",
+              "--preproc takes auto, bgr or legacy, got '", preproc, "'");
+  const auto file = read_pth(path);
+  const auto weights = find_weights(file, path);
+  LoadedModel loaded;
+  loaded.info = weights_info(file, path);
+  if (preproc != "auto") loaded.info.legacy_preproc = preproc == "legacy";
+  const std::string found = model_of_weights(weights);
+  const int64_t classes = classes_of_weights(weights);
+  check(!found.empty() && classes > 0, path, " holds no YOLOX weights of a known size");
+  check(model.empty() || model == found, path, " holds weights of ", found, "; --model ", model,
+        " does not fit (leave it out)");
+  loaded.info.model = found;
+  loaded.model = YOLOX(found, int(classes));
+  const auto report = load_state_dict(*loaded.model, weights, path);
+  check(report.missing.empty() && report.mismatched.empty(), path, " does not fill ", found, ": ",
+        to_string(report));
+  if (!report.unexpected.empty()) loaded.report = to_string(report);
+  if (int64_t(loaded.info.classes.size()) != classes) loaded.info.classes.clear();
+  loaded.model->to(device);
+  channels_last(*loaded.model);
+  loaded.model->eval();
+  return loaded;
+}
+
+struct EvalSettings {
+  ImageSize size{640, 640};
+  double conf = 0.01, nms = 0.65;
+  int batch = 16, workers = 2;
+  bool legacy = false;
+  torch::Device device = torch::kCPU;
+};
+
+// Detections of one image in COCO's form: x, y, w, h in pixels of the original picture, not clipped to it.
+inline void add_detections(std::vector<Detection>& out, const Tensor& rows, Scale scale, int64_t image_id,
+                           const CocoDataset& truth) {
+  const auto d = rows.accessor<float, 2>();
+  for (int64_t i = 0; i < d.size(0); ++i) {
+    const double x1 = d[i][0] / scale.x, y1 = d[i][1] / scale.y, x2 = d[i][2] / scale.x,
+                 y2 = d[i][3] / scale.y;
+    out.push_back({image_id, truth.categories[int64_t(d[i][6])].id, x1, y1, x2 - x1, y2 - y1,
+                   double(d[i][4]) * d[i][5]});
+  }
+}
+
+struct Evaluation {
+  EvalResult result;
+  std::vector<Detection> detections;
+  int64_t images = 0, unreadable = 0;
+  double seconds = 0;
+};
+
+// Runs the model over all images of the data set. The model's classes must be those of the data. Images that
+// cannot be read are left out of the ground truth as well, counted and noted in data.problems.
+inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings& s,
+                           const std::function<void(int64_t)>& progress = {}) {
+  check(model->num_classes == int(data.classes.size()), "the model knows ", model->num_classes, " classes, ",
+        data.name, " has ", data.classes.size(),
+        "; train it on this data, or evaluate it on data with its classes");
+  const auto start = std::chrono::steady_clock::now();
+  const torch::InferenceMode inference;
+  const ModeGuard mode(*model, false);
+  Evaluation e;
+  CocoDataset truth = data.truth;
+  std::unordered_set<int64_t> unreadable;
+  const cv::Size size(s.size.width, s.size.height);
+  const int64_t n = data.records.size();
+  Loader loader(evaluation_items(data, size), 0, n, s.batch, size, s.workers, s.device.is_cuda());
+  for (int64_t at = 0; at < n;) {
+    const Batch batch = loader.next();
+    const Tensor out =
+        decode(model(preprocess(batch.images, s.device, s.legacy)), s.size.height, s.size.width);
+    const auto detections = postprocess(out, s.conf, s.nms);
+    for (size_t i = 0; i < detections.size(); ++i, ++at) {
+      if (batch.indices[i] < 0)
+        unreadable.insert(data.records[at].image_id);
+      else
+        add_detections(e.detections, detections[i], batch.scales[i], data.records[at].image_id, data.truth);
+    }
+    if (progress) progress(at);
+  }
+  if (!unreadable.empty()) {
+    auto& images = truth.images;
+    images.erase(
+        std::remove_if(images.begin(), images.end(), [&](const auto& i) { return unreadable.count(i.id); }),
+        images.end());
+  }
+  e.unreadable = unreadable.size();
+  e.images = n - e.unreadable;
+  e.result = coco_eval(truth, e.detections);
+  e.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return e;
+}
+
+// "auto" (a GPU when there is one), "cpu", "cuda" or "cuda:1"
+inline torch::Device parse_device(const std::string& name) {
+  if (name == "auto")
+    return torch::cuda::is_available() ? torch::Device(torch::kCUDA, 0) : torch::Device(torch::kCPU);
+  if (name == "cpu") return torch::kCPU;
+  usage_check(name == "cuda" || (name.rfind("cuda:", 0) == 0 && name.size() == 6 && std::isdigit(name[5])),
+              "--device takes auto, cpu, cuda or cuda:N, got '", name, "'");
+  usage_check(torch::cuda::is_available(), "--device ", name, ": no GPU is usable here; use --device cpu");
+  const int index = name == "cuda" ? 0 : name[5] - '0';
+  usage_check(index < int(torch::cuda::device_count()), "--device ", name, ": there are ",
+              torch::cuda::device_count(), " GPUs");
+  return torch::Device(torch::kCUDA, index);
+}
+
+}  // namespace yolox

@@ -1,0 +1,197 @@
+// Command-line flags, declared once: each is a member of the program's Config with its default and a line of
+// doc.
+//
+//   struct Config : Flags {
+//     int bs = flag(bs, "Training", "bs", 16, "N", "images in a step");
+//     bool strict = flag(strict, "Data", "strict", false, "", "stop at the first bad label");   // --strict
+//     bool mosaic = flag(mosaic, "Data", "mosaic", true, "", "four images in one");             //
+//     --no-mosaic
+//   };
+//   Config config;
+//   config.parse(argc, argv, "trains YOLOX");
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cxxopts.hpp>
+#include <exception>
+#include <functional>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "error.hpp"
+
+namespace yolox {
+
+struct Flags {
+  Flags() = default;
+  Flags(const Flags&) = delete;  // the flags below know their members by address
+  Flags& operator=(const Flags&) = delete;
+
+  // Flags given on the command line, then the values of all of them. Prints help and exits on --help. Unknown
+  // flags, stray words and values of the wrong type: UsageError.
+  void parse(int argc, char** argv, const std::string& about) {
+    const std::string program = std::string(argv[0]).substr(std::string(argv[0]).find_last_of('/') + 1);
+    cxxopts::Options options(program, program + ": " + about);
+    options.set_width(100);
+    std::vector<std::string> groups;
+    for (const auto& f : flags) {
+      if (std::find(groups.begin(), groups.end(), f.group) == groups.end()) groups.push_back(f.group);
+      const bool on_by_default = f.is_bool && f.get() == "true";
+      const std::string shown = f.get().empty() || f.is_bool ? "" : " [" + f.get() + "]";
+      options.add_options(f.group)(on_by_default ? "no-" + f.name : f.name,
+                                   (on_by_default ? "without: " : "") + f.doc + shown,
+                                   f.is_bool    ? cxxopts::value<bool>()
+                                   : f.optional ? cxxopts::value<std::string>()->implicit_value(f.implicit)
+                                                : cxxopts::value<std::string>(),
+                                   f.argument);
+    }
+    options.add_options("Help")("help", "this text");
+    groups.push_back("Help");
+    cxxopts::ParseResult result;
+    try {
+      result = options.parse(argc, argv);
+    } catch (const cxxopts::exceptions::exception& e) {
+      throw UsageError(concat(e.what(), "; ", program, " --help lists the flags"));
+    }
+    if (result.count("help")) {
+      std::cout << options.help(groups);
+      std::exit(0);
+    }
+    if (!result.unmatched().empty()) {
+      throw UsageError(concat("stray word '", result.unmatched()[0],
+                              "'; flags take values as --name value or --name=value, and ",
+                              "a switch takes none (--no-... turns off what is on by default)"));
+    }
+    for (auto& f : flags) {
+      if (f.is_bool) {
+        const bool on_by_default = f.get() == "true";
+        if (result.count(on_by_default ? "no-" + f.name : f.name))
+          f.set(on_by_default ? "false" : "true"), given.push_back(f.name);
+      } else if (result.count(f.name)) {
+        f.set(result[f.name].as<std::string>());
+        given.push_back(f.name);
+      }
+    }
+  }
+
+  bool was_given(const std::string& name) const {
+    return std::find(given.begin(), given.end(), name) != given.end();
+  }
+
+  // All flags as text, in the order of their declaration.
+  std::vector<std::pair<std::string, std::string>> values() const {
+    std::vector<std::pair<std::string, std::string>> all;
+    for (const auto& f : flags) all.emplace_back(f.name, f.get());
+    return all;
+  }
+
+  // Sets a flag by name from text, as if it had been given; false if there is no such flag.
+  bool set(const std::string& name, const std::string& value) {
+    for (auto& f : flags)
+      if (f.name == name) return f.set(value), true;
+    return false;
+  }
+
+ protected:
+  // Declares a flag: the member it fills, a heading in the help, its name, its default, what stands for its
+  // value in the help, one line of doc. Returns the default, so that it can initialise the member.
+  template <class T>
+  T flag(T& member, const std::string& group, const std::string& name, const T& value,
+         const std::string& argument, const std::string& doc) {
+    Flag f{group, name, argument, doc, std::is_same_v<T, bool>, false, "", {}, {}};
+    f.get = [&member] { return to_text(member); };
+    f.set = [&member, name](const std::string& text) { from_text(name, text, member); };
+    flags.push_back(f);
+    return value;
+  }
+  std::string flag(std::string& member, const std::string& group, const std::string& name, const char* value,
+                   const std::string& argument, const std::string& doc) {
+    return flag<std::string>(member, group, name, value, argument, doc);
+  }
+  // A flag that may stand alone and then has the value `implicit`.
+  std::string flag_alone(std::string& member, const std::string& group, const std::string& name,
+                         const std::string& implicit, const std::string& argument, const std::string& doc) {
+    flag<std::string>(member, group, name, "", argument, doc);
+    flags.back().optional = true;
+    flags.back().implicit = implicit;
+    return "";
+  }
+
+ private:
+  struct Flag {
+    std::string group, name, argument, doc;
+    bool is_bool, optional;
+    std::string implicit;
+    std::function<std::string()> get;
+    std::function<void(const std::string&)> set;
+  };
+  std::vector<Flag> flags;
+  std::vector<std::string> given;
+
+  static std::string to_text(bool v) { return v ? "true" : "false"; }
+  static std::string to_text(const std::string& v) { return v; }
+  template <class T>
+  static std::string to_text(T v) {
+    return concat(v);
+  }
+
+  static void from_text(const std::string&, const std::string& text, bool& v) { v = text == "true"; }
+  static void from_text(const std::string&, const std::string& text, std::string& v) { v = text; }
+  template <class T>
+  static void from_text(const std::string& name, const std::string& text, T& v) {
+    std::istringstream in(text);
+    T read;
+    if (!(in >> read) || !in.eof())
+      throw UsageError(concat("--", name, " takes ", std::is_integral_v<T> ? "a whole number" : "a number",
+                              ", got '", text, "'"));
+    v = read;
+  }
+};
+
+// UsageError(parts...) unless the condition holds.
+template <class... Parts>
+void usage_check(bool condition, const Parts&... parts) {
+  if (!condition) throw UsageError(concat(parts...));
+}
+
+// "640" -> 640 x 640, "480x640" -> height 480, width 640; both multiples of 32.
+struct ImageSize {
+  int height, width;
+};
+inline ImageSize parse_size(const std::string& text) {
+  ImageSize size{0, 0};
+  char x = 0, rest = 0;
+  const int n = std::sscanf(text.c_str(), "%d%c%d%c", &size.height, &x, &size.width, &rest);
+  if (n == 1) size.width = size.height;
+  usage_check(n == 1 || (n == 3 && x == 'x'), "--size takes a side or HEIGHTxWIDTH, got '", text, "'");
+  usage_check(size.height > 0 && size.width > 0 && size.height % 32 == 0 && size.width % 32 == 0, "--size ",
+              text, ": height and width must be multiples of 32, such as ",
+              std::max(32, (size.height + 16) / 32 * 32),
+              size.height == size.width ? "" : concat("x", std::max(32, (size.width + 16) / 32 * 32)));
+  usage_check(size.height <= 8192 && size.width <= 8192, "--size ", text, " is larger than 8192");
+  return size;
+}
+
+// What main() does: runs the program, turns exceptions into one line on stderr and the exit code (2 usage, 1
+// failure).
+template <class Program>
+int run_program(Program&& program) {
+  try {
+    program();
+    return 0;
+  } catch (const UsageError& e) {
+    std::cerr << "error: " << e.what() << std::endl;
+    return 2;
+  } catch (const std::exception& e) {  // torch appends its own backtrace after the first line
+    const std::string what = e.what();
+    const size_t trace = std::min(what.find("\nException raised from"), what.find("\nCall stack"));
+    std::cerr << "error: " << what.substr(0, trace) << std::endl;
+    return 1;
+  }
+}
+
+}  // namespace yolox

@@ -1,0 +1,298 @@
+// What happens to the weights in a step: parameter groups, SGD and Adam, the learning-rate schedule, the
+// moving average of the weights (EMA), mixed precision (autocast, gradient scaler) and clipping.
+#pragma once
+#include <ATen/autocast_mode.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "error.hpp"
+#include "pth.hpp"
+
+namespace yolox {
+
+using torch::Tensor;
+
+// ---------------------------------------------------------------------------------------------------
+// parameter groups
+struct ParamGroup {
+  std::vector<std::string> names;
+  std::vector<Tensor> params;
+  double weight_decay;
+};
+
+// Three groups in the official order: weights of batch norms, weights of convolutions, biases (those of batch
+// norms too). Only convolution weights decay. Parameters that do not require a gradient are in none: a frozen
+// weight that an optimizer knows would still be moved by decay and momentum.
+inline std::vector<ParamGroup> parameter_groups(const torch::nn::Module& model, double weight_decay) {
+  ParamGroup norm{{}, {}, 0}, conv{{}, {}, weight_decay}, bias{{}, {}, 0};
+  for (const auto& module : model.named_modules()) {
+    for (auto& p : module.value()->named_parameters(/*recurse=*/false)) {
+      if (!p->requires_grad()) continue;
+      const bool is_norm = module.value()->as<torch::nn::BatchNorm2d>() != nullptr;
+      ParamGroup& group = p.key() == "bias" ? bias : is_norm ? norm : conv;
+      group.names.push_back(module.key().empty() ? p.key() : module.key() + "." + p.key());
+      group.params.push_back(p.value());
+    }
+  }
+  return {norm, conv, bias};
+}
+
+// Gradients of all groups, those that are defined.
+inline std::vector<Tensor> gradients(const std::vector<ParamGroup>& groups) {
+  std::vector<Tensor> grads;
+  for (const auto& group : groups)
+    for (const auto& p : group.params)
+      if (p.grad().defined()) grads.push_back(p.grad());
+  return grads;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// optimizers SGD with Nesterov momentum, Adam (arXiv 1412.6980) or AdamW (arXiv 1711.05101), one fused pass
+// over each group. The state has the layout of torch.optim, so that checkpoints carry it in the official
+// form.
+struct Optimizer {
+  std::string kind;  // "sgd", "adam" or "adamw"
+  std::vector<ParamGroup> groups;
+  double momentum = 0.9, beta1 = 0.9, beta2 = 0.999;
+  double eps;                               // Adam's; 1e-8 vanishes beside fp16 gradients, 1e-3 does not
+  double lr = 0;                            // of the latest step
+  std::vector<std::vector<Tensor>> first;   // per group and parameter: momentum buffer, or Adam's mean
+  std::vector<std::vector<Tensor>> second;  // Adam's mean square; empty for SGD
+  std::vector<std::vector<Tensor>> steps;   // Adam's step counts; empty for SGD
+
+  Optimizer(const std::string& kind, std::vector<ParamGroup> parameter_groups, bool fp16)
+      : kind(kind), groups(std::move(parameter_groups)), eps(fp16 ? 1e-3 : 1e-8) {
+    check(kind == "sgd" || kind == "adam" || kind == "adamw", "optimizer ", kind,
+          " is unknown; choose sgd, adam or adamw");
+    for (const auto& group : groups) {
+      first.emplace_back(), second.emplace_back(), steps.emplace_back();
+      for (const auto& p : group.params) {
+        first.back().push_back(
+            torch::zeros_like(p).detach());  // same strides as p: the fused kernels rely on it
+        if (kind == "sgd") continue;
+        second.back().push_back(torch::zeros_like(p).detach());
+        steps.back().push_back(torch::zeros({}, p.options().dtype(torch::kFloat).requires_grad(false)));
+      }
+    }
+  }
+
+  void zero_grad() {
+    for (auto& group : groups)
+      for (auto& p : group.params) p.mutable_grad() = Tensor();
+  }
+
+  // One step with this learning rate. A parameter without a gradient stays as it is.
+  void step(double learning_rate) {
+    torch::NoGradGuard no_grad;
+    lr = learning_rate;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      std::vector<Tensor> params, grads, m, v, counts;
+      for (size_t i = 0; i < groups[g].params.size(); ++i) {
+        const Tensor& p = groups[g].params[i];
+        if (!p.grad().defined()) continue;
+        params.push_back(p), grads.push_back(p.grad()), m.push_back(first[g][i]);
+        if (kind != "sgd") v.push_back(second[g][i]), counts.push_back(steps[g][i]);
+      }
+      if (params.empty()) continue;
+      const double decay = groups[g].weight_decay;
+      if (kind == "sgd") {
+        at::_fused_sgd_(params, grads, m, decay, momentum, lr, /*dampening=*/0, /*nesterov=*/true,
+                        /*maximize=*/false,
+                        /*is_first_step=*/false);
+      } else {
+        at::_foreach_add_(counts, 1);
+        const auto adam = kind == "adam" ? static_cast<FusedAdam>(at::_fused_adam_)
+                                         : static_cast<FusedAdam>(at::_fused_adamw_);
+        adam(params, grads, m, v, /*max_exp_avg_sqs=*/{}, counts, lr, beta1, beta2, decay, eps,
+             /*amsgrad=*/false,
+             /*maximize=*/false, /*grad_scale=*/{}, /*found_inf=*/{});
+      }
+    }
+  }
+
+ private:
+  using FusedAdam = void (*)(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                             at::TensorList, double, double, double, double, double, bool, bool,
+                             const std::optional<Tensor>&, const std::optional<Tensor>&);
+};
+
+// The state as torch.optim's state_dict has it: numbered through the groups, so that official checkpoints
+// fit.
+inline GenericDict state_dict(const Optimizer& o) {
+  auto state = empty_dict();
+  auto groups = empty_list();
+  int64_t n = 0;
+  for (size_t g = 0; g < o.groups.size(); ++g) {
+    auto ids = empty_list();
+    for (size_t i = 0; i < o.groups[g].params.size(); ++i, ++n) {
+      auto entry = empty_dict();
+      if (o.kind == "sgd") {
+        entry.insert("momentum_buffer", o.first[g][i]);
+      } else {
+        entry.insert("step", o.steps[g][i]);
+        entry.insert("exp_avg", o.first[g][i]);
+        entry.insert("exp_avg_sq", o.second[g][i]);
+      }
+      state.insert(n, entry);
+      ids.push_back(n);
+    }
+    auto group = empty_dict();
+    group.insert("lr", o.lr);
+    group.insert("weight_decay", o.groups[g].weight_decay);
+    if (o.kind == "sgd") {
+      group.insert("momentum", o.momentum);
+      group.insert("dampening", int64_t{0});
+      group.insert("nesterov", true);
+    } else {
+      group.insert("eps", o.eps);
+    }
+    group.insert("params", ids);
+    groups.push_back(group);
+  }
+  auto dict = empty_dict();
+  dict.insert("state", state);
+  dict.insert("param_groups", groups);
+  return dict;
+}
+
+// Takes over such a state. Throws, naming the entry, if it is of another kind of optimizer or of other
+// parameters.
+inline void load_state_dict(Optimizer& o, const GenericDict& dict, const std::string& path) {
+  torch::NoGradGuard no_grad;
+  check(dict.contains("state") && dict.at("state").isGenericDict(), path, ": its optimizer has no state");
+  const auto state = dict.at("state").toGenericDict();
+  int64_t n = 0;
+  for (size_t g = 0; g < o.groups.size(); ++g) {
+    for (size_t i = 0; i < o.groups[g].params.size(); ++i, ++n) {
+      const auto take = [&](const char* key, Tensor& into) {
+        const std::string where = concat(path, ": optimizer state of ", o.groups[g].names[i]);
+        check(state.contains(n) && state.at(n).isGenericDict(), where,
+              " is missing; was it trained with --optimizer ", o.kind, "?");
+        const auto entry = state.at(n).toGenericDict();
+        check(entry.contains(key) && entry.at(key).isTensor(), where, " has no ", key,
+              "; was it trained with --optimizer ", o.kind, "?");
+        const Tensor t = entry.at(key).toTensor();
+        check(t.sizes() == into.sizes(), where, " has shape ", t.sizes(), ", the model ", into.sizes());
+        into.copy_(t);
+      };
+      if (o.kind == "sgd") {
+        take("momentum_buffer", o.first[g][i]);
+      } else {
+        take("step", o.steps[g][i]), take("exp_avg", o.first[g][i]), take("exp_avg_sq", o.second[g][i]);
+      }
+    }
+  }
+}
+
+// Scales the gradients so that their norm over all parameters is at most max_norm; gives the norm before
+// that, a scalar on the device.
+inline Tensor clip_gradients(const std::vector<Tensor>& grads, double max_norm) {
+  torch::NoGradGuard no_grad;
+  if (grads.empty()) return torch::zeros({});
+  const Tensor norm = torch::stack(at::_foreach_norm(grads, 2)).norm();
+  if (max_norm > 0) at::_foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp_max(1.0));
+  return norm;
+}
+
+// -------------------------------------------------------------------------------------------------------
+// learning rate
+struct Schedule {
+  double lr;  // of the whole batch, reached after the warm-up
+  int64_t iters_per_epoch, epochs, warmup_epochs, no_aug_epochs;
+  double warmup_lr = 0, min_ratio = 0.05;
+};
+
+// Learning rate of iteration i, counted from 0: quadratic warm-up, cosine, and a floor in the last
+// no_aug_epochs. As in the official code the very first iteration of a warm-up has warmup_lr.
+inline double learning_rate(const Schedule& s, int64_t i) {
+  const double warmup = double(s.iters_per_epoch) * s.warmup_epochs,
+               total = double(s.iters_per_epoch) * s.epochs;
+  const double flat = double(s.iters_per_epoch) * s.no_aug_epochs, floor = s.lr * s.min_ratio;
+  if (warmup > 0 && i <= warmup) return (s.lr - s.warmup_lr) * std::pow(i / warmup, 2) + s.warmup_lr;
+  if (i >= total - flat) return floor;
+  return floor + 0.5 * (s.lr - floor) * (1 + std::cos(M_PI * (i - warmup) / (total - warmup - flat)));
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// EMA Moving average of parameters and of the statistics of batch norms. Young averages follow faster: the
+// decay of update u is decay x (1 - exp(-u / 2000)). Integer buffers stay as they were.
+inline double ema_decay(double decay, int64_t update) {
+  return decay * (1 - std::exp(-double(update) / 2000));
+}
+
+// target = d x target + (1 - d) x source for every floating-point parameter and buffer.
+inline void ema_update(torch::nn::Module& target, const torch::nn::Module& source, double d) {
+  torch::NoGradGuard no_grad;
+  std::vector<Tensor> to, from;
+  const auto add = [&](const std::vector<Tensor>& t, const std::vector<Tensor>& s) {
+    for (size_t i = 0; i < t.size(); ++i)
+      if (t[i].is_floating_point()) to.push_back(t[i]), from.push_back(s[i].detach());
+  };
+  add(target.parameters(), source.parameters());
+  add(target.buffers(), source.buffers());
+  at::_foreach_mul_(to, d);
+  at::_foreach_add_(to, from, 1 - d);
+}
+
+// --------------------------------------------------------------------------------------------------- mixed
+// precision Autocast for as long as the guard lives; torch has none for C++. dtype float32: no autocast at
+// all.
+struct AutocastGuard {
+  AutocastGuard(torch::DeviceType device, at::ScalarType dtype)
+      : device(device),
+        was_enabled(at::autocast::is_autocast_enabled(device)),
+        was_dtype(at::autocast::get_autocast_dtype(device)) {
+    at::autocast::set_autocast_enabled(device, dtype != torch::kFloat);
+    if (dtype != torch::kFloat) at::autocast::set_autocast_dtype(device, dtype);
+    at::autocast::increment_nesting();
+  }
+  ~AutocastGuard() {
+    if (at::autocast::decrement_nesting() == 0)
+      at::autocast::clear_cache();  // casts of weights that will change
+    at::autocast::set_autocast_enabled(device, was_enabled);
+    at::autocast::set_autocast_dtype(device, was_dtype);
+  }
+  AutocastGuard(const AutocastGuard&) = delete;
+  AutocastGuard& operator=(const AutocastGuard&) = delete;
+
+ private:
+  torch::DeviceType device;
+  bool was_enabled;
+  at::ScalarType was_dtype;
+};
+
+// Scales the loss so that small fp16 gradients do not vanish; halves the scale when one overflows, doubles it
+// after 2000 steps without ("Mixed Precision Training", arXiv 1710.03740, section 3.2). Disabled: a scale
+// of 1.
+struct GradScaler {
+  bool enabled;
+  Tensor scale, growth_tracker, found_inf;
+
+  GradScaler(bool enabled, torch::Device device)
+      : enabled(enabled),
+        scale(torch::full({}, enabled ? 65536.0 : 1.0, torch::TensorOptions(torch::kFloat).device(device))),
+        growth_tracker(torch::zeros({}, torch::TensorOptions(torch::kInt).device(device))),
+        found_inf(torch::zeros({}, torch::TensorOptions(torch::kFloat).device(device))) {}
+
+  Tensor scaled(const Tensor& loss) const { return enabled ? loss * scale : loss; }
+
+  // Divides the gradients by the scale; false if one is not finite, then the step must be skipped. Waits for
+  // the device when enabled.
+  bool unscale(const std::vector<Tensor>& grads) {
+    if (!enabled || grads.empty()) return true;
+    found_inf.zero_();
+    at::_amp_foreach_non_finite_check_and_unscale_(grads, found_inf,
+                                                   scale.to(torch::kDouble).reciprocal().to(torch::kFloat));
+    return found_inf.item<float>() == 0;
+  }
+
+  void update() {
+    if (enabled) at::_amp_update_scale_(scale, growth_tracker, found_inf, 2.0, 0.5, 2000);
+  }
+};
+
+}  // namespace yolox

@@ -1,0 +1,139 @@
+// What a run leaves behind and shows: its folder, log, metrics and progress line.
+#pragma once
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "error.hpp"
+
+namespace yolox {
+
+// Seconds since some moment in the past.
+inline double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Makes the folder of a new run: `wanted`, or runs/<name>, runs/<name>-2, ... when that is empty.
+inline std::string make_run_folder(const std::string& wanted, const std::string& name) {
+  namespace fs = std::filesystem;
+  std::string folder = wanted.empty() ? "runs/" + name : wanted;
+  if (wanted.empty())
+    for (int i = 2; fs::exists(folder); ++i) folder = concat("runs/", name, "-", i);
+  check(!fs::exists(fs::path(folder) / "last.pth"), folder, " already holds a run; go on with --resume ",
+        folder, ", or give another --out");
+  std::error_code error;
+  fs::create_directories(folder, error);
+  check(!error && access(folder.c_str(), W_OK) == 0, "cannot write to ", folder,
+        error ? ": " + error.message() : "", "; give another --out");
+  return folder;
+}
+
+// The newest run below runs/ that has a checkpoint; empty if there is none.
+inline std::string newest_run() {
+  namespace fs = std::filesystem;
+  std::string newest;
+  fs::file_time_type latest{};
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator("runs", ignored)) {
+    const auto file = entry.path() / "last.pth";
+    if (!fs::exists(file)) continue;
+    if (newest.empty() || fs::last_write_time(file) > latest)
+      newest = entry.path().string(), latest = fs::last_write_time(file);
+  }
+  return newest;
+}
+
+// Memory of this process that is in RAM, bytes.
+inline double resident_bytes() {
+  long pages = 0;
+  if (FILE* f = std::fopen("/proc/self/statm", "r")) {
+    if (std::fscanf(f, "%*s %ld", &pages) != 1) pages = 0;
+    std::fclose(f);
+  }
+  return double(pages) * sysconf(_SC_PAGESIZE);
+}
+
+// 5 characters or fewer: 1.2G, 640M
+inline std::string short_bytes(double bytes) {
+  char text[16];
+  if (bytes >= 1e9)
+    std::snprintf(text, sizeof text, "%.1fG", bytes / 1e9);
+  else
+    std::snprintf(text, sizeof text, "%.0fM", bytes / 1e6);
+  return text;
+}
+
+// 6 characters or fewer: 42s, 12m30s, 3h05m, 4d07h
+inline std::string short_time(double seconds) {
+  char text[16];
+  const auto s = static_cast<long>(std::max(0.0, std::min(seconds, 99.0 * 86400)));
+  if (s < 60)
+    std::snprintf(text, sizeof text, "%lds", s);
+  else if (s < 3600)
+    std::snprintf(text, sizeof text, "%ldm%02lds", s / 60, s % 60);
+  else if (s < 86400)
+    std::snprintf(text, sizeof text, "%ldh%02ldm", s / 3600, s / 60 % 60);
+  else
+    std::snprintf(text, sizeof text, "%ldd%02ldh", s / 86400, s / 3600 % 24);
+  return text;
+}
+
+// Prints to the terminal and to log.txt. In a terminal the progress line is rewritten in place.
+struct Log {
+  explicit Log(const std::string& path) : file(path, std::ios::app), tty(isatty(1)) {}
+
+  void line(const std::string& text) {
+    if (tty && in_place) std::cout << "\r\033[K";
+    in_place = false;
+    std::cout << text << std::endl;
+    file << text << std::endl;
+  }
+  // Replaces the progress line in a terminal. Elsewhere it is a line of its own, every 30 seconds at most, or
+  // when `keep` says that it is worth one.
+  void progress(const std::string& text, bool keep) {
+    if (keep || (!tty && now() - last > 30)) {
+      line(text);
+      last = now();
+    } else if (tty) {
+      winsize window{};
+      const size_t columns = ioctl(1, TIOCGWINSZ, &window) == 0 && window.ws_col > 1 ? window.ws_col - 1 : 79;
+      std::cout << "\r\033[K" << text.substr(0, columns) << std::flush;
+      in_place = true;
+    }
+  }
+
+ private:
+  std::ofstream file;
+  bool tty, in_place = false;
+  double last = now();
+};
+
+// metrics.csv: one row per call, columns as given; a value that is not known is left empty (NaN).
+struct Metrics {
+  Metrics(const std::string& path, const std::vector<std::string>& columns) : file(path, std::ios::app) {
+    if (file.tellp() != 0) return;  // a resumed run goes on below its old rows
+    for (size_t i = 0; i < columns.size(); ++i) file << (i ? "," : "") << columns[i];
+    file << "\n";
+  }
+  void row(const std::vector<double>& values) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (i) file << ",";
+      if (!std::isnan(values[i])) file << values[i];
+    }
+    file << std::endl;
+  }
+
+ private:
+  std::ofstream file;
+};
+
+}  // namespace yolox

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Installs what is missing and builds. Run by quickstart.sh and test.sh; offline and quick once everything is there.
+#   YOLOX_BUILD=build       folder to build in
+#   CMAKE_PREFIX_PATH=...   a LibTorch of yours instead of the one in .venv
+set -euo pipefail
+cd "$(dirname "$0")"
+build=${YOLOX_BUILD:-build}
+torch=2.11.0
+
+say() { printf '== %s\n' "$*"; }
+
+packages=(g++ cmake ninja-build ccache python3-venv libopencv-dev libcxxopts-dev rapidjson-dev doctest-dev)
+if command -v dpkg-query >/dev/null; then
+  missing=()
+  for p in "${packages[@]}"; do
+    dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'install ok installed' || missing+=("$p")
+  done
+  if [ ${#missing[@]} -gt 0 ]; then
+    command="apt-get update && apt-get install -y ${missing[*]}"
+    if [ "$(id -u)" = 0 ]; then
+      say "installing ${missing[*]}"
+      (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}") \
+        >"${TMPDIR:-/tmp}/yolox-apt.log" 2>&1 ||
+        { tail -n 5 "${TMPDIR:-/tmp}/yolox-apt.log"; echo "error: could not install packages; type: $command"; exit 1; }
+    elif sudo -n true 2>/dev/null; then
+      say "installing ${missing[*]}"
+      sudo sh -c "$command" >/dev/null
+    else
+      echo "error: packages are missing; type this, then run the script again:"
+      echo "  sudo sh -c '$command'"
+      exit 1
+    fi
+  fi
+fi
+
+if [ -z "${CMAKE_PREFIX_PATH:-}" ] && ! ls .venv/lib/python3*/site-packages/torch-$torch*.dist-info >/dev/null 2>&1; then
+  say "installing LibTorch $torch into .venv (2 GB to fetch)"
+  python3 -m venv .venv
+  .venv/bin/pip install -q --disable-pip-version-check torch==$torch ||
+    { echo "error: LibTorch could not be installed; type: .venv/bin/pip install torch==$torch"; exit 1; }
+fi
+
+say "building in $build (the first time takes some minutes)"
+generator=()
+if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
+cmake -S . -B "$build" "${generator[@]}" ${YOLOX_CMAKE_ARGS:-} >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
+cmake --build "$build" -j "$(nproc)" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
+rm -f "$build.log"
+for program in train eval demo export; do ln -sf "$build/$program" "$program"; done

@@ -1,0 +1,194 @@
+// SimOTA: which anchor points learn which object. Method: "YOLOX" (arXiv 2107.08430), section 2, a simplified
+// form of optimal transport assignment ("OTA", arXiv 2103.14259). For each object: every anchor point near
+// the centre of an object is a candidate; its cost is 3 x (-log IoU) + the class loss (+ 1e6 when it lies
+// outside this object's own centre region); the object takes its k cheapest candidates, where k is the sum of
+// its ten largest IoUs, at least 1; a point wanted by several objects goes to the cheapest.
+//
+// The whole batch is one computation in tensor operations of shapes known on the host: no loop over objects,
+// no wait for the device. Memory is bounded: pairs of objects and points are formed in chunks of at most
+// kMaxPairs.
+//
+// B images, G objects per image (padded), A anchor points, K candidate slots per image, C classes.
+#pragma once
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "yolox.hpp"
+
+namespace yolox {
+
+// Ground truth of a batch, padded to the largest number of objects in one image; only the first counts[b]
+// rows of image b are used. Class ids must be below the model's number of classes (checked where labels are
+// read).
+struct Targets {
+  Tensor boxes;    // [B, G, 4] float: cx, cy, w, h in pixels of the network's input
+  Tensor classes;  // [B, G] int64
+  std::vector<int64_t> counts;
+
+  int64_t total() const {
+    int64_t n = 0;
+    for (const int64_t count : counts) n += count;
+    return n;
+  }
+};
+
+struct Assignment {
+  Tensor matched;  // [B, A] int64: row of the object that this point learns, -1: background
+  Tensor iou;      // [B, A] IoU of the predicted box with that object, 0 for background
+};
+
+constexpr int64_t kMaxPairs = int64_t{1} << 24;  // 64 MiB for each float32 of a pair
+constexpr int64_t kTopK = 10;                    // an object gets at most this many points
+constexpr double kCentreRadius = 1.5;            // in strides; the distance in x and in y must be smaller
+
+// IoU of boxes (cx, cy, w, h) in the last dimension, element by element with broadcasting. Two boxes of no
+// area have NaN, or 0 with an eps above 0.
+inline Tensor box_iou(const Tensor& a, const Tensor& b, double eps = 0) {
+  const auto half_a = a.slice(-1, 2, 4) / 2, half_b = b.slice(-1, 2, 4) / 2;
+  const auto centre_a = a.slice(-1, 0, 2), centre_b = b.slice(-1, 0, 2);
+  const Tensor low = torch::max(centre_a - half_a, centre_b - half_b);
+  const Tensor high = torch::min(centre_a + half_a, centre_b + half_b);
+  const Tensor size = (high - low).clamp_min(0);
+  const Tensor both = size.select(-1, 0) * size.select(-1, 1);
+  const Tensor either = a.select(-1, 2) * a.select(-1, 3) + b.select(-1, 2) * b.select(-1, 3) - both;
+  return both / (eps > 0 ? either + eps : either);
+}
+
+// Is a point within the centre region of an object? centre [..., 2], radius [...] of the object per point.
+// Compared in the official order of operations, so that points on the very border fall on the same side.
+inline Tensor in_centre(const Tensor& point_x, const Tensor& point_y, const Tensor& gt_x, const Tensor& gt_y,
+                        const Tensor& radius) {
+  return (point_x > gt_x - radius)
+      .logical_and_(point_x < gt_x + radius)
+      .logical_and_(point_y > gt_y - radius)
+      .logical_and_(point_y < gt_y + radius);
+}
+
+// Assigns the points of n images that have up to `rows` objects each.
+// boxes [n, A, 4] decoded, obj [n, A] and cls [n, A, C] logits; gt [n, rows, 4], gt_class [n, rows], counts
+// [n].
+inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Tensor& cls,
+                               const Anchors& anchors, const Tensor& gt, const Tensor& gt_class,
+                               const Tensor& counts) {
+  const int64_t n = boxes.size(0), points = boxes.size(1), rows = gt.size(1);
+  const auto index = counts.options();
+  const Tensor x = (anchors.grid.select(1, 0) + 0.5) * anchors.stride;  // [A] centre of the cell, pixels
+  const Tensor y = (anchors.grid.select(1, 1) + 0.5) * anchors.stride;
+  const Tensor radius = anchors.stride * kCentreRadius;
+  const Tensor valid = torch::arange(rows, index).unsqueeze(0) < counts.unsqueeze(1);     // [n, rows]
+  const Tensor gt_x = gt.select(2, 0).unsqueeze(2), gt_y = gt.select(2, 1).unsqueeze(2);  // [n, rows, 1]
+
+  // Candidates, packed to the front in the order of the points: 3 x 3 cells of 3 levels for each object at
+  // most.
+  Tensor candidate = torch::zeros({n, points}, index.dtype(torch::kBool));
+  const int64_t step = std::max<int64_t>(1, kMaxPairs / (n * points));
+  for (int64_t r = 0; r < rows; r += step) {
+    const int64_t end = std::min(rows, r + step);
+    candidate.logical_or_(in_centre(x, y, gt_x.slice(1, r, end), gt_y.slice(1, r, end), radius)
+                              .logical_and_(valid.slice(1, r, end).unsqueeze(2))
+                              .any(1));
+  }
+  const int64_t slots = std::min(points, 27 * rows);
+  const Tensor place = torch::where(candidate, candidate.cumsum(1) - 1, slots).clamp_max_(slots);
+  const Tensor slot =
+      torch::full({n, slots + 1}, points, index)  // [n, K] point in each slot, A: slot not used
+          .scatter_(1, place, torch::arange(points, index).expand({n, points}))
+          .slice(1, 0, slots);
+  const Tensor used = slot < points, point = slot.clamp_max(points - 1);  // [n, K]
+
+  const auto at_slots = [&](const Tensor& t) {  // [n, A, D] -> [n, K, D]
+    return t.gather(1, point.unsqueeze(2).expand({n, slots, t.size(2)}));
+  };
+  const Tensor slot_box = at_slots(boxes);
+  const Tensor slot_x = x.index({point}), slot_y = y.index({point}),
+               slot_radius = radius.index({point});  // [n, K]
+  // Class cost of a pair = binary cross entropy of sqrt(class x objectness) with the one-hot class. Summed
+  // over the classes once per point, as if all were absent; each pair then exchanges the term of its own
+  // class.
+  const Tensor p = (at_slots(cls).to(torch::kFloat).sigmoid() *
+                    obj.gather(1, point).to(torch::kFloat).sigmoid().unsqueeze(2))
+                       .sqrt();
+  const Tensor absent = -(-p).log1p().clamp_min(-100), present = -p.log().clamp_min(-100);  // [n, K, C]
+  const Tensor all_absent = absent.sum(-1, false, torch::kDouble).unsqueeze(1);             // [n, 1, K]
+  const Tensor exchange = (present.to(torch::kDouble) - absent).transpose(1, 2);            // [n, C, K]
+
+  // Rows in chunks: what each point costs at best and for whom, and who has taken it.
+  const double infinity = std::numeric_limits<double>::infinity();
+  Tensor best_cost = torch::full({n, slots}, infinity, index.dtype(torch::kDouble));
+  Tensor best_row = torch::full({n, slots}, -1, index), taken_by = best_row.clone(),
+         times_taken = torch::zeros_like(best_row);
+  const int64_t row_step = std::max<int64_t>(1, kMaxPairs / (n * slots));
+  for (int64_t r = 0; r < rows; r += row_step) {
+    const int64_t end = std::min(rows, r + row_step);
+    const Tensor row_id = torch::arange(r, end, index).view({1, -1, 1});
+    const Tensor pair = valid.slice(1, r, end).unsqueeze(2).logical_and(used.unsqueeze(1));  // [n, g, K]
+    const Tensor iou = box_iou(gt.slice(1, r, end).unsqueeze(2), slot_box.unsqueeze(1))
+                           .nan_to_num_()
+                           .masked_fill_(pair.logical_not(), 0);
+    const Tensor own = in_centre(slot_x.unsqueeze(1), slot_y.unsqueeze(1), gt_x.slice(1, r, end),
+                                 gt_y.slice(1, r, end), slot_radius.unsqueeze(1));
+    const Tensor of_class = gt_class.slice(1, r, end).unsqueeze(2).expand({n, end - r, slots});
+    // In float64, so that the penalty of 1e6 does not swallow what orders the points outside of the centre
+    // region.
+    Tensor cost = all_absent + exchange.gather(1, of_class) - 3.0 * (iou + 1e-8).log() +
+                  1e6 * own.logical_not().to(torch::kDouble);
+    cost = cost.nan_to_num_(infinity, infinity).masked_fill_(pair.logical_not(), infinity);
+
+    const int64_t k = std::min(kTopK, slots);
+    const Tensor wanted = std::get<0>(iou.topk(k, 2)).sum(2).to(torch::kLong).clamp_min_(1);  // [n, g]
+    const auto [cheap_cost, cheap_slot] = cost.topk(k, 2, /*largest=*/false);                 // [n, g, k]
+    const Tensor take = (torch::arange(k, index) < wanted.unsqueeze(2)).logical_and_(cheap_cost < infinity);
+    const Tensor taken = torch::zeros_like(pair).scatter_(2, cheap_slot, take);  // [n, g, K]
+
+    times_taken += taken.sum(1);
+    taken_by = torch::max(taken_by, std::get<0>(torch::where(taken, row_id, -1).max(1)));
+    const auto [chunk_cost, chunk_row] = cost.min(1);
+    const Tensor better = chunk_cost < best_cost;
+    best_row = torch::where(better, chunk_row + r, best_row);
+    best_cost = torch::where(better, chunk_cost, best_cost);
+  }
+  const Tensor winner = torch::where(times_taken > 1, best_row, taken_by);  // [n, K]
+  const Tensor winner_box = gt.gather(1, winner.clamp_min(0).unsqueeze(2).expand({n, slots, 4}));
+  const Tensor winner_iou = box_iou(winner_box, slot_box).nan_to_num_().masked_fill_(winner < 0, 0);
+  return {torch::full({n, points + 1}, -1, index).scatter_(1, slot, winner).slice(1, 0, points),
+          torch::zeros({n, points + 1}, boxes.options()).scatter_(1, slot, winner_iou).slice(1, 0, points)};
+}
+
+// boxes: the decoded predictions [B, A, 4]. In float32 or more, outside autocast and autograd. An image
+// without objects, or whose only object lies out of reach of every point, has background alone.
+inline Assignment simota(const Tensor& boxes, const Tensor& obj, const Tensor& cls, const Anchors& anchors,
+                         const Targets& targets) {
+  torch::NoGradGuard no_grad;
+  const int64_t batch = boxes.size(0), points = boxes.size(1);
+  const auto index = torch::TensorOptions(torch::kLong).device(boxes.device());
+  check(boxes.scalar_type() == torch::kFloat || boxes.scalar_type() == torch::kDouble,
+        "simota works in float32 or float64, got ", boxes.scalar_type());
+  const Tensor counts = torch::tensor(targets.counts, torch::kLong).to(boxes.device(), /*non_blocking=*/true);
+  std::vector<Tensor> matched, iou;
+  for (int64_t b = 0;
+       b < batch;) {  // as many images at a time as fit, each chunk padded to its own largest count
+    int64_t end = b, rows = 0;
+    for (; end < batch; ++end) {
+      const int64_t padded = std::max(rows, targets.counts[end]);
+      if (end > b && (end + 1 - b) * padded * points > kMaxPairs) break;
+      rows = padded;
+    }
+    if (rows == 0) {
+      matched.push_back(torch::full({end - b, points}, -1, index));
+      iou.push_back(torch::zeros({end - b, points}, boxes.options()));
+    } else {
+      auto part = simota_chunk(boxes.slice(0, b, end), obj.slice(0, b, end), cls.slice(0, b, end), anchors,
+                               targets.boxes.slice(0, b, end).slice(1, 0, rows).to(boxes.scalar_type()),
+                               targets.classes.slice(0, b, end).slice(1, 0, rows), counts.slice(0, b, end));
+      matched.push_back(part.matched);
+      iou.push_back(part.iou);
+    }
+    b = end;
+  }
+  return {torch::cat(matched), torch::cat(iou)};
+}
+
+}  // namespace yolox

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Sets up, builds and runs all tests. Arguments go to doctest: ./test.sh -tc='*simota*'
+set -uo pipefail
+cd "$(dirname "$0")"
+./setup.sh || exit 1
+build=${YOLOX_BUILD:-build}
+echo "== testing"
+[ -e "${YOLOX_SHARED:-../shared}/fixtures" ] ||
+  echo "reference data (../shared or \$YOLOX_SHARED) is not here: tests that compare with it are skipped"
+log=$(mktemp)
+"$build/tests" --no-colors "$@" 2>&1 | tee "$log"
+status=${PIPESTATUS[0]}
+line=$(grep -E '^\[doctest\] test cases:' "$log" | tail -n 1)
+rm -f "$log"
+if [ -z "$line" ]; then  # the test program did not reach its end
+  echo "the test program ended with status $status"
+  echo "0 passed, 1 failed"
+  exit 1
+fi
+sed -E 's/.*\| *([0-9]+) passed *\| *([0-9]+) failed *\| *([0-9]+) skipped.*/\1 passed, \2 failed, \3 skipped/' <<<"$line"
+exit "$status"

@@ -1,0 +1,94 @@
+// Weights that the fixtures were made with, and the checksums that they hold ("probes"). The formulas are
+// those of the fixtures' README.
+#pragma once
+#include "common.hpp"
+#include "simota.hpp"
+
+inline uint64_t fnv1a64(const std::string& text) {
+  uint64_t h = 0xCBF29CE484222325ull;
+  for (const unsigned char c : text) h = (h ^ c) * 0x100000001B3ull;
+  return h;
+}
+inline double signed_unit(uint64_t seed, uint64_t i) {  // in -1..1
+  uint64_t z = seed + (i + 1) * 0x9E3779B97F4A7C15ull;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  z ^= z >> 31;
+  return double(z >> 40) * 0x1p-24 * 2 - 1;
+}
+inline torch::Tensor signed_units(const std::string& name, int64_t n) {
+  auto t = torch::empty({n}, torch::kDouble);
+  for (int64_t i = 0; i < n; ++i) t.data_ptr<double>()[i] = signed_unit(fnv1a64(name), i);
+  return t;
+}
+
+// sum, L2 norm and product with a fixed random vector
+inline torch::Tensor probe(const std::string& name, const torch::Tensor& t) {
+  const auto flat = t.detach().to(torch::kDouble).contiguous().flatten();
+  return torch::stack({flat.sum(), flat.norm(), flat.dot(signed_units("probe/" + name, flat.numel()))});
+}
+// How far a tensor with probe a is from one with probe b, in norms of b.
+inline double probe_error(const torch::Tensor& a, const torch::Tensor& b, int64_t numel) {
+  const auto d = (a - b).abs();
+  const double norm = std::max(b[1].item<double>(), 1e-12),
+               root = std::sqrt(double(std::max<int64_t>(numel, 1)));
+  return std::max({d[0].item<double>() / root, d[1].item<double>(), d[2].item<double>()}) / norm;
+}
+
+// The names that Python's state_dict has, in its order, with their tensors.
+inline std::vector<std::pair<std::string, torch::Tensor>> entries(const torch::nn::Module& module,
+                                                                  const std::string& prefix = "") {
+  std::vector<std::pair<std::string, torch::Tensor>> all;
+  for (const auto& p : module.named_parameters(false)) all.emplace_back(prefix + p.key(), p.value());
+  for (const auto& b : module.named_buffers(false)) all.emplace_back(prefix + b.key(), b.value());
+  for (const auto& child : module.named_children())
+    for (auto& e : entries(*child.value(), prefix + child.key() + ".")) all.push_back(e);
+  return all;
+}
+
+// model_size: nano, tiny, ...; 80 classes, weights by the formula, running statistics from bn_<size>.pth
+inline yolox::YOLOX official_model(const std::string& size, torch::ScalarType dtype = torch::kFloat) {
+  yolox::YOLOX model("yolox-" + size, 80);
+  const auto statistics = fixture("bn_" + size + ".pth");
+  torch::NoGradGuard no_grad;
+  for (auto& [key, t] : entries(*model)) {
+    const auto ends = [&](const std::string& s) {
+      return key.size() >= s.size() && key.compare(key.size() - s.size(), s.size(), s) == 0;
+    };
+    if (ends("num_batches_tracked")) {
+      t.fill_(7);
+    } else if (ends("running_mean") || ends("running_var")) {
+      t.copy_(tensor(statistics, key));
+    } else {
+      auto v = signed_units(key, t.numel()).view(t.sizes());
+      const bool pred = key.find("_preds.") != std::string::npos;
+      if (t.dim() == 4) {
+        v *= std::sqrt(2.0 / (t.numel() / t.size(0))) * (pred ? 0.25
+                                                         : key == "backbone.backbone.stem.conv.conv.weight"
+                                                             ? 0x1p-7
+                                                             : 1);
+      } else if (ends("bn.weight")) {
+        v = 1 + 0.25 * v;
+      } else if (ends("bn.bias")) {
+        v = 0.25 * v;
+      } else {
+        v = 0.5 * v - (key.find("cls_preds") != std::string::npos   ? 3
+                       : key.find("obj_preds") != std::string::npos ? 1
+                                                                    : 0);
+        if (key.find("reg_preds") != std::string::npos) v.slice(0, 2) += 0.75;
+      }
+      t.copy_(v.to(torch::kFloat));
+    }
+  }
+  model->to(dtype);
+  return model;
+}
+
+// Rows (class, cx, cy, w, h), zero padded, as the official code takes them: those before the first empty one
+// count.
+inline yolox::Targets official_targets(const torch::Tensor& labels) {
+  const auto counts = (labels.sum(2) > 0).sum(1);
+  const int64_t rows = counts.max().item<int64_t>();
+  return {labels.slice(1, 0, rows).slice(2, 1, 5), labels.slice(1, 0, rows).select(2, 0).to(torch::kLong),
+          std::vector<int64_t>(counts.data_ptr<int64_t>(), counts.data_ptr<int64_t>() + counts.numel())};
+}

@@ -1,0 +1,772 @@
+// Checkpoints: .pth in and out, hostile and torn files, weights by name, what travels with them.
+#include "common.hpp"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <csignal>
+#include <random>
+
+#include "checkpoint.hpp"
+
+using namespace yolox;
+
+namespace {
+
+void write_bytes(const std::string& path, std::string_view bytes) {
+  std::filesystem::remove(path);  // ext4 waits for the disk where a file is truncated and written again
+  std::ofstream(path, std::ios::binary).write(bytes.data(), bytes.size());
+}
+
+std::string read_bytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+using Records = std::vector<std::pair<std::string, std::string>>;
+
+std::string zip_bytes(const Records& records) {
+  std::string out;
+  pth::ZipWriter zip([&](std::string_view bytes) { out += bytes; });
+  for (const auto& [name, data] : records) zip.add(name, data);
+  zip.finish();
+  return out;
+}
+
+// A .pth with this pickle program, and records beside it.
+std::string pickle_bytes(const std::string& program, Records records = {}) {
+  records.insert(records.begin(), {"data.pkl", program});
+  return zip_bytes(records);
+}
+void write_pickle(const std::string& path, const std::string& program, const Records& records = {}) {
+  write_bytes(path, pickle_bytes(program, records));
+}
+
+c10::IValue read_pickle(const std::string& program, const Records& records = {}) {
+  const TempDir dir;
+  write_pickle(dir / "a.pth", program, records);
+  return read_pth(dir / "a.pth");
+}
+
+// The message of the error that f ends in; a test fails where there is none or where it is not a
+// runtime_error of one line.
+template <class F>
+std::string error_of(F f) {
+  try {
+    f();
+  } catch (const std::runtime_error& error) {
+    const std::string what = error.what();
+    CHECK(what.find('\n') == std::string::npos);
+    CHECK(what.size() < 2000);
+    return what;
+  }
+  FAIL("no error");
+  return "";
+}
+
+#define CHECK_ERROR(expression, part)                                    \
+  do {                                                                   \
+    const std::string what = error_of([&] { expression; });              \
+    CHECK_MESSAGE(what.find(part) != std::string::npos, "said: ", what); \
+  } while (0)
+
+bool same(const torch::Tensor& a, const torch::Tensor& b) { return a.dtype() == b.dtype() && a.equal(b); }
+
+double peak_memory_mb() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss / 1024.0;
+}
+
+std::string text(const std::string& s) {  // BINUNICODE
+  std::string out = "X";
+  pth::append(out, uint32_t(s.size()));
+  return out + s;
+}
+std::string number(int64_t value) {  // LONG1
+  std::string out = "\x8a\x08";
+  pth::append(out, value);
+  return out;
+}
+std::string tuple(const std::vector<int64_t>& values) {
+  std::string out = "(";
+  for (const int64_t value : values) out += number(value);
+  return out + "t";
+}
+const std::string kProto("\x80\x02", 2);
+std::string storage(const std::string& type, const std::string& key, int64_t count) {
+  return "(" + text("storage") + "ctorch\n" + type + "\n" + text(key) + text("cpu") + number(count) + "tQ";
+}
+// A float tensor over record data/0
+std::string tensor_program(int64_t count, int64_t offset, const std::vector<int64_t>& sizes,
+                           const std::vector<int64_t>& strides) {
+  return kProto + "ctorch._utils\n_rebuild_tensor_v2\n(" + storage("FloatStorage", "0", count) +
+         number(offset) + tuple(sizes) + tuple(strides) + "\x89" + "}tR.";
+}
+
+// A value with all that a checkpoint holds.
+GenericDict sample() {
+  auto weights = empty_dict(), file = empty_dict();
+  const auto base = torch::arange(24, torch::kFloat);
+  weights.insert("plain", base.view({2, 3, 4}));
+  weights.insert("shared", base.slice(0, 4, 10));
+  weights.insert("transposed", base.view({4, 6}).t());
+  weights.insert("channels_last", torch::randn({2, 3, 4, 5}).contiguous(torch::MemoryFormat::ChannelsLast));
+  weights.insert("one_by_one", torch::randn({8, 3, 1, 1}).contiguous(torch::MemoryFormat::ChannelsLast));
+  weights.insert("expanded", torch::ones({1}).expand({3, 2}));
+  weights.insert("gradient", torch::ones({2}).requires_grad_());
+  weights.insert("empty", torch::empty({0, 3}));
+  weights.insert("steps", torch::tensor(7, torch::kLong));
+  for (const auto type : {torch::kHalf, torch::kBFloat16, torch::kDouble, torch::kInt, torch::kShort,
+                          torch::kChar, torch::kByte, torch::kBool})
+    weights.insert(c10::toString(type), torch::tensor({0, 1, 3}).to(type));
+  auto list = empty_list();
+  for (const auto& item : std::vector<c10::IValue>{1, 2.5, "x", true, {}}) list.push_back(item);
+  file.insert("model", weights);
+  file.insert("list", list);
+  file.insert("tuple", c10::ivalue::Tuple::create({int64_t(1), "two"}));
+  file.insert("ints", std::vector<int64_t>{-1, 255, 65536, int64_t(1) << 40, INT64_MIN});
+  file.insert("floats", std::vector<double>{0.1, -1e300, INFINITY});
+  file.insert("none", c10::IValue());
+  file.insert("name", "caf\xC3\xA9");
+  file.insert(int64_t(3), "by number");
+  return file;
+}
+
+void check_sample(const c10::IValue& value, const GenericDict& expected) {
+  const auto file = value.toGenericDict();
+  REQUIRE(file.size() == expected.size());
+  auto other = expected.begin();  // same order
+  for (const auto& entry : file) {
+    CHECK(entry.key() == other->key());
+    ++other;
+  }
+  const auto weights = file.at("model").toGenericDict(), wanted = expected.at("model").toGenericDict();
+  REQUIRE(weights.size() == wanted.size());
+  for (const auto& entry : weights) {
+    const auto got = entry.value().toTensor();
+    INFO(entry.key().toStringRef());
+    CHECK(same(got, wanted.at(entry.key()).toTensor()));
+    CHECK(got.is_contiguous());
+    CHECK(!got.requires_grad());
+    CHECK(got.device().is_cpu());
+  }
+  CHECK(file.at("list").toListRef().vec() == std::vector<c10::IValue>{1, 2.5, "x", true, {}});
+  CHECK(file.at("tuple").toTupleRef().elements()[1].toStringRef() == "two");
+  CHECK(file.at("ints").toListRef().vec() == expected.at("ints").toListRef().vec());
+  CHECK(file.at("floats").toListRef().vec() == expected.at("floats").toListRef().vec());
+  CHECK(file.at("none").isNone());
+  CHECK(file.at("name").toStringRef() == "caf\xC3\xA9");
+  CHECK(file.at(int64_t(3)).toStringRef() == "by number");
+}
+
+// A module with buffers, parameters of its own, a child without bias, children in an order other than the
+// alphabet's.
+struct TinyImpl : torch::nn::Module {
+  torch::nn::Conv2d stem = torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 4, 3).bias(false));
+  torch::nn::BatchNorm2d bn = torch::nn::BatchNorm2d(4);
+  torch::nn::ModuleList preds;
+  explicit TinyImpl(int64_t classes = 5) {
+    register_module("stem", stem);
+    register_module("bn", bn);
+    register_buffer("anchors", torch::ones({2}));
+    register_parameter("scale", torch::ones({1}));
+    preds = register_module("a_preds", torch::nn::ModuleList());
+    for (int i = 0; i < 2; ++i) preds->push_back(torch::nn::Conv2d(4, classes, 1));
+  }
+};
+TORCH_MODULE(Tiny);
+
+std::string python() {
+  const char* env = std::getenv("YOLOX_PYTHON");
+  const std::string path = env && *env ? env : YOLOX_SOURCE_DIR "/.venv/bin/python";
+  return std::filesystem::exists(path) ? path : "";
+}
+int run_python(const std::string& code, const TempDir& dir) {
+  write_bytes(dir / "script.py", code);
+  return std::system(("cd " + dir.path.string() + " && " + python() + " script.py").c_str());
+}
+
+}  // namespace
+
+TEST_CASE("crc32 is zip's") {
+  CHECK(pth::crc32("123456789") == 0xCBF43926);  // the check value of CRC-32/ISO-HDLC
+  CHECK(pth::crc32("") == 0);
+}
+
+TEST_CASE("a file comes back as it was written") {
+  const TempDir dir;
+  const auto value = sample();
+  write_pth(dir / "a.pth", value);
+  check_sample(read_pth(dir / "a.pth"), value);
+
+  // torch's own reader is a second opinion on the container and the pickle.
+  const std::string bytes = read_bytes(dir / "a.pth");
+  const auto theirs =
+      torch::pickle_load({bytes.begin(), bytes.end()}).toGenericDict().at("model").toGenericDict();
+  for (const auto& entry : value.at("model").toGenericDict())
+    CHECK(same(theirs.at(entry.key()).toTensor(), entry.value().toTensor()));
+
+  // Same content, same bytes, whatever the name; data aligned to 64 bytes.
+  write_pth(dir / "b.pth", value);
+  CHECK(read_bytes(dir / "b.pth") == bytes);
+  write_pth(dir / "c.pth", torch::full({1}, 0x41424344, torch::kInt));
+  CHECK(read_bytes(dir / "c.pth").find("DCBA") % 64 == 0);
+
+  // Tensors own their memory: what happens to the file later is none of their business.
+  const auto read = read_pth(dir / "a.pth");
+  write_bytes(dir / "a.pth", "gone");
+  check_sample(read, value);
+
+  CHECK_ERROR(write_pth(dir / "d.pth", c10::IValue(torch::Device("cpu"))), "cannot store a Device");
+  CHECK_ERROR(write_pth(dir / "d.pth", torch::ones({2, 2}).to_sparse()), "sparse");
+  CHECK_ERROR(write_pth(dir / "d.pth", torch::Tensor()), "undefined");
+}
+
+TEST_CASE("cuda tensors are stored as cpu tensors" * doctest::skip(!torch::cuda::is_available())) {
+  const TempDir dir;
+  write_pth(dir / "a.pth", torch::arange(6, torch::kCUDA).view({2, 3}).t());
+  CHECK(read_pth(dir / "a.pth").toTensor().equal(torch::arange(6).view({2, 3}).t()));
+}
+
+TEST_CASE("a write that fails leaves the old file and nothing else") {
+  const TempDir dir;
+  write_pth(dir / "a.pth", 1);
+  const auto big = torch::zeros({1 << 20});
+
+  rlimit old{}, small{1 << 16, 0};
+  getrlimit(RLIMIT_FSIZE, &old);
+  small.rlim_max = old.rlim_max;
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &small);  // stands for a full disk: write() fails half way
+  std::string what;
+  try {
+    write_pth(dir / "a.pth", big);
+  } catch (const std::runtime_error& error) {
+    what = error.what();
+  }
+  setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, handler);
+  CHECK_MESSAGE(what.find("a.pth: File too large") != std::string::npos, what);
+  CHECK(read_pth(dir / "a.pth").toInt() == 1);
+
+  auto unknown = empty_dict();
+  unknown.insert("x", c10::IValue::make_capsule(c10::make_intrusive<Opaque>("a.B")));
+  CHECK_ERROR(write_pth(dir / "a.pth", unknown), "a.B");
+  CHECK_ERROR(write_pth(dir / "missing/a.pth", 1), "No such file");
+  CHECK_ERROR(write_pth(dir / "a.pth/b.pth", 1), "Not a directory");
+  CHECK_ERROR(write_pth("/dev/full", 1), "not a regular file");
+  CHECK(std::filesystem::is_character_file("/dev/full"));
+  CHECK_ERROR(write_pth(dir.path.string(), 1), "not a regular file");
+  if (geteuid() != 0) {
+    ::chmod(dir.path.c_str(), 0555);
+    CHECK_ERROR(write_pth(dir / "a.pth", 1), "Permission denied");
+    ::chmod(dir.path.c_str(), 0755);
+  }
+  CHECK(read_pth(dir / "a.pth").toInt() == 1);
+  CHECK(std::distance(std::filesystem::directory_iterator(dir.path), {}) == 1);
+
+  // A link keeps pointing where it did.
+  std::filesystem::create_symlink("a.pth", dir / "link.pth");
+  write_pth(dir / "link.pth", 2);
+  CHECK(std::filesystem::is_symlink(dir / "link.pth"));
+  CHECK(read_pth(dir / "a.pth").toInt() == 2);
+}
+
+TEST_CASE("e6: files go to Python and back") {
+  if (python().empty()) {
+    MESSAGE("skipped: no Python with torch (set YOLOX_PYTHON)");
+    return;
+  }
+  const TempDir dir;
+  write_pth(dir / "cpp.pth", sample());
+  REQUIRE(run_python(R"(
+import argparse, collections, torch
+try:
+  import numpy
+except ImportError:
+  numpy = None
+for options in ({}, {'mmap': True}):
+  f = torch.load('cpp.pth', weights_only=True, **options)
+  m = f['model']
+  base = torch.arange(24.)
+  assert m['plain'].equal(base.view(2, 3, 4)) and m['shared'].equal(base[4:10]) and m['transposed'].equal(base.view(4, 6).t())
+  assert m['channels_last'].shape == (2, 3, 4, 5) and m['channels_last'].is_contiguous()
+  assert m['empty'].shape == (0, 3) and m['steps'].shape == () and m['steps'] == 7 and m['steps'].dtype == torch.int64
+  assert m['Half'].dtype == torch.half and m['BFloat16'].dtype == torch.bfloat16 and m['Bool'].tolist() == [False, True, True]
+  assert not m['gradient'].requires_grad
+  assert f['list'] == [1, 2.5, 'x', True, None] and f['tuple'] == (1, 'two') and f['name'] == 'caf\u00e9' and f[3] == 'by number'
+  assert f['ints'] == [-1, 255, 65536, 2**40, -2**63] and f['floats'] == [0.1, -1e300, float('inf')]
+  assert list(f)[:3] == ['model', 'list', 'tuple']
+torch.save(m, 'again.pth')
+
+net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+attribute = torch.ones(2); attribute.note = 'x'
+value = {
+  'model': net.state_dict(), 'parameter': torch.nn.Parameter(torch.ones(2)), 'attribute': attribute,
+  'base': base, 'view': base.view(4, 6).t()[1:3], 'channels_last': torch.arange(24.).view(1, 2, 3, 4).to(memory_format=torch.channels_last),
+  'size': torch.Size([2, 3]), 'long': 2**70, 'negative': -2**40, 'small': -3, 'set': {1, 2}, 'frozen': frozenset([1]), 'bytes': b'abc\xff',
+  'args': argparse.Namespace(lr=0.1), 'default': collections.defaultdict(list, {'a': [1]}), 'pairs': collections.OrderedDict(a=1, b=2),
+  'dtype': torch.float16, 'text': 'caf\u00e9', 'half': torch.tensor([1.5]).half(), 'odd_keys': {(1, 2): 3}, 'deep': [[[(1, [2])]]],
+  'scalar': torch.tensor(5), 'none': torch.empty(0), 'complex': torch.tensor([1j]), 'float8': torch.ones(2).to(torch.float8_e5m2),
+}
+if numpy:
+  value['numpy'] = [numpy.float64(0.25), numpy.float32(0.5), numpy.int64(-7), numpy.uint8(200), numpy.bool_(True)]
+  value['array'] = numpy.arange(3)
+for protocol in range(2, 6):
+  torch.save(value, f'python{protocol}.pth', pickle_protocol=protocol)
+torch.save(value, 'legacy.pth', _use_new_zipfile_serialization=False)
+torch.jit.save(torch.jit.script(net), 'script.pth')
+torch.save(base.to(torch.float64).expand(5, 24), 'expanded.pth')
+)",
+                     dir) == 0);
+  const auto weights = sample().at("model").toGenericDict();
+  for (const auto& entry : read_pth(dir / "again.pth").toGenericDict())
+    if (entry.key().toStringRef().find('_') == std::string::npos)  // not the random ones
+      CHECK(same(entry.value().toTensor(), weights.at(entry.key()).toTensor()));
+
+  for (int protocol = 2; protocol <= 5; ++protocol) {
+    const auto file = read_pth(dir / concat("python", protocol, ".pth")).toGenericDict();
+    INFO("protocol ", protocol);
+    const auto model = file.at("model").toGenericDict();
+    REQUIRE(model.size() == 7);
+    CHECK(model.begin()->key().toStringRef() == "0.weight");
+    CHECK(model.at("1.num_batches_tracked").toTensor().equal(torch::tensor(0, torch::kLong)));
+    CHECK(same(file.at("parameter").toTensor(), torch::ones({2})));
+    CHECK(same(file.at("attribute").toTensor(), torch::ones({2})));
+    const auto base = file.at("base").toTensor(), view = file.at("view").toTensor();
+    CHECK(same(base, torch::arange(24, torch::kFloat)));
+    CHECK(same(view, base.view({4, 6}).t().slice(0, 1, 3)));
+    base.zero_();
+    CHECK(view.abs().sum().item<float>() == 0);  // memory is shared as it was
+    CHECK(same(file.at("channels_last").toTensor(), torch::arange(24, torch::kFloat).view({1, 2, 3, 4})));
+    CHECK(file.at("size").toTupleRef().elements()[1].toInt() == 3);
+    CHECK(file.at("negative").toInt() == -(int64_t(1) << 40));
+    CHECK(file.at("small").toInt() == -3);
+    CHECK(file.at("pairs").toGenericDict().at("b").toInt() == 2);
+    CHECK(file.at("text").toStringRef() == "caf\xC3\xA9");
+    CHECK(same(file.at("half").toTensor(), torch::tensor({1.5}).to(torch::kHalf)));
+    CHECK(file.at("deep").toListRef().size() == 1);
+    CHECK(file.at("scalar").toTensor().dim() == 0);
+    CHECK(file.at("none").toTensor().numel() == 0);
+    CHECK(file.at("complex").toTensor().is_complex());
+    CHECK(describe(file.at("args")) == "the Python object argparse.Namespace");
+    CHECK(describe(file.at("dtype")) == "the Python object torch.float16");
+    for (const char* key : {"long", "set", "frozen", "bytes", "default", "odd_keys", "float8"}) {
+      INFO(key);
+      CHECK(file.at(key).isCapsule());
+    }
+    if (file.contains("numpy")) {
+      CHECK(file.at("numpy").toListRef().vec() == std::vector<c10::IValue>{0.25, 0.5, -7, 200, true});
+      CHECK(file.at("array").isCapsule());
+    }
+  }
+  CHECK_ERROR(read_pth(dir / "legacy.pth"), "before PyTorch 1.6");
+  CHECK_ERROR(read_pth(dir / "script.pth"), "TorchScript");
+  CHECK_ERROR(read_pth(dir / "expanded.pth"), "does not fit its storage");
+}
+
+TEST_CASE("files that are no checkpoint are called what they are") {
+  const TempDir dir;
+  const auto refuse = [&](const std::string& bytes, const std::string& part) {
+    write_bytes(dir / "x.pth", bytes);
+    CHECK_ERROR(read_pth(dir / "x.pth"), part);
+    CHECK_ERROR(read_pth(dir / "x.pth"), "x.pth: ");
+  };
+  refuse("", "empty");
+  refuse("version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "git lfs pull");
+  refuse("<!DOCTYPE html><html>", "web page");
+  refuse("\xEF\xBB\xBF\n  <html>", "web page");
+  refuse("\x1f\x8b\x08 rest", "gzip");
+  refuse(std::string("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19.", 16), "before PyTorch 1.6");
+  refuse(std::string(257, 'a') + "ustar  ", "before PyTorch 1.6");
+  refuse(std::string("\x20\0\0\0\0\0\0\0{\"a\":{}}", 16) + std::string(64, ' '), "safetensors");
+  refuse(std::string("\x08\x07\x12\x07pytorch", 11), "ONNX");
+  refuse("hello", "not a .pth file");
+  refuse("PK\x03\x04", "incomplete");
+  CHECK_ERROR(read_pth(dir.path.string()), "is a folder");
+  CHECK_ERROR(read_pth(dir / "none.pth"), "no such file");
+  write_bytes(dir / "x.pth", zip_bytes({{"arr_0.npy", "x"}}));
+  CHECK_ERROR(read_pth(dir / "x.pth"), "without data.pkl");
+  write_pickle(dir / "x.pth", kProto + "N.", {{"byteorder", "big"}});
+  CHECK_ERROR(read_pth(dir / "x.pth"), "big-endian");
+  write_pickle(dir / "x.pth", kProto + "N.", {{"a", "1"}, {"a", "2"}});
+  CHECK_ERROR(read_pth(dir / "x.pth"), "twice");
+
+  // As a zip program packs it: the method field of the directory is not 0.
+  write_pickle(dir / "x.pth", kProto + "N.");
+  std::string bytes = read_bytes(dir / "x.pth");
+  bytes[bytes.find("PK\x01\x02") + 10] = 8;
+  refuse(bytes, "compressed");
+  // Without checksums, as torch.serialization.set_crc32_options(False) leaves it.
+  write_pickle(dir / "x.pth", kProto + "N.");
+  bytes = read_bytes(dir / "x.pth");
+  const size_t crc = bytes.find("PK\x01\x02") + 16;
+  std::fill_n(bytes.begin() + crc, 4, '\0');
+  write_bytes(dir / "x.pth", bytes);
+  CHECK(read_pth(dir / "x.pth").isNone());
+  bytes[crc] = 1;
+  refuse(bytes, "checksum");
+}
+
+TEST_CASE("hostile pickles run nothing and take no memory") {
+  const double before = peak_memory_mb();
+  const std::string floats(16, '\0');
+
+  // os.system("touch ran"): a name, no more.
+  const TempDir dir;
+  const auto value = read_pickle(kProto + "cposix\nsystem\n" + text("touch " + (dir / "ran")) + "\x85R.");
+  CHECK(describe(value) == "the Python object posix.system");
+  CHECK(!std::filesystem::exists(dir / "ran"));
+  CHECK(describe(read_pickle(kProto + "c__builtin__\neval\n(" + text("1+1") + "tR}" + text("x") +
+                             "K\x01sb.")) == "the Python object __builtin__.eval");
+
+  // A numpy number of the other byte order is not misread.
+  const auto scalar = [](const std::string& order) {
+    return kProto + "cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\n" + text("f8") + "\x89\x88\x87R(K\x03" +
+           text(order) + "tbc_codecs\nencode\n" + text(std::string("\0\0\0\0\0\0\xC3\xB0?", 9)) +
+           text("latin1") + "\x86R\x86R.";
+  };
+  CHECK(read_pickle(scalar("<")).toDouble() == 1);
+  CHECK(read_pickle(scalar(">")).isCapsule());
+
+  // Tensors that reach outside their storage, or are larger than it.
+  const int64_t huge = int64_t(1) << 62;
+  const Records records = {{"data/0", floats}};
+  CHECK(read_pickle(tensor_program(4, 0, {2, 2}, {2, 1}), records).toTensor().numel() == 4);
+  CHECK(read_pickle(tensor_program(4, 3, {1}, {huge}), records).toTensor().numel() == 1);
+  CHECK(read_pickle(tensor_program(4, 0, {}, {}), records).toTensor().dim() == 0);
+  CHECK(read_pickle(tensor_program(4, 0, {0, 3}, {huge, huge}), records).toTensor().numel() == 0);
+  for (const auto& program :
+       {tensor_program(4, 0, {5}, {1}), tensor_program(4, 1, {4}, {1}), tensor_program(4, 4, {}, {}),
+        tensor_program(4, -1, {1}, {1}), tensor_program(4, huge, {1}, {1}), tensor_program(4, 0, {2}, {4}),
+        tensor_program(4, 0, {2}, {huge}), tensor_program(4, 0, {2, 2}, {huge, huge}),
+        tensor_program(4, 0, {2}, {-1}), tensor_program(4, 0, {-1}, {1}),
+        tensor_program(4, 0, {huge, 4}, {0, 0}), tensor_program(4, 0, {huge}, {0}),
+        tensor_program(4, 0, {huge, huge, huge, huge}, {0, 0, 0, 0}), tensor_program(4, 0, {2}, {}),
+        tensor_program(4, 5, {0}, {1}),
+        tensor_program(4, 0, std::vector<int64_t>(65, 1), std::vector<int64_t>(65, 1)),
+        tensor_program(5, 0, {5}, {1}), tensor_program(huge, 0, {1}, {1}), tensor_program(-1, 0, {1}, {1})})
+    CHECK_ERROR(read_pickle(program, records), "damaged");
+  CHECK_THROWS_AS(read_pickle(tensor_program(4, 0, {0, huge, huge}, {1, 1, 1}), records), std::runtime_error);
+  CHECK_ERROR(read_pickle(tensor_program(4, 0, {4}, {1})), "data/0 is missing");
+
+  // Lengths beyond the end.
+  for (const std::string& program :
+       {std::string("X\xff\xff\xff\xff"), std::string("\x8d\xff\xff\xff\xff\xff\xff\xff\x7f"),
+        std::string("\x8a\xff"), std::string("\x8b\xff\xff\xff\xff"), std::string("B\xff\xff\xff\xff"),
+        std::string("\x8e\xff\xff\xff\xff\xff\xff\xff\xff"), std::string("cno_end"), std::string("J\x01")})
+    CHECK_ERROR(read_pickle(kProto + program), "ends too early");
+  for (const char* program : {".",
+                              "0.",
+                              "t.",
+                              "u.",
+                              "K\x01s.",
+                              "NR.",
+                              "(.",
+                              "}N"
+                              "a.",
+                              "]N"
+                              "Ns.",
+                              "}(Nu.",
+                              "Q.",
+                              "NQ.",
+                              "h\x07.",
+                              "Nr\xff\xff\xff\x7f.",
+                              "Nb.",
+                              "i\n\n.",
+                              "(R.",
+                              "NN\x81.",
+                              "N\x93.",
+                              "\xff.",
+                              "ccollections\nOrderedDict\n(](NNNte"
+                              "tR.",
+                              "ctorch._utils\n_rebuild_tensor_v2\n)R."})
+    CHECK_THROWS_AS(read_pickle(kProto + program), std::runtime_error);
+
+  // Little programs with huge results: lists of lists of lists, endless nesting, itself in itself, one big
+  // argument to many calls.
+  std::string bomb = kProto + "]q\x01";
+  for (char i = 1; i < 60; ++i)
+    bomb += std::string("]q") + char(i + 1) + "(h" + i + "h" + i + "h" + i + "h" + i + "e";
+  CHECK_ERROR(read_pickle(bomb + "."), "without end");
+  CHECK_ERROR(read_pickle(kProto + std::string(1000000, ']') + std::string(999999, 'a') + "."), "nests");
+  CHECK_ERROR(read_pickle(kProto + "]q\x01h\x01"
+                                   "a."),
+              "without end");
+  CHECK_ERROR(read_pickle(kProto + "}q\x01K\x01h\x01s."), "without end");
+  std::string calls = kProto + "](";
+  for (int i = 0; i < 10000; ++i) calls += "NN\x86";
+  calls += std::string("e\x85q\x01", 4) +
+           "0ccollections\nOrderedDict\nq\x02"
+           "0";
+  for (int i = 0; i < 100000; ++i) calls += "h\x02h\x01R";
+  CHECK_ERROR(read_pickle(calls + "."), "without end");
+  calls = kProto + text(std::string(1000000, 'x')) +
+          "\x85q\x01"
+          "0c_codecs\nencode\nq\x02"
+          "0";
+  for (int i = 0; i < 100000; ++i) calls += "h\x02h\x01R";
+  CHECK(describe(read_pickle(calls + ".")) == "the Python object bytes");
+  CHECK_ERROR(read_pickle(kProto + "c" + std::string(2000, 'a') + "\nb\n."), "name of over");
+
+  // Keys that fall into one slot of c10::Dict however large it grows: multiples of the inverse of its hash
+  // factor.
+  uint64_t inverse = 11400714819323198485ull;
+  for (int i = 0; i < 6; ++i) inverse *= 2 - 11400714819323198485ull * inverse;
+  std::string keys = kProto + "}(";
+  for (uint64_t i = 1; i <= 64; ++i) keys += number(int64_t(i * inverse)) + "N";
+  CHECK_ERROR(read_pickle(keys + "u."), "collide");
+  std::string honest = kProto + "}(";
+  for (int64_t i = 0; i < 20000; ++i) honest += number(i) + "N" + text(concat("backbone.layer.", i)) + "N";
+  CHECK(read_pickle(honest + "u.").toGenericDict().size() == 40000);
+
+  // Two records over the same bytes, together longer than the file.
+  write_pickle(dir / "a.pth",
+               kProto + "(" + storage("ByteStorage", "0", 1) + storage("ByteStorage", "1", 1) + "t.",
+               {{"data/0", std::string(1 << 20, 'a')}, {"data/1", "b"}});
+  std::string bytes = read_bytes(dir / "a.pth");
+  const size_t first = bytes.find("archive/data/0", bytes.find("PK\x01\x02")),
+               second = bytes.find("archive/data/1", first);
+  bytes.replace(second + 14 + 4, 24, bytes.substr(first + 14 + 4, 24));
+  std::copy_n(bytes.begin() + first - 30, 4, bytes.begin() + second - 30);  // checksum
+  write_bytes(dir / "a.pth", bytes);
+  CHECK_ERROR(read_pth(dir / "a.pth"), "longer than the file");
+
+  CHECK(peak_memory_mb() - before < 300);
+}
+
+TEST_CASE("torn and flipped files end in an error or a value") {
+  const TempDir dir;
+  auto value = sample();
+  write_pth(dir / "a.pth", value);
+  const std::string good = read_bytes(dir / "a.pth");
+  std::mt19937_64 random(1);
+  const double before = peak_memory_mb();
+  int errors = 0, total = 0;
+  const auto try_read = [&](const std::string& bytes) {
+    write_bytes(dir / "b.pth", bytes);
+    ++total;
+    try {
+      read_pth(dir / "b.pth");
+    } catch (const std::runtime_error& error) {
+      ++errors;
+      CHECK(std::string(error.what()).find("b.pth: ") != std::string::npos);
+    }
+  };
+  // No cut passes for a whole file: at every signature, around the end, anywhere.
+  for (const char* mark : {"PK\x03\x04", "PK\x01\x02", "PK\x06\x06", "PK\x06\x07", "PK\x05\x06", "archive/"})
+    for (size_t at = good.find(mark); at != std::string::npos; at = good.find(mark, at + 1))
+      for (const size_t cut : {at, at + 2, at + 4, at + 20}) try_read(good.substr(0, cut));
+  for (size_t back = 1; back <= 120; ++back) try_read(good.substr(0, good.size() - back));
+  for (int i = 0; i < 300; ++i) try_read(good.substr(0, random() % good.size()));
+  CHECK(errors == total);
+
+  for (int i = 0; i < 1000; ++i) {  // the container: half of them in the directory
+    std::string bytes = good;
+    const size_t from = i % 2 ? bytes.find("PK\x01\x02") : 0;
+    for (int flips = 1 + i % 3; flips-- > 0;)
+      bytes[from + random() % (bytes.size() - from)] ^= char(1 << random() % 8);
+    try_read(bytes);
+  }
+  // The pickle, under a right checksum.
+  pth::Pickler pickler;
+  pickler.add(value);
+  Records records;
+  for (size_t i = 0; i < pickler.tensors.size(); ++i)
+    records.emplace_back(concat("data/", i), std::string(pickler.tensors[i].nbytes(), 'x'));
+  const int passed = total - errors;
+  for (int i = 0; i < 1500; ++i) {
+    std::string program = pickler.program + ".";
+    for (int changes = 1 + i % 3; changes-- > 0;) program[random() % program.size()] = char(random());
+    try_read(pickle_bytes(program, records));
+  }
+  CHECK(errors > 1000);
+  CHECK(total - errors > passed);  // some changes are harmless: the pickle was reached
+  CHECK(peak_memory_mb() - before < 300);
+}
+
+TEST_CASE("state_dict has Python's order") {
+  Tiny model;
+  std::vector<std::string> keys;
+  for (const auto& [key, tensor] : state_dict(*model)) keys.push_back(key);
+  CHECK(keys == std::vector<std::string>{"scale", "anchors", "stem.weight", "bn.weight", "bn.bias",
+                                         "bn.running_mean", "bn.running_var", "bn.num_batches_tracked",
+                                         "a_preds.0.weight", "a_preds.0.bias", "a_preds.1.weight",
+                                         "a_preds.1.bias"});
+  CHECK(state_dict(*model)[2].second.is_alias_of(model->stem->weight));
+}
+
+TEST_CASE("e6: weights go in by name, with a report of the rest") {
+  const TempDir dir;
+  Tiny from, to, other(3);
+  torch::NoGradGuard no_grad;
+  for (auto& p : from->parameters()) p.normal_();
+  from->bn->running_var.fill_(4);
+  from->bn->num_batches_tracked.fill_(9);
+
+  auto file = empty_dict();
+  file.insert("model", to_dict(state_dict(*from)));
+  write_pth(dir / "a.pth", file);
+  const auto weights = find_weights(read_pth(dir / "a.pth"), "a.pth");
+  const auto report = load_state_dict(*to, weights, "a.pth");
+  CHECK(report.complete());
+  CHECK(to_string(report) == "loaded 12 of 12 tensors");
+  const auto a = state_dict(*from), b = state_dict(*to);
+  for (size_t i = 0; i < a.size(); ++i) CHECK(same(a[i].second, b[i].second));
+  CHECK(to->stem->weight.requires_grad());  // copied into, not replaced
+
+  // "module." in front, half precision, one key too many, one too few, another number of classes.
+  auto odd = empty_dict();
+  for (const auto& [key, tensor] : a)
+    if (key != "scale")
+      odd.insert("module." + key, tensor.is_floating_point() ? tensor.to(torch::kHalf) : tensor);
+  odd.insert("module.head.extra.weight", torch::ones({1}));
+  const auto before = other->preds[0]->as<torch::nn::Conv2d>()->weight.clone();
+  const auto partial = load_state_dict(*other, odd, "odd.pth");
+  CHECK(partial.loaded.size() == 7);
+  CHECK(partial.missing == std::vector<std::string>{"scale"});
+  CHECK(partial.unexpected == std::vector<std::string>{"head.extra.weight"});
+  REQUIRE(partial.mismatched.size() == 4);
+  CHECK(partial.mismatched[0].file == std::vector<int64_t>{5, 4, 1, 1});
+  CHECK(partial.mismatched[0].model == std::vector<int64_t>{3, 4, 1, 1});
+  CHECK(other->preds[0]->as<torch::nn::Conv2d>()->weight.equal(before));
+  CHECK(same(other->stem->weight, from->stem->weight.to(torch::kHalf).to(torch::kFloat)));
+  CHECK(other->bn->num_batches_tracked.item<int64_t>() == 9);
+  CHECK(to_string(partial) ==
+        "loaded 7 of 12 tensors\n"
+        "a_preds.0.weight: file [5, 4, 1, 1], model [3, 4, 1, 1]: left at its initial value (and 1 more in "
+        "a_preds.0)\n"
+        "a_preds.1.weight: file [5, 4, 1, 1], model [3, 4, 1, 1]: left at its initial value (and 1 more in "
+        "a_preds.1)\n"
+        "not in the file: 1 in scale (scale): left at their initial values\n"
+        "only in the file: 1 in head.extra (head.extra.weight): ignored");
+
+  auto foreign = empty_dict(), object = empty_dict(), integers = empty_dict(), twice = empty_dict();
+  foreign.insert("layer1.weight", torch::ones({1}));
+  CHECK_ERROR(load_state_dict(*to, foreign, "f.pth"),
+              "f.pth: none of its 1 entries fits the model: the file has layer1.weight");
+  CHECK_ERROR(load_state_dict(*to, foreign, "f.pth"), "the model scale");
+  object.insert("scale", torch::zeros({1}));
+  object.insert("stem.weight", c10::IValue::make_capsule(c10::make_intrusive<Opaque>("torch.QInt8Storage")));
+  CHECK_ERROR(load_state_dict(*to, object, "f.pth"), "stem.weight is the Python object torch.QInt8Storage");
+  CHECK(to->named_parameters()["scale"].item<float>() == from->named_parameters()["scale"].item<float>());
+  integers.insert("scale", torch::ones({1}, torch::kLong));
+  CHECK_ERROR(load_state_dict(*to, integers, "f.pth"), "scale holds Long");
+  twice.insert("scale", torch::ones({1}));
+  twice.insert("module.scale", torch::ones({1}));
+  CHECK_ERROR(load_state_dict(*to, twice, "f.pth"), "twice");
+}
+
+TEST_CASE("weights are found where people put them") {
+  auto weights = empty_dict();
+  weights.insert("w", torch::ones({1}));
+  const auto under = [&](const char* key, const c10::IValue& value) {
+    auto dict = empty_dict();
+    dict.insert(key, value);
+    return dict;
+  };
+  for (const char* key : {"model", "state_dict", "ema"})
+    CHECK(find_weights(under(key, weights), "f").contains("w"));
+  CHECK(find_weights(weights, "f").contains("w"));
+  CHECK(find_weights(under("model", torch::ones({1})), "f")
+            .contains("model"));  // a flat dict may have any names
+  auto both = under("model", {});
+  both.insert("ema", weights);
+  CHECK(find_weights(both, "f").contains("w"));
+  CHECK_ERROR(find_weights(1, "f.pth"), "f.pth: holds the number 1");
+  CHECK_ERROR(find_weights(empty_dict(), "f.pth"), "empty dict");
+  CHECK_ERROR(find_weights(under("epoch", 1), "f.pth"), "its keys are epoch");
+  const auto object =
+      c10::IValue::make_capsule(c10::make_intrusive<Opaque>("ultralytics.nn.tasks.DetectionModel"));
+  CHECK_ERROR(find_weights(under("model", object), "f.pth"),
+              "\"model\" is the Python object ultralytics.nn.tasks.DetectionModel");
+}
+
+TEST_CASE("a2 a3: names, colour order and value range travel with the weights") {
+  const TempDir dir;
+  for (const bool legacy : {false, true}) {
+    WeightsInfo info{"yolox-nano", {"cat", "caf\xC3\xA9"}, 416, 640, legacy};
+    auto file = empty_dict();
+    file.insert("yolox", to_dict(info));
+    write_pth(dir / "a.pth", file);
+    const auto read = weights_info(read_pth(dir / "a.pth"), "a.pth");
+    CHECK(read.model == info.model);
+    CHECK(read.classes == info.classes);
+    CHECK(read.height == 416);
+    CHECK(read.width == 640);
+    CHECK(read.legacy_preproc == legacy);
+  }
+  const auto missing = weights_info(empty_dict(), "a.pth");
+  CHECK(missing.classes.empty());
+  CHECK(!missing.legacy_preproc);
+
+  const auto with = [&](const char* key, const c10::IValue& value) {
+    auto dict = to_dict(WeightsInfo{"yolox-s", {"a"}, 32, 32, false}), file = empty_dict();
+    dict.insert_or_assign(key, value);
+    file.insert("yolox", dict);
+    return file;
+  };
+  CHECK(weights_info(with("value_range", 255), "f").model == "yolox-s");
+  CHECK_ERROR(weights_info(with("channel_order", "RGB"), "f.pth"),
+              "f.pth: its weights want RGB pixels of 0..255");
+  CHECK_ERROR(weights_info(with("value_range", 1.0), "f.pth"), "BGR pixels of 0..1");
+  CHECK_ERROR(weights_info(with("mean", std::vector<double>{1, 2, 3}), "f.pth"), "mean [1, 2, 3]");
+  CHECK_ERROR(weights_info(with("std", std::vector<double>{}), "f.pth"), "std []");
+  CHECK_ERROR(weights_info(with("classes", 3), "f.pth"), "yolox.classes is the number 3");
+  CHECK_ERROR(weights_info(with("classes", std::vector<int64_t>{1}), "f.pth"), "names");
+  CHECK_ERROR(weights_info(with("size", std::vector<int64_t>{32}), "f.pth"), "height");
+  CHECK_ERROR(weights_info(with("size", std::vector<int64_t>{-32, 32}), "f.pth"), "multiples of 32");
+  CHECK_ERROR(weights_info(with("size", std::vector<double>{NAN, 32}), "f.pth"), "multiples of 32");
+  CHECK_ERROR(weights_info(with("model", {}), "f.pth"), "yolox.model");
+  CHECK_ERROR(weights_info(with("value_range", "255"), "f.pth"), "yolox.value_range");
+  auto broken = empty_dict();
+  broken.insert("yolox", 1);
+  CHECK_ERROR(weights_info(broken, "f.pth"), "\"yolox\" is the number 1");
+  broken.insert_or_assign("yolox", empty_dict());
+  CHECK_ERROR(weights_info(broken, "f.pth"), "yolox.model is missing");
+}
+
+SHARED_TEST("official checkpoints are read whole") {
+  const auto file = read_pth(shared("fixtures/ckpt_nano.pth")).toGenericDict();
+  CHECK(file.at("start_epoch").toInt() == 3);
+  CHECK(file.at("best_ap").toDouble() == 0.25);
+  const auto weights = find_weights(file, "ckpt_nano.pth");
+  std::ifstream keys(shared("fixtures/state_keys_nano.txt"));
+  std::vector<std::string> names;
+  for (const auto& entry : weights) names.push_back(entry.key().toStringRef());
+  size_t found = 0;
+  for (std::string line; std::getline(keys, line);)
+    if (found < names.size() && line.rfind(names[found], 0) == 0) ++found;
+  CHECK(found == 642);
+  CHECK(names.size() == 642);
+  // The checkpoint holds the EMA weights after the third step.
+  const auto steps = fixture("steps_nano.pth");
+  for (const auto& name : names) CHECK(weights.at(name).toTensor().equal(tensor(steps, "ema_step2/" + name)));
+  const auto optimizer = file.at("optimizer").toGenericDict();
+  CHECK(optimizer.at("param_groups").toListRef().size() == 3);
+  const auto state = optimizer.at("state").toGenericDict();
+  CHECK(state.size() > 300);
+  CHECK(state.at(int64_t(0)).toGenericDict().at("momentum_buffer").isTensor());
+
+  const auto numpy = read_pth(shared("fixtures/ckpt_npfloat_truncated.pth")).toGenericDict();
+  CHECK(numpy.at("best_ap").toDouble() == 0.25);
+  CHECK(numpy.at("curr_ap").isDouble());
+  CHECK(find_weights(numpy, "f").size() == 7);
+
+  const auto rebuilt = read_pth(shared("data/weights/yolox_nano_coco_v011_rebuilt.pth"));
+  CHECK(find_weights(rebuilt, "f").size() == 642);
+  CHECK(find_weights(rebuilt, "f").at("head.cls_preds.0.weight").toTensor().sizes() ==
+        c10::IntArrayRef({80, 64, 1, 1}));
+  CHECK(!weights_info(rebuilt, "f").legacy_preproc);
+
+  // What torch itself reads of the fixtures, we read the same.
+  for (const auto& entry : fixture("bn_nano.pth"))
+    CHECK(read_pth(shared("fixtures/bn_nano.pth"))
+              .toGenericDict()
+              .at(entry.key())
+              .toTensor()
+              .equal(entry.value().toTensor()));
+  for (const char* onnx : {"yolox_nano_v010_legacy_rgbnorm.onnx", "yolox_nano_v011_bgr255.onnx"})
+    CHECK_ERROR(read_pth(shared(std::string("data/weights/") + onnx)), "ONNX");
+}

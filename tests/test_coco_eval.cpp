@@ -1,0 +1,291 @@
+#include "common.hpp"
+// common.hpp first: it brings torch before doctest
+#include <sstream>
+
+#include "coco_eval.hpp"
+
+using namespace yolox;
+
+// Images 1 .. images and categories with the given ids.
+static CocoDataset dataset(int images, const std::vector<int64_t>& categories) {
+  CocoDataset data;
+  for (int i = 1; i <= images; ++i) data.images.push_back({i, std::to_string(i), 640, 480});
+  for (const int64_t id : categories) data.categories.push_back({id, "class " + std::to_string(id)});
+  return data;
+}
+static void add(CocoDataset& data, int64_t image, int64_t category, double x, double y, double w, double h) {
+  data.annotations.push_back(
+      {static_cast<int64_t>(data.annotations.size()) + 1, image, category, x, y, w, h, w * h, false});
+}
+static std::vector<double> twelve(const EvalResult& r) {
+  std::vector<double> values;
+  for (const CocoMetric& metric : coco_metrics) values.push_back(r.*metric.value);
+  return values;
+}
+static std::string error_of(const CocoDataset& gt, const std::vector<Detection>& dets) {
+  try {
+    coco_eval(gt, dets);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_CASE("coco_eval: perfect, half found, nothing found, nothing to find") {
+  CocoDataset gt = dataset(2, {1, 2});
+  add(gt, 1, 1, 10, 10, 50, 50);
+  add(gt, 2, 1, 10, 10, 50, 50);
+  EvalResult r = coco_eval(gt, {{1, 1, 10, 10, 50, 50, .9}, {2, 1, 10, 10, 50, 50, .8}});
+  CHECK(r.AP == doctest::Approx(1));
+  CHECK(r.APm == doctest::Approx(1));
+  CHECK(r.APs == -1);
+  CHECK(r.APl == -1);
+  CHECK(r.AR1 == 1);
+  REQUIRE(r.per_class.size() == 2);
+  CHECK(r.per_class[0].ground_truths == 2);
+  CHECK(r.per_class[0].detections == 2);
+  CHECK(r.per_class[1].AP == -1);  // no ground truth: not in the mean
+  CHECK(r.per_class[1].precision[area_all][0][0] == -1);
+  CHECK(r.per_class[1].recall[area_all][2][0] == -1);
+
+  // Precision 1 up to recall 0.5, which are 51 of 101 points, then none.
+  r = coco_eval(gt, {{1, 1, 10, 10, 50, 50, .9}});
+  CHECK(r.AP == doctest::Approx(51. / 101));
+  CHECK(r.AR100 == 0.5);
+  // A wrong one in front of it: precision 1/2; behind it: nothing changes.
+  CHECK(coco_eval(gt, {{1, 1, 300, 300, 50, 50, .95}, {1, 1, 10, 10, 50, 50, .9}}).AP ==
+        doctest::Approx(51. / 101 / 2));
+  CHECK(coco_eval(gt, {{1, 1, 300, 300, 50, 50, .85}, {1, 1, 10, 10, 50, 50, .9}}).AP ==
+        doctest::Approx(51. / 101));
+  // A second one on the same ground truth is wrong as well.
+  r = coco_eval(gt, {{1, 1, 10, 10, 50, 50, .9}, {1, 1, 10, 10, 50, 50, .8}, {2, 1, 10, 10, 50, 50, .7}});
+  CHECK(r.AP50 == doctest::Approx((51 + 50 * 2. / 3) / 101));
+  r = coco_eval(gt, {});
+  CHECK(r.AP == 0);
+  CHECK(r.AR100 == 0);
+  CHECK(twelve(coco_eval(dataset(3, {1}), {})) == std::vector<double>(12, -1));
+  CHECK(twelve(coco_eval(dataset(3, {1}), {{1, 1, 0, 0, 5, 5, 1}})) == std::vector<double>(12, -1));
+  CHECK(twelve(coco_eval(CocoDataset(), {})) == std::vector<double>(12, -1));
+}
+
+TEST_CASE("coco_eval: thresholds of IoU include their value") {
+  CocoDataset gt = dataset(1, {1});
+  add(gt, 1, 1, 0, 0, 10, 10);
+  // IoU 60 / 100: found at .5 .55 .6, not at the seven above.
+  EvalResult r = coco_eval(gt, {{1, 1, 0, 0, 10, 6, 1}});
+  CHECK(r.AP == doctest::Approx(0.3));
+  CHECK(r.AP50 == doctest::Approx(1));
+  CHECK(r.AP75 == 0);
+  CHECK(coco_eval(gt, {{1, 1, 0, 0, 10, 5, 1}}).AP == doctest::Approx(0.1));  // IoU .5: at the first only
+  r = coco_eval(gt, {{1, 1, 0, 0, 10, 4.9, 1}, {1, 1, 5, 5, 0, 0, 1}});       // IoU .49 and an empty box
+  CHECK(r.AP50 == 0);
+}
+
+TEST_CASE("coco_eval: crowds take any number of detections and count as none") {
+  CocoDataset gt = dataset(1, {1});
+  add(gt, 1, 1, 0, 0, 100, 100);
+  gt.annotations[0].crowd = true;
+  add(gt, 1, 1, 300, 300, 50, 50);
+  // Two inside the crowd (IoU over the detection's own area is 1), better scored than the true one.
+  EvalResult r =
+      coco_eval(gt, {{1, 1, 0, 0, 20, 20, .9}, {1, 1, 50, 50, 20, 20, .8}, {1, 1, 300, 300, 50, 50, .7}});
+  CHECK(r.AP == doctest::Approx(1));
+  CHECK(r.AR100 == 1);
+  CHECK(r.per_class[0].ground_truths == 1);
+  CHECK(r.per_class[0].crowds == 1);
+  // Overlapping both: the ground truth is taken though the crowd overlaps more.
+  gt.annotations[0] = {1, 1, 1, 290, 290, 100, 100, 10000, true};
+  r = coco_eval(gt, {{1, 1, 300, 300, 50, 40, .7}});
+  CHECK(r.AP50 == doctest::Approx(1));
+}
+
+TEST_CASE("coco_eval: ranges of area hold both ends, use the annotation's area and the detection's box") {
+  CocoDataset gt = dataset(1, {1});
+  add(gt, 1, 1, 0, 0, 32, 32);
+  EvalResult r = coco_eval(gt, {{1, 1, 0, 0, 32, 32, 1}});
+  CHECK(r.APs == doctest::Approx(1));
+  CHECK(r.APm == doctest::Approx(1));
+  CHECK(r.APl == -1);
+  gt.annotations[0].area = 1023;  // of an outline smaller than the box
+  r = coco_eval(gt, {{1, 1, 0, 0, 32, 32, 1}});
+  CHECK(r.APs == doctest::Approx(1));
+  CHECK(r.APm == -1);
+  // A big wrong detection does not count among the small.
+  r = coco_eval(gt, {{1, 1, 0, 0, 32, 32, .8}, {1, 1, 100, 100, 200, 200, .9}});
+  CHECK(r.AP == doctest::Approx(0.5));
+  CHECK(r.APs == doctest::Approx(1));
+  // Nor does one that comes too late for a small ground truth and is itself not small (32 x 33).
+  add(gt, 1, 1, 200, 200, 20, 20);
+  r = coco_eval(gt, {{1, 1, 0, 0, 32, 32, .9}, {1, 1, 0, 0, 32, 33, .8}, {1, 1, 200, 200, 20, 20, .7}});
+  CHECK(r.AP50 < 0.9);
+  CHECK(r.APs == doctest::Approx(1));
+}
+
+TEST_CASE("coco_eval: precision at a recall is the best at that recall or beyond") {
+  CocoDataset gt = dataset(1, {1});
+  add(gt, 1, 1, 0, 0, 50, 50);
+  add(gt, 1, 1, 100, 0, 50, 50);
+  // Wrong, right, right: 1/2 at the first recall, 2/3 at the second and so at both.
+  CHECK(
+      coco_eval(gt, {{1, 1, 300, 0, 50, 50, .9}, {1, 1, 0, 0, 50, 50, .8}, {1, 1, 100, 0, 50, 50, .7}}).AP ==
+      doctest::Approx(2. / 3));
+}
+
+TEST_CASE("coco_eval: among equal scores the picture of the smaller id comes first") {
+  CocoDataset gt = dataset(60, {1});
+  std::vector<Detection> dets;
+  for (int image = 1; image <= 60; ++image) {  // right in the first 30, wrong in the others
+    add(gt, image, 1, 0, 0, 50, 50);
+    dets.push_back({image, 1, image <= 30 ? 0. : 300., 0, 50, 50, 0.5});
+  }
+  CHECK(coco_eval(gt, dets).AP == doctest::Approx(51. / 101));
+  std::reverse(dets.begin(), dets.end());
+  CHECK(coco_eval(gt, dets).AP == doctest::Approx(51. / 101));
+}
+
+TEST_CASE("coco_eval: the best 1, 10, 100 of a class in a picture count") {
+  CocoDataset gt = dataset(1, {1});
+  std::vector<Detection> dets;
+  for (int i = 0; i < 120; ++i) {
+    add(gt, 1, 1, 30 * i, 0, 20, 20);
+    dets.push_back({1, 1, 30. * i, 0, 20, 20, 0.5});  // equal scores: the first in the list come first
+  }
+  EvalResult r = coco_eval(gt, dets);
+  CHECK(r.AR1 == doctest::Approx(1. / 120));
+  CHECK(r.AR10 == doctest::Approx(10. / 120));
+  CHECK(r.AR100 == doctest::Approx(100. / 120));
+  std::vector<Detection> wrong_first(100, {1, 1, 0, 200, 20, 20, 0.5});
+  wrong_first.insert(wrong_first.end(), dets.begin(), dets.end());
+  CHECK(coco_eval(gt, wrong_first).AR100 == 0);
+  CHECK(coco_eval(gt, wrong_first).AP == 0);
+}
+
+TEST_CASE("coco_eval: what pycocotools leaves out is left out, and said") {
+  CocoDataset gt = dataset(1, {3});
+  add(gt, 1, 3, 0, 0, 40, 40);
+  add(gt, 77, 3, 0, 0, 40, 40);  // no such image
+  add(gt, 1, 99, 0, 0, 40, 40);  // no such category
+  const EvalResult r = coco_eval(gt, {{1, 3, 0, 0, 40, 40, .5}, {1, 98, 0, 0, 40, 40, .9}});
+  CHECK(r.AP == doctest::Approx(1));
+  CHECK(r.unknown_annotations == 2);
+  CHECK(r.unknown_detections == 1);
+  std::ostringstream out;
+  print_summary(out, r);
+  CHECK(out.str().find("2 annotations of images or categories") != std::string::npos);
+  CHECK(out.str().find("1 detections of categories") != std::string::npos);
+  gt.annotations[0].id = 0;  // as in pycocotools: never found
+  CHECK(coco_eval(gt, {{1, 3, 0, 0, 40, 40, .5}}).AP == 0);
+}
+
+TEST_CASE("coco_eval: an unknown image or a number that is not finite is an error") {
+  CocoDataset gt = dataset(2, {1});
+  add(gt, 1, 1, 0, 0, 40, 40);
+  const Detection good = {1, 1, 0, 0, 40, 40, .5};
+  CHECK(error_of(gt, {good}) == "");
+  CHECK(error_of(gt, {good, {55, 1, 0, 0, 40, 40, .5}}).find("detections[1]: image_id 55") == 0);
+  CHECK(error_of(gt, {{1, 1, 0, 0, 40, 40, NAN}}).find("detections[0]: the score or the box is not finite") ==
+        0);
+  CHECK(error_of(gt, {{1, 1, 0, INFINITY, 40, 40, 1}}).find("detections[0]") == 0);
+  CHECK(error_of(dataset(1, {2, 1}), {}).find("sort the categories") != std::string::npos);
+}
+
+TEST_CASE("coco_eval: threads and the order of images do not change the result") {
+  CocoDataset gt = dataset(20, {1, 2, 5, 7, 9});
+  std::vector<Detection> dets;
+  uint32_t state = 1;
+  const auto random = [&](int n) {
+    return static_cast<int>((state = state * 1664525u + 1013904223u) >> 8) % n;
+  };
+  for (int i = 0; i < 300; ++i) {
+    const int64_t image = 1 + random(20), category = gt.categories[random(5)].id;
+    const double x = random(300), y = random(300), w = 5 + random(120), h = 5 + random(120);
+    add(gt, image, category, x, y, w, h);
+    for (int k = random(4); k > 0; --k)
+      dets.push_back({image, category, x + random(9), y + random(9), w, h, random(10) / 10.});
+  }
+  const std::vector<double> one = twelve(coco_eval(gt, dets, 1));
+  CHECK(one[0] > 0.1);
+  CHECK(one[0] < 0.9);
+  CHECK(twelve(coco_eval(gt, dets, 2)) == one);
+  CHECK(twelve(coco_eval(gt, dets, 16)) == one);
+  std::reverse(gt.images.begin(), gt.images.end());
+  CHECK(twelve(coco_eval(gt, dets)) == one);
+}
+
+TEST_CASE("coco_eval: printed as pycocotools prints, table 80 columns wide, JSON") {
+  CocoDataset gt = dataset(1, {1, 2});
+  gt.categories[1].name = std::string(28, 'n') + "\xC3\xA9 and more";
+  add(gt, 1, 1, 0, 0, 40, 40);
+  const EvalResult r = coco_eval(gt, {{1, 1, 0, 0, 40, 40, .5}});
+  std::ostringstream out;
+  print_summary(out, r);
+  CHECK(out.str().find(" Average Precision  (AP) @[ IoU=0.50:0.95 | area=   all | maxDets=100 ] = 1.000\n") ==
+        0);
+  CHECK(
+      out.str().find(" Average Recall     (AR) @[ IoU=0.50:0.95 | area= small | maxDets=100 ] = -1.000\n") !=
+      std::string::npos);
+  CHECK(out.str().find(" Average Precision  (AP) @[ IoU=0.50      | area=   all | maxDets=100 ]") !=
+        std::string::npos);
+  std::ostringstream table;
+  print_per_class(table, r);
+  std::istringstream lines(table.str());
+  std::vector<std::string> rows;
+  for (std::string line; std::getline(lines, line);) rows.push_back(line);
+  REQUIRE(rows.size() == 3);
+  for (const std::string& row : rows) CHECK(row.size() == 80);
+  CHECK(rows[1].find("class 1 ") == 0);
+  CHECK(rows[1].find("1.000") != std::string::npos);
+  CHECK(rows[2].find(std::string(28, 'n') + " ") == 0);  // cut before the character that does not fit
+  CHECK(rows[2].back() == '-');
+
+  TempDir dir;
+  write_eval_json(dir / "eval.json", r);
+  std::ifstream file(dir / "eval.json");
+  const std::string json((std::istreambuf_iterator<char>(file)), {});
+  CHECK(json.find(R"({"AP":)") == 0);
+  for (const char* key : {"AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"})
+    CHECK(json.find(concat("\"", key, "\":")) != std::string::npos);
+  CHECK(json.find(R"("per_class":[{"id":1,"name":"class 1","AP":)") != std::string::npos);
+  CHECK(json.find(R"("ground_truths":1)") != std::string::npos);
+}
+
+// The lists of numbers of NN_expected.json; null is taken as -1.
+static std::vector<double> expected_list(const std::string& path, const std::string& key) {
+  std::ifstream file(path);
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  const size_t begin = text.find('[', text.find("\"" + key + "\"")) + 1;
+  text = text.substr(begin, text.find(']', begin) - begin);
+  std::replace(text.begin(), text.end(), ',', ' ');
+  for (size_t at; (at = text.find("null")) != std::string::npos;) text.replace(at, 4, "-1");
+  std::istringstream numbers(text);
+  return {std::istream_iterator<double>(numbers), {}};
+}
+
+SHARED_TEST("coco_eval: equals pycocotools on the fixtures") {
+  for (int n = 0; n < 14; ++n) {
+    const std::string name = shared("fixtures/coco/" + std::string(n < 10 ? "0" : "") + std::to_string(n));
+    CAPTURE(name);
+    const EvalResult r = coco_eval(read_coco(name + "_gt.json"), read_detections(name + "_dt.json"), 2);
+    const std::vector<double> stats = expected_list(name + "_expected.json", "stats");
+    const std::vector<double> ids = expected_list(name + "_expected.json", "category_ids");
+    const std::vector<double> ap = expected_list(name + "_expected.json", "per_class_ap");
+    const std::vector<double> ar = expected_list(name + "_expected.json", "per_class_ar");
+    REQUIRE(stats.size() == 12);
+    REQUIRE(ap.size() == r.per_class.size());
+    REQUIRE(ar.size() == r.per_class.size());
+    for (size_t i = 0; i < 12; ++i) CHECK(std::abs(twelve(r)[i] - stats[i]) < 1e-9);
+    for (size_t c = 0; c < r.per_class.size(); ++c) {
+      CHECK(static_cast<double>(r.per_class[c].id) == ids[c]);
+      CHECK(std::abs(r.per_class[c].AP - ap[c]) < 1e-9);
+      CHECK(std::abs(r.per_class[c].AR100 - ar[c]) < 1e-9);
+    }
+  }
+}
+
+SHARED_TEST("coco_eval: equals pycocotools on cocoapi's own example") {
+  const EvalResult r = coco_eval(read_coco(shared("data/coco_eval/gt.json")),
+                                 read_detections(shared("data/coco_eval/dt.json")));
+  const double expected[] = {.50458, .69697, .57298, .58563, .51940, .50140,
+                             .38681, .59368, .59535, .63981, .56642, .56429};
+  for (size_t i = 0; i < 12; ++i) CHECK(std::abs(twelve(r)[i] - expected[i]) < 5e-6 + 1e-9);
+}

@@ -1,0 +1,216 @@
+#include "common.hpp"
+// common.hpp first: it brings torch before doctest
+#include "coco_json.hpp"
+
+using namespace yolox;
+
+static std::string write_file(const TempDir& dir, const std::string& text,
+                              const std::string& name = "a.json") {
+  std::ofstream(dir / name, std::ios::binary) << text;
+  return dir / name;
+}
+// The message of the error, "" if there is none.
+template <class Function>
+static std::string error_of(Function function) {
+  try {
+    function();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+static std::string coco_error(const std::string& text) {
+  TempDir dir;
+  const std::string path = write_file(dir, text);
+  const std::string message = error_of([&] { read_coco(path); });
+  CHECK_MESSAGE(message.find(path) != std::string::npos, "the error must name the file: " << message);
+  CHECK(message.find('\n') == std::string::npos);
+  return message;
+}
+static std::string with_annotation(const std::string& annotation) {
+  return R"({"images": [{"id": 1}], "categories": [{"id": 1}], "annotations": [)" + annotation + "]}";
+}
+static std::string detection_error(const std::string& text) {
+  TempDir dir;
+  const std::string path = write_file(dir, text);
+  return error_of([&] { read_detections(path); });
+}
+#define CHECK_HAS(text, part) \
+  CHECK_MESSAGE(std::string(text).find(part) != std::string::npos, "in: " << (text) << "\nwanted: " << (part))
+
+TEST_CASE("coco_json: defaults, order, unknown keys, nulls, nested values") {
+  TempDir dir;
+  const CocoDataset data = read_coco(write_file(dir,
+                                                "\xEF\xBB\xBF"
+                                                R"({
+    "info": {"images": [{"id": "not this list"}]}, "licenses": [1, [2], {"id": {}}], "extra": null,
+    "annotations": [
+      {"id": 7, "image_id": 9, "category_id": 3, "bbox": [1.5, 2, 3e1, 0.1], "area": 12.5, "iscrowd": 1,
+       "segmentation": [[1, 2, NaN, 4], []], "attributes": {"bbox": [0], "id": "x", "deep": [[[{}]]]}},
+      {"image_id": 8, "category_id": 3.0, "bbox": [1, 2, 3, 4], "area": null, "iscrowd": null, "segmentation": []},
+      {"id": 5, "image_id": 9, "category_id": 1, "bbox": null},
+      {"image_id": 9223372036854775807, "category_id": -9223372036854775808, "bbox": [0, 0, 0, 0], "iscrowd": true,
+       "bbox": [-1, -2, 5, 6]}],
+    "images": [{"id": 9, "file_name": "sub/\u00e9\ud83d\ude00.jpg", "width": 640, "height": 480.0},
+               {"id": 8, "file_name": null, "width": null}],
+    "categories": [{"id": 3, "name": "c"}, {"id": 1, "name": "a \"b\""}, {"id": 2, "supercategory": "x"}]})"));
+  REQUIRE(data.images.size() == 2);
+  CHECK(data.images[0].id == 9);
+  CHECK(data.images[0].file_name == "sub/\xC3\xA9\xF0\x9F\x98\x80.jpg");
+  CHECK(data.images[0].width == 640);
+  CHECK(data.images[0].height == 480);
+  CHECK(data.images[1].file_name == "000000000008.jpg");
+  CHECK(data.images[1].width == 0);
+  REQUIRE(data.categories.size() == 3);
+  CHECK(data.categories[0].name == "a \"b\"");
+  CHECK(data.categories[1].name == "2");
+  CHECK(data.categories[2].id == 3);
+  REQUIRE(data.annotations.size() == 3);
+  CHECK(data.without_box == 1);
+  const CocoAnnotation &a = data.annotations[0], &b = data.annotations[1], &c = data.annotations[2];
+  CHECK(a.id == 7);
+  CHECK(a.x == 1.5);
+  CHECK(a.w == 30);
+  CHECK(a.h == 0.1);
+  CHECK(a.area == 12.5);
+  CHECK(a.crowd);
+  CHECK(b.id == 2);
+  CHECK(b.category_id == 3);
+  CHECK(b.area == 12);
+  CHECK(!b.crowd);
+  CHECK(c.id == 4);
+  CHECK(c.image_id == INT64_MAX);
+  CHECK(c.category_id == INT64_MIN);
+  CHECK(c.x == -1);  // a key given twice: the last one
+  CHECK(c.crowd);
+}
+
+TEST_CASE("coco_json: wrong values are errors that name file, entry and key") {
+  const auto error = [](const std::string& annotation) { return coco_error(with_annotation(annotation)); };
+  const std::string good = R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]})";
+  TempDir dir;
+  CHECK(read_coco(write_file(dir, with_annotation(good))).annotations.size() == 1);
+
+  CHECK_HAS(error(good + R"(, {"image_id": "1", "category_id": 1, "bbox": [1, 2, 3, 4]})"),
+            "annotations[1].image_id: found the text \"1\"");
+  CHECK_HAS(error(R"({"image_id": 1, "bbox": [1, 2, 3, 4]})"), "annotations[0] has no \"category_id\"");
+  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1.5, "bbox": [1, 2, 3, 4]})"), "category_id: found 1.5");
+  CHECK_HAS(error(R"({"image_id": 9223372036854775808, "category_id": 1, "bbox": [1, 2, 3, 4]})"), "64 bits");
+  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3]})"), "bbox: found 3 numbers");
+  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, "3", 4]})"), "annotations[0].bbox");
+  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, NaN, 4]})"), "annotations[0].bbox");
+  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, [4]]})"), "annotations[0].bbox");
+  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": [[1, 2, 3, 4]]})"), "annotations[0].bbox");
+  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": "1 2 3 4"})"), "annotations[0].bbox");
+  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "area": {}})"),
+            "annotations[0].area");
+  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "iscrowd": "no"})"), ".iscrowd");
+  CHECK_HAS(error("3"), "annotations[0] is not an object");
+  CHECK_HAS(error(good + ", [1]"), "annotations[1] is not an object");
+  const auto image_error = [](const std::string& image) {
+    return coco_error(R"({"images": [{"id": 1}, )" + image + R"(], "categories": [], "annotations": []})");
+  };
+  CHECK_HAS(image_error(R"({"id": 1})"), "two images have the id 1");
+  CHECK_HAS(image_error(R"({"id": 2, "width": -3})"), "images[1].width: found -3");
+  CHECK_HAS(image_error(R"({"id": 2, "file_name": 3})"), "images[1].file_name: found 3");
+  CHECK_HAS(image_error(R"({"id": null})"), "images[1] has no \"id\"");
+  CHECK_HAS(coco_error(R"({"images": [], "categories": [{"id": 4}, {"id": 4}], "annotations": []})"),
+            "two categories have the id 4");
+}
+
+TEST_CASE("coco_json: files that are no COCO file") {
+  CHECK_HAS(coco_error(""), "byte 0");
+  CHECK_HAS(coco_error("  \n"), "empty or cut off");
+  CHECK_HAS(coco_error("hello"), "not valid JSON at byte 0");
+  const std::string good = with_annotation(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]})");
+  for (size_t length = 0; length < good.size(); ++length)  // cut off anywhere
+    CHECK_HAS(coco_error(good.substr(0, length)), "cut off");
+  CHECK_HAS(coco_error(good + "x"), "byte " + std::to_string(good.size()));
+  CHECK_HAS(coco_error("[]"), "a COCO annotation file has images");
+  CHECK_HAS(coco_error("3"), "no list \"images\"");
+  CHECK_HAS(coco_error(R"([{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 1}])"),
+            "\"images\"");
+  CHECK_HAS(coco_error(R"({"images": [], "categories": []})"), "no list \"annotations\"");
+  CHECK_HAS(coco_error(R"({"images": [], "annotations": [], "categories": {"id": 1}})"),
+            "no list \"categories\"");
+  CHECK_HAS(coco_error(std::string(1000000, '[')), "nested");
+  CHECK_HAS(coco_error(R"({"images": [{"id": )" + std::string(1000000, '[')), "nested");
+  CHECK_HAS(coco_error(R"({"images": [{"id": 1e999}]})"), "byte 19");
+  TempDir dir;
+  CHECK_HAS(error_of([&] { read_coco(dir / ""); }), "is a folder");
+  CHECK_HAS(error_of([&] { read_coco(dir / "none.json"); }), "cannot be read");
+  CHECK_HAS(detection_error(R"({"images": [], "annotations": []})"), "not a list of detections");
+  CHECK_HAS(detection_error(R"([{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": NaN}])"),
+            "detections[0].score: found nan");
+  CHECK_HAS(detection_error(R"([{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}])"),
+            "detections[0] has no \"score\"");
+  CHECK_HAS(detection_error(R"([{"image_id": 1, "category_id": 1, "score": 1}])"),
+            "detections[0] has no \"bbox\"");
+  CHECK_HAS(detection_error("[1]"), "detections[0] is not an object");
+  CHECK_HAS(detection_error("[{}, {}"), "detections[0]");
+}
+
+TEST_CASE("coco_json: what is written reads back equal, to the bit") {
+  TempDir dir;
+  std::vector<Detection> dets = {{-5, INT64_MAX, 0.1, -1.0 / 3, 1e-300, 12345678.9, 0.0312014663482416861},
+                                 {1, 2, 0, 5e-324, 1.7976931348623157e308, 3, 1}};
+  for (int i = 1; i < 1000; ++i)
+    dets.push_back({i, i, 1.0 / i, std::sqrt(i), std::exp(i % 600), 1.0 * i, std::sin(i)});
+  write_detections(dir / "dt.json", dets);
+  const std::vector<Detection> back = read_detections(dir / "dt.json");
+  REQUIRE(back.size() == dets.size());
+  for (size_t i = 0; i < dets.size(); ++i) {
+    const Detection &a = dets[i], &b = back[i];
+    CHECK((a.image_id == b.image_id && a.category_id == b.category_id && a.x == b.x && a.y == b.y &&
+           a.w == b.w && a.h == b.h && a.score == b.score));
+  }
+  write_detections(dir / "dt.json", {});
+  CHECK(read_detections(dir / "dt.json").empty());
+
+  CocoDataset data;
+  data.images = {{3, "a \"quoted\"\n\xC3\xA9.jpg", 10, 20}, {1, "b.jpg", 0, 0}};
+  data.categories = {{1, "x"}, {5, "y\\"}};
+  data.annotations = {{4, 3, 5, 0.1, 0.2, 0.3, 0.4, 0.05, true}, {9, 1, 1, 1, 2, 3, 4, 12, false}};
+  write_coco(dir / "gt.json", data);
+  const CocoDataset copy = read_coco(dir / "gt.json");
+  REQUIRE(copy.images.size() == 2);
+  CHECK(copy.images[0].file_name == data.images[0].file_name);
+  CHECK(copy.images[0].height == 20);
+  CHECK(copy.categories[1].name == "y\\");
+  REQUIRE(copy.annotations.size() == 2);
+  CHECK(copy.annotations[0].crowd);
+  CHECK(copy.annotations[0].area == 0.05);
+  CHECK(copy.annotations[0].h == 0.4);
+  CHECK(copy.annotations[1].id == 9);
+}
+
+TEST_CASE("coco_json: a write that fails leaves the old file and no other") {
+  TempDir dir;
+  write_detections(dir / "dt.json", {{1, 2, 3, 4, 5, 6, 0.5}});
+  CHECK_HAS(error_of([&] { write_detections(dir / "dt.json", {{1, 2, 3, 4, 5, 6, NAN}}); }), "finite");
+  CHECK_HAS(error_of([&] { write_detections(dir / "dt.json", {{1, 2, 3, INFINITY, 5, 6, 1}}); }), "finite");
+  CHECK(read_detections(dir / "dt.json").size() == 1);
+  CHECK(std::distance(std::filesystem::directory_iterator(dir.path), {}) == 1);
+  CHECK_HAS(error_of([&] { write_detections(dir / "none/dt.json", {}); }), "cannot be written");
+  if (std::filesystem::exists("/dev/full")) {
+    const std::vector<Detection> many(10000);
+    CHECK_HAS(error_of([&] { write_detections("/dev/full", many); }), "/dev/full: writing failed");
+    CHECK_HAS(error_of([&] { write_detections("/dev/full", {}); }), "/dev/full: writing failed");
+    CHECK(std::filesystem::is_character_file("/dev/full"));
+  }
+}
+
+SHARED_TEST("coco_json: real files") {
+  const CocoDataset data = read_coco(shared("fixtures/coco_parse/annotations/a.json"));
+  REQUIRE(data.images.size() == 4);
+  CHECK(data.images[2].file_name == "000000001000.jpg");
+  CHECK(data.annotations.size() == 11);
+  CHECK(data.annotations[2].area == 4);
+  CHECK(data.categories.front().id == 1);
+  const CocoDataset real = read_coco(shared("data/coco_eval/gt.json"));
+  CHECK(real.images.size() == 100);
+  CHECK(real.annotations.size() == 839);
+  CHECK(std::count_if(real.annotations.begin(), real.annotations.end(), [](auto& a) { return a.crowd; }) ==
+        9);
+  CHECK(read_detections(shared("data/coco_eval/dt.json")).size() == 734);
+}

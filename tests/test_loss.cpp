@@ -1,0 +1,118 @@
+#include "loss.hpp"
+#include "official.hpp"
+
+using namespace yolox;
+using torch::Tensor;
+
+namespace {
+Tensor as_row(const Losses& l, const Targets& t) {  // in the order of the fixtures
+  const double objects = std::max<int64_t>(t.total(), 1), fg = std::max<int64_t>(l.num_fg.item<int64_t>(), 1);
+  return torch::tensor({l.total.item<double>(), l.iou.item<double>(), l.l1.item<double>(),
+                        l.obj.item<double>(), l.cls.item<double>(), fg / objects},
+                       torch::kDouble);
+}
+}  // namespace
+
+SHARED_TEST("losses with and without L1, and gradients, equal the official ones") {
+  const auto inputs = fixture("model_nano.pth"), label_file = fixture("train_nano.pth");
+  for (const std::string size : {"nano", "tiny", "s"}) {
+    const auto f = fixture("train_" + size + ".pth");
+    const auto names = f.at("param_names").toList();
+    for (const std::string kind : {"sq", "rect", "empty"}) {
+      for (const bool l1 : {false, true}) {
+        const std::string key = kind + "_l1" + (l1 ? "1" : "0");
+        CAPTURE(size);
+        CAPTURE(key);
+        auto model = official_model(size);
+        model->train();
+        const Tensor images =
+            (kind == "empty" ? tensor(inputs, "sq").slice(0, 0, 2) : tensor(inputs, kind)).to(torch::kFloat);
+        const Tensor labels =
+            kind == "empty" ? torch::zeros({2, 120, 5}) : tensor(label_file, "labels_" + kind);
+        const auto t = official_targets(labels);
+        const auto losses = yolox_loss(model(images), images.size(2), images.size(3), t, l1);
+        const Tensor expected = tensor(f, "loss_" + key);
+        CHECK(((as_row(losses, t) - expected).abs() <= 1e-5 * expected.abs()).all().item<bool>());
+        if (kind == "empty") continue;
+        losses.total.backward();
+        const auto grads = model->named_parameters();
+        const Tensor probes = tensor(f, "grad_probe_" + key);
+        double worst = 0;
+        for (size_t i = 0; i < names.size(); ++i) {
+          const std::string name = names.get(i).toStringRef();
+          worst =
+              std::max(worst, probe_error(probe(name, grads[name].grad()), probes[i], grads[name].numel()));
+          if (f.contains("grad_l1" + std::string(l1 ? "1/" : "0/") + name) && kind == "sq")
+            CHECK(relative_error(grads[name].grad(),
+                                 tensor(f, "grad_l1" + std::string(l1 ? "1/" : "0/") + name)) < 5e-4);
+        }
+        CHECK(worst < 5e-4);
+      }
+    }
+  }
+}
+
+SHARED_TEST("losses and gradients in float64 equal the official ones") {
+  const auto f = fixture("train_nano.pth");
+  const Tensor images = tensor(fixture("model_nano.pth"), "sq").to(torch::kDouble);
+  const auto t = official_targets(tensor(f, "labels_sq").to(torch::kDouble));
+  auto model = official_model("nano", torch::kDouble);
+  model->train();
+  const auto losses = yolox_loss(model(images), images.size(2), images.size(3), t, true);
+  const Tensor expected = tensor(f, "f64_loss_sq_l11");
+  CHECK(((as_row(losses, t) - expected).abs() <= 1e-9 * expected.abs()).all().item<bool>());
+  losses.total.backward();
+  const auto names = f.at("param_names").toList();
+  const auto grads = model->named_parameters();
+  for (size_t i = 0; i < names.size(); ++i) {
+    const std::string name = names.get(i).toStringRef();
+    CHECK(probe_error(probe(name, grads[name].grad()), tensor(f, "f64_grad_probe_sq_l11")[i],
+                      grads[name].numel()) < 1e-8);
+  }
+}
+
+TEST_CASE(
+    "a perfect prediction has no box loss, and the loss of a batch is the sum over images by positives") {
+  const auto anchors = make_anchors(64, 64, torch::kFloat);
+  const int64_t points = anchors.stride.numel();
+  const Targets t{torch::tensor({{{20.f, 20.f, 16.f, 24.f}}}), torch::tensor({{int64_t(1)}}), {1}};
+  Tensor reg = torch::cat({(t.boxes[0].slice(1, 0, 2) / anchors.stride.unsqueeze(1) - anchors.grid),
+                           (t.boxes[0].slice(1, 2, 4) / anchors.stride.unsqueeze(1)).log()},
+                          1)
+                   .unsqueeze(0);
+  const Predictions p{reg.set_requires_grad(true), torch::zeros({1, points}), torch::zeros({1, points, 2})};
+  const auto l = yolox_loss(p, 64, 64, t, true);
+  CHECK(l.iou.item<float>() == doctest::Approx(0).epsilon(1e-4));
+  CHECK(l.l1.item<float>() < 1e-4);
+  CHECK(l.num_fg.item<int64_t>() == 10);  // ten IoUs of 1
+  CHECK(l.obj.item<float>() == doctest::Approx(points * std::log(2.) / 10).epsilon(1e-5));
+}
+
+TEST_CASE(
+    "g1 the loss passes autograd's anomaly mode, half and bfloat16 predictions are computed in float32") {
+  torch::autograd::AnomalyMode::set_enabled(true);
+  const int64_t points = make_anchors(96, 96, torch::kFloat).stride.numel();
+  const Targets t{torch::tensor({{{40.f, 40.f, 30.f, 30.f}}}), torch::tensor({{int64_t(0)}}), {1}};
+  for (const auto dtype : {torch::kFloat, torch::kHalf, torch::kBFloat16}) {
+    const Predictions p{torch::zeros({1, points, 4}, dtype).set_requires_grad(true),
+                        torch::zeros({1, points}, dtype), torch::zeros({1, points, 3}, dtype)};
+    const auto l = yolox_loss(p, 96, 96, t, true);
+    CHECK((l.total.scalar_type() == torch::kFloat));
+    l.total.backward();
+    CHECK(torch::isfinite(p.reg.grad()).all().item<bool>());
+    CHECK(p.reg.grad().abs().sum().item<float>() > 0);
+  }
+  torch::autograd::AnomalyMode::set_enabled(false);
+}
+
+TEST_CASE("a wild prediction that is not positive sends no NaN into the gradient") {
+  const int64_t points = make_anchors(96, 96, torch::kFloat).stride.numel();
+  auto reg = torch::zeros({1, points, 4});
+  reg[0][0].fill_(120);  // exp overflows at the first point, which unused rows are filled with
+  const Predictions p{reg.set_requires_grad(true), torch::zeros({1, points}), torch::zeros({1, points, 3})};
+  const Targets t{torch::tensor({{{80.f, 80.f, 10.f, 10.f}}}), torch::tensor({{int64_t(0)}}), {1}};
+  const auto l = yolox_loss(p, 96, 96, t, true);
+  l.total.backward();
+  CHECK(std::isfinite(l.total.item<float>()));
+  CHECK(torch::isfinite(p.reg.grad()).all().item<bool>());
+}

@@ -1,0 +1,252 @@
+#include "optim.hpp"
+
+#include "loss.hpp"
+#include "official.hpp"
+
+using namespace yolox;
+using torch::Tensor;
+
+namespace {
+// Three official steps; calls `after(step, model, ema, losses)`.
+template <class F>
+void three_steps(const std::string& size, torch::ScalarType dtype, int steps, F&& after) {
+  const auto f = fixture("steps_" + size + ".pth");
+  const Tensor images = tensor(fixture("model_nano.pth"), "sq").to(dtype);
+  const auto t = official_targets(tensor(fixture("train_nano.pth"), "labels_sq").to(dtype));
+  auto model = official_model(size, dtype), ema = official_model(size, dtype);
+  model->train();
+  Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
+  int64_t updates = f.at("ema_start_updates").toInt();
+  for (int i = 0; i < steps; ++i) {
+    const auto losses = yolox_loss(model(images), images.size(2), images.size(3), t, /*l1=*/i == 2);
+    optimizer.zero_grad();
+    losses.total.backward();
+    optimizer.step(tensor(f, "lrs")[i].item<double>());
+    ema_update(*ema, *model, ema_decay(0.9998, ++updates));
+    after(i, model, ema, losses, optimizer);
+  }
+}
+}  // namespace
+
+SHARED_TEST("the three parameter groups hold the official names in the official order") {
+  for (const std::string size : {"nano", "tiny", "s"}) {
+    const auto f = fixture("steps_" + size + ".pth");
+    YOLOX model("yolox-" + size, 80);
+    const auto groups = parameter_groups(*model, 5e-4);
+    REQUIRE(groups.size() == 3);
+    for (int g = 0; g < 3; ++g) {
+      const auto expected = f.at("group" + std::to_string(g)).toList();
+      REQUIRE(groups[g].names.size() == expected.size());
+      for (size_t i = 0; i < expected.size(); ++i)
+        REQUIRE(groups[g].names[i] == expected.get(i).toStringRef());
+      CHECK(groups[g].weight_decay == f.at("group" + std::to_string(g) + "_weight_decay").toDouble());
+    }
+  }
+}
+
+SHARED_TEST("one SGD step and EMA in float32 equal the official ones") {
+  const auto f = fixture("steps_nano.pth");
+  three_steps("nano", torch::kFloat, 1, [&](int, YOLOX& model, YOLOX& ema, const Losses& losses, Optimizer&) {
+    CHECK(losses.total.item<double>() ==
+          doctest::Approx(tensor(f, "loss_step0")[0].item<double>()).epsilon(1e-5));
+    for (const auto& [key, t] : entries(*model))
+      CHECK(relative_error(t, tensor(f, "model_step0/" + key)) < 1e-5);
+    const Tensor probes = tensor(f, "ema_probe_step0");
+    int64_t i = 0;
+    for (const auto& [key, t] : entries(*ema))
+      CHECK(probe_error(probe(key, t), probes[i++], t.numel()) < 1e-5);
+  });
+}
+
+SHARED_TEST("three SGD steps and EMA in float64 equal the official ones") {
+  for (const std::string size : {"nano", "s"}) {
+    const auto f = fixture("steps_" + size + ".pth");
+    three_steps(size, torch::kDouble, 3,
+                [&](int step, YOLOX& model, YOLOX& ema, const Losses& losses, Optimizer& optimizer) {
+                  const std::string n = std::to_string(step);
+                  CHECK(losses.total.item<double>() ==
+                        doctest::Approx(tensor(f, "f64_loss_step" + n)[0].item<double>()).epsilon(1e-10));
+                  const Tensor model_probes = tensor(f, "f64_model_probe_step" + n),
+                               ema_probes = tensor(f, "f64_ema_probe_step" + n);
+                  double worst = 0;
+                  int64_t i = 0;
+                  for (const auto& [key, t] : entries(*model))
+                    worst = std::max(worst, probe_error(probe(key, t), model_probes[i++], t.numel()));
+                  i = 0;
+                  for (const auto& [key, t] : entries(*ema))
+                    worst = std::max(worst, probe_error(probe(key, t), ema_probes[i++], t.numel()));
+                  CHECK(worst < 1e-10);
+                  if (step < 2) return;
+                  const Tensor momentum = tensor(f, "f64_momentum_probe");
+                  i = 0;
+                  for (size_t g = 0; g < 3; ++g)
+                    for (size_t k = 0; k < optimizer.groups[g].params.size(); ++k, ++i)
+                      CHECK(probe_error(probe(optimizer.groups[g].names[k], optimizer.first[g][k]),
+                                        momentum[i], optimizer.first[g][k].numel()) < 1e-8);
+                });
+  }
+}
+
+SHARED_TEST("learning rate and EMA decay equal the official ones") {
+  const auto f = fixture("misc.pth");
+  for (int k = 0; k < 3; ++k) {
+    const std::string name = "lr" + std::to_string(k);
+    const Tensor cfg = tensor(f, name + "_cfg"), iters = tensor(f, name + "_iters"),
+                 expected = tensor(f, name + "_yoloxwarmcos");
+    const auto v = [&](int i) { return cfg[i].item<double>(); };
+    const Schedule s{v(0), int64_t(v(1)), int64_t(v(2)), int64_t(v(3)), int64_t(v(5)), v(4), v(6)};
+    for (int64_t i = 0; i < iters.numel(); ++i)
+      CHECK(learning_rate(s, iters[i].item<int64_t>()) ==
+            doctest::Approx(expected[i].item<double>()).epsilon(1e-12));
+  }
+  const Tensor at = tensor(f, "ema_iters"), decay = tensor(f, "ema_decay");
+  for (int64_t i = 0; i < at.numel(); ++i)
+    CHECK(ema_decay(0.9998, at[i].item<int64_t>()) ==
+          doctest::Approx(decay[i].item<double>()).epsilon(1e-12));
+}
+
+TEST_CASE("schedule by hand: zero first, the full rate after the warm-up, the floor at the end") {
+  const Schedule s{0.01, 10, 10, 1, 2};
+  CHECK(learning_rate(s, 0) == 0);
+  CHECK(learning_rate(s, 5) == doctest::Approx(0.0025));
+  CHECK(learning_rate(s, 10) == doctest::Approx(0.01));
+  CHECK(learning_rate(s, 45) == doctest::Approx(0.00525));
+  CHECK(learning_rate(s, 80) == doctest::Approx(0.0005));
+  CHECK(learning_rate(s, 99) == doctest::Approx(0.0005));
+  CHECK(learning_rate({0.01, 10, 10, 0, 0}, 0) ==
+        doctest::Approx(0.01));  // no warm-up: the full rate at once
+}
+
+TEST_CASE("SGD, Adam and AdamW equal torch's own optimizers") {
+  for (const std::string kind : {"sgd", "adam", "adamw"}) {
+    for (const bool fp16 : {false, true}) {
+      torch::manual_seed(1);
+      const auto net =
+          [] {  // no bias before the norm: its gradient is rounding noise, which Adam would blow up
+            return torch::nn::Sequential(torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 4, 3).bias(false)),
+                                         torch::nn::BatchNorm2d(4));
+          };
+      auto a = net(), b = net();
+      for (size_t i = 0; i < a->parameters().size(); ++i)
+        b->parameters()[i].set_data(a->parameters()[i].clone());
+      Optimizer ours(kind, parameter_groups(*a, 0.05), fp16);
+      std::vector<torch::optim::OptimizerParamGroup> groups;
+      std::unique_ptr<torch::optim::Optimizer> theirs;
+      const double eps = fp16 ? 1e-3 : 1e-8;
+      const auto theirs_groups = parameter_groups(*b, 0.05);
+      for (const auto& g : theirs_groups) {
+        std::unique_ptr<torch::optim::OptimizerOptions> o;
+        if (kind == "sgd")
+          o = std::make_unique<torch::optim::SGDOptions>(
+              torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(g.weight_decay));
+        if (kind == "adam")
+          o = std::make_unique<torch::optim::AdamOptions>(
+              torch::optim::AdamOptions(0.1).eps(eps).weight_decay(g.weight_decay));
+        if (kind == "adamw")
+          o = std::make_unique<torch::optim::AdamWOptions>(
+              torch::optim::AdamWOptions(0.1).eps(eps).weight_decay(g.weight_decay));
+        groups.emplace_back(g.params, std::move(o));
+      }
+      if (kind == "sgd") theirs = std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1));
+      if (kind == "adam") theirs = std::make_unique<torch::optim::Adam>(groups);
+      if (kind == "adamw") theirs = std::make_unique<torch::optim::AdamW>(groups);
+      for (int step = 0; step < 3; ++step) {
+        const Tensor x = torch::randn({2, 3, 8, 8});
+        ours.zero_grad(), theirs->zero_grad();
+        a->forward(x).pow(2).sum().backward();
+        b->forward(x).pow(2).sum().backward();
+        ours.step(0.1), theirs->step();
+      }
+      for (size_t i = 0; i < a->parameters().size(); ++i)
+        CHECK_MESSAGE(relative_error(a->parameters()[i], b->parameters()[i]) < 1e-5,
+                      kind << " parameter " << i);
+    }
+  }
+  CHECK_THROWS_WITH_AS(Optimizer("lion", {}, false), doctest::Contains("choose sgd"), std::runtime_error);
+}
+
+TEST_CASE("c3 Adam's eps is 1e-3 under fp16: a vanishing gradient moves nothing wildly") {
+  auto move = [](bool fp16) {
+    torch::nn::Linear l(1, 1);
+    const Tensor before = l->weight.detach().clone();
+    Optimizer o("adam", parameter_groups(*l, 0), fp16);
+    l->weight.mutable_grad() = torch::full_like(l->weight, 1e-7);
+    o.step(0.1);
+    return (l->weight.detach() - before).abs().item<double>();
+  };
+  CHECK(move(true) < 1e-4);
+  CHECK(move(false) > 1e-2);
+}
+
+TEST_CASE("c4 frozen parameters are in no group, and stay equal to the bit after steps with decay") {
+  YOLOX model("yolox-nano", 2);
+  for (auto& p : model->backbone->parameters()) p.set_requires_grad(false);
+  const Tensor before = model->backbone->backbone->stem->conv->conv->weight.clone();
+  Optimizer o("sgd", parameter_groups(*model, 0.5), false);
+  size_t n = 0;
+  for (const auto& g : o.groups) {
+    for (const auto& name : g.names) CHECK(name.rfind("head.", 0) == 0);
+    n += g.params.size();
+  }
+  CHECK(n == model->head->parameters().size());
+  for (int i = 0; i < 2; ++i) {
+    const auto p = model(torch::rand({1, 3, 64, 64}) * 255);
+    o.zero_grad();
+    (p.reg.sum() + p.obj.sum() + p.cls.sum()).backward();
+    o.step(0.1);
+  }
+  CHECK(torch::equal(before, model->backbone->backbone->stem->conv->conv->weight));
+}
+
+TEST_CASE("clipping: to the norm, not below it, and off") {
+  const auto grads = [] {
+    return std::vector<Tensor>{torch::full({9}, 4.0), torch::full({16}, 3.0)};
+  };  // norm sqrt(144 + 144)
+  auto g = grads();
+  CHECK(clip_gradients(g, 1).item<double>() == doctest::Approx(std::sqrt(288.)));
+  CHECK(torch::stack(at::_foreach_norm(g, 2)).norm().item<double>() == doctest::Approx(1).epsilon(1e-5));
+  g = grads();
+  clip_gradients(g, 100);
+  CHECK(torch::equal(g[0], torch::full({9}, 4.0)));
+  clip_gradients(g, 0);
+  CHECK(torch::equal(g[0], torch::full({9}, 4.0)));
+}
+
+TEST_CASE("g7 the gradient scaler unscales before clipping, skips what is not finite, backs off and grows") {
+  GradScaler scaler(true, torch::kCPU);
+  std::vector<Tensor> grads = {torch::full({3}, 65536.0 * 2)};
+  CHECK(scaler.unscale(grads));
+  CHECK(torch::equal(grads[0], torch::full({3}, 2.0)));
+  grads[0][1] = std::numeric_limits<float>::infinity();
+  CHECK_FALSE(scaler.unscale(grads));
+  scaler.update();
+  CHECK(scaler.scale.item<float>() == 32768);
+  grads = {torch::ones({3})};
+  for (int i = 0; i < 2000; ++i) {
+    CHECK(scaler.unscale(grads));
+    scaler.update();
+  }
+  CHECK(scaler.scale.item<float>() == 65536);
+  GradScaler off(false, torch::kCPU);
+  CHECK(off.scaled(torch::full({}, 3.0)).item<float>() == 3);
+}
+
+TEST_CASE("autocast lasts as long as its guard, and forgets cached casts of weights") {
+  torch::nn::Linear l(4, 4);
+  const Tensor x = torch::ones({1, 4});
+  torch::Tensor first;
+  {
+    AutocastGuard guard(torch::kCPU, torch::kBFloat16);
+    first = l(x);
+    CHECK((first.scalar_type() == torch::kBFloat16));
+  }
+  CHECK((l(x).scalar_type() == torch::kFloat));
+  {
+    torch::NoGradGuard no_grad;
+    l->weight.zero_(), l->bias.zero_();
+  }
+  AutocastGuard guard(torch::kCPU, torch::kBFloat16);
+  CHECK(l(x).abs().sum().item<float>() == 0);
+  AutocastGuard off(torch::kCPU, torch::kFloat);
+  CHECK((l(x).scalar_type() == torch::kFloat));
+}

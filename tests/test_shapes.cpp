@@ -1,0 +1,185 @@
+#include "shapes.hpp"
+
+#include <map>
+#include <opencv2/imgproc.hpp>
+#include <set>
+
+#include "common.hpp"
+
+using namespace yolox;
+using shapes_detail::kMinSide;
+
+namespace {
+
+// FNV-1a over the size, the pixels, the mask and the boxes.
+uint64_t hash(const ShapesScene& scene) {
+  uint64_t h = 0xCBF29CE484222325u;
+  const auto add = [&](uint64_t byte) { h = (h ^ (byte & 255)) * 0x100000001B3u; };
+  const auto add_int = [&](int v) {
+    for (int shift = 0; shift < 32; shift += 8) add(uint32_t(v) >> shift);
+  };
+  add_int(scene.image.cols), add_int(scene.image.rows);
+  for (const cv::Vec3b& pixel : scene.image) add(pixel[0]), add(pixel[1]), add(pixel[2]);
+  for (const uint8_t id : scene.mask) add(id);
+  for (const Box& b : scene.boxes)
+    add_int(int(b.x1)), add_int(int(b.y1)), add_int(int(b.x2)), add_int(int(b.y2)), add_int(b.cls);
+  return h;
+}
+
+double area(const Box& b) { return (b.x2 - b.x1) * (b.y2 - b.y1); }
+
+double iou(const Box& a, const Box& b) {
+  const double w = std::min(a.x2, b.x2) - std::max(a.x1, b.x1),
+               h = std::min(a.y2, b.y2) - std::max(a.y1, b.y1);
+  const double both = std::max(0.0, w) * std::max(0.0, h);
+  return both / (area(a) + area(b) - both);
+}
+
+// One item alone, painted onto a mask.
+cv::Mat_<uint8_t> painted(const std::string& name, double radius) {
+  const auto& names = shapes_classes();
+  const int cls = int(std::find(names.begin(), names.end(), name) - names.begin());
+  REQUIRE(cls < shapes_detail::kNumClasses);
+  cv::Mat_<cv::Vec3b> image(100, 100, cv::Vec3b(0, 0, 0));
+  cv::Mat_<uint8_t> mask(100, 100, uint8_t{0});
+  shapes_detail::Rng rng{1};
+  shapes_detail::Item item;
+  item.outline = shapes_detail::kClasses[cls].outline;
+  item.cls = cls, item.radius = radius, item.cx = item.cy = 50;
+  shapes_detail::paint(rng, item, 7, image, mask);
+  CHECK(item.pixels == cv::countNonZero(mask));
+  return mask;
+}
+
+}  // namespace
+
+TEST_CASE("a scene is the same bytes on every machine") {
+  CHECK(hash(draw_shapes(0, 0, 0)) == 15840391275322070961u);
+  CHECK(hash(draw_shapes(0, 1, 7)) == 5517130488547968678u);
+  CHECK(hash(draw_shapes(12345, 0, 1000000, 192)) == 262401578871760545u);
+}
+
+TEST_CASE("seed, split and index each give another scene, and nothing else does") {
+  std::set<uint64_t> seen;
+  for (const uint64_t seed : {0, 1})
+    for (const int split : {0, 1})
+      for (int index = 0; index < 20; index++) seen.insert(hash(draw_shapes(seed, split, index)));
+  CHECK(seen.size() == 80);
+  CHECK(seen.count(hash(draw_shapes(1, 1, 3))) == 1);
+}
+
+TEST_CASE("a box is the extent of the visible pixels of its object") {
+  int boxes = 0;
+  for (int index = 0; index < 100; index++) {
+    const ShapesScene scene = draw_shapes(3, 0, index);
+    REQUIRE(scene.mask.size() == scene.image.size());
+    for (size_t i = 0; i < scene.boxes.size(); i++) {
+      const Box& b = scene.boxes[i];
+      const cv::Rect extent = cv::boundingRect(scene.mask == int(i) + 1);
+      CHECK(extent == cv::Rect(cv::Point(int(b.x1), int(b.y1)), cv::Point(int(b.x2), int(b.y2))));
+      CHECK(std::min(extent.width, extent.height) >= kMinSide);
+      CHECK((b.cls >= 0 && b.cls < int(shapes_classes().size())));
+    }
+    double last;
+    cv::minMaxLoc(scene.mask, nullptr, &last);
+    CHECK(last <= double(scene.boxes.size()));
+    boxes += int(scene.boxes.size());
+  }
+  CHECK(boxes > 200);
+}
+
+TEST_CASE("the outlines are what their names say") {
+  const double pi = 3.14159265;
+  const auto pixels = [](const char* name) { return double(cv::countNonZero(painted(name, 30))); };
+  CHECK(pixels("circle") == doctest::Approx(pi * 900).epsilon(0.01));
+  CHECK(pixels("ring") == doctest::Approx(pi * 900 * 0.75).epsilon(0.01));
+  CHECK(pixels("square") == doctest::Approx(48 * 48).epsilon(0.01));
+  CHECK(pixels("triangle") == doctest::Approx(0.575 * 0.575 * 5.19615 * 900).epsilon(0.01));
+  CHECK(painted("circle", 30)(50, 50) == 7);
+  CHECK(painted("ring", 30)(50, 50) == 0);
+  for (const std::string& name : shapes_classes()) {  // the size fits
+    const cv::Rect r = cv::boundingRect(painted(name, 30));
+    CHECK_MESSAGE((r.width >= 44 && r.width <= 84 && r.height >= 44 && r.height <= 84), name, " ", r.width);
+  }
+  for (const auto& shape : shapes_detail::kClasses) {  // the raster loop covers it
+    double nearest = 1;
+    for (double a = 0; a < 2 * pi; a += 0.001) {
+      nearest = std::min(
+          nearest, shape.outline(shapes_detail::kReach * std::cos(a), shapes_detail::kReach * std::sin(a)));
+    }
+    CHECK_MESSAGE(nearest > 0, shape.name);
+  }
+}
+
+TEST_CASE("500 scenes hold what a detector has to cope with") {
+  const int scenes = 500;
+  int boxes = 0, empty = 0, crowded = 0, overlapping = 0, at_border = 0, small = 0, large = 0;
+  double smallest = 1000;
+  std::map<int, int> count;
+  std::map<int, cv::Vec3d> color;
+  cv::Vec3d overall(0, 0, 0);
+  for (int index = 0; index < scenes; index++) {
+    const ShapesScene scene = draw_shapes(0, 0, index);
+    const double w = scene.image.cols, h = scene.image.rows;
+    CHECK((w >= 192 && w <= 320 && h >= 192 && h <= 320));
+    empty += scene.boxes.empty();
+    crowded += scene.boxes.size() >= 13;
+    for (size_t i = 0; i < scene.boxes.size(); i++) {
+      const Box& b = scene.boxes[i];
+      boxes++, count[b.cls]++;
+      const double side = std::max(b.x2 - b.x1, b.y2 - b.y1);
+      small += side <= 16;
+      smallest = std::min(smallest, side);
+      large += side > 0.7 * std::min(w, h);
+      at_border += b.x1 == 0 || b.y1 == 0 || b.x2 == w || b.y2 == h;
+      for (size_t j = 0; j < i; j++) overlapping += iou(b, scene.boxes[j]) > 0.1;
+      const cv::Scalar mean = cv::mean(scene.image, scene.mask == int(i) + 1);
+      const cv::Vec3d c(mean[0], mean[1], mean[2]);
+      color[b.cls] += c, overall += c;
+    }
+  }
+  MESSAGE("boxes ", boxes, ", empty ", empty, ", crowded ", crowded, ", overlapping pairs ", overlapping,
+          ", at the border ", at_border, ", up to 16 px ", small, ", smallest ", smallest, ", over 70 % ",
+          large);
+  CHECK((empty >= 8 && empty <= 40));
+  CHECK(crowded >= scenes / 50);
+  CHECK(overlapping >= scenes / 10);
+  CHECK(at_border >= scenes / 10);
+  CHECK(small >= boxes / 50);
+  CHECK(smallest <= 9);
+  CHECK(large >= scenes / 50);
+  CHECK(count.size() == shapes_classes().size());
+  overall /= boxes;
+  for (const auto& [cls, n] : count) {
+    CHECK(n * double(count.size()) / boxes == doctest::Approx(1).epsilon(0.35));  // balanced
+    const cv::Vec3d off = color[cls] / n - overall;
+    CHECK_MESSAGE(cv::norm(off, cv::NORM_INF) < 15, "colour tells ", shapes_classes()[cls]);
+  }
+}
+
+TEST_CASE("an object seen to less than 30 % has no box, what hides it has one, a distractor has none") {
+  for (const double offset :
+       {0.0, 14.0, 18.0, 24.0, 50.0}) {  // columns of a square that the one in front leaves
+    cv::Mat_<uint8_t> mask(60, 120, uint8_t{0});
+    std::vector<shapes_detail::Item> items(3);
+    items[0].cls = 3, items[1].cls = 5, items[2].cls = -1;
+    const cv::Rect back(10, 10, 50, 40), front(10 + int(offset), 10, 50, 40), line(0, 55, 120, 2);
+    mask(back) = 1, mask(front) = 2, mask(line) = 3;
+    items[0].pixels = items[1].pixels = 2000, items[2].pixels = 240;
+    const auto boxes = shapes_detail::find_boxes(items, mask);
+    const bool seen = offset >= 15;
+    REQUIRE(boxes.size() == (seen ? 2 : 1));
+    if (seen)
+      CHECK((boxes[0].cls == 3 && boxes[0].x1 == 10 && boxes[0].x2 == 10 + offset && boxes[0].y2 == 50));
+    CHECK((boxes.back().cls == 5 && boxes.back().x1 == 10 + offset && boxes.back().x2 == 60 + offset));
+    CHECK(cv::countNonZero(mask == int(boxes.size())) == 2000);
+    CHECK(cv::countNonZero(mask(line)) == 0);
+  }
+}
+
+TEST_CASE("arguments out of range are refused in words") {
+  CHECK_THROWS_WITH(draw_shapes(0, 2, 0), "shapes: split 2 does not exist; use 0 (train) or 1 (val)");
+  CHECK_THROWS_WITH(draw_shapes(0, 0, -1), "shapes: index -1 is negative; count from 0");
+  CHECK_THROWS_WITH(draw_shapes(0, 0, 0, 32), doctest::Contains("use 96 or more"));
+  CHECK_NOTHROW(draw_shapes(0, 0, 0, 96));
+}

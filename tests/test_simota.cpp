@@ -1,0 +1,225 @@
+#include "loss.hpp"
+#include "official.hpp"
+
+using namespace yolox;
+using torch::Tensor;
+
+namespace {
+struct Scene {  // random predictions over a small image, and their decoded boxes
+  Predictions raw;
+  Anchors anchors;
+  Tensor boxes;
+  int64_t height = 128, width = 160;
+  explicit Scene(int64_t batch, int64_t classes = 4, torch::ScalarType dtype = torch::kFloat) {
+    torch::manual_seed(3);
+    anchors = make_anchors(height, width, dtype);
+    const int64_t points = anchors.stride.numel();
+    raw = {torch::randn({batch, points, 4}, dtype), torch::randn({batch, points}, dtype),
+           torch::randn({batch, points, classes}, dtype)};
+    boxes = decode_boxes(raw.reg, anchors);
+  }
+  Assignment assign(const Targets& t) const { return simota(boxes, raw.obj, raw.cls, anchors, t); }
+};
+
+// rows of (class, cx, cy, w, h) per image
+Targets targets(const std::vector<std::vector<std::array<float, 5>>>& images) {
+  size_t rows = 0;
+  for (const auto& i : images) rows = std::max(rows, i.size());
+  Targets t{torch::zeros({int64_t(images.size()), int64_t(rows), 4}),
+            torch::zeros({int64_t(images.size()), int64_t(rows)}, torch::kLong),
+            {}};
+  for (size_t b = 0; b < images.size(); ++b) {
+    for (size_t g = 0; g < images[b].size(); ++g) {
+      t.classes[b][g] = int64_t(images[b][g][0]);
+      for (int k = 0; k < 4; ++k) t.boxes[b][g][k] = images[b][g][k + 1];
+    }
+    t.counts.push_back(images[b].size());
+  }
+  return t;
+}
+
+// The definition, object by object and point by point, in plain loops: what the tensor form is compared with.
+std::vector<int64_t> assign_by_loops(const Scene& s, int64_t b, const Targets& t) {
+  const int64_t points = s.anchors.stride.numel(), objects = t.counts[b], classes = s.raw.cls.size(2);
+  std::vector<int64_t> candidates;
+  std::vector<std::vector<char>> own(objects, std::vector<char>(points));
+  for (int64_t a = 0; a < points; ++a) {
+    const float stride = s.anchors.stride[a].item<float>(), r = 1.5f * stride;
+    const float x = (s.anchors.grid[a][0].item<float>() + .5f) * stride,
+                y = (s.anchors.grid[a][1].item<float>() + .5f) * stride;
+    bool any = false;
+    for (int64_t g = 0; g < objects; ++g) {
+      const float gx = t.boxes[b][g][0].item<float>(), gy = t.boxes[b][g][1].item<float>();
+      own[g][a] = std::abs(x - gx) < r && std::abs(y - gy) < r;
+      any |= own[g][a];
+    }
+    if (any) candidates.push_back(a);
+  }
+  std::vector<int64_t> matched(points, -1), times(points, 0);
+  if (candidates.empty()) return matched;
+  const auto at = [](const Tensor& v, int64_t i) { return v[i].item<double>(); };
+  std::vector<std::vector<double>> costs(objects);
+  for (int64_t g = 0; g < objects; ++g) {
+    std::vector<double> ious;
+    for (const int64_t a : candidates) {
+      const Tensor p = s.boxes[b][a], q = t.boxes[b][g];
+      const double w = std::min(at(p, 0) + at(p, 2) / 2, at(q, 0) + at(q, 2) / 2) -
+                       std::max(at(p, 0) - at(p, 2) / 2, at(q, 0) - at(q, 2) / 2);
+      const double h = std::min(at(p, 1) + at(p, 3) / 2, at(q, 1) + at(q, 3) / 2) -
+                       std::max(at(p, 1) - at(p, 3) / 2, at(q, 1) - at(q, 3) / 2);
+      const double both = std::max(w, 0.) * std::max(h, 0.),
+                   iou = both / (at(p, 2) * at(p, 3) + at(q, 2) * at(q, 3) - both);
+      ious.push_back(iou);
+      double cost = -3 * std::log(iou + 1e-8) + (own[g][a] ? 0 : 1e6);
+      for (int64_t c = 0; c < classes; ++c) {
+        const auto sigmoid = [](double v) { return 1 / (1 + std::exp(-v)); };
+        const double prob =
+            std::sqrt(sigmoid(s.raw.cls[b][a][c].item<double>()) * sigmoid(s.raw.obj[b][a].item<double>()));
+        cost -= c == t.classes[b][g].item<int64_t>() ? std::log(prob) : std::log(1 - prob);
+      }
+      costs[g].push_back(cost);
+    }
+    std::sort(ious.rbegin(), ious.rend());
+    double sum = 0;
+    for (size_t i = 0; i < std::min<size_t>(10, ious.size()); ++i) sum += ious[i];
+    const size_t k = std::max(1, int(sum));
+    std::vector<size_t> order(candidates.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::sort(order.begin(), order.end(), [&](size_t i, size_t j) { return costs[g][i] < costs[g][j]; });
+    for (size_t i = 0; i < std::min(k, order.size()); ++i)
+      matched[candidates[order[i]]] = g, ++times[candidates[order[i]]];
+  }
+  for (size_t i = 0; i < candidates.size(); ++i)
+    if (times[candidates[i]] > 1)
+      for (int64_t g = 0; g < objects; ++g)
+        if (costs[g][i] < costs[matched[candidates[i]]][i]) matched[candidates[i]] = g;
+  return matched;
+}
+}  // namespace
+
+SHARED_TEST("assignment equals the official one, point by point") {
+  torch::NoGradGuard no_grad;
+  const auto inputs = fixture("model_nano.pth"), labels = fixture("train_nano.pth");
+  for (const std::string size : {"nano", "tiny", "s"}) {
+    const auto f = fixture("train_" + size + ".pth");
+    for (const auto dtype : {torch::kFloat, torch::kDouble}) {
+      for (const std::string kind : {"sq", "rect"}) {
+        const Tensor images = tensor(inputs, kind).to(dtype);
+        auto model = official_model(size, dtype);
+        model->train();
+        const auto p = model(images);
+        const auto anchors = make_anchors(images.size(2), images.size(3), p.reg.options());
+        const auto t = official_targets(tensor(labels, "labels_" + kind).to(dtype));
+        const auto a = simota(decode_boxes(p.reg, anchors), p.obj, p.cls, anchors, t);
+        for (int64_t b = 0; b < images.size(0); ++b) {
+          const std::string key =
+              (dtype == torch::kDouble ? "f64_assign_" : "assign_") + kind + "_" + std::to_string(b);
+          CAPTURE(size);
+          CAPTURE(key);
+          if (!f.contains(key +
+                          "/fg_mask")) {  // the image without objects, and float64 where none was recorded
+            if (t.counts[b] == 0) CHECK((a.matched[b] < 0).all().item<bool>());
+            continue;
+          }
+          const Tensor fg = a.matched[b] >= 0;
+          CHECK(torch::equal(fg, tensor(f, key + "/fg_mask")));
+          CHECK(torch::equal(a.matched[b].index({fg}), tensor(f, key + "/gt_inds")));
+          if (f.contains(key + "/ious"))
+            CHECK(relative_error(a.iou[b].index({fg}), tensor(f, key + "/ious")) < 1e-4);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("assignment equals the definition in plain loops") {
+  const Scene s(3);
+  std::vector<std::vector<std::array<float, 5>>> images(3);
+  std::srand(1);
+  const auto random = [](float lo, float hi) { return lo + (hi - lo) * (std::rand() / float(RAND_MAX)); };
+  for (const int count : {1, 5, 40}) {
+    for (size_t b = 0; b < 3; ++b) {
+      images[b].clear();
+      for (int i = 0; i < count + int(b) - 1; ++i)
+        images[b].push_back({float(i % 4), random(0, 160), random(0, 128), random(4, 80), random(4, 80)});
+    }
+    const auto t = targets(images);
+    const auto a = s.assign(t);
+    for (int64_t b = 0; b < 3; ++b) {
+      const auto expected = assign_by_loops(s, b, t);
+      CHECK(torch::equal(a.matched[b], torch::tensor(expected, torch::kLong)));
+    }
+  }
+}
+
+TEST_CASE("g4 empty images, an empty batch, and an object out of reach leave background alone") {
+  const Scene s(2);
+  for (const auto& t : {targets({{}, {}}), targets({{{0, 2000, 2000, 10, 10}}, {}})}) {
+    const auto a = s.assign(t);
+    CHECK((a.matched < 0).all().item<bool>());
+    const auto loss = yolox_loss(s.raw, s.height, s.width, t, true);
+    CHECK(loss.num_fg.item<int64_t>() == 0);
+    CHECK(loss.iou.item<float>() == 0);
+    CHECK(std::isfinite(loss.total.item<float>()));
+  }
+  // beside one that is in reach, the far one takes a point of its neighbour at most: that one keeps some
+  const auto a = s.assign(targets({{{1, 80, 64, 30, 30}, {0, 2000, 2000, 10, 10}}, {}}));
+  CHECK((a.matched[0] == 0).any().item<bool>());
+}
+
+TEST_CASE("duplicate boxes: the first takes the points, the second none") {
+  const Scene s(1);
+  const auto a = s.assign(targets({{{2, 70, 60, 30, 40}, {2, 70, 60, 30, 40}}}));
+  CHECK((a.matched == 0).any().item<bool>());
+  CHECK_FALSE((a.matched == 1).any().item<bool>());
+}
+
+TEST_CASE("boxes of one pixel and of no area are assigned and cost something finite") {
+  const Scene s(1);
+  const auto t = targets({{{0, 20.5, 30.5, 1, 1}, {1, 90, 90, 0, 0}}});
+  const auto a = s.assign(t);
+  CHECK((a.matched == 0).any().item<bool>());
+  CHECK(std::isfinite(yolox_loss(s.raw, s.height, s.width, t, true).total.item<float>()));
+}
+
+TEST_CASE("a5 3000 boxes in one image, chunked, equal the same boxes unchunked in memory") {
+  Scene s(2);
+  s.height = 416, s.width = 416;
+  s.anchors = make_anchors(416, 416, torch::kFloat);
+  const int64_t points = s.anchors.stride.numel();
+  s.raw = {torch::randn({2, points, 4}), torch::randn({2, points}), torch::randn({2, points, 4})};
+  s.boxes = decode_boxes(s.raw.reg, s.anchors);
+  std::vector<std::vector<std::array<float, 5>>> images(2);
+  std::srand(5);
+  const auto random = [](float lo, float hi) { return lo + (hi - lo) * (std::rand() / float(RAND_MAX)); };
+  for (int i = 0; i < 12000; ++i)
+    images[0].push_back({float(i % 4), random(0, 416), random(0, 416), random(2, 60), random(2, 60)});
+  images[1] = {{0, 100, 100, 50, 50}};
+  REQUIRE(int64_t(images[0].size()) * points > 2 * kMaxPairs);  // so that the rows are chunked
+  const auto t = targets(images);
+  const auto a = s.assign(t);
+  // The chunks may not change who wins a point: an object far down the list that is cheapest gets it.
+  const Tensor fg = (a.matched[0] >= 0).nonzero().squeeze(1);
+  CHECK(fg.numel() > 1000);
+  Targets one = t;
+  const Tensor row = a.matched[0].index_select(0, fg);
+  CHECK((row > 6000).any().item<bool>());
+  CHECK((row < 6000).any().item<bool>());
+  const Tensor iou = box_iou(t.boxes[0].index_select(0, row), s.boxes[0].index_select(0, fg));
+  CHECK(torch::allclose(iou, a.iou[0].index_select(0, fg)));
+  // The second image is not disturbed by the first one's crowd.
+  const auto alone =
+      Targets{t.boxes.slice(0, 1, 2).slice(1, 0, 1), t.classes.slice(0, 1, 2).slice(1, 0, 1), {1}};
+  const auto b = simota(s.boxes.slice(0, 1), s.raw.obj.slice(0, 1), s.raw.cls.slice(0, 1), s.anchors, alone);
+  CHECK(torch::equal(a.matched[1], b.matched[0]));
+}
+
+TEST_CASE("g7 infinite and NaN predictions end in no crash and no NaN assignment") {
+  Scene s(1);
+  s.raw.reg.index_put_({0, torch::indexing::Slice(0, 40)}, 200.f);  // exp overflows
+  s.raw.cls.index_put_({0, torch::indexing::Slice(100, 120)}, std::nanf(""));
+  s.boxes = decode_boxes(s.raw.reg, s.anchors);
+  const auto a = s.assign(targets({{{0, 80, 64, 50, 50}}}));
+  CHECK(torch::isfinite(a.iou).all().item<bool>());
+  CHECK((a.matched >= 0).any().item<bool>());
+}

@@ -1,0 +1,163 @@
+#include "official.hpp"
+
+using namespace yolox;
+using torch::Tensor;
+
+namespace {
+const std::vector<std::string> kSizes = {"nano", "tiny", "s", "m", "l", "x"};
+}
+
+TEST_CASE("parameter counts of the six sizes") {
+  const std::vector<int64_t> counts = {912159, 5055855, 8968255, 25326495, 54208895, 99071455};
+  for (size_t i = 0; i < kSizes.size(); ++i) {
+    YOLOX model("yolox-" + kSizes[i], 80);
+    int64_t n = 0;
+    for (const auto& p : model->parameters()) n += p.numel();
+    CHECK(n == counts[i]);
+  }
+}
+
+SHARED_TEST("names, shapes, order and initial values equal the official ones") {
+  for (const auto& size : kSizes) {
+    torch::manual_seed(0);
+    YOLOX model("yolox-" + size, 80);
+    std::ifstream file(shared("fixtures/state_keys_" + size + ".txt"));
+    std::string line;
+    size_t i = 0;
+    const auto all = entries(*model);
+    while (std::getline(file, line)) {
+      if (line.empty() || line[0] == '#') continue;
+      std::istringstream in(line);
+      std::string key, shape, kind, hash, first_formula, last_formula, bar;
+      double first, last;
+      in >> key >> shape >> kind >> hash >> first_formula >> last_formula >> bar >> first >> last;
+      REQUIRE(i < all.size());
+      const auto& [name, t] = all[i++];
+      std::string dims;
+      for (const int64_t d : t.sizes()) dims += (dims.empty() ? "" : "x") + std::to_string(d);
+      REQUIRE(name == key);
+      REQUIRE((dims.empty() ? "scalar" : dims) == shape);
+      const auto flat = t.detach().to(torch::kDouble).contiguous().flatten();
+      CHECK(flat[0].item<double>() == doctest::Approx(first).epsilon(1e-6));
+      CHECK(flat[-1].item<double>() == doctest::Approx(last).epsilon(1e-6));
+    }
+    CHECK(i == all.size());
+  }
+}
+
+SHARED_TEST("output in evaluation equals the official one, all sizes, square and wide") {
+  torch::NoGradGuard no_grad;
+  const auto inputs = fixture("model_nano.pth");
+  for (const auto& size : kSizes) {
+    const auto expected = fixture("model_" + size + ".pth");
+    auto model = official_model(size);
+    model->eval();
+    for (const std::string kind : {"sq", "rect"}) {
+      const Tensor images = tensor(inputs, kind).slice(0, 0, 2).to(torch::kFloat);
+      const Tensor out = decode(model(images), images.size(2), images.size(3));
+      CHECK(probe_error(probe("eval_" + kind, out), tensor(expected, "eval_" + kind + "_probe"),
+                        out.numel()) < 1e-5);
+      if (out.sizes() == tensor(expected, "eval_" + kind).sizes())  // the large sizes hold a sample alone
+        CHECK(relative_error(out, tensor(expected, "eval_" + kind)) < 1e-5);
+    }
+  }
+}
+
+SHARED_TEST("features of the neck and raw output equal the official ones") {
+  torch::NoGradGuard no_grad;
+  const auto f = fixture("model_nano.pth");
+  auto model = official_model("nano");
+  model->eval();
+  const auto features = model->backbone(tensor(f, "sq").slice(0, 0, 2).to(torch::kFloat));
+  for (int k = 0; k < 3; ++k)
+    CHECK(relative_error(features[k], tensor(f, "feat" + std::to_string(k))) < 1e-5);
+  const auto p = model->head(features);
+  const Tensor raw = torch::cat({p.reg, p.obj.sigmoid().unsqueeze(-1), p.cls.sigmoid()}, -1);
+  CHECK(relative_error(raw, tensor(f, "raw_sq")) < 1e-5);
+}
+
+SHARED_TEST("detections after suppression equal the official ones") {
+  const auto compare = [](const Tensor& got, const Tensor& expected) {
+    REQUIRE(got.sizes() == expected.sizes());
+    // Official order among equal scores is arbitrary there (an unstable sort): compare in a fixed order.
+    const auto sorted = [](Tensor d) {
+      for (const int column : {0, 1}) d = d.index_select(0, d.select(1, column).argsort(true, 0, false));
+      return d.index_select(0, (d.select(1, 4) * d.select(1, 5)).argsort(true, 0, true));
+    };
+    CHECK(torch::equal(sorted(got), sorted(expected)));
+    const Tensor score = got.select(1, 4) * got.select(1, 5);
+    CHECK((score.slice(0, 1) <= score.slice(0, 0, -1)).all().item<bool>());
+  };
+  for (const std::string size : {"nano", "tiny", "s"}) {
+    const auto f = fixture("model_" + size + ".pth");
+    for (const std::string kind : {"sq", "rect"})
+      for (const std::string conf : {"0.01", "0.001", "0.05"})
+        for (const bool agnostic : {false, true}) {
+          const auto d = postprocess(tensor(f, "eval_" + kind), std::stod(conf), 0.65, agnostic);
+          for (int image = 0; image < 2; ++image) {
+            const std::string key =
+                "det_" + kind + "_" + conf + (agnostic ? "_agnostic_" : "_class_") + std::to_string(image);
+            CAPTURE(size);
+            CAPTURE(key);
+            if (f.contains(key)) compare(d[image], tensor(f, key));
+          }
+        }
+  }
+  const auto f = fixture("misc.pth");
+  for (const std::string n : {"300", "3000"})
+    for (const auto& [conf, iou] : {std::pair{"0.01", "0.65"}, {"0.25", "0.45"}})
+      for (const bool agnostic : {false, true}) {
+        const auto d = postprocess(tensor(f, "nms" + n + "_pred"), std::stod(conf), std::stod(iou), agnostic);
+        for (int image = 0; image < 2; ++image) {
+          const std::string key = "nms" + n + "_" + conf + "_" + iou + (agnostic ? "_agnostic_" : "_class_") +
+                                  std::to_string(image);
+          CAPTURE(key);
+          compare(d[image], tensor(f, key));
+        }
+      }
+}
+
+TEST_CASE("suppression by hand: overlap, class, agnostic, nothing") {
+  // Two boxes of IoU 0.6, one far away; classes 0 0 1; a fourth row scores too little.
+  auto row = [](float cx, float cy, float w, float h, float obj, int cls) {
+    auto r = torch::zeros({8});
+    r[0] = cx, r[1] = cy, r[2] = w, r[3] = h, r[4] = obj, r[5 + cls] = 1;
+    return r;
+  };
+  const Tensor out = torch::stack({row(50, 50, 40, 40, .8, 0), row(60, 50, 40, 40, .9, 0),
+                                   row(55, 50, 40, 40, .7, 1), row(9, 9, 4, 4, .001, 2)})
+                         .unsqueeze(0);
+  CHECK(postprocess(out, 0.01, 0.65)[0].size(0) == 3);
+  const Tensor d = postprocess(out, 0.01, 0.5)[0];
+  REQUIRE(d.size(0) == 2);
+  CHECK(d[0][0].item<float>() == 40);
+  CHECK(d[0][4].item<float>() == doctest::Approx(.9));
+  CHECK(d[1][6].item<float>() == 1);
+  CHECK(postprocess(out, 0.01, 0.5, true)[0].size(0) == 1);
+  CHECK(postprocess(out, 0.99, 0.5)[0].sizes() == torch::IntArrayRef({0, 7}));
+}
+
+TEST_CASE("any number of classes, any multiple of 32; other sizes and names are refused") {
+  YOLOX model("yolox-nano", 3);
+  model->eval();
+  torch::NoGradGuard no_grad;
+  CHECK(decode(model(torch::zeros({1, 3, 64, 160})), 64, 160).sizes() ==
+        torch::IntArrayRef({1, 8 * 20 + 4 * 10 + 2 * 5, 8}));
+  CHECK_THROWS_WITH_AS(model(torch::zeros({1, 3, 60, 160})), doctest::Contains("multiples of 32"),
+                       std::runtime_error);
+  CHECK_THROWS_WITH_AS(YOLOX("yolov5", 3), doctest::Contains("choose yolox-nano"), UsageError);
+  CHECK_THROWS_WITH_AS(YOLOX("yolox-s", 0), doctest::Contains("at least one class"), std::runtime_error);
+}
+
+TEST_CASE("channels-last weights and images give the same output") {
+  torch::manual_seed(1);
+  YOLOX a("yolox-nano", 5), b("yolox-nano", 5);
+  for (size_t i = 0; i < a->parameters().size(); ++i) b->parameters()[i].set_data(a->parameters()[i].clone());
+  channels_last(*b);
+  a->to(torch::kDouble), b->to(torch::kDouble);
+  CHECK(b->backbone->backbone->dark2->parameters()[3].is_contiguous(torch::MemoryFormat::ChannelsLast));
+  const Tensor x = torch::rand({2, 3, 96, 64}, torch::kDouble) * 255;
+  const auto p = a(x), q = b(x.contiguous(torch::MemoryFormat::ChannelsLast));
+  CHECK(relative_error(q.reg, p.reg) < 1e-11);
+  CHECK(relative_error(q.cls, p.cls) < 1e-11);
+}

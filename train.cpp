@@ -1,0 +1,417 @@
+// Trains YOLOX on one process: settings, set-up, then the loop, top to bottom.
+//   ./train --data shapes --model yolox-nano --size 192 --epochs 10
+//   ./train --data DIR --model yolox-s --weights yolox_s.pth --bs 16
+#include <iomanip>
+#include <iostream>
+
+#include "evaluate.hpp"
+#include "flags.hpp"
+#include "loss.hpp"
+#include "optim.hpp"
+#include "run.hpp"
+
+using namespace yolox;
+
+// Every hyper-parameter: its default, and one line about it. Recipe -1: what the official recipe has for the
+// model.
+struct Config : Flags {
+  std::string data = flag(data, "Data", "data", "", "DIR|FILE|shapes",
+                          "folder with annotations/*.json, a COCO JSON file, or shapes (drawn)");
+  int workers = flag(workers, "Data", "workers", 2, "N", "threads that read and augment images");
+  bool strict = flag(strict, "Data", "strict", false, "",
+                     "stop when an image or label is bad, instead of leaving it out");
+
+  std::string model = flag(model, "Model", "model", "", "NAME", "yolox-{nano,tiny,s,m,l,x}");
+  std::string weights =
+      flag(weights, "Model", "weights", "", "FILE.pth", "start from these weights, ours or official");
+  std::string resume = flag_alone(resume, "Model", "resume", "newest", "RUN",
+                                  "go on with a run: its folder; the newest one when left out");
+  std::string preproc = flag(preproc, "Model", "preproc", "auto", "auto|bgr|legacy",
+                             "pixels: as --weights says, BGR 0..255, or YOLOX 0.1.0's RGB mean/std");
+
+  std::string size = flag(size, "Training", "size", "", "N|HxW",
+                          "input size in pixels; the model's (416 or 640) when left out");
+  int bs = flag(bs, "Training", "bs", 16, "N", "images in a step");
+  int epochs = flag(epochs, "Training", "epochs", 300, "N", "passes over the data");
+  int64_t max_iters =
+      flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after so many steps; 0: never");
+  std::string optimizer = flag(optimizer, "Training", "optimizer", "sgd", "NAME", "sgd, adam or adamw");
+  double lr = flag(lr, "Training", "lr", 0.01 / 64, "X", "learning rate per image; times --bs");
+  double min_lr_ratio = flag(min_lr_ratio, "Training", "min-lr-ratio", 0.05, "X",
+                             "floor of the learning rate, in parts of the highest");
+  int warmup_epochs =
+      flag(warmup_epochs, "Training", "warmup-epochs", 5, "N", "the learning rate rises for so long");
+  int no_aug_epochs = flag(no_aug_epochs, "Training", "no-aug-epochs", 15, "N",
+                           "last epochs: no mosaic, no mixup, L1 loss, lowest learning rate");
+  double weight_decay = flag(weight_decay, "Training", "weight-decay", 5e-4, "X", "of convolution weights");
+  double clip = flag(clip, "Training", "clip", 10.0, "X", "largest norm of the gradient; 0: no limit");
+  double ema =
+      flag(ema, "Training", "ema", 0.9998, "X", "decay of the moving average of the weights; 0: none");
+  std::string amp = flag(amp, "Training", "amp", "off", "off|fp16|bf16", "mixed precision");
+  bool multiscale = flag(multiscale, "Training", "multiscale", true, "", "another input size every 10 steps");
+  int64_t seed =
+      flag(seed, "Training", "seed", int64_t{0}, "N", "of initial weights, order and augmentation");
+  std::string device = flag(device, "Training", "device", "auto", "cpu|cuda", "where to run");
+
+  std::string aug = flag(aug, "Augmentation", "aug", "default", "default|none", "none: letterbox alone");
+  double mosaic_prob =
+      flag(mosaic_prob, "Augmentation", "mosaic-prob", -1.0, "P", "four images in one (recipe: 1; nano 0.5)");
+  double mosaic_scale_lo = flag(mosaic_scale_lo, "Augmentation", "mosaic-scale-lo", -1.0, "X",
+                                "smallest zoom of a mosaic (recipe: 0.1; nano, tiny 0.5)");
+  double mosaic_scale_hi = flag(mosaic_scale_hi, "Augmentation", "mosaic-scale-hi", -1.0, "X",
+                                "largest zoom of a mosaic (recipe: 2; nano, tiny 1.5)");
+  double degrees = flag(degrees, "Augmentation", "degrees", 10.0, "X", "rotation of a mosaic, +-");
+  double translate = flag(translate, "Augmentation", "translate", 0.1, "X",
+                          "shift of a mosaic in parts of the input size, +-");
+  double shear = flag(shear, "Augmentation", "shear", 2.0, "X", "shear of a mosaic in degrees, +-");
+  double mixup_prob = flag(mixup_prob, "Augmentation", "mixup-prob", -1.0, "P",
+                           "another image mixed into a mosaic (recipe: 1; nano, tiny 0)");
+  double mixup_scale_lo =
+      flag(mixup_scale_lo, "Augmentation", "mixup-scale-lo", 0.5, "X", "smallest zoom of the mixed-in image");
+  double mixup_scale_hi =
+      flag(mixup_scale_hi, "Augmentation", "mixup-scale-hi", 1.5, "X", "largest zoom of the mixed-in image");
+  double hsv_prob = flag(hsv_prob, "Augmentation", "hsv-prob", 1.0, "P", "colour jitter");
+  double hsv_h = flag(hsv_h, "Augmentation", "hsv-h", 5.0, "X", "hue, +- units of 2 degrees");
+  double hsv_s = flag(hsv_s, "Augmentation", "hsv-s", 30.0, "X", "saturation, +- levels of 256");
+  double hsv_v = flag(hsv_v, "Augmentation", "hsv-v", 30.0, "X", "brightness, +- levels of 256");
+  double flip_prob = flag(flip_prob, "Augmentation", "flip-prob", 0.5, "P", "mirrored left to right");
+  bool official_quirks = flag(official_quirks, "Augmentation", "official-quirks", false, "",
+                              "augment as official YOLOX does, its oddities included (augment.hpp)");
+
+  std::string out = flag(out, "Output", "out", "", "DIR", "run folder; runs/MODEL-DATA when left out");
+  int eval_interval = flag(eval_interval, "Output", "eval-interval", 10, "N",
+                           "evaluate every N epochs, and every one of the last; 0: never");
+  double conf = flag(conf, "Output", "conf", 0.01, "P", "evaluation: lowest score");
+  double nms = flag(nms, "Output", "nms", 0.65, "IOU",
+                    "evaluation: overlap above which the weaker box of a class goes");
+};
+
+static void check_config(const Config& c) {
+  const auto at_least = [](const char* name, double value, double least) {
+    usage_check(value >= least, "--", name, " must be at least ", least, ", got ", value);
+  };
+  const auto in = [](const char* name, double value, double lo, double hi) {
+    usage_check(value >= lo && value <= hi, "--", name, " must be in ", lo, "..", hi, ", got ", value);
+  };
+  usage_check(!c.data.empty(), "--data is needed: a folder, a COCO JSON file, or shapes");
+  usage_check(!c.model.empty(),
+              "--model is needed: yolox-nano, yolox-tiny, yolox-s, yolox-m, yolox-l or yolox-x");
+  model_size(c.model);
+  if (!c.size.empty()) parse_size(c.size);
+  at_least("bs", c.bs, 1), at_least("epochs", c.epochs, 1), at_least("workers", c.workers, 1),
+      at_least("max-iters", c.max_iters, 0);
+  at_least("lr", c.lr, 0), at_least("warmup-epochs", c.warmup_epochs, 0),
+      at_least("no-aug-epochs", c.no_aug_epochs, 0);
+  at_least("weight-decay", c.weight_decay, 0), at_least("clip", c.clip, 0),
+      at_least("eval-interval", c.eval_interval, 0), at_least("seed", c.seed, 0);
+  in("min-lr-ratio", c.min_lr_ratio, 0, 1), in("ema", c.ema, 0, 0.999999), in("conf", c.conf, 0, 1),
+      in("nms", c.nms, 1e-6, 1);
+  usage_check(c.amp == "off" || c.amp == "fp16" || c.amp == "bf16", "--amp takes off, fp16 or bf16, got '",
+              c.amp, "'");
+  usage_check(c.aug == "default" || c.aug == "none", "--aug takes default or none, got '", c.aug, "'");
+  usage_check(c.optimizer == "sgd" || c.optimizer == "adam" || c.optimizer == "adamw",
+              "--optimizer takes sgd, adam or adamw, got '", c.optimizer, "'");
+  usage_check(c.preproc == "auto" || c.preproc == "bgr" || c.preproc == "legacy",
+              "--preproc takes auto, bgr or legacy, got '", c.preproc, "'");
+}
+
+static AugmentConfig augment_config(const Config& c) {
+  const bool nano = c.model == "yolox-nano", small = nano || c.model == "yolox-tiny";
+  const auto recipe = [](double given, double official) { return given == -1 ? official : given; };
+  AugmentConfig a;
+  a.mosaic_prob = recipe(c.mosaic_prob, nano ? 0.5 : 1);
+  a.mosaic_scale_lo = recipe(c.mosaic_scale_lo, small ? 0.5 : 0.1),
+  a.mosaic_scale_hi = recipe(c.mosaic_scale_hi, small ? 1.5 : 2);
+  a.mixup_prob = recipe(c.mixup_prob, small ? 0 : 1);
+  a.degrees = c.degrees, a.translate = c.translate, a.shear = c.shear;
+  a.mixup_scale_lo = c.mixup_scale_lo, a.mixup_scale_hi = c.mixup_scale_hi;
+  a.hsv_prob = c.hsv_prob, a.hsv_h = c.hsv_h, a.hsv_s = c.hsv_s, a.hsv_v = c.hsv_v, a.flip_prob = c.flip_prob;
+  a.official_quirks = c.official_quirks;
+  try {
+    check_augment_config(a);
+  } catch (const std::exception& e) {
+    throw UsageError(e.what());
+  }
+  return a;
+}
+
+// Input size of step i: the same for ten steps, drawn from (seed, i / 10); five steps of 32 pixels up and
+// down, for nano and tiny three down and seven up. The first ten steps have the size asked for.
+static ImageSize multiscale_size(const Config& c, ImageSize base, int64_t i) {
+  if (!c.multiscale || i < 10) return base;
+  const bool small = c.model == "yolox-nano" || c.model == "yolox-tiny";
+  Rng rng(c.seed, ~uint64_t{0}, i / 10);
+  const int k =
+      int(rng.randint(std::max(1, base.height / 32 - (small ? 3 : 5)), base.height / 32 + (small ? 7 : 5)));
+  return {32 * k, 32 * std::max(1, int(double(k) * base.width / base.height))};
+}
+
+// Images and boxes of a batch to another input size.
+static void resize_batch(Tensor& images, Targets& targets, ImageSize size) {
+  const int64_t h = images.size(2), w = images.size(3);
+  if (h == size.height && w == size.width) return;
+  images = torch::upsample_bilinear2d(images, std::vector<int64_t>{size.height, size.width},
+                                      /*align_corners=*/false);
+  const double sx = double(size.width) / w, sy = double(size.height) / h;
+  targets.boxes = targets.boxes * torch::tensor({sx, sy, sx, sy}, targets.boxes.options());
+}
+
+static void train(int argc, char** argv) {
+  Config config;
+  config.parse(argc, argv, "trains YOLOX");
+  opencv_single_thread();
+
+  // ---- a run to go on with: its settings hold, unless given again
+  c10::IValue saved;
+  std::string run;
+  std::vector<std::string> notes;
+  if (!config.resume.empty()) {
+    run = config.resume == "newest" ? newest_run() : config.resume;
+    usage_check(!run.empty(), "--resume: there is no run with a last.pth below runs/; give its folder");
+    saved = read_pth(run + "/last.pth");
+    check(saved.isGenericDict() && saved.toGenericDict().contains("train"), run,
+          "/last.pth holds no state of a training; start from it with --weights");
+    for (const auto& e : saved.toGenericDict().at("train").toGenericDict().at("settings").toGenericDict()) {
+      const std::string name = e.key().toStringRef(), value = e.value().toStringRef();
+      if (name == "resume" || name == "out" || name == "weights") continue;
+      if (!config.was_given(name)) {
+        config.set(name, value);
+      } else {
+        for (const auto& [given, text] : config.values())
+          if (given == name && text != value)
+            notes.push_back(concat("--", name, " ", text, " instead of the run's ", value));
+      }
+    }
+  }
+  check_config(config);
+  const torch::Device device = parse_device(config.device);
+  const ImageSize base = config.size.empty()
+                             ? ImageSize{model_size(config.model).input, model_size(config.model).input}
+                             : parse_size(config.size);
+  const cv::Size input(base.width, base.height);
+  const AugmentConfig augment = augment_config(config);
+
+  // ---- data
+  const auto splits = load_splits(config.data, config.seed, config.official_quirks);
+  const Dataset &data = splits.train, &val = splits.val;
+  const int64_t n = data.records.size(), per_epoch = (n + config.bs - 1) / config.bs;
+  const int64_t iters =
+      config.max_iters ? std::min(config.max_iters, per_epoch * config.epochs) : per_epoch * config.epochs;
+  check(!config.strict || data.problems->summary().empty(), data.name,
+        " has problems: ", data.problems->summary().begin()->first, " (",
+        data.problems->summary().begin()->second, "); mend the labels or leave out --strict");
+
+  // ---- model, weights, optimizer
+  torch::manual_seed(config.seed);
+  YOLOX model(config.model, int(data.classes.size())), ema(nullptr);
+  WeightsInfo info{config.model, data.classes, base.height, base.width, config.preproc == "legacy"};
+  if (run.empty() && !config.weights.empty()) {
+    const auto file = read_pth(config.weights);
+    const auto weights = find_weights(file, config.weights);
+    const std::string found = model_of_weights(weights);
+    check(found.empty() || found == config.model, config.weights, " holds weights of ", found,
+          "; use --model ", found, " or other weights");
+    const auto known = weights_info(file, config.weights);
+    if (config.preproc == "auto") info.legacy_preproc = known.legacy_preproc;
+    notes.push_back(to_string(load_state_dict(*model, weights, config.weights)));
+    if (!known.classes.empty() && known.classes != data.classes &&
+        known.classes.size() == data.classes.size())
+      notes.push_back(
+          "the weights were trained on as many classes of other names: their class head is kept as a start");
+  }
+  model->to(device);
+  channels_last(*model);
+  const bool fp16 = config.amp == "fp16";
+  const auto amp = fp16 ? torch::kHalf : config.amp == "bf16" ? torch::kBFloat16 : torch::kFloat;
+  Optimizer optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16);
+  GradScaler scaler(fp16, device);
+  if (config.ema > 0) {
+    ema = YOLOX(config.model, int(data.classes.size()));
+    ema->to(device);
+    channels_last(*ema);
+    load_state_dict(*ema, to_dict(state_dict(*model)), "the model");
+    ema->eval();
+  }
+  int64_t first = 0, updates = 0, skipped = 0;
+  double best_ap = -1;
+  if (!run.empty()) {
+    const std::string file = run + "/last.pth";
+    const auto top = saved.toGenericDict();
+    const auto state = top.at("train").toGenericDict();
+    load_state_dict(*model, state.at("model").toGenericDict(), file);
+    if (config.ema > 0) load_state_dict(*ema, top.at("model").toGenericDict(), file);
+    load_state_dict(optimizer, top.at("optimizer").toGenericDict(), file);
+    scaler.scale.fill_(state.at("scale").toDouble());
+    scaler.growth_tracker.fill_(state.at("growth_tracker").toInt());
+    first = state.at("iteration").toInt(), updates = state.at("ema_updates").toInt(),
+    skipped = state.at("skipped").toInt();
+    best_ap = top.at("best_ap").toDouble();
+    info = weights_info(saved, file);
+    check(info.classes == data.classes, file, " was trained on other classes than ", data.name,
+          " has; start from it with --weights instead");
+    check(first < iters, run, " is complete: it has done ", first, " of ", iters,
+          " steps; more --epochs would go on");
+  }
+  YOLOX& judged = config.ema > 0 ? ema : model;  // what is evaluated and saved as the result
+  const Schedule schedule{config.lr * config.bs, per_epoch, config.epochs,      config.warmup_epochs,
+                          config.no_aug_epochs,  0,         config.min_lr_ratio};
+
+  // ---- run folder
+  if (run.empty())
+    run = make_run_folder(
+        config.out,
+        config.model + "-" +
+            (config.data == "shapes" ? "shapes" : fs::path(config.data).lexically_normal().stem().string()));
+  Log log(run + "/log.txt");
+  Metrics metrics(run + "/metrics.csv",
+                  {"epoch", "iteration", "loss", "iou", "obj", "cls", "l1", "positives_per_object", "lr",
+                   "images_per_second", "waiting_share", "grad_norm", "AP", "AP50"});
+  write_json(run + "/config.json", [&](JsonWriter& w) {
+    w.StartObject();
+    for (const auto& [name, value] : config.values()) w.Key(name.c_str()), w.String(value.c_str());
+    w.Key("torch"), w.String(TORCH_VERSION), w.Key("device"), w.String(device.str().c_str());
+    w.EndObject();
+  });
+  log.line(concat(first ? "resuming " : "run ", run, first ? concat(" at step ", first) : ""));
+  log.line(concat("data    ", n, " images to train (", data.name, "), ", val.records.size(), " to evaluate (",
+                  splits.same ? "the same: there is one split only" : val.name, "), ", data.classes.size(),
+                  " classes"));
+  log.line(concat("model   ", config.model, " ", base.height, "x", base.width,
+                  config.multiscale ? " multi-scale" : "", " on ", device.str(), ", ",
+                  config.amp == "off" ? "float32" : config.amp));
+  log.line(concat("steps   ", iters, " of ", config.bs, " images, ", per_epoch, " an epoch; ",
+                  config.optimizer, " lr ", schedule.lr, " (", config.lr, " per image)"));
+  for (const auto& note : notes) log.line(note);
+  auto tell_problems = [&, told = std::map<std::string, int64_t>()]() mutable {
+    for (const Dataset* d : {&data, &val}) {
+      for (const auto& [kind, count] : d->problems->summary())
+        if (std::exchange(told[d->name + kind], count) != count)
+          log.line(concat("note: ", d->name, ": ", kind, ": ", count, " (listed in ", run, "/problems.txt)"));
+      d->problems->write(run + (d == &data ? "/problems.txt" : "/problems_val.txt"));
+      if (splits.same) break;
+    }
+  };
+  tell_problems();
+
+  const auto save = [&](const std::string& file, int64_t done, double ap) {
+    auto settings = empty_dict();
+    for (const auto& [name, value] : config.values()) settings.insert(name, value);
+    auto state = empty_dict();
+    state.insert("model",
+                 to_dict(state_dict(*model)));  // the weights themselves: "model" on top holds their average
+    state.insert("iteration", done), state.insert("ema_updates", updates), state.insert("skipped", skipped);
+    state.insert("scale", scaler.scale.item<double>()),
+        state.insert("growth_tracker", scaler.growth_tracker.item<int64_t>());
+    state.insert("settings", settings);
+    auto top = empty_dict();
+    top.insert("start_epoch", done / per_epoch);
+    top.insert("model", to_dict(state_dict(*judged)));
+    top.insert("optimizer", state_dict(optimizer));
+    top.insert("best_ap", best_ap), top.insert("curr_ap", ap);
+    top.insert("yolox", to_dict(info)), top.insert("train", state);
+    write_pth(run + "/" + file, top);
+  };
+
+  // ---- the loop. Epochs are counted in steps; the stream of images is endless and runs through them.
+  const int64_t plain_from = per_epoch * std::max<int64_t>(0, config.epochs - config.no_aug_epochs -
+                                                                  (config.official_quirks ? 1 : 0));
+  const auto mosaic_at = [&](int64_t position) { return position / config.bs < plain_from; };
+  Loader loader(training_items(data, config.seed, augment, input, config.aug == "default", mosaic_at),
+                first * config.bs, iters * config.bs, config.bs, input, config.workers, device.is_cuda());
+  EvalSettings eval_settings{base,           config.conf,         config.nms, config.bs,
+                             config.workers, info.legacy_preproc, device};
+  model->train();
+  log.line("  epoch      iter  total   iou   obj   cls   l1 pos      lr  img/s wait  mem   left");
+  const double nan = std::nan("");
+  Tensor sums =
+      torch::zeros({7}, device);  // of total, iou, obj, cls, l1, positives, gradient norm since the last look
+  int64_t objects = 0, looked = first;
+  double waited = 0, looked_at = now(), rate = 0;
+  for (int64_t i = first; i < iters; ++i) {
+    const int64_t epoch = i / per_epoch;
+    const double lr = learning_rate(schedule, i), asked = now();
+    Batch batch = loader.next();
+    waited += now() - asked;
+    Tensor images = preprocess(batch.images, device, info.legacy_preproc);
+    Targets targets = {batch.targets.boxes.to(device), batch.targets.classes.to(device),
+                       batch.targets.counts};
+    resize_batch(images, targets, multiscale_size(config, base, i));
+
+    Predictions predictions;
+    {
+      const AutocastGuard autocast(device.type(), amp);
+      predictions = model(images);
+    }
+    const Losses losses =
+        yolox_loss(predictions, images.size(2), images.size(3), targets, /*use_l1=*/i >= plain_from);
+    optimizer.zero_grad();
+    scaler.scaled(losses.total).backward();
+    const auto grads = gradients(optimizer.groups);
+    const bool finite = scaler.unscale(grads);
+    const Tensor norm = clip_gradients(grads, config.clip);
+    if (finite)
+      optimizer.step(lr);
+    else
+      ++skipped;
+    scaler.update();
+    if (config.ema > 0) ema_update(*ema, *model, ema_decay(config.ema, ++updates));
+
+    // ---- telling: reads the losses back, so not at every step of a fast GPU
+    sums +=
+        torch::stack({losses.total.detach(), losses.iou.detach(), losses.obj.detach(), losses.cls.detach(),
+                      losses.l1.detach(), losses.num_fg.to(torch::kFloat), norm.to(torch::kFloat)});
+    objects += targets.total();
+    const bool epoch_ends = (i + 1) % per_epoch == 0, last = i + 1 == iters;
+    if (i == first || epoch_ends || last || now() - looked_at > 1) {
+      const double steps = i + 1 - looked, seconds = now() - looked_at;
+      const Tensor mean = sums.cpu() / steps;
+      const auto m = mean.accessor<float, 1>();
+      check(std::isfinite(m[0]), "the loss is not finite at step ", i, " (iou ", m[1], ", obj ", m[2],
+            ", cls ", m[3], ", l1 ", m[4], ") with lr ", lr, "; go back to ", run,
+            "/last.pth with a lower --lr");
+      rate = rate == 0 || i < first + 20 ? steps * config.bs / seconds
+                                         : 0.9 * rate + 0.1 * steps * config.bs / seconds;
+      const double positives = m[5] * steps / std::max<int64_t>(1, objects), memory = resident_bytes();
+      char text[128];
+      std::snprintf(
+          text, sizeof text, "%7s %9s %6.2f %5.2f %5.2f %5.2f %4.2f %3.1f %7.1e %6.1f %3.0f%% %5s %6s",
+          concat(epoch + 1, "/", config.epochs).c_str(), concat(i % per_epoch + 1, "/", per_epoch).c_str(),
+          m[0], m[1], m[2], m[3], m[4], positives, lr, rate, 100 * waited / seconds,
+          short_bytes(memory).c_str(), short_time((iters - i - 1) * config.bs / rate).c_str());
+      log.progress(text, epoch_ends || last);
+      metrics.row({double(epoch + 1), double(i + 1), m[0], m[1], m[2], m[3], m[4], positives, lr,
+                   steps * config.bs / seconds, waited / seconds, m[6], nan, nan});
+      sums.zero_();
+      objects = 0, looked = i + 1, waited = 0, looked_at = now();
+    }
+    if (!epoch_ends && !last) continue;
+
+    // ---- end of an epoch
+    const bool due =
+        config.eval_interval > 0 && (last || (epoch + 1) % config.eval_interval == 0 || i >= plain_from);
+    double ap = nan;
+    if (due) {
+      const auto e = evaluate(judged, val, eval_settings);
+      ap = e.result.AP;
+      log.line(concat("  AP ", std::fixed, std::setprecision(4), e.result.AP, "  AP50 ", e.result.AP50,
+                      "  AP75 ", e.result.AP75, "  small ", e.result.APs, " medium ", e.result.APm, " large ",
+                      e.result.APl, std::setprecision(1), "  (", e.images, " images, ", e.seconds, " s)"));
+      metrics.row({double(epoch + 1), double(i + 1), nan, nan, nan, nan, nan, nan, nan, nan, nan, nan,
+                   e.result.AP, e.result.AP50});
+      if (ap > best_ap) {
+        best_ap = ap;
+        save("best.pth", i + 1, ap);
+      }
+      looked_at = now();
+    }
+    save("last.pth", i + 1, ap);
+    if (skipped) log.line(concat("  ", skipped, " steps skipped: their gradients overflowed"));
+    tell_problems();
+  }
+  log.line(concat("done: ", run, "/last.pth",
+                  best_ap >= 0 ? concat(", best AP ", best_ap, " in ", run, "/best.pth") : ""));
+}
+
+int main(int argc, char** argv) {
+  return run_program([&] { train(argc, argv); });
+}

@@ -1,0 +1,412 @@
+// YOLOX: CSPDarknet, PAFPN and the decoupled anchor-free head, six sizes, and what turns its output into
+// boxes. Method: "YOLOX: Exceeding YOLO Series in 2021" (arXiv 2107.08430), section 2. Parameter names,
+// shapes and the order in which they are initialised equal those of the official repository, so its weights
+// load by name.
+//
+// B batch, C channels or classes, H W height and width in pixels (multiples of 32), A anchor points
+// (A = HW/64 + HW/256 + HW/1024: one per cell of the strides 8, 16 and 32, level after level, row after row).
+#pragma once
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bn_silu.hpp"
+#include "error.hpp"
+
+namespace yolox {
+
+using torch::Tensor;
+namespace nn = torch::nn;
+
+// ----------------------------------------------------------------------------------------------------
+// building blocks Every block maps one tensor [B, C, H, W] to another.
+struct Block : nn::Module {
+  virtual Tensor forward(Tensor x) = 0;
+};
+using BlockPtr = std::shared_ptr<Block>;
+
+// Convolution without bias, batch normalisation, SiLU.
+struct BaseConvImpl : Block {
+  BaseConvImpl(int in, int out, int kernel, int stride = 1, int groups = 1) {
+    conv = register_module("conv", nn::Conv2d(nn::Conv2dOptions(in, out, kernel)
+                                                  .stride(stride)
+                                                  .padding((kernel - 1) / 2)
+                                                  .groups(groups)
+                                                  .bias(false)));
+    bn = register_module("bn", nn::BatchNorm2d(nn::BatchNorm2dOptions(out).eps(1e-3).momentum(0.03)));
+  }
+  Tensor forward(Tensor x) override { return bn_silu(conv(x), bn); }
+
+  nn::Conv2d conv{nullptr};
+  nn::BatchNorm2d bn{nullptr};
+};
+TORCH_MODULE(BaseConv);
+
+// Depthwise-separable convolution: k x k per channel, then 1x1 across channels, each with its own norm and
+// SiLU.
+struct DWConvImpl : Block {
+  DWConvImpl(int in, int out, int kernel, int stride) {
+    dconv = register_module("dconv", BaseConv(in, in, kernel, stride, in));
+    pconv = register_module("pconv", BaseConv(in, out, 1));
+  }
+  Tensor forward(Tensor x) override { return pconv(dconv(x)); }
+
+  BaseConv dconv{nullptr}, pconv{nullptr};
+};
+
+inline BlockPtr make_conv(int in, int out, int kernel, int stride, bool depthwise) {
+  if (depthwise) return std::make_shared<DWConvImpl>(in, out, kernel, stride);
+  return std::make_shared<BaseConvImpl>(in, out, kernel, stride);
+}
+
+// Blocks one after the other, named "0", "1", ...
+struct SeqImpl : Block {
+  explicit SeqImpl(std::vector<BlockPtr> children = {}) {
+    for (auto& child : children) push_back(child);
+  }
+  void push_back(const BlockPtr& block) {
+    blocks.push_back(register_module(std::to_string(blocks.size()), block));
+  }
+  Tensor forward(Tensor x) override {
+    for (auto& block : blocks) x = block->forward(x);
+    return x;
+  }
+
+  std::vector<BlockPtr> blocks;
+};
+TORCH_MODULE(Seq);
+
+struct BottleneckImpl : Block {
+  BottleneckImpl(int channels, bool shortcut, bool depthwise) : shortcut(shortcut) {
+    conv1 = register_module("conv1", BaseConv(channels, channels, 1));
+    conv2 = register_module("conv2", make_conv(channels, channels, 3, 1, depthwise));
+  }
+  Tensor forward(Tensor x) override {
+    const Tensor y = conv2->forward(conv1(x));
+    return shortcut ? x + y : y;
+  }
+
+  bool shortcut;
+  BaseConv conv1{nullptr};
+  BlockPtr conv2;
+};
+
+// Cross-stage partial layer: half of the channels pass n bottlenecks, the other half one 1x1 convolution.
+struct CSPLayerImpl : Block {
+  CSPLayerImpl(int in, int out, int n, bool shortcut, bool depthwise) {
+    const int hidden = out / 2;
+    conv1 = register_module("conv1", BaseConv(in, hidden, 1));
+    conv2 = register_module("conv2", BaseConv(in, hidden, 1));
+    conv3 = register_module("conv3", BaseConv(2 * hidden, out, 1));
+    m = register_module("m", Seq());
+    for (int i = 0; i < n; ++i) m->push_back(std::make_shared<BottleneckImpl>(hidden, shortcut, depthwise));
+  }
+  Tensor forward(Tensor x) override { return conv3(torch::cat({m(conv1(x)), conv2(x)}, 1)); }
+
+  BaseConv conv1{nullptr}, conv2{nullptr}, conv3{nullptr};
+  Seq m{nullptr};
+};
+using CSPLayer = CSPLayerImpl;
+
+// Spatial pyramid pooling with windows 5, 9 and 13. A 9-window maximum is the 5-window maximum of 5-window
+// maxima, a 13-window one of that again: three small poolings give the same numbers as one small and two
+// large ones.
+struct SPPBottleneckImpl : Block {
+  SPPBottleneckImpl(int in, int out) {
+    conv1 = register_module("conv1", BaseConv(in, in / 2, 1));
+    conv2 = register_module("conv2", BaseConv(in / 2 * 4, out, 1));
+  }
+  Tensor forward(Tensor x) override {
+    const auto pool5 = [](const Tensor& t) { return torch::max_pool2d(t, 5, 1, 2); };
+    const Tensor y = conv1(x), y5 = pool5(y), y9 = pool5(y5), y13 = pool5(y9);
+    return conv2(torch::cat({y, y5, y9, y13}, 1));
+  }
+
+  BaseConv conv1{nullptr}, conv2{nullptr};
+};
+
+// Space to depth: each 2x2 patch becomes one cell of 4 x 3 channels, then a 3x3 convolution.
+struct FocusImpl : Block {
+  FocusImpl(int in, int out) { conv = register_module("conv", BaseConv(4 * in, out, 3)); }
+  Tensor forward(Tensor x) override {  // [B, 3, H, W] -> [B, out, H/2, W/2]
+    const auto patch = [&](int row, int column) { return x.slice(2, row, {}, 2).slice(3, column, {}, 2); };
+    return conv(torch::cat({patch(0, 0), patch(1, 0), patch(0, 1), patch(1, 1)}, 1));
+  }
+
+  BaseConv conv{nullptr};
+};
+
+// ------------------------------------------------------------------------------------------------- backbone
+// and neck
+struct ModelSize {
+  std::string name;
+  double depth, width;
+  bool depthwise;
+  int input;  // side of the square training and test size, pixels
+};
+
+// The six official sizes; throws for any other name.
+inline const ModelSize& model_size(const std::string& name) {
+  static const std::vector<ModelSize> sizes = {
+      {"yolox-nano", 0.33, 0.25, true, 416}, {"yolox-tiny", 0.33, 0.375, false, 416},
+      {"yolox-s", 0.33, 0.5, false, 640},    {"yolox-m", 0.67, 0.75, false, 640},
+      {"yolox-l", 1.0, 1.0, false, 640},     {"yolox-x", 1.33, 1.25, false, 640}};
+  for (const auto& size : sizes)
+    if (size.name == name) return size;
+  throw UsageError(concat(
+      "--model ", name, " is unknown; choose yolox-nano, yolox-tiny, yolox-s, yolox-m, yolox-l or yolox-x"));
+}
+
+struct CSPDarknetImpl : nn::Module {
+  explicit CSPDarknetImpl(const ModelSize& size) {
+    const int c = static_cast<int>(size.width * 64);
+    const int n = std::max(static_cast<int>(std::lround(size.depth * 3)), 1);
+    const auto stage = [&](int in, int bottlenecks) {
+      return Seq(std::vector<BlockPtr>{
+          make_conv(in, 2 * in, 3, 2, size.depthwise),
+          std::make_shared<CSPLayer>(2 * in, 2 * in, bottlenecks, true, size.depthwise)});
+    };
+    stem = register_module("stem", std::make_shared<FocusImpl>(3, c));
+    dark2 = register_module("dark2", stage(c, n));
+    dark3 = register_module("dark3", stage(2 * c, 3 * n));
+    dark4 = register_module("dark4", stage(4 * c, 3 * n));
+    // Constructed one after the other: the order decides which random numbers each gets.
+    const auto down = make_conv(8 * c, 16 * c, 3, 2, size.depthwise);
+    const auto spp = std::make_shared<SPPBottleneckImpl>(16 * c, 16 * c);
+    const auto csp = std::make_shared<CSPLayer>(16 * c, 16 * c, n, false, size.depthwise);
+    dark5 = register_module("dark5", Seq(std::vector<BlockPtr>{down, spp, csp}));
+  }
+  // [B, 3, H, W] -> features of strides 8, 16 and 32
+  std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& image) {
+    const Tensor x8 = dark3(dark2(stem->forward(image))), x16 = dark4(x8), x32 = dark5(x16);
+    return {x8, x16, x32};
+  }
+
+  std::shared_ptr<FocusImpl> stem;
+  Seq dark2{nullptr}, dark3{nullptr}, dark4{nullptr}, dark5{nullptr};
+};
+TORCH_MODULE(CSPDarknet);
+
+// Path-aggregation feature pyramid: top-down, then bottom-up.
+struct PAFPNImpl : nn::Module {
+  explicit PAFPNImpl(const ModelSize& size) {
+    const int c0 = static_cast<int>(256 * size.width), c1 = 2 * c0, c2 = 4 * c0;
+    const int n = static_cast<int>(std::lround(3 * size.depth));
+    const auto csp = [&](int in, int out) {
+      return std::make_shared<CSPLayer>(in, out, n, false, size.depthwise);
+    };
+    backbone = register_module("backbone", CSPDarknet(size));
+    lateral_conv0 = register_module("lateral_conv0", BaseConv(c2, c1, 1));
+    C3_p4 = register_module("C3_p4", csp(2 * c1, c1));
+    reduce_conv1 = register_module("reduce_conv1", BaseConv(c1, c0, 1));
+    C3_p3 = register_module("C3_p3", csp(2 * c0, c0));
+    bu_conv2 = register_module("bu_conv2", make_conv(c0, c0, 3, 2, size.depthwise));
+    C3_n3 = register_module("C3_n3", csp(2 * c0, c1));
+    bu_conv1 = register_module("bu_conv1", make_conv(c1, c1, 3, 2, size.depthwise));
+    C3_n4 = register_module("C3_n4", csp(2 * c1, c2));
+  }
+  // [B, 3, H, W] -> three feature maps [B, C_k, H/8, W/8], ... /16, ... /32
+  std::vector<Tensor> forward(const Tensor& image) {
+    const auto up = [](const Tensor& x) {
+      return torch::upsample_nearest2d(x, std::nullopt, std::vector<double>{2, 2});
+    };
+    const auto [x8, x16, x32] = backbone(image);
+    const Tensor top = lateral_conv0(x32);                                                  // C1, /32
+    const Tensor middle = reduce_conv1(C3_p4->forward(torch::cat({up(top), x16}, 1)));      // C0, /16
+    const Tensor out8 = C3_p3->forward(torch::cat({up(middle), x8}, 1));                    // C0, /8
+    const Tensor out16 = C3_n3->forward(torch::cat({bu_conv2->forward(out8), middle}, 1));  // C1, /16
+    const Tensor out32 = C3_n4->forward(torch::cat({bu_conv1->forward(out16), top}, 1));    // C2, /32
+    return {out8, out16, out32};
+  }
+
+  CSPDarknet backbone{nullptr};
+  BaseConv lateral_conv0{nullptr}, reduce_conv1{nullptr};
+  BlockPtr C3_p4, C3_p3, bu_conv2, C3_n3, bu_conv1, C3_n4;
+};
+TORCH_MODULE(PAFPN);
+
+// -------------------------------------------------------------------------------------------------- head and
+// decoding
+constexpr int kStrides[] = {8, 16, 32};
+
+// What the network says before any decoding: one row per anchor point.
+struct Predictions {
+  Tensor reg;  // [B, A, 4]  offset of the centre from the cell in strides, log of width and height in strides
+  Tensor obj;  // [B, A]     logit: is there an object
+  Tensor cls;  // [B, A, C]  logit of each class
+};
+
+// Cell of each anchor point: column, row (integers; the cell's corner, not its centre) and stride in pixels.
+struct Anchors {
+  Tensor grid;    // [A, 2]
+  Tensor stride;  // [A]
+};
+
+// Anchor points of an image of height x width pixels; dtype and device as in `like`.
+inline Anchors make_anchors(int64_t height, int64_t width, const torch::TensorOptions& like) {
+  std::vector<Tensor> grids, strides;
+  for (const int s : kStrides) {
+    const int64_t rows = height / s, columns = width / s;
+    const auto yx = torch::meshgrid({torch::arange(rows, like), torch::arange(columns, like)}, "ij");
+    grids.push_back(torch::stack({yx[1], yx[0]}, 2).view({-1, 2}));
+    strides.push_back(torch::full({rows * columns}, s, like));
+  }
+  return {torch::cat(grids), torch::cat(strides)};
+}
+
+// Raw regression [..., A, 4] -> boxes (cx, cy, w, h) in pixels. Out of place: autograd needs the inputs.
+inline Tensor decode_boxes(const Tensor& reg, const Anchors& anchors) {
+  const Tensor stride = anchors.stride.unsqueeze(-1);  // [A, 1]
+  return torch::cat({(reg.slice(-1, 0, 2) + anchors.grid) * stride, reg.slice(-1, 2, 4).exp() * stride}, -1);
+}
+
+struct HeadImpl : nn::Module {
+  HeadImpl(const ModelSize& size, int num_classes) {
+    const int h = static_cast<int>(256 * size.width);
+    // The order of registration gives the official order of keys; the order of construction below the
+    // official random initial values.
+    cls_convs = register_module("cls_convs", Seq());
+    reg_convs = register_module("reg_convs", Seq());
+    cls_preds = register_module("cls_preds", nn::ModuleList());
+    reg_preds = register_module("reg_preds", nn::ModuleList());
+    obj_preds = register_module("obj_preds", nn::ModuleList());
+    stems = register_module("stems", Seq());
+    const auto tower = [&] {
+      const auto first = make_conv(h, h, 3, 1, size.depthwise),
+                 second = make_conv(h, h, 3, 1, size.depthwise);
+      return std::make_shared<SeqImpl>(std::vector<BlockPtr>{first, second});
+    };
+    const auto predictor = [&](int out) { return nn::Conv2d(nn::Conv2dOptions(h, out, 1)); };
+    for (const int channels : {h, 2 * h, 4 * h}) {
+      stems->push_back(std::make_shared<BaseConvImpl>(channels, h, 1));
+      cls_convs->push_back(tower());
+      reg_convs->push_back(tower());
+      cls_preds->push_back(predictor(num_classes));
+      reg_preds->push_back(predictor(4));
+      obj_preds->push_back(predictor(1));
+    }
+    // Start with a probability of 0.01 everywhere, so that the many empty cells do not swamp the first steps
+    // (focal loss, arXiv 1708.02002, section 3.3).
+    torch::NoGradGuard no_grad;
+    const double prior = 0.01, bias = -std::log((1 - prior) / prior);
+    for (auto* preds : {&cls_preds, &obj_preds})
+      for (const auto& pred : **preds) pred->as<nn::Conv2d>()->bias.fill_(bias);
+  }
+  Predictions forward(const std::vector<Tensor>& features) {
+    std::vector<Tensor> reg, obj, cls;
+    const auto rows = [](const Tensor& x) {
+      return x.permute({0, 2, 3, 1}).flatten(1, 2);
+    };  // [B,C,h,w] -> [B,hw,C]
+    for (size_t k = 0; k < features.size(); ++k) {
+      const Tensor x = stems->blocks[k]->forward(features[k]);
+      const Tensor cls_feature = cls_convs->blocks[k]->forward(x),
+                   reg_feature = reg_convs->blocks[k]->forward(x);
+      cls.push_back(rows(cls_preds[k]->as<nn::Conv2d>()->forward(cls_feature)));
+      reg.push_back(rows(reg_preds[k]->as<nn::Conv2d>()->forward(reg_feature)));
+      obj.push_back(rows(obj_preds[k]->as<nn::Conv2d>()->forward(reg_feature)));
+    }
+    return {torch::cat(reg, 1), torch::cat(obj, 1).squeeze(-1), torch::cat(cls, 1)};
+  }
+
+  Seq cls_convs{nullptr}, reg_convs{nullptr}, stems{nullptr};
+  nn::ModuleList cls_preds{nullptr}, reg_preds{nullptr}, obj_preds{nullptr};
+};
+TORCH_MODULE(Head);
+
+// -------------------------------------------------------------------------------------------------------------
+// model
+struct YOLOXImpl : nn::Module {
+  YOLOXImpl(const std::string& model, int num_classes) : name(model), num_classes(num_classes) {
+    check(num_classes >= 1, "a detector needs at least one class, got ", num_classes);
+    const ModelSize& size = model_size(model);
+    backbone = register_module("backbone", PAFPN(size));
+    head = register_module("head", Head(size, num_classes));
+  }
+  // images [B, 3, H, W]: BGR, 0..255, float, H and W multiples of 32 (any memory order; channels-last is
+  // fastest)
+  Predictions forward(const Tensor& images) {
+    check(images.dim() == 4 && images.size(1) == 3 && images.size(2) % 32 == 0 && images.size(3) % 32 == 0,
+          "the network takes images [B, 3, H, W] with H and W multiples of 32, got ", images.sizes());
+    return head(backbone(images));
+  }
+
+  std::string name;
+  int num_classes;
+  PAFPN backbone{nullptr};
+  Head head{nullptr};
+};
+TORCH_MODULE(YOLOX);
+
+// Puts the weights into channels-last memory order. With images in the same order (as OpenCV has them) the
+// network runs without reordering anything; a training step takes a tenth to a fifth less time. Names and
+// shapes stay.
+inline void channels_last(nn::Module& model) {
+  for (auto& p : model.parameters())
+    if (p.dim() == 4) p.set_data(p.contiguous(torch::MemoryFormat::ChannelsLast));
+}
+
+// Output of the network in evaluation: [B, A, 5 + C] = cx, cy, w, h in pixels of the network's input,
+// objectness and class scores in 0..1. float32 whatever the network computed in, float64 if it did that.
+inline Tensor decode(const Predictions& p, int64_t height, int64_t width) {
+  const auto dtype = torch::promote_types(p.reg.scalar_type(), torch::kFloat);
+  const Tensor boxes =
+      decode_boxes(p.reg.to(dtype), make_anchors(height, width, p.reg.options().dtype(dtype)));
+  return torch::cat({boxes, p.obj.to(dtype).sigmoid().unsqueeze(-1), p.cls.to(dtype).sigmoid()}, -1);
+}
+
+// Greedy non-maximum suppression on the CPU. boxes [N, 4] (x1, y1, x2, y2), scores [N], classes [N]: boxes
+// suppress only boxes of their own class. Returns the kept indices, best score first; equal scores keep their
+// order.
+inline Tensor nms(const Tensor& boxes, const Tensor& scores, const Tensor& classes, double threshold) {
+  const Tensor order = scores.argsort(/*stable=*/true, 0, /*descending=*/true);
+  const Tensor b = boxes.index_select(0, order).t().contiguous();  // [4, N]
+  const Tensor c = classes.index_select(0, order).to(torch::kLong).contiguous();
+  const int64_t n = order.numel();
+  const float *x1 = b.data_ptr<float>(), *y1 = x1 + n, *x2 = y1 + n, *y2 = x2 + n;
+  const int64_t* cls = c.data_ptr<int64_t>();
+  std::vector<char> dead(n, 0);
+  std::vector<int64_t> kept;
+  for (int64_t i = 0; i < n; ++i) {
+    if (dead[i]) continue;
+    kept.push_back(i);
+    const float area = (x2[i] - x1[i]) * (y2[i] - y1[i]);
+    for (int64_t j = i + 1; j < n; ++j) {
+      if (dead[j] || cls[j] != cls[i]) continue;
+      const float w = std::max(0.f, std::min(x2[i], x2[j]) - std::max(x1[i], x1[j]));
+      const float h = std::max(0.f, std::min(y2[i], y2[j]) - std::max(y1[i], y1[j]));
+      const float both = w * h;
+      dead[j] = both / (area + (x2[j] - x1[j]) * (y2[j] - y1[j]) - both) > threshold;
+    }
+  }
+  return order.index_select(0, torch::tensor(kept, torch::kLong));
+}
+
+// Decoded output [B, A, 5 + C] -> for each image the detections [N, 7] on the CPU: x1, y1, x2, y2 in pixels
+// of the network's input (not clipped to it), objectness, class score, class; best objectness x class score
+// first. Keeps what scores at least `conf`; `agnostic` lets boxes of any class suppress each other.
+inline std::vector<Tensor> postprocess(const Tensor& decoded, double conf, double nms_threshold,
+                                       bool agnostic = false) {
+  torch::NoGradGuard no_grad;
+  const auto [class_score, class_id] = decoded.slice(-1, 5).max(-1);  // [B, A] each
+  const Tensor obj = decoded.select(-1, 4), keep = obj * class_score >= conf;
+  const Tensor half = decoded.slice(-1, 2, 4) / 2, centre = decoded.slice(-1, 0, 2);
+  const Tensor rows = torch::cat({centre - half, centre + half, obj.unsqueeze(-1), class_score.unsqueeze(-1),
+                                  class_id.unsqueeze(-1).to(decoded.dtype())},
+                                 -1);  // [B, A, 7]
+  std::vector<Tensor> detections;
+  for (int64_t b = 0; b < decoded.size(0); ++b) {
+    const Tensor d = rows[b].index({keep[b]}).to(torch::kCPU, torch::kFloat);
+    const Tensor cls = d.select(1, 6), groups = agnostic ? torch::zeros_like(cls) : cls;
+    detections.push_back(
+        d.index_select(0, nms(d.slice(1, 0, 4), d.select(1, 4) * d.select(1, 5), groups, nms_threshold)));
+  }
+  return detections;
+}
+
+}  // namespace yolox
