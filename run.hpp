@@ -74,16 +74,16 @@ inline std::string short_bytes(double bytes) {
 
 // 6 characters or fewer: 42s, 12m30s, 3h05m, 4d07h
 inline std::string short_time(double seconds) {
-  char text[16];
-  const auto s = static_cast<long>(std::max(0.0, std::min(seconds, 99.0 * 86400)));
+  char text[48];
+  const auto s = static_cast<int>(std::max(0.0, std::min(seconds, 99.0 * 86400)));
   if (s < 60)
-    std::snprintf(text, sizeof text, "%lds", s);
+    std::snprintf(text, sizeof text, "%ds", s);
   else if (s < 3600)
-    std::snprintf(text, sizeof text, "%ldm%02lds", s / 60, s % 60);
+    std::snprintf(text, sizeof text, "%dm%02ds", s / 60, s % 60);
   else if (s < 86400)
-    std::snprintf(text, sizeof text, "%ldh%02ldm", s / 3600, s / 60 % 60);
+    std::snprintf(text, sizeof text, "%dh%02dm", s / 3600, s / 60 % 60);
   else
-    std::snprintf(text, sizeof text, "%ldd%02ldh", s / 86400, s / 3600 % 24);
+    std::snprintf(text, sizeof text, "%dd%02dh", s / 86400, s / 3600 % 24);
   return text;
 }
 

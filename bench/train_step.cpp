@@ -1,1 +1,60 @@
-int main(){}
+// Time and memory of our training step: forward, loss, backward, SGD, EMA. Prints one line of JSON; train_step.py runs
+// it beside the Python YOLOX and makes the table.
+#include <iostream>
+
+#include "flags.hpp"
+#include "loss.hpp"
+#include "optim.hpp"
+#include "run.hpp"
+
+using namespace yolox;
+
+struct Config : Flags {
+  std::string model = flag(model, "Bench", "model", "yolox-nano", "NAME", "size of the model");
+  int size = flag(size, "Bench", "size", 416, "N", "input size");
+  int bs = flag(bs, "Bench", "bs", 8, "N", "batch size");
+  int steps = flag(steps, "Bench", "steps", 8, "N", "steps that are timed, after two that are not");
+  int threads = flag(threads, "Bench", "threads", 2, "N", "threads of torch");
+  int objects = flag(objects, "Bench", "objects", 20, "N", "ground truths in each image");
+};
+
+// Highest memory of this process so far, bytes.
+static double peak_bytes() {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  double kib = 0;
+  while (status >> word)
+    if (word == "VmHWM:") status >> kib;
+  return kib * 1024;
+}
+
+int main(int argc, char** argv) {
+  return run_program([&] {
+    Config c;
+    c.parse(argc, argv, "time of a training step");
+    torch::set_num_threads(c.threads);
+    torch::manual_seed(0);
+    YOLOX model(c.model, 80), ema(c.model, 80);
+    channels_last(*model), channels_last(*ema);
+    model->train();
+    Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
+    const Tensor images = (torch::rand({c.bs, c.size, c.size, 3}) * 255).permute({0, 3, 1, 2});
+    const Tensor r = torch::rand({c.bs, c.objects, 4});
+    const Targets targets{torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2), torch::randint(80, {c.bs, c.objects}, torch::kLong),
+                          std::vector<int64_t>(c.bs, c.objects)};
+    const double before = peak_bytes();
+    std::vector<double> times;
+    for (int i = 0; i < c.steps + 2; ++i) {
+      const double start = now();
+      const auto losses = yolox_loss(model(images), c.size, c.size, targets, false);
+      optimizer.zero_grad();
+      losses.total.backward();
+      optimizer.step(1e-4);
+      ema_update(*ema, *model, 0.9998);
+      if (i >= 2) times.push_back(now() - start);
+    }
+    std::cout << "{\"seconds\": [";
+    for (size_t i = 0; i < times.size(); ++i) std::cout << (i ? ", " : "") << times[i];
+    std::cout << "], \"peak_bytes\": " << peak_bytes() << ", \"before_bytes\": " << before << "}\n";
+  });
+}
