@@ -489,7 +489,8 @@ inline Loader::Make training_items(const Dataset& data, uint64_t seed, const Aug
 inline Loader::Make evaluation_items(const Dataset& data, cv::Size size) {
   return [&data, size](int64_t position) {
     try {
-      const auto boxed = letterbox(read_image(data, position), size, /*official_quirks=*/true);
+      const auto boxed =
+          letterbox(read_image(data, position), size, /*official_quirks=*/true);  // AP compares
       return Item{boxed.image, {}, position, boxed.scale};
     } catch (const std::exception& e) {
       data.problems->add("image cannot be used", e.what());

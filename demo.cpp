@@ -8,9 +8,11 @@
 using namespace yolox;
 
 struct Config : Flags {
-  std::string source = flag(source, "What", "source", "", "PATH", "image, or folder of images");
+  std::string source =
+      flag(source, "What", "source", "", "PATH|shapes", "image, folder of images, or the built-in shapes");
   std::string weights = flag(weights, "What", "weights", "", "FILE.pth", "checkpoint, ours or official");
   std::string save = flag(save, "What", "save", "runs/demo", "DIR", "folder for the drawn images");
+  int max_images = flag(max_images, "What", "max-images", 0, "N", "stop after so many; 0: all");
   std::string model = flag(model, "How", "model", "", "NAME",
                            "yolox-{nano,tiny,s,m,l,x}; read from the checkpoint when left out");
   std::string size =
@@ -82,20 +84,31 @@ static void draw_box(cv::Mat& image, const double* box, const std::string& text,
               cv::LINE_AA);
 }
 
-static std::vector<fs::path> find_images(const std::string& source) {
-  usage_check(!source.empty(), "--source is needed: an image, or a folder of images");
+// The images to look at, as a data set without labels.
+static Dataset find_images(const Config& config) {
+  const std::string& source = config.source;
+  usage_check(!source.empty(), "--source is needed: an image, a folder of images, or shapes");
+  if (source == "shapes")
+    return shapes_dataset(0, 1,
+                          config.max_images ? std::min<int64_t>(config.max_images, kShapesVal) : kShapesVal);
   check(fs::exists(source), "--source ", source, " does not exist");
-  if (!fs::is_directory(source)) return {source};
-  std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(source)) {
-    std::string end = entry.path().extension().string();
-    std::transform(end.begin(), end.end(), end.begin(), ::tolower);
-    for (const std::string known : {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
-      if (end == known) files.push_back(entry.path());
-  }
-  check(!files.empty(), "--source ", source, " holds no images (.jpg .jpeg .png .bmp .webp .tif .tiff)");
-  std::sort(files.begin(), files.end());
-  return files;
+  Dataset data;
+  if (!fs::is_directory(source))
+    data.records.push_back({source, 0, 0, 0, {}});
+  else
+    for (const auto& entry : fs::directory_iterator(source)) {
+      std::string end = entry.path().extension().string();
+      std::transform(end.begin(), end.end(), end.begin(), ::tolower);
+      for (const std::string known : {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
+        if (end == known) data.records.push_back({entry.path().string(), 0, 0, 0, {}});
+    }
+  check(!data.records.empty(), "--source ", source,
+        " holds no images (.jpg .jpeg .png .bmp .webp .tif .tiff)");
+  std::sort(data.records.begin(), data.records.end(),
+            [](const auto& a, const auto& b) { return a.file < b.file; });
+  if (config.max_images && data.records.size() > size_t(config.max_images))
+    data.records.resize(config.max_images);
+  return data;
 }
 
 static void run(int argc, char** argv) {
@@ -103,9 +116,10 @@ static void run(int argc, char** argv) {
   config.parse(argc, argv, "draws what a model finds into images");
   usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
   usage_check(config.nms > 0 && config.nms <= 1, "--nms must be above 0 and at most 1, got ", config.nms);
+  usage_check(config.max_images >= 0, "--max-images must be at least 0, got ", config.max_images);
   if (!config.size.empty()) parse_size(config.size);
   opencv_single_thread();
-  const auto files = find_images(config.source);
+  const Dataset data = find_images(config);
   const auto device = parse_device(config.device);
   auto loaded = load_model(config.weights, config.model, config.preproc, device);
   const int side = model_size(loaded.info.model).input, classes = loaded.model->num_classes;
@@ -118,17 +132,22 @@ static void run(int argc, char** argv) {
 
   const torch::InferenceMode inference;
   int64_t unreadable = 0;
-  for (const auto& file : files) {
-    cv::Mat image;
+  for (size_t i = 0; i < data.records.size(); ++i) {
+    Image image;
     try {
-      image = cv::imread(file.string(), cv::IMREAD_COLOR);
-    } catch (const cv::Exception&) {}
-    if (image.empty()) {
-      std::cout << "warning: " << file.string() << " cannot be read as an image, skipped\n";
+      image = read_image(data, i);
+    } catch (const std::exception& e) {
+      std::cout << "warning: " << e.what() << ", skipped\n";
       ++unreadable;
       continue;
     }
-    const auto boxed = letterbox(image, {size.width, size.height}, false);
+    const fs::path name = data.records[i].file.empty() ? data.truth.images[i].file_name
+                                                       : fs::path(data.records[i].file).filename().string();
+    const std::string out = (fs::path(config.save) / name).string() + (name.has_extension() ? "" : ".png");
+    check(!fs::exists(out) || data.records[i].file.empty() || !fs::equivalent(out, data.records[i].file),
+          "--save ", config.save, " would overwrite the source ", out, "; give another folder");
+    const auto boxed =
+        letterbox(image, {size.width, size.height}, /*official_quirks=*/true);  // as in evaluation
     const cv::Mat pixels = boxed.image.isContinuous() ? cv::Mat(boxed.image) : boxed.image.clone();
     const Tensor batch = torch::from_blob(pixels.data, {1, size.height, size.width, 3}, torch::kByte);
     const Tensor found = postprocess(
@@ -136,16 +155,15 @@ static void run(int argc, char** argv) {
         config.conf, config.nms)[0];
     const auto rows = found.accessor<float, 2>();
     std::map<std::string, int> counts;
-    for (int64_t i = rows.size(0) - 1; i >= 0; --i) {  // the best last, on top
-      const int cls = int(rows[i][6]);
-      const double box[4] = {rows[i][0] / boxed.scale.x, rows[i][1] / boxed.scale.y,
-                             rows[i][2] / boxed.scale.x, rows[i][3] / boxed.scale.y};
-      const std::string name = class_name(loaded.info, cls, classes);
-      ++counts[name];
-      draw_box(image, box, concat(name, " ", std::fixed, std::setprecision(2), rows[i][4] * rows[i][5]),
+    for (int64_t k = rows.size(0) - 1; k >= 0; --k) {  // the best last, on top
+      const int cls = int(rows[k][6]);
+      const double box[4] = {rows[k][0] / boxed.scale.x, rows[k][1] / boxed.scale.y,
+                             rows[k][2] / boxed.scale.x, rows[k][3] / boxed.scale.y};
+      const std::string label = class_name(loaded.info, cls, classes);
+      ++counts[label];
+      draw_box(image, box, concat(label, " ", std::fixed, std::setprecision(2), rows[k][4] * rows[k][5]),
                class_colour(cls));
     }
-    const std::string out = (fs::path(config.save) / file.filename()).string();
     bool written = false;
     try {
       written = cv::imwrite(out, image);
@@ -153,10 +171,10 @@ static void run(int argc, char** argv) {
     check(written, "cannot write ", out, "; is the disk full or the folder read-only?");
     std::cout << out << ":";
     if (counts.empty()) std::cout << " nothing found";
-    for (const auto& [name, count] : counts) std::cout << " " << count << " " << name;
+    for (const auto& [label, count] : counts) std::cout << " " << count << " " << label;
     std::cout << "\n";
   }
-  if (unreadable == int64_t(files.size())) fail("no image of ", config.source, " could be read");
+  if (unreadable == int64_t(data.records.size())) fail("no image of ", config.source, " could be read");
 }
 
 int main(int argc, char** argv) {

@@ -39,10 +39,11 @@ struct Config : Flags {
   double lr = flag(lr, "Training", "lr", 0.01 / 64, "X", "learning rate per image; times --bs");
   double min_lr_ratio = flag(min_lr_ratio, "Training", "min-lr-ratio", 0.05, "X",
                              "floor of the learning rate, in parts of the highest");
-  int warmup_epochs =
-      flag(warmup_epochs, "Training", "warmup-epochs", 5, "N", "the learning rate rises for so long");
-  int no_aug_epochs = flag(no_aug_epochs, "Training", "no-aug-epochs", 15, "N",
-                           "last epochs: no mosaic, no mixup, L1 loss, lowest learning rate");
+  int warmup_epochs = flag(warmup_epochs, "Training", "warmup-epochs", 5, "N",
+                           "the learning rate rises for so long; fewer in runs of less than 100");
+  int no_aug_epochs =
+      flag(no_aug_epochs, "Training", "no-aug-epochs", 15, "N",
+           "last epochs: no mosaic or mixup, L1 loss, lowest lr; fewer in runs of less than 150");
   double weight_decay = flag(weight_decay, "Training", "weight-decay", 5e-4, "X", "of convolution weights");
   double clip = flag(clip, "Training", "clip", 10.0, "X", "largest norm of the gradient; 0: no limit");
   double ema =
@@ -104,6 +105,8 @@ static void check_config(const Config& c) {
       at_least("no-aug-epochs", c.no_aug_epochs, 0);
   at_least("weight-decay", c.weight_decay, 0), at_least("clip", c.clip, 0),
       at_least("eval-interval", c.eval_interval, 0), at_least("seed", c.seed, 0);
+  usage_check(c.warmup_epochs + c.no_aug_epochs <= c.epochs, "--warmup-epochs ", c.warmup_epochs,
+              " and --no-aug-epochs ", c.no_aug_epochs, " do not fit into --epochs ", c.epochs);
   in("min-lr-ratio", c.min_lr_ratio, 0, 1), in("ema", c.ema, 0, 0.999999), in("conf", c.conf, 0, 1),
       in("nms", c.nms, 1e-6, 1);
   usage_check(c.amp == "off" || c.amp == "fp16" || c.amp == "bf16", "--amp takes off, fp16 or bf16, got '",
@@ -113,6 +116,15 @@ static void check_config(const Config& c) {
               "--optimizer takes sgd, adam or adamw, got '", c.optimizer, "'");
   usage_check(c.preproc == "auto" || c.preproc == "bgr" || c.preproc == "legacy",
               "--preproc takes auto, bgr or legacy, got '", c.preproc, "'");
+}
+
+// The official 5 epochs of warm-up and 15 without augmentation are for 300; a short run gets its share of
+// them.
+static void set_phases(Config& c) {
+  if (!c.resume.empty()) return;
+  if (!c.was_given("warmup-epochs"))
+    c.warmup_epochs = std::min(c.warmup_epochs, std::max(c.epochs / 20, c.epochs < 3 ? 0 : 1));
+  if (!c.was_given("no-aug-epochs")) c.no_aug_epochs = std::min(c.no_aug_epochs, c.epochs / 10);
 }
 
 static AugmentConfig augment_config(const Config& c) {
@@ -183,6 +195,7 @@ static void train(int argc, char** argv) {
       }
     }
   }
+  set_phases(config);
   check_config(config);
   const torch::Device device = parse_device(config.device);
   const ImageSize base = config.size.empty()
@@ -279,8 +292,9 @@ static void train(int argc, char** argv) {
   log.line(concat("model   ", config.model, " ", base.height, "x", base.width,
                   config.multiscale ? " multi-scale" : "", " on ", device.str(), ", ",
                   config.amp == "off" ? "float32" : config.amp));
-  log.line(concat("steps   ", iters, " of ", config.bs, " images, ", per_epoch, " an epoch; ",
-                  config.optimizer, " lr ", schedule.lr, " (", config.lr, " per image)"));
+  log.line(concat("steps   ", iters, " of ", config.bs, " images, ", per_epoch, " an epoch; warm-up ",
+                  config.warmup_epochs, " epochs, plain last ", config.no_aug_epochs, "; ", config.optimizer,
+                  " lr ", schedule.lr, " (", config.lr, " per image)"));
   for (const auto& note : notes) log.line(note);
   auto tell_problems = [&, told = std::map<std::string, int64_t>()]() mutable {
     for (const Dataset* d : {&data, &val}) {
@@ -323,9 +337,10 @@ static void train(int argc, char** argv) {
   model->train();
   log.line("  epoch      iter  total   iou   obj   cls   l1 pos      lr  img/s wait  mem   left");
   const double nan = std::nan("");
-  Tensor sums =
-      torch::zeros({7}, device);  // of total, iou, obj, cls, l1, positives, gradient norm since the last look
-  int64_t objects = 0, looked = first;
+  // Sums of total, iou, obj, cls, l1, positives, gradient norm, objects: since the last look, and in this
+  // epoch.
+  Tensor sums = torch::zeros({8}, device), epoch_sums = torch::zeros({8});
+  int64_t looked = first, epoch_steps = 0;
   double waited = 0, looked_at = now(), rate = 0;
   for (int64_t i = first; i < iters; ++i) {
     const int64_t epoch = i / per_epoch;
@@ -349,40 +364,49 @@ static void train(int argc, char** argv) {
     const auto grads = gradients(optimizer.groups);
     const bool finite = scaler.unscale(grads);
     const Tensor norm = clip_gradients(grads, config.clip);
-    if (finite)
+    if (finite) {
       optimizer.step(lr);
-    else
+      if (config.ema > 0) ema_update(*ema, *model, ema_decay(config.ema, ++updates));
+    } else {
       ++skipped;
+    }
     scaler.update();
-    if (config.ema > 0) ema_update(*ema, *model, ema_decay(config.ema, ++updates));
 
     // ---- telling: reads the losses back, so not at every step of a fast GPU
-    sums +=
-        torch::stack({losses.total.detach(), losses.iou.detach(), losses.obj.detach(), losses.cls.detach(),
-                      losses.l1.detach(), losses.num_fg.to(torch::kFloat), norm.to(torch::kFloat)});
-    objects += targets.total();
+    sums += torch::stack({losses.total.detach(), losses.iou.detach(), losses.obj.detach(),
+                          losses.cls.detach(), losses.l1.detach(), losses.num_fg.to(torch::kFloat),
+                          norm.to(torch::kFloat), torch::full({}, double(targets.total()), sums.options())});
     const bool epoch_ends = (i + 1) % per_epoch == 0, last = i + 1 == iters;
     if (i == first || epoch_ends || last || now() - looked_at > 1) {
       const double steps = i + 1 - looked, seconds = now() - looked_at;
-      const Tensor mean = sums.cpu() / steps;
-      const auto m = mean.accessor<float, 1>();
+      const Tensor taken = sums.cpu();
+      epoch_sums += taken, epoch_steps += i + 1 - looked;
+      const auto means = [](const Tensor& t, double n) {
+        std::vector<double> m;
+        for (int k = 0; k < 8; ++k) m.push_back(t[k].item<double>() / n);
+        return m;
+      };
+      auto m = means(taken, steps);
       check(std::isfinite(m[0]), "the loss is not finite at step ", i, " (iou ", m[1], ", obj ", m[2],
-            ", cls ", m[3], ", l1 ", m[4], ") with lr ", lr, "; go back to ", run,
+            ", cls ", m[3], ", l1 ", m[4], ") with lr ", lr, "; go on from ", run,
             "/last.pth with a lower --lr");
       rate = rate == 0 || i < first + 20 ? steps * config.bs / seconds
                                          : 0.9 * rate + 0.1 * steps * config.bs / seconds;
-      const double positives = m[5] * steps / std::max<int64_t>(1, objects), memory = resident_bytes();
-      char text[128];
+      metrics.row({double(epoch + 1), double(i + 1), m[0], m[1], m[2], m[3], m[4],
+                   m[5] / std::max(m[7], 1e-9), lr, steps * config.bs / seconds, waited / seconds, m[6], nan,
+                   nan});
+      if (epoch_ends || last)
+        m = means(epoch_sums, double(epoch_steps));  // the line that stays: the whole epoch
+      char text[160];
       std::snprintf(
           text, sizeof text, "%7s %9s %6.2f %5.2f %5.2f %5.2f %4.2f %3.1f %7.1e %6.1f %3.0f%% %5s %6s",
           concat(epoch + 1, "/", config.epochs).c_str(), concat(i % per_epoch + 1, "/", per_epoch).c_str(),
-          m[0], m[1], m[2], m[3], m[4], positives, lr, rate, 100 * waited / seconds,
-          short_bytes(memory).c_str(), short_time((iters - i - 1) * config.bs / rate).c_str());
+          m[0], m[1], m[2], m[3], m[4], m[5] / std::max(m[7], 1e-9), lr, rate, 100 * waited / seconds,
+          short_bytes(resident_bytes()).c_str(), short_time((iters - i - 1) * config.bs / rate).c_str());
       log.progress(text, epoch_ends || last);
-      metrics.row({double(epoch + 1), double(i + 1), m[0], m[1], m[2], m[3], m[4], positives, lr,
-                   steps * config.bs / seconds, waited / seconds, m[6], nan, nan});
       sums.zero_();
-      objects = 0, looked = i + 1, waited = 0, looked_at = now();
+      if (epoch_ends) epoch_sums.zero_(), epoch_steps = 0;
+      looked = i + 1, waited = 0, looked_at = now();
     }
     if (!epoch_ends && !last) continue;
 

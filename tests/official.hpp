@@ -80,7 +80,11 @@ inline yolox::YOLOX official_model(const std::string& size, torch::ScalarType dt
       t.copy_(v.to(torch::kFloat));
     }
   }
-  model->to(dtype);
+  // As in Python, floating-point tensors alone change their type (LibTorch's to() casts counters as well).
+  for (auto& p : model->parameters()) p.set_data(p.to(dtype));
+  for (auto& b : model->buffers())
+    if (b.is_floating_point()) b.set_data(b.to(dtype));
+  torch::set_num_threads(1);  // as the fixtures were made: another number rounds differently
   return model;
 }
 

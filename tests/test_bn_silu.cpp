@@ -1,0 +1,106 @@
+#include "bn_silu.hpp"
+
+#include "common.hpp"
+
+using namespace yolox;
+using torch::Tensor;
+
+namespace {
+torch::nn::BatchNorm2d norm(int channels) {
+  torch::manual_seed(4);
+  torch::nn::BatchNorm2d bn(torch::nn::BatchNorm2dOptions(channels).eps(1e-3).momentum(0.03));
+  torch::NoGradGuard no_grad;
+  bn->weight.normal_(), bn->bias.normal_(), bn->running_mean.normal_(), bn->running_var.uniform_(0.5, 2);
+  return bn;
+}
+
+struct Result {
+  Tensor y, dx, dw, db, mean, var;
+};
+Result run(const Tensor& input, bool fused, bool training, torch::ScalarType dtype) {
+  auto bn = norm(int(input.size(1)));
+  bn->to(dtype);
+  bn->train(training);
+  const Tensor x = input.to(dtype).detach().clone().set_requires_grad(true);
+  const Tensor y = fused ? bn_silu(x, bn) : torch::silu(bn(x));
+  torch::manual_seed(9);
+  y.backward(torch::randn(y.sizes(), torch::kFloat).to(dtype));
+  return {y, x.grad(), bn->weight.grad(), bn->bias.grad(), bn->running_mean, bn->running_var};
+}
+void check_equal(const Result& a, const Result& b, double tolerance) {
+  CHECK(relative_error(a.y, b.y) < tolerance);
+  CHECK(relative_error(a.dx, b.dx) < tolerance);
+  CHECK(relative_error(a.dw, b.dw) < tolerance);
+  CHECK(relative_error(a.db, b.db) < tolerance);
+  CHECK(relative_error(a.mean, b.mean) < tolerance);
+  CHECK(relative_error(a.var, b.var) < tolerance);
+}
+}  // namespace
+
+TEST_CASE("norm and SiLU as one operation equal float64's two, forward, gradients and statistics") {
+  torch::manual_seed(2);
+  for (const auto& [b, c, h, w] :
+       {std::array<int, 4>{2, 16, 40, 33}, {3, 5, 7, 9}, {1, 640, 2, 1}, {2, 2, 300, 300}}) {
+    for (const double offset :
+         {0.0, 300.0}) {  // a mean far from zero must not cost the digits of the variance
+      const Tensor x =
+          (torch::randn({b, c, h, w}) * 3 + offset).contiguous(torch::MemoryFormat::ChannelsLast);
+      CAPTURE(c);
+      CAPTURE(offset);
+      check_equal(run(x, true, true, torch::kFloat), run(x, false, true, torch::kDouble),
+                  offset == 0 ? 2e-6 : 2e-4);
+    }
+  }
+}
+
+TEST_CASE("the fused operation is taken where it says, and keeps one tensor for backward") {
+  auto bn = norm(8);
+  const Tensor x =
+      torch::randn({2, 8, 6, 6}).contiguous(torch::MemoryFormat::ChannelsLast).set_requires_grad(true);
+  const auto name = [&](const Tensor& y) { return y.grad_fn()->name(); };
+  CHECK(name(bn_silu(x, bn)).find("BnSilu") != std::string::npos);
+  CHECK(name(bn_silu(x.contiguous(), bn)).find("Silu") == 0);
+  bn->eval();
+  CHECK(name(bn_silu(x, bn)).find("Silu") == 0);
+  CHECK(bn_silu(x, bn).is_contiguous(torch::MemoryFormat::ChannelsLast));
+}
+
+TEST_CASE("evaluation, other memory orders and other types equal torch's two operations") {
+  torch::manual_seed(2);
+  const Tensor x = torch::randn({2, 6, 9, 5});
+  for (const bool training : {false, true}) {
+    check_equal(run(x, true, training, torch::kFloat), run(x, false, training, torch::kFloat), 1e-6);
+    check_equal(run(x, true, training, torch::kDouble), run(x, false, training, torch::kDouble), 1e-12);
+  }
+  auto bn = norm(6);
+  const int64_t before = bn->num_batches_tracked.item<int64_t>();
+  bn_silu(x.contiguous(torch::MemoryFormat::ChannelsLast), bn);
+  CHECK(bn->num_batches_tracked.item<int64_t>() == before + 1);
+}
+
+TEST_CASE("b6 the number of threads changes no bit") {
+  torch::manual_seed(2);
+  const Tensor x = torch::randn({4, 24, 50, 41}).contiguous(torch::MemoryFormat::ChannelsLast);
+  const int threads = torch::get_num_threads();
+  torch::set_num_threads(1);
+  const auto one = run(x, true, true, torch::kFloat);
+  torch::set_num_threads(3);
+  const auto three = run(x, true, true, torch::kFloat);
+  torch::set_num_threads(threads);
+  CHECK(torch::equal(one.y, three.y));
+  CHECK(torch::equal(one.dx, three.dx));
+  CHECK(torch::equal(one.dw, three.dw));
+  CHECK(torch::equal(one.var, three.var));
+}
+
+TEST_CASE("large inputs saturate without NaN") {
+  Tensor x = torch::zeros({1, 2, 2, 4}).contiguous(torch::MemoryFormat::ChannelsLast);
+  x.select(3, 0).fill_(1e18f);
+  auto r = run(x, true, true, torch::kFloat);
+  CHECK(torch::isfinite(r.y).all().item<bool>());
+  auto bn = norm(2);
+  CHECK(
+      torch::isnan(bn_silu(torch::full({1, 2, 2, 2}, NAN).contiguous(torch::MemoryFormat::ChannelsLast), bn))
+          .all()
+          .item<bool>());
+}
