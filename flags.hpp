@@ -51,9 +51,19 @@ struct Flags {
     }
     options.add_options("Help")("help", "this text");
     groups.push_back("Help");
+    // cxxopts takes the value of a flag that may stand alone only as --name=value; here --name value does as well.
+    std::vector<std::string> words(argv, argv + argc);
+    for (size_t i = 1; i + 1 < words.size(); ++i)
+      for (const auto& f : flags)
+        if (f.optional && words[i] == "--" + f.name && words[i + 1].rfind("--", 0) != 0) {
+          words[i] += "=" + words[i + 1];
+          words.erase(words.begin() + i + 1);
+        }
+    std::vector<const char*> arguments;
+    for (const auto& word : words) arguments.push_back(word.c_str());
     cxxopts::ParseResult result;
     try {
-      result = options.parse(argc, argv);
+      result = options.parse(int(arguments.size()), arguments.data());
     } catch (const cxxopts::exceptions::exception& e) {
       throw UsageError(concat(e.what(), "; ", program, " --help lists the flags"));
     }
