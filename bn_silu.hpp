@@ -1,11 +1,12 @@
 // Batch normalisation followed by SiLU, the pair that stands after every convolution.
 //
-// Done one after the other, the two pass over memory five times forward and backward more often still, and keep two
-// tensors for backward. Here they are one operation: two passes forward, two backward, and backward works out again
-// what lies between from the input of the norm, so that one tensor is kept. On the CPU, in float32 and channels-last
-// order; everything else takes torch's own two operations.
+// Done one after the other, the two pass over memory five times forward and backward more often still, and
+// keep two tensors for backward. Here they are one operation: two passes forward, two backward, and backward
+// works out again what lies between from the input of the norm, so that one tensor is kept. On the CPU, in
+// float32 and channels-last order; everything else takes torch's own two operations.
 //
-// x is seen as [M, C]: M = batch x height x width rows of C channels. Batch norm: arXiv 1502.03167; SiLU: arXiv 1702.03118.
+// x is seen as [M, C]: M = batch x height x width rows of C channels. Batch norm: arXiv 1502.03167; SiLU:
+// arXiv 1702.03118.
 #pragma once
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
@@ -15,8 +16,10 @@
 #include <vector>
 
 // The loops below are compiled for wider vectors too; the machine's best is chosen when the program starts.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define YOLOX_SIMD __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3", "no-trapping-math")))
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
+#define YOLOX_SIMD \
+  __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3", "no-trapping-math")))
 #else
 #define YOLOX_SIMD
 #endif
@@ -26,8 +29,8 @@ namespace bn_silu_detail {
 
 using torch::Tensor;
 
-// Rows in one piece of work, which fits into a core's own cache. Sums are taken piece by piece and then added in order,
-// so that the number of threads changes no bit of the result.
+// Rows in one piece of work, which fits into a core's own cache. Sums are taken piece by piece and then added
+// in order, so that the number of threads changes no bit of the result.
 inline int64_t piece_rows(int64_t channels) { return std::max<int64_t>(16, 16384 / channels); }
 
 // e^x to about one unit in the last place, without a call, so that the compiler can vectorise it: 2^n times a
@@ -53,7 +56,8 @@ inline __attribute__((always_inline)) float exponential(float x) {
 inline __attribute__((always_inline)) float sigmoid(float z) { return 1.0f / (1.0f + exponential(-z)); }
 
 // sums += x - centre, squares += (x - centre)^2 over the rows; all [C]
-YOLOX_SIMD static void stats_rows(const float* __restrict x, int64_t rows, int64_t channels, const float* __restrict centre, float* __restrict sums,
+YOLOX_SIMD static void stats_rows(const float* __restrict x, int64_t rows, int64_t channels,
+                                  const float* __restrict centre, float* __restrict sums,
                                   float* __restrict squares) {
   for (int64_t r = 0; r < rows; ++r, x += channels)
     for (int64_t c = 0; c < channels; ++c) {
@@ -64,7 +68,8 @@ YOLOX_SIMD static void stats_rows(const float* __restrict x, int64_t rows, int64
 }
 
 // y = silu(x * scale + shift)
-YOLOX_SIMD static void forward_rows(const float* __restrict x, float* __restrict y, int64_t rows, int64_t channels, const float* __restrict scale,
+YOLOX_SIMD static void forward_rows(const float* __restrict x, float* __restrict y, int64_t rows,
+                                    int64_t channels, const float* __restrict scale,
                                     const float* __restrict shift) {
   for (int64_t r = 0; r < rows; ++r, x += channels, y += channels)
     for (int64_t c = 0; c < channels; ++c) {
@@ -74,8 +79,10 @@ YOLOX_SIMD static void forward_rows(const float* __restrict x, float* __restrict
 }
 
 // dz = gradient of the norm's output; sums += dz, products += dz * (x - mean)
-YOLOX_SIMD static void backward_sums_rows(const float* __restrict g, const float* __restrict x, float* __restrict dz, int64_t rows, int64_t channels,
-                                          const float* __restrict scale, const float* __restrict shift, const float* __restrict mean, float* __restrict sums,
+YOLOX_SIMD static void backward_sums_rows(const float* __restrict g, const float* __restrict x,
+                                          float* __restrict dz, int64_t rows, int64_t channels,
+                                          const float* __restrict scale, const float* __restrict shift,
+                                          const float* __restrict mean, float* __restrict sums,
                                           float* __restrict products) {
   for (int64_t r = 0; r < rows; ++r, x += channels, g += channels, dz += channels)
     for (int64_t c = 0; c < channels; ++c) {
@@ -87,10 +94,13 @@ YOLOX_SIMD static void backward_sums_rows(const float* __restrict g, const float
 }
 
 // dx = scale * (dz - mean_dz - (x - mean) * slope), in place of dz
-YOLOX_SIMD static void backward_rows(const float* __restrict x, float* __restrict dx, int64_t rows, int64_t channels, const float* __restrict scale,
-                                     const float* __restrict mean, const float* __restrict mean_dz, const float* __restrict slope) {
+YOLOX_SIMD static void backward_rows(const float* __restrict x, float* __restrict dx, int64_t rows,
+                                     int64_t channels, const float* __restrict scale,
+                                     const float* __restrict mean, const float* __restrict mean_dz,
+                                     const float* __restrict slope) {
   for (int64_t r = 0; r < rows; ++r, x += channels, dx += channels)
-    for (int64_t c = 0; c < channels; ++c) dx[c] = scale[c] * (dx[c] - mean_dz[c] - (x[c] - mean[c]) * slope[c]);
+    for (int64_t c = 0; c < channels; ++c)
+      dx[c] = scale[c] * (dx[c] - mean_dz[c] - (x[c] - mean[c]) * slope[c]);
 }
 
 // Calls rows(first, count) for all pieces of `total` rows, on all threads.
@@ -98,16 +108,19 @@ template <class Rows>
 void for_rows(int64_t total, int64_t channels, const Rows& rows) {
   const int64_t size = piece_rows(channels);
   at::parallel_for(0, (total + size - 1) / size, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t piece = begin; piece < end; ++piece) rows(piece * size, std::min(size, total - piece * size));
+    for (int64_t piece = begin; piece < end; ++piece)
+      rows(piece * size, std::min(size, total - piece * size));
   });
 }
 
-// Adds up what rows(first, count, sums) adds into 2 x channels sums: in float32 within a piece, in float64 over them.
+// Adds up what rows(first, count, sums) adds into 2 x channels sums: in float32 within a piece, in float64
+// over them.
 template <class Rows>
 std::vector<double> sum_rows(int64_t total, int64_t channels, const Rows& rows) {
   const int64_t size = piece_rows(channels), width = 2 * channels;
   std::vector<float> pieces((total + size - 1) / size * width, 0.0f);
-  for_rows(total, channels, [&](int64_t first, int64_t count) { rows(first, count, pieces.data() + first / size * width); });
+  for_rows(total, channels,
+           [&](int64_t first, int64_t count) { rows(first, count, pieces.data() + first / size * width); });
   std::vector<double> sums(width, 0.0);
   for (size_t i = 0; i < pieces.size(); i += width)
     for (int64_t c = 0; c < width; ++c) sums[c] += pieces[i + c];
@@ -116,45 +129,57 @@ std::vector<double> sum_rows(int64_t total, int64_t channels, const Rows& rows) 
 
 struct BnSilu : torch::autograd::Function<BnSilu> {
   // x [B, C, H, W] channels-last; weight, bias, running_mean, running_var [C]
-  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
-                        const Tensor& running_var, double momentum, double eps) {
+  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& weight,
+                        const Tensor& bias, const Tensor& running_mean, const Tensor& running_var,
+                        double momentum, double eps) {
     const int64_t channels = x.size(1), rows = x.numel() / channels;
     const float* in = x.data_ptr<float>();
     // Sums are taken around the first row: large means then cost no digits.
-    const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) { stats_rows(in + first * channels, count, channels, in, s, s + channels); });
+    const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
+      stats_rows(in + first * channels, count, channels, in, s, s + channels);
+    });
     const Tensor saved = torch::empty({4, channels}, x.options());  // scale, shift, mean, 1 / deviation
-    float *scale = saved.data_ptr<float>(), *shift = scale + channels, *mean = shift + channels, *inverse = mean + channels;
+    float *scale = saved.data_ptr<float>(), *shift = scale + channels, *mean = shift + channels,
+          *inverse = mean + channels;
     const float *w = weight.data_ptr<float>(), *b = bias.data_ptr<float>();
     float *run_mean = running_mean.data_ptr<float>(), *run_var = running_var.data_ptr<float>();
     for (int64_t c = 0; c < channels; ++c) {
-      const double d = sums[c] / rows, m = in[c] + d, variance = std::max(0.0, sums[channels + c] / rows - d * d);
+      const double d = sums[c] / rows, m = in[c] + d,
+                   variance = std::max(0.0, sums[channels + c] / rows - d * d);
       mean[c] = float(m);
       inverse[c] = float(1 / std::sqrt(variance + eps));
       scale[c] = w[c] * inverse[c];
       shift[c] = b[c] - mean[c] * scale[c];
       run_mean[c] = float((1 - momentum) * run_mean[c] + momentum * m);
-      run_var[c] = float((1 - momentum) * run_var[c] + momentum * variance * rows / std::max<int64_t>(1, rows - 1));
+      run_var[c] =
+          float((1 - momentum) * run_var[c] + momentum * variance * rows / std::max<int64_t>(1, rows - 1));
     }
     Tensor y = torch::empty_like(x);
     float* out = y.data_ptr<float>();
-    for_rows(rows, channels, [&](int64_t first, int64_t count) { forward_rows(in + first * channels, out + first * channels, count, channels, scale, shift); });
+    for_rows(rows, channels, [&](int64_t first, int64_t count) {
+      forward_rows(in + first * channels, out + first * channels, count, channels, scale, shift);
+    });
     ctx->save_for_backward({x, saved});
     return y;
   }
 
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list grads) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
     const auto kept = ctx->get_saved_variables();
     const Tensor &x = kept[0], &saved = kept[1];
     const Tensor g = grads[0].contiguous(torch::MemoryFormat::ChannelsLast);
     const int64_t channels = x.size(1), rows = x.numel() / channels;
     const float *gradient = g.data_ptr<float>(), *in = x.data_ptr<float>();
-    const float *scale = saved.data_ptr<float>(), *shift = scale + channels, *mean = shift + channels, *inverse = mean + channels;
+    const float *scale = saved.data_ptr<float>(), *shift = scale + channels, *mean = shift + channels,
+                *inverse = mean + channels;
     const Tensor dx = torch::empty_like(x);
     float* out = dx.data_ptr<float>();
     const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
-      backward_sums_rows(gradient + first * channels, in + first * channels, out + first * channels, count, channels, scale, shift, mean, s, s + channels);
+      backward_sums_rows(gradient + first * channels, in + first * channels, out + first * channels, count,
+                         channels, scale, shift, mean, s, s + channels);
     });
-    const Tensor d_weight = torch::empty({channels}, x.options()), d_bias = torch::empty({channels}, x.options());
+    const Tensor d_weight = torch::empty({channels}, x.options()),
+                 d_bias = torch::empty({channels}, x.options());
     std::vector<float> mean_dz(channels), slope(channels);
     for (int64_t c = 0; c < channels; ++c) {
       d_bias.data_ptr<float>()[c] = float(sums[c]);
@@ -163,7 +188,8 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
       slope[c] = float(sums[channels + c] / rows * inverse[c] * inverse[c]);
     }
     for_rows(rows, channels, [&](int64_t first, int64_t count) {
-      backward_rows(in + first * channels, out + first * channels, count, channels, scale, mean, mean_dz.data(), slope.data());
+      backward_rows(in + first * channels, out + first * channels, count, channels, scale, mean,
+                    mean_dz.data(), slope.data());
     });
     return {dx, d_weight, d_bias, {}, {}, {}, {}};
   }
@@ -173,11 +199,13 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
 
 // silu(bn(x)), x [B, C, H, W]; moves the running statistics in training as bn does.
 inline torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2d& bn) {
-  const bool fused = x.device().is_cpu() && x.scalar_type() == torch::kFloat && bn->weight.scalar_type() == torch::kFloat && bn->is_training() &&
-                     x.size(1) > 1 && x.numel() > x.size(1) && x.is_contiguous(torch::MemoryFormat::ChannelsLast);
+  const bool fused = x.device().is_cpu() && x.scalar_type() == torch::kFloat &&
+                     bn->weight.scalar_type() == torch::kFloat && bn->is_training() && x.size(1) > 1 &&
+                     x.numel() > x.size(1) && x.is_contiguous(torch::MemoryFormat::ChannelsLast);
   if (!fused) return torch::silu(bn(x));
   bn->num_batches_tracked += 1;
-  return bn_silu_detail::BnSilu::apply(x, bn->weight, bn->bias, bn->running_mean, bn->running_var, bn->options.momentum().value(), bn->options.eps());
+  return bn_silu_detail::BnSilu::apply(x, bn->weight, bn->bias, bn->running_mean, bn->running_var,
+                                       bn->options.momentum().value(), bn->options.eps());
 }
 
 }  // namespace yolox

@@ -46,12 +46,18 @@ struct Problems {
     std::lock_guard lock(mutex);
     return counts;
   }
+  std::vector<std::string> lines() const {
+    std::lock_guard lock(mutex);
+    std::vector<std::string> all;
+    for (const auto& [line, _] : seen) all.push_back(line);
+    return all;
+  }
   // All of them, a line each; does nothing when there are none.
   void write(const std::string& path) const {
-    std::lock_guard lock(mutex);
-    if (seen.empty()) return;
+    const auto all = lines();
+    if (all.empty()) return;
     std::ofstream file(path);
-    for (const auto& [line, _] : seen) file << line << "\n";
+    for (const auto& line : all) file << line << "\n";
   }
 
  private:
@@ -198,7 +204,7 @@ inline Dataset coco_dataset(const fs::path& json, bool official_quirks) {
       data.problems->add("annotation of an image that is not there", where);
     } else if (a.crowd) {
       continue;  // a region of many objects: evaluation knows it, training does not learn it
-    } else if (!(a.w > 0 && a.h > 0)) {
+    } else if (official_quirks ? !(a.area > 0) : !(a.w > 0 && a.h > 0)) {
       data.problems->add("box of no size", where + box);
     } else {
       Record& r = data.records[record->second];
@@ -324,6 +330,7 @@ class Loader {
 
   Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, bool pinned)
       : make(std::move(make)), position(first), end(end), batch(batch), size(size), pinned(pinned) {
+    plan();
     for (int i = 0; i < std::max(1, threads); ++i) workers.emplace_back([this] { work(); });
   }
   ~Loader() {
@@ -387,7 +394,6 @@ class Loader {
 
   void work() {
     std::unique_lock lock(mutex);
-    plan();
     for (;;) {
       const auto free = std::find_if(pending.begin(), pending.end(),
                                      [](const auto& p) { return p->taken < p->boxes.size(); });
@@ -442,7 +448,8 @@ inline std::vector<int64_t> permutation(int64_t n, uint64_t seed, uint64_t pass)
 // always full and run on from one pass into the next. mosaic_at(position) says if mosaic and mixup are on
 // there. An image that cannot be used is noted, and the next one takes its place.
 inline Loader::Make training_items(const Dataset& data, uint64_t seed, const AugmentConfig& augment,
-                                   cv::Size size, bool augmented, std::function<bool(int64_t)> mosaic_at) {
+                                   cv::Size size, bool augmented, std::function<bool(int64_t)> mosaic_at,
+                                   bool strict = false) {
   struct Orders {  // of the two latest passes: batches at a seam need both
     std::mutex mutex;
     std::map<int64_t, std::vector<int64_t>> of_pass;
@@ -464,6 +471,7 @@ inline Loader::Make training_items(const Dataset& data, uint64_t seed, const Aug
         try {
           return fit({read_image(data, i), data.records[i].boxes}, size, augment.official_quirks);
         } catch (const std::exception& e) {
+          if (strict) throw;
           data.problems->add("image cannot be used", e.what());
         }
       }

@@ -86,8 +86,12 @@ static void run(int argc, char** argv) {
   std::cout << e.images << " images in " << std::fixed << std::setprecision(1) << e.seconds << " s ("
             << e.images / e.seconds << " img/s), " << e.detections.size() << " detections\n\n"
             << std::defaultfloat;
-  if (e.unreadable)
-    std::cout << "warning: " << e.unreadable << " images could not be used and are left out: " << std::endl;
+  if (e.unreadable) {
+    std::cout << "warning: " << e.unreadable << " images cannot be used and are left out:\n";
+    for (const auto& line : data.problems->lines())
+      if (line.rfind("image cannot be used", 0) == 0) std::cout << "  " << line << "\n";
+    std::cout << "\n";
+  }
   report(e.result, config);
   if (!config.save_dt.empty()) write_detections(config.save_dt, e.detections);
   if (e.result.AP >= 0 && e.result.AP < 0.01) {

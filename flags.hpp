@@ -51,19 +51,25 @@ struct Flags {
     }
     options.add_options("Help")("help", "this text");
     groups.push_back("Help");
-    // cxxopts takes the value of a flag that may stand alone only as --name=value; here --name value does as well.
-    std::vector<std::string> words(argv, argv + argc);
-    for (size_t i = 1; i + 1 < words.size(); ++i)
-      for (const auto& f : flags)
-        if (f.optional && words[i] == "--" + f.name && words[i + 1].rfind("--", 0) != 0) {
-          words[i] += "=" + words[i + 1];
-          words.erase(words.begin() + i + 1);
-        }
-    std::vector<const char*> arguments;
-    for (const auto& word : words) arguments.push_back(word.c_str());
+    // Where cxxopts does otherwise: a switch with a value would count as given, and a flag that may stand
+    // alone would never take the next word.
+    std::vector<std::string> words{program};
+    for (int i = 1; i < argc; ++i) {
+      std::string word = argv[i];
+      for (const auto& f : flags) {
+        const std::string name = (f.is_bool && f.get() == "true" ? "--no-" : "--") + f.name;
+        if (f.is_bool && word.rfind(name + "=", 0) == 0)
+          throw UsageError(concat(name, " is a switch and takes no value, got '", word, "'"));
+        if (f.optional && word == name && i + 1 < argc && argv[i + 1][0] != '-')
+          word += concat("=", argv[++i]);
+      }
+      words.push_back(word);
+    }
+    std::vector<const char*> pointers;
+    for (const auto& word : words) pointers.push_back(word.c_str());
     cxxopts::ParseResult result;
     try {
-      result = options.parse(int(arguments.size()), arguments.data());
+      result = options.parse(int(pointers.size()), pointers.data());
     } catch (const cxxopts::exceptions::exception& e) {
       throw UsageError(concat(e.what(), "; ", program, " --help lists the flags"));
     }
@@ -144,6 +150,14 @@ struct Flags {
 
   static std::string to_text(bool v) { return v ? "true" : "false"; }
   static std::string to_text(const std::string& v) { return v; }
+  static std::string to_text(double v) {  // as short as can be without changing the number
+    char text[32];
+    for (const int digits : {6, 15, 17}) {
+      std::snprintf(text, sizeof text, "%.*g", digits, v);
+      if (std::strtod(text, nullptr) == v) break;
+    }
+    return text;
+  }
   template <class T>
   static std::string to_text(T v) {
     return concat(v);
@@ -198,7 +212,8 @@ int run_program(Program&& program) {
     return 2;
   } catch (const std::exception& e) {  // torch appends its own backtrace after the first line
     const std::string what = e.what();
-    const size_t trace = std::min(what.find("\nException raised from"), what.find("\nCall stack"));
+    const size_t trace =
+        std::min({what.find("\nException raised from"), what.find("\nCall stack"), what.find("\nframe #")});
     std::cerr << "error: " << what.substr(0, trace) << std::endl;
     return 1;
   }

@@ -120,6 +120,7 @@ struct Log {
 // metrics.csv: one row per call, columns as given; a value that is not known is left empty (NaN).
 struct Metrics {
   Metrics(const std::string& path, const std::vector<std::string>& columns) : file(path, std::ios::app) {
+    file.precision(9);
     if (file.tellp() != 0) return;  // a resumed run goes on below its old rows
     for (size_t i = 0; i < columns.size(); ++i) file << (i ? "," : "") << columns[i];
     file << "\n";

@@ -178,6 +178,10 @@ static void train(int argc, char** argv) {
   std::string run;
   std::vector<std::string> notes;
   if (!config.resume.empty()) {
+    usage_check(!config.was_given("weights"),
+                "--weights and --resume exclude each other: a resumed run has its weights");
+    usage_check(!config.was_given("out"),
+                "--out and --resume exclude each other: a resumed run stays in its folder");
     run = config.resume == "newest" ? newest_run() : config.resume;
     usage_check(!run.empty(), "--resume: there is no run with a last.pth below runs/; give its folder");
     saved = read_pth(run + "/last.pth");
@@ -202,6 +206,10 @@ static void train(int argc, char** argv) {
                              ? ImageSize{model_size(config.model).input, model_size(config.model).input}
                              : parse_size(config.size);
   const cv::Size input(base.width, base.height);
+  const double ahead = 3.0 * config.bs * base.height * base.width * 3,
+               memory = double(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  check(ahead < memory / 2, "--bs ", config.bs, " is too large: the images of three batches alone take ",
+        short_bytes(ahead), " of the machine's ", short_bytes(memory));
   const AugmentConfig augment = augment_config(config);
 
   // ---- data
@@ -210,9 +218,12 @@ static void train(int argc, char** argv) {
   const int64_t n = data.records.size(), per_epoch = (n + config.bs - 1) / config.bs;
   const int64_t iters =
       config.max_iters ? std::min(config.max_iters, per_epoch * config.epochs) : per_epoch * config.epochs;
-  check(!config.strict || data.problems->summary().empty(), data.name,
-        " has problems: ", data.problems->summary().begin()->first, " (",
-        data.problems->summary().begin()->second, "); mend the labels or leave out --strict");
+  for (const Dataset* d : {&data, &val}) {
+    const auto problems = d->problems->lines();
+    check(!config.strict || problems.empty(), d->name, " has ", problems.size(),
+          problems.size() == 1 ? " problem: " : " problems, the first: ", problems.empty() ? "" : problems[0],
+          "; mend the data or leave out --strict");
+  }
 
   // ---- model, weights, optimizer
   torch::manual_seed(config.seed);
@@ -251,19 +262,26 @@ static void train(int argc, char** argv) {
     const std::string file = run + "/last.pth";
     const auto top = saved.toGenericDict();
     const auto state = top.at("train").toGenericDict();
-    load_state_dict(*model, state.at("model").toGenericDict(), file);
-    if (config.ema > 0) load_state_dict(*ema, top.at("model").toGenericDict(), file);
+    const auto kept = weights_info(saved, file);
+    check(kept.model == config.model, file, " is a run of ", kept.model, "; --model ", config.model,
+          " cannot go on with it: start from it with --weights instead");
+    check(kept.classes == data.classes, file, " was trained on other classes than ", data.name,
+          " has; start from it with --weights instead");
+    info.legacy_preproc = kept.legacy_preproc;
+    const auto load_all = [&](YOLOX& into, const c10::IValue& weights) {
+      const auto report = load_state_dict(*into, weights.toGenericDict(), file);
+      check(report.complete(), file, " does not hold this model: ", to_string(report));
+    };
+    load_all(model, state.at("model"));
+    if (config.ema > 0) load_all(ema, top.at("model"));
     load_state_dict(optimizer, top.at("optimizer").toGenericDict(), file);
     scaler.scale.fill_(state.at("scale").toDouble());
     scaler.growth_tracker.fill_(state.at("growth_tracker").toInt());
     first = state.at("iteration").toInt(), updates = state.at("ema_updates").toInt(),
     skipped = state.at("skipped").toInt();
     best_ap = top.at("best_ap").toDouble();
-    info = weights_info(saved, file);
-    check(info.classes == data.classes, file, " was trained on other classes than ", data.name,
-          " has; start from it with --weights instead");
     check(first < iters, run, " is complete: it has done ", first, " of ", iters,
-          " steps; more --epochs would go on");
+          " steps; more --epochs or --max-iters would go on");
   }
   YOLOX& judged = config.ema > 0 ? ema : model;  // what is evaluated and saved as the result
   const Schedule schedule{config.lr * config.bs, per_epoch, config.epochs,      config.warmup_epochs,
@@ -330,8 +348,9 @@ static void train(int argc, char** argv) {
   const int64_t plain_from = per_epoch * std::max<int64_t>(0, config.epochs - config.no_aug_epochs -
                                                                   (config.official_quirks ? 1 : 0));
   const auto mosaic_at = [&](int64_t position) { return position / config.bs < plain_from; };
-  Loader loader(training_items(data, config.seed, augment, input, config.aug == "default", mosaic_at),
-                first * config.bs, iters * config.bs, config.bs, input, config.workers, device.is_cuda());
+  Loader loader(
+      training_items(data, config.seed, augment, input, config.aug == "default", mosaic_at, config.strict),
+      first * config.bs, iters * config.bs, config.bs, input, config.workers, device.is_cuda());
   EvalSettings eval_settings{base,           config.conf,         config.nms, config.bs,
                              config.workers, info.legacy_preproc, device};
   model->train();
@@ -417,6 +436,8 @@ static void train(int argc, char** argv) {
     if (due) {
       const auto e = evaluate(judged, val, eval_settings);
       ap = e.result.AP;
+      check(!config.strict || !e.unreadable, val.name, " has ", e.unreadable,
+            " images that cannot be used; mend the data or leave out --strict");
       log.line(concat("  AP ", std::fixed, std::setprecision(4), e.result.AP, "  AP50 ", e.result.AP50,
                       "  AP75 ", e.result.AP75, "  small ", e.result.APs, " medium ", e.result.APm, " large ",
                       e.result.APl, std::setprecision(1), "  (", e.images, " images, ", e.seconds, " s)"));

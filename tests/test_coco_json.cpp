@@ -35,8 +35,13 @@ static std::string detection_error(const std::string& text) {
   const std::string path = write_file(dir, text);
   return error_of([&] { read_detections(path); });
 }
-#define CHECK_HAS(text, part) \
-  CHECK_MESSAGE(std::string(text).find(part) != std::string::npos, "in: " << (text) << "\nwanted: " << (part))
+// The text is computed once, outside of doctest: it formats messages under a lock, where a check inside would
+// hang.
+#define CHECK_HAS(text, part)                                                                      \
+  do {                                                                                             \
+    const std::string whole = text;                                                                \
+    CHECK_MESSAGE(whole.find(part) != std::string::npos, "in: " << whole << "\nwanted: " << part); \
+  } while (false)
 
 TEST_CASE("coco_json: defaults, order, unknown keys, nulls, nested values") {
   TempDir dir;

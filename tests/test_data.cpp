@@ -1,0 +1,581 @@
+// Data sets, what is said about bad ones, and the loader.
+#include "common.hpp"
+
+#include <numeric>
+#include <set>
+
+#include "data.hpp"
+
+using namespace yolox;
+
+namespace {
+
+template <class Function>
+std::string error_of(Function function) {
+  try {
+    function();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "";
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  fs::create_directories(fs::path(path).parent_path());
+  std::ofstream(path) << text;
+}
+
+void write_image(const std::string& path, int width, int height, const cv::Scalar& bgr = {10, 20, 30}) {
+  fs::create_directories(fs::path(path).parent_path());
+  REQUIRE(cv::imwrite(path, cv::Mat(height, width, CV_8UC3, bgr)));
+}
+
+// One image, one box.
+std::string small_json(const std::string& file, int64_t id = 1) {
+  return concat(R"({"images": [{"id": )", id, R"(, "file_name": ")", file,
+                R"(", "width": 40, "height": 30}], "categories": [{"id": 1, "name": "a"}], "annotations": [)",
+                R"({"id": 1, "image_id": )", id,
+                R"(, "category_id": 1, "bbox": [1, 2, 10, 12], "area": 120,)", R"( "iscrowd": 0}]})");
+}
+
+std::vector<double> numbers(const Box& b) { return {b.x1, b.y1, b.x2, b.y2, double(b.cls)}; }
+
+// All batches of a loader, in order.
+std::vector<Batch> batches(const Loader::Make& make, int64_t first, int64_t end, int batch, cv::Size size,
+                           int threads) {
+  Loader loader(make, first, end, batch, size, threads, false);
+  std::vector<Batch> all;
+  while (!loader.done()) all.push_back(loader.next());
+  return all;
+}
+
+bool same(const Batch& a, const Batch& b) {
+  return torch::equal(a.images, b.images) && torch::equal(a.targets.boxes, b.targets.boxes) &&
+         torch::equal(a.targets.classes, b.targets.classes) && a.targets.counts == b.targets.counts &&
+         a.indices == b.indices;
+}
+bool same(const std::vector<Batch>& a, const std::vector<Batch>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Batch& x, const Batch& y) { return same(x, y); });
+}
+
+std::set<std::string> entries_of(const std::string& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
+  return names;
+}
+
+const auto always = [](int64_t) { return true; };
+
+Loader::Make shapes_items(const Dataset& data, uint64_t seed, cv::Size size = {64, 64}) {
+  return training_items(data, seed, AugmentConfig(), size, /*augmented=*/true, always);
+}
+
+Loader::Make plain_items(const Dataset& data, cv::Size size) {
+  return training_items(data, 0, AugmentConfig(), size, /*augmented=*/false, always);
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------------------------
+// COCO folders
+
+SHARED_TEST("data: COCO annotations as the official code reads them, with its quirks") {
+  TempDir dir;
+  const auto want = fixture("aug_cv46.pth");
+  write_text(dir / "annotations/a.json", contents(shared("fixtures/coco_parse/annotations/a.json")));
+  const CocoDataset coco = read_coco(dir / "annotations/a.json");
+  for (const auto& image : coco.images)
+    write_image(dir / ("images/" + image.file_name), image.width, image.height);
+
+  const Dataset data = coco_dataset(dir / "annotations/a.json", /*official_quirks=*/true);
+  CHECK(data.classes ==
+        std::vector<std::string>{"person", "dog", "brush"});  // by ascending id, not as listed
+  const auto ids = tensor(want, "coco_ids"), class_ids = tensor(want, "coco_class_ids");
+  REQUIRE(int64_t(data.records.size()) == ids.numel());
+  for (size_t c = 0; c < data.truth.categories.size(); ++c)
+    CHECK(data.truth.categories[c].id == class_ids[c].item<int64_t>());
+  for (size_t i = 0; i < data.records.size(); ++i) {
+    INFO("image " << i);
+    const Record& r = data.records[i];
+    const auto file = want.at("coco_files").toListRef()[i].toStringRef();
+    CHECK(r.file == (dir.path / "images" / file).string());
+    CHECK(r.image_id == ids[i].item<int64_t>());
+    const double scale = std::min(416.0 / r.height, 416.0 / r.width);
+    const auto labels = tensor(want, concat("coco", i, "_labels"));
+    REQUIRE(int64_t(r.boxes.size()) == labels.size(0));
+    for (size_t g = 0; g < r.boxes.size(); ++g) {
+      const Box b = scaled_shifted(r.boxes[g], {scale, scale});
+      for (int k = 0; k < 5; ++k)
+        CHECK(numbers(b)[k] == doctest::Approx(labels[g][k].item<double>()).epsilon(1e-12));
+    }
+  }
+}
+
+TEST_CASE("data: boxes are cut to the image, crowds and bad ones left out, counted and listed") {
+  TempDir dir;
+  write_image(dir / "train/a.png", 100, 50);
+  write_image(dir / "train/b.png", 30, 40);
+  const std::string json = dir / "annotations/instances_train.json";
+  write_text(json, R"({
+    "images": [{"id": 70, "file_name": "a.png", "width": 100, "height": 50},
+               {"id": 5, "file_name": "gone.png", "width": 10, "height": 10},
+               {"id": 6, "file_name": "b.png", "width": 30, "height": 40}],
+    "categories": [{"id": 90, "name": "brush"}, {"id": 3, "name": "person"}, {"id": 18, "name": "dog"}],
+    "annotations": [
+      {"id": 1, "image_id": 70, "category_id": 18, "bbox": [10, 10, 20, 30], "area": 600, "iscrowd": 0},
+      {"id": 2, "image_id": 70, "category_id": 90, "bbox": [-5, -3, 20, 10], "area": 200, "iscrowd": 0},
+      {"id": 3, "image_id": 70, "category_id": 3, "bbox": [90, 40, 30, 30], "area": 900, "iscrowd": 0},
+      {"id": 4, "image_id": 70, "category_id": 3, "bbox": [0, 0, 50, 50], "area": 2500, "iscrowd": 1},
+      {"id": 5, "image_id": 70, "category_id": 3, "bbox": [10, 10, 0, 5], "area": 0, "iscrowd": 0},
+      {"id": 6, "image_id": 70, "category_id": 3, "bbox": [10, 10, 5, -2], "area": 0, "iscrowd": 0},
+      {"id": 7, "image_id": 70, "category_id": 3, "bbox": [200, 10, 5, 5], "area": 25, "iscrowd": 0},
+      {"id": 8, "image_id": 70, "category_id": 4, "bbox": [1, 1, 5, 5], "area": 25, "iscrowd": 0},
+      {"id": 9, "image_id": 99, "category_id": 3, "bbox": [1, 1, 5, 5], "area": 25, "iscrowd": 0},
+      {"id": 10, "image_id": 70, "category_id": 3, "bbox": [80, 5, 20.5, 10], "area": 205, "iscrowd": 0}]})");
+  const Dataset data = coco_dataset(json, false);
+  CHECK(data.classes == std::vector<std::string>{"person", "dog", "brush"});
+  REQUIRE(data.records.size() == 2);
+  CHECK(data.records[1].boxes.empty());
+  CHECK(data.truth.images.size() == 2);
+  std::vector<std::vector<double>> boxes;
+  for (const Box& b : data.records[0].boxes) boxes.push_back(numbers(b));
+  const std::vector<std::vector<double>> want = {
+      {10, 10, 30, 40, 1}, {0, 0, 15, 7, 2}, {90, 40, 100, 50, 0}, {80, 5, 100, 15, 0}};
+  CHECK(boxes == want);
+
+  const auto counts = data.problems->summary();
+  const auto count = [&](const std::string& word) {
+    int64_t n = 0;
+    for (const auto& [kind, value] : counts) n += has(kind, word) ? value : 0;
+    return n;
+  };
+  CHECK(count("image missing") == 1);
+  CHECK(count("box of no size") == 2);
+  CHECK(count("outside") == 1);
+  CHECK(count("(cut)") == 3);  // half a pixel (annotation 10) is no reason to complain
+  CHECK(count("category id without category") == 1);
+  CHECK(count("not there") == 1);
+  data.problems->write(dir / "problems.txt");
+  const std::string listed = contents(dir / "problems.txt");
+  CHECK(std::count(listed.begin(), listed.end(), '\n') ==
+        std::accumulate(counts.begin(), counts.end(), int64_t{0},
+                        [](int64_t n, const auto& kind) { return n + kind.second; }));
+  CHECK(has(listed, "annotation 7 of image 70 [200, 10, 5, 5] in 100x50"));
+  CHECK(has(listed, "gone.png"));
+}
+
+TEST_CASE("data: problems are counted once each, and no file is written when there are none") {
+  TempDir dir;
+  Problems problems;
+  problems.write(dir / "problems.txt");
+  CHECK_FALSE(fs::exists(dir / "problems.txt"));
+  problems.add("a", "x");
+  problems.add("a", "x");  // the same image is met again in every epoch
+  problems.add("a", "y");
+  problems.add("b", "x");
+  CHECK(problems.summary() == std::map<std::string, int64_t>{{"a", 2}, {"b", 1}});
+  problems.write(dir / "problems.txt");
+  CHECK(contents(dir / "problems.txt") == "a: x\na: y\nb: x\n");
+}
+
+TEST_CASE("data: the usual layouts are found") {
+  struct Layout {
+    std::string train_json, val_json, train_image, val_image;
+  };
+  for (const Layout& l : {
+           Layout{"annotations/instances_train2017.json", "annotations/instances_val2017.json",
+                  "train2017/a.png", "val2017/b.png"},
+           Layout{"annotations/train.json", "annotations/val.json", "images/train/a.png", "images/val/b.png"},
+           Layout{"annotations/train.json", "annotations/val.json", "images/a.png", "images/b.png"},
+           Layout{"train.json", "val.json", "a.png", "b.png"},
+           Layout{"annotations/my_train.json", "annotations/my_val.json", "photos/a.png", "other/b.png"},
+       }) {
+    INFO(l.train_json << ", " << l.train_image);
+    TempDir dir;
+    write_text(dir / l.train_json, small_json("a.png"));
+    write_text(dir / l.val_json, small_json("b.png"));
+    write_image(dir / l.train_image, 40, 30);
+    write_image(dir / l.val_image, 40, 30);
+    const Splits splits = load_splits(dir.path.string(), 0, false);
+    CHECK_FALSE(splits.same);
+    CHECK(fs::equivalent(splits.train.records.at(0).file, dir / l.train_image));
+    CHECK(fs::equivalent(splits.val.records.at(0).file, dir / l.val_image));
+    CHECK(splits.train.problems->summary().empty());
+    CHECK(read_image(splits.train, 0).size() == cv::Size(40, 30));
+    CHECK(load_val(dir.path.string(), 0).name == splits.val.name);
+  }
+}
+
+TEST_CASE("data: one split alone serves as both, from a folder or as a file") {
+  TempDir dir;
+  write_text(dir / "annotations/things.json", small_json("a.png"));
+  write_image(dir / "images/a.png", 40, 30);
+  for (const std::string& given : {dir.path.string(), dir / "annotations/things.json"}) {
+    const Splits splits = load_splits(given, 0, false);
+    CHECK(splits.same);
+    CHECK(splits.val.records.size() == 1);
+    CHECK(load_val(given, 0).records.size() == 1);
+  }
+  fs::rename(dir / "annotations/things.json", dir / "annotations/instances_train.json");
+  write_text(dir / "annotations/captions_train.json", "{}");
+  CHECK(load_splits(dir.path.string(), 0, false).same);
+}
+
+TEST_CASE("data: what cannot be a data set is refused with its name") {
+  TempDir dir;
+  const auto refused = [&](const std::string& path) {
+    return error_of([&] { load_splits(path, 0, false); });
+  };
+  CHECK(has(refused(dir / "nowhere"), dir / "nowhere"));
+  CHECK(has(refused(dir.path.string()), dir.path.string()));  // empty
+  write_text(dir / "a/annotations/x.json", small_json("a.png"));
+  CHECK(has(refused(dir / "a"), "x.json"));
+  CHECK(has(refused(dir / "a"), "a.png"));  // where it was looked for
+  write_text(dir / "a/annotations/y.json", small_json("a.png"));
+  CHECK(has(refused(dir / "a"), "several"));
+  write_text(dir / "b/annotations/x.json", R"({"images": [], "categories": [], "annotations": []})");
+  CHECK(has(refused(dir / "b"), "x.json lists no images"));
+  write_text(dir / "c/annotations/x.json", R"({"images": [{"id": 1}], "categories": [], "annotations": []})");
+  CHECK(has(refused(dir / "c"), "x.json lists no categories"));
+
+  write_text(dir / "d/annotations/train.json", small_json("a.png"));
+  write_text(dir / "d/annotations/val.json",
+             R"({"images": [{"id": 1, "file_name": "a.png"}], "categories": [{"id": 1, "name": "b"}],
+                 "annotations": []})");
+  write_image(dir / "d/images/a.png", 40, 30);
+  CHECK(has(refused(dir / "d"), "different categories"));
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// images
+
+TEST_CASE("data: grey, 16-bit and transparent images become 8-bit BGR") {
+  TempDir dir;
+  Dataset data;
+  const auto add = [&](const std::string& name, const cv::Mat& image) {
+    REQUIRE(cv::imwrite(dir / name, image));
+    data.records.push_back({dir / name, 1, image.cols, image.rows, {}});
+    return read_image(data, data.records.size() - 1);
+  };
+  const cv::Vec3b grey = add("grey.png", cv::Mat(20, 30, CV_8UC1, cv::Scalar(77)))(5, 5);
+  CHECK(grey == cv::Vec3b(77, 77, 77));
+  const cv::Vec3b deep =
+      add("deep.png", cv::Mat(20, 30, CV_16UC3, cv::Scalar(257 * 10, 257 * 20, 257 * 30)))(5, 5);
+  CHECK(deep == cv::Vec3b(10, 20, 30));
+  const cv::Vec3b alpha = add("alpha.png", cv::Mat(20, 30, CV_8UC4, cv::Scalar(10, 20, 30, 0)))(5, 5);
+  CHECK(alpha == cv::Vec3b(10, 20, 30));
+}
+
+SHARED_TEST("data: pictures are read as OpenCV in Python reads them; turned as EXIF says, so is their size") {
+  const auto want = fixture("images_cv46.pth");
+  for (const std::string name : {"exif6.jpg", "c420.jpg", "cmyk.jpg", "gray.png", "rgba.png"}) {
+    INFO(name);
+    const Tensor pixels = tensor(want, name);
+    Dataset data;
+    data.records.push_back(
+        {shared("fixtures/images/" + name), 1, int(pixels.size(1)), int(pixels.size(0)), {}});
+    const Image image = read_image(data, 0);
+    CHECK(torch::equal(torch::from_blob(image.data, pixels.sizes(), torch::kByte), pixels));
+  }
+  Dataset unturned;
+  unturned.records.push_back({shared("fixtures/images/exif6.jpg"), 1, 109, 75, {}});
+  CHECK(has(error_of([&] { read_image(unturned, 0); }), "75x109"));
+}
+
+TEST_CASE("data: an image that is not what its annotations say is refused, with its name and both sizes") {
+  TempDir dir;
+  write_image(dir / "a.png", 40, 30);
+  write_text(dir / "text.jpg", "this is no image");
+  std::ofstream(dir / "empty.png");
+  Dataset data;
+  data.records = {
+      {dir / "a.png", 1, 30, 40, {}}, {dir / "text.jpg", 2, 40, 30, {}}, {dir / "empty.png", 3, 40, 30, {}}};
+  const std::string sizes = error_of([&] { read_image(data, 0); });
+  CHECK(has(sizes, dir / "a.png"));
+  CHECK(has(sizes, "40x30"));
+  CHECK(has(sizes, "30x40"));
+  for (int i = 1; i < 3; ++i) CHECK(has(error_of([&] { read_image(data, i); }), data.records[i].file));
+}
+
+TEST_CASE("data: sizes that the JSON does not give are those of the picture") {
+  TempDir dir;
+  write_image(dir / "images/a.png", 40, 30);
+  write_text(dir / "annotations/x.json", R"({"images": [{"id": 1, "file_name": "a.png"}],
+    "categories": [{"id": 1, "name": "a"}],
+    "annotations": [{"image_id": 1, "category_id": 1, "bbox": [30, 20, 50, 50]}]})");
+  const Dataset data = coco_dataset(dir / "annotations/x.json", false);
+  REQUIRE(data.records.at(0).boxes.size() == 1);
+  CHECK(numbers(data.records[0].boxes[0]) == std::vector<double>{30, 20, 40, 30, 0});
+}
+
+TEST_CASE(
+    "data: in training the next image stands for one that cannot be read; in evaluation it is left out") {
+  TempDir dir;
+  std::string images, annotations;
+  for (int i = 0; i < 4; ++i) {
+    const std::string name = concat(i, i == 2 ? ".jpg" : ".png");
+    if (i == 2)
+      write_text(dir / ("images/" + name), "this is no image");
+    else
+      write_image(dir / ("images/" + name), 64, 64, cv::Scalar::all(50 * (i + 1)));
+    images += concat(i ? "," : "", R"({"id": )", i + 1, R"(, "file_name": ")", name,
+                     R"(", "width": 64, "height": 64})");
+    annotations += concat(i ? "," : "", R"({"image_id": )", i + 1, R"(, "category_id": 1, "bbox": [)", i,
+                          R"(, 0, 10, 10]})");
+  }
+  write_text(dir / "annotations/x.json", R"({"categories": [{"id": 1}], "images": [)" + images +
+                                             R"(], "annotations": [)" + annotations + "]}");
+  const Dataset data = coco_dataset(dir / "annotations/x.json", false);
+  CHECK(data.problems->summary().empty());
+
+  const auto all = batches(plain_items(data, {64, 64}), 0, 8, 4, {64, 64}, 2);  // two passes
+  for (const Batch& batch : all) {
+    for (int b = 0; b < 4; ++b) {
+      const int64_t stands = batch.indices[b] == 2 ? 3 : batch.indices[b];
+      CHECK(batch.images[b][0][0][0].item<int>() == 50 * (stands + 1));
+      REQUIRE(batch.targets.counts[b] == 1);
+      CHECK(batch.targets.boxes[b][0][0].item<float>() == stands + 5);  // with its own box
+    }
+  }
+  CHECK(data.problems->summary() == std::map<std::string, int64_t>{{"image cannot be used", 1}});
+
+  const Batch judged = batches(evaluation_items(data, {64, 64}), 0, 4, 4, {64, 64}, 2).at(0);
+  CHECK(judged.indices == std::vector<int64_t>{0, 1, -1, 3});
+  CHECK((judged.images[2] == border_grey).all().item<bool>());
+  CHECK(data.problems->summary() == std::map<std::string, int64_t>{{"image cannot be used", 1}});
+}
+
+TEST_CASE("data: when no image can be read, training says so") {
+  TempDir dir;
+  write_text(dir / "images/a.jpg", "this is no image");
+  write_text(dir / "x.json", small_json("a.jpg"));
+  const Dataset data = coco_dataset(dir / "x.json", false);
+  Loader loader(plain_items(data, {32, 32}), 0, 4, 2, {32, 32}, 2, false);
+  CHECK(has(error_of([&] { loader.next(); }), "no image can be read"));
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// loader
+
+TEST_CASE("a6 a8 loader: its threads live as long as it does, no files or threads pile up over epochs") {
+  TempDir dir;
+  std::string images;
+  for (int i = 0; i < 6; ++i) {
+    write_image(dir / concat("images/", i, ".png"), 64, 64);
+    images += concat(i ? "," : "", R"({"id": )", i + 1, R"(, "file_name": ")", i, R"(.png"})");
+  }
+  write_text(dir / "x.json", R"({"categories": [{"id": 1}], "annotations": [], "images": [)" + images + "]}");
+  const Dataset data = coco_dataset(dir / "x.json", false);
+  batches(shapes_items(data, 0), 0, 6, 2, {64, 64}, 3);  // torch starts threads of its own once
+  const auto before = entries_of("/proc/self/task");
+  {
+    Loader loader(shapes_items(data, 0), 0, 5 * 6, 2, {64, 64}, 3, false);
+    std::set<std::string> threads, files;
+    for (int epoch = 0; epoch < 5; ++epoch) {
+      for (int i = 0; i < 3; ++i) loader.next();
+      const auto threads_now = entries_of("/proc/self/task"), files_now = entries_of("/proc/self/fd");
+      if (epoch == 0) {
+        threads = threads_now, files = files_now;
+        CHECK(threads.size() == before.size() + 3);
+      }
+      CHECK(threads_now == threads);                // the same ones, not just as many
+      CHECK(files_now.size() <= files.size() + 3);  // a worker may be reading ahead
+    }
+    CHECK(loader.done());
+    CHECK(entries_of("/proc/self/fd").size() <= files.size());
+  }
+  CHECK(entries_of("/proc/self/task") == before);
+}
+
+TEST_CASE("e4 loader: batches depend on seed and position, not on the number of workers") {
+  const Dataset data = shapes_dataset(1, 0, 10);
+  const auto one = batches(shapes_items(data, 3), 0, 32, 4, {64, 64}, 1);
+  REQUIRE(one.size() == 8);
+  CHECK(same(one, batches(shapes_items(data, 3), 0, 32, 4, {64, 64}, 2)));
+  CHECK(same(one, batches(shapes_items(data, 3), 0, 32, 4, {64, 64}, 5)));
+  CHECK_FALSE(same(one, batches(shapes_items(data, 4), 0, 32, 4, {64, 64}, 2)));
+  for (const Batch& batch : one) CHECK(batch.images.size(0) == 4);  // full, across the seams of passes
+
+  // a start in the middle, as after --resume
+  const auto rest = batches(shapes_items(data, 3), 3 * 4, 32, 4, {64, 64}, 2);
+  CHECK(same(rest, std::vector<Batch>(one.begin() + 3, one.end())));
+}
+
+TEST_CASE("e4 loader: every pass has each image once, in an order of its own") {
+  const Dataset data = shapes_dataset(1, 0, 10);
+  std::vector<int64_t> seen;
+  for (const Batch& b : batches(plain_items(data, {32, 32}), 0, 40, 4, {32, 32}, 3))
+    seen.insert(seen.end(), b.indices.begin(), b.indices.end());
+  std::set<std::vector<int64_t>> orders;
+  for (int pass = 0; pass < 4; ++pass) {
+    std::vector<int64_t> order(seen.begin() + 10 * pass, seen.begin() + 10 * (pass + 1));
+    CHECK(order == permutation(10, 0, pass));
+    orders.insert(order);
+    std::sort(order.begin(), order.end());
+    CHECK(order == std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
+  }
+  CHECK(orders.size() == 4);
+  CHECK(permutation(10, 0, 0) != permutation(10, 1, 0));
+}
+
+TEST_CASE("loader: augmentation of an image differs from pass to pass") {
+  const Dataset data = shapes_dataset(1, 0, 1);
+  const auto all = batches(shapes_items(data, 0), 0, 3, 1, {64, 64}, 2);
+  CHECK_FALSE(torch::equal(all[0].images, all[1].images));
+  CHECK_FALSE(torch::equal(all[1].images, all[2].images));
+}
+
+TEST_CASE("loader: a data set smaller than a batch, many workers: several passes at a time") {
+  const Dataset data = shapes_dataset(1, 0, 2);
+  const auto one = batches(shapes_items(data, 0), 0, 48, 16, {64, 64}, 1);
+  CHECK(same(one, batches(shapes_items(data, 0), 0, 48, 16, {64, 64}, 5)));
+}
+
+TEST_CASE("loader: evaluation sees each image once, in order; the last batch is what is left") {
+  const Dataset data = shapes_dataset(1, 1, 7);
+  const auto all = batches(evaluation_items(data, {96, 64}), 0, 7, 3, {96, 64}, 2);
+  REQUIRE(all.size() == 3);
+  CHECK(all[0].images.sizes() == c10::IntArrayRef{3, 64, 96, 3});
+  CHECK(all[2].images.sizes() == c10::IntArrayRef{1, 64, 96, 3});
+  CHECK(all[1].indices == std::vector<int64_t>{3, 4, 5});
+  CHECK(all[2].indices == std::vector<int64_t>{6});
+  const Image first = read_image(data, 0);
+  CHECK(all[0].scales[0].x == doctest::Approx(std::min(64.0 / first.rows, 96.0 / first.cols)).epsilon(0.02));
+  Loader loader(evaluation_items(data, {96, 64}), 0, 0, 3, {96, 64}, 2, false);
+  CHECK(loader.done());
+  CHECK(has(error_of([&] { loader.next(); }), "end"));
+}
+
+TEST_CASE("loader: an exception in a worker comes out of next(), and nothing hangs") {
+  const Loader::Make make = [](int64_t position) {
+    check(position != 5, "bad_5.jpg cannot be read");
+    return Item{Image({32, 32}, uchar(position)), {}, position, {1, 1}};
+  };
+  for (const int threads : {1, 4}) {
+    Loader loader(make, 0, 12, 2, {32, 32}, threads, false);
+    CHECK(loader.next().indices == std::vector<int64_t>{0, 1});
+    CHECK(loader.next().indices == std::vector<int64_t>{2, 3});
+    CHECK(error_of([&] { loader.next(); }) == "bad_5.jpg cannot be read");
+    CHECK(loader.next().indices == std::vector<int64_t>{6, 7});
+  }
+  Loader unused(make, 0, 1000, 2, {32, 32}, 3, false);  // destroyed with work on its way
+  const Loader::Make wrong = [](int64_t) { return Item{Image({64, 32}, 0), {}, 0, {1, 1}}; };
+  Loader loader(wrong, 0, 2, 2, {32, 32}, 1, false);
+  CHECK(has(error_of([&] { loader.next(); }), "64x32"));
+}
+
+TEST_CASE("loader: no cap on boxes: an image with 500 keeps them, beside one without any") {
+  TempDir dir;
+  write_image(dir / "a.png", 640, 480);
+  write_image(dir / "b.png", 640, 480);
+  Dataset data;
+  data.records = {{dir / "a.png", 1, 640, 480, {}}, {dir / "b.png", 2, 640, 480, {}}};
+  for (int i = 0; i < 500; ++i) {
+    const double x = i % 25 * 24, y = i / 25 * 24;
+    data.records[0].boxes.push_back({x, y, x + 20, y + 10, i % 7});
+  }
+  const Batch batch = batches(plain_items(data, {640, 640}), 0, 2, 2, {640, 640}, 2).at(0);
+  const int full = batch.indices[0] == 0 ? 0 : 1;
+  REQUIRE(batch.targets.boxes.sizes() == c10::IntArrayRef{2, 500, 4});
+  CHECK(batch.targets.counts[full] == 500);
+  CHECK(batch.targets.counts[1 - full] == 0);
+  CHECK(batch.targets.total() == 500);
+  const auto boxes = batch.targets.boxes[full];
+  for (const int i : {0, 1, 26, 499}) {
+    const Box& b = data.records[0].boxes[i];
+    const auto want = torch::tensor({(b.x1 + b.x2) / 2, (b.y1 + b.y2) / 2, 20.0, 10.0}, torch::kFloat);
+    CHECK(torch::allclose(boxes[i], want));
+    CHECK(batch.targets.classes[full][i].item<int64_t>() == i % 7);
+  }
+  CHECK(batch.targets.boxes[1 - full].abs().sum().item<float>() == 0);
+
+  data.records[0].boxes.clear();
+  const Batch empty = batches(plain_items(data, {64, 64}), 0, 2, 2, {64, 64}, 2).at(0);
+  CHECK(empty.targets.boxes.sizes() == c10::IntArrayRef{2, 0, 4});
+  CHECK(empty.targets.counts == std::vector<int64_t>{0, 0});
+}
+
+TEST_CASE("data: shapes: scenes are those of draw_shapes, truth and records agree, seeds and splits differ") {
+  const Dataset data = shapes_dataset(4, 1, 5);
+  CHECK(data.classes == shapes_classes());
+  size_t annotations = 0;
+  for (int i = 0; i < 5; ++i) {
+    const auto scene = draw_shapes(4, 1, i);
+    CHECK(cv::norm(read_image(data, i), scene.image, cv::NORM_INF) == 0);
+    CHECK(data.records[i].boxes.size() == scene.boxes.size());
+    for (const Box& b : scene.boxes) {
+      const auto& a = data.truth.annotations.at(annotations++);
+      CHECK(a.image_id == data.records[i].image_id);
+      CHECK(a.category_id == b.cls + 1);
+      CHECK(a.x + a.w == b.x2);
+      CHECK(a.area == (b.x2 - b.x1) * (b.y2 - b.y1));
+    }
+  }
+  CHECK(data.truth.annotations.size() == annotations);
+  CHECK(read_image(shapes_dataset(5, 1, 1), 0).size() != read_image(data, 0).size());
+  CHECK(read_image(shapes_dataset(4, 0, 1), 0).size() != read_image(data, 0).size());
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// pixels
+
+TEST_CASE("a1 preprocess: BGR 0..255 from the file to the network, in channels-last order") {
+  TempDir dir;
+  write_image(dir / "a.png", 64, 64, {255, 100, 7});
+  Dataset data;
+  data.records = {{dir / "a.png", 1, 64, 64, {}}};
+  for (const auto& make : {evaluation_items(data, {64, 64}), plain_items(data, {64, 64})}) {
+    const Tensor x = preprocess(batches(make, 0, 1, 1, {64, 64}, 1).at(0).images, torch::kCPU, false);
+    CHECK(x.sizes() == c10::IntArrayRef{1, 3, 64, 64});
+    CHECK((x.scalar_type() == torch::kFloat));
+    CHECK(x.is_contiguous(torch::MemoryFormat::ChannelsLast));
+    CHECK((x[0][0] == 255).all().item<bool>());
+    CHECK((x[0][1] == 100).all().item<bool>());
+    CHECK((x[0][2] == 7).all().item<bool>());
+  }
+  const Tensor pixels = torch::randint(0, 256, {2, 4, 6, 3}, torch::kByte);
+  CHECK(torch::equal(preprocess(pixels, torch::kCPU, false), pixels.permute({0, 3, 1, 2}).to(torch::kFloat)));
+  const Tensor legacy = preprocess(pixels, torch::kCPU, true);
+  CHECK(legacy.is_contiguous(torch::MemoryFormat::ChannelsLast));
+  const double red = pixels[1][2][3][2].item<double>() / 255;
+  CHECK(legacy[1][0][2][3].item<double>() == doctest::Approx((red - 0.485) / 0.229).epsilon(1e-5));
+}
+
+SHARED_TEST("a3 preprocess: legacy is what YOLOX 0.1.0 did") {
+  const auto f = fixture("aug_cv46.pth");
+  const Tensor in = tensor(f, "legacy_in").contiguous(), want = tensor(f, "legacy_out");
+  const Image image(cv::Mat(int(in.size(0)), int(in.size(1)), CV_8UC3, in.data_ptr<uint8_t>()));
+  const auto boxed = letterbox(image, {int(want.size(2)), int(want.size(1))}, true);
+  const cv::Mat pixels = boxed.image.clone();
+  const Tensor batch = torch::from_blob(pixels.data, {1, want.size(1), want.size(2), 3}, torch::kByte);
+  CHECK(torch::allclose(preprocess(batch, torch::kCPU, true)[0], want, 1e-6, 1e-6));
+}
+
+TEST_CASE("a7 opencv: no threads of its own, neither here nor in a worker, and no OpenCL") {
+  const auto threads_used = [] {
+    std::mutex mutex;
+    std::set<std::thread::id> ids;
+    cv::parallel_for_({0, 64}, [&](const cv::Range&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::lock_guard lock(mutex);
+      ids.insert(std::this_thread::get_id());
+    });
+    return ids.size();
+  };
+  cv::setNumThreads(2);
+  cv::ocl::setUseOpenCL(true);
+  opencv_single_thread();
+  CHECK(threads_used() == 1);
+  size_t in_worker = 0;
+  std::thread([&] { in_worker = threads_used(); }).join();
+  CHECK(in_worker == 1);
+  CHECK_FALSE(cv::ocl::useOpenCL());
+}

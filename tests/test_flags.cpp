@@ -1,0 +1,215 @@
+// Flags as programs declare them, the exit codes, and what a run writes beside its weights.
+#include "common.hpp"
+
+#include <sstream>
+
+#include "flags.hpp"
+#include "run.hpp"
+
+using namespace yolox;
+
+namespace {
+
+struct Settings : Flags {
+  int bs = flag(bs, "Training", "bs", 16, "N", "images in a step");
+  int64_t seed = flag(seed, "Training", "seed", int64_t{7}, "N", "of everything");
+  double lr = flag(lr, "Training", "lr", 0.01 / 64, "X", "learning rate");
+  bool strict = flag(strict, "Data", "strict", false, "", "stop at bad labels");
+  bool mosaic = flag(mosaic, "Data", "mosaic", true, "", "four images in one");
+  std::string name = flag(name, "Data", "name", "", "NAME", "a name");
+  std::string resume = flag_alone(resume, "Data", "resume", "newest", "RUN", "go on");
+};
+
+void parse(Settings& settings, std::vector<std::string> words) {
+  words.insert(words.begin(), "/some/where/train");
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  settings.parse(int(words.size()), argv.data(), "trains");
+}
+
+// The message of the UsageError, "" if the words are taken.
+std::string refusal(const std::vector<std::string>& words) {
+  Settings settings;
+  try {
+    parse(settings, words);
+  } catch (const UsageError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::string size_refusal(const std::string& text) {
+  try {
+    parse_size(text);
+  } catch (const UsageError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+// Exit code of run_program, and what it says on stderr.
+template <class Program>
+std::pair<int, std::string> outcome(Program program) {
+  std::ostringstream text;
+  auto* const stderr_buffer = std::cerr.rdbuf(text.rdbuf());
+  const int code = run_program(program);
+  std::cerr.rdbuf(stderr_buffer);
+  return {code, text.str()};
+}
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace
+
+TEST_CASE("flags: defaults hold when nothing is given") {
+  Settings s;
+  parse(s, {});
+  CHECK(s.bs == 16);
+  CHECK(s.seed == 7);
+  CHECK(s.lr == 0.01 / 64);
+  CHECK_FALSE(s.strict);
+  CHECK(s.mosaic);
+  CHECK(s.name == "");
+  CHECK(s.resume == "");
+  for (const auto& [name, text] : s.values()) CHECK_FALSE(s.was_given(name));
+}
+
+TEST_CASE("flags: values as --name value and --name=value, negative ones too; the last of two counts") {
+  Settings s;
+  parse(s, {"--bs", "4", "--lr=1e-3", "--seed", "-9000000000", "--name", "a b=c", "--bs=5"});
+  CHECK(s.bs == 5);
+  CHECK(s.lr == 1e-3);
+  CHECK(s.seed == -9000000000);
+  CHECK(s.name == "a b=c");
+  CHECK(s.was_given("bs"));
+  CHECK_FALSE(s.was_given("strict"));
+}
+
+TEST_CASE("flags: a switch turns on what is off and off what is on") {
+  Settings s;
+  parse(s, {"--strict", "--no-mosaic"});
+  CHECK(s.strict);
+  CHECK_FALSE(s.mosaic);
+  CHECK(s.was_given("mosaic"));
+  CHECK(has(refusal({"--mosaic"}), "mosaic"));  // it is on anyway: nothing to say
+  CHECK(has(refusal({"--no-strict"}), "no-strict"));
+}
+
+TEST_CASE("flags: what is no flag is refused, with the word that is wrong") {
+  CHECK(has(refusal({"--bogus", "1"}), "bogus"));
+  CHECK(has(refusal({"--bs_", "1"}), "bs_"));
+  CHECK(has(refusal({"word"}), "'word'"));
+  CHECK(has(refusal({"--bs", "4", "5"}), "'5'"));
+  CHECK(has(refusal({"--strict", "false"}), "'false'"));     // would else turn it on
+  CHECK(has(refusal({"--no-mosaic", "false"}), "'false'"));  // would else turn it off
+  CHECK(has(refusal({"--strict=false"}), "strict"));
+  CHECK(has(refusal({"--strict=true"}), "strict"));
+  CHECK(has(refusal({"--no-mosaic=false"}), "no-mosaic"));
+  CHECK(has(refusal({"--", "word"}), "'word'"));
+  CHECK(has(refusal({"-b", "4"}), "b"));
+}
+
+TEST_CASE("flags: values of the wrong type are refused, with the flag and what was found") {
+  for (const std::string text : {"3.5", "x", "4x", "0x10", "99999999999", "", " "}) {
+    INFO("--bs '" << text << "'");
+    const std::string message = refusal({"--bs=" + text});
+    CHECK(has(message, "bs"));
+    CHECK(has(message, text));
+  }
+  for (const std::string text : {"x", "1e", "1,5", "nan", "inf", "1e999"}) {
+    INFO("--lr " << text);
+    CHECK(has(refusal({"--lr", text}), "--lr"));
+    CHECK(has(refusal({"--lr", text}), text));
+  }
+  CHECK(has(refusal({"--bs"}), "bs"));  // its value is missing
+}
+
+TEST_CASE("flags: --resume stands alone or has a value, in both forms") {
+  const auto resumed = [](const std::vector<std::string>& words) {
+    Settings s;
+    parse(s, words);
+    return s.resume;
+  };
+  CHECK(resumed({"--resume"}) == "newest");
+  CHECK(resumed({"--resume", "--bs", "2"}) == "newest");
+  CHECK(resumed({"--resume=runs/a"}) == "runs/a");
+  CHECK(resumed({"--resume", "runs/a"}) == "runs/a");
+  CHECK(resumed({"--resume", "runs/a", "--bs", "2"}) == "runs/a");
+}
+
+TEST_CASE("flags: as text and back nothing changes, no bit of a number either") {
+  Settings a, b;
+  parse(a, {"--strict", "--no-mosaic", "--name", "x y", "--seed", "9007199254740993"});
+  a.lr = 0.1 + 0.2;
+  for (const auto& [name, text] : a.values()) CHECK(b.set(name, text));
+  CHECK(b.lr == a.lr);
+  CHECK(b.seed == a.seed);
+  CHECK(b.strict);
+  CHECK_FALSE(b.mosaic);
+  CHECK(b.name == "x y");
+  CHECK_FALSE(b.set("bogus", "1"));
+  std::vector<std::string> names;
+  for (const auto& [name, text] : a.values()) names.push_back(name);
+  CHECK(names == std::vector<std::string>{"bs", "seed", "lr", "strict", "mosaic", "name", "resume"});
+  CHECK(Settings().values()[2].second == "0.00015625");  // and readable where it can be
+}
+
+TEST_CASE("flags: --size") {
+  CHECK(parse_size("640").height == 640);
+  CHECK(parse_size("640").width == 640);
+  CHECK(parse_size("480x640").height == 480);
+  CHECK(parse_size("480x640").width == 640);
+  for (const std::string text : {"", "x", "100", "640x", "x640", "640x100", "0", "-32", "640x640x3",
+                                 "640 480", "64.0", "640a", "16384"})
+    CHECK_MESSAGE(has(size_refusal(text), text), "--size '" << text << "'");
+  CHECK(has(size_refusal("100"), "--size"));
+  CHECK(has(size_refusal("100"), "96"));  // what would do
+  CHECK(has(size_refusal("100x200"), "96x192"));
+}
+
+TEST_CASE("flags: exit codes: 0, 2 for a wrong command line, 1 for all else; one line, no backtrace") {
+  CHECK(outcome([] {}) == std::pair<int, std::string>(0, ""));
+  CHECK(outcome([] { throw UsageError("--bs is odd"); }) ==
+        std::pair<int, std::string>(2, "error: --bs is odd\n"));
+  CHECK(outcome([] { fail("a.json is empty"); }) ==
+        std::pair<int, std::string>(1, "error: a.json is empty\n"));
+  CHECK(outcome([] { TORCH_CHECK(false, "shapes differ"); }) ==
+        std::pair<int, std::string>(1, "error: shapes differ\n"));
+  CHECK(outcome([] { fail("no memory\nframe #0: c10::alloc_cpu"); }).second == "error: no memory\n");
+  CHECK(outcome([] { throw std::bad_alloc(); }).first == 1);
+}
+
+TEST_CASE("run: numbers in metrics.csv are not rounded to six digits, a resumed run goes on below") {
+  TempDir dir;
+  const double nan = std::nan("");
+  Metrics(dir / "m.csv", {"iteration", "loss", "AP"}).row({2198917, 3.25, nan});
+  Metrics(dir / "m.csv", {"iteration", "loss", "AP"}).row({2198918, nan, 0.5});
+  CHECK(contents(dir / "m.csv") == "iteration,loss,AP\n2198917,3.25,\n2198918,,0.5\n");
+}
+
+TEST_CASE("run: a folder of its own for each run") {
+  TempDir dir;
+  CHECK(make_run_folder(dir / "a/b", "") == dir / "a/b");
+  CHECK(std::filesystem::is_directory(dir / "a/b"));
+  CHECK(make_run_folder(dir / "a/b", "") == dir / "a/b");  // still empty
+  std::ofstream(dir / "a/b/last.pth") << "x";
+  CHECK_THROWS_WITH(make_run_folder(dir / "a/b", ""), doctest::Contains("a/b already holds a run"));
+  CHECK_THROWS_WITH(make_run_folder(dir / "a/b/last.pth", ""), doctest::Contains("a/b/last.pth"));  // a file
+}
+
+TEST_CASE("run: times and sizes fit their columns") {
+  CHECK(short_time(0) == "0s");
+  CHECK(short_time(59.9) == "59s");
+  CHECK(short_time(750) == "12m30s");
+  CHECK(short_time(3 * 3600 + 300) == "3h05m");
+  CHECK(short_time(4 * 86400 + 7 * 3600) == "4d07h");
+  CHECK(short_time(1e30).size() <= 6);
+  CHECK(short_bytes(640e6) == "640M");
+  CHECK(short_bytes(1.24e9) == "1.2G");
+}

@@ -1,0 +1,589 @@
+// The programs as users run them: what they write, say and return. Each is a process of its own in a folder
+// of its own.
+#include "common.hpp"
+
+#include <sys/wait.h>
+#include <torch/script.h>
+
+#include <atomic>
+#include <thread>
+
+#include "evaluate.hpp"
+
+using namespace yolox;
+
+namespace {
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// Runs a command of the shell in the folder. Small networks are fastest on one thread.
+Outcome shell(const TempDir& dir, const std::string& command) {
+  TempDir texts;
+  const std::string whole = concat("cd '", dir.path.string(), "' && export OMP_NUM_THREADS=1 && ", command,
+                                   " >'", texts / "out", "' 2>'", texts / "err", "' </dev/null");
+  const int status = std::system(whole.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), contents(texts / "out"),
+          contents(texts / "err")};
+}
+Outcome run(const TempDir& dir, const std::string& program, const std::string& arguments) {
+  return shell(dir, YOLOX_BINARY_DIR "/" + program + " " + arguments);
+}
+// The same where it must succeed; what it printed.
+std::string succeed(const TempDir& dir, const std::string& program, const std::string& arguments) {
+  const Outcome o = run(dir, program, arguments);
+  REQUIRE_MESSAGE(o.code == 0, program << " " << arguments << "\n" << o.out << o.err);
+  return o.out;
+}
+
+// A COCO folder of drawn scenes: `first` and the `count` - 1 after it. Classes from `classes` on are left
+// out.
+void write_scenes(const std::string& folder, int64_t count, size_t classes = 100) {
+  const Dataset shapes = shapes_dataset(0, 0, count);
+  CocoDataset coco = shapes.truth;
+  coco.categories.resize(std::min(classes, coco.categories.size()));
+  const auto unknown = [&](const CocoAnnotation& a) {
+    return a.category_id > int64_t(coco.categories.size());
+  };
+  coco.annotations.erase(std::remove_if(coco.annotations.begin(), coco.annotations.end(), unknown),
+                         coco.annotations.end());
+  fs::create_directories(folder + "/annotations");
+  fs::create_directories(folder + "/train");
+  for (int64_t i = 0; i < count; ++i)
+    cv::imwrite(folder + "/train/" + coco.images[i].file_name, read_image(shapes, i));
+  write_coco(folder + "/annotations/instances_train.json", coco);
+}
+
+// Three epochs of four steps: mosaic in the first two, L1 in the last, another input size from step 10 on.
+// The learning rate has more digits than are printed by default.
+const std::string kTrain =
+    "--data data --model yolox-nano --size 64 --bs 2 --epochs 3 --no-aug-epochs 1 --warmup-epochs 1 "
+    "--lr 0.00123456789 --eval-interval 1 --conf 0 --nms 0.9 ";
+
+// A folder with data and one finished run, made once for all tests that look at it.
+struct Trained {
+  TempDir dir;
+  std::string printed;
+  Trained() {
+    write_scenes(dir / "data", 8);
+    printed = succeed(dir, "train", kTrain + "--out a");
+  }
+};
+const Trained& trained() {
+  static const Trained made;
+  return made;
+}
+
+// Where two checkpoints differ, "" if nowhere. Settings are not compared.
+std::string difference(const c10::IValue& a, const c10::IValue& b, const std::string& where = "") {
+  if (a.tagKind() != b.tagKind()) return where + ": another type";
+  if (a.isTensor()) return torch::equal(a.toTensor(), b.toTensor()) ? "" : where;
+  if (a.isDouble()) return a.toDouble() == b.toDouble() || std::isnan(a.toDouble()) ? "" : where;
+  if (a.isInt()) return a.toInt() == b.toInt() ? "" : where;
+  if (a.isString()) return a.toStringRef() == b.toStringRef() ? "" : where;
+  if (a.isList()) {
+    const auto x = a.toListRef(), y = b.toListRef();
+    if (x.size() != y.size()) return where + ": another length";
+    for (size_t i = 0; i < x.size(); ++i)
+      if (const auto d = difference(x[i], y[i], concat(where, "[", i, "]")); !d.empty()) return d;
+  } else if (a.isGenericDict()) {
+    const auto x = a.toGenericDict(), y = b.toGenericDict();
+    if (x.size() != y.size()) return where + ": another size";
+    for (const auto& e : x) {
+      const std::string key = e.key().isString() ? e.key().toStringRef() : concat(e.key().toInt());
+      if (key == "settings") continue;
+      if (!y.contains(e.key())) return where + "." + key + ": missing";
+      if (const auto d = difference(e.value(), y.at(e.key()), where + "." + key); !d.empty()) return d;
+    }
+  }
+  return "";
+}
+std::string difference(const std::string& a, const std::string& b) {
+  return difference(read_pth(a), read_pth(b));
+}
+
+// The value of a number in a JSON file; the first one of that name.
+double number_in(const std::string& path, const std::string& key) {
+  const std::string text = contents(path), mark = "\"" + key + "\":";
+  REQUIRE_MESSAGE(has(text, mark), path << " has no " << key);
+  return std::stod(text.substr(text.find(mark) + mark.size()));
+}
+
+// Rows of metrics.csv; an empty cell is NaN.
+std::vector<std::vector<double>> metric_rows(const std::string& path) {
+  std::vector<std::vector<double>> rows;
+  for (const auto& line : lines_of(contents(path))) {
+    if (line.rfind("epoch,", 0) == 0) continue;
+    rows.emplace_back();
+    std::istringstream in(line + ",");
+    for (std::string cell; std::getline(in, cell, ',');)
+      rows.back().push_back(cell.empty() ? std::nan("") : std::stod(cell));
+  }
+  return rows;
+}
+enum Column {
+  kEpoch,
+  kIteration,
+  kLoss,
+  kIou,
+  kObj,
+  kCls,
+  kL1,
+  kPositives,
+  kLr,
+  kSpeed,
+  kWaiting,
+  kNorm,
+  kAP
+};
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------------------------
+// train
+
+TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints") {
+  const TempDir& dir = trained().dir;
+  const std::string config = contents(dir / "a/config.json");
+  CHECK(has(config, R"("model":"yolox-nano")"));
+  CHECK(has(config, R"("bs":"2")"));
+  CHECK(has(config, R"("device":"cpu")"));
+  CHECK(contents(dir / "a/log.txt") == trained().printed);
+  CHECK(has(trained().printed, "8 images to train"));
+  CHECK(has(trained().printed, "there is one split only"));
+  CHECK_FALSE(has(trained().printed, "\r"));  // the progress line is for terminals
+  CHECK_FALSE(has(trained().printed, "\033"));
+  CHECK_FALSE(fs::exists(dir / "a/problems.txt"));
+
+  CHECK(
+      lines_of(contents(dir / "a/metrics.csv")).at(0) ==
+      "epoch,iteration,loss,iou,obj,cls,l1,positives_per_object,lr,images_per_second,waiting_share,grad_norm,"
+      "AP,AP50");
+  int judged = 0;
+  for (const auto& row : metric_rows(dir / "a/metrics.csv")) {
+    REQUIRE(row.size() == 14);
+    CHECK(row[kEpoch] == std::floor((row[kIteration] - 1) / 4) + 1);
+    if (std::isnan(row[kAP])) {
+      CHECK(row[kLoss] == doctest::Approx(row[kIou] + row[kObj] + row[kCls] + row[kL1]).epsilon(1e-4));
+      CHECK((row[kL1] > 0) == (row[kEpoch] == 3));
+      CHECK(row[kWaiting] <= 1);
+    } else {
+      ++judged;
+    }
+  }
+  CHECK(judged == 3);
+  CHECK(metric_rows(dir / "a/metrics.csv").back()[kIteration] == 12);
+
+  const auto last = read_pth(dir / "a/last.pth").toGenericDict();
+  CHECK(last.at("start_epoch").toInt() == 3);
+  CHECK(last.contains("optimizer"));
+  const WeightsInfo info = weights_info(last, "last.pth");
+  CHECK(info.model == "yolox-nano");
+  CHECK(info.classes == shapes_classes());
+  CHECK(info.height == 64);
+  CHECK(fs::exists(dir / "a/best.pth"));
+}
+
+TEST_CASE("train: the same run again, with other workers, ends with the same weights") {
+  const TempDir& dir = trained().dir;
+  succeed(dir, "train", kTrain + "--out b --workers 5");
+  CHECK(difference(dir / "a/last.pth", dir / "b/last.pth") == "");
+  CHECK(difference(dir / "a/best.pth", dir / "b/best.pth") == "");
+  succeed(dir, "train", kTrain + "--out c --max-iters 4 --seed 1");
+  succeed(dir, "train", kTrain + "--out d --max-iters 4");
+  CHECK(difference(dir / "c/last.pth", dir / "d/last.pth") != "");
+}
+
+TEST_CASE("c1 train: a run that was stopped amid an epoch and resumed equals the one that was not") {
+  const TempDir& dir = trained().dir;
+  succeed(dir, "train", kTrain + "--max-iters 6");  // into runs/yolox-nano-data
+  const std::string run_folder = "runs/yolox-nano-data";
+  REQUIRE(fs::exists(dir / (run_folder + "/last.pth")));
+  const auto half = read_pth(dir / (run_folder + "/last.pth")).toGenericDict();
+  CHECK(half.at("train").toGenericDict().at("iteration").toInt() == 6);
+
+  const Outcome complete = run(dir, "train", "--resume " + run_folder);  // its own limit holds too
+  CHECK(complete.code == 1);
+  CHECK(has(complete.err, "--max-iters"));  // what would let it go on
+
+  const std::string printed =
+      succeed(dir, "train", "--resume --max-iters 0");  // the newest; no more is repeated
+  CHECK(has(printed, "resuming " + run_folder + " at step 6"));
+  CHECK(has(printed, "--max-iters 0 instead of the run's 6"));
+  const auto whole = read_pth(dir / "a/last.pth").toGenericDict();
+  const auto resumed = read_pth(dir / (run_folder + "/last.pth")).toGenericDict();
+  for (const char* part : {"model", "optimizer", "train", "yolox", "start_epoch"})
+    CHECK(difference(whole.at(part), resumed.at(part), part) == "");
+
+  const auto rows = metric_rows(dir / (run_folder + "/metrics.csv"));
+  CHECK(rows.back()[kIteration] == 12);
+  for (size_t i = 1; i < rows.size(); ++i) CHECK(rows[i][kIteration] >= rows[i - 1][kIteration]);
+  const std::string log = contents(dir / (run_folder + "/log.txt"));
+  CHECK(log.find("run runs/") < log.find("resuming runs/"));
+}
+
+TEST_CASE("train: another --size for a resumed run is written into its checkpoint") {
+  const TempDir& dir = trained().dir;
+  succeed(dir, "train", kTrain + "--out resized --max-iters 1 --eval-interval 0");
+  succeed(dir, "train", "--resume=resized --max-iters 2 --size 96x128");
+  const WeightsInfo info = weights_info(read_pth(dir / "resized/last.pth"), "last.pth");
+  CHECK(info.height == 96);
+  CHECK(info.width == 128);
+}
+
+TEST_CASE("train: mixed precision, without EMA, other optimizers, without augmentation") {
+  const TempDir& dir = trained().dir;
+  for (const std::string flags : {"--amp bf16", "--amp fp16", "--optimizer adamw --ema 0",
+                                  "--aug none --clip 0", "--official-quirks --no-multiscale"}) {
+    INFO(flags);
+    fs::remove_all(dir / "e");
+    succeed(dir, "train", kTrain + "--out e --max-iters 2 --eval-interval 0 " + flags);
+    for (const auto& row : metric_rows(dir / "e/metrics.csv")) CHECK(row[kLoss] > 0);
+    CHECK_FALSE(fs::exists(dir / "e/best.pth"));  // nothing was evaluated
+    const auto last = read_pth(dir / "e/last.pth").toGenericDict();
+    const bool averaged = difference(last.at("model"), last.at("train").toGenericDict().at("model")) != "";
+    CHECK(averaged == !has(flags, "--ema 0"));
+  }
+}
+
+TEST_CASE("train: weights of other classes: all but the class head is taken, and it is said") {
+  const TempDir& dir = trained().dir;
+  write_scenes(dir / "two", 4, 2);
+  const std::string printed =
+      succeed(dir, "train",
+              "--data two --model yolox-nano --size 64 --bs 2 --max-iters 1 --eval-interval 0 --ema 0 --lr 0 "
+              "--out f --weights a/last.pth");
+  CHECK(has(printed, "head.cls_preds.0.weight: file [7, 64, 1, 1], model [2, 64, 1, 1]"));
+  const auto from = read_pth(dir / "a/last.pth").toGenericDict().at("model").toGenericDict();
+  const auto into = read_pth(dir / "f/last.pth").toGenericDict().at("model").toGenericDict();
+  for (const char* key : {"backbone.backbone.stem.conv.conv.weight", "head.obj_preds.0.bias"})
+    CHECK(torch::equal(into.at(key).toTensor(), from.at(key).toTensor()));
+  CHECK(into.at("head.cls_preds.0.bias").toTensor().numel() == 2);
+}
+
+TEST_CASE("train: bad images and labels are counted, listed and left out; --strict stops") {
+  TempDir dir;
+  write_scenes(dir / "data", 4);
+  const std::string bad = dir / "data/train/shapes_2.png";
+  std::ofstream(bad) << "this is no image";
+  const std::string flags = "--data data --model yolox-nano --size 64 --bs 2 --epochs 1 --eval-interval 1 ";
+  const std::string printed = succeed(dir, "train", flags + "--out a");
+  CHECK(has(printed, "image cannot be used: 1"));
+  CHECK(has(printed, "(3 images"));  // evaluated
+  CHECK(has(contents(dir / "a/problems.txt"), "shapes_2.png"));
+  const std::string judged = succeed(dir, "eval", "--data data --weights a/last.pth");
+  CHECK(has(judged, "3 images in"));
+  CHECK(has(judged, "shapes_2.png"));  // which one
+
+  const Outcome image = run(dir, "train", flags + "--strict --out b");
+  CHECK(image.code == 1);
+  CHECK(has(image.err, "shapes_2.png"));
+
+  fs::remove(bad);
+  const Outcome missing = run(dir, "train", flags + "--strict --out c");
+  CHECK(missing.code == 1);
+  CHECK(has(missing.err, "image missing"));
+  CHECK(has(succeed(dir, "train", flags + "--out d"), "image missing: 1"));
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// eval, demo, export
+
+TEST_CASE("eval: the AP of best.pth is the one that training found, with all keys in --json") {
+  const TempDir& dir = trained().dir;
+  const std::string printed =
+      succeed(dir, "eval",
+              "--data data --weights a/best.pth --bs 2 --conf 0 --nms 0.9 --json e.json --save-dt dt.json");
+  CHECK(has(printed, "yolox-nano, 7 classes, 8 images"));
+  CHECK(has(printed, "64x64"));
+  CHECK_FALSE(has(printed, "\r"));
+  for (const char* key :
+       {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"})
+    number_in(dir / "e.json", key);
+  CHECK(has(contents(dir / "e.json"), R"("per_class":[{"id":1,"name":"circle")"));
+
+  const double ap = number_in(dir / "e.json", "AP");
+  CHECK(ap > 0);
+  const auto best = read_pth(dir / "a/best.pth").toGenericDict();
+  CHECK(ap == doctest::Approx(best.at("curr_ap").toDouble()).epsilon(1e-6));
+  double logged = 0;
+  for (const auto& row : metric_rows(dir / "a/metrics.csv"))
+    if (row[kAP] > logged) logged = row[kAP];
+  CHECK(ap == doctest::Approx(logged).epsilon(1e-5));
+
+  // its detections as a file say the same
+  succeed(dir, "eval", "--gt data/annotations/instances_train.json --dt dt.json --json again.json");
+  CHECK(number_in(dir / "again.json", "AP") == doctest::Approx(ap).epsilon(1e-6));
+}
+
+SHARED_TEST("eval: --gt and --dt give COCO's twelve numbers") {
+  TempDir dir;
+  succeed(dir, "eval",
+          concat("--gt '", shared("data/coco_eval/gt.json"), "' --dt '", shared("data/coco_eval/dt.json"),
+                 "' --json e.json"));
+  const std::vector<std::pair<const char*, double>> want = {
+      {"AP", .50458},    {"AP50", .69697}, {"AP75", .57298}, {"APs", .58563},
+      {"APm", .51940},   {"APl", .50140},  {"AR1", .38681},  {"AR10", .59368},
+      {"AR100", .59535}, {"ARs", .63981},  {"ARm", .56642},  {"ARl", .56429}};
+  for (const auto& [key, value] : want)
+    CHECK_MESSAGE(std::abs(number_in(dir / "e.json", key) - value) < 6e-6, key);
+}
+
+SHARED_TEST(
+    "a3 eval: the official nano reaches its AP; with the wrong pixels it is near zero, and it is said") {
+  TempDir dir;
+  const std::string weights = "--weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ";
+  const std::string printed =
+      succeed(dir, "eval", "--data '" + shared("data/coco_val2017_union") + "' --json e.json " + weights);
+  CHECK(std::abs(number_in(dir / "e.json", "AP") - 0.2839) < 5e-4);
+  CHECK_FALSE(has(printed, "near zero"));
+
+  CocoDataset part = read_coco(shared("data/coco_val2017_union/annotations/instances_val2017_union.json"));
+  part.images.resize(30);
+  for (auto& image : part.images)
+    image.file_name = shared("data/coco_val2017_union/val2017/" + image.file_name);
+  write_coco(dir / "part.json", part);
+  const std::string legacy =
+      succeed(dir, "eval", "--data part.json --preproc legacy --json e.json " + weights);
+  CHECK(number_in(dir / "e.json", "AP") < 0.01);
+  CHECK(has(legacy, "warning: AP is near zero"));
+  CHECK(has(legacy, "--preproc bgr"));
+}
+
+TEST_CASE("demo: writes each picture of a folder in its size, skips what is no image, keeps the input") {
+  const TempDir& dir = trained().dir;
+  write_scenes(dir / "pictures", 2);
+  std::ofstream(dir / "pictures/train/text.jpg") << "this is no image";
+  const std::string before = contents(dir / "pictures/train/shapes_1.png");
+  const std::string printed =
+      succeed(dir, "demo", "--source pictures/train --weights a/last.pth --conf 0 --save drawn");
+  CHECK(has(printed, "text.jpg"));
+  CHECK(has(printed, "drawn/shapes_2.png"));
+  for (const std::string name : {"shapes_1.png", "shapes_2.png"}) {
+    const cv::Mat in = cv::imread(dir / ("pictures/train/" + name)),
+                  out = cv::imread(dir / ("drawn/" + name));
+    REQUIRE(in.size() == out.size());
+    CHECK(cv::norm(in, out, cv::NORM_INF) > 0);
+  }
+  const std::string drawn =
+      succeed(dir, "demo", "--source shapes --max-images 2 --weights a/last.pth --save shapes");
+  CHECK(lines_of(drawn).size() == 2);
+  CHECK(fs::exists(dir / "shapes/shapes_2.png"));
+  // into the folder of the originals: they must not be drawn over
+  const Outcome over = run(dir, "demo", "--source pictures/train --weights a/last.pth --save pictures/train");
+  CHECK(over.code != 0);
+  CHECK(contents(dir / "pictures/train/shapes_1.png") == before);
+}
+
+SHARED_TEST("demo: the dog is found where it is, and all else stays as it was") {
+  TempDir dir;
+  const std::string source = shared("data/weights/dog.jpg");
+  fs::copy(source, dir / "dog.jpg");
+  const cv::Mat in = cv::imread(source);
+  cv::imwrite(dir / "dog.png", in);  // without loss, to compare
+  const std::string printed =
+      succeed(dir, "demo",
+              "--source dog.png --weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "'");
+  CHECK(has(printed, "1 dog"));
+  CHECK(has(printed, "1 bicycle"));
+  const cv::Mat out = cv::imread(dir / "runs/demo/dog.png");
+  REQUIRE(in.size() == out.size());
+  cv::Mat changed;
+  cv::absdiff(in, out, changed);
+  cv::cvtColor(changed, changed, cv::COLOR_BGR2GRAY);
+  const int n = cv::countNonZero(changed);
+  CHECK(n > 0);
+  CHECK(n < 0.1 * changed.total());
+  // the dog is at 132..310, 222..545 of 768 x 576; its frame runs there, and the corner below it is untouched
+  CHECK(cv::countNonZero(changed(cv::Rect(100, 200, 240, 360))) > 500);
+  CHECK(cv::countNonZero(changed(cv::Rect(600, 400, 160, 170))) == 0);
+}
+
+TEST_CASE("export: the TorchScript file is the model, here and in Python") {
+  const TempDir& dir = trained().dir;
+  const std::string printed = succeed(dir, "export", "--weights a/last.pth --out model.ts");
+  CHECK(has(printed, "model.ts: yolox-nano, 7 classes, input [B, 3, 64, 64] BGR 0..255"));
+  torch::jit::ExtraFilesMap extra{{"classes.txt", ""}, {"pixels.txt", ""}};
+  auto module = torch::jit::load(dir / "model.ts", torch::kCPU, extra);
+  CHECK(has(extra["classes.txt"], "circle\nring\n"));
+  CHECK(extra["pixels.txt"] == "BGR 0..255\n");
+  const torch::NoGradGuard no_grad;
+  auto loaded = load_model(dir / "a/last.pth", "", "auto", torch::kCPU);
+  for (const int64_t b : {1, 3}) {
+    const Tensor images = torch::rand({b, 3, 64, 64}) * 255;
+    const Tensor out = module.forward({images}).toTensor();
+    CHECK(out.sizes() == c10::IntArrayRef{b, 84, 12});
+    CHECK(torch::allclose(out, decode(loaded.model(images), 64, 64), 1e-4, 1e-3));
+  }
+
+  const std::string python = YOLOX_SOURCE_DIR "/.venv/bin/python";
+  if (!fs::exists(python)) return;
+  std::ofstream(dir / "try.py") << R"(
+import torch
+f = torch.load("a/last.pth", weights_only=True)
+print(f["start_epoch"], len(f["model"]), sorted(f["optimizer"]), f["yolox"]["classes"][0])
+m = torch.jit.load("model.ts")
+print(list(m(torch.zeros(2, 3, 64, 64)).shape))
+)";
+  const Outcome o = shell(dir, python + " try.py");
+  if (has(o.err, "ModuleNotFoundError")) return;  // a .venv that only carries LibTorch
+  CHECK_MESSAGE(o.code == 0, o.err);
+  CHECK(o.out == "3 642 ['param_groups', 'state'] circle\n[2, 84, 12]\n");
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// the command line
+
+TEST_CASE("programs: --help lists every flag and ends with 0") {
+  TempDir dir;
+  const std::string config = contents(trained().dir / "a/config.json");
+  const std::string help = succeed(dir, "train", "--help");
+  int flags = 0;
+  for (size_t at = 0; (at = config.find("\":\"", at)) != std::string::npos; ++at) {
+    const std::string name = config.substr(config.rfind('"', at - 1) + 1, at - config.rfind('"', at - 1) - 1);
+    if (name == "torch") break;  // behind the flags: what the run was made with
+    CHECK_MESSAGE((has(help, "--" + name + " ") || has(help, "--no-" + name + " ")), name);
+    ++flags;
+  }
+  CHECK(flags > 30);
+  const std::string eval_help = succeed(dir, "eval", "--help");
+  for (const char* name :
+       {"--data", "--weights", "--gt", "--dt", "--conf", "--nms", "--bs", "--json", "--preproc"})
+    CHECK_MESSAGE(has(eval_help, name), name);
+  CHECK(has(succeed(dir, "demo", "--help"), "--source"));
+  CHECK(has(succeed(dir, "export", "--help"), "--format"));
+}
+
+TEST_CASE("programs: bad input ends with one line that names it, and the right exit code") {
+  const TempDir& dir = trained().dir;
+  write_scenes(dir / "pair", 4, 2);
+  fs::create_directories(dir / "nothing");
+  fs::copy(dir / "a", dir / "h");
+  const auto file = [&](const std::string& name, const std::string& text) {
+    std::ofstream(dir / name) << text;
+  };
+  const std::string json = contents(dir / "data/annotations/instances_train.json");
+  const std::string weights = contents(dir / "a/last.pth");
+  file("text.txt", "words\n");
+  file("empty.json", "");
+  file("cut.json", json.substr(0, json.size() / 2));
+  file("list.json", "[1, 2]");
+  file("none.json", "[]");
+  file("absent.json", R"({"images": [{"id": 1, "file_name": "absent_1.jpg"}], "categories": [{"id": 1}],
+                          "annotations": []})");
+  file("text.pth", "words\n");
+  file("cut.pth", weights.substr(0, weights.size() / 2));
+  TempDir elsewhere;  // no runs/ here
+
+  const std::string train =
+      "--data data --model yolox-nano --size 64 --bs 2 --max-iters 1 --eval-interval 0 ";
+  const std::string eval = "--data data --weights a/last.pth ",
+                    demo = "--source data/train --weights a/last.pth ";
+  struct Row {
+    std::string program, arguments;
+    int code;
+    std::string named;
+  };
+  const std::vector<Row> rows = {
+      {"train", "", 2, "--data"},
+      {"train", "--data data", 2, "--model"},
+      {"train", train + "--bogus 1", 2, "bogus"},
+      {"train", train + "word", 2, "word"},
+      {"train", train + "--no-multiscale false", 2, "false"},
+      {"train", train + "--strict=false", 2, "strict"},
+      {"train", train + "--size 100", 2, "--size"},
+      {"train", train + "--bs 0", 2, "--bs"},
+      {"train", train + "--bs many", 2, "--bs"},
+      {"train", train + "--bs", 2, "bs"},
+      {"train", train + "--bs 100000000", 1, "--bs"},
+      {"train", train + "--workers 0", 2, "--workers"},
+      {"train", train + "--epochs 0", 2, "--epochs"},
+      {"train", train + "--epochs 3 --warmup-epochs 4", 2, "--warmup-epochs"},
+      {"train", train + "--lr -1", 2, "--lr"},
+      {"train", train + "--ema 1", 2, "--ema"},
+      {"train", train + "--amp x", 2, "--amp"},
+      {"train", train + "--aug x", 2, "--aug"},
+      {"train", train + "--optimizer x", 2, "--optimizer"},
+      {"train", train + "--preproc x", 2, "--preproc"},
+      {"train", train + "--mosaic-prob 2", 2, "mosaic"},
+      {"train", train + "--device tpu", 2, "--device"},
+      {"train", train + "--model nano", 2, "--model"},
+      {"train", train + "--data nowhere", 1, "nowhere"},
+      {"train", train + "--data nothing", 1, "nothing"},
+      {"train", train + "--data empty.json", 1, "empty.json"},
+      {"train", train + "--data cut.json", 1, "cut.json"},
+      {"train", train + "--data list.json", 1, "list.json"},
+      {"train", train + "--data absent.json", 1, "absent_1.jpg"},
+      {"train", train + "--data text.txt", 1, "text.txt"},
+      {"train", train + "--weights nowhere.pth", 1, "nowhere.pth"},
+      {"train", train + "--weights cut.pth", 1, "cut.pth"},
+      {"train", train + "--weights text.pth", 1, "text.pth"},
+      {"train", train + "--weights a/last.pth --model yolox-tiny", 1, "yolox-nano"},
+      {"train", train + "--out text.txt/run", 1, "text.txt/run"},
+      {"train", train + "--out a", 1, "--resume"},
+      {"train", "--resume=nowhere", 1, "nowhere"},
+      {"train", "--resume=h", 1, "--epochs"},  // is complete
+      {"train", "--resume=h --epochs 4 --model yolox-tiny", 1, "yolox-nano"},
+      {"train", "--resume=h --epochs 4 --data pair", 1, "classes"},
+      {"train", "--resume=h --epochs 4 --weights a/best.pth", 2, "--weights"},
+      {"train", "--resume=h --epochs 4 --out g", 2, "--out"},
+      {"eval", "", 2, "--data"},
+      {"eval", "--data data", 2, "--weights"},
+      {"eval", "--gt empty.json", 2, "--dt"},
+      {"eval", "--gt nowhere.json --dt none.json", 1, "nowhere.json"},
+      {"eval", "--gt data/annotations/instances_train.json --dt list.json", 1, "list.json"},
+      {"eval", eval + "--conf 2", 2, "--conf"},
+      {"eval", eval + "--model yolox-s", 1, "yolox-nano"},
+      {"eval", eval + "--data pair", 1, "pair"},
+      {"eval", eval + "--weights text.pth", 1, "text.pth"},
+      {"eval", eval + "--json nowhere/e.json", 1, "nowhere/e.json"},
+      {"demo", "--weights a/last.pth", 2, "--source"},
+      {"demo", demo + "--source nowhere", 1, "nowhere"},
+      {"demo", demo + "--source nothing", 1, "nothing"},
+      {"demo", demo + "--source text.txt", 1, "text.txt"},
+      {"demo", demo + "--save text.txt", 1, "text.txt"},
+      {"demo", demo + "--max-images -1", 2, "--max-images"},
+      {"export", "--weights a/last.pth", 2, "--out"},
+      {"export", "--weights a/last.pth --out m.x --format paper", 2, "--format"},
+      {"export", "--weights cut.pth --out m.ts", 1, "cut.pth"},
+      {"export", "--weights a/last.pth --out nowhere/m.ts", 1, "nowhere/m.ts"},
+  };
+  const auto verify = [](const Row& row, const Outcome& o) {
+    INFO(row.program << " " << row.arguments << "\n" << o.out << o.err);
+    CHECK(o.code == row.code);
+    std::vector<std::string> errors;
+    for (const auto& line : lines_of(o.err))
+      if (line.rfind("error: ", 0) == 0) errors.push_back(line);
+    CHECK(errors.size() == 1);
+    CHECK(has(o.err, row.named));
+    for (const char* trace :
+         {"Exception raised from", "terminate called", "frame #", "Segmentation", "Aborted"})
+      CHECK_MESSAGE(!has(o.out + o.err, trace), trace);
+  };
+  std::vector<Outcome> outcomes(rows.size());
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i; (i = next++) < rows.size();) outcomes[i] = run(dir, rows[i].program, rows[i].arguments);
+  };
+  std::thread other(work);
+  work();
+  other.join();
+  for (size_t i = 0; i < rows.size(); ++i) verify(rows[i], outcomes[i]);
+  verify({"train", "--resume", 2, "--resume"}, run(elsewhere, "train", "--resume"));
+}
