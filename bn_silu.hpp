@@ -67,13 +67,13 @@ YOLOX_SIMD static void stats_rows(const float* __restrict x, int64_t rows, int64
     }
 }
 
-// y = silu(x * scale + shift)
+// y = silu((x - mean) * scale + bias)
 YOLOX_SIMD static void forward_rows(const float* __restrict x, float* __restrict y, int64_t rows,
-                                    int64_t channels, const float* __restrict scale,
-                                    const float* __restrict shift) {
+                                    int64_t channels, const float* __restrict mean,
+                                    const float* __restrict scale, const float* __restrict bias) {
   for (int64_t r = 0; r < rows; ++r, x += channels, y += channels)
     for (int64_t c = 0; c < channels; ++c) {
-      const float z = x[c] * scale[c] + shift[c];
+      const float z = (x[c] - mean[c]) * scale[c] + bias[c];
       y[c] = z * sigmoid(z);
     }
 }
@@ -81,12 +81,13 @@ YOLOX_SIMD static void forward_rows(const float* __restrict x, float* __restrict
 // dz = gradient of the norm's output; sums += dz, products += dz * (x - mean)
 YOLOX_SIMD static void backward_sums_rows(const float* __restrict g, const float* __restrict x,
                                           float* __restrict dz, int64_t rows, int64_t channels,
-                                          const float* __restrict scale, const float* __restrict shift,
-                                          const float* __restrict mean, float* __restrict sums,
+                                          const float* __restrict mean, const float* __restrict scale,
+                                          const float* __restrict bias, float* __restrict sums,
                                           float* __restrict products) {
   for (int64_t r = 0; r < rows; ++r, x += channels, g += channels, dz += channels)
     for (int64_t c = 0; c < channels; ++c) {
-      const float z = x[c] * scale[c] + shift[c], s = sigmoid(z), d = g[c] * s * (1.0f + z * (1.0f - s));
+      const float z = (x[c] - mean[c]) * scale[c] + bias[c], s = sigmoid(z),
+                  d = g[c] * s * (1.0f + z * (1.0f - s));
       dz[c] = d;
       sums[c] += d;
       products[c] += d * (x[c] - mean[c]);
@@ -138,9 +139,9 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
     const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
       stats_rows(in + first * channels, count, channels, in, s, s + channels);
     });
-    const Tensor saved = torch::empty({4, channels}, x.options());  // scale, shift, mean, 1 / deviation
-    float *scale = saved.data_ptr<float>(), *shift = scale + channels, *mean = shift + channels,
-          *inverse = mean + channels;
+    const Tensor saved = torch::empty({4, channels}, x.options());  // mean, 1 / deviation, scale, bias
+    float *mean = saved.data_ptr<float>(), *inverse = mean + channels, *scale = inverse + channels,
+          *offset = scale + channels;
     const float *w = weight.data_ptr<float>(), *b = bias.data_ptr<float>();
     float *run_mean = running_mean.data_ptr<float>(), *run_var = running_var.data_ptr<float>();
     for (int64_t c = 0; c < channels; ++c) {
@@ -149,7 +150,7 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
       mean[c] = float(m);
       inverse[c] = float(1 / std::sqrt(variance + eps));
       scale[c] = w[c] * inverse[c];
-      shift[c] = b[c] - mean[c] * scale[c];
+      offset[c] = b[c];
       run_mean[c] = float((1 - momentum) * run_mean[c] + momentum * m);
       run_var[c] =
           float((1 - momentum) * run_var[c] + momentum * variance * rows / std::max<int64_t>(1, rows - 1));
@@ -157,7 +158,7 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
     Tensor y = torch::empty_like(x);
     float* out = y.data_ptr<float>();
     for_rows(rows, channels, [&](int64_t first, int64_t count) {
-      forward_rows(in + first * channels, out + first * channels, count, channels, scale, shift);
+      forward_rows(in + first * channels, out + first * channels, count, channels, mean, scale, offset);
     });
     ctx->save_for_backward({x, saved});
     return y;
@@ -170,13 +171,13 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
     const Tensor g = grads[0].contiguous(torch::MemoryFormat::ChannelsLast);
     const int64_t channels = x.size(1), rows = x.numel() / channels;
     const float *gradient = g.data_ptr<float>(), *in = x.data_ptr<float>();
-    const float *scale = saved.data_ptr<float>(), *shift = scale + channels, *mean = shift + channels,
-                *inverse = mean + channels;
+    const float *mean = saved.data_ptr<float>(), *inverse = mean + channels, *scale = inverse + channels,
+                *offset = scale + channels;
     const Tensor dx = torch::empty_like(x);
     float* out = dx.data_ptr<float>();
     const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
       backward_sums_rows(gradient + first * channels, in + first * channels, out + first * channels, count,
-                         channels, scale, shift, mean, s, s + channels);
+                         channels, mean, scale, offset, s, s + channels);
     });
     const Tensor d_weight = torch::empty({channels}, x.options()),
                  d_bias = torch::empty({channels}, x.options());
