@@ -1,6 +1,6 @@
 """COCO evaluation: our C++ against pip's faster-coco-eval, pair by pair, from files to the twelve numbers.
 
-    python bench/coco_eval.py --program build/bench/coco_eval [--rounds 5] [--images 5000] [--detections 500000]
+    python bench/coco_eval.py --program build/bench_coco_eval [--rounds 5] [--images 5000] [--detections 500000]
 
 Needs numpy, pycocotools and faster-coco-eval in the interpreter it is run with. Makes a synthetic data set the size of
 COCO val2017 (seeded: ground truths with COCO's mix of sizes, detections that are jittered ground truths plus noise).
