@@ -3,7 +3,7 @@
 # draws itself, evaluates it, and draws its boxes. Can be run again; the second time it needs no network.
 set -euo pipefail
 cd "$(dirname "$0")"
-./setup.sh
+./setup.sh train eval demo
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-0}  # leaves the cores to the loader
 run=runs/quickstart
 rm -rf "$run"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what is missing and builds. Run by quickstart.sh and test.sh; offline and quick once everything is there.
+# Installs what is missing and builds: the targets given, or all. Run by quickstart.sh and test.sh; offline and quick once
+# everything is there.
 #   YOLOX_BUILD=build       folder to build in
 #   CMAKE_PREFIX_PATH=...   a LibTorch of yours instead of the one in .venv
 set -euo pipefail
@@ -44,6 +45,8 @@ say "building in $build (the first time takes some minutes)"
 generator=()
 if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
 cmake -S . -B "$build" "${generator[@]}" ${YOLOX_CMAKE_ARGS:-} >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
-cmake --build "$build" -j "$(nproc)" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
+cmake --build "$build" -j "$(nproc)" --target "${@:-all}" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 rm -f "$build.log"
-for program in train eval demo export; do ln -sf "$build/$program" "$program"; done
+for program in train eval demo export; do
+  [ ! -e "$build/$program" ] || ln -sf "$build/$program" "$program"
+done
