@@ -18,6 +18,7 @@
 #include <mutex>
 #include <opencv2/imgcodecs.hpp>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -147,8 +148,12 @@ inline fs::path find_image_folder(const fs::path& json, const CocoDataset& coco)
     std::error_code ignored;
     std::vector<fs::path> others;
     for (const auto& entry : fs::directory_iterator(parent, ignored))
-      if (entry.is_directory()) others.push_back(entry.path());
+      if (entry.is_directory(ignored)) others.push_back(entry.path());
     std::sort(others.begin(), others.end());
+    std::stable_partition(others.begin(), others.end(),
+                          [&](const fs::path& p) {  // "val" for annotations_val first
+                            return split.find(p.filename().string()) != std::string::npos;
+                          });
     places.insert(places.end(), others.begin(), others.end());
   }
   for (const auto& place : places)
@@ -186,12 +191,17 @@ inline Dataset coco_dataset(const fs::path& json, bool official_quirks) {
     record_of[image.id] = data.records.size();
     data.records.push_back({file.string(), image.id, image.width, image.height, {}});
     if (image.width <= 0 || image.height <= 0) {  // the file does not say: ask the picture
-      const cv::Mat picture = cv::imread(file.string(), cv::IMREAD_COLOR);
+      cv::Mat picture;
+      try {
+        picture = cv::imread(file.string(), cv::IMREAD_COLOR);
+      } catch (const cv::Exception&) {}  // read_image() names it later
       data.records.back().width = picture.cols, data.records.back().height = picture.rows;
     }
     present.push_back(image);
   }
   check(!present.empty(), json.string(), ": no image that it lists is in ", folder.string());
+  if (data.truth.without_box > 0)
+    data.problems->add("annotations without bbox", concat(json.string(), ": ", data.truth.without_box));
   data.truth.images = present;
   for (const auto& a : data.truth.annotations) {
     const std::string where = concat(json.string(), ": annotation ", a.id, " of image ", a.image_id);
@@ -228,6 +238,13 @@ struct Splits {
 // The COCO JSON files of --data: {train, val}, equal where there is one only. Throws with what was looked
 // for.
 inline std::pair<fs::path, fs::path> find_coco(const std::string& data) {
+  if (const size_t comma = data.find(','); comma != std::string::npos && !fs::exists(data)) {
+    const fs::path train = data.substr(0, comma), val = data.substr(comma + 1);
+    for (const fs::path& f : {train, val})
+      check(fs::is_regular_file(f), "--data ", data, ": ", f.string(),
+            " is no file; give TRAIN.json,VAL.json");
+    return {train, val};
+  }
   const fs::path path(data);
   check(fs::exists(path), "--data ", data,
         " does not exist; give a folder with annotations/*.json, a COCO JSON file, or shapes");
@@ -238,6 +255,16 @@ inline std::pair<fs::path, fs::path> find_coco(const std::string& data) {
     for (const auto& entry : fs::directory_iterator(folder, ignored))
       if (entry.path().extension() == ".json") files.push_back(entry.path());
     if (!files.empty()) break;
+  }
+  if (files.empty()) {  // a folder for each split, with its JSON file inside
+    fs::path found[2];
+    const std::vector<std::string> names[2] = {{"train", "train2017"}, {"valid", "val", "val2017"}};
+    std::error_code ignored;
+    for (const int split : {0, 1})
+      for (const auto& name : names[split])
+        for (const auto& entry : fs::directory_iterator(path / name, ignored))
+          if (entry.path().extension() == ".json" && found[split].empty()) found[split] = entry.path();
+    if (!found[0].empty() && !found[1].empty()) return {found[0], found[1]};
   }
   std::sort(files.begin(), files.end());
   const auto named = [&](const std::string& word) {
@@ -251,7 +278,7 @@ inline std::pair<fs::path, fs::path> find_coco(const std::string& data) {
     }
     check(found.size() <= 1, "--data ", data, " has several files for '", word,
           "': ", found.size() > 1 ? found[0].string() : "", ", ", found.size() > 1 ? found[1].string() : "",
-          "; give the file itself");
+          "; give --data TRAIN.json,VAL.json");
     return found.empty() ? fs::path() : found[0];
   };
   const fs::path train = named("train"), val = named("val");
@@ -259,8 +286,9 @@ inline std::pair<fs::path, fs::path> find_coco(const std::string& data) {
   if (!train.empty()) return {train, train};
   if (!val.empty()) return {val, val};
   check(files.size() == 1, "--data ", data,
-        files.empty() ? " has no annotations: looked for annotations/*.json and *.json"
-                      : " has several JSON files, none with train or val in its name; give the file itself");
+        files.empty()
+            ? " has no annotations: looked for annotations/*.json and *.json"
+            : " has several JSON files, none with train or val in its name; give --data TRAIN.json,VAL.json");
   return {files[0], files[0]};
 }
 
@@ -276,6 +304,9 @@ inline Splits load_splits(const std::string& data, uint64_t seed, bool official_
   check(splits.train.classes == splits.val.classes, train.string(), " and ", val.string(),
         " list different categories (", splits.train.classes.size(), " and ", splits.val.classes.size(),
         "); they must be the same");
+  const auto has_box = [](const Record& r) { return !r.boxes.empty(); };
+  check(std::any_of(splits.train.records.begin(), splits.train.records.end(), has_box), splits.train.name,
+        " has no usable box; check bbox, image_id and category_id of its annotations");
   return splits;
 }
 inline Dataset load_val(const std::string& data, uint64_t seed) {
@@ -331,16 +362,14 @@ class Loader {
   Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, bool pinned)
       : make(std::move(make)), position(first), end(end), batch(batch), size(size), pinned(pinned) {
     plan();
-    for (int i = 0; i < std::max(1, threads); ++i) workers.emplace_back([this] { work(); });
-  }
-  ~Loader() {
-    {
-      std::lock_guard lock(mutex);
-      stop = true;
+    try {
+      for (int i = 0; i < std::max(1, threads); ++i) workers.emplace_back([this] { work(); });
+    } catch (const std::system_error& e) {
+      end_workers();
+      fail("cannot start ", threads, " threads (", e.what(), "); give fewer --workers");
     }
-    has_work.notify_all();
-    for (auto& w : workers) w.join();
   }
+  ~Loader() { end_workers(); }
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
@@ -376,6 +405,15 @@ class Loader {
     size_t taken = 0, missing;
     std::exception_ptr error;
   };
+
+  void end_workers() {
+    {
+      std::lock_guard lock(mutex);
+      stop = true;
+    }
+    has_work.notify_all();
+    for (auto& w : workers) w.join();
+  }
 
   // Starts batches until enough are on their way. Called with the lock held.
   void plan() {

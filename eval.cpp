@@ -51,7 +51,8 @@ static void run(int argc, char** argv) {
   }
   usage_check(!config.data.empty(), "--data is needed (or --gt and --dt)");
   usage_check(config.bs >= 1, "--bs must be at least 1, got ", config.bs);
-  usage_check(config.workers >= 1, "--workers must be at least 1, got ", config.workers);
+  usage_check(config.workers >= 1 && config.workers <= 256, "--workers must be in 1..256, got ",
+              config.workers);
   usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
   usage_check(config.nms > 0 && config.nms <= 1, "--nms must be above 0 and at most 1, got ", config.nms);
   if (!config.size.empty()) parse_size(config.size);

@@ -35,6 +35,7 @@ struct ModeGuard {
 // The size of model that weights belong to, from the shape of the stem; empty if it is none of the six.
 inline std::string model_of_weights(const GenericDict& weights) {
   for (const auto& e : weights) {
+    if (!e.key().isString()) continue;
     std::string key = e.key().toStringRef();
     if (key.rfind("module.", 0) == 0) key = key.substr(7);
     if (key != "backbone.backbone.stem.conv.conv.weight" || !e.value().isTensor() ||
@@ -49,6 +50,7 @@ inline std::string model_of_weights(const GenericDict& weights) {
 // The number of classes that weights predict, 0 if they have no head.
 inline int64_t classes_of_weights(const GenericDict& weights) {
   for (const auto& e : weights) {
+    if (!e.key().isString()) continue;
     const std::string key = e.key().toStringRef(), end = "head.cls_preds.0.weight";
     if (key.size() >= end.size() && key.compare(key.size() - end.size(), end.size(), end) == 0 &&
         e.value().isTensor() && e.value().toTensor().dim() == 4)
@@ -109,8 +111,10 @@ inline void add_detections(std::vector<Detection>& out, const Tensor& rows, Scal
   for (int64_t i = 0; i < d.size(0); ++i) {
     const double x1 = d[i][0] / scale.x, y1 = d[i][1] / scale.y, x2 = d[i][2] / scale.x,
                  y2 = d[i][3] / scale.y;
+    if (!std::isfinite(x2 - x1) || !std::isfinite(y2 - y1))
+      continue;  // exp overflows in a young or diverging model
     out.push_back({image_id, truth.categories[int64_t(d[i][6])].id, x1, y1, x2 - x1, y2 - y1,
-                   double(d[i][4]) * d[i][5]});
+                   double(d[i][4] * d[i][5])});
   }
 }
 
@@ -170,7 +174,9 @@ inline torch::Device parse_device(const std::string& name) {
   if (name == "cpu") return torch::kCPU;
   usage_check(name == "cuda" || (name.rfind("cuda:", 0) == 0 && name.size() == 6 && std::isdigit(name[5])),
               "--device takes auto, cpu, cuda or cuda:N, got '", name, "'");
-  usage_check(torch::cuda::is_available(), "--device ", name, ": no GPU is usable here; use --device cpu");
+  usage_check(torch::cuda::is_available(), "--device ", name,
+              ": no GPU is usable by this build; see nvidia-smi, and ./setup.sh builds for the GPU where the "
+              "CUDA toolkit is; or use --device cpu");
   const int index = name == "cuda" ? 0 : name[5] - '0';
   usage_check(index < int(torch::cuda::device_count()), "--device ", name, ": there are ",
               torch::cuda::device_count(), " GPUs");

@@ -27,6 +27,9 @@ static void run(int argc, char** argv) {
   config.parse(argc, argv, "writes a model into a file that runs without this repository");
   usage_check(config.format == "torchscript", "--format takes torchscript, got '", config.format, "'");
   usage_check(!config.out.empty(), "--out FILE is needed");
+  std::error_code unequal;
+  usage_check(!fs::equivalent(config.out, config.weights, unequal), "--out would overwrite --weights ",
+              config.weights, "; give another name");
   if (!config.size.empty()) parse_size(config.size);
   auto loaded = load_model(config.weights, config.model, config.preproc, torch::kCPU);
   const int side = model_size(loaded.info.model).input;
@@ -54,9 +57,13 @@ static void run(int argc, char** argv) {
   extra["pixels.txt"] = loaded.info.legacy_preproc
                             ? "RGB 0..1, minus ImageNet's mean, over its standard deviation\n"
                             : "BGR 0..255\n";
+  std::error_code ignored;
+  const std::string part = config.out + ".part";
   try {
-    module.save(config.out, extra);
+    module.save(part, extra);
+    fs::rename(part, config.out);
   } catch (const std::exception&) {
+    fs::remove(part, ignored);
     fail("cannot write ", config.out, "; is the folder there and writable, the disk not full?");
   }
 

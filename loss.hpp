@@ -66,9 +66,8 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
 
   const Tensor cls_target =
       torch::zeros({rows, classes}, reg.options().requires_grad(false)).scatter_(1, gt_class, fg_iou);
-  losses.cls = torch::binary_cross_entropy_with_logits(cls.flatten(0, 1).index_select(0, fg), cls_target,
-                                                       used.to(dtype), {}, sum) /
-               divisor;
+  const Tensor fg_cls = torch::where(used, cls.flatten(0, 1).index_select(0, fg), 0);
+  losses.cls = torch::binary_cross_entropy_with_logits(fg_cls, cls_target, used.to(dtype), {}, sum) / divisor;
 
   losses.l1 = torch::zeros_like(losses.iou);
   if (use_l1) {

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 ./setup.sh train eval demo
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-0}  # leaves the cores to the loader
+export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-10000}  # idle threads of torch leave the cores to the loader after a moment
 run=runs/quickstart
 rm -rf "$run"
 

@@ -95,6 +95,7 @@ struct Log {
     if (tty && in_place) std::cout << "\r\033[K";
     in_place = false;
     std::cout << text << std::endl;
+    file.clear();  // a full disk may have room again
     file << text << std::endl;
   }
   // Replaces the progress line in a terminal. Elsewhere it is a line of its own, every 30 seconds at most, or
@@ -126,6 +127,7 @@ struct Metrics {
     file << "\n";
   }
   void row(const std::vector<double>& values) {
+    file.clear();
     for (size_t i = 0; i < values.size(); ++i) {
       if (i) file << ",";
       if (!std::isnan(values[i])) file << values[i];

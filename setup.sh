@@ -17,7 +17,7 @@ if command -v dpkg-query >/dev/null; then
     dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'install ok installed' || missing+=("$p")
   done
   if [ ${#missing[@]} -gt 0 ]; then
-    command="apt-get update && apt-get install -y ${missing[*]}"
+    command="apt-get update && DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get install -y ${missing[*]}"
     if [ "$(id -u)" = 0 ]; then
       say "installing ${missing[*]}"
       (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}") \
@@ -45,7 +45,10 @@ say "building in $build (the first time takes some minutes)"
 generator=()
 if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
 cmake -S . -B "$build" "${generator[@]}" ${YOLOX_CMAKE_ARGS:-} >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
-cmake --build "$build" -j "$(nproc)" --target "${@:-all}" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
+grep -o 'LibTorch [0-9].*' "$build.log" || true
+jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2000000)}' /proc/meminfo)  # a compiler takes up to 2 GB
+[ "$room" -ge "$jobs" ] || jobs=$((room > 0 ? room : 1))
+cmake --build "$build" -j "$jobs" --target "${@:-all}" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 rm -f "$build.log"
 for program in train eval demo export; do
   [ ! -e "$build/$program" ] || ln -sf "$build/$program" "$program"

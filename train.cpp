@@ -99,7 +99,7 @@ static void check_config(const Config& c) {
               "--model is needed: yolox-nano, yolox-tiny, yolox-s, yolox-m, yolox-l or yolox-x");
   model_size(c.model);
   if (!c.size.empty()) parse_size(c.size);
-  at_least("bs", c.bs, 1), at_least("epochs", c.epochs, 1), at_least("workers", c.workers, 1),
+  at_least("bs", c.bs, 1), at_least("epochs", c.epochs, 1), in("workers", c.workers, 1, 256),
       at_least("max-iters", c.max_iters, 0);
   at_least("lr", c.lr, 0), at_least("warmup-epochs", c.warmup_epochs, 0),
       at_least("no-aug-epochs", c.no_aug_epochs, 0);
@@ -153,8 +153,9 @@ static ImageSize multiscale_size(const Config& c, ImageSize base, int64_t i) {
   if (!c.multiscale || i < 10) return base;
   const bool small = c.model == "yolox-nano" || c.model == "yolox-tiny";
   Rng rng(c.seed, ~uint64_t{0}, i / 10);
-  const int k =
-      int(rng.randint(std::max(1, base.height / 32 - (small ? 3 : 5)), base.height / 32 + (small ? 7 : 5)));
+  // A batch norm needs more than one value a channel: no 32-pixel image on its own.
+  const int k = int(rng.randint(std::max(c.bs == 1 ? 2 : 1, base.height / 32 - (small ? 3 : 5)),
+                                base.height / 32 + (small ? 7 : 5)));
   return {32 * k, 32 * std::max(1, int(double(k) * base.width / base.height))};
 }
 
@@ -165,7 +166,16 @@ static void resize_batch(Tensor& images, Targets& targets, ImageSize size) {
   images = torch::upsample_bilinear2d(images, std::vector<int64_t>{size.height, size.width},
                                       /*align_corners=*/false);
   const double sx = double(size.width) / w, sy = double(size.height) / h;
-  targets.boxes = targets.boxes * torch::tensor({sx, sy, sx, sy}, targets.boxes.options());
+  const Tensor& b = targets.boxes;
+  targets.boxes =
+      torch::stack({b.select(2, 0) * sx, b.select(2, 1) * sy, b.select(2, 2) * sx, b.select(2, 3) * sy}, 2);
+}
+
+// What a run is named after: the last part of --data.
+static std::string data_name(const std::string& data) {
+  fs::path path = fs::absolute(data.substr(0, data.find(','))).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  return path.stem().string();
 }
 
 static void train(int argc, char** argv) {
@@ -280,6 +290,10 @@ static void train(int argc, char** argv) {
     first = state.at("iteration").toInt(), updates = state.at("ema_updates").toInt(),
     skipped = state.at("skipped").toInt();
     best_ap = top.at("best_ap").toDouble();
+    if (state.contains("per_epoch"))
+      check(state.at("per_epoch").toInt() == per_epoch, run, " has ", state.at("per_epoch").toInt(),
+            " steps an epoch; with this --bs and data there are ", per_epoch, ": keep them, or start from ",
+            file, " with --weights");
     check(first < iters, run, " is complete: it has done ", first, " of ", iters,
           " steps; more --epochs or --max-iters would go on");
   }
@@ -288,11 +302,7 @@ static void train(int argc, char** argv) {
                           config.no_aug_epochs,  0,         config.min_lr_ratio};
 
   // ---- run folder
-  if (run.empty())
-    run = make_run_folder(
-        config.out,
-        config.model + "-" +
-            (config.data == "shapes" ? "shapes" : fs::path(config.data).lexically_normal().stem().string()));
+  if (run.empty()) run = make_run_folder(config.out, config.model + "-" + (data_name(config.data)));
   Log log(run + "/log.txt");
   Metrics metrics(run + "/metrics.csv",
                   {"epoch", "iteration", "loss", "iou", "obj", "cls", "l1", "positives_per_object", "lr",
@@ -318,7 +328,8 @@ static void train(int argc, char** argv) {
     for (const Dataset* d : {&data, &val}) {
       for (const auto& [kind, count] : d->problems->summary())
         if (std::exchange(told[d->name + kind], count) != count)
-          log.line(concat("note: ", d->name, ": ", kind, ": ", count, " (listed in ", run, "/problems.txt)"));
+          log.line(concat("note: ", d->name, ": ", kind, ": ", count, " (listed in ", run,
+                          d == &data ? "/problems.txt)" : "/problems_val.txt)"));
       d->problems->write(run + (d == &data ? "/problems.txt" : "/problems_val.txt"));
       if (splits.same) break;
     }
@@ -335,6 +346,7 @@ static void train(int argc, char** argv) {
     state.insert("scale", scaler.scale.item<double>()),
         state.insert("growth_tracker", scaler.growth_tracker.item<int64_t>());
     state.insert("settings", settings);
+    state.insert("per_epoch", per_epoch);
     auto top = empty_dict();
     top.insert("start_epoch", done / per_epoch);
     top.insert("model", to_dict(state_dict(*judged)));
@@ -342,6 +354,19 @@ static void train(int argc, char** argv) {
     top.insert("best_ap", best_ap), top.insert("curr_ap", ap);
     top.insert("yolox", to_dict(info)), top.insert("train", state);
     write_pth(run + "/" + file, top);
+  };
+
+  // A full disk does not end a run: it goes on and tries again, and fails only if its very end cannot be
+  // saved.
+  const auto try_save = [&](const std::string& file, int64_t done, double ap) {
+    try {
+      save(file, done, ap);
+      return true;
+    } catch (const std::exception& e) {
+      if (done == iters && file == "last.pth") throw;
+      log.line(concat("warning: ", e.what(), "; the next epoch tries again"));
+      return false;
+    }
   };
 
   // ---- the loop. Epochs are counted in steps; the stream of images is endless and runs through them.
@@ -367,8 +392,10 @@ static void train(int argc, char** argv) {
     Batch batch = loader.next();
     waited += now() - asked;
     Tensor images = preprocess(batch.images, device, info.legacy_preproc);
-    Targets targets = {batch.targets.boxes.to(device), batch.targets.classes.to(device),
-                       batch.targets.counts};
+    const auto send = [&](const Tensor& t) {
+      return (device.is_cuda() && t.numel() > 0 ? t.pin_memory() : t).to(device, /*non_blocking=*/true);
+    };
+    Targets targets = {send(batch.targets.boxes), send(batch.targets.classes), batch.targets.counts};
     resize_batch(images, targets, multiscale_size(config, base, i));
 
     Predictions predictions;
@@ -394,7 +421,8 @@ static void train(int argc, char** argv) {
     // ---- telling: reads the losses back, so not at every step of a fast GPU
     sums += torch::stack({losses.total.detach(), losses.iou.detach(), losses.obj.detach(),
                           losses.cls.detach(), losses.l1.detach(), losses.num_fg.to(torch::kFloat),
-                          norm.to(torch::kFloat), torch::full({}, double(targets.total()), sums.options())});
+                          finite ? norm.to(torch::kFloat) : torch::zeros({}, sums.options()),
+                          torch::full({}, double(targets.total()), sums.options())});
     const bool epoch_ends = (i + 1) % per_epoch == 0, last = i + 1 == iters;
     if (i == first || epoch_ends || last || now() - looked_at > 1) {
       const double steps = i + 1 - looked, seconds = now() - looked_at;
@@ -406,9 +434,12 @@ static void train(int argc, char** argv) {
         return m;
       };
       auto m = means(taken, steps);
-      check(std::isfinite(m[0]), "the loss is not finite at step ", i, " (iou ", m[1], ", obj ", m[2],
-            ", cls ", m[3], ", l1 ", m[4], ") with lr ", lr, "; go on from ", run,
-            "/last.pth with a lower --lr");
+      check(std::isfinite(m[0]) && std::isfinite(m[6]), std::isfinite(m[0]) ? "the gradient" : "the loss",
+            " is not finite at step ", i, " (iou ", m[1], ", obj ", m[2], ", cls ", m[3], ", l1 ", m[4],
+            ") with lr ", lr,
+            fs::exists(run + "/last.pth")
+                ? concat("; ./train --resume ", run, " --lr with a lower value goes on")
+                : "; start again with a lower --lr");
       rate = rate == 0 || i < first + 20 ? steps * config.bs / seconds
                                          : 0.9 * rate + 0.1 * steps * config.bs / seconds;
       metrics.row({double(epoch + 1), double(i + 1), m[0], m[1], m[2], m[3], m[4],
@@ -443,13 +474,14 @@ static void train(int argc, char** argv) {
                       e.result.APl, std::setprecision(1), "  (", e.images, " images, ", e.seconds, " s)"));
       metrics.row({double(epoch + 1), double(i + 1), nan, nan, nan, nan, nan, nan, nan, nan, nan, nan,
                    e.result.AP, e.result.AP50});
+      const double before = best_ap;
       if (ap > best_ap) {
         best_ap = ap;
-        save("best.pth", i + 1, ap);
+        if (!try_save("best.pth", i + 1, ap)) best_ap = before;
       }
       looked_at = now();
     }
-    save("last.pth", i + 1, ap);
+    try_save("last.pth", i + 1, ap);
     if (skipped) log.line(concat("  ", skipped, " steps skipped: their gradients overflowed"));
     tell_problems();
   }
