@@ -34,7 +34,21 @@ if command -v dpkg-query >/dev/null; then
   fi
 fi
 
-if [ -z "${CMAKE_PREFIX_PATH:-}" ] && ! ls .venv/lib/python3*/site-packages/torch-$torch*.dist-info >/dev/null 2>&1; then
+# LibTorch: that of CMAKE_PREFIX_PATH, else the one the build folder was made with, else the wheel in .venv.
+own_torch() {
+  local IFS=':;' p
+  for p in ${CMAKE_PREFIX_PATH:-}; do
+    if [ -e "$p/share/cmake/Torch/TorchConfig.cmake" ] || [ -e "$p/Torch/TorchConfig.cmake" ]; then return 0; fi
+  done
+  return 1
+}
+known=$(sed -n 's/^TORCH_CMAKE:[^=]*=//p' "$build/CMakeCache.txt" 2>/dev/null || true)
+search=(-U TORCH_CMAKE)
+if own_torch; then
+  :
+elif [ -e "$known/TorchConfig.cmake" ]; then
+  search=()
+elif ! ls .venv/lib/python3*/site-packages/torch-$torch*.dist-info >/dev/null 2>&1; then
   say "installing LibTorch $torch into .venv (2 GB to fetch)"
   python3 -m venv .venv
   .venv/bin/pip install -q --disable-pip-version-check torch==$torch ||
@@ -44,7 +58,7 @@ fi
 say "building in $build (the first time takes some minutes)"
 generator=()
 if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
-cmake -S . -B "$build" "${generator[@]}" ${YOLOX_CMAKE_ARGS:-} >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
+cmake -S . -B "$build" ${search[@]+"${search[@]}"} "${generator[@]}" ${YOLOX_CMAKE_ARGS:-} >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 grep -o 'LibTorch [0-9].*' "$build.log" || true
 jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2000000)}' /proc/meminfo)  # a compiler takes up to 2 GB
 [ "$room" -ge "$jobs" ] || jobs=$((room > 0 ? room : 1))

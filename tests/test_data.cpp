@@ -214,6 +214,31 @@ TEST_CASE("data: the usual layouts are found") {
   }
 }
 
+TEST_CASE("data: a folder for each split, two files by name, and equal file names in both splits") {
+  TempDir dir;
+  for (const std::string split : {"train", "valid"}) {
+    write_image(dir / (split + "/one.png"), 40, 30,
+                split == "train" ? cv::Scalar(1, 1, 1) : cv::Scalar(2, 2, 2));
+    write_text(dir / (split + "/_annotations.coco.json"), small_json("one.png"));
+  }
+  const auto colour = [](const Dataset& d) { return int(read_image(d, 0)(5, 5)[0]); };
+  const auto folder = load_splits(dir.path.string(), 0, false);
+  CHECK_FALSE(folder.same);
+  CHECK(colour(folder.train) == 1);
+  CHECK(colour(folder.val) == 2);
+  // The file's name tells which of the two folders is meant.
+  write_text(dir / "a/annotations_train.json", small_json("one.png"));
+  write_text(dir / "a/annotations_val.json", small_json("one.png"));
+  write_image(dir / "a/train/one.png", 40, 30, cv::Scalar(1, 1, 1));
+  write_image(dir / "a/val/one.png", 40, 30, cv::Scalar(2, 2, 2));
+  const auto named =
+      load_splits(dir / "a/annotations_train.json" + "," + (dir / "a/annotations_val.json"), 0, false);
+  CHECK(colour(named.train) == 1);
+  CHECK(colour(named.val) == 2);
+  CHECK(has(error_of([&] { load_splits(dir / "a/annotations_train.json,nowhere.json", 0, false); }),
+            "nowhere.json"));
+}
+
 TEST_CASE("data: one split alone serves as both, from a folder or as a file") {
   TempDir dir;
   write_text(dir / "annotations/things.json", small_json("a.png"));

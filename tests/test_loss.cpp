@@ -109,7 +109,9 @@ TEST_CASE("a wild prediction that is not positive sends no NaN into the gradient
   const int64_t points = make_anchors(96, 96, torch::kFloat).stride.numel();
   auto reg = torch::zeros({1, points, 4});
   reg[0][0].fill_(120);  // exp overflows at the first point, which unused rows are filled with
-  const Predictions p{reg.set_requires_grad(true), torch::zeros({1, points}), torch::zeros({1, points, 3})};
+  auto cls = torch::zeros({1, points, 3});
+  cls[0][0].fill_(std::numeric_limits<float>::infinity());
+  const Predictions p{reg.set_requires_grad(true), torch::zeros({1, points}), cls};
   const Targets t{torch::tensor({{{80.f, 80.f, 10.f, 10.f}}}), torch::tensor({{int64_t(0)}}), {1}};
   const auto l = yolox_loss(p, 96, 96, t, true);
   l.total.backward();

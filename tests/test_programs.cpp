@@ -247,6 +247,22 @@ TEST_CASE("train: another --size for a resumed run is written into its checkpoin
   CHECK(info.width == 128);
 }
 
+TEST_CASE("train: a full disk is said and does not end the run before its end") {
+  TempDir dir;
+  write_scenes(dir / "data", 4);
+  // No file may grow beyond 2 MB, which a checkpoint does.
+  const Outcome o = shell(dir, "trap '' XFSZ; ulimit -f 2000; " YOLOX_BINARY_DIR
+                               "/train --data data --model yolox-nano --size 64 --bs 4 "
+                               "--epochs 3 --no-aug-epochs 1 --eval-interval 0 --out a");
+  CHECK(o.code == 1);
+  size_t warnings = 0;
+  for (const auto& line : lines_of(o.out))
+    warnings += has(line, "warning: a/last.pth") || (has(line, "warning:") && has(line, "last.pth"));
+  CHECK(warnings == 2);
+  CHECK(has(o.err, "last.pth"));
+  CHECK(has(contents(dir / "a/log.txt"), "3/3"));
+}
+
 TEST_CASE("train: mixed precision, without EMA, other optimizers, without augmentation") {
   const TempDir& dir = trained().dir;
   for (const std::string flags : {"--amp bf16", "--amp fp16", "--optimizer adamw --ema 0",
@@ -541,6 +557,7 @@ TEST_CASE("programs: bad input ends with one line that names it, and the right e
       {"train", "--resume=h", 1, "--epochs"},  // is complete
       {"train", "--resume=h --epochs 4 --model yolox-tiny", 1, "yolox-nano"},
       {"train", "--resume=h --epochs 4 --data pair", 1, "classes"},
+      {"train", "--resume=h --epochs 4 --bs 4", 1, "steps an epoch"},
       {"train", "--resume=h --epochs 4 --weights a/best.pth", 2, "--weights"},
       {"train", "--resume=h --epochs 4 --out g", 2, "--out"},
       {"eval", "", 2, "--data"},

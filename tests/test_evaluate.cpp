@@ -1,0 +1,52 @@
+#include "evaluate.hpp"
+
+#include "common.hpp"
+
+using namespace yolox;
+using torch::Tensor;
+
+TEST_CASE("b1 evaluation leaves the model in the mode it was in, and its statistics alone") {
+  const Dataset data = shapes_dataset(0, 1, 3);
+  torch::manual_seed(0);
+  YOLOX model("yolox-nano", int(data.classes.size()));
+  EvalSettings settings;
+  settings.size = {64, 64};
+  for (const bool training : {true, false}) {
+    model->train(training);
+    const Tensor before = model->buffers()[0].clone();
+    const auto e = evaluate(model, data, settings);
+    CHECK(e.images == 3);
+    CHECK(model->is_training() == training);
+    CHECK(torch::equal(before, model->buffers()[0]));
+  }
+}
+
+TEST_CASE("detections go back to the original picture; a box that overflowed is left out") {
+  CocoDataset truth;
+  truth.categories = {{7, "a"}, {9, "b"}};
+  const float inf = std::numeric_limits<float>::infinity();
+  const Tensor rows = torch::tensor({{10.f, 20.f, 30.f, 60.f, 0.5f, 0.5f, 1.f},
+                                     {0.f, 0.f, inf, 5.f, 1.f, 1.f, 0.f},
+                                     {-inf, 0.f, inf, 5.f, 1.f, 1.f, 0.f}});
+  std::vector<Detection> out;
+  add_detections(out, rows, {0.5, 2}, 42, truth);
+  REQUIRE(out.size() == 1);
+  CHECK(out[0].image_id == 42);
+  CHECK(out[0].category_id == 9);
+  CHECK(out[0].x == 20);
+  CHECK(out[0].y == 10);
+  CHECK(out[0].w == 40);
+  CHECK(out[0].h == 20);
+  CHECK(out[0].score == 0.25);
+}
+
+TEST_CASE("a checkpoint says which size and how many classes it has") {
+  for (const std::string name : {"yolox-nano", "yolox-tiny", "yolox-s"}) {
+    YOLOX model(name, 3);
+    const auto weights = to_dict(state_dict(*model));
+    CHECK(model_of_weights(weights) == name);
+    CHECK(classes_of_weights(weights) == 3);
+  }
+  CHECK(model_of_weights(empty_dict()) == "");
+  CHECK(classes_of_weights(empty_dict()) == 0);
+}
