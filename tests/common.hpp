@@ -1,9 +1,7 @@
-// What every test file includes first: torch, then doctest (torch brings a CHECK macro of its own), and the
-// folder of reference data. Tests that need it are declared with SHARED_TEST and are counted as skipped where
-// it is missing.
+// What every test file has: doctest, a folder that cleans up after itself, and the folder of reference data.
+// Tests that need the latter are declared with SHARED_TEST and are counted as skipped where it is missing. Files
+// that use torch include tensors.hpp before it.
 #pragma once
-#include <torch/torch.h>
-#undef CHECK
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -23,21 +21,12 @@ inline bool have_shared() { return std::filesystem::exists(shared("fixtures/READ
 
 #define SHARED_TEST(name) TEST_CASE(name* doctest::skip(!have_shared()))
 
-// A flat fixture file (str -> tensor, number or list), read by torch itself: independent of checkpoint.hpp.
-inline c10::impl::GenericDict fixture(const std::string& name) {
-  std::ifstream file(shared("fixtures/" + name), std::ios::binary);
-  std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
-  return torch::pickle_load(bytes).toGenericDict();
+inline bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
 }
-inline torch::Tensor tensor(const c10::impl::GenericDict& d, const std::string& key) {
-  REQUIRE_MESSAGE(d.contains(key), "fixture has no " << key);
-  return d.at(key).toTensor();
-}
-
-// |a - b| / |b| over the whole tensor (L2), in double.
-inline double relative_error(const torch::Tensor& a, const torch::Tensor& b) {
-  const auto x = a.detach().to(torch::kDouble).flatten(), y = b.detach().to(torch::kDouble).flatten();
-  return ((x - y).norm() / y.norm().clamp_min(1e-300)).item<double>();
+inline std::string contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 // A folder that is gone at the end of the test.

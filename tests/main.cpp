@@ -1,4 +1,2 @@
-#include <torch/torch.h>
-#undef CHECK
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>

@@ -1,8 +1,8 @@
 // Weights that the fixtures were made with, and the checksums that they hold ("probes"). The formulas are
 // those of the fixtures' README.
 #pragma once
-#include "common.hpp"
 #include "simota.hpp"
+#include "tensors.hpp"
 
 inline uint64_t fnv1a64(const std::string& text) {
   uint64_t h = 0xCBF29CE484222325ull;

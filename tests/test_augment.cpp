@@ -3,7 +3,7 @@
 // Two kinds of proof. Against fixtures: the recorded random numbers of the official pipeline give its pixels
 // and boxes. Against geometry: pictures hold boxes of one colour each on grey, and after any transform the
 // pixels of that colour still span the box.
-#include "common.hpp"
+#include "tensors.hpp"
 //
 #include <chrono>
 #include <map>

@@ -1,6 +1,6 @@
 #include "bn_silu.hpp"
 
-#include "common.hpp"
+#include "tensors.hpp"
 
 using namespace yolox;
 using torch::Tensor;

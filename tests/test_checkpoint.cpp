@@ -1,5 +1,5 @@
 // Checkpoints: .pth in and out, hostile and torn files, weights by name, what travels with them.
-#include "common.hpp"
+#include "tensors.hpp"
 
 #include <sys/resource.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 // Data sets, what is said about bad ones, and the loader.
-#include "common.hpp"
+#include "tensors.hpp"
 
 #include <numeric>
 #include <set>
@@ -18,13 +18,6 @@ std::string error_of(Function function) {
     return e.what();
   }
   return "";
-}
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-std::string contents(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 void write_text(const std::string& path, const std::string& text) {

@@ -1,6 +1,6 @@
 #include "evaluate.hpp"
 
-#include "common.hpp"
+#include "tensors.hpp"
 
 using namespace yolox;
 using torch::Tensor;

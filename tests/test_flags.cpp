@@ -1,5 +1,5 @@
 // Flags as programs declare them, the exit codes, and what a run writes beside its weights.
-#include "common.hpp"
+#include "tensors.hpp"
 
 #include <sstream>
 
@@ -39,8 +39,6 @@ std::string refusal(const std::vector<std::string>& words) {
   return "";
 }
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 std::string size_refusal(const std::string& text) {
   try {
     parse_size(text);
@@ -58,11 +56,6 @@ std::pair<int, std::string> outcome(Program program) {
   const int code = run_program(program);
   std::cerr.rdbuf(stderr_buffer);
   return {code, text.str()};
-}
-
-std::string contents(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 }  // namespace

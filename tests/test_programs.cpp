@@ -1,6 +1,6 @@
 // The programs as users run them: what they write, say and return. Each is a process of its own in a folder
 // of its own.
-#include "common.hpp"
+#include "tensors.hpp"
 
 #include <sys/wait.h>
 #include <torch/script.h>
@@ -18,13 +18,6 @@ struct Outcome {
   int code;
   std::string out, err;
 };
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-std::string contents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
