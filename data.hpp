@@ -35,8 +35,9 @@ namespace yolox {
 
 namespace fs = std::filesystem;
 
-// ------------------------------------------------------------------------------------------------------------
-// problems What was wrong with the data and left out: counted by kind, listed line by line. Safe to use from
+// ---- problems
+
+// What was wrong with the data and left out: counted by kind, listed line by line. Safe to use from
 // all threads.
 struct Problems {
   void add(const std::string& kind, const std::string& line) {
@@ -67,8 +68,8 @@ struct Problems {
   std::map<std::string, bool> seen;
 };
 
-// -----------------------------------------------------------------------------------------------------------
-// data sets
+// ---- data sets
+
 struct Record {
   std::string file;  // empty for a drawn image
   int64_t image_id;
@@ -314,8 +315,8 @@ inline Dataset load_val(const std::string& data, uint64_t seed) {
   return coco_dataset(find_coco(data).second, false);
 }
 
-// -------------------------------------------------------------------------------------------------------------
-// batches
+// ---- batches
+
 struct Item {
   Image image;             // H x W
   std::vector<Box> boxes;  // in pixels of `image`
@@ -543,6 +544,14 @@ inline Loader::Make evaluation_items(const Dataset& data, cv::Size size) {
       return Item{Image(size, border_grey), {}, -1, {1, 1}};
     }
   };
+}
+
+// From pinned memory when that is a GPU: then nothing waits.
+inline Targets to_device(const Targets& targets, torch::Device device) {
+  const auto send = [&](const Tensor& t) {
+    return (device.is_cuda() && t.numel() > 0 ? t.pin_memory() : t).to(device, /*non_blocking=*/true);
+  };
+  return {send(targets.boxes), send(targets.classes), targets.counts};
 }
 
 // Images of a batch [B, H, W, 3] uint8 BGR -> what the network takes: [B, 3, H, W] float on the device, in

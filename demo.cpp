@@ -122,10 +122,8 @@ static void run(int argc, char** argv) {
   const Dataset data = find_images(config);
   const auto device = parse_device(config.device);
   auto loaded = load_model(config.weights, config.model, config.preproc, device);
-  const int side = model_size(loaded.info.model).input, classes = loaded.model->num_classes;
-  const ImageSize size = !config.size.empty() ? parse_size(config.size)
-                         : loaded.info.height ? ImageSize{int(loaded.info.height), int(loaded.info.width)}
-                                              : ImageSize{side, side};
+  const int classes = loaded.model->num_classes;
+  const ImageSize size = input_size(loaded.info, config.size);
   std::error_code error;
   fs::create_directories(config.save, error);
   check(!error, "--save ", config.save, " cannot be made: ", error.message());

@@ -66,10 +66,7 @@ static void run(int argc, char** argv) {
   check(loaded.info.classes.empty() || loaded.info.classes == data.classes, config.weights,
         " was trained on other classes (", loaded.info.classes.empty() ? "" : loaded.info.classes[0],
         ", ...) than ", data.name, " has (", data.classes[0], ", ...)");
-  const int side = model_size(loaded.info.model).input;
-  settings.size = !config.size.empty() ? parse_size(config.size)
-                  : loaded.info.height ? ImageSize{int(loaded.info.height), int(loaded.info.width)}
-                                       : ImageSize{side, side};
+  settings.size = input_size(loaded.info, config.size);
   settings.conf = config.conf, settings.nms = config.nms, settings.batch = config.bs,
   settings.workers = config.workers;
   settings.legacy = loaded.info.legacy_preproc;

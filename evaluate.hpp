@@ -17,19 +17,22 @@
 
 namespace yolox {
 
-// Training or evaluation mode for as long as the guard lives; the mode before it is restored. Batch norm left
+// Evaluation mode for as long as the guard lives; then each module has the mode that it had. Batch norm left
 // in training mode costs a point of AP and more.
-struct ModeGuard {
-  ModeGuard(torch::nn::Module& module, bool training) : module(module), was_training(module.is_training()) {
-    module.train(training);
+struct EvalGuard {
+  explicit EvalGuard(torch::nn::Module& module) {
+    for (const auto& m : module.modules()) modes.emplace_back(m, m->is_training());
+    module.eval();
   }
-  ~ModeGuard() { module.train(was_training); }
-  ModeGuard(const ModeGuard&) = delete;
-  ModeGuard& operator=(const ModeGuard&) = delete;
+  ~EvalGuard() {
+    for (const auto& [module, training] : modes)
+      module->train(training);  // outer modules first: train() goes inwards
+  }
+  EvalGuard(const EvalGuard&) = delete;
+  EvalGuard& operator=(const EvalGuard&) = delete;
 
  private:
-  torch::nn::Module& module;
-  bool was_training;
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;
 };
 
 // The size of model that weights belong to, from the shape of the stem; empty if it is none of the six.
@@ -96,6 +99,15 @@ inline LoadedModel load_model(const std::string& path, const std::string& model,
   return loaded;
 }
 
+// The input size: that of the flag --size when given, else that the weights were trained with, else the
+// model's own.
+inline ImageSize input_size(const WeightsInfo& info, const std::string& flag) {
+  if (!flag.empty()) return parse_size(flag);
+  if (info.height) return {int(info.height), int(info.width)};
+  const int side = model_size(info.model).input;
+  return {side, side};
+}
+
 struct EvalSettings {
   ImageSize size{640, 640};
   double conf = 0.01, nms = 0.65;
@@ -134,7 +146,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
         "; train it on this data, or evaluate it on data with its classes");
   const auto start = std::chrono::steady_clock::now();
   const torch::InferenceMode inference;
-  const ModeGuard mode(*model, false);
+  const EvalGuard evaluation(*model);
   Evaluation e;
   CocoDataset truth = data.truth;
   std::unordered_set<int64_t> unreadable;

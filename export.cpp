@@ -32,10 +32,7 @@ static void run(int argc, char** argv) {
               config.weights, "; give another name");
   if (!config.size.empty()) parse_size(config.size);
   auto loaded = load_model(config.weights, config.model, config.preproc, torch::kCPU);
-  const int side = model_size(loaded.info.model).input;
-  const ImageSize size = !config.size.empty() ? parse_size(config.size)
-                         : loaded.info.height ? ImageSize{int(loaded.info.height), int(loaded.info.width)}
-                                              : ImageSize{side, side};
+  const ImageSize size = input_size(loaded.info, config.size);
   const torch::NoGradGuard no_grad;
   for (auto& p : loaded.model->parameters())
     p.set_requires_grad(false);  // so that they become constants of the trace

@@ -36,7 +36,7 @@ struct Flags {
   void parse(int argc, char** argv, const std::string& about) {
     const std::string program = std::string(argv[0]).substr(std::string(argv[0]).find_last_of('/') + 1);
     cxxopts::Options options(program, program + ": " + about);
-    options.set_width(100);
+    options.set_width(80);
     std::vector<std::string> groups;
     for (const auto& f : flags) {
       if (std::find(groups.begin(), groups.end(), f.group) == groups.end()) groups.push_back(f.group);
@@ -180,6 +180,15 @@ struct Flags {
 template <class... Parts>
 void usage_check(bool condition, const Parts&... parts) {
   if (!condition) throw UsageError(concat(parts...));
+}
+
+// "a,b" -> a and b; empty text -> nothing
+inline std::vector<std::string> split_list(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, ',');)
+    if (!part.empty()) parts.push_back(part);
+  return parts;
 }
 
 // "640" -> 640 x 640, "480x640" -> height 480, width 640; both multiples of 32.

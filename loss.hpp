@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "simota.hpp"
 
@@ -78,6 +79,21 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   }
   losses.total = losses.iou + losses.obj + losses.cls + losses.l1;
   return losses;
+}
+
+// The losses of a batch from those of its parts. A part is divided by its own positives, a batch by all of
+// them.
+inline Losses join(const std::vector<Losses>& parts) {
+  if (parts.size() == 1) return parts[0];
+  Losses whole;
+  whole.num_fg = torch::zeros_like(parts[0].num_fg);
+  for (const auto& part : parts) whole.num_fg = whole.num_fg + part.num_fg;
+  for (Tensor Losses::*loss : {&Losses::total, &Losses::iou, &Losses::obj, &Losses::cls, &Losses::l1}) {
+    whole.*loss = torch::zeros_like(parts[0].*loss);
+    for (const auto& part : parts) whole.*loss = whole.*loss + part.*loss * part.num_fg.clamp_min(1);
+    whole.*loss = whole.*loss / whole.num_fg.clamp_min(1);
+  }
+  return whole;
 }
 
 }  // namespace yolox

@@ -16,8 +16,8 @@ namespace yolox {
 
 using torch::Tensor;
 
-// ---------------------------------------------------------------------------------------------------
-// parameter groups
+// ---- parameter groups
+
 struct ParamGroup {
   std::vector<std::string> names;
   std::vector<Tensor> params;
@@ -41,6 +41,32 @@ inline std::vector<ParamGroup> parameter_groups(const torch::nn::Module& model, 
   return {norm, conv, bias};
 }
 
+// Parameters whose names begin with one of the prefixes are trained no longer; "backbone" and "neck" stand
+// for CSPDarknet and for the rest of the PAFPN. Gives a prefix that no parameter has, empty if all have.
+inline std::string freeze(torch::nn::Module& model, const std::vector<std::string>& prefixes) {
+  const std::string darknet = "backbone.backbone.";
+  for (const auto& prefix : prefixes) {
+    bool found = false;
+    for (auto& p : model.named_parameters()) {
+      const bool in_backbone = p.key().rfind(darknet, 0) == 0;
+      const bool hit = prefix == "backbone" ? in_backbone
+                       : prefix == "neck"   ? p.key().rfind("backbone.", 0) == 0 && !in_backbone
+                                            : p.key().rfind(prefix, 0) == 0;
+      if (hit) p.value().set_requires_grad(false), found = true;
+    }
+    if (!found) return prefix;
+  }
+  return "";
+}
+
+// Training mode, but for batch norms that are frozen: those keep their statistics.
+inline void training_mode(torch::nn::Module& model) {
+  model.train();
+  for (const auto& module : model.modules())
+    if (const auto* norm = module->as<torch::nn::BatchNorm2d>(); norm && !norm->weight.requires_grad())
+      module->eval();
+}
+
 // Gradients of all groups, those that are defined.
 inline std::vector<Tensor> gradients(const std::vector<ParamGroup>& groups) {
   std::vector<Tensor> grads;
@@ -50,8 +76,9 @@ inline std::vector<Tensor> gradients(const std::vector<ParamGroup>& groups) {
   return grads;
 }
 
-// ----------------------------------------------------------------------------------------------------------
-// optimizers SGD with Nesterov momentum, Adam (arXiv 1412.6980) or AdamW (arXiv 1711.05101), one fused pass
+// ---- optimizers
+
+// SGD with Nesterov momentum, Adam (arXiv 1412.6980) or AdamW (arXiv 1711.05101), one fused pass
 // over each group. The state has the layout of torch.optim, so that checkpoints carry it in the official
 // form.
 struct Optimizer {
@@ -188,6 +215,11 @@ inline void load_state_dict(Optimizer& o, const GenericDict& dict, const std::st
   }
 }
 
+inline void scale_gradients(const std::vector<Tensor>& grads, const Tensor& factor) {
+  torch::NoGradGuard no_grad;
+  if (!grads.empty()) at::_foreach_mul_(grads, factor.to(grads[0].scalar_type()));
+}
+
 // Scales the gradients so that their norm over all parameters is at most max_norm; gives the norm before
 // that, a scalar on the device.
 inline Tensor clip_gradients(const std::vector<Tensor>& grads, double max_norm) {
@@ -198,8 +230,8 @@ inline Tensor clip_gradients(const std::vector<Tensor>& grads, double max_norm) 
   return norm;
 }
 
-// -------------------------------------------------------------------------------------------------------
-// learning rate
+// ---- learning rate
+
 struct Schedule {
   double lr;  // of the whole batch, reached after the warm-up
   int64_t iters_per_epoch, epochs, warmup_epochs, no_aug_epochs;
@@ -217,29 +249,41 @@ inline double learning_rate(const Schedule& s, int64_t i) {
   return floor + 0.5 * (s.lr - floor) * (1 + std::cos(M_PI * (i - warmup) / (total - warmup - flat)));
 }
 
-// -----------------------------------------------------------------------------------------------------------------
-// EMA Moving average of parameters and of the statistics of batch norms. Young averages follow faster: the
+// ---- EMA
+
+// Moving average of parameters and of the statistics of batch norms. Young averages follow faster: the
 // decay of update u is decay x (1 - exp(-u / 2000)). Integer buffers stay as they were.
 inline double ema_decay(double decay, int64_t update) {
   return decay * (1 - std::exp(-double(update) / 2000));
 }
 
-// target = d x target + (1 - d) x source for every floating-point parameter and buffer.
+// target = d x target + (1 - d) x source for every floating-point parameter and buffer. What is frozen in the
+// source is left alone, to the byte.
 inline void ema_update(torch::nn::Module& target, const torch::nn::Module& source, double d) {
   torch::NoGradGuard no_grad;
   std::vector<Tensor> to, from;
-  const auto add = [&](const std::vector<Tensor>& t, const std::vector<Tensor>& s) {
-    for (size_t i = 0; i < t.size(); ++i)
-      if (t[i].is_floating_point()) to.push_back(t[i]), from.push_back(s[i].detach());
+  const auto add = [&](const Tensor& t, const Tensor& s) {
+    if (t.is_floating_point()) to.push_back(t), from.push_back(s.detach());
   };
-  add(target.parameters(), source.parameters());
-  add(target.buffers(), source.buffers());
+  const auto target_modules = target.modules();
+  const auto source_modules = source.modules();
+  for (size_t m = 0; m < target_modules.size(); ++m) {
+    const auto params = source_modules[m]->parameters(/*recurse=*/false),
+               averages = target_modules[m]->parameters(false);
+    bool trained = params.empty();
+    for (size_t i = 0; i < params.size(); ++i)
+      if (params[i].requires_grad()) add(averages[i], params[i]), trained = true;
+    const auto buffers = source_modules[m]->buffers(/*recurse=*/false),
+               smooth = target_modules[m]->buffers(false);
+    for (size_t i = 0; trained && i < buffers.size(); ++i) add(smooth[i], buffers[i]);
+  }
   at::_foreach_mul_(to, d);
   at::_foreach_add_(to, from, 1 - d);
 }
 
-// --------------------------------------------------------------------------------------------------- mixed
-// precision Autocast for as long as the guard lives; torch has none for C++. dtype float32: no autocast at
+// ---- mixed precision
+
+// Autocast for as long as the guard lives; torch has none for C++. dtype float32: no autocast at
 // all.
 struct AutocastGuard {
   AutocastGuard(torch::DeviceType device, at::ScalarType dtype)

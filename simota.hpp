@@ -33,6 +33,10 @@ struct Targets {
     for (const int64_t count : counts) n += count;
     return n;
   }
+  Targets slice(int64_t from, int64_t to) const {  // of images
+    return {
+        boxes.slice(0, from, to), classes.slice(0, from, to), {counts.begin() + from, counts.begin() + to}};
+  }
 };
 
 struct Assignment {

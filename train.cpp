@@ -9,6 +9,7 @@
 #include "loss.hpp"
 #include "optim.hpp"
 #include "run.hpp"
+#include "training.hpp"
 
 using namespace yolox;
 
@@ -45,6 +46,9 @@ struct Config : Flags {
       flag(no_aug_epochs, "Training", "no-aug-epochs", 15, "N",
            "last epochs: no mosaic or mixup, L1 loss, lowest lr; fewer in runs of less than 150");
   double weight_decay = flag(weight_decay, "Training", "weight-decay", 5e-4, "X", "of convolution weights");
+  int accum = flag(accum, "Training", "accum", 1, "N", "parts that a step is computed in, to save memory");
+  std::string freeze = flag(freeze, "Training", "freeze", "", "PART,...",
+                            "what is not trained: backbone, neck, or how its names begin");
   double clip = flag(clip, "Training", "clip", 10.0, "X", "largest norm of the gradient; 0: no limit");
   double ema =
       flag(ema, "Training", "ema", 0.9998, "X", "decay of the moving average of the weights; 0: none");
@@ -52,6 +56,8 @@ struct Config : Flags {
   bool multiscale = flag(multiscale, "Training", "multiscale", true, "", "another input size every 10 steps");
   int64_t seed =
       flag(seed, "Training", "seed", int64_t{0}, "N", "of initial weights, order and augmentation");
+  bool deterministic =
+      flag(deterministic, "Training", "deterministic", false, "", "the same bytes each time, more slowly");
   std::string device = flag(device, "Training", "device", "auto", "cpu|cuda", "where to run");
 
   std::string aug = flag(aug, "Augmentation", "aug", "default", "default|none", "none: letterbox alone");
@@ -82,6 +88,8 @@ struct Config : Flags {
   std::string out = flag(out, "Output", "out", "", "DIR", "run folder; runs/MODEL-DATA when left out");
   int eval_interval = flag(eval_interval, "Output", "eval-interval", 10, "N",
                            "evaluate every N epochs, and every one of the last; 0: never");
+  int patience =
+      flag(patience, "Output", "patience", 0, "N", "stop after N evaluations without a better AP; 0: never");
   double conf = flag(conf, "Output", "conf", 0.01, "P", "evaluation: lowest score");
   double nms = flag(nms, "Output", "nms", 0.65, "IOU",
                     "evaluation: overlap above which the weaker box of a class goes");
@@ -101,6 +109,9 @@ static void check_config(const Config& c) {
   if (!c.size.empty()) parse_size(c.size);
   at_least("bs", c.bs, 1), at_least("epochs", c.epochs, 1), in("workers", c.workers, 1, 256),
       at_least("max-iters", c.max_iters, 0);
+  usage_check(c.accum >= 1 && c.accum <= c.bs, "--accum must be in 1..", c.bs,
+              ", the images of a step (--bs), got ", c.accum);
+  at_least("patience", c.patience, 0);
   at_least("lr", c.lr, 0), at_least("warmup-epochs", c.warmup_epochs, 0),
       at_least("no-aug-epochs", c.no_aug_epochs, 0);
   at_least("weight-decay", c.weight_decay, 0), at_least("clip", c.clip, 0),
@@ -178,43 +189,100 @@ static std::string data_name(const std::string& data) {
   return path.stem().string();
 }
 
+// The same bytes each time. On a GPU a few operations have no such version; torch warns of them.
+static void make_deterministic() {
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  at::globalContext().setDeterministicCuDNN(true);
+}
+
+// The settings of the run that config.resume names, unless given again; gives its checkpoint.
+static c10::IValue restore_settings(Config& config, std::string& run, std::vector<std::string>& notes) {
+  usage_check(!config.was_given("weights"),
+              "--weights and --resume exclude each other: a resumed run has its weights");
+  usage_check(!config.was_given("out"),
+              "--out and --resume exclude each other: a resumed run stays in its folder");
+  run = config.resume == "newest" ? newest_run() : config.resume;
+  usage_check(!run.empty(), "--resume: there is no run with a last.pth below runs/; give its folder");
+  const auto saved = read_pth(run + "/last.pth");
+  const Settings given = config.values();
+  for (const auto& [name, value] : saved_settings(saved, run + "/last.pth")) {
+    if (name == "resume" || name == "out" || name == "weights") continue;
+    if (!config.was_given(name)) config.set(name, value);
+    for (const auto& [flag, text] : given)
+      if (flag == name && config.was_given(name) && text != value)
+        notes.push_back(concat("--", name, " ", text, " instead of the run's ", value));
+  }
+  return saved;
+}
+
+// Weights of a file into a new model. Gives what the file says of them.
+static WeightsInfo start_from(YOLOX& model, const std::string& path, const Config& config,
+                              const Dataset& data, std::vector<std::string>& notes) {
+  const auto file = read_pth(path);
+  const auto weights = find_weights(file, path);
+  const std::string found = model_of_weights(weights);
+  check(found.empty() || found == config.model, path, " holds weights of ", found, "; use --model ", found,
+        " or other weights");
+  notes.push_back(to_string(load_state_dict(*model, weights, path)));
+  const auto info = weights_info(file, path);
+  if (info.classes != data.classes && info.classes.size() == data.classes.size())
+    notes.push_back(
+        "the weights were trained on as many classes of other names: their class head is kept as a start");
+  return info;
+}
+
+// Means over the steps since the last look and over those of an epoch. Adding does not wait for the device,
+// looking does.
+struct Meter {
+  enum { kTotal, kIou, kObj, kCls, kL1, kPositives, kNorm, kObjects, kCount };
+  Tensor recent, epoch = torch::zeros({kCount});
+  int64_t recent_steps = 0, epoch_steps = 0;
+
+  explicit Meter(torch::Device device) : recent(torch::zeros({kCount}, device)) {}
+  void add(const Losses& l, const Tensor& norm, int64_t objects) {
+    recent += torch::stack({l.total.detach(), l.iou.detach(), l.obj.detach(), l.cls.detach(), l.l1.detach(),
+                            l.num_fg.to(torch::kFloat), norm.to(torch::kFloat),
+                            torch::full({}, double(objects), recent.options())});
+    ++recent_steps;
+  }
+  std::vector<double> look() {
+    const Tensor taken = recent.cpu();
+    const auto means = mean(taken, recent_steps);
+    epoch += taken, epoch_steps += recent_steps;
+    recent.zero_(), recent_steps = 0;
+    return means;
+  }
+  std::vector<double> end_epoch() {
+    const auto means = mean(epoch, epoch_steps);
+    epoch.zero_(), epoch_steps = 0;
+    return means;
+  }
+
+ private:
+  static std::vector<double> mean(const Tensor& sums, int64_t steps) {
+    std::vector<double> m;
+    for (int k = 0; k < kCount; ++k) m.push_back(sums[k].item<double>() / steps);
+    m[kPositives] /= std::max(m[kObjects], 1e-9);  // positives per object
+    return m;
+  }
+};
+
 static void train(int argc, char** argv) {
   Config config;
   config.parse(argc, argv, "trains YOLOX");
   opencv_single_thread();
-
-  // ---- a run to go on with: its settings hold, unless given again
-  c10::IValue saved;
-  std::string run;
-  std::vector<std::string> notes;
-  if (!config.resume.empty()) {
-    usage_check(!config.was_given("weights"),
-                "--weights and --resume exclude each other: a resumed run has its weights");
-    usage_check(!config.was_given("out"),
-                "--out and --resume exclude each other: a resumed run stays in its folder");
-    run = config.resume == "newest" ? newest_run() : config.resume;
-    usage_check(!run.empty(), "--resume: there is no run with a last.pth below runs/; give its folder");
-    saved = read_pth(run + "/last.pth");
-    check(saved.isGenericDict() && saved.toGenericDict().contains("train"), run,
-          "/last.pth holds no state of a training; start from it with --weights");
-    for (const auto& e : saved.toGenericDict().at("train").toGenericDict().at("settings").toGenericDict()) {
-      const std::string name = e.key().toStringRef(), value = e.value().toStringRef();
-      if (name == "resume" || name == "out" || name == "weights") continue;
-      if (!config.was_given(name)) {
-        config.set(name, value);
-      } else {
-        for (const auto& [given, text] : config.values())
-          if (given == name && text != value)
-            notes.push_back(concat("--", name, " ", text, " instead of the run's ", value));
-      }
-    }
-  }
+  std::string run;                 // its folder
+  std::vector<std::string> notes;  // for the log
+  c10::IValue saved;               // the checkpoint to go on from
+  if (!config.resume.empty()) saved = restore_settings(config, run, notes);
   set_phases(config);
   check_config(config);
   const torch::Device device = parse_device(config.device);
-  const ImageSize base = config.size.empty()
-                             ? ImageSize{model_size(config.model).input, model_size(config.model).input}
-                             : parse_size(config.size);
+  if (config.deterministic) make_deterministic();
+  WeightsInfo info, known;  // of this run; of the file that it starts from
+  info.model = config.model;
+  const ImageSize base = input_size(info, config.size);
   const cv::Size input(base.width, base.height);
   const double ahead = 3.0 * config.bs * base.height * base.width * 3,
                memory = double(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
@@ -237,67 +305,37 @@ static void train(int argc, char** argv) {
 
   // ---- model, weights, optimizer
   torch::manual_seed(config.seed);
-  YOLOX model(config.model, int(data.classes.size())), ema(nullptr);
-  WeightsInfo info{config.model, data.classes, base.height, base.width, config.preproc == "legacy"};
-  if (run.empty() && !config.weights.empty()) {
-    const auto file = read_pth(config.weights);
-    const auto weights = find_weights(file, config.weights);
-    const std::string found = model_of_weights(weights);
-    check(found.empty() || found == config.model, config.weights, " holds weights of ", found,
-          "; use --model ", found, " or other weights");
-    const auto known = weights_info(file, config.weights);
-    if (config.preproc == "auto") info.legacy_preproc = known.legacy_preproc;
-    notes.push_back(to_string(load_state_dict(*model, weights, config.weights)));
-    if (!known.classes.empty() && known.classes != data.classes &&
-        known.classes.size() == data.classes.size())
-      notes.push_back(
-          "the weights were trained on as many classes of other names: their class head is kept as a start");
+  YOLOX model(config.model, int(data.classes.size()));
+  info.classes = data.classes, info.height = base.height, info.width = base.width;
+  info.legacy_preproc = config.preproc == "legacy";
+  if (run.empty() && !config.weights.empty()) known = start_from(model, config.weights, config, data, notes);
+  if (!run.empty()) {
+    known = weights_info(saved, run + "/last.pth");
+    check(known.model == config.model, run, " is a run of ", known.model, "; --model ", config.model,
+          " cannot go on with it: start from its last.pth with --weights instead");
+    check(known.classes == data.classes, run, " was trained on other classes than ", data.name,
+          " has; start from its last.pth with --weights instead");
   }
+  if (config.preproc == "auto") info.legacy_preproc = known.legacy_preproc;
   model->to(device);
   channels_last(*model);
+  const std::string unknown = freeze(*model, split_list(config.freeze));
+  usage_check(unknown.empty(), "--freeze ", unknown,
+              ": nothing in the model is named so; backbone, neck, or such as head.stems");
   const bool fp16 = config.amp == "fp16";
   const auto amp = fp16 ? torch::kHalf : config.amp == "bf16" ? torch::kBFloat16 : torch::kFloat;
-  Optimizer optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16);
-  GradScaler scaler(fp16, device);
-  if (config.ema > 0) {
-    ema = YOLOX(config.model, int(data.classes.size()));
-    ema->to(device);
-    channels_last(*ema);
-    load_state_dict(*ema, to_dict(state_dict(*model)), "the model");
-    ema->eval();
-  }
-  int64_t first = 0, updates = 0, skipped = 0;
-  double best_ap = -1;
+  Training t{model, config.ema > 0 ? copy_of(model, config.model, device) : YOLOX(nullptr),
+             Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
+             GradScaler(fp16, device)};
+  int64_t trained = 0;
+  for (const auto& group : t.optimizer.groups) trained += group.params.size();
+  usage_check(trained > 0, "--freeze ", config.freeze, " leaves nothing to train");
   if (!run.empty()) {
-    const std::string file = run + "/last.pth";
-    const auto top = saved.toGenericDict();
-    const auto state = top.at("train").toGenericDict();
-    const auto kept = weights_info(saved, file);
-    check(kept.model == config.model, file, " is a run of ", kept.model, "; --model ", config.model,
-          " cannot go on with it: start from it with --weights instead");
-    check(kept.classes == data.classes, file, " was trained on other classes than ", data.name,
-          " has; start from it with --weights instead");
-    info.legacy_preproc = kept.legacy_preproc;
-    const auto load_all = [&](YOLOX& into, const c10::IValue& weights) {
-      const auto report = load_state_dict(*into, weights.toGenericDict(), file);
-      check(report.complete(), file, " does not hold this model: ", to_string(report));
-    };
-    load_all(model, state.at("model"));
-    if (config.ema > 0) load_all(ema, top.at("model"));
-    load_state_dict(optimizer, top.at("optimizer").toGenericDict(), file);
-    scaler.scale.fill_(state.at("scale").toDouble());
-    scaler.growth_tracker.fill_(state.at("growth_tracker").toInt());
-    first = state.at("iteration").toInt(), updates = state.at("ema_updates").toInt(),
-    skipped = state.at("skipped").toInt();
-    best_ap = top.at("best_ap").toDouble();
-    if (state.contains("per_epoch"))
-      check(state.at("per_epoch").toInt() == per_epoch, run, " has ", state.at("per_epoch").toInt(),
-            " steps an epoch; with this --bs and data there are ", per_epoch, ": keep them, or start from ",
-            file, " with --weights");
-    check(first < iters, run, " is complete: it has done ", first, " of ", iters,
+    load_checkpoint(t, saved, per_epoch, run + "/last.pth");
+    check(t.iteration < iters, run, " is complete: it has done ", t.iteration, " of ", iters,
           " steps; more --epochs or --max-iters would go on");
   }
-  YOLOX& judged = config.ema > 0 ? ema : model;  // what is evaluated and saved as the result
+  const int64_t first = t.iteration;
   const Schedule schedule{config.lr * config.bs, per_epoch, config.epochs,      config.warmup_epochs,
                           config.no_aug_epochs,  0,         config.min_lr_ratio};
 
@@ -335,35 +373,14 @@ static void train(int argc, char** argv) {
     }
   };
   tell_problems();
-
-  const auto save = [&](const std::string& file, int64_t done, double ap) {
-    auto settings = empty_dict();
-    for (const auto& [name, value] : config.values()) settings.insert(name, value);
-    auto state = empty_dict();
-    state.insert("model",
-                 to_dict(state_dict(*model)));  // the weights themselves: "model" on top holds their average
-    state.insert("iteration", done), state.insert("ema_updates", updates), state.insert("skipped", skipped);
-    state.insert("scale", scaler.scale.item<double>()),
-        state.insert("growth_tracker", scaler.growth_tracker.item<int64_t>());
-    state.insert("settings", settings);
-    state.insert("per_epoch", per_epoch);
-    auto top = empty_dict();
-    top.insert("start_epoch", done / per_epoch);
-    top.insert("model", to_dict(state_dict(*judged)));
-    top.insert("optimizer", state_dict(optimizer));
-    top.insert("best_ap", best_ap), top.insert("curr_ap", ap);
-    top.insert("yolox", to_dict(info)), top.insert("train", state);
-    write_pth(run + "/" + file, top);
-  };
-
   // A full disk does not end a run: it goes on and tries again, and fails only if its very end cannot be
   // saved.
-  const auto try_save = [&](const std::string& file, int64_t done, double ap) {
+  const auto save = [&](const std::string& file, double ap) {
     try {
-      save(file, done, ap);
+      write_pth(run + "/" + file, checkpoint(t, info, config.values(), per_epoch, ap));
       return true;
     } catch (const std::exception& e) {
-      if (done == iters && file == "last.pth") throw;
+      if (t.iteration == iters && file == "last.pth") throw;
       log.line(concat("warning: ", e.what(), "; the next epoch tries again"));
       return false;
     }
@@ -376,87 +393,82 @@ static void train(int argc, char** argv) {
   Loader loader(
       training_items(data, config.seed, augment, input, config.aug == "default", mosaic_at, config.strict),
       first * config.bs, iters * config.bs, config.bs, input, config.workers, device.is_cuda());
-  EvalSettings eval_settings{base,           config.conf,         config.nms, config.bs,
-                             config.workers, info.legacy_preproc, device};
-  model->train();
+  const EvalSettings eval_settings{base,           config.conf,         config.nms, config.bs,
+                                   config.workers, info.legacy_preproc, device};
+  training_mode(*model);
   log.line("  epoch      iter  total   iou   obj   cls   l1 pos      lr  img/s wait  mem   left");
   const double nan = std::nan("");
-  // Sums of total, iou, obj, cls, l1, positives, gradient norm, objects: since the last look, and in this
-  // epoch.
-  Tensor sums = torch::zeros({8}, device), epoch_sums = torch::zeros({8});
-  int64_t looked = first, epoch_steps = 0;
+  Meter meter(device);
   double waited = 0, looked_at = now(), rate = 0;
-  for (int64_t i = first; i < iters; ++i) {
-    const int64_t epoch = i / per_epoch;
+  while (t.iteration < iters) {
+    const int64_t i = t.iteration, epoch = i / per_epoch;
     const double lr = learning_rate(schedule, i), asked = now();
-    Batch batch = loader.next();
+    const Batch batch = loader.next();
     waited += now() - asked;
     Tensor images = preprocess(batch.images, device, info.legacy_preproc);
-    const auto send = [&](const Tensor& t) {
-      return (device.is_cuda() && t.numel() > 0 ? t.pin_memory() : t).to(device, /*non_blocking=*/true);
-    };
-    Targets targets = {send(batch.targets.boxes), send(batch.targets.classes), batch.targets.counts};
+    Targets targets = to_device(batch.targets, device);
     resize_batch(images, targets, multiscale_size(config, base, i));
 
-    Predictions predictions;
-    {
-      const AutocastGuard autocast(device.type(), amp);
-      predictions = model(images);
+    // Each part is divided by its own positives: weighted by them, the parts add up to the gradient of the
+    // batch.
+    t.optimizer.zero_grad();
+    std::vector<Losses> parts;
+    const double guess = double(std::max<int64_t>(1, targets.total()));  // keeps the weights near 1, for fp16
+    for (int64_t part = 0; part < config.accum; ++part) {
+      const int64_t from = config.bs * part / config.accum, to = config.bs * (part + 1) / config.accum;
+      Predictions predictions;
+      {
+        const AutocastGuard autocast(device.type(), amp);
+        predictions = model(images.slice(0, from, to));
+      }
+      Losses losses = yolox_loss(predictions, images.size(2), images.size(3), targets.slice(from, to),
+                                 /*use_l1=*/i >= plain_from);
+      const Tensor loss =
+          config.accum == 1 ? losses.total : losses.total * losses.num_fg.clamp_min(1) / guess;
+      t.scaler.scaled(loss).backward();
+      for (Tensor* l : {&losses.total, &losses.iou, &losses.obj, &losses.cls, &losses.l1}) *l = l->detach();
+      parts.push_back(losses);
     }
-    const Losses losses =
-        yolox_loss(predictions, images.size(2), images.size(3), targets, /*use_l1=*/i >= plain_from);
-    optimizer.zero_grad();
-    scaler.scaled(losses.total).backward();
-    const auto grads = gradients(optimizer.groups);
-    const bool finite = scaler.unscale(grads);
+    const Losses losses = join(parts);
+    const auto grads = gradients(t.optimizer.groups);
+    const bool finite = t.scaler.unscale(grads);
+    if (config.accum > 1)
+      scale_gradients(grads, losses.num_fg.clamp_min(1).to(torch::kFloat).reciprocal() * guess);
     const Tensor norm = clip_gradients(grads, config.clip);
     if (finite) {
-      optimizer.step(lr);
-      if (config.ema > 0) ema_update(*ema, *model, ema_decay(config.ema, ++updates));
+      t.optimizer.step(lr);
+      if (config.ema > 0) ema_update(*t.ema, *model, ema_decay(config.ema, ++t.ema_updates));
     } else {
-      ++skipped;
+      ++t.skipped;
     }
-    scaler.update();
+    t.scaler.update();
+    ++t.iteration;
+    meter.add(losses, finite ? norm : torch::zeros_like(norm), targets.total());
 
     // ---- telling: reads the losses back, so not at every step of a fast GPU
-    sums += torch::stack({losses.total.detach(), losses.iou.detach(), losses.obj.detach(),
-                          losses.cls.detach(), losses.l1.detach(), losses.num_fg.to(torch::kFloat),
-                          finite ? norm.to(torch::kFloat) : torch::zeros({}, sums.options()),
-                          torch::full({}, double(targets.total()), sums.options())});
-    const bool epoch_ends = (i + 1) % per_epoch == 0, last = i + 1 == iters;
+    const bool epoch_ends = t.iteration % per_epoch == 0, last = t.iteration == iters;
     if (i == first || epoch_ends || last || now() - looked_at > 1) {
-      const double steps = i + 1 - looked, seconds = now() - looked_at;
-      const Tensor taken = sums.cpu();
-      epoch_sums += taken, epoch_steps += i + 1 - looked;
-      const auto means = [](const Tensor& t, double n) {
-        std::vector<double> m;
-        for (int k = 0; k < 8; ++k) m.push_back(t[k].item<double>() / n);
-        return m;
-      };
-      auto m = means(taken, steps);
+      const double steps = double(meter.recent_steps), seconds = now() - looked_at;
+      auto m = meter.look();
       check(std::isfinite(m[0]) && std::isfinite(m[6]), std::isfinite(m[0]) ? "the gradient" : "the loss",
             " is not finite at step ", i, " (iou ", m[1], ", obj ", m[2], ", cls ", m[3], ", l1 ", m[4],
             ") with lr ", lr,
             fs::exists(run + "/last.pth")
                 ? concat("; ./train --resume ", run, " --lr with a lower value goes on")
                 : "; start again with a lower --lr");
-      rate = rate == 0 || i < first + 20 ? steps * config.bs / seconds
-                                         : 0.9 * rate + 0.1 * steps * config.bs / seconds;
-      metrics.row({double(epoch + 1), double(i + 1), m[0], m[1], m[2], m[3], m[4],
-                   m[5] / std::max(m[7], 1e-9), lr, steps * config.bs / seconds, waited / seconds, m[6], nan,
-                   nan});
-      if (epoch_ends || last)
-        m = means(epoch_sums, double(epoch_steps));  // the line that stays: the whole epoch
+      const double speed = steps * config.bs / seconds;
+      rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
+      metrics.row({double(epoch + 1), double(i + 1), m[0], m[1], m[2], m[3], m[4], m[5], lr, speed,
+                   waited / seconds, m[6], nan, nan});
+      if (epoch_ends || last) m = meter.end_epoch();  // the line that stays: the whole epoch
       char text[160];
       std::snprintf(
           text, sizeof text, "%7s %9s %6.2f %5.2f %5.2f %5.2f %4.2f %3.1f %7.1e %6.1f %3.0f%% %5s %6s",
           concat(epoch + 1, "/", config.epochs).c_str(), concat(i % per_epoch + 1, "/", per_epoch).c_str(),
-          m[0], m[1], m[2], m[3], m[4], m[5] / std::max(m[7], 1e-9), lr, rate, 100 * waited / seconds,
+          m[0], m[1], m[2], m[3], m[4], m[5], lr, rate, 100 * waited / seconds,
           short_bytes(resident_bytes()).c_str(), short_time((iters - i - 1) * config.bs / rate).c_str());
       log.progress(text, epoch_ends || last);
-      sums.zero_();
-      if (epoch_ends) epoch_sums.zero_(), epoch_steps = 0;
-      looked = i + 1, waited = 0, looked_at = now();
+      waited = 0, looked_at = now();
     }
     if (!epoch_ends && !last) continue;
 
@@ -465,7 +477,7 @@ static void train(int argc, char** argv) {
         config.eval_interval > 0 && (last || (epoch + 1) % config.eval_interval == 0 || i >= plain_from);
     double ap = nan;
     if (due) {
-      const auto e = evaluate(judged, val, eval_settings);
+      const auto e = evaluate(t.judged(), val, eval_settings);
       ap = e.result.AP;
       check(!config.strict || !e.unreadable, val.name, " has ", e.unreadable,
             " images that cannot be used; mend the data or leave out --strict");
@@ -474,19 +486,24 @@ static void train(int argc, char** argv) {
                       e.result.APl, std::setprecision(1), "  (", e.images, " images, ", e.seconds, " s)"));
       metrics.row({double(epoch + 1), double(i + 1), nan, nan, nan, nan, nan, nan, nan, nan, nan, nan,
                    e.result.AP, e.result.AP50});
-      const double before = best_ap;
-      if (ap > best_ap) {
-        best_ap = ap;
-        if (!try_save("best.pth", i + 1, ap)) best_ap = before;
+      ++t.stale;
+      const double before = t.best_ap;
+      if (ap > t.best_ap) {
+        t.best_ap = ap, t.stale = 0;
+        if (!save("best.pth", ap)) t.best_ap = before;
       }
       looked_at = now();
     }
-    try_save("last.pth", i + 1, ap);
-    if (skipped) log.line(concat("  ", skipped, " steps skipped: their gradients overflowed"));
+    save("last.pth", ap);
+    if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
     tell_problems();
+    if (config.patience > 0 && t.stale >= config.patience && !last) {
+      log.line(concat("stopping: ", t.stale, " evaluations without a better AP (--patience)"));
+      break;
+    }
   }
   log.line(concat("done: ", run, "/last.pth",
-                  best_ap >= 0 ? concat(", best AP ", best_ap, " in ", run, "/best.pth") : ""));
+                  t.best_ap >= 0 ? concat(", best AP ", t.best_ap, " in ", run, "/best.pth") : ""));
 }
 
 int main(int argc, char** argv) {

@@ -24,8 +24,9 @@ namespace yolox {
 using torch::Tensor;
 namespace nn = torch::nn;
 
-// ----------------------------------------------------------------------------------------------------
-// building blocks Every block maps one tensor [B, C, H, W] to another.
+// ---- building blocks
+
+// Every block maps one tensor [B, C, H, W] to another.
 struct Block : nn::Module {
   virtual Tensor forward(Tensor x) = 0;
 };
@@ -142,8 +143,8 @@ struct FocusImpl : Block {
   BaseConv conv{nullptr};
 };
 
-// ------------------------------------------------------------------------------------------------- backbone
-// and neck
+// ---- backbone and neck
+
 struct ModelSize {
   std::string name;
   double depth, width;
@@ -231,8 +232,8 @@ struct PAFPNImpl : nn::Module {
 };
 TORCH_MODULE(PAFPN);
 
-// -------------------------------------------------------------------------------------------------- head and
-// decoding
+// ---- head and decoding
+
 constexpr int kStrides[] = {8, 16, 32};
 
 // What the network says before any decoding: one row per anchor point.
@@ -319,8 +320,8 @@ struct HeadImpl : nn::Module {
 };
 TORCH_MODULE(Head);
 
-// -------------------------------------------------------------------------------------------------------------
-// model
+// ---- model
+
 struct YOLOXImpl : nn::Module {
   YOLOXImpl(const std::string& model, int num_classes) : name(model), num_classes(num_classes) {
     check(num_classes >= 1, "a detector needs at least one class, got ", num_classes);

@@ -1,6 +1,6 @@
 // What every test file has: doctest, a folder that cleans up after itself, and the folder of reference data.
-// Tests that need the latter are declared with SHARED_TEST and are counted as skipped where it is missing. Files
-// that use torch include tensors.hpp before it.
+// Tests that need the latter are declared with SHARED_TEST and are counted as skipped where it is missing.
+// Files that use torch include tensors.hpp before it.
 #pragma once
 #include <doctest/doctest.h>
 

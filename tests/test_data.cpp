@@ -77,8 +77,7 @@ Loader::Make plain_items(const Dataset& data, cv::Size size) {
 
 }  // namespace
 
-// ---------------------------------------------------------------------------------------------------------
-// COCO folders
+// ---- COCO folders
 
 SHARED_TEST("data: COCO annotations as the official code reads them, with its quirks") {
   TempDir dir;
@@ -272,8 +271,7 @@ TEST_CASE("data: what cannot be a data set is refused with its name") {
   CHECK(has(refused(dir / "d"), "different categories"));
 }
 
-// ---------------------------------------------------------------------------------------------------------
-// images
+// ---- images
 
 TEST_CASE("data: grey, 16-bit and transparent images become 8-bit BGR") {
   TempDir dir;
@@ -380,8 +378,7 @@ TEST_CASE("data: when no image can be read, training says so") {
   CHECK(has(error_of([&] { loader.next(); }), "no image can be read"));
 }
 
-// ---------------------------------------------------------------------------------------------------------
-// loader
+// ---- loader
 
 TEST_CASE("a6 a8 loader: its threads live as long as it does, no files or threads pile up over epochs") {
   TempDir dir;
@@ -542,8 +539,7 @@ TEST_CASE("data: shapes: scenes are those of draw_shapes, truth and records agre
   CHECK(read_image(shapes_dataset(4, 0, 1), 0).size() != read_image(data, 0).size());
 }
 
-// ---------------------------------------------------------------------------------------------------------
-// pixels
+// ---- pixels
 
 TEST_CASE("a1 preprocess: BGR 0..255 from the file to the network, in channels-last order") {
   TempDir dir;

@@ -148,8 +148,7 @@ enum Column {
 
 }  // namespace
 
-// ---------------------------------------------------------------------------------------------------------
-// train
+// ---- train
 
 TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints") {
   const TempDir& dir = trained().dir;
@@ -271,6 +270,85 @@ TEST_CASE("train: mixed precision, without EMA, other optimizers, without augmen
   }
 }
 
+// Weights in last.pth of a run: the average, or the weights themselves.
+c10::impl::GenericDict weights_of(const TempDir& dir, const std::string& run_folder, bool averaged = true) {
+  const auto top = read_pth(dir / (run_folder + "/last.pth")).toGenericDict();
+  return (averaged ? top : top.at("train").toGenericDict()).at("model").toGenericDict();
+}
+
+TEST_CASE("train: what is frozen keeps its bytes, batch norms too, and the rest learns") {
+  const TempDir& dir = trained().dir;
+  succeed(
+      dir, "train",
+      kTrain +
+          "--weights a/last.pth --freeze backbone,head.stems --max-iters 3 --eval-interval 3 --out frozen");
+  const auto before = weights_of(dir, "a");
+  for (const bool averaged : {true, false}) {
+    int64_t moved = 0;
+    for (const auto& e : weights_of(dir, "frozen", averaged)) {
+      const std::string key = e.key().toStringRef();
+      const bool same = torch::equal(e.value().toTensor(), before.at(key).toTensor());
+      if (key.rfind("backbone.backbone.", 0) == 0 || key.rfind("head.stems.", 0) == 0)
+        CHECK_MESSAGE(same, key);
+      else
+        moved += !same;
+    }
+    CHECK(moved > 100);
+  }
+  const Outcome unknown = run(dir, "train", kTrain + "--freeze backbone,nek --out g");
+  CHECK(unknown.code == 2);
+  CHECK(has(unknown.err, "--freeze nek"));
+  CHECK(run(dir, "train", kTrain + "--freeze backbone,neck,head --out g").code == 2);  // nothing is left
+}
+
+TEST_CASE("train: --accum makes the step of the whole batch, also of parts of unequal size") {
+  const TempDir& dir = trained().dir;
+  // Only the last convolutions learn: batch norms would see other batches.
+  const std::string flags =
+      "--data data --model yolox-nano --size 64 --bs 5 --max-iters 1 --eval-interval 0 --ema 0 --lr 0.001 "
+      "--epochs 1 --warmup-epochs 0 --weights a/last.pth --freeze "
+      "backbone,neck,head.stems,head.cls_convs,head.reg_convs ";
+  succeed(dir, "train", flags + "--out whole");
+  succeed(dir, "train", flags + "--out parts --accum 3");
+  const auto before = weights_of(dir, "a"), whole = weights_of(dir, "whole"),
+             parts = weights_of(dir, "parts");
+  for (const char* layer : {"cls_preds", "reg_preds", "obj_preds"}) {
+    const std::string key = concat("head.", layer, ".1.weight");
+    const auto at = [&](const auto& weights) { return weights.at(key).toTensor().to(torch::kDouble); };
+    const double way = (at(whole) - at(before)).norm().template item<double>();
+    CHECK(way > 0);
+    CHECK((at(parts) - at(whole)).norm().template item<double>() < 1e-3 * way);
+  }
+  CHECK(run(dir, "train", flags + "--out g --accum 6").code == 2);
+}
+
+TEST_CASE("train: --patience ends a run that gets no better") {
+  const TempDir& dir = trained().dir;
+  const std::string printed = succeed(dir, "train",
+                                      "--data data --model yolox-nano --size 64 --bs 8 --epochs 9 "
+                                      "--eval-interval 1 --conf 1 --patience 2 --out patient");
+  CHECK(has(printed, "stopping: 2 evaluations without a better AP"));  // no detection: AP stays 0
+  CHECK(metric_rows(dir / "patient/metrics.csv").back()[kIteration] == 3);
+}
+
+TEST_CASE("train: --deterministic gives the same bytes twice, on two threads too") {
+  const TempDir& dir = trained().dir;
+  for (const char* out : {"d1", "d2"}) {
+    const Outcome o = shell(dir, concat("OMP_NUM_THREADS=2 " YOLOX_BINARY_DIR "/train ", kTrain,
+                                        "--max-iters 6 --eval-interval 0 --deterministic --out ", out));
+    REQUIRE_MESSAGE(o.code == 0, o.err);
+  }
+  CHECK(difference(weights_of(dir, "d1", false), weights_of(dir, "d2", false)) == "");
+}
+
+TEST_CASE("train: flags given with --resume hold, and it is said") {
+  const TempDir& dir = trained().dir;
+  succeed(dir, "train", kTrain + "--out turned --max-iters 1 --eval-interval 0");
+  const std::string printed = succeed(dir, "train", "--resume=turned --max-iters 2 --preproc legacy");
+  CHECK(has(printed, "--preproc legacy instead of the run's auto"));
+  CHECK(weights_info(read_pth(dir / "turned/last.pth"), "last.pth").legacy_preproc);
+}
+
 TEST_CASE("train: weights of other classes: all but the class head is taken, and it is said") {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "two", 4, 2);
@@ -311,8 +389,7 @@ TEST_CASE("train: bad images and labels are counted, listed and left out; --stri
   CHECK(has(succeed(dir, "train", flags + "--out d"), "image missing: 1"));
 }
 
-// ---------------------------------------------------------------------------------------------------------
-// eval, demo, export
+// ---- eval, demo, export
 
 TEST_CASE("eval: the AP of best.pth is the one that training found, with all keys in --json") {
   const TempDir& dir = trained().dir;
@@ -456,8 +533,7 @@ print(list(m(torch.zeros(2, 3, 64, 64)).shape))
   CHECK(o.out == "3 642 ['param_groups', 'state'] circle\n[2, 84, 12]\n");
 }
 
-// ---------------------------------------------------------------------------------------------------------
-// the command line
+// ---- the command line
 
 TEST_CASE("programs: --help lists every flag and ends with 0") {
   TempDir dir;
