@@ -1,5 +1,7 @@
 #include "optim.hpp"
 
+#include <map>
+
 #include "loss.hpp"
 #include "official.hpp"
 
@@ -248,4 +250,30 @@ TEST_CASE("autocast lasts as long as its guard, and forgets cached casts of weig
   CHECK(l(x).abs().sum().item<float>() == 0);
   AutocastGuard off(torch::kCPU, torch::kFloat);
   CHECK((l(x).scalar_type() == torch::kFloat));
+}
+
+TEST_CASE("EMA: what is frozen is left alone, with the statistics of its batch norms; the rest moves") {
+  torch::nn::Sequential source(torch::nn::Conv2d(3, 4, 1), torch::nn::BatchNorm2d(4),
+                               torch::nn::Conv2d(4, 4, 1), torch::nn::BatchNorm2d(4));
+  torch::nn::Sequential target(torch::nn::Conv2d(3, 4, 1), torch::nn::BatchNorm2d(4),
+                               torch::nn::Conv2d(4, 4, 1), torch::nn::BatchNorm2d(4));
+  CHECK(freeze(*source, {"0.", "1."}) == "");
+  CHECK(freeze(*source, {"0.", "4."}) == "4.");
+  training_mode(*source);
+  source->forward(torch::randn({2, 3, 4, 4}) + 1);
+  const auto before = target->named_parameters(), statistics = target->named_buffers();
+  std::map<std::string, Tensor> kept;
+  for (const auto* entries : {&before, &statistics})
+    for (const auto& e : *entries) kept[e.key()] = e.value().detach().clone();
+  ema_update(*target, *source, 0.7);
+  for (const auto* entries : {&before, &statistics}) {
+    for (const auto& e : *entries) {
+      const bool counter = !e.value().is_floating_point();  // num_batches_tracked
+      const bool same = torch::equal(e.value(), kept[e.key()]), frozen = e.key()[0] < '2';
+      const bool both_ones = e.key() == "3.weight" || e.key() == "3.bias";  // as they are made
+      if (!both_ones) CHECK_MESSAGE(same == (frozen || counter), e.key());
+    }
+  }
+  CHECK(torch::equal(source->named_buffers()["1.running_mean"], torch::zeros({4})));
+  CHECK_FALSE(torch::equal(source->named_buffers()["3.running_mean"], torch::zeros({4})));
 }
