@@ -340,7 +340,7 @@ static void train(int argc, char** argv) {
                           config.no_aug_epochs,  0,         config.min_lr_ratio};
 
   // ---- run folder
-  if (run.empty()) run = make_run_folder(config.out, config.model + "-" + (data_name(config.data)));
+  if (run.empty()) run = make_run_folder(config.out, config.model + "-" + data_name(config.data));
   Log log(run + "/log.txt");
   Metrics metrics(run + "/metrics.csv",
                   {"epoch", "iteration", "loss", "iou", "obj", "cls", "l1", "positives_per_object", "lr",
@@ -398,6 +398,7 @@ static void train(int argc, char** argv) {
   training_mode(*model);
   log.line("  epoch      iter  total   iou   obj   cls   l1 pos      lr  img/s wait  mem   left");
   const double nan = std::nan("");
+  double best = t.best_ap;
   Meter meter(device);
   double waited = 0, looked_at = now(), rate = 0;
   while (t.iteration < iters) {
@@ -486,12 +487,15 @@ static void train(int argc, char** argv) {
                       e.result.APl, std::setprecision(1), "  (", e.images, " images, ", e.seconds, " s)"));
       metrics.row({double(epoch + 1), double(i + 1), nan, nan, nan, nan, nan, nan, nan, nan, nan, nan,
                    e.result.AP, e.result.AP50});
-      ++t.stale;
-      const double before = t.best_ap;
+      const auto before = std::pair(t.best_ap, t.stale++);
       if (ap > t.best_ap) {
         t.best_ap = ap, t.stale = 0;
-        if (!save("best.pth", ap)) t.best_ap = before;
+        if (!save("best.pth", ap)) t.best_ap = before.first;
       }
+      best = t.best_ap;
+      // An evaluation that only --max-iters brought about does not count: resumed, the run equals one that
+      // was not stopped.
+      if (!epoch_ends) std::tie(t.best_ap, t.stale) = before;
       looked_at = now();
     }
     save("last.pth", ap);
@@ -503,7 +507,7 @@ static void train(int argc, char** argv) {
     }
   }
   log.line(concat("done: ", run, "/last.pth",
-                  t.best_ap >= 0 ? concat(", best AP ", t.best_ap, " in ", run, "/best.pth") : ""));
+                  best >= 0 ? concat(", best AP ", best, " in ", run, "/best.pth") : ""));
 }
 
 int main(int argc, char** argv) {

@@ -331,6 +331,16 @@ TEST_CASE("train: --patience ends a run that gets no better") {
   CHECK(metric_rows(dir / "patient/metrics.csv").back()[kIteration] == 3);
 }
 
+TEST_CASE("c1 train: the evaluation of a run stopped amid an epoch leaves the count of --patience alone") {
+  const TempDir& dir = trained().dir;
+  succeed(dir, "train",
+          "--data data --model yolox-nano --size 64 --bs 5 --epochs 3 --max-iters 3 --eval-interval 1 "
+          "--conf 1 --out amid");
+  const auto last = read_pth(dir / "amid/last.pth").toGenericDict();
+  CHECK(last.at("train").toGenericDict().at("stale").toInt() == 0);
+  CHECK(last.at("best_ap").toDouble() == 0);
+}
+
 TEST_CASE("train: --deterministic gives the same bytes twice, on two threads too") {
   const TempDir& dir = trained().dir;
   for (const char* out : {"d1", "d2"}) {
