@@ -1,6 +1,7 @@
 // Weights that the fixtures were made with, and the checksums that they hold ("probes"). The formulas are
 // those of the fixtures' README.
 #pragma once
+#include "checkpoint.hpp"
 #include "simota.hpp"
 #include "tensors.hpp"
 
@@ -35,23 +36,12 @@ inline double probe_error(const torch::Tensor& a, const torch::Tensor& b, int64_
   return std::max({d[0].item<double>() / root, d[1].item<double>(), d[2].item<double>()}) / norm;
 }
 
-// The names that Python's state_dict has, in its order, with their tensors.
-inline std::vector<std::pair<std::string, torch::Tensor>> entries(const torch::nn::Module& module,
-                                                                  const std::string& prefix = "") {
-  std::vector<std::pair<std::string, torch::Tensor>> all;
-  for (const auto& p : module.named_parameters(false)) all.emplace_back(prefix + p.key(), p.value());
-  for (const auto& b : module.named_buffers(false)) all.emplace_back(prefix + b.key(), b.value());
-  for (const auto& child : module.named_children())
-    for (auto& e : entries(*child.value(), prefix + child.key() + ".")) all.push_back(e);
-  return all;
-}
-
 // model_size: nano, tiny, ...; 80 classes, weights by the formula, running statistics from bn_<size>.pth
 inline yolox::YOLOX official_model(const std::string& size, torch::ScalarType dtype = torch::kFloat) {
   yolox::YOLOX model("yolox-" + size, 80);
   const auto statistics = fixture("bn_" + size + ".pth");
   torch::NoGradGuard no_grad;
-  for (auto& [key, t] : entries(*model)) {
+  for (auto& [key, t] : yolox::state_dict(*model)) {
     const auto ends = [&](const std::string& s) {
       return key.size() >= s.size() && key.compare(key.size() - s.size(), s.size(), s) == 0;
     };

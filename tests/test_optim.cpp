@@ -51,11 +51,11 @@ SHARED_TEST("one SGD step and EMA in float32 equal the official ones") {
   three_steps("nano", torch::kFloat, 1, [&](int, YOLOX& model, YOLOX& ema, const Losses& losses, Optimizer&) {
     CHECK(losses.total.item<double>() ==
           doctest::Approx(tensor(f, "loss_step0")[0].item<double>()).epsilon(1e-5));
-    for (const auto& [key, t] : entries(*model))
+    for (const auto& [key, t] : state_dict(*model))
       CHECK(relative_error(t, tensor(f, "model_step0/" + key)) < 1e-5);
     const Tensor probes = tensor(f, "ema_probe_step0");
     int64_t i = 0;
-    for (const auto& [key, t] : entries(*ema))
+    for (const auto& [key, t] : state_dict(*ema))
       CHECK(probe_error(probe(key, t), probes[i++], t.numel()) < 1e-5);
   });
 }
@@ -72,10 +72,10 @@ SHARED_TEST("three SGD steps and EMA in float64 equal the official ones") {
                                ema_probes = tensor(f, "f64_ema_probe_step" + n);
                   double worst = 0;
                   int64_t i = 0;
-                  for (const auto& [key, t] : entries(*model))
+                  for (const auto& [key, t] : state_dict(*model))
                     worst = std::max(worst, probe_error(probe(key, t), model_probes[i++], t.numel()));
                   i = 0;
-                  for (const auto& [key, t] : entries(*ema))
+                  for (const auto& [key, t] : state_dict(*ema))
                     worst = std::max(worst, probe_error(probe(key, t), ema_probes[i++], t.numel()));
                   CHECK(worst < 1e-10);
                   if (step < 2) return;

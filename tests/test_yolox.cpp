@@ -24,7 +24,7 @@ SHARED_TEST("names, shapes, order and initial values equal the official ones") {
     std::ifstream file(shared("fixtures/state_keys_" + size + ".txt"));
     std::string line;
     size_t i = 0;
-    const auto all = entries(*model);
+    const auto all = state_dict(*model);
     while (std::getline(file, line)) {
       if (line.empty() || line[0] == '#') continue;
       std::istringstream in(line);
