@@ -1,0 +1,564 @@
+// image.hpp: a part of a picture has the bits of the whole, the whole those of cv::imread, and no file,
+// however damaged, crashes the reader or passes for whole.
+#include "image.hpp"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <array>
+#include <map>
+#include <random>
+
+#include "common.hpp"
+
+using namespace yolox;
+
+namespace {
+
+const cv::Rect everything(0, 0, 1 << 20, 1 << 20);
+
+struct Dice {
+  std::mt19937 engine;
+  explicit Dice(unsigned seed) : engine(seed) {}
+  int operator()(int lo, int hi) { return lo + int(engine() % unsigned(hi - lo + 1)); }
+};
+
+cv::Size random_size(Dice& dice, int most) {
+  if (dice(0, 2) == 0) most = 24;  // a few blocks, where each has an edge beside it
+  const int width = dice(1, most);
+  return {width, dice(1, most)};
+}
+
+cv::Rect random_part(Dice& dice, cv::Size size) {
+  const int x = dice(0, size.width - 1), y = dice(0, size.height - 1);
+  const bool small = dice(0, 1) == 0;
+  const int width = dice(1, size.width - x), height = dice(1, size.height - y);
+  return small ? cv::Rect(x, y, std::min(width, 9), std::min(height, 9)) : cv::Rect(x, y, width, height);
+}
+
+// Noise over patches of colour: every pixel differs from its neighbours, most of all in chroma.
+Image painted(Dice& dice, cv::Size size) {
+  cv::Mat patches(std::max(1, size.height / 6), std::max(1, size.width / 6), CV_8UC3), image;
+  cv::RNG rng(dice.engine());
+  rng.fill(patches, cv::RNG::UNIFORM, 0, 256);
+  cv::resize(patches, image, size, 0, 0, cv::INTER_CUBIC);
+  cv::Mat noise(size, CV_8UC3);
+  rng.fill(noise, cv::RNG::UNIFORM, 0, 40);
+  image += noise;
+  return image;
+}
+
+// ---- files made here ----
+
+enum Way { baseline, restarts, progressive, first_scan, scans_apart, arithmetic, grey, rgb, cmyk };
+const std::vector<std::string> way_names = {"baseline",    "restarts",   "progressive", "first scan only",
+                                            "scans apart", "arithmetic", "grey",        "rgb",
+                                            "cmyk"};
+using Sampling = std::array<cv::Size, 3>;  // of luma and both chromas, in samples of a block of pixels
+
+std::string jpeg(const cv::Mat& bgr, Way way = baseline,
+                 const Sampling& sampling = {{{2, 2}, {1, 1}, {1, 1}}}) {
+  cv::Mat image = bgr;
+  if (way == grey) cv::cvtColor(bgr, image, cv::COLOR_BGR2GRAY);
+  if (way == cmyk) cv::cvtColor(bgr, image, cv::COLOR_BGR2BGRA);
+  jpeg_error_mgr errors;
+  jpeg_compress_struct info;
+  info.err = jpeg_std_error(&errors);
+  jpeg_create_compress(&info);
+  unsigned char* out = nullptr;
+  unsigned long length = 0;
+  jpeg_mem_dest(&info, &out, &length);
+  info.image_width = JDIMENSION(image.cols), info.image_height = JDIMENSION(image.rows);
+  info.input_components = image.channels();
+  info.in_color_space = way == grey ? JCS_GRAYSCALE : way == cmyk ? JCS_CMYK : JCS_EXT_BGR;
+  jpeg_set_defaults(&info);
+  if (way == rgb) jpeg_set_colorspace(&info, JCS_RGB);
+  if (way == cmyk) jpeg_set_colorspace(&info, JCS_YCCK);
+  jpeg_set_quality(&info, 85, TRUE);
+  for (int i = 0; i < std::min(3, info.num_components); ++i) {
+    info.comp_info[i].h_samp_factor = sampling[i].width;
+    info.comp_info[i].v_samp_factor = sampling[i].height;
+  }
+  std::array<jpeg_scan_info, 3> scans{};
+  if (way == progressive) jpeg_simple_progression(&info);
+  if (way == first_scan) {  // the means of the blocks only
+    scans[0] = {info.num_components, {0, 1, 2, 0}, 0, 0, 0, 0};
+    info.scan_info = scans.data(), info.num_scans = 1;
+  }
+  if (way == scans_apart) {
+    for (int i = 0; i < 3; ++i) scans[i] = {1, {i, 0, 0, 0}, 0, 63, 0, 0};
+    info.scan_info = scans.data(), info.num_scans = 3;
+  }
+  if (way == restarts) info.restart_interval = 5;
+  if (way == arithmetic) info.arith_code = TRUE;
+  jpeg_start_compress(&info, TRUE);
+  while (info.next_scanline < info.image_height) {
+    unsigned char* row = image.ptr(int(info.next_scanline));
+    jpeg_write_scanlines(&info, &row, 1);
+  }
+  jpeg_finish_compress(&info);
+  const std::string bytes(reinterpret_cast<char*>(out), length);
+  jpeg_destroy_compress(&info);
+  std::free(out);
+  return bytes;
+}
+
+std::string encoded(const char* extension, const Image& image, const std::vector<int>& settings = {}) {
+  std::vector<uchar> bytes;
+  REQUIRE(cv::imencode(extension, image, bytes, settings));
+  return {bytes.begin(), bytes.end()};
+}
+
+std::string number(uint64_t value, int bytes, bool little) {
+  std::string text;
+  for (int i = 0; i < bytes; ++i) text += char(value >> 8 * (little ? i : bytes - 1 - i));
+  return text;
+}
+
+// What EXIF says in files: one entry, the orientation.
+std::string exif(int orientation, bool little, uint32_t directory = 8, int entries = 1) {
+  std::string tiff = little ? "II" : "MM";
+  tiff += number(42, 2, little) + number(directory, 4, little) + number(entries, 2, little);
+  tiff += number(0x0112, 2, little) + number(3, 2, little) + number(1, 4, little);
+  return tiff + number(orientation, 2, little) + number(0, 2, little) + number(0, 4, little);
+}
+std::string segment(const std::string& jpeg_bytes, const std::string& app1) {
+  return jpeg_bytes.substr(0, 2) + "\xFF\xE1" + number(app1.size() + 2, 2, false) + app1 +
+         jpeg_bytes.substr(2);
+}
+std::string with_exif(const std::string& jpeg_bytes, const std::string& tiff) {
+  return segment(jpeg_bytes, std::string("Exif\0\0", 6) + tiff);
+}
+
+// A chunk put into a PNG before its end mark, or after its header.
+std::string with_chunk(const std::string& png, const std::string& kind, const std::string& data, bool first) {
+  uint32_t crc = ~0u;
+  for (const char c : kind + data) {
+    crc ^= uint8_t(c);
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320 : 0);
+  }
+  const size_t at = first ? 33 : png.size() - 12;
+  return png.substr(0, at) + number(data.size(), 4, false) + kind + data + number(~crc, 4, false) +
+         png.substr(at);
+}
+
+struct File : TempDir {  // one file, over and over
+  std::string path;
+  explicit File(const std::string& name) : path(*this / name) {}
+  const std::string& operator()(const std::string& bytes) const {
+    std::ofstream(path, std::ios::binary) << bytes;
+    return path;
+  }
+};
+
+// The libraries write what they think of damaged files to stderr.
+struct Quiet {
+  int before = dup(2);
+  Quiet() {
+    const int null = open("/dev/null", O_WRONLY);
+    dup2(null, 2), close(null);
+  }
+  ~Quiet() { dup2(before, 2), close(before); }
+};
+
+// ---- comparisons ----
+
+bool same(const cv::Mat& a, const cv::Mat& b) {
+  return a.size() == b.size() && a.type() == b.type() && cv::norm(a, b, cv::NORM_INF) == 0;
+}
+cv::Mat by_opencv(const std::string& bytes, int flags = cv::IMREAD_COLOR) {
+  return cv::imdecode(cv::Mat(1, int(bytes.size()), CV_8U, const_cast<char*>(bytes.data())), flags);
+}
+
+// Random parts of a picture at 1/reduction: bits of the whole at that reduction, all that was asked for, and,
+// where files are decoded in parts, hardly more.
+void check_parts(const std::string& bytes, Dice& dice, int reduction, int parts) {
+  const Piece whole = decode_piece(bytes, "whole", everything, 1.0 / reduction);
+  const cv::Size size = decode_image(bytes, "whole").size();
+  CAPTURE(reduction);
+  CAPTURE(size);
+  for (int i = 0; i < parts; ++i) {
+    const cv::Rect part = random_part(dice, size);
+    CAPTURE(part);
+    const Piece piece = decode_piece(bytes, "part", part, 1.0 / reduction);
+    const Image& image = piece.image;
+    const cv::Point2d from = (piece.origin - whole.origin) * (1.0 / reduction);
+    const cv::Rect place(cv::Point(from), image.size());
+    REQUIRE((piece.scale.x == 1.0 / reduction && piece.scale.y == 1.0 / reduction));
+    REQUIRE((place.x == from.x && place.y == from.y));
+    REQUIRE((place & cv::Rect({0, 0}, whole.image.size())) == place);
+    CHECK(same(image, whole.image(place)));
+    const cv::Rect2d got(piece.origin, cv::Size2d(image.size()) * double(reduction));
+    CHECK((got.x <= part.x && got.y <= part.y && got.br().x >= part.br().x && got.br().y >= part.br().y));
+    CHECK((got.width < part.width + 2 * reduction && got.height < part.height + 2 * reduction));
+  }
+}
+
+void check_file(const std::string& path) {
+  const cv::Mat expected = cv::imread(path, cv::IMREAD_COLOR);
+  REQUIRE(!expected.empty());
+  CHECK(same(decode_image(read_bytes(path), path), expected));
+  CHECK(image_size(path) == expected.size());
+}
+
+// The text of the ImageError that is thrown; any other exception goes on its way.
+template <class Work>
+std::string image_error(const Work& work) {
+  try {
+    work();
+  } catch (const ImageError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+// ---- parts ----
+
+TEST_CASE("a part of a JPEG has the bits of the whole, however it is stored; the whole those of OpenCV") {
+  const std::vector<Sampling> samplings = {
+      {{{2, 2}, {1, 1}, {1, 1}}}, {{{1, 1}, {1, 1}, {1, 1}}}, {{{2, 1}, {1, 1}, {1, 1}}},  // the usual ones
+      {{{1, 2}, {1, 1}, {1, 1}}}, {{{4, 1}, {1, 1}, {1, 1}}}, {{{4, 2}, {1, 1}, {1, 1}}},
+      {{{2, 4}, {1, 1}, {1, 1}}}, {{{3, 2}, {1, 1}, {3, 1}}}, {{{1, 1}, {2, 2}, {2, 2}}},
+      {{{2, 2}, {2, 1}, {1, 2}}}, {{{2, 2}, {2, 2}, {2, 2}}}};
+  Dice dice(1);
+  for (const Sampling& sampling : samplings) {
+    for (int way = baseline; way <= rgb; ++way) {
+      const int blocks = sampling[0].area() + sampling[1].area() + sampling[2].area();
+      if (blocks > 10 && way != grey && way != scans_apart) continue;  // against the standard
+#if !defined(C_ARITH_CODING_SUPPORTED) || !defined(D_ARITH_CODING_SUPPORTED)
+      if (way == arithmetic) continue;
+#endif
+      CAPTURE(way_names[way]);
+      CAPTURE(sampling[0]);
+      for (int i = 0; i < 3; ++i) {
+        const std::string bytes = jpeg(painted(dice, random_size(dice, 160)), Way(way), sampling);
+        CHECK(same(decode_image(bytes, "whole"), by_opencv(bytes)));
+        for (int reduction : {1, 2, 4, 8}) check_parts(bytes, dice, reduction, 4);
+      }
+    }
+  }
+}
+
+TEST_CASE("JPEGs that OpenCV wrote, whole and in parts") {
+  const std::vector<std::vector<int>> settings = {
+      {},
+      {cv::IMWRITE_JPEG_PROGRESSIVE, 1},
+      {cv::IMWRITE_JPEG_RST_INTERVAL, 3},
+      {cv::IMWRITE_JPEG_QUALITY, 30, cv::IMWRITE_JPEG_OPTIMIZE, 1}};
+  Dice dice(2);
+  for (const auto& s : settings) {
+    for (int i = 0; i < 12; ++i) {
+      const std::string bytes = encoded(".jpg", painted(dice, random_size(dice, 300)), s);
+      CHECK(same(decode_image(bytes, "whole"), by_opencv(bytes)));
+      for (int reduction : {1, 2, 4, 8}) check_parts(bytes, dice, reduction, 4);
+    }
+  }
+}
+
+SHARED_TEST("photos of COCO, whole and in parts") {
+  Dice dice(3);
+  int photos = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(shared("data/coco128_json/train2017"))) {
+    const std::string path = entry.path();
+    CAPTURE(path);
+    check_file(path);
+    const std::string bytes = read_bytes(path);
+    check_parts(bytes, dice, 1 << photos++ % 4, 4);
+  }
+  CHECK(photos == 128);
+}
+
+TEST_CASE("only the part is decoded") {
+  Dice dice(4);
+  const std::string bytes = jpeg(painted(dice, {640, 480}));
+  for (int reduction : {1, 2, 4, 8}) {
+    const Image part = decode_piece(bytes, "part", {304, 200, 80, 60}, 1.0 / reduction).image;
+    CHECK(part.size() == cv::Size((80 + reduction - 1) / reduction, (60 + reduction - 1) / reduction));
+    // What lies in memory around it is the border that decoding needs.
+    const auto bytes_held = part.datalimit - part.datastart;
+    CHECK(bytes_held <= 3 * (part.cols + 64) * (part.rows + 32));
+  }
+}
+
+TEST_CASE("origin and scale say where a piece lies in the upright picture") {
+  Image slope({203, 101}, 0);  // colour tells position
+  for (int y = 0; y < slope.rows; ++y)
+    for (int x = 0; x < slope.cols; ++x) slope(y, x) = {uchar(20 + x), uchar(20 + 2 * y), 128};
+  const std::string plain = encoded(".jpg", slope, {cv::IMWRITE_JPEG_QUALITY, 100});
+  Dice dice(5);
+  int compared = 0;
+  for (int orientation = 0; orientation <= 8; ++orientation) {  // 0: a PNG
+    const std::string bytes =
+        orientation ? with_exif(plain, exif(orientation, true)) : encoded(".png", slope);
+    const Image upright = decode_image(bytes, "whole");
+    for (double scale : {1.0, 0.6, 0.5, 0.3, 0.25, 0.125, 0.0625, 0.04}) {
+      for (int i = 0; i < 4; ++i) {
+        const cv::Rect part = random_part(dice, upright.size());
+        const Piece piece = decode_piece(bytes, "part", part, scale);
+        CHECK((piece.scale.x >= scale && piece.scale.y >= scale));
+        for (int y = 0; y < piece.image.rows; ++y) {
+          for (int x = 0; x < piece.image.cols; ++x) {
+            const cv::Rect2d pixel(piece.origin.x + x / piece.scale.x, piece.origin.y + y / piece.scale.y,
+                                   1 / piece.scale.x, 1 / piece.scale.y);
+            if (pixel.x < 0 || pixel.y < 0 || pixel.br().x > upright.cols || pixel.br().y > upright.rows)
+              continue;  // the last pixels of a reduced picture may hang over its edge
+            const cv::Point2d centre = (pixel.tl() + pixel.br()) / 2;
+            const cv::Vec3b a = upright(int(centre.y - 0.5), int(centre.x - 0.5)),
+                            b = upright(int(centre.y), int(centre.x));
+            const cv::Vec3d away = cv::Vec3d(piece.image(y, x)) - (cv::Vec3d(a) + cv::Vec3d(b)) / 2;
+            REQUIRE(cv::norm(away, cv::NORM_INF) <= 3.5);
+            ++compared;
+          }
+        }
+      }
+    }
+  }
+  CHECK(compared > 100000);
+}
+
+// ---- upright ----
+
+TEST_CASE("EXIF turns pictures as cv::imread does, in parts too") {
+  const File file("turned.jpg");
+  Dice dice(6);
+  for (cv::Size size :
+       {cv::Size(77, 50), cv::Size(40, 64), cv::Size(33, 33), cv::Size(61, 1), cv::Size(1, 1)}) {
+    const Image image = painted(dice, size);
+    for (int orientation = 0; orientation <= 9; ++orientation) {  // 0 and 9 mean nothing
+      for (bool little : {false, true}) {
+        CAPTURE(orientation);
+        const std::string bytes =
+            with_exif(jpeg(image, little ? baseline : progressive), exif(orientation, little));
+        check_file(file(bytes));
+        const bool lies = orientation >= 5 && orientation <= 8;
+        CHECK(image_size(file.path) == (lies ? cv::Size(size.height, size.width) : size));
+        for (int reduction : {1, 2, 4, 8}) check_parts(bytes, dice, reduction, 3);
+      }
+    }
+    check_file(file(with_exif(jpeg(image, cmyk), exif(6, true))));
+    // OpenCV looks into the first segment of this kind only, which may be XMP.
+    file(segment(with_exif(jpeg(image), exif(8, true)), "http://ns.adobe.com/xap/1.0/"));
+    CHECK(image_size(file.path) == cv::Size(size.height, size.width));
+    CHECK(decode_image(read_bytes(file.path), file.path).size() == image_size(file.path));
+  }
+}
+
+TEST_CASE("EXIF of PNGs turns them too, wherever it is") {
+  const File file("turned.png");
+  Dice dice(7);
+  const std::string png = encoded(".png", painted(dice, {31, 20}));
+  for (int orientation = 1; orientation <= 8; ++orientation)
+    for (bool first : {false, true})
+      check_file(file(with_chunk(png, "eXIf", exif(orientation, orientation % 2), first)));
+  CHECK(image_size(file.path) == cv::Size(20, 31));
+}
+
+TEST_CASE("EXIF that lies: no crash, no reading beyond its end") {
+  Dice dice(8);
+  const std::string plain = jpeg(painted(dice, {40, 24}));
+  const File file("lies.jpg");
+  for (bool little : {false, true}) {
+    for (uint32_t directory :
+         {0u, 8u, 9u, 20u, 24u, 25u, 26u, 1000u, 0x7FFFFFFFu, 0xFFFFFFF0u, 0xFFFFFFFFu}) {
+      for (int entries : {0, 1, 2, 65535}) {
+        const std::string tiff = exif(6, little, directory, entries);
+        for (size_t length = 0; length <= tiff.size(); ++length) {
+          const std::string cut = std::string("Exif\0\0", 6) + tiff.substr(0, length);
+          const int orientation = image_detail::exif_orientation(cut);
+          CHECK((orientation == 1 || orientation == 6));
+          if (directory == 8 && entries > 0 && length == tiff.size()) CHECK(orientation == 6);
+          if (length < 20) CHECK(orientation == 1);
+        }
+        check_file(file(with_exif(plain, tiff)));
+      }
+    }
+  }
+  for (int i = 0; i < 3000; ++i) {
+    std::string bytes = std::string("Exif\0\0", 6) + exif(dice(1, 8), i % 2);
+    for (int k = dice(1, 4); k > 0; --k) bytes[dice(6, int(bytes.size()) - 1)] = char(dice(0, 255));
+    const int orientation = image_detail::exif_orientation(bytes.substr(0, dice(0, int(bytes.size()))));
+    CHECK((orientation >= 1 && orientation <= 8));
+    if (i % 50 == 0) check_file(file(segment(plain, bytes)));
+  }
+}
+
+// ---- files that are not as they should be ----
+
+SHARED_TEST("odd files: read as cv::imread reads them, or an error that names the file") {
+  const std::map<std::string, std::string> refused = {{"anim.gif", "cannot be read as an image"},
+                                                      {"random_bytes.jpg", "cannot be read as an image"},
+                                                      {"text.jpg", "cannot be read as an image"},
+                                                      {"truncated.png", "cut off"},
+                                                      {"truncated_half.jpg", "cut off"},
+                                                      {"truncated_header.jpg", "cannot be decoded"},
+                                                      {"zero_byte.jpg", "is empty"}};
+  size_t files = 0, errors = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(shared("data/odd_images"))) {
+    const std::string path = entry.path();
+    CAPTURE(path);
+    ++files;
+    const auto expected = refused.find(entry.path().filename());
+    if (expected == refused.end()) {
+      check_file(path);
+      continue;
+    }
+    ++errors;
+    for (const std::string& error : {image_error([&] { decode_image(read_bytes(path), path); }),
+                                     image_error([&] { image_size(path); })}) {
+      CHECK(has(error, path));
+      CHECK(has(error, expected->second));
+    }
+  }
+  CHECK(files == 26);
+  CHECK(errors == refused.size());
+}
+
+TEST_CASE("a file that is missing, a folder, or smaller than its labels say") {
+  const File file("small.png");
+  CHECK(has(image_error([&] { read_bytes(file.path); }), file.path + " cannot be opened"));
+  CHECK(has(image_error([&] { image_size(file.path.substr(0, file.path.size() - 10)); }), "is no file"));
+  Dice dice(9);
+  const Image image = painted(dice, {20, 10});
+  for (const std::string& bytes :
+       {encoded(".png", image), jpeg(image), with_exif(jpeg(image), exif(6, true))}) {
+    const std::string error = image_error([&] { decode_piece(bytes, "a.jpg", {20, 10, 5, 5}, 1); });
+    CHECK(has(error, "a.jpg is "));
+    CHECK(has(error, "smaller than its labels say"));
+    CHECK(!decode_piece(bytes, "a.jpg", {5, 5, 50, 50}, 1).image.empty());  // some of it is there
+  }
+  CHECK(read_bytes(file("abcdef"), 4) == "abcd");
+  CHECK(read_bytes(file.path) == "abcdef");
+}
+
+TEST_CASE("the size of a JPEG or PNG is read from its header, which EXIF may make long") {
+  const Quiet quiet;
+  const File file("header");
+  Dice dice(15);
+  const Image image = painted(dice, {50, 30});
+  std::string photo = jpeg(image), png = encoded(".png", image);
+  std::swap(photo[photo.find("\xFF\xC4") + 5], photo[photo.find("\xFF\xC4") + 7]);  // five codes of one bit
+  for (size_t i = png.find("IDAT") + 20; i < png.size() - 40; ++i) png[i] = 'x';
+  for (const std::string& bytes : {photo, with_exif(photo, exif(1, true) + std::string(10000, 'p')), png}) {
+    CHECK(image_size(file(bytes)) == image.size());
+    CHECK(has(image_error([&] { decode_image(bytes, file.path); }), file.path));
+  }
+}
+
+TEST_CASE("bytes after the end mark do no harm") {
+  Dice dice(10);
+  const File file("long");
+  const Image image = painted(dice, {41, 30});
+  for (const std::string& bytes :
+       {jpeg(image), jpeg(image, progressive), jpeg(image, cmyk), encoded(".png", image)})
+    check_file(file(bytes + std::string(100, '\0')));
+}
+
+TEST_CASE("a file that is cut off never passes for whole") {
+  const Quiet quiet;
+  const File file("cut");
+  Dice dice(11);
+  const Image image = painted(dice, {40, 24});
+  const std::string preview = jpeg(painted(dice, {16, 12}));  // has an end mark of its own
+  for (const std::string& bytes :
+       {jpeg(image), jpeg(image, restarts), jpeg(image, progressive), jpeg(image, scans_apart),
+        jpeg(image, grey), jpeg(image, cmyk), with_exif(jpeg(image), exif(6, true) + preview),
+        with_exif(jpeg(image, cmyk), exif(6, true) + preview), encoded(".png", image)}) {
+    check_file(file(bytes));
+    for (size_t length = bytes.size() - 1; length > 0; --length) {
+      std::filesystem::resize_file(file.path, length);
+      CAPTURE(length);
+      REQUIRE(has(image_error([&] { image_size(file.path); }), file.path));
+      REQUIRE(has(image_error([&] { decode_image(read_bytes(file.path), file.path); }), file.path));
+    }
+  }
+}
+
+TEST_CASE("of a file that is cut off the part above the cut may be had") {
+  Dice dice(12);
+  const std::string bytes = jpeg(painted(dice, {200, 160}));
+  const std::string cut = bytes.substr(0, bytes.size() / 2);
+  const cv::Rect top(30, 0, 100, 40);
+  CHECK(same(decode_piece(cut, "cut", top, 1).image, decode_piece(bytes, "whole", top, 1).image));
+  CHECK(has(image_error([&] {
+              decode_piece(cut, "cut.jpg", {30, 100, 100, 40}, 1);
+            }),
+            "cut.jpg cannot be decoded"));
+  CHECK(has(image_error([&] { decode_image(cut, "cut.jpg"); }), "cut off"));
+}
+
+TEST_CASE("a header that claims too much is an error, not a request for memory") {
+  const Quiet quiet;
+  const File file("large");
+  Dice dice(13);
+  const Image image = painted(dice, {64, 48});
+  const auto most = [] {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss / 1024;  // MB
+  };
+  const auto before = most();
+  for (Way way : {baseline, progressive, grey, cmyk}) {
+    for (const int side :
+         {65535, 65500, 32000}) {  // too much for libjpeg, for us, and for the data that follow
+      std::string bytes = jpeg(image, way);
+      size_t at = 0;
+      for (const char* frame : {"\xFF\xC0", "\xFF\xC2"})
+        at = std::min(bytes.find(frame), at ? at : bytes.npos);
+      bytes.replace(at + 5, 4, number(side, 2, false) + number(side, 2, false));
+      if (side > 32000) {
+        const std::string says = side == 65500 ? "65500x65500" : "65500 pixels";
+        CHECK(has(image_error([&] { image_size(file(bytes)); }), file.path));
+        CHECK(has(image_error([&] { decode_image(bytes, "large.jpg"); }), says));
+        CHECK(has(image_error([&] { decode_piece(bytes, "large.jpg", {0, 0, 9, 9}, 1); }), says));
+      } else if (way == baseline || way == grey) {  // read from the top
+        bytes.resize(bytes.size() - 2);
+        CHECK(has(image_error([&] { decode_image(bytes, "large.jpg"); }), "cut off"));
+      }
+    }
+  }
+  std::string png = encoded(".png", image);
+  png.replace(16, 8, number(65535, 4, false) + number(65535, 4, false));
+  CHECK(has(image_error([&] { image_size(file(png)); }), file.path));
+  CHECK(has(image_error([&] { decode_image(png, "large.png"); }), "large.png"));
+  png = encoded(".png", image);
+  for (uint32_t length : {0xFFFFFFF4u, 0xFFFFFFFFu, 0x80000000u}) {  // of its second chunk
+    png.replace(33, 4, number(length, 4, false));
+    CHECK(has(image_error([&] { image_size(file(png)); }), file.path));
+  }
+  CHECK(most() - before < 300);
+}
+
+TEST_CASE("damaged files: a picture or an ImageError, nothing else") {
+  const Quiet quiet;
+  const File file("damaged");
+  Dice dice(14);
+  const Image image = painted(dice, {40, 24});
+  const std::vector<std::string> whole = {jpeg(image),
+                                          jpeg(image, progressive),
+                                          jpeg(image, restarts),
+                                          jpeg(image, cmyk),
+                                          with_exif(jpeg(image, grey), exif(6, true)),
+                                          encoded(".png", image),
+                                          encoded(".webp", image)};
+  int pictures = 0, errors = 0;
+  for (int i = 0; i < 5000; ++i) {
+    std::string bytes = whole[i % whole.size()];
+    const int last = int(bytes.size()) - 1;
+    const int header = std::min(last, 700), from = i % 3 == 0 ? header : 0, to = i % 3 == 1 ? header : last;
+    for (int k = dice(1, 4); k > 0; --k) bytes[dice(from, to)] = char(dice(0, 255));
+    if (i % 11 == 0) bytes.resize(dice(1, last));
+    const std::string error = image_error([&] {
+      const cv::Size size = i % 50 ? image.size() : image_size(file(bytes));
+      const cv::Rect part = i % 2 ? everything : random_part(dice, image.size());
+      const Image got = decode_piece(bytes, "damaged file", part, 1.0 / dice(1, 9)).image;
+      CHECK((!size.empty() && !got.empty()));
+    });
+    error.empty() ? ++pictures : ++errors;
+    if (!error.empty()) CHECK((has(error, "damaged file") || has(error, file.path)));
+  }
+  CHECK(pictures > 1000);
+  CHECK(errors > 500);
+}
