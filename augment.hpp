@@ -1,4 +1,5 @@
-// Pictures and boxes on their way into training: letterbox, HSV jitter, flip, mosaic, random affine, mixup.
+// Pictures and boxes on their way into training: letterbox, colour jitter, flip, mosaic, random affine,
+// mixup.
 //
 // Legend: pictures are BGR, 8 bits a channel (the type Image says so); they become float later, elsewhere.
 //         Boxes are x1, y1, x2, y2 in pixels of the picture they belong to; they speak of pixel edges, so
@@ -7,19 +8,11 @@
 //         data/data_augment.py and data/datasets/mosaicdetection.py; mosaic is from YOLOv4 (arXiv 2004.10934,
 //         section 3.3), mixup from Zhang et al. (arXiv 1710.09412).
 //
-// Numbers are drawn first (draw_...), pixels follow from them: a draw can be written down, changed, replayed.
-//   load(index) -> Sample -> mosaic -> random_affine -> mixup -> train_transform -> batch
-//
-// `official_quirks` brings back, pixel for pixel, what the official code does but hardly meant to do:
-//   quirk                                                    otherwise
-//   annotations hanging out at the left or top are moved     cut
-//   sizes are truncated, so pictures may be resized twice    rounded; boxes follow the sides as rounded
-//   affine boxes are up to half a pixel off the picture      pixel edges are mapped, as resize does
-//   mixup truncates; black where the picture ends            rounds; grey as everywhere
-//   no mixup on a mosaic without boxes                       mixed as any other
-//   no jitter, no flip for a picture without boxes           treated as any other
-//   all boxes too small: picture and boxes as before         the picture has no boxes
-//   boxes without area are carried along                     dropped at once
+// Numbers are drawn first (draw_sample), pixels follow from them (compose): a draw can be written down,
+// changed, replayed. What a sample shows of each picture is known before the picture is read, so that only
+// this part need be decoded, at the size it will have; it is drawn once, straight to where it ends up. The
+// official order of work (resize, paste, warp, mix, jitter, flip: a picture is resampled up to four times) is
+// in augment_official.hpp.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -33,6 +26,8 @@
 #include <vector>
 
 #include "error.hpp"
+#include "image.hpp"
+#include "pixels.hpp"
 
 namespace yolox {
 
@@ -49,27 +44,6 @@ inline void opencv_single_thread() {
 
 // ---- types ----
 
-// A picture: BGR, uint8; as every cv::Mat a reference, copies share pixels. A plain cv::Mat_<cv::Vec3b>
-// accepts float pictures and converts them: one in 0..1 turns black. Here that does not compile, or throws if
-// untyped.
-struct Image : cv::Mat_<cv::Vec3b> {
-  using Pixels = cv::Mat_<cv::Vec3b>;
-  Image() = default;
-  Image(cv::Size extent, uchar grey) : Pixels(extent, cv::Vec3b::all(grey)) {}
-  Image(const Pixels& pixels) : Pixels(pixels) {}
-  template <class Other>
-  Image(const cv::Mat_<Other>&) = delete;
-  Image(const cv::Mat& mat) : Pixels(checked(mat)) {}
-
- private:
-  static const cv::Mat& checked(const cv::Mat& mat) {
-    check(!mat.empty(), "picture is empty; was the file read?");
-    check(mat.type() == CV_8UC3, "picture is ", cv::typeToString(mat.type()),
-          ", augmentation takes CV_8UC3 (8-bit BGR); make it so before, and convert to float after it");
-    return mat;
-  }
-};
-
 struct Box {
   double x1, y1, x2, y2;
   int cls;  // 0..classes-1
@@ -78,10 +52,6 @@ struct Box {
 struct Sample {
   Image image;
   std::vector<Box> boxes;  // as many as there are: nothing here cuts the list
-};
-
-struct Scale {
-  double x, y;  // from the pixels of a picture to those of its resized copy
 };
 
 // ---- random numbers ----
@@ -137,7 +107,7 @@ struct AugmentConfig {
   double hsv_s = 30;       // saturation, in +-levels of 256
   double hsv_v = 30;       // value, in +-levels of 256
   double flip_prob = 0.5;  // share of samples mirrored left to right
-  bool official_quirks = false;  // true: the official code's oddities too, see the top of this file
+  bool official_quirks = false;  // true: the official code's pixels, oddities included: augment_official.hpp
 };
 
 // Throws, naming the setting, if a value makes no sense.
@@ -261,26 +231,9 @@ inline SampleDraw draw_sample(Rng& rng, const AugmentConfig& c, std::size_t n, s
 
 inline bool has_area(const Box& b) { return b.x2 > b.x1 && b.y2 > b.y1; }
 
-inline Box scaled_shifted(const Box& b, Scale scale, double dx = 0, double dy = 0) {
-  return {b.x1 * scale.x + dx, b.y1 * scale.y + dy, b.x2 * scale.x + dx, b.y2 * scale.y + dy, b.cls};
-}
-
-inline Box mirrored(const Box& b, double width) { return {width - b.x2, b.y1, width - b.x1, b.y2, b.cls}; }
-
-// The part of the box inside a picture of this size; what is outside becomes a line or point on its edge.
-inline Box clamped(const Box& b, cv::Size size) {
-  const auto x = [&](double v) { return std::clamp(v, 0.0, static_cast<double>(size.width)); };
-  const auto y = [&](double v) { return std::clamp(v, 0.0, static_cast<double>(size.height)); };
-  return {x(b.x1), y(b.y1), x(b.x2), y(b.y2), b.cls};
-}
-
-// Without quirks a box that has lost its area is gone.
-inline void add_box(std::vector<Box>& boxes, const Box& box, bool official_quirks) {
-  if (official_quirks || has_area(box)) boxes.push_back(box);
-}
-
 // An annotation's corner, width and height -> the box inside a picture of this size; nothing if none is left.
-// Quirk: width and height count from the corner already cut, and a box without width or height stays.
+// official_quirks: width and height count from the corner already cut, and a box without width or height
+// stays.
 inline std::optional<Box> clip_box(double x, double y, double w, double h, int cls, cv::Size size,
                                    bool official_quirks) {
   const double x1 = std::max(0.0, x), y1 = std::max(0.0, y);
@@ -291,99 +244,44 @@ inline std::optional<Box> clip_box(double x, double y, double w, double h, int c
   return box;
 }
 
-// ---- pictures ----
-
-// Colour jitter. Hue goes round, saturation and value stop at 0 and 255.
-inline Image hsv(const Image& image, const HsvDraw& draw) {
-  const int h = static_cast<int>(draw.h), s = static_cast<int>(draw.s), v = static_cast<int>(draw.v);
-  Image::Pixels table(1, 256);
-  for (int i = 0; i < 256; ++i) {
-    const int hue = ((i + h) % 180 + 180) % 180;  // OpenCV's hue: 0..179
-    table(0, i) = {static_cast<uchar>(hue), cv::saturate_cast<uchar>(i + s), cv::saturate_cast<uchar>(i + v)};
-  }
-  Image jittered, out;
-  cv::cvtColor(image, jittered, cv::COLOR_BGR2HSV);
-  cv::LUT(jittered, table, jittered);
-  cv::cvtColor(jittered, out, cv::COLOR_HSV2BGR);
-  return out;
-}
-
-// Mirror left to right.
-inline Sample flip(const Sample& in) {
-  Sample out;
-  cv::flip(in.image, out.image, 1);
-  for (const Box& b : in.boxes) out.boxes.push_back(mirrored(b, in.image.cols));
-  return out;
-}
+// ---- places ----
 
 struct Fit {
   cv::Size size;
   Scale scale;  // the factors to it
 };
-// The largest size with the picture's shape that fits into `room`.
-inline Fit fit_into(cv::Size picture, cv::Size room, bool official_quirks) {
+// The largest size with the picture's shape that fits into `room`. truncate: as official YOLOX rounds, the
+// factor that of before rounding.
+inline Fit fit_into(cv::Size picture, cv::Size room, bool truncate) {
   check(!picture.empty(), "picture is empty; was the file read?");
   const double r = std::min(1.0 * room.height / picture.height, 1.0 * room.width / picture.width);
   const auto pixels = [&](int length) {
     const double exact = length * r;
-    return std::max(1, static_cast<int>(official_quirks ? exact : std::round(exact)));
+    return std::max(1, static_cast<int>(truncate ? exact : std::round(exact)));
   };
   const cv::Size size(pixels(picture.width), pixels(picture.height));
-  if (official_quirks) return {size, {r, r}};
+  if (truncate) return {size, {r, r}};
   return {size, {1.0 * size.width / picture.width, 1.0 * size.height / picture.height}};
-}
-
-// Resized to fit into `room`, boxes with it: what `load` gives below. Shares pixels if nothing is to do.
-inline Sample fit(const Sample& in, cv::Size room, bool official_quirks) {
-  const Fit to = fit_into(in.image.size(), room, official_quirks);
-  Sample out{in.image, {}};
-  if (to.size != in.image.size()) cv::resize(in.image, out.image, to.size);
-  for (const Box& b : in.boxes) out.boxes.push_back(scaled_shifted(b, to.scale));
-  return out;
 }
 
 struct Letterbox {
   Image image;
   Scale scale;  // a box found in `image`, divided by this, is a box in the original
 };
-// Fitted into the top left corner of a grey picture of this size: all that evaluation does to a picture.
+// Fitted into the top left corner of a grey picture of this size: all that evaluation does to a picture, as
+// official YOLOX does it: AP compares.
 // Shares pixels if nothing is to do.
-inline Letterbox letterbox(const Image& image, cv::Size size, bool official_quirks) {
-  const Fit to = fit_into(image.size(), size, official_quirks);
+inline Letterbox letterbox(const Image& image, cv::Size size) {
+  const Fit to = fit_into(image.size(), size, /*truncate=*/true);
   if (image.size() == size) return {image, to.scale};
   Image canvas(size, border_grey);
   cv::resize(image, canvas(cv::Rect({0, 0}, to.size)), to.size);
   return {canvas, to.scale};
 }
 
-// Four pictures around `centre` on a grey canvas of twice `size`, each fitted into `size` and cut where it
-// leaves the canvas. Order: top left, top right, bottom left, bottom right.
-inline Sample mosaic(const std::array<Sample, 4>& tiles, cv::Point centre, cv::Size size,
-                     bool official_quirks) {
-  const cv::Size canvas_size = size * 2;
-  Sample out{Image(canvas_size, border_grey), {}};
-  for (std::size_t i = 0; i < 4; ++i) {
-    const Sample& tile = tiles[i];
-    const Fit to = fit_into(tile.image.size(), size, official_quirks);
-    const bool left = i % 2 == 0, top = i < 2;
-    const cv::Point corner(left ? centre.x - to.size.width : centre.x,
-                           top ? centre.y - to.size.height : centre.y);
-    const cv::Rect whole(corner, to.size), visible = whole & cv::Rect({0, 0}, canvas_size);
-    if (visible == whole) {
-      cv::resize(tile.image, out.image(visible), to.size);
-    } else {
-      const Image resized = fit({tile.image, {}}, size, official_quirks).image;
-      resized(visible - corner).copyTo(out.image(visible));
-    }
-    for (const Box& b : tile.boxes) {
-      const Box placed = scaled_shifted(b, to.scale, corner.x, corner.y);
-      add_box(out.boxes, clamped(placed, canvas_size), official_quirks);
-    }
-  }
-  return out;
-}
-
-// Matrix of random_affine, from positions in the canvas to positions in the output, both in pixel edges.
+// Rotation, zoom, shear and shift: from positions on the canvas to positions in the output, both in pixel
+// edges. Rotation and zoom are about the canvas' top left corner, not its centre: odd, but the official
+// accuracy was reached so.
 inline cv::Matx23d affine_matrix(const AffineDraw& d, cv::Size size) {
   const auto radians = [](double degrees) { return degrees * CV_PI / 180; };
   const double a = d.scale * std::cos(radians(d.angle)), b = d.scale * std::sin(radians(d.angle));
@@ -392,108 +290,154 @@ inline cv::Matx23d affine_matrix(const AffineDraw& d, cv::Size size) {
           shear_x * a - b, shear_x * b + a, d.shift_y * size.height};
 }
 
-// Rotation, zoom, shear and shift of a mosaic into a picture of this size; a box becomes the upright box
-// around its four turned corners. Rotation and zoom are about the canvas' top left corner, not its centre:
-// odd, but the official accuracy was reached so, hence it is no quirk to be switched off.
-inline Sample random_affine(const Sample& in, const AffineDraw& draw, cv::Size size, bool official_quirks) {
-  const cv::Matx23d m = affine_matrix(draw, size);
-  cv::Matx23d pixels = m;  // warpAffine speaks of pixel centres: edge position minus a half
-  if (!official_quirks) {
-    for (int row : {0, 1}) pixels(row, 2) += 0.5 * (m(row, 0) + m(row, 1)) - 0.5;
+// An affine map, for positions in pixel edges.
+struct Map {
+  cv::Matx23d m{1, 0, 0, 0, 1, 0};
+  cv::Point2d operator()(double x, double y) const {
+    return {m(0, 0) * x + m(0, 1) * y + m(0, 2), m(1, 0) * x + m(1, 1) * y + m(1, 2)};
   }
-  Sample out;
-  cv::warpAffine(in.image, out.image, pixels, size, cv::INTER_LINEAR, cv::BORDER_CONSTANT,
-                 cv::Scalar::all(border_grey));
-  for (const Box& b : in.boxes) {
-    const auto x = [&](double px, double py) { return m(0, 0) * px + m(0, 1) * py + m(0, 2); };
-    const auto y = [&](double px, double py) { return m(1, 0) * px + m(1, 1) * py + m(1, 2); };
-    const auto [x1, x2] = std::minmax({x(b.x1, b.y1), x(b.x2, b.y2), x(b.x1, b.y2), x(b.x2, b.y1)});
-    const auto [y1, y2] = std::minmax({y(b.x1, b.y1), y(b.x2, b.y2), y(b.x1, b.y2), y(b.x2, b.y1)});
-    add_box(out.boxes, clamped({x1, y1, x2, y2, b.cls}, size), official_quirks);
+  Map then(const Map& n) const {  // first this one
+    const auto full = [](const cv::Matx23d& a) {
+      return cv::Matx33d(a(0, 0), a(0, 1), a(0, 2), a(1, 0), a(1, 1), a(1, 2), 0, 0, 1);
+    };
+    return {(full(n.m) * full(m)).get_minor<2, 3>(0, 0)};
   }
-  return out;
-}
+  Map inverse() const {
+    cv::Matx23d out;
+    cv::invertAffineTransform(m, out);
+    return {out};
+  }
+  // The upright box around the four corners.
+  cv::Rect2d around(const cv::Rect2d& r) const {
+    const auto a = (*this)(r.x, r.y), b = (*this)(r.x + r.width, r.y), c = (*this)(r.x, r.y + r.height),
+               d = (*this)(r.x + r.width, r.y + r.height);
+    const auto [x1, x2] = std::minmax({a.x, b.x, c.x, d.x});
+    const auto [y1, y2] = std::minmax({a.y, b.y, c.y, d.y});
+    return {x1, y1, x2 - x1, y2 - y1};
+  }
+};
+inline Map scale_shift(Scale scale, double dx, double dy) { return {{scale.x, 0, dx, 0, scale.y, dy}}; }
+inline Map mirror(double width) { return {{-1, 0, width, 0, 1, 0}}; }
 
-// Mean of a sample and another picture, which is letterboxed to the sample's size, zoomed, maybe mirrored,
-// and cut at `offset`. All boxes of both. draw.candidates plays no part: the caller has chosen `other`.
-inline Sample mixup(const Sample& in, const Sample& other, const MixupDraw& draw, bool official_quirks) {
-  const cv::Size size = in.image.size(), zoomed = mixup_size(size, draw.scale);
-  const Letterbox boxed = letterbox(other.image, size, official_quirks);
-  Image big;
-  cv::resize(boxed.image, big, zoomed);
-  if (draw.flip) cv::flip(big, big, 1);
-  const cv::Rect part = cv::Rect(draw.offset, size) & cv::Rect({0, 0}, zoomed);
-  Image overlay(size, official_quirks ? 0 : border_grey);
-  big(part).copyTo(overlay(cv::Rect({0, 0}, part.size())));
-
-  const int half = official_quirks ? 0 : 1;
-  for (int y = 0; y < size.height; ++y) {
-    const uchar* a = in.image.ptr(y);
-    uchar* b = overlay.ptr(y);
-    for (int i = 0; i < 3 * size.width; ++i) b[i] = static_cast<uchar>((a[i] + b[i] + half) >> 1);
-  }
-
-  Sample out{overlay, in.boxes};
-  Scale scale{boxed.scale.x * draw.scale, boxed.scale.y * draw.scale};
-  if (!official_quirks) {  // `zoomed` is in whole pixels: the factor that was really applied
-    scale = {boxed.scale.x * zoomed.width / size.width, boxed.scale.y * zoomed.height / size.height};
-  }
-  for (const Box& b : other.boxes) {
-    Box placed = clamped(scaled_shifted(b, scale), zoomed);
-    if (draw.flip) placed = mirrored(placed, zoomed.width);
-    const Box cut = clamped(scaled_shifted(placed, {1, 1}, -draw.offset.x, -draw.offset.y), size);
-    add_box(out.boxes, cut, official_quirks);
-  }
-  return out;
-}
-
-// Colour jitter, flip, letterbox; then only boxes more than a pixel wide and high stay.
-inline Sample train_transform(const Sample& in, const ColourFlipDraw& draw, cv::Size size,
-                              bool official_quirks) {
-  const auto boxed = [&](const Sample& s) {
-    const Letterbox to = letterbox(s.image, size, official_quirks);
-    Sample out{to.image, {}};
-    for (const Box& b : s.boxes) out.boxes.push_back(scaled_shifted(b, to.scale));
-    return out;
-  };
-  if (official_quirks && in.boxes.empty()) return boxed(in);
-  Sample jittered = in;
-  if (draw.hsv) jittered.image = hsv(jittered.image, *draw.hsv);
-  if (draw.flip) jittered = flip(jittered);
-  Sample out = boxed(jittered);
-  const auto small = [](const Box& b) { return !(b.x2 - b.x1 > 1 && b.y2 - b.y1 > 1); };
-  out.boxes.erase(std::remove_if(out.boxes.begin(), out.boxes.end(), small), out.boxes.end());
-  return official_quirks && out.boxes.empty() ? boxed(in) : out;
-}
+// A picture on a canvas (scaled and shifted only, perhaps mirrored), and the canvas in the sample.
+struct Placing {
+  Map canvas_of_picture, sample_of_canvas;
+  cv::Rect2d canvas;  // what is outside of it is not shown
+};
 
 // ---- the whole ----
 
-// A training sample from what was drawn for it: a picture of this size with its boxes.
-//   load(index) -> Sample, fitted into `size` (see fit) and not written to here;   has_boxes(index) -> bool
-// The picture may share its pixels with what `load` gave.
-template <class Load, class HasBoxes>
-Sample apply_draw(const Load& load, const HasBoxes& has_boxes, const SampleDraw& draw, cv::Size size,
-                  bool official_quirks) {
-  Sample sample = load(draw.index);
-  if (draw.mosaic) {
-    const auto& [centre, others, affine] = *draw.mosaic;
-    const std::array<Sample, 4> tiles{sample, load(others[0]), load(others[1]), load(others[2])};
-    sample = random_affine(mosaic(tiles, centre, size, official_quirks), affine, size, official_quirks);
+namespace augment_detail {
+
+inline cv::Rect2d whole(cv::Size size) { return {0, 0, double(size.width), double(size.height)}; }
+
+// Draws a picture as placed, and adds its boxes. Throws what pictures.piece() throws.
+template <class Pictures>
+void place(const Pictures& pictures, std::size_t index, const Placing& p, Sample& sample) {
+  const cv::Size size = pictures.size(index);
+  const Map sample_of_picture = p.canvas_of_picture.then(p.sample_of_canvas);
+  const cv::Rect2d shown = p.canvas & p.canvas_of_picture.around(whole(size));
+  const Map picture_of_sample = sample_of_picture.inverse();
+  const cv::Rect2d needed =
+      picture_of_sample.around(p.sample_of_canvas.around(shown) & whole(sample.image.size())) &
+      p.canvas_of_picture.inverse().around(shown);
+  if (!needed.empty()) {
+    const cv::Matx23d& m = sample_of_picture.m;
+    const double zoom = std::sqrt(std::abs(m(0, 0) * m(1, 1) - m(0, 1) * m(1, 0)));
+    const double margin = 2 / std::min(zoom, 1.0);  // what bilinear looks at beside it
+    const int x1 = std::max(0, int(std::floor(needed.x - margin))), y1 = std::max(0, int(needed.y - margin));
+    const int x2 = int(std::min<double>(size.width, std::ceil(needed.x + needed.width + margin)));
+    const int y2 = int(std::min<double>(size.height, std::ceil(needed.y + needed.height + margin)));
+    const Piece piece = pictures.piece(index, {x1, y1, x2 - x1, y2 - y1}, zoom);
+    draw_picture(sample.image, piece, picture_of_sample.m, p.sample_of_canvas.inverse().m, shown);
   }
-  if (draw.mixup && !(official_quirks && sample.boxes.empty())) {
-    const auto& tried = draw.mixup->candidates;
-    const auto found = std::find_if(tried.begin(), tried.end(), has_boxes);
-    if (found != tried.end()) sample = mixup(sample, load(*found), *draw.mixup, official_quirks);
+  for (const Box& b : pictures.boxes(index)) {
+    const cv::Rect2d on_canvas =
+        p.canvas_of_picture.around({b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1}) & p.canvas;
+    const cv::Rect2d in = p.sample_of_canvas.around(on_canvas) & whole(sample.image.size());
+    if (!on_canvas.empty() && !in.empty())
+      sample.boxes.push_back({in.x, in.y, in.x + in.width, in.y + in.height, b.cls});
   }
-  return train_transform(sample, draw.colour_flip, size, official_quirks);
 }
 
-// Both steps. n: number of pictures; index: the one to train on, 0..n-1; rng: Rng(seed, epoch, index).
-template <class Load, class HasBoxes>
-Sample make_training_sample(const Load& load, const HasBoxes& has_boxes, std::size_t n, std::size_t index,
-                            Rng& rng, const AugmentConfig& config, cv::Size size, bool mosaic_phase) {
-  const SampleDraw draw = draw_sample(rng, config, n, index, size, mosaic_phase);
-  return apply_draw(load, has_boxes, draw, size, config.official_quirks);
+}  // namespace augment_detail
+
+// A training sample from what was drawn for it, its picture drawn into sample.image, which has the size of
+// the network.
+//   pictures.size(i) -> cv::Size                   known without reading the picture
+//   pictures.boxes(i) -> const std::vector<Box>&   in its pixels
+//   pictures.piece(i, part, scale) -> Piece        that part of its pixels with at least scale of their
+//   resolution pictures.instead_of(i, error, tries) -> index  piece() threw this ImageError: the picture to
+//   take, or throws
+// Boxes more than a pixel wide and high stay.
+template <class Pictures>
+void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
+  const cv::Size size = sample.image.size();
+  const Map flipped = draw.colour_flip.flip ? mirror(size.width) : Map{};
+  const auto fitted = [&](std::size_t index) {
+    return fit_into(pictures.size(index), size, /*truncate=*/false);
+  };
+  const auto place = [&](std::size_t index, Sample& into, auto placing_of) {
+    for (std::size_t tries = 1;; ++tries) {
+      try {
+        return augment_detail::place(pictures, index, placing_of(index), into);
+      } catch (const ImageError& e) {
+        index = pictures.instead_of(index, e, tries);
+      }
+    }
+  };
+  sample.image.setTo(cv::Scalar::all(border_grey));
+  sample.boxes.clear();
+
+  cv::Rect jittered({0, 0}, size);
+  if (!draw.mosaic) {  // mirrored and jittered before the grey border is added, as evaluation's border is
+                       // never touched
+    place(draw.index, sample, [&](std::size_t i) {
+      const Fit to = fitted(i);
+      jittered = {{0, 0}, to.size};
+      const Map mirrored = draw.colour_flip.flip ? mirror(to.size.width) : Map{};
+      return Placing{scale_shift(to.scale, 0, 0).then(mirrored), Map{}, augment_detail::whole(size)};
+    });
+  } else {  // four around the centre of a canvas of twice the size, each fitted into `size`
+    const auto& [centre, others, affine] = *draw.mosaic;
+    const std::array<std::size_t, 4> tiles{draw.index, others[0], others[1], others[2]};
+    const Map sample_of_canvas = Map{affine_matrix(affine, size)}.then(flipped);
+    for (std::size_t k = 0; k < 4; ++k) {
+      place(tiles[k], sample, [&, centre = centre](std::size_t i) {
+        const Fit to = fitted(i);
+        const int x = k % 2 == 0 ? centre.x - to.size.width : centre.x;
+        const int y = k < 2 ? centre.y - to.size.height : centre.y;
+        return Placing{scale_shift(to.scale, x, y), sample_of_canvas, augment_detail::whole(size * 2)};
+      });
+    }
+  }
+
+  if (draw.mixup) {  // the mean with another picture: fitted, zoomed with its grey border, maybe mirrored,
+                     // cut at `offset`
+    const MixupDraw& mix_in = *draw.mixup;
+    const auto found = std::find_if(mix_in.candidates.begin(), mix_in.candidates.end(),
+                                    [&](std::size_t i) { return !pictures.boxes(i).empty(); });
+    if (found != mix_in.candidates.end()) {
+      const cv::Size zoomed = mixup_size(size, mix_in.scale);
+      const Map sample_of_canvas = (mix_in.flip ? mirror(zoomed.width) : Map{})
+                                       .then(scale_shift({1, 1}, -mix_in.offset.x, -mix_in.offset.y));
+      Sample other{Image(size, border_grey), {}};
+      place(*found, other, [&](std::size_t i) {
+        const Scale fit = fitted(i).scale;
+        const Scale scale{fit.x * zoomed.width / size.width, fit.y * zoomed.height / size.height};
+        return Placing{scale_shift(scale, 0, 0), sample_of_canvas.then(flipped),
+                       augment_detail::whole(zoomed)};
+      });
+      mix(sample.image, other.image);
+      sample.boxes.insert(sample.boxes.end(), other.boxes.begin(), other.boxes.end());
+    }
+  }
+
+  if (const auto& hsv = draw.colour_flip.hsv; hsv && (int(hsv->h) || int(hsv->s) || int(hsv->v)))
+    for (int y = 0; y < jittered.height; ++y)
+      jitter(sample.image.ptr(y), jittered.width, float(int(hsv->h)), float(int(hsv->s)), float(int(hsv->v)));
+  const auto small = [](const Box& b) { return !(b.x2 - b.x1 > 1 && b.y2 - b.y1 > 1); };
+  sample.boxes.erase(std::remove_if(sample.boxes.begin(), sample.boxes.end(), small), sample.boxes.end());
 }
 
 }  // namespace yolox

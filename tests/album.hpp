@@ -1,0 +1,168 @@
+// For tests of augmentation: pictures in memory that compose() can draw, boxes of one colour each on grey,
+// and the measurement of where a colour is after whatever was done to the picture.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "augment.hpp"
+#include "common.hpp"
+
+namespace yolox::test {
+
+// ---- pictures ----
+
+// What compose() takes pictures from. A piece is a copy of the part and nothing more, so that what lies
+// beside it cannot be seen.
+struct Album {
+  std::vector<Sample> samples;
+  int most_reduced = 1;                // 2, 4, ...: pieces are reduced so far where decode_piece would
+  bool whole = false;                  // pieces are all of the picture, whatever is asked for
+  std::set<std::size_t> broken{};      // piece() throws for these
+  std::vector<std::size_t> instead{};  // what instead_of() returns, one after the other; throws at the end
+
+  struct Asked {
+    std::size_t index;
+    cv::Rect part;
+    double scale;
+  };
+  mutable std::vector<Asked> asked{};                                   // of piece()
+  mutable std::vector<std::pair<std::size_t, std::size_t>> replaced{};  // index, tries of instead_of()
+
+  cv::Size size(std::size_t i) const { return samples.at(i).image.size(); }
+  const std::vector<Box>& boxes(std::size_t i) const { return samples.at(i).boxes; }
+  Piece piece(std::size_t i, const cv::Rect& part, double scale) const {
+    {
+      static std::mutex mutex;
+      std::lock_guard lock(mutex);
+      asked.push_back({i, part, scale});
+    }
+    if (broken.count(i)) throw ImageError(concat("picture ", i, " is damaged"));
+    const cv::Rect all({0, 0}, size(i)), wanted = whole ? all : part;
+    REQUIRE((part & all) == part);
+    REQUIRE(!part.empty());
+    int r = 1;
+    while (r < most_reduced && scale * r <= 0.5) r *= 2;
+    const cv::Rect grid(wanted.tl() / r, (wanted.br() + cv::Point(r - 1, r - 1)) / r);  // in reduced pixels
+    const cv::Rect taken(grid.tl() * r, grid.size() * r);
+    cv::Mat grown, piece;  // the last reduced pixels hang over the edge, as a JPEG's do
+    cv::copyMakeBorder(samples[i].image, grown, 0, r, 0, r, cv::BORDER_REPLICATE);
+    cv::resize(grown(taken), piece, grid.size(), 0, 0, cv::INTER_AREA);
+    return {piece, {1.0 / r, 1.0 / r}, taken.tl()};
+  }
+  std::size_t instead_of(std::size_t i, const ImageError& error, std::size_t tries) const {
+    CHECK(has(error.what(), std::to_string(i)));
+    if (replaced.size() == instead.size()) throw;
+    replaced.push_back({i, tries});
+    return instead[replaced.size() - 1];
+  }
+};
+
+inline cv::Size random_size(Rng& rng, int lo, int hi) {
+  return {static_cast<int>(rng.randint(lo, hi)), static_cast<int>(rng.randint(lo, hi))};
+}
+
+inline Image noise(cv::Size size, std::uint64_t seed = 0) {
+  Image image(size, 0);
+  Rng rng(seed, 0, 0);
+  for (auto& p : image)
+    p = {uchar(rng.randint(0, 255)), uchar(rng.randint(0, 255)), uchar(rng.randint(0, 255))};
+  return image;
+}
+
+// A few levels from one pixel to the next.
+inline Image smooth(cv::Size size, std::uint64_t seed = 0) {
+  Image image;
+  cv::resize(noise({(size.width + 79) / 40, (size.height + 79) / 40}, seed), image, size, 0, 0,
+             cv::INTER_LINEAR);
+  return image;
+}
+
+inline Image coloured(cv::Size size, const cv::Vec3b& colour) {
+  Image image(size, 0);
+  image.setTo(colour);
+  return image;
+}
+
+inline int max_difference(const Image& a, const Image& b) {
+  REQUIRE(a.size() == b.size());
+  return static_cast<int>(cv::norm(a, b, cv::NORM_INF));
+}
+
+inline double gap(const Box& a, const Box& b) {
+  return std::max(
+      {std::abs(a.x1 - b.x1), std::abs(a.y1 - b.y1), std::abs(a.x2 - b.x2), std::abs(a.y2 - b.y2)});
+}
+
+// ---- boxes that can be seen ----
+
+inline const std::vector<cv::Vec3b> colours = {{255, 0, 0},   {0, 255, 0},   {0, 0, 255}, {255, 255, 0},
+                                               {255, 0, 255}, {0, 255, 255}, {0, 0, 0},   {255, 255, 255}};
+
+// Grey picture with two solid boxes; their classes are their colours.
+inline Sample marked(Rng& rng, cv::Size size, int cls) {
+  Sample s{Image(size, border_grey), {}};
+  for (int half : {0, 1}) {  // one in the left half, one in the right half, never touching
+    const int left = half * size.width / 2 + 2, right = left + size.width / 2 - 4;
+    int x1 = static_cast<int>(rng.randint(left, right - 12)),
+        x2 = static_cast<int>(rng.randint(x1 + 10, right));
+    int y1 = static_cast<int>(rng.randint(0, size.height - 12));
+    int y2 = static_cast<int>(rng.randint(y1 + 10, size.height));
+    // At the edge of the picture or well inside: a strip of grey beside it may be less than a reduced pixel.
+    for (int* low : {&x1, &y1})
+      if (*low < 8) *low = 0;
+    if (x2 > size.width - 8) x2 = size.width;
+    if (y2 > size.height - 8) y2 = size.height;
+    s.image(cv::Rect({x1, y1}, cv::Point(x2, y2))).setTo(colours[cls + half]);
+    s.boxes.push_back({double(x1), double(y1), double(x2), double(y2), cls + half});
+  }
+  return s;
+}
+
+// The box around all pixels that are at least `least` of the way from grey to the colour.
+inline std::optional<Box> extent(const Image& image, int cls, double least = 0.5) {
+  const cv::Vec3d to = cv::Vec3d(colours[cls]) - cv::Vec3d::all(border_grey);
+  Box box{1e9, 1e9, -1e9, -1e9, cls};
+  for (int y = 0; y < image.rows; ++y) {
+    for (int x = 0; x < image.cols; ++x) {
+      const cv::Vec3d d = cv::Vec3d(image(y, x)) - cv::Vec3d::all(border_grey);
+      const double t = d.dot(to) / to.dot(to);
+      if (t < least || cv::norm(d - t * to) > 12) continue;
+      box = {std::min(box.x1, double(x)), std::min(box.y1, double(y)), std::max(box.x2, x + 1.0),
+             std::max(box.y2, y + 1.0), cls};
+    }
+  }
+  return box.x2 > 0 ? std::optional<Box>(box) : std::nullopt;
+}
+
+// Every box spans its colour to `tolerance` pixels, and every colour that is more than a speck has its box.
+// Returns how many boxes were compared.
+inline int check_marks(const Sample& s, double tolerance, double least = 0.5) {
+  std::map<int, Box> boxes;
+  for (const Box& b : s.boxes) CHECK(boxes.emplace(b.cls, b).second);
+  int compared = 0;
+  for (int cls = 0; cls < int(colours.size()); ++cls) {
+    const auto seen = extent(s.image, cls, least);
+    const auto box = boxes.find(cls);
+    if (box == boxes.end()) {
+      CHECK_MESSAGE((!seen || std::min(seen->x2 - seen->x1, seen->y2 - seen->y1) <= 2), "colour without box");
+    } else if (std::min(box->second.x2 - box->second.x1, box->second.y2 - box->second.y1) > 3) {
+      REQUIRE(seen);
+      const Box& b = box->second;
+      const auto text = [](const Box& x) { return concat(x.x1, " ", x.y1, " ", x.x2, " ", x.y2); };
+      CHECK_MESSAGE(gap(*seen, b) <= tolerance, "box " << text(b) << ", pixels " << text(*seen));
+      ++compared;
+    }
+  }
+  return compared;
+}
+
+}  // namespace yolox::test
