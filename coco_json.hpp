@@ -227,11 +227,17 @@ class JsonTableReader : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, J
   int depth_ = 0;
 };
 
-// Reads the tables from a file, in the order in which the file has them.
-inline void read_json_tables(const std::string& path, std::vector<JsonTable>& tables) {
+using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+
+inline File open_json(const std::string& path) {
   check(!std::filesystem::is_directory(path), path, ": is a folder, a JSON file is needed");
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  File file(std::fopen(path.c_str(), "rb"), std::fclose);
   check(file != nullptr, path, ": cannot be read (", std::strerror(errno), "); check the path");
+  return file;
+}
+
+// Reads the tables from a file, in the order in which the file has them. path: for messages.
+inline void read_json_tables(File file, const std::string& path, std::vector<JsonTable>& tables) {
   const int first = std::getc(file.get());
   if (first == 0xEF) {  // the byte order mark that some Windows programs put in front of UTF-8
     std::getc(file.get()), std::getc(file.get());
@@ -255,7 +261,7 @@ inline void read_json_tables(const std::string& path, std::vector<JsonTable>& ta
 }
 
 // Throws on a file that is no COCO annotation file, on values of the wrong type and on ids given twice.
-inline CocoDataset read_coco(const std::string& path) {
+inline CocoDataset read_coco(File file, const std::string& path) {
   CocoDataset data;
   const auto image = [&](const JsonRecord& r) {
     const int64_t id = r.integer("id");
@@ -278,7 +284,7 @@ inline CocoDataset read_coco(const std::string& path) {
                                 r.number("area", box[2] * box[3]), r.integer("iscrowd", 0) != 0});
   };
   std::vector<JsonTable> tables = {{"images", image}, {"categories", category}, {"annotations", annotation}};
-  read_json_tables(path, tables);
+  read_json_tables(std::move(file), path, tables);
   for (const JsonTable& table : tables)
     check(table.found, path, ": no list \"", table.name,
           "\" at the top level; a COCO annotation file has images, annotations and categories");
@@ -296,6 +302,12 @@ inline CocoDataset read_coco(const std::string& path) {
   return data;
 }
 
+inline CocoDataset read_coco(const std::string& path) { return read_coco(open_json(path), path); }
+// From text that is not empty; name: for messages.
+inline CocoDataset parse_coco(std::string_view text, const std::string& name) {
+  return read_coco(File(fmemopen(const_cast<char*>(text.data()), text.size(), "rb"), std::fclose), name);
+}
+
 // Throws on a file that is no list of detections and on values missing, of the wrong type or not finite.
 inline std::vector<Detection> read_detections(const std::string& path) {
   std::vector<Detection> detections;
@@ -305,7 +317,7 @@ inline std::vector<Detection> read_detections(const std::string& path) {
         {r.integer("image_id"), r.integer("category_id"), box[0], box[1], box[2], box[3], r.number("score")});
   };
   std::vector<JsonTable> tables = {{"", detection}};
-  read_json_tables(path, tables);
+  read_json_tables(open_json(path), path, tables);
   check(tables[0].found, path,
         ": not a list of detections [{\"image_id\", \"category_id\", \"bbox\", \"score\"}, ",
         "...]; give such a file");
@@ -320,7 +332,7 @@ inline void write_json(const std::string& path, const std::function<void(JsonWri
   // /dev/stdout and the like are written straight: they must not be replaced.
   const bool special = std::filesystem::exists(path) && !std::filesystem::is_regular_file(path);
   const std::string temporary = special ? path : concat(path, ".tmp", getpid());
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(temporary.c_str(), "wb"), std::fclose);
+  File file(std::fopen(temporary.c_str(), "wb"), std::fclose);
   check(file != nullptr, path, ": cannot be written (", std::strerror(errno), "); check folder and rights");
   try {
     std::vector<char> buffer(1 << 16);
@@ -388,32 +400,48 @@ inline void write_detections(const std::string& path, const std::vector<Detectio
   });
 }
 
-inline void write_coco(const std::string& path, const CocoDataset& data) {
-  write_json(path, [&](JsonWriter& writer) {
-    writer.StartObject();
-    writer.Key("images");
-    write_list(writer, data.images, [&](const CocoImage& image) {
-      write_field(writer, "id", image.id);
-      write_field(writer, "file_name", image.file_name);
-      write_field(writer, "width", int64_t{image.width});
-      write_field(writer, "height", int64_t{image.height});
-    });
-    writer.Key("categories");
-    write_list(writer, data.categories, [&](const CocoCategory& category) {
-      write_field(writer, "id", category.id);
-      write_field(writer, "name", category.name);
-    });
-    writer.Key("annotations");
-    write_list(writer, data.annotations, [&](const CocoAnnotation& a) {
-      write_field(writer, "id", a.id);
-      write_field(writer, "image_id", a.image_id);
-      write_field(writer, "category_id", a.category_id);
-      write_bbox(writer, a);
-      write_field(writer, "area", a.area);
-      write_field(writer, "iscrowd", int64_t{a.crowd});
-    });
-    writer.EndObject();
+inline void write_coco(JsonWriter& writer, const CocoDataset& data) {
+  writer.StartObject();
+  writer.Key("images");
+  write_list(writer, data.images, [&](const CocoImage& image) {
+    write_field(writer, "id", image.id);
+    write_field(writer, "file_name", image.file_name);
+    write_field(writer, "width", int64_t{image.width});
+    write_field(writer, "height", int64_t{image.height});
   });
+  writer.Key("categories");
+  write_list(writer, data.categories, [&](const CocoCategory& category) {
+    write_field(writer, "id", category.id);
+    write_field(writer, "name", category.name);
+  });
+  writer.Key("annotations");
+  write_list(writer, data.annotations, [&](const CocoAnnotation& a) {
+    write_field(writer, "id", a.id);
+    write_field(writer, "image_id", a.image_id);
+    write_field(writer, "category_id", a.category_id);
+    write_bbox(writer, a);
+    write_field(writer, "area", a.area);
+    write_field(writer, "iscrowd", int64_t{a.crowd});
+  });
+  writer.EndObject();
+}
+inline void write_coco(const std::string& path, const CocoDataset& data) {
+  write_json(path, [&](JsonWriter& writer) { write_coco(writer, data); });
+}
+inline std::string coco_text(const CocoDataset& data) {
+  char* text = nullptr;
+  size_t size = 0;
+  {
+    File file(open_memstream(&text, &size), std::fclose);
+    check(file != nullptr, "out of memory for the annotations as text");
+    std::vector<char> buffer(1 << 16);
+    rapidjson::FileWriteStream stream(file.get(), buffer.data(), buffer.size());
+    JsonWriter writer(stream);
+    write_coco(writer, data);
+    stream.Flush();
+  }
+  const std::unique_ptr<char, void (*)(void*)> owner(text, std::free);
+  return {text, size};
 }
 
 }  // namespace yolox

@@ -1,0 +1,843 @@
+#include "common.hpp"
+// common.hpp first: it brings torch before doctest
+#include "formats.hpp"
+
+using namespace yolox;
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+// Writes a file and the folders that it is in.
+void put(const std::string& path, const std::string& text = "") {
+  fs::create_directories(fs::path(path).parent_path());
+  std::ofstream(path, std::ios::binary) << text;
+}
+void put_all(const TempDir& dir, const Names& files) {
+  for (const auto& file : files) put(dir / file);
+}
+
+// The message of the error, "" if there is none: one line, but for lists of places and the text of a file.
+std::string error_of(const std::string& data, const std::string& split = "") {
+  try {
+    read_sources(data, split);
+  } catch (const std::runtime_error& error) {
+    const std::string text = error.what();
+    if (!has(text, "Looked for") && !has(text, "names:\n")) CHECK(!has(text, "\n"));
+    return text;
+  }
+  return "";
+}
+#define CHECK_HAS(text, part)                                                                      \
+  do {                                                                                             \
+    const std::string whole = text;                                                                \
+    CHECK_MESSAGE(whole.find(part) != std::string::npos, "in: " << whole << "\nwanted: " << part); \
+  } while (false)
+
+Names names_of(const Source& source) {
+  Names names;
+  for (const auto& category : source.coco.categories) names.push_back(category.name);
+  return names;
+}
+std::string problems_of(const Source& source) {
+  std::string text;
+  for (const auto& [kind, line] : source.problems) text += kind + ": " + line + "\n";
+  return text;
+}
+std::vector<double> box(const CocoAnnotation& a) { return {a.x, a.y, a.w, a.h}; }
+// Paths below the folder, whatever the way to it.
+Names below(const TempDir& dir, const Names& files) {
+  Names names;
+  for (const auto& file : files)
+    names.push_back(fs::path(file).lexically_normal().lexically_relative(dir.path).string());
+  return names;
+}
+
+// One image, one box.
+std::string small_json(const std::string& file) {
+  return R"({"images": [{"id": 3, "file_name": ")" + file +
+         R"("}], "categories": [{"id": 1, "name": "a"}],
+          "annotations": [{"id": 7, "image_id": 3, "category_id": 1, "bbox": [1, 2, 10, 12]}]})";
+}
+std::string object(const std::string& name, const std::string& box, const std::string& more = "") {
+  return "<object><name>" + name + "</name>" + more + "<bndbox>" + box + "</bndbox></object>";
+}
+std::string corners(const std::string& x1, const std::string& y1, const std::string& x2,
+                    const std::string& y2) {
+  return "<xmin>" + x1 + "</xmin><ymin>" + y1 + "</ymin><xmax>" + x2 + "</xmax><ymax>" + y2 + "</ymax>";
+}
+std::string voc(const std::string& inside) { return "<annotation>\n" + inside + "\n</annotation>\n"; }
+// An XML file and an image for each name, with one object of class `name`.
+void put_voc(const std::string& folder, const Names& names, const std::string& cls = "cat") {
+  for (const auto& name : names) {
+    put(folder + "/Annotations/" + name + ".xml", voc(object(cls, corners("1", "2", "3", "5"))));
+    put(folder + "/JPEGImages/" + name + ".jpg");
+  }
+}
+
+}  // namespace
+
+// ---- COCO
+
+TEST_CASE("formats: COCO layouts") {
+  struct Layout {
+    std::string train_json, val_json, train_image, val_image;
+  };
+  for (const Layout& l : {
+           Layout{"annotations/instances_train2017.json", "annotations/instances_val2017.json",
+                  "train2017/a.png", "val2017/b.png"},
+           Layout{"annotations/train.json", "annotations/val.json", "images/train/a.png", "images/val/b.png"},
+           Layout{"annotations/train.json", "annotations/val.json", "images/a.png", "images/b.png"},
+           Layout{"train.json", "val.json", "a.png", "b.png"},
+           Layout{"annotations/my_train.json", "annotations/my_val.json", "photos/a.png", "other/b.png"},
+           Layout{"annotations/Train.JSON", "annotations/test.json", "train/images/a.png", "data/b.png"},
+           Layout{"train/_annotations.coco.json", "valid/_annotations.coco.json", "train/a.png",
+                  "valid/b.png"},
+           Layout{"train/labels.json", "test/labels.json", "train/data/a.png", "test/data/b.png"},
+           Layout{"annotations/trains_train.json", "annotations/trains_validation.json", "images/a.png",
+                  "images/b.png"},
+           Layout{"annotations/voc_trainval.json", "annotations/voc_test.json", "JPEGImages/a.png",
+                  "JPEGImages/b.png"},
+       }) {
+    INFO(l.train_json << ", " << l.train_image);
+    TempDir dir;
+    put(dir / l.train_json, small_json("a.png"));
+    put(dir / l.val_json, small_json("b.png"));
+    put_all(dir, {l.train_image, l.val_image});
+    for (const std::string end : {"", "/"}) {
+      const Sources s = read_sources(dir.path.string() + end);
+      CHECK_FALSE(s.same);
+      CHECK_FALSE(s.train.relative);
+      CHECK(fs::equivalent(s.train.files.at(0), dir / l.train_image));
+      CHECK(fs::equivalent(s.val.files.at(0), dir / l.val_image));
+      CHECK(below(dir, {s.train.name, s.val.name}) == Names{l.train_json, l.val_json});
+      CHECK(s.train.problems.empty());
+      const Source val = read_val_source(dir.path.string() + end);
+      CHECK(val.name == s.val.name);
+      CHECK(val.files == s.val.files);
+    }
+  }
+}
+
+TEST_CASE("formats: images of equal names are those of the split") {
+  TempDir dir;
+  for (const std::string split : {"train", "val"})
+    put(dir / ("annotations/instances_" + split + ".json"), small_json("1.jpg"));
+  SUBCASE("by name") { put_all(dir, {"train/1.jpg", "val/1.jpg", "images/1.jpg"}); }
+  SUBCASE("by name, in images") { put_all(dir, {"images/train/1.jpg", "images/val/1.jpg", "images/1.jpg"}); }
+  SUBCASE("by the first letters") { put_all(dir, {"train2017/1.jpg", "val2017/1.jpg"}); }
+  SUBCASE("in images") { put_all(dir, {"images/training/1.jpg", "images/valid/1.jpg"}); }
+  SUBCASE("one more level") { put_all(dir, {"train/images/1.jpg", "valid/images/1.jpg"}); }
+  const Sources s = read_sources(dir.path.string());
+  CHECK(has(s.train.files.at(0), "train"));
+  CHECK(has(s.val.files.at(0), "val"));
+  put(dir / "annotations/my_dev.json", small_json("2.jpg"));
+  put_all(dir, {"all/2.jpg", "dev/2.jpg"});
+  CHECK(below(dir, read_sources(dir / "annotations/my_dev.json").val.files) == Names{"dev/2.jpg"});
+}
+
+TEST_CASE("formats: COCO files given by name, and one alone") {
+  TempDir dir;
+  put(dir / "a/first.json", small_json("1.jpg"));
+  put(dir / "b/second.json", small_json("2.jpg"));
+  put_all(dir, {"a/1.jpg", "b/2.jpg"});
+  const std::string both = dir / "a/first.json" + "," + (dir / "b/second.json");
+  const Sources s = read_sources(both);
+  CHECK(below(dir, {s.train.name, s.val.name}) == Names{"a/first.json", "b/second.json"});
+  CHECK_FALSE(s.same);
+  CHECK(read_val_source(both).name == s.val.name);
+  CHECK(read_sources(both, "train").same);
+  CHECK(read_val_source(both, "train").name == s.train.name);
+  CHECK_HAS(error_of(both, "test"), "no split \"test\"; it has train, val");
+  CHECK(read_sources(dir / "a/first.json" + "," + (dir / "a/first.json")).same);
+  CHECK_HAS(error_of(dir / "a/first.json,nowhere.json"), "nowhere.json is no file");
+  put(dir / "a/x,y.json", small_json("1.jpg"));
+  for (const std::string& given : {dir / "b", dir / "b/second.json", dir / "a/x,y.json"}) {
+    const Sources one = read_sources(given);
+    CHECK(one.same);
+    CHECK(one.val.files == one.train.files);
+    CHECK(one.val.coco.annotations.size() == 1);
+    CHECK(read_val_source(given).files == one.train.files);
+  }
+}
+
+TEST_CASE("formats: which COCO files a folder is read from") {
+  TempDir dir;
+  put(dir / "1.jpg");
+  const auto put_json = [&](const Names& files) {
+    for (const auto& file : files) put(dir / file, small_json("1.jpg"));
+  };
+  const auto read = [&](const std::string& split = "") {
+    const Sources s = read_sources(dir.path.string(), split);
+    return below(dir, {s.train.name, s.val.name});
+  };
+  put_json({"annotations/instances_train.json", "annotations/._instances_train.json", "x.json"});
+  put(dir / "annotations/captions_train.json", "{}");
+  put(dir / "annotations/image_info_test-dev.json", "{}");
+  CHECK(read() == Names{"annotations/instances_train.json", "annotations/instances_train.json"});
+  CHECK_HAS(error_of(dir.path.string(), "test"), "no split \"test\"; it has train");
+  put_json({"annotations/instances_test.json"});
+  CHECK(read() == Names{"annotations/instances_train.json", "annotations/instances_test.json"});
+  put_json({"annotations/instances_val.json"});
+  CHECK(read() == Names{"annotations/instances_train.json", "annotations/instances_val.json"});
+  CHECK(read("test") == Names{"annotations/instances_train.json", "annotations/instances_test.json"});
+  CHECK(read("valid").at(1) == "annotations/instances_val.json");
+  CHECK_HAS(error_of(dir.path.string(), "dev"), "\"dev\"; it has test, train, val");
+  put(dir / "annotations/val_small.json");
+  CHECK_HAS(error_of(dir.path.string()), "several files for 'val'");
+  CHECK(read("test").at(1) == "annotations/instances_test.json");  // it does not matter then
+
+  TempDir other;
+  put(other / "1.jpg");
+  put(other / "val.json", small_json("1.jpg"));
+  CHECK(read_sources(other.path.string()).same);
+  fs::rename(other / "val.json", other / "one.json");
+  put(other / "two.json", small_json("1.jpg"));
+  CHECK_HAS(error_of(other.path.string()), "several JSON files");
+  CHECK_HAS(error_of(other.path.string()), "one, two");
+  CHECK(read_val_source(other.path.string(), "two").name == other / "two.json");
+
+  TempDir people;  // files of another task are all that there is
+  put(people / "annotations/person_keypoints_train2017.json", small_json("1.jpg"));
+  put(people / "annotations/person_keypoints_val2017.json", small_json("1.jpg"));
+  put(people / "images/1.jpg");
+  CHECK_FALSE(read_sources(people.path.string()).same);
+}
+
+TEST_CASE("formats: file names in COCO files") {
+  struct Case {
+    std::string json, file_name, image;
+  };
+  for (const Case& c : {Case{"annotations/x.json", "sub/deep/a.jpg", "images/sub/deep/a.jpg"},
+                        Case{"annotations/x.json", "images/a.jpg", "images/a.jpg"},
+                        Case{"images/x.json", "images/a.jpg", "images/a.jpg"},
+                        Case{"set/x.json", "set/images/a.jpg", "set/images/a.jpg"},
+                        Case{"annotations/x.json", "../images/a.jpg", "images/a.jpg"},
+                        Case{"annotations/x.json", R"(images\\sub\\a.jpg)", "images/sub/a.jpg"},
+                        Case{"annotations/x.json", "ABSOLUTE/elsewhere/a.jpg", "elsewhere/a.jpg"}}) {
+    INFO(c.json << " " << c.file_name);
+    TempDir dir;
+    std::string name = c.file_name;
+    if (has(name, "ABSOLUTE")) name.replace(0, 8, dir.path.string());
+    put(dir / c.json, small_json(name));
+    put(dir / c.image);
+    CHECK(fs::equivalent(read_sources(dir / c.json).train.files.at(0), dir / c.image));
+  }
+}
+
+TEST_CASE("formats: COCO annotations are passed on as they are") {
+  TempDir dir;
+  put(dir / "annotations/x.json", R"({
+    "images": [{"id": 70, "file_name": "a.png", "width": 100, "height": 50},
+               {"id": 5, "file_name": "gone.png"}],
+    "categories": [{"id": 90, "name": "brush"}, {"id": 3, "name": "person"}],
+    "annotations": [
+      {"id": 1, "image_id": 70, "category_id": 90, "bbox": [10, 10, 20, 30], "area": 500},
+      {"id": 2, "image_id": 70, "category_id": 3, "bbox": [-5, -3, 0, 10], "iscrowd": 1},
+      {"id": 3, "image_id": 70, "category_id": 3},
+      {"id": 4, "image_id": 99, "category_id": 4, "bbox": [0, 0, 1, 1]}]})");
+  put(dir / "images/a.png");
+  const Source source = read_sources(dir.path.string()).train;
+  CHECK(names_of(source) == Names{"person", "brush"});
+  CHECK(below(dir, source.files) == Names{"images/a.png", "images/gone.png"});
+  CHECK(source.coco.images.at(0).width == 100);
+  REQUIRE(source.coco.annotations.size() == 3);
+  CHECK(source.coco.annotations[0].area == 500);
+  CHECK(source.coco.annotations[1].crowd);
+  CHECK(source.where(2) == dir / "annotations/x.json" + ": annotation 4 of image 99");
+  CHECK(source.coco.without_box == 1);
+}
+
+TEST_CASE("formats: COCO files that cannot be a data set") {
+  TempDir dir;
+  put(dir / "a/annotations/x.json", small_json("a.png"));
+  const std::string where = error_of(dir / "a");
+  CHECK_HAS(where, "x.json: none of its first images");
+  CHECK_HAS(where, dir / "a/images/a.png");
+  put(dir / "b/annotations/x.json", R"({"images": [], "categories": [], "annotations": []})");
+  CHECK_HAS(error_of(dir / "b"), "x.json lists no images");
+  put(dir / "c/annotations/x.json", R"({"images": [{"id": 1}], "categories": [], "annotations": []})");
+  CHECK_HAS(error_of(dir / "c"), "x.json lists no categories");
+  put(dir / "d/annotations/x.json");
+  CHECK_HAS(error_of(dir / "d"), "x.json: not valid JSON");
+  put(dir / "e/x.json", small_json(std::string(5000, 'a')));  // longer than a path can be
+  CHECK_HAS(error_of(dir / "e"), "none of its first images");
+  put(dir / "b.png");
+  put(dir / "g/x.json", small_json("b.png"));  // that one is of another data set
+  CHECK_HAS(error_of(dir / "g"), "none of its first images");
+  put(dir / "f/x.json", small_json(""));  // a folder is no image
+  CHECK_HAS(error_of(dir / "f"), "none of its first images");
+}
+
+// ---- Pascal VOC
+
+TEST_CASE("formats: Pascal VOC objects") {
+  TempDir dir;
+  put(dir / "Annotations/b.xml", R"(<?xml version="1.0"?>
+<!DOCTYPE annotation [<!ENTITY a "cat">]>
+<annotation verified="yes">
+  <filename>old name.jpg</filename>
+  <size><width>640</width><height>480</height><depth>3</depth></size>
+  <object>
+    <name> dog &amp; co
+    </name>
+    <difficult>1</difficult>
+    <bndbox><xmax>30.5</xmax><xmin> 10.25 </xmin><ymin>-2</ymin><ymax>1e2</ymax></bndbox>
+    <part><name>head</name><bndbox><xmin>1</xmin></bndbox></part>
+  </object>
+  <object><name>cat</name><difficult>0</difficult><bndbox><xmin>5</xmin><ymin>6</ymin><xmax>5</xmax><ymax>4</ymax></bndbox></object>
+</annotation>)");
+  put(dir / "Annotations/a.xml", "\xEF\xBB\xBF" + voc("<size><width>0</width><height>x</height></size>\r\n" +
+                                                      object("Cat", corners("1", "2", "3", "4"))));
+  put(dir / "Annotations/c.xml", voc("<filename>C:\\photos\\c.jpg</filename>"));
+  put(dir / "Annotations/d e.xml", voc("<filename>other.jpg</filename>"));
+  put(dir / "Annotations/sub/f.xml", voc("<size><width>1e12</width><height>-5</height></size>"));
+  put_all(dir, {"JPEGImages/b.JPG", "JPEGImages/old name.jpg", "JPEGImages/a.PnG", "JPEGImages/other.jpg",
+                "JPEGImages/sub/f.webp"});
+  const Sources s = read_sources(dir.path.string());
+  CHECK(s.same);
+  const Source& source = s.train;
+  CHECK(source.name == dir.path.string() + " (all)");
+  CHECK_FALSE(source.relative);
+  CHECK(problems_of(source) == "");
+  CHECK(names_of(source) == Names{"Cat", "cat", "dog & co"});
+  // By the name of the XML file if there is such an image; c is nowhere, and its name is the best guess.
+  CHECK(below(dir, source.files) == Names{"JPEGImages/a.PnG", "JPEGImages/b.JPG", "JPEGImages/c.jpg",
+                                          "JPEGImages/other.jpg", "JPEGImages/sub/f.webp"});
+  CHECK(below(dir, source.label_files) == Names{"Annotations/a.xml", "Annotations/b.xml", "Annotations/c.xml",
+                                                "Annotations/d e.xml", "Annotations/sub/f.xml"});
+  std::vector<int64_t> ids, widths, heights;
+  for (const auto& image : source.coco.images)
+    ids.push_back(image.id), widths.push_back(image.width), heights.push_back(image.height);
+  CHECK(ids == std::vector<int64_t>{1, 2, 3, 4, 5});
+  CHECK(widths == std::vector<int64_t>{0, 640, 0, 0, 0});
+  CHECK(heights == std::vector<int64_t>{0, 480, 0, 0, 0});
+  REQUIRE(source.coco.annotations.size() == 3);
+  const CocoAnnotation &cat = source.coco.annotations[0], &dog = source.coco.annotations[1],
+                       &empty = source.coco.annotations[2];
+  CHECK((cat.image_id == 1 && cat.category_id == 0 && cat.id == 1 && cat.area == 4 && !cat.crowd));
+  CHECK((dog.image_id == 2 && dog.category_id == 2 && dog.id == 2 && dog.crowd));
+  CHECK(box(cat) == std::vector<double>{1, 2, 2, 2});
+  CHECK(box(dog) == std::vector<double>{10.25, -2, 20.25, 102});
+  CHECK(box(empty) == std::vector<double>{5, 6, 0, -2});  // for the later check to refuse
+  CHECK_FALSE(empty.crowd);
+  CHECK(source.where(0) == dir / "Annotations/a.xml:3");
+  CHECK(source.where(1) == dir / "Annotations/b.xml:6");
+  CHECK(source.where(2) == dir / "Annotations/b.xml:13");
+}
+
+TEST_CASE("formats: Pascal VOC splits") {
+  struct Case {
+    Names lists;
+    std::string split, train, val;
+  };
+  for (const Case& c : {
+           Case{{"train", "val", "test", "trainval"}, "", "train", "val"},
+           Case{{"train", "val", "test", "trainval"}, "test", "train", "test"},
+           Case{{"train", "val", "test", "trainval"}, "trainval", "train", "trainval"},
+           Case{{"train", "valid", "test"}, "", "train", "val"},
+           Case{{"train", "valid"}, "valid", "train", "val"},
+           Case{{"train", "valid"}, "val", "train", "val"},
+           Case{{"train", "test"}, "", "train", "test"},
+           Case{{"trainval", "test"}, "", "trainval", "test"},
+           Case{{"trainval", "val", "test"}, "", "trainval", "test"},  // trainval holds val
+           Case{{"trainval", "val"}, "", "trainval", "val"},
+           Case{{"train"}, "", "train", "train"},
+           Case{{"val"}, "", "val", "val"},
+           Case{{"cat_train", "cat_val", "trains"}, "", "all", "all"},
+       }) {
+    INFO(c.lists.at(0) << " and " << c.lists.size() - 1 << " more, split " << c.split);
+    TempDir dir;
+    put_voc(dir.path.string(), {"a", "unlisted"});
+    for (const auto& list : c.lists) {
+      const std::string cls = list == "valid" ? "val" : list;
+      put_voc(dir.path.string(), {"img_" + cls}, cls);
+      put(dir / ("ImageSets/Main/" + list + ".txt"),
+          "\xEF\xBB\xBF"
+          "img_" +
+              cls + "  -1\r\n\r\na\r\n");
+    }
+    put(dir / "ImageSets/Main/cat_train.txt", "a -1\n");
+    const Sources s = read_sources(dir.path.string(), c.split);
+    CHECK(s.train.name == concat(dir.path.string(), " (", c.train, ")"));
+    CHECK(s.val.name == concat(dir.path.string(), " (", c.val, ")"));
+    CHECK(s.same == (c.train == c.val));
+    CHECK(s.train.problems.empty());
+    if (c.val != "all")
+      CHECK(below(dir, s.val.files) == Names{"JPEGImages/a.jpg", "JPEGImages/img_" + c.val + ".jpg"});
+    else
+      CHECK(s.val.files.size() == 5);
+    // Classes do not depend on which splits are read.
+    const Source val = read_val_source(dir.path.string(), c.split);
+    CHECK(val.files == s.val.files);
+    CHECK(names_of(val) == names_of(s.train));
+    CHECK(names_of(s.val) == names_of(s.train));
+    CHECK(names_of(val).size() == c.lists.size() + 1);
+  }
+  TempDir dir;
+  put_voc(dir.path.string(), {"a b", "a"});
+  put(dir / "ImageSets/Main/train.txt", "a b\n");
+  put(dir / "ImageSets/Main/val.txt", "\n");  // empty: as if it were not there
+  CHECK(below(dir, read_sources(dir.path.string()).train.files) == Names{"JPEGImages/a b.jpg"});
+  CHECK(read_sources(dir.path.string()).same);
+  CHECK_HAS(error_of(dir.path.string(), "test"), "no split \"test\"; it has train");
+}
+
+TEST_CASE("formats: Pascal VOC layouts") {
+  TempDir dir;
+  for (const std::string root : {"", "BCCD", "VOC2007", "VOCdevkit/VOC2007"}) {
+    const std::string top =
+        dir / ("case_" + fs::path(root).filename().string() + std::to_string(root.size()));
+    put_voc(top + "/" + root, {"a"});
+    const Source source = read_val_source(top);
+    CHECK(source.files.size() == 1);
+    CHECK(fs::is_regular_file(source.files[0]));
+  }
+  put_voc(dir / "two/VOCdevkit/VOC2007", {"a"});
+  put_voc(dir / "two/VOCdevkit/VOC2012", {"a"});
+  CHECK_HAS(error_of(dir / "two"), dir / "two/VOCdevkit/VOC2007" + ", " + (dir / "two/VOCdevkit/VOC2012"));
+  CHECK_HAS(error_of(dir / "two"), "give one");
+  CHECK(read_val_source(dir / "two/VOCdevkit/VOC2012").files.size() == 1);
+
+  put(dir / "kaggle/annotations/a.xml", voc(object("sign", corners("1", "2", "3", "4"))));
+  put(dir / "kaggle/images/a.png");
+  CHECK(below(dir, read_val_source(dir / "kaggle").files) == Names{"kaggle/images/a.png"});
+
+  for (const std::string split : {"train", "valid", "test"}) {  // Roboflow's export
+    put(dir / ("roboflow/" + split + "/a.rf.1.xml"), voc(object(split, corners("1", "2", "3", "4"))));
+    put(dir / ("roboflow/" + split + "/a.rf.1.jpg"));
+  }
+  const Sources s = read_sources(dir / "roboflow");
+  CHECK(below(dir, s.train.files) == Names{"roboflow/train/a.rf.1.jpg"});
+  CHECK(below(dir, s.val.files) == Names{"roboflow/valid/a.rf.1.jpg"});
+  CHECK(names_of(s.val) == Names{"test", "train", "valid"});
+  CHECK(s.val.coco.annotations.at(0).category_id == 2);
+  CHECK(read_val_source(dir / "roboflow", "test").coco.annotations.at(0).category_id == 0);
+}
+
+TEST_CASE("formats: Pascal VOC files that cannot be read are left out, each with its line") {
+  TempDir dir;
+  const std::string good = object("cat", corners("1", "2", "3", "4"));
+  put_voc(dir.path.string(), {"good"});
+  put(dir / "Annotations/broken.xml", "<annotation>\n<object>\n<name>cat</nam\n</object>");
+  put(dir / "Annotations/cut.xml", voc(good).substr(0, 40));
+  put(dir / "Annotations/empty.xml");
+  put(dir / "Annotations/html.xml", "<html><body>Not Found</body></html>");
+  put(dir / "Annotations/binary.xml", std::string("\x00\xFF\x00<<<>\x01", 8));
+  fs::create_directories(dir / "Annotations/folder.xml");
+  put(dir / "Annotations/objects.xml",
+      voc("<object><name>cat</name></object>\n" + good + "\n" + object("cat", corners("one", "2", "3", "4")) +
+          "\n" + object("cat", corners("1", "2", "nan", "4")) + "\n" +
+          object("cat", corners("1", "2", "3", "1e999")) + "\n" +
+          object("cat", corners("1", "2", "3", "0x10")) + "\n" + object("", corners("1", "2", "3", "4")) +
+          "\n" + object("cat", "<xmin>1</xmin>") + "\n" +
+          object("cat\ndog", corners("1\n2", "2", "3", "4"))));
+  put(
+      dir / "Annotations/deep.xml", "<annotation>" + [] {
+        std::string deep;
+        for (int i = 0; i < 200000; ++i) deep += "<object>";
+        return deep;
+      }());
+  put(dir / "Annotations/bomb.xml",
+      "<!DOCTYPE a [<!ENTITY b \"aaaaaaaaaa\"><!ENTITY c \"&b;&b;&b;&b;&b;&b;&b;&b;&b;&b;\">"
+      "<!ENTITY d \"&c;&c;&c;&c;&c;&c;&c;&c;&c;&c;\"><!ENTITY x SYSTEM \"file:///etc/passwd\">]>" +
+          voc(object("&d;&x;", corners("1", "2", "3", "4"))));
+  put(dir / "ImageSets/Main/train.txt",
+      "good\nbroken\ncut\nempty\nhtml\nbinary\nfolder\nobjects\ndeep\nbomb\ngone\n../../etc/passwd\n");
+  const Source source = read_val_source(dir.path.string());
+  const std::string problems = problems_of(source);
+  CHECK(below(dir, source.label_files) ==
+        Names{"Annotations/bomb.xml", "Annotations/good.xml", "Annotations/objects.xml"});
+  CHECK(names_of(source) == Names{"&d;&x;", "cat"});  // entities are not followed
+  CHECK(source.coco.annotations.size() == 3);
+  CHECK(source.where(2) == dir / "Annotations/objects.xml:3");
+  for (const std::string name : {"broken.xml:3: ", "cut.xml:2: ", "empty.xml:1: ", "html.xml:1: there is no",
+                                 "binary.xml:1: ", "deep.xml:1: ", "folder.xml: "})
+    CHECK_HAS(problems, "label file cannot be read: " + (dir / ("Annotations/" + name)));
+  CHECK_HAS(problems, "label file missing: " + (dir / "Annotations/gone.xml: "));
+  for (const std::string end :
+       {"2: object: no <bndbox>", "4: object: xmin is \"one\"", "5: object: xmax is \"nan\"",
+        "6: object: ymax is \"1e999\"", "7: object: ymax is \"0x10\"", "8: object: no <name>",
+        "9: object: ymin is \"\"", "10: object: xmin is \"1?2\""})
+    CHECK_HAS(problems, "label cannot be read: " + (dir / "Annotations/objects.xml:") + end);
+  CHECK(source.problems.size() == 7 + 2 + 8);
+  CHECK(std::count(problems.begin(), problems.end(), '\n') == 7 + 2 + 8);
+
+  put(dir / "ImageSets/Main/train.txt", "gone\nempty\n");
+  CHECK_HAS(error_of(dir.path.string()), "none of its 2 annotation files can be read");
+  put(dir / "ImageSets/Main/train.txt", std::string("\xFF\xFEg\0o\0", 6));
+  CHECK_HAS(error_of(dir.path.string()), "train.txt: is not UTF-8 text");
+}
+
+SHARED_TEST("formats: real Pascal VOC data") {
+  const Sources s = read_sources(shared("data/bccd"));
+  const Source test = read_val_source(shared("data/bccd"), "test");
+  CHECK(s.train.files.size() == 205);
+  CHECK(s.val.files.size() == 87);
+  CHECK(test.files.size() == 72);
+  CHECK(s.train.coco.annotations.size() + s.val.coco.annotations.size() + test.coco.annotations.size() ==
+        4888);
+  for (const Source* source : {&s.train, &s.val, &test}) {
+    CHECK(names_of(*source) == Names{"Platelets", "RBC", "WBC"});
+    CHECK(source->problems.empty());
+    for (const auto& file : source->files) CHECK(fs::is_regular_file(file));
+  }
+}
+
+// ---- YOLO
+
+namespace {
+
+// data.yaml of one folder whose label files have these lines.
+std::string put_yolo(const TempDir& dir, const Names& labels, const std::string& more = "") {
+  for (size_t i = 0; i < labels.size(); ++i) {
+    put(dir / concat("images/", char('a' + i), ".jpg"));
+    put(dir / concat("labels/", char('a' + i), ".txt"), labels[i]);
+  }
+  put(dir / "data.yaml", "train: images\nnames: [cat, dog]\n" + more);
+  return dir / "data.yaml";
+}
+std::string yaml_error(const std::string& text) {
+  TempDir dir;
+  put(dir / "images/a.jpg");
+  put(dir / "data.yaml", text);
+  const std::string error = error_of(dir / "data.yaml");
+  CHECK_HAS(error, dir / "data.yaml");
+  return error;
+}
+
+}  // namespace
+
+TEST_CASE("formats: YOLO label lines") {
+  TempDir dir;
+  put_yolo(dir, {"\xEF\xBB\xBF"
+                 "1 0.5 0.5 0.25 0.5\r\n\r\n  0\t0.125 0.25 1e-1 2.5E-1  \r\n"
+                 "0 0.2 0.3 0.6 0.1 0.4 0.9\n1.0 .1 .1 .2 .1 .2 .3 .1 .3",
+                 "", "7 0.5 0.5 1 1\n-1 0.5 0.5 1 1\n0 40 50 -10 0\n"});
+  put(dir / "images/d.jpg");
+  const Sources s = read_sources(dir.path.string());
+  CHECK(s.same);
+  const Source& source = s.val;
+  CHECK(source.relative);
+  CHECK(source.name == dir / "data.yaml (train)");
+  CHECK(names_of(source) == Names{"cat", "dog"});
+  CHECK(problems_of(source) == "");
+  CHECK(below(dir, source.files) == Names{"images/a.jpg", "images/b.jpg", "images/c.jpg", "images/d.jpg"});
+  CHECK(below(dir, source.label_files) ==
+        Names{"labels/a.txt", "labels/b.txt", "labels/c.txt", "labels/d.txt"});
+  CHECK(source.coco.images.at(3).id == 4);
+  CHECK(source.coco.images[3].width == 0);
+  REQUIRE(source.coco.annotations.size() == 7);
+  const std::vector<std::vector<double>> want = {{0.375, 0.25, 0.25, 0.5},
+                                                 {0.075, 0.125, 0.1, 0.25},
+                                                 {0.2, 0.1, 0.4, 0.8},
+                                                 {0.1, 0.1, 0.1, 0.2},
+                                                 {0, 0, 1, 1},
+                                                 {0, 0, 1, 1},
+                                                 {45, 50, -10, 0}};
+  std::vector<int64_t> classes, images;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const CocoAnnotation& a = source.coco.annotations[i];
+    for (int k = 0; k < 4; ++k) CHECK(box(a)[k] == doctest::Approx(want[i][k]));
+    CHECK((a.id == int64_t(i) + 1 && a.area == 0 && !a.crowd));
+    classes.push_back(a.category_id), images.push_back(a.image_id);
+  }
+  CHECK(classes == std::vector<int64_t>{1, 0, 0, 1, 7, -1, 0});  // 7 and -1: for the later check to refuse
+  CHECK(images == std::vector<int64_t>{1, 1, 1, 1, 3, 3, 3});
+  CHECK(source.lines == std::vector<int>{1, 3, 4, 5, 1, 2, 3});
+  CHECK(source.where(1) == dir / "labels/a.txt:3");
+  CHECK(source.where(5) == dir / "labels/c.txt:2");
+}
+
+TEST_CASE("formats: YOLO lines and files that cannot be read are left out, each with its line") {
+  const Names bad = {"0 0.5 0.5 0.5",
+                     "0 0.5 0.5 0.5 0.5 0.9",  // a confidence
+                     "0 0.1 0.1 0.2 0.2 0.3 0.3 0.9",
+                     "0.5 0.5 0.5 0.5 0.5",
+                     "cat 0.5 0.5 0.5 0.5",
+                     "0 nan 0.5 0.5 0.5",
+                     "0 0.5 inf 0.5 0.5",
+                     "0 0.5 0.5 1e999 0.5",
+                     "0 0.5 0.5 0.5 0.5x",
+                     "0 0,5 0,5 0,5 0,5",
+                     "0,0.5,0.5,0.5,0.5",
+                     "1e300 0.5 0.5 0.5 0.5",
+                     "\xFF\xFE\x01\x02",
+                     "# a comment"};
+  std::string lines;
+  for (const auto& line : bad) lines += line + "\n0 0.5 0.5 0.5 0.5\n";
+  TempDir dir;
+  put_yolo(dir, {lines, std::string("0 0.5 0.5 0.5 0.5\n\0\1\2", 22),
+                 "0 .5 .5 .5 .5\n" + std::string(100000, '9')});
+  put(dir / "images/d.jpg");
+  fs::create_directories(dir / "labels/d.txt");
+  const Source source = read_val_source(dir.path.string());
+  const std::string problems = problems_of(source);
+  CHECK(below(dir, source.files) == Names{"images/a.jpg", "images/c.jpg"});  // objects of b and d are unknown
+  CHECK(source.coco.annotations.size() == bad.size() + 1);
+  for (size_t i = 0; i < bad.size(); ++i) {
+    INFO(bad[i]);
+    CHECK(source.lines.at(i) == 2 * int(i) + 2);
+    CHECK_HAS(problems, concat("label cannot be read: ", dir / "labels/a.txt:", 2 * i + 1, ": \""));
+  }
+  CHECK_HAS(problems, "label cannot be read: " + (dir / "labels/c.txt:2: \"999"));
+  CHECK_HAS(problems, "label file cannot be read: " + (dir / "labels/b.txt: it is not text"));
+  CHECK_HAS(problems, "label file cannot be read: " + (dir / "labels/d.txt: Is a directory"));
+  CHECK(source.problems.size() == bad.size() + 3);
+  CHECK(std::count(problems.begin(), problems.end(), '\n') == int(source.problems.size()));
+  for (const auto& problem : source.problems) CHECK(problem.second.size() < 300);
+}
+
+TEST_CASE("formats: YOLO keypoints after the box are no outline") {
+  TempDir dir;
+  const std::string line = "0 0.5 0.5 0.5 0.5 0.1 0.1 2 0.2 0.2 2\n";
+  put_yolo(dir, {line}, "kpt_shape: [2, 3]\n");
+  CHECK(box(read_val_source(dir.path.string()).coco.annotations.at(0)) ==
+        std::vector<double>{0.25, 0.25, 0.5, 0.5});
+}
+
+TEST_CASE("formats: YOLO images and their label files") {
+  TempDir dir;
+  put_all(dir, {"images/a.JPG", "images/b.Jpeg", "images/sub/c.png", "images/sub/d.tiff", "images/e.bmp",
+                "images/f.webp", "images/g.tif", "images/a.png", "images/h.gif", "images/notes.txt",
+                "images/._a.jpg", "images/.hidden/x.jpg", "images/x.jpg/i.jpg"});
+  fs::create_directory_symlink(dir / "images", dir / "images/sub/loop");
+  put(dir / "elsewhere/k.jpg");
+  fs::create_directory_symlink(dir / "elsewhere", dir / "images/link");
+  fs::create_symlink(dir / "nowhere", dir / "images/lost.jpg");
+  put(dir / "data.yaml", "train: images\nnames: [cat]");
+  Source source = read_val_source(dir.path.string());
+  CHECK(below(dir, source.files) == Names{"images/a.JPG", "images/a.png", "images/b.Jpeg", "images/e.bmp",
+                                          "images/f.webp", "images/g.tif", "images/link/k.jpg",
+                                          "images/lost.jpg", "images/sub/c.png", "images/sub/d.tiff",
+                                          "images/x.jpg/i.jpg"});
+  CHECK(below(dir, source.label_files).at(8) == "labels/sub/c.txt");
+  // No label file at all is a wrong path most of the time.
+  CHECK(problems_of(source) == "no image has labels: the first would be in " + (dir / "labels/a.txt") + "\n");
+
+  CHECK(yolo_label_file("/images/x/images/train/a.b.jpg") == "/images/x/labels/train/a.b.txt");
+  CHECK(yolo_label_file("images/a.jpg") == "labels/a.txt");
+  CHECK(yolo_label_file("x/images/images/images.jpg") == "x/images/labels/images.txt");
+  CHECK(yolo_label_file("x/my_images/train/a.jpg") == "x/my_images/train/a.txt");
+  CHECK_THROWS_WITH_AS(files_under(dir / "nowhere", kImages), doctest::Contains("cannot be listed"),
+                       std::runtime_error);
+  put(dir / "photos/a.jpg");
+  put(dir / "photos/a.txt", "0 0.5 0.5 1 1");
+  put(dir / "data.yaml", "train: photos\nnames: [cat]");
+  source = read_val_source(dir.path.string());
+  CHECK(source.where(0) == dir / "photos/a.txt:1");
+}
+
+TEST_CASE("formats: many YOLO files are read in the order of their paths") {
+  TempDir dir;
+  Names labels;
+  for (int i = 0; i < 1500; ++i) {
+    put(dir / concat("images/", 10000 + i, ".jpg"));
+    put(dir / concat("labels/", 10000 + i, ".txt"), i % 5 ? concat("0 0.5 0.5 1 ", i, "\n") : "bad\n");
+  }
+  put(dir / "data.yaml", "val: images\nnc: 1");
+  const Source source = read_val_source(dir.path.string());
+  REQUIRE(source.files.size() == 1500);
+  CHECK(std::is_sorted(source.files.begin(), source.files.end()));
+  bool right = source.coco.annotations.size() == 1200 && source.problems.size() == 300;
+  for (const CocoAnnotation& a : source.coco.annotations) right = right && a.h == double(a.image_id - 1);
+  CHECK(right);
+  CHECK(std::is_sorted(source.problems.begin(), source.problems.end()));
+}
+
+TEST_CASE("formats: data.yaml: where images are") {
+  struct Case {
+    std::string yaml;     // in DIR/set/data.yaml
+    Names images, train;  // what there is, what is found
+  };
+  for (const Case& c : {
+           Case{"train: images/train", {"set/images/train/a.jpg"}, {"set/images/train/a.jpg"}},
+           Case{"path: .\ntrain: images/train/", {"set/images/train/a.jpg"}, {"set/images/train/a.jpg"}},
+           Case{"path: ../other\ntrain: ./images",
+                {"other/images/a.jpg", "set/images/b.jpg"},
+                {"other/images/a.jpg"}},
+           Case{"path: /not/here\ntrain: images", {"set/images/a.jpg"}, {"set/images/a.jpg"}},
+           Case{"path: ABSOLUTE/other\ntrain: images", {"other/images/a.jpg"}, {"other/images/a.jpg"}},
+           Case{"train: ABSOLUTE/other/images", {"other/images/a.jpg"}, {"other/images/a.jpg"}},
+           Case{"path: sub\ntrain: images", {"set/sub/b.jpg", "set/images/a.jpg"}, {"set/images/a.jpg"}},
+           Case{"train: ../train/images", {"set/train/images/a.jpg"}, {"set/train/images/a.jpg"}},
+           Case{"train: ../train/images",
+                {"set/train/images/a.jpg", "train/images/b.jpg"},
+                {"train/images/b.jpg"}},
+           Case{"train: [images/b, images/a]",
+                {"set/images/a/2.jpg", "set/images/b/1.jpg"},
+                {"set/images/a/2.jpg", "set/images/b/1.jpg"}},
+           Case{"train:\n- images/b\n- lists/train.txt",
+                {"set/images/b/1.jpg", "set/images/c/1.jpg", "set/lists/d.jpg"},
+                {"set/images/b/1.jpg", "set/images/c/1.jpg", "set/images/lost.jpg", "set/lists/d.jpg",
+                 "set/lists/images/lost.jpg"}},
+           Case{"train: x.txt", {"set/x.txt/a.jpg"}, {"set/x.txt/a.jpg"}},  // a folder of this name
+       }) {
+    INFO(c.yaml);
+    TempDir dir;
+    put_all(dir, c.images);
+    std::string yaml = c.yaml + "\nnames: [cat]\n";
+    if (const size_t at = yaml.find("ABSOLUTE"); at != std::string::npos)
+      yaml.replace(at, 8, dir.path.string());
+    put(dir / "set/data.yaml", yaml);
+    put(dir / "set/lists/train.txt",
+        "\xEF\xBB\xBF./d.jpg\r\n\r\nimages\\c\\1.jpg\r\nimages/lost.jpg\n./images/lost.jpg\n");
+    CHECK(below(dir, read_sources(dir / "set/data.yaml").train.files) == c.train);
+  }
+  TempDir dir;
+  put(dir / "data.yaml", "train: images\nval: ../v/images\nnames: [cat]");
+  put(dir / "images/a.jpg");
+  const std::string missing = error_of(dir.path.string());
+  CHECK_HAS(missing, "data.yaml: val: neither a folder nor a .txt");
+  CHECK_HAS(missing, (dir.path.parent_path() / "v/images").string());
+  CHECK(read_val_source(dir.path.string(), "train").files.size() == 1);  // val does not matter then
+  put(dir / "v/images/notes.txt");
+  CHECK_HAS(error_of(dir.path.string()), "val: no images in ../v/images");
+}
+
+TEST_CASE("formats: data.yaml: splits") {
+  struct Case {
+    std::string keys, split, train, val;
+  };
+  for (const Case& c :
+       {Case{"train val test", "", "train", "val"}, Case{"train val test", "test", "train", "test"},
+        Case{"train valid", "", "train", "valid"}, Case{"train validation", "val", "train", "validation"},
+        Case{"train test", "", "train", "test"}, Case{"val", "", "val", "val"}}) {
+    INFO(c.keys << " " << c.split);
+    TempDir dir;
+    std::string yaml = "names: [cat]\ndownload: https://example.com/a.zip\n";
+    std::istringstream keys(c.keys);
+    for (std::string key; keys >> key;) {
+      put(dir / (key + "/images/" + key + ".jpg"));
+      yaml += key + ": " + key + "/images\n";
+    }
+    if (!has(c.keys, "test")) yaml += "test:  # optional\n";
+    put(dir / "data.yaml", yaml);
+    const Sources s = read_sources(dir.path.string(), c.split);
+    CHECK(fs::path(s.train.files.at(0)).stem() == c.train);
+    CHECK(fs::path(s.val.files.at(0)).stem() == c.val);
+    CHECK(s.same == (c.train == c.val));
+    CHECK(read_val_source(dir.path.string(), c.split).files == s.val.files);
+    if (!has(c.keys, "test")) CHECK_HAS(error_of(dir.path.string(), "test"), "no split \"test\"; it has ");
+  }
+}
+
+TEST_CASE("formats: data.yaml: classes") {
+  TempDir dir;
+  put(dir / "images/a.jpg");
+  const auto names = [&](const std::string& yaml) {
+    put(dir / "data.yaml", "\xEF\xBB\xBF" + yaml + "\r\ntrain: images\r\n");
+    const Source source = read_val_source(dir.path.string());
+    for (size_t i = 0; i < source.coco.categories.size(); ++i)
+      CHECK(source.coco.categories[i].id == int64_t(i));
+    return names_of(source);
+  };
+  CHECK(names("names: [cat, 'a, b', \"null\", 7, yes]\r\nnc: 5") == Names{"cat", "a, b", "null", "7", "yes"});
+  CHECK(names("names:\n- cat\n- dog") == Names{"cat", "dog"});
+  CHECK(names("names:\r\n  1: dog\r\n  0: cat\r\n  2: \xC3\xA9l\xC3\xA9phant") ==
+        Names{"cat", "dog", "\xC3\xA9l\xC3\xA9phant"});
+  CHECK(names("names: {0: cat}\nnc: 1") == Names{"cat"});
+  CHECK(names("nc: 3") == Names{"0", "1", "2"});
+  CHECK(names("names:\nnc: 2") == Names{"0", "1"});
+}
+
+TEST_CASE("formats: data.yaml that is none, each with its line") {
+  const std::string train = "train: images\n";
+  CHECK_HAS(yaml_error(train + "names: [cat, dog"), "not valid YAML");
+  CHECK_HAS(yaml_error(train + "names:\n  - cat\n dog: 1"), "data.yaml:4: not valid YAML");
+  CHECK_HAS(yaml_error(train + "names: &x [*y]"), "data.yaml:2: not valid YAML");
+  CHECK_HAS(yaml_error(""), "has no keys");
+  CHECK_HAS(yaml_error("just text"), "has no keys");
+  CHECK_HAS(yaml_error("- a\n- b"), "has no keys");
+  CHECK_HAS(yaml_error(std::string("\x89PNG\r\n\x1A\n\0\0", 10)), "is not UTF-8 text");
+  CHECK_HAS(yaml_error(train), "no names of classes");
+  CHECK_HAS(yaml_error("names: [cat]"), "no train and no val");
+  CHECK_HAS(yaml_error(train + "names: cat"), "data.yaml:2: names must be a list");
+  CHECK_HAS(yaml_error(train + "names: []"), "data.yaml:2: names is empty");
+  CHECK_HAS(yaml_error(train + "names: {}"), "data.yaml:2: names is empty");
+  CHECK_HAS(yaml_error(train + "names: [cat, [dog]]"), "data.yaml:2: names has no text for class 1 of 2");
+  CHECK_HAS(yaml_error(train + "names: [cat, null]"), "class 1 of 2");
+  CHECK_HAS(yaml_error(train + "names: &a [cat, *a]"), "class 1 of 2");
+  CHECK_HAS(yaml_error(train + "names: {0: cat, 2: dog}"), "data.yaml:2: names has no text for class 1 of 2");
+  CHECK_HAS(yaml_error(train + "names: {1: cat, 2: dog}"), "class 0 of 2");
+  CHECK_HAS(yaml_error(train + "names: {a: cat}"), "class 0 of 1");
+  CHECK_HAS(yaml_error(train + "names: {0: cat, 0: dog}"), "class 1 of 2");
+  CHECK_HAS(yaml_error(train + "names: {1000000000: cat}"), "class 0 of 1");
+  CHECK_HAS(yaml_error(train + "\nnc: 3\nnames: [a, b]"), "data.yaml:3: nc is \"3\", names has 2 entries");
+  for (const std::string nc : {"0", "-1", "2.5", "many", "1000000000", "1e30", "[1]", "{}"})
+    CHECK_HAS(yaml_error(train + "nc: " + nc), "data.yaml:2: nc is ");
+  for (const std::string value : {"{a: b}", "[]", "[[a]]", "[a, {}]", "['']"})
+    CHECK_HAS(yaml_error("names: [a]\ntrain: " + value), "data.yaml:2: train must be a folder");
+  CHECK_HAS(yaml_error("names: [a]\ntrain: 3"), "train: neither a folder nor a .txt");
+  CHECK_HAS(yaml_error("names: [a]\npath: [x]\ntrain: images/a.jpg"), "neither a folder nor a .txt");
+  CHECK_HAS(yaml_error(train + "names: " + std::string(20000, '[')), "not valid YAML");
+  CHECK_HAS(yaml_error(std::string(20000, '{')), "not valid YAML");
+  std::string nested, many;
+  for (int i = 0; i < 1000; ++i) nested += std::string(i, ' ') + "a:\n";
+  CHECK_HAS(yaml_error(nested), "data.yaml");
+  CHECK_HAS(yaml_error("a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\n" + train + "names: *c"),
+            "class 0 of 2");
+}
+
+// ---- which of them it is
+
+TEST_CASE("formats: a folder that could be several") {
+  TempDir dir;
+  put_yolo(dir, {"0 0.5 0.5 1 1"});
+  const auto kind = [&] { return fs::path(read_val_source(dir.path.string()).name).extension().string(); };
+  CHECK(kind() == ".yaml (train)");
+  put(dir / "package.json", R"({"name": "x"})");
+  put(dir / "annotations.json", "[1, 2]");
+  put(dir / "images/a.json", R"({"shapes": [], "imagePath": "a.jpg"})");  // labelme's
+  CHECK(kind() == ".yaml (train)");
+  put(dir / "labels.json", small_json("a.jpg"));
+  CHECK(kind() == ".json");
+  fs::remove(dir / "labels.json");
+  put_voc(dir.path.string(), {"b"});
+  CHECK(has(read_val_source(dir.path.string()).name, "(all)"));
+  CHECK(read_val_source(dir / "data.yaml").relative);  // what is given is taken
+  put(dir / "annotations/train.json", small_json("a.jpg"));
+  CHECK(kind() == ".json");
+  fs::remove_all(dir / "annotations");
+  fs::remove_all(dir / "Annotations");
+  put_voc(dir / "backup", {"b"});  // what is further down comes last
+  CHECK(kind() == ".yaml (train)");
+}
+
+TEST_CASE("formats: the YAML file of a folder") {
+  TempDir dir;
+  put_yolo(dir, {"0 0.5 0.5 1 1"});
+  const auto yaml = [&] { return fs::path(read_val_source(dir.path.string()).name).filename().string(); };
+  put(dir / "args.yaml", "epochs: 3");
+  put(dir / "broken.yaml", "[");
+  put(dir / "coco8.yaml", contents(dir / "data.yaml"));
+  CHECK(yaml() == "data.yaml (train)");
+  fs::rename(dir / "data.yaml", dir / "dataset.yaml");
+  CHECK(yaml() == "dataset.yaml (train)");
+  fs::remove(dir / "dataset.yaml");
+  CHECK(yaml() == "coco8.yaml (train)");
+  put(dir / "coco9.yml", contents(dir / "coco8.yaml"));
+  CHECK_HAS(error_of(dir.path.string()), "several YAML files");
+}
+
+TEST_CASE("formats: what is no data set is refused with what was looked for") {
+  TempDir dir;
+  CHECK_HAS(error_of(dir / "nowhere"), dir / "nowhere does not exist");
+  CHECK_HAS(error_of(dir / "nowhere.yaml"), "does not exist");
+  CHECK_HAS(error_of(dir.path.string()), "an empty folder");
+  put_all(dir, {"a.jpg", "b.csv", "c.csv", "d/e/f.xml"});
+  put(dir / "package.json", R"({"name": "x"})");
+  const std::string error = error_of(dir.path.string());
+  for (const std::string part :
+       {"annotations/*.json", "Annotations/*.xml", "data.yaml", "a.jpg, b.csv, c.csv, d,"})
+    CHECK_HAS(error, part);
+  CHECK_HAS(error_of(dir / "b.csv"), "b.csv: not valid JSON");
+
+  for (const std::string file : {"x/images/train/a.jpg", "y/train/images/a.jpg"}) put(dir / file);
+  for (const std::string file : {"x/labels/train/a.txt", "y/train/labels/a.txt"})
+    put(dir / file, "0 0.5 0.5 1 1");
+  for (const std::string set : {"x", "y"})
+    CHECK_HAS(error_of(dir / set),
+              "write " + (dir / (set + "/data.yaml")) +
+                  "\n  path: .\n  train: images/train\n  val: images/val\n  names:\n    0: first");
+}
