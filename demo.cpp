@@ -4,6 +4,7 @@
 
 #include "evaluate.hpp"
 #include "flags.hpp"
+#include "pictures.hpp"
 
 using namespace yolox;
 
@@ -56,32 +57,6 @@ static const char* const kCocoNames[80] = {"person",        "bicycle",      "car
 static std::string class_name(const WeightsInfo& info, int cls, int classes) {
   if (!info.classes.empty()) return info.classes[cls];
   return classes == 80 ? kCocoNames[cls] : concat("class ", cls);
-}
-
-// Hues a golden angle apart: the same for a class in every image, and neighbours differ.
-static cv::Scalar class_colour(int cls) {
-  cv::Mat pixel(1, 1, CV_8UC3, cv::Scalar(std::fmod(cls * 180 * 0.618034 + 60, 180), 200, 255));
-  cv::cvtColor(pixel, pixel, cv::COLOR_HSV2BGR);
-  const auto c = pixel.at<cv::Vec3b>(0, 0);
-  return {double(c[0]), double(c[1]), double(c[2])};
-}
-
-// x1, y1, x2, y2 in pixels of the image
-static void draw_box(cv::Mat& image, const double* box, const std::string& text, const cv::Scalar& colour) {
-  const int thick = std::max(1, int(std::lround(std::max(image.cols, image.rows) / 400.0)));
-  const double font = std::max(0.35, std::max(image.cols, image.rows) / 1400.0);
-  const cv::Point a(int(std::lround(box[0])), int(std::lround(box[1]))),
-      b(int(std::lround(box[2])), int(std::lround(box[3])));
-  cv::rectangle(image, a, b, colour, thick);
-  int base = 0;
-  const cv::Size extent = cv::getTextSize(text, cv::FONT_HERSHEY_SIMPLEX, font, 1, &base);
-  const int x = std::clamp(a.x, 0, std::max(0, image.cols - extent.width - 2));
-  const int y = a.y - base >= extent.height ? a.y
-                                            : std::min(std::max(a.y, 0) + extent.height + base,
-                                                       image.rows);  // above the box, else inside
-  cv::rectangle(image, {x, y - extent.height - base}, {x + extent.width + 2, y}, colour, cv::FILLED);
-  cv::putText(image, text, {x + 1, y - base + 1}, cv::FONT_HERSHEY_SIMPLEX, font, cv::Scalar::all(0), 1,
-              cv::LINE_AA);
 }
 
 // The images to look at, as a data set without labels.
@@ -144,29 +119,24 @@ static void run(int argc, char** argv) {
     const std::string out = (fs::path(config.save) / name).string() + (name.has_extension() ? "" : ".png");
     check(!fs::exists(out) || data.records[i].file.empty() || !fs::equivalent(out, data.records[i].file),
           "--save ", config.save, " would overwrite the source ", out, "; give another folder");
-    const auto boxed =
-        letterbox(image, {size.width, size.height}, /*official_quirks=*/true);  // as in evaluation
+    const auto boxed = letterbox(image, {size.width, size.height});  // as in evaluation
     const cv::Mat pixels = boxed.image.isContinuous() ? cv::Mat(boxed.image) : boxed.image.clone();
     const Tensor batch = torch::from_blob(pixels.data, {1, size.height, size.width, 3}, torch::kByte);
-    const Tensor found = postprocess(
-        decode(loaded.model(preprocess(batch, device, loaded.info.legacy_preproc)), size.height, size.width),
-        config.conf, config.nms)[0];
+    const Tensor found =
+        postprocess(decode(loaded.model(preprocess(batch.to(device), loaded.info.legacy_preproc)),
+                           size.height, size.width),
+                    config.conf, config.nms)[0];
     const auto rows = found.accessor<float, 2>();
     std::map<std::string, int> counts;
     for (int64_t k = rows.size(0) - 1; k >= 0; --k) {  // the best last, on top
       const int cls = int(rows[k][6]);
-      const double box[4] = {rows[k][0] / boxed.scale.x, rows[k][1] / boxed.scale.y,
-                             rows[k][2] / boxed.scale.x, rows[k][3] / boxed.scale.y};
+      const Box box{rows[k][0] / boxed.scale.x, rows[k][1] / boxed.scale.y, rows[k][2] / boxed.scale.x,
+                    rows[k][3] / boxed.scale.y, cls};
       const std::string label = class_name(loaded.info, cls, classes);
       ++counts[label];
-      draw_box(image, box, concat(label, " ", std::fixed, std::setprecision(2), rows[k][4] * rows[k][5]),
-               class_colour(cls));
+      draw_box(image, box, concat(label, " ", std::fixed, std::setprecision(2), rows[k][4] * rows[k][5]));
     }
-    bool written = false;
-    try {
-      written = cv::imwrite(out, image);
-    } catch (const cv::Exception&) {}
-    check(written, "cannot write ", out, "; is the disk full or the folder read-only?");
+    check(save_picture(out, image), "cannot write ", out, "; is the disk full or the folder read-only?");
     std::cout << out << ":";
     if (counts.empty()) std::cout << " nothing found";
     for (const auto& [label, count] : counts) std::cout << " " << count << " " << label;

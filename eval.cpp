@@ -9,7 +9,9 @@ using namespace yolox;
 
 struct Config : Flags {
   std::string data = flag(data, "What", "data", "", "DIR|FILE|shapes",
-                          "data set: folder with annotations/*.json, a COCO JSON file, or shapes");
+                          "data set: COCO, VOC or YOLO folder, a JSON or YAML file, or shapes");
+  std::string split =
+      flag(split, "What", "split", "", "NAME", "split of it, such as test; val when left out");
   std::string weights = flag(weights, "What", "weights", "", "FILE.pth", "checkpoint, ours or official");
   std::string gt =
       flag(gt, "Or detections of any program", "gt", "", "GT.json", "ground truth in COCO's format");
@@ -62,7 +64,7 @@ static void run(int argc, char** argv) {
   settings.device = parse_device(config.device);
   auto loaded = load_model(config.weights, config.model, config.preproc, settings.device);
   if (!loaded.report.empty()) std::cout << loaded.report << "\n";
-  const Dataset data = load_val(config.data, config.seed);
+  const Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks");
   check(loaded.info.classes.empty() || loaded.info.classes == data.classes, config.weights,
         " was trained on other classes (", loaded.info.classes.empty() ? "" : loaded.info.classes[0],
         ", ...) than ", data.name, " has (", data.classes[0], ", ...)");
@@ -73,8 +75,15 @@ static void run(int argc, char** argv) {
   std::cout << loaded.info.model << ", " << data.classes.size() << " classes, " << data.records.size()
             << " images of " << data.name << ", " << settings.size.height << "x" << settings.size.width
             << ", pixels " << (settings.legacy ? "RGB mean/std (legacy)" : "BGR 0..255") << std::endl;
+  const auto list_images = [&] {  // those that are left out, which changes AP
+    size_t listed = 0;
+    for (const auto& line : data.problems->lines())
+      if (line.rfind("image", 0) == 0 && ++listed <= 20) std::cout << "  " << line << "\n";
+    if (listed > 20) std::cout << "  and " << listed - 20 << " more\n";
+  };
   for (const auto& [kind, count] : data.problems->summary())
     std::cout << "note: " << kind << ": " << count << "\n";
+  list_images();
 
   const bool tty = isatty(1);
   const auto e = evaluate(loaded.model, data, settings, [&](int64_t done) {
@@ -86,8 +95,7 @@ static void run(int argc, char** argv) {
             << std::defaultfloat;
   if (e.unreadable) {
     std::cout << "warning: " << e.unreadable << " images cannot be used and are left out:\n";
-    for (const auto& line : data.problems->lines())
-      if (line.rfind("image cannot be used", 0) == 0) std::cout << "  " << line << "\n";
+    list_images();
     std::cout << "\n";
   }
   report(e.result, config);

@@ -152,11 +152,11 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   std::unordered_set<int64_t> unreadable;
   const cv::Size size(s.size.width, s.size.height);
   const int64_t n = data.records.size();
-  Loader loader(evaluation_items(data, size), 0, n, s.batch, size, s.workers, s.device.is_cuda());
+  Loader loader(evaluation_items(data), 0, n, s.batch, size, s.workers, s.device.is_cuda());
+  DeviceLoader batches(loader, s.device);
   for (int64_t at = 0; at < n;) {
-    const Batch batch = loader.next();
-    const Tensor out =
-        decode(model(preprocess(batch.images, s.device, s.legacy)), s.size.height, s.size.width);
+    const Batch batch = batches.next();
+    const Tensor out = decode(model(preprocess(batch.images, s.legacy)), s.size.height, s.size.width);
     const auto detections = postprocess(out, s.conf, s.nms);
     for (size_t i = 0; i < detections.size(); ++i, ++at) {
       if (batch.indices[i] < 0)

@@ -10,6 +10,8 @@
 //   Config config;
 //   config.parse(argc, argv, "trains YOLOX");
 #pragma once
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -209,10 +211,19 @@ inline ImageSize parse_size(const std::string& text) {
   return size;
 }
 
+// As many open files as the system allows: the soft limit is often 1024.
+inline void allow_open_files() {
+  rlimit files;
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  files.rlim_cur = files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &files);
+}
+
 // What main() does: runs the program, turns exceptions into one line on stderr and the exit code (2 usage, 1
 // failure).
 template <class Program>
 int run_program(Program&& program) {
+  allow_open_files();
   try {
     program();
     return 0;

@@ -10,7 +10,8 @@ torch=2.11.0
 
 say() { printf '== %s\n' "$*"; }
 
-packages=(g++ cmake ninja-build ccache python3-venv libopencv-dev libcxxopts-dev rapidjson-dev doctest-dev)
+packages=(g++ cmake ninja-build ccache python3-venv libopencv-dev libjpeg-dev libcxxopts-dev rapidjson-dev
+  libpugixml-dev libyaml-cpp-dev liblmdb-dev doctest-dev)
 if command -v dpkg-query >/dev/null; then
   missing=()
   for p in "${packages[@]}"; do
@@ -64,6 +65,6 @@ jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2000000)}' /proc/meminf
 [ "$room" -ge "$jobs" ] || jobs=$((room > 0 ? room : 1))
 cmake --build "$build" -j "$jobs" --target "${@:-all}" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 rm -f "$build.log"
-for program in train eval demo export; do
+for program in train eval demo export pack; do
   [ ! -e "$build/$program" ] || ln -sf "$build/$program" "$program"
 done

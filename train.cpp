@@ -3,11 +3,13 @@
 //   ./train --data DIR --model yolox-s --weights yolox_s.pth --bs 16
 #include <iomanip>
 #include <iostream>
+#include <numeric>
 
 #include "evaluate.hpp"
 #include "flags.hpp"
 #include "loss.hpp"
 #include "optim.hpp"
+#include "pictures.hpp"
 #include "run.hpp"
 #include "training.hpp"
 
@@ -17,8 +19,12 @@ using namespace yolox;
 // model.
 struct Config : Flags {
   std::string data = flag(data, "Data", "data", "", "DIR|FILE|shapes",
-                          "folder with annotations/*.json, a COCO JSON file, or shapes (drawn)");
+                          "COCO, VOC or YOLO folder, a JSON or YAML file, or shapes (drawn)");
+  std::string split =
+      flag(split, "Data", "split", "", "NAME", "split to evaluate on, such as test; val when left out");
   int workers = flag(workers, "Data", "workers", 2, "N", "threads that read and augment images");
+  std::string cache = flag(cache, "Data", "cache", "none", "none|ram|disk",
+                           "keep decoded images at the input size in memory or on disk");
   bool strict = flag(strict, "Data", "strict", false, "",
                      "stop when an image or label is bad, instead of leaving it out");
 
@@ -102,7 +108,7 @@ static void check_config(const Config& c) {
   const auto in = [](const char* name, double value, double lo, double hi) {
     usage_check(value >= lo && value <= hi, "--", name, " must be in ", lo, "..", hi, ", got ", value);
   };
-  usage_check(!c.data.empty(), "--data is needed: a folder, a COCO JSON file, or shapes");
+  usage_check(!c.data.empty(), "--data is needed: a folder, a COCO JSON or YOLO data.yaml file, or shapes");
   usage_check(!c.model.empty(),
               "--model is needed: yolox-nano, yolox-tiny, yolox-s, yolox-m, yolox-l or yolox-x");
   model_size(c.model);
@@ -122,6 +128,8 @@ static void check_config(const Config& c) {
       in("nms", c.nms, 1e-6, 1);
   usage_check(c.amp == "off" || c.amp == "fp16" || c.amp == "bf16", "--amp takes off, fp16 or bf16, got '",
               c.amp, "'");
+  usage_check(c.cache == "none" || c.cache == "ram" || c.cache == "disk",
+              "--cache takes none, ram or disk, got '", c.cache, "'");
   usage_check(c.aug == "default" || c.aug == "none", "--aug takes default or none, got '", c.aug, "'");
   usage_check(c.optimizer == "sgd" || c.optimizer == "adam" || c.optimizer == "adamw",
               "--optimizer takes sgd, adam or adamw, got '", c.optimizer, "'");
@@ -232,6 +240,31 @@ static WeightsInfo start_from(YOLOX& model, const std::string& path, const Confi
   return info;
 }
 
+// Boxes of each class, the ten most frequent by name, and what is missing.
+static void tell_classes(Log& log, const Splits& splits) {
+  const Dataset &train = splits.train, &val = splits.val;
+  const auto counts = class_counts(train), in_val = class_counts(val);
+  std::vector<size_t> order(counts.size());
+  std::iota(order.begin(), order.end(), size_t(0));
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return counts[a] > counts[b]; });
+  std::string line =
+      concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)), " to train:");
+  for (size_t k = 0; k < order.size() && k < 10; ++k)
+    line += concat(k ? ", " : " ", train.classes[order[k]], " ", counts[order[k]]);
+  log.line(line + (order.size() > 10 ? ", ..." : ""));
+  const auto absent = [&](const std::vector<int64_t>& of, const char* split) {
+    std::string names;
+    int64_t missing = 0;
+    for (size_t c = 0; c < of.size(); ++c)
+      if (of[c] == 0 && ++missing <= 10) names += (missing > 1 ? ", " : "") + train.classes[c];
+    if (missing)
+      log.line(concat("note: ", missing, missing == 1 ? " class has" : " classes have", " no box to ", split,
+                      ": ", names, missing > 10 ? ", ..." : ""));
+  };
+  absent(counts, "train on");
+  if (!splits.same) absent(in_val, "evaluate on");
+}
+
 // Means over the steps since the last look and over those of an epoch. Adding does not wait for the device,
 // looking does.
 struct Meter {
@@ -291,7 +324,11 @@ static void train(int argc, char** argv) {
   const AugmentConfig augment = augment_config(config);
 
   // ---- data
-  const auto splits = load_splits(config.data, config.seed, config.official_quirks);
+  const std::string kept =
+      (run.empty() ? fs::path(config.out.empty() ? "runs/x" : config.out) : fs::path(run)).parent_path() /
+      ".checks";  // what is known of the images: beside the runs
+  Splits splits = load_splits(config.data, config.split, config.seed, config.official_quirks, kept);
+  splits.train.strict = config.strict;
   const Dataset &data = splits.train, &val = splits.val;
   const int64_t n = data.records.size(), per_epoch = (n + config.bs - 1) / config.bs;
   const int64_t iters =
@@ -373,6 +410,8 @@ static void train(int argc, char** argv) {
     }
   };
   tell_problems();
+  tell_classes(log, splits);
+  if (!first) save_picture(run + "/labels.jpg", draw_labels(data));
   // A full disk does not end a run: it goes on and tries again, and fails only if its very end cannot be
   // saved.
   const auto save = [&](const std::string& file, double ap) {
@@ -390,9 +429,15 @@ static void train(int argc, char** argv) {
   const int64_t plain_from = per_epoch * std::max<int64_t>(0, config.epochs - config.no_aug_epochs -
                                                                   (config.official_quirks ? 1 : 0));
   const auto mosaic_at = [&](int64_t position) { return position / config.bs < plain_from; };
-  Loader loader(
-      training_items(data, config.seed, augment, input, config.aug == "default", mosaic_at, config.strict),
-      first * config.bs, iters * config.bs, config.bs, input, config.workers, device.is_cuda());
+  if (config.cache != "none") {
+    log.line(concat("cache   ", config.cache, ": decoding the images"));
+    use_cache(splits.train, config.cache == "ram" ? ram_place() : disk_place(), input, config.official_quirks,
+              config.workers,
+              [&](size_t done, size_t of) { log.progress(concat(done, "/", of), done == of); });
+  }
+  Loader loader(training_items(data, config.seed, augment, config.aug == "default", mosaic_at),
+                first * config.bs, iters * config.bs, config.bs, input, config.workers, device.is_cuda());
+  DeviceLoader batches(loader, device);
   const EvalSettings eval_settings{base,           config.conf,         config.nms, config.bs,
                                    config.workers, info.legacy_preproc, device};
   training_mode(*model);
@@ -404,10 +449,11 @@ static void train(int argc, char** argv) {
   while (t.iteration < iters) {
     const int64_t i = t.iteration, epoch = i / per_epoch;
     const double lr = learning_rate(schedule, i), asked = now();
-    const Batch batch = loader.next();
+    const Batch batch = batches.next();
     waited += now() - asked;
-    Tensor images = preprocess(batch.images, device, info.legacy_preproc);
-    Targets targets = to_device(batch.targets, device);
+    if (i < 3) save_picture(concat(run, "/train_batch", i, ".jpg"), draw_batch(batch, data.classes));
+    Tensor images = preprocess(batch.images, info.legacy_preproc);
+    Targets targets = batch.targets;
     resize_batch(images, targets, multiscale_size(config, base, i));
 
     // Each part is divided by its own positives: weighted by them, the parts add up to the gradient of the

@@ -1,5 +1,5 @@
-// Time and memory of our training step: forward, loss, backward, SGD, EMA. Prints one line of JSON; train_step.py runs
-// it beside the Python YOLOX and makes the table.
+// Time and memory of our training step: forward, loss, backward, SGD, EMA. Prints one line of JSON;
+// train_step.py runs it beside the Python YOLOX and makes the table.
 #include <iostream>
 
 #include "flags.hpp"
@@ -13,7 +13,8 @@ struct Config : Flags {
   std::string model = flag(model, "Bench", "model", "yolox-nano", "NAME", "size of the model");
   int size = flag(size, "Bench", "size", 416, "N", "input size");
   int bs = flag(bs, "Bench", "bs", 8, "N", "batch size");
-  int steps = flag(steps, "Bench", "steps", 8, "N", "steps that are timed, after two that are not; 0: one step, for the time of the start");
+  int steps = flag(steps, "Bench", "steps", 8, "N",
+                   "steps that are timed, after two that are not; 0: one step, for the time of the start");
   int threads = flag(threads, "Bench", "threads", 2, "N", "threads of torch");
   int objects = flag(objects, "Bench", "objects", 20, "N", "ground truths in each image");
 };
@@ -40,7 +41,8 @@ int main(int argc, char** argv) {
     Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
     const Tensor images = (torch::rand({c.bs, c.size, c.size, 3}) * 255).permute({0, 3, 1, 2});
     const Tensor r = torch::rand({c.bs, c.objects, 4});
-    const Targets targets{torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2), torch::randint(80, {c.bs, c.objects}, torch::kLong),
+    const Targets targets{torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2),
+                          torch::randint(80, {c.bs, c.objects}, torch::kLong),
                           std::vector<int64_t>(c.bs, c.objects)};
     const double before = peak_bytes();
     std::vector<double> times;

@@ -206,3 +206,15 @@ TEST_CASE("run: times and sizes fit their columns") {
   CHECK(short_bytes(640e6) == "640M");
   CHECK(short_bytes(1.24e9) == "1.2G");
 }
+
+TEST_CASE("a6 programs: the soft limit of open files is raised to the hard one") {
+  rlimit before, after;
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  rlimit low = before;
+  low.rlim_cur = std::min<rlim_t>(64, before.rlim_max);
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &low) == 0);
+  CHECK(run_program([] {}) == 0);
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &after) == 0);
+  CHECK(after.rlim_cur == before.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &before);
+}

@@ -374,6 +374,36 @@ TEST_CASE("train: weights of other classes: all but the class head is taken, and
   CHECK(into.at("head.cls_preds.0.bias").toTensor().numel() == 2);
 }
 
+TEST_CASE("train: pictures of the labels and of the first batches; --cache; --split") {
+  const TempDir& dir = trained().dir;
+  for (const char* name : {"labels", "train_batch0", "train_batch1", "train_batch2"})
+    CHECK_FALSE(cv::imread(dir / concat("a/", name, ".jpg")).empty());
+  // Two images of 64 pixels side by side, with boxes in the colours of their classes.
+  const cv::Mat sheet = cv::imread(dir / "a/train_batch0.jpg");
+  CHECK(sheet.size() == cv::Size(128, 64));
+  CHECK(has(trained().printed, "boxes   "));
+
+  const std::string cached =
+      succeed(dir, "train", kTrain + "--max-iters 2 --eval-interval 0 --cache ram --out cached");
+  CHECK(has(cached, "cache   ram"));
+  const Outcome bad = run(dir, "train", kTrain + "--cache floppy --out x");
+  CHECK(bad.code == 2);
+  CHECK(has(bad.err, "floppy"));
+  const Outcome split = run(dir, "eval", "--data data --weights a/last.pth --split test");
+  CHECK(split.code == 1);
+  CHECK(has(split.err, "test"));
+}
+
+TEST_CASE("pack: bad use is one line; a packed data set trains to the same weights") {
+  const TempDir& dir = trained().dir;
+  for (const std::string flags : {"", "--data data", "--data data --out x.zip", "--data shapes --out x.lmdb"})
+    CHECK(run(dir, "pack", flags).code == 2);
+  CHECK(run(dir, "pack", "--data nowhere --out x.lmdb").code == 1);
+  CHECK(has(succeed(dir, "pack", "--data data --out data.lmdb"), "8 images"));
+  succeed(dir, "train", kTrain + "--out from_packed --data data.lmdb");
+  CHECK(difference(weights_of(dir, "a", false), weights_of(dir, "from_packed", false)) == "");
+}
+
 TEST_CASE("train: bad images and labels are counted, listed and left out; --strict stops") {
   TempDir dir;
   write_scenes(dir / "data", 4);

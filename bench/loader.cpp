@@ -1,0 +1,72 @@
+// How many training samples a second our loader makes, and where the time goes. Prints JSON; bench/loader.py
+// sets it beside the Python YOLOX.
+//   build/bench_loader DATA SIZE BATCH THREADS SECONDS [none|ram|disk]
+#include <cstdlib>
+#include <iostream>
+
+#include "data.hpp"
+
+using namespace yolox;
+
+// Pictures whose reading is timed.
+struct Timed {
+  const Dataset& data;
+  mutable double reading = 0;
+  cv::Size size(size_t i) const { return data.size(i); }
+  const std::vector<Box>& boxes(size_t i) const { return data.boxes(i); }
+  Piece piece(size_t i, const cv::Rect& part, double scale) const {
+    const double start = now();
+    Piece p = data.piece(i, part, scale);
+    reading += now() - start;
+    return p;
+  }
+  size_t instead_of(size_t i, const ImageError& e, size_t tries) const {
+    return data.instead_of(i, e, tries);
+  }
+};
+
+int main(int argc, char** argv) {
+  if (argc < 6) {
+    std::cerr << "usage: bench_loader DATA SIZE BATCH THREADS SECONDS [none|ram|disk]\n";
+    return 2;
+  }
+  opencv_single_thread();
+  const int side = std::atoi(argv[2]), batch = std::atoi(argv[3]), threads = std::atoi(argv[4]);
+  const double seconds = std::atof(argv[5]);
+  const cv::Size size(side, side);
+  const AugmentConfig config;
+  Dataset data = load_splits(argv[1], "", 0, false, "").train;
+  const size_t n = data.records.size();
+  const std::string cache = argc > 6 ? argv[6] : "none";
+  if (cache != "none") use_cache(data, cache == "ram" ? ram_place() : disk_place(), size, false, threads, {});
+
+  int64_t images = 0;
+  double took = 0;
+  {
+    Loader loader(training_items(data, 0, config, true, [](int64_t) { return true; }), 0, int64_t(1) << 40,
+                  batch, size, threads, false);
+    for (int i = 0; i < 4; ++i) loader.next();
+    const double start = now();
+    for (; took < seconds; took = now() - start) images += loader.next().images.size(0);
+  }
+
+  // The parts of a sample's time, on one thread.
+  const Timed timed{data};
+  Sample sample{Image(size, 0), {}};
+  double whole = 0, colour = 0;
+  const int samples = 200;
+  for (int i = 0; i < samples; ++i) {
+    Rng rng(0, 1, i);
+    SampleDraw draw = draw_sample(rng, config, n, i % n, size, true);
+    draw.colour_flip.hsv.reset();
+    double start = now();
+    compose(timed, draw, sample);
+    whole += now() - start, start = now();
+    for (int y = 0; y < side; ++y) jitter(sample.image.ptr(y), side, 3, 10, -10);
+    colour += now() - start;
+  }
+  const auto ms = [&](double s) { return s / samples * 1e3; };
+  std::cout << "{\"images_per_second\": " << images / took << ", \"decode_ms\": " << ms(timed.reading)
+            << ", \"warp_ms\": " << ms(whole - timed.reading) << ", \"colour_ms\": " << ms(colour)
+            << ", \"sample_ms\": " << threads * took / images * 1e3 << "}\n";
+}

@@ -1,0 +1,353 @@
+// From what label files say (formats.hpp) to what training uses: every image is looked at, every box checked,
+// the good ones go on, the others are counted and listed.
+#pragma once
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iomanip>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "augment.hpp"
+#include "coco_json.hpp"
+#include "error.hpp"
+#include "formats.hpp"
+#include "image.hpp"
+#include "shapes.hpp"
+#include "threads.hpp"
+
+namespace yolox {
+
+// ---- problems
+
+// What was wrong with the data and left out: counted by kind, listed line by line. Safe to use from all
+// threads.
+struct Problems {
+  void add(const std::string& kind, const std::string& line) {
+    std::lock_guard lock(mutex);
+    if (seen.emplace(kind + ": " + line, true).second) ++counts[kind];
+  }
+  std::map<std::string, int64_t> summary() const {
+    std::lock_guard lock(mutex);
+    return counts;
+  }
+  std::vector<std::string> lines() const {
+    std::lock_guard lock(mutex);
+    std::vector<std::string> all;
+    for (const auto& [line, _] : seen) all.push_back(line);
+    return all;
+  }
+  // All of them, a line each; does nothing when there are none.
+  void write(const std::string& path) const {
+    const auto all = lines();
+    if (all.empty()) return;
+    std::ofstream file(path);
+    for (const auto& line : all) file << line << "\n";
+  }
+
+ private:
+  mutable std::mutex mutex;
+  std::map<std::string, int64_t> counts;
+  std::map<std::string, bool> seen;
+};
+
+// ---- images
+
+struct ImageCheck {
+  int width = 0, height = 0;  // of the upright picture
+  std::string error;          // why it cannot be used; empty: it can
+};
+
+// A number for bytes one after another, as 16 hex digits: FNV-1a.
+struct ContentKey {
+  uint64_t hash = 0xCBF29CE484222325u;
+  void add(const void* data, size_t n) {
+    for (size_t i = 0; i < n; ++i)
+      hash = (hash ^ static_cast<const unsigned char*>(data)[i]) * 0x100000001B3u;
+  }
+  void add(const std::string& file, const struct stat& s) {  // its name, size and time of change
+    add(file.c_str(), file.size() + 1);
+    const int64_t of_file[] = {s.st_size, s.st_mtim.tv_sec, s.st_mtim.tv_nsec};
+    add(of_file, sizeof of_file);
+  }
+  std::string text() const {
+    std::ostringstream out;
+    out << std::hex << std::setw(16) << std::setfill('0') << hash;
+    return out.str();
+  }
+};
+
+struct ImageChecks {
+  std::vector<ImageCheck> images;
+  std::string key;  // hex digits that stand for the files: names, sizes, times of change
+};
+
+// Looks at the header and the end of every image. What was found is kept in the folder `keep` (empty:
+// nowhere) under its key, so that the next run with the same files need not open them.
+inline ImageChecks check_images(const std::vector<std::string>& files, const std::string& keep) {
+  std::vector<struct stat> stats(files.size());
+  in_threads(int64_t(files.size()), [&](int64_t i) {
+    if (::stat(files[i].c_str(), &stats[i]) != 0 || !S_ISREG(stats[i].st_mode))
+      stats[i] = {}, stats[i].st_size = -1;
+  });
+  ContentKey key;
+  for (size_t i = 0; i < files.size(); ++i) key.add(files[i], stats[i]);
+  ImageChecks result{std::vector<ImageCheck>(files.size()), key.text()};
+  std::vector<ImageCheck>& checks = result.images;
+  const std::string path = keep.empty() ? "" : (fs::path(keep) / ("images-" + result.key + ".txt")).string();
+  if (std::ifstream kept(path); !path.empty() && kept) {
+    size_t lines = 0;
+    for (std::string line; lines < checks.size() && std::getline(kept, line); ++lines) {
+      std::istringstream text(line);
+      ImageCheck& c = checks[lines];
+      text >> c.width >> c.height;
+      std::getline(text >> std::ws, c.error);
+    }
+    std::string end;
+    if (lines == checks.size() && std::getline(kept, end) && end == "end") return result;
+    checks.assign(files.size(), {});
+  }
+  in_threads(int64_t(files.size()), [&](int64_t i) {
+    if (stats[i].st_size < 0) {
+      checks[i].error = files[i] + " is missing";
+      return;
+    }
+    try {
+      const cv::Size size = image_size(files[i]);
+      checks[i].width = size.width, checks[i].height = size.height;
+    } catch (const std::exception& e) {
+      checks[i].error = e.what();
+      std::replace(checks[i].error.begin(), checks[i].error.end(), '\n', ' ');
+    }
+  });
+  if (!path.empty()) {  // a run does not end because this cannot be kept
+    std::error_code ignored;
+    fs::create_directories(keep, ignored);
+    const std::string temporary = concat(path, ".tmp", getpid());
+    std::ofstream out(temporary);
+    for (const ImageCheck& c : checks) out << c.width << " " << c.height << " " << c.error << "\n";
+    out << "end\n";
+    out.close();
+    if (out) fs::rename(temporary, path, ignored);
+    if (!out || ignored) fs::remove(temporary, ignored);
+  }
+  return result;
+}
+
+// ---- data sets
+
+struct Record {
+  std::string file;  // empty for a drawn image
+  int64_t image_id;
+  int width, height;       // of the upright picture, pixels
+  std::vector<Box> boxes;  // in pixels of the picture, inside of it; no crowds
+};
+
+// One split. It has what compose() asks of pictures.
+struct Dataset {
+  std::string name;                  // where it is from, for messages
+  std::vector<std::string> classes;  // names; position = class id
+  std::vector<Record> records;
+  CocoDataset truth;      // for evaluation: the same images, all annotations as they were
+  int shapes_split = -1;  // 0 or 1: the images are drawn
+  uint64_t shapes_seed = 0;
+  bool strict = false;  // an image that cannot be read ends the run
+  std::string key;      // hex digits that stand for the pictures: see check_images()
+  // Where pictures come from: encoded, as bytes of a file or of a packed data set; or, where it is set,
+  // decoded before (stored.hpp), at least at `scale`.
+  std::function<std::string(size_t i)> read;  // not set: the file of the record
+  std::function<Piece(size_t i, double scale)> stored;
+  std::shared_ptr<Problems> problems = std::make_shared<Problems>();
+
+  cv::Size size(size_t i) const { return {records[i].width, records[i].height}; }
+  const std::vector<Box>& boxes(size_t i) const { return records[i].boxes; }
+  // Throws ImageError naming the file.
+  Piece piece(size_t i, const cv::Rect& part, double scale) const {
+    const Record& r = records[i];
+    if (shapes_split >= 0) return {draw_shapes(shapes_seed, shapes_split, r.image_id - 1).image};
+    return stored ? stored(i, scale) : decode_piece(bytes(i), r.file, part, scale);
+  }
+  std::string bytes(size_t i) const { return read ? read(i) : read_bytes(records[i].file); }
+  // An image that cannot be used is noted, and the next one takes its place.
+  size_t instead_of(size_t i, const ImageError& e, size_t tries) const {
+    if (strict) throw e;
+    problems->add("image cannot be used", e.what());
+    check(tries < records.size(), name, ": no image can be read; the last: ", e.what());
+    return (i + 1) % records.size();
+  }
+};
+
+// Image i as it is. Throws ImageError naming the file.
+inline Image read_image(const Dataset& data, size_t i) {
+  const Record& r = data.records[i];
+  if (data.shapes_split >= 0 || data.stored) return data.piece(i, {}, 1).image;
+  const Image image = decode_image(data.bytes(i), r.file);
+  check_image(r.width == 0 || image.size() == data.size(i), r.file, " is ", image.cols, "x", image.rows,
+              ", it was ", r.width, "x", r.height);
+  return image;
+}
+
+// The data set that needs no files: `count` scenes of split 0 (train) or 1 (val).
+inline Dataset shapes_dataset(uint64_t seed, int split, int64_t count) {
+  Dataset data;
+  data.name = split == 0 ? "shapes (train)" : "shapes (val)";
+  data.classes = shapes_classes();
+  data.shapes_split = split;
+  data.shapes_seed = seed;
+  ContentKey key;
+  const uint64_t drawn[] = {seed, uint64_t(split), uint64_t(count)};
+  key.add(drawn, sizeof drawn);
+  data.key = key.text();
+  data.records.resize(count);
+  in_threads(count, [&](int64_t i) {
+    const auto scene = draw_shapes(seed, split, i);
+    data.records[i] = {"", i + 1, scene.image.cols, scene.image.rows, scene.boxes};
+  });
+  for (size_t c = 0; c < data.classes.size(); ++c)
+    data.truth.categories.push_back({int64_t(c) + 1, data.classes[c]});
+  for (const Record& r : data.records) {
+    data.truth.images.push_back({r.image_id, concat("shapes_", r.image_id, ".png"), r.width, r.height});
+    for (const Box& b : r.boxes) {
+      const double w = b.x2 - b.x1, h = b.y2 - b.y1;
+      data.truth.annotations.push_back({int64_t(data.truth.annotations.size()) + 1, r.image_id, b.cls + 1,
+                                        b.x1, b.y1, w, h, w * h, false});
+    }
+  }
+  return data;
+}
+
+// Which annotations repeat an earlier one: same image, class and box.
+inline std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations) {
+  const auto key = [&](size_t i) {
+    const auto& a = annotations[i];
+    return std::tuple(a.image_id, a.category_id, a.x, a.y, a.w, a.h, a.crowd);
+  };
+  std::vector<size_t> order(annotations.size());
+  std::iota(order.begin(), order.end(), size_t(0));
+  std::sort(order.begin(), order.end(), [&](size_t i, size_t j) {
+    return std::tuple_cat(key(i), std::tuple(i)) < std::tuple_cat(key(j), std::tuple(j));
+  });
+  std::vector<bool> duplicate(annotations.size());
+  for (size_t k = 1; k < order.size(); ++k) duplicate[order[k]] = key(order[k]) == key(order[k - 1]);
+  return duplicate;
+}
+
+// A split as training and evaluation use it. checks: of its files, in their order.
+inline Dataset make_dataset(Source source, const ImageChecks& checks, bool official_quirks) {
+  Dataset data;
+  data.name = source.name;
+  data.key = checks.key;
+  CocoDataset& truth = source.coco;
+  check(!truth.images.empty(), data.name, " lists no images");
+  check(!truth.categories.empty(), data.name, " lists no categories");
+  for (const auto& [kind, line] : source.problems) data.problems->add(kind, line);
+  if (truth.without_box > 0)
+    data.problems->add("annotations without bbox", concat(data.name, ": ", truth.without_box));
+
+  std::unordered_map<int64_t, size_t> record_of, class_of;
+  for (const auto& c : truth.categories) class_of[c.id] = data.classes.size(), data.classes.push_back(c.name);
+  std::vector<CocoImage> present;
+  for (size_t i = 0; i < truth.images.size(); ++i) {
+    CocoImage image = truth.images[i];
+    const ImageCheck& c = checks.images[i];
+    if (!c.error.empty()) {
+      data.problems->add(fs::exists(source.files[i]) ? "image cannot be used" : "image missing", c.error);
+      continue;
+    }
+    if (image.width > 0 && image.height > 0 && (image.width != c.width || image.height != c.height)) {
+      data.problems->add(
+          "image of another size than its labels say",
+          concat(source.files[i], " is ", c.width, "x", c.height, ", its labels say ", image.width, "x",
+                 image.height, image.width == c.height ? " (turned by its EXIF tag?)" : ""));
+      continue;
+    }
+    image.width = c.width, image.height = c.height;
+    record_of[image.id] = data.records.size();
+    data.records.push_back({source.files[i], image.id, c.width, c.height, {}});
+    present.push_back(image);
+  }
+  if (present.empty())
+    fail(data.name, ": none of its ", truth.images.size(),
+         " images can be used; the first problem: ", data.problems->lines().front());
+  truth.images = std::move(present);
+
+  if (source.relative) {
+    for (auto& a : truth.annotations) {
+      const auto record = record_of.find(a.image_id);
+      if (record == record_of.end()) continue;
+      const Record& r = data.records[record->second];
+      a.x *= r.width, a.w *= r.width, a.y *= r.height, a.h *= r.height;
+      a.area = a.w * a.h;
+    }
+  }
+  const auto duplicate = find_duplicates(truth.annotations);
+  for (size_t i = 0; i < truth.annotations.size(); ++i) {
+    const auto& a = truth.annotations[i];
+    const auto where = [&] {
+      return concat(source.where(i), " [", a.x, ", ", a.y, ", ", a.w, ", ", a.h, "]");
+    };
+    const auto record = record_of.find(a.image_id);
+    const auto cls = class_of.find(a.category_id);
+    if (cls == class_of.end()) {
+      data.problems->add("class that is not in the list of classes",
+                         concat(source.where(i), " has the class ", a.category_id));
+    } else if (record == record_of.end()) {
+      data.problems->add("label of an image that is not used", source.where(i));
+    } else if (a.crowd) {
+      continue;  // a region of many objects: evaluation knows it, training does not learn it
+    } else if (official_quirks ? !(a.area > 0) : !(a.w > 0 && a.h > 0)) {
+      data.problems->add("box of no size", where());
+    } else if (duplicate[i] && !official_quirks) {
+      data.problems->add("box given twice", where());
+    } else {
+      Record& r = data.records[record->second];
+      if (a.x < -1 || a.y < -1 || a.x + a.w > r.width + 1 || a.y + a.h > r.height + 1)
+        data.problems->add("box reaches out of the image (cut)",
+                           concat(where(), " in ", r.width, "x", r.height));
+      if (const auto b = clip_box(a.x, a.y, a.w, a.h, int(cls->second), {r.width, r.height}, official_quirks))
+        r.boxes.push_back(*b);
+      else
+        data.problems->add("box outside of the image", concat(where(), " in ", r.width, "x", r.height));
+    }
+  }
+  data.truth = std::move(truth);
+  return data;
+}
+
+// Boxes of each class.
+inline std::vector<int64_t> class_counts(const Dataset& data) {
+  std::vector<int64_t> counts(data.classes.size());
+  for (const Record& r : data.records)
+    for (const Box& b : r.boxes) ++counts[b.cls];
+  return counts;
+}
+
+// ---- splits
+
+struct Splits {
+  Dataset train, val;
+  bool same = false;  // there is one split only, and it serves as both
+};
+
+constexpr int64_t kShapesTrain = 2000, kShapesVal = 200;
+
+inline Dataset load_dataset(Source source, bool official_quirks, const std::string& keep) {
+  const auto checks = check_images(source.files, keep);
+  return make_dataset(std::move(source), checks, official_quirks);
+}
+
+}  // namespace yolox
