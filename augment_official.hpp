@@ -147,7 +147,6 @@ inline Sample train_transform(const Sample& in, const ColourFlipDraw& draw, cv::
     for (const Box& b : s.boxes) out.boxes.push_back(scaled_shifted(b, to.scale));
     return out;
   };
-  if (in.boxes.empty()) return boxed(in);
   Sample jittered = in;
   if (draw.hsv) jittered.image = hsv(jittered.image, *draw.hsv);
   if (draw.flip) jittered = flip(jittered);

@@ -95,7 +95,7 @@ TEST_CASE("a4 transforms are typed uint8") {
   CHECK_THROWS_WITH_AS(Image(cv::Mat(2, 2, CV_32FC3)), doctest::Contains("picture is CV_32FC3"),
                        std::runtime_error);
   CHECK_THROWS_WITH_AS(Image(cv::Mat(2, 2, CV_8UC1)), doctest::Contains("CV_8UC1"), std::runtime_error);
-  CHECK_THROWS_WITH_AS(Image(cv::Mat()), doctest::Contains("empty"), std::runtime_error);
+  CHECK_THROWS_WITH_AS(Image(cv::Mat{}), doctest::Contains("empty"), std::runtime_error);
   CHECK_THROWS_WITH_AS(letterbox(Image(), {32, 32}), doctest::Contains("empty"), std::runtime_error);
   Image image;
   CHECK_THROWS_AS((image = cv::Mat(2, 2, CV_32FC3)), std::runtime_error);
@@ -377,7 +377,7 @@ TEST_CASE("rows drawn two pixels at a time have the bits of the plain form" *
 TEST_CASE("a picture is drawn as exact bilinear sampling has it, and only where it is shown") {
   Rng rng(4, 0, 0);
   int64_t drawn = 0, left = 0;
-  double error = 0;
+  double error = 0, bias = 0;
   for (int i = 0; i < 500; ++i) {
     // Wholly inside, at the edges, all beside the picture; from one pixel on.
     const cv::Size size = random_size(rng, 1, i % 3 ? 60 : 5), out_size = random_size(rng, 1, 60);
@@ -399,7 +399,7 @@ TEST_CASE("a picture is drawn as exact bilinear sampling has it, and only where 
         }
         const cv::Vec3d away = cv::Vec3d(frame(y, x)) - bilinear_at(fenced.image, p.x, p.y);
         REQUIRE(cv::norm(away, cv::NORM_INF) < 4);  // a step of 1/128 and of 1/256 times 255, and rounding
-        error += away.dot(away) / 3;
+        error += away.dot(away) / 3, bias += (away[0] + away[1] + away[2]) / 3;
         ++drawn;
       }
     }
@@ -407,6 +407,7 @@ TEST_CASE("a picture is drawn as exact bilinear sampling has it, and only where 
   CHECK(drawn > 100000);
   CHECK(left > 100000);
   CHECK(error / double(drawn) < 0.5);
+  CHECK(std::abs(bias / double(drawn)) < 0.03);  // rounded, not truncated
 }
 
 TEST_CASE("a picture is drawn as cv::warpAffine draws it") {
@@ -680,6 +681,24 @@ TEST_CASE("mixup keeps boxes on their pixels") {
   CHECK(compared > 250);
 }
 
+TEST_CASE("mixup in numbers: zoomed to whole pixels, mirrored with its border, cut at the offset") {
+  const Album album{
+      {{Image({64, 64}, border_grey), {}}, {Image({32, 16}, 0), {{4, 2, 20, 12, 1}}}}};  // 64x32
+  const auto box = [&](double scale, bool mirrored, cv::Point offset, bool flip = false) {
+    SampleDraw draw = alone(0, flip);
+    draw.mixup = MixupDraw{scale, mirrored, offset, {1}};
+    const Sample out = composed(album, draw, {64, 64});
+    REQUIRE(out.boxes.size() == 1);
+    return out.boxes[0];
+  };
+  const double f = 2 * 51.0 / 64;  // 0.8 * 64 is 51.2
+  CHECK(gap(box(0.8, false, {0, 0}), {4 * f, 2 * f, 20 * f, 12 * f, 1}) < 1e-9);
+  CHECK(gap(box(0.8, true, {0, 0}), {51 - 20 * f, 2 * f, 51 - 4 * f, 12 * f, 1}) < 1e-9);
+  CHECK(gap(box(0.8, true, {0, 0}, true), {13 + 4 * f, 2 * f, 13 + 20 * f, 12 * f, 1}) < 1e-9);
+  CHECK(gap(box(1.5, false, {10, 5}), {12 - 10, 6 - 5, 60 - 10, 36 - 5, 1}) < 1e-9);
+  CHECK(gap(box(1.5, true, {10, 5}), {96 - 60 - 10, 6 - 5, 64, 36 - 5, 1}) < 1e-9);
+}
+
 TEST_CASE("all together: each part does what it does alone") {
   Rng rng(14, 0, 0);
   for (int i = 0; i < 60; ++i) {
@@ -770,12 +789,18 @@ TEST_CASE("pictures of any shape: a pixel, strips, many times larger or smaller 
     }
     album.most_reduced = i % 3 ? 32 : 1;
     AugmentConfig c;
-    c.mosaic_scale_lo = 0.01, c.mosaic_scale_hi = 20, c.degrees = 180, c.shear = 44, c.mosaic_prob = 0.8;
+    c.mosaic_scale_lo = 0.01, c.mosaic_scale_hi = 20, c.degrees = 180, c.shear = 44;
+    c.mosaic_prob = 0.8, c.mixup_prob = 0.3;
     SampleDraw draw = draw_sample(rng, c, 4, i % 4, size, true);
     draw.colour_flip.hsv = {};
     const Sample out = composed(album, draw, size);
     for (const Box& b : out.boxes)
       REQUIRE((b.x1 >= 0 && b.y1 >= 0 && b.x2 <= size.width && b.y2 <= size.height));
+    if (draw.mosaic && !draw.mixup) {  // nothing but these colours and grey
+      for (const cv::Vec3b& p : out.image)
+        REQUIRE((p == cv::Vec3b::all(border_grey) ||
+                 std::find(colours.begin(), colours.begin() + 4, p) != colours.begin() + 4));
+    }
     if (draw.mosaic) continue;
     // A picture alone, of one colour: that colour up to where it ends, and its box around it.
     const cv::Size fitted = fit_into(album.size(i % 4), size, false).size;

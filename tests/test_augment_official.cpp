@@ -229,7 +229,12 @@ TEST_CASE("official: pictures that were fitted before, as a cache keeps them, gi
   for (int i = 0; i < 20; ++i) {
     cached.network = {32 * int(rng.randint(2, 5)), 32 * int(rng.randint(2, 5))};
     cached.samples.clear();
-    for (int k = 0; k < 4; ++k) cached.samples.push_back(marked(rng, random_size(rng, 40, 250), 2 * k));
+    while (cached.samples.size() < 4) {
+      const cv::Size own = random_size(rng, 40, 250), fitted = fit_into(own, cached.network, true).size;
+      const bool full = fitted.width == cached.network.width || fitted.height == cached.network.height;
+      if (full && cached.samples.size() % 2) continue;  // truncated on both sides: would be fitted once more
+      cached.samples.push_back(marked(rng, own, 2 * int(cached.samples.size())));
+    }
     const SampleDraw draw = draw_sample(rng, {}, 4, i % 4, cached.network, i % 3 > 0);
     const Sample direct = composed(cached, draw, cached.network);  // Album's own piece()
     Sample out{Image(cached.network, 0), {}};

@@ -405,11 +405,11 @@ TEST_CASE("formats: Pascal VOC layouts") {
 
   for (const std::string split : {"train", "valid", "test"}) {  // Roboflow's export
     put(dir / ("roboflow/" + split + "/a.rf.1.xml"), voc(object(split, corners("1", "2", "3", "4"))));
-    put(dir / ("roboflow/" + split + "/a.rf.1.jpg"));
+    put(dir / ("roboflow/" + split + "/a.rf.1.png"));
   }
-  const Sources s = read_sources(dir / "roboflow");
-  CHECK(below(dir, s.train.files) == Names{"roboflow/train/a.rf.1.jpg"});
-  CHECK(below(dir, s.val.files) == Names{"roboflow/valid/a.rf.1.jpg"});
+  const Sources s = read_sources(dir / "roboflow/");
+  CHECK(below(dir, s.train.files) == Names{"roboflow/train/a.rf.1.png"});
+  CHECK(below(dir, s.val.files) == Names{"roboflow/valid/a.rf.1.png"});
   CHECK(names_of(s.val) == Names{"test", "train", "valid"});
   CHECK(s.val.coco.annotations.at(0).category_id == 2);
   CHECK(read_val_source(dir / "roboflow", "test").coco.annotations.at(0).category_id == 0);
@@ -512,7 +512,7 @@ TEST_CASE("formats: YOLO label lines") {
   TempDir dir;
   put_yolo(dir, {"\xEF\xBB\xBF"
                  "1 0.5 0.5 0.25 0.5\r\n\r\n  0\t0.125 0.25 1e-1 2.5E-1  \r\n"
-                 "0 0.2 0.3 0.6 0.1 0.4 0.9\n1.0 .1 .1 .2 .1 .2 .3 .1 .3",
+                 "0 0.4 0.9 0.2 0.3 0.6 0.1\n1.0 .1 .1 .2 .1 .2 .3 .1 .3",
                  "", "7 0.5 0.5 1 1\n-1 0.5 0.5 1 1\n0 40 50 -10 0\n"});
   put(dir / "images/d.jpg");
   const Sources s = read_sources(dir.path.string());
@@ -631,15 +631,15 @@ TEST_CASE("formats: YOLO images and their label files") {
 TEST_CASE("formats: many YOLO files are read in the order of their paths") {
   TempDir dir;
   Names labels;
-  for (int i = 0; i < 1500; ++i) {
+  for (int i = 0; i < 400; ++i) {
     put(dir / concat("images/", 10000 + i, ".jpg"));
     put(dir / concat("labels/", 10000 + i, ".txt"), i % 5 ? concat("0 0.5 0.5 1 ", i, "\n") : "bad\n");
   }
   put(dir / "data.yaml", "val: images\nnc: 1");
   const Source source = read_val_source(dir.path.string());
-  REQUIRE(source.files.size() == 1500);
+  REQUIRE(source.files.size() == 400);
   CHECK(std::is_sorted(source.files.begin(), source.files.end()));
-  bool right = source.coco.annotations.size() == 1200 && source.problems.size() == 300;
+  bool right = source.coco.annotations.size() == 320 && source.problems.size() == 80;
   for (const CocoAnnotation& a : source.coco.annotations) right = right && a.h == double(a.image_id - 1);
   CHECK(right);
   CHECK(std::is_sorted(source.problems.begin(), source.problems.end()));
@@ -671,6 +671,14 @@ TEST_CASE("formats: data.yaml: where images are") {
                 {"set/images/b/1.jpg", "set/images/c/1.jpg", "set/lists/d.jpg"},
                 {"set/images/b/1.jpg", "set/images/c/1.jpg", "set/images/lost.jpg", "set/lists/d.jpg",
                  "set/lists/images/lost.jpg"}},
+           Case{
+               "path: /not/here\ntrain: lists/train.txt",
+               {"set/images/c/1.jpg", "set/lists/d.jpg"},
+               {"set/images/c/1.jpg", "set/images/lost.jpg", "set/lists/d.jpg", "set/lists/images/lost.jpg"}},
+           Case{"train: lists/other.txt", {"set/lists/e.jpg", "set/f.jpg"}, {"set/f.jpg", "set/lists/e.jpg"}},
+           Case{"path: sub\ntrain: ../train/images",
+                {"set/sub/train/images/a.jpg"},
+                {"set/sub/train/images/a.jpg"}},
            Case{"train: x.txt", {"set/x.txt/a.jpg"}, {"set/x.txt/a.jpg"}},  // a folder of this name
        }) {
     INFO(c.yaml);
@@ -680,6 +688,7 @@ TEST_CASE("formats: data.yaml: where images are") {
     if (const size_t at = yaml.find("ABSOLUTE"); at != std::string::npos)
       yaml.replace(at, 8, dir.path.string());
     put(dir / "set/data.yaml", yaml);
+    put(dir / "set/lists/other.txt", "e.jpg\n./f.jpg");
     put(dir / "set/lists/train.txt",
         "\xEF\xBB\xBF./d.jpg\r\n\r\nimages\\c\\1.jpg\r\nimages/lost.jpg\n./images/lost.jpg\n");
     CHECK(below(dir, read_sources(dir / "set/data.yaml").train.files) == c.train);

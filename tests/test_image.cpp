@@ -283,6 +283,26 @@ TEST_CASE("only the part is decoded") {
   }
 }
 
+TEST_CASE("beyond an eighth, and in other formats, a piece is the whole, wherever the part is") {
+  Dice dice(16);
+  const Image image = painted(dice, {203, 101});
+  const std::string inks = jpeg(image, cmyk);
+  for (const std::string& bytes :
+       {jpeg(image), with_exif(jpeg(image), exif(7, true)), inks, encoded(".png", image)}) {
+    const bool jpeg_parts = image_detail::is_jpeg(bytes) && bytes != inks;
+    for (int reduction : {1, 4, 16, 64}) {
+      if (jpeg_parts && reduction <= 8) continue;
+      const Piece whole = decode_piece(bytes, "whole", everything, 1.0 / reduction);
+      for (int i = 0; i < 5; ++i) {
+        const Piece piece = decode_piece(bytes, "part", random_part(dice, {101, 101}), 1.0 / reduction);
+        CHECK(same(piece.image, whole.image));
+        CHECK((piece.origin == whole.origin && piece.scale.x == whole.scale.x &&
+               piece.scale.y == whole.scale.y));
+      }
+    }
+  }
+}
+
 TEST_CASE("origin and scale say where a piece lies in the upright picture") {
   Image slope({203, 101}, 0);  // colour tells position
   for (int y = 0; y < slope.rows; ++y)
@@ -502,13 +522,13 @@ TEST_CASE("a header that claims too much is an error, not a request for memory")
   const auto before = most();
   for (Way way : {baseline, progressive, grey, cmyk}) {
     for (const int side :
-         {65535, 65500, 32000}) {  // too much for libjpeg, for us, and for the data that follow
+         {65535, 65500, 16000}) {  // too much for libjpeg, for us, and for the data that follow
       std::string bytes = jpeg(image, way);
       size_t at = 0;
       for (const char* frame : {"\xFF\xC0", "\xFF\xC2"})
         at = std::min(bytes.find(frame), at ? at : bytes.npos);
       bytes.replace(at + 5, 4, number(side, 2, false) + number(side, 2, false));
-      if (side > 32000) {
+      if (side > 16000) {
         const std::string says = side == 65500 ? "65500x65500" : "65500 pixels";
         CHECK(has(image_error([&] { image_size(file(bytes)); }), file.path));
         CHECK(has(image_error([&] { decode_image(bytes, "large.jpg"); }), says));
