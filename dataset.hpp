@@ -179,7 +179,10 @@ struct Dataset {
   Piece piece(size_t i, const cv::Rect& part, double scale) const {
     const Record& r = records[i];
     if (shapes_split >= 0) return {draw_shapes(shapes_seed, shapes_split, r.image_id - 1).image};
-    return stored ? stored(i, scale) : decode_piece(bytes(i), r.file, part, scale);
+    if (!stored) return decode_piece(bytes(i), r.file, part, scale);
+    const Piece piece = stored(i, scale);
+    check_image(!piece.image.empty(), r.file, " could not be read when the cache was filled");
+    return piece;
   }
   std::string bytes(size_t i) const { return read ? read(i) : read_bytes(records[i].file); }
   // An image that cannot be used is noted, and the next one takes its place.

@@ -31,18 +31,9 @@ class Packing {
     if (transaction) mdb_txn_abort(transaction);
     mdb_env_close(env);
   }
-  std::string get(const std::string& key) {
+  std::string_view get(const std::string& key) {
     begin();
-    MDB_val k = lmdb_value(key), value;
-    const int code = mdb_get(transaction, table, &k, &value);
-    if (code == MDB_NOTFOUND) return "";
-    lmdb(code, path, "cannot be read");
-    return {static_cast<const char*>(value.mv_data), value.mv_size};
-  }
-  bool has(const std::string& key) {
-    begin();
-    MDB_val k = lmdb_value(key), value;
-    return mdb_get(transaction, table, &k, &value) == MDB_SUCCESS;
+    return lmdb_get(transaction, table, key, path);
   }
   void put(const std::string& key, std::string_view bytes) {
     pending += bytes.size() + 8192;
@@ -111,16 +102,16 @@ static void pack(int argc, char** argv) {
   const std::string head =
       concat("1 ", config.decoded ? "decoded " : "encoded ", splits.train.key, splits.val.key);
   Packing file(config.out);
-  const std::string found = file.get("yolox");
+  const std::string found(file.get("yolox"));
   check(found.empty() || found == head, config.out,
         " holds another data set, or the same one packed in another way; ",
         "delete it or give another --out");
-  if (file.has("complete")) {
+  if (!file.get("complete").empty()) {
     std::cout << config.out << " is complete\n";
     return;
   }
   file.put("yolox", head);
-  size_t done = 0, there = 0, bytes = 0;
+  size_t done = 0, there = 0;
   const size_t all = splits.train.records.size() + (splits.same ? 0 : splits.val.records.size());
   for (const auto& [split, data] : {std::pair("train", &splits.train), std::pair("val", &splits.val)}) {
     const bool left_out = splits.same && data == &splits.val;
@@ -131,13 +122,13 @@ static void pack(int argc, char** argv) {
     for (size_t from = 0; from < data->records.size() && !left_out; from += kTogether) {
       std::vector<std::string> images(std::min(kTogether, data->records.size() - from));
       std::vector<char> wanted(images.size());
-      for (size_t k = 0; k < images.size(); ++k) wanted[k] = !file.has(image_key(split, from + k));
+      for (size_t k = 0; k < images.size(); ++k) wanted[k] = file.get(image_key(split, from + k)).empty();
       in_threads(int64_t(images.size()), [&, data = data](int64_t k) {
         if (wanted[k]) images[k] = config.decoded ? decoded_image(*data, from + k) : data->bytes(from + k);
       });
       for (size_t k = 0; k < images.size(); ++k) {
         if (wanted[k]) file.put(image_key(split, from + k), images[k]);
-        there += !wanted[k], bytes += images[k].size();
+        there += !wanted[k];
       }
       done += images.size();
       if (isatty(1)) std::cout << "\r" << done << "/" << all << std::flush;

@@ -8,7 +8,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -46,11 +45,12 @@ inline void write_levels(const std::vector<Piece>& pieces, unsigned char* out) {
   }
   std::memcpy(out, &head, sizeof head);
 }
-// The level that decode_piece() would decode, relative to the largest one. The pixels stay where they are:
-// they are not to be written to.
+// The level that decode_piece() would decode, relative to the largest one; nothing where there is none. The
+// pixels stay where they are: they are not to be written to.
 inline Piece read_levels(const unsigned char* bytes, double scale) {
   Levels head;
   std::memcpy(&head, bytes, sizeof head);
+  if (head.count == 0) return {};
   int64_t wanted = 0;
   for (double s = scale / head.levels[0].scale_x; s <= 0.5 && wanted + 1 < head.count; s *= 2) ++wanted;
   const unsigned char* pixels = bytes + sizeof head;
@@ -91,7 +91,7 @@ inline void use_cache(Dataset& data, const BlobCache::Place& place, cv::Size inp
         }
         pieces.push_back(piece);
       }
-    } catch (const ImageError&) {  // damaged since it was checked
+    } catch (const ImageError&) {  // damaged since it was checked: no levels
       if (data.strict) throw;
       pieces.clear();
     }
@@ -106,15 +106,29 @@ inline void use_cache(Dataset& data, const BlobCache::Place& place, cv::Size inp
 
 // ---- packed data sets
 
-// An LMDB file with the keys
-//   yolox                 "1 encoded|decoded KEY": the version, what images are, and what they were packed
-//   from train, val            COCO JSON of a split (val: empty when there is one split only) train/N, val/N
-//   image N of that: the bytes of its file, or its levels complete              written last
+// An LMDB file with these keys:
+//
+//   yolox         "1 encoded|decoded KEY": version, what images are, what they were packed from
+//
+//   train, val    COCO JSON of a split; val is empty when there is one split only
+//
+//   train/N       image N of train, the bytes of its file or its levels; val/N too
+//
+//   complete      written last
 inline void lmdb(int code, const std::string& path, const char* what) {
   check(code == MDB_SUCCESS, path, ": ", what, ": ", mdb_strerror(code),
         code == ENOSPC ? "; make room and run ./pack again, it goes on where it was" : "");
 }
 inline MDB_val lmdb_value(std::string_view text) { return {text.size(), const_cast<char*>(text.data())}; }
+// What is under a key, valid until the transaction ends or writes; no data where there is nothing.
+inline std::string_view lmdb_get(MDB_txn* transaction, MDB_dbi table, const std::string& key,
+                                 const std::string& path) {
+  MDB_val k = lmdb_value(key), value;
+  const int code = mdb_get(transaction, table, &k, &value);
+  if (code == MDB_NOTFOUND) return {};
+  lmdb(code, path, "cannot be read");
+  return {static_cast<const char*>(value.mv_data), value.mv_size};
+}
 inline std::string image_key(const std::string& split, size_t i) {
   char number[24];
   std::snprintf(number, sizeof number, "/%09zu", i);
@@ -139,13 +153,7 @@ class Packed {
   ~Packed() { close(); }
   Packed(const Packed&) = delete;
 
-  std::string_view get(const std::string& key) const {
-    MDB_val k = lmdb_value(key), value;
-    const int code = mdb_get(transaction, table, &k, &value);
-    if (code == MDB_NOTFOUND) return {};
-    lmdb(code, path, "cannot be read");
-    return {static_cast<const char*>(value.mv_data), value.mv_size};
-  }
+  std::string_view get(const std::string& key) const { return lmdb_get(transaction, table, key, path); }
   const std::string path;
 
  private:
@@ -192,7 +200,8 @@ inline Dataset packed_dataset(const std::shared_ptr<Packed>& file, const std::st
   return data;
 }
 
-inline std::shared_ptr<Packed> open_packed(const std::string& path) {
+inline std::shared_ptr<Packed> open_packed(const std::string& path, const std::string& split) {
+  check(split.empty() || split == "val", "--split ", split, ": a packed data set has train and val only");
   const auto file = std::make_shared<Packed>(path);
   const std::string_view head = file->get("yolox");
   check(head.substr(0, 2) == "1 ", path, " is no packed data set of this program; make one with ./pack");
@@ -211,8 +220,7 @@ inline Splits load_splits(const std::string& data, const std::string& split, uin
     return {shapes_dataset(seed, 0, kShapesTrain), shapes_dataset(seed, 1, kShapesVal), false};
   Splits splits;
   if (is_packed(data)) {
-    check(split.empty() || split == "val", "--split ", split, ": a packed data set has train and val only");
-    const auto file = open_packed(data);
+    const auto file = open_packed(data, split);
     splits = {packed_dataset(file, "train", official_quirks), {}, file->get("val").empty()};
     if (!splits.same) splits.val = packed_dataset(file, "val", official_quirks);
   } else {
@@ -233,8 +241,7 @@ inline Dataset load_val(const std::string& data, const std::string& split, uint6
                         const std::string& keep) {
   if (data == "shapes") return shapes_dataset(seed, 1, kShapesVal);
   if (!is_packed(data)) return load_dataset(read_val_source(data, split), false, keep);
-  check(split.empty() || split == "val", "--split ", split, ": a packed data set has train and val only");
-  const auto file = open_packed(data);
+  const auto file = open_packed(data, split);
   return packed_dataset(file, file->get("val").empty() ? "train" : "val", false);
 }
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -163,6 +164,18 @@ inline int check_marks(const Sample& s, double tolerance, double least = 0.5) {
     }
   }
   return compared;
+}
+
+// f(i) for every i below n, from three threads, each backwards.
+template <class F>
+void backwards_in_threads(int n, const F& f) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = n - 1 - t; i >= 0; i -= 3) f(i);
+    });
+  }
+  for (auto& t : threads) t.join();
 }
 
 }  // namespace yolox::test

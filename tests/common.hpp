@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -27,6 +28,23 @@ inline bool has(const std::string& text, const std::string& part) {
 inline std::string contents(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Writes a file, and makes its folder.
+inline void write_text(const std::string& path, const std::string& text = "") {
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+// What the exception says that comes out of f(); nothing where none does.
+template <class Function>
+std::string error_of(Function f) {
+  try {
+    f();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "";
 }
 
 // A folder that is gone at the end of the test.

@@ -1012,13 +1012,7 @@ TEST_CASE("same seed, epoch and index: same sample in any thread, in memory that
   for (auto* samples : {&single, &threaded})
     for (Sample& s : *samples) s.image = Image(size, 0);
   for (int i = 0; i < n; ++i) make(0, i, single[i]);
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 3; ++t) {
-    threads.emplace_back([&, t] {
-      for (int i = n - 1 - t; i >= 0; i -= 3) make(0, i, threaded[i]);
-    });
-  }
-  for (auto& t : threads) t.join();
+  backwards_in_threads(n, [&](int i) { make(0, i, threaded[i]); });
   int changed = 0;
   Sample used{Image(size, 0), {{1, 2, 3, 4, 5}}};
   const uchar* memory = used.image.ptr();

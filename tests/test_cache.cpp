@@ -105,15 +105,6 @@ bool right(const BlobCache& cache, const std::vector<size_t>& sizes) {
 std::string file_of(const std::string& folder, const std::string& key) {
   return concat(folder, "/yolox-cache-", geteuid(), "-", key);
 }
-void write_file(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
-std::string thrown(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-  return "";
-}
 size_t entries(const std::string& folder) {
   return size_t(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
 }
@@ -332,20 +323,20 @@ TEST_CASE("cache: an exception in fill or progress comes out and leaves no file"
           },
           threads);
     };
-    CHECK(thrown(bad) == "5.jpg is broken");
+    CHECK(error_of(bad) == "5.jpg is broken");
     std::atomic<int> calls{0};
     const auto slow = [&](size_t i, unsigned char*) {
       ++calls;
       if (i == 0) fail("0.jpg is broken");
       pause_ms(2);
     };
-    CHECK(thrown([&] { BlobCache(places.disk, "c0ffee", sizes, slow, threads); }) == "0.jpg is broken");
+    CHECK(error_of([&] { BlobCache(places.disk, "c0ffee", sizes, slow, threads); }) == "0.jpg is broken");
     CHECK(calls < int(sizes.size()) / 2);  // the other threads stop
     CHECK(entries(places.disk.folder) == 0);
     const auto stopped = [&] {
       BlobCache(places.ram, "c0ffee", sizes, filler(sizes), threads, [](size_t, size_t) { fail("stop"); });
     };
-    CHECK(thrown(stopped) == "stop");
+    CHECK(error_of(stopped) == "stop");
     CHECK(entries(places.disk.folder) == 0);
     const BlobCache cache(places.disk, "c0ffee", sizes, filler(sizes), threads);
     CHECK(right(cache, sizes));
@@ -355,7 +346,7 @@ TEST_CASE("cache: an exception in fill or progress comes out and leaves no file"
 TEST_CASE("cache: refuses what does not fit, with figures, before it writes") {
   const Places places;
   const std::vector<size_t> huge{size_t(1) << 50};
-  const std::string ram = thrown([&] { BlobCache(places.ram, "c0ffee", huge, no_fill, 1); });
+  const std::string ram = error_of([&] { BlobCache(places.ram, "c0ffee", huge, no_fill, 1); });
   CHECK(has(ram, "it needs 1125899.9G, free "));
   CHECK(has(ram, places.ram.folder));
   CHECK(has(ram, "; use --cache disk, or a larger /dev/shm (docker run --shm-size)"));
@@ -366,7 +357,7 @@ TEST_CASE("cache: refuses what does not fit, with figures, before it writes") {
   CHECK(std::strtod(ram.c_str() + ram.find("free ") + 5, nullptr) < 1.2 * least / 1e9 + 1);
   if (folder > 2 * least) CHECK(has(ram, "G of memory, 10 % of which are left alone; "));
   CHECK(entries(places.ram.folder) == 0);
-  const std::string disk = thrown([&] { BlobCache(places.disk, "c0ffee", huge, no_fill, 1); });
+  const std::string disk = error_of([&] { BlobCache(places.disk, "c0ffee", huge, no_fill, 1); });
   CHECK(has(disk, "it needs 1125899.9G, free "));
   CHECK(has(disk, "; free some space, set YOLOX_CACHE_DIR, or leave --cache out"));
   CHECK(entries(places.disk.folder) == 0);
@@ -381,9 +372,9 @@ TEST_CASE("cache: a file of the same key counts as free space, one of a killed p
     const bool root = geteuid() == 0;
     if (unshare(root ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER) != 0) return "cannot mount";
     if (!root) {
-      write_file("/proc/self/uid_map", uids);
-      write_file("/proc/self/setgroups", "deny");
-      write_file("/proc/self/gid_map", gids);
+      write_text("/proc/self/uid_map", uids);
+      write_text("/proc/self/setgroups", "deny");
+      write_text("/proc/self/gid_map", gids);
     }
     if (mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
         mount("tmpfs", folder.c_str(), "tmpfs", 0, "size=4m") != 0)
@@ -391,7 +382,7 @@ TEST_CASE("cache: a file of the same key counts as free space, one of a killed p
     const std::string path = file_of(folder, "c0ffee"), other = file_of(folder, "bad");
     for (const auto& place : {places.ram, places.disk}) {
       const auto filled = [&](size_t bytes) {
-        return thrown([&] {
+        return error_of([&] {
           BlobCache(
               place, "c0ffee", {bytes}, [&](size_t, unsigned char* out) { std::memset(out, 1, bytes); }, 1);
         });
@@ -399,10 +390,10 @@ TEST_CASE("cache: a file of the same key counts as free space, one of a killed p
       const std::string refused = filled(5000000);
       if (!has(refused, "it needs 5M, free 4M; ")) return "refused with " + refused;
       if (entries(folder) != 0) return "something is left";
-      write_file(path, std::string(3000000, 'x'));
+      write_text(path, std::string(3000000, 'x'));
       if (const std::string said = filled(3500000); said != "") return "own file: " + said;
       fs::remove(path);
-      write_file(other, std::string(3000000, 'x'));
+      write_text(other, std::string(3000000, 'x'));
       if (const std::string said = filled(3500000); (said == "") == place.keep) return "swept: " + said;
       fs::remove(other);
       fs::remove(path);
@@ -419,15 +410,15 @@ TEST_CASE("cache: a file of the same key counts as free space, one of a killed p
 TEST_CASE("cache: free memory is what is available less a tenth, and what a container may have") {
   const TempDir dir;
   const auto free = [&] { return free_memory(dir.path.string(), dir.path.string()); };
-  write_file(dir / "meminfo", "MemTotal:  1000 kB\nMemFree:  10 kB\nMemAvailable:  600 kB\n");
+  write_text(dir / "meminfo", "MemTotal:  1000 kB\nMemFree:  10 kB\nMemAvailable:  600 kB\n");
   CHECK(free() == 500 * 1024);
-  write_file(dir / "memory.max", "max\n");
+  write_text(dir / "memory.max", "max\n");
   CHECK(free() == 500 * 1024);
-  write_file(dir / "memory.max", "400000\n");
-  write_file(dir / "memory.current", "200000\n");
-  write_file(dir / "memory.stat", "anon 1\nfile 50000\nkernel 5\nshmem 20000\nfile_mapped 7\n");
+  write_text(dir / "memory.max", "400000\n");
+  write_text(dir / "memory.current", "200000\n");
+  write_text(dir / "memory.stat", "anon 1\nfile 50000\nkernel 5\nshmem 20000\nfile_mapped 7\n");
   CHECK(free() == doctest::Approx(360000 - 200000 + 50000 - 20000));
-  write_file(dir / "memory.max", "100000\n");
+  write_text(dir / "memory.max", "100000\n");
   CHECK(free() == 0);
   const double here = free_memory();
   CHECK(here > 0);
@@ -450,11 +441,11 @@ TEST_CASE("cache: a file that is damaged, foreign or of other sizes is filled ag
   CHECK(fill_again(sizes));
   fs::resize_file(places.path, 10);
   CHECK(fill_again(sizes));
-  write_file(places.path, std::string(100000, '\1'));
+  write_text(places.path, std::string(100000, '\1'));
   CHECK(fill_again(sizes));
   std::string text = contents(places.path);
   text[0] ^= 1;
-  write_file(places.path, text);
+  write_text(places.path, text);
   CHECK(fill_again(sizes));
 
   auto other = sizes;
@@ -463,7 +454,7 @@ TEST_CASE("cache: a file that is damaged, foreign or of other sizes is filled ag
   CHECK(fill_again(sizes));
 
   const BlobCache user(places.disk, "c0ffee", sizes, no_fill, 1);
-  CHECK(has(thrown([&] { fill_again(other); }), "another process uses it"));
+  CHECK(has(error_of([&] { fill_again(other); }), "another process uses it"));
   CHECK(right(user, sizes));
 }
 
@@ -472,9 +463,9 @@ TEST_CASE("cache: files that killed processes left in RAM are swept, no others")
   const Places places;
   const std::string& folder = places.ram.folder;
   const std::string stale = file_of(folder, "dead"), link = file_of(folder, "1");
-  write_file(stale, "x");
-  write_file(folder + "/yolox-cache-999999-dead", "of another user");
-  write_file(folder + "/else", "x");
+  write_text(stale, "x");
+  write_text(folder + "/yolox-cache-999999-dead", "of another user");
+  write_text(folder + "/else", "x");
   fs::create_symlink(folder + "/else", link);
   const BlobCache used(places.ram, "aaaa", sizes, filler(sizes), 1);
   CHECK_FALSE(fs::exists(stale));
@@ -483,7 +474,7 @@ TEST_CASE("cache: files that killed processes left in RAM are swept, no others")
   CHECK(fs::exists(folder + "/yolox-cache-999999-dead"));
   CHECK(fs::exists(folder + "/else"));
   CHECK(fs::is_symlink(link));
-  write_file(stale, "x");
+  write_text(stale, "x");
   { const BlobCache cache(places.disk, "cccc", sizes, filler(sizes), 1); }
   CHECK(fs::exists(stale));  // nothing of a disk goes by itself
 }
@@ -491,8 +482,8 @@ TEST_CASE("cache: files that killed processes left in RAM are swept, no others")
 TEST_CASE("cache: a link, a pipe or a file of another user is not touched; so is a key that is a path") {
   const auto sizes = some_sizes();
   const Places places;
-  const auto said = [&] { return thrown([&] { BlobCache(places.ram, "c0ffee", sizes, no_fill, 1); }); };
-  write_file(places.dir / "precious", "text");
+  const auto said = [&] { return error_of([&] { BlobCache(places.ram, "c0ffee", sizes, no_fill, 1); }); };
+  write_text(places.dir / "precious", "text");
   fs::create_symlink(places.dir / "precious", places.path);
   CHECK(has(said(), "not a file of this user"));
   CHECK(has(said(), places.path));
@@ -502,13 +493,13 @@ TEST_CASE("cache: a link, a pipe or a file of another user is not touched; so is
   CHECK(has(said(), "not a file of this user"));
   fs::remove(places.path);
   if (geteuid() == 0) {
-    write_file(places.path, "text");
+    write_text(places.path, "text");
     REQUIRE(chown(places.path.c_str(), 12345, 12345) == 0);
     CHECK(has(said(), "not a file of this user"));
     CHECK(contents(places.path) == "text");
   }
-  CHECK(has(thrown([&] { BlobCache(places.ram, "../x", sizes, no_fill, 1); }), "hex"));
-  CHECK(has(thrown([&] {
+  CHECK(has(error_of([&] { BlobCache(places.ram, "../x", sizes, no_fill, 1); }), "hex"));
+  CHECK(has(error_of([&] {
               BlobCache({places.dir / "none", false}, "1", sizes, no_fill, 1);
             }),
             "No such file"));
@@ -555,8 +546,8 @@ TEST_CASE("cache: no descriptor and no mapping is left behind") {
   for (int i = 0; i < 50; ++i) {
     const auto& place = i % 2 ? places.ram : places.disk;
     { const BlobCache cache(place, i % 4 == 0 ? "aa" : "bb", sizes, filler(sizes), 2); }
-    thrown([&] { BlobCache(place, "cc", sizes, no_fill, 2); });
-    thrown([&] { BlobCache(place, "dd", {size_t(1) << 50}, no_fill, 2); });
+    error_of([&] { BlobCache(place, "cc", sizes, no_fill, 2); });
+    error_of([&] { BlobCache(place, "dd", {size_t(1) << 50}, no_fill, 2); });
   }
   CHECK(count() == before);
   // A program that is started does not inherit the file, and with it the lock.
@@ -586,9 +577,9 @@ TEST_CASE("cache: folders from the environment") {
   CHECK(fs::is_directory(dir / "own"));
   setenv("YOLOX_CACHE_RAM", (dir / "ram").c_str(), 1);
   CHECK(ram_place().folder == dir / "ram");
-  write_file(dir / "file", "");
+  write_text(dir / "file", "");
   setenv("YOLOX_CACHE_DIR", (dir / "file/below").c_str(), 1);
-  CHECK(has(thrown([] { disk_place(); }), "set YOLOX_CACHE_DIR"));
+  CHECK(has(error_of([] { disk_place(); }), "set YOLOX_CACHE_DIR"));
   for (const char* name : {"YOLOX_CACHE_DIR", "XDG_CACHE_HOME", "HOME"}) setenv(name, "", 1);
-  CHECK(has(thrown([] { disk_place(); }), "HOME is not set"));
+  CHECK(has(error_of([] { disk_place(); }), "HOME is not set"));
 }

@@ -51,7 +51,7 @@ c10::IValue read_pickle(const std::string& program, const Records& records = {})
 // The message of the error that f ends in; a test fails where there is none or where it is not a
 // runtime_error of one line.
 template <class F>
-std::string error_of(F f) {
+std::string refusal_of(F f) {
   try {
     f();
   } catch (const std::runtime_error& error) {
@@ -66,7 +66,7 @@ std::string error_of(F f) {
 
 #define CHECK_ERROR(expression, part)                                    \
   do {                                                                   \
-    const std::string what = error_of([&] { expression; });              \
+    const std::string what = refusal_of([&] { expression; });            \
     CHECK_MESSAGE(what.find(part) != std::string::npos, "said: ", what); \
   } while (0)
 

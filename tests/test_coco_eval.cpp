@@ -23,12 +23,7 @@ static std::vector<double> twelve(const EvalResult& r) {
   return values;
 }
 static std::string error_of(const CocoDataset& gt, const std::vector<Detection>& dets) {
-  try {
-    coco_eval(gt, dets);
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { coco_eval(gt, dets); });
 }
 
 TEST_CASE("coco_eval: perfect, half found, nothing found, nothing to find") {

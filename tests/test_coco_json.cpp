@@ -6,18 +6,8 @@ using namespace yolox;
 
 static std::string write_file(const TempDir& dir, const std::string& text,
                               const std::string& name = "a.json") {
-  std::ofstream(dir / name, std::ios::binary) << text;
+  write_text(dir / name, text);
   return dir / name;
-}
-// The message of the error, "" if there is none.
-template <class Function>
-static std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
 }
 static std::string coco_error(const std::string& text) {
   TempDir dir;

@@ -12,21 +12,6 @@ using namespace yolox;
 
 namespace {
 
-template <class Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-  return "";
-}
-
-void write_text(const std::string& path, const std::string& text) {
-  fs::create_directories(fs::path(path).parent_path());
-  std::ofstream(path) << text;
-}
-
 void write_image(const std::string& path, int width, int height, const cv::Scalar& bgr = {10, 20, 30}) {
   fs::create_directories(fs::path(path).parent_path());
   REQUIRE(cv::imwrite(path, cv::Mat(height, width, CV_8UC3, bgr)));
@@ -489,6 +474,22 @@ TEST_CASE("data: pictures from the cache: the same boxes, pixels alike; ram and 
     CHECK(entries_of(dir.path.string()).size() == 1);  // disk stays, ram is gone
     for (const auto& name : entries_of(dir.path.string())) fs::remove(dir / name);
   }
+}
+
+TEST_CASE(
+    "data: a picture that went bad before the cache was filled is noted, and the next one stands for it") {
+  TempDir dir;
+  write_image(dir / "images/a.png", 40, 30);
+  write_image(dir / "images/b.png", 40, 30, {1, 1, 1});
+  write_text(dir / "x.json", R"({"categories": [{"id": 1}], "annotations": [], "images": [
+    {"id": 1, "file_name": "a.png"}, {"id": 2, "file_name": "b.png"}]})");
+  Dataset data = dataset(dir / "x.json", false);
+  write_text(dir / "images/a.png", "this is no image");
+  use_cache(data, {dir.path.string(), false}, {32, 32}, false, 1, {});
+  const Batch batch = batches(plain_items(data), 0, 2, 2, {32, 32}, 1).at(0);
+  for (int b = 0; b < 2; ++b) CHECK(batch.images[b][0][0][0].item<int>() == 1);
+  CHECK(data.problems->summary() == std::map<std::string, int64_t>{{"image cannot be used", 1}});
+  CHECK(has(data.problems->lines().at(0), "a.png could not be read when the cache was filled"));
 }
 
 SHARED_TEST("data: bccd, Pascal VOC: the two degenerate boxes are named, with file and line") {

@@ -8,13 +8,8 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-// Writes a file and the folders that it is in.
-void put(const std::string& path, const std::string& text = "") {
-  fs::create_directories(fs::path(path).parent_path());
-  std::ofstream(path, std::ios::binary) << text;
-}
 void put_all(const TempDir& dir, const Names& files) {
-  for (const auto& file : files) put(dir / file);
+  for (const auto& file : files) write_text(dir / file);
 }
 
 // The message of the error, "" if there is none: one line, but for lists of places and the text of a file.
@@ -70,8 +65,8 @@ std::string voc(const std::string& inside) { return "<annotation>\n" + inside + 
 // An XML file and an image for each name, with one object of class `name`.
 void put_voc(const std::string& folder, const Names& names, const std::string& cls = "cat") {
   for (const auto& name : names) {
-    put(folder + "/Annotations/" + name + ".xml", voc(object(cls, corners("1", "2", "3", "5"))));
-    put(folder + "/JPEGImages/" + name + ".jpg");
+    write_text(folder + "/Annotations/" + name + ".xml", voc(object(cls, corners("1", "2", "3", "5"))));
+    write_text(folder + "/JPEGImages/" + name + ".jpg");
   }
 }
 
@@ -101,8 +96,8 @@ TEST_CASE("formats: COCO layouts") {
        }) {
     INFO(l.train_json << ", " << l.train_image);
     TempDir dir;
-    put(dir / l.train_json, small_json("a.png"));
-    put(dir / l.val_json, small_json("b.png"));
+    write_text(dir / l.train_json, small_json("a.png"));
+    write_text(dir / l.val_json, small_json("b.png"));
     put_all(dir, {l.train_image, l.val_image});
     for (const std::string end : {"", "/"}) {
       const Sources s = read_sources(dir.path.string() + end);
@@ -122,7 +117,7 @@ TEST_CASE("formats: COCO layouts") {
 TEST_CASE("formats: images of equal names are those of the split") {
   TempDir dir;
   for (const std::string split : {"train", "val"})
-    put(dir / ("annotations/instances_" + split + ".json"), small_json("1.jpg"));
+    write_text(dir / ("annotations/instances_" + split + ".json"), small_json("1.jpg"));
   SUBCASE("by name") { put_all(dir, {"train/1.jpg", "val/1.jpg", "images/1.jpg"}); }
   SUBCASE("by name, in images") { put_all(dir, {"images/train/1.jpg", "images/val/1.jpg", "images/1.jpg"}); }
   SUBCASE("by the first letters") { put_all(dir, {"train2017/1.jpg", "val2017/1.jpg"}); }
@@ -131,15 +126,15 @@ TEST_CASE("formats: images of equal names are those of the split") {
   const Sources s = read_sources(dir.path.string());
   CHECK(has(s.train.files.at(0), "train"));
   CHECK(has(s.val.files.at(0), "val"));
-  put(dir / "annotations/my_dev.json", small_json("2.jpg"));
+  write_text(dir / "annotations/my_dev.json", small_json("2.jpg"));
   put_all(dir, {"all/2.jpg", "dev/2.jpg"});
   CHECK(below(dir, read_sources(dir / "annotations/my_dev.json").val.files) == Names{"dev/2.jpg"});
 }
 
 TEST_CASE("formats: COCO files given by name, and one alone") {
   TempDir dir;
-  put(dir / "a/first.json", small_json("1.jpg"));
-  put(dir / "b/second.json", small_json("2.jpg"));
+  write_text(dir / "a/first.json", small_json("1.jpg"));
+  write_text(dir / "b/second.json", small_json("2.jpg"));
   put_all(dir, {"a/1.jpg", "b/2.jpg"});
   const std::string both = dir / "a/first.json" + "," + (dir / "b/second.json");
   const Sources s = read_sources(both);
@@ -151,7 +146,7 @@ TEST_CASE("formats: COCO files given by name, and one alone") {
   CHECK_HAS(error_of(both, "test"), "no split \"test\"; it has train, val");
   CHECK(read_sources(dir / "a/first.json" + "," + (dir / "a/first.json")).same);
   CHECK_HAS(error_of(dir / "a/first.json,nowhere.json"), "nowhere.json is no file");
-  put(dir / "a/x,y.json", small_json("1.jpg"));
+  write_text(dir / "a/x,y.json", small_json("1.jpg"));
   for (const std::string& given : {dir / "b", dir / "b/second.json", dir / "a/x,y.json"}) {
     const Sources one = read_sources(given);
     CHECK(one.same);
@@ -163,17 +158,17 @@ TEST_CASE("formats: COCO files given by name, and one alone") {
 
 TEST_CASE("formats: which COCO files a folder is read from") {
   TempDir dir;
-  put(dir / "1.jpg");
+  write_text(dir / "1.jpg");
   const auto put_json = [&](const Names& files) {
-    for (const auto& file : files) put(dir / file, small_json("1.jpg"));
+    for (const auto& file : files) write_text(dir / file, small_json("1.jpg"));
   };
   const auto read = [&](const std::string& split = "") {
     const Sources s = read_sources(dir.path.string(), split);
     return below(dir, {s.train.name, s.val.name});
   };
   put_json({"annotations/instances_train.json", "annotations/._instances_train.json", "x.json"});
-  put(dir / "annotations/captions_train.json", "{}");
-  put(dir / "annotations/image_info_test-dev.json", "{}");
+  write_text(dir / "annotations/captions_train.json", "{}");
+  write_text(dir / "annotations/image_info_test-dev.json", "{}");
   CHECK(read() == Names{"annotations/instances_train.json", "annotations/instances_train.json"});
   CHECK_HAS(error_of(dir.path.string(), "test"), "no split \"test\"; it has train");
   put_json({"annotations/instances_test.json"});
@@ -183,24 +178,24 @@ TEST_CASE("formats: which COCO files a folder is read from") {
   CHECK(read("test") == Names{"annotations/instances_train.json", "annotations/instances_test.json"});
   CHECK(read("valid").at(1) == "annotations/instances_val.json");
   CHECK_HAS(error_of(dir.path.string(), "dev"), "\"dev\"; it has test, train, val");
-  put(dir / "annotations/val_small.json");
+  write_text(dir / "annotations/val_small.json");
   CHECK_HAS(error_of(dir.path.string()), "several files for 'val'");
   CHECK(read("test").at(1) == "annotations/instances_test.json");  // it does not matter then
 
   TempDir other;
-  put(other / "1.jpg");
-  put(other / "val.json", small_json("1.jpg"));
+  write_text(other / "1.jpg");
+  write_text(other / "val.json", small_json("1.jpg"));
   CHECK(read_sources(other.path.string()).same);
   fs::rename(other / "val.json", other / "one.json");
-  put(other / "two.json", small_json("1.jpg"));
+  write_text(other / "two.json", small_json("1.jpg"));
   CHECK_HAS(error_of(other.path.string()), "several JSON files");
   CHECK_HAS(error_of(other.path.string()), "one, two");
   CHECK(read_val_source(other.path.string(), "two").name == other / "two.json");
 
   TempDir people;  // files of another task are all that there is
-  put(people / "annotations/person_keypoints_train2017.json", small_json("1.jpg"));
-  put(people / "annotations/person_keypoints_val2017.json", small_json("1.jpg"));
-  put(people / "images/1.jpg");
+  write_text(people / "annotations/person_keypoints_train2017.json", small_json("1.jpg"));
+  write_text(people / "annotations/person_keypoints_val2017.json", small_json("1.jpg"));
+  write_text(people / "images/1.jpg");
   CHECK_FALSE(read_sources(people.path.string()).same);
 }
 
@@ -219,15 +214,15 @@ TEST_CASE("formats: file names in COCO files") {
     TempDir dir;
     std::string name = c.file_name;
     if (has(name, "ABSOLUTE")) name.replace(0, 8, dir.path.string());
-    put(dir / c.json, small_json(name));
-    put(dir / c.image);
+    write_text(dir / c.json, small_json(name));
+    write_text(dir / c.image);
     CHECK(fs::equivalent(read_sources(dir / c.json).train.files.at(0), dir / c.image));
   }
 }
 
 TEST_CASE("formats: COCO annotations are passed on as they are") {
   TempDir dir;
-  put(dir / "annotations/x.json", R"({
+  write_text(dir / "annotations/x.json", R"({
     "images": [{"id": 70, "file_name": "a.png", "width": 100, "height": 50},
                {"id": 5, "file_name": "gone.png"}],
     "categories": [{"id": 90, "name": "brush"}, {"id": 3, "name": "person"}],
@@ -236,7 +231,7 @@ TEST_CASE("formats: COCO annotations are passed on as they are") {
       {"id": 2, "image_id": 70, "category_id": 3, "bbox": [-5, -3, 0, 10], "iscrowd": 1},
       {"id": 3, "image_id": 70, "category_id": 3},
       {"id": 4, "image_id": 99, "category_id": 4, "bbox": [0, 0, 1, 1]}]})");
-  put(dir / "images/a.png");
+  write_text(dir / "images/a.png");
   const Source source = read_sources(dir.path.string()).train;
   CHECK(names_of(source) == Names{"person", "brush"});
   CHECK(below(dir, source.files) == Names{"images/a.png", "images/gone.png"});
@@ -250,22 +245,22 @@ TEST_CASE("formats: COCO annotations are passed on as they are") {
 
 TEST_CASE("formats: COCO files that cannot be a data set") {
   TempDir dir;
-  put(dir / "a/annotations/x.json", small_json("a.png"));
+  write_text(dir / "a/annotations/x.json", small_json("a.png"));
   const std::string where = error_of(dir / "a");
   CHECK_HAS(where, "x.json: none of its first images");
   CHECK_HAS(where, dir / "a/images/a.png");
-  put(dir / "b/annotations/x.json", R"({"images": [], "categories": [], "annotations": []})");
+  write_text(dir / "b/annotations/x.json", R"({"images": [], "categories": [], "annotations": []})");
   CHECK_HAS(error_of(dir / "b"), "x.json lists no images");
-  put(dir / "c/annotations/x.json", R"({"images": [{"id": 1}], "categories": [], "annotations": []})");
+  write_text(dir / "c/annotations/x.json", R"({"images": [{"id": 1}], "categories": [], "annotations": []})");
   CHECK_HAS(error_of(dir / "c"), "x.json lists no categories");
-  put(dir / "d/annotations/x.json");
+  write_text(dir / "d/annotations/x.json");
   CHECK_HAS(error_of(dir / "d"), "x.json: not valid JSON");
-  put(dir / "e/x.json", small_json(std::string(5000, 'a')));  // longer than a path can be
+  write_text(dir / "e/x.json", small_json(std::string(5000, 'a')));  // longer than a path can be
   CHECK_HAS(error_of(dir / "e"), "none of its first images");
-  put(dir / "b.png");
-  put(dir / "g/x.json", small_json("b.png"));  // that one is of another data set
+  write_text(dir / "b.png");
+  write_text(dir / "g/x.json", small_json("b.png"));  // that one is of another data set
   CHECK_HAS(error_of(dir / "g"), "none of its first images");
-  put(dir / "f/x.json", small_json(""));  // a folder is no image
+  write_text(dir / "f/x.json", small_json(""));  // a folder is no image
   CHECK_HAS(error_of(dir / "f"), "none of its first images");
 }
 
@@ -273,7 +268,7 @@ TEST_CASE("formats: COCO files that cannot be a data set") {
 
 TEST_CASE("formats: Pascal VOC objects") {
   TempDir dir;
-  put(dir / "Annotations/b.xml", R"(<?xml version="1.0"?>
+  write_text(dir / "Annotations/b.xml", R"(<?xml version="1.0"?>
 <!DOCTYPE annotation [<!ENTITY a "cat">]>
 <annotation verified="yes">
   <filename>old name.jpg</filename>
@@ -287,11 +282,12 @@ TEST_CASE("formats: Pascal VOC objects") {
   </object>
   <object><name>cat</name><difficult>0</difficult><bndbox><xmin>5</xmin><ymin>6</ymin><xmax>5</xmax><ymax>4</ymax></bndbox></object>
 </annotation>)");
-  put(dir / "Annotations/a.xml", "\xEF\xBB\xBF" + voc("<size><width>0</width><height>x</height></size>\r\n" +
-                                                      object("Cat", corners("1", "2", "3", "4"))));
-  put(dir / "Annotations/c.xml", voc("<filename>C:\\photos\\c.jpg</filename>"));
-  put(dir / "Annotations/d e.xml", voc("<filename>other.jpg</filename>"));
-  put(dir / "Annotations/sub/f.xml", voc("<size><width>1e12</width><height>-5</height></size>"));
+  write_text(dir / "Annotations/a.xml",
+             "\xEF\xBB\xBF" + voc("<size><width>0</width><height>x</height></size>\r\n" +
+                                  object("Cat", corners("1", "2", "3", "4"))));
+  write_text(dir / "Annotations/c.xml", voc("<filename>C:\\photos\\c.jpg</filename>"));
+  write_text(dir / "Annotations/d e.xml", voc("<filename>other.jpg</filename>"));
+  write_text(dir / "Annotations/sub/f.xml", voc("<size><width>1e12</width><height>-5</height></size>"));
   put_all(dir, {"JPEGImages/b.JPG", "JPEGImages/old name.jpg", "JPEGImages/a.PnG", "JPEGImages/other.jpg",
                 "JPEGImages/sub/f.webp"});
   const Sources s = read_sources(dir.path.string());
@@ -352,12 +348,12 @@ TEST_CASE("formats: Pascal VOC splits") {
     for (const auto& list : c.lists) {
       const std::string cls = list == "valid" ? "val" : list;
       put_voc(dir.path.string(), {"img_" + cls}, cls);
-      put(dir / ("ImageSets/Main/" + list + ".txt"),
-          "\xEF\xBB\xBF"
-          "img_" +
-              cls + "  -1\r\n\r\na\r\n");
+      write_text(dir / ("ImageSets/Main/" + list + ".txt"),
+                 "\xEF\xBB\xBF"
+                 "img_" +
+                     cls + "  -1\r\n\r\na\r\n");
     }
-    put(dir / "ImageSets/Main/cat_train.txt", "a -1\n");
+    write_text(dir / "ImageSets/Main/cat_train.txt", "a -1\n");
     const Sources s = read_sources(dir.path.string(), c.split);
     CHECK(s.train.name == concat(dir.path.string(), " (", c.train, ")"));
     CHECK(s.val.name == concat(dir.path.string(), " (", c.val, ")"));
@@ -376,8 +372,8 @@ TEST_CASE("formats: Pascal VOC splits") {
   }
   TempDir dir;
   put_voc(dir.path.string(), {"a b", "a"});
-  put(dir / "ImageSets/Main/train.txt", "a b\n");
-  put(dir / "ImageSets/Main/val.txt", "\n");  // empty: as if it were not there
+  write_text(dir / "ImageSets/Main/train.txt", "a b\n");
+  write_text(dir / "ImageSets/Main/val.txt", "\n");  // empty: as if it were not there
   CHECK(below(dir, read_sources(dir.path.string()).train.files) == Names{"JPEGImages/a b.jpg"});
   CHECK(read_sources(dir.path.string()).same);
   CHECK_HAS(error_of(dir.path.string(), "test"), "no split \"test\"; it has train");
@@ -399,13 +395,13 @@ TEST_CASE("formats: Pascal VOC layouts") {
   CHECK_HAS(error_of(dir / "two"), "give one");
   CHECK(read_val_source(dir / "two/VOCdevkit/VOC2012").files.size() == 1);
 
-  put(dir / "kaggle/annotations/a.xml", voc(object("sign", corners("1", "2", "3", "4"))));
-  put(dir / "kaggle/images/a.png");
+  write_text(dir / "kaggle/annotations/a.xml", voc(object("sign", corners("1", "2", "3", "4"))));
+  write_text(dir / "kaggle/images/a.png");
   CHECK(below(dir, read_val_source(dir / "kaggle").files) == Names{"kaggle/images/a.png"});
 
   for (const std::string split : {"train", "valid", "test"}) {  // Roboflow's export
-    put(dir / ("roboflow/" + split + "/a.rf.1.xml"), voc(object(split, corners("1", "2", "3", "4"))));
-    put(dir / ("roboflow/" + split + "/a.rf.1.png"));
+    write_text(dir / ("roboflow/" + split + "/a.rf.1.xml"), voc(object(split, corners("1", "2", "3", "4"))));
+    write_text(dir / ("roboflow/" + split + "/a.rf.1.png"));
   }
   const Sources s = read_sources(dir / "roboflow/");
   CHECK(below(dir, s.train.files) == Names{"roboflow/train/a.rf.1.png"});
@@ -419,31 +415,32 @@ TEST_CASE("formats: Pascal VOC files that cannot be read are left out, each with
   TempDir dir;
   const std::string good = object("cat", corners("1", "2", "3", "4"));
   put_voc(dir.path.string(), {"good"});
-  put(dir / "Annotations/broken.xml", "<annotation>\n<object>\n<name>cat</nam\n</object>");
-  put(dir / "Annotations/cut.xml", voc(good).substr(0, 40));
-  put(dir / "Annotations/empty.xml");
-  put(dir / "Annotations/html.xml", "<html><body>Not Found</body></html>");
-  put(dir / "Annotations/binary.xml", std::string("\x00\xFF\x00<<<>\x01", 8));
+  write_text(dir / "Annotations/broken.xml", "<annotation>\n<object>\n<name>cat</nam\n</object>");
+  write_text(dir / "Annotations/cut.xml", voc(good).substr(0, 40));
+  write_text(dir / "Annotations/empty.xml");
+  write_text(dir / "Annotations/html.xml", "<html><body>Not Found</body></html>");
+  write_text(dir / "Annotations/binary.xml", std::string("\x00\xFF\x00<<<>\x01", 8));
   fs::create_directories(dir / "Annotations/folder.xml");
-  put(dir / "Annotations/objects.xml",
+  write_text(
+      dir / "Annotations/objects.xml",
       voc("<object><name>cat</name></object>\n" + good + "\n" + object("cat", corners("one", "2", "3", "4")) +
           "\n" + object("cat", corners("1", "2", "nan", "4")) + "\n" +
           object("cat", corners("1", "2", "3", "1e999")) + "\n" +
           object("cat", corners("1", "2", "3", "0x10")) + "\n" + object("", corners("1", "2", "3", "4")) +
           "\n" + object("cat", "<xmin>1</xmin>") + "\n" +
           object("cat\ndog", corners("1\n2", "2", "3", "4"))));
-  put(
+  write_text(
       dir / "Annotations/deep.xml", "<annotation>" + [] {
         std::string deep;
         for (int i = 0; i < 200000; ++i) deep += "<object>";
         return deep;
       }());
-  put(dir / "Annotations/bomb.xml",
-      "<!DOCTYPE a [<!ENTITY b \"aaaaaaaaaa\"><!ENTITY c \"&b;&b;&b;&b;&b;&b;&b;&b;&b;&b;\">"
-      "<!ENTITY d \"&c;&c;&c;&c;&c;&c;&c;&c;&c;&c;\"><!ENTITY x SYSTEM \"file:///etc/passwd\">]>" +
-          voc(object("&d;&x;", corners("1", "2", "3", "4"))));
-  put(dir / "ImageSets/Main/train.txt",
-      "good\nbroken\ncut\nempty\nhtml\nbinary\nfolder\nobjects\ndeep\nbomb\ngone\n../../etc/passwd\n");
+  write_text(dir / "Annotations/bomb.xml",
+             "<!DOCTYPE a [<!ENTITY b \"aaaaaaaaaa\"><!ENTITY c \"&b;&b;&b;&b;&b;&b;&b;&b;&b;&b;\">"
+             "<!ENTITY d \"&c;&c;&c;&c;&c;&c;&c;&c;&c;&c;\"><!ENTITY x SYSTEM \"file:///etc/passwd\">]>" +
+                 voc(object("&d;&x;", corners("1", "2", "3", "4"))));
+  write_text(dir / "ImageSets/Main/train.txt",
+             "good\nbroken\ncut\nempty\nhtml\nbinary\nfolder\nobjects\ndeep\nbomb\ngone\n../../etc/passwd\n");
   const Source source = read_val_source(dir.path.string());
   const std::string problems = problems_of(source);
   CHECK(below(dir, source.label_files) ==
@@ -463,9 +460,9 @@ TEST_CASE("formats: Pascal VOC files that cannot be read are left out, each with
   CHECK(source.problems.size() == 7 + 2 + 8);
   CHECK(std::count(problems.begin(), problems.end(), '\n') == 7 + 2 + 8);
 
-  put(dir / "ImageSets/Main/train.txt", "gone\nempty\n");
+  write_text(dir / "ImageSets/Main/train.txt", "gone\nempty\n");
   CHECK_HAS(error_of(dir.path.string()), "none of its 2 annotation files can be read");
-  put(dir / "ImageSets/Main/train.txt", std::string("\xFF\xFEg\0o\0", 6));
+  write_text(dir / "ImageSets/Main/train.txt", std::string("\xFF\xFEg\0o\0", 6));
   CHECK_HAS(error_of(dir.path.string()), "train.txt: is not UTF-8 text");
 }
 
@@ -491,16 +488,16 @@ namespace {
 // data.yaml of one folder whose label files have these lines.
 std::string put_yolo(const TempDir& dir, const Names& labels, const std::string& more = "") {
   for (size_t i = 0; i < labels.size(); ++i) {
-    put(dir / concat("images/", char('a' + i), ".jpg"));
-    put(dir / concat("labels/", char('a' + i), ".txt"), labels[i]);
+    write_text(dir / concat("images/", char('a' + i), ".jpg"));
+    write_text(dir / concat("labels/", char('a' + i), ".txt"), labels[i]);
   }
-  put(dir / "data.yaml", "train: images\nnames: [cat, dog]\n" + more);
+  write_text(dir / "data.yaml", "train: images\nnames: [cat, dog]\n" + more);
   return dir / "data.yaml";
 }
 std::string yaml_error(const std::string& text) {
   TempDir dir;
-  put(dir / "images/a.jpg");
-  put(dir / "data.yaml", text);
+  write_text(dir / "images/a.jpg");
+  write_text(dir / "data.yaml", text);
   const std::string error = error_of(dir / "data.yaml");
   CHECK_HAS(error, dir / "data.yaml");
   return error;
@@ -514,7 +511,7 @@ TEST_CASE("formats: YOLO label lines") {
                  "1 0.5 0.5 0.25 0.5\r\n\r\n  0\t0.125 0.25 1e-1 2.5E-1  \r\n"
                  "0 0.4 0.9 0.2 0.3 0.6 0.1\n1.0 .1 .1 .2 .1 .2 .3 .1 .3",
                  "", "7 0.5 0.5 1 1\n-1 0.5 0.5 1 1\n0 40 50 -10 0\n"});
-  put(dir / "images/d.jpg");
+  write_text(dir / "images/d.jpg");
   const Sources s = read_sources(dir.path.string());
   CHECK(s.same);
   const Source& source = s.val;
@@ -569,7 +566,7 @@ TEST_CASE("formats: YOLO lines and files that cannot be read are left out, each 
   TempDir dir;
   put_yolo(dir, {lines, std::string("0 0.5 0.5 0.5 0.5\n\0\1\2", 22),
                  "0 .5 .5 .5 .5\n" + std::string(100000, '9')});
-  put(dir / "images/d.jpg");
+  write_text(dir / "images/d.jpg");
   fs::create_directories(dir / "labels/d.txt");
   const Source source = read_val_source(dir.path.string());
   const std::string problems = problems_of(source);
@@ -602,10 +599,10 @@ TEST_CASE("formats: YOLO images and their label files") {
                 "images/f.webp", "images/g.tif", "images/a.png", "images/h.gif", "images/notes.txt",
                 "images/._a.jpg", "images/.hidden/x.jpg", "images/x.jpg/i.jpg"});
   fs::create_directory_symlink(dir / "images", dir / "images/sub/loop");
-  put(dir / "elsewhere/k.jpg");
+  write_text(dir / "elsewhere/k.jpg");
   fs::create_directory_symlink(dir / "elsewhere", dir / "images/link");
   fs::create_symlink(dir / "nowhere", dir / "images/lost.jpg");
-  put(dir / "data.yaml", "train: images\nnames: [cat]");
+  write_text(dir / "data.yaml", "train: images\nnames: [cat]");
   Source source = read_val_source(dir.path.string());
   CHECK(below(dir, source.files) == Names{"images/a.JPG", "images/a.png", "images/b.Jpeg", "images/e.bmp",
                                           "images/f.webp", "images/g.tif", "images/link/k.jpg",
@@ -621,9 +618,9 @@ TEST_CASE("formats: YOLO images and their label files") {
   CHECK(yolo_label_file("x/my_images/train/a.jpg") == "x/my_images/train/a.txt");
   CHECK_THROWS_WITH_AS(files_under(dir / "nowhere", kImages), doctest::Contains("cannot be listed"),
                        std::runtime_error);
-  put(dir / "photos/a.jpg");
-  put(dir / "photos/a.txt", "0 0.5 0.5 1 1");
-  put(dir / "data.yaml", "train: photos\nnames: [cat]");
+  write_text(dir / "photos/a.jpg");
+  write_text(dir / "photos/a.txt", "0 0.5 0.5 1 1");
+  write_text(dir / "data.yaml", "train: photos\nnames: [cat]");
   source = read_val_source(dir.path.string());
   CHECK(source.where(0) == dir / "photos/a.txt:1");
 }
@@ -632,10 +629,10 @@ TEST_CASE("formats: many YOLO files are read in the order of their paths") {
   TempDir dir;
   Names labels;
   for (int i = 0; i < 400; ++i) {
-    put(dir / concat("images/", 10000 + i, ".jpg"));
-    put(dir / concat("labels/", 10000 + i, ".txt"), i % 5 ? concat("0 0.5 0.5 1 ", i, "\n") : "bad\n");
+    write_text(dir / concat("images/", 10000 + i, ".jpg"));
+    write_text(dir / concat("labels/", 10000 + i, ".txt"), i % 5 ? concat("0 0.5 0.5 1 ", i, "\n") : "bad\n");
   }
-  put(dir / "data.yaml", "val: images\nnc: 1");
+  write_text(dir / "data.yaml", "val: images\nnc: 1");
   const Source source = read_val_source(dir.path.string());
   REQUIRE(source.files.size() == 400);
   CHECK(std::is_sorted(source.files.begin(), source.files.end()));
@@ -687,20 +684,20 @@ TEST_CASE("formats: data.yaml: where images are") {
     std::string yaml = c.yaml + "\nnames: [cat]\n";
     if (const size_t at = yaml.find("ABSOLUTE"); at != std::string::npos)
       yaml.replace(at, 8, dir.path.string());
-    put(dir / "set/data.yaml", yaml);
-    put(dir / "set/lists/other.txt", "e.jpg\n./f.jpg");
-    put(dir / "set/lists/train.txt",
-        "\xEF\xBB\xBF./d.jpg\r\n\r\nimages\\c\\1.jpg\r\nimages/lost.jpg\n./images/lost.jpg\n");
+    write_text(dir / "set/data.yaml", yaml);
+    write_text(dir / "set/lists/other.txt", "e.jpg\n./f.jpg");
+    write_text(dir / "set/lists/train.txt",
+               "\xEF\xBB\xBF./d.jpg\r\n\r\nimages\\c\\1.jpg\r\nimages/lost.jpg\n./images/lost.jpg\n");
     CHECK(below(dir, read_sources(dir / "set/data.yaml").train.files) == c.train);
   }
   TempDir dir;
-  put(dir / "data.yaml", "train: images\nval: ../v/images\nnames: [cat]");
-  put(dir / "images/a.jpg");
+  write_text(dir / "data.yaml", "train: images\nval: ../v/images\nnames: [cat]");
+  write_text(dir / "images/a.jpg");
   const std::string missing = error_of(dir.path.string());
   CHECK_HAS(missing, "data.yaml: val: neither a folder nor a .txt");
   CHECK_HAS(missing, (dir.path.parent_path() / "v/images").string());
   CHECK(read_val_source(dir.path.string(), "train").files.size() == 1);  // val does not matter then
-  put(dir / "v/images/notes.txt");
+  write_text(dir / "v/images/notes.txt");
   CHECK_HAS(error_of(dir.path.string()), "val: no images in ../v/images");
 }
 
@@ -717,11 +714,11 @@ TEST_CASE("formats: data.yaml: splits") {
     std::string yaml = "names: [cat]\ndownload: https://example.com/a.zip\n";
     std::istringstream keys(c.keys);
     for (std::string key; keys >> key;) {
-      put(dir / (key + "/images/" + key + ".jpg"));
+      write_text(dir / (key + "/images/" + key + ".jpg"));
       yaml += key + ": " + key + "/images\n";
     }
     if (!has(c.keys, "test")) yaml += "test:  # optional\n";
-    put(dir / "data.yaml", yaml);
+    write_text(dir / "data.yaml", yaml);
     const Sources s = read_sources(dir.path.string(), c.split);
     CHECK(fs::path(s.train.files.at(0)).stem() == c.train);
     CHECK(fs::path(s.val.files.at(0)).stem() == c.val);
@@ -733,9 +730,9 @@ TEST_CASE("formats: data.yaml: splits") {
 
 TEST_CASE("formats: data.yaml: classes") {
   TempDir dir;
-  put(dir / "images/a.jpg");
+  write_text(dir / "images/a.jpg");
   const auto names = [&](const std::string& yaml) {
-    put(dir / "data.yaml", "\xEF\xBB\xBF" + yaml + "\r\ntrain: images\r\n");
+    write_text(dir / "data.yaml", "\xEF\xBB\xBF" + yaml + "\r\ntrain: images\r\n");
     const Source source = read_val_source(dir.path.string());
     for (size_t i = 0; i < source.coco.categories.size(); ++i)
       CHECK(source.coco.categories[i].id == int64_t(i));
@@ -795,17 +792,17 @@ TEST_CASE("formats: a folder that could be several") {
   put_yolo(dir, {"0 0.5 0.5 1 1"});
   const auto kind = [&] { return fs::path(read_val_source(dir.path.string()).name).extension().string(); };
   CHECK(kind() == ".yaml (train)");
-  put(dir / "package.json", R"({"name": "x"})");
-  put(dir / "annotations.json", "[1, 2]");
-  put(dir / "images/a.json", R"({"shapes": [], "imagePath": "a.jpg"})");  // labelme's
+  write_text(dir / "package.json", R"({"name": "x"})");
+  write_text(dir / "annotations.json", "[1, 2]");
+  write_text(dir / "images/a.json", R"({"shapes": [], "imagePath": "a.jpg"})");  // labelme's
   CHECK(kind() == ".yaml (train)");
-  put(dir / "labels.json", small_json("a.jpg"));
+  write_text(dir / "labels.json", small_json("a.jpg"));
   CHECK(kind() == ".json");
   fs::remove(dir / "labels.json");
   put_voc(dir.path.string(), {"b"});
   CHECK(has(read_val_source(dir.path.string()).name, "(all)"));
   CHECK(read_val_source(dir / "data.yaml").relative);  // what is given is taken
-  put(dir / "annotations/train.json", small_json("a.jpg"));
+  write_text(dir / "annotations/train.json", small_json("a.jpg"));
   CHECK(kind() == ".json");
   fs::remove_all(dir / "annotations");
   fs::remove_all(dir / "Annotations");
@@ -817,15 +814,15 @@ TEST_CASE("formats: the YAML file of a folder") {
   TempDir dir;
   put_yolo(dir, {"0 0.5 0.5 1 1"});
   const auto yaml = [&] { return fs::path(read_val_source(dir.path.string()).name).filename().string(); };
-  put(dir / "args.yaml", "epochs: 3");
-  put(dir / "broken.yaml", "[");
-  put(dir / "coco8.yaml", contents(dir / "data.yaml"));
+  write_text(dir / "args.yaml", "epochs: 3");
+  write_text(dir / "broken.yaml", "[");
+  write_text(dir / "coco8.yaml", contents(dir / "data.yaml"));
   CHECK(yaml() == "data.yaml (train)");
   fs::rename(dir / "data.yaml", dir / "dataset.yaml");
   CHECK(yaml() == "dataset.yaml (train)");
   fs::remove(dir / "dataset.yaml");
   CHECK(yaml() == "coco8.yaml (train)");
-  put(dir / "coco9.yml", contents(dir / "coco8.yaml"));
+  write_text(dir / "coco9.yml", contents(dir / "coco8.yaml"));
   CHECK_HAS(error_of(dir.path.string()), "several YAML files");
 }
 
@@ -835,16 +832,16 @@ TEST_CASE("formats: what is no data set is refused with what was looked for") {
   CHECK_HAS(error_of(dir / "nowhere.yaml"), "does not exist");
   CHECK_HAS(error_of(dir.path.string()), "an empty folder");
   put_all(dir, {"a.jpg", "b.csv", "c.csv", "d/e/f.xml"});
-  put(dir / "package.json", R"({"name": "x"})");
+  write_text(dir / "package.json", R"({"name": "x"})");
   const std::string error = error_of(dir.path.string());
   for (const std::string part :
        {"annotations/*.json", "Annotations/*.xml", "data.yaml", "a.jpg, b.csv, c.csv, d,"})
     CHECK_HAS(error, part);
   CHECK_HAS(error_of(dir / "b.csv"), "b.csv: not valid JSON");
 
-  for (const std::string file : {"x/images/train/a.jpg", "y/train/images/a.jpg"}) put(dir / file);
+  for (const std::string file : {"x/images/train/a.jpg", "y/train/images/a.jpg"}) write_text(dir / file);
   for (const std::string file : {"x/labels/train/a.txt", "y/train/labels/a.txt"})
-    put(dir / file, "0 0.5 0.5 1 1");
+    write_text(dir / file, "0 0.5 0.5 1 1");
   for (const std::string set : {"x", "y"})
     CHECK_HAS(error_of(dir / set),
               "write " + (dir / (set + "/data.yaml")) +

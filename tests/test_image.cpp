@@ -147,7 +147,7 @@ struct File : TempDir {  // one file, over and over
   std::string path;
   explicit File(const std::string& name) : path(*this / name) {}
   const std::string& operator()(const std::string& bytes) const {
-    std::ofstream(path, std::ios::binary) << bytes;
+    write_text(path, bytes);
     return path;
   }
 };

@@ -408,7 +408,7 @@ TEST_CASE("train: bad images and labels are counted, listed and left out; --stri
   TempDir dir;
   write_scenes(dir / "data", 4);
   const std::string bad = dir / "data/train/shapes_2.png";
-  std::ofstream(bad) << "this is no image";
+  write_text(bad, "this is no image");
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 2 --epochs 1 --eval-interval 1 ";
   const std::string printed = succeed(dir, "train", flags + "--out a");
   CHECK(has(printed, "image cannot be used: 1"));
@@ -495,7 +495,7 @@ SHARED_TEST(
 TEST_CASE("demo: writes each picture of a folder in its size, skips what is no image, keeps the input") {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "pictures", 2);
-  std::ofstream(dir / "pictures/train/text.jpg") << "this is no image";
+  write_text(dir / "pictures/train/text.jpg", "this is no image");
   const std::string before = contents(dir / "pictures/train/shapes_1.png");
   const std::string printed =
       succeed(dir, "demo", "--source pictures/train --weights a/last.pth --conf 0 --save drawn");
@@ -600,9 +600,7 @@ TEST_CASE("programs: bad input ends with one line that names it, and the right e
   write_scenes(dir / "pair", 4, 2);
   fs::create_directories(dir / "nothing");
   fs::copy(dir / "a", dir / "h");
-  const auto file = [&](const std::string& name, const std::string& text) {
-    std::ofstream(dir / name) << text;
-  };
+  const auto file = [&](const std::string& name, const std::string& text) { write_text(dir / name, text); };
   const std::string json = contents(dir / "data/annotations/instances_train.json");
   const std::string weights = contents(dir / "a/last.pth");
   file("text.txt", "words\n");
