@@ -360,16 +360,30 @@ void place(const Pictures& pictures, std::size_t index, const Placing& p, Sample
   }
 }
 
+// f(index), or where that throws ImageError, f of the picture that pictures.instead_of() names.
+template <class Pictures, class F>
+auto with_usable(const Pictures& pictures, std::size_t index, const F& f) {
+  for (std::size_t tries = 1;; ++tries) {
+    try {
+      return f(index);
+    } catch (const ImageError& e) {
+      index = pictures.instead_of(index, e, tries);
+    }
+  }
+}
+
 }  // namespace augment_detail
 
 // A training sample from what was drawn for it, its picture drawn into sample.image, which has the size of
-// the network.
-//   pictures.size(i) -> cv::Size                   known without reading the picture
-//   pictures.boxes(i) -> const std::vector<Box>&   in its pixels
-//   pictures.piece(i, part, scale) -> Piece        that part of its pixels with at least scale of their
-//   resolution pictures.instead_of(i, error, tries) -> index  piece() threw this ImageError: the picture to
-//   take, or throws
-// Boxes more than a pixel wide and high stay.
+// the network. Boxes more than a pixel wide and high stay. `pictures` has these functions:
+//
+//   size(i) -> cv::Size: known without reading the picture
+//
+//   boxes(i) -> const std::vector<Box>&: in its pixels
+//
+//   piece(i, part, scale) -> Piece: that part of its pixels with at least `scale` of their resolution
+//
+//   instead_of(i, error, tries) -> index: the picture to take as piece() threw this ImageError; or throws
 template <class Pictures>
 void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
   const cv::Size size = sample.image.size();
@@ -378,13 +392,8 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
     return fit_into(pictures.size(index), size, /*truncate=*/false);
   };
   const auto place = [&](std::size_t index, Sample& into, auto placing_of) {
-    for (std::size_t tries = 1;; ++tries) {
-      try {
-        return augment_detail::place(pictures, index, placing_of(index), into);
-      } catch (const ImageError& e) {
-        index = pictures.instead_of(index, e, tries);
-      }
-    }
+    augment_detail::with_usable(
+        pictures, index, [&](std::size_t i) { augment_detail::place(pictures, i, placing_of(i), into); });
   };
   sample.image.setTo(cv::Scalar::all(border_grey));
   sample.boxes.clear();

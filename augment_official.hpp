@@ -162,18 +162,13 @@ template <class Pictures>
 void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
   const cv::Size size = sample.image.size();
   const auto load = [&](std::size_t index) {
-    for (std::size_t tries = 1;; ++tries) {
-      try {
-        const cv::Size whole = pictures.size(index);
-        const Piece piece = pictures.piece(index, {0, 0, whole.width, whole.height}, 1);
-        Sample loaded{piece.image, {}};
-        for (const Box& b : pictures.boxes(index)) loaded.boxes.push_back(scaled_shifted(b, piece.scale));
-        const bool cached = piece.scale.x != 1 || piece.scale.y != 1;  // then it has been fitted before
-        return cached ? loaded : fit(loaded, size);
-      } catch (const ImageError& e) {
-        index = pictures.instead_of(index, e, tries);
-      }
-    }
+    return augment_detail::with_usable(pictures, index, [&](std::size_t i) {
+      const Piece piece = pictures.piece(i, {{0, 0}, pictures.size(i)}, 1);
+      Sample loaded{piece.image, {}};
+      for (const Box& b : pictures.boxes(i)) loaded.boxes.push_back(scaled_shifted(b, piece.scale));
+      const bool cached = piece.scale.x != 1 || piece.scale.y != 1;  // then it has been fitted before
+      return cached ? loaded : fit(loaded, size);
+    });
   };
   Sample made = load(draw.index);
   if (draw.mosaic) {
