@@ -3,9 +3,8 @@
 //
 //   struct Config : Flags {
 //     int bs = flag(bs, "Training", "bs", 16, "N", "images in a step");
-//     bool strict = flag(strict, "Data", "strict", false, "", "stop at the first bad label");   // --strict
-//     bool mosaic = flag(mosaic, "Data", "mosaic", true, "", "four images in one");             //
-//     --no-mosaic
+//     bool strict = flag(strict, "Data", "strict", false, "", "stop at bad labels");   // --strict
+//     bool mosaic = flag(mosaic, "Data", "mosaic", true, "", "four images in one");    // --no-mosaic
 //   };
 //   Config config;
 //   config.parse(argc, argv, "trains YOLOX");
@@ -20,6 +19,7 @@
 #include <exception>
 #include <functional>
 #include <iostream>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>

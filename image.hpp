@@ -145,6 +145,10 @@ struct Jpeg {
   int reduction = 1;  // 1, 2, 4 or 8
   cv::Rect part;      // wanted, in pixels as stored; empty: the header only
   cv::Mat pixels;     // out; on the way in it may have memory to use
+
+  cv::Size upright() const {
+    return transposed(orientation) ? cv::Size(height, width) : cv::Size(width, height);
+  }
 };
 
 // True where libjpeg-turbo (2.1.5) gives a part other bits than the whole has: a progressive file without its
@@ -257,7 +261,7 @@ inline Piece decode_piece(std::string_view bytes, const std::string& path, const
     if (!jpeg.four_channels) {
       const int o = jpeg.orientation;
       const bool turned = image_detail::transposed(o);
-      const cv::Size upright = turned ? cv::Size(jpeg.height, jpeg.width) : cv::Size(jpeg.width, jpeg.height);
+      const cv::Size upright = jpeg.upright();
       cv::Rect stored = inside(upright);
       if (reduction > 8)
         stored = {{0, 0}, upright};  // what is reduced further must be cut in the same places
@@ -343,9 +347,7 @@ inline cv::Size image_size(const std::string& path) {
     if (!image_detail::is_jpeg(head) || !ends()) break;
     image_detail::Jpeg jpeg;
     const std::string error = image_detail::read_jpeg(head, jpeg);
-    if (error.empty() && jpeg.width > 0)
-      return image_detail::transposed(jpeg.orientation) ? cv::Size(jpeg.height, jpeg.width)
-                                                        : cv::Size(jpeg.width, jpeg.height);
+    if (error.empty() && jpeg.width > 0) return jpeg.upright();
   }
   return decode_image(read_bytes(path), path).size();
 }
