@@ -339,6 +339,14 @@ inline std::vector<int64_t> class_counts(const Dataset& data) {
   return counts;
 }
 
+// Classes from the one with the most boxes to the one with the fewest.
+inline std::vector<size_t> by_count(const std::vector<int64_t>& counts) {
+  std::vector<size_t> order(counts.size());
+  std::iota(order.begin(), order.end(), size_t(0));
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return counts[a] > counts[b]; });
+  return order;
+}
+
 // ---- splits
 
 struct Splits {

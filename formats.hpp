@@ -60,7 +60,7 @@ struct Sources {
 // The bytes of a file without a byte order mark. Returns errno, 0 if all is well.
 inline int read_all(const std::string& path, std::string& text) {
   text.clear();
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  const File file(std::fopen(path.c_str(), "rb"), std::fclose);
   if (!file) return errno;
   char buffer[1 << 14];
   for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, file.get())) > 0;) text.append(buffer, n);
@@ -161,10 +161,10 @@ inline std::string in_quotes(std::string_view text) {
     if (std::iscntrl(static_cast<unsigned char>(c))) c = '?';
   return "\"" + shown + (text.size() > 60 ? "...\"" : "\"");
 }
-inline std::string listed(const std::vector<std::string>& names) {
+inline std::string listed(const std::vector<std::string>& names, size_t most = 8) {
   std::string text;
-  for (size_t i = 0; i < std::min<size_t>(names.size(), 8); ++i) text += (i ? ", " : "") + names[i];
-  return text + (names.size() > 8 ? ", ..." : "");
+  for (size_t i = 0; i < std::min(names.size(), most); ++i) text += (i ? ", " : "") + names[i];
+  return text + (names.size() > most ? ", ..." : "");
 }
 
 // ---- splits
@@ -241,7 +241,7 @@ inline SplitReaders coco_splits(const fs::path& root) {
     for (const auto& path : listing(folder)) {
       if (!has_extension(path, {".json"}) || !is_file(path)) continue;
       char start[4096];  // there are other JSON files: the keys of COCO's come early
-      std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+      const File file(std::fopen(path.c_str(), "rb"), std::fclose);
       const std::string_view text(start, file ? std::fread(start, 1, sizeof start, file.get()) : 0);
       bool coco = known;
       for (const char* key : {"\"images\"", "\"annotations\"", "\"categories\""})

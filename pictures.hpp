@@ -68,9 +68,7 @@ inline Image draw_labels(const Dataset& data) {
     cv::putText(sheet, t, {x, y}, cv::FONT_HERSHEY_SIMPLEX, size, cv::Scalar::all(40), 1, cv::LINE_AA);
   };
 
-  std::vector<size_t> order(counts.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return counts[a] > counts[b]; });
+  const auto order = by_count(counts);
   text(concat("boxes per class",
               order.size() > size_t(bars) ? concat(" (", bars, " of ", order.size(), ")") : ""),
        10, 30);

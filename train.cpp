@@ -3,6 +3,7 @@
 //   ./train --data DIR --model yolox-s --weights yolox_s.pth --bs 16
 #include <iomanip>
 #include <iostream>
+#include <map>
 #include <numeric>
 
 #include "evaluate.hpp"
@@ -213,13 +214,14 @@ static c10::IValue restore_settings(Config& config, std::string& run, std::vecto
   run = config.resume == "newest" ? newest_run() : config.resume;
   usage_check(!run.empty(), "--resume: there is no run with a last.pth below runs/; give its folder");
   const auto saved = read_pth(run + "/last.pth");
-  const Settings given = config.values();
+  const auto values = config.values();
+  const std::map<std::string, std::string> now(values.begin(), values.end());
   for (const auto& [name, value] : saved_settings(saved, run + "/last.pth")) {
     if (name == "resume" || name == "out" || name == "weights") continue;
-    if (!config.was_given(name)) config.set(name, value);
-    for (const auto& [flag, text] : given)
-      if (flag == name && config.was_given(name) && text != value)
-        notes.push_back(concat("--", name, " ", text, " instead of the run's ", value));
+    if (!config.was_given(name))
+      config.set(name, value);
+    else if (now.at(name) != value)
+      notes.push_back(concat("--", name, " ", now.at(name), " instead of the run's ", value));
   }
   return saved;
 }
@@ -244,22 +246,17 @@ static WeightsInfo start_from(YOLOX& model, const std::string& path, const Confi
 static void tell_classes(Log& log, const Splits& splits) {
   const Dataset &train = splits.train, &val = splits.val;
   const auto counts = class_counts(train), in_val = class_counts(val);
-  std::vector<size_t> order(counts.size());
-  std::iota(order.begin(), order.end(), size_t(0));
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return counts[a] > counts[b]; });
-  std::string line =
-      concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)), " to train:");
-  for (size_t k = 0; k < order.size() && k < 10; ++k)
-    line += concat(k ? ", " : " ", train.classes[order[k]], " ", counts[order[k]]);
-  log.line(line + (order.size() > 10 ? ", ..." : ""));
+  std::vector<std::string> frequent;
+  for (const size_t c : by_count(counts)) frequent.push_back(concat(train.classes[c], " ", counts[c]));
+  log.line(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
+                  " to train: ", listed(frequent, 10)));
   const auto absent = [&](const std::vector<int64_t>& of, const char* split) {
-    std::string names;
-    int64_t missing = 0;
+    std::vector<std::string> names;
     for (size_t c = 0; c < of.size(); ++c)
-      if (of[c] == 0 && ++missing <= 10) names += (missing > 1 ? ", " : "") + train.classes[c];
-    if (missing)
-      log.line(concat("note: ", missing, missing == 1 ? " class has" : " classes have", " no box to ", split,
-                      ": ", names, missing > 10 ? ", ..." : ""));
+      if (of[c] == 0) names.push_back(train.classes[c]);
+    if (!names.empty())
+      log.line(concat("note: ", names.size(), names.size() == 1 ? " class has" : " classes have",
+                      " no box to ", split, ": ", listed(names, 10)));
   };
   absent(counts, "train on");
   if (!splits.same) absent(in_val, "evaluate on");
