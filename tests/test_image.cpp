@@ -376,6 +376,47 @@ TEST_CASE("EXIF of PNGs turns them too, wherever it is") {
   CHECK(image_size(file.path) == cv::Size(20, 31));
 }
 
+TEST_CASE(
+    "BMP, TIFF and WebP: colour, grey, 16 bits and alpha, in parts and reduced; cut off they are errors") {
+  const Quiet quiet;
+  const File file("picture");
+  Dice dice(15);
+  const Image image = painted(dice, {90, 61});
+  cv::Mat grey, deep, alpha, dim;
+  cv::cvtColor(image, grey, cv::COLOR_BGR2GRAY);
+  image.convertTo(deep, CV_16U, 257);
+  grey.convertTo(dim, CV_16U, 257);
+  cv::cvtColor(image, alpha, cv::COLOR_BGR2BGRA);
+  cv::Mat grey_image;
+  cv::cvtColor(grey, grey_image, cv::COLOR_GRAY2BGR);
+  struct {
+    std::string extension;
+    cv::Mat in, out;
+  } const cases[] = {{".bmp", image, image},   {".bmp", grey, grey_image}, {".tiff", image, image},
+                     {".tiff", deep, image},   {".tif", grey, grey_image}, {".tif", dim, grey_image},
+                     {".tiff", alpha, image},  {".webp", image, image},    {".webp", alpha, image},
+                     {".png", dim, grey_image}};
+  for (const auto& [extension, in, out] : cases) {
+    INFO(extension << " " << cv::typeToString(in.type()));
+    std::vector<uchar> encoding;
+    std::vector<int> settings;
+    if (extension == ".webp") settings = {cv::IMWRITE_WEBP_QUALITY, 101};  // without loss
+    REQUIRE(cv::imencode(extension, in, encoding, settings));
+    const std::string bytes(encoding.begin(), encoding.end());
+    const Image whole = decode_image(bytes, "picture");
+    CHECK(cv::norm(whole, out, cv::NORM_INF) == 0);
+    CHECK(image_size(file(bytes)) == image.size());
+    const Piece half = decode_piece(bytes, "picture", {70, 40, 10, 10}, 0.5);
+    CHECK(half.image.size() == cv::Size(45, 31));
+    CHECK(half.scale.x == 0.5);
+    for (const double part : {0.1, 0.5, 0.95}) {
+      const std::string cut = bytes.substr(0, size_t(double(bytes.size()) * part));
+      CHECK(has(image_error([&] { decode_image(cut, "cut file"); }), "cut file"));
+      CHECK(has(image_error([&] { image_size(file(cut)); }), file.path));
+    }
+  }
+}
+
 TEST_CASE("EXIF that lies: no crash, no reading beyond its end") {
   Dice dice(8);
   const std::string plain = jpeg(painted(dice, {40, 24}));
