@@ -12,13 +12,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -26,17 +24,17 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "error.hpp"
 #include "run.hpp"
+#include "threads.hpp"
 
 namespace yolox {
 
 // Bytes of memory that a new file in RAM may take: what is available, less a margin of 10 % of all memory.
-// The limit of a container counts as its memory.
+// The limits of a container or job (control groups, versions 2 and 1, and those above) count as its memory.
 inline double free_memory(const std::string& proc = "/proc", const std::string& cgroup = "/sys/fs/cgroup") {
   // The number behind a word, or the first one of the file if the word is empty.
   const auto number = [](const std::string& path, const std::string& name, double otherwise) {
@@ -47,13 +45,37 @@ inline double free_memory(const std::string& proc = "/proc", const std::string& 
     return word == name && file >> value ? value : otherwise;
   };
   const double infinity = std::numeric_limits<double>::infinity();
-  double free = 1024 * (number(proc + "/meminfo", "MemAvailable:", infinity) -
-                        0.1 * number(proc + "/meminfo", "MemTotal:", 0));
-  const double limit = number(cgroup + "/memory.max", "", infinity);
-  if (limit < infinity)  // pages of files, those in RAM apart, make room when memory runs out
-    free = std::min(free, 0.9 * limit - number(cgroup + "/memory.current", "", 0) +
-                              number(cgroup + "/memory.stat", "file", 0) -
-                              number(cgroup + "/memory.stat", "shmem", 0));
+  const double all = 1024 * number(proc + "/meminfo", "MemTotal:", 0);
+  double free = 1024 * number(proc + "/meminfo", "MemAvailable:", infinity) - 0.1 * all;
+  const auto group = [&](const std::string& folder, const char* most, const char* used, const char* total) {
+    const double limit = number(folder + most, "", infinity);
+    if (limit >= 1e18 || (all > 0 && limit > all)) return;  // none
+    const auto now = [&](const char* name) {
+      return number(folder + "/memory.stat", concat(total, name), 0);
+    };
+    const double shared = now("shmem");  // pages of files, those in RAM apart, make room when memory runs out
+    const double files = *total ? now("cache") : now("file");
+    free = std::min(free, 0.9 * limit - number(folder + used, "", 0) + files - shared);
+  };
+  std::vector<std::string> two{"/"}, one{"/"};  // the group of this process in each version
+  std::ifstream groups(proc + "/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const size_t path = line.find(':', line.find(':') + 1);
+    if (path == std::string::npos) continue;
+    if (line.rfind("0::", 0) == 0) two.push_back(line.substr(path + 1));
+    if (line.substr(0, path).find("memory") != std::string::npos) one.push_back(line.substr(path + 1));
+  }
+  for (const bool newer : {true, false}) {
+    for (std::string path : newer ? two : one) {
+      for (;; path.erase(path.rfind('/'))) {
+        if (newer)
+          group(cgroup + path, "/memory.max", "/memory.current", "");
+        else
+          group(cgroup + "/memory" + path, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_");
+        if (path.find('/') == std::string::npos) break;
+      }
+    }
+  }
   return std::max(0.0, free);
 }
 
@@ -135,9 +157,8 @@ class BlobCache {
       sizes_hash_ = (sizes_hash_ ^ size) * 1099511628211u;  // FNV-1a, by words
       sizes_hash_ ^= sizes_hash_ >> 32;
     }
-    const std::string prefix = concat("yolox-cache-", geteuid(), "-");
-    const std::string path = place.folder + "/" + prefix + key;
-    if (!place.keep) sweep(prefix, path);
+    const std::string path = place.folder + "/" + prefix() + key;
+    sweep(place, path);
     while (!attach(path, fill, threads, progress)) continue;
   }
   BlobCache(const BlobCache&) = delete;
@@ -155,9 +176,25 @@ class BlobCache {
   size_t bytes() const { return offsets_.back(); }
   // False: it was there already, or another process made it.
   bool filled_here() const { return filled_here_; }
+  const std::string& path() const { return file_->path; }
+
+  // Removes what processes that were killed have left: in RAM every file that nobody uses, on disk those that
+  // were not filled to the end.
+  static void sweep(const Place& place, const std::string& but_for = "") {
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(place.folder, ignored)) {
+      const std::string name = entry.path().filename().string(), path = place.folder + "/" + name;
+      if (name.compare(0, prefix().size(), prefix()) != 0 || path == but_for) continue;
+      const CacheFile file(path, O_RDONLY);
+      if (file.fd >= 0 && flock(file.fd, LOCK_EX | LOCK_NB) == 0 &&
+          !(place.keep && file.header().complete == 1))
+        file.remove();
+    }
+  }
 
  private:
   static constexpr char kMagic[16] = "yolox-cache v1";
+  static std::string prefix() { return concat("yolox-cache-", geteuid(), "-"); }
 
   Place place_;
   uint64_t sizes_hash_ = 14695981039346656037u;
@@ -250,34 +287,19 @@ class BlobCache {
     header->bytes = bytes();
 
     const size_t n = offsets_.size() - 1;
-    std::atomic<size_t> next{0};
-    std::mutex mutex;  // of all below
-    std::exception_ptr error;
+    std::mutex mutex;  // of the header and `told`
     double told = 0;
-    const auto work = [&] {
-      try {
-        for (size_t i; (i = next++) < n;) {
-          fill(i, data.get() + offsets_[i]);
+    in_threads(
+        int64_t(n),
+        [&](int64_t i) {
+          fill(size_t(i), data.get() + offsets_[i]);
           const std::lock_guard<std::mutex> lock(mutex);
           ++header->done;
-          if (!progress || (header->done < n && now() - told < 0.1)) continue;
+          if (!progress || (header->done < n && now() - told < 0.1)) return;
           progress(header->done, n);
           told = now();
-        }
-      } catch (...) {
-        next = n;
-        const std::lock_guard<std::mutex> lock(mutex);
-        if (!error) error = std::current_exception();
-      }
-    };
-    std::vector<std::thread> others;
-    try {
-      for (int t = 1; t < threads; ++t) others.emplace_back(work);
-    } catch (const std::system_error&) {  // no more threads to be had: then with fewer
-    }
-    work();
-    for (auto& thread : others) thread.join();
-    if (error) std::rethrow_exception(error);
+        },
+        unsigned(std::max(1, threads)));
 
     // The mark goes to disk after the data does: a crash in between leaves a file without it.
     const auto sync = [&] {
@@ -287,17 +309,6 @@ class BlobCache {
     sync();
     header->complete = 1;
     sync();
-  }
-
-  // Removes what processes that were killed left in RAM.
-  void sweep(const std::string& prefix, const std::string& own_path) const {
-    std::error_code ignored;
-    for (const auto& entry : std::filesystem::directory_iterator(place_.folder, ignored)) {
-      const std::string name = entry.path().filename().string(), path = place_.folder + "/" + name;
-      if (name.compare(0, prefix.size(), prefix) != 0 || path == own_path) continue;
-      const CacheFile file(path, O_RDONLY);
-      if (file.fd >= 0 && flock(file.fd, LOCK_EX | LOCK_NB) == 0) file.remove();
-    }
   }
 };
 

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -232,10 +233,16 @@ inline Loader::Make training_items(const Dataset& data, uint64_t seed, const Aug
       draw = draw_sample(rng, augment, n, index, image.size(), mosaic_at(position));
     }
     Sample sample{image, {}};
-    if (augment.official_quirks)
-      official::compose(data, draw, sample);
-    else
-      compose(data, draw, sample);
+    try {
+      if (augment.official_quirks)
+        official::compose(data, draw, sample);
+      else
+        compose(data, draw, sample);
+    } catch (const cv::Exception& e) {
+      fail(data.records[index].file, ", or an image beside it in a mosaic: ", e.what());
+    } catch (const std::bad_alloc&) {
+      fail(data.records[index].file, ", or an image beside it in a mosaic: out of memory");
+    }
     return Item{std::move(sample.boxes), index};
   };
 }

@@ -4,13 +4,13 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iomanip>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -68,25 +68,33 @@ struct Problems {
 // ---- images
 
 struct ImageCheck {
-  int width = 0, height = 0;  // of the upright picture
-  std::string error;          // why it cannot be used; empty: it can
+  int width = 0, height = 0;  // of the upright picture; 0: it cannot be used
+  std::string error;          // why; empty: it can
 };
 
-// A number for bytes one after another, as 16 hex digits: FNV-1a.
+// A number for bytes one after another, in hex digits: FNV-1a.
 struct ContentKey {
   uint64_t hash = 0xCBF29CE484222325u;
+  const fs::path working_folder = [] {
+    std::error_code ignored;
+    return fs::current_path(ignored);
+  }();
   void add(const void* data, size_t n) {
     for (size_t i = 0; i < n; ++i)
       hash = (hash ^ static_cast<const unsigned char*>(data)[i]) * 0x100000001B3u;
   }
-  void add(const std::string& file, const struct stat& s) {  // its name, size and time of change
-    add(file.c_str(), file.size() + 1);
-    const int64_t of_file[] = {s.st_size, s.st_mtim.tv_sec, s.st_mtim.tv_nsec};
+  void add(const std::string& text) { add(text.c_str(), text.size() + 1); }
+  // A file by its path, size and times of change: the second one is the system's, which copying, unpacking
+  // and touching do not set back.
+  void add(const std::string& file, const struct stat& s) {
+    add(fs::path(file).is_absolute() ? file : (working_folder / file).string());
+    const int64_t of_file[] = {s.st_size, s.st_mtim.tv_sec, s.st_mtim.tv_nsec, s.st_ctim.tv_sec,
+                               s.st_ctim.tv_nsec};
     add(of_file, sizeof of_file);
   }
   std::string text() const {
     std::ostringstream out;
-    out << std::hex << std::setw(16) << std::setfill('0') << hash;
+    out << std::hex << hash;
     return out.str();
   }
 };
@@ -97,7 +105,8 @@ struct ImageChecks {
 };
 
 // Looks at the header and the end of every image. What was found is kept in the folder `keep` (empty:
-// nowhere) under its key, so that the next run with the same files need not open them.
+// nowhere) under its key, so that the next run with the same files need not open them; but images with an
+// error are looked at again, as what was wrong with them may have been the disk or a right.
 inline ImageChecks check_images(const std::vector<std::string>& files, const std::string& keep) {
   std::vector<struct stat> stats(files.size());
   in_threads(int64_t(files.size()), [&](int64_t i) {
@@ -111,35 +120,36 @@ inline ImageChecks check_images(const std::vector<std::string>& files, const std
   const std::string path = keep.empty() ? "" : (fs::path(keep) / ("images-" + result.key + ".txt")).string();
   if (std::ifstream kept(path); !path.empty() && kept) {
     size_t lines = 0;
-    for (std::string line; lines < checks.size() && std::getline(kept, line); ++lines) {
-      std::istringstream text(line);
-      ImageCheck& c = checks[lines];
-      text >> c.width >> c.height;
-      std::getline(text >> std::ws, c.error);
-    }
+    for (ImageCheck& c : checks)
+      if (kept >> c.width >> c.height) ++lines;
     std::string end;
-    if (lines == checks.size() && std::getline(kept, end) && end == "end") return result;
-    checks.assign(files.size(), {});
+    if (lines < checks.size() || !(kept >> end) || end != "end") checks.assign(files.size(), {});
   }
+  std::atomic<bool> found{false};
   in_threads(int64_t(files.size()), [&](int64_t i) {
+    ImageCheck& c = checks[i];
+    if (c.width > 0) return;
     if (stats[i].st_size < 0) {
-      checks[i].error = files[i] + " is missing";
+      c.error = files[i] + " is missing";
       return;
     }
     try {
       const cv::Size size = image_size(files[i]);
-      checks[i].width = size.width, checks[i].height = size.height;
+      c.width = size.width, c.height = size.height;
+      found = true;
+    } catch (const ImageError& e) {
+      c.error = e.what();
+      std::replace(c.error.begin(), c.error.end(), '\n', ' ');
     } catch (const std::exception& e) {
-      checks[i].error = e.what();
-      std::replace(checks[i].error.begin(), checks[i].error.end(), '\n', ' ');
+      c.error = concat(files[i], ": ", e.what());
     }
   });
-  if (!path.empty()) {  // a run does not end because this cannot be kept
+  if (!path.empty() && found) {  // a run does not end because this cannot be kept
     std::error_code ignored;
     fs::create_directories(keep, ignored);
     const std::string temporary = concat(path, ".tmp", getpid());
     std::ofstream out(temporary);
-    for (const ImageCheck& c : checks) out << c.width << " " << c.height << " " << c.error << "\n";
+    for (const ImageCheck& c : checks) out << c.width << " " << c.height << "\n";
     out << "end\n";
     out.close();
     if (out) fs::rename(temporary, path, ignored);
@@ -166,9 +176,9 @@ struct Dataset {
   int shapes_split = -1;  // 0 or 1: the images are drawn
   uint64_t shapes_seed = 0;
   bool strict = false;  // an image that cannot be read ends the run
-  std::string key;      // hex digits that stand for the pictures: see check_images()
+  std::string key;      // hex digits that stand for the pictures and their order
   // Where pictures come from: encoded, as bytes of a file or of a packed data set; or, where it is set,
-  // decoded before (stored.hpp), at least at `scale`.
+  // decoded before (stored.hpp), at least at `scale`. What could not be decoded then is empty.
   std::function<std::string(size_t i)> read;  // not set: the file of the record
   std::function<Piece(size_t i, double scale)> stored;
   std::shared_ptr<Problems> problems = std::make_shared<Problems>();
@@ -178,11 +188,10 @@ struct Dataset {
   // Throws ImageError naming the file.
   Piece piece(size_t i, const cv::Rect& part, double scale) const {
     const Record& r = records[i];
+    Piece found = stored ? stored(i, scale) : Piece();
+    if (!found.image.empty()) return found;
     if (shapes_split >= 0) return {draw_shapes(shapes_seed, shapes_split, r.image_id - 1).image};
-    if (!stored) return decode_piece(bytes(i), r.file, part, scale);
-    const Piece piece = stored(i, scale);
-    check_image(!piece.image.empty(), r.file, " could not be read when the cache was filled");
-    return piece;
+    return decode_piece(bytes(i), r.file, part, scale, size(i));
   }
   std::string bytes(size_t i) const { return read ? read(i) : read_bytes(records[i].file); }
   // An image that cannot be used is noted, and the next one takes its place.
@@ -194,14 +203,10 @@ struct Dataset {
   }
 };
 
-// Image i as it is. Throws ImageError naming the file.
+// Image i as it is, of cached ones as they are there. Throws ImageError naming the file.
 inline Image read_image(const Dataset& data, size_t i) {
-  const Record& r = data.records[i];
-  if (data.shapes_split >= 0 || data.stored) return data.piece(i, {}, 1).image;
-  const Image image = decode_image(data.bytes(i), r.file);
-  check_image(r.width == 0 || image.size() == data.size(i), r.file, " is ", image.cols, "x", image.rows,
-              ", it was ", r.width, "x", r.height);
-  return image;
+  const cv::Size known = data.size(i);
+  return data.piece(i, {{0, 0}, known.empty() ? cv::Size(1 << 20, 1 << 20) : known}, 1).image;
 }
 
 // The data set that needs no files: `count` scenes of split 0 (train) or 1 (val).
@@ -253,7 +258,6 @@ inline std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& anno
 inline Dataset make_dataset(Source source, const ImageChecks& checks, bool official_quirks) {
   Dataset data;
   data.name = source.name;
-  data.key = checks.key;
   CocoDataset& truth = source.coco;
   check(!truth.images.empty(), data.name, " lists no images");
   check(!truth.categories.empty(), data.name, " lists no categories");
@@ -268,7 +272,7 @@ inline Dataset make_dataset(Source source, const ImageChecks& checks, bool offic
     CocoImage image = truth.images[i];
     const ImageCheck& c = checks.images[i];
     if (!c.error.empty()) {
-      data.problems->add(fs::exists(source.files[i]) ? "image cannot be used" : "image missing", c.error);
+      data.problems->add(is_file(source.files[i]) ? "image cannot be used" : "image missing", c.error);
       continue;
     }
     if (image.width > 0 && image.height > 0 && (image.width != c.width || image.height != c.height)) {
@@ -327,6 +331,10 @@ inline Dataset make_dataset(Source source, const ImageChecks& checks, bool offic
         data.problems->add("box outside of the image", concat(where(), " in ", r.width, "x", r.height));
     }
   }
+  ContentKey used;
+  used.add(checks.key);
+  for (const Record& r : data.records) used.add(r.file);
+  data.key = used.text();
   data.truth = std::move(truth);
   return data;
 }

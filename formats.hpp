@@ -189,8 +189,8 @@ using SplitReaders = std::map<std::string, std::function<Source()>>;
 
 // ---- COCO
 
-// Folder that holds the images of a COCO JSON file: the first of the usual places that has one of the first
-// images. Throws with all of them where none has.
+// Folder that holds the images of a COCO JSON file: the first of the usual places that has one of a hundred
+// of them. Throws with all of the places where none has.
 inline fs::path find_image_folder(const fs::path& json, const CocoDataset& coco) {
   const fs::path folder = json.parent_path().empty() ? "." : json.parent_path();
   const fs::path root = folder.filename() == "annotations" ? folder / ".." : folder;
@@ -207,8 +207,9 @@ inline fs::path find_image_folder(const fs::path& json, const CocoDataset& coco)
     for (const auto& other : others) places.push_back(other), places.push_back(other / "images");
   }
   places.push_back(root / "..");  // for file names that begin with the name of the data set
+  const size_t step = coco.images.size() / 100 + 1;
   for (const auto& place : places)
-    for (size_t i = 0; i < std::min<size_t>(coco.images.size(), 20); ++i) {
+    for (size_t i = 0; i < coco.images.size(); i += step) {
       const fs::path file = with_slashes(coco.images[i].file_name);
       if ((place != places.back() || file.has_parent_path()) && is_file(place / file))
         return place.lexically_normal();
@@ -216,10 +217,9 @@ inline fs::path find_image_folder(const fs::path& json, const CocoDataset& coco)
   std::string looked;
   for (const auto& place : places)
     looked += "\n  " + (place / with_slashes(coco.images[0].file_name)).lexically_normal().string();
-  fail(
-      json.string(),
-      ": none of its first images is in any of the usual places; put the images into one of them. Looked for",
-      looked);
+  fail(json.string(),
+       ": none of its images is in any of the usual places; put the images into one of them. Looked for",
+       looked);
 }
 
 inline Source read_coco_source(const std::string& json) {
@@ -564,7 +564,7 @@ inline Labels read_yolo_txt(const std::string& path, bool keypoints) {
     for (size_t at = 0, end; (at = line.find_first_not_of(" \t", at)) != std::string_view::npos; at = end) {
       end = std::min(line.find_first_of(" \t", at), line.size());
       const auto value = number_of(line.substr(at, end - at));
-      numbers = numbers && value;
+      numbers = numbers && value && std::abs(*value) < 1e6;  // they are parts of 1, or a class
       v.push_back(value.value_or(0));
     }
     if (keypoints && v.size() > 5) v.resize(5);
@@ -574,7 +574,7 @@ inline Labels read_yolo_txt(const std::string& path, bool keypoints) {
       labels.problems.push_back(
           {"label cannot be read",
            concat(path, ":", number, ": ", in_quotes(line), " is not ",
-                  "\"class cx cy w h\" or \"class x1 y1 x2 y2 x3 y3 ...\" in finite numbers")});
+                  "\"class cx cy w h\" or \"class x1 y1 x2 y2 x3 y3 ...\" in parts of the image")});
       return;
     }
     double x1 = v[1], y1 = v[2], x2 = v[1], y2 = v[2];

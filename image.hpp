@@ -243,12 +243,15 @@ inline std::string read_bytes(const std::string& path, size_t limit = std::strin
 }
 
 // `part` of a picture (in its pixels) with at least `scale` of its resolution, upright as its EXIF tag says.
-// What comes back is made of whole reduced pixels and may be larger than the part.
-inline Piece decode_piece(std::string_view bytes, const std::string& path, const cv::Rect& part,
-                          double scale) {
+// What comes back is made of whole reduced pixels and may be larger than the part. expected: the size that it
+// had before; empty: not known.
+inline Piece decode_piece(std::string_view bytes, const std::string& path, const cv::Rect& part, double scale,
+                          cv::Size expected = {}) {
   int reduction = 1;
   while (reduction < 1 << 12 && scale * reduction <= 0.5) reduction *= 2;
   const auto inside = [&](cv::Size size) {
+    check_image(expected.empty() || size == expected, path, " is ", size.width, "x", size.height, ", it was ",
+                expected.width, "x", expected.height);
     const cv::Rect cut = part & cv::Rect({0, 0}, size);
     check_image(!cut.empty(), path, " is ", size.width, "x", size.height, ", smaller than its labels say");
     return cut;

@@ -1,7 +1,11 @@
 // Packs a data set into one LMDB file: quick to copy, quick to read from slow or network disks. Training from
 // it makes the same batches, bit for bit.
 //   ./pack --data DIR --out FILE.lmdb
+#include <sys/file.h>
+
+#include <cerrno>
 #include <iostream>
+#include <map>
 
 #include "flags.hpp"
 #include "stored.hpp"
@@ -26,6 +30,15 @@ class Packing {
     lmdb(mdb_env_create(&env), path, "cannot be made");
     lmdb(mdb_env_set_mapsize(env, room), path, "cannot be made");
     lmdb(mdb_env_open(env, path.c_str(), MDB_NOSUBDIR | MDB_NOLOCK, 0644), path, "cannot be made");
+    mdb_filehandle_t file;  // LMDB's own lock would be a second file beside this one
+    lmdb(mdb_env_get_fd(env, &file), path, "cannot be locked");
+    check(flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, path,
+          " is being written by another ./pack; wait for it, or give another --out");
+    begin();
+    MDB_stat stat;
+    lmdb(mdb_stat(transaction, table, &stat), path, "cannot be read");
+    check(stat.ms_entries == 0 || !get("yolox").empty(), path,
+          " is the LMDB file of another program; give another --out");
   }
   ~Packing() {
     if (transaction) mdb_txn_abort(transaction);
@@ -38,20 +51,20 @@ class Packing {
   void put(const std::string& key, std::string_view bytes) {
     pending += bytes.size() + 8192;
     if (pending > room / 4 ||
-        used() + 2 * pending > room) {  // room for what is coming, and for LMDB's copies
+        lmdb_bytes(env) + 2 * pending > room) {  // room for what is coming, and for LMDB's copies
       commit();
-      while (used() + 4 * (bytes.size() + 8192) + (64u << 20) > room) room *= 2;
+      while (lmdb_bytes(env) + 4 * (bytes.size() + 8192) + (64u << 20) > room) room *= 2;
       lmdb(mdb_env_set_mapsize(env, room), path, "cannot grow");
       pending = bytes.size() + 8192;
     }
     begin();
     MDB_val k = lmdb_value(key), value = lmdb_value(bytes);
     lmdb(mdb_put(transaction, table, &k, &value, 0), path, "cannot be written");
-    if (pending > (64u << 20)) commit();
+    if (pending > (64u << 20) || ++waiting >= 64) commit();
   }
   void commit() {
     if (transaction) lmdb(mdb_txn_commit(std::exchange(transaction, nullptr)), path, "cannot be written");
-    pending = 0;
+    pending = 0, waiting = 0;
   }
 
  private:
@@ -60,28 +73,28 @@ class Packing {
     lmdb(mdb_txn_begin(env, nullptr, 0, &transaction), path, "cannot be written");
     lmdb(mdb_dbi_open(transaction, nullptr, 0, &table), path, "cannot be written");
   }
-  size_t used() const {
-    MDB_envinfo info;
-    MDB_stat stat;
-    mdb_env_info(env, &info), mdb_env_stat(env, &stat);
-    return (info.me_last_pgno + 1) * stat.ms_psize;
-  }
   const std::string path;
-  size_t room = size_t(1) << 30, pending = 0;
+  size_t room = size_t(1) << 30, pending = 0;  // bytes
+  int waiting = 0;                             // values that are not committed
   MDB_env* env = nullptr;
   MDB_txn* transaction = nullptr;
   MDB_dbi table = 0;
 };
 
-// The levels of a picture that decode_piece() can be asked for.
+// The levels of a picture that decode_piece() can be asked for; none where it cannot be decoded.
 static std::string decoded_image(const Dataset& data, size_t i) {
   const cv::Size size = data.size(i);
   std::vector<Piece> pieces;
   std::vector<cv::Size> sizes;
-  for (double scale = 1; pieces.size() < size_t(Levels::kMost); scale /= 2) {
-    pieces.push_back(data.piece(i, {{0, 0}, size}, scale));
-    sizes.push_back(pieces.back().image.size());
-    if (sizes.back().area() == 1) break;
+  try {
+    for (double scale = 1; pieces.size() < size_t(Levels::kMost); scale /= 2) {
+      pieces.push_back(data.piece(i, {{0, 0}, size}, scale));
+      sizes.push_back(pieces.back().image.size());
+      if (sizes.back().area() == 1) break;
+    }
+  } catch (const ImageError& e) {
+    data.problems->add("image cannot be used", e.what());
+    pieces.clear(), sizes.clear();
   }
   std::string bytes(levels_bytes(sizes), '\0');
   write_levels(pieces, reinterpret_cast<unsigned char*>(bytes.data()));
@@ -99,12 +112,18 @@ static void pack(int argc, char** argv) {
   opencv_single_thread();
   const Splits splits = load_splits(config.data, config.split, 0, /*official_quirks=*/false, "");
 
-  const std::string head =
-      concat("1 ", config.decoded ? "decoded " : "encoded ", splits.train.key, splits.val.key);
+  const std::pair<std::string, const Dataset*> parts[] = {{"train", &splits.train}, {"val", &splits.val}};
+  std::map<std::string, std::string> labels;
+  ContentKey key;  // of pictures and labels
+  for (const auto& [name, data] : parts) {
+    labels[name] = splits.same && name == "val" ? "" : coco_text(data->truth);
+    key.add(data->key), key.add(labels[name]);
+  }
+  const std::string head = concat("1 ", config.decoded ? "decoded " : "encoded ", key.text());
   Packing file(config.out);
   const std::string found(file.get("yolox"));
   check(found.empty() || found == head, config.out,
-        " holds another data set, or the same one packed in another way; ",
+        " holds other images or labels, or the same ones packed in another way; ",
         "delete it or give another --out");
   if (!file.get("complete").empty()) {
     std::cout << config.out << " is complete\n";
@@ -113,21 +132,19 @@ static void pack(int argc, char** argv) {
   file.put("yolox", head);
   size_t done = 0, there = 0;
   const size_t all = splits.train.records.size() + (splits.same ? 0 : splits.val.records.size());
-  for (const auto& [split, data] : {std::pair("train", &splits.train), std::pair("val", &splits.val)}) {
-    const bool left_out = splits.same && data == &splits.val;
-    file.put(split, left_out ? "" : coco_text(data->truth));
-    for (const auto& [kind, count] : data->problems->summary())
-      if (!left_out) std::cout << "note: " << data->name << ": " << kind << ": " << count << "\n";
-    constexpr size_t kTogether = 64;
-    for (size_t from = 0; from < data->records.size() && !left_out; from += kTogether) {
-      std::vector<std::string> images(std::min(kTogether, data->records.size() - from));
+  for (const auto& [name, data] : parts) {
+    file.put(name, labels[name]);
+    if (splits.same && name == "val") break;
+    const size_t together = config.decoded ? 8 : 64;  // in memory
+    for (size_t from = 0; from < data->records.size(); from += together) {
+      std::vector<std::string> images(std::min(together, data->records.size() - from));
       std::vector<char> wanted(images.size());
-      for (size_t k = 0; k < images.size(); ++k) wanted[k] = file.get(image_key(split, from + k)).empty();
+      for (size_t k = 0; k < images.size(); ++k) wanted[k] = file.get(image_key(name, from + k)).empty();
       in_threads(int64_t(images.size()), [&, data = data](int64_t k) {
         if (wanted[k]) images[k] = config.decoded ? decoded_image(*data, from + k) : data->bytes(from + k);
       });
       for (size_t k = 0; k < images.size(); ++k) {
-        if (wanted[k]) file.put(image_key(split, from + k), images[k]);
+        if (wanted[k]) file.put(image_key(name, from + k), images[k]);
         there += !wanted[k];
       }
       done += images.size();
@@ -139,6 +156,13 @@ static void pack(int argc, char** argv) {
   std::cout << (isatty(1) ? "\r" : "") << config.out << ": " << all << " images";
   if (there) std::cout << ", " << there << " of them were there";
   std::cout << ", " << short_bytes(double(fs::file_size(config.out))) << "\n";
+  for (const auto& [name, data] : parts) {
+    if (splits.same && name == "val") break;
+    const std::string list = concat(config.out, ".", name, ".problems.txt");
+    for (const auto& [kind, count] : data->problems->summary())
+      std::cout << "note: " << data->name << ": " << kind << ": " << count << " (listed in " << list << ")\n";
+    data->problems->write(list);
+  }
 }
 
 int main(int argc, char** argv) {

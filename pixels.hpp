@@ -126,8 +126,9 @@ inline void draw_picture(Image& out, const Piece& piece, const cv::Matx23d& pict
     Span span = solve(c(0, 0), at_first(c, 0), shown.x, shown.x + shown.width, {0, out.cols});
     span = solve(c(1, 0), at_first(c, 1), shown.y, shown.y + shown.height, span);
     if (span.from >= span.to) continue;
-    const Position first{fixed((at_first(p, 0) - piece.origin.x) * piece.scale.x - 0.5),
-                         fixed((at_first(p, 1) - piece.origin.y) * piece.scale.y - 0.5)};
+    // The origin lies on a whole reduced pixel: taken off after rounding, a part gives the bits of the whole.
+    const Position first{fixed(at_first(p, 0) * piece.scale.x - 0.5) - fixed(piece.origin.x * piece.scale.x),
+                         fixed(at_first(p, 1) * piece.scale.y - 0.5) - fixed(piece.origin.y * piece.scale.y)};
     // The part whose neighbours are all inside: found in reals, then made sure of in the numbers that are
     // used.
     const auto inside = [&](int x) {

@@ -52,14 +52,15 @@ inline std::string newest_run() {
   return newest;
 }
 
-// Memory of this process that is in RAM, bytes.
+// Memory of this process that is in RAM, bytes; without the pages of files that it has mapped, which make
+// room when memory runs out.
 inline double resident_bytes() {
-  long pages = 0;
+  long pages = 0, of_files = 0;
   if (FILE* f = std::fopen("/proc/self/statm", "r")) {
-    if (std::fscanf(f, "%*s %ld", &pages) != 1) pages = 0;
+    if (std::fscanf(f, "%*s %ld %ld", &pages, &of_files) != 2) pages = of_files = 0;
     std::fclose(f);
   }
-  return double(pages) * sysconf(_SC_PAGESIZE);
+  return double(pages - of_files) * sysconf(_SC_PAGESIZE);
 }
 
 // 5 characters or fewer: 1.2G, 640M

@@ -45,27 +45,36 @@ inline void write_levels(const std::vector<Piece>& pieces, unsigned char* out) {
   }
   std::memcpy(out, &head, sizeof head);
 }
-// The level that decode_piece() would decode, relative to the largest one; nothing where there is none. The
-// pixels stay where they are: they are not to be written to.
-inline Piece read_levels(const unsigned char* bytes, double scale) {
+// The level that decode_piece() would decode, relative to the largest one; nothing where there is none, or
+// not all of it. The pixels stay where they are: they are not to be written to.
+inline Piece read_levels(std::string_view blob, double scale) {
   Levels head;
+  if (blob.size() < sizeof head) return {};
+  const auto* bytes = reinterpret_cast<const unsigned char*>(blob.data());
   std::memcpy(&head, bytes, sizeof head);
-  if (head.count == 0) return {};
+  if (head.count < 1 || head.count > Levels::kMost) return {};
+  std::vector<cv::Size> sizes;
+  for (int64_t k = 0; k < head.count; ++k) {
+    if (!image_detail::is_size(head.levels[k].width, head.levels[k].height)) return {};
+    sizes.emplace_back(head.levels[k].width, head.levels[k].height);
+  }
+  if (blob.size() < levels_bytes(sizes)) return {};
   int64_t wanted = 0;
   for (double s = scale / head.levels[0].scale_x; s <= 0.5 && wanted + 1 < head.count; s *= 2) ++wanted;
   const unsigned char* pixels = bytes + sizeof head;
-  for (int64_t k = 0; k < wanted; ++k) pixels += size_t(head.levels[k].width) * head.levels[k].height * 3;
+  for (int64_t k = 0; k < wanted; ++k) pixels += size_t(sizes[k].area()) * 3;
   const Level& l = head.levels[wanted];
-  const cv::Mat view(l.height, l.width, CV_8UC3, const_cast<unsigned char*>(pixels));
+  const cv::Mat view(sizes[wanted], CV_8UC3, const_cast<unsigned char*>(pixels));
   return {view, {l.scale_x, l.scale_y}, {l.x, l.y}};
 }
 
 // ---- --cache
 
 // From now on the data set's pictures come from the cache, which is filled first. In it a picture is no
-// larger than training shows it unzoomed. official_quirks: resized as official YOLOX does.
-inline void use_cache(Dataset& data, const BlobCache::Place& place, cv::Size input, bool official_quirks,
-                      int threads, const BlobCache::Progress& progress) {
+// larger than training shows it unzoomed. official_quirks: resized as official YOLOX does. Gives its size and
+// place, for the log.
+inline std::string use_cache(Dataset& data, const BlobCache::Place& place, cv::Size input,
+                             bool official_quirks, int threads, const BlobCache::Progress& progress) {
   const auto sizes_of = [=](cv::Size picture) {
     const Fit fit = fit_into(picture, input, official_quirks);
     if (official_quirks) return std::vector<cv::Size>{fit.size};
@@ -97,11 +106,15 @@ inline void use_cache(Dataset& data, const BlobCache::Place& place, cv::Size inp
     }
     write_levels(pieces, out);
   };
+  constexpr int kPixels = 1;  // to be raised when what is cached of a picture changes
   ContentKey key;
-  const int parts[] = {input.width, input.height, official_quirks};
-  key.add(data.key.data(), data.key.size()), key.add(parts, sizeof parts);
+  const int parts[] = {kPixels, input.width, input.height, official_quirks};
+  key.add(data.key), key.add(parts, sizeof parts), key.add(CV_VERSION);
   const auto cache = std::make_shared<BlobCache>(place, key.text(), bytes, fill, threads, progress);
-  data.stored = [cache](size_t i, double scale) { return read_levels(cache->blob(i), scale); };
+  data.stored = [cache, bytes](size_t i, double scale) {
+    return read_levels({reinterpret_cast<const char*>(cache->blob(i)), bytes[i]}, scale);
+  };
+  return concat(short_bytes(double(cache->bytes())), " in ", cache->path());
 }
 
 // ---- packed data sets
@@ -116,8 +129,9 @@ inline void use_cache(Dataset& data, const BlobCache::Place& place, cv::Size inp
 //
 //   complete      written last
 inline void lmdb(int code, const std::string& path, const char* what) {
-  check(code == MDB_SUCCESS, path, ": ", what, ": ", mdb_strerror(code),
-        code == ENOSPC ? "; make room and run ./pack again, it goes on where it was" : "");
+  check(
+      code == MDB_SUCCESS, path, ": ", what, ": ", mdb_strerror(code),
+      code == ENOSPC || code == EIO ? "; is the disk full? Make room and run ./pack again, it goes on" : "");
 }
 inline MDB_val lmdb_value(std::string_view text) { return {text.size(), const_cast<char*>(text.data())}; }
 // What is under a key, valid until the transaction ends or writes; no data where there is nothing.
@@ -128,6 +142,13 @@ inline std::string_view lmdb_get(MDB_txn* transaction, MDB_dbi table, const std:
   if (code == MDB_NOTFOUND) return {};
   lmdb(code, path, "cannot be read");
   return {static_cast<const char*>(value.mv_data), value.mv_size};
+}
+// Of the file, as far as it is used.
+inline size_t lmdb_bytes(MDB_env* env) {
+  MDB_envinfo info;
+  MDB_stat stat;
+  mdb_env_info(env, &info), mdb_env_stat(env, &stat);
+  return (info.me_last_pgno + 1) * stat.ms_psize;
 }
 inline std::string image_key(const std::string& split, size_t i) {
   char number[24];
@@ -145,6 +166,9 @@ class Packed {
            "cannot be opened");
       lmdb(mdb_txn_begin(env, nullptr, MDB_RDONLY, &transaction), path, "cannot be read");
       lmdb(mdb_dbi_open(transaction, nullptr, 0, &table), path, "cannot be read");
+      struct stat s {};
+      check(::stat(path.c_str(), &s) == 0 && lmdb_bytes(env) <= size_t(s.st_size), path,
+            " is cut off: it has ", s.st_size, " of ", lmdb_bytes(env), " bytes; copy it again");
     } catch (...) {
       close();
       throw;
@@ -191,12 +215,14 @@ inline Dataset packed_dataset(const std::shared_ptr<Packed>& file, const std::st
   key.add(file->path + split, s);
   checks.key = key.text();
   Dataset data = make_dataset(std::move(source), checks, official_quirks);
-  if (file->get("yolox").find("decoded") != std::string_view::npos)
-    data.stored = [file, images](size_t i, double scale) {
-      return read_levels(reinterpret_cast<const unsigned char*>(images[i].data()), scale);
+  if (file->get("yolox").find("decoded") != std::string_view::npos) {
+    data.stored = [file, images](size_t i, double scale) { return read_levels(images[i], scale); };
+    data.read = [path = file->path](size_t i) -> std::string {
+      throw ImageError(concat(path, ": image ", i, " could not be decoded when it was packed"));
     };
-  else
+  } else {
     data.read = [file, images](size_t i) { return std::string(images[i]); };
+  }
   return data;
 }
 
@@ -233,8 +259,11 @@ inline Splits load_splits(const std::string& data, const std::string& split, uin
         " list different classes (", splits.train.classes.size(), " and ", splits.val.classes.size(),
         "); they must be the same");
   const auto counts = class_counts(splits.train);
-  check(std::accumulate(counts.begin(), counts.end(), int64_t(0)) > 0, splits.train.name,
-        " has no usable box; check the boxes, images and classes of its labels");
+  if (std::accumulate(counts.begin(), counts.end(), int64_t(0)) == 0) {
+    const auto problems = splits.train.problems->lines();
+    fail(splits.train.name, " has no usable box; check the boxes, images and classes of its labels",
+         problems.empty() ? "" : "; the first problem: " + problems[0]);
+  }
   return splits;
 }
 inline Dataset load_val(const std::string& data, const std::string& split, uint64_t seed,

@@ -191,11 +191,15 @@ static void resize_batch(Tensor& images, Targets& targets, ImageSize size) {
       torch::stack({b.select(2, 0) * sx, b.select(2, 1) * sy, b.select(2, 2) * sx, b.select(2, 3) * sy}, 2);
 }
 
+// "runs/x/" -> "/home/me/runs/x"
+static fs::path without_slash(const std::string& text) {
+  const fs::path path = fs::absolute(text).lexically_normal();
+  return path.has_filename() ? path : path.parent_path();
+}
+
 // What a run is named after: the last part of --data.
 static std::string data_name(const std::string& data) {
-  fs::path path = fs::absolute(data.substr(0, data.find(','))).lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();
-  return path.stem().string();
+  return without_slash(data.substr(0, data.find(','))).stem().string();
 }
 
 // The same bytes each time. On a GPU a few operations have no such version; torch warns of them.
@@ -302,6 +306,7 @@ static void train(int argc, char** argv) {
   Config config;
   config.parse(argc, argv, "trains YOLOX");
   opencv_single_thread();
+  BlobCache::sweep(ram_place());
   std::string run;                 // its folder
   std::vector<std::string> notes;  // for the log
   c10::IValue saved;               // the checkpoint to go on from
@@ -321,9 +326,11 @@ static void train(int argc, char** argv) {
   const AugmentConfig augment = augment_config(config);
 
   // ---- data
-  const std::string kept =
-      (run.empty() ? fs::path(config.out.empty() ? "runs/x" : config.out) : fs::path(run)).parent_path() /
-      ".checks";  // what is known of the images: beside the runs
+  const std::string kept = without_slash(!run.empty()         ? run
+                                         : config.out.empty() ? "runs/x"
+                                                              : config.out)
+                               .parent_path() /
+                           ".checks";  // what is known of the images: beside the runs
   Splits splits = load_splits(config.data, config.split, config.seed, config.official_quirks, kept);
   splits.train.strict = config.strict;
   const Dataset &data = splits.train, &val = splits.val;
@@ -332,9 +339,12 @@ static void train(int argc, char** argv) {
       config.max_iters ? std::min(config.max_iters, per_epoch * config.epochs) : per_epoch * config.epochs;
   for (const Dataset* d : {&data, &val}) {
     const auto problems = d->problems->lines();
-    check(!config.strict || problems.empty(), d->name, " has ", problems.size(),
-          problems.size() == 1 ? " problem: " : " problems, the first: ", problems.empty() ? "" : problems[0],
-          "; mend the data or leave out --strict");
+    if (config.strict && !problems.empty()) {
+      std::string first;
+      for (size_t i = 0; i < std::min<size_t>(problems.size(), 20); ++i) first += "\n  " + problems[i];
+      fail(d->name, " has ", problems.size(), problems.size() == 1 ? " problem" : " problems",
+           "; mend the data or leave out --strict:", first, problems.size() > 20 ? "\n  ..." : "");
+    }
   }
 
   // ---- model, weights, optimizer
@@ -428,9 +438,10 @@ static void train(int argc, char** argv) {
   const auto mosaic_at = [&](int64_t position) { return position / config.bs < plain_from; };
   if (config.cache != "none") {
     log.line(concat("cache   ", config.cache, ": decoding the images"));
-    use_cache(splits.train, config.cache == "ram" ? ram_place() : disk_place(), input, config.official_quirks,
-              config.workers,
-              [&](size_t done, size_t of) { log.progress(concat(done, "/", of), done == of); });
+    const auto cached = use_cache(
+        splits.train, config.cache == "ram" ? ram_place() : disk_place(), input, config.official_quirks,
+        config.workers, [&](size_t done, size_t of) { log.progress(concat(done, "/", of), done == of); });
+    log.line("cache   " + cached);
   }
   Loader loader(training_items(data, config.seed, augment, config.aug == "default", mosaic_at),
                 first * config.bs, iters * config.bs, config.bs, input, config.workers, device.is_cuda());

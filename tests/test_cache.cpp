@@ -394,7 +394,7 @@ TEST_CASE("cache: a file of the same key counts as free space, one of a killed p
       if (const std::string said = filled(3500000); said != "") return "own file: " + said;
       fs::remove(path);
       write_text(other, std::string(3000000, 'x'));
-      if (const std::string said = filled(3500000); (said == "") == place.keep) return "swept: " + said;
+      if (const std::string said = filled(3500000); said != "") return "swept: " + said;
       fs::remove(other);
       fs::remove(path);
     }
@@ -420,6 +420,21 @@ TEST_CASE("cache: free memory is what is available less a tenth, and what a cont
   CHECK(free() == doctest::Approx(360000 - 200000 + 50000 - 20000));
   write_text(dir / "memory.max", "100000\n");
   CHECK(free() == 0);
+
+  fs::remove(dir / "memory.max");
+  // The group of a job and those above it, whatever has the least left; version 2 and version 1.
+  write_text(dir / "self/cgroup", "12:cpu:/x\n5:cpu,memory:/slurm/job_7\n0::/user/job_7\n");
+  write_text(dir / "user/memory.max", "450000\n");
+  CHECK(free() == doctest::Approx(405000));
+  write_text(dir / "user/job_7/memory.max", "300000\n");
+  write_text(dir / "user/job_7/memory.current", "100000\n");
+  CHECK(free() == doctest::Approx(170000));
+  write_text(dir / "memory/slurm/memory.limit_in_bytes", "200000\n");
+  write_text(dir / "memory/slurm/memory.usage_in_bytes", "100000\n");
+  write_text(dir / "memory/slurm/memory.stat", "cache 1\ntotal_cache 50000\ntotal_shmem 20000\n");
+  CHECK(free() == doctest::Approx(110000));
+  write_text(dir / "memory/memory.limit_in_bytes", "9223372036854771712\n");  // none
+  CHECK(free() == doctest::Approx(110000));
   const double here = free_memory();
   CHECK(here > 0);
   CHECK(here < 1e15);
@@ -474,9 +489,16 @@ TEST_CASE("cache: files that killed processes left in RAM are swept, no others")
   CHECK(fs::exists(folder + "/yolox-cache-999999-dead"));
   CHECK(fs::exists(folder + "/else"));
   CHECK(fs::is_symlink(link));
+  // On disk what was filled to its end stays, the rest goes.
   write_text(stale, "x");
   { const BlobCache cache(places.disk, "cccc", sizes, filler(sizes), 1); }
-  CHECK(fs::exists(stale));  // nothing of a disk goes by itself
+  CHECK_FALSE(fs::exists(stale));
+  { const BlobCache cache(places.disk, "dddd", sizes, filler(sizes), 1); }
+  CHECK(fs::exists(file_of(folder, "cccc")));
+  write_text(stale, "x");
+  BlobCache::sweep(places.ram);
+  CHECK_FALSE(fs::exists(stale));
+  CHECK(fs::exists(used.path()));
 }
 
 TEST_CASE("cache: a link, a pipe or a file of another user is not touched; so is a key that is a path") {

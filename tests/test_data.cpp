@@ -1,6 +1,9 @@
 // Data sets, what is said about bad ones, and the loader.
 #include "tensors.hpp"
 
+#include <fcntl.h>
+#include <sys/file.h>
+
 #include <cstdlib>
 #include <iomanip>
 #include <numeric>
@@ -15,6 +18,14 @@ namespace {
 void write_image(const std::string& path, int width, int height, const cv::Scalar& bgr = {10, 20, 30}) {
   fs::create_directories(fs::path(path).parent_path());
   REQUIRE(cv::imwrite(path, cv::Mat(height, width, CV_8UC3, bgr)));
+}
+// 40x30, 4 KB.
+Image write_noise(const std::string& path, int seed) {
+  Image image({40, 30}, 0);
+  cv::RNG(uint64_t(seed)).fill(image, cv::RNG::UNIFORM, 0, 256);
+  fs::create_directories(fs::path(path).parent_path());
+  REQUIRE(cv::imwrite(path, image));
+  return image;
 }
 
 // One image, one box.
@@ -199,6 +210,10 @@ TEST_CASE("data: train and val of different classes, and data without a usable b
   CHECK(has(refused(), "different classes"));
   fs::remove(dir / "annotations/train.json");
   CHECK(has(refused(), "no usable box"));
+  write_text(dir / "annotations/val.json",
+             R"({"images": [{"id": 1, "file_name": "a.png"}], "categories": [{"id": 1, "name": "b"}],
+                 "annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 0, 0]}]})");
+  CHECK(has(refused(), "the first problem: box of no size"));
 }
 
 // ---- images
@@ -237,6 +252,9 @@ TEST_CASE("data: images that cannot be used are found before training, with thei
   list("cut.jpg", 64, 48);
   fs::create_directories(dir / "images/folder.jpg");
   list("folder.jpg", 64, 48);
+  REQUIRE(mkfifo((dir / "images/pipe.jpg").c_str(), 0600) == 0);  // to open it would wait for ever
+  list("pipe.jpg", 64, 48);
+  list(std::string(300, 'n') + ".jpg", 64, 48);  // longer than a name can be
   list("gone.jpg", 64, 48);
   write_text(dir / "annotations/x.json", R"({"categories": [{"id": 1}], "images": [)" + images +
                                              R"(], "annotations": [)" + annotations + "]}");
@@ -247,7 +265,8 @@ TEST_CASE("data: images that cannot be used are found before training, with thei
   for (const auto& line : data.problems->lines()) all += line + "\n";
   for (const std::string name :
        {"turned.png is 64x48, its labels say 48x64 (turned", "text.jpg", "empty.png is empty",
-        "cut.jpg cannot be decoded: the file is cut off", "folder.jpg", "gone.jpg is missing"})
+        "cut.jpg cannot be decoded: the file is cut off", "folder.jpg is missing", "gone.jpg is missing",
+        "pipe.jpg is missing", "nnn.jpg is missing"})
     CHECK_MESSAGE(has(all, name), name << " in " << all);
 }
 
@@ -263,17 +282,30 @@ TEST_CASE("data: what is known of the images is kept, under a key of the files, 
   CHECK(has(first.images[2].error, "missing"));
   const std::string kept = (fs::path(keep) / ("images-" + first.key + ".txt")).string();
   REQUIRE(fs::exists(kept));
-  write_text(kept, "41 30 \n0 0 kept error\n0 0 gone\nend\n");  // seen to be read
+  write_text(kept, "41 30\n0 0\n0 0\nend\n");  // seen to be read
   const ImageChecks second = check_images(files, keep);
   CHECK(second.images[0].width == 41);
-  CHECK(second.images[1].error == "kept error");
-  write_text(kept, "41 30 \n0 0 kept");  // torn: not used
+  CHECK(has(second.images[1].error, "b.jpg"));
+  write_text(kept, "0 0\n7 7\n0 0\nend\n");  // an error is looked at again: it may have been a right
+  CHECK(check_images(files, keep).images[0].width == 40);
+  write_text(kept, "41 30\n7 7\n7 7\n");  // torn: not used
   CHECK(check_images(files, keep).images[0].width == 40);
   write_image(dir / "b.jpg", 20, 10);
   const ImageChecks changed = check_images(files, keep);
   CHECK(changed.key != first.key);
   CHECK(changed.images[1].width == 20);
-  CHECK(check_images(files, dir / "a.png/no/folder").images[0].width == 40);  // cannot be kept: no matter
+  const auto touched = fs::last_write_time(files[0]);
+  write_image(files[0], 41, 30);
+  fs::last_write_time(files[0], touched);  // as unpacking does: the system's own time tells
+  CHECK(check_images(files, "").key != changed.key);
+  fs::create_hard_link(files[0], dir / "d.png");
+  CHECK(check_images({files[0]}, "").key != check_images({dir / "d.png"}, "").key);
+  const fs::path here = fs::current_path();
+  fs::current_path(dir.path);
+  const std::string relative = check_images({"a.png"}, "").key;
+  fs::current_path(here);
+  CHECK(relative == check_images({files[0]}, "").key);
+  CHECK(check_images(files, dir / "a.png/no/folder").images[0].width == 41);  // cannot be kept: no matter
 }
 
 TEST_CASE("data: sizes that the JSON does not give are those of the picture") {
@@ -303,7 +335,11 @@ TEST_CASE(
                                              R"(], "annotations": [)" + annotations + "]}");
   Dataset data = dataset(dir / "annotations/x.json", false);
   CHECK(data.problems->summary().empty());
-  write_text(dir / "images/2.png", "this is no image");  // after the check
+  write_image(dir / "images/2.png", 64, 65);  // after the check
+  batches(plain_items(data), 0, 8, 4, {64, 64}, 2);
+  CHECK(has(data.problems->lines().at(0), "2.png is 64x65, it was 64x64"));
+  data = dataset(dir / "annotations/x.json", false);
+  write_text(dir / "images/2.png", "this is no image");
 
   const auto all = batches(plain_items(data), 0, 8, 4, {64, 64}, 2);  // two passes
   for (const Batch& batch : all) {
@@ -445,6 +481,125 @@ TEST_CASE(
   CHECK(has(error_of([&] { load_splits(dir / "other.lmdb", "", 0, false, ""); }), "other.lmdb"));
 }
 
+TEST_CASE("data: a packing goes on where it was; what is no whole packing of this data is refused") {
+  TempDir dir;
+  std::string images;
+  std::vector<Image> pictures;
+  for (int i = 0; i < 150; ++i) {
+    pictures.push_back(write_noise(dir / concat("images/", i, ".png"), i));
+    images += concat(i ? "," : "", R"({"id": )", i + 1, R"(, "file_name": ")", i, R"(.png"})");
+  }
+  const auto label = [&](const std::string& name, int x) {
+    write_text(
+        dir / "x.json",
+        concat(R"({"categories": [{"id": 1, "name": ")", name, R"("}], "images": [)", images,
+               R"(], "annotations": [{"image_id": 1, "category_id": 1, "bbox": [)", x, ", 1, 9, 9]}]}"));
+  };
+  label("a", 1);
+  const std::string file = dir / "p.lmdb";
+  const auto pack = [&](const std::string& before = "") {
+    const int code = std::system(concat(before, YOLOX_BINARY_DIR "/pack --data ", dir / "x.json", " --out ",
+                                        file, " > ", dir / "out.txt", " 2>&1")
+                                     .c_str());
+    return std::pair(code == 0, contents(dir / "out.txt"));
+  };
+  const auto refused = [&](const std::string& part) {
+    const auto [done, said] = pack();
+    CHECK_FALSE(done);
+    CHECK_MESSAGE(has(said, part), said);
+  };
+  CHECK_FALSE(pack("trap '' XFSZ; ulimit -f 700; ").first);
+  CHECK(has(pack("trap '' XFSZ; ulimit -f 700; ").second, "is the disk full?"));
+  {
+    const int lock = open(file.c_str(), O_RDONLY);
+    REQUIRE(flock(lock, LOCK_EX) == 0);
+    refused("is being written by another ./pack");
+    close(lock);
+  }
+  const std::string before = contents(file);
+  label("a", 2);
+  refused("holds other images or labels");
+  label("b", 1);
+  refused("holds other images or labels");
+  label("a", 1);
+  CHECK(contents(file) == before);
+  const auto [done, said] = pack();
+  CHECK(done);
+  const size_t there = said.find(", ");
+  REQUIRE(has(said, " of them were there"));
+  CHECK(std::stoi(said.substr(there + 2)) >= 60);
+  CHECK(std::stoi(said.substr(there + 2)) < 150);
+  const Dataset packed = load_splits(file, "", 0, false, "").train;
+  for (int i = 0; i < 150; ++i) CHECK(cv::norm(read_image(packed, i), pictures[i], cv::NORM_INF) == 0);
+
+  const std::string whole = contents(file);
+  write_text(file, whole.substr(0, whole.size() - 20000));
+  CHECK(has(error_of([&] { load_splits(file, "", 0, false, ""); }), "is cut off"));
+  fs::remove(file);
+  MDB_env* env = nullptr;
+  MDB_txn* transaction = nullptr;
+  MDB_dbi table;
+  REQUIRE(mdb_env_create(&env) == 0);
+  REQUIRE(mdb_env_open(env, file.c_str(), MDB_NOSUBDIR | MDB_NOLOCK, 0600) == 0);
+  REQUIRE(mdb_txn_begin(env, nullptr, 0, &transaction) == 0);
+  REQUIRE(mdb_dbi_open(transaction, nullptr, 0, &table) == 0);
+  MDB_val key = lmdb_value("key");
+  REQUIRE(mdb_put(transaction, table, &key, &key, 0) == 0);
+  REQUIRE(mdb_txn_commit(transaction) == 0);
+  mdb_env_close(env);
+  refused("of another program");
+}
+
+TEST_CASE("data: a picture that cannot be decoded is packed as such, noted, and the next one stands for it") {
+  TempDir dir;
+  write_noise(dir / "images/a.png", 0);
+  write_image(dir / "images/b.png", 40, 30, {1, 1, 1});
+  std::string damaged = contents(dir / "images/a.png");
+  damaged.replace(damaged.size() / 2, 4, "nope");  // its header and its end are as they should be
+  write_text(dir / "images/a.png", damaged);
+  write_text(dir / "x.json", R"({"categories": [{"id": 1}], "images": [{"id": 1, "file_name": "a.png"},
+    {"id": 2, "file_name": "b.png"}], "annotations": [{"image_id": 2, "category_id": 1, "bbox": [1, 1, 9, 9]}]})");
+  for (const bool decoded : {false, true}) {
+    const std::string file = dir / concat("p", decoded, ".lmdb");
+    REQUIRE(std::system(concat(YOLOX_BINARY_DIR "/pack --data ", dir / "x.json", " --out ", file,
+                               decoded ? " --decoded" : "", " > ", dir / "out.txt")
+                            .c_str()) == 0);
+    const std::string list = file + ".train.problems.txt";
+    CHECK(fs::exists(list) == decoded);
+    CHECK(has(contents(dir / "out.txt"), "listed in " + list) == decoded);
+    if (decoded) CHECK(has(contents(list), "a.png"));
+    const Dataset packed = load_splits(file, "", 0, false, "").train;
+    REQUIRE(packed.records.size() == 2);
+    const Batch batch = batches(plain_items(packed), 0, 2, 2, {32, 32}, 1).at(0);
+    for (int b = 0; b < 2; ++b) CHECK(batch.images[b][0][0][0].item<int>() == 1);
+    CHECK(packed.problems->summary() == std::map<std::string, int64_t>{{"image cannot be used", 1}});
+  }
+}
+
+TEST_CASE("data: drawn pictures are cached too") {
+  TempDir dir;
+  Dataset data = shapes_dataset(1, 0, 3);
+  use_cache(data, {dir.path.string(), false}, {32, 32}, false, 1, {});
+  for (size_t i = 0; i < 3; ++i) CHECK(std::max(read_image(data, i).rows, read_image(data, i).cols) == 32);
+}
+
+TEST_CASE("data: levels that are not whole give nothing") {
+  const Image image({9, 7}, 3);
+  std::string blob(levels_bytes({image.size()}), 0);
+  write_levels({{image}}, reinterpret_cast<unsigned char*>(blob.data()));
+  CHECK(cv::norm(read_levels(blob, 1).image, image, cv::NORM_INF) == 0);
+  CHECK(read_levels(blob.substr(0, blob.size() - 1), 1).image.empty());
+  CHECK(read_levels(blob.substr(0, 5), 1).image.empty());
+  for (const int64_t count : {int64_t(14), int64_t(-1), int64_t(2), int64_t(1) << 60}) {
+    std::string wrong = blob;
+    std::memcpy(wrong.data(), &count, sizeof count);
+    CHECK(read_levels(wrong, 1).image.empty());
+  }
+  const int32_t width = -9;
+  std::memcpy(blob.data() + sizeof(int64_t), &width, sizeof width);
+  CHECK(read_levels(blob, 1).image.empty());
+}
+
 TEST_CASE("data: pictures from the cache: the same boxes, pixels alike; ram and disk the same bits") {
   TempDir dir;
   const Splits files = load_splits(forms().dir / "coco", "", 0, false, "");
@@ -489,7 +644,10 @@ TEST_CASE(
   const Batch batch = batches(plain_items(data), 0, 2, 2, {32, 32}, 1).at(0);
   for (int b = 0; b < 2; ++b) CHECK(batch.images[b][0][0][0].item<int>() == 1);
   CHECK(data.problems->summary() == std::map<std::string, int64_t>{{"image cannot be used", 1}});
-  CHECK(has(data.problems->lines().at(0), "a.png could not be read when the cache was filled"));
+  CHECK(has(data.problems->lines().at(0), "a.png cannot be read as an image"));
+  write_image(dir / "images/a.png", 40, 30, {2, 2, 2});  // mended meanwhile
+  const Batch mended = batches(plain_items(data), 0, 2, 2, {32, 32}, 1).at(0);
+  CHECK(mended.images.select(1, 0).max().item<int>() == 2);
 }
 
 SHARED_TEST("data: bccd, Pascal VOC: the two degenerate boxes are named, with file and line") {
@@ -616,6 +774,17 @@ TEST_CASE("loader: an exception in a worker comes out of next(), and nothing han
     CHECK(loader.next().indices == std::vector<int64_t>{6, 7});
   }
   Loader unused(make, 0, 1000, 2, {32, 32}, 3, false);  // destroyed with work on its way
+}
+
+TEST_CASE("loader: an error of a library names the image") {
+  Dataset data;
+  data.records = {{"some/a.png", 1, 64, 64, {}}};
+  data.stored = [](size_t, double) -> Piece { throw std::bad_alloc(); };
+  CHECK(has(error_of([&] { batches(plain_items(data), 0, 1, 1, {64, 64}, 1); }), "some/a.png"));
+  data.stored = [](size_t, double) -> Piece { CV_Error(cv::Error::StsError, "odd"); };
+  const std::string said = error_of([&] { batches(plain_items(data), 0, 1, 1, {64, 64}, 1); });
+  CHECK(has(said, "some/a.png"));
+  CHECK(has(said, "odd"));
 }
 
 TEST_CASE("loader: no cap on boxes: an image with 500 keeps them, beside one without any") {
