@@ -4,6 +4,16 @@ set -uo pipefail
 cd "$(dirname "$0")"
 ./setup.sh || exit 1
 build=${YOLOX_BUILD:-build}
+# Some tests look at what is written for TensorBoard with its own reader.
+has_tensorboard() { "$1" -c 'import tensorboard.backend' >/dev/null 2>&1; }
+venv=.venv/bin/python
+if ! has_tensorboard "${YOLOX_PYTHON:-$venv}" && ! has_tensorboard $venv && ! has_tensorboard python3; then
+  echo "== installing tensorboard into .venv"
+  { [ -x $venv ] || python3 -m venv .venv; } >/dev/null 2>&1 &&
+    $venv -m pip install -q --disable-pip-version-check --retries 1 tensorboard >/dev/null 2>&1 ||
+    echo "tensorboard could not be installed; type: $venv -m pip install tensorboard"
+  has_tensorboard $venv || echo "the tests that need it are skipped"
+fi
 echo "== testing"
 [ -e "${YOLOX_SHARED:-../shared}/fixtures" ] ||
   echo "reference data (../shared or \$YOLOX_SHARED) is not here: tests that compare with it are skipped"
