@@ -1,0 +1,537 @@
+// Each end is that of a child process.
+#include "crash.hpp"
+
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <functional>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "common.hpp"
+
+using namespace yolox;
+
+namespace {
+
+constexpr int kWentOn = 7;  // exit code of a child that nothing has ended
+
+struct End {
+  int code;  // 128 + N for signal N, as a shell has it
+  pid_t pid;
+  std::string report, said;  // crash.txt, stderr
+  double seconds;
+
+  size_t reports() const {
+    size_t n = 0;
+    for (size_t at = 0; (at = report.find("==== ended by ", at)) != std::string::npos; ++at) ++n;
+    return n;
+  }
+  std::string stack() const { return report.substr(std::min(report.size(), report.find("\nstack: "))); }
+};
+
+// f() in a process of its own, which is at step 120 of a run in the folder. Nothing that doctest has set up
+// is left.
+End end_of(
+    const TempDir& dir, const std::function<void()>& f, const std::function<void()>& before = [] {}) {
+  const double start = now();
+  const pid_t pid = fork();
+  if (pid == 0) {
+    [&]() noexcept {
+      for (int number = 1; number < 32; ++number) std::signal(number, SIG_DFL);
+      std::set_terminate([] { _exit(99); });
+      const rlimit none{0, 0}, stack{8 << 20, RLIM_INFINITY};
+      setrlimit(RLIMIT_CORE, &none), setrlimit(RLIMIT_STACK, &stack);
+      dup2(open((dir / "said").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), 2);
+      before();
+      crash_context(dir.path.string(), "lr 0.1\nbs 2");
+      crash_step("step 120 (epoch 3), images: a.jpg, b.jpg");
+      f();
+      _exit(kWentOn);
+    }();
+  }
+  int status = 0;
+  while (waitpid(pid, &status, WNOHANG) == 0) {
+    if (now() - start > 20) kill(pid, SIGKILL);
+    poll(nullptr, 0, 1);
+  }
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), pid, contents(dir / "crash.txt"),
+          contents(dir / "said"), now() - start};
+}
+End end_of(const std::function<void()>& f) { return end_of(TempDir(), f); }
+
+void check_whole(const std::string& report, pid_t pid) {
+  char host[256] = "";
+  gethostname(host, sizeof host);
+  utsname system{};
+  uname(&system);
+  const size_t after = report.find("\nafter ");
+  REQUIRE(after != std::string::npos);
+  CHECK(std::atoi(report.c_str() + after + 7) < 20);
+  for (const std::string& part :
+       {concat(" of process ", pid, "\nstep 120 (epoch 3), images: a.jpg, b.jpg\n"),
+        std::string("\nlr 0.1\nbs 2\n"), std::string("\nVmHWM:"), std::string("\nVmRSS:"),
+        std::string("\nMemAvailable:"), std::string("\nstarted    20"),
+        concat("\ncommand    ", contents("/proc/self/cmdline").c_str()),
+        concat("\nfolder     ", std::filesystem::current_path().string(), "\n"),
+        concat("\nhost       ", host, ", "), std::string(system.release),
+        concat("\nsource     ", YOLOX_SOURCE_DIR, " at git revision "),
+        concat("\ncompiler   C++ ", __VERSION__, "\n"), std::string("\nstack: ")})
+    CHECK_MESSAGE(has(report, part), part << "\nis not in\n" << report);
+}
+
+// Line of the stack that has the text, from 0; -1 if none.
+int frame_of(const std::string& stack, const std::string& text) {
+  const size_t at = stack.find(text);
+  return at == std::string::npos ? -1 : int(std::count(stack.begin(), stack.begin() + long(at), '\n')) - 2;
+}
+
+[[gnu::noinline]] void store_to(volatile int* place) { *place = 1; }
+[[gnu::noinline]] void give_up() { std::abort(); }
+[[gnu::noinline]] int recurse(volatile int* above, int depth) {
+  volatile int here[256];
+  here[depth % 256] = *above;
+  return depth < 0 ? 0 : recurse(here, depth + 1) + here[0];
+}
+volatile int* nowhere() {
+  static volatile uintptr_t address = 0xbad0;  // which the compiler does not know
+  return reinterpret_cast<volatile int*>(address);
+}
+
+struct Plain {
+  int value;
+};
+[[gnu::noinline]] void throw_plain() { throw Plain{3}; }  // its last instruction is the call of __cxa_throw
+[[gnu::noinline]] void decode(int i) {
+  if (i >= 0) fail("cannot decode ", i);
+}
+[[gnu::noinline]] void harmless(int i) {
+  if (i >= 0) throw std::runtime_error("harmless");
+}
+[[gnu::noinline]] void throw_and_catch() {
+  try {
+    harmless(1);
+  } catch (const std::runtime_error&) {}
+}
+struct ThrowsWhenDestroyed {
+  ~ThrowsWhenDestroyed() { throw_and_catch(); }
+};
+[[gnu::noinline]] char read_past_the_end(const std::string& text) { return text.at(text.size() + 5); }
+
+}  // namespace
+
+TEST_CASE(
+    "crash: a fault is told with its address, function and all else, and ends the process as it would") {
+  TempDir dir;
+  const End end = end_of(dir, [] { store_to(nowhere()); });
+  CHECK(end.code == 128 + SIGSEGV);
+  CHECK(end.report.rfind("==== ended by SIGSEGV at address 0xbad0\nafter ", 0) == 0);
+  CHECK(end.reports() == 1);
+  check_whole(end.report, end.pid);
+  CHECK(has(end.said, concat("\ncrash report: ", dir / "crash.txt", "\n")));
+
+  // The place of the instruction itself, as addr2line takes it: program and offset.
+  const std::string stack = end.stack(), program = std::filesystem::read_symlink("/proc/self/exe").string();
+  const size_t name = stack.find("store_to");
+  REQUIRE(name != std::string::npos);
+  const std::string line = stack.substr(stack.rfind('\n', name) + 1);
+  REQUIRE(line.rfind(program + "+0x", 0) == 0);
+  Dl_info info;
+  REQUIRE(dladdr(reinterpret_cast<void*>(&store_to), &info));
+  const uintptr_t start =
+      reinterpret_cast<uintptr_t>(&store_to) - reinterpret_cast<uintptr_t>(info.dli_fbase);
+  const uintptr_t offset = std::stoull(line.substr(program.size() + 1), nullptr, 16);
+  CHECK(offset >= start);
+  CHECK(offset < start + 200);
+  CHECK(!has(stack, "on_fatal_signal"));
+  CHECK(frame_of(stack, "end_of") > 0);
+  CHECK(frame_of(stack, " main\n") > 0);
+}
+
+TEST_CASE("crash: a page of a mapped file that is gone is a bus error at its address") {
+  TempDir dir;
+  write_text(dir / "file", "text");
+  const int fd = open((dir / "file").c_str(), O_RDWR);
+  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  REQUIRE(ftruncate(fd, 0) == 0);
+  const End end = end_of(dir, [&] { store_to(static_cast<volatile int*>(page)); });
+  close(fd), munmap(page, 4096);
+  CHECK(end.code == 128 + SIGBUS);
+  CHECK(has(end.report, concat("==== ended by SIGBUS at address ", page, "\n")));
+}
+
+TEST_CASE("crash: every fatal signal that another process sends") {
+  for (const auto& [number, name] :
+       {std::pair(SIGSEGV, "SIGSEGV"), std::pair(SIGBUS, "SIGBUS"), std::pair(SIGFPE, "SIGFPE"),
+        std::pair(SIGILL, "SIGILL"), std::pair(SIGABRT, "SIGABRT")}) {
+    const End end = end_of([number = number] { kill(getpid(), number); });
+    CHECK(end.code == 128 + number);
+    CHECK(has(end.report, concat("==== ended by ", name, " from process ", end.pid, "\n")));
+    check_whole(end.report, end.pid);
+  }
+  const End end = end_of([] { raise(SIGTERM); });  // a wish of the user is no crash
+  CHECK(end.code == 128 + SIGTERM);
+  CHECK(end.report.empty());
+}
+
+TEST_CASE("crash: abort()") {
+  const End end = end_of(give_up);
+  CHECK(end.code == 128 + SIGABRT);
+  CHECK(end.reports() == 1);
+  CHECK(has(end.report, "==== ended by SIGABRT from process "));
+  check_whole(end.report, end.pid);
+  CHECK(frame_of(end.stack(), "give_up") > 0);  // though its call of abort() is the last of it
+}
+
+TEST_CASE("crash: an overflow of the stack") {
+  const End end = end_of([] {
+    volatile int zero = 0;
+    recurse(&zero, 0);
+  });
+  CHECK(end.code == 128 + SIGSEGV);
+  CHECK(end.reports() == 1);
+  check_whole(end.report, end.pid);
+  CHECK(has(end.stack(), "recurse"));
+}
+
+TEST_CASE("crash: an exception that nobody catches, with its text and its throw") {
+  for (const bool in_thread : {false, true}) {
+    const End end = end_of([&] {
+      if (in_thread) std::thread(decode, 12).join();
+      decode(12);
+    });
+    CHECK(end.code == 128 + SIGABRT);
+    CHECK(end.report.rfind("==== ended by std::runtime_error: cannot decode 12\nafter ", 0) == 0);
+    CHECK(end.reports() == 1);
+    check_whole(end.report, end.pid);
+    CHECK(frame_of(end.stack(), "__cxa_throw") >= 0);
+    CHECK(frame_of(end.stack(), "(anonymous namespace)::decode(int)") > frame_of(end.stack(), "__cxa_throw"));
+    CHECK(has(end.said, "what():  cannot decode 12"));
+  }
+  const End end = end_of([] { std::terminate(); });
+  CHECK(end.code == 128 + SIGABRT);
+  CHECK(end.report.rfind("==== ended by std::terminate() without an exception\n", 0) == 0);
+  CHECK(frame_of(end.stack(), "end_of") > 0);
+  CHECK(!has(end.report, "not known"));
+}
+
+TEST_CASE("crash: an exception that main catches") {
+  const End end = end_of([] {
+    try {
+      decode(12);
+    } catch (...) {
+      throw_and_catch();
+      write_crash("GPU memory 3.1G of 16G");
+      _exit(1);
+    }
+  });
+  CHECK(end.code == 1);
+  CHECK(end.report.rfind("==== ended by std::runtime_error: cannot decode 12\nafter ", 0) == 0);
+  CHECK(end.reports() == 1);
+  check_whole(end.report, end.pid);
+  CHECK(has(end.report, " kB\nGPU memory 3.1G of 16G\n\nlr 0.1\n"));
+  CHECK(has(end.said, "\ncrash report: "));
+  const std::string stack = end.stack();
+  CHECK(frame_of(stack, "__cxa_throw") >= 0);
+  CHECK(frame_of(stack, "(anonymous namespace)::decode(int)") > frame_of(stack, "__cxa_throw"));
+  CHECK(frame_of(stack, "end_of(") > frame_of(stack, "decode(int)"));
+  CHECK(!has(stack, "harmless"));
+}
+
+TEST_CASE("crash: an exception of any type, one of a library, and a function that ends in its throw") {
+  const auto end_by = [](auto f) {
+    return end_of([f] {
+      try {
+        f();
+      } catch (...) {
+        write_crash();
+      }
+    });
+  };
+  const End plain = end_by(throw_plain);
+  CHECK(plain.code == kWentOn);
+  CHECK(plain.report.rfind("==== ended by (anonymous namespace)::Plain\nafter", 0) == 0);
+  CHECK(frame_of(plain.stack(), "(anonymous namespace)::throw_plain()") > 0);
+  const End library = end_by([] { read_past_the_end("text"); });
+  CHECK(has(library.report, "==== ended by std::out_of_range: basic_string::at: "));
+  CHECK(frame_of(library.stack(), "/libstdc++.so.6+0x") > frame_of(library.stack(), "__cxa_throw"));
+  CHECK(frame_of(library.stack(), "read_past_the_end(") > frame_of(library.stack(), "/libstdc++.so.6+0x"));
+}
+
+TEST_CASE("crash: an exception keeps its stack from thread to thread and whatever else is thrown meanwhile") {
+  const End end = end_of([] {
+    std::exception_ptr error;
+    std::atomic<bool> over{false};
+    std::vector<std::thread> workers;
+    for (int t = 0; t < 4; ++t)
+      workers.emplace_back([&] {
+        while (!over) throw_and_catch();
+      });
+    std::thread([&] {
+      try {
+        const ThrowsWhenDestroyed guard;
+        decode(12);
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }).join();
+    for (int i = 0; i < 1000; ++i) throw_and_catch();
+    try {
+      try {
+        std::rethrow_exception(error);
+      } catch (const std::exception&) {
+        throw_and_catch();
+        throw;
+      }
+    } catch (...) {
+      write_crash();
+    }
+    over = true;
+    for (auto& w : workers) w.join();
+  });
+  CHECK(end.code == kWentOn);
+  CHECK(has(end.report, "==== ended by std::runtime_error: cannot decode 12\n"));
+  CHECK(frame_of(end.stack(), "(anonymous namespace)::decode(int)") > 0);
+  CHECK(!has(end.stack(), "harmless"));
+  CHECK(!has(end.stack(), "write_crash"));
+}
+
+// The address sanitizer does not give an address twice.
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kSameAddress = false;
+#else
+constexpr bool kSameAddress = true;
+#endif
+TEST_CASE("crash: an exception that was not thrown has no stack of an earlier one at its address" *
+          doctest::skip(!kSameAddress)) {
+  const End end = end_of([] {
+    const void* earlier = nullptr;
+    try {
+      harmless(1);
+    } catch (const std::exception& e) {
+      earlier = &e;
+    }
+    try {
+      std::rethrow_exception(std::make_exception_ptr(std::runtime_error("made")));
+    } catch (const std::exception& e) {
+      if (&e != earlier) _exit(1);
+      write_crash();
+    }
+  });
+  REQUIRE(end.code == kWentOn);
+  CHECK(has(end.report, "==== ended by std::runtime_error: made\n"));
+  CHECK(has(end.report, "\nWhere it was thrown is not known. Where it was caught:\nstack: "));
+  CHECK(!has(end.stack(), "harmless"));
+  CHECK(frame_of(end.stack(), "end_of(") >= 0);
+}
+
+TEST_CASE("crash: exceptions are destroyed once, however many live at a time, and then there is room again") {
+  const End end = end_of([] {
+    static std::atomic<int> alive{0};
+    struct Counted {
+      Counted() { ++alive; }
+      Counted(const Counted&) { ++alive; }
+      ~Counted() { --alive; }
+    };
+    for (int round = 0; round < 3; ++round) {
+      std::vector<std::exception_ptr> kept;
+      for (int i = 0; i < 200; ++i) {
+        try {
+          throw Counted();
+        } catch (...) {
+          kept.push_back(std::current_exception());
+        }
+      }
+      if (alive != 200) _exit(1);
+      if (round == 2) {
+        try {
+          throw_plain();
+        } catch (...) {
+          write_crash();
+        }
+      }
+    }
+    if (alive != 0) _exit(2);
+    for (int i = 0; i < 200; ++i) {
+      try {
+        throw_plain();  // has no destructor to call
+      } catch (const Plain&) {}
+    }
+    try {
+      decode(12);
+    } catch (...) {
+      write_crash();
+    }
+  });
+  CHECK(end.code == kWentOn);
+  CHECK(end.reports() == 2);
+  const size_t second = end.report.rfind("==== ended by ");
+  CHECK(has(end.report.substr(0, second), "not known"));
+  CHECK(!has(end.report.substr(second), "not known"));
+  CHECK(frame_of(end.report.substr(end.report.rfind("\nstack: ")), "decode(int)") > 0);
+}
+
+TEST_CASE("crash: a signal that comes while the step is told finds a whole text") {
+  size_t seen = 0;
+  for (int run = 0; run < 30; ++run) {
+    const End end = end_of([&] {
+      std::atomic<int> told{0};
+      std::thread storm([&] {
+        for (int i = 0;; ++i) crash_step(std::string(size_t(12000 + i % 1000), char('a' + i % 26))), told = i;
+      });
+      while (told < 50 + run) continue;
+      if (run % 2) pthread_kill(storm.native_handle(), SIGSEGV);
+      store_to(nowhere());
+    });
+    CHECK(end.code == 128 + SIGSEGV);
+    const size_t from = end.report.find('\n', end.report.find(" of process ")) + 1;
+    const std::string text = end.report.substr(from, end.report.find('\n', from) - from);
+    REQUIRE(!text.empty());
+    CHECK(text.find_first_not_of(text[0]) == std::string::npos);
+    const int i = int(text.size()) - 12000;  // steps of i, i + 1000, i + 2000, ...
+    bool fits = false;
+    for (int k = 0; k < 13; ++k) fits |= (i + 1000 * k) % 26 == text[0] - 'a';
+    CHECK(fits);
+    seen += text.size() >= 12000 && text.size() < 13000;
+  }
+  CHECK(seen == 30);
+}
+
+TEST_CASE("crash: the step is the last one told, cut at 16384 bytes") {
+  const auto step_of = [](const std::function<void()>& f) {
+    const End end = end_of([&] { f(), store_to(nowhere()); });
+    const size_t from = end.report.find('\n', end.report.find(" of process ")) + 1;
+    return end.report.substr(from, end.report.find("\n\n", from) - from);
+  };
+  CHECK(step_of([] { crash_step("one"), crash_step("two"); }) == "two");
+  CHECK(step_of([] { crash_step("one"), crash_step("two"), crash_step("three"); }) == "three");
+  CHECK(step_of([] { crash_step(std::string(20000, 'x')); }) == std::string(16384, 'x'));
+  CHECK(step_of([] { crash_step("one"), crash_step(std::string(20000, 'x')), crash_step("2"); }) == "2");
+}
+
+TEST_CASE("crash: where crash.txt cannot be written the report is on stderr") {
+  for (const bool full : {false, true}) {
+    for (const bool caught : {false, true}) {
+      TempDir dir;
+      const std::string path = dir / "run/crash.txt";
+      const End end = end_of(dir, [&] {
+        std::filesystem::create_directories(dir / "run");
+        crash_context(dir / "run", "lr 0.1\nbs 2");
+        crash_step("step 120 (epoch 3), images: a.jpg, b.jpg");
+        std::filesystem::remove_all(dir / "run");
+        if (full) {
+          std::filesystem::create_directories(dir / "run");
+          std::filesystem::create_symlink("/dev/full", path);
+        }
+        if (!caught) store_to(nowhere());
+        try {
+          decode(12);
+        } catch (...) {
+          write_crash();
+        }
+      });
+      CHECK(end.code == (caught ? kWentOn : 128 + SIGSEGV));
+      CHECK(end.seconds < 4);
+      CHECK(has(end.said,
+                concat("\n", full ? "no room in " : "cannot write ", path, "\n==== ended by ",
+                       caught ? "std::runtime_error: cannot decode 12\n" : "SIGSEGV at address 0xbad0\n")));
+      check_whole(end.said, end.pid);
+      CHECK(has(end.said, caught ? "decode(int)" : "store_to"));
+    }
+  }
+}
+
+TEST_CASE("crash: a closed stderr changes nothing") {
+  TempDir dir;
+  const End end = end_of(dir, [] {
+    int ends[2];
+    if (pipe(ends) != 0) _exit(1);
+    dup2(ends[1], 2), close(ends[0]), close(ends[1]);
+    store_to(nowhere());
+  });
+  CHECK(end.code == 128 + SIGSEGV);
+  check_whole(end.report, end.pid);
+}
+
+TEST_CASE("crash: of threads that crash at the same time one writes, and none waits in vain") {
+  for (int run = 0; run < 20; ++run) {
+    const End end = end_of([&] {
+      std::atomic<int> ready{0};
+      std::vector<std::thread> threads;
+      for (int t = 0; t < 3; ++t)
+        threads.emplace_back([&, t] {
+          ++ready;
+          while (ready < 3) continue;
+          if (t == 0 && run % 4 == 1) give_up();
+          if (t == 0 && run % 4 == 2) decode(12);
+          if (t == 0 && run % 4 == 3) kill(getpid(), SIGSEGV);
+          store_to(nowhere());
+        });
+      for (auto& t : threads) t.join();
+    });
+    CHECK((end.code == 128 + SIGSEGV || (end.code == 128 + SIGABRT && (run % 4 == 1 || run % 4 == 2))));
+    CHECK(end.reports() == 1);
+    check_whole(end.report, end.pid);
+    CHECK(end.seconds < 4);
+  }
+}
+
+TEST_CASE("crash: a failure while the report is written ends the process, with what was written") {
+  const auto spoil = [] { crash_state.functions = reinterpret_cast<decltype(crash_state.functions)>(16); };
+  const End fault = end_of([&] { spoil(), store_to(nowhere()); });
+  const End aborted = end_of([&] { spoil(), give_up(); });
+  const End thrown = end_of([&] {
+    spoil();
+    try {
+      decode(12);
+    } catch (...) {
+      write_crash();
+    }
+  });
+  for (const End* end : {&fault, &aborted, &thrown}) {
+    CHECK(end->code == 128 + SIGSEGV);
+    CHECK(end->reports() == 1);
+    check_whole(end->report, end->pid);
+    CHECK(end->seconds < 4);
+  }
+}
+
+TEST_CASE("crash: a later end adds its report, with a later step") {
+  TempDir dir;
+  write_text(dir / "crash.txt", "earlier\n");
+  const End end = end_of(dir, [] {
+    try {
+      decode(12);
+    } catch (...) {
+      write_crash();
+    }
+    crash_step("the end");
+    store_to(nowhere());
+  });
+  CHECK(end.code == 128 + SIGSEGV);
+  CHECK(end.reports() == 2);
+  CHECK(end.report.rfind("earlier\n==== ended by std::runtime_error: cannot decode 12\n", 0) == 0);
+  const size_t second = end.report.find("\n\n==== ended by SIGSEGV at address 0xbad0\n");
+  REQUIRE(second != std::string::npos);
+  CHECK(has(end.report.substr(second), "\nthe end\n"));
+}
+
+TEST_CASE("crash: a handler that was there before has its turn afterwards") {
+  const End end = end_of(
+      TempDir(), [] { store_to(nowhere()); }, [] { std::signal(SIGSEGV, [](int) { _exit(42); }); });
+  CHECK(end.code == 42);
+  CHECK(end.reports() == 1);
+}
+
+TEST_CASE("crash: without crash_context() nothing is noted or written") {
+  REQUIRE(!crash_state.on);
+  try {
+    decode(12);
+  } catch (...) {
+    for (const auto& t : crash_state.thrown) CHECK(t.object == nullptr);
+    write_crash();
+  }
+  CHECK(crash_state.writer == 0);
+}
