@@ -308,6 +308,25 @@ TEST_CASE("data: what is known of the images is kept, under a key of the files, 
   CHECK(check_images(files, dir / "a.png/no/folder").images[0].width == 41);  // cannot be kept: no matter
 }
 
+TEST_CASE("data: the key of a data set stands for its pictures and for those that are used") {
+  TempDir dir;
+  const auto key = [&](int width_of_a, int width_of_b) {
+    write_text(dir / "x.json", concat(R"({"categories": [{"id": 1}], "annotations": [], "images": [
+      {"id": 1, "file_name": "a.png", "height": 30, "width": )",
+                                      width_of_a, R"(},
+      {"id": 2, "file_name": "b.png", "height": 30, "width": )",
+                                      width_of_b, "}]}"));
+    return dataset(dir / "x.json", false).key;
+  };
+  write_image(dir / "images/a.png", 40, 30);
+  write_image(dir / "images/b.png", 40, 30);
+  const std::string both = key(40, 40), first = key(40, 41), second = key(41, 40);
+  CHECK(std::set<std::string>{both, first, second}.size() == 3);
+  CHECK(key(40, 40) == both);
+  write_image(dir / "images/a.png", 40, 30, {9, 9, 9});
+  CHECK(key(40, 40) != both);
+}
+
 TEST_CASE("data: sizes that the JSON does not give are those of the picture") {
   TempDir dir;
   write_image(dir / "images/a.png", 40, 30);
