@@ -28,56 +28,11 @@
 #include <vector>
 
 #include "error.hpp"
+#include "memory.hpp"
 #include "run.hpp"
 #include "threads.hpp"
 
 namespace yolox {
-
-// Bytes of memory that a new file in RAM may take: what is available, less a margin of 10 % of all memory.
-// The limits of a container or job (control groups, versions 2 and 1, and those above) count as its memory.
-inline double free_memory(const std::string& proc = "/proc", const std::string& cgroup = "/sys/fs/cgroup") {
-  // The number behind a word, or the first one of the file if the word is empty.
-  const auto number = [](const std::string& path, const std::string& name, double otherwise) {
-    std::ifstream file(path);
-    std::string word;
-    double value;
-    while (word != name && file >> word) continue;
-    return word == name && file >> value ? value : otherwise;
-  };
-  const double infinity = std::numeric_limits<double>::infinity();
-  const double all = 1024 * number(proc + "/meminfo", "MemTotal:", 0);
-  double free = 1024 * number(proc + "/meminfo", "MemAvailable:", infinity) - 0.1 * all;
-  const auto group = [&](const std::string& folder, const char* most, const char* used, const char* total) {
-    const double limit = number(folder + most, "", infinity);
-    if (limit >= 1e18 || (all > 0 && limit > all)) return;  // none
-    const auto now = [&](const char* name) {
-      return number(folder + "/memory.stat", concat(total, name), 0);
-    };
-    const double shared = now("shmem");  // pages of files, those in RAM apart, make room when memory runs out
-    const double files = *total ? now("cache") : now("file");
-    free = std::min(free, 0.9 * limit - number(folder + used, "", 0) + files - shared);
-  };
-  std::vector<std::string> two{"/"}, one{"/"};  // the group of this process in each version
-  std::ifstream groups(proc + "/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    const size_t path = line.find(':', line.find(':') + 1);
-    if (path == std::string::npos) continue;
-    if (line.rfind("0::", 0) == 0) two.push_back(line.substr(path + 1));
-    if (line.substr(0, path).find("memory") != std::string::npos) one.push_back(line.substr(path + 1));
-  }
-  for (const bool newer : {true, false}) {
-    for (std::string path : newer ? two : one) {
-      for (;; path.erase(path.rfind('/'))) {
-        if (newer)
-          group(cgroup + path, "/memory.max", "/memory.current", "");
-        else
-          group(cgroup + "/memory" + path, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_");
-        if (path.find('/') == std::string::npos) break;
-      }
-    }
-  }
-  return std::max(0.0, free);
-}
 
 struct CacheHeader {
   char magic[16];         // with the version of this layout

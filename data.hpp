@@ -263,6 +263,20 @@ inline Loader::Make evaluation_items(const Dataset& data) {
   };
 }
 
+// The same items, but each box is looked at before a device sees it (--debug). Throws naming the image.
+inline Loader::Make checked_items(Loader::Make make, const Dataset& data) {
+  return [make = std::move(make), &data](int64_t position, Image& image) {
+    Item item = make(position, image);
+    for (const Box& b : item.boxes)
+      check(b.cls >= 0 && b.cls < int(data.classes.size()) && b.x1 >= 0 && b.y1 >= 0 && b.x2 <= image.cols &&
+                b.y2 <= image.rows && b.x2 > b.x1 && b.y2 > b.y1,
+            data.name_of(item.index), ", augmented: box ", b.x1, " ", b.y1, " ", b.x2, " ", b.y2,
+            " of class ", b.cls, " is not inside ", image.cols, "x", image.rows, " or not of ",
+            data.classes.size(), " classes");
+    return item;
+  };
+}
+
 // ---- to the device
 
 // Batches of a loader on the device. With a GPU, the next batch is on its way, on a stream of its own, while

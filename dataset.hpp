@@ -194,6 +194,9 @@ struct Dataset {
     return decode_piece(bytes(i), r.file, part, scale, size(i));
   }
   std::string bytes(size_t i) const { return read ? read(i) : read_bytes(records[i].file); }
+  std::string name_of(int64_t i) const {
+    return records[i].file.empty() ? concat("drawn image ", records[i].image_id) : records[i].file;
+  }
   // An image that cannot be used is noted, and the next one takes its place.
   size_t instead_of(size_t i, const ImageError& e, size_t tries) const {
     if (strict) throw e;

@@ -12,7 +12,10 @@
 #include "checkpoint.hpp"
 #include "coco_eval.hpp"
 #include "data.hpp"
+#include "device.hpp"
 #include "flags.hpp"
+#include "pictures.hpp"
+#include "run.hpp"
 #include "yolox.hpp"
 
 namespace yolox {
@@ -114,6 +117,8 @@ struct EvalSettings {
   int batch = 16, workers = 2;
   bool legacy = false;
   torch::Device device = torch::kCPU;
+  std::string
+      pictures;  // "RUN/val_batch": the first batches with what was found go to RUN/val_batch0_pred.jpg
 };
 
 // Detections of one image in COCO's form: x, y, w, h in pixels of the original picture, not clipped to it.
@@ -135,6 +140,7 @@ struct Evaluation {
   std::vector<Detection> detections;
   int64_t images = 0, unreadable = 0;
   double seconds = 0;
+  bool complete = true;  // false: a signal ended it, and there is no result
 };
 
 // Runs the model over all images of the data set. The model's classes must be those of the data. Images that
@@ -158,6 +164,9 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
     const Batch batch = batches.next();
     const Tensor out = decode(model(preprocess(batch.images, s.legacy)), s.size.height, s.size.width);
     const auto detections = postprocess(out, s.conf, s.nms);
+    if (const int64_t k = at / s.batch; !s.pictures.empty() && k < 3)
+      save_picture(concat(s.pictures, k, "_pred.jpg"),
+                   draw_batch(batch.images, drawn(detections, data.classes)));
     for (size_t i = 0; i < detections.size(); ++i, ++at) {
       if (batch.indices[i] < 0)
         unreadable.insert(data.records[at].image_id);
@@ -165,6 +174,10 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
         add_detections(e.detections, detections[i], batch.scales[i], data.records[at].image_id, data.truth);
     }
     if (progress) progress(at);
+    if (stop_signal) {
+      e.complete = false;
+      return e;
+    }
   }
   if (!unreadable.empty()) {
     auto& images = truth.images;
@@ -177,22 +190,6 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   e.result = coco_eval(truth, e.detections);
   e.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return e;
-}
-
-// "auto" (a GPU when there is one), "cpu", "cuda" or "cuda:1"
-inline torch::Device parse_device(const std::string& name) {
-  if (name == "auto")
-    return torch::cuda::is_available() ? torch::Device(torch::kCUDA, 0) : torch::Device(torch::kCPU);
-  if (name == "cpu") return torch::kCPU;
-  usage_check(name == "cuda" || (name.rfind("cuda:", 0) == 0 && name.size() == 6 && std::isdigit(name[5])),
-              "--device takes auto, cpu, cuda or cuda:N, got '", name, "'");
-  usage_check(torch::cuda::is_available(), "--device ", name,
-              ": no GPU is usable by this build; see nvidia-smi, and ./setup.sh builds for the GPU where the "
-              "CUDA toolkit is; or use --device cpu");
-  const int index = name == "cuda" ? 0 : name[5] - '0';
-  usage_check(index < int(torch::cuda::device_count()), "--device ", name, ": there are ",
-              torch::cuda::device_count(), " GPUs");
-  return torch::Device(torch::kCUDA, index);
 }
 
 }  // namespace yolox

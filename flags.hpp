@@ -130,6 +130,18 @@ struct Flags {
                    const std::string& argument, const std::string& doc) {
     return flag<std::string>(member, group, name, value, argument, doc);
   }
+  // A number that may be given as "auto", which is 0.
+  int flag_auto(int& member, const std::string& group, const std::string& name, int value,
+                const std::string& argument, const std::string& doc) {
+    flag<int>(member, group, name, value, argument, doc);
+    flags.back().get = [&member] { return member == 0 ? "auto" : to_text(member); };
+    flags.back().set = [&member, name](const std::string& text) {
+      from_text(name, text == "auto" ? "0" : text, member);
+      if (member == 0 && text != "auto")
+        throw UsageError(concat("--", name, " takes a number above 0 or auto, got ", text));
+    };
+    return value;
+  }
   // A flag that may stand alone and then has the value `implicit`.
   std::string flag_alone(std::string& member, const std::string& group, const std::string& name,
                          const std::string& implicit, const std::string& argument, const std::string& doc) {

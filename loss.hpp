@@ -4,6 +4,7 @@
 // B images, A anchor points, G objects per image, C classes, F rows for positive points (at most 10 per
 // object).
 #pragma once
+#include <ATen/record_function.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -33,8 +34,11 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   const Tensor reg = raw.reg.to(dtype), obj = raw.obj.to(dtype), cls = raw.cls.to(dtype);
   const int64_t batch = reg.size(0), points = reg.size(1), classes = cls.size(2);
   const Anchors anchors = make_anchors(height, width, reg.options().requires_grad(false));
-  const Assignment assignment =
-      simota(decode_boxes(reg.detach(), anchors), obj.detach(), cls.detach(), anchors, targets);
+  Assignment assignment;
+  {
+    RECORD_USER_SCOPE("assignment");
+    assignment = simota(decode_boxes(reg.detach(), anchors), obj.detach(), cls.detach(), anchors, targets);
+  }
 
   const Tensor is_fg = assignment.matched >= 0;  // [B, A]
   const Tensor num_fg = is_fg.sum(), divisor = num_fg.clamp_min(1).to(dtype);

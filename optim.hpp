@@ -192,6 +192,12 @@ inline void load_state_dict(Optimizer& o, const GenericDict& dict, const std::st
   torch::NoGradGuard no_grad;
   check(dict.contains("state") && dict.at("state").isGenericDict(), path, ": its optimizer has no state");
   const auto state = dict.at("state").toGenericDict();
+  if (dict.contains("param_groups") && dict.at("param_groups").isList()) {
+    const auto groups = dict.at("param_groups").toListRef();
+    if (!groups.empty() && groups[0].isGenericDict() && groups[0].toGenericDict().contains("lr") &&
+        groups[0].toGenericDict().at("lr").isDouble())
+      o.lr = groups[0].toGenericDict().at("lr").toDouble();
+  }
   int64_t n = 0;
   for (size_t g = 0; g < o.groups.size(); ++g) {
     for (size_t i = 0; i < o.groups[g].params.size(); ++i, ++n) {
@@ -324,14 +330,13 @@ struct GradScaler {
 
   Tensor scaled(const Tensor& loss) const { return enabled ? loss * scale : loss; }
 
-  // Divides the gradients by the scale; false if one is not finite, then the step must be skipped. Waits for
-  // the device when enabled.
-  bool unscale(const std::vector<Tensor>& grads) {
-    if (!enabled || grads.empty()) return true;
+  // Divides the gradients by the scale, and remembers for update() if one is not finite. Does not wait for
+  // the device: their norm tells (see clip_gradients()).
+  void unscale(const std::vector<Tensor>& grads) {
+    if (!enabled || grads.empty()) return;
     found_inf.zero_();
     at::_amp_foreach_non_finite_check_and_unscale_(grads, found_inf,
                                                    scale.to(torch::kDouble).reciprocal().to(torch::kFloat));
-    return found_inf.item<float>() == 0;
   }
 
   void update() {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -39,24 +40,57 @@ inline void draw_box(cv::Mat& image, const Box& box, const std::string& text) {
               cv::LINE_AA);
 }
 
-// Up to 16 images of a batch with their boxes, four to a row.
-inline Image draw_batch(const Batch& batch, const std::vector<std::string>& classes) {
-  const int n = int(std::min<int64_t>(16, batch.images.size(0))), columns = std::min(4, n);
-  const int h = int(batch.images.size(1)), w = int(batch.images.size(2));
+struct DrawnBox {
+  Box box;  // in pixels of the image
+  std::string text;
+};
+
+// Up to 16 images of a batch, [B, H, W, 3] uint8, with their boxes, four to a row.
+inline Image draw_batch(const Tensor& batch, const std::vector<std::vector<DrawnBox>>& boxes) {
+  const int n = int(std::min<int64_t>(16, batch.size(0))), columns = std::min(4, n);
+  const int h = int(batch.size(1)), w = int(batch.size(2));
   Image sheet({columns * w, (n + columns - 1) / columns * h}, border_grey);
-  const Tensor images = batch.images.cpu().contiguous(), boxes = batch.targets.boxes.cpu(),
-               cls = batch.targets.classes.cpu();
+  const Tensor images = batch.slice(0, 0, n).cpu().contiguous();
   for (int i = 0; i < n; ++i) {
     cv::Mat tile = sheet(cv::Rect(i % columns * w, i / columns * h, w, h));
     cv::Mat(h, w, CV_8UC3, images[i].data_ptr<uint8_t>()).copyTo(tile);
-    for (int64_t g = 0; g < batch.targets.counts[i]; ++g) {
-      const float* b = boxes[i][g].data_ptr<float>();
-      const int c = int(cls[i][g].item<int64_t>());
-      draw_box(tile, {b[0] - b[2] / 2, b[1] - b[3] / 2, b[0] + b[2] / 2, b[1] + b[3] / 2, c}, classes[c]);
-    }
+    for (const auto& [box, text] : boxes[i]) draw_box(tile, box, text);
     cv::rectangle(tile, {0, 0, w, h}, cv::Scalar::all(255));
   }
   return sheet;
+}
+
+// The boxes to learn.
+inline std::vector<std::vector<DrawnBox>> drawn(const Targets& targets,
+                                                const std::vector<std::string>& classes) {
+  std::vector<std::vector<DrawnBox>> all(targets.counts.size());
+  const Tensor boxes = targets.boxes.cpu(), cls = targets.classes.cpu();
+  for (size_t i = 0; i < all.size(); ++i) {
+    for (int64_t g = 0; g < targets.counts[i]; ++g) {
+      const float* b = boxes[i][g].data_ptr<float>();
+      const int c = int(cls[i][g].item<int64_t>());
+      all[i].push_back({{b[0] - b[2] / 2, b[1] - b[3] / 2, b[0] + b[2] / 2, b[1] + b[3] / 2, c}, classes[c]});
+    }
+  }
+  return all;
+}
+
+// The boxes found, rows x1, y1, x2, y2, objectness, class score, class: those with a score of 0.25 or more.
+inline std::vector<std::vector<DrawnBox>> drawn(const std::vector<Tensor>& found,
+                                                const std::vector<std::string>& classes) {
+  std::vector<std::vector<DrawnBox>> all(found.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    const auto d = found[i].accessor<float, 2>();
+    for (int64_t k = 0; k < d.size(0); ++k) {
+      const float score = d[k][4] * d[k][5];
+      if (!(score >= 0.25f) || !std::isfinite(d[k][0] + d[k][1] + d[k][2] + d[k][3])) continue;
+      const int c = int(d[k][6]);
+      char text[16];
+      std::snprintf(text, sizeof text, " %.2f", double(score));
+      all[i].push_back({{d[k][0], d[k][1], d[k][2], d[k][3], c}, classes[c] + text});
+    }
+  }
+  return all;
 }
 
 // Boxes per class, where in their images their centres are, and how large they are in parts of the image.

@@ -1,11 +1,14 @@
-// What a run leaves behind and shows: its folder, log, metrics and progress line.
+// What a run leaves behind and shows: its folder, log, metrics and progress line; and the signals that end
+// it.
 #pragma once
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -43,25 +46,39 @@ inline std::string newest_run() {
   std::string newest;
   fs::file_time_type latest{};
   std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator("runs", ignored)) {
-    const auto file = entry.path() / "last.pth";
-    if (!fs::exists(file)) continue;
-    if (newest.empty() || fs::last_write_time(file) > latest)
-      newest = entry.path().string(), latest = fs::last_write_time(file);
+  for (const auto& run : fs::directory_iterator("runs", ignored)) {
+    for (const auto& file : fs::directory_iterator(run.path(), ignored)) {
+      const auto written = fs::last_write_time(file.path(), ignored);
+      const bool whole = file.path().extension() == ".pth" && file.path().filename() != "nonfinite.pth";
+      if (!whole || (!newest.empty() && written <= latest)) continue;
+      newest = run.path().string(), latest = written;
+    }
   }
   return newest;
 }
 
-// Memory of this process that is in RAM, bytes; without the pages of files that it has mapped, which make
-// room when memory runs out.
-inline double resident_bytes() {
-  long pages = 0, of_files = 0;
-  if (FILE* f = std::fopen("/proc/self/statm", "r")) {
-    if (std::fscanf(f, "%*s %ld %ld", &pages, &of_files) != 2) pages = of_files = 0;
-    std::fclose(f);
-  }
-  return double(pages - of_files) * sysconf(_SC_PAGESIZE);
+// ---- signals
+
+// The signal that asked the run to end, 0: none. SIGHUP (the terminal is gone) and SIGPIPE (so is what it
+// was piped to) do not.
+inline volatile std::sig_atomic_t stop_signal = 0;
+
+// From now on SIGTERM, SIGUSR1 (SLURM, spot machines) and SIGINT (Ctrl-C) only set stop_signal: the loop ends
+// after its step. The next Ctrl-C ends the process at once.
+inline void catch_signals() {
+  struct sigaction action {};
+  action.sa_flags = SA_RESTART;
+  action.sa_handler = [](int signal) {
+    if (signal == SIGINT && stop_signal) _exit(128 + SIGINT);
+    stop_signal = signal;
+  };
+  for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) sigaction(signal, &action, nullptr);
 }
+inline void ignore_hangup() {
+  for (const int signal : {SIGHUP, SIGPIPE}) std::signal(signal, SIG_IGN);
+}
+
+// ---- what it says
 
 // 5 characters or fewer: 1.2G, 640M
 inline std::string short_bytes(double bytes) {
@@ -119,13 +136,27 @@ struct Log {
   double last = now();
 };
 
-// metrics.csv: one row per call, columns as given; a value that is not known is left empty (NaN).
+// metrics.csv: one row per call, columns as given; a value that is not known is left empty (NaN). The second
+// column counts: rows beyond `from`, of steps that will be done again, are taken out.
 struct Metrics {
-  Metrics(const std::string& path, const std::vector<std::string>& columns) : file(path, std::ios::app) {
+  Metrics(const std::string& path, const std::vector<std::string>& columns, int64_t from) {
+    std::string head, kept;
+    for (const auto& column : columns) head += (head.empty() ? "" : ",") + column;
+    std::ifstream old(path);
+    for (std::string line; std::getline(old, line) && !old.eof();) {  // a last line without an end is torn
+      const size_t comma = line.find(',');
+      if (line != head && comma != std::string::npos && std::atoll(line.c_str() + comma + 1) <= from)
+        kept += line + "\n";
+    }
+    old.close();
+    if (!kept.empty()) {
+      std::error_code ignored;
+      std::ofstream(path + ".tmp") << head << "\n" << kept;
+      std::filesystem::rename(path + ".tmp", path, ignored);
+    }
+    file.open(path, kept.empty() ? std::ios::trunc : std::ios::app);
     file.precision(9);
-    if (file.tellp() != 0) return;  // a resumed run goes on below its old rows
-    for (size_t i = 0; i < columns.size(); ++i) file << (i ? "," : "") << columns[i];
-    file << "\n";
+    if (kept.empty()) file << head << "\n" << std::flush;
   }
   void row(const std::vector<double>& values) {
     file.clear();

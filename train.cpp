@@ -1,17 +1,21 @@
 // Trains YOLOX on one process: settings, set-up, then the loop, top to bottom.
 //   ./train --data shapes --model yolox-nano --size 192 --epochs 10
 //   ./train --data DIR --model yolox-s --weights yolox_s.pth --bs 16
-#include <iomanip>
+#include <cstring>
 #include <iostream>
 #include <map>
-#include <numeric>
+#include <optional>
 
+#include "crash.hpp"
+#include "device.hpp"
 #include "evaluate.hpp"
 #include "flags.hpp"
-#include "loss.hpp"
 #include "optim.hpp"
 #include "pictures.hpp"
+#include "profile.hpp"
 #include "run.hpp"
+#include "step.hpp"
+#include "telling.hpp"
 #include "training.hpp"
 
 using namespace yolox;
@@ -39,7 +43,8 @@ struct Config : Flags {
 
   std::string size = flag(size, "Training", "size", "", "N|HxW",
                           "input size in pixels; the model's (416 or 640) when left out");
-  int bs = flag(bs, "Training", "bs", 16, "N", "images in a step");
+  int bs =
+      flag_auto(bs, "Training", "bs", 16, "N|auto", "images in a step; auto: the most that fit into memory");
   int epochs = flag(epochs, "Training", "epochs", 300, "N", "passes over the data");
   int64_t max_iters =
       flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after so many steps; 0: never");
@@ -65,6 +70,9 @@ struct Config : Flags {
       flag(seed, "Training", "seed", int64_t{0}, "N", "of initial weights, order and augmentation");
   bool deterministic =
       flag(deterministic, "Training", "deterministic", false, "", "the same bytes each time, more slowly");
+  bool keep_going =
+      flag(keep_going, "Training", "keep-going", false, "",
+           "after a loss that is not finite, back to the last checkpoint at half the lr, 3 times at most");
   std::string device = flag(device, "Training", "device", "auto", "cpu|cuda", "where to run");
 
   std::string aug = flag(aug, "Augmentation", "aug", "default", "default|none", "none: letterbox alone");
@@ -95,11 +103,18 @@ struct Config : Flags {
   std::string out = flag(out, "Output", "out", "", "DIR", "run folder; runs/MODEL-DATA when left out");
   int eval_interval = flag(eval_interval, "Output", "eval-interval", 10, "N",
                            "evaluate every N epochs, and every one of the last; 0: never");
+  double save_minutes = flag(save_minutes, "Output", "save-minutes", 10.0, "X",
+                             "save last.pth within an epoch too, so often; 0: never");
+  int keep = flag(keep, "Output", "keep", 1, "N", "older checkpoints kept beside last.pth");
   int patience =
       flag(patience, "Output", "patience", 0, "N", "stop after N evaluations without a better AP; 0: never");
   double conf = flag(conf, "Output", "conf", 0.01, "P", "evaluation: lowest score");
   double nms = flag(nms, "Output", "nms", 0.65, "IOU",
                     "evaluation: overlap above which the weaker box of a class goes");
+  bool profile = flag(profile, "Output", "profile", false, "",
+                      "20 steps, then a table of where the time goes, and trace.json");
+  bool debug = flag(debug, "Output", "debug", false, "",
+                    "check every box, and find the operation that makes a NaN; slow");
 };
 
 static void check_config(const Config& c) {
@@ -114,10 +129,11 @@ static void check_config(const Config& c) {
               "--model is needed: yolox-nano, yolox-tiny, yolox-s, yolox-m, yolox-l or yolox-x");
   model_size(c.model);
   if (!c.size.empty()) parse_size(c.size);
-  at_least("bs", c.bs, 1), at_least("epochs", c.epochs, 1), in("workers", c.workers, 1, 256),
+  at_least("bs", c.bs, 0), at_least("epochs", c.epochs, 1), in("workers", c.workers, 1, 256),
       at_least("max-iters", c.max_iters, 0);
-  usage_check(c.accum >= 1 && c.accum <= c.bs, "--accum must be in 1..", c.bs,
+  usage_check(c.accum >= 1 && (c.bs == 0 || c.accum <= c.bs), "--accum must be in 1..", c.bs,
               ", the images of a step (--bs), got ", c.accum);
+  at_least("save-minutes", c.save_minutes, 0), at_least("keep", c.keep, 0);
   at_least("patience", c.patience, 0);
   at_least("lr", c.lr, 0), at_least("warmup-epochs", c.warmup_epochs, 0),
       at_least("no-aug-epochs", c.no_aug_epochs, 0);
@@ -179,16 +195,12 @@ static ImageSize multiscale_size(const Config& c, ImageSize base, int64_t i) {
   return {32 * k, 32 * std::max(1, int(double(k) * base.width / base.height))};
 }
 
-// Images and boxes of a batch to another input size.
-static void resize_batch(Tensor& images, Targets& targets, ImageSize size) {
-  const int64_t h = images.size(2), w = images.size(3);
-  if (h == size.height && w == size.width) return;
-  images = torch::upsample_bilinear2d(images, std::vector<int64_t>{size.height, size.width},
-                                      /*align_corners=*/false);
-  const double sx = double(size.width) / w, sy = double(size.height) / h;
-  const Tensor& b = targets.boxes;
-  targets.boxes =
-      torch::stack({b.select(2, 0) * sx, b.select(2, 1) * sy, b.select(2, 2) * sx, b.select(2, 3) * sy}, 2);
+// The largest of them.
+static ImageSize largest_size(const Config& c, ImageSize base) {
+  ImageSize largest = base;
+  for (int64_t i = 10; i < 1000; i += 10)
+    if (const ImageSize s = multiscale_size(c, base, i); s.height > largest.height) largest = s;
+  return largest;
 }
 
 // "runs/x/" -> "/home/me/runs/x"
@@ -202,26 +214,26 @@ static std::string data_name(const std::string& data) {
   return without_slash(data.substr(0, data.find(','))).stem().string();
 }
 
-// The same bytes each time. On a GPU a few operations have no such version; torch warns of them.
-static void make_deterministic() {
-  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
-  at::globalContext().setDeterministicCuDNN(true);
+// What a checkpoint keeps of the settings: all that a run is made of, not how it was called this time.
+static Settings settings_of(const Config& config) {
+  Settings kept;
+  for (const auto& [name, value] : config.values())
+    if (name != "resume" && name != "profile" && name != "debug") kept.emplace_back(name, value);
+  return kept;
 }
 
-// The settings of the run that config.resume names, unless given again; gives its checkpoint.
-static c10::IValue restore_settings(Config& config, std::string& run, std::vector<std::string>& notes) {
+// The settings of the run that config.resume names, unless given again; gives its newest checkpoint.
+static SavedRun restore_settings(Config& config, std::string& run, std::vector<std::string>& notes) {
   usage_check(!config.was_given("weights"),
               "--weights and --resume exclude each other: a resumed run has its weights");
   usage_check(!config.was_given("out"),
               "--out and --resume exclude each other: a resumed run stays in its folder");
   run = config.resume == "newest" ? newest_run() : config.resume;
-  usage_check(!run.empty(), "--resume: there is no run with a last.pth below runs/; give its folder");
-  const auto saved = read_pth(run + "/last.pth");
+  usage_check(!run.empty(), "--resume: there is no run with a checkpoint below runs/; give its folder");
+  const SavedRun saved = newest_checkpoint(run, notes);
   const auto values = config.values();
   const std::map<std::string, std::string> now(values.begin(), values.end());
-  for (const auto& [name, value] : saved_settings(saved, run + "/last.pth")) {
-    if (name == "resume" || name == "out" || name == "weights") continue;
+  for (const auto& [name, value] : saved_settings(saved.file, saved.path)) {
     if (!config.was_given(name))
       config.set(name, value);
     else if (now.at(name) != value)
@@ -246,75 +258,68 @@ static WeightsInfo start_from(YOLOX& model, const std::string& path, const Confi
   return info;
 }
 
-// Boxes of each class, the ten most frequent by name, and what is missing.
-static void tell_classes(Log& log, const Splits& splits) {
-  const Dataset &train = splits.train, &val = splits.val;
-  const auto counts = class_counts(train), in_val = class_counts(val);
-  std::vector<std::string> frequent;
-  for (const size_t c : by_count(counts)) frequent.push_back(concat(train.classes[c], " ", counts[c]));
-  log.line(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
-                  " to train: ", listed(frequent, 10)));
-  const auto absent = [&](const std::vector<int64_t>& of, const char* split) {
-    std::vector<std::string> names;
-    for (size_t c = 0; c < of.size(); ++c)
-      if (of[c] == 0) names.push_back(train.classes[c]);
-    if (!names.empty())
-      log.line(concat("note: ", names.size(), names.size() == 1 ? " class has" : " classes have",
-                      " no box to ", split, ": ", listed(names, 10)));
-  };
-  absent(counts, "train on");
-  if (!splits.same) absent(in_val, "evaluate on");
+// --strict: problems end the run before it begins.
+static void refuse_problems(const Dataset& data, bool strict) {
+  const auto problems = data.problems->lines();
+  if (!strict || problems.empty()) return;
+  std::string first;
+  for (size_t i = 0; i < std::min<size_t>(problems.size(), 20); ++i) first += "\n  " + problems[i];
+  fail(data.name, " has ", problems.size(), problems.size() == 1 ? " problem" : " problems",
+       "; mend the data or leave out --strict:", first, problems.size() > 20 ? "\n  ..." : "");
 }
 
-// Means over the steps since the last look and over those of an epoch. Adding does not wait for the device,
-// looking does.
-struct Meter {
-  enum { kTotal, kIou, kObj, kCls, kL1, kPositives, kNorm, kObjects, kCount };
-  Tensor recent, epoch = torch::zeros({kCount});
-  int64_t recent_steps = 0, epoch_steps = 0;
+static std::vector<std::pair<std::string, std::string>> versions(torch::Device device) {
+  std::string revision;
+  if (FILE* git = popen("git -C '" YOLOX_SOURCE_DIR "' describe --always --dirty 2>/dev/null", "r")) {
+    char text[128] = "";
+    if (std::fgets(text, sizeof text, git)) revision = std::string(text, std::strcspn(text, "\n"));
+    pclose(git);
+  }
+  return {{"device", device.str()},
+          {"torch", TORCH_VERSION},
+          {"OpenCV", CV_VERSION},
+          {"compiler", __VERSION__},
+          {"revision", revision}};
+}
 
-  explicit Meter(torch::Device device) : recent(torch::zeros({kCount}, device)) {}
-  void add(const Losses& l, const Tensor& norm, int64_t objects) {
-    recent += torch::stack({l.total.detach(), l.iou.detach(), l.obj.detach(), l.cls.detach(), l.l1.detach(),
-                            l.num_fg.to(torch::kFloat), norm.to(torch::kFloat),
-                            torch::full({}, double(objects), recent.options())});
-    ++recent_steps;
-  }
-  std::vector<double> look() {
-    const Tensor taken = recent.cpu();
-    const auto means = mean(taken, recent_steps);
-    epoch += taken, epoch_steps += recent_steps;
-    recent.zero_(), recent_steps = 0;
-    return means;
-  }
-  std::vector<double> end_epoch() {
-    const auto means = mean(epoch, epoch_steps);
-    epoch.zero_(), epoch_steps = 0;
-    return means;
-  }
+static std::string names_in(const Batch& batch, const Dataset& data) {
+  std::vector<std::string> names;
+  for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
+  return listed(names, 64);
+}
 
- private:
-  static std::vector<double> mean(const Tensor& sums, int64_t steps) {
-    std::vector<double> m;
-    for (int k = 0; k < kCount; ++k) m.push_back(sums[k].item<double>() / steps);
-    m[kPositives] /= std::max(m[kObjects], 1e-9);  // positives per object
-    return m;
-  }
-};
+// A step that went wrong, to look at: the batch as the network saw it, the weights, and what was computed.
+static void save_bad_batch(const std::string& run, Training& t, const Batch& batch, const Dataset& data,
+                           const StepNumbers& n, double lr) {
+  auto file = empty_dict(), losses = empty_dict();
+  auto names = empty_list();
+  for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
+  losses.insert("total", n.total), losses.insert("iou", n.iou), losses.insert("obj", n.obj);
+  losses.insert("cls", n.cls), losses.insert("l1", n.l1), losses.insert("gradient_norm", n.norm);
+  file.insert("iteration", t.iteration), file.insert("lr", lr), file.insert("losses", losses);
+  file.insert("images", batch.images.cpu()), file.insert("names", names);
+  file.insert("boxes", batch.targets.boxes.cpu()), file.insert("classes", batch.targets.classes.cpu());
+  file.insert("model", to_dict(state_dict(*t.model)));
+  write_pth(run + "/nonfinite.pth", file);
+  save_picture(run + "/nonfinite.jpg", draw_batch(batch.images, drawn(batch.targets, data.classes)));
+}
 
 static void train(int argc, char** argv) {
+  ignore_hangup();
   Config config;
   config.parse(argc, argv, "trains YOLOX");
   opencv_single_thread();
   BlobCache::sweep(ram_place());
   std::string run;                 // its folder
   std::vector<std::string> notes;  // for the log
-  c10::IValue saved;               // the checkpoint to go on from
+  SavedRun saved;                  // the checkpoint to go on from
   if (!config.resume.empty()) saved = restore_settings(config, run, notes);
   set_phases(config);
   check_config(config);
   const torch::Device device = parse_device(config.device);
   if (config.deterministic) make_deterministic();
+  at::globalContext().setBenchmarkCuDNN(!config.deterministic);  // the sizes of multi-scale are a dozen
+  if (config.debug) torch::autograd::AnomalyMode::set_enabled(true);
   WeightsInfo info, known;  // of this run; of the file that it starts from
   info.model = config.model;
   const ImageSize base = input_size(info, config.size);
@@ -332,20 +337,10 @@ static void train(int argc, char** argv) {
                                .parent_path() /
                            ".checks";  // what is known of the images: beside the runs
   Splits splits = load_splits(config.data, config.split, config.seed, config.official_quirks, kept);
-  splits.train.strict = config.strict;
+  splits.train.strict = splits.val.strict = config.strict;
   const Dataset &data = splits.train, &val = splits.val;
-  const int64_t n = data.records.size(), per_epoch = (n + config.bs - 1) / config.bs;
-  const int64_t iters =
-      config.max_iters ? std::min(config.max_iters, per_epoch * config.epochs) : per_epoch * config.epochs;
-  for (const Dataset* d : {&data, &val}) {
-    const auto problems = d->problems->lines();
-    if (config.strict && !problems.empty()) {
-      std::string first;
-      for (size_t i = 0; i < std::min<size_t>(problems.size(), 20); ++i) first += "\n  " + problems[i];
-      fail(d->name, " has ", problems.size(), problems.size() == 1 ? " problem" : " problems",
-           "; mend the data or leave out --strict:", first, problems.size() > 20 ? "\n  ..." : "");
-    }
-  }
+  const int64_t n = data.records.size();
+  for (const Dataset* d : {&data, &val}) refuse_problems(*d, config.strict);
 
   // ---- model, weights, optimizer
   torch::manual_seed(config.seed);
@@ -354,7 +349,7 @@ static void train(int argc, char** argv) {
   info.legacy_preproc = config.preproc == "legacy";
   if (run.empty() && !config.weights.empty()) known = start_from(model, config.weights, config, data, notes);
   if (!run.empty()) {
-    known = weights_info(saved, run + "/last.pth");
+    known = weights_info(saved.file, saved.path);
     check(known.model == config.model, run, " is a run of ", known.model, "; --model ", config.model,
           " cannot go on with it: start from its last.pth with --weights instead");
     check(known.classes == data.classes, run, " was trained on other classes than ", data.name,
@@ -367,72 +362,111 @@ static void train(int argc, char** argv) {
   usage_check(unknown.empty(), "--freeze ", unknown,
               ": nothing in the model is named so; backbone, neck, or such as head.stems");
   const bool fp16 = config.amp == "fp16";
-  const auto amp = fp16 ? torch::kHalf : config.amp == "bf16" ? torch::kBFloat16 : torch::kFloat;
+  StepSettings step{device.type(), fp16                   ? torch::kHalf
+                                   : config.amp == "bf16" ? torch::kBFloat16
+                                                          : torch::kFloat};
   Training t{model, config.ema > 0 ? copy_of(model, config.model, device) : YOLOX(nullptr),
              Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
              GradScaler(fp16, device)};
+  training_mode(*model);
   int64_t trained = 0;
   for (const auto& group : t.optimizer.groups) trained += group.params.size();
   usage_check(trained > 0, "--freeze ", config.freeze, " leaves nothing to train");
-  if (!run.empty()) {
-    load_checkpoint(t, saved, per_epoch, run + "/last.pth");
-    check(t.iteration < iters, run, " is complete: it has done ", t.iteration, " of ", iters,
-          " steps; more --epochs or --max-iters would go on");
-  }
-  const int64_t first = t.iteration;
-  const Schedule schedule{config.lr * config.bs, per_epoch, config.epochs,      config.warmup_epochs,
-                          config.no_aug_epochs,  0,         config.min_lr_ratio};
 
   // ---- run folder
-  if (run.empty()) run = make_run_folder(config.out, config.model + "-" + data_name(config.data));
-  Log log(run + "/log.txt");
-  Metrics metrics(run + "/metrics.csv",
-                  {"epoch", "iteration", "loss", "iou", "obj", "cls", "l1", "positives_per_object", "lr",
-                   "images_per_second", "waiting_share", "grad_norm", "AP", "AP50"});
+  const bool resumed = !run.empty();
+  if (!resumed) {
+    forget_unstarted(config.out);
+    run = make_run_folder(config.out, config.model + "-" + data_name(config.data));
+  }
+  if (config.bs == 0) {
+    config.bs = int(automatic_batch(t.model, t.optimizer, t.scaler, step, base, largest_size(config, base),
+                                    config.accum, n, device, [&](int64_t images, double bytes) {
+                                      std::cout << "bs auto: " << images << " images take "
+                                                << (std::isfinite(bytes) ? short_bytes(bytes) : "too much")
+                                                << std::endl;
+                                    }));
+    notes.push_back(concat("--bs auto: ", config.bs, config.bs == n ? " (all images)" : "", ", 90 % of ",
+                           short_bytes(memory_in_all(device))));
+  }
+  const int64_t per_epoch = (n + config.bs - 1) / config.bs;
+  int64_t iters = per_epoch * config.epochs;
+  if (config.max_iters) iters = std::min(config.max_iters, iters);
+  int64_t in_last = -1;  // the step that last.pth holds
+  if (resumed) {
+    load_checkpoint(t, saved.file, per_epoch, saved.path);
+    if (fs::path(saved.path).filename() == "last.pth") in_last = t.iteration;
+    saved = {};
+    remove_torn_files(run);
+    check(t.iteration < iters || t.epochs < t.iteration / per_epoch, run, " is complete: it has done ",
+          t.iteration, " of ", iters, " steps; more --epochs or --max-iters would go on");
+  }
+  const int64_t first = t.iteration;
+  if (config.profile) iters = first + Profile(device).steps();
+  const Schedule schedule{config.lr * config.bs, per_epoch, config.epochs,      config.warmup_epochs,
+                          config.no_aug_epochs,  0,         config.min_lr_ratio};
+  const Plan plan{config.bs, per_epoch, config.epochs, iters};
+  Telling tell(run, first, /*from_scratch=*/!first && config.weights.empty());
+  Log& log = tell.log;
   write_json(run + "/config.json", [&](JsonWriter& w) {
     w.StartObject();
     for (const auto& [name, value] : config.values()) w.Key(name.c_str()), w.String(value.c_str());
-    w.Key("torch"), w.String(TORCH_VERSION), w.Key("device"), w.String(device.str().c_str());
+    for (const auto& [name, value] : versions(device)) w.Key(name.c_str()), w.String(value.c_str());
     w.EndObject();
   });
-  log.line(concat(first ? "resuming " : "run ", run, first ? concat(" at step ", first) : ""));
+  crash_context(run, read_text(run + "/config.json"));
+
+  // ---- what it is going to do
+  log.line(concat(resumed ? "resuming " : "run ", run, resumed ? concat(" at step ", first) : ""));
+  tell.settings(config);
   log.line(concat("data    ", n, " images to train (", data.name, "), ", val.records.size(), " to evaluate (",
                   splits.same ? "the same: there is one split only" : val.name, "), ", data.classes.size(),
                   " classes"));
   log.line(concat("model   ", config.model, " ", base.height, "x", base.width,
-                  config.multiscale ? " multi-scale" : "", " on ", device.str(), ", ",
+                  config.multiscale ? " multi-scale" : "", ", ", short_count(parameter_count(*model)),
+                  " parameters, ", short_count(operations(model, base)), "FLOPs, on ", device.str(), ", ",
                   config.amp == "off" ? "float32" : config.amp));
   log.line(concat("steps   ", iters, " of ", config.bs, " images, ", per_epoch, " an epoch; warm-up ",
                   config.warmup_epochs, " epochs, plain last ", config.no_aug_epochs, "; ", config.optimizer,
-                  " lr ", schedule.lr, " (", config.lr, " per image)"));
+                  " lr ", schedule.lr * t.lr_factor, " (", config.lr, " per image)"));
   for (const auto& note : notes) log.line(note);
-  auto tell_problems = [&, told = std::map<std::string, int64_t>()]() mutable {
-    for (const Dataset* d : {&data, &val}) {
-      for (const auto& [kind, count] : d->problems->summary())
-        if (std::exchange(told[d->name + kind], count) != count)
-          log.line(concat("note: ", d->name, ": ", kind, ": ", count, " (listed in ", run,
-                          d == &data ? "/problems.txt)" : "/problems_val.txt)"));
-      d->problems->write(run + (d == &data ? "/problems.txt" : "/problems_val.txt"));
-      if (splits.same) break;
-    }
+  const std::string odd =
+      Watch::learning_rate(config.optimizer, config.lr, config.bs, !config.weights.empty() || resumed);
+  if (!odd.empty()) log.line(odd);
+  const auto tell_problems = [&] {
+    tell.problems(data, run + "/problems.txt");
+    if (!splits.same) tell.problems(val, run + "/problems_val.txt");
   };
   tell_problems();
-  tell_classes(log, splits);
+  tell.classes(splits);
   if (!first) save_picture(run + "/labels.jpg", draw_labels(data));
-  // A full disk does not end a run: it goes on and tries again, and fails only if its very end cannot be
-  // saved.
-  const auto save = [&](const std::string& file, double ap) {
+
+  // ---- saving. A full disk does not end a run: it goes on and tries again, and fails only if its very end
+  // cannot be saved.
+  double saved_at = now();
+  const auto save = [&](const std::string& name, double ap) {
+    RECORD_USER_SCOPE("saving");
+    const auto file = checkpoint(t, info, settings_of(config), per_epoch, ap);
+    saved_at = now();
     try {
-      write_pth(run + "/" + file, checkpoint(t, info, config.values(), per_epoch, ap));
+      if (name == "last.pth") {
+        save_last(run, file, t.iteration, in_last, config.keep);
+        in_last = t.iteration;
+      } else {
+        write_pth(run + "/" + name, file);
+      }
       return true;
     } catch (const std::exception& e) {
-      if (t.iteration == iters && file == "last.pth") throw;
-      log.line(concat("warning: ", e.what(), "; the next epoch tries again"));
+      if (t.iteration == iters && name == "last.pth") throw;
+      log.line(concat("WARNING: ", e.what(), "; tried again at the next save"));
       return false;
     }
   };
+  const double nan = std::nan("");
+  if (!resumed && !config.profile)
+    save("last.pth", nan);  // so that there is something to go on from, whatever happens
 
-  // ---- the loop. Epochs are counted in steps; the stream of images is endless and runs through them.
+  // ---- images. The stream is endless and runs through the epochs, which are counted in steps.
   const int64_t plain_from = per_epoch * std::max<int64_t>(0, config.epochs - config.no_aug_epochs -
                                                                   (config.official_quirks ? 1 : 0));
   const auto mosaic_at = [&](int64_t position) { return position / config.bs < plain_from; };
@@ -443,104 +477,33 @@ static void train(int argc, char** argv) {
         config.workers, [&](size_t done, size_t of) { log.progress(concat(done, "/", of), done == of); });
     log.line("cache   " + cached);
   }
-  Loader loader(training_items(data, config.seed, augment, config.aug == "default", mosaic_at),
-                first * config.bs, iters * config.bs, config.bs, input, config.workers, device.is_cuda());
-  DeviceLoader batches(loader, device);
+  auto items = training_items(data, config.seed, augment, config.aug == "default", mosaic_at);
+  if (config.debug) items = checked_items(items, data);
+  std::optional<Loader> loader;
+  std::optional<DeviceLoader> batches;
+  const auto start_loading = [&] {
+    batches.reset(), loader.reset();
+    loader.emplace(items, t.iteration * config.bs, iters * config.bs, config.bs, input, config.workers,
+                   device.is_cuda());
+    batches.emplace(*loader, device);
+  };
+  start_loading();
   const EvalSettings eval_settings{base,           config.conf,         config.nms, config.bs,
-                                   config.workers, info.legacy_preproc, device};
-  training_mode(*model);
-  log.line("  epoch      iter  total   iou   obj   cls   l1 pos      lr  img/s wait  mem   left");
-  const double nan = std::nan("");
+                                   config.workers, info.legacy_preproc, device,     run + "/val_batch"};
+
+  // ---- the end of an epoch, or of the run: evaluation, best.pth, last.pth. False: training is over.
   double best = t.best_ap;
-  Meter meter(device);
-  double waited = 0, looked_at = now(), rate = 0;
-  while (t.iteration < iters) {
-    const int64_t i = t.iteration, epoch = i / per_epoch;
-    const double lr = learning_rate(schedule, i), asked = now();
-    const Batch batch = batches.next();
-    waited += now() - asked;
-    if (i < 3) save_picture(concat(run, "/train_batch", i, ".jpg"), draw_batch(batch, data.classes));
-    Tensor images = preprocess(batch.images, info.legacy_preproc);
-    Targets targets = batch.targets;
-    resize_batch(images, targets, multiscale_size(config, base, i));
-
-    // Each part is divided by its own positives: weighted by them, the parts add up to the gradient of the
-    // batch.
-    t.optimizer.zero_grad();
-    std::vector<Losses> parts;
-    const double guess = double(std::max<int64_t>(1, targets.total()));  // keeps the weights near 1, for fp16
-    for (int64_t part = 0; part < config.accum; ++part) {
-      const int64_t from = config.bs * part / config.accum, to = config.bs * (part + 1) / config.accum;
-      Predictions predictions;
-      {
-        const AutocastGuard autocast(device.type(), amp);
-        predictions = model(images.slice(0, from, to));
-      }
-      Losses losses = yolox_loss(predictions, images.size(2), images.size(3), targets.slice(from, to),
-                                 /*use_l1=*/i >= plain_from);
-      const Tensor loss =
-          config.accum == 1 ? losses.total : losses.total * losses.num_fg.clamp_min(1) / guess;
-      t.scaler.scaled(loss).backward();
-      for (Tensor* l : {&losses.total, &losses.iou, &losses.obj, &losses.cls, &losses.l1}) *l = l->detach();
-      parts.push_back(losses);
-    }
-    const Losses losses = join(parts);
-    const auto grads = gradients(t.optimizer.groups);
-    const bool finite = t.scaler.unscale(grads);
-    if (config.accum > 1)
-      scale_gradients(grads, losses.num_fg.clamp_min(1).to(torch::kFloat).reciprocal() * guess);
-    const Tensor norm = clip_gradients(grads, config.clip);
-    if (finite) {
-      t.optimizer.step(lr);
-      if (config.ema > 0) ema_update(*t.ema, *model, ema_decay(config.ema, ++t.ema_updates));
-    } else {
-      ++t.skipped;
-    }
-    t.scaler.update();
-    ++t.iteration;
-    meter.add(losses, finite ? norm : torch::zeros_like(norm), targets.total());
-
-    // ---- telling: reads the losses back, so not at every step of a fast GPU
-    const bool epoch_ends = t.iteration % per_epoch == 0, last = t.iteration == iters;
-    if (i == first || epoch_ends || last || now() - looked_at > 1) {
-      const double steps = double(meter.recent_steps), seconds = now() - looked_at;
-      auto m = meter.look();
-      check(std::isfinite(m[0]) && std::isfinite(m[6]), std::isfinite(m[0]) ? "the gradient" : "the loss",
-            " is not finite at step ", i, " (iou ", m[1], ", obj ", m[2], ", cls ", m[3], ", l1 ", m[4],
-            ") with lr ", lr,
-            fs::exists(run + "/last.pth")
-                ? concat("; ./train --resume ", run, " --lr with a lower value goes on")
-                : "; start again with a lower --lr");
-      const double speed = steps * config.bs / seconds;
-      rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
-      metrics.row({double(epoch + 1), double(i + 1), m[0], m[1], m[2], m[3], m[4], m[5], lr, speed,
-                   waited / seconds, m[6], nan, nan});
-      if (epoch_ends || last) m = meter.end_epoch();  // the line that stays: the whole epoch
-      char text[160];
-      std::snprintf(
-          text, sizeof text, "%7s %9s %6.2f %5.2f %5.2f %5.2f %4.2f %3.1f %7.1e %6.1f %3.0f%% %5s %6s",
-          concat(epoch + 1, "/", config.epochs).c_str(), concat(i % per_epoch + 1, "/", per_epoch).c_str(),
-          m[0], m[1], m[2], m[3], m[4], m[5], lr, rate, 100 * waited / seconds,
-          short_bytes(resident_bytes()).c_str(), short_time((iters - i - 1) * config.bs / rate).c_str());
-      log.progress(text, epoch_ends || last);
-      waited = 0, looked_at = now();
-    }
-    if (!epoch_ends && !last) continue;
-
-    // ---- end of an epoch
-    const bool due =
-        config.eval_interval > 0 && (last || (epoch + 1) % config.eval_interval == 0 || i >= plain_from);
+  const auto end_of_epoch = [&] {
+    const int64_t epoch = (t.iteration - 1) / per_epoch;
+    const bool whole = t.iteration % per_epoch == 0, last = t.iteration == iters;
     double ap = nan;
-    if (due) {
+    if (config.eval_interval > 0 &&
+        (last || (epoch + 1) % config.eval_interval == 0 || t.iteration > plain_from)) {
+      if (in_last != t.iteration) save("last.pth", nan);  // a long evaluation may be cut off
       const auto e = evaluate(t.judged(), val, eval_settings);
+      if (!e.complete) return false;
       ap = e.result.AP;
-      check(!config.strict || !e.unreadable, val.name, " has ", e.unreadable,
-            " images that cannot be used; mend the data or leave out --strict");
-      log.line(concat("  AP ", std::fixed, std::setprecision(4), e.result.AP, "  AP50 ", e.result.AP50,
-                      "  AP75 ", e.result.AP75, "  small ", e.result.APs, " medium ", e.result.APm, " large ",
-                      e.result.APl, std::setprecision(1), "  (", e.images, " images, ", e.seconds, " s)"));
-      metrics.row({double(epoch + 1), double(i + 1), nan, nan, nan, nan, nan, nan, nan, nan, nan, nan,
-                   e.result.AP, e.result.AP50});
+      tell.evaluated(t.iteration, e, plan);
       const auto before = std::pair(t.best_ap, t.stale++);
       if (ap > t.best_ap) {
         t.best_ap = ap, t.stale = 0;
@@ -549,21 +512,136 @@ static void train(int argc, char** argv) {
       best = t.best_ap;
       // An evaluation that only --max-iters brought about does not count: resumed, the run equals one that
       // was not stopped.
-      if (!epoch_ends) std::tie(t.best_ap, t.stale) = before;
-      looked_at = now();
+      if (!whole) std::tie(t.best_ap, t.stale) = before;
     }
+    if (whole) ++t.epochs;
     save("last.pth", ap);
     if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
     tell_problems();
-    if (config.patience > 0 && t.stale >= config.patience && !last) {
-      log.line(concat("stopping: ", t.stale, " evaluations without a better AP (--patience)"));
-      break;
+    const bool enough = config.patience > 0 && t.stale >= config.patience && !last;
+    if (enough) log.line(concat("stopping: ", t.stale, " evaluations without a better AP (--patience)"));
+    return !enough;
+  };
+
+  // ---- the loop
+  tell.heading();
+  catch_signals();
+  SavedBuffers statistics(*model);
+  PartsThatFit fit{config.accum, config.bs};
+  int64_t overflows = 0;  // steps in a row whose gradients were not finite
+  std::optional<Profile> profile;
+  if (config.profile) profile.emplace(device), profile->start();
+  bool go_on = t.epochs == t.iteration / per_epoch || config.profile || end_of_epoch();
+  while (go_on && t.iteration < iters && !stop_signal) {
+    const int64_t i = t.iteration, epoch = i / per_epoch;
+    const double lr = learning_rate(schedule, i) * t.lr_factor, asked = now();
+    Batch batch;
+    {
+      RECORD_USER_SCOPE("data");
+      batch = batches->next();
     }
+    tell.waited_for(now() - asked);
+    crash_step(concat("step ", i, " of epoch ", epoch + 1, "; images: ", names_in(batch, data)));
+    if (i < 3)
+      save_picture(concat(run, "/train_batch", i, ".jpg"),
+                   draw_batch(batch.images, drawn(batch.targets, data.classes)));
+    Targets targets = batch.targets;
+    Tensor images;
+    {
+      RECORD_USER_SCOPE("copy");
+      images = preprocess(batch.images, info.legacy_preproc);
+      resize_batch(images, targets, multiscale_size(config, base, i));
+      statistics.save();
+    }
+    step.use_l1 = i >= plain_from;
+    const Losses losses = fit(
+        [&](int64_t parts) {
+          return compute_gradients([&](const Tensor& x) { return t.model(x); }, images, targets, parts,
+                                   t.optimizer, t.scaler, step);
+        },
+        [&](int64_t parts) {
+          t.optimizer.zero_grad();
+          statistics.restore();
+          empty_cache(device);
+          log.line(concat("note: out of memory at step ", i, " with ", images.size(2), "x", images.size(3),
+                          " pixels; it is done again in ", parts, " parts"));
+        });
+    StepNumbers numbers;
+    {
+      RECORD_USER_SCOPE("optimizer");
+      const auto grads = gradients(t.optimizer.groups);
+      t.scaler.unscale(grads);
+      numbers = numbers_of(losses, clip_gradients(grads, config.clip), targets.total());
+      if (numbers.finite()) t.optimizer.step(lr);
+    }
+    if (const std::string why = why_to_stop(numbers, overflows); !why.empty()) {
+      const std::string what = concat(why, " at step ", i, " (iou ", numbers.iou, ", obj ", numbers.obj,
+                                      ", cls ", numbers.cls, ", l1 ", numbers.l1, ", gradient norm ",
+                                      numbers.norm, ", lr ", lr, "; images ", names_in(batch, data), ")");
+      save_bad_batch(run, t, batch, data, numbers, lr);
+      if (config.keep_going && t.returns < 3) {
+        const double factor = t.lr_factor / 2;
+        const int64_t returns = t.returns + 1;
+        const SavedRun good = newest_checkpoint(run, notes);
+        load_checkpoint(t, good.file, per_epoch, good.path);
+        t.lr_factor = factor, t.returns = returns;
+        overflows = 0, tell.forget();
+        log.line(concat("WARNING: ", what, "; back to step ", t.iteration, " with ", factor, " of the lr"));
+        start_loading();
+        continue;
+      }
+      fail(what, "; the batch and the weights are in ", run, "/nonfinite.pth and .jpg; ./train --resume ",
+           run, " --lr with less than ", config.lr, ", or with --keep-going, goes on from step ", in_last);
+    }
+    if (numbers.finite()) {
+      RECORD_USER_SCOPE("EMA");
+      if (config.ema > 0) ema_update(*t.ema, *model, ema_decay(config.ema, ++t.ema_updates));
+    } else {
+      ++t.skipped;
+    }
+    t.scaler.update();
+    ++t.iteration;
+
+    {
+      RECORD_USER_SCOPE("telling");
+      tell.step(i, numbers, lr, plan, device);
+    }
+    if (profile) {
+      if (profile->step()) break;
+      continue;
+    }
+    if (stop_signal) break;
+    if (t.iteration % per_epoch == 0 || t.iteration == iters)
+      go_on = end_of_epoch(), tell.go_on();
+    else if (config.save_minutes > 0 && now() - saved_at > 60 * config.save_minutes)
+      save("last.pth", nan), tell.go_on();
+  }
+  if (profile && stop_signal) return;
+  if (profile) {
+    log.line(profile->table(config.bs));
+    profile->stop_and_write(run + "/trace.json");
+    log.line(concat("operators of the last steps: ", run, "/trace.json, for https://ui.perfetto.dev"));
+    return;
+  }
+  if (stop_signal) {
+    if (in_last != t.iteration) save("last.pth", nan);
+    log.line(concat("stopped by ", strsignal(stop_signal), " at step ", t.iteration,
+                    "; go on with: ./train --resume ", run));
+    return;
   }
   log.line(concat("done: ", run, "/last.pth",
                   best >= 0 ? concat(", best AP ", best, " in ", run, "/best.pth") : ""));
 }
 
 int main(int argc, char** argv) {
-  return run_program([&] { train(argc, argv); });
+  return run_program([&] {
+    try {
+      train(argc, argv);
+    } catch (const UsageError&) {
+      throw;
+    } catch (...) {
+      write_crash();
+      throw;
+    }
+  });
 }

@@ -2,7 +2,12 @@
 #pragma once
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <limits>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -19,8 +24,11 @@ struct Training {
   int64_t iteration = 0;    // steps done
   int64_t ema_updates = 0;  // fewer than the steps by those that were skipped
   int64_t skipped = 0;      // steps with gradients that overflowed
+  int64_t epochs = 0;       // ended ones, with their evaluation
   double best_ap = -1;
-  int64_t stale = 0;  // evaluations since the best
+  int64_t stale = 0;     // evaluations since the best
+  double lr_factor = 1;  // halved by --keep-going
+  int64_t returns = 0;   // of --keep-going to a checkpoint
 
   // What is evaluated and saved as the result.
   YOLOX& judged() { return ema.is_empty() ? model : ema; }
@@ -36,6 +44,24 @@ inline YOLOX copy_of(const YOLOX& model, const std::string& name, torch::Device 
   return copy;
 }
 
+// The state of torch's random numbers, on the CPU and on the device. Nothing here draws from them while it
+// trains (the order and the augmentation of images depend on seed and step alone), but a model with dropout
+// would.
+inline c10::IValue random_state(torch::Device device) {
+  auto states = empty_list();
+  states.push_back(at::globalContext().defaultGenerator(torch::kCPU).get_state());
+  if (device.is_cuda()) states.push_back(at::globalContext().defaultGenerator(device).get_state());
+  return states;
+}
+inline void set_random_state(const c10::IValue& state, torch::Device device) {
+  const auto states = state.toListRef();
+  at::Generator cpu = at::globalContext().defaultGenerator(torch::kCPU);
+  cpu.set_state(states.at(0).toTensor());
+  if (!device.is_cuda() || states.size() < 2) return;  // the run moved between devices
+  at::Generator own = at::globalContext().defaultGenerator(device);
+  own.set_state(states[1].toTensor());
+}
+
 using Settings = std::vector<std::pair<std::string, std::string>>;  // flag, value
 
 // A checkpoint: official YOLOX finds model, optimizer, start_epoch, best_ap and curr_ap; what the weights
@@ -48,6 +74,9 @@ inline GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settin
                to_dict(state_dict(*t.model)));  // the weights themselves: "model" on top holds their average
   state.insert("iteration", t.iteration), state.insert("ema_updates", t.ema_updates);
   state.insert("skipped", t.skipped), state.insert("stale", t.stale);
+  state.insert("epochs", t.epochs), state.insert("lr_factor", t.lr_factor),
+      state.insert("returns", t.returns);
+  state.insert("random", random_state(t.scaler.scale.device()));
   state.insert("scale", t.scaler.scale.item<double>());
   state.insert("growth_tracker", t.scaler.growth_tracker.item<int64_t>());
   state.insert("per_epoch", per_epoch);
@@ -87,9 +116,97 @@ inline void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_ep
   t.iteration = state.at("iteration").toInt(), t.ema_updates = state.at("ema_updates").toInt();
   t.skipped = state.at("skipped").toInt(), t.stale = state.at("stale").toInt();
   t.best_ap = top.at("best_ap").toDouble();
+  t.epochs = state.at("epochs").toInt();
+  t.lr_factor = state.at("lr_factor").toDouble(), t.returns = state.at("returns").toInt();
+  set_random_state(state.at("random"), t.scaler.scale.device());
   check(state.at("per_epoch").toInt() == per_epoch, path, " has ", state.at("per_epoch").toInt(),
         " steps an epoch; with this --bs and data there are ", per_epoch,
         ": keep them, or start from it with --weights");
+}
+
+// ---- the files of a run
+
+// Its checkpoints, newest first: last.pth, then those before it, step_N.pth.
+inline std::vector<std::string> checkpoints_of(const std::string& run) {
+  namespace fs = std::filesystem;
+  std::vector<std::pair<int64_t, std::string>> found;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(run, ignored)) {
+    const std::string name = entry.path().filename().string();
+    int64_t step = 0;
+    int end = 0;
+    if (name == "last.pth")
+      found.emplace_back(std::numeric_limits<int64_t>::max(), entry.path().string());
+    else if (std::sscanf(name.c_str(), "step_%ld.pth%n", &step, &end) == 1 && size_t(end) == name.size())
+      found.emplace_back(step, entry.path().string());
+  }
+  std::sort(found.rbegin(), found.rend());
+  std::vector<std::string> paths;
+  for (const auto& [_, path] : found) paths.push_back(path);
+  return paths;
+}
+
+struct SavedRun {
+  std::string path;
+  c10::IValue file;
+};
+
+// The newest checkpoint of a run that is whole; what is wrong with newer ones goes to `notes`.
+inline SavedRun newest_checkpoint(const std::string& run, std::vector<std::string>& notes) {
+  const auto paths = checkpoints_of(run);
+  check(!paths.empty(), run, " has no checkpoint, last.pth or step_N.pth; give the folder of a run");
+  for (const auto& path : paths) {
+    try {
+      const auto file = read_pth(path);
+      saved_settings(file, path);
+      return {path, file};
+    } catch (const std::exception& e) {
+      if (path == paths.back()) throw;
+      notes.push_back(concat("warning: ", e.what(), "; the checkpoint before it is taken"));
+    }
+  }
+  return {};
+}
+
+// Writes last.pth. The one that was there stays as step_N.pth, and the `keep` newest of those do; it holds
+// step `before`, -1: there is none worth keeping.
+inline void save_last(const std::string& run, const GenericDict& file, int64_t step, int64_t before,
+                      int64_t keep) {
+  namespace fs = std::filesystem;
+  const fs::path last = fs::path(run) / "last.pth";
+  std::error_code error;
+  if (keep > 0 && before >= 0 && before != step) {
+    const fs::path older = fs::path(run) / concat("step_", before, ".pth");
+    fs::remove(older, error);
+    fs::create_hard_link(last, older, error);
+    if (error) fs::copy_file(last, older, error);  // where the file system has no links
+  }
+  write_pth(last.string(), file);
+  int64_t kept = 0;
+  for (const auto& path : checkpoints_of(run))
+    if (path != last.string() && ++kept > keep) fs::remove(path, error);
+}
+
+// A run that has not done a step makes room for another one in its folder.
+inline void forget_unstarted(const std::string& run) {
+  const std::filesystem::path last = std::filesystem::path(run) / "last.pth";
+  std::error_code ignored;
+  if (!std::filesystem::exists(last, ignored)) return;
+  try {
+    const auto file = read_pth(last.string());
+    saved_settings(file, last.string());
+    if (file.toGenericDict().at("train").toGenericDict().at("iteration").toInt() == 0)
+      std::filesystem::remove(last, ignored);
+  } catch (const std::exception&) {  // not of this program: the folder is not touched
+  }
+}
+
+// What writing was killed amid leaves behind.
+inline void remove_torn_files(const std::string& run) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(run, ignored))
+    if (entry.path().filename().string().find(".pth.tmp.") != std::string::npos)
+      std::filesystem::remove(entry.path(), ignored);
 }
 
 }  // namespace yolox

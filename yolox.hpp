@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -115,6 +116,20 @@ struct CSPLayerImpl : Block {
 };
 using CSPLayer = CSPLayerImpl;
 
+// max_pool2d(x, 5, 1, 2) by rows and columns. On a GPU torch adds up the gradient of its own in an order that
+// changes from run to run; this one, several times slower, does not.
+inline Tensor max_of_5x5(Tensor x) {
+  for (const int64_t dim : {2, 3}) {
+    std::vector<int64_t> pad(4, 0);  // left, right, top, bottom
+    pad[dim == 3 ? 0 : 2] = pad[dim == 3 ? 1 : 3] = 2;
+    const Tensor padded = torch::constant_pad_nd(x, pad, -std::numeric_limits<double>::infinity());
+    std::vector<Tensor> shifted;
+    for (int64_t k = 0; k < 5; ++k) shifted.push_back(padded.slice(dim, k, k + x.size(dim)));
+    x = std::get<0>(torch::stack(shifted).max(0));
+  }
+  return x;
+}
+
 // Spatial pyramid pooling with windows 5, 9 and 13. A 9-window maximum is the 5-window maximum of 5-window
 // maxima, a 13-window one of that again: three small poolings give the same numbers as one small and two
 // large ones.
@@ -124,7 +139,10 @@ struct SPPBottleneckImpl : Block {
     conv2 = register_module("conv2", BaseConv(in / 2 * 4, out, 1));
   }
   Tensor forward(Tensor x) override {
-    const auto pool5 = [](const Tensor& t) { return torch::max_pool2d(t, 5, 1, 2); };
+    const auto pool5 = [](const Tensor& t) {
+      return t.is_cuda() && at::globalContext().deterministicAlgorithms() ? max_of_5x5(t)
+                                                                          : torch::max_pool2d(t, 5, 1, 2);
+    };
     const Tensor y = conv1(x), y5 = pool5(y), y9 = pool5(y5), y13 = pool5(y9);
     return conv2(torch::cat({y, y5, y9, y13}, 1));
   }

@@ -181,9 +181,16 @@ TEST_CASE("flags: exit codes: 0, 2 for a wrong command line, 1 for all else; one
 TEST_CASE("run: numbers in metrics.csv are not rounded to six digits, a resumed run goes on below") {
   TempDir dir;
   const double nan = std::nan("");
-  Metrics(dir / "m.csv", {"iteration", "loss", "AP"}).row({2198917, 3.25, nan});
-  Metrics(dir / "m.csv", {"iteration", "loss", "AP"}).row({2198918, nan, 0.5});
-  CHECK(contents(dir / "m.csv") == "iteration,loss,AP\n2198917,3.25,\n2198918,,0.5\n");
+  const std::vector<std::string> columns{"epoch", "iteration", "AP"};
+  Metrics(dir / "m.csv", columns, 0).row({1, 2198917, nan});
+  Metrics(dir / "m.csv", columns, 2198917).row({2, 2198918, 0.5});
+  CHECK(contents(dir / "m.csv") == "epoch,iteration,AP\n1,2198917,\n2,2198918,0.5\n");
+  // Steps that will be done again, and a line that was cut off, go.
+  std::ofstream(dir / "m.csv", std::ios::app) << "3,21989";
+  Metrics(dir / "m.csv", columns, 2198917).row({9, 2198918, 1});
+  CHECK(contents(dir / "m.csv") == "epoch,iteration,AP\n1,2198917,\n9,2198918,1\n");
+  Metrics(dir / "m.csv", columns, 0);
+  CHECK(contents(dir / "m.csv") == "epoch,iteration,AP\n");
 }
 
 TEST_CASE("run: a folder of its own for each run") {

@@ -1,0 +1,84 @@
+// What depends on the device that a run is on: its name, its memory, its determinism.
+#pragma once
+#include <torch/torch.h>
+
+#ifdef YOLOX_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <cuda_runtime_api.h>
+#endif
+
+#include <cctype>
+#include <cstdlib>
+#include <string>
+
+#include "error.hpp"
+#include "flags.hpp"
+#include "memory.hpp"
+
+namespace yolox {
+
+// "auto" (a GPU when there is one), "cpu", "cuda" or "cuda:1"
+inline torch::Device parse_device(const std::string& name) {
+  if (name == "auto")
+    return torch::cuda::is_available() ? torch::Device(torch::kCUDA, 0) : torch::Device(torch::kCPU);
+  if (name == "cpu") return torch::kCPU;
+  usage_check(name == "cuda" || (name.rfind("cuda:", 0) == 0 && name.size() == 6 && std::isdigit(name[5])),
+              "--device takes auto, cpu, cuda or cuda:N, got '", name, "'");
+  usage_check(torch::cuda::is_available(), "--device ", name,
+              ": no GPU is usable by this build; see nvidia-smi, and ./setup.sh builds for the GPU where the "
+              "CUDA toolkit is; or use --device cpu");
+  const int index = name == "cuda" ? 0 : name[5] - '0';
+  usage_check(index < int(torch::cuda::device_count()), "--device ", name, ": there are ",
+              torch::cuda::device_count(), " GPUs");
+  return torch::Device(torch::kCUDA, index);
+}
+
+// The same bytes each time. What of torch has no such version on a GPU, the model computes in another way.
+inline void make_deterministic() {
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  at::globalContext().setDeterministicCuDNN(true);
+}
+
+// Memory of the device that this process has taken; on the CPU what is in RAM, bytes.
+inline double memory_taken(torch::Device device) {
+#ifdef YOLOX_CUDA
+  if (device.is_cuda())
+    return double(c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).reserved_bytes[0].current);
+#endif
+  (void)device;
+  return resident_bytes();
+}
+// The most of it since the last call of forget_peak().
+inline double memory_peak(torch::Device device) {
+#ifdef YOLOX_CUDA
+  if (device.is_cuda())
+    return double(c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).reserved_bytes[0].peak);
+#endif
+  (void)device;
+  return peak_bytes();
+}
+// What this process may take in all, as much as it has included.
+inline double memory_in_all(torch::Device device) {
+#ifdef YOLOX_CUDA
+  if (device.is_cuda()) {
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    return double(free) + memory_taken(device);
+  }
+#endif
+  (void)device;
+  return free_memory() + resident_bytes();
+}
+// Gives back what is cached and not used, and begins to look for a peak anew.
+inline void empty_cache(torch::Device device) {
+#ifdef YOLOX_CUDA
+  if (device.is_cuda()) {
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
+  }
+#endif
+  if (device.is_cpu()) forget_peak();
+}
+
+}  // namespace yolox

@@ -1,0 +1,156 @@
+// Memory: how much there is, how much a run takes, which errors mean that there is no more, and the largest
+// batch that fits.
+#pragma once
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <limits>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "error.hpp"
+
+namespace yolox {
+
+// ---- of the machine
+
+// Bytes of memory that may still be taken: what is available, less a margin of 10 % of all memory.
+// The limits of a container or job (control groups, versions 2 and 1, and those above) count as its memory.
+inline double free_memory(const std::string& proc = "/proc", const std::string& cgroup = "/sys/fs/cgroup") {
+  // The number behind a word, or the first one of the file if the word is empty.
+  const auto number = [](const std::string& path, const std::string& name, double otherwise) {
+    std::ifstream file(path);
+    std::string word;
+    double value;
+    while (word != name && file >> word) continue;
+    return word == name && file >> value ? value : otherwise;
+  };
+  const double infinity = std::numeric_limits<double>::infinity();
+  const double all = 1024 * number(proc + "/meminfo", "MemTotal:", 0);
+  double free = 1024 * number(proc + "/meminfo", "MemAvailable:", infinity) - 0.1 * all;
+  const auto group = [&](const std::string& folder, const char* most, const char* used, const char* total) {
+    const double limit = number(folder + most, "", infinity);
+    if (limit >= 1e18 || (all > 0 && limit > all)) return;  // none
+    const auto now = [&](const char* name) {
+      return number(folder + "/memory.stat", concat(total, name), 0);
+    };
+    const double shared = now("shmem");  // pages of files, those in RAM apart, make room when memory runs out
+    const double files = *total ? now("cache") : now("file");
+    free = std::min(free, 0.9 * limit - number(folder + used, "", 0) + files - shared);
+  };
+  std::vector<std::string> two{"/"}, one{"/"};  // the group of this process in each version
+  std::ifstream groups(proc + "/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const size_t path = line.find(':', line.find(':') + 1);
+    if (path == std::string::npos) continue;
+    if (line.rfind("0::", 0) == 0) two.push_back(line.substr(path + 1));
+    if (line.substr(0, path).find("memory") != std::string::npos) one.push_back(line.substr(path + 1));
+  }
+  for (const bool newer : {true, false}) {
+    for (std::string path : newer ? two : one) {
+      for (;; path.erase(path.rfind('/'))) {
+        if (newer)
+          group(cgroup + path, "/memory.max", "/memory.current", "");
+        else
+          group(cgroup + "/memory" + path, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_");
+        if (path.find('/') == std::string::npos) break;
+      }
+    }
+  }
+  return std::max(0.0, free);
+}
+
+// ---- of this process
+
+// Memory of this process that is in RAM, bytes; without the pages of files that it has mapped, which make
+// room when memory runs out.
+inline double resident_bytes() {
+  long pages = 0, of_files = 0;
+  if (FILE* f = std::fopen("/proc/self/statm", "r")) {
+    if (std::fscanf(f, "%*s %ld %ld", &pages, &of_files) != 2) pages = of_files = 0;
+    std::fclose(f);
+  }
+  return double(pages - of_files) * sysconf(_SC_PAGESIZE);
+}
+
+// The most memory that this process has had in RAM since the last call of forget_peak(), bytes.
+inline double peak_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;)
+    if (double kb = 0; word == "VmHWM:" && status >> kb) return 1024 * kb;
+  return resident_bytes();
+}
+inline void forget_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
+
+// ---- where it ends
+
+// torch on a GPU, torch on the CPU, its libraries, and everybody else.
+inline bool is_out_of_memory(const std::exception& e) {
+  const std::string what = e.what();
+  for (const char* words : {"out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED"})
+    if (what.find(words) != std::string::npos) return true;
+  return dynamic_cast<const std::bad_alloc*>(&e) != nullptr;
+}
+
+// compute(parts), in twice as many parts as long as memory runs out, `most` at most. Where that happens a
+// second time, the smaller parts are kept: it was not one large batch. before_retry(parts) is called with
+// nothing of the failed attempt alive.
+struct PartsThatFit {
+  int64_t parts, most;
+  int64_t times = 0;  // that memory ran out
+
+  template <class Compute, class BeforeRetry>
+  auto operator()(const Compute& compute, const BeforeRetry& before_retry) {
+    for (int64_t now = parts;;) {
+      try {
+        auto result = compute(now);
+        if (now > parts && ++times > 1) parts = now;
+        return result;
+      } catch (const std::exception& e) {
+        if (!is_out_of_memory(e)) throw;
+        check(now<most, "out of memory, even with ", most> 1 ? "one image at a time" : "a single image",
+              "; give a smaller --size or --model, or --no-multiscale");
+      }
+      now = std::min(2 * now, most);
+      before_retry(now);
+    }
+  }
+};
+
+// The largest batch of at most `limit` images whose peak(images), bytes, stays within `budget`; peak is
+// infinite where memory ran out. Exact up to 32, within 3 % above. Throws where not even one image fits.
+template <class Peak>
+int64_t largest_batch(int64_t limit, double budget, const Peak& peak) {
+  int64_t fits = 0, too_large = limit + 1, tried = 0;
+  double of_fits = 0, slope = 0;
+  for (int64_t next = std::min<int64_t>(2, limit); too_large - fits > std::max<int64_t>(1, fits / 32);) {
+    const double bytes = peak(tried = next);
+    if (bytes <= budget) {
+      if (fits > 0) slope = (bytes - of_fits) / double(next - fits);
+      fits = next, of_fits = bytes;
+    } else {
+      too_large = next;
+    }
+    // A straight line through what fitted, but not far beyond what was seen; else the middle.
+    next = (fits + too_large) / 2;
+    if (fits == 0)
+      next = 1;
+    else if (slope <= 0)
+      next = std::min(next, 2 * fits);
+    else
+      next =
+          std::min(int64_t(double(fits) + std::min((budget - of_fits) / slope, 3.0 * double(fits))), limit);
+    next = std::clamp(next, fits + 1, std::max(fits + 1, too_large - 1));
+    if (fits == 0 && tried == 1) break;
+  }
+  check(fits > 0, "not even one image fits into memory; give a smaller --size or --model");
+  return fits;
+}
+
+}  // namespace yolox

@@ -1,0 +1,144 @@
+// The gradient of one step: of the whole batch, computed at once or in parts (--accum, or where memory runs
+// out).
+#pragma once
+#include <ATen/record_function.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <exception>
+#include <limits>
+#include <vector>
+
+#include "device.hpp"
+#include "flags.hpp"
+#include "loss.hpp"
+#include "memory.hpp"
+#include "optim.hpp"
+#include "simota.hpp"
+#include "watch.hpp"
+#include "yolox.hpp"
+
+namespace yolox {
+
+struct StepSettings {
+  torch::DeviceType device;
+  at::ScalarType amp = torch::kFloat;  // of autocast; float32: none
+  bool use_l1 = false;
+};
+
+// Sets the gradients of the optimizer's parameters to that of the batch's loss times the scaler's scale, and
+// gives the losses, detached. forward(images [b, 3, H, W]) -> Predictions. Parts have the gradient of the
+// whole batch, but for batch norms, which see a part at a time.
+template <class Forward>
+Losses compute_gradients(const Forward& forward, const Tensor& images, const Targets& targets, int64_t parts,
+                         Optimizer& optimizer, const GradScaler& scaler, const StepSettings& s) {
+  optimizer.zero_grad();
+  // Each part is divided by its own positives: weighted by them, the parts add up to the gradient of the
+  // batch. The guess keeps the weights near 1, for fp16.
+  const double guess = double(std::max<int64_t>(1, targets.total()));
+  const int64_t n = images.size(0);
+  std::vector<Losses> all;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t from = n * part / parts, to = n * (part + 1) / parts;
+    Predictions predictions;
+    {
+      RECORD_USER_SCOPE("forward");
+      const AutocastGuard autocast(s.device, s.amp);
+      predictions = forward(images.slice(0, from, to));
+    }
+    Losses losses;
+    {
+      RECORD_USER_SCOPE("loss");
+      losses = yolox_loss(predictions, images.size(2), images.size(3), targets.slice(from, to), s.use_l1);
+    }
+    const Tensor loss = parts == 1 ? losses.total : losses.total * losses.num_fg.clamp_min(1) / guess;
+    {
+      RECORD_USER_SCOPE("backward");
+      scaler.scaled(loss).backward();
+    }
+    for (Tensor* l : {&losses.total, &losses.iou, &losses.obj, &losses.cls, &losses.l1}) *l = l->detach();
+    all.push_back(losses);
+  }
+  const Losses losses = join(all);
+  if (parts > 1)
+    scale_gradients(gradients(optimizer.groups),
+                    losses.num_fg.clamp_min(1).to(torch::kFloat).reciprocal() * guess);
+  return losses;
+}
+
+// The statistics of batch norms as they are, to be put back when a step is done again: an attempt that ran
+// out of memory half-way has moved some of them.
+struct SavedBuffers {
+  explicit SavedBuffers(const torch::nn::Module& model) : live(model.buffers()) {
+    for (const Tensor& t : live) saved.push_back(t.clone());
+  }
+  void save() { copy(saved, live); }
+  void restore() { copy(live, saved); }
+
+ private:
+  static void copy(std::vector<Tensor>& to, const std::vector<Tensor>& from) {
+    torch::NoGradGuard no_grad;
+    at::_foreach_copy_(to, from);
+  }
+  std::vector<Tensor> live, saved;
+};
+
+// Images and boxes of a batch to another input size.
+inline void resize_batch(Tensor& images, Targets& targets, ImageSize size) {
+  const int64_t h = images.size(2), w = images.size(3);
+  if (h == size.height && w == size.width) return;
+  images = torch::upsample_bilinear2d(images, std::vector<int64_t>{size.height, size.width},
+                                      /*align_corners=*/false);
+  const double sx = double(size.width) / w, sy = double(size.height) / h;
+  const Tensor& b = targets.boxes;
+  targets.boxes =
+      torch::stack({b.select(2, 0) * sx, b.select(2, 1) * sy, b.select(2, 2) * sx, b.select(2, 3) * sy}, 2);
+}
+
+// Reads what a step has computed. Waits for the device.
+inline StepNumbers numbers_of(const Losses& l, const Tensor& norm, int64_t objects) {
+  const Tensor all = torch::stack({l.total, l.iou, l.obj, l.cls, l.l1, l.num_fg.to(torch::kFloat),
+                                   norm.to(l.total.device(), torch::kFloat)})
+                         .cpu();
+  const float* v = all.data_ptr<float>();
+  return {v[0], v[1], v[2], v[3], v[4], v[5], v[6], double(objects)};
+}
+
+// The largest batch, of at most `limit` images, that trains within 90 % of the device's memory; base: the
+// size that images are loaded in, largest: that of multi-scale. accum: parts of a step. tell(images, bytes)
+// is called after each trial. Leaves the model as it was.
+template <class Tell>
+int64_t automatic_batch(YOLOX& model, Optimizer& optimizer, const GradScaler& scaler,
+                        const StepSettings& settings, ImageSize base, ImageSize largest, int64_t accum,
+                        int64_t limit, torch::Device device, const Tell& tell) {
+  SavedBuffers statistics(*model);
+  const auto peak = [&](int64_t n) {
+    // Beside the step: images on their way, three batches in the loader and one being copied.
+    const double waiting = device.is_cpu() ? 4.0 * double(n) * base.height * base.width * 3 : 0;
+    double bytes = std::numeric_limits<double>::infinity();
+    empty_cache(device);
+    try {
+      Tensor images = torch::full({n, base.height, base.width, 3}, 114, torch::kByte).to(device);
+      images = images.permute({0, 3, 1, 2}).to(torch::kFloat);
+      Targets targets{torch::full({n, 20, 4}, base.width / 4.0, device),
+                      torch::zeros({n, 20}, torch::TensorOptions(torch::kLong).device(device)),
+                      std::vector<int64_t>(n, 20)};
+      resize_batch(images, targets, largest);
+      compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, std::min(accum, n),
+                        optimizer, scaler, settings);
+      if (device.is_cuda()) torch::cuda::synchronize(device.index());
+      bytes = memory_peak(device) + waiting;
+    } catch (const std::exception& e) {
+      if (!is_out_of_memory(e)) throw;
+    }
+    optimizer.zero_grad();
+    tell(n, bytes);
+    return bytes;
+  };
+  const int64_t found = largest_batch(limit, 0.9 * memory_in_all(device), peak);
+  statistics.restore();
+  empty_cache(device);
+  return found;
+}
+
+}  // namespace yolox

@@ -1,0 +1,212 @@
+// What a run says while it trains: a progress line and log.txt, metrics.csv, events for TensorBoard, and
+// remarks on what looks wrong.
+#pragma once
+#include <ATen/record_function.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <iomanip>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dataset.hpp"
+#include "device.hpp"
+#include "evaluate.hpp"
+#include "events.hpp"
+#include "flags.hpp"
+#include "run.hpp"
+#include "watch.hpp"
+
+namespace yolox {
+
+// Multiplications and additions of the convolutions for one image, as papers count them. All of them work on
+// maps that grow with the image, so a small one tells.
+inline double operations(YOLOX& model, ImageSize size) {
+  static thread_local double count;
+  count = 0;
+  const auto began = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
+    if (std::string(f.name()) != "aten::convolution") return nullptr;
+    const auto in = f.inputs();
+    const Tensor x = in[0].toTensor(), weight = in[1].toTensor();
+    const auto stride = in[3].toIntVector(), padding = in[4].toIntVector();
+    double places = double(x.size(0));
+    for (int d = 0; d < 2; ++d)
+      places *= double((x.size(2 + d) + 2 * padding[d] - weight.size(2 + d)) / stride[d] + 1);
+    count += 2 * places * double(weight.numel());  // each weight once at each place
+    return nullptr;
+  };
+  const EvalGuard evaluation(*model);
+  const torch::NoGradGuard no_grad;
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(began).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  model(torch::zeros({1, 3, 64, 64}, model->parameters()[0].options()));
+  at::removeCallback(handle);
+  return count * size.height * size.width / (64.0 * 64.0);
+}
+inline double parameter_count(const torch::nn::Module& model) {
+  double count = 0;
+  for (const Tensor& p : model.parameters()) count += double(p.numel());
+  return count;
+}
+// 5 characters or fewer and a letter: 0.91M, 26.8G
+inline std::string short_count(double count) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%.3g%s", count / (count >= 1e9 ? 1e9 : 1e6), count >= 1e9 ? "G" : "M");
+  return text;
+}
+
+// The length of a run.
+struct Plan {
+  int64_t batch, per_epoch, epochs, iters;  // images in a step, steps in an epoch, epochs, steps in all
+};
+
+class Telling {
+ public:
+  Log log;
+
+  // first: the step that the run begins or goes on with.
+  Telling(const std::string& run, int64_t first, bool from_scratch)
+      : log(run + "/log.txt"),
+        first(first),
+        metrics(run + "/metrics.csv",
+                {"epoch", "iteration", "loss", "iou", "obj", "cls", "l1", "positives_per_object", "lr",
+                 "images_per_second", "waiting_share", "grad_norm", "AP", "AP50"},
+                first),
+        events(run, first + 1),
+        watch(from_scratch) {}
+
+  void heading() {
+    char text[160];
+    std::snprintf(text, sizeof text, kColumns, "epoch", "iter", "total", "iou", "obj", "cls", "l1", "pos",
+                  "lr", "img/s", "wait", "mem", "left");
+    log.line(text);
+    looked_at = now();
+  }
+  // From now on time counts as the steps' again: an evaluation or a save lies before.
+  void go_on() { looked_at = now(), waited = 0; }
+  void waited_for(double seconds) { waited += seconds; }
+  // Steps that will be done again do not count.
+  void forget() { recent = of_epoch = {}; }
+
+  // Step i (from 0) is done. Says so once a second, at the end of an epoch and of the run.
+  void step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device) {
+    if (n.finite()) recent.add(n), of_epoch.add(n);
+    for (const auto& remark : watch.step(n)) log.line(remark);
+    const bool keep = (i + 1) % plan.per_epoch == 0 || i + 1 == plan.iters;
+    if (recent.steps == 0 || !(i == first || keep || now() - looked_at > 1)) return;
+    const double steps = double(recent.steps), seconds = now() - looked_at, share = waited / seconds;
+    const double speed = steps * double(plan.batch) / seconds, epoch = double(i / plan.per_epoch + 1);
+    rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
+    StepNumbers m = recent.take();
+    const double none = std::nan("");
+    metrics.row({epoch, double(i + 1), m.total, m.iou, m.obj, m.cls, m.l1, m.per_object(), lr, speed, share,
+                 m.norm, none, none});
+    events.scalars(i + 1, {{"train/loss", m.total},
+                           {"train/iou", m.iou},
+                           {"train/obj", m.obj},
+                           {"train/cls", m.cls},
+                           {"train/l1", m.l1},
+                           {"train/positives_per_object", m.per_object()},
+                           {"train/grad_norm", m.norm},
+                           {"train/lr", lr},
+                           {"speed/images_per_second", speed},
+                           {"speed/waiting_share", share}});
+    waited_in_all += waited, seconds_in_all += seconds;
+    for (const auto& remark : watch.wait(waited_in_all, seconds_in_all)) log.line(remark);
+    if (keep) m = of_epoch.take();  // the line that stays: the whole epoch
+    const auto number = [](const char* format, double value) {
+      char text[32];
+      std::snprintf(text, sizeof text, format, value);
+      return std::string(text);
+    };
+    char text[160];
+    std::snprintf(text, sizeof text, kColumns, concat(epoch, "/", plan.epochs).c_str(),
+                  concat(i % plan.per_epoch + 1, "/", plan.per_epoch).c_str(),
+                  number("%.2f", m.total).c_str(), number("%.2f", m.iou).c_str(),
+                  number("%.2f", m.obj).c_str(), number("%.2f", m.cls).c_str(), number("%.2f", m.l1).c_str(),
+                  number("%.1f", m.per_object()).c_str(), number("%.1e", lr).c_str(),
+                  number(rate < 1000 ? "%.1f" : "%.0f", rate).c_str(), number("%.0f%%", 100 * share).c_str(),
+                  short_bytes(memory_taken(device)).c_str(),
+                  short_time(double((plan.iters - i - 1) * plan.batch) / rate).c_str());
+    log.progress(text, keep);
+    go_on();
+  }
+
+  // The model was evaluated after `steps` steps.
+  void evaluated(int64_t steps, const Evaluation& e, const Plan& plan) {
+    const EvalResult& r = e.result;
+    log.line(concat("  AP ", std::fixed, std::setprecision(4), r.AP, "  AP50 ", r.AP50, "  AP75 ", r.AP75,
+                    "  small ", r.APs, " medium ", r.APm, " large ", r.APl, std::setprecision(1), "  (",
+                    e.images, " images, ", e.seconds, " s)"));
+    const double none = std::nan("");
+    std::vector<double> row(12, none);
+    row[0] = double((steps - 1) / plan.per_epoch + 1), row[1] = double(steps);
+    row.insert(row.end(), {r.AP, r.AP50});
+    metrics.row(row);
+    events.scalars(steps, {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}});
+  }
+
+  // What was left out of the data, where that is news: counts here, the rest in problems.txt.
+  void problems(const Dataset& data, const std::string& list) {
+    for (const auto& [kind, count] : data.problems->summary())
+      if (std::exchange(told[data.name + kind], count) != count)
+        log.line(concat("note: ", data.name, ": ", kind, ": ", count, " (listed in ", list, ")"));
+    data.problems->write(list);
+  }
+
+  // All settings, two to a line of 80 columns.
+  void settings(const Flags& flags) {
+    std::string line;
+    for (const auto& [name, value] : flags.values()) {
+      std::string cell = concat("  ", name, " ", value.empty() ? "-" : value);
+      if (!line.empty() && cell.size() > 40) log.line(std::exchange(line, ""));
+      if (!line.empty() || cell.size() > 39) {
+        log.line(std::exchange(line, "") + cell);
+      } else {
+        line = cell.append(39 - cell.size(), ' ');
+      }
+    }
+    if (!line.empty()) log.line(line);
+  }
+
+  // Boxes of each class, the ten most frequent by name, and what is missing.
+  void classes(const Splits& splits) {
+    const Dataset &train = splits.train, &val = splits.val;
+    const auto counts = class_counts(train), in_val = class_counts(val);
+    std::vector<std::string> frequent;
+    for (const size_t c : by_count(counts)) frequent.push_back(concat(train.classes[c], " ", counts[c]));
+    log.line(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
+                    " to train: ", listed(frequent, 10)));
+    const auto absent = [&](const std::vector<int64_t>& of, const char* split) {
+      std::vector<std::string> names;
+      for (size_t c = 0; c < of.size(); ++c)
+        if (of[c] == 0) names.push_back(train.classes[c]);
+      if (!names.empty())
+        log.line(concat("note: ", names.size(), names.size() == 1 ? " class has" : " classes have",
+                        " no box to ", split, ": ", listed(names, 10)));
+    };
+    absent(counts, "train on");
+    if (!splits.same) absent(in_val, "evaluate on");
+  }
+
+ private:
+  // 78 columns, with numbers as they are in training.
+  static constexpr const char* kColumns = "%7s %9s %5s %4s %4s %4s %4s %3s %7s %5s %4s %5s %6s";
+
+  const int64_t first;
+  Metrics metrics;
+  Events events;
+  Watch watch;
+  Means recent, of_epoch;
+  std::map<std::string, int64_t> told;  // counts of problems
+  double looked_at = now(), rate = 0;   // images per second, smoothed
+  double waited = 0, waited_in_all = 0, seconds_in_all = 0;
+};
+
+}  // namespace yolox

@@ -1,0 +1,196 @@
+// Running the programs as users run them: each is a process of its own in a folder of its own.
+#pragma once
+#include "tensors.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <sstream>
+
+#include "evaluate.hpp"
+
+namespace yolox::test {
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+inline std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// Runs a command of the shell in the folder. Small networks are fastest on one thread.
+inline Outcome shell(const TempDir& dir, const std::string& command) {
+  TempDir texts;
+  const std::string whole = concat("cd '", dir.path.string(), "' && export OMP_NUM_THREADS=1 && ", command,
+                                   " >'", texts / "out", "' 2>'", texts / "err", "' </dev/null");
+  const int status = std::system(whole.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), contents(texts / "out"),
+          contents(texts / "err")};
+}
+inline Outcome run(const TempDir& dir, const std::string& program, const std::string& arguments) {
+  return shell(dir, YOLOX_BINARY_DIR "/" + program + " " + arguments);
+}
+// The same where it must succeed; what it printed.
+inline std::string succeed(const TempDir& dir, const std::string& program, const std::string& arguments) {
+  const Outcome o = run(dir, program, arguments);
+  REQUIRE_MESSAGE(o.code == 0, program << " " << arguments << "\n" << o.out << o.err);
+  return o.out;
+}
+
+// A COCO folder of drawn scenes: `first` and the `count` - 1 after it. Classes from `classes` on are left
+// out.
+inline void write_scenes(const std::string& folder, int64_t count, size_t classes = 100) {
+  const Dataset shapes = shapes_dataset(0, 0, count);
+  CocoDataset coco = shapes.truth;
+  coco.categories.resize(std::min(classes, coco.categories.size()));
+  const auto unknown = [&](const CocoAnnotation& a) {
+    return a.category_id > int64_t(coco.categories.size());
+  };
+  coco.annotations.erase(std::remove_if(coco.annotations.begin(), coco.annotations.end(), unknown),
+                         coco.annotations.end());
+  fs::create_directories(folder + "/annotations");
+  fs::create_directories(folder + "/train");
+  for (int64_t i = 0; i < count; ++i)
+    cv::imwrite(folder + "/train/" + coco.images[i].file_name, read_image(shapes, i));
+  write_coco(folder + "/annotations/instances_train.json", coco);
+}
+
+// Three epochs of four steps: mosaic in the first two, L1 in the last, another input size from step 10 on.
+// The learning rate has more digits than are printed by default.
+inline const std::string kTrain =
+    "--data data --model yolox-nano --size 64 --bs 2 --epochs 3 --no-aug-epochs 1 --warmup-epochs 1 "
+    "--lr 0.00123456789 --eval-interval 1 --conf 0 --nms 0.9 ";
+
+// A folder with data and one finished run, made once for all tests that look at it.
+struct Trained {
+  TempDir dir;
+  std::string printed;
+  Trained() {
+    write_scenes(dir / "data", 8);
+    printed = succeed(dir, "train", kTrain + "--out a");
+  }
+};
+inline const Trained& trained() {
+  static const Trained made;
+  return made;
+}
+
+// Where two checkpoints differ, "" if nowhere. Settings are not compared.
+inline std::string difference(const c10::IValue& a, const c10::IValue& b, const std::string& where = "") {
+  if (a.tagKind() != b.tagKind()) return where + ": another type";
+  if (a.isTensor()) return torch::equal(a.toTensor(), b.toTensor()) ? "" : where;
+  if (a.isDouble()) return a.toDouble() == b.toDouble() || std::isnan(a.toDouble()) ? "" : where;
+  if (a.isInt()) return a.toInt() == b.toInt() ? "" : where;
+  if (a.isString()) return a.toStringRef() == b.toStringRef() ? "" : where;
+  if (a.isList()) {
+    const auto x = a.toListRef(), y = b.toListRef();
+    if (x.size() != y.size()) return where + ": another length";
+    for (size_t i = 0; i < x.size(); ++i)
+      if (const auto d = difference(x[i], y[i], concat(where, "[", i, "]")); !d.empty()) return d;
+  } else if (a.isGenericDict()) {
+    const auto x = a.toGenericDict(), y = b.toGenericDict();
+    if (x.size() != y.size()) return where + ": another size";
+    for (const auto& e : x) {
+      const std::string key = e.key().isString() ? e.key().toStringRef() : concat(e.key().toInt());
+      if (key == "settings") continue;
+      if (!y.contains(e.key())) return where + "." + key + ": missing";
+      if (const auto d = difference(e.value(), y.at(e.key()), where + "." + key); !d.empty()) return d;
+    }
+  }
+  return "";
+}
+inline std::string difference(const std::string& a, const std::string& b) {
+  return difference(read_pth(a), read_pth(b));
+}
+
+// The value of a number in a JSON file; the first one of that name.
+inline double number_in(const std::string& path, const std::string& key) {
+  const std::string text = contents(path), mark = "\"" + key + "\":";
+  REQUIRE_MESSAGE(has(text, mark), path << " has no " << key);
+  return std::stod(text.substr(text.find(mark) + mark.size()));
+}
+
+// Rows of metrics.csv; an empty cell is NaN.
+inline std::vector<std::vector<double>> metric_rows(const std::string& path) {
+  std::vector<std::vector<double>> rows;
+  for (const auto& line : lines_of(contents(path))) {
+    if (line.rfind("epoch,", 0) == 0) continue;
+    rows.emplace_back();
+    std::istringstream in(line + ",");
+    for (std::string cell; std::getline(in, cell, ',');)
+      rows.back().push_back(cell.empty() ? std::nan("") : std::stod(cell));
+  }
+  return rows;
+}
+enum Column {
+  kEpoch,
+  kIteration,
+  kLoss,
+  kIou,
+  kObj,
+  kCls,
+  kL1,
+  kPositives,
+  kLr,
+  kSpeed,
+  kWaiting,
+  kNorm,
+  kAP
+};
+
+// Weights in last.pth of a run: the average, or the weights themselves.
+inline c10::impl::GenericDict weights_of(const TempDir& dir, const std::string& run_folder,
+                                         bool averaged = true) {
+  const auto top = read_pth(dir / (run_folder + "/last.pth")).toGenericDict();
+  return (averaged ? top : top.at("train").toGenericDict()).at("model").toGenericDict();
+}
+
+// A program that runs beside the test.
+struct Process {
+  pid_t pid;
+  std::string out, err;  // files with what it prints
+
+  Process(const TempDir& dir, const std::string& program, const std::string& arguments)
+      : out(dir / "out.txt"), err(dir / "err.txt") {
+    const std::string command =
+        concat("cd '", dir.path.string(), "' && export OMP_NUM_THREADS=1 && exec ", YOLOX_BINARY_DIR "/",
+               program, " ", arguments, " >", out, " 2>", err, " </dev/null");
+    pid = fork();
+    if (pid == 0) {
+      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      _exit(127);
+    }
+  }
+  Process(const Process&) = delete;
+  ~Process() {
+    if (pid > 0) kill(pid, SIGKILL), waitpid(pid, nullptr, 0);
+  }
+  // Its exit code, 128 + the signal that ended it; waits for it.
+  int wait() {
+    int status = 0;
+    waitpid(std::exchange(pid, 0), &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  bool ended() {
+    siginfo_t info{};
+    return waitid(P_PID, id_t(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
+  }
+  // Waits until the condition holds; false where the program ends before, or after a minute.
+  template <class Condition>
+  bool until(const Condition& condition) {
+    for (int i = 0; i < 6000; ++i) {
+      if (condition()) return true;
+      if (ended()) return condition();
+      usleep(10000);
+    }
+    return false;
+  }
+};
+
+}  // namespace yolox::test

@@ -1,0 +1,242 @@
+// One step: the gradient in parts and where memory runs out; what a run saves and finds again.
+#include "tensors.hpp"
+
+#include <map>
+
+#include "step.hpp"
+#include "training.hpp"
+
+using namespace yolox;
+
+namespace {
+
+struct Small {
+  YOLOX model{"yolox-nano", 3};
+  Optimizer optimizer{"sgd", {}, false};
+  GradScaler scaler{false, torch::kCPU};
+  Tensor images;
+  Targets targets;
+  Small() {
+    torch::manual_seed(3);
+    model = YOLOX("yolox-nano", 3);
+    channels_last(*model);
+    optimizer = Optimizer("sgd", parameter_groups(*model, 0), false);
+    images = torch::randint(0, 256, {5, 3, 64, 64}).to(torch::kFloat);
+    targets = {torch::tensor({20.f, 30.f, 16.f, 24.f}).repeat({5, 2, 1}),
+               torch::zeros({5, 2}, torch::kLong),
+               {2, 1, 0, 2, 1}};
+  }
+  Losses gradients_in(int64_t parts) {
+    return compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, parts, optimizer,
+                             scaler, {torch::kCPU, torch::kFloat, true});
+  }
+  std::vector<Tensor> grads() const { return gradients(optimizer.groups); }
+};
+
+double largest_difference(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  REQUIRE(a.size() == b.size());
+  double most = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    most = std::max(most, ((a[i] - b[i]).norm() / (a[i].norm() + 1e-6)).item<double>());
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "step: parts of unequal size have the gradient and the losses of the whole batch, but for batch norms") {
+  Small s;
+  s.model->eval();  // batch norms see a part at a time
+  const Losses whole = s.gradients_in(1);
+  const auto want = s.grads();
+  CHECK(whole.num_fg.item<int64_t>() >= 4);
+  CHECK_FALSE(whole.total.requires_grad());
+  for (const int64_t parts : {2, 3, 5}) {
+    const Losses in_parts = s.gradients_in(parts);
+    CHECK(in_parts.total.item<double>() == doctest::Approx(whole.total.item<double>()).epsilon(1e-5));
+    CHECK(in_parts.num_fg.item<int64_t>() == whole.num_fg.item<int64_t>());
+    CHECK(largest_difference(want, s.grads()) < 1e-3);
+  }
+}
+
+TEST_CASE(
+    "a5 step: out of memory half-way: done again in parts, gradient of the whole, statistics moved once") {
+  Small s;
+  for (const auto& m : s.model->modules())
+    if (auto* norm = m->as<torch::nn::BatchNorm2d>(); norm && norm->weight.size(0) > 16) norm->eval();
+  s.model->backbone->train(false);
+  Small plain;
+  for (auto* of : {&s, &plain}) {
+    of->model->eval();
+    // One batch norm learns, the first: an attempt that fails behind it has moved it.
+    for (const auto& m : of->model->named_modules())
+      if (m.key() == "backbone.backbone.stem.conv.bn") m.value()->train();
+  }
+  SavedBuffers statistics(*s.model);
+  statistics.save();
+  int attempts = 0;
+  const auto forward = [&](const Tensor& x) {
+    Predictions p = s.model(x);
+    ++attempts;
+    if (x.size(0) > 3) throw c10::OutOfMemoryError(c10::SourceLocation{"", "", 0}, "CUDA out of memory");
+    return p;
+  };
+  PartsThatFit fit{1, 5};
+  const Losses losses = fit(
+      [&](int64_t parts) {
+        return compute_gradients(forward, s.images, s.targets, parts, s.optimizer, s.scaler,
+                                 {torch::kCPU, torch::kFloat, true});
+      },
+      [&](int64_t) { statistics.restore(); });
+  CHECK(attempts == 3);
+  CHECK(fit.times == 1);
+  plain.gradients_in(2);
+  for (size_t i = 0; i < s.grads().size(); ++i) CHECK(torch::equal(s.grads()[i], plain.grads()[i]));
+  const auto a = s.model->named_buffers(), b = plain.model->named_buffers();
+  for (const auto& buffer : a) CHECK_MESSAGE(torch::equal(buffer.value(), b[buffer.key()]), buffer.key());
+  CHECK(losses.total.item<double>() > 0);
+}
+
+TEST_CASE(
+    "step: the largest batch is found without a trace: weights, statistics, gradients, random numbers") {
+  Small s;
+  std::vector<Tensor> before;
+  for (const Tensor& t : s.model->parameters()) before.push_back(t.detach().clone());
+  for (const Tensor& t : s.model->buffers()) before.push_back(t.clone());
+  const Tensor random = at::globalContext().defaultGenerator(torch::kCPU).get_state();
+  std::map<int64_t, double> tried;
+  s.model->train();
+  const int64_t found =
+      automatic_batch(s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, {96, 96}, 1, 6, torch::kCPU,
+                      [&](int64_t images, double bytes) { tried[images] = bytes; });
+  CHECK(found == 6);
+  CHECK(tried.count(6) == 1);
+  CHECK(tried[6] > 1e6);
+  size_t i = 0;
+  for (const Tensor& t : s.model->parameters()) CHECK(torch::equal(t, before[i++]));
+  for (const Tensor& t : s.model->buffers()) CHECK(torch::equal(t, before[i++]));
+  for (const auto& p : s.model->parameters()) CHECK_FALSE(p.grad().defined());
+  CHECK(torch::equal(random, at::globalContext().defaultGenerator(torch::kCPU).get_state()));
+}
+
+TEST_CASE("step: numbers are those of the losses; images and boxes are resized together") {
+  Losses l;
+  l.total = torch::full({}, 1.f), l.iou = torch::full({}, 2.f), l.obj = torch::full({}, 3.f);
+  l.cls = torch::full({}, 4.f), l.l1 = torch::full({}, 5.f), l.num_fg = torch::full({}, 6, torch::kLong);
+  const StepNumbers n = numbers_of(l, torch::full({}, 7.0, torch::kDouble), 8);
+  for (size_t k = 0; k < kStepNumbers.size(); ++k) {
+    const std::vector<double> want{1, 2, 3, 4, 5, 6, 7, 8};
+    CHECK(n.*kStepNumbers[k] == want[k]);
+  }
+  Tensor images = torch::zeros({1, 3, 64, 32});
+  Targets targets{torch::tensor({{{8.f, 16.f, 4.f, 2.f}}}), torch::zeros({1, 1}, torch::kLong), {1}};
+  resize_batch(images, targets, {128, 96});
+  CHECK(images.sizes() == c10::IntArrayRef{1, 3, 128, 96});
+  CHECK(torch::equal(targets.boxes, torch::tensor({{{24.f, 32.f, 12.f, 4.f}}})));
+}
+
+TEST_CASE("b6 pooling by rows and columns has the numbers and the gradient of max_pool2d") {
+  torch::manual_seed(1);
+  Tensor x = torch::randn({2, 3, 9, 7}).requires_grad_(), y = x.detach().clone().requires_grad_();
+  const Tensor weight = torch::randn({2, 3, 9, 7});
+  const Tensor a = torch::max_pool2d(x, 5, 1, 2), b = max_of_5x5(y);
+  CHECK(torch::equal(a, b));
+  (a * weight).sum().backward(), (b * weight).sum().backward();
+  CHECK(torch::allclose(x.grad(), y.grad(), 1e-6, 1e-6));
+}
+
+// ---- checkpoints
+
+namespace {
+
+GenericDict a_file(int64_t step) {
+  auto file = empty_dict(), train = empty_dict();
+  train.insert("iteration", step), train.insert("settings", empty_dict());
+  file.insert("train", train);
+  return file;
+}
+int64_t step_of(const c10::IValue& file) {
+  return file.toGenericDict().at("train").toGenericDict().at("iteration").toInt();
+}
+std::vector<std::string> names_in(const TempDir& dir) {
+  std::vector<std::string> names;
+  for (const auto& path : checkpoints_of(dir.path.string()))
+    names.push_back(std::filesystem::path(path).filename().string());
+  return names;
+}
+using Names = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("c1 checkpoints: the newest that is whole is taken, what is torn is said") {
+  TempDir dir;
+  std::vector<std::string> notes;
+  CHECK(has(error_of([&] { newest_checkpoint(dir.path.string(), notes); }), "has no checkpoint"));
+  int64_t before = -1;
+  for (const int64_t step : {9, 20, 100}) {
+    save_last(dir.path.string(), a_file(step), step, before, 2);
+    before = step;
+  }
+  CHECK(names_in(dir) == Names{"last.pth", "step_20.pth", "step_9.pth"});
+  CHECK(step_of(newest_checkpoint(dir.path.string(), notes).file) == 100);
+  CHECK(notes.empty());
+  const std::string whole = contents(dir / "last.pth");
+  for (const std::string& torn :
+       {whole.substr(0, whole.size() / 2), std::string(), whole.substr(0, whole.size() - 1)}) {
+    notes.clear();
+    write_text(dir / "last.pth", torn);
+    const SavedRun found = newest_checkpoint(dir.path.string(), notes);
+    CHECK(step_of(found.file) == 20);
+    CHECK(found.path == dir / "step_20.pth");
+    REQUIRE(notes.size() == 1);
+    CHECK(has(notes[0], "last.pth"));
+  }
+  std::filesystem::remove(dir / "last.pth");  // killed between two names
+  CHECK(step_of(newest_checkpoint(dir.path.string(), notes).file) == 20);
+  write_text(dir / "step_20.pth", "torn"), write_text(dir / "step_9.pth", "torn");
+  CHECK(has(error_of([&] { newest_checkpoint(dir.path.string(), notes); }), "step_9.pth"));
+}
+
+TEST_CASE("checkpoints: --keep N of the older ones stay, none with 0; the same step is not kept twice") {
+  TempDir dir;
+  save_last(dir.path.string(), a_file(1), 1, -1, 1);
+  save_last(dir.path.string(), a_file(1), 1, 1, 1);
+  CHECK(names_in(dir) == Names{"last.pth"});
+  save_last(dir.path.string(), a_file(2), 2, 1, 1);
+  save_last(dir.path.string(), a_file(3), 3, 2, 1);
+  CHECK(names_in(dir) == Names{"last.pth", "step_2.pth"});
+  CHECK(step_of(read_pth(dir / "step_2.pth")) == 2);
+  save_last(dir.path.string(), a_file(4), 4, 3, 0);
+  CHECK(names_in(dir) == Names{"last.pth"});
+  write_text(dir / "step_x.pth"), write_text(dir / "step_7.pth.bak"), write_text(dir / "best.pth");
+  CHECK(names_in(dir) == Names{"last.pth"});
+}
+
+TEST_CASE("checkpoints: a run without a step makes room, a run with one does not; torn files go") {
+  TempDir dir;
+  forget_unstarted(dir.path.string());
+  write_pth(dir / "last.pth", a_file(0));
+  forget_unstarted(dir.path.string());
+  CHECK_FALSE(std::filesystem::exists(dir / "last.pth"));
+  write_pth(dir / "last.pth", a_file(1));
+  forget_unstarted(dir.path.string());
+  CHECK(std::filesystem::exists(dir / "last.pth"));
+  write_text(dir / "last.pth", "foreign");
+  forget_unstarted(dir.path.string());
+  CHECK(contents(dir / "last.pth") == "foreign");
+  write_text(dir / "last.pth.tmp.123"), write_text(dir / "best.pth.tmp.9"), write_text(dir / "notes.txt");
+  remove_torn_files(dir.path.string());
+  CHECK_FALSE(std::filesystem::exists(dir / "last.pth.tmp.123"));
+  CHECK_FALSE(std::filesystem::exists(dir / "best.pth.tmp.9"));
+  CHECK(std::filesystem::exists(dir / "notes.txt"));
+}
+
+TEST_CASE("c1 checkpoints: the state of torch's random numbers is put back") {
+  torch::manual_seed(5);
+  torch::rand({7});
+  const auto state = random_state(torch::kCPU);
+  const Tensor next = torch::rand({3});
+  torch::manual_seed(6);
+  set_random_state(state, torch::kCPU);
+  CHECK(torch::equal(torch::rand({3}), next));
+}

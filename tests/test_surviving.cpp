@@ -1,0 +1,302 @@
+// What a run on a server has to live through: signals, lost terminals, kills at any moment, torn files,
+// losses that are not finite, crashes.
+#include "programs.hpp"
+
+#include <random>
+
+using namespace yolox;
+using namespace yolox::test;
+
+namespace {
+
+// Four epochs of four steps that cross everything: warm-up, mosaic and mixup, multi-scale, EMA, the plain
+// last epoch, evaluation after each. Saved at every step, so that many a kill hits a file that is being
+// written.
+const std::string kCrossing =
+    "--data data --model yolox-nano --size 64 --bs 2 --epochs 4 --no-aug-epochs 1 --warmup-epochs 1 "
+    "--mixup-prob 1 --mosaic-prob 1 --eval-interval 1 --conf 0 --nms 0.9 --deterministic --save-minutes "
+    "0.00001 "
+    "--out r ";
+
+// A run of that nobody disturbed.
+struct Undisturbed {
+  TempDir dir;
+  Undisturbed() {
+    write_scenes(dir / "data", 8);
+    succeed(dir, "train", kCrossing);
+  }
+};
+const Undisturbed& undisturbed() {
+  static const Undisturbed made;
+  return made;
+}
+// A folder with the same data.
+struct Folder : TempDir {
+  Folder() { fs::copy(undisturbed().dir / "data", *this / "data", fs::copy_options::recursive); }
+  // In which of its checkpoints another byte is than in those of the undisturbed run; "" if in none.
+  std::string other_bytes() const {
+    std::string found;
+    for (const char* name : {"r/last.pth", "r/best.pth"})
+      if (contents(*this / name) != contents(undisturbed().dir / name))
+        found += concat(name, difference(*this / name, undisturbed().dir / name), " ");
+    return found;
+  }
+};
+
+int64_t steps_of(const TempDir& dir, const std::string& run_folder = "r") {
+  const auto file = read_pth(dir / (run_folder + "/last.pth")).toGenericDict();
+  return file.at("train").toGenericDict().at("iteration").toInt();
+}
+
+const std::string kLong =
+    "--data data --model yolox-nano --size 64 --bs 2 --epochs 1000 --eval-interval 0 --out r ";
+
+}  // namespace
+
+TEST_CASE(
+    "c1 train: killed with SIGKILL at random moments and resumed each time, it ends with the same bytes") {
+  const char* asked = std::getenv("YOLOX_KILLS");
+  const int kills = asked ? std::atoi(asked) : 5;
+  const Folder dir;
+  std::mt19937 random(7);
+  const auto begun = [&] {  // how often it has come to train
+    const std::string log = contents(dir / "r/log.txt"), heading = "  epoch      iter";
+    int n = 0;
+    for (size_t at = 0; (at = log.find(heading, at)) != std::string::npos; ++at) ++n;
+    return n;
+  };
+  std::set<int64_t> seen;  // steps that it was killed at
+  int done = 0;
+  for (int runs = 0; done < kills; ++runs) {
+    REQUIRE(runs < 10 + 4 * kills);
+    const int before = begun();
+    Process p(dir, "train", fs::exists(dir / "r/last.pth") ? "--resume r" : kCrossing);
+    p.until([&] { return begun() > before; });
+    usleep(useconds_t(random() % 1500000));
+    if (!p.ended()) {
+      kill(p.pid, SIGKILL);
+      p.wait();
+      ++done;
+      seen.insert(steps_of(dir));
+      continue;
+    }
+    const bool ended_well = p.wait() == 0 || has(contents(p.err), "is complete");
+    CHECK_MESSAGE(ended_well, contents(p.err));
+    CHECK(dir.other_bytes() == "");
+    fs::remove_all(dir / "r");
+  }
+  CHECK(seen.size() > 1);
+  const Outcome rest = run(dir, "train", "--resume r");
+  CHECK_MESSAGE((rest.code == 0 || has(rest.err, "is complete")), rest.err);
+  CHECK(dir.other_bytes() == "");
+  for (const auto& entry : fs::directory_iterator(dir / "r"))
+    CHECK_FALSE(has(entry.path().filename().string(), ".tmp"));
+}
+
+TEST_CASE(
+    "g6 train: SIGHUP does nothing; SIGTERM, SIGUSR1 and Ctrl-C end it after its step, saved, with the way "
+    "on") {
+  const Folder dir;
+  for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) {
+    fs::remove_all(dir / "r");
+    Process p(dir, "train", kLong);
+    const auto rows = [&] { return contents(dir / "r/metrics.csv").size(); };
+    REQUIRE(p.until([&] { return rows() > 200; }));
+    kill(p.pid, SIGHUP);
+    const size_t before = rows();
+    REQUIRE(p.until([&] { return rows() > before; }));
+    kill(p.pid, signal);
+    CHECK(p.wait() == 0);
+    const std::string said = contents(p.out), last = lines_of(said).back();
+    CHECK(has(last, strsignal(signal)));
+    CHECK(has(last, "go on with: ./train --resume r"));
+    CHECK(has(last, concat("at step ", steps_of(dir))));
+    CHECK(contents(p.err) == "");
+  }
+  CHECK(
+      has(succeed(dir, "train", concat("--resume r --max-iters ", steps_of(dir) + 1)), "resuming r at step"));
+}
+
+TEST_CASE("g6 train: a second Ctrl-C leaves at once; a lost terminal or a closed pipe is no reason to end") {
+  const Folder dir;
+  {
+    Process p(dir, "train", kLong + "--size 416 --bs 8 ");
+    REQUIRE(p.until([&] { return contents(dir / "r/metrics.csv").size() > 200; }));
+    kill(p.pid, SIGINT);
+    usleep(20000);
+    kill(p.pid, SIGINT);
+    CHECK(p.wait() == 128 + SIGINT);
+  }
+  fs::remove_all(dir / "r");
+  // The reader is gone after one line.
+  shell(dir, "(" YOLOX_BINARY_DIR "/train " + kLong + "--max-iters 40; echo $? > code) | head -n 1");
+  CHECK(contents(dir / "code") == "0\n");
+  CHECK(steps_of(dir) == 40);
+}
+
+TEST_CASE(
+    "g6 train: stopped amid an evaluation, the resumed run does it again and ends with the same bytes") {
+  const Folder dir;
+  Process p(dir, "train", kCrossing);
+  // The line of the first epoch comes right before its evaluation.
+  REQUIRE(p.until([&] { return has(contents(dir / "r/log.txt"), "1/4       4/4"); }));
+  kill(p.pid, SIGTERM);
+  CHECK(p.wait() == 0);
+  succeed(dir, "train", "--resume r");
+  CHECK(dir.other_bytes() == "");
+}
+
+TEST_CASE(
+    "c1 train: a damaged newest checkpoint is said, the one before it is taken, the bytes are the same") {
+  const Folder dir;
+  succeed(dir, "train", kCrossing + "--max-iters 8 --keep 2");
+  const std::string whole = contents(dir / "r/last.pth");
+  std::string damaged = whole;
+  damaged[damaged.size() / 2] ^= 1;  // a single bit
+  for (const std::string& bytes : {whole.substr(0, 100000), damaged}) {
+    write_text(dir / "r/last.pth", bytes);
+    const std::string printed = succeed(dir, "train", "--resume r --max-iters 8");
+    CHECK(has(printed, "last.pth"));
+    CHECK(has(printed, "the checkpoint before it is taken"));
+    CHECK(has(printed, "resuming r at step 7"));
+  }
+  succeed(dir, "train", "--resume r --max-iters 0 --keep 1");
+  CHECK(dir.other_bytes() == "");
+}
+
+TEST_CASE(
+    "g4 train: a loss that is not finite ends the run with its parts, images, lr; batch and weights are "
+    "saved") {
+  const Folder dir;
+  const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0");
+  CHECK(o.code == 1);
+  for (const char* part : {"the loss is not finite at step", "iou", "obj", "cls", "gradient norm", "lr 2e+30",
+                           "shapes_", "nonfinite.pth", "--resume r"})
+    CHECK_MESSAGE(has(o.err, part), part << " in " << o.err);
+  const auto saved = read_pth(dir / "r/nonfinite.pth").toGenericDict();
+  CHECK(saved.at("images").toTensor().sizes() == c10::IntArrayRef{2, 64, 64, 3});
+  CHECK(saved.at("boxes").toTensor().size(0) == 2);
+  CHECK(saved.at("names").toListRef().size() == 2);
+  CHECK(saved.at("model").toGenericDict().size() > 100);
+  CHECK_FALSE(cv::imread(dir / "r/nonfinite.jpg").empty());
+  // What was saved before is good.
+  for (const auto& e : weights_of(dir, "r", false))
+    CHECK(torch::isfinite(e.value().toTensor()).all().item<bool>());
+
+  const std::string crash = contents(dir / "r/crash.txt");
+  for (const char* part : {"not finite", "step ", "shapes_", "\"model\":\"yolox-nano\"", TORCH_VERSION})
+    CHECK_MESSAGE(has(crash, part), part << " in " << crash);
+}
+
+TEST_CASE("g4 train: --keep-going returns to the last checkpoint at half the lr, three times at most") {
+  const Folder dir;
+  const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0 --keep-going");
+  CHECK(o.code == 1);
+  for (const char* factor : {"with 0.5 of the lr", "with 0.25 of the lr", "with 0.125 of the lr"})
+    CHECK_MESSAGE(has(o.out, factor), o.out);
+  CHECK_FALSE(has(o.out, "0.0625"));
+  CHECK(has(o.out, "back to step 0 "));
+  CHECK(has(o.err, "lr 2.5e+29"));
+}
+
+TEST_CASE("g4 train: what --keep-going has changed is kept in the checkpoint: the lr, and how often") {
+  const Folder dir;
+  const std::string flags =
+      "--data data --model yolox-nano --size 64 --bs 2 --epochs 2 --warmup-epochs 0 "
+      "--eval-interval 0 --out r ";
+  succeed(dir, "train", flags + "--max-iters 1");
+  auto file = read_pth(dir / "r/last.pth").toGenericDict();
+  file.at("train").toGenericDict().insert_or_assign("lr_factor", 0.25);
+  file.at("train").toGenericDict().insert_or_assign("returns", int64_t{3});
+  write_pth(dir / "r/last.pth", file);
+  succeed(dir, "train", "--resume r --max-iters 2");
+  const auto rows = metric_rows(dir / "r/metrics.csv");
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[0][kLr] == doctest::Approx(2 * 0.01 / 64).epsilon(0.05));
+  CHECK(rows[1][kLr] == doctest::Approx(2 * 0.01 / 64 / 4).epsilon(0.15));
+  const Outcome again = run(dir, "train", "--resume r --max-iters 8 --lr 1e30 --keep-going");
+  CHECK(again.code == 1);
+  CHECK_FALSE(has(again.out, "back to step"));
+}
+
+TEST_CASE("f4 train: a crash leaves its context and keeps its signal") {
+  const Folder dir;
+  Process p(dir, "train", kLong);
+  REQUIRE(p.until([&] { return contents(dir / "r/metrics.csv").size() > 200; }));
+  kill(p.pid, SIGSEGV);
+  CHECK(p.wait() == 128 + SIGSEGV);
+  const std::string crash = contents(dir / "r/crash.txt");
+  for (const char* part :
+       {"SIGSEGV", "step ", "of epoch", "shapes_", "\"bs\":\"2\"", "\"revision\"", TORCH_VERSION})
+    CHECK_MESSAGE(has(crash, part), part << " in " << crash);
+  CHECK(has(contents(p.err), "crash.txt"));
+}
+
+TEST_CASE("b2 train: AP in training is that of eval on the saved file, digit for digit") {
+  const TempDir& dir = trained().dir;
+  const auto rows = metric_rows(dir / "a/metrics.csv");
+  double last = -1, best = -1;
+  for (const auto& row : rows)
+    if (!std::isnan(row[kAP])) last = row[kAP], best = std::max(best, last);
+  CHECK(best > 0);
+  for (const auto& [file, ap] : {std::pair("last", last), std::pair("best", best)}) {
+    succeed(dir, "eval",
+            concat("--data data --weights a/", file, ".pth --conf 0 --nms 0.9 --bs 2 --json ap.json"));
+    char want[32], got[32];
+    std::snprintf(want, sizeof want, "%.9g", ap);
+    std::snprintf(got, sizeof got, "%.9g", number_in(dir / "ap.json", "AP"));
+    CHECK(std::string(got) == want);
+  }
+}
+
+TEST_CASE("f4 train: --profile prints where the time goes and writes a trace; --debug passes") {
+  const Folder dir;
+  const std::string printed = succeed(dir, "train", kLong + "--profile");
+  for (const char* part : {"data", "copy", "forward", "assignment", "loss", "backward", "optimizer", "EMA",
+                           "other", "images/s", "trace.json"})
+    CHECK_MESSAGE(has(printed, part), part << " in " << printed);
+  CHECK(has(contents(dir / "r/trace.json"), "aten::convolution"));
+  CHECK_FALSE(fs::exists(dir / "r/last.pth"));  // it was not a run
+  for (const std::string quirks : {"", "--official-quirks "}) {
+    fs::remove_all(dir / "r");
+    succeed(dir, "train", kCrossing + quirks + "--debug --max-iters 6");
+  }
+}
+
+TEST_CASE("e8 train: --bs auto says what it found, trains with it, and resumes with it") {
+  const Folder dir;
+  const std::string printed =
+      succeed(dir, "train",
+              "--data data --model yolox-nano --size 64 --bs auto --epochs 2 --eval-interval 0 --out r");
+  CHECK(has(printed, "--bs auto: 8 (all images)"));
+  CHECK(has(printed, "of 8 images"));
+  CHECK(has(printed, "lr 0.00125 (0.00015625 per image)"));  // scaled
+  const Outcome again = run(dir, "train", "--resume r --epochs 3");
+  CHECK_MESSAGE(again.code == 0, again.err);
+  CHECK(has(again.out, "of 8 images"));
+}
+
+TEST_CASE("train: before its first step it says all settings, parameters and operations") {
+  const std::string printed = trained().printed;
+  for (const char* part :
+       {"bs 2", "warmup-epochs 1", "clip 10", "lr 0.00123456789", "0.898M parameters", "MFLOPs"})
+    CHECK_MESSAGE(has(printed, part), part << " in " << printed);
+  for (const auto& line : lines_of(printed))
+    if (line.rfind("  ", 0) == 0 && !has(line, "AP ")) CHECK(line.size() <= 80);
+}
+
+TEST_CASE(
+    "train: a folder whose run has not done a step is used again; events and pictures of predictions are "
+    "there") {
+  const Folder dir;
+  CHECK(run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0").code == 1);
+  CHECK(steps_of(dir) == 0);
+  succeed(dir, "train", kLong + "--max-iters 2 --eval-interval 1");
+  CHECK(steps_of(dir) == 2);
+  CHECK_FALSE(cv::imread(dir / "r/val_batch0_pred.jpg").empty());
+  size_t events = 0;
+  for (const auto& entry : fs::directory_iterator(dir / "r"))
+    events += has(entry.path().filename().string(), "events.out.tfevents.");
+  CHECK(events >= 1);
+  CHECK(has(run(dir, "train", kLong).err, "already holds a run"));
+}
