@@ -248,7 +248,7 @@ inline Loader::Make training_items(const Dataset& data, uint64_t seed, const Aug
 }
 
 // Items for evaluation: record by record, letterboxed. An image that cannot be used is noted and has index
-// -1.
+// -1; of a strict data set it is an error.
 inline Loader::Make evaluation_items(const Dataset& data) {
   return [&data](int64_t position, Image& image) {
     try {
@@ -256,6 +256,7 @@ inline Loader::Make evaluation_items(const Dataset& data) {
       boxed.image.copyTo(image);
       return Item{{}, position, boxed.scale};
     } catch (const ImageError& e) {
+      if (data.strict) throw;
       data.problems->add("image cannot be used", e.what());
       image.setTo(cv::Scalar::all(border_grey));
       return Item{};

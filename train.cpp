@@ -376,7 +376,7 @@ static void train(int argc, char** argv) {
   // ---- run folder
   const bool resumed = !run.empty();
   if (!resumed) {
-    forget_unstarted(config.out);
+    if (!config.out.empty()) forget_unstarted(config.out);
     run = make_run_folder(config.out, config.model + "-" + data_name(config.data));
   }
   if (config.bs == 0) {
@@ -400,6 +400,8 @@ static void train(int argc, char** argv) {
     remove_torn_files(run);
     check(t.iteration < iters || t.epochs < t.iteration / per_epoch, run, " is complete: it has done ",
           t.iteration, " of ", iters, " steps; more --epochs or --max-iters would go on");
+    check(config.patience == 0 || t.stale < config.patience, run, " has stopped after ", t.stale,
+          " evaluations without a better AP; a larger --patience, or 0, goes on");
   }
   const int64_t first = t.iteration;
   if (config.profile) iters = first + Profile(device).steps();
@@ -444,7 +446,7 @@ static void train(int argc, char** argv) {
   // ---- saving. A full disk does not end a run: it goes on and tries again, and fails only if its very end
   // cannot be saved.
   double saved_at = now();
-  const auto save = [&](const std::string& name, double ap) {
+  const auto save = [&](const std::string& name, double ap, bool at_the_end = false) {
     RECORD_USER_SCOPE("saving");
     const auto file = checkpoint(t, info, settings_of(config), per_epoch, ap);
     saved_at = now();
@@ -457,7 +459,7 @@ static void train(int argc, char** argv) {
       }
       return true;
     } catch (const std::exception& e) {
-      if (t.iteration == iters && name == "last.pth") throw;
+      if (at_the_end) throw;
       log.line(concat("WARNING: ", e.what(), "; tried again at the next save"));
       return false;
     }
@@ -493,6 +495,7 @@ static void train(int argc, char** argv) {
 
   // ---- the end of an epoch, or of the run: evaluation, best.pth, last.pth. False: training is over.
   double best = t.best_ap;
+  bool complete = false;
   const auto end_of_epoch = [&] {
     const int64_t epoch = (t.iteration - 1) / per_epoch;
     const bool whole = t.iteration % per_epoch == 0, last = t.iteration == iters;
@@ -515,7 +518,8 @@ static void train(int argc, char** argv) {
       if (!whole) std::tie(t.best_ap, t.stale) = before;
     }
     if (whole) ++t.epochs;
-    save("last.pth", ap);
+    save("last.pth", ap, last);
+    complete = last;
     if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
     tell_problems();
     const bool enough = config.patience > 0 && t.stale >= config.patience && !last;
@@ -585,6 +589,7 @@ static void train(int argc, char** argv) {
         const SavedRun good = newest_checkpoint(run, notes);
         load_checkpoint(t, good.file, per_epoch, good.path);
         t.lr_factor = factor, t.returns = returns;
+        if (fs::path(good.path).filename() != "last.pth") in_last = -1;
         overflows = 0, tell.forget();
         log.line(concat("WARNING: ", what, "; back to step ", t.iteration, " with ", factor, " of the lr"));
         start_loading();
@@ -607,6 +612,7 @@ static void train(int argc, char** argv) {
       tell.step(i, numbers, lr, plan, device);
     }
     if (profile) {
+      if (i == first + 10) save("profile.pth", nan), fs::remove(run + "/profile.pth");  // what a save costs
       if (profile->step()) break;
       continue;
     }
@@ -623,7 +629,7 @@ static void train(int argc, char** argv) {
     log.line(concat("operators of the last steps: ", run, "/trace.json, for https://ui.perfetto.dev"));
     return;
   }
-  if (stop_signal) {
+  if (stop_signal && !complete) {
     if (in_last != t.iteration) save("last.pth", nan);
     log.line(concat("stopped by ", strsignal(stop_signal), " at step ", t.iteration,
                     "; go on with: ./train --resume ", run));

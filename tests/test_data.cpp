@@ -378,6 +378,7 @@ TEST_CASE(
 
   data.strict = true;
   CHECK(has(error_of([&] { batches(plain_items(data), 0, 8, 4, {64, 64}, 2); }), "2.png"));
+  CHECK(has(error_of([&] { batches(evaluation_items(data), 0, 4, 4, {64, 64}, 2); }), "2.png"));
   data.strict = false;
   for (int i = 0; i < 4; ++i) write_text(dir / concat("images/", i, ".png"), "");
   CHECK(has(error_of([&] { batches(plain_items(data), 0, 8, 4, {64, 64}, 2); }), "no image can be read"));

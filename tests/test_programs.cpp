@@ -184,6 +184,8 @@ TEST_CASE("train: --patience ends a run that gets no better") {
                                       "--eval-interval 1 --conf 1 --patience 2 --out patient");
   CHECK(has(printed, "stopping: 2 evaluations without a better AP"));  // no detection: AP stays 0
   CHECK(metric_rows(dir / "patient/metrics.csv").back()[kIteration] == 3);
+  CHECK(has(run(dir, "train", "--resume patient").err, "a larger --patience"));
+  succeed(dir, "train", "--resume patient --patience 3 --max-iters 4");
 }
 
 TEST_CASE("c1 train: the evaluation of a run stopped amid an epoch leaves the count of --patience alone") {
