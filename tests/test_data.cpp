@@ -796,6 +796,28 @@ TEST_CASE("loader: an exception in a worker comes out of next(), and nothing han
   Loader unused(make, 0, 1000, 2, {32, 32}, 3, false);  // destroyed with work on its way
 }
 
+TEST_CASE("a8 d7 loader: the same threads from the first epoch to the last, and no pause between epochs") {
+  std::mutex mutex;
+  std::set<std::thread::id> ids;
+  const Loader::Make make = [&](int64_t position, Image& image) {
+    std::lock_guard lock(mutex);
+    ids.insert(std::this_thread::get_id());
+    image.setTo(cv::Scalar::all(1));
+    return Item{{}, position};
+  };
+  Loader loader(make, 0, 20 * 8, 2, {32, 32}, 3, false);  // 20 epochs of 8 images
+  for (int64_t batch = 0; batch < 80; ++batch) {
+    CHECK(loader.next().indices == std::vector<int64_t>{2 * batch, 2 * batch + 1});
+    // At the end of an epoch the first batch of the next one is in the making as ever.
+    if (batch < 77) {
+      for (int i = 0; i < 1000 && !loader.ready(); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      CHECK(loader.ready());
+    }
+  }
+  CHECK(ids.size() <= 3);
+}
+
 TEST_CASE("loader: an error of a library names the image") {
   Dataset data;
   data.records = {{"some/a.png", 1, 64, 64, {}}};

@@ -249,7 +249,7 @@ TEST_CASE("b2 train: AP in training is that of eval on the saved file, digit for
   }
 }
 
-TEST_CASE("f4 train: --profile prints where the time goes and writes a trace; --debug passes") {
+TEST_CASE("f4 g1 train: --profile prints where the time goes and writes a trace; --debug passes") {
   const Folder dir;
   const std::string printed = succeed(dir, "train", kLong + "--profile");
   for (const char* part : {"data", "copy", "forward", "assignment", "loss", "backward", "optimizer", "EMA",
