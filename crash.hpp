@@ -267,13 +267,8 @@ inline void crash_context(const std::string& folder, const std::string& text) {
   CrashState& c = crash_state;
   std::error_code ignored;
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::string command{std::istreambuf_iterator<char>(file), {}}, revision;
+  std::string command{std::istreambuf_iterator<char>(file), {}};
   std::replace(command.begin(), command.end(), '\0', ' ');
-  const char* ask = "git --no-optional-locks -C '" YOLOX_SOURCE_DIR "' describe --always --dirty 2>/dev/null";
-  if (FILE* git = popen(ask, "r")) {
-    for (int byte; (byte = std::fgetc(git)) > ' ';) revision += char(byte);
-    pclose(git);
-  }
   utsname host{};
   uname(&host);
   char started[64];
@@ -283,7 +278,7 @@ inline void crash_context(const std::string& folder, const std::string& text) {
       concat(text, "\n\nstarted    ", started, "\ncommand    ", command, "\nfolder     ",
              fs::current_path(ignored).string(), "\nhost       ", host.nodename, ", ", host.sysname, " ",
              host.release, " ", host.machine, "\nsource     ", YOLOX_SOURCE_DIR, " at git revision ",
-             revision.empty() ? "unknown" : revision, "\ncompiler   C++ ", __VERSION__, "\n");
+             git_revision(), "\ncompiler   C++ ", __VERSION__, "\n");
   c.fixed = strdup(fixed.c_str());
   c.path = strdup((fs::absolute(folder, ignored) / "crash.txt").c_str());
   c.program = strdup(fs::read_symlink("/proc/self/exe", ignored).c_str());

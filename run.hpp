@@ -57,6 +57,21 @@ inline std::string newest_run() {
   return newest;
 }
 
+// Of the source that this program was built from, as it is now; asked once.
+inline const std::string& git_revision() {
+  static const std::string revision = [] {
+    std::string found;
+    const char* ask =
+        "git --no-optional-locks -C '" YOLOX_SOURCE_DIR "' describe --always --dirty 2>/dev/null";
+    if (FILE* git = popen(ask, "r")) {
+      for (int byte; (byte = std::fgetc(git)) > ' ';) found += char(byte);
+      pclose(git);
+    }
+    return found.empty() ? "unknown" : found;
+  }();
+  return revision;
+}
+
 // ---- signals
 
 // The signal that asked the run to end, 0: none. SIGHUP (the terminal is gone) and SIGPIPE (so is what it

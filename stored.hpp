@@ -191,7 +191,7 @@ class Packed {
 };
 
 inline bool is_packed(const std::string& path) {
-  return fs::is_regular_file(path) && fs::path(path).extension() == ".lmdb";
+  return is_file(path) && fs::path(path).extension() == ".lmdb";
 }
 
 // A split of a packed data set; it keeps the file open.

@@ -213,6 +213,21 @@ TEST_CASE("clipping: to the norm, not below it, and off") {
   CHECK(torch::equal(g[0], torch::full({9}, 4.0)));
 }
 
+TEST_CASE("c1 an optimizer's state goes on where it was, with the learning rate of its latest step") {
+  torch::manual_seed(2);
+  torch::nn::Linear a(3, 2), b(3, 2);
+  for (const char* kind : {"sgd", "adamw"}) {
+    Optimizer from(kind, parameter_groups(*a, 0.1), false), to(kind, parameter_groups(*b, 0.1), false);
+    a->weight.mutable_grad() = torch::ones_like(a->weight),
+    a->bias.mutable_grad() = torch::ones_like(a->bias);
+    from.step(0.375);
+    load_state_dict(to, state_dict(from), "x.pth");
+    CHECK(to.lr == 0.375);
+    for (size_t g = 0; g < from.groups.size(); ++g)
+      for (size_t i = 0; i < from.first[g].size(); ++i) CHECK(torch::equal(from.first[g][i], to.first[g][i]));
+  }
+}
+
 TEST_CASE("g7 the gradient scaler unscales before clipping, skips what is not finite, backs off and grows") {
   GradScaler scaler(true, torch::kCPU);
   const auto finite = [&](const std::vector<Tensor>& g) {
