@@ -278,6 +278,13 @@ inline Loader::Make checked_items(Loader::Make make, const Dataset& data) {
   };
 }
 
+// The images of a batch, for messages.
+inline std::string names_in(const Batch& batch, const Dataset& data) {
+  std::vector<std::string> names;
+  for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
+  return listed(names, 64);
+}
+
 // ---- to the device
 
 // Batches of a loader on the device. With a GPU, the next batch is on its way, on a stream of its own, while

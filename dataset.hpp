@@ -206,6 +206,16 @@ struct Dataset {
   }
 };
 
+// --strict: problems end the run before it begins.
+inline void refuse_problems(const Dataset& data) {
+  const auto problems = data.problems->lines();
+  if (!data.strict || problems.empty()) return;
+  std::string first;
+  for (size_t i = 0; i < std::min<size_t>(problems.size(), 20); ++i) first += "\n  " + problems[i];
+  fail(data.name, " has ", problems.size(), problems.size() == 1 ? " problem" : " problems",
+       "; mend the data or leave out --strict:", first, problems.size() > 20 ? "\n  ..." : "");
+}
+
 // Image i as it is, of cached ones as they are there. Throws ImageError naming the file.
 inline Image read_image(const Dataset& data, size_t i) {
   const cv::Size known = data.size(i);

@@ -33,8 +33,11 @@ inline torch::Device parse_device(const std::string& name) {
   return torch::Device(torch::kCUDA, index);
 }
 
-// The same bytes each time. What of torch has no such version on a GPU, the model computes in another way.
-inline void make_deterministic() {
+// With determinism: the same bytes each time; what of torch has no such version on a GPU, the model computes
+// in another way. Without: cuDNN tries its algorithms for each input size it has not met.
+inline void set_determinism(bool on) {
+  at::globalContext().setBenchmarkCuDNN(!on);
+  if (!on) return;
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   at::globalContext().setDeterministicCuDNN(true);
@@ -49,7 +52,7 @@ inline double memory_taken(torch::Device device) {
   (void)device;
   return resident_bytes();
 }
-// The most of it since the last call of forget_peak().
+// The most of it since the last call of empty_cache().
 inline double memory_peak(torch::Device device) {
 #ifdef YOLOX_CUDA
   if (device.is_cuda())

@@ -107,6 +107,13 @@ struct Optimizer {
     }
   }
 
+  // How many parameters it moves.
+  size_t size() const {
+    size_t n = 0;
+    for (const auto& group : groups) n += group.params.size();
+    return n;
+  }
+
   void zero_grad() {
     for (auto& group : groups)
       for (auto& p : group.params) p.mutable_grad() = Tensor();

@@ -13,12 +13,20 @@
 #include "flags.hpp"
 #include "loss.hpp"
 #include "memory.hpp"
+#include "multiscale.hpp"
 #include "optim.hpp"
 #include "simota.hpp"
 #include "watch.hpp"
 #include "yolox.hpp"
 
 namespace yolox {
+
+// Does a part of a step under the name that it has in --profile.
+template <class Part>
+auto marked(const char* name, const Part& part) {
+  RECORD_USER_SCOPE(name);
+  return part();
+}
 
 struct StepSettings {
   torch::DeviceType device;
@@ -40,22 +48,15 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
   std::vector<Losses> all;
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t from = n * part / parts, to = n * (part + 1) / parts;
-    Predictions predictions;
-    {
-      RECORD_USER_SCOPE("forward");
+    const Predictions predictions = marked("forward", [&] {
       const AutocastGuard autocast(s.device, s.amp);
-      predictions = forward(images.slice(0, from, to));
-    }
-    Losses losses;
-    {
-      RECORD_USER_SCOPE("loss");
-      losses = yolox_loss(predictions, images.size(2), images.size(3), targets.slice(from, to), s.use_l1);
-    }
+      return forward(images.slice(0, from, to));
+    });
+    Losses losses = marked("loss", [&] {
+      return yolox_loss(predictions, images.size(2), images.size(3), targets.slice(from, to), s.use_l1);
+    });
     const Tensor loss = parts == 1 ? losses.total : losses.total * losses.num_fg.clamp_min(1) / guess;
-    {
-      RECORD_USER_SCOPE("backward");
-      scaler.scaled(loss).backward();
-    }
+    marked("backward", [&] { scaler.scaled(loss).backward(); });
     for (Tensor* l : {&losses.total, &losses.iou, &losses.obj, &losses.cls, &losses.l1}) *l = l->detach();
     all.push_back(losses);
   }
@@ -82,18 +83,6 @@ struct SavedBuffers {
   }
   std::vector<Tensor> live, saved;
 };
-
-// Images and boxes of a batch to another input size.
-inline void resize_batch(Tensor& images, Targets& targets, ImageSize size) {
-  const int64_t h = images.size(2), w = images.size(3);
-  if (h == size.height && w == size.width) return;
-  images = torch::upsample_bilinear2d(images, std::vector<int64_t>{size.height, size.width},
-                                      /*align_corners=*/false);
-  const double sx = double(size.width) / w, sy = double(size.height) / h;
-  const Tensor& b = targets.boxes;
-  targets.boxes =
-      torch::stack({b.select(2, 0) * sx, b.select(2, 1) * sy, b.select(2, 2) * sx, b.select(2, 3) * sy}, 2);
-}
 
 // Reads what a step has computed. Waits for the device.
 inline StepNumbers numbers_of(const Losses& l, const Tensor& norm, int64_t objects) {

@@ -61,6 +61,23 @@ inline std::string short_count(double count) {
   return text;
 }
 
+// config.json of a run: all settings, and what it runs with. Gives its text.
+inline std::string write_config(const std::string& run, const Flags& flags, torch::Device device) {
+  auto entries = flags.values();
+  entries.insert(entries.end(), {{"device", device.str()},
+                                 {"torch", TORCH_VERSION},
+                                 {"OpenCV", CV_VERSION},
+                                 {"compiler", __VERSION__},
+                                 {"revision", git_revision()}});
+  const std::string path = run + "/config.json";
+  write_json(path, [&](JsonWriter& w) {
+    w.StartObject();
+    for (const auto& [name, value] : entries) w.Key(name.c_str()), w.String(value.c_str());
+    w.EndObject();
+  });
+  return read_text(path);
+}
+
 // The length of a run.
 struct Plan {
   int64_t batch, per_epoch, epochs, iters;  // images in a step, steps in an epoch, epochs, steps in all
@@ -73,6 +90,7 @@ class Telling {
   // first: the step that the run begins or goes on with.
   Telling(const std::string& run, int64_t first, bool from_scratch)
       : log(run + "/log.txt"),
+        run(run),
         first(first),
         metrics(run + "/metrics.csv",
                 {"epoch", "iteration", "loss", "iou", "obj", "cls", "l1", "positives_per_object", "lr",
@@ -141,9 +159,8 @@ class Telling {
   // The model was evaluated after `steps` steps.
   void evaluated(int64_t steps, const Evaluation& e, const Plan& plan) {
     const EvalResult& r = e.result;
-    log.line(concat("  AP ", std::fixed, std::setprecision(4), r.AP, "  AP50 ", r.AP50, "  AP75 ", r.AP75,
-                    "  small ", r.APs, " medium ", r.APm, " large ", r.APl, std::setprecision(1), "  (",
-                    e.images, " images, ", e.seconds, " s)"));
+    log.line(concat("  AP ", std::fixed, std::setprecision(4), r.AP, " AP50 ", r.AP50, " AP75 ", r.AP75, " S ",
+                    r.APs, " M ", r.APm, " L ", r.APl, "  ", e.images, " images ", short_time(e.seconds)));
     const double none = std::nan("");
     std::vector<double> row(12, none);
     row[0] = double((steps - 1) / plan.per_epoch + 1), row[1] = double(steps);
@@ -153,6 +170,10 @@ class Telling {
   }
 
   // What was left out of the data, where that is news: counts here, the rest in problems.txt.
+  void problems(const Splits& splits) {
+    problems(splits.train, run + "/problems.txt");
+    if (!splits.same) problems(splits.val, run + "/problems_val.txt");
+  }
   void problems(const Dataset& data, const std::string& list) {
     for (const auto& [kind, count] : data.problems->summary())
       if (std::exchange(told[data.name + kind], count) != count)
@@ -175,14 +196,27 @@ class Telling {
     if (!line.empty()) log.line(line);
   }
 
+  // What the run is made of: a heading of 8 columns and its text, in lines of 80 columns at most.
+  void fact(const std::string& text) {
+    constexpr size_t kHeading = 8, kColumns = 79;
+    std::string rest = text;
+    while (rest.size() > kColumns) {
+      const size_t blank = rest.rfind(' ', kColumns);
+      if (blank == std::string::npos || blank <= kHeading) break;
+      log.line(rest.substr(0, blank));
+      rest = std::string(kHeading, ' ') + rest.substr(blank + 1);
+    }
+    log.line(rest);
+  }
+
   // Boxes of each class, the ten most frequent by name, and what is missing.
   void classes(const Splits& splits) {
     const Dataset &train = splits.train, &val = splits.val;
     const auto counts = class_counts(train), in_val = class_counts(val);
     std::vector<std::string> frequent;
     for (const size_t c : by_count(counts)) frequent.push_back(concat(train.classes[c], " ", counts[c]));
-    log.line(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
-                    " to train: ", listed(frequent, 10)));
+    fact(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
+                " to train: ", listed(frequent, 10)));
     const auto absent = [&](const std::vector<int64_t>& of, const char* split) {
       std::vector<std::string> names;
       for (size_t c = 0; c < of.size(); ++c)
@@ -199,6 +233,7 @@ class Telling {
   // 78 columns, with numbers as they are in training.
   static constexpr const char* kColumns = "%7s %9s %5s %4s %4s %4s %4s %3s %7s %5s %4s %5s %6s";
 
+  const std::string run;
   const int64_t first;
   Metrics metrics;
   Events events;

@@ -3,17 +3,18 @@
 //   ./train --data DIR --model yolox-s --weights yolox_s.pth --bs 16
 #include <cstring>
 #include <iostream>
-#include <map>
 #include <optional>
 
 #include "crash.hpp"
 #include "device.hpp"
 #include "evaluate.hpp"
 #include "flags.hpp"
+#include "multiscale.hpp"
 #include "optim.hpp"
 #include "pictures.hpp"
 #include "profile.hpp"
 #include "run.hpp"
+#include "saving.hpp"
 #include "step.hpp"
 #include "telling.hpp"
 #include "training.hpp"
@@ -154,23 +155,34 @@ static void check_config(const Config& c) {
               "--preproc takes auto, bgr or legacy, got '", c.preproc, "'");
 }
 
-// The official 5 epochs of warm-up and 15 without augmentation are for 300; a short run gets its share of
-// them.
-static void set_phases(Config& c) {
+// What is left out of the command line and follows from the rest of it.
+static void fill_in(Config& c) {
+  const bool nano = c.model == "yolox-nano", small = nano || c.model == "yolox-tiny";
+  const auto recipe = [](double& value, double official) {
+    if (value == -1) value = official;
+  };
+  recipe(c.mosaic_prob, nano ? 0.5 : 1);
+  recipe(c.mosaic_scale_lo, small ? 0.5 : 0.1), recipe(c.mosaic_scale_hi, small ? 1.5 : 2);
+  recipe(c.mixup_prob, small ? 0 : 1);
   if (!c.resume.empty()) return;
+  // The official 5 epochs of warm-up and 15 without augmentation are for 300; a short run gets its share.
   if (!c.was_given("warmup-epochs"))
     c.warmup_epochs = std::min(c.warmup_epochs, std::max(c.epochs / 20, c.epochs < 3 ? 0 : 1));
   if (!c.was_given("no-aug-epochs")) c.no_aug_epochs = std::min(c.no_aug_epochs, c.epochs / 10);
 }
 
+// Images wait in memory as three batches.
+static void check_room_for_batches(int bs, ImageSize size) {
+  const double bytes = 3.0 * bs * size.height * size.width * 3,
+               memory = double(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  check(bytes < memory / 2, "--bs ", bs, " is too large: the images of three batches alone take ",
+        short_bytes(bytes), " of the machine's ", short_bytes(memory));
+}
+
 static AugmentConfig augment_config(const Config& c) {
-  const bool nano = c.model == "yolox-nano", small = nano || c.model == "yolox-tiny";
-  const auto recipe = [](double given, double official) { return given == -1 ? official : given; };
   AugmentConfig a;
-  a.mosaic_prob = recipe(c.mosaic_prob, nano ? 0.5 : 1);
-  a.mosaic_scale_lo = recipe(c.mosaic_scale_lo, small ? 0.5 : 0.1),
-  a.mosaic_scale_hi = recipe(c.mosaic_scale_hi, small ? 1.5 : 2);
-  a.mixup_prob = recipe(c.mixup_prob, small ? 0 : 1);
+  a.mosaic_prob = c.mosaic_prob, a.mixup_prob = c.mixup_prob;
+  a.mosaic_scale_lo = c.mosaic_scale_lo, a.mosaic_scale_hi = c.mosaic_scale_hi;
   a.degrees = c.degrees, a.translate = c.translate, a.shear = c.shear;
   a.mixup_scale_lo = c.mixup_scale_lo, a.mixup_scale_hi = c.mixup_scale_hi;
   a.hsv_prob = c.hsv_prob, a.hsv_h = c.hsv_h, a.hsv_s = c.hsv_s, a.hsv_v = c.hsv_v, a.flip_prob = c.flip_prob;
@@ -183,24 +195,12 @@ static AugmentConfig augment_config(const Config& c) {
   return a;
 }
 
-// Input size of step i: the same for ten steps, drawn from (seed, i / 10); five steps of 32 pixels up and
-// down, for nano and tiny three down and seven up. The first ten steps have the size asked for.
-static ImageSize multiscale_size(const Config& c, ImageSize base, int64_t i) {
-  if (!c.multiscale || i < 10) return base;
+static MultiScale multi_scale(const Config& c, ImageSize base) {
   const bool small = c.model == "yolox-nano" || c.model == "yolox-tiny";
-  Rng rng(c.seed, ~uint64_t{0}, i / 10);
-  // A batch norm needs more than one value a channel: no 32-pixel image on its own.
-  const int k = int(rng.randint(std::max(c.bs == 1 ? 2 : 1, base.height / 32 - (small ? 3 : 5)),
-                                base.height / 32 + (small ? 7 : 5)));
-  return {32 * k, 32 * std::max(1, int(double(k) * base.width / base.height))};
-}
-
-// The largest of them.
-static ImageSize largest_size(const Config& c, ImageSize base) {
-  ImageSize largest = base;
-  for (int64_t i = 10; i < 1000; i += 10)
-    if (const ImageSize s = multiscale_size(c, base, i); s.height > largest.height) largest = s;
-  return largest;
+  MultiScale sizes{base, small ? 3 : 5, small ? 7 : 5, c.seed};
+  if (!c.multiscale) sizes.less = sizes.more = 0;
+  if (c.bs == 1) sizes.smallest = 2;  // a batch norm needs more than one value a channel
+  return sizes;
 }
 
 // "runs/x/" -> "/home/me/runs/x"
@@ -222,86 +222,44 @@ static Settings settings_of(const Config& config) {
   return kept;
 }
 
-// The settings of the run that config.resume names, unless given again; gives its newest checkpoint.
-static SavedRun restore_settings(Config& config, std::string& run, std::vector<std::string>& notes) {
+// The checkpoint that --resume goes on from; the settings of its run into `config`.
+static SavedRun find_run(Config& config, std::string& run, std::vector<std::string>& notes) {
   usage_check(!config.was_given("weights"),
               "--weights and --resume exclude each other: a resumed run has its weights");
   usage_check(!config.was_given("out"),
               "--out and --resume exclude each other: a resumed run stays in its folder");
   run = config.resume == "newest" ? newest_run() : config.resume;
   usage_check(!run.empty(), "--resume: there is no run with a checkpoint below runs/; give its folder");
-  const SavedRun saved = newest_checkpoint(run, notes);
-  const auto values = config.values();
-  const std::map<std::string, std::string> now(values.begin(), values.end());
-  for (const auto& [name, value] : saved_settings(saved.file, saved.path)) {
-    if (!config.was_given(name))
-      config.set(name, value);
-    else if (now.at(name) != value)
-      notes.push_back(concat("--", name, " ", now.at(name), " instead of the run's ", value));
-  }
-  return saved;
+  return resume_settings(config, run, notes);
 }
 
-// Weights of a file into a new model. Gives what the file says of them.
-static WeightsInfo start_from(YOLOX& model, const std::string& path, const Config& config,
-                              const Dataset& data, std::vector<std::string>& notes) {
-  const auto file = read_pth(path);
-  const auto weights = find_weights(file, path);
-  const std::string found = model_of_weights(weights);
-  check(found.empty() || found == config.model, path, " holds weights of ", found, "; use --model ", found,
-        " or other weights");
-  notes.push_back(to_string(load_state_dict(*model, weights, path)));
-  const auto info = weights_info(file, path);
-  if (info.classes != data.classes && info.classes.size() == data.classes.size())
-    notes.push_back(
-        "the weights were trained on as many classes of other names: their class head is kept as a start");
-  return info;
+static void tell_trial(int64_t images, double bytes) {
+  std::cout << "bs auto: " << images << " images take "
+            << (std::isfinite(bytes) ? short_bytes(bytes) : "too much") << std::endl;
 }
 
-// --strict: problems end the run before it begins.
-static void refuse_problems(const Dataset& data, bool strict) {
-  const auto problems = data.problems->lines();
-  if (!strict || problems.empty()) return;
-  std::string first;
-  for (size_t i = 0; i < std::min<size_t>(problems.size(), 20); ++i) first += "\n  " + problems[i];
-  fail(data.name, " has ", problems.size(), problems.size() == 1 ? " problem" : " problems",
-       "; mend the data or leave out --strict:", first, problems.size() > 20 ? "\n  ..." : "");
-}
-
-static std::vector<std::pair<std::string, std::string>> versions(torch::Device device) {
-  std::string revision;
-  if (FILE* git = popen("git -C '" YOLOX_SOURCE_DIR "' describe --always --dirty 2>/dev/null", "r")) {
-    char text[128] = "";
-    if (std::fgets(text, sizeof text, git)) revision = std::string(text, std::strcspn(text, "\n"));
-    pclose(git);
-  }
-  return {{"device", device.str()},
-          {"torch", TORCH_VERSION},
-          {"OpenCV", CV_VERSION},
-          {"compiler", __VERSION__},
-          {"revision", revision}};
-}
-
-static std::string names_in(const Batch& batch, const Dataset& data) {
-  std::vector<std::string> names;
-  for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
-  return listed(names, 64);
-}
-
-// A step that went wrong, to look at: the batch as the network saw it, the weights, and what was computed.
-static void save_bad_batch(const std::string& run, Training& t, const Batch& batch, const Dataset& data,
-                           const StepNumbers& n, double lr) {
-  auto file = empty_dict(), losses = empty_dict();
-  auto names = empty_list();
-  for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
-  losses.insert("total", n.total), losses.insert("iou", n.iou), losses.insert("obj", n.obj);
-  losses.insert("cls", n.cls), losses.insert("l1", n.l1), losses.insert("gradient_norm", n.norm);
-  file.insert("iteration", t.iteration), file.insert("lr", lr), file.insert("losses", losses);
-  file.insert("images", batch.images.cpu()), file.insert("names", names);
-  file.insert("boxes", batch.targets.boxes.cpu()), file.insert("classes", batch.targets.classes.cpu());
-  file.insert("model", to_dict(state_dict(*t.model)));
-  write_pth(run + "/nonfinite.pth", file);
-  save_picture(run + "/nonfinite.jpg", draw_batch(batch.images, drawn(batch.targets, data.classes)));
+// What it is going to do, in the log.
+static void tell_plan(Telling& tell, const Config& config, const Splits& splits, YOLOX& model, ImageSize base,
+                      torch::Device device, const Plan& plan, double lr) {
+  const Dataset &data = splits.train, &val = splits.val;
+  tell.settings(config);
+  tell.fact(concat("data    ", data.records.size(), " images to train (", data.name, "), ",
+                   val.records.size(), " to evaluate (",
+                   splits.same ? "the same: there is one split only" : val.name, "), ", data.classes.size(),
+                   " classes"));
+  tell.classes(splits);
+  tell.fact(concat("model   ", config.model, " ", base.height, "x", base.width,
+                   config.multiscale ? " multi-scale" : "", ", ", short_count(parameter_count(*model)),
+                   " parameters, ", short_count(operations(model, base)), "FLOPs, on ", device.str(), ", ",
+                   config.amp == "off" ? "float32" : config.amp));
+  tell.fact(concat("steps   ", plan.iters, " of ", plan.batch, " images, ", plan.per_epoch, " an epoch; ",
+                   config.epochs, " epochs, of which ", config.warmup_epochs, " of warm-up, and the last ",
+                   config.no_aug_epochs, " without mosaic and mixup"));
+  tell.fact(concat("lr      ", lr, " for the batch (", config.lr, " per image), ", config.optimizer));
+  const bool fine_tuned = !config.weights.empty() || !config.resume.empty();
+  if (const auto odd = Watch::learning_rate(config.optimizer, config.lr, plan.batch, fine_tuned);
+      !odd.empty())
+    tell.log.line(odd);
 }
 
 static void train(int argc, char** argv) {
@@ -313,49 +271,42 @@ static void train(int argc, char** argv) {
   std::string run;                 // its folder
   std::vector<std::string> notes;  // for the log
   SavedRun saved;                  // the checkpoint to go on from
-  if (!config.resume.empty()) saved = restore_settings(config, run, notes);
-  set_phases(config);
+  if (!config.resume.empty()) saved = find_run(config, run, notes);
+  const bool resumed = !run.empty();
+  fill_in(config);
   check_config(config);
+  const AugmentConfig augment = augment_config(config);
   const torch::Device device = parse_device(config.device);
-  if (config.deterministic) make_deterministic();
-  at::globalContext().setBenchmarkCuDNN(!config.deterministic);  // the sizes of multi-scale are a dozen
+  set_determinism(config.deterministic);
   if (config.debug) torch::autograd::AnomalyMode::set_enabled(true);
   WeightsInfo info, known;  // of this run; of the file that it starts from
   info.model = config.model;
   const ImageSize base = input_size(info, config.size);
   const cv::Size input(base.width, base.height);
-  const double ahead = 3.0 * config.bs * base.height * base.width * 3,
-               memory = double(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  check(ahead < memory / 2, "--bs ", config.bs, " is too large: the images of three batches alone take ",
-        short_bytes(ahead), " of the machine's ", short_bytes(memory));
-  const AugmentConfig augment = augment_config(config);
+  check_room_for_batches(config.bs, base);
 
   // ---- data
-  const std::string kept = without_slash(!run.empty()         ? run
-                                         : config.out.empty() ? "runs/x"
-                                                              : config.out)
-                               .parent_path() /
-                           ".checks";  // what is known of the images: beside the runs
-  Splits splits = load_splits(config.data, config.split, config.seed, config.official_quirks, kept);
-  splits.train.strict = splits.val.strict = config.strict;
+  const fs::path beside = without_slash(resumed ? run : config.out.empty() ? "runs/x" : config.out);
+  Splits splits = load_splits(config.data, config.split, config.seed, config.official_quirks,
+                              beside.parent_path() / ".checks");  // what is known of the images
   const Dataset &data = splits.train, &val = splits.val;
+  for (Dataset* d : {&splits.train, &splits.val}) d->strict = config.strict, refuse_problems(*d);
   const int64_t n = data.records.size();
-  for (const Dataset* d : {&data, &val}) refuse_problems(*d, config.strict);
 
   // ---- model, weights, optimizer
   torch::manual_seed(config.seed);
   YOLOX model(config.model, int(data.classes.size()));
   info.classes = data.classes, info.height = base.height, info.width = base.width;
-  info.legacy_preproc = config.preproc == "legacy";
-  if (run.empty() && !config.weights.empty()) known = start_from(model, config.weights, config, data, notes);
-  if (!run.empty()) {
+  if (resumed) {
     known = weights_info(saved.file, saved.path);
     check(known.model == config.model, run, " is a run of ", known.model, "; --model ", config.model,
           " cannot go on with it: start from its last.pth with --weights instead");
     check(known.classes == data.classes, run, " was trained on other classes than ", data.name,
           " has; start from its last.pth with --weights instead");
+  } else if (!config.weights.empty()) {
+    known = start_from(model, config.weights, info, notes);
   }
-  if (config.preproc == "auto") info.legacy_preproc = known.legacy_preproc;
+  info.legacy_preproc = config.preproc == "auto" ? known.legacy_preproc : config.preproc == "legacy";
   model->to(device);
   channels_last(*model);
   const std::string unknown = freeze(*model, split_list(config.freeze));
@@ -368,34 +319,28 @@ static void train(int argc, char** argv) {
   Training t{model, config.ema > 0 ? copy_of(model, config.model, device) : YOLOX(nullptr),
              Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
              GradScaler(fp16, device)};
+  usage_check(t.optimizer.size() > 0, "--freeze ", config.freeze, " leaves nothing to train");
   training_mode(*model);
-  int64_t trained = 0;
-  for (const auto& group : t.optimizer.groups) trained += group.params.size();
-  usage_check(trained > 0, "--freeze ", config.freeze, " leaves nothing to train");
 
-  // ---- run folder
-  const bool resumed = !run.empty();
+  // ---- run folder, steps
   if (!resumed) {
     if (!config.out.empty()) forget_unstarted(config.out);
     run = make_run_folder(config.out, config.model + "-" + data_name(config.data));
   }
   if (config.bs == 0) {
-    config.bs = int(automatic_batch(t.model, t.optimizer, t.scaler, step, base, largest_size(config, base),
-                                    config.accum, n, device, [&](int64_t images, double bytes) {
-                                      std::cout << "bs auto: " << images << " images take "
-                                                << (std::isfinite(bytes) ? short_bytes(bytes) : "too much")
-                                                << std::endl;
-                                    }));
+    config.bs =
+        int(automatic_batch(t.model, t.optimizer, t.scaler, step, base, multi_scale(config, base).largest(),
+                            config.accum, n, device, tell_trial));
     notes.push_back(concat("--bs auto: ", config.bs, config.bs == n ? " (all images)" : "", ", 90 % of ",
                            short_bytes(memory_in_all(device))));
   }
+  const MultiScale sizes = multi_scale(config, base);
   const int64_t per_epoch = (n + config.bs - 1) / config.bs;
   int64_t iters = per_epoch * config.epochs;
   if (config.max_iters) iters = std::min(config.max_iters, iters);
-  int64_t in_last = -1;  // the step that last.pth holds
+  Saver saver{run, info, settings_of(config), per_epoch, config.keep};
   if (resumed) {
-    load_checkpoint(t, saved.file, per_epoch, saved.path);
-    if (fs::path(saved.path).filename() == "last.pth") in_last = t.iteration;
+    saver.load(t, saved);
     saved = {};
     remove_torn_files(run);
     check(t.iteration < iters || t.epochs < t.iteration / per_epoch, run, " is complete: it has done ",
@@ -408,70 +353,23 @@ static void train(int argc, char** argv) {
   const Schedule schedule{config.lr * config.bs, per_epoch, config.epochs,      config.warmup_epochs,
                           config.no_aug_epochs,  0,         config.min_lr_ratio};
   const Plan plan{config.bs, per_epoch, config.epochs, iters};
-  Telling tell(run, first, /*from_scratch=*/!first && config.weights.empty());
-  Log& log = tell.log;
-  write_json(run + "/config.json", [&](JsonWriter& w) {
-    w.StartObject();
-    for (const auto& [name, value] : config.values()) w.Key(name.c_str()), w.String(value.c_str());
-    for (const auto& [name, value] : versions(device)) w.Key(name.c_str()), w.String(value.c_str());
-    w.EndObject();
-  });
-  crash_context(run, read_text(run + "/config.json"));
 
   // ---- what it is going to do
-  log.line(concat(resumed ? "resuming " : "run ", run, resumed ? concat(" at step ", first) : ""));
-  tell.settings(config);
-  log.line(concat("data    ", n, " images to train (", data.name, "), ", val.records.size(), " to evaluate (",
-                  splits.same ? "the same: there is one split only" : val.name, "), ", data.classes.size(),
-                  " classes"));
-  log.line(concat("model   ", config.model, " ", base.height, "x", base.width,
-                  config.multiscale ? " multi-scale" : "", ", ", short_count(parameter_count(*model)),
-                  " parameters, ", short_count(operations(model, base)), "FLOPs, on ", device.str(), ", ",
-                  config.amp == "off" ? "float32" : config.amp));
-  log.line(concat("steps   ", iters, " of ", config.bs, " images, ", per_epoch, " an epoch; warm-up ",
-                  config.warmup_epochs, " epochs, plain last ", config.no_aug_epochs, "; ", config.optimizer,
-                  " lr ", schedule.lr * t.lr_factor, " (", config.lr, " per image)"));
+  Telling tell(run, first, /*from_scratch=*/!first && config.weights.empty());
+  Log& log = tell.log;
+  crash_context(run, write_config(run, config, device));
+  log.line(resumed ? concat("resuming ", run, " at step ", first) : "run " + run);
+  tell_plan(tell, config, splits, model, base, device, plan, schedule.lr * t.lr_factor);
   for (const auto& note : notes) log.line(note);
-  const std::string odd =
-      Watch::learning_rate(config.optimizer, config.lr, config.bs, !config.weights.empty() || resumed);
-  if (!odd.empty()) log.line(odd);
-  const auto tell_problems = [&] {
-    tell.problems(data, run + "/problems.txt");
-    if (!splits.same) tell.problems(val, run + "/problems_val.txt");
-  };
-  tell_problems();
-  tell.classes(splits);
+  tell.problems(splits);
   if (!first) save_picture(run + "/labels.jpg", draw_labels(data));
-
-  // ---- saving. A full disk does not end a run: it goes on and tries again, and fails only if its very end
-  // cannot be saved.
-  double saved_at = now();
-  const auto save = [&](const std::string& name, double ap, bool at_the_end = false) {
-    RECORD_USER_SCOPE("saving");
-    const auto file = checkpoint(t, info, settings_of(config), per_epoch, ap);
-    saved_at = now();
-    try {
-      if (name == "last.pth") {
-        save_last(run, file, t.iteration, in_last, config.keep);
-        in_last = t.iteration;
-      } else {
-        write_pth(run + "/" + name, file);
-      }
-      return true;
-    } catch (const std::exception& e) {
-      if (at_the_end) throw;
-      log.line(concat("WARNING: ", e.what(), "; tried again at the next save"));
-      return false;
-    }
-  };
   const double nan = std::nan("");
   if (!resumed && !config.profile)
-    save("last.pth", nan);  // so that there is something to go on from, whatever happens
+    saver.save(t, "last.pth", nan, log);  // so that there is something to go on from, whatever happens
 
   // ---- images. The stream is endless and runs through the epochs, which are counted in steps.
   const int64_t plain_from = per_epoch * std::max<int64_t>(0, config.epochs - config.no_aug_epochs -
                                                                   (config.official_quirks ? 1 : 0));
-  const auto mosaic_at = [&](int64_t position) { return position / config.bs < plain_from; };
   if (config.cache != "none") {
     log.line(concat("cache   ", config.cache, ": decoding the images"));
     const auto cached = use_cache(
@@ -479,7 +377,8 @@ static void train(int argc, char** argv) {
         config.workers, [&](size_t done, size_t of) { log.progress(concat(done, "/", of), done == of); });
     log.line("cache   " + cached);
   }
-  auto items = training_items(data, config.seed, augment, config.aug == "default", mosaic_at);
+  auto items = training_items(data, config.seed, augment, config.aug == "default",
+                              [&](int64_t position) { return position / config.bs < plain_from; });
   if (config.debug) items = checked_items(items, data);
   std::optional<Loader> loader;
   std::optional<DeviceLoader> batches;
@@ -490,10 +389,10 @@ static void train(int argc, char** argv) {
     batches.emplace(*loader, device);
   };
   start_loading();
-  const EvalSettings eval_settings{base,           config.conf,         config.nms, config.bs,
-                                   config.workers, info.legacy_preproc, device,     run + "/val_batch"};
 
   // ---- the end of an epoch, or of the run: evaluation, best.pth, last.pth. False: training is over.
+  const EvalSettings eval_settings{base,           config.conf,         config.nms, config.bs,
+                                   config.workers, info.legacy_preproc, device,     run + "/val_batch"};
   double best = t.best_ap;
   bool complete = false;
   const auto end_of_epoch = [&] {
@@ -502,7 +401,7 @@ static void train(int argc, char** argv) {
     double ap = nan;
     if (config.eval_interval > 0 &&
         (last || (epoch + 1) % config.eval_interval == 0 || t.iteration > plain_from)) {
-      if (in_last != t.iteration) save("last.pth", nan);  // a long evaluation may be cut off
+      if (saver.in_last != t.iteration) saver.save(t, "last.pth", nan, log);  // evaluating may be cut off
       const auto e = evaluate(t.judged(), val, eval_settings);
       if (!e.complete) return false;
       ap = e.result.AP;
@@ -510,7 +409,7 @@ static void train(int argc, char** argv) {
       const auto before = std::pair(t.best_ap, t.stale++);
       if (ap > t.best_ap) {
         t.best_ap = ap, t.stale = 0;
-        if (!save("best.pth", ap)) t.best_ap = before.first;
+        if (!saver.save(t, "best.pth", ap, log)) t.best_ap = before.first;
       }
       best = t.best_ap;
       // An evaluation that only --max-iters brought about does not count: resumed, the run equals one that
@@ -518,10 +417,10 @@ static void train(int argc, char** argv) {
       if (!whole) std::tie(t.best_ap, t.stale) = before;
     }
     if (whole) ++t.epochs;
-    save("last.pth", ap, last);
+    saver.save(t, "last.pth", ap, log, /*must=*/last);
     complete = last;
     if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
-    tell_problems();
+    tell.problems(splits);
     const bool enough = config.patience > 0 && t.stale >= config.patience && !last;
     if (enough) log.line(concat("stopping: ", t.stale, " evaluations without a better AP (--patience)"));
     return !enough;
@@ -537,26 +436,21 @@ static void train(int argc, char** argv) {
   if (config.profile) profile.emplace(device), profile->start();
   bool go_on = t.epochs == t.iteration / per_epoch || config.profile || end_of_epoch();
   while (go_on && t.iteration < iters && !stop_signal) {
-    const int64_t i = t.iteration, epoch = i / per_epoch;
+    const int64_t i = t.iteration;
     const double lr = learning_rate(schedule, i) * t.lr_factor, asked = now();
-    Batch batch;
-    {
-      RECORD_USER_SCOPE("data");
-      batch = batches->next();
-    }
+    const Batch batch = marked("data", [&] { return batches->next(); });
     tell.waited_for(now() - asked);
-    crash_step(concat("step ", i, " of epoch ", epoch + 1, "; images: ", names_in(batch, data)));
+    crash_step(concat("step ", i, " of epoch ", i / per_epoch + 1, "; images: ", names_in(batch, data)));
     if (i < 3)
       save_picture(concat(run, "/train_batch", i, ".jpg"),
                    draw_batch(batch.images, drawn(batch.targets, data.classes)));
     Targets targets = batch.targets;
     Tensor images;
-    {
-      RECORD_USER_SCOPE("copy");
+    marked("copy", [&] {
       images = preprocess(batch.images, info.legacy_preproc);
-      resize_batch(images, targets, multiscale_size(config, base, i));
+      resize_batch(images, targets, sizes.at(i));
       statistics.save();
-    }
+    });
     step.use_l1 = i >= plain_from;
     const Losses losses = fit(
         [&](int64_t parts) {
@@ -570,67 +464,54 @@ static void train(int argc, char** argv) {
           log.line(concat("note: out of memory at step ", i, " with ", images.size(2), "x", images.size(3),
                           " pixels; it is done again in ", parts, " parts"));
         });
-    StepNumbers numbers;
-    {
-      RECORD_USER_SCOPE("optimizer");
+    const StepNumbers numbers = marked("optimizer", [&] {
       const auto grads = gradients(t.optimizer.groups);
       t.scaler.unscale(grads);
-      numbers = numbers_of(losses, clip_gradients(grads, config.clip), targets.total());
-      if (numbers.finite()) t.optimizer.step(lr);
-    }
+      const StepNumbers read = numbers_of(losses, clip_gradients(grads, config.clip), targets.total());
+      if (read.finite()) t.optimizer.step(lr);
+      return read;
+    });
     if (const std::string why = why_to_stop(numbers, overflows); !why.empty()) {
-      const std::string what = concat(why, " at step ", i, " (iou ", numbers.iou, ", obj ", numbers.obj,
-                                      ", cls ", numbers.cls, ", l1 ", numbers.l1, ", gradient norm ",
-                                      numbers.norm, ", lr ", lr, "; images ", names_in(batch, data), ")");
-      save_bad_batch(run, t, batch, data, numbers, lr);
-      if (config.keep_going && t.returns < 3) {
-        const double factor = t.lr_factor / 2;
-        const int64_t returns = t.returns + 1;
-        const SavedRun good = newest_checkpoint(run, notes);
-        load_checkpoint(t, good.file, per_epoch, good.path);
-        t.lr_factor = factor, t.returns = returns;
-        if (fs::path(good.path).filename() != "last.pth") in_last = -1;
-        overflows = 0, tell.forget();
-        log.line(concat("WARNING: ", what, "; back to step ", t.iteration, " with ", factor, " of the lr"));
-        start_loading();
-        continue;
-      }
-      fail(what, "; the batch and the weights are in ", run, "/nonfinite.pth and .jpg; ./train --resume ",
-           run, " --lr with less than ", config.lr, ", or with --keep-going, goes on from step ", in_last);
-    }
-    if (numbers.finite()) {
-      RECORD_USER_SCOPE("EMA");
-      if (config.ema > 0) ema_update(*t.ema, *model, ema_decay(config.ema, ++t.ema_updates));
-    } else {
-      ++t.skipped;
-    }
-    t.scaler.update();
-    ++t.iteration;
-
-    {
-      RECORD_USER_SCOPE("telling");
-      tell.step(i, numbers, lr, plan, device);
-    }
-    if (profile) {
-      if (i == first + 10) save("profile.pth", nan), fs::remove(run + "/profile.pth");  // what a save costs
-      if (profile->step()) break;
+      const std::string what =
+          concat(why, " at step ", i, " (", numbers, ", lr ", lr, "; images ", names_in(batch, data), ")");
+      const std::string left = save_bad_step(run, t, batch, data, numbers, lr);
+      check(config.keep_going && t.returns < 3, what, "; ", left, "; ./train --resume ", run,
+            " --lr with less than ", config.lr, ", or with --keep-going, goes on from step ", saver.in_last);
+      saver.go_back(t, notes);
+      log.line(
+          concat("WARNING: ", what, "; back to step ", t.iteration, " with ", t.lr_factor, " of the lr"));
+      overflows = 0, tell.forget();
+      start_loading();
       continue;
     }
-    if (stop_signal) break;
-    if (t.iteration % per_epoch == 0 || t.iteration == iters)
+    if (!numbers.finite())
+      ++t.skipped;
+    else if (config.ema > 0)
+      marked("EMA", [&] { ema_update(*t.ema, *model, ema_decay(config.ema, ++t.ema_updates)); });
+    t.scaler.update();
+    ++t.iteration;
+    marked("telling", [&] { tell.step(i, numbers, lr, plan, device); });
+
+    if (profile) {
+      if (i == first + 10) saver.try_out(t, log);
+      if (profile->step()) break;
+    } else if (stop_signal) {
+      break;
+    } else if (t.iteration % per_epoch == 0 || t.iteration == iters) {
       go_on = end_of_epoch(), tell.go_on();
-    else if (config.save_minutes > 0 && now() - saved_at > 60 * config.save_minutes)
-      save("last.pth", nan), tell.go_on();
+    } else if (config.save_minutes > 0 && now() - saver.at > 60 * config.save_minutes) {
+      saver.save(t, "last.pth", nan, log), tell.go_on();
+    }
   }
-  if (profile && stop_signal) return;
   if (profile) {
+    if (stop_signal) return;
     log.line(profile->table(config.bs));
     profile->stop_and_write(run + "/trace.json");
     log.line(concat("operators of the last steps: ", run, "/trace.json, for https://ui.perfetto.dev"));
     return;
   }
   if (stop_signal && !complete) {
-    if (in_last != t.iteration) save("last.pth", nan);
+    if (saver.in_last != t.iteration) saver.save(t, "last.pth", nan, log);
     log.line(concat("stopped by ", strsignal(stop_signal), " at step ", t.iteration,
                     "; go on with: ./train --resume ", run));
     return;

@@ -2,16 +2,12 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <cstdio>
-#include <filesystem>
-#include <limits>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "checkpoint.hpp"
+#include "evaluate.hpp"
 #include "optim.hpp"
 #include "yolox.hpp"
 
@@ -124,89 +120,20 @@ inline void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_ep
         ": keep them, or start from it with --weights");
 }
 
-// ---- the files of a run
-
-// Its checkpoints, newest first: last.pth, then those before it, step_N.pth.
-inline std::vector<std::string> checkpoints_of(const std::string& run) {
-  namespace fs = std::filesystem;
-  std::vector<std::pair<int64_t, std::string>> found;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(run, ignored)) {
-    const std::string name = entry.path().filename().string();
-    int64_t step = 0;
-    int end = 0;
-    if (name == "last.pth")
-      found.emplace_back(std::numeric_limits<int64_t>::max(), entry.path().string());
-    else if (std::sscanf(name.c_str(), "step_%ld.pth%n", &step, &end) == 1 && size_t(end) == name.size())
-      found.emplace_back(step, entry.path().string());
-  }
-  std::sort(found.rbegin(), found.rend());
-  std::vector<std::string> paths;
-  for (const auto& [_, path] : found) paths.push_back(path);
-  return paths;
-}
-
-struct SavedRun {
-  std::string path;
-  c10::IValue file;
-};
-
-// The newest checkpoint of a run that is whole; what is wrong with newer ones goes to `notes`.
-inline SavedRun newest_checkpoint(const std::string& run, std::vector<std::string>& notes) {
-  const auto paths = checkpoints_of(run);
-  check(!paths.empty(), run, " has no checkpoint, last.pth or step_N.pth; give the folder of a run");
-  for (const auto& path : paths) {
-    try {
-      const auto file = read_pth(path);
-      saved_settings(file, path);
-      return {path, file};
-    } catch (const std::exception& e) {
-      if (path == paths.back()) throw;
-      notes.push_back(concat("warning: ", e.what(), "; the checkpoint before it is taken"));
-    }
-  }
-  return {};
-}
-
-// Writes last.pth. The one that was there stays as step_N.pth, and the `keep` newest of those do; it holds
-// step `before`, -1: there is none worth keeping.
-inline void save_last(const std::string& run, const GenericDict& file, int64_t step, int64_t before,
-                      int64_t keep) {
-  namespace fs = std::filesystem;
-  const fs::path last = fs::path(run) / "last.pth";
-  std::error_code error;
-  if (keep > 0 && before >= 0 && before != step) {
-    const fs::path older = fs::path(run) / concat("step_", before, ".pth");
-    fs::remove(older, error);
-    fs::create_hard_link(last, older, error);
-    if (error) fs::copy_file(last, older, error);  // where the file system has no links
-  }
-  write_pth(last.string(), file);
-  int64_t kept = 0;
-  for (const auto& path : checkpoints_of(run))
-    if (path != last.string() && ++kept > keep) fs::remove(path, error);
-}
-
-// A run that has not done a step makes room for another one in its folder.
-inline void forget_unstarted(const std::string& run) {
-  const std::filesystem::path last = std::filesystem::path(run) / "last.pth";
-  std::error_code ignored;
-  if (!std::filesystem::exists(last, ignored)) return;
-  try {
-    const auto file = read_pth(last.string());
-    saved_settings(file, last.string());
-    if (file.toGenericDict().at("train").toGenericDict().at("iteration").toInt() == 0)
-      std::filesystem::remove(last, ignored);
-  } catch (const std::exception&) {  // not of this program: the folder is not touched
-  }
-}
-
-// What writing was killed amid leaves behind.
-inline void remove_torn_files(const std::string& run) {
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(run, ignored))
-    if (entry.path().filename().string().find(".pth.tmp.") != std::string::npos)
-      std::filesystem::remove(entry.path(), ignored);
+// Weights of a file into a new model; what was skipped goes to `notes`. Gives what the file says of them.
+inline WeightsInfo start_from(YOLOX& model, const std::string& path, const WeightsInfo& wanted,
+                              std::vector<std::string>& notes) {
+  const auto file = read_pth(path);
+  const auto weights = find_weights(file, path);
+  const std::string found = model_of_weights(weights);
+  check(found.empty() || found == wanted.model, path, " holds weights of ", found, "; use --model ", found,
+        " or other weights");
+  notes.push_back(to_string(load_state_dict(*model, weights, path)));
+  const auto info = weights_info(file, path);
+  if (info.classes != wanted.classes && info.classes.size() == wanted.classes.size())
+    notes.push_back(
+        "the weights were trained on as many classes of other names: their class head is kept as a start");
+  return info;
 }
 
 }  // namespace yolox

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,10 @@ struct StepNumbers {
   bool finite() const { return std::isfinite(total) && std::isfinite(norm); }
   double per_object() const { return positives / std::max(objects, 1e-9); }
 };
+inline std::ostream& operator<<(std::ostream& out, const StepNumbers& n) {
+  return out << "iou " << n.iou << ", obj " << n.obj << ", cls " << n.cls << ", l1 " << n.l1
+             << ", gradient norm " << n.norm;
+}
 constexpr std::array<double StepNumbers::*, 8> kStepNumbers = {
     &StepNumbers::total, &StepNumbers::iou,       &StepNumbers::obj,  &StepNumbers::cls,
     &StepNumbers::l1,    &StepNumbers::positives, &StepNumbers::norm, &StepNumbers::objects};
