@@ -284,10 +284,10 @@ inline void crash_context(const std::string& folder, const std::string& text) {
   c.program = strdup(fs::read_symlink("/proc/self/exe", ignored).c_str());
   c.start = now();
   crash_step("before the first step");
+  if (c.on.exchange(true)) return;
   map_functions();
   void* frame;
   backtrace(&frame, 1);  // loads libgcc, which a signal handler must not do
-  if (c.on.exchange(true)) return;
 
   stack_t stack{};
   stack.ss_sp = c.stack, stack.ss_size = sizeof c.stack;

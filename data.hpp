@@ -265,12 +265,15 @@ inline Loader::Make evaluation_items(const Dataset& data) {
 }
 
 // The same items, but each box is looked at before a device sees it (--debug). Throws naming the image.
-inline Loader::Make checked_items(Loader::Make make, const Dataset& data) {
-  return [make = std::move(make), &data](int64_t position, Image& image) {
+// empty: boxes without an area are as they should be; official augmentation leaves some.
+inline Loader::Make checked_items(Loader::Make make, const Dataset& data, bool empty) {
+  return [make = std::move(make), &data, empty](int64_t position, Image& image) {
     Item item = make(position, image);
+    const double rounding = 1e-6;
     for (const Box& b : item.boxes)
-      check(b.cls >= 0 && b.cls < int(data.classes.size()) && b.x1 >= 0 && b.y1 >= 0 && b.x2 <= image.cols &&
-                b.y2 <= image.rows && b.x2 > b.x1 && b.y2 > b.y1,
+      check(b.cls >= 0 && b.cls < int(data.classes.size()) && b.x1 >= -rounding && b.y1 >= -rounding &&
+                b.x2 <= image.cols + rounding && b.y2 <= image.rows + rounding &&
+                (empty || (b.x2 > b.x1 && b.y2 > b.y1)),
             data.name_of(item.index), ", augmented: box ", b.x1, " ", b.y1, " ", b.x2, " ", b.y2,
             " of class ", b.cls, " is not inside ", image.cols, "x", image.rows, " or not of ",
             data.classes.size(), " classes");

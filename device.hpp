@@ -4,6 +4,7 @@
 
 #ifdef YOLOX_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
 #endif
 
@@ -17,10 +18,10 @@
 
 namespace yolox {
 
-// "auto" (a GPU when there is one), "cpu", "cuda" or "cuda:1"
+// "auto" (a GPU when there is one), "cpu", "cuda" or "cuda:1". A GPU becomes the current one: nothing is to
+// land on another.
 inline torch::Device parse_device(const std::string& name) {
-  if (name == "auto")
-    return torch::cuda::is_available() ? torch::Device(torch::kCUDA, 0) : torch::Device(torch::kCPU);
+  if (name == "auto") return parse_device(torch::cuda::is_available() ? "cuda" : "cpu");
   if (name == "cpu") return torch::kCPU;
   usage_check(name == "cuda" || (name.rfind("cuda:", 0) == 0 && name.size() == 6 && std::isdigit(name[5])),
               "--device takes auto, cpu, cuda or cuda:N, got '", name, "'");
@@ -30,7 +31,20 @@ inline torch::Device parse_device(const std::string& name) {
   const int index = name == "cuda" ? 0 : name[5] - '0';
   usage_check(index < int(torch::cuda::device_count()), "--device ", name, ": there are ",
               torch::cuda::device_count(), " GPUs");
-  return torch::Device(torch::kCUDA, index);
+#ifdef YOLOX_CUDA
+  c10::cuda::set_device(c10::DeviceIndex(index));
+#endif
+  return torch::Device(torch::kCUDA, c10::DeviceIndex(index));
+}
+
+// "cpu", "cuda:0 (NVIDIA H200)"
+inline std::string device_name(torch::Device device) {
+#ifdef YOLOX_CUDA
+  cudaDeviceProp properties;
+  if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess)
+    return concat(device.str(), " (", properties.name, ")");
+#endif
+  return device.str();
 }
 
 // With determinism: the same bytes each time; what of torch has no such version on a GPU, the model computes
@@ -61,17 +75,30 @@ inline double memory_peak(torch::Device device) {
   (void)device;
   return peak_bytes();
 }
-// What this process may take in all, as much as it has included.
-inline double memory_in_all(torch::Device device) {
+// What this process may take in all, with what it has: 90 % of what others leave.
+inline double memory_budget(torch::Device device) {
 #ifdef YOLOX_CUDA
   if (device.is_cuda()) {
     size_t free = 0, total = 0;
-    cudaMemGetInfo(&free, &total);
-    return double(free) + memory_taken(device);
+    cudaMemGetInfo(&free, &total);  // of the current device
+    return 0.9 * (double(free) + memory_taken(device));
   }
 #endif
   (void)device;
-  return free_memory() + resident_bytes();
+  return free_memory() + resident_bytes();  // the former leaves out a tenth
+}
+// What a report of a crash says of the current GPU; empty where none is used.
+inline std::string memory_report() {
+#ifdef YOLOX_CUDA
+  try {
+    if (!torch::cuda::is_available() || !c10::cuda::CUDACachingAllocator::get()->initialized()) return "";
+    const torch::Device device(torch::kCUDA, c10::cuda::current_device());
+    return concat(device_name(device), ": ", memory_taken(device) / 1e9, " GB taken, ",
+                  memory_peak(device) / 1e9, " GB at most");
+  } catch (const std::exception&) {  // the GPU is what failed
+  }
+#endif
+  return "";
 }
 // Gives back what is cached and not used, and begins to look for a peak anew.
 inline void empty_cache(torch::Device device) {

@@ -50,6 +50,8 @@ struct Flags {
                                    : f.optional ? cxxopts::value<std::string>()->implicit_value(f.implicit)
                                                 : cxxopts::value<std::string>(),
                                    f.argument);
+      // The other way about, for a run that is resumed with another setting.
+      if (f.is_bool) options.add_options("hidden")(on_by_default ? f.name : "no-" + f.name, "");
     }
     options.add_options("Help")("help", "this text");
     groups.push_back("Help");
@@ -59,10 +61,10 @@ struct Flags {
     for (int i = 1; i < argc; ++i) {
       std::string word = argv[i];
       for (const auto& f : flags) {
-        const std::string name = (f.is_bool && f.get() == "true" ? "--no-" : "--") + f.name;
-        if (f.is_bool && word.rfind(name + "=", 0) == 0)
-          throw UsageError(concat(name, " is a switch and takes no value, got '", word, "'"));
-        if (f.optional && word == name && i + 1 < argc && argv[i + 1][0] != '-')
+        for (const std::string& name : {"--" + f.name, "--no-" + f.name})
+          if (f.is_bool && word.rfind(name + "=", 0) == 0)
+            throw UsageError(concat(name, " is a switch and takes no value, got '", word, "'"));
+        if (f.optional && word == "--" + f.name && i + 1 < argc && argv[i + 1][0] != '-')
           word += concat("=", argv[++i]);
       }
       words.push_back(word);
@@ -86,9 +88,9 @@ struct Flags {
     }
     for (auto& f : flags) {
       if (f.is_bool) {
-        const bool on_by_default = f.get() == "true";
-        if (result.count(on_by_default ? "no-" + f.name : f.name))
-          f.set(on_by_default ? "false" : "true"), given.push_back(f.name);
+        const bool on = result.count(f.name), off = result.count("no-" + f.name);
+        if (on && off) throw UsageError(concat("--", f.name, " and --no-", f.name, " exclude each other"));
+        if (on || off) f.set(on ? "true" : "false"), given.push_back(f.name);
       } else if (result.count(f.name)) {
         f.set(result[f.name].as<std::string>());
         given.push_back(f.name);

@@ -20,8 +20,9 @@ struct Losses {
   Tensor iou;    // already times 5
   Tensor obj;
   Tensor cls;
-  Tensor l1;      // 0 unless asked for
-  Tensor num_fg;  // positive points in the batch
+  Tensor l1;            // 0 unless asked for
+  Tensor num_fg;        // positive points in the batch
+  std::string anomaly;  // what torch's anomaly mode has found in backward
 };
 
 // height, width: of the images, in pixels. Computes in float32 (float64 for float64 predictions) whatever the

@@ -114,8 +114,9 @@ struct PartsThatFit {
         return result;
       } catch (const std::exception& e) {
         if (!is_out_of_memory(e)) throw;
-        check(now<most, "out of memory, even with ", most> 1 ? "one image at a time" : "a single image",
-              "; give a smaller --size or --model, or --no-multiscale");
+        const std::string what = e.what(), who = most > 1 ? "one image at a time" : "a single image";
+        check(now < most, "out of memory, even with ", who, "; give a smaller --size or --model (",
+              what.substr(0, what.find('\n')), ")");
       }
       now = std::min(2 * now, most);
       before_retry(now);

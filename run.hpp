@@ -1,9 +1,10 @@
-// What a run leaves behind and shows: its folder, log, metrics and progress line; and the signals that end
-// it.
+// What a run says as it goes: log, metrics and progress line; and the signals that end it.
 #pragma once
+#include <fcntl.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -12,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,38 +25,6 @@ namespace yolox {
 // Seconds since some moment in the past.
 inline double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Makes the folder of a new run: `wanted`, or runs/<name>, runs/<name>-2, ... when that is empty.
-inline std::string make_run_folder(const std::string& wanted, const std::string& name) {
-  namespace fs = std::filesystem;
-  std::string folder = wanted.empty() ? "runs/" + name : wanted;
-  if (wanted.empty())
-    for (int i = 2; fs::exists(folder); ++i) folder = concat("runs/", name, "-", i);
-  check(!fs::exists(fs::path(folder) / "last.pth"), folder, " already holds a run; go on with --resume ",
-        folder, ", or give another --out");
-  std::error_code error;
-  fs::create_directories(folder, error);
-  check(!error && access(folder.c_str(), W_OK) == 0, "cannot write to ", folder,
-        error ? ": " + error.message() : "", "; give another --out");
-  return folder;
-}
-
-// The newest run below runs/ that has a checkpoint; empty if there is none.
-inline std::string newest_run() {
-  namespace fs = std::filesystem;
-  std::string newest;
-  fs::file_time_type latest{};
-  std::error_code ignored;
-  for (const auto& run : fs::directory_iterator("runs", ignored)) {
-    for (const auto& file : fs::directory_iterator(run.path(), ignored)) {
-      const auto written = fs::last_write_time(file.path(), ignored);
-      const bool whole = file.path().extension() == ".pth" && file.path().filename() != "nonfinite.pth";
-      if (!whole || (!newest.empty() && written <= latest)) continue;
-      newest = run.path().string(), latest = written;
-    }
-  }
-  return newest;
 }
 
 // Of the source that this program was built from, as it is now; asked once.
@@ -120,16 +90,62 @@ inline std::string short_time(double seconds) {
   return text;
 }
 
+// A text file that grows line by line. It is opened anew for each: a folder may be gone and come back. On a
+// full disk a line is lost, whole; that ends no run.
+struct Lines {
+  std::string path;
+
+  void add(const std::string& text) const {
+    const std::string line = text + "\n";
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (fd < 0) return;
+    const off_t end = lseek(fd, 0, SEEK_END);
+    for (size_t done = 0; done < line.size();) {
+      const ssize_t n = write(fd, line.data() + done, line.size() - done);
+      if (n > 0)
+        done += size_t(n);
+      else if (errno != EINTR) {
+        if (end >= 0 && ftruncate(fd, end) != 0) break;
+        break;
+      }
+    }
+    close(fd);
+  }
+};
+
+// Puts a text in the place of a file. False where there is no room for it: then the file stays as it was.
+inline bool replace_text(const std::string& path, const std::string& text) {
+  const std::string temporary = path + ".tmp";
+  std::error_code error;
+  if (std::ofstream out(temporary); out << text << std::flush)
+    std::filesystem::rename(temporary, path, error);
+  else
+    error = std::make_error_code(std::errc::no_space_on_device);
+  if (error) std::remove(temporary.c_str());
+  return !error;
+}
+
 // Prints to the terminal and to log.txt. In a terminal the progress line is rewritten in place.
 struct Log {
-  explicit Log(const std::string& path) : file(path, std::ios::app), tty(isatty(1)) {}
+  explicit Log(const std::string& path) : file{path}, tty(isatty(1)) {}
 
   void line(const std::string& text) {
     if (tty && in_place) std::cout << "\r\033[K";
     in_place = false;
     std::cout << text << std::endl;
-    file.clear();  // a full disk may have room again
-    file << text << std::endl;
+    file.add(text);
+  }
+  // What the run is made of: a heading of 8 columns and its text, in lines of 80 columns at most.
+  void fact(const std::string& text) {
+    constexpr size_t kHeading = 8, kColumns = 79;
+    std::string rest = text;
+    while (rest.size() > kColumns) {
+      const size_t blank = rest.rfind(' ', kColumns);
+      if (blank == std::string::npos || blank <= kHeading) break;
+      line(rest.substr(0, blank));
+      rest = std::string(kHeading, ' ') + rest.substr(blank + 1);
+    }
+    line(rest);
   }
   // Replaces the progress line in a terminal. Elsewhere it is a line of its own, every 30 seconds at most, or
   // when `keep` says that it is worth one.
@@ -146,44 +162,43 @@ struct Log {
   }
 
  private:
-  std::ofstream file;
+  Lines file;
   bool tty, in_place = false;
   double last = now();
 };
 
-// metrics.csv: one row per call, columns as given; a value that is not known is left empty (NaN). The second
-// column counts: rows beyond `from`, of steps that will be done again, are taken out.
+// metrics.csv: one row per call, columns as given; a value that is not known is left empty (NaN).
 struct Metrics {
-  Metrics(const std::string& path, const std::vector<std::string>& columns, int64_t from) {
-    std::string head, kept;
+  Metrics(const std::string& path, const std::vector<std::string>& columns) : file{path} {
     for (const auto& column : columns) head += (head.empty() ? "" : ",") + column;
-    std::ifstream old(path);
+    if (!std::filesystem::exists(path)) file.add(head);
+  }
+  // Takes out what will come again: rows whose second column, which counts, is beyond `from`, and of `from`
+  // itself those without a third column. The file stays as it is where there is no room for another.
+  void cut(int64_t from) {
+    std::string kept = head + "\n";
+    std::ifstream old(file.path);
     for (std::string line; std::getline(old, line) && !old.eof();) {  // a last line without an end is torn
-      const size_t comma = line.find(',');
-      if (line != head && comma != std::string::npos && std::atoll(line.c_str() + comma + 1) <= from)
-        kept += line + "\n";
+      const size_t second = line.find(',') + 1, third = line.find(',', second) + 1;
+      if (line == head || second == 0 || third == 0) continue;
+      const int64_t count = std::atoll(line.c_str() + second);
+      if (count < from || (count == from && line[third] != ',')) kept += line + "\n";
     }
-    old.close();
-    if (!kept.empty()) {
-      std::error_code ignored;
-      std::ofstream(path + ".tmp") << head << "\n" << kept;
-      std::filesystem::rename(path + ".tmp", path, ignored);
-    }
-    file.open(path, kept.empty() ? std::ios::trunc : std::ios::app);
-    file.precision(9);
-    if (kept.empty()) file << head << "\n" << std::flush;
+    replace_text(file.path, kept);
   }
   void row(const std::vector<double>& values) {
-    file.clear();
+    std::ostringstream line;
+    line.precision(9);
     for (size_t i = 0; i < values.size(); ++i) {
-      if (i) file << ",";
-      if (!std::isnan(values[i])) file << values[i];
+      if (i) line << ",";
+      if (!std::isnan(values[i])) line << values[i];
     }
-    file << std::endl;
+    file.add(line.str());
   }
 
  private:
-  std::ofstream file;
+  Lines file;
+  std::string head;
 };
 
 }  // namespace yolox

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <exception>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "device.hpp"
@@ -46,6 +47,7 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
   const double guess = double(std::max<int64_t>(1, targets.total()));
   const int64_t n = images.size(0);
   std::vector<Losses> all;
+  std::string anomaly;
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t from = n * part / parts, to = n * (part + 1) / parts;
     const Predictions predictions = marked("forward", [&] {
@@ -56,11 +58,20 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
       return yolox_loss(predictions, images.size(2), images.size(3), targets.slice(from, to), s.use_l1);
     });
     const Tensor loss = parts == 1 ? losses.total : losses.total * losses.num_fg.clamp_min(1) / guess;
-    marked("backward", [&] { scaler.scaled(loss).backward(); });
+    marked("backward", [&] {
+      try {
+        scaler.scaled(loss).backward();
+      } catch (const std::exception& e) {  // --debug
+        const std::string what = e.what();
+        if (what.find("returned nan values") == std::string::npos) throw;
+        anomaly = what.substr(0, what.find('\n'));
+      }
+    });
     for (Tensor* l : {&losses.total, &losses.iou, &losses.obj, &losses.cls, &losses.l1}) *l = l->detach();
     all.push_back(losses);
   }
-  const Losses losses = join(all);
+  Losses losses = join(all);
+  losses.anomaly = anomaly;
   if (parts > 1)
     scale_gradients(gradients(optimizer.groups),
                     losses.num_fg.clamp_min(1).to(torch::kFloat).reciprocal() * guess);
@@ -124,7 +135,7 @@ int64_t automatic_batch(YOLOX& model, Optimizer& optimizer, const GradScaler& sc
     tell(n, bytes);
     return bytes;
   };
-  const int64_t found = largest_batch(limit, 0.9 * memory_in_all(device), peak);
+  const int64_t found = largest_batch(limit, memory_budget(device), peak);
   statistics.restore();
   empty_cache(device);
   return found;

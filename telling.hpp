@@ -2,6 +2,8 @@
 // remarks on what looks wrong.
 #pragma once
 #include <ATen/record_function.h>
+#include <rapidjson/stringbuffer.h>
+#include <rapidjson/writer.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -61,21 +63,20 @@ inline std::string short_count(double count) {
   return text;
 }
 
-// config.json of a run: all settings, and what it runs with. Gives its text.
-inline std::string write_config(const std::string& run, const Flags& flags, torch::Device device) {
+// What config.json of a run holds: all settings, and what it runs with.
+inline std::string config_json(const Flags& flags, torch::Device device) {
   auto entries = flags.values();
-  entries.insert(entries.end(), {{"device", device.str()},
+  entries.insert(entries.end(), {{"device", device_name(device)},
                                  {"torch", TORCH_VERSION},
                                  {"OpenCV", CV_VERSION},
                                  {"compiler", __VERSION__},
                                  {"revision", git_revision()}});
-  const std::string path = run + "/config.json";
-  write_json(path, [&](JsonWriter& w) {
-    w.StartObject();
-    for (const auto& [name, value] : entries) w.Key(name.c_str()), w.String(value.c_str());
-    w.EndObject();
-  });
-  return read_text(path);
+  rapidjson::StringBuffer text;
+  rapidjson::Writer<rapidjson::StringBuffer> w(text);
+  w.StartObject();
+  for (const auto& [name, value] : entries) w.Key(name.c_str()), w.String(value.c_str());
+  w.EndObject();
+  return text.GetString();
 }
 
 // The length of a run.
@@ -85,19 +86,18 @@ struct Plan {
 
 class Telling {
  public:
-  Log log;
-
   // first: the step that the run begins or goes on with.
-  Telling(const std::string& run, int64_t first, bool from_scratch)
-      : log(run + "/log.txt"),
+  Telling(const std::string& run, Log& log, int64_t first, bool from_scratch)
+      : log(log),
         run(run),
         first(first),
         metrics(run + "/metrics.csv",
                 {"epoch", "iteration", "loss", "iou", "obj", "cls", "l1", "positives_per_object", "lr",
-                 "images_per_second", "waiting_share", "grad_norm", "AP", "AP50"},
-                first),
+                 "images_per_second", "waiting_share", "grad_norm", "AP", "AP50"}),
         events(run, first + 1),
-        watch(from_scratch) {}
+        watch(from_scratch) {
+    metrics.cut(first);
+  }
 
   void heading() {
     char text[160];
@@ -109,8 +109,12 @@ class Telling {
   // From now on time counts as the steps' again: an evaluation or a save lies before.
   void go_on() { looked_at = now(), waited = 0; }
   void waited_for(double seconds) { waited += seconds; }
-  // Steps that will be done again do not count.
-  void forget() { recent = of_epoch = {}; }
+  // The run is back at a step: those after it will be done again.
+  void go_back(int64_t step) {
+    recent = of_epoch = {};
+    metrics.cut(step);
+    events = Events(run, step + 1);
+  }
 
   // Step i (from 0) is done. Says so once a second, at the end of an epoch and of the run.
   void step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device) {
@@ -159,8 +163,9 @@ class Telling {
   // The model was evaluated after `steps` steps.
   void evaluated(int64_t steps, const Evaluation& e, const Plan& plan) {
     const EvalResult& r = e.result;
-    log.line(concat("  AP ", std::fixed, std::setprecision(4), r.AP, " AP50 ", r.AP50, " AP75 ", r.AP75, " S ",
-                    r.APs, " M ", r.APm, " L ", r.APl, "  ", e.images, " images ", short_time(e.seconds)));
+    log.line(concat("  AP ", std::fixed, std::setprecision(4), r.AP, " AP50 ", r.AP50, " AP75 ", r.AP75,
+                    " S ", r.APs, " M ", r.APm, " L ", r.APl, "  ", e.images, " images ",
+                    short_time(e.seconds)));
     const double none = std::nan("");
     std::vector<double> row(12, none);
     row[0] = double((steps - 1) / plan.per_epoch + 1), row[1] = double(steps);
@@ -196,27 +201,14 @@ class Telling {
     if (!line.empty()) log.line(line);
   }
 
-  // What the run is made of: a heading of 8 columns and its text, in lines of 80 columns at most.
-  void fact(const std::string& text) {
-    constexpr size_t kHeading = 8, kColumns = 79;
-    std::string rest = text;
-    while (rest.size() > kColumns) {
-      const size_t blank = rest.rfind(' ', kColumns);
-      if (blank == std::string::npos || blank <= kHeading) break;
-      log.line(rest.substr(0, blank));
-      rest = std::string(kHeading, ' ') + rest.substr(blank + 1);
-    }
-    log.line(rest);
-  }
-
   // Boxes of each class, the ten most frequent by name, and what is missing.
   void classes(const Splits& splits) {
     const Dataset &train = splits.train, &val = splits.val;
     const auto counts = class_counts(train), in_val = class_counts(val);
     std::vector<std::string> frequent;
     for (const size_t c : by_count(counts)) frequent.push_back(concat(train.classes[c], " ", counts[c]));
-    fact(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
-                " to train: ", listed(frequent, 10)));
+    log.fact(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
+                    " to train: ", listed(frequent, 10)));
     const auto absent = [&](const std::vector<int64_t>& of, const char* split) {
       std::vector<std::string> names;
       for (size_t c = 0; c < of.size(); ++c)
@@ -233,6 +225,7 @@ class Telling {
   // 78 columns, with numbers as they are in training.
   static constexpr const char* kColumns = "%7s %9s %5s %4s %4s %4s %4s %3s %7s %5s %4s %5s %6s";
 
+  Log& log;
   const std::string run;
   const int64_t first;
   Metrics metrics;

@@ -199,7 +199,7 @@ static MultiScale multi_scale(const Config& c, ImageSize base) {
   const bool small = c.model == "yolox-nano" || c.model == "yolox-tiny";
   MultiScale sizes{base, small ? 3 : 5, small ? 7 : 5, c.seed};
   if (!c.multiscale) sizes.less = sizes.more = 0;
-  if (c.bs == 1) sizes.smallest = 2;  // a batch norm needs more than one value a channel
+  if (c.bs / c.accum < 2) sizes.smallest = 2;  // a batch norm needs more than one value a channel
   return sizes;
 }
 
@@ -230,36 +230,36 @@ static SavedRun find_run(Config& config, std::string& run, std::vector<std::stri
               "--out and --resume exclude each other: a resumed run stays in its folder");
   run = config.resume == "newest" ? newest_run() : config.resume;
   usage_check(!run.empty(), "--resume: there is no run with a checkpoint below runs/; give its folder");
-  return resume_settings(config, run, notes);
-}
-
-static void tell_trial(int64_t images, double bytes) {
-  std::cout << "bs auto: " << images << " images take "
-            << (std::isfinite(bytes) ? short_bytes(bytes) : "too much") << std::endl;
+  take_run_folder(run);
+  const SavedRun saved = resume_settings(config, run, notes);
+  for (const auto& [name, value] : saved_settings(saved.file, saved.path))
+    usage_check(name != "freeze" || value == config.freeze, "--freeze ", config.freeze,
+                " differs from the run's '", value,
+                "', and its optimizer knows other weights; start from its last.pth with --weights");
+  return saved;
 }
 
 // What it is going to do, in the log.
-static void tell_plan(Telling& tell, const Config& config, const Splits& splits, YOLOX& model, ImageSize base,
-                      torch::Device device, const Plan& plan, double lr) {
+static void tell_plan(Telling& tell, Log& log, const Config& config, const Splits& splits, YOLOX& model,
+                      ImageSize base, torch::Device device, const Plan& plan, double lr) {
   const Dataset &data = splits.train, &val = splits.val;
   tell.settings(config);
-  tell.fact(concat("data    ", data.records.size(), " images to train (", data.name, "), ",
-                   val.records.size(), " to evaluate (",
-                   splits.same ? "the same: there is one split only" : val.name, "), ", data.classes.size(),
-                   " classes"));
+  log.fact(concat("data    ", data.records.size(), " images to train (", data.name, "), ", val.records.size(),
+                  " to evaluate (", splits.same ? "the same: there is one split only" : val.name, "), ",
+                  data.classes.size(), " classes"));
   tell.classes(splits);
-  tell.fact(concat("model   ", config.model, " ", base.height, "x", base.width,
-                   config.multiscale ? " multi-scale" : "", ", ", short_count(parameter_count(*model)),
-                   " parameters, ", short_count(operations(model, base)), "FLOPs, on ", device.str(), ", ",
-                   config.amp == "off" ? "float32" : config.amp));
-  tell.fact(concat("steps   ", plan.iters, " of ", plan.batch, " images, ", plan.per_epoch, " an epoch; ",
-                   config.epochs, " epochs, of which ", config.warmup_epochs, " of warm-up, and the last ",
-                   config.no_aug_epochs, " without mosaic and mixup"));
-  tell.fact(concat("lr      ", lr, " for the batch (", config.lr, " per image), ", config.optimizer));
+  log.fact(concat("model   ", config.model, " ", base.height, "x", base.width,
+                  config.multiscale ? " multi-scale" : "", ", ", short_count(parameter_count(*model)),
+                  " parameters, ", short_count(operations(model, base)), "FLOPs, on ", device.str(), ", ",
+                  config.amp == "off" ? "float32" : config.amp));
+  log.fact(concat("steps   ", plan.iters, " of ", plan.batch, " images, ", plan.per_epoch, " an epoch; ",
+                  config.epochs, " epochs, of which ", config.warmup_epochs, " of warm-up, and the last ",
+                  config.no_aug_epochs, " without mosaic and mixup"));
+  log.fact(concat("lr      ", lr, " for the batch (", config.lr, " per image), ", config.optimizer));
   const bool fine_tuned = !config.weights.empty() || !config.resume.empty();
   if (const auto odd = Watch::learning_rate(config.optimizer, config.lr, plan.batch, fine_tuned);
       !odd.empty())
-    tell.log.line(odd);
+    log.line(odd);
 }
 
 static void train(int argc, char** argv) {
@@ -278,7 +278,8 @@ static void train(int argc, char** argv) {
   const AugmentConfig augment = augment_config(config);
   const torch::Device device = parse_device(config.device);
   set_determinism(config.deterministic);
-  if (config.debug) torch::autograd::AnomalyMode::set_enabled(true);
+  // Under fp16 gradients overflow now and then, which is no anomaly.
+  if (config.debug) torch::autograd::AnomalyMode::set_enabled(true, /*check_nan=*/config.amp != "fp16");
   WeightsInfo info, known;  // of this run; of the file that it starts from
   info.model = config.model;
   const ImageSize base = input_size(info, config.size);
@@ -322,29 +323,50 @@ static void train(int argc, char** argv) {
   usage_check(t.optimizer.size() > 0, "--freeze ", config.freeze, " leaves nothing to train");
   training_mode(*model);
 
-  // ---- run folder, steps
-  if (!resumed) {
-    if (!config.out.empty()) forget_unstarted(config.out);
-    run = make_run_folder(config.out, config.model + "-" + data_name(config.data));
+  // ---- run folder, image cache
+  if (!resumed) run = make_run_folder(config.out, config.model + "-" + data_name(config.data));
+  Log log(run + "/log.txt");
+  log.line(resumed ? concat("resuming ", run, " at step ", saved.step) : "run " + run);
+  crash_context(run, config_json(config, device));
+  if (config.cache != "none") {
+    log.line(concat("cache   ", config.cache, ": decoding the images"));
+    const auto cached = use_cache(
+        splits.train, config.cache == "ram" ? ram_place() : disk_place(), input, config.official_quirks,
+        config.workers, [&](size_t done, size_t of) { log.progress(concat(done, "/", of), done == of); });
+    log.line("cache   " + cached);
   }
+
+  // ---- how many images a step, how many steps
   if (config.bs == 0) {
     config.bs =
         int(automatic_batch(t.model, t.optimizer, t.scaler, step, base, multi_scale(config, base).largest(),
-                            config.accum, n, device, tell_trial));
-    notes.push_back(concat("--bs auto: ", config.bs, config.bs == n ? " (all images)" : "", ", 90 % of ",
-                           short_bytes(memory_in_all(device))));
+                            config.accum, n, device, [&](int64_t images, double bytes) {
+                              log.line(concat("bs auto: ", images, " images take ",
+                                              std::isfinite(bytes) ? short_bytes(bytes) : "too much"));
+                            }));
+    config.accum = std::min(config.accum, config.bs);
+    notes.push_back(concat("--bs auto: ", config.bs, config.bs == n ? " (all images)" : "", ", of ",
+                           short_bytes(memory_budget(device)), " that may be taken"));
   }
   const MultiScale sizes = multi_scale(config, base);
   const int64_t per_epoch = (n + config.bs - 1) / config.bs;
   int64_t iters = per_epoch * config.epochs;
   if (config.max_iters) iters = std::min(config.max_iters, iters);
-  Saver saver{run, info, settings_of(config), per_epoch, config.keep};
+  Saver saver{run, info, settings_of(config), per_epoch, n, config.keep};
+  // An epoch has ended, or the run, and its evaluation has yet to come.
+  const auto due = [&] {
+    return t.epochs < t.iteration / per_epoch ||
+           (t.iteration == iters && config.eval_interval > 0 && std::isnan(t.ap));
+  };
   if (resumed) {
     saver.load(t, saved);
+    if (saved.images != n)
+      notes.push_back(concat("warning: the data has ", n, " images, where the run has learnt from ",
+                             saved.images, ": their order from here on is another"));
     saved = {};
     remove_torn_files(run);
-    check(t.iteration < iters || t.epochs < t.iteration / per_epoch, run, " is complete: it has done ",
-          t.iteration, " of ", iters, " steps; more --epochs or --max-iters would go on");
+    check(t.iteration < iters || due(), run, " is complete: it has done ", t.iteration, " of ", iters,
+          " steps; more --epochs or --max-iters would go on");
     check(config.patience == 0 || t.stale < config.patience, run, " has stopped after ", t.stale,
           " evaluations without a better AP; a larger --patience, or 0, goes on");
   }
@@ -355,31 +377,23 @@ static void train(int argc, char** argv) {
   const Plan plan{config.bs, per_epoch, config.epochs, iters};
 
   // ---- what it is going to do
-  Telling tell(run, first, /*from_scratch=*/!first && config.weights.empty());
-  Log& log = tell.log;
-  crash_context(run, write_config(run, config, device));
-  log.line(resumed ? concat("resuming ", run, " at step ", first) : "run " + run);
-  tell_plan(tell, config, splits, model, base, device, plan, schedule.lr * t.lr_factor);
+  Telling tell(run, log, first, /*from_scratch=*/!first && config.weights.empty());
+  crash_context(run, config_json(config, device));
+  if (!replace_text(run + "/config.json", config_json(config, device)))
+    log.line(concat("WARNING: cannot write ", run, "/config.json"));
+  tell_plan(tell, log, config, splits, model, base, device, plan, schedule.lr * t.lr_factor);
   for (const auto& note : notes) log.line(note);
   tell.problems(splits);
   if (!first) save_picture(run + "/labels.jpg", draw_labels(data));
-  const double nan = std::nan("");
   if (!resumed && !config.profile)
-    saver.save(t, "last.pth", nan, log);  // so that there is something to go on from, whatever happens
+    saver.save(t, "last.pth", log);  // so that there is something to go on from, whatever happens
 
   // ---- images. The stream is endless and runs through the epochs, which are counted in steps.
   const int64_t plain_from = per_epoch * std::max<int64_t>(0, config.epochs - config.no_aug_epochs -
                                                                   (config.official_quirks ? 1 : 0));
-  if (config.cache != "none") {
-    log.line(concat("cache   ", config.cache, ": decoding the images"));
-    const auto cached = use_cache(
-        splits.train, config.cache == "ram" ? ram_place() : disk_place(), input, config.official_quirks,
-        config.workers, [&](size_t done, size_t of) { log.progress(concat(done, "/", of), done == of); });
-    log.line("cache   " + cached);
-  }
   auto items = training_items(data, config.seed, augment, config.aug == "default",
                               [&](int64_t position) { return position / config.bs < plain_from; });
-  if (config.debug) items = checked_items(items, data);
+  if (config.debug) items = checked_items(items, data, config.official_quirks);
   std::optional<Loader> loader;
   std::optional<DeviceLoader> batches;
   const auto start_loading = [&] {
@@ -391,37 +405,47 @@ static void train(int argc, char** argv) {
   start_loading();
 
   // ---- the end of an epoch, or of the run: evaluation, best.pth, last.pth. False: training is over.
-  const EvalSettings eval_settings{base,           config.conf,         config.nms, config.bs,
-                                   config.workers, info.legacy_preproc, device,     run + "/val_batch"};
+  EvalSettings eval_settings{base,           config.conf,         config.nms, config.bs,
+                             config.workers, info.legacy_preproc, device,     run + "/val_batch"};
+  PartsThatFit eval_fit{1, config.bs};
   double best = t.best_ap;
   bool complete = false;
   const auto end_of_epoch = [&] {
     const int64_t epoch = (t.iteration - 1) / per_epoch;
     const bool whole = t.iteration % per_epoch == 0, last = t.iteration == iters;
-    double ap = nan;
     if (config.eval_interval > 0 &&
         (last || (epoch + 1) % config.eval_interval == 0 || t.iteration > plain_from)) {
-      if (saver.in_last != t.iteration) saver.save(t, "last.pth", nan, log);  // evaluating may be cut off
-      const auto e = evaluate(t.judged(), val, eval_settings);
+      if (saver.in_last != t.iteration) saver.save(t, "last.pth", log);  // evaluating may be cut off
+      crash_step(concat("evaluation after step ", t.iteration));
+      const auto e = eval_fit(
+          [&](int64_t parts) {
+            eval_settings.batch = int(std::max<int64_t>(1, config.bs / parts));
+            return evaluate(t.judged(), val, eval_settings);
+          },
+          [&](int64_t parts) {
+            empty_cache(device);
+            log.line(
+                concat("note: out of memory; evaluated again, ", config.bs / parts, " images at a time"));
+          });
       if (!e.complete) return false;
-      ap = e.result.AP;
+      t.ap = e.result.AP;
       tell.evaluated(t.iteration, e, plan);
       const auto before = std::pair(t.best_ap, t.stale++);
-      if (ap > t.best_ap) {
-        t.best_ap = ap, t.stale = 0;
-        if (!saver.save(t, "best.pth", ap, log)) t.best_ap = before.first;
+      if (t.ap > t.best_ap) {
+        t.best_ap = t.ap, t.stale = 0;
+        if (!saver.save(t, "best.pth", log)) t.best_ap = before.first;
       }
       best = t.best_ap;
       // An evaluation that only --max-iters brought about does not count: resumed, the run equals one that
       // was not stopped.
       if (!whole) std::tie(t.best_ap, t.stale) = before;
     }
-    if (whole) ++t.epochs;
-    saver.save(t, "last.pth", ap, log, /*must=*/last);
-    complete = last;
+    t.epochs = t.iteration / per_epoch;
+    const bool enough = config.patience > 0 && t.stale >= config.patience && !last;
+    saver.save(t, "last.pth", log, /*must=*/last || enough);
+    complete = last || enough;
     if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
     tell.problems(splits);
-    const bool enough = config.patience > 0 && t.stale >= config.patience && !last;
     if (enough) log.line(concat("stopping: ", t.stale, " evaluations without a better AP (--patience)"));
     return !enough;
   };
@@ -429,14 +453,16 @@ static void train(int argc, char** argv) {
   // ---- the loop
   tell.heading();
   catch_signals();
+  const double nan = std::nan("");
   SavedBuffers statistics(*model);
   PartsThatFit fit{config.accum, config.bs};
   int64_t overflows = 0;  // steps in a row whose gradients were not finite
   std::optional<Profile> profile;
   if (config.profile) profile.emplace(device), profile->start();
-  bool go_on = t.epochs == t.iteration / per_epoch || config.profile || end_of_epoch();
+  bool go_on = config.profile || !due() || end_of_epoch();
   while (go_on && t.iteration < iters && !stop_signal) {
     const int64_t i = t.iteration;
+    const ImageSize size = sizes.at(i);
     const double lr = learning_rate(schedule, i) * t.lr_factor, asked = now();
     const Batch batch = marked("data", [&] { return batches->next(); });
     tell.waited_for(now() - asked);
@@ -444,16 +470,16 @@ static void train(int argc, char** argv) {
     if (i < 3)
       save_picture(concat(run, "/train_batch", i, ".jpg"),
                    draw_batch(batch.images, drawn(batch.targets, data.classes)));
-    Targets targets = batch.targets;
-    Tensor images;
-    marked("copy", [&] {
-      images = preprocess(batch.images, info.legacy_preproc);
-      resize_batch(images, targets, sizes.at(i));
-      statistics.save();
-    });
     step.use_l1 = i >= plain_from;
     const Losses losses = fit(
         [&](int64_t parts) {
+          Tensor images;
+          Targets targets = batch.targets;
+          marked("copy", [&] {
+            statistics.save();
+            images = preprocess(batch.images, info.legacy_preproc);
+            resize_batch(images, targets, size);
+          });
           return compute_gradients([&](const Tensor& x) { return t.model(x); }, images, targets, parts,
                                    t.optimizer, t.scaler, step);
         },
@@ -461,26 +487,29 @@ static void train(int argc, char** argv) {
           t.optimizer.zero_grad();
           statistics.restore();
           empty_cache(device);
-          log.line(concat("note: out of memory at step ", i, " with ", images.size(2), "x", images.size(3),
+          log.line(concat("note: out of memory at step ", i, " with ", size.height, "x", size.width,
                           " pixels; it is done again in ", parts, " parts"));
         });
     const StepNumbers numbers = marked("optimizer", [&] {
       const auto grads = gradients(t.optimizer.groups);
       t.scaler.unscale(grads);
-      const StepNumbers read = numbers_of(losses, clip_gradients(grads, config.clip), targets.total());
+      const StepNumbers read = numbers_of(losses, clip_gradients(grads, config.clip), batch.targets.total());
       if (read.finite()) t.optimizer.step(lr);
       return read;
     });
-    if (const std::string why = why_to_stop(numbers, overflows); !why.empty()) {
+    std::string why = why_to_stop(numbers, overflows);
+    if (!losses.anomaly.empty()) why = losses.anomaly;
+    if (!why.empty()) {
       const std::string what =
           concat(why, " at step ", i, " (", numbers, ", lr ", lr, "; images ", names_in(batch, data), ")");
-      const std::string left = save_bad_step(run, t, batch, data, numbers, lr);
+      statistics.restore();
+      const std::string left = save_bad_step(run, t, batch, data, numbers, lr, size, step.use_l1);
       check(config.keep_going && t.returns < 3, what, "; ", left, "; ./train --resume ", run,
-            " --lr with less than ", config.lr, ", or with --keep-going, goes on from step ", saver.in_last);
-      saver.go_back(t, notes);
-      log.line(
-          concat("WARNING: ", what, "; back to step ", t.iteration, " with ", t.lr_factor, " of the lr"));
-      overflows = 0, tell.forget();
+            " --lr with less than ", config.lr, ", or with --keep-going, goes on from the last checkpoint");
+      log.line(concat("WARNING: ", what, "; ", left));
+      saver.go_back(t, log);
+      log.line(concat("WARNING: back to step ", t.iteration, " with ", t.lr_factor, " of the lr"));
+      overflows = 0, tell.go_back(t.iteration);
       start_loading();
       continue;
     }
@@ -489,7 +518,7 @@ static void train(int argc, char** argv) {
     else if (config.ema > 0)
       marked("EMA", [&] { ema_update(*t.ema, *model, ema_decay(config.ema, ++t.ema_updates)); });
     t.scaler.update();
-    ++t.iteration;
+    ++t.iteration, t.ap = nan;
     marked("telling", [&] { tell.step(i, numbers, lr, plan, device); });
 
     if (profile) {
@@ -500,7 +529,7 @@ static void train(int argc, char** argv) {
     } else if (t.iteration % per_epoch == 0 || t.iteration == iters) {
       go_on = end_of_epoch(), tell.go_on();
     } else if (config.save_minutes > 0 && now() - saver.at > 60 * config.save_minutes) {
-      saver.save(t, "last.pth", nan, log), tell.go_on();
+      saver.save(t, "last.pth", log), tell.go_on();
     }
   }
   if (profile) {
@@ -511,7 +540,7 @@ static void train(int argc, char** argv) {
     return;
   }
   if (stop_signal && !complete) {
-    if (saver.in_last != t.iteration) saver.save(t, "last.pth", nan, log);
+    if (saver.in_last != t.iteration) saver.save(t, "last.pth", log, /*must=*/true);
     log.line(concat("stopped by ", strsignal(stop_signal), " at step ", t.iteration,
                     "; go on with: ./train --resume ", run));
     return;
@@ -527,7 +556,7 @@ int main(int argc, char** argv) {
     } catch (const UsageError&) {
       throw;
     } catch (...) {
-      write_crash();
+      write_crash(memory_report().c_str());
       throw;
     }
   });

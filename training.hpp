@@ -2,6 +2,7 @@
 #pragma once
 #include <torch/torch.h>
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,10 +18,11 @@ struct Training {
   YOLOX model, ema{nullptr};  // ema: empty when there is none
   Optimizer optimizer;
   GradScaler scaler;
-  int64_t iteration = 0;    // steps done
-  int64_t ema_updates = 0;  // fewer than the steps by those that were skipped
-  int64_t skipped = 0;      // steps with gradients that overflowed
-  int64_t epochs = 0;       // ended ones, with their evaluation
+  int64_t iteration = 0;     // steps done
+  int64_t ema_updates = 0;   // fewer than the steps by those that were skipped
+  int64_t skipped = 0;       // steps with gradients that overflowed
+  int64_t epochs = 0;        // ended ones, with their evaluation
+  double ap = std::nan("");  // of the evaluation after this step; NaN: there was none
   double best_ap = -1;
   int64_t stale = 0;     // evaluations since the best
   double lr_factor = 1;  // halved by --keep-going
@@ -60,10 +62,11 @@ inline void set_random_state(const c10::IValue& state, torch::Device device) {
 
 using Settings = std::vector<std::pair<std::string, std::string>>;  // flag, value
 
-// A checkpoint: official YOLOX finds model, optimizer, start_epoch, best_ap and curr_ap; what the weights
-// need is under "yolox", and what only resuming needs under "train".
+// A checkpoint, of a run with so many steps an epoch and images in all: official YOLOX finds model,
+// optimizer, start_epoch, best_ap and curr_ap; what the weights need is under "yolox", and what only resuming
+// needs under "train".
 inline GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& settings,
-                              int64_t per_epoch, double ap) {
+                              int64_t per_epoch, int64_t images) {
   auto flags = empty_dict(), state = empty_dict(), top = empty_dict();
   for (const auto& [name, value] : settings) flags.insert(name, value);
   state.insert("model",
@@ -73,14 +76,16 @@ inline GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settin
   state.insert("epochs", t.epochs), state.insert("lr_factor", t.lr_factor),
       state.insert("returns", t.returns);
   state.insert("random", random_state(t.scaler.scale.device()));
-  state.insert("scale", t.scaler.scale.item<double>());
-  state.insert("growth_tracker", t.scaler.growth_tracker.item<int64_t>());
-  state.insert("per_epoch", per_epoch);
+  if (t.scaler.enabled) {
+    state.insert("scale", t.scaler.scale.item<double>());
+    state.insert("growth_tracker", t.scaler.growth_tracker.item<int64_t>());
+  }
+  state.insert("per_epoch", per_epoch), state.insert("images", images);
   state.insert("settings", flags);
   top.insert("start_epoch", t.iteration / per_epoch);
   top.insert("model", to_dict(state_dict(*t.judged())));
   top.insert("optimizer", state_dict(t.optimizer));
-  top.insert("best_ap", t.best_ap), top.insert("curr_ap", ap);
+  top.insert("best_ap", t.best_ap), top.insert("curr_ap", t.ap);
   top.insert("yolox", to_dict(info)), top.insert("train", state);
   return top;
 }
@@ -107,11 +112,13 @@ inline void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_ep
   load_all(t.model, state.at("model"));
   if (!t.ema.is_empty()) load_all(t.ema, top.at("model"));
   load_state_dict(t.optimizer, top.at("optimizer").toGenericDict(), path);
-  t.scaler.scale.fill_(state.at("scale").toDouble());
-  t.scaler.growth_tracker.fill_(state.at("growth_tracker").toInt());
+  if (t.scaler.enabled && state.contains("scale")) {  // else the run had no --amp fp16 so far
+    t.scaler.scale.fill_(state.at("scale").toDouble());
+    t.scaler.growth_tracker.fill_(state.at("growth_tracker").toInt());
+  }
   t.iteration = state.at("iteration").toInt(), t.ema_updates = state.at("ema_updates").toInt();
   t.skipped = state.at("skipped").toInt(), t.stale = state.at("stale").toInt();
-  t.best_ap = top.at("best_ap").toDouble();
+  t.best_ap = top.at("best_ap").toDouble(), t.ap = top.at("curr_ap").toDouble();
   t.epochs = state.at("epochs").toInt();
   t.lr_factor = state.at("lr_factor").toDouble(), t.returns = state.at("returns").toInt();
   set_random_state(state.at("random"), t.scaler.scale.device());

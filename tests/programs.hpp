@@ -85,7 +85,8 @@ inline const Trained& trained() {
 inline std::string difference(const c10::IValue& a, const c10::IValue& b, const std::string& where = "") {
   if (a.tagKind() != b.tagKind()) return where + ": another type";
   if (a.isTensor()) return torch::equal(a.toTensor(), b.toTensor()) ? "" : where;
-  if (a.isDouble()) return a.toDouble() == b.toDouble() || std::isnan(a.toDouble()) ? "" : where;
+  const auto same = [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); };
+  if (a.isDouble()) return same(a.toDouble(), b.toDouble()) ? "" : where;
   if (a.isInt()) return a.toInt() == b.toInt() ? "" : where;
   if (a.isString()) return a.toStringRef() == b.toStringRef() ? "" : where;
   if (a.isList()) {

@@ -79,6 +79,31 @@ Loader::Make plain_items(const Dataset& data) {
 
 }  // namespace
 
+TEST_CASE("g4 data: --debug looks at each box before a device sees it, and names its image") {
+  TempDir dir;
+  Dataset data = shapes_dataset(0, 0, 2);
+  std::vector<Box> boxes;
+  const Loader::Make make = [&](int64_t, Image&) { return Item{boxes, 1}; };
+  Image image(cv::Mat(32, 64, CV_8UC3));
+  const auto error = [&](const Box& box, bool empty) {
+    boxes = {{1, 1, 5, 5, 0}, box};
+    return error_of([&] { checked_items(make, data, empty)(0, image); });
+  };
+  CHECK(error({0, 0, 64, 32, 6}, false) == "");
+  CHECK(error({-1e-13, 0, 64 + 1e-13, 32, 0}, false) == "");  // rounding
+  for (const Box& bad : std::vector<Box>{{0, 0, 5, 5, 7},
+                                         {0, 0, 5, 5, -1},
+                                         {-1, 0, 5, 5, 0},
+                                         {0, -1, 5, 5, 0},
+                                         {0, 0, 65, 5, 0},
+                                         {0, 0, 5, 33, 0},
+                                         {0, 0, std::nan(""), 5, 0}})
+    CHECK(has(error(bad, true), "drawn image 2"));
+  CHECK(has(error({5, 5, 5, 9, 0}, false), "drawn image 2"));
+  CHECK(has(error({5, 5, 9, 5, 0}, false), "drawn image 2"));
+  CHECK(error({5, 5, 5, 9, 0}, true) == "");  // as official augmentation leaves them
+}
+
 // ---- COCO folders
 
 SHARED_TEST("data: COCO annotations as the official code reads them, with its quirks") {

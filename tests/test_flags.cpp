@@ -1,6 +1,9 @@
 // Flags as programs declare them, the exit codes, and what a run writes beside its weights.
 #include "tensors.hpp"
 
+#include <sys/resource.h>
+
+#include <csignal>
 #include <sstream>
 
 #include "flags.hpp"
@@ -90,8 +93,13 @@ TEST_CASE("flags: a switch turns on what is off and off what is on") {
   CHECK(s.strict);
   CHECK_FALSE(s.mosaic);
   CHECK(s.was_given("mosaic"));
-  CHECK(has(refusal({"--mosaic"}), "mosaic"));  // it is on anyway: nothing to say
-  CHECK(has(refusal({"--no-strict"}), "no-strict"));
+  Settings undone;  // what a run began with can be taken back when it is resumed
+  parse(undone, {"--mosaic", "--no-strict"});
+  CHECK(undone.mosaic);
+  CHECK_FALSE(undone.strict);
+  CHECK(undone.was_given("mosaic"));
+  CHECK(undone.was_given("strict"));
+  CHECK(has(refusal({"--strict", "--no-strict"}), "exclude each other"));
 }
 
 TEST_CASE("flags: what is no flag is refused, with the word that is wrong") {
@@ -104,6 +112,8 @@ TEST_CASE("flags: what is no flag is refused, with the word that is wrong") {
   CHECK(has(refusal({"--strict=false"}), "strict"));
   CHECK(has(refusal({"--strict=true"}), "strict"));
   CHECK(has(refusal({"--no-mosaic=false"}), "no-mosaic"));
+  CHECK(has(refusal({"--mosaic", "false"}), "'false'"));
+  CHECK(has(refusal({"--mosaic=false"}), "--mosaic is a switch"));
   CHECK(has(refusal({"--", "word"}), "'word'"));
   CHECK(has(refusal({"-b", "4"}), "b"));
 }
@@ -178,29 +188,53 @@ TEST_CASE("flags: exit codes: 0, 2 for a wrong command line, 1 for all else; one
   CHECK(outcome([] { throw std::bad_alloc(); }).first == 1);
 }
 
-TEST_CASE("run: numbers in metrics.csv are not rounded to six digits, a resumed run goes on below") {
+TEST_CASE(
+    "run: numbers in metrics.csv are not rounded to six digits; rows that will come again are taken out") {
   TempDir dir;
   const double nan = std::nan("");
-  const std::vector<std::string> columns{"epoch", "iteration", "AP"};
-  Metrics(dir / "m.csv", columns, 0).row({1, 2198917, nan});
-  Metrics(dir / "m.csv", columns, 2198917).row({2, 2198918, 0.5});
-  CHECK(contents(dir / "m.csv") == "epoch,iteration,AP\n1,2198917,\n2,2198918,0.5\n");
-  // Steps that will be done again, and a line that was cut off, go.
-  std::ofstream(dir / "m.csv", std::ios::app) << "3,21989";
-  Metrics(dir / "m.csv", columns, 2198917).row({9, 2198918, 1});
-  CHECK(contents(dir / "m.csv") == "epoch,iteration,AP\n1,2198917,\n9,2198918,1\n");
-  Metrics(dir / "m.csv", columns, 0);
-  CHECK(contents(dir / "m.csv") == "epoch,iteration,AP\n");
+  const std::vector<std::string> columns{"epoch", "iteration", "loss", "AP"};
+  Metrics(dir / "m.csv", columns).row({1, 2198917, 2, nan});
+  Metrics m(dir / "m.csv", columns);
+  m.row({1, 2198917, nan, 0.5}), m.row({2, 2198918, 1.5, nan});
+  const std::string head = "epoch,iteration,loss,AP\n", first = "1,2198917,2,\n", ap = "1,2198917,,0.5\n",
+                    second = "2,2198918,1.5,\n";
+  CHECK(contents(dir / "m.csv") == head + first + ap + second);
+  std::ofstream(dir / "m.csv", std::ios::app) << "3,21989";  // a line that was cut off
+  m.cut(2198918);
+  CHECK(contents(dir / "m.csv") == head + first + ap + second);
+  m.cut(2198917);  // the evaluation after this step is done again
+  CHECK(contents(dir / "m.csv") == head + first);
+  m.row({2, 2198918, 1, nan});
+  CHECK(contents(dir / "m.csv") == head + first + "2,2198918,1,\n");
+  m.cut(0);
+  CHECK(contents(dir / "m.csv") == head);
 }
 
-TEST_CASE("run: a folder of its own for each run") {
+TEST_CASE("run: a full disk leaves metrics and settings as they are; lines are whole or not there") {
   TempDir dir;
-  CHECK(make_run_folder(dir / "a/b", "") == dir / "a/b");
-  CHECK(std::filesystem::is_directory(dir / "a/b"));
-  CHECK(make_run_folder(dir / "a/b", "") == dir / "a/b");  // still empty
-  std::ofstream(dir / "a/b/last.pth") << "x";
-  CHECK_THROWS_WITH(make_run_folder(dir / "a/b", ""), doctest::Contains("a/b already holds a run"));
-  CHECK_THROWS_WITH(make_run_folder(dir / "a/b/last.pth", ""), doctest::Contains("a/b/last.pth"));  // a file
+  Metrics m(dir / "m.csv", {"epoch", "iteration", "loss", "AP"});
+  for (int i = 0; i < 100; ++i) m.row({1, double(i), 0.5, std::nan("")});
+  const std::string before = contents(dir / "m.csv");
+  write_text(dir / "log.txt", "one\n"), write_text(dir / "config.json", "old");
+  rlimit old, small;
+  getrlimit(RLIMIT_FSIZE, &old);
+  small = old, small.rlim_cur = 10;
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &small);  // stands for a full disk: write() fails half way
+  m.cut(50);
+  const Lines lines{dir / "log.txt"};
+  lines.add("too long for the room"), lines.add("two");
+  const bool replaced = replace_text(dir / "config.json", "much longer than the room there is");
+  setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, handler);
+  CHECK(contents(dir / "m.csv") == before);
+  CHECK_FALSE(replaced);
+  CHECK(contents(dir / "config.json") == "old");
+  CHECK_FALSE(std::filesystem::exists(dir / "config.json.tmp"));
+  lines.add("three");
+  CHECK(contents(dir / "log.txt") == "one\ntwo\nthree\n");
+  m.cut(50);
+  CHECK(contents(dir / "m.csv").size() < before.size());
 }
 
 TEST_CASE("run: times and sizes fit their columns") {

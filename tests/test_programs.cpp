@@ -269,7 +269,7 @@ TEST_CASE("train: bad images and labels are counted, listed and left out; --stri
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 2 --epochs 1 --eval-interval 1 ";
   const std::string printed = succeed(dir, "train", flags + "--out a");
   CHECK(has(printed, "image cannot be used: 1"));
-  CHECK(has(printed, "(3 images"));  // evaluated
+  CHECK(has(printed, " 3 images"));  // evaluated
   CHECK(has(contents(dir / "a/problems.txt"), "shapes_2.png"));
   const std::string judged = succeed(dir, "eval", "--data data --weights a/last.pth");
   CHECK(has(judged, "3 images in"));

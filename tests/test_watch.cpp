@@ -143,6 +143,7 @@ TEST_CASE(
   CHECK(fit.times == 2);
   room = 8;
   CHECK(has(error_of(step), "even with one image at a time"));
+  CHECK(has(error_of(step), "(out of memory)"));  // what was asked for is in there
   CHECK(has(error_of([] {
               PartsThatFit{1, 1}([](int64_t) -> int { throw std::bad_alloc(); }, [](int64_t) {});
             }),
