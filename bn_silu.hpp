@@ -15,6 +15,8 @@
 #include <cstring>
 #include <vector>
 
+#include "sync_bn.hpp"
+
 // The loops below are compiled for wider vectors too; the machine's best is chosen when the program starts.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
@@ -114,18 +116,48 @@ void for_rows(int64_t total, int64_t channels, const Rows& rows) {
   });
 }
 
-// Adds up what rows(first, count, sums) adds into 2 x channels sums: in float32 within a piece, in float64
-// over them.
+// Adds up what rows(first, count, sums) adds into 2 x channels sums: in float32 over a few rows, in float64
+// over those. The sums of backward nearly cancel against the pixels of the first layer: their last digits
+// count.
 template <class Rows>
 std::vector<double> sum_rows(int64_t total, int64_t channels, const Rows& rows) {
-  const int64_t size = piece_rows(channels), width = 2 * channels;
-  std::vector<float> pieces((total + size - 1) / size * width, 0.0f);
-  for_rows(total, channels,
-           [&](int64_t first, int64_t count) { rows(first, count, pieces.data() + first / size * width); });
-  std::vector<double> sums(width, 0.0);
+  const int64_t size = piece_rows(channels), width = 2 * channels, few = 32;
+  std::vector<double> pieces((total + size - 1) / size * width, 0.0), sums(width, 0.0);
+  for_rows(total, channels, [&](int64_t first, int64_t count) {
+    double* piece = pieces.data() + first / size * width;
+    std::vector<float> some(width);
+    for (int64_t at = 0; at < count; at += few) {
+      std::fill(some.begin(), some.end(), 0.0f);
+      rows(first + at, std::min(few, count - at), some.data());
+      for (int64_t c = 0; c < width; ++c) piece[c] += some[c];
+    }
+  });
   for (size_t i = 0; i < pieces.size(); i += width)
     for (int64_t c = 0; c < width; ++c) sums[c] += pieces[i + c];
   return sums;
+}
+
+// The sum of each over all ranks (sync_bn.hpp).
+inline void sum_values(std::vector<double>& values) {
+  Tensor shared = torch::from_blob(values.data(), {int64_t(values.size())}, torch::kDouble);
+  sum_over_ranks(shared);
+}
+
+// Means and biased variances of `count` values on this rank become those of all ranks' values.
+inline void sum_moments(std::vector<double>& means, std::vector<double>& variances, double& count) {
+  const size_t channels = means.size();
+  std::vector<double> sums(2 * channels + 1);
+  for (size_t c = 0; c < channels; ++c) {
+    sums[c] = count * means[c];
+    sums[channels + c] = count * (variances[c] + means[c] * means[c]);
+  }
+  sums.back() = count;
+  sum_values(sums);
+  count = sums.back();
+  for (size_t c = 0; c < channels; ++c) {
+    means[c] = sums[c] / count;
+    variances[c] = std::max(0.0, sums[channels + c] / count - means[c] * means[c]);
+  }
 }
 
 struct BnSilu : torch::autograd::Function<BnSilu> {
@@ -139,21 +171,26 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
     const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
       stats_rows(in + first * channels, count, channels, in, s, s + channels);
     });
+    std::vector<double> means(channels), variances(channels);
+    for (int64_t c = 0; c < channels && rows > 0; ++c) {
+      const double d = sums[c] / rows;
+      means[c] = in[c] + d, variances[c] = std::max(0.0, sums[channels + c] / rows - d * d);
+    }
+    double count = double(rows);
+    if (sum_over_ranks) sum_moments(means, variances, count);
     const Tensor saved = torch::empty({4, channels}, x.options());  // mean, 1 / deviation, scale, bias
     float *mean = saved.data_ptr<float>(), *inverse = mean + channels, *scale = inverse + channels,
           *offset = scale + channels;
     const float *w = weight.data_ptr<float>(), *b = bias.data_ptr<float>();
     float *run_mean = running_mean.data_ptr<float>(), *run_var = running_var.data_ptr<float>();
     for (int64_t c = 0; c < channels; ++c) {
-      const double d = sums[c] / rows, m = in[c] + d,
-                   variance = std::max(0.0, sums[channels + c] / rows - d * d);
-      mean[c] = float(m);
-      inverse[c] = float(1 / std::sqrt(variance + eps));
+      mean[c] = float(means[c]);
+      inverse[c] = float(1 / std::sqrt(variances[c] + eps));
       scale[c] = w[c] * inverse[c];
       offset[c] = b[c];
-      run_mean[c] = float((1 - momentum) * run_mean[c] + momentum * m);
+      run_mean[c] = float((1 - momentum) * run_mean[c] + momentum * means[c]);
       run_var[c] =
-          float((1 - momentum) * run_var[c] + momentum * variance * rows / std::max<int64_t>(1, rows - 1));
+          float((1 - momentum) * run_var[c] + momentum * variances[c] * count / std::max(1.0, count - 1));
     }
     Tensor y = torch::empty_like(x);
     float* out = y.data_ptr<float>();
@@ -161,6 +198,7 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
       forward_rows(in + first * channels, out + first * channels, count, channels, mean, scale, offset);
     });
     ctx->save_for_backward({x, saved});
+    ctx->saved_data["count"] = count;
     return y;
   }
 
@@ -175,18 +213,23 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
                 *offset = scale + channels;
     const Tensor dx = torch::empty_like(x);
     float* out = dx.data_ptr<float>();
-    const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
+    auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
       backward_sums_rows(gradient + first * channels, in + first * channels, out + first * channels, count,
                          channels, mean, scale, offset, s, s + channels);
     });
     const Tensor d_weight = torch::empty({channels}, x.options()),
                  d_bias = torch::empty({channels}, x.options());
-    std::vector<float> mean_dz(channels), slope(channels);
+    // The weights have the gradient of this rank's images, which is summed with all others later.
     for (int64_t c = 0; c < channels; ++c) {
       d_bias.data_ptr<float>()[c] = float(sums[c]);
       d_weight.data_ptr<float>()[c] = float(sums[channels + c] * inverse[c]);
-      mean_dz[c] = float(sums[c] / rows);
-      slope[c] = float(sums[channels + c] / rows * inverse[c] * inverse[c]);
+    }
+    if (sum_over_ranks) sum_values(sums);
+    const double count = ctx->saved_data["count"].toDouble();
+    std::vector<float> mean_dz(channels), slope(channels);
+    for (int64_t c = 0; c < channels; ++c) {
+      mean_dz[c] = float(sums[c] / count);
+      slope[c] = float(sums[channels + c] / count * inverse[c] * inverse[c]);
     }
     for_rows(rows, channels, [&](int64_t first, int64_t count) {
       backward_rows(in + first * channels, out + first * channels, count, channels, scale, mean,
@@ -202,8 +245,9 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
 inline torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2d& bn) {
   const bool fused = x.device().is_cpu() && x.scalar_type() == torch::kFloat &&
                      bn->weight.scalar_type() == torch::kFloat && bn->is_training() && x.size(1) > 1 &&
-                     x.numel() > x.size(1) && x.is_contiguous(torch::MemoryFormat::ChannelsLast);
-  if (!fused) return torch::silu(bn(x));
+                     (sum_over_ranks || x.numel() > x.size(1)) &&
+                     x.is_contiguous(torch::MemoryFormat::ChannelsLast);
+  if (!fused) return torch::silu(sum_over_ranks && bn->is_training() ? sync_batch_norm(x, bn) : bn(x));
   bn->num_batches_tracked += 1;
   return bn_silu_detail::BnSilu::apply(x, bn->weight, bn->bias, bn->running_mean, bn->running_var,
                                        bn->options.momentum().value(), bn->options.eps());

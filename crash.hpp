@@ -262,7 +262,8 @@ inline void crash_step(const std::string& text) {
 // From now on fatal signals and std::terminate() leave a report in the folder, with this text (settings,
 // versions) and what is to be had without torch and OpenCV. From the main thread. A second
 // call only changes folder and text.
-inline void crash_context(const std::string& folder, const std::string& text) {
+inline void crash_context(const std::string& folder, const std::string& text,
+                          const std::string& name = "crash.txt") {
   namespace fs = std::filesystem;
   CrashState& c = crash_state;
   std::error_code ignored;
@@ -280,7 +281,7 @@ inline void crash_context(const std::string& folder, const std::string& text) {
              host.release, " ", host.machine, "\nsource     ", YOLOX_SOURCE_DIR, " at git revision ",
              git_revision(), "\ncompiler   C++ ", __VERSION__, "\n");
   c.fixed = strdup(fixed.c_str());
-  c.path = strdup((fs::absolute(folder, ignored) / "crash.txt").c_str());
+  c.path = strdup((fs::absolute(folder, ignored) / name).c_str());
   c.program = strdup(fs::read_symlink("/proc/self/exe", ignored).c_str());
   c.start = now();
   crash_step("before the first step");

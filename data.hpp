@@ -48,6 +48,7 @@ struct Batch {
   Targets targets;  // in pixels of the images
   std::vector<int64_t> indices;
   std::vector<Scale> scales;
+  int64_t first;  // position of the first image
 };
 
 // Boxes of a batch as the loss takes them, padded to the largest count.
@@ -80,8 +81,17 @@ class Loader {
  public:
   using Make = std::function<Item(int64_t position, Image& image)>;
 
-  Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, bool pinned)
-      : make(std::move(make)), position(first), end(end), batch(batch), size(size), pinned(pinned) {
+  // stride: positions from the beginning of a batch to that of the next, where this loader has its share of a
+  // larger batch; 0: they follow one another.
+  Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, bool pinned,
+         int64_t stride = 0)
+      : make(std::move(make)),
+        position(first),
+        end(end),
+        stride(stride ? stride : batch),
+        batch(batch),
+        size(size),
+        pinned(pinned) {
     plan();
     try {
       for (int i = 0; i < std::max(1, threads); ++i) workers.emplace_back([this] { work(); });
@@ -115,7 +125,7 @@ class Loader {
     lock.unlock();
     has_work.notify_all();
     if (first->error) std::rethrow_exception(first->error);
-    Batch out{first->images, make_targets(first->boxes), first->indices, first->scales};
+    Batch out{first->images, make_targets(first->boxes), first->indices, first->scales, first->first};
     return out;
   }
 
@@ -151,7 +161,7 @@ class Loader {
       p->boxes.resize(n), p->indices.resize(n), p->scales.resize(n);
       p->first = position, p->missing = n;
       pending.push_back(p);
-      position += n;
+      position += stride;
       has_work.notify_all();
     }
   }
@@ -186,7 +196,7 @@ class Loader {
 
   const Make make;
   int64_t position;
-  const int64_t end;
+  const int64_t end, stride;
   const int batch;
   const cv::Size size;
   const bool pinned;

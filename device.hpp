@@ -23,12 +23,14 @@ namespace yolox {
 inline torch::Device parse_device(const std::string& name) {
   if (name == "auto") return parse_device(torch::cuda::is_available() ? "cuda" : "cpu");
   if (name == "cpu") return torch::kCPU;
-  usage_check(name == "cuda" || (name.rfind("cuda:", 0) == 0 && name.size() == 6 && std::isdigit(name[5])),
-              "--device takes auto, cpu, cuda or cuda:N, got '", name, "'");
+  const std::string number = name == "cuda" ? "0" : name.rfind("cuda:", 0) == 0 ? name.substr(5) : "";
+  usage_check(
+      !number.empty() && number.size() < 4 && number.find_first_not_of("0123456789") == std::string::npos,
+      "--device takes auto, cpu, cuda or cuda:N, got '", name, "'");
   usage_check(torch::cuda::is_available(), "--device ", name,
               ": no GPU is usable by this build; see nvidia-smi, and ./setup.sh builds for the GPU where the "
               "CUDA toolkit is; or use --device cpu");
-  const int index = name == "cuda" ? 0 : name[5] - '0';
+  const int index = std::atoi(number.c_str());
   usage_check(index < int(torch::cuda::device_count()), "--device ", name, ": there are ",
               torch::cuda::device_count(), " GPUs");
 #ifdef YOLOX_CUDA

@@ -3,7 +3,9 @@
 #pragma once
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
+#include <functional>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -119,6 +121,9 @@ struct EvalSettings {
   torch::Device device = torch::kCPU;
   std::string
       pictures;  // "RUN/val_batch": the first batches with what was found go to RUN/val_batch0_pred.jpg
+  // Several ranks, each with `batch` images of a larger batch: the numbers of all of them from those of each.
+  int rank = 0, ranks = 1;
+  std::function<std::vector<std::vector<double>>(const std::vector<double>&)> gather = {};
 };
 
 // Detections of one image in COCO's form: x, y, w, h in pixels of the original picture, not clipped to it.
@@ -143,6 +148,24 @@ struct Evaluation {
   bool complete = true;  // false: a signal ended it, and there is no result
 };
 
+// What a rank has found in its share of the images becomes what all have found.
+inline void join_ranks(Evaluation& e, std::unordered_set<int64_t>& unreadable, const EvalSettings& s) {
+  std::vector<double> mine{double(e.complete), double(unreadable.size())};
+  mine.insert(mine.end(), unreadable.begin(), unreadable.end());
+  for (const Detection& d : e.detections)
+    mine.insert(mine.end(), {double(d.image_id), double(d.category_id), d.x, d.y, d.w, d.h, d.score});
+  e.detections.clear();
+  for (const auto& of_rank : s.gather(mine)) {
+    const double* v = of_rank.data();
+    e.complete = e.complete && *v++ > 0;
+    for (int64_t n = int64_t(*v++); n > 0; --n) unreadable.insert(int64_t(*v++));
+    for (; v < of_rank.data() + of_rank.size(); v += 7)
+      e.detections.push_back({int64_t(v[0]), int64_t(v[1]), v[2], v[3], v[4], v[5], v[6]});
+  }
+  std::stable_sort(e.detections.begin(), e.detections.end(),
+                   [](const Detection& a, const Detection& b) { return a.image_id < b.image_id; });
+}
+
 // Runs the model over all images of the data set. The model's classes must be those of the data. Images that
 // cannot be read are left out of the ground truth as well, counted and noted in data.problems.
 inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings& s,
@@ -158,13 +181,17 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   std::unordered_set<int64_t> unreadable;
   const cv::Size size(s.size.width, s.size.height);
   const int64_t n = data.records.size();
-  Loader loader(evaluation_items(data), 0, n, s.batch, size, s.workers, s.device.is_cuda());
+  const auto type = model->parameters()[0].scalar_type();
+  Loader loader(evaluation_items(data), s.rank * s.batch, n, s.batch, size, s.workers, s.device.is_cuda(),
+                s.ranks * s.batch);
   DeviceLoader batches(loader, s.device);
-  for (int64_t at = 0; at < n;) {
+  for (int64_t k = 0; s.rank * s.batch + k * s.ranks * s.batch < n; ++k) {
     const Batch batch = batches.next();
-    const Tensor out = decode(model(preprocess(batch.images, s.legacy)), s.size.height, s.size.width);
+    int64_t at = batch.first;
+    const Tensor out =
+        decode(model(preprocess(batch.images, s.legacy).to(type)), s.size.height, s.size.width);
     const auto detections = postprocess(out, s.conf, s.nms);
-    if (const int64_t k = at / s.batch; !s.pictures.empty() && k < 3)
+    if (!s.pictures.empty() && k < 3)
       save_picture(concat(s.pictures, k, "_pred.jpg"),
                    draw_batch(batch.images, drawn(detections, data.classes)));
     for (size_t i = 0; i < detections.size(); ++i, ++at) {
@@ -174,11 +201,11 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
         add_detections(e.detections, detections[i], batch.scales[i], data.records[at].image_id, data.truth);
     }
     if (progress) progress(at);
-    if (stop_signal) {
-      e.complete = false;
-      return e;
-    }
+    e.complete = !stop_signal;
+    if (!e.complete) break;
   }
+  if (s.gather) join_ranks(e, unreadable, s);
+  if (!e.complete) return e;
   if (!unreadable.empty()) {
     auto& images = truth.images;
     images.erase(

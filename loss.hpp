@@ -8,6 +8,8 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "simota.hpp"
@@ -84,6 +86,18 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   }
   losses.total = losses.iou + losses.obj + losses.cls + losses.l1;
   return losses;
+}
+
+// The losses of a batch from those of each rank's share.
+inline void join_ranks(Losses& l, const std::function<void(Tensor&)>& sum) {
+  const Tensor weight = l.num_fg.clamp_min(1);
+  Tensor all = torch::stack({l.total * weight, l.iou * weight, l.obj * weight, l.cls * weight, l.l1 * weight,
+                             l.num_fg.to(l.total.scalar_type())})
+                   .to(torch::kDouble);
+  sum(all);
+  l.num_fg = all[5].to(l.num_fg.scalar_type());
+  all = (all / all[5].clamp_min(1)).to(l.total.scalar_type());
+  l.total = all[0], l.iou = all[1], l.obj = all[2], l.cls = all[3], l.l1 = all[4];
 }
 
 // The losses of a batch from those of its parts. A part is divided by its own positives, a batch by all of

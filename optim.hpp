@@ -107,11 +107,11 @@ struct Optimizer {
     }
   }
 
-  // How many parameters it moves.
-  size_t size() const {
-    size_t n = 0;
-    for (const auto& group : groups) n += group.params.size();
-    return n;
+  // What it moves.
+  std::vector<Tensor> params() const {
+    std::vector<Tensor> all;
+    for (const auto& group : groups) all.insert(all.end(), group.params.begin(), group.params.end());
+    return all;
   }
 
   void zero_grad() {

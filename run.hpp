@@ -44,18 +44,21 @@ inline const std::string& git_revision() {
 
 // ---- signals
 
-// The signal that asked the run to end, 0: none. SIGHUP (the terminal is gone) and SIGPIPE (so is what it
-// was piped to) do not.
-inline volatile std::sig_atomic_t stop_signal = 0;
+// The signal that asked the run to end, 0: none; and how many did. SIGHUP (the terminal is gone) and SIGPIPE
+// (so is what it was piped to) do not.
+inline volatile std::sig_atomic_t stop_signal = 0, stop_requests = 0;
 
 // From now on SIGTERM, SIGUSR1 (SLURM, spot machines) and SIGINT (Ctrl-C) only set stop_signal: the loop ends
-// after its step. The next Ctrl-C ends the process at once.
-inline void catch_signals() {
+// after its step. The next Ctrl-C ends the process at once; a launcher passes it on instead.
+inline void catch_signals(bool launcher = false) {
+  static bool passes_on;
+  passes_on = launcher;
   struct sigaction action {};
   action.sa_flags = SA_RESTART;
   action.sa_handler = [](int signal) {
-    if (signal == SIGINT && stop_signal) _exit(128 + SIGINT);
+    if (signal == SIGINT && stop_signal && !passes_on) _exit(128 + SIGINT);
     stop_signal = signal;
+    stop_requests = stop_requests + 1;
   };
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) sigaction(signal, &action, nullptr);
 }
@@ -125,14 +128,16 @@ inline bool replace_text(const std::string& path, const std::string& text) {
   return !error;
 }
 
-// Prints to the terminal and to log.txt. In a terminal the progress line is rewritten in place.
+// Prints to the terminal and to log.txt. In a terminal the progress line is rewritten in place. quiet: to the
+// file only.
 struct Log {
-  explicit Log(const std::string& path) : file{path}, tty(isatty(1)) {}
+  explicit Log(const std::string& path, bool quiet = false)
+      : file{path}, quiet(quiet), tty(!quiet && isatty(1)) {}
 
   void line(const std::string& text) {
     if (tty && in_place) std::cout << "\r\033[K";
     in_place = false;
-    std::cout << text << std::endl;
+    if (!quiet) std::cout << text << std::endl;
     file.add(text);
   }
   // What the run is made of: a heading of 8 columns and its text, in lines of 80 columns at most.
@@ -163,7 +168,7 @@ struct Log {
 
  private:
   Lines file;
-  bool tty, in_place = false;
+  bool quiet, tty, in_place = false;
   double last = now();
 };
 

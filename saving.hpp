@@ -197,6 +197,7 @@ struct Saver {
   int64_t per_epoch;      // steps in an epoch
   int64_t images;         // in the data set
   int64_t keep;           // older checkpoints kept beside last.pth
+  bool writes;            // of several ranks only the first one does
   int64_t in_last = -1;   // the step that last.pth holds; -1: nothing worth keeping
   int64_t returned = -1;  // the step that the run went back to; -1: it never did
   double at = now();      // when it was saved
@@ -205,6 +206,11 @@ struct Saver {
   // again. Only what the end of a run leaves `must` be saved: tries for some seconds, then throws.
   bool save(Training& t, const std::string& name, Log& log, bool must = false) {
     RECORD_USER_SCOPE("saving");
+    if (!writes) {
+      at = now();
+      if (name == "last.pth") in_last = t.iteration;
+      return true;
+    }
     const auto file = checkpoint(t, info, settings, per_epoch, images);
     at = now();
     for (int tries = 1;; ++tries) {
@@ -229,6 +235,7 @@ struct Saver {
 
   // What a save costs, for --profile: nothing stays.
   void try_out(Training& t, Log& log) {
+    if (!writes) return;
     save(t, "profile.pth", log);
     std::filesystem::remove(run + "/profile.pth");
   }
@@ -239,8 +246,10 @@ struct Saver {
   }
 
   // --keep-going: back to the newest good checkpoint, and on at half the learning rate. If the run has saved
-  // nothing since it last went back, that checkpoint was not good, and the one before it is taken.
-  void go_back(Training& t, Log& log) {
+  // nothing since it last went back, that checkpoint was not good, and the one before it is taken. ready():
+  // all ranks have read it.
+  template <class Ready>
+  void go_back(Training& t, Log& log, const Ready& ready) {
     const double factor = t.lr_factor / 2;
     const int64_t returns = t.returns + 1;
     std::vector<std::string> notes;
@@ -253,6 +262,7 @@ struct Saver {
       }
     }
     for (const auto& note : notes) log.line(note);
+    ready();
     returned = t.iteration;
     t.lr_factor = factor, t.returns = returns;
     save(t, "last.pth", log);  // with the factor: a run that is resumed now goes on with it
@@ -263,7 +273,8 @@ struct Saver {
 // brought to, the weights and what was computed; and nonfinite.jpg. Gives where they are, or why they are
 // not.
 inline std::string save_bad_step(const std::string& run, Training& t, const Batch& batch, const Dataset& data,
-                                 const StepNumbers& n, double lr, ImageSize size, bool use_l1) {
+                                 const StepNumbers& n, double lr, ImageSize size, bool use_l1, int rank = 0) {
+  const std::string name = rank > 0 ? concat(run, "/nonfinite_rank", rank) : run + "/nonfinite";
   auto file = empty_dict(), losses = empty_dict();
   auto names = empty_list();
   for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
@@ -275,13 +286,13 @@ inline std::string save_bad_step(const std::string& run, Training& t, const Batc
   file.insert("images", batch.images.cpu()), file.insert("names", names);
   file.insert("boxes", batch.targets.boxes.cpu()), file.insert("classes", batch.targets.classes.cpu());
   file.insert("model", to_dict(state_dict(*t.model)));
-  save_picture(run + "/nonfinite.jpg", draw_batch(batch.images, drawn(batch.targets, data.classes)));
+  save_picture(name + ".jpg", draw_batch(batch.images, drawn(batch.targets, data.classes)));
   try {
-    write_pth(run + "/nonfinite.pth", file);
+    write_pth(name + ".pth", file);
   } catch (const std::exception& e) {
     return concat("the batch and the weights could not be saved: ", e.what());
   }
-  return concat("the batch and the weights are in ", run, "/nonfinite.pth and .jpg");
+  return concat("the batch and the weights are in ", name, ".pth and .jpg");
 }
 
 }  // namespace yolox

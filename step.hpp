@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -33,19 +34,26 @@ struct StepSettings {
   torch::DeviceType device;
   at::ScalarType amp = torch::kFloat;  // of autocast; float32: none
   bool use_l1 = false;
+  // Several ranks, each with its share of the batch:
+  int ranks = 1;
+  std::function<void(Tensor&)> sum = {};  // over all of them
+  // Called before the last backward(), with what the loss was computed from; after it the gradients are the
+  // mean over the ranks.
+  std::function<void(const std::vector<Tensor>&)> before_backward = {};
 };
 
 // Sets the gradients of the optimizer's parameters to that of the batch's loss times the scaler's scale, and
-// gives the losses, detached. forward(images [b, 3, H, W]) -> Predictions. Parts have the gradient of the
-// whole batch, but for batch norms, which see a part at a time.
+// gives the losses, detached. forward(images [b, 3, H, W]) -> Predictions. Parts, and ranks, have the
+// gradient and the losses of the whole batch, but for batch norms, which see a part at a time.
 template <class Forward>
 Losses compute_gradients(const Forward& forward, const Tensor& images, const Targets& targets, int64_t parts,
                          Optimizer& optimizer, const GradScaler& scaler, const StepSettings& s) {
   optimizer.zero_grad();
   // Each part is divided by its own positives: weighted by them, the parts add up to the gradient of the
-  // batch. The guess keeps the weights near 1, for fp16.
-  const double guess = double(std::max<int64_t>(1, targets.total()));
+  // batch. The guess, the same on all ranks, keeps the weights near 1, for fp16.
   const int64_t n = images.size(0);
+  const double guess = 16.0 * double(n);
+  const bool weighted = parts * s.ranks > 1;
   std::vector<Losses> all;
   std::string anomaly;
   for (int64_t part = 0; part < parts; ++part) {
@@ -57,9 +65,10 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
     Losses losses = marked("loss", [&] {
       return yolox_loss(predictions, images.size(2), images.size(3), targets.slice(from, to), s.use_l1);
     });
-    const Tensor loss = parts == 1 ? losses.total : losses.total * losses.num_fg.clamp_min(1) / guess;
+    const Tensor loss = weighted ? losses.total * losses.num_fg.clamp_min(1) / guess : losses.total;
     marked("backward", [&] {
       try {
+        if (s.before_backward && part == parts - 1) s.before_backward({loss});
         scaler.scaled(loss).backward();
       } catch (const std::exception& e) {  // --debug
         const std::string what = e.what();
@@ -72,9 +81,10 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
   }
   Losses losses = join(all);
   losses.anomaly = anomaly;
-  if (parts > 1)
+  if (s.ranks > 1) join_ranks(losses, s.sum);
+  if (weighted)
     scale_gradients(gradients(optimizer.groups),
-                    losses.num_fg.clamp_min(1).to(torch::kFloat).reciprocal() * guess);
+                    losses.num_fg.clamp_min(1).to(torch::kFloat).reciprocal() * (guess * s.ranks));
   return losses;
 }
 
@@ -97,20 +107,21 @@ struct SavedBuffers {
 
 // Reads what a step has computed. Waits for the device.
 inline StepNumbers numbers_of(const Losses& l, const Tensor& norm, int64_t objects) {
-  const Tensor all = torch::stack({l.total, l.iou, l.obj, l.cls, l.l1, l.num_fg.to(torch::kFloat),
-                                   norm.to(l.total.device(), torch::kFloat)})
-                         .cpu();
-  const float* v = all.data_ptr<float>();
+  std::vector<Tensor> all;
+  for (const Tensor* t : {&l.total, &l.iou, &l.obj, &l.cls, &l.l1, &l.num_fg, &norm})
+    all.push_back(t->to(l.total.device(), torch::kDouble));
+  const Tensor read = torch::stack(all).cpu();
+  const double* v = read.data_ptr<double>();
   return {v[0], v[1], v[2], v[3], v[4], v[5], v[6], double(objects)};
 }
 
-// The largest batch, of at most `limit` images, that trains within 90 % of the device's memory; base: the
-// size that images are loaded in, largest: that of multi-scale. accum: parts of a step. tell(images, bytes)
-// is called after each trial. Leaves the model as it was.
-template <class Tell>
+// The largest batch, of at most `limit` images, that trains within `budget` bytes of the device; base: the
+// size that images are loaded in, largest: that of multi-scale. accum: parts of a step. tried(images, bytes)
+// is called after each trial and gives the bytes to go by. Leaves the model as it was.
+template <class Tried>
 int64_t automatic_batch(YOLOX& model, Optimizer& optimizer, const GradScaler& scaler,
                         const StepSettings& settings, ImageSize base, ImageSize largest, int64_t accum,
-                        int64_t limit, torch::Device device, const Tell& tell) {
+                        int64_t limit, double budget, torch::Device device, const Tried& tried) {
   SavedBuffers statistics(*model);
   const auto peak = [&](int64_t n) {
     // Beside the step: images on their way, three batches in the loader and one being copied.
@@ -132,10 +143,9 @@ int64_t automatic_batch(YOLOX& model, Optimizer& optimizer, const GradScaler& sc
       if (!is_out_of_memory(e)) throw;
     }
     optimizer.zero_grad();
-    tell(n, bytes);
-    return bytes;
+    return tried(n, bytes);
   };
-  const int64_t found = largest_batch(limit, memory_budget(device), peak);
+  const int64_t found = largest_batch(limit, budget, peak);
   statistics.restore();
   empty_cache(device);
   return found;

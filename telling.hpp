@@ -13,11 +13,13 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "dataset.hpp"
+#include "ddp.hpp"
 #include "device.hpp"
 #include "evaluate.hpp"
 #include "events.hpp"
@@ -87,16 +89,16 @@ struct Plan {
 class Telling {
  public:
   // first: the step that the run begins or goes on with.
-  Telling(const std::string& run, Log& log, int64_t first, bool from_scratch)
-      : log(log),
-        run(run),
-        first(first),
-        metrics(run + "/metrics.csv",
-                {"epoch", "iteration", "loss", "iou", "obj", "cls", "l1", "positives_per_object", "lr",
-                 "images_per_second", "waiting_share", "grad_norm", "AP", "AP50"}),
-        events(run, first + 1),
-        watch(from_scratch) {
-    metrics.cut(first);
+  // rank: the first one writes metrics and events, the others have their log only.
+  Telling(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0)
+      : log(log), run(run), rank(rank), first(first), watch(from_scratch) {
+    if (rank > 0) return;
+    metrics.emplace(run + "/metrics.csv",
+                    std::vector<std::string>{"epoch", "iteration", "loss", "iou", "obj", "cls", "l1",
+                                             "positives_per_object", "lr", "images_per_second",
+                                             "waiting_share", "grad_norm", "AP", "AP50"});
+    metrics->cut(first);
+    events.emplace(run, first + 1);
   }
 
   void heading() {
@@ -112,8 +114,9 @@ class Telling {
   // The run is back at a step: those after it will be done again.
   void go_back(int64_t step) {
     recent = of_epoch = {};
-    metrics.cut(step);
-    events = Events(run, step + 1);
+    if (rank > 0) return;
+    metrics->cut(step);
+    events.emplace(run, step + 1);
   }
 
   // Step i (from 0) is done. Says so once a second, at the end of an epoch and of the run.
@@ -127,18 +130,20 @@ class Telling {
     rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
     StepNumbers m = recent.take();
     const double none = std::nan("");
-    metrics.row({epoch, double(i + 1), m.total, m.iou, m.obj, m.cls, m.l1, m.per_object(), lr, speed, share,
-                 m.norm, none, none});
-    events.scalars(i + 1, {{"train/loss", m.total},
-                           {"train/iou", m.iou},
-                           {"train/obj", m.obj},
-                           {"train/cls", m.cls},
-                           {"train/l1", m.l1},
-                           {"train/positives_per_object", m.per_object()},
-                           {"train/grad_norm", m.norm},
-                           {"train/lr", lr},
-                           {"speed/images_per_second", speed},
-                           {"speed/waiting_share", share}});
+    if (metrics) {
+      metrics->row({epoch, double(i + 1), m.total, m.iou, m.obj, m.cls, m.l1, m.per_object(), lr, speed,
+                    share, m.norm, none, none});
+      events->scalars(i + 1, {{"train/loss", m.total},
+                              {"train/iou", m.iou},
+                              {"train/obj", m.obj},
+                              {"train/cls", m.cls},
+                              {"train/l1", m.l1},
+                              {"train/positives_per_object", m.per_object()},
+                              {"train/grad_norm", m.norm},
+                              {"train/lr", lr},
+                              {"speed/images_per_second", speed},
+                              {"speed/waiting_share", share}});
+    }
     waited_in_all += waited, seconds_in_all += seconds;
     for (const auto& remark : watch.wait(waited_in_all, seconds_in_all)) log.line(remark);
     if (keep) m = of_epoch.take();  // the line that stays: the whole epoch
@@ -166,18 +171,20 @@ class Telling {
     log.line(concat("  AP ", std::fixed, std::setprecision(4), r.AP, " AP50 ", r.AP50, " AP75 ", r.AP75,
                     " S ", r.APs, " M ", r.APm, " L ", r.APl, "  ", e.images, " images ",
                     short_time(e.seconds)));
+    if (!metrics) return;
     const double none = std::nan("");
     std::vector<double> row(12, none);
     row[0] = double((steps - 1) / plan.per_epoch + 1), row[1] = double(steps);
     row.insert(row.end(), {r.AP, r.AP50});
-    metrics.row(row);
-    events.scalars(steps, {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}});
+    metrics->row(row);
+    events->scalars(steps, {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}});
   }
 
   // What was left out of the data, where that is news: counts here, the rest in problems.txt.
   void problems(const Splits& splits) {
-    problems(splits.train, run + "/problems.txt");
-    if (!splits.same) problems(splits.val, run + "/problems_val.txt");
+    const std::string mine = rank > 0 ? concat("_rank", rank, ".txt") : ".txt";
+    problems(splits.train, run + "/problems" + mine);
+    if (!splits.same) problems(splits.val, run + "/problems_val" + mine);
   }
   void problems(const Dataset& data, const std::string& list) {
     for (const auto& [kind, count] : data.problems->summary())
@@ -199,6 +206,25 @@ class Telling {
       }
     }
     if (!line.empty()) log.line(line);
+  }
+
+  // Of several ranks: memory, the share of time that each has waited for images, and the one that the others
+  // wait for.
+  void ranks(Ranks& ranks, torch::Device device) {
+    const double share = waited_in_all / std::max(1e-9, seconds_in_all), waited = ranks.waited();
+    if (ranks.alone()) return;
+    const auto all = ranks.gather({memory_taken(device), share, waited});
+    std::string memory, waits;
+    size_t slowest = 0, fastest = 0;
+    for (size_t r = 0; r < all.size(); ++r) {
+      memory += " " + short_bytes(all[r][0]);
+      waits += concat(" ", int(100 * all[r][1] + 0.5), "%");
+      if (all[r][2] < all[slowest][2]) slowest = r;
+      if (all[r][2] > all[fastest][2]) fastest = r;
+    }
+    log.fact(concat("ranks   memory", memory, "; waiting for images", waits, "; the slowest is rank ",
+                    slowest, " (", ranks.who(int(slowest)), "): rank ", fastest, " has waited ",
+                    short_time(all[fastest][2] - all[slowest][2]), " more for others"));
   }
 
   // Boxes of each class, the ten most frequent by name, and what is missing.
@@ -227,9 +253,10 @@ class Telling {
 
   Log& log;
   const std::string run;
+  const int rank;
   const int64_t first;
-  Metrics metrics;
-  Events events;
+  std::optional<Metrics> metrics;
+  std::optional<Events> events;
   Watch watch;
   Means recent, of_epoch;
   std::map<std::string, int64_t> told;  // counts of problems

@@ -4,8 +4,10 @@
 #include <cstring>
 #include <iostream>
 #include <optional>
+#include <set>
 
 #include "crash.hpp"
+#include "ddp.hpp"
 #include "device.hpp"
 #include "evaluate.hpp"
 #include "flags.hpp"
@@ -44,8 +46,8 @@ struct Config : Flags {
 
   std::string size = flag(size, "Training", "size", "", "N|HxW",
                           "input size in pixels; the model's (416 or 640) when left out");
-  int bs =
-      flag_auto(bs, "Training", "bs", 16, "N|auto", "images in a step; auto: the most that fit into memory");
+  int bs = flag_auto(bs, "Training", "bs", 16, "N|auto",
+                     "images in a step, of all ranks; auto: the most that fit");
   int epochs = flag(epochs, "Training", "epochs", 300, "N", "passes over the data");
   int64_t max_iters =
       flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after so many steps; 0: never");
@@ -65,7 +67,8 @@ struct Config : Flags {
   double clip = flag(clip, "Training", "clip", 10.0, "X", "largest norm of the gradient; 0: no limit");
   double ema =
       flag(ema, "Training", "ema", 0.9998, "X", "decay of the moving average of the weights; 0: none");
-  std::string amp = flag(amp, "Training", "amp", "off", "off|fp16|bf16", "mixed precision");
+  std::string amp = flag(amp, "Training", "amp", "off", "off|fp16|bf16|fp64",
+                         "mixed precision; fp64: all in 64 bits, to compare runs");
   bool multiscale = flag(multiscale, "Training", "multiscale", true, "", "another input size every 10 steps");
   int64_t seed =
       flag(seed, "Training", "seed", int64_t{0}, "N", "of initial weights, order and augmentation");
@@ -75,6 +78,20 @@ struct Config : Flags {
       flag(keep_going, "Training", "keep-going", false, "",
            "after a loss that is not finite, back to the last checkpoint at half the lr, 3 times at most");
   std::string device = flag(device, "Training", "device", "auto", "cpu|cuda", "where to run");
+
+  int gpus = flag(gpus, "Ranks", "gpus", 0, "N", "train on N GPUs of this machine, one rank each");
+  int procs = flag(procs, "Ranks", "procs", 0, "N", "train on N ranks on the CPU");
+  int nodes = flag(nodes, "Ranks", "nodes", 1, "N", "machines, each with as many ranks");
+  int node = flag(node, "Ranks", "node", 0, "I", "which of them this is, from 0");
+  std::string master =
+      flag(master, "Ranks", "master", "", "HOST:PORT", "where all find machine 0, with a port that is free");
+  bool sync_bn = flag(sync_bn, "Ranks", "sync-bn", true, "", "batch norms over the images of all ranks");
+  std::string compress =
+      flag(compress, "Ranks", "compress", "off", "off|fp16|bf16", "gradients between ranks in 16 bits");
+  double timeout =
+      flag(timeout, "Ranks", "timeout", 600.0, "X", "seconds that ranks wait for one that does not come");
+  int restarts =
+      flag(restarts, "Ranks", "restarts", 0, "N", "resume by itself, so often, after a rank has failed");
 
   std::string aug = flag(aug, "Augmentation", "aug", "default", "default|none", "none: letterbox alone");
   double mosaic_prob =
@@ -142,10 +159,18 @@ static void check_config(const Config& c) {
       at_least("eval-interval", c.eval_interval, 0), at_least("seed", c.seed, 0);
   usage_check(c.warmup_epochs + c.no_aug_epochs <= c.epochs, "--warmup-epochs ", c.warmup_epochs,
               " and --no-aug-epochs ", c.no_aug_epochs, " do not fit into --epochs ", c.epochs);
+  in("gpus", c.gpus, 0, 1024), in("procs", c.procs, 0, 1024), in("nodes", c.nodes, 1, 65536);
+  in("node", c.node, 0, c.nodes - 1), at_least("restarts", c.restarts, 0), in("timeout", c.timeout, 1, 1e6);
+  usage_check(c.gpus == 0 || c.procs == 0, "--gpus and --procs exclude each other");
+  usage_check(c.nodes == 1 || (c.master.rfind(':') != std::string::npos &&
+                               std::atoi(c.master.c_str() + c.master.rfind(':') + 1) > 0),
+              "--nodes needs --master HOST:PORT, the same on all machines, got '", c.master, "'");
+  usage_check(c.compress == "off" || c.compress == "fp16" || c.compress == "bf16",
+              "--compress takes off, fp16 or bf16, got '", c.compress, "'");
   in("min-lr-ratio", c.min_lr_ratio, 0, 1), in("ema", c.ema, 0, 0.999999), in("conf", c.conf, 0, 1),
       in("nms", c.nms, 1e-6, 1);
-  usage_check(c.amp == "off" || c.amp == "fp16" || c.amp == "bf16", "--amp takes off, fp16 or bf16, got '",
-              c.amp, "'");
+  usage_check(c.amp == "off" || c.amp == "fp16" || c.amp == "bf16" || c.amp == "fp64",
+              "--amp takes off, fp16, bf16 or fp64, got '", c.amp, "'");
   usage_check(c.cache == "none" || c.cache == "ram" || c.cache == "disk",
               "--cache takes none, ram or disk, got '", c.cache, "'");
   usage_check(c.aug == "default" || c.aug == "none", "--aug takes default or none, got '", c.aug, "'");
@@ -169,6 +194,15 @@ static void fill_in(Config& c) {
   if (!c.was_given("warmup-epochs"))
     c.warmup_epochs = std::min(c.warmup_epochs, std::max(c.epochs / 20, c.epochs < 3 ? 0 : 1));
   if (!c.was_given("no-aug-epochs")) c.no_aug_epochs = std::min(c.no_aug_epochs, c.epochs / 10);
+}
+
+// Each rank has the same share of a batch.
+static void check_shares(const Config& c, int ranks) {
+  usage_check(c.bs % ranks == 0, "--bs ", c.bs, " is shared by all ", ranks,
+              " ranks and does not divide by them; give ", std::max(1, c.bs / ranks) * ranks, " or ",
+              (c.bs / ranks + 1) * ranks);
+  usage_check(c.bs == 0 || c.accum <= c.bs / ranks, "--accum ", c.accum, ": a rank has ", c.bs / ranks,
+              " images of a step, which cannot be done in more parts");
 }
 
 // Images wait in memory as three batches.
@@ -195,11 +229,19 @@ static AugmentConfig augment_config(const Config& c) {
   return a;
 }
 
-static MultiScale multi_scale(const Config& c, ImageSize base) {
+// The GPU that has the number of the rank on its machine, or the CPU.
+static torch::Device device_of(const Config& c, const Place& place) {
+  const bool several = place.world > 1 || c.gpus > 0;
+  if (c.procs > 0 || !several || c.device == "cpu") return parse_device(c.procs > 0 ? "cpu" : c.device);
+  if (c.device == "auto" && c.gpus == 0 && !torch::cuda::is_available()) return parse_device("cpu");
+  return parse_device(concat("cuda:", place.local_rank));
+}
+
+static MultiScale multi_scale(const Config& c, ImageSize base, int ranks) {
   const bool small = c.model == "yolox-nano" || c.model == "yolox-tiny";
   MultiScale sizes{base, small ? 3 : 5, small ? 7 : 5, c.seed};
   if (!c.multiscale) sizes.less = sizes.more = 0;
-  if (c.bs / c.accum < 2) sizes.smallest = 2;  // a batch norm needs more than one value a channel
+  if (c.bs / (c.accum * ranks) < 2) sizes.smallest = 2;  // a batch norm needs more than one value a channel
   return sizes;
 }
 
@@ -217,8 +259,10 @@ static std::string data_name(const std::string& data) {
 // What a checkpoint keeps of the settings: all that a run is made of, not how it was called this time.
 static Settings settings_of(const Config& config) {
   Settings kept;
+  const std::set<std::string> of_the_call{"resume", "profile", "debug",   "nodes",
+                                          "node",   "master",  "restarts"};
   for (const auto& [name, value] : config.values())
-    if (name != "resume" && name != "profile" && name != "debug") kept.emplace_back(name, value);
+    if (!of_the_call.count(name)) kept.emplace_back(name, value);
   return kept;
 }
 
@@ -230,13 +274,19 @@ static SavedRun find_run(Config& config, std::string& run, std::vector<std::stri
               "--out and --resume exclude each other: a resumed run stays in its folder");
   run = config.resume == "newest" ? newest_run() : config.resume;
   usage_check(!run.empty(), "--resume: there is no run with a checkpoint below runs/; give its folder");
-  take_run_folder(run);
   const SavedRun saved = resume_settings(config, run, notes);
+  if (config.was_given("gpus")) config.procs = 0;
+  if (config.was_given("procs")) config.gpus = 0;
   for (const auto& [name, value] : saved_settings(saved.file, saved.path))
     usage_check(name != "freeze" || value == config.freeze, "--freeze ", config.freeze,
                 " differs from the run's '", value,
                 "', and its optimizer knows other weights; start from its last.pth with --weights");
   return saved;
+}
+
+// Of --amp and --compress.
+static at::ScalarType type_of(const std::string& name) {
+  return name == "fp16" ? torch::kHalf : name == "bf16" ? torch::kBFloat16 : torch::kFloat;
 }
 
 // What it is going to do, in the log.
@@ -262,7 +312,8 @@ static void tell_plan(Telling& tell, Log& log, const Config& config, const Split
     log.line(odd);
 }
 
-static void train(int argc, char** argv) {
+// Gives the exit code.
+static int train(int argc, char** argv) {
   ignore_hangup();
   Config config;
   config.parse(argc, argv, "trains YOLOX");
@@ -276,7 +327,17 @@ static void train(int argc, char** argv) {
   fill_in(config);
   check_config(config);
   const AugmentConfig augment = augment_config(config);
-  const torch::Device device = parse_device(config.device);
+  const Place place = place_of_this_process();
+  const Launch here{std::max({1, config.gpus, config.procs}), config.nodes, config.node, config.master,
+                    config.restarts};
+  const bool is_rank = place.world > 1 || !variable("WORLD_SIZE").empty();
+  check_shares(config, is_rank ? place.world : here.ranks * here.nodes);
+  if (!is_rank && (here.ranks * here.nodes > 1 || here.restarts > 0)) {
+    usage_check(config.gpus <= int(torch::cuda::device_count()), "--gpus ", config.gpus, ": there are ",
+                torch::cuda::device_count(), " GPUs here that this build can use");
+    return launch(here, argc, argv);
+  }
+  const torch::Device device = device_of(config, place);
   set_determinism(config.deterministic);
   // Under fp16 gradients overflow now and then, which is no anomaly.
   if (config.debug) torch::autograd::AnomalyMode::set_enabled(true, /*check_nan=*/config.amp != "fp16");
@@ -286,13 +347,20 @@ static void train(int argc, char** argv) {
   const cv::Size input(base.width, base.height);
   check_room_for_batches(config.bs, base);
 
+  // ---- the other ranks. Never ended where something fails: that would wait for those that are gone.
+  Ranks& ranks = *new Ranks(place, device, config.timeout);
+  const int world = place.world;
+
   // ---- data
   const fs::path beside = without_slash(resumed ? run : config.out.empty() ? "runs/x" : config.out);
-  Splits splits = load_splits(config.data, config.split, config.seed, config.official_quirks,
-                              beside.parent_path() / ".checks");  // what is known of the images
+  Splits splits = ranks.first_here_then_others([&] {
+    return load_splits(config.data, config.split, config.seed, config.official_quirks,
+                       beside.parent_path() / ".checks");  // what is known of the images
+  });
   const Dataset &data = splits.train, &val = splits.val;
   for (Dataset* d : {&splits.train, &splits.val}) d->strict = config.strict, refuse_problems(*d);
   const int64_t n = data.records.size();
+  check(world <= n, "there are ", world, " ranks and only ", n, " images; give fewer ranks");
 
   // ---- model, weights, optimizer
   torch::manual_seed(config.seed);
@@ -308,26 +376,30 @@ static void train(int argc, char** argv) {
     known = start_from(model, config.weights, info, notes);
   }
   info.legacy_preproc = config.preproc == "auto" ? known.legacy_preproc : config.preproc == "legacy";
-  model->to(device);
+  const auto type = config.amp == "fp64" ? torch::kDouble : torch::kFloat;
+  move(model, device, type);
   channels_last(*model);
   const std::string unknown = freeze(*model, split_list(config.freeze));
   usage_check(unknown.empty(), "--freeze ", unknown,
               ": nothing in the model is named so; backbone, neck, or such as head.stems");
   const bool fp16 = config.amp == "fp16";
-  StepSettings step{device.type(), fp16                   ? torch::kHalf
-                                   : config.amp == "bf16" ? torch::kBFloat16
-                                                          : torch::kFloat};
+  StepSettings step{device.type(), type_of(config.amp)};
   Training t{model, config.ema > 0 ? copy_of(model, config.model, device) : YOLOX(nullptr),
              Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
              GradScaler(fp16, device)};
-  usage_check(t.optimizer.size() > 0, "--freeze ", config.freeze, " leaves nothing to train");
+  usage_check(!t.optimizer.params().empty(), "--freeze ", config.freeze, " leaves nothing to train");
   training_mode(*model);
 
   // ---- run folder, image cache
-  if (!resumed) run = make_run_folder(config.out, config.model + "-" + data_name(config.data));
-  Log log(run + "/log.txt");
+  if (ranks.first() && resumed) take_run_folder(run);
+  if (ranks.first() && !resumed)
+    run = make_run_folder(config.out, config.model + "-" + data_name(config.data));
+  run = ranks.broadcast(run);
+  ranks.report(run);
+  const std::string of_rank = ranks.first() ? "" : concat("_rank", place.rank);  // files of its own
+  Log log(concat(run, "/log", of_rank, ".txt"), /*quiet=*/!ranks.first());
   log.line(resumed ? concat("resuming ", run, " at step ", saved.step) : "run " + run);
-  crash_context(run, config_json(config, device));
+  crash_context(run, config_json(config, device), concat("crash", of_rank, ".txt"));
   if (config.cache != "none") {
     log.line(concat("cache   ", config.cache, ": decoding the images"));
     const auto cached = use_cache(
@@ -338,21 +410,26 @@ static void train(int argc, char** argv) {
 
   // ---- how many images a step, how many steps
   if (config.bs == 0) {
-    config.bs =
-        int(automatic_batch(t.model, t.optimizer, t.scaler, step, base, multi_scale(config, base).largest(),
-                            config.accum, n, device, [&](int64_t images, double bytes) {
-                              log.line(concat("bs auto: ", images, " images take ",
-                                              std::isfinite(bytes) ? short_bytes(bytes) : "too much"));
-                            }));
-    config.accum = std::min(config.accum, config.bs);
+    const double budget = memory_budget(device) / (device.is_cpu() ? place.local_world : 1);
+    const auto found = automatic_batch(
+        t.model, t.optimizer, t.scaler, step, base, multi_scale(config, base, world).largest(), config.accum,
+        n / world, -ranks.max(-budget), device, [&](int64_t images, double bytes) {
+          bytes = ranks.max(bytes);
+          log.line(concat("bs auto: ", images, world > 1 ? " images a rank take " : " images take ",
+                          std::isfinite(bytes) ? short_bytes(bytes) : "too much"));
+          return bytes;
+        });
+    config.bs = int(found) * world;
+    config.accum = std::min(config.accum, int(found));
     notes.push_back(concat("--bs auto: ", config.bs, config.bs == n ? " (all images)" : "", ", of ",
-                           short_bytes(memory_budget(device)), " that may be taken"));
+                           short_bytes(budget), " that ", world > 1 ? "a rank" : "it", " may take"));
   }
-  const MultiScale sizes = multi_scale(config, base);
+  const MultiScale sizes = multi_scale(config, base, world);
+  const int share = config.bs / world;  // images of a step that are this rank's
   const int64_t per_epoch = (n + config.bs - 1) / config.bs;
   int64_t iters = per_epoch * config.epochs;
   if (config.max_iters) iters = std::min(config.max_iters, iters);
-  Saver saver{run, info, settings_of(config), per_epoch, n, config.keep};
+  Saver saver{run, info, settings_of(config), per_epoch, n, config.keep, ranks.first()};
   // An epoch has ended, or the run, and its evaluation has yet to come.
   const auto due = [&] {
     return t.epochs < t.iteration / per_epoch ||
@@ -364,7 +441,7 @@ static void train(int argc, char** argv) {
       notes.push_back(concat("warning: the data has ", n, " images, where the run has learnt from ",
                              saved.images, ": their order from here on is another"));
     saved = {};
-    remove_torn_files(run);
+    if (ranks.first()) remove_torn_files(run);
     check(t.iteration < iters || due(), run, " is complete: it has done ", t.iteration, " of ", iters,
           " steps; more --epochs or --max-iters would go on");
     check(config.patience == 0 || t.stale < config.patience, run, " has stopped after ", t.stale,
@@ -377,14 +454,14 @@ static void train(int argc, char** argv) {
   const Plan plan{config.bs, per_epoch, config.epochs, iters};
 
   // ---- what it is going to do
-  Telling tell(run, log, first, /*from_scratch=*/!first && config.weights.empty());
-  crash_context(run, config_json(config, device));
-  if (!replace_text(run + "/config.json", config_json(config, device)))
+  Telling tell(run, log, first, /*from_scratch=*/!first && config.weights.empty(), place.rank);
+  crash_context(run, config_json(config, device), concat("crash", of_rank, ".txt"));
+  if (ranks.first() && !replace_text(run + "/config.json", config_json(config, device)))
     log.line(concat("WARNING: cannot write ", run, "/config.json"));
   tell_plan(tell, log, config, splits, model, base, device, plan, schedule.lr * t.lr_factor);
   for (const auto& note : notes) log.line(note);
   tell.problems(splits);
-  if (!first) save_picture(run + "/labels.jpg", draw_labels(data));
+  if (!first && ranks.first()) save_picture(run + "/labels.jpg", draw_labels(data));
   if (!resumed && !config.profile)
     saver.save(t, "last.pth", log);  // so that there is something to go on from, whatever happens
 
@@ -398,16 +475,21 @@ static void train(int argc, char** argv) {
   std::optional<DeviceLoader> batches;
   const auto start_loading = [&] {
     batches.reset(), loader.reset();
-    loader.emplace(items, t.iteration * config.bs, iters * config.bs, config.bs, input, config.workers,
-                   device.is_cuda());
+    loader.emplace(items, t.iteration * config.bs + place.rank * share, iters * config.bs, share, input,
+                   config.workers, device.is_cuda(), /*stride=*/config.bs);
     batches.emplace(*loader, device);
   };
   start_loading();
 
   // ---- the end of an epoch, or of the run: evaluation, best.pth, last.pth. False: training is over.
-  EvalSettings eval_settings{base,           config.conf,         config.nms, config.bs,
-                             config.workers, info.legacy_preproc, device,     run + "/val_batch"};
-  PartsThatFit eval_fit{1, config.bs};
+  EvalSettings eval_settings{base,           config.conf,         config.nms, share,
+                             config.workers, info.legacy_preproc, device,     concat(run, "/val_batch")};
+  if (!ranks.first()) eval_settings.pictures = "";
+  if (!ranks.alone()) {
+    eval_settings.rank = place.rank, eval_settings.ranks = world;
+    eval_settings.gather = [&](const std::vector<double>& mine) { return ranks.gather(mine); };
+  }
+  PartsThatFit eval_fit{1, ranks.alone() ? share : 1};
   double best = t.best_ap;
   bool complete = false;
   const auto end_of_epoch = [&] {
@@ -417,15 +499,15 @@ static void train(int argc, char** argv) {
         (last || (epoch + 1) % config.eval_interval == 0 || t.iteration > plain_from)) {
       if (saver.in_last != t.iteration) saver.save(t, "last.pth", log);  // evaluating may be cut off
       crash_step(concat("evaluation after step ", t.iteration));
+      ranks.must_equal(tensors_of(t.judged()), concat("at step ", t.iteration));
       const auto e = eval_fit(
           [&](int64_t parts) {
-            eval_settings.batch = int(std::max<int64_t>(1, config.bs / parts));
-            return evaluate(t.judged(), val, eval_settings);
+            eval_settings.batch = int(std::max<int64_t>(1, share / parts));
+            return evaluate(t.judged(), val, eval_settings, [&](int64_t) { ranks.at("evaluation"); });
           },
           [&](int64_t parts) {
             empty_cache(device);
-            log.line(
-                concat("note: out of memory; evaluated again, ", config.bs / parts, " images at a time"));
+            log.line(concat("note: out of memory; evaluated again, ", share / parts, " images at a time"));
           });
       if (!e.complete) return false;
       t.ap = e.result.AP;
@@ -447,27 +529,39 @@ static void train(int argc, char** argv) {
     if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
     tell.problems(splits);
     if (enough) log.line(concat("stopping: ", t.stale, " evaluations without a better AP (--patience)"));
-    return !enough;
+    tell.ranks(ranks, device);
+    return !ranks.of_first(enough);
   };
 
   // ---- the loop
-  tell.heading();
   catch_signals();
   const double nan = std::nan("");
   SavedBuffers statistics(*model);
-  PartsThatFit fit{config.accum, config.bs};
+  ranks.broadcast(tensors_of(t.model));
+  ranks.must_equal(tensors_of(t.model), "at the start");
+  Reduction reduction(ranks, t.optimizer.params(), type_of(config.compress));
+  if (!ranks.alone()) {
+    step.ranks = world;
+    step.sum = [&](Tensor& x) { ranks.sum(x); };
+    step.before_backward = [&](const std::vector<Tensor>& outputs) { reduction.before_backward(outputs); };
+    if (config.sync_bn) sum_over_ranks = step.sum;
+  }
+  tell.heading();                                                        // all ranks have come here
+  PartsThatFit fit{config.accum, ranks.alone() ? share : config.accum};  // ranks have to do as many
   int64_t overflows = 0;  // steps in a row whose gradients were not finite
   std::optional<Profile> profile;
-  if (config.profile) profile.emplace(device), profile->start();
+  if (config.profile && ranks.first()) profile.emplace(device), profile->start();
+  int stop = 0;  // the signal that ends all ranks at the same step
   bool go_on = config.profile || !due() || end_of_epoch();
-  while (go_on && t.iteration < iters && !stop_signal) {
+  while (go_on && t.iteration < iters && !(stop = int(ranks.max(stop_signal)))) {
     const int64_t i = t.iteration;
     const ImageSize size = sizes.at(i);
     const double lr = learning_rate(schedule, i) * t.lr_factor, asked = now();
     const Batch batch = marked("data", [&] { return batches->next(); });
     tell.waited_for(now() - asked);
+    ranks.at(concat("step ", i));
     crash_step(concat("step ", i, " of epoch ", i / per_epoch + 1, "; images: ", names_in(batch, data)));
-    if (i < 3)
+    if (i < 3 && ranks.first())
       save_picture(concat(run, "/train_batch", i, ".jpg"),
                    draw_batch(batch.images, drawn(batch.targets, data.classes)));
     step.use_l1 = i >= plain_from;
@@ -477,7 +571,7 @@ static void train(int argc, char** argv) {
           Targets targets = batch.targets;
           marked("copy", [&] {
             statistics.save();
-            images = preprocess(batch.images, info.legacy_preproc);
+            images = preprocess(batch.images, info.legacy_preproc).to(type);
             resize_batch(images, targets, size);
           });
           return compute_gradients([&](const Tensor& x) { return t.model(x); }, images, targets, parts,
@@ -493,7 +587,8 @@ static void train(int argc, char** argv) {
     const StepNumbers numbers = marked("optimizer", [&] {
       const auto grads = gradients(t.optimizer.groups);
       t.scaler.unscale(grads);
-      const StepNumbers read = numbers_of(losses, clip_gradients(grads, config.clip), batch.targets.total());
+      const StepNumbers read = numbers_of(losses, clip_gradients(grads, config.clip),
+                                          ranks.sum({double(batch.targets.total())})[0]);
       if (read.finite()) t.optimizer.step(lr);
       return read;
     });
@@ -503,11 +598,11 @@ static void train(int argc, char** argv) {
       const std::string what =
           concat(why, " at step ", i, " (", numbers, ", lr ", lr, "; images ", names_in(batch, data), ")");
       statistics.restore();
-      const std::string left = save_bad_step(run, t, batch, data, numbers, lr, size, step.use_l1);
+      const std::string left = save_bad_step(run, t, batch, data, numbers, lr, size, step.use_l1, place.rank);
       check(config.keep_going && t.returns < 3, what, "; ", left, "; ./train --resume ", run,
             " --lr with less than ", config.lr, ", or with --keep-going, goes on from the last checkpoint");
       log.line(concat("WARNING: ", what, "; ", left));
-      saver.go_back(t, log);
+      saver.go_back(t, log, [&] { ranks.max(0); });
       log.line(concat("WARNING: back to step ", t.iteration, " with ", t.lr_factor, " of the lr"));
       overflows = 0, tell.go_back(t.iteration);
       start_loading();
@@ -524,7 +619,9 @@ static void train(int argc, char** argv) {
     if (profile) {
       if (i == first + 10) saver.try_out(t, log);
       if (profile->step()) break;
-    } else if (stop_signal) {
+    } else if (config.profile) {
+      continue;
+    } else if (stop_signal && ranks.alone()) {
       break;
     } else if (t.iteration % per_epoch == 0 || t.iteration == iters) {
       go_on = end_of_epoch(), tell.go_on();
@@ -532,32 +629,38 @@ static void train(int argc, char** argv) {
       saver.save(t, "last.pth", log), tell.go_on();
     }
   }
-  if (profile) {
-    if (stop_signal) return;
+  if (!stop) stop = int(ranks.max(stop_signal));
+  if (profile && !stop) {
     log.line(profile->table(config.bs));
     profile->stop_and_write(run + "/trace.json");
     log.line(concat("operators of the last steps: ", run, "/trace.json, for https://ui.perfetto.dev"));
-    return;
-  }
-  if (stop_signal && !complete) {
+  } else if (!config.profile && stop && !complete) {
     if (saver.in_last != t.iteration) saver.save(t, "last.pth", log, /*must=*/true);
-    log.line(concat("stopped by ", strsignal(stop_signal), " at step ", t.iteration,
+    log.line(concat("stopped by ", strsignal(stop), " at step ", t.iteration,
                     "; go on with: ./train --resume ", run));
-    return;
+  } else if (!config.profile) {
+    log.line(concat("done: ", run, "/last.pth",
+                    best >= 0 ? concat(", best AP ", best, " in ", run, "/best.pth") : ""));
   }
-  log.line(concat("done: ", run, "/last.pth",
-                  best >= 0 ? concat(", best AP ", best, " in ", run, "/best.pth") : ""));
+  ranks.leave();
+  return 0;
 }
 
 int main(int argc, char** argv) {
-  return run_program([&] {
+  int code = 0;
+  const int failed = run_program([&] {
     try {
-      train(argc, argv);
+      code = train(argc, argv);
     } catch (const UsageError&) {
       throw;
-    } catch (...) {
+    } catch (const std::exception& e) {
+      if (is_lost_rank(e)) code = kLostRank;
       write_crash(memory_report().c_str());
       throw;
     }
   });
+  std::cout.flush();
+  // What is under way with ranks that are gone must not be waited for.
+  if (failed && place_of_this_process().world > 1) _exit(code ? code : failed);
+  return failed ? failed : code;
 }

@@ -32,10 +32,24 @@ struct Training {
   YOLOX& judged() { return ema.is_empty() ? model : ema; }
 };
 
+// Parameters and statistics.
+inline std::vector<Tensor> tensors_of(YOLOX& model) {
+  std::vector<Tensor> all = model->parameters();
+  for (const Tensor& b : model->buffers()) all.push_back(b);
+  return all;
+}
+
+// To a device, and to float32 or float64; whole numbers stay whole.
+inline void move(YOLOX& model, torch::Device device, at::ScalarType type) {
+  model->to(device);
+  for (Tensor t : tensors_of(model))
+    if (t.is_floating_point()) t.set_data(t.to(type));
+}
+
 // A copy of a model with tensors of its own.
 inline YOLOX copy_of(const YOLOX& model, const std::string& name, torch::Device device) {
   YOLOX copy(name, model->num_classes);
-  copy->to(device);
+  move(copy, device, model->parameters()[0].scalar_type());
   channels_last(*copy);
   load_state_dict(*copy, to_dict(state_dict(*model)), "the model");
   copy->eval();

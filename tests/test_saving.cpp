@@ -135,13 +135,13 @@ TEST_CASE(
   Log log(dir / "log.txt");
   WeightsInfo info;
   info.model = "yolox-nano";
-  Saver saver{dir.path.string(), info, {}, 10, 80, 3};
+  Saver saver{dir.path.string(), info, {}, 10, 80, 3, true};
   t.iteration = 1, t.scaler.scale.fill_(512), t.scaler.growth_tracker.fill_(7);
   REQUIRE(saver.save(t, "last.pth", log));
   t.iteration = 2, t.scaler.scale.fill_(256);
   REQUIRE(saver.save(t, "last.pth", log));
   t.iteration = 9, t.scaler.scale.fill_(1);
-  saver.go_back(t, log);
+  saver.go_back(t, log, [] {});
   CHECK(t.iteration == 2);
   CHECK(t.scaler.scale.item<double>() == 256);
   CHECK(t.scaler.growth_tracker.item<int64_t>() == 7);
@@ -153,13 +153,13 @@ TEST_CASE(
   CHECK(resumed.returns == 1);
   // It fails again before it has saved anything.
   t.iteration = 7;
-  saver.go_back(t, log);
+  saver.go_back(t, log, [] {});
   CHECK(t.iteration == 1);
   CHECK(t.scaler.scale.item<double>() == 512);
   CHECK(t.lr_factor == 0.25);
   CHECK(t.returns == 2);
   t.iteration = 5;
-  saver.go_back(t, log);  // there is none before
+  saver.go_back(t, log, [] {});  // there is none before
   CHECK(t.iteration == 1);
   CHECK(t.lr_factor == 0.125);
 

@@ -103,9 +103,12 @@ TEST_CASE(
   std::map<int64_t, double> tried;
   s.model->train();
   const int64_t found =
-      automatic_batch(s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, {96, 96}, 1, 6, torch::kCPU,
-                      [&](int64_t images, double bytes) { tried[images] = bytes; });
+      automatic_batch(s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, {96, 96}, 1, 6, 1e12,
+                      torch::kCPU, [&](int64_t images, double bytes) { return tried[images] = bytes; });
   CHECK(found == 6);
+  // The budget is the bound, and what another rank needs counts.
+  CHECK(automatic_batch(s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, {96, 96}, 1, 6, 450,
+                        torch::kCPU, [](int64_t images, double) { return 100.0 * double(images); }) == 4);
   CHECK(tried.count(6) == 1);
   CHECK(tried[6] > 1e6);
   size_t i = 0;

@@ -1,0 +1,106 @@
+// Batch normalisation over the images of all ranks: mean and variance are those of the whole batch, not of a
+// rank's share of it, which may be too small for them. One sum over the ranks forward and one backward;
+// ranks may have different numbers of images, or none.
+#pragma once
+#include <torch/torch.h>
+
+#include <functional>
+#include <tuple>
+
+namespace yolox {
+
+// Adds up a tensor over all ranks, in place. Empty: batch norms see this rank's images only.
+inline std::function<void(torch::Tensor&)> sum_over_ranks;
+
+namespace sync_bn_detail {
+
+using torch::Tensor;
+
+// What all ranks know of a channel after the sum.
+struct Moments {
+  Tensor mean, variance;  // [C] float64; biased
+  Tensor count;           // values of a channel, [1]; a tensor: nothing here waits for a GPU
+};
+
+// sums [2 C + 1] float64: values, squares, and their number, over this rank's images.
+inline Moments moments_of_all(Tensor sums) {
+  sum_over_ranks(sums);
+  const int64_t channels = sums.size(0) / 2;
+  const Tensor count = sums.slice(0, 2 * channels);
+  const Tensor mean = sums.slice(0, 0, channels) / count;
+  return {mean, (sums.slice(0, channels, 2 * channels) / count - mean * mean).clamp_min(0), count};
+}
+
+inline void move_running(const Tensor& running_mean, const Tensor& running_var, const Moments& m,
+                         double momentum) {
+  const Tensor unbiased = m.count / (m.count - 1).clamp_min(1);
+  running_mean.mul_(1 - momentum).add_(m.mean.to(running_mean.scalar_type()), momentum);
+  running_var.mul_(1 - momentum).add_((m.variance * unbiased).to(running_var.scalar_type()), momentum);
+}
+
+// [C] -> [1, C, 1, 1]
+inline Tensor wide(const Tensor& t) { return t.view({1, -1, 1, 1}); }
+
+struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
+  // x [B, C, H, W] in any floating type; weight, bias, running_mean, running_var [C] float32 (float64)
+  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& weight,
+                        const Tensor& bias, const Tensor& running_mean, const Tensor& running_var,
+                        double momentum, double eps) {
+    const int64_t channels = x.size(1);
+    const double values = double(x.numel()) / double(channels);
+    Tensor sums = torch::zeros({2 * channels + 1}, x.options().dtype(torch::kDouble));
+    if (x.numel() > 0) {
+      Tensor mean, mean_square;
+      if (x.is_cuda()) {
+        const auto [m, inverse] = at::batch_norm_stats(x, eps);
+        mean = m.to(torch::kDouble);
+        mean_square = inverse.to(torch::kDouble).pow(-2) - eps + mean * mean;
+      } else {
+        const Tensor wider = x.to(torch::kDouble);
+        mean = wider.mean({0, 2, 3}), mean_square = wider.square().mean({0, 2, 3});
+      }
+      sums.copy_(torch::cat({mean * values, mean_square * values, torch::full({1}, values, sums.options())}));
+    }
+    const Moments m = moments_of_all(sums);
+    move_running(running_mean, running_var, m, momentum);
+    const Tensor mean = m.mean.to(weight.scalar_type()),
+                 inverse = (m.variance + eps).rsqrt().to(weight.scalar_type());
+    ctx->save_for_backward({x, weight, mean, inverse, m.count});
+    if (x.is_cuda() && x.numel() > 0) return at::batch_norm_elemt(x, weight, bias, mean, inverse, eps);
+    return ((x - wide(mean)) * wide(inverse * weight) + wide(bias)).to(x.scalar_type());
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    const auto kept = ctx->get_saved_variables();
+    const Tensor &x = kept[0], &weight = kept[1], &mean = kept[2], &inverse = kept[3], &count = kept[4];
+    const int64_t channels = x.size(1);
+    Tensor sum_g, sum_g_x, d_weight, d_bias;  // of g, and of g (x - mean); [C]
+    if (x.is_cuda() && x.numel() > 0) {
+      std::tie(sum_g, sum_g_x, d_weight, d_bias) = at::batch_norm_backward_reduce(
+          grads[0].contiguous(x.suggest_memory_format()), x, mean, inverse, weight, true, true, true);
+    } else {
+      const Tensor g = grads[0].to(weight.scalar_type());
+      sum_g = g.sum({0, 2, 3}), sum_g_x = (g * (x - wide(mean))).sum({0, 2, 3});
+      d_weight = sum_g_x * inverse, d_bias = sum_g;
+    }
+    Tensor sums = torch::cat({sum_g, sum_g_x}).to(torch::kDouble);
+    sum_over_ranks(sums);
+    sums = (sums / count).to(weight.scalar_type());
+    const Tensor mean_g = sums.slice(0, 0, channels),
+                 slope = sums.slice(0, channels, 2 * channels) * inverse * inverse;
+    const Tensor dx = (grads[0] - wide(mean_g) - (x - wide(mean)) * wide(slope)) * wide(inverse * weight);
+    return {dx.to(x.scalar_type()), d_weight, d_bias, {}, {}, {}, {}};
+  }
+};
+
+}  // namespace sync_bn_detail
+
+// bn(x) over the images of all ranks, x [B, C, H, W]; moves the running statistics as bn does.
+inline torch::Tensor sync_batch_norm(const torch::Tensor& x, torch::nn::BatchNorm2d& bn) {
+  bn->num_batches_tracked += 1;
+  return sync_bn_detail::SyncBatchNorm::apply(x, bn->weight, bn->bias, bn->running_mean, bn->running_var,
+                                              bn->options.momentum().value(), bn->options.eps());
+}
+
+}  // namespace yolox

@@ -1,0 +1,492 @@
+// Several ranks: each a process of its own, started here or by the launcher of ./train.
+#include "programs.hpp"
+
+#include "ddp.hpp"
+
+using namespace yolox;
+using namespace yolox::test;
+
+namespace {
+
+// Runs a test case of this program, one that is skipped otherwise, on so many ranks. Gives what they said.
+std::string on_ranks(int ranks, const std::string& name) {
+  TempDir dir;
+  int port = 0;
+  close(launch_detail::listen_here(port));
+  std::vector<pid_t> started;
+  std::string said;
+  for (int r = 0; r < ranks; ++r) {
+    const std::string command =
+        concat("export OMP_NUM_THREADS=1 WORLD_SIZE=", ranks, " RANK=", r, " LOCAL_RANK=", r,
+               " LOCAL_WORLD_SIZE=", ranks, " MASTER_ADDR=127.0.0.1 MASTER_PORT=", port,
+               "; exec " YOLOX_BINARY_DIR "/tests --no-skip --no-colors -tc='", name, "' >",
+               dir / concat("out", r), " 2>&1");
+    const pid_t pid = fork();
+    if (pid == 0) {
+      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      _exit(127);
+    }
+    started.push_back(pid);
+  }
+  for (int r = 0; r < ranks; ++r) {
+    int status = 1;
+    waitpid(started[r], &status, 0);
+    const std::string text = contents(dir / concat("out", r));
+    CHECK_MESSAGE(status == 0, "rank " << r << " of " << ranks << ":\n" << text);
+    CHECK_MESSAGE(has(text, "test cases: 1"), text);
+    said += text;
+  }
+  return said;
+}
+
+double gap(const Tensor& a, const Tensor& b) {
+  return a.numel() == 0 ? 0 : (a.to(torch::kDouble) - b.to(torch::kDouble)).abs().max().item<double>();
+}
+
+// Rows of a batch that are this rank's: as many more as its number, rank 0 has none.
+Tensor uneven_share(const Tensor& batch, const Place& p) {
+  const int64_t before = int64_t(p.rank) * (p.rank - 1) / 2;
+  return batch.slice(0, before, before + p.rank);
+}
+
+struct Steps {
+  TempDir dir;
+  std::string flags =
+      "--data data --model yolox-nano --size 64 --bs 6 --epochs 6 --warmup-epochs 0 --mixup-prob 1 "
+      "--amp fp64 --lr 1e-6 ";
+  Steps() { write_scenes(dir / "data", 7); }
+};
+
+// How far apart the parameters of two runs are, in parts of the way that the second has come from a third;
+// and the statistics of batch norms, in parts of what they are.
+double apart(const TempDir& dir, const std::string& a, const std::string& b, const std::string& start) {
+  const auto x = weights_of(dir, a, false), y = weights_of(dir, b, false), z = weights_of(dir, start, false);
+  double apart = 0, way = 0, statistics = 0, all = 0;
+  for (const auto& e : x) {
+    const Tensor v = e.value().toTensor(), w = y.at(e.key()).toTensor(), first = z.at(e.key()).toTensor();
+    if (!v.is_floating_point()) continue;
+    const bool of_norm = has(e.key().toStringRef(), "running_");
+    (of_norm ? statistics : apart) += (v - w).square().sum().item<double>();
+    (of_norm ? all : way) += (of_norm ? w : w - first).square().sum().item<double>();
+  }
+  return std::max(std::sqrt(apart / way), std::sqrt(statistics / all));
+}
+
+std::vector<pid_t> children_of(pid_t parent) {
+  std::vector<pid_t> found;
+  std::istringstream in(contents(concat("/proc/", parent, "/task/", parent, "/children")));
+  for (pid_t pid; in >> pid;) found.push_back(pid);
+  return found;
+}
+bool alive(pid_t pid) {
+  const std::string stat = contents(concat("/proc/", pid, "/stat"));
+  return !stat.empty() && !has(stat, ") Z ");
+}
+bool all_gone(const std::vector<pid_t>& pids, double seconds) {
+  for (const double start = now(); now() - start < seconds; usleep(20000))
+    if (std::none_of(pids.begin(), pids.end(), alive)) return true;
+  return false;
+}
+
+const std::string kEndless =
+    "--data data --model yolox-nano --size 64 --bs 6 --epochs 10000 --eval-interval 0 --save-minutes 0.001 "
+    "--procs 2 --out r ";
+bool trains(Process& p, const TempDir& dir) {
+  return p.until(
+      [&] { return contents(dir / "r/metrics.csv").size() > 200 && fs::exists(dir / "r/step_1.pth"); });
+}
+
+}  // namespace
+
+// ---- what the ranks do, each in a process of its own
+
+TEST_CASE("rank: sums, the largest, what the first has, numbers of different length" * doctest::skip()) {
+  const Place p = place_of_this_process();
+  Ranks ranks(p, torch::kCPU, 60);
+  CHECK(ranks.sum({1.0, double(p.rank)}) ==
+        std::vector<double>{double(p.world), p.world * (p.world - 1) / 2.0});
+  CHECK(ranks.max(-double(p.rank)) == 0);
+  CHECK(ranks.of_first(p.rank == 0));
+  CHECK_FALSE(ranks.of_first(p.rank == 1));
+  CHECK(ranks.broadcast(concat("rank ", p.rank)) == "rank 0");
+  const auto all = ranks.gather(std::vector<double>(p.rank, 0.5 + p.rank));
+  REQUIRE(all.size() == size_t(p.world));
+  for (int r = 0; r < p.world; ++r) CHECK(all[r] == std::vector<double>(r, 0.5 + r));
+  CHECK(ranks.gather({}).at(0).empty());
+
+  torch::manual_seed(p.rank);
+  Tensor weight = torch::rand({2, 3, 3, 3}).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
+  const Tensor count = torch::full({}, p.rank, torch::kLong);
+  CHECK(has(error_of([&] {
+              ranks.must_equal({weight, count}, "at step 7");
+            }),
+            p.rank == 0 ? "rank 1 has other weights" : "at step 7 rank 1"));
+  ranks.broadcast({weight, count});
+  torch::manual_seed(0);
+  CHECK(torch::equal(weight.detach(), torch::rand({2, 3, 3, 3})));
+  CHECK(error_of([&] { ranks.must_equal({weight, count}, "now"); }) == "");
+
+  static std::atomic<int> order{0};
+  const std::string made = (fs::temp_directory_path() / concat("yolox-turn-", p.port)).string();
+  CHECK(ranks.first_here_then_others([&] {
+    if (p.rank == 0) usleep(200000), write_text(made);
+    return fs::exists(made);
+  }));
+  ranks.max(0);
+  fs::remove(made);
+}
+
+TEST_CASE("rank: SyncBN" * doctest::skip()) {
+  const Place p = place_of_this_process();
+  Ranks ranks(p, torch::kCPU, 60);
+  const int64_t images = int64_t(p.world) * (p.world - 1) / 2;
+  for (const auto type : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {
+    INFO("type " << type);
+    torch::manual_seed(5);
+    torch::nn::BatchNorm2d whole(torch::nn::BatchNorm2dOptions(8).momentum(0.03).eps(1e-3)),
+        mine(whole->options);
+    const auto exact = type == torch::kDouble ? torch::kDouble : torch::kFloat;
+    for (auto* bn : {&whole, &mine}) (*bn)->to(exact);
+    {
+      const torch::NoGradGuard no_grad;
+      whole->weight.uniform_(0.5, 2), whole->bias.uniform_(-1, 1);
+      mine->weight.copy_(whole->weight), mine->bias.copy_(whole->bias);
+    }
+    const Tensor batch = (torch::randn({images, 8, 5, 7}) * 3 + 100).to(type).to(exact);
+    const Tensor weight = torch::randn({images, 8, 5, 7}).to(exact);
+    Tensor x = batch.clone().contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
+    const Tensor y = torch::silu(whole(x));
+    (y * weight).sum().backward();
+
+    sum_over_ranks = [&](Tensor& t) { ranks.sum(t); };
+    Tensor share =
+        uneven_share(batch, p).to(type).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
+    const Tensor out = bn_silu(share, mine);
+    (out * uneven_share(weight, p)).sum().backward();
+    sum_over_ranks = {};
+    const double tolerance = type == torch::kDouble ? 1e-10 : type == torch::kFloat ? 2e-4 : 0.1;
+    CHECK(gap(out, uneven_share(y, p)) < tolerance);
+    CHECK(gap(share.grad(), uneven_share(x.grad(), p)) < tolerance);
+    for (auto [a, b] : {std::pair(mine->weight.grad(), whole->weight.grad()),
+                        std::pair(mine->bias.grad(), whole->bias.grad())}) {
+      Tensor sum = a.clone();
+      ranks.sum(sum);
+      CHECK(gap(sum, b) < 30 * tolerance);
+    }
+    CHECK(gap(mine->running_mean, whole->running_mean) < tolerance);
+    CHECK(gap(mine->running_var, whole->running_var) < tolerance);
+    CHECK(mine->num_batches_tracked.item<int64_t>() == 1);
+  }
+}
+
+TEST_CASE("rank: gradients of two heads" * doctest::skip()) {
+  const Place p = place_of_this_process();
+  Ranks ranks(p, torch::kCPU, 60);
+  for (const auto compress : {torch::kFloat, torch::kBFloat16, torch::kHalf}) {
+    torch::manual_seed(1);
+    torch::nn::Linear trunk(4, 3), heads[2] = {torch::nn::Linear(3, 2), torch::nn::Linear(3, 2)};
+    std::vector<Tensor> params, copies;
+    for (const auto& m : {trunk, heads[0], heads[1]})
+      for (const Tensor& t : m->parameters())
+        params.push_back(t), copies.push_back(t.detach().clone().requires_grad_());
+    const auto model = [](const std::vector<Tensor>& p, int head, const Tensor& x) {
+      return torch::linear(torch::linear(x, p[0], p[1]), p[2 + 2 * head], p[3 + 2 * head]).square().sum();
+    };
+    Reduction reduction(ranks, params, compress);
+    const double rounding = compress == torch::kFloat ? 1e-6 : compress == torch::kHalf ? 1e-2 : 0.1;
+    const auto input = [](int rank, int step) {
+      torch::manual_seed(100 + 10 * step + rank);
+      return torch::randn({2, 4});
+    };
+    for (int step = 0; step < 6; ++step) {
+      INFO("step " << step);
+      // One head in turn; then each rank its own. Two parts a step, summed before the ranks are.
+      const auto head = [&](int rank) { return step < 4 ? step % 2 : rank % 2; };
+      std::vector<Tensor> want;
+      for (int rank = 0; rank < p.world; ++rank)
+        for (int part = 0; part < 2; ++part)
+          (model(copies, head(rank), input(rank, 2 * step + part)) / p.world).backward();
+      for (Tensor& t : copies) want.push_back(t.grad()), t.mutable_grad() = Tensor();
+      for (int part = 0; part < 2; ++part) {
+        const Tensor loss = model(params, head(p.rank), input(p.rank, 2 * step + part));
+        if (part == 1) reduction.before_backward({loss});
+        loss.backward();
+      }
+      for (size_t i = 0; i < params.size(); ++i) {
+        CHECK(params[i].grad().defined() == want[i].defined());
+        if (want[i].defined())
+          CHECK(gap(params[i].grad(), want[i]) < rounding * (1 + want[i].abs().max().item<double>()));
+      }
+      for (Tensor& t : params) t.mutable_grad() = Tensor();
+    }
+  }
+}
+
+TEST_CASE("ranks: they sum, gather and agree; other weights on one of them are found") {
+  on_ranks(3, "rank: sums*");
+}
+TEST_CASE("b3 ranks: SyncBN over uneven shares, one of them empty, is batch norm over the whole batch") {
+  on_ranks(2, "rank: SyncBN");
+  on_ranks(3, "rank: SyncBN");
+}
+TEST_CASE("b5 d6 g2 ranks: gradients of two heads, one used in a step, summed once after all parts") {
+  on_ranks(2, "rank: gradients of two heads");
+}
+
+// ---- the training
+
+TEST_CASE("b3 b4 e4 e5 train: 1, 2 and 3 ranks make the same steps, and a resumed run goes on on others") {
+  Steps s;
+  succeed(s.dir, "train", s.flags + "--eval-interval 0 --max-iters 1 --lr 0 --out start");
+  const std::string flags = s.flags + "--eval-interval 0 --max-iters 12 --accum ";
+  succeed(s.dir, "train", flags + "1 --out one");
+  for (const int ranks : {2, 3}) {
+    const std::string printed =
+        succeed(s.dir, "train", concat(flags, "1 --procs ", ranks, " --out r", ranks));
+    CHECK(apart(s.dir, concat("r", ranks), "one", "start") < 1e-7);
+    size_t headings = 0;  // e2: one rank prints
+    for (const auto& line : lines_of(printed)) headings += has(line, "epoch      iter");
+    CHECK(headings == 1);
+    CHECK(has(printed, "ranks   memory "));
+    CHECK(has(printed, "slowest"));
+    for (int r = 1; r < ranks; ++r)
+      CHECK(has(contents(s.dir / concat("r", ranks, "/log_rank", r, ".txt")), "12"));
+  }
+  // Each with its own statistics is another training.
+  succeed(s.dir, "train", flags + "1 --procs 2 --no-sync-bn --out own");
+  CHECK(apart(s.dir, "own", "one", "start") > 1e-4);
+
+  succeed(s.dir, "train", s.flags + "--eval-interval 0 --max-iters 5 --procs 3 --out moved");
+  succeed(s.dir, "train", "--resume moved --max-iters 9 --procs 2");
+  succeed(s.dir, "train", "--resume moved --max-iters 12 --procs 1");
+  CHECK(apart(s.dir, "moved", "one", "start") < 1e-7);
+}
+
+SHARED_TEST(
+    "b3 b4 train: 1, 2 and 3 ranks make the same steps from the real nano, with mosaic and multi-scale") {
+  TempDir dir;
+  // In 64 bits, since in 32 two runs of one rank, with one thread and with two, are as far apart after ten
+  // steps as they have come.
+  const std::string flags =
+      concat("--data ", shared("data/coco128_json"), " --model yolox-nano --weights ",
+             shared("data/weights/yolox_nano_coco_v011_rebuilt.pth"),
+             " --size 416 --bs 6 --epochs 10 --eval-interval 0 --amp fp64 --max-iters ");
+  succeed(dir, "train", flags + "1 --lr 0 --out start");
+  succeed(dir, "train", flags + "12 --out one");
+  for (const int ranks : {2, 3}) {
+    succeed(dir, "train", concat(flags, "12 --procs ", ranks, " --out r", ranks));
+    CHECK(apart(dir, concat("r", ranks), "one", "start") < 1e-8);
+  }
+  // One step in 32 bits.
+  std::string single = flags;
+  single.replace(single.find("--amp fp64"), 10, "--warmup-epochs 0");
+  succeed(dir, "train", single + "1 --out one32");
+  succeed(dir, "train", single + "1 --procs 2 --out two32");
+  CHECK(apart(dir, "two32", "one32", "start") < 1e-4);
+}
+
+TEST_CASE(
+    "b2 e7 train: ranks evaluate their shares, no image twice, none lost; AP is that of one rank and of "
+    "eval") {
+  Steps s;
+  const std::string flags = s.flags + "--max-iters 4 --eval-interval 1 --conf 0 --nms 0.9 ";
+  succeed(s.dir, "train", flags + "--out one");
+  const auto ap = [&](const std::string& run) {
+    double last = -1;
+    for (const auto& row : metric_rows(s.dir / (run + "/metrics.csv")))
+      if (!std::isnan(row[kAP])) last = row[kAP];
+    return last;
+  };
+  for (const int ranks : {2, 3}) {
+    const std::string run = concat("r", ranks),
+                      printed = succeed(s.dir, "train", concat(flags, "--procs ", ranks, " --out ", run));
+    CHECK(has(printed, " 7 images"));
+    CHECK(ap(run) == doctest::Approx(ap("one")).epsilon(1e-9));
+    succeed(s.dir, "train", concat(flags, "--amp off --procs ", ranks, " --out f", ranks));
+    succeed(s.dir, "eval",
+            concat("--data data --weights f", ranks, "/last.pth --conf 0 --nms 0.9 --json ap.json --bs ",
+                   6 / ranks));
+    CHECK(number_in(s.dir / "ap.json", "AP") == doctest::Approx(ap(concat("f", ranks))).epsilon(1e-9));
+  }
+}
+
+TEST_CASE(
+    "e3 e1 train: shares that do not fit, GPUs that are not there, places that make no sense are said at "
+    "once") {
+  const TempDir& dir = trained().dir;
+  const auto refused = [&](const std::string& before, const std::string& flags, const std::string& part) {
+    const Outcome o = shell(dir, before + YOLOX_BINARY_DIR "/train " + kTrain + "--out no " + flags);
+    CHECK(o.code == 2);
+    CHECK_MESSAGE(has(o.err, part), o.err);
+  };
+  refused("", "--bs 16 --procs 3",
+          "--bs 16 is shared by all 3 ranks and does not divide by them; give 15 or 18");
+  refused("", "--bs 4 --procs 2 --accum 3", "a rank has 2 images of a step");
+  refused("", "--procs 2 --gpus 2", "exclude each other");
+  refused("", "--bs 16 --gpus 16", "--gpus 16: there are");
+  refused("", "--bs 16 --procs 2 --nodes 2", "--nodes needs --master HOST:PORT");
+  refused("", "--bs 16 --procs 2 --nodes 2 --node 2 --master a:1", "--node must be in 0..1");
+  refused("export WORLD_SIZE=2 RANK=x; ", "--bs 2", "RANK=x is not a number");
+  refused("export WORLD_SIZE=2 RANK=2; ", "--bs 2", "rank 2 of 2");
+  const Outcome few = run(dir, "train", "--data data --model yolox-nano --size 64 --bs 9 --procs 9 --out no");
+  CHECK(few.code == 1);
+  CHECK(has(few.err, "9 ranks and only 8 images"));
+}
+
+TEST_CASE("c2 ranks: who does not come is named, within the time limit") {
+  const TempDir& dir = trained().dir;
+  int port = 0;
+  close(launch_detail::listen_here(port));
+  const std::string train = concat("export MASTER_ADDR=127.0.0.1 MASTER_PORT=", port,
+                                   " WORLD_SIZE=3 OMP_NUM_THREADS=1; "),
+                    flags = " " YOLOX_BINARY_DIR "/train " + kTrain + "--bs 3 --out no --timeout 2";
+  Outcome o = shell(dir, train + "(RANK=1 LOCAL_RANK=1" + flags + " 2>/dev/null) & RANK=0" + flags);
+  CHECK(o.code == 1);
+  CHECK_MESSAGE(has(o.err, concat("rank 2 of 3 did not come to 127.0.0.1:", port, " within 2 s")), o.err);
+  o = shell(dir, train + "RANK=2" + flags);
+  CHECK(o.code == 1);
+  CHECK_MESSAGE(has(o.err, concat("rank 2 found no rank 0 at 127.0.0.1:", port)), o.err);
+  // A port that is taken.
+  int taken = 0;
+  const int fd = launch_detail::listen_here(taken);
+  o = shell(dir, concat(train, "MASTER_PORT=", taken, " RANK=0", flags));
+  CHECK(o.code == 1);
+  CHECK_MESSAGE(has(o.err, concat("cannot listen on port ", taken)), o.err);
+  close(fd);
+}
+
+TEST_CASE(
+    "g5 launcher: a rank that is killed is named, the others end, the checkpoint is good; --restarts goes "
+    "on") {
+  for (const int victim : {1, 0}) {
+    TempDir dir;
+    write_scenes(dir / "data", 7);
+    Process p(dir, "train", kEndless);
+    REQUIRE_MESSAGE(trains(p, dir), contents(p.out) << contents(p.err));
+    const auto ranks = children_of(p.pid);
+    REQUIRE(ranks.size() == 2);
+    kill(ranks[victim], SIGKILL);
+    const double start = now();
+    CHECK(p.wait() == 128 + SIGKILL);
+    CHECK(now() - start < 10);
+    CHECK(all_gone(ranks, 1));
+    const std::string said = contents(p.err);
+    CHECK_MESSAGE(has(said, concat("error: rank ", victim, " of 2 on ")), said);
+    CHECK(has(said, "was ended by SIGKILL"));
+    const int64_t step =
+        read_pth(dir / "r/last.pth").toGenericDict().at("train").toGenericDict().at("iteration").toInt();
+    CHECK(step > 0);
+    // It goes on by itself, with the same ranks, after another such loss.
+    Process again(dir, "train", concat("--resume r --restarts 1 --eval-interval 0 --max-iters ", step + 30));
+    REQUIRE(again.until(
+        [&] { return has(contents(again.out), "epoch      iter") && children_of(again.pid).size() == 2; }));
+    kill(children_of(again.pid)[victim], SIGKILL);
+    CHECK(again.wait() == 0);
+    CHECK_MESSAGE(has(contents(again.err), "restart 1 of 1: resuming r"), contents(again.err));
+    CHECK(read_pth(dir / "r/last.pth").toGenericDict().at("train").toGenericDict().at("iteration").toInt() ==
+          step + 30);
+  }
+}
+
+TEST_CASE("g5 launcher: killed itself, no rank stays; asked to end, all ranks save at the same step") {
+  TempDir dir;
+  write_scenes(dir / "data", 7);
+  {
+    Process p(dir, "train", kEndless);
+    REQUIRE(trains(p, dir));
+    const auto ranks = children_of(p.pid);
+    kill(p.pid, SIGKILL);
+    p.wait();
+    CHECK(all_gone(ranks, 5));
+  }
+  fs::remove(dir / "out.txt");  // of the run before
+  Process p(dir, "train", "--resume r");
+  REQUIRE(p.until([&] { return has(contents(p.out), "epoch      iter"); }));
+  usleep(300000);
+  const auto ranks = children_of(p.pid);
+  kill(p.pid, SIGTERM);
+  CHECK(p.wait() == 0);
+  CHECK(all_gone(ranks, 1));
+  CHECK(has(contents(p.out), "stopped by Terminated at step"));
+  CHECK(has(contents(p.out), "go on with: ./train --resume r"));
+  const auto last = [&](const char* log) { return lines_of(contents(dir / log)).back(); };
+  CHECK(last("r/log.txt") == last("r/log_rank1.txt"));
+}
+
+TEST_CASE("g5 launcher: a rank that hangs is named after the time limit, and all end") {
+  TempDir dir;
+  write_scenes(dir / "data", 7);
+  Process p(dir, "train", kEndless + "--timeout 3");
+  REQUIRE(trains(p, dir));
+  const auto ranks = children_of(p.pid);
+  kill(ranks[1], SIGSTOP);
+  const double start = now();
+  CHECK(p.wait() != 0);
+  CHECK(now() - start < 20);
+  CHECK(all_gone(ranks, 1));
+  const std::string said = contents(p.err);
+  CHECK_MESSAGE(has(said, "s (--timeout), waiting for rank 1 ("), said);
+  CHECK_MESSAGE(has(said, "which does not run any more"), said);
+}
+
+TEST_CASE("e1 ranks: the variables of torchrun and of SLURM tell where a process stands") {
+  const std::vector<const char*> names{"RANK",
+                                       "WORLD_SIZE",
+                                       "LOCAL_RANK",
+                                       "LOCAL_WORLD_SIZE",
+                                       "MASTER_ADDR",
+                                       "MASTER_PORT",
+                                       "TORCHELASTIC_USE_AGENT_STORE",
+                                       "SLURM_STEP_NUM_TASKS",
+                                       "SLURM_PROCID",
+                                       "SLURM_LOCALID",
+                                       "SLURM_STEP_TASKS_PER_NODE",
+                                       "SLURM_STEP_NODELIST",
+                                       "SLURM_JOB_ID"};
+  const auto place = [&](const std::map<std::string, std::string>& variables) {
+    for (const char* name : names) unsetenv(name);
+    for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
+    const Place p = place_of_this_process();
+    for (const char* name : names) unsetenv(name);
+    return p;
+  };
+  CHECK(place({}).world == 1);
+  CHECK(place({{"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}}).world == 1);  // sbatch without srun
+  Place p = place({{"RANK", "5"},
+                   {"WORLD_SIZE", "8"},
+                   {"LOCAL_RANK", "1"},
+                   {"LOCAL_WORLD_SIZE", "4"},
+                   {"MASTER_ADDR", "a"},
+                   {"MASTER_PORT", "1234"},
+                   {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+  CHECK(p.rank == 5);
+  CHECK(p.world == 8);
+  CHECK(p.local_rank == 1);  // c2: the device is that of the local rank
+  CHECK(p.local_world == 4);
+  CHECK(p.host == "a");
+  CHECK(p.port == 1234);
+  CHECK(p.of_agent);
+  p = place({{"SLURM_STEP_NUM_TASKS", "8"},
+             {"SLURM_PROCID", "6"},
+             {"SLURM_LOCALID", "2"},
+             {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"},
+             {"SLURM_STEP_NODELIST", "gpu[007-009,12],x"},
+             {"SLURM_JOB_ID", "12345678"}});
+  CHECK(p.rank == 6);
+  CHECK(p.world == 8);
+  CHECK(p.local_rank == 2);
+  CHECK(p.local_world == 4);
+  CHECK(p.host == "gpu007");
+  CHECK(p.port == 20000 + 12345678 % 20000);
+  CHECK(first_host("n1,n2") == "n1");
+  CHECK(first_host("n[3,5-7]") == "n3");
+  CHECK(first_host("alone") == "alone");
+
+  using Words = std::vector<std::string>;
+  CHECK(resumed_words(Words{"train", "--data", "d", "--out", "r", "--weights=w", "--bs", "4"}, "r") ==
+        Words{"train", "--data", "d", "--bs", "4", "--resume=r"});
+  CHECK(resumed_words(Words{"train", "--resume", "--procs", "2"}, "x") ==
+        Words{"train", "--procs", "2", "--resume=x"});
+  CHECK(resumed_words(Words{"train", "--resume", "y", "--procs", "2"}, "x") ==
+        Words{"train", "--procs", "2", "--resume=x"});
+}
