@@ -128,10 +128,10 @@ struct PartsThatFit {
 // infinite where memory ran out. Exact up to 32, within 3 % above. Throws where not even one image fits.
 template <class Peak>
 int64_t largest_batch(int64_t limit, double budget, const Peak& peak) {
-  int64_t fits = 0, too_large = limit + 1, tried = 0;
+  int64_t fits = 0, too_large = limit + 1;
   double of_fits = 0, slope = 0;
   for (int64_t next = std::min<int64_t>(2, limit); too_large - fits > std::max<int64_t>(1, fits / 32);) {
-    const double bytes = peak(tried = next);
+    const double bytes = peak(next);
     if (bytes <= budget) {
       if (fits > 0) slope = (bytes - of_fits) / double(next - fits);
       fits = next, of_fits = bytes;
@@ -140,15 +140,11 @@ int64_t largest_batch(int64_t limit, double budget, const Peak& peak) {
     }
     // A straight line through what fitted, but not far beyond what was seen; else the middle.
     next = (fits + too_large) / 2;
-    if (fits == 0)
-      next = 1;
-    else if (slope <= 0)
+    if (slope <= 0)
       next = std::min(next, 2 * fits);
     else
-      next =
-          std::min(int64_t(double(fits) + std::min((budget - of_fits) / slope, 3.0 * double(fits))), limit);
+      next = int64_t(double(fits) + std::min((budget - of_fits) / slope, 3.0 * double(fits)));
     next = std::clamp(next, fits + 1, std::max(fits + 1, too_large - 1));
-    if (fits == 0 && tried == 1) break;
   }
   check(fits > 0, "not even one image fits into memory; give a smaller --size or --model");
   return fits;

@@ -312,6 +312,8 @@ static void tell_plan(Telling& tell, Log& log, const Config& config, const Split
     log.line(odd);
 }
 
+static bool ranks_met = false;  // this process has connections to others
+
 // Gives the exit code.
 static int train(int argc, char** argv) {
   ignore_hangup();
@@ -349,6 +351,7 @@ static int train(int argc, char** argv) {
 
   // ---- the other ranks. Never ended where something fails: that would wait for those that are gone.
   Ranks& ranks = *new Ranks(place, device, config.timeout);
+  ranks_met = !ranks.alone();
   const int world = place.world;
 
   // ---- data
@@ -661,6 +664,6 @@ int main(int argc, char** argv) {
   });
   std::cout.flush();
   // What is under way with ranks that are gone must not be waited for.
-  if (failed && place_of_this_process().world > 1) _exit(code ? code : failed);
+  if (failed && ranks_met) _exit(code ? code : failed);
   return failed ? failed : code;
 }

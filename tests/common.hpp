@@ -8,7 +8,9 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <iterator>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -45,6 +47,18 @@ std::string error_of(Function f) {
     return e.what();
   }
   return "";
+}
+
+// Does f() with what it prints thrown away. No CHECK may be in it: doctest would say nothing, either.
+template <class Function>
+void quietly(Function f) {
+  struct Back {
+    std::streambuf* terminal;
+    ~Back() { std::cout.rdbuf(terminal); }
+  };
+  std::ostringstream nowhere;
+  const Back back{std::cout.rdbuf(nowhere.rdbuf())};
+  f();
 }
 
 // A folder that is gone at the end of the test.

@@ -33,7 +33,7 @@ std::string on_ranks(int ranks, const std::string& name) {
     waitpid(started[r], &status, 0);
     const std::string text = contents(dir / concat("out", r));
     CHECK_MESSAGE(status == 0, "rank " << r << " of " << ranks << ":\n" << text);
-    CHECK_MESSAGE(has(text, "test cases: 1"), text);
+    CHECK_MESSAGE(has(text, " 1 passed |"), text);
     said += text;
   }
   return said;
@@ -270,12 +270,12 @@ SHARED_TEST(
   const std::string flags =
       concat("--data ", shared("data/coco128_json"), " --model yolox-nano --weights ",
              shared("data/weights/yolox_nano_coco_v011_rebuilt.pth"),
-             " --size 416 --bs 6 --epochs 10 --eval-interval 0 --amp fp64 --max-iters ");
+             " --size 224 --bs 6 --epochs 10 --eval-interval 0 --amp fp64 --max-iters ");
   succeed(dir, "train", flags + "1 --lr 0 --out start");
   succeed(dir, "train", flags + "12 --out one");
   for (const int ranks : {2, 3}) {
     succeed(dir, "train", concat(flags, "12 --procs ", ranks, " --out r", ranks));
-    CHECK(apart(dir, concat("r", ranks), "one", "start") < 1e-8);
+    CHECK(apart(dir, concat("r", ranks), "one", "start") < 1e-6);
   }
   // One step in 32 bits.
   std::string single = flags;

@@ -1,9 +1,13 @@
 // Flags as programs declare them, the exit codes, and what a run writes beside its weights.
 #include "tensors.hpp"
 
+#include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 
 #include <csignal>
+#include <iostream>
+#include <map>
 #include <sstream>
 
 #include "flags.hpp"
@@ -208,6 +212,14 @@ TEST_CASE(
   CHECK(contents(dir / "m.csv") == head + first + "2,2198918,1,\n");
   m.cut(0);
   CHECK(contents(dir / "m.csv") == head);
+  for (const char* torn : {"1,2198917,2,0.", "1,2198917,2"}) {
+    write_text(dir / "m.csv", head + first + torn);
+    m.cut(2198918);
+    CHECK(contents(dir / "m.csv") == head + first);
+  }
+  write_text(dir / "m.csv", head + "no row\n" + "1,2\n" + first);
+  m.cut(2198918);
+  CHECK(contents(dir / "m.csv") == head + first);
 }
 
 TEST_CASE("run: a full disk leaves metrics and settings as they are; lines are whole or not there") {
@@ -244,6 +256,10 @@ TEST_CASE("run: times and sizes fit their columns") {
   CHECK(short_time(3 * 3600 + 300) == "3h05m");
   CHECK(short_time(4 * 86400 + 7 * 3600) == "4d07h");
   CHECK(short_time(1e30).size() <= 6);
+  CHECK(short_time(60) == "1m00s");
+  CHECK(short_time(3600) == "1h00m");
+  CHECK(short_time(86400) == "1d00h");
+  CHECK(short_time(-5) == "0s");
   CHECK(short_bytes(640e6) == "640M");
   CHECK(short_bytes(1.24e9) == "1.2G");
 }
@@ -258,4 +274,87 @@ TEST_CASE("a6 programs: the soft limit of open files is raised to the hard one")
   REQUIRE(getrlimit(RLIMIT_NOFILE, &after) == 0);
   CHECK(after.rlim_cur == before.rlim_max);
   setrlimit(RLIMIT_NOFILE, &before);
+}
+
+TEST_CASE("run: the revision is that of the source; no file of a run stays open") {
+  if (std::filesystem::exists(YOLOX_SOURCE_DIR "/.git")) CHECK(git_revision() != "unknown");
+  TempDir dir;
+  const auto open_files = [] {
+    const std::filesystem::directory_iterator fds("/proc/self/fd");
+    return std::distance(begin(fds), end(fds));
+  };
+  const auto before = open_files();
+  for (int i = 0; i < 3; ++i) Lines{dir / "log.txt"}.add("line");
+  CHECK(open_files() == before);
+}
+
+TEST_CASE("g6 run: signals are noted, however often; they do not disturb what is being read") {
+  std::map<int, struct sigaction> before;
+  for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) sigaction(signal, nullptr, &before[signal]);
+  catch_signals();
+  for (const int signal : {SIGUSR1, SIGINT, SIGTERM, SIGTERM}) {
+    if (signal == SIGINT) stop_signal = 0;  // a second Ctrl-C ends the process
+    std::raise(signal);
+    CHECK(stop_signal == signal);
+    struct sigaction now {};
+    sigaction(signal, nullptr, &now);
+    CHECK((now.sa_flags & SA_RESTART) != 0);
+  }
+  stop_signal = 0;
+  for (const auto& [signal, action] : before) sigaction(signal, &action, nullptr);
+}
+
+TEST_CASE("run: facts are lines of 79 columns at most; a word that is longer stays whole") {
+  TempDir dir;
+  Log log(dir / "log.txt");
+  std::string words = "data   ";
+  for (int i = 0; i < 30; ++i) words += " word";
+  quietly([&] {
+    log.fact(words), log.fact("run     " + std::string(100, 'x')), log.fact(std::string(100, 'y'));
+  });
+  std::istringstream said(contents(dir / "log.txt"));
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(said, line);) lines.push_back(line);
+  REQUIRE(lines.size() == 5);
+  CHECK(lines[0].size() <= 79);
+  CHECK(lines[0].size() > 70);
+  CHECK(lines[1].rfind("        word", 0) == 0);
+  CHECK(lines[2].rfind("        word", 0) == 0);
+  CHECK(lines[3].size() == 108);
+  CHECK(lines[4].size() == 100);
+}
+
+TEST_CASE("run: in a terminal the progress line is rewritten in place and cut; in a file it is left out") {
+  TempDir dir;
+  const int ours = posix_openpt(O_RDWR | O_NOCTTY);
+  REQUIRE(ours >= 0);
+  REQUIRE((grantpt(ours) == 0 && unlockpt(ours) == 0));
+  const int theirs = open(ptsname(ours), O_RDWR | O_NOCTTY), out = dup(1);
+  winsize window{};
+  window.ws_row = 5, window.ws_col = 9;
+  ioctl(theirs, TIOCSWINSZ, &window);
+  const auto say = [&] {
+    Log log(dir / "log.txt");
+    log.line("begin");
+    log.progress("1 of many steps", false);
+    log.progress("2", false);
+    log.line("note");
+    log.line("more");
+    log.progress("3 of 3", true);
+  };
+  const int file = open((dir / "out").c_str(), O_WRONLY | O_CREAT, 0600);
+  std::cout << std::flush;
+  dup2(theirs, 1), say();
+  const std::string log = contents(dir / "log.txt");
+  dup2(file, 1), say();
+  dup2(out, 1);
+  for (const int fd : {theirs, out, file}) close(fd);
+  std::string seen;
+  for (char c; read(ours, &c, 1) == 1;) seen += c;
+  close(ours);
+  const std::string lines = "begin\nnote\nmore\n3 of 3\n";
+  CHECK(seen == "begin\r\n\r\033[K1 of man\r\033[K2\r\033[Knote\r\nmore\r\n3 of 3\r\n");
+  CHECK(log == lines);
+  CHECK(contents(dir / "out") == lines);
+  CHECK(contents(dir / "log.txt") == lines + lines);
 }

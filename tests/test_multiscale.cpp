@@ -31,6 +31,8 @@ TEST_CASE("b4 multi-scale: drawn from seed and step alone, anew every ten steps,
   CHECK(heights({{640, 640}, 5, 5, 3}, 1000) == drawn);
   CHECK(heights({{640, 640}, 5, 5, 4}, 1000) != drawn);
   CHECK(sizes.at(500).height == drawn[500]);  // whatever was asked before
+  for (int64_t seed = 0; seed < 20; ++seed)
+    for (const int h : heights({{640, 640}, 5, 5, seed}, 10)) CHECK(h == 640);
 }
 
 TEST_CASE("d4 multi-scale: a bounded set of sizes, each with its share, that cuDNN is tuned for") {
@@ -68,6 +70,11 @@ TEST_CASE("multi-scale: off is the base alone; small bases and one image stay la
   const auto small = heights(tiny, 2000), alone = heights(one, 2000);
   CHECK(*std::min_element(small.begin(), small.end()) == 32);
   CHECK(*std::min_element(alone.begin(), alone.end()) == 64);
+  const MultiScale fixed{{32, 64}, 0, 0, 1, 2}, narrow{{320, 32}, 5, 5, 1};
+  for (int64_t i = 0; i < 1000; ++i) {
+    CHECK(fixed.at(i).height == 32);
+    CHECK(narrow.at(i).width >= 32);
+  }
 }
 
 TEST_CASE("multi-scale: images and boxes are resized together") {
@@ -81,4 +88,11 @@ TEST_CASE("multi-scale: images and boxes are resized together") {
   const Tensor before = images;
   resize_batch(images, targets, {128, 96});
   CHECK(images.is_same(before));
+}
+
+TEST_CASE("multi-scale: pixels are placed by their areas, not their corners") {
+  Tensor images = torch::tensor({0.f, 1.f}).view({1, 1, 1, 2});
+  Targets targets{torch::zeros({1, 0, 4}), torch::zeros({1, 0}, torch::kLong), {0}};
+  resize_batch(images, targets, {1, 4});
+  CHECK(torch::allclose(images.flatten(), torch::tensor({0.f, 0.25f, 0.75f, 1.f})));
 }

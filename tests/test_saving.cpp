@@ -1,10 +1,12 @@
 // The files of a run: what it saves, finds again and goes back to; its folder.
 #include "tensors.hpp"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 
 #include <csignal>
 #include <map>
+#include <thread>
 
 #include "saving.hpp"
 
@@ -30,6 +32,18 @@ std::vector<std::string> names_in(const TempDir& dir) {
   return names;
 }
 using Names = std::vector<std::string>;
+
+Training small_training(bool fp16 = false, int64_t classes = 2) {
+  torch::manual_seed(1);
+  YOLOX model("yolox-nano", int(classes));
+  return Training{model, YOLOX(nullptr), Optimizer("adam", parameter_groups(*model, 0), fp16),
+                  GradScaler(fp16, torch::kCPU)};
+}
+WeightsInfo nano_info(const std::vector<std::string>& classes = {}) {
+  WeightsInfo info;
+  info.model = "yolox-nano", info.classes = classes;
+  return info;
+}
 
 }  // namespace
 
@@ -75,6 +89,11 @@ TEST_CASE("checkpoints: --keep N of the older ones stay, none with 0; the same s
   CHECK(names_in(dir) == Names{"last.pth"});
   write_text(dir / "step_x.pth"), write_text(dir / "step_7.pth.bak"), write_text(dir / "best.pth");
   CHECK(names_in(dir) == Names{"last.pth"});
+  save_last(dir.path.string(), a_file(5), 5, -1, 3);  // what was there was torn
+  CHECK(names_in(dir) == Names{"last.pth"});
+  write_text(dir / "step_5.pth", "of a step that was done before going back");
+  save_last(dir.path.string(), a_file(6), 6, 5, 3);
+  CHECK(step_of(read_pth(dir / "step_5.pth")) == 5);
 }
 
 TEST_CASE("checkpoints: a run without a step makes room, a run with one does not; torn files go") {
@@ -125,17 +144,10 @@ TEST_CASE(
     "c1 g4 checkpoints: the scaler, the rates and the counts of a run come back; --keep-going goes back "
     "further if it must") {
   TempDir dir;
-  const auto training = [](bool fp16) {
-    torch::manual_seed(1);
-    YOLOX model("yolox-nano", 2);
-    return Training{model, YOLOX(nullptr), Optimizer("adam", parameter_groups(*model, 0), fp16),
-                    GradScaler(fp16, torch::kCPU)};
-  };
+  const auto training = [](bool fp16) { return small_training(fp16); };
   Training t = training(true);
   Log log(dir / "log.txt");
-  WeightsInfo info;
-  info.model = "yolox-nano";
-  Saver saver{dir.path.string(), info, {}, 10, 80, 3, true};
+  Saver saver{dir.path.string(), nano_info(), {}, 10, 80, 3, true};
   t.iteration = 1, t.scaler.scale.fill_(512), t.scaler.growth_tracker.fill_(7);
   REQUIRE(saver.save(t, "last.pth", log));
   t.iteration = 2, t.scaler.scale.fill_(256);
@@ -150,6 +162,7 @@ TEST_CASE(
   std::vector<std::string> notes;
   saver.load(resumed, newest_checkpoint(saver.run, notes));
   CHECK(resumed.lr_factor == 0.5);  // saved at once
+  CHECK(resumed.scaler.growth_tracker.item<int64_t>() == 7);
   CHECK(resumed.returns == 1);
   // It fails again before it has saved anything.
   t.iteration = 7;
@@ -162,6 +175,9 @@ TEST_CASE(
   saver.go_back(t, log, [] {});  // there is none before
   CHECK(t.iteration == 1);
   CHECK(t.lr_factor == 0.125);
+  write_text(dir / "last.pth", "torn");
+  quietly([&] { saver.go_back(t, log, [] {}); });
+  CHECK(has(contents(dir / "log.txt"), "the checkpoint before it is taken"));
 
   // A run without a scale goes on with fp16: its scaler begins as it does in a new run, and the other way.
   Training plain = training(false);
@@ -196,5 +212,193 @@ TEST_CASE("run: a folder of its own for each run, which one training at a time w
   CHECK(make_run_folder("", "nano-x") == "runs/nano-x-2");
   write_text("runs/nano-x/step_3.pth"), write_text("runs/nano-x-2/best.pth");
   CHECK(newest_run() == "runs/nano-x");  // the other one has nothing to go on from
+  write_text("runs/nano-x-2/last.pth");
+  for (const char* newer : {"runs/nano-x", "runs/nano-x-2"}) {  // in whatever order they are listed
+    const auto written = std::filesystem::file_time_type::clock::now();
+    std::filesystem::last_write_time("runs/nano-x/step_3.pth", written - std::chrono::seconds(60));
+    std::filesystem::last_write_time("runs/nano-x-2/last.pth", written - std::chrono::seconds(60));
+    for (const auto& path : checkpoints_of(newer)) std::filesystem::last_write_time(path, written);
+    CHECK(newest_run() == newer);
+  }
   std::filesystem::current_path(here);
+}
+
+TEST_CASE("run: its lock is not inherited by programs that it starts") {
+  TempDir dir;
+  take_run_folder(dir.path.string());
+  int locks = 0;
+  std::error_code gone;
+  for (const auto& fd : std::filesystem::directory_iterator("/proc/self/fd")) {
+    if (std::filesystem::read_symlink(fd.path(), gone) != dir / ".lock") continue;
+    ++locks;
+    CHECK(fcntl(std::stoi(fd.path().filename().string()), F_GETFD) == FD_CLOEXEC);
+  }
+  CHECK(locks == 1);
+}
+
+TEST_CASE("checkpoints: weights alone are none to go on from, and it is said what they are good for") {
+  TempDir dir;
+  std::vector<std::string> notes;
+  auto weights = empty_dict();
+  weights.insert("model", empty_dict());
+  write_pth(dir / "last.pth", weights);
+  CHECK(has(error_of([&] { newest_checkpoint(dir.path.string(), notes); }),
+            "last.pth holds no state of a training; start from it with --weights"));
+  CHECK(notes.empty());  // there is none before it that would be taken
+}
+
+TEST_CASE("resuming: settings are those of the run, but for those given again; a difference is said") {
+  TempDir dir;
+  auto file = a_file(3);
+  auto settings = empty_dict();
+  settings.insert("bs", "4"), settings.insert("seed", "5"), settings.insert("lr", "0.5");
+  file.at("train").toGenericDict().insert_or_assign("settings", settings);
+  write_pth(dir / "last.pth", file);
+  struct Three : Flags {
+    int bs = flag(bs, "Training", "bs", 16, "N", "images in a step");
+    int64_t seed = flag(seed, "Training", "seed", int64_t{7}, "N", "of everything");
+    double lr = flag(lr, "Training", "lr", 1.0, "X", "learning rate");
+  } flags;
+  std::vector<std::string> words{"train", "--bs", "4", "--seed", "6"}, notes;
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  flags.parse(int(argv.size()), argv.data(), "trains");
+  CHECK(resume_settings(flags, dir.path.string(), notes).step == 3);
+  CHECK(flags.bs == 4);
+  CHECK(flags.seed == 6);
+  CHECK(flags.lr == 0.5);
+  CHECK(notes == std::vector<std::string>{"--seed 6 instead of the run's 5"});
+}
+
+TEST_CASE("g6 saving: what cannot be saved is said and the run goes on; its end is tried again") {
+  TempDir dir;
+  Log log(dir / "log.txt");
+  Training t = small_training();
+  t.iteration = 4;
+  Saver saver{dir / "gone", nano_info(), {}, 10, 80, 3, true};
+  saver.at = 0;
+  for (const char* name : {"last.pth", "best.pth"}) {
+    bool saved = true;
+    quietly([&] { saved = saver.save(t, name, log); });
+    CHECK_FALSE(saved);
+    CHECK(has(contents(dir / "log.txt"), concat("gone/", name)));
+    CHECK(has(contents(dir / "log.txt"), "WARNING: "));
+  }
+  CHECK(saver.in_last == -1);
+  CHECK(saver.at > 0);  // not at each step from now on
+  std::thread room([&] {
+    usleep(300000);
+    std::filesystem::create_directory(dir / "gone");
+  });
+  const std::string error = error_of([&] { saver.save(t, "last.pth", log, /*must=*/true); });
+  room.join();
+  CHECK(error == "");
+  CHECK(saver.in_last == 4);
+  CHECK(step_of(read_pth(dir / "gone/last.pth")) == 4);
+
+  saver.try_out(t, log);
+  CHECK(names_in(dir).empty());
+  CHECK_FALSE(std::filesystem::exists(dir / "gone/profile.pth"));
+}
+
+TEST_CASE("c1 saving: a checkpoint gone on from is kept as the one before, but not in place of a torn one") {
+  TempDir dir;
+  Log log(dir / "log.txt");
+  Training t = small_training();
+  Saver saver{dir.path.string(), nano_info(), {}, 10, 80, 3, true};
+  std::vector<std::string> notes;
+  t.iteration = 4, saver.save(t, "last.pth", log);
+  Saver resumed{dir.path.string(), nano_info(), {}, 10, 80, 3, true};
+  resumed.load(t, newest_checkpoint(resumed.run, notes));
+  t.iteration = 5, resumed.save(t, "last.pth", log);
+  CHECK(names_in(dir) == Names{"last.pth", "step_4.pth"});
+  write_text(dir / "last.pth", "torn");
+  resumed.load(t, newest_checkpoint(resumed.run, notes));
+  CHECK(t.iteration == 4);
+  t.iteration = 6, resumed.save(t, "last.pth", log);
+  CHECK(names_in(dir) == Names{"last.pth", "step_4.pth"});
+  CHECK(step_of(read_pth(dir / "step_4.pth")) == 4);
+}
+
+TEST_CASE("g4 saving: a step that went wrong is kept with all that went into it and came out") {
+  TempDir dir;
+  Training t = small_training();
+  t.iteration = 41;
+  Batch batch;
+  batch.images = torch::full({1, 64, 96, 3}, 7, torch::kByte);
+  batch.targets = {torch::tensor({{{20.f, 30.f, 16.f, 24.f}}}), torch::ones({1, 1}, torch::kLong), {1}};
+  batch.indices = {2};
+  const Dataset data = shapes_dataset(0, 0, 4);
+  StepNumbers n;
+  n.total = 1, n.iou = 2, n.obj = 3, n.cls = 4, n.l1 = 5, n.norm = 6;
+  CHECK(has(save_bad_step(dir.path.string(), t, batch, data, n, 0.5, {128, 192}, true), "are in "));
+  const auto file = read_pth(dir / "nonfinite.pth").toGenericDict();
+  CHECK(file.at("iteration").toInt() == 41);
+  CHECK(file.at("lr").toDouble() == 0.5);
+  CHECK(file.at("height").toInt() == 128);
+  CHECK(file.at("width").toInt() == 192);
+  CHECK(file.at("use_l1").toBool());
+  CHECK(file.at("scale").toDouble() == 1);
+  CHECK(torch::equal(file.at("images").toTensor(), batch.images));
+  CHECK(torch::equal(file.at("boxes").toTensor(), batch.targets.boxes));
+  CHECK(torch::equal(file.at("classes").toTensor(), batch.targets.classes));
+  CHECK(file.at("names").toListRef()[0].toStringRef() == data.name_of(2));
+  const auto losses = file.at("losses").toGenericDict();
+  double want = 1;
+  for (const char* name : {"total", "iou", "obj", "cls", "l1", "gradient_norm"})
+    CHECK(losses.at(name).toDouble() == want++);
+  // Where there is no room, the reason why the run ends is not lost.
+  CHECK(has(save_bad_step(dir / "gone", t, batch, data, n, 0.5, {128, 192}, true), "could not be saved"));
+}
+
+TEST_CASE("c1 checkpoints: weights of another model are not gone on with, and say how to start from them") {
+  TempDir dir;
+  Training three = small_training(false, 3), two = small_training(false, 2);
+  const auto file = checkpoint(three, nano_info({"a", "b", "c"}), {}, 10, 80);
+  CHECK(has(error_of([&] { load_checkpoint(two, file, 10, "x.pth"); }), "x.pth does not hold this model"));
+  CHECK(has(error_of([&] { load_checkpoint(three, file, 11, "x.pth"); }), "x.pth has 10 steps an epoch"));
+
+  write_pth(dir / "x.pth", file);
+  const auto notes_of = [&](YOLOX model, const std::vector<std::string>& classes) {
+    std::vector<std::string> notes;
+    start_from(model, dir / "x.pth", nano_info(classes), notes);
+    std::string all;
+    for (const auto& note : notes) all += note + "\n";
+    return all;
+  };
+  CHECK_FALSE(has(notes_of(three.model, {"a", "b", "c"}), "other names"));
+  CHECK(has(notes_of(three.model, {"a", "b", "d"}), "as many classes of other names"));
+  CHECK_FALSE(has(notes_of(two.model, {"a", "b"}), "other names"));  // but that the head is left out
+  std::vector<std::string> notes;
+  WeightsInfo tiny;
+  tiny.model = "yolox-tiny";
+  CHECK(
+      has(error_of([&] { start_from(three.model, dir / "x.pth", tiny, notes); }), "use --model yolox-nano"));
+}
+
+TEST_CASE("c1 checkpoints: every count of a run comes back, and the random numbers") {
+  Training t = small_training();
+  t.iteration = 31, t.ema_updates = 28, t.skipped = 3, t.epochs = 2, t.stale = 1, t.returns = 4;
+  t.ap = 0.25, t.best_ap = 0.5, t.lr_factor = 0.125;
+  const auto file = checkpoint(t, nano_info(), {}, 10, 80);
+  const Tensor next = torch::rand({3});
+  Training resumed = small_training();
+  torch::manual_seed(9);
+  load_checkpoint(resumed, file, 10, "x.pth");
+  CHECK(torch::equal(torch::rand({3}), next));
+  for (const auto count : {&Training::iteration, &Training::ema_updates, &Training::skipped,
+                           &Training::epochs, &Training::stale, &Training::returns})
+    CHECK(resumed.*count == t.*count);
+  for (const auto number : {&Training::ap, &Training::best_ap, &Training::lr_factor})
+    CHECK(resumed.*number == t.*number);
+}
+
+TEST_CASE("checkpoints: weights of none of the models are not taken for those of another one") {
+  TempDir dir;
+  auto weights = empty_dict();
+  weights.insert("weight", torch::ones({3}));
+  write_pth(dir / "x.pth", weights);
+  std::vector<std::string> notes;
+  YOLOX model("yolox-nano", 2);
+  CHECK_FALSE(has(error_of([&] { start_from(model, dir / "x.pth", nano_info(), notes); }), "use --model"));
 }

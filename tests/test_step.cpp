@@ -1,6 +1,7 @@
 // One step: the gradient in parts and where memory runs out.
 #include "tensors.hpp"
 
+#include <ATen/record_function.h>
 #include <map>
 
 #include "step.hpp"
@@ -47,7 +48,8 @@ TEST_CASE(
   Small s;
   s.model->eval();  // batch norms see a part at a time
   const Losses whole = s.gradients_in(1);
-  const auto want = s.grads();
+  std::vector<Tensor> want;  // copies: nothing of them stays in the next gradient
+  for (const Tensor& g : s.grads()) want.push_back(g.clone());
   CHECK(whole.num_fg.item<int64_t>() >= 4);
   CHECK_FALSE(whole.total.requires_grad());
   for (const int64_t parts : {2, 3, 5}) {
@@ -137,4 +139,101 @@ TEST_CASE("b6 pooling by rows and columns has the numbers and the gradient of ma
   CHECK(torch::equal(a, b));
   (a * weight).sum().backward(), (b * weight).sum().backward();
   CHECK(torch::allclose(x.grad(), y.grad(), 1e-6, 1e-6));
+}
+
+TEST_CASE("step: a batch without an object has the gradient of the whole in parts, too") {
+  Small s;
+  s.model->eval();
+  s.targets.counts = {0, 0, 0, 0, 0};
+  CHECK(s.gradients_in(1).num_fg.item<int64_t>() == 0);
+  std::vector<Tensor> want;
+  for (const Tensor& g : s.grads())
+    if (g.defined()) want.push_back(g.clone());
+  s.gradients_in(3);
+  std::vector<Tensor> parts;
+  for (const Tensor& g : s.grads())
+    if (g.defined()) parts.push_back(g);
+  CHECK(largest_difference(want, parts) < 1e-3);
+}
+
+TEST_CASE("step: the gradient is scaled for fp16, the network runs in the type of --amp") {
+  Small s;
+  s.model->eval();
+  s.gradients_in(1);
+  std::vector<Tensor> want;
+  for (const Tensor& g : s.grads()) want.push_back(g * 8);
+  GradScaler scaler(true, torch::kCPU);
+  scaler.scale.fill_(8);
+  bool autocast = true;
+  const auto forward = [&](const Tensor& x) {
+    autocast = at::autocast::is_autocast_enabled(at::kCPU);
+    return s.model(x);
+  };
+  compute_gradients(forward, s.images, s.targets, 1, s.optimizer, scaler, {torch::kCPU, torch::kFloat, true});
+  CHECK_FALSE(autocast);
+  CHECK(largest_difference(want, s.grads()) < 1e-5);
+  const Losses l = compute_gradients(forward, s.images, s.targets, 1, s.optimizer, scaler,
+                                     {torch::kCPU, torch::kBFloat16, true});
+  CHECK(autocast);
+  CHECK_FALSE(l.total.requires_grad());  // the graph is not kept
+}
+
+TEST_CASE("g1 step: an anomaly of backward is told in its first line; any other error is thrown") {
+  Small s;
+  const auto failing = [&](const std::string& what) {
+    return compute_gradients(
+        [&](const Tensor& x) {
+          Predictions p = s.model(x);
+          p.obj.register_hook([what](const Tensor&) -> Tensor { throw std::runtime_error(what); });
+          return p;
+        },
+        s.images, s.targets, 1, s.optimizer, s.scaler, {torch::kCPU, torch::kFloat, true});
+  };
+  CHECK(failing("Function 'X' returned nan values in its 0th output.\nmore").anomaly ==
+        "Function 'X' returned nan values in its 0th output.");
+  CHECK(has(error_of([&] { failing("no such kernel"); }), "no such kernel"));
+}
+
+TEST_CASE("step: statistics put back are those of the last save") {
+  torch::nn::BatchNorm2d norm(2);
+  SavedBuffers statistics(*norm);
+  norm->running_mean.fill_(3);
+  statistics.save();
+  norm->running_mean.fill_(5);
+  statistics.restore();
+  CHECK(torch::equal(norm->running_mean, torch::full({2}, 3.f)));
+}
+
+TEST_CASE(
+    "e8 step: the largest batch is tried at the largest size, in the parts of a step; errors are thrown") {
+  Small s;
+  static thread_local int64_t height, images;  // the most that a convolution has seen
+  const auto began = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
+    if (std::string(f.name()) != "aten::convolution") return nullptr;
+    const Tensor x = c10::IValue(f.inputs()[0]).toTensor();
+    height = std::max(height, x.size(2)), images = std::max(images, x.size(0));
+    return nullptr;
+  };
+  const auto try_out = [&](ImageSize largest, int64_t accum) {
+    height = images = 0;
+    const auto handle = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(began).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+    const std::string error = error_of([&] {
+      automatic_batch(s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, largest, accum, 4, 1e12,
+                      torch::kCPU, [](int64_t, double bytes) { return bytes; });
+    });
+    at::removeCallback(handle);
+    return error;
+  };
+  CHECK(try_out({128, 128}, 1) == "");
+  CHECK(height == 64);  // half the size: the stem folds pixels into channels
+  CHECK(images == 4);
+  CHECK(try_out({64, 64}, 2) == "");
+  CHECK(height == 32);
+  CHECK(images == 2);
+  CHECK(try_out({100, 100}, 1) != "");
+  CHECK_FALSE(has(try_out({100, 100}, 1), "not even one image"));
+  // Fewer images than parts: a part has one.
+  CHECK(automatic_batch(s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, {64, 64}, 8, 3, 1e12,
+                        torch::kCPU, [](int64_t, double bytes) { return bytes; }) == 3);
 }

@@ -45,6 +45,7 @@ TEST_CASE("watch: means are of the steps since the last look") {
   means.add(a);
   CHECK(means.take().iou == a.iou);
   CHECK(losing(1).per_object() == 2.5);
+  CHECK(StepNumbers().per_object() == 0);
   for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
     StepNumbers n = losing(1);
     CHECK(n.finite());
@@ -71,6 +72,12 @@ TEST_CASE("watch: a loss that is flat from the start is said after 1000 steps, b
   CHECK(said(falling, losing(10), 300) == "");
   CHECK(said(falling, losing(9), 3000) == "");
   CHECK(said(tuned, losing(10), 3000) == "");
+  Watch late(true), again(true);
+  CHECK(said(late, losing(10), 900) == "");
+  CHECK(said(late, losing(9), 100) == "");  // only the last ones count
+  CHECK(said(again, losing(10), 300) == "");
+  CHECK(said(again, losing(9), 800) == "");
+  CHECK(said(again, losing(10), 1000) == "");  // looked at once
 }
 
 TEST_CASE("watch: waiting for data half of the time is said, once, after half a minute") {
@@ -112,6 +119,7 @@ TEST_CASE("f1 memory: what means that there is no more") {
   CHECK(is_out_of_memory(std::bad_alloc()));
   CHECK(is_out_of_memory(std::runtime_error("CUDA out of memory. Tried to allocate 20.00 MiB")));
   CHECK(is_out_of_memory(std::runtime_error("DefaultCPUAllocator: can't allocate memory: you tried")));
+  CHECK(is_out_of_memory(std::runtime_error("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")));
   CHECK_FALSE(is_out_of_memory(std::runtime_error("the shapes do not fit")));
 }
 
