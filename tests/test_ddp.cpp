@@ -235,7 +235,8 @@ TEST_CASE("b5 d6 g2 ranks: gradients of two heads, one used in a step, summed on
 
 // ---- the training
 
-TEST_CASE("b3 b4 e4 e5 train: 1, 2 and 3 ranks make the same steps, and a resumed run goes on on others") {
+TEST_CASE(
+    "b3 b4 d2 e2 e4 e5 train: 1, 2 and 3 ranks make the same steps, and a resumed run goes on on others") {
   Steps s;
   succeed(s.dir, "train", s.flags + "--eval-interval 0 --max-iters 1 --lr 0 --out start");
   const std::string flags = s.flags + "--eval-interval 0 --max-iters 12 --accum ";
@@ -356,7 +357,7 @@ TEST_CASE("c2 ranks: who does not come is named, within the time limit") {
 }
 
 TEST_CASE(
-    "g5 launcher: a rank that is killed is named, the others end, the checkpoint is good; --restarts goes "
+    "g3 g5 launcher: a rank that is killed is named, the others end, the checkpoint is good; --restarts goes "
     "on") {
   for (const int victim : {1, 0}) {
     TempDir dir;

@@ -60,6 +60,34 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("d3 b5 step: a rank sums six numbers with the others, and its gradients once, whatever the parts") {
+  Small s;
+  s.model->eval();
+  const Losses whole = s.gradients_in(1);
+  std::vector<Tensor> want;
+  for (const Tensor& g : s.grads()) want.push_back(g.clone());
+  // Two ranks that have the same images: the mean of their gradients is that of each.
+  std::vector<int64_t> summed;
+  int reductions = 0;
+  StepSettings settings{torch::kCPU, torch::kFloat, true, 2};
+  settings.sum = [&](Tensor& t) { summed.push_back(t.numel()), t.mul_(2); };
+  settings.before_backward = [&](const std::vector<Tensor>& outputs) {
+    ++reductions;
+    CHECK(outputs.at(0).requires_grad());
+  };
+  for (const int64_t parts : {1, 3}) {
+    summed.clear(), reductions = 0;
+    const Losses l = compute_gradients([&](const Tensor& x) { return s.model(x); }, s.images, s.targets,
+                                       parts, s.optimizer, s.scaler, settings);
+    CHECK(summed == std::vector<int64_t>{6});
+    CHECK(reductions == 1);
+    CHECK(l.num_fg.item<int64_t>() == 2 * whole.num_fg.item<int64_t>());
+    CHECK(l.total.item<double>() == doctest::Approx(whole.total.item<double>()).epsilon(1e-5));
+    CHECK(l.iou.item<double>() == doctest::Approx(whole.iou.item<double>()).epsilon(1e-5));
+    CHECK(largest_difference(want, s.grads()) < 1e-3);
+  }
+}
+
 TEST_CASE(
     "a5 step: out of memory half-way: done again in parts, gradient of the whole, statistics moved once") {
   Small s;

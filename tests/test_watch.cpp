@@ -115,7 +115,7 @@ TEST_CASE("g7 watch: a loss that is not finite ends the run, a gradient only the
   CHECK(has(why_to_stop(broken, skipped), "the loss"));
 }
 
-TEST_CASE("f1 memory: what means that there is no more") {
+TEST_CASE("a5 memory: what means that there is no more") {
   CHECK(is_out_of_memory(std::bad_alloc()));
   CHECK(is_out_of_memory(std::runtime_error("CUDA out of memory. Tried to allocate 20.00 MiB")));
   CHECK(is_out_of_memory(std::runtime_error("DefaultCPUAllocator: can't allocate memory: you tried")));
