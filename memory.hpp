@@ -95,6 +95,10 @@ inline bool is_out_of_memory(const std::exception& e) {
   const std::string what = e.what();
   for (const char* words : {"out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED"})
     if (what.find(words) != std::string::npos) return true;
+  // oneDNN keeps the cause to itself; on a machine with memory left it does not fail here.
+  for (const char* whole :
+       {"could not create a primitive", "could not create a memory object", "could not execute a primitive"})
+    if (what == whole) return true;
   return dynamic_cast<const std::bad_alloc*>(&e) != nullptr;
 }
 

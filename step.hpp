@@ -42,6 +42,10 @@ struct StepSettings {
   std::function<void(const std::vector<Tensor>&)> before_backward = {};
 };
 
+// A backward() that has failed leaves what it had yet to do in autograd's queue of this thread, and with it
+// the memory of the whole step, until the next backward() finds it.
+inline void forget_backward() { torch::zeros({1}, torch::requires_grad()).sum().backward(); }
+
 // Sets the gradients of the optimizer's parameters to that of the batch's loss times the scaler's scale, and
 // gives the losses, detached. forward(images [b, 3, H, W]) -> Predictions. Parts, and ranks, have the
 // gradient and the losses of the whole batch, but for batch norms, which see a part at a time.
@@ -70,8 +74,9 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
       try {
         if (s.before_backward && part == parts - 1) s.before_backward({loss});
         scaler.scaled(loss).backward();
-      } catch (const std::exception& e) {  // --debug
-        const std::string what = e.what();
+      } catch (const std::exception& e) {
+        forget_backward();
+        const std::string what = e.what();  // of --debug
         if (what.find("returned nan values") == std::string::npos) throw;
         anomaly = what.substr(0, what.find('\n'));
       }

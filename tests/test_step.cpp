@@ -123,6 +123,23 @@ TEST_CASE(
   CHECK(losses.total.item<double>() > 0);
 }
 
+TEST_CASE("a5 step: a backward that fails leaves nothing of its step in memory") {
+  Small s;
+  c10::weak_intrusive_ptr<c10::TensorImpl> images{c10::intrusive_ptr<c10::TensorImpl>()};
+  const auto forward = [&](const Tensor& x) {
+    const Tensor mine = x.clone().requires_grad_();  // the graph ends here
+    images = c10::weak_intrusive_ptr<c10::TensorImpl>(mine.getIntrusivePtr());
+    return s.model(mine);
+  };
+  // The deepest level comes first; the others are waiting then.
+  s.model->named_parameters()["head.stems.2.conv.weight"].register_hook(
+      [](const Tensor&) -> Tensor { throw std::bad_alloc(); });
+  CHECK_THROWS_AS(compute_gradients(forward, s.images, s.targets, 1, s.optimizer, s.scaler,
+                                    {torch::kCPU, torch::kFloat, true}),
+                  std::bad_alloc);
+  CHECK(images.expired());
+}
+
 TEST_CASE(
     "step: the largest batch is found without a trace: weights, statistics, gradients, random numbers") {
   Small s;

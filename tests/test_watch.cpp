@@ -120,6 +120,9 @@ TEST_CASE("a5 memory: what means that there is no more") {
   CHECK(is_out_of_memory(std::runtime_error("CUDA out of memory. Tried to allocate 20.00 MiB")));
   CHECK(is_out_of_memory(std::runtime_error("DefaultCPUAllocator: can't allocate memory: you tried")));
   CHECK(is_out_of_memory(std::runtime_error("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")));
+  CHECK(is_out_of_memory(std::runtime_error("could not create a primitive")));
+  CHECK_FALSE(is_out_of_memory(
+      std::runtime_error("could not create a primitive descriptor for a convolution forward propagation")));
   CHECK_FALSE(is_out_of_memory(std::runtime_error("the shapes do not fit")));
 }
 
