@@ -146,18 +146,17 @@ inline void sum_values(std::vector<double>& values) {
 // Means and biased variances of `count` values on this rank become those of all ranks' values.
 inline void sum_moments(std::vector<double>& means, std::vector<double>& variances, double& count) {
   const size_t channels = means.size();
-  std::vector<double> sums(2 * channels + 1);
+  const Tensor sums = torch::empty({int64_t(2 * channels + 1)}, torch::kDouble);
+  double* s = sums.data_ptr<double>();
   for (size_t c = 0; c < channels; ++c) {
-    sums[c] = count * means[c];
-    sums[channels + c] = count * (variances[c] + means[c] * means[c]);
+    s[c] = count * means[c];
+    s[channels + c] = count * (variances[c] + means[c] * means[c]);
   }
-  sums.back() = count;
-  sum_values(sums);
-  count = sums.back();
-  for (size_t c = 0; c < channels; ++c) {
-    means[c] = sums[c] / count;
-    variances[c] = std::max(0.0, sums[channels + c] / count - means[c] * means[c]);
-  }
+  s[2 * channels] = count;
+  const auto all = sync_bn_detail::moments_of_all(sums);
+  count = all.count.item<double>();
+  std::copy_n(all.mean.data_ptr<double>(), channels, means.begin());
+  std::copy_n(all.variance.data_ptr<double>(), channels, variances.begin());
 }
 
 struct BnSilu : torch::autograd::Function<BnSilu> {

@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <functional>
@@ -152,7 +153,7 @@ class Ranks {
     if (alone()) return mine;
     const std::string key = concat("text/", texts++);
     if (first()) store->set(key, std::vector<uint8_t>(mine.begin(), mine.end()));
-    wait_for({key}, "text");
+    wait_for(key, seconds);
     const auto bytes = store->get(key);
     return {bytes.begin(), bytes.end()};
   }
@@ -171,7 +172,7 @@ class Ranks {
   template <class Work>
   auto first_here_then_others(const Work& work) {
     const std::string key = concat("turn/", place.rank - place.local_rank, "/", turns++);
-    if (!alone() && place.local_rank > 0) wait_for({key}, "rank", /*limited=*/false);
+    if (!alone() && place.local_rank > 0) wait_for(key, HUGE_VAL);  // checking images can take long
     auto result = work();
     if (!alone() && place.local_rank == 0) store->set(key, std::vector<uint8_t>{1});
     return result;
@@ -229,19 +230,10 @@ class Ranks {
            " s: is it started, is the name right, does a firewall close the port?");
     }
   }
-  // False after the time limit.
-  bool wait_until_there(const std::string& key, bool limited) {
-    const double start = now();
-    while (!store->check({key})) {
-      if (limited && now() - start > seconds) return false;
-      std::this_thread::sleep_for(Milliseconds(20));
-    }
-    return true;
-  }
-  void wait_for(const std::vector<std::string>& keys, const char* what, bool limited = true) {
-    for (const auto& key : keys)
-      if (!wait_until_there(key, limited))
-        throw LostRank(concat(what, " did not come within ", seconds, " s"));
+  // Until rank 0, or the first rank of this machine, has left something under the key.
+  void wait_for(const std::string& key, double most) {
+    for (const double start = now(); !store->check({key}); std::this_thread::sleep_for(Milliseconds(20)))
+      if (now() - start > most) throw LostRank(concat(key, " did not come within ", most, " s"));
   }
   void wait_for_all() {
     char host[256] = "";

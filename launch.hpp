@@ -149,8 +149,7 @@ inline int listen_here(int& port) {
   return fd;
 }
 
-// Starts this program again as a rank. `reports`: where rank 0 tells its run folder. Called with signals as
-// they were.
+// Starts this program again as a rank. `reports`: where rank 0 tells its run folder.
 inline Child start_rank(const Launch& l, int local_rank, int port, int listening, int reports,
                         const std::vector<std::string>& words) {
   int ends[2];

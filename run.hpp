@@ -105,12 +105,12 @@ struct Lines {
     const off_t end = lseek(fd, 0, SEEK_END);
     for (size_t done = 0; done < line.size();) {
       const ssize_t n = write(fd, line.data() + done, line.size() - done);
-      if (n > 0)
-        done += size_t(n);
-      else if (errno != EINTR) {
-        if (end >= 0 && ftruncate(fd, end) != 0) break;
+      if (n <= 0 && errno == EINTR) continue;
+      if (n <= 0) {
+        if (ftruncate(fd, end) < 0) errno = 0;  // a pipe or the like: what is written stays
         break;
       }
+      done += size_t(n);
     }
     close(fd);
   }

@@ -1,4 +1,4 @@
-// Trains YOLOX on one process: settings, set-up, then the loop, top to bottom.
+// Trains YOLOX, on one rank or several: settings, set-up, then the loop, top to bottom.
 //   ./train --data shapes --model yolox-nano --size 192 --epochs 10
 //   ./train --data DIR --model yolox-s --weights yolox_s.pth --bs 16
 #include <cstring>
