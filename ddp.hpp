@@ -6,6 +6,8 @@
 // positives (step.hpp) and of gradients, a step is that of one rank with the whole batch, to rounding.
 #pragma once
 #include <ATen/record_function.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <torch/torch.h>
@@ -20,14 +22,12 @@
 #endif
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
-#include <condition_variable>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
-#include <mutex>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -35,10 +35,12 @@
 #include <utility>
 #include <vector>
 
+#include "device.hpp"
 #include "error.hpp"
 #include "launch.hpp"
 #include "run.hpp"
 #include "sync_bn.hpp"
+#include "watchdog.hpp"
 
 namespace yolox {
 
@@ -67,18 +69,10 @@ class Ranks {
   Ranks(const Place& place, torch::Device device, double seconds) : place(place), seconds(seconds) {
     if (place.world == 1) return;
     open_store();
-    wait_for_all();
+    wait_for_all(gpu_address(device));
     connect(device);
-    watchdog = std::thread([this] { watch(); });
-  }
-  // Only where all is well: what is under way with a rank that has gone would be waited for.
-  ~Ranks() {
-    {
-      std::lock_guard lock(mutex);
-      ended = true;
-    }
-    wake.notify_all();
-    if (watchdog.joinable()) watchdog.join();
+    watchdog = std::make_unique<Watchdog>(place.rank, names, seconds,
+                                          [this] { return connect_store(/*serves=*/false); });
   }
   Ranks(const Ranks&) = delete;
 
@@ -112,6 +106,22 @@ class Ranks {
       return processes->allreduce(one, options);
     });
     return t.item<double>();
+  }
+  // Their mean over all ranks, in place; whole numbers are left as they are.
+  void average(const std::vector<Tensor>& tensors) {
+    if (alone()) return;
+    const torch::NoGradGuard no_grad;
+    std::vector<Tensor> floats, flat, parts;
+    for (const Tensor& t : tensors)
+      if (t.is_floating_point()) floats.push_back(t), flat.push_back(t.reshape(-1));
+    if (floats.empty()) return;
+    Tensor all = torch::cat(flat);
+    sum(all);
+    all /= place.world;
+    int64_t at = 0;
+    for (const Tensor& t : floats)
+      parts.push_back(all.slice(0, at, at + t.numel()).view(t.sizes())), at += t.numel();
+    at::_foreach_copy_(floats, parts);
   }
   // What rank 0 has.
   bool of_first(bool mine) { return sum({double(first() && mine)})[0] > 0; }
@@ -167,36 +177,58 @@ class Ranks {
       check(all[r] == all[0], when, " rank ", r,
             " has other weights than rank 0: the ranks have not trained as one");
   }
+  // Throws where another rank was told otherwise than rank 0: flag, value.
+  void must_agree(const std::vector<std::pair<std::string, std::string>>& settings) {
+    std::string mine;
+    for (const auto& [name, value] : settings) mine += name + '\0' + value + '\0';
+    std::istringstream firsts(broadcast(mine));
+    std::string name, value, differs;
+    for (const auto& [own, here] : settings)
+      if (std::getline(firsts, name, '\0') && std::getline(firsts, value, '\0') &&
+          (name != own || value != here))
+        differs += concat(differs.empty() ? "" : ", ", own, " ", here, " where rank 0 has ", value);
+    check(differs.empty(), "rank ", place.rank, " (", names[place.rank],
+          ") was told otherwise than rank 0: ", differs, "; start all with the same flags and data");
+  }
   // Does something rank by rank on each machine: the first one there, then the others. For what is made once
   // and then found.
   template <class Work>
   auto first_here_then_others(const Work& work) {
-    const std::string key = concat("turn/", place.rank - place.local_rank, "/", turns++);
+    const std::string key = concat("turn/", host_name(), "/", turns++);
     if (!alone() && place.local_rank > 0) wait_for(key, HUGE_VAL);  // checking images can take long
     auto result = work();
     if (!alone() && place.local_rank == 0) store->set(key, std::vector<uint8_t>{1});
     return result;
   }
 
-  // Tells the launcher where the run is, so that it can resume it.
+  // Tells the launcher of this machine where a checkpoint is to go on from.
   void report(const std::string& run) const {
     const std::string fd = variable("YOLOX_REPORTS");
-    if (!first() || fd.empty()) return;
+    if (fd.empty()) return;
     if (write(std::atoi(fd.c_str()), run.data(), run.size()) < 0) return;
     close(std::atoi(fd.c_str()));
   }
   // All is done, on every rank.
   void leave() {
     max(0);
+#ifdef YOLOX_CUDA
+    if (!alone() && device.is_cuda()) processes->getBackend(torch::kCUDA)->shutdown();
+#endif
     delete this;
   }
 
-  // This rank is at a new step, batch or the like. From the first call on a rank that does not come within
-  // the time limit ends the training.
+  // This rank has come to a place that every rank comes to. From the first call on a rank that does not come
+  // within the time limit ends the training.
   void at(const std::string& where) {
-    if (alone()) return;
-    std::lock_guard lock(mutex);
-    here = where, moved = now(), ++count;
+    if (watchdog) watchdog->at(where);
+  }
+  // It goes on, where ranks have unlike amounts of work.
+  void still_at_work() {
+    if (watchdog) watchdog->still_at_work();
+  }
+  // It is about to wait for others elsewhere than here: in backward.
+  void reducing() {
+    if (watchdog) watchdog->waiting = true;
   }
   // Seconds that this rank has waited for others since the last call: the slowest rank waits least.
   double waited() { return std::exchange(waiting, 0.0); }
@@ -235,10 +267,14 @@ class Ranks {
     for (const double start = now(); !store->check({key}); std::this_thread::sleep_for(Milliseconds(20)))
       if (now() - start > most) throw LostRank(concat(key, " did not come within ", most, " s"));
   }
-  void wait_for_all() {
+  static std::string host_name() {
     char host[256] = "";
     gethostname(host, sizeof host - 1);
-    const std::string me = concat(host, ", process ", getpid());
+    return host;
+  }
+  // gpu: where this rank's is, empty for none.
+  void wait_for_all(const std::string& gpu) {
+    const std::string me = concat(host_name(), ", process ", getpid(), gpu.empty() ? "" : ", GPU ", gpu);
     store->set(concat("here/", place.rank), std::vector<uint8_t>(me.begin(), me.end()));
     const double start = now();
     for (int r = 0; r < place.world; ++r) {
@@ -256,6 +292,14 @@ class Ranks {
       const auto bytes = store->get(key);
       names[r] = {bytes.begin(), bytes.end()};
     }
+    std::map<std::string, int> gpus;  // host and GPU: its rank
+    for (int r = 0; r < place.world && missing.empty(); ++r) {
+      const size_t process = names[r].find(", process "), at = names[r].find(", GPU ");
+      if (at == std::string::npos) continue;
+      const auto [other, is_new] = gpus.emplace(names[r].substr(0, process) + names[r].substr(at), r);
+      check(is_new, "rank ", other->second, " and rank ", r, " share a GPU (", names[r],
+            "); each needs one of its own: fewer ranks, or see what CUDA_VISIBLE_DEVICES says");
+    }
     if (missing.empty()) return;
     std::string list;
     for (const auto& m : missing) list += (list.empty() ? "" : ", ") + m;
@@ -264,8 +308,31 @@ class Ranks {
          ". Are they started, with the same number of ranks?");
   }
 
-  // The address of this machine that the machine of rank 0 sees.
+  // The address of this machine that the machine of rank 0 sees. A name of this machine often stands for the
+  // loopback address (127.0.1.1), which no other machine reaches: then that of its first network.
   std::string own_address() const {
+    const std::string address = address_towards_first();
+    if (place.local_world == place.world || (address.rfind("127.", 0) != 0 && address != "::1"))
+      return address;
+    ifaddrs* all = nullptr;
+    std::string found;
+    if (getifaddrs(&all) == 0) {
+      for (const ifaddrs* a = all; a && found.empty(); a = a->ifa_next) {
+        if (!a->ifa_addr || a->ifa_addr->sa_family != AF_INET || !(a->ifa_flags & IFF_UP) ||
+            (a->ifa_flags & IFF_LOOPBACK))
+          continue;
+        char text[256] = "";
+        getnameinfo(a->ifa_addr, sizeof(sockaddr_in), text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+        found = text;
+      }
+      freeifaddrs(all);
+    }
+    check(!found.empty(), place.host, " is ", address, " here, which other machines cannot reach, and this ",
+          "machine has no other address; give --master or MASTER_ADDR as one of the network, or ",
+          "GLOO_SOCKET_IFNAME=INTERFACE");
+    return found;
+  }
+  std::string address_towards_first() const {
     addrinfo hints{}, *found = nullptr;
     hints.ai_socktype = SOCK_DGRAM;
     if (getaddrinfo(place.host.c_str(), concat(place.port).c_str(), &hints, &found) != 0) return "127.0.0.1";
@@ -280,11 +347,13 @@ class Ranks {
     freeaddrinfo(found);
     return text;
   }
-  void connect(torch::Device device) {
+  void connect(torch::Device where) {
+    device = where;
     using Kind = c10d::ProcessGroup::BackendType;
     processes = c10::make_intrusive<c10d::ProcessGroup>(store, place.rank, place.world);
-    // The watchdog knows more of who is missing: it comes first.
-    auto options = c10d::ProcessGroupGloo::Options::create(2 * limit());
+    // The watchdogs know more of who is missing: they come first.
+    const Milliseconds at_last = limit() + Milliseconds(60000);
+    auto options = c10d::ProcessGroupGloo::Options::create(at_last);
     const std::string interface = variable("GLOO_SOCKET_IFNAME");
     options->devices.push_back(interface.empty()
                                    ? c10d::ProcessGroupGloo::createDeviceForHostname(own_address())
@@ -299,28 +368,30 @@ class Ranks {
 #ifdef YOLOX_CUDA
     if (device.is_cuda()) {
       auto nccl = c10d::ProcessGroupNCCL::Options::create();
-      nccl->timeout = 2 * limit();
+      nccl->timeout = at_last;
       processes->setBackend(
           torch::kCUDA, Kind::NCCL,
           c10::make_intrusive<c10d::ProcessGroupNCCL>(store, place.rank, place.world, nccl));
       processes->setDefaultBackend(Kind::NCCL);
     }
 #endif
-    (void)device;
   }
 
   template <class Begin>
   void collective(const Begin& begin) {
     RECORD_USER_SCOPE("reduce");
     const double start = now();
-    in_collective = true;
+    if (watchdog) watchdog->waiting = true;
     try {
       if (const auto work = begin()) work->wait();
     } catch (const std::exception& e) {
-      const std::string what = e.what();
-      throw LostRank(concat("rank ", place.rank, " lost another rank: ", what.substr(0, what.find('\n'))));
+      std::string what = e.what();
+      what = what.substr(0, what.find('\n'));
+      if (what[0] == '[' && what.find("] ") != std::string::npos) what = what.substr(what.find("] ") + 2);
+      throw LostRank(
+          concat("rank ", place.rank, " lost another rank (", what, "); what that one said last tells why"));
     }
-    in_collective = false;
+    if (watchdog) watchdog->waiting = false;
     waiting += now() - start;
   }
 
@@ -336,91 +407,14 @@ class Ranks {
     return hash;
   }
 
-  // A thread of its own, with a connection of its own: the one that trains may be waiting for a rank that
-  // never comes. Tells the others every second that this process runs, and where it is.
-  void watch() {
-    std::unique_lock lock(mutex);
-    c10::intrusive_ptr<c10d::Store> own;
-    for (int64_t beat = 0; !ended; ++beat) {
-      wake.wait_for(lock, Milliseconds(std::min<int64_t>(1000, int64_t(200 * seconds))));
-      if (ended || moved == 0) continue;
-      const std::string text = concat(beat, " ", count, " ", in_collective, " ", here);
-      const bool late = now() - moved > seconds;
-      lock.unlock();
-      try {
-        if (!own) own = connect_store(/*serves=*/false), own->setTimeout(Milliseconds(5000));
-        own->set(concat("at/", place.rank), std::vector<uint8_t>(text.begin(), text.end()));
-        if (late) report_missing(*own);
-      } catch (const std::exception&) {
-        if (late) say(concat("rank 0 (", names[0], "), which does not answer"));
-      }
-      if (late) _exit(kLostRank);
-      lock.lock();
-    }
-  }
-  struct Beat {
-    int64_t beat = 0, count = 0;
-    bool in_collective = false;
-    std::string where;
-  };
-  std::vector<Beat> beats(c10d::Store& own) const {
-    std::vector<Beat> all(place.world);
-    for (int r = 0; r < place.world; ++r) {
-      if (!own.check({concat("at/", r)})) continue;
-      const auto bytes = own.get(concat("at/", r));
-      std::istringstream in(std::string(bytes.begin(), bytes.end()));
-      in >> all[r].beat >> all[r].count >> all[r].in_collective >> std::ws;
-      std::getline(in, all[r].where);
-    }
-    return all;
-  }
-  // Who keeps the others waiting: a process that does not run; else who is behind; else who does not wait.
-  void report_missing(c10d::Store& own) {
-    const auto before = beats(own);
-    std::this_thread::sleep_for(Milliseconds(2500));
-    const auto after = beats(own);
-    int64_t least = count, most = 0;
-    for (const Beat& b : after) least = std::min(least, b.count), most = std::max(most, b.count);
-    const std::function<bool(int)> dead =
-                                       [&](int r) {
-                                         return r != place.rank && after[r].beat == before[r].beat;
-                                       },
-                                   behind = [&](int r) { return after[r].count == least && least < most; },
-                                   busy = [&](int r) { return !after[r].in_collective; };
-    for (const auto& [is, what] :
-         {std::pair(dead, "which does not run any more"), std::pair(behind, "which is behind"),
-          std::pair(busy, "which does not wait")}) {
-      std::string late;
-      for (int r = 0; r < place.world; ++r)
-        if (is(r))
-          late += concat(late.empty() ? "" : ", ", "rank ", r, " (", names[r], "; ", after[r].where, ")");
-      if (!late.empty()) return say(concat(late, ", ", what));
-    }
-    say("one of the ranks, which all wait");
-  }
-  void say(const std::string& late) {
-    std::string text;
-    {
-      std::lock_guard lock(mutex);
-      text = concat("error: rank ", place.rank, " has been at ", here, " for ", seconds,
-                    " s (--timeout), waiting for ", late, "\n");
-    }
-    if (write(2, text.data(), text.size()) < 0) return;
-  }
-
   const double seconds;
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> processes;
   std::vector<std::string> names;
-  int64_t texts = 0, turns = 0, count = 0;
+  int64_t texts = 0, turns = 0;
   double waiting = 0;
-  std::thread watchdog;
-  std::mutex mutex;
-  std::condition_variable wake;
-  std::atomic<bool> in_collective{false};
-  bool ended = false;
-  double moved = 0;  // when this rank was last at a new place; 0: never
-  std::string here;
+  torch::Device device = torch::kCPU;
+  std::unique_ptr<Watchdog> watchdog;
 };
 
 // Gradients on their way between ranks as 16-bit numbers: half the traffic, and what a sum of them loses.
@@ -456,8 +450,9 @@ struct QuietReducer : c10::WarningHandler {
 // A parameter that no rank has used keeps no gradient; one that some have not used has theirs as zero.
 class Reduction {
  public:
-  // compress: float32: none.
-  Reduction(const Ranks& ranks, const std::vector<Tensor>& params, at::ScalarType compress) {
+  // params: in the order in which the model uses them, so that a bucket holds what backward comes to
+  // together. compress: float32: none.
+  Reduction(Ranks& ranks, const std::vector<Tensor>& params, at::ScalarType compress) : ranks(ranks) {
     if (ranks.alone()) return;
     static QuietReducer quiet;
     c10::WarningUtils::set_warning_handler(&quiet);
@@ -477,10 +472,13 @@ class Reduction {
   // Before the backward() that completes the gradients, with what the loss was computed from; not before
   // those of earlier parts, whose gradients add up on each rank.
   void before_backward(const std::vector<Tensor>& outputs) {
-    if (reducer) reducer->prepare_for_forward(), reducer->prepare_for_backward(outputs);
+    if (!reducer) return;
+    reducer->prepare_for_forward(), reducer->prepare_for_backward(outputs);
+    ranks.reducing();
   }
 
  private:
+  Ranks& ranks;
   std::shared_ptr<c10d::Reducer> reducer;
   std::shared_ptr<c10d::Logger> logger;
 };

@@ -49,6 +49,17 @@ inline std::string device_name(torch::Device device) {
   return device.str();
 }
 
+// Where a GPU sits in its machine, "0000:1B:00.0"; empty for the CPU.
+inline std::string gpu_address(torch::Device device) {
+#ifdef YOLOX_CUDA
+  char text[32] = "";
+  if (device.is_cuda() && cudaDeviceGetPCIBusId(text, sizeof text, device.index()) == cudaSuccess)
+    return text;
+#endif
+  (void)device;
+  return "";
+}
+
 // With determinism: the same bytes each time; what of torch has no such version on a GPU, the model computes
 // in another way. Without: cuDNN tries its algorithms for each input size it has not met.
 inline void set_determinism(bool on) {

@@ -121,7 +121,7 @@ struct EvalSettings {
   torch::Device device = torch::kCPU;
   std::string
       pictures;  // "RUN/val_batch": the first batches with what was found go to RUN/val_batch0_pred.jpg
-  // Several ranks, each with `batch` images of a larger batch: the numbers of all of them from those of each.
+  // Several ranks, each with its share of the images: the numbers of all of them from those of each.
   int rank = 0, ranks = 1;
   std::function<std::vector<std::vector<double>>(const std::vector<double>&)> gather = {};
 };
@@ -180,14 +180,12 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   CocoDataset truth = data.truth;
   std::unordered_set<int64_t> unreadable;
   const cv::Size size(s.size.width, s.size.height);
-  const int64_t n = data.records.size();
+  const int64_t n = data.records.size(), from = n * s.rank / s.ranks, to = n * (s.rank + 1) / s.ranks;
   const auto type = model->parameters()[0].scalar_type();
-  Loader loader(evaluation_items(data), s.rank * s.batch, n, s.batch, size, s.workers, s.device.is_cuda(),
-                s.ranks * s.batch);
+  Loader loader(evaluation_items(data), from, to, s.batch, size, s.workers, s.device.is_cuda());
   DeviceLoader batches(loader, s.device);
-  for (int64_t k = 0; s.rank * s.batch + k * s.ranks * s.batch < n; ++k) {
+  for (int64_t at = from, k = 0; at < to; ++k) {
     const Batch batch = batches.next();
-    int64_t at = batch.first;
     const Tensor out =
         decode(model(preprocess(batch.images, s.legacy).to(type)), s.size.height, s.size.width);
     const auto detections = postprocess(out, s.conf, s.nms);
@@ -214,7 +212,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   }
   e.unreadable = unreadable.size();
   e.images = n - e.unreadable;
-  e.result = coco_eval(truth, e.detections);
+  e.result = coco_eval(truth, e.detections, s.ranks > 1 ? at::get_num_threads() : 0);
   e.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return e;
 }

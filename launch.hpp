@@ -2,7 +2,8 @@
 // N`, which starts them on this machine and watches over them.
 //
 // A rank learns its place from the variables of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-// MASTER_ADDR, MASTER_PORT. The launcher here sets them too. Under `srun` those of SLURM serve.
+// MASTER_ADDR, MASTER_PORT. The launcher here sets them too. Under `srun` those of SLURM serve. A WORLD_SIZE
+// of 1, which some clusters set everywhere, says nothing.
 #pragma once
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
@@ -23,6 +25,7 @@
 #include <iostream>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "flags.hpp"
@@ -39,8 +42,10 @@ struct Place {
   int port = 0;
   bool of_agent = false;  // torchrun itself listens there, else rank 0 does
   int listening = -1;     // socket that the launcher has opened for rank 0; -1: rank 0 opens one
+  bool launched = false;  // by the launcher here
 
-  bool first() const { return rank == 0; }
+  // Others have started the ranks.
+  bool given() const { return world > 1 && !launched; }
 };
 
 inline std::string variable(const char* name) {
@@ -56,28 +61,48 @@ inline std::string first_host(const std::string& list) {
   return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
 }
 
+// The entry of a list as SLURM writes them: "2(x3),1", 3 -> "1"; its last one where it is shorter.
+inline std::string slurm_entry(const std::string& list, int index) {
+  std::istringstream in(list);
+  std::string value;
+  for (std::string part; index >= 0 && std::getline(in, part, ',');) {
+    const size_t times = part.find("(x");
+    value = part.substr(0, times);
+    index -= times == std::string::npos ? 1 : std::max(1, std::atoi(part.c_str() + times + 2));
+  }
+  return value;
+}
+
 // From the variables of torchrun or SLURM; one rank where there are none. Throws UsageError, naming the
 // variable, where they make no sense.
 inline Place place_of_this_process() {
   Place p;
-  const auto number = [](const char* name, int otherwise) {
-    const std::string text = variable(name);
-    if (text.empty()) return otherwise;
+  const auto parse = [](const char* name, const std::string& text) {
     char* end;
     const long value = std::strtol(text.c_str(), &end, 10);
-    usage_check(end != text.c_str() && (*end == 0 || *end == '(') && value >= 0 && value < 2000000000, name,
-                "=", text, " is not a number of ranks or a port");
+    usage_check(end != text.c_str() && *end == 0 && value >= 0 && value < 2000000000, name, "=", text,
+                " is not a number of ranks or a port");
     return int(value);
   };
-  if (!variable("WORLD_SIZE").empty()) {
+  const auto number = [&](const char* name, int otherwise) {
+    return variable(name).empty() ? otherwise : parse(name, variable(name));
+  };
+  p.launched = !variable("YOLOX_LAUNCHED").empty();
+  if (number("WORLD_SIZE", 1) > 1) {
+    for (const char* name : {"RANK", "LOCAL_RANK"})
+      usage_check(!variable(name).empty(), "WORLD_SIZE=", variable("WORLD_SIZE"),
+                  " says that this is one of ", "several ranks, but ", name,
+                  " is not set; start them with --gpus, torchrun or srun, or ", "unset WORLD_SIZE");
     p.world = number("WORLD_SIZE", 1), p.rank = number("RANK", 0);
-    p.local_rank = number("LOCAL_RANK", p.rank), p.local_world = number("LOCAL_WORLD_SIZE", p.world);
+    p.local_rank = number("LOCAL_RANK", 0), p.local_world = number("LOCAL_WORLD_SIZE", p.world);
     p.of_agent = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
     p.listening = number("YOLOX_LISTENING", -1);
     p.port = number("MASTER_PORT", 29500);
-  } else if (number("SLURM_STEP_NUM_TASKS", 1) > 1) {  // of srun; sbatch alone sets others
+  } else if (!p.launched && number("SLURM_STEP_NUM_TASKS", 1) > 1) {  // of srun; sbatch alone sets others
     p.world = number("SLURM_STEP_NUM_TASKS", 1), p.rank = number("SLURM_PROCID", 0);
-    p.local_rank = number("SLURM_LOCALID", 0), p.local_world = number("SLURM_STEP_TASKS_PER_NODE", 1);
+    p.local_rank = number("SLURM_LOCALID", 0);
+    p.local_world = parse("SLURM_STEP_TASKS_PER_NODE",
+                          slurm_entry(variable("SLURM_STEP_TASKS_PER_NODE"), number("SLURM_NODEID", 0)));
     p.host = first_host(variable("SLURM_STEP_NODELIST"));
     p.port = number("MASTER_PORT", 20000 + number("SLURM_JOB_ID", 0) % 20000);
   }
@@ -105,7 +130,8 @@ struct Launch {
   int restarts = 0;    // how often a training that has failed is resumed
 };
 
-// The words of a command line that resumes a run: what belongs to its beginning goes.
+// The words of a command line that resumes a run: what belongs to its beginning goes, and --bs auto, which
+// has been found.
 inline std::vector<std::string> resumed_words(const std::vector<std::string>& words, const std::string& run) {
   std::vector<std::string> kept;
   for (size_t i = 0; i < words.size(); ++i) {
@@ -117,7 +143,8 @@ inline std::vector<std::string> resumed_words(const std::vector<std::string>& wo
         goes = true;
       if (goes) break;
     }
-    if (!goes) kept.push_back(words[i]);
+    if (words[i] == "--bs" && i + 1 < words.size() && words[i + 1] == "auto") goes = true, ++i;
+    if (!goes && words[i] != "--bs=auto") kept.push_back(words[i]);
   }
   kept.push_back("--resume=" + run);
   return kept;
@@ -138,7 +165,7 @@ struct Child {
 
 // A socket on a free port of this machine, which other machines cannot reach.
 inline int listen_here(int& port) {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET, address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
@@ -149,7 +176,7 @@ inline int listen_here(int& port) {
   return fd;
 }
 
-// Starts this program again as a rank. `reports`: where rank 0 tells its run folder.
+// Starts this program again as a rank. `reports`: where the first rank here tells the run folder.
 inline Child start_rank(const Launch& l, int local_rank, int port, int listening, int reports,
                         const std::vector<std::string>& words) {
   int ends[2];
@@ -170,6 +197,7 @@ inline Child start_rank(const Launch& l, int local_rank, int port, int listening
   dup2(ends[1], 2);
   if (local_rank > 0) dup2(ends[1], 1);
   const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
+  set("YOLOX_LAUNCHED", "1");
   set("RANK", concat(rank)), set("WORLD_SIZE", concat(l.nodes * l.ranks));
   set("LOCAL_RANK", concat(local_rank)), set("LOCAL_WORLD_SIZE", concat(l.ranks));
   set("MASTER_ADDR", l.master.empty() ? "127.0.0.1" : l.master.substr(0, l.master.rfind(':')));
@@ -208,7 +236,7 @@ inline std::string last_lines(const std::string& text, size_t most) {
 }
 
 // Runs the ranks to their end. Gives the exit code: 0 when all ended well, else that of the first that
-// failed, which it names. run: their folder, when rank 0 has told it.
+// failed, which it names. run: their folder, when they have saved a checkpoint there.
 inline int run_ranks(const Launch& l, const std::vector<std::string>& words, std::string& run) {
   int port = l.master.empty() ? 0 : std::atoi(l.master.c_str() + l.master.rfind(':') + 1), reports[2];
   const int listening = l.master.empty() ? listen_here(port) : -1;
@@ -225,11 +253,11 @@ inline int run_ranks(const Launch& l, const std::vector<std::string>& words, std
   int living = l.ranks, passed_on = 0, failed = -1;
   double ended_at = 0;  // when a rank failed
   bool killed = false;
-  while (living > 0) {
-    if (stop_requests != passed_on) passed_on = stop_requests, signal_all(stop_signal);
+  // Reads what ranks say, and waits for it so long; false: there was nothing.
+  const auto listen_to_all = [&](int milliseconds) {
     std::vector<pollfd> open{{reports[0], POLLIN, 0}};
     for (const Child& c : ranks) open.push_back({c.output, POLLIN, 0});
-    poll(open.data(), open.size(), 50);
+    if (poll(open.data(), open.size(), milliseconds) <= 0) return false;
     char text[4096];
     for (size_t i = 0; i < open.size(); ++i) {
       if (!open[i].revents) continue;
@@ -250,20 +278,27 @@ inline int run_ranks(const Launch& l, const std::vector<std::string>& words, std
       c.said.append(text, size_t(n));
       if (c.said.size() > 16384) c.said.erase(0, c.said.size() - 8192);
     }
+    return true;
+  };
+  // A rank that lost another one is not the one to look at.
+  const auto lost = [&](int k) {
+    return WIFEXITED(ranks[k].status) && WEXITSTATUS(ranks[k].status) == kLostRank;
+  };
+  while (living > 0) {
+    if (stop_requests != passed_on) passed_on = stop_requests, signal_all(stop_signal);
+    listen_to_all(50);
     for (int i = 0; i < l.ranks; ++i) {
       Child& c = ranks[i];
       if (!c.pid || waitpid(c.pid, &c.status, WNOHANG) != c.pid) continue;
       c.pid = 0, --living;
       if (c.status == 0) continue;
-      // A rank that lost another one may be seen to end before that one.
-      const auto lost = [&](int k) {
-        return WIFEXITED(ranks[k].status) && WEXITSTATUS(ranks[k].status) == kLostRank;
-      };
       if (failed < 0) ended_at = now();
       if (failed < 0 || (lost(failed) && !lost(i) && !killed)) failed = i;
     }
     // The others wait for it, in vain: a second to find out and say so, four to end.
     if (failed >= 0 && !killed && now() - ended_at > 5) signal_all(SIGKILL), killed = true;
+  }
+  while (listen_to_all(0)) {  // what they said last
   }
   for (const Child& c : ranks)
     if (c.output >= 0) close(c.output);
@@ -275,7 +310,7 @@ inline int run_ranks(const Launch& l, const std::vector<std::string>& words, std
   char host[256] = "";
   gethostname(host, sizeof host - 1);
   std::cerr << "error: rank " << l.node * l.ranks + failed << " of " << l.nodes * l.ranks << " on " << host
-            << " " << how_it_ended(c.status)
+            << " " << (lost(failed) ? "lost another rank" : how_it_ended(c.status))
             << (failed == 0 || c.said.empty() ? "" : "; the last it said:" + last_lines(c.said, 8))
             << std::endl;
   return code;
@@ -292,6 +327,8 @@ inline int launch(const Launch& l, int argc, char** argv) {
     std::string run;
     const int code = launch_detail::run_ranks(l, words, run);
     if (code == 0 || code == 2 || stop_signal || tries == l.restarts || run.empty()) return code;
+    // Elsewhere ranks may still be ending: the new ones must not meet them.
+    if (l.nodes > 1) std::this_thread::sleep_for(std::chrono::seconds(15));
     std::cerr << "restart " << tries + 1 << " of " << l.restarts << ": resuming " << run << std::endl;
     words = resumed_words(std::vector<std::string>(argv, argv + argc), run);
   }

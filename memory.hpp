@@ -107,7 +107,8 @@ inline bool is_out_of_memory(const std::exception& e) {
 // nothing of the failed attempt alive.
 struct PartsThatFit {
   int64_t parts, most;
-  int64_t times = 0;  // that memory ran out
+  int64_t times = 0;        // that memory ran out
+  std::string remedy = {};  // what to do where `most` is not one image at a time
 
   template <class Compute, class BeforeRetry>
   auto operator()(const Compute& compute, const BeforeRetry& before_retry) {
@@ -118,9 +119,10 @@ struct PartsThatFit {
         return result;
       } catch (const std::exception& e) {
         if (!is_out_of_memory(e)) throw;
-        const std::string what = e.what(), who = most > 1 ? "one image at a time" : "a single image";
-        check(now < most, "out of memory, even with ", who, "; give a smaller --size or --model (",
-              what.substr(0, what.find('\n')), ")");
+        const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
+        check(now < most || remedy.empty(), "out of memory; ", remedy, cause);
+        check(now<most, "out of memory, even with ", most> 1 ? "one image at a time" : "a single image",
+              "; give a smaller --size or --model", cause);
       }
       now = std::min(2 * now, most);
       before_retry(now);

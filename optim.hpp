@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -111,6 +112,14 @@ struct Optimizer {
   std::vector<Tensor> params() const {
     std::vector<Tensor> all;
     for (const auto& group : groups) all.insert(all.end(), group.params.begin(), group.params.end());
+    return all;
+  }
+
+  // What it remembers of them.
+  std::vector<Tensor> state() const {
+    std::vector<Tensor> all;
+    for (const auto* kind : {&first, &second, &steps})
+      for (const auto& group : *kind) all.insert(all.end(), group.begin(), group.end());
     return all;
   }
 
@@ -234,11 +243,13 @@ inline void scale_gradients(const std::vector<Tensor>& grads, const Tensor& fact
 }
 
 // Scales the gradients so that their norm over all parameters is at most max_norm; gives the norm before
-// that, a scalar on the device.
-inline Tensor clip_gradients(const std::vector<Tensor>& grads, double max_norm) {
+// that, a scalar on the device. agree(norm): all ranks take over that of one, which they have rounded unlike.
+inline Tensor clip_gradients(const std::vector<Tensor>& grads, double max_norm,
+                             const std::function<void(const Tensor&)>& agree = {}) {
   torch::NoGradGuard no_grad;
   if (grads.empty()) return torch::zeros({});
   const Tensor norm = torch::stack(at::_foreach_norm(grads, 2)).norm();
+  if (agree) agree(norm);
   if (max_norm > 0) at::_foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp_max(1.0));
   return norm;
 }

@@ -8,7 +8,7 @@ export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-10000}  # idle threads of torch leave th
 run=runs/quickstart
 rm -rf "$run"
 
-echo "== training yolox-nano on the built-in shapes (about 4 minutes on 2 cores)"
+echo "== training yolox-nano on the built-in shapes (about 8 minutes on 2 cores)"
 ./train --data shapes --model yolox-nano --size 192 --bs 8 --epochs 10 --optimizer adam --lr 0.00025 --ema 0.998 \
   --mosaic-prob 0 --no-multiscale --eval-interval 5 --out "$run"
 

@@ -76,8 +76,8 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
         scaler.scaled(loss).backward();
       } catch (const std::exception& e) {
         forget_backward();
-        const std::string what = e.what();  // of --debug
-        if (what.find("returned nan values") == std::string::npos) throw;
+        const std::string what = e.what();  // of --debug; other ranks would wait for this one's gradients
+        if (what.find("returned nan values") == std::string::npos || s.ranks > 1) throw;
         anomaly = what.substr(0, what.find('\n'));
       }
     });

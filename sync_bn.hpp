@@ -86,6 +86,13 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
     }
     Tensor sums = torch::cat({sum_g, sum_g_x}).to(torch::kDouble);
     sum_over_ranks(sums);
+    if (x.is_cuda() && x.numel() > 0) {
+      sums = sums.to(sum_g.scalar_type());
+      const Tensor dx = at::batch_norm_backward_elemt(grads[0].contiguous(x.suggest_memory_format()), x, mean,
+                                                      inverse, weight, sums.slice(0, 0, channels),
+                                                      sums.slice(0, channels), count.to(torch::kInt));
+      return {dx, d_weight, d_bias, {}, {}, {}, {}};
+    }
     sums = (sums / count).to(weight.scalar_type());
     const Tensor mean_g = sums.slice(0, 0, channels),
                  slope = sums.slice(0, channels, 2 * channels) * inverse * inverse;

@@ -208,8 +208,8 @@ class Telling {
     if (!line.empty()) log.line(line);
   }
 
-  // Of several ranks: memory, the share of time that each has waited for images, and the one that the others
-  // wait for.
+  // Of several ranks, since the last call: memory, the share of time that each has waited for images, and the
+  // one that the others wait for.
   void ranks(Ranks& ranks, torch::Device device) {
     const double share = waited_in_all / std::max(1e-9, seconds_in_all), waited = ranks.waited();
     if (ranks.alone()) return;

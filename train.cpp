@@ -162,9 +162,12 @@ static void check_config(const Config& c) {
   in("gpus", c.gpus, 0, 1024), in("procs", c.procs, 0, 1024), in("nodes", c.nodes, 1, 65536);
   in("node", c.node, 0, c.nodes - 1), at_least("restarts", c.restarts, 0), in("timeout", c.timeout, 1, 1e6);
   usage_check(c.gpus == 0 || c.procs == 0, "--gpus and --procs exclude each other");
-  usage_check(c.nodes == 1 || (c.master.rfind(':') != std::string::npos &&
-                               std::atoi(c.master.c_str() + c.master.rfind(':') + 1) > 0),
-              "--nodes needs --master HOST:PORT, the same on all machines, got '", c.master, "'");
+  const size_t colon = c.master.rfind(':');
+  const int port = colon == std::string::npos ? 0 : std::atoi(c.master.c_str() + colon + 1);
+  usage_check(c.nodes == 1 || !c.master.empty(),
+              "--nodes needs --master HOST:PORT, the same on all machines");
+  usage_check(c.master.empty() || (colon > 0 && port > 0 && port < 65536),
+              "--master takes HOST:PORT, such as node0:29500, got '", c.master, "'");
   usage_check(c.compress == "off" || c.compress == "fp16" || c.compress == "bf16",
               "--compress takes off, fp16 or bf16, got '", c.compress, "'");
   in("min-lr-ratio", c.min_lr_ratio, 0, 1), in("ema", c.ema, 0, 0.999999), in("conf", c.conf, 0, 1),
@@ -229,19 +232,20 @@ static AugmentConfig augment_config(const Config& c) {
   return a;
 }
 
-// The GPU that has the number of the rank on its machine, or the CPU.
+// The GPU that has the number of the rank on its machine, or the only one that it was given, or the CPU.
 static torch::Device device_of(const Config& c, const Place& place) {
   const bool several = place.world > 1 || c.gpus > 0;
   if (c.procs > 0 || !several || c.device == "cpu") return parse_device(c.procs > 0 ? "cpu" : c.device);
   if (c.device == "auto" && c.gpus == 0 && !torch::cuda::is_available()) return parse_device("cpu");
-  return parse_device(concat("cuda:", place.local_rank));
+  return parse_device(concat("cuda:", torch::cuda::device_count() == 1 ? 0 : place.local_rank));
 }
 
 static MultiScale multi_scale(const Config& c, ImageSize base, int ranks) {
   const bool small = c.model == "yolox-nano" || c.model == "yolox-tiny";
   MultiScale sizes{base, small ? 3 : 5, small ? 7 : 5, c.seed};
   if (!c.multiscale) sizes.less = sizes.more = 0;
-  if (c.bs / (c.accum * ranks) < 2) sizes.smallest = 2;  // a batch norm needs more than one value a channel
+  // A batch norm needs more than one value a channel.
+  if (c.bs / (c.accum * (c.sync_bn ? 1 : ranks)) < 2) sizes.smallest = 2;
   return sizes;
 }
 
@@ -264,6 +268,17 @@ static Settings settings_of(const Config& config) {
   for (const auto& [name, value] : config.values())
     if (!of_the_call.count(name)) kept.emplace_back(name, value);
   return kept;
+}
+
+// What all ranks have to have been told; where data lies and how it is read may differ by machine.
+static Settings common_settings(const Config& config, const Dataset& data, int64_t step) {
+  const std::set<std::string> of_machine{"data", "weights", "out", "workers", "cache", "device"};
+  Settings common{{"images", concat(data.records.size())},
+                  {"classes", listed(data.classes, 1 << 30)},
+                  {"steps done", concat(step)}};
+  for (const auto& [name, value] : settings_of(config))
+    if (!of_machine.count(name)) common.emplace_back("--" + name, value);
+  return common;
 }
 
 // The checkpoint that --resume goes on from; the settings of its run into `config`.
@@ -330,9 +345,15 @@ static int train(int argc, char** argv) {
   check_config(config);
   const AugmentConfig augment = augment_config(config);
   const Place place = place_of_this_process();
+  if (place.given()) {
+    for (const char* name : {"gpus", "procs", "nodes", "node", "master", "restarts"})
+      usage_check(!config.was_given(name), "--", name, " starts ranks, but this process already is one of ",
+                  place.world, ", by torchrun or srun; leave it out, or start one process a machine");
+    config.gpus = config.procs = 0;
+  }
   const Launch here{std::max({1, config.gpus, config.procs}), config.nodes, config.node, config.master,
                     config.restarts};
-  const bool is_rank = place.world > 1 || !variable("WORLD_SIZE").empty();
+  const bool is_rank = place.launched || place.given();
   check_shares(config, is_rank ? place.world : here.ranks * here.nodes);
   if (!is_rank && (here.ranks * here.nodes > 1 || here.restarts > 0)) {
     usage_check(config.gpus <= int(torch::cuda::device_count()), "--gpus ", config.gpus, ": there are ",
@@ -364,6 +385,7 @@ static int train(int argc, char** argv) {
   for (Dataset* d : {&splits.train, &splits.val}) d->strict = config.strict, refuse_problems(*d);
   const int64_t n = data.records.size();
   check(world <= n, "there are ", world, " ranks and only ", n, " images; give fewer ranks");
+  ranks.must_agree(common_settings(config, data, resumed ? saved.step : 0));
 
   // ---- model, weights, optimizer
   torch::manual_seed(config.seed);
@@ -398,7 +420,6 @@ static int train(int argc, char** argv) {
   if (ranks.first() && !resumed)
     run = make_run_folder(config.out, config.model + "-" + data_name(config.data));
   run = ranks.broadcast(run);
-  ranks.report(run);
   const std::string of_rank = ranks.first() ? "" : concat("_rank", place.rank);  // files of its own
   Log log(concat(run, "/log", of_rank, ".txt"), /*quiet=*/!ranks.first());
   log.line(resumed ? concat("resuming ", run, " at step ", saved.step) : "run " + run);
@@ -467,6 +488,8 @@ static int train(int argc, char** argv) {
   if (!first && ranks.first()) save_picture(run + "/labels.jpg", draw_labels(data));
   if (!resumed && !config.profile)
     saver.save(t, "last.pth", log);  // so that there is something to go on from, whatever happens
+  ranks.max(0);                      // it is there
+  ranks.report(run);
 
   // ---- images. The stream is endless and runs through the epochs, which are counted in steps.
   const int64_t plain_from = per_epoch * std::max<int64_t>(0, config.epochs - config.no_aug_epochs -
@@ -492,21 +515,23 @@ static int train(int argc, char** argv) {
     eval_settings.rank = place.rank, eval_settings.ranks = world;
     eval_settings.gather = [&](const std::vector<double>& mine) { return ranks.gather(mine); };
   }
-  PartsThatFit eval_fit{1, ranks.alone() ? share : 1};
+  PartsThatFit eval_fit{1, share};
   double best = t.best_ap;
   bool complete = false;
   const auto end_of_epoch = [&] {
+    tell.ranks(ranks, device);
     const int64_t epoch = (t.iteration - 1) / per_epoch;
     const bool whole = t.iteration % per_epoch == 0, last = t.iteration == iters;
     if (config.eval_interval > 0 &&
         (last || (epoch + 1) % config.eval_interval == 0 || t.iteration > plain_from)) {
       if (saver.in_last != t.iteration) saver.save(t, "last.pth", log);  // evaluating may be cut off
       crash_step(concat("evaluation after step ", t.iteration));
+      ranks.at(concat("the evaluation after step ", t.iteration));
       ranks.must_equal(tensors_of(t.judged()), concat("at step ", t.iteration));
       const auto e = eval_fit(
           [&](int64_t parts) {
             eval_settings.batch = int(std::max<int64_t>(1, share / parts));
-            return evaluate(t.judged(), val, eval_settings, [&](int64_t) { ranks.at("evaluation"); });
+            return evaluate(t.judged(), val, eval_settings, [&](int64_t) { ranks.still_at_work(); });
           },
           [&](int64_t parts) {
             empty_cache(device);
@@ -532,17 +557,22 @@ static int train(int argc, char** argv) {
     if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
     tell.problems(splits);
     if (enough) log.line(concat("stopping: ", t.stale, " evaluations without a better AP (--patience)"));
-    tell.ranks(ranks, device);
-    return !ranks.of_first(enough);
+    const bool go_on = !ranks.of_first(enough);
+    ranks.waited();  // for evaluation and saving, which is not counted
+    return go_on;
   };
 
   // ---- the loop
   catch_signals();
   const double nan = std::nan("");
   SavedBuffers statistics(*model);
-  ranks.broadcast(tensors_of(t.model));
-  ranks.must_equal(tensors_of(t.model), "at the start");
-  Reduction reduction(ranks, t.optimizer.params(), type_of(config.compress));
+  ranks.at("the start");
+  ranks.broadcast(tensors_of(t));
+  ranks.must_equal(tensors_of(t), "at the start");
+  std::vector<Tensor> learning;
+  for (const Tensor& p : model->parameters())
+    if (p.requires_grad()) learning.push_back(p);
+  Reduction reduction(ranks, learning, type_of(config.compress));
   if (!ranks.alone()) {
     step.ranks = world;
     step.sum = [&](Tensor& x) { ranks.sum(x); };
@@ -551,6 +581,8 @@ static int train(int argc, char** argv) {
   }
   tell.heading();                                                        // all ranks have come here
   PartsThatFit fit{config.accum, ranks.alone() ? share : config.accum};  // ranks have to do as many
+  if (!ranks.alone())
+    fit.remedy = "several ranks cannot change how they do it on their own: give --accum, or fewer --bs";
   int64_t overflows = 0;  // steps in a row whose gradients were not finite
   std::optional<Profile> profile;
   if (config.profile && ranks.first()) profile.emplace(device), profile->start();
@@ -590,8 +622,9 @@ static int train(int argc, char** argv) {
     const StepNumbers numbers = marked("optimizer", [&] {
       const auto grads = gradients(t.optimizer.groups);
       t.scaler.unscale(grads);
-      const StepNumbers read = numbers_of(losses, clip_gradients(grads, config.clip),
-                                          ranks.sum({double(batch.targets.total())})[0]);
+      const Tensor norm = clip_gradients(grads, config.clip, [&](const Tensor& n) { ranks.broadcast({n}); });
+      const StepNumbers read = numbers_of(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
+      if (!config.sync_bn) ranks.average(model->buffers());
       if (read.finite()) t.optimizer.step(lr);
       return read;
     });
@@ -657,8 +690,10 @@ int main(int argc, char** argv) {
     } catch (const UsageError&) {
       throw;
     } catch (const std::exception& e) {
-      if (is_lost_rank(e)) code = kLostRank;
-      write_crash(memory_report().c_str());
+      if (is_lost_rank(e))
+        code = kLostRank;
+      else
+        write_crash(memory_report().c_str());
       throw;
     }
   });

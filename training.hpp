@@ -39,6 +39,16 @@ inline std::vector<Tensor> tensors_of(YOLOX& model) {
   return all;
 }
 
+// All that ranks have in common.
+inline std::vector<Tensor> tensors_of(Training& t) {
+  std::vector<Tensor> all = tensors_of(t.model);
+  if (!t.ema.is_empty())
+    for (const Tensor& x : tensors_of(t.ema)) all.push_back(x);
+  for (const Tensor& x : t.optimizer.state()) all.push_back(x);
+  if (t.scaler.enabled) all.push_back(t.scaler.scale), all.push_back(t.scaler.growth_tracker);
+  return all;
+}
+
 // To a device, and to float32 or float64; whole numbers stay whole.
 inline void move(YOLOX& model, torch::Device device, at::ScalarType type) {
   model->to(device);

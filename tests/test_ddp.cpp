@@ -2,19 +2,19 @@
 #include "programs.hpp"
 
 #include "ddp.hpp"
+#include "training.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
 
 namespace {
 
-// Runs a test case of this program, one that is skipped otherwise, on so many ranks. Gives what they said.
-std::string on_ranks(int ranks, const std::string& name) {
+// Runs a test case of this program, one that is skipped otherwise, on so many ranks.
+std::vector<Outcome> outcomes_on_ranks(int ranks, const std::string& name) {
   TempDir dir;
   int port = 0;
   close(launch_detail::listen_here(port));
   std::vector<pid_t> started;
-  std::string said;
   for (int r = 0; r < ranks; ++r) {
     const std::string command =
         concat("export OMP_NUM_THREADS=1 WORLD_SIZE=", ranks, " RANK=", r, " LOCAL_RANK=", r,
@@ -28,15 +28,21 @@ std::string on_ranks(int ranks, const std::string& name) {
     }
     started.push_back(pid);
   }
+  std::vector<Outcome> outcomes;
   for (int r = 0; r < ranks; ++r) {
     int status = 1;
     waitpid(started[r], &status, 0);
-    const std::string text = contents(dir / concat("out", r));
-    CHECK_MESSAGE(status == 0, "rank " << r << " of " << ranks << ":\n" << text);
-    CHECK_MESSAGE(has(text, " 1 passed |"), text);
-    said += text;
+    outcomes.push_back({WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+                        contents(dir / concat("out", r)), ""});
   }
-  return said;
+  return outcomes;
+}
+// The same where they must succeed.
+void on_ranks(int ranks, const std::string& name) {
+  for (const Outcome& o : outcomes_on_ranks(ranks, name)) {
+    CHECK_MESSAGE(o.code == 0, o.out);
+    CHECK_MESSAGE(has(o.out, " 1 passed |"), o.out);
+  }
 }
 
 double gap(const Tensor& a, const Tensor& b) {
@@ -136,6 +142,82 @@ TEST_CASE("rank: sums, the largest, what the first has, numbers of different len
   fs::remove(made);
 }
 
+TEST_CASE("rank: means, settings, weights at the start" * doctest::skip()) {
+  const Place p = place_of_this_process();
+  Ranks ranks(p, torch::kCPU, 60);
+  const double mean = (p.world - 1) / 2.0;
+  const Tensor a = torch::full({2, 3}, p.rank, torch::kFloat).t(), b = torch::full({}, 2.0 * p.rank),
+               count = torch::full({}, p.rank, torch::kLong);
+  ranks.average({a, count, b});
+  CHECK(torch::equal(a, torch::full({3, 2}, mean, torch::kFloat)));
+  CHECK(b.item<double>() == 2 * mean);
+  CHECK(count.item<int64_t>() == p.rank);
+
+  ranks.must_agree({{"--lr", "1"}, {"--bs", "a\nb"}});
+  const std::string refused = error_of([&] {
+    ranks.must_agree({{"--lr", "1"}, {"--bs", p.rank == 1 ? "3" : "2"}, {"steps done", concat(p.rank)}});
+  });
+  if (p.rank == 0) CHECK(refused == "");
+  if (p.rank == 1)
+    CHECK_MESSAGE(has(refused, "--bs 3 where rank 0 has 2, steps done 1 where rank 0 has 0"), refused);
+  if (p.rank == 2) CHECK_MESSAGE(has(refused, "told otherwise than rank 0: steps done 2"), refused);
+
+  // All that a training is made of is taken over from rank 0.
+  torch::manual_seed(p.rank);
+  YOLOX model("yolox-nano", 3);
+  Training t{model, copy_of(model, "yolox-nano", torch::kCPU),
+             Optimizer("adam", parameter_groups(*model, 5e-4), /*fp16=*/true), GradScaler(true, torch::kCPU)};
+  for (Tensor& x : t.optimizer.second[0]) x.fill_(p.rank + 1);
+  t.scaler.scale.fill_(p.rank + 7);
+  CHECK(error_of([&] { ranks.must_equal(tensors_of(t), "before"); }) != "");
+  ranks.broadcast(tensors_of(t));
+  ranks.must_equal(tensors_of(t), "after");
+  CHECK(t.scaler.scale.item<double>() == 7);
+  CHECK(t.optimizer.second[0][0].min().item<double>() == 1);
+  torch::manual_seed(0);
+  YOLOX first("yolox-nano", 3);
+  CHECK(torch::equal(first->parameters()[5], model->parameters()[5]));
+  CHECK(torch::equal(first->parameters()[5], t.ema->parameters()[5]));
+  ranks.max(0);
+}
+
+// One rank keeps the others waiting: at another place, or at the same one without waiting itself.
+TEST_CASE("rank: one is behind" * doctest::skip()) {
+  const Place p = place_of_this_process();
+  Ranks ranks(p, torch::kCPU, 2);
+  ranks.at("step 1"), ranks.max(0);
+  if (p.rank == 1) sleep(60);
+  ranks.at("step 2"), ranks.max(0);
+}
+TEST_CASE("rank: one does not wait" * doctest::skip()) {
+  const Place p = place_of_this_process();
+  Ranks ranks(p, torch::kCPU, 2);
+  // Unlike amounts of work at one place do not count as places.
+  ranks.at("evaluation");
+  for (int i = 0; i < 3 * p.rank; ++i) ranks.still_at_work();
+  ranks.at("step 1"), ranks.max(0);
+  if (p.rank == 1) sleep(60);
+  ranks.max(0);
+}
+TEST_CASE("rank: slow and at work" * doctest::skip()) {
+  const Place p = place_of_this_process();
+  Ranks ranks(p, torch::kCPU, 2);
+  ranks.at("evaluation");
+  for (int i = 0; i < 7; ++i) usleep(500000), ranks.still_at_work();
+  ranks.max(0);
+  if (p.rank == 0) usleep(500000);  // the others may leave first
+}
+TEST_CASE("rank: the first hangs with the store" * doctest::skip()) {
+  const Place p = place_of_this_process();
+  Ranks ranks(p, torch::kCPU, 2);
+  ranks.at("step 1"), ranks.max(0);
+  if (p.rank == 0) {
+    if (fork() == 0) sleep(14), kill(getppid(), SIGKILL), _exit(0);
+    raise(SIGSTOP);
+  }
+  ranks.at("step 2"), ranks.max(0);
+}
+
 TEST_CASE("rank: SyncBN" * doctest::skip()) {
   const Place p = place_of_this_process();
   Ranks ranks(p, torch::kCPU, 60);
@@ -224,6 +306,26 @@ TEST_CASE("rank: gradients of two heads" * doctest::skip()) {
 
 TEST_CASE("ranks: they sum, gather and agree; other weights on one of them are found") {
   on_ranks(3, "rank: sums*");
+  on_ranks(3, "rank: means*");
+}
+TEST_CASE("g5 ranks: whoever keeps the others waiting is named by all") {
+  const auto all_say = [](const std::vector<Outcome>& ranks, int to_blame, const std::string& part) {
+    for (int r = 0; r < int(ranks.size()); ++r) {
+      if (r == to_blame) continue;
+      CHECK(ranks[r].code == kLostRank);
+      CHECK_MESSAGE(has(ranks[r].out, concat("waiting for ", part)), ranks[r].out);
+    }
+  };
+  auto ranks = outcomes_on_ranks(3, "rank: one is behind");
+  all_say(ranks, 1, "rank 1 (");
+  CHECK(has(ranks[2].out, "; step 1), which is behind"));
+  ranks = outcomes_on_ranks(3, "rank: one does not wait");
+  all_say(ranks, 1, "rank 1 (");
+  CHECK(has(ranks[2].out, "; step 1), which does not wait"));
+  ranks = outcomes_on_ranks(2, "rank: the first hangs*");
+  all_say(ranks, 0, "rank 0 (");
+  CHECK(has(ranks[1].out, "which does not answer"));
+  on_ranks(2, "rank: slow and at work");
 }
 TEST_CASE("b3 ranks: SyncBN over uneven shares, one of them empty, is batch norm over the whole batch") {
   on_ranks(2, "rank: SyncBN");
@@ -253,9 +355,14 @@ TEST_CASE(
     for (int r = 1; r < ranks; ++r)
       CHECK(has(contents(s.dir / concat("r", ranks, "/log_rank", r, ".txt")), "12"));
   }
-  // Each with its own statistics is another training.
-  succeed(s.dir, "train", flags + "1 --procs 2 --no-sync-bn --out own");
+  // Each with its own statistics is another training; their mean is what is evaluated and saved, and a run
+  // that is resumed goes on with it.
+  const std::string own = s.flags + "--procs 2 --no-sync-bn --deterministic --eval-interval 1 --out own";
+  succeed(s.dir, "train", own + " --max-iters 12");
   CHECK(apart(s.dir, "own", "one", "start") > 1e-4);
+  succeed(s.dir, "train", own + "2 --max-iters 5");
+  succeed(s.dir, "train", "--resume own2 --max-iters 12");
+  CHECK(apart(s.dir, "own2", "own", "start") == 0);
 
   succeed(s.dir, "train", s.flags + "--eval-interval 0 --max-iters 5 --procs 3 --out moved");
   succeed(s.dir, "train", "--resume moved --max-iters 9 --procs 2");
@@ -327,8 +434,13 @@ TEST_CASE(
   refused("", "--bs 16 --gpus 16", "--gpus 16: there are");
   refused("", "--bs 16 --procs 2 --nodes 2", "--nodes needs --master HOST:PORT");
   refused("", "--bs 16 --procs 2 --nodes 2 --node 2 --master a:1", "--node must be in 0..1");
-  refused("export WORLD_SIZE=2 RANK=x; ", "--bs 2", "RANK=x is not a number");
-  refused("export WORLD_SIZE=2 RANK=2; ", "--bs 2", "rank 2 of 2");
+  refused("", "--bs 16 --procs 2 --nodes 2 --master node0", "--master takes HOST:PORT");
+  refused("", "--bs 16 --procs 2 --master node0:0", "--master takes HOST:PORT");
+  refused("export WORLD_SIZE=2 LOCAL_RANK=0 RANK=x; ", "--bs 2", "RANK=x is not a number");
+  refused("export WORLD_SIZE=2 LOCAL_RANK=0 RANK=2; ", "--bs 2", "rank 2 of 2");
+  refused("export WORLD_SIZE=2 RANK=1; ", "--bs 2", "one of several ranks, but LOCAL_RANK is not set");
+  refused("export WORLD_SIZE=2 LOCAL_RANK=0 RANK=0; ", "--bs 2 --procs 2",
+          "--procs starts ranks, but this process already is one of 2");
   const Outcome few = run(dir, "train", "--data data --model yolox-nano --size 64 --bs 9 --procs 9 --out no");
   CHECK(few.code == 1);
   CHECK(has(few.err, "9 ranks and only 8 images"));
@@ -341,16 +453,17 @@ TEST_CASE("c2 ranks: who does not come is named, within the time limit") {
   const std::string train = concat("export MASTER_ADDR=127.0.0.1 MASTER_PORT=", port,
                                    " WORLD_SIZE=3 OMP_NUM_THREADS=1; "),
                     flags = " " YOLOX_BINARY_DIR "/train " + kTrain + "--bs 3 --out no --timeout 2";
-  Outcome o = shell(dir, train + "(RANK=1 LOCAL_RANK=1" + flags + " 2>/dev/null) & RANK=0" + flags);
+  Outcome o =
+      shell(dir, train + "(RANK=1 LOCAL_RANK=1" + flags + " 2>/dev/null) & RANK=0 LOCAL_RANK=0" + flags);
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err, concat("rank 2 of 3 did not come to 127.0.0.1:", port, " within 2 s")), o.err);
-  o = shell(dir, train + "RANK=2" + flags);
+  o = shell(dir, train + "RANK=2 LOCAL_RANK=2" + flags);
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err, concat("rank 2 found no rank 0 at 127.0.0.1:", port)), o.err);
   // A port that is taken.
   int taken = 0;
   const int fd = launch_detail::listen_here(taken);
-  o = shell(dir, concat(train, "MASTER_PORT=", taken, " RANK=0", flags));
+  o = shell(dir, concat(train, "MASTER_PORT=", taken, " RANK=0 LOCAL_RANK=0", flags));
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err, concat("cannot listen on port ", taken)), o.err);
   close(fd);
@@ -415,19 +528,99 @@ TEST_CASE("g5 launcher: killed itself, no rank stays; asked to end, all ranks sa
 }
 
 TEST_CASE("g5 launcher: a rank that hangs is named after the time limit, and all end") {
+  for (const int victim : {1, 0}) {
+    TempDir dir;
+    write_scenes(dir / "data", 7);
+    Process p(dir, "train", kEndless + "--timeout 3");
+    REQUIRE(trains(p, dir));
+    const auto ranks = children_of(p.pid);
+    kill(ranks[victim], SIGSTOP);
+    const double start = now();
+    CHECK(p.wait() == kLostRank);
+    CHECK(now() - start < 25);
+    CHECK(all_gone(ranks, 1));
+    const std::string said = contents(p.err);
+    CHECK_MESSAGE(has(said, concat("(--timeout 3), waiting for rank ", victim, " (")), said);
+    CHECK(has(said, victim == 1 ? "which does not run any more" : "which does not answer"));
+    CHECK_FALSE(has(said, "SIGKILL"));  // which the launcher ended it with
+  }
+}
+
+TEST_CASE("g5 launcher: what a rank has failed with is what is said and what the exit code tells") {
+  TempDir dir;
+  write_scenes(dir / "data", 8);
+  // Only one of the ranks reads the image that is damaged after the check.
+  const std::string flags =
+      "--data data --model yolox-nano --size 64 --bs 8 --epochs 1 --aug none --strict --procs 2 ";
+  succeed(dir, "train", flags + "--out a");
+  const auto images = fs::directory_iterator(dir.path / "data/train");
+  const std::string image = fs::path(images->path()).string(), whole = contents(image);
+  std::string damaged = whole.substr(0, 200);
+  damaged.resize(whole.size());
+  const auto time = fs::last_write_time(image);
+  write_text(image, damaged);
+  fs::last_write_time(image, time);
+  const Outcome o = run(dir, "train", flags + "--out b");
+  CHECK(o.code == 1);
+  CHECK_MESSAGE(has(o.err, fs::path(image).filename().string()), o.err);
+  CHECK(has(o.err, " failed with exit code 1"));
+}
+
+TEST_CASE("e1 e8 two launchers, as on two machines: one training") {
+  TempDir dir;
+  write_scenes(dir / "data", 8);
+  int port = 0;
+  close(launch_detail::listen_here(port));
+  const std::string flags = concat(
+      "--data data --model yolox-nano --size 64 --bs 6 --epochs 6 --warmup-epochs 0 --amp fp64 --lr 1e-6 "
+      "--eval-interval 3 --max-iters 8 ");
+  const auto train = [&](const std::string& more) {
+    const auto node = [&](int i) {
+      return concat(YOLOX_BINARY_DIR "/train ", flags, more, " --nodes 2 --master 127.0.0.1:", port,
+                    " --node ", i, i == 1 ? " >two.txt 2>&1" : "");
+    };
+    return shell(dir, concat("({ ", node(1), "; echo code $? >>two.txt; } & ", node(0), "; wait)"));
+  };
+  const Outcome o = train("--procs 1 --out two");
+  CHECK_MESSAGE(o.code == 0, o.out << o.err << contents(dir / "two.txt"));
+  CHECK(has(contents(dir / "two.txt"), "code 0"));
+  CHECK_FALSE(has(contents(dir / "two.txt"), "epoch"));
+  succeed(dir, "train", flags + "--out one");
+  succeed(dir, "train", flags + "--out start --lr 0 --max-iters 1");
+  CHECK(apart(dir, "two", "one", "start") < 1e-7);
+}
+
+// The launcher of torch, if it came with LibTorch.
+TEST_CASE("e1 torchrun starts the ranks") {
+  const std::string torchrun = YOLOX_SOURCE_DIR "/.venv/bin/torchrun";
+  if (!fs::exists(torchrun)) {
+    MESSAGE("skipped: LibTorch came without torchrun");
+    return;
+  }
+  TempDir dir;
+  write_scenes(dir / "data", 8);
+  const std::string flags = "--data data --model yolox-nano --size 64 --bs 6 --epochs 2 --eval-interval 2 ";
+  const Outcome o =
+      shell(dir, concat(torchrun, " --no-python --nproc-per-node 2 --standalone " YOLOX_BINARY_DIR "/train ",
+                        flags, "--out r"));
+  CHECK_MESSAGE(o.code == 0, o.out << o.err);
+  CHECK(has(o.out, "done: r/last.pth"));
+  CHECK(fs::exists(dir / "r/log_rank1.txt"));
+}
+
+TEST_CASE("b2 d7 train: on two ranks a batch size is found, data cached, the step profiled, patience kept") {
   TempDir dir;
   write_scenes(dir / "data", 7);
-  Process p(dir, "train", kEndless + "--timeout 3");
-  REQUIRE(trains(p, dir));
-  const auto ranks = children_of(p.pid);
-  kill(ranks[1], SIGSTOP);
-  const double start = now();
-  CHECK(p.wait() != 0);
-  CHECK(now() - start < 20);
-  CHECK(all_gone(ranks, 1));
-  const std::string said = contents(p.err);
-  CHECK_MESSAGE(has(said, "s (--timeout), waiting for rank 1 ("), said);
-  CHECK_MESSAGE(has(said, "which does not run any more"), said);
+  const std::string flags = "--data data --model yolox-nano --size 64 --epochs 40 --procs 2 ";
+  const std::string found = succeed(dir, "train", flags + "--bs auto --cache ram --max-iters 2 --out a");
+  CHECK_MESSAGE(has(found, "images a rank take"), found);
+  CHECK(has(found, "--bs auto: 6, of"));  // 3 of 7 images on each rank
+  CHECK(has(found, "cache   "));
+  const std::string profile = succeed(dir, "train", flags + "--bs 6 --profile --out b");
+  CHECK_MESSAGE(has(profile, "reduce"), profile);
+  const std::string patience =
+      succeed(dir, "train", flags + "--bs 6 --lr 0 --eval-interval 1 --patience 3 --out c");
+  CHECK_MESSAGE(has(patience, "stopping: 3 evaluations without a better AP"), patience);
 }
 
 TEST_CASE("e1 ranks: the variables of torchrun and of SLURM tell where a process stands") {
@@ -443,6 +636,7 @@ TEST_CASE("e1 ranks: the variables of torchrun and of SLURM tell where a process
                                        "SLURM_LOCALID",
                                        "SLURM_STEP_TASKS_PER_NODE",
                                        "SLURM_STEP_NODELIST",
+                                       "SLURM_NODEID",
                                        "SLURM_JOB_ID"};
   const auto place = [&](const std::map<std::string, std::string>& variables) {
     for (const char* name : names) unsetenv(name);
@@ -470,7 +664,8 @@ TEST_CASE("e1 ranks: the variables of torchrun and of SLURM tell where a process
   p = place({{"SLURM_STEP_NUM_TASKS", "8"},
              {"SLURM_PROCID", "6"},
              {"SLURM_LOCALID", "2"},
-             {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"},
+             {"SLURM_STEP_TASKS_PER_NODE", "2,4(x1)"},
+             {"SLURM_NODEID", "1"},
              {"SLURM_STEP_NODELIST", "gpu[007-009,12],x"},
              {"SLURM_JOB_ID", "12345678"}});
   CHECK(p.rank == 6);
@@ -479,6 +674,13 @@ TEST_CASE("e1 ranks: the variables of torchrun and of SLURM tell where a process
   CHECK(p.local_world == 4);
   CHECK(p.host == "gpu007");
   CHECK(p.port == 20000 + 12345678 % 20000);
+  CHECK(place({{"WORLD_SIZE", "1"}}).world == 1);
+  CHECK_FALSE(place({{"WORLD_SIZE", "1"}}).given());
+  CHECK(p.given());
+  CHECK(slurm_entry("2(x3),1", 0) == "2");
+  CHECK(slurm_entry("2(x3),1", 2) == "2");
+  CHECK(slurm_entry("2(x3),1", 3) == "1");
+  CHECK(slurm_entry("4", 0) == "4");
   CHECK(first_host("n1,n2") == "n1");
   CHECK(first_host("n[3,5-7]") == "n3");
   CHECK(first_host("alone") == "alone");
@@ -486,6 +688,8 @@ TEST_CASE("e1 ranks: the variables of torchrun and of SLURM tell where a process
   using Words = std::vector<std::string>;
   CHECK(resumed_words(Words{"train", "--data", "d", "--out", "r", "--weights=w", "--bs", "4"}, "r") ==
         Words{"train", "--data", "d", "--bs", "4", "--resume=r"});
+  CHECK(resumed_words(Words{"train", "--bs", "auto", "--procs", "2", "--bs=auto"}, "x") ==
+        Words{"train", "--procs", "2", "--resume=x"});
   CHECK(resumed_words(Words{"train", "--resume", "--procs", "2"}, "x") ==
         Words{"train", "--procs", "2", "--resume=x"});
   CHECK(resumed_words(Words{"train", "--resume", "y", "--procs", "2"}, "x") ==
