@@ -6,6 +6,7 @@
 // positives (step.hpp) and of gradients, a step is that of one rank with the whole batch, to rounding.
 #pragma once
 #include <ATen/record_function.h>
+#include <c10/util/Logging.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -23,7 +24,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -38,6 +38,7 @@
 #include "device.hpp"
 #include "error.hpp"
 #include "launch.hpp"
+#include "local_sums.hpp"
 #include "run.hpp"
 #include "sync_bn.hpp"
 #include "watchdog.hpp"
@@ -68,22 +69,37 @@ class Ranks {
   // they do not come, naming them. device: of the tensors that are summed.
   Ranks(const Place& place, torch::Device device, double seconds) : place(place), seconds(seconds) {
     if (place.world == 1) return;
+    setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);  // c10d warns of addresses without a name
+    c10::initLogging();
     open_store();
     wait_for_all(gpu_address(device));
     connect(device);
     watchdog = std::make_unique<Watchdog>(place.rank, names, seconds,
                                           [this] { return connect_store(/*serves=*/false); });
+    watchdog->at("the data", /*patient=*/true);  // checking images takes long, and longer on one machine
   }
   Ranks(const Ranks&) = delete;
 
   const Place place;
   bool first() const { return place.rank == 0; }
   bool alone() const { return place.world == 1; }
+  bool same_machine() const { return place.local_world == place.world; }
   const c10::intrusive_ptr<c10d::ProcessGroup>& group() const { return processes; }
 
   // Sums over all ranks, in place. Tensors on the GPU are not waited for.
   void sum(Tensor& t) {
     if (alone()) return;
+    const size_t count = t.numel();
+    if (local && t.is_cpu() && t.scalar_type() == torch::kDouble && t.is_contiguous() &&
+        count <= LocalSums::kMost) {
+      double* sums = t.data_ptr<double>();
+      const std::vector<double> mine(sums, sums + count);
+      std::fill_n(sums, count, 0.0);
+      exchange(mine, [&](const double* v) {
+        for (size_t i = 0; i < count; ++i) sums[i] += v[i];
+      });
+      return;
+    }
     collective([&] {
       std::vector<Tensor> one{t};
       return processes->allreduce(one);
@@ -98,6 +114,10 @@ class Ranks {
   // The largest of all ranks.
   double max(double mine) {
     if (alone()) return mine;
+    if (local) {
+      exchange({mine}, [&](const double* v) { mine = std::max(mine, *v); });
+      return mine;
+    }
     Tensor t = torch::full({1}, mine, torch::kDouble);
     collective([&] {
       std::vector<Tensor> one{t};
@@ -163,7 +183,7 @@ class Ranks {
     if (alone()) return mine;
     const std::string key = concat("text/", texts++);
     if (first()) store->set(key, std::vector<uint8_t>(mine.begin(), mine.end()));
-    wait_for(key, seconds);
+    wait_for(key);
     const auto bytes = store->get(key);
     return {bytes.begin(), bytes.end()};
   }
@@ -177,11 +197,12 @@ class Ranks {
       check(all[r] == all[0], when, " rank ", r,
             " has other weights than rank 0: the ranks have not trained as one");
   }
-  // Throws where another rank was told otherwise than rank 0: flag, value.
+  // Waits for all ranks; throws where one was told otherwise than rank 0: flag, value.
   void must_agree(const std::vector<std::pair<std::string, std::string>>& settings) {
     std::string mine;
     for (const auto& [name, value] : settings) mine += name + '\0' + value + '\0';
     std::istringstream firsts(broadcast(mine));
+    max(0);
     std::string name, value, differs;
     for (const auto& [own, here] : settings)
       if (std::getline(firsts, name, '\0') && std::getline(firsts, value, '\0') &&
@@ -195,7 +216,7 @@ class Ranks {
   template <class Work>
   auto first_here_then_others(const Work& work) {
     const std::string key = concat("turn/", host_name(), "/", turns++);
-    if (!alone() && place.local_rank > 0) wait_for(key, HUGE_VAL);  // checking images can take long
+    if (!alone() && place.local_rank > 0) wait_for(key);
     auto result = work();
     if (!alone() && place.local_rank == 0) store->set(key, std::vector<uint8_t>{1});
     return result;
@@ -217,8 +238,8 @@ class Ranks {
     delete this;
   }
 
-  // This rank has come to a place that every rank comes to. From the first call on a rank that does not come
-  // within the time limit ends the training.
+  // This rank has come to a place that every rank comes to. A rank that does not come within the time limit
+  // ends the training.
   void at(const std::string& where) {
     if (watchdog) watchdog->at(where);
   }
@@ -263,9 +284,8 @@ class Ranks {
     }
   }
   // Until rank 0, or the first rank of this machine, has left something under the key.
-  void wait_for(const std::string& key, double most) {
-    for (const double start = now(); !store->check({key}); std::this_thread::sleep_for(Milliseconds(20)))
-      if (now() - start > most) throw LostRank(concat(key, " did not come within ", most, " s"));
+  void wait_for(const std::string& key) {
+    while (!store->check({key})) std::this_thread::sleep_for(Milliseconds(20));
   }
   static std::string host_name() {
     char host[256] = "";
@@ -312,8 +332,7 @@ class Ranks {
   // loopback address (127.0.1.1), which no other machine reaches: then that of its first network.
   std::string own_address() const {
     const std::string address = address_towards_first();
-    if (place.local_world == place.world || (address.rfind("127.", 0) != 0 && address != "::1"))
-      return address;
+    if (same_machine() || (address.rfind("127.", 0) != 0 && address != "::1")) return address;
     ifaddrs* all = nullptr;
     std::string found;
     if (getifaddrs(&all) == 0) {
@@ -351,8 +370,7 @@ class Ranks {
     device = where;
     using Kind = c10d::ProcessGroup::BackendType;
     processes = c10::make_intrusive<c10d::ProcessGroup>(store, place.rank, place.world);
-    // The watchdogs know more of who is missing: they come first.
-    const Milliseconds at_last = limit() + Milliseconds(60000);
+    const Milliseconds at_last = std::chrono::hours(24);  // the watchdogs are to come first
     auto options = c10d::ProcessGroupGloo::Options::create(at_last);
     const std::string interface = variable("GLOO_SOCKET_IFNAME");
     options->devices.push_back(interface.empty()
@@ -365,6 +383,7 @@ class Ranks {
       return c10::intrusive_ptr<c10d::Work>();
     });
     processes->setDefaultBackend(Kind::GLOO);
+    if (same_machine()) share_memory();
 #ifdef YOLOX_CUDA
     if (device.is_cuda()) {
       auto nccl = c10d::ProcessGroupNCCL::Options::create();
@@ -377,6 +396,26 @@ class Ranks {
 #endif
   }
 
+  // Where all ranks are on this machine.
+  void share_memory() {
+    auto sums = std::make_unique<LocalSums>(place.rank, place.world);
+    const bool open = sums->open(broadcast(first() ? sums->make() : ""));
+    for (int r = 0; r < place.world; ++r)
+      sums->know(r, std::atoi(names[r].c_str() + names[r].rfind("process ") + std::strlen("process ")));
+    if (max(!open) == 0) local = std::move(sums);
+  }
+  template <class Take>
+  void exchange(const std::vector<double>& mine, const Take& take) {
+    RECORD_USER_SCOPE("reduce");
+    const double start = now();
+    if (watchdog) watchdog->waiting = true;
+    const int gone = local->exchange(mine.data(), mine.size(), take);
+    if (gone >= 0)
+      throw LostRank(concat("rank ", place.rank, " lost rank ", gone, " (", names[gone],
+                            "), which has ended; what it said last tells why"));
+    if (watchdog) watchdog->waiting = false;
+    waiting += now() - start;
+  }
   template <class Begin>
   void collective(const Begin& begin) {
     RECORD_USER_SCOPE("reduce");
@@ -414,6 +453,7 @@ class Ranks {
   int64_t texts = 0, turns = 0;
   double waiting = 0;
   torch::Device device = torch::kCPU;
+  std::unique_ptr<LocalSums> local;
   std::unique_ptr<Watchdog> watchdog;
 };
 

@@ -14,6 +14,10 @@ if ! has_tensorboard "${YOLOX_PYTHON:-$venv}" && ! has_tensorboard $venv && ! ha
     echo "tensorboard could not be installed; type: $venv -m pip install tensorboard"
   has_tensorboard $venv || echo "the tests that need it are skipped"
 fi
+# Others make two hosts out of network namespaces.
+if ! PATH=$PATH:/usr/sbin command -v ip >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  { apt-get update -qq && apt-get install -y -qq --no-install-recommends iproute2; } >/dev/null 2>&1 || true
+fi
 echo "== testing"
 [ -e "${YOLOX_SHARED:-../shared}/fixtures" ] ||
   echo "reference data (../shared or \$YOLOX_SHARED) is not here: tests that compare with it are skipped"

@@ -622,7 +622,10 @@ static int train(int argc, char** argv) {
     const StepNumbers numbers = marked("optimizer", [&] {
       const auto grads = gradients(t.optimizer.groups);
       t.scaler.unscale(grads);
-      const Tensor norm = clip_gradients(grads, config.clip, [&](const Tensor& n) { ranks.broadcast({n}); });
+      // Unlike machines may round the norm of the same gradients unlike.
+      const Tensor norm = clip_gradients(grads, config.clip, [&](const Tensor& n) {
+        if (!ranks.same_machine()) ranks.broadcast({n});
+      });
       const StepNumbers read = numbers_of(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
       if (!config.sync_bn) ranks.average(model->buffers());
       if (read.finite()) t.optimizer.step(lr);

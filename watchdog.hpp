@@ -44,10 +44,11 @@ class Watchdog {
   }
   Watchdog(const Watchdog&) = delete;
 
-  // The rank has come to a place that every rank comes to. Before the first call nothing is watched.
-  void at(const std::string& where) {
+  // The rank has come to a place that every rank comes to. Before the first call nothing is watched. patient:
+  // others may take long to come, as long as their processes run.
+  void at(const std::string& where, bool patient = false) {
     std::lock_guard lock(mutex);
-    here = where, moved = now(), ++count, waiting = false;
+    here = where, moved = now(), ++count, waiting = false, patiently = patient;
   }
   // It goes on, where ranks have unlike amounts of work.
   void still_at_work() {
@@ -66,7 +67,10 @@ class Watchdog {
         if (!store) store = connect();
         tell(*store);
         if (!late_by(0)) continue;
-        report_missing(*store);
+        if (!report_missing(*store)) {
+          still_at_work();
+          continue;
+        }
         store->set(concat("left/", rank), std::vector<uint8_t>{1});
         pause(rank == 0 ? 6 : 3);        // the others still look, in this process's store
       } catch (const std::exception&) {  // the store has gone; at the end of a training it may go first
@@ -122,21 +126,23 @@ class Watchdog {
     return all;
   }
   // Who keeps the others waiting: a process that does not run; else who is behind; else who does not wait.
-  void report_missing(c10d::Store& store) {
+  // False: that is patiently waited for.
+  bool report_missing(c10d::Store& store) {
     const auto before = all_told(store);
     for (int i = 0; i < 5; ++i) pause(0.5), tell(store);  // the others look as well
     const auto after = all_told(store);
     int64_t least = after[rank].count, most = least;
     for (const Beat& b : after) least = std::min(least, b.count), most = std::max(most, b.count);
     using Is = std::function<bool(size_t)>;
+    const char* dead_is = "which does not run any more";
     const Is dead = [&](size_t r) {
       return after[r].number == before[r].number && !store.check({concat("left/", r)});
     };
     const Is behind = [&](size_t r) { return after[r].count == least && least < most; };
     const Is busy = [&](size_t r) { return !after[r].waiting; };
-    for (const auto& [is, what] :
-         {std::pair(dead, "which does not run any more"), std::pair(behind, "which is behind"),
-          std::pair(busy, "which does not wait")}) {
+    for (const auto& [is, what] : {std::pair(dead, dead_is), std::pair(behind, "which is behind"),
+                                   std::pair(busy, "which does not wait")}) {
+      if (patiently && what != dead_is) return false;
       if (is(rank)) return say("nothing: the others wait for this rank");
       std::string late;
       for (size_t r = 0; r < after.size(); ++r)
@@ -144,16 +150,16 @@ class Watchdog {
           late += concat(late.empty() ? "" : ", ", "rank ", r, " (", names[r], "; ", after[r].where, ")");
       if (!late.empty()) return say(concat(late, ", ", what));
     }
-    say("one of the ranks, which all wait");
+    return say("one of the ranks, which all wait");
   }
-  void say(const std::string& late) {
+  bool say(const std::string& late) {
     std::string text;
     {
       std::lock_guard lock(mutex);
       text = concat("error: rank ", rank, " has been at ", here, " for ", int64_t(now() - moved),
                     " s (--timeout ", seconds, "), waiting for ", late, "\n");
     }
-    if (write(2, text.data(), text.size()) < 0) return;
+    return write(2, text.data(), text.size()) != 0;
   }
 
   const int rank;
@@ -163,7 +169,7 @@ class Watchdog {
   std::thread threads[2];
   std::mutex mutex;
   std::condition_variable wake;
-  bool ended = false;
+  bool ended = false, patiently = false;
   std::string here;
   double moved = 0;  // when the rank came to where it is; 0: never
   int64_t count = 0, beats = 0;

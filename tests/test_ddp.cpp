@@ -78,6 +78,13 @@ double apart(const TempDir& dir, const std::string& a, const std::string& b, con
   return std::max(std::sqrt(apart / way), std::sqrt(statistics / all));
 }
 
+double last_ap(const TempDir& dir, const std::string& run) {
+  double last = -1;
+  for (const auto& row : metric_rows(dir / (run + "/metrics.csv")))
+    if (!std::isnan(row[kAP])) last = row[kAP];
+  return last;
+}
+
 std::vector<pid_t> children_of(pid_t parent) {
   std::vector<pid_t> found;
   std::istringstream in(contents(concat("/proc/", parent, "/task/", parent, "/children")));
@@ -119,6 +126,19 @@ TEST_CASE("rank: sums, the largest, what the first has, numbers of different len
   REQUIRE(all.size() == size_t(p.world));
   for (int r = 0; r < p.world; ++r) CHECK(all[r] == std::vector<double>(r, 0.5 + r));
   CHECK(ranks.gather({}).at(0).empty());
+  // Through shared memory and, above a size, through sockets; many in a row, ranks early and late in turn.
+  for (const int64_t size : {int64_t(LocalSums::kMost), int64_t(LocalSums::kMost) + 1}) {
+    Tensor numbers = torch::arange(size, torch::kDouble) + p.rank;
+    ranks.sum(numbers);
+    CHECK(torch::equal(numbers, p.world * torch::arange(size, torch::kDouble) + p.world * (p.world - 1) / 2));
+  }
+  bool right = true;
+  for (int i = 0; i < 3000; ++i) {
+    if (i % 50 == p.rank) usleep(300);
+    right = right && ranks.sum({double(i), double(p.rank)})[0] == double(p.world) * i &&
+            ranks.max(i + p.rank) == i + p.world - 1;
+  }
+  CHECK(right);
 
   torch::manual_seed(p.rank);
   Tensor weight = torch::rand({2, 3, 3, 3}).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
@@ -181,6 +201,17 @@ TEST_CASE("rank: means, settings, weights at the start" * doctest::skip()) {
   ranks.max(0);
 }
 
+TEST_CASE("rank: one ends, unnoticed by its parent" * doctest::skip()) {
+  const Place p = place_of_this_process();
+  auto& ranks = *new Ranks(p, torch::kCPU, 60);
+  ranks.max(0);
+  if (p.rank == 1) _exit(3);
+  const double start = now();
+  const std::string said = error_of([&] { ranks.max(0); });
+  CHECK_MESSAGE(has(said, "lost rank 1 ("), said);
+  CHECK(now() - start < 5);
+}
+
 // One rank keeps the others waiting: at another place, or at the same one without waiting itself.
 TEST_CASE("rank: one is behind" * doctest::skip()) {
   const Place p = place_of_this_process();
@@ -202,6 +233,8 @@ TEST_CASE("rank: one does not wait" * doctest::skip()) {
 TEST_CASE("rank: slow and at work" * doctest::skip()) {
   const Place p = place_of_this_process();
   Ranks ranks(p, torch::kCPU, 2);
+  if (p.rank == 1) sleep(6);  // checking images
+  ranks.must_agree({});
   ranks.at("evaluation");
   for (int i = 0; i < 7; ++i) usleep(500000), ranks.still_at_work();
   ranks.max(0);
@@ -316,7 +349,9 @@ TEST_CASE("g5 ranks: whoever keeps the others waiting is named by all") {
       CHECK_MESSAGE(has(ranks[r].out, concat("waiting for ", part)), ranks[r].out);
     }
   };
-  auto ranks = outcomes_on_ranks(3, "rank: one is behind");
+  auto ranks = outcomes_on_ranks(2, "rank: one ends*");
+  CHECK_MESSAGE(has(ranks[0].out, " 1 passed |"), ranks[0].out);
+  ranks = outcomes_on_ranks(3, "rank: one is behind");
   all_say(ranks, 1, "rank 1 (");
   CHECK(has(ranks[2].out, "; step 1), which is behind"));
   ranks = outcomes_on_ranks(3, "rank: one does not wait");
@@ -399,12 +434,7 @@ TEST_CASE(
   Steps s;
   const std::string flags = s.flags + "--max-iters 4 --eval-interval 1 --conf 0 --nms 0.9 ";
   succeed(s.dir, "train", flags + "--out one");
-  const auto ap = [&](const std::string& run) {
-    double last = -1;
-    for (const auto& row : metric_rows(s.dir / (run + "/metrics.csv")))
-      if (!std::isnan(row[kAP])) last = row[kAP];
-    return last;
-  };
+  const auto ap = [&](const std::string& run) { return last_ap(s.dir, run); };
   for (const int ranks : {2, 3}) {
     const std::string run = concat("r", ranks),
                       printed = succeed(s.dir, "train", concat(flags, "--procs ", ranks, " --out ", run));
@@ -588,6 +618,67 @@ TEST_CASE("e1 e8 two launchers, as on two machines: one training") {
   succeed(dir, "train", flags + "--out one");
   succeed(dir, "train", flags + "--out start --lr 0 --max-iters 1");
   CHECK(apart(dir, "two", "one", "start") < 1e-7);
+}
+
+// Two machines: network namespaces with a wire between them, 2 ranks on each.
+TEST_CASE("e1 e8 g5 two hosts: they train and evaluate as one process; one is lost, and the end is clear") {
+  const std::string id = concat(getpid());
+  const auto setup = [&](const std::string& commands) {
+    return std::system(
+               concat("PATH=$PATH:/usr/sbin:/sbin; A=ya", id, " B=yb", id, "; exec 2>/dev/null; ", commands)
+                   .c_str()) == 0;
+  };
+  if (!setup(
+          "ip netns add $A && ip netns add $B && ip link add va netns $A type veth peer name vb netns $B && "
+          "ip -n $A addr add 10.9.0.1/24 dev va && ip -n $B addr add 10.9.0.2/24 dev vb && "
+          "for n in $A $B; do ip -n $n link set lo up; done; "
+          "ip -n $A link set va up && ip -n $B link set vb up && "
+          "ip netns exec $A unshare --uts hostname hosta")) {
+    setup("ip netns del $A; ip netns del $B");
+    MESSAGE("skipped: no network namespaces can be made here");
+    return;
+  }
+  TempDir dir;
+  write_scenes(dir / "data", 8);
+  const std::string flags =
+      "--data data --model yolox-nano --size 64 --bs 8 --warmup-epochs 0 --amp fp64 --conf 0 --nms 0.9 --lr "
+      "1e-6 ";
+  const auto on_host = [&](char host, const std::string& more) {
+    return concat("{ ip netns exec y", host, id, " unshare --uts sh -c 'hostname host", host,
+                  "; exec " YOLOX_BINARY_DIR "/train ", flags, more,
+                  " --procs 2 --timeout 8 --nodes 2 --node ", host == 'a' ? 0 : 1,
+                  " --master 10.9.0.1:29500' >", host, ".txt 2>&1; echo code $? >>", host, ".txt; }");
+  };
+  const std::string path = "export PATH=$PATH:/usr/sbin:/sbin; ";
+
+  const std::string short_run = "--epochs 6 --eval-interval 6 --max-iters 6 ";
+  shell(dir, path + "(" + on_host('b', short_run + "--out two") + " & " +
+                 on_host('a', short_run + "--out two") + "; wait)");
+  const std::string a = contents(dir / "a.txt"), b = contents(dir / "b.txt");
+  CHECK_MESSAGE(has(a, "code 0"), a);
+  CHECK_MESSAGE(b == "code 0\n", b);
+  CHECK(has(a, "hosta, process"));
+  succeed(dir, "train", flags + short_run + "--out one");
+  succeed(dir, "train", flags + "--epochs 6 --eval-interval 0 --lr 0 --max-iters 1 --out start");
+  CHECK(apart(dir, "two", "one", "start") < 1e-7);
+  CHECK(last_ap(dir, "two") == doctest::Approx(last_ap(dir, "one")).epsilon(1e-9));
+
+  // The wire is cut: no process ends, no connection closes.
+  const std::string long_run = "--epochs 10000 --eval-interval 0 --save-minutes 0.001 --out cut";
+  std::thread hosts(
+      [&] { shell(dir, path + "(" + on_host('b', long_run) + " & " + on_host('a', long_run) + "; wait)"); });
+  for (int i = 0; i < 600 && contents(dir / "cut/metrics.csv").size() < 200; ++i) usleep(100000);
+  setup("ip -n $B link set vb down");
+  const double cut = now();
+  hosts.join();
+  CHECK(now() - cut < 40);
+  CHECK_MESSAGE(has(contents(dir / "a.txt"), "(--timeout 8), waiting for rank 2 (hostb, process "),
+                contents(dir / "a.txt"));
+  CHECK_MESSAGE(has(contents(dir / "b.txt"), "waiting for rank 0 (hosta, process "), contents(dir / "b.txt"));
+  for (const char* host : {"a.txt", "b.txt"}) CHECK(has(contents(dir / host), concat("code ", kLostRank)));
+  CHECK(read_pth(dir / "cut/last.pth").toGenericDict().at("train").toGenericDict().at("iteration").toInt() >
+        0);
+  setup("ip netns del $A; ip netns del $B");
 }
 
 // The launcher of torch, if it came with LibTorch.

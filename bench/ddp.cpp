@@ -1,0 +1,107 @@
+// What training on several ranks costs beside one rank with the same batch and the same cores, and how much
+// of the reduction of gradients hides behind backward. Prints one line of JSON; ddp.py makes the table.
+#include <iostream>
+
+#include "ddp.hpp"
+#include "flags.hpp"
+#include "optim.hpp"
+#include "run.hpp"
+#include "step.hpp"
+
+using namespace yolox;
+
+struct Config : Flags {
+  std::string model = flag(model, "Bench", "model", "yolox-nano", "NAME", "size of the model");
+  int size = flag(size, "Bench", "size", 416, "N", "input size");
+  int bs = flag(bs, "Bench", "bs", 8, "N", "images in a step, of all ranks");
+  int ranks = flag(ranks, "Bench", "ranks", 2, "N", "ranks on this machine, which share its cores");
+  int steps =
+      flag(steps, "Bench", "steps", 8, "N", "steps of each kind that are timed, after two that are not");
+  bool sync_bn = flag(sync_bn, "Bench", "sync-bn", true, "", "batch norms over all ranks");
+  int objects = flag(objects, "Bench", "objects", 20, "N", "ground truths in each image");
+};
+
+static double median(std::vector<double> times) {
+  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+  return times[times.size() / 2];
+}
+
+int main(int argc, char** argv) {
+  int code = 0;
+  const int failed = run_program([&] {
+    Config c;
+    c.parse(argc, argv, "cost of several ranks");
+    const Place place = place_of_this_process();
+    if (!place.launched) {
+      Launch here;
+      here.ranks = c.ranks;
+      code = launch(here, argc, argv);
+      return;
+    }
+    torch::set_num_threads(std::max(1, usable_cores() / c.ranks));
+    torch::manual_seed(0);
+    Ranks& ranks = *new Ranks(place, torch::kCPU, 600);
+    YOLOX model(c.model, 80), ema(c.model, 80);
+    channels_last(*model), channels_last(*ema);
+    model->train();
+    Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
+    const GradScaler scaler(false, torch::kCPU);
+    const int64_t share = c.bs / c.ranks;
+    const Tensor images = (torch::rand({share, c.size, c.size, 3}) * 255).permute({0, 3, 1, 2});
+    const Tensor r = torch::rand({share, c.objects, 4});
+    const Targets targets{torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2),
+                          torch::randint(80, {share, c.objects}, torch::kLong),
+                          std::vector<int64_t>(share, c.objects)};
+    Reduction reduction(ranks, model->parameters(), torch::kFloat);
+    StepSettings settings{torch::kCPU};
+    settings.ranks = c.ranks;
+    settings.sum = [&](Tensor& x) { ranks.sum(x); };
+    settings.before_backward = [&](const std::vector<Tensor>& out) { reduction.before_backward(out); };
+    // The slowest rank counts.
+    const auto timed = [&](const auto& work) {
+      ranks.max(0);
+      const double start = now();
+      work();
+      ranks.max(0);
+      return now() - start;
+    };
+
+    if (c.ranks > 1 && c.sync_bn) sum_over_ranks = settings.sum;
+    std::vector<double> steps;
+    for (int i = 0; i < c.steps + 2; ++i)
+      steps.push_back(timed([&] {
+        compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, 1, optimizer, scaler,
+                          settings);
+        clip_gradients(gradients(optimizer.groups), 10);
+        optimizer.step(1e-4);
+        ema_update(*ema, *model, 0.9998);
+      }));
+    steps.erase(steps.begin(), steps.begin() + 2);
+    sum_over_ranks = {};
+    // Backward alone; its gradients summed at its end; summed by the Reducer meanwhile.
+    std::vector<double> backward[3];
+    for (int i = 0; i < c.steps + 2; ++i) {
+      for (int kind = 0; kind < 3; ++kind) {
+        optimizer.zero_grad();
+        const Tensor loss = yolox_loss(model(images), c.size, c.size, targets, false).total;
+        if (kind == 2) reduction.before_backward({loss});
+        const double seconds = timed([&] {
+          loss.backward();
+          if (kind != 1) return;
+          std::vector<Tensor> flat;
+          for (const Tensor& g : gradients(optimizer.groups)) flat.push_back(g.reshape(-1));
+          Tensor all = torch::cat(flat);
+          ranks.sum(all);
+        });
+        if (i >= 2) backward[kind].push_back(seconds);
+      }
+    }
+    double bytes = 0;
+    for (const Tensor& p : model->parameters()) bytes += double(p.nbytes());
+    std::cout << "{\"step\": " << median(steps) << ", \"alone\": " << median(backward[0])
+              << ", \"then\": " << median(backward[1]) << ", \"during\": " << median(backward[2])
+              << ", \"gradient_bytes\": " << bytes << "}" << std::endl;
+    ranks.leave();
+  });
+  return failed ? failed : code;
+}
