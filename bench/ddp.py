@@ -37,10 +37,10 @@ def main():
         ratios = sorted(two["step"] / one["step"] for two, one in pairs)
         two, one = (statistics.median(p[i]["step"] for p in pairs) for i in (0, 1))
         alone, then, during = (statistics.median(p[0][k] for p in pairs) for k in ("alone", "then", "during"))
+        hidden = f"{100 * (then - during) / (then - alone):.0f} %" if then > 1.05 * alone else "too short to tell"
         print(f"| {model} {size} batch {batch} | {two:.3f} s | {one:.3f} s | {statistics.median(ratios):.2f} "
               f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {pairs[0][0]['gradient_bytes'] / 1e6:.1f} MB | "
-              f"+{1e3 * (then - alone):.0f} ms | +{1e3 * (during - alone):.0f} ms | "
-              f"{100 * (then - during) / (then - alone):.0f} % |", flush=True)
+              f"{1e3 * (then - alone):+.0f} ms | {1e3 * (during - alone):+.0f} ms | {hidden} |", flush=True)
 
 
 if __name__ == "__main__":
