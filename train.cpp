@@ -306,7 +306,7 @@ static at::ScalarType type_of(const std::string& name) {
 
 // What it is going to do, in the log.
 static void tell_plan(Telling& tell, Log& log, const Config& config, const Splits& splits, YOLOX& model,
-                      ImageSize base, torch::Device device, const Plan& plan, double lr) {
+                      ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks) {
   const Dataset &data = splits.train, &val = splits.val;
   tell.settings(config);
   log.fact(concat("data    ", data.records.size(), " images to train (", data.name, "), ", val.records.size(),
@@ -317,9 +317,14 @@ static void tell_plan(Telling& tell, Log& log, const Config& config, const Split
                   config.multiscale ? " multi-scale" : "", ", ", short_count(parameter_count(*model)),
                   " parameters, ", short_count(operations(model, base)), "FLOPs, on ", device.str(), ", ",
                   config.amp == "off" ? "float32" : config.amp));
-  log.fact(concat("steps   ", plan.iters, " of ", plan.batch, " images, ", plan.per_epoch, " an epoch; ",
-                  config.epochs, " epochs, of which ", config.warmup_epochs, " of warm-up, and the last ",
-                  config.no_aug_epochs, " without mosaic and mixup"));
+  const int world = ranks.place.world;
+  std::vector<std::string> who;
+  for (int r = 0; r < world && world > 1; ++r) who.push_back(concat(r, " on ", ranks.who(r)));
+  if (world > 1) log.fact(concat("ranks   ", listed(who, 16)));
+  log.fact(concat("steps   ", plan.iters, " of ", plan.batch, " images",
+                  world > 1 ? concat(" (", plan.batch / world, " a rank)") : "", ", ", plan.per_epoch,
+                  " an epoch; ", config.epochs, " epochs, of which ", config.warmup_epochs,
+                  " of warm-up, and the last ", config.no_aug_epochs, " without mosaic and mixup"));
   log.fact(concat("lr      ", lr, " for the batch (", config.lr, " per image), ", config.optimizer));
   const bool fine_tuned = !config.weights.empty() || !config.resume.empty();
   if (const auto odd = Watch::learning_rate(config.optimizer, config.lr, plan.batch, fine_tuned);
@@ -482,7 +487,7 @@ static int train(int argc, char** argv) {
   crash_context(run, config_json(config, device), concat("crash", of_rank, ".txt"));
   if (ranks.first() && !replace_text(run + "/config.json", config_json(config, device)))
     log.line(concat("WARNING: cannot write ", run, "/config.json"));
-  tell_plan(tell, log, config, splits, model, base, device, plan, schedule.lr * t.lr_factor);
+  tell_plan(tell, log, config, splits, model, base, device, plan, schedule.lr * t.lr_factor, ranks);
   for (const auto& note : notes) log.line(note);
   tell.problems(splits);
   if (!first && ranks.first()) save_picture(run + "/labels.jpg", draw_labels(data));

@@ -385,6 +385,8 @@ TEST_CASE(
     size_t headings = 0;  // e2: one rank prints
     for (const auto& line : lines_of(printed)) headings += has(line, "epoch      iter");
     CHECK(headings == 1);
+    CHECK(has(printed, concat("of 6 images (", 6 / ranks, " a rank)")));  // e3
+    CHECK(has(printed, "ranks   0 on "));
     CHECK(has(printed, "ranks   memory "));
     CHECK(has(printed, "slowest"));
     for (int r = 1; r < ranks; ++r)
