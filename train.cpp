@@ -592,6 +592,7 @@ static int train(int argc, char** argv) {
   std::optional<Profile> profile;
   if (config.profile && ranks.first()) profile.emplace(device), profile->start();
   int stop = 0;  // the signal that ends all ranks at the same step
+  ranks.waited();  // for the set-up, which is not counted
   bool go_on = config.profile || !due() || end_of_epoch();
   while (go_on && t.iteration < iters && !(stop = int(ranks.max(stop_signal)))) {
     const int64_t i = t.iteration;
