@@ -73,9 +73,10 @@ class Ranks {
     c10::initLogging();
     open_store();
     wait_for_all(gpu_address(device));
-    connect(device);
     watchdog = std::make_unique<Watchdog>(place.rank, names, seconds,
                                           [this] { return connect_store(/*serves=*/false); });
+    watchdog->at("the meeting of all ranks");  // a firewall may let the store through and nothing else
+    connect(device);
     watchdog->at("the data", /*patient=*/true);  // checking images takes long, and longer on one machine
   }
   Ranks(const Ranks&) = delete;

@@ -157,7 +157,8 @@ inline void join_ranks(Evaluation& e, std::unordered_set<int64_t>& unreadable, c
   e.detections.clear();
   for (const auto& of_rank : s.gather(mine)) {
     const double* v = of_rank.data();
-    e.complete = e.complete && *v++ > 0;
+    const bool whole = *v++ > 0;
+    e.complete = e.complete && whole;
     for (int64_t n = int64_t(*v++); n > 0; --n) unreadable.insert(int64_t(*v++));
     for (; v < of_rank.data() + of_rank.size(); v += 7)
       e.detections.push_back({int64_t(v[0]), int64_t(v[1]), v[2], v[3], v[4], v[5], v[6]});

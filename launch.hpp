@@ -323,9 +323,11 @@ inline int run_ranks(const Launch& l, const std::vector<std::string>& words, std
 inline int launch(const Launch& l, int argc, char** argv) {
   catch_signals(/*launcher=*/true);
   std::vector<std::string> words(argv, argv + argc);
+  std::string run;  // an attempt that fails early has not told it again
   for (int tries = 0;; ++tries) {
-    std::string run;
-    const int code = launch_detail::run_ranks(l, words, run);
+    std::string told;
+    const int code = launch_detail::run_ranks(l, words, told);
+    if (!told.empty()) run = told;
     if (code == 0 || code == 2 || stop_signal || tries == l.restarts || run.empty()) return code;
     // Elsewhere ranks may still be ending: the new ones must not meet them.
     if (l.nodes > 1) std::this_thread::sleep_for(std::chrono::seconds(15));

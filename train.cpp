@@ -271,9 +271,11 @@ static Settings settings_of(const Config& config) {
 }
 
 // What all ranks have to have been told; where data lies and how it is read may differ by machine.
-static Settings common_settings(const Config& config, const Dataset& data, int64_t step) {
+static Settings common_settings(const Config& config, const Dataset& data, size_t evaluated, int64_t step) {
   const std::set<std::string> of_machine{"data", "weights", "out", "workers", "cache", "device"};
   Settings common{{"images", concat(data.records.size())},
+                  {"images to evaluate", concat(evaluated)},
+                  {"--profile", config.profile ? "true" : "false"},
                   {"classes", listed(data.classes, 1 << 30)},
                   {"steps done", concat(step)}};
   for (const auto& [name, value] : settings_of(config))
@@ -390,7 +392,7 @@ static int train(int argc, char** argv) {
   for (Dataset* d : {&splits.train, &splits.val}) d->strict = config.strict, refuse_problems(*d);
   const int64_t n = data.records.size();
   check(world <= n, "there are ", world, " ranks and only ", n, " images; give fewer ranks");
-  ranks.must_agree(common_settings(config, data, resumed ? saved.step : 0));
+  ranks.must_agree(common_settings(config, data, val.records.size(), resumed ? saved.step : 0));
 
   // ---- model, weights, optimizer
   torch::manual_seed(config.seed);
@@ -591,7 +593,7 @@ static int train(int argc, char** argv) {
   int64_t overflows = 0;  // steps in a row whose gradients were not finite
   std::optional<Profile> profile;
   if (config.profile && ranks.first()) profile.emplace(device), profile->start();
-  int stop = 0;  // the signal that ends all ranks at the same step
+  int stop = 0;    // the signal that ends all ranks at the same step
   ranks.waited();  // for the set-up, which is not counted
   bool go_on = config.profile || !due() || end_of_epoch();
   while (go_on && t.iteration < iters && !(stop = int(ranks.max(stop_signal)))) {

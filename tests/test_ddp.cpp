@@ -245,7 +245,7 @@ TEST_CASE("rank: the first hangs with the store" * doctest::skip()) {
   Ranks ranks(p, torch::kCPU, 2);
   ranks.at("step 1"), ranks.max(0);
   if (p.rank == 0) {
-    if (fork() == 0) sleep(14), kill(getppid(), SIGKILL), _exit(0);
+    if (fork() == 0) sleep(20), kill(getppid(), SIGKILL), _exit(0);
     raise(SIGSTOP);
   }
   ranks.at("step 2"), ranks.max(0);
