@@ -26,6 +26,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -52,14 +53,29 @@ struct LostRank : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Of this rank itself, though it shows where ranks talk to each other.
+inline bool is_own_failure(const std::exception& e) {
+  const std::string what = e.what();
+  return is_out_of_memory(e) || what.find("CUDA error") != std::string::npos ||
+         what.find("unhandled cuda error") != std::string::npos;
+}
 // What torch throws when a connection to another rank breaks.
 inline bool is_lost_rank(const std::exception& e) {
   const std::string what = e.what();
+  if (is_own_failure(e)) return false;
   for (const char* words : {"third_party/gloo", "Connection closed by peer", "Connection reset by peer",
                             "Broken pipe", "NCCL error", "NCCL communicator was aborted"})
     if (what.find(words) != std::string::npos) return true;
   return dynamic_cast<const LostRank*>(&e) != nullptr;
 }
+
+// Where a rank runs.
+struct Peer {
+  std::string host;
+  pid_t process = 0;
+  std::string gpu;  // where it sits in its machine; empty for the CPU
+  std::string text() const { return concat(host, ", process ", process, gpu.empty() ? "" : ", GPU ", gpu); }
+};
 
 // The ranks, as one of them sees them. With one rank everything here does nothing. Throws LostRank where
 // another rank has gone.
@@ -73,6 +89,8 @@ class Ranks {
     c10::initLogging();
     open_store();
     wait_for_all(gpu_address(device));
+    std::vector<std::string> names;
+    for (const Peer& p : peers) names.push_back(p.text());
     watchdog = std::make_unique<Watchdog>(place.rank, names, seconds,
                                           [this] { return connect_store(/*serves=*/false); });
     watchdog->at("the meeting of all ranks");  // a firewall may let the store through and nothing else
@@ -84,7 +102,11 @@ class Ranks {
   const Place place;
   bool first() const { return place.rank == 0; }
   bool alone() const { return place.world == 1; }
-  bool same_machine() const { return place.local_world == place.world; }
+  // By what has started them, and by their own word.
+  bool same_machine() const {
+    const auto elsewhere = [&](const Peer& p) { return p.host != peers[0].host; };
+    return place.local_world == place.world && std::none_of(peers.begin(), peers.end(), elsewhere);
+  }
   const c10::intrusive_ptr<c10d::ProcessGroup>& group() const { return processes; }
 
   // Sums over all ranks, in place. Tensors on the GPU are not waited for.
@@ -184,10 +206,10 @@ class Ranks {
     if (alone()) return mine;
     const std::string key = concat("text/", texts++);
     if (first()) store->set(key, std::vector<uint8_t>(mine.begin(), mine.end()));
-    wait_for(key);
-    const auto bytes = store->get(key);
-    return {bytes.begin(), bytes.end()};
+    return told(key);
   }
+  // Waits until all ranks have come here.
+  void meet() { max(0); }
   // Throws, naming a rank, if these tensors are not the same on all ranks, to the bit.
   void must_equal(const std::vector<Tensor>& tensors, const std::string& when) {
     if (alone()) return;
@@ -200,26 +222,30 @@ class Ranks {
   }
   // Waits for all ranks; throws where one was told otherwise than rank 0: flag, value.
   void must_agree(const std::vector<std::pair<std::string, std::string>>& settings) {
+    if (alone()) return;
     std::string mine;
     for (const auto& [name, value] : settings) mine += name + '\0' + value + '\0';
     std::istringstream firsts(broadcast(mine));
-    max(0);
+    meet();
     std::string name, value, differs;
     for (const auto& [own, here] : settings)
       if (std::getline(firsts, name, '\0') && std::getline(firsts, value, '\0') &&
           (name != own || value != here))
         differs += concat(differs.empty() ? "" : ", ", own, " ", here, " where rank 0 has ", value);
-    check(differs.empty(), "rank ", place.rank, " (", names[place.rank],
+    check(differs.empty(), "rank ", place.rank, " (", who(place.rank),
           ") was told otherwise than rank 0: ", differs, "; start all with the same flags and data");
   }
-  // Does something rank by rank on each machine: the first one there, then the others. For what is made once
-  // and then found.
+  // Does something on one rank of each machine, and then on the others there. For what is made once and then
+  // found.
   template <class Work>
   auto first_here_then_others(const Work& work) {
-    const std::string key = concat("turn/", host_name(), "/", turns++);
-    if (!alone() && place.local_rank > 0) wait_for(key);
+    if (alone()) return work();
+    const std::string here = peers[place.rank].host, key = concat("turn/", here, "/", turns++);
+    const auto there = [&](const Peer& p) { return p.host == here; };
+    const auto first = std::find_if(peers.begin(), peers.end(), there) - peers.begin();
+    if (place.rank != first) told(key);
     auto result = work();
-    if (!alone() && place.local_rank == 0) store->set(key, std::vector<uint8_t>{1});
+    if (place.rank == first) store->set(key, std::vector<uint8_t>{1});
     return result;
   }
 
@@ -232,7 +258,7 @@ class Ranks {
   }
   // All is done, on every rank.
   void leave() {
-    max(0);
+    meet();
 #ifdef YOLOX_CUDA
     if (!alone() && device.is_cuda()) processes->getBackend(torch::kCUDA)->shutdown();
 #endif
@@ -255,7 +281,7 @@ class Ranks {
   // Seconds that this rank has waited for others since the last call: the slowest rank waits least.
   double waited() { return std::exchange(waiting, 0.0); }
   // Where a rank runs: "host, process 123".
-  const std::string& who(int rank) const { return names[rank]; }
+  std::string who(int rank) const { return peers[rank].text(); }
 
  private:
   using Milliseconds = std::chrono::milliseconds;
@@ -276,57 +302,56 @@ class Ranks {
     try {
       store = connect_store(serves);
     } catch (const std::exception& e) {
-      const std::string what = e.what();
-      check(!serves, "rank 0 cannot listen on port ", place.port,
-            ": is it taken? Give another --master HOST:PORT or MASTER_PORT (",
-            what.substr(0, what.find('\n')), ")");
+      const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
+      check(!serves || what.find("failed to listen") == std::string::npos, "rank 0 cannot listen on port ",
+            place.port, ": is it taken? Give another --master HOST:PORT or MASTER_PORT", cause);
+      check(!serves, "rank 0 does not reach itself at ", where(),
+            ": is that a name of this machine? See --master or MASTER_ADDR", cause);
       fail("rank ", place.rank, " found no rank 0 at ", where(), " within ", seconds,
            " s: is it started, is the name right, does a firewall close the port?");
     }
   }
-  // Until rank 0, or the first rank of this machine, has left something under the key.
-  void wait_for(const std::string& key) {
-    while (!store->check({key})) std::this_thread::sleep_for(Milliseconds(20));
-  }
-  static std::string host_name() {
-    char host[256] = "";
-    gethostname(host, sizeof host - 1);
-    return host;
+  // What a rank leaves under the key, once it has, or as long as is waited for it; empty: it has not.
+  std::string told(const std::string& key, double most = std::numeric_limits<double>::infinity()) {
+    try {
+      for (const double start = now(); !store->check({key}); std::this_thread::sleep_for(Milliseconds(20)))
+        if (now() - start > most) return "";
+      const auto bytes = store->get(key);
+      return {bytes.begin(), bytes.end()};
+    } catch (const std::exception&) {  // the store lives with rank 0
+      throw LostRank(concat("rank ", place.rank, " lost rank 0 (", peers.empty() ? where() : who(0),
+                            "), which has ended; what it said last tells why"));
+    }
   }
   // gpu: where this rank's is, empty for none.
   void wait_for_all(const std::string& gpu) {
-    const std::string me = concat(host_name(), ", process ", getpid(), gpu.empty() ? "" : ", GPU ", gpu);
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    const std::string me = concat(getpid(), " ", gpu.empty() ? "-" : gpu, " ", host);
     store->set(concat("here/", place.rank), std::vector<uint8_t>(me.begin(), me.end()));
+    std::vector<Peer> found(place.world);
+    std::vector<std::string> missing;
     const double start = now();
     for (int r = 0; r < place.world; ++r) {
-      while (!store->check({concat("here/", r)}) && now() - start < seconds)
-        std::this_thread::sleep_for(Milliseconds(20));
+      std::istringstream in(told(concat("here/", r), std::max(0.0, seconds - (now() - start))));
+      Peer& p = found[r];
+      if (!(in >> p.process >> p.gpu >> p.host)) missing.push_back(concat(r));
+      if (p.gpu == "-") p.gpu = "";
     }
-    std::vector<std::string> missing;
-    names.resize(place.world);
+    if (!missing.empty()) {
+      if (first()) std::this_thread::sleep_for(std::chrono::seconds(2));  // the others look in its store
+      fail(missing.size() == 1 ? "rank " : "ranks ", listed(missing, 16), " of ", place.world,
+           " did not come to ", where(), " within ", seconds, " s; rank 0 is on ", found[0].text(),
+           ". Are they started, with the same number of ranks?");
+    }
+    peers = std::move(found);
+    std::map<std::pair<std::string, std::string>, int> gpus;  // host and GPU: its rank
     for (int r = 0; r < place.world; ++r) {
-      const std::string key = concat("here/", r);
-      if (!store->check({key})) {
-        missing.push_back(concat(r));
-        continue;
-      }
-      const auto bytes = store->get(key);
-      names[r] = {bytes.begin(), bytes.end()};
-    }
-    std::map<std::string, int> gpus;  // host and GPU: its rank
-    for (int r = 0; r < place.world && missing.empty(); ++r) {
-      const size_t process = names[r].find(", process "), at = names[r].find(", GPU ");
-      if (at == std::string::npos) continue;
-      const auto [other, is_new] = gpus.emplace(names[r].substr(0, process) + names[r].substr(at), r);
-      check(is_new, "rank ", other->second, " and rank ", r, " share a GPU (", names[r],
+      if (peers[r].gpu.empty()) continue;
+      const auto [other, is_new] = gpus.emplace(std::pair(peers[r].host, peers[r].gpu), r);
+      check(is_new, "rank ", other->second, " and rank ", r, " share a GPU (", who(r),
             "); each needs one of its own: fewer ranks, or see what CUDA_VISIBLE_DEVICES says");
     }
-    if (missing.empty()) return;
-    std::string list;
-    for (const auto& m : missing) list += (list.empty() ? "" : ", ") + m;
-    fail(missing.size() == 1 ? "rank " : "ranks ", list, " of ", place.world, " did not come to ", where(),
-         " within ", seconds, " s; rank 0 is on ", names[0],
-         ". Are they started, with the same number of ranks?");
   }
 
   // The address of this machine that the machine of rank 0 sees. A name of this machine often stands for the
@@ -393,46 +418,57 @@ class Ranks {
           torch::kCUDA, Kind::NCCL,
           c10::make_intrusive<c10d::ProcessGroupNCCL>(store, place.rank, place.world, nccl));
       processes->setDefaultBackend(Kind::NCCL);
+      // It is set up at the first sum: let that fail here, if it does, and --bs auto see what it takes.
+      Tensor one = torch::ones({1}, device);
+      sum(one);
+      check(one.item<float>() == float(place.world), "NCCL sums wrongly on ", who(place.rank));
     }
 #endif
   }
+
+  // Waiting for others: for so long, as the watchdog is told, too. At its end the rank has gone on.
+  struct Wait {
+    explicit Wait(Ranks& ranks)
+        : ranks(ranks), within(ranks.watchdog && ranks.watchdog->waiting.exchange(true)) {}
+    ~Wait() {
+      if (ranks.watchdog) ranks.watchdog->waiting = within, ranks.watchdog->still_at_work();
+      ranks.waiting += now() - start;
+    }
+    Ranks& ranks;
+    const bool within;  // backward, which waits for others as well
+    const double start = now();
+  };
 
   // Where all ranks are on this machine.
   void share_memory() {
     auto sums = std::make_unique<LocalSums>(place.rank, place.world);
     const bool open = sums->open(broadcast(first() ? sums->make() : ""));
-    for (int r = 0; r < place.world; ++r)
-      sums->know(r, std::atoi(names[r].c_str() + names[r].rfind("process ") + std::strlen("process ")));
+    for (int r = 0; r < place.world; ++r) sums->know(r, peers[r].process);
     if (max(!open) == 0) local = std::move(sums);
   }
   template <class Take>
   void exchange(const std::vector<double>& mine, const Take& take) {
     RECORD_USER_SCOPE("reduce");
-    const double start = now();
-    if (watchdog) watchdog->waiting = true;
+    const Wait wait(*this);
     const int gone = local->exchange(mine.data(), mine.size(), take);
     if (gone >= 0)
-      throw LostRank(concat("rank ", place.rank, " lost rank ", gone, " (", names[gone],
+      throw LostRank(concat("rank ", place.rank, " lost rank ", gone, " (", who(gone),
                             "), which has ended; what it said last tells why"));
-    if (watchdog) watchdog->waiting = false;
-    waiting += now() - start;
   }
   template <class Begin>
   void collective(const Begin& begin) {
     RECORD_USER_SCOPE("reduce");
-    const double start = now();
-    if (watchdog) watchdog->waiting = true;
+    const Wait wait(*this);
     try {
       if (const auto work = begin()) work->wait();
     } catch (const std::exception& e) {
+      if (is_own_failure(e)) throw;
       std::string what = e.what();
       what = what.substr(0, what.find('\n'));
       if (what[0] == '[' && what.find("] ") != std::string::npos) what = what.substr(what.find("] ") + 2);
       throw LostRank(
           concat("rank ", place.rank, " lost another rank (", what, "); what that one said last tells why"));
     }
-    if (watchdog) watchdog->waiting = false;
-    waiting += now() - start;
   }
 
   static uint64_t hash_of(const Tensor& tensor) {
@@ -450,7 +486,7 @@ class Ranks {
   const double seconds;
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> processes;
-  std::vector<std::string> names;
+  std::vector<Peer> peers;  // all ranks; empty before they have met
   int64_t texts = 0, turns = 0;
   double waiting = 0;
   torch::Device device = torch::kCPU;

@@ -161,11 +161,6 @@ inline std::string in_quotes(std::string_view text) {
     if (std::iscntrl(static_cast<unsigned char>(c))) c = '?';
   return "\"" + shown + (text.size() > 60 ? "...\"" : "\"");
 }
-inline std::string listed(const std::vector<std::string>& names, size_t most = 8) {
-  std::string text;
-  for (size_t i = 0; i < std::min(names.size(), most); ++i) text += (i ? ", " : "") + names[i];
-  return text + (names.size() > most ? ", ..." : "");
-}
 
 // ---- splits
 

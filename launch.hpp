@@ -53,12 +53,14 @@ inline std::string variable(const char* name) {
   return value ? value : "";
 }
 
-// "gpu[003-007,12],login" -> "gpu003"
+// "gpu[003-007,12]-ib,login" -> "gpu003-ib"
 inline std::string first_host(const std::string& list) {
   const size_t bracket = list.find_first_of("[,");
   if (bracket == std::string::npos || list[bracket] == ',') return list.substr(0, bracket);
-  const size_t end = list.find_first_of("-,]", bracket);
-  return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
+  const size_t end = list.find_first_of("-,]", bracket), close = list.find(']', bracket);
+  const std::string rest = close == std::string::npos ? "" : list.substr(close + 1);
+  return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1) +
+         rest.substr(0, rest.find(','));
 }
 
 // The entry of a list as SLURM writes them: "2(x3),1", 3 -> "1"; its last one where it is shorter.
@@ -130,21 +132,19 @@ struct Launch {
   int restarts = 0;    // how often a training that has failed is resumed
 };
 
-// The words of a command line that resumes a run: what belongs to its beginning goes, and --bs auto, which
-// has been found.
+// The words of a command line that resumes a run: what belongs to its beginning goes, and with --bs auto what
+// that has found.
 inline std::vector<std::string> resumed_words(const std::vector<std::string>& words, const std::string& run) {
-  std::vector<std::string> kept;
+  std::vector<std::string> kept, beginning{"--out", "--weights", "--resume"};
+  for (size_t i = 0; i < words.size(); ++i)
+    if (words[i] == "--bs=auto" || (words[i] == "--bs" && i + 1 < words.size() && words[i + 1] == "auto"))
+      beginning.insert(beginning.end(), {"--bs", "--accum"});
   for (size_t i = 0; i < words.size(); ++i) {
-    bool goes = false;
-    for (const std::string name : {"--out", "--weights", "--resume"}) {
-      if (words[i] == name)
-        goes = true, i += i + 1 < words.size() && words[i + 1].rfind("--", 0) != 0;
-      else if (words[i].rfind(name + "=", 0) == 0)
-        goes = true;
-      if (goes) break;
-    }
-    if (words[i] == "--bs" && i + 1 < words.size() && words[i + 1] == "auto") goes = true, ++i;
-    if (!goes && words[i] != "--bs=auto") kept.push_back(words[i]);
+    const std::string name = words[i].substr(0, words[i].find('='));
+    if (std::find(beginning.begin(), beginning.end(), name) == beginning.end())
+      kept.push_back(words[i]);
+    else if (name == words[i])  // its value is the next word
+      i += i + 1 < words.size() && words[i + 1].rfind("--", 0) != 0;
   }
   kept.push_back("--resume=" + run);
   return kept;
@@ -196,8 +196,9 @@ inline Child start_rank(const Launch& l, int local_rank, int port, int listening
   setpgid(0, 0);  // Ctrl-C comes from the launcher, once
   dup2(ends[1], 2);
   if (local_rank > 0) dup2(ends[1], 1);
+  std::signal(SIGTTOU, SIG_IGN);  // `stty tostop` would stop a rank that prints
   const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
-  set("YOLOX_LAUNCHED", "1");
+  set("YOLOX_LAUNCHED", "1"), unsetenv("TORCHELASTIC_USE_AGENT_STORE");
   set("RANK", concat(rank)), set("WORLD_SIZE", concat(l.nodes * l.ranks));
   set("LOCAL_RANK", concat(local_rank)), set("LOCAL_WORLD_SIZE", concat(l.ranks));
   set("MASTER_ADDR", l.master.empty() ? "127.0.0.1" : l.master.substr(0, l.master.rfind(':')));

@@ -61,16 +61,21 @@ class LocalSums {
   void know(int other, pid_t pid) { pids[other] = pid; }
 
   // Calls take(values of a rank) for each rank in order, all with `count` <= kMost values. Every rank calls
-  // it as often. Gives the rank that has ended, -1 if none has.
+  // it as often. Gives the rank that has ended, -1 if none has. Throws where a rank came with another number
+  // of values: then ranks do not do the same.
   template <class Take>
   int exchange(const double* mine, size_t count, const Take& take) {
     ++turn;
     std::memcpy(slot(rank).values[turn % 2], mine, count * sizeof(double));
+    slot(rank).counts[turn % 2] = count;
     slot(rank).turn.store(turn, std::memory_order_release);
     wake(slot(rank));
     // A rank that is ahead by one writes into the other half; it cannot be ahead by two.
     for (size_t r = 0; r < pids.size(); ++r)
       if (!wait(int(r))) return int(r);
+    for (size_t r = 0; r < pids.size(); ++r)
+      check(slot(int(r)).counts[turn % 2] == count, "rank ", rank, " sums ", count, " numbers where rank ", r,
+            " sums ", slot(int(r)).counts[turn % 2], ": the ranks do not run the same program");
     for (size_t r = 0; r < pids.size(); ++r) take(const_cast<const double*>(slot(int(r)).values[turn % 2]));
     return -1;
   }
@@ -79,12 +84,16 @@ class LocalSums {
   struct alignas(64) Slot {
     std::atomic<uint32_t> turn;      // exchanges that this rank has written its values for
     std::atomic<uint32_t> sleepers;  // ranks that sleep until it has
+    size_t counts[2];                // of values, by turn: even, odd
     alignas(64) double values[2][kMost];
   };
 
-  std::string identity() const {  // of the memory, on this machine
-    struct stat s {};
-    return fstat(fd, &s) == 0 ? concat(s.st_dev, ":", s.st_ino) : "";
+  // Of the memory on this machine, and of what process numbers mean, which differs between containers.
+  std::string identity() const {
+    struct stat s {
+    }, processes{};
+    const bool known = fstat(fd, &s) == 0 && stat("/proc/self/ns/pid", &processes) == 0;
+    return known ? concat(s.st_dev, ":", s.st_ino, ":", processes.st_ino) : "";
   }
   size_t bytes() const { return pids.size() * sizeof(Slot); }
   Slot& slot(int r) { return static_cast<Slot*>(memory)[r]; }

@@ -49,13 +49,17 @@ inline const std::string& git_revision() {
 inline volatile std::sig_atomic_t stop_signal = 0, stop_requests = 0;
 
 // From now on SIGTERM, SIGUSR1 (SLURM, spot machines) and SIGINT (Ctrl-C) only set stop_signal: the loop ends
-// after its step. The next Ctrl-C ends the process at once; a launcher passes it on instead.
+// after its step. The next Ctrl-C ends the process at once; a launcher passes it on instead. One that comes
+// twice within half a second, as when a rank gets it from `pkill` and from its launcher, counts once.
 inline void catch_signals(bool launcher = false) {
   static bool passes_on;
   passes_on = launcher;
   struct sigaction action {};
   action.sa_flags = SA_RESTART;
   action.sa_handler = [](int signal) {
+    static volatile double first = 0;
+    if (stop_signal == 0) first = now();
+    if (signal == SIGINT && stop_signal && now() - first < 0.5) return;
     if (signal == SIGINT && stop_signal && !passes_on) _exit(128 + SIGINT);
     stop_signal = signal;
     stop_requests = stop_requests + 1;

@@ -271,13 +271,13 @@ static Settings settings_of(const Config& config) {
 }
 
 // What all ranks have to have been told; where data lies and how it is read may differ by machine.
-static Settings common_settings(const Config& config, const Dataset& data, size_t evaluated, int64_t step) {
+static Settings common_settings(const Config& config, const Dataset& data, size_t evaluated, int64_t step,
+                                torch::Device device) {
   const std::set<std::string> of_machine{"data", "weights", "out", "workers", "cache", "device"};
-  Settings common{{"images", concat(data.records.size())},
-                  {"images to evaluate", concat(evaluated)},
-                  {"--profile", config.profile ? "true" : "false"},
-                  {"classes", listed(data.classes, 1 << 30)},
-                  {"steps done", concat(step)}};
+  Settings common{
+      {"images", concat(data.records.size())},          {"images to evaluate", concat(evaluated)},
+      {"--profile", config.profile ? "true" : "false"}, {"device", device.is_cpu() ? "cpu" : "cuda"},
+      {"classes", listed(data.classes, 1 << 30)},       {"steps done", concat(step)}};
   for (const auto& [name, value] : settings_of(config))
     if (!of_machine.count(name)) common.emplace_back("--" + name, value);
   return common;
@@ -392,7 +392,7 @@ static int train(int argc, char** argv) {
   for (Dataset* d : {&splits.train, &splits.val}) d->strict = config.strict, refuse_problems(*d);
   const int64_t n = data.records.size();
   check(world <= n, "there are ", world, " ranks and only ", n, " images; give fewer ranks");
-  ranks.must_agree(common_settings(config, data, val.records.size(), resumed ? saved.step : 0));
+  ranks.must_agree(common_settings(config, data, val.records.size(), resumed ? saved.step : 0, device));
 
   // ---- model, weights, optimizer
   torch::manual_seed(config.seed);
@@ -495,7 +495,7 @@ static int train(int argc, char** argv) {
   if (!first && ranks.first()) save_picture(run + "/labels.jpg", draw_labels(data));
   if (!resumed && !config.profile)
     saver.save(t, "last.pth", log);  // so that there is something to go on from, whatever happens
-  ranks.max(0);                      // it is there
+  ranks.meet();                      // it is there
   ranks.report(run);
 
   // ---- images. The stream is endless and runs through the epochs, which are counted in steps.
@@ -649,7 +649,9 @@ static int train(int argc, char** argv) {
       check(config.keep_going && t.returns < 3, what, "; ", left, "; ./train --resume ", run,
             " --lr with less than ", config.lr, ", or with --keep-going, goes on from the last checkpoint");
       log.line(concat("WARNING: ", what, "; ", left));
-      saver.go_back(t, log, [&] { ranks.max(0); });
+      saver.go_back(t, log, [&] { ranks.meet(); });
+      ranks.must_agree({{"step", concat(t.iteration)}, {"factor of the lr", concat(t.lr_factor)}});
+      ranks.broadcast(tensors_of(t));
       log.line(concat("WARNING: back to step ", t.iteration, " with ", t.lr_factor, " of the lr"));
       overflows = 0, tell.go_back(t.iteration);
       start_loading();

@@ -114,7 +114,8 @@ bool trains(Process& p, const TempDir& dir) {
 // ---- what the ranks do, each in a process of its own
 
 TEST_CASE("rank: sums, the largest, what the first has, numbers of different length" * doctest::skip()) {
-  const Place p = place_of_this_process();
+  Place p = place_of_this_process();
+  p.local_rank = p.world - 1 - p.rank;  // the lowest rank is the first, whatever is said of its machine
   Ranks ranks(p, torch::kCPU, 60);
   CHECK(ranks.sum({1.0, double(p.rank)}) ==
         std::vector<double>{double(p.world), p.world * (p.world - 1) / 2.0});
@@ -158,7 +159,7 @@ TEST_CASE("rank: sums, the largest, what the first has, numbers of different len
     if (p.rank == 0) usleep(200000), write_text(made);
     return fs::exists(made);
   }));
-  ranks.max(0);
+  ranks.meet();
   fs::remove(made);
 }
 
@@ -198,16 +199,37 @@ TEST_CASE("rank: means, settings, weights at the start" * doctest::skip()) {
   YOLOX first("yolox-nano", 3);
   CHECK(torch::equal(first->parameters()[5], model->parameters()[5]));
   CHECK(torch::equal(first->parameters()[5], t.ema->parameters()[5]));
-  ranks.max(0);
+  ranks.meet();
 }
 
+TEST_CASE("rank: they do not do the same" * doctest::skip()) {
+  const Place p = place_of_this_process();
+  Ranks ranks(p, torch::kCPU, 60);
+  const std::string said = error_of([&] { ranks.sum(std::vector<double>(2 + p.rank)); });
+  CHECK_MESSAGE(
+      has(said, concat("rank ", p.rank, " sums ", 2 + p.rank, " numbers where rank ", 1 - p.rank, " sums ")),
+      said);
+  ranks.meet();
+}
+TEST_CASE("rank: the first ends, with all that ranks tell each other" * doctest::skip()) {
+  const Place p = place_of_this_process();
+  auto& ranks = *new Ranks(p, torch::kCPU, 60);
+  ranks.meet();
+  if (p.rank == 0) _exit(3);
+  try {
+    ranks.broadcast(std::string());
+    FAIL("it went on");
+  } catch (const LostRank& e) {
+    CHECK_MESSAGE(has(e.what(), "lost rank 0 ("), e.what());
+  }
+}
 TEST_CASE("rank: one ends, unnoticed by its parent" * doctest::skip()) {
   const Place p = place_of_this_process();
   auto& ranks = *new Ranks(p, torch::kCPU, 60);
-  ranks.max(0);
+  ranks.meet();
   if (p.rank == 1) _exit(3);
   const double start = now();
-  const std::string said = error_of([&] { ranks.max(0); });
+  const std::string said = error_of([&] { ranks.meet(); });
   CHECK_MESSAGE(has(said, "lost rank 1 ("), said);
   CHECK(now() - start < 5);
 }
@@ -216,9 +238,9 @@ TEST_CASE("rank: one ends, unnoticed by its parent" * doctest::skip()) {
 TEST_CASE("rank: one is behind" * doctest::skip()) {
   const Place p = place_of_this_process();
   Ranks ranks(p, torch::kCPU, 2);
-  ranks.at("step 1"), ranks.max(0);
+  ranks.at("step 1"), ranks.meet();
   if (p.rank == 1) sleep(60);
-  ranks.at("step 2"), ranks.max(0);
+  ranks.at("step 2"), ranks.meet();
 }
 TEST_CASE("rank: one does not wait" * doctest::skip()) {
   const Place p = place_of_this_process();
@@ -226,29 +248,36 @@ TEST_CASE("rank: one does not wait" * doctest::skip()) {
   // Unlike amounts of work at one place do not count as places.
   ranks.at("evaluation");
   for (int i = 0; i < 3 * p.rank; ++i) ranks.still_at_work();
-  ranks.at("step 1"), ranks.max(0);
+  ranks.at("step 1"), ranks.meet();
   if (p.rank == 1) sleep(60);
-  ranks.max(0);
+  ranks.meet();
 }
 TEST_CASE("rank: slow and at work" * doctest::skip()) {
   const Place p = place_of_this_process();
   Ranks ranks(p, torch::kCPU, 2);
   if (p.rank == 1) sleep(6);  // checking images
   ranks.must_agree({});
+  // One has much more to evaluate than the others.
   ranks.at("evaluation");
-  for (int i = 0; i < 7; ++i) usleep(500000), ranks.still_at_work();
-  ranks.max(0);
+  for (int i = 0; i < 14 && p.rank == 1; ++i) usleep(500000), ranks.still_at_work();
+  ranks.meet();
+  // A slow step, in which the ranks meet now and then.
+  ranks.at("step 1");
+  for (int i = 0; i < 10; ++i) {
+    if (p.rank == 1) usleep(500000);
+    ranks.sum({1.0});
+  }
   if (p.rank == 0) usleep(500000);  // the others may leave first
 }
 TEST_CASE("rank: the first hangs with the store" * doctest::skip()) {
   const Place p = place_of_this_process();
   Ranks ranks(p, torch::kCPU, 2);
-  ranks.at("step 1"), ranks.max(0);
+  ranks.at("step 1"), ranks.meet();
   if (p.rank == 0) {
     if (fork() == 0) sleep(20), kill(getppid(), SIGKILL), _exit(0);
     raise(SIGSTOP);
   }
-  ranks.at("step 2"), ranks.max(0);
+  ranks.at("step 2"), ranks.meet();
 }
 
 TEST_CASE("rank: SyncBN" * doctest::skip()) {
@@ -349,8 +378,11 @@ TEST_CASE("g5 ranks: whoever keeps the others waiting is named by all") {
       CHECK_MESSAGE(has(ranks[r].out, concat("waiting for ", part)), ranks[r].out);
     }
   };
+  on_ranks(2, "rank: they do not do the same");
   auto ranks = outcomes_on_ranks(2, "rank: one ends*");
   CHECK_MESSAGE(has(ranks[0].out, " 1 passed |"), ranks[0].out);
+  ranks = outcomes_on_ranks(2, "rank: the first ends*");
+  CHECK_MESSAGE(has(ranks[1].out, " 1 passed |"), ranks[1].out);
   ranks = outcomes_on_ranks(3, "rank: one is behind");
   all_say(ranks, 1, "rank 1 (");
   CHECK(has(ranks[2].out, "; step 1), which is behind"));
@@ -361,6 +393,17 @@ TEST_CASE("g5 ranks: whoever keeps the others waiting is named by all") {
   all_say(ranks, 0, "rank 0 (");
   CHECK(has(ranks[1].out, "which does not answer"));
   on_ranks(2, "rank: slow and at work");
+}
+TEST_CASE("g5 ranks: what is a rank's own failure and what the loss of another") {
+  const auto lost = [](const char* what) { return is_lost_rank(std::runtime_error(what)); };
+  CHECK(lost("[/x/third_party/gloo/gloo/transport/tcp/pair.cc:539] Connection closed by peer"));
+  CHECK(lost("NCCL communicator was aborted on rank 1"));
+  CHECK(lost("NCCL error in: x.cpp:1, remote process exited or there was a network error"));
+  CHECK_FALSE(lost("NCCL error in: x.cpp:1, unhandled cuda error (run with NCCL_DEBUG=INFO for details)"));
+  CHECK_FALSE(lost("CUDA error: an illegal memory access was encountered"));
+  CHECK_FALSE(lost("CUDA out of memory. Tried to allocate 2 GiB"));
+  CHECK_FALSE(lost("last.pth: No space left on device"));
+  CHECK(is_lost_rank(LostRank("gone")));
 }
 TEST_CASE("b3 ranks: SyncBN over uneven shares, one of them empty, is batch norm over the whole batch") {
   on_ranks(2, "rank: SyncBN");
@@ -578,6 +621,108 @@ TEST_CASE("g5 launcher: a rank that hangs is named after the time limit, and all
   }
 }
 
+TEST_CASE("g5 launcher: suspended for longer than the time limit, all ranks go on") {
+  TempDir dir;
+  write_scenes(dir / "data", 7);
+  Process p(dir, "train", kEndless + "--timeout 2");
+  REQUIRE(trains(p, dir));
+  auto all = children_of(p.pid);
+  all.push_back(p.pid);
+  for (const pid_t pid : all) kill(pid, SIGSTOP);
+  sleep(17);
+  for (const pid_t pid : all) kill(pid, SIGCONT);
+  const auto rows = [&] { return contents(dir / "r/metrics.csv").size(); };
+  const size_t before = rows();
+  CHECK(p.until([&] { return rows() > before + 200; }));
+  sleep(3);
+  kill(p.pid, SIGTERM);
+  CHECK_MESSAGE(p.wait() == 0, contents(p.err));
+}
+
+TEST_CASE(
+    "g4 e1 train: on two ranks --keep-going goes back on both, a full disk and lack of memory are said") {
+  TempDir dir;
+  write_scenes(dir / "data", 8);
+  const std::string flags = "--data data --model yolox-nano --size 64 --bs 6 --procs 2 --warmup-epochs 0 ";
+  Outcome o = run(dir, "train", flags + "--lr 1e30 --keep-going --save-minutes 0.001 --out a");
+  CHECK(o.code == 1);
+  CHECK_MESSAGE(has(o.out, "with 0.125 of the lr"), o.out << o.err);
+  CHECK_MESSAGE(has(o.err, "lr "), o.err);
+  CHECK(has(contents(dir / "a/log_rank1.txt"), "with 0.125 of the lr"));
+  CHECK_FALSE(has(o.err, "lost"));
+
+  // No file may grow beyond 2 MB, which a checkpoint does: what must be saved at the end is not.
+  succeed(dir, "train", flags + "--max-iters 2 --out b");
+  const std::string before = contents(dir / "b/last.pth");
+  o = shell(dir, "trap '' XFSZ; ulimit -f 2000; " YOLOX_BINARY_DIR "/train --resume b --max-iters 4");
+  CHECK(o.code == 1);
+  CHECK_MESSAGE(has(o.err, "last.pth"), o.err);
+  CHECK(contents(dir / "b/last.pth") == before);
+
+  const std::string large =
+      "--data data --model yolox-nano --size 416 --no-multiscale --bs 16 --procs 2 --max-iters 2 --out c ";
+  const auto address_space = [&](const std::string& more) {  // kB that a rank comes to
+    Process p(dir, "train", large + more);
+    double peak = 0;
+    p.until([&] {
+      for (const pid_t rank : children_of(p.pid)) {
+        std::istringstream status(contents(concat("/proc/", rank, "/status")));
+        double kb = 0;
+        for (std::string word; status >> word;)
+          if (word == "VmPeak:" && status >> kb) peak = std::max(peak, kb);
+      }
+      return false;
+    });
+    CHECK(p.wait() == 0);
+    fs::remove_all(dir / "c");
+    return int64_t(peak);
+  };
+  const int64_t whole = address_space(""), quarters = address_space("--accum 4");
+  REQUIRE(whole - quarters > 200000);
+  o = shell(dir, concat("ulimit -v ", (whole + quarters) / 2, "; ", YOLOX_BINARY_DIR "/train ", large));
+  CHECK(o.code == 1);
+  CHECK_MESSAGE(has(o.err,
+                    "out of memory; several ranks cannot change how they do it on their own: give "
+                    "--accum"),
+                o.err);
+  CHECK(fs::exists(dir / "c/last.pth"));
+}
+
+TEST_CASE("g6 b2 train: ended while two ranks evaluate, they resume with that evaluation") {
+  TempDir dir;
+  write_scenes(dir / "data", 40);
+  const std::string flags =
+      "--data data --model yolox-nano --size 320 --bs 2 --procs 2 --conf 0 --eval-interval 1 --epochs 2 "
+      "--deterministic ";
+  succeed(dir, "train", flags + "--out whole");
+  {
+    Process p(dir, "train", flags + "--out r");
+    // The checkpoint after the last step of the epoch is written before the evaluation begins.
+    REQUIRE(p.until(
+        [&] { return fs::exists(dir / "r/step_0.pth") || metric_rows(dir / "r/metrics.csv").size() >= 20; }));
+    usleep(300000);
+    kill(p.pid, SIGTERM);
+    CHECK(p.wait() == 0);
+    CHECK_MESSAGE(has(contents(p.out), "stopped by Terminated at step 20"), contents(p.out));
+  }
+  CHECK_FALSE(fs::exists(dir / "r/best.pth"));  // the evaluation did not come to its end
+  succeed(dir, "train", "--resume r");
+  CHECK(difference(dir / "r/last.pth", dir / "whole/last.pth") == "");
+  CHECK(last_ap(dir, "r") == last_ap(dir, "whole"));
+}
+
+TEST_CASE("b5 train: gradients sent in 16 bits make nearly the same step") {
+  Steps s;
+  const std::string flags = s.flags + "--eval-interval 0 ";
+  succeed(s.dir, "train", flags + "--max-iters 1 --lr 0 --out start");
+  succeed(s.dir, "train", flags + "--max-iters 1 --procs 2 --out exact");
+  for (const auto& [type, less, more] : {std::tuple("fp16", 1e-9, 2e-3), std::tuple("bf16", 1e-5, 2e-2)}) {
+    succeed(s.dir, "train", concat(flags, "--max-iters 1 --procs 2 --compress ", type, " --out ", type));
+    const double far = apart(s.dir, type, "exact", "start");
+    CHECK_MESSAGE((far > less && far < more), type << " " << far);
+  }
+}
+
 TEST_CASE("g5 launcher: what a rank has failed with is what is said and what the exit code tells") {
   TempDir dir;
   write_scenes(dir / "data", 8);
@@ -776,6 +921,8 @@ TEST_CASE("e1 ranks: the variables of torchrun and of SLURM tell where a process
   CHECK(slurm_entry("4", 0) == "4");
   CHECK(first_host("n1,n2") == "n1");
   CHECK(first_host("n[3,5-7]") == "n3");
+  CHECK(first_host("n[3,5-7]-ib,x") == "n3-ib");
+  CHECK(first_host("n3-ib,n[4-5]") == "n3-ib");
   CHECK(first_host("alone") == "alone");
 
   using Words = std::vector<std::string>;
@@ -783,6 +930,10 @@ TEST_CASE("e1 ranks: the variables of torchrun and of SLURM tell where a process
         Words{"train", "--data", "d", "--bs", "4", "--resume=r"});
   CHECK(resumed_words(Words{"train", "--bs", "auto", "--procs", "2", "--bs=auto"}, "x") ==
         Words{"train", "--procs", "2", "--resume=x"});
+  CHECK(resumed_words(Words{"train", "--bs", "auto", "--accum", "4", "--procs", "2"}, "x") ==
+        Words{"train", "--procs", "2", "--resume=x"});
+  CHECK(resumed_words(Words{"train", "--bs", "8", "--accum", "4"}, "x") ==
+        Words{"train", "--bs", "8", "--accum", "4", "--resume=x"});
   CHECK(resumed_words(Words{"train", "--resume", "--procs", "2"}, "x") ==
         Words{"train", "--procs", "2", "--resume=x"});
   CHECK(resumed_words(Words{"train", "--resume", "y", "--procs", "2"}, "x") ==
