@@ -122,12 +122,13 @@ TEST_CASE("g6 train: another Ctrl-C leaves at once; a lost terminal or a closed 
   {
     Process p(dir, "train", kLong + "--size 640 --bs 32 --no-multiscale ");
     REQUIRE(p.until([&] { return contents(dir / "r/metrics.csv").size() > 200; }));
+    usleep(300000);  // amid the next step
     kill(p.pid, SIGINT);
     usleep(20000);
     kill(p.pid, SIGINT);  // the same, by another way
-    usleep(100000);
+    usleep(400000);
     CHECK_FALSE(p.ended());
-    usleep(500000);
+    usleep(200000);
     kill(p.pid, SIGINT);
     CHECK(p.wait() == 128 + SIGINT);
   }
