@@ -108,13 +108,6 @@ struct Optimizer {
     }
   }
 
-  // What it moves.
-  std::vector<Tensor> params() const {
-    std::vector<Tensor> all;
-    for (const auto& group : groups) all.insert(all.end(), group.params.begin(), group.params.end());
-    return all;
-  }
-
   // What it remembers of them.
   std::vector<Tensor> state() const {
     std::vector<Tensor> all;

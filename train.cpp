@@ -419,7 +419,10 @@ static int train(int argc, char** argv) {
   Training t{model, config.ema > 0 ? copy_of(model, config.model, device) : YOLOX(nullptr),
              Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
              GradScaler(fp16, device)};
-  usage_check(!t.optimizer.params().empty(), "--freeze ", config.freeze, " leaves nothing to train");
+  std::vector<Tensor> learning;
+  for (const Tensor& p : model->parameters())
+    if (p.requires_grad()) learning.push_back(p);
+  usage_check(!learning.empty(), "--freeze ", config.freeze, " leaves nothing to train");
   training_mode(*model);
 
   // ---- run folder, image cache
@@ -430,7 +433,8 @@ static int train(int argc, char** argv) {
   const std::string of_rank = ranks.first() ? "" : concat("_rank", place.rank);  // files of its own
   Log log(concat(run, "/log", of_rank, ".txt"), /*quiet=*/!ranks.first());
   log.line(resumed ? concat("resuming ", run, " at step ", saved.step) : "run " + run);
-  crash_context(run, config_json(config, device), concat("crash", of_rank, ".txt"));
+  const std::string crash_file = concat("crash", of_rank, ".txt");
+  crash_context(run, config_json(config, device), crash_file);
   if (config.cache != "none") {
     log.line(concat("cache   ", config.cache, ": decoding the images"));
     const auto cached = use_cache(
@@ -486,7 +490,7 @@ static int train(int argc, char** argv) {
 
   // ---- what it is going to do
   Telling tell(run, log, first, /*from_scratch=*/!first && config.weights.empty(), place.rank);
-  crash_context(run, config_json(config, device), concat("crash", of_rank, ".txt"));
+  crash_context(run, config_json(config, device), crash_file);
   if (ranks.first() && !replace_text(run + "/config.json", config_json(config, device)))
     log.line(concat("WARNING: cannot write ", run, "/config.json"));
   tell_plan(tell, log, config, splits, model, base, device, plan, schedule.lr * t.lr_factor, ranks);
@@ -576,9 +580,6 @@ static int train(int argc, char** argv) {
   ranks.at("the start");
   ranks.broadcast(tensors_of(t));
   ranks.must_equal(tensors_of(t), "at the start");
-  std::vector<Tensor> learning;
-  for (const Tensor& p : model->parameters())
-    if (p.requires_grad()) learning.push_back(p);
   Reduction reduction(ranks, learning, type_of(config.compress));
   if (!ranks.alone()) {
     step.ranks = world;

@@ -4,6 +4,7 @@
 
 #include "flags.hpp"
 #include "loss.hpp"
+#include "memory.hpp"
 #include "optim.hpp"
 #include "run.hpp"
 
@@ -18,16 +19,6 @@ struct Config : Flags {
   int threads = flag(threads, "Bench", "threads", 2, "N", "threads of torch");
   int objects = flag(objects, "Bench", "objects", 20, "N", "ground truths in each image");
 };
-
-// Highest memory of this process so far, bytes.
-static double peak_bytes() {
-  std::ifstream status("/proc/self/status");
-  std::string word;
-  double kib = 0;
-  while (status >> word)
-    if (word == "VmHWM:") status >> kib;
-  return kib * 1024;
-}
 
 int main(int argc, char** argv) {
   return run_program([&] {
