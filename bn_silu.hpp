@@ -9,10 +9,12 @@
 // arXiv 1702.03118.
 #pragma once
 #include <ATen/Parallel.h>
+#include <torch/library.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 #include <vector>
 
 #include "sync_bn.hpp"
@@ -159,81 +161,162 @@ inline void sum_moments(std::vector<double>& means, std::vector<double>& varianc
   std::copy_n(all.variance.data_ptr<double>(), channels, variances.begin());
 }
 
+// ---- the four steps, as operations that torch's dispatcher knows: dtr.hpp sees what each reads and writes.
+// Those of yolox_once sum over the ranks or move statistics and are never done twice; the other two may be.
+
+// x [B, C, H, W] channels-last; weight, bias, running_mean, running_var [C]. Gives mean, 1 / deviation, scale
+// and bias, [4, C], and how many values of a channel all ranks have.
+inline std::tuple<Tensor, double> statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                             const Tensor& running_mean, const Tensor& running_var,
+                                             double momentum, double eps) {
+  const int64_t channels = x.size(1), rows = x.numel() / channels;
+  const float* in = x.const_data_ptr<float>();
+  // Sums are taken around the first row: large means then cost no digits.
+  const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
+    stats_rows(in + first * channels, count, channels, in, s, s + channels);
+  });
+  std::vector<double> means(channels), variances(channels);
+  for (int64_t c = 0; c < channels && rows > 0; ++c) {
+    const double d = sums[c] / rows;
+    means[c] = in[c] + d, variances[c] = std::max(0.0, sums[channels + c] / rows - d * d);
+  }
+  double count = double(rows);
+  if (sum_over_ranks) sum_moments(means, variances, count);
+  const Tensor saved = torch::empty({4, channels}, x.options());
+  float *mean = saved.data_ptr<float>(), *inverse = mean + channels, *scale = inverse + channels,
+        *offset = scale + channels;
+  const float *w = weight.const_data_ptr<float>(), *b = bias.const_data_ptr<float>();
+  float *run_mean = running_mean.data_ptr<float>(), *run_var = running_var.data_ptr<float>();
+  for (int64_t c = 0; c < channels; ++c) {
+    mean[c] = float(means[c]);
+    inverse[c] = float(1 / std::sqrt(variances[c] + eps));
+    scale[c] = w[c] * inverse[c];
+    offset[c] = b[c];
+    run_mean[c] = float((1 - momentum) * run_mean[c] + momentum * means[c]);
+    run_var[c] =
+        float((1 - momentum) * run_var[c] + momentum * variances[c] * count / std::max(1.0, count - 1));
+  }
+  return {saved, count};
+}
+
+inline Tensor forward(const Tensor& x, const Tensor& saved) {
+  const int64_t channels = x.size(1), rows = x.numel() / channels;
+  const Tensor y = torch::empty_like(x);
+  const float *in = x.const_data_ptr<float>(), *mean = saved.const_data_ptr<float>(),
+              *scale = mean + 2 * channels, *offset = scale + channels;
+  float* out = y.data_ptr<float>();
+  for_rows(rows, channels, [&](int64_t first, int64_t count) {
+    forward_rows(in + first * channels, out + first * channels, count, channels, mean, scale, offset);
+  });
+  return y;
+}
+
+// g: gradient of y, as x. Gives the gradient dz of the norm's output, and the sums of dz and of
+// dz (x - mean), [2, C] float64.
+inline std::tuple<Tensor, Tensor> backward_silu(const Tensor& g, const Tensor& x, const Tensor& saved) {
+  const int64_t channels = x.size(1), rows = x.numel() / channels;
+  const float *gradient = g.const_data_ptr<float>(), *in = x.const_data_ptr<float>(),
+              *mean = saved.const_data_ptr<float>(), *scale = mean + 2 * channels, *offset = scale + channels;
+  const Tensor dz = torch::empty_like(x);
+  float* out = dz.data_ptr<float>();
+  const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
+    backward_sums_rows(gradient + first * channels, in + first * channels, out + first * channels, count,
+                       channels, mean, scale, offset, s, s + channels);
+  });
+  const Tensor both = torch::empty({2, channels}, x.options().dtype(torch::kDouble));
+  std::copy(sums.begin(), sums.end(), both.data_ptr<double>());
+  return {dz, both};
+}
+
+// Gives the gradients of weight and bias, [C], and what dx is made with: mean_dz and slope, [2, C].
+inline std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& sums_here, const Tensor& saved,
+                                                        double count) {
+  const int64_t channels = saved.size(1);
+  const float* inverse = saved.const_data_ptr<float>() + channels;
+  const double* here = sums_here.const_data_ptr<double>();
+  std::vector<double> sums(here, here + 2 * channels);
+  const Tensor d_weight = torch::empty({channels}, saved.options()),
+               d_bias = torch::empty({channels}, saved.options()),
+               means = torch::empty({2, channels}, saved.options());
+  // The weights have the gradient of this rank's images, which is summed with all others later.
+  for (int64_t c = 0; c < channels; ++c) {
+    d_bias.data_ptr<float>()[c] = float(sums[c]);
+    d_weight.data_ptr<float>()[c] = float(sums[channels + c] * inverse[c]);
+  }
+  if (sum_over_ranks) sum_values(sums);
+  float *mean_dz = means.data_ptr<float>(), *slope = mean_dz + channels;
+  for (int64_t c = 0; c < channels; ++c) {
+    mean_dz[c] = float(sums[c] / count);
+    slope[c] = float(sums[channels + c] / count * inverse[c] * inverse[c]);
+  }
+  return {d_weight, d_bias, means};
+}
+
+// dz becomes dx.
+inline void backward_norm(const Tensor& dz, const Tensor& x, const Tensor& saved, const Tensor& means) {
+  const int64_t channels = x.size(1), rows = x.numel() / channels;
+  const float *in = x.const_data_ptr<float>(), *mean = saved.const_data_ptr<float>(),
+              *scale = mean + 2 * channels, *mean_dz = means.const_data_ptr<float>(),
+              *slope = mean_dz + channels;
+  float* out = dz.data_ptr<float>();
+  for_rows(rows, channels, [&](int64_t first, int64_t count) {
+    backward_rows(in + first * channels, out + first * channels, count, channels, scale, mean, mean_dz,
+                  slope);
+  });
+}
+
+inline const torch::Library once = [] {
+  torch::Library l(torch::Library::FRAGMENT, "yolox_once", std::nullopt, __FILE__, __LINE__);
+  l.def(
+      "bn_silu_statistics(Tensor x, Tensor weight, Tensor bias, Tensor(a!) running_mean, "
+      "Tensor(b!) running_var, float momentum, float eps) -> (Tensor, float)",
+      torch::dispatch(c10::DispatchKey::CPU, &statistics));
+  l.def("bn_silu_backward_sums(Tensor sums, Tensor saved, float count) -> (Tensor, Tensor, Tensor)",
+        torch::dispatch(c10::DispatchKey::CPU, &backward_sums));
+  return l;
+}();
+inline const torch::Library again = [] {
+  torch::Library l(torch::Library::FRAGMENT, "yolox", std::nullopt, __FILE__, __LINE__);
+  l.def("bn_silu_forward(Tensor x, Tensor saved) -> Tensor",
+        torch::dispatch(c10::DispatchKey::CPU, &forward));
+  l.def("bn_silu_backward_silu(Tensor g, Tensor x, Tensor saved) -> (Tensor, Tensor)",
+        torch::dispatch(c10::DispatchKey::CPU, &backward_silu));
+  l.def("bn_silu_backward_norm(Tensor(a!) dz, Tensor x, Tensor saved, Tensor means) -> ()",
+        torch::dispatch(c10::DispatchKey::CPU, &backward_norm));
+  return l;
+}();
+
+// The operation of this name that has the signature of its function.
+template <class Result, class... Inputs>
+auto operation(const char* name, Result (*)(Inputs...)) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Result(Inputs...)>();
+}
+
 struct BnSilu : torch::autograd::Function<BnSilu> {
-  // x [B, C, H, W] channels-last; weight, bias, running_mean, running_var [C]
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                         const Tensor& bias, const Tensor& running_mean, const Tensor& running_var,
                         double momentum, double eps) {
-    const int64_t channels = x.size(1), rows = x.numel() / channels;
-    const float* in = x.data_ptr<float>();
-    // Sums are taken around the first row: large means then cost no digits.
-    const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
-      stats_rows(in + first * channels, count, channels, in, s, s + channels);
-    });
-    std::vector<double> means(channels), variances(channels);
-    for (int64_t c = 0; c < channels && rows > 0; ++c) {
-      const double d = sums[c] / rows;
-      means[c] = in[c] + d, variances[c] = std::max(0.0, sums[channels + c] / rows - d * d);
-    }
-    double count = double(rows);
-    if (sum_over_ranks) sum_moments(means, variances, count);
-    const Tensor saved = torch::empty({4, channels}, x.options());  // mean, 1 / deviation, scale, bias
-    float *mean = saved.data_ptr<float>(), *inverse = mean + channels, *scale = inverse + channels,
-          *offset = scale + channels;
-    const float *w = weight.data_ptr<float>(), *b = bias.data_ptr<float>();
-    float *run_mean = running_mean.data_ptr<float>(), *run_var = running_var.data_ptr<float>();
-    for (int64_t c = 0; c < channels; ++c) {
-      mean[c] = float(means[c]);
-      inverse[c] = float(1 / std::sqrt(variances[c] + eps));
-      scale[c] = w[c] * inverse[c];
-      offset[c] = b[c];
-      run_mean[c] = float((1 - momentum) * run_mean[c] + momentum * means[c]);
-      run_var[c] =
-          float((1 - momentum) * run_var[c] + momentum * variances[c] * count / std::max(1.0, count - 1));
-    }
-    Tensor y = torch::empty_like(x);
-    float* out = y.data_ptr<float>();
-    for_rows(rows, channels, [&](int64_t first, int64_t count) {
-      forward_rows(in + first * channels, out + first * channels, count, channels, mean, scale, offset);
-    });
+    static const auto statistics = operation("yolox_once::bn_silu_statistics", &bn_silu_detail::statistics);
+    static const auto forward = operation("yolox::bn_silu_forward", &bn_silu_detail::forward);
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    const auto [saved, count] = statistics.call(x, weight, bias, running_mean, running_var, momentum, eps);
     ctx->save_for_backward({x, saved});
     ctx->saved_data["count"] = count;
-    return y;
+    return forward.call(x, saved);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
+    static const auto silu = operation("yolox::bn_silu_backward_silu", &backward_silu);
+    static const auto sums = operation("yolox_once::bn_silu_backward_sums", &backward_sums);
+    static const auto norm = operation("yolox::bn_silu_backward_norm", &backward_norm);
     const auto kept = ctx->get_saved_variables();
     const Tensor &x = kept[0], &saved = kept[1];
     const Tensor g = grads[0].contiguous(torch::MemoryFormat::ChannelsLast);
-    const int64_t channels = x.size(1), rows = x.numel() / channels;
-    const float *gradient = g.data_ptr<float>(), *in = x.data_ptr<float>();
-    const float *mean = saved.data_ptr<float>(), *inverse = mean + channels, *scale = inverse + channels,
-                *offset = scale + channels;
-    const Tensor dx = torch::empty_like(x);
-    float* out = dx.data_ptr<float>();
-    auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
-      backward_sums_rows(gradient + first * channels, in + first * channels, out + first * channels, count,
-                         channels, mean, scale, offset, s, s + channels);
-    });
-    const Tensor d_weight = torch::empty({channels}, x.options()),
-                 d_bias = torch::empty({channels}, x.options());
-    // The weights have the gradient of this rank's images, which is summed with all others later.
-    for (int64_t c = 0; c < channels; ++c) {
-      d_bias.data_ptr<float>()[c] = float(sums[c]);
-      d_weight.data_ptr<float>()[c] = float(sums[channels + c] * inverse[c]);
-    }
-    if (sum_over_ranks) sum_values(sums);
-    const double count = ctx->saved_data["count"].toDouble();
-    std::vector<float> mean_dz(channels), slope(channels);
-    for (int64_t c = 0; c < channels; ++c) {
-      mean_dz[c] = float(sums[c] / count);
-      slope[c] = float(sums[channels + c] / count * inverse[c] * inverse[c]);
-    }
-    for_rows(rows, channels, [&](int64_t first, int64_t count) {
-      backward_rows(in + first * channels, out + first * channels, count, channels, scale, mean,
-                    mean_dz.data(), slope.data());
-    });
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    const auto [dx, both] = silu.call(g, x, saved);
+    const auto [d_weight, d_bias, means] = sums.call(both, saved, ctx->saved_data["count"].toDouble());
+    norm.call(dx, x, saved, means);
     return {dx, d_weight, d_bias, {}, {}, {}, {}};
   }
 };

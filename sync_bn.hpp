@@ -2,6 +2,7 @@
 // rank's share of it, which may be too small for them. One sum over the ranks forward and one backward;
 // ranks may have different numbers of images, or none.
 #pragma once
+#include <torch/library.h>
 #include <torch/torch.h>
 
 #include <functional>
@@ -16,6 +17,22 @@ namespace sync_bn_detail {
 
 using torch::Tensor;
 
+// sum_over_ranks as an operation that torch's dispatcher knows, so that dtr.hpp sees what it changes. By the
+// name of this namespace it knows what must not be done twice: other ranks would not take part again.
+inline const torch::Library once = [] {
+  torch::Library l(torch::Library::FRAGMENT, "yolox_once", std::nullopt, __FILE__, __LINE__);
+  l.def("sum_over_ranks(Tensor(a!) x) -> ()",
+        torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, [](Tensor x) { sum_over_ranks(x); }));
+  return l;
+}();
+
+inline void sum_once(const Tensor& x) {
+  static const auto operation =
+      c10::Dispatcher::singleton().findSchemaOrThrow("yolox_once::sum_over_ranks", "").typed<void(Tensor)>();
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  operation.call(x);
+}
+
 // What all ranks know of a channel after the sum.
 struct Moments {
   Tensor mean, variance;  // [C] float64; biased
@@ -24,7 +41,7 @@ struct Moments {
 
 // sums [2 C + 1] float64: values, squares, and their number, over this rank's images.
 inline Moments moments_of_all(Tensor sums) {
-  sum_over_ranks(sums);
+  sum_once(sums);
   const int64_t channels = sums.size(0) / 2;
   const Tensor count = sums.slice(0, 2 * channels);
   const Tensor mean = sums.slice(0, 0, channels) / count;
@@ -85,7 +102,7 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
       d_weight = sum_g_x * inverse, d_bias = sum_g;
     }
     Tensor sums = torch::cat({sum_g, sum_g_x}).to(torch::kDouble);
-    sum_over_ranks(sums);
+    sum_once(sums);
     if (x.is_cuda() && x.numel() > 0) {
       sums = sums.to(sum_g.scalar_type());
       const Tensor dx = at::batch_norm_backward_elemt(grads[0].contiguous(x.suggest_memory_format()), x, mean,

@@ -1,0 +1,197 @@
+// Time of a training step within budgets of memory (dtr.hpp) beside that of a plain step: CPU seconds, one
+// round after the other with one step of each kind in it, medians of the ratios. Gradients and losses must
+// equal those of the plain step to the bit.
+//   ./build/bench_dtr --model yolox-tiny --bs 4 --size 416
+#include <sys/resource.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include "dtr.hpp"
+#include "flags.hpp"
+#include "run.hpp"
+#include "step.hpp"
+
+using namespace yolox;
+
+struct Config : Flags {
+  std::string model = flag(model, "Bench", "model", "yolox-tiny", "NAME", "size of the model");
+  int size = flag(size, "Bench", "size", 416, "N", "input size");
+  int bs = flag(bs, "Bench", "bs", 4, "N", "batch size");
+  int rounds = flag(rounds, "Bench", "rounds", 5, "N", "rounds that are timed, after one that is not");
+  int threads = flag(threads, "Bench", "threads", 1, "N", "threads of torch");
+  std::string amp = flag(amp, "Bench", "amp", "off", "off|bf16", "mixed precision");
+  std::string budgets = flag(budgets, "Bench", "budgets", "100,80,60,50,40,30,0", "P,...",
+                             "in percent of the activations; 100: no limit; 0: blocks checkpointed instead");
+  int min_kb = flag(min_kb, "Bench", "min-kb", 64, "N", "smallest storage that is dropped, KiB");
+  bool pinned = flag(pinned, "Bench", "pinned", false, "", "list what cannot be dropped");
+};
+
+static double cpu_seconds() {
+  timespec t;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+static double page_faults() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return double(usage.ru_minflt);
+}
+static double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v.empty() ? 0 : v[v.size() / 2];
+}
+
+// The usual other way: a block keeps its input alone, and backward computes all of it again, whether there is
+// need or not. Statistics of batch norms move in the first pass only.
+struct Again : torch::autograd::Function<Again> {
+  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, Block* block) {
+    ctx->save_for_backward({x});
+    ctx->saved_data["block"] = int64_t(block);
+    return block->forward(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    auto* block = reinterpret_cast<Block*>(ctx->saved_data["block"].toInt());
+    SavedBuffers statistics(*block);
+    const Tensor x = ctx->get_saved_variables()[0].detach().requires_grad_();
+    const torch::AutoGradMode on(true);
+    const Tensor y = block->forward(x);
+    statistics.restore();
+    y.backward(grads[0]);
+    return {x.grad(), {}};
+  }
+};
+struct Checkpointed : Block {
+  explicit Checkpointed(BlockPtr b) : inner(std::move(b)) {}
+  Tensor forward(Tensor x) override {
+    return on && x.requires_grad() ? Again::apply(x, inner.get()) : inner->forward(x);
+  }
+  BlockPtr inner;
+  inline static bool on = false;
+};
+// All blocks that stand in a row in the backbone and in the head, and those of the neck.
+static void checkpoint_blocks(YOLOX& model) {
+  const auto wrap = [](BlockPtr& b) { b = std::make_shared<Checkpointed>(b); };
+  auto& neck = *model->backbone;
+  auto& darknet = *neck.backbone;
+  for (Seq* seq : {&darknet.dark2, &darknet.dark3, &darknet.dark4, &darknet.dark5, &model->head->stems,
+                   &model->head->cls_convs, &model->head->reg_convs})
+    for (BlockPtr& b : (*seq)->blocks) wrap(b);
+  for (BlockPtr* b : {&neck.C3_p4, &neck.C3_p3, &neck.bu_conv2, &neck.C3_n3, &neck.bu_conv1, &neck.C3_n4})
+    wrap(*b);
+}
+
+int main(int argc, char** argv) {
+  return run_program([&] {
+    Config c;
+    c.parse(argc, argv, "time of a training step within budgets of memory");
+    torch::set_num_threads(c.threads);
+    auto& allocator = CountingAllocator::get();
+    torch::manual_seed(0);
+    YOLOX model(c.model, 80);
+    channels_last(*model);
+    model->train();
+    Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
+    GradScaler scaler(false, torch::kCPU);
+    StepSettings settings{torch::kCPU, c.amp == "bf16" ? torch::kBFloat16 : torch::kFloat};
+    const Tensor images = (torch::rand({c.bs, c.size, c.size, 3}) * 255).permute({0, 3, 1, 2});
+    const Tensor r = torch::rand({c.bs, 20, 4});
+    const Targets targets{torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2),
+                          torch::randint(80, {c.bs, 20}, torch::kLong), std::vector<int64_t>(c.bs, 20)};
+
+    struct Outcome {
+      double seconds, bytes, faults, loss;
+      std::vector<Tensor> gradients;
+    };
+    const auto step = [&](Dtr& dtr) {
+      optimizer.zero_grad();
+      allocator.forget_peak();
+      const double base = double(allocator.live()), faults = page_faults(), start = cpu_seconds();
+      const Losses losses = dtr.run([&] {
+        return compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, 1, optimizer,
+                                 scaler, settings);
+      });
+      const double seconds = cpu_seconds() - start;
+      return Outcome{seconds, double(allocator.peak()) - base, page_faults() - faults,
+                     losses.total.item<double>(), gradients(optimizer.groups)};
+    };
+    Dtr off;
+    step(off);
+    Outcome plain = step(off);
+    const double activations = plain.bytes;
+    std::printf("%s, %d images of %dx%d, %s, %d threads: %.1f MB of activations beside %.1f MB\n",
+                c.model.c_str(), c.bs, c.size, c.size, c.amp.c_str(), c.threads, activations / 1e6,
+                double(allocator.live()) / 1e6);
+
+    struct Kind {
+      double percent;
+      std::unique_ptr<Dtr> dtr;
+      std::vector<double> ratios;
+      double bytes = 0, faults = 0;
+      bool equal = true;
+      std::string error;
+    };
+    checkpoint_blocks(model);  // off until Checkpointed::on
+    std::vector<Kind> kinds;
+    for (const std::string& text : split_list(c.budgets)) {
+      Kind k;
+      k.percent = std::stod(text);
+      DtrSettings s;
+      s.budget = k.percent == 0     ? 0
+                 : k.percent >= 100 ? std::numeric_limits<double>::infinity()
+                                    : activations * k.percent / 100;
+      s.beyond_start = true, s.min_size = int64_t(c.min_kb) << 10;
+      k.dtr = std::make_unique<Dtr>(s);
+      kinds.push_back(std::move(k));
+    }
+    std::vector<double> seconds, again;
+    for (int round = -1; round < c.rounds; ++round) {
+      plain = Outcome{};
+      plain = step(off);
+      for (Tensor& g : plain.gradients) g = g.clone();
+      if (round >= 0) seconds.push_back(plain.seconds);
+      for (Kind& k : kinds) try {
+          if (!k.error.empty()) continue;
+          Checkpointed::on = k.percent == 0;
+          const Outcome o = step(*k.dtr);
+          Checkpointed::on = false;
+          if (round >= 0) k.ratios.push_back(o.seconds / plain.seconds);
+          k.bytes = std::max(k.bytes, o.bytes), k.faults = o.faults;
+          k.equal &= o.loss == plain.loss && o.gradients.size() == plain.gradients.size();
+          for (size_t i = 0; i < o.gradients.size() && k.equal; ++i)
+            k.equal = torch::equal(o.gradients[i], plain.gradients[i]);
+        } catch (const std::exception& e) {
+          k.error = e.what();
+          k.error = k.error.substr(0, k.error.find(char(10)));
+        }
+      optimizer.zero_grad();
+      const double s = step(off).seconds;
+      if (round >= 0) again.push_back(s / plain.seconds);
+    }
+    std::printf("plain: %.3f CPU s a step (again: x%.3f), %.0fk page faults\n\n", median(seconds),
+                median(again), plain.faults / 1e3);
+    std::printf(
+        "| budget, %% of activations | most, %% | step | min to max | equal | dropped | again | s again | "
+        "page faults |\n");
+    std::printf("|---|---|---|---|---|---|---|---|---|\n");
+    for (Kind& k : kinds) {
+      if (!k.error.empty()) {
+        std::printf("| %.0f | %s |\n", k.percent, k.error.c_str());
+        continue;
+      }
+      std::sort(k.ratios.begin(), k.ratios.end());
+      const DtrStep& d = k.dtr->step();
+      std::printf("| %.0f | %.1f | x%.3f | %.3f to %.3f | %s | %ld | %ld | %.3f | %.0fk |\n", k.percent,
+                  100 * k.bytes / activations, median(k.ratios), k.ratios.front(), k.ratios.back(),
+                  k.equal ? "yes" : "NO", long(d.dropped), long(d.again), d.seconds_again, k.faults / 1e3);
+    }
+    const DtrStep& d = kinds.back().dtr->step();
+    std::printf("\n%ld operations a step, %ld recorded\n", long(d.operations), long(d.recorded));
+    if (c.pinned)
+      for (const auto& [what, times] : d.pinned)
+        std::printf("pinned %ld times: %s\n", long(times), what.c_str());
+  });
+}

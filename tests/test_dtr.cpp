@@ -1,0 +1,536 @@
+// Training within a budget of memory: the same numbers to the bit, the budget kept, and nothing left behind.
+#include "programs.hpp"
+
+#include "dtr.hpp"
+#include "step.hpp"
+#include "training.hpp"
+
+using namespace yolox;
+using namespace yolox::test;
+
+namespace {
+
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+
+// For what a step adds to what is there; small storages take part, as the nets here are small.
+DtrSettings beyond(double budget, int64_t min_size = 1024) {
+  DtrSettings s;
+  s.budget = budget, s.beyond_start = true, s.min_size = min_size;
+  return s;
+}
+
+int64_t live() { return CountingAllocator::get().live(); }
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  const Tensor x = a.detach().contiguous(), y = b.detach().contiguous();
+  return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() &&
+         (x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0);
+}
+
+// What a step has computed.
+struct Step {
+  std::vector<Tensor> gradients, statistics, losses;
+  double bytes;  // that it has added at most
+};
+bool same_bits(const Step& a, const Step& b) {
+  for (const auto part : {&Step::gradients, &Step::statistics, &Step::losses}) {
+    if ((a.*part).size() != (b.*part).size()) return false;
+    for (size_t i = 0; i < (a.*part).size(); ++i)
+      if (!same_bits((a.*part)[i], (b.*part)[i])) return false;
+  }
+  return true;
+}
+
+// A small YOLOX and a batch for it.
+struct Net {
+  YOLOX model{"yolox-nano", 3};
+  Optimizer optimizer{"sgd", {}, false};
+  GradScaler scaler{false, torch::kCPU};
+  Tensor images;
+  Targets targets;
+  StepSettings settings{torch::kCPU, torch::kFloat, /*use_l1=*/true};
+  int64_t parts = 1;
+
+  explicit Net(bool in_order = true, at::ScalarType type = torch::kFloat, int64_t size = 96) {
+    CountingAllocator::get();
+    torch::manual_seed(3);
+    model = YOLOX("yolox-nano", 3);
+    move(model, torch::kCPU, type);
+    if (in_order) channels_last(*model);
+    model->train();
+    optimizer = Optimizer("sgd", parameter_groups(*model, 0), false);
+    set_size(size, type);
+  }
+  void set_size(int64_t size, at::ScalarType type = torch::kFloat) {
+    torch::manual_seed(int(size));
+    images = torch::randint(0, 256, {3, 3, size, size}).to(type);
+    if (model->parameters()[0].is_contiguous(torch::MemoryFormat::ChannelsLast))
+      images = images.contiguous(torch::MemoryFormat::ChannelsLast);
+    targets = {torch::tensor({20.f, 30.f, 16.f, 24.f}).repeat({3, 2, 1}).to(type),
+               torch::zeros({3, 2}, torch::kLong),
+               {2, 1, 1}};
+  }
+  // From the same weights and statistics each time.
+  Step step(Dtr& dtr) {
+    optimizer.zero_grad();
+    struct Restored : SavedBuffers {
+      using SavedBuffers::SavedBuffers;
+      ~Restored() { restore(); }
+    } const buffers(*model);
+    auto& allocator = CountingAllocator::get();
+    allocator.forget_peak();
+    const double before = double(live());
+    const Losses l = dtr.run([&] {
+      return compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, parts, optimizer,
+                               scaler, settings);
+    });
+    Step s;
+    s.bytes = double(allocator.peak()) - before;
+    for (const Tensor& g : gradients(optimizer.groups)) s.gradients.push_back(g.clone());
+    for (const Tensor& b : model->buffers()) s.statistics.push_back(b.clone());
+    s.losses = {l.total, l.iou, l.obj, l.cls, l.l1, l.num_fg};
+    optimizer.zero_grad();
+    return s;
+  }
+};
+
+// The numbers of a plain step within each of these parts of its memory.
+void check_budgets(Net& net, const std::vector<double>& budgets = {0.7, 0.55, 0.48}) {
+  Dtr off;
+  net.step(off);  // what is made once
+  const Step plain = net.step(off);
+  CHECK(plain.bytes > 1e6);
+  Dtr ample(beyond(kNoLimit));
+  CHECK(same_bits(net.step(ample), plain));
+  CHECK(ample.step().recorded > 200);
+  CHECK(ample.step().dropped == 0);
+  for (const double part : budgets) {
+    INFO("of the memory of a plain step: " << part);
+    Dtr dtr(beyond(part * plain.bytes));
+    const Step step = net.step(dtr);
+    CHECK(same_bits(step, plain));
+    CHECK(step.bytes <= part * plain.bytes);
+    CHECK((dtr.step().again > 0) == (part < 1));
+  }
+  CHECK(same_bits(net.step(off), plain));
+}
+
+}  // namespace
+
+// ---- the same numbers, within the budget
+
+TEST_CASE("dtr: gradients, losses and statistics are those of a plain step to the bit, within the budget") {
+  Net net;
+  check_budgets(net, {1.05, 0.7, 0.55, 0.48});
+}
+TEST_CASE("dtr: the same in another memory order, with torch's own batch norms") {
+  Net net(/*in_order=*/false);
+  check_budgets(net);
+}
+TEST_CASE("dtr: the same in float64") {
+  Net net(true, torch::kDouble);
+  check_budgets(net);
+}
+TEST_CASE("dtr: the same under autocast to bfloat16") {
+  Net net;
+  net.settings.amp = torch::kBFloat16;
+  check_budgets(net);
+}
+TEST_CASE("dtr: the same in two parts, whose gradients add up") {
+  Net net;
+  net.parts = 2;
+  check_budgets(net, {0.8, 0.7});
+}
+TEST_CASE("dtr: the same with a frozen backbone") {
+  Net net;
+  freeze(*net.model, {"backbone"});
+  training_mode(*net.model);
+  net.optimizer = Optimizer("sgd", parameter_groups(*net.model, 0), false);
+  Dtr off;
+  net.step(off);
+  const Step plain = net.step(off);
+  Dtr dtr(beyond(0.6 * plain.bytes));
+  CHECK(same_bits(net.step(dtr), plain));
+  CHECK(dtr.step().again > 0);
+}
+
+TEST_CASE("dtr: steps of changing size with clipping and an optimizer leave the weights of plain steps") {
+  std::vector<Tensor> ends[2];
+  for (const bool within : {false, true}) {
+    Net net;
+    Dtr dtr(within ? beyond(9e6) : DtrSettings{});
+    int64_t again = 0;
+    for (const int64_t size : {64, 96, 128, 64, 128}) {
+      net.set_size(size);
+      dtr.run([&] {
+        return compute_gradients([&](const Tensor& x) { return net.model(x); }, net.images, net.targets, 1,
+                                 net.optimizer, net.scaler, net.settings);
+      });
+      clip_gradients(gradients(net.optimizer.groups), 1.0);
+      net.optimizer.step(0.01);
+      again += dtr.step().again;
+    }
+    CHECK((again > 0) == within);
+    for (const Tensor& p : net.model->parameters()) ends[within].push_back(p.detach().clone());
+    for (const Tensor& b : net.model->buffers()) ends[within].push_back(b.clone());
+  }
+  for (size_t i = 0; i < ends[0].size(); ++i) CHECK(same_bits(ends[0][i], ends[1][i]));
+}
+
+TEST_CASE(
+    "dtr: in place, overlapping views, random numbers, lists: as without, all dropped after each step") {
+  const Tensor x = torch::randn({64, 64});
+  const auto compute = [&](const std::function<void()>& between) {
+    torch::manual_seed(3);
+    std::vector<Tensor> all;
+    Tensor y = x.exp();
+    between();
+    y.view({-1}).slice(0, 10, 500).mul_(3);
+    between();
+    y.t().add_(x);
+    y.narrow(0, 0, 40).add_(y.narrow(0, 20, 40).clone());
+    between();
+    all.push_back(torch::dropout(y, 0.5, true));
+    y = torch::dropout(y, 0.3, true);
+    between();
+    const Tensor noise = torch::rand_like(y), normal = torch::empty_like(y).normal_();
+    between();
+    y.add_(noise).add_(normal);
+    between();
+    const Tensor old = y * 2;  // reads y as it is now
+    y.zero_();
+    between();
+    y.add_(y).add_(1);
+    y.copy_(old + y);
+    between();
+    const Tensor first = all.emplace_back(torch::cat({y, old, noise}));
+    all.push_back(std::get<0>(torch::stack({y, old}).max(0)));
+    between();
+    first.index_put_({torch::arange(5), torch::arange(5)}, torch::full({5}, 7.f));
+    all.push_back(first.index({torch::arange(0, 50, 3)}));
+    for (const Tensor& t : at::_foreach_add({y, old}, 1)) all.push_back(t);
+    at::_foreach_mul_(std::vector<Tensor>{y, old}, 3);
+    between();
+    all.insert(all.end(), {y, old, noise, normal, torch::rand({64, 64})});
+    between();
+    return all;
+  };
+  const auto plain = compute([] {});
+  Dtr dtr(beyond(kNoLimit));
+  const auto again = dtr.run([&] { return compute([&] { dtr.drop_all(); }); });
+  CHECK(dtr.step().again > 10);
+  REQUIRE(plain.size() == again.size());
+  for (size_t i = 0; i < plain.size(); ++i) CHECK_MESSAGE(same_bits(plain[i], again[i]), i);
+}
+
+TEST_CASE("dtr: statistics of batch norms move once, whatever is computed again") {
+  for (const bool fused : {false, true}) {
+    Tensor x = torch::randn({2, 16, 24, 24});
+    if (fused) x = x.contiguous(torch::MemoryFormat::ChannelsLast);
+    const auto moved = [&](Dtr& dtr) {
+      torch::nn::BatchNorm2d bn(16);
+      const Tensor y = dtr.run([&] {
+        const Tensor y = bn_silu(x + 1, bn);
+        for (int i = 0; i < 3 && dtr.on(); ++i) dtr.drop_all(), (y * 2).sum();
+        return y;
+      });
+      return std::vector<Tensor>{y, bn->running_mean, bn->running_var, bn->num_batches_tracked};
+    };
+    Dtr off, dtr(beyond(kNoLimit));
+    const auto plain = moved(off), again = moved(dtr);
+    CHECK(dtr.step().again >= 3);
+    for (size_t i = 0; i < plain.size(); ++i) CHECK(same_bits(plain[i], again[i]));
+  }
+}
+
+TEST_CASE("dtr: ranks sum no more often than without") {
+  for (const auto type : {torch::kFloat, torch::kDouble}) {  // fused or not
+    Net net(true, type);
+    int64_t sums = 0;
+    sum_over_ranks = [&](Tensor& t) {
+      ++sums;
+      // As a collective does it: no operation that could be seen.
+      for (int64_t i = 0; i < t.numel(); ++i) t.data_ptr<double>()[i] *= 2;
+    };
+    Dtr off;
+    net.step(off);
+    sums = 0;
+    const Step plain = net.step(off);
+    const int64_t of_plain = sums;
+    CHECK(of_plain > 50);
+    for (const double part : {0.7, 0.5}) {
+      Dtr dtr(beyond(part * plain.bytes));
+      sums = 0;
+      CHECK(same_bits(net.step(dtr), plain));
+      CHECK(dtr.step().again > 0);
+      CHECK(sums == of_plain);
+    }
+    sum_over_ranks = {};
+  }
+}
+
+// ---- what nobody could compute again
+
+TEST_CASE("dtr: what a record reads is kept when it is overwritten") {
+  Tensor weight = torch::randn({64, 64}), image = torch::randn({64, 64});
+  const Tensor want = weight + image, want_view = image.slice(0, 0, 32) * 2;
+  Dtr dtr(beyond(kNoLimit));
+  const auto [sum, view] = dtr.run([&] {
+    const Tensor sum = weight + image, view = image.slice(0, 0, 32) * 2;
+    weight.mul_(2);
+    image.t().zero_();
+    dtr.drop_all();
+    return std::pair(sum, view);
+  });
+  CHECK(dtr.step().again == 2);
+  CHECK(same_bits(sum, want));
+  CHECK(same_bits(view, want_view));
+}
+
+TEST_CASE("dtr: what is written through data_ptr() stays, and what was only overwritten does not") {
+  Dtr dtr(beyond(kNoLimit));
+  dtr.run([&] {
+    const Tensor raw = torch::empty({64, 64});
+    std::fill_n(raw.data_ptr<float>(), raw.numel(), 5.f);
+    const Tensor twice = raw * 2, filled = torch::empty({64, 64}).fill_(3);
+    const Tensor pinned = raw * 3;
+    dtr_pin(pinned);
+    pinned.data_ptr<float>()[0] = -1;
+    dtr.drop_all();
+    CHECK(dtr.step().dropped == 2);
+    CHECK(filled.sum().item<float>() == 3 * 64 * 64);
+    CHECK(twice.sum().item<float>() == 10 * 64 * 64);
+    CHECK(pinned[0][0].item<float>() == -1);
+    CHECK(pinned[0][1].item<float>() == 15);
+    CHECK(dtr.step().again == 2);
+    // A tensor that was dropped is here after dtr_pin().
+    dtr.drop_all();
+    dtr_pin(twice);
+    CHECK(twice.const_data_ptr<float>()[7] == 10);
+  });
+}
+
+TEST_CASE("dtr: what a sparse tensor hides stays here") {
+  Dtr dtr(beyond(kNoLimit));
+  const Tensor dense = dtr.run([&] {
+    const Tensor values = torch::arange(1000) * 2., at = torch::arange(1000).view({1, 1000}) * 2;
+    const Tensor sparse = torch::sparse_coo_tensor(at, values, {2000});
+    dtr.drop_all();
+    return sparse.to_dense();
+  });
+  CHECK(same_bits(dense.slice(0, 0, {}, 2), torch::arange(1000) * 2.));
+}
+
+TEST_CASE("dtr: an operation of unknown ways is done once, and is told") {
+  int times = 0;
+  static int* count = &times;
+  torch::Library library(torch::Library::FRAGMENT, "dtr_test", std::nullopt, __FILE__, __LINE__);
+  library.def("odd(Tensor x) -> Tensor", torch::dispatch(c10::DispatchKey::CPU, [](const Tensor& x) {
+                ++*count;
+                x.data_ptr<float>()[0] = 100;  // undeclared
+                return x + 1;
+              }));
+  const auto odd =
+      c10::Dispatcher::singleton().findSchemaOrThrow("dtr_test::odd", "").typed<Tensor(const Tensor&)>();
+  Dtr dtr(beyond(kNoLimit));
+  dtr.run([&] {
+    const torch::NoGradGuard no_grad;
+    const Tensor x = torch::full({64, 64}, 2.f), before = x * 3, y = odd.call(x), z = y * 2;
+    dtr.drop_all();
+    CHECK(before.sum().item<float>() == 6 * 64 * 64);
+    CHECK(z[0][0].item<float>() == 202);
+    CHECK(x[0][0].item<float>() == 100);
+  });
+  CHECK(times == 1);
+  CHECK(dtr.step().pinned.count("dtr_test::odd: what it writes is not known") == 1);
+}
+
+// ---- where it ends
+
+TEST_CASE("dtr: a budget that is too small ends in an error that names one that will do") {
+  Net net;
+  Dtr off;
+  net.step(off);
+  const Step plain = net.step(off);
+  Dtr small(beyond(0.05 * plain.bytes));
+  const std::string error = error_of([&] { net.step(small); });
+  REQUIRE_MESSAGE(has(error, " of them for the step"), error);
+  CHECK_FALSE(is_out_of_memory(std::runtime_error(error)));
+  const double named = 1e6 * std::stod(error.substr(error.find('(') + 1));
+  CHECK(named > 0.05 * plain.bytes);
+  CHECK(named < 0.6 * plain.bytes);
+  Dtr enough(beyond(named));
+  const Step step = net.step(enough);
+  CHECK(same_bits(step, plain));
+  CHECK(step.bytes <= named);
+}
+
+TEST_CASE("dtr: a step that would compute again without end is given more, and ends in an error") {
+  Dtr dtr([] {
+    DtrSettings s;
+    s.budget = 1e9, s.min_size = 1024, s.most_again = 0.5;
+    return s;
+  }());
+  const Tensor x = torch::randn({64, 64});
+  const std::string error = error_of([&] {
+    dtr.run([&] {
+      Tensor y = x.exp();
+      for (int i = 0; i < 10; ++i) y = y.sin();
+      for (int i = 0; i < 300; ++i) dtr.drop_all(), y.sum();
+    });
+  });
+  CHECK_MESSAGE(has(error, "budget of 1000 MB is too small"), error);
+  CHECK(dtr.step().limit > 1.1e9);
+}
+
+TEST_CASE("dtr: an exception leaves plain tensors, and the next step works") {
+  Net net;
+  Dtr off;
+  net.step(off);
+  const Step plain = net.step(off);
+  Dtr dtr(beyond(0.5 * plain.bytes));
+  const Tensor x = torch::randn({64, 64});
+  Tensor kept;
+  CHECK(has(error_of([&] {
+              dtr.run([&] {
+                kept = x.exp();
+                const Tensor other = kept.sin();
+                dtr.drop_all();
+                other.matmul(torch::ones({3, 3}));
+              });
+            }),
+            "cannot be multiplied"));
+  CHECK(same_bits(kept, x.exp()));
+  CHECK(dtr_detail::alive == 0);
+  CHECK(Dtr::running() == nullptr);
+  // Out of memory half-way through backward.
+  const int64_t before = live();
+  {
+    const auto hook = net.model->named_parameters()["head.stems.2.conv.weight"];
+    const auto handle = hook.register_hook([](const Tensor&) -> Tensor { throw std::bad_alloc(); });
+    CHECK_THROWS_AS(net.step(dtr), std::bad_alloc);
+    hook.remove_hook(handle);
+  }
+  net.optimizer.zero_grad();
+  CHECK(dtr_detail::alive == 0);
+  CHECK(live() == before);
+  CHECK(same_bits(net.step(dtr), plain));
+}
+
+TEST_CASE("dtr: what is left after a step is plain, and the next step may use it") {
+  Dtr dtr(beyond(kNoLimit));
+  const Tensor x = torch::randn({64, 64});
+  const Tensor y = dtr.run([&] {
+    const Tensor y = x.exp();
+    dtr.drop_all();
+    return y;
+  });
+  CHECK(same_bits(y, x.exp()));
+  CHECK(dtr_detail::alive == 0);
+  const Tensor z = dtr.run([&] {
+    const Tensor z = y * 2;
+    dtr.drop_all();
+    return z;
+  });
+  CHECK(same_bits(z, x.exp() * 2));
+}
+
+TEST_CASE("dtr: two hundred steps leave no more memory behind than one") {
+  CountingAllocator::get();
+  torch::manual_seed(1);
+  torch::nn::Sequential net(torch::nn::Conv2d(3, 8, 3), torch::nn::BatchNorm2d(8), torch::nn::SiLU(),
+                            torch::nn::Conv2d(8, 8, 3), torch::nn::Dropout(0.5), torch::nn::Conv2d(8, 4, 3));
+  const Tensor x = torch::randn({2, 3, 24, 24});
+  const auto step = [&] {
+    net->zero_grad();
+    net->forward(x).square().sum().backward();
+  };
+  step();
+  net->zero_grad();
+  CountingAllocator::get().forget_peak();
+  const int64_t before = live();
+  step();
+  Dtr dtr(beyond(0.7 * double(CountingAllocator::get().peak() - before)));
+  int64_t after_first = 0, again = 0;
+  for (int i = 0; i < 200; ++i) {
+    dtr.run(step);
+    again += dtr.step().again;
+    CHECK(dtr_detail::alive == 0);
+    if (i == 0) after_first = live();
+  }
+  CHECK(again > 200);
+  CHECK(live() < after_first + 1000);
+}
+
+TEST_CASE("dtr: a chain of twenty thousand operations is computed again without recursion") {
+  Dtr dtr(beyond(kNoLimit));
+  const Tensor x = torch::zeros({16, 16});
+  for (const bool in_place : {false, true}) {
+    const float sum = dtr.run([&] {
+      Tensor y = x + 0;
+      for (int i = 0; i < 20000; ++i)
+        if (in_place)
+          y.add_(1);
+        else
+          y = y + 1;
+      dtr.drop_all();
+      return y.sum().item<float>();
+    });
+    CHECK(sum == 20000.f * 256);
+    CHECK(dtr.step().again >= 20000);
+    CHECK(dtr_detail::alive == 0);
+  }
+}
+
+TEST_CASE("dtr: off, nothing is seen and nothing is recorded") {
+  Dtr off;
+  Net net;
+  CHECK_FALSE(off.on());
+  net.step(off);
+  CHECK(off.step().operations == 0);
+  CHECK(Dtr::running() == nullptr);
+  CHECK_FALSE(c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake));
+  Dtr on(beyond(kNoLimit));
+  net.step(on);
+  const int64_t operations = on.step().operations;
+  CHECK(operations > 1000);
+  torch::ones({3}) + 1;
+  CHECK(on.step().operations == operations);
+}
+
+TEST_CASE("dtr: the cost of an operation on a GPU follows what it computes and moves") {
+  DtrSettings s = beyond(kNoLimit);
+  std::map<std::string, double> costs;
+  s.cost = [&](const auto& operation, auto given, auto results, double seconds) {
+    return costs[operation.schema().name()] = dtr_cost_on_gpu(operation, given, results, seconds);
+  };
+  Dtr dtr(s);
+  dtr.run([&] {
+    const Tensor x = torch::randn({1, 64, 32, 32}), w = torch::randn({64, 64, 3, 3}).requires_grad_();
+    torch::conv2d(x, w, {}, 1, 1).sin().sum().backward();
+  });
+  CHECK(costs["aten::convolution"] ==
+        doctest::Approx(5e-6 + 4 * (64 * 1024 * 2 + 64 * 64 * 9) / 2e12 + 2.0 * 64 * 1024 * 64 * 9 / 5e13));
+  CHECK(costs["aten::convolution_backward"] > costs["aten::convolution"]);
+  CHECK(costs["aten::sin"] < costs["aten::convolution"]);
+}
+
+// ---- the program
+
+TEST_CASE("dtr: two ranks train to the same weights with a budget as without") {
+  TempDir dir;
+  write_scenes(dir / "data", 8);
+  const std::string flags =
+      "--data data --model yolox-nano --size 96 --bs 4 --epochs 2 --eval-interval 0 --procs 2 "
+      "--deterministic "
+      "--no-multiscale ";
+  // Just above the smallest budgets that do.
+  for (const auto& [accum, budget] :
+       {std::pair("--accum 1 ", "--dtr 0.022 "), {"--accum 2 ", "--dtr 0.023 "}}) {
+    succeed(dir, "train", flags + accum + "--out plain");
+    succeed(dir, "train", flags + accum + budget + "--out within");
+    const auto a = weights_of(dir, "plain", false), b = weights_of(dir, "within", false);
+    for (const auto& e : a) CHECK(same_bits(e.value().toTensor(), b.at(e.key()).toTensor()));
+    fs::remove_all(dir / "plain"), fs::remove_all(dir / "within");
+  }
+}
