@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <limits>
 #include <set>
 #include <string>
 
@@ -53,7 +55,6 @@ struct Config : Flags {
       flag(no_aug_epochs, "Training", "no-aug-epochs", 15, "N",
            "last epochs: no mosaic or mixup, L1 loss, lowest lr; fewer in runs of less than 150");
   double weight_decay = flag(weight_decay, "Training", "weight-decay", 5e-4, "X", "of convolution weights");
-  int accum = flag(accum, "Training", "accum", 1, "N", "parts that a step is computed in, to save memory");
   std::string freeze = flag(freeze, "Training", "freeze", "", "PART,...",
                             "what is not trained: backbone, neck, or how its names begin");
   double clip = flag(clip, "Training", "clip", 10.0, "X", "largest norm of the gradient; 0: no limit");
@@ -70,6 +71,15 @@ struct Config : Flags {
       flag(keep_going, "Training", "keep-going", false, "",
            "after a loss that is not finite, back to the last checkpoint at half the lr, 3 times at most");
   std::string device = flag(device, "Training", "device", "auto", "cpu|cuda", "where to run");
+
+  int accum = flag(accum, "Memory", "accum", 1, "N", "parts that a step is computed in");
+  std::string dtr = flag(dtr, "Memory", "dtr", "off", "off|GB|auto",
+                         "memory to train within: what is too much is dropped and computed again; auto: what "
+                         "is free (dtr.hpp)");
+  double dtr_slowdown = flag(dtr_slowdown, "Memory", "dtr-slowdown", 1.3, "X",
+                             "how many times longer a step may take for what --bs auto finds with --dtr");
+  bool dtr_trace = flag(dtr_trace, "Memory", "dtr-trace", false, "",
+                        "one step with --dtr, then a picture of its memory: dtr_trace.png");
 
   int gpus = flag(gpus, "Ranks", "gpus", 0, "N", "train on N GPUs of this machine, one rank each");
   int procs = flag(procs, "Ranks", "procs", 0, "N", "train on N ranks on the CPU");
@@ -127,6 +137,25 @@ struct Config : Flags {
                     "check every box, and find the operation that makes a NaN; slow");
 };
 
+// Bytes of --dtr GB; infinity: auto, 0: off.
+inline double dtr_bytes(const Config& c) {
+  if (c.dtr == "off") return 0;
+  if (c.dtr == "auto") return std::numeric_limits<double>::infinity();
+  char* end;
+  const double gb = std::strtod(c.dtr.c_str(), &end);
+  usage_check(end != c.dtr.c_str() && *end == 0 && gb > 0 && gb < 1e6, "--dtr takes off, auto or GB, got '",
+              c.dtr, "'");
+  return 1e9 * gb;
+}
+
+inline void check_dtr(const Config& c) {
+  const bool on = dtr_bytes(c) > 0;
+  usage_check(c.dtr_slowdown >= 1 && c.dtr_slowdown <= 100, "--dtr-slowdown must be in 1..100, got ",
+              c.dtr_slowdown);
+  usage_check(on || !c.was_given("dtr-slowdown"), "--dtr-slowdown needs --dtr");
+  usage_check(on || !c.dtr_trace, "--dtr-trace needs --dtr: GB, or auto");
+}
+
 inline void check_config(const Config& c) {
   const auto at_least = [](const char* name, double value, double least) {
     usage_check(value >= least, "--", name, " must be at least ", least, ", got ", value);
@@ -145,6 +174,7 @@ inline void check_config(const Config& c) {
               ", the images of a step (--bs), got ", c.accum);
   at_least("save-minutes", c.save_minutes, 0), at_least("keep", c.keep, 0);
   at_least("patience", c.patience, 0);
+  check_dtr(c);
   at_least("lr", c.lr, 0), at_least("warmup-epochs", c.warmup_epochs, 0),
       at_least("no-aug-epochs", c.no_aug_epochs, 0);
   at_least("weight-decay", c.weight_decay, 0), at_least("clip", c.clip, 0),
@@ -236,8 +266,8 @@ inline MultiScale multi_scale(const Config& c, ImageSize base, int ranks) {
 // What a checkpoint keeps of the settings: all that a run is made of, not how it was called this time.
 inline Settings settings_of(const Config& config) {
   Settings kept;
-  const std::set<std::string> of_the_call{"resume", "profile", "debug",   "nodes",
-                                          "node",   "master",  "restarts"};
+  const std::set<std::string> of_the_call{"resume", "profile", "dtr-trace", "debug",
+                                          "nodes",  "node",    "master",    "restarts"};
   for (const auto& [name, value] : config.values())
     if (!of_the_call.count(name)) kept.emplace_back(name, value);
   return kept;

@@ -79,6 +79,15 @@ inline double memory_taken(torch::Device device) {
   (void)device;
   return resident_bytes();
 }
+// What torch has given out of that to tensors, bytes; 0 on the CPU, where torch does not count.
+inline double memory_given_out(torch::Device device) {
+#ifdef YOLOX_CUDA
+  if (device.is_cuda())
+    return double(c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].current);
+#endif
+  (void)device;
+  return 0;
+}
 // The most of it since the last call of empty_cache().
 inline double memory_peak(torch::Device device) {
 #ifdef YOLOX_CUDA

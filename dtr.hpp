@@ -54,12 +54,16 @@
 #include "counting_allocator.hpp"
 #include "dtr_record.hpp"
 #include "error.hpp"
+#include "memory.hpp"
 
 namespace yolox {
 
 struct DtrSettings {
   // Bytes that the device's allocator may have given out, weights and all; 0: off, infinity: no limit.
   double budget = 0;
+  // Instead of it, asked before each step: the budget by the bytes that are given out now, and how often
+  // memory has run out in the step before. Where it is not kept, that is no error.
+  std::function<double(double, int64_t)> automatic = {};
   bool beyond_start = false;    // the budget is for what a step adds to what is there when it begins
   int64_t min_size = 64 << 10;  // bytes; smaller storages are never dropped
   double most_again = 4;        // too small a budget: computing again costs so many times the step itself
@@ -72,14 +76,44 @@ struct DtrSettings {
       cost = {};
 };
 
+// A step cannot be done within the budget that it was given.
+struct BudgetTooSmall : UsageError {
+  using UsageError::UsageError;
+};
+
+// Memory at a moment of a step.
+struct MemorySample {
+  double seconds;  // since its beginning
+  double with;     // bytes that the device's allocator has given out
+  double without;  // what they would be, had nothing been dropped
+};
+
 // What a step has done.
 struct DtrStep {
   double budget = 0;  // bytes
   double limit = 0;   // above the budget: that was too small, and the step was done within this
+  double peak = 0;    // bytes that were given out at most
   int64_t operations = 0, recorded = 0, dropped = 0, again = 0;
   double cost = 0, cost_again = 0;  // in the unit of the cost
   double seconds_again = 0;
+  int64_t lacks = 0;                           // times that there was no more memory, within the budget
   std::map<std::string, int64_t> pinned = {};  // large results of forward that are never dropped: what, why
+  std::vector<MemorySample> samples = {};      // after each operation, if asked for
+  double backward = 0;                         // when that began, seconds, if so
+};
+
+// What several have done.
+struct DtrSteps {
+  double steps = 0, peak = 0, dropped = 0, again = 0, cost = 0, cost_again = 0;
+
+  void add(const DtrStep& s) {
+    ++steps, peak = std::max(peak, s.peak), dropped += double(s.dropped), again += double(s.again);
+    cost += s.cost, cost_again += s.cost_again;
+  }
+  // Of what was computed, the part that was computed again.
+  double share() const { return cost_again / std::max(cost + cost_again, 1e-30); }
+  // How many times more was computed than without.
+  double slowdown() const { return 1 / (1 - share()); }
 };
 
 // One object for a training; run() is for one step at a time. Threads that autograd has for its devices take
@@ -95,11 +129,14 @@ class Dtr {
   }
   Dtr(const Dtr&) = delete;
 
-  bool on() const { return settings.budget > 0; }
+  bool on() const { return settings.budget > 0 || settings.automatic; }
   const DtrStep& step() const { return done; }  // the latest
+  bool takes_samples = false;
+  bool strict = true;  // a budget that is not kept is an error; else step().limit tells
 
   // Does body() within the budget and gives its result; what is left afterwards are plain tensors. Where the
-  // budget is too small the step is done all the same, with more, and this throws, saying how much.
+  // budget is too small the step is done all the same, with more, and if that is to be an error, this throws
+  // BudgetTooSmall, saying how much.
   template <class Body>
   auto run(const Body& body) -> decltype(body()) {
     if (!on()) return body();
@@ -116,13 +153,16 @@ class Dtr {
 
   // Drops what it takes to have so many bytes of the budget free.
   void make_room(double bytes) {
-    if (settings.used() + bytes <= limit) return;
+    const double used = settings.used();
+    if (used > peak) peak = used;
+    if (used + bytes <= limit) return;
     // Where another thread has the lock, an operation is under way, and this may be one of its helpers.
     const std::unique_lock<std::recursive_mutex> lock(mutex, std::try_to_lock);
     if (!lock || making_room) return;
     making_room = true;
     while (settings.used() + bytes > limit && drop_one()) continue;
-    limit = std::max(limit.load(), settings.used() + bytes);
+    // On a GPU `bytes` are only kept ready.
+    limit = std::max(limit.load(), settings.used() + (on_cpu ? bytes : 0));
     making_room = false;
   }
   // All that can be dropped; for tests.
@@ -206,9 +246,12 @@ class Dtr {
 
   void begin() {
     check(!now_running, "a step within a budget of memory has begun within another");
-    done = {};
-    done.budget = limit = settings.budget + (settings.beyond_start ? settings.used() : 0);
-    forgiven = 0;
+    const int64_t lacks = std::exchange(done, {}).lacks;
+    const double used = settings.used();
+    done.budget = settings.automatic ? settings.automatic(used, lacks)
+                                     : settings.budget + (settings.beyond_start ? used : 0);
+    limit = done.budget, peak = used, forgiven = 0, started = std::chrono::steady_clock::now();
+    if (takes_samples) take_sample();
     now_running = this;
     if (!on_cpu) return;
     CountingAllocator::get().before_allocation = [](int64_t bytes) {
@@ -243,7 +286,7 @@ class Dtr {
     if (on_cpu) CountingAllocator::get().before_allocation = nullptr;
     now_running = nullptr;
     cells.clear();
-    done.limit = limit;
+    done.limit = limit, done.peak = peak;
   }
   // What the program still has and could be dropped, or is.
   std::vector<std::shared_ptr<Cell>> left() const {
@@ -254,11 +297,14 @@ class Dtr {
   }
 
   void check_budget() const {
+    if (settings.automatic || !strict) return;
     const auto mb = [](double bytes) { return std::ceil(bytes / 1e5) / 10; };
     const double enough = 1.02 * done.limit, before = done.budget - settings.budget;
-    check(done.limit <= done.budget, "the memory budget of ", mb(done.budget),
-          " MB is too small for this step; ", mb(enough), " MB may do",
-          settings.beyond_start ? concat(" (", mb(enough - before), " of them for the step)") : "");
+    if (done.limit > done.budget)
+      throw BudgetTooSmall(
+          concat("the memory budget of ", mb(done.budget), " MB is too small for this step; ", mb(enough),
+                 " MB may do",
+                 settings.beyond_start ? concat(" (", mb(enough - before), " of them for the step)") : ""));
   }
 
   // ---- cells
@@ -407,7 +453,9 @@ class Dtr {
       const dtr_detail::RandomState random(r.generator, r.random);
       const c10::impl::ForceDispatchKeyGuard local(r.local);
       const c10::AutoGradMode grad_mode(r.grad_mode);
-      r.operation.redispatchBoxed(r.keys, &stack);
+      const auto writes = [](const Argument& a) { return a.written; };
+      const bool anew = std::none_of(r.arguments.begin(), r.arguments.end(), writes) && !r.random.defined();
+      compute(r.operation, r.keys, Stack(stack), anew, stack);
     }
     const size_t first = stack.size() - r.operation.schema().returns().size();
     for (const Result& result : r.results) {
@@ -443,6 +491,37 @@ class Dtr {
 
   // ---- an operation
 
+  // Where memory runs out, more is dropped than the budget asks for, and the operation is done anew, if it
+  // may be: if what it has done before it failed has changed nothing.
+  void compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::ArrayRef<IValue> given,
+               bool anew, Stack& stack) {
+    const size_t below = stack.size() - given.size();
+    for (double wanted = 64e6;; wanted *= 2) {
+      const double used = settings.used();
+      try {
+        return operation.redispatchBoxed(keys, &stack);
+      } catch (const std::exception& e) {
+        if (!anew || !is_out_of_memory(e)) throw;
+        const dtr_detail::Unseen unseen;
+        bool any = false;
+        while (settings.used() > used - wanted && drop_one()) any = true;
+        if (!any) throw;
+      }
+      ++done.lacks;
+      limit = std::min(limit.load(), used);
+      stack.resize(below);
+      stack.insert(stack.end(), given.begin(), given.end());
+    }
+  }
+  void take_sample() {
+    const double used = settings.used();
+    double without = used;
+    for (const auto& [storage, cell] : cells)
+      if (cell->dropped && !cell->program.expired()) without += double(cell->bytes);
+    for (const Cell* cell : droppable)
+      if (cell->own && cell->program.expired()) without -= double(cell->bytes);
+    done.samples.push_back({seconds_since(started), used, without});
+  }
   const About& about(const c10::OperatorHandle& operation) {
     auto& one = known[&operation.schema()];
     if (!one) one = std::make_unique<About>(operation);
@@ -465,8 +544,10 @@ class Dtr {
   DtrSettings settings;
   bool on_cpu = false, making_room = false;
   DtrStep done;
-  std::atomic<double> limit{0};  // bytes: the budget, or what it takes
-  double forgiven = 0;           // cost of computing again, within less than there is now
+  std::atomic<double> limit{0}, peak{0};  // bytes: the budget, or what it takes; the most so far
+  double largest = 0;                     // what one operation has added at most, bytes
+  Time started;
+  double forgiven = 0;  // cost of computing again, within less than there is now
   std::recursive_mutex mutex;
   std::vector<Cell*> droppable;  // those that are here and may be dropped; outlives `cells`
   std::unordered_map<StorageImpl*, std::shared_ptr<Cell>> cells;  // what storages of the program have
@@ -624,8 +705,12 @@ inline void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet 
   }
 
   const Time start = std::chrono::steady_clock::now();
-  operation.redispatchBoxed(keys, stack);
+  const double before = settings.used();
+  const auto writes = [](const Input& in) { return in.written; };
+  const bool anew = std::none_of(inputs.begin(), inputs.end(), writes) && !info.random && !*info.once;
+  compute(operation, keys, given, anew, *stack);
   const double seconds = seconds_since(start);
+  largest = std::max(largest, settings.used() - before);
 
   const c10::ArrayRef<IValue> results(stack->data() + stack->size() - info.returns, info.returns);
   const double cost = settings.cost ? settings.cost(operation, given, results, seconds) : seconds;
@@ -650,7 +735,11 @@ inline void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet 
       if (t.defined() && !t.has_storage())  // such as a sparse one: it hides the storages that it reads
         for (const Input& in : inputs) pin(*in.tensor);
     });
-  make_room(0);
+  // A GPU's allocator does not say what it is about to take: something is kept ready for it.
+  make_room(on_cpu ? 0 : largest);
+  if (!takes_samples) return;
+  if (backward && done.backward == 0) done.backward = seconds_since(started);
+  take_sample();
 }
 
 namespace dtr_detail {

@@ -72,6 +72,13 @@ inline void ignore_hangup() {
 
 // ---- what it says
 
+// Three digits: 1.21, 12.3
+inline std::string rounded(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", value);
+  return text;
+}
+
 // 5 characters or fewer: 1.2G, 640M
 inline std::string short_bytes(double bytes) {
   char text[16];

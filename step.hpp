@@ -120,40 +120,37 @@ inline StepNumbers numbers_of(const Losses& l, const Tensor& norm, int64_t objec
   return {v[0], v[1], v[2], v[3], v[4], v[5], v[6], double(objects)};
 }
 
-// The largest batch, of at most `limit` images, that trains within `budget` bytes of the device; base: the
-// size that images are loaded in, largest: that of multi-scale. accum: parts of a step. tried(images, bytes)
-// is called after each trial and gives the bytes to go by. Leaves the model as it was.
-template <class Tried>
-int64_t automatic_batch(YOLOX& model, Optimizer& optimizer, const GradScaler& scaler,
-                        const StepSettings& settings, ImageSize base, ImageSize largest, int64_t accum,
-                        int64_t limit, double budget, torch::Device device, const Tried& tried) {
+// The memory of a step of n images, bytes; infinity where it runs out. base: the size that images are loaded
+// in, largest: that of multi-scale. run(body) does the step. Leaves the model as it was.
+template <class Run>
+double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimizer, const GradScaler& scaler,
+                      const StepSettings& settings, ImageSize base, ImageSize largest, torch::Device device,
+                      const Run& run) {
   SavedBuffers statistics(*model);
-  const auto peak = [&](int64_t n) {
-    // Beside the step: images on their way, three batches in the loader and one being copied.
-    const double waiting = device.is_cpu() ? 4.0 * double(n) * base.height * base.width * 3 : 0;
-    double bytes = std::numeric_limits<double>::infinity();
-    empty_cache(device);
-    try {
-      Tensor images = torch::full({n, base.height, base.width, 3}, 114, torch::kByte).to(device);
-      images = images.permute({0, 3, 1, 2}).to(torch::kFloat);
-      Targets targets{torch::full({n, 20, 4}, base.width / 4.0, device),
-                      torch::zeros({n, 20}, torch::TensorOptions(torch::kLong).device(device)),
-                      std::vector<int64_t>(n, 20)};
-      resize_batch(images, targets, largest);
-      compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, std::min(accum, n),
-                        optimizer, scaler, settings);
-      if (device.is_cuda()) torch::cuda::synchronize(device.index());
-      bytes = memory_peak(device) + waiting;
-    } catch (const std::exception& e) {
-      if (!is_out_of_memory(e)) throw;
-    }
-    optimizer.zero_grad();
-    return tried(n, bytes);
-  };
-  const int64_t found = largest_batch(limit, budget, peak);
+  // Beside the step: images on their way, three batches in the loader and one being copied.
+  const double waiting = device.is_cpu() ? 4.0 * double(n) * base.height * base.width * 3 : 0;
+  double bytes = std::numeric_limits<double>::infinity();
+  empty_cache(device);
+  try {
+    Tensor images = torch::full({n, base.height, base.width, 3}, 114, torch::kByte).to(device);
+    images = images.permute({0, 3, 1, 2}).to(model->parameters()[0].scalar_type());
+    Targets targets{torch::full({n, 20, 4}, base.width / 4.0, device),
+                    torch::zeros({n, 20}, torch::TensorOptions(torch::kLong).device(device)),
+                    std::vector<int64_t>(n, 20)};
+    resize_batch(images, targets, largest);
+    run([&] {
+      compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, parts, optimizer, scaler,
+                        settings);
+    });
+    if (device.is_cuda()) torch::cuda::synchronize(device.index());
+    bytes = memory_peak(device) + waiting;
+  } catch (const std::exception& e) {
+    if (!is_out_of_memory(e)) throw;
+  }
+  optimizer.zero_grad();
   statistics.restore();
   empty_cache(device);
-  return found;
+  return bytes;
 }
 
 }  // namespace yolox

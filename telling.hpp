@@ -21,6 +21,7 @@
 #include "dataset.hpp"
 #include "ddp.hpp"
 #include "device.hpp"
+#include "dtr.hpp"
 #include "evaluate.hpp"
 #include "events.hpp"
 #include "flags.hpp"
@@ -90,21 +91,22 @@ class Telling {
  public:
   // first: the step that the run begins or goes on with.
   // rank: the first one writes metrics and events, the others have their log only.
-  Telling(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0)
-      : log(log), run(run), rank(rank), first(first), watch(from_scratch) {
+  Telling(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0, bool dtr = false)
+      : log(log), run(run), rank(rank), first(first), dtr(dtr), watch(from_scratch) {
     if (rank > 0) return;
     metrics.emplace(run + "/metrics.csv",
                     std::vector<std::string>{"epoch", "iteration", "loss", "iou", "obj", "cls", "l1",
                                              "positives_per_object", "lr", "images_per_second",
-                                             "waiting_share", "grad_norm", "AP", "AP50"});
+                                             "waiting_share", "grad_norm", "AP", "AP50", "dtr_peak_bytes",
+                                             "dtr_dropped", "dtr_again", "dtr_share"});
     metrics->cut(first);
     events.emplace(run, first + 1);
   }
 
   void heading() {
     char text[160];
-    std::snprintf(text, sizeof text, kColumns, "epoch", "iter", "total", "iou", "obj", "cls", "l1", "pos",
-                  "lr", "img/s", "wait", "mem", "left");
+    std::snprintf(text, sizeof text, kColumns, "epoch", "iter", "total", "iou", "obj", "cls",
+                  dtr ? "dtr" : "l1", "pos", "lr", "img/s", "wait", dtr ? "peak" : "mem", "left");
     log.line(text);
     looked_at = now();
   }
@@ -119,8 +121,16 @@ class Telling {
     events.emplace(run, step + 1);
   }
 
-  // Step i (from 0) is done. Says so once a second, at the end of an epoch and of the run.
-  void step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device) {
+  // Step i (from 0) is done. Says so once a second, at the end of an epoch and of the run. within: what DTR
+  // has done for it.
+  void step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device,
+            const DtrStep& within = {}) {
+    if (dtr) again.add(within);
+    if (within.limit > within.budget && within.limit > exceeded) {
+      exceeded = 1.05 * within.limit;
+      log.line(concat("WARNING: step ", i, " needed ", short_bytes(within.limit),
+                      " of memory at least, more than the ", short_bytes(within.budget), " of --dtr"));
+    }
     if (n.finite()) recent.add(n), of_epoch.add(n);
     for (const auto& remark : watch.step(n)) log.line(remark);
     const bool keep = (i + 1) % plan.per_epoch == 0 || i + 1 == plan.iters;
@@ -130,9 +140,21 @@ class Telling {
     rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
     StepNumbers m = recent.take();
     const double none = std::nan("");
+    const DtrSteps remade = std::exchange(again, {});
     if (metrics) {
-      metrics->row({epoch, double(i + 1), m.total, m.iou, m.obj, m.cls, m.l1, m.per_object(), lr, speed,
-                    share, m.norm, none, none});
+      std::vector<double> row{epoch, double(i + 1), m.total, m.iou,  m.obj, m.cls, m.l1, m.per_object(),
+                              lr,    speed,         share,   m.norm, none,  none};
+      if (dtr)
+        row.insert(row.end(),
+                   {remade.peak, remade.dropped / remade.steps, remade.again / remade.steps, remade.share()});
+      else
+        row.insert(row.end(), 4, none);
+      metrics->row(row);
+      if (dtr)
+        events->scalars(i + 1, {{"dtr/peak_bytes", remade.peak},
+                                {"dtr/dropped", remade.dropped / remade.steps},
+                                {"dtr/again", remade.again / remade.steps},
+                                {"dtr/share", remade.share()}});
       events->scalars(i + 1, {{"train/loss", m.total},
                               {"train/iou", m.iou},
                               {"train/obj", m.obj},
@@ -156,10 +178,11 @@ class Telling {
     std::snprintf(text, sizeof text, kColumns, concat(epoch, "/", plan.epochs).c_str(),
                   concat(i % plan.per_epoch + 1, "/", plan.per_epoch).c_str(),
                   number("%.2f", m.total).c_str(), number("%.2f", m.iou).c_str(),
-                  number("%.2f", m.obj).c_str(), number("%.2f", m.cls).c_str(), number("%.2f", m.l1).c_str(),
+                  number("%.2f", m.obj).c_str(), number("%.2f", m.cls).c_str(),
+                  dtr ? number("%.0f%%", 100 * remade.share()).c_str() : number("%.2f", m.l1).c_str(),
                   number("%.1f", m.per_object()).c_str(), number("%.1e", lr).c_str(),
                   number(rate < 1000 ? "%.1f" : "%.0f", rate).c_str(), number("%.0f%%", 100 * share).c_str(),
-                  short_bytes(memory_taken(device)).c_str(),
+                  short_bytes(dtr ? remade.peak : memory_taken(device)).c_str(),
                   short_time(double((plan.iters - i - 1) * plan.batch) / rate).c_str());
     log.progress(text, keep);
     go_on();
@@ -175,7 +198,7 @@ class Telling {
     const double none = std::nan("");
     std::vector<double> row(12, none);
     row[0] = double((steps - 1) / plan.per_epoch + 1), row[1] = double(steps);
-    row.insert(row.end(), {r.AP, r.AP50});
+    row.insert(row.end(), {r.AP, r.AP50, none, none, none, none});
     metrics->row(row);
     events->scalars(steps, {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}});
   }
@@ -248,13 +271,17 @@ class Telling {
   }
 
  private:
-  // 78 columns, with numbers as they are in training.
+  // 78 columns, with numbers as they are in training. With DTR the share of time that it takes stands in the
+  // place of L1, which metrics.csv has.
   static constexpr const char* kColumns = "%7s %9s %5s %4s %4s %4s %4s %3s %7s %5s %4s %5s %6s";
 
   Log& log;
   const std::string run;
   const int rank;
   const int64_t first;
+  const bool dtr;
+  DtrSteps again;       // since the last line
+  double exceeded = 0;  // bytes: what is more is worth a warning
   std::optional<Metrics> metrics;
   std::optional<Events> events;
   Watch watch;

@@ -10,6 +10,9 @@
 #include "crash.hpp"
 #include "ddp.hpp"
 #include "device.hpp"
+#include "dtr.hpp"
+#include "dtr_budget.hpp"
+#include "dtr_trace.hpp"
 #include "evaluate.hpp"
 #include "optim.hpp"
 #include "pictures.hpp"
@@ -90,24 +93,67 @@ static std::optional<Launch> to_launch(Config& config, const Place& place) {
   return here;
 }
 
+// Tries steps of the largest size, by themselves, on each rank.
+struct Trial {
+  Training& t;
+  const StepSettings& step;
+  ImageSize base, largest;
+  torch::Device device;
+  Dtr& dtr;
+
+  // Bytes that a step of so many images takes; infinity: it does not fit. slowdown: what DTR makes of its
+  // time.
+  double operator()(int64_t images, int64_t accum, double* slowdown = nullptr) const {
+    DtrSteps once;
+    const double bytes = memory_of_step(images, std::min(accum, images), t.model, t.optimizer, t.scaler, step,
+                                        base, largest, device, [&](const auto& body) {
+                                          if (dtr.on()) dtr.run(body);  // the first time everything is slow
+                                          dtr.run(body);
+                                        });
+    once.add(dtr.step());
+    if (slowdown) *slowdown = once.slowdown();
+    return bytes;
+  }
+};
+
 // --bs auto: sets the batch to the largest that fits, of at most n images. Gives what to say of it.
-static std::string find_batch(Config& config, Training& t, const StepSettings& step, ImageSize base,
-                              int64_t n, torch::Device device, Ranks& ranks, Log& log) {
+static std::string find_batch(Config& config, const Trial& trial, int64_t n, Ranks& ranks, Log& log) {
   const int world = ranks.place.world;
   // Ranks on the CPU share the memory of their machine; all go by the one that has least.
-  const double budget = memory_budget(device) / (device.is_cpu() ? ranks.place.local_world : 1);
-  const auto found = automatic_batch(
-      t.model, t.optimizer, t.scaler, step, base, multi_scale(config, base, world).largest(), config.accum,
-      n / world, -ranks.max(-budget), device, [&](int64_t images, double bytes) {
-        bytes = ranks.max(bytes);
-        log.line(concat("bs auto: ", images, world > 1 ? " images a rank take " : " images take ",
-                        std::isfinite(bytes) ? short_bytes(bytes) : "too much"));
-        return bytes;
-      });
+  const double mine = memory_budget(trial.device) / (trial.device.is_cpu() ? ranks.place.local_world : 1),
+               budget = -ranks.max(-mine);
+  const auto found = largest_batch(n / world, budget, [&](int64_t images) {
+    double bytes = std::numeric_limits<double>::infinity(), slowdown = 1;
+    try {
+      bytes = trial(images, config.accum, &slowdown);
+    } catch (const BudgetTooSmall&) {}
+    slowdown = ranks.max(slowdown), bytes = ranks.max(bytes);
+    const std::string times = trial.dtr.on() ? concat(", ", rounded(slowdown), " times the computing") : "";
+    log.line(concat("bs auto: ", images, world > 1 ? " images a rank take " : " images take ",
+                    std::isfinite(bytes) ? short_bytes(bytes) + times : "too much"));
+    if (slowdown > config.dtr_slowdown) return std::numeric_limits<double>::infinity();
+    return trial.dtr.on() && std::isfinite(bytes) ? std::min(bytes, budget) : bytes;
+  });
   config.bs = int(found) * world;
   config.accum = std::min(config.accum, int(found));
-  return concat("--bs auto: ", config.bs, config.bs == n ? " (all images)" : "", ", of ", short_bytes(budget),
+  return concat("--bs auto: ", config.bs, config.bs == n ? " (all images)" : "", ", of ", short_bytes(mine),
                 " that ", world > 1 ? "a rank" : "it", " may take");
+}
+
+// With --dtr: shows that the largest step can be done, and says at what cost.
+static std::string try_dtr(const Config& config, const Trial& trial, int64_t share, Ranks& ranks) {
+  double slowdown = 1;
+  const double bytes = trial(share, config.accum, &slowdown);
+  check(std::isfinite(bytes), "out of memory with --dtr ", config.dtr, " already in the first step; give ",
+        config.dtr == "auto" ? "a smaller --bs, --size or --model" : "a smaller --dtr");
+  const DtrStep& s = trial.dtr.step();
+  std::vector<std::string> pinned;
+  for (const auto& [what, times] : s.pinned) pinned.push_back(concat(what, " (", times, " times)"));
+  return concat("dtr     ", trial.largest.height, "x", trial.largest.width, ": a step takes ",
+                short_bytes(ranks.max(s.peak)), " of ", short_bytes(s.budget), "; ", s.again,
+                " results are computed again, ", rounded(ranks.max(slowdown)), " times the computing",
+                s.limit > s.budget ? "; WARNING: more than is free" : "",
+                pinned.empty() ? "" : "; never dropped: " + listed(pinned, 5));
 }
 
 // What it is going to do, in the log.
@@ -185,6 +231,7 @@ static int train(int argc, char** argv) {
   ranks.must_agree(common_settings(config, data, val.records.size(), resumed ? saved.step : 0, device));
 
   // ---- model, weights, optimizer
+  Dtr dtr(dtr_settings(dtr_bytes(config), device, place.local_world));  // counts what comes after it
   torch::manual_seed(config.seed);
   YOLOX model(config.model, int(data.classes.size()));
   info.classes = data.classes, info.height = base.height, info.width = base.width;
@@ -234,9 +281,12 @@ static int train(int argc, char** argv) {
   }
 
   // ---- how many images a step, how many steps
-  if (config.bs == 0) notes.push_back(find_batch(config, t, step, base, n, device, ranks, log));
+  const Trial trial{t, step, base, multi_scale(config, base, world).largest(), device, dtr};
+  if (config.bs == 0) notes.push_back(find_batch(config, trial, n, ranks, log));
   const MultiScale sizes = multi_scale(config, base, world);
   const int share = config.bs / world;  // images of a step that are this rank's
+  const std::string of_dtr = dtr.on() ? try_dtr(config, trial, share, ranks) : "";
+  dtr.strict = false;  // from here on: a batch that needs a little more must not end a run
   const int64_t per_epoch = (n + config.bs - 1) / config.bs;
   int64_t iters = per_epoch * config.epochs;
   if (config.max_iters) iters = std::min(config.max_iters, iters);
@@ -265,11 +315,12 @@ static int train(int argc, char** argv) {
   const Plan plan{config.bs, per_epoch, config.epochs, iters};
 
   // ---- what it is going to do
-  Telling tell(run, log, first, /*from_scratch=*/!first && config.weights.empty(), place.rank);
+  Telling tell(run, log, first, /*from_scratch=*/!first && config.weights.empty(), place.rank, dtr.on());
   crash_context(run, config_json(config, device), crash_file);
   if (ranks.first() && !replace_text(run + "/config.json", config_json(config, device)))
     log.line(concat("WARNING: cannot write ", run, "/config.json"));
   tell_plan(tell, log, config, splits, model, base, device, plan, schedule.lr * t.lr_factor, ranks);
+  if (dtr.on()) log.fact(of_dtr);
   for (const auto& note : notes) log.line(note);
   tell.problems(splits);
   if (!first && ranks.first()) save_picture(run + "/labels.jpg", draw_labels(data));
@@ -385,6 +436,7 @@ static int train(int argc, char** argv) {
       save_picture(concat(run, "/train_batch", i, ".jpg"),
                    draw_batch(batch.images, drawn(batch.targets, data.classes)));
     step.use_l1 = i >= plain_from;
+    dtr.takes_samples = config.dtr_trace && i == first + 2 && ranks.first();
     const Losses losses = fit(
         [&](int64_t parts) {
           Tensor images;
@@ -394,8 +446,10 @@ static int train(int argc, char** argv) {
             images = preprocess(batch.images, info.legacy_preproc).to(type);
             resize_batch(images, targets, size);
           });
-          return compute_gradients([&](const Tensor& x) { return t.model(x); }, images, targets, parts,
-                                   t.optimizer, t.scaler, step);
+          return dtr.run([&] {
+            return compute_gradients([&](const Tensor& x) { return t.model(x); }, images, targets, parts,
+                                     t.optimizer, t.scaler, step);
+          });
         },
         [&](int64_t parts) {
           t.optimizer.zero_grad();
@@ -434,13 +488,18 @@ static int train(int argc, char** argv) {
       start_loading();
       continue;
     }
+    if (dtr.takes_samples) {
+      const DtrStep& s = dtr.step();
+      save_picture(run + "/dtr_trace.png", draw_memory(s.samples, s.budget, s.backward));
+      log.line(concat("memory over step ", i, ", with --dtr and without: ", run, "/dtr_trace.png"));
+    }
     if (!numbers.finite())
       ++t.skipped;
     else if (config.ema > 0)
       marked("EMA", [&] { ema_update(*t.ema, *model, ema_decay(config.ema, ++t.ema_updates)); });
     t.scaler.update();
     ++t.iteration, t.ap = nan;
-    marked("telling", [&] { tell.step(i, numbers, lr, plan, device); });
+    marked("telling", [&] { tell.step(i, numbers, lr, plan, device, dtr.step()); });
 
     if (profile) {
       if (i == first + 10) saver.try_out(t, log);

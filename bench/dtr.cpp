@@ -188,7 +188,7 @@ int main(int argc, char** argv) {
                   100 * k.bytes / activations, median(k.ratios), k.ratios.front(), k.ratios.back(),
                   k.equal ? "yes" : "NO", long(d.dropped), long(d.again), d.seconds_again, k.faults / 1e3);
     }
-    const DtrStep& d = kinds.back().dtr->step();
+    const DtrStep& d = kinds.front().dtr->step();
     std::printf("\n%ld operations a step, %ld recorded\n", long(d.operations), long(d.recorded));
     if (c.pinned)
       for (const auto& [what, times] : d.pinned)

@@ -850,7 +850,8 @@ TEST_CASE("b2 d7 train: on two ranks a batch size is found, data cached, the ste
   TempDir dir;
   write_scenes(dir / "data", 7);
   const std::string flags = "--data data --model yolox-nano --size 64 --epochs 40 --procs 2 ";
-  const std::string found = succeed(dir, "train", flags + "--bs auto --cache ram --max-iters 2 --out a");
+  const std::string found =
+      succeed(dir, "train", flags + "--bs auto --accum 9 --cache ram --max-iters 2 --out a");
   CHECK_MESSAGE(has(found, "images a rank take"), found);
   CHECK(has(found, "--bs auto: 6, of"));  // 3 of 7 images on each rank
   CHECK(has(found, "cache   "));

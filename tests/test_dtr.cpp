@@ -2,6 +2,8 @@
 #include "programs.hpp"
 
 #include "dtr.hpp"
+#include "dtr_budget.hpp"
+#include "dtr_trace.hpp"
 #include "step.hpp"
 #include "training.hpp"
 
@@ -515,7 +517,187 @@ TEST_CASE("dtr: the cost of an operation on a GPU follows what it computes and m
   CHECK(costs["aten::sin"] < costs["aten::convolution"]);
 }
 
+TEST_CASE("f3 dtr: where memory runs out within the budget, more is dropped and the operation done anew") {
+  static int64_t capacity;
+  torch::Library library(torch::Library::FRAGMENT, "yolox", std::nullopt, __FILE__, __LINE__);
+  const auto lack = [] {
+    if (live() > capacity) throw std::runtime_error("CUDA out of memory. Tried to allocate 1 MiB");
+  };
+  static const auto check_memory = lack;
+  library.def("test_hungry(Tensor x) -> Tensor", torch::dispatch(c10::DispatchKey::CPU, [](const Tensor& x) {
+                check_memory();
+                return x + 1;
+              }));
+  library.def("test_hungry_(Tensor(a!) x) -> ()", torch::dispatch(c10::DispatchKey::CPU, [](Tensor x) {
+                x.add_(1);
+                check_memory();
+              }));
+  auto& dispatcher = c10::Dispatcher::singleton();
+  const auto hungry = dispatcher.findSchemaOrThrow("yolox::test_hungry", "").typed<Tensor(const Tensor&)>();
+  const auto in_place = dispatcher.findSchemaOrThrow("yolox::test_hungry_", "").typed<void(Tensor)>();
+  Dtr dtr(beyond(kNoLimit));
+  const auto step = [&] {
+    const torch::NoGradGuard no_grad;
+    const Tensor x = torch::full({64, 64}, 2.f);
+    std::vector<Tensor> all;
+    for (int i = 0; i < 10; ++i) all.push_back(x * i);
+    capacity = live() - 5 * 64 * 64 * 4;
+    const Tensor y = hungry.call(x);
+    CHECK(live() <= capacity + 64 * 64 * 4 + 1024);
+    CHECK(dtr.step().lacks == 1);
+    CHECK(y.sum().item<float>() == 3 * 64 * 64);
+    capacity = std::numeric_limits<int64_t>::max();
+    for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
+    capacity = 0;  // nothing helps
+    CHECK_THROWS_WITH(hungry.call(x), doctest::Contains("out of memory"));
+    // What has changed something must not be done anew.
+    Tensor z = x * 5;
+    CHECK_THROWS_WITH(in_place.call(z), doctest::Contains("out of memory"));
+    CHECK(z.sum().item<float>() == 11 * 64 * 64);
+  };
+  dtr.run(step);
+}
+
+TEST_CASE("f3 dtr: samples show the memory of a step with the budget and what it would be without") {
+  Net net;
+  Dtr off;
+  net.step(off);
+  const double plain = net.step(off).bytes, before = double(live());
+  Dtr dtr(beyond(0.6 * plain));
+  dtr.takes_samples = true;
+  net.step(dtr);
+  const DtrStep& s = dtr.step();
+  REQUIRE(s.samples.size() > 500);
+  double with = 0, without = 0, last = 0;
+  for (const auto& sample : s.samples) {
+    CHECK(sample.seconds >= last);
+    last = sample.seconds;
+    with = std::max(with, sample.with - before), without = std::max(without, sample.without - before);
+  }
+  CHECK(with + before <= s.budget);
+  CHECK(with > 0.5 * plain);
+  CHECK(without == doctest::Approx(plain).epsilon(0.1));  // but for the scratch memory of operations
+  CHECK(s.backward > 0);
+  CHECK(s.backward < last);
+  CHECK(s.peak - before == doctest::Approx(0.6 * plain).epsilon(0.05));
+
+  const cv::Mat picture = draw_memory(s.samples, s.budget, s.backward);
+  CHECK(picture.size() == cv::Size(960, 480));
+  const auto count = [&](const cv::Scalar& colour) {
+    cv::Mat mask;
+    cv::inRange(picture, colour, colour, mask);
+    return cv::countNonZero(mask);
+  };
+  CHECK(count({170, 105, 30}) > 20000);
+  CHECK(count({200, 190, 180}) > 5000);
+  dtr.takes_samples = false;
+  net.step(dtr);
+  CHECK(dtr.step().samples.empty());
+}
+
+TEST_CASE(
+    "f3 dtr: the automatic budget follows what is free, down at once and up slowly, less after a lack") {
+  AutomaticBudget budget;
+  CHECK(budget.next(2e9, 8e9, 0) == 10e9);
+  CHECK(budget.next(2e9, 4e9, 0) == 6e9);
+  CHECK(budget.next(2e9, 9e9, 0) == doctest::Approx(6.5e9));
+  CHECK(budget.next(2e9, -5, 0) == 2e9);
+  for (int i = 0; i < 200; ++i) budget.next(2e9, 8e9, 0);
+  CHECK(budget.next(2e9, 8e9, 0) == doctest::Approx(10e9).epsilon(1e-3));
+  CHECK(budget.next(2e9, 8e9, 3) == doctest::Approx(9.5e9));
+  for (int i = 0; i < 98; ++i) budget.next(2e9, 8e9, 0);
+  CHECK(budget.next(2e9, 8e9, 0) == doctest::Approx(9.5e9));
+  for (int i = 0; i < 400; ++i) budget.next(2e9, 8e9, 0);
+  CHECK(budget.next(2e9, 8e9, 0) == doctest::Approx(10e9).epsilon(1e-3));
+
+  // A step follows it, and where it cannot, that is no error.
+  Net net;
+  Dtr off;
+  net.step(off);
+  const Step plain = net.step(off);
+  DtrSettings s = beyond(0);
+  double asked = 0;
+  s.automatic = [&](double used, int64_t) { return ++asked == 1 ? used + 0.6 * plain.bytes : 1e6; };
+  Dtr dtr(s);
+  REQUIRE(dtr.on());
+  const Step within = net.step(dtr);
+  CHECK(same_bits(within, plain));
+  CHECK(within.bytes <= 0.6 * plain.bytes);
+  CHECK(same_bits(net.step(dtr), plain));
+  CHECK(dtr.step().limit > dtr.step().budget);
+  CHECK(asked == 2);
+  Dtr lenient(beyond(1e6));
+  CHECK_THROWS_AS(net.step(lenient), BudgetTooSmall);
+  lenient.strict = false;
+  CHECK(same_bits(net.step(lenient), plain));
+  CHECK(lenient.step().limit > lenient.step().budget);
+  const DtrSettings on_cpu = dtr_settings(kNoLimit, torch::kCPU, 2);
+  const double half = on_cpu.automatic(0, 0);
+  CHECK(half == doctest::Approx(free_memory() / 2).epsilon(0.2));
+  CHECK(dtr_settings(3e9, torch::kCPU, 2).budget == 3e9);
+  CHECK_FALSE(Dtr(dtr_settings(0, torch::kCPU, 1)).on());
+}
+
 // ---- the program
+
+TEST_CASE("f3 train: within a budget the same weights; what is too small is named; a batch is found") {
+  TempDir dir;
+  write_scenes(dir / "data", 16);
+  const std::string flags =
+      "--data data --model yolox-nano --size 96 --bs 8 --epochs 3 --eval-interval 3 --max-iters 5 "
+      "--deterministic --no-multiscale --warmup-epochs 0 ";
+  succeed(dir, "train", flags + "--out plain");
+  Outcome o = run(dir, "train", flags + "--out no --dtr 0.001");
+  CHECK(o.code == 2);
+  const std::string named = " MB is too small for this step; ";
+  REQUIRE_MESSAGE(has(o.err, named), o.err);
+  const double enough = std::stod(o.err.substr(o.err.find(named) + named.size()));
+  CHECK(enough > 10);
+  const std::string within = succeed(
+      dir, "train", concat(flags, "--out within --dtr-trace --dtr ", std::ceil(1.01 * enough) / 1000));
+  const auto a = weights_of(dir, "plain"), b = weights_of(dir, "within");
+  for (const auto& e : a) CHECK(same_bits(e.value().toTensor(), b.at(e.key()).toTensor()));
+  CHECK(last_ap(dir, "within") == last_ap(dir, "plain"));
+  CHECK_MESSAGE(has(within, "dtr     "), within);
+  CHECK(has(within, "times the computing"));
+  CHECK(has(within, "memory over step 2, with --dtr and without: within/dtr_trace.png"));
+  CHECK(cv::imread(dir / "within/dtr_trace.png").cols == 960);
+  bool again = false;
+  for (const auto& row : metric_rows(dir / "within/metrics.csv"))
+    if (!std::isnan(row[14])) again |= row[16] > 0 && row[14] <= 1e6 * std::ceil(1.01 * enough);
+  CHECK(again);
+  // It goes on as it was.
+  CHECK(has(succeed(dir, "train", "--resume within --max-iters 6"), "dtr     "));
+  succeed(dir, "train", flags + "--out free --dtr auto");
+  CHECK(same_bits(a.at("head.stems.0.conv.weight").toTensor(),
+                  weights_of(dir, "free").at("head.stems.0.conv.weight").toTensor()));
+
+  const auto found = [&](const std::string& more) {
+    const std::string printed = succeed(dir, "train",
+                                        concat("--data data --model yolox-nano --size 96 --bs auto "
+                                               "--no-multiscale --epochs 1 --eval-interval 0 ",
+                                               more, " --out bs"));
+    fs::remove_all(dir / "bs");
+    CHECK_MESSAGE(has(printed, "times the computing"), printed);
+    const std::string mark = "--bs auto: ";
+    return std::stoi(printed.substr(printed.find(mark) + mark.size()));
+  };
+  const std::string budget = concat("--dtr ", std::ceil(enough) / 1000);
+  const int slow = found(budget + " --dtr-slowdown 3"), quick = found(budget + " --dtr-slowdown 1.02");
+  CHECK(quick >= 1);
+  CHECK(slow > quick);
+  CHECK(slow < 16);
+
+  for (const auto& [more, part] : {std::pair("--dtr x", "--dtr takes off, auto or GB, got 'x'"),
+                                   {"--dtr -1", "--dtr takes"},
+                                   {"--dtr 1 --dtr-slowdown 0.5", "--dtr-slowdown must be in 1..100"},
+                                   {"--dtr-slowdown 2", "--dtr-slowdown needs --dtr"},
+                                   {"--dtr-trace", "--dtr-trace needs --dtr"}}) {
+    o = run(dir, "train", flags + "--out no " + more);
+    CHECK(o.code == 2);
+    CHECK_MESSAGE(has(o.err, part), o.err);
+  }
+}
 
 TEST_CASE("dtr: two ranks train to the same weights with a budget as without") {
   TempDir dir;

@@ -31,6 +31,10 @@ struct Small {
                              scaler, {torch::kCPU, torch::kFloat, true});
   }
   std::vector<Tensor> grads() const { return gradients(optimizer.groups); }
+  double memory(int64_t count, int64_t parts, ImageSize largest) {
+    return memory_of_step(count, parts, model, optimizer, scaler, {torch::kCPU}, {64, 64}, largest,
+                          torch::kCPU, [](const auto& step) { step(); });
+  }
 };
 
 double largest_difference(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
@@ -140,24 +144,21 @@ TEST_CASE("a5 step: a backward that fails leaves nothing of its step in memory")
   CHECK(images.expired());
 }
 
-TEST_CASE(
-    "step: the largest batch is found without a trace: weights, statistics, gradients, random numbers") {
+TEST_CASE("step: one that is tried leaves no trace: weights, statistics, gradients, random numbers") {
   Small s;
   std::vector<Tensor> before;
   for (const Tensor& t : s.model->parameters()) before.push_back(t.detach().clone());
   for (const Tensor& t : s.model->buffers()) before.push_back(t.clone());
   const Tensor random = at::globalContext().defaultGenerator(torch::kCPU).get_state();
-  std::map<int64_t, double> tried;
   s.model->train();
-  const int64_t found =
-      automatic_batch(s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, {96, 96}, 1, 6, 1e12,
-                      torch::kCPU, [&](int64_t images, double bytes) { return tried[images] = bytes; });
-  CHECK(found == 6);
-  // The budget is the bound, and what another rank needs counts.
-  CHECK(automatic_batch(s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, {96, 96}, 1, 6, 450,
-                        torch::kCPU, [](int64_t images, double) { return 100.0 * double(images); }) == 4);
-  CHECK(tried.count(6) == 1);
-  CHECK(tried[6] > 1e6);
+  CHECK(s.memory(6, 1, {96, 96}) > 1e6);
+  int runs = 0;
+  CHECK(memory_of_step(2, 1, s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, {64, 64}, torch::kCPU,
+                       [&](const auto&) {
+                         ++runs;
+                         throw std::bad_alloc();
+                       }) == std::numeric_limits<double>::infinity());
+  CHECK(runs == 1);
   size_t i = 0;
   for (const Tensor& t : s.model->parameters()) CHECK(torch::equal(t, before[i++]));
   for (const Tensor& t : s.model->buffers()) CHECK(torch::equal(t, before[i++]));
@@ -249,8 +250,7 @@ TEST_CASE("step: statistics put back are those of the last save") {
   CHECK(torch::equal(norm->running_mean, torch::full({2}, 3.f)));
 }
 
-TEST_CASE(
-    "e8 step: the largest batch is tried at the largest size, in the parts of a step; errors are thrown") {
+TEST_CASE("e8 step: one is tried at the largest size, in the parts of a step; errors are thrown") {
   Small s;
   static thread_local int64_t height, images;  // the most that a convolution has seen
   const auto began = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
@@ -263,10 +263,7 @@ TEST_CASE(
     height = images = 0;
     const auto handle = at::addThreadLocalCallback(
         at::RecordFunctionCallback(began).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
-    const std::string error = error_of([&] {
-      automatic_batch(s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, largest, accum, 4, 1e12,
-                      torch::kCPU, [](int64_t, double bytes) { return bytes; });
-    });
+    const std::string error = error_of([&] { s.memory(4, accum, largest); });
     at::removeCallback(handle);
     return error;
   };
@@ -278,7 +275,4 @@ TEST_CASE(
   CHECK(images == 2);
   CHECK(try_out({100, 100}, 1) != "");
   CHECK_FALSE(has(try_out({100, 100}, 1), "not even one image"));
-  // Fewer images than parts: a part has one.
-  CHECK(automatic_batch(s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, {64, 64}, 8, 3, 1e12,
-                        torch::kCPU, [](int64_t, double bytes) { return bytes; }) == 3);
 }

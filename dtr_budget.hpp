@@ -1,0 +1,62 @@
+// How much memory a step may take with --dtr: what was said, or what the device has left; and how that is
+// measured, on the CPU and on a GPU.
+#pragma once
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+
+#include "device.hpp"
+#include "dtr.hpp"
+#include "memory.hpp"
+
+namespace yolox {
+
+// --dtr auto. The budget follows what other programs leave: down at once, up in small parts, since what one
+// has given back it may soon take again.
+class AutomaticBudget {
+ public:
+  // Before each step. live: bytes that the device's allocator has given out; free: bytes that the device has
+  // left beside, with a margin taken off; lacks: how often memory has run out all the same in the step
+  // before, in fragments that an allocator cannot join, or because another program was quicker: then it is a
+  // twentieth less, and carefully up again. Gives the budget of the step, bytes.
+  double next(double live, double free, int64_t lacks) {
+    if (lacks > 0)
+      share *= 0.95, since_lack = 0;
+    else if (++since_lack % 100 == 0)
+      share = std::min(1.0, 1.02 * share);
+    const double all = share * (live + std::max(0.0, free));
+    return budget = budget == 0 || all < budget ? all : budget + 0.1 * (all - budget);
+  }
+
+ private:
+  double budget = 0, share = 1;
+  int64_t since_lack = 0;
+};
+
+// bytes: infinity: automatic; 0: DTR is off. ranks_here: that share the memory of the machine.
+inline DtrSettings dtr_settings(double bytes, torch::Device device, int ranks_here) {
+  DtrSettings s;
+  if (bytes == 0) return s;
+  if (device.is_cuda()) {
+    // Memory that is given back in parts of all sizes fits together again. Read when the GPU is first used.
+    setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", /*overwrite=*/0);
+    s.used = [device] { return memory_given_out(device); };
+    s.cost = dtr_cost_on_gpu;
+    s.min_size = 1 << 20;  // below, the allocator has pools of its own
+  }
+  if (std::isfinite(bytes)) {
+    s.budget = bytes;
+    return s;
+  }
+  const auto budget = std::make_shared<AutomaticBudget>();
+  s.automatic = [budget, device, ranks_here](double live, int64_t lacks) {
+    const double free = device.is_cpu() ? free_memory() / ranks_here : memory_budget(device) - live;
+    return budget->next(live, free, lacks);
+  };
+  return s;
+}
+
+}  // namespace yolox
