@@ -189,6 +189,7 @@ static bool ranks_met = false;  // this process has connections to others
 // Gives the exit code.
 static int train(int argc, char** argv) {
   ignore_hangup();
+  keep_freed_memory();
   Config config;
   config.parse(argc, argv, "trains YOLOX");
   opencv_single_thread();

@@ -86,6 +86,7 @@ static void checkpoint_blocks(YOLOX& model) {
 
 int main(int argc, char** argv) {
   return run_program([&] {
+    keep_freed_memory();
     Config c;
     c.parse(argc, argv, "time of a training step within budgets of memory");
     torch::set_num_threads(c.threads);
