@@ -255,7 +255,9 @@ class Dtr {
     now_running = this;
     if (!on_cpu) return;
     CountingAllocator::get().before_allocation = [](int64_t bytes) {
-      if (Dtr* dtr = now_running) dtr->make_room(double(bytes));
+      // Threads that do not take part, such as the loader's, drop nothing: they come at any moment.
+      Dtr* dtr = now_running;
+      if (dtr && c10::impl::tls_is_dispatch_key_included(dtr_detail::kKey)) dtr->make_room(double(bytes));
     };
   }
   void finish() {
@@ -589,16 +591,22 @@ inline bool Dtr::keep_overwritten(Inputs& inputs) {
 
 // What is read is here, and stays until the locks go.
 inline void Dtr::lock(const Inputs& inputs, Locks& locks) {
+  const auto lock_one = [&](Cell& cell) {
+    restore(cell);
+    locks.add(cell);
+    cell.read = clock();
+  };
+  for (const Input& in : inputs)
+    if (in.cell && !in.overwritten) lock_one(*in.cell);
+  // Now nothing that is read needs what is about to be overwritten any more: any memory will do for that.
   for (const Input& in : inputs) {
-    if (!in.cell) continue;
-    if (in.overwritten && in.cell->dropped) {
+    if (!in.cell || !in.overwritten) continue;
+    if (in.cell->dropped) {
       auto memory = dtr_detail::new_storage(in.cell->bytes, in.cell->device);
       in.storage->set_data_ptr_noswap(std::move(memory->_mutable_data_ptr_no_checks()));
       in.cell->dropped = false;
     }
-    restore(*in.cell);
-    locks.add(*in.cell);
-    in.cell->read = clock();
+    lock_one(*in.cell);
   }
 }
 

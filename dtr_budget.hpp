@@ -36,13 +36,18 @@ class AutomaticBudget {
   int64_t since_lack = 0;
 };
 
+// Before memory or a GPU is used. On a GPU, what is given back to torch's allocator in parts of all sizes is
+// to fit together again, unless the user has set it up himself.
+inline void prepare_for_dtr() {
+  keep_freed_memory();
+  if (!std::getenv("PYTORCH_ALLOC_CONF")) setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", 0);
+}
+
 // bytes: infinity: automatic; 0: DTR is off. ranks_here: that share the memory of the machine.
 inline DtrSettings dtr_settings(double bytes, torch::Device device, int ranks_here) {
   DtrSettings s;
   if (bytes == 0) return s;
   if (device.is_cuda()) {
-    // Memory that is given back in parts of all sizes fits together again. Read when the GPU is first used.
-    setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", /*overwrite=*/0);
     s.used = [device] { return memory_given_out(device); };
     s.cost = dtr_cost_on_gpu;
     s.min_size = 1 << 20;  // below, the allocator has pools of its own

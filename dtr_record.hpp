@@ -147,15 +147,18 @@ struct About {
       return std::find(names.begin(), names.end(), name) != names.end();
     };
     arguments = schema.arguments().size(), returns = schema.returns().size();
+    bool moves = true;
+    for (const char* word : {"backward", "no_update", "no_training"})
+      moves &= name.find(word) == std::string::npos;
     for (const auto& a : schema.arguments()) {
       written.push_back(a.alias_info() && a.alias_info()->isWrite());
       // torch's batch norms move these, though most schemas do not say so, and in training do not read them.
-      statistics.push_back((a.name() == "running_mean" || a.name() == "running_var") &&
-                           name.find("backward") == std::string::npos);
-      if (a.name() == "training") training = int(written.size()) - 1;
+      statistics.push_back((a.name() == "running_mean" || a.name() == "running_var") && moves);
+      if (a.name() == "training" || a.name() == "use_input_stats") training = int(written.size()) - 1;
     }
     unknown = (!begins("aten::") && !begins("yolox::") && !begins("yolox_once::")) ||
-              is_one_of({"aten::set_", "aten::resize_", "aten::set_data", "aten::record_stream"});
+              is_one_of({"aten::set_", "aten::resize_", "aten::resize_as_", "aten::set_data",
+                         "aten::record_stream"});
     once = unknown ? "what it writes is not known" : begins("yolox_once::") ? "it is done once only" : "";
     empty = begins("aten::empty") || begins("aten::new_empty") || begins("aten::_empty");
     overwrites = is_one_of({"aten::copy_", "aten::fill_", "aten::zero_", "aten::uniform_", "aten::normal_",

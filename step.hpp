@@ -126,7 +126,12 @@ template <class Run>
 double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimizer, const GradScaler& scaler,
                       const StepSettings& settings, ImageSize base, ImageSize largest, torch::Device device,
                       const Run& run) {
-  SavedBuffers statistics(*model);
+  struct AsBefore {  // whatever happens
+    Optimizer& optimizer;
+    torch::Device device;
+    SavedBuffers statistics;
+    ~AsBefore() { optimizer.zero_grad(), statistics.restore(), empty_cache(device); }
+  } as_before{optimizer, device, SavedBuffers(*model)};
   // Beside the step: images on their way, three batches in the loader and one being copied.
   const double waiting = device.is_cpu() ? 4.0 * double(n) * base.height * base.width * 3 : 0;
   double bytes = std::numeric_limits<double>::infinity();
@@ -147,9 +152,6 @@ double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimiz
   } catch (const std::exception& e) {
     if (!is_out_of_memory(e)) throw;
   }
-  optimizer.zero_grad();
-  statistics.restore();
-  empty_cache(device);
   return bytes;
 }
 

@@ -131,8 +131,12 @@ static std::string find_batch(Config& config, const Trial& trial, int64_t n, Ran
     const std::string times = trial.dtr.on() ? concat(", ", rounded(slowdown), " times the computing") : "";
     log.line(concat("bs auto: ", images, world > 1 ? " images a rank take " : " images take ",
                     std::isfinite(bytes) ? short_bytes(bytes) + times : "too much"));
-    if (slowdown > config.dtr_slowdown) return std::numeric_limits<double>::infinity();
-    return trial.dtr.on() && std::isfinite(bytes) ? std::min(bytes, budget) : bytes;
+    if (!trial.dtr.on()) return bytes;
+    const DtrStep& s = trial.dtr.step();
+    const bool exceeded = ranks.max(s.limit > s.budget || !std::isfinite(bytes));
+    if (exceeded || slowdown > config.dtr_slowdown) return std::numeric_limits<double>::infinity();
+    // What the process takes beside what DTR counts must not rule: only a budget above the machine's is none.
+    return ranks.max(s.budget) > budget ? bytes : std::min(bytes, budget);
   });
   config.bs = int(found) * world;
   config.accum = std::min(config.accum, int(found));
@@ -147,13 +151,21 @@ static std::string try_dtr(const Config& config, const Trial& trial, int64_t sha
   check(std::isfinite(bytes), "out of memory with --dtr ", config.dtr, " already in the first step; give ",
         config.dtr == "auto" ? "a smaller --bs, --size or --model" : "a smaller --dtr");
   const DtrStep& s = trial.dtr.step();
+  const double peak = ranks.max(s.peak);
+  slowdown = ranks.max(slowdown);
   std::vector<std::string> pinned;
   for (const auto& [what, times] : s.pinned) pinned.push_back(concat(what, " (", times, " times)"));
   return concat("dtr     ", trial.largest.height, "x", trial.largest.width, ": a step takes ",
-                short_bytes(ranks.max(s.peak)), " of ", short_bytes(s.budget), "; ", s.again,
-                " results are computed again, ", rounded(ranks.max(slowdown)), " times the computing",
+                short_bytes(peak), " of ", short_bytes(s.budget), "; ", s.again,
+                " results are computed again, ", rounded(slowdown), " times the computing",
                 s.limit > s.budget ? "; WARNING: more than is free" : "",
                 pinned.empty() ? "" : "; never dropped: " + listed(pinned, 5));
+}
+
+// --dtr-trace
+static void tell_memory(const DtrStep& s, int64_t i, const std::string& run, Log& log) {
+  save_picture(run + "/dtr_trace.png", draw_memory(s.samples, s.budget, s.backward));
+  log.line(concat("memory over step ", i, ", with --dtr and without: ", run, "/dtr_trace.png"));
 }
 
 // What it is going to do, in the log.
@@ -189,7 +201,6 @@ static bool ranks_met = false;  // this process has connections to others
 // Gives the exit code.
 static int train(int argc, char** argv) {
   ignore_hangup();
-  keep_freed_memory();
   Config config;
   config.parse(argc, argv, "trains YOLOX");
   opencv_single_thread();
@@ -204,6 +215,7 @@ static int train(int argc, char** argv) {
   const AugmentConfig augment = augment_config(config);
   const Place place = place_of_this_process();
   if (const auto ranks = to_launch(config, place)) return launch(*ranks, argc, argv);
+  if (dtr_bytes(config) > 0) prepare_for_dtr();
   const torch::Device device = device_of(config, place);
   set_determinism(config.deterministic);
   // Under fp16 gradients overflow now and then, which is no anomaly.
@@ -489,11 +501,7 @@ static int train(int argc, char** argv) {
       start_loading();
       continue;
     }
-    if (dtr.takes_samples) {
-      const DtrStep& s = dtr.step();
-      save_picture(run + "/dtr_trace.png", draw_memory(s.samples, s.budget, s.backward));
-      log.line(concat("memory over step ", i, ", with --dtr and without: ", run, "/dtr_trace.png"));
-    }
+    if (dtr.takes_samples) tell_memory(dtr.step(), i, run, log);
     if (!numbers.finite())
       ++t.skipped;
     else if (config.ema > 0)

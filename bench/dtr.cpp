@@ -179,13 +179,14 @@ int main(int argc, char** argv) {
         "page faults |\n");
     std::printf("|---|---|---|---|---|---|---|---|---|\n");
     for (Kind& k : kinds) {
+      const std::string label = k.percent > 0 ? rounded(k.percent) : "blocks";
       if (!k.error.empty()) {
-        std::printf("| %.0f | %s |\n", k.percent, k.error.c_str());
+        std::printf("| %s | %s |\n", label.c_str(), k.error.c_str());
         continue;
       }
       std::sort(k.ratios.begin(), k.ratios.end());
       const DtrStep& d = k.dtr->step();
-      std::printf("| %.0f | %.1f | x%.3f | %.3f to %.3f | %s | %ld | %ld | %.3f | %.0fk |\n", k.percent,
+      std::printf("| %s | %.1f | x%.3f | %.3f to %.3f | %s | %ld | %ld | %.3f | %.0fk |\n", label.c_str(),
                   100 * k.bytes / activations, median(k.ratios), k.ratios.front(), k.ratios.back(),
                   k.equal ? "yes" : "NO", long(d.dropped), long(d.again), d.seconds_again, k.faults / 1e3);
     }

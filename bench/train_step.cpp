@@ -22,7 +22,6 @@ struct Config : Flags {
 
 int main(int argc, char** argv) {
   return run_program([&] {
-    keep_freed_memory();
     Config c;
     c.parse(argc, argv, "time of a training step");
     torch::set_num_threads(c.threads);

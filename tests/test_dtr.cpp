@@ -1,6 +1,8 @@
 // Training within a budget of memory: the same numbers to the bit, the budget kept, and nothing left behind.
 #include "programs.hpp"
 
+#include <thread>
+
 #include "dtr.hpp"
 #include "dtr_budget.hpp"
 #include "dtr_trace.hpp"
@@ -345,6 +347,44 @@ TEST_CASE("dtr: an operation of unknown ways is done once, and is told") {
   });
   CHECK(times == 1);
   CHECK(dtr.step().pinned.count("dtr_test::odd: what it writes is not known") == 1);
+}
+
+TEST_CASE("f3 dtr: what is overwritten is computed once more where that which overwrites it needs it") {
+  Dtr dtr(beyond(kNoLimit));
+  dtr.run([&] {
+    const torch::NoGradGuard no_grad;
+    const Tensor x = torch::arange(4096) / 4096.0, y = x.exp(), z = y.sin();
+    const Tensor want = x.clone().exp_().sin_();
+    dtr_pin(want);
+    dtr.drop_all();
+    y.copy_(z);
+    CHECK(torch::equal(y, want));
+    CHECK(torch::equal(z, want));
+  });
+}
+
+TEST_CASE("f3 dtr: a thread that has no part in the step drops nothing, though it allocates") {
+  Dtr dtr(beyond(100000));
+  dtr.strict = false;
+  dtr.run([&] {
+    const torch::NoGradGuard no_grad;
+    const Tensor x = torch::ones({20000}), y = x * 2;
+    const int64_t dropped = dtr.step().dropped;
+    std::thread([] { torch::zeros({100000}); }).join();
+    CHECK(dtr.step().dropped == dropped);
+  });
+}
+
+TEST_CASE("f3 dtr: batch norms move statistics in training, and only read them otherwise") {
+  const auto moved = [](const char* name) {
+    const dtr_detail::About about(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""));
+    return std::count(about.statistics.begin(), about.statistics.end(), true);
+  };
+  CHECK(moved("aten::native_batch_norm") == 2);
+  CHECK(moved("aten::_batch_norm_with_update") == 2);
+  CHECK(moved("aten::_batch_norm_no_update") == 0);
+  CHECK(moved("aten::_native_batch_norm_legit_no_training") == 0);
+  CHECK(moved("aten::native_batch_norm_backward") == 0);
 }
 
 // ---- where it ends

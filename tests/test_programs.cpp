@@ -28,10 +28,10 @@ TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints") 
   CHECK(
       lines_of(contents(dir / "a/metrics.csv")).at(0) ==
       "epoch,iteration,loss,iou,obj,cls,l1,positives_per_object,lr,images_per_second,waiting_share,grad_norm,"
-      "AP,AP50");
+      "AP,AP50,dtr_peak_bytes,dtr_dropped,dtr_again,dtr_share");
   int judged = 0;
   for (const auto& row : metric_rows(dir / "a/metrics.csv")) {
-    REQUIRE(row.size() == 14);
+    REQUIRE(row.size() == 18);
     CHECK(row[kEpoch] == std::floor((row[kIteration] - 1) / 4) + 1);
     if (std::isnan(row[kAP])) {
       CHECK(row[kLoss] == doctest::Approx(row[kIou] + row[kObj] + row[kCls] + row[kL1]).epsilon(1e-4));

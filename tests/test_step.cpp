@@ -159,6 +159,13 @@ TEST_CASE("step: one that is tried leaves no trace: weights, statistics, gradien
                          throw std::bad_alloc();
                        }) == std::numeric_limits<double>::infinity());
   CHECK(runs == 1);
+  CHECK_THROWS_AS(
+      memory_of_step(2, 1, s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, {64, 64}, torch::kCPU,
+                     [](const auto& step) {
+                       step();
+                       throw UsageError("too small");
+                     }),
+      UsageError);
   size_t i = 0;
   for (const Tensor& t : s.model->parameters()) CHECK(torch::equal(t, before[i++]));
   for (const Tensor& t : s.model->buffers()) CHECK(torch::equal(t, before[i++]));
