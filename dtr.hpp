@@ -100,6 +100,9 @@ struct DtrStep {
   std::map<std::string, int64_t> pinned = {};  // large results of forward that are never dropped: what, why
   std::vector<MemorySample> samples = {};      // after each operation, if asked for
   double backward = 0;                         // when that began, seconds, if so
+
+  // How many times more was computed than without.
+  double slowdown() const { return cost > 0 ? (cost + cost_again) / cost : 1; }
 };
 
 // What several have done.
@@ -112,8 +115,6 @@ struct DtrSteps {
   }
   // Of what was computed, the part that was computed again.
   double share() const { return cost_again / std::max(cost + cost_again, 1e-30); }
-  // How many times more was computed than without.
-  double slowdown() const { return 1 / (1 - share()); }
 };
 
 // One object for a training; run() is for one step at a time. Threads that autograd has for its devices take
@@ -501,7 +502,9 @@ class Dtr {
     for (double wanted = 64e6;; wanted *= 2) {
       const double used = settings.used();
       try {
-        return operation.redispatchBoxed(keys, &stack);
+        operation.redispatchBoxed(keys, &stack);
+        largest = std::max(largest, settings.used() - used);
+        return;
       } catch (const std::exception& e) {
         if (!anew || !is_out_of_memory(e)) throw;
         const dtr_detail::Unseen unseen;
@@ -713,12 +716,10 @@ inline void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet 
   }
 
   const Time start = std::chrono::steady_clock::now();
-  const double before = settings.used();
   const auto writes = [](const Input& in) { return in.written; };
   const bool anew = std::none_of(inputs.begin(), inputs.end(), writes) && !info.random && !*info.once;
   compute(operation, keys, given, anew, *stack);
   const double seconds = seconds_since(start);
-  largest = std::max(largest, settings.used() - before);
 
   const c10::ArrayRef<IValue> results(stack->data() + stack->size() - info.returns, info.returns);
   const double cost = settings.cost ? settings.cost(operation, given, results, seconds) : seconds;

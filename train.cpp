@@ -101,18 +101,13 @@ struct Trial {
   torch::Device device;
   Dtr& dtr;
 
-  // Bytes that a step of so many images takes; infinity: it does not fit. slowdown: what DTR makes of its
-  // time.
-  double operator()(int64_t images, int64_t accum, double* slowdown = nullptr) const {
-    DtrSteps once;
-    const double bytes = memory_of_step(images, std::min(accum, images), t.model, t.optimizer, t.scaler, step,
-                                        base, largest, device, [&](const auto& body) {
-                                          if (dtr.on()) dtr.run(body);  // the first time everything is slow
-                                          dtr.run(body);
-                                        });
-    once.add(dtr.step());
-    if (slowdown) *slowdown = once.slowdown();
-    return bytes;
+  // Bytes that a step of so many images takes; infinity: it does not fit. dtr.step() is that step.
+  double operator()(int64_t images, int64_t accum) const {
+    return memory_of_step(images, std::min(accum, images), t.model, t.optimizer, t.scaler, step, base,
+                          largest, device, [&](const auto& body) {
+                            if (dtr.on()) dtr.run(body);  // the first time everything is slow
+                            dtr.run(body);
+                          });
   }
 };
 
@@ -123,16 +118,17 @@ static std::string find_batch(Config& config, const Trial& trial, int64_t n, Ran
   const double mine = memory_budget(trial.device) / (trial.device.is_cpu() ? ranks.place.local_world : 1),
                budget = -ranks.max(-mine);
   const auto found = largest_batch(n / world, budget, [&](int64_t images) {
-    double bytes = std::numeric_limits<double>::infinity(), slowdown = 1;
+    double bytes = std::numeric_limits<double>::infinity();
     try {
-      bytes = trial(images, config.accum, &slowdown);
+      bytes = trial(images, config.accum);
     } catch (const BudgetTooSmall&) {}
-    slowdown = ranks.max(slowdown), bytes = ranks.max(bytes);
+    const DtrStep& s = trial.dtr.step();
+    const double slowdown = ranks.max(s.slowdown());
+    bytes = ranks.max(bytes);
     const std::string times = trial.dtr.on() ? concat(", ", rounded(slowdown), " times the computing") : "";
     log.line(concat("bs auto: ", images, world > 1 ? " images a rank take " : " images take ",
                     std::isfinite(bytes) ? short_bytes(bytes) + times : "too much"));
     if (!trial.dtr.on()) return bytes;
-    const DtrStep& s = trial.dtr.step();
     const bool exceeded = ranks.max(s.limit > s.budget || !std::isfinite(bytes));
     if (exceeded || slowdown > config.dtr_slowdown) return std::numeric_limits<double>::infinity();
     // What the process takes beside what DTR counts must not rule: only a budget above the machine's is none.
@@ -146,13 +142,11 @@ static std::string find_batch(Config& config, const Trial& trial, int64_t n, Ran
 
 // With --dtr: shows that the largest step can be done, and says at what cost.
 static std::string try_dtr(const Config& config, const Trial& trial, int64_t share, Ranks& ranks) {
-  double slowdown = 1;
-  const double bytes = trial(share, config.accum, &slowdown);
+  const double bytes = trial(share, config.accum);
   check(std::isfinite(bytes), "out of memory with --dtr ", config.dtr, " already in the first step; give ",
         config.dtr == "auto" ? "a smaller --bs, --size or --model" : "a smaller --dtr");
   const DtrStep& s = trial.dtr.step();
-  const double peak = ranks.max(s.peak);
-  slowdown = ranks.max(slowdown);
+  const double peak = ranks.max(s.peak), slowdown = ranks.max(s.slowdown());
   std::vector<std::string> pinned;
   for (const auto& [what, times] : s.pinned) pinned.push_back(concat(what, " (", times, " times)"));
   return concat("dtr     ", trial.largest.height, "x", trial.largest.width, ": a step takes ",

@@ -194,4 +194,31 @@ struct Process {
   }
 };
 
+inline std::vector<pid_t> children_of(pid_t parent) {
+  std::vector<pid_t> found;
+  std::istringstream in(contents(concat("/proc/", parent, "/task/", parent, "/children")));
+  for (pid_t pid; in >> pid;) found.push_back(pid);
+  return found;
+}
+
+// kB that a training, or the largest of its ranks, comes to. Its run folder is gone afterwards.
+inline int64_t address_space(const TempDir& dir, const std::string& arguments) {
+  Process p(dir, "train", arguments + " --out measured");
+  int64_t peak = 0;
+  p.until([&] {
+    auto all = children_of(p.pid);
+    all.push_back(p.pid);
+    for (const pid_t pid : all) {
+      std::istringstream status(contents(concat("/proc/", pid, "/status")));
+      int64_t kb = 0;
+      for (std::string word; status >> word;)
+        if (word == "VmPeak:" && status >> kb) peak = std::max(peak, kb);
+    }
+    return false;
+  });
+  CHECK(p.wait() == 0);
+  fs::remove_all(dir / "measured");
+  return peak;
+}
+
 }  // namespace yolox::test

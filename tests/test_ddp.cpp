@@ -85,12 +85,6 @@ double last_ap(const TempDir& dir, const std::string& run) {
   return last;
 }
 
-std::vector<pid_t> children_of(pid_t parent) {
-  std::vector<pid_t> found;
-  std::istringstream in(contents(concat("/proc/", parent, "/task/", parent, "/children")));
-  for (pid_t pid; in >> pid;) found.push_back(pid);
-  return found;
-}
 bool alive(pid_t pid) {
   const std::string stat = contents(concat("/proc/", pid, "/stat"));
   return !stat.empty() && !has(stat, ") Z ");
@@ -661,23 +655,7 @@ TEST_CASE(
 
   const std::string large =
       "--data data --model yolox-nano --size 416 --no-multiscale --bs 16 --procs 2 --max-iters 2 --out c ";
-  const auto address_space = [&](const std::string& more) {  // kB that a rank comes to
-    Process p(dir, "train", large + more);
-    double peak = 0;
-    p.until([&] {
-      for (const pid_t rank : children_of(p.pid)) {
-        std::istringstream status(contents(concat("/proc/", rank, "/status")));
-        double kb = 0;
-        for (std::string word; status >> word;)
-          if (word == "VmPeak:" && status >> kb) peak = std::max(peak, kb);
-      }
-      return false;
-    });
-    CHECK(p.wait() == 0);
-    fs::remove_all(dir / "c");
-    return int64_t(peak);
-  };
-  const int64_t whole = address_space(""), quarters = address_space("--accum 4");
+  const int64_t whole = address_space(dir, large), quarters = address_space(dir, large + "--accum 4");
   REQUIRE(whole - quarters > 200000);
   o = shell(dir, concat("ulimit -v ", (whole + quarters) / 2, "; ", YOLOX_BINARY_DIR "/train ", large));
   CHECK(o.code == 1);

@@ -255,20 +255,7 @@ TEST_CASE("g7 train: gradients that overflow are skipped and counted; twenty in 
 TEST_CASE("a5 train: a step that memory is too small for is done in parts, and training goes on") {
   const Folder dir;
   const std::string flags = kLong + "--bs 8 --size 416 --no-multiscale --max-iters 3 --save-minutes 0 ";
-  const auto address_space = [&](const std::string& more) {  // kB that a run comes to
-    Process p(dir, "train", flags + more);
-    double peak = 0;
-    p.until([&] {
-      std::istringstream status(contents(concat("/proc/", p.pid, "/status")));
-      for (std::string word; status >> word;)
-        if (word == "VmPeak:") status >> peak;
-      return false;
-    });
-    CHECK(p.wait() == 0);
-    fs::remove_all(dir / "r");
-    return int64_t(peak);
-  };
-  const int64_t whole = address_space(""), halves = address_space("--accum 2");
+  const int64_t whole = address_space(dir, flags), halves = address_space(dir, flags + "--accum 2 ");
   REQUIRE(whole - halves > 200000);
   const Outcome o =
       shell(dir, concat("ulimit -v ", (whole + halves) / 2, "; ", YOLOX_BINARY_DIR "/train ", flags));
