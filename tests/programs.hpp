@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <map>
 #include <sstream>
 
 #include "evaluate.hpp"
@@ -152,6 +153,12 @@ inline c10::impl::GenericDict weights_of(const TempDir& dir, const std::string& 
   return (averaged ? top : top.at("train").toGenericDict()).at("model").toGenericDict();
 }
 
+// Optimizer steps that the last checkpoint of a run has behind it.
+inline int64_t steps_of(const TempDir& dir, const std::string& run_folder = "r") {
+  const auto file = read_pth(dir / (run_folder + "/last.pth")).toGenericDict();
+  return file.at("train").toGenericDict().at("iteration").toInt();
+}
+
 // A program that runs beside the test.
 struct Process {
   pid_t pid;
@@ -204,21 +211,23 @@ inline std::vector<pid_t> children_of(pid_t parent) {
 // kB that a training, or the largest of its ranks, comes to. Its run folder is gone afterwards.
 inline int64_t address_space(const TempDir& dir, const std::string& arguments) {
   Process p(dir, "train", arguments + " --out measured");
-  int64_t peak = 0;
+  // The last word of each: a process that has not come to its program yet still shows that of its parent.
+  std::map<pid_t, int64_t> peaks;
   p.until([&] {
     auto all = children_of(p.pid);
     all.push_back(p.pid);
     for (const pid_t pid : all) {
       std::istringstream status(contents(concat("/proc/", pid, "/status")));
-      int64_t kb = 0;
       for (std::string word; status >> word;)
-        if (word == "VmPeak:" && status >> kb) peak = std::max(peak, kb);
+        if (word == "VmPeak:") status >> peaks[pid];
     }
     return false;
   });
   CHECK(p.wait() == 0);
   fs::remove_all(dir / "measured");
-  return peak;
+  int64_t largest = 0;
+  for (const auto& [pid, peak] : peaks) largest = std::max(largest, peak);
+  return largest;
 }
 
 }  // namespace yolox::test

@@ -100,7 +100,7 @@ const std::string kEndless =
     "--procs 2 --out r ";
 bool trains(Process& p, const TempDir& dir) {
   return p.until(
-      [&] { return contents(dir / "r/metrics.csv").size() > 200 && fs::exists(dir / "r/step_1.pth"); });
+      [&] { return metric_rows(dir / "r/metrics.csv").size() >= 2 && fs::exists(dir / "r/step_1.pth"); });
 }
 
 }  // namespace
@@ -556,8 +556,7 @@ TEST_CASE(
     const std::string said = contents(p.err);
     CHECK_MESSAGE(has(said, concat("error: rank ", victim, " of 2 on ")), said);
     CHECK(has(said, "was ended by SIGKILL"));
-    const int64_t step =
-        read_pth(dir / "r/last.pth").toGenericDict().at("train").toGenericDict().at("iteration").toInt();
+    const int64_t step = steps_of(dir);
     CHECK(step > 0);
     // It goes on by itself, with the same ranks, after another such loss.
     Process again(dir, "train", concat("--resume r --restarts 1 --eval-interval 0 --max-iters ", step + 30));
@@ -566,8 +565,7 @@ TEST_CASE(
     kill(children_of(again.pid)[victim], SIGKILL);
     CHECK(again.wait() == 0);
     CHECK_MESSAGE(has(contents(again.err), "restart 1 of 1: resuming r"), contents(again.err));
-    CHECK(read_pth(dir / "r/last.pth").toGenericDict().at("train").toGenericDict().at("iteration").toInt() ==
-          step + 30);
+    CHECK(steps_of(dir) == step + 30);
   }
 }
 
@@ -792,7 +790,8 @@ TEST_CASE("e1 e8 g5 two hosts: they train and evaluate as one process; one is lo
   const std::string long_run = "--epochs 10000 --eval-interval 0 --save-minutes 0.001 --out cut";
   std::thread hosts(
       [&] { shell(dir, path + "(" + on_host('b', long_run) + " & " + on_host('a', long_run) + "; wait)"); });
-  for (int i = 0; i < 600 && contents(dir / "cut/metrics.csv").size() < 200; ++i) usleep(100000);
+  for (int i = 0; i < 600 && !(fs::exists(dir / "cut/last.pth") && steps_of(dir, "cut") > 0); ++i)
+    usleep(100000);
   setup("ip -n $B link set vb down");
   const double cut = now();
   hosts.join();
@@ -801,8 +800,7 @@ TEST_CASE("e1 e8 g5 two hosts: they train and evaluate as one process; one is lo
                 contents(dir / "a.txt"));
   CHECK_MESSAGE(has(contents(dir / "b.txt"), "waiting for rank 0 (hosta, process "), contents(dir / "b.txt"));
   for (const char* host : {"a.txt", "b.txt"}) CHECK(has(contents(dir / host), concat("code ", kLostRank)));
-  CHECK(read_pth(dir / "cut/last.pth").toGenericDict().at("train").toGenericDict().at("iteration").toInt() >
-        0);
+  CHECK(steps_of(dir, "cut") > 0);
   setup("ip netns del $A; ip netns del $B");
 }
 
