@@ -88,7 +88,16 @@ inline double memory_given_out(torch::Device device) {
   (void)device;
   return 0;
 }
-// The most of it since the last call of empty_cache().
+// The most that torch has given out since the last call of empty_cache().
+inline double most_given_out(torch::Device device) {
+#ifdef YOLOX_CUDA
+  if (device.is_cuda())
+    return double(c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak);
+#endif
+  (void)device;
+  return 0;
+}
+// The most that this process has taken since then.
 inline double memory_peak(torch::Device device) {
 #ifdef YOLOX_CUDA
   if (device.is_cuda())

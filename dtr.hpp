@@ -21,7 +21,7 @@
 // What is never dropped: storages smaller than min_size; parameters, images and whatever else was there
 // before the step; and what
 //   - backward computes: to compute a gradient again takes all of backward up to it,
-//   - operations give that write to something that is never dropped: they must not change it twice,
+//   - operations give that resize what they are given, or write to what is never dropped (not twice),
 //   - operations of the namespace yolox_once give: collectives, and those that move running statistics,
 //   - operations of unknown namespaces are given or give: they may write to anything,
 //   - empty() gives, until an operation overwrites all of it: the program may fill it through data_ptr().
@@ -58,27 +58,27 @@
 
 namespace yolox {
 
+// What the device's allocator has given out, bytes: now, and the most so far; 0: that is not known.
+struct GivenOut {
+  double now, most = 0;
+};
+
 struct DtrSettings {
   // Bytes that the device's allocator may have given out, weights and all; 0: off, infinity: no limit.
   double budget = 0;
   // Instead of it, asked before each step: the budget by the bytes that are given out now, and how often
   // memory has run out in the step before. Where it is not kept, that is no error.
   std::function<double(double, int64_t)> automatic = {};
-  bool beyond_start = false;    // the budget is for what a step adds to what is there when it begins
-  int64_t min_size = 64 << 10;  // bytes; smaller storages are never dropped
-  double most_again = 4;        // too small a budget: computing again costs so many times the step itself
-  // Bytes given out now; left out: on the CPU.
-  std::function<double()> used = {};
-  // What an operation has cost, in any unit: the operation, its arguments and results, and the seconds that
-  // the host took; left out: those.
-  std::function<double(const c10::OperatorHandle&, c10::ArrayRef<c10::IValue>, c10::ArrayRef<c10::IValue>,
-                       double)>
+  bool beyond_start = false;           // the budget is for what a step adds to what is there when it begins
+  int64_t min_size = 64 << 10;         // bytes; smaller storages are never dropped
+  c10::DeviceType device = c10::kCPU;  // storages elsewhere are never dropped
+  double most_again = 4;  // too small a budget: computing again costs so many times the step itself
+  std::function<GivenOut()> used = {};  // left out: on the CPU
+  // What operations cost, in any unit: called before each with its arguments, and what it gives after it,
+  // with its results. Left out: the seconds that the host takes.
+  std::function<std::function<double(c10::ArrayRef<c10::IValue>)>(const c10::OperatorHandle&,
+                                                                  c10::ArrayRef<c10::IValue>)>
       cost = {};
-};
-
-// A step cannot be done within the budget that it was given.
-struct BudgetTooSmall : UsageError {
-  using UsageError::UsageError;
 };
 
 // Memory at a moment of a step.
@@ -91,7 +91,7 @@ struct MemorySample {
 // What a step has done.
 struct DtrStep {
   double budget = 0;  // bytes
-  double limit = 0;   // above the budget: that was too small, and the step was done within this
+  double limit = 0;   // above the budget: that was too small, and the step was done within this (bytes)
   double peak = 0;    // bytes that were given out at most
   int64_t operations = 0, recorded = 0, dropped = 0, again = 0;
   double cost = 0, cost_again = 0;  // in the unit of the cost
@@ -125,7 +125,7 @@ class Dtr {
   explicit Dtr(const DtrSettings& s = {}) : settings(s) {
     if (!on() || settings.used) return;
     auto& allocator = CountingAllocator::get();
-    settings.used = [&allocator] { return double(allocator.live()); };
+    settings.used = [&allocator] { return GivenOut{double(allocator.live())}; };
     on_cpu = true;
   }
   Dtr(const Dtr&) = delete;
@@ -133,11 +133,9 @@ class Dtr {
   bool on() const { return settings.budget > 0 || settings.automatic; }
   const DtrStep& step() const { return done; }  // the latest
   bool takes_samples = false;
-  bool strict = true;  // a budget that is not kept is an error; else step().limit tells
 
   // Does body() within the budget and gives its result; what is left afterwards are plain tensors. Where the
-  // budget is too small the step is done all the same, with more, and if that is to be an error, this throws
-  // BudgetTooSmall, saying how much.
+  // budget is too small the step is done all the same, with more: step().limit tells, and check_budget().
   template <class Body>
   auto run(const Body& body) -> decltype(body()) {
     if (!on()) return body();
@@ -154,16 +152,16 @@ class Dtr {
 
   // Drops what it takes to have so many bytes of the budget free.
   void make_room(double bytes) {
-    const double used = settings.used();
+    const double used = settings.used().now;
     if (used > peak) peak = used;
     if (used + bytes <= limit) return;
     // Where another thread has the lock, an operation is under way, and this may be one of its helpers.
     const std::unique_lock<std::recursive_mutex> lock(mutex, std::try_to_lock);
     if (!lock || making_room) return;
     making_room = true;
-    while (settings.used() + bytes > limit && drop_one()) continue;
+    while (settings.used().now + bytes > limit && drop_one()) continue;
     // On a GPU `bytes` are only kept ready.
-    limit = std::max(limit.load(), settings.used() + (on_cpu ? bytes : 0));
+    limit = std::max(limit.load(), settings.used().now + (on_cpu ? bytes : 0));
     making_room = false;
   }
   // All that can be dropped; for tests.
@@ -185,6 +183,17 @@ class Dtr {
     else
       cells.erase(found);
   }
+
+  // An error, naming one that may do, where the budget of the latest step was too small; limit: what that
+  // took, bytes, or another rank's.
+  void check_budget(double limit) const {
+    const auto mb = [](double bytes) { return std::ceil(bytes / 1e5) / 10; };
+    const double enough = 1.02 * limit, before = done.budget - settings.budget;
+    usage_check(settings.automatic || limit <= done.budget, "the memory budget of ", mb(done.budget),
+                " MB is too small for this step; ", mb(enough), " MB may do",
+                settings.beyond_start ? concat(" (", mb(enough - before), " of them for the step)") : "");
+  }
+  void check_budget() const { check_budget(done.limit); }
 
   // An operation that the dispatcher hands over.
   void call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack);
@@ -213,7 +222,6 @@ class Dtr {
     void finish() {
       dtr.finish();
       finished = true;
-      dtr.check_budget();
     }
     Dtr& dtr;
     bool finished = false;
@@ -225,6 +233,7 @@ class Dtr {
     StorageImpl* storage;  // null: it has none
     Cell* cell;            // null: a constant that no record has read
     const Tensor* tensor;
+    size_t bytes;  // of the storage
     bool written, statistics, overwritten;
   };
   using Inputs = c10::SmallVector<Input, 8>;
@@ -248,7 +257,7 @@ class Dtr {
   void begin() {
     check(!now_running, "a step within a budget of memory has begun within another");
     const int64_t lacks = std::exchange(done, {}).lacks;
-    const double used = settings.used();
+    const double used = settings.used().now;
     done.budget = settings.automatic ? settings.automatic(used, lacks)
                                      : settings.budget + (settings.beyond_start ? used : 0);
     limit = done.budget, peak = used, forgiven = 0, started = std::chrono::steady_clock::now();
@@ -289,7 +298,7 @@ class Dtr {
     if (on_cpu) CountingAllocator::get().before_allocation = nullptr;
     now_running = nullptr;
     cells.clear();
-    done.limit = limit, done.peak = peak;
+    done.peak = peak, done.limit = std::max<double>(limit, peak);
   }
   // What the program still has and could be dropped, or is.
   std::vector<std::shared_ptr<Cell>> left() const {
@@ -297,17 +306,6 @@ class Dtr {
     for (const auto& [storage, cell] : cells)
       if (!cell->constant() && !cell->program.expired()) all.push_back(cell);
     return all;
-  }
-
-  void check_budget() const {
-    if (settings.automatic || !strict) return;
-    const auto mb = [](double bytes) { return std::ceil(bytes / 1e5) / 10; };
-    const double enough = 1.02 * done.limit, before = done.budget - settings.budget;
-    if (done.limit > done.budget)
-      throw BudgetTooSmall(
-          concat("the memory budget of ", mb(done.budget), " MB is too small for this step; ", mb(enough),
-                 " MB may do",
-                 settings.beyond_start ? concat(" (", mb(enough - before), " of them for the step)") : ""));
   }
 
   // ---- cells
@@ -326,7 +324,10 @@ class Dtr {
   std::shared_ptr<Cell> cell_to_read(StorageImpl* storage) {
     Cell* cell = cell_of(storage);
     const auto shared = cell ? cell->shared_from_this() : new_cell(storage);
-    if (shared->constant() && !shared->own) shared->own = dtr_detail::share(storage);
+    if (!shared->constant() || shared->own) return shared;
+    // The memory of from_blob() may end before its storage does.
+    const bool borrowed = storage->nbytes() > 0 && !storage->data_ptr().get_context();
+    shared->own = borrowed ? dtr_detail::copy_of(dtr_detail::share(storage)) : dtr_detail::share(storage);
     return shared;
   }
   // The program's storage is about to have other contents, or has them already, if a record computes these.
@@ -433,6 +434,7 @@ class Dtr {
   }
 
   void do_again(Record& r) {
+    if (!on_cpu) make_room(largest);
     const Time start = std::chrono::steady_clock::now();
     std::vector<StoragePtr> storages(r.arguments.size());
     const auto all = [&](const auto& f) {
@@ -470,6 +472,9 @@ class Dtr {
         const IValue& value = stack[first + size_t(result.returned)];
         const Tensor t =
             result.item < 0 ? value.toTensor() : value.toListRef()[size_t(result.item)].toTensor();
+        check(t.sizes() == result.shape.sizes_arrayref() && t.strides() == result.shape.strides_arrayref() &&
+                  t.storage_offset() == result.offset,
+              r.operation.schema().name(), ", done again, has laid out its result in another way");
         put_back(*cell, dtr_detail::share(dtr_detail::storage_of(t)));
       }
     }
@@ -500,16 +505,18 @@ class Dtr {
                bool anew, Stack& stack) {
     const size_t below = stack.size() - given.size();
     for (double wanted = 64e6;; wanted *= 2) {
-      const double used = settings.used();
+      const auto [used, most] = settings.used();
       try {
         operation.redispatchBoxed(keys, &stack);
-        largest = std::max(largest, settings.used() - used);
+        const GivenOut after = settings.used();
+        const double reached = after.most > most ? after.most : after.now;  // with its scratch memory
+        largest = std::max(largest, reached - used), peak = std::max(peak.load(), reached);
         return;
       } catch (const std::exception& e) {
         if (!anew || !is_out_of_memory(e)) throw;
         const dtr_detail::Unseen unseen;
         bool any = false;
-        while (settings.used() > used - wanted && drop_one()) any = true;
+        while (settings.used().now > used - wanted && drop_one()) any = true;
         if (!any) throw;
       }
       ++done.lacks;
@@ -519,7 +526,7 @@ class Dtr {
     }
   }
   void take_sample() {
-    const double used = settings.used();
+    const double used = settings.used().now;
     double without = used;
     for (const auto& [storage, cell] : cells)
       if (cell->dropped && !cell->program.expired()) without += double(cell->bytes);
@@ -566,7 +573,7 @@ inline Dtr::Inputs Dtr::inputs_of(const About& info, c10::ArrayRef<IValue> given
     dtr_detail::each_tensor(given[i], [&](const Tensor& t) {
       StorageImpl* storage = dtr_detail::storage_of(t);
       const bool statistics = info.statistics[i] && moves;
-      inputs.push_back({storage, storage ? cell_of(storage) : nullptr, &t,
+      inputs.push_back({storage, storage ? cell_of(storage) : nullptr, &t, storage ? storage->nbytes() : 0,
                         info.written[i] || info.unknown || statistics, statistics, false});
     });
   if (!info.overwrites || !inputs[0].cell || inputs[0].cell->held()) return inputs;
@@ -642,7 +649,7 @@ inline std::shared_ptr<dtr_detail::Record> Dtr::record_of(const c10::OperatorHan
     a.written = in.written && !in.statistics;
     a.is_number = t.unsafeGetTensorImpl()->is_wrapped_number(), a.requires_grad = t.requires_grad();
     a.device = t.device(), a.offset = t.storage_offset(), a.type = t.dtype(), a.keys = t.key_set();
-    a.shape.set_sizes(t.sizes()), a.shape.set_strides(t.strides());
+    a.shape = dtr_detail::shape_of(t);
   }
   return r;
 }
@@ -668,7 +675,7 @@ inline void Dtr::note_results(const Inputs& inputs, c10::ArrayRef<IValue> result
     const auto same = [&](const Input& other) { return other.written && other.storage == in.storage; };
     if (std::any_of(inputs.begin(), inputs.begin() + i, same)) continue;
     if (!*why && !in.statistics) {
-      computed(in.storage, {-1, -1, int(i), {}});
+      computed(in.storage, {-1, -1, int(i), {}, 0, {}});
     } else {
       if (*why) pinned(why);
       end_cell(in.storage);
@@ -679,7 +686,9 @@ inline void Dtr::note_results(const Inputs& inputs, c10::ArrayRef<IValue> result
     dtr_detail::each_tensor(results[r], [&](const Tensor& t) {
       const int this_item = item < 0 ? -1 : item++;
       StorageImpl* storage = dtr_detail::storage_of(t);
-      if (!storage || int64_t(storage->nbytes()) < settings.min_size || cell_of(storage)) return;
+      if (!storage || storage->device_type() != settings.device || cell_of(storage) ||
+          int64_t(storage->nbytes()) < settings.min_size)
+        return;
       for (const Input& in : inputs)
         if (in.storage == storage) return;  // a view of it
       if (empty)
@@ -689,7 +698,7 @@ inline void Dtr::note_results(const Inputs& inputs, c10::ArrayRef<IValue> result
       else if (t.storage().use_count() > 1)
         pinned("somebody else has it, too");
       else
-        computed(storage, {int(r), this_item, -1, {}});
+        computed(storage, {int(r), this_item, -1, dtr_detail::shape_of(t), t.storage_offset()});
     });
   }
 }
@@ -716,13 +725,13 @@ inline void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet 
   }
 
   const Time start = std::chrono::steady_clock::now();
+  const auto cost_by = settings.cost ? settings.cost(operation, given) : nullptr;
   const auto writes = [](const Input& in) { return in.written; };
   const bool anew = std::none_of(inputs.begin(), inputs.end(), writes) && !info.random && !*info.once;
   compute(operation, keys, given, anew, *stack);
-  const double seconds = seconds_since(start);
 
   const c10::ArrayRef<IValue> results(stack->data() + stack->size() - info.returns, info.returns);
-  const double cost = settings.cost ? settings.cost(operation, given, results, seconds) : seconds;
+  const double cost = cost_by ? cost_by(results) : seconds_since(start);
   done.cost += cost;
   locks.release();
   if (backward) {
@@ -730,7 +739,11 @@ inline void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet 
       if (in.storage && in.written) end_cell(in.storage);
   } else {
     std::shared_ptr<Record> record;
-    const char* why = *info.once ? info.once : writes_constant ? "it writes to what is never dropped" : "";
+    const auto resized = [](const Input& in) { return in.storage && in.storage->nbytes() != in.bytes; };
+    const char* why = *info.once        ? info.once
+                      : writes_constant ? "it writes to what is never dropped"
+                      : std::any_of(inputs.begin(), inputs.end(), resized) ? "it resizes what it is given"
+                                                                           : "";
     note_results(inputs, results, info.empty, operation.schema().name(), why, [&] {
       if (record) return record;
       record = record_of(operation, keys, given, inputs);
@@ -775,27 +788,6 @@ inline const torch::Library library = [] {
 // ends. Does nothing where there is no budget.
 inline void dtr_pin(const torch::Tensor& t) {
   if (Dtr* dtr = Dtr::running()) dtr->pin(t);
-}
-
-// The cost of an operation in seconds by what it computes and what it moves, for devices where the host does
-// not wait: the same on all ranks and in all runs. Speeds are those of a large GPU; their ratio is what
-// counts.
-inline double dtr_cost_on_gpu(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given,
-                              c10::ArrayRef<c10::IValue> results, double) {
-  double bytes = 0;
-  std::vector<torch::Tensor> in, out;
-  for (const auto& [values, tensors] : {std::pair(given, &in), std::pair(results, &out)})
-    for (const auto& value : values)
-      dtr_detail::each_tensor(value, [&, all = tensors](const torch::Tensor& t) {
-        if (t.defined()) bytes += double(t.numel()) * double(t.element_size()), all->push_back(t);
-      });
-  const std::string& name = operation.schema().name();
-  double operations = 0;
-  if (name == "aten::convolution" && in.size() >= 2 && !out.empty())  // input, weight
-    operations = 2.0 * double(out[0].numel()) * double(in[1].numel()) / double(in[1].size(0));
-  if (name == "aten::convolution_backward" && in.size() >= 3)  // gradient, input, weight
-    operations = 4.0 * double(in[0].numel()) * double(in[2].numel()) / double(in[2].size(0));
-  return 5e-6 + bytes / 2e12 + operations / 5e13;
 }
 
 }  // namespace yolox

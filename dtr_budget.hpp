@@ -10,6 +10,7 @@
 
 #include "device.hpp"
 #include "dtr.hpp"
+#include "dtr_cost.hpp"
 #include "memory.hpp"
 
 namespace yolox {
@@ -48,8 +49,11 @@ inline DtrSettings dtr_settings(double bytes, torch::Device device, int ranks_he
   DtrSettings s;
   if (bytes == 0) return s;
   if (device.is_cuda()) {
-    s.used = [device] { return memory_given_out(device); };
-    s.cost = dtr_cost_on_gpu;
+    s.used = [device] { return GivenOut{memory_given_out(device), most_given_out(device)}; };
+    s.device = device.type();
+    const auto costs =
+        std::make_shared<DeviceCosts>([device] { return std::make_unique<StreamMark>(device.type()); });
+    s.cost = [costs](const auto& operation, auto given) { return (*costs)(operation, given); };
     s.min_size = 1 << 20;  // below, the allocator has pools of its own
   }
   if (std::isfinite(bytes)) {

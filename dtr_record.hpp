@@ -88,7 +88,9 @@ struct Argument {
 // A storage that an operation has filled: of a tensor that it gave back, or of one that it was given.
 struct Result {
   int returned, item, given;  // -1: none
-  std::weak_ptr<Cell> cell;
+  c10::impl::SizesAndStrides shape = {};
+  int64_t offset = 0;
+  std::weak_ptr<Cell> cell = {};
 };
 
 struct Record {
@@ -185,6 +187,11 @@ void each_tensor(const IValue& value, const F& f) {
 inline StorageImpl* storage_of(const Tensor& t) {
   return t.defined() && t.has_storage() ? t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()
                                         : nullptr;
+}
+inline c10::impl::SizesAndStrides shape_of(const Tensor& t) {
+  c10::impl::SizesAndStrides shape;
+  shape.set_sizes(t.sizes()), shape.set_strides(t.strides());
+  return shape;
 }
 inline StoragePtr share(StorageImpl* storage) { return StoragePtr::reclaim_copy(storage); }
 

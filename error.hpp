@@ -42,4 +42,10 @@ void check(bool condition, const Parts&... parts) {
   if (!condition) fail(parts...);
 }
 
+// UsageError(parts...) unless the condition holds.
+template <class... Parts>
+void usage_check(bool condition, const Parts&... parts) {
+  if (!condition) throw UsageError(concat(parts...));
+}
+
 }  // namespace yolox

@@ -192,12 +192,6 @@ struct Flags {
   }
 };
 
-// UsageError(parts...) unless the condition holds.
-template <class... Parts>
-void usage_check(bool condition, const Parts&... parts) {
-  if (!condition) throw UsageError(concat(parts...));
-}
-
 // "a,b" -> a and b; empty text -> nothing
 inline std::vector<std::string> split_list(const std::string& text) {
   std::vector<std::string> parts;

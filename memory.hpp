@@ -137,8 +137,8 @@ struct PartsThatFit {
         if (!is_out_of_memory(e)) throw;
         const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
         check(now < most || remedy.empty(), "out of memory; ", remedy, cause);
-        check(now<most, "out of memory, even with ", most> 1 ? "one image at a time" : "a single image",
-              "; give a smaller --size or --model", cause);
+        const char* least = most > 1 ? "one image at a time" : "a single image";
+        check(now < most, "out of memory, even with ", least, "; give a smaller --size or --model", cause);
       }
       now = std::min(2 * now, most);
       before_retry(now);
@@ -149,7 +149,8 @@ struct PartsThatFit {
 // The largest batch of at most `limit` images whose peak(images), bytes, stays within `budget`; peak is
 // infinite where memory ran out. Exact up to 32, within 3 % above. Throws where not even one image fits.
 template <class Peak>
-int64_t largest_batch(int64_t limit, double budget, const Peak& peak) {
+int64_t largest_batch(int64_t limit, double budget, const Peak& peak,
+                      const std::string& remedy = "a smaller --size or --model") {
   int64_t fits = 0, too_large = limit + 1;
   double of_fits = 0, slope = 0;
   for (int64_t next = std::min<int64_t>(2, limit); too_large - fits > std::max<int64_t>(1, fits / 32);) {
@@ -168,7 +169,7 @@ int64_t largest_batch(int64_t limit, double budget, const Peak& peak) {
       next = int64_t(double(fits) + std::min((budget - of_fits) / slope, 3.0 * double(fits)));
     next = std::clamp(next, fits + 1, std::max(fits + 1, too_large - 1));
   }
-  check(fits > 0, "not even one image fits into memory; give a smaller --size or --model");
+  check(fits > 0, "not even one image fits into memory; give ", remedy);
   return fits;
 }
 

@@ -117,23 +117,25 @@ static std::string find_batch(Config& config, const Trial& trial, int64_t n, Ran
   // Ranks on the CPU share the memory of their machine; all go by the one that has least.
   const double mine = memory_budget(trial.device) / (trial.device.is_cpu() ? ranks.place.local_world : 1),
                budget = -ranks.max(-mine);
-  const auto found = largest_batch(n / world, budget, [&](int64_t images) {
-    double bytes = std::numeric_limits<double>::infinity();
-    try {
-      bytes = trial(images, config.accum);
-    } catch (const BudgetTooSmall&) {}
-    const DtrStep& s = trial.dtr.step();
-    const double slowdown = ranks.max(s.slowdown());
-    bytes = ranks.max(bytes);
-    const std::string times = trial.dtr.on() ? concat(", ", rounded(slowdown), " times the computing") : "";
-    log.line(concat("bs auto: ", images, world > 1 ? " images a rank take " : " images take ",
-                    std::isfinite(bytes) ? short_bytes(bytes) + times : "too much"));
-    if (!trial.dtr.on()) return bytes;
-    const bool exceeded = ranks.max(s.limit > s.budget || !std::isfinite(bytes));
-    if (exceeded || slowdown > config.dtr_slowdown) return std::numeric_limits<double>::infinity();
-    // What the process takes beside what DTR counts must not rule: only a budget above the machine's is none.
-    return ranks.max(s.budget) > budget ? bytes : std::min(bytes, budget);
-  });
+  const auto found = largest_batch(
+      n / world, budget,
+      [&](int64_t images) {
+        const double bytes = ranks.max(trial(images, config.accum));
+        const DtrStep& s = trial.dtr.step();
+        const double slowdown = ranks.max(s.slowdown());
+        const bool fits = std::isfinite(bytes) && ranks.max(s.limit > s.budget) == 0;
+        const std::string times =
+            trial.dtr.on() ? concat(", ", rounded(slowdown), " times the computing") : "";
+        log.line(concat("bs auto: ", images, world > 1 ? " images a rank take " : " images take ",
+                        fits ? short_bytes(bytes) + times : "too much"));
+        if (!trial.dtr.on()) return bytes;
+        if (!fits || slowdown > config.dtr_slowdown) return std::numeric_limits<double>::infinity();
+        // What the process takes beside what DTR counts must not rule: only a budget above the machine's is
+        // none.
+        return ranks.max(s.budget) > budget ? bytes : std::min(bytes, budget);
+      },
+      trial.dtr.on() ? "a larger --dtr or --dtr-slowdown, or a smaller --size or --model"
+                     : "a smaller --size or --model");
   config.bs = int(found) * world;
   config.accum = std::min(config.accum, int(found));
   return concat("--bs auto: ", config.bs, config.bs == n ? " (all images)" : "", ", of ", short_bytes(mine),
@@ -142,10 +144,11 @@ static std::string find_batch(Config& config, const Trial& trial, int64_t n, Ran
 
 // With --dtr: shows that the largest step can be done, and says at what cost.
 static std::string try_dtr(const Config& config, const Trial& trial, int64_t share, Ranks& ranks) {
-  const double bytes = trial(share, config.accum);
+  const double bytes = ranks.max(trial(share, config.accum));
   check(std::isfinite(bytes), "out of memory with --dtr ", config.dtr, " already in the first step; give ",
         config.dtr == "auto" ? "a smaller --bs, --size or --model" : "a smaller --dtr");
   const DtrStep& s = trial.dtr.step();
+  trial.dtr.check_budget(ranks.max(s.limit));
   const double peak = ranks.max(s.peak), slowdown = ranks.max(s.slowdown());
   std::vector<std::string> pinned;
   for (const auto& [what, times] : s.pinned) pinned.push_back(concat(what, " (", times, " times)"));
@@ -293,7 +296,6 @@ static int train(int argc, char** argv) {
   const MultiScale sizes = multi_scale(config, base, world);
   const int share = config.bs / world;  // images of a step that are this rank's
   const std::string of_dtr = dtr.on() ? try_dtr(config, trial, share, ranks) : "";
-  dtr.strict = false;  // from here on: a batch that needs a little more must not end a run
   const int64_t per_epoch = (n + config.bs - 1) / config.bs;
   int64_t iters = per_epoch * config.epochs;
   if (config.max_iters) iters = std::min(config.max_iters, iters);
