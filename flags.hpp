@@ -92,7 +92,8 @@ struct Flags {
         if (on && off) throw UsageError(concat("--", f.name, " and --no-", f.name, " exclude each other"));
         if (on || off) f.set(on ? "true" : "false"), given.push_back(f.name);
       } else if (result.count(f.name)) {
-        f.set(result[f.name].as<std::string>());
+        for (const auto& a : result.arguments())
+          if (a.key() == f.name) f.set(a.value());
         given.push_back(f.name);
       }
     }
@@ -144,6 +145,13 @@ struct Flags {
     };
     return value;
   }
+  // A flag that may be given several times. As text its values are lines.
+  std::vector<std::string> flag_list(std::vector<std::string>& member, const std::string& group,
+                                     const std::string& name, const std::string& argument,
+                                     const std::string& doc) {
+    flag<std::vector<std::string>>(member, group, name, {}, argument, doc);
+    return {};
+  }
   // A flag that may stand alone and then has the value `implicit`.
   std::string flag_alone(std::string& member, const std::string& group, const std::string& name,
                          const std::string& implicit, const std::string& argument, const std::string& doc) {
@@ -166,6 +174,11 @@ struct Flags {
 
   static std::string to_text(bool v) { return v ? "true" : "false"; }
   static std::string to_text(const std::string& v) { return v; }
+  static std::string to_text(const std::vector<std::string>& v) {
+    std::string text;
+    for (const auto& line : v) text += (text.empty() ? "" : "\n") + line;
+    return text;
+  }
   static std::string to_text(double v) {  // as short as can be without changing the number
     char text[32];
     for (const int digits : {6, 15, 17}) {
@@ -181,6 +194,10 @@ struct Flags {
 
   static void from_text(const std::string&, const std::string& text, bool& v) { v = text == "true"; }
   static void from_text(const std::string&, const std::string& text, std::string& v) { v = text; }
+  static void from_text(const std::string&, const std::string& text, std::vector<std::string>& v) {
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) v.push_back(line);
+  }
   template <class T>
   static void from_text(const std::string& name, const std::string& text, T& v) {
     std::istringstream in(text);

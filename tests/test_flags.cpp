@@ -150,6 +150,21 @@ TEST_CASE("flags: --resume stands alone or has a value, in both forms") {
   CHECK(resumed({"--resume", "runs/a", "--bs", "2"}) == "runs/a");
 }
 
+TEST_CASE("flags: a list is given word by word, and as text it is lines") {
+  struct Lists : Flags {
+    std::vector<std::string> data = flag_list(data, "Data", "data", "DIR", "data sets");
+  } given, restored, none;
+  char words[4][9] = {"x", "--data", "a,b", "--data=c"};
+  std::vector<char*> argv{words[0], words[1], words[2], words[3], nullptr};
+  given.parse(4, argv.data(), "lists");
+  CHECK(given.data == std::vector<std::string>{"a,b", "c"});
+  CHECK(given.was_given("data"));
+  for (const auto& [name, value] : given.values()) restored.set(name, value);
+  CHECK(restored.data == given.data);
+  CHECK(none.data.empty());
+  CHECK(none.values()[0].second == "");
+}
+
 TEST_CASE("flags: as text and back nothing changes, no bit of a number either") {
   Settings a, b;
   parse(a, {"--strict", "--no-mosaic", "--name", "x y", "--seed", "9007199254740993"});
