@@ -9,7 +9,9 @@
 #include <string>
 
 #include "augment.hpp"
+#include "device.hpp"
 #include "flags.hpp"
+#include "launch.hpp"
 #include "multiscale.hpp"
 #include "run.hpp"
 #include "training.hpp"
@@ -221,6 +223,25 @@ inline void fill_in(Config& c) {
   if (!c.was_given("no-aug-epochs")) c.no_aug_epochs = std::min(c.no_aug_epochs, c.epochs / 10);
 }
 
+// The GPU that has the number of the rank on its machine, or the only one that it was given, or the CPU.
+inline torch::Device device_of(const Config& c, const Place& place) {
+  const bool several = place.world > 1 || c.gpus > 0;
+  if (c.procs > 0 || !several || c.device == "cpu") return parse_device(c.procs > 0 ? "cpu" : c.device);
+  if (c.device == "auto" && c.gpus == 0 && !torch::cuda::is_available()) return parse_device("cpu");
+  return parse_device(concat("cuda:", torch::cuda::device_count() == 1 ? 0 : place.local_rank));
+}
+
+// "runs/x/" -> "/home/me/runs/x"
+inline fs::path without_slash(const std::string& text) {
+  const fs::path path = fs::absolute(text).lexically_normal();
+  return path.has_filename() ? path : path.parent_path();
+}
+
+// What a run is named after: the last part of --data.
+inline std::string data_name(const std::string& data) {
+  return without_slash(data.substr(0, data.find(','))).stem().string();
+}
+
 // Each rank has the same share of a batch.
 inline void check_shares(const Config& c, int ranks) {
   usage_check(c.bs % ranks == 0, "--bs ", c.bs, " is shared by all ", ranks,
@@ -264,11 +285,11 @@ inline MultiScale multi_scale(const Config& c, ImageSize base, int ranks) {
 }
 
 // What a checkpoint keeps of the settings: all that a run is made of, not how it was called this time.
-inline Settings settings_of(const Config& config) {
+inline Settings settings_of(const Flags& flags) {
   Settings kept;
   const std::set<std::string> of_the_call{"resume", "profile", "dtr-trace", "debug",
                                           "nodes",  "node",    "master",    "restarts"};
-  for (const auto& [name, value] : config.values())
+  for (const auto& [name, value] : flags.values())
     if (!of_the_call.count(name)) kept.emplace_back(name, value);
   return kept;
 }

@@ -26,6 +26,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <iostream>
 #include <limits>
 #include <map>
 #include <memory>
@@ -96,9 +97,11 @@ class Ranks {
     watchdog->at("the meeting of all ranks");  // a firewall may let the store through and nothing else
     connect(device);
     watchdog->at("the data", /*patient=*/true);  // checking images takes long, and longer on one machine
+    met = true;
   }
   Ranks(const Ranks&) = delete;
 
+  static inline bool met = false;  // this process has connections to others
   const Place place;
   bool first() const { return place.rank == 0; }
   bool alone() const { return place.world == 1; }
@@ -559,5 +562,31 @@ class Reduction {
   std::shared_ptr<c10d::Reducer> reducer;
   std::shared_ptr<c10d::Logger> logger;
 };
+
+// What main() of a program with ranks does: as run_program(), but program() gives the exit code, and by it
+// the launcher tells a rank that has lost another from one that has failed. failed(): what is done for the
+// latter, a mistake on the command line apart, before its error is said.
+template <class Program>
+int run_rank(
+    const Program& program, const std::function<void()>& failed = [] {}) {
+  int code = 0;
+  const int error = run_program([&] {
+    try {
+      code = program();
+    } catch (const UsageError&) {
+      throw;
+    } catch (const std::exception& e) {
+      if (is_lost_rank(e))
+        code = kLostRank;
+      else
+        failed();
+      throw;
+    }
+  });
+  std::cout.flush();
+  // What is under way with ranks that are gone must not be waited for.
+  if (error && Ranks::met) _exit(code ? code : error);
+  return error ? error : code;
+}
 
 }  // namespace yolox

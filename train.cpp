@@ -2,7 +2,6 @@
 //   ./train --data shapes --model yolox-nano --size 192 --epochs 10
 //   ./train --data DIR --model yolox-s --weights yolox_s.pth --bs 16
 #include <cstring>
-#include <iostream>
 #include <optional>
 #include <set>
 
@@ -24,25 +23,6 @@
 #include "training.hpp"
 
 using namespace yolox;
-
-// The GPU that has the number of the rank on its machine, or the only one that it was given, or the CPU.
-static torch::Device device_of(const Config& c, const Place& place) {
-  const bool several = place.world > 1 || c.gpus > 0;
-  if (c.procs > 0 || !several || c.device == "cpu") return parse_device(c.procs > 0 ? "cpu" : c.device);
-  if (c.device == "auto" && c.gpus == 0 && !torch::cuda::is_available()) return parse_device("cpu");
-  return parse_device(concat("cuda:", torch::cuda::device_count() == 1 ? 0 : place.local_rank));
-}
-
-// "runs/x/" -> "/home/me/runs/x"
-static fs::path without_slash(const std::string& text) {
-  const fs::path path = fs::absolute(text).lexically_normal();
-  return path.has_filename() ? path : path.parent_path();
-}
-
-// What a run is named after: the last part of --data.
-static std::string data_name(const std::string& data) {
-  return without_slash(data.substr(0, data.find(','))).stem().string();
-}
 
 // What all ranks have to have been told; where data lies and how it is read may differ by machine.
 static Settings common_settings(const Config& config, const Dataset& data, size_t evaluated, int64_t step,
@@ -193,8 +173,6 @@ static void tell_plan(Telling& tell, Log& log, const Config& config, const Split
     log.line(odd);
 }
 
-static bool ranks_met = false;  // this process has connections to others
-
 // Gives the exit code.
 static int train(int argc, char** argv) {
   ignore_hangup();
@@ -225,7 +203,6 @@ static int train(int argc, char** argv) {
 
   // ---- the other ranks. Never ended where something fails: that would wait for those that are gone.
   Ranks& ranks = *new Ranks(place, device, config.timeout);
-  ranks_met = !ranks.alone();
   const int world = place.world;
 
   // ---- data
@@ -537,22 +514,5 @@ static int train(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
-  int code = 0;
-  const int failed = run_program([&] {
-    try {
-      code = train(argc, argv);
-    } catch (const UsageError&) {
-      throw;
-    } catch (const std::exception& e) {
-      if (is_lost_rank(e))
-        code = kLostRank;
-      else
-        write_crash(memory_report().c_str());
-      throw;
-    }
-  });
-  std::cout.flush();
-  // What is under way with ranks that are gone must not be waited for.
-  if (failed && ranks_met) _exit(code ? code : failed);
-  return failed ? failed : code;
+  return run_rank([&] { return train(argc, argv); }, [] { write_crash(memory_report().c_str()); });
 }

@@ -159,6 +159,22 @@ inline int64_t steps_of(const TempDir& dir, const std::string& run_folder = "r")
   return file.at("train").toGenericDict().at("iteration").toInt();
 }
 
+// How far apart the parameters of two runs are, in parts of the way that the second has come from a third;
+// and the statistics of batch norms, in parts of what they are.
+inline double apart(const TempDir& dir, const std::string& a, const std::string& b,
+                    const std::string& start) {
+  const auto x = weights_of(dir, a, false), y = weights_of(dir, b, false), z = weights_of(dir, start, false);
+  double apart = 0, way = 0, statistics = 0, all = 0;
+  for (const auto& e : x) {
+    const Tensor v = e.value().toTensor(), w = y.at(e.key()).toTensor(), first = z.at(e.key()).toTensor();
+    if (!v.is_floating_point()) continue;
+    const bool of_norm = has(e.key().toStringRef(), "running_");
+    (of_norm ? statistics : apart) += (v - w).square().sum().item<double>();
+    (of_norm ? all : way) += (of_norm ? w : w - first).square().sum().item<double>();
+  }
+  return std::max(std::sqrt(apart / way), std::sqrt(statistics / all));
+}
+
 // A program that runs beside the test.
 struct Process {
   pid_t pid;
