@@ -65,6 +65,6 @@ jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2000000)}' /proc/meminf
 [ "$room" -ge "$jobs" ] || jobs=$((room > 0 ? room : 1))
 cmake --build "$build" -j "$jobs" --target "${@:-all}" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 rm -f "$build.log"
-for program in train eval demo export pack; do
+for program in train multitask eval demo export pack; do
   [ ! -e "$build/$program" ] || ln -sf "$build/$program" "$program"
 done

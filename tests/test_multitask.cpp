@@ -1,0 +1,145 @@
+// ./multitask: several heads on one backbone, each with a data set of its own.
+#include "programs.hpp"
+
+#include "optim.hpp"
+#include "yolox_multitask.hpp"
+
+using namespace yolox;
+using namespace yolox::test;
+
+namespace {
+
+// Two data sets: seven classes in eight images, and the first three of them in five.
+struct TwoSets {
+  TempDir dir;
+  TwoSets() { write_scenes(dir / "all", 8), write_scenes(dir / "few", 5, 3); }
+};
+// Two steps a head and epoch, at the full learning rate from the first on.
+const std::string kTwo = "--data all --data few --model yolox-nano --size 64 --bs 4 --epochs 2 ";
+
+GenericDict weights_in(const std::string& path) {
+  return read_pth(path).toGenericDict().at("model").toGenericDict();
+}
+
+// Of the tensors whose names begin with the prefix: those that differ, and all.
+std::pair<int, int> moved(const GenericDict& before, const GenericDict& after, const std::string& prefix) {
+  std::pair<int, int> count;
+  for (const auto& e : before) {
+    if (e.key().toStringRef().rfind(prefix, 0) != 0) continue;
+    count.first += !torch::equal(e.value().toTensor(), after.at(e.key()).toTensor());
+    ++count.second;
+  }
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("multitask: with one head it makes the weights of ./train, byte for byte") {
+  TwoSets two;
+  // Mosaic, warm-up, another input size from step 10 on, L1 without mosaic in the last epoch.
+  const std::string flags = "--data all --model yolox-nano --size 64 --bs 4 --epochs 10 --eval-interval 0 ";
+  succeed(two.dir, "train", flags + "--out one");
+  succeed(two.dir, "multitask", flags + "--out multi");
+  CHECK(difference(weights_in(two.dir / "one/last.pth"), weights_in(two.dir / "multi/head_all.pth")) == "");
+}
+
+TEST_CASE("b3 g2 multitask: two heads, one a step: two ranks make the steps of one") {
+  TwoSets two;
+  const std::string flags = kTwo + "--amp fp64 --lr 1e-6 --eval-interval 0 --out ";
+  succeed(two.dir, "multitask", flags + "start --max-iters 1 --lr 0");
+  succeed(two.dir, "multitask", flags + "one");
+  succeed(two.dir, "multitask", flags + "two --procs 2");
+  CHECK(steps_of(two.dir, "two") == 8);
+  CHECK(apart(two.dir, "two", "one", "start") < 1e-7);
+  const auto start = weights_of(two.dir, "start", false), one = weights_of(two.dir, "one", false);
+  for (const std::string part : {"backbone.", "head_all.", "head_few."})
+    CHECK(moved(start, one, part).first > 0);
+}
+
+TEST_CASE("c4 d6 multitask: a head that is not used in a step stays as it is, all of it") {
+  TwoSets two;
+  succeed(two.dir, "multitask", kTwo + "--eval-interval 0 --out r --max-iters 2");  // one step each
+  fs::copy(two.dir / "r", two.dir / "before", fs::copy_options::recursive);
+  succeed(two.dir, "multitask", "--resume r --max-iters 3");
+  for (const bool averaged : {false, true}) {
+    const auto before = weights_of(two.dir, "before", averaged), after = weights_of(two.dir, "r", averaged);
+    const auto idle = moved(before, after, "head_few.");
+    CHECK(idle.first == 0);
+    CHECK(idle.second > 100);
+    CHECK(moved(before, after, "head_all.").first > idle.second / 2);
+    CHECK(moved(before, after, "backbone.").first > idle.second);
+  }
+  // Its momentum, too, though there is some.
+  const std::vector<Task> tasks{{"all", shapes_classes()}, {"few", {"circle", "ring", "crescent"}}};
+  MultiTask model("yolox-nano", tasks);
+  const auto momentum = [&](const std::string& run) {
+    Optimizer o("sgd", parameter_groups(*model, 0), false);
+    load_state_dict(
+        o, read_pth(two.dir / (run + "/last.pth")).toGenericDict().at("optimizer").toGenericDict(), run);
+    auto named = empty_dict();
+    for (size_t g = 0; g < o.groups.size(); ++g)
+      for (size_t i = 0; i < o.first[g].size(); ++i) named.insert(o.groups[g].names[i], o.first[g][i]);
+    return named;
+  };
+  const auto before = momentum("before"), after = momentum("r");
+  CHECK(moved(before, after, "head_few.").first == 0);
+  CHECK(moved(before, after, "head_all.").first > 0);
+  CHECK(before.at("head_few.obj_preds.0.bias").toTensor().abs().min().item<double>() > 0);
+}
+
+TEST_CASE("b2 multitask: the file of a head has the AP of the run, and goes wherever a checkpoint goes") {
+  TwoSets two;
+  const std::string printed =
+      succeed(two.dir, "multitask",
+              "--data drawn=shapes --data few --model yolox-nano --size 64 --bs 8 --epochs 1 --max-iters 30 "
+              "--lr 0.0012 --conf 0 --out r");
+  const auto rows = metric_rows(two.dir / "r/metrics.csv");  // epoch, step, then loss and AP of each head
+  REQUIRE(rows.size() == 1);
+  REQUIRE(rows[0].size() == 6);
+  CHECK(rows[0][3] > 0);
+  for (const auto& [name, data, column] : {std::tuple("drawn", "shapes", 3), {"few", "few", 5}}) {
+    succeed(two.dir, "eval",
+            concat("--data ", data, " --weights r/head_", name, ".pth --conf 0 --bs 8 --json e.json"));
+    CHECK(number_in(two.dir / "e.json", "AP") == doctest::Approx(rows[0][column]).epsilon(1e-8));
+    CHECK(has(printed, concat(name, ": loss ")));
+    CHECK(fs::exists(two.dir / concat("r/", name, "_val_batch0_pred.jpg")));
+  }
+  CHECK(has(run(two.dir, "eval", "--data all --weights r/head_few.pth").err, "was trained on other classes"));
+  CHECK(has(succeed(two.dir, "export", "--weights r/head_few.pth --out few.ts"), "3 classes"));
+  const auto file = read_pth(two.dir / "r/head_few.pth");
+  YOLOX again("yolox-nano", 3);
+  CHECK(load_state_dict(*again, find_weights(file, ""), "").complete());
+  CHECK(weights_info(file, "").classes == std::vector<std::string>{"circle", "ring", "crescent"});
+}
+
+TEST_CASE("c1 multitask: a run that was cut ends with the same bytes") {
+  TwoSets two;
+  const std::string flags = kTwo + "--eval-interval 1 --out ";
+  succeed(two.dir, "multitask", flags + "whole --max-iters 7");
+  succeed(two.dir, "multitask", flags + "cut --max-iters 3");
+  const std::string printed = succeed(two.dir, "multitask", "--resume cut --max-iters 7");
+  CHECK(has(printed, "--max-iters 7 instead of the run's 3"));
+  for (const std::string file : {"/last.pth", "/head_all.pth", "/head_few.pth"})
+    CHECK(difference(two.dir / ("whole" + file), two.dir / ("cut" + file)) == "");
+}
+
+TEST_CASE("multitask: what cannot be is refused with a remedy") {
+  TwoSets two;
+  succeed(two.dir, "multitask", kTwo + "--max-iters 1 --eval-interval 0 --out r");
+  succeed(two.dir, "train", kTwo + "--data all --max-iters 1 --eval-interval 0 --out t");
+  const auto refuses = [&](const std::string& flags, const std::string& part) {
+    const Outcome o = run(two.dir, "multitask", flags);
+    CHECK_MESSAGE(o.code != 0, flags);
+    CHECK_MESSAGE(has(o.err, part), flags << ": " << o.err);
+    CHECK_MESSAGE(lines_of(o.err).size() == 1, o.err);
+  };
+  refuses("--model yolox-nano", "--data is needed");
+  refuses("--model yolox-nano --data all --data x/all/", "--data x/all/: another head is called all already");
+  refuses("--model yolox-nano --data v1.2=all", "needs a name without dots and slashes; give NAME=DIR");
+  refuses("--model yolox-nano --data nowhere", "nowhere");
+  refuses(kTwo + "--amp fp16", "--amp takes off, bf16 or fp64");
+  refuses(kTwo + "--out r", "r already holds a run");
+  refuses("--resume r --data few --data all", "has other heads or classes than --data");
+  refuses("--resume r", "r is complete");
+  refuses("--resume t --data all", "t/last.pth is of ./train");
+}
