@@ -45,6 +45,8 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
 
   const Tensor is_fg = assignment.matched >= 0;  // [B, A]
   const Tensor num_fg = is_fg.sum(), divisor = num_fg.clamp_min(1).to(dtype);
+  // The functions that it is for take weights without a gradient: what depends on the predictions, as in
+  // focal loss, is multiplied in before the sum, by hand.
   const auto sum = at::Reduction::Sum;
   Losses losses;
   losses.num_fg = num_fg;

@@ -13,6 +13,8 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -85,8 +87,8 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
   const Tensor valid = torch::arange(rows, index).unsqueeze(0) < counts.unsqueeze(1);     // [n, rows]
   const Tensor gt_x = gt.select(2, 0).unsqueeze(2), gt_y = gt.select(2, 1).unsqueeze(2);  // [n, rows, 1]
 
-  // Candidates, packed to the front in the order of the points: 3 x 3 cells of 3 levels for each object at
-  // most.
+  // Candidates, packed to the front in the order of the points: of each level a square of `side` x `side`
+  // cells for each object at most.
   Tensor candidate = torch::zeros({n, points}, index.dtype(torch::kBool));
   const int64_t step = std::max<int64_t>(1, kMaxPairs / (n * points));
   for (int64_t r = 0; r < rows; r += step) {
@@ -95,7 +97,8 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
                               .logical_and_(valid.slice(1, r, end).unsqueeze(2))
                               .any(1));
   }
-  const int64_t slots = std::min(points, 27 * rows);
+  const auto side = int64_t(std::ceil(2 * kCentreRadius));
+  const int64_t slots = std::min(points, int64_t(std::size(kStrides)) * side * side * rows);
   const Tensor place = torch::where(candidate, candidate.cumsum(1) - 1, slots).clamp_max_(slots);
   const Tensor slot =
       torch::full({n, slots + 1}, points, index)  // [n, K] point in each slot, A: slot not used

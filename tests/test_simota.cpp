@@ -44,7 +44,7 @@ std::vector<int64_t> assign_by_loops(const Scene& s, int64_t b, const Targets& t
   std::vector<int64_t> candidates;
   std::vector<std::vector<char>> own(objects, std::vector<char>(points));
   for (int64_t a = 0; a < points; ++a) {
-    const float stride = s.anchors.stride[a].item<float>(), r = 1.5f * stride;
+    const float stride = s.anchors.stride[a].item<float>(), r = float(kCentreRadius) * stride;
     const float x = (s.anchors.grid[a][0].item<float>() + .5f) * stride,
                 y = (s.anchors.grid[a][1].item<float>() + .5f) * stride;
     bool any = false;
