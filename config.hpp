@@ -32,7 +32,7 @@ struct Config : Flags {
   bool strict = flag(strict, "Data", "strict", false, "",
                      "stop when an image or label is bad, instead of leaving it out");
 
-  std::string model = flag(model, "Model", "model", "", "NAME", "yolox-{nano,tiny,s,m,l,x}");
+  std::string model = flag(model, "Model", "model", "", "NAME", model_names());
   std::string weights =
       flag(weights, "Model", "weights", "", "FILE.pth", "start from these weights, ours or official");
   std::string resume = flag_alone(resume, "Model", "resume", "newest", "RUN",
@@ -166,8 +166,7 @@ inline void check_config(const Config& c) {
     usage_check(value >= lo && value <= hi, "--", name, " must be in ", lo, "..", hi, ", got ", value);
   };
   usage_check(!c.data.empty(), "--data is needed: a folder, a COCO JSON or YOLO data.yaml file, or shapes");
-  usage_check(!c.model.empty(),
-              "--model is needed: yolox-nano, yolox-tiny, yolox-s, yolox-m, yolox-l or yolox-x");
+  usage_check(!c.model.empty(), "--model is needed: ", model_names());
   model_size(c.model);
   if (!c.size.empty()) parse_size(c.size);
   at_least("bs", c.bs, 0), at_least("epochs", c.epochs, 1), in("workers", c.workers, 1, 256),

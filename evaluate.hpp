@@ -40,8 +40,10 @@ struct EvalGuard {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;
 };
 
-// The size of model that weights belong to, from the shape of the stem; empty if it is none of the six.
-inline std::string model_of_weights(const GenericDict& weights) {
+// The size of model that weights belong to, from the shape of the stem: `likely` where that fits, else the
+// first that does; empty if none does.
+inline std::string model_of_weights(const GenericDict& weights, const std::string& likely = "") {
+  std::string first;
   for (const auto& e : weights) {
     if (!e.key().isString()) continue;
     std::string key = e.key().toStringRef();
@@ -49,10 +51,12 @@ inline std::string model_of_weights(const GenericDict& weights) {
     if (key != "backbone.backbone.stem.conv.conv.weight" || !e.value().isTensor() ||
         e.value().toTensor().dim() != 4)
       continue;
-    for (const std::string name : {"yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x"})
-      if (e.value().toTensor().size(0) == int64_t(model_size(name).width * 64)) return name;
+    for (const ModelSize& size : model_sizes()) {
+      if (e.value().toTensor().size(0) != int64_t(size.width * 64)) continue;
+      if (first.empty() || size.name == likely) first = size.name;
+    }
   }
-  return "";
+  return first;
 }
 
 // The number of classes that weights predict, 0 if they have no head.
@@ -86,7 +90,7 @@ inline LoadedModel load_model(const std::string& path, const std::string& model,
   LoadedModel loaded;
   loaded.info = weights_info(file, path);
   if (preproc != "auto") loaded.info.legacy_preproc = preproc == "legacy";
-  const std::string found = model_of_weights(weights);
+  const std::string found = model_of_weights(weights, model.empty() ? loaded.info.model : model);
   const int64_t classes = classes_of_weights(weights);
   check(!found.empty() && classes > 0, path, " holds no YOLOX weights of a known size");
   check(model.empty() || model == found, path, " holds weights of ", found, "; --model ", model,

@@ -26,7 +26,7 @@ struct MultiTaskConfig : Flags {
   std::vector<std::string> data = flag_list(
       data, "Data", "data", "[NAME=]DIR", "data set of a head, in any format of ./train; once for each head");
   int workers = flag(workers, "Data", "workers", 2, "N", "threads that read images, of each data set");
-  std::string model = flag(model, "Model", "model", "", "NAME", "yolox-{nano,tiny,s,m,l,x}");
+  std::string model = flag(model, "Model", "model", "", "NAME", model_names());
   std::string weights = flag(weights, "Model", "weights", "", "FILE.pth", "start from these weights");
   std::string resume = flag(resume, "Model", "resume", "", "RUN", "go on with a run: its folder");
   std::string size = flag(size, "Training", "size", "", "N|HxW", "input size; the model's when left out");
@@ -118,7 +118,8 @@ static int train(int argc, char** argv) {
   torch::manual_seed(c.seed);
   MultiTaskTraining t{MultiTask(c.model, tasks), MultiTask(c.model, tasks), Optimizer("sgd", {}, false)};
   for (YOLOX& detector : t.model->detectors)
-    if (!c.weights.empty()) info.legacy_preproc = start_from(detector, c.weights, info, notes).legacy_preproc;
+    if (!c.weights.empty() && saved.path.empty())
+      info.legacy_preproc = start_from(detector, c.weights, info, notes).legacy_preproc;
   const auto type = c.amp == "fp64" ? torch::kDouble : torch::kFloat;
   load_state_dict(*t.ema, to_dict(state_dict(*t.model)), "the model");
   for (auto* m : {&t.model, &t.ema})

@@ -156,7 +156,7 @@ inline WeightsInfo start_from(YOLOX& model, const std::string& path, const Weigh
                               std::vector<std::string>& notes) {
   const auto file = read_pth(path);
   const auto weights = find_weights(file, path);
-  const std::string found = model_of_weights(weights);
+  const std::string found = model_of_weights(weights, wanted.model);
   check(found.empty() || found == wanted.model, path, " holds weights of ", found, "; use --model ", found,
         " or other weights");
   notes.push_back(to_string(load_state_dict(*model, weights, path)));

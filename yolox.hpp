@@ -170,16 +170,25 @@ struct ModelSize {
   int input;  // side of the square training and test size, pixels
 };
 
-// The six official sizes; throws for any other name.
-inline const ModelSize& model_size(const std::string& name) {
+// The six official sizes. One more line is one more --model.
+inline const std::vector<ModelSize>& model_sizes() {
   static const std::vector<ModelSize> sizes = {
       {"yolox-nano", 0.33, 0.25, true, 416}, {"yolox-tiny", 0.33, 0.375, false, 416},
       {"yolox-s", 0.33, 0.5, false, 640},    {"yolox-m", 0.67, 0.75, false, 640},
       {"yolox-l", 1.0, 1.0, false, 640},     {"yolox-x", 1.33, 1.25, false, 640}};
-  for (const auto& size : sizes)
+  return sizes;
+}
+// "yolox-nano, yolox-tiny, ..."
+inline std::string model_names() {
+  std::vector<std::string> names;
+  for (const auto& size : model_sizes()) names.push_back(size.name);
+  return listed(names, names.size());
+}
+// Throws for a name that none has.
+inline const ModelSize& model_size(const std::string& name) {
+  for (const auto& size : model_sizes())
     if (size.name == name) return size;
-  throw UsageError(concat(
-      "--model ", name, " is unknown; choose yolox-nano, yolox-tiny, yolox-s, yolox-m, yolox-l or yolox-x"));
+  throw UsageError(concat("--model ", name, " is unknown; choose ", model_names()));
 }
 
 struct CSPDarknetImpl : nn::Module {

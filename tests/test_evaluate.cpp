@@ -45,8 +45,10 @@ TEST_CASE("a checkpoint says which size and how many classes it has") {
     YOLOX model(name, 3);
     const auto weights = to_dict(state_dict(*model));
     CHECK(model_of_weights(weights) == name);
+    CHECK(model_of_weights(weights, "yolox-x") == name);  // does not fit
     CHECK(classes_of_weights(weights) == 3);
   }
   CHECK(model_of_weights(empty_dict()) == "");
+  CHECK(model_of_weights(empty_dict(), "yolox-s") == "");
   CHECK(classes_of_weights(empty_dict()) == 0);
 }
