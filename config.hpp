@@ -33,8 +33,8 @@ struct Config : Flags {
                      "stop when an image or label is bad, instead of leaving it out");
 
   std::string model = flag(model, "Model", "model", "", "NAME", model_names());
-  std::string weights =
-      flag(weights, "Model", "weights", "", "FILE.pth", "start from these weights, ours or official");
+  std::string weights = flag(weights, "Model", "weights", "", "FILE",
+                             "start from these weights, ours or official, .pth or .onnx");
   std::string resume = flag_alone(resume, "Model", "resume", "newest", "RUN",
                                   "go on with a run: its folder; the newest one when left out");
   std::string preproc = flag(preproc, "Model", "preproc", "auto", "auto|bgr|legacy",

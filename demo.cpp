@@ -11,7 +11,8 @@ using namespace yolox;
 struct Config : Flags {
   std::string source =
       flag(source, "What", "source", "", "PATH|shapes", "image, folder of images, or the built-in shapes");
-  std::string weights = flag(weights, "What", "weights", "", "FILE.pth", "checkpoint, ours or official");
+  std::string weights =
+      flag(weights, "What", "weights", "", "FILE", "checkpoint, ours or official, or an ONNX file");
   std::string save = flag(save, "What", "save", "runs/demo", "DIR", "folder for the drawn images");
   int max_images = flag(max_images, "What", "max-images", 0, "N", "stop after so many; 0: all");
   std::string model = flag(model, "How", "model", "", "NAME",

@@ -12,7 +12,8 @@ struct Config : Flags {
                           "data set: COCO, VOC or YOLO folder, a JSON or YAML file, or shapes");
   std::string split =
       flag(split, "What", "split", "", "NAME", "split of it, such as test; val when left out");
-  std::string weights = flag(weights, "What", "weights", "", "FILE.pth", "checkpoint, ours or official");
+  std::string weights =
+      flag(weights, "What", "weights", "", "FILE", "checkpoint, ours or official, or an ONNX file");
   std::string gt =
       flag(gt, "Or detections of any program", "gt", "", "GT.json", "ground truth in COCO's format");
   std::string dt =

@@ -16,6 +16,7 @@
 #include "data.hpp"
 #include "device.hpp"
 #include "flags.hpp"
+#include "onnx_weights.hpp"
 #include "pictures.hpp"
 #include "run.hpp"
 #include "yolox.hpp"
@@ -82,10 +83,10 @@ struct LoadedModel {
 // model.
 inline LoadedModel load_model(const std::string& path, const std::string& model, const std::string& preproc,
                               torch::Device device) {
-  usage_check(!path.empty(), "--weights FILE.pth is needed");
+  usage_check(!path.empty(), "--weights FILE is needed");
   usage_check(preproc == "auto" || preproc == "bgr" || preproc == "legacy",
               "--preproc takes auto, bgr or legacy, got '", preproc, "'");
-  const auto file = read_pth(path);
+  const auto file = read_weights(path);
   const auto weights = find_weights(file, path);
   LoadedModel loaded;
   loaded.info = weights_info(file, path);

@@ -11,7 +11,8 @@ torch=2.11.0
 say() { printf '== %s\n' "$*"; }
 
 packages=(g++ cmake ninja-build ccache python3-venv libopencv-dev libjpeg-dev libcxxopts-dev rapidjson-dev
-  libpugixml-dev libyaml-cpp-dev liblmdb-dev libgloo-dev doctest-dev)
+  libpugixml-dev libyaml-cpp-dev liblmdb-dev libgloo-dev libprotobuf-dev protobuf-compiler
+  doctest-dev)
 if command -v dpkg-query >/dev/null; then
   missing=()
   for p in "${packages[@]}"; do

@@ -4,16 +4,23 @@ set -uo pipefail
 cd "$(dirname "$0")"
 ./setup.sh || exit 1
 build=${YOLOX_BUILD:-build}
-# Some tests look at what is written for TensorBoard with its own reader.
-has_tensorboard() { "$1" -c 'import tensorboard.backend' >/dev/null 2>&1; }
+# Some tests look at what is written with the programs that it is for: TensorBoard's own reader, ONNX Runtime.
 venv=.venv/bin/python
-if ! has_tensorboard "${YOLOX_PYTHON:-$venv}" && ! has_tensorboard $venv && ! has_tensorboard python3; then
-  echo "== installing tensorboard into .venv"
+while read -r package module; do
+  found=
+  for python in "${YOLOX_PYTHON:-$venv}" $venv python3; do
+    if "$python" -c "import $module" >/dev/null 2>&1; then found=yes && break; fi
+  done
+  [ -z "$found" ] || continue
+  echo "== installing $package into .venv"
   { [ -x $venv ] || python3 -m venv .venv; } >/dev/null 2>&1 &&
-    $venv -m pip install -q --disable-pip-version-check --retries 1 tensorboard >/dev/null 2>&1 ||
-    echo "tensorboard could not be installed; type: $venv -m pip install tensorboard"
-  has_tensorboard $venv || echo "the tests that need it are skipped"
-fi
+    $venv -m pip install -q --disable-pip-version-check --retries 1 $package >/dev/null 2>&1 ||
+    echo "$package could not be installed, the tests that need it are skipped; type: $venv -m pip install $package"
+done <<END
+tensorboard tensorboard.backend
+onnxruntime onnxruntime
+opencv-python-headless cv2
+END
 # Others make two hosts out of network namespaces.
 if ! PATH=$PATH:/usr/sbin command -v ip >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   { apt-get update -qq && apt-get install -y -qq --no-install-recommends iproute2; } >/dev/null 2>&1 || true

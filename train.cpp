@@ -235,6 +235,10 @@ static int train(int argc, char** argv) {
   const auto type = config.amp == "fp64" ? torch::kDouble : torch::kFloat;
   move(model, device, type);
   channels_last(*model);
+  if (!config.weights.empty() && !resumed)
+    if (const int64_t looked = unfold_norms(model, data, base, info.legacy_preproc, config.workers))
+      notes.push_back(
+          concat("the file's batch norms are folded; they got the statistics of ", looked, " images"));
   const std::string unknown = freeze(*model, split_list(config.freeze));
   usage_check(unknown.empty(), "--freeze ", unknown,
               ": nothing in the model is named so; backbone, neck, or such as head.stems");

@@ -2,13 +2,17 @@
 #pragma once
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
+#include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "checkpoint.hpp"
 #include "evaluate.hpp"
+#include "onnx_weights.hpp"
 #include "optim.hpp"
 #include "yolox.hpp"
 
@@ -154,7 +158,7 @@ inline void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_ep
 // Weights of a file into a new model; what was skipped goes to `notes`. Gives what the file says of them.
 inline WeightsInfo start_from(YOLOX& model, const std::string& path, const WeightsInfo& wanted,
                               std::vector<std::string>& notes) {
-  const auto file = read_pth(path);
+  const auto file = read_weights(path);
   const auto weights = find_weights(file, path);
   const std::string found = model_of_weights(weights, wanted.model);
   check(found.empty() || found == wanted.model, path, " holds weights of ", found, "; use --model ", found,
@@ -165,6 +169,67 @@ inline WeightsInfo start_from(YOLOX& model, const std::string& path, const Weigh
     notes.push_back(
         "the weights were trained on as many classes of other names: their class head is kept as a start");
   return info;
+}
+
+// Batch norms that were folded into their convolutions and come back from an ONNX file only add a bias. In
+// training they would divide by the deviation of the batch all the same, and the network be another one. So
+// they get the statistics of what comes to them from the first `most` images, and the weight and bias with
+// which, in evaluation, they do what they did. Gives the number of images looked at, 0 where no norm is such.
+inline int64_t unfold_norms(YOLOX& model, const Dataset& data, ImageSize size, bool legacy, int workers,
+                            int64_t most = 32) {
+  struct Norm {
+    Tensor weight, bias, mean, var;
+    double eps, count = 0;
+    Tensor sum, squares;
+  };
+  static thread_local std::map<const void*, Norm> norms;  // by where their statistics are
+  norms.clear();
+  for (const auto& module : model->modules())
+    if (const auto* bn = module->as<torch::nn::BatchNorm2d>()) {
+      const bool folded = (bn->weight == 1).all().item<bool>() &&
+                          (bn->running_mean == 0).all().item<bool>() &&
+                          (bn->running_var - (1 - bn->options.eps())).abs().max().item<double>() < 1e-7;
+      if (folded)
+        norms[bn->running_mean.data_ptr()] = {bn->weight.detach(),
+                                              bn->bias.detach(),
+                                              bn->running_mean,
+                                              bn->running_var,
+                                              bn->options.eps(),
+                                              0,
+                                              {},
+                                              {}};
+    }
+  if (norms.empty()) return 0;
+  const auto comes = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
+    if (std::string(f.name()) != "aten::batch_norm") return nullptr;
+    const Tensor x = f.inputs()[0].toTensor();
+    const auto norm = norms.find(f.inputs()[3].toTensor().data_ptr());
+    if (norm == norms.end()) return nullptr;
+    const Tensor exact = x.to(torch::kDouble), sum = exact.sum({0, 2, 3}),
+                 squares = exact.square().sum({0, 2, 3});
+    Norm& n = norm->second;
+    n.sum = n.count > 0 ? n.sum + sum : sum, n.squares = n.count > 0 ? n.squares + squares : squares;
+    n.count += double(x.numel() / x.size(1));
+    return nullptr;
+  };
+  const EvalGuard evaluation(*model);
+  const torch::NoGradGuard no_grad;
+  const Tensor first = model->parameters()[0];
+  const int64_t images = std::min<int64_t>(most, data.records.size());
+  Loader loader(evaluation_items(data), 0, images, 1, {size.width, size.height}, workers, first.is_cuda());
+  DeviceLoader batches(loader, first.device());
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(comes).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  for (int64_t i = 0; i < images; ++i)
+    model(preprocess(batches.next().images, legacy).to(first.scalar_type()));
+  at::removeCallback(handle);
+  for (auto& [key, n] : norms) {
+    const Tensor mean = n.sum / n.count, var = (n.squares / n.count - mean.square()).clamp_min(0);
+    n.weight.copy_((var + n.eps).sqrt()), n.bias.add_(mean);
+    n.mean.copy_(mean), n.var.copy_(var);
+  }
+  norms.clear();
+  return images;
 }
 
 }  // namespace yolox

@@ -401,11 +401,11 @@ SHARED_TEST("demo: the dog is found where it is, and all else stays as it was") 
 TEST_CASE("export: the TorchScript file is the model, here and in Python") {
   const TempDir& dir = trained().dir;
   const std::string printed = succeed(dir, "export", "--weights a/last.pth --out model.ts");
-  CHECK(has(printed, "model.ts: yolox-nano, 7 classes, input [B, 3, 64, 64] BGR 0..255"));
-  torch::jit::ExtraFilesMap extra{{"classes.txt", ""}, {"pixels.txt", ""}};
+  CHECK(has(printed, "model.ts: yolox-nano, 7 classes, input [B, 3, H, W] BGR 0..255, output [B, A, 12]"));
+  torch::jit::ExtraFilesMap extra{{"classes", ""}, {"channel_order", ""}};
   auto module = torch::jit::load(dir / "model.ts", torch::kCPU, extra);
-  CHECK(has(extra["classes.txt"], "circle\nring\n"));
-  CHECK(extra["pixels.txt"] == "BGR 0..255\n");
+  CHECK(has(extra["classes"], "circle\nring\n"));
+  CHECK(extra["channel_order"] == "BGR");
   const torch::NoGradGuard no_grad;
   auto loaded = load_model(dir / "a/last.pth", "", "auto", torch::kCPU);
   for (const int64_t b : {1, 3}) {

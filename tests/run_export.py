@@ -1,0 +1,93 @@
+"""Runs an exported file as somebody would who has only the file: ONNX Runtime, or torch.jit.load.
+
+run_export.py detect MODEL IMAGES.json FOLDER OUT.json CONF IOU
+    boxes in the images of a COCO file, as COCO detections; MODEL says by its metadata how to feed it
+run_export.py tensors MODEL IN:B,H,W:OUT ...
+    raw float32 images in, the output as raw float32 out
+"""
+import json
+import sys
+
+import numpy as np
+
+
+def load(path):
+    """The file as a function of images, and its metadata."""
+    if path.endswith(".onnx"):
+        import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        metadata = session.get_modelmeta().custom_metadata_map
+        return lambda images: session.run(None, {"images": images})[0], metadata
+    import torch
+    metadata = dict.fromkeys(["classes", "size", "channel_order", "value_range", "letterbox", "output"], "")
+    module = torch.jit.load(path, _extra_files=metadata)
+    metadata = {key: text.decode() for key, text in metadata.items()}
+    return lambda images: module(torch.from_numpy(images)).numpy(), metadata
+
+
+def suppress(boxes, scores, classes, iou):
+    """Indices of the boxes (x1, y1, x2, y2) that stay, best first; boxes suppress those of their class."""
+    order, kept = np.argsort(-scores, kind="stable"), []
+    while len(order):
+        a, rest = order[0], order[1:]
+        kept.append(a)
+        sides = np.minimum(boxes[a, 2:], boxes[rest, 2:]) - np.maximum(boxes[a, :2], boxes[rest, :2])
+        both = np.prod(np.maximum(sides, 0), 1)
+        areas = np.prod(boxes[:, 2:] - boxes[:, :2], 1)
+        overlap = both / (areas[a] + areas[rest] - both)
+        order = rest[(classes[rest] != classes[a]) | (overlap <= iou)]
+    return kept
+
+
+def detections(output, conf, iou):
+    """Rows x1, y1, x2, y2, score, class of the one image of an output, with NMS inside or without."""
+    if output.ndim == 2:
+        return output[:, 1:]
+    rows = output[0]
+    cls = rows[:, 5:].argmax(1)
+    score = rows[:, 4] * rows[:, 5:].max(1)
+    keep = score >= conf
+    rows, cls, score = rows[keep], cls[keep], score[keep]
+    half = rows[:, 2:4] / 2
+    boxes = np.concatenate([rows[:, :2] - half, rows[:, :2] + half], 1)
+    kept = suppress(boxes, score, cls, iou)
+    return np.concatenate([boxes, score[:, None], cls[:, None]], 1)[kept]
+
+
+def detect(model, images, folder, out, conf, iou):
+    import cv2
+    run, metadata = load(model)
+    assert metadata["channel_order"] == "BGR" and metadata["value_range"] == "255", metadata
+    assert metadata["letterbox"] == "top left, border 114", metadata
+    height, width = map(int, metadata["size"].split("x"))
+    with open(images) as file:
+        coco = json.load(file)
+    categories = sorted(category["id"] for category in coco["categories"])
+    found = []
+    for entry in coco["images"]:
+        image = cv2.imread(folder + "/" + entry["file_name"])
+        scale = min(height / image.shape[0], width / image.shape[1])
+        small = cv2.resize(image, (int(image.shape[1] * scale), int(image.shape[0] * scale)))
+        boxed = np.full((1, height, width, 3), 114, np.uint8)
+        boxed[0, :small.shape[0], :small.shape[1]] = small
+        output = run(np.ascontiguousarray(boxed.transpose(0, 3, 1, 2), np.float32))
+        for x1, y1, x2, y2, score, cls in detections(output, float(conf), float(iou)).tolist():
+            box = [x1 / scale, y1 / scale, (x2 - x1) / scale, (y2 - y1) / scale]
+            found.append({"image_id": entry["id"], "category_id": categories[int(cls)], "bbox": box, "score": score})
+    with open(out, "w") as file:
+        json.dump(found, file)
+    print(len(found), "boxes")
+
+
+def tensors(model, *jobs):
+    run, _ = load(model)
+    for job in jobs:
+        source, shape, out = job.split(":")
+        batch, height, width = map(int, shape.split(","))
+        run(np.fromfile(source, np.float32).reshape(batch, 3, height, width)).tofile(out)
+
+
+if __name__ == "__main__":
+    {"detect": detect, "tensors": tensors}[sys.argv[1]](*sys.argv[2:])

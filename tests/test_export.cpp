@@ -1,0 +1,537 @@
+// What ./export writes, in the programs that it is for: ONNX Runtime and Python's torch (run_export.py); and
+// weights out of ONNX files.
+#include "programs.hpp"
+
+#include <torch/script.h>
+
+#include "onnx_run.hpp"
+#include "torchscript.hpp"
+#include "training.hpp"
+
+using namespace yolox;
+using namespace yolox::test;
+
+namespace {
+
+// A Python that has all that run_export.py imports; "" where there is none.
+const std::string& export_python() {
+  static const std::string found = [] {
+    const char* given = std::getenv("YOLOX_PYTHON");
+    for (const std::string python : {given ? given : "", YOLOX_SOURCE_DIR "/.venv/bin/python", "python3"})
+      if (!python.empty() &&
+          std::system(concat("'", python, "' -c 'import onnxruntime, cv2' >/dev/null 2>&1").c_str()) == 0)
+        return python;
+    std::cout
+        << "onnxruntime and opencv-python-headless are not in .venv: tests that need them are skipped\n";
+    return std::string();
+  }();
+  return found;
+}
+#define ONNXRUNTIME_TEST(name) TEST_CASE(name* doctest::skip(export_python().empty()))
+
+void run_python(const TempDir& dir, const std::string& arguments) {
+  const Outcome o =
+      shell(dir, concat("'", export_python(), "' " YOLOX_SOURCE_DIR "/tests/run_export.py ", arguments));
+  REQUIRE_MESSAGE(o.code == 0, arguments << "\n" << o.out << o.err);
+}
+
+// Output of a file for each of the batches, with columns as given.
+std::vector<Tensor> in_python(const TempDir& dir, const std::string& file, const std::vector<Tensor>& batches,
+                              int64_t columns) {
+  std::string jobs;
+  const auto name = [](size_t i, const char* end) { return concat("batch", i, ".", end); };
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const Tensor x = batches[i].contiguous();
+    write_text(dir / name(i, "in"), std::string(static_cast<const char*>(x.data_ptr()), x.nbytes()));
+    jobs += concat(" ", name(i, "in"), ":", x.size(0), ",", x.size(2), ",", x.size(3), ":", name(i, "out"));
+  }
+  run_python(dir, concat("tensors ", file, jobs));
+  std::vector<Tensor> outputs;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const std::string bytes = contents(dir / name(i, "out"));
+    Tensor y = torch::empty({int64_t(bytes.size() / 4)});
+    std::memcpy(y.data_ptr(), bytes.data(), bytes.size());
+    outputs.push_back(y.view({-1, columns}));
+  }
+  return outputs;
+}
+
+// A network whose norms do something, in evaluation mode.
+YOLOX lively_model(const std::string& name, int classes) {
+  torch::manual_seed(3);
+  YOLOX model(name, classes);
+  const torch::NoGradGuard no_grad;
+  for (const auto& m : model->modules()) {
+    if (auto* bn = m->as<nn::BatchNorm2d>()) {
+      bn->weight.uniform_(1, 2), bn->bias.normal_(0, 0.3);
+      bn->running_mean.normal_(0, 0.3), bn->running_var.uniform_(0.5, 1.5);
+    }
+  }
+  // Scores of all sizes, and of all classes.
+  for (auto* preds : {&model->head->cls_preds, &model->head->obj_preds})
+    for (const auto& pred : **preds) pred->as<nn::Conv2d>()->bias.normal_(0, 1);
+  model->eval();
+  return model;
+}
+void save_weights(YOLOX& model, const std::string& path) {
+  auto top = empty_dict();
+  top.insert("model", to_dict(state_dict(*model)));
+  write_pth(path, top);
+}
+
+Tensor decoded(YOLOX& model, const Tensor& x) {
+  const torch::NoGradGuard no_grad;
+  return decode(model(x), x.size(2), x.size(3));
+}
+// Largest difference in units of the larger of 1 and what was expected.
+double off(const Tensor& got, const Tensor& want) {
+  const Tensor w = want.reshape(got.sizes());
+  return ((got - w).abs() / w.abs().clamp_min(1)).max().item<double>();
+}
+// postprocess() as an exported file has it: [D, 7].
+Tensor found_in(const Tensor& rows, double conf, double iou) {
+  std::vector<Tensor> all{torch::zeros({0, 7})};
+  const auto found = postprocess(rows, conf, iou);
+  for (size_t b = 0; b < found.size(); ++b)
+    all.push_back(
+        torch::cat({torch::full({found[b].size(0), 1}, double(b)), found[b].slice(1, 0, 4),
+                    (found[b].select(1, 4) * found[b].select(1, 5)).unsqueeze(1), found[b].slice(1, 6)},
+                   1));
+  return torch::cat(all);
+}
+
+Tensor random_images(int64_t batch, int64_t height, int64_t width) {
+  return torch::rand({batch, 3, height, width}) * 255;
+}
+
+}  // namespace
+
+ONNXRUNTIME_TEST("onnx: ONNX Runtime computes the model, in all six sizes") {
+  TempDir dir;
+  for (const std::string name : {"yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x"}) {
+    CAPTURE(name);
+    YOLOX model = lively_model(name, 3);
+    save_onnx(to_onnx(model, {64, 96}, {}), dir / "m.onnx");
+    const Tensor x = random_images(1, 64, 96), want = decoded(model, x);
+    CHECK(want.slice(-1, 4).std().item<double>() > 0.05);
+    CHECK(off(in_python(dir, "m.onnx", {x}, 8)[0], want) < 1e-3);
+  }
+}
+
+TEST_CASE("onnx: every form of the file is the model, in ONNX Runtime too, for batches and sizes") {
+  TempDir dir;
+  YOLOX model = lively_model("yolox-nano", 4);
+  const std::vector<Tensor> batches{random_images(1, 64, 64), random_images(3, 96, 160)};
+  const auto check_all = [&](const char* file, const ExportSettings& s, double bar,
+                             const std::function<Tensor(const Tensor&)>& want) {
+    CAPTURE(file);
+    save_onnx(to_onnx(model, s, {}), dir / file);
+    const onnx::Model again = read_onnx(dir / file);
+    const std::vector<Tensor> inputs(batches.begin(), s.dynamic ? batches.end() : batches.begin() + 1);
+    std::vector<std::vector<Tensor>> outputs(1);
+    for (const Tensor& x : inputs) outputs[0].push_back(run_onnx(again, x, s.nms ? "detections" : "output"));
+    if (!export_python().empty()) outputs.push_back(in_python(dir, file, inputs, s.nms ? 7 : 9));
+    for (const auto& by : outputs)
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        const Tensor expected = want(inputs[i]);
+        REQUIRE(by[i].numel() == expected.numel());
+        if (by[i].numel()) CHECK(off(by[i], expected) < bar);
+      }
+  };
+  const auto rows = [&](const Tensor& x) { return decoded(model, x); };
+  const auto raw = [&](const Tensor& x) {
+    const torch::NoGradGuard no_grad;
+    const Predictions p = model(x);
+    return torch::cat({p.reg, p.obj.unsqueeze(-1).sigmoid(), p.cls.sigmoid()}, -1);
+  };
+  ExportSettings s{64, 64};
+  s.decode = false;
+  check_all("raw.onnx", s, 1e-3, raw);
+  s.dynamic = true;
+  check_all("raw_any.onnx", s, 1e-3, raw);
+  s.decode = true;
+  check_all("any.onnx", s, 1e-3, rows);
+  s.half = true;
+  check_all("half.onnx", s, 0.2, rows);
+  CHECK(fs::file_size(dir / "half.onnx") < 0.6 * double(fs::file_size(dir / "any.onnx")));
+  s.half = false, s.nms = true;
+  // Scores of which some, all and none are high enough, so that the boxes of a class meet.
+  for (const double conf : {0.45, 0.0, 1.0}) {
+    s.conf = conf, s.iou = 0.3;
+    const Tensor expected = found_in(rows(batches[1]), s.conf, s.iou);
+    CHECK((expected.size(0) > 20) == (conf < 1));
+    CHECK(expected.size(0) < 3 * 15 * 21);
+    check_all("nms.onnx", s, 1e-3, [&](const Tensor& x) { return found_in(rows(x), s.conf, s.iou); });
+  }
+  s.dynamic = false;
+  s.conf = 0.3;
+  check_all("nms_one.onnx", s, 1e-3, [&](const Tensor& x) { return found_in(rows(x), s.conf, s.iou); });
+}
+
+TEST_CASE("torchscript: any batch and size; NMS inside finds what it finds outside") {
+  YOLOX model = lively_model("yolox-nano", 4);
+  ExportSettings s;
+  s.nms = true, s.conf = 0.45, s.iou = 0.3;
+  std::vector<Tensor> batches{random_images(1, 64, 64), random_images(3, 96, 160)}, rows;
+  for (const Tensor& x : batches) rows.push_back(decoded(model, x));
+  auto module = to_torchscript(model, s);
+  for (size_t i = 0; i < batches.size(); ++i) {
+    CHECK(off(module.run_method("rows", batches[i]).toTensor(), rows[i]) < 1e-5);
+    const Tensor found = module.forward({batches[i]}).toTensor(), want = found_in(rows[i], s.conf, s.iou);
+    REQUIRE(found.sizes() == want.sizes());
+    CHECK(want.size(0) > 5);
+    CHECK(off(found, want) < 1e-5);
+  }
+  CHECK(module.forward({torch::full({1, 3, 32, 32}, NAN)}).toTensor().sizes() == c10::IntArrayRef{0, 7});
+}
+
+// ---- weights out of ONNX files
+
+TEST_CASE("onnx weights: a network comes back from our own file, whatever its weights are called") {
+  TempDir dir;
+  for (const std::string name : {"yolox-nano", "yolox-m"}) {
+    CAPTURE(name);
+    YOLOX model = lively_model(name, 4);
+    const Tensor x = random_images(1, 64, 64), want = decoded(model, x);
+    ExportSettings s;
+    s.dynamic = s.nms = true;
+    const Metadata about = {
+        {"model", name}, {"classes", "a\nb\nc\nd"}, {"size", "96x64"}, {"channel_order", "RGB"}};
+    onnx::Model file = to_onnx(model, s, about);
+    save_onnx(file, dir / "named.onnx");
+    auto loaded = load_model(dir / "named.onnx", "", "auto", torch::kCPU);
+    CHECK(loaded.info.model == name);
+    CHECK(loaded.info.classes == std::vector<std::string>{"a", "b", "c", "d"});
+    CHECK(loaded.info.height == 96);
+    CHECK(loaded.info.width == 64);
+    CHECK(loaded.info.legacy_preproc);
+    CHECK(loaded.report == "");
+    CHECK(off(decoded(loaded.model, x), want) < 1e-3);
+
+    // as exporters leave it: numbers for names, equal tensors stored once, no metadata
+    auto& graph = *file.mutable_graph();
+    std::map<std::string, std::string> names;
+    for (auto& t : *graph.mutable_initializer())
+      names[t.name()] = concat("onnx::Conv_", names.size()), t.set_name(names[t.name()]);
+    for (auto& node : *graph.mutable_node())
+      for (auto& input : *node.mutable_input())
+        if (names.count(input)) input = names[input];
+    file.clear_metadata_props();
+    save_onnx(file, dir / "numbered.onnx");
+    loaded = load_model(dir / "numbered.onnx", "", "auto", torch::kCPU);
+    CHECK(loaded.info.classes.empty());
+    CHECK_FALSE(loaded.info.legacy_preproc);
+    CHECK(off(decoded(loaded.model, x), want) < 1e-3);
+  }
+}
+
+namespace {
+
+onnx::Node& node_of(onnx::Model& file, const std::string& name) {
+  for (auto& node : *file.mutable_graph()->mutable_node())
+    if (node.name() == name) return node;
+  throw std::runtime_error("no node " + name);
+}
+onnx::Tensor& tensor_of(onnx::Model& file, const std::string& name) {
+  for (auto& t : *file.mutable_graph()->mutable_initializer())
+    if (t.name() == name) return t;
+  throw std::runtime_error("no tensor " + name);
+}
+
+}  // namespace
+
+TEST_CASE("onnx weights: batch norms that were not folded, float16 and lists of numbers are read") {
+  YOLOX model = lively_model("yolox-nano", 2);
+  const auto plain = to_onnx(model, {}, {});
+  const auto wanted = find_weights(weights_of_onnx(plain, "plain"), "plain");
+  const std::string base = "backbone.backbone.dark2.0.dconv.";
+  auto file = plain;
+
+  // conv -> norm, with an epsilon of its own
+  auto& graph = *file.mutable_graph();
+  const int64_t c = 16;
+  const Tensor gamma = torch::rand({c}) + 1, beta = torch::rand({c}), mean = torch::rand({c}),
+               var = torch::rand({c}) + 1;
+  const auto add = [&](const char* name, const Tensor& t) {
+    auto& to = *graph.add_initializer();
+    to.set_name(name), to.set_data_type(onnx::Tensor::FLOAT), to.add_dims(c);
+    for (int64_t i = 0; i < c; ++i) to.add_float_data(t[i].item<float>());
+  };
+  add("gamma", gamma), add("beta", beta), add("mean", mean), add("var", var);
+  node_of(file, base + "conv").set_output(0, "before");
+  auto* norm = graph.add_node();
+  norm->set_op_type("BatchNormalization");
+  for (const char* input : {"before", "gamma", "beta", "mean", "var"}) norm->add_input(input);
+  norm->add_output(base + "conv");
+  auto& eps = *norm->add_attribute();
+  eps.set_name("epsilon"), eps.set_f(0.01f), eps.set_type(onnx::Attribute::FLOAT);
+  int at = 0;
+  while (graph.node(at).name() != base + "conv") ++at;
+  for (int i = graph.node_size() - 1; i > at + 1; --i) graph.mutable_node()->SwapElements(i, i - 1);
+  const auto read = find_weights(weights_of_onnx(file, "f"), "f");
+  const auto entry = [&](const auto& dict, const std::string& key) { return dict.at(key).toTensor(); };
+  CHECK(torch::equal(entry(read, base + "conv.weight"), entry(wanted, base + "conv.weight")));
+  // the norm of the bias that the convolution had anyhow
+  const Tensor x = torch::rand({c}), bias = entry(wanted, base + "bn.bias");
+  const Tensor in_file = (x + bias - mean) / (var + 0.01).sqrt() * gamma + beta;
+  const Tensor ours = (x - entry(read, base + "bn.running_mean")) /
+                          (entry(read, base + "bn.running_var") + 1e-3).sqrt() *
+                          entry(read, base + "bn.weight") +
+                      entry(read, base + "bn.bias");
+  CHECK(torch::allclose(in_file, ours, 1e-5, 1e-6));
+
+  // a folded norm adds the bias and does nothing else, to the bit
+  nn::BatchNorm2d bn(nn::BatchNorm2dOptions(c).eps(1e-3));
+  bn->eval();
+  bn->running_var.copy_(entry(wanted, base + "bn.running_var"));
+  const Tensor image = torch::randn({1, c, 4, 4});
+  CHECK(torch::equal(bn(image), image));
+
+  ExportSettings half;
+  half.half = true;
+  const auto rounded_weights = find_weights(weights_of_onnx(to_onnx(model, half, {}), "h"), "h");
+  for (const auto& e : wanted)
+    CHECK(torch::allclose(entry(rounded_weights, e.key().toStringRef()), e.value().toTensor(), 1e-3, 1e-4));
+}
+
+TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it is said why") {
+  TempDir dir;
+  YOLOX model = lively_model("yolox-nano", 2);
+  const auto plain = to_onnx(model, {}, {});
+  const auto refused = [&](const char* what, const std::function<void(onnx::Model&)>& change) {
+    CAPTURE(what);
+    onnx::Model file = plain;
+    change(file);
+    const std::string error = error_of([&] { weights_of_onnx(file, "bad.onnx"); });
+    CHECK_MESSAGE(has(error, what), error);
+    CHECK(has(error, what[0] == '!' ? "" : "bad.onnx"));
+  };
+  const std::string csp = "backbone.backbone.dark3.1.", first = "backbone.backbone.stem.conv.conv";
+  // Two convolutions of one shape, named by numbers, the wrong way round: their connections tell.
+  refused("connected", [&](auto& f) { node_of(f, csp + "conv3.conv").set_input(0, csp + "conv2.silu"); });
+  refused("cannot be told apart", [&](auto& f) {  // named the other way round
+    node_of(f, csp + "conv1.conv").set_input(1, csp + "conv2.conv.weight");
+    node_of(f, csp + "conv2.conv").set_input(1, csp + "conv1.conv.weight");
+  });
+  refused("as none of the YOLOX sizes", [&](auto& f) { tensor_of(f, first + ".weight").set_dims(0, 17); });
+  refused("convolutions, yolox-nano has 113",
+          [&](auto& f) { node_of(f, csp + "conv1.conv").set_op_type("Gemm"); });
+  refused("LeakyRelu", [&](auto& f) { node_of(f, csp + "conv1.sigmoid").set_op_type("LeakyRelu"); });
+  refused("quantised", [&](auto& f) { tensor_of(f, csp + "conv1.conv.weight").set_name("elsewhere"); });
+  refused("no convolutions", [&](auto& f) { f.mutable_graph()->clear_node(); });
+  refused("not ", [&](auto& f) { tensor_of(f, csp + "conv2.conv.weight").set_dims(1, 1); });
+  // of a tensor, which the message names
+  const auto damaged = [&](const char* what, const std::function<void(onnx::Tensor&)>& change) {
+    onnx::Model file = plain;
+    change(tensor_of(file, csp + "conv1.conv.weight"));
+    const std::string error = error_of([&] { weights_of_onnx(file, "bad.onnx"); });
+    CHECK_MESSAGE((has(error, what) && has(error, csp + "conv1.conv.weight") && has(error, "bad.onnx")),
+                  error);
+  };
+  damaged("external data", [](auto& t) { t.set_data_location(1); });
+  damaged("bytes of values", [](auto& t) { t.mutable_raw_data()->resize(8); });
+  damaged("ONNX type 3", [](auto& t) { t.set_data_type(3); });
+
+  save_onnx(plain, dir / "whole.onnx");
+  const std::string bytes = contents(dir / "whole.onnx");
+  write_text(dir / "cut.onnx", bytes.substr(0, bytes.size() / 2));
+  write_text(dir / "empty.onnx");
+  write_text(dir / "text.onnx", "these are words, not weights");
+  for (const std::string name : {"cut.onnx", "empty.onnx", "text.onnx", "absent.onnx"}) {
+    const std::string error = error_of([&] { read_weights(dir / name); });
+    CHECK_MESSAGE(has(error, name), error);
+    CHECK(has(error, name == "absent.onnx" ? "is it there" : "is no ONNX file, or cut off"));
+  }
+}
+
+SHARED_TEST("onnx weights: the official file gives the network whose output is known") {
+  for (const std::string name : {"yolox_nano_v011_bgr255", "yolox_nano_v010_legacy_rgbnorm"}) {
+    auto loaded = load_model(shared("data/weights/" + name + ".onnx"), "", "auto", torch::kCPU);
+    CHECK(loaded.info.model == "yolox-nano");
+    CHECK(loaded.model->num_classes == 80);
+    if (name != "yolox_nano_v011_bgr255") continue;
+    const auto floats = [](const std::string& path, const Ints& shape) {
+      const std::string npy = contents(shared("data/weights/" + path));
+      Tensor t = torch::empty(shape);
+      std::memcpy(t.data_ptr(), npy.data() + npy.size() - t.nbytes(), t.nbytes());
+      return t;
+    };
+    const Tensor x = floats("dog_input_1x3x416x416_f32.npy", {1, 3, 416, 416});
+    const torch::NoGradGuard no_grad;
+    const Predictions p = loaded.model(x);
+    const Tensor out = torch::cat({p.reg, p.obj.unsqueeze(-1).sigmoid(), p.cls.sigmoid()}, -1);
+    CHECK(off(out, floats("dog_output_onnx_3549x85_f32.npy", {1, 3549, 85})) < 2e-4);
+  }
+}
+
+TEST_CASE("onnx weights: folded norms get statistics before training, and the network stays what it is") {
+  const Dataset data = shapes_dataset(0, 0, 24);
+  YOLOX lively = lively_model("yolox-nano", 2), model("yolox-nano", 2);
+  ExportSettings s;
+  s.dynamic = true;
+  load_state_dict(*model, find_weights(weights_of_onnx(to_onnx(lively, s, {}), "f"), "f"), "f");
+  model->eval();
+  Tensor images = torch::empty({16, 64, 64, 3}, torch::kByte);
+  for (int64_t i = 0; i < 16; ++i) {
+    const Image boxed = letterbox(read_image(data, i), {64, 64}).image;
+    std::memcpy(images[i].data_ptr(), boxed.data, size_t(images[i].numel()));
+  }
+  const Tensor x = preprocess(images, false), want = decoded(lively, x);
+  const auto in_training = [&] {  // batch by batch statistics, here of nearly the same images
+    const auto copy = std::make_shared<YOLOXImpl>("yolox-nano", 2);
+    YOLOX other(copy);
+    load_state_dict(*other, to_dict(state_dict(*model)), "copy");
+    other->train();
+    return (decoded(other, x) - want).slice(-1, 4).abs().mean().item<double>();
+  };
+  CHECK(off(decoded(model, x), want) < 1e-3);
+  const double before = in_training();
+  CHECK(unfold_norms(model, data, {64, 64}, false, 1, 16) == 16);
+  CHECK(off(decoded(model, x), want) < 1e-3);
+  CHECK(in_training() < 1e-3);
+  CHECK(before > 0.02);
+  CHECK(unfold_norms(model, data, {64, 64}, false, 1) == 0);
+  CHECK(unfold_norms(lively, data, {64, 64}, false, 1) == 0);
+}
+
+TEST_CASE("onnx weights: eval, demo and train start from an ONNX file") {
+  const TempDir& dir = trained().dir;
+  succeed(dir, "export", "--weights a/best.pth --out start.onnx --dynamic");
+  succeed(dir, "eval", "--data data --weights a/best.pth --bs 2 --conf 0 --nms 0.9 --json p.json");
+  succeed(dir, "eval", "--data data --weights start.onnx --bs 2 --conf 0 --nms 0.9 --json o.json");
+  CHECK(number_in(dir / "p.json", "AP") > 0);
+  CHECK(number_in(dir / "o.json", "AP") == doctest::Approx(number_in(dir / "p.json", "AP")).epsilon(1e-3));
+  CHECK(has(succeed(dir, "demo", "--source shapes --max-images 1 --weights start.onnx --conf 0 --save o"),
+            "circle"));
+  const std::string log =
+      succeed(dir, "train", kTrain + "--weights start.onnx --out from_onnx --max-iters 1");
+  CHECK(has(log, "loaded 642 of 642 tensors"));
+  CHECK(has(log, "they got the statistics of 8 images"));
+}
+
+// ---- the program
+
+TEST_CASE("export: an ONNX file says what it is") {
+  const TempDir& dir = trained().dir;
+  const std::string printed = succeed(dir, "export", "--weights a/last.pth --out model.onnx");
+  CHECK(has(printed,
+            "model.onnx: yolox-nano, 7 classes, input [1, 3, 64, 64] BGR 0..255, output [B, A, 12] (cx"));
+  CHECK(has(printed, "largest difference from the model on a drawn scene: boxes "));
+  const onnx::Model file = read_onnx(dir / "model.onnx");
+  std::map<std::string, std::string> about;
+  for (const auto& e : file.metadata_props()) about[e.key()] = e.value();
+  CHECK(has(about["classes"], "circle\nring\n"));
+  CHECK(about["size"] == "64x64");
+  CHECK(about["channel_order"] == "BGR");
+  CHECK(about["value_range"] == "255");
+  CHECK(about["letterbox"] == "top left, border 114");
+  CHECK(about["model"] == "yolox-nano");
+  CHECK(about["version"] == git_revision());
+  CHECK(file.graph().input(0).name() == "images");
+  CHECK(file.opset_import(0).version() == 17);
+  succeed(dir, "export",
+          "--weights a/last.pth --out nms.onnx --nms --fp16 --dynamic --conf 0 --image '" +
+              (dir / "data/train/shapes_1.png") + "'");
+  CHECK(read_onnx(dir / "nms.onnx").graph().output(0).name() == "detections");
+}
+
+TEST_CASE("export: bad flags and files are refused") {
+  const TempDir& dir = trained().dir;
+  const auto refused = [&](const std::string& arguments, int code, const std::string& what) {
+    const Outcome o = run(dir, "export", "--weights a/last.pth " + arguments);
+    CHECK_MESSAGE(o.code == code, arguments << "\n" << o.out << o.err);
+    CHECK_MESSAGE(has(o.err, what), o.err);
+    CHECK(lines_of(o.err).size() == 1);
+  };
+  refused("--out m.onnx --nms --no-decode", 2, "--no-decode");
+  refused("--out m.onnx --conf 0.5", 2, "--conf goes with --nms");
+  refused("--out m.onnx --nms --conf 2", 2, "--conf must be in 0..1");
+  refused("--out m.onnx --nms --nms-iou 0", 2, "--nms-iou");
+  refused("--out m.onnx --image absent.jpg", 1, "absent.jpg");
+  refused("--out nowhere/m.onnx", 1, "nowhere/m.onnx");
+  refused("--out /dev/full/m.onnx", 1, "/dev/full/m.onnx");
+  // weights that float16 has no room for
+  auto file = read_pth(dir / "a/last.pth").toGenericDict();
+  find_weights(file, "a").at("backbone.lateral_conv0.bn.bias").toTensor().fill_(1e5);
+  write_pth(dir / "large.pth", file);
+  const Outcome o = run(dir, "export", "--weights large.pth --out large.onnx --fp16");
+  CHECK(o.code == 1);
+  CHECK(has(o.err, "leave --fp16 out"));
+}
+
+// ---- the same boxes and the same AP as here
+
+namespace {
+
+// By image, best first.
+std::map<int64_t, std::vector<Detection>> by_image(const std::string& path) {
+  std::map<int64_t, std::vector<Detection>> images;
+  for (const Detection& d : read_detections(path)) images[d.image_id].push_back(d);
+  for (auto& [id, list] : images)
+    std::stable_sort(list.begin(), list.end(),
+                     [](const auto& a, const auto& b) { return a.score > b.score; });
+  return images;
+}
+// Share of the boxes of `a` above the score that `b` has too: same class, score and place to a hundredth of a
+// pixel and more where boxes are large.
+double shared_boxes(const std::string& a, const std::string& b, double score) {
+  const auto in_b = by_image(b);
+  int64_t all = 0, same = 0;
+  for (const auto& [id, list] : by_image(a))
+    for (const Detection& d : list) {
+      if (d.score < score) break;
+      ++all;
+      const auto close = [&](double x, double y) { return std::abs(x - y) < 0.1 + 1e-3 * (d.w + d.h); };
+      if (in_b.count(id))
+        same += std::any_of(in_b.at(id).begin(), in_b.at(id).end(), [&](const Detection& e) {
+          return e.category_id == d.category_id && std::abs(e.score - d.score) < 1e-3 && close(e.x, d.x) &&
+                 close(e.y, d.y) && close(e.w, d.w) && close(e.h, d.h);
+        });
+    }
+  CHECK(all > 100);
+  return double(same) / double(all);
+}
+
+}  // namespace
+
+TEST_CASE(
+    "export: ONNX Runtime and TorchScript in Python reach the AP of eval with the same boxes, of demo too" *
+    doctest::skip(!have_shared() || export_python().empty())) {
+  TempDir dir;
+  const std::string weights = " --weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ",
+                    folder = shared("data/coco_val2017_union"),
+                    truth = folder + "/annotations/instances_val2017_union.json";
+  succeed(dir, "eval", "--data '" + folder + "' --save-dt here.json --json here_ap.json" + weights);
+  const double ap = number_in(dir / "here_ap.json", "AP");
+  CHECK(std::abs(ap - 0.2839) < 5e-4);
+  std::vector<std::string> flags{"--out m.onnx"};
+  if (shell(dir, concat("'", export_python(), "' -c 'import torch'")).code == 0)
+    flags.push_back("--out m.ts");
+  for (const std::string& f : flags) {
+    CAPTURE(f);
+    const std::string file = f.substr(6, f.find(' ', 6) - 6);
+    succeed(dir, "export", f + weights);
+    run_python(dir, concat("detect ", file, " '", truth, "' '", folder, "/val2017' there.json 0.01 0.65"));
+    succeed(dir, "eval", "--gt '" + truth + "' --dt there.json --json there_ap.json");
+    MESSAGE(file << ": AP " << number_in(dir / "there_ap.json", "AP") << ", eval " << ap);
+    CHECK(std::abs(number_in(dir / "there_ap.json", "AP") - ap) < 5e-4);
+    CHECK(shared_boxes(dir / "here.json", dir / "there.json", 0.1) > 0.995);
+    CHECK(shared_boxes(dir / "there.json", dir / "here.json", 0.1) > 0.995);
+  }
+  // what demo draws is what a file with NMS gives, with the settings of neither touched
+  fs::create_directories(dir / "one");
+  fs::copy(shared("data/weights/dog.jpg"), dir / "one/dog.jpg");
+  CocoDataset dog = read_coco(truth);
+  dog.images.resize(1), dog.images[0].file_name = "dog.jpg", dog.annotations.clear();
+  write_coco(dir / "dog.json", dog);
+  succeed(dir, "export", "--out nms.onnx --nms --image one/dog.jpg" + weights);
+  run_python(dir, "detect nms.onnx dog.json one dog_boxes.json 0 0");
+  std::map<std::string, int> counts;
+  for (const Detection& d : read_detections(dir / "dog_boxes.json"))
+    for (const auto& c : dog.categories)
+      if (c.id == d.category_id) ++counts[c.name];
+  std::string want = "drawn/dog.jpg:";
+  for (const auto& [name, count] : counts) want += concat(" ", count, " ", name);
+  CHECK(counts.at("dog") == 1);
+  CHECK(succeed(dir, "demo", "--source one --save drawn" + weights) == want + "\n");
+}
