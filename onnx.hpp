@@ -41,16 +41,19 @@ using Metadata = std::vector<std::pair<std::string, std::string>>;
 
 // ---- tensors of the format
 
-// In float32, float16, float64 or int64; throws where the values are of another type or not in the file.
-inline Tensor to_torch(const onnx::Tensor& t) {
-  check(t.data_location() == 0, t.name(),
+// In float32, float16, float64 or int64; throws where the values are of another type or not in the file,
+// whose name is for the message.
+inline Tensor to_torch(const onnx::Tensor& t, const std::string& path) {
+  const std::string name = concat(path, ": ", t.name());
+  check(t.data_location() == 0, name,
         " is kept in another file (external data); export the network into one file");
   const torch::IntArrayRef shape(t.dims().data(), t.dims_size());
   const auto copy = [&](const auto& values, torch::ScalarType type) {
-    int64_t n = 1;
-    for (const int64_t side : shape) check(side >= 0, t.name(), " has the shape ", shape), n *= side;
     const int64_t bytes = int64_t(values.size()) * int64_t(sizeof *values.data());
-    check(n * int64_t(c10::elementSize(type)) == bytes, t.name(), " has the shape ", shape, " and ", bytes,
+    int64_t wanted = int64_t(c10::elementSize(type));
+    for (const int64_t side : shape)  // one that is negative, or too large to multiply with, fits no file
+      wanted = side < 0 || side > (int64_t{1} << 31) || wanted > (int64_t{1} << 31) ? -1 : wanted * side;
+    check(wanted == bytes, name, " has the shape ", shape, " and ", bytes,
           " bytes of values; the file is damaged");
     Tensor out = torch::empty(shape, type);
     if (bytes) std::memcpy(out.data_ptr(), values.data(), bytes);
@@ -66,8 +69,7 @@ inline Tensor to_torch(const onnx::Tensor& t) {
     case onnx::Tensor::FLOAT16: return copy(t.raw_data(), torch::kHalf);
     case onnx::Tensor::BFLOAT16: return copy(t.raw_data(), torch::kBFloat16);
   }
-  fail(t.name(), " has values of ONNX type ", t.data_type(),
-       "; float32, float16, float64 and int64 are known");
+  fail(name, " has values of ONNX type ", t.data_type(), "; float32, float16, float64 and int64 are known");
 }
 
 inline onnx::Tensor::Type onnx_type(torch::ScalarType type) {

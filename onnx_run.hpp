@@ -141,7 +141,7 @@ inline Tensor run_onnx(const onnx::Model& model, const Tensor& images, const std
   const torch::InferenceMode inference;
   const auto& graph = model.graph();
   std::map<std::string, Tensor> values{{"", {}}, {graph.input(0).name(), images}};
-  for (const auto& t : graph.initializer()) values[t.name()] = to_torch(t);
+  for (const auto& t : graph.initializer()) values[t.name()] = to_torch(t, graph.name());
   std::map<std::string, int> uses;  // a value goes when its last reader has it
   for (const auto& node : graph.node())
     for (const auto& name : node.input()) ++uses[name];

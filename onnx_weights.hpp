@@ -141,12 +141,12 @@ inline c10::IValue weights_of_onnx(const onnx::Model& file, const std::string& p
           " of ", name, ", or not connected as it; the weights cannot be told apart");
     const int64_t channels = wanted_shape[0];
     const auto floats = [&](const std::string& name) {
-      const Tensor t = to_torch(constant(name)).to(torch::kFloat);
+      const Tensor t = to_torch(constant(name), path).to(torch::kFloat);
       check(t.sizes() == c10::IntArrayRef{channels}, path, ": ", name, " has the shape ", t.sizes(),
             ", not [", channels, "]");
       return t;
     };
-    weights.insert(want.weight, to_torch(stored).to(torch::kFloat));
+    weights.insert(want.weight, to_torch(stored, path).to(torch::kFloat));
     const Tensor bias = conv.bias.empty() ? torch::zeros({channels}) : floats(conv.bias);
     if (!norm) {
       weights.insert(key + "bias", bias);

@@ -67,16 +67,12 @@ YOLOX lively_model(const std::string& name, int classes) {
       bn->running_mean.normal_(0, 0.3), bn->running_var.uniform_(0.5, 1.5);
     }
   }
-  // Scores of all sizes, and of all classes.
+  // Scores of all sizes and of all classes, and boxes that overlap.
+  for (const auto& pred : *model->head->reg_preds) pred->as<nn::Conv2d>()->bias.slice(0, 2, 4).fill_(1.2);
   for (auto* preds : {&model->head->cls_preds, &model->head->obj_preds})
     for (const auto& pred : **preds) pred->as<nn::Conv2d>()->bias.normal_(0, 1);
   model->eval();
   return model;
-}
-void save_weights(YOLOX& model, const std::string& path) {
-  auto top = empty_dict();
-  top.insert("model", to_dict(state_dict(*model)));
-  write_pth(path, top);
 }
 
 Tensor decoded(YOLOX& model, const Tensor& x) {
@@ -87,6 +83,16 @@ Tensor decoded(YOLOX& model, const Tensor& x) {
 double off(const Tensor& got, const Tensor& want) {
   const Tensor w = want.reshape(got.sizes());
   return ((got - w).abs() / w.abs().clamp_min(1)).max().item<double>();
+}
+// The same for detections [D, 7], which may change places where their scores are nearly equal.
+double detections_off(const Tensor& got, const Tensor& want) {
+  if (want.size(0) == 0) return 0;
+  const Tensor w = want.unsqueeze(1), apart = (got.unsqueeze(0) - w).abs() / w.abs().clamp_min(1);
+  const Tensor worse = (got.slice(0, 1).select(1, 0) < got.slice(0, 0, -1).select(1, 0)) |
+                       ((got.slice(0, 1).select(1, 0) == got.slice(0, 0, -1).select(1, 0)) &
+                        (got.slice(0, 1).select(1, 5) > got.slice(0, 0, -1).select(1, 5)));
+  CHECK_FALSE(worse.any().item<bool>());  // image after image, best first
+  return std::get<0>(apart.amax(2).min(1)).max().item<double>();
 }
 // postprocess() as an exported file has it: [D, 7].
 Tensor found_in(const Tensor& rows, double conf, double iou) {
@@ -135,7 +141,7 @@ TEST_CASE("onnx: every form of the file is the model, in ONNX Runtime too, for b
       for (size_t i = 0; i < inputs.size(); ++i) {
         const Tensor expected = want(inputs[i]);
         REQUIRE(by[i].numel() == expected.numel());
-        if (by[i].numel()) CHECK(off(by[i], expected) < bar);
+        CHECK((s.nms ? detections_off(by[i], expected) : off(by[i], expected)) < bar);
       }
   };
   const auto rows = [&](const Tensor& x) { return decoded(model, x); };
@@ -160,7 +166,7 @@ TEST_CASE("onnx: every form of the file is the model, in ONNX Runtime too, for b
     s.conf = conf, s.iou = 0.3;
     const Tensor expected = found_in(rows(batches[1]), s.conf, s.iou);
     CHECK((expected.size(0) > 20) == (conf < 1));
-    CHECK(expected.size(0) < 3 * 15 * 21);
+    CHECK(expected.size(0) < 3 * 315 * 2 / 3);
     check_all("nms.onnx", s, 1e-3, [&](const Tensor& x) { return found_in(rows(x), s.conf, s.iou); });
   }
   s.dynamic = false;
@@ -179,8 +185,8 @@ TEST_CASE("torchscript: any batch and size; NMS inside finds what it finds outsi
     CHECK(off(module.run_method("rows", batches[i]).toTensor(), rows[i]) < 1e-5);
     const Tensor found = module.forward({batches[i]}).toTensor(), want = found_in(rows[i], s.conf, s.iou);
     REQUIRE(found.sizes() == want.sizes());
-    CHECK(want.size(0) > 5);
-    CHECK(off(found, want) < 1e-5);
+    CHECK(want.size(0) > 3);
+    CHECK(detections_off(found, want) < 1e-5);
   }
   CHECK(module.forward({torch::full({1, 3, 32, 32}, NAN)}).toTensor().sizes() == c10::IntArrayRef{0, 7});
 }
@@ -304,7 +310,7 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
     change(file);
     const std::string error = error_of([&] { weights_of_onnx(file, "bad.onnx"); });
     CHECK_MESSAGE(has(error, what), error);
-    CHECK(has(error, what[0] == '!' ? "" : "bad.onnx"));
+    CHECK(has(error, "bad.onnx"));
   };
   const std::string csp = "backbone.backbone.dark3.1.", first = "backbone.backbone.stem.conv.conv";
   // Two convolutions of one shape, named by numbers, the wrong way round: their connections tell.
@@ -319,7 +325,7 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
   refused("LeakyRelu", [&](auto& f) { node_of(f, csp + "conv1.sigmoid").set_op_type("LeakyRelu"); });
   refused("quantised", [&](auto& f) { tensor_of(f, csp + "conv1.conv.weight").set_name("elsewhere"); });
   refused("no convolutions", [&](auto& f) { f.mutable_graph()->clear_node(); });
-  refused("not ", [&](auto& f) { tensor_of(f, csp + "conv2.conv.weight").set_dims(1, 1); });
+  refused("cannot be told apart", [&](auto& f) { tensor_of(f, csp + "conv2.conv.weight").set_dims(1, 1); });
   // of a tensor, which the message names
   const auto damaged = [&](const char* what, const std::function<void(onnx::Tensor&)>& change) {
     onnx::Model file = plain;
