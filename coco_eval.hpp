@@ -355,8 +355,9 @@ inline void print_per_class(std::ostream& out, const EvalResult& result) {
   }
 }
 
-// What `eval --json` gives: the twelve numbers on top, then per_class.
-inline void write_eval_json(const std::string& path, const EvalResult& r) {
+// What `eval --json` gives: the twelve numbers on top, then per_class, then what more(writer) adds.
+inline void write_eval_json(const std::string& path, const EvalResult& r,
+                            const std::function<void(JsonWriter&)>& more = {}) {
   write_json(path, [&](JsonWriter& writer) {
     writer.StartObject();
     for (const CocoMetric& metric : coco_metrics) write_field(writer, metric.name, r.*metric.value);
@@ -372,6 +373,7 @@ inline void write_eval_json(const std::string& path, const EvalResult& r) {
       write_field(writer, "crowds", c.crowds);
       write_field(writer, "detections", c.detections);
     });
+    if (more) more(writer);
     writer.EndObject();
   });
 }
