@@ -43,10 +43,10 @@ struct BaseConvImpl : Block {
                                                   .bias(false)));
     bn = register_module("bn", nn::BatchNorm2d(nn::BatchNorm2dOptions(out).eps(1e-3).momentum(0.03)));
   }
-  Tensor forward(Tensor x) override { return bn_silu(conv(x), bn); }
+  Tensor forward(Tensor x) override { return bn ? bn_silu(conv(x), bn) : torch::silu(conv(x)); }
 
   nn::Conv2d conv{nullptr};
-  nn::BatchNorm2d bn{nullptr};
+  nn::BatchNorm2d bn{nullptr};  // none: folded into the convolution
 };
 TORCH_MODULE(BaseConv);
 
@@ -377,6 +377,28 @@ TORCH_MODULE(YOLOX);
 inline void channels_last(nn::Module& model) {
   for (auto& p : model.parameters())
     if (p.dim() == 4) p.set_data(p.contiguous(torch::MemoryFormat::ChannelsLast));
+}
+
+// Folds each batch norm, with its running statistics, into the convolution before it: the output in
+// evaluation stays the same, to rounding, for fewer operations. Such a model is for inference alone.
+inline void fuse_batch_norms(nn::Module& model) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& module : model.modules()) {
+    auto* block = module->as<BaseConvImpl>();
+    if (!block || !block->bn) continue;
+    const auto& bn = *block->bn;
+    const Tensor scale = bn.weight / (bn.running_var + bn.options.eps()).sqrt();  // [C]
+    const auto& old = block->conv->options;
+    nn::Conv2d conv(nn::Conv2dOptions(old.in_channels(), old.out_channels(), old.kernel_size())
+                        .stride(old.stride())
+                        .padding(old.padding())
+                        .groups(old.groups()));
+    conv->weight.set_data(block->conv->weight * scale.view({-1, 1, 1, 1}));
+    conv->bias.set_data(bn.bias - bn.running_mean * scale);
+    block->conv = block->replace_module("conv", conv);
+    block->unregister_module("bn");
+    block->bn = nullptr;
+  }
 }
 
 // Output of the network in evaluation: [B, A, 5 + C] = cx, cy, w, h in pixels of the network's input,

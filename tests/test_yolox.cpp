@@ -161,3 +161,22 @@ TEST_CASE("channels-last weights and images give the same output") {
   CHECK(relative_error(q.reg, p.reg) < 1e-11);
   CHECK(relative_error(q.cls, p.cls) < 1e-11);
 }
+
+TEST_CASE("batch norms folded into convolutions: none is left, and the output is the same") {
+  for (const std::string name : {"yolox-nano", "yolox-tiny"}) {
+    torch::manual_seed(0);
+    const torch::NoGradGuard no_grad;
+    YOLOX model(name, 3);
+    model->train();
+    for (int i = 0; i < 3; ++i) model(torch::rand({2, 3, 64, 64}) * 255);  // statistics of their own
+    model->eval();
+    channels_last(*model);
+    const Tensor images = torch::rand({2, 3, 96, 64}) * 255;
+    const Tensor before = decode(model(images), 96, 64);
+    fuse_batch_norms(*model);
+    for (const auto& m : model->modules()) CHECK(m->as<nn::BatchNorm2d>() == nullptr);
+    CHECK(torch::allclose(decode(model(images), 96, 64), before, 1e-3, 1e-3));
+    fuse_batch_norms(*model);  // nothing is left to fold
+    CHECK(torch::allclose(decode(model(images), 96, 64), before, 1e-3, 1e-3));
+  }
+}
