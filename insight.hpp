@@ -19,7 +19,7 @@
 namespace yolox {
 
 // What became of a detection, or of a truth (missed). The first six are errors.
-enum Outcome {
+enum Verdict {
   kWrongClass,  // IoU >= 0.5 with an object of another class
   kMisplaced,   // IoU 0.1 .. 0.5 with an object of its class
   kBothWrong,   // IoU 0.1 .. 0.5 with an object of another class
@@ -30,7 +30,7 @@ enum Outcome {
   kNotCounted,  // in a crowd, or on an object that is marked as difficult
 };
 constexpr int error_kinds = 6;
-constexpr const char* outcome_names[] = {"class",      "localisation", "both",  "duplicate",
+constexpr const char* verdict_names[] = {"class",      "localisation", "both",  "duplicate",
                                          "background", "missed",       "right", "not counted"};
 constexpr double insight_iou = 0.5, insight_near = 0.1;
 
@@ -117,7 +117,7 @@ struct JudgedBox {
   double x, y, w, h;  // pixels of the picture, as everywhere here
   int cls;
   double score;  // 1 for a truth
-  Outcome outcome;
+  Verdict verdict;
   int truth = -1;  // in its image: what it is right about, or what mending its class or place would make it
   bool mends = false;  // it would find that truth: no other has, and no better one would
 };
@@ -165,24 +165,24 @@ inline JudgedImage judge(const ImageBoxes& image) {
     }
     if (match >= 0) taken[match] = 1;
     if (match >= 0 && !out.truths[match].counts) {
-      d.outcome = kNotCounted;
+      d.verdict = kNotCounted;
     } else if (match >= 0 && out.truths[match].box->id != 0) {
-      d.outcome = kRight, d.truth = match;
+      d.verdict = kRight, d.truth = match;
       out.truths[match].found_by = int(out.found.size());
     } else if (same >= insight_near && same < insight_iou) {
-      d.outcome = kMisplaced, d.truth = same_truth;
+      d.verdict = kMisplaced, d.truth = same_truth;
     } else if (other >= insight_iou) {
-      d.outcome = kWrongClass, d.truth = other_truth;
+      d.verdict = kWrongClass, d.truth = other_truth;
     } else if (same >= insight_iou) {
-      d.outcome = kDuplicate;
+      d.verdict = kDuplicate;
     } else if (other >= insight_near) {
-      d.outcome = kBothWrong;
+      d.verdict = kBothWrong;
     }
     out.found.push_back(d);
   }
   for (auto& truth : out.truths) truth.missed = truth.counts && truth.found_by < 0;
   for (auto& d : out.found) {  // the best of those that mending would bring to a truth
-    if (d.outcome != kMisplaced && d.outcome != kWrongClass) continue;
+    if (d.verdict != kMisplaced && d.verdict != kWrongClass) continue;
     d.mends = std::exchange(out.truths[d.truth].missed, false);
   }
   return out;
@@ -226,19 +226,19 @@ namespace insight_detail {
 // A detection in the list of its class, or, foreign, in that of the class that would be right.
 struct Entry {
   double score;
-  Outcome outcome;
+  Verdict verdict;
   bool mends, foreign;
 };
 
 // AP of one class at IoU 0.5 with the errors of a kind mended: put in their place where they find something
 // then, else taken out. kRight: nothing is.
-inline double ap_without(const std::vector<Entry>& entries, int64_t truths, Outcome kind) {
+inline double ap_without(const std::vector<Entry>& entries, int64_t truths, Verdict kind) {
   Hits hits{{}, truths};
   for (const Entry& e : entries) {
-    if (e.foreign ? kind == kWrongClass : kind == kMisplaced && e.outcome == kind && e.mends)
+    if (e.foreign ? kind == kWrongClass : kind == kMisplaced && e.verdict == kind && e.mends)
       hits.right.push_back(true);
-    else if (!e.foreign && e.outcome != kNotCounted && (e.outcome == kRight || e.outcome != kind))
-      hits.right.push_back(e.outcome == kRight);
+    else if (!e.foreign && e.verdict != kNotCounted && (e.verdict == kRight || e.verdict != kind))
+      hits.right.push_back(e.verdict == kRight);
   }
   return ap_at_points(hits, eval_recalls);
 }
@@ -248,7 +248,7 @@ inline void confuse(const JudgedImage& image, double score, int classes,
                     std::map<std::pair<int, int>, int64_t>& counts) {
   std::vector<char> free_truth, free_found;
   for (const auto& d : image.found)
-    if (d.score >= score) free_found.push_back(d.outcome != kRight && d.outcome != kNotCounted);
+    if (d.score >= score) free_found.push_back(d.verdict != kRight && d.verdict != kNotCounted);
   for (const auto& t : image.truths) {
     const bool found = t.found_by >= 0 && t.found_by < int(free_found.size());
     free_truth.push_back(t.counts && !found);
@@ -280,7 +280,7 @@ inline ImageInsight errors_of(const JudgedImage& image, double score) {
   out.id = image.id;
   for (const auto& d : image.found) {
     if (d.score < score) break;
-    if (d.outcome < error_kinds) out.cost += d.score;
+    if (d.verdict < error_kinds) out.cost += d.score;
     out.boxes.push_back(d);
   }
   const int found = int(out.boxes.size());
@@ -309,10 +309,10 @@ inline Insight find_insight(const CocoDataset& truth, const std::vector<Detectio
   std::vector<int64_t> missed(classes);
   for (const JudgedImage& image : images) {
     for (const auto& d : image.found) {
-      entries[d.cls].push_back({d.score, d.outcome, d.mends, false});
-      if (d.outcome == kWrongClass && d.mends)
-        entries[image.truths[d.truth].cls].push_back({d.score, d.outcome, true, true});
-      if (d.outcome < error_kinds) ++out.count[d.outcome];
+      entries[d.cls].push_back({d.score, d.verdict, d.mends, false});
+      if (d.verdict == kWrongClass && d.mends)
+        entries[image.truths[d.truth].cls].push_back({d.score, d.verdict, true, true});
+      if (d.verdict < error_kinds) ++out.count[d.verdict];
     }
     for (const auto& t : image.truths) {
       out.classes[t.cls].truths += t.counts;
@@ -336,14 +336,14 @@ inline Insight find_insight(const CocoDataset& truth, const std::vector<Detectio
     for (int k = 0; k < kinds; ++k) {
       const int64_t left = k == kMissed ? truths - missed[c] : truths;
       // None is left where all were missed: then the class has no AP, as in COCO.
-      if (left > 0) ap[c][k] = ap_without(list, left, k == error_kinds ? kRight : Outcome(k));
+      if (left > 0) ap[c][k] = ap_without(list, left, k == error_kinds ? kRight : Verdict(k));
     }
     size_t i = 0;
     double right = 0, all = 0;
     for (int s = score_steps; s-- > 0;) {
       for (; i < list.size() && list[i].score >= s * 0.01; ++i) {
-        if (list[i].foreign || list[i].outcome == kNotCounted) continue;
-        right += list[i].outcome == kRight, ++all;
+        if (list[i].foreign || list[i].verdict == kNotCounted) continue;
+        right += list[i].verdict == kRight, ++all;
       }
       if (all > 0) by_score[c][0][s] = right / all;
       by_score[c][1][s] = right / double(truths);
@@ -452,7 +452,7 @@ inline void print_insight(std::ostream& out, const Insight& insight) {
   char text[160];
   out << "\nAP50 points that errors of a kind cost:\n ";
   for (int k = 0; k < error_kinds; ++k) {
-    std::snprintf(text, sizeof text, " %s %.1f", outcome_names[k], 100 * insight.cost[k]);
+    std::snprintf(text, sizeof text, " %s %.1f", verdict_names[k], 100 * insight.cost[k]);
     out << text;
   }
   const int s = int(insight.working_score * 100 + 0.5);
@@ -497,7 +497,7 @@ inline void write_insight(JsonWriter& writer, const Insight& insight) {
   writer.Key("errors");
   writer.StartObject();
   for (int k = 0; k < error_kinds; ++k) {
-    writer.Key(outcome_names[k]);
+    writer.Key(verdict_names[k]);
     writer.StartObject();
     write_field(writer, "AP50", insight.cost[k]);
     write_field(writer, "count", insight.count[k]);

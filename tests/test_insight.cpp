@@ -54,7 +54,7 @@ Case random_case(uint64_t seed, int images, int classes) {
 
 }  // namespace
 
-TEST_CASE("insight: each detection and each object has its outcome") {
+TEST_CASE("insight: each detection and each object has its verdict") {
   CocoDataset t = scene(1, {"cat", "dog"});
   truth(t, 1, 1, 0, 0, 100, 100);       // 0: found, and found again
   truth(t, 1, 1, 200, 0, 100, 100);     // 1: found too small
@@ -67,12 +67,12 @@ TEST_CASE("insight: each detection and each object has its outcome") {
       {1, 1, 200, 0, 100, 30, .8},   {1, 1, 0, 200, 100, 90, .75}, {1, 1, 200, 200, 100, 40, .7},
       {1, 2, 300, 400, 20, 20, .65}, {1, 1, 420, 10, 50, 50, .6},  {1, 1, 0, 0, 100, 9, .55}};
   const JudgedImage judged = judge(boxes_by_image(t, found)[0]);
-  const std::vector<Outcome> want = {kRight,     kDuplicate,  kMisplaced,  kMisplaced, kWrongClass,
+  const std::vector<Verdict> want = {kRight,     kDuplicate,  kMisplaced,  kMisplaced, kWrongClass,
                                      kBothWrong, kBackground, kNotCounted, kBackground};
   REQUIRE(judged.found.size() == want.size());
   for (size_t i = 0; i < want.size(); ++i) {
     INFO(i);
-    CHECK(std::string(outcome_names[judged.found[i].outcome]) == outcome_names[want[i]]);
+    CHECK(std::string(verdict_names[judged.found[i].verdict]) == verdict_names[want[i]]);
   }
   CHECK(judged.found[2].mends);  // the better of the two
   CHECK_FALSE(judged.found[3].mends);
@@ -95,10 +95,10 @@ TEST_CASE("insight: the cost of a kind is the AP50 that mending it brings") {
     CHECK(insight.AP50 == doctest::Approx(coco_eval(t, found).AP50));
     return insight.cost;
   };
-  const auto only = [&](Outcome kind, double cost) {
+  const auto only = [&](Verdict kind, double cost) {
     const auto c = costs();
     for (int k = 0; k < error_kinds; ++k) {
-      INFO(outcome_names[k]);
+      INFO(verdict_names[k]);
       CHECK(c[k] == doctest::Approx(k == kind ? cost : 0));
     }
   };
@@ -209,8 +209,8 @@ TEST_CASE("insight: the worst images, most errors first, without those that have
     CHECK(insight.worst[k].cost == 39 - k);
     CHECK(insight.worst[k].boxes.size() == size_t(40 - k));
   }
-  CHECK(insight.worst[0].boxes[0].outcome == kRight);
-  CHECK(insight.worst[0].boxes[1].outcome == kMissed);
+  CHECK(insight.worst[0].boxes[0].verdict == kRight);
+  CHECK(insight.worst[0].boxes[1].verdict == kMissed);
   t.annotations.resize(3), t.images.resize(2), found.resize(2);
   const auto few = find_insight(t, found).worst;
   REQUIRE(few.size() == 1);
@@ -275,7 +275,7 @@ TEST_CASE("insight: text and JSON") {
   const Insight insight = find_insight(c.truths, c.found);
   std::ostringstream out;
   print_insight(out, insight);
-  for (int k = 0; k < error_kinds; ++k) CHECK(has(out.str(), outcome_names[k]));
+  for (int k = 0; k < error_kinds; ++k) CHECK(has(out.str(), verdict_names[k]));
   std::ostringstream table;
   print_voc(table, voc_ap(c.truths, c.found));
   CHECK(has(table.str(), "mean"));
