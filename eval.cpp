@@ -1,9 +1,12 @@
 // AP of a checkpoint on a data set, or of the detections of any program.
 #include <iomanip>
 #include <iostream>
+#include <optional>
 
 #include "evaluate.hpp"
 #include "flags.hpp"
+#include "insight.hpp"
+#include "report.hpp"
 
 using namespace yolox;
 
@@ -29,17 +32,58 @@ struct Config : Flags {
   std::string preproc = flag(preproc, "How", "preproc", "auto", "auto|bgr|legacy",
                              "pixels: as the checkpoint says, BGR 0..255, or YOLOX 0.1.0's RGB mean/std");
   std::string device = flag(device, "How", "device", "auto", "cpu|cuda", "where to run");
+  bool fuse = flag(fuse, "How", "fuse", false, "", "fold batch norms into the convolutions before them");
   int64_t seed = flag(seed, "How", "seed", int64_t{0}, "N", "of the shapes");
+  bool voc = flag(voc, "Output", "voc", false, "", "Pascal VOC's AP too: all points, and 11 points");
+  bool speed = flag(speed, "Output", "speed", false, "", "time of each stage, an image");
+  std::string report = flag(report, "Output", "report", "runs/eval/report.html", "FILE.html",
+                            "page with curves, errors and the worst images");
   std::string json = flag(json, "Output", "json", "", "FILE", "write the numbers, all classes too");
   std::string save_dt =
       flag(save_dt, "Output", "save-dt", "", "FILE", "write the detections in COCO's format");
 };
 
-static void report(const EvalResult& result, const Config& config) {
+// data: where the pictures are; null for the detections of another program. heading: what was evaluated.
+static void report(const EvalResult& result, const CocoDataset& truth,
+                   const std::vector<Detection>& detections, const Dataset* data, const std::string& title,
+                   const std::string& heading, const Config& config) {
   print_per_class(std::cout, result);
   std::cout << "\n";
   print_summary(std::cout, result);
-  if (!config.json.empty()) write_eval_json(config.json, result);
+  const Insight insight = find_insight(truth, detections);
+  print_insight(std::cout, insight);
+  std::optional<VocResult> voc;
+  if (config.voc) print_voc(std::cout, voc.emplace(voc_ap(truth, detections)));
+  if (!config.json.empty())
+    write_eval_json(config.json, result, [&](JsonWriter& writer) {
+      write_insight(writer, insight);
+      if (voc) write_voc(writer, *voc);
+    });
+  if (config.report.empty()) return;
+  std::error_code no_folder;  // then writing fails, too
+  if (const fs::path folder = fs::path(config.report).parent_path(); !folder.empty())
+    fs::create_directories(folder, no_folder);
+  const std::string page =
+      page_html(title, concat("torch ", TORCH_VERSION, ", revision ", git_revision()),
+                evaluation_html(heading, result, truth, insight, data, voc) + settings_html(config.values()));
+  const bool written = replace_text(config.report, page);
+  check(written || !config.was_given("report"), "cannot write --report ", config.report,
+        "; is the folder writable, the disk not full?");
+  std::cout << (written ? "\nreport: " : "\nwarning: cannot write ") << config.report << std::endl;
+}
+
+// --speed
+static void print_speed(const EvalTimes& times, int64_t images, int workers) {
+  std::cout << "milliseconds an image:\n" << std::fixed << std::setprecision(2);
+  for (const auto& [name, seconds] : {std::pair("preprocess", times.preprocess),
+                                      {"forward", times.forward},
+                                      {"decode", times.decode},
+                                      {"NMS", times.nms}})
+    std::cout << "  " << std::left << std::setw(12) << name << std::right << std::setw(8)
+              << 1000 * seconds / double(images) << "\n";
+  std::cout << "  load        " << std::setw(8) << 1000 * times.load / double(images) << "  in each of the "
+            << workers << " loader threads, beside the rest: reading, decoding, letterbox\n\n"
+            << std::defaultfloat;
 }
 
 static void run(int argc, char** argv) {
@@ -49,7 +93,11 @@ static void run(int argc, char** argv) {
   if (!config.gt.empty()) {
     usage_check(config.data.empty() && config.weights.empty(),
                 "--gt and --dt take the place of --data and --weights");
-    report(coco_eval(read_coco(config.gt), read_detections(config.dt)), config);
+    usage_check(!config.speed && !config.fuse, "--speed and --fuse are for --data and --weights");
+    const CocoDataset truth = read_coco(config.gt);
+    const auto detections = read_detections(config.dt);
+    report(coco_eval(truth, detections), truth, detections, nullptr, fs::path(config.dt).filename().string(),
+           concat(config.dt, " against ", config.gt), config);
     return;
   }
   usage_check(!config.data.empty(), "--data is needed (or --gt and --dt)");
@@ -65,6 +113,7 @@ static void run(int argc, char** argv) {
   settings.device = parse_device(config.device);
   auto loaded = load_model(config.weights, config.model, config.preproc, settings.device);
   if (!loaded.report.empty()) std::cout << loaded.report << "\n";
+  if (config.fuse) fuse_batch_norms(*loaded.model);
   const Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks");
   check(loaded.info.classes.empty() || loaded.info.classes == data.classes, config.weights,
         " was trained on other classes (", loaded.info.classes.empty() ? "" : loaded.info.classes[0],
@@ -73,6 +122,8 @@ static void run(int argc, char** argv) {
   settings.conf = config.conf, settings.nms = config.nms, settings.batch = config.bs,
   settings.workers = config.workers;
   settings.legacy = loaded.info.legacy_preproc;
+  EvalTimes times;
+  if (config.speed) settings.times = &times;
   std::cout << loaded.info.model << ", " << data.classes.size() << " classes, " << data.records.size()
             << " images of " << data.name << ", " << settings.size.height << "x" << settings.size.width
             << ", pixels " << (settings.legacy ? "RGB mean/std (legacy)" : "BGR 0..255") << std::endl;
@@ -99,7 +150,14 @@ static void run(int argc, char** argv) {
     list_images();
     std::cout << "\n";
   }
-  report(e.result, config);
+  const fs::path folder = fs::path(config.data).lexically_normal();
+  if (config.speed) print_speed(times, int64_t(data.records.size()), config.workers);
+  report(
+      e.result, e.truth, e.detections, &data,
+      concat(loaded.info.model, " on ",
+             folder.has_filename() ? folder.filename().string() : folder.parent_path().filename().string()),
+      concat(config.weights, " on ", e.images, " images, ", settings.size.height, "x", settings.size.width),
+      config);
   if (!config.save_dt.empty()) write_detections(config.save_dt, e.detections);
   if (e.result.AP >= 0 && e.result.AP < 0.01) {
     std::cout << "\nwarning: AP is near zero. If this is a trained model, its pixels may be wrong: these "

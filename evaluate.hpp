@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -118,6 +119,12 @@ inline ImageSize input_size(const WeightsInfo& info, const std::string& flag) {
   return {side, side};
 }
 
+// Seconds that all images took, stage by stage (eval --speed).
+struct EvalTimes {
+  double load = 0;  // reading, decoding and letterboxing, in the loader's threads beside the rest
+  double preprocess = 0, forward = 0, decode = 0, nms = 0;
+};
+
 struct EvalSettings {
   ImageSize size{640, 640};
   double conf = 0.01, nms = 0.65;
@@ -129,6 +136,7 @@ struct EvalSettings {
   // Several ranks, each with its share of the images: the numbers of all of them from those of each.
   int rank = 0, ranks = 1;
   std::function<std::vector<std::vector<double>>(const std::vector<double>&)> gather = {};
+  EvalTimes* times = nullptr;  // is filled where it is given
 };
 
 // Detections of one image in COCO's form: x, y, w, h in pixels of the original picture, not clipped to it.
@@ -147,6 +155,7 @@ inline void add_detections(std::vector<Detection>& out, const Tensor& rows, Scal
 
 struct Evaluation {
   EvalResult result;
+  CocoDataset truth;  // what was to be found: that of the data, without images that cannot be read
   std::vector<Detection> detections;
   int64_t images = 0, unreadable = 0;
   double seconds = 0;
@@ -183,18 +192,40 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   const torch::InferenceMode inference;
   const EvalGuard evaluation(*model);
   Evaluation e;
-  CocoDataset truth = data.truth;
+  e.truth = data.truth;
   std::unordered_set<int64_t> unreadable;
   const cv::Size size(s.size.width, s.size.height);
   const int64_t n = data.records.size(), from = n * s.rank / s.ranks, to = n * (s.rank + 1) / s.ranks;
   const auto type = model->parameters()[0].scalar_type();
-  Loader loader(evaluation_items(data), from, to, s.batch, size, s.workers, s.device.is_cuda());
+  const auto timed = [&](double EvalTimes::*stage, const auto& work) {
+    const double began = now();
+    auto made = work();
+    if (!s.times) return made;
+    if (s.device.is_cuda()) torch::cuda::synchronize(s.device.index());
+    s.times->*stage += now() - began;
+    return made;
+  };
+  std::mutex loading;
+  Loader::Make items = evaluation_items(data);
+  if (s.times)
+    items = [make = std::move(items), &loading, &s](int64_t position, Image& image) {
+      const double began = now();
+      Item item = make(position, image);
+      const std::lock_guard lock(loading);
+      s.times->load += now() - began;
+      return item;
+    };
+  Loader loader(std::move(items), from, to, s.batch, size, s.workers, s.device.is_cuda());
   DeviceLoader batches(loader, s.device);
   for (int64_t at = from, k = 0; at < to; ++k) {
     const Batch batch = batches.next();
+    if (s.times && k == 0) model(preprocess(batch.images, s.legacy).to(type));  // the first time is slow
+    const Tensor images =
+        timed(&EvalTimes::preprocess, [&] { return preprocess(batch.images, s.legacy).to(type); });
+    const Predictions predicted = timed(&EvalTimes::forward, [&] { return model(images); });
     const Tensor out =
-        decode(model(preprocess(batch.images, s.legacy).to(type)), s.size.height, s.size.width);
-    const auto detections = postprocess(out, s.conf, s.nms);
+        timed(&EvalTimes::decode, [&] { return decode(predicted, s.size.height, s.size.width); });
+    const auto detections = timed(&EvalTimes::nms, [&] { return postprocess(out, s.conf, s.nms); });
     if (!s.pictures.empty() && k < 3)
       save_picture(concat(s.pictures, k, "_pred.jpg"),
                    draw_batch(batch.images, drawn(detections, data.classes)));
@@ -211,14 +242,14 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   if (s.gather) join_ranks(e, unreadable, s);
   if (!e.complete) return e;
   if (!unreadable.empty()) {
-    auto& images = truth.images;
+    auto& images = e.truth.images;
     images.erase(
         std::remove_if(images.begin(), images.end(), [&](const auto& i) { return unreadable.count(i.id); }),
         images.end());
   }
   e.unreadable = unreadable.size();
   e.images = n - e.unreadable;
-  e.result = coco_eval(truth, e.detections, s.ranks > 1 ? at::get_num_threads() : 0);
+  e.result = coco_eval(e.truth, e.detections, s.ranks > 1 ? at::get_num_threads() : 0);
   e.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return e;
 }

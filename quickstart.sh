@@ -13,12 +13,13 @@ echo "== training yolox-nano on the built-in shapes (about 8 minutes on 2 cores)
   --mosaic-prob 0 --no-multiscale --eval-interval 5 --out "$run"
 
 echo "== evaluating the best checkpoint"
-./eval --data shapes --weights "$run/best.pth" --json "$run/eval.json"
+./eval --data shapes --weights "$run/best.pth" --json "$run/eval.json" --report "$run/eval.html"
 
 echo "== drawing what it finds"
 ./demo --source shapes --weights "$run/best.pth" --save "$run/pictures" --max-images 8
 
 echo
 echo "Trained:  $run/best.pth      Log: $run/log.txt      Numbers: $run/eval.json"
+echo "Curves, errors, worst images: $run/report.html (a page for any browser)"
 echo "Pictures with boxes: $run/pictures"
 echo "Next:     ./train --help, and the README for your own data"

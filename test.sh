@@ -25,6 +25,15 @@ END
 if ! PATH=$PATH:/usr/sbin command -v ip >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   { apt-get update -qq && apt-get install -y -qq --no-install-recommends iproute2; } >/dev/null 2>&1 || true
 fi
+# One looks at report.html with a browser.
+if ! command -v chromium chromium-browser google-chrome >/dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "== installing chromium"
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 || true
+  fi
+  command -v chromium chromium-browser google-chrome >/dev/null ||
+    echo "there is no chromium: the test that needs it is skipped"
+fi
 echo "== testing"
 [ -e "${YOLOX_SHARED:-../shared}/fixtures" ] ||
   echo "reference data (../shared or \$YOLOX_SHARED) is not here: tests that compare with it are skipped"

@@ -16,6 +16,7 @@
 #include "optim.hpp"
 #include "pictures.hpp"
 #include "profile.hpp"
+#include "report.hpp"
 #include "run.hpp"
 #include "saving.hpp"
 #include "step.hpp"
@@ -143,6 +144,22 @@ static std::string try_dtr(const Config& config, const Trial& trial, int64_t sha
 static void tell_memory(const DtrStep& s, int64_t i, const std::string& run, Log& log) {
   save_picture(run + "/dtr_trace.png", draw_memory(s.samples, s.budget, s.backward));
   log.line(concat("memory over step ", i, ", with --dtr and without: ", run, "/dtr_trace.png"));
+}
+
+// report.html, with an evaluation, or, without, the one that the page has. No run ends for the want of it.
+static void report(const std::string& run, Log& log, int64_t step = 0, const Evaluation* e = nullptr,
+                   const Dataset* val = nullptr) {
+  std::string why = "is the disk full?";
+  try {
+    std::string evaluated;
+    if (e)
+      evaluated = evaluation_html(concat("After step ", step, ", on ", e->images, " images of ", val->name),
+                                  e->result, e->truth, find_insight(e->truth, e->detections), val);
+    if (write_run_report(run, evaluated)) return;
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  log.line(concat("WARNING: cannot write ", run, "/report.html; ", why));
 }
 
 // What it is going to do, in the log.
@@ -368,6 +385,7 @@ static int train(int argc, char** argv) {
       if (!e.complete) return false;
       t.ap = e.result.AP;
       tell.evaluated(t.iteration, e, plan);
+      if (ranks.first()) report(run, log, t.iteration, &e, &val);
       const auto before = std::pair(t.best_ap, t.stale++);
       if (t.ap > t.best_ap) {
         t.best_ap = t.ap, t.stale = 0;
@@ -501,6 +519,7 @@ static int train(int argc, char** argv) {
     }
   }
   if (!stop) stop = int(ranks.max(stop_signal));
+  if (ranks.first() && !config.profile) report(run, log);
   if (profile && !stop) {
     log.line(profile->table(config.bs));
     profile->stop_and_write(run + "/trace.json");

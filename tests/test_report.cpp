@@ -1,0 +1,249 @@
+// report.html: what stands in it, and how a browser shows it.
+#include "programs.hpp"
+
+#include "report.hpp"
+
+using namespace yolox;
+using namespace yolox::test;
+
+namespace {
+
+// The browser that is here, "" where there is none.
+const std::string& chromium() {
+  static const std::string found = [] {
+    for (const std::string name : {"chromium", "chromium-browser", "google-chrome"})
+      if (std::system(("command -v " + name + " >/dev/null 2>&1").c_str()) == 0) return name;
+    return std::string();
+  }();
+  return found;
+}
+#define CHROMIUM_TEST(name) TEST_CASE(name* doctest::skip(chromium().empty()))
+
+// Opens a page; what = --dump-dom: the document as it stands after loading; --screenshot=FILE.
+Outcome browse(const TempDir& dir, const std::string& page, const std::string& what) {
+  return shell(dir, concat("timeout 60 ", chromium(),
+                           " --headless --no-sandbox --disable-gpu --hide-scrollbars --enable-logging=stderr "
+                           "--user-data-dir='",
+                           dir / "profile", "' ", what, " 'file://", page, "'"));
+}
+
+int64_t count_of(const std::string& text, const std::string& part) {
+  int64_t n = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;
+  return n;
+}
+
+std::vector<uint8_t> from_base64(const std::string& text) {
+  const std::string digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::vector<uint8_t> bytes;
+  uint32_t bits = 0;
+  int held = 0;
+  for (const char c : text) {
+    if (c == '=') break;
+    bits = bits << 6 | uint32_t(digits.find(c));
+    if ((held += 6) >= 8) bytes.push_back(uint8_t(bits >> (held -= 8)));
+  }
+  return bytes;
+}
+
+// What the page fetches, runs or does not show as text.
+void check_self_contained(const std::string& page) {
+  for (const char* foreign : {"http://", "https://", "<script", "<link", "@import", "url("})
+    CHECK_MESSAGE(!has(page, foreign), foreign);
+}
+
+}  // namespace
+
+TEST_CASE("report: text in HTML, numbers on axes, base64") {
+  CHECK(escaped("<b>\"x\" & 'y'\x01") == "&lt;b&gt;&quot;x&quot; &amp; &#39;y&#39;");
+  CHECK(shortened("gr\xC3\xBC\xC3\xA7", 3) == "gr\xC3\xBC…");
+  CHECK(shortened("cat", 3) == "cat");
+  const std::vector<std::pair<double, std::string>> numbers = {
+      {0, "0"},       {0.25, "0.25"}, {1.5e-4, "1.5e-4"}, {2e-10, "2e-10"},
+      {20000, "20k"}, {3e6, "3M"},    {640, "640"}};
+  for (const auto& [value, text] : numbers) CHECK(axis_number(value) == text);
+  const std::vector<std::pair<std::string, std::string>> rfc4648 = {
+      {"", ""}, {"f", "Zg=="}, {"fo", "Zm8="}, {"foo", "Zm9v"}, {"foob", "Zm9vYg=="}, {"foobar", "Zm9vYmFy"}};
+  for (const auto& [bytes, text] : rfc4648) CHECK(base64({bytes.begin(), bytes.end()}) == text);
+  for (const double hi : {1e-7, 0.3, 1., 7., 12345.}) {
+    const auto t = ticks(0, hi);
+    CHECK(t.size() >= 3);
+    CHECK(t.size() <= 8);
+    CHECK(t.front() == 0);
+    CHECK_FALSE(std::signbit(t.front()));
+    CHECK(t.back() <= hi * (1 + 1e-6));
+  }
+}
+
+TEST_CASE("report: curves are of all rows, thinned to few hundred means; outliers of the start are cut off") {
+  std::vector<double> x, y;
+  for (int i = 0; i < 100000; ++i) x.push_back(i), y.push_back(i % 2 ? std::nan("") : i);
+  const auto points = curve(x, y);
+  CHECK(points.size() <= 300);
+  CHECK(points.size() > 200);
+  for (const auto& [at, value] : points) CHECK(at == doctest::Approx(value));
+  CHECK(points.back().first > 99500);
+  CHECK(curve({1, 2}, {std::nan(""), 5}) == std::vector<std::pair<double, double>>{{2, 5}});
+  CHECK(curve({}, {}).empty());
+
+  Series loss{"loss", {{0, 1000}}, "c0"};
+  for (int i = 1; i < 100; ++i) loss.points.emplace_back(i, 5 + i % 2);
+  const std::string html = chart_html({"Loss", "step", {loss}, {}, {}, {}});
+  CHECK(has(html, ">10<"));  // on the axis
+  CHECK_FALSE(has(html, ">1000<"));
+  CHECK(has(chart_html({"a < b", "step", {}, {}, {}, {}}), "a &lt; b"));
+}
+
+TEST_CASE("report: a run's page has its curves, its evaluation, its pictures and settings") {
+  const std::string page = contents(trained().dir / "a/report.html");
+  for (const char* id :
+       {"training", "evaluation", "errors", "sizes", "classes", "confusion", "worst", "pictures", "settings"})
+    CHECK_MESSAGE(count_of(page, concat("id='", id, "'")) == 1, id);
+  check_self_contained(page);
+  CHECK(has(page, "After step 12, on 8 images"));  // the last of three evaluations
+  for (const char* chart :
+       {"Loss", "AP on the evaluation images", "Learning rate", "Norm of the gradient", "Images per second",
+        "Time spent waiting for images, %", "Precision over recall", "F1 by lowest score"})
+    CHECK_MESSAGE(has(page, concat("<h3>", chart, "</h3>")), chart);
+  const auto rows = metric_rows(trained().dir / "a/metrics.csv");
+  CHECK(has(page, concat("<b>", share(rows.back()[kAP]), "</b><span>last AP</span>")));
+  for (const auto& name : shapes_classes()) CHECK_MESSAGE(has(page, "<th>" + name + "</th>"), name);
+  CHECK(has(page, "<dt>bs</dt><dd>2</dd>"));
+
+  // 8 images with errors, drawn by the program, and 3 pictures of the run
+  const std::string mark = "data:image/jpeg;base64,";
+  const int64_t images = count_of(page, mark);
+  CHECK(images > 3);
+  CHECK(images <= 11);
+  for (size_t at = 0; (at = page.find(mark, at)) != std::string::npos;) {
+    at += mark.size();
+    const cv::Mat image =
+        cv::imdecode(from_base64(page.substr(at, page.find('\'', at) - at)), cv::IMREAD_COLOR);
+    CHECK(image.rows > 0);
+    CHECK(std::max(image.cols, image.rows) <= 1000);
+  }
+}
+
+TEST_CASE("report: an evaluation stays on the page of a run that goes on without another one") {
+  const TempDir& dir = trained().dir;
+  succeed(dir, "train", kTrain + "--out went_on --max-iters 4");
+  const std::string before = contents(dir / "went_on/report.html");
+  CHECK(has(before, "After step 4, on 8 images"));
+  CHECK(has(before, "<b>4</b><span>steps</span>"));
+  succeed(dir, "train", "--resume went_on --max-iters 6 --eval-interval 0");
+  const std::string after = contents(dir / "went_on/report.html");
+  CHECK(has(after, "After step 4, on 8 images"));
+  CHECK(count_of(after, "id='evaluation'") == 1);
+  CHECK(has(after, "<b>6</b><span>steps</span>"));
+}
+
+TEST_CASE("report: where it cannot be written, that is said, the old one stays and training goes on") {
+  const TempDir& dir = trained().dir;
+  succeed(dir, "train", kTrain + "--out no_room --max-iters 4");
+  const std::string before = contents(dir / "no_room/report.html");
+  write_text(dir / "no_room/report.html.tmp/in_the_way");
+  const std::string said = succeed(dir, "train", "--resume no_room --max-iters 8");
+  CHECK(has(said, "WARNING: cannot write no_room/report.html"));
+  CHECK(has(said, "done: no_room/last.pth"));
+  CHECK(contents(dir / "no_room/report.html") == before);
+}
+
+TEST_CASE("report: of several ranks the first writes it, from what all have found") {
+  const TempDir& dir = trained().dir;
+  succeed(dir, "train", kTrain + "--out two_ranks --procs 2 --max-iters 4 --epochs 1 --no-aug-epochs 0");
+  CHECK(has(contents(dir / "two_ranks/report.html"), "After step 4, on 8 images"));
+}
+
+TEST_CASE("report: eval writes insight beside its numbers, whatever classes and files are called") {
+  const TempDir& dir = trained().dir;
+  CocoDataset truth;
+  truth.images = {{1, "a<b>&.jpg", 200, 100}, {2, "", 0, 0}, {3, "c.jpg", 2000, 1}};
+  truth.categories = {{1, "<script>alert(1)</script>"}, {2, "\"quoted'"}};
+  truth.annotations = {{1, 1, 1, 10, 10, 50, 50, 2500, false},
+                       {2, 2, 1, 10, 10, 50, 50, 2500, false},
+                       {3, 3, 2, 0, 0, 9, 1, 9, false}};
+  write_coco(dir / "odd.json", truth);
+  write_detections(dir / "odd_dt.json", {{1, 2, 10, 10, 50, 50, .9}, {2, 1, -900, 10, 5, 50, .8}});
+  const std::string printed = succeed(
+      dir, "eval", "--gt odd.json --dt odd_dt.json --voc --json odd_e.json --report new/folder/r.html");
+  CHECK(has(printed, "AP50 points that errors of a kind cost"));
+  CHECK(has(printed, "VOC AP at IoU 0.5"));
+  CHECK(has(printed, "report: new/folder/r.html"));
+  const std::string page = contents(dir / "new/folder/r.html");
+  check_self_contained(page);
+  CHECK(has(page, "&lt;script&gt;alert(1)&lt;/script&gt;"));
+  CHECK(has(page, "&quot;quoted&#39;"));
+  CHECK(has(page, "a&lt;b&gt;&amp;.jpg"));
+  CHECK_FALSE(has(page, "nan"));
+  CHECK(number_in(dir / "odd_e.json", "working_score") == 0.25);
+  CHECK(has(contents(dir / "odd_e.json"), R"("voc":{"AP":)"));
+
+  write_text(dir / "words.txt", "no folder");
+  const Outcome no_place = run(dir, "eval", "--gt odd.json --dt odd_dt.json --report words.txt/r.html");
+  CHECK(no_place.code == 1);
+  CHECK(has(no_place.err, "--report words.txt/r.html"));
+  CHECK(run(dir, "eval", "--gt odd.json --dt odd_dt.json --speed").code == 2);
+}
+
+TEST_CASE("eval: --fuse gives the same AP, --speed the time of each stage") {
+  const TempDir& dir = trained().dir;
+  const std::string eval = "--data data --weights a/best.pth --conf 0 --nms 0.9 --bs 4 --report= ";
+  succeed(dir, "eval", eval + "--json plain.json");
+  const std::string printed = succeed(dir, "eval", eval + "--json fused.json --fuse --speed");
+  CHECK(number_in(dir / "fused.json", "AP") ==
+        doctest::Approx(number_in(dir / "plain.json", "AP")).epsilon(1e-2));
+  for (const std::string stage : {"preprocess", "forward", "decode", "NMS", "load"}) {
+    const size_t at = printed.find("\n  " + stage + " ");
+    REQUIRE_MESSAGE(at != std::string::npos, stage);
+    CHECK(std::stod(printed.substr(at + 3 + stage.size())) > 0);
+  }
+  CHECK_FALSE(has(printed, "report:"));
+}
+
+CHROMIUM_TEST("report: a browser shows it without a complaint, on a phone too, in light and dark") {
+  TempDir dir;
+  const std::string original = (trained().dir.path / "a/report.html").string();
+  const Outcome plain = browse(dir, original, "--dump-dom");
+  REQUIRE_MESSAGE(plain.code == 0, plain.err);
+  CHECK_FALSE(has(plain.err, "CONSOLE"));
+  for (const char* id : {"training", "evaluation", "settings"})
+    CHECK_MESSAGE(has(plain.out, concat("id=\"", id, "\"")), id);
+
+  // A copy without its policy, that tells how wide it is: in a frame of a phone's width.
+  std::string page = contents(original);
+  const size_t policy = page.find("<meta http-equiv='Content-Security-Policy'");
+  REQUIRE(policy != std::string::npos);
+  page.erase(policy, page.find('>', policy) + 1 - policy);
+  const size_t end = page.rfind("</body>");
+  REQUIRE(end != std::string::npos);
+  page.insert(
+      end,
+      "<script>console.error('is heard');"
+      "const broken = [...document.images].filter(i => !i.naturalWidth).length;"
+      "parent.postMessage(innerWidth + ' ' + document.documentElement.scrollWidth + ' ' + broken, '*')"
+      "</script>");
+  write_text(dir / "copy.html", page);
+  write_text(dir / "phone.html",
+             "<!DOCTYPE html><title>-</title><script>onmessage = e => document.title = e.data"
+             "</script><iframe src='copy.html' width='390' height='800' frameborder='0'></iframe>");
+  const Outcome phone = browse(dir, dir / "phone.html", "--virtual-time-budget=20000 --dump-dom");
+  CHECK(has(phone.err, "is heard"));  // so that silence means something
+  CHECK_MESSAGE(has(phone.out, "<title>390 390 0</title>"), phone.out.substr(0, 300));
+
+  std::array<double, 2> brightness;
+  for (const int light : {0, 1}) {
+    const std::string picture = dir / concat(light, ".png");
+    const Outcome o = browse(dir, original,
+                             concat("--blink-settings=preferredColorScheme=", light,
+                                    " --window-size=1200,1600 --screenshot='", picture, "'"));
+    CHECK_FALSE(has(o.err, "CONSOLE"));
+    const cv::Mat image = cv::imread(picture);
+    REQUIRE(!image.empty());
+    brightness[light] = cv::mean(image)[0];
+    cv::Scalar mean, deviation;
+    cv::meanStdDev(image, mean, deviation);
+    CHECK(deviation[0] > 5);  // there is something on it
+  }
+  CHECK(brightness[0] < 80);
+  CHECK(brightness[1] > 200);
+}
