@@ -26,8 +26,12 @@ inline void draw_box(cv::Mat& image, const Box& box, const std::string& text) {
   const cv::Scalar colour = class_colour(box.cls);
   const int side = std::max(image.cols, image.rows), thick = std::max(1, int(std::lround(side / 400.0)));
   const double font = std::max(0.35, side / 1400.0);
-  const cv::Point a(int(std::lround(box.x1)), int(std::lround(box.y1))),
-      b(int(std::lround(box.x2)), int(std::lround(box.y2)));
+  // A young network finds boxes of a billion pixels, whose frames OpenCV draws for minutes.
+  const auto near = [](double v, int extent) {
+    return int(std::lround(std::clamp(v, -1.0 * extent, 2.0 * extent)));
+  };
+  const cv::Point a(near(box.x1, image.cols), near(box.y1, image.rows)),
+      b(near(box.x2, image.cols), near(box.y2, image.rows));
   cv::rectangle(image, a, b, colour, thick);
   if (text.empty()) return;
   int base = 0;

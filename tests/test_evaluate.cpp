@@ -52,3 +52,16 @@ TEST_CASE("a checkpoint says which size and how many classes it has") {
   CHECK(model_of_weights(empty_dict(), "yolox-s") == "");
   CHECK(classes_of_weights(empty_dict()) == 0);
 }
+
+TEST_CASE("a box of a billion pixels is drawn at once, as far as it can be seen") {
+  const auto drawn_with = [](Box box) {
+    cv::Mat image(60, 80, CV_8UC3, cv::Scalar::all(0));
+    draw_box(image, box, "");
+    return image;
+  };
+  const double began = now();
+  const cv::Mat huge = drawn_with({20, -1e9, 2e9, 1e30, 0});
+  CHECK(now() - began < 1);
+  CHECK(cv::norm(huge, drawn_with({20, -30, 120, 100, 0}), cv::NORM_INF) == 0);
+  CHECK(cv::countNonZero(huge.reshape(1)) > 60);
+}
