@@ -326,7 +326,7 @@ inline std::string image_html(const ImageInsight& image, const Insight& insight,
   }
   for (const JudgedBox& b : image.boxes)  // where nothing says how large the picture is
     if (about.width <= 0 && uri.empty())
-      w = std::max(w, int(b.x + b.w + 1)), h = std::max(h, int(b.y + b.h + 1));
+      w = std::max(w, int(std::min(1e5, b.x + b.w + 1))), h = std::max(h, int(std::min(1e5, b.y + b.h + 1)));
   const double font = std::max(w, h) / 34.0;
   const auto number = [](double value) { return formatted("%.1f", value); };
   std::string boxes, texts;
