@@ -360,7 +360,8 @@ inline std::string image_html(const ImageInsight& image, const Insight& insight,
                             ";font-size:", formatted("%.1f", font), "px' role='img' aria-label='",
                             escaped(about.file_name), "'>");
   if (!uri.empty()) html += concat("<image width='", w, "' height='", h, "' href='", uri, "'/>");
-  html += boxes + texts + "</svg><figcaption><b>" + escaped(about.file_name) + "</b> ";
+  const std::string name = std::filesystem::path(about.file_name).filename().string();
+  html += boxes + texts + "</svg><figcaption><b>" + escaped(name) + "</b> ";
   std::string what;
   for (int k = 0; k < error_kinds; ++k)
     if (counts[k]) what += concat(what.empty() ? "" : ", ", counts[k], " ", verdict_names[k]);
