@@ -15,8 +15,8 @@ struct Config : Flags {
       flag(weights, "What", "weights", "", "FILE", "checkpoint, ours or official, or an ONNX file");
   std::string save = flag(save, "What", "save", "runs/demo", "DIR", "folder for the drawn images");
   int max_images = flag(max_images, "What", "max-images", 0, "N", "stop after so many; 0: all");
-  std::string model = flag(model, "How", "model", "", "NAME",
-                           "yolox-{nano,tiny,s,m,l,x}; read from the checkpoint when left out");
+  std::string model =
+      flag(model, "How", "model", "", "NAME", model_names() + "; read from the checkpoint when left out");
   std::string size =
       flag(size, "How", "size", "", "N|HxW", "input size; the checkpoint's or the model's when left out");
   double conf = flag(conf, "How", "conf", 0.3, "P", "lowest score of a box that is drawn");

@@ -21,8 +21,8 @@ struct Config : Flags {
       flag(gt, "Or detections of any program", "gt", "", "GT.json", "ground truth in COCO's format");
   std::string dt =
       flag(dt, "Or detections of any program", "dt", "", "DT.json", "detections in COCO's format");
-  std::string model = flag(model, "How", "model", "", "NAME",
-                           "yolox-{nano,tiny,s,m,l,x}; read from the checkpoint when left out");
+  std::string model =
+      flag(model, "How", "model", "", "NAME", model_names() + "; read from the checkpoint when left out");
   std::string size =
       flag(size, "How", "size", "", "N|HxW", "input size; the checkpoint's or the model's when left out");
   double conf = flag(conf, "How", "conf", 0.01, "P", "lowest score of a detection");

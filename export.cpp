@@ -15,8 +15,8 @@ struct Config : Flags {
   std::string format = flag(format, "What", "format", "", "NAME",
                             "onnx, or torchscript (torch.jit.load in Python, torch::jit::load in C++); "
                             "from the end of --out when left out");
-  std::string model = flag(model, "How", "model", "", "NAME",
-                           "yolox-{nano,tiny,s,m,l,x}; read from the checkpoint when left out");
+  std::string model =
+      flag(model, "How", "model", "", "NAME", model_names() + "; read from the checkpoint when left out");
   std::string size =
       flag(size, "How", "size", "", "N|HxW", "input size; the checkpoint's or the model's when left out");
   bool dynamic = flag(dynamic, "How", "dynamic", false, "",

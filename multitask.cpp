@@ -2,10 +2,9 @@
 // turn: what becomes of train.cpp when a researcher needs another model and another loop.
 //   ./multitask --data helmets --data faces=/data/wider --model yolox-s --weights yolox_s.pth --epochs 100
 //   ./eval --data helmets --weights runs/multitask-helmets-faces/head_helmets.pth
-// Hyper-parameters without a flag here are those of ./train (config.hpp). Left out, to stay short: --amp
-// fp16,
-// --accum, --dtr, --bs auto, --cache, --freeze, best.pth, steps done again when memory runs out, and much of
-// what a run says. They are in train.cpp, to be copied from there.
+// Hyper-parameters without a flag here are those of ./train (config.hpp). Left out, to stay short: --accum,
+// --amp fp16, --dtr, --bs auto, --cache, --freeze, best.pth, steps done again when memory runs out, and much
+// of what a run says. They are in train.cpp, to be copied from there.
 #include <cstring>
 #include <deque>
 #include <optional>
