@@ -93,7 +93,9 @@ static void run(int argc, char** argv) {
   if (!config.gt.empty()) {
     usage_check(config.data.empty() && config.weights.empty(),
                 "--gt and --dt take the place of --data and --weights");
-    usage_check(!config.speed && !config.fuse, "--speed and --fuse are for --data and --weights");
+    for (const char* name : {"split", "model", "size", "conf", "nms", "bs", "workers", "preproc", "device",
+                             "fuse", "speed", "seed", "save-dt"})
+      usage_check(!config.was_given(name), "--", name, " is for --data and --weights");
     const CocoDataset truth = read_coco(config.gt);
     const auto detections = read_detections(config.dt);
     report(coco_eval(truth, detections), truth, detections, nullptr, fs::path(config.dt).filename().string(),
@@ -150,6 +152,7 @@ static void run(int argc, char** argv) {
     list_images();
     std::cout << "\n";
   }
+  if (!config.save_dt.empty()) write_detections(config.save_dt, e.detections);
   const fs::path folder = fs::path(config.data).lexically_normal();
   if (config.speed) print_speed(times, int64_t(data.records.size()), config.workers);
   report(
@@ -158,7 +161,6 @@ static void run(int argc, char** argv) {
              folder.has_filename() ? folder.filename().string() : folder.parent_path().filename().string()),
       concat(config.weights, " on ", e.images, " images, ", settings.size.height, "x", settings.size.width),
       config);
-  if (!config.save_dt.empty()) write_detections(config.save_dt, e.detections);
   if (e.result.AP >= 0 && e.result.AP < 0.01) {
     std::cout << "\nwarning: AP is near zero. If this is a trained model, its pixels may be wrong: these "
                  "weights got "

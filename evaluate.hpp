@@ -219,7 +219,10 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   DeviceLoader batches(loader, s.device);
   for (int64_t at = from, k = 0; at < to; ++k) {
     const Batch batch = batches.next();
-    if (s.times && k == 0) model(preprocess(batch.images, s.legacy).to(type));  // the first time is slow
+    if (s.times && k == 0) {  // the first time is slow
+      model(preprocess(batch.images, s.legacy).to(type));
+      if (s.device.is_cuda()) torch::cuda::synchronize(s.device.index());
+    }
     const Tensor images =
         timed(&EvalTimes::preprocess, [&] { return preprocess(batch.images, s.legacy).to(type); });
     const Predictions predicted = timed(&EvalTimes::forward, [&] { return model(images); });

@@ -169,6 +169,8 @@ inline JudgedImage judge(const ImageBoxes& image) {
     } else if (match >= 0 && out.truths[match].box->id != 0) {
       d.verdict = kRight, d.truth = match;
       out.truths[match].found_by = int(out.found.size());
+    } else if (!in_area(box->w * box->h, area_all)) {
+      d.verdict = kNotCounted;
     } else if (same >= insight_near && same < insight_iou) {
       d.verdict = kMisplaced, d.truth = same_truth;
     } else if (other >= insight_iou) {
@@ -360,13 +362,17 @@ inline Insight find_insight(const CocoDataset& truth, const std::vector<Detectio
   for (int k = 0; k < error_kinds; ++k)
     out.cost[k] = std::max(0.0, mean_over_classes([&](int c) { return ap[c][k]; }) - out.AP50);
   double best = 0;
-  int working = 25;
+  int working = 25, until = 25;  // where F1 stays the same for a while: the middle
   for (int s = 0; s < score_steps; ++s) {
     out.precision[s] = mean_over_classes([&](int c) { return by_score[c][0][s]; });
     out.recall[s] = mean_over_classes([&](int c) { return by_score[c][1][s]; });
     out.f1[s] = mean_over_classes([&](int c) { return by_score[c][2][s]; });
-    if (out.f1[s] > best) best = out.f1[s], working = s;
+    if (out.f1[s] > best)
+      best = out.f1[s], working = until = s;
+    else if (out.f1[s] == best && best > 0 && until == s - 1)
+      until = s;
   }
+  working = (working + until) / 2;
   out.working_score = working * 0.01;
   for (int c = 0; c < classes; ++c) {
     ClassInsight& of_class = out.classes[c];

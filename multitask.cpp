@@ -63,8 +63,8 @@ static std::deque<Stream> streams_of(const std::vector<std::string>& data) {
     Stream& s = streams.emplace_back();
     s.data = equals == std::string::npos ? text : text.substr(equals + 1);
     s.name = equals == std::string::npos ? data_name(text) : text.substr(0, equals);
-    usage_check(!s.data.empty() && !s.name.empty() && s.name.find_first_of("./") == std::string::npos,
-                "--data ", text, ": the head needs a name without dots and slashes; give NAME=DIR");
+    usage_check(!s.data.empty() && !s.name.empty() && s.name.find_first_of("./,") == std::string::npos,
+                "--data ", text, ": the head needs a name without dots, slashes and commas; give NAME=DIR");
     usage_check(names.insert(s.name).second, "--data ", text, ": another head is called ", s.name,
                 " already; give NAME=DIR");
   }
@@ -120,9 +120,14 @@ static int train(int argc, char** argv) {
     if (!c.weights.empty() && saved.path.empty())
       info.legacy_preproc = start_from(detector, c.weights, info, notes).legacy_preproc;
   const auto type = c.amp == "fp64" ? torch::kDouble : torch::kFloat;
-  load_state_dict(*t.ema, to_dict(state_dict(*t.model)), "the model");
   for (auto* m : {&t.model, &t.ema})
     for (YOLOX& detector : (*m)->detectors) move(detector, device, type), channels_last(*detector);
+  for (int64_t k = 0; k < heads && !c.weights.empty() && saved.path.empty(); ++k)
+    if (const int64_t looked = unfold_norms(t.model->detectors[k], streams[k].splits.train, base,
+                                            info.legacy_preproc, c.workers))
+      notes.push_back(concat("head ", streams[k].name, ": the file's batch norms are folded; they got the ",
+                             "statistics of ", looked, " images"));
+  load_state_dict(*t.ema, to_dict(state_dict(*t.model)), "the model");
   t.model->train(), t.ema->eval();
   t.optimizer = Optimizer(c.optimizer, parameter_groups(*t.model, c.weight_decay), /*fp16=*/false);
   const GradScaler scaler(false, device);
@@ -215,7 +220,8 @@ static int train(int argc, char** argv) {
                       rounded(m.iou), " obj ", rounded(m.obj), " cls ", rounded(m.cls), " l1 ", rounded(m.l1),
                       "), ", rounded(m.per_object()), " points an object", due ? concat(", AP ", ap) : ""));
       for (const auto* data : {&s.splits.train, &s.splits.val})
-        data->problems->write(concat(run, "/problems_", s.name, data == &s.splits.val ? "_val" : "", ".txt"));
+        data->problems->write(concat(run, "/problems_", s.name, data == &s.splits.val ? "_val" : "",
+                                     ranks.first() ? "" : concat("_rank", place.rank), ".txt"));
       row.insert(row.end(), {m.total, ap});
     }
     if (metrics) metrics->row(row);

@@ -21,6 +21,7 @@
 
 #include "error.hpp"
 #include "onnx.pb.h"
+#include "run.hpp"
 #include "yolox.hpp"
 
 namespace yolox {
@@ -426,14 +427,14 @@ inline onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const M
 inline void save_onnx(const onnx::Model& model, const std::string& path) {
   check(model.ByteSizeLong() < (size_t{1} << 31) - 1, path, ": an ONNX file ends at 2 GB, the model has ",
         model.ByteSizeLong(), " bytes; --fp16 halves it");
-  const std::string part = path + ".part";
+  const std::string part = until_complete(path);
   std::error_code error;
-  if (std::ofstream out(part, std::ios::binary); model.SerializeToOstream(&out) && out.flush())
-    std::filesystem::rename(part, path, error);
-  else
+  if (std::ofstream out(part, std::ios::binary); !model.SerializeToOstream(&out) || !out.flush())
     error = std::make_error_code(std::errc::io_error);
+  else if (part != path)
+    std::filesystem::rename(part, path, error);
   if (!error) return;
-  std::remove(part.c_str());
+  if (part != path) std::remove(part.c_str());
   fail("cannot write ", path, "; is the folder there and writable, the disk not full?");
 }
 

@@ -127,15 +127,21 @@ struct Lines {
   }
 };
 
+// Where to write what is to have the name `path` when it is complete. A device or a pipe is written straight:
+// it must not be replaced.
+inline std::string until_complete(const std::string& path) {
+  return std::filesystem::exists(path) && !std::filesystem::is_regular_file(path) ? path : path + ".tmp";
+}
+
 // Puts a text in the place of a file. False where there is no room for it: then the file stays as it was.
 inline bool replace_text(const std::string& path, const std::string& text) {
-  const std::string temporary = path + ".tmp";
+  const std::string temporary = until_complete(path);
   std::error_code error;
-  if (std::ofstream out(temporary); out << text << std::flush)
-    std::filesystem::rename(temporary, path, error);
-  else
+  if (std::ofstream out(temporary); !(out << text << std::flush))
     error = std::make_error_code(std::errc::no_space_on_device);
-  if (error) std::remove(temporary.c_str());
+  else if (temporary != path)
+    std::filesystem::rename(temporary, path, error);
+  if (error && temporary != path) std::remove(temporary.c_str());
   return !error;
 }
 

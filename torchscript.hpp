@@ -112,13 +112,13 @@ inline void save_torchscript(const torch::jit::Module& module, const Metadata& m
                              const std::string& path) {
   torch::jit::ExtraFilesMap extra;
   for (const auto& [key, text] : metadata) extra[key] = text;
-  const std::string part = path + ".part";
+  const std::string part = until_complete(path);
   try {
     module.save(part, extra);
-    std::filesystem::rename(part, path);
+    if (part != path) std::filesystem::rename(part, path);
   } catch (const std::exception&) {
     std::error_code ignored;
-    std::filesystem::remove(part, ignored);
+    if (part != path) std::filesystem::remove(part, ignored);
     fail("cannot write ", path, "; is the folder there and writable, the disk not full?");
   }
 }

@@ -367,13 +367,14 @@ static int train(int argc, char** argv) {
     tell.ranks(ranks, device);
     const int64_t epoch = (t.iteration - 1) / per_epoch;
     const bool whole = t.iteration % per_epoch == 0, last = t.iteration == iters;
+    std::optional<Evaluation> e;
     if (config.eval_interval > 0 &&
         (last || (epoch + 1) % config.eval_interval == 0 || t.iteration > plain_from)) {
       if (saver.in_last != t.iteration) saver.save(t, "last.pth", log);  // evaluating may be cut off
       crash_step(concat("evaluation after step ", t.iteration));
       ranks.at(concat("the evaluation after step ", t.iteration));
       ranks.must_equal(tensors_of(t.judged()), concat("at step ", t.iteration));
-      const auto e = eval_fit(
+      e = eval_fit(
           [&](int64_t parts) {
             eval_settings.batch = int(std::max<int64_t>(1, share / parts));
             return evaluate(t.judged(), val, eval_settings, [&](int64_t) { ranks.still_at_work(); });
@@ -382,10 +383,10 @@ static int train(int argc, char** argv) {
             empty_cache(device);
             log.line(concat("note: out of memory; evaluated again, ", share / parts, " images at a time"));
           });
-      if (!e.complete) return false;
-      t.ap = e.result.AP;
-      tell.evaluated(t.iteration, e, plan);
-      if (ranks.first()) report(run, log, t.iteration, &e, &val);
+      if (!e->complete) return false;
+      t.ap = e->result.AP;
+      tell.evaluated(t.iteration, *e, plan);
+      ranks.still_at_work();
       const auto before = std::pair(t.best_ap, t.stale++);
       if (t.ap > t.best_ap) {
         t.best_ap = t.ap, t.stale = 0;
@@ -400,6 +401,9 @@ static int train(int argc, char** argv) {
     const bool enough = config.patience > 0 && t.stale >= config.patience && !last;
     saver.save(t, "last.pth", log, /*must=*/last || enough);
     complete = last || enough;
+    ranks.still_at_work();
+    if (ranks.first() && e) report(run, log, t.iteration, &*e, &val);
+    ranks.still_at_work();
     if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
     tell.problems(splits);
     if (enough) log.line(concat("stopping: ", t.stale, " evaluations without a better AP (--patience)"));
@@ -519,7 +523,6 @@ static int train(int argc, char** argv) {
     }
   }
   if (!stop) stop = int(ranks.max(stop_signal));
-  if (ranks.first() && !config.profile) report(run, log);
   if (profile && !stop) {
     log.line(profile->table(config.bs));
     profile->stop_and_write(run + "/trace.json");
@@ -532,6 +535,7 @@ static int train(int argc, char** argv) {
     log.line(concat("done: ", run, "/last.pth",
                     best >= 0 ? concat(", best AP ", best, " in ", run, "/best.pth") : ""));
   }
+  if (ranks.first() && !config.profile) report(run, log);
   ranks.leave();
   return 0;
 }

@@ -258,6 +258,10 @@ TEST_CASE("run: a full disk leaves metrics and settings as they are; lines are w
   CHECK_FALSE(replaced);
   CHECK(contents(dir / "config.json") == "old");
   CHECK_FALSE(std::filesystem::exists(dir / "config.json.tmp"));
+  // A device is no file to put another in the place of.
+  std::filesystem::create_symlink("/dev/null", dir / "nowhere");
+  CHECK(replace_text(dir / "nowhere", "text"));
+  CHECK(std::filesystem::is_symlink(dir / "nowhere"));
   lines.add("three");
   CHECK(contents(dir / "log.txt") == "one\ntwo\nthree\n");
   m.cut(50);

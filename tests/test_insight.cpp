@@ -289,3 +289,20 @@ TEST_CASE("insight: text and JSON") {
                           "\"confusion\":[", "\"voc\":{\"AP\":", "\"AP11\":"})
     CHECK_MESSAGE(has(json, key), key);
 }
+
+TEST_CASE("insight: the score to work at is in the middle of those with the best F1") {
+  CocoDataset t = scene(1, {"cat"});
+  truth(t, 1, 1, 0, 0, 100, 100), truth(t, 1, 1, 300, 0, 100, 100);
+  const Insight insight = find_insight(t, {{1, 1, 0, 0, 100, 100, 0.6}, {1, 1, 300, 0, 100, 100, 0.5}});
+  CHECK(insight.working_score == doctest::Approx(0.25));
+}
+
+TEST_CASE("insight: a box too large for COCO to count costs nothing, here as there") {
+  CocoDataset t = scene(1, {"cat"});
+  truth(t, 1, 1, 0, 0, 100, 100);
+  const std::vector<Detection> found{{1, 1, 0, 0, 2e8, 2e8, 0.9}, {1, 1, 0, 0, 100, 100, 0.5}};
+  const Insight insight = find_insight(t, found);
+  CHECK(insight.AP50 == doctest::Approx(coco_eval(t, found).AP50));
+  CHECK(insight.AP50 == doctest::Approx(1));
+  for (const double cost : insight.cost) CHECK(cost == 0);
+}

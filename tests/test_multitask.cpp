@@ -135,7 +135,8 @@ TEST_CASE("multitask: what cannot be is refused with a remedy") {
   };
   refuses("--model yolox-nano", "--data is needed");
   refuses("--model yolox-nano --data all --data x/all/", "--data x/all/: another head is called all already");
-  refuses("--model yolox-nano --data v1.2=all", "needs a name without dots and slashes; give NAME=DIR");
+  refuses("--model yolox-nano --data v1.2=all",
+          "needs a name without dots, slashes and commas; give NAME=DIR");
   refuses("--model yolox-nano --data nowhere", "nowhere");
   refuses(kTwo + "--amp fp16", "--amp takes off, bf16 or fp64");
   refuses(kTwo + "--out r", "r already holds a run");

@@ -484,6 +484,7 @@ TEST_CASE("programs: bad input ends with one line that names it, and the right e
       {"train", "", 2, "--data"},
       {"train", "--data data", 2, "--model"},
       {"train", train + "--bogus 1", 2, "bogus"},
+      {"eval", "--gt a.json --dt b.json --conf 0.5", 2, "--conf is for --data and --weights"},
       {"train", train + "word", 2, "word"},
       {"train", train + "--no-multiscale false", 2, "false"},
       {"train", train + "--strict=false", 2, "strict"},
