@@ -61,9 +61,10 @@ inline std::string gpu_address(torch::Device device) {
 }
 
 // With determinism: the same bytes each time; what of torch has no such version on a GPU, the model computes
-// in another way. Without: cuDNN tries its algorithms for each input size it has not met.
-inline void set_determinism(bool on) {
-  at::globalContext().setBenchmarkCuDNN(!on);
+// in another way. Without: cuDNN tries its algorithms for each input size it has not met, unless memory is
+// short (--dtr): that takes much of it, and an algorithm that was tried with more does not fit later.
+inline void set_determinism(bool on, bool memory_is_short) {
+  at::globalContext().setBenchmarkCuDNN(!on && !memory_is_short);
   if (!on) return;
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
@@ -79,23 +80,17 @@ inline double memory_taken(torch::Device device) {
   (void)device;
   return resident_bytes();
 }
-// What torch has given out of that to tensors, bytes; 0 on the CPU, where torch does not count.
-inline double memory_given_out(torch::Device device) {
+// What torch has given out of that to tensors, the most since the last call of empty_cache(); 0 on the CPU,
+// where torch does not count.
+inline GivenOut given_out(torch::Device device) {
 #ifdef YOLOX_CUDA
-  if (device.is_cuda())
-    return double(c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].current);
+  if (device.is_cuda()) {
+    const auto bytes = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0];
+    return {double(bytes.current), double(bytes.peak)};
+  }
 #endif
   (void)device;
-  return 0;
-}
-// The most that torch has given out since the last call of empty_cache().
-inline double most_given_out(torch::Device device) {
-#ifdef YOLOX_CUDA
-  if (device.is_cuda())
-    return double(c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak);
-#endif
-  (void)device;
-  return 0;
+  return {0, 0};
 }
 // The most that this process has taken since then.
 inline double memory_peak(torch::Device device) {

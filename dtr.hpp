@@ -45,6 +45,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <unordered_map>
@@ -57,11 +58,6 @@
 #include "memory.hpp"
 
 namespace yolox {
-
-// What the device's allocator has given out, bytes: now, and the most so far; 0: that is not known.
-struct GivenOut {
-  double now, most = 0;
-};
 
 struct DtrSettings {
   // Bytes that the device's allocator may have given out, weights and all; 0: off, infinity: no limit.
@@ -96,7 +92,7 @@ struct DtrStep {
   int64_t operations = 0, recorded = 0, dropped = 0, again = 0;
   double cost = 0, cost_again = 0;  // in the unit of the cost
   double seconds_again = 0;
-  int64_t lacks = 0;                           // times that there was no more memory, within the budget
+  int64_t lacks = 0;                           // times that memory has run out, within the budget
   std::map<std::string, int64_t> pinned = {};  // large results of forward that are never dropped: what, why
   std::vector<MemorySample> samples = {};      // after each operation, if asked for
   double backward = 0;                         // when that began, seconds, if so
@@ -157,12 +153,11 @@ class Dtr {
     if (used + bytes <= limit) return;
     // Where another thread has the lock, an operation is under way, and this may be one of its helpers.
     const std::unique_lock<std::recursive_mutex> lock(mutex, std::try_to_lock);
-    if (!lock || making_room) return;
-    making_room = true;
+    if (!lock || nothing_dropped) return;
+    const NothingDropped once(*this);
     while (settings.used().now + bytes > limit && drop_one()) continue;
     // On a GPU `bytes` are only kept ready.
     limit = std::max(limit.load(), settings.used().now + (on_cpu ? bytes : 0));
-    making_room = false;
   }
   // All that can be dropped; for tests.
   void drop_all() {
@@ -189,7 +184,7 @@ class Dtr {
   void check_budget(double limit) const {
     const auto mb = [](double bytes) { return std::ceil(bytes / 1e5) / 10; };
     const double enough = 1.02 * limit, before = done.budget - settings.budget;
-    usage_check(settings.automatic || limit <= done.budget, "the memory budget of ", mb(done.budget),
+    usage_check(settings.automatic || limit <= kSlack * done.budget, "the memory budget of ", mb(done.budget),
                 " MB is too small for this step; ", mb(enough), " MB may do",
                 settings.beyond_start ? concat(" (", mb(enough - before), " of them for the step)") : "");
   }
@@ -199,6 +194,9 @@ class Dtr {
   void call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
   static Dtr* running() { return now_running; }
+
+  // What a step may take more than its budget: allocators round, and threads allocate at the same time.
+  static constexpr double kSlack = 1.01;
 
  private:
   using About = dtr_detail::About;
@@ -238,6 +236,14 @@ class Dtr {
   };
   using Inputs = c10::SmallVector<Input, 8>;
 
+  // While this lives, make_room() does nothing.
+  struct NothingDropped {
+    explicit NothingDropped(Dtr& d) : dtr(d), before(std::exchange(d.nothing_dropped, true)) {}
+    ~NothingDropped() { dtr.nothing_dropped = before; }
+    Dtr& dtr;
+    bool before;
+  };
+
   // Cells that must not be dropped while they are read.
   struct Locks {
     c10::SmallVector<Cell*, 8> cells;
@@ -261,6 +267,7 @@ class Dtr {
     done.budget = settings.automatic ? settings.automatic(used, lacks)
                                      : settings.budget + (settings.beyond_start ? used : 0);
     limit = done.budget, peak = used, forgiven = 0, started = std::chrono::steady_clock::now();
+    largest_before = std::exchange(largest, 0);
     if (takes_samples) take_sample();
     now_running = this;
     if (!on_cpu) return;
@@ -352,6 +359,9 @@ class Dtr {
 
   // ---- dropping
 
+  // A GPU's allocator does not say what it is about to take: something is kept ready for it.
+  void keep_room() { make_room(on_cpu ? 0 : std::max(largest_before, largest)); }
+
   // What it would take to compute it, not looking back further than so many records.
   static double cost_of(const Cell& cell, int& most) {
     double cost = cell.record->cost;
@@ -434,7 +444,7 @@ class Dtr {
   }
 
   void do_again(Record& r) {
-    if (!on_cpu) make_room(largest);
+    keep_room();
     const Time start = std::chrono::steady_clock::now();
     std::vector<StoragePtr> storages(r.arguments.size());
     const auto all = [&](const auto& f) {
@@ -513,13 +523,14 @@ class Dtr {
         largest = std::max(largest, reached - used), peak = std::max(peak.load(), reached);
         return;
       } catch (const std::exception& e) {
-        if (!anew || !is_out_of_memory(e)) throw;
+        if (!is_out_of_memory(e)) throw;
+        ++done.lacks;
+        if (!anew) throw;
         const dtr_detail::Unseen unseen;
         bool any = false;
         while (settings.used().now > used - wanted && drop_one()) any = true;
         if (!any) throw;
       }
-      ++done.lacks;
       limit = std::min(limit.load(), used);
       stack.resize(below);
       stack.insert(stack.end(), given.begin(), given.end());
@@ -554,10 +565,10 @@ class Dtr {
   inline static std::atomic<Dtr*> now_running{nullptr};
 
   DtrSettings settings;
-  bool on_cpu = false, making_room = false;
+  bool on_cpu = false, nothing_dropped = false;
   DtrStep done;
-  std::atomic<double> limit{0}, peak{0};  // bytes: the budget, or what it takes; the most so far
-  double largest = 0;                     // what one operation has added at most, bytes
+  std::atomic<double> limit{0}, peak{0};   // bytes: the budget, or what it takes; the most so far
+  double largest = 0, largest_before = 0;  // what one operation has added at most, bytes; in the step before
   Time started;
   double forgiven = 0;  // cost of computing again, within less than there is now
   std::recursive_mutex mutex;
@@ -734,6 +745,7 @@ inline void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet 
   const double cost = cost_by ? cost_by(results) : seconds_since(start);
   done.cost += cost;
   locks.release();
+  std::optional<NothingDropped> noting(*this);  // what was written is not yet known to be other than before
   if (backward) {
     for (const Input& in : inputs)
       if (in.storage && in.written) end_cell(in.storage);
@@ -752,13 +764,13 @@ inline void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet 
       return record;
     });
   }
+  noting.reset();
   for (const IValue& value : results)
     dtr_detail::each_tensor(value, [&](const Tensor& t) {
       if (t.defined() && !t.has_storage())  // such as a sparse one: it hides the storages that it reads
         for (const Input& in : inputs) pin(*in.tensor);
     });
-  // A GPU's allocator does not say what it is about to take: something is kept ready for it.
-  make_room(on_cpu ? 0 : largest);
+  keep_room();
   if (!takes_samples) return;
   if (backward && done.backward == 0) done.backward = seconds_since(started);
   take_sample();

@@ -49,7 +49,7 @@ inline DtrSettings dtr_settings(double bytes, torch::Device device, int ranks_he
   DtrSettings s;
   if (bytes == 0) return s;
   if (device.is_cuda()) {
-    s.used = [device] { return GivenOut{memory_given_out(device), most_given_out(device)}; };
+    s.used = [device] { return given_out(device); };
     s.device = device.type();
     const auto costs =
         std::make_shared<DeviceCosts>([device] { return std::make_unique<StreamMark>(device.type()); });

@@ -59,8 +59,9 @@ struct StreamMark : DeviceMark {
   c10::Event event;
 };
 
-// For DtrSettings::cost. An operation costs what it took at least, the first times that it was done with
-// arguments of these shapes; before that is known, a guess.
+// For DtrSettings::cost. An operation costs what it took at least, of the first times that it was done with
+// arguments of these shapes. The very first does not count: a kernel may have had to be loaded, or an
+// algorithm chosen. Before that is known, a guess.
 class DeviceCosts {
  public:
   using Mark = std::function<std::unique_ptr<DeviceMark>()>;
@@ -76,20 +77,21 @@ class DeviceCosts {
     return [=, &operation](c10::ArrayRef<c10::IValue> results) {
       waiting.push_back({key, before, mark()});
       const auto found = known.find(key);
-      return found == known.end() ? guessed_cost(operation, given, results) : found->second.seconds;
+      return found == known.end() || found->second.times < 2 ? guessed_cost(operation, given, results)
+                                                             : found->second.seconds;
     };
   }
 
  private:
   struct Known {
-    double seconds;
-    int times;
+    double seconds = 0;
+    int times = 0;
   };
   struct Waiting {
     size_t key;
     std::shared_ptr<DeviceMark> before, after;
   };
-  static constexpr int kTimes = 3;  // the first may have had to choose an algorithm
+  static constexpr int kTimes = 4;
 
   // What the device has come to, in order.
   void read_passed() {
@@ -97,8 +99,8 @@ class DeviceCosts {
       const Waiting& w = waiting.front();
       const double seconds = w.after->seconds_since(*w.before);
       if (known.size() > 100000) known.clear();  // shapes without end
-      const auto [at, is_new] = known.try_emplace(w.key, Known{seconds, 0});
-      at->second.seconds = std::min(at->second.seconds, seconds), ++at->second.times;
+      Known& one = known[w.key];
+      if (++one.times == 2 || seconds < one.seconds) one.seconds = seconds;
       waiting.pop_front();
     }
   }

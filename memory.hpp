@@ -104,12 +104,19 @@ inline void give_back_freed_memory() {
 #endif
 }
 
+// What an allocator has given out, bytes: now, and the most so far; 0: that is not known.
+struct GivenOut {
+  double now, most = 0;
+};
+
 // ---- where it ends
 
-// torch on a GPU, torch on the CPU, its libraries, and everybody else.
+// torch on a GPU, torch on the CPU, the libraries of a GPU, and everybody else.
 inline bool is_out_of_memory(const std::exception& e) {
   const std::string what = e.what();
-  for (const char* words : {"out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED"})
+  for (const char* words :
+       {"out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED", "ALLOCATION_FAILED",
+        "cudaErrorMemoryAllocation", "unable to find an engine to execute"})
     if (what.find(words) != std::string::npos) return true;
   // oneDNN keeps the cause to itself; on a machine with memory left it does not fail here.
   for (const char* whole :

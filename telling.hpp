@@ -126,7 +126,7 @@ class Telling {
   void step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device,
             const DtrStep& within = {}) {
     if (dtr) again.add(within);
-    if (within.limit > within.budget && within.limit > exceeded) {
+    if (within.limit > Dtr::kSlack * within.budget && within.limit > exceeded) {
       exceeded = 1.05 * within.limit;
       log.line(concat("WARNING: step ", i, " needed ", short_bytes(within.limit),
                       " of memory at least, more than the ", short_bytes(within.budget), " of --dtr"));

@@ -54,9 +54,12 @@ TEST_CASE("d4 multi-scale: a bounded set of sizes, each with its share, that cuD
   CHECK(wide.largest().width == 2 * wide.largest().height);
 
   auto& torch_settings = at::globalContext();
-  set_determinism(false);
+  set_determinism(false, false);
   CHECK(torch_settings.benchmarkCuDNN());
-  set_determinism(true);
+  set_determinism(false, true);
+  CHECK_FALSE(torch_settings.benchmarkCuDNN());
+  set_determinism(false, false);
+  set_determinism(true, false);
   CHECK_FALSE(torch_settings.benchmarkCuDNN());
   CHECK(torch_settings.deterministicCuDNN());
   CHECK(torch_settings.deterministicAlgorithms());

@@ -119,7 +119,12 @@ TEST_CASE("a5 memory: what means that there is no more") {
   CHECK(is_out_of_memory(std::bad_alloc()));
   CHECK(is_out_of_memory(std::runtime_error("CUDA out of memory. Tried to allocate 20.00 MiB")));
   CHECK(is_out_of_memory(std::runtime_error("DefaultCPUAllocator: can't allocate memory: you tried")));
-  CHECK(is_out_of_memory(std::runtime_error("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")));
+  for (const char* what : {"cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+                           "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+                           "CUDA error: cudaErrorMemoryAllocation",
+                           "GET was unable to find an engine to execute this computation"})
+    CHECK_MESSAGE(is_out_of_memory(std::runtime_error(what)), what);
+  CHECK_FALSE(is_out_of_memory(std::runtime_error("cuDNN error: CUDNN_STATUS_BAD_PARAM")));
   CHECK(is_out_of_memory(std::runtime_error("could not create a primitive")));
   CHECK_FALSE(is_out_of_memory(
       std::runtime_error("could not create a primitive descriptor for a convolution forward propagation")));
