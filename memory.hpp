@@ -168,12 +168,11 @@ int64_t largest_batch(int64_t limit, double budget, const Peak& peak,
     } else {
       too_large = next;
     }
-    // A straight line through what fitted, but not far beyond what was seen; else the middle.
-    next = (fits + too_large) / 2;
-    if (slope <= 0)
-      next = std::min(next, 2 * fits);
-    else
-      next = int64_t(double(fits) + std::min((budget - of_fits) / slope, 3.0 * double(fits)));
+    // A straight line through what fitted, but not far beyond what was seen; the middle where that leads to
+    // what is known not to fit.
+    double line = slope > 0 ? (budget - of_fits) / slope : double(fits);
+    line = double(fits) + std::min(line, 3.0 * double(fits));
+    next = too_large <= limit && line >= double(too_large) ? (fits + too_large) / 2 : int64_t(line);
     next = std::clamp(next, fits + 1, std::max(fits + 1, too_large - 1));
   }
   check(fits > 0, "not even one image fits into memory; give ", remedy);

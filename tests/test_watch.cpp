@@ -199,6 +199,10 @@ TEST_CASE("memory: the largest batch within the budget is found, whatever the cu
   CHECK(search(1000, 149, steps) == 20);
   const auto wall = [](double n) { return n > 13 ? std::numeric_limits<double>::infinity() : 1.0; };
   CHECK(search(1000, 2, wall) == 13);
+  // Where something else than bytes is the limit, the line points beyond it each time.
+  const auto slow = [&](double n) { return n > 40 ? std::numeric_limits<double>::infinity() : line(n); };
+  CHECK(search(100000, 1e9, slow) == 40);
+  CHECK(tried < 12);
 }
 
 TEST_CASE("memory: this process takes some, and its peak is no less; a peak can be forgotten") {
