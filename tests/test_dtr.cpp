@@ -677,6 +677,27 @@ TEST_CASE("dtr: two hundred steps leave no more memory behind than one") {
   CHECK(live() < after_first + 1000);
 }
 
+TEST_CASE(
+    "f3 dtr: memory that was freed is taken again for as much, so that the process keeps to the budget, "
+    "too") {
+  keep_freed_memory();
+  CountingAllocator::get();
+  const int64_t size = 1000003;  // 4 MB
+  std::vector<Tensor> blocks, between;
+  for (int i = 0; i < 8; ++i) {
+    blocks.push_back(torch::ones({size}));
+    between.push_back(torch::ones({20000}));
+  }
+  const double before = resident_bytes();
+  for (int i = 0; i < 100; ++i) {
+    blocks[i % 8] = Tensor();
+    between.push_back(torch::ones({2000}));
+    blocks[i % 8] = torch::ones({size});
+    REQUIRE(uintptr_t(blocks[i % 8].data_ptr()) % 64 == 0);
+  }
+  CHECK(resident_bytes() - before < 40e6);
+}
+
 TEST_CASE("dtr: a chain of twenty thousand operations is computed again without recursion") {
   Dtr dtr(beyond(kNoLimit));
   const Tensor x = torch::zeros({16, 16});
