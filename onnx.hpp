@@ -21,7 +21,6 @@
 
 #include "error.hpp"
 #include "onnx.pb.h"
-#include "run.hpp"
 #include "yolox.hpp"
 
 namespace yolox {
@@ -423,19 +422,13 @@ inline onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const M
   return std::move(g.file);
 }
 
-// Throws where there is no room, or no way to write there; the file is whole or not there.
+// Throws where there is no room, or no way to write there.
 inline void save_onnx(const onnx::Model& model, const std::string& path) {
   check(model.ByteSizeLong() < (size_t{1} << 31) - 1, path, ": an ONNX file ends at 2 GB, the model has ",
         model.ByteSizeLong(), " bytes; --fp16 halves it");
-  const std::string part = until_complete(path);
-  std::error_code error;
-  if (std::ofstream out(part, std::ios::binary); !model.SerializeToOstream(&out) || !out.flush())
-    error = std::make_error_code(std::errc::io_error);
-  else if (part != path)
-    std::filesystem::rename(part, path, error);
-  if (!error) return;
-  if (part != path) std::remove(part.c_str());
-  fail("cannot write ", path, "; is the folder there and writable, the disk not full?");
+  std::ofstream out(path, std::ios::binary);
+  check(model.SerializeToOstream(&out) && out.flush(), "cannot write ", path,
+        "; is the folder there and writable, the disk not full?");
 }
 
 inline onnx::Model read_onnx(const std::string& path) {

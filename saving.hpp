@@ -139,7 +139,7 @@ inline void forget_unstarted(const std::string& run) {
 inline void remove_torn_files(const std::string& run) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(run, ignored))
-    if (entry.path().filename().string().find(".pth.tmp.") != std::string::npos)
+    if (entry.path().filename().string().find(".tmp.") != std::string::npos)
       std::filesystem::remove(entry.path(), ignored);
 }
 

@@ -7,7 +7,8 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/script.h>
 
-#include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <string>
 
 #include "onnx.hpp"
@@ -106,21 +107,16 @@ def forward(self, images):
   return module;
 }
 
-// The metadata are extra files of these names. Throws where the file cannot be written; it is whole or not
-// there.
+// The metadata are extra files of these names. Throws where the file cannot be written.
 inline void save_torchscript(const torch::jit::Module& module, const Metadata& metadata,
                              const std::string& path) {
   torch::jit::ExtraFilesMap extra;
   for (const auto& [key, text] : metadata) extra[key] = text;
-  const std::string part = until_complete(path);
-  try {
-    module.save(part, extra);
-    if (part != path) std::filesystem::rename(part, path);
-  } catch (const std::exception&) {
-    std::error_code ignored;
-    if (part != path) std::filesystem::remove(part, ignored);
-    fail("cannot write ", path, "; is the folder there and writable, the disk not full?");
-  }
+  std::ostringstream bytes;  // on a full disk torch's own writer of files ends the process
+  module.save(bytes, extra);
+  std::ofstream out(path, std::ios::binary);
+  check(out << bytes.str() && out.flush(), "cannot write ", path,
+        "; is the folder there and writable, the disk not full?");
 }
 
 }  // namespace yolox

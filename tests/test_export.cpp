@@ -465,6 +465,33 @@ TEST_CASE("export: bad flags and files are refused") {
   CHECK(has(o.err, "leave --fp16 out"));
 }
 
+TEST_CASE("export: a file that does not pass its comparison is not kept; the one that was there stays") {
+  const TempDir& dir = trained().dir;
+  // In float16 the weights have room, and what is computed with them has not.
+  auto file = read_pth(dir / "a/last.pth").toGenericDict();
+  find_weights(file, "a").at("backbone.lateral_conv0.bn.bias").toTensor().fill_(6e4);
+  write_pth(dir / "overflowing.pth", file);
+  for (const std::string name : {"kept.onnx", "kept.ts"}) {
+    write_text(dir / name, "a good one");
+    const Outcome o = run(dir, "export", "--weights overflowing.pth --fp16 --out " + name);
+    CHECK(o.code == 1);
+    CHECK_MESSAGE(has(o.err, name + " differs from the model"), o.err);
+    CHECK(lines_of(o.err).size() == 1);
+    CHECK(contents(dir / name) == "a good one");
+    // No file may grow beyond 1 MB, as on a full disk.
+    const Outcome full = shell(
+        dir, "trap '' XFSZ; ulimit -f 1000; " YOLOX_BINARY_DIR "/export --weights a/last.pth --out " + name);
+    CHECK(full.code == 1);
+    CHECK_MESSAGE(has(full.err, "the disk not full?"), full.err);
+    CHECK(lines_of(full.err).size() == 1);
+    CHECK(contents(dir / name) == "a good one");
+    succeed(dir, "export", "--weights a/last.pth --out " + name);
+    CHECK(fs::file_size(dir / name) > 1000000);
+  }
+  for (const auto& entry : fs::directory_iterator(dir.path))
+    CHECK_FALSE(has(entry.path().filename().string(), ".tmp"));
+}
+
 // ---- the same boxes and the same AP as here
 
 namespace {
