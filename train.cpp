@@ -40,38 +40,14 @@ static Settings common_settings(const Config& config, const Dataset& data, size_
 
 // The checkpoint that --resume goes on from; the settings of its run into `config`.
 static SavedRun find_run(Config& config, std::string& run, std::vector<std::string>& notes) {
-  usage_check(!config.was_given("weights"),
-              "--weights and --resume exclude each other: a resumed run has its weights");
-  usage_check(!config.was_given("out"),
-              "--out and --resume exclude each other: a resumed run stays in its folder");
   run = config.resume == "newest" ? newest_run() : config.resume;
   usage_check(!run.empty(), "--resume: there is no run with a checkpoint below runs/; give its folder");
   const SavedRun saved = resume_settings(config, run, notes);
-  if (config.was_given("gpus")) config.procs = 0;
-  if (config.was_given("procs")) config.gpus = 0;
   for (const auto& [name, value] : saved_settings(saved.file, saved.path))
     usage_check(name != "freeze" || value == config.freeze, "--freeze ", config.freeze,
                 " differs from the run's '", value,
                 "', and its optimizer knows other weights; start from its last.pth with --weights");
   return saved;
-}
-
-// The ranks that this process has to start. None: it trains itself, alone or as one of them.
-static std::optional<Launch> to_launch(Config& config, const Place& place) {
-  if (place.given()) {
-    for (const char* name : {"gpus", "procs", "nodes", "node", "master", "restarts"})
-      usage_check(!config.was_given(name), "--", name, " starts ranks, but this process already is one of ",
-                  place.world, ", by torchrun or srun; leave it out, or start one process a machine");
-    config.gpus = config.procs = 0;
-  }
-  const Launch here{std::max({1, config.gpus, config.procs}), config.nodes, config.node, config.master,
-                    config.restarts};
-  const bool is_rank = place.launched || place.given();
-  check_shares(config, is_rank ? place.world : here.ranks * here.nodes);
-  if (is_rank || (here.ranks * here.nodes == 1 && here.restarts == 0)) return {};
-  usage_check(config.gpus <= int(torch::cuda::device_count()), "--gpus ", config.gpus, ": there are ",
-              torch::cuda::device_count(), " GPUs here that this build can use");
-  return here;
 }
 
 // Tries steps of the largest size, by themselves, on each rank.
@@ -206,7 +182,7 @@ static int train(int argc, char** argv) {
   check_config(config);
   const AugmentConfig augment = augment_config(config);
   const Place place = place_of_this_process();
-  if (const auto ranks = to_launch(config, place)) return launch(*ranks, argc, argv);
+  if (const auto ranks = to_launch(config, config, place)) return launch(*ranks, argc, argv);
   if (dtr_bytes(config) > 0) prepare_for_dtr();
   const torch::Device device = device_of(config, place);
   set_determinism(config.deterministic);
