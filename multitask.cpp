@@ -73,7 +73,7 @@ static std::deque<Stream> streams_of(const std::vector<std::string>& data) {
 
 // Gives the exit code.
 static int train(int argc, char** argv) {
-  ignore_hangup();
+  ignore_hangup(), tell_signals();
   MultiTaskConfig flags;
   flags.parse(argc, argv, "trains several detection heads on one backbone");
   opencv_single_thread();

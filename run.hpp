@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -66,6 +67,15 @@ inline void catch_signals(bool launcher = false) {
     stop_requests = stop_requests + 1;
   };
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) sigaction(signal, &action, nullptr);
+}
+// Until then they end the process as they always do, for there is nothing to be saved yet; but it says so.
+inline void tell_signals() {
+  for (const int signal : {SIGTERM, SIGUSR1, SIGINT})
+    std::signal(signal, [](int signal) {
+      for (const char* part : {"stopped by SIG", sigabbrev_np(signal), " before the first step\n"})
+        if (write(2, part, std::strlen(part)) < 0) break;
+      std::signal(signal, SIG_DFL), std::raise(signal);
+    });
 }
 inline void ignore_hangup() {
   for (const int signal : {SIGHUP, SIGPIPE}) std::signal(signal, SIG_IGN);

@@ -168,7 +168,7 @@ static void tell_plan(Telling& tell, Log& log, const Config& config, const Split
 
 // Gives the exit code.
 static int train(int argc, char** argv) {
-  ignore_hangup();
+  ignore_hangup(), tell_signals();
   Config config;
   config.parse(argc, argv, "trains YOLOX");
   opencv_single_thread();
