@@ -51,9 +51,12 @@ inline Tensor to_torch(const onnx::Tensor& t, const std::string& path) {
   const auto copy = [&](const auto& values, torch::ScalarType type) {
     const int64_t bytes = int64_t(values.size()) * int64_t(sizeof *values.data());
     int64_t wanted = int64_t(c10::elementSize(type));
-    for (const int64_t side : shape)  // one that is negative, or too large to multiply with, fits no file
-      wanted = side < 0 || side > (int64_t{1} << 31) || wanted > (int64_t{1} << 31) ? -1 : wanted * side;
-    check(wanted == bytes, name, " has the shape ", shape, " and ", bytes,
+    for (const int64_t side : shape) {  // one that is negative, or too large to multiply with, fits no file
+      const bool possible = wanted >= 0 && side >= 0 && side <= INT32_MAX && wanted <= INT32_MAX;
+      wanted = possible ? wanted * side : -1;
+    }
+    check(wanted == bytes && shape.size() <= 8, name, " has the shape ",
+          shape.slice(0, std::min<size_t>(8, shape.size())), " and ", bytes,
           " bytes of values; the file is damaged");
     Tensor out = torch::empty(shape, type);
     if (bytes) std::memcpy(out.data_ptr(), values.data(), bytes);
@@ -70,6 +73,22 @@ inline Tensor to_torch(const onnx::Tensor& t, const std::string& path) {
     case onnx::Tensor::BFLOAT16: return copy(t.raw_data(), torch::kBFloat16);
   }
   fail(name, " has values of ONNX type ", t.data_type(), "; float32, float16, float64 and int64 are known");
+}
+
+// The setting of a node, or what it is when it is left out.
+inline const onnx::Attribute* find_attribute(const onnx::Node& node, const std::string& name) {
+  for (const auto& a : node.attribute())
+    if (a.name() == name) return &a;
+  return nullptr;
+}
+inline int64_t attribute(const onnx::Node& node, const std::string& name, int64_t otherwise) {
+  const auto* a = find_attribute(node, name);
+  return a ? a->i() : otherwise;
+}
+inline std::vector<int64_t> attribute(const onnx::Node& node, const std::string& name,
+                                      const std::vector<int64_t>& otherwise) {
+  const auto* a = find_attribute(node, name);
+  return a ? std::vector<int64_t>(a->ints().begin(), a->ints().end()) : otherwise;
 }
 
 inline onnx::Tensor::Type onnx_type(torch::ScalarType type) {
