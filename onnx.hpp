@@ -180,15 +180,8 @@ inline Value add_conv(OnnxGraph& g, const std::string& name, nn::Conv2dImpl& con
                 {"group", o.groups()}});
 }
 
-// The norm is folded into the convolution: in evaluation it is a factor and a sum for each channel.
 inline Value add_nodes(OnnxGraph& g, const std::string& name, BaseConvImpl& m, const Value& x) {
-  Tensor weight = m.conv->weight.detach(), bias = m.bn->bias.detach();
-  if (g.values) {
-    const auto exact = [](const Tensor& t) { return t.detach().to(torch::kDouble); };
-    const Tensor factor = exact(m.bn->weight) / (exact(m.bn->running_var) + m.bn->options.eps()).sqrt();
-    weight = exact(weight) * factor.view({-1, 1, 1, 1});
-    bias = exact(bias) - exact(m.bn->running_mean) * factor;
-  }
+  const auto [weight, bias] = folded(m);
   const Value y = add_conv(g, name + ".conv", *m.conv, weight, bias, x);
   return g.add("Mul", {y, g.add("Sigmoid", {y}, name + ".sigmoid")}, name + ".silu");
 }
@@ -250,7 +243,7 @@ inline Value add_nodes(OnnxGraph& g, const std::string& name, Block& block, cons
   fail(name, " is a block that onnx.hpp does not know; add its nodes there");
 }
 
-// Features of strides 8, 16 and 32.
+// Features of kStrides.
 inline std::vector<Value> add_nodes(OnnxGraph& g, const std::string& name, PAFPNImpl& m,
                                     const Value& images) {
   const std::string dark = name + ".backbone";
@@ -425,7 +418,8 @@ inline onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const M
     return dim.set_param(name), dim;
   };
   const auto& s = settings;
-  const int64_t anchors = s.height * s.width / 64 + s.height * s.width / 256 + s.height * s.width / 1024;
+  int64_t anchors = 0;
+  for (const int stride : kStrides) anchors += (s.height / stride) * (s.width / stride);
   g.describe(true, "images",
              {s.dynamic ? any("batch") : fixed(1), fixed(3), s.dynamic ? any("height") : fixed(s.height),
               s.dynamic ? any("width") : fixed(s.width)});

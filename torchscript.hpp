@@ -48,12 +48,13 @@ inline torch::jit::Module to_torchscript(YOLOX& model, const ExportSettings& set
   module.define(concat("def raw(self, images):\n  return torch.to(self.network(torch.to(images, ",
                        settings.half ? half : single, ")), ", single, ")\n"));
   if (settings.decode)
-    module.define(R"(
+    module.define(concat(R"(
 def rows(self, images):
   raw = self.raw(images)
   cells : List[Tensor] = []
   strides : List[Tensor] = []
-  for s in [8, 16, 32]:
+  for s in )",
+                         c10::ArrayRef<int>(kStrides), R"(:
     rows = images.size(2) // s
     columns = images.size(3) // s
     x = torch.arange(columns, device=raw.device).expand([rows, columns])
@@ -63,7 +64,7 @@ def rows(self, images):
   stride = torch.cat(strides)
   centre = (raw[:, :, 0:2] + torch.cat(cells)) * stride
   return torch.cat([centre, torch.exp(raw[:, :, 2:4]) * stride, torch.sigmoid(raw[:, :, 4:])], 2)
-)");
+)"));
   else
     module.define(R"(
 def rows(self, images):
