@@ -2,6 +2,7 @@
 //   ./train --data shapes --model yolox-nano --size 192 --epochs 10
 //   ./train --data DIR --model yolox-s --weights yolox_s.pth --bs 16
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <set>
 
@@ -122,20 +123,24 @@ static void tell_memory(const DtrStep& s, int64_t i, const std::string& run, Log
   log.line(concat("memory over step ", i, ", with --dtr and without: ", run, "/dtr_trace.png"));
 }
 
-// report.html, with an evaluation, or, without, the one that the page has. No run ends for the want of it.
-static void report(const std::string& run, Log& log, int64_t step = 0, const Evaluation* e = nullptr,
-                   const Dataset* val = nullptr) {
+// report.html, with an evaluation, or, without, the one that the page has. No run ends for the want of it:
+// false where it cannot be written. between: is called now and then.
+static bool report(
+    const std::string& run, Log& log, int64_t step = 0, const Evaluation* e = nullptr,
+    const Dataset* val = nullptr, const std::function<void()>& between = [] {}) {
   std::string why = "is the disk full?";
   try {
     std::string evaluated;
     if (e)
-      evaluated = evaluation_html(concat("After step ", step, ", on ", e->images, " images of ", val->name),
-                                  e->result, e->truth, find_insight(e->truth, e->detections), val);
-    if (write_run_report(run, evaluated)) return;
+      evaluated =
+          evaluation_html(concat("After step ", step, ", on ", e->images, " images of ", val->name),
+                          e->result, e->truth, find_insight(e->truth, e->detections), val, {}, between);
+    if (write_run_report(run, evaluated)) return true;
   } catch (const std::exception& error) {
     why = error.what();
   }
   log.line(concat("WARNING: cannot write ", run, "/report.html; ", why));
+  return false;
 }
 
 // What it is going to do, in the log.
@@ -339,6 +344,7 @@ static int train(int argc, char** argv) {
   PartsThatFit eval_fit{1, share};
   double best = t.best_ap;
   bool complete = false;
+  int64_t reported = -1;  // the step after which report.html was written
   const auto end_of_epoch = [&] {
     tell.ranks(ranks, device);
     const int64_t epoch = (t.iteration - 1) / per_epoch;
@@ -378,7 +384,8 @@ static int train(int argc, char** argv) {
     saver.save(t, "last.pth", log, /*must=*/last || enough);
     complete = last || enough;
     ranks.still_at_work();
-    if (ranks.first() && e) report(run, log, t.iteration, &*e, &val);
+    if (ranks.first() && e && report(run, log, t.iteration, &*e, &val, [&] { ranks.still_at_work(); }))
+      reported = t.iteration;
     ranks.still_at_work();
     if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
     tell.problems(splits);
@@ -511,7 +518,7 @@ static int train(int argc, char** argv) {
     log.line(concat("done: ", run, "/last.pth",
                     best >= 0 ? concat(", best AP ", best, " in ", run, "/best.pth") : ""));
   }
-  if (ranks.first() && !config.profile) report(run, log);
+  if (ranks.first() && !config.profile && reported != t.iteration) report(run, log);
   ranks.leave();
   return 0;
 }

@@ -185,6 +185,23 @@ TEST_CASE("report: eval writes insight beside its numbers, whatever classes and 
   CHECK(run(dir, "eval", "--gt odd.json --dt odd_dt.json --speed").code == 2);
 }
 
+TEST_CASE("report: who waits for a page is told of it image by image") {
+  CocoDataset truth;
+  truth.categories = {{1, "cat"}};
+  for (int64_t i = 1; i <= 3; ++i)
+    truth.images.push_back({i, concat(i, ".jpg"), 0, 0}),
+        truth.annotations.push_back({i, i, 1, 0, 0, 9, 9, 81, false});
+  const std::vector<Detection> found{
+      {1, 1, -1e12, -1e12, 1, 1, .9}};  // of no use for the size of the picture
+  const Insight insight = find_insight(truth, found);
+  CHECK(insight.worst.size() == 3);
+  size_t told = 0;
+  const std::string page =
+      evaluation_html("", coco_eval(truth, found), truth, insight, nullptr, {}, [&] { ++told; });
+  CHECK(told == 3);
+  CHECK(count_of(page, "viewBox='0 0 10 10'") >= 3);
+}
+
 TEST_CASE("eval: --fuse gives the same AP, --speed the time of each stage") {
   const TempDir& dir = trained().dir;
   const std::string eval = "--data data --weights a/best.pth --conf 0 --nms 0.9 --bs 4 --report= ";
