@@ -92,8 +92,7 @@ static std::string find_batch(Config& config, const Trial& trial, int64_t n, Ran
         // none.
         return ranks.max(s.budget) > budget ? bytes : std::min(bytes, budget);
       },
-      trial.dtr.on() ? "a larger --dtr or --dtr-slowdown, or a smaller --size or --model"
-                     : "a smaller --size or --model");
+      trial.dtr.on() ? "a larger --dtr or --dtr-slowdown, or " : "");
   config.bs = int(found) * world;
   config.accum = std::min(config.accum, int(found));
   return concat("--bs auto: ", config.bs, config.bs == n ? " (all images)" : "", ", of ", short_bytes(mine),
