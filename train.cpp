@@ -174,7 +174,9 @@ static void tell_plan(Telling& tell, Log& log, const Config& config, const Split
 static int train(int argc, char** argv) {
   ignore_hangup(), tell_signals();
   Config config;
-  config.parse(argc, argv, "trains YOLOX");
+  config.parse(argc, argv, "trains YOLOX",
+               {"data", "workers", "cache", "model", "weights", "resume", "size", "bs", "epochs", "lr", "amp",
+                "dtr", "gpus", "out"});
   opencv_single_thread();
   BlobCache::sweep(ram_place());
   std::string run;                 // its folder
