@@ -9,7 +9,6 @@
 #include <rapidjson/filewritestream.h>
 #include <rapidjson/reader.h>
 #include <rapidjson/writer.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -27,6 +26,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "new_file.hpp"
 
 namespace yolox {
 
@@ -326,28 +326,16 @@ inline std::vector<Detection> read_detections(const std::string& path) {
 
 using JsonWriter = rapidjson::Writer<rapidjson::FileWriteStream>;
 
-// Writes what `write(writer)` puts into a rapidjson::Writer. The file appears under its name when it is
-// complete, so a full disk or a kill leaves the old file as it was. Throws where writing fails.
+// Writes what `write(writer)` puts into a rapidjson::Writer. The file appears whole or not at all; throws
+// where it cannot be written.
 inline void write_json(const std::string& path, const std::function<void(JsonWriter&)>& write) {
-  // /dev/stdout and the like are written straight: they must not be replaced.
-  const bool special = std::filesystem::exists(path) && !std::filesystem::is_regular_file(path);
-  const std::string temporary = special ? path : concat(path, ".tmp", getpid());
-  File file(std::fopen(temporary.c_str(), "wb"), std::fclose);
-  check(file != nullptr, path, ": cannot be written (", std::strerror(errno), "); check folder and rights");
-  try {
-    std::vector<char> buffer(1 << 16);
-    rapidjson::FileWriteStream stream(file.get(), buffer.data(), buffer.size());
-    JsonWriter writer(stream);
-    write(writer);
-    stream.Flush();
-    const bool failed = std::ferror(file.get()) != 0;
-    check(std::fclose(file.release()) == 0 && !failed, path, ": writing failed (", std::strerror(errno),
-          "); is the disk full?");
-    if (!special) std::filesystem::rename(temporary, path);
-  } catch (...) {
-    if (!special) std::remove(temporary.c_str());
-    throw;
-  }
+  NewFile file(path);
+  std::vector<char> buffer(1 << 16);
+  rapidjson::FileWriteStream stream(file.stream(), buffer.data(), buffer.size());
+  JsonWriter writer(stream);
+  write(writer);
+  stream.Flush();
+  file.commit();
 }
 
 // "key": value. Doubles are written so that they read back equal; one that is not finite is an error.

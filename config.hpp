@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -248,6 +249,25 @@ inline void check_shares(const Config& c, int ranks) {
               (c.bs / ranks + 1) * ranks);
   usage_check(c.bs == 0 || c.accum <= c.bs / ranks, "--accum ", c.accum, ": a rank has ", c.bs / ranks,
               " images of a step, which cannot be done in more parts");
+}
+
+// The ranks that this process has to start. None: it trains itself, alone or as one of them. given: the flags
+// of the command line.
+inline std::optional<Launch> to_launch(Config& config, const Flags& given, const Place& place) {
+  if (place.given()) {
+    for (const char* name : {"gpus", "procs", "nodes", "node", "master", "restarts"})
+      usage_check(!given.was_given(name), "--", name, " starts ranks, but this process already is one of ",
+                  place.world, ", by torchrun or srun; leave it out, or start one process a machine");
+    config.gpus = config.procs = 0;
+  }
+  const Launch here{std::max({1, config.gpus, config.procs}), config.nodes, config.node, config.master,
+                    config.restarts};
+  const bool is_rank = place.launched || place.given();
+  check_shares(config, is_rank ? place.world : here.ranks * here.nodes);
+  if (is_rank || (here.ranks * here.nodes == 1 && here.restarts == 0)) return {};
+  usage_check(config.gpus <= int(torch::cuda::device_count()), "--gpus ", config.gpus, ": there are ",
+              int(torch::cuda::device_count()), " GPUs here that this build can use");
+  return here;
 }
 
 // Images wait in memory as three batches.

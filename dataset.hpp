@@ -27,6 +27,7 @@
 #include "error.hpp"
 #include "formats.hpp"
 #include "image.hpp"
+#include "new_file.hpp"
 #include "shapes.hpp"
 #include "threads.hpp"
 
@@ -147,13 +148,9 @@ inline ImageChecks check_images(const std::vector<std::string>& files, const std
   if (!path.empty() && found) {  // a run does not end because this cannot be kept
     std::error_code ignored;
     fs::create_directories(keep, ignored);
-    const std::string temporary = concat(path, ".tmp", getpid());
-    std::ofstream out(temporary);
-    for (const ImageCheck& c : checks) out << c.width << " " << c.height << "\n";
-    out << "end\n";
-    out.close();
-    if (out) fs::rename(temporary, path, ignored);
-    if (!out || ignored) fs::remove(temporary, ignored);
+    std::ostringstream text;
+    for (const ImageCheck& c : checks) text << c.width << " " << c.height << "\n";
+    replace_text(path, text.str() + "end\n");
   }
   return result;
 }

@@ -32,7 +32,7 @@ inline torch::Device parse_device(const std::string& name) {
               "CUDA toolkit is; or use --device cpu");
   const int index = std::atoi(number.c_str());
   usage_check(index < int(torch::cuda::device_count()), "--device ", name, ": there are ",
-              torch::cuda::device_count(), " GPUs");
+              int(torch::cuda::device_count()), " GPUs");
 #ifdef YOLOX_CUDA
   c10::cuda::set_device(c10::DeviceIndex(index));
 #endif

@@ -144,17 +144,18 @@ static void run(int argc, char** argv) {
     expected.push_back(rows_of_model(loaded.model, images.back(), config.decode));
   }
 
-  // The file is written, read again, and computes the same.
+  // The file is written, read again, and computes the same: until then it has another name.
+  NewFile file(config.out);
   std::function<Tensor(const Tensor&, bool)> compute;  // images -> rows, or detections
   if (to_file_onnx) {
-    save_onnx(to_onnx(loaded.model, settings, about), config.out);
-    compute = [file = read_onnx(config.out)](const Tensor& x, bool rows) {
-      return run_onnx(file, x, rows ? "output" : "detections");
+    save_onnx(to_onnx(loaded.model, settings, about), file.part());
+    compute = [graph = read_onnx(file.part())](const Tensor& x, bool rows) {
+      return run_onnx(graph, x, rows ? "output" : "detections");
     };
   } else {
-    save_torchscript(to_torchscript(loaded.model, settings), about, config.out);
-    compute = [file = torch::jit::load(config.out)](const Tensor& x, bool rows) mutable {
-      return rows ? file.run_method("rows", x).toTensor() : file.forward({x}).toTensor();
+    save_torchscript(to_torchscript(loaded.model, settings), about, file.part());
+    compute = [module = torch::jit::load(file.part())](const Tensor& x, bool rows) mutable {
+      return rows ? module.run_method("rows", x).toTensor() : module.forward({x}).toTensor();
     };
   }
   // Rounding: of 24 bits through some hundred layers; of 11 bits with --fp16, where single boxes may be far
@@ -164,7 +165,7 @@ static void run(int argc, char** argv) {
   for (size_t i = 0; i < images.size(); ++i) {
     const Tensor rows = compute(images[i], true), &want = expected[i];
     check(rows.sizes() == want.sizes(), config.out, " gives ", rows.sizes(), " where the model gives ",
-          want.sizes(), "; it should not be used");
+          want.sizes(), "; it is not kept");
     const Tensor box_off = distance(rows.slice(-1, 0, 4), want.slice(-1, 0, 4)),
                  relative = box_off / want.slice(-1, 0, 4).abs().clamp_min(1),
                  score_off = distance(rows.slice(-1, 4), want.slice(-1, 4));
@@ -172,7 +173,7 @@ static void run(int argc, char** argv) {
     check((config.fp16 ? relative.mean() : relative.max()).item<double>() < box_bar &&
               score_off.max().item<double>() < score_bar,
           config.out, " differs from the model by up to ", box_off.max().item<double>(), " in its boxes and ",
-          score_off.max().item<double>(), " in its scores; it should not be used",
+          score_off.max().item<double>(), " in its scores; it is not kept",
           config.fp16 ? " (weights or features leave the range of float16: leave --fp16 out)" : "");
     boxes = std::max(boxes, box_off.max().item<double>());
     scores = std::max(scores, score_off.max().item<double>());
@@ -181,8 +182,9 @@ static void run(int argc, char** argv) {
     check(found.sizes() == to_find.sizes() &&
               (sorted(found) - sorted(to_find)).abs().sum().item<double>() < 1e-3 * (1 + found.size(0)),
           config.out, " finds ", found.size(0), " boxes, suppression outside of it ", to_find.size(0),
-          ", or others; it should not be used");
+          ", or others; it is not kept");
   }
+  file.commit();
 
   std::cout << config.out << ": " << loaded.info.model << ", " << loaded.model->num_classes
             << " classes, input ";

@@ -33,33 +33,38 @@ struct Flags {
   Flags(const Flags&) = delete;  // the flags below know their members by address
   Flags& operator=(const Flags&) = delete;
 
-  // Flags given on the command line, then the values of all of them. Prints help and exits on --help. Unknown
-  // flags, stray words and values of the wrong type: UsageError.
-  void parse(int argc, char** argv, const std::string& about) {
+  // Flags given on the command line, then the values of all of them. Prints help and exits on --help; where
+  // there are so many flags that some are named as used `often`, that explains these, and --help all the
+  // others too. Unknown flags, stray words and values of the wrong type: UsageError.
+  void parse(int argc, char** argv, const std::string& about, const std::vector<std::string>& often = {}) {
     const std::string program = std::string(argv[0]).substr(std::string(argv[0]).find_last_of('/') + 1);
-    cxxopts::Options options(program, program + ": " + about);
-    options.set_width(80);
+    cxxopts::Options options(program, program + ": " + about), brief(program, program + ": " + about);
+    options.set_width(80), brief.set_width(80);
     std::vector<std::string> groups;
     for (const auto& f : flags) {
       if (std::find(groups.begin(), groups.end(), f.group) == groups.end()) groups.push_back(f.group);
-      const bool on_by_default = f.is_bool && f.get() == "true";
       const std::string shown = f.get().empty() || f.is_bool ? "" : " [" + f.get() + "]";
-      options.add_options(f.group)(on_by_default ? "no-" + f.name : f.name,
-                                   (on_by_default ? "without: " : "") + f.doc + shown,
-                                   f.is_bool    ? cxxopts::value<bool>()
-                                   : f.optional ? cxxopts::value<std::string>()->implicit_value(f.implicit)
-                                                : cxxopts::value<std::string>(),
-                                   f.argument);
+      const auto add_to = [&](cxxopts::Options& to) {
+        to.add_options(f.group)(f.as_shown(), (f.on_by_default() ? "without: " : "") + f.doc + shown,
+                                f.is_bool    ? cxxopts::value<bool>()
+                                : f.optional ? cxxopts::value<std::string>()->implicit_value(f.implicit)
+                                             : cxxopts::value<std::string>(),
+                                f.argument);
+      };
+      add_to(options);
+      if (std::find(often.begin(), often.end(), f.name) != often.end()) add_to(brief);
       // The other way about, for a run that is resumed with another setting.
-      if (f.is_bool) options.add_options("hidden")(on_by_default ? f.name : "no-" + f.name, "");
+      if (f.is_bool) options.add_options("hidden")(f.on_by_default() ? f.name : "no-" + f.name, "");
     }
     options.add_options("Help")("help", "this text");
     groups.push_back("Help");
     // Where cxxopts does otherwise: a switch with a value would count as given, and a flag that may stand
     // alone would never take the next word.
     std::vector<std::string> words{program};
+    bool help_all = often.empty();
     for (int i = 1; i < argc; ++i) {
       std::string word = argv[i];
+      if (word == "--help" && i + 1 < argc && argv[i + 1] == std::string("all")) help_all = true, ++i;
       for (const auto& f : flags) {
         for (const std::string& name : {"--" + f.name, "--no-" + f.name})
           if (f.is_bool && word.rfind(name + "=", 0) == 0)
@@ -78,7 +83,9 @@ struct Flags {
       throw UsageError(concat(e.what(), "; ", program, " --help lists the flags"));
     }
     if (result.count("help")) {
-      std::cout << options.help(groups);
+      std::cout << (help_all
+                        ? options.help(groups)
+                        : brief.help(groups) + "\n More, explained by --help all:\n" + names_without(often));
       std::exit(0);
     }
     if (!result.unmatched().empty()) {
@@ -168,9 +175,28 @@ struct Flags {
     std::string implicit;
     std::function<std::string()> get;
     std::function<void(const std::string&)> set;
+
+    bool on_by_default() const { return is_bool && get() == "true"; }
+    std::string as_shown() const { return on_by_default() ? "no-" + name : name; }
   };
   std::vector<Flag> flags;
   std::vector<std::string> given;
+
+  // The flags beside these, by group, in lines of 79 columns at most.
+  std::string names_without(const std::vector<std::string>& often) const {
+    std::string text, group, line;
+    for (const auto& f : flags) {
+      if (std::find(often.begin(), often.end(), f.name) != often.end()) continue;
+      const std::string word = " --" + f.as_shown();
+      if (f.group != group || line.size() + word.size() > 79) {
+        if (!line.empty()) text += line + "\n";
+        line = f.group == group ? "" : "  " + f.group;
+        line.resize(14, ' ');
+      }
+      group = f.group, line += word;
+    }
+    return text + line + "\n";
+  }
 
   static std::string to_text(bool v) { return v ? "true" : "false"; }
   static std::string to_text(const std::string& v) { return v; }

@@ -156,8 +156,7 @@ struct PartsThatFit {
 // The largest batch of at most `limit` images whose peak(images), bytes, stays within `budget`; peak is
 // infinite where memory ran out. Exact up to 32, within 3 % above. Throws where not even one image fits.
 template <class Peak>
-int64_t largest_batch(int64_t limit, double budget, const Peak& peak,
-                      const std::string& remedy = "a smaller --size or --model") {
+int64_t largest_batch(int64_t limit, double budget, const Peak& peak, const std::string& remedy = "") {
   int64_t fits = 0, too_large = limit + 1;
   double of_fits = 0, slope = 0;
   for (int64_t next = std::min<int64_t>(2, limit); too_large - fits > std::max<int64_t>(1, fits / 32);) {
@@ -175,7 +174,7 @@ int64_t largest_batch(int64_t limit, double budget, const Peak& peak,
     next = too_large <= limit && line >= double(too_large) ? (fits + too_large) / 2 : int64_t(line);
     next = std::clamp(next, fits + 1, std::max(fits + 1, too_large - 1));
   }
-  check(fits > 0, "not even one image fits into memory; give ", remedy);
+  check(fits > 0, "not even one image fits into memory; give ", remedy, "a smaller --size or --model");
   return fits;
 }
 

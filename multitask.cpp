@@ -73,7 +73,7 @@ static std::deque<Stream> streams_of(const std::vector<std::string>& data) {
 
 // Gives the exit code.
 static int train(int argc, char** argv) {
-  ignore_hangup();
+  ignore_hangup(), tell_signals();
   MultiTaskConfig flags;
   flags.parse(argc, argv, "trains several detection heads on one backbone");
   opencv_single_thread();
@@ -81,8 +81,6 @@ static int train(int argc, char** argv) {
   std::string run = flags.resume;
   SavedRun saved;
   if (!run.empty()) saved = resume_settings(flags, run, notes);
-  if (flags.was_given("gpus")) flags.procs = 0;
-  if (flags.was_given("procs")) flags.gpus = 0;
   std::deque<Stream> streams = streams_of(flags.data);
   Config c;  // of ./train, with what the flags here say
   for (const auto& [name, value] : flags.values()) c.set(name, value);
@@ -91,9 +89,8 @@ static int train(int argc, char** argv) {
   usage_check(c.bs > 0 && c.amp != "fp16",
               c.bs > 0 ? "--amp takes off, bf16 or fp64" : "--bs takes a number");
   const Place place = place_of_this_process();
-  const int world = place.world, started = std::max({1, c.gpus, c.procs});
-  check_shares(c, world > 1 ? world : started);
-  if (world == 1 && started > 1) return launch({started}, argc, argv);
+  if (const auto ranks = to_launch(c, flags, place)) return launch(*ranks, argc, argv);
+  const int world = place.world;
   const torch::Device device = device_of(c, place);
   WeightsInfo info;
   info.model = c.model;
@@ -139,13 +136,19 @@ static int train(int argc, char** argv) {
   Log log(concat(run, ranks.first() ? "/log" : concat("/log_rank", place.rank), ".txt"), !ranks.first());
   if (!saved.path.empty()) {
     load_checkpoint(t, saved.file, saved.path);
+    if (ranks.first()) remove_torn_files(run);
     info.legacy_preproc = weights_info(saved.file, saved.path).legacy_preproc;
   }
   const int share = c.bs / world;
   const int64_t per_epoch = heads * ((largest + c.bs - 1) / c.bs), all = per_epoch * c.epochs,
                 iters = c.max_iters ? std::min(c.max_iters, all) : all,
                 plain_from = per_epoch * (c.epochs - c.no_aug_epochs);
-  check(t.iteration < iters, run, " is complete: it has done ", t.iteration, " of ", iters, " steps");
+  // An epoch has ended, or the run, and its evaluation has yet to come.
+  const auto due = [&] {
+    return t.ended != t.iteration && (t.iteration % per_epoch == 0 || t.iteration == iters);
+  };
+  check(t.iteration < iters || due(), run, " is complete: it has done ", t.iteration, " of ", iters,
+        " steps");
   const Schedule schedule{c.lr * c.bs,     per_epoch, c.epochs,      c.warmup_epochs,
                           c.no_aug_epochs, 0,         c.min_lr_ratio};
   const MultiScale sizes = multi_scale(c, base, world);
@@ -172,14 +175,16 @@ static int train(int argc, char** argv) {
   std::optional<Metrics> metrics;
   if (ranks.first()) metrics.emplace(run + "/metrics.csv", columns), metrics->cut(t.iteration);
   int64_t in_last = saved.path.empty() ? -1 : t.iteration;
-  const auto save = [&] {
-    if (!ranks.first()) return;
-    for (int64_t k = 0; k < heads; ++k)
-      write_pth(concat(run, "/head_", streams[k].name, ".pth"), head_checkpoint(t.ema, k, info));
-    save_last(run, checkpoint(t, info, settings_of(flags), images), t.iteration, in_last, c.keep);
-    in_last = t.iteration;
+  const auto save = [&](bool must = false) {
+    const auto write = [&] {
+      for (int64_t k = 0; k < heads; ++k)
+        write_pth(concat(run, "/head_", streams[k].name, ".pth"), head_checkpoint(t.ema, k, info));
+      save_last(run, checkpoint(t, info, settings_of(flags), images), t.iteration, in_last, c.keep);
+      in_last = t.iteration;
+    };
+    if (ranks.first()) try_to_save(write, log, must);
   };
-  if (saved.path.empty()) save();  // a folder that cannot be written to ends it here
+  if (saved.path.empty()) save();  // so that there is something to go on from
 
   // ---- several ranks: the gradients of all, the statistics of the whole batch
   Settings common{{"images", concat(images)}, {"heads", names}, {"steps done", concat(t.iteration)}};
@@ -198,17 +203,19 @@ static int train(int argc, char** argv) {
     eval.gather = [&](const std::vector<double>& mine) { return ranks.gather(mine); };
   }
 
-  // ---- the end of an epoch, or of the run: a line for each head, evaluation, files
+  // ---- the end of an epoch, or of the run: a line for each head, evaluation, files. Cut off by a signal, it
+  // leaves `ended` behind, and is done again when the run goes on.
   const auto end_of_epoch = [&] {
     const int64_t epoch = (t.iteration - 1) / per_epoch + 1;
-    const bool due = c.eval_interval > 0 && (epoch % c.eval_interval == 0 || t.iteration == iters);
+    const bool evaluated = c.eval_interval > 0 && (epoch % c.eval_interval == 0 || t.iteration == iters);
     std::vector<double> row{double(epoch), double(t.iteration)};
-    save();  // evaluating may be cut off
+    if (evaluated) save();  // that may be cut off
     for (int64_t k = 0; k < heads; ++k) {
       Stream& s = streams[k];
+      const bool trained = s.means.steps > 0;  // since the last time, or since the run goes on
       const StepNumbers m = s.means.take();
       double ap = std::nan("");
-      if (due) {
+      if (evaluated) {
         ranks.at(concat("the evaluation of ", s.name, " after step ", t.iteration));
         if (ranks.first()) eval.pictures = concat(run, "/", s.name, "_val_batch");
         const auto e =
@@ -216,20 +223,27 @@ static int train(int argc, char** argv) {
         if (!e.complete) return;
         ap = e.result.AP;
       }
-      log.line(concat("epoch ", epoch, "/", c.epochs, "  ", s.name, ": loss ", rounded(m.total), " (iou ",
-                      rounded(m.iou), " obj ", rounded(m.obj), " cls ", rounded(m.cls), " l1 ", rounded(m.l1),
-                      "), ", rounded(m.per_object()), " points an object", due ? concat(", AP ", ap) : ""));
+      std::string line = concat("epoch ", epoch, "/", c.epochs, "  ", s.name, ":");
+      if (trained)
+        line += concat(" loss ", rounded(m.total), " (iou ", rounded(m.iou), " obj ", rounded(m.obj), " cls ",
+                       rounded(m.cls), " l1 ", rounded(m.l1), "), ", rounded(m.per_object()),
+                       " points an object");
+      if (evaluated) line += concat(trained ? "," : "", " AP ", ap);
+      log.line(line);
       for (const auto* data : {&s.splits.train, &s.splits.val})
         data->problems->write(concat(run, "/problems_", s.name, data == &s.splits.val ? "_val" : "",
                                      ranks.first() ? "" : concat("_rank", place.rank), ".txt"));
       row.insert(row.end(), {m.total, ap});
     }
     if (metrics) metrics->row(row);
+    t.ended = t.iteration;
+    save(/*must=*/t.iteration == iters);
   };
 
   // ---- the loop
   catch_signals();
   int stop = 0;  // the signal that ends all ranks at the same step
+  if (due()) end_of_epoch();
   while (t.iteration < iters && !(stop = int(ranks.max(stop_signal)))) {
     const int64_t i = t.iteration, head = t.next_head();
     Stream& s = streams[head];
@@ -255,10 +269,12 @@ static int train(int argc, char** argv) {
     t.step(lr, c.ema);
     s.means.add(numbers);
     log.progress(concat(t.iteration, "/", iters, "  ", s.name, ": loss ", rounded(numbers.total)), false);
-    if (t.iteration % per_epoch == 0 || t.iteration == iters) end_of_epoch();
+    if (due()) end_of_epoch();
   }
-  if (stop)
-    save(), log.line(concat("stopped by ", strsignal(stop), "; go on with: ./multitask --resume ", run));
+  if (!stop) stop = int(ranks.max(stop_signal));
+  if (stop && t.ended != iters)
+    save(/*must=*/true),
+        log.line(concat("stopped by ", strsignal(stop), "; go on with: ./multitask --resume ", run));
   else
     log.line(concat("done: ", run, "/head_NAME.pth"));
   ranks.leave();

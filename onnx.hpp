@@ -21,7 +21,6 @@
 
 #include "error.hpp"
 #include "onnx.pb.h"
-#include "run.hpp"
 #include "yolox.hpp"
 
 namespace yolox {
@@ -52,9 +51,12 @@ inline Tensor to_torch(const onnx::Tensor& t, const std::string& path) {
   const auto copy = [&](const auto& values, torch::ScalarType type) {
     const int64_t bytes = int64_t(values.size()) * int64_t(sizeof *values.data());
     int64_t wanted = int64_t(c10::elementSize(type));
-    for (const int64_t side : shape)  // one that is negative, or too large to multiply with, fits no file
-      wanted = side < 0 || side > (int64_t{1} << 31) || wanted > (int64_t{1} << 31) ? -1 : wanted * side;
-    check(wanted == bytes, name, " has the shape ", shape, " and ", bytes,
+    for (const int64_t side : shape) {  // one that is negative, or too large to multiply with, fits no file
+      const bool possible = wanted >= 0 && side >= 0 && side <= INT32_MAX && wanted <= INT32_MAX;
+      wanted = possible ? wanted * side : -1;
+    }
+    check(wanted == bytes && shape.size() <= 8, name, " has the shape ",
+          shape.slice(0, std::min<size_t>(8, shape.size())), " and ", bytes,
           " bytes of values; the file is damaged");
     Tensor out = torch::empty(shape, type);
     if (bytes) std::memcpy(out.data_ptr(), values.data(), bytes);
@@ -71,6 +73,22 @@ inline Tensor to_torch(const onnx::Tensor& t, const std::string& path) {
     case onnx::Tensor::BFLOAT16: return copy(t.raw_data(), torch::kBFloat16);
   }
   fail(name, " has values of ONNX type ", t.data_type(), "; float32, float16, float64 and int64 are known");
+}
+
+// The setting of a node, or what it is when it is left out.
+inline const onnx::Attribute* find_attribute(const onnx::Node& node, const std::string& name) {
+  for (const auto& a : node.attribute())
+    if (a.name() == name) return &a;
+  return nullptr;
+}
+inline int64_t attribute(const onnx::Node& node, const std::string& name, int64_t otherwise) {
+  const auto* a = find_attribute(node, name);
+  return a ? a->i() : otherwise;
+}
+inline std::vector<int64_t> attribute(const onnx::Node& node, const std::string& name,
+                                      const std::vector<int64_t>& otherwise) {
+  const auto* a = find_attribute(node, name);
+  return a ? std::vector<int64_t>(a->ints().begin(), a->ints().end()) : otherwise;
 }
 
 inline onnx::Tensor::Type onnx_type(torch::ScalarType type) {
@@ -162,15 +180,8 @@ inline Value add_conv(OnnxGraph& g, const std::string& name, nn::Conv2dImpl& con
                 {"group", o.groups()}});
 }
 
-// The norm is folded into the convolution: in evaluation it is a factor and a sum for each channel.
 inline Value add_nodes(OnnxGraph& g, const std::string& name, BaseConvImpl& m, const Value& x) {
-  Tensor weight = m.conv->weight.detach(), bias = m.bn->bias.detach();
-  if (g.values) {
-    const auto exact = [](const Tensor& t) { return t.detach().to(torch::kDouble); };
-    const Tensor factor = exact(m.bn->weight) / (exact(m.bn->running_var) + m.bn->options.eps()).sqrt();
-    weight = exact(weight) * factor.view({-1, 1, 1, 1});
-    bias = exact(bias) - exact(m.bn->running_mean) * factor;
-  }
+  const auto [weight, bias] = folded(m);
   const Value y = add_conv(g, name + ".conv", *m.conv, weight, bias, x);
   return g.add("Mul", {y, g.add("Sigmoid", {y}, name + ".sigmoid")}, name + ".silu");
 }
@@ -232,7 +243,7 @@ inline Value add_nodes(OnnxGraph& g, const std::string& name, Block& block, cons
   fail(name, " is a block that onnx.hpp does not know; add its nodes there");
 }
 
-// Features of strides 8, 16 and 32.
+// Features of kStrides.
 inline std::vector<Value> add_nodes(OnnxGraph& g, const std::string& name, PAFPNImpl& m,
                                     const Value& images) {
   const std::string dark = name + ".backbone";
@@ -407,7 +418,8 @@ inline onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const M
     return dim.set_param(name), dim;
   };
   const auto& s = settings;
-  const int64_t anchors = s.height * s.width / 64 + s.height * s.width / 256 + s.height * s.width / 1024;
+  int64_t anchors = 0;
+  for (const int stride : kStrides) anchors += (s.height / stride) * (s.width / stride);
   g.describe(true, "images",
              {s.dynamic ? any("batch") : fixed(1), fixed(3), s.dynamic ? any("height") : fixed(s.height),
               s.dynamic ? any("width") : fixed(s.width)});
@@ -423,19 +435,13 @@ inline onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const M
   return std::move(g.file);
 }
 
-// Throws where there is no room, or no way to write there; the file is whole or not there.
+// Throws where there is no room, or no way to write there.
 inline void save_onnx(const onnx::Model& model, const std::string& path) {
   check(model.ByteSizeLong() < (size_t{1} << 31) - 1, path, ": an ONNX file ends at 2 GB, the model has ",
         model.ByteSizeLong(), " bytes; --fp16 halves it");
-  const std::string part = until_complete(path);
-  std::error_code error;
-  if (std::ofstream out(part, std::ios::binary); !model.SerializeToOstream(&out) || !out.flush())
-    error = std::make_error_code(std::errc::io_error);
-  else if (part != path)
-    std::filesystem::rename(part, path, error);
-  if (!error) return;
-  if (part != path) std::remove(part.c_str());
-  fail("cannot write ", path, "; is the folder there and writable, the disk not full?");
+  std::ofstream out(path, std::ios::binary);
+  check(model.SerializeToOstream(&out) && out.flush(), "cannot write ", path,
+        "; is the folder there and writable, the disk not full?");
 }
 
 inline onnx::Model read_onnx(const std::string& path) {

@@ -13,21 +13,6 @@
 
 namespace yolox {
 
-// The setting of a node, or what it is when it is left out.
-inline const onnx::Attribute* find_attribute(const onnx::Node& node, const std::string& name) {
-  for (const auto& a : node.attribute())
-    if (a.name() == name) return &a;
-  return nullptr;
-}
-inline int64_t attribute(const onnx::Node& node, const std::string& name, int64_t otherwise) {
-  const auto* a = find_attribute(node, name);
-  return a ? a->i() : otherwise;
-}
-inline Ints attribute(const onnx::Node& node, const std::string& name, const Ints& otherwise) {
-  const auto* a = find_attribute(node, name);
-  return a ? Ints(a->ints().begin(), a->ints().end()) : otherwise;
-}
-
 namespace onnx_run_detail {
 
 inline Ints list_of(const Tensor& t) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "new_file.hpp"
 #include "zip.hpp"
 
 namespace yolox {
@@ -618,10 +619,8 @@ inline void write_pth(const std::string& path, const c10::IValue& value) {
     pth::Pickler pickler;
     pickler.add(value);
     pickler.program += '.';
-    const auto target = std::filesystem::weakly_canonical(path);  // a link stays one
-    check(!std::filesystem::exists(target) || std::filesystem::is_regular_file(target),
-          "is not a regular file");
-    pth::NewFile file(target);
+    check(!std::filesystem::exists(path) || std::filesystem::is_regular_file(path), "is not a regular file");
+    NewFile file(path);
     pth::ZipWriter zip([&](std::string_view bytes) { file.write(bytes); });
     zip.add("data.pkl", pickler.program);
     zip.add("byteorder", "little");
@@ -633,6 +632,8 @@ inline void write_pth(const std::string& path, const c10::IValue& value) {
     zip.add("version", "3\n");
     zip.finish();
     file.commit();
+  } catch (const NewFile::Error&) {
+    throw;
   } catch (const c10::Error& error) {
     fail("cannot write ", path, ": ", error.what_without_backtrace());
   } catch (const std::exception& error) {

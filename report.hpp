@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -326,7 +327,8 @@ inline std::string image_html(const ImageInsight& image, const Insight& insight,
   }
   for (const JudgedBox& b : image.boxes)  // where nothing says how large the picture is
     if (about.width <= 0 && uri.empty())
-      w = std::max(w, int(std::min(1e5, b.x + b.w + 1))), h = std::max(h, int(std::min(1e5, b.y + b.h + 1)));
+      w = std::max(w, int(std::clamp(b.x + b.w + 1, 0., 1e5))),
+      h = std::max(h, int(std::clamp(b.y + b.h + 1, 0., 1e5)));
   const double font = std::max(w, h) / 34.0;
   const auto number = [](double value) { return formatted("%.1f", value); };
   std::string boxes, texts;
@@ -370,7 +372,9 @@ inline std::string image_html(const ImageInsight& image, const Insight& insight,
   return html + "</figcaption></figure>";
 }
 
-inline std::string worst_html(const Insight& insight, const CocoDataset& truth, const Dataset* data) {
+// between: is called between two images.
+inline std::string worst_html(const Insight& insight, const CocoDataset& truth, const Dataset* data,
+                              const std::function<void()>& between) {
   std::unordered_map<int64_t, const CocoImage*> images;
   for (const auto& i : truth.images) images[i.id] = &i;
   std::unordered_map<int64_t, int64_t> records;
@@ -387,6 +391,7 @@ inline std::string worst_html(const Insight& insight, const CocoDataset& truth, 
                  " or more, and the objects that none of them has found. Ordered by objects not found and "
                  "wrong boxes, these weighed by their score.</p><div class='images'>");
   for (const ImageInsight& image : insight.worst) {
+    between();
     const auto record = records.find(image.id);
     html += image_html(image, insight, *images[image.id], record == records.end() ? nullptr : data,
                        record == records.end() ? 0 : record->second);
@@ -394,10 +399,12 @@ inline std::string worst_html(const Insight& insight, const CocoDataset& truth, 
   return html + "</div>";
 }
 
-// Of an evaluation. heading: such as "after step 100". data: where pictures are from, may be null.
-inline std::string evaluation_html(const std::string& heading, const EvalResult& result,
-                                   const CocoDataset& truth, const Insight& insight, const Dataset* data,
-                                   const std::optional<VocResult>& voc = {}) {
+// Of an evaluation. heading: such as "after step 100". data: where pictures are from, may be null. between:
+// is called between two of them.
+inline std::string evaluation_html(
+    const std::string& heading, const EvalResult& result, const CocoDataset& truth, const Insight& insight,
+    const Dataset* data, const std::optional<VocResult>& voc = {},
+    const std::function<void()>& between = [] {}) {
   const int at = int(insight.working_score * 100 + 0.5);
   std::string html = "<section id='evaluation'><h2>Evaluation</h2><p class='note'>" + escaped(heading) +
                      "</p><div class='tiles'>";
@@ -410,7 +417,7 @@ inline std::string evaluation_html(const std::string& heading, const EvalResult&
   if (voc) html += tile(share(voc->AP), "VOC AP") + tile(share(voc->AP11), "VOC AP, 11 points");
   html += "</div><div class='cards two'>" + errors_html(insight) + sizes_html(result, truth) +
           precision_recall_html(result) + f1_html(insight) + "</div>" + classes_html(result, insight, voc) +
-          confusion_html(insight) + worst_html(insight, truth, data);
+          confusion_html(insight) + worst_html(insight, truth, data, between);
   return html + "</section>";
 }
 

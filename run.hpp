@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "new_file.hpp"
 
 namespace yolox {
 
@@ -65,6 +67,15 @@ inline void catch_signals(bool launcher = false) {
     stop_requests = stop_requests + 1;
   };
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) sigaction(signal, &action, nullptr);
+}
+// Until then they end the process as they always do, for there is nothing to be saved yet; but it says so.
+inline void tell_signals() {
+  for (const int signal : {SIGTERM, SIGUSR1, SIGINT})
+    std::signal(signal, [](int signal) {
+      for (const char* part : {"stopped by SIG", sigabbrev_np(signal), " before the first step\n"})
+        if (write(2, part, std::strlen(part)) < 0) break;
+      std::signal(signal, SIG_DFL), std::raise(signal);
+    });
 }
 inline void ignore_hangup() {
   for (const int signal : {SIGHUP, SIGPIPE}) std::signal(signal, SIG_IGN);
@@ -126,24 +137,6 @@ struct Lines {
     close(fd);
   }
 };
-
-// Where to write what is to have the name `path` when it is complete. A device or a pipe is written straight:
-// it must not be replaced.
-inline std::string until_complete(const std::string& path) {
-  return std::filesystem::exists(path) && !std::filesystem::is_regular_file(path) ? path : path + ".tmp";
-}
-
-// Puts a text in the place of a file. False where there is no room for it: then the file stays as it was.
-inline bool replace_text(const std::string& path, const std::string& text) {
-  const std::string temporary = until_complete(path);
-  std::error_code error;
-  if (std::ofstream out(temporary); !(out << text << std::flush))
-    error = std::make_error_code(std::errc::no_space_on_device);
-  else if (temporary != path)
-    std::filesystem::rename(temporary, path, error);
-  if (error && temporary != path) std::remove(temporary.c_str());
-  return !error;
-}
 
 // Prints to the terminal and to log.txt. In a terminal the progress line is rewritten in place. quiet: to the
 // file only.

@@ -139,7 +139,7 @@ inline void forget_unstarted(const std::string& run) {
 inline void remove_torn_files(const std::string& run) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(run, ignored))
-    if (entry.path().filename().string().find(".pth.tmp.") != std::string::npos)
+    if (entry.path().filename().string().find(".tmp.") != std::string::npos)
       std::filesystem::remove(entry.path(), ignored);
 }
 
@@ -177,6 +177,10 @@ inline std::string make_run_folder(const std::string& wanted, const std::string&
 // Sets the flags of a run that is resumed to what they were, those apart that were given again. Gives its
 // newest checkpoint that is whole.
 inline SavedRun resume_settings(Flags& flags, const std::string& run, std::vector<std::string>& notes) {
+  usage_check(!flags.was_given("weights"),
+              "--weights and --resume exclude each other: a resumed run has its weights");
+  usage_check(!flags.was_given("out"),
+              "--out and --resume exclude each other: a resumed run stays in its folder");
   const SavedRun saved = newest_checkpoint(run, notes);
   const auto values = flags.values();
   const std::map<std::string, std::string> now(values.begin(), values.end());
@@ -186,7 +190,28 @@ inline SavedRun resume_settings(Flags& flags, const std::string& run, std::vecto
     else if (now.at(name) != value)
       notes.push_back(concat("--", name, " ", now.at(name), " instead of the run's ", value));
   }
+  if (flags.was_given("gpus") != flags.was_given("procs"))  // which takes the place of the other
+    flags.set(flags.was_given("gpus") ? "procs" : "gpus", "0");
   return saved;
+}
+
+// Does write(), which saves something. A full disk does not end a run: false, with a warning, and the next
+// save tries again. Only what the end of a run leaves `must` be saved: tries for some seconds, then throws.
+template <class Write>
+bool try_to_save(const Write& write, Log& log, bool must) {
+  for (int tries = 1;; ++tries) {
+    try {
+      write();
+      return true;
+    } catch (const std::exception& e) {
+      if (must && tries == 4) throw;
+      if (!must) {
+        log.line(concat("WARNING: ", e.what(), "; training goes on, and the next save tries again"));
+        return false;
+      }
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+    }
+  }
 }
 
 // Writes the checkpoints of a run, and goes back to them.
@@ -202,8 +227,7 @@ struct Saver {
   int64_t returned = -1;  // the step that the run went back to; -1: it never did
   double at = now();      // when it was saved
 
-  // last.pth, or another name. A full disk does not end a run: false, with a warning, and the next save tries
-  // again. Only what the end of a run leaves `must` be saved: tries for some seconds, then throws.
+  // last.pth, or another name, as try_to_save() does it.
   bool save(Training& t, const std::string& name, Log& log, bool must = false) {
     RECORD_USER_SCOPE("saving");
     if (!writes) {
@@ -213,24 +237,12 @@ struct Saver {
     }
     const auto file = checkpoint(t, info, settings, per_epoch, images);
     at = now();
-    for (int tries = 1;; ++tries) {
-      try {
-        if (name == "last.pth") {
-          save_last(run, file, t.iteration, in_last, keep);
-          in_last = t.iteration;
-        } else {
-          write_pth(run + "/" + name, file);
-        }
-        return true;
-      } catch (const std::exception& e) {
-        if (must && tries == 4) throw;
-        if (!must) {
-          log.line(concat("WARNING: ", e.what(), "; training goes on, and the next save tries again"));
-          return false;
-        }
-        std::this_thread::sleep_for(std::chrono::seconds(1));
-      }
-    }
+    const auto write = [&] {
+      if (name != "last.pth") return write_pth(run + "/" + name, file);
+      save_last(run, file, t.iteration, in_last, keep);
+      in_last = t.iteration;
+    };
+    return try_to_save(write, log, must);
   }
 
   // What a save costs, for --profile: nothing stays.

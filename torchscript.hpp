@@ -7,7 +7,8 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/script.h>
 
-#include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <string>
 
 #include "onnx.hpp"
@@ -47,12 +48,13 @@ inline torch::jit::Module to_torchscript(YOLOX& model, const ExportSettings& set
   module.define(concat("def raw(self, images):\n  return torch.to(self.network(torch.to(images, ",
                        settings.half ? half : single, ")), ", single, ")\n"));
   if (settings.decode)
-    module.define(R"(
+    module.define(concat(R"(
 def rows(self, images):
   raw = self.raw(images)
   cells : List[Tensor] = []
   strides : List[Tensor] = []
-  for s in [8, 16, 32]:
+  for s in )",
+                         c10::ArrayRef<int>(kStrides), R"(:
     rows = images.size(2) // s
     columns = images.size(3) // s
     x = torch.arange(columns, device=raw.device).expand([rows, columns])
@@ -62,7 +64,7 @@ def rows(self, images):
   stride = torch.cat(strides)
   centre = (raw[:, :, 0:2] + torch.cat(cells)) * stride
   return torch.cat([centre, torch.exp(raw[:, :, 2:4]) * stride, torch.sigmoid(raw[:, :, 4:])], 2)
-)");
+)"));
   else
     module.define(R"(
 def rows(self, images):
@@ -106,21 +108,16 @@ def forward(self, images):
   return module;
 }
 
-// The metadata are extra files of these names. Throws where the file cannot be written; it is whole or not
-// there.
+// The metadata are extra files of these names. Throws where the file cannot be written.
 inline void save_torchscript(const torch::jit::Module& module, const Metadata& metadata,
                              const std::string& path) {
   torch::jit::ExtraFilesMap extra;
   for (const auto& [key, text] : metadata) extra[key] = text;
-  const std::string part = until_complete(path);
-  try {
-    module.save(part, extra);
-    if (part != path) std::filesystem::rename(part, path);
-  } catch (const std::exception&) {
-    std::error_code ignored;
-    if (part != path) std::filesystem::remove(part, ignored);
-    fail("cannot write ", path, "; is the folder there and writable, the disk not full?");
-  }
+  std::ostringstream bytes;  // on a full disk torch's own writer of files ends the process
+  module.save(bytes, extra);
+  std::ofstream out(path, std::ios::binary);
+  check(out << bytes.str() && out.flush(), "cannot write ", path,
+        "; is the folder there and writable, the disk not full?");
 }
 
 }  // namespace yolox

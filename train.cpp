@@ -2,6 +2,7 @@
 //   ./train --data shapes --model yolox-nano --size 192 --epochs 10
 //   ./train --data DIR --model yolox-s --weights yolox_s.pth --bs 16
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <set>
 
@@ -40,38 +41,14 @@ static Settings common_settings(const Config& config, const Dataset& data, size_
 
 // The checkpoint that --resume goes on from; the settings of its run into `config`.
 static SavedRun find_run(Config& config, std::string& run, std::vector<std::string>& notes) {
-  usage_check(!config.was_given("weights"),
-              "--weights and --resume exclude each other: a resumed run has its weights");
-  usage_check(!config.was_given("out"),
-              "--out and --resume exclude each other: a resumed run stays in its folder");
   run = config.resume == "newest" ? newest_run() : config.resume;
   usage_check(!run.empty(), "--resume: there is no run with a checkpoint below runs/; give its folder");
   const SavedRun saved = resume_settings(config, run, notes);
-  if (config.was_given("gpus")) config.procs = 0;
-  if (config.was_given("procs")) config.gpus = 0;
   for (const auto& [name, value] : saved_settings(saved.file, saved.path))
     usage_check(name != "freeze" || value == config.freeze, "--freeze ", config.freeze,
                 " differs from the run's '", value,
                 "', and its optimizer knows other weights; start from its last.pth with --weights");
   return saved;
-}
-
-// The ranks that this process has to start. None: it trains itself, alone or as one of them.
-static std::optional<Launch> to_launch(Config& config, const Place& place) {
-  if (place.given()) {
-    for (const char* name : {"gpus", "procs", "nodes", "node", "master", "restarts"})
-      usage_check(!config.was_given(name), "--", name, " starts ranks, but this process already is one of ",
-                  place.world, ", by torchrun or srun; leave it out, or start one process a machine");
-    config.gpus = config.procs = 0;
-  }
-  const Launch here{std::max({1, config.gpus, config.procs}), config.nodes, config.node, config.master,
-                    config.restarts};
-  const bool is_rank = place.launched || place.given();
-  check_shares(config, is_rank ? place.world : here.ranks * here.nodes);
-  if (is_rank || (here.ranks * here.nodes == 1 && here.restarts == 0)) return {};
-  usage_check(config.gpus <= int(torch::cuda::device_count()), "--gpus ", config.gpus, ": there are ",
-              torch::cuda::device_count(), " GPUs here that this build can use");
-  return here;
 }
 
 // Tries steps of the largest size, by themselves, on each rank: without the sums of ranks, which take little.
@@ -116,8 +93,7 @@ static std::string find_batch(Config& config, const Trial& trial, int64_t n, Ran
         // none.
         return ranks.max(s.budget) > budget ? bytes : std::min(bytes, budget);
       },
-      trial.dtr.on() ? "a larger --dtr or --dtr-slowdown, or a smaller --size or --model"
-                     : "a smaller --size or --model");
+      trial.dtr.on() ? "a larger --dtr or --dtr-slowdown, or " : "");
   config.bs = int(found) * world;
   config.accum = std::min(config.accum, int(found));
   return concat("--bs auto: ", config.bs, config.bs == n ? " (all images)" : "", ", of ", short_bytes(mine),
@@ -147,20 +123,24 @@ static void tell_memory(const DtrStep& s, int64_t i, const std::string& run, Log
   log.line(concat("memory over step ", i, ", with --dtr and without: ", run, "/dtr_trace.png"));
 }
 
-// report.html, with an evaluation, or, without, the one that the page has. No run ends for the want of it.
-static void report(const std::string& run, Log& log, int64_t step = 0, const Evaluation* e = nullptr,
-                   const Dataset* val = nullptr) {
+// report.html, with an evaluation, or, without, the one that the page has. No run ends for the want of it:
+// false where it cannot be written. between: is called now and then.
+static bool report(
+    const std::string& run, Log& log, int64_t step = 0, const Evaluation* e = nullptr,
+    const Dataset* val = nullptr, const std::function<void()>& between = [] {}) {
   std::string why = "is the disk full?";
   try {
     std::string evaluated;
     if (e)
-      evaluated = evaluation_html(concat("After step ", step, ", on ", e->images, " images of ", val->name),
-                                  e->result, e->truth, find_insight(e->truth, e->detections), val);
-    if (write_run_report(run, evaluated)) return;
+      evaluated =
+          evaluation_html(concat("After step ", step, ", on ", e->images, " images of ", val->name),
+                          e->result, e->truth, find_insight(e->truth, e->detections), val, {}, between);
+    if (write_run_report(run, evaluated)) return true;
   } catch (const std::exception& error) {
     why = error.what();
   }
   log.line(concat("WARNING: cannot write ", run, "/report.html; ", why));
+  return false;
 }
 
 // What it is going to do, in the log.
@@ -193,9 +173,11 @@ static void tell_plan(Telling& tell, Log& log, const Config& config, const Split
 
 // Gives the exit code.
 static int train(int argc, char** argv) {
-  ignore_hangup();
+  ignore_hangup(), tell_signals();
   Config config;
-  config.parse(argc, argv, "trains YOLOX");
+  config.parse(argc, argv, "trains YOLOX",
+               {"data", "workers", "cache", "model", "weights", "resume", "size", "bs", "epochs", "lr", "amp",
+                "dtr", "gpus", "out"});
   opencv_single_thread();
   BlobCache::sweep(ram_place());
   std::string run;                 // its folder
@@ -207,7 +189,7 @@ static int train(int argc, char** argv) {
   check_config(config);
   const AugmentConfig augment = augment_config(config);
   const Place place = place_of_this_process();
-  if (const auto ranks = to_launch(config, place)) return launch(*ranks, argc, argv);
+  if (const auto ranks = to_launch(config, config, place)) return launch(*ranks, argc, argv);
   if (dtr_bytes(config) > 0) prepare_for_dtr();
   const torch::Device device = device_of(config, place);
   set_determinism(config.deterministic, dtr_bytes(config) > 0);
@@ -364,6 +346,7 @@ static int train(int argc, char** argv) {
   PartsThatFit eval_fit{1, share};
   double best = t.best_ap;
   bool complete = false;
+  int64_t reported = -1;  // the step after which report.html was written
   const auto end_of_epoch = [&] {
     tell.ranks(ranks, device);
     const int64_t epoch = (t.iteration - 1) / per_epoch;
@@ -403,7 +386,8 @@ static int train(int argc, char** argv) {
     saver.save(t, "last.pth", log, /*must=*/last || enough);
     complete = last || enough;
     ranks.still_at_work();
-    if (ranks.first() && e) report(run, log, t.iteration, &*e, &val);
+    if (ranks.first() && e && report(run, log, t.iteration, &*e, &val, [&] { ranks.still_at_work(); }))
+      reported = t.iteration;
     ranks.still_at_work();
     if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
     tell.problems(splits);
@@ -536,7 +520,7 @@ static int train(int argc, char** argv) {
     log.line(concat("done: ", run, "/last.pth",
                     best >= 0 ? concat(", best AP ", best, " in ", run, "/best.pth") : ""));
   }
-  if (ranks.first() && !config.profile) report(run, log);
+  if (ranks.first() && !config.profile && reported != t.iteration) report(run, log);
   ranks.leave();
   return 0;
 }

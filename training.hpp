@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -171,64 +170,59 @@ inline WeightsInfo start_from(YOLOX& model, const std::string& path, const Weigh
   return info;
 }
 
+// A norm with the weights of another one that, in evaluation, sums up what comes to it.
+struct WatchedNorm : torch::nn::BatchNorm2dImpl {
+  explicit WatchedNorm(const torch::nn::BatchNorm2d& norm) : BatchNorm2dImpl(norm->options), norm(norm) {
+    weight = norm->weight, bias = norm->bias;
+    running_mean = norm->running_mean, running_var = norm->running_var;
+    eval();
+  }
+  const torch::nn::BatchNorm2d norm;
+  double count = 0;     // values of a channel
+  Tensor sum, squares;  // float64 [C]
+
+ protected:
+  void _check_input_dim(const Tensor& x) override {  // what forward() calls with its input
+    BatchNorm2dImpl::_check_input_dim(x);
+    const Tensor exact = x.to(torch::kDouble), sum_here = exact.sum({0, 2, 3}),
+                 squares_here = exact.square().sum({0, 2, 3});
+    sum = count > 0 ? sum + sum_here : sum_here, squares = count > 0 ? squares + squares_here : squares_here;
+    count += double(x.numel() / x.size(1));
+  }
+};
+
 // Batch norms that were folded into their convolutions and come back from an ONNX file only add a bias. In
 // training they would divide by the deviation of the batch all the same, and the network be another one. So
 // they get the statistics of what comes to them from the first `most` images, and the weight and bias with
 // which, in evaluation, they do what they did. Gives the number of images looked at, 0 where no norm is such.
 inline int64_t unfold_norms(YOLOX& model, const Dataset& data, ImageSize size, bool legacy, int workers,
                             int64_t most = 32) {
-  struct Norm {
-    Tensor weight, bias, mean, var;
-    double eps, count = 0;
-    Tensor sum, squares;
-  };
-  static thread_local std::map<const void*, Norm> norms;  // by where their statistics are
-  norms.clear();
-  for (const auto& module : model->modules())
-    if (const auto* bn = module->as<torch::nn::BatchNorm2d>()) {
-      const bool folded = (bn->weight == 1).all().item<bool>() &&
-                          (bn->running_mean == 0).all().item<bool>() &&
-                          (bn->running_var - (1 - bn->options.eps())).abs().max().item<double>() < 1e-7;
-      if (folded)
-        norms[bn->running_mean.data_ptr()] = {bn->weight.detach(),
-                                              bn->bias.detach(),
-                                              bn->running_mean,
-                                              bn->running_var,
-                                              bn->options.eps(),
-                                              0,
-                                              {},
-                                              {}};
-    }
-  if (norms.empty()) return 0;
-  const auto comes = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
-    if (std::string(f.name()) != "aten::batch_norm") return nullptr;
-    const Tensor x = f.inputs()[0].toTensor();
-    const auto norm = norms.find(f.inputs()[3].toTensor().data_ptr());
-    if (norm == norms.end()) return nullptr;
-    const Tensor exact = x.to(torch::kDouble), sum = exact.sum({0, 2, 3}),
-                 squares = exact.square().sum({0, 2, 3});
-    Norm& n = norm->second;
-    n.sum = n.count > 0 ? n.sum + sum : sum, n.squares = n.count > 0 ? n.squares + squares : squares;
-    n.count += double(x.numel() / x.size(1));
-    return nullptr;
-  };
-  const EvalGuard evaluation(*model);
   const torch::NoGradGuard no_grad;
+  std::vector<std::pair<BaseConvImpl*, std::shared_ptr<WatchedNorm>>> watched;
+  for (const auto& module : model->modules()) {
+    auto* block = module->as<BaseConvImpl>();
+    if (!block) continue;
+    const auto& bn = *block->bn;
+    const bool folded = (bn.weight == 1).all().item<bool>() && (bn.running_mean == 0).all().item<bool>() &&
+                        (bn.running_var - (1 - bn.options.eps())).abs().max().item<double>() < 1e-7;
+    if (!folded) continue;
+    watched.emplace_back(block, std::make_shared<WatchedNorm>(block->bn));
+    block->bn = std::shared_ptr<torch::nn::BatchNorm2dImpl>(watched.back().second);
+  }
+  if (watched.empty()) return 0;
+  const EvalGuard evaluation(*model);
   const Tensor first = model->parameters()[0];
   const int64_t images = std::min<int64_t>(most, data.records.size());
   Loader loader(evaluation_items(data), 0, images, 1, {size.width, size.height}, workers, first.is_cuda());
   DeviceLoader batches(loader, first.device());
-  const auto handle = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(comes).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
   for (int64_t i = 0; i < images; ++i)
     model(preprocess(batches.next().images, legacy).to(first.scalar_type()));
-  at::removeCallback(handle);
-  for (auto& [key, n] : norms) {
-    const Tensor mean = n.sum / n.count, var = (n.squares / n.count - mean.square()).clamp_min(0);
-    n.weight.copy_((var + n.eps).sqrt()), n.bias.add_(mean);
-    n.mean.copy_(mean), n.var.copy_(var);
+  for (const auto& [block, w] : watched) {
+    block->bn = w->norm;
+    const Tensor mean = w->sum / w->count, var = (w->squares / w->count - mean.square()).clamp_min(0);
+    w->weight.copy_((var + w->options.eps()).sqrt()), w->bias.add_(mean);
+    w->running_mean.copy_(mean), w->running_var.copy_(var);
   }
-  norms.clear();
   return images;
 }
 

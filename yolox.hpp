@@ -379,22 +379,31 @@ inline void channels_last(nn::Module& model) {
     if (p.dim() == 4) p.set_data(p.contiguous(torch::MemoryFormat::ChannelsLast));
 }
 
+// Weight and bias of the convolution that does what a block's convolution and norm do in evaluation: there
+// the norm is a factor and a sum for each channel.
+inline std::pair<Tensor, Tensor> folded(const BaseConvImpl& block) {
+  const torch::NoGradGuard no_grad;
+  if (!block.bn) return {block.conv->weight, block.conv->bias};
+  const auto& bn = *block.bn;
+  const auto exact = [](const Tensor& t) { return t.to(torch::kDouble); };
+  const Tensor factor = exact(bn.weight) / (exact(bn.running_var) + bn.options.eps()).sqrt();  // [C]
+  return {(exact(block.conv->weight) * factor.view({-1, 1, 1, 1})).to(bn.weight.dtype()),
+          (exact(bn.bias) - exact(bn.running_mean) * factor).to(bn.weight.dtype())};
+}
+
 // Folds each batch norm, with its running statistics, into the convolution before it: the output in
 // evaluation stays the same, to rounding, for fewer operations. Such a model is for inference alone.
 inline void fuse_batch_norms(nn::Module& model) {
-  const torch::NoGradGuard no_grad;
   for (const auto& module : model.modules()) {
     auto* block = module->as<BaseConvImpl>();
     if (!block || !block->bn) continue;
-    const auto& bn = *block->bn;
-    const Tensor scale = bn.weight / (bn.running_var + bn.options.eps()).sqrt();  // [C]
+    const auto [weight, bias] = folded(*block);
     const auto& old = block->conv->options;
     nn::Conv2d conv(nn::Conv2dOptions(old.in_channels(), old.out_channels(), old.kernel_size())
                         .stride(old.stride())
                         .padding(old.padding())
                         .groups(old.groups()));
-    conv->weight.set_data(block->conv->weight * scale.view({-1, 1, 1, 1}));
-    conv->bias.set_data(bn.bias - bn.running_mean * scale);
+    conv->weight.set_data(weight), conv->bias.set_data(bias);
     block->conv = block->replace_module("conv", conv);
     block->unregister_module("bn");
     block->bn = nullptr;

@@ -49,6 +49,7 @@ struct MultiTaskTraining {
   MultiTask model, ema;
   Optimizer optimizer;
   int64_t iteration = 0;  // steps done
+  int64_t ended = 0;      // the step at which an epoch last ended, with its evaluation
 
   int64_t heads() const { return int64_t(model->tasks.size()); }
   int64_t next_head() const { return iteration % heads(); }
@@ -96,7 +97,7 @@ inline GenericDict checkpoint(MultiTaskTraining& t, const WeightsInfo& info, con
   }
   for (const auto& [name, value] : settings) flags.insert(name, value);
   state.insert("model", to_dict(state_dict(*t.model)));
-  state.insert("iteration", t.iteration), state.insert("images", images);
+  state.insert("iteration", t.iteration), state.insert("ended", t.ended), state.insert("images", images);
   state.insert("tasks", tasks), state.insert("settings", flags);
   top.insert("model", to_dict(state_dict(*t.ema))), top.insert("optimizer", state_dict(t.optimizer));
   top.insert("yolox", to_dict(info)), top.insert("train", state);
@@ -119,7 +120,7 @@ inline void load_checkpoint(MultiTaskTraining& t, const c10::IValue& file, const
     check(report.complete(), path, " does not hold this model: ", to_string(report));
   }
   load_state_dict(t.optimizer, top.at("optimizer").toGenericDict(), path);
-  t.iteration = state.at("iteration").toInt();
+  t.iteration = state.at("iteration").toInt(), t.ended = state.at("ended").toInt();
 }
 
 }  // namespace yolox

@@ -3,8 +3,6 @@
 // Formats: PKWARE APPNOTE 6.3.9 (zip, zip64, CRC-32); alignment and record names as in
 // torch/serialization.py.
 #pragma once
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -202,48 +200,6 @@ inline void read_record(ZipReader& zip, const std::string& name, char* to) {
   // torch.serialization.set_crc32_options(False) leaves 0 in place of the checksum.
   if (record.crc != 0 && crc32({to, record.bytes}) != record.crc) damaged(name, " has a wrong checksum");
 }
-
-// A file under a temporary name; removed again unless commit() gave it the real one.
-class NewFile {
- public:
-  explicit NewFile(const std::filesystem::path& path)
-      : path_(path), temp_(concat(path.string(), ".tmp.", getpid())) {
-    fd_ = ::open(temp_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    require(fd_ >= 0);
-  }
-  NewFile(const NewFile&) = delete;
-  ~NewFile() {
-    if (fd_ >= 0) ::close(fd_);
-    if (!committed_) ::unlink(temp_.c_str());
-  }
-  void write(std::string_view bytes) {
-    while (!bytes.empty()) {
-      const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
-      require(n >= 0 || errno == EINTR);
-      if (n > 0) bytes.remove_prefix(n);
-    }
-  }
-  // On the disk before the name changes, and the name before we say so: a power cut leaves the old file or
-  // the new one.
-  void commit() {
-    require(::fsync(fd_) == 0);
-    require(::close(std::exchange(fd_, -1)) == 0);
-    require(::rename(temp_.c_str(), path_.c_str()) == 0);
-    committed_ = true;
-    const auto folder = path_.has_parent_path() ? path_.parent_path() : ".";
-    const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return;  // a folder that may be written but not listed
-    ::fsync(fd);
-    ::close(fd);
-  }
-
- private:
-  void require(bool done) const { check(done, std::strerror(errno), "; the old file, if any, is untouched"); }
-  std::filesystem::path path_;
-  std::string temp_;
-  int fd_ = -1;
-  bool committed_ = false;
-};
 
 // Stored records, data aligned to 64 bytes as torch does it, always with zip64 fields (one way for all
 // sizes).

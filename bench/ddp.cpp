@@ -4,6 +4,7 @@
 
 #include "ddp.hpp"
 #include "flags.hpp"
+#include "median.hpp"
 #include "optim.hpp"
 #include "run.hpp"
 #include "step.hpp"
@@ -20,11 +21,6 @@ struct Config : Flags {
   bool sync_bn = flag(sync_bn, "Bench", "sync-bn", true, "", "batch norms over all ranks");
   int objects = flag(objects, "Bench", "objects", 20, "N", "ground truths in each image");
 };
-
-static double median(std::vector<double> times) {
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2];
-}
 
 int main(int argc, char** argv) {
   int code = 0;

@@ -11,6 +11,7 @@
 
 #include "dtr.hpp"
 #include "flags.hpp"
+#include "median.hpp"
 #include "run.hpp"
 #include "step.hpp"
 
@@ -38,10 +39,6 @@ static double page_faults() {
   rusage usage;
   getrusage(RUSAGE_SELF, &usage);
   return double(usage.ru_minflt);
-}
-static double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v.empty() ? 0 : v[v.size() / 2];
 }
 
 // The usual other way: a block keeps its input alone, and backward computes all of it again, whether there is

@@ -1,5 +1,9 @@
 #include "common.hpp"
 // common.hpp first: it brings torch before doctest
+#include <sys/resource.h>
+
+#include <csignal>
+
 #include "coco_json.hpp"
 
 using namespace yolox;
@@ -186,13 +190,20 @@ TEST_CASE("coco_json: a write that fails leaves the old file and no other") {
   CHECK_HAS(error_of([&] { write_detections(dir / "dt.json", {{1, 2, 3, INFINITY, 5, 6, 1}}); }), "finite");
   CHECK(read_detections(dir / "dt.json").size() == 1);
   CHECK(std::distance(std::filesystem::directory_iterator(dir.path), {}) == 1);
-  CHECK_HAS(error_of([&] { write_detections(dir / "none/dt.json", {}); }), "cannot be written");
-  if (std::filesystem::exists("/dev/full")) {
-    const std::vector<Detection> many(10000);
-    CHECK_HAS(error_of([&] { write_detections("/dev/full", many); }), "/dev/full: writing failed");
-    CHECK_HAS(error_of([&] { write_detections("/dev/full", {}); }), "/dev/full: writing failed");
-    CHECK(std::filesystem::is_character_file("/dev/full"));
-  }
+  CHECK_HAS(error_of([&] { write_detections(dir / "none/dt.json", {}); }),
+            "cannot write " + (dir / "none/dt.json"));
+  rlimit old{}, small{};
+  getrlimit(RLIMIT_FSIZE, &old);
+  small = old, small.rlim_cur = 1000;
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &small);  // stands for a full disk: write() fails half way
+  const std::string full =
+      error_of([&] { write_detections(dir / "dt.json", std::vector<Detection>(10000)); });
+  setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, handler);
+  CHECK_HAS(full, "cannot write " + (dir / "dt.json") + ": File too large");
+  CHECK(read_detections(dir / "dt.json").size() == 1);
+  CHECK(std::distance(std::filesystem::directory_iterator(dir.path), {}) == 1);
 }
 
 SHARED_TEST("coco_json: real files") {

@@ -326,6 +326,53 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
   refused("quantised", [&](auto& f) { tensor_of(f, csp + "conv1.conv.weight").set_name("elsewhere"); });
   refused("no convolutions", [&](auto& f) { f.mutable_graph()->clear_node(); });
   refused("cannot be told apart", [&](auto& f) { tensor_of(f, csp + "conv2.conv.weight").set_dims(1, 1); });
+  // Joined the other way round: the same convolutions, other weights.
+  refused("connected", [&](auto& f) { node_of(f, csp + "cat").mutable_input()->SwapElements(0, 1); });
+  // The same shapes, another network.
+  const auto set = [&](onnx::Model& f, const std::string& node, const char* setting, int64_t value) {
+    for (auto& a : *node_of(f, node).mutable_attribute())
+      if (a.name() == setting) a.has_i() ? a.set_i(value) : a.set_ints(0, value);
+  };
+  refused("not set as it", [&](auto& f) { set(f, first, "strides", 2); });
+  refused("not set as it", [&](auto& f) { set(f, first, "pads", 0); });
+  refused("not set as it", [&](auto& f) { set(f, csp + "m.0.conv2.dconv.conv", "group", 1); });
+  refused("not set as it", [&](auto& f) {
+    auto& a = *node_of(f, first).add_attribute();
+    a.set_name("dilations"), a.add_ints(2), a.add_ints(2);
+  });
+  refused("HardSwish", [&](auto& f) { node_of(f, csp + "conv1.silu").set_op_type("HardSwish"); });
+  refused("Mul of a constant",
+          [&](auto& f) { node_of(f, csp + "conv1.silu").set_input(1, csp + "conv1.conv.bias"); });
+  // Where no convolution follows, there may be any operation: decoding and suppression are of many kinds.
+  onnx::Model other_end = plain;
+  node_of(other_end, "output").set_op_type("Loop");
+  CHECK(error_of([&] { weights_of_onnx(other_end, "good.onnx"); }) == "");
+  // Damaged and hostile ones: nodes without what they need, numbers that no file has.
+  refused("makes nothing", [&](auto& f) { node_of(f, csp + "conv1.conv").clear_output(); });
+  refused("has no weights", [&](auto& f) { node_of(f, csp + "conv1.conv").clear_input(); });
+  refused("has no weights", [&](auto& f) {
+    node_of(f, first).mutable_input()->RemoveLast(), node_of(f, first).mutable_input()->RemoveLast();
+  });
+  refused("do not depend on its input", [&](auto& f) { f.mutable_graph()->clear_input(); });
+  refused("connections", [&](auto& f) {
+    auto& cat = node_of(f, csp + "cat");
+    for (int i = 0; i < 300000; ++i) cat.add_input(csp + "conv2.silu");
+  });
+  // Each sums up all that came before: the sources of the last would be all convolutions.
+  refused("Add before the convolution", [&](auto& f) {
+    onnx::Graph graph = f.graph();
+    graph.clear_node();
+    std::string sum = "images";
+    for (const auto& node : f.graph().node()) {
+      auto& copy = *graph.add_node() = node;
+      if (node.op_type() != "Conv") continue;
+      copy.set_input(0, sum);
+      auto& add = *graph.add_node();
+      add.set_op_type("Add"), add.add_input(sum), add.add_input(node.output(0));
+      add.add_output(sum = node.name() + ".sum");
+    }
+    *f.mutable_graph() = graph;
+  });
   // of a tensor, which the message names
   const auto damaged = [&](const char* what, const std::function<void(onnx::Tensor&)>& change) {
     onnx::Model file = plain;
@@ -337,6 +384,16 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
   damaged("external data", [](auto& t) { t.set_data_location(1); });
   damaged("bytes of values", [](auto& t) { t.mutable_raw_data()->resize(8); });
   damaged("ONNX type 3", [](auto& t) { t.set_data_type(3); });
+  // Sides that are none: negative, too large to multiply with, too many.
+  onnx::Tensor odd;
+  odd.set_name("odd"), odd.set_data_type(onnx::Tensor::FLOAT), odd.set_raw_data("");
+  for (const Ints& sides :
+       {Ints{-1, 0}, Ints{0, -1}, Ints{int64_t{1} << 32, 0}, Ints{int64_t{1} << 31, 1 << 30, 4},
+        Ints{-(int64_t{1} << 31), int64_t{1} << 31, int64_t{1} << 31}, Ints(9, 0)}) {
+    odd.mutable_dims()->Assign(sides.begin(), sides.end());
+    CHECK_MESSAGE(has(error_of([&] { to_torch(odd, "bad.onnx"); }), "bad.onnx: odd has the shape"),
+                  c10::IntArrayRef(sides));
+  }
 
   save_onnx(plain, dir / "whole.onnx");
   const std::string bytes = contents(dir / "whole.onnx");
@@ -463,6 +520,33 @@ TEST_CASE("export: bad flags and files are refused") {
   const Outcome o = run(dir, "export", "--weights large.pth --out large.onnx --fp16");
   CHECK(o.code == 1);
   CHECK(has(o.err, "leave --fp16 out"));
+}
+
+TEST_CASE("export: a file that does not pass its comparison is not kept; the one that was there stays") {
+  const TempDir& dir = trained().dir;
+  // In float16 the weights have room, and what is computed with them has not.
+  auto file = read_pth(dir / "a/last.pth").toGenericDict();
+  find_weights(file, "a").at("backbone.lateral_conv0.bn.bias").toTensor().fill_(6e4);
+  write_pth(dir / "overflowing.pth", file);
+  for (const std::string name : {"kept.onnx", "kept.ts"}) {
+    write_text(dir / name, "a good one");
+    const Outcome o = run(dir, "export", "--weights overflowing.pth --fp16 --out " + name);
+    CHECK(o.code == 1);
+    CHECK_MESSAGE(has(o.err, name + " differs from the model"), o.err);
+    CHECK(lines_of(o.err).size() == 1);
+    CHECK(contents(dir / name) == "a good one");
+    // No file may grow beyond 1 MB, as on a full disk.
+    const Outcome full = shell(
+        dir, "trap '' XFSZ; ulimit -f 1000; " YOLOX_BINARY_DIR "/export --weights a/last.pth --out " + name);
+    CHECK(full.code == 1);
+    CHECK_MESSAGE(has(full.err, "the disk not full?"), full.err);
+    CHECK(lines_of(full.err).size() == 1);
+    CHECK(contents(dir / name) == "a good one");
+    succeed(dir, "export", "--weights a/last.pth --out " + name);
+    CHECK(fs::file_size(dir / name) > 1000000);
+  }
+  for (const auto& entry : fs::directory_iterator(dir.path))
+    CHECK_FALSE(has(entry.path().filename().string(), ".tmp"));
 }
 
 // ---- the same boxes and the same AP as here

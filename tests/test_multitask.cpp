@@ -123,6 +123,45 @@ TEST_CASE("c1 multitask: a run that was cut ends with the same bytes") {
     CHECK(difference(two.dir / ("whole" + file), two.dir / ("cut" + file)) == "");
 }
 
+TEST_CASE(
+    "g6 multitask: stopped amid an evaluation, it is done when the run goes on, which ends with the same "
+    "bytes") {
+  TwoSets two;
+  const std::string flags =
+      "--data drawn=shapes --data few --model yolox-nano --size 64 --bs 4 --conf 0 --max-iters 2 --out ";
+  succeed(two.dir, "multitask", flags + "whole");
+  Process p(two.dir, "multitask", flags + "cut");
+  // There are two checkpoints when the last one before the evaluation is written.
+  REQUIRE(p.until([&] { return fs::exists(two.dir / "cut/step_0.pth"); }));
+  kill(p.pid, SIGTERM);
+  CHECK(p.wait() == 0);
+  CHECK(has(contents(p.out), "go on with: ./multitask --resume cut"));
+  CHECK_FALSE(has(contents(p.out), " AP "));
+  const std::string printed = succeed(two.dir, "multitask", "--resume cut");
+  CHECK(has(printed, "drawn: AP "));
+  CHECK_FALSE(has(printed, "nan"));
+  CHECK(has(printed, "done: cut"));
+  for (const std::string file : {"/last.pth", "/head_drawn.pth", "/head_few.pth"})
+    CHECK(difference(two.dir / ("whole" + file), two.dir / ("cut" + file)) == "");
+  const auto whole = metric_rows(two.dir / "whole/metrics.csv"),
+             cut = metric_rows(two.dir / "cut/metrics.csv");
+  REQUIRE(cut.size() == 1);
+  for (const int column : {0, 1, 3, 5}) CHECK(cut[0].at(column) == whole.at(0).at(column));
+}
+
+TEST_CASE("g6 multitask: a full disk is said and does not end the run before its end") {
+  TwoSets two;
+  // No file may grow beyond 2 MB, which a checkpoint does.
+  const Outcome o = shell(two.dir, "trap '' XFSZ; ulimit -f 2000; " YOLOX_BINARY_DIR "/multitask " + kTwo +
+                                       "--eval-interval 0 --out r");
+  CHECK(o.code == 1);
+  size_t warnings = 0;
+  for (const auto& line : lines_of(o.out)) warnings += has(line, "WARNING:") && has(line, "head_all.pth");
+  CHECK(warnings == 2);  // before the first step, and after one epoch
+  CHECK(has(o.err, "head_all.pth"));
+  CHECK(has(contents(two.dir / "r/log.txt"), "epoch 2/2"));
+}
+
 TEST_CASE("multitask: what cannot be is refused with a remedy") {
   TwoSets two;
   succeed(two.dir, "multitask", kTwo + "--max-iters 1 --eval-interval 0 --out r");
@@ -142,5 +181,13 @@ TEST_CASE("multitask: what cannot be is refused with a remedy") {
   refuses(kTwo + "--out r", "r already holds a run");
   refuses("--resume r --data few --data all", "has other heads or classes than --data");
   refuses("--resume r", "r is complete");
+  refuses("--resume r --weights t/last.pth", "--weights and --resume exclude each other");
+  refuses("--resume r --out other", "--out and --resume exclude each other");
+  refuses(kTwo + "--gpus 99 --bs 99",
+          concat("--gpus 99: there are ", int(torch::cuda::device_count()), " GPUs here"));
+  refuses(kTwo + "--gpus 1 --procs 1", "--gpus and --procs exclude each other");
+  setenv("WORLD_SIZE", "2", 1), setenv("RANK", "0", 1), setenv("LOCAL_RANK", "0", 1);
+  refuses(kTwo + "--procs 2", "--procs starts ranks, but this process already is one of 2");
+  for (const char* name : {"WORLD_SIZE", "RANK", "LOCAL_RANK"}) unsetenv(name);
   refuses("--resume t --data all", "t/last.pth is of ./train");
 }

@@ -435,12 +435,18 @@ print(list(m(torch.zeros(2, 3, 64, 64)).shape))
 TEST_CASE("programs: --help lists every flag and ends with 0") {
   TempDir dir;
   const std::string config = contents(trained().dir / "a/config.json");
-  const std::string help = succeed(dir, "train", "--help");
+  const std::string help = succeed(dir, "train", "--help"), all = succeed(dir, "train", "--help all");
   int flags = 0;
   for (size_t at = 0; (at = config.find("\":\"", at)) != std::string::npos; ++at) {
     const std::string name = config.substr(config.rfind('"', at - 1) + 1, at - config.rfind('"', at - 1) - 1);
     if (name == "torch") break;  // behind the flags: what the run was made with
-    CHECK_MESSAGE((has(help, "--" + name + " ") || has(help, "--no-" + name + " ")), name);
+    const auto lists = [&](const std::string& text, const std::string& begin) {
+      for (const std::string end : {" ", "\n"})
+        if (has(text, begin + name + end) || has(text, begin + "no-" + name + end)) return true;
+      return false;
+    };
+    CHECK_MESSAGE(lists(all, "\n      --"), name);  // with what it is for
+    CHECK_MESSAGE(lists(help, " --"), name);
     ++flags;
   }
   CHECK(flags > 30);
@@ -450,6 +456,22 @@ TEST_CASE("programs: --help lists every flag and ends with 0") {
     CHECK_MESSAGE(has(eval_help, name), name);
   CHECK(has(succeed(dir, "demo", "--help"), "--source"));
   CHECK(has(succeed(dir, "export", "--help"), "--format"));
+}
+
+TEST_CASE("programs: --help is one screen of 50 lines and 80 columns") {
+  TempDir dir;
+  for (const std::string program : {"train", "multitask", "eval", "demo", "export", "pack"}) {
+    CAPTURE(program);
+    const std::string help = succeed(dir, program, "--help");
+    CHECK(lines_of(help).size() <= 50);
+    CHECK(lines_of(help).size() > 10);
+    for (const auto& line : lines_of(help)) CHECK_MESSAGE(line.size() <= 80, line);
+  }
+  const std::string all = succeed(dir, "train", "--help all");
+  CHECK(lines_of(all).size() > 100);
+  CHECK(has(succeed(dir, "train", "--help"), "--help all"));
+  CHECK(has(all, "--min-lr-ratio X  "));
+  CHECK(succeed(dir, "export", "--help all") == succeed(dir, "export", "--help"));
 }
 
 TEST_CASE("programs: bad input ends with one line that names it, and the right exit code") {

@@ -108,10 +108,10 @@ TEST_CASE("checkpoints: a run without a step makes room, a run with one does not
   write_text(dir / "last.pth", "foreign");
   forget_unstarted(dir.path.string());
   CHECK(contents(dir / "last.pth") == "foreign");
-  write_text(dir / "last.pth.tmp.123"), write_text(dir / "best.pth.tmp.9"), write_text(dir / "notes.txt");
+  write_text(dir / "last.pth.tmp.123"), write_text(dir / "report.html.tmp.9"), write_text(dir / "notes.txt");
   remove_torn_files(dir.path.string());
   CHECK_FALSE(std::filesystem::exists(dir / "last.pth.tmp.123"));
-  CHECK_FALSE(std::filesystem::exists(dir / "best.pth.tmp.9"));
+  CHECK_FALSE(std::filesystem::exists(dir / "report.html.tmp.9"));
   CHECK(std::filesystem::exists(dir / "notes.txt"));
 }
 

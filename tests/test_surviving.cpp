@@ -112,6 +112,19 @@ TEST_CASE(
       has(succeed(dir, "train", concat("--resume r --max-iters ", steps_of(dir) + 1)), "resuming r at step"));
 }
 
+TEST_CASE("g6 train: ended before its first step, it says so") {
+  const Folder dir;
+  Process p(dir, "train", kLong);
+  REQUIRE(p.until([&] { return fs::exists(dir / "r"); }));
+  kill(p.pid, SIGTERM);
+  const int code = p.wait();
+  if (code == 0)  // it had come to its loop
+    CHECK(has(contents(p.out), "stopped by"));
+  else
+    CHECK_MESSAGE((code == 128 + SIGTERM && contents(p.err) == "stopped by SIGTERM before the first step\n"),
+                  contents(p.err));
+}
+
 TEST_CASE("g6 train: another Ctrl-C leaves at once; a lost terminal or a closed pipe is no reason to end") {
   const Folder dir;
   {
