@@ -83,9 +83,12 @@ struct Flags {
       throw UsageError(concat(e.what(), "; ", program, " --help lists the flags"));
     }
     if (result.count("help")) {
-      std::cout << (help_all
-                        ? options.help(groups)
-                        : brief.help(groups) + "\n More, explained by --help all:\n" + names_without(often));
+      std::string text = help_all ? options.help(groups) : brief.help(groups);
+      if (!help_all) {  // on one screen: without empty lines
+        for (size_t at; (at = text.find("\n\n")) != std::string::npos;) text.erase(at, 1);
+        text += " More, explained by --help all:\n" + names_without(often);
+      }
+      std::cout << text;
       std::exit(0);
     }
     if (!result.unmatched().empty()) {
@@ -188,10 +191,10 @@ struct Flags {
     for (const auto& f : flags) {
       if (std::find(often.begin(), often.end(), f.name) != often.end()) continue;
       const std::string word = " --" + f.as_shown();
-      if (f.group != group || line.size() + word.size() > 79) {
+      const bool begins = f.group != group;
+      if (begins || line.size() + word.size() > 79) {
         if (!line.empty()) text += line + "\n";
-        line = f.group == group ? "" : "  " + f.group;
-        line.resize(14, ' ');
+        line = begins ? "  " + f.group + ":" : "     ";
       }
       group = f.group, line += word;
     }
