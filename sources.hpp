@@ -324,6 +324,7 @@ inline FrameSource open_source(const std::string& given, bool recursive, const s
     files = images_listed(given);
     check(!files.empty(), "--source ", given, " lists no images; it takes one a line");
   } else if (is_image_name(given) || (fs::is_regular_file(given) && cv::haveImageReader(given))) {
+    check(fs::exists(given), "--source ", given, " does not exist");
     files = {given};
   } else {
     const bool camera = given.find_first_not_of("0123456789") == std::string::npos;
@@ -331,7 +332,6 @@ inline FrameSource open_source(const std::string& given, bool recursive, const s
           " does not exist");
     return video_source(given);
   }
-  check(files.size() > 1 || fs::exists(files[0]), "--source ", files[0], " does not exist");
   return image_source(files);
 }
 

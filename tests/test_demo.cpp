@@ -160,6 +160,10 @@ TEST_CASE("demo: folders in folders, patterns, lists; what cannot be read is cou
   const std::string listed = succeed(dir, "demo", demo + "--source tree/list.txt --save list");
   CHECK(has(listed, "nowhere.png cannot be opened"));
   CHECK(has(listed, "2 images in "));
+  write_text(dir / "tree/none.txt", "nowhere.png\n");
+  const Outcome none = run(dir, "demo", demo + "--source tree/none.txt");
+  CHECK(none.code == 1);
+  CHECK(has(none.err, "error: --source tree/none.txt: none of its images can be read"));
   // two pictures of one name would share their labels
   fs::copy(dir / "tree/b/shapes_1.png", dir / "tree/b/shapes_1.bmp");
   const Outcome twice = run(dir, "demo", demo + "--source tree/b --txt --save twice");
