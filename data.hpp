@@ -82,13 +82,14 @@ class Loader {
   using Make = std::function<Item(int64_t position, Image& image)>;
 
   // stride: positions from the beginning of a batch to that of the next, where this loader has its share of a
-  // larger batch; 0: they follow one another.
+  // larger batch; 0: they follow one another. ahead: batches in the making or waiting.
   Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, bool pinned,
-         int64_t stride = 0)
+         int64_t stride = 0, size_t ahead = 3)
       : make(std::move(make)),
         position(first),
         end(end),
         stride(stride ? stride : batch),
+        ahead(ahead),
         batch(batch),
         size(size),
         pinned(pinned) {
@@ -130,8 +131,6 @@ class Loader {
   }
 
  private:
-  static constexpr size_t kAhead = 3;  // batches in the making or waiting
-
   struct Pending {
     Tensor images;
     std::vector<std::vector<Box>> boxes;
@@ -153,7 +152,7 @@ class Loader {
 
   // Starts batches until enough are on their way. Called with the lock held.
   void plan() {
-    while (pending.size() < kAhead && position < end) {
+    while (pending.size() < ahead && position < end) {
       const size_t n = std::min<int64_t>(batch, end - position);
       auto p = std::make_shared<Pending>();
       p->images = torch::empty({int64_t(n), size.height, size.width, 3},
@@ -197,6 +196,7 @@ class Loader {
   const Make make;
   int64_t position;
   const int64_t end, stride;
+  const size_t ahead;
   const int batch;
   const cv::Size size;
   const bool pinned;

@@ -116,6 +116,7 @@ static void run(int argc, char** argv) {
   auto loaded = load_model(config.weights, config.model, config.preproc, settings.device);
   if (!loaded.report.empty()) std::cout << loaded.report << "\n";
   if (config.fuse) fuse_batch_norms(*loaded.model);
+  share_cores();
   const Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks");
   check(loaded.info.classes.empty() || loaded.info.classes == data.classes, config.weights,
         " was trained on other classes (", loaded.info.classes.empty() ? "" : loaded.info.classes[0],

@@ -73,6 +73,44 @@ inline int64_t classes_of_weights(const GenericDict& weights) {
   return 0;
 }
 
+// Official checkpoints do not name their classes; with 80 of them they are those of COCO, in this order.
+inline const std::vector<std::string>& coco_classes() {
+  static const std::vector<std::string> names = {"person",        "bicycle",      "car",
+                                                 "motorcycle",    "airplane",     "bus",
+                                                 "train",         "truck",        "boat",
+                                                 "traffic light", "fire hydrant", "stop sign",
+                                                 "parking meter", "bench",        "bird",
+                                                 "cat",           "dog",          "horse",
+                                                 "sheep",         "cow",          "elephant",
+                                                 "bear",          "zebra",        "giraffe",
+                                                 "backpack",      "umbrella",     "handbag",
+                                                 "tie",           "suitcase",     "frisbee",
+                                                 "skis",          "snowboard",    "sports ball",
+                                                 "kite",          "baseball bat", "baseball glove",
+                                                 "skateboard",    "surfboard",    "tennis racket",
+                                                 "bottle",        "wine glass",   "cup",
+                                                 "fork",          "knife",        "spoon",
+                                                 "bowl",          "banana",       "apple",
+                                                 "sandwich",      "orange",       "broccoli",
+                                                 "carrot",        "hot dog",      "pizza",
+                                                 "donut",         "cake",         "chair",
+                                                 "couch",         "potted plant", "bed",
+                                                 "dining table",  "toilet",       "tv",
+                                                 "laptop",        "mouse",        "remote",
+                                                 "keyboard",      "cell phone",   "microwave",
+                                                 "oven",          "toaster",      "sink",
+                                                 "refrigerator",  "book",         "clock",
+                                                 "vase",          "scissors",     "teddy bear",
+                                                 "hair drier",    "toothbrush"};
+  return names;
+}
+
+// The names of a model's classes: those of its file, or COCO's; empty where neither fits.
+inline std::vector<std::string> class_names(const WeightsInfo& info, int64_t classes) {
+  if (!info.classes.empty()) return info.classes;
+  return classes == int64_t(coco_classes().size()) ? coco_classes() : std::vector<std::string>();
+}
+
 struct LoadedModel {
   YOLOX model{nullptr};
   WeightsInfo info;    // classes: empty if the file does not name them

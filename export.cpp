@@ -40,7 +40,7 @@ struct Config : Flags {
 static Metadata metadata(const WeightsInfo& info, const ExportSettings& s, int classes) {
   const PixelFormat pixels = pixel_format(info.legacy_preproc);
   std::string names;
-  for (const auto& name : info.classes) names += (names.empty() ? "" : "\n") + name;
+  for (const auto& name : class_names(info, classes)) names += (names.empty() ? "" : "\n") + name;
   const auto three = [](const std::array<double, 3>& v) { return concat(v[0], " ", v[1], " ", v[2]); };
   Metadata m = {
       {"model", info.model},

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <sstream>
@@ -233,8 +234,26 @@ inline c10::IValue weights_of_onnx(const onnx::Model& file, const std::string& p
   return top;
 }
 
-// The contents of a file of weights: a checkpoint, or a file that ends in .onnx.
-inline c10::IValue read_weights(const std::string& path) {
+// Where weights are: the file itself, or for the name of a model, such as yolox-s, what weights/get has
+// fetched. Throws where such a file is missing.
+inline std::string weights_file(const std::string& given) {
+  if (std::filesystem::exists(given)) return given;
+  for (const ModelSize& size : model_sizes()) {
+    std::string file = size.name + ".pth";
+    std::replace(file.begin(), file.end(), '-', '_');
+    const std::string fetched = concat(YOLOX_SOURCE_DIR "/weights/", file);
+    if (given == size.name && std::filesystem::exists(fetched)) return fetched;
+    check(given != size.name && std::filesystem::path(given).filename() != file,
+          given == size.name ? fetched : given, " is missing; weights/get ", size.name,
+          " fetches the official weights");
+  }
+  return given;
+}
+
+// The contents of a file of weights, which may be called by the name of a model: a checkpoint, or a file that
+// ends in .onnx.
+inline c10::IValue read_weights(const std::string& given) {
+  const std::string path = weights_file(given);
   const std::string end = ".onnx";
   if (path.size() < end.size() || path.compare(path.size() - end.size(), end.size(), end) != 0)
     return read_pth(path);

@@ -26,6 +26,9 @@ inline void draw_box(cv::Mat& image, const Box& box, const std::string& text) {
   const cv::Scalar colour = class_colour(box.cls);
   const int side = std::max(image.cols, image.rows), thick = std::max(1, int(std::lround(side / 400.0)));
   const double font = std::max(0.35, side / 1400.0);
+  const int pen = std::max(1, int(std::lround(1.2 * font)));
+  // Dark on bright colours, bright on dark ones; as bright as ITU-R BT.601 has it.
+  const double luma = 0.114 * colour[0] + 0.587 * colour[1] + 0.299 * colour[2];
   // A young network finds boxes of a billion pixels, whose frames OpenCV draws for minutes.
   const auto near = [](double v, int extent) {
     return int(std::lround(std::clamp(v, -1.0 * extent, 2.0 * extent)));
@@ -35,13 +38,13 @@ inline void draw_box(cv::Mat& image, const Box& box, const std::string& text) {
   cv::rectangle(image, a, b, colour, thick);
   if (text.empty()) return;
   int base = 0;
-  const cv::Size extent = cv::getTextSize(text, cv::FONT_HERSHEY_SIMPLEX, font, 1, &base);
+  const cv::Size extent = cv::getTextSize(text, cv::FONT_HERSHEY_SIMPLEX, font, pen, &base);
   const int x = std::clamp(a.x, 0, std::max(0, image.cols - extent.width - 2));
   const int y =
       a.y - base >= extent.height ? a.y : std::min(std::max(a.y, 0) + extent.height + base, image.rows);
   cv::rectangle(image, {x, y - extent.height - base}, {x + extent.width + 2, y}, colour, cv::FILLED);
-  cv::putText(image, text, {x + 1, y - base + 1}, cv::FONT_HERSHEY_SIMPLEX, font, cv::Scalar::all(0), 1,
-              cv::LINE_AA);
+  cv::putText(image, text, {x + 1, y - base + 1}, cv::FONT_HERSHEY_SIMPLEX, font,
+              cv::Scalar::all(luma > 110 ? 0 : 255), pen, cv::LINE_AA);
 }
 
 struct DrawnBox {

@@ -121,6 +121,7 @@ struct Lines {
   std::string path;
 
   void add(const std::string& text) const {
+    if (path.empty()) return;
     const std::string line = text + "\n";
     const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (fd < 0) return;
@@ -138,8 +139,8 @@ struct Lines {
   }
 };
 
-// Prints to the terminal and to log.txt. In a terminal the progress line is rewritten in place. quiet: to the
-// file only.
+// Prints to the terminal and to log.txt (path; empty: none). In a terminal the progress line is rewritten in
+// place. quiet: to the file only.
 struct Log {
   explicit Log(const std::string& path, bool quiet = false)
       : file{path}, quiet(quiet), tty(!quiet && isatty(1)) {}

@@ -1,12 +1,18 @@
 // Work for all cores.
 #pragma once
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include "error.hpp"
 
 namespace yolox {
 
@@ -35,5 +41,79 @@ void in_threads(int64_t n, const F& f, unsigned most = 0) {
   for (auto& t : threads) t.join();
   if (error) std::rethrow_exception(error);
 }
+
+// Work beside that of the caller: what is added is taken up in that order, so one thread does it in that
+// order. At most `most` wait to be taken up. The first exception of a task comes out of the next add() or
+// finish(), and what waits then is dropped.
+class Tasks {
+ public:
+  Tasks(int threads, size_t most) : most(most) {
+    try {
+      for (int i = 0; i < threads; ++i) workers.emplace_back([this] { work(); });
+    } catch (const std::system_error& e) {
+      end_workers();
+      fail("cannot start ", threads, " threads (", e.what(), "); give fewer --workers");
+    }
+  }
+  ~Tasks() { end_workers(); }  // does what waits
+  Tasks(const Tasks&) = delete;
+  Tasks& operator=(const Tasks&) = delete;
+
+  void add(std::function<void()> task) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return waiting.size() < most || error; });
+    if (error) std::rethrow_exception(error);
+    waiting.push_back(std::move(task));
+    changed.notify_all();
+  }
+  // Waits until all is done.
+  void finish() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return waiting.empty() && busy == 0; });
+    if (error) std::rethrow_exception(error);
+  }
+
+ private:
+  void end_workers() {
+    {
+      std::lock_guard lock(mutex);
+      stop = true;
+    }
+    changed.notify_all();
+    for (auto& w : workers) w.join();
+  }
+  void work() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return stop || !waiting.empty(); });
+      if (waiting.empty()) return;
+      auto task = std::move(waiting.front());
+      waiting.pop_front();
+      ++busy;
+      lock.unlock();
+      std::exception_ptr failed;
+      try {
+        task();
+      } catch (...) {
+        failed = std::current_exception();
+      }
+      task = nullptr;  // what it holds goes before the lock is taken
+      lock.lock();
+      if (failed && !error) error = failed;
+      if (error) waiting.clear();
+      --busy;
+      changed.notify_all();
+    }
+  }
+
+  const size_t most;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> waiting;
+  size_t busy = 0;
+  bool stop = false;
+  std::exception_ptr error;
+  std::vector<std::thread> workers;
+};
 
 }  // namespace yolox

@@ -366,7 +366,7 @@ TEST_CASE("demo: writes each picture of a folder in its size, skips what is no i
   }
   const std::string drawn =
       succeed(dir, "demo", "--source shapes --max-images 2 --weights a/last.pth --save shapes");
-  CHECK(lines_of(drawn).size() == 2);
+  CHECK(has(drawn, "2 images in "));
   CHECK(fs::exists(dir / "shapes/shapes_2.png"));
   // into the folder of the originals: they must not be drawn over
   const Outcome over = run(dir, "demo", "--source pictures/train --weights a/last.pth --save pictures/train");

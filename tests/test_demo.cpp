@@ -1,0 +1,313 @@
+// demo: what it looks at, what it writes, what ends it.
+#include "programs.hpp"
+
+#include <rapidjson/document.h>
+
+#include "pictures.hpp"
+#include "sources.hpp"
+
+using namespace yolox;
+using namespace yolox::test;
+
+namespace {
+
+const std::string& official_weights() {
+  static const std::string flags =
+      " --weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ";
+  return flags;
+}
+
+rapidjson::Document json_of(const std::string& path) {
+  rapidjson::Document json;
+  json.Parse(contents(path).c_str());
+  REQUIRE_MESSAGE(!json.HasParseError(), path);
+  REQUIRE(json.IsArray());
+  return json;
+}
+
+// The boxes of an image in a file of --json: class, score, x, y, w, h.
+std::vector<std::array<double, 6>> boxes_of(const rapidjson::Value& image) {
+  std::vector<std::array<double, 6>> boxes;
+  for (const auto& b : image["boxes"].GetArray())
+    boxes.push_back({b["class"].GetDouble(), b["score"].GetDouble(), b["bbox"][0].GetDouble(),
+                     b["bbox"][1].GetDouble(), b["bbox"][2].GetDouble(), b["bbox"][3].GetDouble()});
+  return boxes;
+}
+
+// A video of n drawn scenes, 10 a second; false where OpenCV cannot write it.
+bool write_video(const std::string& path, int n) {
+  cv::VideoWriter video(path, cv::VideoWriter::fourcc('M', 'J', 'P', 'G'), 10, {256, 256});
+  if (!video.isOpened()) MESSAGE("this OpenCV writes no videos: skipped");
+  for (int i = 0; i < n && video.isOpened(); ++i) {
+    cv::Mat frame;
+    cv::resize(draw_shapes(0, 0, i).image, frame, {256, 256});
+    video.write(frame);
+  }
+  return video.isOpened();
+}
+
+// Frames that can be read back from a video.
+int frames_in(const std::string& path) {
+  cv::VideoCapture video(path);
+  int n = 0;
+  for (cv::Mat frame; video.read(frame);) ++n;
+  return n;
+}
+
+std::vector<std::string> files_in(const std::string& folder) {
+  std::vector<std::string> files;
+  for (const auto& e : fs::recursive_directory_iterator(folder))
+    if (e.is_regular_file()) files.push_back(fs::relative(e.path(), folder).string());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace
+
+SHARED_TEST(
+    "demo: finds what eval finds, in batches of 1 and 8, in --json and --txt, in the order of names") {
+  TempDir dir;
+  CocoDataset part = read_coco(shared("data/coco_val2017_union/annotations/instances_val2017_union.json"));
+  part.images.resize(11);
+  fs::create_directories(dir / "photos");
+  for (size_t i = 0; i < part.images.size(); ++i) {
+    const std::string name = concat("p", i, ".jpg");  // p2 is before p10
+    fs::copy(shared("data/coco_val2017_union/val2017/" + part.images[i].file_name), dir / ("photos/" + name));
+    part.images[i].file_name = dir / ("photos/" + name);
+  }
+  write_coco(dir / "part.json", part);
+  succeed(dir, "eval",
+          "--data part.json --conf 0.3 --nms 0.45 --bs 8 --fuse --save-dt dt.json --report ''" +
+              official_weights());
+  const std::string printed =
+      succeed(dir, "demo", "--source photos --bs 8 --json 8.json --txt --save out" + official_weights());
+  CHECK(has(
+      succeed(dir, "demo", "--source photos --bs 1 --json 1.json --no-draw --save none" + official_weights()),
+      "photos/p10.jpg: "));
+  CHECK_FALSE(fs::exists(dir / "none"));
+  const auto eight = json_of(dir / "8.json"), one = json_of(dir / "1.json");
+  REQUIRE(eight.Size() == 11);
+  REQUIRE(one.Size() == 11);
+  std::vector<std::array<double, 6>> wanted[11];
+  for (const Detection& d : read_detections(dir / "dt.json"))
+    for (size_t i = 0; i < 11; ++i)
+      if (part.images[i].id == d.image_id)
+        for (size_t c = 0; c < part.categories.size(); ++c)
+          if (part.categories[c].id == d.category_id)
+            wanted[i].push_back({double(c), d.score, d.x, d.y, d.w, d.h});
+  int64_t all = 0;
+  for (unsigned i = 0; i < 11; ++i) {
+    CAPTURE(i);
+    CHECK(eight[i]["image"].GetString() == concat("photos/p", i, ".jpg"));
+    CHECK(eight[i]["width"].GetInt() == part.images[i].width);
+    CHECK(eight[i]["height"].GetInt() == part.images[i].height);
+    const auto here = boxes_of(eight[i]), single = boxes_of(one[i]);
+    REQUIRE(here.size() == wanted[i].size());
+    REQUIRE(single.size() == here.size());
+    const auto lines = lines_of(contents(dir / concat("out/labels/p", i, ".txt")));
+    size_t shown = 0;
+    for (size_t k = 0; k < here.size(); ++k) {
+      for (size_t v = 0; v < 6; ++v) {
+        CHECK(here[k][v] == doctest::Approx(wanted[i][k][v]).epsilon(1e-9));
+        CHECK(std::abs(here[k][v] - single[k][v]) < 0.02);
+      }
+      CHECK(eight[i]["boxes"][unsigned(k)]["name"].GetString() == part.categories[size_t(here[k][0])].name);
+      REQUIRE(shown < lines.size());
+      std::istringstream line(lines[shown++]);
+      double c, cx, cy, w, h;
+      REQUIRE(bool(line >> c >> cx >> cy >> w >> h));
+      const double x1 = std::clamp(here[k][2], 0.0, double(part.images[i].width)),
+                   x2 = std::clamp(here[k][2] + here[k][4], 0.0, double(part.images[i].width));
+      CHECK(c == here[k][0]);
+      CHECK(cx * part.images[i].width == doctest::Approx((x1 + x2) / 2).epsilon(1e-4));
+      CHECK(w * part.images[i].width == doctest::Approx(x2 - x1).epsilon(1e-4));
+      ++all;
+    }
+  }
+  CHECK(all > 30);
+  CHECK(has(printed, concat("boxes   ", all, ": ")));
+  CHECK(has(printed, "11 images in "));
+  CHECK(has(printed, "network"));
+  size_t at = 0;  // in their order
+  for (const char* name : {"p0.jpg:", "p1.jpg:", "p2.jpg:", "p9.jpg:", "p10.jpg:"}) {
+    const size_t found = printed.find(name, at);
+    CHECK_MESSAGE(found != std::string::npos, name);
+    at = std::min(found, printed.size());
+  }
+}
+
+TEST_CASE("demo: folders in folders, patterns, lists; what cannot be read is counted and listed") {
+  const TempDir& dir = trained().dir;
+  write_scenes(dir / "tree/a", 2);
+  fs::create_directories(dir / "tree/b");
+  fs::copy(dir / "tree/a/train/shapes_1.png", dir / "tree/b/shapes_1.png");
+  write_text(dir / "tree/b/bad.jpg", "no image");
+  const std::string demo = "--weights a/last.pth --conf 0.5 ";
+  const Outcome flat = run(dir, "demo", demo + "--source tree");
+  CHECK(flat.code == 1);
+  CHECK(has(flat.err, "--recursive"));
+  const std::string deep = succeed(dir, "demo", demo + "--source tree --recursive --save deep");
+  CHECK(has(deep, "warning: 1 image left out:\n  tree/b/bad.jpg"));
+  CHECK(has(deep, "3 images in "));
+  const std::vector<std::string> all = {"a/train/shapes_1.png", "a/train/shapes_2.png", "b/shapes_1.png"};
+  CHECK(files_in(dir / "deep") == all);
+  // the results of the last run are not looked at
+  succeed(dir, "demo", demo + "--source tree --recursive --save tree/out");
+  CHECK(has(succeed(dir, "demo", demo + "--source tree --recursive --save tree/out"), "3 images in "));
+  CHECK(has(succeed(dir, "demo", demo + "--source 'tree/a/train/*_2.png' --save pattern"), "1 image in "));
+  CHECK(files_in(dir / "pattern") == std::vector<std::string>{"shapes_2.png"});
+  write_text(dir / "tree/list.txt", "a/train/shapes_1.png\ntree/b/shapes_1.png\r\n\nnowhere.png\n");
+  const std::string listed = succeed(dir, "demo", demo + "--source tree/list.txt --save list");
+  CHECK(has(listed, "nowhere.png cannot be opened"));
+  CHECK(has(listed, "2 images in "));
+  write_text(dir / "tree/none.txt", "nowhere.png\n");
+  const Outcome none = run(dir, "demo", demo + "--source tree/none.txt");
+  CHECK(none.code == 1);
+  CHECK(has(none.err, "error: --source tree/none.txt: none of its images can be read"));
+  // two pictures of one name would share their labels
+  fs::copy(dir / "tree/b/shapes_1.png", dir / "tree/b/shapes_1.bmp");
+  const Outcome twice = run(dir, "demo", demo + "--source tree/b --txt --save twice");
+  CHECK(twice.code == 2);
+  CHECK(has(twice.err, "two images are called shapes_1"));
+}
+
+TEST_CASE("demo: a video stays a video, frame by frame") {
+  const TempDir& dir = trained().dir;
+  if (!write_video(dir / "clip.avi", 11)) return;
+  const std::string printed = succeed(
+      dir, "demo", "--source clip.avi --weights a/last.pth --conf 0 --bs 4 --txt --json v.json --save v");
+  CHECK(has(printed, "11 frames in "));
+  const std::string out = fs::exists(dir / "v/clip.mp4") ? dir / "v/clip.mp4" : dir / "v/clip.avi";
+  CHECK(has(printed, fs::path(out).filename().string()));
+  cv::VideoCapture video(out);
+  CHECK(video.get(cv::CAP_PROP_FPS) == doctest::Approx(10));
+  CHECK(frames_in(out) == 11);
+  const auto json = json_of(dir / "v.json");
+  REQUIRE(json.Size() == 11);
+  for (unsigned i = 0; i < 11; ++i) {
+    CHECK(json[i]["frame"].GetInt() == int(i));
+    CHECK(json[i]["second"].GetDouble() == doctest::Approx(0.1 * i));
+    CHECK(fs::exists(dir / concat("v/labels/clip_0000", i < 10 ? "0" : "", i, ".txt")));
+    // each frame is the one of its number: it has the boxes that its picture has
+    if (i != 7) continue;
+    fs::create_directories(dir / "seventh");
+    cv::VideoCapture source(dir / "clip.avi");
+    cv::Mat frame;
+    for (unsigned k = 0; k <= i; ++k) source.read(frame);
+    cv::imwrite(dir / "seventh/f.png", frame);
+    succeed(
+        dir, "demo",
+        "--source seventh --weights a/last.pth --conf 0 --bs 4 --no-draw --json seventh.json --save none");
+    const auto still = json_of(dir / "seventh.json");
+    const auto here = boxes_of(json[i]), there = boxes_of(still[0]);
+    CHECK(here.size() > 0);
+    CHECK(std::abs(double(here.size()) - double(there.size())) <= 2);
+    CHECK(here[0][1] == doctest::Approx(there[0][1]).epsilon(1e-3));
+  }
+  CHECK(has(succeed(dir, "demo", "--source clip.avi --weights a/last.pth --max-images 3 --save v3"),
+            "3 frames in "));
+  // never over the source
+  fs::create_directories(dir / "same");
+  fs::copy(out, dir / ("same/clip" + fs::path(out).extension().string()));
+  const std::string before = contents(out);
+  const Outcome over =
+      run(dir, "demo",
+          "--source same/clip" + fs::path(out).extension().string() + " --weights a/last.pth --save same");
+  CHECK(over.code == 2);
+  CHECK(has(over.err, "would overwrite the source same/clip"));
+  CHECK(contents(dir / ("same/clip" + fs::path(out).extension().string())) == before);
+}
+
+TEST_CASE("demo: Ctrl-C ends it with what is done: pictures, JSON, a video that plays") {
+  const TempDir& dir = trained().dir;
+  fs::create_directories(dir / "many");
+  for (int i = 0; i < 4000; ++i)
+    fs::create_hard_link(dir / "data/train/shapes_1.png", dir / concat("many/", i, ".png"));
+  {
+    Process p(dir, "demo", "--source many --weights a/last.pth --conf 0.5 --json many.json --save stopped");
+    REQUIRE(p.until([&] { return fs::exists(dir / "stopped/20.png"); }));
+    kill(p.pid, SIGINT);
+    CHECK(p.wait() == 128 + SIGINT);
+    const size_t done = json_of(dir / "many.json").Size();
+    CHECK(done >= 20);
+    CHECK(done < 4000);
+    CHECK(files_in(dir / "stopped").size() == done);
+    CHECK(has(contents(p.out), concat("stopped after ", done, " of 4000 images")));
+    CHECK(contents(p.err) == "");
+  }
+  if (!write_video(dir / "long.avi", 1500)) return;
+  Process p(dir, "demo", "--source long.avi --weights a/last.pth --conf 0.5 --json long.json --save stopped");
+  REQUIRE(
+      p.until([&] { return fs::exists(dir / "stopped/long.mp4") || fs::exists(dir / "stopped/long.avi"); }));
+  kill(p.pid, SIGINT);
+  CHECK(p.wait() == 128 + SIGINT);
+  const std::string out =
+      fs::exists(dir / "stopped/long.mp4") ? dir / "stopped/long.mp4" : dir / "stopped/long.avi";
+  const int frames = frames_in(out);
+  CHECK(frames > 0);
+  CHECK(frames < 1500);
+  CHECK(frames == int(json_of(dir / "long.json").Size()));
+}
+
+TEST_CASE("demo: one line for a camera, an address or a display that is not there") {
+  const TempDir& dir = trained().dir;
+  write_text(dir / "words.mp4", "no video");
+  for (const auto& [flags, named] :
+       {std::pair<std::string, std::string>{"--source 99", "--source 99: there is no such camera"},
+        {"--source http://127.0.0.1:9/x", "--source http://127.0.0.1:9/x cannot be opened"},
+        {"--source words.mp4", "words.mp4 is neither an image nor a video"},
+        {"--source nowhere.mp4", "nowhere.mp4 does not exist"},
+        {"--source data/train --show", "--show: there is no display"},
+        {"--source data/train --workers 0", "--workers"},
+        {"--source data/train --json data/train/shapes_1.png", "would overwrite the source"}}) {
+    const Outcome o = shell(
+        dir, "env -u DISPLAY -u WAYLAND_DISPLAY " YOLOX_BINARY_DIR "/demo --weights a/last.pth " + flags);
+    CHECK_MESSAGE(o.code != 0, flags);
+    CHECK_MESSAGE(has(o.err, named), o.err);
+    CHECK_MESSAGE(lines_of(o.err).size() == 1, o.err);
+  }
+  // Qt can do without a display
+  if (write_video(dir / "shown.avi", 3)) {
+    const Outcome o = shell(dir, "QT_QPA_PLATFORM=offscreen " YOLOX_BINARY_DIR
+                                 "/demo --weights a/last.pth --source shown.avi --show --save shown");
+    if (has(o.err, "no display"))
+      MESSAGE("this OpenCV has no Qt: --show is not tried");
+    else
+      CHECK_MESSAGE(has(o.out, "3 frames in "), o.out << o.err);
+  }
+}
+
+TEST_CASE("demo: names come from the file, or are COCO's for 80 classes") {
+  WeightsInfo info;
+  CHECK(class_names(info, 3).empty());
+  CHECK(class_names(info, 80).size() == 80);
+  CHECK(class_names(info, 80)[16] == "dog");
+  info.classes = {"a", "b", "c"};
+  CHECK(class_names(info, 3) == info.classes);
+  // colours: the same for a class each time, another for the next; a label can be read on each
+  for (int c = 0; c < 80; ++c) {
+    const cv::Scalar colour = class_colour(c), next = class_colour(c + 1);
+    CHECK(cv::norm(colour, next) > 60);
+    Image canvas({400, 200}, 128);
+    draw_box(canvas, {50, 100, 350, 180, c}, "dog 0.93");
+    const auto luma = [](const cv::Scalar& v) { return 0.114 * v[0] + 0.587 * v[1] + 0.299 * v[2]; };
+    double most = 0;
+    const cv::Mat label = canvas(cv::Rect(52, 88, 40, 9));
+    for (int y = 0; y < label.rows; ++y)
+      for (int x = 0; x < label.cols; ++x) {
+        const auto v = label.at<cv::Vec3b>(y, x);
+        most = std::max(most, std::abs(luma({double(v[0]), double(v[1]), double(v[2])}) - luma(colour)));
+      }
+    CHECK_MESSAGE(most > 90, c);
+  }
+}
+
+SHARED_TEST("export: the file of official weights has the names of COCO") {
+  TempDir dir;
+  succeed(dir, "export", "--out m.onnx" + official_weights());
+  std::string classes;
+  const auto model = read_onnx(dir / "m.onnx");
+  for (const auto& entry : model.metadata_props())
+    if (entry.key() == "classes") classes = entry.value();
+  CHECK(lines_of(classes) == coco_classes());
+}

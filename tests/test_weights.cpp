@@ -1,0 +1,161 @@
+// weights/get: fetches, goes on where it was, refuses what is not the file; and what programs say of weights
+// that are not there.
+#include "programs.hpp"
+
+using namespace yolox;
+using namespace yolox::test;
+
+namespace {
+
+bool have_curl() { return std::system("command -v curl >/dev/null 2>&1") == 0; }
+bool have_python() { return std::system("command -v python3 >/dev/null 2>&1") == 0; }
+
+// weights/get in a folder of its own, a file of 300 kB that it is to fetch, and the right hash of it.
+struct Place {
+  TempDir dir;
+  std::string file, bytes, url;
+  Place() : file(dir / "weights/yolox_nano.pth"), url("file://" + (dir / "server")) {
+    for (uint32_t i = 0, x = 1; i < 300000; ++i) bytes += char((x = x * 1664525 + 1013904223) >> 24);
+    write_text(dir / "server/yolox_nano.pth", bytes);
+    write_text(dir / "weights/get");
+    fs::copy_file(YOLOX_SOURCE_DIR "/weights/get", dir / "weights/get", fs::copy_options::overwrite_existing);
+    REQUIRE(shell(dir, "(cd server && sha256sum yolox_nano.pth >../weights/SHA256SUMS)").code == 0);
+  }
+  Outcome get(const std::string& names = "yolox-nano") {
+    return shell(dir, "YOLOX_WEIGHTS_URL=" + url + " weights/get " + names);
+  }
+};
+
+// A web server that can send parts (Range); /whole/ stands for one that cannot.
+constexpr const char* kServer = R"(
+import http.server, os, re
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *args):
+        print(self.path, self.headers["Range"], flush=True)
+    def do_GET(self):
+        try:
+            data = open("server/" + os.path.basename(self.path), "rb").read()
+        except OSError:
+            return self.send_error(404)
+        part = None if "/whole/" in self.path else re.match("bytes=([0-9]+)-", self.headers["Range"] or "")
+        start = int(part.group(1)) if part else 0
+        if part and start >= len(data):
+            return self.send_error(416)
+        self.send_response(206 if part else 200)
+        if part:
+            self.send_header("Content-Range", "bytes %d-%d/%d" % (start, len(data) - 1, len(data)))
+        self.send_header("Content-Length", str(len(data) - start))
+        self.end_headers()
+        self.wfile.write(data[start:])
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+open("port.tmp", "w").write(str(server.server_port))
+os.rename("port.tmp", "port")
+server.serve_forever()
+)";
+struct Server {
+  int pid;
+  explicit Server(const TempDir& dir) {
+    write_text(dir / "server.py", kServer);
+    shell(dir, "(python3 server.py >server.log 2>&1 & echo $! >pid)");
+    pid = std::stoi(contents(dir / "pid"));
+    for (int i = 0; i < 6000 && !fs::exists(dir / "port"); ++i) usleep(10000);
+    REQUIRE(fs::exists(dir / "port"));
+  }
+  ~Server() { kill(pid, SIGKILL); }
+};
+
+}  // namespace
+
+TEST_CASE("weights: get fetches a file, checks it, and leaves it alone when it is here" *
+          doctest::skip(!have_curl())) {
+  Place p;
+  const Outcome first = p.get();
+  CHECK_MESSAGE(first.code == 0, first.err);
+  CHECK(has(first.out, "300000 bytes, SHA-256 as it should be"));
+  CHECK(contents(p.file) == p.bytes);
+  CHECK_FALSE(fs::exists(p.file + ".part"));
+  p.url = "file:///nowhere";  // not needed
+  CHECK(has(p.get().out, "is here, SHA-256 as it should be"));
+  CHECK(p.get("all").code == 0);
+  // another file of that name, such as one that was trained here, stays
+  write_text(p.file, "mine");
+  const Outcome other = p.get();
+  CHECK(other.code == 1);
+  CHECK(has(other.err, "yolox_nano.pth is not the official file"));
+  CHECK(contents(p.file) == "mine");
+}
+
+TEST_CASE("weights: get goes on with half a file, and begins again where it cannot" *
+          doctest::skip(!have_curl())) {
+  Place p;
+  write_text(p.file + ".part", p.bytes.substr(0, 150000));
+  Outcome o = p.get();
+  CHECK_MESSAGE(o.code == 0, o.err);
+  CHECK(has(o.out, "going on after 150000 bytes"));
+  CHECK(contents(p.file) == p.bytes);
+  fs::rename(p.file, p.file + ".part");  // broke off between the last byte and the name
+  p.url = "file:///nowhere";
+  CHECK(p.get().code == 0);
+  CHECK(contents(p.file) == p.bytes);
+
+  if (!have_python()) return;
+  fs::remove(p.file);
+  const Server server(p.dir);
+  const std::string host = "http://127.0.0.1:" + contents(p.dir / "port");
+  for (const auto& [path, had] : {std::pair("", 0), {"", 150000}, {"/whole", 150000}, {"", 400000}}) {
+    CAPTURE(concat(path, " ", had));
+    fs::remove(p.file);
+    if (had)
+      write_text(p.file + ".part", p.bytes.substr(0, had) + std::string(std::max(0, had - 300000), 'x'));
+    p.url = host + path;
+    o = p.get();
+    CHECK_MESSAGE(o.code == 0, o.err);
+    CHECK(contents(p.file) == p.bytes);
+  }
+  CHECK(has(contents(p.dir / "server.log"), "bytes=150000-"));
+  // a file that the server does not have costs no part that is here
+  fs::remove(p.file), fs::remove(p.dir / "server/yolox_nano.pth");
+  write_text(p.file + ".part", p.bytes.substr(0, 150000));
+  o = p.get();
+  CHECK(o.code == 1);
+  CHECK(has(o.err, "404"));
+  CHECK(has(o.err, p.url + "/yolox_nano.pth cannot be had"));
+  CHECK(fs::file_size(p.file + ".part") == 150000);
+}
+
+TEST_CASE("weights: get keeps no wrong file under the right name, and says what is wrong" *
+          doctest::skip(!have_curl())) {
+  Place p;
+  write_text(p.dir / "server/yolox_nano.pth", "a page of a proxy");
+  Outcome o = p.get();
+  CHECK(o.code == 1);
+  CHECK(has(o.err, "is not the official file"));
+  CHECK_FALSE(fs::exists(p.file));
+  CHECK(contents(p.file + ".wrong") == "a page of a proxy");
+  p.url = "http://127.0.0.1:9";  // nobody is there
+  o = p.get();
+  CHECK(o.code == 1);
+  CHECK(has(o.err, "no way to http://127.0.0.1:9/yolox_nano.pth: no network here, or it broke off"));
+  CHECK(has(o.err, "put it here as"));
+  CHECK(p.get("yolox-z").code == 2);
+  CHECK(has(p.get("yolox-z").err, "'yolox-z' is no official model"));
+  CHECK(p.get("").code == 2);
+}
+
+TEST_CASE("weights: the six models have hashes, and a program that misses them names weights/get") {
+  const std::string sums = contents(YOLOX_SOURCE_DIR "/weights/SHA256SUMS");
+  CHECK(lines_of(sums).size() == model_sizes().size());
+  TempDir dir;
+  for (const ModelSize& size : model_sizes()) {
+    std::string file = size.name + ".pth";
+    file[5] = '_';
+    CHECK_MESSAGE(has(sums, "  " + file + "\n"), file);
+    if (fs::exists(YOLOX_SOURCE_DIR "/weights/" + file)) continue;
+    CHECK(has(error_of([&] { read_weights(size.name); }),
+              "weights/" + file + " is missing; weights/get " + size.name + " fetches"));
+    CHECK(has(error_of([&] { read_weights(dir / file); }), file + " is missing; weights/get " + size.name));
+  }
+  write_text(dir / "yolox_s.pth", "words");
+  CHECK_FALSE(has(error_of([&] { read_weights(dir / "yolox_s.pth"); }), "weights/get"));
+  CHECK(has(error_of([&] { read_weights(dir / "mine.pth"); }), "mine.pth"));
+}
