@@ -11,10 +11,10 @@ bool have_curl() { return std::system("command -v curl >/dev/null 2>&1") == 0; }
 bool have_python() { return std::system("command -v python3 >/dev/null 2>&1") == 0; }
 
 // weights/get in a folder of its own, a file of 300 kB that it is to fetch, and the right hash of it.
-struct Place {
+struct Fetch {
   TempDir dir;
   std::string file, bytes, url;
-  Place() : file(dir / "weights/yolox_nano.pth"), url("file://" + (dir / "server")) {
+  Fetch() : file(dir / "weights/yolox_nano.pth"), url("file://" + (dir / "server")) {
     for (uint32_t i = 0, x = 1; i < 300000; ++i) bytes += char((x = x * 1664525 + 1013904223) >> 24);
     write_text(dir / "server/yolox_nano.pth", bytes);
     write_text(dir / "weights/get");
@@ -68,7 +68,7 @@ struct Server {
 
 TEST_CASE("weights: get fetches a file, checks it, and leaves it alone when it is here" *
           doctest::skip(!have_curl())) {
-  Place p;
+  Fetch p;
   const Outcome first = p.get();
   CHECK_MESSAGE(first.code == 0, first.err);
   CHECK(has(first.out, "300000 bytes, SHA-256 as it should be"));
@@ -87,7 +87,7 @@ TEST_CASE("weights: get fetches a file, checks it, and leaves it alone when it i
 
 TEST_CASE("weights: get goes on with half a file, and begins again where it cannot" *
           doctest::skip(!have_curl())) {
-  Place p;
+  Fetch p;
   write_text(p.file + ".part", p.bytes.substr(0, 150000));
   Outcome o = p.get();
   CHECK_MESSAGE(o.code == 0, o.err);
@@ -125,7 +125,7 @@ TEST_CASE("weights: get goes on with half a file, and begins again where it cann
 
 TEST_CASE("weights: get keeps no wrong file under the right name, and says what is wrong" *
           doctest::skip(!have_curl())) {
-  Place p;
+  Fetch p;
   write_text(p.dir / "server/yolox_nano.pth", "a page of a proxy");
   Outcome o = p.get();
   CHECK(o.code == 1);
