@@ -189,6 +189,7 @@ static void run(int argc, char** argv) {
   Config config;
   config.parse(argc, argv, "finds what a model knows in images and videos");
   check_config(config);
+  keep_freed_memory();
   opencv_single_thread();
   std::optional<Window> window;
   if (config.show) window.emplace("yolox");  // before there are threads
