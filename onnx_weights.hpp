@@ -41,11 +41,12 @@ inline Constants constants_of(const onnx::Graph& graph) {
   Constants found;
   for (const auto& t : graph.initializer()) found[t.name()] = &t;
   for (const auto& node : graph.node()) {
+    if (node.output_size() == 0) continue;
     if (node.op_type() == "Constant")
       for (const auto& a : node.attribute())
         if (a.has_t()) found[node.output(0)] = &a.t();
     // Equal tensors are stored once; the others then are an Identity of it.
-    if (node.op_type() == "Identity" && found.count(node.input(0)))
+    if (node.op_type() == "Identity" && node.input_size() > 0 && found.count(node.input(0)))
       found[node.output(0)] = found.at(node.input(0));
   }
   return found;

@@ -338,6 +338,15 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
   damaged("bytes of values", [](auto& t) { t.mutable_raw_data()->resize(8); });
   damaged("ONNX type 3", [](auto& t) { t.set_data_type(3); });
 
+  // Operations that take nothing and make nothing are passed over.
+  onnx::Model odd = plain;
+  for (const char* op : {"Constant", "Identity", "Conv"}) {
+    auto* node = odd.mutable_graph()->add_node();
+    node->set_op_type(op);
+    node->add_attribute()->mutable_t();
+  }
+  CHECK(error_of([&] { weights_of_onnx(odd, "odd.onnx"); }) == "");
+
   save_onnx(plain, dir / "whole.onnx");
   const std::string bytes = contents(dir / "whole.onnx");
   write_text(dir / "cut.onnx", bytes.substr(0, bytes.size() / 2));
