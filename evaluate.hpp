@@ -67,7 +67,7 @@ inline int64_t classes_of_weights(const GenericDict& weights) {
     if (!e.key().isString()) continue;
     const std::string key = e.key().toStringRef(), end = "head.cls_preds.0.weight";
     if (key.size() >= end.size() && key.compare(key.size() - end.size(), end.size(), end) == 0 &&
-        e.value().isTensor() && e.value().toTensor().dim() == 4)
+        e.value().isTensor() && e.value().toTensor().dim() == 4 && e.value().toTensor().numel() > 0)
       return e.value().toTensor().size(0);
   }
   return 0;

@@ -42,7 +42,7 @@ inline yolox::YOLOX official_model(const std::string& size, torch::ScalarType dt
   const auto statistics = fixture("bn_" + size + ".pth");
   torch::NoGradGuard no_grad;
   for (auto& [key, t] : yolox::state_dict(*model)) {
-    const auto ends = [&](const std::string& s) {
+    const auto ends = [&, &key = key](const std::string& s) {
       return key.size() >= s.size() && key.compare(key.size() - s.size(), s.size(), s) == 0;
     };
     if (ends("num_batches_tracked")) {

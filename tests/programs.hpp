@@ -145,6 +145,13 @@ enum Column {
   kNorm,
   kAP
 };
+// AP of a run's last evaluation, -1 if it had none.
+inline double last_ap(const TempDir& dir, const std::string& run) {
+  double last = -1;
+  for (const auto& row : metric_rows(dir / (run + "/metrics.csv")))
+    if (!std::isnan(row[kAP])) last = row[kAP];
+  return last;
+}
 
 // Weights in last.pth of a run: the average, or the weights themselves.
 inline c10::impl::GenericDict weights_of(const TempDir& dir, const std::string& run_folder,

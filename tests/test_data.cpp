@@ -549,9 +549,9 @@ TEST_CASE("data: a packing goes on where it was; what is no whole packing of thi
     return std::pair(code == 0, contents(dir / "out.txt"));
   };
   const auto refused = [&](const std::string& part) {
-    const auto [done, said] = pack();
-    CHECK_FALSE(done);
-    CHECK_MESSAGE(has(said, part), said);
+    const auto outcome = pack();
+    CHECK_FALSE(outcome.first);
+    CHECK_MESSAGE(has(outcome.second, part), outcome.second);
   };
   CHECK_FALSE(pack("trap '' XFSZ; ulimit -f 700; ").first);
   CHECK(has(pack("trap '' XFSZ; ulimit -f 700; ").second, "is the disk full?"));

@@ -63,13 +63,6 @@ struct Steps {
   Steps() { write_scenes(dir / "data", 7); }
 };
 
-double last_ap(const TempDir& dir, const std::string& run) {
-  double last = -1;
-  for (const auto& row : metric_rows(dir / (run + "/metrics.csv")))
-    if (!std::isnan(row[kAP])) last = row[kAP];
-  return last;
-}
-
 bool alive(pid_t pid) {
   const std::string stat = contents(concat("/proc/", pid, "/stat"));
   return !stat.empty() && !has(stat, ") Z ");

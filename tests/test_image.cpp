@@ -396,15 +396,15 @@ TEST_CASE(
                      {".tiff", deep, image},   {".tif", grey, grey_image}, {".tif", dim, grey_image},
                      {".tiff", alpha, image},  {".webp", image, image},    {".webp", alpha, image},
                      {".png", dim, grey_image}};
-  for (const auto& [extension, in, out] : cases) {
-    INFO(extension << " " << cv::typeToString(in.type()));
+  for (const auto& c : cases) {
+    INFO(c.extension << " " << cv::typeToString(c.in.type()));
     std::vector<uchar> encoding;
     std::vector<int> settings;
-    if (extension == ".webp") settings = {cv::IMWRITE_WEBP_QUALITY, 101};  // without loss
-    REQUIRE(cv::imencode(extension, in, encoding, settings));
+    if (c.extension == ".webp") settings = {cv::IMWRITE_WEBP_QUALITY, 101};  // without loss
+    REQUIRE(cv::imencode(c.extension, c.in, encoding, settings));
     const std::string bytes(encoding.begin(), encoding.end());
     const Image whole = decode_image(bytes, "picture");
-    CHECK(cv::norm(whole, out, cv::NORM_INF) == 0);
+    CHECK(cv::norm(whole, c.out, cv::NORM_INF) == 0);
     CHECK(image_size(file(bytes)) == image.size());
     const Piece half = decode_piece(bytes, "picture", {70, 40, 10, 10}, 0.5);
     CHECK(half.image.size() == cv::Size(45, 31));

@@ -150,7 +150,9 @@ TEST_CASE("500 scenes hold what a detector has to cope with") {
   CHECK(large >= scenes / 50);
   CHECK(count.size() == shapes_classes().size());
   overall /= boxes;
-  for (const auto& [cls, n] : count) {
+  for (const auto& one : count) {
+    const auto cls = one.first;
+    const double n = one.second;
     CHECK(n * double(count.size()) / boxes == doctest::Approx(1).epsilon(0.35));  // balanced
     const cv::Vec3d off = color[cls] / n - overall;
     CHECK_MESSAGE(cv::norm(off, cv::NORM_INF) < 15, "colour tells ", shapes_classes()[cls]);
