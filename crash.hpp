@@ -194,7 +194,7 @@ inline void write_crash(const char* more = "") noexcept {
   const auto error = std::current_exception();
   void* object;  // what an exception_ptr consists of: the address of the exception
   static_assert(sizeof error == sizeof object);
-  std::memcpy(&object, &error, sizeof object);
+  std::memcpy(&object, &error, sizeof object);  // NOLINT(bugprone-undefined-memory-manipulation)
   out.put("==== ended by ");
   if (error) {
     const char* type = abi::__cxa_current_exception_type()->name();

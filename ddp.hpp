@@ -518,7 +518,7 @@ struct Compress : c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGro
 // which are, and that weights one channel deep have strides that may be written in two ways.
 struct QuietReducer : c10::WarningHandler {
   void process(const c10::Warning& warning) override {
-    const std::string text = warning.msg();
+    const std::string& text = warning.msg();
     if (text.find("find_unused_parameters=True") == std::string::npos &&
         text.find("Grad strides do not match") == std::string::npos)
       c10::WarningHandler::process(warning);

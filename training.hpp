@@ -55,7 +55,7 @@ inline std::vector<Tensor> tensors_of(Training& t) {
 // To a device, and to float32 or float64; whole numbers stay whole.
 inline void move(YOLOX& model, torch::Device device, at::ScalarType type) {
   model->to(device);
-  for (Tensor t : tensors_of(model))
+  for (const Tensor& t : tensors_of(model))
     if (t.is_floating_point()) t.set_data(t.to(type));
 }
 
