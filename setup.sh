@@ -3,6 +3,8 @@
 # everything is there.
 #   YOLOX_BUILD=build       folder to build in
 #   CMAKE_PREFIX_PATH=...   a LibTorch of yours instead of the one in .venv
+#   YOLOX_CMAKE_ARGS=...    settings for CMake
+#   YOLOX_PACKAGES=...      packages of Debian to install too
 set -euo pipefail
 cd "$(dirname "$0")"
 build=${YOLOX_BUILD:-build}
@@ -12,7 +14,7 @@ say() { printf '== %s\n' "$*"; }
 
 packages=(g++ cmake ninja-build ccache python3-venv libopencv-dev libjpeg-dev libcxxopts-dev rapidjson-dev
   libpugixml-dev libyaml-cpp-dev liblmdb-dev libgloo-dev libprotobuf-dev protobuf-compiler
-  doctest-dev)
+  doctest-dev ${YOLOX_PACKAGES:-})
 if command -v dpkg-query >/dev/null; then
   missing=()
   for p in "${packages[@]}"; do

@@ -1,0 +1,11 @@
+// A whole .pth: its zip, and the pickle in it as far as it comes through.
+#include "weights.hpp"
+
+using namespace yolox;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static fuzz::MemoryFile file;
+  file.write({reinterpret_cast<const char*>(data), size});
+  fuzz::answers([] { fuzz::to_module(read_pth(file.path), file.path); });
+  return 0;
+}

@@ -1,0 +1,18 @@
+// COCO JSON: the same bytes as annotations and as detections.
+#include "labels.hpp"
+
+using namespace yolox;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static fuzz::MemoryFile file;
+  file.write({reinterpret_cast<const char*>(data), size});
+  fuzz::answers([] {
+    Source source;
+    source.name = file.path;
+    source.coco = read_coco(file.path);
+    for (const CocoImage& image : source.coco.images) source.files.push_back(with_slashes(image.file_name));
+    fuzz::to_dataset(source);
+  });
+  fuzz::answers([] { read_detections(file.path); });
+  return 0;
+}

@@ -1,0 +1,29 @@
+// What the fuzzers of labels share: from what a reader made of a file to what training takes.
+#pragma once
+#include <utility>
+
+#include "dataset.hpp"
+#include "fuzz.hpp"
+
+namespace yolox::fuzz {
+
+// As if every image were there, VGA size, or of the size that its labels say.
+inline void to_dataset(Source source) {
+  ImageChecks checks;
+  for (const CocoImage& image : source.coco.images) {
+    const bool sized = image.width > 0 && image.height > 0;
+    checks.images.push_back({sized ? image.width : 640, sized ? image.height : 480, ""});
+  }
+  for (const bool official_quirks : {false, true}) {
+    const Dataset data = make_dataset(source, checks, official_quirks);
+    class_counts(data);
+    for (const Record& r : data.records)
+      for (const Box& b : r.boxes)
+        if (!(b.x1 >= 0 && b.y1 >= 0 && b.x2 <= r.width && b.y2 <= r.height && b.x1 <= b.x2 &&
+              b.y1 <= b.y2) ||
+            b.cls < 0 || b.cls >= int(data.classes.size()))
+          std::fprintf(stderr, "a box that is not in its image\n"), std::abort();
+  }
+}
+
+}  // namespace yolox::fuzz

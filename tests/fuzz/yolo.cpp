@@ -1,0 +1,20 @@
+// YOLO: the same bytes as a data.yaml and as a label file, with and without keypoints behind the boxes.
+#include "labels.hpp"
+
+using namespace yolox;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static fuzz::MemoryFile file;
+  file.write({reinterpret_cast<const char*>(data), size});
+  fuzz::answers([] { read_data_yaml(file.path); });
+  for (const bool keypoints : {false, true})
+    fuzz::answers([&] {
+      Source source;
+      source.name = "yolo";
+      source.relative = true;
+      source.coco.categories = {{0, "a"}, {1, "b"}};
+      add_image(source, "a.jpg", file.path, read_yolo_txt(file.path, keypoints));
+      fuzz::to_dataset(source);
+    });
+  return 0;
+}
