@@ -51,14 +51,20 @@ SHARED_TEST("output in evaluation equals the official one, all sizes, square and
   for (const auto& size : kSizes) {
     const auto expected = fixture("model_" + size + ".pth");
     auto model = official_model(size);
-    model->eval();
+    auto precise = official_model(size, torch::kDouble);
+    model->eval(), precise->eval();
     for (const std::string kind : {"sq", "rect"}) {
       const Tensor images = tensor(inputs, kind).slice(0, 0, 2).to(torch::kFloat);
       const Tensor out = decode(model(images), images.size(2), images.size(3));
+      // Kernels of another processor add in another order: no further from the official output than float32
+      // is from the same in float64 here, which is 1e-6 to 2e-3 by size and picture.
+      const Tensor exact = decode(precise(images.to(torch::kDouble)), images.size(2), images.size(3));
+      const double bar = std::max(1e-5, relative_error(out, exact));
+      CHECK(bar < 5e-3);
       CHECK(probe_error(probe("eval_" + kind, out), tensor(expected, "eval_" + kind + "_probe"),
-                        out.numel()) < 1e-5);
+                        out.numel()) < bar);
       if (out.sizes() == tensor(expected, "eval_" + kind).sizes())  // the large sizes hold a sample alone
-        CHECK(relative_error(out, tensor(expected, "eval_" + kind)) < 1e-5);
+        CHECK(relative_error(out, tensor(expected, "eval_" + kind)) < bar);
     }
   }
 }
