@@ -30,7 +30,7 @@ build_sanitize() {
   setup build-sanitize "$1" -DYOLOX_SANITIZE=address,undefined -DYOLOX_COVERAGE=ON "-DYOLOX_TEST_FILES=$files"
 }
 
-# Symbols in reports. halt_on_error: the first report ends the run, its exit code says so.
+# Names in reports.
 export ASAN_SYMBOLIZER_PATH=/usr/bin/llvm-symbolizer-14 UBSAN_OPTIONS=print_stacktrace=1
 
 check_format() {
@@ -41,12 +41,19 @@ check_tidy() {
   clang-tidy-14 --quiet -p build-sanitize --header-filter="^$PWD/[^/]*\.hpp\$" build-sanitize/headers.cpp && echo "$(git ls-files '*.hpp' ':!*/*' | wc -l) headers"
 }
 
+run_tests() {  # BUILD FOLDER, ARGUMENTS: what is printed ends in "N cases"
+  OMP_NUM_THREADS=1 "$1/tests" --no-colors "${@:2}" >"$1/tests.log" 2>&1
+  local status=$?
+  [ $status = 0 ] || cat "$1/tests.log"
+  sed -n 's/^\[doctest\] test cases: *\([0-9]*\).*/\1 cases/p' "$1/tests.log"
+  return $status
+}
+
 # Leaks are not looked for: torch and OpenCV keep what they made to the end of the process.
 check_sanitize() {
   build_sanitize tests || return 1
   rm -f build-sanitize/*.profraw
-  LLVM_PROFILE_FILE=$PWD/build-sanitize/tests.profraw ASAN_OPTIONS=detect_leaks=0 \
-    ./build-sanitize/tests --no-colors -tce="$cases" || return 1
+  LLVM_PROFILE_FILE=$PWD/build-sanitize/tests.profraw ASAN_OPTIONS=detect_leaks=0 run_tests build-sanitize -tce="$cases" || return 1
   llvm-profdata-14 merge -sparse build-sanitize/tests.profraw -o build-sanitize/tests.profdata &&
     llvm-cov-14 export build-sanitize/tests -instr-profile build-sanitize/tests.profdata -summary-only "$PWD"/*.hpp >build-sanitize/coverage.json &&
     python3 - build-sanitize/coverage.json <<'END'
@@ -55,7 +62,7 @@ files = json.load(open(sys.argv[1]))['data'][0]['files']
 lines = sorted((f['summary']['lines']['percent'], f['summary']['lines']['count'], os.path.basename(f['filename'])) for f in files)
 total = sum(count for _, count, _ in lines)
 run = sum(percent * count for percent, count, _ in lines)
-print('these tests run %.1f %% of the %d lines of the headers; least of ' % (run / total, total) +
+print('these tests run %.1f %% of the %d lines of the %d headers that they include; least of ' % (run / total, total, len(lines)) +
       ', '.join('%s (%.0f %%)' % (name, percent) for percent, _, name in lines[:3]))
 END
 }
@@ -63,7 +70,7 @@ END
 check_threads() {
   setup build-threads tests -DYOLOX_SANITIZE=thread "-DYOLOX_TEST_FILES=data;cache" || return 1
   TSAN_OPTIONS="suppressions=$PWD/tests/sanitizers/threads.txt:external_symbolizer_path=$ASAN_SYMBOLIZER_PATH" \
-    ./build-threads/tests --no-colors -tc='*loader*,*cache*,*drawn*'
+    run_tests build-threads -tc='*loader*,*cache*'
 }
 
 # What finds nothing is kept in build-fuzz/corpus, so that the next run goes on from there.
