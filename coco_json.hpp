@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <climits>
 #include <cmath>
 #include <cstdint>
@@ -23,6 +24,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "error.hpp"
@@ -141,14 +143,19 @@ class JsonTableReader : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, J
     if (tables[0].name.empty()) table_ = &tables[0], depth_ = 1;
   }
   bool Null() { return value(JsonField::null); }
-  bool Bool(bool b) { return Int64(b); }
-  bool Int(int i) { return Int64(i); }
-  bool Uint(unsigned i) { return Int64(i); }
-  bool Int64(int64_t i) { return value(JsonField::number, static_cast<double>(i), true, i); }
-  bool Uint64(uint64_t i) {
-    return i <= INT64_MAX ? Int64(static_cast<int64_t>(i)) : Double(static_cast<double>(i));
-  }
-  bool Double(double d) {
+  bool Bool(bool b) { return value(JsonField::number, b, true, b); }
+  // Numbers come as text: RapidJSON itself makes of 0e30 any number but 0.
+  bool RawNumber(const char* s, size_t n, bool) {
+    if (!table_ || depth_ > 4) return true;
+    const std::string_view text(s, n);
+    int64_t i = 0;
+    if (const auto read = std::from_chars(s, s + n, i); read.ec == std::errc() && read.ptr == s + n)
+      return value(JsonField::number, static_cast<double>(i), true, i);
+    double d = 0;
+    if (std::from_chars(s, s + n, d).ec == std::errc::result_out_of_range) {
+      const size_t e = text.find_first_of("eE");  // too many digits before the point end in the parser
+      d = e == text.npos || text[e + 1] == '-' ? 0 : HUGE_VAL;
+    }
     // 3.0 may be an id: tables that keep every column as floats are written so. Doubles beyond 2^53 are all
     // whole.
     const bool whole = std::abs(d) <= 0x1p53 && d == std::floor(d);
@@ -249,7 +256,7 @@ inline void read_json_tables(File file, const std::string& path, std::vector<Jso
   rapidjson::Reader reader;
   JsonTableReader handler(path, tables);
   // Python's json writes NaN: where it does not matter let it pass, where it does name the entry.
-  const auto flags = rapidjson::kParseFullPrecisionFlag | rapidjson::kParseNanAndInfFlag;
+  const auto flags = rapidjson::kParseNumbersAsStringsFlag | rapidjson::kParseNanAndInfFlag;
   const auto result = reader.Parse<flags>(stream, handler);
   check(!std::ferror(file.get()), path, ": error while reading (", std::strerror(errno), "); check the disk");
   if (result.IsError()) {

@@ -37,6 +37,31 @@ static std::string detection_error(const std::string& text) {
     CHECK_MESSAGE(whole.find(part) != std::string::npos, "in: " << whole << "\nwanted: " << part); \
   } while (false)
 
+TEST_CASE("coco_json: every form of a number is the number that it says") {
+  const auto x = [](const std::string& number) {
+    return parse_coco(
+               R"({"images":[],"categories":[],"annotations":[{"image_id":1,"category_id":1,"bbox":[)" +
+                   number + ",0,1,1]}]}",
+               "text")
+        .annotations[0]
+        .x;
+  };
+  for (const char* zero : {"0", "-0", "0.0", "0e0", "0e30", "-0E+30", "0e308", "0.000e300", "0e-30", "0e-400",
+                           "1e-400", "0.0e-999999999999"})
+    CHECK_MESSAGE(x(zero) == 0, zero);
+  CHECK(x("0.1") == 0.1);
+  CHECK(x("-1.5E+3") == -1500);
+  CHECK(x("123456789.123456789123456789") == 123456789.123456789123456789);
+  CHECK(x("2.2250738585072011e-308") == 2.2250738585072011e-308);  // rounds to the largest denormal
+  CHECK(x("4.9e-324") == 4.9e-324);
+  CHECK(x("1.7976931348623157e308") == 1.7976931348623157e308);
+  CHECK(x("18446744073709551615") == 18446744073709551615.0);
+  CHECK(x("9007199254740993") == 9007199254740992.0);
+  CHECK(has(error_of([&] { x("9e308"); }), "annotations[0].bbox"));
+  CHECK(error_of([&] { x("1e400"); }) != "");
+  CHECK(error_of([&] { x("-"); }) != "");
+}
+
 TEST_CASE("coco_json: defaults, order, unknown keys, nulls, nested values") {
   TempDir dir;
   const CocoDataset data = read_coco(write_file(dir,
