@@ -21,3 +21,9 @@ inline double relative_error(const torch::Tensor& a, const torch::Tensor& b) {
   const auto x = a.detach().to(torch::kDouble).flatten(), y = b.detach().to(torch::kDouble).flatten();
   return ((x - y).norm() / y.norm().clamp_min(1e-300)).item<double>();
 }
+
+// How far two results in float32 may be apart. Kernels of another processor add in another order: four times
+// what this one is from the same in float64 here, and 1e-5 at least.
+inline double rounding(const torch::Tensor& single, const torch::Tensor& exact) {
+  return std::max(1e-5, 4 * relative_error(single, exact));
+}
