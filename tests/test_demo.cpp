@@ -262,7 +262,7 @@ TEST_CASE("demo: one line for a camera, an address or a display that is not ther
         {"--source data/train --json data/train/shapes_1.png", "would overwrite the source"}}) {
     const Outcome o = shell(
         dir, "env -u DISPLAY -u WAYLAND_DISPLAY " YOLOX_BINARY_DIR "/demo --weights a/last.pth " + flags);
-    CHECK_MESSAGE(o.code != 0, flags);
+    CHECK_MESSAGE(o.code != 0, o.out);
     CHECK_MESSAGE(has(o.err, named), o.err);
     CHECK_MESSAGE(lines_of(o.err).size() == 1, o.err);
   }

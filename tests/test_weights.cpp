@@ -103,7 +103,8 @@ TEST_CASE("weights: get goes on with half a file, and begins again where it cann
   const Server server(p.dir);
   const std::string host = "http://127.0.0.1:" + contents(p.dir / "port");
   for (const auto& [path, had] : {std::pair("", 0), {"", 150000}, {"/whole", 150000}, {"", 400000}}) {
-    CAPTURE(concat(path, " ", had));
+    const std::string tried = concat(path, " ", had);
+    CAPTURE(tried);
     fs::remove(p.file);
     if (had)
       write_text(p.file + ".part", p.bytes.substr(0, had) + std::string(std::max(0, had - 300000), 'x'));
