@@ -185,137 +185,67 @@ static void print_times(Log& log, const Stages& t, double seconds, int64_t image
   log.fact(limit.str());
 }
 
-static void run(int argc, char** argv) {
-  Config config;
-  config.parse(argc, argv, "finds what a model knows in images and videos");
-  check_config(config);
-  keep_freed_memory();
-  opencv_single_thread();
-  std::optional<Window> window;
-  if (config.show) window.emplace("yolox");  // before there are threads
-  catch_signals();
-  const FrameSource source = open_source(config.source, config.recursive, config.save);
-  protect_sources(source, config);
-  const auto device = parse_device(config.device);
-  auto loaded = load_model(config.weights, config.model, config.preproc, device);
-  fuse_batch_norms(*loaded.model);
-  share_cores();
-  std::vector<std::string> names = class_names(loaded.info, loaded.model->num_classes);
-  for (int c = int(names.size()); c < loaded.model->num_classes; ++c) names.push_back(concat("class ", c));
-  const ImageSize size = input_size(loaded.info, config.size);
+// One run: reads ahead of the network, draws and writes behind it.
+class Demo {
+ public:
+  explicit Demo(const Config& config);
+  void run();
+
+ private:
+  Item make(int64_t position, Image& canvas);
+  void look(JsonWriter* json);
+  void use(Frame& frame, const std::vector<Found>& found, JsonWriter* json);
+  void tell_progress();
+  void tell_end(double seconds);
+  std::string counted(int64_t n) const {
+    return concat(n, source.video ? " frame" : " image", n == 1 ? "" : "s");
+  }
+
+  const Config& config;
   const fs::path folder = config.save;
-  if (config.draw || config.txt) make_folder(folder);
-  if (config.txt) make_folder(folder / "labels");
-  VideoFile video((folder / source.stem).string(), source.fps);
-
-  // Ahead of the network, in threads: images are read and letterboxed. They wait in `frames` to be drawn on.
-  const bool one_by_one = source.live || config.show;
-  const int bs = config.bs ? config.bs : one_by_one ? 1 : 8, readers = source.live ? 1 : config.workers;
-  const int64_t end = config.max_images ? config.max_images : std::numeric_limits<int64_t>::max();
+  std::optional<Window> window;
+  FrameSource source;
+  torch::Device device = torch::kCPU;
+  LoadedModel loaded;
+  ImageSize size;
+  std::vector<std::string> names;  // of the classes
+  int64_t all = 0;                 // images that there are to be; 0: not known
+  Log log{""};                     // to the terminal alone
   Stages stages;
-  std::mutex mutex;
-  std::map<int64_t, Frame> frames;  // by position; behind the end there is none
-  const auto make = [&](int64_t position, Image& canvas) {
-    Frame frame;
-    if (!stages.read([&] { return source.read(position, frame); })) return Item{};
-    Scale scale{1, 1};
-    if (frame.image.empty())
-      canvas.setTo(cv::Scalar::all(border_grey));
-    else
-      stages.letterbox([&] {
-        const auto boxed = letterbox(frame.image, canvas.size());  // as in evaluation
-        boxed.image.copyTo(canvas);
-        scale = boxed.scale;
-      });
-    const std::lock_guard lock(mutex);
-    frames.emplace(position, std::move(frame));
-    return Item{{}, position, scale};
-  };
-  Loader loader(make, 0, source.count && !source.video ? std::min(end, source.count) : end, bs,
-                {size.width, size.height}, readers, device.is_cuda(), 0, /*ahead=*/one_by_one ? 1 : 2);
-  DeviceLoader batches(loader, device);
-  // Behind it: what was found is drawn and written. One thread does the frames of a video, in their order.
-  Tasks writing(source.video ? 1 : config.workers, size_t(bs + config.workers));
 
-  Log log("");                    // to the terminal alone
+  std::mutex mutex;
+  std::map<int64_t, Frame> frames;  // letterboxed, by position: they wait here to be drawn on
+  std::optional<VideoFile> video;
+  std::optional<Tasks> writing;
+
+  double began = 0;
+  int64_t done = 0;
+  bool ended = false;             // by the user, in the window
   std::map<int, int64_t> counts;  // of the boxes, by class
   std::vector<std::string> unreadable;
-  int64_t done = 0;
-  const int64_t all = source.count ? std::min(end, source.count) : config.max_images;  // 0: not known
-  bool ended = false;                                                                  // by the user
-  const auto counted = [&](int64_t n) {
-    return concat(n, source.video ? " frame" : " image", n == 1 ? "" : "s");
-  };
-  const double began = now();
+};
 
-  const auto use = [&](Frame& frame, const std::vector<Found>& found, JsonWriter* json) {
-    const fs::path result = folder / frame.name;
-    if (json) write_found(*json, frame, source.video, found, names);
-    if (config.txt) {
-      const fs::path labels = (folder / "labels" / frame.name).replace_extension(".txt");
-      make_folder(labels.parent_path());
-      check(replace_text(labels.string(), yolo_lines(frame.image.size(), found)), "cannot write ",
-            labels.string(), "; is the disk full or the folder read-only?");
-    }
-    std::map<std::string, int64_t> here;
-    for (const Found& f : found) ++here[names[f.box.cls]], ++counts[f.box.cls];
-    if (!source.video && all <= 20) {
-      std::string line = (config.draw ? result.string() : frame.source) + ":";
-      for (const auto& [name, n] : here) line += concat(" ", n, " ", name);
-      log.line(line + (here.empty() ? " nothing found" : ""));
-    }
-    if (window) {
-      stages.draw([&] { draw_found(frame.image, found, names); });
-      ended = !window->show(frame.image, source.video ? 0 : all == 1 ? -1 : 0.5);
-    }
-    if (!config.draw) return;
-    stages.handing_on([&] {
-      writing.add([&, frame, found, result, drawn = bool(window)]() mutable {
-        if (!drawn) stages.draw([&] { draw_found(frame.image, found, names); });
-        stages.save([&] {
-          if (source.video) return video.add(frame.image, source.live ? frame.second : -1);
-          make_folder(result.parent_path());
-          check(save_picture(result.string(), frame.image), "cannot write ", result.string(),
-                "; is the disk full or the folder read-only?");
-        });
-      });
-    });
-  };
-  const auto look = [&](JsonWriter* json) {
-    const torch::InferenceMode inference;
-    for (bool more = true; more && !ended && !stop_signal && !loader.done();) {
-      const Batch batch = stages.waiting([&] { return batches.next(); });
-      int64_t n = 0;
-      while (n < int64_t(batch.indices.size()) && batch.indices[n] >= 0) ++n;
-      more = n == int64_t(batch.indices.size());  // behind the last one there is no frame
-      if (n == 0) break;
-      const Tensor rows = stages.network([&] {
-        const Tensor out =
-            decode(loaded.model(preprocess(batch.images.slice(0, 0, n), loaded.info.legacy_preproc)),
-                   size.height, size.width);
-        if (device.is_cuda()) torch::cuda::synchronize(device.index());
-        return out;
-      });
-      const auto found = stages.suppression([&] { return postprocess(rows, config.conf, config.nms); });
-      for (int64_t i = 0; i < n && !ended; ++i) {
-        std::unique_lock lock(mutex);
-        Frame frame = std::move(frames.extract(batch.indices[i]).mapped());
-        lock.unlock();
-        ++done;
-        if (frame.image.empty())
-          unreadable.push_back(frame.error);
-        else
-          use(frame, in_pixels(found[i], batch.scales[i]), json);
-      }
-      const double rate = double(done) / (now() - began);
-      if (all > 20 || source.video)
-        log.progress(concat(all ? concat(done, "/") : "", counted(all ? all : done), "  ", rounded(rate),
-                            " a second", all ? "  " + short_time(double(all - done) / rate) + " left" : ""),
-                     false);
-    }
-    writing.finish();
-    video.finish();
-  };
+Demo::Demo(const Config& given) : config(given) {
+  if (config.show) window.emplace("yolox");  // before there are threads
+  catch_signals();
+  source = open_source(config.source, config.recursive, config.save);
+  protect_sources(source, config);
+  all = source.count && config.max_images ? std::min(config.max_images, source.count)
+                                          : std::max(config.max_images, source.count);
+  device = parse_device(config.device);
+  loaded = load_model(config.weights, config.model, config.preproc, device);
+  fuse_batch_norms(*loaded.model);
+  share_cores();
+  size = input_size(loaded.info, config.size);
+  names = class_names(loaded.info, loaded.model->num_classes);
+  for (int c = int(names.size()); c < loaded.model->num_classes; ++c) names.push_back(concat("class ", c));
+  if (config.draw || config.txt) make_folder(folder);
+  if (config.txt) make_folder(folder / "labels");
+  video.emplace((folder / source.stem).string(), source.fps);
+}
+
+void Demo::run() {
+  began = now();
   if (config.json.empty())
     look(nullptr);
   else
@@ -324,8 +254,116 @@ static void run(int argc, char** argv) {
       look(&writer);
       writer.EndArray();
     });
-  const double seconds = now() - began;
+  tell_end(now() - began);
+}
 
+// Ahead of the network, in threads: reads and letterboxes. Behind the end there is nothing.
+Item Demo::make(int64_t position, Image& canvas) {
+  Frame frame;
+  if (!stages.read([&] { return source.read(position, frame); })) return {};
+  Scale scale{1, 1};
+  if (frame.image.empty())
+    canvas.setTo(cv::Scalar::all(border_grey));
+  else
+    stages.letterbox([&] {
+      const auto boxed = letterbox(frame.image, canvas.size());  // as in evaluation
+      boxed.image.copyTo(canvas);
+      scale = boxed.scale;
+    });
+  const std::lock_guard lock(mutex);
+  frames.emplace(position, std::move(frame));
+  return {{}, position, scale};
+}
+
+// Batch by batch, until the source or the user ends.
+void Demo::look(JsonWriter* json) {
+  const bool one_by_one = source.live || config.show;
+  const int bs = config.bs ? config.bs : one_by_one ? 1 : 8;
+  // The length that a video tells need not be so.
+  const int64_t end = !source.video       ? all
+                      : config.max_images ? config.max_images
+                                          : std::numeric_limits<int64_t>::max();
+  Loader loader([&](int64_t position, Image& canvas) { return make(position, canvas); }, 0, end, bs,
+                {size.width, size.height}, source.live ? 1 : config.workers, device.is_cuda(), 0,
+                /*ahead=*/one_by_one ? 1 : 2);
+  DeviceLoader batches(loader, device);
+  // One thread does the frames of a video, in their order.
+  writing.emplace(source.video ? 1 : config.workers, size_t(bs + config.workers));
+  const torch::InferenceMode inference;
+  for (bool more = true; more && !ended && !stop_signal && !loader.done();) {
+    const Batch batch = stages.waiting([&] { return batches.next(); });
+    int64_t n = 0;
+    while (n < int64_t(batch.indices.size()) && batch.indices[n] >= 0) ++n;
+    more = n == int64_t(batch.indices.size());  // behind the last one there is no frame
+    if (n == 0) break;
+    const Tensor rows = stages.network([&] {
+      const Tensor out =
+          decode(loaded.model(preprocess(batch.images.slice(0, 0, n), loaded.info.legacy_preproc)),
+                 size.height, size.width);
+      if (device.is_cuda()) torch::cuda::synchronize(device.index());
+      return out;
+    });
+    const auto found = stages.suppression([&] { return postprocess(rows, config.conf, config.nms); });
+    for (int64_t i = 0; i < n && !ended; ++i) {
+      std::unique_lock lock(mutex);
+      Frame frame = std::move(frames.extract(batch.indices[i]).mapped());
+      lock.unlock();
+      ++done;
+      if (frame.image.empty())
+        unreadable.push_back(frame.error);
+      else
+        use(frame, in_pixels(found[i], batch.scales[i]), json);
+    }
+    tell_progress();
+  }
+  writing->finish();
+  video->finish();
+}
+
+// Writes down, shows, and hands on to be drawn and saved what was found in an image.
+void Demo::use(Frame& frame, const std::vector<Found>& found, JsonWriter* json) {
+  const fs::path result = folder / frame.name;
+  if (json) write_found(*json, frame, source.video, found, names);
+  if (config.txt) {
+    const fs::path labels = (folder / "labels" / frame.name).replace_extension(".txt");
+    make_folder(labels.parent_path());
+    check(replace_text(labels.string(), yolo_lines(frame.image.size(), found)), "cannot write ",
+          labels.string(), "; is the disk full or the folder read-only?");
+  }
+  std::map<std::string, int64_t> here;
+  for (const Found& f : found) ++here[names[f.box.cls]], ++counts[f.box.cls];
+  if (!source.video && all <= 20) {
+    std::string line = (config.draw ? result.string() : frame.source) + ":";
+    for (const auto& [name, n] : here) line += concat(" ", n, " ", name);
+    log.line(line + (here.empty() ? " nothing found" : ""));
+  }
+  if (window) {
+    stages.draw([&] { draw_found(frame.image, found, names); });
+    ended = !window->show(frame.image, source.video ? 0 : all == 1 ? -1 : 0.5);
+  }
+  if (!config.draw) return;
+  stages.handing_on([&] {
+    writing->add([this, frame, found, result]() mutable {
+      if (!window) stages.draw([&] { draw_found(frame.image, found, names); });
+      stages.save([&] {
+        if (source.video) return video->add(frame.image, source.live ? frame.second : -1);
+        make_folder(result.parent_path());
+        check(save_picture(result.string(), frame.image), "cannot write ", result.string(),
+              "; is the disk full or the folder read-only?");
+      });
+    });
+  });
+}
+
+void Demo::tell_progress() {
+  if (all <= 20 && !source.video) return;
+  const double rate = double(done) / (now() - began);
+  log.progress(concat(all ? concat(done, "/") : "", counted(all ? all : done), "  ", rounded(rate),
+                      " a second", all ? "  " + short_time(double(all - done) / rate) + " left" : ""),
+               false);
+}
+
+void Demo::tell_end(double seconds) {
   if (!unreadable.empty()) log.line(concat("warning: ", counted(int64_t(unreadable.size())), " left out:"));
   for (size_t i = 0; i < std::min<size_t>(unreadable.size(), 20); ++i) log.line("  " + unreadable[i]);
   if (unreadable.size() > 20) log.line(concat("  and ", unreadable.size() - 20, " more"));
@@ -338,11 +376,11 @@ static void run(int argc, char** argv) {
   else if (double(done) < 0.95 * double(all))
     log.line(
         concat("warning: ", config.source, " ends after ", done, " of ", counted(all), "; is it damaged?"));
-  if (!video.note.empty()) log.line(video.note);
+  if (!video->note.empty()) log.line(video->note);
   log.line(concat(counted(used), " in ", rounded(seconds), " s, ", rounded(double(used) / seconds),
                   " a second",
                   !config.draw   ? ""
-                  : source.video ? "; " + video.file
+                  : source.video ? "; " + video->file
                                  : "; drawn in " + config.save));
   std::vector<std::pair<int64_t, int>> order;
   int64_t boxes = 0;
@@ -356,6 +394,13 @@ static void run(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
-  const int code = run_program([&] { run(argc, argv); });
+  const int code = run_program([&] {
+    Config config;
+    config.parse(argc, argv, "finds what a model knows in images and videos");
+    check_config(config);
+    keep_freed_memory();
+    opencv_single_thread();
+    Demo(config).run();
+  });
   return code == 0 && stop_signal ? 128 + stop_signal : code;
 }
