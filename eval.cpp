@@ -109,6 +109,7 @@ static void run(int argc, char** argv) {
   usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
   usage_check(config.nms > 0 && config.nms <= 1, "--nms must be above 0 and at most 1, got ", config.nms);
   if (!config.size.empty()) parse_size(config.size);
+  keep_freed_memory();
   opencv_single_thread();
 
   EvalSettings settings;
