@@ -235,7 +235,6 @@ Demo::Demo(const Config& given) : config(given) {
   device = parse_device(config.device);
   loaded = load_model(config.weights, config.model, config.preproc, device);
   fuse_batch_norms(*loaded.model);
-  share_cores();
   size = input_size(loaded.info, config.size);
   names = class_names(loaded.info, loaded.model->num_classes);
   for (int c = int(names.size()); c < loaded.model->num_classes; ++c) names.push_back(concat("class ", c));
@@ -394,6 +393,7 @@ void Demo::tell_end(double seconds) {
 }
 
 int main(int argc, char** argv) {
+  share_cores(argv);
   const int code = run_program([&] {
     Config config;
     config.parse(argc, argv, "finds what a model knows in images and videos");

@@ -11,11 +11,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cctype>
 #include <cstdlib>
 #include <string>
-#include <thread>
 
 #include "error.hpp"
 #include "flags.hpp"
@@ -74,18 +72,6 @@ inline void set_determinism(bool on, bool memory_is_short) {
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   at::globalContext().setDeterministicCuDNN(true);
-}
-
-// OpenMP's threads spin while they wait, on cores that those who read and write images could use: with both
-// at work a network of many short layers takes several times as long. libgomp leaves spinning where it has
-// more threads than there are cores; a second team of threads, which does nothing more, makes them more. To
-// be called once, before the network runs.
-inline void share_cores() {
-  std::thread([] {
-#pragma omp parallel num_threads(std::max(2, at::get_num_threads()))
-    std::atomic_signal_fence(std::memory_order_seq_cst);  // anything
-    for (;;) pause();                                     // the team goes with its first thread
-  }).detach();
 }
 
 // Memory of the device that this process has taken; on the CPU what is in RAM, bytes.

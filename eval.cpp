@@ -7,6 +7,7 @@
 #include "flags.hpp"
 #include "insight.hpp"
 #include "report.hpp"
+#include "threads.hpp"
 
 using namespace yolox;
 
@@ -117,7 +118,6 @@ static void run(int argc, char** argv) {
   auto loaded = load_model(config.weights, config.model, config.preproc, settings.device);
   if (!loaded.report.empty()) std::cout << loaded.report << "\n";
   if (config.fuse) fuse_batch_norms(*loaded.model);
-  share_cores();
   const Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks");
   check(loaded.info.classes.empty() || loaded.info.classes == data.classes, config.weights,
         " was trained on other classes (", loaded.info.classes.empty() ? "" : loaded.info.classes[0],
@@ -173,5 +173,6 @@ static void run(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
+  share_cores(argv);
   return run_program([&] { run(argc, argv); });
 }

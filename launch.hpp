@@ -204,8 +204,6 @@ inline Child start_rank(const Launch& l, int local_rank, int port, int listening
   set("MASTER_ADDR", l.master.empty() ? "127.0.0.1" : l.master.substr(0, l.master.rfind(':')));
   set("MASTER_PORT", concat(port));
   setenv("OMP_NUM_THREADS", concat(cores).c_str(), /*overwrite=*/0);
-  // Threads that wait leave their core after a moment: there are others, such as the loader's.
-  setenv("GOMP_SPINCOUNT", "10000", 0);
   if (local_rank == 0) {
     if (listening >= 0) fcntl(listening, F_SETFD, 0), set("YOLOX_LISTENING", concat(listening));
     fcntl(reports, F_SETFD, 0), set("YOLOX_REPORTS", concat(reports));

@@ -17,6 +17,7 @@
 #include "run.hpp"
 #include "saving.hpp"
 #include "step.hpp"
+#include "threads.hpp"
 #include "yolox_multitask.hpp"
 
 using namespace yolox;
@@ -76,6 +77,7 @@ static int train(int argc, char** argv) {
   ignore_hangup(), tell_signals();
   MultiTaskConfig flags;
   flags.parse(argc, argv, "trains several detection heads on one backbone");
+  keep_freed_memory();
   opencv_single_thread();
   std::vector<std::string> notes;
   std::string run = flags.resume;
@@ -282,5 +284,6 @@ static int train(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
+  share_cores(argv);
   return run_rank([&] { return train(argc, argv); });
 }

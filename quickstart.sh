@@ -4,7 +4,6 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 ./setup.sh train eval demo
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-10000}  # idle threads of torch leave the cores to the loader after a moment
 run=runs/quickstart
 rm -rf "$run"
 

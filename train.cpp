@@ -22,6 +22,7 @@
 #include "saving.hpp"
 #include "step.hpp"
 #include "telling.hpp"
+#include "threads.hpp"
 #include "training.hpp"
 
 using namespace yolox;
@@ -178,6 +179,7 @@ static int train(int argc, char** argv) {
   config.parse(argc, argv, "trains YOLOX",
                {"data", "workers", "cache", "model", "weights", "resume", "size", "bs", "epochs", "lr", "amp",
                 "dtr", "gpus", "out"});
+  keep_freed_memory();
   opencv_single_thread();
   BlobCache::sweep(ram_place());
   std::string run;                 // its folder
@@ -526,5 +528,6 @@ static int train(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
+  share_cores(argv);
   return run_rank([&] { return train(argc, argv); }, [] { write_crash(memory_report().c_str()); });
 }

@@ -1,2 +1,9 @@
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
+
+#include "threads.hpp"
+
+int main(int argc, char** argv) {
+  yolox::share_cores(argv);  // and all that it starts
+  return doctest::Context(argc, argv).run();
+}

@@ -458,6 +458,20 @@ TEST_CASE("programs: --help lists every flag and ends with 0") {
   CHECK(has(succeed(dir, "export", "--help"), "--format"));
 }
 
+TEST_CASE("programs: threads of OpenMP that wait do not spin for long, unless the user says so") {
+  const TempDir dir;
+  for (const char* program : {"train", "multitask", "eval", "demo"}) {
+    const auto shown = [&](const char* set) {
+      return shell(dir,
+                   concat("env ", set, " OMP_DISPLAY_ENV=VERBOSE " YOLOX_BINARY_DIR "/", program, " --help"))
+          .err;
+    };
+    CHECK(has(shown("-u GOMP_SPINCOUNT"), "GOMP_SPINCOUNT = '10000'"));
+    CHECK_FALSE(has(shown("GOMP_SPINCOUNT=77"), "GOMP_SPINCOUNT = '10000'"));
+    CHECK_FALSE(has(shown("-u GOMP_SPINCOUNT OMP_WAIT_POLICY=active"), "GOMP_SPINCOUNT = '10000'"));
+  }
+}
+
 TEST_CASE("programs: --help is one screen of 50 lines and 80 columns") {
   TempDir dir;
   for (const std::string program : {"train", "multitask", "eval", "demo", "export", "pack"}) {
