@@ -40,6 +40,7 @@ class AutomaticBudget {
 // Before memory or a GPU is used. On a GPU, what is given back to torch's allocator in parts of all sizes is
 // to fit together again, unless the user has set it up himself.
 inline void prepare_for_dtr() {
+  keep_freed_memory();
   if (!std::getenv("PYTORCH_ALLOC_CONF")) setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", 0);
 }
 

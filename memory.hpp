@@ -90,7 +90,8 @@ inline double peak_bytes() {
 inline void forget_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 // What is freed stays with the process, for the next step: to give it back to the system and to take it anew
-// costs a page fault for each 4 kB, some percent of a step. Call it first.
+// costs a page fault for each 4 kB, some percent of a step. Not where memory may run out: what is kept does
+// not fit all that is asked for. Call it first.
 inline void keep_freed_memory() {
 #ifdef __GLIBC__
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest that all versions take; what is larger is given back

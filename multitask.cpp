@@ -77,7 +77,6 @@ static int train(int argc, char** argv) {
   ignore_hangup(), tell_signals();
   MultiTaskConfig flags;
   flags.parse(argc, argv, "trains several detection heads on one backbone");
-  keep_freed_memory();
   opencv_single_thread();
   std::vector<std::string> notes;
   std::string run = flags.resume;

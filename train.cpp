@@ -179,7 +179,6 @@ static int train(int argc, char** argv) {
   config.parse(argc, argv, "trains YOLOX",
                {"data", "workers", "cache", "model", "weights", "resume", "size", "bs", "epochs", "lr", "amp",
                 "dtr", "gpus", "out"});
-  keep_freed_memory();
   opencv_single_thread();
   BlobCache::sweep(ram_place());
   std::string run;                 // its folder

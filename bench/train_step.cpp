@@ -7,7 +7,6 @@
 #include "memory.hpp"
 #include "optim.hpp"
 #include "run.hpp"
-#include "threads.hpp"
 
 using namespace yolox;
 
@@ -22,11 +21,9 @@ struct Config : Flags {
 };
 
 int main(int argc, char** argv) {
-  share_cores(argv);  // as train does, and the next
   return run_program([&] {
     Config c;
     c.parse(argc, argv, "time of a training step");
-    keep_freed_memory();
     torch::set_num_threads(c.threads);
     torch::manual_seed(0);
     YOLOX model(c.model, 80), ema(c.model, 80);
