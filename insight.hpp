@@ -193,6 +193,8 @@ inline JudgedImage judge(const ImageBoxes& image) {
 // ---- the whole
 
 constexpr int score_steps = 101;  // scores 0, 0.01, ... 1
+// As it is written: 35 * 0.01 is the double above 0.35, and a score of 0.35 would not reach it.
+inline double score_of_step(int step) { return step / 100.0; }
 
 struct ClassInsight {
   std::string name;
@@ -343,7 +345,7 @@ inline Insight find_insight(const CocoDataset& truth, const std::vector<Detectio
     size_t i = 0;
     double right = 0, all = 0;
     for (int s = score_steps; s-- > 0;) {
-      for (; i < list.size() && list[i].score >= s * 0.01; ++i) {
+      for (; i < list.size() && list[i].score >= score_of_step(s); ++i) {
         if (list[i].foreign || list[i].verdict == kNotCounted) continue;
         right += list[i].verdict == kRight, ++all;
       }
@@ -373,7 +375,7 @@ inline Insight find_insight(const CocoDataset& truth, const std::vector<Detectio
       until = s;
   }
   working = (working + until) / 2;
-  out.working_score = working * 0.01;
+  out.working_score = score_of_step(working);
   for (int c = 0; c < classes; ++c) {
     ClassInsight& of_class = out.classes[c];
     of_class.name = truth.categories[c].name;

@@ -139,8 +139,10 @@ inline std::string errors_html(const Insight& insight) {
 
 inline std::string sizes_html(const EvalResult& result, const CocoDataset& truth) {
   std::array<int64_t, eval_areas> counts{};
-  for (const auto& a : truth.annotations)
-    for (int area = 0; area < eval_areas; ++area) counts[area] += !a.crowd && in_area(a.area, area);
+  for (const ImageBoxes& image : boxes_by_image(truth, {}))  // as AP: without those of images left out
+    for (const auto& t : image.truths)
+      for (int area = 0; area < eval_areas; ++area)
+        counts[area] += !t.box->crowd && in_area(t.box->area, area);
   const double ap[] = {result.AP, result.APs, result.APm, result.APl},
                ar[] = {result.AR100, result.ARs, result.ARm, result.ARl};
   constexpr const char* extents[] = {"", "up to 32², ", "32² to 96², ", "from 96², "};

@@ -173,6 +173,21 @@ TEST_CASE("insight: precision, recall and F1 by score, and the score where F1 is
   CHECK(insight.classes[0].f1 == doctest::Approx(6. / 7));
 }
 
+TEST_CASE("insight: a score of two digits counts at that score, and not above") {
+  CocoDataset t = scene(1, {"cat"});
+  truth(t, 1, 1, 0, 0, 100, 100);
+  for (int s = 0; s < score_steps; ++s) {
+    const double score = std::stod(concat(s / 100, ".", s / 10 % 10, s % 10));
+    const Insight insight = find_insight(t, {{1, 1, 0, 0, 100, 100, score}});
+    CAPTURE(score);
+    CHECK(insight.recall[s] == 1);
+    if (s + 1 < score_steps) CHECK(insight.recall[s + 1] == 0);
+  }
+  // F1 is best at 0.35 alone, where the wrong box of 0.34 is not yet there.
+  const Insight best = find_insight(t, {{1, 1, 0, 0, 100, 100, .35}, {1, 1, 300, 0, 50, 50, .34}});
+  CHECK(best.confusion == std::map<std::pair<int, int>, int64_t>{{{0, 0}, 1}});
+}
+
 TEST_CASE("insight: which class is taken for which, at the working score") {
   CocoDataset t = scene(1, {"cat", "dog"});
   truth(t, 1, 1, 0, 0, 100, 100);

@@ -185,6 +185,21 @@ TEST_CASE("report: eval writes insight beside its numbers, whatever classes and 
   CHECK(run(dir, "eval", "--gt odd.json --dt odd_dt.json --speed").code == 2);
 }
 
+TEST_CASE("report: objects by size are those that AP counts") {
+  CocoDataset truth;
+  truth.categories = {{1, "cat"}};
+  truth.images = {{1, "1.jpg", 640, 480}};
+  truth.annotations = {{1, 1, 1, 0, 0, 9, 9, 81, false},
+                       {2, 1, 1, 0, 0, 50, 50, 2500, false},
+                       {3, 1, 1, 0, 0, 50, 50, 2500, true},    // a crowd
+                       {4, 2, 1, 0, 0, 9, 9, 81, false},       // of an image that could not be read
+                       {5, 1, 2, 0, 0, 99, 99, 9801, false}};  // of a class that is not listed
+  const std::string html = sizes_html(coco_eval(truth, {}), truth);
+  for (const char* text :
+       {"<small>2 objects", "up to 32², 1 objects", "32² to 96², 1 objects", "from 96², 0 objects"})
+    CHECK_MESSAGE(has(html, text), text);
+}
+
 TEST_CASE("report: who waits for a page is told of it image by image") {
   CocoDataset truth;
   truth.categories = {{1, "cat"}};
