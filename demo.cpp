@@ -119,6 +119,7 @@ static std::string yolo_lines(cv::Size size, const std::vector<Found>& found) {
 
 // Results must not take the place of what they are made from.
 static void protect_sources(const FrameSource& source, const Config& config) {
+  protect_inputs("--json", config.json, {config.weights, config.source});
   std::map<std::pair<dev_t, ino_t>, std::string> sources;
   struct stat s;
   for (const auto& file : source.files)
