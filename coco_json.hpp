@@ -345,6 +345,27 @@ inline void write_json(const std::string& path, const std::function<void(JsonWri
   file.commit();
 }
 
+// The text with U+FFFD for each byte that is not UTF-8, as names of files may have: JSON is UTF-8.
+inline std::string as_utf8(const std::string& text) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const auto byte = [&](size_t k) { return at + k < text.size() ? uint8_t(text[at + k]) : 0u; };
+    const unsigned first = byte(0), second = byte(1);
+    const size_t n = first < 0x80                    ? 1
+                     : first >= 0xC2 && first < 0xE0 ? 2
+                     : first >= 0xE0 && first < 0xF0 ? 3
+                                                     : 4;
+    bool good = first < 0x80 || (first >= 0xC2 && first < 0xF5);
+    for (size_t k = 1; k < n; ++k) good = good && (byte(k) & 0xC0) == 0x80;
+    // too long for what they say, halves of UTF-16, beyond the last one
+    good = good && !(first == 0xE0 && second < 0xA0) && !(first == 0xED && second >= 0xA0) &&
+           !(first == 0xF0 && second < 0x90) && !(first == 0xF4 && second >= 0x90);
+    out += good ? text.substr(at, n) : "\xEF\xBF\xBD";
+    at += good ? n : 1;
+  }
+  return out;
+}
+
 // "key": value. Doubles are written so that they read back equal; one that is not finite is an error.
 inline void write_field(JsonWriter& writer, const char* key, int64_t value) {
   writer.Key(key);
@@ -358,7 +379,8 @@ inline void write_field(JsonWriter& writer, const char* key, double value) {
 }
 inline void write_field(JsonWriter& writer, const char* key, const std::string& value) {
   writer.Key(key);
-  writer.String(value.data(), static_cast<rapidjson::SizeType>(value.size()));
+  const std::string text = as_utf8(value);
+  writer.String(text.data(), static_cast<rapidjson::SizeType>(text.size()));
 }
 // "bbox": [x, y, w, h]
 template <class Box>

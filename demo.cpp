@@ -1,5 +1,6 @@
 // Finds what a model knows in images and videos, draws it, and writes it down.
 #include <atomic>
+#include <exception>
 #include <iomanip>
 #include <iostream>
 #include <limits>
@@ -119,6 +120,7 @@ static std::string yolo_lines(cv::Size size, const std::vector<Found>& found) {
 
 // Results must not take the place of what they are made from.
 static void protect_sources(const FrameSource& source, const Config& config) {
+  protect_inputs("--json", config.json, {config.weights, config.source});
   std::map<std::pair<dev_t, ino_t>, std::string> sources;
   struct stat s;
   for (const auto& file : source.files)
@@ -193,6 +195,7 @@ class Demo {
 
  private:
   Item make(int64_t position, Image& canvas);
+  void run_with_json();
   void look(JsonWriter* json);
   void use(Frame& frame, const std::vector<Found>& found, JsonWriter* json);
   void tell_progress();
@@ -221,6 +224,7 @@ class Demo {
   double began = 0;
   int64_t done = 0;
   bool ended = false;             // by the user, in the window
+  bool json_whole = true;         // no image is half written
   std::map<int, int64_t> counts;  // of the boxes, by class
   std::vector<std::string> unreadable;
 };
@@ -248,12 +252,24 @@ void Demo::run() {
   if (config.json.empty())
     look(nullptr);
   else
-    write_json(config.json, [&](JsonWriter& writer) {
-      writer.StartArray();
-      look(&writer);
-      writer.EndArray();
-    });
+    run_with_json();
   tell_end(now() - began);
+}
+
+// An error leaves in the file what was found until then.
+void Demo::run_with_json() {
+  std::exception_ptr failed;
+  write_json(config.json, [&](JsonWriter& writer) {
+    writer.StartArray();
+    try {
+      look(&writer);
+    } catch (...) {
+      if (!json_whole) throw;
+      failed = std::current_exception();
+    }
+    writer.EndArray();
+  });
+  if (failed) std::rethrow_exception(failed);
 }
 
 // Ahead of the network, in threads: reads and letterboxes. Behind the end there is nothing.
@@ -322,7 +338,11 @@ void Demo::look(JsonWriter* json) {
 // Writes down, shows, and hands on to be drawn and saved what was found in an image.
 void Demo::use(Frame& frame, const std::vector<Found>& found, JsonWriter* json) {
   const fs::path result = folder / frame.name;
-  if (json) write_found(*json, frame, source.video, found, names);
+  if (json) {
+    json_whole = false;
+    write_found(*json, frame, source.video, found, names);
+    json_whole = true;
+  }
   if (config.txt) {
     const fs::path labels = (folder / "labels" / frame.name).replace_extension(".txt");
     make_folder(labels.parent_path());

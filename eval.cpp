@@ -91,6 +91,10 @@ static void run(int argc, char** argv) {
   Config config;
   config.parse(argc, argv, "AP of a checkpoint on a data set, or of a detections file");
   usage_check(config.gt.empty() == config.dt.empty(), "--gt and --dt go together");
+  const std::vector<std::string> inputs{config.gt, config.dt, config.data, config.weights};
+  protect_inputs("--json", config.json, inputs);
+  protect_inputs("--report", config.report, inputs);
+  protect_inputs("--save-dt", config.save_dt, inputs);
   if (!config.gt.empty()) {
     usage_check(config.data.empty() && config.weights.empty(),
                 "--gt and --dt take the place of --data and --weights");

@@ -122,9 +122,7 @@ static void run(int argc, char** argv) {
   usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
   usage_check(config.nms_iou > 0 && config.nms_iou <= 1, "--nms-iou must be above 0 and at most 1, got ",
               config.nms_iou);
-  std::error_code unequal;
-  usage_check(!fs::equivalent(config.out, config.weights, unequal), "--out would overwrite --weights ",
-              config.weights, "; give another name");
+  protect_inputs("--out", config.out, {config.weights, config.image});
   if (!config.size.empty()) parse_size(config.size);
   opencv_single_thread();
   const Image image = config.image.empty() ? Image(draw_shapes(0, 1, 0).image)

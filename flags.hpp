@@ -12,11 +12,13 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cxxopts.hpp>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <sstream>
@@ -278,12 +280,17 @@ inline void allow_open_files() {
 template <class Program>
 int run_program(Program&& program) {
   allow_open_files();
+  std::signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f` writing fails, as on a full disk
   try {
     program();
     return 0;
   } catch (const UsageError& e) {
     std::cerr << "error: " << e.what() << std::endl;
     return 2;
+  } catch (const std::filesystem::filesystem_error& e) {
+    std::cerr << "error: " << e.path1().string() << ": " << e.code().message()
+              << "; check the path and its rights" << std::endl;
+    return 1;
   } catch (const std::exception& e) {  // torch appends its own backtrace after the first line
     const std::string what = e.what();
     const size_t trace =

@@ -7,6 +7,7 @@
 #include <csetjmp>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <opencv2/core.hpp>
 #include <opencv2/imgcodecs.hpp>
@@ -232,6 +233,9 @@ inline Image decode_other(std::string_view bytes, const std::string& path) {
 
 // The bytes of a file, the first `limit` of them.
 inline std::string read_bytes(const std::string& path, size_t limit = std::string::npos) {
+  std::error_code unknown;
+  const auto status = std::filesystem::status(path, unknown);  // a pipe would be waited for
+  check_image(!exists(status) || is_regular_file(status), path, " is no file");
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   check_image(file.good(), path, " cannot be opened");
   const std::streamoff size = file.tellg();

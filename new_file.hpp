@@ -11,7 +11,9 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 #include "error.hpp"
 
@@ -77,6 +79,16 @@ class NewFile {
   std::FILE* file_ = nullptr;
   bool straight_ = false, committed_ = false;
 };
+
+// Throws where a result would take the place of what it is made from, also under another name of the file.
+// what: the flag of the result.
+inline void protect_inputs(const char* what, const std::string& result,
+                           const std::vector<std::string>& inputs) {
+  std::error_code different;
+  for (const auto& input : inputs)
+    usage_check(!std::filesystem::equivalent(result, input, different), what, " would overwrite ", input,
+                ", which is read; give another name");
+}
 
 // Puts a text in the place of a file. False where that cannot be: then the file stays as it was.
 inline bool replace_text(const std::string& path, const std::string& text) {

@@ -2,6 +2,8 @@
 // it writes.
 #pragma once
 #include <glob.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -9,6 +11,7 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -17,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <opencv2/core/utils/logger.hpp>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -66,18 +70,25 @@ inline bool is_image_name(const fs::path& path) {
 }
 
 // Images of a folder in the order of their names, "2.jpg" before "10.jpg"; hidden ones are left out, and the
-// folder `without`, where results of another run may be.
+// folder `without`, where results of another run may be. Links are followed, into each folder once.
 inline std::vector<std::string> images_in(const std::string& folder, bool recursive,
                                           const fs::path& without) {
   std::vector<std::string> files;
+  fs::directory_iterator{folder};  // throws where it cannot be read
   std::error_code ignored;
+  std::set<std::pair<dev_t, ino_t>> entered;
+  const auto enter = [&](const fs::path& into) {
+    struct stat s;
+    return ::stat(into.c_str(), &s) == 0 && entered.insert({s.st_dev, s.st_ino}).second;
+  };
+  enter(folder);
   const auto options =
       fs::directory_options::skip_permission_denied | fs::directory_options::follow_directory_symlink;
   for (auto at = fs::recursive_directory_iterator(folder, options), end = fs::recursive_directory_iterator();
        at != end; ++at) {
     const bool hidden = at->path().filename().string()[0] == '.';
     if (at->is_directory(ignored)) {
-      if (!recursive || hidden || fs::equivalent(at->path(), without, ignored))
+      if (!recursive || hidden || fs::equivalent(at->path(), without, ignored) || !enter(at->path()))
         at.disable_recursion_pending();
     } else if (!hidden && is_image_name(at->path())) {
       files.push_back(at->path().string());
@@ -97,7 +108,8 @@ inline std::vector<std::string> images_listed(const std::string& list) {
     while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back()))) line.pop_back();
     if (line.empty()) continue;
     const fs::path beside = fs::path(list).parent_path() / line;
-    files.push_back(!fs::exists(line) && fs::exists(beside) ? beside.string() : line);
+    std::error_code ignored;
+    files.push_back(!fs::exists(line, ignored) && fs::exists(beside, ignored) ? beside.string() : line);
   }
   return files;
 }
@@ -111,7 +123,8 @@ inline FrameSource image_source(const std::vector<std::string>& files) {
     while (std::mismatch(folder.begin(), folder.end(), file.begin(), file.end()).first != folder.end())
       folder = folder.parent_path();
   FrameSource source{files};
-  for (const fs::path& file : whole) source.names.push_back(file.lexically_relative(folder).string());
+  for (const fs::path& file : whole)  // an end says how to write it
+    source.names.push_back(file.lexically_relative(folder).string() + (is_image_name(file) ? "" : ".jpg"));
   source.count = int64_t(files.size());
   source.read = [files, names = source.names](int64_t i, Frame& frame) {
     if (i >= int64_t(files.size())) return false;
@@ -229,11 +242,18 @@ inline FrameSource video_source(const std::string& given) {
   return source;
 }
 
-// A video that grows frame by frame: H.264, or what this OpenCV has instead.
+// A video that grows frame by frame: H.264, or what this OpenCV has instead. Under a temporary name until it
+// is whole.
 class VideoFile {
  public:
   // path: without its end, which the codec decides.
   VideoFile(std::string path, double fps) : path(std::move(path)), fps(fps) {}
+  VideoFile(const VideoFile&) = delete;
+  ~VideoFile() {  // where an error ended it: what is done plays
+    try {
+      finish();
+    } catch (const std::exception&) {}
+  }
 
   // second: negative: the frame follows the last one; else when it is shown. Frames are repeated to fill the
   // time.
@@ -249,9 +269,11 @@ class VideoFile {
   void finish() {
     if (!writer.isOpened()) return;
     writer.release();
-    const auto held = int64_t(cv::VideoCapture(file).get(cv::CAP_PROP_FRAME_COUNT));
-    check(held >= frames, file, " holds ", std::max<int64_t>(0, held), " of ", frames,
-          " frames; is the disk full?");
+    const auto held = int64_t(cv::VideoCapture(part).get(cv::CAP_PROP_FRAME_COUNT));
+    const bool kept = held >= frames && ::rename(part.c_str(), file.c_str()) == 0;
+    if (!kept) ::unlink(part.c_str());
+    check(kept, "cannot write ", file, ": ", std::clamp<int64_t>(held, 0, frames), " of ", frames,
+          " frames were held; is the disk full? A file that was there is untouched");
   }
   std::string file;  // where it is; empty before the first frame
   std::string note;  // what is to be said of it
@@ -260,18 +282,19 @@ class VideoFile {
   void start(cv::Size of) {
     size = of;
     for (const auto& [codec, end] : {std::pair("avc1", ".mp4"), {"mp4v", ".mp4"}, {"MJPG", ".avi"}}) {
-      file = path + end;
-      if (writer.open(file, cv::VideoWriter::fourcc(codec[0], codec[1], codec[2], codec[3]), fps, size)) {
+      file = path + end, part = concat(path, ".tmp.", getpid(), end);
+      if (writer.open(part, cv::VideoWriter::fourcc(codec[0], codec[1], codec[2], codec[3]), fps, size)) {
         if (std::string(codec) != "avc1")
           note = concat("note: this OpenCV cannot write H.264; ", file, " is ", codec,
                         ", which browsers do not show");
         return;
       }
+      ::unlink(part.c_str());
     }
     fail("cannot write ", path, ".mp4: is the folder writable? has OpenCV a codec (H.264, MPEG-4, MJPEG)?");
   }
 
-  std::string path;
+  std::string path, part;
   double fps;
   cv::Size size;
   cv::VideoWriter writer;

@@ -2,6 +2,7 @@
 #include "programs.hpp"
 
 #include <rapidjson/document.h>
+#include <sys/stat.h>
 
 #include "pictures.hpp"
 #include "sources.hpp"
@@ -236,17 +237,83 @@ TEST_CASE("demo: Ctrl-C ends it with what is done: pictures, JSON, a video that 
     CHECK(contents(p.err) == "");
   }
   if (!write_video(dir / "long.avi", 1500)) return;
-  Process p(dir, "demo", "--source long.avi --weights a/last.pth --conf 0.5 --json long.json --save stopped");
-  REQUIRE(
-      p.until([&] { return fs::exists(dir / "stopped/long.mp4") || fs::exists(dir / "stopped/long.avi"); }));
+  Process p(dir, "demo", "--source long.avi --weights a/last.pth --conf 0.5 --json long.json --save cut");
+  REQUIRE(p.until([&] { return fs::exists(dir / "cut") && !fs::is_empty(dir / "cut"); }));
   kill(p.pid, SIGINT);
   CHECK(p.wait() == 128 + SIGINT);
-  const std::string out =
-      fs::exists(dir / "stopped/long.mp4") ? dir / "stopped/long.mp4" : dir / "stopped/long.avi";
+  const std::string out = fs::exists(dir / "cut/long.mp4") ? dir / "cut/long.mp4" : dir / "cut/long.avi";
   const int frames = frames_in(out);
   CHECK(frames > 0);
   CHECK(frames < 1500);
   CHECK(frames == int(json_of(dir / "long.json").Size()));
+}
+
+TEST_CASE("demo: links in circles, pipes, names that no system knows end or hold up nothing") {
+  const TempDir& dir = trained().dir;
+  write_scenes(dir / "round", 2);
+  fs::create_directory_symlink("..", dir / "round/train/up");
+  fs::create_directory_symlink("train", dir / "round/again");
+  fs::create_directory_symlink("self", dir / "round/self");
+  REQUIRE(mkfifo((dir / "round/pipe.jpg").c_str(), 0600) == 0);
+  fs::copy(dir / "round/train/shapes_1.png", dir / "round/photo");
+  const std::string demo = "timeout 60 " YOLOX_BINARY_DIR "/demo --weights a/last.pth --source ";
+  const Outcome round = shell(dir, demo + "round --recursive --save round_out");
+  CHECK_MESSAGE(round.code == 0, round.err);
+  CHECK(has(round.out, "2 images in "));
+  CHECK(has(round.out, "round/pipe.jpg is no file"));
+  write_text(dir / "round/list.txt", std::string(6000, 'a') + "\ntrain/shapes_1.png\n");
+  const Outcome list = shell(dir, demo + "round/list.txt --save round_list");
+  CHECK_MESSAGE(list.code == 0, list.err);
+  CHECK(has(list.out, "1 image left out"));
+  const Outcome name = shell(dir, demo + std::string(6000, 'a'));
+  CHECK(name.code == 1);
+  CHECK(has(name.err, "aaa: File name too long; check the path"));
+  // an image whose name says no format becomes a JPEG
+  const Outcome photo = shell(dir, demo + "round/photo --save round_photo");
+  CHECK_MESSAGE(photo.code == 0, photo.err);
+  CHECK(fs::exists(dir / "round_photo/photo.jpg"));
+}
+
+TEST_CASE(
+    "demo: --json is UTF-8 whatever the files are called, and takes the place of nothing that is read") {
+  const TempDir& dir = trained().dir;
+  fs::create_directories(dir / "named");
+  fs::copy(dir / "data/train/shapes_1.png", dir / "named/a\xFF\xC3\xA4\xED\xA0\x80.png");
+  succeed(dir, "demo", "--weights a/last.pth --source named --no-draw --json named.json");
+  CHECK(has(contents(dir / "named.json"), "named/a\uFFFD\u00E4\uFFFD\uFFFD\uFFFD.png"));
+  fs::copy(dir / "a/last.pth", dir / "mine.pth");
+  write_text(dir / "named/list.txt", (dir / "data/train/shapes_1.png") + "\n");
+  for (const std::string over : {"mine.pth", "named/list.txt"}) {
+    const std::string before = contents(dir / over);
+    const Outcome o =
+        run(dir, "demo", "--weights mine.pth --source named/list.txt --no-draw --json named/../" + over);
+    CHECK(o.code == 2);
+    CHECK_MESSAGE(has(o.err, "--json would overwrite " + over), o.err);
+    CHECK(contents(dir / over) == before);
+  }
+}
+
+TEST_CASE("demo: a picture or video that cannot be written costs neither --json nor the last video") {
+  const TempDir& dir = trained().dir;
+  fs::create_directories(dir / "limit/shapes_2.png");  // a folder in the place of a result
+  const Outcome o = run(dir, "demo",
+                        "--weights a/last.pth --source data/train --bs 1 --workers 1 --json limit.json "
+                        "--save limit");
+  CHECK(o.code == 1);
+  CHECK(has(o.err, "cannot write limit/shapes_2.png"));
+  REQUIRE(fs::exists(dir / "limit.json"));
+  CHECK(json_of(dir / "limit.json").Size() >= 2);
+  if (!write_video(dir / "full.avi", 60)) return;
+  succeed(dir, "demo", "--weights a/last.pth --source full.avi --max-images 2 --save full");
+  const std::string out = fs::exists(dir / "full/full.mp4") ? dir / "full/full.mp4" : dir / "full/full.avi";
+  const std::string before = contents(out);
+  const Outcome full = shell(dir, "bash -c 'ulimit -f 8; exec " YOLOX_BINARY_DIR
+                                  "/demo --weights a/last.pth --source full.avi --save full'");
+  CHECK(full.code == 1);
+  CHECK_MESSAGE(has(full.err, "cannot write full/full"), full.err);
+  CHECK_MESSAGE(lines_of(full.err).size() == 1, full.err);
+  CHECK(contents(out) == before);
+  CHECK(files_in(dir / "full").size() == 1);
 }
 
 TEST_CASE("demo: one line for a camera, an address or a display that is not there") {

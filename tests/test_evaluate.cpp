@@ -56,6 +56,18 @@ TEST_CASE("a checkpoint says which size and how many classes it has") {
   CHECK(classes_of_weights(hollow) == 0);
 }
 
+TEST_CASE("results take the place of nothing that is read") {
+  TempDir dir;
+  write_text(dir / "gt.json", "{}");
+  fs::create_hard_link(dir / "gt.json", dir / "same.json");
+  const auto protect = [&](const std::string& result) {
+    return error_of([&] { protect_inputs("--json", result, {"", dir / "missing", dir / "gt.json"}); });
+  };
+  CHECK(has(protect(dir / "same.json"), "--json would overwrite " + (dir / "gt.json")));
+  CHECK(protect(dir / "new.json") == "");
+  CHECK(protect("") == "");
+}
+
 TEST_CASE("a box of a billion pixels is drawn at once, as far as it can be seen") {
   const auto drawn_with = [](Box box) {
     cv::Mat image(60, 80, CV_8UC3, cv::Scalar::all(0));

@@ -33,6 +33,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args):
         print(self.path, self.headers["Range"], flush=True)
     def do_GET(self):
+        if "/slow/" in self.path:
+            import time
+            time.sleep(1)
         try:
             data = open("server/" + os.path.basename(self.path), "rb").read()
         except OSError:
@@ -124,6 +127,18 @@ TEST_CASE("weights: get goes on with half a file, and begins again where it cann
   CHECK(fs::file_size(p.file + ".part") == 150000);
 }
 
+TEST_CASE("weights: two at once get one right file" * doctest::skip(!have_curl() || !have_python())) {
+  Fetch p;
+  const Server server(p.dir);
+  p.url = "http://127.0.0.1:" + contents(p.dir / "port") + "/slow";
+  const std::string get = "YOLOX_WEIGHTS_URL=" + p.url + " weights/get yolox-nano";
+  const Outcome o = shell(p.dir, "sh -c '" + get + " & " + get + "; a=$?; wait $! && exit $a'");
+  CHECK_MESSAGE(o.code == 0, o.err);
+  CHECK(has(o.out, "another weights/get is at work"));
+  CHECK(lines_of(contents(p.dir / "server.log")).size() == 1);
+  CHECK(contents(p.file) == p.bytes);
+}
+
 TEST_CASE("weights: get keeps no wrong file under the right name, and says what is wrong" *
           doctest::skip(!have_curl())) {
   Fetch p;
@@ -139,6 +154,7 @@ TEST_CASE("weights: get keeps no wrong file under the right name, and says what 
   CHECK(has(o.err, "no way to http://127.0.0.1:9/yolox_nano.pth: no network here, or it broke off"));
   CHECK(has(o.err, "put it here as"));
   CHECK(p.get("yolox-z").code == 2);
+  CHECK(p.get("yolox.nano").code == 2);  // no pattern
   CHECK(has(p.get("yolox-z").err, "'yolox-z' is no official model"));
   CHECK(p.get("").code == 2);
 }
