@@ -24,7 +24,7 @@ namespace yolox {
 // model.
 struct Config : Flags {
   std::string data = flag(data, "Data", "data", "", "DIR|FILE|shapes",
-                          "COCO, VOC or YOLO folder, a JSON or YAML file, or shapes (drawn)");
+                          "COCO, VOC or YOLO folder, a JSON, YAML or packed (.lmdb) file, or shapes (drawn)");
   std::string split =
       flag(split, "Data", "split", "", "NAME", "split to evaluate on, such as test; val when left out");
   int workers = flag(workers, "Data", "workers", 2, "N", "threads that read and augment images");
@@ -121,7 +121,7 @@ struct Config : Flags {
   double hsv_v = flag(hsv_v, "Augmentation", "hsv-v", 30.0, "X", "brightness, +- levels of 256");
   double flip_prob = flag(flip_prob, "Augmentation", "flip-prob", 0.5, "P", "mirrored left to right");
   bool official_quirks = flag(official_quirks, "Augmentation", "official-quirks", false, "",
-                              "augment as official YOLOX does, its oddities included (augment.hpp)");
+                              "augment as official YOLOX does, its oddities included (augment_official.hpp)");
 
   std::string out = flag(out, "Output", "out", "", "DIR", "run folder; runs/MODEL-DATA when left out");
   int eval_interval = flag(eval_interval, "Output", "eval-interval", 10, "N",
@@ -166,7 +166,8 @@ inline void check_config(const Config& c) {
   const auto in = [](const char* name, double value, double lo, double hi) {
     usage_check(value >= lo && value <= hi, "--", name, " must be in ", lo, "..", hi, ", got ", value);
   };
-  usage_check(!c.data.empty(), "--data is needed: a folder, a COCO JSON or YOLO data.yaml file, or shapes");
+  usage_check(!c.data.empty(),
+              "--data is needed: a folder, a COCO JSON, YOLO data.yaml or packed (.lmdb) file, or shapes");
   usage_check(!c.model.empty(), "--model is needed: ", model_names());
   model_size(c.model);
   if (!c.size.empty()) parse_size(c.size);
@@ -266,7 +267,8 @@ inline std::optional<Launch> to_launch(Config& config, const Flags& given, const
   check_shares(config, is_rank ? place.world : here.ranks * here.nodes);
   if (is_rank || (here.ranks * here.nodes == 1 && here.restarts == 0)) return {};
   usage_check(config.gpus <= int(torch::cuda::device_count()), "--gpus ", config.gpus, ": there are ",
-              int(torch::cuda::device_count()), " GPUs here that this build can use");
+              int(torch::cuda::device_count()),
+              " GPUs here that this build can use; see nvidia-smi, or give --procs for ranks on the CPU");
   return here;
 }
 

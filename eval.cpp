@@ -12,8 +12,9 @@
 using namespace yolox;
 
 struct Config : Flags {
-  std::string data = flag(data, "What", "data", "", "DIR|FILE|shapes",
-                          "data set: COCO, VOC or YOLO folder, a JSON or YAML file, or shapes");
+  std::string data =
+      flag(data, "What", "data", "", "DIR|FILE|shapes",
+           "data set: COCO, VOC or YOLO folder, a JSON, YAML or packed (.lmdb) file, or shapes");
   std::string split =
       flag(split, "What", "split", "", "NAME", "split of it, such as test; val when left out");
   std::string weights =

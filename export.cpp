@@ -112,8 +112,15 @@ static void run(int argc, char** argv) {
   Config config;
   config.parse(argc, argv, "writes a model into a file that runs without this repository");
   usage_check(!config.out.empty(), "--out FILE is needed");
-  if (config.format.empty())
-    config.format = fs::path(config.out).extension() == ".onnx" ? "onnx" : "torchscript";
+  if (config.format.empty()) {
+    const std::string end = fs::path(config.out).extension().string();
+    const bool torchscript = end == ".ts" || end == ".pt" || end == ".torchscript";
+    usage_check(
+        torchscript || end == ".onnx", "--out ", config.out,
+        ": the end of the name tells the format: .onnx, or .ts, .pt and .torchscript for TorchScript; give "
+        "one of these, or --format");
+    config.format = torchscript ? "torchscript" : "onnx";
+  }
   usage_check(config.format == "onnx" || config.format == "torchscript",
               "--format takes onnx or torchscript, got '", config.format, "'");
   usage_check(config.decode || !config.nms, "--nms needs decoded boxes; leave --no-decode out");

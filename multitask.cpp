@@ -27,7 +27,8 @@ struct MultiTaskConfig : Flags {
       data, "Data", "data", "[NAME=]DIR", "data set of a head, in any format of ./train; once for each head");
   int workers = flag(workers, "Data", "workers", 2, "N", "threads that read images, of each data set");
   std::string model = flag(model, "Model", "model", "", "NAME", model_names());
-  std::string weights = flag(weights, "Model", "weights", "", "FILE.pth", "start from these weights");
+  std::string weights =
+      flag(weights, "Model", "weights", "", "FILE", "start from these weights, .pth or .onnx");
   std::string resume = flag(resume, "Model", "resume", "", "RUN", "go on with a run: its folder");
   std::string size = flag(size, "Training", "size", "", "N|HxW", "input size; the model's when left out");
   int bs = flag(bs, "Training", "bs", 16, "N", "images in a step, of all ranks");
@@ -148,8 +149,8 @@ static int train(int argc, char** argv) {
   const auto due = [&] {
     return t.ended != t.iteration && (t.iteration % per_epoch == 0 || t.iteration == iters);
   };
-  check(t.iteration < iters || due(), run, " is complete: it has done ", t.iteration, " of ", iters,
-        " steps");
+  usage_check(t.iteration < iters || due(), run, " is complete: it has done ", t.iteration, " of ", iters,
+              " steps; more --epochs or --max-iters would go on");
   const Schedule schedule{c.lr * c.bs,     per_epoch, c.epochs,      c.warmup_epochs,
                           c.no_aug_epochs, 0,         c.min_lr_ratio};
   const MultiScale sizes = multi_scale(c, base, world);

@@ -74,7 +74,7 @@ inline bool is_image_name(const fs::path& path) {
 inline std::vector<std::string> images_in(const std::string& folder, bool recursive,
                                           const fs::path& without) {
   std::vector<std::string> files;
-  fs::directory_iterator{folder};  // throws where it cannot be read
+  const fs::directory_iterator readable(folder);  // throws where it is not
   std::error_code ignored;
   std::set<std::pair<dev_t, ino_t>> entered;
   const auto enter = [&](const fs::path& into) {

@@ -263,7 +263,7 @@ class Telling {
       for (size_t c = 0; c < of.size(); ++c)
         if (of[c] == 0) names.push_back(train.classes[c]);
       if (!names.empty())
-        log.line(concat("note: ", names.size(), names.size() == 1 ? " class has" : " classes have",
+        log.fact(concat("note: ", names.size(), names.size() == 1 ? " class has" : " classes have",
                         " no box to ", split, ": ", listed(names, 10)));
     };
     absent(counts, "train on");

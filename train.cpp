@@ -294,10 +294,10 @@ static int train(int argc, char** argv) {
                              saved.images, ": their order from here on is another"));
     saved = {};
     if (ranks.first()) remove_torn_files(run);
-    check(t.iteration < iters || due(), run, " is complete: it has done ", t.iteration, " of ", iters,
-          " steps; more --epochs or --max-iters would go on");
-    check(config.patience == 0 || t.stale < config.patience, run, " has stopped after ", t.stale,
-          " evaluations without a better AP; a larger --patience, or 0, goes on");
+    usage_check(t.iteration < iters || due(), run, " is complete: it has done ", t.iteration, " of ", iters,
+                " steps; more --epochs or --max-iters would go on");
+    usage_check(config.patience == 0 || t.stale < config.patience, run, " has stopped after ", t.stale,
+                " evaluations without a better AP; a larger --patience, or 0, goes on");
   }
   const int64_t first = t.iteration;
   if (config.profile) iters = first + Profile(device).steps();

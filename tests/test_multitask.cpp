@@ -180,7 +180,7 @@ TEST_CASE("multitask: what cannot be is refused with a remedy") {
   refuses(kTwo + "--amp fp16", "--amp takes off, bf16 or fp64");
   refuses(kTwo + "--out r", "r already holds a run");
   refuses("--resume r --data few --data all", "has other heads or classes than --data");
-  refuses("--resume r", "r is complete");
+  refuses("--resume r", "r is complete: it has done 1 of 1 steps; more --epochs or --max-iters");
   refuses("--resume r --weights t/last.pth", "--weights and --resume exclude each other");
   refuses("--resume r --out other", "--out and --resume exclude each other");
   refuses(kTwo + "--gpus 99 --bs 99",

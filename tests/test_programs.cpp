@@ -555,7 +555,7 @@ TEST_CASE("programs: bad input ends with one line that names it, and the right e
       {"train", train + "--out text.txt/run", 1, "text.txt/run"},
       {"train", train + "--out a", 1, "--resume"},
       {"train", "--resume=nowhere", 1, "nowhere"},
-      {"train", "--resume=h", 1, "--epochs"},  // is complete
+      {"train", "--resume=h", 2, "--epochs"},  // is complete
       {"train", "--resume=h --epochs 4 --model yolox-tiny", 1, "yolox-nano"},
       {"train", "--resume=h --epochs 4 --data pair", 1, "classes"},
       {"train", "--resume=h --epochs 4 --bs 4", 1, "steps an epoch"},
@@ -604,6 +604,9 @@ TEST_CASE("programs: bad input ends with one line that names it, and the right e
   other.join();
   for (size_t i = 0; i < rows.size(); ++i) verify(rows[i], outcomes[i]);
   verify({"train", "--resume", 2, "--resume"}, run(elsewhere, "train", "--resume"));
+  fs::remove(dir / "h/crash.txt");
+  run(dir, "train", "--resume=h");
+  CHECK_FALSE(fs::exists(dir / "h/crash.txt"));  // to be complete is no crash
 }
 
 TEST_CASE("f1 f2 train: the loop stands in train.cpp, with plain calls, and fits on a screen or two") {

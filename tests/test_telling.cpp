@@ -189,6 +189,13 @@ TEST_CASE("telling: remarks on the steps are in the log; classes without a box a
   splits.same = true;
   quietly([&] { told.tell->classes(splits), told.tell->problems(splits); });
   CHECK(times_said("to evaluate on") == 1);
+
+  for (int i = 0; i < 12; ++i)
+    for (Dataset* d : {&splits.train, &splits.val}) d->classes.push_back(concat("a long name, ", i));
+  quietly([&] { told.tell->classes(splits); });
+  CHECK(has(told.said(), "note: 14 classes have no box to train on"));
+  for (const auto& line : lines_of(told.said()))
+    if (has(line, "no box to")) CHECK_MESSAGE(line.size() <= 80, line);
 }
 
 TEST_CASE("f3 telling: with DTR, its peak and its share of the time stand in the line, the rest in metrics") {
