@@ -73,7 +73,7 @@ TEST_CASE("c1 train: a run that was stopped amid an epoch and resumed equals the
   CHECK(half.at("train").toGenericDict().at("iteration").toInt() == 6);
 
   const Outcome complete = run(dir, "train", "--resume " + run_folder);  // its own limit holds too
-  CHECK(complete.code == 1);
+  CHECK(complete.code == 2);
   CHECK(has(complete.err, "--max-iters"));  // what would let it go on
 
   const std::string printed =

@@ -294,12 +294,12 @@ TEST_CASE("train: resumed with other settings: what can be taken back is, what c
   const Outcome frozen = run(dir, "train", "--resume r --freeze neck");
   CHECK(frozen.code == 2);
   CHECK(has(frozen.err, "--freeze neck differs from the run's 'backbone'"));
-  CHECK(run(dir, "train", "--resume r --max-iters 3").code == 1);  // complete
+  CHECK(run(dir, "train", "--resume r --max-iters 3").code == 2);  // complete
   std::string printed =
       succeed(dir, "train", "--resume r --max-iters 3 --eval-interval 1 --no-deterministic");
   CHECK(has(printed, "--deterministic false instead of the run's true"));
   CHECK(has(printed, "  AP "));  // the evaluation that its end lacked
-  CHECK(run(dir, "train", "--resume r --max-iters 3 --eval-interval 1").code == 1);
+  CHECK(run(dir, "train", "--resume r --max-iters 3 --eval-interval 1").code == 2);
 
   // Other images, though as many steps.
   write_scenes(dir / "data", 7);
