@@ -19,7 +19,6 @@
 #include <new>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -31,6 +30,7 @@
 #include "error.hpp"
 #include "simota.hpp"
 #include "stored.hpp"
+#include "threads.hpp"
 
 namespace yolox {
 
@@ -94,12 +94,8 @@ class Loader {
         size(size),
         pinned(pinned) {
     plan();
-    try {
-      for (int i = 0; i < std::max(1, threads); ++i) workers.emplace_back([this] { work(); });
-    } catch (const std::system_error& e) {
-      end_workers();
-      fail("cannot start ", threads, " threads (", e.what(), "); give fewer --workers");
-    }
+    start_workers(
+        workers, std::max(1, threads), [this] { work(); }, [this] { end_workers(); });
   }
   ~Loader() { end_workers(); }
   Loader(const Loader&) = delete;

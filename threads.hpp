@@ -58,18 +58,25 @@ void in_threads(int64_t n, const F& f, unsigned most = 0) {
   if (error) std::rethrow_exception(error);
 }
 
+// n threads that do work(). Where there are not so many to be had, end() ends those that there are.
+template <class Work, class End>
+void start_workers(std::vector<std::thread>& workers, int n, const Work& work, const End& end) {
+  try {
+    for (int i = 0; i < n; ++i) workers.emplace_back(work);
+  } catch (const std::system_error& e) {
+    end();
+    fail("cannot start ", n, " threads (", e.what(), "); give fewer --workers");
+  }
+}
+
 // Work beside that of the caller: what is added is taken up in that order, so one thread does it in that
 // order. At most `most` wait to be taken up. The first exception of a task comes out of the next add() or
 // finish(), and what waits then is dropped.
 class Tasks {
  public:
   Tasks(int threads, size_t most) : most(most) {
-    try {
-      for (int i = 0; i < threads; ++i) workers.emplace_back([this] { work(); });
-    } catch (const std::system_error& e) {
-      end_workers();
-      fail("cannot start ", threads, " threads (", e.what(), "); give fewer --workers");
-    }
+    start_workers(
+        workers, threads, [this] { work(); }, [this] { end_workers(); });
   }
   ~Tasks() { end_workers(); }  // does what waits
   Tasks(const Tasks&) = delete;

@@ -62,6 +62,19 @@ inline void write_scenes(const std::string& folder, int64_t count, size_t classe
   write_coco(folder + "/annotations/instances_train.json", coco);
 }
 
+// As run(), where no file may grow beyond so many kB, as on a full disk.
+inline Outcome run_without_room(const TempDir& dir, const std::string& program, const std::string& arguments,
+                                int kb = 2000) {
+  return shell(dir,
+               concat("trap '' XFSZ; ulimit -f ", kb, "; " YOLOX_BINARY_DIR "/", program, " ", arguments));
+}
+// The warnings that name a file.
+inline size_t warnings_of(const Outcome& o, const std::string& file) {
+  size_t n = 0;
+  for (const auto& line : lines_of(o.out)) n += has(line, "WARNING:") && has(line, file);
+  return n;
+}
+
 // Three epochs of four steps: mosaic in the first two, L1 in the last, another input size from step 10 on.
 // The learning rate has more digits than are printed by default.
 inline const std::string kTrain =
