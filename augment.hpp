@@ -25,9 +25,9 @@
 #include <optional>
 #include <vector>
 
-#include "error.hpp"
-#include "image.hpp"
-#include "pixels.hpp"
+#include "base/error.hpp"
+#include "images/image.hpp"
+#include "images/pixels.hpp"
 
 namespace yolox {
 

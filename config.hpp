@@ -10,12 +10,12 @@
 #include <string>
 
 #include "augment.hpp"
-#include "device.hpp"
-#include "flags.hpp"
-#include "launch.hpp"
+#include "base/device.hpp"
+#include "base/flags.hpp"
+#include "ddp/launch.hpp"
 #include "multiscale.hpp"
-#include "run.hpp"
-#include "training.hpp"
+#include "run/log.hpp"
+#include "run/state.hpp"
 #include "yolox.hpp"
 
 namespace yolox {

@@ -24,13 +24,13 @@
 #include <vector>
 
 #include "augment.hpp"
-#include "augment_official.hpp"
-#include "checkpoint.hpp"
-#include "dataset.hpp"
-#include "error.hpp"
+#include "data/augment_official.hpp"
+#include "checkpoint/checkpoint.hpp"
+#include "data/dataset.hpp"
+#include "base/error.hpp"
 #include "simota.hpp"
-#include "stored.hpp"
-#include "threads.hpp"
+#include "data/packed.hpp"
+#include "base/threads.hpp"
 
 namespace yolox {
 

@@ -37,13 +37,13 @@
 #include <utility>
 #include <vector>
 
-#include "device.hpp"
-#include "error.hpp"
-#include "launch.hpp"
-#include "local_sums.hpp"
-#include "run.hpp"
-#include "sync_bn.hpp"
-#include "watchdog.hpp"
+#include "base/device.hpp"
+#include "base/error.hpp"
+#include "ddp/launch.hpp"
+#include "ddp/shared_memory.hpp"
+#include "run/log.hpp"
+#include "layers/sync_bn.hpp"
+#include "ddp/watchdog.hpp"
 
 namespace yolox {
 

@@ -4,10 +4,10 @@
 #include <optional>
 
 #include "evaluate.hpp"
-#include "flags.hpp"
-#include "insight.hpp"
-#include "report.hpp"
-#include "threads.hpp"
+#include "base/flags.hpp"
+#include "metrics/errors.hpp"
+#include "metrics/report.hpp"
+#include "base/threads.hpp"
 
 using namespace yolox;
 

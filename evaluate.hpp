@@ -12,14 +12,14 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint.hpp"
-#include "coco_eval.hpp"
+#include "checkpoint/checkpoint.hpp"
+#include "metrics/coco_eval.hpp"
 #include "data.hpp"
-#include "device.hpp"
-#include "flags.hpp"
-#include "onnx_weights.hpp"
-#include "pictures.hpp"
-#include "run.hpp"
+#include "base/device.hpp"
+#include "base/flags.hpp"
+#include "checkpoint/onnx_weights.hpp"
+#include "data/pictures.hpp"
+#include "run/log.hpp"
 #include "yolox.hpp"
 
 namespace yolox {

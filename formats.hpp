@@ -24,9 +24,9 @@
 #include <utility>
 #include <vector>
 
-#include "coco_json.hpp"
-#include "error.hpp"
-#include "threads.hpp"
+#include "data/coco_json.hpp"
+#include "base/error.hpp"
+#include "base/threads.hpp"
 
 namespace yolox {
 

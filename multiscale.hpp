@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "augment.hpp"
-#include "flags.hpp"
+#include "base/flags.hpp"
 #include "simota.hpp"
 
 namespace yolox {

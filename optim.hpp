@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "error.hpp"
-#include "pth.hpp"
+#include "base/error.hpp"
+#include "checkpoint/pth.hpp"
 
 namespace yolox {
 

@@ -11,14 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "device.hpp"
-#include "flags.hpp"
+#include "base/device.hpp"
+#include "base/flags.hpp"
 #include "loss.hpp"
-#include "memory.hpp"
+#include "base/memory.hpp"
 #include "multiscale.hpp"
 #include "optim.hpp"
 #include "simota.hpp"
-#include "watch.hpp"
+#include "run/remarks.hpp"
 #include "yolox.hpp"
 
 namespace yolox {

@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "bn_silu.hpp"
-#include "error.hpp"
+#include "layers/bn_silu.hpp"
+#include "base/error.hpp"
 
 namespace yolox {
 

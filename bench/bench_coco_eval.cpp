@@ -1,6 +1,6 @@
 // Times COCO evaluation from files: bench/coco_eval --gt GT.json --dt DT.json [--threads N] prints one JSON
 // line with the seconds taken and the twelve numbers. bench/coco_eval.py makes the files and compares.
-#include "coco_eval.hpp"
+#include "metrics/coco_eval.hpp"
 
 #include <chrono>
 #include <cstdlib>

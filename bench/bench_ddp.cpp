@@ -3,10 +3,10 @@
 #include <iostream>
 
 #include "ddp.hpp"
-#include "flags.hpp"
+#include "base/flags.hpp"
 #include "median.hpp"
 #include "optim.hpp"
-#include "run.hpp"
+#include "run/log.hpp"
 #include "step.hpp"
 
 using namespace yolox;

@@ -9,10 +9,10 @@
 #include <cstdio>
 #include <memory>
 
-#include "dtr.hpp"
-#include "flags.hpp"
+#include "dtr/dtr.hpp"
+#include "base/flags.hpp"
 #include "median.hpp"
-#include "run.hpp"
+#include "run/log.hpp"
 #include "step.hpp"
 
 using namespace yolox;

@@ -2,11 +2,11 @@
 // train_step.py runs it beside the Python YOLOX and makes the table.
 #include <iostream>
 
-#include "flags.hpp"
+#include "base/flags.hpp"
 #include "loss.hpp"
-#include "memory.hpp"
+#include "base/memory.hpp"
 #include "optim.hpp"
-#include "run.hpp"
+#include "run/log.hpp"
 
 using namespace yolox;
 

@@ -1,7 +1,7 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
-#include "threads.hpp"
+#include "base/threads.hpp"
 
 int main(int argc, char** argv) {
   yolox::share_cores(argv);  // and all that it starts

@@ -1,7 +1,7 @@
 // Weights that the fixtures were made with, and the checksums that they hold ("probes"). The formulas are
 // those of the fixtures' README.
 #pragma once
-#include "checkpoint.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "simota.hpp"
 #include "tensors.hpp"
 

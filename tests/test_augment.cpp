@@ -14,7 +14,7 @@
 #include <type_traits>
 
 #include "album.hpp"
-#include "augment_official.hpp"
+#include "data/augment_official.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

@@ -1,4 +1,4 @@
-#include "bn_silu.hpp"
+#include "layers/bn_silu.hpp"
 
 #include "tensors.hpp"
 

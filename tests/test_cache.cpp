@@ -1,4 +1,4 @@
-#include "cache.hpp"
+#include "data/cache.hpp"
 
 #include <sched.h>
 #include <sys/mount.h>

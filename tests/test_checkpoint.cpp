@@ -7,7 +7,7 @@
 #include <csignal>
 #include <random>
 
-#include "checkpoint.hpp"
+#include "checkpoint/checkpoint.hpp"
 
 using namespace yolox;
 

@@ -2,7 +2,7 @@
 // common.hpp first: it brings torch before doctest
 #include <sstream>
 
-#include "coco_eval.hpp"
+#include "metrics/coco_eval.hpp"
 
 using namespace yolox;
 

@@ -4,7 +4,7 @@
 
 #include <csignal>
 
-#include "coco_json.hpp"
+#include "data/coco_json.hpp"
 
 using namespace yolox;
 

@@ -1,5 +1,5 @@
 // Each end is that of a child process.
-#include "crash.hpp"
+#include "run/crash.hpp"
 
 #include <pthread.h>
 #include <sys/resource.h>

@@ -2,7 +2,7 @@
 #include "programs.hpp"
 
 #include "ddp.hpp"
-#include "training.hpp"
+#include "run/state.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

@@ -4,8 +4,8 @@
 #include <rapidjson/document.h>
 #include <sys/stat.h>
 
-#include "pictures.hpp"
-#include "sources.hpp"
+#include "data/pictures.hpp"
+#include "tools/frames.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

@@ -3,12 +3,12 @@
 
 #include <thread>
 
-#include "dtr.hpp"
-#include "dtr_budget.hpp"
-#include "dtr_cost.hpp"
-#include "dtr_trace.hpp"
+#include "dtr/dtr.hpp"
+#include "dtr/budget.hpp"
+#include "dtr/cost.hpp"
+#include "dtr/trace.hpp"
 #include "step.hpp"
-#include "training.hpp"
+#include "run/state.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

@@ -12,8 +12,8 @@
 #include <map>
 #include <sstream>
 
-#include "flags.hpp"
-#include "run.hpp"
+#include "base/flags.hpp"
+#include "run/log.hpp"
 
 using namespace yolox;
 

@@ -1,6 +1,6 @@
 // image.hpp: a part of a picture has the bits of the whole, the whole those of cv::imread, and no file,
 // however damaged, crashes the reader or passes for whole.
-#include "image.hpp"
+#include "images/image.hpp"
 
 #include <fcntl.h>
 #include <sys/resource.h>

@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "device.hpp"
+#include "base/device.hpp"
 #include "multiscale.hpp"
 
 using namespace yolox;

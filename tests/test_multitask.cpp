@@ -2,7 +2,7 @@
 #include "programs.hpp"
 
 #include "optim.hpp"
-#include "yolox_multitask.hpp"
+#include "examples/yolox_multitask.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

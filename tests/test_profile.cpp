@@ -1,6 +1,6 @@
 // Times are bounded by what was slept in a part, and by a clock around the whole: a busy machine breaks
 // neither bound.
-#include "profile.hpp"
+#include "run/profile.hpp"
 
 #include <fcntl.h>
 #include <rapidjson/document.h>

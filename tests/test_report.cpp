@@ -1,7 +1,7 @@
 // report.html: what stands in it, and how a browser shows it.
 #include "programs.hpp"
 
-#include "report.hpp"
+#include "metrics/report.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

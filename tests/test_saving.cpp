@@ -8,7 +8,7 @@
 #include <map>
 #include <thread>
 
-#include "saving.hpp"
+#include "run/saving.hpp"
 
 using namespace yolox;
 

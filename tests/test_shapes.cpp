@@ -1,4 +1,4 @@
-#include "shapes.hpp"
+#include "data/shapes.hpp"
 
 #include <map>
 #include <opencv2/imgproc.hpp>

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <typeinfo>
 
-#include "error.hpp"
+#include "base/error.hpp"
 
 namespace yolox::fuzz {
 

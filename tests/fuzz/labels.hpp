@@ -2,7 +2,7 @@
 #pragma once
 #include <utility>
 
-#include "dataset.hpp"
+#include "data/dataset.hpp"
 #include "fuzz.hpp"
 
 namespace yolox::fuzz {

@@ -1,5 +1,5 @@
 // Weights out of an ONNX file.
-#include "onnx_weights.hpp"
+#include "checkpoint/onnx_weights.hpp"
 #include "weights.hpp"
 
 using namespace yolox;

@@ -2,9 +2,9 @@
 #pragma once
 #include <torch/torch.h>
 
-#include "checkpoint.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "fuzz.hpp"
-#include "pth.hpp"
+#include "checkpoint/pth.hpp"
 
 namespace yolox::fuzz {
 

@@ -1,0 +1,182 @@
+// Memory: how much there is, how much a run takes, which errors mean that there is no more, and the largest
+// batch that fits.
+#pragma once
+#include <malloc.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <limits>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace yolox {
+
+// ---- of the machine
+
+// Bytes of memory that may still be taken: what is available, less a margin of 10 % of all memory.
+// The limits of a container or job (control groups, versions 2 and 1, and those above) count as its memory.
+inline double free_memory(const std::string& proc = "/proc", const std::string& cgroup = "/sys/fs/cgroup") {
+  // The number behind a word, or the first one of the file if the word is empty.
+  const auto number = [](const std::string& path, const std::string& name, double otherwise) {
+    std::ifstream file(path);
+    std::string word;
+    double value;
+    while (word != name && file >> word) continue;
+    return word == name && file >> value ? value : otherwise;
+  };
+  const double infinity = std::numeric_limits<double>::infinity();
+  const double all = 1024 * number(proc + "/meminfo", "MemTotal:", 0);
+  double free = 1024 * number(proc + "/meminfo", "MemAvailable:", infinity) - 0.1 * all;
+  const auto group = [&](const std::string& folder, const char* most, const char* used, const char* total) {
+    const double limit = number(folder + most, "", infinity);
+    if (limit >= 1e18 || (all > 0 && limit > all)) return;  // none
+    const auto now = [&](const char* name) {
+      return number(folder + "/memory.stat", concat(total, name), 0);
+    };
+    const double shared = now("shmem");  // pages of files, those in RAM apart, make room when memory runs out
+    const double files = *total ? now("cache") : now("file");
+    free = std::min(free, 0.9 * limit - number(folder + used, "", 0) + files - shared);
+  };
+  std::vector<std::string> two{"/"}, one{"/"};  // the group of this process in each version
+  std::ifstream groups(proc + "/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const size_t path = line.find(':', line.find(':') + 1);
+    if (path == std::string::npos) continue;
+    if (line.rfind("0::", 0) == 0) two.push_back(line.substr(path + 1));
+    if (line.substr(0, path).find("memory") != std::string::npos) one.push_back(line.substr(path + 1));
+  }
+  for (const bool newer : {true, false}) {
+    for (std::string path : newer ? two : one) {
+      for (;; path.erase(path.rfind('/'))) {
+        if (newer)
+          group(cgroup + path, "/memory.max", "/memory.current", "");
+        else
+          group(cgroup + "/memory" + path, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_");
+        if (path.find('/') == std::string::npos) break;
+      }
+    }
+  }
+  return std::max(0.0, free);
+}
+
+// ---- of this process
+
+// Memory of this process that is in RAM, bytes; without the pages of files that it has mapped, which make
+// room when memory runs out.
+inline double resident_bytes() {
+  long pages = 0, of_files = 0;
+  if (FILE* f = std::fopen("/proc/self/statm", "r")) {
+    if (std::fscanf(f, "%*s %ld %ld", &pages, &of_files) != 2) pages = of_files = 0;
+    std::fclose(f);
+  }
+  return double(pages - of_files) * sysconf(_SC_PAGESIZE);
+}
+
+// The most memory that this process has had in RAM since the last call of forget_peak(), bytes.
+inline double peak_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;)
+    if (double kb = 0; word == "VmHWM:" && status >> kb) return 1024 * kb;
+  return resident_bytes();
+}
+inline void forget_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
+
+// What is freed stays with the process, for the next step: to give it back to the system and to take it anew
+// costs a page fault for each 4 kB, some percent of a step. Not where memory may run out: what is kept does
+// not fit all that is asked for. Call it first.
+inline void keep_freed_memory() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest that all versions take; what is larger is given back
+  mallopt(M_TRIM_THRESHOLD, -1);
+#endif
+}
+// But for once.
+inline void give_back_freed_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
+// What an allocator has given out, bytes: now, and the most so far; 0: that is not known.
+struct GivenOut {
+  double now, most = 0;
+};
+
+// ---- where it ends
+
+// torch on a GPU, torch on the CPU, the libraries of a GPU, and everybody else.
+inline bool is_out_of_memory(const std::exception& e) {
+  const std::string what = e.what();
+  for (const char* words :
+       {"out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED", "ALLOCATION_FAILED",
+        "cudaErrorMemoryAllocation", "unable to find an engine to execute"})
+    if (what.find(words) != std::string::npos) return true;
+  // oneDNN keeps the cause to itself; on a machine with memory left it does not fail here.
+  for (const char* whole :
+       {"could not create a primitive", "could not create a memory object", "could not execute a primitive"})
+    if (what == whole) return true;
+  return dynamic_cast<const std::bad_alloc*>(&e) != nullptr;
+}
+
+// compute(parts), in twice as many parts as long as memory runs out, `most` at most. Where that happens a
+// second time, the smaller parts are kept: it was not one large batch. before_retry(parts) is called with
+// nothing of the failed attempt alive.
+struct PartsThatFit {
+  int64_t parts, most;
+  int64_t times = 0;        // that memory ran out
+  std::string remedy = {};  // what to do where `most` is not one image at a time
+
+  template <class Compute, class BeforeRetry>
+  auto operator()(const Compute& compute, const BeforeRetry& before_retry) {
+    for (int64_t now = parts;;) {
+      try {
+        auto result = compute(now);
+        if (now > parts && ++times > 1) parts = now;
+        return result;
+      } catch (const std::exception& e) {
+        if (!is_out_of_memory(e)) throw;
+        const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
+        check(now < most || remedy.empty(), "out of memory; ", remedy, cause);
+        const char* least = most > 1 ? "one image at a time" : "a single image";
+        check(now < most, "out of memory, even with ", least, "; give a smaller --size or --model", cause);
+      }
+      now = std::min(2 * now, most);
+      before_retry(now);
+    }
+  }
+};
+
+// The largest batch of at most `limit` images whose peak(images), bytes, stays within `budget`; peak is
+// infinite where memory ran out. Exact up to 32, within 3 % above. Throws where not even one image fits.
+template <class Peak>
+int64_t largest_batch(int64_t limit, double budget, const Peak& peak, const std::string& remedy = "") {
+  int64_t fits = 0, too_large = limit + 1;
+  double of_fits = 0, slope = 0;
+  for (int64_t next = std::min<int64_t>(2, limit); too_large - fits > std::max<int64_t>(1, fits / 32);) {
+    const double bytes = peak(next);
+    if (bytes <= budget) {
+      if (fits > 0) slope = (bytes - of_fits) / double(next - fits);
+      fits = next, of_fits = bytes;
+    } else {
+      too_large = next;
+    }
+    // A straight line through what fitted, but not far beyond what was seen; the middle where that leads to
+    // what is known not to fit.
+    double line = slope > 0 ? (budget - of_fits) / slope : double(fits);
+    line = double(fits) + std::min(line, 3.0 * double(fits));
+    next = too_large <= limit && line >= double(too_large) ? (fits + too_large) / 2 : int64_t(line);
+    next = std::clamp(next, fits + 1, std::max(fits + 1, too_large - 1));
+  }
+  check(fits > 0, "not even one image fits into memory; give ", remedy, "a smaller --size or --model");
+  return fits;
+}
+
+}  // namespace yolox

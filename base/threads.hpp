@@ -1,0 +1,142 @@
+// Work for all cores.
+#pragma once
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace yolox {
+
+// OpenMP's threads spin while they wait, by default for so long that a step takes several times as long where
+// others want the cores: a loader's threads, another program. With 10000 turns it is no slower on a quiet
+// machine and three times as fast beside a busy one. libgomp looks only when it is loaded, so the program
+// starts anew. To be called first.
+inline void share_cores(char** argv) {
+  if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
+  std::error_code error;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
+  setenv("GOMP_SPINCOUNT", "10000", 0);
+  if (!error) ::execv(program.c_str(), argv);  // where that fails, all goes on, slower
+}
+
+// f(i) for every i below n, from `most` threads, as many as there are cores when 0; from fewer where there
+// are no more to be had. The first exception of f comes out of it.
+template <class F>
+void in_threads(int64_t n, const F& f, unsigned most = 0) {
+  std::atomic<int64_t> next{0};
+  std::exception_ptr error;
+  std::mutex mutex;
+  std::vector<std::thread> threads;
+  const auto work = [&] {
+    try {
+      for (int64_t i; (i = next++) < n;) f(i);
+    } catch (...) {
+      std::lock_guard lock(mutex);
+      if (!error) error = std::current_exception();
+      next = n;
+    }
+  };
+  if (most == 0) most = std::thread::hardware_concurrency();
+  try {
+    for (unsigned t = 1; t < most && t < n; ++t) threads.emplace_back(work);
+  } catch (const std::system_error&) {}
+  work();
+  for (auto& t : threads) t.join();
+  if (error) std::rethrow_exception(error);
+}
+
+// n threads that do work(). Where there are not so many to be had, end() ends those that there are.
+template <class Work, class End>
+void start_workers(std::vector<std::thread>& workers, int n, const Work& work, const End& end) {
+  try {
+    for (int i = 0; i < n; ++i) workers.emplace_back(work);
+  } catch (const std::system_error& e) {
+    end();
+    fail("cannot start ", n, " threads (", e.what(), "); give fewer --workers");
+  }
+}
+
+// Work beside that of the caller: what is added is taken up in that order, so one thread does it in that
+// order. At most `most` wait to be taken up. The first exception of a task comes out of the next add() or
+// finish(), and what waits then is dropped.
+class Tasks {
+ public:
+  Tasks(int threads, size_t most) : most(most) {
+    start_workers(
+        workers, threads, [this] { work(); }, [this] { end_workers(); });
+  }
+  ~Tasks() { end_workers(); }  // does what waits
+  Tasks(const Tasks&) = delete;
+  Tasks& operator=(const Tasks&) = delete;
+
+  void add(std::function<void()> task) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return waiting.size() < most || error; });
+    if (error) std::rethrow_exception(error);
+    waiting.push_back(std::move(task));
+    changed.notify_all();
+  }
+  // Waits until all is done.
+  void finish() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return waiting.empty() && busy == 0; });
+    if (error) std::rethrow_exception(error);
+  }
+
+ private:
+  void end_workers() {
+    {
+      std::lock_guard lock(mutex);
+      stop = true;
+    }
+    changed.notify_all();
+    for (auto& w : workers) w.join();
+  }
+  void work() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return stop || !waiting.empty(); });
+      if (waiting.empty()) return;
+      auto task = std::move(waiting.front());
+      waiting.pop_front();
+      ++busy;
+      lock.unlock();
+      std::exception_ptr failed;
+      try {
+        task();
+      } catch (...) {
+        failed = std::current_exception();
+      }
+      task = nullptr;  // what it holds goes before the lock is taken
+      lock.lock();
+      if (failed && !error) error = failed;
+      if (error) waiting.clear();
+      --busy;
+      changed.notify_all();
+    }
+  }
+
+  const size_t most;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> waiting;
+  size_t busy = 0;
+  bool stop = false;
+  std::exception_ptr error;
+  std::vector<std::thread> workers;
+};
+
+}  // namespace yolox

@@ -1,0 +1,130 @@
+// What operations cost on a GPU, which the host does not wait for: measured by marks in the device's queue
+// of work, read when the device has long passed them.
+#pragma once
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "dtr/record.hpp"
+
+namespace yolox {
+
+// A guess, seconds, by what an operation computes and what it moves. Speeds are those of a large GPU; their
+// ratio is what counts.
+inline double guessed_cost(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given,
+                           c10::ArrayRef<c10::IValue> results) {
+  double bytes = 0;
+  std::vector<torch::Tensor> in, out;
+  for (const auto& [values, tensors] : {std::pair(given, &in), std::pair(results, &out)})
+    for (const auto& value : values)
+      dtr_detail::each_tensor(value, [&, all = tensors](const torch::Tensor& t) {
+        if (t.defined()) bytes += double(t.numel()) * double(t.element_size()), all->push_back(t);
+      });
+  const std::string& name = operation.schema().name();
+  double operations = 0;
+  if (name == "aten::convolution" && in.size() >= 2 && !out.empty())  // input, weight
+    operations = 2.0 * double(out[0].numel()) * double(in[1].numel()) / double(in[1].size(0));
+  if (name == "aten::convolution_backward" && in.size() >= 3)  // gradient, input, weight
+    operations = 4.0 * double(in[0].numel()) * double(in[2].numel()) / double(in[2].size(0));
+  return 5e-6 + bytes / 2e12 + operations / 5e13;
+}
+
+// A moment in the device's work.
+struct DeviceMark {
+  virtual ~DeviceMark() = default;
+  virtual bool passed() const = 0;                                    // never waits
+  virtual double seconds_since(const DeviceMark& earlier) const = 0;  // of two that have passed
+};
+
+// The end of what the current stream has been given so far.
+struct StreamMark : DeviceMark {
+  explicit StreamMark(c10::DeviceType device) : event(device, c10::EventFlag::BACKEND_DEFAULT) {
+    const c10::impl::VirtualGuardImpl guard(device);
+    event.record(guard.getStream(guard.getDevice()));
+  }
+  bool passed() const override { return event.query(); }
+  double seconds_since(const DeviceMark& earlier) const override {
+    return 1e-3 * static_cast<const StreamMark&>(earlier).event.elapsedTime(event);
+  }
+  c10::Event event;
+};
+
+// For DtrSettings::cost. An operation costs what it took at least, of the first times that it was done with
+// arguments of these shapes. The very first does not count: a kernel may have had to be loaded, or an
+// algorithm chosen. Before that is known, a guess.
+class DeviceCosts {
+ public:
+  using Mark = std::function<std::unique_ptr<DeviceMark>()>;
+  explicit DeviceCosts(Mark mark) : mark(std::move(mark)) {}
+
+  std::function<double(c10::ArrayRef<c10::IValue>)> operator()(const c10::OperatorHandle& operation,
+                                                               c10::ArrayRef<c10::IValue> given) {
+    read_passed();
+    const size_t key = key_of(operation, given);
+    if (const auto found = known.find(key); found != known.end() && found->second.times >= kTimes)
+      return [seconds = found->second.seconds](auto) { return seconds; };
+    std::shared_ptr<DeviceMark> before = mark();
+    return [=, &operation](c10::ArrayRef<c10::IValue> results) {
+      waiting.push_back({key, before, mark()});
+      const auto found = known.find(key);
+      return found == known.end() || found->second.times < 2 ? guessed_cost(operation, given, results)
+                                                             : found->second.seconds;
+    };
+  }
+
+ private:
+  struct Known {
+    double seconds = 0;
+    int times = 0;
+  };
+  struct Waiting {
+    size_t key;
+    std::shared_ptr<DeviceMark> before, after;
+  };
+  static constexpr int kTimes = 4;
+
+  // What the device has come to, in order.
+  void read_passed() {
+    while (!waiting.empty() && waiting.front().after->passed()) {
+      const Waiting& w = waiting.front();
+      const double seconds = w.after->seconds_since(*w.before);
+      if (known.size() > 100000) known.clear();  // shapes without end
+      Known& one = known[w.key];
+      if (++one.times == 2 || seconds < one.seconds) one.seconds = seconds;
+      waiting.pop_front();
+    }
+  }
+  // Of an operation and the shapes and types that it is given.
+  static size_t key_of(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given) {
+    size_t key = size_t(&operation.schema());
+    const auto add = [&](int64_t x) { key = c10::hash_combine(key, size_t(x)); };
+    for (const auto& value : given) {
+      if (value.isInt()) add(value.toInt());
+      if (value.isIntList())
+        for (const int64_t i : value.toIntVector()) add(i);
+      dtr_detail::each_tensor(value, [&](const torch::Tensor& t) {
+        if (!t.defined()) return add(-1);
+        add(int64_t(t.scalar_type()));
+        for (const int64_t size : t.sizes()) add(size);
+        for (const int64_t stride : t.strides()) add(stride);
+      });
+    }
+    return key;
+  }
+
+  Mark mark;
+  std::unordered_map<size_t, Known> known;
+  std::deque<Waiting> waiting;
+};
+
+}  // namespace yolox

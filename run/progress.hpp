@@ -1,0 +1,294 @@
+// What a run says while it trains: a progress line and log.txt, metrics.csv, events for TensorBoard, and
+// remarks on what looks wrong.
+#pragma once
+#include <ATen/record_function.h>
+#include <rapidjson/stringbuffer.h>
+#include <rapidjson/writer.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <iomanip>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "data/dataset.hpp"
+#include "ddp.hpp"
+#include "base/device.hpp"
+#include "dtr/dtr.hpp"
+#include "evaluate.hpp"
+#include "run/tensorboard.hpp"
+#include "base/flags.hpp"
+#include "run/log.hpp"
+#include "run/remarks.hpp"
+
+namespace yolox {
+
+// Multiplications and additions of the convolutions for one image, as papers count them. All of them work on
+// maps that grow with the image, so a small one tells.
+inline double operations(YOLOX& model, ImageSize size) {
+  static thread_local double count;
+  count = 0;
+  const auto began = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
+    if (std::string(f.name()) != "aten::convolution") return nullptr;
+    const auto in = f.inputs();
+    const Tensor x = in[0].toTensor(), weight = in[1].toTensor();
+    const auto stride = in[3].toIntVector(), padding = in[4].toIntVector();
+    double places = double(x.size(0));
+    for (int d = 0; d < 2; ++d)
+      places *= double((x.size(2 + d) + 2 * padding[d] - weight.size(2 + d)) / stride[d] + 1);
+    count += 2 * places * double(weight.numel());  // each weight once at each place
+    return nullptr;
+  };
+  const EvalGuard evaluation(*model);
+  const torch::NoGradGuard no_grad;
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(began).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  model(torch::zeros({1, 3, 64, 64}, model->parameters()[0].options()));
+  at::removeCallback(handle);
+  return count * size.height * size.width / (64.0 * 64.0);
+}
+inline double parameter_count(const torch::nn::Module& model) {
+  double count = 0;
+  for (const Tensor& p : model.parameters()) count += double(p.numel());
+  return count;
+}
+// 5 characters or fewer and a letter: 0.91M, 26.8G
+inline std::string short_count(double count) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%.3g%s", count / (count >= 1e9 ? 1e9 : 1e6), count >= 1e9 ? "G" : "M");
+  return text;
+}
+
+// What config.json of a run holds: all settings, and what it runs with.
+inline std::string config_json(const Flags& flags, torch::Device device) {
+  auto entries = flags.values();
+  entries.insert(entries.end(), {{"device", device_name(device)},
+                                 {"torch", TORCH_VERSION},
+                                 {"OpenCV", CV_VERSION},
+                                 {"compiler", __VERSION__},
+                                 {"revision", git_revision()}});
+  rapidjson::StringBuffer text;
+  rapidjson::Writer<rapidjson::StringBuffer> w(text);
+  w.StartObject();
+  for (const auto& [name, value] : entries) w.Key(name.c_str()), w.String(value.c_str());
+  w.EndObject();
+  return text.GetString();
+}
+
+// The length of a run.
+struct Plan {
+  int64_t batch, per_epoch, epochs, iters;  // images in a step, steps in an epoch, epochs, steps in all
+};
+
+class Telling {
+ public:
+  // first: the step that the run begins or goes on with.
+  // rank: the first one writes metrics and events, the others have their log only.
+  Telling(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0, bool dtr = false)
+      : log(log), run(run), rank(rank), first(first), dtr(dtr), watch(from_scratch) {
+    if (rank > 0) return;
+    metrics.emplace(run + "/metrics.csv",
+                    std::vector<std::string>{"epoch", "iteration", "loss", "iou", "obj", "cls", "l1",
+                                             "positives_per_object", "lr", "images_per_second",
+                                             "waiting_share", "grad_norm", "AP", "AP50", "dtr_peak_bytes",
+                                             "dtr_dropped", "dtr_again", "dtr_share"});
+    metrics->cut(first);
+    events.emplace(run, first + 1);
+  }
+
+  void heading() {
+    char text[160];
+    std::snprintf(text, sizeof text, kColumns, "epoch", "iter", "total", "iou", "obj", "cls",
+                  dtr ? "dtr" : "l1", "pos", "lr", "img/s", "wait", dtr ? "peak" : "mem", "left");
+    log.line(text);
+    looked_at = now();
+  }
+  // From now on time counts as the steps' again: an evaluation or a save lies before.
+  void go_on() { looked_at = now(), waited = 0; }
+  void waited_for(double seconds) { waited += seconds; }
+  // The run is back at a step: those after it will be done again.
+  void go_back(int64_t step) {
+    recent = of_epoch = {};
+    if (rank > 0) return;
+    metrics->cut(step);
+    events.emplace(run, step + 1);
+  }
+
+  // Step i (from 0) is done. Says so once a second, at the end of an epoch and of the run. within: what DTR
+  // has done for it.
+  void step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device,
+            const DtrStep& within = {}) {
+    if (dtr) again.add(within);
+    if (within.limit > Dtr::kSlack * within.budget && within.limit > exceeded) {
+      exceeded = 1.05 * within.limit;
+      log.line(concat("WARNING: step ", i, " needed ", short_bytes(within.limit),
+                      " of memory at least, more than the ", short_bytes(within.budget), " of --dtr"));
+    }
+    if (n.finite()) recent.add(n), of_epoch.add(n);
+    for (const auto& remark : watch.step(n)) log.line(remark);
+    const bool keep = (i + 1) % plan.per_epoch == 0 || i + 1 == plan.iters;
+    if (recent.steps == 0 || !(i == first || keep || now() - looked_at > 1)) return;
+    const double steps = double(recent.steps), seconds = now() - looked_at, share = waited / seconds;
+    const double speed = steps * double(plan.batch) / seconds, epoch = double(i / plan.per_epoch + 1);
+    rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
+    StepNumbers m = recent.take();
+    const double none = std::nan("");
+    const DtrSteps remade = std::exchange(again, {});
+    if (metrics) {
+      std::vector<double> row{epoch, double(i + 1), m.total, m.iou,  m.obj, m.cls, m.l1, m.per_object(),
+                              lr,    speed,         share,   m.norm, none,  none};
+      if (dtr)
+        row.insert(row.end(),
+                   {remade.peak, remade.dropped / remade.steps, remade.again / remade.steps, remade.share()});
+      else
+        row.insert(row.end(), 4, none);
+      metrics->row(row);
+      if (dtr)
+        events->scalars(i + 1, {{"dtr/peak_bytes", remade.peak},
+                                {"dtr/dropped", remade.dropped / remade.steps},
+                                {"dtr/again", remade.again / remade.steps},
+                                {"dtr/share", remade.share()}});
+      events->scalars(i + 1, {{"train/loss", m.total},
+                              {"train/iou", m.iou},
+                              {"train/obj", m.obj},
+                              {"train/cls", m.cls},
+                              {"train/l1", m.l1},
+                              {"train/positives_per_object", m.per_object()},
+                              {"train/grad_norm", m.norm},
+                              {"train/lr", lr},
+                              {"speed/images_per_second", speed},
+                              {"speed/waiting_share", share}});
+    }
+    waited_in_all += waited, seconds_in_all += seconds;
+    for (const auto& remark : watch.wait(waited_in_all, seconds_in_all)) log.line(remark);
+    if (keep) m = of_epoch.take();  // the line that stays: the whole epoch
+    const auto number = [](const char* format, double value) {
+      char text[32];
+      std::snprintf(text, sizeof text, format, value);
+      return std::string(text);
+    };
+    char text[160];
+    std::snprintf(text, sizeof text, kColumns, concat(epoch, "/", plan.epochs).c_str(),
+                  concat(i % plan.per_epoch + 1, "/", plan.per_epoch).c_str(),
+                  number("%.2f", m.total).c_str(), number("%.2f", m.iou).c_str(),
+                  number("%.2f", m.obj).c_str(), number("%.2f", m.cls).c_str(),
+                  dtr ? number("%.0f%%", 100 * remade.share()).c_str() : number("%.2f", m.l1).c_str(),
+                  number("%.1f", m.per_object()).c_str(), number("%.1e", lr).c_str(),
+                  number(rate < 1000 ? "%.1f" : "%.0f", rate).c_str(), number("%.0f%%", 100 * share).c_str(),
+                  short_bytes(dtr ? remade.peak : memory_taken(device)).c_str(),
+                  short_time(double((plan.iters - i - 1) * plan.batch) / rate).c_str());
+    log.progress(text, keep);
+    go_on();
+  }
+
+  // The model was evaluated after `steps` steps.
+  void evaluated(int64_t steps, const Evaluation& e, const Plan& plan) {
+    const EvalResult& r = e.result;
+    log.line(concat("  AP ", std::fixed, std::setprecision(4), r.AP, " AP50 ", r.AP50, " AP75 ", r.AP75,
+                    " S ", r.APs, " M ", r.APm, " L ", r.APl, "  ", e.images, " images ",
+                    short_time(e.seconds)));
+    if (!metrics) return;
+    const double none = std::nan("");
+    std::vector<double> row(12, none);
+    row[0] = double((steps - 1) / plan.per_epoch + 1), row[1] = double(steps);
+    row.insert(row.end(), {r.AP, r.AP50, none, none, none, none});
+    metrics->row(row);
+    events->scalars(steps, {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}});
+  }
+
+  // What was left out of the data, where that is news: counts here, the rest in problems.txt.
+  void problems(const Splits& splits) {
+    const std::string mine = rank > 0 ? concat("_rank", rank, ".txt") : ".txt";
+    problems(splits.train, run + "/problems" + mine);
+    if (!splits.same) problems(splits.val, run + "/problems_val" + mine);
+  }
+  void problems(const Dataset& data, const std::string& list) {
+    for (const auto& [kind, count] : data.problems->summary())
+      if (std::exchange(told[data.name + kind], count) != count)
+        log.line(concat("note: ", data.name, ": ", kind, ": ", count, " (listed in ", list, ")"));
+    data.problems->write(list);
+  }
+
+  // All settings, two to a line of 80 columns.
+  void settings(const Flags& flags) {
+    std::string line;
+    for (const auto& [name, value] : flags.values()) {
+      std::string cell = concat("  ", name, " ", value.empty() ? "-" : value);
+      if (!line.empty() && cell.size() > 40) log.line(std::exchange(line, ""));
+      if (!line.empty() || cell.size() > 39) {
+        log.line(std::exchange(line, "") + cell);
+      } else {
+        line = cell.append(39 - cell.size(), ' ');
+      }
+    }
+    if (!line.empty()) log.line(line);
+  }
+
+  // Of several ranks, since the last call: memory, the share of time that each has waited for images, and the
+  // one that the others wait for.
+  void ranks(Ranks& ranks, torch::Device device) {
+    const double share = waited_in_all / std::max(1e-9, seconds_in_all), waited = ranks.waited();
+    if (ranks.alone()) return;
+    const auto all = ranks.gather({memory_taken(device), share, waited});
+    std::string memory, waits;
+    size_t slowest = 0, fastest = 0;
+    for (size_t r = 0; r < all.size(); ++r) {
+      memory += " " + short_bytes(all[r][0]);
+      waits += concat(" ", int(100 * all[r][1] + 0.5), "%");
+      if (all[r][2] < all[slowest][2]) slowest = r;
+      if (all[r][2] > all[fastest][2]) fastest = r;
+    }
+    log.fact(concat("ranks   memory", memory, "; waiting for images", waits, "; the slowest is rank ",
+                    slowest, " (", ranks.who(int(slowest)), "): rank ", fastest, " has waited ",
+                    short_time(all[fastest][2] - all[slowest][2]), " more for others"));
+  }
+
+  // Boxes of each class, the ten most frequent by name, and what is missing.
+  void classes(const Splits& splits) {
+    const Dataset &train = splits.train, &val = splits.val;
+    const auto counts = class_counts(train), in_val = class_counts(val);
+    std::vector<std::string> frequent;
+    for (const size_t c : by_count(counts)) frequent.push_back(concat(train.classes[c], " ", counts[c]));
+    log.fact(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
+                    " to train: ", listed(frequent, 10)));
+    const auto absent = [&](const std::vector<int64_t>& of, const char* split) {
+      std::vector<std::string> names;
+      for (size_t c = 0; c < of.size(); ++c)
+        if (of[c] == 0) names.push_back(train.classes[c]);
+      if (!names.empty())
+        log.fact(concat("note: ", names.size(), names.size() == 1 ? " class has" : " classes have",
+                        " no box to ", split, ": ", listed(names, 10)));
+    };
+    absent(counts, "train on");
+    if (!splits.same) absent(in_val, "evaluate on");
+  }
+
+ private:
+  // 78 columns, with numbers as they are in training. With DTR the share of time that it takes stands in the
+  // place of L1, which metrics.csv has.
+  static constexpr const char* kColumns = "%7s %9s %5s %4s %4s %4s %4s %3s %7s %5s %4s %5s %6s";
+
+  Log& log;
+  const std::string run;
+  const int rank;
+  const int64_t first;
+  const bool dtr;
+  DtrSteps again;       // since the last line
+  double exceeded = 0;  // bytes: what is more is worth a warning
+  std::optional<Metrics> metrics;
+  std::optional<Events> events;
+  Watch watch;
+  Means recent, of_epoch;
+  std::map<std::string, int64_t> told;  // counts of problems
+  double looked_at = now(), rate = 0;   // images per second, smoothed
+  double waited = 0, waited_in_all = 0, seconds_in_all = 0;
+};
+
+}  // namespace yolox

@@ -1,0 +1,229 @@
+// What a training changes as it goes, and how a checkpoint holds it.
+#pragma once
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/checkpoint.hpp"
+#include "evaluate.hpp"
+#include "checkpoint/onnx_weights.hpp"
+#include "optim.hpp"
+#include "yolox.hpp"
+
+namespace yolox {
+
+struct Training {
+  YOLOX model, ema{nullptr};  // ema: empty when there is none
+  Optimizer optimizer;
+  GradScaler scaler;
+  int64_t iteration = 0;     // steps done
+  int64_t ema_updates = 0;   // fewer than the steps by those that were skipped
+  int64_t skipped = 0;       // steps with gradients that overflowed
+  int64_t epochs = 0;        // ended ones, with their evaluation
+  double ap = std::nan("");  // of the evaluation after this step; NaN: there was none
+  double best_ap = -1;
+  int64_t stale = 0;     // evaluations since the best
+  double lr_factor = 1;  // halved by --keep-going
+  int64_t returns = 0;   // of --keep-going to a checkpoint
+
+  // What is evaluated and saved as the result.
+  YOLOX& judged() { return ema.is_empty() ? model : ema; }
+};
+
+// Parameters and statistics.
+inline std::vector<Tensor> tensors_of(YOLOX& model) {
+  std::vector<Tensor> all = model->parameters();
+  for (const Tensor& b : model->buffers()) all.push_back(b);
+  return all;
+}
+
+// All that ranks have in common.
+inline std::vector<Tensor> tensors_of(Training& t) {
+  std::vector<Tensor> all = tensors_of(t.model);
+  if (!t.ema.is_empty())
+    for (const Tensor& x : tensors_of(t.ema)) all.push_back(x);
+  for (const Tensor& x : t.optimizer.state()) all.push_back(x);
+  if (t.scaler.enabled) all.push_back(t.scaler.scale), all.push_back(t.scaler.growth_tracker);
+  return all;
+}
+
+// To a device, and to float32 or float64; whole numbers stay whole.
+inline void move(YOLOX& model, torch::Device device, at::ScalarType type) {
+  model->to(device);
+  for (const Tensor& t : tensors_of(model))
+    if (t.is_floating_point()) t.set_data(t.to(type));
+}
+
+// A copy of a model with tensors of its own.
+inline YOLOX copy_of(const YOLOX& model, const std::string& name, torch::Device device) {
+  YOLOX copy(name, model->num_classes);
+  move(copy, device, model->parameters()[0].scalar_type());
+  channels_last(*copy);
+  load_state_dict(*copy, to_dict(state_dict(*model)), "the model");
+  copy->eval();
+  return copy;
+}
+
+// The state of torch's random numbers, on the CPU and on the device. Nothing here draws from them while it
+// trains (the order and the augmentation of images depend on seed and step alone), but a model with dropout
+// would.
+inline c10::IValue random_state(torch::Device device) {
+  auto states = empty_list();
+  states.push_back(at::globalContext().defaultGenerator(torch::kCPU).get_state());
+  if (device.is_cuda()) states.push_back(at::globalContext().defaultGenerator(device).get_state());
+  return states;
+}
+inline void set_random_state(const c10::IValue& state, torch::Device device) {
+  const auto states = state.toListRef();
+  at::Generator cpu = at::globalContext().defaultGenerator(torch::kCPU);
+  cpu.set_state(states.at(0).toTensor());
+  if (!device.is_cuda() || states.size() < 2) return;  // the run moved between devices
+  at::Generator own = at::globalContext().defaultGenerator(device);
+  own.set_state(states[1].toTensor());
+}
+
+using Settings = std::vector<std::pair<std::string, std::string>>;  // flag, value
+
+// A checkpoint, of a run with so many steps an epoch and images in all: official YOLOX finds model,
+// optimizer, start_epoch, best_ap and curr_ap; what the weights need is under "yolox", and what only resuming
+// needs under "train".
+inline GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& settings,
+                              int64_t per_epoch, int64_t images) {
+  auto flags = empty_dict(), state = empty_dict(), top = empty_dict();
+  for (const auto& [name, value] : settings) flags.insert(name, value);
+  state.insert("model",
+               to_dict(state_dict(*t.model)));  // the weights themselves: "model" on top holds their average
+  state.insert("iteration", t.iteration), state.insert("ema_updates", t.ema_updates);
+  state.insert("skipped", t.skipped), state.insert("stale", t.stale);
+  state.insert("epochs", t.epochs), state.insert("lr_factor", t.lr_factor),
+      state.insert("returns", t.returns);
+  state.insert("random", random_state(t.scaler.scale.device()));
+  if (t.scaler.enabled) {
+    state.insert("scale", t.scaler.scale.item<double>());
+    state.insert("growth_tracker", t.scaler.growth_tracker.item<int64_t>());
+  }
+  state.insert("per_epoch", per_epoch), state.insert("images", images);
+  state.insert("settings", flags);
+  top.insert("start_epoch", t.iteration / per_epoch);
+  top.insert("model", to_dict(state_dict(*t.judged())));
+  top.insert("optimizer", state_dict(t.optimizer));
+  top.insert("best_ap", t.best_ap), top.insert("curr_ap", t.ap);
+  top.insert("yolox", to_dict(info)), top.insert("train", state);
+  return top;
+}
+
+// The settings in a checkpoint. Throws when the file is not one of a training.
+inline Settings saved_settings(const c10::IValue& file, const std::string& path) {
+  check(file.isGenericDict() && file.toGenericDict().contains("train"), path,
+        " holds no state of a training; start from it with --weights");
+  Settings settings;
+  for (const auto& e : file.toGenericDict().at("train").toGenericDict().at("settings").toGenericDict())
+    settings.emplace_back(e.key().toStringRef(), e.value().toStringRef());
+  return settings;
+}
+
+// Goes on from such a file. Throws when it is of another model, or counts its epochs in other steps.
+inline void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch,
+                            const std::string& path) {
+  const auto top = file.toGenericDict();
+  const auto state = top.at("train").toGenericDict();
+  const auto load_all = [&](YOLOX& into, const c10::IValue& weights) {
+    const auto report = load_state_dict(*into, weights.toGenericDict(), path);
+    check(report.complete(), path, " does not hold this model: ", to_string(report));
+  };
+  load_all(t.model, state.at("model"));
+  if (!t.ema.is_empty()) load_all(t.ema, top.at("model"));
+  load_state_dict(t.optimizer, top.at("optimizer").toGenericDict(), path);
+  if (t.scaler.enabled && state.contains("scale")) {  // else the run had no --amp fp16 so far
+    t.scaler.scale.fill_(state.at("scale").toDouble());
+    t.scaler.growth_tracker.fill_(state.at("growth_tracker").toInt());
+  }
+  t.iteration = state.at("iteration").toInt(), t.ema_updates = state.at("ema_updates").toInt();
+  t.skipped = state.at("skipped").toInt(), t.stale = state.at("stale").toInt();
+  t.best_ap = top.at("best_ap").toDouble(), t.ap = top.at("curr_ap").toDouble();
+  t.epochs = state.at("epochs").toInt();
+  t.lr_factor = state.at("lr_factor").toDouble(), t.returns = state.at("returns").toInt();
+  set_random_state(state.at("random"), t.scaler.scale.device());
+  check(state.at("per_epoch").toInt() == per_epoch, path, " has ", state.at("per_epoch").toInt(),
+        " steps an epoch; with this --bs and data there are ", per_epoch,
+        ": keep them, or start from it with --weights");
+}
+
+// Weights of a file into a new model; what was skipped goes to `notes`. Gives what the file says of them.
+inline WeightsInfo start_from(YOLOX& model, const std::string& path, const WeightsInfo& wanted,
+                              std::vector<std::string>& notes) {
+  const auto file = read_weights(path);
+  const auto weights = find_weights(file, path);
+  const std::string found = model_of_weights(weights, wanted.model);
+  check(found.empty() || found == wanted.model, path, " holds weights of ", found, "; use --model ", found,
+        " or other weights");
+  notes.push_back(to_string(load_state_dict(*model, weights, path)));
+  const auto info = weights_info(file, path);
+  if (info.classes != wanted.classes && info.classes.size() == wanted.classes.size())
+    notes.push_back(
+        "the weights were trained on as many classes of other names: their class head is kept as a start");
+  return info;
+}
+
+// A norm with the weights of another one that, in evaluation, sums up what comes to it.
+struct WatchedNorm : torch::nn::BatchNorm2dImpl {
+  explicit WatchedNorm(const torch::nn::BatchNorm2d& norm) : BatchNorm2dImpl(norm->options), norm(norm) {
+    weight = norm->weight, bias = norm->bias;
+    running_mean = norm->running_mean, running_var = norm->running_var;
+    eval();
+  }
+  const torch::nn::BatchNorm2d norm;
+  double count = 0;     // values of a channel
+  Tensor sum, squares;  // float64 [C]
+
+ protected:
+  void _check_input_dim(const Tensor& x) override {  // what forward() calls with its input
+    BatchNorm2dImpl::_check_input_dim(x);
+    const Tensor exact = x.to(torch::kDouble), sum_here = exact.sum({0, 2, 3}),
+                 squares_here = exact.square().sum({0, 2, 3});
+    sum = count > 0 ? sum + sum_here : sum_here, squares = count > 0 ? squares + squares_here : squares_here;
+    count += double(x.numel() / x.size(1));
+  }
+};
+
+// Batch norms that were folded into their convolutions and come back from an ONNX file only add a bias. In
+// training they would divide by the deviation of the batch all the same, and the network be another one. So
+// they get the statistics of what comes to them from the first `most` images, and the weight and bias with
+// which, in evaluation, they do what they did. Gives the number of images looked at, 0 where no norm is such.
+inline int64_t unfold_norms(YOLOX& model, const Dataset& data, ImageSize size, bool legacy, int workers,
+                            int64_t most = 32) {
+  const torch::NoGradGuard no_grad;
+  std::vector<std::pair<BaseConvImpl*, std::shared_ptr<WatchedNorm>>> watched;
+  for (const auto& module : model->modules()) {
+    auto* block = module->as<BaseConvImpl>();
+    if (!block) continue;
+    const auto& bn = *block->bn;
+    const bool folded = (bn.weight == 1).all().item<bool>() && (bn.running_mean == 0).all().item<bool>() &&
+                        (bn.running_var - (1 - bn.options.eps())).abs().max().item<double>() < 1e-7;
+    if (!folded) continue;
+    watched.emplace_back(block, std::make_shared<WatchedNorm>(block->bn));
+    block->bn = std::shared_ptr<torch::nn::BatchNorm2dImpl>(watched.back().second);
+  }
+  if (watched.empty()) return 0;
+  const EvalGuard evaluation(*model);
+  const Tensor first = model->parameters()[0];
+  const int64_t images = std::min<int64_t>(most, data.records.size());
+  Loader loader(evaluation_items(data), 0, images, 1, {size.width, size.height}, workers, first.is_cuda());
+  DeviceLoader batches(loader, first.device());
+  for (int64_t i = 0; i < images; ++i)
+    model(preprocess(batches.next().images, legacy).to(first.scalar_type()));
+  for (const auto& [block, w] : watched) {
+    block->bn = w->norm;
+    const Tensor mean = w->sum / w->count, var = (w->squares / w->count - mean.square()).clamp_min(0);
+    w->weight.copy_((var + w->options.eps()).sqrt()), w->bias.add_(mean);
+    w->running_mean.copy_(mean), w->running_var.copy_(var);
+  }
+  return images;
+}
+
+}  // namespace yolox

@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# Looks at the code in other ways than the tests do, with the tools of LLVM 14. Runs all of these, or those given as arguments
+# (tests/checks.sh format fuzz), two at a time, and prints a line for each: how it ended, its seconds, what it counted.
+# What went wrong is printed in full. Exit code 1 if any failed.
+#   format    every source is as clang-format leaves it (.clang-format)
+#   tidy      clang-tidy finds nothing in the headers (.clang-tidy)
+#   sanitize  tests that start no program, under the address and undefined behaviour sanitizers; lines of the headers that they run
+#   threads   tests of the loader and the cache under the thread sanitizer
+#   fuzz      each of tests/fuzz for YOLOX_FUZZ_SECONDS (60), from tests/fuzz/corpus on; findings go to tests/fuzz/found
+set -uo pipefail
+cd "$(dirname "$0")/.."
+all=(sanitize format tidy threads fuzz)  # the longest first
+wanted=("${@:-${all[@]}}")
+for check in "${wanted[@]}"; do
+  [[ " ${all[*]} " == *" $check "* ]] || { echo "error: no check is called $check; there are: ${all[*]}"; exit 2; }
+done
+
+# Files of tests/ that sanitizers leave out, and cases: what starts programs, which are not there; what torch alone computes, for
+# long; crash.hpp, which hooks __cxa_throw as the address sanitizer does; freed memory, which that sanitizer keeps.
+left_out=(ddp demo multitask programs report surviving export loss optim yolox crash)
+cases='train: *,* train: *,f3 dtr: memory that was freed*,data: a pack*,data: a picture that cannot be decoded*,dtr: the same*,f3 dtr: the same*'
+
+# setup() FOLDER TARGET SETTINGS...: builds with clang. LibTorch without CUDA: a GPU is for the tests.
+setup() {
+  YOLOX_BUILD=$1 CXX=clang++-14 YOLOX_CMAKE_ARGS="-DYOLOX_CUDA=OFF ${*:3}" ./setup.sh $2
+}
+build_sanitize() {
+  local files
+  files=$(printf '%s\n' tests/test_*.cpp | sed 's,.*test_,,; s,\.cpp,,' | grep -vxF "$(printf '%s\n' "${left_out[@]}")" | paste -sd ';')
+  setup build-sanitize "$1" -DYOLOX_SANITIZE=address,undefined -DYOLOX_COVERAGE=ON "-DYOLOX_TEST_FILES=$files"
+}
+
+# Names in reports.
+export ASAN_SYMBOLIZER_PATH=/usr/bin/llvm-symbolizer-14 UBSAN_OPTIONS=print_stacktrace=1
+
+check_format() {
+  git ls-files '*.hpp' '*.cpp' | xargs clang-format-14 --dry-run -Werror && git ls-files '*.hpp' '*.cpp' | wc -l | sed 's/$/ files/'
+}
+
+check_tidy() {
+  clang-tidy-14 --quiet -p build-sanitize --header-filter="^$PWD/([a-z]*/)?[^/]*\.hpp\$" build-sanitize/headers.cpp && echo "$(git ls-files '*.hpp' ':!tests/*' ':!bench/*' | wc -l) headers"
+}
+
+run_tests() {  # BUILD FOLDER, ARGUMENTS: what is printed ends in "N cases"
+  OMP_NUM_THREADS=1 "$1/tests" --no-colors "${@:2}" >"$1/tests.log" 2>&1
+  local status=$?
+  [ $status = 0 ] || cat "$1/tests.log"
+  sed -n 's/^\[doctest\] test cases: *\([0-9]*\).*/\1 cases/p' "$1/tests.log"
+  return $status
+}
+
+# Leaks are not looked for: torch and OpenCV keep what they made to the end of the process.
+check_sanitize() {
+  build_sanitize tests || return 1
+  rm -f build-sanitize/*.profraw
+  LLVM_PROFILE_FILE=$PWD/build-sanitize/tests.profraw ASAN_OPTIONS=detect_leaks=0 run_tests build-sanitize -tce="$cases" || return 1
+  llvm-profdata-14 merge -sparse build-sanitize/tests.profraw -o build-sanitize/tests.profdata &&
+    llvm-cov-14 export build-sanitize/tests -instr-profile build-sanitize/tests.profdata -summary-only $(git ls-files "*.hpp" ":!tests" ":!bench" | sed "s,^,$PWD/,") >build-sanitize/coverage.json &&
+    python3 - build-sanitize/coverage.json <<'END'
+import json, os, sys
+files = json.load(open(sys.argv[1]))['data'][0]['files']
+lines = sorted((f['summary']['lines']['percent'], f['summary']['lines']['count'], os.path.basename(f['filename'])) for f in files)
+total = sum(count for _, count, _ in lines)
+run = sum(percent * count for percent, count, _ in lines)
+print('these tests run %.1f %% of the %d lines of the %d headers that they include; least of ' % (run / total, total, len(lines)) +
+      ', '.join('%s (%.0f %%)' % (name, percent) for percent, _, name in lines[:3]))
+END
+}
+
+check_threads() {
+  setup build-threads tests -DYOLOX_SANITIZE=thread "-DYOLOX_TEST_FILES=data;cache" || return 1
+  TSAN_OPTIONS="suppressions=$PWD/tests/sanitizers/threads.txt:external_symbolizer_path=$ASAN_SYMBOLIZER_PATH" \
+    run_tests build-threads -tc='*loader*,*cache*'
+}
+
+# What finds nothing is kept in build-fuzz/corpus, so that the next run goes on from there.
+fuzz_one() {
+  local new=build-fuzz/corpus/$1 log=build-fuzz/$1.log
+  mkdir -p "$new" tests/fuzz/found
+  if "build-fuzz/fuzz_$1" -max_total_time="${YOLOX_FUZZ_SECONDS:-60}" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 \
+    -artifact_prefix="tests/fuzz/found/$1-" "$new" "tests/fuzz/corpus/$1" >"$log" 2>&1; then
+    echo "$1 $(sed -n 's/^stat::number_of_executed_units: *//p' "$log")"
+  else
+    grep -v '^#' "$log"
+    echo "again: build-fuzz/fuzz_$1 $(sed -n 's/.*Test unit written to //p' "$log")"
+    return 1
+  fi
+}
+check_fuzz() {
+  setup build-fuzz fuzzers -DYOLOX_TESTS=OFF -DYOLOX_FUZZ=ON -DYOLOX_SANITIZE=address,undefined || return 1
+  export -f fuzz_one
+  printf '%s\n' checkpoint pickle onnx coco voc yolo | xargs -P 2 -I {} bash -c 'fuzz_one {}' >build-fuzz/fuzz.log
+  local status=$?
+  if [ $status = 0 ]; then paste -sd, build-fuzz/fuzz.log | sed 's/,/, /g; s/^/inputs: /'; else cat build-fuzz/fuzz.log; fi
+  return $status
+}
+
+run() {  # a check, and its line
+  local start=$SECONDS log=$logs/$1 word=ok
+  "check_$1" >"$log" 2>&1 || { word=FAILED; touch "$logs/failed"; }
+  [ $word = ok ] || cat "$log"
+  printf '%-8s %-6s %3d s  %s\n' "$1" $word $((SECONDS - start)) "$([ $word = FAILED ] || tail -n 1 "$log")"
+}
+
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+export YOLOX_PACKAGES="clang-14 clang-tidy-14 clang-format-14 llvm-14 libclang-rt-14-dev"
+start=$SECONDS
+build_sanitize onnx || exit 1  # once, before two at a time install the same; clang-tidy needs onnx.pb.h
+for check in "${wanted[@]}"; do
+  while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
+  run "$check" &
+done
+wait
+echo "== checks took $((SECONDS - start)) s"
+[ ! -e "$logs/failed" ]

@@ -1,0 +1,323 @@
+#include "metrics/errors.hpp"
+
+#include "common.hpp"
+
+using namespace yolox;
+
+namespace {
+
+// Images 1 .. images and classes with the given names, ids 1, 2, ...
+CocoDataset scene(int images, const std::vector<std::string>& classes) {
+  CocoDataset data;
+  for (int i = 1; i <= images; ++i) data.images.push_back({i, std::to_string(i), 640, 480});
+  for (const auto& name : classes) data.categories.push_back({int64_t(data.categories.size()) + 1, name});
+  return data;
+}
+void truth(CocoDataset& data, int64_t image, int64_t cls, double x, double y, double w, double h,
+           bool crowd = false) {
+  data.annotations.push_back({int64_t(data.annotations.size()) + 1, image, cls, x, y, w, h, w * h, crowd});
+}
+
+// Boxes at random, some near a truth, some of another class, some nowhere.
+struct Random {
+  uint64_t state = 1;
+  double operator()() {  // 0 .. 1
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return double(state >> 40) / double(1 << 24);
+  }
+};
+struct Case {
+  CocoDataset truths;
+  std::vector<Detection> found;
+};
+Case random_case(uint64_t seed, int images, int classes) {
+  Random r{seed};
+  Case made{scene(images, std::vector<std::string>(classes, "c")), {}};
+  for (int i = 1; i <= images; ++i) {
+    for (int n = int(7 * r()); n > 0; --n) {
+      const double x = 400 * r(), y = 300 * r(), w = 10 + 190 * r(), h = 10 + 140 * r();
+      const int c = 1 + int(classes * r());
+      truth(made.truths, i, c, x, y, w, h, r() < 0.05);
+      for (int k = int(4 * r()); k > 0; --k) {
+        const double off = r() < 0.5 ? 0.1 : 0.6;
+        const auto jitter = [&] { return off * (r() - 0.5); };
+        made.found.push_back({i, r() < 0.7 ? c : 1 + int(classes * r()), x + jitter() * w, y + jitter() * h,
+                              w * (1 + jitter()), h * (1 + jitter()), r()});
+      }
+    }
+    for (int n = int(4 * r()); n > 0; --n)
+      made.found.push_back(
+          {i, 1 + int(classes * r()), 400 * r(), 300 * r(), 10 + 190 * r(), 10 + 140 * r(), 0.8 * r()});
+  }
+  return made;
+}
+
+}  // namespace
+
+TEST_CASE("insight: each detection and each object has its verdict") {
+  CocoDataset t = scene(1, {"cat", "dog"});
+  truth(t, 1, 1, 0, 0, 100, 100);       // 0: found, and found again
+  truth(t, 1, 1, 200, 0, 100, 100);     // 1: found too small
+  truth(t, 1, 2, 0, 200, 100, 100);     // 2: taken for a cat
+  truth(t, 1, 2, 200, 200, 100, 100);   // 3: half found as a cat
+  truth(t, 1, 2, 400, 200, 100, 100);   // 4: missed
+  truth(t, 1, 1, 400, 0, 200, 100, 1);  // 5: a crowd
+  const std::vector<Detection> found = {
+      {1, 1, 0, 0, 100, 100, .95},   {1, 1, 5, 0, 100, 100, .9},   {1, 1, 200, 0, 100, 45, .85},
+      {1, 1, 200, 0, 100, 30, .8},   {1, 1, 0, 200, 100, 90, .75}, {1, 1, 200, 200, 100, 40, .7},
+      {1, 2, 300, 400, 20, 20, .65}, {1, 1, 420, 10, 50, 50, .6},  {1, 1, 0, 0, 100, 9, .55}};
+  const JudgedImage judged = judge(boxes_by_image(t, found)[0]);
+  const std::vector<Verdict> want = {kRight,     kDuplicate,  kMisplaced,  kMisplaced, kWrongClass,
+                                     kBothWrong, kBackground, kNotCounted, kBackground};
+  REQUIRE(judged.found.size() == want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    INFO(i);
+    CHECK(std::string(verdict_names[judged.found[i].verdict]) == verdict_names[want[i]]);
+  }
+  CHECK(judged.found[2].mends);  // the better of the two
+  CHECK_FALSE(judged.found[3].mends);
+  CHECK(judged.found[4].mends);
+  for (size_t i = 0; i < judged.truths.size(); ++i) CHECK(judged.truths[i].missed == (i == 3 || i == 4));
+  CHECK_FALSE(judged.truths[5].counts);
+
+  const Insight all = find_insight(t, found);
+  CHECK(all.count == std::array<int64_t, error_kinds>{1, 2, 1, 1, 2, 2});
+}
+
+TEST_CASE("insight: the cost of a kind is the AP50 that mending it brings") {
+  // Two objects; one found, the other half found: precision 1 up to recall 0.5, which is 51 of 101 points.
+  CocoDataset t = scene(2, {"cat", "dog"});
+  truth(t, 1, 1, 0, 0, 100, 100);
+  truth(t, 2, 1, 0, 0, 100, 100);
+  std::vector<Detection> found = {{1, 1, 0, 0, 100, 100, .9}, {2, 1, 0, 0, 100, 40, .8}};
+  const auto costs = [&] {
+    const Insight insight = find_insight(t, found);
+    CHECK(insight.AP50 == doctest::Approx(coco_eval(t, found).AP50));
+    return insight.cost;
+  };
+  const auto only = [&](Verdict kind, double cost) {
+    const auto c = costs();
+    for (int k = 0; k < error_kinds; ++k) {
+      INFO(verdict_names[k]);
+      CHECK(c[k] == doctest::Approx(k == kind ? cost : 0));
+    }
+  };
+  only(kMisplaced, 50. / 101);
+  found[1] = {2, 2, 0, 0, 100, 90, .8};  // a dog: there are no dogs, so that costs no precision
+  only(kWrongClass, 50. / 101);
+  found.pop_back();
+  only(kMissed, 50. / 101);
+  found.push_back({2, 1, 0, 0, 100, 100, .8});
+  found.push_back({1, 1, 300, 300, 50, 50, .85});  // between the two: 1, 1/2, 2/3
+  only(kBackground, 50. / 101 / 3);
+  found.back() = {1, 1, 3, 0, 100, 100, .85};
+  only(kDuplicate, 50. / 101 / 3);
+  found.back().score = .1;  // behind both
+  only(kDuplicate, 0);
+}
+
+TEST_CASE("insight: AP50 is COCO's, no mending makes it worse, and each class is in the confusion once") {
+  for (const uint64_t seed : {1, 2, 3}) {
+    const Case c = random_case(seed, 40, 4);
+    const EvalResult r = coco_eval(c.truths, c.found);
+    const Insight insight = find_insight(c.truths, c.found);
+    CHECK(insight.AP50 == doctest::Approx(r.AP50).epsilon(1e-12));
+    for (int k = 0; k < error_kinds; ++k) CHECK(insight.cost[k] > 0);
+    // Down to score 0 recall is COCO's at IoU 0.5.
+    double recall = 0;
+    for (const auto& of_class : r.per_class) recall += of_class.recall[area_all][2][0] / 4;
+    CHECK(insight.recall[0] == doctest::Approx(recall));
+    CHECK(insight.recall[100] <= insight.recall[0]);
+
+    std::vector<int64_t> rows(5);
+    for (const auto& [pair, n] : insight.confusion) rows[pair.first] += n;
+    for (int k = 0; k < 4; ++k) {
+      CHECK(rows[k] == r.per_class[k].ground_truths);
+      CHECK(rows[k] == insight.classes[k].truths);
+      const auto right = insight.confusion.find({k, k});
+      CHECK(double(right->second) / double(rows[k]) == doctest::Approx(insight.classes[k].recall));
+    }
+  }
+}
+
+SHARED_TEST("insight: costs are those of the program of TIDE's authors") {
+  const CocoDataset t = read_coco(shared("data/coco_eval/gt.json"));
+  const auto found = read_detections(shared("data/coco_eval/dt.json"));
+  const Insight insight = find_insight(t, found);
+  CHECK(insight.count == std::array<int64_t, error_kinds>{83, 1, 0, 1, 0, 97});
+  // tidecv 1.0.1, with classes that have no truth left out of its mean; its recalls are k / 100, COCO's
+  // 0.01 k, of which some are the next double.
+  const double want[] = {16.7428, 0.2474, 0, 0.0206, 0, 10.5071};
+  for (int k = 0; k < error_kinds; ++k) CHECK(std::abs(100 * insight.cost[k] - want[k]) < 0.02);
+}
+
+TEST_CASE("insight: precision, recall and F1 by score, and the score where F1 is best") {
+  CocoDataset t = scene(4, {"cat"});
+  for (int i = 1; i <= 4; ++i) truth(t, i, 1, 0, 0, 100, 100);
+  const std::vector<Detection> found = {{1, 1, 0, 0, 100, 100, .905},
+                                        {2, 1, 0, 0, 100, 100, .605},
+                                        {3, 1, 0, 0, 100, 100, .505},
+                                        {4, 1, 300, 0, 50, 50, .305}};
+  const Insight insight = find_insight(t, found);
+  CHECK(insight.precision[91] == -1);
+  CHECK(insight.recall[91] == 0);
+  CHECK(insight.precision[60] == 1);
+  CHECK(insight.recall[60] == 0.5);
+  CHECK(insight.f1[60] == doctest::Approx(2. / 3));
+  CHECK(insight.precision[30] == 0.75);
+  CHECK(insight.recall[30] == 0.75);
+  CHECK(insight.working_score > .305);
+  CHECK(insight.working_score <= .505);
+  CHECK(insight.classes[0].precision == 1);
+  CHECK(insight.classes[0].recall == 0.75);
+  CHECK(insight.classes[0].f1 == doctest::Approx(6. / 7));
+}
+
+TEST_CASE("insight: a score of two digits counts at that score, and not above") {
+  CocoDataset t = scene(1, {"cat"});
+  truth(t, 1, 1, 0, 0, 100, 100);
+  for (int s = 0; s < score_steps; ++s) {
+    const double score = std::stod(concat(s / 100, ".", s / 10 % 10, s % 10));
+    const Insight insight = find_insight(t, {{1, 1, 0, 0, 100, 100, score}});
+    CAPTURE(score);
+    CHECK(insight.recall[s] == 1);
+    if (s + 1 < score_steps) CHECK(insight.recall[s + 1] == 0);
+  }
+  // F1 is best at 0.35 alone, where the wrong box of 0.34 is not yet there.
+  const Insight best = find_insight(t, {{1, 1, 0, 0, 100, 100, .35}, {1, 1, 300, 0, 50, 50, .34}});
+  CHECK(best.confusion == std::map<std::pair<int, int>, int64_t>{{{0, 0}, 1}});
+}
+
+TEST_CASE("insight: which class is taken for which, at the working score") {
+  CocoDataset t = scene(1, {"cat", "dog"});
+  truth(t, 1, 1, 0, 0, 100, 100);
+  truth(t, 1, 1, 200, 0, 100, 100);
+  truth(t, 1, 2, 400, 0, 100, 100);
+  truth(t, 1, 2, 0, 200, 100, 100);
+  const Insight insight = find_insight(t, {{1, 1, 0, 0, 100, 100, .9},
+                                           {1, 2, 0, 0, 100, 99, .89},  // the cat is found: no object
+                                           {1, 2, 200, 0, 100, 80, .88},
+                                           {1, 2, 400, 0, 100, 100, .87},
+                                           {1, 2, 0, 200, 100, 100, .1},
+                                           {1, 1, 300, 300, 50, 50, .09},
+                                           {1, 1, 400, 300, 50, 50, .08},
+                                           {1, 1, 500, 300, 50, 50, .07},
+                                           {1, 2, 300, 400, 50, 50, .06}});
+  CHECK(insight.working_score <= .1);
+  const std::map<std::pair<int, int>, int64_t> want = {{{0, 0}, 1}, {{0, 1}, 1}, {{1, 1}, 2}, {{2, 1}, 1}};
+  CHECK(insight.confusion == want);
+}
+
+TEST_CASE("insight: the worst images, most errors first, without those that have none") {
+  CocoDataset t = scene(40, {"cat"});
+  std::vector<Detection> found;
+  for (int i = 1; i <= 40; ++i) {
+    for (int n = 0; n < i; ++n) {  // image i misses i - 1 of its i objects
+      truth(t, i, 1, 15. * n, 0, 10, 10);
+      if (n == 0) found.push_back({i, 1, 0, 0, 10, 10, .9});
+    }
+  }
+  const Insight insight = find_insight(t, found);
+  REQUIRE(insight.worst.size() == 25);
+  for (int k = 0; k < 25; ++k) {
+    CHECK(insight.worst[k].id == 40 - k);
+    CHECK(insight.worst[k].cost == 39 - k);
+    CHECK(insight.worst[k].boxes.size() == size_t(40 - k));
+  }
+  CHECK(insight.worst[0].boxes[0].verdict == kRight);
+  CHECK(insight.worst[0].boxes[1].verdict == kMissed);
+  t.annotations.resize(3), t.images.resize(2), found.resize(2);
+  const auto few = find_insight(t, found).worst;
+  REQUIRE(few.size() == 1);
+  CHECK(few[0].id == 2);
+}
+
+TEST_CASE("insight: no classes, nothing to find, nothing found") {
+  CHECK(find_insight({}, {}).AP50 == -1);
+  CocoDataset t = scene(2, {"cat", "dog"});
+  const Insight none = find_insight(t, {{1, 1, 0, 0, 5, 5, .9}});
+  CHECK(none.AP50 == -1);
+  CHECK(none.f1[0] == -1);
+  CHECK(none.classes[0].precision == -1);
+  CHECK(none.cost == std::array<double, error_kinds>{});
+  CHECK(none.worst.size() == 1);
+  CHECK(voc_ap(t, {}).AP == -1);
+  truth(t, 1, 1, 0, 0, 10, 10);
+  const Insight missed = find_insight(t, {});
+  CHECK(missed.AP50 == 0);
+  CHECK(missed.working_score == 0.25);
+  CHECK(missed.count[kMissed] == 1);
+  CHECK(missed.confusion == std::map<std::pair<int, int>, int64_t>{{{0, 2}, 1}});
+  CHECK(voc_ap(t, {}).AP == 0);
+  // of images and classes that are not listed
+  CHECK(find_insight(t, {{9, 1, 0, 0, 5, 5, .9}, {1, 9, 0, 0, 5, 5, .9}}).AP50 == 0);
+}
+
+TEST_CASE("insight: AP of VOC: pixels at both ends, the nearest object alone, difficult ones do not count") {
+  CocoDataset t = scene(2, {"cat", "dog"});
+  truth(t, 1, 1, 0, 0, 9, 9);  // 10 x 10 pixels
+  truth(t, 2, 1, 0, 0, 99, 99);
+  // 5 x 10 of 100 pixels; as lengths 4 x 9 of 81 would be less than half
+  const std::vector<Detection> first = {{1, 1, 0, 0, 4, 9, .9}};
+  VocResult r = voc_ap(t, first);
+  CHECK(r.AP == 0.5);
+  CHECK(r.AP11 == doctest::Approx(6. / 11));
+  CHECK(r.per_class[1].AP == -1);
+  CHECK(coco_eval(t, first).AP50 == 0);
+
+  // Both overlap the first most; COCO gives the second detection the object that is left.
+  t = scene(1, {"cat"});
+  truth(t, 1, 1, 0, 0, 99, 99);
+  truth(t, 1, 1, 20, 0, 99, 99);
+  const std::vector<Detection> both = {{1, 1, 0, 0, 99, 99, .9}, {1, 1, 9, 0, 99, 99, .8}};
+  CHECK(voc_ap(t, both).AP == 0.5);
+  CHECK(coco_eval(t, both).AP50 == doctest::Approx(1));
+  t.annotations[1].crowd = true;  // difficult: the first detection is right, the other one wrong
+  CHECK(voc_ap(t, both).AP == 1);
+  t.annotations[0].crowd = true, t.annotations[1].crowd = false;
+  CHECK(voc_ap(t, {{1, 1, 0, 0, 99, 99, .9}, {1, 1, 20, 0, 99, 99, .8}}).AP == 1);
+}
+
+SHARED_TEST("insight: AP of VOC equals a plain computation in Python") {
+  const VocResult r =
+      voc_ap(read_coco(shared("data/coco_eval/gt.json")), read_detections(shared("data/coco_eval/dt.json")));
+  CHECK(r.AP == doctest::Approx(0.6974111753961).epsilon(1e-10));
+  CHECK(r.AP11 == doctest::Approx(0.6891883761536).epsilon(1e-10));
+}
+
+TEST_CASE("insight: text and JSON") {
+  const Case c = random_case(4, 20, 3);
+  const Insight insight = find_insight(c.truths, c.found);
+  std::ostringstream out;
+  print_insight(out, insight);
+  for (int k = 0; k < error_kinds; ++k) CHECK(has(out.str(), verdict_names[k]));
+  std::ostringstream table;
+  print_voc(table, voc_ap(c.truths, c.found));
+  CHECK(has(table.str(), "mean"));
+  TempDir dir;
+  write_eval_json(dir / "e.json", coco_eval(c.truths, c.found), [&](JsonWriter& writer) {
+    write_insight(writer, insight);
+    write_voc(writer, voc_ap(c.truths, c.found));
+  });
+  const std::string json = contents(dir / "e.json");
+  for (const char* key : {"\"insight\":", "\"localisation\":{\"AP50\":", "\"F1_by_score\":[",
+                          "\"confusion\":[", "\"voc\":{\"AP\":", "\"AP11\":"})
+    CHECK_MESSAGE(has(json, key), key);
+}
+
+TEST_CASE("insight: the score to work at is in the middle of those with the best F1") {
+  CocoDataset t = scene(1, {"cat"});
+  truth(t, 1, 1, 0, 0, 100, 100), truth(t, 1, 1, 300, 0, 100, 100);
+  const Insight insight = find_insight(t, {{1, 1, 0, 0, 100, 100, 0.6}, {1, 1, 300, 0, 100, 100, 0.5}});
+  CHECK(insight.working_score == doctest::Approx(0.25));
+}
+
+TEST_CASE("insight: a box too large for COCO to count costs nothing, here as there") {
+  CocoDataset t = scene(1, {"cat"});
+  truth(t, 1, 1, 0, 0, 100, 100);
+  const std::vector<Detection> found{{1, 1, 0, 0, 2e8, 2e8, 0.9}, {1, 1, 0, 0, 100, 100, 0.5}};
+  const Insight insight = find_insight(t, found);
+  CHECK(insight.AP50 == doctest::Approx(coco_eval(t, found).AP50));
+  CHECK(insight.AP50 == doctest::Approx(1));
+  for (const double cost : insight.cost) CHECK(cost == 0);
+}

@@ -1,0 +1,224 @@
+// What a run says while it trains: rows of metrics.csv, events, lines and remarks.
+#include "programs.hpp"
+
+#include <optional>
+
+#include "run/progress.hpp"
+
+using namespace yolox;
+using namespace yolox::test;
+
+namespace {
+
+// A run that tells into a folder.
+struct Told {
+  TempDir dir;
+  Log log{dir / "log.txt"};
+  std::optional<Telling> tell;
+
+  explicit Told(int64_t first = 0) { tell.emplace(dir.path.string(), log, first, true); }
+  void step(int64_t i, double total, double norm = 1, const Plan& plan = {1000, 4, 2, 8}) {
+    StepNumbers n;
+    n.total = total, n.positives = 6, n.objects = 2, n.norm = norm;
+    quietly([&] { tell->step(i, n, 0.5, plan, torch::kCPU); });
+  }
+  std::vector<std::vector<double>> rows() const { return metric_rows(dir / "metrics.csv"); }
+  std::string said() const { return contents(dir / "log.txt"); }
+  // The files of all sessions, in order.
+  std::vector<std::string> events() const {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::directory_iterator(dir.path))
+      if (has(entry.path().string(), "tfevents")) files[entry.path().string()] = contents(entry.path());
+    std::vector<std::string> texts;
+    for (const auto& [_, text] : files) texts.push_back(text);
+    return texts;
+  }
+};
+
+// How a session in events says that it begins with a step.
+std::string begins_with(int step) { return concat('\x10', char(step), "\x3a\x02\x08\x01"); }
+
+constexpr useconds_t kLongWait = 400000;
+
+}  // namespace
+
+TEST_CASE("telling: operations are those that papers count, for any size, and nothing is left behind") {
+  YOLOX model("yolox-nano", 80);
+  model->train();
+  std::vector<Tensor> before;
+  for (const Tensor& t : model->buffers()) before.push_back(t.clone());
+  // Official YOLOX gives 1.08 and 26.8, with batch norms.
+  CHECK(operations(model, {416, 416}) == doctest::Approx(1.08e9).epsilon(0.04));
+  CHECK(operations(model, {416, 832}) == 2 * operations(model, {416, 416}));
+  CHECK(operations(model, {832, 416}) == 2 * operations(model, {416, 416}));
+  YOLOX small("yolox-s", 80);
+  CHECK(operations(small, {640, 640}) == doctest::Approx(26.8e9).epsilon(0.02));
+  CHECK(model->is_training());
+  for (size_t i = 0; i < before.size(); ++i) CHECK(torch::equal(model->buffers()[i], before[i]));
+  CHECK_FALSE(at::hasThreadLocalCallbacks());
+  CHECK(short_count(parameter_count(*model)) == "0.912M");
+  CHECK(short_count(26.8e9) == "26.8G");
+}
+
+TEST_CASE("telling: a row after the first step, each second, at the end of an epoch and of the run") {
+  Told told;
+  quietly([&] { told.tell->heading(); });
+  told.step(0, 8), told.step(1, 1), told.step(2, 3);
+  usleep(1050000);
+  told.step(3, 5, 1, {1000, 5, 2, 8});  // no end of an epoch
+  told.step(4, 2, 1, {1000, 5, 2, 8});
+  told.step(5, 6), told.step(6, 7, HUGE_VAL), told.step(7, 4, 1, {1000, 100, 2, 8});
+  const auto rows = told.rows();
+  REQUIRE(rows.size() == 4);
+  const std::vector<std::array<double, 2>> want = {
+      {1, 8}, {4, 3}, {5, 2}, {8, 5}};  // an overflow is left out
+  for (size_t i = 0; i < want.size(); ++i) {
+    CHECK(rows[i][kIteration] == want[i][0]);
+    CHECK(rows[i][kLoss] == want[i][1]);
+    CHECK(rows[i][kPositives] == 3);
+    CHECK(rows[i][kSpeed] > 900);  // images
+  }
+  // The line that stays has the mean of the epoch.
+  CHECK(has(told.said(), "1/2       5/5  3.80"));
+}
+
+TEST_CASE("telling: no row where each step overflowed") {
+  Told told;
+  for (int i = 0; i < 8; ++i) told.step(i, 1, HUGE_VAL);
+  CHECK(told.rows().empty());
+}
+
+TEST_CASE("telling: speed and waiting are those of the steps alone; what is left ends with nothing") {
+  Told told;
+  usleep(kLongWait);
+  quietly([&] { told.tell->heading(); });
+  const auto newest = [&](int64_t i) {
+    told.step(i, 1, 1, {1000, 1, 8, 8});
+    return told.rows().back();
+  };
+  const double fast = 1000 / (0.5e-6 * kLongWait);  // had the wait before been counted, it would be less
+  CHECK(newest(0)[kSpeed] > fast);
+  CHECK(newest(1)[kWaiting] == 0);
+  usleep(kLongWait);
+  told.tell->waited_for(1e-6 * kLongWait);
+  auto row = newest(2);
+  CHECK(row[kSpeed] < fast);
+  CHECK(row[kWaiting] > 0.5);
+  CHECK(row[kWaiting] <= 1);
+  row = newest(3);  // begun anew
+  CHECK(row[kSpeed] > fast);
+  CHECK(row[kWaiting] == 0);
+  usleep(kLongWait);
+  told.tell->waited_for(1);
+  told.tell->go_on();  // that was an evaluation
+  row = newest(4);
+  CHECK(row[kSpeed] > fast);
+  CHECK(row[kWaiting] == 0);
+  usleep(kLongWait);
+  row = newest(7);
+  const std::string line = lines_of(told.said()).back();
+  CHECK(line.substr(line.size() - 3) == " 0s");
+  CHECK(has(line, concat(" ", std::llround(row[kSpeed]), " ")));  // not smoothed as long as it settles
+}
+
+TEST_CASE("telling: back at an earlier step: later rows, events and half a mean are gone") {
+  Told told;
+  told.step(0, 8), told.step(3, 4), told.step(4, 100), told.step(5, 100);
+  told.tell->go_back(2);
+  REQUIRE(told.rows().size() == 1);
+  told.step(2, 1), told.step(3, 3);
+  REQUIRE(told.rows().size() == 2);
+  CHECK(told.rows()[1][kLoss] == 2);
+  CHECK(has(told.said(), "1/2       4/4  2.00"));
+  const auto events = told.events();
+  REQUIRE(events.size() == 2);
+  CHECK(has(events[0], begins_with(1)));
+  CHECK(has(events[1], begins_with(3)));
+}
+
+TEST_CASE("telling: events have the losses, rates and speeds of a row, and AP; a resumed run goes on after") {
+  Told told(4);
+  told.step(4, 8);
+  Evaluation e;
+  e.result.AP = 0.25;
+  quietly([&] { told.tell->evaluated(8, e, {1000, 4, 2, 8}); });
+  REQUIRE(told.events().size() == 1);
+  const std::string events = told.events()[0];
+  CHECK(has(events, begins_with(5)));
+  for (const char* name : {"train/loss", "train/lr", "speed/images_per_second", "val/AP", "val/AP50"})
+    CHECK(has(events, name));
+  CHECK(told.rows().back()[kEpoch] == 2);
+  CHECK(told.rows().back()[kIteration] == 8);
+  CHECK(told.rows().back()[kAP] == 0.25);
+  told.tell.emplace(told.dir.path.string(), told.log, 6, false);
+  REQUIRE(told.rows().size() == 1);  // what was killed after its last save is done again
+  CHECK(told.rows()[0][kIteration] == 5);
+}
+
+TEST_CASE("telling: remarks on the steps are in the log; classes without a box and problems are told once") {
+  Told told;
+  StepNumbers none;
+  quietly([&] {
+    for (int i = 0; i < 100; ++i) told.tell->step(i, none, 0.5, {2, 1000, 1, 1000}, torch::kCPU);
+  });
+  CHECK(has(told.said(), "nothing is learnt"));
+
+  Splits splits{shapes_dataset(0, 0, 4), shapes_dataset(0, 1, 4), false};
+  for (Dataset* d : {&splits.train, &splits.val}) {
+    d->classes = {"cat", "dog", "cow"};
+    for (auto& r : d->records) r.boxes.resize(1), r.boxes[0].cls = d == &splits.val;
+  }
+  splits.train.name = "here", splits.val.name = "there";
+  splits.val.problems->add("image missing", "a.jpg");
+  quietly([&] { told.tell->classes(splits); });
+  CHECK(has(told.said(), "boxes   4 to train: cat 4"));
+  CHECK(has(told.said(), "note: 2 classes have no box to train on: dog, cow"));
+  CHECK(has(told.said(), "note: 2 classes have no box to evaluate on: cat, cow"));
+  const auto times_said = [&](const std::string& part) {
+    int64_t n = 0;
+    for (const auto& line : lines_of(told.said())) n += has(line, part);
+    return n;
+  };
+  quietly([&] { told.tell->problems(splits), told.tell->problems(splits); });
+  CHECK(times_said("note: there: image missing: 1") == 1);
+  CHECK(has(contents(told.dir / "problems_val.txt"), "a.jpg"));
+  splits.val.problems->add("image missing", "b.jpg");
+  quietly([&] { told.tell->problems(splits); });
+  CHECK(times_said("note: there: image missing: 2") == 1);
+
+  splits.same = true;
+  quietly([&] { told.tell->classes(splits), told.tell->problems(splits); });
+  CHECK(times_said("to evaluate on") == 1);
+
+  for (int i = 0; i < 12; ++i)
+    for (Dataset* d : {&splits.train, &splits.val}) d->classes.push_back(concat("a long name, ", i));
+  quietly([&] { told.tell->classes(splits); });
+  CHECK(has(told.said(), "note: 14 classes have no box to train on"));
+  for (const auto& line : lines_of(told.said()))
+    if (has(line, "no box to")) CHECK_MESSAGE(line.size() <= 80, line);
+}
+
+TEST_CASE("f3 telling: with DTR, its peak and its share of the time stand in the line, the rest in metrics") {
+  TempDir dir;
+  Log log{dir / "log.txt"};
+  Telling tell(dir.path.string(), log, 0, true, 0, /*dtr=*/true);
+  StepNumbers n;
+  n.total = 3, n.l1 = 7.77, n.positives = 6, n.objects = 2, n.norm = 1;
+  DtrStep a, b;
+  a.peak = 2e9, a.dropped = 10, a.again = 20, a.cost = 3, a.cost_again = 1;
+  b.peak = 1e9, b.dropped = 30, b.again = 40, b.cost = 5, b.cost_again = 1;
+  a.budget = 1e9, a.limit = 1.2e9;
+  const Plan plan{1000, 3, 1, 3};
+  quietly([&] {
+    tell.heading();
+    for (int64_t i = 0; i < 3; ++i)
+      tell.step(i, n, 0.5, plan, torch::kCPU, i == 0 ? DtrStep{} : i == 1 ? a : b);
+  });
+  const std::string said = contents(dir / "log.txt");
+  for (const char* part : {" dtr ", " peak ", " 20% ", " 2.0G "}) CHECK_MESSAGE(has(said, part), said);
+  CHECK_FALSE(has(said, "7.77"));
+  CHECK(has(said, "WARNING: step 1 needed 1.2G of memory at least, more than the 1.0G of --dtr"));
+  const auto row = metric_rows(dir / "metrics.csv").back();
+  REQUIRE(row.size() == 18);
+  CHECK(std::vector<double>(row.begin() + 14, row.end()) == std::vector<double>{2e9, 20, 30, 0.2});
+}

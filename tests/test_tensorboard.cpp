@@ -1,0 +1,469 @@
+#include "run/tensorboard.hpp"
+
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <limits>
+#include <map>
+#include <optional>
+#include <sstream>
+
+#include "common.hpp"
+
+using namespace yolox;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Lines = std::vector<std::string>;
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::string bytes_of(const std::string& hex) {
+  std::string out;
+  std::istringstream in(hex);
+  for (std::string two; in >> two;) out += char(std::stoi(two, nullptr, 16));
+  return out;
+}
+
+// Paths of what is in a folder, in the order in which TensorBoard reads them.
+Lines files(const std::string& folder) {
+  Lines paths;
+  for (const auto& entry : fs::directory_iterator(folder)) paths.push_back(entry.path().string());
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+// ---- a reader, strict
+
+std::string take(std::string_view& in, uint64_t n) {
+  check(n <= in.size(), "a field is cut off");
+  const auto part = in.substr(0, n);
+  in.remove_prefix(n);
+  return std::string(part);
+}
+uint64_t take_varint(std::string_view& in) {
+  uint64_t value = 0;
+  for (int shift = 0; shift < 64; shift += 7) {
+    const auto byte = static_cast<unsigned char>(take(in, 1)[0]);
+    value |= uint64_t(byte & 127) << shift;
+    if (byte < 128) return value;
+  }
+  fail("a varint without end");
+}
+
+// Fields of a message by their numbers: a number that is a varint in digits, all others as their bytes.
+using Message = std::multimap<int, std::string>;
+Message message(std::string_view in) {
+  Message fields;
+  while (!in.empty()) {
+    const uint64_t key = take_varint(in), type = key & 7;
+    check(type == 0 || type == 1 || type == 2 || type == 5, "wire type ", type);
+    fields.emplace(int(key >> 3), type == 0   ? std::to_string(int64_t(take_varint(in)))
+                                  : type == 1 ? take(in, 8)
+                                  : type == 5 ? take(in, 4)
+                                              : take(in, take_varint(in)));
+  }
+  return fields;
+}
+std::string only(const Message& m, int number) {
+  check(m.count(number) == 1, "field ", number, " is there ", m.count(number), " times");
+  return m.find(number)->second;
+}
+
+// What the events of a file say: "version brain.Event:2", "start 5", "7 train/loss=0.5 lr=1". `torn`: bytes
+// of a record that is not whole, at the end.
+Lines said(const std::string& path, size_t* torn = nullptr) {
+  const std::string all = contents(path);
+  Lines lines;
+  size_t at = 0;
+  while (all.size() - at >= 12) {
+    const auto length = pth::number<uint64_t>(all, at);
+    if (all.size() - at < 16 + length) break;
+    const std::string data = all.substr(at + 12, length);
+    check(all.substr(at, 16 + length) == tensorboard::record(data), "a wrong record at ", at);
+    at += 16 + length;
+
+    const Message event = message(data);
+    const auto time = pth::number<double>(only(event, 1));
+    check(std::abs(time - unix_time()) < 600, "an event at ", time);
+    check(event.size() == 3, "an event of ", event.size(), " fields");
+    std::string line = only(event, 2);
+    if (event.count(3)) {
+      check(line == "0", "a version at step ", line);
+      line = "version " + only(event, 3);
+    } else if (event.count(7)) {
+      check(message(only(event, 7)) == Message{{1, "1"}}, "a session that does not start");
+      line = "start " + line;
+    } else {
+      for (const auto& [number, content] : message(only(event, 5))) {
+        const Message value = message(content);
+        check(number == 1 && value.size() == 2, "a summary of something else");
+        line += concat(" ", only(value, 1), "=", pth::number<float>(only(value, 2)));
+      }
+    }
+    lines.push_back(line);
+  }
+  check(torn || at == all.size(), "a torn record at ", at);
+  if (torn) *torn = all.size() - at;
+  return lines;
+}
+Lines opened(int64_t first_step, const Lines& more = {}) {
+  Lines lines{"version brain.Event:2", concat("start ", first_step)};
+  lines.insert(lines.end(), more.begin(), more.end());
+  return lines;
+}
+
+// ---- a disk that is full
+
+// No file of this process can grow beyond so many bytes while this lives: a write across the limit is cut
+// short, one at the limit fails.
+struct FileLimit {
+  rlimit old{};
+  void (*handler)(int);
+  explicit FileLimit(size_t bytes) : handler(signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &old);
+    rlimit limit = old;
+    limit.rlim_cur = bytes;
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileLimit() {
+    setrlimit(RLIMIT_FSIZE, &old);
+    signal(SIGXFSZ, handler);
+  }
+};
+
+// ---- the reader of TensorBoard
+
+// The first Python that has it; empty if none has.
+std::string tensorboard_python() {
+  const char* given = std::getenv("YOLOX_PYTHON");
+  for (const std::string python : {given ? given : "", YOLOX_SOURCE_DIR "/.venv/bin/python", "python3"})
+    if (!python.empty() &&
+        std::system(concat("'", python, "' -c 'import tensorboard.backend' >/dev/null 2>&1").c_str()) == 0)
+      return python;
+  return "";
+}
+const std::string& python() {
+  static const std::string found = tensorboard_python();
+  return found;
+}
+
+#define TENSORBOARD_TEST(name) TEST_CASE(name* doctest::skip(python().empty()))
+
+// Prints "tag step value" of all that TensorBoard shows of folder argv[1], by the class for scripts and by
+// the one of its server, which must agree. For each of argv[2:] it then appends that file to the last one of
+// the folder, as if training went on, and prints what is shown after another look.
+const char* const script = R"(import os, sys
+from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
+from tensorboard.util import tensor_util
+
+folder = sys.argv[1]
+old = event_accumulator.EventAccumulator(folder, size_guidance={"scalars": 0})
+new = plugin_event_accumulator.EventAccumulator(folder, size_guidance={"tensors": 0})
+
+def shown():
+    a = [(tag, e.step, e.value) for tag in sorted(old.Reload().Tags()["scalars"]) for e in old.Scalars(tag)]
+    b = [(tag, e.step, float(tensor_util.make_ndarray(e.tensor_proto)))
+         for tag in sorted(new.Reload().Tags()["tensors"]) for e in new.Tensors(tag)]
+    assert a == b, (a, b)
+    assert new.file_version is None or new.file_version == 2
+    for tag, step, value in a:
+        print(tag, step, "%.9g" % value)
+
+shown()
+for part in sys.argv[2:]:
+    last = sorted(name for name in os.listdir(folder) if "tfevents" in name)[-1]
+    with open(os.path.join(folder, last), "ab") as file, open(part, "rb") as more:
+        file.write(more.read())
+    print("then")
+    shown()
+)";
+
+std::string shown(const std::string& folder, const std::string& parts = "") {
+  const TempDir dir;
+  write_text(dir / "script.py", script);
+  const std::string command = concat("'", python(), "' '", dir / "script.py", "' '", folder, "' ", parts,
+                                     " >'", dir / "out", "' 2>'", dir / "err", "'");
+  const int status = std::system(command.c_str());
+  REQUIRE_MESSAGE(status == 0, contents(dir / "err"));
+  return contents(dir / "out");
+}
+
+}  // namespace
+
+TEST_CASE("events: CRC-32C of the vectors of RFC 3720") {
+  using tensorboard::crc32c;
+  std::string up(32, 0);
+  for (int i = 0; i < 32; ++i) up[i] = char(i);
+  CHECK(crc32c("") == 0);
+  CHECK(crc32c("123456789") == 0xE3069283);
+  CHECK(crc32c(std::string(32, '\0')) == 0x8A9136AA);
+  CHECK(crc32c(std::string(32, '\xff')) == 0x62A8AB43);
+  CHECK(crc32c(up) == 0x46DD794E);
+  CHECK(crc32c(std::string(up.rbegin(), up.rend())) == 0x113FDB5C);
+}
+
+TEST_CASE("events: an event of each kind, byte for byte") {
+  using namespace tensorboard;
+  // The first one is what TensorFlow writes (tensorboard/data/server/tf_record.rs quotes it), the step apart,
+  // which it leaves out. Checksums are those of masked_crc32c in tensorboard/compat/tensorflow_stub.
+  const std::string version = bytes_of("09 00 00 80 38 99 d6 d7 41 1a 0d") + "brain.Event:2";
+  CHECK(record(version) ==
+        bytes_of("18 00 00 00 00 00 00 00 a3 7f 4b 22") + version + bytes_of("12 4b 36 ab"));
+  CHECK(event(1.5, 0, version_field, "brain.Event:2") ==
+        bytes_of("1a 00 00 00 00 00 00 00 12 9b d8 2d 09 00 00 00 00 00 00 f8 3f 10 00 1a 0d") +
+            "brain.Event:2" + bytes_of("d3 dc 53 1e"));
+  CHECK(event(1.5, 300, session_field, session_start) ==
+        bytes_of("10 00 00 00 00 00 00 00 95 fb fe 18 09 00 00 00 00 00 00 f8 3f 10 ac 02 3a 02 08 01 "
+                 "71 3b 78 8a"));
+  CHECK(event(1.5, 300, summary_field, summary({{"lr", 0.5}, {"a/b", -1e9}})) ==
+        bytes_of("25 00 00 00 00 00 00 00 ea bc 36 f3 09 00 00 00 00 00 00 f8 3f 10 ac 02 2a 17 "
+                 "0a 09 0a 02 6c 72 15 00 00 00 3f 0a 0a 0a 03 61 2f 62 15 28 6b 6e ce 17 9d ca 50"));
+}
+
+TEST_CASE("events: a file has its opening and a record per call; NaN is left out") {
+  const TempDir dir;
+  Events events(dir.path.string(), 0);
+  REQUIRE(files(dir.path).size() == 1);
+  const std::string path = files(dir.path).at(0);
+  // TensorBoard looks for "tfevents"; the rest is what SummaryWriter of torch and TensorFlow write.
+  char host[256] = "";
+  gethostname(host, sizeof host);
+  const std::string start = dir / "events.out.tfevents.", end = concat(".", host, ".", getpid());
+  REQUIRE(path.size() == start.size() + 10 + end.size());
+  CHECK(path.substr(0, start.size()) == start);
+  CHECK(std::abs(std::stod(path.substr(start.size())) - unix_time()) < 600);
+  CHECK(path.substr(start.size() + 10) == end);
+
+  CHECK(said(path) == opened(0));
+  events.scalars(1, {{"train/loss", 0.5}, {"lr", 1e-3}});
+  CHECK(said(path) == opened(0, {"1 train/loss=0.5 lr=0.001"}));
+  const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
+  events.scalars(2, {{"train/loss", nan}, {"lr", 1}, {"AP", -nan}});
+  events.scalars(3, {{"train/loss", nan}});
+  events.scalars(4, {});
+  events.scalars(int64_t(5) << 40, {{"train/loss", inf}, {std::string(300, 'n'), 0}});
+  CHECK(said(path) == opened(0, {"1 train/loss=0.5 lr=0.001", "2 lr=1",
+                                 concat(int64_t(5) << 40, " train/loss=inf ", std::string(300, 'n'), "=0")}));
+  CHECK(files(dir.path) == Lines{path});
+}
+
+TEST_CASE("events: a process that is killed leaves all that it wrote") {
+  const TempDir dir;
+  const pid_t child = fork();
+  if (child == 0) {
+    Events events(dir.path.string(), 0);
+    for (int i = 1; i <= 3; ++i) events.scalars(i, {{"a", i}});
+    raise(SIGKILL);
+  }
+  waitpid(child, nullptr, 0);
+  REQUIRE(files(dir.path).size() == 1);
+  CHECK(said(files(dir.path).at(0)) == opened(0, {"1 a=1", "2 a=2", "3 a=3"}));
+}
+
+TEST_CASE("events: a later session has a later file, whatever the clock says") {
+  const TempDir dir;
+  for (int i = 0; i < 12; ++i) Events(dir.path.string(), i).scalars(i, {{"a", i}});  // within a second
+  Lines paths = files(dir.path);
+  REQUIRE(paths.size() == 12);
+  for (int i = 0; i < 12; ++i) CHECK(said(paths[i]) == opened(i, {concat(i, " a=", i)}));
+
+  // A machine whose clock is ahead has written, and others than we.
+  for (const char* name :
+       {"events.out.tfevents.4000000000.elsewhere.7.0", "events.out.tfevents.99999999999.x",
+        "events.out.tfevents.", "Events.out.tfevents.5000000000.x", "name_of_20_letters__6000000000"})
+    write_text(dir / name);
+  Events(dir.path.string(), 12);
+  paths = files(dir.path);
+  REQUIRE(paths.size() == 18);
+  const auto ours = std::find_if(paths.begin(), paths.end(),
+                                 [&](const std::string& path) { return has(path, "tfevents.4000000001."); });
+  REQUIRE(ours != paths.end());
+  CHECK(said(*ours) == opened(12));
+}
+
+TEST_CASE("events: a record that a full disk tears is completed when there is room again") {
+  const auto write = [](Events& events, int from, int to) {
+    for (int i = from; i < to; ++i) events.scalars(i, {{"train/loss", i / 8.}, {"lr", 1}});
+  };
+  const Lines expected = opened(0, {"0 train/loss=0 lr=1", "1 train/loss=0.125 lr=1",
+                                    "2 train/loss=0.25 lr=1", "3 train/loss=0.375 lr=1"});
+  size_t size = 0;
+  {
+    const TempDir dir;
+    Events events(dir.path.string(), 0);
+    write(events, 0, 3);
+    size = contents(files(dir.path).at(0)).size();
+  }
+  for (size_t room = 0; room <= size; ++room) {  // wherever it is that the disk is full
+    CAPTURE(room);
+    const TempDir dir;
+    std::optional<FileLimit> limit(room);
+    Events events(dir.path.string(), 0);
+    write(events, 0, 3);
+    limit.reset();
+    REQUIRE(files(dir.path).size() == 1);
+    const std::string path = files(dir.path).at(0), torn = contents(path);
+    CHECK(torn.size() == room);
+    write(events, 3, 4);
+    CHECK(files(dir.path) == Lines{path});
+    CHECK(said(path) == expected);
+    CHECK(contents(path).substr(0, room) == torn);
+  }
+}
+
+TEST_CASE("events: a folder that is lost ends nothing, and is written to again when it is back") {
+  const TempDir dir;
+  const std::string folder = dir / "run", away = dir / "away";
+  const auto one = [&] {
+    REQUIRE(files(folder).size() == 1);
+    return files(folder).at(0);
+  };
+  Events events(folder, 7);  // it is not there yet
+  events.scalars(7, {{"a", 1}});
+  const std::string ahead = folder + "/events.out.tfevents.4000000000.x";
+  write_text(ahead);  // so that the time in its name is not that of a second try
+  events.scalars(8, {{"a", 2}});
+  fs::remove(ahead);
+  CHECK(said(one()) == opened(7, {"7 a=1", "8 a=2"}));
+
+  fs::rename(folder, away);
+  events.scalars(9, {{"a", 3}});
+  fs::rename(away, folder);
+  events.scalars(10, {{"a", 4}});
+  CHECK(said(one()) == opened(7, {"7 a=1", "8 a=2", "9 a=3", "10 a=4"}));
+
+  const std::string path = one();  // something that is no file is in its place for a while
+  fs::rename(path, away);
+  fs::create_directories(path);
+  events.scalars(11, {{"a", 5}});
+  CHECK(one() == path);
+  fs::remove(path);
+  fs::rename(away, path);
+  events.scalars(12, {{"a", 6}});
+  CHECK(said(one()) == opened(7, {"7 a=1", "8 a=2", "9 a=3", "10 a=4", "11 a=5", "12 a=6"}));
+
+  fs::remove_all(folder);
+  events.scalars(13, {{"a", 7}});
+  write_text(folder, "a file");
+  events.scalars(14, {{"a", 8}});
+  fs::remove(folder);
+  fs::create_directories(folder);
+  CHECK(files(folder).empty());
+  events.scalars(15, {{"a", 9}});
+  CHECK(said(one()) == opened(7, {"13 a=7", "14 a=8", "15 a=9"}));
+}
+
+TEST_CASE("events: a file that is lost with a torn record is followed by one with the whole record") {
+  const TempDir dir;
+  const auto after = [&](size_t room) {  // what the second file says
+    std::optional<FileLimit> limit(room);
+    Events events(dir.path.string(), 0);
+    events.scalars(1, {{"a", 1}});
+    events.scalars(2, {{"a", 2}});
+    limit.reset();
+    REQUIRE(files(dir.path).size() == 1);
+    size_t torn = 0;
+    said(files(dir.path).at(0), &torn);
+    CHECK(torn == 5);
+    fs::remove(files(dir.path).at(0));
+    limit.emplace(0);  // a file that has nothing is lost too
+    events.scalars(3, {{"a", 3}});
+    REQUIRE(files(dir.path).size() == 1);
+    fs::remove(files(dir.path).at(0));
+    limit.reset();
+    events.scalars(4, {{"a", 4}});
+    REQUIRE(files(dir.path).size() == 1);
+    const Lines lines = said(files(dir.path).at(0));
+    fs::remove(files(dir.path).at(0));
+    return lines;
+  };
+  const std::string version = tensorboard::event(0, 0, tensorboard::version_field, "brain.Event:2");
+  const std::string start = tensorboard::event(0, 0, tensorboard::session_field, tensorboard::session_start);
+  const size_t opening = version.size() + start.size();
+  const size_t event =
+      tensorboard::event(0, 1, tensorboard::summary_field, tensorboard::summary({{"a", 1}})).size();
+  CHECK(after(5) == opened(0, {"1 a=1", "2 a=2", "3 a=3", "4 a=4"}));
+  CHECK(after(version.size() + 5) == opened(0, {"1 a=1", "2 a=2", "3 a=3", "4 a=4"}));
+  CHECK(after(opening + 5) == opened(0, {"1 a=1", "2 a=2", "3 a=3", "4 a=4"}));
+  CHECK(after(opening + event + 5) == opened(0, {"2 a=2", "3 a=3", "4 a=4"}));
+}
+
+TEST_CASE("events: no more than some thousand calls wait for a disk") {
+  const TempDir dir;
+  Events events(dir / "run", 0);
+  for (int i = 1; i <= 12000; ++i) events.scalars(i, {{"a", i}});
+  fs::create_directories(dir / "run");
+  events.scalars(12001, {{"a", 0}});
+  events.scalars(12002, {{"a", 0}});
+  const Lines lines = said(files(dir / "run").at(0));
+  REQUIRE(lines.size() == 2 + 9999 + 1);
+  CHECK(lines[2] == "1 a=1");
+  CHECK(lines[2 + 9998] == "9999 a=9999");
+  CHECK(lines.back() == "12002 a=0");
+}
+
+TENSORBOARD_TEST("events: TensorBoard shows the values at their steps") {
+  const TempDir dir;
+  Events events(dir.path.string(), 0);
+  std::string loss, rate;
+  for (int64_t i = 1; i <= int64_t(1) << 40; i *= 3) {
+    events.scalars(i, {{"train/loss", 1. / double(i)}, {"lr", double(i)}, {"AP", std::nan("")}});
+    char text[96];
+    std::snprintf(text, sizeof text, " %lld %.9g\n", static_cast<long long>(i), float(1. / double(i)));
+    loss += std::string("train/loss") + text;
+    std::snprintf(text, sizeof text, " %lld %.9g\n", static_cast<long long>(i), float(i));
+    rate += std::string("lr") + text;
+  }
+  CHECK(shown(dir.path.string()) == rate + loss);
+}
+
+TENSORBOARD_TEST(
+    "events: TensorBoard drops what a session wrote after the step at which the next one begins") {
+  const TempDir dir;
+  const auto session = [&](int first, int last, int value) {
+    Events events(dir.path.string(), first);
+    for (int i = first; i <= last; ++i) {
+      events.scalars(i, {{"loss", value}});
+      if (i % 4 == 0) events.scalars(i, {{"AP", value}});
+    }
+  };
+  session(0, 8, 1);
+  CHECK(has(shown(dir.path.string()), "loss 8 1\n"));
+  session(6, 7, 2);
+  CHECK(shown(dir.path.string()) ==
+        "AP 0 1\nAP 4 1\n"
+        "loss 0 1\nloss 1 1\nloss 2 1\nloss 3 1\nloss 4 1\nloss 5 1\nloss 6 2\nloss 7 2\n");
+  {
+    const FileLimit limit(150);  // a session that ends while the disk is full
+    session(3, 5, 3);
+  }
+  size_t torn = 0;
+  CHECK(said(files(dir.path).back(), &torn) == opened(3, {"3 loss=3"}));
+  CHECK(torn > 12);
+  CHECK(shown(dir.path.string()) == "AP 0 1\nloss 0 1\nloss 1 1\nloss 2 1\nloss 3 3\n");
+  session(4, 4, 4);
+  CHECK(shown(dir.path.string()) == "AP 0 1\nAP 4 4\nloss 0 1\nloss 1 1\nloss 2 1\nloss 3 3\nloss 4 4\n");
+  session(0, 0, 5);
+  CHECK(shown(dir.path.string()) == "AP 0 5\nloss 0 5\n");
+}
+
+TENSORBOARD_TEST("events: TensorBoard that watched while the disk was full sees what came later") {
+  const TempDir dir;
+  fs::create_directories(dir / "run");
+  std::optional<FileLimit> limit(150);
+  Events events(dir / "run", 0);
+  for (int i = 1; i <= 3; ++i) events.scalars(i, {{"loss", i}});
+  limit.reset();
+  const std::string path = files(dir / "run").at(0), torn = contents(path);
+  events.scalars(4, {{"loss", 4}});
+  write_text(dir / "rest", contents(path).substr(torn.size()));
+  write_text(path, torn);
+  CHECK(shown(dir / "run", concat("'", dir / "rest", "'")) ==
+        "loss 1 1\nthen\nloss 1 1\nloss 2 2\nloss 3 3\nloss 4 4\n");
+}

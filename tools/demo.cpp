@@ -1,0 +1,426 @@
+// Finds what a model knows in images and videos, draws it, and writes it down.
+#include <atomic>
+#include <exception>
+#include <iomanip>
+#include <iostream>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "evaluate.hpp"
+#include "base/flags.hpp"
+#include "data/pictures.hpp"
+#include "tools/frames.hpp"
+#include "base/threads.hpp"
+#include "tools/window.hpp"
+
+using namespace yolox;
+
+struct Config : Flags {
+  std::string source = flag(source, "What", "source", "", "WHAT",
+                            "image, folder, 'a/*.jpg', list of images (.txt), video, camera (0), address "
+                            "(rtsp://..., http://...), or the built-in shapes");
+  bool recursive = flag(recursive, "What", "recursive", false, "", "the folders in the folder, too");
+  std::string weights = flag(weights, "What", "weights", "", "FILE",
+                             "checkpoint, ours or official, an ONNX file, or the name of a model that "
+                             "weights/get has fetched");
+  int64_t max_images =
+      flag(max_images, "What", "max-images", int64_t{0}, "N", "stop after so many images or frames; 0: all");
+  std::string save = flag(save, "Output", "save", "runs/demo", "DIR", "folder for the results");
+  bool draw = flag(draw, "Output", "draw", true, "", "drawn images and videos");
+  std::string json = flag(json, "Output", "json", "", "FILE",
+                          "write the boxes: x, y, width, height in pixels, class and score");
+  bool txt = flag(txt, "Output", "txt", false, "", "write the boxes as YOLO labels: DIR/labels/NAME.txt");
+  bool show = flag(show, "Output", "show", false, "", "in a window: space pauses, q or Esc ends");
+  std::string model =
+      flag(model, "How", "model", "", "NAME", model_names() + "; read from the checkpoint when left out");
+  std::string size =
+      flag(size, "How", "size", "", "N|HxW", "input size; the checkpoint's or the model's when left out");
+  double conf = flag(conf, "How", "conf", 0.3, "P", "lowest score of a box");
+  double nms = flag(nms, "How", "nms", 0.45, "IOU", "overlap above which the weaker box of a class goes");
+  int bs = flag_auto(bs, "How", "bs", 0, "N", "images at a time; auto: 8, of a camera or with --show 1");
+  int workers = flag(workers, "How", "workers", int(std::clamp(std::thread::hardware_concurrency(), 1u, 8u)),
+                     "N", "threads that read images, and as many that draw and write them");
+  std::string preproc = flag(preproc, "How", "preproc", "auto", "auto|bgr|legacy",
+                             "pixels: as the checkpoint says, BGR 0..255, or YOLOX 0.1.0's RGB mean/std");
+  std::string device = flag(device, "How", "device", "auto", "cpu|cuda", "where to run");
+};
+
+static void check_config(const Config& config) {
+  usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
+  usage_check(config.nms > 0 && config.nms <= 1, "--nms must be above 0 and at most 1, got ", config.nms);
+  usage_check(config.max_images >= 0, "--max-images must be at least 0, got ", config.max_images);
+  usage_check(config.bs >= 0, "--bs must be at least 1, got ", config.bs);
+  usage_check(config.workers >= 1 && config.workers <= 256, "--workers must be in 1..256, got ",
+              config.workers);
+  if (!config.size.empty()) parse_size(config.size);
+}
+
+static void make_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  check(!error, "folder ", folder.string(), " cannot be made: ", error.message());
+}
+
+struct Found {
+  Box box;  // in pixels of the image, not clipped to it
+  double score;
+};
+
+// rows [D, 7]: x1, y1, x2, y2, objectness, class score, class in pixels of the letterboxed image, best first.
+static std::vector<Found> in_pixels(const Tensor& rows, Scale scale) {
+  std::vector<Found> found;
+  const auto d = rows.accessor<float, 2>();
+  for (int64_t i = 0; i < d.size(0); ++i) {
+    const Box box{d[i][0] / scale.x, d[i][1] / scale.y, d[i][2] / scale.x, d[i][3] / scale.y, int(d[i][6])};
+    if (std::isfinite(box.x2 - box.x1) && std::isfinite(box.y2 - box.y1))  // exp overflows in a young model
+      found.push_back({box, double(d[i][4] * d[i][5])});
+  }
+  return found;
+}
+
+static void draw_found(Image& image, const std::vector<Found>& found, const std::vector<std::string>& names) {
+  for (auto f = found.rbegin(); f != found.rend(); ++f)  // the best last, on top
+    draw_box(image, f->box, concat(names[f->box.cls], " ", std::fixed, std::setprecision(2), f->score));
+}
+
+// --json: {"image": "clip.mp4", "frame": 7, "second": 0.28, "width": 640, "height": 480, "boxes":
+//          [{"class": 16, "name": "dog", "score": 0.93, "bbox": [132.1, 222.6, 178.2, 320.4]}, ...]}
+static void write_found(JsonWriter& writer, const Frame& frame, bool video, const std::vector<Found>& found,
+                        const std::vector<std::string>& names) {
+  writer.StartObject();
+  write_field(writer, "image", frame.source);
+  if (video) write_field(writer, "frame", frame.number), write_field(writer, "second", frame.second);
+  write_field(writer, "width", int64_t{frame.image.cols});
+  write_field(writer, "height", int64_t{frame.image.rows});
+  writer.Key("boxes");
+  write_list(writer, found, [&](const Found& f) {
+    write_field(writer, "class", int64_t{f.box.cls});
+    write_field(writer, "name", names[f.box.cls]);
+    write_field(writer, "score", f.score);
+    write_bbox(writer, Detection{0, 0, f.box.x1, f.box.y1, f.box.x2 - f.box.x1, f.box.y2 - f.box.y1});
+  });
+  writer.EndObject();
+}
+
+// --txt: a line a box, class, centre, width and height in parts of the image, clipped to it.
+static std::string yolo_lines(cv::Size size, const std::vector<Found>& found) {
+  std::ostringstream lines;
+  for (const Found& f : found) {
+    const auto part = [](double v, int side) { return std::clamp(v / side, 0.0, 1.0); };
+    const double x1 = part(f.box.x1, size.width), x2 = part(f.box.x2, size.width);
+    const double y1 = part(f.box.y1, size.height), y2 = part(f.box.y2, size.height);
+    if (x2 > x1 && y2 > y1)
+      lines << f.box.cls << " " << (x1 + x2) / 2 << " " << (y1 + y2) / 2 << " " << x2 - x1 << " " << y2 - y1
+            << "\n";
+  }
+  return lines.str();
+}
+
+// Results must not take the place of what they are made from.
+static void protect_sources(const FrameSource& source, const Config& config) {
+  protect_inputs("--json", config.json, {config.weights, config.source});
+  std::map<std::pair<dev_t, ino_t>, std::string> sources;
+  struct stat s;
+  for (const auto& file : source.files)
+    if (::stat(file.c_str(), &s) == 0) sources[{s.st_dev, s.st_ino}] = file;
+  const auto protect = [&](const fs::path& result, const char* flag) {
+    if (::stat(result.c_str(), &s) != 0) return;
+    const auto found = sources.find({s.st_dev, s.st_ino});
+    usage_check(found == sources.end(), flag, " would overwrite the source ", result.string(),
+                "; give another place");
+  };
+  std::set<fs::path> labels;
+  if (!config.json.empty()) protect(config.json, "--json");
+  for (const auto& name : source.names) {
+    if (config.draw) protect(fs::path(config.save) / name, "--save");
+    usage_check(!config.txt || labels.insert(fs::path(name).replace_extension()).second,
+                "--txt: two images are called ", fs::path(name).replace_extension().string(),
+                " and would share their labels");
+  }
+  if (config.draw && source.video)
+    for (const char* end : {".mp4", ".avi"}) protect(fs::path(config.save) / (source.stem + end), "--save");
+}
+
+// How long the stages took, of all images together. Reading, letterboxing, drawing and saving go on in
+// threads beside the network.
+struct Stage {
+  std::atomic<int64_t> nanoseconds{0};
+
+  template <class Work>
+  auto operator()(const Work& work) {
+    struct Timer {
+      Stage& stage;
+      double began = now();
+      ~Timer() { stage.nanoseconds += int64_t(1e9 * (now() - began)); }
+    } timer{*this};
+    return work();
+  }
+  double seconds() const { return 1e-9 * double(nanoseconds); }
+};
+struct Stages {
+  Stage read, letterbox, network, suppression, draw, save;
+  Stage waiting, handing_on;  // for images; for room among those that are to be written
+};
+
+static void print_times(Log& log, const Stages& t, double seconds, int64_t images) {
+  std::ostringstream stages, limit;
+  stages << std::fixed << std::setprecision(2) << "time    ms an image:";
+  for (const auto& [name, stage] : {std::pair(" read ", &t.read),
+                                    {", letterbox ", &t.letterbox},
+                                    {", network ", &t.network},
+                                    {", suppression ", &t.suppression},
+                                    {", draw ", &t.draw},
+                                    {", save ", &t.save}})
+    if (stage->nanoseconds > 0) stages << name << 1000 * stage->seconds() / double(images);
+  log.fact(stages.str());
+  const double network = t.network.seconds() + t.suppression.seconds(), reading = t.waiting.seconds(),
+               writing = t.handing_on.seconds();
+  limit << std::fixed << std::setprecision(0) << "limit   the "
+        << (network >= std::max(reading, writing) ? "network"
+            : reading >= writing                  ? "reading"
+                                                  : "writing")
+        << ": " << 100 * network / seconds << "% of the time in network and suppression, "
+        << 100 * reading / seconds << "% waiting for images, " << 100 * writing / seconds
+        << "% for room to write";
+  log.fact(limit.str());
+}
+
+// One run: reads ahead of the network, draws and writes behind it.
+class Demo {
+ public:
+  explicit Demo(const Config& config);
+  void run();
+
+ private:
+  Item make(int64_t position, Image& canvas);
+  void run_with_json();
+  void look(JsonWriter* json);
+  void use(Frame& frame, const std::vector<Found>& found, JsonWriter* json);
+  void tell_progress();
+  void tell_end(double seconds);
+  std::string counted(int64_t n) const {
+    return concat(n, source.video ? " frame" : " image", n == 1 ? "" : "s");
+  }
+
+  const Config& config;
+  const fs::path folder = config.save;
+  std::optional<Window> window;
+  FrameSource source;
+  torch::Device device = torch::kCPU;
+  LoadedModel loaded;
+  ImageSize size;
+  std::vector<std::string> names;  // of the classes
+  int64_t all = 0;                 // images that there are to be; 0: not known
+  Log log{""};                     // to the terminal alone
+  Stages stages;
+
+  std::mutex mutex;
+  std::map<int64_t, Frame> frames;  // letterboxed, by position: they wait here to be drawn on
+  std::optional<VideoFile> video;
+  std::optional<Tasks> writing;
+
+  double began = 0;
+  int64_t done = 0;
+  bool ended = false;             // by the user, in the window
+  bool json_whole = true;         // no image is half written
+  std::map<int, int64_t> counts;  // of the boxes, by class
+  std::vector<std::string> unreadable;
+};
+
+Demo::Demo(const Config& given) : config(given) {
+  if (config.show) window.emplace("yolox");  // before there are threads
+  catch_signals();
+  source = open_source(config.source, config.recursive, config.save);
+  protect_sources(source, config);
+  all = source.count && config.max_images ? std::min(config.max_images, source.count)
+                                          : std::max(config.max_images, source.count);
+  device = parse_device(config.device);
+  loaded = load_model(config.weights, config.model, config.preproc, device);
+  fuse_batch_norms(*loaded.model);
+  size = input_size(loaded.info, config.size);
+  names = class_names(loaded.info, loaded.model->num_classes);
+  for (int c = int(names.size()); c < loaded.model->num_classes; ++c) names.push_back(concat("class ", c));
+  if (config.draw || config.txt) make_folder(folder);
+  if (config.txt) make_folder(folder / "labels");
+  video.emplace((folder / source.stem).string(), source.fps);
+}
+
+void Demo::run() {
+  began = now();
+  if (config.json.empty())
+    look(nullptr);
+  else
+    run_with_json();
+  tell_end(now() - began);
+}
+
+// An error leaves in the file what was found until then.
+void Demo::run_with_json() {
+  std::exception_ptr failed;
+  write_json(config.json, [&](JsonWriter& writer) {
+    writer.StartArray();
+    try {
+      look(&writer);
+    } catch (...) {
+      if (!json_whole) throw;
+      failed = std::current_exception();
+    }
+    writer.EndArray();
+  });
+  if (failed) std::rethrow_exception(failed);
+}
+
+// Ahead of the network, in threads: reads and letterboxes. Behind the end there is nothing.
+Item Demo::make(int64_t position, Image& canvas) {
+  Frame frame;
+  if (!stages.read([&] { return source.read(position, frame); })) return {};
+  Scale scale{1, 1};
+  if (frame.image.empty())
+    canvas.setTo(cv::Scalar::all(border_grey));
+  else
+    stages.letterbox([&] {
+      const auto boxed = letterbox(frame.image, canvas.size());  // as in evaluation
+      boxed.image.copyTo(canvas);
+      scale = boxed.scale;
+    });
+  const std::lock_guard lock(mutex);
+  frames.emplace(position, std::move(frame));
+  return {{}, position, scale};
+}
+
+// Batch by batch, until the source or the user ends.
+void Demo::look(JsonWriter* json) {
+  const bool one_by_one = source.live || config.show;
+  const int bs = config.bs ? config.bs : one_by_one ? 1 : 8;
+  // The length that a video tells need not be so.
+  const int64_t end = !source.video       ? all
+                      : config.max_images ? config.max_images
+                                          : std::numeric_limits<int64_t>::max();
+  Loader loader([&](int64_t position, Image& canvas) { return make(position, canvas); }, 0, end, bs,
+                {size.width, size.height}, source.live ? 1 : config.workers, device.is_cuda(), 0,
+                /*ahead=*/one_by_one ? 1 : 2);
+  DeviceLoader batches(loader, device);
+  // One thread does the frames of a video, in their order.
+  writing.emplace(source.video ? 1 : config.workers, size_t(bs + config.workers));
+  const torch::InferenceMode inference;
+  for (bool more = true; more && !ended && !stop_signal && !loader.done();) {
+    const Batch batch = stages.waiting([&] { return batches.next(); });
+    int64_t n = 0;
+    while (n < int64_t(batch.indices.size()) && batch.indices[n] >= 0) ++n;
+    more = n == int64_t(batch.indices.size());  // behind the last one there is no frame
+    if (n == 0) break;
+    const Tensor rows = stages.network([&] {
+      const Tensor out =
+          decode(loaded.model(preprocess(batch.images.slice(0, 0, n), loaded.info.legacy_preproc)),
+                 size.height, size.width);
+      if (device.is_cuda()) torch::cuda::synchronize(device.index());
+      return out;
+    });
+    const auto found = stages.suppression([&] { return postprocess(rows, config.conf, config.nms); });
+    for (int64_t i = 0; i < n && !ended; ++i) {
+      std::unique_lock lock(mutex);
+      Frame frame = std::move(frames.extract(batch.indices[i]).mapped());
+      lock.unlock();
+      ++done;
+      if (frame.image.empty())
+        unreadable.push_back(frame.error);
+      else
+        use(frame, in_pixels(found[i], batch.scales[i]), json);
+    }
+    tell_progress();
+  }
+  writing->finish();
+  video->finish();
+}
+
+// Writes down, shows, and hands on to be drawn and saved what was found in an image.
+void Demo::use(Frame& frame, const std::vector<Found>& found, JsonWriter* json) {
+  const fs::path result = folder / frame.name;
+  if (json) {
+    json_whole = false;
+    write_found(*json, frame, source.video, found, names);
+    json_whole = true;
+  }
+  if (config.txt) {
+    const fs::path labels = (folder / "labels" / frame.name).replace_extension(".txt");
+    make_folder(labels.parent_path());
+    check(replace_text(labels.string(), yolo_lines(frame.image.size(), found)), "cannot write ",
+          labels.string(), "; is the disk full or the folder read-only?");
+  }
+  std::map<std::string, int64_t> here;
+  for (const Found& f : found) ++here[names[f.box.cls]], ++counts[f.box.cls];
+  if (!source.video && all <= 20) {
+    std::string line = (config.draw ? result.string() : frame.source) + ":";
+    for (const auto& [name, n] : here) line += concat(" ", n, " ", name);
+    log.line(line + (here.empty() ? " nothing found" : ""));
+  }
+  if (window) {
+    stages.draw([&] { draw_found(frame.image, found, names); });
+    ended = !window->show(frame.image, source.video ? 0 : all == 1 ? -1 : 0.5);
+  }
+  if (!config.draw) return;
+  stages.handing_on([&] {
+    writing->add([this, frame, found, result]() mutable {
+      if (!window) stages.draw([&] { draw_found(frame.image, found, names); });
+      stages.save([&] {
+        if (source.video) return video->add(frame.image, source.live ? frame.second : -1);
+        make_folder(result.parent_path());
+        check(save_picture(result.string(), frame.image), "cannot write ", result.string(),
+              "; is the disk full or the folder read-only?");
+      });
+    });
+  });
+}
+
+void Demo::tell_progress() {
+  if (all <= 20 && !source.video) return;
+  const double rate = double(done) / (now() - began);
+  log.progress(concat(all ? concat(done, "/") : "", counted(all ? all : done), "  ", rounded(rate),
+                      " a second", all ? "  " + short_time(double(all - done) / rate) + " left" : ""),
+               false);
+}
+
+void Demo::tell_end(double seconds) {
+  if (!unreadable.empty()) log.line(concat("warning: ", counted(int64_t(unreadable.size())), " left out:"));
+  for (size_t i = 0; i < std::min<size_t>(unreadable.size(), 20); ++i) log.line("  " + unreadable[i]);
+  if (unreadable.size() > 20) log.line(concat("  and ", unreadable.size() - 20, " more"));
+  const int64_t used = done - int64_t(unreadable.size());
+  check(used > 0 || ended || stop_signal, "--source ", config.source, ": ",
+        source.video ? "it has no frame that can be read" : "none of its images can be read");
+  if (ended || stop_signal)
+    log.line(concat("stopped after ", all ? concat(done, " of ") : "", counted(all ? all : done),
+                    "; what is done is kept"));
+  else if (double(done) < 0.95 * double(all))
+    log.line(
+        concat("warning: ", config.source, " ends after ", done, " of ", counted(all), "; is it damaged?"));
+  if (!video->note.empty()) log.line(video->note);
+  log.line(concat(counted(used), " in ", rounded(seconds), " s, ", rounded(double(used) / seconds),
+                  " a second",
+                  !config.draw   ? ""
+                  : source.video ? "; " + video->file
+                                 : "; drawn in " + config.save));
+  std::vector<std::pair<int64_t, int>> order;
+  int64_t boxes = 0;
+  for (const auto& [c, n] : counts) order.emplace_back(-n, c), boxes += n;
+  std::sort(order.begin(), order.end());
+  std::string line = concat("boxes   ", boxes);
+  for (const auto& [n, c] : order)
+    line += concat(n == order[0].first && c == order[0].second ? ": " : ", ", -n, " ", names[c]);
+  log.fact(line);
+  if (used > 0) print_times(log, stages, seconds, used);
+}
+
+int main(int argc, char** argv) {
+  share_cores(argv);
+  const int code = run_program([&] {
+    Config config;
+    config.parse(argc, argv, "finds what a model knows in images and videos");
+    check_config(config);
+    keep_freed_memory();
+    opencv_single_thread();
+    Demo(config).run();
+  });
+  return code == 0 && stop_signal ? 128 + stop_signal : code;
+}

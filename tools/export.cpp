@@ -1,0 +1,212 @@
+// Writes a model into a file that runs without this repository, and compares the file with the model.
+#include <iostream>
+
+#include "evaluate.hpp"
+#include "base/flags.hpp"
+#include "tools/onnx_run.hpp"
+#include "tools/torchscript.hpp"
+
+using namespace yolox;
+
+struct Config : Flags {
+  std::string weights =
+      flag(weights, "What", "weights", "", "FILE", "checkpoint, ours or official, or an ONNX file");
+  std::string out = flag(out, "What", "out", "", "FILE", "file to write, such as model.onnx");
+  std::string format = flag(format, "What", "format", "", "NAME",
+                            "onnx, or torchscript (torch.jit.load in Python, torch::jit::load in C++); "
+                            "from the end of --out when left out");
+  std::string model =
+      flag(model, "How", "model", "", "NAME", model_names() + "; read from the checkpoint when left out");
+  std::string size =
+      flag(size, "How", "size", "", "N|HxW", "input size; the checkpoint's or the model's when left out");
+  bool dynamic = flag(dynamic, "How", "dynamic", false, "",
+                      "ONNX for any batch and size, not one image of --size; TorchScript always is");
+  bool decode = flag(
+      decode, "How", "decode", true, "",
+      "boxes in pixels; what is left are offsets and logarithms in strides, as the official exporter has");
+  bool nms = flag(nms, "How", "nms", false, "", "suppression inside: the output is the boxes to be drawn");
+  double conf = flag(conf, "How", "conf", 0.3, "P", "with --nms: lowest score of a box");
+  double nms_iou = flag(nms_iou, "How", "nms-iou", 0.45, "IOU",
+                        "with --nms: overlap above which the weaker box of a class goes");
+  bool fp16 = flag(fp16, "How", "fp16", false, "",
+                   "half the bytes: weights and computing in 16 bits; input and output stay float32");
+  std::string preproc = flag(preproc, "How", "preproc", "auto", "auto|bgr|legacy",
+                             "pixels that the weights want; noted in the file");
+  std::string image = flag(image, "Check", "image", "", "FILE",
+                           "photo to compare file and model on; a drawn scene when left out");
+};
+
+// What travels with the file: how to feed it and what comes out.
+static Metadata metadata(const WeightsInfo& info, const ExportSettings& s, int classes) {
+  const PixelFormat pixels = pixel_format(info.legacy_preproc);
+  std::string names;
+  for (const auto& name : class_names(info, classes)) names += (names.empty() ? "" : "\n") + name;
+  const auto three = [](const std::array<double, 3>& v) { return concat(v[0], " ", v[1], " ", v[2]); };
+  Metadata m = {
+      {"model", info.model},
+      {"classes", names},
+      {"num_classes", concat(classes)},
+      {"size", concat(s.height, "x", s.width)},
+      {"channel_order", pixels.order},
+      {"value_range", concat(pixels.range)},
+      {"mean", three(pixels.mean)},
+      {"std", three(pixels.std)},
+      {"letterbox", concat("top left, border ", int(border_grey))},
+      {"output", s.nms      ? "image, x1, y1, x2, y2, score, class"
+                 : s.decode ? "cx, cy, w, h in pixels, objectness, class scores"
+                            : "x, y from the cell and log w, log h in strides, objectness, class scores"},
+      {"version", git_revision()}};
+  if (s.nms) m.insert(m.end(), {{"conf", concat(s.conf)}, {"nms_iou", concat(s.iou)}});
+  return m;
+}
+
+// What file and model are compared on: the picture [1, H, W, 3], and for a file that takes any size also
+// a batch of it and its mirror image, 32 pixels wider.
+static std::vector<Tensor> views(const Image& image, const ExportSettings& s, bool any_size) {
+  const auto view = [&](const Image& picture, int64_t width) {
+    const Image boxed = letterbox(picture, {int(width), int(s.height)}).image;
+    const Image whole = boxed.isContinuous() ? boxed : Image(boxed.clone());
+    return torch::from_blob(whole.data, {1, s.height, width, 3}, torch::kByte).clone();
+  };
+  std::vector<Tensor> all{view(image, s.width)};
+  if (!any_size) return all;
+  Image mirrored;
+  cv::flip(image, mirrored, 1);
+  all.push_back(torch::cat({view(image, s.width + 32), view(mirrored, s.width + 32)}));
+  return all;
+}
+
+// [B, A, 5 + C] as the file is to have them.
+static Tensor rows_of_model(YOLOX& model, const Tensor& images, bool decoded) {
+  const Predictions p = model(images);
+  if (decoded) return decode(p, images.size(2), images.size(3));
+  return torch::cat({p.reg, p.obj.unsqueeze(-1).sigmoid(), p.cls.sigmoid()}, -1);
+}
+
+// |a - b|, 0 where both are the same infinity.
+static Tensor distance(const Tensor& a, const Tensor& b) {
+  return torch::where(a == b, torch::zeros_like(a), (a - b).abs());
+}
+
+// Detections [D, 7] of rows, as a file with NMS is to have them.
+static Tensor detections_of(const Tensor& rows, const ExportSettings& s) {
+  std::vector<Tensor> all{torch::zeros({0, 7})};
+  const auto found = postprocess(rows, s.conf, s.iou);
+  for (size_t image = 0; image < found.size(); ++image) {
+    const Tensor& d = found[image];
+    all.push_back(torch::cat({torch::full({d.size(0), 1}, double(image)), d.slice(1, 0, 4),
+                              (d.select(1, 4) * d.select(1, 5)).unsqueeze(1), d.slice(1, 6)},
+                             1));
+  }
+  return torch::cat(all);
+}
+
+// The same rows in an order of their own: those of equal scores may stand in any.
+static Tensor sorted(Tensor rows) {
+  for (const int64_t column : {1, 2, 3, 4, 6, 0})
+    rows = rows.index_select(0, rows.select(1, column).argsort(/*stable=*/true, 0, /*descending=*/false));
+  return rows;
+}
+
+static void run(int argc, char** argv) {
+  Config config;
+  config.parse(argc, argv, "writes a model into a file that runs without this repository");
+  usage_check(!config.out.empty(), "--out FILE is needed");
+  if (config.format.empty()) {
+    const std::string end = fs::path(config.out).extension().string();
+    const bool torchscript = end == ".ts" || end == ".pt" || end == ".torchscript";
+    usage_check(
+        torchscript || end == ".onnx", "--out ", config.out,
+        ": the end of the name tells the format: .onnx, or .ts, .pt and .torchscript for TorchScript; give "
+        "one of these, or --format");
+    config.format = torchscript ? "torchscript" : "onnx";
+  }
+  usage_check(config.format == "onnx" || config.format == "torchscript",
+              "--format takes onnx or torchscript, got '", config.format, "'");
+  usage_check(config.decode || !config.nms, "--nms needs decoded boxes; leave --no-decode out");
+  for (const std::string name : {"conf", "nms-iou"})
+    usage_check(config.nms || !config.was_given(name), "--", name, " goes with --nms");
+  usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
+  usage_check(config.nms_iou > 0 && config.nms_iou <= 1, "--nms-iou must be above 0 and at most 1, got ",
+              config.nms_iou);
+  protect_inputs("--out", config.out, {config.weights, config.image});
+  if (!config.size.empty()) parse_size(config.size);
+  opencv_single_thread();
+  const Image image = config.image.empty() ? Image(draw_shapes(0, 1, 0).image)
+                                           : decode_image(read_bytes(config.image), config.image);
+  auto loaded = load_model(config.weights, config.model, config.preproc, torch::kCPU);
+  if (!loaded.report.empty()) std::cout << loaded.report << "\n";
+  const ImageSize size = input_size(loaded.info, config.size);
+  const bool to_file_onnx = config.format == "onnx", any_size = config.dynamic || !to_file_onnx;
+  const ExportSettings settings{size.height, size.width,  any_size,    config.decode,
+                                config.nms,  config.fp16, config.conf, config.nms_iou};
+  const Metadata about = metadata(loaded.info, settings, loaded.model->num_classes);
+
+  const torch::NoGradGuard no_grad;
+  std::vector<Tensor> images, expected;
+  for (const Tensor& view : views(image, settings, any_size)) {
+    images.push_back(preprocess(view, loaded.info.legacy_preproc));
+    expected.push_back(rows_of_model(loaded.model, images.back(), config.decode));
+  }
+
+  // The file is written, read again, and computes the same: until then it has another name.
+  NewFile file(config.out);
+  std::function<Tensor(const Tensor&, bool)> compute;  // images -> rows, or detections
+  if (to_file_onnx) {
+    save_onnx(to_onnx(loaded.model, settings, about), file.part());
+    compute = [graph = read_onnx(file.part())](const Tensor& x, bool rows) {
+      return run_onnx(graph, x, rows ? "output" : "detections");
+    };
+  } else {
+    save_torchscript(to_torchscript(loaded.model, settings), about, file.part());
+    compute = [module = torch::jit::load(file.part())](const Tensor& x, bool rows) mutable {
+      return rows ? module.run_method("rows", x).toTensor() : module.forward({x}).toTensor();
+    };
+  }
+  // Rounding: of 24 bits through some hundred layers; of 11 bits with --fp16, where single boxes may be far
+  // off.
+  const double score_bar = config.fp16 ? 0.25 : 1e-3, box_bar = config.fp16 ? 0.05 : 1e-3;
+  double boxes = 0, scores = 0;
+  for (size_t i = 0; i < images.size(); ++i) {
+    const Tensor rows = compute(images[i], true), &want = expected[i];
+    check(rows.sizes() == want.sizes(), config.out, " gives ", rows.sizes(), " where the model gives ",
+          want.sizes(), "; it is not kept");
+    const Tensor box_off = distance(rows.slice(-1, 0, 4), want.slice(-1, 0, 4)),
+                 relative = box_off / want.slice(-1, 0, 4).abs().clamp_min(1),
+                 score_off = distance(rows.slice(-1, 4), want.slice(-1, 4));
+    // a NaN is below no bar
+    check((config.fp16 ? relative.mean() : relative.max()).item<double>() < box_bar &&
+              score_off.max().item<double>() < score_bar,
+          config.out, " differs from the model by up to ", box_off.max().item<double>(), " in its boxes and ",
+          score_off.max().item<double>(), " in its scores; it is not kept",
+          config.fp16 ? " (weights or features leave the range of float16: leave --fp16 out)" : "");
+    boxes = std::max(boxes, box_off.max().item<double>());
+    scores = std::max(scores, score_off.max().item<double>());
+    if (!config.nms) continue;
+    const Tensor found = compute(images[i], false), to_find = detections_of(rows, settings);
+    check(found.sizes() == to_find.sizes() &&
+              (sorted(found) - sorted(to_find)).abs().sum().item<double>() < 1e-3 * (1 + found.size(0)),
+          config.out, " finds ", found.size(0), " boxes, suppression outside of it ", to_find.size(0),
+          ", or others; it is not kept");
+  }
+  file.commit();
+
+  std::cout << config.out << ": " << loaded.info.model << ", " << loaded.model->num_classes
+            << " classes, input ";
+  if (any_size)
+    std::cout << "[B, 3, H, W] ";
+  else
+    std::cout << "[1, 3, " << size.height << ", " << size.width << "] ";
+  std::cout
+      << (loaded.info.legacy_preproc ? "RGB mean/std" : "BGR 0..255")
+      << (config.fp16 ? ", float16 inside" : "") << ", output "
+      << (config.nms ? "[D, 7]" : concat("[B, A, ", 5 + loaded.model->num_classes, "]")) << " ("
+      << std::find_if(about.begin(), about.end(), [](const auto& e) { return e.first == "output"; })->second
+      << ")\nlargest difference from the model on " << (config.image.empty() ? "a drawn scene" : config.image)
+      << ": boxes " << rounded(boxes) << (config.decode ? " pixels" : " strides") << ", scores "
+      << rounded(scores) << "\n";
+}
+
+int main(int argc, char** argv) {
+  return run_program([&] { run(argc, argv); });
+}

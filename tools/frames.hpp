@@ -1,0 +1,361 @@
+// What demo looks at: image files, a video, a camera or a stream, or the built-in scenes; and the videos that
+// it writes.
+#pragma once
+#include <glob.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <cmath>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <opencv2/core/utils/logger.hpp>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+#ifdef YOLOX_VIDEO
+#include <opencv2/videoio.hpp>
+#endif
+
+#include "data/dataset.hpp"
+#include "base/error.hpp"
+#include "images/image.hpp"
+#include "run/log.hpp"
+
+namespace yolox {
+
+// An image, or a frame of a video.
+struct Frame {
+  std::string source;  // the file or stream that it is from
+  std::string name;    // of its results, below their folder: "cats/1.jpg", of a frame "clip_000012.jpg"
+  int64_t number = 0;  // position in the source; frames that were passed over count
+  double second = 0;   // of a frame: since the first one
+  Image image;         // empty where it cannot be read
+  std::string error;   // and why
+};
+
+struct FrameSource {
+  std::vector<std::string> files;       // that are read, and must not be written over
+  std::vector<std::string> names = {};  // of the results of images, below their folder
+  int64_t count = 0;                    // images or frames; 0: not known
+  bool video = false;                   // frames follow one another
+  bool live = false;                    // they come when they come: a camera or a stream
+  double fps = 0;                       // frames a second
+  std::string stem = {};                // of a video: name of its results without their end
+  // Safe to use from several threads; each position is read once, those of a video from 0 on without a gap.
+  // False behind the last one.
+  std::function<bool(int64_t position, Frame& frame)> read = {};
+};
+
+// ---- images
+
+inline bool is_image_name(const fs::path& path) {
+  std::string end = path.extension().string();
+  std::transform(end.begin(), end.end(), end.begin(), ::tolower);
+  for (const char* known : {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
+    if (end == known) return true;
+  return false;
+}
+
+// Images of a folder in the order of their names, "2.jpg" before "10.jpg"; hidden ones are left out, and the
+// folder `without`, where results of another run may be. Links are followed, into each folder once.
+inline std::vector<std::string> images_in(const std::string& folder, bool recursive,
+                                          const fs::path& without) {
+  std::vector<std::string> files;
+  const fs::directory_iterator readable(folder);  // throws where it is not
+  std::error_code ignored;
+  std::set<std::pair<dev_t, ino_t>> entered;
+  const auto enter = [&](const fs::path& into) {
+    struct stat s;
+    return ::stat(into.c_str(), &s) == 0 && entered.insert({s.st_dev, s.st_ino}).second;
+  };
+  enter(folder);
+  const auto options =
+      fs::directory_options::skip_permission_denied | fs::directory_options::follow_directory_symlink;
+  for (auto at = fs::recursive_directory_iterator(folder, options), end = fs::recursive_directory_iterator();
+       at != end; ++at) {
+    const bool hidden = at->path().filename().string()[0] == '.';
+    if (at->is_directory(ignored)) {
+      if (!recursive || hidden || fs::equivalent(at->path(), without, ignored) || !enter(at->path()))
+        at.disable_recursion_pending();
+    } else if (!hidden && is_image_name(at->path())) {
+      files.push_back(at->path().string());
+    }
+  }
+  std::sort(files.begin(), files.end(), [](const std::string& a, const std::string& b) {
+    return ::strverscmp(a.c_str(), b.c_str()) < 0;
+  });
+  return files;
+}
+
+// Images of a list, one a line, seen from here or else from the folder of the list.
+inline std::vector<std::string> images_listed(const std::string& list) {
+  std::vector<std::string> files;
+  std::ifstream in(list);
+  for (std::string line; std::getline(in, line);) {
+    while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back()))) line.pop_back();
+    if (line.empty()) continue;
+    const fs::path beside = fs::path(list).parent_path() / line;
+    std::error_code ignored;
+    files.push_back(!fs::exists(line, ignored) && fs::exists(beside, ignored) ? beside.string() : line);
+  }
+  return files;
+}
+
+// Results are called as the images are, seen from the folder that all of them are in.
+inline FrameSource image_source(const std::vector<std::string>& files) {
+  std::vector<fs::path> whole;
+  for (const auto& file : files) whole.push_back(fs::absolute(file).lexically_normal());
+  fs::path folder = whole[0].parent_path();
+  for (const fs::path& file : whole)
+    while (std::mismatch(folder.begin(), folder.end(), file.begin(), file.end()).first != folder.end())
+      folder = folder.parent_path();
+  FrameSource source{files};
+  for (const fs::path& file : whole)  // an end says how to write it
+    source.names.push_back(file.lexically_relative(folder).string() + (is_image_name(file) ? "" : ".jpg"));
+  source.count = int64_t(files.size());
+  source.read = [files, names = source.names](int64_t i, Frame& frame) {
+    if (i >= int64_t(files.size())) return false;
+    frame.source = files[i], frame.name = names[i], frame.number = i;
+    try {
+      frame.image = decode_image(read_bytes(files[i]), files[i]);
+    } catch (const ImageError& e) {
+      frame.error = e.what();
+    }
+    return true;
+  };
+  return source;
+}
+
+// ---- videos
+
+#ifdef YOLOX_VIDEO
+// The newest frame of a camera or a stream. What comes while nobody asks is passed over: who looks is to see
+// what is, not what was.
+class LiveVideo {
+ public:
+  explicit LiveVideo(cv::VideoCapture opened)
+      : video(std::move(opened)), grabber([this] {
+          for (cv::Mat frame; !stop && video.read(frame) && !frame.empty(); frame = cv::Mat()) {
+            const std::lock_guard lock(mutex);
+            if (number < 0) began = now();
+            newest = frame, second = now() - began, ++number;
+            fresh.notify_all();
+          }
+          stop = true;
+        }) {}
+  ~LiveVideo() {
+    stop = true;
+    grabber.join();
+  }
+  // Waits for a frame that was not given yet; false where the stream ends, or after a signal.
+  bool read(Frame& frame) {
+    std::unique_lock lock(mutex);
+    while (number == given) {
+      if (stop || stop_signal) return false;
+      fresh.wait_for(lock, std::chrono::milliseconds(50));
+    }
+    frame.image = newest, frame.number = given = number, frame.second = second;
+    return true;
+  }
+
+ private:
+  cv::VideoCapture video;
+  std::mutex mutex;
+  std::condition_variable fresh;
+  cv::Mat newest;
+  int64_t number = -1, given = -1;
+  double began = 0, second = 0;
+  std::atomic<bool> stop{false};
+  std::thread grabber;
+};
+
+// given: a file, the number of a camera, or a URL.
+inline FrameSource video_source(const std::string& given) {
+  cv::utils::logging::setLogLevel(cv::utils::logging::LOG_LEVEL_SILENT);  // what is wrong is said here
+  setenv("OPENCV_FFMPEG_LOGLEVEL", "-8", /*overwrite=*/0);
+  const bool number = given.find_first_not_of("0123456789") == std::string::npos && given.size() < 4;
+  const bool device = number || given.rfind("/dev/", 0) == 0;
+  cv::VideoCapture video;
+  try {
+    if (number)
+      video.open(std::stoi(given));
+    else
+      video.open(given);
+  } catch (const cv::Exception&) {}  // as if it could not be opened
+  check(video.isOpened(), "--source ", given,
+        number ? ": there is no such camera, or it is in use; ls /dev/video* lists cameras"
+        : given.find("://") != std::string::npos ? " cannot be opened; is the address right, the stream on?"
+        : device                                 ? " cannot be opened; is it a camera, is it in use?"
+                                                 : " is neither an image nor a video that OpenCV can read");
+  FrameSource source{{given}};
+  source.video = true;
+  source.count = device ? 0 : int64_t(std::max(0.0, video.get(cv::CAP_PROP_FRAME_COUNT)));
+  source.live = source.count == 0;
+  source.fps = video.get(cv::CAP_PROP_FPS);
+  if (!(source.fps >= 1 && source.fps <= 240)) source.fps = 25;  // not known
+  source.stem = number ? "camera" + given : fs::path(given.substr(0, given.find('?'))).stem().string();
+  if (source.stem.empty()) source.stem = "stream";
+  const auto named = [given, stem = source.stem](Frame& frame) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, "_%06lld.jpg", static_cast<long long>(frame.number));
+    frame.source = given, frame.name = stem + digits;
+    return true;
+  };
+  if (source.live) {
+    auto live = std::make_shared<LiveVideo>(std::move(video));
+    source.read = [=](int64_t, Frame& frame) { return live->read(frame) && named(frame); };
+    return source;
+  }
+  struct Reading {
+    cv::VideoCapture video;
+    std::mutex mutex;
+    std::condition_variable turn;
+    int64_t next = 0;
+  };
+  auto reading = std::make_shared<Reading>();
+  reading->video = std::move(video);
+  source.read = [=, fps = source.fps](int64_t position, Frame& frame) {
+    std::unique_lock lock(reading->mutex);
+    reading->turn.wait(lock, [&] { return reading->next == position; });
+    cv::Mat image;
+    const bool got = reading->video.read(image) && !image.empty();
+    ++reading->next;
+    reading->turn.notify_all();
+    lock.unlock();
+    if (!got) return false;
+    frame.image = image, frame.number = position, frame.second = double(position) / fps;
+    return named(frame);
+  };
+  return source;
+}
+
+// A video that grows frame by frame: H.264, or what this OpenCV has instead. Under a temporary name until it
+// is whole.
+class VideoFile {
+ public:
+  // path: without its end, which the codec decides.
+  VideoFile(std::string path, double fps) : path(std::move(path)), fps(fps) {}
+  VideoFile(const VideoFile&) = delete;
+  ~VideoFile() {  // where an error ended it: what is done plays
+    try {
+      finish();
+    } catch (const std::exception&) {}
+  }
+
+  // second: negative: the frame follows the last one; else when it is shown. Frames are repeated to fill the
+  // time.
+  void add(const Image& frame, double second) {
+    if (!writer.isOpened()) start(frame.size());
+    Image fitting = frame;
+    if (frame.size() != size) cv::resize(frame, fitting, size);  // a stream may change; a video does not
+    const int64_t until =
+        second < 0 ? frames + 1 : std::max(frames + 1, int64_t(std::lround(second * fps)) + 1);
+    for (; frames < until; ++frames) writer.write(fitting);
+  }
+  // Ends the file and looks that all is in it: the codec tells nobody of a full disk.
+  void finish() {
+    if (!writer.isOpened()) return;
+    writer.release();
+    const auto held = int64_t(cv::VideoCapture(part).get(cv::CAP_PROP_FRAME_COUNT));
+    const bool kept = held >= frames && ::rename(part.c_str(), file.c_str()) == 0;
+    if (!kept) ::unlink(part.c_str());
+    check(kept, "cannot write ", file, ": ", std::clamp<int64_t>(held, 0, frames), " of ", frames,
+          " frames were held; is the disk full? A file that was there is untouched");
+  }
+  std::string file;  // where it is; empty before the first frame
+  std::string note;  // what is to be said of it
+
+ private:
+  void start(cv::Size of) {
+    size = of;
+    for (const auto& [codec, end] : {std::pair("avc1", ".mp4"), {"mp4v", ".mp4"}, {"MJPG", ".avi"}}) {
+      file = path + end, part = concat(path, ".tmp.", getpid(), end);
+      if (writer.open(part, cv::VideoWriter::fourcc(codec[0], codec[1], codec[2], codec[3]), fps, size)) {
+        if (std::string(codec) != "avc1")
+          note = concat("note: this OpenCV cannot write H.264; ", file, " is ", codec,
+                        ", which browsers do not show");
+        return;
+      }
+      ::unlink(part.c_str());
+    }
+    fail("cannot write ", path, ".mp4: is the folder writable? has OpenCV a codec (H.264, MPEG-4, MJPEG)?");
+  }
+
+  std::string path, part;
+  double fps;
+  cv::Size size;
+  cv::VideoWriter writer;
+  int64_t frames = 0;
+};
+#else
+inline FrameSource video_source(const std::string& given) {
+  fail("--source ", given,
+       " is no image, and this build reads no videos: OpenCV's videoio was not there; install libopencv-dev "
+       "and run ./setup.sh again");
+}
+struct VideoFile {
+  VideoFile(const std::string&, double) {}
+  void add(const Image&, double) {}
+  void finish() {}
+  std::string file, note;
+};
+#endif
+
+// given: as --source says. results: the folder that they go to. Throws where there is nothing to look at.
+inline FrameSource open_source(const std::string& given, bool recursive, const std::string& results) {
+  usage_check(!given.empty(),
+              "--source is needed: an image, a folder, a video, a camera (0), an address, or shapes");
+  if (given == "shapes") {
+    FrameSource source;
+    source.count = kShapesVal;
+    for (int64_t i = 1; i <= source.count; ++i) source.names.push_back(concat("shapes_", i, ".png"));
+    source.read = [names = source.names](int64_t i, Frame& frame) {
+      if (i >= int64_t(names.size())) return false;
+      frame.source = frame.name = names[i], frame.number = i;
+      frame.image = draw_shapes(0, 1, i).image;
+      return true;
+    };
+    return source;
+  }
+  std::vector<std::string> files;
+  if (fs::is_directory(given)) {
+    files = images_in(given, recursive, results);
+    check(!files.empty(), "--source ", given, " holds no images (.jpg .jpeg .png .bmp .webp .tif .tiff)",
+          recursive ? "" : "; --recursive looks into its folders, too");
+  } else if (!fs::exists(given) && given.find_first_of("*?[") != std::string::npos &&
+             given.find("://") == std::string::npos) {
+    glob_t found{};
+    ::glob(given.c_str(), 0, nullptr, &found);
+    for (size_t i = 0; i < found.gl_pathc; ++i)
+      if (is_image_name(found.gl_pathv[i])) files.push_back(found.gl_pathv[i]);
+    ::globfree(&found);
+    check(!files.empty(), "--source ", given, ": no image is called so");
+  } else if (fs::path(given).extension() == ".txt" && fs::is_regular_file(given)) {
+    files = images_listed(given);
+    check(!files.empty(), "--source ", given, " lists no images; it takes one a line");
+  } else if (is_image_name(given) || (fs::is_regular_file(given) && cv::haveImageReader(given))) {
+    check(fs::exists(given), "--source ", given, " does not exist");
+    files = {given};
+  } else {
+    const bool camera = given.find_first_not_of("0123456789") == std::string::npos;
+    check(camera || given.find("://") != std::string::npos || fs::exists(given), "--source ", given,
+          " does not exist");
+    return video_source(given);
+  }
+  return image_source(files);
+}
+
+}  // namespace yolox

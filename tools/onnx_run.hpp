@@ -1,0 +1,148 @@
+// Computes the graph of an ONNX file with torch, node by node, as the operations are defined at
+// https://onnx.ai/onnx/operators. Only what onnx.hpp writes is known, and nothing is done to be fast: this is
+// how ./export looks at once whether the file that it wrote is the model.
+#pragma once
+#include <torch/torch.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/onnx.hpp"
+
+namespace yolox {
+
+namespace onnx_run_detail {
+
+inline Ints list_of(const Tensor& t) {
+  const Tensor flat = t.contiguous().flatten();
+  return {flat.data_ptr<int64_t>(), flat.data_ptr<int64_t>() + flat.numel()};
+}
+
+// boxes [B, A, 4] (cx, cy, w, h), scores [B, C, A] -> [D, 3]: image, class, box
+inline Tensor non_max_suppression(const Tensor& boxes, const Tensor& scores, int64_t most, double iou,
+                                  double conf) {
+  std::vector<Tensor> chosen{torch::empty({0, 3}, torch::kLong)};
+  const Tensor half = boxes.slice(2, 2, 4) / 2, centre = boxes.slice(2, 0, 2);
+  const Tensor corners = torch::cat({centre - half, centre + half}, 2);
+  for (int64_t b = 0; b < scores.size(0); ++b)
+    for (int64_t c = 0; c < scores.size(1); ++c) {
+      const Tensor above = (scores[b][c] > conf).nonzero().squeeze(1);
+      if (above.numel() == 0) continue;
+      const Tensor kept =
+          above
+              .index_select(0, nms(corners[b].index_select(0, above), scores[b][c].index_select(0, above),
+                                   torch::zeros_like(above), iou))
+              .slice(0, 0, most);
+      chosen.push_back(torch::stack({torch::full_like(kept, b), torch::full_like(kept, c), kept}, 1));
+    }
+  return torch::cat(chosen);
+}
+
+// What a node makes of its inputs; an input that is left out is undefined.
+inline std::vector<Tensor> compute(const onnx::Node& node, const std::vector<Tensor>& in) {
+  const std::string& op = node.op_type();
+  const auto dim = [&](const Tensor& x, int64_t otherwise) {
+    const int64_t axis = attribute(node, "axis", otherwise);
+    return axis < 0 ? axis + x.dim() : axis;
+  };
+  if (op == "Add") return {in[0] + in[1]};
+  if (op == "Sub") return {in[0] - in[1]};
+  if (op == "Mul") return {in[0] * in[1]};
+  if (op == "Exp") return {in[0].exp()};
+  if (op == "Sigmoid") return {in[0].sigmoid()};
+  if (op == "Concat") return {torch::cat(in, dim(in[0], 0))};
+  if (op == "Transpose") return {in[0].permute(attribute(node, "perm", Ints{}))};
+  if (op == "Shape") return {torch::tensor(in[0].sizes().vec(), torch::kLong)};
+  if (op == "GatherND") return {in[0].index({in[1].select(1, 0), in[1].select(1, 1)})};
+  if (op == "ReduceMax") return {in[0].amax(attribute(node, "axes", Ints{}), attribute(node, "keepdims", 1))};
+  if (op == "ArgMax") return {in[0].argmax(dim(in[0], 0), attribute(node, "keepdims", 1))};
+  if (op == "Range")
+    return {torch::arange(in[0].item<int64_t>(), in[1].item<int64_t>(), in[2].item<int64_t>(), torch::kLong)};
+  if (op == "Cast") {
+    const int64_t to = attribute(node, "to", 0);
+    return {in[0].to(to == onnx::Tensor::FLOAT16 ? torch::kHalf
+                     : to == onnx::Tensor::INT64 ? torch::kLong
+                                                 : torch::kFloat)};
+  }
+  if (op == "Conv") {
+    const Ints pads = attribute(node, "pads", Ints{0, 0, 0, 0});
+    return {torch::conv2d(in[0], in[1], in.size() > 2 ? in[2] : Tensor(),
+                          attribute(node, "strides", Ints{1, 1}), {pads[0], pads[1]},
+                          attribute(node, "dilations", Ints{1, 1}), attribute(node, "group", 1))};
+  }
+  if (op == "MaxPool") {
+    const Ints pads = attribute(node, "pads", Ints{0, 0, 0, 0});
+    return {torch::max_pool2d(in[0], attribute(node, "kernel_shape", Ints{}),
+                              attribute(node, "strides", Ints{1, 1}), {pads[0], pads[1]})};
+  }
+  if (op == "Resize") {
+    const Tensor scales = in[2].to(torch::kDouble);
+    return {torch::upsample_nearest2d(
+        in[0], std::nullopt, std::vector<double>{scales[2].item<double>(), scales[3].item<double>()})};
+  }
+  if (op == "Slice") {
+    const Ints first = list_of(in[1]), end = list_of(in[2]), axes = list_of(in[3]), step = list_of(in[4]);
+    Tensor x = in[0];
+    for (size_t i = 0; i < axes.size(); ++i) x = x.slice(axes[i], first[i], end[i], step[i]);
+    return {x};
+  }
+  if (op == "Split") return in[0].split_with_sizes(list_of(in[1]), dim(in[0], 0));
+  if (op == "Reshape") {
+    Ints shape = list_of(in[1]);
+    for (size_t i = 0; i < shape.size(); ++i)
+      if (shape[i] == 0) shape[i] = in[0].size(int64_t(i));
+    return {in[0].reshape(shape)};
+  }
+  if (op == "Gather") {  // along the axis, the shape of the indices takes the place of one side
+    const int64_t axis = dim(in[0], 0);
+    Ints shape = in[0].sizes().vec();
+    shape.erase(shape.begin() + axis);
+    shape.insert(shape.begin() + axis, in[1].sizes().begin(), in[1].sizes().end());
+    return {in[0].index_select(axis, in[1].flatten()).reshape(shape)};
+  }
+  if (op == "OneHot") {  // depth and [off, on]
+    const int64_t depth = in[1].item<int64_t>(), axis = attribute(node, "axis", -1);
+    const Tensor hot = torch::one_hot(in[0], depth).to(in[2].scalar_type());
+    return {(in[2][0] + hot * (in[2][1] - in[2][0])).movedim(-1, axis)};
+  }
+  if (op == "TopK") {
+    const auto [values, order] =
+        in[0].sort(/*stable=*/true, dim(in[0], -1), /*descending=*/attribute(node, "largest", 1) != 0);
+    const int64_t k = in[1].item<int64_t>();
+    return {values.slice(dim(in[0], -1), 0, k), order.slice(dim(in[0], -1), 0, k)};
+  }
+  if (op == "NonMaxSuppression")
+    return {
+        non_max_suppression(in[0], in[1], in[2].item<int64_t>(), in[3].item<float>(), in[4].item<float>())};
+  fail("the ONNX operation ", op, " of ", node.name(), " is not known here; add it to onnx_run.hpp");
+}
+
+}  // namespace onnx_run_detail
+
+// The value `output` for images [B, 3, H, W], or another value of the graph by its name.
+inline Tensor run_onnx(const onnx::Model& model, const Tensor& images, const std::string& output) {
+  const torch::InferenceMode inference;
+  const auto& graph = model.graph();
+  std::map<std::string, Tensor> values{{"", {}}, {graph.input(0).name(), images}};
+  for (const auto& t : graph.initializer()) values[t.name()] = to_torch(t, graph.name());
+  std::map<std::string, int> uses;  // a value goes when its last reader has it
+  for (const auto& node : graph.node())
+    for (const auto& name : node.input()) ++uses[name];
+  for (const auto& node : graph.node()) {
+    if (values.count(output)) break;
+    std::vector<Tensor> in;
+    for (const auto& name : node.input()) {
+      check(values.count(name), "node ", node.name(), " takes ", name, ", which no node before it makes");
+      in.push_back(values.at(name));
+      if (!name.empty() && --uses[name] == 0) values.erase(name);
+    }
+    const auto out = onnx_run_detail::compute(node, in);
+    for (int i = 0; i < node.output_size(); ++i) values[node.output(i)] = out.at(i);
+  }
+  check(values.count(output), "the ONNX graph makes no value ", output);
+  return values.at(output);
+}
+
+}  // namespace yolox

@@ -1,0 +1,170 @@
+// Packs a data set into one LMDB file: quick to copy, quick to read from slow or network disks. Training from
+// it makes the same batches, bit for bit.
+//   ./pack --data DIR --out FILE.lmdb
+#include <sys/file.h>
+
+#include <cerrno>
+#include <iostream>
+#include <map>
+
+#include "base/flags.hpp"
+#include "data/packed.hpp"
+
+using namespace yolox;
+
+struct Config : Flags {
+  std::string data =
+      flag(data, "What", "data", "", "DIR|FILE", "COCO, VOC or YOLO folder, a JSON or YAML file");
+  std::string split =
+      flag(split, "What", "split", "", "NAME", "split to evaluate on, such as test; val when left out");
+  std::string out =
+      flag(out, "What", "out", "", "FILE.lmdb", "file to write; one that was cut off is continued");
+  bool decoded = flag(decoded, "What", "decoded", false, "",
+                      "store pixels instead of files: no decoding in training, about ten times the size");
+};
+
+// An LMDB file open for writing, which grows as it needs.
+class Packing {
+ public:
+  explicit Packing(const std::string& path) : path(path) {
+    lmdb(mdb_env_create(&env), path, "cannot be made");
+    lmdb(mdb_env_set_mapsize(env, room), path, "cannot be made");
+    lmdb(mdb_env_open(env, path.c_str(), MDB_NOSUBDIR | MDB_NOLOCK, 0644), path, "cannot be made");
+    mdb_filehandle_t file;  // LMDB's own lock would be a second file beside this one
+    lmdb(mdb_env_get_fd(env, &file), path, "cannot be locked");
+    check(flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, path,
+          " is being written by another ./pack; wait for it, or give another --out");
+    begin();
+    MDB_stat stat;
+    lmdb(mdb_stat(transaction, table, &stat), path, "cannot be read");
+    check(stat.ms_entries == 0 || !get("yolox").empty(), path,
+          " is the LMDB file of another program; give another --out");
+  }
+  ~Packing() {
+    if (transaction) mdb_txn_abort(transaction);
+    mdb_env_close(env);
+  }
+  std::string_view get(const std::string& key) {
+    begin();
+    return lmdb_get(transaction, table, key, path);
+  }
+  void put(const std::string& key, std::string_view bytes) {
+    pending += bytes.size() + 8192;
+    if (pending > room / 4 ||
+        lmdb_bytes(env) + 2 * pending > room) {  // room for what is coming, and for LMDB's copies
+      commit();
+      while (lmdb_bytes(env) + 4 * (bytes.size() + 8192) + (64u << 20) > room) room *= 2;
+      lmdb(mdb_env_set_mapsize(env, room), path, "cannot grow");
+      pending = bytes.size() + 8192;
+    }
+    begin();
+    MDB_val k = lmdb_value(key), value = lmdb_value(bytes);
+    lmdb(mdb_put(transaction, table, &k, &value, 0), path, "cannot be written");
+    if (pending > (64u << 20) || ++waiting >= 64) commit();
+  }
+  void commit() {
+    if (transaction) lmdb(mdb_txn_commit(std::exchange(transaction, nullptr)), path, "cannot be written");
+    pending = 0, waiting = 0;
+  }
+
+ private:
+  void begin() {
+    if (transaction) return;
+    lmdb(mdb_txn_begin(env, nullptr, 0, &transaction), path, "cannot be written");
+    lmdb(mdb_dbi_open(transaction, nullptr, 0, &table), path, "cannot be written");
+  }
+  const std::string path;
+  size_t room = size_t(1) << 30, pending = 0;  // bytes
+  int waiting = 0;                             // values that are not committed
+  MDB_env* env = nullptr;
+  MDB_txn* transaction = nullptr;
+  MDB_dbi table = 0;
+};
+
+// The levels of a picture that decode_piece() can be asked for; none where it cannot be decoded.
+static std::string decoded_image(const Dataset& data, size_t i) {
+  const cv::Size size = data.size(i);
+  std::vector<Piece> pieces;
+  std::vector<cv::Size> sizes;
+  try {
+    for (double scale = 1; pieces.size() < size_t(Levels::kMost); scale /= 2) {
+      pieces.push_back(data.piece(i, {{0, 0}, size}, scale));
+      sizes.push_back(pieces.back().image.size());
+      if (sizes.back().area() == 1) break;
+    }
+  } catch (const ImageError& e) {
+    data.problems->add("image cannot be used", e.what());
+    pieces.clear(), sizes.clear();
+  }
+  std::string bytes(levels_bytes(sizes), '\0');
+  write_levels(pieces, reinterpret_cast<unsigned char*>(bytes.data()));
+  return bytes;
+}
+
+static void pack(int argc, char** argv) {
+  Config config;
+  config.parse(argc, argv, "packs a data set into one LMDB file");
+  usage_check(!config.data.empty(), "--data is needed: a folder, or a COCO JSON or YOLO data.yaml file");
+  usage_check(config.data != "shapes" && !is_packed(config.data), "--data ", config.data,
+              " needs no packing");
+  usage_check(fs::path(config.out).extension() == ".lmdb", "--out must end in .lmdb, got '", config.out, "'");
+  check(!fs::is_directory(config.out), "--out ", config.out, " is a folder");
+  opencv_single_thread();
+  const Splits splits = load_splits(config.data, config.split, 0, /*official_quirks=*/false, "");
+
+  const std::pair<std::string, const Dataset*> parts[] = {{"train", &splits.train}, {"val", &splits.val}};
+  std::map<std::string, std::string> labels;
+  ContentKey key;  // of pictures and labels
+  for (const auto& [name, data] : parts) {
+    labels[name] = splits.same && name == "val" ? "" : coco_text(data->truth);
+    key.add(data->key), key.add(labels[name]);
+  }
+  const std::string head = concat("1 ", config.decoded ? "decoded " : "encoded ", key.text());
+  Packing file(config.out);
+  const std::string found(file.get("yolox"));
+  check(found.empty() || found == head, config.out,
+        " holds other images or labels, or the same ones packed in another way; ",
+        "delete it or give another --out");
+  if (!file.get("complete").empty()) {
+    std::cout << config.out << " is complete\n";
+    return;
+  }
+  file.put("yolox", head);
+  size_t done = 0, there = 0;
+  const size_t all = splits.train.records.size() + (splits.same ? 0 : splits.val.records.size());
+  for (const auto& [name, data] : parts) {
+    file.put(name, labels[name]);
+    if (splits.same && name == "val") break;
+    const size_t together = config.decoded ? 8 : 64;  // in memory
+    for (size_t from = 0; from < data->records.size(); from += together) {
+      std::vector<std::string> images(std::min(together, data->records.size() - from));
+      std::vector<char> wanted(images.size());
+      for (size_t k = 0; k < images.size(); ++k) wanted[k] = file.get(image_key(name, from + k)).empty();
+      in_threads(int64_t(images.size()), [&, data = data](int64_t k) {
+        if (wanted[k]) images[k] = config.decoded ? decoded_image(*data, from + k) : data->bytes(from + k);
+      });
+      for (size_t k = 0; k < images.size(); ++k) {
+        if (wanted[k]) file.put(image_key(name, from + k), images[k]);
+        there += !wanted[k];
+      }
+      done += images.size();
+      if (isatty(1)) std::cout << "\r" << done << "/" << all << std::flush;
+    }
+  }
+  file.put("complete", "yes");
+  file.commit();
+  std::cout << (isatty(1) ? "\r" : "") << config.out << ": " << all << " images";
+  if (there) std::cout << ", " << there << " of them were there";
+  std::cout << ", " << short_bytes(double(fs::file_size(config.out))) << "\n";
+  for (const auto& [name, data] : parts) {
+    if (splits.same && name == "val") break;
+    const std::string list = concat(config.out, ".", name, ".problems.txt");
+    for (const auto& [kind, count] : data->problems->summary())
+      std::cout << "note: " << data->name << ": " << kind << ": " << count << " (listed in " << list << ")\n";
+    data->problems->write(list);
+  }
+}
+
+int main(int argc, char** argv) {
+  return run_program([&] { pack(argc, argv); });
+}
