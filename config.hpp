@@ -13,10 +13,10 @@
 #include "base/device.hpp"
 #include "base/flags.hpp"
 #include "ddp/launch.hpp"
-#include "multiscale.hpp"
-#include "run/log.hpp"
+#include "step.hpp"
 #include "run/state.hpp"
 #include "yolox.hpp"
+#include "data/dataset.hpp"
 
 namespace yolox {
 
@@ -318,6 +318,24 @@ inline Settings settings_of(const Flags& flags) {
 // Of --amp and --compress.
 inline at::ScalarType type_of(const std::string& name) {
   return name == "fp16" ? torch::kHalf : name == "bf16" ? torch::kBFloat16 : torch::kFloat;
+}
+
+// The length of a run.
+struct Plan {
+  int64_t batch, per_epoch, epochs, iters;  // images in a step, steps in an epoch, epochs, steps in all
+};
+
+// What all ranks have to have been told; where data lies and how it is read may differ by machine.
+inline Settings common_settings(const Config& config, const Dataset& data, size_t evaluated, int64_t step,
+                                torch::Device device) {
+  const std::set<std::string> of_machine{"data", "weights", "out", "workers", "cache", "device"};
+  Settings common{
+      {"images", concat(data.records.size())},          {"images to evaluate", concat(evaluated)},
+      {"--profile", config.profile ? "true" : "false"}, {"device", device.is_cpu() ? "cpu" : "cuda"},
+      {"classes", listed(data.classes, 1 << 30)},       {"steps done", concat(step)}};
+  for (const auto& [name, value] : settings_of(config))
+    if (!of_machine.count(name)) common.emplace_back("--" + name, value);
+  return common;
 }
 
 }  // namespace yolox

@@ -8,6 +8,7 @@
 #include "metrics/errors.hpp"
 #include "metrics/report.hpp"
 #include "base/threads.hpp"
+#include "formats.hpp"
 
 using namespace yolox;
 

@@ -19,27 +19,9 @@
 #include <vector>
 
 #include "yolox.hpp"
+#include "data/batch.hpp"
 
 namespace yolox {
-
-// Ground truth of a batch, padded to the largest number of objects in one image; only the first counts[b]
-// rows of image b are used. Class ids must be below the model's number of classes (checked where labels are
-// read).
-struct Targets {
-  Tensor boxes;    // [B, G, 4] float: cx, cy, w, h in pixels of the network's input
-  Tensor classes;  // [B, G] int64
-  std::vector<int64_t> counts;
-
-  int64_t total() const {
-    int64_t n = 0;
-    for (const int64_t count : counts) n += count;
-    return n;
-  }
-  Targets slice(int64_t from, int64_t to) const {  // of images
-    return {
-        boxes.slice(0, from, to), classes.slice(0, from, to), {counts.begin() + from, counts.begin() + to}};
-  }
-};
 
 struct Assignment {
   Tensor matched;  // [B, A] int64: row of the object that this point learns, -1: background

@@ -5,6 +5,10 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <ostream>
+#include <cmath>
+#include <array>
 #include <exception>
 #include <functional>
 #include <limits>
@@ -15,13 +19,101 @@
 #include "base/flags.hpp"
 #include "loss.hpp"
 #include "base/memory.hpp"
-#include "multiscale.hpp"
 #include "optim.hpp"
 #include "simota.hpp"
-#include "run/remarks.hpp"
 #include "yolox.hpp"
+#include "base/random.hpp"
+#include "base/text.hpp"
+#include "data/batch.hpp"
 
 namespace yolox {
+
+// ---- the numbers of a step
+
+// Of one step, or means of several.
+struct StepNumbers {
+  double total = 0, iou = 0, obj = 0, cls = 0, l1 = 0;  // losses
+  double positives = 0;                                 // anchor points that learn an object
+  double norm = 0;                                      // of the gradient, before clipping
+  double objects = 0;
+
+  bool finite() const { return std::isfinite(total) && std::isfinite(norm); }
+  double per_object() const { return positives / std::max(objects, 1e-9); }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const StepNumbers& n) {
+  return out << "iou " << n.iou << ", obj " << n.obj << ", cls " << n.cls << ", l1 " << n.l1
+             << ", gradient norm " << n.norm;
+}
+
+constexpr std::array<double StepNumbers::*, 8> kStepNumbers = {
+    &StepNumbers::total, &StepNumbers::iou,       &StepNumbers::obj,  &StepNumbers::cls,
+    &StepNumbers::l1,    &StepNumbers::positives, &StepNumbers::norm, &StepNumbers::objects};
+
+struct Means {
+  StepNumbers sums;
+  int64_t steps = 0;
+
+  void add(const StepNumbers& n) {
+    for (const auto number : kStepNumbers) sums.*number += n.*number;
+    ++steps;
+  }
+  // The means since the last call; NaN after no step.
+  StepNumbers take() {
+    StepNumbers means;
+    for (const auto number : kStepNumbers) means.*number = sums.*number / double(steps);
+    *this = Means();
+    return means;
+  }
+};
+
+// Why a run cannot go on after this step; empty: it can. A gradient that is not finite is nothing but
+// skipped, mixed precision makes some; `skipped` counts how many in a row.
+inline std::string why_to_stop(const StepNumbers& n, int64_t& skipped) {
+  skipped = n.finite() ? 0 : skipped + 1;
+  if (!std::isfinite(n.total)) return "the loss is not finite";
+  return skipped == 20 ? "the gradient was not finite 20 times in a row" : "";
+}
+
+// ---- multi-scale: every ten steps another input size
+
+// The size of each step, drawn from (seed, step / 10) alone: it is the same on every rank and after a resume.
+// There are a dozen of them, so that what is chosen for each size (cuDNN's algorithms, cached memory) is
+// chosen a dozen times in a run.
+struct MultiScale {
+  ImageSize base;  // of the first ten steps
+  int less, more;  // how far the height goes from there, in units of 32 pixels; both 0: base always
+  int64_t seed;
+  int smallest = 1;  // height in units of 32 pixels
+
+  // Official YOLOX draws from five less to five more, for nano and tiny from three less to seven more.
+  ImageSize at(int64_t step) const {
+    if (step < 10 || less + more == 0) return base;
+    Rng rng(seed, ~uint64_t{0}, step / 10);
+    const int units = base.height / 32;
+    return of(int(rng.randint(std::max(smallest, units - less), units + more)));
+  }
+  ImageSize largest() const { return of(base.height / 32 + more); }
+
+ private:
+  ImageSize of(int units) const {
+    return {32 * units, 32 * std::max(1, int(double(units) * base.width / base.height))};
+  }
+};
+
+// Images and boxes of a batch to another input size.
+inline void resize_batch(Tensor& images, Targets& targets, ImageSize size) {
+  const int64_t h = images.size(2), w = images.size(3);
+  if (h == size.height && w == size.width) return;
+  images = torch::upsample_bilinear2d(images, std::vector<int64_t>{size.height, size.width},
+                                      /*align_corners=*/false);
+  const double sx = double(size.width) / w, sy = double(size.height) / h;
+  const Tensor& b = targets.boxes;
+  targets.boxes =
+      torch::stack({b.select(2, 0) * sx, b.select(2, 1) * sy, b.select(2, 2) * sx, b.select(2, 3) * sy}, 2);
+}
+
+// ---- the gradient
 
 // Does a part of a step under the name that it has in --profile.
 template <class Part>
@@ -118,41 +210,6 @@ inline StepNumbers numbers_of(const Losses& l, const Tensor& norm, int64_t objec
   const Tensor read = torch::stack(all).cpu();
   const double* v = read.data_ptr<double>();
   return {v[0], v[1], v[2], v[3], v[4], v[5], v[6], double(objects)};
-}
-
-// The memory of a step of n images, bytes; infinity where it runs out. base: the size that images are loaded
-// in, largest: that of multi-scale. run(body) does the step. Leaves the model as it was.
-template <class Run>
-double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimizer, const GradScaler& scaler,
-                      const StepSettings& settings, ImageSize base, ImageSize largest, torch::Device device,
-                      const Run& run) {
-  struct AsBefore {  // whatever happens
-    Optimizer& optimizer;
-    torch::Device device;
-    SavedBuffers statistics;
-    ~AsBefore() { optimizer.zero_grad(), statistics.restore(), empty_cache(device); }
-  } as_before{optimizer, device, SavedBuffers(*model)};
-  // Beside the step: images on their way, three batches in the loader and one being copied.
-  const double waiting = device.is_cpu() ? 4.0 * double(n) * base.height * base.width * 3 : 0;
-  double bytes = std::numeric_limits<double>::infinity();
-  empty_cache(device);
-  try {
-    Tensor images = torch::full({n, base.height, base.width, 3}, 114, torch::kByte).to(device);
-    images = images.permute({0, 3, 1, 2}).to(model->parameters()[0].scalar_type());
-    Targets targets{torch::full({n, 20, 4}, base.width / 4.0, device),
-                    torch::zeros({n, 20}, torch::TensorOptions(torch::kLong).device(device)),
-                    std::vector<int64_t>(n, 20)};
-    resize_batch(images, targets, largest);
-    run([&] {
-      compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, parts, optimizer, scaler,
-                        settings);
-    });
-    if (device.is_cuda()) torch::cuda::synchronize(device.index());
-    bytes = memory_peak(device) + waiting;
-  } catch (const std::exception& e) {
-    if (!is_out_of_memory(e)) throw;
-  }
-  return bytes;
 }
 
 }  // namespace yolox

@@ -2,11 +2,10 @@
 // and what to do about it. No backtrace: the reader is a user, and the mistake is usually in a file or a
 // flag.
 #pragma once
-#include <algorithm>
-#include <sstream>
 #include <stdexcept>
 #include <string>
-#include <vector>
+
+#include "base/text.hpp"
 
 namespace yolox {
 
@@ -14,21 +13,6 @@ namespace yolox {
 struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-
-// "a", 3, 0.5 -> "a30.5"
-template <class... Parts>
-std::string concat(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
-}
-
-// "a, b", with "..." for those beyond the first `most`
-inline std::string listed(const std::vector<std::string>& names, size_t most = 8) {
-  std::string text;
-  for (size_t i = 0; i < std::min(names.size(), most); ++i) text += (i ? ", " : "") + names[i];
-  return text + (names.size() > most ? ", ..." : "");
-}
 
 // Throws std::runtime_error with all parts in one message.
 template <class... Parts>

@@ -9,10 +9,7 @@
 //   Config config;
 //   config.parse(argc, argv, "trains YOLOX");
 #pragma once
-#include <sys/resource.h>
-
 #include <algorithm>
-#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -267,37 +264,6 @@ inline ImageSize parse_size(const std::string& text) {
   return size;
 }
 
-// As many open files as the system allows: the soft limit is often 1024.
-inline void allow_open_files() {
-  rlimit files;
-  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
-  files.rlim_cur = files.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &files);
-}
-
-// What main() does: runs the program, turns exceptions into one line on stderr and the exit code (2 usage, 1
-// failure).
-template <class Program>
-int run_program(Program&& program) {
-  allow_open_files();
-  std::signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f` writing fails, as on a full disk
-  try {
-    program();
-    return 0;
-  } catch (const UsageError& e) {
-    std::cerr << "error: " << e.what() << std::endl;
-    return 2;
-  } catch (const std::filesystem::filesystem_error& e) {
-    std::cerr << "error: " << e.path1().string() << ": " << e.code().message()
-              << "; check the path and its rights" << std::endl;
-    return 1;
-  } catch (const std::exception& e) {  // torch appends its own backtrace after the first line
-    const std::string what = e.what();
-    const size_t trace =
-        std::min({what.find("\nException raised from"), what.find("\nCall stack"), what.find("\nframe #")});
-    std::cerr << "error: " << what.substr(0, trace) << std::endl;
-    return 1;
-  }
-}
+using Settings = std::vector<std::pair<std::string, std::string>>;  // flag, value
 
 }  // namespace yolox

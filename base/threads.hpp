@@ -20,18 +20,6 @@
 
 namespace yolox {
 
-// OpenMP's threads spin while they wait, by default for so long that a step takes several times as long where
-// others want the cores: a loader's threads, another program. With 10000 turns it is no slower on a quiet
-// machine and three times as fast beside a busy one. libgomp looks only when it is loaded, so the program
-// starts anew. To be called first.
-inline void share_cores(char** argv) {
-  if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
-  std::error_code error;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
-  setenv("GOMP_SPINCOUNT", "10000", 0);
-  if (!error) ::execv(program.c_str(), argv);  // where that fails, all goes on, slower
-}
-
 // f(i) for every i below n, from `most` threads, as many as there are cores when 0; from fewer where there
 // are no more to be had. The first exception of f comes out of it.
 template <class F>

@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "data.hpp"
+#include "formats.hpp"
 
 using namespace yolox;
 

@@ -15,6 +15,7 @@
 
 #include "base/error.hpp"
 #include "checkpoint/pth.hpp"
+#include "data/batch.hpp"
 
 namespace yolox {
 
@@ -182,18 +183,6 @@ struct WeightsInfo {
   bool legacy_preproc =
       false;  // false: BGR, 0..255; true: RGB, /255, ImageNet's mean and deviation (YOLOX 0.1.0)
 };
-
-// What a pixel goes through before the network: divided so that 255 becomes `range`, minus mean, over
-// deviation, per channel in this order. Means and deviations as in yolox/data/data_augment.py (ValTransform).
-struct PixelFormat {
-  std::string order;  // "BGR", "RGB"
-  double range;
-  std::array<double, 3> mean, std;
-};
-inline PixelFormat pixel_format(bool legacy_preproc) {
-  if (legacy_preproc) return {"RGB", 1, {0.485, 0.456, 0.406}, {0.229, 0.224, 0.225}};
-  return {"BGR", 255, {0, 0, 0}, {1, 1, 1}};
-}
 
 inline GenericDict to_dict(const WeightsInfo& info) {
   const PixelFormat format = pixel_format(info.legacy_preproc);

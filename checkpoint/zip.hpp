@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/bytes.hpp"
 
 namespace yolox {
 
@@ -29,19 +30,6 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 template <class... Parts>
 [[noreturn]] void damaged(const Parts&... parts) {
   fail(parts..., "; the file is damaged or incomplete: download or copy it again");
-}
-
-// A number at the start of raw bytes; the caller has checked that they are there.
-template <class T>
-T number(std::string_view bytes, size_t at = 0) {
-  T value;
-  std::memcpy(&value, bytes.data() + at, sizeof(T));
-  return value;
-}
-
-template <class T>
-void append(std::string& out, T value) {
-  out.append(reinterpret_cast<const char*>(&value), sizeof(T));
 }
 
 // CRC-32 as in zip (polynomial 0xEDB88320), eight bytes a step: a checkpoint has hundreds of megabytes.

@@ -31,6 +31,7 @@
 #include "base/memory.hpp"
 #include "run/log.hpp"
 #include "base/threads.hpp"
+#include "data/dataset.hpp"
 
 namespace yolox {
 
@@ -286,6 +287,107 @@ inline BlobCache::Place disk_place() {
   std::filesystem::create_directories(folder, error);
   check(!error, "cannot make ", folder, ": ", error.message(), "; set YOLOX_CACHE_DIR");
   return {folder, true};
+}
+
+// A picture as bytes: itself and its reductions by 2, 4, 8, ..., so that what is shown small is read small.
+struct Level {
+  int32_t width, height;
+  double scale_x, scale_y, x, y;  // see Piece
+};
+
+struct Levels {
+  static constexpr int kMost = 13;
+  int64_t count;
+  Level levels[kMost];
+};
+
+inline size_t levels_bytes(const std::vector<cv::Size>& sizes) {
+  size_t bytes = sizeof(Levels);
+  for (const cv::Size s : sizes) bytes += size_t(s.area()) * 3;
+  return bytes;
+}
+
+inline void write_levels(const std::vector<Piece>& pieces, unsigned char* out) {
+  Levels head{};
+  head.count = int64_t(pieces.size());
+  unsigned char* pixels = out + sizeof head;
+  for (size_t k = 0; k < pieces.size(); ++k) {
+    const Piece& p = pieces[k];
+    head.levels[k] = {p.image.cols, p.image.rows, p.scale.x, p.scale.y, p.origin.x, p.origin.y};
+    p.image.copyTo(cv::Mat(p.image.size(), CV_8UC3, pixels));
+    pixels += p.image.total() * 3;
+  }
+  std::memcpy(out, &head, sizeof head);
+}
+
+// The level that decode_piece() would decode, relative to the largest one; nothing where there is none, or
+// not all of it. The pixels stay where they are: they are not to be written to.
+inline Piece read_levels(std::string_view blob, double scale) {
+  Levels head;
+  if (blob.size() < sizeof head) return {};
+  const auto* bytes = reinterpret_cast<const unsigned char*>(blob.data());
+  std::memcpy(&head, bytes, sizeof head);
+  if (head.count < 1 || head.count > Levels::kMost) return {};
+  std::vector<cv::Size> sizes;
+  for (int64_t k = 0; k < head.count; ++k) {
+    if (!image_detail::is_size(head.levels[k].width, head.levels[k].height)) return {};
+    sizes.emplace_back(head.levels[k].width, head.levels[k].height);
+  }
+  if (blob.size() < levels_bytes(sizes)) return {};
+  int64_t wanted = 0;
+  for (double s = scale / head.levels[0].scale_x; s <= 0.5 && wanted + 1 < head.count; s *= 2) ++wanted;
+  const unsigned char* pixels = bytes + sizeof head;
+  for (int64_t k = 0; k < wanted; ++k) pixels += size_t(sizes[k].area()) * 3;
+  const Level& l = head.levels[wanted];
+  const cv::Mat view(sizes[wanted], CV_8UC3, const_cast<unsigned char*>(pixels));
+  return {view, {l.scale_x, l.scale_y}, {l.x, l.y}};
+}
+
+// From now on the data set's pictures come from the cache, which is filled first. In it a picture is no
+// larger than training shows it unzoomed. official_quirks: resized as official YOLOX does. Gives its size and
+// place, for the log.
+inline std::string use_cache(Dataset& data, const BlobCache::Place& place, cv::Size input,
+                             bool official_quirks, int threads, const BlobCache::Progress& progress) {
+  const auto sizes_of = [=](cv::Size picture) {
+    const Fit fit = fit_into(picture, input, official_quirks);
+    if (official_quirks) return std::vector<cv::Size>{fit.size};
+    std::vector<cv::Size> sizes{fit.scale.x < 1 || fit.scale.y < 1 ? fit.size : picture};
+    for (int r = 2; r <= 8; r *= 2)
+      sizes.emplace_back(std::max(1, sizes[0].width / r), std::max(1, sizes[0].height / r));
+    return sizes;
+  };
+  std::vector<size_t> bytes;
+  for (size_t i = 0; i < data.records.size(); ++i) bytes.push_back(levels_bytes(sizes_of(data.size(i))));
+  const auto fill = [&](size_t i, unsigned char* out) {
+    const cv::Size picture = data.size(i);
+    std::vector<Piece> pieces;
+    try {
+      for (const cv::Size s : sizes_of(picture)) {
+        Piece piece{Image(s, 0), {1.0 * s.width / picture.width, 1.0 * s.height / picture.height}};
+        if (!pieces.empty()) {
+          cv::resize(pieces[0].image, piece.image, s, 0, 0, cv::INTER_AREA);
+        } else {
+          const double scale = official_quirks ? 1 : std::max(piece.scale.x, piece.scale.y);
+          cv::resize(data.piece(i, {{0, 0}, picture}, scale).image, piece.image, s);
+          if (official_quirks) piece.scale = fit_into(picture, input, true).scale;
+        }
+        pieces.push_back(piece);
+      }
+    } catch (const ImageError&) {  // damaged since it was checked: no levels
+      if (data.strict) throw;
+      pieces.clear();
+    }
+    write_levels(pieces, out);
+  };
+  constexpr int kPixels = 1;  // to be raised when what is cached of a picture changes
+  ContentKey key;
+  const int parts[] = {kPixels, input.width, input.height, official_quirks};
+  key.add(data.key), key.add(parts, sizeof parts), key.add(CV_VERSION);
+  const auto cache = std::make_shared<BlobCache>(place, key.text(), bytes, fill, threads, progress);
+  data.stored = [cache, bytes](size_t i, double scale) {
+    return read_levels({reinterpret_cast<const char*>(cache->blob(i)), bytes[i]}, scale);
+  };
+  return concat(short_bytes(double(cache->bytes())), " in ", cache->path());
 }
 
 }  // namespace yolox

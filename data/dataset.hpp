@@ -22,10 +22,10 @@
 #include <utility>
 #include <vector>
 
-#include "augment.hpp"
+#include "images/boxes.hpp"
 #include "data/coco_json.hpp"
 #include "base/error.hpp"
-#include "formats.hpp"
+#include "data/source.hpp"
 #include "images/image.hpp"
 #include "base/new_file.hpp"
 #include "data/shapes.hpp"

@@ -13,7 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "augment.hpp"
+#include "base/random.hpp"
+#include "images/boxes.hpp"
 #include "base/error.hpp"
 
 namespace yolox {
@@ -97,7 +98,7 @@ constexpr Outline kDistractors[] = {
 };
 
 // One thing to draw: an outline turned, stretched and moved, and what became of it.
-struct Item {
+struct Shape {
   Outline outline;
   int cls;  // -1: a distractor
   double radius, cx, cy, depth;
@@ -150,7 +151,7 @@ inline void paint_background(Dice& rng, cv::Mat_<cv::Vec3b>& image) {
 }
 
 // Draws the item over what is there, counts its pixels and writes `id` into those of the mask.
-inline void paint(Dice& rng, Item& item, int id, cv::Mat_<cv::Vec3b>& image, cv::Mat_<uint8_t>& mask) {
+inline void paint(Dice& rng, Shape& item, int id, cv::Mat_<cv::Vec3b>& image, cv::Mat_<uint8_t>& mask) {
   const cv::Vec2d dir = rng.direction();
   const double stretch = rng.uniform(0.88, 1.14), stripes = rng.uniform(0.8, 2.5);
   const cv::Vec3i under = image(int(item.cy), int(item.cx));
@@ -180,15 +181,15 @@ inline void paint(Dice& rng, Item& item, int id, cv::Mat_<cv::Vec3b>& image, cv:
 }
 
 // What is where: nothing, a crowd of small objects, one large object among others, or a few of any size.
-inline std::vector<Item> compose(Dice& rng, int width, int height) {
+inline std::vector<Shape> compose(Dice& rng, int width, int height) {
   const double side = std::min(width, height), kind = rng.uniform(0, 1);
   const bool empty = kind < 0.04, large = kind >= 0.74 && kind < 0.94, crowd = kind >= 0.94;
   const int objects = empty ? 0 : crowd ? rng.randint(15, 30) : rng.randint(1, 6);
   const int distractors = rng.randint(0, 3);
   const int only_class = crowd && rng.bernoulli(0.3) ? rng.randint(0, kNumClasses - 1) : -1;
-  std::vector<Item> items(objects + distractors);
+  std::vector<Shape> items(objects + distractors);
   for (int i = 0; i < objects + distractors; i++) {
-    Item& item = items[i];
+    Shape& item = items[i];
     const double u = rng.uniform(0, 1);
     if (i < objects) {
       item.cls = only_class >= 0 ? only_class : rng.randint(0, kNumClasses - 1);
@@ -205,7 +206,7 @@ inline std::vector<Item> compose(Dice& rng, int width, int height) {
     for (int attempt = 0; attempt < 4; attempt++) {                         // to find a place of its own
       item.cx = rng.uniform(margin, width - margin);
       item.cy = rng.uniform(margin, height - margin);
-      const auto near = [&](const Item& b) {
+      const auto near = [&](const Shape& b) {
         return length(b.cx - item.cx, b.cy - item.cy) < 0.7 * (b.radius + item.radius);
       };
       if (std::none_of(items.begin(), items.begin() + i, near)) break;
@@ -216,11 +217,11 @@ inline std::vector<Item> compose(Dice& rng, int width, int height) {
 }
 
 // Boxes of the items that the mask has by number (from 1). Renumbers the mask as ShapesScene has it.
-inline std::vector<Box> find_boxes(std::vector<Item>& items, cv::Mat_<uint8_t>& mask) {
+inline std::vector<Box> find_boxes(std::vector<Shape>& items, cv::Mat_<uint8_t>& mask) {
   for (int y = 0; y < mask.rows; y++) {
     for (int x = 0; x < mask.cols; x++) {
       if (mask(y, x) == 0) continue;
-      Item& item = items[mask(y, x) - 1];
+      Shape& item = items[mask(y, x) - 1];
       item.visible++;
       item.x1 = std::min(item.x1, x), item.x2 = std::max(item.x2, x + 1);
       item.y1 = std::min(item.y1, y), item.y2 = std::max(item.y2, y + 1);
@@ -228,7 +229,7 @@ inline std::vector<Box> find_boxes(std::vector<Item>& items, cv::Mat_<uint8_t>& 
   }
   std::vector<Box> boxes;
   std::vector<uint8_t> number = {0};  // old -> new
-  for (const Item& item : items) {
+  for (const Shape& item : items) {
     const bool sliver = std::min(item.x2 - item.x1, item.y2 - item.y1) < kMinSide;
     const bool boxed = item.cls >= 0 && !sliver && item.visible >= kMinVisible * item.pixels;
     if (boxed) boxes.push_back({1.0 * item.x1, 1.0 * item.y1, 1.0 * item.x2, 1.0 * item.y2, item.cls});
@@ -276,7 +277,7 @@ inline ShapesScene draw_shapes(uint64_t seed, int split, int64_t index, int nomi
 
   ShapesScene scene{cv::Mat_<cv::Vec3b>(height, width), cv::Mat_<uint8_t>(height, width, uint8_t{0}), {}};
   paint_background(rng, scene.image);
-  std::vector<Item> items = compose(rng, width, height);
+  std::vector<Shape> items = compose(rng, width, height);
   for (size_t i = 0; i < items.size(); i++) paint(rng, items[i], int(i) + 1, scene.image, scene.mask);
   develop(rng, scene.image);
   scene.boxes = find_boxes(items, scene.mask);

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "ddp/launch.hpp"
+#include "ddp/rank_info.hpp"
 #include "run/log.hpp"
 
 namespace yolox {

@@ -19,6 +19,7 @@
 #include "step.hpp"
 #include "base/threads.hpp"
 #include "examples/yolox_multitask.hpp"
+#include "formats.hpp"
 
 using namespace yolox;
 

@@ -27,6 +27,8 @@
 #include "base/flags.hpp"
 #include "run/log.hpp"
 #include "run/remarks.hpp"
+#include "config.hpp"
+#include "dtr/trace.hpp"
 
 namespace yolox {
 
@@ -59,12 +61,6 @@ inline double parameter_count(const torch::nn::Module& model) {
   for (const Tensor& p : model.parameters()) count += double(p.numel());
   return count;
 }
-// 5 characters or fewer and a letter: 0.91M, 26.8G
-inline std::string short_count(double count) {
-  char text[16];
-  std::snprintf(text, sizeof text, "%.3g%s", count / (count >= 1e9 ? 1e9 : 1e6), count >= 1e9 ? "G" : "M");
-  return text;
-}
 
 // What config.json of a run holds: all settings, and what it runs with.
 inline std::string config_json(const Flags& flags, torch::Device device) {
@@ -81,11 +77,6 @@ inline std::string config_json(const Flags& flags, torch::Device device) {
   w.EndObject();
   return text.GetString();
 }
-
-// The length of a run.
-struct Plan {
-  int64_t batch, per_epoch, epochs, iters;  // images in a step, steps in an epoch, epochs, steps in all
-};
 
 class Telling {
  public:
@@ -290,5 +281,39 @@ class Telling {
   double looked_at = now(), rate = 0;   // images per second, smoothed
   double waited = 0, waited_in_all = 0, seconds_in_all = 0;
 };
+
+// What it is going to do, in the log.
+inline void tell_plan(Telling& tell, Log& log, const Config& config, const Splits& splits, YOLOX& model,
+                      ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks) {
+  const Dataset &data = splits.train, &val = splits.val;
+  tell.settings(config);
+  log.fact(concat("data    ", data.records.size(), " images to train (", data.name, "), ", val.records.size(),
+                  " to evaluate (", splits.same ? "the same: there is one split only" : val.name, "), ",
+                  data.classes.size(), " classes"));
+  tell.classes(splits);
+  log.fact(concat("model   ", config.model, " ", base.height, "x", base.width,
+                  config.multiscale ? " multi-scale" : "", ", ", short_count(parameter_count(*model)),
+                  " parameters, ", short_count(operations(model, base)), "FLOPs, on ", device.str(), ", ",
+                  config.amp == "off" ? "float32" : config.amp));
+  const int world = ranks.place.world;
+  std::vector<std::string> who;
+  for (int r = 0; r < world && world > 1; ++r) who.push_back(concat(r, " on ", ranks.who(r)));
+  if (world > 1) log.fact(concat("ranks   ", listed(who, 16)));
+  log.fact(concat("steps   ", plan.iters, " of ", plan.batch, " images",
+                  world > 1 ? concat(" (", plan.batch / world, " a rank)") : "", ", ", plan.per_epoch,
+                  " an epoch; ", config.epochs, " epochs, of which ", config.warmup_epochs,
+                  " of warm-up, and the last ", config.no_aug_epochs, " without mosaic and mixup"));
+  log.fact(concat("lr      ", lr, " for the batch (", config.lr, " per image), ", config.optimizer));
+  const bool fine_tuned = !config.weights.empty() || !config.resume.empty();
+  if (const auto odd = Watch::learning_rate(config.optimizer, config.lr, plan.batch, fine_tuned);
+      !odd.empty())
+    log.line(odd);
+}
+
+// --dtr-trace
+inline void tell_memory(const DtrStep& s, int64_t i, const std::string& run, Log& log) {
+  save_picture(run + "/dtr_trace.png", draw_memory(s.samples, s.budget, s.backward));
+  log.line(concat("memory over step ", i, ", with --dtr and without: ", run, "/dtr_trace.png"));
+}
 
 }  // namespace yolox

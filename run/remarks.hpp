@@ -10,51 +10,9 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "step.hpp"
 
 namespace yolox {
-
-// Of one step, or means of several.
-struct StepNumbers {
-  double total = 0, iou = 0, obj = 0, cls = 0, l1 = 0;  // losses
-  double positives = 0;                                 // anchor points that learn an object
-  double norm = 0;                                      // of the gradient, before clipping
-  double objects = 0;
-
-  bool finite() const { return std::isfinite(total) && std::isfinite(norm); }
-  double per_object() const { return positives / std::max(objects, 1e-9); }
-};
-inline std::ostream& operator<<(std::ostream& out, const StepNumbers& n) {
-  return out << "iou " << n.iou << ", obj " << n.obj << ", cls " << n.cls << ", l1 " << n.l1
-             << ", gradient norm " << n.norm;
-}
-constexpr std::array<double StepNumbers::*, 8> kStepNumbers = {
-    &StepNumbers::total, &StepNumbers::iou,       &StepNumbers::obj,  &StepNumbers::cls,
-    &StepNumbers::l1,    &StepNumbers::positives, &StepNumbers::norm, &StepNumbers::objects};
-
-struct Means {
-  StepNumbers sums;
-  int64_t steps = 0;
-
-  void add(const StepNumbers& n) {
-    for (const auto number : kStepNumbers) sums.*number += n.*number;
-    ++steps;
-  }
-  // The means since the last call; NaN after no step.
-  StepNumbers take() {
-    StepNumbers means;
-    for (const auto number : kStepNumbers) means.*number = sums.*number / double(steps);
-    *this = Means();
-    return means;
-  }
-};
-
-// Why a run cannot go on after this step; empty: it can. A gradient that is not finite is nothing but
-// skipped, mixed precision makes some; `skipped` counts how many in a row.
-inline std::string why_to_stop(const StepNumbers& n, int64_t& skipped) {
-  skipped = n.finite() ? 0 : skipped + 1;
-  if (!std::isfinite(n.total)) return "the loss is not finite";
-  return skipped == 20 ? "the gradient was not finite 20 times in a row" : "";
-}
 
 // Each of its remarks comes once in a run.
 class Watch {

@@ -27,28 +27,10 @@
 #include "run/log.hpp"
 #include "run/state.hpp"
 #include "run/remarks.hpp"
+#include "run/folder.hpp"
+#include "config.hpp"
 
 namespace yolox {
-
-// Its checkpoints, newest first: last.pth, then those before it, step_N.pth.
-inline std::vector<std::string> checkpoints_of(const std::string& run) {
-  namespace fs = std::filesystem;
-  std::vector<std::pair<int64_t, std::string>> found;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(run, ignored)) {
-    const std::string name = entry.path().filename().string();
-    int64_t step = 0;
-    int end = 0;
-    if (name == "last.pth")
-      found.emplace_back(std::numeric_limits<int64_t>::max(), entry.path().string());
-    else if (std::sscanf(name.c_str(), "step_%ld.pth%n", &step, &end) == 1 && size_t(end) == name.size())
-      found.emplace_back(step, entry.path().string());
-  }
-  std::sort(found.rbegin(), found.rend());
-  std::vector<std::string> paths;
-  for (const auto& [_, path] : found) paths.push_back(path);
-  return paths;
-}
 
 struct SavedRun {
   std::string path;
@@ -87,21 +69,6 @@ inline SavedRun newest_checkpoint(const std::string& run, std::vector<std::strin
   fail(wrong);
 }
 
-// The newest run below runs/ that has a checkpoint; empty if there is none.
-inline std::string newest_run() {
-  namespace fs = std::filesystem;
-  std::string newest;
-  fs::file_time_type latest{};
-  std::error_code ignored;
-  for (const auto& run : fs::directory_iterator("runs", ignored)) {
-    for (const auto& path : checkpoints_of(run.path().string())) {
-      const auto written = fs::last_write_time(path, ignored);
-      if (newest.empty() || written > latest) newest = run.path().string(), latest = written;
-    }
-  }
-  return newest;
-}
-
 // Writes last.pth. The one that was there stays as step_N.pth, and the `keep` newest of those do; it holds
 // step `before`, -1: there is none worth keeping.
 inline void save_last(const std::string& run, const GenericDict& file, int64_t step, int64_t before,
@@ -119,59 +86,6 @@ inline void save_last(const std::string& run, const GenericDict& file, int64_t s
   int64_t kept = 0;
   for (const auto& path : checkpoints_of(run))
     if (path != last.string() && ++kept > keep) fs::remove(path, error);
-}
-
-// A run that has not done a step makes room for another one in its folder.
-inline void forget_unstarted(const std::string& run) {
-  const std::filesystem::path last = std::filesystem::path(run) / "last.pth";
-  std::error_code ignored;
-  if (!std::filesystem::exists(last, ignored)) return;
-  try {
-    const auto file = read_pth(last.string());
-    saved_settings(file, last.string());
-    if (file.toGenericDict().at("train").toGenericDict().at("iteration").toInt() == 0)
-      std::filesystem::remove(last, ignored);
-  } catch (const std::exception&) {  // not of this program: the folder is not touched
-  }
-}
-
-// What writing was killed amid leaves behind.
-inline void remove_torn_files(const std::string& run) {
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(run, ignored))
-    if (entry.path().filename().string().find(".tmp.") != std::string::npos)
-      std::filesystem::remove(entry.path(), ignored);
-}
-
-// One training at a time works in a folder: until this process ends, however it ends. Throws where another
-// one does. Where a file system knows no locks, nothing is checked.
-inline void take_run_folder(const std::string& run) {
-  const int fd = open((run + "/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);  // never closed
-  check(fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "another training works in ",
-        run, "; wait for its end, or give another --out");
-}
-
-// Makes the folder of a new run and takes it: `wanted`, or runs/<name>, runs/<name>-2, ... when that is
-// empty.
-inline std::string make_run_folder(const std::string& wanted, const std::string& name) {
-  namespace fs = std::filesystem;
-  std::string folder = wanted;
-  std::error_code error;
-  if (wanted.empty()) {
-    fs::create_directories("runs", error);
-    folder = "runs/" + name;
-    for (int i = 2; !fs::create_directory(folder, error) && !error; ++i)
-      folder = concat("runs/", name, "-", i);
-  } else {
-    fs::create_directories(wanted, error);
-  }
-  check(!error && access(folder.c_str(), W_OK) == 0, "cannot write to ", folder,
-        error ? ": " + error.message() : "", "; give another --out");
-  take_run_folder(folder);
-  forget_unstarted(folder);
-  check(checkpoints_of(folder).empty(), folder, " already holds a run; go on with --resume ", folder,
-        ", or give another --out");
-  return folder;
 }
 
 // Sets the flags of a run that is resumed to what they were, those apart that were given again. Gives its
@@ -281,30 +195,16 @@ struct Saver {
   }
 };
 
-// A step that went wrong, to look at: nonfinite.pth with the batch as it was loaded, the size it was then
-// brought to, the weights and what was computed; and nonfinite.jpg. Gives where they are, or why they are
-// not.
-inline std::string save_bad_step(const std::string& run, Training& t, const Batch& batch, const Dataset& data,
-                                 const StepNumbers& n, double lr, ImageSize size, bool use_l1, int rank = 0) {
-  const std::string name = rank > 0 ? concat(run, "/nonfinite_rank", rank) : run + "/nonfinite";
-  auto file = empty_dict(), losses = empty_dict();
-  auto names = empty_list();
-  for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
-  losses.insert("total", n.total), losses.insert("iou", n.iou), losses.insert("obj", n.obj);
-  losses.insert("cls", n.cls), losses.insert("l1", n.l1), losses.insert("gradient_norm", n.norm);
-  file.insert("iteration", t.iteration), file.insert("lr", lr), file.insert("losses", losses);
-  file.insert("height", int64_t{size.height}), file.insert("width", int64_t{size.width});
-  file.insert("use_l1", use_l1), file.insert("scale", t.scaler.scale.item<double>());
-  file.insert("images", batch.images.cpu()), file.insert("names", names);
-  file.insert("boxes", batch.targets.boxes.cpu()), file.insert("classes", batch.targets.classes.cpu());
-  file.insert("model", to_dict(state_dict(*t.model)));
-  save_picture(name + ".jpg", draw_batch(batch.images, drawn(batch.targets, data.classes)));
-  try {
-    write_pth(name + ".pth", file);
-  } catch (const std::exception& e) {
-    return concat("the batch and the weights could not be saved: ", e.what());
-  }
-  return concat("the batch and the weights are in ", name, ".pth and .jpg");
+// The checkpoint that --resume goes on from; the settings of its run into `config`.
+inline SavedRun find_run(Config& config, std::string& run, std::vector<std::string>& notes) {
+  run = config.resume == "newest" ? newest_run() : config.resume;
+  usage_check(!run.empty(), "--resume: there is no run with a checkpoint below runs/; give its folder");
+  const SavedRun saved = resume_settings(config, run, notes);
+  for (const auto& [name, value] : saved_settings(saved.file, saved.path))
+    usage_check(name != "freeze" || value == config.freeze, "--freeze ", config.freeze,
+                " differs from the run's '", value,
+                "', and its optimizer knows other weights; start from its last.pth with --weights");
+  return saved;
 }
 
 }  // namespace yolox

@@ -87,8 +87,6 @@ inline void set_random_state(const c10::IValue& state, torch::Device device) {
   own.set_state(states[1].toTensor());
 }
 
-using Settings = std::vector<std::pair<std::string, std::string>>;  // flag, value
-
 // A checkpoint, of a run with so many steps an epoch and images in all: official YOLOX finds model,
 // optimizer, start_epoch, best_ap and curr_ap; what the weights need is under "yolox", and what only resuming
 // needs under "train".
@@ -152,78 +150,6 @@ inline void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_ep
   check(state.at("per_epoch").toInt() == per_epoch, path, " has ", state.at("per_epoch").toInt(),
         " steps an epoch; with this --bs and data there are ", per_epoch,
         ": keep them, or start from it with --weights");
-}
-
-// Weights of a file into a new model; what was skipped goes to `notes`. Gives what the file says of them.
-inline WeightsInfo start_from(YOLOX& model, const std::string& path, const WeightsInfo& wanted,
-                              std::vector<std::string>& notes) {
-  const auto file = read_weights(path);
-  const auto weights = find_weights(file, path);
-  const std::string found = model_of_weights(weights, wanted.model);
-  check(found.empty() || found == wanted.model, path, " holds weights of ", found, "; use --model ", found,
-        " or other weights");
-  notes.push_back(to_string(load_state_dict(*model, weights, path)));
-  const auto info = weights_info(file, path);
-  if (info.classes != wanted.classes && info.classes.size() == wanted.classes.size())
-    notes.push_back(
-        "the weights were trained on as many classes of other names: their class head is kept as a start");
-  return info;
-}
-
-// A norm with the weights of another one that, in evaluation, sums up what comes to it.
-struct WatchedNorm : torch::nn::BatchNorm2dImpl {
-  explicit WatchedNorm(const torch::nn::BatchNorm2d& norm) : BatchNorm2dImpl(norm->options), norm(norm) {
-    weight = norm->weight, bias = norm->bias;
-    running_mean = norm->running_mean, running_var = norm->running_var;
-    eval();
-  }
-  const torch::nn::BatchNorm2d norm;
-  double count = 0;     // values of a channel
-  Tensor sum, squares;  // float64 [C]
-
- protected:
-  void _check_input_dim(const Tensor& x) override {  // what forward() calls with its input
-    BatchNorm2dImpl::_check_input_dim(x);
-    const Tensor exact = x.to(torch::kDouble), sum_here = exact.sum({0, 2, 3}),
-                 squares_here = exact.square().sum({0, 2, 3});
-    sum = count > 0 ? sum + sum_here : sum_here, squares = count > 0 ? squares + squares_here : squares_here;
-    count += double(x.numel() / x.size(1));
-  }
-};
-
-// Batch norms that were folded into their convolutions and come back from an ONNX file only add a bias. In
-// training they would divide by the deviation of the batch all the same, and the network be another one. So
-// they get the statistics of what comes to them from the first `most` images, and the weight and bias with
-// which, in evaluation, they do what they did. Gives the number of images looked at, 0 where no norm is such.
-inline int64_t unfold_norms(YOLOX& model, const Dataset& data, ImageSize size, bool legacy, int workers,
-                            int64_t most = 32) {
-  const torch::NoGradGuard no_grad;
-  std::vector<std::pair<BaseConvImpl*, std::shared_ptr<WatchedNorm>>> watched;
-  for (const auto& module : model->modules()) {
-    auto* block = module->as<BaseConvImpl>();
-    if (!block) continue;
-    const auto& bn = *block->bn;
-    const bool folded = (bn.weight == 1).all().item<bool>() && (bn.running_mean == 0).all().item<bool>() &&
-                        (bn.running_var - (1 - bn.options.eps())).abs().max().item<double>() < 1e-7;
-    if (!folded) continue;
-    watched.emplace_back(block, std::make_shared<WatchedNorm>(block->bn));
-    block->bn = std::shared_ptr<torch::nn::BatchNorm2dImpl>(watched.back().second);
-  }
-  if (watched.empty()) return 0;
-  const EvalGuard evaluation(*model);
-  const Tensor first = model->parameters()[0];
-  const int64_t images = std::min<int64_t>(most, data.records.size());
-  Loader loader(evaluation_items(data), 0, images, 1, {size.width, size.height}, workers, first.is_cuda());
-  DeviceLoader batches(loader, first.device());
-  for (int64_t i = 0; i < images; ++i)
-    model(preprocess(batches.next().images, legacy).to(first.scalar_type()));
-  for (const auto& [block, w] : watched) {
-    block->bn = w->norm;
-    const Tensor mean = w->sum / w->count, var = (w->squares / w->count - mean.square()).clamp_min(0);
-    w->weight.copy_((var + w->options.eps()).sqrt()), w->bias.add_(mean);
-    w->running_mean.copy_(mean), w->running_var.copy_(var);
-  }
-  return images;
 }
 
 }  // namespace yolox

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "base/threads.hpp"
+#include "base/program.hpp"
 
 int main(int argc, char** argv) {
   yolox::share_cores(argv);  // and all that it starts

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "evaluate.hpp"
+#include "formats.hpp"
 
 namespace yolox::test {
 

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "checkpoint/checkpoint.hpp"
+#include "checkpoint/load.hpp"
 
 using namespace yolox;
 

@@ -10,6 +10,9 @@
 #include <set>
 
 #include "data.hpp"
+#include "formats.hpp"
+#include "data/cache.hpp"
+#include "base/program.hpp"
 
 using namespace yolox;
 

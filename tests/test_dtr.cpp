@@ -9,6 +9,7 @@
 #include "dtr/trace.hpp"
 #include "step.hpp"
 #include "run/state.hpp"
+#include "run/fit.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

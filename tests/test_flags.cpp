@@ -14,6 +14,7 @@
 
 #include "base/flags.hpp"
 #include "run/log.hpp"
+#include "base/program.hpp"
 
 using namespace yolox;
 

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "base/device.hpp"
-#include "multiscale.hpp"
+#include "step.hpp"
 
 using namespace yolox;
 

@@ -2,6 +2,7 @@
 #include "programs.hpp"
 
 #include "metrics/report.hpp"
+#include "run/report.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

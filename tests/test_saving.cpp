@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "run/saving.hpp"
+#include "run/recovery.hpp"
 
 using namespace yolox;
 

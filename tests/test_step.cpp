@@ -5,6 +5,7 @@
 #include <map>
 
 #include "step.hpp"
+#include "run/fit.hpp"
 
 using namespace yolox;
 

@@ -9,6 +9,7 @@
 
 #include "base/flags.hpp"
 #include "data/packed.hpp"
+#include "formats.hpp"
 
 using namespace yolox;
 

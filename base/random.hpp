@@ -1,0 +1,39 @@
+// Random numbers that depend on a seed and a position alone.
+#pragma once
+#include <cstdint>
+
+namespace yolox {
+
+// Numbers that depend on (seed, epoch, index of the sample) and on nothing else: not on the thread, the rank,
+// the number of workers or the standard library. The three are hashed to a key; number k is SplitMix64's
+// finaliser of key + k * golden (Steele et al., "Fast Splittable Pseudorandom Number Generators", 2014).
+struct Rng {
+  Rng(std::uint64_t seed, std::uint64_t epoch, std::uint64_t index)
+      : key(mix((mix((mix(seed + golden) ^ epoch) + golden) ^ index) + golden)) {}
+
+  std::uint64_t next() { return mix(key + ++count * golden); }
+
+  // In [lo, hi). fma rounds once by definition, where the compiler might otherwise choose.
+  double uniform(double lo, double hi) {
+    return std::fma(hi - lo, static_cast<double>(next() >> 11) * 0x1p-53, lo);
+  }
+
+  // In [lo, hi], both included; lo <= hi. The remainder's bias is below 2^-32 for ranges below 2^32.
+  std::int64_t randint(std::int64_t lo, std::int64_t hi) {
+    return lo + static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(hi - lo + 1));
+  }
+
+  // True with probability p.
+  bool bernoulli(double p) { return uniform(0, 1) < p; }
+
+ private:
+  static constexpr std::uint64_t golden = 0x9E3779B97F4A7C15;
+  static std::uint64_t mix(std::uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+    return z ^ (z >> 31);
+  }
+  std::uint64_t key, count = 0;
+};
+
+}  // namespace yolox

@@ -1,0 +1,65 @@
+// Text for people: parts joined into one string, lists, sizes and times in a few characters.
+#pragma once
+#include <algorithm>
+#include <cstdio>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace yolox {
+
+// "a", 3, 0.5 -> "a30.5"
+template <class... Parts>
+std::string concat(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+// "a, b", with "..." for those beyond the first `most`
+inline std::string listed(const std::vector<std::string>& names, size_t most = 8) {
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), most); ++i) text += (i ? ", " : "") + names[i];
+  return text + (names.size() > most ? ", ..." : "");
+}
+
+// Three digits: 1.21, 12.3
+inline std::string rounded(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", value);
+  return text;
+}
+
+// 5 characters or fewer: 1.2G, 640M
+inline std::string short_bytes(double bytes) {
+  char text[16];
+  if (bytes >= 1e9)
+    std::snprintf(text, sizeof text, "%.1fG", bytes / 1e9);
+  else
+    std::snprintf(text, sizeof text, "%.0fM", bytes / 1e6);
+  return text;
+}
+
+// 6 characters or fewer: 42s, 12m30s, 3h05m, 4d07h
+inline std::string short_time(double seconds) {
+  char text[48];
+  const auto s = static_cast<int>(std::max(0.0, std::min(seconds, 99.0 * 86400)));
+  if (s < 60)
+    std::snprintf(text, sizeof text, "%ds", s);
+  else if (s < 3600)
+    std::snprintf(text, sizeof text, "%dm%02ds", s / 60, s % 60);
+  else if (s < 86400)
+    std::snprintf(text, sizeof text, "%dh%02dm", s / 3600, s / 60 % 60);
+  else
+    std::snprintf(text, sizeof text, "%dd%02dh", s / 86400, s / 3600 % 24);
+  return text;
+}
+
+// 5 characters or fewer and a letter: 0.91M, 26.8G
+inline std::string short_count(double count) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%.3g%s", count / (count >= 1e9 ? 1e9 : 1e6), count >= 1e9 ? "G" : "M");
+  return text;
+}
+
+}  // namespace yolox
