@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -17,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "layers/bn_silu.hpp"
 #include "base/error.hpp"
+#include "layers/bn_silu.hpp"
 
 namespace yolox {
 
@@ -43,10 +44,11 @@ struct BaseConvImpl : Block {
                                                   .bias(false)));
     bn = register_module("bn", nn::BatchNorm2d(nn::BatchNorm2dOptions(out).eps(1e-3).momentum(0.03)));
   }
-  Tensor forward(Tensor x) override { return bn ? bn_silu(conv(x), bn) : torch::silu(conv(x)); }
+  Tensor forward(Tensor x) override { return bn ? bn_silu(conv(x), bn, sync_bn) : torch::silu(conv(x)); }
 
   nn::Conv2d conv{nullptr};
-  nn::BatchNorm2d bn{nullptr};  // none: folded into the convolution
+  nn::BatchNorm2d bn{nullptr};  // null: folded into the convolution
+  AllReducePtr sync_bn;         // null: statistics of this rank only
 };
 TORCH_MODULE(BaseConv);
 
@@ -370,6 +372,13 @@ struct YOLOXImpl : nn::Module {
   Head head{nullptr};
 };
 TORCH_MODULE(YOLOX);
+
+// Makes every batch norm of the model use the images of all ranks. sum: all-reduces a tensor in place.
+inline void use_sync_bn(nn::Module& model, const std::function<void(Tensor&)>& sum) {
+  const auto all_reduce = c10::make_intrusive<AllReduce>(sum);
+  for (const auto& module : model.modules())
+    if (auto* block = module->as<BaseConvImpl>()) block->sync_bn = all_reduce;
+}
 
 // Puts the weights into channels-last memory order. With images in the same order (as OpenCV has them) the
 // network runs without reordering anything; a training step takes a tenth to a fifth less time. Names and

@@ -2,8 +2,8 @@
 // of the reduction of gradients hides behind backward. Prints one line of JSON; ddp.py makes the table.
 #include <iostream>
 
-#include "ddp.hpp"
 #include "base/flags.hpp"
+#include "ddp.hpp"
 #include "median.hpp"
 #include "optim.hpp"
 #include "run/log.hpp"
@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
       return now() - start;
     };
 
-    if (c.ranks > 1 && c.sync_bn) sum_over_ranks = settings.sum;
+    if (c.ranks > 1 && c.sync_bn) use_sync_bn(*model, settings.sum);
     std::vector<double> steps;
     for (int i = 0; i < c.steps + 2; ++i)
       steps.push_back(timed([&] {
@@ -73,7 +73,6 @@ int main(int argc, char** argv) {
         ema_update(*ema, *model, 0.9998);
       }));
     steps.erase(steps.begin(), steps.begin() + 2);
-    sum_over_ranks = {};
     // Backward alone; its gradients summed at its end; summed by the Reducer meanwhile.
     std::vector<double> backward[3];
     for (int i = 0; i < c.steps + 2; ++i) {

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -139,14 +140,9 @@ std::vector<double> sum_rows(int64_t total, int64_t channels, const Rows& rows) 
   return sums;
 }
 
-// The sum of each over all ranks (sync_bn.hpp).
-inline void sum_values(std::vector<double>& values) {
-  Tensor shared = torch::from_blob(values.data(), {int64_t(values.size())}, torch::kDouble);
-  sum_over_ranks(shared);
-}
-
 // Means and biased variances of `count` values on this rank become those of all ranks' values.
-inline void sum_moments(std::vector<double>& means, std::vector<double>& variances, double& count) {
+inline void sum_moments(std::vector<double>& means, std::vector<double>& variances, double& count,
+                        const AllReducePtr& over) {
   const size_t channels = means.size();
   const Tensor sums = torch::empty({int64_t(2 * channels + 1)}, torch::kDouble);
   double* s = sums.data_ptr<double>();
@@ -155,7 +151,7 @@ inline void sum_moments(std::vector<double>& means, std::vector<double>& varianc
     s[channels + c] = count * (variances[c] + means[c] * means[c]);
   }
   s[2 * channels] = count;
-  const auto all = sync_bn_detail::moments_of_all(sums);
+  const auto all = sync_bn_detail::moments_of_all(sums, over);
   count = all.count.item<double>();
   std::copy_n(all.mean.data_ptr<double>(), channels, means.begin());
   std::copy_n(all.variance.data_ptr<double>(), channels, variances.begin());
@@ -168,7 +164,8 @@ inline void sum_moments(std::vector<double>& means, std::vector<double>& varianc
 // and bias, [4, C], and how many values of a channel all ranks have.
 inline std::tuple<Tensor, double> statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
                                              const Tensor& running_mean, const Tensor& running_var,
-                                             double momentum, double eps) {
+                                             double momentum, double eps,
+                                             const std::optional<AllReducePtr>& over) {
   const int64_t channels = x.size(1), rows = x.numel() / channels;
   const float* in = x.const_data_ptr<float>();
   // Sums are taken around the first row: large means then cost no digits.
@@ -181,7 +178,7 @@ inline std::tuple<Tensor, double> statistics(const Tensor& x, const Tensor& weig
     means[c] = in[c] + d, variances[c] = std::max(0.0, sums[channels + c] / rows - d * d);
   }
   double count = double(rows);
-  if (sum_over_ranks) sum_moments(means, variances, count);
+  if (over) sum_moments(means, variances, count, *over);
   const Tensor saved = torch::empty({4, channels}, x.options());
   float *mean = saved.data_ptr<float>(), *inverse = mean + channels, *scale = inverse + channels,
         *offset = scale + channels;
@@ -230,7 +227,8 @@ inline std::tuple<Tensor, Tensor> backward_silu(const Tensor& g, const Tensor& x
 
 // Gives the gradients of weight and bias, [C], and what dx is made with: mean_dz and slope, [2, C].
 inline std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& sums_here, const Tensor& saved,
-                                                        double count) {
+                                                        double count,
+                                                        const std::optional<AllReducePtr>& over) {
   const int64_t channels = saved.size(1);
   const float* inverse = saved.const_data_ptr<float>() + channels;
   const double* here = sums_here.const_data_ptr<double>();
@@ -243,7 +241,10 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& sums_here,
     d_bias.data_ptr<float>()[c] = float(sums[c]);
     d_weight.data_ptr<float>()[c] = float(sums[channels + c] * inverse[c]);
   }
-  if (sum_over_ranks) sum_values(sums);
+  if (over) {
+    Tensor shared = torch::from_blob(sums.data(), {int64_t(sums.size())}, torch::kDouble);
+    (*over)->sum(shared);
+  }
   float *mean_dz = means.data_ptr<float>(), *slope = mean_dz + channels;
   for (int64_t c = 0; c < channels; ++c) {
     mean_dz[c] = float(sums[c] / count);
@@ -269,10 +270,13 @@ inline const torch::Library once = [] {
   torch::Library l(torch::Library::FRAGMENT, "yolox_once", std::nullopt, __FILE__, __LINE__);
   l.def(
       "bn_silu_statistics(Tensor x, Tensor weight, Tensor bias, Tensor(a!) running_mean, "
-      "Tensor(b!) running_var, float momentum, float eps) -> (Tensor, float)",
+      "Tensor(b!) running_var, float momentum, float eps, "
+      "__torch__.torch.classes.yolox.AllReduce? over) -> (Tensor, float)",
       torch::dispatch(c10::DispatchKey::CPU, &statistics));
-  l.def("bn_silu_backward_sums(Tensor sums, Tensor saved, float count) -> (Tensor, Tensor, Tensor)",
-        torch::dispatch(c10::DispatchKey::CPU, &backward_sums));
+  l.def(
+      "bn_silu_backward_sums(Tensor sums, Tensor saved, float count, "
+      "__torch__.torch.classes.yolox.AllReduce? over) -> (Tensor, Tensor, Tensor)",
+      torch::dispatch(c10::DispatchKey::CPU, &backward_sums));
   return l;
 }();
 inline const torch::Library again = [] {
@@ -295,13 +299,15 @@ auto operation(const char* name, Result (*)(Inputs...)) {
 struct BnSilu : torch::autograd::Function<BnSilu> {
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                         const Tensor& bias, const Tensor& running_mean, const Tensor& running_var,
-                        double momentum, double eps) {
+                        double momentum, double eps, const AllReducePtr& over) {
     static const auto statistics = operation("yolox_once::bn_silu_statistics", &bn_silu_detail::statistics);
     static const auto forward = operation("yolox::bn_silu_forward", &bn_silu_detail::forward);
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
-    const auto [saved, count] = statistics.call(x, weight, bias, running_mean, running_var, momentum, eps);
+    const auto [saved, count] = statistics.call(x, weight, bias, running_mean, running_var, momentum, eps,
+                                                over ? std::optional(over) : std::nullopt);
     ctx->save_for_backward({x, saved});
     ctx->saved_data["count"] = count;
+    if (over) ctx->saved_data["over"] = over;
     return forward.call(x, saved);
   }
 
@@ -314,25 +320,28 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
     const Tensor &x = kept[0], &saved = kept[1];
     const Tensor g = grads[0].contiguous(torch::MemoryFormat::ChannelsLast);
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    std::optional<AllReducePtr> over;
+    if (ctx->saved_data.count("over")) over = ctx->saved_data["over"].toCustomClass<AllReduce>();
     const auto [dx, both] = silu.call(g, x, saved);
-    const auto [d_weight, d_bias, means] = sums.call(both, saved, ctx->saved_data["count"].toDouble());
+    const auto [d_weight, d_bias, means] = sums.call(both, saved, ctx->saved_data["count"].toDouble(), over);
     norm.call(dx, x, saved, means);
-    return {dx, d_weight, d_bias, {}, {}, {}, {}};
+    return {dx, d_weight, d_bias, {}, {}, {}, {}, {}};
   }
 };
 
 }  // namespace bn_silu_detail
 
-// silu(bn(x)), x [B, C, H, W]; moves the running statistics in training as bn does.
-inline torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2d& bn) {
+// silu(bn(x)). x [B, C, H, W]. In training, updates the running statistics. With `over`, training uses the
+// statistics of the images of all ranks (SyncBN).
+inline torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2d& bn,
+                             const AllReducePtr& over = {}) {
   const bool fused = x.device().is_cpu() && x.scalar_type() == torch::kFloat &&
                      bn->weight.scalar_type() == torch::kFloat && bn->is_training() && x.size(1) > 1 &&
-                     (sum_over_ranks || x.numel() > x.size(1)) &&
-                     x.is_contiguous(torch::MemoryFormat::ChannelsLast);
-  if (!fused) return torch::silu(sum_over_ranks && bn->is_training() ? sync_batch_norm(x, bn) : bn(x));
+                     (over || x.numel() > x.size(1)) && x.is_contiguous(torch::MemoryFormat::ChannelsLast);
+  if (!fused) return torch::silu(over && bn->is_training() ? sync_batch_norm(x, bn, over) : bn(x));
   bn->num_batches_tracked += 1;
   return bn_silu_detail::BnSilu::apply(x, bn->weight, bn->bias, bn->running_mean, bn->running_var,
-                                       bn->options.momentum().value(), bn->options.eps());
+                                       bn->options.momentum().value(), bn->options.eps(), over);
 }
 
 }  // namespace yolox

@@ -2,35 +2,46 @@
 // rank's share of it, which may be too small for them. One sum over the ranks forward and one backward;
 // ranks may have different numbers of images, or none.
 #pragma once
+#include <torch/custom_class.h>
 #include <torch/library.h>
 #include <torch/torch.h>
 
 #include <functional>
 #include <tuple>
+#include <utility>
 
 namespace yolox {
 
-// Adds up a tensor over all ranks, in place. Empty: batch norms see this rank's images only.
-inline std::function<void(torch::Tensor&)> sum_over_ranks;
+// The all-reduce (sum, in place) that SyncBN needs. A class of torch, so that operators take it as an
+// argument.
+struct AllReduce : torch::CustomClassHolder {
+  explicit AllReduce(std::function<void(torch::Tensor&)> sum) : sum(std::move(sum)) {}
+  const std::function<void(torch::Tensor&)> sum;
+};
+// Null: a batch norm uses the images of this rank only.
+using AllReducePtr = c10::intrusive_ptr<AllReduce>;
 
 namespace sync_bn_detail {
 
 using torch::Tensor;
 
-// sum_over_ranks as an operation that torch's dispatcher knows, so that dtr.hpp sees what it changes. By the
-// name of this namespace it knows what must not be done twice: other ranks would not take part again.
+// The all-reduce is an operator of torch's dispatcher, so that DTR sees which tensor it writes. DTR never
+// repeats operators of the namespace yolox_once, because the other ranks would not take part a second time.
 inline const torch::Library once = [] {
+  static const auto type = torch::class_<AllReduce>("yolox", "AllReduce");
   torch::Library l(torch::Library::FRAGMENT, "yolox_once", std::nullopt, __FILE__, __LINE__);
-  l.def("sum_over_ranks(Tensor(a!) x) -> ()",
-        torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, [](Tensor x) { sum_over_ranks(x); }));
+  l.def("all_reduce(Tensor(a!) x, __torch__.torch.classes.yolox.AllReduce over) -> ()",
+        torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
+                        [](Tensor x, const AllReducePtr& over) { over->sum(x); }));
   return l;
 }();
 
-inline void sum_once(const Tensor& x) {
-  static const auto operation =
-      c10::Dispatcher::singleton().findSchemaOrThrow("yolox_once::sum_over_ranks", "").typed<void(Tensor)>();
+inline void all_reduce_once(const Tensor& x, const AllReducePtr& over) {
+  static const auto operation = c10::Dispatcher::singleton()
+                                    .findSchemaOrThrow("yolox_once::all_reduce", "")
+                                    .typed<void(Tensor, const AllReducePtr&)>();
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  operation.call(x);
+  operation.call(x, over);
 }
 
 // What all ranks know of a channel after the sum.
@@ -40,8 +51,8 @@ struct Moments {
 };
 
 // sums [2 C + 1] float64: values, squares, and their number, over this rank's images.
-inline Moments moments_of_all(Tensor sums) {
-  sum_once(sums);
+inline Moments moments_of_all(Tensor sums, const AllReducePtr& over) {
+  all_reduce_once(sums, over);
   const int64_t channels = sums.size(0) / 2;
   const Tensor count = sums.slice(0, 2 * channels);
   const Tensor mean = sums.slice(0, 0, channels) / count;
@@ -62,7 +73,7 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
   // x [B, C, H, W] in any floating type; weight, bias, running_mean, running_var [C] float32 (float64)
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                         const Tensor& bias, const Tensor& running_mean, const Tensor& running_var,
-                        double momentum, double eps) {
+                        double momentum, double eps, const AllReducePtr& over) {
     const int64_t channels = x.size(1);
     const double values = double(x.numel()) / double(channels);
     Tensor sums = torch::zeros({2 * channels + 1}, x.options().dtype(torch::kDouble));
@@ -78,11 +89,12 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
       }
       sums.copy_(torch::cat({mean * values, mean_square * values, torch::full({1}, values, sums.options())}));
     }
-    const Moments m = moments_of_all(sums);
+    const Moments m = moments_of_all(sums, over);
     move_running(running_mean, running_var, m, momentum);
     const Tensor mean = m.mean.to(weight.scalar_type()),
                  inverse = (m.variance + eps).rsqrt().to(weight.scalar_type());
     ctx->save_for_backward({x, weight, mean, inverse, m.count});
+    ctx->saved_data["over"] = over;
     if (x.is_cuda() && x.numel() > 0) return at::batch_norm_elemt(x, weight, bias, mean, inverse, eps);
     return ((x - wide(mean)) * wide(inverse * weight) + wide(bias)).to(x.scalar_type());
   }
@@ -102,29 +114,30 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
       d_weight = sum_g_x * inverse, d_bias = sum_g;
     }
     Tensor sums = torch::cat({sum_g, sum_g_x}).to(torch::kDouble);
-    sum_once(sums);
+    all_reduce_once(sums, ctx->saved_data["over"].toCustomClass<AllReduce>());
     if (x.is_cuda() && x.numel() > 0) {
       sums = sums.to(sum_g.scalar_type());
       const Tensor dx = at::batch_norm_backward_elemt(grads[0].contiguous(x.suggest_memory_format()), x, mean,
                                                       inverse, weight, sums.slice(0, 0, channels),
                                                       sums.slice(0, channels), count.to(torch::kInt));
-      return {dx, d_weight, d_bias, {}, {}, {}, {}};
+      return {dx, d_weight, d_bias, {}, {}, {}, {}, {}};
     }
     sums = (sums / count).to(weight.scalar_type());
     const Tensor mean_g = sums.slice(0, 0, channels),
                  slope = sums.slice(0, channels, 2 * channels) * inverse * inverse;
     const Tensor dx = (grads[0] - wide(mean_g) - (x - wide(mean)) * wide(slope)) * wide(inverse * weight);
-    return {dx.to(x.scalar_type()), d_weight, d_bias, {}, {}, {}, {}};
+    return {dx.to(x.scalar_type()), d_weight, d_bias, {}, {}, {}, {}, {}};
   }
 };
 
 }  // namespace sync_bn_detail
 
-// bn(x) over the images of all ranks, x [B, C, H, W]; moves the running statistics as bn does.
-inline torch::Tensor sync_batch_norm(const torch::Tensor& x, torch::nn::BatchNorm2d& bn) {
+// bn(x) with the statistics of the images of all ranks. x [B, C, H, W]. Updates the running statistics.
+inline torch::Tensor sync_batch_norm(const torch::Tensor& x, torch::nn::BatchNorm2d& bn,
+                                     const AllReducePtr& over) {
   bn->num_batches_tracked += 1;
   return sync_bn_detail::SyncBatchNorm::apply(x, bn->weight, bn->bias, bn->running_mean, bn->running_var,
-                                              bn->options.momentum().value(), bn->options.eps());
+                                              bn->options.momentum().value(), bn->options.eps(), over);
 }
 
 }  // namespace yolox

@@ -274,12 +274,11 @@ TEST_CASE("rank: SyncBN" * doctest::skip()) {
     const Tensor y = torch::silu(whole(x));
     (y * weight).sum().backward();
 
-    sum_over_ranks = [&](Tensor& t) { ranks.sum(t); };
+    const auto over = c10::make_intrusive<AllReduce>([&](Tensor& t) { ranks.sum(t); });
     Tensor share =
         uneven_share(batch, p).to(type).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
-    const Tensor out = bn_silu(share, mine);
+    const Tensor out = bn_silu(share, mine, over);
     (out * uneven_share(weight, p)).sum().backward();
-    sum_over_ranks = {};
     const double tolerance = type == torch::kDouble ? 1e-10 : type == torch::kFloat ? 2e-4 : 0.1;
     CHECK(gap(out, uneven_share(y, p)) < tolerance);
     CHECK(gap(share.grad(), uneven_share(x.grad(), p)) < tolerance);
