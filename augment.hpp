@@ -25,10 +25,10 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "images/image.hpp"
-#include "images/pixels.hpp"
 #include "base/random.hpp"
 #include "images/boxes.hpp"
+#include "images/image.hpp"
+#include "images/pixels.hpp"
 
 namespace yolox {
 

@@ -12,11 +12,11 @@
 #include "augment.hpp"
 #include "base/device.hpp"
 #include "base/flags.hpp"
-#include "ddp/launch.hpp"
-#include "step.hpp"
-#include "run/state.hpp"
-#include "yolox.hpp"
 #include "data/dataset.hpp"
+#include "ddp/launch.hpp"
+#include "run/state.hpp"
+#include "step.hpp"
+#include "yolox.hpp"
 
 namespace yolox {
 

@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "augment.hpp"
-#include "data/augment_official.hpp"
-#include "data/dataset.hpp"
 #include "base/error.hpp"
+#include "data/augment_official.hpp"
 #include "data/batch.hpp"
+#include "data/dataset.hpp"
 #include "data/loader.hpp"
 
 namespace yolox {

@@ -40,12 +40,12 @@
 #include "base/device.hpp"
 #include "base/error.hpp"
 #include "ddp/launch.hpp"
-#include "ddp/shared_memory.hpp"
-#include "run/log.hpp"
-#include "layers/sync_bn.hpp"
-#include "ddp/watchdog.hpp"
-#include "ddp/rendezvous.hpp"
 #include "ddp/rank_info.hpp"
+#include "ddp/rendezvous.hpp"
+#include "ddp/shared_memory.hpp"
+#include "ddp/watchdog.hpp"
+#include "layers/sync_bn.hpp"
+#include "run/log.hpp"
 
 namespace yolox {
 

@@ -3,12 +3,12 @@
 #include <iostream>
 #include <optional>
 
-#include "evaluate.hpp"
 #include "base/flags.hpp"
+#include "base/threads.hpp"
+#include "evaluate.hpp"
+#include "formats.hpp"
 #include "metrics/errors.hpp"
 #include "metrics/report.hpp"
-#include "base/threads.hpp"
-#include "formats.hpp"
 
 using namespace yolox;
 

@@ -12,16 +12,16 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checkpoint.hpp"
-#include "metrics/coco_eval.hpp"
-#include "data.hpp"
 #include "base/device.hpp"
 #include "base/flags.hpp"
+#include "checkpoint/checkpoint.hpp"
+#include "checkpoint/load.hpp"
 #include "checkpoint/onnx_weights.hpp"
+#include "data.hpp"
 #include "data/pictures.hpp"
+#include "metrics/coco_eval.hpp"
 #include "run/log.hpp"
 #include "yolox.hpp"
-#include "checkpoint/load.hpp"
 
 namespace yolox {
 

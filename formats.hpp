@@ -24,10 +24,10 @@
 #include <utility>
 #include <vector>
 
-#include "data/coco_json.hpp"
 #include "base/error.hpp"
 #include "base/threads.hpp"
 #include "data/coco.hpp"
+#include "data/coco_json.hpp"
 #include "data/dataset.hpp"
 #include "data/packed.hpp"
 #include "data/shapes.hpp"

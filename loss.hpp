@@ -12,19 +12,35 @@
 #include <string>
 #include <vector>
 
+#include "base/error.hpp"
 #include "simota.hpp"
 
 namespace yolox {
 
-// All are scalars on the device of the predictions; reading one on the host waits for the device.
+// The loss of a batch and its terms. All tensors are scalars on the device of the predictions. Reading one on
+// the host waits for the device.
 struct Losses {
-  Tensor total;  // iou + obj + cls + l1, the one to call backward() on
-  Tensor iou;    // already times 5
-  Tensor obj;
-  Tensor cls;
-  Tensor l1;            // 0 unless asked for
-  Tensor num_fg;        // positive points in the batch
-  std::string anomaly;  // what torch's anomaly mode has found in backward
+  struct Term {
+    std::string name;  // of its column in the progress line and metrics.csv, and of its curves
+    Tensor value;      // weighted
+  };
+  Tensor total;             // the sum of the terms; backward() starts here
+  std::vector<Term> terms;  // in the order of add()
+  Tensor num_fg;            // number of positive anchor points in the batch
+  std::string anomaly;      // what torch's anomaly mode found in backward; empty otherwise
+
+  // Adds a weighted term. This one call is all that a new term needs: the progress line, metrics.csv,
+  // TensorBoard, report.html and the averages over micro-batches and ranks list all terms.
+  void add(const std::string& name, const Tensor& value) {
+    total = terms.empty() ? value : total + value;
+    terms.push_back({name, value});
+  }
+  // The term of this name. Throws if there is none.
+  const Tensor& operator[](const std::string& name) const {
+    for (const Term& term : terms)
+      if (term.name == name) return term.value;
+    fail("the loss has no term ", name);
+  }
 };
 
 // height, width: of the images, in pixels. Computes in float32 (float64 for float64 predictions) whatever the
@@ -50,7 +66,8 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   const auto sum = at::Reduction::Sum;
   Losses losses;
   losses.num_fg = num_fg;
-  losses.obj = torch::binary_cross_entropy_with_logits(obj, is_fg.to(dtype), {}, {}, sum) / divisor;
+  const Tensor obj_loss =
+      torch::binary_cross_entropy_with_logits(obj, is_fg.to(dtype), {}, {}, sum) / divisor;
 
   // The positive points, packed: row i < num_fg holds the i-th of them, later rows weigh nothing.
   const auto index = num_fg.options();
@@ -72,48 +89,59 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   const Tensor fg_reg = torch::where(used, reg.flatten(0, 1).index_select(0, fg), 0);  // [F, 4]
   const Tensor box = decode_boxes(fg_reg, cell);
   const Tensor iou = box_iou(box, gt_box, 1e-16);
-  losses.iou = 5.0 * torch::where(used.squeeze(1), 1 - iou * iou, 0).sum() / divisor;
+  const Tensor iou_loss = 5.0 * torch::where(used.squeeze(1), 1 - iou * iou, 0).sum() / divisor;
 
   const Tensor cls_target =
       torch::zeros({rows, classes}, reg.options().requires_grad(false)).scatter_(1, gt_class, fg_iou);
   const Tensor fg_cls = torch::where(used, cls.flatten(0, 1).index_select(0, fg), 0);
-  losses.cls = torch::binary_cross_entropy_with_logits(fg_cls, cls_target, used.to(dtype), {}, sum) / divisor;
+  const Tensor cls_loss =
+      torch::binary_cross_entropy_with_logits(fg_cls, cls_target, used.to(dtype), {}, sum) / divisor;
 
-  losses.l1 = torch::zeros_like(losses.iou);
+  Tensor l1_loss = torch::zeros_like(iou_loss);
   if (use_l1) {
     const Tensor stride = cell.stride.unsqueeze(1);
     const Tensor target = torch::cat(
         {gt_box.slice(1, 0, 2) / stride - cell.grid, (gt_box.slice(1, 2, 4) / stride + 1e-8).log()}, 1);
-    losses.l1 = torch::where(used, (fg_reg - target).abs(), 0).sum() / divisor;
+    l1_loss = torch::where(used, (fg_reg - target).abs(), 0).sum() / divisor;
   }
-  losses.total = losses.iou + losses.obj + losses.cls + losses.l1;
+  losses.add("iou", iou_loss);
+  losses.add("obj", obj_loss);
+  losses.add("cls", cls_loss);
+  losses.add("l1", l1_loss);
   return losses;
 }
 
-// The losses of a batch from those of each rank's share.
-inline void join_ranks(Losses& l, const std::function<void(Tensor&)>& sum) {
-  const Tensor weight = l.num_fg.clamp_min(1);
-  Tensor all = torch::stack({l.total * weight, l.iou * weight, l.obj * weight, l.cls * weight, l.l1 * weight,
-                             l.num_fg.to(l.total.scalar_type())})
-                   .to(torch::kDouble);
+// The losses of a part of a batch are divided by the positives of that part, those of a batch by all
+// positives. Weighting each part by its positives therefore makes the two equal.
+
+// Replaces the losses of this rank's share by those of the whole batch. sum: all-reduces a tensor in place.
+inline void all_reduce(Losses& losses, const std::function<void(Tensor&)>& sum) {
+  const Tensor weight = losses.num_fg.clamp_min(1);
+  std::vector<Tensor> weighted{losses.total * weight};
+  for (const auto& term : losses.terms) weighted.push_back(term.value * weight);
+  weighted.push_back(losses.num_fg.to(losses.total.scalar_type()));
+  Tensor all = torch::stack(weighted).to(torch::kDouble);
   sum(all);
-  l.num_fg = all[5].to(l.num_fg.scalar_type());
-  all = (all / all[5].clamp_min(1)).to(l.total.scalar_type());
-  l.total = all[0], l.iou = all[1], l.obj = all[2], l.cls = all[3], l.l1 = all[4];
+  const Tensor num_fg = all[all.size(0) - 1];
+  losses.num_fg = num_fg.to(losses.num_fg.scalar_type());
+  all = (all / num_fg.clamp_min(1)).to(losses.total.scalar_type());
+  losses.total = all[0];
+  for (size_t k = 0; k < losses.terms.size(); ++k) losses.terms[k].value = all[int64_t(k) + 1];
 }
 
-// The losses of a batch from those of its parts. A part is divided by its own positives, a batch by all of
-// them.
+// Returns the losses of a batch, from those of its micro-batches.
 inline Losses join(const std::vector<Losses>& parts) {
   if (parts.size() == 1) return parts[0];
-  Losses whole;
-  whole.num_fg = torch::zeros_like(parts[0].num_fg);
-  for (const auto& part : parts) whole.num_fg = whole.num_fg + part.num_fg;
-  for (Tensor Losses::*loss : {&Losses::total, &Losses::iou, &Losses::obj, &Losses::cls, &Losses::l1}) {
-    whole.*loss = torch::zeros_like(parts[0].*loss);
-    for (const auto& part : parts) whole.*loss = whole.*loss + part.*loss * part.num_fg.clamp_min(1);
-    whole.*loss = whole.*loss / whole.num_fg.clamp_min(1);
-  }
+  Losses whole = parts[0];
+  for (size_t i = 1; i < parts.size(); ++i) whole.num_fg = whole.num_fg + parts[i].num_fg;
+  const auto mean = [&](const auto& value_of) {
+    Tensor sum = torch::zeros_like(whole.total);
+    for (const auto& part : parts) sum = sum + value_of(part) * part.num_fg.clamp_min(1);
+    return sum / whole.num_fg.clamp_min(1);
+  };
+  whole.total = mean([](const Losses& part) { return part.total; });
+  for (size_t k = 0; k < whole.terms.size(); ++k)
+    whole.terms[k].value = mean([k](const Losses& part) { return part.terms[k].value; });
   return whole;
 }
 

@@ -18,8 +18,8 @@
 #include <limits>
 #include <vector>
 
-#include "yolox.hpp"
 #include "data/batch.hpp"
+#include "yolox.hpp"
 
 namespace yolox {
 

@@ -5,64 +5,73 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <ostream>
 #include <cmath>
-#include <array>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/device.hpp"
 #include "base/flags.hpp"
-#include "loss.hpp"
 #include "base/memory.hpp"
-#include "optim.hpp"
-#include "simota.hpp"
-#include "yolox.hpp"
 #include "base/random.hpp"
 #include "base/text.hpp"
 #include "data/batch.hpp"
+#include "loss.hpp"
+#include "optim.hpp"
+#include "simota.hpp"
+#include "yolox.hpp"
 
 namespace yolox {
 
 // ---- the numbers of a step
 
-// Of one step, or means of several.
+// The numbers of one step, or the means of several.
 struct StepNumbers {
-  double total = 0, iou = 0, obj = 0, cls = 0, l1 = 0;  // losses
-  double positives = 0;                                 // anchor points that learn an object
-  double norm = 0;                                      // of the gradient, before clipping
-  double objects = 0;
+  double total = 0;                                   // loss
+  std::vector<std::pair<std::string, double>> terms;  // of the loss, in the order of Losses::terms
+  double positives = 0;                               // positive anchor points
+  double norm = 0;                                    // of the gradient, before clipping
+  double objects = 0;                                 // boxes of the ground truth
 
   bool finite() const { return std::isfinite(total) && std::isfinite(norm); }
   double per_object() const { return positives / std::max(objects, 1e-9); }
 };
 
-inline std::ostream& operator<<(std::ostream& out, const StepNumbers& n) {
-  return out << "iou " << n.iou << ", obj " << n.obj << ", cls " << n.cls << ", l1 " << n.l1
-             << ", gradient norm " << n.norm;
+// "iou 2.1, obj 1.3, cls 0.9, l1 0, gradient norm 12"
+inline std::string to_string(const StepNumbers& n) {
+  std::string text;
+  for (const auto& [name, value] : n.terms) text += concat(name, " ", value, ", ");
+  return concat(text, "gradient norm ", n.norm);
 }
 
-constexpr std::array<double StepNumbers::*, 8> kStepNumbers = {
-    &StepNumbers::total, &StepNumbers::iou,       &StepNumbers::obj,  &StepNumbers::cls,
-    &StepNumbers::l1,    &StepNumbers::positives, &StepNumbers::norm, &StepNumbers::objects};
-
+// Means over steps.
 struct Means {
   StepNumbers sums;
   int64_t steps = 0;
 
   void add(const StepNumbers& n) {
-    for (const auto number : kStepNumbers) sums.*number += n.*number;
+    if (sums.terms.empty())
+      for (const auto& [name, _] : n.terms) sums.terms.emplace_back(name, 0);
+    for (size_t k = 0; k < n.terms.size(); ++k) sums.terms[k].second += n.terms[k].second;
+    sums.total += n.total;
+    sums.positives += n.positives;
+    sums.norm += n.norm;
+    sums.objects += n.objects;
     ++steps;
   }
   // The means since the last call; NaN after no step.
   StepNumbers take() {
-    StepNumbers means;
-    for (const auto number : kStepNumbers) means.*number = sums.*number / double(steps);
-    *this = Means();
+    StepNumbers means = std::exchange(sums, {});
+    const auto n = double(std::exchange(steps, 0));
+    for (auto& [_, value] : means.terms) value /= n;
+    means.total /= n;
+    means.positives /= n;
+    means.norm /= n;
+    means.objects /= n;
     return means;
   }
 };
@@ -173,12 +182,13 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
         anomaly = what.substr(0, what.find('\n'));
       }
     });
-    for (Tensor* l : {&losses.total, &losses.iou, &losses.obj, &losses.cls, &losses.l1}) *l = l->detach();
+    losses.total = losses.total.detach();
+    for (auto& term : losses.terms) term.value = term.value.detach();
     all.push_back(losses);
   }
   Losses losses = join(all);
   losses.anomaly = anomaly;
-  if (s.ranks > 1) join_ranks(losses, s.sum);
+  if (s.ranks > 1) all_reduce(losses, s.sum);
   if (weighted)
     scale_gradients(gradients(optimizer.groups),
                     losses.num_fg.clamp_min(1).to(torch::kFloat).reciprocal() * (guess * s.ranks));
@@ -204,12 +214,14 @@ struct SavedBuffers {
 
 // Reads what a step has computed. Waits for the device.
 inline StepNumbers numbers_of(const Losses& l, const Tensor& norm, int64_t objects) {
-  std::vector<Tensor> all;
-  for (const Tensor* t : {&l.total, &l.iou, &l.obj, &l.cls, &l.l1, &l.num_fg, &norm})
-    all.push_back(t->to(l.total.device(), torch::kDouble));
+  std::vector<Tensor> all{l.total, l.num_fg, norm};
+  for (const auto& term : l.terms) all.push_back(term.value);
+  for (Tensor& t : all) t = t.to(l.total.device(), torch::kDouble);
   const Tensor read = torch::stack(all).cpu();
   const double* v = read.data_ptr<double>();
-  return {v[0], v[1], v[2], v[3], v[4], v[5], v[6], double(objects)};
+  StepNumbers numbers{v[0], {}, v[1], v[2], double(objects)};
+  for (size_t k = 0; k < l.terms.size(); ++k) numbers.terms.emplace_back(l.terms[k].name, v[3 + k]);
+  return numbers;
 }
 
 }  // namespace yolox

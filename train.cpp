@@ -6,29 +6,29 @@
 #include <optional>
 #include <set>
 
-#include "config.hpp"
-#include "run/crash.hpp"
-#include "ddp.hpp"
 #include "base/device.hpp"
-#include "dtr/dtr.hpp"
+#include "base/threads.hpp"
+#include "config.hpp"
+#include "data/cache.hpp"
+#include "data/pictures.hpp"
+#include "ddp.hpp"
 #include "dtr/budget.hpp"
+#include "dtr/dtr.hpp"
 #include "dtr/trace.hpp"
 #include "evaluate.hpp"
-#include "optim.hpp"
-#include "data/pictures.hpp"
-#include "run/profile.hpp"
-#include "metrics/report.hpp"
-#include "run/log.hpp"
-#include "run/saving.hpp"
-#include "step.hpp"
-#include "run/progress.hpp"
-#include "base/threads.hpp"
-#include "run/state.hpp"
-#include "data/cache.hpp"
 #include "formats.hpp"
+#include "metrics/report.hpp"
+#include "optim.hpp"
+#include "run/crash.hpp"
 #include "run/fit.hpp"
+#include "run/log.hpp"
+#include "run/profile.hpp"
+#include "run/progress.hpp"
 #include "run/recovery.hpp"
 #include "run/report.hpp"
+#include "run/saving.hpp"
+#include "run/state.hpp"
+#include "step.hpp"
 
 using namespace yolox;
 
@@ -270,9 +270,9 @@ static int train(int argc, char** argv) {
     step.ranks = world;
     step.sum = [&](Tensor& x) { ranks.sum(x); };
     step.before_backward = [&](const std::vector<Tensor>& outputs) { reduction.before_backward(outputs); };
-    if (config.sync_bn) sum_over_ranks = step.sum;
+    if (config.sync_bn) use_sync_bn(*model, step.sum);
   }
-  tell.heading();                                                        // all ranks have come here
+  tell.go_on();
   PartsThatFit fit{config.accum, ranks.alone() ? share : config.accum};  // ranks have to do as many
   if (!ranks.alone())
     fit.remedy = "several ranks cannot change how they do it on their own: give --accum, or fewer --bs";
@@ -331,8 +331,8 @@ static int train(int argc, char** argv) {
     std::string why = why_to_stop(numbers, overflows);
     if (!losses.anomaly.empty()) why = losses.anomaly;
     if (!why.empty()) {
-      const std::string what =
-          concat(why, " at step ", i, " (", numbers, ", lr ", lr, "; images ", names_in(batch, data), ")");
+      const std::string what = concat(why, " at step ", i, " (", to_string(numbers), ", lr ", lr, "; images ",
+                                      names_in(batch, data), ")");
       statistics.restore();
       const std::string left = save_bad_step(run, t, batch, data, numbers, lr, size, step.use_l1, place.rank);
       check(config.keep_going && t.returns < 3, what, "; ", left, "; ./train --resume ", run,

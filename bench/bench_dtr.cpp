@@ -9,8 +9,8 @@
 #include <cstdio>
 #include <memory>
 
-#include "dtr/dtr.hpp"
 #include "base/flags.hpp"
+#include "dtr/dtr.hpp"
 #include "median.hpp"
 #include "run/log.hpp"
 #include "step.hpp"

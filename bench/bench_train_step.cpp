@@ -3,8 +3,8 @@
 #include <iostream>
 
 #include "base/flags.hpp"
-#include "loss.hpp"
 #include "base/memory.hpp"
+#include "loss.hpp"
 #include "optim.hpp"
 #include "run/log.hpp"
 

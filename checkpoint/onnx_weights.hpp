@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checkpoint.hpp"
 #include "base/error.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "checkpoint/onnx.hpp"
 
 namespace yolox {

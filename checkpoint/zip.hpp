@@ -17,8 +17,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/error.hpp"
 #include "base/bytes.hpp"
+#include "base/error.hpp"
 
 namespace yolox {
 

@@ -29,9 +29,9 @@
 
 #include "base/error.hpp"
 #include "base/memory.hpp"
-#include "run/log.hpp"
 #include "base/threads.hpp"
 #include "data/dataset.hpp"
+#include "run/log.hpp"
 
 namespace yolox {
 

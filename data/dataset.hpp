@@ -22,14 +22,14 @@
 #include <utility>
 #include <vector>
 
-#include "images/boxes.hpp"
-#include "data/coco_json.hpp"
 #include "base/error.hpp"
-#include "data/source.hpp"
-#include "images/image.hpp"
 #include "base/new_file.hpp"
-#include "data/shapes.hpp"
 #include "base/threads.hpp"
+#include "data/coco_json.hpp"
+#include "data/shapes.hpp"
+#include "data/source.hpp"
+#include "images/boxes.hpp"
+#include "images/image.hpp"
 
 namespace yolox {
 

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "base/error.hpp"
 #include "base/random.hpp"
 #include "images/boxes.hpp"
-#include "base/error.hpp"
 
 namespace yolox {
 

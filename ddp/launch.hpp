@@ -29,8 +29,8 @@
 #include <vector>
 
 #include "base/flags.hpp"
-#include "run/log.hpp"
 #include "ddp/rank_info.hpp"
+#include "run/log.hpp"
 
 namespace yolox {
 

@@ -9,9 +9,9 @@
 #include <memory>
 
 #include "base/device.hpp"
-#include "dtr/dtr.hpp"
-#include "dtr/cost.hpp"
 #include "base/memory.hpp"
+#include "dtr/cost.hpp"
+#include "dtr/dtr.hpp"
 
 namespace yolox {
 

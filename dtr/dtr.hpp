@@ -52,10 +52,10 @@
 #include <utility>
 #include <vector>
 
-#include "dtr/counting_allocator.hpp"
-#include "dtr/record.hpp"
 #include "base/error.hpp"
 #include "base/memory.hpp"
+#include "dtr/counting_allocator.hpp"
+#include "dtr/record.hpp"
 
 namespace yolox {
 

@@ -10,16 +10,16 @@
 #include <optional>
 #include <set>
 
+#include "base/threads.hpp"
 #include "config.hpp"
+#include "data/pictures.hpp"
 #include "ddp.hpp"
 #include "evaluate.hpp"
-#include "data/pictures.hpp"
+#include "examples/yolox_multitask.hpp"
+#include "formats.hpp"
 #include "run/log.hpp"
 #include "run/saving.hpp"
 #include "step.hpp"
-#include "base/threads.hpp"
-#include "examples/yolox_multitask.hpp"
-#include "formats.hpp"
 
 using namespace yolox;
 
@@ -72,6 +72,14 @@ static std::deque<Stream> streams_of(const std::vector<std::string>& data) {
                 " already; give NAME=DIR");
   }
   return streams;
+}
+
+// "iou 2.1 obj 1.3 cls 0.9 l1 0"
+static std::string rounded_terms(const StepNumbers& n) {
+  std::string text;
+  for (const auto& [name, value] : n.terms)
+    text += concat(text.empty() ? "" : " ", name, " ", rounded(value));
+  return text;
 }
 
 // Gives the exit code.
@@ -158,7 +166,6 @@ static int train(int argc, char** argv) {
   const AugmentConfig augment = augment_config(c);
   log.line(concat("run ", run, ": ", c.model, " with ", heads, " heads, ", iters, " steps of ", c.bs,
                   " images, ", per_epoch, " an epoch, on ", world, " x ", device.str()));
-  std::vector<std::string> columns{"epoch", "iteration"};
   for (int64_t k = 0; k < heads; ++k) {
     Stream& s = streams[k];
     const Dataset& data = s.splits.train;
@@ -170,13 +177,15 @@ static int train(int argc, char** argv) {
                      t.steps_of(k) * c.bs + place.rank * share, iters * c.bs, share,
                      cv::Size(base.width, base.height), c.workers, device.is_cuda(), /*stride=*/c.bs);
     s.batches.emplace(*s.loader, device);
-    columns.insert(columns.end(), {s.name + "_loss", s.name + "_AP"});
     log.line(concat("head ", s.name, ": ", data.records.size(), " images to train (", data.name, "), ",
                     s.splits.val.records.size(), " to evaluate, classes ", listed(data.classes)));
   }
   for (const auto& note : notes) log.line(note);
   std::optional<Metrics> metrics;
-  if (ranks.first()) metrics.emplace(run + "/metrics.csv", columns), metrics->cut(t.iteration);
+  if (ranks.first()) {
+    metrics.emplace(run + "/metrics.csv");
+    metrics->cut(t.iteration);
+  }
   int64_t in_last = saved.path.empty() ? -1 : t.iteration;
   const auto save = [&](bool must = false) {
     const auto write = [&] {
@@ -202,7 +211,7 @@ static int train(int argc, char** argv) {
     step.ranks = world;
     step.sum = [&](Tensor& x) { ranks.sum(x); };
     step.before_backward = [&](const std::vector<Tensor>& outputs) { reduction.before_backward(outputs); };
-    sum_over_ranks = step.sum;
+    use_sync_bn(*t.model, step.sum);
     eval.gather = [&](const std::vector<double>& mine) { return ranks.gather(mine); };
   }
 
@@ -211,7 +220,7 @@ static int train(int argc, char** argv) {
   const auto end_of_epoch = [&] {
     const int64_t epoch = (t.iteration - 1) / per_epoch + 1;
     const bool evaluated = c.eval_interval > 0 && (epoch % c.eval_interval == 0 || t.iteration == iters);
-    std::vector<double> row{double(epoch), double(t.iteration)};
+    Metrics::Row row{{"epoch", double(epoch)}, {"iteration", double(t.iteration)}};
     if (evaluated) save();  // that may be cut off
     for (int64_t k = 0; k < heads; ++k) {
       Stream& s = streams[k];
@@ -228,15 +237,14 @@ static int train(int argc, char** argv) {
       }
       std::string line = concat("epoch ", epoch, "/", c.epochs, "  ", s.name, ":");
       if (trained)
-        line += concat(" loss ", rounded(m.total), " (iou ", rounded(m.iou), " obj ", rounded(m.obj), " cls ",
-                       rounded(m.cls), " l1 ", rounded(m.l1), "), ", rounded(m.per_object()),
-                       " points an object");
+        line += concat(" loss ", rounded(m.total), " (", rounded_terms(m), "), ", rounded(m.per_object()),
+                       " positives per object");
       if (evaluated) line += concat(trained ? "," : "", " AP ", ap);
       log.line(line);
       for (const auto* data : {&s.splits.train, &s.splits.val})
         data->problems->write(concat(run, "/problems_", s.name, data == &s.splits.val ? "_val" : "",
                                      ranks.first() ? "" : concat("_rank", place.rank), ".txt"));
-      row.insert(row.end(), {m.total, ap});
+      row.insert(row.end(), {{s.name + "_loss", m.total}, {s.name + "_AP", ap}});
     }
     if (metrics) metrics->row(row);
     t.ended = t.iteration;
@@ -267,7 +275,7 @@ static int train(int argc, char** argv) {
     });
     const StepNumbers numbers = numbers_of(losses, norm, ranks.sum({double(targets.total())})[0]);
     check(numbers.finite(), "the loss of ", s.name, " or its gradient is not finite at step ", i, " (",
-          numbers, ", lr ", lr, "; images ", names_in(batch, s.splits.train), "); --resume ", run,
+          to_string(numbers), ", lr ", lr, "; images ", names_in(batch, s.splits.train), "); --resume ", run,
           " with less --lr");
     t.step(lr, c.ema);
     s.means.add(numbers);

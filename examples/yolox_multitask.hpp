@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint.hpp"
 #include "base/error.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "optim.hpp"
 #include "run/state.hpp"
 #include "yolox.hpp"

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "metrics/coco_eval.hpp"
 #include "base/threads.hpp"
+#include "metrics/coco_eval.hpp"
 
 namespace yolox {
 

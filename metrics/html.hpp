@@ -103,6 +103,8 @@ inline std::string data_uri(cv::Mat image, int side) {
 
 // ---- curves
 
+constexpr size_t kCurveStyles = 5;  // c0 to c4 of the style sheet
+
 struct Series {
   std::string name;                               // empty: not in the legend
   std::vector<std::pair<double, double>> points;  // by ascending x

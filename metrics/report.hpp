@@ -19,10 +19,10 @@
 #include <utility>
 #include <vector>
 
-#include "metrics/coco_eval.hpp"
 #include "data/dataset.hpp"
-#include "metrics/html.hpp"
+#include "metrics/coco_eval.hpp"
 #include "metrics/errors.hpp"
+#include "metrics/html.hpp"
 #include "run/log.hpp"
 
 namespace yolox {

@@ -4,6 +4,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -93,38 +94,84 @@ struct Log {
   double last = now();
 };
 
-// metrics.csv: one row per call, columns as given; a value that is not known is left empty (NaN).
-struct Metrics {
-  Metrics(const std::string& path, const std::vector<std::string>& columns) : file{path} {
-    for (const auto& column : columns) head += (head.empty() ? "" : ",") + column;
-    if (!std::filesystem::exists(path)) file.add(head);
+// metrics.csv. Each row names its cells. A name that the file does not have yet becomes a new column behind
+// the one that it follows in the row, so that the columns stand in the order of the first row.
+class Metrics {
+ public:
+  using Row = std::vector<std::pair<std::string, double>>;
+
+  // Goes on with the file if it exists.
+  explicit Metrics(const std::string& path) : file{path} {
+    std::ifstream old(path);
+    std::string line, name;
+    std::getline(old, line);
+    std::istringstream head(line);
+    while (std::getline(head, name, ',')) columns.push_back(name);
   }
-  // Takes out what will come again: rows whose second column, which counts, is beyond `from`, and of `from`
-  // itself those without a third column. The file stays as it is where there is no room for another.
-  void cut(int64_t from) {
-    std::string kept = head + "\n";
-    std::ifstream old(file.path);
-    for (std::string line; std::getline(old, line) && !old.eof();) {  // a last line without an end is torn
+  // Deletes the rows of steps that will be repeated: those whose second column is greater than `step`, and
+  // rows of step `step` without a third column, which are evaluations. If the disk is full, the file stays as
+  // it is.
+  void cut(int64_t step) {
+    rewrite([&](const std::string& line) {
       const size_t second = line.find(',') + 1, third = line.find(',', second) + 1;
-      if (line == head || second == 0 || third == 0) continue;
+      if (second == 0 || third == 0) return std::string();
       const int64_t count = std::atoll(line.c_str() + second);
-      if (count < from || (count == from && line[third] != ',')) kept += line + "\n";
-    }
-    replace_text(file.path, kept);
+      return count < step || (count == step && line[third] != ',') ? line + "\n" : std::string();
+    });
   }
-  void row(const std::vector<double>& values) {
+  // Appends a row. NaN is an empty cell.
+  void row(const Row& cells) {
+    add_columns(cells);
     std::ostringstream line;
     line.precision(9);
-    for (size_t i = 0; i < values.size(); ++i) {
-      if (i) line << ",";
-      if (!std::isnan(values[i])) line << values[i];
+    for (size_t c = 0; c < columns.size(); ++c) {
+      if (c) line << ",";
+      for (const auto& [name, value] : cells)
+        if (name == columns[c] && !std::isnan(value)) line << value;
     }
     file.add(line.str());
   }
 
  private:
+  void add_columns(const Row& cells) {
+    const std::vector<std::string> before = columns;
+    size_t at = 0;
+    for (const auto& cell : cells) {
+      const auto known = std::find(columns.begin(), columns.end(), cell.first);
+      if (known == columns.end()) columns.insert(columns.begin() + std::ptrdiff_t(at), cell.first);
+      at = size_t(std::find(columns.begin(), columns.end(), cell.first) - columns.begin()) + 1;
+    }
+    if (columns == before) return;
+    if (before.empty()) return file.add(head());
+    rewrite([&](const std::string& line) {  // the cells of old rows move to where their columns are now
+      std::vector<std::string> old;
+      std::istringstream in(line + ",");
+      for (std::string cell; std::getline(in, cell, ',');) old.push_back(cell);
+      std::string moved;
+      for (size_t c = 0; c < columns.size(); ++c) {
+        const auto b = size_t(std::find(before.begin(), before.end(), columns[c]) - before.begin());
+        moved += (c ? "," : "") + (b < old.size() ? old[b] : "");
+      }
+      return moved + "\n";
+    });
+  }
+  // Writes the file anew: the column names, and what row(line) returns for each complete row.
+  template <class Change>
+  void rewrite(const Change& change) {
+    std::ifstream old(file.path);
+    std::string text = columns.empty() ? "" : head() + "\n", line;
+    std::getline(old, line);
+    while (std::getline(old, line) && !old.eof()) text += change(line);  // a last line without an end is torn
+    if (!columns.empty()) replace_text(file.path, text);
+  }
+  std::string head() const {
+    std::string text;
+    for (const auto& column : columns) text += (text.empty() ? "" : ",") + column;
+    return text;
+  }
+
   Lines file;
-  std::string head;
+  std::vector<std::string> columns;
 };
 
 }  // namespace yolox

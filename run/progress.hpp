@@ -18,17 +18,17 @@
 #include <utility>
 #include <vector>
 
+#include "base/device.hpp"
+#include "base/flags.hpp"
+#include "config.hpp"
 #include "data/dataset.hpp"
 #include "ddp.hpp"
-#include "base/device.hpp"
 #include "dtr/dtr.hpp"
+#include "dtr/trace.hpp"
 #include "evaluate.hpp"
-#include "run/tensorboard.hpp"
-#include "base/flags.hpp"
 #include "run/log.hpp"
 #include "run/remarks.hpp"
-#include "config.hpp"
-#include "dtr/trace.hpp"
+#include "run/tensorboard.hpp"
 
 namespace yolox {
 
@@ -85,22 +85,11 @@ class Telling {
   Telling(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0, bool dtr = false)
       : log(log), run(run), rank(rank), first(first), dtr(dtr), watch(from_scratch) {
     if (rank > 0) return;
-    metrics.emplace(run + "/metrics.csv",
-                    std::vector<std::string>{"epoch", "iteration", "loss", "iou", "obj", "cls", "l1",
-                                             "positives_per_object", "lr", "images_per_second",
-                                             "waiting_share", "grad_norm", "AP", "AP50", "dtr_peak_bytes",
-                                             "dtr_dropped", "dtr_again", "dtr_share"});
+    metrics.emplace(run + "/metrics.csv");
     metrics->cut(first);
     events.emplace(run, first + 1);
   }
 
-  void heading() {
-    char text[160];
-    std::snprintf(text, sizeof text, kColumns, "epoch", "iter", "total", "iou", "obj", "cls",
-                  dtr ? "dtr" : "l1", "pos", "lr", "img/s", "wait", dtr ? "peak" : "mem", "left");
-    log.line(text);
-    looked_at = now();
-  }
   // From now on time counts as the steps' again: an evaluation or a save lies before.
   void go_on() { looked_at = now(), waited = 0; }
   void waited_for(double seconds) { waited += seconds; }
@@ -130,52 +119,22 @@ class Telling {
     const double speed = steps * double(plan.batch) / seconds, epoch = double(i / plan.per_epoch + 1);
     rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
     StepNumbers m = recent.take();
-    const double none = std::nan("");
     const DtrSteps remade = std::exchange(again, {});
-    if (metrics) {
-      std::vector<double> row{epoch, double(i + 1), m.total, m.iou,  m.obj, m.cls, m.l1, m.per_object(),
-                              lr,    speed,         share,   m.norm, none,  none};
-      if (dtr)
-        row.insert(row.end(),
-                   {remade.peak, remade.dropped / remade.steps, remade.again / remade.steps, remade.share()});
-      else
-        row.insert(row.end(), 4, none);
-      metrics->row(row);
-      if (dtr)
-        events->scalars(i + 1, {{"dtr/peak_bytes", remade.peak},
-                                {"dtr/dropped", remade.dropped / remade.steps},
-                                {"dtr/again", remade.again / remade.steps},
-                                {"dtr/share", remade.share()}});
-      events->scalars(i + 1, {{"train/loss", m.total},
-                              {"train/iou", m.iou},
-                              {"train/obj", m.obj},
-                              {"train/cls", m.cls},
-                              {"train/l1", m.l1},
-                              {"train/positives_per_object", m.per_object()},
-                              {"train/grad_norm", m.norm},
-                              {"train/lr", lr},
-                              {"speed/images_per_second", speed},
-                              {"speed/waiting_share", share}});
-    }
+    if (metrics) record(i + 1, epoch, m, lr, speed, share, remade);
     waited_in_all += waited, seconds_in_all += seconds;
     for (const auto& remark : watch.wait(waited_in_all, seconds_in_all)) log.line(remark);
     if (keep) m = of_epoch.take();  // the line that stays: the whole epoch
-    const auto number = [](const char* format, double value) {
-      char text[32];
-      std::snprintf(text, sizeof text, format, value);
-      return std::string(text);
-    };
-    char text[160];
-    std::snprintf(text, sizeof text, kColumns, concat(epoch, "/", plan.epochs).c_str(),
-                  concat(i % plan.per_epoch + 1, "/", plan.per_epoch).c_str(),
-                  number("%.2f", m.total).c_str(), number("%.2f", m.iou).c_str(),
-                  number("%.2f", m.obj).c_str(), number("%.2f", m.cls).c_str(),
-                  dtr ? number("%.0f%%", 100 * remade.share()).c_str() : number("%.2f", m.l1).c_str(),
-                  number("%.1f", m.per_object()).c_str(), number("%.1e", lr).c_str(),
-                  number(rate < 1000 ? "%.1f" : "%.0f", rate).c_str(), number("%.0f%%", 100 * share).c_str(),
-                  short_bytes(dtr ? remade.peak : memory_taken(device)).c_str(),
-                  short_time(double((plan.iters - i - 1) * plan.batch) / rate).c_str());
-    log.progress(text, keep);
+    std::string line = cell(7, concat(epoch, "/", plan.epochs)) +
+                       cell(10, concat(i % plan.per_epoch + 1, "/", plan.per_epoch)) +
+                       number(6, "%.2f", m.total);
+    for (size_t k = 0; k < terms_shown(m); ++k) line += number(5, "%.2f", m.terms[k].second);
+    if (dtr) line += number(5, "%.0f%%", 100 * remade.share());
+    line += number(4, "%.1f", m.per_object()) + number(8, "%.1e", lr);
+    line += number(6, rate < 1000 ? "%.1f" : "%.0f", rate) + number(5, "%.0f%%", 100 * share);
+    line += cell(6, short_bytes(dtr ? remade.peak : memory_taken(device)));
+    line += cell(7, short_time(double((plan.iters - i - 1) * plan.batch) / rate));
+    if (!std::exchange(has_heading, true)) log.line(heading(m));
+    log.progress(line, keep);
     go_on();
   }
 
@@ -186,11 +145,10 @@ class Telling {
                     " S ", r.APs, " M ", r.APm, " L ", r.APl, "  ", e.images, " images ",
                     short_time(e.seconds)));
     if (!metrics) return;
-    const double none = std::nan("");
-    std::vector<double> row(12, none);
-    row[0] = double((steps - 1) / plan.per_epoch + 1), row[1] = double(steps);
-    row.insert(row.end(), {r.AP, r.AP50, none, none, none, none});
-    metrics->row(row);
+    metrics->row({{"epoch", double((steps - 1) / plan.per_epoch + 1)},
+                  {"iteration", double(steps)},
+                  {"AP", r.AP},
+                  {"AP50", r.AP50}});
     events->scalars(steps, {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}});
   }
 
@@ -262,15 +220,66 @@ class Telling {
   }
 
  private:
-  // 78 columns, with numbers as they are in training. With DTR the share of time that it takes stands in the
-  // place of L1, which metrics.csv has.
-  static constexpr const char* kColumns = "%7s %9s %5s %4s %4s %4s %4s %3s %7s %5s %4s %5s %6s";
+  // ---- the progress line: 78 columns, with numbers as they are in training and four terms of the loss
+
+  static std::string cell(size_t width, const std::string& text) {
+    return std::string(width - std::min(width, text.size()), ' ') + text;
+  }
+  static std::string number(size_t width, const char* format, double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, format, value);
+    return cell(width, text);
+  }
+  // With DTR, the share of time that it takes stands in the place of the last term, which metrics.csv has.
+  size_t terms_shown(const StepNumbers& n) const { return n.terms.size() - (dtr && !n.terms.empty()); }
+  std::string heading(const StepNumbers& n) const {
+    std::string text = cell(7, "epoch") + cell(10, "iter") + cell(6, "total");
+    for (size_t k = 0; k < terms_shown(n); ++k) text += cell(5, n.terms[k].first);
+    if (dtr) text += cell(5, "dtr");
+    return text + cell(4, "pos") + cell(8, "lr") + cell(6, "img/s") + cell(5, "wait") +
+           cell(6, dtr ? "peak" : "mem") + cell(7, "left");
+  }
+  // Appends a row to metrics.csv and the same numbers to TensorBoard's events.
+  void record(int64_t steps, double epoch, const StepNumbers& n, double lr, double speed, double share,
+              const DtrSteps& remade) {
+    const double none = std::nan("");
+    Metrics::Row row{{"epoch", epoch}, {"iteration", double(steps)}, {"loss", n.total}};
+    std::vector<std::pair<std::string, double>> scalars{{"train/loss", n.total}};
+    for (const auto& [name, value] : n.terms) {
+      row.emplace_back(name, value);
+      scalars.emplace_back("train/" + name, value);
+    }
+    row.insert(row.end(), {{"positives_per_object", n.per_object()},
+                           {"lr", lr},
+                           {"images_per_second", speed},
+                           {"waiting_share", share},
+                           {"grad_norm", n.norm},
+                           {"AP", none},
+                           {"AP50", none},
+                           {"dtr_peak_bytes", dtr ? remade.peak : none},
+                           {"dtr_dropped", dtr ? remade.dropped / remade.steps : none},
+                           {"dtr_again", dtr ? remade.again / remade.steps : none},
+                           {"dtr_share", dtr ? remade.share() : none}});
+    metrics->row(row);
+    if (dtr)
+      events->scalars(steps, {{"dtr/peak_bytes", remade.peak},
+                              {"dtr/dropped", remade.dropped / remade.steps},
+                              {"dtr/again", remade.again / remade.steps},
+                              {"dtr/share", remade.share()}});
+    scalars.insert(scalars.end(), {{"train/positives_per_object", n.per_object()},
+                                   {"train/grad_norm", n.norm},
+                                   {"train/lr", lr},
+                                   {"speed/images_per_second", speed},
+                                   {"speed/waiting_share", share}});
+    events->scalars(steps, scalars);
+  }
 
   Log& log;
   const std::string run;
   const int rank;
   const int64_t first;
   const bool dtr;
+  bool has_heading = false;
   DtrSteps again;       // since the last line
   double exceeded = 0;  // bytes: what is more is worth a warning
   std::optional<Metrics> metrics;

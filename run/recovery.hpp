@@ -20,8 +20,9 @@ inline std::string save_bad_step(const std::string& run, Training& t, const Batc
   auto file = empty_dict(), losses = empty_dict();
   auto names = empty_list();
   for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
-  losses.insert("total", n.total), losses.insert("iou", n.iou), losses.insert("obj", n.obj);
-  losses.insert("cls", n.cls), losses.insert("l1", n.l1), losses.insert("gradient_norm", n.norm);
+  losses.insert("total", n.total);
+  for (const auto& [name, value] : n.terms) losses.insert(name, value);
+  losses.insert("gradient_norm", n.norm);
   file.insert("iteration", t.iteration), file.insert("lr", lr), file.insert("losses", losses);
   file.insert("height", int64_t{size.height}), file.insert("width", int64_t{size.width});
   file.insert("use_l1", use_l1), file.insert("scale", t.scaler.scale.item<double>());

@@ -19,11 +19,22 @@
 
 namespace yolox {
 
-// metrics.csv by name of the column; an empty cell is NaN. A torn last line is left out.
-inline std::map<std::string, std::vector<double>> read_metrics(const std::string& path) {
+// metrics.csv. An empty cell is NaN. A torn last line is left out.
+struct MetricsTable {
+  std::vector<std::string> names;                      // of the columns, in the order of the file
+  std::map<std::string, std::vector<double>> columns;  // by name
+
+  // The names of the loss terms: the columns between "loss" and "positives_per_object".
+  std::vector<std::string> loss_terms() const {
+    const auto first = std::find(names.begin(), names.end(), "loss");
+    const auto last = std::find(first, names.end(), "positives_per_object");
+    return first == last ? std::vector<std::string>() : std::vector<std::string>(first + 1, last);
+  }
+};
+inline MetricsTable read_metrics(const std::string& path) {
   std::ifstream file(path);
-  std::vector<std::string> names;
-  std::map<std::string, std::vector<double>> columns;
+  MetricsTable table;
+  auto& [names, columns] = table;
   for (std::string line; std::getline(file, line) && !file.eof();) {
     if (names.empty()) {
       std::istringstream head(line);
@@ -38,7 +49,7 @@ inline std::map<std::string, std::vector<double>> read_metrics(const std::string
       at = *end == ',' ? end + 1 : end;
     }
   }
-  return columns;
+  return table;
 }
 
 // A column over x, where it has values; means of neighbours where there are more than 300.
@@ -59,7 +70,8 @@ inline std::vector<std::pair<double, double>> curve(const std::vector<double>& x
 }
 
 inline std::string training_html(const std::string& run) {
-  auto columns = read_metrics(run + "/metrics.csv");
+  MetricsTable table = read_metrics(run + "/metrics.csv");
+  auto& columns = table.columns;
   const auto& step = columns["iteration"];
   const auto& epoch = columns["epoch"];
   if (step.empty()) return "";
@@ -70,7 +82,8 @@ inline std::string training_html(const std::string& run) {
   if (in_epochs)
     for (double& v : x) v /= per_epoch;
   const std::string x_name = in_epochs ? "epoch" : "step";
-  const auto series = [&](const char* column, const std::string& name, const char* style, double factor = 1) {
+  const auto series = [&](const std::string& column, const std::string& name, const std::string& style,
+                          double factor = 1) {
     Series s{name, curve(x, columns[column]), style};
     for (auto& point : s.points) point.second *= factor;
     return s;
@@ -95,9 +108,10 @@ inline std::string training_html(const std::string& run) {
   html += tile(axis_number(step.back()), "steps");
   if (rows > 0) html += tile(formatted("%.3g", speed / rows), "images per second");
   html += "</div><div class='cards'>";
-  html += chart("Loss",
-                {series("loss", "total", "c0"), series("iou", "IoU", "c1"), series("obj", "objectness", "c2"),
-                 series("cls", "class", "c3"), series("l1", "L1", "c4")});
+  std::vector<Series> losses{series("loss", "total", "c0")};
+  for (const auto& term : table.loss_terms())
+    losses.push_back(series(term, term, concat("c", losses.size() % kCurveStyles)));
+  html += chart("Loss", losses);
   html += chart("AP on the evaluation images", {series("AP", "AP", "c0"), series("AP50", "AP50", "c1")});
   html += chart("Learning rate", {series("lr", "", "c0")});
   html += chart("Norm of the gradient", {series("grad_norm", "", "c0")});

@@ -20,15 +20,15 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checkpoint.hpp"
-#include "data.hpp"
 #include "base/flags.hpp"
-#include "data/pictures.hpp"
-#include "run/log.hpp"
-#include "run/state.hpp"
-#include "run/remarks.hpp"
-#include "run/folder.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "config.hpp"
+#include "data.hpp"
+#include "data/pictures.hpp"
+#include "run/folder.hpp"
+#include "run/log.hpp"
+#include "run/remarks.hpp"
+#include "run/state.hpp"
 
 namespace yolox {
 

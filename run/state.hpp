@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.hpp"
-#include "evaluate.hpp"
 #include "checkpoint/onnx_weights.hpp"
+#include "evaluate.hpp"
 #include "optim.hpp"
 #include "yolox.hpp"
 

@@ -9,10 +9,10 @@
 #include <numeric>
 #include <set>
 
-#include "data.hpp"
-#include "formats.hpp"
-#include "data/cache.hpp"
 #include "base/program.hpp"
+#include "data.hpp"
+#include "data/cache.hpp"
+#include "formats.hpp"
 
 using namespace yolox;
 

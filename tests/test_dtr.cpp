@@ -3,13 +3,13 @@
 
 #include <thread>
 
-#include "dtr/dtr.hpp"
 #include "dtr/budget.hpp"
 #include "dtr/cost.hpp"
+#include "dtr/dtr.hpp"
 #include "dtr/trace.hpp"
-#include "step.hpp"
-#include "run/state.hpp"
 #include "run/fit.hpp"
+#include "run/state.hpp"
+#include "step.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -101,7 +101,7 @@ struct Net {
     s.bytes = double(allocator.peak()) - before;
     for (const Tensor& g : gradients(optimizer.groups)) s.gradients.push_back(g.clone());
     for (const Tensor& b : model->buffers()) s.statistics.push_back(b.clone());
-    s.losses = {l.total, l.iou, l.obj, l.cls, l.l1, l.num_fg};
+    s.losses = {l.total, l["iou"], l["obj"], l["cls"], l["l1"], l.num_fg};
     optimizer.zero_grad();
     return s;
   }
@@ -350,11 +350,11 @@ TEST_CASE("dtr: ranks sum no more often than without") {
   for (const auto type : {torch::kFloat, torch::kDouble}) {  // fused or not
     Net net(true, type);
     int64_t sums = 0;
-    sum_over_ranks = [&](Tensor& t) {
+    use_sync_bn(*net.model, [&](Tensor& t) {
       ++sums;
       // As a collective does it: no operation that could be seen.
       for (int64_t i = 0; i < t.numel(); ++i) t.data_ptr<double>()[i] *= 2;
-    };
+    });
     Dtr off;
     net.step(off);
     sums = 0;
@@ -369,7 +369,6 @@ TEST_CASE("dtr: ranks sum no more often than without") {
       CHECK(dtr.step().again > 0);
       CHECK(sums == of_plain);
     }
-    sum_over_ranks = {};
   }
 }
 

@@ -4,9 +4,9 @@
 
 #include <torch/script.h>
 
+#include "run/state.hpp"
 #include "tools/onnx_run.hpp"
 #include "tools/torchscript.hpp"
-#include "run/state.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

@@ -13,8 +13,8 @@
 #include <sstream>
 
 #include "base/flags.hpp"
-#include "run/log.hpp"
 #include "base/program.hpp"
+#include "run/log.hpp"
 
 using namespace yolox;
 
@@ -214,10 +214,12 @@ TEST_CASE(
     "run: numbers in metrics.csv are not rounded to six digits; rows that will come again are taken out") {
   TempDir dir;
   const double nan = std::nan("");
-  const std::vector<std::string> columns{"epoch", "iteration", "loss", "AP"};
-  Metrics(dir / "m.csv", columns).row({1, 2198917, 2, nan});
-  Metrics m(dir / "m.csv", columns);
-  m.row({1, 2198917, nan, 0.5}), m.row({2, 2198918, 1.5, nan});
+  const auto row = [](double epoch, double iteration, double loss, double ap) {
+    return Metrics::Row{{"epoch", epoch}, {"iteration", iteration}, {"loss", loss}, {"AP", ap}};
+  };
+  Metrics(dir / "m.csv").row(row(1, 2198917, 2, nan));
+  Metrics m(dir / "m.csv");
+  m.row(row(1, 2198917, nan, 0.5)), m.row(row(2, 2198918, 1.5, nan));
   const std::string head = "epoch,iteration,loss,AP\n", first = "1,2198917,2,\n", ap = "1,2198917,,0.5\n",
                     second = "2,2198918,1.5,\n";
   CHECK(contents(dir / "m.csv") == head + first + ap + second);
@@ -226,7 +228,7 @@ TEST_CASE(
   CHECK(contents(dir / "m.csv") == head + first + ap + second);
   m.cut(2198917);  // the evaluation after this step is done again
   CHECK(contents(dir / "m.csv") == head + first);
-  m.row({2, 2198918, 1, nan});
+  m.row(row(2, 2198918, 1, nan));
   CHECK(contents(dir / "m.csv") == head + first + "2,2198918,1,\n");
   m.cut(0);
   CHECK(contents(dir / "m.csv") == head);
@@ -240,10 +242,19 @@ TEST_CASE(
   CHECK(contents(dir / "m.csv") == head + first);
 }
 
+TEST_CASE("run: a new column of metrics.csv stands behind the one that it follows; old rows stay in theirs") {
+  TempDir dir;
+  Metrics(dir / "m.csv").row({{"iteration", 1}, {"loss", 2}, {"AP", 0.5}});
+  Metrics m(dir / "m.csv");
+  m.row({{"iteration", 2}, {"loss", 3}, {"new", 4}});
+  m.row({{"AP", 0.6}, {"iteration", 3}});
+  CHECK(contents(dir / "m.csv") == "iteration,loss,new,AP\n1,2,,0.5\n2,3,4,\n3,,,0.6\n");
+}
+
 TEST_CASE("run: a full disk leaves metrics and settings as they are; lines are whole or not there") {
   TempDir dir;
-  Metrics m(dir / "m.csv", {"epoch", "iteration", "loss", "AP"});
-  for (int i = 0; i < 100; ++i) m.row({1, double(i), 0.5, std::nan("")});
+  Metrics m(dir / "m.csv");
+  for (int i = 0; i < 100; ++i) m.row({{"epoch", 1}, {"iteration", double(i)}, {"loss", 0.5}});
   const std::string before = contents(dir / "m.csv");
   write_text(dir / "log.txt", "one\n"), write_text(dir / "config.json", "old");
   rlimit old, small;

@@ -1,8 +1,8 @@
 // ./multitask: several heads on one backbone, each with a data set of its own.
 #include "programs.hpp"
 
-#include "optim.hpp"
 #include "examples/yolox_multitask.hpp"
+#include "optim.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

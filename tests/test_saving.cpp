@@ -8,8 +8,8 @@
 #include <map>
 #include <thread>
 
-#include "run/saving.hpp"
 #include "run/recovery.hpp"
+#include "run/saving.hpp"
 
 using namespace yolox;
 
@@ -331,7 +331,7 @@ TEST_CASE("g4 saving: a step that went wrong is kept with all that went into it 
   batch.indices = {2};
   const Dataset data = shapes_dataset(0, 0, 4);
   StepNumbers n;
-  n.total = 1, n.iou = 2, n.obj = 3, n.cls = 4, n.l1 = 5, n.norm = 6;
+  n.total = 1, n.terms = {{"iou", 2}, {"obj", 3}, {"cls", 4}, {"l1", 5}}, n.norm = 6;
   CHECK(has(save_bad_step(dir.path.string(), t, batch, data, n, 0.5, {128, 192}, true), "are in "));
   const auto file = read_pth(dir / "nonfinite.pth").toGenericDict();
   CHECK(file.at("iteration").toInt() == 41);

@@ -159,7 +159,7 @@ TEST_CASE("g4 empty images, an empty batch, and an object out of reach leave bac
     CHECK((a.matched < 0).all().item<bool>());
     const auto loss = yolox_loss(s.raw, s.height, s.width, t, true);
     CHECK(loss.num_fg.item<int64_t>() == 0);
-    CHECK(loss.iou.item<float>() == 0);
+    CHECK(loss["iou"].item<float>() == 0);
     CHECK(std::isfinite(loss.total.item<float>()));
   }
   // beside one that is in reach, the far one takes a point of its neighbour at most: that one keeps some

@@ -4,8 +4,8 @@
 #include <ATen/record_function.h>
 #include <map>
 
-#include "step.hpp"
 #include "run/fit.hpp"
+#include "step.hpp"
 
 using namespace yolox;
 
@@ -88,7 +88,7 @@ TEST_CASE("d3 b5 step: a rank sums six numbers with the others, and its gradient
     CHECK(reductions == 1);
     CHECK(l.num_fg.item<int64_t>() == 2 * whole.num_fg.item<int64_t>());
     CHECK(l.total.item<double>() == doctest::Approx(whole.total.item<double>()).epsilon(1e-5));
-    CHECK(l.iou.item<double>() == doctest::Approx(whole.iou.item<double>()).epsilon(1e-5));
+    CHECK(l["iou"].item<double>() == doctest::Approx(whole["iou"].item<double>()).epsilon(1e-5));
     CHECK(largest_difference(want, s.grads()) < 1e-3);
   }
 }
@@ -176,13 +176,15 @@ TEST_CASE("step: one that is tried leaves no trace: weights, statistics, gradien
 
 TEST_CASE("step: numbers are those of the losses") {
   Losses l;
-  l.total = torch::full({}, 1.f), l.iou = torch::full({}, 2.f), l.obj = torch::full({}, 3.f);
-  l.cls = torch::full({}, 4.f), l.l1 = torch::full({}, 5.f), l.num_fg = torch::full({}, 6, torch::kLong);
+  for (const auto& [name, value] : {std::pair("iou", 2.f), {"obj", 3.f}, {"new", 4.f}})
+    l.add(name, torch::full({}, value));
+  CHECK(l.total.item<float>() == 9);
+  CHECK(l["new"].item<float>() == 4);
+  CHECK_THROWS(l["old"]);
+  l.num_fg = torch::full({}, 6, torch::kLong);
   const StepNumbers n = numbers_of(l, torch::full({}, 7.0, torch::kDouble), 8);
-  for (size_t k = 0; k < kStepNumbers.size(); ++k) {
-    const std::vector<double> want{1, 2, 3, 4, 5, 6, 7, 8};
-    CHECK(n.*kStepNumbers[k] == want[k]);
-  }
+  CHECK(n.terms == std::vector<std::pair<std::string, double>>{{"iou", 2}, {"obj", 3}, {"new", 4}});
+  CHECK(std::vector<double>{n.total, n.positives, n.norm, n.objects} == std::vector<double>{9, 6, 7, 8});
 }
 
 TEST_CASE("b6 pooling by rows and columns has the numbers and the gradient of max_pool2d") {

@@ -8,11 +8,11 @@
 #include <optional>
 #include <set>
 
-#include "evaluate.hpp"
 #include "base/flags.hpp"
-#include "data/pictures.hpp"
-#include "tools/frames.hpp"
 #include "base/threads.hpp"
+#include "data/pictures.hpp"
+#include "evaluate.hpp"
+#include "tools/frames.hpp"
 #include "tools/window.hpp"
 
 using namespace yolox;

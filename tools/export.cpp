@@ -1,8 +1,8 @@
 // Writes a model into a file that runs without this repository, and compares the file with the model.
 #include <iostream>
 
-#include "evaluate.hpp"
 #include "base/flags.hpp"
+#include "evaluate.hpp"
 #include "tools/onnx_run.hpp"
 #include "tools/torchscript.hpp"
 

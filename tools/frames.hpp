@@ -29,8 +29,8 @@
 #include <opencv2/videoio.hpp>
 #endif
 
-#include "data/dataset.hpp"
 #include "base/error.hpp"
+#include "data/dataset.hpp"
 #include "images/image.hpp"
 #include "run/log.hpp"
 

@@ -3,8 +3,8 @@
 #include <torch/torch.h>
 
 #include "checkpoint/checkpoint.hpp"
-#include "fuzz.hpp"
 #include "checkpoint/pth.hpp"
+#include "fuzz.hpp"
 
 namespace yolox::fuzz {
 
