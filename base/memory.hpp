@@ -23,87 +23,24 @@ namespace yolox {
 
 // Bytes of memory that may still be taken: what is available, less a margin of 10 % of all memory.
 // The limits of a container or job (control groups, versions 2 and 1, and those above) count as its memory.
-inline double free_memory(const std::string& proc = "/proc", const std::string& cgroup = "/sys/fs/cgroup") {
-  // The number behind a word, or the first one of the file if the word is empty.
-  const auto number = [](const std::string& path, const std::string& name, double otherwise) {
-    std::ifstream file(path);
-    std::string word;
-    double value;
-    while (word != name && file >> word) continue;
-    return word == name && file >> value ? value : otherwise;
-  };
-  const double infinity = std::numeric_limits<double>::infinity();
-  const double all = 1024 * number(proc + "/meminfo", "MemTotal:", 0);
-  double free = 1024 * number(proc + "/meminfo", "MemAvailable:", infinity) - 0.1 * all;
-  const auto group = [&](const std::string& folder, const char* most, const char* used, const char* total) {
-    const double limit = number(folder + most, "", infinity);
-    if (limit >= 1e18 || (all > 0 && limit > all)) return;  // none
-    const auto now = [&](const char* name) {
-      return number(folder + "/memory.stat", concat(total, name), 0);
-    };
-    const double shared = now("shmem");  // pages of files, those in RAM apart, make room when memory runs out
-    const double files = *total ? now("cache") : now("file");
-    free = std::min(free, 0.9 * limit - number(folder + used, "", 0) + files - shared);
-  };
-  std::vector<std::string> two{"/"}, one{"/"};  // the group of this process in each version
-  std::ifstream groups(proc + "/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    const size_t path = line.find(':', line.find(':') + 1);
-    if (path == std::string::npos) continue;
-    if (line.rfind("0::", 0) == 0) two.push_back(line.substr(path + 1));
-    if (line.substr(0, path).find("memory") != std::string::npos) one.push_back(line.substr(path + 1));
-  }
-  for (const bool newer : {true, false}) {
-    for (std::string path : newer ? two : one) {
-      for (;; path.erase(path.rfind('/'))) {
-        if (newer)
-          group(cgroup + path, "/memory.max", "/memory.current", "");
-        else
-          group(cgroup + "/memory" + path, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_");
-        if (path.find('/') == std::string::npos) break;
-      }
-    }
-  }
-  return std::max(0.0, free);
-}
+double free_memory(const std::string& proc = "/proc", const std::string& cgroup = "/sys/fs/cgroup");
 
 // ---- of this process
 
 // Memory of this process that is in RAM, bytes; without the pages of files that it has mapped, which make
 // room when memory runs out.
-inline double resident_bytes() {
-  long pages = 0, of_files = 0;
-  if (FILE* f = std::fopen("/proc/self/statm", "r")) {
-    if (std::fscanf(f, "%*s %ld %ld", &pages, &of_files) != 2) pages = of_files = 0;
-    std::fclose(f);
-  }
-  return double(pages - of_files) * sysconf(_SC_PAGESIZE);
-}
+double resident_bytes();
 
 // The most memory that this process has had in RAM since the last call of forget_peak(), bytes.
-inline double peak_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;)
-    if (double kb = 0; word == "VmHWM:" && status >> kb) return 1024 * kb;
-  return resident_bytes();
-}
+double peak_bytes();
 inline void forget_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 // What is freed stays with the process, for the next step: to give it back to the system and to take it anew
 // costs a page fault for each 4 kB, some percent of a step. Not where memory may run out: what is kept does
 // not fit all that is asked for. Call it first.
-inline void keep_freed_memory() {
-#ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest that all versions take; what is larger is given back
-  mallopt(M_TRIM_THRESHOLD, -1);
-#endif
-}
+void keep_freed_memory();
 // But for once.
-inline void give_back_freed_memory() {
-#ifdef __GLIBC__
-  malloc_trim(0);
-#endif
-}
+void give_back_freed_memory();
 
 // What an allocator has given out, bytes: now, and the most so far; 0: that is not known.
 struct GivenOut {
@@ -113,17 +50,6 @@ struct GivenOut {
 // ---- where it ends
 
 // torch on a GPU, torch on the CPU, the libraries of a GPU, and everybody else.
-inline bool is_out_of_memory(const std::exception& e) {
-  const std::string what = e.what();
-  for (const char* words :
-       {"out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED", "ALLOCATION_FAILED",
-        "cudaErrorMemoryAllocation", "unable to find an engine to execute"})
-    if (what.find(words) != std::string::npos) return true;
-  // oneDNN keeps the cause to itself; on a machine with memory left it does not fail here.
-  for (const char* whole :
-       {"could not create a primitive", "could not create a memory object", "could not execute a primitive"})
-    if (what == whole) return true;
-  return dynamic_cast<const std::bad_alloc*>(&e) != nullptr;
-}
+bool is_out_of_memory(const std::exception& e);
 
 }  // namespace yolox

@@ -23,19 +23,7 @@ inline double now() {
 }
 
 // Of the source that this program was built from, as it is now; asked once.
-inline const std::string& git_revision() {
-  static const std::string revision = [] {
-    std::string found;
-    const char* ask =
-        "git --no-optional-locks -C '" YOLOX_SOURCE_DIR "' describe --always --dirty 2>/dev/null";
-    if (FILE* git = popen(ask, "r")) {
-      for (int byte; (byte = std::fgetc(git)) > ' ';) found += char(byte);
-      pclose(git);
-    }
-    return found.empty() ? "unknown" : found;
-  }();
-  return revision;
-}
+const std::string& git_revision();
 
 // ---- signals
 
@@ -46,31 +34,10 @@ inline volatile std::sig_atomic_t stop_signal = 0, stop_requests = 0;
 // From now on SIGTERM, SIGUSR1 (SLURM, spot machines) and SIGINT (Ctrl-C) only set stop_signal: the loop ends
 // after its step. The next Ctrl-C ends the process at once; a launcher passes it on instead. One that comes
 // twice within half a second, as when a rank gets it from `pkill` and from its launcher, counts once.
-inline void catch_signals(bool launcher = false) {
-  static bool passes_on;
-  passes_on = launcher;
-  struct sigaction action {};
-  action.sa_flags = SA_RESTART;
-  action.sa_handler = [](int signal) {
-    static volatile double first = 0;
-    if (stop_signal == 0) first = now();
-    if (signal == SIGINT && stop_signal && now() - first < 0.5) return;
-    if (signal == SIGINT && stop_signal && !passes_on) _exit(128 + SIGINT);
-    stop_signal = signal;
-    stop_requests = stop_requests + 1;
-  };
-  for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) sigaction(signal, &action, nullptr);
-}
+void catch_signals(bool launcher = false);
 
 // Until then they end the process as they always do, for there is nothing to be saved yet; but it says so.
-inline void tell_signals() {
-  for (const int signal : {SIGTERM, SIGUSR1, SIGINT})
-    std::signal(signal, [](int signal) {
-      for (const char* part : {"stopped by SIG", sigabbrev_np(signal), " before the first step\n"})
-        if (write(2, part, std::strlen(part)) < 0) break;
-      std::signal(signal, SIG_DFL), std::raise(signal);
-    });
-}
+void tell_signals();
 
 inline void ignore_hangup() {
   for (const int signal : {SIGHUP, SIGPIPE}) std::signal(signal, SIG_IGN);
@@ -82,21 +49,10 @@ inline void ignore_hangup() {
 // others want the cores: a loader's threads, another program. With 10000 turns it is no slower on a quiet
 // machine and three times as fast beside a busy one. libgomp looks only when it is loaded, so the program
 // starts anew. To be called first.
-inline void share_cores(char** argv) {
-  if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
-  std::error_code error;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
-  setenv("GOMP_SPINCOUNT", "10000", 0);
-  if (!error) ::execv(program.c_str(), argv);  // where that fails, all goes on, slower
-}
+void share_cores(char** argv);
 
 // As many open files as the system allows: the soft limit is often 1024.
-inline void allow_open_files() {
-  rlimit files;
-  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
-  files.rlim_cur = files.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &files);
-}
+void allow_open_files();
 
 // What main() does: runs the program, turns exceptions into one line on stderr and the exit code (2 usage, 1
 // failure).

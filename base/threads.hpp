@@ -62,60 +62,18 @@ void start_workers(std::vector<std::thread>& workers, int n, const Work& work, c
 // finish(), and what waits then is dropped.
 class Tasks {
  public:
-  Tasks(int threads, size_t most) : most(most) {
-    start_workers(
-        workers, threads, [this] { work(); }, [this] { end_workers(); });
-  }
+  Tasks(int threads, size_t most);
   ~Tasks() { end_workers(); }  // does what waits
   Tasks(const Tasks&) = delete;
   Tasks& operator=(const Tasks&) = delete;
 
-  void add(std::function<void()> task) {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return waiting.size() < most || error; });
-    if (error) std::rethrow_exception(error);
-    waiting.push_back(std::move(task));
-    changed.notify_all();
-  }
+  void add(std::function<void()> task);
   // Waits until all is done.
-  void finish() {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return waiting.empty() && busy == 0; });
-    if (error) std::rethrow_exception(error);
-  }
+  void finish();
 
  private:
-  void end_workers() {
-    {
-      std::lock_guard lock(mutex);
-      stop = true;
-    }
-    changed.notify_all();
-    for (auto& w : workers) w.join();
-  }
-  void work() {
-    std::unique_lock lock(mutex);
-    for (;;) {
-      changed.wait(lock, [&] { return stop || !waiting.empty(); });
-      if (waiting.empty()) return;
-      auto task = std::move(waiting.front());
-      waiting.pop_front();
-      ++busy;
-      lock.unlock();
-      std::exception_ptr failed;
-      try {
-        task();
-      } catch (...) {
-        failed = std::current_exception();
-      }
-      task = nullptr;  // what it holds goes before the lock is taken
-      lock.lock();
-      if (failed && !error) error = failed;
-      if (error) waiting.clear();
-      --busy;
-      changed.notify_all();
-    }
-  }
+  void end_workers();
+  void work();
 
   const size_t most;
   std::mutex mutex;

@@ -42,222 +42,30 @@ struct Conv {
 // Tensors that are part of the file, by name.
 using Constants = std::map<std::string, const onnx::Tensor*>;
 
-inline Constants constants_of(const onnx::Graph& graph, const std::string& path) {
-  Constants found;
-  for (const auto& t : graph.initializer()) found[t.name()] = &t;
-  int64_t edges = 0;
-  for (const auto& node : graph.node()) {
-    edges += node.input_size() + node.output_size();
-    check(edges < 200000, path, " has more than 200000 connections; no YOLOX has a hundredth of that");
-    check(node.output_size() > 0, path, ": the node ", node.name(), " makes nothing; the file is damaged");
-    if (node.op_type() == "Constant")
-      for (const auto& a : node.attribute())
-        if (a.has_t()) found[node.output(0)] = &a.t();
-    // Equal tensors are stored once; the others then are an Identity of it.
-    if (node.op_type() == "Identity" && node.input_size() > 0 && found.count(node.input(0)))
-      found[node.output(0)] = found.at(node.input(0));
-  }
-  return found;
-}
+Constants constants_of(const onnx::Graph& graph, const std::string& path);
 
 // What exporters write between the convolutions of a YOLOX. Any other operation there makes another network.
-inline bool is_of_yolox(const std::string& op) {
-  static const std::set<std::string> known{
-      "Conv",   "BatchNormalization", "Sigmoid", "Mul",      "Add",   "Concat",
-      "Resize", "Upsample",           "MaxPool", "Identity", "Slice", "Cast"};
-  return known.count(op) > 0;
-}
+bool is_of_yolox(const std::string& op);
 
 // The convolutions in the order of the graph.
-inline std::vector<Conv> convolutions(const onnx::Graph& graph, const Constants& constants,
-                                      const std::string& path) {
-  struct Origin {               // of a value that depends on the image
-    std::vector<size_t> convs;  // as Conv::sources
-    std::string odd;            // an operation on the way from them that no YOLOX has
-  };
-  std::vector<Conv> convs;
-  std::map<std::string, Origin> origins;
-  for (const auto& input : graph.input())
-    if (!constants.count(input.name())) origins[input.name()];
-  for (const auto& node : graph.node()) {
-    const std::string& op = node.op_type();
-    if (op == "Shape") continue;  // depends on no values
-    Origin from;
-    bool of_image = false, with_constant = false;
-    for (const auto& input : node.input()) {
-      with_constant |= constants.count(input) > 0;
-      const auto origin = origins.find(input);
-      if (origin == origins.end()) continue;
-      of_image = true;
-      if (from.odd.empty()) from.odd = origin->second.odd;
-      for (const size_t conv : origin->second.convs)
-        if (std::find(from.convs.begin(), from.convs.end(), conv) == from.convs.end())
-          from.convs.push_back(conv);
-    }
-    check(op != "Conv" || node.input_size() >= 2, path, ": the convolution ", node.name(), " has no weights");
-    if (!of_image) continue;
-    // The shortcuts of yolox-x bring 14 together, its head more, but behind the last convolution.
-    constexpr size_t kMost = 64;
-    if (from.convs.size() > kMost && from.odd.empty()) from.odd = op;
-    from.convs.resize(std::min(from.convs.size(), kMost));
-    if (op == "Add") std::sort(from.convs.begin(), from.convs.end());
-    if (!is_of_yolox(op) && from.odd.empty()) from.odd = op;
-    if ((op == "Add" || op == "Mul") && with_constant && from.odd.empty()) from.odd = op + " of a constant";
-    if (op == "Conv") {
-      check(from.odd.empty(), path, " has the operation ", from.odd,
-            " before the convolution with the weights ", node.input(1),
-            "; a YOLOX has none there, so these weights are of no use");
-      std::vector<int64_t> settings;
-      for (const auto& [name, otherwise] :
-           {std::pair("strides", Ints{1, 1}), {"pads", Ints{0, 0, 0, 0}}, {"dilations", Ints{1, 1}}}) {
-        const Ints values = attribute(node, name, otherwise);
-        settings.insert(settings.end(), values.begin(), values.end());
-      }
-      settings.push_back(attribute(node, "group", 1));
-      convs.push_back({node.input(1), node.input_size() > 2 ? node.input(2) : "", from.convs, {}, settings});
-      from.convs = {convs.size() - 1};
-    }
-    if (op == "BatchNormalization") {
-      check(from.convs.size() == 1 && node.input_size() == 5, path,
-            ": a batch norm does not follow a convolution");
-      const auto* epsilon = find_attribute(node, "epsilon");  // else what ONNX says
-      convs[from.convs[0]].norms.push_back(
-          {node.input(1), node.input(2), node.input(3), node.input(4), epsilon ? epsilon->f() : 1e-5});
-    }
-    for (const auto& output : node.output()) origins[output] = from;
-  }
-  return convs;
-}
+std::vector<Conv> convolutions(const onnx::Graph& graph, const Constants& constants, const std::string& path);
 
 // The entry of the checkpoint's "yolox" from the metadata; nothing where the file has none of ours.
-inline void add_info(GenericDict& top, const onnx::Model& file, const std::string& model) {
-  std::map<std::string, std::string> text;
-  for (const auto& e : file.metadata_props()) text[e.key()] = e.value();
-  if (!text.count("channel_order") || !text.count("model")) return;
-  WeightsInfo info;
-  info.model = model;
-  std::istringstream names(text["classes"]);
-  for (std::string name; std::getline(names, name);) info.classes.push_back(name);
-  std::sscanf(text["size"].c_str(), "%ldx%ld", &info.height, &info.width);
-  info.legacy_preproc = text["channel_order"] == pixel_format(true).order;
-  top.insert("yolox", to_dict(info));
-}
+void add_info(GenericDict& top, const onnx::Model& file, const std::string& model);
 
 }  // namespace onnx_weights_detail
 
 // What read_pth() would give of a checkpoint with these weights, a folded norm being one that only adds the
 // bias (mean 0, variance 1 - eps): in evaluation the network is that of the file. Throws, with `path` in the
 // message, where the file is not one of the networks of model_sizes().
-inline c10::IValue weights_of_onnx(const onnx::Model& file, const std::string& path) {
-  using namespace onnx_weights_detail;
-  const Constants constants = constants_of(file.graph(), path);
-  const auto constant = [&](const std::string& name) -> const onnx::Tensor& {
-    check(constants.count(name), path, ": the weights ", name,
-          " are computed in the graph (quantised?); export the network in float32");
-    return *constants.at(name);
-  };
-  const auto shape = [&](const onnx::Tensor& t) { return Ints(t.dims().begin(), t.dims().end()); };
-  // The size of model is that of its first convolution, and of their number; its graph without values is what
-  // to compare with.
-  const auto is_conv = [](const onnx::Node& node) { return node.op_type() == "Conv"; };
-  const auto& nodes = file.graph().node();
-  const auto first = std::find_if(nodes.begin(), nodes.end(), is_conv);
-  const auto count = std::count_if(nodes.begin(), nodes.end(), is_conv);
-  check(first != nodes.end(), path, " has no convolutions; it is no YOLOX");
-  check(first->input_size() >= 2, path, ": the convolution ", first->name(), " has no weights");
-  const Ints stem = shape(constant(first->input(1)));
-  std::string name;
-  onnx::Model written;
-  std::vector<Conv> wanted;
-  for (const ModelSize& size : model_sizes()) {
-    if (stem != Ints{int64_t(size.width * 64), 12, 3, 3} || int64_t(wanted.size()) == count) continue;
-    YOLOX model(name = size.name, 1);
-    written = to_onnx(model, {}, {}, /*values=*/false);
-    wanted = convolutions(written.graph(), constants_of(written.graph(), name), name);
-  }
-  check(!name.empty(), path, " begins with a convolution of shape ",
-        c10::IntArrayRef(stem).slice(0, std::min<size_t>(8, stem.size())),
-        ", as none of the YOLOX sizes does");
-  check(int64_t(wanted.size()) == count, path, " has ", count, " convolutions, ", name, " has ",
-        wanted.size(), "; is it a YOLOX whose architecture was changed?");
-  const Constants ours = constants_of(written.graph(), name);
-  const std::vector<Conv> found = convolutions(file.graph(), constants, path);
-  check(found.size() == wanted.size(), path,
-        " has convolutions that do not depend on its input; it is no YOLOX");
-  std::set<std::string> names;
-  for (const Conv& conv : wanted) names.insert(conv.weight);
-
-  auto weights = empty_dict();
-  for (size_t i = 0; i < found.size(); ++i) {
-    const Conv &conv = found[i], &want = wanted[i];
-    const onnx::Tensor& stored = constant(conv.weight);
-    Ints wanted_shape = shape(*ours.at(want.weight));
-    const std::string key = want.weight.substr(0, want.weight.size() - std::strlen("weight"));
-    const bool classes = key.rfind("head.cls_preds.", 0) == 0, norm = key.find("_preds.") == key.npos;
-    if (classes && stored.dims_size() == 4) wanted_shape[0] = stored.dims(0);
-    const bool fits = shape(stored) == wanted_shape && conv.sources == want.sources &&
-                      conv.settings == want.settings && conv.norms.size() <= (norm ? 1 : 0) &&
-                      (!names.count(conv.weight) || conv.weight == want.weight);
-    check(fits, path, ": convolution ", i, " with the weights ", conv.weight, " ",
-          c10::IntArrayRef(shape(stored)), " is not ", want.weight, " ", c10::IntArrayRef(wanted_shape),
-          " of ", name, ", or not connected or not set as it; the weights cannot be told apart");
-    const int64_t channels = wanted_shape[0];
-    const auto floats = [&](const std::string& name) {
-      const Tensor t = to_torch(constant(name), path).to(torch::kFloat);
-      check(t.sizes() == c10::IntArrayRef{channels}, path, ": ", name, " has the shape ", t.sizes(),
-            ", not [", channels, "]");
-      return t;
-    };
-    weights.insert(want.weight, to_torch(stored, path).to(torch::kFloat));
-    const Tensor bias = conv.bias.empty() ? torch::zeros({channels}) : floats(conv.bias);
-    if (!norm) {
-      weights.insert(key + "bias", bias);
-      continue;
-    }
-    const double eps = 1e-3;  // of the norms here
-    const std::string bn = key.substr(0, key.size() - std::strlen("conv.")) + "bn.";
-    if (conv.norms.empty()) {
-      weights.insert(bn + "weight", torch::ones({channels})), weights.insert(bn + "bias", bias);
-      weights.insert(bn + "running_mean", torch::zeros({channels}));
-      weights.insert(bn + "running_var", torch::full({channels}, 1 - eps));
-    } else {
-      const Norm& n = conv.norms[0];
-      weights.insert(bn + "weight", floats(n.weight)), weights.insert(bn + "bias", floats(n.bias));
-      weights.insert(bn + "running_mean", floats(n.mean) - bias);
-      weights.insert(bn + "running_var", floats(n.var) + (n.eps - eps));
-    }
-    weights.insert(bn + "num_batches_tracked", torch::zeros({}, torch::kLong));
-  }
-  auto top = empty_dict();
-  top.insert("model", weights);
-  add_info(top, file, name);
-  return top;
-}
+c10::IValue weights_of_onnx(const onnx::Model& file, const std::string& path);
 
 // Where weights are: the file itself, or for the name of a model, such as yolox-s, what weights/get has
 // fetched. Throws where such a file is missing.
-inline std::string weights_file(const std::string& given) {
-  if (std::filesystem::exists(given)) return given;
-  for (const ModelSize& size : model_sizes()) {
-    std::string file = size.name + ".pth";
-    std::replace(file.begin(), file.end(), '-', '_');
-    const std::string fetched = concat(YOLOX_SOURCE_DIR "/weights/", file);
-    if (given == size.name && std::filesystem::exists(fetched)) return fetched;
-    check(given != size.name && std::filesystem::path(given).filename() != file,
-          given == size.name ? fetched : given, " is missing; weights/get ", size.name,
-          " fetches the official weights");
-  }
-  return given;
-}
+std::string weights_file(const std::string& given);
 
 // The contents of a file of weights, which may be called by the name of a model: a checkpoint, or a file that
 // ends in .onnx.
-inline c10::IValue read_weights(const std::string& given) {
-  const std::string path = weights_file(given);
-  const std::string end = ".onnx";
-  if (path.size() < end.size() || path.compare(path.size() - end.size(), end.size(), end) != 0)
-    return read_pth(path);
-  return weights_of_onnx(read_onnx(path), path);
-}
+c10::IValue read_weights(const std::string& given);
 
 }  // namespace yolox

@@ -36,47 +36,16 @@ class Loader {
   // stride: positions from the beginning of a batch to that of the next, where this loader has its share of a
   // larger batch; 0: they follow one another. ahead: batches in the making or waiting.
   Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, bool pinned,
-         int64_t stride = 0, size_t ahead = 3)
-      : make(std::move(make)),
-        position(first),
-        end(end),
-        stride(stride ? stride : batch),
-        ahead(ahead),
-        batch(batch),
-        size(size),
-        pinned(pinned) {
-    plan();
-    start_workers(
-        workers, std::max(1, threads), [this] { work(); }, [this] { end_workers(); });
-  }
+         int64_t stride = 0, size_t ahead = 3);
   ~Loader() { end_workers(); }
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  bool done() {
-    std::lock_guard lock(mutex);
-    return pending.empty() && position >= end;
-  }
+  bool done();
   // next() would not wait.
-  bool ready() {
-    std::lock_guard lock(mutex);
-    return !pending.empty() && pending.front()->missing == 0;
-  }
+  bool ready();
 
-  Batch next() {
-    std::unique_lock lock(mutex);
-    plan();
-    check(!pending.empty(), "the loader is at its end");
-    const auto first = pending.front();
-    has_batch.wait(lock, [&] { return first->missing == 0; });
-    pending.pop_front();
-    plan();
-    lock.unlock();
-    has_work.notify_all();
-    if (first->error) std::rethrow_exception(first->error);
-    Batch out{first->images, make_targets(first->boxes), first->indices, first->scales, first->first};
-    return out;
-  }
+  Batch next();
 
  private:
   struct Pending {
@@ -89,57 +58,12 @@ class Loader {
     std::exception_ptr error;
   };
 
-  void end_workers() {
-    {
-      std::lock_guard lock(mutex);
-      stop = true;
-    }
-    has_work.notify_all();
-    for (auto& w : workers) w.join();
-  }
+  void end_workers();
 
   // Starts batches until enough are on their way. Called with the lock held.
-  void plan() {
-    while (pending.size() < ahead && position < end) {
-      const size_t n = std::min<int64_t>(batch, end - position);
-      auto p = std::make_shared<Pending>();
-      p->images = torch::empty({int64_t(n), size.height, size.width, 3},
-                               torch::TensorOptions(torch::kByte).pinned_memory(pinned));
-      p->boxes.resize(n), p->indices.resize(n), p->scales.resize(n);
-      p->first = position, p->missing = n;
-      pending.push_back(p);
-      position += stride;
-      has_work.notify_all();
-    }
-  }
+  void plan();
 
-  void work() {
-    std::unique_lock lock(mutex);
-    for (;;) {
-      const auto free = std::find_if(pending.begin(), pending.end(),
-                                     [](const auto& p) { return p->taken < p->boxes.size(); });
-      if (stop) return;
-      if (free == pending.end()) {
-        has_work.wait(lock);
-        continue;
-      }
-      const auto p = *free;
-      const size_t slot = p->taken++;
-      lock.unlock();
-      std::exception_ptr error;
-      try {
-        const size_t bytes = size_t(size.area()) * 3;
-        Image image(cv::Mat(size, CV_8UC3, p->images.data_ptr<uint8_t>() + slot * bytes));
-        Item item = make(p->first + slot, image);
-        p->boxes[slot] = std::move(item.boxes), p->indices[slot] = item.index, p->scales[slot] = item.scale;
-      } catch (...) {
-        error = std::current_exception();
-      }
-      lock.lock();
-      if (error && !p->error) p->error = error;
-      if (--p->missing == 0) has_batch.notify_all();
-    }
-  }
+  void work();
 
   const Make make;
   int64_t position;
@@ -161,36 +85,14 @@ class DeviceLoader {
  public:
   DeviceLoader(Loader& loader, torch::Device device) : loader(loader), device(device) {}
 
-  Batch next() {
-    if (device.is_cpu()) return loader.next();
-    Sent sent = ahead ? std::move(*ahead) : send(loader.next());
-    ahead.reset();
-    const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-    sent.copied.block(stream);
-    for (const Tensor& t : {sent.batch.images, sent.batch.targets.boxes, sent.batch.targets.classes})
-      if (t.numel() > 0)
-        t.record_stream(stream);  // its memory is not given to others before this stream is done
-    if (loader.ready()) ahead = send(loader.next());
-    return std::move(sent.batch);
-  }
+  Batch next();
 
  private:
   struct Sent {
     Batch batch;
     c10::Event copied;
   };
-  Sent send(Batch batch) {
-    if (!side) side = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-    const c10::StreamGuard guard(*side);
-    const auto copy = [&](Tensor& t) {
-      if (t.numel() > 0 && !t.is_pinned()) t = t.pin_memory();
-      t = t.to(device, /*non_blocking=*/true);
-    };
-    copy(batch.images), copy(batch.targets.boxes), copy(batch.targets.classes);
-    Sent sent{std::move(batch), c10::Event(device.type())};
-    sent.copied.record(*side);
-    return sent;
-  }
+  Sent send(Batch batch);
 
   Loader& loader;
   const torch::Device device;

@@ -29,52 +29,19 @@ namespace yolox {
 //   train/N       image N of train, the bytes of its file or its levels; val/N too
 //
 //   complete      written last
-inline void lmdb(int code, const std::string& path, const char* what) {
-  check(
-      code == MDB_SUCCESS, path, ": ", what, ": ", mdb_strerror(code),
-      code == ENOSPC || code == EIO ? "; is the disk full? Make room and run ./pack again, it goes on" : "");
-}
+void lmdb(int code, const std::string& path, const char* what);
 inline MDB_val lmdb_value(std::string_view text) { return {text.size(), const_cast<char*>(text.data())}; }
 // What is under a key, valid until the transaction ends or writes; no data where there is nothing.
-inline std::string_view lmdb_get(MDB_txn* transaction, MDB_dbi table, const std::string& key,
-                                 const std::string& path) {
-  MDB_val k = lmdb_value(key), value;
-  const int code = mdb_get(transaction, table, &k, &value);
-  if (code == MDB_NOTFOUND) return {};
-  lmdb(code, path, "cannot be read");
-  return {static_cast<const char*>(value.mv_data), value.mv_size};
-}
+std::string_view lmdb_get(MDB_txn* transaction, MDB_dbi table, const std::string& key,
+                          const std::string& path);
 // Of the file, as far as it is used.
-inline size_t lmdb_bytes(MDB_env* env) {
-  MDB_envinfo info;
-  MDB_stat stat;
-  mdb_env_info(env, &info), mdb_env_stat(env, &stat);
-  return (info.me_last_pgno + 1) * stat.ms_psize;
-}
-inline std::string image_key(const std::string& split, size_t i) {
-  char number[24];
-  std::snprintf(number, sizeof number, "/%09zu", i);
-  return split + number;
-}
+size_t lmdb_bytes(MDB_env* env);
+std::string image_key(const std::string& split, size_t i);
 
 // Such a file, open for reading. What get() gives is valid as long as it is open.
 class Packed {
  public:
-  explicit Packed(const std::string& path) : path(path) {
-    lmdb(mdb_env_create(&env), path, "cannot be opened");
-    try {
-      lmdb(mdb_env_open(env, path.c_str(), MDB_RDONLY | MDB_NOSUBDIR | MDB_NOLOCK, 0), path,
-           "cannot be opened");
-      lmdb(mdb_txn_begin(env, nullptr, MDB_RDONLY, &transaction), path, "cannot be read");
-      lmdb(mdb_dbi_open(transaction, nullptr, 0, &table), path, "cannot be read");
-      struct stat s {};
-      check(::stat(path.c_str(), &s) == 0 && lmdb_bytes(env) <= size_t(s.st_size), path,
-            " is cut off: it has ", s.st_size, " of ", lmdb_bytes(env), " bytes; copy it again");
-    } catch (...) {
-      close();
-      throw;
-    }
-  }
+  explicit Packed(const std::string& path);
   ~Packed() { close(); }
   Packed(const Packed&) = delete;
 
@@ -82,10 +49,7 @@ class Packed {
   const std::string path;
 
  private:
-  void close() {
-    if (transaction) mdb_txn_abort(transaction);
-    mdb_env_close(env);
-  }
+  void close();
   MDB_env* env = nullptr;
   MDB_txn* transaction = nullptr;
   MDB_dbi table = 0;
@@ -96,45 +60,8 @@ inline bool is_packed(const std::string& path) {
 }
 
 // A split of a packed data set; it keeps the file open.
-inline Dataset packed_dataset(const std::shared_ptr<Packed>& file, const std::string& split,
-                              bool official_quirks) {
-  Source source;
-  source.name = concat(file->path, " (", split, ")");
-  source.coco = parse_coco(file->get(split), source.name);
-  ImageChecks checks;
-  std::vector<std::string_view> images;  // read out here: an LMDB transaction belongs to one thread
-  for (size_t i = 0; i < source.coco.images.size(); ++i) {
-    const CocoImage& image = source.coco.images[i];
-    images.push_back(file->get(image_key(split, i)));
-    check(!images.back().empty(), file->path, " has no image ", image.file_name, "; pack it again");
-    source.files.push_back(concat(file->path, ": ", image.file_name));
-    checks.images.push_back({image.width, image.height, ""});
-  }
-  ContentKey key;
-  struct stat s {};
-  ::stat(file->path.c_str(), &s);
-  key.add(file->path + split, s);
-  checks.key = key.text();
-  Dataset data = make_dataset(std::move(source), checks, official_quirks);
-  if (file->get("yolox").find("decoded") != std::string_view::npos) {
-    data.stored = [file, images](size_t i, double scale) { return read_levels(images[i], scale); };
-    data.read = [path = file->path](size_t i) -> std::string {
-      throw ImageError(concat(path, ": image ", i, " could not be decoded when it was packed"));
-    };
-  } else {
-    data.read = [file, images](size_t i) { return std::string(images[i]); };
-  }
-  return data;
-}
+Dataset packed_dataset(const std::shared_ptr<Packed>& file, const std::string& split, bool official_quirks);
 
-inline std::shared_ptr<Packed> open_packed(const std::string& path, const std::string& split) {
-  check(split.empty() || split == "val", "--split ", split, ": a packed data set has train and val only");
-  const auto file = std::make_shared<Packed>(path);
-  const std::string_view head = file->get("yolox");
-  check(head.substr(0, 2) == "1 ", path, " is no packed data set of this program; make one with ./pack");
-  check(!file->get("complete").empty(), path,
-        " was not packed to its end; run the same ./pack again, it goes on");
-  return file;
-}
+std::shared_ptr<Packed> open_packed(const std::string& path, const std::string& split);
 
 }  // namespace yolox

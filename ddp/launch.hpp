@@ -48,21 +48,7 @@ struct Launch {
 
 // The words of a command line that resumes a run: what belongs to its beginning goes, and with --bs auto what
 // that has found.
-inline std::vector<std::string> resumed_words(const std::vector<std::string>& words, const std::string& run) {
-  std::vector<std::string> kept, beginning{"--out", "--weights", "--resume"};
-  for (size_t i = 0; i < words.size(); ++i)
-    if (words[i] == "--bs=auto" || (words[i] == "--bs" && i + 1 < words.size() && words[i + 1] == "auto"))
-      beginning.insert(beginning.end(), {"--bs", "--accum"});
-  for (size_t i = 0; i < words.size(); ++i) {
-    const std::string name = words[i].substr(0, words[i].find('='));
-    if (std::find(beginning.begin(), beginning.end(), name) == beginning.end())
-      kept.push_back(words[i]);
-    else if (name == words[i])  // its value is the next word
-      i += i + 1 < words.size() && words[i + 1].rfind("--", 0) != 0;
-  }
-  kept.push_back("--resume=" + run);
-  return kept;
-}
+std::vector<std::string> resumed_words(const std::vector<std::string>& words, const std::string& run);
 
 namespace launch_detail {
 
@@ -75,175 +61,25 @@ struct Child {
 };
 
 // A socket on a free port of this machine, which other machines cannot reach.
-inline int listen_here(int& port) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET, address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  auto* any = reinterpret_cast<sockaddr*>(&address);
-  check(fd >= 0 && bind(fd, any, size) == 0 && listen(fd, 1024) == 0 && getsockname(fd, any, &size) == 0,
-        "no port of this machine can be listened on: ", std::strerror(errno));
-  port = ntohs(address.sin_port);
-  return fd;
-}
+int listen_here(int& port);
 
 // Starts this program again as a rank. `reports`: where the first rank here tells the run folder.
-inline Child start_rank(const Launch& l, int local_rank, int port, int listening, int reports,
-                        const std::vector<std::string>& words) {
-  int ends[2];
-  check(pipe2(ends, O_CLOEXEC) == 0, "no pipe: ", std::strerror(errno));
-  const int rank = l.node * l.ranks + local_rank, cores = std::max(1, usable_cores() / l.ranks);
-  const pid_t launcher = getpid();
-  Child child;
-  child.output = ends[0];
-  child.pid = fork();
-  check(child.pid >= 0, "no process can be started: ", std::strerror(errno));
-  if (child.pid > 0) {
-    close(ends[1]);
-    return child;
-  }
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // whatever ends the launcher ends its ranks
-  if (getppid() != launcher) _exit(1);
-  setpgid(0, 0);  // Ctrl-C comes from the launcher, once
-  dup2(ends[1], 2);
-  if (local_rank > 0) dup2(ends[1], 1);
-  std::signal(SIGTTOU, SIG_IGN);  // `stty tostop` would stop a rank that prints
-  const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
-  set("YOLOX_LAUNCHED", "1"), unsetenv("TORCHELASTIC_USE_AGENT_STORE");
-  set("RANK", concat(rank)), set("WORLD_SIZE", concat(l.nodes * l.ranks));
-  set("LOCAL_RANK", concat(local_rank)), set("LOCAL_WORLD_SIZE", concat(l.ranks));
-  set("MASTER_ADDR", l.master.empty() ? "127.0.0.1" : l.master.substr(0, l.master.rfind(':')));
-  set("MASTER_PORT", concat(port));
-  setenv("OMP_NUM_THREADS", concat(cores).c_str(), /*overwrite=*/0);
-  if (local_rank == 0) {
-    if (listening >= 0) fcntl(listening, F_SETFD, 0), set("YOLOX_LISTENING", concat(listening));
-    fcntl(reports, F_SETFD, 0), set("YOLOX_REPORTS", concat(reports));
-  }
-  std::vector<char*> argv;
-  for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
-  argv.push_back(nullptr);
-  execv("/proc/self/exe", argv.data());
-  _exit(127);
-}
+Child start_rank(const Launch& l, int local_rank, int port, int listening, int reports,
+                 const std::vector<std::string>& words);
 
-inline std::string how_it_ended(int status) {
-  if (!WIFSIGNALED(status)) return concat("failed with exit code ", WEXITSTATUS(status));
-  const bool killed = WTERMSIG(status) == SIGKILL;
-  return concat("was ended by SIG", sigabbrev_np(WTERMSIG(status)),
-                killed ? " (from outside, or by the kernel when memory runs out)" : "");
-}
+std::string how_it_ended(int status);
 
 // The last lines of a text, indented.
-inline std::string last_lines(const std::string& text, size_t most) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);)
-    if (!line.empty()) lines.push_back(line);
-  std::string last;
-  for (size_t i = lines.size() - std::min(lines.size(), most); i < lines.size(); ++i)
-    last += "\n  " + lines[i];
-  return last;
-}
+std::string last_lines(const std::string& text, size_t most);
 
 // Runs the ranks to their end. Gives the exit code: 0 when all ended well, else that of the first that
 // failed, which it names. run: their folder, when they have saved a checkpoint there.
-inline int run_ranks(const Launch& l, const std::vector<std::string>& words, std::string& run) {
-  int port = l.master.empty() ? 0 : std::atoi(l.master.c_str() + l.master.rfind(':') + 1), reports[2];
-  const int listening = l.master.empty() ? listen_here(port) : -1;
-  check(pipe2(reports, O_CLOEXEC) == 0, "no pipe: ", std::strerror(errno));
-  std::vector<Child> ranks;
-  for (int i = 0; i < l.ranks; ++i) ranks.push_back(start_rank(l, i, port, listening, reports[1], words));
-  close(reports[1]);
-  if (listening >= 0) close(listening);
-
-  const auto signal_all = [&](int signal) {
-    for (const Child& c : ranks)
-      if (c.pid) kill(c.pid, signal);
-  };
-  int living = l.ranks, passed_on = 0, failed = -1;
-  double ended_at = 0;  // when a rank failed
-  bool killed = false;
-  // Reads what ranks say, and waits for it so long; false: there was nothing.
-  const auto listen_to_all = [&](int milliseconds) {
-    std::vector<pollfd> open{{reports[0], POLLIN, 0}};
-    for (const Child& c : ranks) open.push_back({c.output, POLLIN, 0});
-    if (poll(open.data(), open.size(), milliseconds) <= 0) return false;
-    char text[4096];
-    for (size_t i = 0; i < open.size(); ++i) {
-      if (!open[i].revents) continue;
-      const ssize_t n = read(open[i].fd, text, sizeof text);
-      if (i == 0) {
-        if (n > 0)
-          run.append(text, size_t(n));
-        else
-          close(reports[0]), reports[0] = -1;
-        continue;
-      }
-      Child& c = ranks[i - 1];
-      if (n <= 0) {
-        close(c.output), c.output = -1;
-        continue;
-      }
-      if (i == 1) std::cerr.write(text, n).flush();
-      c.said.append(text, size_t(n));
-      if (c.said.size() > 16384) c.said.erase(0, c.said.size() - 8192);
-    }
-    return true;
-  };
-  // A rank that lost another one is not the one to look at.
-  const auto lost = [&](int k) {
-    return WIFEXITED(ranks[k].status) && WEXITSTATUS(ranks[k].status) == kLostRank;
-  };
-  while (living > 0) {
-    if (stop_requests != passed_on) passed_on = stop_requests, signal_all(stop_signal);
-    listen_to_all(50);
-    for (int i = 0; i < l.ranks; ++i) {
-      Child& c = ranks[i];
-      if (!c.pid || waitpid(c.pid, &c.status, WNOHANG) != c.pid) continue;
-      c.pid = 0, --living;
-      if (c.status == 0) continue;
-      if (failed < 0) ended_at = now();
-      if (failed < 0 || (lost(failed) && !lost(i) && !killed)) failed = i;
-    }
-    // The others wait for it, in vain: a second to find out and say so, four to end.
-    if (failed >= 0 && !killed && now() - ended_at > 5) signal_all(SIGKILL), killed = true;
-  }
-  while (listen_to_all(0)) {  // what they said last
-  }
-  for (const Child& c : ranks)
-    if (c.output >= 0) close(c.output);
-  if (reports[0] >= 0) close(reports[0]);
-  if (failed < 0) return 0;
-  const Child& c = ranks[failed];
-  const int code = WIFSIGNALED(c.status) ? 128 + WTERMSIG(c.status) : WEXITSTATUS(c.status);
-  if (code == 128 + SIGINT) return code;  // the second Ctrl-C
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  std::cerr << "error: rank " << l.node * l.ranks + failed << " of " << l.nodes * l.ranks << " on " << host
-            << " " << (lost(failed) ? "lost another rank" : how_it_ended(c.status))
-            << (failed == 0 || c.said.empty() ? "" : "; the last it said:" + last_lines(c.said, 8))
-            << std::endl;
-  return code;
-}
+int run_ranks(const Launch& l, const std::vector<std::string>& words, std::string& run);
 
 }  // namespace launch_detail
 
 // Starts the ranks and gives the exit code of the training when they have ended. Signals that end a training
 // are passed on to them. A training that fails is resumed `restarts` times, if it has saved anything.
-inline int launch(const Launch& l, int argc, char** argv) {
-  catch_signals(/*launcher=*/true);
-  std::vector<std::string> words(argv, argv + argc);
-  std::string run;  // an attempt that fails early has not told it again
-  for (int tries = 0;; ++tries) {
-    std::string told;
-    const int code = launch_detail::run_ranks(l, words, told);
-    if (!told.empty()) run = told;
-    if (code == 0 || code == 2 || stop_signal || tries == l.restarts || run.empty()) return code;
-    // Elsewhere ranks may still be ending: the new ones must not meet them.
-    if (l.nodes > 1) std::this_thread::sleep_for(std::chrono::seconds(15));
-    std::cerr << "restart " << tries + 1 << " of " << l.restarts << ": resuming " << run << std::endl;
-    words = resumed_words(std::vector<std::string>(argv, argv + argc), run);
-  }
-}
+int launch(const Launch& l, int argc, char** argv);
 
 }  // namespace yolox

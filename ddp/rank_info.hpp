@@ -26,78 +26,19 @@ struct Place {
 // The exit code of a rank that another one's end has ended: not the one to look at.
 constexpr int kLostRank = 75;
 
-inline std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
+std::string variable(const char* name);
 
 // "gpu[003-007,12]-ib,login" -> "gpu003-ib"
-inline std::string first_host(const std::string& list) {
-  const size_t bracket = list.find_first_of("[,");
-  if (bracket == std::string::npos || list[bracket] == ',') return list.substr(0, bracket);
-  const size_t end = list.find_first_of("-,]", bracket), close = list.find(']', bracket);
-  const std::string rest = close == std::string::npos ? "" : list.substr(close + 1);
-  return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1) +
-         rest.substr(0, rest.find(','));
-}
+std::string first_host(const std::string& list);
 
 // The entry of a list as SLURM writes them: "2(x3),1", 3 -> "1"; its last one where it is shorter.
-inline std::string slurm_entry(const std::string& list, int index) {
-  std::istringstream in(list);
-  std::string value;
-  for (std::string part; index >= 0 && std::getline(in, part, ',');) {
-    const size_t times = part.find("(x");
-    value = part.substr(0, times);
-    index -= times == std::string::npos ? 1 : std::max(1, std::atoi(part.c_str() + times + 2));
-  }
-  return value;
-}
+std::string slurm_entry(const std::string& list, int index);
 
 // From the variables of torchrun or SLURM; one rank where there are none. Throws UsageError, naming the
 // variable, where they make no sense.
-inline Place place_of_this_process() {
-  Place p;
-  const auto parse = [](const char* name, const std::string& text) {
-    char* end;
-    const long value = std::strtol(text.c_str(), &end, 10);
-    usage_check(end != text.c_str() && *end == 0 && value >= 0 && value < 2000000000, name, "=", text,
-                " is not a number of ranks or a port");
-    return int(value);
-  };
-  const auto number = [&](const char* name, int otherwise) {
-    return variable(name).empty() ? otherwise : parse(name, variable(name));
-  };
-  p.launched = !variable("YOLOX_LAUNCHED").empty();
-  if (number("WORLD_SIZE", 1) > 1) {
-    for (const char* name : {"RANK", "LOCAL_RANK"})
-      usage_check(!variable(name).empty(), "WORLD_SIZE=", variable("WORLD_SIZE"),
-                  " says that this is one of ", "several ranks, but ", name,
-                  " is not set; start them with --gpus, torchrun or srun, or ", "unset WORLD_SIZE");
-    p.world = number("WORLD_SIZE", 1), p.rank = number("RANK", 0);
-    p.local_rank = number("LOCAL_RANK", 0), p.local_world = number("LOCAL_WORLD_SIZE", p.world);
-    p.of_agent = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
-    p.listening = number("YOLOX_LISTENING", -1);
-    p.port = number("MASTER_PORT", 29500);
-  } else if (!p.launched && number("SLURM_STEP_NUM_TASKS", 1) > 1) {  // of srun; sbatch alone sets others
-    p.world = number("SLURM_STEP_NUM_TASKS", 1), p.rank = number("SLURM_PROCID", 0);
-    p.local_rank = number("SLURM_LOCALID", 0);
-    p.local_world = parse("SLURM_STEP_TASKS_PER_NODE",
-                          slurm_entry(variable("SLURM_STEP_TASKS_PER_NODE"), number("SLURM_NODEID", 0)));
-    p.host = first_host(variable("SLURM_STEP_NODELIST"));
-    p.port = number("MASTER_PORT", 20000 + number("SLURM_JOB_ID", 0) % 20000);
-  }
-  if (!variable("MASTER_ADDR").empty()) p.host = variable("MASTER_ADDR");
-  if (p.host.empty()) p.host = "127.0.0.1";
-  usage_check(p.world >= 1 && p.rank < p.world && p.local_rank < std::max(1, p.local_world), "rank ", p.rank,
-              " of ", p.world, ", ", p.local_rank, " of ", p.local_world,
-              " on this machine: RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE do not fit together");
-  return p;
-}
+Place place_of_this_process();
 
 // Cores that this process may use.
-inline int usable_cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
+int usable_cores();
 
 }  // namespace yolox

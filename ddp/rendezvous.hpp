@@ -15,21 +15,10 @@ struct LostRank : std::runtime_error {
 };
 
 // Of this rank itself, though it shows where ranks talk to each other.
-inline bool is_own_failure(const std::exception& e) {
-  const std::string what = e.what();
-  return is_out_of_memory(e) || what.find("CUDA error") != std::string::npos ||
-         what.find("unhandled cuda error") != std::string::npos;
-}
+bool is_own_failure(const std::exception& e);
 
 // What torch throws when a connection to another rank breaks.
-inline bool is_lost_rank(const std::exception& e) {
-  const std::string what = e.what();
-  if (is_own_failure(e)) return false;
-  for (const char* words : {"third_party/gloo", "Connection closed by peer", "Connection reset by peer",
-                            "Broken pipe", "NCCL error", "NCCL communicator was aborted"})
-    if (what.find(words) != std::string::npos) return true;
-  return dynamic_cast<const LostRank*>(&e) != nullptr;
-}
+bool is_lost_rank(const std::exception& e);
 
 // Where a rank runs.
 struct Peer {

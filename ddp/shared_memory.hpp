@@ -23,40 +23,20 @@
 namespace yolox {
 
 // A process that is there and has not ended, though its parent may not have noticed yet.
-inline bool process_runs(pid_t pid) {
-  std::ifstream in(concat("/proc/", pid, "/stat"));
-  std::string text;
-  std::getline(in, text);
-  const size_t name = text.rfind(')');
-  return name != std::string::npos && name + 2 < text.size() && text[name + 2] != 'Z' &&
-         text[name + 2] != 'X';
-}
+bool process_runs(pid_t pid);
 
 class LocalSums {
  public:
   static constexpr size_t kMost = 8192;  // numbers in a vector
 
   LocalSums(int rank, int ranks) : rank(rank), pids(ranks) {}
-  ~LocalSums() {
-    if (memory) munmap(memory, bytes());
-    if (fd >= 0) close(fd);
-  }
+  ~LocalSums();
   LocalSums(const LocalSums&) = delete;
 
   // Rank 0 makes the memory and says where it is; the others open it there. It has no name and goes with the
   // processes. False where that cannot be done, as between containers: nothing else may be called then.
-  std::string make() {
-    fd = memfd_create("yolox-ranks", MFD_CLOEXEC);
-    const bool made = fd >= 0 && ftruncate(fd, off_t(bytes())) == 0 && map();
-    return made ? concat("/proc/", getpid(), "/fd/", fd, " ", identity()) : "";
-  }
-  bool open(const std::string& place) {
-    if (rank == 0) return memory;
-    const size_t space = place.find(' ');
-    if (space == std::string::npos) return false;
-    fd = ::open(place.substr(0, space).c_str(), O_RDWR | O_CLOEXEC);
-    return fd >= 0 && identity() == place.substr(space + 1) && map();
-  }
+  std::string make();
+  bool open(const std::string& place);
   // Whether all ranks run is asked of these processes.
   void know(int other, pid_t pid) { pids[other] = pid; }
 
@@ -89,49 +69,18 @@ class LocalSums {
   };
 
   // Of the memory on this machine, and of what process numbers mean, which differs between containers.
-  std::string identity() const {
-    struct stat s {
-    }, processes{};
-    const bool known = fstat(fd, &s) == 0 && stat("/proc/self/ns/pid", &processes) == 0;
-    return known ? concat(s.st_dev, ":", s.st_ino, ":", processes.st_ino) : "";
-  }
+  std::string identity() const;
   size_t bytes() const { return pids.size() * sizeof(Slot); }
   Slot& slot(int r) { return static_cast<Slot*>(memory)[r]; }
-  bool map() {
-    memory = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (memory == MAP_FAILED) memory = nullptr;
-    return memory;
-  }
+  bool map();
 
   static long futex(std::atomic<uint32_t>& word, int what, uint32_t value, const timespec* most) {
     return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), what, value, most, nullptr, 0);
   }
-  static void wake(Slot& s) {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (s.sleepers.load() > 0) futex(s.turn, FUTEX_WAKE, INT32_MAX, nullptr);
-  }
+  static void wake(Slot& s);
   // Until the rank has written its values; false: its process has ended. Looks for some microseconds, then
   // sleeps: others may need the core.
-  bool wait(int r) {
-    Slot& s = slot(r);
-    const auto there = [&] { return int32_t(s.turn.load(std::memory_order_acquire) - turn) >= 0; };
-    for (int i = 0; i < 2000; ++i) {
-      if (there()) return true;
-#ifdef __x86_64__
-      __builtin_ia32_pause();
-#endif
-    }
-    const timespec most{0, 50000000};
-    for (bool runs = true; !there(); runs = process_runs(pids[r])) {
-      if (!runs) return false;
-      ++s.sleepers;
-      std::atomic_thread_fence(std::memory_order_seq_cst);
-      const uint32_t seen = s.turn.load();
-      if (int32_t(seen - turn) < 0) futex(s.turn, FUTEX_WAIT, seen, &most);
-      --s.sleepers;
-    }
-    return true;
-  }
+  bool wait(int r);
 
   const int rank;
   std::vector<pid_t> pids;

@@ -21,23 +21,8 @@ namespace yolox {
 
 // A guess, seconds, by what an operation computes and what it moves. Speeds are those of a large GPU; their
 // ratio is what counts.
-inline double guessed_cost(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given,
-                           c10::ArrayRef<c10::IValue> results) {
-  double bytes = 0;
-  std::vector<torch::Tensor> in, out;
-  for (const auto& [values, tensors] : {std::pair(given, &in), std::pair(results, &out)})
-    for (const auto& value : values)
-      dtr_detail::each_tensor(value, [&, all = tensors](const torch::Tensor& t) {
-        if (t.defined()) bytes += double(t.numel()) * double(t.element_size()), all->push_back(t);
-      });
-  const std::string& name = operation.schema().name();
-  double operations = 0;
-  if (name == "aten::convolution" && in.size() >= 2 && !out.empty())  // input, weight
-    operations = 2.0 * double(out[0].numel()) * double(in[1].numel()) / double(in[1].size(0));
-  if (name == "aten::convolution_backward" && in.size() >= 3)  // gradient, input, weight
-    operations = 4.0 * double(in[0].numel()) * double(in[2].numel()) / double(in[2].size(0));
-  return 5e-6 + bytes / 2e12 + operations / 5e13;
-}
+double guessed_cost(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given,
+                    c10::ArrayRef<c10::IValue> results);
 
 // A moment in the device's work.
 struct DeviceMark {
@@ -48,10 +33,7 @@ struct DeviceMark {
 
 // The end of what the current stream has been given so far.
 struct StreamMark : DeviceMark {
-  explicit StreamMark(c10::DeviceType device) : event(device, c10::EventFlag::BACKEND_DEFAULT) {
-    const c10::impl::VirtualGuardImpl guard(device);
-    event.record(guard.getStream(guard.getDevice()));
-  }
+  explicit StreamMark(c10::DeviceType device);
   bool passed() const override { return event.query(); }
   double seconds_since(const DeviceMark& earlier) const override {
     return 1e-3 * static_cast<const StreamMark&>(earlier).event.elapsedTime(event);
@@ -68,19 +50,7 @@ class DeviceCosts {
   explicit DeviceCosts(Mark mark) : mark(std::move(mark)) {}
 
   std::function<double(c10::ArrayRef<c10::IValue>)> operator()(const c10::OperatorHandle& operation,
-                                                               c10::ArrayRef<c10::IValue> given) {
-    read_passed();
-    const size_t key = key_of(operation, given);
-    if (const auto found = known.find(key); found != known.end() && found->second.times >= kTimes)
-      return [seconds = found->second.seconds](auto) { return seconds; };
-    std::shared_ptr<DeviceMark> before = mark();
-    return [=, &operation](c10::ArrayRef<c10::IValue> results) {
-      waiting.push_back({key, before, mark()});
-      const auto found = known.find(key);
-      return found == known.end() || found->second.times < 2 ? guessed_cost(operation, given, results)
-                                                             : found->second.seconds;
-    };
-  }
+                                                               c10::ArrayRef<c10::IValue> given);
 
  private:
   struct Known {
@@ -94,33 +64,9 @@ class DeviceCosts {
   static constexpr int kTimes = 4;
 
   // What the device has come to, in order.
-  void read_passed() {
-    while (!waiting.empty() && waiting.front().after->passed()) {
-      const Waiting& w = waiting.front();
-      const double seconds = w.after->seconds_since(*w.before);
-      if (known.size() > 100000) known.clear();  // shapes without end
-      Known& one = known[w.key];
-      if (++one.times == 2 || seconds < one.seconds) one.seconds = seconds;
-      waiting.pop_front();
-    }
-  }
+  void read_passed();
   // Of an operation and the shapes and types that it is given.
-  static size_t key_of(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given) {
-    size_t key = size_t(&operation.schema());
-    const auto add = [&](int64_t x) { key = c10::hash_combine(key, size_t(x)); };
-    for (const auto& value : given) {
-      if (value.isInt()) add(value.toInt());
-      if (value.isIntList())
-        for (const int64_t i : value.toIntVector()) add(i);
-      dtr_detail::each_tensor(value, [&](const torch::Tensor& t) {
-        if (!t.defined()) return add(-1);
-        add(int64_t(t.scalar_type()));
-        for (const int64_t size : t.sizes()) add(size);
-        for (const int64_t stride : t.strides()) add(stride);
-      });
-    }
-    return key;
-  }
+  static size_t key_of(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given);
 
   Mark mark;
   std::unordered_map<size_t, Known> known;

@@ -19,10 +19,7 @@ constexpr uchar border_grey = 114;
 // OpenCV's own threads would compete with the workers, each of which already has a core. Call it first in
 // main(). (The OpenCL switch holds for the calling thread; others never turn it on as long as they use
 // cv::Mat only.)
-inline void opencv_single_thread() {
-  cv::setNumThreads(0);
-  cv::ocl::setUseOpenCL(false);
-}
+void opencv_single_thread();
 
 struct Box {
   double x1, y1, x2, y2;
@@ -39,15 +36,8 @@ inline bool has_area(const Box& b) { return b.x2 > b.x1 && b.y2 > b.y1; }
 // An annotation's corner, width and height -> the box inside a picture of this size; nothing if none is left.
 // official_quirks: width and height count from the corner already cut, and a box without width or height
 // stays.
-inline std::optional<Box> clip_box(double x, double y, double w, double h, int cls, cv::Size size,
-                                   bool official_quirks) {
-  const double x1 = std::max(0.0, x), y1 = std::max(0.0, y);
-  const double x2 = std::min<double>(size.width, (official_quirks ? x1 : x) + std::max(0.0, w));
-  const double y2 = std::min<double>(size.height, (official_quirks ? y1 : y) + std::max(0.0, h));
-  const Box box{x1, y1, x2, y2, cls};
-  if (official_quirks ? x2 < x1 || y2 < y1 : !has_area(box)) return {};
-  return box;
-}
+std::optional<Box> clip_box(double x, double y, double w, double h, int cls, cv::Size size,
+                            bool official_quirks);
 
 struct Fit {
   cv::Size size;
@@ -56,17 +46,7 @@ struct Fit {
 
 // The largest size with the picture's shape that fits into `room`. truncate: as official YOLOX rounds, the
 // factor that of before rounding.
-inline Fit fit_into(cv::Size picture, cv::Size room, bool truncate) {
-  check(!picture.empty(), "picture is empty; was the file read?");
-  const double r = std::min(1.0 * room.height / picture.height, 1.0 * room.width / picture.width);
-  const auto pixels = [&](int length) {
-    const double exact = length * r;
-    return std::max(1, static_cast<int>(truncate ? exact : std::round(exact)));
-  };
-  const cv::Size size(pixels(picture.width), pixels(picture.height));
-  if (truncate) return {size, {r, r}};
-  return {size, {1.0 * size.width / picture.width, 1.0 * size.height / picture.height}};
-}
+Fit fit_into(cv::Size picture, cv::Size room, bool truncate);
 
 struct Letterbox {
   Image image;
@@ -76,12 +56,6 @@ struct Letterbox {
 // Fitted into the top left corner of a grey picture of this size: all that evaluation does to a picture, as
 // official YOLOX does it: AP compares.
 // Shares pixels if nothing is to do.
-inline Letterbox letterbox(const Image& image, cv::Size size) {
-  const Fit to = fit_into(image.size(), size, /*truncate=*/true);
-  if (image.size() == size) return {image, to.scale};
-  Image canvas(size, border_grey);
-  cv::resize(image, canvas(cv::Rect({0, 0}, to.size)), to.size);
-  return {canvas, to.scale};
-}
+Letterbox letterbox(const Image& image, cv::Size size);
 
 }  // namespace yolox

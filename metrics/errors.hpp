@@ -51,29 +51,7 @@ struct ImageBoxes {
 };
 
 // By ascending id of the image. What is of an image or a category that the truth does not list is left out.
-inline std::vector<ImageBoxes> boxes_by_image(const CocoDataset& truth,
-                                              const std::vector<Detection>& detections) {
-  std::vector<ImageBoxes> images(truth.images.size());
-  for (size_t i = 0; i < images.size(); ++i) images[i].id = truth.images[i].id;
-  std::sort(images.begin(), images.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
-  const auto put = [&](const auto& box, auto member) {
-    const auto image = std::lower_bound(images.begin(), images.end(), box.image_id,
-                                        [](const ImageBoxes& i, int64_t id) { return i.id < id; });
-    const auto category = std::lower_bound(truth.categories.begin(), truth.categories.end(), box.category_id,
-                                           [](const CocoCategory& c, int64_t id) { return c.id < id; });
-    if (image == images.end() || image->id != box.image_id || category == truth.categories.end() ||
-        category->id != box.category_id)
-      return;
-    ((*image).*member).push_back({&box, int(category - truth.categories.begin())});
-  };
-  for (const auto& a : truth.annotations) put(a, &ImageBoxes::truths);
-  for (const auto& d : detections) put(d, &ImageBoxes::found);
-  in_threads(int64_t(images.size()), [&](int64_t i) {
-    std::stable_sort(images[i].found.begin(), images[i].found.end(),
-                     [](const auto& a, const auto& b) { return a.box->score > b.box->score; });
-  });
-  return images;
-}
+std::vector<ImageBoxes> boxes_by_image(const CocoDataset& truth, const std::vector<Detection>& detections);
 
 // ---- average precision
 
@@ -84,32 +62,13 @@ struct Hits {
 };
 
 // Precision after each right detection, made monotone: the best that is to be had at that recall or a higher.
-inline std::vector<double> precision_envelope(const Hits& hits) {
-  std::vector<double> precision;
-  for (size_t i = 0; i < hits.right.size(); ++i)
-    if (hits.right[i]) precision.push_back(double(precision.size() + 1) / double(i + 1));
-  for (size_t i = precision.size(); i-- > 1;) precision[i - 1] = std::max(precision[i - 1], precision[i]);
-  return precision;
-}
+std::vector<double> precision_envelope(const Hits& hits);
 
 // Mean precision at `points` recalls 0 .. 1: 101 as COCO, 11 as VOC until 2009.
-inline double ap_at_points(const Hits& hits, int points) {
-  const auto precision = precision_envelope(hits);
-  double sum = 0;
-  size_t i = 0;  // the first one at which recall (i + 1) / truths reaches r / (points - 1)
-  for (int r = 0; r < points; ++r) {
-    while (i < precision.size() && double(i + 1) / double(hits.truths) < r * (1.0 / (points - 1))) ++i;
-    if (i < precision.size()) sum += precision[i];
-  }
-  return sum / points;
-}
+double ap_at_points(const Hits& hits, int points);
 
 // The area under the curve: VOC from 2010 on.
-inline double ap_area(const Hits& hits) {
-  double sum = 0;
-  for (const double p : precision_envelope(hits)) sum += p;
-  return sum / double(hits.truths);
-}
+double ap_area(const Hits& hits);
 
 // ---- what became of each box
 
@@ -135,60 +94,7 @@ struct JudgedImage {
 };
 
 // Matching is that of COCO's AP (match_picture()), so that what is right here is right there.
-inline JudgedImage judge(const ImageBoxes& image) {
-  JudgedImage out;
-  out.id = image.id;
-  for (const auto& t : image.truths)
-    out.truths.push_back({t.box, t.cls, -1, !t.box->crowd && in_area(t.box->area, area_all), false});
-  std::map<int, int> of_class;
-  std::vector<char> taken(out.truths.size(), 0);
-  for (const auto& [box, cls] : image.found) {
-    if (++of_class[cls] > eval_max_detections[2]) continue;
-    JudgedBox d{box->x, box->y, box->w, box->h, cls, box->score, kBackground};
-    int match = -1;
-    double match_iou = insight_iou, same = 0, other = 0;
-    int same_truth = -1, other_truth = -1;
-    for (const bool counts : {true, false}) {
-      if (match >= 0) break;
-      for (size_t t = 0; t < out.truths.size(); ++t) {
-        const auto& truth = out.truths[t];
-        if (truth.counts != counts || (!counts && truth.cls != cls)) continue;
-        const double iou = coco_iou(*box, *truth.box);
-        if (truth.cls != cls) {
-          if (iou > other) other = iou, other_truth = int(t);
-          continue;
-        }
-        if (counts && iou > same) same = iou, same_truth = int(t);
-        if ((taken[t] && !truth.box->crowd) || iou < match_iou) continue;
-        match = int(t), match_iou = iou;
-      }
-    }
-    if (match >= 0) taken[match] = 1;
-    if (match >= 0 && !out.truths[match].counts) {
-      d.verdict = kNotCounted;
-    } else if (match >= 0 && out.truths[match].box->id != 0) {
-      d.verdict = kRight, d.truth = match;
-      out.truths[match].found_by = int(out.found.size());
-    } else if (!in_area(box->w * box->h, area_all)) {
-      d.verdict = kNotCounted;
-    } else if (same >= insight_near && same < insight_iou) {
-      d.verdict = kMisplaced, d.truth = same_truth;
-    } else if (other >= insight_iou) {
-      d.verdict = kWrongClass, d.truth = other_truth;
-    } else if (same >= insight_iou) {
-      d.verdict = kDuplicate;
-    } else if (other >= insight_near) {
-      d.verdict = kBothWrong;
-    }
-    out.found.push_back(d);
-  }
-  for (auto& truth : out.truths) truth.missed = truth.counts && truth.found_by < 0;
-  for (auto& d : out.found) {  // the best of those that mending would bring to a truth
-    if (d.verdict != kMisplaced && d.verdict != kWrongClass) continue;
-    d.mends = std::exchange(out.truths[d.truth].missed, false);
-  }
-  return out;
-}
+JudgedImage judge(const ImageBoxes& image);
 
 // ---- the whole
 
@@ -236,167 +142,18 @@ struct Entry {
 
 // AP of one class at IoU 0.5 with the errors of a kind mended: put in their place where they find something
 // then, else taken out. kRight: nothing is.
-inline double ap_without(const std::vector<Entry>& entries, int64_t truths, Verdict kind) {
-  Hits hits{{}, truths};
-  for (const Entry& e : entries) {
-    if (e.foreign ? kind == kWrongClass : kind == kMisplaced && e.verdict == kind && e.mends)
-      hits.right.push_back(true);
-    else if (!e.foreign && e.verdict != kNotCounted && (e.verdict == kRight || e.verdict != kind))
-      hits.right.push_back(e.verdict == kRight);
-  }
-  return ap_at_points(hits, eval_recalls);
-}
+double ap_without(const std::vector<Entry>& entries, int64_t truths, Verdict kind);
 
 // Pairs of a truth and a detection at the working score: first those that are right, then what overlaps most.
-inline void confuse(const JudgedImage& image, double score, int classes,
-                    std::map<std::pair<int, int>, int64_t>& counts) {
-  std::vector<char> free_truth, free_found;
-  for (const auto& d : image.found)
-    if (d.score >= score) free_found.push_back(d.verdict != kRight && d.verdict != kNotCounted);
-  for (const auto& t : image.truths) {
-    const bool found = t.found_by >= 0 && t.found_by < int(free_found.size());
-    free_truth.push_back(t.counts && !found);
-    if (t.counts && found) ++counts[{t.cls, t.cls}];
-  }
-  std::vector<std::tuple<double, size_t, size_t>> pairs;  // -IoU, truth, detection
-  for (size_t d = 0; d < free_found.size(); ++d) {
-    const auto& box = image.found[d];
-    for (size_t t = 0; t < free_truth.size() && free_found[d]; ++t) {
-      if (!free_truth[t]) continue;
-      const double iou = coco_iou({0, 0, box.x, box.y, box.w, box.h, 0}, *image.truths[t].box);
-      if (iou >= insight_iou) pairs.emplace_back(-iou, t, d);
-    }
-  }
-  std::sort(pairs.begin(), pairs.end());
-  for (const auto& [_, t, d] : pairs) {
-    if (!free_truth[t] || !free_found[d]) continue;
-    free_truth[t] = free_found[d] = false;
-    ++counts[{image.truths[t].cls, image.found[d].cls}];
-  }
-  for (size_t t = 0; t < free_truth.size(); ++t)
-    if (free_truth[t]) ++counts[{image.truths[t].cls, classes}];
-  for (size_t d = 0; d < free_found.size(); ++d)
-    if (free_found[d]) ++counts[{classes, image.found[d].cls}];
-}
+void confuse(const JudgedImage& image, double score, int classes,
+             std::map<std::pair<int, int>, int64_t>& counts);
 
-inline ImageInsight errors_of(const JudgedImage& image, double score) {
-  ImageInsight out;
-  out.id = image.id;
-  for (const auto& d : image.found) {
-    if (d.score < score) break;
-    if (d.verdict < error_kinds) out.cost += d.score;
-    out.boxes.push_back(d);
-  }
-  const int found = int(out.boxes.size());
-  for (const auto& t : image.truths) {
-    if (!t.counts || (t.found_by >= 0 && t.found_by < found)) continue;
-    out.cost += 1;
-    out.boxes.push_back({t.box->x, t.box->y, t.box->w, t.box->h, t.cls, 1, kMissed});
-  }
-  return out;
-}
+ImageInsight errors_of(const JudgedImage& image, double score);
 
 }  // namespace insight_detail
 
 // `truth` as coco_eval() takes it, without the images that were not looked at. Detections are of its images.
-inline Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& detections) {
-  using namespace insight_detail;
-  const int classes = int(truth.categories.size());
-  std::vector<JudgedImage> images(truth.images.size());
-  {
-    const auto boxes = boxes_by_image(truth, detections);
-    in_threads(int64_t(images.size()), [&](int64_t i) { images[i] = judge(boxes[i]); });
-  }
-  Insight out;
-  out.classes.resize(classes);
-  std::vector<std::vector<Entry>> entries(classes);
-  std::vector<int64_t> missed(classes);
-  for (const JudgedImage& image : images) {
-    for (const auto& d : image.found) {
-      entries[d.cls].push_back({d.score, d.verdict, d.mends, false});
-      if (d.verdict == kWrongClass && d.mends)
-        entries[image.truths[d.truth].cls].push_back({d.score, d.verdict, true, true});
-      if (d.verdict < error_kinds) ++out.count[d.verdict];
-    }
-    for (const auto& t : image.truths) {
-      out.classes[t.cls].truths += t.counts;
-      missed[t.cls] += t.missed;
-      out.count[kMissed] += t.missed;
-    }
-  }
-
-  // By class: AP with each kind of error mended; right and wrong ones down to each score.
-  constexpr int kinds = error_kinds + 1;  // and with none mended
-  std::vector<std::array<double, kinds>> ap(classes);
-  std::vector<std::array<std::array<double, score_steps>, 3>> by_score(classes);  // precision, recall, F1
-  in_threads(classes, [&](int64_t c) {
-    auto& list = entries[c];
-    std::stable_sort(list.begin(), list.end(),
-                     [](const auto& a, const auto& b) { return a.score > b.score; });
-    const int64_t truths = out.classes[c].truths;
-    ap[c].fill(-1);
-    for (auto& values : by_score[c]) values.fill(-1);
-    if (truths == 0) return;
-    for (int k = 0; k < kinds; ++k) {
-      const int64_t left = k == kMissed ? truths - missed[c] : truths;
-      // None is left where all were missed: then the class has no AP, as in COCO.
-      if (left > 0) ap[c][k] = ap_without(list, left, k == error_kinds ? kRight : Verdict(k));
-    }
-    size_t i = 0;
-    double right = 0, all = 0;
-    for (int s = score_steps; s-- > 0;) {
-      for (; i < list.size() && list[i].score >= score_of_step(s); ++i) {
-        if (list[i].foreign || list[i].verdict == kNotCounted) continue;
-        right += list[i].verdict == kRight, ++all;
-      }
-      if (all > 0) by_score[c][0][s] = right / all;
-      by_score[c][1][s] = right / double(truths);
-      by_score[c][2][s] = 2 * right / (all + double(truths));
-    }
-  });
-  const auto mean_over_classes = [&](auto value) {
-    double sum = 0, count = 0;
-    for (int c = 0; c < classes; ++c)
-      if (const double v = value(c); v >= 0) sum += v, ++count;
-    return count > 0 ? sum / count : -1;
-  };
-  out.AP50 = mean_over_classes([&](int c) { return ap[c][error_kinds]; });
-  for (int k = 0; k < error_kinds; ++k)
-    out.cost[k] = std::max(0.0, mean_over_classes([&](int c) { return ap[c][k]; }) - out.AP50);
-  double best = 0;
-  int working = 25, until = 25;  // where F1 stays the same for a while: the middle
-  for (int s = 0; s < score_steps; ++s) {
-    out.precision[s] = mean_over_classes([&](int c) { return by_score[c][0][s]; });
-    out.recall[s] = mean_over_classes([&](int c) { return by_score[c][1][s]; });
-    out.f1[s] = mean_over_classes([&](int c) { return by_score[c][2][s]; });
-    if (out.f1[s] > best)
-      best = out.f1[s], working = until = s;
-    else if (out.f1[s] == best && best > 0 && until == s - 1)
-      until = s;
-  }
-  working = (working + until) / 2;
-  out.working_score = score_of_step(working);
-  for (int c = 0; c < classes; ++c) {
-    ClassInsight& of_class = out.classes[c];
-    of_class.name = truth.categories[c].name;
-    of_class.precision = by_score[c][0][working], of_class.recall = by_score[c][1][working];
-    of_class.f1 = by_score[c][2][working];
-  }
-
-  // By image.
-  constexpr size_t most = 25;
-  const auto worse = [](const auto& a, const auto& b) {
-    return a.cost != b.cost ? a.cost > b.cost : a.id < b.id;
-  };
-  for (const JudgedImage& image : images) {
-    confuse(image, out.working_score, classes, out.confusion);
-    ImageInsight errors = errors_of(image, out.working_score);
-    if (errors.cost == 0) continue;
-    out.worst.insert(std::upper_bound(out.worst.begin(), out.worst.end(), errors, worse), std::move(errors));
-    if (out.worst.size() > most) out.worst.pop_back();
-  }
-  return out;
-}
+Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& detections);
 
 // ---- AP as Pascal VOC defines it
 
@@ -412,144 +169,18 @@ struct VocResult {
 // As the development kit has it ("The PASCAL VOC Challenge", IJCV 2010, section 4.2, and its VOCevaldet):
 // each detection looks at the object of its class that it overlaps most, taken or not; a box holds the pixels
 // of both its ends; difficult objects (here: crowds) count neither way; the best 100 are not all that count.
-inline VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detections) {
-  const size_t classes = truth.categories.size();
-  std::vector<std::vector<std::pair<double, bool>>> found(classes);  // score, right
-  std::vector<int64_t> truths(classes);
-  for (const ImageBoxes& image : boxes_by_image(truth, detections)) {
-    for (const auto& t : image.truths) truths[t.cls] += !t.box->crowd;
-    std::vector<char> taken(image.truths.size(), 0);
-    for (const auto& [d, cls] : image.found) {
-      double best = -1;
-      size_t match = 0;
-      for (size_t t = 0; t < image.truths.size(); ++t) {
-        const CocoAnnotation& g = *image.truths[t].box;
-        if (image.truths[t].cls != cls) continue;
-        const double w = std::min(d->x + d->w, g.x + g.w) - std::max(d->x, g.x) + 1,
-                     h = std::min(d->y + d->h, g.y + g.h) - std::max(d->y, g.y) + 1;
-        if (w <= 0 || h <= 0) continue;
-        const double iou = w * h / ((d->w + 1) * (d->h + 1) + (g.w + 1) * (g.h + 1) - w * h);
-        if (iou > best) best = iou, match = t;
-      }
-      const bool near = best >= insight_iou;
-      if (near && image.truths[match].box->crowd) continue;
-      found[cls].emplace_back(d->score, near && !std::exchange(taken[match], 1));
-    }
-  }
-  VocResult out;
-  double sum11 = 0, sum = 0, count = 0;
-  for (size_t c = 0; c < classes; ++c) {
-    out.per_class.push_back({truth.categories[c].name});
-    if (truths[c] == 0) continue;
-    std::stable_sort(found[c].begin(), found[c].end(),
-                     [](const auto& a, const auto& b) { return a.first > b.first; });
-    Hits hits{{}, truths[c]};
-    for (const auto& [_, right] : found[c]) hits.right.push_back(right);
-    VocResult::Class& of_class = out.per_class.back();
-    of_class.AP11 = ap_at_points(hits, 11), of_class.AP = ap_area(hits);
-    sum11 += of_class.AP11, sum += of_class.AP, ++count;
-  }
-  if (count > 0) out.AP11 = sum11 / count, out.AP = sum / count;
-  return out;
-}
+VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detections);
 
 // ---- in words and as JSON
 
-inline void print_insight(std::ostream& out, const Insight& insight) {
-  if (insight.AP50 < 0) return;
-  char text[160];
-  out << "\nAP50 points that errors of a kind cost:\n ";
-  for (int k = 0; k < error_kinds; ++k) {
-    std::snprintf(text, sizeof text, " %s %.1f", verdict_names[k], 100 * insight.cost[k]);
-    out << text;
-  }
-  const int s = int(insight.working_score * 100 + 0.5);
-  std::snprintf(text, sizeof text,
-                "\nF1 is best, %.3f, at a score of %.2f: precision %.3f, recall %.3f (means over classes)\n",
-                insight.f1[s], insight.working_score, std::max(0.0, insight.precision[s]), insight.recall[s]);
-  out << text;
-}
+void print_insight(std::ostream& out, const Insight& insight);
 
-inline void print_voc(std::ostream& out, const VocResult& voc) {
-  char line[160];
-  std::snprintf(line, sizeof line, "\n%-30s%12s%12s\n", "VOC AP at IoU 0.5", "all points", "11 points");
-  out << line;
-  const auto row = [&](const std::string& name, double all, double eleven) {
-    out << name << std::string(name.size() < 30 ? 30 - name.size() : 1, ' ');
-    for (const double value : {all, eleven}) {
-      if (value < 0)
-        std::snprintf(line, sizeof line, "%12s", "-");
-      else
-        std::snprintf(line, sizeof line, "%12.4f", value);
-      out << line;
-    }
-    out << "\n";
-  };
-  for (const auto& c : voc.per_class) row(c.name, c.AP, c.AP11);
-  row("mean", voc.AP, voc.AP11);
-}
+void print_voc(std::ostream& out, const VocResult& voc);
 
 // "insight": {...}
-inline void write_insight(JsonWriter& writer, const Insight& insight) {
-  const int classes = int(insight.classes.size());
-  const auto numbers = [&](const char* key, const auto& values) {
-    writer.Key(key);
-    writer.StartArray();
-    for (const double v : values) writer.Double(v);
-    writer.EndArray();
-  };
-  writer.Key("insight");
-  writer.StartObject();
-  write_field(writer, "AP50", insight.AP50);
-  write_field(writer, "working_score", insight.working_score);
-  writer.Key("errors");
-  writer.StartObject();
-  for (int k = 0; k < error_kinds; ++k) {
-    writer.Key(verdict_names[k]);
-    writer.StartObject();
-    write_field(writer, "AP50", insight.cost[k]);
-    write_field(writer, "count", insight.count[k]);
-    writer.EndObject();
-  }
-  writer.EndObject();
-  numbers("precision_by_score", insight.precision);
-  numbers("recall_by_score", insight.recall);
-  numbers("F1_by_score", insight.f1);
-  writer.Key("per_class");
-  write_list(writer, insight.classes, [&](const ClassInsight& c) {
-    write_field(writer, "name", c.name);
-    write_field(writer, "precision", c.precision);
-    write_field(writer, "recall", c.recall);
-    write_field(writer, "F1", c.f1);
-  });
-  writer.Key("confusion");
-  write_list(writer, insight.confusion, [&](const auto& entry) {
-    const auto [truth, found] = entry.first;
-    if (truth < classes) write_field(writer, "truth", insight.classes[truth].name);
-    if (found < classes) write_field(writer, "found", insight.classes[found].name);
-    write_field(writer, "count", entry.second);
-  });
-  writer.Key("worst_images");
-  write_list(writer, insight.worst, [&](const ImageInsight& image) {
-    write_field(writer, "image_id", image.id);
-    write_field(writer, "cost", image.cost);
-  });
-  writer.EndObject();
-}
+void write_insight(JsonWriter& writer, const Insight& insight);
 
 // "voc": {...}
-inline void write_voc(JsonWriter& writer, const VocResult& voc) {
-  writer.Key("voc");
-  writer.StartObject();
-  write_field(writer, "AP", voc.AP);
-  write_field(writer, "AP11", voc.AP11);
-  writer.Key("per_class");
-  write_list(writer, voc.per_class, [&](const VocResult::Class& c) {
-    write_field(writer, "name", c.name);
-    write_field(writer, "AP", c.AP);
-    write_field(writer, "AP11", c.AP11);
-  });
-  writer.EndObject();
-}
+void write_voc(JsonWriter& writer, const VocResult& voc);
 
 }  // namespace yolox

@@ -20,86 +20,23 @@ namespace yolox {
 // ---- text
 
 // As HTML shows it, in attributes too.
-inline std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (c == '"')
-      out += "&quot;";
-    else if (c == '\'')
-      out += "&#39;";
-    else if (uint8_t(c) >= ' ' || c == '\n' || c == '\t')
-      out += c;  // other control characters are none of HTML
-  }
-  return out;
-}
+std::string escaped(const std::string& text);
 
 // The first `most` characters of UTF-8 text.
-inline std::string shortened(const std::string& text, size_t most) {
-  size_t at = 0, count = 0;
-  while (at < text.size() && count < most) {
-    do ++at;
-    while (at < text.size() && (text[at] & 0xC0) == 0x80);
-    ++count;
-  }
-  return at < text.size() ? text.substr(0, at) + "…" : text;
-}
+std::string shortened(const std::string& text, size_t most);
 
 // printf's format for one number.
-inline std::string formatted(const char* format, double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
+std::string formatted(const char* format, double value);
 // Of precision and the like, -1: there is none.
 inline std::string share(double value) { return value < 0 ? "–" : formatted("%.3f", value); }
 
 // For axes: 20k, 1.5e-4, 0.25
-inline std::string axis_number(double value) {
-  if (value != 0 && std::abs(value) < 1e-3) {
-    std::string text = formatted("%.1e", value);  // 1.5e-04
-    const size_t e = text.find('e');
-    std::string power = text.substr(e + 1);
-    power.erase(1, power.find_first_not_of('0', 1) - 1);
-    std::string digits = text.substr(0, e);
-    if (digits.size() > 2 && digits.substr(digits.size() - 2) == ".0") digits.resize(digits.size() - 2);
-    return digits + "e" + power;
-  }
-  if (std::abs(value) >= 1e6) return formatted("%.3gM", value / 1e6);
-  if (std::abs(value) >= 1e4) return formatted("%.3gk", value / 1e3);
-  return formatted("%.4g", value);
-}
+std::string axis_number(double value);
 
-inline std::string base64(const std::vector<uint8_t>& bytes) {
-  constexpr const char* digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string out;
-  out.reserve((bytes.size() + 2) / 3 * 4);
-  for (size_t i = 0; i < bytes.size(); i += 3) {
-    const auto byte = [&](size_t k) { return k < bytes.size() ? uint32_t(bytes[k]) : 0; };
-    const uint32_t three = byte(i) << 16 | byte(i + 1) << 8 | byte(i + 2);
-    for (int k = 0; k < 4; ++k) out += i + k <= bytes.size() ? digits[three >> (18 - 6 * k) & 63] : '=';
-  }
-  return out;
-}
+std::string base64(const std::vector<uint8_t>& bytes);
 
 // A picture as a JPEG of `side` pixels at most.
-inline std::string data_uri(cv::Mat image, int side) {
-  const double shrink = double(side) / std::max(image.cols, image.rows);
-  if (shrink < 1) {
-    const cv::Size size(std::max(1, int(image.cols * shrink)), std::max(1, int(image.rows * shrink)));
-    cv::Mat smaller;
-    cv::resize(image, smaller, size, 0, 0, cv::INTER_AREA);
-    image = smaller;
-  }
-  std::vector<uint8_t> bytes;
-  cv::imencode(".jpg", image, bytes, {cv::IMWRITE_JPEG_QUALITY, 80});
-  return "data:image/jpeg;base64," + base64(bytes);
-}
+std::string data_uri(cv::Mat image, int side);
 
 // ---- curves
 
@@ -120,68 +57,9 @@ struct Chart {
 };
 
 // Between 3 and 6 round numbers from lo to hi.
-inline std::vector<double> ticks(double lo, double hi) {
-  const double power = std::pow(10, std::floor(std::log10((hi - lo) / 3)));
-  double step = power;
-  for (const double factor : {2., 5.})
-    if ((hi - lo) / (power * factor) >= 3) step = power * factor;
-  std::vector<double> all;
-  for (double k = std::ceil(lo / step - 1e-9); k * step <= hi + 1e-9 * (hi - lo); ++k)
-    all.push_back(k * step + 0.0);
-  return all;
-}
+std::vector<double> ticks(double lo, double hi);
 
-inline std::string chart_html(const Chart& chart) {
-  double x_lo = HUGE_VAL, x_hi = -HUGE_VAL;
-  std::vector<double> ys;
-  for (const Series& s : chart.series) {
-    for (const auto& [x, y] : s.points) x_lo = std::min(x_lo, x), x_hi = std::max(x_hi, x), ys.push_back(y);
-  }
-  std::string html = "<div class='card chart'><h3>" + escaped(chart.title) + "</h3><p class='legend'>";
-  for (const Series& s : chart.series)
-    if (!s.name.empty() && !s.points.empty())
-      html += "<span class='" + s.style + "'><i></i>" + escaped(s.name) + "</span> ";
-  html += "</p>";
-  if (ys.empty()) return html + "<p class='none'>nothing yet</p></div>";
-  std::sort(ys.begin(), ys.end());
-  // Losses and norms of the first steps are many times those of all others: cut off.
-  const double usual = ys[size_t(0.9 * double(ys.size() - 1))];
-  double y_hi = ys.back() > 3 * usual && usual > 0 ? 2 * usual : ys.back();
-  if (chart.y_end) y_hi = *chart.y_end;
-  if (chart.x_end) x_lo = 0, x_hi = *chart.x_end;
-  if (!(y_hi > 0)) y_hi = 1;
-  if (!chart.y_end) y_hi *= 1.05;
-  if (!(x_hi > x_lo)) x_hi = x_lo + 1;
-  constexpr double w = 360, h = 210, left = 44, right = 12, top = 8, bottom = 34;
-  constexpr double plot_w = w - left - right, plot_h = h - top - bottom;
-  const auto px = [&](double x) { return formatted("%.1f", (x - x_lo) / (x_hi - x_lo) * plot_w); };
-  const auto py = [&](double y) { return formatted("%.1f", plot_h - y / y_hi * plot_h); };
-  html += concat("<svg viewBox='0 0 ", w, " ", h, "' role='img' aria-label='", escaped(chart.title), "'>");
-  html += concat("<g transform='translate(", left, " ", top, ")'>");
-  for (const double y : ticks(0, y_hi))
-    html += concat("<line class='grid' x2='", plot_w, "' y1='", py(y), "' y2='", py(y),
-                   "'/><text class='y' x='-6' y='", py(y), "' dy='.35em'>", axis_number(y), "</text>");
-  for (const double x : ticks(x_lo, x_hi))
-    html += concat("<line class='grid' y2='", plot_h, "' x1='", px(x), "' x2='", px(x), "'/><text x='", px(x),
-                   "' y='", plot_h + 14, "'>", axis_number(x), "</text>");
-  html += concat("<text x='", plot_w / 2, "' y='", plot_h + 29, "'>", escaped(chart.x_name), "</text>");
-  if (chart.marked)
-    html += concat("<line class='mark' y2='", plot_h, "' x1='", px(*chart.marked), "' x2='",
-                   px(*chart.marked), "'/>");
-  html += concat("<svg width='", plot_w, "' height='", plot_h, "'>");  // cuts off what is outside
-  for (const Series& s : chart.series) {
-    html += "<polyline class='" + s.style + "' points='";
-    for (const auto& [x, y] : s.points) html += px(x) + "," + py(y) + " ";
-    html += "'><title>" + escaped(s.name) + "</title></polyline>";
-    if (s.points.size() <= 30 && !s.name.empty() && !chart.y_end)
-      for (const auto& [x, y] : s.points)
-        html += concat("<circle class='", s.style, "' cx='", px(x), "' cy='", py(y), "' r='3'><title>",
-                       escaped(s.name), " ", axis_number(y), " at ", axis_number(x), "</title></circle>");
-  }
-  html += "</svg></g></svg>";
-  if (!chart.note.empty()) html += "<p class='note'>" + escaped(chart.note) + "</p>";
-  return html + "</div>";
-}
+std::string chart_html(const Chart& chart);
 
 // ---- the page
 
@@ -189,85 +67,9 @@ inline std::string tile(const std::string& value, const std::string& name) {
   return "<div class='tile'><b>" + escaped(value) + "</b><span>" + escaped(name) + "</span></div>";
 }
 
-inline std::string settings_html(const std::vector<std::pair<std::string, std::string>>& settings) {
-  std::string html = "<section id='settings'><h2>Settings</h2><div class='card'><dl>";
-  for (const auto& [name, value] : settings)
-    if (!value.empty()) html += "<div><dt>" + escaped(name) + "</dt><dd>" + escaped(value) + "</dd></div>";
-  return html + "</dl></div></section>";
-}
+std::string settings_html(const std::vector<std::pair<std::string, std::string>>& settings);
 
 // body: sections of HTML. --o0 .. --o6 are the colours of an Verdict (insight.hpp), also drawn over photos.
-inline std::string page_html(const std::string& title, const std::string& about, const std::string& body) {
-  static constexpr const char* style = R"(
-:root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1b2330;--soft:#5d6878;--line:#e3e7ed;--faint:#dbe6f8;
- --o0:#c084fc;--o1:#60a5fa;--o2:#f472b6;--o3:#22d3ee;--o4:#f87171;--o5:#fbbf24;--o6:#4ade80;
- --c0:#2563eb;--c1:#e8710a;--c2:#0d9465;--c3:#9333ea;--c4:#d0306b}
-@media(prefers-color-scheme:dark){:root{--page:#0f141b;--card:#18202a;--ink:#e4e9f0;--soft:#95a1b2;--line:#2b3542;
- --faint:#26395a;--c0:#6aa5ff;--c1:#ffa24d;--c2:#3ecf97;--c3:#c08bff;--c4:#ff7fae}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
- -webkit-text-size-adjust:100%}
-main{max-width:1240px;margin:0 auto;padding:28px 20px 48px}
-h1{font-size:1.75rem;line-height:1.2;margin:0;letter-spacing:-.015em;overflow-wrap:anywhere}
-h2{font-size:1.25rem;margin:40px 0 12px;letter-spacing:-.01em}h3{font-size:1rem;margin:0 0 4px}
-header p,.note{color:var(--soft);margin:4px 0 0;overflow-wrap:anywhere}.note{font-size:.85rem;margin:8px 0 0}
-h2+.note{margin:-8px 0 12px}#worst{margin-top:28px}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(128px,1fr));gap:12px;margin:0 0 16px}
-.tile,.card{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:14px 16px;min-width:0}
-.tile b{display:block;font-size:1.6rem;line-height:1.15;font-variant-numeric:tabular-nums;letter-spacing:-.02em}
-.tile span{color:var(--soft);font-size:.85rem}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:16px}
-.cards.two{grid-template-columns:repeat(auto-fit,minmax(min(100%,460px),1fr))}
-.wide{margin-top:16px}
-svg{display:block;width:100%;height:auto}
-.chart text,.matrix text{fill:var(--soft);font-size:11px;text-anchor:middle}.chart text.y,.matrix text.y{text-anchor:end}
-.matrix text.slant{text-anchor:start}.matrix text.n{fill:var(--ink)}.matrix text.on{fill:#fff;font-weight:600}
-.matrix rect{stroke:var(--line);stroke-width:1}.matrix .right{fill:#1d8a5f}.matrix .wrong{fill:#d04545}
-@media(min-width:1000px){.two .chart text{font-size:9px}}
-.grid{stroke:var(--line)}.mark{stroke:var(--soft);stroke-dasharray:3 3}
-polyline{fill:none;stroke:currentColor;stroke-width:2;stroke-linejoin:round}circle{fill:currentColor}
-.thin{stroke:var(--soft);stroke-width:1;opacity:.35}
-.c0{color:var(--c0)}.c1{color:var(--c1)}.c2{color:var(--c2)}.c3{color:var(--c3)}.c4{color:var(--c4)}
-.legend{margin:0 0 6px;font-size:.85rem;min-height:1.5em}.legend span,.key span{margin-right:12px;white-space:nowrap}
-.legend i,.key i{display:inline-block;width:12px;height:4px;border-radius:2px;background:currentColor;margin-right:6px;
- vertical-align:middle}.key i{height:12px;border-radius:3px}
-.none{color:var(--soft);text-align:center;padding:48px 0;margin:0}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-.bars th{font-weight:500;text-align:left;padding:6px 12px 6px 0;line-height:1.25;width:44%}
-.bars small{display:block;color:var(--soft);font-weight:400;font-size:.78rem}
-.bars td{position:relative;padding:6px 0}.bars td i{position:absolute;left:0;top:50%;height:16px;margin-top:-8px;
- border-radius:4px;min-width:2px}.bars .n{width:3.4em;text-align:right;font-weight:600}
-.scroll{max-height:34rem;overflow-y:auto}
-.classes th,.classes td{padding:5px 8px;text-align:right;border-bottom:1px solid var(--line);font-size:.88rem}
-.classes th{font-weight:500;color:var(--soft)}.classes th:first-child{text-align:left;color:var(--ink);overflow-wrap:anywhere;padding-left:0}
-.classes .ap{position:relative;min-width:4.2em}.ap i{position:absolute;left:4px;bottom:3px;height:3px;border-radius:2px;
- background:var(--c0);max-width:calc(100% - 8px)}.ap span{position:relative;font-weight:600}
-.mistakes{columns:280px;margin:4px 0 0;padding-left:1.2em;font-size:.9rem}.mistakes small{color:var(--soft)}
-.wide>p:not(.note){margin:12px 0 0}
-.images{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,360px),1fr));gap:16px;margin-top:14px;align-items:start}
-figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:12px;overflow:hidden}
-figure>svg{background:#20262e;max-height:420px}figcaption{padding:8px 12px;font-size:.82rem;color:var(--soft);overflow-wrap:anywhere}
-figcaption b{color:var(--ink);font-weight:600}
-figure rect{fill:none;stroke-width:2;vector-effect:non-scaling-stroke;pointer-events:all}
-figure .under{stroke:#000;stroke-opacity:.45;stroke-width:4;pointer-events:none}
-figure text{font-weight:600;paint-order:stroke;stroke:#10151c;stroke-width:.28em;stroke-linejoin:round;pointer-events:none}
-.o0{stroke:var(--o0)}.o1{stroke:var(--o1)}.o2{stroke:var(--o2)}.o3{stroke:var(--o3)}.o4{stroke:var(--o4)}
-.o5{stroke:var(--o5);stroke-dasharray:6 4}.o6,.o7{stroke:var(--o6)}figure .o6,figure .o7{stroke-width:1.5}
-.pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px;align-items:start}
-img{display:block;width:100%;height:auto}
-dl{margin:0;columns:300px;column-gap:32px;font-size:.85rem}dl div{display:flex;justify-content:space-between;gap:16px;
- break-inside:avoid;border-bottom:1px solid var(--line);padding:2px 0}dt{color:var(--soft)}dd{margin:0;text-align:right;
- overflow-wrap:anywhere;min-width:0}
-@media(max-width:600px){main{padding:18px 12px 32px}.w{display:none}.tile,.card{padding:12px}.tile b{font-size:1.35rem}
- .tiles{grid-template-columns:repeat(auto-fit,minmax(98px,1fr));gap:8px}.classes th,.classes td{padding:5px 4px;font-size:.8rem}
- h1{font-size:1.4rem}.legend:empty{display:none}}
-)";
-  return "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>\n"
-         "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src "
-         "'unsafe-inline'; "
-         "img-src data:\">\n<meta name='viewport' content='width=device-width, initial-scale=1'>\n<title>" +
-         escaped(title) + "</title><style>" + style + "</style></head>\n<body><main><header><h1>" +
-         escaped(title) + "</h1><p>" + escaped(about) + "</p></header>\n" + body + "</main></body></html>\n";
-}
+std::string page_html(const std::string& title, const std::string& about, const std::string& body);
 
 }  // namespace yolox

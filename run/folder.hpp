@@ -20,91 +20,23 @@
 namespace yolox {
 
 // Its checkpoints, newest first: last.pth, then those before it, step_N.pth.
-inline std::vector<std::string> checkpoints_of(const std::string& run) {
-  namespace fs = std::filesystem;
-  std::vector<std::pair<int64_t, std::string>> found;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(run, ignored)) {
-    const std::string name = entry.path().filename().string();
-    int64_t step = 0;
-    int end = 0;
-    if (name == "last.pth")
-      found.emplace_back(std::numeric_limits<int64_t>::max(), entry.path().string());
-    else if (std::sscanf(name.c_str(), "step_%ld.pth%n", &step, &end) == 1 && size_t(end) == name.size())
-      found.emplace_back(step, entry.path().string());
-  }
-  std::sort(found.rbegin(), found.rend());
-  std::vector<std::string> paths;
-  for (const auto& [_, path] : found) paths.push_back(path);
-  return paths;
-}
+std::vector<std::string> checkpoints_of(const std::string& run);
 
 // The newest run below runs/ that has a checkpoint; empty if there is none.
-inline std::string newest_run() {
-  namespace fs = std::filesystem;
-  std::string newest;
-  fs::file_time_type latest{};
-  std::error_code ignored;
-  for (const auto& run : fs::directory_iterator("runs", ignored)) {
-    for (const auto& path : checkpoints_of(run.path().string())) {
-      const auto written = fs::last_write_time(path, ignored);
-      if (newest.empty() || written > latest) newest = run.path().string(), latest = written;
-    }
-  }
-  return newest;
-}
+std::string newest_run();
 
 // A run that has not done a step makes room for another one in its folder.
-inline void forget_unstarted(const std::string& run) {
-  const std::filesystem::path last = std::filesystem::path(run) / "last.pth";
-  std::error_code ignored;
-  if (!std::filesystem::exists(last, ignored)) return;
-  try {
-    const auto file = read_pth(last.string());
-    saved_settings(file, last.string());
-    if (file.toGenericDict().at("train").toGenericDict().at("iteration").toInt() == 0)
-      std::filesystem::remove(last, ignored);
-  } catch (const std::exception&) {  // not of this program: the folder is not touched
-  }
-}
+void forget_unstarted(const std::string& run);
 
 // What writing was killed amid leaves behind.
-inline void remove_torn_files(const std::string& run) {
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(run, ignored))
-    if (entry.path().filename().string().find(".tmp.") != std::string::npos)
-      std::filesystem::remove(entry.path(), ignored);
-}
+void remove_torn_files(const std::string& run);
 
 // One training at a time works in a folder: until this process ends, however it ends. Throws where another
 // one does. Where a file system knows no locks, nothing is checked.
-inline void take_run_folder(const std::string& run) {
-  const int fd = open((run + "/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);  // never closed
-  check(fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "another training works in ",
-        run, "; wait for its end, or give another --out");
-}
+void take_run_folder(const std::string& run);
 
 // Makes the folder of a new run and takes it: `wanted`, or runs/<name>, runs/<name>-2, ... when that is
 // empty.
-inline std::string make_run_folder(const std::string& wanted, const std::string& name) {
-  namespace fs = std::filesystem;
-  std::string folder = wanted;
-  std::error_code error;
-  if (wanted.empty()) {
-    fs::create_directories("runs", error);
-    folder = "runs/" + name;
-    for (int i = 2; !fs::create_directory(folder, error) && !error; ++i)
-      folder = concat("runs/", name, "-", i);
-  } else {
-    fs::create_directories(wanted, error);
-  }
-  check(!error && access(folder.c_str(), W_OK) == 0, "cannot write to ", folder,
-        error ? ": " + error.message() : "", "; give another --out");
-  take_run_folder(folder);
-  forget_unstarted(folder);
-  check(checkpoints_of(folder).empty(), folder, " already holds a run; go on with --resume ", folder,
-        ", or give another --out");
-  return folder;
-}
+std::string make_run_folder(const std::string& wanted, const std::string& name);
 
 }  // namespace yolox

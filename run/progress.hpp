@@ -34,190 +34,45 @@ namespace yolox {
 
 // Multiplications and additions of the convolutions for one image, as papers count them. All of them work on
 // maps that grow with the image, so a small one tells.
-inline double operations(YOLOX& model, ImageSize size) {
-  static thread_local double count;
-  count = 0;
-  const auto began = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
-    if (std::string(f.name()) != "aten::convolution") return nullptr;
-    const auto in = f.inputs();
-    const Tensor x = in[0].toTensor(), weight = in[1].toTensor();
-    const auto stride = in[3].toIntVector(), padding = in[4].toIntVector();
-    double places = double(x.size(0));
-    for (int d = 0; d < 2; ++d)
-      places *= double((x.size(2 + d) + 2 * padding[d] - weight.size(2 + d)) / stride[d] + 1);
-    count += 2 * places * double(weight.numel());  // each weight once at each place
-    return nullptr;
-  };
-  const EvalGuard evaluation(*model);
-  const torch::NoGradGuard no_grad;
-  const auto handle = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(began).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
-  model(torch::zeros({1, 3, 64, 64}, model->parameters()[0].options()));
-  at::removeCallback(handle);
-  return count * size.height * size.width / (64.0 * 64.0);
-}
-inline double parameter_count(const torch::nn::Module& model) {
-  double count = 0;
-  for (const Tensor& p : model.parameters()) count += double(p.numel());
-  return count;
-}
+double operations(YOLOX& model, ImageSize size);
+double parameter_count(const torch::nn::Module& model);
 
 // What config.json of a run holds: all settings, and what it runs with.
-inline std::string config_json(const Flags& flags, torch::Device device) {
-  auto entries = flags.values();
-  entries.insert(entries.end(), {{"device", device_name(device)},
-                                 {"torch", TORCH_VERSION},
-                                 {"OpenCV", CV_VERSION},
-                                 {"compiler", __VERSION__},
-                                 {"revision", git_revision()}});
-  rapidjson::StringBuffer text;
-  rapidjson::Writer<rapidjson::StringBuffer> w(text);
-  w.StartObject();
-  for (const auto& [name, value] : entries) w.Key(name.c_str()), w.String(value.c_str());
-  w.EndObject();
-  return text.GetString();
-}
+std::string config_json(const Flags& flags, torch::Device device);
 
 class Telling {
  public:
   // first: the step that the run begins or goes on with.
   // rank: the first one writes metrics and events, the others have their log only.
-  Telling(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0, bool dtr = false)
-      : log(log), run(run), rank(rank), first(first), dtr(dtr), watch(from_scratch) {
-    if (rank > 0) return;
-    metrics.emplace(run + "/metrics.csv");
-    metrics->cut(first);
-    events.emplace(run, first + 1);
-  }
+  Telling(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0, bool dtr = false);
 
   // From now on time counts as the steps' again: an evaluation or a save lies before.
   void go_on() { looked_at = now(), waited = 0; }
   void waited_for(double seconds) { waited += seconds; }
   // The run is back at a step: those after it will be done again.
-  void go_back(int64_t step) {
-    recent = of_epoch = {};
-    if (rank > 0) return;
-    metrics->cut(step);
-    events.emplace(run, step + 1);
-  }
+  void go_back(int64_t step);
 
   // Step i (from 0) is done. Says so once a second, at the end of an epoch and of the run. within: what DTR
   // has done for it.
   void step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device,
-            const DtrStep& within = {}) {
-    if (dtr) again.add(within);
-    if (within.limit > Dtr::kSlack * within.budget && within.limit > exceeded) {
-      exceeded = 1.05 * within.limit;
-      log.line(concat("WARNING: step ", i, " needed ", short_bytes(within.limit),
-                      " of memory at least, more than the ", short_bytes(within.budget), " of --dtr"));
-    }
-    if (n.finite()) recent.add(n), of_epoch.add(n);
-    for (const auto& remark : watch.step(n)) log.line(remark);
-    const bool keep = (i + 1) % plan.per_epoch == 0 || i + 1 == plan.iters;
-    if (recent.steps == 0 || !(i == first || keep || now() - looked_at > 1)) return;
-    const double steps = double(recent.steps), seconds = now() - looked_at, share = waited / seconds;
-    const double speed = steps * double(plan.batch) / seconds, epoch = double(i / plan.per_epoch + 1);
-    rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
-    StepNumbers m = recent.take();
-    const DtrSteps remade = std::exchange(again, {});
-    if (metrics) record(i + 1, epoch, m, lr, speed, share, remade);
-    waited_in_all += waited, seconds_in_all += seconds;
-    for (const auto& remark : watch.wait(waited_in_all, seconds_in_all)) log.line(remark);
-    if (keep) m = of_epoch.take();  // the line that stays: the whole epoch
-    std::string line = cell(7, concat(epoch, "/", plan.epochs)) +
-                       cell(10, concat(i % plan.per_epoch + 1, "/", plan.per_epoch)) +
-                       number(6, "%.2f", m.total);
-    for (size_t k = 0; k < terms_shown(m); ++k) line += number(5, "%.2f", m.terms[k].second);
-    if (dtr) line += number(5, "%.0f%%", 100 * remade.share());
-    line += number(4, "%.1f", m.per_object()) + number(8, "%.1e", lr);
-    line += number(6, rate < 1000 ? "%.1f" : "%.0f", rate) + number(5, "%.0f%%", 100 * share);
-    line += cell(6, short_bytes(dtr ? remade.peak : memory_taken(device)));
-    line += cell(7, short_time(double((plan.iters - i - 1) * plan.batch) / rate));
-    if (!std::exchange(has_heading, true)) log.line(heading(m));
-    log.progress(line, keep);
-    go_on();
-  }
+            const DtrStep& within = {});
 
   // The model was evaluated after `steps` steps.
-  void evaluated(int64_t steps, const Evaluation& e, const Plan& plan) {
-    const EvalResult& r = e.result;
-    log.line(concat("  AP ", std::fixed, std::setprecision(4), r.AP, " AP50 ", r.AP50, " AP75 ", r.AP75,
-                    " S ", r.APs, " M ", r.APm, " L ", r.APl, "  ", e.images, " images ",
-                    short_time(e.seconds)));
-    if (!metrics) return;
-    metrics->row({{"epoch", double((steps - 1) / plan.per_epoch + 1)},
-                  {"iteration", double(steps)},
-                  {"AP", r.AP},
-                  {"AP50", r.AP50}});
-    events->scalars(steps, {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}});
-  }
+  void evaluated(int64_t steps, const Evaluation& e, const Plan& plan);
 
   // What was left out of the data, where that is news: counts here, the rest in problems.txt.
-  void problems(const Splits& splits) {
-    const std::string mine = rank > 0 ? concat("_rank", rank, ".txt") : ".txt";
-    problems(splits.train, run + "/problems" + mine);
-    if (!splits.same) problems(splits.val, run + "/problems_val" + mine);
-  }
-  void problems(const Dataset& data, const std::string& list) {
-    for (const auto& [kind, count] : data.problems->summary())
-      if (std::exchange(told[data.name + kind], count) != count)
-        log.line(concat("note: ", data.name, ": ", kind, ": ", count, " (listed in ", list, ")"));
-    data.problems->write(list);
-  }
+  void problems(const Splits& splits);
+  void problems(const Dataset& data, const std::string& list);
 
   // All settings, two to a line of 80 columns.
-  void settings(const Flags& flags) {
-    std::string line;
-    for (const auto& [name, value] : flags.values()) {
-      std::string cell = concat("  ", name, " ", value.empty() ? "-" : value);
-      if (!line.empty() && cell.size() > 40) log.line(std::exchange(line, ""));
-      if (!line.empty() || cell.size() > 39) {
-        log.line(std::exchange(line, "") + cell);
-      } else {
-        line = cell.append(39 - cell.size(), ' ');
-      }
-    }
-    if (!line.empty()) log.line(line);
-  }
+  void settings(const Flags& flags);
 
   // Of several ranks, since the last call: memory, the share of time that each has waited for images, and the
   // one that the others wait for.
-  void ranks(Ranks& ranks, torch::Device device) {
-    const double share = waited_in_all / std::max(1e-9, seconds_in_all), waited = ranks.waited();
-    if (ranks.alone()) return;
-    const auto all = ranks.gather({memory_taken(device), share, waited});
-    std::string memory, waits;
-    size_t slowest = 0, fastest = 0;
-    for (size_t r = 0; r < all.size(); ++r) {
-      memory += " " + short_bytes(all[r][0]);
-      waits += concat(" ", int(100 * all[r][1] + 0.5), "%");
-      if (all[r][2] < all[slowest][2]) slowest = r;
-      if (all[r][2] > all[fastest][2]) fastest = r;
-    }
-    log.fact(concat("ranks   memory", memory, "; waiting for images", waits, "; the slowest is rank ",
-                    slowest, " (", ranks.who(int(slowest)), "): rank ", fastest, " has waited ",
-                    short_time(all[fastest][2] - all[slowest][2]), " more for others"));
-  }
+  void ranks(Ranks& ranks, torch::Device device);
 
   // Boxes of each class, the ten most frequent by name, and what is missing.
-  void classes(const Splits& splits) {
-    const Dataset &train = splits.train, &val = splits.val;
-    const auto counts = class_counts(train), in_val = class_counts(val);
-    std::vector<std::string> frequent;
-    for (const size_t c : by_count(counts)) frequent.push_back(concat(train.classes[c], " ", counts[c]));
-    log.fact(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
-                    " to train: ", listed(frequent, 10)));
-    const auto absent = [&](const std::vector<int64_t>& of, const char* split) {
-      std::vector<std::string> names;
-      for (size_t c = 0; c < of.size(); ++c)
-        if (of[c] == 0) names.push_back(train.classes[c]);
-      if (!names.empty())
-        log.fact(concat("note: ", names.size(), names.size() == 1 ? " class has" : " classes have",
-                        " no box to ", split, ": ", listed(names, 10)));
-    };
-    absent(counts, "train on");
-    if (!splits.same) absent(in_val, "evaluate on");
-  }
+  void classes(const Splits& splits);
 
  private:
   // ---- the progress line: 78 columns, with numbers as they are in training and four terms of the loss
@@ -225,54 +80,13 @@ class Telling {
   static std::string cell(size_t width, const std::string& text) {
     return std::string(width - std::min(width, text.size()), ' ') + text;
   }
-  static std::string number(size_t width, const char* format, double value) {
-    char text[32];
-    std::snprintf(text, sizeof text, format, value);
-    return cell(width, text);
-  }
+  static std::string number(size_t width, const char* format, double value);
   // With DTR, the share of time that it takes stands in the place of the last term, which metrics.csv has.
   size_t terms_shown(const StepNumbers& n) const { return n.terms.size() - (dtr && !n.terms.empty()); }
-  std::string heading(const StepNumbers& n) const {
-    std::string text = cell(7, "epoch") + cell(10, "iter") + cell(6, "total");
-    for (size_t k = 0; k < terms_shown(n); ++k) text += cell(5, n.terms[k].first);
-    if (dtr) text += cell(5, "dtr");
-    return text + cell(4, "pos") + cell(8, "lr") + cell(6, "img/s") + cell(5, "wait") +
-           cell(6, dtr ? "peak" : "mem") + cell(7, "left");
-  }
+  std::string heading(const StepNumbers& n) const;
   // Appends a row to metrics.csv and the same numbers to TensorBoard's events.
   void record(int64_t steps, double epoch, const StepNumbers& n, double lr, double speed, double share,
-              const DtrSteps& remade) {
-    const double none = std::nan("");
-    Metrics::Row row{{"epoch", epoch}, {"iteration", double(steps)}, {"loss", n.total}};
-    std::vector<std::pair<std::string, double>> scalars{{"train/loss", n.total}};
-    for (const auto& [name, value] : n.terms) {
-      row.emplace_back(name, value);
-      scalars.emplace_back("train/" + name, value);
-    }
-    row.insert(row.end(), {{"positives_per_object", n.per_object()},
-                           {"lr", lr},
-                           {"images_per_second", speed},
-                           {"waiting_share", share},
-                           {"grad_norm", n.norm},
-                           {"AP", none},
-                           {"AP50", none},
-                           {"dtr_peak_bytes", dtr ? remade.peak : none},
-                           {"dtr_dropped", dtr ? remade.dropped / remade.steps : none},
-                           {"dtr_again", dtr ? remade.again / remade.steps : none},
-                           {"dtr_share", dtr ? remade.share() : none}});
-    metrics->row(row);
-    if (dtr)
-      events->scalars(steps, {{"dtr/peak_bytes", remade.peak},
-                              {"dtr/dropped", remade.dropped / remade.steps},
-                              {"dtr/again", remade.again / remade.steps},
-                              {"dtr/share", remade.share()}});
-    scalars.insert(scalars.end(), {{"train/positives_per_object", n.per_object()},
-                                   {"train/grad_norm", n.norm},
-                                   {"train/lr", lr},
-                                   {"speed/images_per_second", speed},
-                                   {"speed/waiting_share", share}});
-    events->scalars(steps, scalars);
-  }
+              const DtrSteps& remade);
 
   Log& log;
   const std::string run;
@@ -292,37 +106,10 @@ class Telling {
 };
 
 // What it is going to do, in the log.
-inline void tell_plan(Telling& tell, Log& log, const Config& config, const Splits& splits, YOLOX& model,
-                      ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks) {
-  const Dataset &data = splits.train, &val = splits.val;
-  tell.settings(config);
-  log.fact(concat("data    ", data.records.size(), " images to train (", data.name, "), ", val.records.size(),
-                  " to evaluate (", splits.same ? "the same: there is one split only" : val.name, "), ",
-                  data.classes.size(), " classes"));
-  tell.classes(splits);
-  log.fact(concat("model   ", config.model, " ", base.height, "x", base.width,
-                  config.multiscale ? " multi-scale" : "", ", ", short_count(parameter_count(*model)),
-                  " parameters, ", short_count(operations(model, base)), "FLOPs, on ", device.str(), ", ",
-                  config.amp == "off" ? "float32" : config.amp));
-  const int world = ranks.place.world;
-  std::vector<std::string> who;
-  for (int r = 0; r < world && world > 1; ++r) who.push_back(concat(r, " on ", ranks.who(r)));
-  if (world > 1) log.fact(concat("ranks   ", listed(who, 16)));
-  log.fact(concat("steps   ", plan.iters, " of ", plan.batch, " images",
-                  world > 1 ? concat(" (", plan.batch / world, " a rank)") : "", ", ", plan.per_epoch,
-                  " an epoch; ", config.epochs, " epochs, of which ", config.warmup_epochs,
-                  " of warm-up, and the last ", config.no_aug_epochs, " without mosaic and mixup"));
-  log.fact(concat("lr      ", lr, " for the batch (", config.lr, " per image), ", config.optimizer));
-  const bool fine_tuned = !config.weights.empty() || !config.resume.empty();
-  if (const auto odd = Watch::learning_rate(config.optimizer, config.lr, plan.batch, fine_tuned);
-      !odd.empty())
-    log.line(odd);
-}
+void tell_plan(Telling& tell, Log& log, const Config& config, const Splits& splits, YOLOX& model,
+               ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks);
 
 // --dtr-trace
-inline void tell_memory(const DtrStep& s, int64_t i, const std::string& run, Log& log) {
-  save_picture(run + "/dtr_trace.png", draw_memory(s.samples, s.budget, s.backward));
-  log.line(concat("memory over step ", i, ", with --dtr and without: ", run, "/dtr_trace.png"));
-}
+void tell_memory(const DtrStep& s, int64_t i, const std::string& run, Log& log);
 
 }  // namespace yolox

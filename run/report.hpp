@@ -25,116 +25,16 @@ struct MetricsTable {
   std::map<std::string, std::vector<double>> columns;  // by name
 
   // The names of the loss terms: the columns between "loss" and "positives_per_object".
-  std::vector<std::string> loss_terms() const {
-    const auto first = std::find(names.begin(), names.end(), "loss");
-    const auto last = std::find(first, names.end(), "positives_per_object");
-    return first == last ? std::vector<std::string>() : std::vector<std::string>(first + 1, last);
-  }
+  std::vector<std::string> loss_terms() const;
 };
-inline MetricsTable read_metrics(const std::string& path) {
-  std::ifstream file(path);
-  MetricsTable table;
-  auto& [names, columns] = table;
-  for (std::string line; std::getline(file, line) && !file.eof();) {
-    if (names.empty()) {
-      std::istringstream head(line);
-      for (std::string name; std::getline(head, name, ',');) names.push_back(name);
-      continue;
-    }
-    const char* at = line.c_str();
-    for (const auto& name : names) {
-      char* end;
-      const double value = std::strtod(at, &end);
-      columns[name].push_back(end == at ? std::nan("") : value);
-      at = *end == ',' ? end + 1 : end;
-    }
-  }
-  return table;
-}
+MetricsTable read_metrics(const std::string& path);
 
 // A column over x, where it has values; means of neighbours where there are more than 300.
-inline std::vector<std::pair<double, double>> curve(const std::vector<double>& x,
-                                                    const std::vector<double>& y) {
-  std::vector<std::pair<double, double>> all, points;
-  for (size_t i = 0; i < std::min(x.size(), y.size()); ++i)
-    if (std::isfinite(y[i])) all.emplace_back(x[i], y[i]);
-  const size_t each = (all.size() + 299) / 300;
-  for (size_t i = 0; i < all.size(); i += each) {
-    const size_t end = std::min(all.size(), i + each);
-    std::pair<double, double> mean{0, 0};
-    for (size_t k = i; k < end; ++k)
-      mean.first += all[k].first / double(end - i), mean.second += all[k].second / double(end - i);
-    points.push_back(mean);
-  }
-  return points;
-}
+std::vector<std::pair<double, double>> curve(const std::vector<double>& x, const std::vector<double>& y);
 
-inline std::string training_html(const std::string& run) {
-  MetricsTable table = read_metrics(run + "/metrics.csv");
-  auto& columns = table.columns;
-  const auto& step = columns["iteration"];
-  const auto& epoch = columns["epoch"];
-  if (step.empty()) return "";
-  double per_epoch = 1;  // each epoch has a row at its end
-  for (size_t i = 0; i < step.size(); ++i) per_epoch = std::max(per_epoch, step[i] / epoch[i]);
-  const bool in_epochs = epoch.back() > 2;
-  std::vector<double> x = step;
-  if (in_epochs)
-    for (double& v : x) v /= per_epoch;
-  const std::string x_name = in_epochs ? "epoch" : "step";
-  const auto series = [&](const std::string& column, const std::string& name, const std::string& style,
-                          double factor = 1) {
-    Series s{name, curve(x, columns[column]), style};
-    for (auto& point : s.points) point.second *= factor;
-    return s;
-  };
-  const auto chart = [&](const std::string& title, std::vector<Series> of) {
-    return chart_html({title, x_name, std::move(of), {}, {}, {}});
-  };
-  double best = -1, best_epoch = 0, last = -1;
-  for (size_t i = 0; i < step.size(); ++i) {
-    const double ap = columns["AP"][i];
-    if (std::isnan(ap)) continue;
-    last = ap;
-    if (ap > best) best = ap, best_epoch = epoch[i];
-  }
-  double speed = 0, rows = 0;
-  for (const double v : columns["images_per_second"])
-    if (std::isfinite(v)) speed += v, ++rows;
-  std::string html = "<section id='training'><h2>Training</h2><div class='tiles'>";
-  html += tile(share(best), best < 0 ? "best AP" : concat("best AP, in epoch ", best_epoch));
-  html += tile(share(last), "last AP");
-  html += tile(concat(epoch.back()), "epochs");
-  html += tile(axis_number(step.back()), "steps");
-  if (rows > 0) html += tile(formatted("%.3g", speed / rows), "images per second");
-  html += "</div><div class='cards'>";
-  std::vector<Series> losses{series("loss", "total", "c0")};
-  for (const auto& term : table.loss_terms())
-    losses.push_back(series(term, term, concat("c", losses.size() % kCurveStyles)));
-  html += chart("Loss", losses);
-  html += chart("AP on the evaluation images", {series("AP", "AP", "c0"), series("AP50", "AP50", "c1")});
-  html += chart("Learning rate", {series("lr", "", "c0")});
-  html += chart("Norm of the gradient", {series("grad_norm", "", "c0")});
-  html += chart("Images per second", {series("images_per_second", "", "c0")});
-  html += chart("Time spent waiting for images, %", {series("waiting_share", "", "c0", 100)});
-  return html + "</div></section>";
-}
+std::string training_html(const std::string& run);
 
-inline std::string pictures_html(const std::string& run) {
-  std::string html;
-  for (const auto& [file, about] :
-       {std::pair("labels.jpg", "The boxes to learn from"),
-        {"train_batch0.jpg", "The first batch, as the network sees it, with its boxes"},
-        {"val_batch0_pred.jpg", "The first images of the last evaluation, with the boxes found"}}) {
-    const std::string path = run + "/" + file;  // OpenCV complains of those that are missing
-    if (const cv::Mat image = std::filesystem::exists(path) ? cv::imread(path) : cv::Mat(); !image.empty())
-      html += concat("<figure><img alt='", file, "' src='", data_uri(image, 1000), "'><figcaption>", about,
-                     "</figcaption></figure>");
-  }
-  return html.empty()
-             ? ""
-             : "<section id='pictures'><h2>Pictures</h2><div class='pictures'>" + html + "</div></section>";
-}
+std::string pictures_html(const std::string& run);
 
 constexpr const char* evaluation_begin = "<!-- evaluation -->\n";
 
@@ -142,35 +42,7 @@ constexpr const char* evaluation_end = "\n<!-- end of evaluation -->\n";
 
 // Writes RUN/report.html from the files of the run; its evaluation is the one given, or, empty, that of the
 // page that is there. False where it cannot be written: then the old one stays.
-inline bool write_run_report(const std::string& run, std::string evaluation) {
-  const std::string path = run + "/report.html";
-  if (evaluation.empty()) {
-    std::ifstream old(path, std::ios::binary);
-    const std::string page{std::istreambuf_iterator<char>(old), {}};
-    const size_t begin = page.find(evaluation_begin), end = page.find(evaluation_end);
-    if (begin != std::string::npos && end != std::string::npos) {
-      const size_t text = begin + std::string(evaluation_begin).size();
-      evaluation = page.substr(text, end - text);
-    }
-  }
-  std::vector<std::pair<std::string, std::string>> settings;
-  std::ifstream file(run + "/config.json", std::ios::binary);
-  const std::string json{std::istreambuf_iterator<char>(file), {}};
-  rapidjson::Document config;
-  if (config.Parse(json.c_str(), json.size()).HasParseError() || !config.IsObject()) config.SetObject();
-  std::map<std::string, std::string> by_name;
-  for (const auto& m : config.GetObject()) {
-    const std::string value = m.value.IsString() ? m.value.GetString() : "";
-    settings.emplace_back(m.name.GetString(), value);
-    by_name[m.name.GetString()] = value;
-  }
-  const std::string about = concat(by_name["model"], " on ", by_name["data"], "; ", by_name["device"],
-                                   ", torch ", by_name["torch"], ", revision ", by_name["revision"]);
-  const std::string name = std::filesystem::absolute(run).lexically_normal().filename().string();
-  return replace_text(path, page_html(name.empty() ? run : name, about,
-                                      training_html(run) + evaluation_begin + evaluation + evaluation_end +
-                                          pictures_html(run) + settings_html(settings)));
-}
+bool write_run_report(const std::string& run, std::string evaluation);
 
 // report.html, with an evaluation, or, without, the one that the page has. No run ends for the want of it:
 // false where it cannot be written. between: is called now and then.

@@ -1,0 +1,115 @@
+#include "base/device.hpp"
+
+namespace yolox {
+
+torch::Device parse_device(const std::string& name) {
+  if (name == "auto") return parse_device(torch::cuda::is_available() ? "cuda" : "cpu");
+  if (name == "cpu") return torch::kCPU;
+  const std::string number = name == "cuda" ? "0" : name.rfind("cuda:", 0) == 0 ? name.substr(5) : "";
+  usage_check(
+      !number.empty() && number.size() < 4 && number.find_first_not_of("0123456789") == std::string::npos,
+      "--device takes auto, cpu, cuda or cuda:N, got '", name, "'");
+  usage_check(torch::cuda::is_available(), "--device ", name,
+              ": no GPU is usable by this build; see nvidia-smi, and ./setup.sh builds for the GPU where the "
+              "CUDA toolkit is; or use --device cpu");
+  const int index = std::atoi(number.c_str());
+  usage_check(index < int(torch::cuda::device_count()), "--device ", name, ": there are ",
+              int(torch::cuda::device_count()), " GPUs");
+#ifdef YOLOX_CUDA
+  c10::cuda::set_device(c10::DeviceIndex(index));
+#endif
+  return torch::Device(torch::kCUDA, c10::DeviceIndex(index));
+}
+
+std::string device_name(torch::Device device) {
+#ifdef YOLOX_CUDA
+  cudaDeviceProp properties;
+  if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess)
+    return concat(device.str(), " (", properties.name, ")");
+#endif
+  return device.str();
+}
+
+std::string gpu_address(torch::Device device) {
+#ifdef YOLOX_CUDA
+  char text[32] = "";
+  if (device.is_cuda() && cudaDeviceGetPCIBusId(text, sizeof text, device.index()) == cudaSuccess)
+    return text;
+#endif
+  (void)device;
+  return "";
+}
+
+void set_determinism(bool on, bool memory_is_short) {
+  at::globalContext().setBenchmarkCuDNN(!on && !memory_is_short);
+  if (!on) return;
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  at::globalContext().setDeterministicCuDNN(true);
+}
+
+double memory_taken(torch::Device device) {
+#ifdef YOLOX_CUDA
+  if (device.is_cuda())
+    return double(c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).reserved_bytes[0].current);
+#endif
+  (void)device;
+  return resident_bytes();
+}
+
+GivenOut given_out(torch::Device device) {
+#ifdef YOLOX_CUDA
+  if (device.is_cuda()) {
+    const auto bytes = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0];
+    return {double(bytes.current), double(bytes.peak)};
+  }
+#endif
+  (void)device;
+  return {0, 0};
+}
+
+double memory_peak(torch::Device device) {
+#ifdef YOLOX_CUDA
+  if (device.is_cuda())
+    return double(c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).reserved_bytes[0].peak);
+#endif
+  (void)device;
+  return peak_bytes();
+}
+
+double memory_budget(torch::Device device) {
+#ifdef YOLOX_CUDA
+  if (device.is_cuda()) {
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);  // of the current device
+    return 0.9 * (double(free) + memory_taken(device));
+  }
+#endif
+  (void)device;
+  return free_memory() + resident_bytes();  // the former leaves out a tenth
+}
+
+std::string memory_report() {
+#ifdef YOLOX_CUDA
+  try {
+    if (!torch::cuda::is_available() || !c10::cuda::CUDACachingAllocator::get()->initialized()) return "";
+    const torch::Device device(torch::kCUDA, c10::cuda::current_device());
+    return concat(device_name(device), ": ", memory_taken(device) / 1e9, " GB taken, ",
+                  memory_peak(device) / 1e9, " GB at most");
+  } catch (const std::exception&) {  // the GPU is what failed
+  }
+#endif
+  return "";
+}
+
+void empty_cache(torch::Device device) {
+#ifdef YOLOX_CUDA
+  if (device.is_cuda()) {
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
+  }
+#endif
+  if (device.is_cpu()) give_back_freed_memory(), forget_peak();
+}
+
+}  // namespace yolox

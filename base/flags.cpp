@@ -1,0 +1,175 @@
+#include "base/flags.hpp"
+
+namespace yolox {
+
+void Flags::parse(int argc, char** argv, const std::string& about, const std::vector<std::string>& often) {
+  const std::string program = std::string(argv[0]).substr(std::string(argv[0]).find_last_of('/') + 1);
+  cxxopts::Options options(program, program + ": " + about), brief(program, program + ": " + about);
+  options.set_width(80), brief.set_width(80);
+  std::vector<std::string> groups;
+  for (const auto& f : flags) {
+    if (std::find(groups.begin(), groups.end(), f.group) == groups.end()) groups.push_back(f.group);
+    const std::string shown = f.get().empty() || f.is_bool ? "" : " [" + f.get() + "]";
+    const auto add_to = [&](cxxopts::Options& to) {
+      to.add_options(f.group)(f.as_shown(), (f.on_by_default() ? "without: " : "") + f.doc + shown,
+                              f.is_bool    ? cxxopts::value<bool>()
+                              : f.optional ? cxxopts::value<std::string>()->implicit_value(f.implicit)
+                                           : cxxopts::value<std::string>(),
+                              f.argument);
+    };
+    add_to(options);
+    if (std::find(often.begin(), often.end(), f.name) != often.end()) add_to(brief);
+    // The other way about, for a run that is resumed with another setting.
+    if (f.is_bool) options.add_options("hidden")(f.on_by_default() ? f.name : "no-" + f.name, "");
+  }
+  options.add_options("Help")("help", "this text");
+  groups.push_back("Help");
+  // Where cxxopts does otherwise: a switch with a value would count as given, and a flag that may stand
+  // alone would never take the next word.
+  std::vector<std::string> words{program};
+  bool help_all = often.empty();
+  for (int i = 1; i < argc; ++i) {
+    std::string word = argv[i];
+    if (word == "--help" && i + 1 < argc && argv[i + 1] == std::string("all")) help_all = true, ++i;
+    for (const auto& f : flags) {
+      for (const std::string& name : {"--" + f.name, "--no-" + f.name})
+        if (f.is_bool && word.rfind(name + "=", 0) == 0)
+          throw UsageError(concat(name, " is a switch and takes no value, got '", word, "'"));
+      if (f.optional && word == "--" + f.name && i + 1 < argc && argv[i + 1][0] != '-')
+        word += concat("=", argv[++i]);
+    }
+    words.push_back(word);
+  }
+  std::vector<const char*> pointers;
+  for (const auto& word : words) pointers.push_back(word.c_str());
+  cxxopts::ParseResult result;
+  try {
+    result = options.parse(int(pointers.size()), pointers.data());
+  } catch (const cxxopts::exceptions::exception& e) {
+    throw UsageError(concat(e.what(), "; ", program, " --help lists the flags"));
+  }
+  if (result.count("help")) {
+    std::string text = help_all ? options.help(groups) : brief.help(groups);
+    if (!help_all) {  // on one screen: without empty lines
+      for (size_t at; (at = text.find("\n\n")) != std::string::npos;) text.erase(at, 1);
+      text += " More, explained by --help all:\n" + names_without(often);
+    }
+    std::cout << text;
+    std::exit(0);
+  }
+  if (!result.unmatched().empty()) {
+    throw UsageError(concat("stray word '", result.unmatched()[0],
+                            "'; flags take values as --name value or --name=value, and ",
+                            "a switch takes none (--no-... turns off what is on by default)"));
+  }
+  for (auto& f : flags) {
+    if (f.is_bool) {
+      const bool on = result.count(f.name), off = result.count("no-" + f.name);
+      if (on && off) throw UsageError(concat("--", f.name, " and --no-", f.name, " exclude each other"));
+      if (on || off) f.set(on ? "true" : "false"), given.push_back(f.name);
+    } else if (result.count(f.name)) {
+      for (const auto& a : result.arguments())
+        if (a.key() == f.name) f.set(a.value());
+      given.push_back(f.name);
+    }
+  }
+}
+
+std::vector<std::pair<std::string, std::string>> Flags::values() const {
+  std::vector<std::pair<std::string, std::string>> all;
+  for (const auto& f : flags) all.emplace_back(f.name, f.get());
+  return all;
+}
+
+bool Flags::set(const std::string& name, const std::string& value) {
+  for (auto& f : flags)
+    if (f.name == name) return f.set(value), true;
+  return false;
+}
+
+int Flags::flag_auto(int& member, const std::string& group, const std::string& name, int value,
+                     const std::string& argument, const std::string& doc) {
+  flag<int>(member, group, name, value, argument, doc);
+  flags.back().get = [&member] { return member == 0 ? "auto" : to_text(member); };
+  flags.back().set = [&member, name](const std::string& text) {
+    from_text(name, text == "auto" ? "0" : text, member);
+    if (member == 0 && text != "auto")
+      throw UsageError(concat("--", name, " takes a number above 0 or auto, got ", text));
+  };
+  return value;
+}
+
+std::vector<std::string> Flags::flag_list(std::vector<std::string>& member, const std::string& group,
+                                          const std::string& name, const std::string& argument,
+                                          const std::string& doc) {
+  flag<std::vector<std::string>>(member, group, name, {}, argument, doc);
+  return {};
+}
+
+std::string Flags::flag_alone(std::string& member, const std::string& group, const std::string& name,
+                              const std::string& implicit, const std::string& argument,
+                              const std::string& doc) {
+  flag<std::string>(member, group, name, "", argument, doc);
+  flags.back().optional = true;
+  flags.back().implicit = implicit;
+  return "";
+}
+
+std::string Flags::names_without(const std::vector<std::string>& often) const {
+  std::string text, group, line;
+  for (const auto& f : flags) {
+    if (std::find(often.begin(), often.end(), f.name) != often.end()) continue;
+    const std::string word = " --" + f.as_shown();
+    const bool begins = f.group != group;
+    if (begins || line.size() + word.size() > 79) {
+      if (!line.empty()) text += line + "\n";
+      line = begins ? "  " + f.group + ":" : "     ";
+    }
+    group = f.group, line += word;
+  }
+  return text + line + "\n";
+}
+
+std::string Flags::to_text(const std::vector<std::string>& v) {
+  std::string text;
+  for (const auto& line : v) text += (text.empty() ? "" : "\n") + line;
+  return text;
+}
+
+std::string Flags::to_text(double v) {
+  char text[32];
+  for (const int digits : {6, 15, 17}) {
+    std::snprintf(text, sizeof text, "%.*g", digits, v);
+    if (std::strtod(text, nullptr) == v) break;
+  }
+  return text;
+}
+
+void Flags::from_text(const std::string&, const std::string& text, std::vector<std::string>& v) {
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) v.push_back(line);
+}
+
+std::vector<std::string> split_list(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, ',');)
+    if (!part.empty()) parts.push_back(part);
+  return parts;
+}
+
+ImageSize parse_size(const std::string& text) {
+  ImageSize size{0, 0};
+  char x = 0, rest = 0;
+  const int n = std::sscanf(text.c_str(), "%d%c%d%c", &size.height, &x, &size.width, &rest);
+  if (n == 1) size.width = size.height;
+  usage_check(n == 1 || (n == 3 && x == 'x'), "--size takes a side or HEIGHTxWIDTH, got '", text, "'");
+  usage_check(size.height > 0 && size.width > 0 && size.height % 32 == 0 && size.width % 32 == 0, "--size ",
+              text, ": height and width must be multiples of 32, such as ",
+              std::max(32, (size.height + 16) / 32 * 32),
+              size.height == size.width ? "" : concat("x", std::max(32, (size.width + 16) / 32 * 32)));
+  usage_check(size.height <= 8192 && size.width <= 8192, "--size ", text, " is larger than 8192");
+  return size;
+}
+
+}  // namespace yolox

@@ -1,0 +1,60 @@
+#include "base/new_file.hpp"
+
+namespace yolox {
+
+NewFile::NewFile(const std::string& path) : path_(path), real_(path), part_(path) {
+  std::error_code unknown;
+  straight_ = std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown);
+  if (!straight_) {
+    if (const auto target = std::filesystem::canonical(path, unknown); !unknown) real_ = target.string();
+    part_ = concat(real_, ".tmp.", getpid());
+  }
+  file_ = std::fopen(part_.c_str(), "wbe");
+  require(file_ != nullptr);
+}
+
+NewFile::~NewFile() {
+  if (file_) std::fclose(file_);
+  if (!committed_ && !straight_) ::unlink(part_.c_str());
+}
+
+void NewFile::commit() {
+  require(!std::ferror(file_) && std::fflush(file_) == 0);
+  require(straight_ || ::fsync(fileno(file_)) == 0);
+  require(std::fclose(std::exchange(file_, nullptr)) == 0);
+  committed_ = true;
+  if (straight_) return;
+  committed_ = ::rename(part_.c_str(), real_.c_str()) == 0;
+  require(committed_);
+  const auto folder = std::filesystem::path(real_).parent_path();
+  const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;  // a folder that may be written but not listed
+  ::fsync(fd);
+  ::close(fd);
+}
+
+void NewFile::require(bool done) const {
+  if (!done)
+    throw Error(concat("cannot write ", path_, ": ", std::strerror(errno),
+                       "; check folder, rights and room; a file that was there is untouched"));
+}
+
+void protect_inputs(const char* what, const std::string& result, const std::vector<std::string>& inputs) {
+  std::error_code different;
+  for (const auto& input : inputs)
+    usage_check(!std::filesystem::equivalent(result, input, different), what, " would overwrite ", input,
+                ", which is read; give another name");
+}
+
+bool replace_text(const std::string& path, const std::string& text) {
+  try {
+    NewFile file(path);
+    file.write(text);
+    file.commit();
+    return true;
+  } catch (const NewFile::Error&) {
+    return false;
+  }
+}
+
+}  // namespace yolox

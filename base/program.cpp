@@ -1,0 +1,59 @@
+#include "base/program.hpp"
+
+namespace yolox {
+
+const std::string& git_revision() {
+  static const std::string revision = [] {
+    std::string found;
+    const char* ask =
+        "git --no-optional-locks -C '" YOLOX_SOURCE_DIR "' describe --always --dirty 2>/dev/null";
+    if (FILE* git = popen(ask, "r")) {
+      for (int byte; (byte = std::fgetc(git)) > ' ';) found += char(byte);
+      pclose(git);
+    }
+    return found.empty() ? "unknown" : found;
+  }();
+  return revision;
+}
+
+void catch_signals(bool launcher) {
+  static bool passes_on;
+  passes_on = launcher;
+  struct sigaction action {};
+  action.sa_flags = SA_RESTART;
+  action.sa_handler = [](int signal) {
+    static volatile double first = 0;
+    if (stop_signal == 0) first = now();
+    if (signal == SIGINT && stop_signal && now() - first < 0.5) return;
+    if (signal == SIGINT && stop_signal && !passes_on) _exit(128 + SIGINT);
+    stop_signal = signal;
+    stop_requests = stop_requests + 1;
+  };
+  for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) sigaction(signal, &action, nullptr);
+}
+
+void tell_signals() {
+  for (const int signal : {SIGTERM, SIGUSR1, SIGINT})
+    std::signal(signal, [](int signal) {
+      for (const char* part : {"stopped by SIG", sigabbrev_np(signal), " before the first step\n"})
+        if (write(2, part, std::strlen(part)) < 0) break;
+      std::signal(signal, SIG_DFL), std::raise(signal);
+    });
+}
+
+void share_cores(char** argv) {
+  if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
+  std::error_code error;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
+  setenv("GOMP_SPINCOUNT", "10000", 0);
+  if (!error) ::execv(program.c_str(), argv);  // where that fails, all goes on, slower
+}
+
+void allow_open_files() {
+  rlimit files;
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  files.rlim_cur = files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &files);
+}
+
+}  // namespace yolox

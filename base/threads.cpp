@@ -1,0 +1,57 @@
+#include "base/threads.hpp"
+
+namespace yolox {
+
+Tasks::Tasks(int threads, size_t most) : most(most) {
+  start_workers(
+      workers, threads, [this] { work(); }, [this] { end_workers(); });
+}
+
+void Tasks::add(std::function<void()> task) {
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return waiting.size() < most || error; });
+  if (error) std::rethrow_exception(error);
+  waiting.push_back(std::move(task));
+  changed.notify_all();
+}
+
+void Tasks::finish() {
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return waiting.empty() && busy == 0; });
+  if (error) std::rethrow_exception(error);
+}
+
+void Tasks::end_workers() {
+  {
+    std::lock_guard lock(mutex);
+    stop = true;
+  }
+  changed.notify_all();
+  for (auto& w : workers) w.join();
+}
+
+void Tasks::work() {
+  std::unique_lock lock(mutex);
+  for (;;) {
+    changed.wait(lock, [&] { return stop || !waiting.empty(); });
+    if (waiting.empty()) return;
+    auto task = std::move(waiting.front());
+    waiting.pop_front();
+    ++busy;
+    lock.unlock();
+    std::exception_ptr failed;
+    try {
+      task();
+    } catch (...) {
+      failed = std::current_exception();
+    }
+    task = nullptr;  // what it holds goes before the lock is taken
+    lock.lock();
+    if (failed && !error) error = failed;
+    if (error) waiting.clear();
+    --busy;
+    changed.notify_all();
+  }
+}
+
+}  // namespace yolox

@@ -1,0 +1,174 @@
+#include "checkpoint/load.hpp"
+
+namespace yolox {
+
+EvalGuard::EvalGuard(torch::nn::Module& module) {
+  for (const auto& m : module.modules()) modes.emplace_back(m, m->is_training());
+  module.eval();
+}
+
+EvalGuard::~EvalGuard() {
+  for (const auto& [module, training] : modes)
+    module->train(training);  // outer modules first: train() goes inwards
+}
+
+std::string model_of_weights(const GenericDict& weights, const std::string& likely) {
+  std::string first;
+  for (const auto& e : weights) {
+    if (!e.key().isString()) continue;
+    std::string key = e.key().toStringRef();
+    if (key.rfind("module.", 0) == 0) key = key.substr(7);
+    if (key != "backbone.backbone.stem.conv.conv.weight" || !e.value().isTensor() ||
+        e.value().toTensor().dim() != 4)
+      continue;
+    for (const ModelSize& size : model_sizes()) {
+      if (e.value().toTensor().size(0) != int64_t(size.width * 64)) continue;
+      if (first.empty() || size.name == likely) first = size.name;
+    }
+  }
+  return first;
+}
+
+int64_t classes_of_weights(const GenericDict& weights) {
+  for (const auto& e : weights) {
+    if (!e.key().isString()) continue;
+    const std::string key = e.key().toStringRef(), end = "head.cls_preds.0.weight";
+    if (key.size() >= end.size() && key.compare(key.size() - end.size(), end.size(), end) == 0 &&
+        e.value().isTensor() && e.value().toTensor().dim() == 4 && e.value().toTensor().numel() > 0)
+      return e.value().toTensor().size(0);
+  }
+  return 0;
+}
+
+const std::vector<std::string>& coco_classes() {
+  static const std::vector<std::string> names = {"person",        "bicycle",      "car",
+                                                 "motorcycle",    "airplane",     "bus",
+                                                 "train",         "truck",        "boat",
+                                                 "traffic light", "fire hydrant", "stop sign",
+                                                 "parking meter", "bench",        "bird",
+                                                 "cat",           "dog",          "horse",
+                                                 "sheep",         "cow",          "elephant",
+                                                 "bear",          "zebra",        "giraffe",
+                                                 "backpack",      "umbrella",     "handbag",
+                                                 "tie",           "suitcase",     "frisbee",
+                                                 "skis",          "snowboard",    "sports ball",
+                                                 "kite",          "baseball bat", "baseball glove",
+                                                 "skateboard",    "surfboard",    "tennis racket",
+                                                 "bottle",        "wine glass",   "cup",
+                                                 "fork",          "knife",        "spoon",
+                                                 "bowl",          "banana",       "apple",
+                                                 "sandwich",      "orange",       "broccoli",
+                                                 "carrot",        "hot dog",      "pizza",
+                                                 "donut",         "cake",         "chair",
+                                                 "couch",         "potted plant", "bed",
+                                                 "dining table",  "toilet",       "tv",
+                                                 "laptop",        "mouse",        "remote",
+                                                 "keyboard",      "cell phone",   "microwave",
+                                                 "oven",          "toaster",      "sink",
+                                                 "refrigerator",  "book",         "clock",
+                                                 "vase",          "scissors",     "teddy bear",
+                                                 "hair drier",    "toothbrush"};
+  return names;
+}
+
+std::vector<std::string> class_names(const WeightsInfo& info, int64_t classes) {
+  if (!info.classes.empty()) return info.classes;
+  return classes == int64_t(coco_classes().size()) ? coco_classes() : std::vector<std::string>();
+}
+
+LoadedModel load_model(const std::string& path, const std::string& model, const std::string& preproc,
+                       torch::Device device) {
+  usage_check(!path.empty(), "--weights FILE is needed");
+  usage_check(preproc == "auto" || preproc == "bgr" || preproc == "legacy",
+              "--preproc takes auto, bgr or legacy, got '", preproc, "'");
+  const auto file = read_weights(path);
+  const auto weights = find_weights(file, path);
+  LoadedModel loaded;
+  loaded.info = weights_info(file, path);
+  if (preproc != "auto") loaded.info.legacy_preproc = preproc == "legacy";
+  const std::string found = model_of_weights(weights, model.empty() ? loaded.info.model : model);
+  const int64_t classes = classes_of_weights(weights);
+  check(!found.empty() && classes > 0, path, " holds no YOLOX weights of a known size");
+  check(model.empty() || model == found, path, " holds weights of ", found, "; --model ", model,
+        " does not fit (leave it out)");
+  loaded.info.model = found;
+  loaded.model = YOLOX(found, int(classes));
+  const auto report = load_state_dict(*loaded.model, weights, path);
+  check(report.missing.empty() && report.mismatched.empty(), path, " does not fill ", found, ": ",
+        to_string(report));
+  if (!report.unexpected.empty()) loaded.report = to_string(report);
+  if (int64_t(loaded.info.classes.size()) != classes) loaded.info.classes.clear();
+  loaded.model->to(device);
+  channels_last(*loaded.model);
+  loaded.model->eval();
+  return loaded;
+}
+
+ImageSize input_size(const WeightsInfo& info, const std::string& flag) {
+  if (!flag.empty()) return parse_size(flag);
+  if (info.height) return {int(info.height), int(info.width)};
+  const int side = model_size(info.model).input;
+  return {side, side};
+}
+
+WeightsInfo start_from(YOLOX& model, const std::string& path, const WeightsInfo& wanted,
+                       std::vector<std::string>& notes) {
+  const auto file = read_weights(path);
+  const auto weights = find_weights(file, path);
+  const std::string found = model_of_weights(weights, wanted.model);
+  check(found.empty() || found == wanted.model, path, " holds weights of ", found, "; use --model ", found,
+        " or other weights");
+  notes.push_back(to_string(load_state_dict(*model, weights, path)));
+  const auto info = weights_info(file, path);
+  if (info.classes != wanted.classes && info.classes.size() == wanted.classes.size())
+    notes.push_back(
+        "the weights were trained on as many classes of other names: their class head is kept as a start");
+  return info;
+}
+
+WatchedNorm::WatchedNorm(const torch::nn::BatchNorm2d& norm) : BatchNorm2dImpl(norm->options), norm(norm) {
+  weight = norm->weight, bias = norm->bias;
+  running_mean = norm->running_mean, running_var = norm->running_var;
+  eval();
+}
+
+void WatchedNorm::_check_input_dim(const Tensor& x) {
+  BatchNorm2dImpl::_check_input_dim(x);
+  const Tensor exact = x.to(torch::kDouble), sum_here = exact.sum({0, 2, 3}),
+               squares_here = exact.square().sum({0, 2, 3});
+  sum = count > 0 ? sum + sum_here : sum_here, squares = count > 0 ? squares + squares_here : squares_here;
+  count += double(x.numel() / x.size(1));
+}
+
+int64_t unfold_norms(YOLOX& model, const Dataset& data, ImageSize size, bool legacy, int workers,
+                     int64_t most) {
+  const torch::NoGradGuard no_grad;
+  std::vector<std::pair<BaseConvImpl*, std::shared_ptr<WatchedNorm>>> watched;
+  for (const auto& module : model->modules()) {
+    auto* block = module->as<BaseConvImpl>();
+    if (!block) continue;
+    const auto& bn = *block->bn;
+    const bool folded = (bn.weight == 1).all().item<bool>() && (bn.running_mean == 0).all().item<bool>() &&
+                        (bn.running_var - (1 - bn.options.eps())).abs().max().item<double>() < 1e-7;
+    if (!folded) continue;
+    watched.emplace_back(block, std::make_shared<WatchedNorm>(block->bn));
+    block->bn = std::shared_ptr<torch::nn::BatchNorm2dImpl>(watched.back().second);
+  }
+  if (watched.empty()) return 0;
+  const EvalGuard evaluation(*model);
+  const Tensor first = model->parameters()[0];
+  const int64_t images = std::min<int64_t>(most, data.records.size());
+  Loader loader(evaluation_items(data), 0, images, 1, {size.width, size.height}, workers, first.is_cuda());
+  DeviceLoader batches(loader, first.device());
+  for (int64_t i = 0; i < images; ++i)
+    model(preprocess(batches.next().images, legacy).to(first.scalar_type()));
+  for (const auto& [block, w] : watched) {
+    block->bn = w->norm;
+    const Tensor mean = w->sum / w->count, var = (w->squares / w->count - mean.square()).clamp_min(0);
+    w->weight.copy_((var + w->options.eps()).sqrt()), w->bias.add_(mean);
+    w->running_mean.copy_(mean), w->running_var.copy_(var);
+  }
+  return images;
+}
+
+}  // namespace yolox

@@ -1,0 +1,51 @@
+#include "data/batch.hpp"
+
+namespace yolox {
+
+int64_t Targets::total() const {
+  int64_t n = 0;
+  for (const int64_t count : counts) n += count;
+  return n;
+}
+
+Targets Targets::slice(int64_t from, int64_t to) const {
+  return {boxes.slice(0, from, to), classes.slice(0, from, to), {counts.begin() + from, counts.begin() + to}};
+}
+
+Targets make_targets(const std::vector<std::vector<Box>>& boxes) {
+  size_t rows = 0;
+  for (const auto& b : boxes) rows = std::max(rows, b.size());
+  Targets t{torch::zeros({int64_t(boxes.size()), int64_t(rows), 4}),
+            torch::zeros({int64_t(boxes.size()), int64_t(rows)}, torch::kLong),
+            {}};
+  float* box = t.boxes.data_ptr<float>();
+  int64_t* cls = t.classes.data_ptr<int64_t>();
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    t.counts.push_back(boxes[i].size());
+    for (size_t g = 0; g < boxes[i].size(); ++g) {
+      const Box& b = boxes[i][g];
+      const double row[4] = {(b.x1 + b.x2) / 2, (b.y1 + b.y2) / 2, b.x2 - b.x1, b.y2 - b.y1};
+      std::copy(row, row + 4, box + 4 * (i * rows + g));
+      cls[i * rows + g] = b.cls;
+    }
+  }
+  return t;
+}
+
+PixelFormat pixel_format(bool legacy_preproc) {
+  if (legacy_preproc) return {"RGB", 1, {0.485, 0.456, 0.406}, {0.229, 0.224, 0.225}};
+  return {"BGR", 255, {0, 0, 0}, {1, 1, 1}};
+}
+
+Tensor preprocess(const Tensor& images, bool legacy) {
+  const Tensor x = images.permute({0, 3, 1, 2}).to(torch::kFloat);
+  if (!legacy) return x;
+  const auto format = pixel_format(true);
+  const auto channel = [&](const std::array<double, 3>& v) {
+    return torch::tensor({v[0], v[1], v[2]}, x.options()).view({1, 3, 1, 1});
+  };
+  return ((x.flip(1) / 255 - channel(format.mean)) / channel(format.std))
+      .contiguous(torch::MemoryFormat::ChannelsLast);
+}
+
+}  // namespace yolox

@@ -1,0 +1,271 @@
+#include "data/cache.hpp"
+
+namespace yolox {
+
+CacheFile::CacheFile(const std::string& path, int flags)
+    : path(path), fd(open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600)) {
+  struct stat s;
+  if (fd < 0 || (fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_uid == geteuid())) return;
+  close(fd);
+  fd = -1;
+  errno = EPERM;
+}
+
+bool CacheFile::lock(int kind) const {
+  const bool locked = flock(fd, kind | LOCK_NB) == 0;
+  check(locked || errno == EWOULDBLOCK, "cannot lock ", path, ": ", std::strerror(errno),
+        "; name a folder on a local disk by YOLOX_CACHE_DIR");
+  return locked;
+}
+
+bool CacheFile::current() const {
+  struct stat mine, there;
+  return fstat(fd, &mine) == 0 && lstat(path.c_str(), &there) == 0 && mine.st_ino == there.st_ino &&
+         mine.st_dev == there.st_dev;
+}
+
+CacheHeader CacheFile::header() const {
+  CacheHeader header{};
+  return pread(fd, &header, sizeof header, 0) == sizeof header ? header : CacheHeader{};
+}
+
+BlobCache::BlobCache(const Place& place, const std::string& key, const std::vector<size_t>& sizes,
+                     const Fill& fill, int threads, const Progress& progress)
+    : place_(place),
+      remedy_(place.keep ? "free some space, set YOLOX_CACHE_DIR, or leave --cache out"
+                         : "use --cache disk, or a larger /dev/shm (docker run --shm-size)") {
+  check(!key.empty() && key.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos,
+        "the key of a cache is hex digits, got \"", key, "\"");
+  offsets_.push_back(sizeof(CacheHeader));
+  for (const size_t size : sizes) {
+    offsets_.push_back(offsets_.back() + (size + 63) / 64 * 64);
+    sizes_hash_ = (sizes_hash_ ^ size) * 1099511628211u;  // FNV-1a, by words
+    sizes_hash_ ^= sizes_hash_ >> 32;
+  }
+  const std::string path = place.folder + "/" + prefix() + key;
+  sweep(place, path);
+  while (!attach(path, fill, threads, progress)) continue;
+}
+
+BlobCache::~BlobCache() {
+  // A forked child shares the lock with its parent, which is the one to say that it is over.
+  if (place_.keep || getpid() != owner_) return;
+  flock(file_->fd, LOCK_UN);  // two that end at the same time must not both see the other as a user
+  if (flock(file_->fd, LOCK_EX | LOCK_NB) == 0) file_->remove();
+}
+
+void BlobCache::sweep(const Place& place, const std::string& but_for) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(place.folder, ignored)) {
+    const std::string name = entry.path().filename().string(), path = place.folder + "/" + name;
+    if (name.compare(0, prefix().size(), prefix()) != 0 || path == but_for) continue;
+    const CacheFile file(path, O_RDONLY);
+    if (file.fd >= 0 && flock(file.fd, LOCK_EX | LOCK_NB) == 0 &&
+        !(place.keep && file.header().complete == 1))
+      file.remove();
+  }
+}
+
+bool BlobCache::usable(const CacheFile& file) const {
+  const CacheHeader header = file.header();
+  struct stat s;
+  return std::memcmp(header.magic, kMagic, sizeof kMagic) == 0 && header.sizes == sizes_hash_ &&
+         header.bytes == bytes() && header.complete == 1 && fstat(file.fd, &s) == 0 &&
+         static_cast<size_t>(s.st_size) == bytes();
+}
+
+bool BlobCache::attach(const std::string& path, const Fill& fill, int threads, const Progress& progress) {
+  const size_t n = offsets_.size() - 1;
+  auto file = std::make_unique<CacheFile>(path, O_RDWR | O_CREAT);
+  check(file->fd >= 0, "cannot use ", path, ": ",
+        errno == EPERM || errno == ELOOP ? "it is not a file of this user; remove it, or "
+                                         : concat(std::strerror(errno), "; "),
+        remedy_);
+  const CacheHeader seen = file->header();
+  const bool ready = usable(*file);  // a guess, as there is no lock yet
+  if (!file->lock(ready ? LOCK_SH : LOCK_EX)) {
+    // Not a filler but a user in our way: it will not be done soon.
+    check(!(seen.complete == 1 && !ready && file->lock(LOCK_SH)), path,
+          " has other contents and another process uses it; wait until that ends, or leave --cache out");
+    if (progress) progress(std::min<size_t>(seen.done, n), n);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return false;
+  }
+  filled_here_ = !ready && file->current() && !usable(*file);
+  if (filled_here_) {
+    try {
+      make(*file, fill, threads, progress);
+    } catch (...) {
+      file->remove();
+      throw;
+    }
+  }
+  // To go from exclusive to shared need not be atomic, hence the last look.
+  if (!ready && !file->lock(LOCK_SH)) return false;
+  if (!file->current() || !usable(*file)) return false;
+  map_ = map(*file, PROT_READ);
+  file_ = std::move(file);
+  return true;
+}
+
+std::shared_ptr<unsigned char> BlobCache::map(const CacheFile& file, int protection) const {
+  const size_t size = bytes();
+  void* data = mmap(nullptr, size, protection, MAP_SHARED, file.fd, 0);
+  check(data != MAP_FAILED, "cannot map ", file.path, " (", short_bytes(double(size)),
+        "): ", std::strerror(errno), "; leave --cache out");
+  return {static_cast<unsigned char*>(data), [size](unsigned char* p) { munmap(p, size); }};
+}
+
+void BlobCache::reserve(const CacheFile& file) const {
+  struct stat s {};
+  struct statvfs disk {};
+  check(fstat(file.fd, &s) == 0 && fstatvfs(file.fd, &disk) == 0, "cannot look at ", file.path, ": ",
+        std::strerror(errno), "; ", remedy_);
+  double free = double(disk.f_bavail) * double(disk.f_frsize);
+  const double memory = place_.keep ? std::numeric_limits<double>::infinity() : free_memory();
+  const char* of = memory < free ? " of memory, 10 % of which are left alone" : "";
+  free = std::min(free, memory) + double(s.st_blocks) * 512;
+  const bool fits = double(bytes()) <= free;
+  int error = fits && ftruncate(file.fd, 0) == 0 ? EINTR : ENOSPC;
+  while (error == EINTR) error = posix_fallocate(file.fd, 0, static_cast<off_t>(bytes()));
+  check(!error, "no room for the cache in ", place_.folder, ": it needs ", short_bytes(double(bytes())),
+        ", free ", short_bytes(free), of, fits ? concat(" (", std::strerror(error), ")") : "", "; ", remedy_);
+}
+
+void BlobCache::make(const CacheFile& file, const Fill& fill, int threads, const Progress& progress) const {
+  reserve(file);
+  const auto data = map(file, PROT_READ | PROT_WRITE);
+  auto* header = reinterpret_cast<CacheHeader*>(data.get());
+  std::memcpy(header->magic, kMagic, sizeof kMagic);
+  header->sizes = sizes_hash_;
+  header->bytes = bytes();
+
+  const size_t n = offsets_.size() - 1;
+  std::mutex mutex;  // of the header and `told`
+  double told = 0;
+  in_threads(
+      int64_t(n),
+      [&](int64_t i) {
+        fill(size_t(i), data.get() + offsets_[i]);
+        const std::lock_guard<std::mutex> lock(mutex);
+        ++header->done;
+        if (!progress || (header->done < n && now() - told < 0.1)) return;
+        progress(header->done, n);
+        told = now();
+      },
+      unsigned(std::max(1, threads)));
+
+  // The mark goes to disk after the data does: a crash in between leaves a file without it.
+  const auto sync = [&] {
+    check(!place_.keep || msync(data.get(), bytes(), MS_SYNC) == 0, "cannot write ", file.path, ": ",
+          std::strerror(errno), "; ", remedy_);
+  };
+  sync();
+  header->complete = 1;
+  sync();
+}
+
+BlobCache::Place ram_place() {
+  const char* folder = std::getenv("YOLOX_CACHE_RAM");
+  return {folder && *folder ? folder : "/dev/shm", false};
+}
+
+BlobCache::Place disk_place() {
+  std::string folder;
+  const char* const names[][2] = {
+      {"YOLOX_CACHE_DIR", ""}, {"XDG_CACHE_HOME", "/yolox"}, {"HOME", "/.cache/yolox"}};
+  for (const auto& [name, below] : names)
+    if (const char* value = std::getenv(name); folder.empty() && value && *value)
+      folder = concat(value, below);
+  check(!folder.empty(), "no folder for --cache disk: HOME is not set; set YOLOX_CACHE_DIR");
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  check(!error, "cannot make ", folder, ": ", error.message(), "; set YOLOX_CACHE_DIR");
+  return {folder, true};
+}
+
+size_t levels_bytes(const std::vector<cv::Size>& sizes) {
+  size_t bytes = sizeof(Levels);
+  for (const cv::Size s : sizes) bytes += size_t(s.area()) * 3;
+  return bytes;
+}
+
+void write_levels(const std::vector<Piece>& pieces, unsigned char* out) {
+  Levels head{};
+  head.count = int64_t(pieces.size());
+  unsigned char* pixels = out + sizeof head;
+  for (size_t k = 0; k < pieces.size(); ++k) {
+    const Piece& p = pieces[k];
+    head.levels[k] = {p.image.cols, p.image.rows, p.scale.x, p.scale.y, p.origin.x, p.origin.y};
+    p.image.copyTo(cv::Mat(p.image.size(), CV_8UC3, pixels));
+    pixels += p.image.total() * 3;
+  }
+  std::memcpy(out, &head, sizeof head);
+}
+
+Piece read_levels(std::string_view blob, double scale) {
+  Levels head;
+  if (blob.size() < sizeof head) return {};
+  const auto* bytes = reinterpret_cast<const unsigned char*>(blob.data());
+  std::memcpy(&head, bytes, sizeof head);
+  if (head.count < 1 || head.count > Levels::kMost) return {};
+  std::vector<cv::Size> sizes;
+  for (int64_t k = 0; k < head.count; ++k) {
+    if (!image_detail::is_size(head.levels[k].width, head.levels[k].height)) return {};
+    sizes.emplace_back(head.levels[k].width, head.levels[k].height);
+  }
+  if (blob.size() < levels_bytes(sizes)) return {};
+  int64_t wanted = 0;
+  for (double s = scale / head.levels[0].scale_x; s <= 0.5 && wanted + 1 < head.count; s *= 2) ++wanted;
+  const unsigned char* pixels = bytes + sizeof head;
+  for (int64_t k = 0; k < wanted; ++k) pixels += size_t(sizes[k].area()) * 3;
+  const Level& l = head.levels[wanted];
+  const cv::Mat view(sizes[wanted], CV_8UC3, const_cast<unsigned char*>(pixels));
+  return {view, {l.scale_x, l.scale_y}, {l.x, l.y}};
+}
+
+std::string use_cache(Dataset& data, const BlobCache::Place& place, cv::Size input, bool official_quirks,
+                      int threads, const BlobCache::Progress& progress) {
+  const auto sizes_of = [=](cv::Size picture) {
+    const Fit fit = fit_into(picture, input, official_quirks);
+    if (official_quirks) return std::vector<cv::Size>{fit.size};
+    std::vector<cv::Size> sizes{fit.scale.x < 1 || fit.scale.y < 1 ? fit.size : picture};
+    for (int r = 2; r <= 8; r *= 2)
+      sizes.emplace_back(std::max(1, sizes[0].width / r), std::max(1, sizes[0].height / r));
+    return sizes;
+  };
+  std::vector<size_t> bytes;
+  for (size_t i = 0; i < data.records.size(); ++i) bytes.push_back(levels_bytes(sizes_of(data.size(i))));
+  const auto fill = [&](size_t i, unsigned char* out) {
+    const cv::Size picture = data.size(i);
+    std::vector<Piece> pieces;
+    try {
+      for (const cv::Size s : sizes_of(picture)) {
+        Piece piece{Image(s, 0), {1.0 * s.width / picture.width, 1.0 * s.height / picture.height}};
+        if (!pieces.empty()) {
+          cv::resize(pieces[0].image, piece.image, s, 0, 0, cv::INTER_AREA);
+        } else {
+          const double scale = official_quirks ? 1 : std::max(piece.scale.x, piece.scale.y);
+          cv::resize(data.piece(i, {{0, 0}, picture}, scale).image, piece.image, s);
+          if (official_quirks) piece.scale = fit_into(picture, input, true).scale;
+        }
+        pieces.push_back(piece);
+      }
+    } catch (const ImageError&) {  // damaged since it was checked: no levels
+      if (data.strict) throw;
+      pieces.clear();
+    }
+    write_levels(pieces, out);
+  };
+  constexpr int kPixels = 1;  // to be raised when what is cached of a picture changes
+  ContentKey key;
+  const int parts[] = {kPixels, input.width, input.height, official_quirks};
+  key.add(data.key), key.add(parts, sizeof parts), key.add(CV_VERSION);
+  const auto cache = std::make_shared<BlobCache>(place, key.text(), bytes, fill, threads, progress);
+  data.stored = [cache, bytes](size_t i, double scale) {
+    return read_levels({reinterpret_cast<const char*>(cache->blob(i)), bytes[i]}, scale);
+  };
+  return concat(short_bytes(double(cache->bytes())), " in ", cache->path());
+}
+
+}  // namespace yolox

@@ -1,0 +1,86 @@
+#include "data/coco.hpp"
+
+namespace yolox {
+
+fs::path find_image_folder(const fs::path& json, const CocoDataset& coco) {
+  const fs::path folder = json.parent_path().empty() ? "." : json.parent_path();
+  const fs::path root = folder.filename() == "annotations" ? folder / ".." : folder;
+  std::string split = json.stem().string();
+  if (split.rfind("instances_", 0) == 0) split = split.substr(10);
+  std::vector<fs::path> places = {root / split, root / "images" / split, root / "images", root};
+  for (const fs::path& parent : {root, root / "images"}) {
+    std::vector<fs::path> others = listing(parent, /*folders_only=*/true);
+    // Both splits may have an image of this name: "val" and "val2017" first for annotations_val.
+    std::stable_partition(others.begin(), others.end(), [&](const fs::path& p) {
+      const std::string name = p.filename().string();
+      return split.find(name) != std::string::npos || split_name(name) == split_name(split);
+    });
+    for (const auto& other : others) places.push_back(other), places.push_back(other / "images");
+  }
+  places.push_back(root / "..");  // for file names that begin with the name of the data set
+  const size_t step = coco.images.size() / 100 + 1;
+  for (const auto& place : places)
+    for (size_t i = 0; i < coco.images.size(); i += step) {
+      const fs::path file = with_slashes(coco.images[i].file_name);
+      if ((place != places.back() || file.has_parent_path()) && is_file(place / file))
+        return place.lexically_normal();
+    }
+  std::string looked;
+  for (const auto& place : places)
+    looked += "\n  " + (place / with_slashes(coco.images[0].file_name)).lexically_normal().string();
+  fail(json.string(),
+       ": none of its images is in any of the usual places; put the images into one of them. Looked for",
+       looked);
+}
+
+Source read_coco_source(const std::string& json) {
+  Source source;
+  source.name = json;
+  source.coco = read_coco(json);
+  check(!source.coco.images.empty(), json, " lists no images; give a file that does");
+  check(!source.coco.categories.empty(), json, " lists no categories; give a file that does");
+  const fs::path folder = find_image_folder(json, source.coco);
+  for (const CocoImage& image : source.coco.images)  // an absolute path stays as it is
+    source.files.push_back((folder / with_slashes(image.file_name)).string());
+  return source;
+}
+
+SplitReaders coco_splits(const fs::path& root) {
+  std::vector<fs::path> files, boxes;
+  const auto add = [&](const fs::path& folder, bool known) {
+    for (const auto& path : listing(folder)) {
+      if (!has_extension(path, {".json"}) || !is_file(path)) continue;
+      char start[4096];  // there are other JSON files: the keys of COCO's come early
+      const File file(std::fopen(path.c_str(), "rb"), std::fclose);
+      const std::string_view text(start, file ? std::fread(start, 1, sizeof start, file.get()) : 0);
+      bool coco = known;
+      for (const char* key : {"\"images\"", "\"annotations\"", "\"categories\""})
+        coco = coco || text.find(key) != std::string_view::npos;
+      if (coco) files.push_back(path);
+    }
+  };
+  add(root / "annotations", true);
+  if (files.empty()) add(root, false);
+  if (files.empty())
+    for (const auto& folder : listing(root, /*folders_only=*/true)) add(folder, false);
+  for (const auto& file : files) {  // files for other tasks are set aside where there are some for boxes
+    bool other = false;
+    for (const char* task : {"caption", "keypoint", "panoptic", "stuff", "image_info"})
+      other = other || file.stem().string().find(task) != std::string::npos;
+    if (!other) boxes.push_back(file);
+  }
+  std::map<std::string, std::vector<std::string>> named;  // by file or folder: train/_annotations.coco.json
+  for (const auto& file : boxes.empty() ? files : boxes)
+    named[split_name(fs::path(file).replace_extension().lexically_relative(root).string())].push_back(
+        file.string());
+  SplitReaders splits;
+  for (const auto& [split, found] : named)
+    splits[split] = [root, split = split, found = found] {
+      check(found.size() == 1, "--data ", root.string(), " has several files for '", split,
+            "': ", listed(found), "; give --data TRAIN.json,VAL.json");
+      return read_coco_source(found[0]);
+    };
+  return splits;
+}
+
+}  // namespace yolox

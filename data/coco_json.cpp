@@ -1,0 +1,322 @@
+#include "data/coco_json.hpp"
+
+namespace yolox {
+
+const JsonField* JsonRecord::find(const char* key) const {
+  for (size_t i = count; i-- > 0;)
+    if (fields[i].key == key) return fields[i].kind == JsonField::null ? nullptr : &fields[i];
+  return nullptr;
+}
+
+void JsonRecord::refuse(const char* key, const char* needed) const {
+  const JsonField* field = find(key);
+  if (!field) fail(where(), " has no \"", key, "\", ", needed, " is needed; add it or remove the entry");
+  std::string found = "an object or a list of more than finite numbers";
+  if (field->kind == JsonField::number) found = concat(field->number_value);
+  if (field->kind == JsonField::text) found = "the text \"" + field->string.substr(0, 80) + "\"";
+  if (field->kind == JsonField::list) found = concat(field->numbers.size(), " numbers");
+  fail(where(), ".", key, ": found ", found, ", ", needed, " is needed; repair the entry");
+}
+
+double JsonRecord::number(const char* key, std::optional<double> fallback) const {
+  const JsonField* field = find(key);
+  if (!field && fallback) return *fallback;
+  if (!field || field->kind != JsonField::number || !std::isfinite(field->number_value))
+    refuse(key, "a finite number");
+  return field->number_value;
+}
+
+int64_t JsonRecord::integer(const char* key, std::optional<int64_t> fallback) const {
+  const JsonField* field = find(key);
+  if (!field && fallback) return *fallback;
+  if (!field || field->kind != JsonField::number || !field->whole) refuse(key, "a whole number of 64 bits");
+  return field->integer;
+}
+
+int JsonRecord::pixels(const char* key) const {
+  const int64_t value = integer(key, 0);
+  if (value < 0 || value > INT_MAX) refuse(key, "a size in pixels");
+  return static_cast<int>(value);
+}
+
+std::string JsonRecord::string(const char* key, const std::string& fallback) const {
+  const JsonField* field = find(key);
+  if (field && field->kind != JsonField::text) refuse(key, "a text in quotes");
+  return field ? field->string : fallback;
+}
+
+const std::vector<double>& JsonRecord::box(const char* key) const {
+  const JsonField* field = find(key);
+  if (!field || field->kind != JsonField::list || field->numbers.size() != 4)
+    refuse(key, "a list of 4 finite numbers");
+  return field->numbers;
+}
+
+JsonTableReader::JsonTableReader(const std::string& file, std::vector<JsonTable>& tables) : tables_(tables) {
+  record_.file = file;
+  if (tables[0].name.empty()) table_ = &tables[0], depth_ = 1;
+}
+
+bool JsonTableReader::RawNumber(const char* s, size_t n, bool) {
+  if (!table_ || depth_ > 4) return true;
+  const std::string_view text(s, n);
+  int64_t i = 0;
+  if (const auto read = std::from_chars(s, s + n, i); read.ec == std::errc() && read.ptr == s + n)
+    return value(JsonField::number, static_cast<double>(i), true, i);
+  double d = 0;
+  if (std::from_chars(s, s + n, d).ec == std::errc::result_out_of_range) {
+    const size_t e = text.find_first_of("eE");  // too many digits before the point end in the parser
+    d = e == text.npos || text[e + 1] == '-' ? 0 : HUGE_VAL;
+  }
+  // 3.0 may be an id: tables that keep every column as floats are written so. Doubles beyond 2^53 are all
+  // whole.
+  const bool whole = std::abs(d) <= 0x1p53 && d == std::floor(d);
+  return value(JsonField::number, d, whole, whole ? static_cast<int64_t>(d) : 0);
+}
+
+bool JsonTableReader::Key(const char* s, size_t n, bool) {
+  if (depth_ == 1) {
+    table_ = nullptr;
+    for (JsonTable& table : tables_)
+      if (table.name == std::string_view(s, n)) table_ = &table;
+  } else if (depth_ == 3 && table_) {
+    if (record_.count == record_.fields.size()) record_.fields.emplace_back();
+    record_.fields[record_.count++].key.assign(s, n);
+  }
+  return true;
+}
+
+bool JsonTableReader::value(JsonField::Kind kind, double number, bool whole, int64_t integer,
+                            std::string_view string) {
+  if (!table_) return true;
+  if (depth_ == 2) not_a_record();
+  if (depth_ == 3) {
+    field().kind = kind;
+    field().number_value = number;
+    field().whole = whole;
+    field().integer = integer;
+    field().string = string;
+  } else if (depth_ == 4) {
+    if (kind != JsonField::number || !std::isfinite(number)) field().kind = JsonField::other;
+    field().numbers.push_back(number);
+  }
+  return true;
+}
+
+bool JsonTableReader::open(bool list) {
+  // The parser recurses, so a file of a million "[" would overflow the stack. COCO's own files are 5 deep.
+  check(depth_ < 200, record_.file, ": nested 200 deep, as no COCO file is; give another file");
+  if (table_ && depth_ == 1) {
+    table_->found = list;
+    record_.table = table_->name.empty() ? "detections" : table_->name;
+    record_.index = 0;
+    if (!list) table_ = nullptr;
+  } else if (table_ && depth_ == 2) {
+    if (list) not_a_record();
+    record_.count = 0;
+  } else if (table_) {
+    field().kind = list && depth_ == 3 ? JsonField::list : JsonField::other;
+    field().numbers.clear();
+  }
+  ++depth_;
+  return true;
+}
+
+bool JsonTableReader::close() {
+  --depth_;
+  if (depth_ == 2 && table_) {
+    table_->read(record_);
+    ++record_.index;
+  }
+  if (depth_ == 1) table_ = nullptr;
+  return true;
+}
+
+File open_json(const std::string& path) {
+  check(!std::filesystem::is_directory(path), path, ": is a folder, a JSON file is needed");
+  File file(std::fopen(path.c_str(), "rb"), std::fclose);
+  check(file != nullptr, path, ": cannot be read (", std::strerror(errno), "); check the path");
+  return file;
+}
+
+void read_json_tables(File file, const std::string& path, std::vector<JsonTable>& tables) {
+  const int first = std::getc(file.get());
+  if (first == 0xEF) {  // the byte order mark that some Windows programs put in front of UTF-8
+    std::getc(file.get()), std::getc(file.get());
+  } else if (first != EOF) {
+    std::ungetc(first, file.get());
+  }
+  std::vector<char> buffer(1 << 16);
+  rapidjson::FileReadStream stream(file.get(), buffer.data(), buffer.size());
+  rapidjson::Reader reader;
+  JsonTableReader handler(path, tables);
+  // Python's json writes NaN: where it does not matter let it pass, where it does name the entry.
+  const auto flags = rapidjson::kParseNumbersAsStringsFlag | rapidjson::kParseNanAndInfFlag;
+  const auto result = reader.Parse<flags>(stream, handler);
+  check(!std::ferror(file.get()), path, ": error while reading (", std::strerror(errno), "); check the disk");
+  if (result.IsError()) {
+    const bool at_end = stream.Peek() == '\0';
+    fail(path, ": not valid JSON at byte ", result.Offset(), ": ", rapidjson::GetParseError_En(result.Code()),
+         at_end ? " The file ends there: is it empty or cut off? Copy it again"
+                : " Repair or replace the file");
+  }
+}
+
+CocoDataset read_coco(File file, const std::string& path) {
+  CocoDataset data;
+  const auto image = [&](const JsonRecord& r) {
+    const int64_t id = r.integer("id");
+    char name[32];
+    std::snprintf(name, sizeof name, "%012lld.jpg", static_cast<long long>(id));
+    data.images.push_back({id, r.string("file_name", name), r.pixels("width"), r.pixels("height")});
+  };
+  const auto category = [&](const JsonRecord& r) {
+    const int64_t id = r.integer("id");
+    data.categories.push_back({id, r.string("name", std::to_string(id))});
+  };
+  const auto annotation = [&](const JsonRecord& r) {
+    if (!r.find("bbox")) {
+      ++data.without_box;
+      return;
+    }
+    const std::vector<double>& box = r.box("bbox");
+    data.annotations.push_back({r.integer("id", static_cast<int64_t>(r.index) + 1), r.integer("image_id"),
+                                r.integer("category_id"), box[0], box[1], box[2], box[3],
+                                r.number("area", box[2] * box[3]), r.integer("iscrowd", 0) != 0});
+  };
+  std::vector<JsonTable> tables = {{"images", image}, {"categories", category}, {"annotations", annotation}};
+  read_json_tables(std::move(file), path, tables);
+  for (const JsonTable& table : tables)
+    check(table.found, path, ": no list \"", table.name,
+          "\" at the top level; a COCO annotation file has images, annotations and categories");
+
+  std::sort(data.categories.begin(), data.categories.end(), [](auto& a, auto& b) { return a.id < b.id; });
+  const auto check_unique = [&](const auto& entries, const char* what) {
+    std::vector<int64_t> ids;
+    for (const auto& entry : entries) ids.push_back(entry.id);
+    std::sort(ids.begin(), ids.end());
+    const auto twice = std::adjacent_find(ids.begin(), ids.end());
+    if (twice != ids.end()) fail(path, ": two ", what, " have the id ", *twice, "; give each its own");
+  };
+  check_unique(data.images, "images");
+  check_unique(data.categories, "categories");
+  return data;
+}
+
+std::vector<Detection> read_detections(const std::string& path) {
+  std::vector<Detection> detections;
+  const auto detection = [&](const JsonRecord& r) {
+    const std::vector<double>& box = r.box("bbox");
+    detections.push_back(
+        {r.integer("image_id"), r.integer("category_id"), box[0], box[1], box[2], box[3], r.number("score")});
+  };
+  std::vector<JsonTable> tables = {{"", detection}};
+  read_json_tables(open_json(path), path, tables);
+  check(tables[0].found, path,
+        ": not a list of detections [{\"image_id\", \"category_id\", \"bbox\", \"score\"}, ",
+        "...]; give such a file");
+  return detections;
+}
+
+void write_json(const std::string& path, const std::function<void(JsonWriter&)>& write) {
+  NewFile file(path);
+  std::vector<char> buffer(1 << 16);
+  rapidjson::FileWriteStream stream(file.stream(), buffer.data(), buffer.size());
+  JsonWriter writer(stream);
+  write(writer);
+  stream.Flush();
+  file.commit();
+}
+
+std::string as_utf8(const std::string& text) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const auto byte = [&](size_t k) { return at + k < text.size() ? uint8_t(text[at + k]) : 0u; };
+    const unsigned first = byte(0), second = byte(1);
+    const size_t n = first < 0x80                    ? 1
+                     : first >= 0xC2 && first < 0xE0 ? 2
+                     : first >= 0xE0 && first < 0xF0 ? 3
+                                                     : 4;
+    bool good = first < 0x80 || (first >= 0xC2 && first < 0xF5);
+    for (size_t k = 1; k < n; ++k) good = good && (byte(k) & 0xC0) == 0x80;
+    // too long for what they say, halves of UTF-16, beyond the last one
+    good = good && !(first == 0xE0 && second < 0xA0) && !(first == 0xED && second >= 0xA0) &&
+           !(first == 0xF0 && second < 0x90) && !(first == 0xF4 && second >= 0x90);
+    out += good ? text.substr(at, n) : "\xEF\xBF\xBD";
+    at += good ? n : 1;
+  }
+  return out;
+}
+
+void write_field(JsonWriter& writer, const char* key, int64_t value) {
+  writer.Key(key);
+  writer.Int64(value);
+}
+
+void write_field(JsonWriter& writer, const char* key, double value) {
+  check(std::isfinite(value), "\"", key, "\" is ", value,
+        ", which JSON cannot say; only finite numbers are written");
+  writer.Key(key);
+  writer.Double(value);
+}
+
+void write_field(JsonWriter& writer, const char* key, const std::string& value) {
+  writer.Key(key);
+  const std::string text = as_utf8(value);
+  writer.String(text.data(), static_cast<rapidjson::SizeType>(text.size()));
+}
+
+void write_detections(const std::string& path, const std::vector<Detection>& detections) {
+  write_json(path, [&](JsonWriter& writer) {
+    write_list(writer, detections, [&](const Detection& d) {
+      write_field(writer, "image_id", d.image_id);
+      write_field(writer, "category_id", d.category_id);
+      write_bbox(writer, d);
+      write_field(writer, "score", d.score);
+    });
+  });
+}
+
+void write_coco(JsonWriter& writer, const CocoDataset& data) {
+  writer.StartObject();
+  writer.Key("images");
+  write_list(writer, data.images, [&](const CocoImage& image) {
+    write_field(writer, "id", image.id);
+    write_field(writer, "file_name", image.file_name);
+    write_field(writer, "width", int64_t{image.width});
+    write_field(writer, "height", int64_t{image.height});
+  });
+  writer.Key("categories");
+  write_list(writer, data.categories, [&](const CocoCategory& category) {
+    write_field(writer, "id", category.id);
+    write_field(writer, "name", category.name);
+  });
+  writer.Key("annotations");
+  write_list(writer, data.annotations, [&](const CocoAnnotation& a) {
+    write_field(writer, "id", a.id);
+    write_field(writer, "image_id", a.image_id);
+    write_field(writer, "category_id", a.category_id);
+    write_bbox(writer, a);
+    write_field(writer, "area", a.area);
+    write_field(writer, "iscrowd", int64_t{a.crowd});
+  });
+  writer.EndObject();
+}
+
+std::string coco_text(const CocoDataset& data) {
+  char* text = nullptr;
+  size_t size = 0;
+  {
+    File file(open_memstream(&text, &size), std::fclose);
+    check(file != nullptr, "out of memory for the annotations as text");
+    std::vector<char> buffer(1 << 16);
+    rapidjson::FileWriteStream stream(file.get(), buffer.data(), buffer.size());
+    JsonWriter writer(stream);
+    write_coco(writer, data);
+    stream.Flush();
+  }
+  const std::unique_ptr<char, void (*)(void*)> owner(text, std::free);
+  return {text, size};
+}
+
+}  // namespace yolox

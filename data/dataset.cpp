@@ -1,0 +1,268 @@
+#include "data/dataset.hpp"
+
+namespace yolox {
+
+void Problems::add(const std::string& kind, const std::string& line) {
+  std::lock_guard lock(mutex);
+  if (seen.emplace(kind + ": " + line, true).second) ++counts[kind];
+}
+
+std::map<std::string, int64_t> Problems::summary() const {
+  std::lock_guard lock(mutex);
+  return counts;
+}
+
+std::vector<std::string> Problems::lines() const {
+  std::lock_guard lock(mutex);
+  std::vector<std::string> all;
+  for (const auto& [line, _] : seen) all.push_back(line);
+  return all;
+}
+
+void Problems::write(const std::string& path) const {
+  const auto all = lines();
+  if (all.empty()) return;
+  std::ofstream file(path);
+  for (const auto& line : all) file << line << "\n";
+}
+
+void ContentKey::add(const void* data, size_t n) {
+  for (size_t i = 0; i < n; ++i) hash = (hash ^ static_cast<const unsigned char*>(data)[i]) * 0x100000001B3u;
+}
+
+void ContentKey::add(const std::string& file, const struct stat& s) {
+  add(fs::path(file).is_absolute() ? file : (working_folder / file).string());
+  const int64_t of_file[] = {s.st_size, s.st_mtim.tv_sec, s.st_mtim.tv_nsec, s.st_ctim.tv_sec,
+                             s.st_ctim.tv_nsec};
+  add(of_file, sizeof of_file);
+}
+
+std::string ContentKey::text() const {
+  std::ostringstream out;
+  out << std::hex << hash;
+  return out.str();
+}
+
+ImageChecks check_images(const std::vector<std::string>& files, const std::string& keep) {
+  std::vector<struct stat> stats(files.size());
+  in_threads(int64_t(files.size()), [&](int64_t i) {
+    if (::stat(files[i].c_str(), &stats[i]) != 0 || !S_ISREG(stats[i].st_mode))
+      stats[i] = {}, stats[i].st_size = -1;
+  });
+  ContentKey key;
+  for (size_t i = 0; i < files.size(); ++i) key.add(files[i], stats[i]);
+  ImageChecks result{std::vector<ImageCheck>(files.size()), key.text()};
+  std::vector<ImageCheck>& checks = result.images;
+  const std::string path = keep.empty() ? "" : (fs::path(keep) / ("images-" + result.key + ".txt")).string();
+  if (std::ifstream kept(path); !path.empty() && kept) {
+    size_t lines = 0;
+    for (ImageCheck& c : checks)
+      if (kept >> c.width >> c.height) ++lines;
+    std::string end;
+    if (lines < checks.size() || !(kept >> end) || end != "end") checks.assign(files.size(), {});
+  }
+  std::atomic<bool> found{false};
+  in_threads(int64_t(files.size()), [&](int64_t i) {
+    ImageCheck& c = checks[i];
+    if (c.width > 0) return;
+    if (stats[i].st_size < 0) {
+      c.error = files[i] + " is missing";
+      return;
+    }
+    try {
+      const cv::Size size = image_size(files[i]);
+      c.width = size.width, c.height = size.height;
+      found = true;
+    } catch (const ImageError& e) {
+      c.error = e.what();
+      std::replace(c.error.begin(), c.error.end(), '\n', ' ');
+    } catch (const std::exception& e) {
+      c.error = concat(files[i], ": ", e.what());
+    }
+  });
+  if (!path.empty() && found) {  // a run does not end because this cannot be kept
+    std::error_code ignored;
+    fs::create_directories(keep, ignored);
+    std::ostringstream text;
+    for (const ImageCheck& c : checks) text << c.width << " " << c.height << "\n";
+    replace_text(path, text.str() + "end\n");
+  }
+  return result;
+}
+
+Piece Dataset::piece(size_t i, const cv::Rect& part, double scale) const {
+  const Record& r = records[i];
+  Piece found = stored ? stored(i, scale) : Piece();
+  if (!found.image.empty()) return found;
+  if (shapes_split >= 0) return {draw_shapes(shapes_seed, shapes_split, r.image_id - 1).image};
+  return decode_piece(bytes(i), r.file, part, scale, size(i));
+}
+
+size_t Dataset::instead_of(size_t i, const ImageError& e, size_t tries) const {
+  if (strict) throw e;
+  problems->add("image cannot be used", e.what());
+  check(tries < records.size(), name, ": no image can be read; the last: ", e.what());
+  return (i + 1) % records.size();
+}
+
+void refuse_problems(const Dataset& data) {
+  const auto problems = data.problems->lines();
+  if (!data.strict || problems.empty()) return;
+  std::string first;
+  for (size_t i = 0; i < std::min<size_t>(problems.size(), 20); ++i) first += "\n  " + problems[i];
+  fail(data.name, " has ", problems.size(), problems.size() == 1 ? " problem" : " problems",
+       "; mend the data or leave out --strict:", first, problems.size() > 20 ? "\n  ..." : "");
+}
+
+Image read_image(const Dataset& data, size_t i) {
+  const cv::Size known = data.size(i);
+  return data.piece(i, {{0, 0}, known.empty() ? cv::Size(1 << 20, 1 << 20) : known}, 1).image;
+}
+
+Dataset shapes_dataset(uint64_t seed, int split, int64_t count) {
+  Dataset data;
+  data.name = split == 0 ? "shapes (train)" : "shapes (val)";
+  data.classes = shapes_classes();
+  data.shapes_split = split;
+  data.shapes_seed = seed;
+  ContentKey key;
+  const uint64_t drawn[] = {seed, uint64_t(split), uint64_t(count)};
+  key.add(drawn, sizeof drawn);
+  data.key = key.text();
+  data.records.resize(count);
+  in_threads(count, [&](int64_t i) {
+    const auto scene = draw_shapes(seed, split, i);
+    data.records[i] = {"", i + 1, scene.image.cols, scene.image.rows, scene.boxes};
+  });
+  for (size_t c = 0; c < data.classes.size(); ++c)
+    data.truth.categories.push_back({int64_t(c) + 1, data.classes[c]});
+  for (const Record& r : data.records) {
+    data.truth.images.push_back({r.image_id, concat("shapes_", r.image_id, ".png"), r.width, r.height});
+    for (const Box& b : r.boxes) {
+      const double w = b.x2 - b.x1, h = b.y2 - b.y1;
+      data.truth.annotations.push_back({int64_t(data.truth.annotations.size()) + 1, r.image_id, b.cls + 1,
+                                        b.x1, b.y1, w, h, w * h, false});
+    }
+  }
+  return data;
+}
+
+std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations) {
+  const auto key = [&](size_t i) {
+    const auto& a = annotations[i];
+    return std::tuple(a.image_id, a.category_id, a.x, a.y, a.w, a.h, a.crowd);
+  };
+  std::vector<size_t> order(annotations.size());
+  std::iota(order.begin(), order.end(), size_t(0));
+  std::sort(order.begin(), order.end(), [&](size_t i, size_t j) {
+    return std::tuple_cat(key(i), std::tuple(i)) < std::tuple_cat(key(j), std::tuple(j));
+  });
+  std::vector<bool> duplicate(annotations.size());
+  for (size_t k = 1; k < order.size(); ++k) duplicate[order[k]] = key(order[k]) == key(order[k - 1]);
+  return duplicate;
+}
+
+Dataset make_dataset(Source source, const ImageChecks& checks, bool official_quirks) {
+  Dataset data;
+  data.name = source.name;
+  CocoDataset& truth = source.coco;
+  check(!truth.images.empty(), data.name, " lists no images");
+  check(!truth.categories.empty(), data.name, " lists no categories");
+  for (const auto& [kind, line] : source.problems) data.problems->add(kind, line);
+  if (truth.without_box > 0)
+    data.problems->add("annotations without bbox", concat(data.name, ": ", truth.without_box));
+
+  std::unordered_map<int64_t, size_t> record_of, class_of;
+  for (const auto& c : truth.categories) class_of[c.id] = data.classes.size(), data.classes.push_back(c.name);
+  std::vector<CocoImage> present;
+  for (size_t i = 0; i < truth.images.size(); ++i) {
+    CocoImage image = truth.images[i];
+    const ImageCheck& c = checks.images[i];
+    if (!c.error.empty()) {
+      data.problems->add(is_file(source.files[i]) ? "image cannot be used" : "image missing", c.error);
+      continue;
+    }
+    if (image.width > 0 && image.height > 0 && (image.width != c.width || image.height != c.height)) {
+      data.problems->add(
+          "image of another size than its labels say",
+          concat(source.files[i], " is ", c.width, "x", c.height, ", its labels say ", image.width, "x",
+                 image.height, image.width == c.height ? " (turned by its EXIF tag?)" : ""));
+      continue;
+    }
+    image.width = c.width, image.height = c.height;
+    record_of[image.id] = data.records.size();
+    data.records.push_back({source.files[i], image.id, c.width, c.height, {}});
+    present.push_back(image);
+  }
+  if (present.empty())
+    fail(data.name, ": none of its ", truth.images.size(),
+         " images can be used; the first problem: ", data.problems->lines().front());
+  truth.images = std::move(present);
+
+  if (source.relative) {
+    for (auto& a : truth.annotations) {
+      const auto record = record_of.find(a.image_id);
+      if (record == record_of.end()) continue;
+      const Record& r = data.records[record->second];
+      a.x *= r.width, a.w *= r.width, a.y *= r.height, a.h *= r.height;
+      a.area = a.w * a.h;
+    }
+  }
+  const auto duplicate = find_duplicates(truth.annotations);
+  for (size_t i = 0; i < truth.annotations.size(); ++i) {
+    const auto& a = truth.annotations[i];
+    const auto where = [&] {
+      return concat(source.where(i), " [", a.x, ", ", a.y, ", ", a.w, ", ", a.h, "]");
+    };
+    const auto record = record_of.find(a.image_id);
+    const auto cls = class_of.find(a.category_id);
+    if (cls == class_of.end()) {
+      data.problems->add("class that is not in the list of classes",
+                         concat(source.where(i), " has the class ", a.category_id));
+    } else if (record == record_of.end()) {
+      data.problems->add("label of an image that is not used", source.where(i));
+    } else if (a.crowd) {
+      continue;  // a region of many objects: evaluation knows it, training does not learn it
+    } else if (official_quirks ? !(a.area > 0) : !(a.w > 0 && a.h > 0)) {
+      data.problems->add("box of no size", where());
+    } else if (duplicate[i] && !official_quirks) {
+      data.problems->add("box given twice", where());
+    } else {
+      Record& r = data.records[record->second];
+      if (a.x < -1 || a.y < -1 || a.x + a.w > r.width + 1 || a.y + a.h > r.height + 1)
+        data.problems->add("box reaches out of the image (cut)",
+                           concat(where(), " in ", r.width, "x", r.height));
+      if (const auto b = clip_box(a.x, a.y, a.w, a.h, int(cls->second), {r.width, r.height}, official_quirks))
+        r.boxes.push_back(*b);
+      else
+        data.problems->add("box outside of the image", concat(where(), " in ", r.width, "x", r.height));
+    }
+  }
+  ContentKey used;
+  used.add(checks.key);
+  for (const Record& r : data.records) used.add(r.file);
+  data.key = used.text();
+  data.truth = std::move(truth);
+  return data;
+}
+
+std::vector<int64_t> class_counts(const Dataset& data) {
+  std::vector<int64_t> counts(data.classes.size());
+  for (const Record& r : data.records)
+    for (const Box& b : r.boxes) ++counts[b.cls];
+  return counts;
+}
+
+std::vector<size_t> by_count(const std::vector<int64_t>& counts) {
+  std::vector<size_t> order(counts.size());
+  std::iota(order.begin(), order.end(), size_t(0));
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return counts[a] > counts[b]; });
+  return order;
+}
+
+Dataset load_dataset(Source source, bool official_quirks, const std::string& keep) {
+  const auto checks = check_images(source.files, keep);
+  return make_dataset(std::move(source), checks, official_quirks);
+}
+
+}  // namespace yolox

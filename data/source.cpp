@@ -1,0 +1,124 @@
+#include "data/source.hpp"
+
+namespace yolox {
+
+std::string Source::where(size_t annotation) const {
+  const CocoAnnotation& a = coco.annotations[annotation];
+  if (lines.empty()) return concat(name, ": annotation ", a.id, " of image ", a.image_id);
+  return concat(label_files[a.image_id - 1], ":", lines[annotation]);
+}
+
+int read_all(const std::string& path, std::string& text) {
+  text.clear();
+  const File file(std::fopen(path.c_str(), "rb"), std::fclose);
+  if (!file) return errno;
+  char buffer[1 << 14];
+  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, file.get())) > 0;) text.append(buffer, n);
+  if (std::ferror(file.get())) return errno;
+  if (text.rfind("\xEF\xBB\xBF", 0) == 0) text.erase(0, 3);
+  return 0;
+}
+
+std::string read_text(const std::string& path) {
+  std::string text;
+  const int error = read_all(path, text);
+  check(error == 0, path, ": cannot be read (", std::strerror(error), "); check the path");
+  check(text.find('\0') == std::string::npos, path, ": is not UTF-8 text; save it as such");
+  return text;
+}
+
+std::vector<fs::path> listing(const fs::path& folder, bool folders_only) {
+  std::error_code ignored;
+  std::vector<fs::path> entries;
+  for (const auto& entry : fs::directory_iterator(folder, ignored))
+    if (entry.path().filename().string()[0] != '.' && (!folders_only || entry.is_directory(ignored)))
+      entries.push_back(entry.path());
+  std::sort(entries.begin(), entries.end());
+  return entries;
+}
+
+std::string lower(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+std::vector<std::string> files_under(const fs::path& folder, const std::set<std::string>& extensions) {
+  std::vector<std::string> files;
+  std::error_code error, ignored;
+  std::set<fs::path> entered = {fs::canonical(folder, ignored)};
+  fs::recursive_directory_iterator it(folder, fs::directory_options::follow_directory_symlink, error), end;
+  for (; !error && it != end; it.increment(error)) {
+    const fs::path& path = it->path();
+    const bool hidden = path.filename().string()[0] == '.';
+    if (it->is_directory(ignored)) {
+      if (hidden || !entered.insert(fs::canonical(path, ignored)).second) it.disable_recursion_pending();
+    } else if (!hidden && has_extension(path, extensions)) {
+      files.push_back(path.string());
+    }
+  }
+  check(!error, folder.string(), ": cannot be listed (", error.message(), "); check its rights");
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+std::map<std::string, std::string> names_under(const std::string& folder,
+                                               const std::set<std::string>& extensions) {
+  std::map<std::string, std::string> names;
+  for (const std::string& file : files_under(folder, extensions))
+    names.emplace(file.substr(folder.size() + 1, file.rfind('.') - folder.size() - 1), file);
+  return names;
+}
+
+std::string with_slashes(std::string path) {
+  std::replace(path.begin(), path.end(), '\\', '/');
+  return path;
+}
+
+std::string_view trimmed(std::string_view text) {
+  text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+  return text.substr(0, text.find_last_not_of(" \t\r\n") + 1);
+}
+
+std::optional<double> number_of(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) return {};
+  return value;
+}
+
+std::string in_quotes(std::string_view text) {
+  std::string shown(text.substr(0, 60));
+  for (char& c : shown)
+    if (std::iscntrl(static_cast<unsigned char>(c))) c = '?';
+  return "\"" + shown + (text.size() > 60 ? "...\"" : "\"");
+}
+
+std::string split_name(const std::string& name) {
+  std::string words = " " + lower(name) + " ";
+  for (char& c : words)
+    if (!std::isalpha(static_cast<unsigned char>(c))) c = ' ';
+  const std::vector<std::pair<std::string, std::string>> known = {
+      {"trainval", "trainval"}, {"train", "train"}, {"val", "val"},        {"test", "test"},
+      {"training", "train"},    {"valid", "val"},   {"validation", "val"}, {"testing", "test"}};
+  for (const std::string edge : {" ", ""})
+    for (const auto& [word, split] : known)
+      if (words.find(edge + word + edge) != std::string::npos) return split;
+  return name;
+}
+
+void add_image(Source& source, const std::string& file, const std::string& label_file, const Labels& labels) {
+  source.problems.insert(source.problems.end(), labels.problems.begin(), labels.problems.end());
+  if (!labels.usable) return;
+  const int64_t id = static_cast<int64_t>(source.files.size()) + 1;
+  source.coco.images.push_back({id, file, labels.width, labels.height});
+  source.files.push_back(file);
+  source.label_files.push_back(label_file);
+  for (CocoAnnotation a : labels.boxes) {
+    a.id = static_cast<int64_t>(source.coco.annotations.size()) + 1;
+    a.image_id = id;
+    source.coco.annotations.push_back(a);
+  }
+  source.lines.insert(source.lines.end(), labels.lines.begin(), labels.lines.end());
+}
+
+}  // namespace yolox

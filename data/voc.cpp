@@ -1,0 +1,134 @@
+#include "data/voc.hpp"
+
+namespace yolox {
+
+Labels read_voc_xml(const std::string& path) {
+  Labels labels;
+  std::string text;
+  ptrdiff_t seen = 0;
+  int line = 1;
+  const auto go_to = [&](ptrdiff_t offset) {  // a byte that is not before the last one
+    offset = std::clamp(offset, seen, static_cast<ptrdiff_t>(text.size()));
+    line += static_cast<int>(std::count(text.begin() + seen, text.begin() + offset, '\n'));
+    seen = offset;
+  };
+  if (const int error = read_all(path, text)) {
+    const char* kind = error == ENOENT ? "label file missing" : "label file cannot be read";
+    labels.problems.push_back({kind, concat(path, ": ", std::strerror(error))});
+    return labels;
+  }
+  pugi::xml_document xml;
+  const pugi::xml_parse_result parsed = xml.load_buffer(text.data(), text.size());
+  const pugi::xml_node root = xml.child("annotation");
+  if (!parsed || !root) {
+    const char* wrong = parsed ? "there is no <annotation>" : parsed.description();
+    go_to(parsed.offset);
+    labels.problems.push_back({"label file cannot be read", concat(path, ":", line, ": ", wrong)});
+    return labels;
+  }
+  labels.usable = true;
+  const auto number = [](const pugi::xml_node& node, const char* name) {
+    return number_of(trimmed(node.child_value(name)));
+  };
+  const auto pixels = [&](const char* name) {
+    const double value = number(root.child("size"), name).value_or(0);
+    return value >= 1 && value <= INT_MAX ? static_cast<int>(value) : 0;
+  };
+  labels.width = pixels("width"), labels.height = pixels("height");
+  labels.image = trimmed(root.child_value("filename"));
+  labels.image = labels.image.substr(labels.image.find_last_of("/\\") + 1);  // npos + 1 is 0
+  for (const pugi::xml_node& object : root.children("object")) {
+    go_to(object.offset_debug());
+    const std::string name(trimmed(object.child_value("name")));
+    const pugi::xml_node box = object.child("bndbox");
+    std::string wrong = name.empty() ? "no <name>" : box ? "" : "no <bndbox>";
+    std::vector<double> v;
+    for (const char* side : {"xmin", "ymin", "xmax", "ymax"}) {
+      const auto value = number(box, side);
+      v.push_back(value.value_or(0));
+      if (wrong.empty() && !value)
+        wrong = concat(side, " is ", in_quotes(box.child_value(side)), ", a number is needed");
+    }
+    if (!wrong.empty()) {
+      labels.problems.push_back({"label cannot be read", concat(path, ":", line, ": object: ", wrong)});
+      continue;
+    }
+    const double w = v[2] - v[0], h = v[3] - v[1];
+    labels.boxes.push_back({0, 0, 0, v[0], v[1], w, h, w * h, number(object, "difficult") == 1.0});
+    labels.names.push_back(name);
+    labels.lines.push_back(line);
+  }
+  return labels;
+}
+
+Source read_voc_split(Voc& voc, const std::string& split) {
+  if (voc.labels.empty()) {
+    for (const auto& [_, part] : voc.splits)
+      for (const auto& [name, xml] : part) voc.labels[xml];
+    std::vector<std::pair<const std::string, Labels>*> entries;
+    for (auto& entry : voc.labels) entries.push_back(&entry);
+    in_threads(int64_t(entries.size()),
+               [&](int64_t i) { entries[i]->second = read_voc_xml(entries[i]->first); });
+    for (const auto* entry : entries)
+      for (const auto& name : entry->second.names) voc.classes[name];
+    int64_t id = 0;
+    for (auto& entry : voc.classes) entry.second = id++;
+  }
+  Source source;
+  source.name = concat(voc.root, " (", split, ")");
+  for (const auto& [name, id] : voc.classes) source.coco.categories.push_back({id, name});
+  const auto images = names_under(voc.images, kImages);
+  for (const auto& [name, xml] : voc.splits.at(split)) {
+    Labels& labels = voc.labels[xml];
+    for (size_t i = 0; i < labels.boxes.size(); ++i)
+      labels.boxes[i].category_id = voc.classes[labels.names[i]];
+    // <filename> comes second: it is often that of before a renaming
+    const std::string other = voc.images + "/" + (labels.image.empty() ? name + ".jpg" : labels.image);
+    const auto image = images.find(name);
+    add_image(source, image != images.end() ? image->second : other, xml, labels);
+  }
+  if (source.files.empty())
+    fail(source.name, ": none of its ", voc.splits.at(split).size(),
+         " annotation files can be read; correct them: ", source.problems[0].second);
+  return source;
+}
+
+SplitReaders voc_splits(const fs::path& root) {
+  const auto voc = std::make_shared<Voc>();
+  voc->root = root.string();
+  const std::vector<std::string> known = {"train", "trainval", "val", "valid", "test"};
+  using Part = std::map<std::string, std::string>;
+  for (const fs::path& xmls : {root / "Annotations", root / "annotations"})
+    for (const fs::path& images : {root / "JPEGImages", root / "images"}) {
+      if (!voc->splits.empty() || !is_folder(xmls) || !is_folder(images)) continue;
+      voc->images = images.string();
+      const Part all = names_under(xmls.string(), {".xml"});
+      for (const auto& split : known) {
+        const fs::path list = root / "ImageSets" / "Main" / (split + ".txt");
+        Part part;
+        if (is_file(list))
+          for_each_line(read_text(list.string()), [&](std::string_view line, int) {
+            std::string name(line);  // "NAME" or "NAME 1"; a name may have blanks
+            if (!all.count(name)) name = name.substr(0, name.find_first_of(" \t"));
+            part[name] = all.count(name) ? all.at(name) : (xmls / (name + ".xml")).string();
+          });
+        if (!part.empty()) voc->splits.insert({split_name(split), part});
+      }
+      if (voc->splits.empty() && !all.empty()) voc->splits["all"] = all;
+    }
+  if (voc->splits.empty()) {
+    voc->images = voc->root;
+    for (const auto& split : known) {
+      Part part;
+      for (const auto& path : listing(root / split))
+        if (has_extension(path, {".xml"})) part[split + "/" + path.stem().string()] = path.string();
+      if (!part.empty()) voc->splits.insert({split_name(split), part});
+    }
+  }
+  SplitReaders splits;
+  for (const auto& entry : voc->splits)
+    splits[entry.first] = [voc, split = entry.first] { return read_voc_split(*voc, split); };
+  return splits;
+}
+
+}  // namespace yolox

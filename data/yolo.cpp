@@ -1,0 +1,178 @@
+#include "data/yolo.hpp"
+
+namespace yolox {
+
+YoloYaml read_data_yaml(const std::string& file) {
+  YoloYaml data;
+  data.file = file;
+  data.folder = fs::path(file).has_parent_path() ? fs::path(file).parent_path() : ".";
+  const std::string text = read_text(file);
+  try {
+    const YAML::Node yaml = YAML::Load(text);
+    check(yaml.IsMap(), file, ": has no keys; train, val and names are needed");
+    const YAML::Node names = yaml["names"], nc = yaml["nc"], path = yaml["path"];
+    const auto line = [&](const YAML::Node& node) {
+      return concat(file, ":", node ? node.Mark().line + 1 : 1, ": ");
+    };
+    const bool named = names && !names.IsNull(), counted = nc && !nc.IsNull();
+    check(named || counted, file, ": no names of classes; add names: [first, second, ...]");
+    check(!named || names.IsSequence() || names.IsMap(), line(names), "names must be a list or id: name");
+    for (size_t i = 0; named && i < names.size(); ++i) {
+      const YAML::Node name = names.IsMap() ? names[std::to_string(i)] : names[i];
+      check(name && name.IsScalar(), line(names), "names has no text for class ", i, " of ", names.size(),
+            "; number them 0, 1, ... without a gap");
+      data.names.push_back(name.Scalar());
+    }
+    if (counted) {
+      const double count = nc.IsScalar() ? number_of(nc.Scalar()).value_or(0) : 0;
+      const bool sane = count >= 1 && count <= 100000 && count == std::floor(count);
+      check(sane && (!named || count == static_cast<double>(names.size())), line(nc), "nc is ",
+            nc.IsScalar() ? in_quotes(nc.Scalar()) : "no number",
+            named ? concat(", names has ", names.size(), " entries") : "", "; correct it");
+      for (int i = 0; !named && i < count; ++i) data.names.push_back(std::to_string(i));
+    }
+    check(!data.names.empty(), line(names), "names is empty; list the classes");
+    data.keypoints = yaml["kpt_shape"].IsDefined();
+    data.root = data.folder / (path && path.IsScalar() ? path.Scalar() : "");
+    if (!is_folder(data.root)) data.root = data.folder;
+    for (const char* split : {"train", "trainval", "val", "valid", "validation", "test"}) {
+      const YAML::Node entry = yaml[split];
+      std::vector<std::string> places;
+      if (!entry || entry.IsNull() || (entry.IsScalar() && entry.Scalar().empty())) continue;
+      if (entry.IsScalar()) places = {entry.Scalar()};
+      for (size_t i = 0; entry.IsSequence() && i < entry.size(); ++i) places.push_back(entry[i].Scalar());
+      check(!places.empty() && !std::count(places.begin(), places.end(), ""), line(entry), split,
+            " must be a folder of images, a .txt that lists images, or a list of these");
+      data.splits.insert({split_name(split), places});
+    }
+  } catch (const YAML::Exception& e) {
+    fail(file, ":", e.mark.line + 1, ": not valid YAML (", e.msg, "); correct that line");
+  }
+  check(!data.splits.empty(), file, ": no train and no val; add the folders of the images");
+  return data;
+}
+
+std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& split) {
+  std::vector<std::string> images;
+  for (const std::string& entry : data.splits.at(split)) {
+    std::string inside = entry;  // Roboflow writes ../train/images for what is beside data.yaml
+    while (inside.rfind("../", 0) == 0) inside.erase(0, 3);
+    fs::path place;
+    for (const fs::path& p :
+         {data.root / entry, data.root / inside, data.folder / entry, data.folder / inside})
+      if (place.empty() && (is_folder(p) || (p.extension() == ".txt" && is_file(p))))
+        place = p.lexically_normal();
+    check(!place.empty(), data.file, ": ", split,
+          ": neither a folder nor a .txt: ", (data.root / entry).lexically_normal().string(),
+          "; correct path or ", split);
+    if (is_folder(place)) {
+      for (const auto& file : files_under(place, kImages)) images.push_back(file);
+      continue;
+    }
+    for_each_line(read_text(place.string()), [&](std::string_view text, int) {
+      const std::string line = with_slashes(std::string(text));
+      fs::path file = data.root / line, other = place.parent_path() / line;
+      if (line.rfind("./", 0) == 0) file.swap(other);  // as in the lists of COCO for YOLO
+      images.push_back((is_file(other) && !is_file(file) ? other : file).lexically_normal().string());
+    });
+  }
+  check(!images.empty(), data.file, ": ", split, ": no images in ", listed(data.splits.at(split)),
+        "; correct that entry");
+  std::sort(images.begin(), images.end());
+  return images;
+}
+
+std::string yolo_label_file(const std::string& image) {
+  std::string file = "/" + fs::path(image).replace_extension(".txt").string();
+  if (const size_t at = file.rfind("/images/"); at != std::string::npos) file.replace(at, 8, "/labels/");
+  return file.substr(1);
+}
+
+Labels read_yolo_txt(const std::string& path, bool keypoints) {
+  Labels labels;
+  std::string text;
+  const int error = read_all(path, text);
+  labels.usable = error == ENOENT;
+  if (labels.usable) return labels;
+  if (error || text.find('\0') != std::string::npos) {
+    const char* wrong = error ? std::strerror(error) : "it is not text";
+    labels.problems.push_back({"label file cannot be read", concat(path, ": ", wrong)});
+    return labels;
+  }
+  labels.usable = true;
+  std::vector<double> v;
+  for_each_line(text, [&](std::string_view line, int number) {
+    bool numbers = true;
+    v.clear();
+    for (size_t at = 0, end; (at = line.find_first_not_of(" \t", at)) != std::string_view::npos; at = end) {
+      end = std::min(line.find_first_of(" \t", at), line.size());
+      const auto value = number_of(line.substr(at, end - at));
+      numbers = numbers && value && std::abs(*value) < 1e6;  // they are parts of 1, or a class
+      v.push_back(value.value_or(0));
+    }
+    if (keypoints && v.size() > 5) v.resize(5);
+    const bool box = v.size() == 5, outline = v.size() >= 7 && v.size() % 2 == 1;
+    const bool whole = v[0] == std::floor(v[0]) && std::abs(v[0]) < 1e15;
+    if (!numbers || !whole || !(box || outline)) {
+      labels.problems.push_back(
+          {"label cannot be read",
+           concat(path, ":", number, ": ", in_quotes(line), " is not ",
+                  "\"class cx cy w h\" or \"class x1 y1 x2 y2 x3 y3 ...\" in parts of the image")});
+      return;
+    }
+    double x1 = v[1], y1 = v[2], x2 = v[1], y2 = v[2];
+    for (size_t i = 3; outline && i < v.size(); i += 2) {
+      x1 = std::min(x1, v[i]), x2 = std::max(x2, v[i]);
+      y1 = std::min(y1, v[i + 1]), y2 = std::max(y2, v[i + 1]);
+    }
+    const double w = box ? v[3] : x2 - x1, h = box ? v[4] : y2 - y1;
+    if (box) x1 -= w / 2, y1 -= h / 2;
+    labels.boxes.push_back({0, 0, static_cast<int64_t>(v[0]), x1, y1, w, h, 0, false});
+    labels.lines.push_back(number);
+  });
+  return labels;
+}
+
+Source read_yolo_split(const YoloYaml& data, const std::string& split) {
+  Source source;
+  source.name = concat(data.file, " (", split, ")");
+  source.relative = true;
+  for (const auto& name : data.names)
+    source.coco.categories.push_back({static_cast<int64_t>(source.coco.categories.size()), name});
+  const std::vector<std::string> images = yolo_images(data, split);
+  std::vector<Labels> labels(images.size());
+  in_threads(int64_t(images.size()),
+             [&](int64_t i) { labels[i] = read_yolo_txt(yolo_label_file(images[i]), data.keypoints); });
+  for (size_t i = 0; i < images.size(); ++i)
+    add_image(source, images[i], yolo_label_file(images[i]), labels[i]);
+  if (source.coco.annotations.empty() && source.problems.empty())
+    source.problems.push_back(
+        {"no image has labels", concat("the first would be in ", source.label_files[0])});
+  return source;
+}
+
+SplitReaders yolo_splits(const std::string& file) {
+  SplitReaders splits;
+  const auto data = std::make_shared<YoloYaml>(read_data_yaml(file));
+  for (const auto& entry : data->splits)
+    splits[entry.first] = [data, split = entry.first] { return read_yolo_split(*data, split); };
+  return splits;
+}
+
+std::string find_data_yaml(const std::string& data) {
+  std::vector<std::string> found;
+  for (const fs::path& path : listing(data)) {
+    std::string text;
+    if (!has_extension(path, {".yaml", ".yml"}) || read_all(path.string(), text)) continue;
+    if (path.stem() == "data" || path.stem() == "dataset") return path.string();
+    try {
+      const YAML::Node yaml = YAML::Load(text);
+      if (yaml.IsMap() && yaml["names"]) found.push_back(path.string());
+    } catch (const YAML::Exception&) {}  // a YAML file of something else
+  }
+  check(found.size() <= 1, "--data ", data, " has several YAML files with names: ", listed(found),
+        "; give one of them");
+  return found.empty() ? "" : found[0];
+}
+
+}  // namespace yolox

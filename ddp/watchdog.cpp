@@ -1,0 +1,143 @@
+#include "ddp/watchdog.hpp"
+
+namespace yolox {
+
+Watchdog::Watchdog(int rank, std::vector<std::string> names, double seconds,
+                   std::function<c10::intrusive_ptr<c10d::Store>()> connect)
+    : rank(rank), names(std::move(names)), seconds(seconds), connect(std::move(connect)) {
+  threads[0] = std::thread([this] { tell_and_look(); });
+  threads[1] = std::thread([this] { end_in_time(); });
+}
+
+Watchdog::~Watchdog() {
+  {
+    std::lock_guard lock(mutex);
+    ended = true;
+  }
+  wake.notify_all();
+  for (auto& thread : threads) thread.join();
+}
+
+void Watchdog::at(const std::string& where, bool patient) {
+  std::lock_guard lock(mutex);
+  here = where, age = 0, ++count, waiting = false, patiently = patient;
+}
+
+void Watchdog::still_at_work() {
+  std::lock_guard lock(mutex);
+  age = 0;
+}
+
+void Watchdog::tell_and_look() {
+  c10::intrusive_ptr<c10d::Store> store;
+  while (pause(std::min(1.0, seconds / 5))) {
+    try {
+      if (!store) store = connect();
+      tell(*store);
+      silent = 0;
+      if (!late() || !report_missing(*store)) continue;
+      store->set(concat("left/", rank), std::vector<uint8_t>{1});
+      pause(rank == 0 ? 6 : 3);        // the others still look, in this process's store
+    } catch (const std::exception&) {  // the store has gone; at the end of a training it may go first
+      if (!late() && !pause(5)) return;
+      say(concat("rank 0 (", names[0], "), which has gone"));
+    }
+    _exit(kLostRank);
+  }
+}
+
+void Watchdog::end_in_time() {
+  for (double before = now(); pause(0.2); before = now()) {
+    {
+      std::lock_guard lock(mutex);
+      const double ran = std::min(1.0, now() - before);  // more: the process was suspended
+      age += ran, silent = silent + ran;
+    }
+    if (!late() || silent < 12) continue;
+    say(concat("rank 0 (", names[0], "), which does not answer"));
+    _exit(kLostRank);
+  }
+}
+
+bool Watchdog::pause(double time) {
+  std::unique_lock lock(mutex);
+  return !wake.wait_for(lock, std::chrono::milliseconds(int64_t(1000 * time)), [this] { return ended; });
+}
+
+bool Watchdog::late() {
+  std::lock_guard lock(mutex);
+  return count > 0 && age > seconds;
+}
+
+void Watchdog::tell(c10d::Store& store) {
+  std::string text;
+  {
+    std::lock_guard lock(mutex);
+    text = concat(++beats, " ", count, " ", waiting, " ", age, " ", here);
+  }
+  store.set(concat("at/", rank), std::vector<uint8_t>(text.begin(), text.end()));
+}
+
+std::vector<Watchdog::Beat> Watchdog::all_told(c10d::Store& store) const {
+  std::vector<Beat> all(names.size());
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (!store.check({concat("at/", r)})) continue;
+    const auto bytes = store.get(concat("at/", r));
+    std::istringstream in(std::string(bytes.begin(), bytes.end()));
+    in >> all[r].number >> all[r].count >> all[r].waiting >> all[r].age >> std::ws;
+    std::getline(in, all[r].where);
+  }
+  return all;
+}
+
+bool Watchdog::report_missing(c10d::Store& store) {
+  bool patient;
+  {
+    std::lock_guard lock(mutex);
+    patient = patiently;
+  }
+  const auto before = all_told(store);
+  for (int i = 0; i < (patient ? 20 : 5); ++i) pause(0.5), tell(store), silent = 0;  // the others look, too
+  const auto after = all_told(store);
+  if (!late()) return false;
+  int64_t least = after[rank].count, most = least;
+  for (const Beat& b : after) least = std::min(least, b.count), most = std::max(most, b.count);
+  using Is = std::function<bool(size_t)>;
+  const char* dead_is = "which does not run any more";
+  const Is dead = [&](size_t r) {
+    return after[r].number == before[r].number && !store.check({concat("left/", r)});
+  };
+  const Is behind = [&](size_t r) { return after[r].count == least && least < most; };
+  const Is busy = [&](size_t r) { return !after[r].waiting; };
+  const Is going_on = [&](size_t r) { return !dead(r) && after[r].age <= seconds; };
+  for (const auto& [is, what] : {std::pair(dead, dead_is), std::pair(behind, "which is behind"),
+                                 std::pair(busy, "which does not wait")}) {
+    std::vector<size_t> found;
+    bool goes_on = patient;
+    for (size_t r = 0; r < after.size(); ++r) {
+      if (is(r)) found.push_back(r);
+      goes_on |= going_on(r);
+    }
+    if (what != dead_is && goes_on) return false;
+    // On a GPU ranks wait for others unseen: then all seem to be at work.
+    if (found.empty() || found.size() == after.size()) continue;
+    if (is(rank)) return say("nothing: the others wait for this rank");
+    std::string list;
+    for (const size_t r : found)
+      list += concat(list.empty() ? "" : ", ", "rank ", r, " (", names[r], "; ", after[r].where, ")");
+    return say(concat(list, ", ", what));
+  }
+  return say("one of the ranks, which all seem to wait");
+}
+
+bool Watchdog::say(const std::string& late) {
+  std::string text;
+  {
+    std::lock_guard lock(mutex);
+    text = concat("error: rank ", rank, " has been at ", here, " for ", int64_t(age), " s (--timeout ",
+                  seconds, "), waiting for ", late, "\n");
+  }
+  return write(2, text.data(), text.size()) != 0;
+}
+
+}  // namespace yolox

@@ -1,0 +1,40 @@
+#include "images/boxes.hpp"
+
+namespace yolox {
+
+void opencv_single_thread() {
+  cv::setNumThreads(0);
+  cv::ocl::setUseOpenCL(false);
+}
+
+std::optional<Box> clip_box(double x, double y, double w, double h, int cls, cv::Size size,
+                            bool official_quirks) {
+  const double x1 = std::max(0.0, x), y1 = std::max(0.0, y);
+  const double x2 = std::min<double>(size.width, (official_quirks ? x1 : x) + std::max(0.0, w));
+  const double y2 = std::min<double>(size.height, (official_quirks ? y1 : y) + std::max(0.0, h));
+  const Box box{x1, y1, x2, y2, cls};
+  if (official_quirks ? x2 < x1 || y2 < y1 : !has_area(box)) return {};
+  return box;
+}
+
+Fit fit_into(cv::Size picture, cv::Size room, bool truncate) {
+  check(!picture.empty(), "picture is empty; was the file read?");
+  const double r = std::min(1.0 * room.height / picture.height, 1.0 * room.width / picture.width);
+  const auto pixels = [&](int length) {
+    const double exact = length * r;
+    return std::max(1, static_cast<int>(truncate ? exact : std::round(exact)));
+  };
+  const cv::Size size(pixels(picture.width), pixels(picture.height));
+  if (truncate) return {size, {r, r}};
+  return {size, {1.0 * size.width / picture.width, 1.0 * size.height / picture.height}};
+}
+
+Letterbox letterbox(const Image& image, cv::Size size) {
+  const Fit to = fit_into(image.size(), size, /*truncate=*/true);
+  if (image.size() == size) return {image, to.scale};
+  Image canvas(size, border_grey);
+  cv::resize(image, canvas(cv::Rect({0, 0}, to.size)), to.size);
+  return {canvas, to.scale};
+}
+
+}  // namespace yolox

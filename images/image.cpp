@@ -1,0 +1,246 @@
+#include "images/image.hpp"
+
+namespace yolox {
+
+const cv::Mat& Image::checked(const cv::Mat& mat) {
+  check(!mat.empty(), "picture is empty; was the file read?");
+  check(mat.type() == CV_8UC3, "picture is ", cv::typeToString(mat.type()),
+        ", augmentation takes CV_8UC3 (8-bit BGR); make it so before, and convert to float after it");
+  return mat;
+}
+
+namespace image_detail {
+
+int exif_orientation(std::string_view app1) {
+  if (app1.size() < 14 || app1.substr(0, 6) != std::string_view("Exif\0\0", 6)) return 1;
+  const std::string_view tiff = app1.substr(6);
+  const bool little = tiff.substr(0, 2) == "II";
+  const auto number = [&](size_t at, size_t bytes) {
+    uint32_t v = 0;
+    if (at + bytes > tiff.size()) return v;
+    for (size_t i = 0; i < bytes; ++i)
+      v |= uint32_t(uint8_t(tiff[at + i])) << 8 * (little ? i : bytes - 1 - i);
+    return v;
+  };
+  if (number(2, 2) != 42) return 1;
+  const size_t directory = number(4, 4), entries = number(directory, 2);
+  for (size_t entry = directory + 2, i = 0; i < entries && entry + 12 <= tiff.size(); ++i, entry += 12) {
+    const uint32_t value = number(entry + 8, 2);
+    if (number(entry, 2) == 0x0112) return value >= 1 && value <= 8 ? int(value) : 1;
+  }
+  return 1;
+}
+
+void turn_upright(cv::Mat& image, int orientation) {
+  if (transposed(orientation)) cv::transpose(image, image);
+  if (flipped_x(orientation)) cv::flip(image, image, 1);
+  if (flipped_y(orientation)) cv::flip(image, image, 0);
+}
+
+JpegErrors::JpegErrors() {
+  jpeg_std_error(this);
+  error_exit = [](j_common_ptr info) {
+    auto& self = *static_cast<JpegErrors*>(info->err);
+    self.format_message(info, self.text);
+    std::longjmp(self.back, 1);
+  };
+  emit_message = [](j_common_ptr info, int level) {
+    auto& self = *static_cast<JpegErrors*>(info->err);
+    if (level >= 0 || self.msg_code != JWRN_JPEG_EOF) return;
+    std::snprintf(self.text, sizeof self.text, "the file is cut off");
+    std::longjmp(self.back, 1);
+  };
+}
+
+Decompress::Decompress(JpegErrors& errors) : jpeg_decompress_struct{} {
+  err = &errors;
+  jpeg_create_decompress(this);
+}
+
+bool only_whole(const jpeg_decompress_struct& info) {
+  for (int i = 0; i < info.num_components; ++i) {
+    const jpeg_component_info& c = info.comp_info[i];
+    const bool full_size =
+        c.h_samp_factor * c.DCT_scaled_size == info.max_h_samp_factor * info.min_DCT_scaled_size &&
+        c.v_samp_factor * c.DCT_scaled_size == info.max_v_samp_factor * info.min_DCT_scaled_size;
+    if (c.DCT_scaled_size != info.min_DCT_scaled_size && !full_size) return true;
+    for (int k = 1; info.progressive_mode && k < 10; ++k)
+      if (info.coef_bits[i][k] != 0) return true;  // coefficient k has bits that are not known
+  }
+  return false;
+}
+
+std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
+  constexpr int kBorder = 16;  // the widest block row or column that smoothing looks into
+  JpegErrors errors;
+  Decompress info(errors);
+  if (setjmp(errors.back)) return errors.text;
+  jpeg_mem_src(&info, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  jpeg_save_markers(&info, JPEG_APP0 + 1, 0xFFFF);
+  jpeg_read_header(&info, TRUE);
+  for (auto m = info.marker_list; m && jpeg.orientation == 1; m = m->next)
+    jpeg.orientation = exif_orientation({reinterpret_cast<const char*>(m->data), size_t(m->data_length)});
+  jpeg.width = int(info.image_width), jpeg.height = int(info.image_height);
+  jpeg.four_channels = info.num_components == 4;
+  if (!is_size(jpeg.width, jpeg.height))
+    return concat("its header says ", jpeg.width, "x", jpeg.height, ", more than 2^30 pixels");
+  if (!jpeg.part.empty() && !jpeg.four_channels) {
+    info.out_color_space = JCS_EXT_BGR;
+    info.scale_num = 1, info.scale_denom = unsigned(jpeg.reduction);
+    jpeg_start_decompress(&info);
+    const int r = jpeg.reduction, width = int(info.output_width), height = int(info.output_height);
+    const int x0 = jpeg.part.x / r, x1 = std::min(width, (jpeg.part.x + jpeg.part.width + r - 1) / r);
+    const int y0 = jpeg.part.y / r, y1 = std::min(height, (jpeg.part.y + jpeg.part.height + r - 1) / r);
+    const bool all = only_whole(info);
+    JDIMENSION left = all ? 0 : JDIMENSION(std::max(0, x0 - kBorder)), columns = JDIMENSION(width) - left;
+    if (!all && x1 + kBorder < width) columns = JDIMENSION(x1 + kBorder) - left;
+    if (int(columns) < width) jpeg_crop_scanline(&info, &left, &columns);
+    const int first = all ? 0 : std::max(0, y0 - kBorder);
+    if (first > 0) jpeg_skip_scanlines(&info, JDIMENSION(first));
+    jpeg.pixels.create(y1 - first, int(columns), CV_8UC3);
+    for (int y = first; y < y1;) {
+      unsigned char* row = jpeg.pixels.ptr(y - first);
+      y += int(jpeg_read_scanlines(&info, &row, 1));
+    }
+    jpeg.decoded = {x0, y0, x1 - x0, y1 - y0};
+    jpeg.pixels = jpeg.pixels(jpeg.decoded - cv::Point(int(left), first));
+    if (info.output_scanline == info.output_height) jpeg_finish_decompress(&info);
+  }
+  return "";
+}
+
+bool has_end(std::string_view bytes) {
+  if (is_png(bytes)) return bytes.rfind("IEND") != std::string_view::npos;
+  return !is_jpeg(bytes) || bytes.find("\xFF\xD9", bytes.rfind("\xFF\xDA")) != std::string_view::npos;
+}
+
+Image decode_other(std::string_view bytes, const std::string& path) {
+  check_image(has_end(bytes), path, " cannot be decoded: the file is cut off");
+  cv::Mat image;
+  try {
+    image =
+        cv::imdecode(cv::Mat(1, int(bytes.size()), CV_8U, const_cast<char*>(bytes.data())), cv::IMREAD_COLOR);
+  } catch (const cv::Exception& e) {
+    throw ImageError(concat(path, " cannot be decoded: ", e.err));
+  }
+  check_image(!image.empty(), path, " cannot be read as an image");
+  return image;
+}
+
+}  // namespace image_detail
+
+std::string read_bytes(const std::string& path, size_t limit) {
+  std::error_code unknown;
+  const auto status = std::filesystem::status(path, unknown);  // a pipe would be waited for
+  check_image(!exists(status) || is_regular_file(status), path, " is no file");
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  check_image(file.good(), path, " cannot be opened");
+  const std::streamoff size = file.tellg();
+  check_image(size > 0 && size < (std::streamoff(1) << 40), path, size == 0 ? " is empty" : " is no file");
+  std::string bytes(std::min(size_t(size), limit), '\0');
+  file.seekg(0);
+  check_image(bool(file.read(bytes.data(), std::streamsize(bytes.size()))), path, " cannot be read");
+  return bytes;
+}
+
+Piece decode_piece(std::string_view bytes, const std::string& path, const cv::Rect& part, double scale,
+                   cv::Size expected) {
+  int reduction = 1;
+  while (reduction < 1 << 12 && scale * reduction <= 0.5) reduction *= 2;
+  const auto inside = [&](cv::Size size) {
+    check_image(expected.empty() || size == expected, path, " is ", size.width, "x", size.height, ", it was ",
+                expected.width, "x", expected.height);
+    const cv::Rect cut = part & cv::Rect({0, 0}, size);
+    check_image(!cut.empty(), path, " is ", size.width, "x", size.height, ", smaller than its labels say");
+    return cut;
+  };
+  Piece piece;
+  if (image_detail::is_jpeg(bytes)) {
+    image_detail::Jpeg jpeg;
+    std::string error = image_detail::read_jpeg(bytes, jpeg);  // the header
+    check_image(error.empty(), path, " cannot be decoded: ", error);
+    if (!jpeg.four_channels) {
+      const int o = jpeg.orientation;
+      const bool turned = image_detail::transposed(o);
+      const cv::Size upright = jpeg.upright();
+      cv::Rect stored = inside(upright);
+      if (reduction > 8)
+        stored = {{0, 0}, upright};  // what is reduced further must be cut in the same places
+      if (image_detail::flipped_x(o)) stored.x = upright.width - stored.x - stored.width;
+      if (image_detail::flipped_y(o)) stored.y = upright.height - stored.y - stored.height;
+      if (turned) stored = {stored.y, stored.x, stored.height, stored.width};
+      jpeg.part = stored;
+      const int r = jpeg.reduction = std::min(reduction, 8);
+      error = image_detail::read_jpeg(bytes, jpeg);
+      check_image(error.empty(), path, " cannot be decoded: ", error);
+      cv::Rect got(jpeg.decoded.tl() * r,
+                   jpeg.decoded.size() * r);  // in pixels as stored, perhaps beyond the edge
+      if (turned) got = {got.y, got.x, got.height, got.width};
+      if (image_detail::flipped_x(o)) got.x = upright.width - got.x - got.width;
+      if (image_detail::flipped_y(o)) got.y = upright.height - got.y - got.height;
+      image_detail::turn_upright(jpeg.pixels, o);
+      piece = {jpeg.pixels, {1.0 / r, 1.0 / r}, got.tl()};
+      reduction /= r;
+    }
+  }
+  if (piece.image.empty()) {
+    piece.image = image_detail::decode_other(bytes, path);
+    inside(piece.image.size());
+  }
+  if (reduction > 1) {
+    const cv::Size from = piece.image.size(),
+                   to((from.width + reduction - 1) / reduction, (from.height + reduction - 1) / reduction);
+    Image small;
+    cv::resize(piece.image, small, to, 0, 0, cv::INTER_AREA);
+    piece.image = small;
+    piece.scale.x *= 1.0 * to.width / from.width, piece.scale.y *= 1.0 * to.height / from.height;
+  }
+  return piece;
+}
+
+namespace image_detail {
+
+uint32_t big_endian(const char* bytes) {
+  uint32_t v = 0;
+  for (int i = 0; i < 4; ++i) v = v << 8 | uint8_t(bytes[i]);
+  return v;
+}
+
+cv::Size png_size(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  cv::Size size;
+  char chunk[20];  // length, kind, and of the first one width and height; then the checksum
+  for (int64_t at = 8; file.seekg(at) && file.read(chunk, at == 8 ? 20 : 12);
+       at += 12 + int64_t(big_endian(chunk))) {
+    const std::string_view kind(chunk + 4, 4);
+    const uint32_t width = big_endian(chunk + 8), height = big_endian(chunk + 12);
+    if (at == 8 && is_size(width, height)) size = {int(width), int(height)};
+    if (kind == "IEND") return size;
+    if (kind == "eXIf") break;
+  }
+  return {};
+}
+
+}  // namespace image_detail
+
+cv::Size image_size(const std::string& path) {
+  const auto ends = [&] {
+    std::ifstream file(path, std::ios::binary);
+    char tail[2];
+    return file.seekg(-2, std::ios::end) && file.read(tail, 2) && tail[0] == '\xFF' && tail[1] == '\xD9';
+  };
+  for (const size_t limit : {size_t(1) << 12, size_t(1) << 17}) {  // EXIF with a preview needs more
+    const std::string head = read_bytes(path, limit);
+    if (image_detail::is_png(head)) {
+      const cv::Size size = image_detail::png_size(path);
+      if (!size.empty()) return size;
+    }
+    if (!image_detail::is_jpeg(head) || !ends()) break;
+    image_detail::Jpeg jpeg;
+    const std::string error = image_detail::read_jpeg(head, jpeg);
+    if (error.empty() && jpeg.width > 0) return jpeg.upright();
+  }
+  return decode_image(read_bytes(path), path).size();
+}
+
+}  // namespace yolox

@@ -1,0 +1,279 @@
+#include "metrics/coco_eval.hpp"
+
+namespace yolox {
+
+bool in_area(double area, int range) {
+  constexpr double low[] = {0, 0, 32 * 32, 96 * 96}, high[] = {1e10, 32 * 32, 96 * 96, 1e10};
+  return low[range] <= area && area <= high[range];
+}
+
+double coco_iou(const Detection& d, const CocoAnnotation& g) {
+  const double w = std::min(d.x + d.w, g.x + g.w) - std::max(d.x, g.x);
+  const double h = std::min(d.y + d.h, g.y + g.h) - std::max(d.y, g.y);
+  if (w <= 0 || h <= 0) return 0;
+  const double both = w * h;
+  return both / (g.crowd ? d.w * d.h : d.w * d.h + g.w * g.h - both);
+}
+
+void match_picture(const EvalGroundTruth* gts, size_t gt_count, const EvalDetection* dets, size_t det_count,
+                   std::vector<ScoredDetection>& out) {
+  struct Pair {
+    size_t gt;
+    double iou;
+  };
+  thread_local std::vector<Pair> pairs;     // those that can match at any threshold
+  thread_local std::vector<size_t> first;   // [D + 1] pairs of detection d: first[d] .. first[d + 1]
+  thread_local std::vector<uint16_t> used;  // [G] bit t: taken at threshold t
+  pairs.clear();
+  first.assign(1, 0);
+  for (size_t d = 0; d < det_count; ++d) {
+    for (size_t g = 0; g < gt_count; ++g) {
+      const double iou = coco_iou(*dets[d].box, *gts[g].box);
+      if (iou >= eval_iou[0]) pairs.push_back({g, iou});
+    }
+    first.push_back(pairs.size());
+    out.push_back({dets[d].score, static_cast<int>(d), {}, {}});
+  }
+  constexpr uint16_t all_thresholds = (1 << eval_thresholds) - 1;
+  ScoredDetection* results = out.data() + out.size() - det_count;
+  for (int area = 0; area < eval_areas; ++area) {
+    used.assign(gt_count, 0);
+    for (size_t d = 0; d < det_count; ++d) {
+      const bool outside = !in_area(dets[d].box->w * dets[d].box->h, area);
+      if (first[d] == first[d + 1]) {  // most detections: no ground truth near
+        results[d].not_counted[area] = outside ? all_thresholds : 0;
+        continue;
+      }
+      for (int t = 0; t < eval_thresholds; ++t) {
+        const uint16_t bit = 1 << t;
+        const Pair* best = nullptr;
+        bool best_ignored = false;
+        for (const bool ignored : {false, true}) {
+          if (best) break;
+          for (size_t p = first[d]; p < first[d + 1]; ++p) {
+            const CocoAnnotation& gt = *gts[pairs[p].gt].box;
+            if ((gt.crowd || !in_area(gt.area, area)) != ignored) continue;
+            if ((used[pairs[p].gt] & bit) && !gt.crowd) continue;
+            if (pairs[p].iou < (best ? best->iou : eval_iou[t])) continue;
+            best = &pairs[p];
+            best_ignored = ignored;
+          }
+        }
+        if (best) used[best->gt] |= bit;
+        const bool found = best && gts[best->gt].box->id != 0;
+        if (found) results[d].found[area] |= bit;
+        if (best_ignored || (!found && outside)) results[d].not_counted[area] |= bit;
+      }
+    }
+  }
+}
+
+void accumulate(const std::vector<ScoredDetection>& dets, const std::array<int64_t, eval_areas>& gt_counts,
+                ClassResult& result) {
+  std::vector<double> precision;  // after each detection that found a ground truth
+  for (int area = 0; area < eval_areas; ++area) {
+    const double count = static_cast<double>(gt_counts[area]);
+    for (int t = 0; t < eval_thresholds; ++t) {
+      if (gt_counts[area] == 0) {
+        result.precision[area][t].fill(-1);
+        for (auto& recall : result.recall[area]) recall[t] = -1;
+        continue;
+      }
+      precision.clear();
+      std::array<int64_t, 3> found = {};
+      double wrong = 0;
+      for (const ScoredDetection& d : dets) {
+        if (d.not_counted[area] >> t & 1) continue;
+        if (d.found[area] >> t & 1) {
+          for (size_t m = 0; m < found.size(); ++m) found[m] += d.rank < eval_max_detections[m];
+          const double right = static_cast<double>(precision.size() + 1);
+          precision.push_back(right / (right + wrong + 0x1p-52));  // 2^-52 is numpy.spacing(1)
+        } else {
+          ++wrong;
+        }
+      }
+      for (size_t m = 0; m < found.size(); ++m)
+        result.recall[area][m][t] = static_cast<double>(found[m]) / count;
+      for (size_t i = precision.size(); i-- > 1;) precision[i - 1] = std::max(precision[i - 1], precision[i]);
+      size_t i = 0;  // the first detection at which recall (i + 1) / count reaches r / 100
+      for (int r = 0; r < eval_recalls; ++r) {
+        while (i < precision.size() && static_cast<double>(i + 1) / count < r * 0.01) ++i;
+        result.precision[area][t][r] = i < precision.size() ? precision[i] : 0;
+      }
+    }
+  }
+}
+
+double mean_of(const CocoMetric& metric, const ClassResult* begin, const ClassResult* end) {
+  double sum = 0;
+  int64_t count = 0;
+  const auto add = [&](double value) {
+    if (value >= 0) sum += value, ++count;
+  };
+  for (const ClassResult* c = begin; c != end; ++c)
+    for (int t = metric.t_begin; t < metric.t_end; ++t)
+      if (metric.precision)
+        for (const double precision : c->precision[metric.area][t]) add(precision);
+      else
+        add(c->recall[metric.area][metric.max_detections][t]);
+  return count ? sum / static_cast<double>(count) : -1;
+}
+
+void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection>& dets,
+                    ClassResult& result) {
+  std::array<int64_t, eval_areas> gt_counts = {};
+  for (const EvalGroundTruth& gt : gts) {
+    result.crowds += gt.box->crowd;
+    for (int area = 0; area < eval_areas; ++area)
+      gt_counts[area] += !gt.box->crowd && in_area(gt.box->area, area);
+  }
+  result.ground_truths = static_cast<int64_t>(gts.size()) - result.crowds;
+  result.detections = static_cast<int64_t>(dets.size());
+
+  std::stable_sort(gts.begin(), gts.end(), [](const auto& a, const auto& b) { return a.image < b.image; });
+  std::sort(dets.begin(), dets.end(), [](const EvalDetection& a, const EvalDetection& b) {
+    if (a.image != b.image) return a.image < b.image;
+    return a.score != b.score ? a.score > b.score : a.box < b.box;
+  });
+  std::vector<ScoredDetection> scored;
+  scored.reserve(dets.size());
+  for (size_t d = 0, g = 0; d < dets.size();) {
+    const int image = dets[d].image;
+    size_t d_end = d, g_end;
+    while (d_end < dets.size() && dets[d_end].image == image) ++d_end;
+    while (g < gts.size() && gts[g].image < image) ++g;
+    for (g_end = g; g_end < gts.size() && gts[g_end].image == image;) ++g_end;
+    match_picture(gts.data() + g, g_end - g, dets.data() + d,
+                  std::min<size_t>(d_end - d, eval_max_detections[2]), scored);
+    d = d_end, g = g_end;
+  }
+  // Stable: among equal scores the picture of the smaller id comes first.
+  std::stable_sort(scored.begin(), scored.end(),
+                   [](const auto& a, const auto& b) { return a.score > b.score; });
+  accumulate(scored, gt_counts, result);
+  result.AP = mean_of(coco_metrics[0], &result, &result + 1);
+  result.AP50 = mean_of(coco_metrics[1], &result, &result + 1);
+  result.AP75 = mean_of(coco_metrics[2], &result, &result + 1);
+  result.AR100 = mean_of(coco_metrics[8], &result, &result + 1);
+}
+
+EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detections, int threads) {
+  std::vector<int64_t> images, classes;  // ids, ascending: the position is what the evaluation works with
+  for (const CocoImage& image : gt.images) images.push_back(image.id);
+  for (const CocoCategory& category : gt.categories) classes.push_back(category.id);
+  std::sort(images.begin(), images.end());
+  check(std::is_sorted(classes.begin(), classes.end()), "coco_eval: sort the categories by id first");
+  const auto position = [](const std::vector<int64_t>& ids, int64_t id) {  // -1: not there
+    const auto it = std::lower_bound(ids.begin(), ids.end(), id);
+    return it != ids.end() && *it == id ? static_cast<int>(it - ids.begin()) : -1;
+  };
+
+  EvalResult result;
+  std::vector<std::vector<EvalGroundTruth>> gts(classes.size());
+  std::vector<std::vector<EvalDetection>> dets(classes.size());
+  for (const CocoAnnotation& a : gt.annotations) {
+    const int image = position(images, a.image_id), c = position(classes, a.category_id);
+    if (image < 0 || c < 0)
+      ++result.unknown_annotations;
+    else
+      gts[c].push_back({image, &a});
+  }
+  for (size_t i = 0; i < detections.size(); ++i) {
+    const Detection& d = detections[i];
+    check(std::isfinite(d.x + d.y + d.w + d.h + d.score), "detections[", i,
+          "]: the score or the box is not finite (", d.x, " ", d.y, " ", d.w, " ", d.h, ", score ", d.score,
+          "); remove it");
+    const int image = position(images, d.image_id), c = position(classes, d.category_id);
+    check(image >= 0, "detections[", i, "]: image_id ", d.image_id, " is not in the ground truth (",
+          images.size(), " images); detections and ground truth must be of the same data set");
+    if (c < 0)
+      ++result.unknown_detections;
+    else
+      dets[c].push_back({image, d.score, &d});
+  }
+
+  result.per_class.resize(classes.size());
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t c; (c = next++) < classes.size();) {
+      result.per_class[c].id = gt.categories[c].id;
+      result.per_class[c].name = gt.categories[c].name;
+      evaluate_class(gts[c], dets[c], result.per_class[c]);
+    }
+  };
+  if (threads <= 0) threads = static_cast<int>(std::thread::hardware_concurrency());
+  std::vector<std::future<void>> workers;
+  for (size_t i = 1; i < std::min<size_t>(threads, classes.size()); ++i)
+    workers.push_back(std::async(std::launch::async, work));
+  work();
+  for (auto& worker : workers) worker.get();
+
+  const ClassResult* first = result.per_class.data();
+  for (const CocoMetric& metric : coco_metrics)
+    result.*metric.value = mean_of(metric, first, first + classes.size());
+  return result;
+}
+
+void print_summary(std::ostream& out, const EvalResult& r) {
+  for (const CocoMetric& metric : coco_metrics) {
+    char line[128];
+    std::snprintf(line, sizeof line, " %-18s %s @[ IoU=%-9s | area=%6s | maxDets=%3d ] = %0.3f\n",
+                  metric.precision ? "Average Precision" : "Average Recall",
+                  metric.precision ? "(AP)" : "(AR)", metric.iou, eval_area_names[metric.area],
+                  eval_max_detections[metric.max_detections], r.*metric.value);
+    out << line;
+  }
+  if (r.unknown_annotations > 0)
+    out << "Left out: " << r.unknown_annotations
+        << " annotations of images or categories that the file does not list.\n";
+  if (r.unknown_detections > 0)
+    out << "Left out: " << r.unknown_detections
+        << " detections of categories that the ground truth does not list.\n";
+}
+
+void print_per_class(std::ostream& out, const EvalResult& result) {
+  char line[160];
+  std::snprintf(line, sizeof line, "%-30s%9s%11s%7s%7s%7s%9s\n", "class", "truths", "detections", "AP",
+                "AP50", "AP75", "AR100");
+  out << line;
+  for (const ClassResult& c : result.per_class) {
+    std::string name = c.name.substr(0, 29);
+    if (name.size() < c.name.size())  // not in the middle of a UTF-8 character
+      while (!name.empty() && (c.name[name.size()] & 0xC0) == 0x80) name.pop_back();
+    std::snprintf(line, sizeof line, "%-30s%9lld%11lld", name.c_str(),
+                  static_cast<long long>(c.ground_truths), static_cast<long long>(c.detections));
+    out << line;
+    for (const auto& [value, width] : {std::pair(c.AP, 7), {c.AP50, 7}, {c.AP75, 7}, {c.AR100, 9}}) {
+      if (value < 0)
+        std::snprintf(line, sizeof line, "%*s", width, "-");
+      else
+        std::snprintf(line, sizeof line, "%*.3f", width, value);
+      out << line;
+    }
+    out << "\n";
+  }
+}
+
+void write_eval_json(const std::string& path, const EvalResult& r,
+                     const std::function<void(JsonWriter&)>& more) {
+  write_json(path, [&](JsonWriter& writer) {
+    writer.StartObject();
+    for (const CocoMetric& metric : coco_metrics) write_field(writer, metric.name, r.*metric.value);
+    writer.Key("per_class");
+    write_list(writer, r.per_class, [&](const ClassResult& c) {
+      write_field(writer, "id", c.id);
+      write_field(writer, "name", c.name);
+      write_field(writer, "AP", c.AP);
+      write_field(writer, "AP50", c.AP50);
+      write_field(writer, "AP75", c.AP75);
+      write_field(writer, "AR", c.AR100);
+      write_field(writer, "ground_truths", c.ground_truths);
+      write_field(writer, "crowds", c.crowds);
+      write_field(writer, "detections", c.detections);
+    });
+    if (more) more(writer);
+    writer.EndObject();
+  });
+}
+
+}  // namespace yolox

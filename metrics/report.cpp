@@ -1,0 +1,279 @@
+#include "metrics/report.hpp"
+
+namespace yolox {
+
+std::string errors_html(const Insight& insight) {
+  std::string html = "<div class='card' id='errors'><h3>What the errors cost</h3><table class='bars'>";
+  const double most = std::max(1e-9, *std::max_element(insight.cost.begin(), insight.cost.end()));
+  for (int k = 0; k < error_kinds; ++k)
+    html += concat("<tr><th>", verdict_names[k], "<small>", verdict_meanings[k],
+                   "</small></th><td><i style='width:", formatted("%.1f", 100 * insight.cost[k] / most),
+                   "%;background:var(--o", k, ")'></i></td><td class='n'>",
+                   formatted("%.1f", 100 * insight.cost[k]), "</td></tr>");
+  return html +
+         "</table><p class='note'>AP50 points to be gained where all errors of one kind were mended and "
+         "nothing else (TIDE). They do not add up.</p></div>";
+}
+
+std::string sizes_html(const EvalResult& result, const CocoDataset& truth) {
+  std::array<int64_t, eval_areas> counts{};
+  for (const ImageBoxes& image : boxes_by_image(truth, {}))  // as AP: without those of images left out
+    for (const auto& t : image.truths)
+      for (int area = 0; area < eval_areas; ++area)
+        counts[area] += !t.box->crowd && in_area(t.box->area, area);
+  const double ap[] = {result.AP, result.APs, result.APm, result.APl},
+               ar[] = {result.AR100, result.ARs, result.ARm, result.ARl};
+  constexpr const char* extents[] = {"", "up to 32², ", "32² to 96², ", "from 96², "};
+  std::string html = "<div class='card' id='sizes'><h3>AP by size</h3><table class='bars'>";
+  for (int area = 0; area < eval_areas; ++area)
+    html += concat(
+        "<tr><th>", eval_area_names[area], "<small>", extents[area], counts[area],
+        " objects</small></th><td><i style='width:", formatted("%.1f", 100 * std::max(0.0, ar[area])),
+        "%;background:var(--faint)'></i><i style='width:", formatted("%.1f", 100 * std::max(0.0, ap[area])),
+        "%;background:var(--c0)'></i></td><td class='n'>", share(ap[area]), "</td></tr>");
+  return html +
+         "</table><p class='note'>Areas in square pixels of the picture. Pale: AR, the recall with 100 "
+         "detections a picture.</p></div>";
+}
+
+std::string precision_recall_html(const EvalResult& result) {
+  std::vector<Series> series;
+  const auto curve_of = [&](const std::vector<const ClassResult*>& classes, int t_begin, int t_end) {
+    std::vector<std::pair<double, double>> points;
+    for (int r = 0; r < eval_recalls && !classes.empty(); ++r) {
+      double sum = 0;
+      for (const ClassResult* c : classes)
+        for (int t = t_begin; t < t_end; ++t) sum += c->precision[area_all][t][r];
+      points.emplace_back(r * 0.01, sum / double(classes.size() * size_t(t_end - t_begin)));
+    }
+    return points;
+  };
+  std::vector<const ClassResult*> all;
+  for (const ClassResult& c : result.per_class)
+    if (c.precision[area_all][0][0] >= 0) all.push_back(&c);
+  for (size_t i = 0; i < all.size() && all.size() <= 20; ++i)
+    series.push_back({"", curve_of({all[i]}, 0, 1), "thin"});
+  series.push_back({"IoU 0.5", curve_of(all, 0, 1), "c0"});
+  series.push_back({"0.75", curve_of(all, 5, 6), "c1"});
+  series.push_back({"0.5 to 0.95", curve_of(all, 0, 10), "c2"});
+  const bool thin = all.size() > 1 && all.size() <= 20;
+  return chart_html({"Precision over recall",
+                     "recall",
+                     std::move(series),
+                     1,
+                     1,
+                     {},
+                     concat("Means over classes", thin ? "; thin: each class at IoU 0.5." : ".")});
+}
+
+std::string f1_html(const Insight& insight) {
+  const auto series = [&](const std::string& name, const auto& values, const char* style) {
+    Series s{name, {}, style};
+    for (int k = 0; k < score_steps; ++k)
+      if (values[k] >= 0) s.points.emplace_back(k * 0.01, values[k]);
+    return s;
+  };
+  const int at = int(insight.working_score * 100 + 0.5);
+  return chart_html({"F1 by lowest score",
+                     "lowest score",
+                     {series("F1", insight.f1, "c0"), series("precision", insight.precision, "c1"),
+                      series("recall", insight.recall, "c2")},
+                     1,
+                     1,
+                     insight.working_score,
+                     concat("IoU 0.5, means over classes. Best F1 ", share(insight.f1[at]), " at ",
+                            formatted("%.2f", insight.working_score), ": for ./demo --conf.")});
+}
+
+std::string classes_html(const EvalResult& result, const Insight& insight,
+                         const std::optional<VocResult>& voc) {
+  std::vector<size_t> order(result.per_class.size());
+  std::iota(order.begin(), order.end(), size_t(0));
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return result.per_class[a].AP > result.per_class[b].AP; });
+  std::string html = concat(
+      "<div class='card wide' id='classes'><h3>Classes</h3><div class='scroll'><table class='classes'><tr>"
+      "<th>class</th><th class='w'>objects</th><th>AP</th><th>AP50</th><th class='w'>AP75</th>",
+      voc ? "<th class='w'>VOC AP</th><th class='w'>11 points</th>" : "",
+      "<th class='w'>AR</th><th>precision</th><th>recall</th><th>F1</th></tr>");
+  for (const size_t i : order) {
+    const ClassResult& c = result.per_class[i];
+    const ClassInsight& more = insight.classes[i];
+    html +=
+        concat("<tr><th>", escaped(c.name), "</th><td class='w'>", c.ground_truths, "</td><td class='ap'>",
+               "<i style='width:", formatted("%.1f", 100 * std::max(0.0, c.AP)), "%'></i><span>", share(c.AP),
+               "</span></td><td>", share(c.AP50), "</td><td class='w'>", share(c.AP75), "</td>");
+    if (voc)
+      html += concat("<td class='w'>", share(voc->per_class[i].AP), "</td><td class='w'>",
+                     share(voc->per_class[i].AP11), "</td>");
+    html += concat("<td class='w'>", share(c.AR100), "</td><td>", share(more.precision), "</td><td>",
+                   share(more.recall), "</td><td>", share(more.f1), "</td></tr>");
+  }
+  if (voc)
+    html += concat("<tr><th>mean</th><td class='w'></td><td>", share(result.AP), "</td><td>",
+                   share(result.AP50), "</td><td class='w'>", share(result.AP75), "</td><td class='w'>",
+                   share(voc->AP), "</td><td class='w'>", share(voc->AP11), "</td><td class='w'>",
+                   share(result.AR100), "</td><td></td><td></td><td></td></tr>");
+  return html + concat(
+                    "</table></div><p class='note'>Precision, recall and F1 at IoU 0.5, of detections with a "
+                    "score of ",
+                    formatted("%.2f", insight.working_score), " or more.</p></div>");
+}
+
+std::string confusion_html(const Insight& insight) {
+  const int classes = int(insight.classes.size());
+  std::vector<int64_t> mixed(classes), row_sum(classes + 1);
+  std::vector<std::pair<int64_t, std::pair<int, int>>> mistakes;
+  for (const auto& [pair, n] : insight.confusion) {
+    const auto [t, f] = pair;
+    row_sum[t] += n;
+    if (t == f || t == classes || f == classes) continue;
+    mixed[t] += n, mixed[f] += n;
+    mistakes.emplace_back(-n, pair);
+  }
+  std::sort(mistakes.begin(), mistakes.end());
+  std::vector<int> shown(classes);
+  std::iota(shown.begin(), shown.end(), 0);
+  constexpr int most = 20;
+  if (classes > most) {
+    std::stable_sort(shown.begin(), shown.end(), [&](int a, int b) {
+      return std::pair(mixed[a], insight.classes[a].truths) > std::pair(mixed[b], insight.classes[b].truths);
+    });
+    shown.resize(most);
+    std::sort(shown.begin(), shown.end());
+  }
+  shown.push_back(classes);  // no object, not found
+  const int n = int(shown.size()), cell = 30, left = 104, top = 84;
+  std::string html = concat("<div class='card wide' id='confusion'><h3>Which class is taken for which</h3>",
+                            "<div class='matrix'><svg viewBox='0 0 ", left + n * cell + 40, " ",
+                            top + n * cell + 4, "' style='max-width:", int(1.25 * (left + n * cell + 40)),
+                            "px' role='img' aria-label='confusion matrix'>");
+  for (int r = 0; r < n; ++r) {
+    const int t = shown[r];
+    html += concat("<text class='y' x='", left - 6, "' y='", top + r * cell + cell / 2, "' dy='.35em'>",
+                   escaped(t < classes ? shortened(insight.classes[t].name, 15) : "no object"), "</text>");
+    html += concat("<text class='slant' transform='translate(", left + r * cell + cell / 2 + 3, " ", top - 6,
+                   ") rotate(-45)'>",
+                   escaped(t < classes ? shortened(insight.classes[t].name, 15) : "not found"), "</text>");
+    for (int k = 0; k < n; ++k) {
+      const int f = shown[k];
+      const auto entry = insight.confusion.find({t, f});
+      const int64_t count = entry == insight.confusion.end() ? 0 : entry->second;
+      if (t == classes && f == classes) continue;
+      const double part = row_sum[t] ? double(count) / double(row_sum[t]) : 0;
+      html +=
+          concat("<rect class='", t == f ? "right" : "wrong", "' x='", left + k * cell + 1, "' y='",
+                 top + r * cell + 1, "' width='", cell - 2, "' height='", cell - 2,
+                 "' rx='3' style='fill-opacity:", formatted("%.2f", count ? 0.08 + 0.92 * part : 0), "'/>");
+      if (count)
+        html += concat("<text class='", part > 0.45 ? "on" : "n", "' x='", left + k * cell + cell / 2,
+                       "' y='", top + r * cell + cell / 2, "' dy='.35em'>",
+                       count < 1000 ? concat(count) : axis_number(double(count)), "</text>");
+    }
+  }
+  html += concat("</svg></div><p class='note'>Down: what it is; across: what was found. IoU 0.5, scores of ",
+                 formatted("%.2f", insight.working_score), " or more. Shades are shares of the row",
+                 classes > most ? concat("; ", most, " of ", classes, " classes: those mixed up most") : "",
+                 ".</p>");
+  if (!mistakes.empty()) {
+    html += "<p>Most frequent:</p><ul class='mistakes'>";
+    for (size_t i = 0; i < std::min<size_t>(12, mistakes.size()); ++i) {
+      const auto& [count, pair] = mistakes[i];
+      html += concat("<li><b>", escaped(insight.classes[pair.first].name), "</b> taken for <b>",
+                     escaped(insight.classes[pair.second].name), "</b> <small>", -count, " of ",
+                     insight.classes[pair.first].truths, "</small></li>");
+    }
+    html += "</ul>";
+  }
+  return html + "</div>";
+}
+
+std::string image_html(const ImageInsight& image, const Insight& insight, const CocoImage& about,
+                       const Dataset* data, int64_t record) {
+  int w = about.width, h = about.height;
+  std::string uri, error;
+  if (data) {
+    try {
+      constexpr int side = 480;
+      const cv::Size full = data->size(record);
+      w = full.width, h = full.height;
+      const cv::Rect all(0, 0, w, h);
+      uri = data_uri(data->piece(record, all, std::min(1.0, double(side) / std::max(w, h))).image, side);
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+  }
+  for (const JudgedBox& b : image.boxes)  // where nothing says how large the picture is
+    if (about.width <= 0 && uri.empty())
+      w = std::max(w, int(std::clamp(b.x + b.w + 1, 0., 1e5))),
+      h = std::max(h, int(std::clamp(b.y + b.h + 1, 0., 1e5)));
+  const double font = std::max(w, h) / 34.0;
+  const auto number = [](double value) { return formatted("%.1f", value); };
+  std::string boxes, texts;
+  std::array<int, error_kinds> counts{};
+  std::vector<cv::Rect2d> written;  // a text that would cover another is left out
+  size_t drawn = 0;
+  for (const bool errors : {false, true}) {  // errors on top
+    for (const JudgedBox& b : image.boxes) {
+      if ((b.verdict < error_kinds) != errors) continue;
+      if (errors) ++counts[b.verdict];
+      if (++drawn > 200) continue;
+      const std::string score = b.verdict == kMissed ? "" : " " + formatted("%.2f", b.score),
+                        name = insight.classes[b.cls].name, label = shortened(name, 20) + score;
+      const std::string place =
+          concat("x='", number(b.x), "' y='", number(b.y), "' width='", number(std::max(0.0, b.w)),
+                 "' height='", number(std::max(0.0, b.h)), "'");
+      boxes += concat("<rect class='under' ", place, "/><rect class='o", int(b.verdict), "' ", place,
+                      "><title>", escaped(name), score, ": ", verdict_names[b.verdict], "</title></rect>");
+      if (!errors) continue;
+      const double width = 0.6 * font * double(label.size());
+      const cv::Rect2d text(std::max(0.0, std::min(b.x, w - width)),
+                            std::max(0.0, std::min(b.y - font / 4, double(h)) - font), width, font);
+      if (std::any_of(written.begin(), written.end(), [&](const auto& r) { return (r & text).area() > 0; }))
+        continue;
+      written.push_back(text);
+      texts += concat("<text x='", number(text.x), "' y='", number(text.y + font), "' style='fill:var(--o",
+                      int(b.verdict), ")'>", escaped(label), "</text>");
+    }
+  }
+  std::string html = concat("<figure><svg viewBox='0 0 ", w, " ", h, "' style='aspect-ratio:", w, "/", h,
+                            ";font-size:", formatted("%.1f", font), "px' role='img' aria-label='",
+                            escaped(about.file_name), "'>");
+  if (!uri.empty()) html += concat("<image width='", w, "' height='", h, "' href='", uri, "'/>");
+  const std::string name = std::filesystem::path(about.file_name).filename().string();
+  html += boxes + texts + "</svg><figcaption><b>" + escaped(name) + "</b> ";
+  std::string what;
+  for (int k = 0; k < error_kinds; ++k)
+    if (counts[k]) what += concat(what.empty() ? "" : ", ", counts[k], " ", verdict_names[k]);
+  html += what;
+  if (!error.empty()) html += "; " + escaped(error);
+  return html + "</figcaption></figure>";
+}
+
+std::string worst_html(const Insight& insight, const CocoDataset& truth, const Dataset* data,
+                       const std::function<void()>& between) {
+  std::unordered_map<int64_t, const CocoImage*> images;
+  for (const auto& i : truth.images) images[i.id] = &i;
+  std::unordered_map<int64_t, int64_t> records;
+  for (size_t i = 0; data && i < data->records.size(); ++i) records[data->records[i].image_id] = int64_t(i);
+  std::string html = concat("<h3 id='worst'>",
+                            insight.worst.empty() ? "No image has errors"
+                                                  : concat("The ", insight.worst.size(),
+                                                           insight.worst.size() == 1 ? " image" : " images",
+                                                           " with the most errors"),
+                            "</h3><p class='note key'>");
+  for (const Verdict o : {kRight, kWrongClass, kMisplaced, kBothWrong, kDuplicate, kBackground, kMissed})
+    html += concat("<span><i style='background:var(--o", int(o), ")'></i>", verdict_names[o], "</span> ");
+  html += concat("</p><p class='note'>Boxes with a score of ", formatted("%.2f", insight.working_score),
+                 " or more, and the objects that none of them has found. Ordered by objects not found and "
+                 "wrong boxes, these weighed by their score.</p><div class='images'>");
+  for (const ImageInsight& image : insight.worst) {
+    between();
+    const auto record = records.find(image.id);
+    html += image_html(image, insight, *images[image.id], record == records.end() ? nullptr : data,
+                       record == records.end() ? 0 : record->second);
+  }
+  return html + "</div>";
+}
+
+}  // namespace yolox

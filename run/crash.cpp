@@ -1,0 +1,232 @@
+#include "run/crash.hpp"
+
+namespace yolox {
+
+void CrashFile::put(const char* text, size_t size) {
+  while (size > 0) {
+    const ssize_t n = write(fd, text, size);
+    if (n > 0) {
+      text += n, size -= size_t(n);
+    } else if (n == 0 || errno != EINTR) {
+      if (fd == 2) return;
+      tell("no room in ");
+      fd = 2;
+    }
+  }
+}
+
+void CrashFile::put(uint64_t number, unsigned base) {
+  char digits[24], *first = std::end(digits);
+  do *--first = "0123456789abcdef"[number % base];
+  while (number /= base);
+  put(first, size_t(std::end(digits) - first));
+}
+
+void CrashFile::put_lines(const char* path, std::initializer_list<const char*> words) {
+  char text[4097];
+  const int from = open(path, O_RDONLY | O_CLOEXEC);
+  text[std::max<ssize_t>(0, read(from, text, sizeof text - 1))] = 0;
+  close(from);
+  for (const char *line = text, *end; (end = std::strchr(line, '\n')); line = end + 1)
+    for (const char* word : words)
+      if (std::strncmp(line, word, std::strlen(word)) == 0) put(line, size_t(end + 1 - line));
+}
+
+void CrashFile::tell(const char* what) {
+  for (const char* part : {"\n", what, crash_state.path, "\n"})
+    if (write(2, part, std::strlen(part)) < 0) return;
+}
+
+void put_context(CrashFile& out, const char* more) {
+  const auto& step = crash_state.steps[crash_state.step];
+  out.put("\nafter "), out.put(uint64_t(now() - crash_state.start)), out.put(" s, in thread ");
+  out.put(uint64_t(gettid())), out.put(" of process "), out.put(uint64_t(getpid())), out.put("\n");
+  out.put(step.text, step.size), out.put("\n\n");
+  out.put_lines("/proc/self/status", {"VmHWM:", "VmRSS:", "Threads:"});
+  out.put_lines("/proc/meminfo", {"MemTotal:", "MemAvailable:"});
+  out.put(more), out.put(*more ? "\n\n" : "\n"), out.put(crash_state.fixed);
+}
+
+void put_stack(CrashFile& out, void* const* frames, int depth, bool in_handler) {
+  out.put("\nstack: file+offset (addr2line -Cfie FILE OFFSET tells the line), function\n");
+  for (int i = 0; i < depth; ++i) {
+    // What follows a call that does not return is another function.
+    const uintptr_t address = uintptr_t(frames[i]) - (in_handler && i == 0 ? 0 : 1);
+    Dl_info info{};
+    link_map* map = nullptr;
+    dladdr1(reinterpret_cast<void*>(address), &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP);
+    const uintptr_t offset = address - (map ? map->l_addr : 0);
+    const char *file = map ? map->l_name : "?", *name = info.dli_sname ? info.dli_sname : "";
+    if (!*file) {  // this program, where dladdr() does not know static functions nor what is split off for
+                   // throws
+      file = crash_state.program;
+      for (size_t k = 0; k < crash_state.function_count; ++k) {
+        const auto& f = crash_state.functions[k];
+        if ((f.st_info & 15) == STT_FUNC && offset - f.st_value < f.st_size)
+          name = crash_state.names + f.st_name;
+      }
+    }
+    char* plain = in_handler ? nullptr : abi::__cxa_demangle(name, nullptr, nullptr, nullptr);
+    out.put(file), out.put("+0x"), out.put(offset, 16), out.put(" "), out.put(plain ? plain : name);
+    out.put("\n");
+    std::free(plain);
+  }
+  out.put("\n");
+}
+
+bool begin_report() {
+  int owner = 0;
+  const int self = gettid();
+  if (crash_state.writer.compare_exchange_strong(owner, self)) return true;
+  for (int i = 0; i < 500 && owner != self && crash_state.writer == owner; ++i) poll(nullptr, 0, 10);
+  return false;
+}
+
+void on_fatal_signal(int number, siginfo_t* info, void*) {
+  if (begin_report()) {
+    CrashFile out;
+    out.put("==== ended by SIG"), out.put(sigabbrev_np(number));
+    if (info->si_code > 0)
+      out.put(" at address 0x"), out.put(uintptr_t(info->si_addr), 16);
+    else
+      out.put(" from process "), out.put(uint64_t(info->si_pid));
+    put_context(out, "");
+    void* frames[64];
+    const int depth = backtrace(frames, 64);  // this function, the return from it to the kernel, what failed
+    put_stack(out, frames + 2, depth - 2, /*in_handler=*/true);
+  }
+  // What would have happened without us, once this handler returns: until then the signal is blocked.
+  sigaction(number, &crash_state.before[number], nullptr);
+  raise(number);
+}
+
+void write_crash(const char* more) noexcept {
+  if (!crash_state.on || !begin_report()) return;
+  CrashFile out;
+  const auto error = std::current_exception();
+  void* object;  // what an exception_ptr consists of: the address of the exception
+  static_assert(sizeof error == sizeof object);
+  std::memcpy(&object, &error, sizeof object);  // NOLINT(bugprone-undefined-memory-manipulation)
+  out.put("==== ended by ");
+  if (error) {
+    const char* type = abi::__cxa_current_exception_type()->name();
+    char* plain = abi::__cxa_demangle(type, nullptr, nullptr, nullptr);
+    out.put(plain ? plain : type);
+    std::free(plain);
+    try {
+      throw;
+    } catch (const std::exception& e) {
+      out.put(": "), out.put(e.what());
+    } catch (...) {}
+  } else {
+    out.put("std::terminate() without an exception");
+  }
+  put_context(out, more);
+  const auto& all = crash_state.thrown;
+  const auto* thrown =
+      std::find_if(all, std::end(all), [&](const Thrown& t) { return error && t.object == object; });
+  void* frames[64];
+  if (thrown != std::end(all)) {
+    put_stack(out, thrown->frames, thrown->depth, /*in_handler=*/false);
+  } else {
+    if (error) out.put("\nWhere it was thrown is not known. Where it was caught:");
+    put_stack(out, frames, backtrace(frames, 64), /*in_handler=*/false);
+  }
+  crash_state.writer = 0;
+}
+
+void on_terminate() {
+  write_crash();
+  std::signal(SIGABRT, SIG_DFL);  // it is told already
+  __gnu_cxx::__verbose_terminate_handler();
+}
+
+void map_functions() {
+  const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+  struct stat s {};
+  fstat(fd, &s);
+  void* data = mmap(nullptr, size_t(s.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
+  close(fd);
+  if (data == MAP_FAILED) return;
+  const char* file = static_cast<const char*>(data);
+  const auto* head = reinterpret_cast<const ElfW(Ehdr)*>(file);
+  const auto* sections = reinterpret_cast<const ElfW(Shdr)*>(file + head->e_shoff);
+  for (int i = 0; i < head->e_shnum; ++i) {
+    if (sections[i].sh_type != SHT_SYMTAB) continue;
+    crash_state.functions = reinterpret_cast<const ElfW(Sym)*>(file + sections[i].sh_offset);
+    crash_state.function_count = sections[i].sh_size / sizeof(ElfW(Sym));
+    crash_state.names = file + sections[sections[i].sh_link].sh_offset;
+  }
+}
+
+void crash_step(const std::string& text) {
+  CrashState& c = crash_state;
+  if (c.writer) return;
+  auto& next = c.steps[1 - c.step];
+  next.size = std::min(text.size(), sizeof next.text);
+  std::memcpy(next.text, text.data(), next.size);
+  c.step = 1 - c.step;
+}
+
+void crash_context(const std::string& folder, const std::string& text, const std::string& name) {
+  namespace fs = std::filesystem;
+  CrashState& c = crash_state;
+  std::error_code ignored;
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string command{std::istreambuf_iterator<char>(file), {}};
+  std::replace(command.begin(), command.end(), '\0', ' ');
+  utsname host{};
+  uname(&host);
+  char started[64];
+  const std::time_t moment = std::time(nullptr);
+  std::strftime(started, sizeof started, "%Y-%m-%d %H:%M:%S %z", std::localtime(&moment));
+  const std::string fixed =
+      concat(text, "\n\nstarted    ", started, "\ncommand    ", command, "\nfolder     ",
+             fs::current_path(ignored).string(), "\nhost       ", host.nodename, ", ", host.sysname, " ",
+             host.release, " ", host.machine, "\nsource     ", YOLOX_SOURCE_DIR, " at git revision ",
+             git_revision(), "\ncompiler   C++ ", __VERSION__, "\n");
+  c.fixed = strdup(fixed.c_str());
+  c.path = strdup((fs::absolute(folder, ignored) / name).c_str());
+  c.program = strdup(fs::read_symlink("/proc/self/exe", ignored).c_str());
+  c.start = now();
+  crash_step("before the first step");
+  if (c.on.exchange(true)) return;
+  map_functions();
+  void* frame;
+  backtrace(&frame, 1);  // loads libgcc, which a signal handler must not do
+
+  stack_t stack{};
+  stack.ss_sp = c.stack, stack.ss_size = sizeof c.stack;
+  sigaltstack(&stack, nullptr);
+  struct sigaction action {};
+  action.sa_sigaction = on_fatal_signal;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigfillset(&action.sa_mask);  // what fails inside of the handler is the end at once
+  for (const int number : kFatalSignals) sigaction(number, &action, &c.before[number]);
+  std::set_terminate(on_terminate);
+}
+
+void forget_thrown(void* object) {
+  for (auto& t : crash_state.thrown) {
+    if (t.object != object) continue;
+    const auto destroy = t.destroy;
+    t.object = nullptr;
+    if (destroy) destroy(object);
+    return;
+  }
+}
+
+void note_throw(void* object, std::type_info* type, void (*destroy)(void*)) {
+  static const auto real = reinterpret_cast<decltype(&note_throw)>(dlsym(RTLD_NEXT, "__cxa_throw"));
+  for (auto& t : crash_state.thrown) {
+    void* none = nullptr;
+    if (!crash_state.on || !t.object.compare_exchange_strong(none, object)) continue;
+    t.destroy = destroy;
+    t.depth = backtrace(t.frames, int(std::size(t.frames)));
+    real(object, type, forget_thrown);
+  }
+  real(object, type, destroy);
+  std::abort();  // it does not return
+}
+
+}  // namespace yolox

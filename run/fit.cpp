@@ -1,0 +1,59 @@
+#include "run/fit.hpp"
+
+namespace yolox {
+
+double Trial::operator()(int64_t images, int64_t accum) const {
+  return memory_of_step(images, std::min(accum, images), t.model, t.optimizer, t.scaler, step, base, largest,
+                        device, [&](const auto& body) {
+                          // The first time everything is slow, and of a GPU nothing is known.
+                          for (int i = 0; dtr.on() && i < (device.is_cpu() ? 1 : 2); ++i) dtr.run(body);
+                          dtr.run(body);
+                        });
+}
+
+std::string find_batch(Config& config, const Trial& trial, int64_t n, Ranks& ranks, Log& log) {
+  const int world = ranks.place.world;
+  // Ranks on the CPU share the memory of their machine; all go by the one that has least.
+  const double mine = memory_budget(trial.device) / (trial.device.is_cpu() ? ranks.place.local_world : 1),
+               budget = -ranks.max(-mine);
+  const auto found = largest_batch(
+      n / world, budget,
+      [&](int64_t images) {
+        const double bytes = ranks.max(trial(images, config.accum));
+        const DtrStep& s = trial.dtr.step();
+        const double slowdown = ranks.max(s.slowdown());
+        const bool fits = std::isfinite(bytes) && ranks.max(s.limit > Dtr::kSlack * s.budget) == 0;
+        const std::string times =
+            trial.dtr.on() ? concat(", ", rounded(slowdown), " times the computing") : "";
+        log.line(concat("bs auto: ", images, world > 1 ? " images a rank take " : " images take ",
+                        fits ? short_bytes(bytes) + times : "too much"));
+        if (!trial.dtr.on()) return bytes;
+        if (!fits || slowdown > config.dtr_slowdown) return std::numeric_limits<double>::infinity();
+        // What the process takes beside what DTR counts must not rule: only a budget above the machine's is
+        // none.
+        return ranks.max(s.budget) > budget ? bytes : std::min(bytes, budget);
+      },
+      trial.dtr.on() ? "a larger --dtr or --dtr-slowdown, or " : "");
+  config.bs = int(found) * world;
+  config.accum = std::min(config.accum, int(found));
+  return concat("--bs auto: ", config.bs, config.bs == n ? " (all images)" : "", ", of ", short_bytes(mine),
+                " that ", world > 1 ? "a rank" : "it", " may take");
+}
+
+std::string try_dtr(const Config& config, const Trial& trial, int64_t share, Ranks& ranks) {
+  const double bytes = ranks.max(trial(share, config.accum));
+  check(std::isfinite(bytes), "out of memory with --dtr ", config.dtr, " already in the first step; give ",
+        config.dtr == "auto" ? "a smaller --bs, --size or --model" : "a smaller --dtr");
+  const DtrStep& s = trial.dtr.step();
+  trial.dtr.check_budget(ranks.max(s.limit));
+  const double peak = ranks.max(s.peak), slowdown = ranks.max(s.slowdown());
+  std::vector<std::string> pinned;
+  for (const auto& [what, times] : s.pinned) pinned.push_back(concat(what, " (", times, " times)"));
+  return concat("dtr     ", trial.largest.height, "x", trial.largest.width, ": a step takes ",
+                short_bytes(peak), " of ", short_bytes(s.budget), "; ", s.again,
+                " results are computed again, ", rounded(slowdown), " times the computing",
+                s.limit > Dtr::kSlack * s.budget ? "; WARNING: more than is free" : "",
+                pinned.empty() ? "" : "; never dropped: " + listed(pinned, 5));
+}
+
+}  // namespace yolox

@@ -1,0 +1,112 @@
+#include "run/log.hpp"
+
+namespace yolox {
+
+void Lines::add(const std::string& text) const {
+  if (path.empty()) return;
+  const std::string line = text + "\n";
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (fd < 0) return;
+  const off_t end = lseek(fd, 0, SEEK_END);
+  for (size_t done = 0; done < line.size();) {
+    const ssize_t n = write(fd, line.data() + done, line.size() - done);
+    if (n <= 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      if (ftruncate(fd, end) < 0) errno = 0;  // a pipe or the like: what is written stays
+      break;
+    }
+    done += size_t(n);
+  }
+  close(fd);
+}
+
+void Log::line(const std::string& text) {
+  if (tty && in_place) std::cout << "\r\033[K";
+  in_place = false;
+  if (!quiet) std::cout << text << std::endl;
+  file.add(text);
+}
+
+void Log::fact(const std::string& text) {
+  constexpr size_t kHeading = 8, kColumns = 79;
+  std::string rest = text;
+  while (rest.size() > kColumns) {
+    const size_t blank = rest.rfind(' ', kColumns);
+    if (blank == std::string::npos || blank <= kHeading) break;
+    line(rest.substr(0, blank));
+    rest = std::string(kHeading, ' ') + rest.substr(blank + 1);
+  }
+  line(rest);
+}
+
+void Log::progress(const std::string& text, bool keep) {
+  if (keep || (!tty && now() - last > 30)) {
+    line(text);
+    last = now();
+  } else if (tty) {
+    winsize window{};
+    const size_t columns = ioctl(1, TIOCGWINSZ, &window) == 0 && window.ws_col > 1 ? window.ws_col - 1 : 79;
+    std::cout << "\r\033[K" << text.substr(0, columns) << std::flush;
+    in_place = true;
+  }
+}
+
+Metrics::Metrics(const std::string& path) : file{path} {
+  std::ifstream old(path);
+  std::string line, name;
+  std::getline(old, line);
+  std::istringstream head(line);
+  while (std::getline(head, name, ',')) columns.push_back(name);
+}
+
+void Metrics::cut(int64_t step) {
+  rewrite([&](const std::string& line) {
+    const size_t second = line.find(',') + 1, third = line.find(',', second) + 1;
+    if (second == 0 || third == 0) return std::string();
+    const int64_t count = std::atoll(line.c_str() + second);
+    return count < step || (count == step && line[third] != ',') ? line + "\n" : std::string();
+  });
+}
+
+void Metrics::row(const Row& cells) {
+  add_columns(cells);
+  std::ostringstream line;
+  line.precision(9);
+  for (size_t c = 0; c < columns.size(); ++c) {
+    if (c) line << ",";
+    for (const auto& [name, value] : cells)
+      if (name == columns[c] && !std::isnan(value)) line << value;
+  }
+  file.add(line.str());
+}
+
+void Metrics::add_columns(const Row& cells) {
+  const std::vector<std::string> before = columns;
+  size_t at = 0;
+  for (const auto& cell : cells) {
+    const auto known = std::find(columns.begin(), columns.end(), cell.first);
+    if (known == columns.end()) columns.insert(columns.begin() + std::ptrdiff_t(at), cell.first);
+    at = size_t(std::find(columns.begin(), columns.end(), cell.first) - columns.begin()) + 1;
+  }
+  if (columns == before) return;
+  if (before.empty()) return file.add(head());
+  rewrite([&](const std::string& line) {  // the cells of old rows move to where their columns are now
+    std::vector<std::string> old;
+    std::istringstream in(line + ",");
+    for (std::string cell; std::getline(in, cell, ',');) old.push_back(cell);
+    std::string moved;
+    for (size_t c = 0; c < columns.size(); ++c) {
+      const auto b = size_t(std::find(before.begin(), before.end(), columns[c]) - before.begin());
+      moved += (c ? "," : "") + (b < old.size() ? old[b] : "");
+    }
+    return moved + "\n";
+  });
+}
+
+std::string Metrics::head() const {
+  std::string text;
+  for (const auto& column : columns) text += (text.empty() ? "" : ",") + column;
+  return text;
+}
+
+}  // namespace yolox

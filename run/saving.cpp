@@ -1,0 +1,107 @@
+#include "run/saving.hpp"
+
+namespace yolox {
+
+bool is_finite(const GenericDict& weights) {
+  for (const auto& e : weights)
+    if (e.value().isTensor() && !torch::isfinite(e.value().toTensor()).all().item<bool>()) return false;
+  return true;
+}
+
+SavedRun newest_checkpoint(const std::string& run, std::vector<std::string>& notes, int64_t below) {
+  const auto paths = checkpoints_of(run);
+  check(!paths.empty(), run, " has no checkpoint, last.pth or step_N.pth; give the folder of a run");
+  std::string wrong;
+  for (const auto& path : paths) {
+    try {
+      const auto file = read_pth(path);
+      saved_settings(file, path);
+      const auto state = file.toGenericDict().at("train").toGenericDict();
+      check(is_finite(state.at("model").toGenericDict()), path, " has weights that are not finite");
+      const int64_t step = state.at("iteration").toInt();
+      if (step < below) return {path, file, step, state.at("images").toInt()};
+      wrong = concat(path, " is of step ", step);
+    } catch (const std::exception& e) {
+      wrong = e.what();
+      if (path != paths.back())
+        notes.push_back(concat("warning: ", wrong, "; the checkpoint before it is taken"));
+    }
+  }
+  fail(wrong);
+}
+
+void save_last(const std::string& run, const GenericDict& file, int64_t step, int64_t before, int64_t keep) {
+  namespace fs = std::filesystem;
+  const fs::path last = fs::path(run) / "last.pth";
+  std::error_code error;
+  if (keep > 0 && before >= 0 && before != step) {
+    const fs::path older = fs::path(run) / concat("step_", before, ".pth");
+    fs::remove(older, error);
+    fs::create_hard_link(last, older, error);
+    if (error) fs::copy_file(last, older, error);  // where the file system has no links
+  }
+  write_pth(last.string(), file);
+  int64_t kept = 0;
+  for (const auto& path : checkpoints_of(run))
+    if (path != last.string() && ++kept > keep) fs::remove(path, error);
+}
+
+SavedRun resume_settings(Flags& flags, const std::string& run, std::vector<std::string>& notes) {
+  usage_check(!flags.was_given("weights"),
+              "--weights and --resume exclude each other: a resumed run has its weights");
+  usage_check(!flags.was_given("out"),
+              "--out and --resume exclude each other: a resumed run stays in its folder");
+  const SavedRun saved = newest_checkpoint(run, notes);
+  const auto values = flags.values();
+  const std::map<std::string, std::string> now(values.begin(), values.end());
+  for (const auto& [name, value] : saved_settings(saved.file, saved.path)) {
+    if (!flags.was_given(name))
+      flags.set(name, value);
+    else if (now.at(name) != value)
+      notes.push_back(concat("--", name, " ", now.at(name), " instead of the run's ", value));
+  }
+  if (flags.was_given("gpus") != flags.was_given("procs"))  // which takes the place of the other
+    flags.set(flags.was_given("gpus") ? "procs" : "gpus", "0");
+  return saved;
+}
+
+bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
+  RECORD_USER_SCOPE("saving");
+  if (!writes) {
+    at = now();
+    if (name == "last.pth") in_last = t.iteration;
+    return true;
+  }
+  const auto file = checkpoint(t, info, settings, per_epoch, images);
+  at = now();
+  const auto write = [&] {
+    if (name != "last.pth") return write_pth(run + "/" + name, file);
+    save_last(run, file, t.iteration, in_last, keep);
+    in_last = t.iteration;
+  };
+  return try_to_save(write, log, must);
+}
+
+void Saver::try_out(Training& t, Log& log) {
+  if (!writes) return;
+  save(t, "profile.pth", log);
+  std::filesystem::remove(run + "/profile.pth");
+}
+
+void Saver::load(Training& t, const SavedRun& saved) {
+  load_checkpoint(t, saved.file, per_epoch, saved.path);
+  in_last = std::filesystem::path(saved.path).filename() == "last.pth" ? t.iteration : -1;
+}
+
+SavedRun find_run(Config& config, std::string& run, std::vector<std::string>& notes) {
+  run = config.resume == "newest" ? newest_run() : config.resume;
+  usage_check(!run.empty(), "--resume: there is no run with a checkpoint below runs/; give its folder");
+  const SavedRun saved = resume_settings(config, run, notes);
+  for (const auto& [name, value] : saved_settings(saved.file, saved.path))
+    usage_check(name != "freeze" || value == config.freeze, "--freeze ", config.freeze,
+                " differs from the run's '", value,
+                "', and its optimizer knows other weights; start from its last.pth with --weights");
+  return saved;
+}
+
+}  // namespace yolox

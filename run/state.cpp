@@ -1,0 +1,110 @@
+#include "run/state.hpp"
+
+namespace yolox {
+
+std::vector<Tensor> tensors_of(YOLOX& model) {
+  std::vector<Tensor> all = model->parameters();
+  for (const Tensor& b : model->buffers()) all.push_back(b);
+  return all;
+}
+
+std::vector<Tensor> tensors_of(Training& t) {
+  std::vector<Tensor> all = tensors_of(t.model);
+  if (!t.ema.is_empty())
+    for (const Tensor& x : tensors_of(t.ema)) all.push_back(x);
+  for (const Tensor& x : t.optimizer.state()) all.push_back(x);
+  if (t.scaler.enabled) all.push_back(t.scaler.scale), all.push_back(t.scaler.growth_tracker);
+  return all;
+}
+
+void move(YOLOX& model, torch::Device device, at::ScalarType type) {
+  model->to(device);
+  for (const Tensor& t : tensors_of(model))
+    if (t.is_floating_point()) t.set_data(t.to(type));
+}
+
+YOLOX copy_of(const YOLOX& model, const std::string& name, torch::Device device) {
+  YOLOX copy(name, model->num_classes);
+  move(copy, device, model->parameters()[0].scalar_type());
+  channels_last(*copy);
+  load_state_dict(*copy, to_dict(state_dict(*model)), "the model");
+  copy->eval();
+  return copy;
+}
+
+c10::IValue random_state(torch::Device device) {
+  auto states = empty_list();
+  states.push_back(at::globalContext().defaultGenerator(torch::kCPU).get_state());
+  if (device.is_cuda()) states.push_back(at::globalContext().defaultGenerator(device).get_state());
+  return states;
+}
+
+void set_random_state(const c10::IValue& state, torch::Device device) {
+  const auto states = state.toListRef();
+  at::Generator cpu = at::globalContext().defaultGenerator(torch::kCPU);
+  cpu.set_state(states.at(0).toTensor());
+  if (!device.is_cuda() || states.size() < 2) return;  // the run moved between devices
+  at::Generator own = at::globalContext().defaultGenerator(device);
+  own.set_state(states[1].toTensor());
+}
+
+GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& settings, int64_t per_epoch,
+                       int64_t images) {
+  auto flags = empty_dict(), state = empty_dict(), top = empty_dict();
+  for (const auto& [name, value] : settings) flags.insert(name, value);
+  state.insert("model",
+               to_dict(state_dict(*t.model)));  // the weights themselves: "model" on top holds their average
+  state.insert("iteration", t.iteration), state.insert("ema_updates", t.ema_updates);
+  state.insert("skipped", t.skipped), state.insert("stale", t.stale);
+  state.insert("epochs", t.epochs), state.insert("lr_factor", t.lr_factor),
+      state.insert("returns", t.returns);
+  state.insert("random", random_state(t.scaler.scale.device()));
+  if (t.scaler.enabled) {
+    state.insert("scale", t.scaler.scale.item<double>());
+    state.insert("growth_tracker", t.scaler.growth_tracker.item<int64_t>());
+  }
+  state.insert("per_epoch", per_epoch), state.insert("images", images);
+  state.insert("settings", flags);
+  top.insert("start_epoch", t.iteration / per_epoch);
+  top.insert("model", to_dict(state_dict(*t.judged())));
+  top.insert("optimizer", state_dict(t.optimizer));
+  top.insert("best_ap", t.best_ap), top.insert("curr_ap", t.ap);
+  top.insert("yolox", to_dict(info)), top.insert("train", state);
+  return top;
+}
+
+Settings saved_settings(const c10::IValue& file, const std::string& path) {
+  check(file.isGenericDict() && file.toGenericDict().contains("train"), path,
+        " holds no state of a training; start from it with --weights");
+  Settings settings;
+  for (const auto& e : file.toGenericDict().at("train").toGenericDict().at("settings").toGenericDict())
+    settings.emplace_back(e.key().toStringRef(), e.value().toStringRef());
+  return settings;
+}
+
+void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, const std::string& path) {
+  const auto top = file.toGenericDict();
+  const auto state = top.at("train").toGenericDict();
+  const auto load_all = [&](YOLOX& into, const c10::IValue& weights) {
+    const auto report = load_state_dict(*into, weights.toGenericDict(), path);
+    check(report.complete(), path, " does not hold this model: ", to_string(report));
+  };
+  load_all(t.model, state.at("model"));
+  if (!t.ema.is_empty()) load_all(t.ema, top.at("model"));
+  load_state_dict(t.optimizer, top.at("optimizer").toGenericDict(), path);
+  if (t.scaler.enabled && state.contains("scale")) {  // else the run had no --amp fp16 so far
+    t.scaler.scale.fill_(state.at("scale").toDouble());
+    t.scaler.growth_tracker.fill_(state.at("growth_tracker").toInt());
+  }
+  t.iteration = state.at("iteration").toInt(), t.ema_updates = state.at("ema_updates").toInt();
+  t.skipped = state.at("skipped").toInt(), t.stale = state.at("stale").toInt();
+  t.best_ap = top.at("best_ap").toDouble(), t.ap = top.at("curr_ap").toDouble();
+  t.epochs = state.at("epochs").toInt();
+  t.lr_factor = state.at("lr_factor").toDouble(), t.returns = state.at("returns").toInt();
+  set_random_state(state.at("random"), t.scaler.scale.device());
+  check(state.at("per_epoch").toInt() == per_epoch, path, " has ", state.at("per_epoch").toInt(),
+        " steps an epoch; with this --bs and data there are ", per_epoch,
+        ": keep them, or start from it with --weights");
+}
+
+}  // namespace yolox
