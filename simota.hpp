@@ -6,7 +6,7 @@
 //
 // The whole batch is one computation in tensor operations of shapes known on the host: no loop over objects,
 // no wait for the device. Memory is bounded: pairs of objects and points are formed in chunks of at most
-// kMaxPairs.
+// max_pairs, kMaxPairs by default. The size of the chunks does not change the result.
 //
 // B images, G objects per image (padded), A anchor points, K candidate slots per image, C classes.
 #pragma once
@@ -60,7 +60,7 @@ inline Tensor in_centre(const Tensor& point_x, const Tensor& point_y, const Tens
 // [n].
 inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Tensor& cls,
                                const Anchors& anchors, const Tensor& gt, const Tensor& gt_class,
-                               const Tensor& counts) {
+                               const Tensor& counts, int64_t max_pairs = kMaxPairs) {
   const int64_t n = boxes.size(0), points = boxes.size(1), rows = gt.size(1);
   const auto index = counts.options();
   const Tensor x = (anchors.grid.select(1, 0) + 0.5) * anchors.stride;  // [A] centre of the cell, pixels
@@ -72,7 +72,7 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
   // Candidates, packed to the front in the order of the points: of each level a square of `side` x `side`
   // cells for each object at most.
   Tensor candidate = torch::zeros({n, points}, index.dtype(torch::kBool));
-  const int64_t step = std::max<int64_t>(1, kMaxPairs / (n * points));
+  const int64_t step = std::max<int64_t>(1, max_pairs / (n * points));
   for (int64_t r = 0; r < rows; r += step) {
     const int64_t end = std::min(rows, r + step);
     candidate.logical_or_(in_centre(x, y, gt_x.slice(1, r, end), gt_y.slice(1, r, end), radius)
@@ -109,7 +109,7 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
   Tensor best_cost = torch::full({n, slots}, infinity, index.dtype(torch::kDouble));
   Tensor best_row = torch::full({n, slots}, -1, index), taken_by = best_row.clone(),
          times_taken = torch::zeros_like(best_row);
-  const int64_t row_step = std::max<int64_t>(1, kMaxPairs / (n * slots));
+  const int64_t row_step = std::max<int64_t>(1, max_pairs / (n * slots));
   for (int64_t r = 0; r < rows; r += row_step) {
     const int64_t end = std::min(rows, r + row_step);
     const Tensor row_id = torch::arange(r, end, index).view({1, -1, 1});
@@ -149,7 +149,7 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
 // boxes: the decoded predictions [B, A, 4]. In float32 or more, outside autocast and autograd. An image
 // without objects, or whose only object lies out of reach of every point, has background alone.
 inline Assignment simota(const Tensor& boxes, const Tensor& obj, const Tensor& cls, const Anchors& anchors,
-                         const Targets& targets) {
+                         const Targets& targets, int64_t max_pairs = kMaxPairs) {
   torch::NoGradGuard no_grad;
   const int64_t batch = boxes.size(0), points = boxes.size(1);
   const auto index = torch::TensorOptions(torch::kLong).device(boxes.device());
@@ -162,7 +162,7 @@ inline Assignment simota(const Tensor& boxes, const Tensor& obj, const Tensor& c
     int64_t end = b, rows = 0;
     for (; end < batch; ++end) {
       const int64_t padded = std::max(rows, targets.counts[end]);
-      if (end > b && (end + 1 - b) * padded * points > kMaxPairs) break;
+      if (end > b && (end + 1 - b) * padded * points > max_pairs) break;
       rows = padded;
     }
     if (rows == 0) {
@@ -171,7 +171,8 @@ inline Assignment simota(const Tensor& boxes, const Tensor& obj, const Tensor& c
     } else {
       auto part = simota_chunk(boxes.slice(0, b, end), obj.slice(0, b, end), cls.slice(0, b, end), anchors,
                                targets.boxes.slice(0, b, end).slice(1, 0, rows).to(boxes.scalar_type()),
-                               targets.classes.slice(0, b, end).slice(1, 0, rows), counts.slice(0, b, end));
+                               targets.classes.slice(0, b, end).slice(1, 0, rows), counts.slice(0, b, end),
+                               max_pairs);
       matched.push_back(part.matched);
       iou.push_back(part.iou);
     }

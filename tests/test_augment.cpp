@@ -80,7 +80,7 @@ Map random_map(Rng& rng, cv::Size from, cv::Size to) {
 
 // ---- types and settings ----
 
-TEST_CASE("a4 transforms are typed uint8") {
+TEST_CASE("transforms are typed uint8") {
   static_assert(!std::is_constructible_v<Image, cv::Mat_<cv::Vec3f>>);
   static_assert(!std::is_convertible_v<cv::Mat_<cv::Vec3f>, Image>);
   static_assert(!std::is_assignable_v<Image&, cv::Mat_<cv::Vec3f>>);
@@ -102,7 +102,7 @@ TEST_CASE("a4 transforms are typed uint8") {
   CHECK(Image(cv::Mat(2, 3, CV_8UC3)).size() == cv::Size(3, 2));
 }
 
-TEST_CASE("a7 OpenCV runs no threads and no OpenCL of its own") {
+TEST_CASE("OpenCV runs no threads and no OpenCL of its own") {
   std::set<std::thread::id> ids;  // of the threads that take part in loops of OpenCV's
   const auto loop = [&] {
     std::mutex mutex;
@@ -240,7 +240,7 @@ TEST_CASE("draws stay in their ranges, and share of each is as set") {
 
 // ---- colour ----
 
-TEST_CASE("a1 hue shifts act on BGR") {
+TEST_CASE("hue shifts act on BGR") {
   const auto jittered = [](cv::Vec3b pixel, HsvDraw hsv) {
     const Album album{{{coloured({8, 8}, pixel), {}}}};
     return composed(album, {0, {}, {}, {hsv, false}}, {8, 8}).image(3, 3);

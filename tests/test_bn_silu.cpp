@@ -77,7 +77,7 @@ TEST_CASE("evaluation, other memory orders and other types equal torch's two ope
   CHECK(bn->num_batches_tracked.item<int64_t>() == before + 1);
 }
 
-TEST_CASE("b6 the number of threads changes no bit") {
+TEST_CASE("the number of threads changes no bit") {
   torch::manual_seed(2);
   const Tensor x = torch::randn({4, 24, 50, 41}).contiguous(torch::MemoryFormat::ChannelsLast);
   const int threads = torch::get_num_threads();

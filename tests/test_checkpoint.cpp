@@ -19,11 +19,6 @@ void write_bytes(const std::string& path, std::string_view bytes) {
   std::ofstream(path, std::ios::binary).write(bytes.data(), bytes.size());
 }
 
-std::string read_bytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 using Records = std::vector<std::pair<std::string, std::string>>;
 
 std::string zip_bytes(const Records& records) {
@@ -202,7 +197,7 @@ TEST_CASE("a file comes back as it was written") {
   check_sample(read_pth(dir / "a.pth"), value);
 
   // torch's own reader is a second opinion on the container and the pickle.
-  const std::string bytes = read_bytes(dir / "a.pth");
+  const std::string bytes = contents(dir / "a.pth");
   const auto theirs =
       torch::pickle_load({bytes.begin(), bytes.end()}).toGenericDict().at("model").toGenericDict();
   for (const auto& entry : value.at("model").toGenericDict())
@@ -210,9 +205,9 @@ TEST_CASE("a file comes back as it was written") {
 
   // Same content, same bytes, whatever the name; data aligned to 64 bytes.
   write_pth(dir / "b.pth", value);
-  CHECK(read_bytes(dir / "b.pth") == bytes);
+  CHECK(contents(dir / "b.pth") == bytes);
   write_pth(dir / "c.pth", torch::full({1}, 0x41424344, torch::kInt));
-  CHECK(read_bytes(dir / "c.pth").find("DCBA") % 64 == 0);
+  CHECK(contents(dir / "c.pth").find("DCBA") % 64 == 0);
 
   // Tensors own their memory: what happens to the file later is none of their business.
   const auto read = read_pth(dir / "a.pth");
@@ -274,7 +269,7 @@ TEST_CASE("a write that fails leaves the old file and nothing else") {
   CHECK(read_pth(dir / "a.pth").toInt() == 2);
 }
 
-TEST_CASE("e6: files go to Python and back") {
+TEST_CASE("files go to Python and back" * starts_programs) {
   if (python().empty()) {
     MESSAGE("skipped: no Python with torch (set YOLOX_PYTHON)");
     return;
@@ -396,12 +391,12 @@ TEST_CASE("files that are no checkpoint are called what they are") {
 
   // As a zip program packs it: the method field of the directory is not 0.
   write_pickle(dir / "x.pth", kProto + "N.");
-  std::string bytes = read_bytes(dir / "x.pth");
+  std::string bytes = contents(dir / "x.pth");
   bytes[bytes.find("PK\x01\x02") + 10] = 8;
   refuse(bytes, "compressed");
   // Without checksums, as torch.serialization.set_crc32_options(False) leaves it.
   write_pickle(dir / "x.pth", kProto + "N.");
-  bytes = read_bytes(dir / "x.pth");
+  bytes = contents(dir / "x.pth");
   const size_t crc = bytes.find("PK\x01\x02") + 16;
   std::fill_n(bytes.begin() + crc, 4, '\0');
   write_bytes(dir / "x.pth", bytes);
@@ -526,7 +521,7 @@ TEST_CASE("hostile pickles run nothing and take no memory") {
   write_pickle(dir / "a.pth",
                kProto + "(" + storage("ByteStorage", "0", 1) + storage("ByteStorage", "1", 1) + "t.",
                {{"data/0", std::string(1 << 20, 'a')}, {"data/1", "b"}});
-  std::string bytes = read_bytes(dir / "a.pth");
+  std::string bytes = contents(dir / "a.pth");
   const size_t first = bytes.find("archive/data/0", bytes.find("PK\x01\x02")),
                second = bytes.find("archive/data/1", first);
   bytes.replace(second + 14 + 4, 24, bytes.substr(first + 14 + 4, 24));
@@ -541,7 +536,7 @@ TEST_CASE("torn and flipped files end in an error or a value") {
   const TempDir dir;
   auto value = sample();
   write_pth(dir / "a.pth", value);
-  const std::string good = read_bytes(dir / "a.pth");
+  const std::string good = contents(dir / "a.pth");
   std::mt19937_64 random(1);
   const double before = peak_memory_mb();
   int errors = 0, total = 0;
@@ -598,7 +593,7 @@ TEST_CASE("state_dict has Python's order") {
   CHECK(state_dict(*model)[2].second.is_alias_of(model->stem->weight));
 }
 
-TEST_CASE("e6: weights go in by name, with a report of the rest") {
+TEST_CASE("weights go in by name, with a report of the rest") {
   const TempDir dir;
   Tiny from, to, other(3);
   torch::NoGradGuard no_grad;
@@ -684,7 +679,7 @@ TEST_CASE("weights are found where people put them") {
               "\"model\" is the Python object ultralytics.nn.tasks.DetectionModel");
 }
 
-TEST_CASE("a2 a3: names, colour order and value range travel with the weights") {
+TEST_CASE("names, colour order and value range travel with the weights") {
   const TempDir dir;
   for (const bool legacy : {false, true}) {
     WeightsInfo info{"yolox-nano", {"cat", "caf\xC3\xA9"}, 416, 640, legacy};

@@ -5,7 +5,7 @@
 using namespace yolox;
 using torch::Tensor;
 
-TEST_CASE("b1 evaluation leaves the model in the mode it was in, and its statistics alone") {
+TEST_CASE("evaluation leaves the model in the mode it was in, and its statistics alone") {
   const Dataset data = shapes_dataset(0, 1, 3);
   torch::manual_seed(0);
   YOLOX model("yolox-nano", int(data.classes.size()));

@@ -88,8 +88,7 @@ TEST_CASE(
   CHECK(l["obj"].item<float>() == doctest::Approx(points * std::log(2.) / 10).epsilon(1e-5));
 }
 
-TEST_CASE(
-    "g1 the loss passes autograd's anomaly mode, half and bfloat16 predictions are computed in float32") {
+TEST_CASE("the loss passes autograd's anomaly mode, half and bfloat16 predictions are computed in float32") {
   torch::autograd::AnomalyMode::set_enabled(true);
   const int64_t points = make_anchors(96, 96, torch::kFloat).stride.numel();
   const Targets t{torch::tensor({{{40.f, 40.f, 30.f, 30.f}}}), torch::tensor({{int64_t(0)}}), {1}};

@@ -175,7 +175,7 @@ TEST_CASE("SGD, Adam and AdamW equal torch's own optimizers") {
   CHECK_THROWS_WITH_AS(Optimizer("lion", {}, false), doctest::Contains("choose sgd"), std::runtime_error);
 }
 
-TEST_CASE("c3 Adam's eps is 1e-3 under fp16: a vanishing gradient moves nothing wildly") {
+TEST_CASE("Adam's eps is 1e-3 under fp16: a vanishing gradient moves nothing wildly") {
   auto move = [](bool fp16) {
     torch::nn::Linear l(1, 1);
     const Tensor before = l->weight.detach().clone();
@@ -188,7 +188,7 @@ TEST_CASE("c3 Adam's eps is 1e-3 under fp16: a vanishing gradient moves nothing 
   CHECK(move(false) > 1e-2);
 }
 
-TEST_CASE("c4 frozen parameters are in no group, and stay equal to the bit after steps with decay") {
+TEST_CASE("frozen parameters are in no group, and stay equal to the bit after steps with decay") {
   YOLOX model("yolox-nano", 2);
   for (auto& p : model->backbone->parameters()) p.set_requires_grad(false);
   const Tensor before = model->backbone->backbone->stem->conv->conv->weight.clone();
@@ -222,7 +222,7 @@ TEST_CASE("clipping: to the norm, not below it, and off") {
   CHECK(torch::equal(g[0], torch::full({9}, 4.0)));
 }
 
-TEST_CASE("c1 an optimizer's state goes on where it was, with the learning rate of its latest step") {
+TEST_CASE("an optimizer's state goes on where it was, with the learning rate of its latest step") {
   torch::manual_seed(2);
   torch::nn::Linear a(3, 2), b(3, 2);
   for (const char* kind : {"sgd", "adamw"}) {
@@ -237,7 +237,7 @@ TEST_CASE("c1 an optimizer's state goes on where it was, with the learning rate 
   }
 }
 
-TEST_CASE("g7 the gradient scaler unscales before clipping, skips what is not finite, backs off and grows") {
+TEST_CASE("the gradient scaler unscales before clipping, skips what is not finite, backs off and grows") {
   GradScaler scaler(true, torch::kCPU);
   const auto finite = [&](const std::vector<Tensor>& g) {
     scaler.unscale(g);

@@ -62,7 +62,6 @@ TEST_CASE("telling: operations are those that papers count, for any size, and no
 
 TEST_CASE("telling: a row after the first step, each second, at the end of an epoch and of the run") {
   Told told;
-  quietly([&] { told.tell->heading(); });
   told.step(0, 8), told.step(1, 1), told.step(2, 3);
   usleep(1050000);
   told.step(3, 5, 1, {1000, 5, 2, 8});  // no end of an epoch
@@ -91,7 +90,6 @@ TEST_CASE("telling: no row where each step overflowed") {
 TEST_CASE("telling: speed and waiting are those of the steps alone; what is left ends with nothing") {
   Told told;
   usleep(kLongWait);
-  quietly([&] { told.tell->heading(); });
   const auto newest = [&](int64_t i) {
     told.step(i, 1, 1, {1000, 1, 8, 8});
     return told.rows().back();
@@ -198,7 +196,7 @@ TEST_CASE("telling: remarks on the steps are in the log; classes without a box a
     if (has(line, "no box to")) CHECK_MESSAGE(line.size() <= 80, line);
 }
 
-TEST_CASE("f3 telling: with DTR, its peak and its share of the time stand in the line, the rest in metrics") {
+TEST_CASE("telling: with DTR, its peak and its share of the time stand in the line, the rest in metrics") {
   TempDir dir;
   Log log{dir / "log.txt"};
   Telling tell(dir.path.string(), log, 0, true, 0, /*dtr=*/true);

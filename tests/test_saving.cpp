@@ -48,7 +48,7 @@ WeightsInfo nano_info(const std::vector<std::string>& classes = {}) {
 
 }  // namespace
 
-TEST_CASE("c1 checkpoints: the newest that is whole is taken, what is torn is said") {
+TEST_CASE("checkpoints: the newest that is whole is taken, what is torn is said") {
   TempDir dir;
   std::vector<std::string> notes;
   CHECK(has(error_of([&] { newest_checkpoint(dir.path.string(), notes); }), "has no checkpoint"));
@@ -116,7 +116,7 @@ TEST_CASE("checkpoints: a run without a step makes room, a run with one does not
   CHECK(std::filesystem::exists(dir / "notes.txt"));
 }
 
-TEST_CASE("c1 checkpoints: the state of torch's random numbers is put back") {
+TEST_CASE("checkpoints: the state of torch's random numbers is put back") {
   torch::manual_seed(5);
   torch::rand({7});
   const auto state = random_state(torch::kCPU);
@@ -126,7 +126,7 @@ TEST_CASE("c1 checkpoints: the state of torch's random numbers is put back") {
   CHECK(torch::equal(torch::rand({3}), next));
 }
 
-TEST_CASE("c1 checkpoints: one with weights that are not finite is none to go on from") {
+TEST_CASE("checkpoints: one with weights that are not finite is none to go on from") {
   TempDir dir;
   std::vector<std::string> notes;
   save_last(dir.path.string(), a_file(5), 5, -1, 1);
@@ -142,8 +142,8 @@ TEST_CASE("c1 checkpoints: one with weights that are not finite is none to go on
 }
 
 TEST_CASE(
-    "c1 g4 checkpoints: the scaler, the rates and the counts of a run come back; --keep-going goes back "
-    "further if it must") {
+    "checkpoints: the scaler, the rates and the counts of a run come back; --keep-going goes back further if "
+    "it must") {
   TempDir dir;
   const auto training = [](bool fp16) { return small_training(fp16); };
   Training t = training(true);
@@ -271,7 +271,7 @@ TEST_CASE("resuming: settings are those of the run, but for those given again; a
   CHECK(notes == std::vector<std::string>{"--seed 6 instead of the run's 5"});
 }
 
-TEST_CASE("g6 saving: what cannot be saved is said and the run goes on; its end is tried again") {
+TEST_CASE("saving: what cannot be saved is said and the run goes on; its end is tried again") {
   TempDir dir;
   Log log(dir / "log.txt");
   Training t = small_training();
@@ -302,7 +302,7 @@ TEST_CASE("g6 saving: what cannot be saved is said and the run goes on; its end 
   CHECK_FALSE(std::filesystem::exists(dir / "gone/profile.pth"));
 }
 
-TEST_CASE("c1 saving: a checkpoint gone on from is kept as the one before, but not in place of a torn one") {
+TEST_CASE("saving: a checkpoint gone on from is kept as the one before, but not in place of a torn one") {
   TempDir dir;
   Log log(dir / "log.txt");
   Training t = small_training();
@@ -321,7 +321,7 @@ TEST_CASE("c1 saving: a checkpoint gone on from is kept as the one before, but n
   CHECK(step_of(read_pth(dir / "step_4.pth")) == 4);
 }
 
-TEST_CASE("g4 saving: a step that went wrong is kept with all that went into it and came out") {
+TEST_CASE("saving: a step that went wrong is kept with all that went into it and came out") {
   TempDir dir;
   Training t = small_training();
   t.iteration = 41;
@@ -352,7 +352,7 @@ TEST_CASE("g4 saving: a step that went wrong is kept with all that went into it 
   CHECK(has(save_bad_step(dir / "gone", t, batch, data, n, 0.5, {128, 192}, true), "could not be saved"));
 }
 
-TEST_CASE("c1 checkpoints: weights of another model are not gone on with, and say how to start from them") {
+TEST_CASE("checkpoints: weights of another model are not gone on with, and say how to start from them") {
   TempDir dir;
   Training three = small_training(false, 3), two = small_training(false, 2);
   const auto file = checkpoint(three, nano_info({"a", "b", "c"}), {}, 10, 80);
@@ -377,7 +377,7 @@ TEST_CASE("c1 checkpoints: weights of another model are not gone on with, and sa
       has(error_of([&] { start_from(three.model, dir / "x.pth", tiny, notes); }), "use --model yolox-nano"));
 }
 
-TEST_CASE("c1 checkpoints: every count of a run comes back, and the random numbers") {
+TEST_CASE("checkpoints: every count of a run comes back, and the random numbers") {
   Training t = small_training();
   t.iteration = 31, t.ema_updates = 28, t.skipped = 3, t.epochs = 2, t.stale = 1, t.returns = 4;
   t.ap = 0.25, t.best_ap = 0.5, t.lr_factor = 0.125;

@@ -43,7 +43,7 @@ cv::Mat_<uint8_t> painted(const std::string& name, double radius) {
   cv::Mat_<cv::Vec3b> image(100, 100, cv::Vec3b(0, 0, 0));
   cv::Mat_<uint8_t> mask(100, 100, uint8_t{0});
   shapes_detail::Dice rng(1, 0, 0);
-  shapes_detail::Item item;
+  shapes_detail::Shape item;
   item.outline = shapes_detail::kClasses[cls].outline;
   item.cls = cls, item.radius = radius, item.cx = item.cy = 50;
   shapes_detail::paint(rng, item, 7, image, mask);
@@ -163,7 +163,7 @@ TEST_CASE("an object seen to less than 30 % has no box, what hides it has one, a
   for (const double offset :
        {0.0, 14.0, 18.0, 24.0, 50.0}) {  // columns of a square that the one in front leaves
     cv::Mat_<uint8_t> mask(60, 120, uint8_t{0});
-    std::vector<shapes_detail::Item> items(3);
+    std::vector<shapes_detail::Shape> items(3);
     items[0].cls = 3, items[1].cls = 5, items[2].cls = -1;
     const cv::Rect back(10, 10, 50, 40), front(10 + int(offset), 10, 50, 40), line(0, 55, 120, 2);
     mask(back) = 1, mask(front) = 2, mask(line) = 3;
