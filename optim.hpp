@@ -68,6 +68,14 @@ inline void training_mode(torch::nn::Module& model) {
       module->eval();
 }
 
+// The parameters that are trained, in the order in which the model declares them.
+inline std::vector<Tensor> learning(const torch::nn::Module& model) {
+  std::vector<Tensor> parameters;
+  for (const Tensor& p : model.parameters())
+    if (p.requires_grad()) parameters.push_back(p);
+  return parameters;
+}
+
 // Gradients of all groups, those that are defined.
 inline std::vector<Tensor> gradients(const std::vector<ParamGroup>& groups) {
   std::vector<Tensor> grads;

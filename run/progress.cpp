@@ -219,8 +219,8 @@ void Telling::record(int64_t steps, double epoch, const StepNumbers& n, double l
   events->scalars(steps, scalars);
 }
 
-void tell_plan(Telling& tell, Log& log, const Config& config, const Splits& splits, YOLOX& model,
-               ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks) {
+void log_plan(Telling& tell, Log& log, const Config& config, const Splits& splits, YOLOX& model,
+              ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks) {
   const Dataset &data = splits.train, &val = splits.val;
   tell.settings(config);
   log.fact(concat("data    ", data.records.size(), " images to train (", data.name, "), ", val.records.size(),
@@ -244,11 +244,6 @@ void tell_plan(Telling& tell, Log& log, const Config& config, const Splits& spli
   if (const auto odd = Watch::learning_rate(config.optimizer, config.lr, plan.batch, fine_tuned);
       !odd.empty())
     log.line(odd);
-}
-
-void tell_memory(const DtrStep& s, int64_t i, const std::string& run, Log& log) {
-  save_picture(run + "/dtr_trace.png", draw_memory(s.samples, s.budget, s.backward));
-  log.line(concat("memory over step ", i, ", with --dtr and without: ", run, "/dtr_trace.png"));
 }
 
 }  // namespace yolox

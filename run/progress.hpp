@@ -105,11 +105,8 @@ class Telling {
   double waited = 0, waited_in_all = 0, seconds_in_all = 0;
 };
 
-// What it is going to do, in the log.
-void tell_plan(Telling& tell, Log& log, const Config& config, const Splits& splits, YOLOX& model,
-               ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks);
-
-// --dtr-trace
-void tell_memory(const DtrStep& s, int64_t i, const std::string& run, Log& log);
+// Logs settings, data, model, ranks, and the length of the run.
+void log_plan(Telling& tell, Log& log, const Config& config, const Splits& splits, YOLOX& model,
+              ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks);
 
 }  // namespace yolox

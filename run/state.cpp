@@ -68,7 +68,7 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
   top.insert("start_epoch", t.iteration / per_epoch);
   top.insert("model", to_dict(state_dict(*t.judged())));
   top.insert("optimizer", state_dict(t.optimizer));
-  top.insert("best_ap", t.best_ap), top.insert("curr_ap", t.ap);
+  top.insert("best_ap", t.best_ap), top.insert("curr_ap", t.ap.value_or(std::nan("")));
   top.insert("yolox", to_dict(info)), top.insert("train", state);
   return top;
 }
@@ -98,7 +98,9 @@ void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, co
   }
   t.iteration = state.at("iteration").toInt(), t.ema_updates = state.at("ema_updates").toInt();
   t.skipped = state.at("skipped").toInt(), t.stale = state.at("stale").toInt();
-  t.best_ap = top.at("best_ap").toDouble(), t.ap = top.at("curr_ap").toDouble();
+  t.best_ap = top.at("best_ap").toDouble();
+  const double ap = top.at("curr_ap").toDouble();  // official files have a number or NaN
+  t.ap = std::isnan(ap) ? std::nullopt : std::optional(ap);
   t.epochs = state.at("epochs").toInt();
   t.lr_factor = state.at("lr_factor").toDouble(), t.returns = state.at("returns").toInt();
   set_random_state(state.at("random"), t.scaler.scale.device());
