@@ -150,10 +150,8 @@ static int train(int argc, char** argv) {
       ++t.skipped;
     }
     t.scaler.update();
-    ++t.iteration;
-    t.ap.reset();
+    t.count_step();
     run.end_step(t, numbers, lr, dtr.step());
-
     if (run.profiling())
       go_on = run.profile_step(t);
     else if (plan.ends_epoch(t.iteration))

@@ -426,7 +426,8 @@ inline void fuse_batch_norms(nn::Module& model) {
                         .stride(old.stride())
                         .padding(old.padding())
                         .groups(old.groups()));
-    conv->weight.set_data(weight), conv->bias.set_data(bias);
+    conv->weight.set_data(weight);
+    conv->bias.set_data(bias);
     block->conv = block->replace_module("conv", conv);
     block->unregister_module("bn");
     block->bn = nullptr;

@@ -72,7 +72,8 @@ Flags::Flag& Flags::add(const Member& member, std::string_view group, std::strin
 void Flags::parse(int argc, char** argv, const std::string& about, const std::vector<std::string>& often) {
   const std::string program = std::string(argv[0]).substr(std::string(argv[0]).find_last_of('/') + 1);
   cxxopts::Options options(program, program + ": " + about), brief(program, program + ": " + about);
-  options.set_width(80), brief.set_width(80);
+  options.set_width(80);
+  brief.set_width(80);
   std::vector<std::string> groups;
   for (const auto& f : flags) {
     if (std::find(groups.begin(), groups.end(), f.group) == groups.end()) groups.push_back(f.group);
@@ -98,7 +99,10 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::ve
   bool help_all = often.empty();
   for (int i = 1; i < argc; ++i) {
     std::string word = argv[i];
-    if (word == "--help" && i + 1 < argc && argv[i + 1] == std::string("all")) help_all = true, ++i;
+    if (word == "--help" && i + 1 < argc && argv[i + 1] == std::string("all")) {
+      help_all = true;
+      ++i;
+    }
     for (const auto& f : flags) {
       for (const std::string& name : {"--" + f.name, "--no-" + f.name})
         if (f.is_bool() && word.rfind(name + "=", 0) == 0)
@@ -134,7 +138,10 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::ve
     if (f.is_bool()) {
       const bool on = result.count(f.name), off = result.count("no-" + f.name);
       if (on && off) throw UsageError(concat("--", f.name, " and --no-", f.name, " exclude each other"));
-      if (on || off) f.set(on ? "true" : "false"), given.push_back(f.name);
+      if (on || off) {
+        f.set(on ? "true" : "false");
+        given.push_back(f.name);
+      }
     } else if (result.count(f.name)) {
       for (const auto& a : result.arguments())
         if (a.key() == f.name) f.set(a.value());
@@ -151,7 +158,10 @@ std::vector<std::pair<std::string, std::string>> Flags::values() const {
 
 bool Flags::set(const std::string& name, const std::string& value) {
   for (auto& f : flags)
-    if (f.name == name) return f.set(value), true;
+    if (f.name == name) {
+      f.set(value);
+      return true;
+    }
   return false;
 }
 
@@ -165,7 +175,8 @@ std::string Flags::names_without(const std::vector<std::string>& often) const {
       if (!line.empty()) text += line + "\n";
       line = begins ? "  " + f.group + ":" : "     ";
     }
-    group = f.group, line += word;
+    group = f.group;
+    line += word;
   }
   return text + line + "\n";
 }

@@ -70,14 +70,19 @@ void Ranks::average(const std::vector<Tensor>& tensors) {
   const torch::NoGradGuard no_grad;
   std::vector<Tensor> floats, flat, parts;
   for (const Tensor& t : tensors)
-    if (t.is_floating_point()) floats.push_back(t), flat.push_back(t.reshape(-1));
+    if (t.is_floating_point()) {
+      floats.push_back(t);
+      flat.push_back(t.reshape(-1));
+    }
   if (floats.empty()) return;
   Tensor all = torch::cat(flat);
   sum(all);
   all /= place.world;
   int64_t at = 0;
-  for (const Tensor& t : floats)
-    parts.push_back(all.slice(0, at, at + t.numel()).view(t.sizes())), at += t.numel();
+  for (const Tensor& t : floats) {
+    parts.push_back(all.slice(0, at, at + t.numel()).view(t.sizes()));
+    at += t.numel();
+  }
   at::_foreach_copy_(floats, parts);
 }
 
@@ -164,8 +169,10 @@ void Ranks::leave() {
 
 c10::intrusive_ptr<c10d::Store> Ranks::connect_store(bool serves) {
   c10d::TCPStoreOptions options;
-  options.port = uint16_t(place.port), options.isServer = serves;
-  options.waitWorkers = false, options.timeout = limit();
+  options.port = uint16_t(place.port);
+  options.isServer = serves;
+  options.waitWorkers = false;
+  options.timeout = limit();
   if (serves && place.listening >= 0) options.masterListenFd = place.listening;
   auto tcp = c10::make_intrusive<c10d::TCPStore>(place.host, options);
   // Other attempts of torchrun may have left their keys.
@@ -301,7 +308,10 @@ void Ranks::connect(torch::Device where) {
 }
 
 Ranks::Wait::~Wait() {
-  if (ranks.watchdog) ranks.watchdog->waiting = within, ranks.watchdog->still_at_work();
+  if (ranks.watchdog) {
+    ranks.watchdog->waiting = within;
+    ranks.watchdog->still_at_work();
+  }
   ranks.waiting += now() - start;
 }
 
@@ -363,7 +373,8 @@ Reduction::Reduction(Ranks& ranks, const std::vector<Tensor>& params, at::Scalar
 
 void Reduction::before_backward(const std::vector<Tensor>& outputs) {
   if (!reducer) return;
-  reducer->prepare_for_forward(), reducer->prepare_for_backward(outputs);
+  reducer->prepare_for_forward();
+  reducer->prepare_for_backward(outputs);
   ranks.reducing();
 }
 

@@ -105,7 +105,8 @@ int64_t largest_batch(int64_t limit, double budget, const Peak& peak, const std:
     const double bytes = peak(next);
     if (bytes <= budget) {
       if (fits > 0) slope = (bytes - of_fits) / double(next - fits);
-      fits = next, of_fits = bytes;
+      fits = next;
+      of_fits = bytes;
     } else {
       too_large = next;
     }

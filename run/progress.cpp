@@ -41,7 +41,10 @@ std::string config_json(const Flags& flags, torch::Device device) {
   rapidjson::StringBuffer text;
   rapidjson::Writer<rapidjson::StringBuffer> w(text);
   w.StartObject();
-  for (const auto& [name, value] : entries) w.Key(name.c_str()), w.String(value.c_str());
+  for (const auto& [name, value] : entries) {
+    w.Key(name.c_str());
+    w.String(value.c_str());
+  }
   w.EndObject();
   return text.GetString();
 }
@@ -69,7 +72,10 @@ void Telling::step(int64_t i, const StepNumbers& n, double lr, const Plan& plan,
     log.line(concat("WARNING: step ", i, " needed ", short_bytes(within.limit),
                     " of memory at least, more than the ", short_bytes(within.budget), " of --dtr"));
   }
-  if (n.finite()) recent.add(n), of_epoch.add(n);
+  if (n.finite()) {
+    recent.add(n);
+    of_epoch.add(n);
+  }
   for (const auto& remark : watch.step(n)) log.line(remark);
   const bool keep = (i + 1) % plan.per_epoch == 0 || i + 1 == plan.iters;
   if (recent.steps == 0 || !(i == first || keep || now() - looked_at > 1)) return;
@@ -79,7 +85,8 @@ void Telling::step(int64_t i, const StepNumbers& n, double lr, const Plan& plan,
   StepNumbers m = recent.take();
   const DtrSteps remade = std::exchange(again, {});
   if (metrics) record(i + 1, epoch, m, lr, speed, share, remade);
-  waited_in_all += waited, seconds_in_all += seconds;
+  waited_in_all += waited;
+  seconds_in_all += seconds;
   for (const auto& remark : watch.wait(waited_in_all, seconds_in_all)) log.line(remark);
   if (keep) m = of_epoch.take();  // the line that stays: the whole epoch
   std::string line = cell(7, concat(epoch, "/", plan.epochs)) +

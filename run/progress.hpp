@@ -47,7 +47,10 @@ class Telling {
   Telling(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0, bool dtr = false);
 
   // From now on time counts as the steps' again: an evaluation or a save lies before.
-  void go_on() { looked_at = now(), waited = 0; }
+  void go_on() {
+    looked_at = now();
+    waited = 0;
+  }
   void waited_for(double seconds) { waited += seconds; }
   // The run is back at a step: those after it will be done again.
   void go_back(int64_t step);

@@ -32,6 +32,11 @@ struct Training {
   double lr_factor = 1;  // halved by --keep-going
   int64_t returns = 0;   // of --keep-going to a checkpoint
 
+  // A step is done, and its model has not been evaluated.
+  void count_step() {
+    ++iteration;
+    ap.reset();
+  }
   // What is evaluated and saved as the result.
   YOLOX& judged() { return ema.is_empty() ? model : ema; }
 };
