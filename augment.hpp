@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/flags.hpp"
 #include "base/random.hpp"
 #include "images/boxes.hpp"
 #include "images/image.hpp"
@@ -38,24 +39,47 @@ namespace yolox {
 
 // ---- settings ----
 
-// Defaults: yolox-s to x. nano and tiny: mixup_prob 0, mosaic_scale 0.5 to 1.5; nano also: mosaic_prob 0.5.
+// Without flags, the defaults are those of yolox-s to yolox-x.
 struct AugmentConfig {
-  double mosaic_prob = 1;        // share of samples made of four pictures; the others are one letterboxed
-  double mosaic_scale_lo = 0.1;  // zoom of the mosaic, from ...
-  double mosaic_scale_hi = 2;    // ... to
-  double degrees = 10;           // rotation of the mosaic, in +-degrees
-  double translate = 0.1;        // shift of the mosaic, in +-parts of the network size
-  double shear = 2;              // shear of the mosaic along x and along y, in +-degrees
-  double mixup_prob = 1;         // share of mosaics mixed with another picture; 0 = off
-  double mixup_scale_lo = 0.5;   // zoom of the picture mixed in, from ...
-  double mixup_scale_hi = 1.5;   // ... to
-  int mixup_tries = 20;          // pictures tried until one has boxes; if none has, the mosaic stays unmixed
-  double hsv_prob = 1;           // share of samples with colour jitter
-  double hsv_h = 5;        // hue, in +-units of 2 degrees; it, s and v are each left alone half the time
-  double hsv_s = 30;       // saturation, in +-levels of 256
-  double hsv_v = 30;       // value, in +-levels of 256
-  double flip_prob = 0.5;  // share of samples mirrored left to right
-  bool official_quirks = false;  // true: the official code's pixels, oddities included: augment_official.hpp
+  // flags: the settings become flags of this program. Null: they are plain numbers.
+  explicit AugmentConfig(Flags* flags = nullptr) : flags(flags) {}
+
+ private:
+  Flags* flags;
+
+ public:
+  double mosaic_prob = recipe(mosaic_prob, "mosaic-prob", 1, "P", "probability of mosaic");
+  double mosaic_scale_lo = recipe(mosaic_scale_lo, "mosaic-scale-lo", 0.1, "X", "minimum zoom of a mosaic");
+  double mosaic_scale_hi = recipe(mosaic_scale_hi, "mosaic-scale-hi", 2, "X", "maximum zoom of a mosaic");
+  double degrees =
+      flag(degrees, "degrees", 10.0, "X", "mosaic: maximum rotation, degrees in both directions");
+  double translate =
+      flag(translate, "translate", 0.1, "X", "mosaic: maximum shift as a fraction of the input size");
+  double shear = flag(shear, "shear", 2.0, "X", "mosaic: maximum shear, degrees in both directions");
+  double mixup_prob = recipe(mixup_prob, "mixup-prob", 1, "P", "probability of MixUp in a mosaic");
+  double mixup_scale_lo =
+      flag(mixup_scale_lo, "mixup-scale-lo", 0.5, "X", "MixUp: minimum scale of the second image");
+  double mixup_scale_hi =
+      flag(mixup_scale_hi, "mixup-scale-hi", 1.5, "X", "MixUp: maximum scale of the second image");
+  double hsv_prob = flag(hsv_prob, "hsv-prob", 1.0, "P", "probability of HSV jitter");
+  double hsv_h = flag(hsv_h, "hsv-h", 5.0, "X", "maximum change of hue, in units of 2 degrees");
+  double hsv_s = flag(hsv_s, "hsv-s", 30.0, "X", "maximum change of saturation (0..255)");
+  double hsv_v = flag(hsv_v, "hsv-v", 30.0, "X", "maximum change of brightness (0..255)");
+  double flip_prob = flag(flip_prob, "flip-prob", 0.5, "P", "probability of a horizontal flip");
+  bool official_quirks = flag(official_quirks, "official-quirks", false, "",
+                              "augment exactly as official YOLOX, bugs included (for comparisons)");
+  int mixup_tries = 20;  // images tried until one has boxes; if none has, the mosaic stays unmixed
+
+ private:
+  // A setting, its flag, its default, and its line of help.
+  template <class T>
+  T flag(T& member, const char* name, const T& value, const char* argument, const char* doc) {
+    return flags ? flags->flag(member, "Augmentation", name, value, argument, doc) : value;
+  }
+  // A flag whose default is that of the model's recipe; without flags, `value`.
+  double recipe(double& member, const char* name, double value, const char* argument, const char* doc) {
+    return flags ? flags->flag_recipe(member, "Augmentation", name, argument, doc) : value;
+  }
 };
 
 // Throws, naming the setting, if a value makes no sense.

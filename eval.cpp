@@ -129,7 +129,9 @@ static void run(int argc, char** argv) {
         " was trained on other classes (", loaded.info.classes.empty() ? "" : loaded.info.classes[0],
         ", ...) than ", data.name, " has (", data.classes[0], ", ...)");
   settings.size = input_size(loaded.info, config.size);
-  settings.conf = config.conf, settings.nms = config.nms, settings.batch = config.bs,
+  settings.conf = config.conf;
+  settings.nms = config.nms;
+  settings.batch = config.bs;
   settings.workers = config.workers;
   settings.legacy = loaded.info.legacy_preproc;
   EvalTimes times;

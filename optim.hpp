@@ -53,7 +53,10 @@ inline std::string freeze(torch::nn::Module& model, const std::vector<std::strin
       const bool hit = prefix == "backbone" ? in_backbone
                        : prefix == "neck"   ? p.key().rfind("backbone.", 0) == 0 && !in_backbone
                                             : p.key().rfind(prefix, 0) == 0;
-      if (hit) p.value().set_requires_grad(false), found = true;
+      if (hit) {
+        p.value().set_requires_grad(false);
+        found = true;
+      }
     }
     if (!found) return prefix;
   }
@@ -66,6 +69,14 @@ inline void training_mode(torch::nn::Module& model) {
   for (const auto& module : model.modules())
     if (const auto* norm = module->as<torch::nn::BatchNorm2d>(); norm && !norm->weight.requires_grad())
       module->eval();
+}
+
+// The parameters that are trained, in the order in which the model declares them.
+inline std::vector<Tensor> learning(const torch::nn::Module& model) {
+  std::vector<Tensor> parameters;
+  for (const Tensor& p : model.parameters())
+    if (p.requires_grad()) parameters.push_back(p);
+  return parameters;
 }
 
 // Gradients of all groups, those that are defined.
@@ -97,7 +108,9 @@ struct Optimizer {
     check(kind == "sgd" || kind == "adam" || kind == "adamw", "optimizer ", kind,
           " is unknown; choose sgd, adam or adamw");
     for (const auto& group : groups) {
-      first.emplace_back(), second.emplace_back(), steps.emplace_back();
+      first.emplace_back();
+      second.emplace_back();
+      steps.emplace_back();
       for (const auto& p : group.params) {
         first.back().push_back(
             torch::zeros_like(p).detach());  // same strides as p: the fused kernels rely on it
@@ -130,8 +143,13 @@ struct Optimizer {
       for (size_t i = 0; i < groups[g].params.size(); ++i) {
         const Tensor& p = groups[g].params[i];
         if (!p.grad().defined()) continue;
-        params.push_back(p), grads.push_back(p.grad()), m.push_back(first[g][i]);
-        if (kind != "sgd") v.push_back(second[g][i]), counts.push_back(steps[g][i]);
+        params.push_back(p);
+        grads.push_back(p.grad());
+        m.push_back(first[g][i]);
+        if (kind != "sgd") {
+          v.push_back(second[g][i]);
+          counts.push_back(steps[g][i]);
+        }
       }
       if (params.empty()) continue;
       const double decay = groups[g].weight_decay;
@@ -224,7 +242,9 @@ inline void load_state_dict(Optimizer& o, const GenericDict& dict, const std::st
       if (o.kind == "sgd") {
         take("momentum_buffer", o.first[g][i]);
       } else {
-        take("step", o.steps[g][i]), take("exp_avg", o.first[g][i]), take("exp_avg_sq", o.second[g][i]);
+        take("step", o.steps[g][i]);
+        take("exp_avg", o.first[g][i]);
+        take("exp_avg_sq", o.second[g][i]);
       }
     }
   }
@@ -280,7 +300,10 @@ inline void ema_update(torch::nn::Module& target, const torch::nn::Module& sourc
   torch::NoGradGuard no_grad;
   std::vector<Tensor> to, from;
   const auto add = [&](const Tensor& t, const Tensor& s) {
-    if (t.is_floating_point()) to.push_back(t), from.push_back(s.detach());
+    if (t.is_floating_point()) {
+      to.push_back(t);
+      from.push_back(s.detach());
+    }
   };
   const auto target_modules = target.modules();
   const auto source_modules = source.modules();
@@ -289,7 +312,10 @@ inline void ema_update(torch::nn::Module& target, const torch::nn::Module& sourc
                averages = target_modules[m]->parameters(false);
     bool trained = params.empty();
     for (size_t i = 0; i < params.size(); ++i)
-      if (params[i].requires_grad()) add(averages[i], params[i]), trained = true;
+      if (params[i].requires_grad()) {
+        add(averages[i], params[i]);
+        trained = true;
+      }
     const auto buffers = source_modules[m]->buffers(/*recurse=*/false),
                smooth = target_modules[m]->buffers(false);
     for (size_t i = 0; trained && i < buffers.size(); ++i) add(smooth[i], buffers[i]);

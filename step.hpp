@@ -14,115 +14,15 @@
 #include <utility>
 #include <vector>
 
-#include "base/device.hpp"
-#include "base/flags.hpp"
-#include "base/memory.hpp"
-#include "base/random.hpp"
-#include "base/text.hpp"
 #include "data/batch.hpp"
+#include "data/multiscale.hpp"
+#include "ddp.hpp"
 #include "loss.hpp"
 #include "optim.hpp"
-#include "simota.hpp"
+#include "run/numbers.hpp"
 #include "yolox.hpp"
 
 namespace yolox {
-
-// ---- the numbers of a step
-
-// The numbers of one step, or the means of several.
-struct StepNumbers {
-  double total = 0;                                   // loss
-  std::vector<std::pair<std::string, double>> terms;  // of the loss, in the order of Losses::terms
-  double positives = 0;                               // positive anchor points
-  double norm = 0;                                    // of the gradient, before clipping
-  double objects = 0;                                 // boxes of the ground truth
-
-  bool finite() const { return std::isfinite(total) && std::isfinite(norm); }
-  double per_object() const { return positives / std::max(objects, 1e-9); }
-};
-
-// "iou 2.1, obj 1.3, cls 0.9, l1 0, gradient norm 12"
-inline std::string to_string(const StepNumbers& n) {
-  std::string text;
-  for (const auto& [name, value] : n.terms) text += concat(name, " ", value, ", ");
-  return concat(text, "gradient norm ", n.norm);
-}
-
-// Means over steps.
-struct Means {
-  StepNumbers sums;
-  int64_t steps = 0;
-
-  void add(const StepNumbers& n) {
-    if (sums.terms.empty())
-      for (const auto& [name, _] : n.terms) sums.terms.emplace_back(name, 0);
-    for (size_t k = 0; k < n.terms.size(); ++k) sums.terms[k].second += n.terms[k].second;
-    sums.total += n.total;
-    sums.positives += n.positives;
-    sums.norm += n.norm;
-    sums.objects += n.objects;
-    ++steps;
-  }
-  // The means since the last call; NaN after no step.
-  StepNumbers take() {
-    StepNumbers means = std::exchange(sums, {});
-    const auto n = double(std::exchange(steps, 0));
-    for (auto& [_, value] : means.terms) value /= n;
-    means.total /= n;
-    means.positives /= n;
-    means.norm /= n;
-    means.objects /= n;
-    return means;
-  }
-};
-
-// Why a run cannot go on after this step; empty: it can. A gradient that is not finite is nothing but
-// skipped, mixed precision makes some; `skipped` counts how many in a row.
-inline std::string why_to_stop(const StepNumbers& n, int64_t& skipped) {
-  skipped = n.finite() ? 0 : skipped + 1;
-  if (!std::isfinite(n.total)) return "the loss is not finite";
-  return skipped == 20 ? "the gradient was not finite 20 times in a row" : "";
-}
-
-// ---- multi-scale: every ten steps another input size
-
-// The size of each step, drawn from (seed, step / 10) alone: it is the same on every rank and after a resume.
-// There are a dozen of them, so that what is chosen for each size (cuDNN's algorithms, cached memory) is
-// chosen a dozen times in a run.
-struct MultiScale {
-  ImageSize base;  // of the first ten steps
-  int less, more;  // how far the height goes from there, in units of 32 pixels; both 0: base always
-  int64_t seed;
-  int smallest = 1;  // height in units of 32 pixels
-
-  // Official YOLOX draws from five less to five more, for nano and tiny from three less to seven more.
-  ImageSize at(int64_t step) const {
-    if (step < 10 || less + more == 0) return base;
-    Rng rng(seed, ~uint64_t{0}, step / 10);
-    const int units = base.height / 32;
-    return of(int(rng.randint(std::max(smallest, units - less), units + more)));
-  }
-  ImageSize largest() const { return of(base.height / 32 + more); }
-
- private:
-  ImageSize of(int units) const {
-    return {32 * units, 32 * std::max(1, int(double(units) * base.width / base.height))};
-  }
-};
-
-// Images and boxes of a batch to another input size.
-inline void resize_batch(Tensor& images, Targets& targets, ImageSize size) {
-  const int64_t h = images.size(2), w = images.size(3);
-  if (h == size.height && w == size.width) return;
-  images = torch::upsample_bilinear2d(images, std::vector<int64_t>{size.height, size.width},
-                                      /*align_corners=*/false);
-  const double sx = double(size.width) / w, sy = double(size.height) / h;
-  const Tensor& b = targets.boxes;
-  targets.boxes =
-      torch::stack({b.select(2, 0) * sx, b.select(2, 1) * sy, b.select(2, 2) * sx, b.select(2, 3) * sy}, 2);
-}
-
-// ---- the gradient
 
 // Does a part of a step under the name that it has in --profile.
 template <class Part>
@@ -195,22 +95,28 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
   return losses;
 }
 
-// The statistics of batch norms as they are, to be put back when a step is done again: an attempt that ran
-// out of memory half-way has moved some of them.
-struct SavedBuffers {
-  explicit SavedBuffers(const torch::nn::Module& model) : live(model.buffers()) {
-    for (const Tensor& t : live) saved.push_back(t.clone());
-  }
-  void save() { copy(saved, live); }
-  void restore() { copy(live, saved); }
+// Makes a step that of all ranks: `reduction` averages the gradients, the losses are those of the whole
+// batch, and with sync_bn so are the statistics of the model's batch norms.
+inline void train_over(Ranks& ranks, Reduction& reduction, StepSettings& s, nn::Module& model, bool sync_bn) {
+  if (ranks.alone()) return;
+  s.ranks = ranks.place.world;
+  s.sum = [&](Tensor& x) { ranks.sum(x); };
+  s.before_backward = [&](const std::vector<Tensor>& outputs) { reduction.before_backward(outputs); };
+  if (sync_bn) use_sync_bn(model, s.sum);
+}
 
- private:
-  static void copy(std::vector<Tensor>& to, const std::vector<Tensor>& from) {
-    torch::NoGradGuard no_grad;
-    at::_foreach_copy_(to, from);
-  }
-  std::vector<Tensor> live, saved;
+// What the network gets of a batch: float images [B, 3, H, W] of this size, and the boxes in them. legacy: of
+// YOLOX 0.1.0, see preprocess(). type: that of the weights.
+struct Input {
+  Tensor images;
+  Targets targets;
 };
+inline Input network_input(const Batch& batch, ImageSize size, bool legacy, at::ScalarType type) {
+  RECORD_USER_SCOPE("copy");
+  Input input{preprocess(batch.images, legacy).to(type), batch.targets};
+  resize_batch(input.images, input.targets, size);
+  return input;
+}
 
 // Reads what a step has computed. Waits for the device.
 inline StepNumbers numbers_of(const Losses& l, const Tensor& norm, int64_t objects) {

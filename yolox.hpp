@@ -165,19 +165,33 @@ struct FocusImpl : Block {
 
 // ---- backbone and neck
 
+// What the official training recipe sets by model size. Flags of ./train override it.
+struct Recipe {
+  double mosaic_prob;                       // probability of mosaic
+  double mosaic_scale_lo, mosaic_scale_hi;  // range of the mosaic's zoom
+  double mixup_prob;                        // probability of MixUp
+  int smaller, larger;                      // multi-scale: range around the input size, in units of 32 pixels
+};
+constexpr Recipe kNanoRecipe = {0.5, 0.5, 1.5, 0, 3, 7};
+constexpr Recipe kTinyRecipe = {1, 0.5, 1.5, 0, 3, 7};
+constexpr Recipe kFullRecipe = {1, 0.1, 2, 1, 5, 5};
+
 struct ModelSize {
   std::string name;
   double depth, width;
   bool depthwise;
   int input;  // side of the square training and test size, pixels
+  Recipe recipe = kFullRecipe;
 };
 
-// The six official sizes. One more line is one more --model.
+// The six official sizes. A new row is a new --model.
 inline const std::vector<ModelSize>& model_sizes() {
-  static const std::vector<ModelSize> sizes = {
-      {"yolox-nano", 0.33, 0.25, true, 416}, {"yolox-tiny", 0.33, 0.375, false, 416},
-      {"yolox-s", 0.33, 0.5, false, 640},    {"yolox-m", 0.67, 0.75, false, 640},
-      {"yolox-l", 1.0, 1.0, false, 640},     {"yolox-x", 1.33, 1.25, false, 640}};
+  static const std::vector<ModelSize> sizes = {{"yolox-nano", 0.33, 0.25, true, 416, kNanoRecipe},
+                                               {"yolox-tiny", 0.33, 0.375, false, 416, kTinyRecipe},
+                                               {"yolox-s", 0.33, 0.5, false, 640},
+                                               {"yolox-m", 0.67, 0.75, false, 640},
+                                               {"yolox-l", 1.0, 1.0, false, 640},
+                                               {"yolox-x", 1.33, 1.25, false, 640}};
   return sizes;
 }
 // "yolox-nano, yolox-tiny, ..."
@@ -412,7 +426,8 @@ inline void fuse_batch_norms(nn::Module& model) {
                         .stride(old.stride())
                         .padding(old.padding())
                         .groups(old.groups()));
-    conv->weight.set_data(weight), conv->bias.set_data(bias);
+    conv->weight.set_data(weight);
+    conv->bias.set_data(bias);
     block->conv = block->replace_module("conv", conv);
     block->unregister_module("bn");
     block->bn = nullptr;

@@ -109,7 +109,10 @@ void empty_cache(torch::Device device) {
     c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
   }
 #endif
-  if (device.is_cpu()) give_back_freed_memory(), forget_peak();
+  if (device.is_cpu()) {
+    give_back_freed_memory();
+    forget_peak();
+  }
 }
 
 }  // namespace yolox

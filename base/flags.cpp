@@ -1,26 +1,95 @@
 #include "base/flags.hpp"
 
+#include <cstdio>
+#include <cstdlib>
+#include <cxxopts.hpp>
+#include <iostream>
+#include <sstream>
+
 namespace yolox {
+
+// ---- values as text
+
+static std::string to_text(bool v) { return v ? "true" : "false"; }
+static std::string to_text(const std::string& v) { return v; }
+static std::string to_text(const std::vector<std::string>& v) {
+  std::string text;
+  for (const auto& line : v) text += (text.empty() ? "" : "\n") + line;
+  return text;
+}
+// As short as possible without changing the number.
+static std::string to_text(double v) {
+  char text[32];
+  for (const int digits : {6, 15, 17}) {
+    std::snprintf(text, sizeof text, "%.*g", digits, v);
+    if (std::strtod(text, nullptr) == v) break;
+  }
+  return text;
+}
+static std::string to_text(int64_t v) { return std::to_string(v); }
+static std::string to_text(int v) { return std::to_string(v); }
+
+static void from_text(const std::string&, const std::string& text, bool& v) { v = text == "true"; }
+static void from_text(const std::string&, const std::string& text, std::string& v) { v = text; }
+static void from_text(const std::string&, const std::string& text, std::vector<std::string>& v) {
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) v.push_back(line);
+}
+template <class T>
+static void from_text(const std::string& name, const std::string& text, T& v) {
+  std::istringstream in(text);
+  T read;
+  if (!(in >> read) || !in.eof())
+    throw UsageError(concat("--", name, " takes ", std::is_integral_v<T> ? "a whole number" : "a number",
+                            ", got '", text, "'"));
+  v = read;
+}
+
+// The number that stands for the word of a flag.
+static double number_of_word(const std::string& word) { return word == "auto" ? 0 : -1; }
+
+std::string Flags::Flag::get() const {
+  const std::string text = std::visit([](const auto* v) { return to_text(*v); }, member);
+  return !word.empty() && text == to_text(number_of_word(word)) ? word : text;
+}
+
+void Flags::Flag::set(const std::string& text) const {
+  const bool is_word = !word.empty() && text == word;
+  const std::string number = is_word ? to_text(number_of_word(word)) : text;
+  std::visit([&](auto* v) { from_text(name, number, *v); }, member);
+  if (word == "auto" && !is_word && get() == word)
+    throw UsageError(concat("--", name, " takes a number above 0 or auto, got ", text));
+}
+
+Flags::Flag& Flags::add(const Member& member, std::string_view group, std::string_view name,
+                        std::string_view argument, std::string_view doc) {
+  flags.push_back({member, std::string(group), std::string(name), std::string(argument), std::string(doc)});
+  return flags.back();
+}
+
+// ---- the command line
 
 void Flags::parse(int argc, char** argv, const std::string& about, const std::vector<std::string>& often) {
   const std::string program = std::string(argv[0]).substr(std::string(argv[0]).find_last_of('/') + 1);
   cxxopts::Options options(program, program + ": " + about), brief(program, program + ": " + about);
-  options.set_width(80), brief.set_width(80);
+  options.set_width(80);
+  brief.set_width(80);
   std::vector<std::string> groups;
   for (const auto& f : flags) {
     if (std::find(groups.begin(), groups.end(), f.group) == groups.end()) groups.push_back(f.group);
-    const std::string shown = f.get().empty() || f.is_bool ? "" : " [" + f.get() + "]";
+    const std::string shown = f.get().empty() || f.is_bool() ? "" : " [" + f.get() + "]";
     const auto add_to = [&](cxxopts::Options& to) {
-      to.add_options(f.group)(f.as_shown(), (f.on_by_default() ? "without: " : "") + f.doc + shown,
-                              f.is_bool    ? cxxopts::value<bool>()
-                              : f.optional ? cxxopts::value<std::string>()->implicit_value(f.implicit)
-                                           : cxxopts::value<std::string>(),
+      to.add_options(f.group)(f.as_shown(), f.doc + shown,
+                              f.is_bool() ? cxxopts::value<bool>()
+                              : !f.implicit.empty()
+                                  ? cxxopts::value<std::string>()->implicit_value(f.implicit)
+                                  : cxxopts::value<std::string>(),
                               f.argument);
     };
     add_to(options);
     if (std::find(often.begin(), often.end(), f.name) != often.end()) add_to(brief);
     // The other way about, for a run that is resumed with another setting.
-    if (f.is_bool) options.add_options("hidden")(f.on_by_default() ? f.name : "no-" + f.name, "");
+    if (f.is_bool()) options.add_options("hidden")(f.on_by_default() ? f.name : "no-" + f.name, "");
   }
   options.add_options("Help")("help", "this text");
   groups.push_back("Help");
@@ -30,12 +99,15 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::ve
   bool help_all = often.empty();
   for (int i = 1; i < argc; ++i) {
     std::string word = argv[i];
-    if (word == "--help" && i + 1 < argc && argv[i + 1] == std::string("all")) help_all = true, ++i;
+    if (word == "--help" && i + 1 < argc && argv[i + 1] == std::string("all")) {
+      help_all = true;
+      ++i;
+    }
     for (const auto& f : flags) {
       for (const std::string& name : {"--" + f.name, "--no-" + f.name})
-        if (f.is_bool && word.rfind(name + "=", 0) == 0)
+        if (f.is_bool() && word.rfind(name + "=", 0) == 0)
           throw UsageError(concat(name, " is a switch and takes no value, got '", word, "'"));
-      if (f.optional && word == "--" + f.name && i + 1 < argc && argv[i + 1][0] != '-')
+      if (!f.implicit.empty() && word == "--" + f.name && i + 1 < argc && argv[i + 1][0] != '-')
         word += concat("=", argv[++i]);
     }
     words.push_back(word);
@@ -63,10 +135,13 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::ve
                             "a switch takes none (--no-... turns off what is on by default)"));
   }
   for (auto& f : flags) {
-    if (f.is_bool) {
+    if (f.is_bool()) {
       const bool on = result.count(f.name), off = result.count("no-" + f.name);
       if (on && off) throw UsageError(concat("--", f.name, " and --no-", f.name, " exclude each other"));
-      if (on || off) f.set(on ? "true" : "false"), given.push_back(f.name);
+      if (on || off) {
+        f.set(on ? "true" : "false");
+        given.push_back(f.name);
+      }
     } else if (result.count(f.name)) {
       for (const auto& a : result.arguments())
         if (a.key() == f.name) f.set(a.value());
@@ -83,36 +158,11 @@ std::vector<std::pair<std::string, std::string>> Flags::values() const {
 
 bool Flags::set(const std::string& name, const std::string& value) {
   for (auto& f : flags)
-    if (f.name == name) return f.set(value), true;
+    if (f.name == name) {
+      f.set(value);
+      return true;
+    }
   return false;
-}
-
-int Flags::flag_auto(int& member, const std::string& group, const std::string& name, int value,
-                     const std::string& argument, const std::string& doc) {
-  flag<int>(member, group, name, value, argument, doc);
-  flags.back().get = [&member] { return member == 0 ? "auto" : to_text(member); };
-  flags.back().set = [&member, name](const std::string& text) {
-    from_text(name, text == "auto" ? "0" : text, member);
-    if (member == 0 && text != "auto")
-      throw UsageError(concat("--", name, " takes a number above 0 or auto, got ", text));
-  };
-  return value;
-}
-
-std::vector<std::string> Flags::flag_list(std::vector<std::string>& member, const std::string& group,
-                                          const std::string& name, const std::string& argument,
-                                          const std::string& doc) {
-  flag<std::vector<std::string>>(member, group, name, {}, argument, doc);
-  return {};
-}
-
-std::string Flags::flag_alone(std::string& member, const std::string& group, const std::string& name,
-                              const std::string& implicit, const std::string& argument,
-                              const std::string& doc) {
-  flag<std::string>(member, group, name, "", argument, doc);
-  flags.back().optional = true;
-  flags.back().implicit = implicit;
-  return "";
 }
 
 std::string Flags::names_without(const std::vector<std::string>& often) const {
@@ -125,29 +175,10 @@ std::string Flags::names_without(const std::vector<std::string>& often) const {
       if (!line.empty()) text += line + "\n";
       line = begins ? "  " + f.group + ":" : "     ";
     }
-    group = f.group, line += word;
+    group = f.group;
+    line += word;
   }
   return text + line + "\n";
-}
-
-std::string Flags::to_text(const std::vector<std::string>& v) {
-  std::string text;
-  for (const auto& line : v) text += (text.empty() ? "" : "\n") + line;
-  return text;
-}
-
-std::string Flags::to_text(double v) {
-  char text[32];
-  for (const int digits : {6, 15, 17}) {
-    std::snprintf(text, sizeof text, "%.*g", digits, v);
-    if (std::strtod(text, nullptr) == v) break;
-  }
-  return text;
-}
-
-void Flags::from_text(const std::string&, const std::string& text, std::vector<std::string>& v) {
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) v.push_back(line);
 }
 
 std::vector<std::string> split_list(const std::string& text) {

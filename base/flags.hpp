@@ -11,16 +11,10 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cxxopts.hpp>
-#include <exception>
-#include <filesystem>
-#include <functional>
-#include <iostream>
-#include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/error.hpp"
@@ -47,71 +41,65 @@ struct Flags {
   // Sets a flag by name from text, as if it had been given; false if there is no such flag.
   bool set(const std::string& name, const std::string& value);
 
- protected:
-  // Declares a flag: the member it fills, a heading in the help, its name, its default, what stands for its
-  // value in the help, one line of doc. Returns the default, so that it can initialise the member.
+  // Declares a flag: the member that it sets, a heading in the help, its name, its default, what stands for
+  // its value in the help, one line of doc. Returns the default, so that it can initialise the member.
   template <class T>
-  T flag(T& member, const std::string& group, const std::string& name, const T& value,
-         const std::string& argument, const std::string& doc) {
-    Flag f{group, name, argument, doc, std::is_same_v<T, bool>, false, "", {}, {}};
-    f.get = [&member] { return to_text(member); };
-    f.set = [&member, name](const std::string& text) { from_text(name, text, member); };
-    flags.push_back(f);
+  T flag(T& member, std::string_view group, std::string_view name, const T& value, std::string_view argument,
+         std::string_view doc) {
+    add(&member, group, name, argument, doc);
     return value;
   }
-  std::string flag(std::string& member, const std::string& group, const std::string& name, const char* value,
-                   const std::string& argument, const std::string& doc) {
-    return flag<std::string>(member, group, name, value, argument, doc);
+  const char* flag(std::string& member, std::string_view group, std::string_view name, const char* value,
+                   std::string_view argument, std::string_view doc) {
+    add(&member, group, name, argument, doc);
+    return value;
   }
-  // A number that may be given as "auto", which is 0.
-  int flag_auto(int& member, const std::string& group, const std::string& name, int value,
-                const std::string& argument, const std::string& doc);
+  // A number above 0 that may be given as "auto", which is 0.
+  int flag_auto(int& member, std::string_view group, std::string_view name, int value,
+                std::string_view argument, std::string_view doc) {
+    add(&member, group, name, argument, doc).word = "auto";
+    return value;
+  }
+  // A number whose default is that of the model's recipe; -1 until the recipe is known.
+  double flag_recipe(double& member, std::string_view group, std::string_view name, std::string_view argument,
+                     std::string_view doc) {
+    add(&member, group, name, argument, doc).word = "recipe";
+    return -1;
+  }
   // A flag that may be given several times. As text its values are lines.
-  std::vector<std::string> flag_list(std::vector<std::string>& member, const std::string& group,
-                                     const std::string& name, const std::string& argument,
-                                     const std::string& doc);
+  std::vector<std::string> flag_list(std::vector<std::string>& member, std::string_view group,
+                                     std::string_view name, std::string_view argument, std::string_view doc) {
+    add(&member, group, name, argument, doc);
+    return {};
+  }
   // A flag that may stand alone and then has the value `implicit`.
-  std::string flag_alone(std::string& member, const std::string& group, const std::string& name,
-                         const std::string& implicit, const std::string& argument, const std::string& doc);
+  const char* flag_alone(std::string& member, std::string_view group, std::string_view name,
+                         std::string_view implicit, std::string_view argument, std::string_view doc) {
+    add(&member, group, name, argument, doc).implicit = implicit;
+    return "";
+  }
 
  private:
+  using Member = std::variant<bool*, int*, int64_t*, double*, std::string*, std::vector<std::string>*>;
   struct Flag {
+    Member member;
     std::string group, name, argument, doc;
-    bool is_bool, optional;
-    std::string implicit;
-    std::function<std::string()> get;
-    std::function<void(const std::string&)> set;
+    std::string word = {};      // stands for a number: "auto" for 0, "recipe" for -1
+    std::string implicit = {};  // the value of a flag that stands alone; empty: it may not
 
-    bool on_by_default() const { return is_bool && get() == "true"; }
+    bool is_bool() const { return std::holds_alternative<bool*>(member); }
+    bool on_by_default() const { return is_bool() && *std::get<bool*>(member); }
     std::string as_shown() const { return on_by_default() ? "no-" + name : name; }
+    std::string get() const;
+    void set(const std::string& text) const;
   };
   std::vector<Flag> flags;
   std::vector<std::string> given;
 
+  Flag& add(const Member& member, std::string_view group, std::string_view name, std::string_view argument,
+            std::string_view doc);
   // The flags beside these, by group, in lines of 79 columns at most.
   std::string names_without(const std::vector<std::string>& often) const;
-
-  static std::string to_text(bool v) { return v ? "true" : "false"; }
-  static std::string to_text(const std::string& v) { return v; }
-  static std::string to_text(const std::vector<std::string>& v);
-  static std::string to_text(double v);
-  template <class T>
-  static std::string to_text(T v) {
-    return concat(v);
-  }
-
-  static void from_text(const std::string&, const std::string& text, bool& v) { v = text == "true"; }
-  static void from_text(const std::string&, const std::string& text, std::string& v) { v = text; }
-  static void from_text(const std::string&, const std::string& text, std::vector<std::string>& v);
-  template <class T>
-  static void from_text(const std::string& name, const std::string& text, T& v) {
-    std::istringstream in(text);
-    T read;
-    if (!(in >> read) || !in.eof())
-      throw UsageError(concat("--", name, " takes ", std::is_integral_v<T> ? "a whole number" : "a number",
-                              ", got '", text, "'"));
-    v = read;
-  }
 };
 
 // "a,b" -> a and b; empty text -> nothing

@@ -37,7 +37,8 @@ void tell_signals() {
     std::signal(signal, [](int signal) {
       for (const char* part : {"stopped by SIG", sigabbrev_np(signal), " before the first step\n"})
         if (write(2, part, std::strlen(part)) < 0) break;
-      std::signal(signal, SIG_DFL), std::raise(signal);
+      std::signal(signal, SIG_DFL);
+      std::raise(signal);
     });
 }
 

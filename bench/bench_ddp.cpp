@@ -38,7 +38,8 @@ int main(int argc, char** argv) {
     torch::manual_seed(0);
     Ranks& ranks = *new Ranks(place, torch::kCPU, 600);
     YOLOX model(c.model, 80), ema(c.model, 80);
-    channels_last(*model), channels_last(*ema);
+    channels_last(*model);
+    channels_last(*ema);
     model->train();
     Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
     const GradScaler scaler(false, torch::kCPU);

@@ -141,7 +141,8 @@ int main(int argc, char** argv) {
       s.budget = k.percent == 0     ? 0
                  : k.percent >= 100 ? std::numeric_limits<double>::infinity()
                                     : activations * k.percent / 100;
-      s.beyond_start = true, s.min_size = int64_t(c.min_kb) << 10;
+      s.beyond_start = true;
+      s.min_size = int64_t(c.min_kb) << 10;
       k.dtr = std::make_unique<Dtr>(s);
       kinds.push_back(std::move(k));
     }
@@ -157,7 +158,8 @@ int main(int argc, char** argv) {
           const Outcome o = step(*k.dtr);
           Checkpointed::on = false;
           if (round >= 0) k.ratios.push_back(o.seconds / plain.seconds);
-          k.bytes = std::max(k.bytes, o.bytes), k.faults = o.faults;
+          k.bytes = std::max(k.bytes, o.bytes);
+          k.faults = o.faults;
           k.equal &= o.loss == plain.loss && o.gradients.size() == plain.gradients.size();
           for (size_t i = 0; i < o.gradients.size() && k.equal; ++i)
             k.equal = torch::equal(o.gradients[i], plain.gradients[i]);

@@ -62,7 +62,8 @@ int main(int argc, char** argv) {
     draw.colour_flip.hsv.reset();
     double start = now();
     compose(timed, draw, sample);
-    whole += now() - start, start = now();
+    whole += now() - start;
+    start = now();
     for (int y = 0; y < side; ++y) jitter(sample.image.ptr(y), side, 3, 10, -10);
     colour += now() - start;
   }

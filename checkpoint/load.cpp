@@ -127,8 +127,10 @@ WeightsInfo start_from(YOLOX& model, const std::string& path, const WeightsInfo&
 }
 
 WatchedNorm::WatchedNorm(const torch::nn::BatchNorm2d& norm) : BatchNorm2dImpl(norm->options), norm(norm) {
-  weight = norm->weight, bias = norm->bias;
-  running_mean = norm->running_mean, running_var = norm->running_var;
+  weight = norm->weight;
+  bias = norm->bias;
+  running_mean = norm->running_mean;
+  running_var = norm->running_var;
   eval();
 }
 
@@ -136,7 +138,8 @@ void WatchedNorm::_check_input_dim(const Tensor& x) {
   BatchNorm2dImpl::_check_input_dim(x);
   const Tensor exact = x.to(torch::kDouble), sum_here = exact.sum({0, 2, 3}),
                squares_here = exact.square().sum({0, 2, 3});
-  sum = count > 0 ? sum + sum_here : sum_here, squares = count > 0 ? squares + squares_here : squares_here;
+  sum = count > 0 ? sum + sum_here : sum_here;
+  squares = count > 0 ? squares + squares_here : squares_here;
   count += double(x.numel() / x.size(1));
 }
 
@@ -165,8 +168,10 @@ int64_t unfold_norms(YOLOX& model, const Dataset& data, ImageSize size, bool leg
   for (const auto& [block, w] : watched) {
     block->bn = w->norm;
     const Tensor mean = w->sum / w->count, var = (w->squares / w->count - mean.square()).clamp_min(0);
-    w->weight.copy_((var + w->options.eps()).sqrt()), w->bias.add_(mean);
-    w->running_mean.copy_(mean), w->running_var.copy_(var);
+    w->weight.copy_((var + w->options.eps()).sqrt());
+    w->bias.add_(mean);
+    w->running_mean.copy_(mean);
+    w->running_var.copy_(var);
   }
   return images;
 }

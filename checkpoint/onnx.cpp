@@ -59,26 +59,32 @@ onnx::Tensor::Type onnx_type(torch::ScalarType type) {
 Value OnnxGraph::add(const std::string& op, const std::vector<Value>& inputs, const std::string& name,
                      const std::vector<Setting>& attributes, int outputs) {
   auto& node = *file.mutable_graph()->add_node();
-  node.set_op_type(op), node.set_name(name), node.add_output(name);
+  node.set_op_type(op);
+  node.set_name(name);
+  node.add_output(name);
   for (int i = 1; i < outputs; ++i) node.add_output(concat(name, "/", i));
   for (const auto& input : inputs) node.add_input(input);
   for (const auto& [key, value] : attributes) {
     auto& a = *node.add_attribute();
     a.set_name(key);
-    if (const auto* i = std::get_if<int64_t>(&value))
-      a.set_i(*i), a.set_type(onnx::Attribute::INT);
-    else if (const auto* s = std::get_if<std::string>(&value))
-      a.set_s(*s), a.set_type(onnx::Attribute::STRING);
-    else
-      a.mutable_ints()->Assign(std::get<Ints>(value).begin(), std::get<Ints>(value).end()),
-          a.set_type(onnx::Attribute::INTS);
+    if (const auto* i = std::get_if<int64_t>(&value)) {
+      a.set_i(*i);
+      a.set_type(onnx::Attribute::INT);
+    } else if (const auto* s = std::get_if<std::string>(&value)) {
+      a.set_s(*s);
+      a.set_type(onnx::Attribute::STRING);
+    } else {
+      a.mutable_ints()->Assign(std::get<Ints>(value).begin(), std::get<Ints>(value).end());
+      a.set_type(onnx::Attribute::INTS);
+    }
   }
   return name;
 }
 
 Value OnnxGraph::constant(const std::string& name, const Tensor& tensor) {
   auto& t = *file.mutable_graph()->add_initializer();
-  t.set_name(name), t.set_data_type(onnx_type(tensor.scalar_type()));
+  t.set_name(name);
+  t.set_data_type(onnx_type(tensor.scalar_type()));
   t.mutable_dims()->Assign(tensor.sizes().begin(), tensor.sizes().end());
   const Tensor flat = tensor.contiguous();
   if (values) t.set_raw_data(flat.data_ptr(), flat.nbytes());
@@ -318,16 +324,19 @@ onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata
   g.file.mutable_opset_import(0)->set_domain("");
   for (const auto& [key, value] : metadata) {
     auto& entry = *g.file.add_metadata_props();
-    entry.set_key(key), entry.set_value(value);
+    entry.set_key(key);
+    entry.set_value(value);
   }
   g.file.mutable_graph()->set_name(model->name);
   const auto fixed = [](int64_t n) {
     onnx::Dimension dim;
-    return dim.set_value(n), dim;
+    dim.set_value(n);
+    return dim;
   };
   const auto any = [](const char* name) {
     onnx::Dimension dim;
-    return dim.set_param(name), dim;
+    dim.set_param(name);
+    return dim;
   };
   const auto& s = settings;
   int64_t anchors = 0;

@@ -173,12 +173,14 @@ c10::IValue weights_of_onnx(const onnx::Model& file, const std::string& path) {
     const double eps = 1e-3;  // of the norms here
     const std::string bn = key.substr(0, key.size() - std::strlen("conv.")) + "bn.";
     if (conv.norms.empty()) {
-      weights.insert(bn + "weight", torch::ones({channels})), weights.insert(bn + "bias", bias);
+      weights.insert(bn + "weight", torch::ones({channels}));
+      weights.insert(bn + "bias", bias);
       weights.insert(bn + "running_mean", torch::zeros({channels}));
       weights.insert(bn + "running_var", torch::full({channels}, 1 - eps));
     } else {
       const Norm& n = conv.norms[0];
-      weights.insert(bn + "weight", floats(n.weight)), weights.insert(bn + "bias", floats(n.bias));
+      weights.insert(bn + "weight", floats(n.weight));
+      weights.insert(bn + "bias", floats(n.bias));
       weights.insert(bn + "running_mean", floats(n.mean) - bias);
       weights.insert(bn + "running_var", floats(n.var) + (n.eps - eps));
     }

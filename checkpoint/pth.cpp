@@ -153,24 +153,27 @@ bool Unpickler::step() {
     case 't': push_group(Kind::kTuple, pop_to_mark()); break;           // TUPLE
     case 0x85:
     case 0x86:
-    case 0x87: push_group(Kind::kTuple, pop(opcode - 0x84)); break;          // TUPLE1, 2, 3
-    case ']': push_group(Kind::kList, {}); break;                            // EMPTY_LIST
-    case 'l': push_group(Kind::kList, pop_to_mark()); break;                 // LIST
-    case 'a': extend({pop()}, Kind::kList); break;                           // APPEND
-    case 'e': extend(pop_to_mark(), Kind::kList); break;                     // APPENDS
-    case '}': push_group(Kind::kDict, {}); break;                            // EMPTY_DICT
-    case 's': extend(pop(2), Kind::kDict); break;                            // SETITEM
-    case 'u': extend(pop_to_mark(), Kind::kDict); break;                     // SETITEMS
-    case 0x8f: push_text(Kind::kOpaque, "set"); break;                       // EMPTY_SET
-    case 0x90: extend(pop_to_mark(), Kind::kList); break;                    // ADDITEMS
-    case 0x91: pop_to_mark(), push_text(Kind::kOpaque, "frozenset"); break;  // FROZENSET
-    case 'q': memoize(take<uint8_t>()); break;                               // BINPUT
-    case 'r': memoize(take<uint32_t>()); break;                              // LONG_BINPUT
-    case 0x94: memoize(memoized_); break;                                    // MEMOIZE
-    case 'h': recall(take<uint8_t>()); break;                                // BINGET
-    case 'j': recall(take<uint32_t>()); break;                               // LONG_BINGET
-    case 'c': push_global_from_lines(); break;                               // GLOBAL
-    case 0x93: push_global_from_stack(); break;                              // STACK_GLOBAL
+    case 0x87: push_group(Kind::kTuple, pop(opcode - 0x84)); break;  // TUPLE1, 2, 3
+    case ']': push_group(Kind::kList, {}); break;                    // EMPTY_LIST
+    case 'l': push_group(Kind::kList, pop_to_mark()); break;         // LIST
+    case 'a': extend({pop()}, Kind::kList); break;                   // APPEND
+    case 'e': extend(pop_to_mark(), Kind::kList); break;             // APPENDS
+    case '}': push_group(Kind::kDict, {}); break;                    // EMPTY_DICT
+    case 's': extend(pop(2), Kind::kDict); break;                    // SETITEM
+    case 'u': extend(pop_to_mark(), Kind::kDict); break;             // SETITEMS
+    case 0x8f: push_text(Kind::kOpaque, "set"); break;               // EMPTY_SET
+    case 0x90: extend(pop_to_mark(), Kind::kList); break;            // ADDITEMS
+    case 0x91:
+      pop_to_mark();
+      push_text(Kind::kOpaque, "frozenset");
+      break;                                     // FROZENSET
+    case 'q': memoize(take<uint8_t>()); break;   // BINPUT
+    case 'r': memoize(take<uint32_t>()); break;  // LONG_BINPUT
+    case 0x94: memoize(memoized_); break;        // MEMOIZE
+    case 'h': recall(take<uint8_t>()); break;    // BINGET
+    case 'j': recall(take<uint32_t>()); break;   // LONG_BINGET
+    case 'c': push_global_from_lines(); break;   // GLOBAL
+    case 0x93: push_global_from_stack(); break;  // STACK_GLOBAL
     case 'R':
     case 0x81: push_call(pop(2)); break;         // REDUCE, NEWOBJ
     case 0x92: push_call(pop(3)); break;         // NEWOBJ_EX

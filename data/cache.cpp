@@ -260,7 +260,9 @@ std::string use_cache(Dataset& data, const BlobCache::Place& place, cv::Size inp
   constexpr int kPixels = 1;  // to be raised when what is cached of a picture changes
   ContentKey key;
   const int parts[] = {kPixels, input.width, input.height, official_quirks};
-  key.add(data.key), key.add(parts, sizeof parts), key.add(CV_VERSION);
+  key.add(data.key);
+  key.add(parts, sizeof parts);
+  key.add(CV_VERSION);
   const auto cache = std::make_shared<BlobCache>(place, key.text(), bytes, fill, threads, progress);
   data.stored = [cache, bytes](size_t i, double scale) {
     return read_levels({reinterpret_cast<const char*>(cache->blob(i)), bytes[i]}, scale);

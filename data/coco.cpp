@@ -15,7 +15,10 @@ fs::path find_image_folder(const fs::path& json, const CocoDataset& coco) {
       const std::string name = p.filename().string();
       return split.find(name) != std::string::npos || split_name(name) == split_name(split);
     });
-    for (const auto& other : others) places.push_back(other), places.push_back(other / "images");
+    for (const auto& other : others) {
+      places.push_back(other);
+      places.push_back(other / "images");
+    }
   }
   places.push_back(root / "..");  // for file names that begin with the name of the data set
   const size_t step = coco.images.size() / 100 + 1;

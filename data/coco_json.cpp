@@ -54,7 +54,10 @@ const std::vector<double>& JsonRecord::box(const char* key) const {
 
 JsonTableReader::JsonTableReader(const std::string& file, std::vector<JsonTable>& tables) : tables_(tables) {
   record_.file = file;
-  if (tables[0].name.empty()) table_ = &tables[0], depth_ = 1;
+  if (tables[0].name.empty()) {
+    table_ = &tables[0];
+    depth_ = 1;
+  }
 }
 
 bool JsonTableReader::RawNumber(const char* s, size_t n, bool) {
@@ -142,7 +145,8 @@ File open_json(const std::string& path) {
 void read_json_tables(File file, const std::string& path, std::vector<JsonTable>& tables) {
   const int first = std::getc(file.get());
   if (first == 0xEF) {  // the byte order mark that some Windows programs put in front of UTF-8
-    std::getc(file.get()), std::getc(file.get());
+    std::getc(file.get());
+    std::getc(file.get());
   } else if (first != EOF) {
     std::ungetc(first, file.get());
   }

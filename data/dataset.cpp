@@ -46,8 +46,10 @@ std::string ContentKey::text() const {
 ImageChecks check_images(const std::vector<std::string>& files, const std::string& keep) {
   std::vector<struct stat> stats(files.size());
   in_threads(int64_t(files.size()), [&](int64_t i) {
-    if (::stat(files[i].c_str(), &stats[i]) != 0 || !S_ISREG(stats[i].st_mode))
-      stats[i] = {}, stats[i].st_size = -1;
+    if (::stat(files[i].c_str(), &stats[i]) != 0 || !S_ISREG(stats[i].st_mode)) {
+      stats[i] = {};
+      stats[i].st_size = -1;
+    }
   });
   ContentKey key;
   for (size_t i = 0; i < files.size(); ++i) key.add(files[i], stats[i]);
@@ -71,7 +73,8 @@ ImageChecks check_images(const std::vector<std::string>& files, const std::strin
     }
     try {
       const cv::Size size = image_size(files[i]);
-      c.width = size.width, c.height = size.height;
+      c.width = size.width;
+      c.height = size.height;
       found = true;
     } catch (const ImageError& e) {
       c.error = e.what();
@@ -173,7 +176,10 @@ Dataset make_dataset(Source source, const ImageChecks& checks, bool official_qui
     data.problems->add("annotations without bbox", concat(data.name, ": ", truth.without_box));
 
   std::unordered_map<int64_t, size_t> record_of, class_of;
-  for (const auto& c : truth.categories) class_of[c.id] = data.classes.size(), data.classes.push_back(c.name);
+  for (const auto& c : truth.categories) {
+    class_of[c.id] = data.classes.size();
+    data.classes.push_back(c.name);
+  }
   std::vector<CocoImage> present;
   for (size_t i = 0; i < truth.images.size(); ++i) {
     CocoImage image = truth.images[i];
@@ -189,7 +195,8 @@ Dataset make_dataset(Source source, const ImageChecks& checks, bool official_qui
                  image.height, image.width == c.height ? " (turned by its EXIF tag?)" : ""));
       continue;
     }
-    image.width = c.width, image.height = c.height;
+    image.width = c.width;
+    image.height = c.height;
     record_of[image.id] = data.records.size();
     data.records.push_back({source.files[i], image.id, c.width, c.height, {}});
     present.push_back(image);
@@ -204,7 +211,10 @@ Dataset make_dataset(Source source, const ImageChecks& checks, bool official_qui
       const auto record = record_of.find(a.image_id);
       if (record == record_of.end()) continue;
       const Record& r = data.records[record->second];
-      a.x *= r.width, a.w *= r.width, a.y *= r.height, a.h *= r.height;
+      a.x *= r.width;
+      a.w *= r.width;
+      a.y *= r.height;
+      a.h *= r.height;
       a.area = a.w * a.h;
     }
   }

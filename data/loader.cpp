@@ -57,8 +57,11 @@ void Loader::plan() {
     auto p = std::make_shared<Pending>();
     p->images = torch::empty({int64_t(n), size.height, size.width, 3},
                              torch::TensorOptions(torch::kByte).pinned_memory(pinned));
-    p->boxes.resize(n), p->indices.resize(n), p->scales.resize(n);
-    p->first = position, p->missing = n;
+    p->boxes.resize(n);
+    p->indices.resize(n);
+    p->scales.resize(n);
+    p->first = position;
+    p->missing = n;
     pending.push_back(p);
     position += stride;
     has_work.notify_all();
@@ -83,7 +86,9 @@ void Loader::work() {
       const size_t bytes = size_t(size.area()) * 3;
       Image image(cv::Mat(size, CV_8UC3, p->images.data_ptr<uint8_t>() + slot * bytes));
       Item item = make(p->first + slot, image);
-      p->boxes[slot] = std::move(item.boxes), p->indices[slot] = item.index, p->scales[slot] = item.scale;
+      p->boxes[slot] = std::move(item.boxes);
+      p->indices[slot] = item.index;
+      p->scales[slot] = item.scale;
     } catch (...) {
       error = std::current_exception();
     }
@@ -113,7 +118,9 @@ DeviceLoader::Sent DeviceLoader::send(Batch batch) {
     if (t.numel() > 0 && !t.is_pinned()) t = t.pin_memory();
     t = t.to(device, /*non_blocking=*/true);
   };
-  copy(batch.images), copy(batch.targets.boxes), copy(batch.targets.classes);
+  copy(batch.images);
+  copy(batch.targets.boxes);
+  copy(batch.targets.classes);
   Sent sent{std::move(batch), c10::Event(device.type())};
   sent.copied.record(*side);
   return sent;

@@ -20,7 +20,8 @@ std::string_view lmdb_get(MDB_txn* transaction, MDB_dbi table, const std::string
 size_t lmdb_bytes(MDB_env* env) {
   MDB_envinfo info;
   MDB_stat stat;
-  mdb_env_info(env, &info), mdb_env_stat(env, &stat);
+  mdb_env_info(env, &info);
+  mdb_env_stat(env, &stat);
   return (info.me_last_pgno + 1) * stat.ms_psize;
 }
 

@@ -135,8 +135,10 @@ std::vector<Box> find_boxes(std::vector<Shape>& items, cv::Mat_<uint8_t>& mask) 
       if (mask(y, x) == 0) continue;
       Shape& item = items[mask(y, x) - 1];
       item.visible++;
-      item.x1 = std::min(item.x1, x), item.x2 = std::max(item.x2, x + 1);
-      item.y1 = std::min(item.y1, y), item.y2 = std::max(item.y2, y + 1);
+      item.x1 = std::min(item.x1, x);
+      item.x2 = std::max(item.x2, x + 1);
+      item.y1 = std::min(item.y1, y);
+      item.y2 = std::max(item.y2, y + 1);
     }
   }
   std::vector<Box> boxes;

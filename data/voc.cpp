@@ -34,7 +34,8 @@ Labels read_voc_xml(const std::string& path) {
     const double value = number(root.child("size"), name).value_or(0);
     return value >= 1 && value <= INT_MAX ? static_cast<int>(value) : 0;
   };
-  labels.width = pixels("width"), labels.height = pixels("height");
+  labels.width = pixels("width");
+  labels.height = pixels("height");
   labels.image = trimmed(root.child_value("filename"));
   labels.image = labels.image.substr(labels.image.find_last_of("/\\") + 1);  // npos + 1 is 0
   for (const pugi::xml_node& object : root.children("object")) {

@@ -122,11 +122,16 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
     }
     double x1 = v[1], y1 = v[2], x2 = v[1], y2 = v[2];
     for (size_t i = 3; outline && i < v.size(); i += 2) {
-      x1 = std::min(x1, v[i]), x2 = std::max(x2, v[i]);
-      y1 = std::min(y1, v[i + 1]), y2 = std::max(y2, v[i + 1]);
+      x1 = std::min(x1, v[i]);
+      x2 = std::max(x2, v[i]);
+      y1 = std::min(y1, v[i + 1]);
+      y2 = std::max(y2, v[i + 1]);
     }
     const double w = box ? v[3] : x2 - x1, h = box ? v[4] : y2 - y1;
-    if (box) x1 -= w / 2, y1 -= h / 2;
+    if (box) {
+      x1 -= w / 2;
+      y1 -= h / 2;
+    }
     labels.boxes.push_back({0, 0, static_cast<int64_t>(v[0]), x1, y1, w, h, 0, false});
     labels.lines.push_back(number);
   });

@@ -23,7 +23,8 @@ namespace launch_detail {
 int listen_here(int& port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
-  address.sin_family = AF_INET, address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
   auto* any = reinterpret_cast<sockaddr*>(&address);
   check(fd >= 0 && bind(fd, any, size) == 0 && listen(fd, 1024) == 0 && getsockname(fd, any, &size) == 0,
@@ -53,15 +54,22 @@ Child start_rank(const Launch& l, int local_rank, int port, int listening, int r
   if (local_rank > 0) dup2(ends[1], 1);
   std::signal(SIGTTOU, SIG_IGN);  // `stty tostop` would stop a rank that prints
   const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
-  set("YOLOX_LAUNCHED", "1"), unsetenv("TORCHELASTIC_USE_AGENT_STORE");
-  set("RANK", concat(rank)), set("WORLD_SIZE", concat(l.nodes * l.ranks));
-  set("LOCAL_RANK", concat(local_rank)), set("LOCAL_WORLD_SIZE", concat(l.ranks));
+  set("YOLOX_LAUNCHED", "1");
+  unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+  set("RANK", concat(rank));
+  set("WORLD_SIZE", concat(l.nodes * l.ranks));
+  set("LOCAL_RANK", concat(local_rank));
+  set("LOCAL_WORLD_SIZE", concat(l.ranks));
   set("MASTER_ADDR", l.master.empty() ? "127.0.0.1" : l.master.substr(0, l.master.rfind(':')));
   set("MASTER_PORT", concat(port));
   setenv("OMP_NUM_THREADS", concat(cores).c_str(), /*overwrite=*/0);
   if (local_rank == 0) {
-    if (listening >= 0) fcntl(listening, F_SETFD, 0), set("YOLOX_LISTENING", concat(listening));
-    fcntl(reports, F_SETFD, 0), set("YOLOX_REPORTS", concat(reports));
+    if (listening >= 0) {
+      fcntl(listening, F_SETFD, 0);
+      set("YOLOX_LISTENING", concat(listening));
+    }
+    fcntl(reports, F_SETFD, 0);
+    set("YOLOX_REPORTS", concat(reports));
   }
   std::vector<char*> argv;
   for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
@@ -116,13 +124,16 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
       if (i == 0) {
         if (n > 0)
           run.append(text, size_t(n));
-        else
-          close(reports[0]), reports[0] = -1;
+        else {
+          close(reports[0]);
+          reports[0] = -1;
+        }
         continue;
       }
       Child& c = ranks[i - 1];
       if (n <= 0) {
-        close(c.output), c.output = -1;
+        close(c.output);
+        c.output = -1;
         continue;
       }
       if (i == 1) std::cerr.write(text, n).flush();
@@ -136,18 +147,25 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
     return WIFEXITED(ranks[k].status) && WEXITSTATUS(ranks[k].status) == kLostRank;
   };
   while (living > 0) {
-    if (stop_requests != passed_on) passed_on = stop_requests, signal_all(stop_signal);
+    if (stop_requests != passed_on) {
+      passed_on = stop_requests;
+      signal_all(stop_signal);
+    }
     listen_to_all(50);
     for (int i = 0; i < l.ranks; ++i) {
       Child& c = ranks[i];
       if (!c.pid || waitpid(c.pid, &c.status, WNOHANG) != c.pid) continue;
-      c.pid = 0, --living;
+      c.pid = 0;
+      --living;
       if (c.status == 0) continue;
       if (failed < 0) ended_at = now();
       if (failed < 0 || (lost(failed) && !lost(i) && !killed)) failed = i;
     }
     // The others wait for it, in vain: a second to find out and say so, four to end.
-    if (failed >= 0 && !killed && now() - ended_at > 5) signal_all(SIGKILL), killed = true;
+    if (failed >= 0 && !killed && now() - ended_at > 5) {
+      signal_all(SIGKILL);
+      killed = true;
+    }
   }
   while (listen_to_all(0)) {  // what they said last
   }

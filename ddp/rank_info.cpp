@@ -45,13 +45,16 @@ Place place_of_this_process() {
       usage_check(!variable(name).empty(), "WORLD_SIZE=", variable("WORLD_SIZE"),
                   " says that this is one of ", "several ranks, but ", name,
                   " is not set; start them with --gpus, torchrun or srun, or ", "unset WORLD_SIZE");
-    p.world = number("WORLD_SIZE", 1), p.rank = number("RANK", 0);
-    p.local_rank = number("LOCAL_RANK", 0), p.local_world = number("LOCAL_WORLD_SIZE", p.world);
+    p.world = number("WORLD_SIZE", 1);
+    p.rank = number("RANK", 0);
+    p.local_rank = number("LOCAL_RANK", 0);
+    p.local_world = number("LOCAL_WORLD_SIZE", p.world);
     p.of_agent = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
     p.listening = number("YOLOX_LISTENING", -1);
     p.port = number("MASTER_PORT", 29500);
   } else if (!p.launched && number("SLURM_STEP_NUM_TASKS", 1) > 1) {  // of srun; sbatch alone sets others
-    p.world = number("SLURM_STEP_NUM_TASKS", 1), p.rank = number("SLURM_PROCID", 0);
+    p.world = number("SLURM_STEP_NUM_TASKS", 1);
+    p.rank = number("SLURM_PROCID", 0);
     p.local_rank = number("SLURM_LOCALID", 0);
     p.local_world = parse("SLURM_STEP_TASKS_PER_NODE",
                           slurm_entry(variable("SLURM_STEP_TASKS_PER_NODE"), number("SLURM_NODEID", 0)));

@@ -20,7 +20,11 @@ Watchdog::~Watchdog() {
 
 void Watchdog::at(const std::string& where, bool patient) {
   std::lock_guard lock(mutex);
-  here = where, age = 0, ++count, waiting = false, patiently = patient;
+  here = where;
+  age = 0;
+  ++count;
+  waiting = false;
+  patiently = patient;
 }
 
 void Watchdog::still_at_work() {
@@ -51,7 +55,8 @@ void Watchdog::end_in_time() {
     {
       std::lock_guard lock(mutex);
       const double ran = std::min(1.0, now() - before);  // more: the process was suspended
-      age += ran, silent = silent + ran;
+      age += ran;
+      silent = silent + ran;
     }
     if (!late() || silent < 12) continue;
     say(concat("rank 0 (", names[0], "), which does not answer"));
@@ -97,11 +102,18 @@ bool Watchdog::report_missing(c10d::Store& store) {
     patient = patiently;
   }
   const auto before = all_told(store);
-  for (int i = 0; i < (patient ? 20 : 5); ++i) pause(0.5), tell(store), silent = 0;  // the others look, too
+  for (int i = 0; i < (patient ? 20 : 5); ++i) {
+    pause(0.5);
+    tell(store);
+    silent = 0;
+  }  // the others look, too
   const auto after = all_told(store);
   if (!late()) return false;
   int64_t least = after[rank].count, most = least;
-  for (const Beat& b : after) least = std::min(least, b.count), most = std::max(most, b.count);
+  for (const Beat& b : after) {
+    least = std::min(least, b.count);
+    most = std::max(most, b.count);
+  }
   using Is = std::function<bool(size_t)>;
   const char* dead_is = "which does not run any more";
   const Is dead = [&](size_t r) {

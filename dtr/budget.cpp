@@ -3,9 +3,10 @@
 namespace yolox {
 
 double AutomaticBudget::next(double live, double free, int64_t lacks) {
-  if (lacks > 0)
-    share *= 0.95, since_lack = 0;
-  else if (++since_lack % 100 == 0)
+  if (lacks > 0) {
+    share *= 0.95;
+    since_lack = 0;
+  } else if (++since_lack % 100 == 0)
     share = std::min(1.0, 1.02 * share);
   const double all = share * (live + std::max(0.0, free));
   return budget = budget == 0 || all < budget ? all : budget + 0.1 * (all - budget);

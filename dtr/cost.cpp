@@ -9,7 +9,10 @@ double guessed_cost(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IVa
   for (const auto& [values, tensors] : {std::pair(given, &in), std::pair(results, &out)})
     for (const auto& value : values)
       dtr_detail::each_tensor(value, [&, all = tensors](const torch::Tensor& t) {
-        if (t.defined()) bytes += double(t.numel()) * double(t.element_size()), all->push_back(t);
+        if (t.defined()) {
+          bytes += double(t.numel()) * double(t.element_size());
+          all->push_back(t);
+        }
       });
   const std::string& name = operation.schema().name();
   double operations = 0;

@@ -3,8 +3,12 @@
 namespace yolox {
 
 void DtrSteps::add(const DtrStep& s) {
-  ++steps, peak = std::max(peak, s.peak), dropped += double(s.dropped), again += double(s.again);
-  cost += s.cost, cost_again += s.cost_again;
+  ++steps;
+  peak = std::max(peak, s.peak);
+  dropped += double(s.dropped);
+  again += double(s.again);
+  cost += s.cost;
+  cost_again += s.cost_again;
 }
 
 Dtr::Dtr(const DtrSettings& s) : settings(s) {
@@ -70,7 +74,10 @@ void Dtr::begin() {
   const double used = settings.used().now;
   done.budget = settings.automatic ? settings.automatic(used, lacks)
                                    : settings.budget + (settings.beyond_start ? used : 0);
-  limit = done.budget, peak = used, forgiven = 0, started = std::chrono::steady_clock::now();
+  limit = done.budget;
+  peak = used;
+  forgiven = 0;
+  started = std::chrono::steady_clock::now();
   largest_before = std::exchange(largest, 0);
   if (takes_samples) take_sample();
   now_running = this;
@@ -86,7 +93,10 @@ void Dtr::finish() {
   {
     const std::lock_guard<std::recursive_mutex> lock(mutex);
     Locks kept;  // all are to be here at the same time
-    for (const auto& cell : left()) restore(*cell), kept.add(*cell);
+    for (const auto& cell : left()) {
+      restore(*cell);
+      kept.add(*cell);
+    }
   }
   end();
 }
@@ -111,7 +121,8 @@ void Dtr::end() {
   if (on_cpu) CountingAllocator::get().before_allocation = nullptr;
   now_running = nullptr;
   cells.clear();
-  done.peak = peak, done.limit = std::max<double>(limit, peak);
+  done.peak = peak;
+  done.limit = std::max<double>(limit, peak);
 }
 
 std::vector<std::shared_ptr<Dtr::Cell>> Dtr::left() const {
@@ -129,7 +140,9 @@ Dtr::Cell* Dtr::cell_of(StorageImpl* storage) const {
 std::shared_ptr<Dtr::Cell> Dtr::new_cell(StorageImpl* storage) {
   auto cell = std::make_shared<Cell>();
   cell->program = dtr_detail::WeakStorage(dtr_detail::share(storage));
-  cell->bytes = int64_t(storage->nbytes()), cell->device = storage->device(), cell->read = clock();
+  cell->bytes = int64_t(storage->nbytes());
+  cell->device = storage->device();
+  cell->read = clock();
   return cells[storage] = cell;
 }
 
@@ -183,7 +196,8 @@ bool Dtr::drop_one() {
     const double staleness = std::max(clock() - cell.read, 1e-9);
     const double h = cost_of(cell, most) / (double(cell.bytes) * staleness);
     if (best && h >= least) continue;
-    best = &cell, least = h;
+    best = &cell;
+    least = h;
   }
   if (!best) return false;
   ++done.dropped;
@@ -209,7 +223,10 @@ void Dtr::restore(const Cell& wanted) {
     const auto here = [&] {
       Cell* cell = arguments[top.next].cell.get();
       if (cell && !cell->here()) return false;
-      if (cell) top.locks.add(*cell), cell->read = clock();
+      if (cell) {
+        top.locks.add(*cell);
+        cell->read = clock();
+      }
       return true;
     };
     while (top.next < arguments.size() && here()) ++top.next;
@@ -280,8 +297,10 @@ void Dtr::do_again(Record& r) {
   done.cost_again += r.cost;
   done.seconds_again += seconds_since(start);
   // Within too little, what is dropped is needed again at once: that would not end.
-  if (done.cost_again - forgiven > settings.most_again * done.cost && done.again > 1000)
-    limit = 1.2 * limit, forgiven = done.cost_again;
+  if (done.cost_again - forgiven > settings.most_again * done.cost && done.again > 1000) {
+    limit = 1.2 * limit;
+    forgiven = done.cost_again;
+  }
 }
 
 void Dtr::put_back(Cell& cell, const StoragePtr& storage) {
@@ -305,7 +324,8 @@ void Dtr::compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys
       operation.redispatchBoxed(keys, &stack);
       const GivenOut after = settings.used();
       const double reached = after.most > most ? after.most : after.now;  // with its scratch memory
-      largest = std::max(largest, reached - used), peak = std::max(peak.load(), reached);
+      largest = std::max(largest, reached - used);
+      peak = std::max(peak.load(), reached);
       return;
     } catch (const std::exception& e) {
       if (!is_out_of_memory(e)) throw;
@@ -393,7 +413,8 @@ std::shared_ptr<dtr_detail::Record> Dtr::record_of(const c10::OperatorHandle& op
                                                    c10::DispatchKeySet keys, c10::ArrayRef<IValue> given,
                                                    const Inputs& inputs) {
   auto r = std::make_shared<Record>(operation, keys);
-  r->slots.reserve(given.size()), r->arguments.reserve(inputs.size());
+  r->slots.reserve(given.size());
+  r->arguments.reserve(inputs.size());
   for (const IValue& value : given) {
     if (value.isTensor())
       r->slots.push_back({IValue(), Record::kTensor, 1});
@@ -416,8 +437,12 @@ std::shared_ptr<dtr_detail::Record> Dtr::record_of(const c10::OperatorHandle& op
     else
       a.cell = cell_to_read(in.storage);
     a.written = in.written && !in.statistics;
-    a.is_number = t.unsafeGetTensorImpl()->is_wrapped_number(), a.requires_grad = t.requires_grad();
-    a.device = t.device(), a.offset = t.storage_offset(), a.type = t.dtype(), a.keys = t.key_set();
+    a.is_number = t.unsafeGetTensorImpl()->is_wrapped_number();
+    a.requires_grad = t.requires_grad();
+    a.device = t.device();
+    a.offset = t.storage_offset();
+    a.type = t.dtype();
+    a.keys = t.key_set();
     a.shape = dtr_detail::shape_of(t);
   }
   return r;
@@ -514,7 +539,9 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
     note_results(inputs, results, info.empty, operation.schema().name(), why, [&] {
       if (record) return record;
       record = record_of(operation, keys, given, inputs);
-      record->cost = cost, record->generator = generator, record->random = random;
+      record->cost = cost;
+      record->generator = generator;
+      record->random = random;
       ++done.recorded;
       return record;
     });

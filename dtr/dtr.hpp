@@ -208,7 +208,10 @@ class Dtr {
     Locks(Locks&&) = default;
     Locks(const Locks&) = delete;
     ~Locks() { release(); }
-    void add(Cell& cell) { ++cell.locks, cells.push_back(&cell); }
+    void add(Cell& cell) {
+      ++cell.locks;
+      cells.push_back(&cell);
+    }
     void release();
   };
 

@@ -12,7 +12,8 @@ Cell::~Cell() {
 
 void Cell::enter(std::vector<Cell*>& list) {
   if (droppable) return;
-  droppable = &list, place = list.size();
+  droppable = &list;
+  place = list.size();
   list.push_back(this);
 }
 
@@ -43,7 +44,8 @@ About::About(const OperatorHandle& operation) {
   const auto is_one_of = [&](std::initializer_list<const char*> names) {
     return std::find(names.begin(), names.end(), name) != names.end();
   };
-  arguments = schema.arguments().size(), returns = schema.returns().size();
+  arguments = schema.arguments().size();
+  returns = schema.returns().size();
   bool moves = true;
   for (const char* word : {"backward", "no_update", "no_training"})
     moves &= name.find(word) == std::string::npos;
@@ -75,7 +77,8 @@ StorageImpl* storage_of(const Tensor& t) {
 
 c10::impl::SizesAndStrides shape_of(const Tensor& t) {
   c10::impl::SizesAndStrides shape;
-  shape.set_sizes(t.sizes()), shape.set_strides(t.strides());
+  shape.set_sizes(t.sizes());
+  shape.set_strides(t.strides());
   return shape;
 }
 
@@ -99,7 +102,8 @@ StoragePtr copy_of(const StoragePtr& storage) {
   flat.type = caffe2::TypeMeta::Make<uint8_t>();
   flat.keys =
       c10::DispatchKeySet(storage->device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
-  flat.shape.set_sizes({bytes}), flat.shape.set_strides({1});
+  flat.shape.set_sizes({bytes});
+  flat.shape.set_strides({1});
   const StoragePtr copy = new_storage(bytes, storage->device());
   tensor_on(copy, flat).copy_(tensor_on(storage, flat));
   return copy;

@@ -20,7 +20,10 @@ cv::Mat draw_memory(const std::vector<MemorySample>& samples, double budget, dou
       kept(170, 105, 30), limit(40, 40, 205);
   cv::Mat picture(480, 960, CV_8UC3, paper);
   double end = 1e-9, most = std::max(1.0, budget);
-  for (const auto& s : samples) end = std::max(end, s.seconds), most = std::max({most, s.with, s.without});
+  for (const auto& s : samples) {
+    end = std::max(end, s.seconds);
+    most = std::max({most, s.with, s.without});
+  }
   most *= 1.05;
   const auto x = [&](double seconds) { return plot.x + int(std::lround(plot.width * seconds / end)); };
   const auto y = [&](double bytes) { return plot.br().y - int(std::lround(plot.height * bytes / most)); };

@@ -97,10 +97,15 @@ inline GenericDict checkpoint(MultiTaskTraining& t, const WeightsInfo& info, con
   }
   for (const auto& [name, value] : settings) flags.insert(name, value);
   state.insert("model", to_dict(state_dict(*t.model)));
-  state.insert("iteration", t.iteration), state.insert("ended", t.ended), state.insert("images", images);
-  state.insert("tasks", tasks), state.insert("settings", flags);
-  top.insert("model", to_dict(state_dict(*t.ema))), top.insert("optimizer", state_dict(t.optimizer));
-  top.insert("yolox", to_dict(info)), top.insert("train", state);
+  state.insert("iteration", t.iteration);
+  state.insert("ended", t.ended);
+  state.insert("images", images);
+  state.insert("tasks", tasks);
+  state.insert("settings", flags);
+  top.insert("model", to_dict(state_dict(*t.ema)));
+  top.insert("optimizer", state_dict(t.optimizer));
+  top.insert("yolox", to_dict(info));
+  top.insert("train", state);
   return top;
 }
 
@@ -120,7 +125,8 @@ inline void load_checkpoint(MultiTaskTraining& t, const c10::IValue& file, const
     check(report.complete(), path, " does not hold this model: ", to_string(report));
   }
   load_state_dict(t.optimizer, top.at("optimizer").toGenericDict(), path);
-  t.iteration = state.at("iteration").toInt(), t.ended = state.at("ended").toInt();
+  t.iteration = state.at("iteration").toInt();
+  t.ended = state.at("ended").toInt();
 }
 
 }  // namespace yolox

@@ -80,13 +80,15 @@ std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
   jpeg_read_header(&info, TRUE);
   for (auto m = info.marker_list; m && jpeg.orientation == 1; m = m->next)
     jpeg.orientation = exif_orientation({reinterpret_cast<const char*>(m->data), size_t(m->data_length)});
-  jpeg.width = int(info.image_width), jpeg.height = int(info.image_height);
+  jpeg.width = int(info.image_width);
+  jpeg.height = int(info.image_height);
   jpeg.four_channels = info.num_components == 4;
   if (!is_size(jpeg.width, jpeg.height))
     return concat("its header says ", jpeg.width, "x", jpeg.height, ", more than 2^30 pixels");
   if (!jpeg.part.empty() && !jpeg.four_channels) {
     info.out_color_space = JCS_EXT_BGR;
-    info.scale_num = 1, info.scale_denom = unsigned(jpeg.reduction);
+    info.scale_num = 1;
+    info.scale_denom = unsigned(jpeg.reduction);
     jpeg_start_decompress(&info);
     const int r = jpeg.reduction, width = int(info.output_width), height = int(info.output_height);
     const int x0 = jpeg.part.x / r, x1 = std::min(width, (jpeg.part.x + jpeg.part.width + r - 1) / r);
@@ -193,7 +195,8 @@ Piece decode_piece(std::string_view bytes, const std::string& path, const cv::Re
     Image small;
     cv::resize(piece.image, small, to, 0, 0, cv::INTER_AREA);
     piece.image = small;
-    piece.scale.x *= 1.0 * to.width / from.width, piece.scale.y *= 1.0 * to.height / from.height;
+    piece.scale.x *= 1.0 * to.width / from.width;
+    piece.scale.y *= 1.0 * to.height / from.height;
   }
   return piece;
 }

@@ -169,7 +169,11 @@ jitter(uchar* pixels, int64_t count, float hue, float saturation, float value) {
   for (int64_t from = 0; from < count; from += kStrip) {
     const size_t bytes = size_t(3 * (count - from < kStrip ? count - from : kStrip));
     std::memcpy(strip, pixels + 3 * from, bytes);
-    for (int i = 0; i < kStrip; ++i) b[i] = strip[3 * i], g[i] = strip[3 * i + 1], r[i] = strip[3 * i + 2];
+    for (int i = 0; i < kStrip; ++i) {
+      b[i] = strip[3 * i];
+      g[i] = strip[3 * i + 1];
+      r[i] = strip[3 * i + 2];
+    }
     for (int i = 0; i < kStrip; ++i) {
       const float blue = b[i], green = g[i], red = r[i];
       const float gr = green > red ? green : red, v = blue > gr ? blue : gr;
@@ -196,11 +200,15 @@ jitter(uchar* pixels, int64_t count, float hue, float saturation, float value) {
         k = k > 1 ? 1 : k;
         return lit - chroma * k + 0.5f;
       };
-      b[i] = channel(1), g[i] = channel(3), r[i] = channel(5);
+      b[i] = channel(1);
+      g[i] = channel(3);
+      r[i] = channel(5);
     }
-    for (int i = 0; i < kStrip; ++i)
-      strip[3 * i] = uchar(int(b[i])), strip[3 * i + 1] = uchar(int(g[i])),
-                strip[3 * i + 2] = uchar(int(r[i]));
+    for (int i = 0; i < kStrip; ++i) {
+      strip[3 * i] = uchar(int(b[i]));
+      strip[3 * i + 1] = uchar(int(g[i]));
+      strip[3 * i + 2] = uchar(int(r[i]));
+    }
     std::memcpy(pixels + 3 * from, strip, bytes);
   }
 }

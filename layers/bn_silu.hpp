@@ -175,7 +175,8 @@ inline std::tuple<Tensor, double> statistics(const Tensor& x, const Tensor& weig
   std::vector<double> means(channels), variances(channels);
   for (int64_t c = 0; c < channels && rows > 0; ++c) {
     const double d = sums[c] / rows;
-    means[c] = in[c] + d, variances[c] = std::max(0.0, sums[channels + c] / rows - d * d);
+    means[c] = in[c] + d;
+    variances[c] = std::max(0.0, sums[channels + c] / rows - d * d);
   }
   double count = double(rows);
   if (over) sum_moments(means, variances, count, *over);

@@ -85,7 +85,8 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
         mean_square = inverse.to(torch::kDouble).pow(-2) - eps + mean * mean;
       } else {
         const Tensor wider = x.to(torch::kDouble);
-        mean = wider.mean({0, 2, 3}), mean_square = wider.square().mean({0, 2, 3});
+        mean = wider.mean({0, 2, 3});
+        mean_square = wider.square().mean({0, 2, 3});
       }
       sums.copy_(torch::cat({mean * values, mean_square * values, torch::full({1}, values, sums.options())}));
     }
@@ -110,8 +111,10 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
           grads[0].contiguous(x.suggest_memory_format()), x, mean, inverse, weight, true, true, true);
     } else {
       const Tensor g = grads[0].to(weight.scalar_type());
-      sum_g = g.sum({0, 2, 3}), sum_g_x = (g * (x - wide(mean))).sum({0, 2, 3});
-      d_weight = sum_g_x * inverse, d_bias = sum_g;
+      sum_g = g.sum({0, 2, 3});
+      sum_g_x = (g * (x - wide(mean))).sum({0, 2, 3});
+      d_weight = sum_g_x * inverse;
+      d_bias = sum_g;
     }
     Tensor sums = torch::cat({sum_g, sum_g_x}).to(torch::kDouble);
     all_reduce_once(sums, ctx->saved_data["over"].toCustomClass<AllReduce>());

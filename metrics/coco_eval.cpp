@@ -108,7 +108,10 @@ double mean_of(const CocoMetric& metric, const ClassResult* begin, const ClassRe
   double sum = 0;
   int64_t count = 0;
   const auto add = [&](double value) {
-    if (value >= 0) sum += value, ++count;
+    if (value >= 0) {
+      sum += value;
+      ++count;
+    }
   };
   for (const ClassResult* c = begin; c != end; ++c)
     for (int t = metric.t_begin; t < metric.t_end; ++t)
@@ -145,7 +148,8 @@ void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection
     for (g_end = g; g_end < gts.size() && gts[g_end].image == image;) ++g_end;
     match_picture(gts.data() + g, g_end - g, dets.data() + d,
                   std::min<size_t>(d_end - d, eval_max_detections[2]), scored);
-    d = d_end, g = g_end;
+    d = d_end;
+    g = g_end;
   }
   // Stable: among equal scores the picture of the smaller id comes first.
   std::stable_sort(scored.begin(), scored.end(),

@@ -70,26 +70,36 @@ JudgedImage judge(const ImageBoxes& image) {
         if (truth.counts != counts || (!counts && truth.cls != cls)) continue;
         const double iou = coco_iou(*box, *truth.box);
         if (truth.cls != cls) {
-          if (iou > other) other = iou, other_truth = int(t);
+          if (iou > other) {
+            other = iou;
+            other_truth = int(t);
+          }
           continue;
         }
-        if (counts && iou > same) same = iou, same_truth = int(t);
+        if (counts && iou > same) {
+          same = iou;
+          same_truth = int(t);
+        }
         if ((taken[t] && !truth.box->crowd) || iou < match_iou) continue;
-        match = int(t), match_iou = iou;
+        match = int(t);
+        match_iou = iou;
       }
     }
     if (match >= 0) taken[match] = 1;
     if (match >= 0 && !out.truths[match].counts) {
       d.verdict = kNotCounted;
     } else if (match >= 0 && out.truths[match].box->id != 0) {
-      d.verdict = kRight, d.truth = match;
+      d.verdict = kRight;
+      d.truth = match;
       out.truths[match].found_by = int(out.found.size());
     } else if (!in_area(box->w * box->h, area_all)) {
       d.verdict = kNotCounted;
     } else if (same >= insight_near && same < insight_iou) {
-      d.verdict = kMisplaced, d.truth = same_truth;
+      d.verdict = kMisplaced;
+      d.truth = same_truth;
     } else if (other >= insight_iou) {
-      d.verdict = kWrongClass, d.truth = other_truth;
+      d.verdict = kWrongClass;
+      d.truth = other_truth;
     } else if (same >= insight_iou) {
       d.verdict = kDuplicate;
     } else if (other >= insight_near) {
@@ -216,7 +226,8 @@ Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& det
     for (int s = score_steps; s-- > 0;) {
       for (; i < list.size() && list[i].score >= score_of_step(s); ++i) {
         if (list[i].foreign || list[i].verdict == kNotCounted) continue;
-        right += list[i].verdict == kRight, ++all;
+        right += list[i].verdict == kRight;
+        ++all;
       }
       if (all > 0) by_score[c][0][s] = right / all;
       by_score[c][1][s] = right / double(truths);
@@ -226,7 +237,10 @@ Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& det
   const auto mean_over_classes = [&](auto value) {
     double sum = 0, count = 0;
     for (int c = 0; c < classes; ++c)
-      if (const double v = value(c); v >= 0) sum += v, ++count;
+      if (const double v = value(c); v >= 0) {
+        sum += v;
+        ++count;
+      }
     return count > 0 ? sum / count : -1;
   };
   out.AP50 = mean_over_classes([&](int c) { return ap[c][error_kinds]; });
@@ -238,9 +252,10 @@ Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& det
     out.precision[s] = mean_over_classes([&](int c) { return by_score[c][0][s]; });
     out.recall[s] = mean_over_classes([&](int c) { return by_score[c][1][s]; });
     out.f1[s] = mean_over_classes([&](int c) { return by_score[c][2][s]; });
-    if (out.f1[s] > best)
-      best = out.f1[s], working = until = s;
-    else if (out.f1[s] == best && best > 0 && until == s - 1)
+    if (out.f1[s] > best) {
+      best = out.f1[s];
+      working = until = s;
+    } else if (out.f1[s] == best && best > 0 && until == s - 1)
       until = s;
   }
   working = (working + until) / 2;
@@ -248,7 +263,8 @@ Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& det
   for (int c = 0; c < classes; ++c) {
     ClassInsight& of_class = out.classes[c];
     of_class.name = truth.categories[c].name;
-    of_class.precision = by_score[c][0][working], of_class.recall = by_score[c][1][working];
+    of_class.precision = by_score[c][0][working];
+    of_class.recall = by_score[c][1][working];
     of_class.f1 = by_score[c][2][working];
   }
 
@@ -284,7 +300,10 @@ VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detecti
                      h = std::min(d->y + d->h, g.y + g.h) - std::max(d->y, g.y) + 1;
         if (w <= 0 || h <= 0) continue;
         const double iou = w * h / ((d->w + 1) * (d->h + 1) + (g.w + 1) * (g.h + 1) - w * h);
-        if (iou > best) best = iou, match = t;
+        if (iou > best) {
+          best = iou;
+          match = t;
+        }
       }
       const bool near = best >= insight_iou;
       if (near && image.truths[match].box->crowd) continue;
@@ -301,10 +320,16 @@ VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detecti
     Hits hits{{}, truths[c]};
     for (const auto& [_, right] : found[c]) hits.right.push_back(right);
     VocResult::Class& of_class = out.per_class.back();
-    of_class.AP11 = ap_at_points(hits, 11), of_class.AP = ap_area(hits);
-    sum11 += of_class.AP11, sum += of_class.AP, ++count;
+    of_class.AP11 = ap_at_points(hits, 11);
+    of_class.AP = ap_area(hits);
+    sum11 += of_class.AP11;
+    sum += of_class.AP;
+    ++count;
   }
-  if (count > 0) out.AP11 = sum11 / count, out.AP = sum / count;
+  if (count > 0) {
+    out.AP11 = sum11 / count;
+    out.AP = sum / count;
+  }
   return out;
 }
 

@@ -92,7 +92,11 @@ std::string chart_html(const Chart& chart) {
   double x_lo = HUGE_VAL, x_hi = -HUGE_VAL;
   std::vector<double> ys;
   for (const Series& s : chart.series) {
-    for (const auto& [x, y] : s.points) x_lo = std::min(x_lo, x), x_hi = std::max(x_hi, x), ys.push_back(y);
+    for (const auto& [x, y] : s.points) {
+      x_lo = std::min(x_lo, x);
+      x_hi = std::max(x_hi, x);
+      ys.push_back(y);
+    }
   }
   std::string html = "<div class='card chart'><h3>" + escaped(chart.title) + "</h3><p class='legend'>";
   for (const Series& s : chart.series)
@@ -105,7 +109,10 @@ std::string chart_html(const Chart& chart) {
   const double usual = ys[size_t(0.9 * double(ys.size() - 1))];
   double y_hi = ys.back() > 3 * usual && usual > 0 ? 2 * usual : ys.back();
   if (chart.y_end) y_hi = *chart.y_end;
-  if (chart.x_end) x_lo = 0, x_hi = *chart.x_end;
+  if (chart.x_end) {
+    x_lo = 0;
+    x_hi = *chart.x_end;
+  }
   if (!(y_hi > 0)) y_hi = 1;
   if (!chart.y_end) y_hi *= 1.05;
   if (!(x_hi > x_lo)) x_hi = x_lo + 1;

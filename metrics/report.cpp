@@ -128,7 +128,8 @@ std::string confusion_html(const Insight& insight) {
     const auto [t, f] = pair;
     row_sum[t] += n;
     if (t == f || t == classes || f == classes) continue;
-    mixed[t] += n, mixed[f] += n;
+    mixed[t] += n;
+    mixed[f] += n;
     mistakes.emplace_back(-n, pair);
   }
   std::sort(mistakes.begin(), mistakes.end());
@@ -196,7 +197,8 @@ std::string image_html(const ImageInsight& image, const Insight& insight, const 
     try {
       constexpr int side = 480;
       const cv::Size full = data->size(record);
-      w = full.width, h = full.height;
+      w = full.width;
+      h = full.height;
       const cv::Rect all(0, 0, w, h);
       uri = data_uri(data->piece(record, all, std::min(1.0, double(side) / std::max(w, h))).image, side);
     } catch (const std::exception& e) {
@@ -204,9 +206,10 @@ std::string image_html(const ImageInsight& image, const Insight& insight, const 
     }
   }
   for (const JudgedBox& b : image.boxes)  // where nothing says how large the picture is
-    if (about.width <= 0 && uri.empty())
-      w = std::max(w, int(std::clamp(b.x + b.w + 1, 0., 1e5))),
+    if (about.width <= 0 && uri.empty()) {
+      w = std::max(w, int(std::clamp(b.x + b.w + 1, 0., 1e5)));
       h = std::max(h, int(std::clamp(b.y + b.h + 1, 0., 1e5)));
+    }
   const double font = std::max(w, h) / 34.0;
   const auto number = [](double value) { return formatted("%.1f", value); };
   std::string boxes, texts;

@@ -6,7 +6,8 @@ void CrashFile::put(const char* text, size_t size) {
   while (size > 0) {
     const ssize_t n = write(fd, text, size);
     if (n > 0) {
-      text += n, size -= size_t(n);
+      text += n;
+      size -= size_t(n);
     } else if (n == 0 || errno != EINTR) {
       if (fd == 2) return;
       tell("no room in ");
@@ -39,12 +40,20 @@ void CrashFile::tell(const char* what) {
 
 void put_context(CrashFile& out, const char* more) {
   const auto& step = crash_state.steps[crash_state.step];
-  out.put("\nafter "), out.put(uint64_t(now() - crash_state.start)), out.put(" s, in thread ");
-  out.put(uint64_t(gettid())), out.put(" of process "), out.put(uint64_t(getpid())), out.put("\n");
-  out.put(step.text, step.size), out.put("\n\n");
+  out.put("\nafter ");
+  out.put(uint64_t(now() - crash_state.start));
+  out.put(" s, in thread ");
+  out.put(uint64_t(gettid()));
+  out.put(" of process ");
+  out.put(uint64_t(getpid()));
+  out.put("\n");
+  out.put(step.text, step.size);
+  out.put("\n\n");
   out.put_lines("/proc/self/status", {"VmHWM:", "VmRSS:", "Threads:"});
   out.put_lines("/proc/meminfo", {"MemTotal:", "MemAvailable:"});
-  out.put(more), out.put(*more ? "\n\n" : "\n"), out.put(crash_state.fixed);
+  out.put(more);
+  out.put(*more ? "\n\n" : "\n");
+  out.put(crash_state.fixed);
 }
 
 void put_stack(CrashFile& out, void* const* frames, int depth, bool in_handler) {
@@ -67,7 +76,11 @@ void put_stack(CrashFile& out, void* const* frames, int depth, bool in_handler) 
       }
     }
     char* plain = in_handler ? nullptr : abi::__cxa_demangle(name, nullptr, nullptr, nullptr);
-    out.put(file), out.put("+0x"), out.put(offset, 16), out.put(" "), out.put(plain ? plain : name);
+    out.put(file);
+    out.put("+0x");
+    out.put(offset, 16);
+    out.put(" ");
+    out.put(plain ? plain : name);
     out.put("\n");
     std::free(plain);
   }
@@ -85,11 +98,15 @@ bool begin_report() {
 void on_fatal_signal(int number, siginfo_t* info, void*) {
   if (begin_report()) {
     CrashFile out;
-    out.put("==== ended by SIG"), out.put(sigabbrev_np(number));
-    if (info->si_code > 0)
-      out.put(" at address 0x"), out.put(uintptr_t(info->si_addr), 16);
-    else
-      out.put(" from process "), out.put(uint64_t(info->si_pid));
+    out.put("==== ended by SIG");
+    out.put(sigabbrev_np(number));
+    if (info->si_code > 0) {
+      out.put(" at address 0x");
+      out.put(uintptr_t(info->si_addr), 16);
+    } else {
+      out.put(" from process ");
+      out.put(uint64_t(info->si_pid));
+    }
     put_context(out, "");
     void* frames[64];
     const int depth = backtrace(frames, 64);  // this function, the return from it to the kernel, what failed
@@ -116,7 +133,8 @@ void write_crash(const char* more) noexcept {
     try {
       throw;
     } catch (const std::exception& e) {
-      out.put(": "), out.put(e.what());
+      out.put(": ");
+      out.put(e.what());
     } catch (...) {}
   } else {
     out.put("std::terminate() without an exception");
@@ -196,7 +214,8 @@ void crash_context(const std::string& folder, const std::string& text, const std
   backtrace(&frame, 1);  // loads libgcc, which a signal handler must not do
 
   stack_t stack{};
-  stack.ss_sp = c.stack, stack.ss_size = sizeof c.stack;
+  stack.ss_sp = c.stack;
+  stack.ss_size = sizeof c.stack;
   sigaltstack(&stack, nullptr);
   struct sigaction action {};
   action.sa_sigaction = on_fatal_signal;

@@ -2,10 +2,57 @@
 
 namespace yolox {
 
+MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t share, const Ranks& ranks, Log& log)
+    : t(t), log(log), fit{accum, ranks.alone() ? share : accum}, statistics(*t.model) {
+  if (!ranks.alone())
+    fit.remedy = "several ranks cannot change how they do it on their own: give --accum, or fewer --bs";
+}
+
+void MicroBatches::prepare_retry(int64_t step, ImageSize size, int64_t parts) {
+  t.optimizer.zero_grad();
+  statistics.restore();
+  empty_cache(t.scaler.scale.device());
+  log.line(concat("note: out of memory at step ", step, " with ", size.height, "x", size.width,
+                  " pixels; it is done again in ", parts, " parts"));
+}
+
+double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimizer, ImageSize base,
+                      ImageSize largest, torch::Device device, const ComputeStep& compute,
+                      const std::function<void(const std::function<void()>&)>& run) {
+  struct AsBefore {  // whatever happens
+    Optimizer& optimizer;
+    torch::Device device;
+    SavedBuffers statistics;
+    ~AsBefore() {
+      optimizer.zero_grad();
+      statistics.restore();
+      empty_cache(device);
+    }
+  } as_before{optimizer, device, SavedBuffers(*model)};
+  // The loader holds three batches, and one more is being copied.
+  const double waiting = device.is_cpu() ? 4.0 * double(n) * base.height * base.width * 3 : 0;
+  double bytes = std::numeric_limits<double>::infinity();
+  empty_cache(device);
+  try {
+    Tensor images = torch::full({n, base.height, base.width, 3}, 114, torch::kByte).to(device);
+    images = images.permute({0, 3, 1, 2}).to(model->parameters()[0].scalar_type());
+    Targets targets{torch::full({n, 20, 4}, base.width / 4.0, device),
+                    torch::zeros({n, 20}, torch::TensorOptions(torch::kLong).device(device)),
+                    std::vector<int64_t>(n, 20)};
+    resize_batch(images, targets, largest);
+    run([&] { compute(images, targets, parts); });
+    if (device.is_cuda()) torch::cuda::synchronize(device.index());
+    bytes = memory_peak(device) + waiting;
+  } catch (const std::exception& e) {
+    if (!is_out_of_memory(e)) throw;
+  }
+  return bytes;
+}
+
 double Trial::operator()(int64_t images, int64_t accum) const {
-  return memory_of_step(images, std::min(accum, images), t.model, t.optimizer, t.scaler, step, base, largest,
-                        device, [&](const auto& body) {
-                          // The first time everything is slow, and of a GPU nothing is known.
+  return memory_of_step(images, std::min(accum, images), t.model, t.optimizer, base, largest, device, compute,
+                        [&](const std::function<void()>& body) {
+                          // The first step is slow, and DTR knows no costs of a GPU before it.
                           for (int i = 0; dtr.on() && i < (device.is_cpu() ? 1 : 2); ++i) dtr.run(body);
                           dtr.run(body);
                         });

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -11,11 +12,12 @@
 #include "base/device.hpp"
 #include "base/memory.hpp"
 #include "config.hpp"
+#include "data/batch.hpp"
 #include "ddp.hpp"
 #include "dtr/dtr.hpp"
+#include "optim.hpp"
 #include "run/log.hpp"
 #include "run/state.hpp"
-#include "step.hpp"
 
 namespace yolox {
 
@@ -47,6 +49,52 @@ struct PartsThatFit {
   }
 };
 
+// The statistics of batch norms as they are, to be put back when a step is done again: an attempt that ran
+// out of memory half-way has moved some of them.
+struct SavedBuffers {
+  explicit SavedBuffers(const torch::nn::Module& model) : live(model.buffers()) {
+    for (const Tensor& t : live) saved.push_back(t.clone());
+  }
+  void save() { copy(saved, live); }
+  void restore() { copy(live, saved); }
+
+ private:
+  static void copy(std::vector<Tensor>& to, const std::vector<Tensor>& from) {
+    torch::NoGradGuard no_grad;
+    at::_foreach_copy_(to, from);
+  }
+  std::vector<Tensor> live, saved;
+};
+
+// Computes a step in micro-batches: --accum of them, and twice as many where memory runs out.
+class MicroBatches {
+ public:
+  // share: images of a step that belong to this rank.
+  MicroBatches(Training& t, int64_t accum, int64_t share, const Ranks& ranks, Log& log);
+  // Returns the result of compute(micro-batches), which computes the gradients of a step. Repeats it with
+  // smaller micro-batches if memory runs out. Throws if that does not help. With several ranks it is not
+  // repeated, because all ranks must compute the same number of micro-batches.
+  template <class Compute>
+  auto run(int64_t step, ImageSize size, const Compute& compute) {
+    return fit(
+        [&](int64_t parts) {
+          statistics.save();
+          return compute(parts);
+        },
+        [&](int64_t parts) { prepare_retry(step, size, parts); });
+  }
+  // Sets the statistics of batch norms to what they were before the latest step.
+  void restore_statistics() { statistics.restore(); }
+
+ private:
+  void prepare_retry(int64_t step, ImageSize size, int64_t parts);
+
+  Training& t;
+  Log& log;
+  PartsThatFit fit;
+  SavedBuffers statistics;
+};
+
 // The largest batch of at most `limit` images whose peak(images), bytes, stays within `budget`; peak is
 // infinite where memory ran out. Exact up to 32, within 3 % above. Throws where not even one image fits.
 template <class Peak>
@@ -57,7 +105,8 @@ int64_t largest_batch(int64_t limit, double budget, const Peak& peak, const std:
     const double bytes = peak(next);
     if (bytes <= budget) {
       if (fits > 0) slope = (bytes - of_fits) / double(next - fits);
-      fits = next, of_fits = bytes;
+      fits = next;
+      of_fits = bytes;
     } else {
       too_large = next;
     }
@@ -72,50 +121,27 @@ int64_t largest_batch(int64_t limit, double budget, const Peak& peak, const std:
   return fits;
 }
 
-// The memory of a step of n images, bytes; infinity where it runs out. base: the size that images are loaded
-// in, largest: that of multi-scale. run(body) does the step. Leaves the model as it was.
-template <class Run>
-double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimizer, const GradScaler& scaler,
-                      const StepSettings& settings, ImageSize base, ImageSize largest, torch::Device device,
-                      const Run& run) {
-  struct AsBefore {  // whatever happens
-    Optimizer& optimizer;
-    torch::Device device;
-    SavedBuffers statistics;
-    ~AsBefore() { optimizer.zero_grad(), statistics.restore(), empty_cache(device); }
-  } as_before{optimizer, device, SavedBuffers(*model)};
-  // Beside the step: images on their way, three batches in the loader and one being copied.
-  const double waiting = device.is_cpu() ? 4.0 * double(n) * base.height * base.width * 3 : 0;
-  double bytes = std::numeric_limits<double>::infinity();
-  empty_cache(device);
-  try {
-    Tensor images = torch::full({n, base.height, base.width, 3}, 114, torch::kByte).to(device);
-    images = images.permute({0, 3, 1, 2}).to(model->parameters()[0].scalar_type());
-    Targets targets{torch::full({n, 20, 4}, base.width / 4.0, device),
-                    torch::zeros({n, 20}, torch::TensorOptions(torch::kLong).device(device)),
-                    std::vector<int64_t>(n, 20)};
-    resize_batch(images, targets, largest);
-    run([&] {
-      compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, parts, optimizer, scaler,
-                        settings);
-    });
-    if (device.is_cuda()) torch::cuda::synchronize(device.index());
-    bytes = memory_peak(device) + waiting;
-  } catch (const std::exception& e) {
-    if (!is_out_of_memory(e)) throw;
-  }
-  return bytes;
-}
+// Computes the gradients of a step: images [n, 3, H, W], their boxes, number of micro-batches.
+using ComputeStep = std::function<void(const Tensor&, const Targets&, int64_t)>;
 
-// Tries steps of the largest size, by themselves, on each rank: without the sums of ranks, which take little.
+// The peak memory of a step of n images, in bytes; infinity if memory runs out. base: the size that images
+// are loaded in. largest: that of multi-scale. run(body) computes the step. The model, its statistics and its
+// gradients are as before afterwards.
+double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimizer, ImageSize base,
+                      ImageSize largest, torch::Device device, const ComputeStep& compute,
+                      const std::function<void(const std::function<void()>&)>& run);
+
+// Tries steps of the largest size on each rank by itself. The all-reduces of several ranks are left out,
+// because they need little memory.
 struct Trial {
   Training& t;
-  const StepSettings& step;
+  ComputeStep compute;
   ImageSize base, largest;
   torch::Device device;
   Dtr& dtr;
 
-  // Bytes that a step of so many images takes; infinity: it does not fit. dtr.step() is that step.
+  // Returns the bytes that a step of so many images needs; infinity if memory runs out. dtr.step() is that
+  // step.
   double operator()(int64_t images, int64_t accum) const;
 };
 

@@ -29,7 +29,10 @@ std::string newest_run() {
   for (const auto& run : fs::directory_iterator("runs", ignored)) {
     for (const auto& path : checkpoints_of(run.path().string())) {
       const auto written = fs::last_write_time(path, ignored);
-      if (newest.empty() || written > latest) newest = run.path().string(), latest = written;
+      if (newest.empty() || written > latest) {
+        newest = run.path().string();
+        latest = written;
+      }
     }
   }
   return newest;

@@ -46,7 +46,8 @@ std::vector<PartTime> Profile::times() const {
   };
   for (size_t k = 1; k < parts.size(); ++k)
     if (parts[k].calls > 0) add(parts[k]);  // not what began in an unfinished step
-  add(parts[0]), add(whole);
+  add(parts[0]);
+  add(whole);
   return times;
 }
 
@@ -81,13 +82,18 @@ void Profile::stop_and_write(const std::string& path) {
   trace->save(path);
   std::ifstream file(path, std::ios::binary);
   char end = 0;
-  for (int back = 1; back <= 4 && end != '}'; ++back) file.seekg(-back, std::ios::end), file.get(end);
+  for (int back = 1; back <= 4 && end != '}'; ++back) {
+    file.seekg(-back, std::ios::end);
+    file.get(end);
+  }
   check(end == '}', "writing ", path, " failed; is the disk full?");
 }
 
 void Profile::Part::end_step() {
-  seconds.push_back(current), calls += current_calls;
-  current = 0, current_calls = 0;
+  seconds.push_back(current);
+  calls += current_calls;
+  current = 0;
+  current_calls = 0;
 }
 
 double Profile::Part::median() const {
@@ -138,7 +144,8 @@ void Profile::start_listening() {
   const auto ended = [](const at::RecordFunction& mark, at::ObserverContext*) {
     if (listener) listener->leave(mark);
   };
-  parts = {{"other", {}}}, open.clear();
+  parts = {{"other", {}}};
+  open.clear();
   handle = at::addThreadLocalCallback(
       at::RecordFunctionCallback(began, ended).scopes({at::RecordScope::USER_SCOPE}));
   listener = this;

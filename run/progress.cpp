@@ -41,7 +41,10 @@ std::string config_json(const Flags& flags, torch::Device device) {
   rapidjson::StringBuffer text;
   rapidjson::Writer<rapidjson::StringBuffer> w(text);
   w.StartObject();
-  for (const auto& [name, value] : entries) w.Key(name.c_str()), w.String(value.c_str());
+  for (const auto& [name, value] : entries) {
+    w.Key(name.c_str());
+    w.String(value.c_str());
+  }
   w.EndObject();
   return text.GetString();
 }
@@ -69,7 +72,10 @@ void Telling::step(int64_t i, const StepNumbers& n, double lr, const Plan& plan,
     log.line(concat("WARNING: step ", i, " needed ", short_bytes(within.limit),
                     " of memory at least, more than the ", short_bytes(within.budget), " of --dtr"));
   }
-  if (n.finite()) recent.add(n), of_epoch.add(n);
+  if (n.finite()) {
+    recent.add(n);
+    of_epoch.add(n);
+  }
   for (const auto& remark : watch.step(n)) log.line(remark);
   const bool keep = (i + 1) % plan.per_epoch == 0 || i + 1 == plan.iters;
   if (recent.steps == 0 || !(i == first || keep || now() - looked_at > 1)) return;
@@ -79,7 +85,8 @@ void Telling::step(int64_t i, const StepNumbers& n, double lr, const Plan& plan,
   StepNumbers m = recent.take();
   const DtrSteps remade = std::exchange(again, {});
   if (metrics) record(i + 1, epoch, m, lr, speed, share, remade);
-  waited_in_all += waited, seconds_in_all += seconds;
+  waited_in_all += waited;
+  seconds_in_all += seconds;
   for (const auto& remark : watch.wait(waited_in_all, seconds_in_all)) log.line(remark);
   if (keep) m = of_epoch.take();  // the line that stays: the whole epoch
   std::string line = cell(7, concat(epoch, "/", plan.epochs)) +
@@ -219,8 +226,8 @@ void Telling::record(int64_t steps, double epoch, const StepNumbers& n, double l
   events->scalars(steps, scalars);
 }
 
-void tell_plan(Telling& tell, Log& log, const Config& config, const Splits& splits, YOLOX& model,
-               ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks) {
+void log_plan(Telling& tell, Log& log, const Config& config, const Splits& splits, YOLOX& model,
+              ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks) {
   const Dataset &data = splits.train, &val = splits.val;
   tell.settings(config);
   log.fact(concat("data    ", data.records.size(), " images to train (", data.name, "), ", val.records.size(),
@@ -244,11 +251,6 @@ void tell_plan(Telling& tell, Log& log, const Config& config, const Splits& spli
   if (const auto odd = Watch::learning_rate(config.optimizer, config.lr, plan.batch, fine_tuned);
       !odd.empty())
     log.line(odd);
-}
-
-void tell_memory(const DtrStep& s, int64_t i, const std::string& run, Log& log) {
-  save_picture(run + "/dtr_trace.png", draw_memory(s.samples, s.budget, s.backward));
-  log.line(concat("memory over step ", i, ", with --dtr and without: ", run, "/dtr_trace.png"));
 }
 
 }  // namespace yolox

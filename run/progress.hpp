@@ -47,7 +47,10 @@ class Telling {
   Telling(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0, bool dtr = false);
 
   // From now on time counts as the steps' again: an evaluation or a save lies before.
-  void go_on() { looked_at = now(), waited = 0; }
+  void go_on() {
+    looked_at = now();
+    waited = 0;
+  }
   void waited_for(double seconds) { waited += seconds; }
   // The run is back at a step: those after it will be done again.
   void go_back(int64_t step);
@@ -105,11 +108,8 @@ class Telling {
   double waited = 0, waited_in_all = 0, seconds_in_all = 0;
 };
 
-// What it is going to do, in the log.
-void tell_plan(Telling& tell, Log& log, const Config& config, const Splits& splits, YOLOX& model,
-               ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks);
-
-// --dtr-trace
-void tell_memory(const DtrStep& s, int64_t i, const std::string& run, Log& log);
+// Logs settings, data, model, ranks, and the length of the run.
+void log_plan(Telling& tell, Log& log, const Config& config, const Splits& splits, YOLOX& model,
+              ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks);
 
 }  // namespace yolox

@@ -1,21 +1,33 @@
 #include "run/recovery.hpp"
 
+#include "checkpoint/pth.hpp"
+#include "data.hpp"
+#include "data/pictures.hpp"
+
 namespace yolox {
 
-std::string save_bad_step(const std::string& run, Training& t, const Batch& batch, const Dataset& data,
-                          const StepNumbers& n, double lr, ImageSize size, bool use_l1, int rank) {
+std::string save_bad_step(const std::string& run, Training& t, const StepRecord& step, const Dataset& data,
+                          int rank) {
   const std::string name = rank > 0 ? concat(run, "/nonfinite_rank", rank) : run + "/nonfinite";
-  auto file = empty_dict(), losses = empty_dict();
+  const auto& [_, batch, numbers, lr, size, use_l1] = step;
   auto names = empty_list();
   for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
-  losses.insert("total", n.total);
-  for (const auto& [name, value] : n.terms) losses.insert(name, value);
-  losses.insert("gradient_norm", n.norm);
-  file.insert("iteration", t.iteration), file.insert("lr", lr), file.insert("losses", losses);
-  file.insert("height", int64_t{size.height}), file.insert("width", int64_t{size.width});
-  file.insert("use_l1", use_l1), file.insert("scale", t.scaler.scale.item<double>());
-  file.insert("images", batch.images.cpu()), file.insert("names", names);
-  file.insert("boxes", batch.targets.boxes.cpu()), file.insert("classes", batch.targets.classes.cpu());
+  auto losses = empty_dict();
+  losses.insert("total", numbers.total);
+  for (const auto& [term, value] : numbers.terms) losses.insert(term, value);
+  losses.insert("gradient_norm", numbers.norm);
+  auto file = empty_dict();
+  file.insert("iteration", t.iteration);
+  file.insert("lr", lr);
+  file.insert("losses", losses);
+  file.insert("height", int64_t{size.height});
+  file.insert("width", int64_t{size.width});
+  file.insert("use_l1", use_l1);
+  file.insert("scale", t.scaler.scale.item<double>());
+  file.insert("images", batch.images.cpu());
+  file.insert("names", names);
+  file.insert("boxes", batch.targets.boxes.cpu());
+  file.insert("classes", batch.targets.classes.cpu());
   file.insert("model", to_dict(state_dict(*t.model)));
   save_picture(name + ".jpg", draw_batch(batch.images, drawn(batch.targets, data.classes)));
   try {
@@ -24,6 +36,25 @@ std::string save_bad_step(const std::string& run, Training& t, const Batch& batc
     return concat("the batch and the weights could not be saved: ", e.what());
   }
   return concat("the batch and the weights are in ", name, ".pth and .jpg");
+}
+
+std::string Recovery::failure(const StepNumbers& numbers, const std::string& anomaly) {
+  const std::string why = why_to_stop(numbers, skipped);
+  return anomaly.empty() ? why : anomaly;
+}
+
+void Recovery::roll_back(Training& t, const std::string& why, const StepRecord& step) {
+  const std::string what = concat(why, " at step ", step.step, " (", to_string(step.numbers), ", lr ",
+                                  step.lr, "; images ", names_in(step.batch, run.data.train), ")");
+  const std::string saved = save_bad_step(run.folder, t, step, run.data.train, ranks.place.rank);
+  check(run.config.keep_going && t.returns < 3, what, "; ", saved, "; ./train --resume ", run.folder,
+        " --lr with less than ", run.config.lr, ", or with --keep-going, goes on from the last checkpoint");
+  run.log.line(concat("WARNING: ", what, "; ", saved));
+  run.go_back(t);
+  ranks.must_agree({{"step", concat(t.iteration)}, {"factor of the lr", concat(t.lr_factor)}});
+  ranks.broadcast(tensors_of(t));
+  run.log.line(concat("WARNING: back to step ", t.iteration, " with ", t.lr_factor, " of the lr"));
+  skipped = 0;
 }
 
 }  // namespace yolox

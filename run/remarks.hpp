@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "step.hpp"
+#include "run/numbers.hpp"
 
 namespace yolox {
 

@@ -37,8 +37,10 @@ std::vector<std::pair<double, double>> curve(const std::vector<double>& x, const
   for (size_t i = 0; i < all.size(); i += each) {
     const size_t end = std::min(all.size(), i + each);
     std::pair<double, double> mean{0, 0};
-    for (size_t k = i; k < end; ++k)
-      mean.first += all[k].first / double(end - i), mean.second += all[k].second / double(end - i);
+    for (size_t k = i; k < end; ++k) {
+      mean.first += all[k].first / double(end - i);
+      mean.second += all[k].second / double(end - i);
+    }
     points.push_back(mean);
   }
   return points;
@@ -71,11 +73,17 @@ std::string training_html(const std::string& run) {
     const double ap = columns["AP"][i];
     if (std::isnan(ap)) continue;
     last = ap;
-    if (ap > best) best = ap, best_epoch = epoch[i];
+    if (ap > best) {
+      best = ap;
+      best_epoch = epoch[i];
+    }
   }
   double speed = 0, rows = 0;
   for (const double v : columns["images_per_second"])
-    if (std::isfinite(v)) speed += v, ++rows;
+    if (std::isfinite(v)) {
+      speed += v;
+      ++rows;
+    }
   std::string html = "<section id='training'><h2>Training</h2><div class='tiles'>";
   html += tile(share(best), best < 0 ? "best AP" : concat("best AP, in epoch ", best_epoch));
   html += tile(share(last), "last AP");

@@ -8,9 +8,10 @@ bool is_finite(const GenericDict& weights) {
   return true;
 }
 
-SavedRun newest_checkpoint(const std::string& run, std::vector<std::string>& notes, int64_t below) {
+SavedRun newest_checkpoint(const std::string& run, int64_t below) {
   const auto paths = checkpoints_of(run);
   check(!paths.empty(), run, " has no checkpoint, last.pth or step_N.pth; give the folder of a run");
+  std::vector<std::string> notes;
   std::string wrong;
   for (const auto& path : paths) {
     try {
@@ -19,7 +20,7 @@ SavedRun newest_checkpoint(const std::string& run, std::vector<std::string>& not
       const auto state = file.toGenericDict().at("train").toGenericDict();
       check(is_finite(state.at("model").toGenericDict()), path, " has weights that are not finite");
       const int64_t step = state.at("iteration").toInt();
-      if (step < below) return {path, file, step, state.at("images").toInt()};
+      if (step < below) return {run, path, file, step, state.at("images").toInt(), notes};
       wrong = concat(path, " is of step ", step);
     } catch (const std::exception& e) {
       wrong = e.what();
@@ -46,19 +47,19 @@ void save_last(const std::string& run, const GenericDict& file, int64_t step, in
     if (path != last.string() && ++kept > keep) fs::remove(path, error);
 }
 
-SavedRun resume_settings(Flags& flags, const std::string& run, std::vector<std::string>& notes) {
+SavedRun resume_settings(Flags& flags, const std::string& run) {
   usage_check(!flags.was_given("weights"),
               "--weights and --resume exclude each other: a resumed run has its weights");
   usage_check(!flags.was_given("out"),
               "--out and --resume exclude each other: a resumed run stays in its folder");
-  const SavedRun saved = newest_checkpoint(run, notes);
+  SavedRun saved = newest_checkpoint(run);
   const auto values = flags.values();
   const std::map<std::string, std::string> now(values.begin(), values.end());
   for (const auto& [name, value] : saved_settings(saved.file, saved.path)) {
     if (!flags.was_given(name))
       flags.set(name, value);
     else if (now.at(name) != value)
-      notes.push_back(concat("--", name, " ", now.at(name), " instead of the run's ", value));
+      saved.notes.push_back(concat("--", name, " ", now.at(name), " instead of the run's ", value));
   }
   if (flags.was_given("gpus") != flags.was_given("procs"))  // which takes the place of the other
     flags.set(flags.was_given("gpus") ? "procs" : "gpus", "0");
@@ -93,10 +94,32 @@ void Saver::load(Training& t, const SavedRun& saved) {
   in_last = std::filesystem::path(saved.path).filename() == "last.pth" ? t.iteration : -1;
 }
 
-SavedRun find_run(Config& config, std::string& run, std::vector<std::string>& notes) {
-  run = config.resume == "newest" ? newest_run() : config.resume;
+void Saver::go_back(Training& t, Log& log, const std::function<void()>& ready) {
+  const double factor = t.lr_factor / 2;
+  const int64_t returns = t.returns + 1;
+  SavedRun good = newest_checkpoint(run);
+  load(t, good);
+  if (t.iteration == returned) {
+    try {
+      const SavedRun older = newest_checkpoint(run, returned);
+      load(t, older);
+      good.notes.insert(good.notes.end(), older.notes.begin(), older.notes.end());
+    } catch (const std::exception&) {  // there is none before
+    }
+  }
+  for (const auto& note : good.notes) log.line(note);
+  ready();
+  returned = t.iteration;
+  t.lr_factor = factor;
+  t.returns = returns;
+  save(t, "last.pth", log);  // with the factor, so that a run that is resumed now uses it
+}
+
+SavedRun find_run(Config& config) {
+  if (config.resume.empty()) return {};
+  const std::string run = config.resume == "newest" ? newest_run() : config.resume;
   usage_check(!run.empty(), "--resume: there is no run with a checkpoint below runs/; give its folder");
-  const SavedRun saved = resume_settings(config, run, notes);
+  SavedRun saved = resume_settings(config, run);
   for (const auto& [name, value] : saved_settings(saved.file, saved.path))
     usage_check(name != "freeze" || value == config.freeze, "--freeze ", config.freeze,
                 " differs from the run's '", value,

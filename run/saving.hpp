@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <map>
 #include <string>
@@ -32,26 +33,28 @@
 
 namespace yolox {
 
+// A run to be resumed, and its checkpoint.
 struct SavedRun {
-  std::string path;
+  std::string run, path;  // folder and file; empty: no run is resumed
   c10::IValue file;
-  int64_t step, images;  // steps done; images in its data set
+  int64_t step = 0, images = 0;    // steps done; images in its data set
+  std::vector<std::string> notes;  // for the log
+
+  explicit operator bool() const { return !path.empty(); }
 };
 
 bool is_finite(const GenericDict& weights);
 
-// The newest checkpoint of a run that can be gone on from, and is of a step before `below`; what is wrong
-// with newer ones goes to `notes`.
-SavedRun newest_checkpoint(const std::string& run, std::vector<std::string>& notes,
-                           int64_t below = std::numeric_limits<int64_t>::max());
+// Returns the newest undamaged checkpoint of a run from before step `below`. Its notes say what is wrong with
+// newer ones. Throws if there is none.
+SavedRun newest_checkpoint(const std::string& run, int64_t below = std::numeric_limits<int64_t>::max());
 
 // Writes last.pth. The one that was there stays as step_N.pth, and the `keep` newest of those do; it holds
 // step `before`, -1: there is none worth keeping.
 void save_last(const std::string& run, const GenericDict& file, int64_t step, int64_t before, int64_t keep);
 
-// Sets the flags of a run that is resumed to what they were, those apart that were given again. Gives its
-// newest checkpoint that is whole.
-SavedRun resume_settings(Flags& flags, const std::string& run, std::vector<std::string>& notes);
+// Sets the flags that were not given to the values that the run had. Returns the newest undamaged checkpoint.
+SavedRun resume_settings(Flags& flags, const std::string& run);
 
 // Does write(), which saves something. A full disk does not end a run: false, with a warning, and the next
 // save tries again. Only what the end of a run leaves `must` be saved: tries for some seconds, then throws.
@@ -96,28 +99,10 @@ struct Saver {
   // --keep-going: back to the newest good checkpoint, and on at half the learning rate. If the run has saved
   // nothing since it last went back, that checkpoint was not good, and the one before it is taken. ready():
   // all ranks have read it.
-  template <class Ready>
-  void go_back(Training& t, Log& log, const Ready& ready) {
-    const double factor = t.lr_factor / 2;
-    const int64_t returns = t.returns + 1;
-    std::vector<std::string> notes;
-    SavedRun good = newest_checkpoint(run, notes);
-    load(t, good);
-    if (t.iteration == returned) {
-      try {
-        load(t, good = newest_checkpoint(run, notes, returned));
-      } catch (const std::exception&) {  // there is none before
-      }
-    }
-    for (const auto& note : notes) log.line(note);
-    ready();
-    returned = t.iteration;
-    t.lr_factor = factor, t.returns = returns;
-    save(t, "last.pth", log);  // with the factor: a run that is resumed now goes on with it
-  }
+  void go_back(Training& t, Log& log, const std::function<void()>& ready);
 };
 
-// The checkpoint that --resume goes on from; the settings of its run into `config`.
-SavedRun find_run(Config& config, std::string& run, std::vector<std::string>& notes);
+// With --resume, finds the run and sets `config` to its settings. Without, the result is false.
+SavedRun find_run(Config& config);
 
 }  // namespace yolox

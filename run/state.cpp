@@ -13,7 +13,10 @@ std::vector<Tensor> tensors_of(Training& t) {
   if (!t.ema.is_empty())
     for (const Tensor& x : tensors_of(t.ema)) all.push_back(x);
   for (const Tensor& x : t.optimizer.state()) all.push_back(x);
-  if (t.scaler.enabled) all.push_back(t.scaler.scale), all.push_back(t.scaler.growth_tracker);
+  if (t.scaler.enabled) {
+    all.push_back(t.scaler.scale);
+    all.push_back(t.scaler.growth_tracker);
+  }
   return all;
 }
 
@@ -54,22 +57,28 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
   for (const auto& [name, value] : settings) flags.insert(name, value);
   state.insert("model",
                to_dict(state_dict(*t.model)));  // the weights themselves: "model" on top holds their average
-  state.insert("iteration", t.iteration), state.insert("ema_updates", t.ema_updates);
-  state.insert("skipped", t.skipped), state.insert("stale", t.stale);
-  state.insert("epochs", t.epochs), state.insert("lr_factor", t.lr_factor),
-      state.insert("returns", t.returns);
+  state.insert("iteration", t.iteration);
+  state.insert("ema_updates", t.ema_updates);
+  state.insert("skipped", t.skipped);
+  state.insert("stale", t.stale);
+  state.insert("epochs", t.epochs);
+  state.insert("lr_factor", t.lr_factor);
+  state.insert("returns", t.returns);
   state.insert("random", random_state(t.scaler.scale.device()));
   if (t.scaler.enabled) {
     state.insert("scale", t.scaler.scale.item<double>());
     state.insert("growth_tracker", t.scaler.growth_tracker.item<int64_t>());
   }
-  state.insert("per_epoch", per_epoch), state.insert("images", images);
+  state.insert("per_epoch", per_epoch);
+  state.insert("images", images);
   state.insert("settings", flags);
   top.insert("start_epoch", t.iteration / per_epoch);
   top.insert("model", to_dict(state_dict(*t.judged())));
   top.insert("optimizer", state_dict(t.optimizer));
-  top.insert("best_ap", t.best_ap), top.insert("curr_ap", t.ap);
-  top.insert("yolox", to_dict(info)), top.insert("train", state);
+  top.insert("best_ap", t.best_ap);
+  top.insert("curr_ap", t.ap.value_or(std::nan("")));
+  top.insert("yolox", to_dict(info));
+  top.insert("train", state);
   return top;
 }
 
@@ -96,11 +105,16 @@ void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, co
     t.scaler.scale.fill_(state.at("scale").toDouble());
     t.scaler.growth_tracker.fill_(state.at("growth_tracker").toInt());
   }
-  t.iteration = state.at("iteration").toInt(), t.ema_updates = state.at("ema_updates").toInt();
-  t.skipped = state.at("skipped").toInt(), t.stale = state.at("stale").toInt();
-  t.best_ap = top.at("best_ap").toDouble(), t.ap = top.at("curr_ap").toDouble();
+  t.iteration = state.at("iteration").toInt();
+  t.ema_updates = state.at("ema_updates").toInt();
+  t.skipped = state.at("skipped").toInt();
+  t.stale = state.at("stale").toInt();
+  t.best_ap = top.at("best_ap").toDouble();
+  const double ap = top.at("curr_ap").toDouble();  // official files have a number or NaN
+  t.ap = std::isnan(ap) ? std::nullopt : std::optional(ap);
   t.epochs = state.at("epochs").toInt();
-  t.lr_factor = state.at("lr_factor").toDouble(), t.returns = state.at("returns").toInt();
+  t.lr_factor = state.at("lr_factor").toDouble();
+  t.returns = state.at("returns").toInt();
   set_random_state(state.at("random"), t.scaler.scale.device());
   check(state.at("per_epoch").toInt() == per_epoch, path, " has ", state.at("per_epoch").toInt(),
         " steps an epoch; with this --bs and data there are ", per_epoch,

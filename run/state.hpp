@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,12 +26,17 @@ struct Training {
   int64_t ema_updates = 0;   // fewer than the steps by those that were skipped
   int64_t skipped = 0;       // steps with gradients that overflowed
   int64_t epochs = 0;        // ended ones, with their evaluation
-  double ap = std::nan("");  // of the evaluation after this step; NaN: there was none
+  std::optional<double> ap;  // of the evaluation after this step, if there was one
   double best_ap = -1;
   int64_t stale = 0;     // evaluations since the best
   double lr_factor = 1;  // halved by --keep-going
   int64_t returns = 0;   // of --keep-going to a checkpoint
 
+  // A step is done, and its model has not been evaluated.
+  void count_step() {
+    ++iteration;
+    ap.reset();
+  }
   // What is evaluated and saved as the result.
   YOLOX& judged() { return ema.is_empty() ? model : ema; }
 };

@@ -89,7 +89,8 @@ void Events::flush() {
     written += size_t(n);
     if (written < record.size()) continue;
     waiting.pop_front();
-    written = 0, opened = true;
+    written = 0;
+    opened = true;
   }
   close(fd);
 }

@@ -91,7 +91,10 @@ static void write_found(JsonWriter& writer, const Frame& frame, bool video, cons
                         const std::vector<std::string>& names) {
   writer.StartObject();
   write_field(writer, "image", frame.source);
-  if (video) write_field(writer, "frame", frame.number), write_field(writer, "second", frame.second);
+  if (video) {
+    write_field(writer, "frame", frame.number);
+    write_field(writer, "second", frame.second);
+  }
   write_field(writer, "width", int64_t{frame.image.cols});
   write_field(writer, "height", int64_t{frame.image.rows});
   writer.Key("boxes");
@@ -350,7 +353,10 @@ void Demo::use(Frame& frame, const std::vector<Found>& found, JsonWriter* json) 
           labels.string(), "; is the disk full or the folder read-only?");
   }
   std::map<std::string, int64_t> here;
-  for (const Found& f : found) ++here[names[f.box.cls]], ++counts[f.box.cls];
+  for (const Found& f : found) {
+    ++here[names[f.box.cls]];
+    ++counts[f.box.cls];
+  }
   if (!source.video && all <= 20) {
     std::string line = (config.draw ? result.string() : frame.source) + ":";
     for (const auto& [name, n] : here) line += concat(" ", n, " ", name);
@@ -403,7 +409,10 @@ void Demo::tell_end(double seconds) {
                                  : "; drawn in " + config.save));
   std::vector<std::pair<int64_t, int>> order;
   int64_t boxes = 0;
-  for (const auto& [c, n] : counts) order.emplace_back(-n, c), boxes += n;
+  for (const auto& [c, n] : counts) {
+    order.emplace_back(-n, c);
+    boxes += n;
+  }
   std::sort(order.begin(), order.end());
   std::string line = concat("boxes   ", boxes);
   for (const auto& [n, c] : order)

@@ -128,7 +128,9 @@ inline FrameSource image_source(const std::vector<std::string>& files) {
   source.count = int64_t(files.size());
   source.read = [files, names = source.names](int64_t i, Frame& frame) {
     if (i >= int64_t(files.size())) return false;
-    frame.source = files[i], frame.name = names[i], frame.number = i;
+    frame.source = files[i];
+    frame.name = names[i];
+    frame.number = i;
     try {
       frame.image = decode_image(read_bytes(files[i]), files[i]);
     } catch (const ImageError& e) {
@@ -151,7 +153,9 @@ class LiveVideo {
           for (cv::Mat frame; !stop && video.read(frame) && !frame.empty(); frame = cv::Mat()) {
             const std::lock_guard lock(mutex);
             if (number < 0) began = now();
-            newest = frame, second = now() - began, ++number;
+            newest = frame;
+            second = now() - began;
+            ++number;
             fresh.notify_all();
           }
           stop = true;
@@ -167,7 +171,9 @@ class LiveVideo {
       if (stop || stop_signal) return false;
       fresh.wait_for(lock, std::chrono::milliseconds(50));
     }
-    frame.image = newest, frame.number = given = number, frame.second = second;
+    frame.image = newest;
+    frame.number = given = number;
+    frame.second = second;
     return true;
   }
 
@@ -211,7 +217,8 @@ inline FrameSource video_source(const std::string& given) {
   const auto named = [given, stem = source.stem](Frame& frame) {
     char digits[32];
     std::snprintf(digits, sizeof digits, "_%06lld.jpg", static_cast<long long>(frame.number));
-    frame.source = given, frame.name = stem + digits;
+    frame.source = given;
+    frame.name = stem + digits;
     return true;
   };
   if (source.live) {
@@ -236,7 +243,9 @@ inline FrameSource video_source(const std::string& given) {
     reading->turn.notify_all();
     lock.unlock();
     if (!got) return false;
-    frame.image = image, frame.number = position, frame.second = double(position) / fps;
+    frame.image = image;
+    frame.number = position;
+    frame.second = double(position) / fps;
     return named(frame);
   };
   return source;
@@ -282,7 +291,8 @@ class VideoFile {
   void start(cv::Size of) {
     size = of;
     for (const auto& [codec, end] : {std::pair("avc1", ".mp4"), {"mp4v", ".mp4"}, {"MJPG", ".avi"}}) {
-      file = path + end, part = concat(path, ".tmp.", getpid(), end);
+      file = path + end;
+      part = concat(path, ".tmp.", getpid(), end);
       if (writer.open(part, cv::VideoWriter::fourcc(codec[0], codec[1], codec[2], codec[3]), fps, size)) {
         if (std::string(codec) != "avc1")
           note = concat("note: this OpenCV cannot write H.264; ", file, " is ", codec,
@@ -324,7 +334,8 @@ inline FrameSource open_source(const std::string& given, bool recursive, const s
     for (int64_t i = 1; i <= source.count; ++i) source.names.push_back(concat("shapes_", i, ".png"));
     source.read = [names = source.names](int64_t i, Frame& frame) {
       if (i >= int64_t(names.size())) return false;
-      frame.source = frame.name = names[i], frame.number = i;
+      frame.source = frame.name = names[i];
+      frame.number = i;
       frame.image = draw_shapes(0, 1, i).image;
       return true;
     };

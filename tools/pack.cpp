@@ -65,7 +65,8 @@ class Packing {
   }
   void commit() {
     if (transaction) lmdb(mdb_txn_commit(std::exchange(transaction, nullptr)), path, "cannot be written");
-    pending = 0, waiting = 0;
+    pending = 0;
+    waiting = 0;
   }
 
  private:
@@ -95,7 +96,8 @@ static std::string decoded_image(const Dataset& data, size_t i) {
     }
   } catch (const ImageError& e) {
     data.problems->add("image cannot be used", e.what());
-    pieces.clear(), sizes.clear();
+    pieces.clear();
+    sizes.clear();
   }
   std::string bytes(levels_bytes(sizes), '\0');
   write_levels(pieces, reinterpret_cast<unsigned char*>(bytes.data()));
@@ -118,7 +120,8 @@ static void pack(int argc, char** argv) {
   ContentKey key;  // of pictures and labels
   for (const auto& [name, data] : parts) {
     labels[name] = splits.same && name == "val" ? "" : coco_text(data->truth);
-    key.add(data->key), key.add(labels[name]);
+    key.add(data->key);
+    key.add(labels[name]);
   }
   const std::string head = concat("1 ", config.decoded ? "decoded " : "encoded ", key.text());
   Packing file(config.out);

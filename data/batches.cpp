@@ -1,0 +1,66 @@
+#include "data/batches.hpp"
+
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/program.hpp"
+#include "data.hpp"
+
+namespace yolox {
+
+struct Batches::Stream {
+  Loader::Make items;
+  int64_t batch, share, end;  // images: in a batch of all ranks, of this rank; position after the last one
+  int rank, workers;
+  cv::Size size;
+  torch::Device device;
+  std::optional<Loader> loader;
+  std::optional<DeviceLoader> batches;
+  double waited = 0;
+};
+
+Batches::Batches(const Dataset& data, const Config& config, const Plan& plan, int rank, ImageSize size,
+                 torch::Device device, int64_t head, int64_t heads) {
+  const auto mosaic_at = [=, batch = plan.batch, until = plan.no_aug_from](int64_t position) {
+    return position / batch * heads + head < until;
+  };
+  Loader::Make items =
+      training_items(data, config.seed + head, config.augment, config.aug == "default", mosaic_at);
+  if (config.debug) items = checked_items(items, data, config.augment.official_quirks);
+  stream.reset(new Stream{std::move(items),
+                          plan.batch,
+                          plan.share,
+                          plan.iters * plan.batch,
+                          rank,
+                          config.workers,
+                          cv::Size(size.width, size.height),
+                          device,
+                          {},
+                          {}});
+}
+
+Batches::~Batches() = default;
+
+void Batches::start(int64_t step) {
+  Stream& s = *stream;
+  s.batches.reset();
+  s.loader.reset();
+  s.loader.emplace(s.items, step * s.batch + s.rank * s.share, s.end, int(s.share), s.size, s.workers,
+                   s.device.is_cuda(), /*stride=*/s.batch);
+  s.batches.emplace(*s.loader, s.device);
+}
+
+Batch Batches::next() {
+  RECORD_USER_SCOPE("data");
+  const double start = now();
+  Batch batch = stream->batches->next();
+  stream->waited += now() - start;
+  return batch;
+}
+
+double Batches::take_waiting_time() { return std::exchange(stream->waited, 0.0); }
+
+}  // namespace yolox

@@ -1,0 +1,381 @@
+#include "ddp.hpp"
+
+namespace yolox {
+
+Ranks::Ranks(const Place& place, torch::Device device, double seconds) : place(place), seconds(seconds) {
+  if (place.world == 1) return;
+  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);  // c10d warns of addresses without a name
+  c10::initLogging();
+  open_store();
+  wait_for_all(gpu_address(device));
+  std::vector<std::string> names;
+  for (const Peer& p : peers) names.push_back(p.text());
+  watchdog = std::make_unique<Watchdog>(place.rank, names, seconds,
+                                        [this] { return connect_store(/*serves=*/false); });
+  watchdog->at("the meeting of all ranks");  // a firewall may let the store through and nothing else
+  connect(device);
+  watchdog->at("the data", /*patient=*/true);  // checking images takes long, and longer on one machine
+  met = true;
+}
+
+bool Ranks::same_machine() const {
+  const auto elsewhere = [&](const Peer& p) { return p.host != peers[0].host; };
+  return place.local_world == place.world && std::none_of(peers.begin(), peers.end(), elsewhere);
+}
+
+void Ranks::sum(Tensor& t) {
+  if (alone()) return;
+  const size_t count = t.numel();
+  if (local && t.is_cpu() && t.scalar_type() == torch::kDouble && t.is_contiguous() &&
+      count <= LocalSums::kMost) {
+    double* sums = t.data_ptr<double>();
+    const std::vector<double> mine(sums, sums + count);
+    std::fill_n(sums, count, 0.0);
+    exchange(mine, [&](const double* v) {
+      for (size_t i = 0; i < count; ++i) sums[i] += v[i];
+    });
+    return;
+  }
+  collective([&] {
+    std::vector<Tensor> one{t};
+    return processes->allreduce(one);
+  });
+}
+
+std::vector<double> Ranks::sum(std::vector<double> values) {
+  if (alone()) return values;
+  Tensor t = torch::from_blob(values.data(), {int64_t(values.size())}, torch::kDouble);
+  sum(t);
+  return values;
+}
+
+double Ranks::max(double mine) {
+  if (alone()) return mine;
+  if (local) {
+    exchange({mine}, [&](const double* v) { mine = std::max(mine, *v); });
+    return mine;
+  }
+  Tensor t = torch::full({1}, mine, torch::kDouble);
+  collective([&] {
+    std::vector<Tensor> one{t};
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d::ReduceOp::MAX;
+    return processes->allreduce(one, options);
+  });
+  return t.item<double>();
+}
+
+void Ranks::average(const std::vector<Tensor>& tensors) {
+  if (alone()) return;
+  const torch::NoGradGuard no_grad;
+  std::vector<Tensor> floats, flat, parts;
+  for (const Tensor& t : tensors)
+    if (t.is_floating_point()) {
+      floats.push_back(t);
+      flat.push_back(t.reshape(-1));
+    }
+  if (floats.empty()) return;
+  Tensor all = torch::cat(flat);
+  sum(all);
+  all /= place.world;
+  int64_t at = 0;
+  for (const Tensor& t : floats) {
+    parts.push_back(all.slice(0, at, at + t.numel()).view(t.sizes()));
+    at += t.numel();
+  }
+  at::_foreach_copy_(floats, parts);
+}
+
+std::vector<std::vector<double>> Ranks::gather(const std::vector<double>& mine) {
+  if (alone()) return {mine};
+  std::vector<double> sizes(place.world);
+  sizes[place.rank] = double(mine.size());
+  sizes = sum(sizes);
+  const auto most = int64_t(*std::max_element(sizes.begin(), sizes.end()));
+  Tensor padded = torch::zeros({std::max<int64_t>(1, most)}, torch::kDouble);
+  std::copy(mine.begin(), mine.end(), padded.data_ptr<double>());
+  std::vector<std::vector<Tensor>> all(1);
+  for (int r = 0; r < place.world; ++r) all[0].push_back(torch::empty_like(padded));
+  collective([&] {
+    std::vector<Tensor> one{padded};
+    return processes->allgather(all, one);
+  });
+  std::vector<std::vector<double>> values;
+  for (int r = 0; r < place.world; ++r) {
+    const double* v = all[0][r].data_ptr<double>();
+    values.emplace_back(v, v + int64_t(sizes[r]));
+  }
+  return values;
+}
+
+void Ranks::broadcast(const std::vector<Tensor>& tensors) {
+  for (const Tensor& tensor : tensors) {
+    if (alone() || tensor.numel() == 0) continue;
+    const Tensor t = tensor.detach(), dense = t.contiguous();
+    collective([&] {
+      std::vector<Tensor> one{dense};
+      return processes->broadcast(one);
+    });
+    if (!dense.is_same(t)) t.copy_(dense);
+  }
+}
+
+std::string Ranks::broadcast(const std::string& mine) {
+  if (alone()) return mine;
+  const std::string key = concat("text/", texts++);
+  if (first()) store->set(key, std::vector<uint8_t>(mine.begin(), mine.end()));
+  return told(key);
+}
+
+void Ranks::must_equal(const std::vector<Tensor>& tensors, const std::string& when) {
+  if (alone()) return;
+  uint64_t hash = 0;
+  for (const Tensor& t : tensors) hash = (hash ^ hash_of(t)) * 0x100000001b3;
+  const auto all = gather({double(hash >> 32), double(hash & 0xffffffff)});
+  for (int r = 0; r < place.world; ++r)
+    check(all[r] == all[0], when, " rank ", r,
+          " has other weights than rank 0: the ranks have not trained as one");
+}
+
+void Ranks::must_agree(const std::vector<std::pair<std::string, std::string>>& settings) {
+  if (alone()) return;
+  std::string mine;
+  for (const auto& [name, value] : settings) mine += name + '\0' + value + '\0';
+  std::istringstream firsts(broadcast(mine));
+  meet();
+  std::string name, value, differs;
+  for (const auto& [own, here] : settings)
+    if (std::getline(firsts, name, '\0') && std::getline(firsts, value, '\0') &&
+        (name != own || value != here))
+      differs += concat(differs.empty() ? "" : ", ", own, " ", here, " where rank 0 has ", value);
+  check(differs.empty(), "rank ", place.rank, " (", who(place.rank),
+        ") was told otherwise than rank 0: ", differs, "; start all with the same flags and data");
+}
+
+void Ranks::report(const std::string& run) const {
+  const std::string fd = variable("YOLOX_REPORTS");
+  if (fd.empty()) return;
+  if (write(std::atoi(fd.c_str()), run.data(), run.size()) < 0) return;
+  close(std::atoi(fd.c_str()));
+}
+
+void Ranks::leave() {
+  meet();
+#ifdef YOLOX_CUDA
+  if (!alone() && device.is_cuda()) processes->getBackend(torch::kCUDA)->shutdown();
+#endif
+  delete this;
+}
+
+c10::intrusive_ptr<c10d::Store> Ranks::connect_store(bool serves) {
+  c10d::TCPStoreOptions options;
+  options.port = uint16_t(place.port);
+  options.isServer = serves;
+  options.waitWorkers = false;
+  options.timeout = limit();
+  if (serves && place.listening >= 0) options.masterListenFd = place.listening;
+  auto tcp = c10::make_intrusive<c10d::TCPStore>(place.host, options);
+  // Other attempts of torchrun may have left their keys.
+  return c10::make_intrusive<c10d::PrefixStore>("yolox/" + variable("TORCHELASTIC_RESTART_COUNT"), tcp);
+}
+
+void Ranks::open_store() {
+  const bool serves = first() && !place.of_agent;
+  try {
+    store = connect_store(serves);
+  } catch (const std::exception& e) {
+    const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
+    check(!serves || what.find("failed to listen") == std::string::npos, "rank 0 cannot listen on port ",
+          place.port, ": is it taken? Give another --master HOST:PORT or MASTER_PORT", cause);
+    check(!serves, "rank 0 does not reach itself at ", where(),
+          ": is that a name of this machine? See --master or MASTER_ADDR", cause);
+    fail("rank ", place.rank, " found no rank 0 at ", where(), " within ", seconds,
+         " s: is it started, is the name right, does a firewall close the port?");
+  }
+}
+
+std::string Ranks::told(const std::string& key, double most) {
+  try {
+    for (const double start = now(); !store->check({key}); std::this_thread::sleep_for(Milliseconds(20)))
+      if (now() - start > most) return "";
+    const auto bytes = store->get(key);
+    return {bytes.begin(), bytes.end()};
+  } catch (const std::exception&) {  // the store lives with rank 0
+    throw LostRank(concat("rank ", place.rank, " lost rank 0 (", peers.empty() ? where() : who(0),
+                          "), which has ended; what it said last tells why"));
+  }
+}
+
+void Ranks::wait_for_all(const std::string& gpu) {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  const std::string me = concat(getpid(), " ", gpu.empty() ? "-" : gpu, " ", host);
+  store->set(concat("here/", place.rank), std::vector<uint8_t>(me.begin(), me.end()));
+  std::vector<Peer> found(place.world);
+  std::vector<std::string> missing;
+  const double start = now();
+  for (int r = 0; r < place.world; ++r) {
+    std::istringstream in(told(concat("here/", r), std::max(0.0, seconds - (now() - start))));
+    Peer& p = found[r];
+    if (!(in >> p.process >> p.gpu >> p.host)) missing.push_back(concat(r));
+    if (p.gpu == "-") p.gpu = "";
+  }
+  if (!missing.empty()) {
+    if (first()) std::this_thread::sleep_for(std::chrono::seconds(2));  // the others look in its store
+    fail(missing.size() == 1 ? "rank " : "ranks ", listed(missing, 16), " of ", place.world,
+         " did not come to ", where(), " within ", seconds, " s; rank 0 is on ", found[0].text(),
+         ". Are they started, with the same number of ranks?");
+  }
+  peers = std::move(found);
+  std::map<std::pair<std::string, std::string>, int> gpus;  // host and GPU: its rank
+  for (int r = 0; r < place.world; ++r) {
+    if (peers[r].gpu.empty()) continue;
+    const auto [other, is_new] = gpus.emplace(std::pair(peers[r].host, peers[r].gpu), r);
+    check(is_new, "rank ", other->second, " and rank ", r, " share a GPU (", who(r),
+          "); each needs one of its own: fewer ranks, or see what CUDA_VISIBLE_DEVICES says");
+  }
+}
+
+std::string Ranks::own_address() const {
+  const std::string address = address_towards_first();
+  if (same_machine() || (address.rfind("127.", 0) != 0 && address != "::1")) return address;
+  ifaddrs* all = nullptr;
+  std::string found;
+  if (getifaddrs(&all) == 0) {
+    for (const ifaddrs* a = all; a && found.empty(); a = a->ifa_next) {
+      if (!a->ifa_addr || a->ifa_addr->sa_family != AF_INET || !(a->ifa_flags & IFF_UP) ||
+          (a->ifa_flags & IFF_LOOPBACK))
+        continue;
+      char text[256] = "";
+      getnameinfo(a->ifa_addr, sizeof(sockaddr_in), text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+      found = text;
+    }
+    freeifaddrs(all);
+  }
+  check(!found.empty(), place.host, " is ", address, " here, which other machines cannot reach, and this ",
+        "machine has no other address; give --master or MASTER_ADDR as one of the network, or ",
+        "GLOO_SOCKET_IFNAME=INTERFACE");
+  return found;
+}
+
+std::string Ranks::address_towards_first() const {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  if (getaddrinfo(place.host.c_str(), concat(place.port).c_str(), &hints, &found) != 0) return "127.0.0.1";
+  const int fd = socket(found->ai_family, SOCK_DGRAM, 0);
+  sockaddr_storage own{};
+  socklen_t size = sizeof own;
+  char text[256] = "127.0.0.1";
+  if (::connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
+      getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0)
+    getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  close(fd);
+  freeaddrinfo(found);
+  return text;
+}
+
+void Ranks::connect(torch::Device where) {
+  device = where;
+  using Kind = c10d::ProcessGroup::BackendType;
+  processes = c10::make_intrusive<c10d::ProcessGroup>(store, place.rank, place.world);
+  const Milliseconds at_last = std::chrono::hours(24);  // the watchdogs are to come first
+  auto options = c10d::ProcessGroupGloo::Options::create(at_last);
+  const std::string interface = variable("GLOO_SOCKET_IFNAME");
+  options->devices.push_back(interface.empty()
+                                 ? c10d::ProcessGroupGloo::createDeviceForHostname(own_address())
+                                 : c10d::ProcessGroupGloo::createDeviceForInterface(interface));
+  collective([&] {
+    processes->setBackend(
+        torch::kCPU, Kind::GLOO,
+        c10::make_intrusive<c10d::ProcessGroupGloo>(store, place.rank, place.world, options));
+    return c10::intrusive_ptr<c10d::Work>();
+  });
+  processes->setDefaultBackend(Kind::GLOO);
+  if (same_machine()) share_memory();
+#ifdef YOLOX_CUDA
+  if (device.is_cuda()) {
+    auto nccl = c10d::ProcessGroupNCCL::Options::create();
+    nccl->timeout = at_last;
+    processes->setBackend(torch::kCUDA, Kind::NCCL,
+                          c10::make_intrusive<c10d::ProcessGroupNCCL>(store, place.rank, place.world, nccl));
+    processes->setDefaultBackend(Kind::NCCL);
+    // It is set up at the first sum: let that fail here, if it does, and --bs auto see what it takes.
+    Tensor one = torch::ones({1}, device);
+    sum(one);
+    check(one.item<float>() == float(place.world), "NCCL sums wrongly on ", who(place.rank));
+  }
+#endif
+}
+
+Ranks::Wait::~Wait() {
+  if (ranks.watchdog) {
+    ranks.watchdog->waiting = within;
+    ranks.watchdog->still_at_work();
+  }
+  ranks.waiting += now() - start;
+}
+
+void Ranks::share_memory() {
+  auto sums = std::make_unique<LocalSums>(place.rank, place.world);
+  const bool open = sums->open(broadcast(first() ? sums->make() : ""));
+  for (int r = 0; r < place.world; ++r) sums->know(r, peers[r].process);
+  if (max(!open) == 0) local = std::move(sums);
+}
+
+uint64_t Ranks::hash_of(const Tensor& tensor) {
+  const Tensor t = tensor.detach().to(torch::kCPU).contiguous();
+  const char* bytes = static_cast<const char*>(t.const_data_ptr());
+  uint64_t hash = 0xcbf29ce484222325;
+  for (size_t i = 0; i < t.nbytes(); i += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes + i, std::min<size_t>(8, t.nbytes() - i));
+    hash = (hash ^ word) * 0x100000001b3;
+  }
+  return hash;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Compress::runHook(c10d::GradBucket& bucket) {
+  const Tensor whole = bucket.getBufferRef();
+  std::vector<Tensor> small{(whole / state_->getSize()).to(type)};
+  return state_->allreduce(small)->getFuture()->then(
+      [whole](c10::ivalue::Future& done) -> c10::IValue {
+        whole.copy_(done.value().toTensorVector()[0]);
+        return std::vector<Tensor>{whole};
+      },
+      c10::ListType::ofTensors());
+}
+
+void QuietReducer::process(const c10::Warning& warning) {
+  const std::string& text = warning.msg();
+  if (text.find("find_unused_parameters=True") == std::string::npos &&
+      text.find("Grad strides do not match") == std::string::npos)
+    c10::WarningHandler::process(warning);
+}
+
+Reduction::Reduction(Ranks& ranks, const std::vector<Tensor>& params, at::ScalarType compress)
+    : ranks(ranks) {
+  if (ranks.alone()) return;
+  static QuietReducer quiet;
+  c10::WarningUtils::set_warning_handler(&quiet);
+  const size_t first = 1 << 20, others = 25 << 20;  // bytes of a bucket; a small one is on its way sooner
+  const std::vector<bool> sparse(params.size(), false);
+  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(params, {first, others}, sparse));
+  std::reverse(buckets.begin(), buckets.end());  // backward begins at the end
+  reducer = std::make_shared<c10d::Reducer>(
+      params, std::move(buckets), ranks.group(), sparse, others, /*find_unused_parameters=*/true,
+      /*gradient_as_bucket_view=*/true, std::unordered_map<size_t, std::string>{}, first,
+      /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<int64_t>{});
+  logger = std::make_shared<c10d::Logger>(reducer);  // the Reducer takes for granted that it has one
+  reducer->set_logger(logger);
+  if (compress != torch::kFloat)
+    reducer->register_comm_hook(std::make_unique<Compress>(ranks.group(), compress));
+}
+
+void Reduction::before_backward(const std::vector<Tensor>& outputs) {
+  if (!reducer) return;
+  reducer->prepare_for_forward();
+  reducer->prepare_for_backward(outputs);
+  ranks.reducing();
+}
+
+}  // namespace yolox

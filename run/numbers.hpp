@@ -1,0 +1,69 @@
+// The numbers of a step: loss and its terms, positives, gradient norm; and their means over steps.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/text.hpp"
+
+namespace yolox {
+
+// The numbers of one step, or the means of several.
+struct StepNumbers {
+  double total = 0;                                   // loss
+  std::vector<std::pair<std::string, double>> terms;  // of the loss, in the order of Losses::terms
+  double positives = 0;                               // positive anchor points
+  double norm = 0;                                    // of the gradient, before clipping
+  double objects = 0;                                 // boxes of the ground truth
+
+  bool finite() const { return std::isfinite(total) && std::isfinite(norm); }
+  double per_object() const { return positives / std::max(objects, 1e-9); }
+};
+
+// "iou 2.1, obj 1.3, cls 0.9, l1 0, gradient norm 12"
+inline std::string to_string(const StepNumbers& n) {
+  std::string text;
+  for (const auto& [name, value] : n.terms) text += concat(name, " ", value, ", ");
+  return concat(text, "gradient norm ", n.norm);
+}
+
+// Means over steps.
+struct Means {
+  StepNumbers sums;
+  int64_t steps = 0;
+
+  void add(const StepNumbers& n) {
+    if (sums.terms.empty())
+      for (const auto& [name, _] : n.terms) sums.terms.emplace_back(name, 0);
+    for (size_t k = 0; k < n.terms.size(); ++k) sums.terms[k].second += n.terms[k].second;
+    sums.total += n.total;
+    sums.positives += n.positives;
+    sums.norm += n.norm;
+    sums.objects += n.objects;
+    ++steps;
+  }
+  // The means since the last call; NaN after no step.
+  StepNumbers take() {
+    StepNumbers means = std::exchange(sums, {});
+    const auto n = double(std::exchange(steps, 0));
+    for (auto& [_, value] : means.terms) value /= n;
+    means.total /= n;
+    means.positives /= n;
+    means.norm /= n;
+    means.objects /= n;
+    return means;
+  }
+};
+
+// Why a run cannot go on after this step; empty: it can. A gradient that is not finite is nothing but
+// skipped, mixed precision makes some; `skipped` counts how many in a row.
+inline std::string why_to_stop(const StepNumbers& n, int64_t& skipped) {
+  skipped = n.finite() ? 0 : skipped + 1;
+  if (!std::isfinite(n.total)) return "the loss is not finite";
+  return skipped == 20 ? "the gradient was not finite 20 times in a row" : "";
+}
+
+}  // namespace yolox

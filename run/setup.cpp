@@ -1,0 +1,125 @@
+#include "run/setup.hpp"
+
+#include <filesystem>
+#include <utility>
+
+#include "base/program.hpp"
+#include "checkpoint/load.hpp"
+#include "data/cache.hpp"
+#include "dtr/budget.hpp"
+#include "formats.hpp"
+#include "images/boxes.hpp"
+#include "optim.hpp"
+#include "yolox.hpp"
+
+namespace yolox {
+
+torch::Device prepare_process(const Config& config, const Place& place) {
+  opencv_single_thread();
+  BlobCache::sweep(ram_place());
+  const bool with_dtr = dtr_bytes(config) > 0;
+  if (with_dtr) prepare_for_dtr();
+  const torch::Device device = device_of(config, place);
+  set_determinism(config.deterministic, /*memory_is_short=*/with_dtr);
+  // Under fp16 gradients overflow now and then, which is no anomaly.
+  if (config.debug) torch::autograd::AnomalyMode::set_enabled(true, /*check_nan=*/config.amp != "fp16");
+  return device;
+}
+
+Splits load_data(const Config& config, const std::string& data, const std::string& run, Ranks& ranks) {
+  const std::filesystem::path beside = without_slash(!run.empty()         ? run
+                                                     : config.out.empty() ? "runs/x"
+                                                                          : config.out);
+  Splits splits = ranks.first_here_then_others([&] {
+    return load_splits(data, config.split, config.seed, config.augment.official_quirks,
+                       (beside.parent_path() / ".checks").string());  // results of checking the images
+  });
+  for (Dataset* d : {&splits.train, &splits.val}) {
+    d->strict = config.strict;
+    refuse_problems(*d);
+  }
+  return splits;
+}
+
+void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const SavedRun& saved,
+                 torch::Device device) {
+  const int64_t images = splits.train.records.size();
+  check(ranks.place.world <= images, "there are ", ranks.place.world, " ranks and only ", images,
+        " images; give fewer ranks");
+  ranks.must_agree(common_settings(config, splits.train, splits.val.records.size(), saved.step, device));
+}
+
+YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data, torch::Device device,
+                WeightsInfo& info, std::vector<std::string>& notes) {
+  info.model = config.model;
+  const ImageSize base = base_size(config);
+  torch::manual_seed(config.seed);
+  YOLOX model(config.model, int(data.classes.size()));
+  info.classes = data.classes;
+  info.height = base.height;
+  info.width = base.width;
+  WeightsInfo of_file;
+  if (saved) {
+    of_file = weights_info(saved.file, saved.path);
+    check(of_file.model == config.model, saved.run, " is a run of ", of_file.model, "; --model ",
+          config.model, " cannot resume it: start from its last.pth with --weights instead");
+    check(of_file.classes == data.classes, saved.run, " was trained on other classes than ", data.name,
+          " has; start from its last.pth with --weights instead");
+  } else if (!config.weights.empty()) {
+    of_file = start_from(model, config.weights, info, notes);
+  }
+  info.legacy_preproc = config.preproc == "auto" ? of_file.legacy_preproc : config.preproc == "legacy";
+  move(model, device, config.amp == "fp64" ? torch::kDouble : torch::kFloat);
+  channels_last(*model);
+  if (!config.weights.empty() && !saved) {
+    const int64_t used = unfold_norms(model, data, base, info.legacy_preproc, config.workers);
+    if (used > 0)
+      notes.push_back(
+          concat("the file's batch norms are folded; they got the statistics of ", used, " images"));
+  }
+  return model;
+}
+
+Training new_training(const Config& config, YOLOX model, torch::Device device) {
+  const std::string unknown = freeze(*model, split_list(config.freeze));
+  usage_check(unknown.empty(), "--freeze ", unknown,
+              ": no parameter name begins so; give backbone, neck, or such as head.stems");
+  const bool fp16 = config.amp == "fp16";
+  Training t{model, config.ema > 0 ? copy_of(model, config.model, device) : YOLOX(nullptr),
+             Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
+             GradScaler(fp16, device)};
+  usage_check(!learning(*model).empty(), "--freeze ", config.freeze, " leaves nothing to train");
+  training_mode(*model);
+  return t;
+}
+
+EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, int64_t share,
+                                 torch::Device device, Ranks& ranks) {
+  EvalSettings s;
+  s.size = {int(info.height), int(info.width)};
+  s.conf = config.conf;
+  s.nms = config.nms;
+  s.batch = int(share);
+  s.workers = config.workers;
+  s.legacy = info.legacy_preproc;
+  s.device = device;
+  if (ranks.alone()) return s;
+  s.rank = ranks.place.rank;
+  s.ranks = ranks.place.world;
+  s.gather = [&](const std::vector<double>& mine) { return ranks.gather(mine); };
+  return s;
+}
+
+void synchronize(Ranks& ranks, Training& t) {
+  ranks.at("the start");
+  ranks.broadcast(tensors_of(t));
+  ranks.must_equal(tensors_of(t), "at the start");
+}
+
+Tensor clip_on_all_ranks(const std::vector<Tensor>& gradients, double max_norm, Ranks& ranks) {
+  return clip_gradients(gradients, max_norm, [&](const Tensor& norm) {
+    if (!ranks.same_machine()) ranks.broadcast({norm});
+  });
+}
+
+}  // namespace yolox
