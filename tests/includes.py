@@ -11,7 +11,7 @@ import sys
 # Lowest first. A file may include files of its own layer and of those above it in this list.
 LAYERS = [
     ['base/'],
-    ['run/log.'],
+    ['run/log.', 'run/numbers.'],
     ['images/'],
     ['data/batch.', 'data/loader.'],
     ['augment.hpp'],
@@ -25,13 +25,14 @@ LAYERS = [
     ['loss.hpp'],
     ['checkpoint/'],
     ['optim.hpp'],
+    ['ddp/', 'dtr/'],
+    ['ddp.hpp', 'ddp/ranks.'],
     ['step.hpp'],
     ['metrics/'],
     ['evaluate.hpp'],
-    ['ddp/', 'dtr/'],
-    ['ddp.hpp'],
     ['run/state.'],
     ['config.hpp'],
+    ['data/batches.'],
     ['run/'],
     ['train.cpp', 'eval.cpp', 'tools/', 'examples/'],
 ]

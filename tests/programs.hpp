@@ -257,6 +257,11 @@ struct Process {
     siginfo_t info{};
     return waitid(P_PID, id_t(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
   }
+  // Waits until it ends; false after a minute.
+  bool ends() {
+    for (int i = 0; i < 6000 && !ended(); ++i) usleep(10000);
+    return ended();
+  }
   // Waits until the condition holds; false where the program ends before, or after a minute.
   template <class Condition>
   bool until(const Condition& condition) {

@@ -185,12 +185,12 @@ int run_python(const std::string& code, const TempDir& dir) {
 
 }  // namespace
 
-TEST_CASE("crc32 is zip's") {
+TEST_CASE("checkpoints: crc32 is zip's") {
   CHECK(pth::crc32("123456789") == 0xCBF43926);  // the check value of CRC-32/ISO-HDLC
   CHECK(pth::crc32("") == 0);
 }
 
-TEST_CASE("a file comes back as it was written") {
+TEST_CASE("checkpoints: a file comes back as it was written") {
   const TempDir dir;
   const auto value = sample();
   write_pth(dir / "a.pth", value);
@@ -219,13 +219,14 @@ TEST_CASE("a file comes back as it was written") {
   CHECK_ERROR(write_pth(dir / "d.pth", torch::Tensor()), "undefined");
 }
 
-TEST_CASE("cuda tensors are stored as cpu tensors" * doctest::skip(!torch::cuda::is_available())) {
+TEST_CASE("checkpoints: cuda tensors are stored as cpu tensors" *
+          doctest::skip(!torch::cuda::is_available())) {
   const TempDir dir;
   write_pth(dir / "a.pth", torch::arange(6, torch::kCUDA).view({2, 3}).t());
   CHECK(read_pth(dir / "a.pth").toTensor().equal(torch::arange(6).view({2, 3}).t()));
 }
 
-TEST_CASE("a write that fails leaves the old file and nothing else") {
+TEST_CASE("checkpoints: a write that fails leaves the old file and nothing else") {
   const TempDir dir;
   write_pth(dir / "a.pth", 1);
   const auto big = torch::zeros({1 << 20});
@@ -269,7 +270,7 @@ TEST_CASE("a write that fails leaves the old file and nothing else") {
   CHECK(read_pth(dir / "a.pth").toInt() == 2);
 }
 
-TEST_CASE("files go to Python and back" * starts_programs) {
+TEST_CASE("checkpoints: files go to Python and back" * starts_programs) {
   if (python().empty()) {
     MESSAGE("skipped: no Python with torch (set YOLOX_PYTHON)");
     return;
@@ -362,7 +363,7 @@ torch.save(base.to(torch.float64).expand(5, 24), 'expanded.pth')
   CHECK_ERROR(read_pth(dir / "expanded.pth"), "does not fit its storage");
 }
 
-TEST_CASE("files that are no checkpoint are called what they are") {
+TEST_CASE("checkpoints: files that are no checkpoint are called what they are") {
   const TempDir dir;
   const auto refuse = [&](const std::string& bytes, const std::string& part) {
     write_bytes(dir / "x.pth", bytes);
@@ -405,7 +406,7 @@ TEST_CASE("files that are no checkpoint are called what they are") {
   refuse(bytes, "checksum");
 }
 
-TEST_CASE("hostile pickles run nothing and take no memory") {
+TEST_CASE("checkpoints: hostile pickles run nothing and take no memory") {
   const double before = peak_memory_mb();
   const std::string floats(16, '\0');
 
@@ -532,7 +533,7 @@ TEST_CASE("hostile pickles run nothing and take no memory") {
   CHECK(peak_memory_mb() - before < 300);
 }
 
-TEST_CASE("torn and flipped files end in an error or a value") {
+TEST_CASE("checkpoints: torn and flipped files end in an error or a value") {
   const TempDir dir;
   auto value = sample();
   write_pth(dir / "a.pth", value);
@@ -582,7 +583,7 @@ TEST_CASE("torn and flipped files end in an error or a value") {
   CHECK(peak_memory_mb() - before < 300);
 }
 
-TEST_CASE("state_dict has Python's order") {
+TEST_CASE("checkpoints: state_dict has Python's order") {
   Tiny model;
   std::vector<std::string> keys;
   for (const auto& [key, tensor] : state_dict(*model)) keys.push_back(key);
@@ -593,7 +594,7 @@ TEST_CASE("state_dict has Python's order") {
   CHECK(state_dict(*model)[2].second.is_alias_of(model->stem->weight));
 }
 
-TEST_CASE("weights go in by name, with a report of the rest") {
+TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
   const TempDir dir;
   Tiny from, to, other(3);
   torch::NoGradGuard no_grad;
@@ -654,7 +655,7 @@ TEST_CASE("weights go in by name, with a report of the rest") {
   CHECK_ERROR(load_state_dict(*to, twice, "f.pth"), "twice");
 }
 
-TEST_CASE("weights are found where people put them") {
+TEST_CASE("checkpoints: weights are found where people put them") {
   auto weights = empty_dict();
   weights.insert("w", torch::ones({1}));
   const auto under = [&](const char* key, const c10::IValue& value) {
@@ -679,7 +680,7 @@ TEST_CASE("weights are found where people put them") {
               "\"model\" is the Python object ultralytics.nn.tasks.DetectionModel");
 }
 
-TEST_CASE("names, colour order and value range travel with the weights") {
+TEST_CASE("checkpoints: class names, channel order and value range are stored with the weights") {
   const TempDir dir;
   for (const bool legacy : {false, true}) {
     WeightsInfo info{"yolox-nano", {"cat", "caf\xC3\xA9"}, 416, 640, legacy};
@@ -723,7 +724,7 @@ TEST_CASE("names, colour order and value range travel with the weights") {
   CHECK_ERROR(weights_info(broken, "f.pth"), "yolox.model is missing");
 }
 
-SHARED_TEST("official checkpoints are read whole") {
+SHARED_TEST("checkpoints: official checkpoints are read whole") {
   const auto file = read_pth(shared("fixtures/ckpt_nano.pth")).toGenericDict();
   CHECK(file.at("start_epoch").toInt() == 3);
   CHECK(file.at("best_ap").toDouble() == 0.25);

@@ -948,7 +948,7 @@ SHARED_TEST("preprocess: legacy is what YOLOX 0.1.0 did") {
   CHECK(torch::allclose(preprocess(batch, true)[0], want, 1e-6, 1e-6));
 }
 
-TEST_CASE("opencv: no threads of its own, neither here nor in a worker, and no OpenCL") {
+TEST_CASE("opencv: neither the main thread nor a worker starts threads of OpenCV, and OpenCL is off") {
   const auto threads_used = [] {
     std::mutex mutex;
     std::set<std::thread::id> ids;

@@ -15,7 +15,7 @@
 
 using namespace yolox;
 
-TEST_CASE("memory: what means that there is no more") {
+TEST_CASE("memory: errors that mean out of memory are recognised, others are not") {
   CHECK(is_out_of_memory(std::bad_alloc()));
   CHECK(is_out_of_memory(std::runtime_error("CUDA out of memory. Tried to allocate 20.00 MiB")));
   CHECK(is_out_of_memory(std::runtime_error("DefaultCPUAllocator: can't allocate memory: you tried")));
@@ -105,7 +105,7 @@ TEST_CASE("memory: the largest batch within the budget is found, whatever the cu
   CHECK(tried < 12);
 }
 
-TEST_CASE("memory: this process takes some, and its peak is no less; a peak can be forgotten") {
+TEST_CASE("memory: resident memory and its peak are measured, and the peak can be reset") {
   CHECK(resident_bytes() > 1e5);
   CHECK(peak_bytes() >= 0.5 * resident_bytes());
   forget_peak();  // of the tests before

@@ -169,7 +169,8 @@ TEST_CASE("train: mixed precision, without EMA, other optimizers, without augmen
   }
 }
 
-TEST_CASE("train: what is frozen keeps its bytes, batch norms too, and the rest learns" * starts_programs) {
+TEST_CASE("train: frozen parameters and their batch norms keep their bytes, and the rest learns" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(
       dir, "train",
@@ -736,7 +737,7 @@ TEST_CASE("programs: bad input ends with one line that names it, and the right e
   CHECK_FALSE(fs::exists(dir / "h/crash.txt"));  // to be complete is no crash
 }
 
-TEST_CASE("train: the loop stands in train.cpp, with plain calls, and fits on a screen or two") {
+TEST_CASE("train: the loop stands in train.cpp, with plain calls, in fewer than 90 lines") {
   std::string loop;
   bool inside = false;
   for (const auto& line : lines_of(contents(YOLOX_SOURCE_DIR "/train.cpp"))) {

@@ -24,7 +24,7 @@ std::string said(Watch& watch, const StepNumbers& n, int steps) {
 
 }  // namespace
 
-TEST_CASE("watch: means are of the steps since the last look") {
+TEST_CASE("remarks: means are of the steps since the last look") {
   Means means;
   const StepNumbers a{1, {{"iou", 2}, {"obj", 3}}, 4, 5, 6}, b{5, {{"iou", 6}, {"obj", 7}}, 8, 9, 10};
   means.add(a);
@@ -47,7 +47,7 @@ TEST_CASE("watch: means are of the steps since the last look") {
   }
 }
 
-TEST_CASE("watch: no positives for 100 steps in a row is said, once") {
+TEST_CASE("remarks: 100 steps in a row without positives are reported once") {
   Watch watch(true);
   CHECK(said(watch, losing(1, 0), 99) == "");
   CHECK(said(watch, losing(1, 1), 1) == "");
@@ -56,7 +56,7 @@ TEST_CASE("watch: no positives for 100 steps in a row is said, once") {
   CHECK(said(watch, losing(1, 0), 500) == "");
 }
 
-TEST_CASE("watch: a loss that is flat from the start is said after 1000 steps, but not of one that fell") {
+TEST_CASE("remarks: a loss that is flat from the start is said after 1000 steps, but not of one that fell") {
   Watch flat(true), falling(true), tuned(false);
   CHECK(said(flat, losing(10), 999) == "");
   CHECK(has(said(flat, losing(10), 1), "the loss is where it began"));
@@ -72,7 +72,7 @@ TEST_CASE("watch: a loss that is flat from the start is said after 1000 steps, b
   CHECK(said(again, losing(10), 1000) == "");  // looked at once
 }
 
-TEST_CASE("watch: waiting for data half of the time is said, once, after half a minute") {
+TEST_CASE("remarks: waiting for data half of the time is reported once, after half a minute") {
   Watch watch(true);
   CHECK(watch.wait(20, 29).empty());
   CHECK(watch.wait(20, 41).empty());
@@ -82,7 +82,7 @@ TEST_CASE("watch: waiting for data half of the time is said, once, after half a 
   CHECK(has(Watch(true).wait(31, 60).at(0), "51 %"));
 }
 
-TEST_CASE("watch: a learning rate that was meant for the whole batch, or is next to nothing, is said") {
+TEST_CASE("remarks: a learning rate that was meant for the whole batch, or is next to nothing, is said") {
   CHECK(Watch::learning_rate("sgd", 0.01 / 64, 16, false) == "");
   CHECK(Watch::learning_rate("adamw", 0.001 / 64, 16, false) == "");
   CHECK(has(Watch::learning_rate("sgd", 0.01, 16, false), "makes 0.16 for the batch of 16"));
@@ -91,7 +91,7 @@ TEST_CASE("watch: a learning rate that was meant for the whole batch, or is next
   CHECK(Watch::learning_rate("sgd", 1e-6, 16, true) == "");  // fine-tuning
 }
 
-TEST_CASE("watch: a loss that is not finite ends the run, a gradient only the 20th time in a row") {
+TEST_CASE("remarks: a loss that is not finite ends the run, a gradient only the 20th time in a row") {
   int64_t skipped = 0;
   StepNumbers overflow = losing(1), broken = losing(std::nan(""));
   overflow.norm = HUGE_VAL;

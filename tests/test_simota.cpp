@@ -99,7 +99,7 @@ std::vector<int64_t> assign_by_loops(const Scene& s, int64_t b, const Targets& t
 }
 }  // namespace
 
-SHARED_TEST("assignment equals the official one, point by point") {
+SHARED_TEST("simota: the assignment equals the official one, point by point") {
   torch::NoGradGuard no_grad;
   const auto inputs = fixture("model_nano.pth"), labels = fixture("train_nano.pth");
   for (const std::string size : {"nano", "tiny", "s"}) {
@@ -134,7 +134,7 @@ SHARED_TEST("assignment equals the official one, point by point") {
   }
 }
 
-TEST_CASE("assignment equals the definition in plain loops") {
+TEST_CASE("simota: the assignment equals the definition in plain loops") {
   const Scene s(3);
   std::vector<std::vector<std::array<float, 5>>> images(3);
   std::srand(1);
@@ -154,7 +154,7 @@ TEST_CASE("assignment equals the definition in plain loops") {
   }
 }
 
-TEST_CASE("empty images, an empty batch, and an object out of reach leave background alone") {
+TEST_CASE("simota: empty images, an empty batch and an object out of reach give background only") {
   const Scene s(2);
   for (const auto& t : {targets({{}, {}}), targets({{{0, 2000, 2000, 10, 10}}, {}})}) {
     const auto a = s.assign(t);
@@ -169,14 +169,14 @@ TEST_CASE("empty images, an empty batch, and an object out of reach leave backgr
   CHECK((a.matched[0] == 0).any().item<bool>());
 }
 
-TEST_CASE("duplicate boxes: the first takes the points, the second none") {
+TEST_CASE("simota: of two equal boxes the first takes all points") {
   const Scene s(1);
   const auto a = s.assign(targets({{{2, 70, 60, 30, 40}, {2, 70, 60, 30, 40}}}));
   CHECK((a.matched == 0).any().item<bool>());
   CHECK_FALSE((a.matched == 1).any().item<bool>());
 }
 
-TEST_CASE("boxes of one pixel and of no area are assigned and cost something finite") {
+TEST_CASE("simota: boxes of one pixel and of no area are assigned with a finite loss") {
   const Scene s(1);
   const auto t = targets({{{0, 20.5, 30.5, 1, 1}, {1, 90, 90, 0, 0}}});
   const auto a = s.assign(t);
@@ -184,7 +184,7 @@ TEST_CASE("boxes of one pixel and of no area are assigned and cost something fin
   CHECK(std::isfinite(yolox_loss(s.raw, s.height, s.width, t, true).total.item<float>()));
 }
 
-TEST_CASE("3000 boxes in one image: the assignment in chunks equals the assignment in one piece") {
+TEST_CASE("simota: 3000 boxes in one image, the assignment in chunks equals the assignment in one piece") {
   Scene s(2);
   s.height = 416, s.width = 416;
   s.anchors = make_anchors(416, 416, torch::kFloat);
@@ -222,7 +222,7 @@ TEST_CASE("3000 boxes in one image: the assignment in chunks equals the assignme
   CHECK(torch::equal(a.matched[1], b.matched[0]));
 }
 
-TEST_CASE("infinite and NaN predictions end in no crash and no NaN assignment") {
+TEST_CASE("simota: infinite and NaN predictions cause no crash and no NaN in the assignment") {
   Scene s(1);
   s.raw.reg.index_put_({0, torch::indexing::Slice(0, 40)}, 200.f);  // exp overflows
   s.raw.cls.index_put_({0, torch::indexing::Slice(100, 120)}, std::nanf(""));

@@ -152,7 +152,7 @@ TEST_CASE("step: a backward that fails leaves nothing of its step in memory") {
   CHECK(images.expired());
 }
 
-TEST_CASE("step: one that is tried leaves no trace: weights, statistics, gradients, random numbers") {
+TEST_CASE("step: a trial step leaves weights, statistics, gradients and random numbers as they were") {
   Small s;
   std::vector<Tensor> before;
   for (const Tensor& t : s.model->parameters()) before.push_back(t.detach().clone());
@@ -194,7 +194,7 @@ TEST_CASE("step: numbers are those of the losses") {
   CHECK(std::vector<double>{n.total, n.positives, n.norm, n.objects} == std::vector<double>{9, 6, 7, 8});
 }
 
-TEST_CASE("pooling by rows and columns has the numbers and the gradient of max_pool2d") {
+TEST_CASE("step: pooling by rows and columns has the values and the gradient of max_pool2d") {
   torch::manual_seed(1);
   Tensor x = torch::randn({2, 3, 9, 7}).requires_grad_(), y = x.detach().clone().requires_grad_();
   const Tensor weight = torch::randn({2, 3, 9, 7});
@@ -241,7 +241,7 @@ TEST_CASE("step: the gradient is scaled for fp16, the network runs in the type o
   CHECK_FALSE(l.total.requires_grad());  // the graph is not kept
 }
 
-TEST_CASE("step: an anomaly of backward is told in its first line; any other error is thrown") {
+TEST_CASE("step: an anomaly in backward is reported with its first line; any other error is thrown") {
   Small s;
   const auto failing = [&](const std::string& what) {
     return compute_gradients(
@@ -267,7 +267,8 @@ TEST_CASE("step: statistics put back are those of the last save") {
   CHECK(torch::equal(norm->running_mean, torch::full({2}, 3.f)));
 }
 
-TEST_CASE("step: one is tried at the largest size, in the parts of a step; errors are thrown") {
+TEST_CASE(
+    "step: a trial step has the largest input size and the micro-batches of a step; errors are thrown") {
   Small s;
   static thread_local int64_t height, images;  // the most that a convolution has seen
   const auto began = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {

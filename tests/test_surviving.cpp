@@ -114,7 +114,8 @@ TEST_CASE(
       has(succeed(dir, "train", concat("--resume r --max-iters ", steps_of(dir) + 1)), "resuming r at step"));
 }
 
-TEST_CASE("train: ended before its first step, it says so" * starts_programs) {
+TEST_CASE("train: a signal before the first step ends the run with a message that says so" *
+          starts_programs) {
   const Folder dir;
   Process p(dir, "train", kLong);
   REQUIRE(p.until([&] { return fs::exists(dir / "r"); }));
@@ -127,7 +128,7 @@ TEST_CASE("train: ended before its first step, it says so" * starts_programs) {
                   contents(p.err));
 }
 
-TEST_CASE("train: another Ctrl-C leaves at once; a lost terminal or a closed pipe is no reason to end" *
+TEST_CASE("train: a second Ctrl-C ends the run at once; a lost terminal or a closed pipe does not end it" *
           starts_programs) {
   const Folder dir;
   {
@@ -321,7 +322,7 @@ TEST_CASE("train: resumed with other settings: what can be taken back is, what c
   CHECK(has(tried, "of 7 images"));
 }
 
-TEST_CASE("train: two trainings do not work in one folder" * starts_programs) {
+TEST_CASE("train: a run folder in use is refused to a second training" * starts_programs) {
   const Folder dir;
   Process p(dir, "train", kLong);
   REQUIRE(p.until([&] { return metric_rows(dir / "r/metrics.csv").size() >= 2; }));

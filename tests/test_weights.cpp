@@ -127,8 +127,8 @@ TEST_CASE("weights: get goes on with half a file, and begins again where it cann
   CHECK(fs::file_size(p.file + ".part") == 150000);
 }
 
-TEST_CASE("weights: two at once get one right file" * doctest::skip(!have_curl() || !have_python()) *
-          starts_programs) {
+TEST_CASE("weights: two downloads at the same time leave one correct file" *
+          doctest::skip(!have_curl() || !have_python()) * starts_programs) {
   Fetch p;
   const Server server(p.dir);
   p.url = "http://127.0.0.1:" + contents(p.dir / "port") + "/slow";
