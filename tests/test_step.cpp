@@ -34,9 +34,15 @@ struct Small {
                              scaler, {torch::kCPU, torch::kFloat, true});
   }
   std::vector<Tensor> grads() const { return gradients(optimizer.groups); }
+  ComputeStep compute() {
+    return [&](const Tensor& x, const Targets& t, int64_t parts) {
+      compute_gradients([&](const Tensor& y) { return model(y); }, x, t, parts, optimizer, scaler,
+                        {torch::kCPU});
+    };
+  }
   double memory(int64_t count, int64_t parts, ImageSize largest) {
-    return memory_of_step(count, parts, model, optimizer, scaler, {torch::kCPU}, {64, 64}, largest,
-                          torch::kCPU, [](const auto& step) { step(); });
+    return memory_of_step(count, parts, model, optimizer, {64, 64}, largest, torch::kCPU, compute(),
+                          [](const auto& step) { step(); });
   }
 };
 
@@ -161,19 +167,18 @@ TEST_CASE("step: a trial step leaves weights, statistics, gradients and random n
   s.model->train();
   CHECK(s.memory(6, 1, {96, 96}) > 1e6);
   int runs = 0;
-  CHECK(memory_of_step(2, 1, s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, {64, 64}, torch::kCPU,
+  CHECK(memory_of_step(2, 1, s.model, s.optimizer, {64, 64}, {64, 64}, torch::kCPU, s.compute(),
                        [&](const auto&) {
                          ++runs;
                          throw std::bad_alloc();
                        }) == std::numeric_limits<double>::infinity());
   CHECK(runs == 1);
-  CHECK_THROWS_AS(
-      memory_of_step(2, 1, s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, {64, 64}, torch::kCPU,
-                     [](const auto& step) {
-                       step();
-                       throw UsageError("too small");
-                     }),
-      UsageError);
+  CHECK_THROWS_AS(memory_of_step(2, 1, s.model, s.optimizer, {64, 64}, {64, 64}, torch::kCPU, s.compute(),
+                                 [](const auto& step) {
+                                   step();
+                                   throw UsageError("too small");
+                                 }),
+                  UsageError);
   size_t i = 0;
   for (const Tensor& t : s.model->parameters()) CHECK(torch::equal(t, before[i++]));
   for (const Tensor& t : s.model->buffers()) CHECK(torch::equal(t, before[i++]));

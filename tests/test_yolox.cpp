@@ -193,8 +193,8 @@ TEST_CASE("yolox: batch norms folded into convolutions: none is left, and the ou
 }
 
 // What README promises: the model can be copied to another project.
-TEST_CASE("yolox: yolox.hpp, layers/ and base/ compile in a project that has only LibTorch" * starts_programs *
-          doctest::skip(std::system("command -v g++ >/dev/null 2>&1") != 0)) {
+TEST_CASE("yolox: yolox.hpp, layers/ and base/ compile in a project that has only LibTorch" *
+          starts_programs * doctest::skip(std::system("command -v g++ >/dev/null 2>&1") != 0)) {
   const TempDir dir;
   std::filesystem::copy(YOLOX_SOURCE_DIR "/yolox.hpp", dir / "yolox.hpp");
   for (const std::string folder : {"layers", "base"})
