@@ -62,8 +62,8 @@ times=$(dirname "$program")/test_seconds  # of the latest run of each case: SECO
 
 # "SUITE	FILE	NAME" of the cases in the order in which they run.
 list() {
-  "$program" -ltc -r=xml --no-colors "$@" | sed -nE 's/^ *<TestCase name="(.*)" testsuite="([^"]*)" filename="([^"]*)".*/\2\t\3\t\1/p' |
-    sed -E "s,\t[^\t]*/([^\t]*)\t,\t\1\t,; s/&quot;/\"/g; s/&apos;/'/g; s/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g"
+  "$program" -ltc -r=xml --no-colors "$@" | sed -nE 's/^ *<TestCase name="([^"]*)"( testsuite="([^"]*)")? filename="([^"]*)".*/\3\t\4\t\1/p' |
+    sed -E 's,\t[^\t]*/([^\t/]*)\t,\t\1\t,; s/&quot;/"/g; s/&apos;/'"'"'/g; s/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g'
 }
 list "$@" >"$work/cases"
 skipped=$(($(list --no-skip "$@" | grep -cv '^ranks	') - $(grep -cv '^ranks	' "$work/cases")))

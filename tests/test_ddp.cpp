@@ -228,15 +228,15 @@ RANK_CASE("rank: one does not wait") {
 RANK_CASE("rank: slow and at work") {
   const Place p = place_of_this_process();
   Ranks ranks(p, torch::kCPU, 2);
-  if (p.rank == 1) sleep(6);  // checking images
+  if (p.rank == 1) sleep(3);  // checking images
   ranks.must_agree({});
   // One has much more to evaluate than the others.
   ranks.at("evaluation");
-  for (int i = 0; i < 14 && p.rank == 1; ++i) usleep(500000), ranks.still_at_work();
+  for (int i = 0; i < 7 && p.rank == 1; ++i) usleep(500000), ranks.still_at_work();
   ranks.meet();
   // A slow step, in which the ranks meet now and then.
   ranks.at("step 1");
-  for (int i = 0; i < 10; ++i) {
+  for (int i = 0; i < 6; ++i) {
     if (p.rank == 1) usleep(500000);
     ranks.sum({1.0});
   }
@@ -600,7 +600,7 @@ TEST_CASE("launcher: suspended for longer than the time limit, all ranks go on" 
   auto all = children_of(p.pid);
   all.push_back(p.pid);
   for (const pid_t pid : all) kill(pid, SIGSTOP);
-  sleep(17);
+  sleep(13);  // a silent store ends a rank after 12 s
   for (const pid_t pid : all) kill(pid, SIGCONT);
   const auto rows = [&] { return contents(dir / "r/metrics.csv").size(); };
   const size_t before = rows();
