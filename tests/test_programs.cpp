@@ -774,22 +774,3 @@ TEST_CASE("programs: bad input ends with one line that names it, and the right e
   run(dir, "train", "--resume=h");
   CHECK_FALSE(fs::exists(dir / "h/crash.txt"));  // to be complete is no crash
 }
-
-TEST_CASE("train: the loop stands in train.cpp, with plain calls, in fewer than 90 lines") {
-  std::string loop;
-  bool inside = false;
-  for (const auto& line : lines_of(contents(YOLOX_SOURCE_DIR "/train.cpp"))) {
-    inside = inside || line.rfind("  while (", 0) == 0;
-    if (inside) loop += line + "\n";
-    if (inside && line == "  }") break;
-  }
-  size_t at = 0;  // in this order
-  for (const char* call : {"learning_rate(", "batches->next()", "preprocess(", "compute_gradients(",
-                           "t.scaler.unscale(", "clip_gradients(", "t.optimizer.step(", "ema_update(",
-                           "t.scaler.update()", "tell.step(", "end_of_epoch()", "saver.save("}) {
-    const size_t found = loop.find(call, at);
-    CHECK_MESSAGE(found != std::string::npos, call);
-    at = std::min(found, loop.size());
-  }
-  CHECK(lines_of(loop).size() < 90);
-}
