@@ -20,6 +20,7 @@ struct Told {
   void step(int64_t i, double total, double norm = 1, const Plan& plan = {1000, 4, 2, 8}) {
     StepNumbers n;
     n.total = total, n.positives = 6, n.objects = 2, n.norm = norm;
+    n.terms = {{"iou", 0}, {"obj", 0}, {"cls", 0}, {"l1", 0}};
     quietly([&] { tell->step(i, n, 0.5, plan, torch::kCPU); });
   }
   std::vector<std::vector<double>> rows() const { return metric_rows(dir / "metrics.csv"); }
@@ -90,6 +91,7 @@ TEST_CASE("progress: no row where each step overflowed") {
 TEST_CASE("progress: speed and waiting are those of the steps alone; what is left ends with nothing") {
   Told told;
   usleep(kLongWait);
+  told.tell->go_on();
   const auto newest = [&](int64_t i) {
     told.step(i, 1, 1, {1000, 1, 8, 8});
     return told.rows().back();
