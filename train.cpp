@@ -90,7 +90,7 @@ static int train(int argc, char** argv) {
 
   // ---- batch size, steps, checkpoint
   const ImageSize base{int(info.height), int(info.width)};
-  const auto forward = [&](const Tensor& x) { return model(x); };
+  const auto forward = network_of(model);
   const auto compute = [&](const Tensor& images, const Targets& targets, int64_t parts) {
     return compute_gradients(forward, images, targets, parts, t.optimizer, t.scaler, step);
   };

@@ -61,7 +61,7 @@ inline __attribute__((always_inline)) float exponential(float x) {
 inline __attribute__((always_inline)) float sigmoid(float z) { return 1.0f / (1.0f + exponential(-z)); }
 
 // sums += x - centre, squares += (x - centre)^2 over the rows; all [C]
-YOLOX_SIMD static void stats_rows(const float* __restrict x, int64_t rows, int64_t channels,
+YOLOX_SIMD static inline void stats_rows(const float* __restrict x, int64_t rows, int64_t channels,
                                   const float* __restrict centre, float* __restrict sums,
                                   float* __restrict squares) {
   for (int64_t r = 0; r < rows; ++r, x += channels)
@@ -73,7 +73,7 @@ YOLOX_SIMD static void stats_rows(const float* __restrict x, int64_t rows, int64
 }
 
 // y = silu((x - mean) * scale + bias)
-YOLOX_SIMD static void forward_rows(const float* __restrict x, float* __restrict y, int64_t rows,
+YOLOX_SIMD static inline void forward_rows(const float* __restrict x, float* __restrict y, int64_t rows,
                                     int64_t channels, const float* __restrict mean,
                                     const float* __restrict scale, const float* __restrict bias) {
   for (int64_t r = 0; r < rows; ++r, x += channels, y += channels)
@@ -84,7 +84,7 @@ YOLOX_SIMD static void forward_rows(const float* __restrict x, float* __restrict
 }
 
 // dz = gradient of the norm's output; sums += dz, products += dz * (x - mean)
-YOLOX_SIMD static void backward_sums_rows(const float* __restrict g, const float* __restrict x,
+YOLOX_SIMD static inline void backward_sums_rows(const float* __restrict g, const float* __restrict x,
                                           float* __restrict dz, int64_t rows, int64_t channels,
                                           const float* __restrict mean, const float* __restrict scale,
                                           const float* __restrict bias, float* __restrict sums,
@@ -100,7 +100,7 @@ YOLOX_SIMD static void backward_sums_rows(const float* __restrict g, const float
 }
 
 // dx = scale * (dz - mean_dz - (x - mean) * slope), in place of dz
-YOLOX_SIMD static void backward_rows(const float* __restrict x, float* __restrict dx, int64_t rows,
+YOLOX_SIMD static inline void backward_rows(const float* __restrict x, float* __restrict dx, int64_t rows,
                                      int64_t channels, const float* __restrict scale,
                                      const float* __restrict mean, const float* __restrict mean_dz,
                                      const float* __restrict slope) {
@@ -267,40 +267,46 @@ inline void backward_norm(const Tensor& dz, const Tensor& x, const Tensor& saved
   });
 }
 
-inline const torch::Library once = [] {
-  torch::Library l(torch::Library::FRAGMENT, "yolox_once", std::nullopt, __FILE__, __LINE__);
-  l.def(
-      "bn_silu_statistics(Tensor x, Tensor weight, Tensor bias, Tensor(a!) running_mean, "
-      "Tensor(b!) running_var, float momentum, float eps, "
-      "__torch__.torch.classes.yolox.AllReduce? over) -> (Tensor, float)",
-      torch::dispatch(c10::DispatchKey::CPU, &statistics));
-  l.def(
-      "bn_silu_backward_sums(Tensor sums, Tensor saved, float count, "
-      "__torch__.torch.classes.yolox.AllReduce? over) -> (Tensor, Tensor, Tensor)",
-      torch::dispatch(c10::DispatchKey::CPU, &backward_sums));
-  return l;
-}();
-inline const torch::Library again = [] {
-  torch::Library l(torch::Library::FRAGMENT, "yolox", std::nullopt, __FILE__, __LINE__);
-  l.def("bn_silu_forward(Tensor x, Tensor saved) -> Tensor",
-        torch::dispatch(c10::DispatchKey::CPU, &forward));
-  l.def("bn_silu_backward_silu(Tensor g, Tensor x, Tensor saved) -> (Tensor, Tensor)",
-        torch::dispatch(c10::DispatchKey::CPU, &backward_silu));
-  l.def("bn_silu_backward_norm(Tensor(a!) dz, Tensor x, Tensor saved, Tensor means) -> ()",
-        torch::dispatch(c10::DispatchKey::CPU, &backward_norm));
-  return l;
-}();
-
-// The operation of this name that has the signature of its function.
+// The operator of this name, which has the signature of its function.
 template <class Result, class... Inputs>
 auto operation(const char* name, Result (*)(Inputs...)) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Result(Inputs...)>();
+}
+
+// Registers the operators, once per program. Not at the start of the program, so that only sources that call
+// them compile them.
+inline void register_operators() {
+  sync_bn_detail::register_all_reduce();
+  static const torch::Library once = [] {
+    torch::Library l(torch::Library::FRAGMENT, "yolox_once", std::nullopt, __FILE__, __LINE__);
+    l.def(
+        "bn_silu_statistics(Tensor x, Tensor weight, Tensor bias, Tensor(a!) running_mean, "
+        "Tensor(b!) running_var, float momentum, float eps, "
+        "__torch__.torch.classes.yolox.AllReduce? over) -> (Tensor, float)",
+        torch::dispatch(c10::DispatchKey::CPU, &statistics));
+    l.def(
+        "bn_silu_backward_sums(Tensor sums, Tensor saved, float count, "
+        "__torch__.torch.classes.yolox.AllReduce? over) -> (Tensor, Tensor, Tensor)",
+        torch::dispatch(c10::DispatchKey::CPU, &backward_sums));
+    return l;
+  }();
+  static const torch::Library again = [] {
+    torch::Library l(torch::Library::FRAGMENT, "yolox", std::nullopt, __FILE__, __LINE__);
+    l.def("bn_silu_forward(Tensor x, Tensor saved) -> Tensor",
+          torch::dispatch(c10::DispatchKey::CPU, &forward));
+    l.def("bn_silu_backward_silu(Tensor g, Tensor x, Tensor saved) -> (Tensor, Tensor)",
+          torch::dispatch(c10::DispatchKey::CPU, &backward_silu));
+    l.def("bn_silu_backward_norm(Tensor(a!) dz, Tensor x, Tensor saved, Tensor means) -> ()",
+          torch::dispatch(c10::DispatchKey::CPU, &backward_norm));
+    return l;
+  }();
 }
 
 struct BnSilu : torch::autograd::Function<BnSilu> {
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                         const Tensor& bias, const Tensor& running_mean, const Tensor& running_var,
                         double momentum, double eps, const AllReducePtr& over) {
+    register_operators();
     static const auto statistics = operation("yolox_once::bn_silu_statistics", &bn_silu_detail::statistics);
     static const auto forward = operation("yolox::bn_silu_forward", &bn_silu_detail::forward);
     const at::AutoDispatchBelowADInplaceOrView no_autograd;

@@ -27,16 +27,18 @@ using torch::Tensor;
 
 // The all-reduce is an operator of torch's dispatcher, so that DTR sees which tensor it writes. DTR never
 // repeats operators of the namespace yolox_once, because the other ranks would not take part a second time.
-inline const torch::Library once = [] {
-  static const auto type = torch::class_<AllReduce>("yolox", "AllReduce");
-  torch::Library l(torch::Library::FRAGMENT, "yolox_once", std::nullopt, __FILE__, __LINE__);
-  l.def("all_reduce(Tensor(a!) x, __torch__.torch.classes.yolox.AllReduce over) -> ()",
-        torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
-                        [](Tensor x, const AllReducePtr& over) { over->sum(x); }));
-  return l;
-}();
+// Makes AllReduce known to torch, once per program.
+inline void register_all_reduce() { static const auto type = torch::class_<AllReduce>("yolox", "AllReduce"); }
 
 inline void all_reduce_once(const Tensor& x, const AllReducePtr& over) {
+  register_all_reduce();
+  static const torch::Library library = [] {
+    torch::Library l(torch::Library::FRAGMENT, "yolox_once", std::nullopt, __FILE__, __LINE__);
+    l.def("all_reduce(Tensor(a!) x, __torch__.torch.classes.yolox.AllReduce over) -> ()",
+          torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
+                          [](Tensor t, const AllReducePtr& ranks) { ranks->sum(t); }));
+    return l;
+  }();
   static const auto operation = c10::Dispatcher::singleton()
                                     .findSchemaOrThrow("yolox_once::all_reduce", "")
                                     .typed<void(Tensor, const AllReducePtr&)>();
