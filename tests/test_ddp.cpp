@@ -473,9 +473,8 @@ TEST_CASE(
     CHECK(o.code == 2);
     CHECK_MESSAGE(has(o.err, part), o.err);
   };
-  refused("", "--bs 16 --procs 3",
-          "--bs 16 is shared by all 3 ranks and does not divide by them; give 15 or 18");
-  refused("", "--bs 4 --procs 2 --accum 3", "a rank has 2 images of a step");
+  refused("", "--bs 16 --procs 3", "--bs 16 is not divisible by the 3 ranks; give 15 or 18");
+  refused("", "--bs 4 --procs 2 --accum 3", "each rank has only 2 images per iteration");
   refused("", "--procs 2 --gpus 2", "exclude each other");
   refused("", "--bs 16 --gpus 16", "--gpus 16: there are");
   refused("", "--bs 16 --procs 2 --nodes 2", "--nodes needs --master HOST:PORT");
