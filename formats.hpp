@@ -40,7 +40,7 @@ namespace yolox {
 namespace fs = std::filesystem;
 
 // Detects the format of a data set and returns a reader per split. Throws std::runtime_error that lists the
-// files it looked for.
+// expected files.
 inline SplitReaders find_splits(const std::string& data) {
   fs::path path(data);
   if (!path.has_filename()) path = path.parent_path();  // "DIR/"
@@ -83,7 +83,7 @@ inline SplitReaders find_splits(const std::string& data) {
 // Reads the train split and the evaluated split of a data set. data: a folder, a COCO JSON file,
 // "TRAIN.json,VAL.json" or a data.yaml. split: name of the split to evaluate on; empty: val, or test if there
 // is no val. with_train false: the train split is read only if it is also the evaluated split. Throws
-// std::runtime_error that names the file, or lists the files it looked for.
+// std::runtime_error that names the file, or lists the expected files.
 inline Sources read_sources(const std::string& data, const std::string& split = "", bool with_train = true) {
   const SplitReaders there = find_splits(data);
   const auto first = [&](const auto&... words) {

@@ -222,7 +222,8 @@ struct CSPDarknetImpl : nn::Module {
     dark2 = register_module("dark2", stage(c, n));
     dark3 = register_module("dark3", stage(2 * c, 3 * n));
     dark4 = register_module("dark4", stage(4 * c, 3 * n));
-    // Statements of their own fix the construction order, and with it the random initialisation.
+    // Each block is constructed in its own statement, because the construction order decides the random
+    // initialisation.
     const auto down = make_conv(8 * c, 16 * c, 3, 2, size.depthwise);
     const auto spp = std::make_shared<SPPBottleneckImpl>(16 * c, 16 * c);
     const auto csp = std::make_shared<CSPLayer>(16 * c, 16 * c, n, false, size.depthwise);
