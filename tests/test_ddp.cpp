@@ -156,7 +156,7 @@ RANK_CASE("rank: means, settings, weights at the start") {
   if (p.rank == 0) CHECK(refused == "");
   if (p.rank == 1)
     CHECK_MESSAGE(has(refused, "--bs 3 where rank 0 has 2, steps done 1 where rank 0 has 0"), refused);
-  if (p.rank == 2) CHECK_MESSAGE(has(refused, "told otherwise than rank 0: steps done 2"), refused);
+  if (p.rank == 2) CHECK_MESSAGE(has(refused, "other settings than rank 0: steps done 2"), refused);
 
   // All that a training is made of is taken over from rank 0.
   torch::manual_seed(p.rank);
@@ -360,10 +360,10 @@ TEST_CASE("ranks: a rank that keeps the others waiting is named by all" * starts
   CHECK(has(ranks[2].out, "; step 1), which is behind"));
   ranks = outcomes_on_ranks(3, "rank: one does not wait");
   all_say(ranks, 1, "rank 1 (");
-  CHECK(has(ranks[2].out, "; step 1), which does not wait"));
+  CHECK(has(ranks[2].out, "; step 1), which is not in a collective"));
   ranks = outcomes_on_ranks(2, "rank: the first hangs*");
   all_say(ranks, 0, "rank 0 (");
-  CHECK(has(ranks[1].out, "which does not answer"));
+  CHECK(has(ranks[1].out, "which does not respond"));
   on_ranks(2, "rank: slow and at work");
 }
 TEST_CASE("ranks: the failure of a rank itself is told from the loss of another rank") {
@@ -476,9 +476,8 @@ TEST_CASE(
     CHECK(o.code == 2);
     CHECK_MESSAGE(has(o.err, part), o.err);
   };
-  refused("", "--bs 16 --procs 3",
-          "--bs 16 is shared by all 3 ranks and does not divide by them; give 15 or 18");
-  refused("", "--bs 4 --procs 2 --accum 3", "a rank has 2 images of a step");
+  refused("", "--bs 16 --procs 3", "--bs 16 is not divisible by the 3 ranks; give 15 or 18");
+  refused("", "--bs 4 --procs 2 --accum 3", "each rank has only 2 images per iteration");
   refused("", "--procs 2 --gpus 2", "exclude each other");
   refused("", "--bs 16 --gpus 16", "--gpus 16: there are");
   refused("", "--bs 16 --procs 2 --nodes 2", "--nodes needs --master HOST:PORT");
@@ -505,10 +504,12 @@ TEST_CASE("ranks: a rank that does not arrive within the timeout is named" * sta
   Outcome o =
       shell(dir, train + "(RANK=1 LOCAL_RANK=1" + flags + " 2>/dev/null) & RANK=0 LOCAL_RANK=0" + flags);
   CHECK(o.code == 1);
-  CHECK_MESSAGE(has(o.err, concat("rank 2 of 3 did not come to 127.0.0.1:", port, " within 2 s")), o.err);
+  CHECK_MESSAGE(
+      has(o.err, concat("rank 2 of 3 did not reach the rendezvous at 127.0.0.1:", port, " within 2 s")),
+      o.err);
   o = shell(dir, train + "RANK=2 LOCAL_RANK=2" + flags);
   CHECK(o.code == 1);
-  CHECK_MESSAGE(has(o.err, concat("rank 2 found no rank 0 at 127.0.0.1:", port)), o.err);
+  CHECK_MESSAGE(has(o.err, concat("rank 2 cannot connect to rank 0 at 127.0.0.1:", port)), o.err);
   // A port that is taken.
   int taken = 0;
   const int fd = launch_detail::listen_here(taken);
@@ -534,7 +535,7 @@ TEST_CASE(
     CHECK(all_gone(ranks, 1));
     const std::string said = contents(p.err);
     CHECK_MESSAGE(has(said, concat("error: rank ", victim, " of 2 on ")), said);
-    CHECK(has(said, "was ended by SIGKILL"));
+    CHECK(has(said, "was killed by SIGKILL"));
     const int64_t step = steps_of(dir);
     CHECK(step > 0);
     // It goes on by itself, with the same ranks, after another such loss.
@@ -587,7 +588,7 @@ TEST_CASE("launcher: a rank that hangs is named after the time limit, and all en
     CHECK(all_gone(ranks, 1));
     const std::string said = contents(p.err);
     CHECK_MESSAGE(has(said, concat("(--timeout 3), waiting for rank ", victim, " (")), said);
-    CHECK(has(said, victim == 1 ? "which does not run any more" : "which does not answer"));
+    CHECK(has(said, victim == 1 ? "whose process does not run" : "which does not respond"));
     CHECK_FALSE(has(said, "SIGKILL"));  // which the launcher ended it with
   }
 }
