@@ -151,7 +151,8 @@ TEST_CASE("weights: get keeps no wrong file under the right name, and says what 
   p.url = "http://127.0.0.1:9";  // nobody is there
   o = p.get();
   CHECK(o.code == 1);
-  CHECK(has(o.err, "cannot download http://127.0.0.1:9/yolox_nano.pth: no network, or the connection was lost"));
+  CHECK(has(o.err,
+            "cannot download http://127.0.0.1:9/yolox_nano.pth: no network, or the connection was lost"));
   CHECK(has(o.err, "put it here as"));
   CHECK(p.get("yolox-z").code == 2);
   CHECK(p.get("yolox.nano").code == 2);  // no pattern
