@@ -74,8 +74,8 @@ int main(int argc, char** argv) {
         ema_update(*ema, *model, 0.9998);
       }));
     steps.erase(steps.begin(), steps.begin() + 2);
-    // Three kinds of backward: without all-reduce; with one all-reduce after it; with the all-reduces of the
-    // Reducer during it.
+    // Three kinds of backward: without all-reduce of the gradients; with one all-reduce after backward; with
+    // the all-reduces of the Reducer during backward.
     std::vector<double> backward[3];
     for (int i = 0; i < c.steps + 2; ++i) {
       for (int kind = 0; kind < 3; ++kind) {

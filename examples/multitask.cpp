@@ -155,8 +155,8 @@ struct MultiTaskRun {
   // Returns true if an epoch or the run has ended, and end_of_epoch() is not done yet.
   bool evaluation_due() const { return t.ended != t.iteration && plan.ends_epoch(t.iteration); }
 
-  // Writes head_NAME.pth of each head and last.pth, on rank 0 only. A failed write is a
-  // warning, or an exception if `required`.
+  // Writes head_NAME.pth of each head and last.pth, on rank 0 only. A failed write is a warning, or an
+  // exception if `required`.
   void save(bool required = false) {
     if (!ranks.first()) return;
     const auto write = [&] {

@@ -191,7 +191,7 @@ static void print_times(Log& log, const Stages& t, double seconds, int64_t image
   log.fact(stages.str());
   const double network = t.network.seconds() + t.suppression.seconds(), reading = t.waiting.seconds(),
                writing = t.handing_on.seconds();
-  limit << std::fixed << std::setprecision(0) << "limit   the "
+  limit << std::fixed << std::setprecision(0) << "limit   "
         << (network >= std::max(reading, writing) ? "network"
             : reading >= writing                  ? "reading"
                                                   : "writing")

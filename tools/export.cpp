@@ -19,7 +19,7 @@ struct Config : Flags {
   std::string size =
       flag(size, "Model", "size", "", "N|HxW", "input size in pixels [from the checkpoint or the model]");
   bool dynamic = flag(dynamic, "Graph", "dynamic", false, "",
-                      "ONNX with dynamic batch, height and width; TorchScript always is dynamic");
+                      "ONNX with dynamic batch, height and width; TorchScript is always dynamic");
   bool decode =
       flag(decode, "Graph", "decode", true, "",
            "do not decode boxes; output offsets and log sizes in strides, as the official exporter does");
@@ -152,7 +152,7 @@ static void run(int argc, char** argv) {
   // The file has a temporary name until it has passed the comparison, so that a wrong file never replaces a
   // good one.
   NewFile file(config.out);
-  std::function<Tensor(const Tensor&, bool)> compute;  // images -> rows, or detections if false
+  std::function<Tensor(const Tensor&, bool)> compute;  // images -> rows (true) or detections (false)
   if (to_file_onnx) {
     save_onnx(to_onnx(loaded.model, settings, about), file.part());
     compute = [graph = read_onnx(file.part())](const Tensor& x, bool rows) {

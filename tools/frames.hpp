@@ -280,7 +280,7 @@ class VideoFile {
         second < 0 ? frames + 1 : std::max(frames + 1, int64_t(std::lround(second * fps)) + 1);
     for (; frames < until; ++frames) writer.write(fitting);
   }
-  // Closes the file and gives it its name. Throws if the file has fewer frames than were added, because the
+  // Closes the file and gives it its name. Throws if the file has fewer frames than were written, because the
   // codec does not report a full disk.
   void finish() {
     if (!writer.isOpened()) return;
@@ -292,7 +292,7 @@ class VideoFile {
           " frames were written; is the disk full? An older file of this name is unchanged");
   }
   std::string file;  // path with extension; empty before the first frame
-  std::string note;  // for the log: a codec other than H.264; may be empty
+  std::string note;  // for the log, if the codec is not H.264; otherwise empty
 
  private:
   void start(cv::Size of) {

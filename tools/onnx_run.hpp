@@ -1,7 +1,6 @@
 // Interpreter of ONNX graphs. Computes each node with torch, as https://onnx.ai/onnx/operators defines the
-// operation.
-// ./export uses it to compare the file that it wrote with the model. Therefore only the operations that
-// onnx.hpp writes are implemented, and speed does not matter.
+// operation. ./export runs the file that it wrote in this interpreter, to compare the file with the model.
+// Therefore only the operations that onnx.hpp writes are implemented, and speed does not matter.
 #pragma once
 #include <torch/torch.h>
 
