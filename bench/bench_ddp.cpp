@@ -74,6 +74,7 @@ int main(int argc, char** argv) {
         ema_update(*ema, *model, 0.9998);
       }));
     steps.erase(steps.begin(), steps.begin() + 2);
+    use_sync_bn(*model, {});
     // Three kinds of backward: without all-reduce of the gradients; with one all-reduce after backward; with
     // the all-reduces of the Reducer during backward.
     std::vector<double> backward[3];

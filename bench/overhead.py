@@ -20,10 +20,10 @@ def profile(train, model, size, batch):
              "--no-multiscale", "--profile", "--out", folder + "/r"],
             check=True, capture_output=True, text=True).stdout
     row = r"^{} +([\d.]+) +([\d.]+) +([\d.]+)% +([\d.]+)$"
-    parts = {name: re.search(row.format(name), text, re.M).groups() for name in ("telling", "saving", "step")}
+    parts = {name: re.search(row.format(name), text, re.M).groups() for name in ("logging", "saving", "step")}
     step = float(parts["step"][0]) - float(parts["saving"][0])
     save = float(parts["saving"][0]) / float(parts["saving"][3])
-    return step, float(parts["telling"][0]), save
+    return step, float(parts["logging"][0]), save
 
 
 def main():
@@ -33,9 +33,9 @@ def main():
     a = arguments.parse_args()
     for model, size, batch in (("yolox-nano", 416, 8), ("yolox-s", 640, 2)):
         rounds = [profile(a.train, model, size, batch) for _ in range(a.rounds)]
-        step, telling, save = (statistics.median(values) for values in zip(*rounds))
+        step, logging, save = (statistics.median(values) for values in zip(*rounds))
         share = [100 * (t + s / 125 + s * st / 600e3) / st for st, t, s in rounds]
-        print(f"{model} {size} batch {batch}: step {step:.0f} ms, logging {telling:.3f} ms, checkpoint {save:.0f} ms; "
+        print(f"{model} {size} batch {batch}: step {step:.0f} ms, logging {logging:.3f} ms, checkpoint {save:.0f} ms; "
               f"together {statistics.median(share):.2f} % of a step ({min(share):.2f} to {max(share):.2f})")
 
 
