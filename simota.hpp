@@ -9,7 +9,7 @@
 //
 // The batch is computed with tensor operations whose shapes are known on the host: without a loop over
 // objects and without device synchronisation. Memory is bounded, because pairs are formed in chunks of at
-// most kMaxPairs.
+// most max_pairs. The size of the chunks does not change the result.
 //
 // B: images. G: objects per image (padded). A: anchor points. K: candidate slots per image. C: classes.
 #pragma once
@@ -64,7 +64,7 @@ inline Tensor in_centre(const Tensor& point_x, const Tensor& point_y, const Tens
 // C] logits; gt [n, rows, 4]; gt_class [n, rows]; counts [n]: number of objects.
 inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Tensor& cls,
                                const Anchors& anchors, const Tensor& gt, const Tensor& gt_class,
-                               const Tensor& counts) {
+                               const Tensor& counts, int64_t max_pairs = kMaxPairs) {
   const int64_t n = boxes.size(0), points = boxes.size(1), rows = gt.size(1);
   const auto index = counts.options();
   const Tensor x = (anchors.grid.select(1, 0) + 0.5) * anchors.stride;  // [A] centre of the cell, pixels
@@ -76,7 +76,7 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
   // Candidates are packed into slots in the order of the anchor points. On each level, a centre region covers
   // at most side x side cells, which bounds the number of slots.
   Tensor candidate = torch::zeros({n, points}, index.dtype(torch::kBool));
-  const int64_t step = std::max<int64_t>(1, kMaxPairs / (n * points));
+  const int64_t step = std::max<int64_t>(1, max_pairs / (n * points));
   for (int64_t r = 0; r < rows; r += step) {
     const int64_t end = std::min(rows, r + step);
     candidate.logical_or_(in_centre(x, y, gt_x.slice(1, r, end), gt_y.slice(1, r, end), radius)
@@ -114,7 +114,7 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
   Tensor best_cost = torch::full({n, slots}, infinity, index.dtype(torch::kDouble));
   Tensor best_row = torch::full({n, slots}, -1, index), taken_by = best_row.clone(),
          times_taken = torch::zeros_like(best_row);
-  const int64_t row_step = std::max<int64_t>(1, kMaxPairs / (n * slots));
+  const int64_t row_step = std::max<int64_t>(1, max_pairs / (n * slots));
   for (int64_t r = 0; r < rows; r += row_step) {
     const int64_t end = std::min(rows, r + row_step);
     const Tensor row_id = torch::arange(r, end, index).view({1, -1, 1});
@@ -156,7 +156,7 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
 // image without candidates (no object, or every object centre far from all anchor points) gets only
 // background.
 inline Assignment simota(const Tensor& boxes, const Tensor& obj, const Tensor& cls, const Anchors& anchors,
-                         const Targets& targets) {
+                         const Targets& targets, int64_t max_pairs = kMaxPairs) {
   torch::NoGradGuard no_grad;
   const int64_t batch = boxes.size(0), points = boxes.size(1);
   const auto index = torch::TensorOptions(torch::kLong).device(boxes.device());
@@ -169,7 +169,7 @@ inline Assignment simota(const Tensor& boxes, const Tensor& obj, const Tensor& c
     int64_t end = b, rows = 0;
     for (; end < batch; ++end) {
       const int64_t padded = std::max(rows, targets.counts[end]);
-      if (end > b && (end + 1 - b) * padded * points > kMaxPairs) break;
+      if (end > b && (end + 1 - b) * padded * points > max_pairs) break;
       rows = padded;
     }
     if (rows == 0) {
@@ -178,7 +178,8 @@ inline Assignment simota(const Tensor& boxes, const Tensor& obj, const Tensor& c
     } else {
       auto part = simota_chunk(boxes.slice(0, b, end), obj.slice(0, b, end), cls.slice(0, b, end), anchors,
                                targets.boxes.slice(0, b, end).slice(1, 0, rows).to(boxes.scalar_type()),
-                               targets.classes.slice(0, b, end).slice(1, 0, rows), counts.slice(0, b, end));
+                               targets.classes.slice(0, b, end).slice(1, 0, rows), counts.slice(0, b, end),
+                               max_pairs);
       matched.push_back(part.matched);
       iou.push_back(part.iou);
     }

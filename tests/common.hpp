@@ -25,6 +25,12 @@ inline bool have_shared() { return std::filesystem::exists(shared("fixtures/READ
 
 #define SHARED_TEST(name) TEST_CASE(name* doctest::skip(!have_shared()))
 
+// Decorators: TEST_CASE("eval: ..." * starts_programs).
+// Cases that start another program. ./test.sh quick and the sanitizers leave them out.
+inline const doctest::test_suite starts_programs("programs");
+// Cases of the loader and the cache. tests/checks.sh runs them under the thread sanitizer.
+inline const doctest::test_suite runs_threads("threads");
+
 inline bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
@@ -37,6 +43,22 @@ inline std::string contents(const std::string& path) {
 inline void write_text(const std::string& path, const std::string& text = "") {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
   std::ofstream(path, std::ios::binary) << text;
+}
+
+// Returns the first Python that can import the modules ("onnxruntime, cv2"), or "" if none can.
+// tests/shards.sh gives a folder in which the answer is kept, because imports take seconds.
+inline std::string python_with(const std::string& modules) {
+  const char* folder = std::getenv("YOLOX_TEST_RUNS");
+  const std::string answer = std::string(folder ? folder : "") + "/python with " + modules;
+  if (folder && std::filesystem::exists(answer)) return contents(answer);
+  const char* given = std::getenv("YOLOX_PYTHON");
+  std::string found;
+  for (const std::string python : {given ? given : "", YOLOX_SOURCE_DIR "/.venv/bin/python", "python3"})
+    if (found.empty() && !python.empty() &&
+        std::system(("'" + python + "' -c 'import " + modules + "' >/dev/null 2>&1").c_str()) == 0)
+      found = python;
+  if (folder) std::ofstream(answer) << found;
+  return found;
 }
 
 // Calls f(). Returns the message of its exception, or "" if f() does not throw.

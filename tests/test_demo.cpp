@@ -65,8 +65,8 @@ std::vector<std::string> files_in(const std::string& folder) {
 
 }  // namespace
 
-SHARED_TEST(
-    "demo: finds what eval finds, in batches of 1 and 8, in --json and --txt, in the order of names") {
+SHARED_TEST("demo: finds what eval finds, in batches of 1 and 8, in --json and --txt, in the order of names" *
+            starts_programs) {
   TempDir dir;
   CocoDataset part = read_coco(shared("data/coco_val2017_union/annotations/instances_val2017_union.json"));
   part.images.resize(11);
@@ -137,7 +137,8 @@ SHARED_TEST(
   }
 }
 
-TEST_CASE("demo: folders in folders, patterns, lists; what cannot be read is counted and listed") {
+TEST_CASE("demo: folders in folders, patterns, lists; what cannot be read is counted and listed" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "tree/a", 2);
   fs::create_directories(dir / "tree/b");
@@ -172,7 +173,7 @@ TEST_CASE("demo: folders in folders, patterns, lists; what cannot be read is cou
   CHECK(has(twice.err, "two images are named shapes_1"));
 }
 
-TEST_CASE("demo: a video stays a video, frame by frame") {
+TEST_CASE("demo: a video stays a video, frame by frame" * starts_programs) {
   const TempDir& dir = trained().dir;
   if (!write_video(dir / "clip.avi", 11)) return;
   const std::string printed = succeed(
@@ -219,7 +220,7 @@ TEST_CASE("demo: a video stays a video, frame by frame") {
   CHECK(contents(dir / ("same/clip" + fs::path(out).extension().string())) == before);
 }
 
-TEST_CASE("demo: Ctrl-C ends it with what is done: pictures, JSON, a video that plays") {
+TEST_CASE("demo: Ctrl-C ends it with what is done: pictures, JSON, a video that plays" * starts_programs) {
   const TempDir& dir = trained().dir;
   fs::create_directories(dir / "many");
   for (int i = 0; i < 4000; ++i)
@@ -248,7 +249,8 @@ TEST_CASE("demo: Ctrl-C ends it with what is done: pictures, JSON, a video that 
   CHECK(frames == int(json_of(dir / "long.json").Size()));
 }
 
-TEST_CASE("demo: links in circles, pipes, names that no system knows end or hold up nothing") {
+TEST_CASE("demo: links in circles, pipes, names that no system knows end or hold up nothing" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "round", 2);
   fs::create_directory_symlink("..", dir / "round/train/up");
@@ -274,8 +276,8 @@ TEST_CASE("demo: links in circles, pipes, names that no system knows end or hold
   CHECK(fs::exists(dir / "round_photo/photo.jpg"));
 }
 
-TEST_CASE(
-    "demo: --json is UTF-8 whatever the files are called, and takes the place of nothing that is read") {
+TEST_CASE("demo: --json is UTF-8 whatever the files are called, and takes the place of nothing that is read" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   fs::create_directories(dir / "named");
   fs::copy(dir / "data/train/shapes_1.png", dir / "named/a\xFF\xC3\xA4\xED\xA0\x80.png");
@@ -293,7 +295,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("demo: a picture or video that cannot be written costs neither --json nor the last video") {
+TEST_CASE("demo: a picture or video that cannot be written costs neither --json nor the last video" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   fs::create_directories(dir / "limit/shapes_2.png");  // a folder in the place of a result
   const Outcome o = run(dir, "demo",
@@ -316,7 +319,7 @@ TEST_CASE("demo: a picture or video that cannot be written costs neither --json 
   CHECK(files_in(dir / "full").size() == 1);
 }
 
-TEST_CASE("demo: one line for a camera, an address or a display that is not there") {
+TEST_CASE("demo: one line for a camera, an address or a display that is not there" * starts_programs) {
   const TempDir& dir = trained().dir;
   write_text(dir / "words.mp4", "no video");
   for (const auto& [flags, named] :
@@ -369,7 +372,7 @@ TEST_CASE("demo: names come from the file, or are COCO's for 80 classes") {
   }
 }
 
-SHARED_TEST("export: the file of official weights has the names of COCO") {
+SHARED_TEST("export: the file of official weights has the names of COCO" * starts_programs) {
   TempDir dir;
   succeed(dir, "export", "--out m.onnx" + official_weights());
   std::string classes;

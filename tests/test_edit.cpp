@@ -46,7 +46,7 @@ TEST_CASE("train.cpp: the steps of training stand in its loop, in their order, a
 // Compiles train.cpp with a loss.hpp that has one more line, as the build does, and looks for the new term in
 // all that a run writes.
 TEST_CASE("train: a term that one line adds to the loss is in line, metrics, TensorBoard and report" *
-          doctest::test_suite("programs")) {
+          starts_programs) {
   const std::string build = YOLOX_BINARY_DIR;
   if (!fs::exists(build + "/build.ninja")) {
     MESSAGE("skipped: the build folder is not one of Ninja");

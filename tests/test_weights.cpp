@@ -70,7 +70,7 @@ struct Server {
 }  // namespace
 
 TEST_CASE("weights: get fetches a file, checks it, and leaves it alone when it is here" *
-          doctest::skip(!have_curl())) {
+          doctest::skip(!have_curl()) * starts_programs) {
   Fetch p;
   const Outcome first = p.get();
   CHECK_MESSAGE(first.code == 0, first.err);
@@ -89,7 +89,7 @@ TEST_CASE("weights: get fetches a file, checks it, and leaves it alone when it i
 }
 
 TEST_CASE("weights: get goes on with half a file, and begins again where it cannot" *
-          doctest::skip(!have_curl())) {
+          doctest::skip(!have_curl()) * starts_programs) {
   Fetch p;
   write_text(p.file + ".part", p.bytes.substr(0, 150000));
   Outcome o = p.get();
@@ -127,7 +127,8 @@ TEST_CASE("weights: get goes on with half a file, and begins again where it cann
   CHECK(fs::file_size(p.file + ".part") == 150000);
 }
 
-TEST_CASE("weights: two at once get one right file" * doctest::skip(!have_curl() || !have_python())) {
+TEST_CASE("weights: two downloads at the same time leave one correct file" *
+          doctest::skip(!have_curl() || !have_python()) * starts_programs) {
   Fetch p;
   const Server server(p.dir);
   p.url = "http://127.0.0.1:" + contents(p.dir / "port") + "/slow";
@@ -140,7 +141,7 @@ TEST_CASE("weights: two at once get one right file" * doctest::skip(!have_curl()
 }
 
 TEST_CASE("weights: get keeps no wrong file under the right name, and says what is wrong" *
-          doctest::skip(!have_curl())) {
+          doctest::skip(!have_curl()) * starts_programs) {
   Fetch p;
   write_text(p.dir / "server/yolox_nano.pth", "a page of a proxy");
   Outcome o = p.get();
@@ -160,7 +161,8 @@ TEST_CASE("weights: get keeps no wrong file under the right name, and says what 
   CHECK(p.get("").code == 2);
 }
 
-TEST_CASE("weights: the six models have hashes, and a program that misses them names weights/get") {
+TEST_CASE("weights: the six models have hashes, and a program that misses them names weights/get" *
+          starts_programs) {
   const std::string sums = contents(YOLOX_SOURCE_DIR "/weights/SHA256SUMS");
   CHECK(lines_of(sums).size() == model_sizes().size());
   TempDir dir;
