@@ -396,9 +396,10 @@ struct YOLOXImpl : nn::Module {
 };
 TORCH_MODULE(YOLOX);
 
-// Turns on SyncBN in all batch norms of the model. sum: all-reduces a tensor in place.
+// Turns on SyncBN in all batch norms of the model. sum: all-reduces a tensor in place; empty turns SyncBN
+// off.
 inline void use_sync_bn(nn::Module& model, const std::function<void(Tensor&)>& sum) {
-  const auto all_reduce = c10::make_intrusive<AllReduce>(sum);
+  const AllReducePtr all_reduce = sum ? c10::make_intrusive<AllReduce>(sum) : AllReducePtr();
   for (const auto& module : model.modules())
     if (auto* block = module->as<BaseConvImpl>()) block->sync_bn = all_reduce;
 }

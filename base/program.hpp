@@ -22,7 +22,8 @@ inline double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Returns the git revision that this program was built from. "+edits": its sources differed from that revision.
+// Returns the git revision that this program was built from. "+edits": its sources differed from that
+// revision.
 const char* git_revision();
 
 // ---- signals

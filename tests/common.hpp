@@ -1,6 +1,6 @@
-// What every test file has: doctest, a folder that cleans up after itself, and the folder of reference data.
-// Tests that need the latter are declared with SHARED_TEST and are counted as skipped where it is missing.
-// Files that use torch include tensors.hpp before it.
+// Included by every test file: doctest, temporary folders, and the folder of reference data. Tests that need
+// the reference data are declared with SHARED_TEST, and are skipped if the folder does not exist. Files that
+// use torch include tensors.hpp first.
 #pragma once
 #include <doctest/doctest.h>
 
@@ -14,7 +14,8 @@
 #include <string>
 #include <vector>
 
-// Folder with fixtures/ and data/: $YOLOX_SHARED, else ../shared beside the repository.
+// Returns the folder of reference data, with fixtures/ and data/: $YOLOX_SHARED, or ../shared beside the
+// repository.
 inline std::string shared_dir() {
   const char* env = std::getenv("YOLOX_SHARED");
   return env && *env ? env : YOLOX_SOURCE_DIR "/../shared";
@@ -38,7 +39,7 @@ inline std::string contents(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Writes a file, and makes its folder.
+// Writes a file, and creates its folder if needed.
 inline void write_text(const std::string& path, const std::string& text = "") {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
   std::ofstream(path, std::ios::binary) << text;
@@ -60,7 +61,7 @@ inline std::string python_with(const std::string& modules) {
   return found;
 }
 
-// What the exception says that comes out of f(); nothing where none does.
+// Calls f(). Returns the message of its exception, or "" if f() does not throw.
 template <class Function>
 std::string error_of(Function f) {
   try {
@@ -71,7 +72,8 @@ std::string error_of(Function f) {
   return "";
 }
 
-// Does f() with what it prints thrown away. No CHECK may be in it: doctest would say nothing, either.
+// Calls f() and discards its output to std::cout. f() must not contain a CHECK, because the output of doctest
+// would be discarded too.
 template <class Function>
 void quietly(Function f) {
   struct Back {
@@ -83,7 +85,7 @@ void quietly(Function f) {
   f();
 }
 
-// A folder that is gone at the end of the test.
+// Temporary folder. The destructor deletes it.
 struct TempDir {
   std::filesystem::path path;
   TempDir() {

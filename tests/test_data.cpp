@@ -576,7 +576,7 @@ TEST_CASE("data: a packing goes on where it was; what is no whole packing of thi
   const auto [done, said] = pack();
   CHECK(done);
   const size_t there = said.find(", ");
-  REQUIRE(has(said, " of them were there"));
+  REQUIRE(has(said, " of them were already packed"));
   CHECK(std::stoi(said.substr(there + 2)) >= 60);
   CHECK(std::stoi(said.substr(there + 2)) < 150);
   const Dataset packed = load_splits(file, "", 0, false, "").train;

@@ -149,7 +149,7 @@ TEST_CASE("demo: folders in folders, patterns, lists; what cannot be read is cou
   CHECK(flat.code == 1);
   CHECK(has(flat.err, "--recursive"));
   const std::string deep = succeed(dir, "demo", demo + "--source tree --recursive --save deep");
-  CHECK(has(deep, "warning: 1 image left out:\n  tree/b/bad.jpg"));
+  CHECK(has(deep, "warning: 1 image skipped:\n  tree/b/bad.jpg"));
   CHECK(has(deep, "3 images in "));
   const std::vector<std::string> all = {"a/train/shapes_1.png", "a/train/shapes_2.png", "b/shapes_1.png"};
   CHECK(files_in(dir / "deep") == all);
@@ -165,12 +165,12 @@ TEST_CASE("demo: folders in folders, patterns, lists; what cannot be read is cou
   write_text(dir / "tree/none.txt", "nowhere.png\n");
   const Outcome none = run(dir, "demo", demo + "--source tree/none.txt");
   CHECK(none.code == 1);
-  CHECK(has(none.err, "error: --source tree/none.txt: none of its images can be read"));
+  CHECK(has(none.err, "error: --source tree/none.txt: no image can be read"));
   // two pictures of one name would share their labels
   fs::copy(dir / "tree/b/shapes_1.png", dir / "tree/b/shapes_1.bmp");
   const Outcome twice = run(dir, "demo", demo + "--source tree/b --txt --save twice");
   CHECK(twice.code == 2);
-  CHECK(has(twice.err, "two images are called shapes_1"));
+  CHECK(has(twice.err, "two images are named shapes_1"));
 }
 
 TEST_CASE("demo: a video stays a video, frame by frame" * starts_programs) {
@@ -266,7 +266,7 @@ TEST_CASE("demo: links in circles, pipes, names that no system knows end or hold
   write_text(dir / "round/list.txt", std::string(6000, 'a') + "\ntrain/shapes_1.png\n");
   const Outcome list = shell(dir, demo + "round/list.txt --save round_list");
   CHECK_MESSAGE(list.code == 0, list.err);
-  CHECK(has(list.out, "1 image left out"));
+  CHECK(has(list.out, "1 image skipped"));
   const Outcome name = shell(dir, demo + std::string(6000, 'a'));
   CHECK(name.code == 1);
   CHECK(has(name.err, "aaa: File name too long; check the path"));

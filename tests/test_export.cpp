@@ -510,11 +510,11 @@ TEST_CASE("export: bad flags and files are refused" * starts_programs) {
     CHECK(lines_of(o.err).size() == 1);
   };
   refused("--out m.onnx --nms --no-decode", 2, "--no-decode");
-  refused("--out m.onnx --conf 0.5", 2, "--conf goes with --nms");
+  refused("--out m.onnx --conf 0.5", 2, "--conf needs --nms");
   refused("--out m.onnx --nms --conf 2", 2, "--conf must be in 0..1");
   refused("--out m.onnx --nms --nms-iou 0", 2, "--nms-iou");
   for (const char* name : {"m.trt", "m.engine", "m"})
-    refused(concat("--out ", name), 2, concat("--out ", name, ": the end of the name"));
+    refused(concat("--out ", name), 2, concat("--out ", name, ": the extension selects the format"));
   refused("--out m.onnx --image absent.jpg", 1, "absent.jpg");
   refused("--out nowhere/m.onnx", 1, "nowhere/m.onnx");
   refused("--out /dev/full/m.onnx", 1, "/dev/full/m.onnx");

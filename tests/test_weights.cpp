@@ -74,11 +74,11 @@ TEST_CASE("weights: get fetches a file, checks it, and leaves it alone when it i
   Fetch p;
   const Outcome first = p.get();
   CHECK_MESSAGE(first.code == 0, first.err);
-  CHECK(has(first.out, "300000 bytes, SHA-256 as it should be"));
+  CHECK(has(first.out, "300000 bytes, SHA-256 is right"));
   CHECK(contents(p.file) == p.bytes);
   CHECK_FALSE(fs::exists(p.file + ".part"));
   p.url = "file:///nowhere";  // not needed
-  CHECK(has(p.get().out, "is here, SHA-256 as it should be"));
+  CHECK(has(p.get().out, "exists, SHA-256 is right"));
   CHECK(p.get("all").code == 0);
   // another file of that name, such as one that was trained here, stays
   write_text(p.file, "mine");
@@ -94,7 +94,7 @@ TEST_CASE("weights: get goes on with half a file, and begins again where it cann
   write_text(p.file + ".part", p.bytes.substr(0, 150000));
   Outcome o = p.get();
   CHECK_MESSAGE(o.code == 0, o.err);
-  CHECK(has(o.out, "going on after 150000 bytes"));
+  CHECK(has(o.out, "resuming after 150000 bytes"));
   CHECK(contents(p.file) == p.bytes);
   fs::rename(p.file, p.file + ".part");  // broke off between the last byte and the name
   p.url = "file:///nowhere";
@@ -123,7 +123,7 @@ TEST_CASE("weights: get goes on with half a file, and begins again where it cann
   o = p.get();
   CHECK(o.code == 1);
   CHECK(has(o.err, "404"));
-  CHECK(has(o.err, p.url + "/yolox_nano.pth cannot be had"));
+  CHECK(has(o.err, p.url + "/yolox_nano.pth cannot be downloaded"));
   CHECK(fs::file_size(p.file + ".part") == 150000);
 }
 
@@ -135,7 +135,7 @@ TEST_CASE("weights: two downloads at the same time leave one correct file" *
   const std::string get = "YOLOX_WEIGHTS_URL=" + p.url + " weights/get yolox-nano";
   const Outcome o = shell(p.dir, "sh -c '" + get + " & " + get + "; a=$?; wait $! && exit $a'");
   CHECK_MESSAGE(o.code == 0, o.err);
-  CHECK(has(o.out, "another weights/get is at work"));
+  CHECK(has(o.out, "another weights/get is running"));
   CHECK(lines_of(contents(p.dir / "server.log")).size() == 1);
   CHECK(contents(p.file) == p.bytes);
 }
@@ -152,11 +152,12 @@ TEST_CASE("weights: get keeps no wrong file under the right name, and says what 
   p.url = "http://127.0.0.1:9";  // nobody is there
   o = p.get();
   CHECK(o.code == 1);
-  CHECK(has(o.err, "no way to http://127.0.0.1:9/yolox_nano.pth: no network here, or it broke off"));
+  CHECK(has(o.err,
+            "cannot download http://127.0.0.1:9/yolox_nano.pth: no network, or the connection was lost"));
   CHECK(has(o.err, "put it here as"));
   CHECK(p.get("yolox-z").code == 2);
   CHECK(p.get("yolox.nano").code == 2);  // no pattern
-  CHECK(has(p.get("yolox-z").err, "'yolox-z' is no official model"));
+  CHECK(has(p.get("yolox-z").err, "'yolox-z' is not an official model"));
   CHECK(p.get("").code == 2);
 }
 
