@@ -147,6 +147,7 @@ void Run::end_step(Training& t, const StepNumbers& numbers, double lr, const Dtr
   }
   RECORD_USER_SCOPE("logging");
   progress->step(step, numbers, lr, plan, device, dtr);
+  if (!profiling() && plan.ends_epoch(t.iteration)) progress->ranks(ranks, device);
 }
 
 bool Run::profile_step(Training& t) {
