@@ -751,7 +751,7 @@ TEST_CASE("two hosts: they train and evaluate as one process; one is lost, and t
   const auto on_host = [&](char host, const std::string& more) {
     return concat("{ ip netns exec y", host, id, " unshare --uts sh -c 'hostname host", host,
                   "; exec " YOLOX_BINARY_DIR "/train ", flags, more,
-                  " --procs 2 --timeout 8 --nodes 2 --node ", host == 'a' ? 0 : 1,
+                  " --procs 2 --timeout 5 --nodes 2 --node ", host == 'a' ? 0 : 1,
                   " --master 10.9.0.1:29500' >", host, ".txt 2>&1; echo code $? >>", host, ".txt; }");
   };
   const std::string path = "export PATH=$PATH:/usr/sbin:/sbin; ";
@@ -776,7 +776,7 @@ TEST_CASE("two hosts: they train and evaluate as one process; one is lost, and t
     usleep(100000);
   setup("ip -n $B link set vb down");
   hosts.join();
-  CHECK_MESSAGE(has(contents(dir / "a.txt"), "(--timeout 8), waiting for rank 2 (hostb, process "),
+  CHECK_MESSAGE(has(contents(dir / "a.txt"), "(--timeout 5), waiting for rank 2 (hostb, process "),
                 contents(dir / "a.txt"));
   CHECK_MESSAGE(has(contents(dir / "b.txt"), "waiting for rank 0 (hosta, process "), contents(dir / "b.txt"));
   for (const char* host : {"a.txt", "b.txt"}) CHECK(has(contents(dir / host), concat("code ", kLostRank)));
