@@ -2,6 +2,7 @@
 // precision (autocast and gradient scaler).
 #pragma once
 #include <ATen/autocast_mode.h>
+#include <ATen/record_function.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -140,6 +141,7 @@ struct Optimizer {
 
   // Updates the parameters with this learning rate. A parameter without a gradient does not change.
   void step(double learning_rate) {
+    RECORD_USER_SCOPE("optimizer");
     torch::NoGradGuard no_grad;
     lr = learning_rate;
     for (size_t g = 0; g < groups.size(); ++g) {
@@ -305,6 +307,7 @@ inline double ema_decay(double decay, int64_t update) {
 // Updates the EMA: target = d x target + (1 - d) x source for every floating-point parameter and buffer.
 // Frozen parameters, the buffers of frozen modules and integer buffers do not change.
 inline void ema_update(torch::nn::Module& target, const torch::nn::Module& source, double d) {
+  RECORD_USER_SCOPE("EMA");
   torch::NoGradGuard no_grad;
   std::vector<Tensor> to, from;
   const auto add = [&](const Tensor& t, const Tensor& s) {

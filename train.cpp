@@ -144,9 +144,8 @@ static int train(int argc, char** argv) {
 
     // Updates weights, EMA and loss scale. After an fp16 overflow, only the loss scale.
     if (numbers.finite()) {
-      marked("optimizer", [&] { t.optimizer.step(lr); });
-      if (config.ema > 0)
-        marked("EMA", [&] { ema_update(*t.ema, *model, ema_decay(config.ema, ++t.ema_updates)); });
+      t.optimizer.step(lr);
+      if (config.ema > 0) ema_update(*t.ema, *model, ema_decay(config.ema, ++t.ema_updates));
     } else {
       ++t.skipped;
     }
