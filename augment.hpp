@@ -37,10 +37,11 @@ namespace yolox {
 // Settings of the augmentation. Without flags, the defaults are those of yolox-s to yolox-x.
 struct AugmentConfig {
   // flags: registers a command-line flag per setting; null: no flags.
-  explicit AugmentConfig(Flags* flags = nullptr) : flags(flags) {}
+  AugmentConfig() = default;
+  explicit AugmentConfig(Flags* flags) : flags(flags) {}
 
  private:
-  Flags* flags;
+  Flags* flags = nullptr;
 
  public:
   double mosaic_prob = recipe(mosaic_prob, "mosaic-prob", 1, "P", "probability of mosaic");
