@@ -1,6 +1,6 @@
-// The folder base/ has what every program needs and no other folder of this project: errors, flags, text,
-// files, threads, random numbers, devices and memory.
-// This file: what main() does around a program, such as exit codes, signal handlers and process limits.
+// The folder base/ has the code that every program needs: errors, flags, text, atomic files, threads, random
+// numbers, devices and memory. It includes no other folder of this project.
+// This file: the frame of main(), with exit codes, signal handlers and process limits.
 #pragma once
 #include <sys/resource.h>
 #include <unistd.h>

@@ -445,7 +445,7 @@ TEST_CASE("dtr: an operation of unknown ways is done once, and is told") {
     CHECK(x[0][0].item<float>() == 100);
   });
   CHECK(times == 1);
-  CHECK(dtr.step().pinned.count("dtr_test::odd: what it writes is not known") == 1);
+  CHECK(dtr.step().pinned.count("dtr_test::odd: it may write to any argument") == 1);
 }
 
 TEST_CASE("f3 dtr: what is overwritten is computed once more where that which overwrites it needs it") {
@@ -536,7 +536,7 @@ TEST_CASE("f3 dtr: a result that comes out otherwise, or not at all, is an error
                 return y.sum();
               });
             }),
-            "yolox::test_op, done again, has laid out its result in another way"));
+            "yolox::test_op, repeated, returned a result with another memory layout"));
   CHECK(dtr_detail::alive == 0);
 
   // What an exception leaves behind and cannot be computed any more does not pass for a tensor.
