@@ -29,9 +29,8 @@
 //   - outputs of operations of the namespace yolox_once: collectives, and operations that update running
 //     statistics,
 //   - inputs and outputs of operations of unknown namespaces, which may write to any of them,
-//   - the storage of empty(), until an operation overwrites all of it, because the program may fill it
-//   through
-//     data_ptr().
+//   - the storage of empty(), until an operation overwrites all of it, because the program may fill the
+//     memory through data_ptr().
 // A pinned storage that a record reads stays alive as long as the record. If the program overwrites the
 // storage, DTR copies the old contents first.
 //
