@@ -1,18 +1,17 @@
-// Pictures and boxes on their way into training: letterbox, colour jitter, flip, mosaic, random affine,
-// mixup.
+// Training augmentation of images and boxes: letterbox, mosaic, random affine, MixUp, HSV jitter, flip.
 //
-// Legend: pictures are BGR, 8 bits a channel (the type Image says so); they become float later, elsewhere.
-//         Boxes are x1, y1, x2, y2 in pixels of the picture they belong to; they speak of pixel edges, so
-//         that a picture W wide spans 0..W. Sizes are cv::Size, width first.
-// Source: YOLOX (arXiv 2107.08430, section 2.1 "strong data augmentation") in the form of its code,
-//         data/data_augment.py and data/datasets/mosaicdetection.py; mosaic is from YOLOv4 (arXiv 2004.10934,
-//         section 3.3), mixup from Zhang et al. (arXiv 1710.09412).
+// Images are BGR, 8 bits per channel (type Image). Boxes are x1, y1, x2, y2 in pixels of their image.
+// Coordinates are pixel edges: an image of width W spans 0..W. Sizes are cv::Size, width first.
 //
-// Numbers are drawn first (draw_sample), pixels follow from them (compose): a draw can be written down,
-// changed, replayed. What a sample shows of each picture is known before the picture is read, so that only
-// this part need be decoded, at the size it will have; it is drawn once, straight to where it ends up. The
-// official order of work (resize, paste, warp, mix, jitter, flip: a picture is resampled up to four times) is
-// in augment_official.hpp.
+// Method: YOLOX (arXiv 2107.08430, section 2.1 "strong data augmentation") as in the official code
+// (data/data_augment.py and data/datasets/mosaicdetection.py). Mosaic: YOLOv4 (arXiv 2004.10934,
+// section 3.3). MixUp: Zhang et al. (arXiv 1710.09412).
+//
+// draw_sample() draws the random parameters, compose() computes the pixels. A draw can therefore be logged,
+// changed and replayed. compose() knows the visible part of each image before it reads the image. It decodes
+// only this part, at the needed resolution, and resamples it once, directly into the sample. The official
+// order of operations (resize, paste, warp, mix, jitter, flip; up to four resamplings) is in
+// data/augment_official.hpp.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -33,15 +32,11 @@
 
 namespace yolox {
 
-// ---- types ----
-
-// ---- random numbers ----
-
 // ---- settings ----
 
-// Without flags, the defaults are those of yolox-s to yolox-x.
+// Settings of the augmentation. Without flags, the defaults are those of yolox-s to yolox-x.
 struct AugmentConfig {
-  // flags: the settings become flags of this program. Null: they are plain numbers.
+  // flags: registers a command-line flag per setting; null: no flags.
   explicit AugmentConfig(Flags* flags = nullptr) : flags(flags) {}
 
  private:
@@ -49,40 +44,40 @@ struct AugmentConfig {
 
  public:
   double mosaic_prob = recipe(mosaic_prob, "mosaic-prob", 1, "P", "probability of mosaic");
-  double mosaic_scale_lo = recipe(mosaic_scale_lo, "mosaic-scale-lo", 0.1, "X", "minimum zoom of a mosaic");
-  double mosaic_scale_hi = recipe(mosaic_scale_hi, "mosaic-scale-hi", 2, "X", "maximum zoom of a mosaic");
+  double mosaic_scale_lo = recipe(mosaic_scale_lo, "mosaic-scale-lo", 0.1, "X", "minimum scale of a mosaic");
+  double mosaic_scale_hi = recipe(mosaic_scale_hi, "mosaic-scale-hi", 2, "X", "maximum scale of a mosaic");
   double degrees =
-      flag(degrees, "degrees", 10.0, "X", "mosaic: maximum rotation, degrees in both directions");
+      flag(degrees, "degrees", 10.0, "X", "mosaic: maximum rotation in degrees, either direction");
   double translate =
       flag(translate, "translate", 0.1, "X", "mosaic: maximum shift as a fraction of the input size");
-  double shear = flag(shear, "shear", 2.0, "X", "mosaic: maximum shear, degrees in both directions");
+  double shear = flag(shear, "shear", 2.0, "X", "mosaic: maximum shear in degrees, either direction");
   double mixup_prob = recipe(mixup_prob, "mixup-prob", 1, "P", "probability of MixUp in a mosaic");
   double mixup_scale_lo =
       flag(mixup_scale_lo, "mixup-scale-lo", 0.5, "X", "MixUp: minimum scale of the second image");
   double mixup_scale_hi =
       flag(mixup_scale_hi, "mixup-scale-hi", 1.5, "X", "MixUp: maximum scale of the second image");
   double hsv_prob = flag(hsv_prob, "hsv-prob", 1.0, "P", "probability of HSV jitter");
-  double hsv_h = flag(hsv_h, "hsv-h", 5.0, "X", "maximum change of hue, in units of 2 degrees");
-  double hsv_s = flag(hsv_s, "hsv-s", 30.0, "X", "maximum change of saturation (0..255)");
-  double hsv_v = flag(hsv_v, "hsv-v", 30.0, "X", "maximum change of brightness (0..255)");
+  double hsv_h = flag(hsv_h, "hsv-h", 5.0, "X", "HSV jitter: maximum change of hue in units of 2 degrees");
+  double hsv_s = flag(hsv_s, "hsv-s", 30.0, "X", "HSV jitter: maximum change of saturation (0..255)");
+  double hsv_v = flag(hsv_v, "hsv-v", 30.0, "X", "HSV jitter: maximum change of value (0..255)");
   double flip_prob = flag(flip_prob, "flip-prob", 0.5, "P", "probability of a horizontal flip");
   bool official_quirks = flag(official_quirks, "official-quirks", false, "",
                               "augment exactly as official YOLOX, bugs included (for comparisons)");
-  int mixup_tries = 20;  // images tried until one has boxes; if none has, the mosaic stays unmixed
+  int mixup_tries = 20;  // candidates for the second image of MixUp; no MixUp if none of them has boxes
 
  private:
-  // A setting, its flag, its default, and its line of help.
+  // Declares a setting: member, flag name, default, argument name, and help text. Returns the default.
   template <class T>
   T flag(T& member, const char* name, const T& value, const char* argument, const char* doc) {
     return flags ? flags->flag(member, "Augmentation", name, value, argument, doc) : value;
   }
-  // A flag whose default is that of the model's recipe; without flags, `value`.
+  // Declares a setting whose default is that of the model's recipe. Returns `value` if there are no flags.
   double recipe(double& member, const char* name, double value, const char* argument, const char* doc) {
     return flags ? flags->flag_recipe(member, "Augmentation", name, argument, doc) : value;
   }
 };
 
-// Throws, naming the setting, if a value makes no sense.
+// Throws std::runtime_error, with the name of the setting, if a value is out of range.
 inline void check_augment_config(const AugmentConfig& c) {
   const auto in = [](const char* name, double value, double lo, double hi) {
     check(value >= lo && value <= hi, "augmentation: ", name, " is ", value, "; give ", lo, " to ", hi);
@@ -92,7 +87,7 @@ inline void check_augment_config(const AugmentConfig& c) {
   in("mosaic_scale_hi", c.mosaic_scale_hi, c.mosaic_scale_lo, 100);
   in("degrees", c.degrees, 0, 180);
   in("translate", c.translate, 0, 1);
-  in("shear", c.shear, 0, 44);  // at 45 along both axes the picture collapses into a line
+  in("shear", c.shear, 0, 44);  // at 45 degrees on both axes the image degenerates to a line
   in("mixup_prob", c.mixup_prob, 0, 1);
   in("mixup_scale_lo", c.mixup_scale_lo, 0.01, 100);
   in("mixup_scale_hi", c.mixup_scale_hi, c.mixup_scale_lo, 100);
@@ -106,40 +101,45 @@ inline void check_augment_config(const AugmentConfig& c) {
 
 // ---- draws ----
 
+// Random parameters of the HSV jitter.
 struct HsvDraw {
-  double h, s, v;  // added to hue (in 2 degrees), saturation and value (of 256), truncated to whole numbers
+  double h, s, v;  // added to hue (units of 2 degrees), saturation and value (0..255); truncated to integers
 };
 
+// Random parameters of the affine transformation.
 struct AffineDraw {
-  double angle;             // degrees, positive turns anticlockwise
-  double scale;             // zoom
+  double angle;             // degrees, anticlockwise
+  double scale;             // scale factor
   double shear_x, shear_y;  // degrees
-  double shift_x, shift_y;  // in parts of the output's width and height
+  double shift_x, shift_y;  // fractions of the output width and height
 };
 
+// Random parameters of mosaic.
 struct MosaicDraw {
-  cv::Point centre;                   // where the four pictures meet, on a canvas of twice the network size
-  std::array<std::size_t, 3> others;  // top right, bottom left, bottom right; top left is the sample itself
+  cv::Point centre;                   // common corner of the four images, on a canvas of twice the input size
+  std::array<std::size_t, 3> others;  // top right, bottom left, bottom right; the sample is top left
   AffineDraw affine;
 };
 
+// Random parameters of MixUp.
 struct MixupDraw {
-  double scale;      // zoom of the picture mixed in
-  bool flip;         // mirror it
-  cv::Point offset;  // corner of the part that is used, where it is larger than the network size
-  std::vector<std::size_t> candidates;  // the first one that has boxes is taken
+  double scale;      // scale of the second image
+  bool flip;         // horizontal flip of the second image
+  cv::Point offset;  // top left corner of the crop, if the second image exceeds the input size
+  std::vector<std::size_t> candidates;  // the first candidate with boxes is the second image
 };
 
+// Random parameters of HSV jitter and flip.
 struct ColourFlipDraw {
   std::optional<HsvDraw> hsv;
   bool flip = false;
 };
 
-// All that chance decides about one training sample.
+// All random parameters of one training sample.
 struct SampleDraw {
   std::size_t index;
   std::optional<MosaicDraw> mosaic;
-  std::optional<MixupDraw> mixup;  // only ever with mosaic
+  std::optional<MixupDraw> mixup;  // only with mosaic
   ColourFlipDraw colour_flip;
 };
 
@@ -148,7 +148,7 @@ inline HsvDraw draw_hsv(Rng& rng, const AugmentConfig& c) {
     const double value = rng.uniform(-range, range);
     return rng.bernoulli(0.5) ? value : 0.0;
   };
-  return {gain(c.hsv_h), gain(c.hsv_s), gain(c.hsv_v)};  // in this order: the language says so for braces
+  return {gain(c.hsv_h), gain(c.hsv_s), gain(c.hsv_v)};  // braces: evaluated from left to right
 }
 
 inline AffineDraw draw_affine(Rng& rng, const AugmentConfig& c) {
@@ -157,7 +157,7 @@ inline AffineDraw draw_affine(Rng& rng, const AugmentConfig& c) {
           rng.uniform(-c.translate, c.translate), rng.uniform(-c.translate, c.translate)};
 }
 
-// n: number of pictures to choose from; size: of the network.
+// n: number of images in the data set. size: input size of the network.
 inline MosaicDraw draw_mosaic(Rng& rng, const AugmentConfig& c, std::size_t n, cv::Size size) {
   MosaicDraw d;
   d.centre.y = static_cast<int>(rng.uniform(0.5 * size.height, 1.5 * size.height));
@@ -167,7 +167,7 @@ inline MosaicDraw draw_mosaic(Rng& rng, const AugmentConfig& c, std::size_t n, c
   return d;
 }
 
-// The picture mixed in, letterboxed to the network size and zoomed: at least a pixel each way.
+// Returns the size of the second image of MixUp after letterbox and scaling, at least 1 x 1.
 inline cv::Size mixup_size(cv::Size size, double scale) {
   return {std::max(1, static_cast<int>(size.width * scale)),
           std::max(1, static_cast<int>(size.height * scale))};
@@ -184,11 +184,12 @@ inline MixupDraw draw_mixup(Rng& rng, const AugmentConfig& c, std::size_t n, cv:
   return d;
 }
 
-// Depends on the numbers given and on nothing that the data holds. mosaic_phase: false in the last epochs,
-// which see whole pictures only (no mosaic, no mixup).
+// Draws the random parameters of sample `index` out of n. Depends only on the arguments, not on the contents
+// of the data set. mosaic_phase: false in the last epochs, which have neither mosaic nor MixUp. Throws
+// std::runtime_error if index >= n.
 inline SampleDraw draw_sample(Rng& rng, const AugmentConfig& c, std::size_t n, std::size_t index,
                               cv::Size size, bool mosaic_phase) {
-  check(index < n, "sample ", index, " of ", n, " was asked for; is the sampler made for this data set?");
+  check(index < n, "sample index ", index, " is out of range: the data set has ", n, " images");
   SampleDraw d{index, {}, {}, {}};
   if (mosaic_phase && rng.bernoulli(c.mosaic_prob)) {
     d.mosaic = draw_mosaic(rng, c, n, size);
@@ -199,11 +200,11 @@ inline SampleDraw draw_sample(Rng& rng, const AugmentConfig& c, std::size_t n, s
   return d;
 }
 
-// ---- places ----
+// ---- transformations ----
 
-// Rotation, zoom, shear and shift: from positions on the canvas to positions in the output, both in pixel
-// edges. Rotation and zoom are about the canvas' top left corner, not its centre: odd, but the official
-// accuracy was reached so.
+// Returns the affine matrix (rotation, scale, shear, shift) from canvas to output coordinates, both in pixel
+// edges. Rotation and scale are about the top left corner of the canvas, not about its centre, because the
+// official code does the same and reached the published accuracy with it.
 inline cv::Matx23d affine_matrix(const AffineDraw& d, cv::Size size) {
   const auto radians = [](double degrees) { return degrees * CV_PI / 180; };
   const double a = d.scale * std::cos(radians(d.angle)), b = d.scale * std::sin(radians(d.angle));
@@ -212,13 +213,14 @@ inline cv::Matx23d affine_matrix(const AffineDraw& d, cv::Size size) {
           shear_x * a - b, shear_x * b + a, d.shift_y * size.height};
 }
 
-// An affine map, for positions in pixel edges.
+// Affine transformation of coordinates in pixel edges.
 struct Map {
   cv::Matx23d m{1, 0, 0, 0, 1, 0};
   cv::Point2d operator()(double x, double y) const {
     return {m(0, 0) * x + m(0, 1) * y + m(0, 2), m(1, 0) * x + m(1, 1) * y + m(1, 2)};
   }
-  Map then(const Map& n) const {  // first this one
+  // Returns the composition: first this transformation, then n.
+  Map then(const Map& n) const {
     const auto full = [](const cv::Matx23d& a) {
       return cv::Matx33d(a(0, 0), a(0, 1), a(0, 2), a(1, 0), a(1, 1), a(1, 2), 0, 0, 1);
     };
@@ -229,7 +231,7 @@ struct Map {
     cv::invertAffineTransform(m, out);
     return {out};
   }
-  // The upright box around the four corners.
+  // Returns the axis-aligned bounding box of the transformed rectangle.
   cv::Rect2d around(const cv::Rect2d& r) const {
     const auto a = (*this)(r.x, r.y), b = (*this)(r.x + r.width, r.y), c = (*this)(r.x, r.y + r.height),
                d = (*this)(r.x + r.width, r.y + r.height);
@@ -241,19 +243,20 @@ struct Map {
 inline Map scale_shift(Scale scale, double dx, double dy) { return {{scale.x, 0, dx, 0, scale.y, dy}}; }
 inline Map mirror(double width) { return {{-1, 0, width, 0, 1, 0}}; }
 
-// A picture on a canvas (scaled and shifted only, perhaps mirrored), and the canvas in the sample.
+// Position of an image in the sample.
 struct Placing {
-  Map canvas_of_picture, sample_of_canvas;
-  cv::Rect2d canvas;  // what is outside of it is not shown
+  Map canvas_of_picture;  // image to canvas: scale, shift and flip only
+  Map sample_of_canvas;   // canvas to sample
+  cv::Rect2d canvas;      // the image is clipped to this rectangle
 };
 
-// ---- the whole ----
+// ---- samples ----
 
 namespace augment_detail {
 
 inline cv::Rect2d whole(cv::Size size) { return {0, 0, double(size.width), double(size.height)}; }
 
-// Draws a picture as placed, and adds its boxes. Throws what pictures.piece() throws.
+// Draws an image into the sample and appends its boxes, clipped. Throws what pictures.piece() throws.
 template <class Pictures>
 void place(const Pictures& pictures, std::size_t index, const Placing& p, Sample& sample) {
   const cv::Size size = pictures.size(index);
@@ -266,7 +269,8 @@ void place(const Pictures& pictures, std::size_t index, const Placing& p, Sample
   if (!needed.empty()) {
     const cv::Matx23d& m = sample_of_picture.m;
     const double zoom = std::sqrt(std::abs(m(0, 0) * m(1, 1) - m(0, 1) * m(1, 0)));
-    const double margin = 2 / std::min(zoom, 1.0);  // what bilinear looks at beside it
+    const double margin =
+        2 / std::min(zoom, 1.0);  // pixels that bilinear interpolation reads outside of `needed`
     const int x1 = std::max(0, int(std::floor(needed.x - margin))), y1 = std::max(0, int(needed.y - margin));
     const int x2 = int(std::min<double>(size.width, std::ceil(needed.x + needed.width + margin)));
     const int y2 = int(std::min<double>(size.height, std::ceil(needed.y + needed.height + margin)));
@@ -282,7 +286,7 @@ void place(const Pictures& pictures, std::size_t index, const Placing& p, Sample
   }
 }
 
-// f(index), or where that throws ImageError, f of the picture that pictures.instead_of() names.
+// Returns f(index). If f throws ImageError, retries with the image that pictures.instead_of() returns.
 template <class Pictures, class F>
 auto with_usable(const Pictures& pictures, std::size_t index, const F& f) {
   for (std::size_t tries = 1;; ++tries) {
@@ -296,16 +300,18 @@ auto with_usable(const Pictures& pictures, std::size_t index, const F& f) {
 
 }  // namespace augment_detail
 
-// A training sample from what was drawn for it, its picture drawn into sample.image, which has the size of
-// the network. Boxes more than a pixel wide and high stay. `pictures` has these functions:
+// Composes a training sample from its draw. Draws into sample.image, whose size must be the input size, and
+// overwrites sample.boxes. Drops boxes of at most one pixel in width or height. `pictures` needs these
+// functions:
 //
-//   size(i) -> cv::Size: known without reading the picture
+//   size(i) -> cv::Size: size of image i; does not read the file
 //
-//   boxes(i) -> const std::vector<Box>&: in its pixels
+//   boxes(i) -> const std::vector<Box>&: boxes in pixels of image i
 //
-//   piece(i, part, scale) -> Piece: that part of its pixels with at least `scale` of their resolution
+//   piece(i, part, scale) -> Piece: the pixels of rectangle `part`, at `scale` times the resolution or more
 //
-//   instead_of(i, error, tries) -> index: the picture to take as piece() threw this ImageError; or throws
+//   instead_of(i, error, tries) -> index: replacement for image i after piece() threw this ImageError; may
+//   throw
 template <class Pictures>
 void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
   const cv::Size size = sample.image.size();
@@ -321,15 +327,16 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
   sample.boxes.clear();
 
   cv::Rect jittered({0, 0}, size);
-  if (!draw.mosaic) {  // mirrored and jittered before the grey border is added, as evaluation's border is
-                       // never touched
+  if (!draw.mosaic) {
+    // Flip and jitter exclude the grey border, because evaluation has the same border at the same place.
     place(draw.index, sample, [&](std::size_t i) {
       const Fit to = fitted(i);
       jittered = {{0, 0}, to.size};
       const Map mirrored = draw.colour_flip.flip ? mirror(to.size.width) : Map{};
       return Placing{scale_shift(to.scale, 0, 0).then(mirrored), Map{}, augment_detail::whole(size)};
     });
-  } else {  // four around the centre of a canvas of twice the size, each fitted into `size`
+  } else {
+    // Four images, each letterboxed to `size`, around the mosaic centre on a canvas of twice the size.
     const auto& [centre, others, affine] = *draw.mosaic;
     const std::array<std::size_t, 4> tiles{draw.index, others[0], others[1], others[2]};
     const Map sample_of_canvas = Map{affine_matrix(affine, size)}.then(flipped);
@@ -343,8 +350,8 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
     }
   }
 
-  if (draw.mixup) {  // the mean with another picture: fitted, zoomed with its grey border, maybe mirrored,
-                     // cut at `offset`
+  if (draw.mixup) {
+    // Blends with a second image: letterboxed, scaled with its border, flipped, cropped at `offset`.
     const MixupDraw& mix_in = *draw.mixup;
     const auto found = std::find_if(mix_in.candidates.begin(), mix_in.candidates.end(),
                                     [&](std::size_t i) { return !pictures.boxes(i).empty(); });

@@ -1,4 +1,4 @@
-// The flags of ./train: every hyper-parameter with its default, what they may be, and what follows from them.
+// The flags of ./train: all hyper-parameters with defaults, checks, and derived settings.
 #pragma once
 #include <unistd.h>
 
@@ -21,11 +21,10 @@
 
 namespace yolox {
 
-// The flags of ./train. A hyper-parameter is one line: its member, its flag, its default, and its line of
-// help.
+// The flags of ./train. Each hyper-parameter is one declaration: member, flag, default and help text.
 struct Config : Flags {
   std::string data = flag(data, "Data", "data", "shapes", "DIR|FILE|shapes",
-                          "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes: drawn scenes");
+                          "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes = built-in scenes");
   std::string split = flag(split, "Data", "split", "", "NAME", "split to evaluate on [val]");
   int workers = flag(workers, "Data", "workers", 2, "N", "threads that load and augment images");
   std::string cache =
@@ -40,7 +39,7 @@ struct Config : Flags {
                                   "resume the run in this folder; the newest run if no folder is given");
   std::string preproc =
       flag(preproc, "Model", "preproc", "auto", "auto|bgr|legacy",
-           "pixels of the weights: BGR 0..255, or RGB mean/std of YOLOX 0.1.0; auto: as the file says");
+           "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the weights");
 
   std::string size =
       flag(size, "Training", "size", "", "N|HxW", "input size in pixels [416 or 640, by model]");
@@ -55,10 +54,10 @@ struct Config : Flags {
   double min_lr_ratio = flag(min_lr_ratio, "Training", "min-lr-ratio", 0.05, "X",
                              "final learning rate as a fraction of the initial one");
   int warmup_epochs = flag(warmup_epochs, "Training", "warmup-epochs", 5, "N",
-                           "epochs of learning rate warm-up; fewer in runs of less than 100 epochs");
+                           "epochs of learning rate warm-up; fewer if --epochs is below 100");
   int no_aug_epochs =
       flag(no_aug_epochs, "Training", "no-aug-epochs", 15, "N",
-           "last epochs without mosaic and MixUp, with L1 loss; fewer in runs of less than 150 epochs");
+           "last epochs without mosaic and MixUp, with L1 loss; fewer if --epochs is below 150");
   double weight_decay = flag(weight_decay, "Training", "weight-decay", 5e-4, "X",
                              "weight decay of convolution weights (not of biases and batch norms)");
   std::string freeze = flag(freeze, "Training", "freeze", "", "PART,...",
@@ -66,8 +65,8 @@ struct Config : Flags {
   double clip = flag(clip, "Training", "clip", 10.0, "X", "clip the gradient norm to X; 0 = off");
   double ema = flag(ema, "Training", "ema", 0.9998, "X", "EMA decay; 0 = off");
   std::string amp = flag(amp, "Training", "amp", "off", "off|fp16|bf16|fp64",
-                         "mixed precision; fp64: train in float64, to compare runs");
-  bool multiscale = flag(multiscale, "Training", "multiscale", true, "", "train at the input size only");
+                         "mixed precision; fp64 = train in float64 (for comparisons)");
+  bool multiscale = flag(multiscale, "Training", "multiscale", true, "", "do not use multi-scale training");
   int64_t seed =
       flag(seed, "Training", "seed", int64_t{0}, "N", "random seed of weights, data order and augmentation");
   bool deterministic = flag(deterministic, "Training", "deterministic", false, "",
@@ -79,16 +78,17 @@ struct Config : Flags {
 
   int accum = flag(accum, "Memory", "accum", 1, "N", "gradient accumulation: split each batch into N parts");
   std::string dtr = flag(dtr, "Memory", "dtr", "off", "off|GB|auto",
-                         "memory budget of DTR, which evicts and recomputes activations; auto: what is free");
-  double dtr_slowdown = flag(dtr_slowdown, "Memory", "dtr-slowdown", 1.3, "X",
-                             "maximum slowdown by DTR of the batch size that --bs auto finds");
+                         "DTR: evict and rematerialise activations to stay within GB; auto = free memory");
+  double dtr_slowdown =
+      flag(dtr_slowdown, "Memory", "dtr-slowdown", 1.3, "X", "--bs auto: maximum slowdown by DTR");
   bool dtr_trace =
-      flag(dtr_trace, "Memory", "dtr-trace", false, "", "draw the memory of one step to dtr_trace.png");
+      flag(dtr_trace, "Memory", "dtr-trace", false, "", "plot the memory of one iteration to dtr_trace.png");
 
   int gpus = flag(gpus, "Ranks", "gpus", 0, "N", "train on N GPUs of this machine, one rank per GPU");
   int procs = flag(procs, "Ranks", "procs", 0, "N", "train on the CPU with N ranks");
-  int nodes = flag(nodes, "Ranks", "nodes", 1, "N", "number of machines; each has the same number of ranks");
-  int node = flag(node, "Ranks", "node", 0, "I", "index of this machine, from 0");
+  int nodes =
+      flag(nodes, "Ranks", "nodes", 1, "N", "number of nodes (machines), each with the same number of ranks");
+  int node = flag(node, "Ranks", "node", 0, "I", "index of this node, from 0");
   std::string master = flag(master, "Ranks", "master", "", "HOST:PORT",
                             "address of node 0 and a free port (MASTER_ADDR:MASTER_PORT)");
   bool sync_bn = flag(sync_bn, "Ranks", "sync-bn", true, "", "do not use SyncBN");
@@ -96,29 +96,29 @@ struct Config : Flags {
       flag(compress, "Ranks", "compress", "off", "off|fp16|bf16", "all-reduce gradients in fp16 or bf16");
   double timeout =
       flag(timeout, "Ranks", "timeout", 600.0, "X", "seconds before a missing rank ends the run");
-  int restarts = flag(restarts, "Ranks", "restarts", 0, "N", "resume up to N times after a rank has failed");
+  int restarts = flag(restarts, "Ranks", "restarts", 0, "N", "resume up to N times after a rank failed");
 
   std::string aug =
-      flag(aug, "Augmentation", "aug", "default", "default|none", "augmentation; none: letterbox only");
-  AugmentConfig augment{this};  // the other flags of this group: augment.hpp
+      flag(aug, "Augmentation", "aug", "default", "default|none", "augmentation; none = letterbox only");
+  AugmentConfig augment{this};  // the other flags of this group, see augment.hpp
 
   std::string out = flag(out, "Output", "out", "", "DIR", "run folder [runs/MODEL-DATA]");
   int eval_interval = flag(eval_interval, "Output", "eval-interval", 10, "N",
-                           "evaluate every N epochs, and every epoch of the last ones; 0 = off");
+                           "evaluate every N epochs, and every epoch without mosaic; 0 = off");
   double save_minutes = flag(save_minutes, "Output", "save-minutes", 10.0, "X",
-                             "save last.pth every X minutes within an epoch; 0 = off");
+                             "save last.pth every X minutes, also within an epoch; 0 = off");
   int keep = flag(keep, "Output", "keep", 1, "N", "number of older checkpoints kept beside last.pth");
-  int patience =
-      flag(patience, "Output", "patience", 0, "N", "stop after N evaluations without a better AP; 0 = off");
+  int patience = flag(patience, "Output", "patience", 0, "N",
+                      "early stopping after N evaluations without a better AP; 0 = off");
   double conf = flag(conf, "Output", "conf", 0.01, "P", "minimum score of a detection in evaluation");
   double nms = flag(nms, "Output", "nms", 0.65, "IOU", "NMS IoU threshold in evaluation");
   bool profile =
-      flag(profile, "Output", "profile", false, "", "time the parts of 20 steps, write trace.json, and end");
+      flag(profile, "Output", "profile", false, "", "profile 20 iterations, write trace.json, and stop");
   bool debug = flag(debug, "Output", "debug", false, "",
-                    "check every box, and find the operation that makes a NaN; slow");
+                    "check all boxes, and report the operation that produces a NaN; slow");
 };
 
-// Bytes of --dtr GB; infinity: auto, 0: off.
+// Returns the DTR budget in bytes: infinity for auto, 0 for off. Throws UsageError if --dtr is invalid.
 inline double dtr_bytes(const Config& c) {
   if (c.dtr == "off") return 0;
   if (c.dtr == "auto") return std::numeric_limits<double>::infinity();
@@ -129,12 +129,13 @@ inline double dtr_bytes(const Config& c) {
   return 1e9 * gb;
 }
 
+// Throws UsageError if a flag of DTR is invalid.
 inline void check_dtr(const Config& c) {
   const bool on = dtr_bytes(c) > 0;
   usage_check(c.dtr_slowdown >= 1 && c.dtr_slowdown <= 100, "--dtr-slowdown must be in 1..100, got ",
               c.dtr_slowdown);
   usage_check(on || !c.was_given("dtr-slowdown"), "--dtr-slowdown needs --dtr");
-  usage_check(on || !c.dtr_trace, "--dtr-trace needs --dtr: GB, or auto");
+  usage_check(on || !c.dtr_trace, "--dtr-trace needs --dtr GB or --dtr auto");
 }
 
 // Throws UsageError if a setting is out of range. Call fill_in() first.
@@ -171,7 +172,7 @@ inline void check_config(const Config& c) {
   at_least("eval-interval", c.eval_interval, 0);
   at_least("seed", double(c.seed), 0);
   usage_check(c.warmup_epochs + c.no_aug_epochs <= c.epochs, "--warmup-epochs ", c.warmup_epochs,
-              " and --no-aug-epochs ", c.no_aug_epochs, " do not fit into --epochs ", c.epochs);
+              " plus --no-aug-epochs ", c.no_aug_epochs, " exceeds --epochs ", c.epochs);
   in("gpus", c.gpus, 0, 1024);
   in("procs", c.procs, 0, 1024);
   in("nodes", c.nodes, 1, 65536);
@@ -181,8 +182,7 @@ inline void check_config(const Config& c) {
   usage_check(c.gpus == 0 || c.procs == 0, "--gpus and --procs exclude each other");
   const size_t colon = c.master.rfind(':');
   const int port = colon == std::string::npos ? 0 : std::atoi(c.master.c_str() + colon + 1);
-  usage_check(c.nodes == 1 || !c.master.empty(),
-              "--nodes needs --master HOST:PORT, the same on all machines");
+  usage_check(c.nodes == 1 || !c.master.empty(), "--nodes needs --master HOST:PORT, the same on all nodes");
   usage_check(c.master.empty() || (colon > 0 && port > 0 && port < 65536),
               "--master takes HOST:PORT, such as node0:29500, got '", c.master, "'");
   in("min-lr-ratio", c.min_lr_ratio, 0, 1);
@@ -202,7 +202,7 @@ inline void check_config(const Config& c) {
   }
 }
 
-// Fills in what follows from the other settings: the recipe of the model, and the phases of a short run.
+// Fills in the derived settings: the recipe of the model, and the warm-up and no-aug epochs of a short run.
 inline void fill_in(Config& c) {
   const Recipe recipe = model_size(c.model).recipe;
   const auto fill = [](double& value, double of_recipe) {
@@ -213,13 +213,13 @@ inline void fill_in(Config& c) {
   fill(c.augment.mosaic_scale_hi, recipe.mosaic_scale_hi);
   fill(c.augment.mixup_prob, recipe.mixup_prob);
   if (!c.resume.empty()) return;
-  // The official 5 epochs of warm-up and 15 without augmentation are for 300; a short run gets its share.
+  // The official 5 warm-up epochs and 15 no-aug epochs are for 300 epochs. A shorter run has fewer.
   if (!c.was_given("warmup-epochs"))
     c.warmup_epochs = std::min(c.warmup_epochs, std::max(c.epochs / 20, c.epochs < 3 ? 0 : 1));
   if (!c.was_given("no-aug-epochs")) c.no_aug_epochs = std::min(c.no_aug_epochs, c.epochs / 10);
 }
 
-// The GPU that has the number of the rank on its machine, or the only one that it was given, or the CPU.
+// Returns the device of this rank: the GPU with the index local_rank, the only visible GPU, or the CPU.
 inline torch::Device device_of(const Config& c, const Place& place) {
   const bool several = place.world > 1 || c.gpus > 0;
   if (c.procs > 0 || !several || c.device == "cpu") return parse_device(c.procs > 0 ? "cpu" : c.device);
@@ -227,33 +227,34 @@ inline torch::Device device_of(const Config& c, const Place& place) {
   return parse_device(concat("cuda:", torch::cuda::device_count() == 1 ? 0 : place.local_rank));
 }
 
-// "runs/x/" -> "/home/me/runs/x"
+// Returns the absolute path without a final slash: "runs/x/" -> "/home/me/runs/x".
 inline fs::path without_slash(const std::string& text) {
   const fs::path path = fs::absolute(text).lexically_normal();
   return path.has_filename() ? path : path.parent_path();
 }
 
-// What a run is named after: the last part of --data.
+// Returns the name of the data set in run folder names: the last part of --data without extension.
 inline std::string data_name(const std::string& data) {
   return without_slash(data.substr(0, data.find(','))).stem().string();
 }
 
-// Each rank has the same share of a batch.
+// Throws UsageError if the batch size is not divisible by the number of ranks, or --accum exceeds the images
+// per rank.
 inline void check_shares(const Config& c, int ranks) {
-  usage_check(c.bs % ranks == 0, "--bs ", c.bs, " is shared by all ", ranks,
-              " ranks and does not divide by them; give ", std::max(1, c.bs / ranks) * ranks, " or ",
-              (c.bs / ranks + 1) * ranks);
-  usage_check(c.bs == 0 || c.accum <= c.bs / ranks, "--accum ", c.accum, ": a rank has ", c.bs / ranks,
-              " images of a step, which cannot be done in more parts");
+  usage_check(c.bs % ranks == 0, "--bs ", c.bs, " is not divisible by the ", ranks, " ranks; give ",
+              std::max(1, c.bs / ranks) * ranks, " or ", (c.bs / ranks + 1) * ranks);
+  usage_check(c.bs == 0 || c.accum <= c.bs / ranks, "--accum ", c.accum, " is too large: each rank has only ",
+              c.bs / ranks, " images per iteration");
 }
 
-// The ranks that this process has to start. None: it trains itself, alone or as one of them. given: the flags
-// of the command line.
+// Returns the ranks that this process must start; empty if this process trains, alone or as a rank. given:
+// the flags of the command line. Throws UsageError if a flag of the launcher is invalid here.
 inline std::optional<Launch> to_launch(Config& config, const Flags& given, const Place& place) {
   if (place.given()) {
     for (const char* name : {"gpus", "procs", "nodes", "node", "master", "restarts"})
       usage_check(!given.was_given(name), "--", name, " starts ranks, but this process already is one of ",
-                  place.world, ", by torchrun or srun; leave it out, or start one process a machine");
+                  place.world,
+                  " ranks of torchrun or srun; leave the flag out, or start one process per node");
     config.gpus = config.procs = 0;
   }
   const Launch here{std::max({1, config.gpus, config.procs}), config.nodes, config.node, config.master,
@@ -263,19 +264,19 @@ inline std::optional<Launch> to_launch(Config& config, const Flags& given, const
   if (is_rank || (here.ranks * here.nodes == 1 && here.restarts == 0)) return {};
   usage_check(config.gpus <= int(torch::cuda::device_count()), "--gpus ", config.gpus, ": there are ",
               int(torch::cuda::device_count()),
-              " GPUs here that this build can use; see nvidia-smi, or train on the CPU with --procs ",
+              " GPUs here that this build can use; check nvidia-smi, or train on the CPU with --procs ",
               config.gpus);
   return here;
 }
 
-// The input size: --size, or that of the model.
+// Returns the input size: --size, or the default of the model.
 inline ImageSize base_size(const Config& c) {
   if (!c.size.empty()) return parse_size(c.size);
   const int side = model_size(c.model).input;
   return {side, side};
 }
 
-// Images wait in memory as three batches.
+// Throws std::runtime_error if the three batches that the loader keeps exceed half of the machine's memory.
 inline void check_room_for_batches(const Config& c) {
   const ImageSize size = base_size(c);
   const double bytes = 3.0 * c.bs * size.height * size.width * 3,
@@ -284,16 +285,18 @@ inline void check_room_for_batches(const Config& c) {
         short_bytes(bytes), " of the machine's ", short_bytes(memory));
 }
 
+// Returns the settings of multi-scale training. ranks: world size.
 inline MultiScale multi_scale(const Config& c, ImageSize base, int ranks) {
   const Recipe recipe = model_size(c.model).recipe;
   MultiScale sizes{base, recipe.smaller, recipe.larger, c.seed};
   if (!c.multiscale) sizes.less = sizes.more = 0;
-  // A batch norm needs more than one value a channel.
+  // A batch norm needs more than one value per channel. A batch of one image therefore needs a height of at
+  // least 64 pixels.
   if (c.bs / (c.accum * (c.sync_bn ? 1 : ranks)) < 2) sizes.smallest = 2;
   return sizes;
 }
 
-// What a checkpoint keeps of the settings: all that a run is made of, not how it was called this time.
+// Returns the settings that a checkpoint stores: all but those of one call only, such as --profile.
 inline Settings settings_of(const Flags& flags) {
   Settings kept;
   const std::set<std::string> of_the_call{"resume", "profile", "dtr-trace", "debug",
@@ -303,31 +306,33 @@ inline Settings settings_of(const Flags& flags) {
   return kept;
 }
 
-// Of --amp and --compress.
+// Returns the dtype for a value of --amp or --compress; float32 for off.
 inline at::ScalarType type_of(const std::string& name) {
   return name == "fp16" ? torch::kHalf : name == "bf16" ? torch::kBFloat16 : torch::kFloat;
 }
 
-// What follows from the settings and the data: the length of the run, and what each step is.
+// The course of a run, derived from settings and data set. Iterations count from 0.
 struct Plan {
-  int64_t batch, per_epoch, epochs, iters;  // images per step, steps per epoch, epochs, steps of the run
-  int64_t share = 0;                        // images of a step that belong to this rank
-  int64_t no_aug_from = 0;                  // from this step on: no mosaic and MixUp, with L1 loss
-  int64_t eval_interval = 0;                // epochs; 0: no evaluation
-  Schedule schedule = {};                   // of the learning rate
-  MultiScale sizes = {};                    // input size of each step
+  int64_t batch;              // total batch size over all ranks
+  int64_t per_epoch;          // iterations per epoch
+  int64_t epochs, iters;      // epochs and iterations of the run
+  int64_t share = 0;          // batch size of this rank
+  int64_t no_aug_from = 0;    // first iteration without mosaic and MixUp, with L1 loss
+  int64_t eval_interval = 0;  // epochs; 0: no evaluation
+  Schedule schedule = {};     // learning rate
+  MultiScale sizes = {};      // input size of each iteration
 
   int64_t epoch_of(int64_t step) const { return step / per_epoch + 1; }  // from 1
-  // True if an epoch, or the run, ends after so many steps.
+  // Returns true if an epoch, or the run, ends after this number of iterations.
   bool ends_epoch(int64_t steps) const { return steps % per_epoch == 0 || steps == iters; }
-  // True if the model is evaluated after so many steps, which end an epoch.
+  // Returns true if the model is evaluated after this number of iterations. Call it at the end of an epoch.
   bool evaluates_after(int64_t steps) const {
     return eval_interval > 0 &&
            (steps == iters || epoch_of(steps - 1) % eval_interval == 0 || steps > no_aug_from);
   }
 };
 
-// images: in the data set. ranks: in all. base: the input size.
+// Returns the plan of a run. images: number of training images. ranks: world size. base: input size.
 inline Plan plan_of(const Config& c, int64_t images, int ranks, ImageSize base) {
   Plan plan{c.bs, (images + c.bs - 1) / c.bs, c.epochs, 0};
   plan.iters = plan.per_epoch * plan.epochs;
@@ -342,7 +347,8 @@ inline Plan plan_of(const Config& c, int64_t images, int ranks, ImageSize base) 
   return plan;
 }
 
-// What all ranks have to have been told; where data lies and how it is read may differ by machine.
+// Returns the settings that must be equal on all ranks. Paths, --workers, --cache and --device may differ
+// between machines.
 inline Settings common_settings(const Config& config, const Dataset& data, size_t evaluated, int64_t step,
                                 torch::Device device) {
   const std::set<std::string> of_machine{"data", "weights", "out", "workers", "cache", "device"};

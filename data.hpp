@@ -1,7 +1,4 @@
-// From data sets to batches: samples for training and evaluation, a loader whose threads live as long as it
-// does, and the way to the device.
-//
-// B images in a batch, H W height and width of the network's input, G objects in an image.
+// The items that the data loader produces, for training and for evaluation.
 #pragma once
 #include <torch/torch.h>
 
@@ -25,7 +22,8 @@
 
 namespace yolox {
 
-// The order of the images in one pass over n of them: drawn from (seed, pass) alone.
+// Returns the permutation of n images for one epoch (`pass`, from 0). Depends only on (seed, pass), not on
+// the number of threads or ranks.
 inline std::vector<int64_t> permutation(int64_t n, uint64_t seed, uint64_t pass) {
   Rng rng(seed, pass, ~uint64_t{0});
   std::vector<int64_t> order(n);
@@ -34,12 +32,14 @@ inline std::vector<int64_t> permutation(int64_t n, uint64_t seed, uint64_t pass)
   return order;
 }
 
-// Items for training: an endless stream of passes over the data, each in an order of its own; batches are
-// always full and run on from one pass into the next. mosaic_at(position) says if mosaic and mixup are on
-// there. An image that cannot be used is noted, and the next one takes its place.
+// Returns a function that makes the training items: an endless stream, in which each epoch is a new
+// permutation. A batch may span two epochs, so that every batch is full. augmented: apply augmentation;
+// otherwise letterbox only. mosaic_at(position): true if mosaic and MixUp are on at this position of the
+// stream. An unreadable image is added to data.problems and replaced by the next image. The function may be
+// called from several threads.
 inline Loader::Make training_items(const Dataset& data, uint64_t seed, const AugmentConfig& augment,
                                    bool augmented, std::function<bool(int64_t)> mosaic_at) {
-  struct Orders {  // of the two latest passes: batches at a seam need both
+  struct Orders {  // permutations of the two latest epochs, because a batch may span both
     std::mutex mutex;
     std::map<int64_t, std::vector<int64_t>> of_pass;
   };
@@ -75,8 +75,9 @@ inline Loader::Make training_items(const Dataset& data, uint64_t seed, const Aug
   };
 }
 
-// Items for evaluation: record by record, letterboxed. An image that cannot be used is noted and has index
-// -1; of a strict data set it is an error.
+// Returns a function that makes the evaluation items: the images in order of the records, letterboxed. An
+// unreadable image is added to data.problems and gets index -1. In a strict data set, the function throws
+// ImageError instead.
 inline Loader::Make evaluation_items(const Dataset& data) {
   return [&data](int64_t position, Image& image) {
     try {
@@ -92,8 +93,9 @@ inline Loader::Make evaluation_items(const Dataset& data) {
   };
 }
 
-// The same items, but each box is looked at before a device sees it (--debug). Throws naming the image.
-// empty: boxes without an area are as they should be; official augmentation leaves some.
+// Wraps `make` and checks each box of its items (--debug). The wrapper throws std::runtime_error, with the
+// name of the image, if a box lies outside of the image, has an unknown class or no area. empty: boxes
+// without area are allowed, because the official augmentation produces some.
 inline Loader::Make checked_items(Loader::Make make, const Dataset& data, bool empty) {
   return [make = std::move(make), &data, empty](int64_t position, Image& image) {
     Item item = make(position, image);
@@ -103,13 +105,13 @@ inline Loader::Make checked_items(Loader::Make make, const Dataset& data, bool e
                 b.x2 <= image.cols + rounding && b.y2 <= image.rows + rounding &&
                 (empty || (b.x2 > b.x1 && b.y2 > b.y1)),
             data.name_of(item.index), ", augmented: box ", b.x1, " ", b.y1, " ", b.x2, " ", b.y2,
-            " of class ", b.cls, " is not inside ", image.cols, "x", image.rows, " or not of ",
-            data.classes.size(), " classes");
+            " of class ", b.cls, " is invalid: the image is ", image.cols, "x", image.rows,
+            ", the data set has ", data.classes.size(), " classes");
     return item;
   };
 }
 
-// The images of a batch, for messages.
+// Returns the image names of a batch, for messages.
 inline std::string names_in(const Batch& batch, const Dataset& data) {
   std::vector<std::string> names;
   for (const int64_t i : batch.indices) names.push_back(data.name_of(i));

@@ -1,9 +1,10 @@
-// Several ranks train as one: they meet, sum what has to be summed, and notice when one of them is missing.
-// On torch's own engine, c10d: a TCP store where ranks find each other, NCCL between GPUs, gloo between CPUs,
-// and its Reducer, which sums gradients in buckets while backward still computes others.
+// Distributed data-parallel training: rendezvous, collectives, gradient all-reduce, and detection of lost
+// ranks. Built on c10d of torch: a TCP store for the rendezvous, NCCL between GPUs, gloo between CPUs, and
+// the Reducer, which all-reduces gradients in buckets during backward.
 //
-// Every rank runs the same program on its share of each batch. With the sums of SyncBN (sync_bn.hpp), of
-// positives (step.hpp) and of gradients, a step is that of one rank with the whole batch, to rounding.
+// Every rank runs the same program on its share of each batch. SyncBN (sync_bn.hpp), the number of positives
+// (step.hpp) and the gradients are all-reduced. An iteration therefore equals that of a single rank with the
+// whole batch, up to rounding.
 #pragma once
 #include <ATen/record_function.h>
 #include <c10/util/Logging.h>
@@ -51,45 +52,50 @@ namespace yolox {
 
 using torch::Tensor;
 
-// The ranks, as one of them sees them. With one rank everything here does nothing. Throws LostRank where
-// another rank has gone.
+// The process group as seen by this rank. Every collective must be called by all ranks in the same order,
+// from the same thread of each rank. With a single rank, all functions are no-ops. Collectives throw LostRank
+// if another rank has ended.
 class Ranks {
  public:
-  // Meets the others within `seconds`, and lets none of them be missing for longer later on. Throws where
-  // they do not come, naming them. device: of the tensors that are summed.
+  // Rendezvous with all other ranks. Throws std::runtime_error after `seconds`, with the ranks that are
+  // missing. The same timeout holds for every later collective. device: of the tensors for sum(), average()
+  // and broadcast().
   Ranks(const Place& place, torch::Device device, double seconds);
   Ranks(const Ranks&) = delete;
 
-  static inline bool met = false;  // this process has connections to others
+  static inline bool met = false;  // true after the rendezvous: this process has connections to other ranks
   const Place place;
   bool first() const { return place.rank == 0; }
   bool alone() const { return place.world == 1; }
-  // By what has started them, and by their own word.
+  // Returns true if the launcher reports one node and all ranks report the same host name.
   bool same_machine() const;
   const c10::intrusive_ptr<c10d::ProcessGroup>& group() const { return processes; }
 
-  // Sums over all ranks, in place. Tensors on the GPU are not waited for.
+  // All-reduces `t` (sum) in place. On a GPU the call returns before the result is ready; stream order makes
+  // later kernels see it.
   void sum(Tensor& t);
+  // Returns the elementwise sum over all ranks.
   std::vector<double> sum(std::vector<double> values);
-  // The largest of all ranks.
+  // Returns the maximum over all ranks.
   double max(double mine);
-  // Their mean over all ranks, in place; whole numbers are left as they are.
+  // All-reduces floating-point tensors (mean) in place. Integer tensors do not change.
   void average(const std::vector<Tensor>& tensors);
-  // What rank 0 has.
+  // Returns the value of rank 0.
   bool of_first(bool mine) { return sum({double(first() && mine)})[0] > 0; }
-  // The values of all ranks, in the order of ranks; each may have another number of them.
+  // All-gathers values. Returns the values of each rank, by rank. Ranks may have different numbers of values.
   std::vector<std::vector<double>> gather(const std::vector<double>& mine);
-  // All ranks take over what rank 0 has.
+  // Broadcasts from rank 0: overwrites the tensors, or returns the text of rank 0.
   void broadcast(const std::vector<Tensor>& tensors);
   std::string broadcast(const std::string& mine);
-  // Waits until all ranks have come here.
+  // Barrier: returns after all ranks have called it.
   void meet() { max(0); }
-  // Throws, naming a rank, if these tensors are not the same on all ranks, to the bit.
+  // Throws std::runtime_error with the number of a rank if the tensors are not bitwise equal on all ranks.
+  // when: the moment, for the message.
   void must_equal(const std::vector<Tensor>& tensors, const std::string& when);
-  // Waits for all ranks; throws where one was told otherwise than rank 0: flag, value.
+  // Barrier that throws std::runtime_error if a setting (flag, value) of this rank differs from rank 0.
   void must_agree(const std::vector<std::pair<std::string, std::string>>& settings);
-  // Does something on one rank of each machine, and then on the others there. For what is made once and then
-  // found.
+  // Returns work(), which runs on one rank of each machine first, and then on the other ranks of that
+  // machine. Use it for work that writes a cache on disk, which the other ranks then read.
   template <class Work>
   auto first_here_then_others(const Work& work) {
     if (alone()) return work();
@@ -102,27 +108,28 @@ class Ranks {
     return result;
   }
 
-  // Tells the launcher of this machine where a checkpoint is to go on from.
+  // Reports the run folder to the launcher of this machine, which resumes from there after a failure.
   void report(const std::string& run) const;
-  // All is done, on every rank.
+  // Waits for all ranks, closes the connections and deletes this object. Call it at the end of a successful
+  // run.
   void leave();
 
-  // This rank has come to a place that every rank comes to. A rank that does not come within the time limit
-  // ends the training.
+  // Reports that this rank has reached the named barrier. The watchdog ends the run if another rank does not
+  // reach it within the timeout.
   void at(const std::string& where) {
     if (watchdog) watchdog->at(where);
   }
-  // It goes on, where ranks have unlike amounts of work.
+  // Restarts the timeout. Call it in phases in which ranks do different amounts of work, such as evaluation.
   void still_at_work() {
     if (watchdog) watchdog->still_at_work();
   }
-  // It is about to wait for others elsewhere than here: in backward.
+  // Tells the watchdog that this rank may wait for other ranks in backward, in the all-reduce of the Reducer.
   void reducing() {
     if (watchdog) watchdog->waiting = true;
   }
-  // Seconds that this rank has waited for others since the last call: the slowest rank waits least.
+  // Returns the seconds in collectives since the last call. The slowest rank has the smallest value.
   double waited() { return std::exchange(waiting, 0.0); }
-  // Where a rank runs: "host, process 123".
+  // Returns host, process id and GPU of a rank: "host, process 123".
   std::string who(int rank) const { return peers[rank].text(); }
 
  private:
@@ -132,29 +139,36 @@ class Ranks {
 
   c10::intrusive_ptr<c10d::Store> connect_store(bool serves);
   void open_store();
-  // What a rank leaves under the key, once it has, or as long as is waited for it; empty: it has not.
+  // Returns the value that a rank stored under `key`. Polls for up to `most` seconds; returns an empty string
+  // if the key does not appear. Throws LostRank if rank 0, which hosts the store, has ended.
   std::string told(const std::string& key, double most = std::numeric_limits<double>::infinity());
-  // gpu: where this rank's is, empty for none.
+  // Exchanges host, process id and GPU of all ranks through the store. gpu: PCI address of the GPU of this
+  // rank; empty for the CPU. Throws std::runtime_error if ranks are missing after the timeout or share a GPU.
   void wait_for_all(const std::string& gpu);
 
-  // The address of this machine that the machine of rank 0 sees. A name of this machine often stands for the
-  // loopback address (127.0.1.1), which no other machine reaches: then that of its first network.
+  // Returns the address of this machine that other machines can connect to. The host name of a machine often
+  // resolves to a loopback address (127.0.1.1), which other machines cannot reach. In this case, returns the
+  // first IPv4 address of another network interface.
   std::string own_address() const;
+  // Returns the local address of the route to rank 0.
   std::string address_towards_first() const;
+  // Creates the process groups: gloo, shared memory on a single machine, and NCCL on a GPU.
   void connect(torch::Device where);
 
-  // Waiting for others: for so long, as the watchdog is told, too. At its end the rank has gone on.
+  // Scope guard of a collective: marks this rank as waiting for the watchdog, measures the time, and restarts
+  // the timeout at its end.
   struct Wait {
     explicit Wait(Ranks& ranks)
         : ranks(ranks), within(ranks.watchdog && ranks.watchdog->waiting.exchange(true)) {}
     ~Wait();
     Ranks& ranks;
-    const bool within;  // backward, which waits for others as well
+    const bool within;  // value of `waiting` before: true inside of backward
     const double start = now();
   };
 
-  // Where all ranks are on this machine.
+  // Sets up `local`. Call it only if all ranks run on this machine.
   void share_memory();
+  // Runs LocalSums::exchange(). Throws LostRank if a rank has ended.
   template <class Take>
   void exchange(const std::vector<double>& mine, const Take& take) {
     RECORD_USER_SCOPE("reduce");
@@ -162,8 +176,9 @@ class Ranks {
     const int gone = local->exchange(mine.data(), mine.size(), take);
     if (gone >= 0)
       throw LostRank(concat("rank ", place.rank, " lost rank ", gone, " (", who(gone),
-                            "), which has ended; what it said last tells why"));
+                            "), whose process ended; see the end of the output of that rank"));
   }
+  // Waits for the collective that begin() starts. Throws LostRank if a connection breaks.
   template <class Begin>
   void collective(const Begin& begin) {
     RECORD_USER_SCOPE("reduce");
@@ -175,8 +190,8 @@ class Ranks {
       std::string what = e.what();
       what = what.substr(0, what.find('\n'));
       if (what[0] == '[' && what.find("] ") != std::string::npos) what = what.substr(what.find("] ") + 2);
-      throw LostRank(
-          concat("rank ", place.rank, " lost another rank (", what, "); what that one said last tells why"));
+      throw LostRank(concat("rank ", place.rank, " lost another rank (", what,
+                            "); see the end of the output of that rank"));
     }
   }
 
@@ -185,7 +200,7 @@ class Ranks {
   const double seconds;
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> processes;
-  std::vector<Peer> peers;  // all ranks; empty before they have met
+  std::vector<Peer> peers;  // by rank; empty before the rendezvous
   int64_t texts = 0, turns = 0;
   double waiting = 0;
   torch::Device device = torch::kCPU;
@@ -193,7 +208,8 @@ class Ranks {
   std::unique_ptr<Watchdog> watchdog;
 };
 
-// Gradients on their way between ranks as 16-bit numbers: half the traffic, and what a sum of them loses.
+// Communication hook of the Reducer that all-reduces gradients in fp16 or bf16 (--compress). Halves the
+// traffic; sums have the precision of the 16-bit type.
 struct Compress : c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGroup>> {
   Compress(c10::intrusive_ptr<c10d::ProcessGroup> group, at::ScalarType type)
       : CppCommHookInterface(std::move(group)), type(type) {}
@@ -201,22 +217,24 @@ struct Compress : c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGro
   at::ScalarType type;
 };
 
-// Two warnings of the Reducer speak of microseconds: that all parameters are used, so that it need not look
-// which are, and that weights one channel deep have strides that may be written in two ways.
+// Warning handler that drops two warnings of the Reducer about a negligible cost: find_unused_parameters is
+// not needed while all parameters are used, and gradient strides differ for weights with a dimension of
+// size 1.
 struct QuietReducer : c10::WarningHandler {
   void process(const c10::Warning& warning) override;
 };
 
-// Sums the gradients of all ranks while backward computes them: those of a bucket are on their way as soon as
-// the last of them is there. Afterwards they are the mean over the ranks; gradients are views of the buckets.
-// A parameter that no rank has used keeps no gradient; one that some have not used has theirs as zero.
+// All-reduces gradients (mean over the ranks) during backward: a bucket is reduced as soon as its last
+// gradient is ready. Gradients are views of the buckets. A parameter that no rank used has no gradient. A
+// rank that did not use a parameter contributes zero.
 class Reduction {
  public:
-  // params: in the order in which the model uses them, so that a bucket holds what backward comes to
-  // together. compress: float32: none.
+  // params: in the order of use in the forward pass, so that the gradients of a bucket become ready together.
+  // compress: dtype of the all-reduce; float32: no compression.
   Reduction(Ranks& ranks, const std::vector<Tensor>& params, at::ScalarType compress);
-  // Before the backward() that completes the gradients, with what the loss was computed from; not before
-  // those of earlier parts, whose gradients add up on each rank.
+  // Prepares the all-reduce. Call it only before the last backward() of an iteration, because the gradients
+  // of earlier micro-batches accumulate on each rank without communication. outputs: the tensors that
+  // backward() starts from.
   void before_backward(const std::vector<Tensor>& outputs);
 
  private:
@@ -225,9 +243,10 @@ class Reduction {
   std::shared_ptr<c10d::Logger> logger;
 };
 
-// What main() of a program with ranks does: as run_program(), but program() gives the exit code, and by it
-// the launcher tells a rank that has lost another from one that has failed. failed(): what is done for the
-// latter, a mistake on the command line apart, before its error is said.
+// Runs program() like run_program() and returns the exit code of the process. program() returns the exit
+// code. The exit code is kLostRank if this rank ended because it lost another rank, so that the launcher can
+// find the rank that failed first. failed(): called before the error is printed if this rank failed itself,
+// but not for UsageError.
 template <class Program>
 int run_rank(
     const Program& program, const std::function<void()>& failed = [] {}) {
@@ -246,7 +265,7 @@ int run_rank(
     }
   });
   std::cout.flush();
-  // What is under way with ranks that are gone must not be waited for.
+  // Exits without destructors, because they would wait for pending collectives with lost ranks.
   if (error && Ranks::met) _exit(code ? code : error);
   return error ? error : code;
 }

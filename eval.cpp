@@ -1,4 +1,4 @@
-// AP of a checkpoint on a data set, or of the detections of any program.
+// Evaluates a checkpoint on a data set, or detections of any program against a ground truth.
 #include <iomanip>
 #include <iostream>
 #include <optional>
@@ -13,40 +13,39 @@
 using namespace yolox;
 
 struct Config : Flags {
-  std::string data =
-      flag(data, "What", "data", "", "DIR|FILE|shapes",
-           "data set: COCO, VOC or YOLO folder, a JSON, YAML or packed (.lmdb) file, or shapes");
-  std::string split =
-      flag(split, "What", "split", "", "NAME", "split of it, such as test; val when left out");
+  std::string data = flag(data, "Model and data", "data", "", "DIR|FILE|shapes",
+                          "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes = built-in scenes");
+  std::string split = flag(split, "Model and data", "split", "", "NAME", "split to evaluate on [val]");
   std::string weights =
-      flag(weights, "What", "weights", "", "FILE", "checkpoint, ours or official, or an ONNX file");
+      flag(weights, "Model and data", "weights", "", "FILE", "checkpoint (ours or official) or ONNX file");
   std::string gt =
-      flag(gt, "Or detections of any program", "gt", "", "GT.json", "ground truth in COCO's format");
+      flag(gt, "Detections instead of a model", "gt", "", "GT.json", "ground truth in COCO format");
   std::string dt =
-      flag(dt, "Or detections of any program", "dt", "", "DT.json", "detections in COCO's format");
+      flag(dt, "Detections instead of a model", "dt", "", "DT.json", "detections in COCO format");
   std::string model =
-      flag(model, "How", "model", "", "NAME", model_names() + "; read from the checkpoint when left out");
-  std::string size =
-      flag(size, "How", "size", "", "N|HxW", "input size; the checkpoint's or the model's when left out");
-  double conf = flag(conf, "How", "conf", 0.01, "P", "lowest score of a detection");
-  double nms = flag(nms, "How", "nms", 0.65, "IOU", "overlap above which the weaker box of a class goes");
-  int bs = flag(bs, "How", "bs", 16, "N", "images at a time");
-  int workers = flag(workers, "How", "workers", 2, "N", "threads that read images");
-  std::string preproc = flag(preproc, "How", "preproc", "auto", "auto|bgr|legacy",
-                             "pixels: as the checkpoint says, BGR 0..255, or YOLOX 0.1.0's RGB mean/std");
-  std::string device = flag(device, "How", "device", "auto", "cpu|cuda", "where to run");
-  bool fuse = flag(fuse, "How", "fuse", false, "", "fold batch norms into the convolutions before them");
-  int64_t seed = flag(seed, "How", "seed", int64_t{0}, "N", "of the shapes");
-  bool voc = flag(voc, "Output", "voc", false, "", "Pascal VOC's AP too: all points, and 11 points");
-  bool speed = flag(speed, "Output", "speed", false, "", "time of each stage, an image");
+      flag(model, "Evaluation", "model", "", "NAME", model_names() + " [from the checkpoint]");
+  std::string size = flag(size, "Evaluation", "size", "", "N|HxW",
+                          "input size in pixels [from the checkpoint or the model]");
+  double conf = flag(conf, "Evaluation", "conf", 0.01, "P", "minimum score of a detection");
+  double nms = flag(nms, "Evaluation", "nms", 0.65, "IOU", "NMS IoU threshold");
+  int bs = flag(bs, "Evaluation", "bs", 16, "N", "batch size");
+  int workers = flag(workers, "Evaluation", "workers", 2, "N", "threads that load images");
+  std::string preproc = flag(preproc, "Evaluation", "preproc", "auto", "auto|bgr|legacy",
+                             "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; "
+                             "auto = from the checkpoint");
+  std::string device = flag(device, "Evaluation", "device", "auto", "cpu|cuda", "device to evaluate on");
+  bool fuse = flag(fuse, "Evaluation", "fuse", false, "", "fold batch norms into the preceding convolutions");
+  int64_t seed = flag(seed, "Evaluation", "seed", int64_t{0}, "N", "random seed of --data shapes");
+  bool voc = flag(voc, "Output", "voc", false, "", "also compute Pascal VOC AP: all points and 11 points");
+  bool speed = flag(speed, "Output", "speed", false, "", "print the time per image of each stage");
   std::string report = flag(report, "Output", "report", "runs/eval/report.html", "FILE.html",
-                            "page with curves, errors and the worst images");
-  std::string json = flag(json, "Output", "json", "", "FILE", "write the numbers, all classes too");
-  std::string save_dt =
-      flag(save_dt, "Output", "save-dt", "", "FILE", "write the detections in COCO's format");
+                            "write a page with curves, errors and the worst images");
+  std::string json = flag(json, "Output", "json", "", "FILE", "write all metrics, also per class");
+  std::string save_dt = flag(save_dt, "Output", "save-dt", "", "FILE", "write the detections in COCO format");
 };
 
-// data: where the pictures are; null for the detections of another program. heading: what was evaluated.
+// Prints the metrics and writes --json and --report. data: the data set with its images; null for the
+// detections of another program. title, heading: of the page.
 static void report(const EvalResult& result, const CocoDataset& truth,
                    const std::vector<Detection>& detections, const Dataset* data, const std::string& title,
                    const std::string& heading, const Config& config) {
@@ -63,7 +62,7 @@ static void report(const EvalResult& result, const CocoDataset& truth,
       if (voc) write_voc(writer, *voc);
     });
   if (config.report.empty()) return;
-  std::error_code no_folder;  // then writing fails, too
+  std::error_code no_folder;  // not read: writing the report fails, too
   if (const fs::path folder = fs::path(config.report).parent_path(); !folder.empty())
     fs::create_directories(folder, no_folder);
   const std::string page =
@@ -71,13 +70,13 @@ static void report(const EvalResult& result, const CocoDataset& truth,
                 evaluation_html(heading, result, truth, insight, data, voc) + settings_html(config.values()));
   const bool written = replace_text(config.report, page);
   check(written || !config.was_given("report"), "cannot write --report ", config.report,
-        "; is the folder writable, the disk not full?");
+        "; check the permissions of the folder and the free disk space");
   std::cout << (written ? "\nreport: " : "\nwarning: cannot write ") << config.report << std::endl;
 }
 
-// --speed
+// Prints the times of --speed. images: number of evaluated images.
 static void print_speed(const EvalTimes& times, int64_t images, int workers) {
-  std::cout << "milliseconds an image:\n" << std::fixed << std::setprecision(2);
+  std::cout << "milliseconds per image:\n" << std::fixed << std::setprecision(2);
   for (const auto& [name, seconds] : {std::pair("preprocess", times.preprocess),
                                       {"forward", times.forward},
                                       {"decode", times.decode},
@@ -85,21 +84,21 @@ static void print_speed(const EvalTimes& times, int64_t images, int workers) {
     std::cout << "  " << std::left << std::setw(12) << name << std::right << std::setw(8)
               << 1000 * seconds / double(images) << "\n";
   std::cout << "  load        " << std::setw(8) << 1000 * times.load / double(images) << "  in each of the "
-            << workers << " loader threads, beside the rest: reading, decoding, letterbox\n\n"
+            << workers << " loader threads, in parallel: reading, decoding, letterbox\n\n"
             << std::defaultfloat;
 }
 
 static void run(int argc, char** argv) {
   Config config;
-  config.parse(argc, argv, "AP of a checkpoint on a data set, or of a detections file");
-  usage_check(config.gt.empty() == config.dt.empty(), "--gt and --dt go together");
+  config.parse(argc, argv, "evaluate a checkpoint on a data set, or a detections file");
+  usage_check(config.gt.empty() == config.dt.empty(), "--gt and --dt need each other");
   const std::vector<std::string> inputs{config.gt, config.dt, config.data, config.weights};
   protect_inputs("--json", config.json, inputs);
   protect_inputs("--report", config.report, inputs);
   protect_inputs("--save-dt", config.save_dt, inputs);
   if (!config.gt.empty()) {
     usage_check(config.data.empty() && config.weights.empty(),
-                "--gt and --dt take the place of --data and --weights");
+                "--gt and --dt cannot be combined with --data and --weights");
     for (const char* name : {"split", "model", "size", "conf", "nms", "bs", "workers", "preproc", "device",
                              "fuse", "speed", "seed", "save-dt"})
       usage_check(!config.was_given(name), "--", name, " is for --data and --weights");
@@ -109,7 +108,7 @@ static void run(int argc, char** argv) {
            concat(config.dt, " against ", config.gt), config);
     return;
   }
-  usage_check(!config.data.empty(), "--data is needed (or --gt and --dt)");
+  usage_check(!config.data.empty(), "--data is needed, or --gt and --dt");
   usage_check(config.bs >= 1, "--bs must be at least 1, got ", config.bs);
   usage_check(config.workers >= 1 && config.workers <= 256, "--workers must be in 1..256, got ",
               config.workers);
@@ -127,7 +126,7 @@ static void run(int argc, char** argv) {
   const Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks");
   check(loaded.info.classes.empty() || loaded.info.classes == data.classes, config.weights,
         " was trained on other classes (", loaded.info.classes.empty() ? "" : loaded.info.classes[0],
-        ", ...) than ", data.name, " has (", data.classes[0], ", ...)");
+        ", ...) than those of ", data.name, " (", data.classes[0], ", ...)");
   settings.size = input_size(loaded.info, config.size);
   settings.conf = config.conf;
   settings.nms = config.nms;
@@ -139,7 +138,7 @@ static void run(int argc, char** argv) {
   std::cout << loaded.info.model << ", " << data.classes.size() << " classes, " << data.records.size()
             << " images of " << data.name << ", " << settings.size.height << "x" << settings.size.width
             << ", pixels " << (settings.legacy ? "RGB mean/std (legacy)" : "BGR 0..255") << std::endl;
-  const auto list_images = [&] {  // those that are left out, which changes AP
+  const auto list_images = [&] {  // unreadable images are excluded from AP
     size_t listed = 0;
     for (const auto& line : data.problems->lines())
       if (line.rfind("image", 0) == 0 && ++listed <= 20) std::cout << "  " << line << "\n";
@@ -158,7 +157,7 @@ static void run(int argc, char** argv) {
             << e.images / e.seconds << " img/s), " << e.detections.size() << " detections\n\n"
             << std::defaultfloat;
   if (e.unreadable) {
-    std::cout << "warning: " << e.unreadable << " images cannot be used and are left out:\n";
+    std::cout << "warning: " << e.unreadable << " images are unreadable and excluded:\n";
     list_images();
     std::cout << "\n";
   }
@@ -172,11 +171,10 @@ static void run(int argc, char** argv) {
       concat(config.weights, " on ", e.images, " images, ", settings.size.height, "x", settings.size.width),
       config);
   if (e.result.AP >= 0 && e.result.AP < 0.01) {
-    std::cout << "\nwarning: AP is near zero. If this is a trained model, its pixels may be wrong: these "
-                 "weights got "
-              << (settings.legacy ? "RGB mean/std (legacy, for YOLOX 0.1.0); try --preproc bgr"
-                                  : "BGR 0..255; try --preproc legacy for files of YOLOX 0.1.0")
-              << ".\nOr its classes have another order than the data's." << std::endl;
+    std::cout << "\nwarning: AP is near zero. If the model is trained, the pixel format may be wrong: it is "
+              << (settings.legacy ? "RGB mean/std (legacy, YOLOX 0.1.0); try --preproc bgr"
+                                  : "BGR 0..255; try --preproc legacy for weights of YOLOX 0.1.0")
+              << ".\nOr the class order of the model differs from that of the data set." << std::endl;
   }
 }
 

@@ -1,5 +1,4 @@
-// Loading a model from its file, running it over a data set, and the AP of what it finds. train and eval
-// share this.
+// Evaluation: runs a model on a data set and computes AP. Used by ./train and ./eval.
 #pragma once
 #include <torch/torch.h>
 
@@ -25,27 +24,31 @@
 
 namespace yolox {
 
-// Seconds that all images took, stage by stage (eval --speed).
+// Total seconds of each stage over all images (eval --speed).
 struct EvalTimes {
-  double load = 0;  // reading, decoding and letterboxing, in the loader's threads beside the rest
+  double load =
+      0;  // reading, decoding and letterbox; in the loader threads, in parallel with the other stages
   double preprocess = 0, forward = 0, decode = 0, nms = 0;
 };
 
+// Settings of evaluate().
 struct EvalSettings {
   ImageSize size{640, 640};
   double conf = 0.01, nms = 0.65;
   int batch = 16, workers = 2;
   bool legacy = false;
   torch::Device device = torch::kCPU;
-  std::string
-      pictures;  // "RUN/val_batch": the first batches with what was found go to RUN/val_batch0_pred.jpg
-  // Several ranks, each with its share of the images: the numbers of all of them from those of each.
+  // "RUN/val_batch": writes the first three batches with their detections to RUN/val_batch0_pred.jpg, ...
+  std::string pictures;
+  // With several ranks, each rank evaluates its share of the images. gather: all-gathers the values of the
+  // ranks.
   int rank = 0, ranks = 1;
   std::function<std::vector<std::vector<double>>(const std::vector<double>&)> gather = {};
-  EvalTimes* times = nullptr;  // is filled where it is given
+  EvalTimes* times = nullptr;  // if not null, evaluate() adds the times here
 };
 
-// Detections of one image in COCO's form: x, y, w, h in pixels of the original picture, not clipped to it.
+// Appends the detections of one image in COCO form: x, y, w, h in pixels of the original image, not clipped.
+// rows: output of postprocess(). scale: from the original image to the network input.
 inline void add_detections(std::vector<Detection>& out, const Tensor& rows, Scale scale, int64_t image_id,
                            const CocoDataset& truth) {
   const auto d = rows.accessor<float, 2>();
@@ -53,22 +56,23 @@ inline void add_detections(std::vector<Detection>& out, const Tensor& rows, Scal
     const double x1 = d[i][0] / scale.x, y1 = d[i][1] / scale.y, x2 = d[i][2] / scale.x,
                  y2 = d[i][3] / scale.y;
     if (!std::isfinite(x2 - x1) || !std::isfinite(y2 - y1))
-      continue;  // exp overflows in a young or diverging model
+      continue;  // exp() overflows if the model is untrained or diverges
     out.push_back({image_id, truth.categories[int64_t(d[i][6])].id, x1, y1, x2 - x1, y2 - y1,
                    double(d[i][4] * d[i][5])});
   }
 }
 
+// Result of evaluate().
 struct Evaluation {
   EvalResult result;
-  CocoDataset truth;  // what was to be found: that of the data, without images that cannot be read
+  CocoDataset truth;  // ground truth of the data set without the unreadable images
   std::vector<Detection> detections;
   int64_t images = 0, unreadable = 0;
   double seconds = 0;
-  bool complete = true;  // false: a signal ended it, and there is no result
+  bool complete = true;  // false: a signal interrupted the evaluation; `result` is empty
 };
 
-// What a rank has found in its share of the images becomes what all have found.
+// Replaces the detections and unreadable images of this rank by those of all ranks.
 inline void join_ranks(Evaluation& e, std::unordered_set<int64_t>& unreadable, const EvalSettings& s) {
   std::vector<double> mine{double(e.complete), double(unreadable.size())};
   mine.insert(mine.end(), unreadable.begin(), unreadable.end());
@@ -87,11 +91,12 @@ inline void join_ranks(Evaluation& e, std::unordered_set<int64_t>& unreadable, c
                    [](const Detection& a, const Detection& b) { return a.image_id < b.image_id; });
 }
 
-// Runs the model over all images of the data set. The model's classes must be those of the data. Images that
-// cannot be read are left out of the ground truth as well, counted and noted in data.problems.
+// Evaluates the model on all images of the data set. progress(i): called after each batch with the index of
+// the next image. Throws std::runtime_error if model and data set have different numbers of classes.
+// Unreadable images are counted, added to data.problems and removed from the ground truth.
 inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings& s,
                            const std::function<void(int64_t)>& progress = {}) {
-  check(model->num_classes == int(data.classes.size()), "the model knows ", model->num_classes, " classes, ",
+  check(model->num_classes == int(data.classes.size()), "the model has ", model->num_classes, " classes, ",
         data.name, " has ", data.classes.size(),
         "; train it on this data, or evaluate it on data with its classes");
   const auto start = std::chrono::steady_clock::now();
@@ -125,7 +130,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   DeviceLoader batches(loader, s.device);
   for (int64_t at = from, k = 0; at < to; ++k) {
     const Batch batch = batches.next();
-    if (s.times && k == 0) {  // the first time is slow
+    if (s.times && k == 0) {  // warm-up: the first forward pass is slow
       model(preprocess(batch.images, s.legacy).to(type));
       if (s.device.is_cuda()) torch::cuda::synchronize(s.device.index());
     }

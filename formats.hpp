@@ -1,5 +1,5 @@
-// Data sets as their files say: COCO JSON, Pascal VOC XML and YOLO txt, in the layouts that the usual tools
-// write. Images are not opened: nothing is checked against them here.
+// Finds and reads data sets: COCO JSON, Pascal VOC XML and YOLO txt, in the folder layouts of common tools.
+// Images are not opened here.
 #pragma once
 #include <yaml-cpp/yaml.h>
 
@@ -39,21 +39,8 @@ namespace yolox {
 
 namespace fs = std::filesystem;
 
-// ---- files and text
-
-// ---- splits
-
-// ---- COCO
-
-// ---- VOC and YOLO: a label file for each image
-
-// ---- Pascal VOC
-
-// ---- YOLO
-
-// ---- any of them
-
-// Finds out what a data set is. Throws with what was looked for.
+// Detects the format of a data set and returns a reader per split. Throws std::runtime_error that lists the
+// expected files.
 inline SplitReaders find_splits(const std::string& data) {
   fs::path path(data);
   if (!path.has_filename()) path = path.parent_path();  // "DIR/"
@@ -83,7 +70,7 @@ inline SplitReaders find_splits(const std::string& data) {
   check(nested.size() <= 1, "--data ", data, " has several Pascal VOC data sets; give one: ", listed(nested));
   if (nested.size() == 1) return voc_splits(nested[0]);
   check(!is_folder(path / "labels") && !is_folder(path / "train" / "labels"), "--data ", data,
-        " looks like YOLO, but the names of the classes are missing (classes.txt is not enough); write ",
+        " looks like YOLO, but the class names are missing (classes.txt is not enough); write ",
         (path / "data.yaml").string(),
         "\n  path: .\n  train: images/train\n  val: images/val\n  names:\n    0: first");
   for (const auto& entry : listing(path)) entries.push_back(entry.filename().string());
@@ -93,9 +80,10 @@ inline SplitReaders find_splits(const std::string& data) {
        entries.empty() ? "an empty folder" : listed(entries));
 }
 
-// data: a folder, a COCO JSON file, "TRAIN.json,VAL.json" or a data.yaml. split: which split .val is to be;
-// "" for val, else test. Without with_train, .train stays empty where it differs from .val. Throws
-// std::runtime_error that names the file, or what was looked for.
+// Reads the train split and the evaluated split of a data set. data: a folder, a COCO JSON file,
+// "TRAIN.json,VAL.json" or a data.yaml. split: name of the split to evaluate on; empty: val, or test if there
+// is no val. with_train false: the train split is read only if it is also the evaluated split. Throws
+// std::runtime_error that names the file, or lists the expected files.
 inline Sources read_sources(const std::string& data, const std::string& split = "", bool with_train = true) {
   const SplitReaders there = find_splits(data);
   const auto first = [&](const auto&... words) {
@@ -108,13 +96,13 @@ inline Sources read_sources(const std::string& data, const std::string& split = 
   if (val == "valid" || val == "validation") val = "val";
   for (const auto& entry : there) names += (names.empty() ? "" : ", ") + entry.first;
   check(split.empty() || there.count(val), "--data ", data, ": no split \"", split, "\"; it has ", names);
-  // trainval holds val: what is held out is then test
+  // trainval contains val, so that the held-out split is test.
   if (split.empty()) val = train == "trainval" ? first("test", "val") : first("val", "test");
   if (train.empty() && val.empty() && there.size() == 1) train = there.begin()->first;
   if (train.empty()) train = val;
   if (val.empty()) val = train;
   check(!train.empty(), "--data ", data,
-        " has several JSON files, none with train or val in its name: ", names,
+        " has several JSON files, but no file name contains train or val: ", names,
         "; give --data TRAIN.json,VAL.json");
   Sources sources;
   sources.same = train == val;
@@ -123,13 +111,15 @@ inline Sources read_sources(const std::string& data, const std::string& split = 
   sources.same = sources.same || sources.train.name == sources.val.name;  // "a.json,a.json"
   return sources;
 }
-// Only the split that is evaluated: read_sources(data, split).val.
+// Returns only the evaluated split: read_sources(data, split).val.
 inline Source read_val_source(const std::string& data, const std::string& split = "") {
   return read_sources(data, split, /*with_train=*/false).val;
 }
 
-// data: what formats.hpp reads, a packed data set, or "shapes". split: the one to evaluate on; empty: val.
-// keep: see check_images().
+// Loads the train split and the evaluated split. data: any data set of read_sources(), a packed data set, or
+// "shapes". split: name of the split to evaluate on; empty: val. seed: of the shapes. keep: see
+// check_images(). Throws std::runtime_error if the splits have different classes or the train split has no
+// usable box.
 inline Splits load_splits(const std::string& data, const std::string& split, uint64_t seed,
                           bool official_quirks, const std::string& keep) {
   if (data == "shapes")
@@ -147,7 +137,7 @@ inline Splits load_splits(const std::string& data, const std::string& split, uin
   if (splits.same) splits.val = splits.train;
   check(splits.train.classes == splits.val.classes, splits.train.name, " and ", splits.val.name,
         " list different classes (", splits.train.classes.size(), " and ", splits.val.classes.size(),
-        "); they must be the same");
+        "); they must be equal");
   const auto counts = class_counts(splits.train);
   if (std::accumulate(counts.begin(), counts.end(), int64_t(0)) == 0) {
     const auto problems = splits.train.problems->lines();
@@ -157,6 +147,7 @@ inline Splits load_splits(const std::string& data, const std::string& split, uin
   return splits;
 }
 
+// Loads only the evaluated split; parameters as load_splits().
 inline Dataset load_val(const std::string& data, const std::string& split, uint64_t seed,
                         const std::string& keep) {
   if (data == "shapes") return shapes_dataset(seed, 1, kShapesVal);

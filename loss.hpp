@@ -1,8 +1,9 @@
-// The training loss of YOLOX (arXiv 2107.08430, section 2): 5 x IoU loss + objectness + classes (+ L1 in the
-// last epochs), each summed over the batch and divided by the number of positive anchor points.
+// The training loss of YOLOX (arXiv 2107.08430, section 2): 5 x IoU loss + objectness loss + class loss, and
+// L1 loss in the last epochs. Each term is summed over the batch and divided by the number of positives.
 //
-// B images, A anchor points, G objects per image, C classes, F rows for positive points (at most 10 per
-// object).
+// A positive is an anchor point that SimOTA matches with an object.
+// B: images. A: anchor points. G: objects per image. C: classes. F: rows for positives, at most 10 per
+// object.
 #pragma once
 #include <ATen/record_function.h>
 #include <torch/torch.h>
@@ -17,25 +18,25 @@
 
 namespace yolox {
 
-// The loss of a batch and its terms. All tensors are scalars on the device of the predictions. Reading one on
-// the host waits for the device.
+// The loss of a batch and its terms. All tensors are scalars on the device of the predictions. Reading a
+// value on the host synchronises with the device.
 struct Losses {
   struct Term {
-    std::string name;  // of its column in the progress line and metrics.csv, and of its curves
+    std::string name;  // column name in the progress line and metrics.csv, and name of the curve
     Tensor value;      // weighted
   };
-  Tensor total;             // the sum of the terms; backward() starts here
+  Tensor total;             // sum of the terms; call backward() on this tensor
   std::vector<Term> terms;  // in the order of add()
-  Tensor num_fg;            // number of positive anchor points in the batch
-  std::string anomaly;      // what torch's anomaly mode found in backward; empty otherwise
+  Tensor num_fg;            // number of positives in the batch
+  std::string anomaly;      // message of torch's anomaly mode about backward; empty if there is none
 
-  // Adds a weighted term. This one call is all that a new term needs: the progress line, metrics.csv,
-  // TensorBoard, report.html and the averages over micro-batches and ranks list all terms.
+  // Adds a weighted term. A new term needs only this call: the progress line, metrics.csv, TensorBoard,
+  // report.html and the averages over micro-batches and ranks include all terms.
   void add(const std::string& name, const Tensor& value) {
     total = terms.empty() ? value : total + value;
     terms.push_back({name, value});
   }
-  // The term of this name. Throws if there is none.
+  // Returns the term with this name. Throws std::runtime_error if there is none.
   const Tensor& operator[](const std::string& name) const {
     for (const Term& term : terms)
       if (term.name == name) return term.value;
@@ -43,9 +44,9 @@ struct Losses {
   }
 };
 
-// height, width: of the images, in pixels. Computes in float32 (float64 for float64 predictions) whatever the
-// network ran in. Nothing here waits for the device: the positive points are packed into F rows, a number
-// that the host knows.
+// Computes the loss of a batch. height, width: of the network input in pixels. Computes in float32, or in
+// float64 for float64 predictions, also when the network runs under autocast. Does not synchronise with the
+// device, because positives are packed into F rows, a number that the host knows.
 inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, const Targets& targets,
                          bool use_l1) {
   namespace F = torch::nn::functional;
@@ -61,15 +62,15 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
 
   const Tensor is_fg = assignment.matched >= 0;  // [B, A]
   const Tensor num_fg = is_fg.sum(), divisor = num_fg.clamp_min(1).to(dtype);
-  // The functions that it is for take weights without a gradient: what depends on the predictions, as in
-  // focal loss, is multiplied in before the sum, by hand.
+  // The weight argument of binary_cross_entropy_with_logits gets no gradient. A weight that depends on the
+  // predictions, as in focal loss, must be multiplied before the sum.
   const auto sum = at::Reduction::Sum;
   Losses losses;
   losses.num_fg = num_fg;
   const Tensor obj_loss =
       torch::binary_cross_entropy_with_logits(obj, is_fg.to(dtype), {}, {}, sum) / divisor;
 
-  // The positive points, packed: row i < num_fg holds the i-th of them, later rows weigh nothing.
+  // Packed positives: row i < num_fg holds the i-th positive; the other rows are unused and have weight 0.
   const auto index = num_fg.options();
   const int64_t rows = std::min(batch * points, kTopK * targets.total());
   const Tensor flat_fg = is_fg.flatten(), place = torch::where(flat_fg, flat_fg.cumsum(0) - 1, rows);
@@ -85,7 +86,7 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   const Tensor fg_iou = assignment.iou.flatten().index_select(0, fg).unsqueeze(1);
   const Tensor point = fg.remainder(points);
   const Anchors cell = {anchors.grid.index_select(0, point), anchors.stride.index_select(0, point)};
-  // An unused row must not carry what its point predicts: an infinity there, times no weight, would be NaN.
+  // Zeroes the unused rows, because inf * 0 would be NaN.
   const Tensor fg_reg = torch::where(used, reg.flatten(0, 1).index_select(0, fg), 0);  // [F, 4]
   const Tensor box = decode_boxes(fg_reg, cell);
   const Tensor iou = box_iou(box, gt_box, 1e-16);
@@ -111,10 +112,11 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   return losses;
 }
 
-// The losses of a part of a batch are divided by the positives of that part, those of a batch by all
-// positives. Weighting each part by its positives therefore makes the two equal.
+// The loss of a micro-batch is divided by the positives of that micro-batch, the loss of a batch by all
+// positives. Weighting each micro-batch by its positives makes the weighted mean equal to the loss of the
+// batch.
 
-// Replaces the losses of this rank's share by those of the whole batch. sum: all-reduces a tensor in place.
+// Replaces the losses of this rank by the losses of the whole batch. sum: all-reduces a tensor in place.
 inline void all_reduce(Losses& losses, const std::function<void(Tensor&)>& sum) {
   const Tensor weight = losses.num_fg.clamp_min(1);
   std::vector<Tensor> weighted{losses.total * weight};
@@ -129,7 +131,7 @@ inline void all_reduce(Losses& losses, const std::function<void(Tensor&)>& sum) 
   for (size_t k = 0; k < losses.terms.size(); ++k) losses.terms[k].value = all[int64_t(k) + 1];
 }
 
-// Returns the losses of a batch, from those of its micro-batches.
+// Returns the losses of a batch, computed from the losses of its micro-batches.
 inline Losses join(const std::vector<Losses>& parts) {
   if (parts.size() == 1) return parts[0];
   Losses whole = parts[0];

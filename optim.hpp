@@ -1,5 +1,5 @@
-// What happens to the weights in a step: parameter groups, SGD and Adam, the learning-rate schedule, the
-// moving average of the weights (EMA), mixed precision (autocast, gradient scaler) and clipping.
+// Optimisation: parameter groups, SGD and Adam, gradient clipping, learning rate schedule, EMA, and mixed
+// precision (autocast and gradient scaler).
 #pragma once
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
@@ -19,15 +19,16 @@ using torch::Tensor;
 
 // ---- parameter groups
 
+// Parameters with a common weight decay.
 struct ParamGroup {
   std::vector<std::string> names;
   std::vector<Tensor> params;
   double weight_decay;
 };
 
-// Three groups in the official order: weights of batch norms, weights of convolutions, biases (those of batch
-// norms too). Only convolution weights decay. Parameters that do not require a gradient are in none: a frozen
-// weight that an optimizer knows would still be moved by decay and momentum.
+// Returns three groups in the official order: batch norm weights, convolution weights, biases (including
+// those of batch norms). Only convolution weights have weight decay. Parameters without requires_grad are in
+// no group, because weight decay and momentum would change a frozen parameter.
 inline std::vector<ParamGroup> parameter_groups(const torch::nn::Module& model, double weight_decay) {
   ParamGroup norm{{}, {}, 0}, conv{{}, {}, weight_decay}, bias{{}, {}, 0};
   for (const auto& module : model.named_modules()) {
@@ -42,8 +43,9 @@ inline std::vector<ParamGroup> parameter_groups(const torch::nn::Module& model, 
   return {norm, conv, bias};
 }
 
-// Parameters whose names begin with one of the prefixes are trained no longer; "backbone" and "neck" stand
-// for CSPDarknet and for the rest of the PAFPN. Gives a prefix that no parameter has, empty if all have.
+// Freezes the parameters whose names begin with one of the prefixes. "backbone" means CSPDarknet, "neck" the
+// rest of the PAFPN. Returns the first prefix that matches no parameter, or an empty string if all prefixes
+// match.
 inline std::string freeze(torch::nn::Module& model, const std::vector<std::string>& prefixes) {
   const std::string darknet = "backbone.backbone.";
   for (const auto& prefix : prefixes) {
@@ -63,7 +65,8 @@ inline std::string freeze(torch::nn::Module& model, const std::vector<std::strin
   return "";
 }
 
-// Training mode, but for batch norms that are frozen: those keep their statistics.
+// Sets training mode. Frozen batch norms stay in evaluation mode, so that their running statistics do not
+// change.
 inline void training_mode(torch::nn::Module& model) {
   model.train();
   for (const auto& module : model.modules())
@@ -71,7 +74,7 @@ inline void training_mode(torch::nn::Module& model) {
       module->eval();
 }
 
-// The parameters that are trained, in the order in which the model declares them.
+// Returns the parameters with requires_grad, in registration order.
 inline std::vector<Tensor> learning(const torch::nn::Module& model) {
   std::vector<Tensor> parameters;
   for (const Tensor& p : model.parameters())
@@ -79,7 +82,7 @@ inline std::vector<Tensor> learning(const torch::nn::Module& model) {
   return parameters;
 }
 
-// Gradients of all groups, those that are defined.
+// Returns the defined gradients of all groups.
 inline std::vector<Tensor> gradients(const std::vector<ParamGroup>& groups) {
   std::vector<Tensor> grads;
   for (const auto& group : groups)
@@ -90,19 +93,20 @@ inline std::vector<Tensor> gradients(const std::vector<ParamGroup>& groups) {
 
 // ---- optimizers
 
-// SGD with Nesterov momentum, Adam (arXiv 1412.6980) or AdamW (arXiv 1711.05101), one fused pass
-// over each group. The state has the layout of torch.optim, so that checkpoints carry it in the official
-// form.
+// SGD with Nesterov momentum, Adam (arXiv 1412.6980) or AdamW (arXiv 1711.05101). Uses torch's fused kernels,
+// one call per group. The state has the layout of torch.optim, so that checkpoints are compatible with the
+// official code.
 struct Optimizer {
   std::string kind;  // "sgd", "adam" or "adamw"
   std::vector<ParamGroup> groups;
   double momentum = 0.9, beta1 = 0.9, beta2 = 0.999;
-  double eps;                               // Adam's; 1e-8 vanishes beside fp16 gradients, 1e-3 does not
-  double lr = 0;                            // of the latest step
-  std::vector<std::vector<Tensor>> first;   // per group and parameter: momentum buffer, or Adam's mean
-  std::vector<std::vector<Tensor>> second;  // Adam's mean square; empty for SGD
-  std::vector<std::vector<Tensor>> steps;   // Adam's step counts; empty for SGD
+  double eps;                               // of Adam: 1e-8, or 1e-3 with fp16, where 1e-8 is too small
+  double lr = 0;                            // learning rate of the latest iteration
+  std::vector<std::vector<Tensor>> first;   // per group and parameter: momentum buffer; Adam: exp_avg
+  std::vector<std::vector<Tensor>> second;  // Adam: exp_avg_sq; empty for SGD
+  std::vector<std::vector<Tensor>> steps;   // Adam: step counts; empty for SGD
 
+  // Throws std::runtime_error if `kind` is unknown.
   Optimizer(const std::string& kind, std::vector<ParamGroup> parameter_groups, bool fp16)
       : kind(kind), groups(std::move(parameter_groups)), eps(fp16 ? 1e-3 : 1e-8) {
     check(kind == "sgd" || kind == "adam" || kind == "adamw", "optimizer ", kind,
@@ -113,7 +117,7 @@ struct Optimizer {
       steps.emplace_back();
       for (const auto& p : group.params) {
         first.back().push_back(
-            torch::zeros_like(p).detach());  // same strides as p: the fused kernels rely on it
+            torch::zeros_like(p).detach());  // the fused kernels need the same strides as p
         if (kind == "sgd") continue;
         second.back().push_back(torch::zeros_like(p).detach());
         steps.back().push_back(torch::zeros({}, p.options().dtype(torch::kFloat).requires_grad(false)));
@@ -121,7 +125,7 @@ struct Optimizer {
     }
   }
 
-  // What it remembers of them.
+  // Returns all tensors of the optimizer state.
   std::vector<Tensor> state() const {
     std::vector<Tensor> all;
     for (const auto* kind : {&first, &second, &steps})
@@ -134,7 +138,7 @@ struct Optimizer {
       for (auto& p : group.params) p.mutable_grad() = Tensor();
   }
 
-  // One step with this learning rate. A parameter without a gradient stays as it is.
+  // Updates the parameters with this learning rate. A parameter without a gradient does not change.
   void step(double learning_rate) {
     torch::NoGradGuard no_grad;
     lr = learning_rate;
@@ -174,8 +178,8 @@ struct Optimizer {
                              const std::optional<Tensor>&, const std::optional<Tensor>&);
 };
 
-// The state as torch.optim's state_dict has it: numbered through the groups, so that official checkpoints
-// fit.
+// Returns the optimizer state in the form of torch.optim's state_dict. Parameters are numbered through all
+// groups, as in official checkpoints.
 inline GenericDict state_dict(const Optimizer& o) {
   auto state = empty_dict();
   auto groups = empty_list();
@@ -213,11 +217,11 @@ inline GenericDict state_dict(const Optimizer& o) {
   return dict;
 }
 
-// Takes over such a state. Throws, naming the entry, if it is of another kind of optimizer or of other
-// parameters.
+// Loads a state in the form of state_dict(). path: file name for error messages. Throws std::runtime_error,
+// with the name of the parameter, if the state belongs to another kind of optimizer or to other parameters.
 inline void load_state_dict(Optimizer& o, const GenericDict& dict, const std::string& path) {
   torch::NoGradGuard no_grad;
-  check(dict.contains("state") && dict.at("state").isGenericDict(), path, ": its optimizer has no state");
+  check(dict.contains("state") && dict.at("state").isGenericDict(), path, ": the optimizer has no state");
   const auto state = dict.at("state").toGenericDict();
   if (dict.contains("param_groups") && dict.at("param_groups").isList()) {
     const auto groups = dict.at("param_groups").toListRef();
@@ -236,7 +240,7 @@ inline void load_state_dict(Optimizer& o, const GenericDict& dict, const std::st
         check(entry.contains(key) && entry.at(key).isTensor(), where, " has no ", key,
               "; was it trained with --optimizer ", o.kind, "?");
         const Tensor t = entry.at(key).toTensor();
-        check(t.sizes() == into.sizes(), where, " has shape ", t.sizes(), ", the model ", into.sizes());
+        check(t.sizes() == into.sizes(), where, " has shape ", t.sizes(), ", the model needs ", into.sizes());
         into.copy_(t);
       };
       if (o.kind == "sgd") {
@@ -250,13 +254,15 @@ inline void load_state_dict(Optimizer& o, const GenericDict& dict, const std::st
   }
 }
 
+// Multiplies the gradients by `factor`, a scalar tensor, in place.
 inline void scale_gradients(const std::vector<Tensor>& grads, const Tensor& factor) {
   torch::NoGradGuard no_grad;
   if (!grads.empty()) at::_foreach_mul_(grads, factor.to(grads[0].scalar_type()));
 }
 
-// Scales the gradients so that their norm over all parameters is at most max_norm; gives the norm before
-// that, a scalar on the device. agree(norm): all ranks take over that of one, which they have rounded unlike.
+// Clips the global gradient norm to max_norm; 0: no clipping. Returns the norm before clipping, a scalar on
+// the device. agree(norm): overwrites the norm with the value of one rank, because rounding differs between
+// ranks and the weights of all ranks must stay equal.
 inline Tensor clip_gradients(const std::vector<Tensor>& grads, double max_norm,
                              const std::function<void(const Tensor&)>& agree = {}) {
   torch::NoGradGuard no_grad;
@@ -269,14 +275,16 @@ inline Tensor clip_gradients(const std::vector<Tensor>& grads, double max_norm,
 
 // ---- learning rate
 
+// Settings of the learning rate schedule.
 struct Schedule {
-  double lr;  // of the whole batch, reached after the warm-up
+  double lr;  // learning rate after the warm-up, for the whole batch
   int64_t iters_per_epoch, epochs, warmup_epochs, no_aug_epochs;
   double warmup_lr = 0, min_ratio = 0.05;
 };
 
-// Learning rate of iteration i, counted from 0: quadratic warm-up, cosine, and a floor in the last
-// no_aug_epochs. As in the official code the very first iteration of a warm-up has warmup_lr.
+// Returns the learning rate of iteration i, counted from 0: quadratic warm-up, cosine decay, and the constant
+// lr * min_ratio in the last no_aug_epochs. As in the official code, the first iteration of the warm-up has
+// warmup_lr.
 inline double learning_rate(const Schedule& s, int64_t i) {
   const double warmup = double(s.iters_per_epoch) * s.warmup_epochs,
                total = double(s.iters_per_epoch) * s.epochs;
@@ -288,14 +296,14 @@ inline double learning_rate(const Schedule& s, int64_t i) {
 
 // ---- EMA
 
-// Moving average of parameters and of the statistics of batch norms. Young averages follow faster: the
-// decay of update u is decay x (1 - exp(-u / 2000)). Integer buffers stay as they were.
+// Returns the EMA decay of update u: decay x (1 - exp(-u / 2000)). The decay is small in the first updates,
+// so that the EMA follows the weights quickly.
 inline double ema_decay(double decay, int64_t update) {
   return decay * (1 - std::exp(-double(update) / 2000));
 }
 
-// target = d x target + (1 - d) x source for every floating-point parameter and buffer. What is frozen in the
-// source is left alone, to the byte.
+// Updates the EMA: target = d x target + (1 - d) x source for every floating-point parameter and buffer.
+// Frozen parameters, the buffers of frozen modules and integer buffers do not change.
 inline void ema_update(torch::nn::Module& target, const torch::nn::Module& source, double d) {
   torch::NoGradGuard no_grad;
   std::vector<Tensor> to, from;
@@ -326,8 +334,8 @@ inline void ema_update(torch::nn::Module& target, const torch::nn::Module& sourc
 
 // ---- mixed precision
 
-// Autocast for as long as the guard lives; torch has none for C++. dtype float32: no autocast at
-// all.
+// Enables autocast for the lifetime of the guard. torch has no such guard in C++. dtype float32 disables
+// autocast.
 struct AutocastGuard {
   AutocastGuard(torch::DeviceType device, at::ScalarType dtype)
       : device(device),
@@ -339,7 +347,7 @@ struct AutocastGuard {
   }
   ~AutocastGuard() {
     if (at::autocast::decrement_nesting() == 0)
-      at::autocast::clear_cache();  // casts of weights that will change
+      at::autocast::clear_cache();  // the cached casts of weights are stale after the next update
     at::autocast::set_autocast_enabled(device, was_enabled);
     at::autocast::set_autocast_dtype(device, was_dtype);
   }
@@ -352,9 +360,9 @@ struct AutocastGuard {
   at::ScalarType was_dtype;
 };
 
-// Scales the loss so that small fp16 gradients do not vanish; halves the scale when one overflows, doubles it
-// after 2000 steps without ("Mixed Precision Training", arXiv 1710.03740, section 3.2). Disabled: a scale
-// of 1.
+// Gradient scaler for fp16. Scales the loss so that small gradients do not underflow. Halves the scale when a
+// gradient overflows, doubles it after 2000 iterations without overflow ("Mixed Precision Training", arXiv
+// 1710.03740, section 3.2). If disabled, the scale is 1.
 struct GradScaler {
   bool enabled;
   Tensor scale, growth_tracker, found_inf;
@@ -367,8 +375,9 @@ struct GradScaler {
 
   Tensor scaled(const Tensor& loss) const { return enabled ? loss * scale : loss; }
 
-  // Divides the gradients by the scale, and remembers for update() if one is not finite. Does not wait for
-  // the device: their norm tells (see clip_gradients()).
+  // Divides the gradients by the scale and records for update() if any of them is not finite. Does not
+  // synchronise with the device: read the gradient norm of clip_gradients() to know if a gradient is not
+  // finite.
   void unscale(const std::vector<Tensor>& grads) {
     if (!enabled || grads.empty()) return;
     found_inf.zero_();
@@ -376,6 +385,7 @@ struct GradScaler {
                                                    scale.to(torch::kDouble).reciprocal().to(torch::kFloat));
   }
 
+  // Updates the scale. Call it once per iteration, after unscale().
   void update() {
     if (enabled) at::_amp_update_scale_(scale, growth_tracker, found_inf, 2.0, 0.5, 2000);
   }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From nothing to a trained detector in some minutes: sets up, builds, trains yolox-nano on scenes that the program
-# draws itself, evaluates it, and draws its boxes. Can be run again; the second time it needs no network.
+# Installs, builds, trains yolox-nano on the built-in scenes (--data shapes), evaluates it, and draws its detections.
+# Takes some minutes. A second run needs no network.
 set -euo pipefail
 cd "$(dirname "$0")"
 ./setup.sh train eval demo
@@ -14,11 +14,11 @@ echo "== training yolox-nano on the built-in shapes (about 8 minutes on 2 cores)
 echo "== evaluating the best checkpoint"
 ./eval --data shapes --weights "$run/best.pth" --json "$run/eval.json" --report "$run/eval.html"
 
-echo "== drawing what it finds"
+echo "== drawing the detections"
 ./demo --source shapes --weights "$run/best.pth" --save "$run/pictures" --max-images 8
 
 echo
-echo "Trained:  $run/best.pth      Log: $run/log.txt      Numbers: $run/eval.json"
-echo "Curves, errors, worst images: $run/report.html (a page for any browser)"
-echo "Pictures with boxes: $run/pictures"
-echo "Next:     ./train --help, and the README for your own data"
+echo "Checkpoint: $run/best.pth      Log: $run/log.txt      Metrics: $run/eval.json"
+echo "Curves, errors, worst images: $run/report.html (open it in a browser)"
+echo "Images with detections: $run/pictures"
+echo "Next: ./train --help, and the README for your own data"

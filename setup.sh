@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs what is missing and builds: the targets given, or all. Run by quickstart.sh and test.sh; offline and quick once
-# everything is there.
-#   YOLOX_BUILD=build       folder to build in
-#   CMAKE_PREFIX_PATH=...   a LibTorch of yours instead of the one in .venv
-#   YOLOX_CMAKE_ARGS=...    settings for CMake
-#   YOLOX_PACKAGES=...      packages of Debian to install too
+# Installs missing packages and LibTorch, and builds the given targets (all if none are given). quickstart.sh and
+# test.sh call this script. Needs no network once everything is installed.
+#   YOLOX_BUILD=build       build folder
+#   CMAKE_PREFIX_PATH=...   folder of another LibTorch; otherwise LibTorch is installed into .venv
+#   YOLOX_CMAKE_ARGS=...    additional arguments for CMake
+#   YOLOX_PACKAGES=...      additional Debian packages
 set -euo pipefail
 cd "$(dirname "$0")"
 build=${YOLOX_BUILD:-build}
@@ -26,19 +26,19 @@ if command -v dpkg-query >/dev/null; then
       say "installing ${missing[*]}"
       (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}") \
         >"${TMPDIR:-/tmp}/yolox-apt.log" 2>&1 ||
-        { tail -n 5 "${TMPDIR:-/tmp}/yolox-apt.log"; echo "error: could not install packages; type: $command"; exit 1; }
+        { tail -n 5 "${TMPDIR:-/tmp}/yolox-apt.log"; echo "error: cannot install packages; run: $command"; exit 1; }
     elif sudo -n true 2>/dev/null; then
       say "installing ${missing[*]}"
       sudo sh -c "$command" >/dev/null
     else
-      echo "error: packages are missing; type this, then run the script again:"
+      echo "error: packages are missing; run this command, then run setup.sh again:"
       echo "  sudo sh -c '$command'"
       exit 1
     fi
   fi
 fi
 
-# LibTorch: that of CMAKE_PREFIX_PATH, else the one the build folder was made with, else the wheel in .venv.
+# LibTorch is taken from CMAKE_PREFIX_PATH, else from the CMake cache of the build folder, else from the wheel in .venv.
 own_torch() {
   local IFS=':;' p
   for p in ${CMAKE_PREFIX_PATH:-}; do
@@ -53,18 +53,18 @@ if own_torch; then
 elif [ -e "$known/TorchConfig.cmake" ]; then
   search=()
 elif ! ls .venv/lib/python3*/site-packages/torch-$torch*.dist-info >/dev/null 2>&1; then
-  say "installing LibTorch $torch into .venv (2 GB to fetch)"
+  say "installing LibTorch $torch into .venv (downloads 2 GB)"
   python3 -m venv .venv
   .venv/bin/pip install -q --disable-pip-version-check torch==$torch ||
-    { echo "error: LibTorch could not be installed; type: .venv/bin/pip install torch==$torch"; exit 1; }
+    { echo "error: cannot install LibTorch; run: .venv/bin/pip install torch==$torch"; exit 1; }
 fi
 
-say "building in $build (the first time takes some minutes)"
+say "building in $build (the first build takes some minutes)"
 generator=()
 if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
 cmake -S . -B "$build" ${search[@]+"${search[@]}"} "${generator[@]}" ${YOLOX_CMAKE_ARGS:-} >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 grep -o 'LibTorch [0-9].*' "$build.log" || true
-jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2000000)}' /proc/meminfo)  # a compiler takes up to 2 GB
+jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2000000)}' /proc/meminfo)  # a compiler process needs up to 2 GB
 [ "$room" -ge "$jobs" ] || jobs=$((room > 0 ? room : 1))
 cmake --build "$build" -j "$jobs" --target "${@:-all}" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 rm -f "$build.log"

@@ -1,14 +1,17 @@
-// SimOTA: which anchor points learn which object. Method: "YOLOX" (arXiv 2107.08430), section 2, a simplified
-// form of optimal transport assignment ("OTA", arXiv 2103.14259). For each object: every anchor point near
-// the centre of an object is a candidate; its cost is 3 x (-log IoU) + the class loss (+ 1e6 when it lies
-// outside this object's own centre region); the object takes its k cheapest candidates, where k is the sum of
-// its ten largest IoUs, at least 1; a point wanted by several objects goes to the cheapest.
+// SimOTA label assignment: matches anchor points with objects. Method: "YOLOX" (arXiv 2107.08430), section 2,
+// a simplified form of optimal transport assignment ("OTA", arXiv 2103.14259):
+//   1. Candidates are the anchor points in the centre region of any object of the image.
+//   2. The cost of a pair (object, candidate) is class loss + 3 x (-log IoU), plus 1e6 if the candidate lies
+//   outside the centre region of this object.
+//   3. Each object selects its k candidates of lowest cost. The dynamic k is the sum of the 10 largest IoUs
+//   of the object, truncated, at least 1.
+//   4. A candidate that several objects select goes to the object of lowest cost among all objects.
 //
-// The whole batch is one computation in tensor operations of shapes known on the host: no loop over objects,
-// no wait for the device. Memory is bounded: pairs of objects and points are formed in chunks of at most
-// kMaxPairs.
+// The batch is computed with tensor operations whose shapes are known on the host: without a loop over
+// objects and without device synchronisation. Memory is bounded, because pairs are formed in chunks of at
+// most max_pairs. The size of the chunks does not change the result.
 //
-// B images, G objects per image (padded), A anchor points, K candidate slots per image, C classes.
+// B: images. G: objects per image (padded). A: anchor points. K: candidate slots per image. C: classes.
 #pragma once
 #include <torch/torch.h>
 
@@ -23,17 +26,18 @@
 
 namespace yolox {
 
+// Result of the label assignment of a batch.
 struct Assignment {
-  Tensor matched;  // [B, A] int64: row of the object that this point learns, -1: background
-  Tensor iou;      // [B, A] IoU of the predicted box with that object, 0 for background
+  Tensor matched;  // [B, A] int64: row of the matched object in Targets; -1: background
+  Tensor iou;      // [B, A] IoU of the predicted box with the matched object; 0 for background
 };
 
-constexpr int64_t kMaxPairs = int64_t{1} << 24;  // 64 MiB for each float32 of a pair
-constexpr int64_t kTopK = 10;                    // an object gets at most this many points
-constexpr double kCentreRadius = 1.5;            // in strides; the distance in x and in y must be smaller
+constexpr int64_t kMaxPairs = int64_t{1} << 24;  // 64 MiB per float32 tensor over all pairs
+constexpr int64_t kTopK = 10;                    // maximum number of anchor points per object
+constexpr double kCentreRadius = 1.5;            // half side of the square centre region, in strides
 
-// IoU of boxes (cx, cy, w, h) in the last dimension, element by element with broadcasting. Two boxes of no
-// area have NaN, or 0 with an eps above 0.
+// Returns the IoU of boxes (cx, cy, w, h; in the last dimension), elementwise with broadcasting. eps is added
+// to the union. Without eps, two boxes of zero area have IoU NaN.
 inline Tensor box_iou(const Tensor& a, const Tensor& b, double eps = 0) {
   const auto half_a = a.slice(-1, 2, 4) / 2, half_b = b.slice(-1, 2, 4) / 2;
   const auto centre_a = a.slice(-1, 0, 2), centre_b = b.slice(-1, 0, 2);
@@ -45,8 +49,9 @@ inline Tensor box_iou(const Tensor& a, const Tensor& b, double eps = 0) {
   return both / (eps > 0 ? either + eps : either);
 }
 
-// Is a point within the centre region of an object? centre [..., 2], radius [...] of the object per point.
-// Compared in the official order of operations, so that points on the very border fall on the same side.
+// Returns true where a point lies inside the centre region of an object (border excluded). All tensors
+// broadcast: coordinates of point and object centre, half side `radius` of the region, in pixels. The
+// arithmetic follows the order of the official code, so that points on the border are classified equally.
 inline Tensor in_centre(const Tensor& point_x, const Tensor& point_y, const Tensor& gt_x, const Tensor& gt_y,
                         const Tensor& radius) {
   return (point_x > gt_x - radius)
@@ -55,12 +60,11 @@ inline Tensor in_centre(const Tensor& point_x, const Tensor& point_y, const Tens
       .logical_and_(point_y < gt_y + radius);
 }
 
-// Assigns the points of n images that have up to `rows` objects each.
-// boxes [n, A, 4] decoded, obj [n, A] and cls [n, A, C] logits; gt [n, rows, 4], gt_class [n, rows], counts
-// [n].
+// Runs SimOTA on n images of at most `rows` objects each. boxes [n, A, 4] decoded; obj [n, A] and cls [n, A,
+// C] logits; gt [n, rows, 4]; gt_class [n, rows]; counts [n]: number of objects.
 inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Tensor& cls,
                                const Anchors& anchors, const Tensor& gt, const Tensor& gt_class,
-                               const Tensor& counts) {
+                               const Tensor& counts, int64_t max_pairs = kMaxPairs) {
   const int64_t n = boxes.size(0), points = boxes.size(1), rows = gt.size(1);
   const auto index = counts.options();
   const Tensor x = (anchors.grid.select(1, 0) + 0.5) * anchors.stride;  // [A] centre of the cell, pixels
@@ -69,10 +73,10 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
   const Tensor valid = torch::arange(rows, index).unsqueeze(0) < counts.unsqueeze(1);     // [n, rows]
   const Tensor gt_x = gt.select(2, 0).unsqueeze(2), gt_y = gt.select(2, 1).unsqueeze(2);  // [n, rows, 1]
 
-  // Candidates, packed to the front in the order of the points: of each level a square of `side` x `side`
-  // cells for each object at most.
+  // Candidates are packed into slots in the order of the anchor points. On each level, a centre region covers
+  // at most side x side cells, which bounds the number of slots.
   Tensor candidate = torch::zeros({n, points}, index.dtype(torch::kBool));
-  const int64_t step = std::max<int64_t>(1, kMaxPairs / (n * points));
+  const int64_t step = std::max<int64_t>(1, max_pairs / (n * points));
   for (int64_t r = 0; r < rows; r += step) {
     const int64_t end = std::min(rows, r + step);
     candidate.logical_or_(in_centre(x, y, gt_x.slice(1, r, end), gt_y.slice(1, r, end), radius)
@@ -83,7 +87,7 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
   const int64_t slots = std::min(points, int64_t(std::size(kStrides)) * side * side * rows);
   const Tensor place = torch::where(candidate, candidate.cumsum(1) - 1, slots).clamp_max_(slots);
   const Tensor slot =
-      torch::full({n, slots + 1}, points, index)  // [n, K] point in each slot, A: slot not used
+      torch::full({n, slots + 1}, points, index)  // [n, K] anchor point of each slot; A: unused slot
           .scatter_(1, place, torch::arange(points, index).expand({n, points}))
           .slice(1, 0, slots);
   const Tensor used = slot < points, point = slot.clamp_max(points - 1);  // [n, K]
@@ -94,9 +98,9 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
   const Tensor slot_box = at_slots(boxes);
   const Tensor slot_x = x.index({point}), slot_y = y.index({point}),
                slot_radius = radius.index({point});  // [n, K]
-  // Class cost of a pair = binary cross entropy of sqrt(class x objectness) with the one-hot class. Summed
-  // over the classes once per point, as if all were absent; each pair then exchanges the term of its own
-  // class.
+  // The class cost of a pair is the binary cross entropy between sqrt(class score x objectness) and the
+  // one-hot class. The sum over classes is computed once per candidate with all targets 0. Each pair then
+  // replaces the term of the class of its object.
   const Tensor p = (at_slots(cls).to(torch::kFloat).sigmoid() *
                     obj.gather(1, point).to(torch::kFloat).sigmoid().unsqueeze(2))
                        .sqrt();
@@ -104,12 +108,13 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
   const Tensor all_absent = absent.sum(-1, false, torch::kDouble).unsqueeze(1);             // [n, 1, K]
   const Tensor exchange = (present.to(torch::kDouble) - absent).transpose(1, 2);            // [n, C, K]
 
-  // Rows in chunks: what each point costs at best and for whom, and who has taken it.
+  // Loops over chunks of objects. Keeps for each candidate the lowest cost with its object, and the objects
+  // that selected the candidate.
   const double infinity = std::numeric_limits<double>::infinity();
   Tensor best_cost = torch::full({n, slots}, infinity, index.dtype(torch::kDouble));
   Tensor best_row = torch::full({n, slots}, -1, index), taken_by = best_row.clone(),
          times_taken = torch::zeros_like(best_row);
-  const int64_t row_step = std::max<int64_t>(1, kMaxPairs / (n * slots));
+  const int64_t row_step = std::max<int64_t>(1, max_pairs / (n * slots));
   for (int64_t r = 0; r < rows; r += row_step) {
     const int64_t end = std::min(rows, r + row_step);
     const Tensor row_id = torch::arange(r, end, index).view({1, -1, 1});
@@ -120,8 +125,8 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
     const Tensor own = in_centre(slot_x.unsqueeze(1), slot_y.unsqueeze(1), gt_x.slice(1, r, end),
                                  gt_y.slice(1, r, end), slot_radius.unsqueeze(1));
     const Tensor of_class = gt_class.slice(1, r, end).unsqueeze(2).expand({n, end - r, slots});
-    // In float64, so that the penalty of 1e6 does not swallow what orders the points outside of the centre
-    // region.
+    // float64: in float32, adding the penalty of 1e6 would round away the cost differences between candidates
+    // outside of the centre region.
     Tensor cost = all_absent + exchange.gather(1, of_class) - 3.0 * (iou + 1e-8).log() +
                   1e6 * own.logical_not().to(torch::kDouble);
     cost = cost.nan_to_num_(infinity, infinity).masked_fill_(pair.logical_not(), infinity);
@@ -146,23 +151,25 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
           torch::zeros({n, points + 1}, boxes.options()).scatter_(1, slot, winner_iou).slice(1, 0, points)};
 }
 
-// boxes: the decoded predictions [B, A, 4]. In float32 or more, outside autocast and autograd. An image
-// without objects, or whose only object lies out of reach of every point, has background alone.
+// Runs SimOTA on a batch, without autograd. boxes: decoded predictions [B, A, 4], float32 or float64;
+// otherwise throws std::runtime_error. obj [B, A] and cls [B, A, C]: logits. Call it outside of autocast. An
+// image without candidates (no object, or every object centre far from all anchor points) gets only
+// background.
 inline Assignment simota(const Tensor& boxes, const Tensor& obj, const Tensor& cls, const Anchors& anchors,
-                         const Targets& targets) {
+                         const Targets& targets, int64_t max_pairs = kMaxPairs) {
   torch::NoGradGuard no_grad;
   const int64_t batch = boxes.size(0), points = boxes.size(1);
   const auto index = torch::TensorOptions(torch::kLong).device(boxes.device());
   check(boxes.scalar_type() == torch::kFloat || boxes.scalar_type() == torch::kDouble,
-        "simota works in float32 or float64, got ", boxes.scalar_type());
+        "SimOTA needs float32 or float64 boxes, got ", boxes.scalar_type());
   const Tensor counts = torch::tensor(targets.counts, torch::kLong).to(boxes.device(), /*non_blocking=*/true);
   std::vector<Tensor> matched, iou;
-  for (int64_t b = 0;
-       b < batch;) {  // as many images at a time as fit, each chunk padded to its own largest count
+  // A chunk has as many images as kMaxPairs allows, and is padded to its own largest count.
+  for (int64_t b = 0; b < batch;) {
     int64_t end = b, rows = 0;
     for (; end < batch; ++end) {
       const int64_t padded = std::max(rows, targets.counts[end]);
-      if (end > b && (end + 1 - b) * padded * points > kMaxPairs) break;
+      if (end > b && (end + 1 - b) * padded * points > max_pairs) break;
       rows = padded;
     }
     if (rows == 0) {
@@ -171,7 +178,8 @@ inline Assignment simota(const Tensor& boxes, const Tensor& obj, const Tensor& c
     } else {
       auto part = simota_chunk(boxes.slice(0, b, end), obj.slice(0, b, end), cls.slice(0, b, end), anchors,
                                targets.boxes.slice(0, b, end).slice(1, 0, rows).to(boxes.scalar_type()),
-                               targets.classes.slice(0, b, end).slice(1, 0, rows), counts.slice(0, b, end));
+                               targets.classes.slice(0, b, end).slice(1, 0, rows), counts.slice(0, b, end),
+                               max_pairs);
       matched.push_back(part.matched);
       iou.push_back(part.iou);
     }

@@ -1,5 +1,5 @@
-// The gradient of one step: of the whole batch, computed at once or in parts (--accum, or where memory runs
-// out).
+// Gradient computation of one iteration: over the whole batch at once, or accumulated over micro-batches
+// (--accum, or when memory runs out).
 #pragma once
 #include <ATen/record_function.h>
 #include <torch/torch.h>
@@ -24,38 +24,42 @@
 
 namespace yolox {
 
-// Does a part of a step under the name that it has in --profile.
+// Runs part() under this name in the --profile trace.
 template <class Part>
 auto marked(const char* name, const Part& part) {
   RECORD_USER_SCOPE(name);
   return part();
 }
 
+// Settings of compute_gradients().
 struct StepSettings {
   torch::DeviceType device;
-  at::ScalarType amp = torch::kFloat;  // of autocast; float32: none
+  at::ScalarType amp = torch::kFloat;  // dtype of autocast; float32: no autocast
   bool use_l1 = false;
-  // Several ranks, each with its share of the batch:
+  // With several ranks:
   int ranks = 1;
-  std::function<void(Tensor&)> sum = {};  // over all of them
-  // Called before the last backward(), with what the loss was computed from; after it the gradients are the
-  // mean over the ranks.
+  std::function<void(Tensor&)> sum = {};  // all-reduces a tensor in place
+  // Called with the loss before the last backward(), which then averages the gradients over the ranks.
   std::function<void(const std::vector<Tensor>&)> before_backward = {};
 };
 
-// A backward() that has failed leaves what it had yet to do in autograd's queue of this thread, and with it
-// the memory of the whole step, until the next backward() finds it.
+// Frees the memory of a failed backward(). After a backward() that threw, autograd keeps the unfinished
+// tasks, and the activations that they hold, until the next backward() on this thread. An empty backward()
+// frees them.
 inline void forget_backward() { torch::zeros({1}, torch::requires_grad()).sum().backward(); }
 
-// Sets the gradients of the optimizer's parameters to that of the batch's loss times the scaler's scale, and
-// gives the losses, detached. forward(images [b, 3, H, W]) -> Predictions. Parts, and ranks, have the
-// gradient and the losses of the whole batch, but for batch norms, which see a part at a time.
+// Computes gradients of the scaled batch loss into `param.grad()` and returns the detached losses.
+// forward(images [b, 3, H, W]) returns Predictions. parts: number of micro-batches. Gradients and losses are
+// those of the whole batch over all ranks. Only the batch norm statistics differ, because they are computed
+// per micro-batch.
 template <class Forward>
 Losses compute_gradients(const Forward& forward, const Tensor& images, const Targets& targets, int64_t parts,
                          Optimizer& optimizer, const GradScaler& scaler, const StepSettings& s) {
   optimizer.zero_grad();
-  // Each part is divided by its own positives: weighted by them, the parts add up to the gradient of the
-  // batch. The guess, the same on all ranks, keeps the weights near 1, for fp16.
+  // The loss of a micro-batch is normalised by the positives of that micro-batch. Weighting each micro-batch
+  // by its positives makes the sum of gradients equal to the gradient of the whole batch. `guess`, the
+  // expected number of positives, is the same on all ranks. It keeps these weights near 1, because fp16
+  // gradients overflow otherwise.
   const int64_t n = images.size(0);
   const double guess = 16.0 * double(n);
   const bool weighted = parts * s.ranks > 1;
@@ -77,7 +81,9 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
         scaler.scaled(loss).backward();
       } catch (const std::exception& e) {
         forget_backward();
-        const std::string what = e.what();  // of --debug; other ranks would wait for this one's gradients
+        // With --debug, anomaly mode throws at a NaN. With several ranks the error ends the run, because the
+        // other ranks would wait for the gradients of this rank.
+        const std::string what = e.what();
         if (what.find("returned nan values") == std::string::npos || s.ranks > 1) throw;
         anomaly = what.substr(0, what.find('\n'));
       }
@@ -95,8 +101,8 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
   return losses;
 }
 
-// Makes a step that of all ranks: `reduction` averages the gradients, the losses are those of the whole
-// batch, and with sync_bn so are the statistics of the model's batch norms.
+// Sets up distributed training: `reduction` averages gradients over the ranks, losses are summed over the
+// ranks, and sync_bn turns on SyncBN. Does nothing with a single rank.
 inline void train_over(Ranks& ranks, Reduction& reduction, StepSettings& s, nn::Module& model, bool sync_bn) {
   if (ranks.alone()) return;
   s.ranks = ranks.place.world;
@@ -105,12 +111,13 @@ inline void train_over(Ranks& ranks, Reduction& reduction, StepSettings& s, nn::
   if (sync_bn) use_sync_bn(model, s.sum);
 }
 
-// What the network gets of a batch: float images [B, 3, H, W] of this size, and the boxes in them. legacy: of
-// YOLOX 0.1.0, see preprocess(). type: that of the weights.
+// Network input of one batch.
 struct Input {
-  Tensor images;
-  Targets targets;
+  Tensor images;    // [B, 3, H, W] float
+  Targets targets;  // in pixels of `images`
 };
+// Returns the network input of a batch, resized to `size`. legacy: pixel format of YOLOX 0.1.0, see
+// preprocess(). type: dtype of the weights.
 inline Input network_input(const Batch& batch, ImageSize size, bool legacy, at::ScalarType type) {
   RECORD_USER_SCOPE("copy");
   Input input{preprocess(batch.images, legacy).to(type), batch.targets};
@@ -118,7 +125,8 @@ inline Input network_input(const Batch& batch, ImageSize size, bool legacy, at::
   return input;
 }
 
-// Reads what a step has computed. Waits for the device.
+// Copies losses and gradient norm of an iteration to the host. Synchronises with the device. objects: number
+// of objects in the batch.
 inline StepNumbers numbers_of(const Losses& l, const Tensor& norm, int64_t objects) {
   std::vector<Tensor> all{l.total, l.num_fg, norm};
   for (const auto& term : l.terms) all.push_back(term.value);

@@ -1,5 +1,8 @@
 #!/usr/bin/env bash
-# Sets up, builds and runs all tests. Arguments go to doctest: ./test.sh -tc='*simota*'
+# Sets up, builds and runs the tests: a few minutes for all.
+#   ./test.sh                    all
+#   ./test.sh quick              those that start no program: less than a minute
+#   ./test.sh -tc='*simota*'     arguments go to doctest; -ltc lists the names
 set -uo pipefail
 cd "$(dirname "$0")"
 ./setup.sh || exit 1
@@ -45,17 +48,22 @@ iproute2 ip
 chromium chromium chromium-browser google-chrome
 END
 echo "== testing"
-[ -e "${YOLOX_SHARED:-../shared}/fixtures" ] ||
-  echo "reference data (../shared or \$YOLOX_SHARED) is not here: tests that compare with it are skipped"
-log=$(mktemp)
-"$build/tests" --no-colors "$@" 2>&1 | tee "$log"
-status=${PIPESTATUS[0]}
-line=$(grep -E '^\[doctest\] test cases:' "$log" | tail -n 1)
-rm -f "$log"
-if [ -z "$line" ]; then  # the test program did not reach its end
-  echo "the test program ended with status $status"
-  echo "0 passed, 1 failed"
-  exit 1
+shared=${YOLOX_SHARED:-../shared}
+missing=()
+for part in fixtures data/weights data/coco_val2017_union data/coco_eval data/bccd data/odd_images; do
+  [ -e "$shared/$part" ] || missing+=("$part")
+done
+[ ${#missing[@]} = 0 ] ||
+  echo "missing reference data in $shared (or \$YOLOX_SHARED): ${missing[*]}; tests that compare with it are skipped"
+case " $* " in
+  *" -ltc "* | *" -lts "* | *" -lr "* | *" -c "* | *" -h "* | *" --help "* | *" --list-"* | *" --count "*)
+    exec "$build/tests" "$@" ;;
+esac
+scripts=(tests/includes.py "tests/promises.sh $build/tests")
+if [ "${1:-}" = quick ]; then
+  shift
+  set -- -tse=programs "$@"
+elif [ $# -gt 0 ]; then
+  scripts=()
 fi
-sed -E 's/.*\| *([0-9]+) passed *\| *([0-9]+) failed *\| *([0-9]+) skipped.*/\1 passed, \2 failed, \3 skipped/' <<<"$line"
-exit "$status"
+exec tests/shards.sh "$build/tests" ${scripts[@]+"${scripts[@]}"} -- "$@"

@@ -1,37 +1,38 @@
 // Trains YOLOX, on one rank or several: settings, ranks, data, model, run, plan, loop.
-//   ./train                                                     # yolox-s on drawn scenes
-//   ./train --data DIR --model yolox-s --weights yolox-s --bs 16 --epochs 100     # --gpus 4, --resume
-//   runs/NAME
+//   ./train                                                          # yolox-s on built-in scenes
+//   ./train --data DIR --model yolox-s --weights yolox-s --bs 16 --epochs 100
+//   ./train --data DIR --gpus 4
+//   ./train --resume runs/NAME
 #include "base/program.hpp"  // signals, threads, exit codes
-#include "config.hpp"        // Config, Plan: the settings, and what follows from them
-#include "data/batches.hpp"  // Batches: images, loaded ahead
+#include "config.hpp"        // Config, Plan: settings and derived settings
+#include "data/batches.hpp"  // Batches: prefetched batches
 #include "ddp.hpp"           // Ranks, Reduction
 #include "ddp/launch.hpp"    // launch(): --gpus, --procs
 #include "dtr/budget.hpp"    // Dtr: --dtr
 #include "run/crash.hpp"     // crash.txt
 #include "run/fit.hpp"       // MicroBatches, find_batch(), try_dtr()
-#include "run/recovery.hpp"  // Recovery: a step that went wrong
-#include "run/run.hpp"       // Run: the folder of the run, its log, checkpoints and reports
+#include "run/recovery.hpp"  // Recovery: rollback after a non-finite loss
+#include "run/run.hpp"       // Run: run folder, log, checkpoints and reports
 #include "run/setup.hpp"     // data, model and weights
 #include "step.hpp"          // compute_gradients()
 
 using namespace yolox;
 
-// The flags that --help explains; the others follow by name.
+// The flags that --help explains. The other flags are listed by name.
 static const std::vector<std::string> kOftenUsed = {"data",   "workers", "cache", "model",  "weights",
                                                     "resume", "size",    "bs",    "epochs", "lr",
                                                     "amp",    "dtr",     "gpus",  "out"};
 
-// The end of an epoch, or of the run: evaluation, best.pth, last.pth, report.html. False: training is over.
+// Ends an epoch or the run: evaluates, and writes best.pth, last.pth and report.html. Returns false if
+// training is over.
 static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   const bool last = t.iteration == plan.iters;
   std::optional<Evaluation> evaluation;
   if (plan.evaluates_after(t.iteration)) {
-    if (!run.saved_at(t.iteration)) run.save(t, "last.pth");  // a signal may cut off the evaluation
+    if (!run.saved_at(t.iteration)) run.save(t, "last.pth");  // a signal may interrupt the evaluation
     evaluation = run.evaluate(t);
     if (!evaluation->complete) return false;
-    t.ap = evaluation->result
-               .AP;  // what decides which checkpoint is the best; AP50, for example, can stand here
+    t.ap = evaluation->result.AP;  // selects best.pth; change this line to select by AP50, for example
     const auto [ap_before, stale_before] = std::pair(t.best_ap, t.stale);
     ++t.stale;
     if (*t.ap > t.best_ap) {
@@ -41,7 +42,8 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
     }
     run.best_ap = t.best_ap;
     if (t.iteration % plan.per_epoch != 0) {
-      // Only --max-iters ended the epoch here. A resumed run must equal one that was not stopped.
+      // --max-iters ended the run within an epoch. Restores the values of the last whole epoch, so that a
+      // resumed run equals a run without interruption.
       t.best_ap = ap_before;
       t.stale = stale_before;
     }
@@ -52,14 +54,14 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   return !run.end_of_epoch(t, evaluation ? &*evaluation : nullptr, stop);
 }
 
-// Returns the exit code.
+// Trains and returns the exit code. With --gpus or --procs, starts the ranks instead.
 static int train(int argc, char** argv) {
   ignore_hangup();
   tell_signals();
 
-  // ---- settings: flags, or with --resume those of the run
+  // ---- settings: from the flags, or from the resumed run
   Config config;
-  config.parse(argc, argv, "trains YOLOX", kOftenUsed);
+  config.parse(argc, argv, "train YOLOX", kOftenUsed);
   SavedRun saved = find_run(config);
   fill_in(config);
   check_config(config);
@@ -68,8 +70,7 @@ static int train(int argc, char** argv) {
   const torch::Device device = prepare_process(config, place);
   check_room_for_batches(config);
 
-  // ---- the other ranks. On an error the object is not destroyed, because that would wait for ranks that are
-  // gone.
+  // ---- ranks. The object is not destroyed after an error, because its destructor would wait for dead ranks.
   Ranks& ranks = *new Ranks(place, device, config.timeout);
 
   // ---- data
@@ -77,20 +78,19 @@ static int train(int argc, char** argv) {
   check_ranks(ranks, config, data, saved, device);
 
   // ---- model, weights, optimizer, EMA
-  Dtr dtr(
-      dtr_settings(dtr_bytes(config), device, place.local_world));  // counts what is allocated from here on
+  Dtr dtr(dtr_settings(dtr_bytes(config), device, place.local_world));  // counts allocations from here on
   WeightsInfo info;
   YOLOX model = new_model(config, saved, data.train, device, info, saved.notes);
   Training t = new_training(config, model, device);
   StepSettings step{device.type(), type_of(config.amp)};
 
-  // ---- the run: its folder, its log, its checkpoints
+  // ---- run folder, log, checkpoints
   Run run(config, info, saved, data, ranks, device);
   run.cache_images(data.train);
 
-  // ---- batch size, steps, checkpoint
+  // ---- batch size, plan, resume
   const ImageSize base{int(info.height), int(info.width)};
-  const auto forward = [&](const Tensor& x) { return model(x); };
+  const auto forward = network_of(model);
   const auto compute = [&](const Tensor& images, const Targets& targets, int64_t parts) {
     return compute_gradients(forward, images, targets, parts, t.optimizer, t.scaler, step);
   };
@@ -102,12 +102,12 @@ static int train(int argc, char** argv) {
   run.resume(t, saved, plan);
   run.start(t, plan, dtr.on(), {dtr_fact});
 
-  // ---- several ranks: the same weights, the gradient and the batch norms of the whole batch
+  // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN
   synchronize(ranks, t);
   Reduction reduction(ranks, learning(*model), type_of(config.compress));
   train_over(ranks, reduction, step, *model, config.sync_bn);
 
-  // ---- the loop
+  // ---- training loop
   Batches batches(data.train, config, plan, place.rank, base, device);
   batches.start(t.iteration);
   MicroBatches micro_batches(t, config.accum, plan.share, ranks, run.log);
@@ -121,7 +121,7 @@ static int train(int argc, char** argv) {
     const Batch batch = batches.next();
     run.start_step(i, batch, batches.take_waiting_time());
 
-    // The gradient of the whole batch, at once or in micro-batches.
+    // Gradients of the whole batch, at once or accumulated over micro-batches.
     step.use_l1 = i >= plan.no_aug_from;
     dtr.takes_samples = i == traced;
     const Losses losses = micro_batches.run(i, size, [&](int64_t parts) {
@@ -134,7 +134,7 @@ static int train(int argc, char** argv) {
     const StepNumbers numbers = numbers_of(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
     if (!config.sync_bn) ranks.average(model->buffers());
 
-    // A loss that is not finite: back to the last checkpoint, or the end.
+    // After a non-finite loss: rolls back to the last checkpoint, or ends the run.
     if (const std::string why = recovery.failure(numbers, losses.anomaly); !why.empty()) {
       micro_batches.restore_statistics();
       recovery.roll_back(t, why, {i, batch, numbers, lr, size, step.use_l1});
@@ -142,7 +142,7 @@ static int train(int argc, char** argv) {
       continue;
     }
 
-    // The step: weights, EMA, scale of the loss. Gradients that overflowed change nothing but the scale.
+    // Updates weights, EMA and loss scale. After an fp16 overflow, only the loss scale.
     if (numbers.finite()) {
       t.optimizer.step(lr);
       if (config.ema > 0) ema_update(*t.ema, *model, ema_decay(config.ema, ++t.ema_updates));

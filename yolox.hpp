@@ -1,10 +1,9 @@
-// YOLOX: CSPDarknet, PAFPN and the decoupled anchor-free head, six sizes, and what turns its output into
-// boxes. Method: "YOLOX: Exceeding YOLO Series in 2021" (arXiv 2107.08430), section 2. Parameter names,
-// shapes and the order in which they are initialised equal those of the official repository, so its weights
-// load by name.
+// The YOLOX model in six sizes: CSPDarknet, PAFPN, the decoupled anchor-free head, decoding and NMS. Method:
+// "YOLOX: Exceeding YOLO Series in 2021" (arXiv 2107.08430), section 2. Names, shapes and initialisation
+// order of the parameters equal those of the official repository, so that official weights load by name.
 //
-// B batch, C channels or classes, H W height and width in pixels (multiples of 32), A anchor points
-// (A = HW/64 + HW/256 + HW/1024: one per cell of the strides 8, 16 and 32, level after level, row after row).
+// B: batch size. C: channels or classes. H, W: height and width in pixels, multiples of 32. A: anchor points,
+// one per cell of the strides 8, 16 and 32 (A = HW/64 + HW/256 + HW/1024), ordered by level, row, column.
 #pragma once
 #include <torch/torch.h>
 
@@ -28,13 +27,13 @@ namespace nn = torch::nn;
 
 // ---- building blocks
 
-// Every block maps one tensor [B, C, H, W] to another.
+// Base class of the building blocks. forward() maps [B, C, H, W] to [B, C', H', W'].
 struct Block : nn::Module {
   virtual Tensor forward(Tensor x) = 0;
 };
 using BlockPtr = std::shared_ptr<Block>;
 
-// Convolution without bias, batch normalisation, SiLU.
+// Convolution without bias, batch norm, SiLU. The padding keeps H and W at stride 1.
 struct BaseConvImpl : Block {
   BaseConvImpl(int in, int out, int kernel, int stride = 1, int groups = 1) {
     conv = register_module("conv", nn::Conv2d(nn::Conv2dOptions(in, out, kernel)
@@ -47,13 +46,13 @@ struct BaseConvImpl : Block {
   Tensor forward(Tensor x) override { return bn ? bn_silu(conv(x), bn, sync_bn) : torch::silu(conv(x)); }
 
   nn::Conv2d conv{nullptr};
-  nn::BatchNorm2d bn{nullptr};  // null: folded into the convolution
-  AllReducePtr sync_bn;         // null: statistics of this rank only
+  nn::BatchNorm2d bn{nullptr};  // null after fuse_batch_norms()
+  AllReducePtr sync_bn;         // null: no SyncBN
 };
 TORCH_MODULE(BaseConv);
 
-// Depthwise-separable convolution: k x k per channel, then 1x1 across channels, each with its own norm and
-// SiLU.
+// Depthwise-separable convolution: a k x k depthwise and a 1x1 pointwise convolution, each with batch norm
+// and SiLU.
 struct DWConvImpl : Block {
   DWConvImpl(int in, int out, int kernel, int stride) {
     dconv = register_module("dconv", BaseConv(in, in, kernel, stride, in));
@@ -69,7 +68,7 @@ inline BlockPtr make_conv(int in, int out, int kernel, int stride, bool depthwis
   return std::make_shared<BaseConvImpl>(in, out, kernel, stride);
 }
 
-// Blocks one after the other, named "0", "1", ...
+// Sequence of blocks, registered as "0", "1", ...
 struct SeqImpl : Block {
   explicit SeqImpl(std::vector<BlockPtr> children = {}) {
     for (auto& child : children) push_back(child);
@@ -86,6 +85,7 @@ struct SeqImpl : Block {
 };
 TORCH_MODULE(Seq);
 
+// 1x1 convolution, 3x3 convolution and an optional residual connection.
 struct BottleneckImpl : Block {
   BottleneckImpl(int channels, bool shortcut, bool depthwise) : shortcut(shortcut) {
     conv1 = register_module("conv1", BaseConv(channels, channels, 1));
@@ -101,7 +101,8 @@ struct BottleneckImpl : Block {
   BlockPtr conv2;
 };
 
-// Cross-stage partial layer: half of the channels pass n bottlenecks, the other half one 1x1 convolution.
+// Cross-stage partial layer: one half of the channels passes n bottlenecks, the other half a 1x1 convolution.
+// A 1x1 convolution fuses both.
 struct CSPLayerImpl : Block {
   CSPLayerImpl(int in, int out, int n, bool shortcut, bool depthwise) {
     const int hidden = out / 2;
@@ -118,8 +119,8 @@ struct CSPLayerImpl : Block {
 };
 using CSPLayer = CSPLayerImpl;
 
-// max_pool2d(x, 5, 1, 2) by rows and columns. On a GPU torch adds up the gradient of its own in an order that
-// changes from run to run; this one, several times slower, does not.
+// Returns max_pool2d(x, 5, 1, 2) with a deterministic backward on a GPU. The CUDA backward of torch's max
+// pooling uses atomic additions, whose order differs between runs. This version is several times slower.
 inline Tensor max_of_5x5(Tensor x) {
   for (const int64_t dim : {2, 3}) {
     std::vector<int64_t> pad(4, 0);  // left, right, top, bottom
@@ -132,9 +133,8 @@ inline Tensor max_of_5x5(Tensor x) {
   return x;
 }
 
-// Spatial pyramid pooling with windows 5, 9 and 13. A 9-window maximum is the 5-window maximum of 5-window
-// maxima, a 13-window one of that again: three small poolings give the same numbers as one small and two
-// large ones.
+// Spatial pyramid pooling with max-pool windows 5, 9 and 13. Two chained 5x5 poolings equal one 9x9 pooling,
+// and three equal one 13x13 pooling. The chain needs fewer operations and returns the same values.
 struct SPPBottleneckImpl : Block {
   SPPBottleneckImpl(int in, int out) {
     conv1 = register_module("conv1", BaseConv(in, in / 2, 1));
@@ -152,7 +152,7 @@ struct SPPBottleneckImpl : Block {
   BaseConv conv1{nullptr}, conv2{nullptr};
 };
 
-// Space to depth: each 2x2 patch becomes one cell of 4 x 3 channels, then a 3x3 convolution.
+// Space-to-depth and a 3x3 convolution. Each 2x2 patch of the image becomes one cell of 12 channels.
 struct FocusImpl : Block {
   FocusImpl(int in, int out) { conv = register_module("conv", BaseConv(4 * in, out, 3)); }
   Tensor forward(Tensor x) override {  // [B, 3, H, W] -> [B, out, H/2, W/2]
@@ -165,10 +165,10 @@ struct FocusImpl : Block {
 
 // ---- backbone and neck
 
-// What the official training recipe sets by model size. Flags of ./train override it.
+// Hyper-parameters of the official recipe that depend on the model size. Flags of ./train override them.
 struct Recipe {
   double mosaic_prob;                       // probability of mosaic
-  double mosaic_scale_lo, mosaic_scale_hi;  // range of the mosaic's zoom
+  double mosaic_scale_lo, mosaic_scale_hi;  // scale range of mosaic
   double mixup_prob;                        // probability of MixUp
   int smaller, larger;                      // multi-scale: range around the input size, in units of 32 pixels
 };
@@ -176,15 +176,16 @@ constexpr Recipe kNanoRecipe = {0.5, 0.5, 1.5, 0, 3, 7};
 constexpr Recipe kTinyRecipe = {1, 0.5, 1.5, 0, 3, 7};
 constexpr Recipe kFullRecipe = {1, 0.1, 2, 1, 5, 5};
 
+// A row of the table of model sizes.
 struct ModelSize {
   std::string name;
   double depth, width;
   bool depthwise;
-  int input;  // side of the square training and test size, pixels
+  int input;  // default input size for training and evaluation: side of the square in pixels
   Recipe recipe = kFullRecipe;
 };
 
-// The six official sizes. A new row is a new --model.
+// Returns the table of the six official sizes. A new row adds a value of --model.
 inline const std::vector<ModelSize>& model_sizes() {
   static const std::vector<ModelSize> sizes = {{"yolox-nano", 0.33, 0.25, true, 416, kNanoRecipe},
                                                {"yolox-tiny", 0.33, 0.375, false, 416, kTinyRecipe},
@@ -194,19 +195,20 @@ inline const std::vector<ModelSize>& model_sizes() {
                                                {"yolox-x", 1.33, 1.25, false, 640}};
   return sizes;
 }
-// "yolox-nano, yolox-tiny, ..."
+// Returns "yolox-nano, yolox-tiny, ...".
 inline std::string model_names() {
   std::vector<std::string> names;
   for (const auto& size : model_sizes()) names.push_back(size.name);
   return listed(names, names.size());
 }
-// Throws for a name that none has.
+// Returns the row with this name. Throws UsageError if the name is unknown.
 inline const ModelSize& model_size(const std::string& name) {
   for (const auto& size : model_sizes())
     if (size.name == name) return size;
   throw UsageError(concat("--model ", name, " is unknown; choose ", model_names()));
 }
 
+// Backbone CSPDarknet.
 struct CSPDarknetImpl : nn::Module {
   explicit CSPDarknetImpl(const ModelSize& size) {
     const int c = static_cast<int>(size.width * 64);
@@ -220,13 +222,14 @@ struct CSPDarknetImpl : nn::Module {
     dark2 = register_module("dark2", stage(c, n));
     dark3 = register_module("dark3", stage(2 * c, 3 * n));
     dark4 = register_module("dark4", stage(4 * c, 3 * n));
-    // Constructed one after the other: the order decides which random numbers each gets.
+    // Each block is constructed in its own statement, because the construction order decides the random
+    // initialisation.
     const auto down = make_conv(8 * c, 16 * c, 3, 2, size.depthwise);
     const auto spp = std::make_shared<SPPBottleneckImpl>(16 * c, 16 * c);
     const auto csp = std::make_shared<CSPLayer>(16 * c, 16 * c, n, false, size.depthwise);
     dark5 = register_module("dark5", Seq(std::vector<BlockPtr>{down, spp, csp}));
   }
-  // [B, 3, H, W] -> features of strides 8, 16 and 32
+  // Returns the feature maps of strides 8, 16 and 32. image: [B, 3, H, W].
   std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& image) {
     const Tensor x8 = dark3(dark2(stem->forward(image))), x16 = dark4(x8), x32 = dark5(x16);
     return {x8, x16, x32};
@@ -237,7 +240,7 @@ struct CSPDarknetImpl : nn::Module {
 };
 TORCH_MODULE(CSPDarknet);
 
-// Path-aggregation feature pyramid: top-down, then bottom-up.
+// Backbone and path-aggregation feature pyramid (a top-down and a bottom-up path).
 struct PAFPNImpl : nn::Module {
   explicit PAFPNImpl(const ModelSize& size) {
     const int c0 = static_cast<int>(256 * size.width), c1 = 2 * c0, c2 = 4 * c0;
@@ -255,7 +258,7 @@ struct PAFPNImpl : nn::Module {
     bu_conv1 = register_module("bu_conv1", make_conv(c1, c1, 3, 2, size.depthwise));
     C3_n4 = register_module("C3_n4", csp(2 * c1, c2));
   }
-  // [B, 3, H, W] -> three feature maps [B, C_k, H/8, W/8], ... /16, ... /32
+  // Returns the feature maps [B, C_k, H/s, W/s] of strides s = 8, 16 and 32. image: [B, 3, H, W].
   std::vector<Tensor> forward(const Tensor& image) {
     const auto up = [](const Tensor& x) {
       return torch::upsample_nearest2d(x, std::nullopt, std::vector<double>{2, 2});
@@ -279,20 +282,20 @@ TORCH_MODULE(PAFPN);
 
 constexpr int kStrides[] = {8, 16, 32};
 
-// What the network says before any decoding: one row per anchor point.
+// Raw output of the network before decoding, one row per anchor point.
 struct Predictions {
   Tensor reg;  // [B, A, 4]  offset of the centre from the cell in strides, log of width and height in strides
-  Tensor obj;  // [B, A]     logit: is there an object
-  Tensor cls;  // [B, A, C]  logit of each class
+  Tensor obj;  // [B, A]     objectness logits
+  Tensor cls;  // [B, A, C]  class logits
 };
 
-// Cell of each anchor point: column, row (integers; the cell's corner, not its centre) and stride in pixels.
+// Positions of the anchor points.
 struct Anchors {
-  Tensor grid;    // [A, 2]
-  Tensor stride;  // [A]
+  Tensor grid;    // [A, 2]  column and row of the cell; integers, without +0.5
+  Tensor stride;  // [A]     pixels
 };
 
-// Anchor points of an image of height x width pixels; dtype and device as in `like`.
+// Returns the anchor points of an image of height x width pixels, with dtype and device of `like`.
 inline Anchors make_anchors(int64_t height, int64_t width, const torch::TensorOptions& like) {
   std::vector<Tensor> grids, strides;
   for (const int s : kStrides) {
@@ -304,17 +307,19 @@ inline Anchors make_anchors(int64_t height, int64_t width, const torch::TensorOp
   return {torch::cat(grids), torch::cat(strides)};
 }
 
-// Raw regression [..., A, 4] -> boxes (cx, cy, w, h) in pixels. Out of place: autograd needs the inputs.
+// Decodes raw regression [..., A, 4] to boxes (cx, cy, w, h) in pixels. Uses no in-place operation, because
+// autograd needs the inputs.
 inline Tensor decode_boxes(const Tensor& reg, const Anchors& anchors) {
   const Tensor stride = anchors.stride.unsqueeze(-1);  // [A, 1]
   return torch::cat({(reg.slice(-1, 0, 2) + anchors.grid) * stride, reg.slice(-1, 2, 4).exp() * stride}, -1);
 }
 
+// Decoupled head: separate branches for classes and for boxes with objectness, on each of the three levels.
 struct HeadImpl : nn::Module {
   HeadImpl(const ModelSize& size, int num_classes) {
     const int h = static_cast<int>(256 * size.width);
-    // The order of registration gives the official order of keys; the order of construction below the
-    // official random initial values.
+    // The registration order gives the official key order of the state dict. The construction order below
+    // gives the official random initialisation.
     cls_convs = register_module("cls_convs", Seq());
     reg_convs = register_module("reg_convs", Seq());
     cls_preds = register_module("cls_preds", nn::ModuleList());
@@ -335,18 +340,19 @@ struct HeadImpl : nn::Module {
       reg_preds->push_back(predictor(4));
       obj_preds->push_back(predictor(1));
     }
-    // Start with a probability of 0.01 everywhere, so that the many empty cells do not swamp the first steps
-    // (focal loss, arXiv 1708.02002, section 3.3).
+    // Sets the bias for an initial probability of 0.01. Otherwise the loss of the many background points
+    // dominates the first iterations (focal loss, arXiv 1708.02002, section 3.3).
     torch::NoGradGuard no_grad;
     const double prior = 0.01, bias = -std::log((1 - prior) / prior);
     for (auto* preds : {&cls_preds, &obj_preds})
       for (const auto& pred : **preds) pred->as<nn::Conv2d>()->bias.fill_(bias);
   }
+  // features: the outputs of PAFPN, strides 8, 16 and 32.
   Predictions forward(const std::vector<Tensor>& features) {
     std::vector<Tensor> reg, obj, cls;
-    const auto rows = [](const Tensor& x) {
+    const auto rows = [](const Tensor& x) {  // [B, C, h, w] -> [B, hw, C]
       return x.permute({0, 2, 3, 1}).flatten(1, 2);
-    };  // [B,C,h,w] -> [B,hw,C]
+    };
     for (size_t k = 0; k < features.size(); ++k) {
       const Tensor x = stems->blocks[k]->forward(features[k]);
       const Tensor cls_feature = cls_convs->blocks[k]->forward(x),
@@ -365,18 +371,21 @@ TORCH_MODULE(Head);
 
 // ---- model
 
+// The whole detector: PAFPN and head.
 struct YOLOXImpl : nn::Module {
+  // model: a name of model_sizes(). Throws UsageError if the name is unknown, std::runtime_error if
+  // num_classes < 1.
   YOLOXImpl(const std::string& model, int num_classes) : name(model), num_classes(num_classes) {
     check(num_classes >= 1, "a detector needs at least one class, got ", num_classes);
     const ModelSize& size = model_size(model);
     backbone = register_module("backbone", PAFPN(size));
     head = register_module("head", Head(size, num_classes));
   }
-  // images [B, 3, H, W]: BGR, 0..255, float, H and W multiples of 32 (any memory order; channels-last is
-  // fastest)
+  // images: [B, 3, H, W] float, BGR, 0..255; H and W multiples of 32. Any memory format works, channels-last
+  // is the fastest. Throws std::runtime_error on another shape.
   Predictions forward(const Tensor& images) {
     check(images.dim() == 4 && images.size(1) == 3 && images.size(2) % 32 == 0 && images.size(3) % 32 == 0,
-          "the network takes images [B, 3, H, W] with H and W multiples of 32, got ", images.sizes());
+          "the network needs images [B, 3, H, W] with H and W multiples of 32, got ", images.sizes());
     return head(backbone(images));
   }
 
@@ -387,23 +396,24 @@ struct YOLOXImpl : nn::Module {
 };
 TORCH_MODULE(YOLOX);
 
-// Makes every batch norm of the model use the images of all ranks. sum: all-reduces a tensor in place.
+// Turns on SyncBN in all batch norms of the model. sum: all-reduces a tensor in place; empty turns SyncBN
+// off.
 inline void use_sync_bn(nn::Module& model, const std::function<void(Tensor&)>& sum) {
-  const auto all_reduce = c10::make_intrusive<AllReduce>(sum);
+  const AllReducePtr all_reduce = sum ? c10::make_intrusive<AllReduce>(sum) : AllReducePtr();
   for (const auto& module : model.modules())
     if (auto* block = module->as<BaseConvImpl>()) block->sync_bn = all_reduce;
 }
 
-// Puts the weights into channels-last memory order. With images in the same order (as OpenCV has them) the
-// network runs without reordering anything; a training step takes a tenth to a fifth less time. Names and
-// shapes stay.
+// Converts the weights to channels-last memory format. Images from OpenCV have this format, so that no
+// operation has to reorder memory: a training iteration takes 10 to 20 % less time. Names and shapes do not
+// change.
 inline void channels_last(nn::Module& model) {
   for (auto& p : model.parameters())
     if (p.dim() == 4) p.set_data(p.contiguous(torch::MemoryFormat::ChannelsLast));
 }
 
-// Weight and bias of the convolution that does what a block's convolution and norm do in evaluation: there
-// the norm is a factor and a sum for each channel.
+// Returns weight and bias of the convolution that equals convolution and batch norm of the block in
+// evaluation mode. In this mode, a batch norm is a factor and an offset per channel.
 inline std::pair<Tensor, Tensor> folded(const BaseConvImpl& block) {
   const torch::NoGradGuard no_grad;
   if (!block.bn) return {block.conv->weight, block.conv->bias};
@@ -414,8 +424,8 @@ inline std::pair<Tensor, Tensor> folded(const BaseConvImpl& block) {
           (exact(bn.bias) - exact(bn.running_mean) * factor).to(bn.weight.dtype())};
 }
 
-// Folds each batch norm, with its running statistics, into the convolution before it: the output in
-// evaluation stays the same, to rounding, for fewer operations. Such a model is for inference alone.
+// Folds each batch norm, with its running statistics, into the preceding convolution. The output in
+// evaluation mode stays the same up to rounding. The fused model is for inference only.
 inline void fuse_batch_norms(nn::Module& model) {
   for (const auto& module : model.modules()) {
     auto* block = module->as<BaseConvImpl>();
@@ -434,8 +444,9 @@ inline void fuse_batch_norms(nn::Module& model) {
   }
 }
 
-// Output of the network in evaluation: [B, A, 5 + C] = cx, cy, w, h in pixels of the network's input,
-// objectness and class scores in 0..1. float32 whatever the network computed in, float64 if it did that.
+// Decodes predictions to [B, A, 5 + C]: cx, cy, w, h in pixels of the network input, then objectness and
+// class scores in 0..1. height, width: of the network input in pixels. Returns float32, or float64 for
+// float64 predictions.
 inline Tensor decode(const Predictions& p, int64_t height, int64_t width) {
   const auto dtype = torch::promote_types(p.reg.scalar_type(), torch::kFloat);
   const Tensor boxes =
@@ -443,9 +454,9 @@ inline Tensor decode(const Predictions& p, int64_t height, int64_t width) {
   return torch::cat({boxes, p.obj.to(dtype).sigmoid().unsqueeze(-1), p.cls.to(dtype).sigmoid()}, -1);
 }
 
-// Greedy non-maximum suppression on the CPU. boxes [N, 4] (x1, y1, x2, y2), scores [N], classes [N]: boxes
-// suppress only boxes of their own class. Returns the kept indices, best score first; equal scores keep their
-// order.
+// Runs greedy NMS per class on the CPU. boxes [N, 4] float32 (x1, y1, x2, y2), scores [N], classes [N].
+// threshold: IoU threshold. Returns the indices of the kept boxes in descending order of score; equal scores
+// keep their order.
 inline Tensor nms(const Tensor& boxes, const Tensor& scores, const Tensor& classes, double threshold) {
   const Tensor order = scores.argsort(/*stable=*/true, 0, /*descending=*/true);
   const Tensor b = boxes.index_select(0, order).t().contiguous();  // [4, N]
@@ -470,9 +481,10 @@ inline Tensor nms(const Tensor& boxes, const Tensor& scores, const Tensor& class
   return order.index_select(0, torch::tensor(kept, torch::kLong));
 }
 
-// Decoded output [B, A, 5 + C] -> for each image the detections [N, 7] on the CPU: x1, y1, x2, y2 in pixels
-// of the network's input (not clipped to it), objectness, class score, class; best objectness x class score
-// first. Keeps what scores at least `conf`; `agnostic` lets boxes of any class suppress each other.
+// Applies the score threshold and NMS to the output of decode(), [B, A, 5 + C]. Returns the detections [N, 7]
+// of each image on the CPU: x1, y1, x2, y2 in pixels of the network input (not clipped), objectness, class
+// score, class id. The score is objectness x class score; detections are in descending order of score. conf:
+// minimum score. nms_threshold: IoU threshold. agnostic: class-agnostic NMS.
 inline std::vector<Tensor> postprocess(const Tensor& decoded, double conf, double nms_threshold,
                                        bool agnostic = false) {
   torch::NoGradGuard no_grad;

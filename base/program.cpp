@@ -2,20 +2,6 @@
 
 namespace yolox {
 
-const std::string& git_revision() {
-  static const std::string revision = [] {
-    std::string found;
-    const char* ask =
-        "git --no-optional-locks -C '" YOLOX_SOURCE_DIR "' describe --always --dirty 2>/dev/null";
-    if (FILE* git = popen(ask, "r")) {
-      for (int byte; (byte = std::fgetc(git)) > ' ';) found += char(byte);
-      pclose(git);
-    }
-    return found.empty() ? "unknown" : found;
-  }();
-  return revision;
-}
-
 void catch_signals(bool launcher) {
   static bool passes_on;
   passes_on = launcher;

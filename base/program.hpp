@@ -24,9 +24,9 @@ inline double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Returns `git describe --always --dirty` of the source folder, or "unknown". Runs git once, at the first
-// call.
-const std::string& git_revision();
+// Returns the git revision that this program was built from. "+edits": its sources differed from that
+// revision.
+const char* git_revision();
 
 // ---- signals
 

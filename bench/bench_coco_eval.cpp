@@ -1,5 +1,6 @@
-// Times COCO evaluation from files: bench/coco_eval --gt GT.json --dt DT.json [--threads N] prints one JSON
-// line with the seconds taken and the twelve numbers. bench/coco_eval.py makes the files and compares.
+// Times COCO evaluation from JSON files. Prints one line of JSON: the seconds of each stage and the 12 COCO
+// metrics. bench/coco_eval.py makes the files and compares with other programs.
+//   build/bench_coco_eval --gt GT.json --dt DT.json [--threads N]
 #include "metrics/coco_eval.hpp"
 
 #include <chrono>
@@ -19,7 +20,7 @@ int main(int argc, char** argv) try {
     else if (flag == "--threads")
       threads = std::atoi(argv[i + 1]);
     else
-      yolox::fail("unknown flag ", flag, "; there are --gt, --dt and --threads");
+      yolox::fail("unknown flag ", flag, "; the flags are --gt, --dt and --threads");
   }
   auto seconds = [last = std::chrono::steady_clock::now()]() mutable {
     const auto start = last;

@@ -1,5 +1,6 @@
-// What training on several ranks costs beside one rank with the same batch and the same cores, and how much
-// of the reduction of gradients hides behind backward. Prints one line of JSON; ddp.py makes the table.
+// Time of a training step on several CPU ranks of one machine, to compare with one rank with the same total
+// batch size and the same cores. Also the time of the gradient all-reduce, and how much of it overlaps with
+// backward. Prints one line of JSON; ddp.py makes the table.
 #include <iostream>
 
 #include "base/flags.hpp"
@@ -12,21 +13,20 @@
 using namespace yolox;
 
 struct Config : Flags {
-  std::string model = flag(model, "Bench", "model", "yolox-nano", "NAME", "size of the model");
+  std::string model = flag(model, "Bench", "model", "yolox-nano", "NAME", "model size");
   int size = flag(size, "Bench", "size", 416, "N", "input size");
-  int bs = flag(bs, "Bench", "bs", 8, "N", "images in a step, of all ranks");
-  int ranks = flag(ranks, "Bench", "ranks", 2, "N", "ranks on this machine, which share its cores");
-  int steps =
-      flag(steps, "Bench", "steps", 8, "N", "steps of each kind that are timed, after two that are not");
-  bool sync_bn = flag(sync_bn, "Bench", "sync-bn", true, "", "batch norms over all ranks");
-  int objects = flag(objects, "Bench", "objects", 20, "N", "ground truths in each image");
+  int bs = flag(bs, "Bench", "bs", 8, "N", "total batch size over all ranks");
+  int ranks = flag(ranks, "Bench", "ranks", 2, "N", "number of ranks, which share the cores of this machine");
+  int steps = flag(steps, "Bench", "steps", 8, "N", "timed steps of each kind, after 2 warm-up steps");
+  bool sync_bn = flag(sync_bn, "Bench", "sync-bn", true, "", "do not use SyncBN");
+  int objects = flag(objects, "Bench", "objects", 20, "N", "ground-truth boxes per image");
 };
 
 int main(int argc, char** argv) {
   int code = 0;
   const int failed = run_program([&] {
     Config c;
-    c.parse(argc, argv, "cost of several ranks");
+    c.parse(argc, argv, "times a training step on several ranks");
     const Place place = place_of_this_process();
     if (!place.launched) {
       Launch here;
@@ -54,7 +54,7 @@ int main(int argc, char** argv) {
     settings.ranks = c.ranks;
     settings.sum = [&](Tensor& x) { ranks.sum(x); };
     settings.before_backward = [&](const std::vector<Tensor>& out) { reduction.before_backward(out); };
-    // The slowest rank counts.
+    // Returns the seconds of work() on the slowest rank, because meet() is a barrier.
     const auto timed = [&](const auto& work) {
       ranks.meet();
       const double start = now();
@@ -74,7 +74,9 @@ int main(int argc, char** argv) {
         ema_update(*ema, *model, 0.9998);
       }));
     steps.erase(steps.begin(), steps.begin() + 2);
-    // Backward alone; its gradients summed at its end; summed by the Reducer meanwhile.
+    use_sync_bn(*model, {});
+    // Three kinds of backward: without all-reduce of the gradients; with one all-reduce after backward; with
+    // the all-reduces of the Reducer during backward.
     std::vector<double> backward[3];
     for (int i = 0; i < c.steps + 2; ++i) {
       for (int kind = 0; kind < 3; ++kind) {

@@ -1,6 +1,6 @@
-// Time of a training step within budgets of memory (dtr.hpp) beside that of a plain step: CPU seconds, one
-// round after the other with one step of each kind in it, medians of the ratios. Gradients and losses must
-// equal those of the plain step to the bit.
+// Time of a training step under memory budgets of DTR (dtr.hpp), as a ratio to a plain step. Each round runs
+// one step of each kind. Times are CPU seconds, and the table has the medians of the ratios. Gradients and
+// losses must be bit-for-bit equal to those of the plain step.
 //   ./build/bench_dtr --model yolox-tiny --bs 4 --size 416
 #include <sys/resource.h>
 #include <time.h>
@@ -18,16 +18,17 @@
 using namespace yolox;
 
 struct Config : Flags {
-  std::string model = flag(model, "Bench", "model", "yolox-tiny", "NAME", "size of the model");
+  std::string model = flag(model, "Bench", "model", "yolox-tiny", "NAME", "model size");
   int size = flag(size, "Bench", "size", 416, "N", "input size");
   int bs = flag(bs, "Bench", "bs", 4, "N", "batch size");
-  int rounds = flag(rounds, "Bench", "rounds", 5, "N", "rounds that are timed, after one that is not");
-  int threads = flag(threads, "Bench", "threads", 1, "N", "threads of torch");
+  int rounds = flag(rounds, "Bench", "rounds", 5, "N", "timed rounds, after 1 warm-up round");
+  int threads = flag(threads, "Bench", "threads", 1, "N", "number of torch threads");
   std::string amp = flag(amp, "Bench", "amp", "off", "off|bf16", "mixed precision");
-  std::string budgets = flag(budgets, "Bench", "budgets", "100,80,60,50,40,30,0", "P,...",
-                             "in percent of the activations; 100: no limit; 0: blocks checkpointed instead");
-  int min_kb = flag(min_kb, "Bench", "min-kb", 64, "N", "smallest storage that is dropped, KiB");
-  bool pinned = flag(pinned, "Bench", "pinned", false, "", "list what cannot be dropped");
+  std::string budgets =
+      flag(budgets, "Bench", "budgets", "100,80,60,50,40,30,0", "P,...",
+           "memory budgets in % of the activations; 100: no limit; 0: activation checkpointing");
+  int min_kb = flag(min_kb, "Bench", "min-kb", 64, "N", "smallest storage that DTR evicts, in KiB");
+  bool pinned = flag(pinned, "Bench", "pinned", false, "", "list the pinned storages");
 };
 
 static double cpu_seconds() {
@@ -41,8 +42,9 @@ static double page_faults() {
   return double(usage.ru_minflt);
 }
 
-// The usual other way: a block keeps its input alone, and backward computes all of it again, whether there is
-// need or not. Statistics of batch norms move in the first pass only.
+// Activation checkpointing, the usual alternative to DTR. A block keeps only its input, and backward
+// recomputes the whole block, even if memory is free. Batch norm statistics are updated in the first forward
+// pass only.
 struct Again : torch::autograd::Function<Again> {
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, Block* block) {
     ctx->save_for_backward({x});
@@ -61,6 +63,7 @@ struct Again : torch::autograd::Function<Again> {
     return {x.grad(), {}};
   }
 };
+// A block with activation checkpointing while `on` is true.
 struct Checkpointed : Block {
   explicit Checkpointed(BlockPtr b) : inner(std::move(b)) {}
   Tensor forward(Tensor x) override {
@@ -69,7 +72,7 @@ struct Checkpointed : Block {
   BlockPtr inner;
   inline static bool on = false;
 };
-// All blocks that stand in a row in the backbone and in the head, and those of the neck.
+// Wraps all blocks of the sequences in backbone and head, and the blocks of the neck.
 static void checkpoint_blocks(YOLOX& model) {
   const auto wrap = [](BlockPtr& b) { b = std::make_shared<Checkpointed>(b); };
   auto& neck = *model->backbone;
@@ -85,7 +88,7 @@ int main(int argc, char** argv) {
   return run_program([&] {
     keep_freed_memory();
     Config c;
-    c.parse(argc, argv, "time of a training step within budgets of memory");
+    c.parse(argc, argv, "times a training step under memory budgets of DTR");
     torch::set_num_threads(c.threads);
     auto& allocator = CountingAllocator::get();
     torch::manual_seed(0);
@@ -120,7 +123,7 @@ int main(int argc, char** argv) {
     step(off);
     Outcome plain = step(off);
     const double activations = plain.bytes;
-    std::printf("%s, %d images of %dx%d, %s, %d threads: %.1f MB of activations beside %.1f MB\n",
+    std::printf("%s, %d images of %dx%d, %s, %d threads: %.1f MB of activations, %.1f MB of other tensors\n",
                 c.model.c_str(), c.bs, c.size, c.size, c.amp.c_str(), c.threads, activations / 1e6,
                 double(allocator.live()) / 1e6);
 
@@ -132,7 +135,7 @@ int main(int argc, char** argv) {
       bool equal = true;
       std::string error;
     };
-    checkpoint_blocks(model);  // off until Checkpointed::on
+    checkpoint_blocks(model);  // inactive until Checkpointed::on
     std::vector<Kind> kinds;
     for (const std::string& text : split_list(c.budgets)) {
       Kind k;
@@ -171,14 +174,14 @@ int main(int argc, char** argv) {
       const double s = step(off).seconds;
       if (round >= 0) again.push_back(s / plain.seconds);
     }
-    std::printf("plain: %.3f CPU s a step (again: x%.3f), %.0fk page faults\n\n", median(seconds),
+    std::printf("plain step: %.3f CPU s (a second plain step: x%.3f), %.0fk page faults\n\n", median(seconds),
                 median(again), plain.faults / 1e3);
     std::printf(
-        "| budget, %% of activations | most, %% | step | min to max | equal | dropped | again | s again | "
-        "page faults |\n");
+        "| budget, %% of activations | peak, %% | step | min to max | equal | evicted | rematerialised | "
+        "s rematerialising | page faults |\n");
     std::printf("|---|---|---|---|---|---|---|---|---|\n");
     for (Kind& k : kinds) {
-      const std::string label = k.percent > 0 ? rounded(k.percent) : "blocks";
+      const std::string label = k.percent > 0 ? rounded(k.percent) : "checkpointing";
       if (!k.error.empty()) {
         std::printf("| %s | %s |\n", label.c_str(), k.error.c_str());
         continue;
@@ -190,7 +193,7 @@ int main(int argc, char** argv) {
                   k.equal ? "yes" : "NO", long(d.dropped), long(d.again), d.seconds_again, k.faults / 1e3);
     }
     const DtrStep& d = kinds.front().dtr->step();
-    std::printf("\n%ld operations a step, %ld recorded\n", long(d.operations), long(d.recorded));
+    std::printf("\n%ld operations per step, %ld recorded\n", long(d.operations), long(d.recorded));
     if (c.pinned)
       for (const auto& [what, times] : d.pinned)
         std::printf("pinned %ld times: %s\n", long(times), what.c_str());

@@ -1,5 +1,5 @@
-// How many training samples a second our loader makes, and where the time goes. Prints JSON; bench/loader.py
-// sets it beside the Python YOLOX.
+// Throughput of our data loader in training samples per second, and the time of each stage of a sample.
+// Prints JSON; bench/loader.py compares with the Python YOLOX.
 //   build/bench_loader DATA SIZE BATCH THREADS SECONDS [none|ram|disk]
 #include <cstdlib>
 #include <iostream>
@@ -9,7 +9,7 @@
 
 using namespace yolox;
 
-// Pictures whose reading is timed.
+// Images of a data set. Adds up the seconds of piece(), which reads and decodes.
 struct Timed {
   const Dataset& data;
   mutable double reading = 0;
@@ -51,7 +51,7 @@ int main(int argc, char** argv) {
     for (; took < seconds; took = now() - start) images += loader.next().images.size(0);
   }
 
-  // The parts of a sample's time, on one thread.
+  // Stages of a sample, on one thread.
   const Timed timed{data};
   Sample sample{Image(size, 0), {}};
   double whole = 0, colour = 0;

@@ -1,5 +1,5 @@
 // Time and memory of our training step: forward, loss, backward, SGD, EMA. Prints one line of JSON;
-// train_step.py runs it beside the Python YOLOX and makes the table.
+// train_step.py compares with the Python YOLOX and makes the table.
 #include <iostream>
 
 #include "base/flags.hpp"
@@ -11,19 +11,19 @@
 using namespace yolox;
 
 struct Config : Flags {
-  std::string model = flag(model, "Bench", "model", "yolox-nano", "NAME", "size of the model");
+  std::string model = flag(model, "Bench", "model", "yolox-nano", "NAME", "model size");
   int size = flag(size, "Bench", "size", 416, "N", "input size");
   int bs = flag(bs, "Bench", "bs", 8, "N", "batch size");
   int steps = flag(steps, "Bench", "steps", 8, "N",
-                   "steps that are timed, after two that are not; 0: one step, for the time of the start");
-  int threads = flag(threads, "Bench", "threads", 2, "N", "threads of torch");
-  int objects = flag(objects, "Bench", "objects", 20, "N", "ground truths in each image");
+                   "timed steps, after 2 warm-up steps; 0: a single step, to time the start-up");
+  int threads = flag(threads, "Bench", "threads", 2, "N", "number of torch threads");
+  int objects = flag(objects, "Bench", "objects", 20, "N", "ground-truth boxes per image");
 };
 
 int main(int argc, char** argv) {
   return run_program([&] {
     Config c;
-    c.parse(argc, argv, "time of a training step");
+    c.parse(argc, argv, "times a training step");
     torch::set_num_threads(c.threads);
     torch::manual_seed(0);
     YOLOX model(c.model, 80), ema(c.model, 80);

@@ -1,9 +1,12 @@
-"""COCO evaluation: our C++ against pip's faster-coco-eval, pair by pair, from files to the twelve numbers.
+"""Times COCO evaluation, from JSON files to the 12 metrics: our C++ and
+faster-coco-eval of pip, alternately, and the ratio of each pair.
 
-    python bench/coco_eval.py --program build/bench_coco_eval [--rounds 5] [--images 5000] [--detections 500000]
+    python bench/coco_eval.py --program build/bench_coco_eval [--rounds 5]
+        [--images 5000] [--detections 500000]
 
-Needs numpy, pycocotools and faster-coco-eval in the interpreter it is run with. Makes a synthetic data set the size of
-COCO val2017 (seeded: ground truths with COCO's mix of sizes, detections that are jittered ground truths plus noise).
+This Python needs numpy, pycocotools and faster-coco-eval. The data set is
+synthetic, seeded, and has the size of COCO val2017: ground truths with the
+size distribution of COCO, detections that are jittered ground truths and noise.
 """
 import argparse
 import contextlib
@@ -22,7 +25,7 @@ KEYS = "AP AP50 AP75 APs APm APl AR1 AR10 AR100 ARs ARm ARl".split()
 
 def make_data(folder, images, truths, detections, classes, seed=0):
     rng = np.random.default_rng(seed)
-    # Few classes are frequent, as in COCO, and a picture holds few of them.
+    # Few classes are frequent, as in COCO, and an image contains at most 4 classes.
     frequency = 1.0 / np.arange(1, classes + 1)
     frequency /= frequency.sum()
     present = [rng.choice(classes, size=4, p=frequency) for _ in range(images)]
@@ -42,7 +45,7 @@ def make_data(folder, images, truths, detections, classes, seed=0):
                          "bbox": boxes[n].tolist(), "area": float(round(boxes[n, 2] * boxes[n, 3] * 0.7, 4)),
                          "iscrowd": int(crowd[n])} for n in range(truths)],
     }
-    # A third of the detections lies around ground truths, the better the higher the score; the rest is anywhere.
+    # A third of the detections are jittered ground truths, whose score falls with the jitter. The others are noise.
     around = rng.integers(0, truths, detections // 3)
     jitter = np.abs(rng.normal(0, 0.25, len(around)))
     wh = boxes[around][:, [2, 3]]
@@ -59,7 +62,7 @@ def make_data(folder, images, truths, detections, classes, seed=0):
     far_score = 0.01 + 0.5 * rng.random(far_count) ** 4
     rows = list(zip(np.concatenate([image[around], far_image]), np.concatenate([near_category, far_category]),
                     np.concatenate([near, far]).astype(np.float32), np.concatenate([near_score, far_score])))
-    rows.sort(key=lambda row: (row[0], -row[3]))  # by picture, best first, as an evaluation writes them
+    rows.sort(key=lambda row: (row[0], -row[3]))  # by image, best score first, as an evaluation writes them
     dt = [{"image_id": int(i) * 7 + 1, "category_id": int(c) + 1, "bbox": [float(v) for v in box],
            "score": float(np.float32(s))} for i, c, box, s in rows]
     paths = os.path.join(folder, "gt.json"), os.path.join(folder, "dt.json")
@@ -70,7 +73,7 @@ def make_data(folder, images, truths, detections, classes, seed=0):
 
 
 def run_python(package, gt_path, dt_path):
-    """Seconds from files to numbers, and the numbers. Imports are not counted."""
+    """Returns the seconds from files to metrics, without imports, and the 12 metrics."""
     if package == "pycocotools":
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval as Eval
@@ -87,7 +90,7 @@ def run_python(package, gt_path, dt_path):
 
 
 def run_ours(program, gt_path, dt_path):
-    """Seconds of the whole process (its start included), the parts it reports, the numbers."""
+    """Returns the seconds of the whole process including its start, its JSON report, and the 12 metrics."""
     start = time.perf_counter()
     done = subprocess.run([program, "--gt", gt_path, "--dt", dt_path], capture_output=True, text=True)
     seconds = time.perf_counter() - start
@@ -105,7 +108,7 @@ def main():
     parser.add_argument("--truths", type=int, default=36800)
     parser.add_argument("--detections", type=int, default=500000)
     parser.add_argument("--classes", type=int, default=80)
-    parser.add_argument("--no-pycocotools", action="store_true", help="skip the slow check of the numbers")
+    parser.add_argument("--no-pycocotools", action="store_true", help="do not compare the metrics with pycocotools")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         paths = make_data(folder, args.images, args.truths, args.detections, args.classes)
@@ -124,7 +127,7 @@ def main():
         ratio = statistics.median(x / y for x, y in zip(ours, theirs))
         print(f"{'median':8}{a:10.3f}{b:23.3f}{ratio:8.3f}\n")
         difference = max(abs(x - y) for x, y in zip(stats, their_stats))
-        print(f"largest difference of the twelve numbers to faster-coco-eval: {difference:.1e}")
+        print(f"largest difference of the 12 metrics from faster-coco-eval: {difference:.1e}")
         if not args.no_pycocotools:
             seconds, exact = run_python("pycocotools", *paths)
             print(f"pycocotools ({seconds:.1f} s):")

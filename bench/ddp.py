@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Two ranks beside one with the same batch and the same cores, pair by pair, as ratios; and how much of the
-reduction of gradients hides behind backward.
+"""Times training on two ranks and on one rank with the same total batch size and
+the same cores, alternately, and the ratio of each pair. Also measures how much
+of the gradient all-reduce overlaps with backward.
 
     cmake --build build --target bench_ddp
     python bench/ddp.py [--build build] [--pairs 4]
 
-Step: forward, loss, backward, reduction, clipping, SGD and EMA, with SyncBN. Hidden: of the time that summing all
-gradients takes after backward, what the Reducer saves that sums them meanwhile; without SyncBN, which waits too.
+Step: forward, loss, backward, all-reduce, clipping, SGD and EMA, with SyncBN.
+Overlapped: part of the time of an all-reduce after backward that the Reducer
+saves, because it all-reduces during backward; without SyncBN, whose all-reduces
+also wait.
 """
 import argparse
 import json
@@ -30,14 +33,14 @@ def main():
         return json.loads(text.strip().splitlines()[-1])
 
     print(f"{a.pairs} pairs, medians\n")
-    print("| | 2 ranks | 1 rank | ratio (min to max over the pairs) | gradients | summed after backward | "
-          "meanwhile | hidden |\n|---|---|---|---|---|---|---|---|")
+    print("| | 2 ranks | 1 rank | ratio (min to max over the pairs) | gradients | all-reduce after backward | "
+          "during backward | overlapped |\n|---|---|---|---|---|---|---|---|")
     for model, size, batch in CASES:
         pairs = [(measure(model, size, batch, 2), measure(model, size, batch, 1)) for _ in range(a.pairs)]
         ratios = sorted(two["step"] / one["step"] for two, one in pairs)
         two, one = (statistics.median(p[i]["step"] for p in pairs) for i in (0, 1))
         alone, then, during = (statistics.median(p[0][k] for p in pairs) for k in ("alone", "then", "during"))
-        hidden = f"{100 * (then - during) / (then - alone):.0f} %" if then > 1.05 * alone else "too short to tell"
+        hidden = f"{100 * (then - during) / (then - alone):.0f} %" if then > 1.05 * alone else "too short to measure"
         print(f"| {model} {size} batch {batch} | {two:.3f} s | {one:.3f} s | {statistics.median(ratios):.2f} "
               f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {pairs[0][0]['gradient_bytes'] / 1e6:.1f} MB | "
               f"{1e3 * (then - alone):+.0f} ms | {1e3 * (during - alone):+.0f} ms | {hidden} |", flush=True)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Our loader beside that of the Python YOLOX (pip's pixeltable-yolox): complete training samples (mosaic, mixup, affine,
-colour, letterbox) a second, in turn, as ratios.
+"""Measures the throughput of our data loader and of the Python YOLOX (pixeltable-yolox of pip), alternately, and the
+ratio of each pair. Unit: complete training samples (mosaic, MixUp, affine, HSV jitter, letterbox) per second.
 
-  pip install pixeltable-yolox==0.4.3 torch==2.11.0     into the Python that runs this
+  pip install pixeltable-yolox==0.4.3 torch==2.11.0     into the Python that runs this file
   cmake --build build --target bench_loader
   python bench/loader.py --data ../shared/data/coco128_json [--build build] [--rounds 3]
 """
@@ -16,7 +16,7 @@ SIZE, BATCH, WORKERS, SECONDS = 640, 16, 2, 12
 
 
 def peer(data):
-    """Runs in a process of its own: the Python side."""
+    """Measures the Python YOLOX and prints JSON. Runs in a process of its own."""
     import glob
     import os
 
@@ -37,7 +37,7 @@ def peer(data):
     while time.perf_counter() - start < SECONDS:
         images += next(loader)[0].shape[0]
     print(json.dumps({"images_per_second": images / (time.perf_counter() - start)}), flush=True)
-    os._exit(0)  # its workers do not end by themselves
+    os._exit(0)  # the worker processes of the loader do not exit
 
 
 def run(command):
@@ -66,15 +66,15 @@ def main():
     middle = lambda values: sorted(values)[len(values) // 2]
     for c in caches:
         ratios = [o["images_per_second"] / t for o, t in rows[c]]
-        print(f"| {'from JPEG files' if c == 'none' else '--cache ' + c}: samples a second "
+        print(f"| {'from JPEG files' if c == 'none' else '--cache ' + c}: samples per second "
               f"| {middle([o['images_per_second'] for o, _ in rows[c]]):.0f} | {middle([t for _, t in rows[c]]):.0f} "
               f"| {middle(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |")
-    print("\nOne sample of ours on one thread, ms:")
+    print("\nStages of one sample of ours on one thread, ms:")
     for c in caches:
         parts = {k: middle([o[k] for o, _ in rows[c]]) for k in rows[c][0][0]}
         rest = parts["sample_ms"] - parts["decode_ms"] - parts["warp_ms"] - parts["colour_ms"]
         print(f"  {c}: decode {parts['decode_ms']:.2f}, warp and mix {parts['warp_ms']:.2f}, colour {parts['colour_ms']:.2f}, "
-              f"assembly and waiting {rest:.2f}; decoding alone would allow {1000 * WORKERS / parts['decode_ms']:.0f} a second")
+              f"assembly and waiting {rest:.2f}; decoding alone would allow {1000 * WORKERS / parts['decode_ms']:.0f} samples/s")
 
 
 if __name__ == "__main__":

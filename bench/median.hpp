@@ -1,9 +1,9 @@
-// The figure that benchmarks give of several timings.
+// Median of the timings of a benchmark.
 #pragma once
 #include <algorithm>
 #include <vector>
 
-// Of an even number the larger of the two in the middle; 0 of none.
+// Returns the median, of an even number of values the larger middle one. Returns 0 if `values` is empty.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + values.size() / 2;

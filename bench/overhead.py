@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What telling (log, metrics, TensorBoard, remarks) and saving cost, in parts of the step time.
+"""Measures the cost of logging (log, metrics, TensorBoard, remarks) and of checkpoints, in percent of the step time.
 
     python bench/overhead.py [--train build/train] [--rounds 3]
 
-Runs ./train --profile, whose table has both; a save is counted once in every epoch of 125 steps of the drawn
-data set, and once in ten minutes.
+Reads both times from the table of ./train --profile. Counts one checkpoint per epoch of 125 steps, as for
+--data shapes, and one every 10 minutes.
 """
 import argparse
 import re
@@ -20,10 +20,10 @@ def profile(train, model, size, batch):
              "--no-multiscale", "--profile", "--out", folder + "/r"],
             check=True, capture_output=True, text=True).stdout
     row = r"^{} +([\d.]+) +([\d.]+) +([\d.]+)% +([\d.]+)$"
-    parts = {name: re.search(row.format(name), text, re.M).groups() for name in ("telling", "saving", "step")}
+    parts = {name: re.search(row.format(name), text, re.M).groups() for name in ("logging", "saving", "step")}
     step = float(parts["step"][0]) - float(parts["saving"][0])
     save = float(parts["saving"][0]) / float(parts["saving"][3])
-    return step, float(parts["telling"][0]), save
+    return step, float(parts["logging"][0]), save
 
 
 def main():
@@ -33,9 +33,9 @@ def main():
     a = arguments.parse_args()
     for model, size, batch in (("yolox-nano", 416, 8), ("yolox-s", 640, 2)):
         rounds = [profile(a.train, model, size, batch) for _ in range(a.rounds)]
-        step, telling, save = (statistics.median(values) for values in zip(*rounds))
+        step, logging, save = (statistics.median(values) for values in zip(*rounds))
         share = [100 * (t + s / 125 + s * st / 600e3) / st for st, t, s in rounds]
-        print(f"{model} {size} batch {batch}: step {step:.0f} ms, telling {telling:.3f} ms, a save {save:.0f} ms; "
+        print(f"{model} {size} batch {batch}: step {step:.0f} ms, logging {logging:.3f} ms, checkpoint {save:.0f} ms; "
               f"together {statistics.median(share):.2f} % of a step ({min(share):.2f} to {max(share):.2f})")
 
 

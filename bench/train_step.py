@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Our training step beside that of the Python YOLOX (pip's pixeltable-yolox), pair by pair, as ratios.
+"""Measures the training step of our program and of the Python YOLOX (pixeltable-yolox of pip), alternately, and the
+ratio of each pair.
 
-  pip install pixeltable-yolox==0.4.3 torch==2.11.0     into the Python that runs this
+  pip install pixeltable-yolox==0.4.3 torch==2.11.0     into the Python that runs this file
   cmake --build build --target bench_train_step train
   python bench/train_step.py [--build build] [--pairs 5]
 
-Both do forward, loss, backward, SGD and EMA with the same torch, threads, sizes and numbers of objects. Each pair
-is one process of ours and one of Python's, in turn. Start-up: from exec to the end of the first step.
+A step is forward, loss, backward, SGD and EMA, with the same torch version, threads, input size, batch size and number
+of objects. A pair is one process of ours and one Python process. The start-up time is the time from exec to the end of
+the first step.
 """
 import argparse
 import json
@@ -20,7 +22,7 @@ CASES = [("yolox-nano", 416, 8), ("yolox-s", 640, 2)]
 
 
 def peer(model, size, batch, steps, threads):
-    """Runs in a process of its own: the Python side."""
+    """Measures the Python YOLOX and prints JSON. Runs in a process of its own."""
     import copy
     import resource
 
@@ -35,7 +37,7 @@ def peer(model, size, batch, steps, threads):
     for p in ema.parameters():
         p.requires_grad_(False)
     net.train()
-    groups = [[], [], []]  # norm weights, convolution weights, biases
+    groups = [[], [], []]  # batch norm weights, convolution weights, biases
     for _, module in net.named_modules():
         if isinstance(getattr(module, "bias", None), torch.nn.Parameter):
             groups[2].append(module.bias)
@@ -112,7 +114,7 @@ def main():
     model, size, batch = CASES[0]
     rows = [(ours(model, size, batch, 0)[1], theirs(model, size, batch, 0)[1]) for _ in range(args.pairs)]
     ratios = sorted(a / b for a, b in rows)
-    print(f"| {model} {size} batch {batch}: start to the end of the first step | {statistics.median(r[0] for r in rows):.2f} s | "
+    print(f"| {model} {size} batch {batch}: start-up to the end of the first step | {statistics.median(r[0] for r in rows):.2f} s | "
           f"{statistics.median(r[1] for r in rows):.2f} s | {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |")
 
 

@@ -11,7 +11,7 @@ std::vector<std::string> resumed_words(const std::vector<std::string>& words, co
     const std::string name = words[i].substr(0, words[i].find('='));
     if (std::find(beginning.begin(), beginning.end(), name) == beginning.end())
       kept.push_back(words[i]);
-    else if (name == words[i])  // its value is the next word
+    else if (name == words[i])  // the next word is the value of this flag
       i += i + 1 < words.size() && words[i + 1].rfind("--", 0) != 0;
   }
   kept.push_back("--resume=" + run);
@@ -28,7 +28,7 @@ int listen_here(int& port) {
   socklen_t size = sizeof address;
   auto* any = reinterpret_cast<sockaddr*>(&address);
   check(fd >= 0 && bind(fd, any, size) == 0 && listen(fd, 1024) == 0 && getsockname(fd, any, &size) == 0,
-        "no port of this machine can be listened on: ", std::strerror(errno));
+        "cannot listen on a port of 127.0.0.1: ", std::strerror(errno));
   port = ntohs(address.sin_port);
   return fd;
 }
@@ -36,20 +36,20 @@ int listen_here(int& port) {
 Child start_rank(const Launch& l, int local_rank, int port, int listening, int reports,
                  const std::vector<std::string>& words) {
   int ends[2];
-  check(pipe2(ends, O_CLOEXEC) == 0, "no pipe: ", std::strerror(errno));
+  check(pipe2(ends, O_CLOEXEC) == 0, "cannot create a pipe: ", std::strerror(errno));
   const int rank = l.node * l.ranks + local_rank, cores = std::max(1, usable_cores() / l.ranks);
   const pid_t launcher = getpid();
   Child child;
   child.output = ends[0];
   child.pid = fork();
-  check(child.pid >= 0, "no process can be started: ", std::strerror(errno));
+  check(child.pid >= 0, "cannot start a process: ", std::strerror(errno));
   if (child.pid > 0) {
     close(ends[1]);
     return child;
   }
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // whatever ends the launcher ends its ranks
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // the rank ends when the launcher ends, for any reason
   if (getppid() != launcher) _exit(1);
-  setpgid(0, 0);  // Ctrl-C comes from the launcher, once
+  setpgid(0, 0);  // own process group: Ctrl-C reaches the rank only through the launcher, once
   dup2(ends[1], 2);
   if (local_rank > 0) dup2(ends[1], 1);
   std::signal(SIGTTOU, SIG_IGN);  // `stty tostop` would stop a rank that prints
@@ -81,8 +81,8 @@ Child start_rank(const Launch& l, int local_rank, int port, int listening, int r
 std::string how_it_ended(int status) {
   if (!WIFSIGNALED(status)) return concat("failed with exit code ", WEXITSTATUS(status));
   const bool killed = WTERMSIG(status) == SIGKILL;
-  return concat("was ended by SIG", sigabbrev_np(WTERMSIG(status)),
-                killed ? " (from outside, or by the kernel when memory runs out)" : "");
+  return concat("was killed by SIG", sigabbrev_np(WTERMSIG(status)),
+                killed ? " (by a user, or by the kernel because memory ran out)" : "");
 }
 
 std::string last_lines(const std::string& text, size_t most) {
@@ -99,7 +99,7 @@ std::string last_lines(const std::string& text, size_t most) {
 int run_ranks(const Launch& l, const std::vector<std::string>& words, std::string& run) {
   int port = l.master.empty() ? 0 : std::atoi(l.master.c_str() + l.master.rfind(':') + 1), reports[2];
   const int listening = l.master.empty() ? listen_here(port) : -1;
-  check(pipe2(reports, O_CLOEXEC) == 0, "no pipe: ", std::strerror(errno));
+  check(pipe2(reports, O_CLOEXEC) == 0, "cannot create a pipe: ", std::strerror(errno));
   std::vector<Child> ranks;
   for (int i = 0; i < l.ranks; ++i) ranks.push_back(start_rank(l, i, port, listening, reports[1], words));
   close(reports[1]);
@@ -110,9 +110,9 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
       if (c.pid) kill(c.pid, signal);
   };
   int living = l.ranks, passed_on = 0, failed = -1;
-  double ended_at = 0;  // when a rank failed
+  double ended_at = 0;  // time of the first failure of a rank
   bool killed = false;
-  // Reads what ranks say, and waits for it so long; false: there was nothing.
+  // Reads the output of the ranks. Waits for up to `milliseconds`; returns false if there was no output.
   const auto listen_to_all = [&](int milliseconds) {
     std::vector<pollfd> open{{reports[0], POLLIN, 0}};
     for (const Child& c : ranks) open.push_back({c.output, POLLIN, 0});
@@ -142,7 +142,7 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
     }
     return true;
   };
-  // A rank that lost another one is not the one to look at.
+  // Returns true if rank k ended because it lost another rank, and is therefore not the cause of the failure.
   const auto lost = [&](int k) {
     return WIFEXITED(ranks[k].status) && WEXITSTATUS(ranks[k].status) == kLostRank;
   };
@@ -161,13 +161,13 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
       if (failed < 0) ended_at = now();
       if (failed < 0 || (lost(failed) && !lost(i) && !killed)) failed = i;
     }
-    // The others wait for it, in vain: a second to find out and say so, four to end.
+    // The other ranks have 5 s to notice the failure, print their errors and end.
     if (failed >= 0 && !killed && now() - ended_at > 5) {
       signal_all(SIGKILL);
       killed = true;
     }
   }
-  while (listen_to_all(0)) {  // what they said last
+  while (listen_to_all(0)) {  // reads the rest of the output
   }
   for (const Child& c : ranks)
     if (c.output >= 0) close(c.output);
@@ -180,7 +180,7 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
   gethostname(host, sizeof host - 1);
   std::cerr << "error: rank " << l.node * l.ranks + failed << " of " << l.nodes * l.ranks << " on " << host
             << " " << (lost(failed) ? "lost another rank" : how_it_ended(c.status))
-            << (failed == 0 || c.said.empty() ? "" : "; the last it said:" + last_lines(c.said, 8))
+            << (failed == 0 || c.said.empty() ? "" : "; its last output:" + last_lines(c.said, 8))
             << std::endl;
   return code;
 }
@@ -190,13 +190,13 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
 int launch(const Launch& l, int argc, char** argv) {
   catch_signals(/*launcher=*/true);
   std::vector<std::string> words(argv, argv + argc);
-  std::string run;  // an attempt that fails early has not told it again
+  std::string run;  // kept over attempts, because an attempt that fails early does not report the run folder
   for (int tries = 0;; ++tries) {
     std::string told;
     const int code = launch_detail::run_ranks(l, words, told);
     if (!told.empty()) run = told;
     if (code == 0 || code == 2 || stop_signal || tries == l.restarts || run.empty()) return code;
-    // Elsewhere ranks may still be ending: the new ones must not meet them.
+    // Waits, because ranks on other nodes may still be ending, and the new ranks must not connect to them.
     if (l.nodes > 1) std::this_thread::sleep_for(std::chrono::seconds(15));
     std::cerr << "restart " << tries + 1 << " of " << l.restarts << ": resuming " << run << std::endl;
     words = resumed_words(std::vector<std::string>(argv, argv + argc), run);

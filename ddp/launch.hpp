@@ -1,9 +1,8 @@
-// The ranks of a training, one process each: where a process stands among them, and `--gpus N` or `--procs
-// N`, which starts them on this machine and watches over them.
+// Launcher of `--gpus N` and `--procs N`: starts one process per rank on this machine and supervises them.
 //
-// A rank learns its place from the variables of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-// MASTER_ADDR, MASTER_PORT. The launcher here sets them too. Under `srun` those of SLURM serve. A WORLD_SIZE
-// of 1, which some clusters set everywhere, says nothing.
+// The launcher sets the environment variables of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+// MASTER_ADDR, MASTER_PORT. A rank under torchrun reads the same variables, a rank under `srun` those of
+// SLURM (rank_info.hpp). WORLD_SIZE=1 is ignored, because some clusters set it in every process.
 #pragma once
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -34,52 +33,52 @@
 
 namespace yolox {
 
-// ---- where a process stands
-
-// ---- the launcher
-
+// Settings of the launcher.
 struct Launch {
-  int ranks = 1;       // on this machine
-  int nodes = 1;       // machines
-  int node = 0;        // which of them this one is
-  std::string master;  // HOST:PORT where machine 0 is found; empty: there is one machine
-  int restarts = 0;    // how often a training that has failed is resumed
+  int ranks = 1;       // number of ranks on this node
+  int nodes = 1;       // number of nodes (machines)
+  int node = 0;        // index of this node
+  std::string master;  // HOST:PORT of node 0; empty with a single node
+  int restarts = 0;    // maximum number of restarts after a failure
 };
 
-// The words of a command line that resumes a run: what belongs to its beginning goes, and with --bs auto what
-// that has found.
+// Returns the command line that resumes a run. Removes the flags of a new run (--out, --weights, --resume),
+// and --bs auto with --accum, because the checkpoint has the batch size that --bs auto found.
 std::vector<std::string> resumed_words(const std::vector<std::string>& words, const std::string& run);
 
 namespace launch_detail {
 
-// A rank as the launcher sees it.
+// Child process of the launcher: one rank.
 struct Child {
-  pid_t pid = 0;     // 0: it has ended
-  int status = 0;    // of waitpid()
-  int output = -1;   // what it says; of rank 0 only its errors
-  std::string said;  // the end of that
+  pid_t pid = 0;     // 0: the process has ended
+  int status = 0;    // from waitpid()
+  int output = -1;   // pipe of stdout and stderr; only stderr for the first rank of the node
+  std::string said;  // the end of the output
 };
 
-// A socket on a free port of this machine, which other machines cannot reach.
+// Opens a listening socket on a free port of the loopback interface. Returns the file descriptor and sets
+// `port`.
 int listen_here(int& port);
 
-// Starts this program again as a rank. `reports`: where the first rank here tells the run folder.
+// Starts this program again as a rank. listening: socket for the store, or -1. reports: pipe for
+// Ranks::report() of the first rank of the node. words: command line.
 Child start_rank(const Launch& l, int local_rank, int port, int listening, int reports,
                  const std::vector<std::string>& words);
 
+// Returns a description of a status from waitpid(): "failed with exit code 1", "was killed by SIGKILL".
 std::string how_it_ended(int status);
 
-// The last lines of a text, indented.
+// Returns the last `most` lines of a text, indented, without empty lines.
 std::string last_lines(const std::string& text, size_t most);
 
-// Runs the ranks to their end. Gives the exit code: 0 when all ended well, else that of the first that
-// failed, which it names. run: their folder, when they have saved a checkpoint there.
+// Runs the ranks until all have ended. Returns 0, or the exit code of the first rank that failed, which is
+// printed with its last lines. Sets `run` to the run folder if a checkpoint was saved.
 int run_ranks(const Launch& l, const std::vector<std::string>& words, std::string& run);
 
 }  // namespace launch_detail
 
-// Starts the ranks and gives the exit code of the training when they have ended. Signals that end a training
-// are passed on to them. A training that fails is resumed `restarts` times, if it has saved anything.
+// Starts the ranks, waits for them and returns the exit code of the run. Forwards the signals that end a run
+// to the ranks. Resumes a failed run up to l.restarts times if a checkpoint was saved.
 int launch(const Launch& l, int argc, char** argv);
 
 }  // namespace yolox

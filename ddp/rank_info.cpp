@@ -33,7 +33,7 @@ Place place_of_this_process() {
     char* end;
     const long value = std::strtol(text.c_str(), &end, 10);
     usage_check(end != text.c_str() && *end == 0 && value >= 0 && value < 2000000000, name, "=", text,
-                " is not a number of ranks or a port");
+                " is not a number in 0..1999999999");
     return int(value);
   };
   const auto number = [&](const char* name, int otherwise) {
@@ -43,8 +43,8 @@ Place place_of_this_process() {
   if (number("WORLD_SIZE", 1) > 1) {
     for (const char* name : {"RANK", "LOCAL_RANK"})
       usage_check(!variable(name).empty(), "WORLD_SIZE=", variable("WORLD_SIZE"),
-                  " says that this is one of ", "several ranks, but ", name,
-                  " is not set; start them with --gpus, torchrun or srun, or ", "unset WORLD_SIZE");
+                  " means that this process is one of several ranks, but ", name,
+                  " is not set; start the ranks with --gpus, torchrun or srun, or unset WORLD_SIZE");
     p.world = number("WORLD_SIZE", 1);
     p.rank = number("RANK", 0);
     p.local_rank = number("LOCAL_RANK", 0);
@@ -52,7 +52,7 @@ Place place_of_this_process() {
     p.of_agent = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
     p.listening = number("YOLOX_LISTENING", -1);
     p.port = number("MASTER_PORT", 29500);
-  } else if (!p.launched && number("SLURM_STEP_NUM_TASKS", 1) > 1) {  // of srun; sbatch alone sets others
+  } else if (!p.launched && number("SLURM_STEP_NUM_TASKS", 1) > 1) {  // set by srun, not by sbatch
     p.world = number("SLURM_STEP_NUM_TASKS", 1);
     p.rank = number("SLURM_PROCID", 0);
     p.local_rank = number("SLURM_LOCALID", 0);
@@ -64,8 +64,8 @@ Place place_of_this_process() {
   if (!variable("MASTER_ADDR").empty()) p.host = variable("MASTER_ADDR");
   if (p.host.empty()) p.host = "127.0.0.1";
   usage_check(p.world >= 1 && p.rank < p.world && p.local_rank < std::max(1, p.local_world), "rank ", p.rank,
-              " of ", p.world, ", ", p.local_rank, " of ", p.local_world,
-              " on this machine: RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE do not fit together");
+              " of ", p.world, ", local rank ", p.local_rank, " of ", p.local_world,
+              ": RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are inconsistent");
   return p;
 }
 

@@ -1,4 +1,4 @@
-// Which rank this process is: from the variables of torchrun, SLURM or the launcher here.
+// Rank and world size of this process, from the environment variables of torchrun, SLURM or our launcher.
 #pragma once
 #include <sched.h>
 #include <algorithm>
@@ -10,35 +10,38 @@
 
 namespace yolox {
 
+// Rank, world size and rendezvous address.
 struct Place {
-  int rank = 0, world = 1;              // among all
+  int rank = 0, world = 1;              // world: world size
   int local_rank = 0, local_world = 1;  // on this machine
-  std::string host;                     // where all find each other: the machine of rank 0
-  int port = 0;
-  bool of_agent = false;  // torchrun itself listens there, else rank 0 does
-  int listening = -1;     // socket that the launcher has opened for rank 0; -1: rank 0 opens one
-  bool launched = false;  // by the launcher here
+  std::string host;                     // rendezvous address: the machine of rank 0
+  int port = 0;                         // rendezvous port
+  bool of_agent = false;                // true: the agent of torchrun hosts the store; false: rank 0
+  int listening = -1;     // file descriptor of the socket that the launcher opened for rank 0; -1: none
+  bool launched = false;  // started by our launcher
 
-  // Others have started the ranks.
+  // Returns true if torchrun or SLURM started the ranks.
   bool given() const { return world > 1 && !launched; }
 };
 
-// The exit code of a rank that another one's end has ended: not the one to look at.
+// Exit code of a rank that ended because another rank ended.
 constexpr int kLostRank = 75;
 
+// Returns the value of an environment variable; empty if the variable is not set.
 std::string variable(const char* name);
 
-// "gpu[003-007,12]-ib,login" -> "gpu003-ib"
+// Returns the first host of a SLURM node list: "gpu[003-007,12]-ib,login" -> "gpu003-ib".
 std::string first_host(const std::string& list);
 
-// The entry of a list as SLURM writes them: "2(x3),1", 3 -> "1"; its last one where it is shorter.
+// Returns entry `index` of a SLURM list with repetitions: "2(x3),1", 3 -> "1". Returns the last entry if the
+// list is shorter.
 std::string slurm_entry(const std::string& list, int index);
 
-// From the variables of torchrun or SLURM; one rank where there are none. Throws UsageError, naming the
-// variable, where they make no sense.
+// Reads the environment variables of torchrun, SLURM or our launcher. Returns a world size of 1 if none are
+// set. Throws UsageError, with the name of the variable, if the values are invalid or inconsistent.
 Place place_of_this_process();
 
-// Cores that this process may use.
+// Returns the number of CPU cores in the affinity mask of this process.
 int usable_cores();
 
 }  // namespace yolox

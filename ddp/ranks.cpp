@@ -4,7 +4,7 @@ namespace yolox {
 
 Ranks::Ranks(const Place& place, torch::Device device, double seconds) : place(place), seconds(seconds) {
   if (place.world == 1) return;
-  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);  // c10d warns of addresses without a name
+  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);  // c10d warns if an address has no host name
   c10::initLogging();
   open_store();
   wait_for_all(gpu_address(device));
@@ -12,9 +12,9 @@ Ranks::Ranks(const Place& place, torch::Device device, double seconds) : place(p
   for (const Peer& p : peers) names.push_back(p.text());
   watchdog = std::make_unique<Watchdog>(place.rank, names, seconds,
                                         [this] { return connect_store(/*serves=*/false); });
-  watchdog->at("the meeting of all ranks");  // a firewall may let the store through and nothing else
+  watchdog->at("the rendezvous");  // a firewall may pass the port of the store and block all others
   connect(device);
-  watchdog->at("the data", /*patient=*/true);  // checking images takes long, and longer on one machine
+  watchdog->at("the data", /*patient=*/true);  // checking the images is slow, and slower on some machines
   met = true;
 }
 
@@ -133,8 +133,7 @@ void Ranks::must_equal(const std::vector<Tensor>& tensors, const std::string& wh
   for (const Tensor& t : tensors) hash = (hash ^ hash_of(t)) * 0x100000001b3;
   const auto all = gather({double(hash >> 32), double(hash & 0xffffffff)});
   for (int r = 0; r < place.world; ++r)
-    check(all[r] == all[0], when, " rank ", r,
-          " has other weights than rank 0: the ranks have not trained as one");
+    check(all[r] == all[0], when, " rank ", r, " has other weights than rank 0: the ranks have diverged");
 }
 
 void Ranks::must_agree(const std::vector<std::pair<std::string, std::string>>& settings) {
@@ -149,7 +148,7 @@ void Ranks::must_agree(const std::vector<std::pair<std::string, std::string>>& s
         (name != own || value != here))
       differs += concat(differs.empty() ? "" : ", ", own, " ", here, " where rank 0 has ", value);
   check(differs.empty(), "rank ", place.rank, " (", who(place.rank),
-        ") was told otherwise than rank 0: ", differs, "; start all with the same flags and data");
+        ") has other settings than rank 0: ", differs, "; start all ranks with the same flags and data");
 }
 
 void Ranks::report(const std::string& run) const {
@@ -175,7 +174,7 @@ c10::intrusive_ptr<c10d::Store> Ranks::connect_store(bool serves) {
   options.timeout = limit();
   if (serves && place.listening >= 0) options.masterListenFd = place.listening;
   auto tcp = c10::make_intrusive<c10d::TCPStore>(place.host, options);
-  // Other attempts of torchrun may have left their keys.
+  // The prefix separates the keys of this attempt from those of earlier attempts of torchrun.
   return c10::make_intrusive<c10d::PrefixStore>("yolox/" + variable("TORCHELASTIC_RESTART_COUNT"), tcp);
 }
 
@@ -186,11 +185,11 @@ void Ranks::open_store() {
   } catch (const std::exception& e) {
     const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
     check(!serves || what.find("failed to listen") == std::string::npos, "rank 0 cannot listen on port ",
-          place.port, ": is it taken? Give another --master HOST:PORT or MASTER_PORT", cause);
-    check(!serves, "rank 0 does not reach itself at ", where(),
-          ": is that a name of this machine? See --master or MASTER_ADDR", cause);
-    fail("rank ", place.rank, " found no rank 0 at ", where(), " within ", seconds,
-         " s: is it started, is the name right, does a firewall close the port?");
+          place.port, "; if the port is in use, give another --master HOST:PORT or MASTER_PORT", cause);
+    check(!serves, "rank 0 cannot connect to itself at ", where(),
+          "; give an address of this machine as --master or MASTER_ADDR", cause);
+    fail("rank ", place.rank, " cannot connect to rank 0 at ", where(), " within ", seconds,
+         " s; check that rank 0 runs, the host name, and the firewall");
   }
 }
 
@@ -200,9 +199,9 @@ std::string Ranks::told(const std::string& key, double most) {
       if (now() - start > most) return "";
     const auto bytes = store->get(key);
     return {bytes.begin(), bytes.end()};
-  } catch (const std::exception&) {  // the store lives with rank 0
+  } catch (const std::exception&) {  // rank 0 hosts the store
     throw LostRank(concat("rank ", place.rank, " lost rank 0 (", peers.empty() ? where() : who(0),
-                          "), which has ended; what it said last tells why"));
+                          "), whose process ended; see the end of the output of that rank"));
   }
 }
 
@@ -221,18 +220,18 @@ void Ranks::wait_for_all(const std::string& gpu) {
     if (p.gpu == "-") p.gpu = "";
   }
   if (!missing.empty()) {
-    if (first()) std::this_thread::sleep_for(std::chrono::seconds(2));  // the others look in its store
+    if (first()) std::this_thread::sleep_for(std::chrono::seconds(2));  // other ranks still read the store
     fail(missing.size() == 1 ? "rank " : "ranks ", listed(missing, 16), " of ", place.world,
-         " did not come to ", where(), " within ", seconds, " s; rank 0 is on ", found[0].text(),
-         ". Are they started, with the same number of ranks?");
+         " did not reach the rendezvous at ", where(), " within ", seconds, " s; rank 0 is on ",
+         found[0].text(), "; check that all ranks run, with the same world size");
   }
   peers = std::move(found);
-  std::map<std::pair<std::string, std::string>, int> gpus;  // host and GPU: its rank
+  std::map<std::pair<std::string, std::string>, int> gpus;  // (host, GPU) -> rank
   for (int r = 0; r < place.world; ++r) {
     if (peers[r].gpu.empty()) continue;
     const auto [other, is_new] = gpus.emplace(std::pair(peers[r].host, peers[r].gpu), r);
     check(is_new, "rank ", other->second, " and rank ", r, " share a GPU (", who(r),
-          "); each needs one of its own: fewer ranks, or see what CUDA_VISIBLE_DEVICES says");
+          "); each rank needs its own GPU: start fewer ranks, or check CUDA_VISIBLE_DEVICES");
   }
 }
 
@@ -252,8 +251,9 @@ std::string Ranks::own_address() const {
     }
     freeifaddrs(all);
   }
-  check(!found.empty(), place.host, " is ", address, " here, which other machines cannot reach, and this ",
-        "machine has no other address; give --master or MASTER_ADDR as one of the network, or ",
+  check(!found.empty(), place.host, " resolves to ", address,
+        ", which other machines cannot reach, and this ",
+        "machine has no other address; give --master or MASTER_ADDR as a network address, or set ",
         "GLOO_SOCKET_IFNAME=INTERFACE");
   return found;
 }
@@ -278,7 +278,7 @@ void Ranks::connect(torch::Device where) {
   device = where;
   using Kind = c10d::ProcessGroup::BackendType;
   processes = c10::make_intrusive<c10d::ProcessGroup>(store, place.rank, place.world);
-  const Milliseconds at_last = std::chrono::hours(24);  // the watchdogs are to come first
+  const Milliseconds at_last = std::chrono::hours(24);  // longer than the timeout of the watchdog
   auto options = c10d::ProcessGroupGloo::Options::create(at_last);
   const std::string interface = variable("GLOO_SOCKET_IFNAME");
   options->devices.push_back(interface.empty()
@@ -299,10 +299,12 @@ void Ranks::connect(torch::Device where) {
     processes->setBackend(torch::kCUDA, Kind::NCCL,
                           c10::make_intrusive<c10d::ProcessGroupNCCL>(store, place.rank, place.world, nccl));
     processes->setDefaultBackend(Kind::NCCL);
-    // It is set up at the first sum: let that fail here, if it does, and --bs auto see what it takes.
+    // NCCL initialises at the first collective. Doing so here reports errors early, and --bs auto counts the
+    // memory of NCCL.
     Tensor one = torch::ones({1}, device);
     sum(one);
-    check(one.item<float>() == float(place.world), "NCCL sums wrongly on ", who(place.rank));
+    check(one.item<float>() == float(place.world), "the all-reduce of NCCL returned a wrong sum on ",
+          who(place.rank));
   }
 #endif
 }
@@ -357,15 +359,15 @@ Reduction::Reduction(Ranks& ranks, const std::vector<Tensor>& params, at::Scalar
   if (ranks.alone()) return;
   static QuietReducer quiet;
   c10::WarningUtils::set_warning_handler(&quiet);
-  const size_t first = 1 << 20, others = 25 << 20;  // bytes of a bucket; a small one is on its way sooner
+  const size_t first = 1 << 20, others = 25 << 20;  // bytes per bucket; a small first bucket starts earlier
   const std::vector<bool> sparse(params.size(), false);
   auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(params, {first, others}, sparse));
-  std::reverse(buckets.begin(), buckets.end());  // backward begins at the end
+  std::reverse(buckets.begin(), buckets.end());  // backward computes the last parameters first
   reducer = std::make_shared<c10d::Reducer>(
       params, std::move(buckets), ranks.group(), sparse, others, /*find_unused_parameters=*/true,
       /*gradient_as_bucket_view=*/true, std::unordered_map<size_t, std::string>{}, first,
       /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<int64_t>{});
-  logger = std::make_shared<c10d::Logger>(reducer);  // the Reducer takes for granted that it has one
+  logger = std::make_shared<c10d::Logger>(reducer);  // the Reducer dereferences its logger without a check
   reducer->set_logger(logger);
   if (compress != torch::kFloat)
     reducer->register_comm_hook(std::make_unique<Compress>(ranks.group(), compress));

@@ -1,4 +1,4 @@
-// How ranks find each other, and what it means when one of them is gone.
+// Identity of ranks, and classification of errors in collectives.
 #pragma once
 #include <sys/types.h>
 #include <stdexcept>
@@ -9,22 +9,23 @@
 
 namespace yolox {
 
-// Another rank has gone: this one is not to blame.
+// Error of a rank that ends because another rank ended.
 struct LostRank : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Of this rank itself, though it shows where ranks talk to each other.
+// Returns true for errors that are caused by this rank although a collective threw them: CUDA errors and out
+// of memory.
 bool is_own_failure(const std::exception& e);
 
-// What torch throws when a connection to another rank breaks.
+// Returns true for LostRank and for errors of torch about a broken connection to another rank.
 bool is_lost_rank(const std::exception& e);
 
-// Where a rank runs.
+// Host, process and GPU of a rank.
 struct Peer {
   std::string host;
   pid_t process = 0;
-  std::string gpu;  // where it sits in its machine; empty for the CPU
+  std::string gpu;  // PCI address; empty for the CPU
   std::string text() const { return concat(host, ", process ", process, gpu.empty() ? "" : ", GPU ", gpu); }
 };
 

@@ -1,6 +1,6 @@
-// Small vectors between the ranks of one machine, through memory that they share. A collective of gloo, with
-// its threads and sockets, takes a millisecond however small it is, and SyncBN needs two of them for each
-// batch norm in each step; this takes microseconds.
+// Exchange of small vectors between the ranks of one machine through shared memory. A gloo collective uses
+// threads and sockets and takes about a millisecond, however small the vector is. SyncBN needs two
+// all-reduces per batch norm and iteration. An exchange through shared memory takes microseconds.
 #pragma once
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -22,27 +22,30 @@
 
 namespace yolox {
 
-// A process that is there and has not ended, though its parent may not have noticed yet.
+// Returns true if the process exists and is no zombie.
 bool process_runs(pid_t pid);
 
+// Shared-memory all-gather for the ranks of one machine.
 class LocalSums {
  public:
-  static constexpr size_t kMost = 8192;  // numbers in a vector
+  static constexpr size_t kMost = 8192;  // maximum number of values per exchange
 
   LocalSums(int rank, int ranks) : rank(rank), pids(ranks) {}
   ~LocalSums();
   LocalSums(const LocalSums&) = delete;
 
-  // Rank 0 makes the memory and says where it is; the others open it there. It has no name and goes with the
-  // processes. False where that cannot be done, as between containers: nothing else may be called then.
+  // Creates the shared memory on rank 0. Returns its address for open(), or an empty string on failure. The
+  // memory is anonymous (memfd), so that the kernel frees it when the processes end.
   std::string make();
+  // Maps the memory that make() of rank 0 created. Returns false if that is impossible, as between
+  // containers. In this case, call no other function.
   bool open(const std::string& place);
-  // Whether all ranks run is asked of these processes.
+  // Sets the process id of another rank. exchange() uses it to detect that the process ended.
   void know(int other, pid_t pid) { pids[other] = pid; }
 
-  // Calls take(values of a rank) for each rank in order, all with `count` <= kMost values. Every rank calls
-  // it as often. Gives the rank that has ended, -1 if none has. Throws where a rank came with another number
-  // of values: then ranks do not do the same.
+  // Calls take(values of a rank) for each rank in order. All ranks must call it with the same `count` <=
+  // kMost. Returns the rank whose process ended, or -1 if all ranks run. Throws std::runtime_error if the
+  // counts differ, because the ranks then execute different collectives.
   template <class Take>
   int exchange(const double* mine, size_t count, const Take& take) {
     ++turn;
@@ -50,7 +53,8 @@ class LocalSums {
     slot(rank).counts[turn % 2] = count;
     slot(rank).turn.store(turn, std::memory_order_release);
     wake(slot(rank));
-    // A rank that is ahead by one writes into the other half; it cannot be ahead by two.
+    // Double buffering: a rank that is one exchange ahead writes into the other half. No rank can be two
+    // ahead.
     for (size_t r = 0; r < pids.size(); ++r)
       if (!wait(int(r))) return int(r);
     for (size_t r = 0; r < pids.size(); ++r)
@@ -62,13 +66,14 @@ class LocalSums {
 
  private:
   struct alignas(64) Slot {
-    std::atomic<uint32_t> turn;      // exchanges that this rank has written its values for
-    std::atomic<uint32_t> sleepers;  // ranks that sleep until it has
-    size_t counts[2];                // of values, by turn: even, odd
+    std::atomic<uint32_t> turn;      // number of the latest exchange whose values this rank has written
+    std::atomic<uint32_t> sleepers;  // number of ranks that sleep on `turn`
+    size_t counts[2];                // number of values of even and odd exchanges
     alignas(64) double values[2][kMost];
   };
 
-  // Of the memory on this machine, and of what process numbers mean, which differs between containers.
+  // Returns device and inode of the memory, and the inode of the PID namespace. The PID namespace must be
+  // equal, because process ids of another container have no meaning here.
   std::string identity() const;
   size_t bytes() const { return pids.size() * sizeof(Slot); }
   Slot& slot(int r) { return static_cast<Slot*>(memory)[r]; }
@@ -78,8 +83,8 @@ class LocalSums {
     return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), what, value, most, nullptr, 0);
   }
   static void wake(Slot& s);
-  // Until the rank has written its values; false: its process has ended. Looks for some microseconds, then
-  // sleeps: others may need the core.
+  // Waits until rank r has written its values. Returns false if its process ended. Spins for some
+  // microseconds, then sleeps on a futex, because other processes may need the core.
   bool wait(int r);
 
   const int rank;

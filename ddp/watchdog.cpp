@@ -41,10 +41,10 @@ void Watchdog::tell_and_look() {
       silent = 0;
       if (!late() || !report_missing(*store)) continue;
       store->set(concat("left/", rank), std::vector<uint8_t>{1});
-      pause(rank == 0 ? 6 : 3);        // the others still look, in this process's store
-    } catch (const std::exception&) {  // the store has gone; at the end of a training it may go first
+      pause(rank == 0 ? 6 : 3);        // the other ranks still read the store of this process
+    } catch (const std::exception&) {  // the store ended; at the end of a run it may end before this thread
       if (!late() && !pause(5)) return;
-      say(concat("rank 0 (", names[0], "), which has gone"));
+      say(concat("rank 0 (", names[0], "), whose process ended"));
     }
     _exit(kLostRank);
   }
@@ -54,12 +54,12 @@ void Watchdog::end_in_time() {
   for (double before = now(); pause(0.2); before = now()) {
     {
       std::lock_guard lock(mutex);
-      const double ran = std::min(1.0, now() - before);  // more: the process was suspended
+      const double ran = std::min(1.0, now() - before);  // a longer interval means a suspended process
       age += ran;
       silent = silent + ran;
     }
     if (!late() || silent < 12) continue;
-    say(concat("rank 0 (", names[0], "), which does not answer"));
+    say(concat("rank 0 (", names[0], "), which does not respond"));
     _exit(kLostRank);
   }
 }
@@ -102,11 +102,12 @@ bool Watchdog::report_missing(c10d::Store& store) {
     patient = patiently;
   }
   const auto before = all_told(store);
-  for (int i = 0; i < (patient ? 20 : 5); ++i) {
+  for (int i = 0; i < (patient ? 20 : 5);
+       ++i) {  // keeps sending heartbeats, because other ranks read them now
     pause(0.5);
     tell(store);
     silent = 0;
-  }  // the others look, too
+  }
   const auto after = all_told(store);
   if (!late()) return false;
   int64_t least = after[rank].count, most = least;
@@ -115,7 +116,7 @@ bool Watchdog::report_missing(c10d::Store& store) {
     most = std::max(most, b.count);
   }
   using Is = std::function<bool(size_t)>;
-  const char* dead_is = "which does not run any more";
+  const char* dead_is = "whose process does not run";
   const Is dead = [&](size_t r) {
     return after[r].number == before[r].number && !store.check({concat("left/", r)});
   };
@@ -123,7 +124,7 @@ bool Watchdog::report_missing(c10d::Store& store) {
   const Is busy = [&](size_t r) { return !after[r].waiting; };
   const Is going_on = [&](size_t r) { return !dead(r) && after[r].age <= seconds; };
   for (const auto& [is, what] : {std::pair(dead, dead_is), std::pair(behind, "which is behind"),
-                                 std::pair(busy, "which does not wait")}) {
+                                 std::pair(busy, "which is not in a collective")}) {
     std::vector<size_t> found;
     bool goes_on = patient;
     for (size_t r = 0; r < after.size(); ++r) {
@@ -131,15 +132,16 @@ bool Watchdog::report_missing(c10d::Store& store) {
       goes_on |= going_on(r);
     }
     if (what != dead_is && goes_on) return false;
-    // On a GPU ranks wait for others unseen: then all seem to be at work.
+    // On a GPU, the host does not see that a kernel waits for other ranks: no rank seems to be in a
+    // collective.
     if (found.empty() || found.size() == after.size()) continue;
-    if (is(rank)) return say("nothing: the others wait for this rank");
+    if (is(rank)) return say("nothing: the other ranks wait for this rank");
     std::string list;
     for (const size_t r : found)
       list += concat(list.empty() ? "" : ", ", "rank ", r, " (", names[r], "; ", after[r].where, ")");
     return say(concat(list, ", ", what));
   }
-  return say("one of the ranks, which all seem to wait");
+  return say("an unknown rank: all ranks are at the same barrier");
 }
 
 bool Watchdog::say(const std::string& late) {

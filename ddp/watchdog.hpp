@@ -1,9 +1,9 @@
-// Where a rank does not come, the others wait in a collective that knows neither who is missing nor when to
-// give up. A watchdog beside each rank does: it tells the others where its rank is, and when that has been at
-// one place for too long, it says who keeps it waiting and ends the process.
+// Watchdog for collectives. If a rank is missing, the other ranks hang in a collective that does not know
+// which rank is missing. The watchdog of each rank sends heartbeats with the current barrier of the rank to
+// the store. After the timeout, it prints which rank is missing and ends the process.
 //
-// Too long is measured while the process runs: one that was suspended with all others, as by `docker pause`,
-// goes on.
+// The timeout counts only the time in which the process runs. A run that was suspended with all its ranks, as
+// by `docker pause`, continues.
 #pragma once
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -27,46 +27,55 @@
 
 namespace yolox {
 
+// Heartbeat and timeout threads of a rank.
 class Watchdog {
  public:
-  // names: where each rank runs. A rank may be at one place for so many seconds. connect() gives a connection
-  // of its own to the store that all ranks share, which lives with rank 0.
+  // names: host and process of each rank. seconds: timeout at a barrier. connect(): returns a separate
+  // connection to the store, which rank 0 hosts. Starts two threads.
   Watchdog(int rank, std::vector<std::string> names, double seconds,
            std::function<c10::intrusive_ptr<c10d::Store>()> connect);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
 
-  // The rank has come to a place that every rank comes to. Before the first call nothing is watched. patient:
-  // others may take long to come, as long as their processes run.
+  // Reports that this rank has reached the named barrier and restarts the timeout. The timeout is off before
+  // the first call. patient: at this barrier, the run ends only if the process of a rank does not run.
+  // Thread-safe.
   void at(const std::string& where, bool patient = false);
-  // It goes on, where ranks have unlike amounts of work.
+  // Restarts the timeout. Call it in phases in which ranks do different amounts of work. Thread-safe.
   void still_at_work();
 
-  std::atomic<bool> waiting{false};  // the rank waits for others, as far as one can tell from within
+  std::atomic<bool> waiting{false};  // this rank is in a collective, or may be (in backward)
 
  private:
-  // Tells the others every second that this process runs, and where; and looks for who is missing.
+  // Heartbeat thread: writes a heartbeat to the store about every second, and looks for missing ranks after
+  // the timeout.
   void tell_and_look();
-  // Where rank 0 hangs, and with it the store, so does the thread above; this one needs no connection. It
-  // counts the time, too.
+  // Timer thread: counts the time and ends the process if the store does not respond. Needs no connection,
+  // because the heartbeat thread hangs if rank 0 hangs, which hosts the store.
   void end_in_time();
 
-  // False: this object is at its end.
+  // Sleeps for `time` seconds. Returns false if the destructor has been called.
   bool pause(double time);
+  // Returns true if the timeout has expired.
   bool late();
 
-  // What a rank tells of itself.
+  // Heartbeat of a rank.
   struct Beat {
-    int64_t number = 0, count = 0;  // of these; of places that it has come to
-    bool waiting = false;
-    double age = 0;  // seconds that it is there, or since it last went on
-    std::string where;
+    int64_t number = 0, count = 0;  // numbers of heartbeats and of barriers reached
+    bool waiting = false;           // the rank is in a collective
+    double age = 0;                 // seconds since the barrier or the last restart of the timeout
+    std::string where;              // name of the barrier
   };
+  // Writes the heartbeat of this rank.
   void tell(c10d::Store& store);
+  // Reads the latest heartbeats of all ranks.
   std::vector<Beat> all_told(c10d::Store& store) const;
-  // Who keeps the others waiting: a process that does not run; else who is behind; else who does not wait.
-  // False: nobody, yet; a rank that goes on is not late itself, and some places are patiently waited at.
+  // Finds the ranks that the others wait for and prints the error: ranks without heartbeat, else ranks at an
+  // earlier barrier, else ranks outside of a collective. Returns false if this rank must continue to wait:
+  // the timeout was restarted, or all processes run and another rank makes progress or the barrier is
+  // patient.
   bool report_missing(c10d::Store& store);
+  // Prints the error line. Returns true.
   bool say(const std::string& late);
 
   const int rank;
@@ -78,8 +87,8 @@ class Watchdog {
   std::condition_variable wake;
   bool ended = false, patiently = false;
   std::string here;
-  double age = 0;  // seconds that the process has run since the rank came to where it is, or last went on
-  std::atomic<double> silent{0};  // and since the store last answered
+  double age = 0;                 // seconds of run time since the barrier or the last restart of the timeout
+  std::atomic<double> silent{0};  // seconds of run time since the last response of the store
   int64_t count = 0, beats = 0;
 };
 

@@ -1,10 +1,11 @@
-// Trains several detection heads on one backbone and neck, each on a data set of its own, one head a step in
-// turn: what becomes of train.cpp when a researcher needs another model and another loop.
+// examples/ contains a model (yolox_multitask.hpp) and a training loop (this file) to copy and edit.
+// ./multitask trains several detection heads on one backbone and neck. Each head has its own data set. Each
+// iteration trains one head, in turn.
 //   ./multitask --data helmets --data faces=/data/wider --model yolox-s --weights yolox_s.pth --epochs 100
 //   ./eval --data helmets --weights runs/multitask-helmets-faces/head_helmets.pth
-// Hyper-parameters without a flag here are those of ./train (config.hpp). Left out, to stay short: --accum,
-// --amp fp16, --dtr, --bs auto, --cache, --freeze, best.pth, steps done again when memory runs out, and much
-// of what a run says. They are in train.cpp, to be copied from there.
+// Hyper-parameters without a flag here have the defaults of ./train (config.hpp). To stay short, this example
+// leaves out --accum, --amp fp16, --dtr, --bs auto, --cache, --freeze, best.pth, the repetition of a step
+// after out of memory, and most log lines. Copy them from train.cpp if you need them.
 #include <cstring>
 #include <deque>
 #include <optional>
@@ -30,8 +31,8 @@
 using namespace yolox;
 
 struct MultiTaskConfig : Flags {
-  std::vector<std::string> data = flag_list(data, "Data", "data", "[NAME=]DIR",
-                                            "data set of a head, as for ./train; one flag for each head");
+  std::vector<std::string> data =
+      flag_list(data, "Data", "data", "[NAME=]DIR", "data set of a head; give the flag once for each head");
   int workers = flag(workers, "Data", "workers", 2, "N", "threads that load images, per data set");
   std::string model = flag(model, "Model", "model", "yolox-s", "NAME", model_names());
   std::string weights = flag(weights, "Model", "weights", "", "FILE", "pretrained weights: .pth or .onnx");
@@ -56,15 +57,16 @@ struct MultiTaskConfig : Flags {
   double conf = flag(conf, "Output", "conf", 0.01, "P", "minimum score of a detection in evaluation");
 };
 
-// What belongs to a head beside its weights.
+// Data and loss averages of one head.
 struct Stream {
-  std::string name, data;  // as --data has them
+  std::string name, data;  // NAME and DIR of --data
   Splits splits;
   std::optional<Batches> batches;
-  Means means;  // of its steps in this epoch
+  Means means;  // over the iterations of this head in this epoch
 };
 
-// --data "faces=/data/wider", or "/data/faces" for the same name
+// Parses the values of --data: "faces=/data/wider", or "/data/faces" for the same name. Throws UsageError if
+// a name is invalid or repeated.
 static std::deque<Stream> streams_of(const std::vector<std::string>& data) {
   std::deque<Stream> streams;
   std::set<std::string> names;
@@ -75,13 +77,13 @@ static std::deque<Stream> streams_of(const std::vector<std::string>& data) {
     s.name = equals == std::string::npos ? data_name(text) : text.substr(0, equals);
     usage_check(!s.data.empty() && !s.name.empty() && s.name.find_first_of("./,") == std::string::npos,
                 "--data ", text, ": the head needs a name without dots, slashes and commas; give NAME=DIR");
-    usage_check(names.insert(s.name).second, "--data ", text, ": another head is called ", s.name,
-                " already; give NAME=DIR");
+    usage_check(names.insert(s.name).second, "--data ", text, ": another head has the name ", s.name,
+                "; give NAME=DIR");
   }
   return streams;
 }
 
-// "iou 2.1 obj 1.3 cls 0.9 l1 0"
+// Returns the terms of the loss as text: "iou 2.1 obj 1.3 cls 0.9 l1 0".
 static std::string rounded_terms(const StepNumbers& n) {
   std::string text;
   for (const auto& [name, value] : n.terms)
@@ -89,13 +91,13 @@ static std::string rounded_terms(const StepNumbers& n) {
   return text;
 }
 
-// Sets `flags` to those of the run that is resumed, if any, and `c` to the settings of ./train that follow
-// from them.
+// Parses the command line into `flags`, with the settings of the resumed run if --resume is given. Sets `c`,
+// the settings of ./train, from `flags`. Returns the resumed run, or an empty SavedRun. Throws UsageError.
 static SavedRun read_settings(MultiTaskConfig& flags, Config& c, int argc, char** argv) {
   flags.parse(argc, argv, "trains several detection heads on one backbone");
   SavedRun saved;
   if (!flags.resume.empty()) saved = resume_settings(flags, flags.resume);
-  usage_check(!flags.data.empty(), "--data is needed: the data set of a head, once for each head");
+  usage_check(!flags.data.empty(), "--data is needed; give it once for each head");
   for (const auto& [name, value] : flags.values()) c.set(name, value);
   c.resume = "";
   fill_in(c);
@@ -105,7 +107,8 @@ static SavedRun read_settings(MultiTaskConfig& flags, Config& c, int argc, char*
   return saved;
 }
 
-// Loads the weights of --weights into each head, and moves the model to the device. notes: for the log.
+// Loads --weights into each head of a new run, moves model and EMA to the device, and creates the optimizer.
+// Appends remarks for the log to `notes`.
 static void load_weights(MultiTaskTraining& t, const Config& c, std::deque<Stream>& streams,
                          torch::Device device, bool resumed, WeightsInfo& info,
                          std::vector<std::string>& notes) {
@@ -123,8 +126,9 @@ static void load_weights(MultiTaskTraining& t, const Config& c, std::deque<Strea
     const int64_t used = unfold_norms(t.model->detectors[k], streams[k].splits.train, base_size(c),
                                       info.legacy_preproc, c.workers);
     if (used > 0)
-      notes.push_back(concat("head ", streams[k].name, ": the file's batch norms are folded; they got the ",
-                             "statistics of ", used, " images"));
+      notes.push_back(concat("head ", streams[k].name,
+                             ": the batch norms of the file are folded; their statistics ",
+                             "are computed on ", used, " images"));
   }
   load_state_dict(*t.ema, to_dict(state_dict(*t.model)), "the model");
   t.model->train();
@@ -132,7 +136,7 @@ static void load_weights(MultiTaskTraining& t, const Config& c, std::deque<Strea
   t.optimizer = Optimizer(c.optimizer, parameter_groups(*t.model, c.weight_decay), /*fp16=*/false);
 }
 
-// The folder of the run, and what is written there.
+// A run: folder, log, metrics and checkpoints.
 struct MultiTaskRun {
   const MultiTaskConfig& flags;
   const Config& config;
@@ -144,13 +148,15 @@ struct MultiTaskRun {
   const std::string folder;
   Log log;
   EvalSettings eval;
-  int64_t images;        // in all data sets
-  int64_t in_last = -1;  // step of last.pth; -1: there is none
+  int64_t images;        // total over all data sets
+  int64_t in_last = -1;  // iteration of last.pth; -1: no such file
   std::optional<Metrics> metrics = {};
 
-  // True if an epoch or the run has ended, and its evaluation has yet to come.
+  // Returns true if an epoch or the run has ended, and end_of_epoch() is not done yet.
   bool evaluation_due() const { return t.ended != t.iteration && plan.ends_epoch(t.iteration); }
 
+  // Writes head_NAME.pth of each head and last.pth, on rank 0 only. A failed write is a warning, or an
+  // exception if `required`.
   void save(bool required = false) {
     if (!ranks.first()) return;
     const auto write = [&] {
@@ -162,17 +168,17 @@ struct MultiTaskRun {
     try_to_save(write, log, required);
   }
 
-  // Logs and evaluates each head, and saves. An evaluation that a signal cuts off is repeated by the resumed
-  // run.
+  // Evaluates and logs each head, then saves. The resumed run repeats an evaluation that a signal has
+  // interrupted.
   void end_of_epoch() {
     const int64_t epoch = plan.epoch_of(t.iteration - 1);
     const bool evaluates =
         config.eval_interval > 0 && (epoch % config.eval_interval == 0 || t.iteration == plan.iters);
     Metrics::Row row{{"epoch", double(epoch)}, {"iteration", double(t.iteration)}};
-    if (evaluates) save();  // a signal may cut off the evaluation
+    if (evaluates) save();  // because a signal can interrupt the evaluation
     for (int64_t k = 0; k < t.heads(); ++k) {
       Stream& s = streams[k];
-      const bool trained = s.means.steps > 0;  // since the last epoch, or since the run was resumed
+      const bool trained = s.means.steps > 0;  // false if its iterations ran before a resume
       const StepNumbers m = s.means.take();
       std::optional<Evaluation> e;
       if (evaluates) {
@@ -198,27 +204,27 @@ struct MultiTaskRun {
   }
 };
 
-// What all ranks must have in common.
+// Returns the values that must be equal on all ranks.
 static Settings common_settings(const Config& c, int64_t images, const std::string& names, int64_t steps) {
   Settings common{{"images", concat(images)}, {"heads", names}, {"steps done", concat(steps)}};
   for (const auto& [name, value] : c.values()) common.emplace_back("--" + name, value);
   return common;
 }
 
-// Returns the exit code.
+// Trains one rank, or launches the ranks of this machine. Returns the exit code.
 static int train(int argc, char** argv) {
   ignore_hangup();
   tell_signals();
   MultiTaskConfig flags;
-  Config c;  // of ./train
+  Config c;  // settings of ./train
   SavedRun saved = read_settings(flags, c, argc, argv);
   std::deque<Stream> streams = streams_of(flags.data);
   const Place place = place_of_this_process();
   if (const auto ranks = to_launch(c, flags, place)) return launch(*ranks, argc, argv);
   const torch::Device device = prepare_process(c, place);
 
-  // ---- the other ranks, data, model. On an error the ranks are not destroyed, because that would wait for
-  // others.
+  // ---- rendezvous, data, model
+  // `ranks` is never destroyed, because after an error its destructor would wait for the other ranks.
   Ranks& ranks = *new Ranks(place, device, c.timeout);
   std::vector<Task> tasks;
   std::string names;
@@ -245,7 +251,8 @@ static int train(int argc, char** argv) {
     info.legacy_preproc = weights_info(saved.file, saved.path).legacy_preproc;
   }
 
-  // ---- steps: an epoch is a pass over the largest data set, and its steps go round the heads
+  // ---- iterations
+  // An epoch is one pass over the largest data set. The heads are trained in turn, one head per iteration.
   Plan plan = plan_of(c, largest, place.world, base);
   plan.per_epoch *= t.heads();
   plan.iters = plan.per_epoch * c.epochs;
@@ -253,7 +260,7 @@ static int train(int argc, char** argv) {
   plan.no_aug_from = plan.per_epoch * (c.epochs - c.no_aug_epochs);
   plan.schedule.iters_per_epoch = plan.per_epoch;
 
-  // ---- the run: its folder, its log
+  // ---- run folder and log
   const std::string folder = open_run_folder(saved, c.out, "multitask" + names, ranks);
   if (saved && ranks.first()) remove_torn_files(folder);
   MultiTaskRun run{flags,
@@ -268,37 +275,37 @@ static int train(int argc, char** argv) {
                    evaluation_settings(c, info, plan.share, device, ranks),
                    images,
                    saved ? t.iteration : -1};
-  usage_check(t.iteration < plan.iters || run.evaluation_due(), folder, " is complete: it has done ",
-              t.iteration, " of ", plan.iters, " steps; more --epochs or --max-iters would go on");
+  usage_check(t.iteration < plan.iters || run.evaluation_due(), folder, " is complete: ", t.iteration, " of ",
+              plan.iters, " iterations are done; to continue, give more --epochs or --max-iters");
   run.log.line(concat("run ", folder, ": ", c.model, " with ", t.heads(), " heads, ", plan.iters,
-                      " steps of ", c.bs, " images, ", plan.per_epoch, " an epoch, on ", place.world, " x ",
-                      device.str()));
+                      " iterations of ", c.bs, " images, ", plan.per_epoch, " iterations per epoch, on ",
+                      place.world, " x ", device.str()));
   for (int64_t k = 0; k < t.heads(); ++k) {
     Stream& s = streams[k];
     s.batches.emplace(s.splits.train, c, plan, place.rank, base, device, k, t.heads());
     s.batches->start(t.steps_of(k));
-    run.log.line(concat("head ", s.name, ": ", s.splits.train.records.size(), " images to train (",
-                        s.splits.train.name, "), ", s.splits.val.records.size(), " to evaluate, classes ",
-                        listed(s.splits.train.classes)));
+    run.log.line(concat("head ", s.name, ": ", s.splits.train.records.size(), " training images (",
+                        s.splits.train.name, "), ", s.splits.val.records.size(),
+                        " validation images, classes ", listed(s.splits.train.classes)));
   }
   for (const auto& note : saved.notes) run.log.line(note);
   if (ranks.first()) {
     run.metrics.emplace(folder + "/metrics.csv");
     run.metrics->cut(t.iteration);
   }
-  if (!saved) run.save();  // so that there is something to resume
+  if (!saved) run.save();  // so that the run can be resumed before its first checkpoint
 
-  // ---- several ranks: the same weights, the gradient and the batch norms of the whole batch
+  // ---- several ranks: broadcast of the weights, all-reduce of the gradients, SyncBN
   ranks.must_agree(common_settings(c, images, names, t.iteration));
   ranks.broadcast(t.tensors());
   Reduction reduction(ranks, t.model->parameters(), torch::kFloat);
   StepSettings step{device.type(), type_of(c.amp)};
   train_over(ranks, reduction, step, *t.model, /*sync_bn=*/true);
 
-  // ---- the loop
+  // ---- training loop
   const auto type = t.model->parameters()[0].scalar_type();
   catch_signals();
-  int stop = 0;  // the signal that ends all ranks after the same step
+  int stop = 0;  // signal of any rank; all ranks stop after the same iteration
   if (run.evaluation_due()) run.end_of_epoch();
   while (t.iteration < plan.iters && !(stop = int(ranks.max(stop_signal)))) {
     const int64_t i = t.iteration, head = t.next_head();
@@ -316,9 +323,9 @@ static int train(int argc, char** argv) {
                           input.targets, /*parts=*/1, t.optimizer, scaler, step);
     const Tensor norm = clip_on_all_ranks(gradients(t.optimizer.groups), c.clip, ranks);
     const StepNumbers numbers = numbers_of(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
-    check(numbers.finite(), "the loss of ", s.name, " or its gradient is not finite at step ", i, " (",
-          to_string(numbers), ", lr ", lr, "; images ", names_in(batch, s.splits.train), "); --resume ",
-          folder, " with less --lr");
+    check(numbers.finite(), "the loss or the gradient of head ", s.name, " is not finite at iteration ", i,
+          " (", to_string(numbers), ", lr ", lr, "; images ", names_in(batch, s.splits.train),
+          "); continue with --resume ", folder, " and a smaller --lr");
     t.step(lr, c.ema);
     s.means.add(numbers);
     run.log.progress(concat(t.iteration, "/", plan.iters, "  ", s.name, ": loss ", rounded(numbers.total)),
@@ -328,7 +335,7 @@ static int train(int argc, char** argv) {
   if (!stop) stop = int(ranks.max(stop_signal));
   if (stop && t.ended != plan.iters) {
     run.save(/*required=*/true);
-    run.log.line(concat("stopped by ", strsignal(stop), "; go on with: ./multitask --resume ", folder));
+    run.log.line(concat("stopped by ", strsignal(stop), "; continue with: ./multitask --resume ", folder));
   } else {
     run.log.line(concat("done: ", folder, "/head_NAME.pth"));
   }

@@ -1,8 +1,8 @@
-// Several detection heads on one backbone and neck, each with classes of its own: an example of what a model
-// of one's own takes. multitask.cpp trains it, one head a step in turn.
+// Model with several detection heads on one backbone and neck: an example of a model of your own. Each head
+// has its own classes. multitask.cpp trains it.
 //
-// Each head is a whole YOLOX whose backbone is that of all the others. So what takes a YOLOX takes a head:
-// the gradient of a step, evaluate(), and a checkpoint that every program reads.
+// Each head is a complete YOLOX that shares the backbone of the first head. Therefore every function for a
+// YOLOX also accepts a head: compute_gradients(), evaluate() and the checkpoint functions.
 #pragma once
 #include <torch/torch.h>
 
@@ -17,13 +17,14 @@
 
 namespace yolox {
 
-// What a head is for.
+// Name and classes of a head.
 struct Task {
-  std::string name;                  // of its files, and of its weights: head_NAME.cls_preds.0.weight
+  std::string name;                  // in file names and parameter names: head_NAME.cls_preds.0.weight
   std::vector<std::string> classes;  // position = class id
   bool operator==(const Task& other) const { return name == other.name && classes == other.classes; }
 };
 
+// Module with the parameters "backbone.*", which all heads share, and "head_NAME.*" of each task.
 struct MultiTaskImpl : nn::Module {
   MultiTaskImpl(const std::string& model, const std::vector<Task>& tasks) : tasks(tasks) {
     for (const Task& task : tasks) {
@@ -38,35 +39,37 @@ struct MultiTaskImpl : nn::Module {
   }
 
   const std::vector<Task> tasks;
-  // One for each task. They are not registered, but what they are made of is, each part once.
+  // One per task. The detectors themselves are not registered as submodules. Their backbone is registered
+  // once, and the head of each.
   std::vector<YOLOX> detectors;
 };
 TORCH_MODULE(MultiTask);
 
-// What the training changes. Steps are counted from 0 and go round the heads, so their number tells how often
-// each has been trained.
+// Training state. Iteration i trains head i % heads(), so `iteration` determines how often each head has been
+// trained.
 struct MultiTaskTraining {
   MultiTask model, ema;
   Optimizer optimizer;
-  int64_t iteration = 0;  // steps done
-  int64_t ended = 0;      // the step at which an epoch last ended, with its evaluation
+  int64_t iteration = 0;  // iterations done
+  int64_t ended = 0;      // iteration of the last end_of_epoch() of multitask.cpp
 
   int64_t heads() const { return int64_t(model->tasks.size()); }
   int64_t next_head() const { return iteration % heads(); }
   int64_t steps_of(int64_t head) const { return (iteration + heads() - 1 - head) / heads(); }
 
-  // The step of next_head(), whose gradients are there, is made. The other heads have none, and neither the
-  // optimizer nor the average touches them: no momentum, no decay, no statistics.
+  // Updates weights and EMA of the backbone and of next_head() from their gradients. The other heads have no
+  // gradients, so the optimizer skips them: no momentum, no weight decay. Their EMA and their batch norm
+  // statistics do not change.
   void step(double lr, double decay) {
     const int64_t head = next_head();
     YOLOX &from = model->detectors[head], &to = ema->detectors[head];
     optimizer.step(lr);
     ema_update(*to->backbone, *from->backbone, ema_decay(decay, iteration + 1));
-    ema_update(*to->head, *from->head, ema_decay(decay, steps_of(head) + 1));  // it is as young as its steps
+    ema_update(*to->head, *from->head, ema_decay(decay, steps_of(head) + 1));  // EMA warm-up per head
     ++iteration;
   }
 
-  // All that ranks have in common.
+  // Returns all tensors that must be equal on all ranks.
   std::vector<Tensor> tensors() {
     std::vector<Tensor> all = optimizer.state();
     for (auto* m : {&model, &ema})
@@ -75,8 +78,8 @@ struct MultiTaskTraining {
   }
 };
 
-// Backbone, neck and one head, as a checkpoint of ./train has them: for ./eval, ./demo, ./export and
-// ./train --weights. info: of the model; the classes become those of the head.
+// Returns a checkpoint of backbone, neck and one head in the format of ./train, which every program reads.
+// The classes in `info` are replaced by the classes of the head.
 inline GenericDict head_checkpoint(MultiTask& model, int64_t head, WeightsInfo info) {
   info.classes = model->tasks[head].classes;
   auto top = empty_dict();
@@ -85,8 +88,9 @@ inline GenericDict head_checkpoint(MultiTask& model, int64_t head, WeightsInfo i
   return top;
 }
 
-// What goes on exactly where it was left: laid out as that of ./train, so that what finds and reads those
-// (saving.hpp) finds and reads this. images: in all data sets.
+// Returns the complete training state as a checkpoint, from which a run resumes exactly. The layout is that
+// of ./train, so that the functions of saving.hpp find and read these files too. images: total over all data
+// sets.
 inline GenericDict checkpoint(MultiTaskTraining& t, const WeightsInfo& info, const Settings& settings,
                               int64_t images) {
   auto tasks = empty_dict(), flags = empty_dict(), state = empty_dict(), top = empty_dict();
@@ -109,17 +113,20 @@ inline GenericDict checkpoint(MultiTaskTraining& t, const WeightsInfo& info, con
   return top;
 }
 
-// Goes on from such a file. Throws where it is of other heads or classes.
+// Restores the training state from a checkpoint. Throws if its heads or classes differ from those of the
+// model.
 inline void load_checkpoint(MultiTaskTraining& t, const c10::IValue& file, const std::string& path) {
   const auto top = file.toGenericDict(), state = top.at("train").toGenericDict();
-  check(state.contains("tasks"), path, " is of ./train: go on with that, or start from it with --weights");
+  check(state.contains("tasks"), path,
+        " is a checkpoint of ./train; resume it with ./train, or give it as --weights");
   std::vector<Task> tasks;
   for (const auto& e : state.at("tasks").toGenericDict()) {
     tasks.push_back({e.key().toStringRef(), {}});
     for (const auto& name : e.value().toListRef()) tasks.back().classes.push_back(name.toStringRef());
   }
-  check(tasks == t.model->tasks, path, " has other heads or classes than --data; start from its files ",
-        "head_NAME.pth with --weights");
+  check(tasks == t.model->tasks, path,
+        " has other heads or classes than --data; to start from its weights, give one of its ",
+        "head_NAME.pth as --weights");
   for (auto [model, weights] : {std::pair(t.model, state.at("model")), {t.ema, top.at("model")}}) {
     const auto report = load_state_dict(*model, weights.toGenericDict(), path);
     check(report.complete(), path, " does not hold this model: ", to_string(report));

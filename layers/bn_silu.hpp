@@ -1,11 +1,11 @@
-// Batch normalisation followed by SiLU, the pair that stands after every convolution.
+// Fused batch norm and SiLU for the CPU, float32, channels-last. All other cases use the two operations of
+// torch.
 //
-// Done one after the other, the two pass over memory five times forward and backward more often still, and
-// keep two tensors for backward. Here they are one operation: two passes forward, two backward, and backward
-// works out again what lies between from the input of the norm, so that one tensor is kept. On the CPU, in
-// float32 and channels-last order; everything else takes torch's own two operations.
+// As separate operations, batch norm and SiLU make five passes over memory forward and more backward, and
+// save two tensors for backward. The fused operation makes two passes forward and two backward. It saves only
+// the input of the batch norm, from which backward recomputes the intermediate values.
 //
-// x is seen as [M, C]: M = batch x height x width rows of C channels. Batch norm: arXiv 1502.03167; SiLU:
+// x is treated as a matrix [M, C] with M = batch x height x width rows. Batch norm: arXiv 1502.03167. SiLU:
 // arXiv 1702.03118.
 #pragma once
 #include <ATen/Parallel.h>
@@ -20,7 +20,7 @@
 
 #include "layers/sync_bn.hpp"
 
-// The loops below are compiled for wider vectors too; the machine's best is chosen when the program starts.
+// Compiles a function for several instruction sets. The best one for the CPU is selected at program start.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
 #define YOLOX_SIMD \
@@ -34,15 +34,16 @@ namespace bn_silu_detail {
 
 using torch::Tensor;
 
-// Rows in one piece of work, which fits into a core's own cache. Sums are taken piece by piece and then added
-// in order, so that the number of threads changes no bit of the result.
+// Returns the number of rows per work item, which fits into the cache of a core. Sums are computed per work
+// item and then added in order, so that the result does not depend on the number of threads, bit for bit.
 inline int64_t piece_rows(int64_t channels) { return std::max<int64_t>(16, 16384 / channels); }
 
-// e^x to about one unit in the last place, without a call, so that the compiler can vectorise it: 2^n times a
-// polynomial on -ln2/2..ln2/2 (coefficients as in Cephes). Clamped to where float32 has room.
+// Returns e^x with an error of about 1 ulp. Written without calls, so that the compiler can vectorise it: 2^n
+// times a polynomial on -ln2/2..ln2/2 (coefficients of Cephes). x is clamped to the range in which float32
+// does not overflow.
 inline __attribute__((always_inline)) float exponential(float x) {
-  x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;  // no std::min: a call would keep the loops below scalar
-  const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 x 2^23: the whole part ends up in the low bits
+  x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;      // std::min is a call, which prevents vectorisation
+  const float shifted = x * 1.44269504f + 12582912.0f;  // adding 1.5 x 2^23 moves the integer to the low bits
   const float n = shifted - 12582912.0f, r = x - n * 0.693359375f + n * 2.12194440e-4f;
   float p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
@@ -60,10 +61,10 @@ inline __attribute__((always_inline)) float exponential(float x) {
 }
 inline __attribute__((always_inline)) float sigmoid(float z) { return 1.0f / (1.0f + exponential(-z)); }
 
-// sums += x - centre, squares += (x - centre)^2 over the rows; all [C]
-YOLOX_SIMD static void stats_rows(const float* __restrict x, int64_t rows, int64_t channels,
-                                  const float* __restrict centre, float* __restrict sums,
-                                  float* __restrict squares) {
+// Accumulates over the rows: sums += x - centre, squares += (x - centre)^2. sums, squares, centre: [C].
+YOLOX_SIMD static inline void stats_rows(const float* __restrict x, int64_t rows, int64_t channels,
+                                         const float* __restrict centre, float* __restrict sums,
+                                         float* __restrict squares) {
   for (int64_t r = 0; r < rows; ++r, x += channels)
     for (int64_t c = 0; c < channels; ++c) {
       const float d = x[c] - centre[c];
@@ -72,10 +73,10 @@ YOLOX_SIMD static void stats_rows(const float* __restrict x, int64_t rows, int64
     }
 }
 
-// y = silu((x - mean) * scale + bias)
-YOLOX_SIMD static void forward_rows(const float* __restrict x, float* __restrict y, int64_t rows,
-                                    int64_t channels, const float* __restrict mean,
-                                    const float* __restrict scale, const float* __restrict bias) {
+// Computes y = silu((x - mean) * scale + bias).
+YOLOX_SIMD static inline void forward_rows(const float* __restrict x, float* __restrict y, int64_t rows,
+                                           int64_t channels, const float* __restrict mean,
+                                           const float* __restrict scale, const float* __restrict bias) {
   for (int64_t r = 0; r < rows; ++r, x += channels, y += channels)
     for (int64_t c = 0; c < channels; ++c) {
       const float z = (x[c] - mean[c]) * scale[c] + bias[c];
@@ -83,12 +84,13 @@ YOLOX_SIMD static void forward_rows(const float* __restrict x, float* __restrict
     }
 }
 
-// dz = gradient of the norm's output; sums += dz, products += dz * (x - mean)
-YOLOX_SIMD static void backward_sums_rows(const float* __restrict g, const float* __restrict x,
-                                          float* __restrict dz, int64_t rows, int64_t channels,
-                                          const float* __restrict mean, const float* __restrict scale,
-                                          const float* __restrict bias, float* __restrict sums,
-                                          float* __restrict products) {
+// Computes dz, the gradient of the batch norm output, and accumulates sums += dz, products += dz * (x -
+// mean).
+YOLOX_SIMD static inline void backward_sums_rows(const float* __restrict g, const float* __restrict x,
+                                                 float* __restrict dz, int64_t rows, int64_t channels,
+                                                 const float* __restrict mean, const float* __restrict scale,
+                                                 const float* __restrict bias, float* __restrict sums,
+                                                 float* __restrict products) {
   for (int64_t r = 0; r < rows; ++r, x += channels, g += channels, dz += channels)
     for (int64_t c = 0; c < channels; ++c) {
       const float z = (x[c] - mean[c]) * scale[c] + bias[c], s = sigmoid(z),
@@ -99,17 +101,17 @@ YOLOX_SIMD static void backward_sums_rows(const float* __restrict g, const float
     }
 }
 
-// dx = scale * (dz - mean_dz - (x - mean) * slope), in place of dz
-YOLOX_SIMD static void backward_rows(const float* __restrict x, float* __restrict dx, int64_t rows,
-                                     int64_t channels, const float* __restrict scale,
-                                     const float* __restrict mean, const float* __restrict mean_dz,
-                                     const float* __restrict slope) {
+// Computes dx = scale * (dz - mean_dz - (x - mean) * slope) in place. dx: contains dz before the call.
+YOLOX_SIMD static inline void backward_rows(const float* __restrict x, float* __restrict dx, int64_t rows,
+                                            int64_t channels, const float* __restrict scale,
+                                            const float* __restrict mean, const float* __restrict mean_dz,
+                                            const float* __restrict slope) {
   for (int64_t r = 0; r < rows; ++r, x += channels, dx += channels)
     for (int64_t c = 0; c < channels; ++c)
       dx[c] = scale[c] * (dx[c] - mean_dz[c] - (x[c] - mean[c]) * slope[c]);
 }
 
-// Calls rows(first, count) for all pieces of `total` rows, on all threads.
+// Calls rows(first, count) for each work item of `total` rows, in parallel.
 template <class Rows>
 void for_rows(int64_t total, int64_t channels, const Rows& rows) {
   const int64_t size = piece_rows(channels);
@@ -119,9 +121,9 @@ void for_rows(int64_t total, int64_t channels, const Rows& rows) {
   });
 }
 
-// Adds up what rows(first, count, sums) adds into 2 x channels sums: in float32 over a few rows, in float64
-// over those. The sums of backward nearly cancel against the pixels of the first layer: their last digits
-// count.
+// Returns 2 x channels sums over all rows. rows(first, count, sums) adds the values of some rows to `sums`.
+// Sums are accumulated in float32 over 32 rows and in float64 beyond. The precision is needed in backward of
+// the first layer, where the sums nearly cancel.
 template <class Rows>
 std::vector<double> sum_rows(int64_t total, int64_t channels, const Rows& rows) {
   const int64_t size = piece_rows(channels), width = 2 * channels, few = 32;
@@ -140,7 +142,7 @@ std::vector<double> sum_rows(int64_t total, int64_t channels, const Rows& rows) 
   return sums;
 }
 
-// Means and biased variances of `count` values on this rank become those of all ranks' values.
+// Replaces means, biased variances and count of this rank by those over all ranks.
 inline void sum_moments(std::vector<double>& means, std::vector<double>& variances, double& count,
                         const AllReducePtr& over) {
   const size_t channels = means.size();
@@ -157,18 +159,20 @@ inline void sum_moments(std::vector<double>& means, std::vector<double>& varianc
   std::copy_n(all.variance.data_ptr<double>(), channels, variances.begin());
 }
 
-// ---- the four steps, as operations that torch's dispatcher knows: dtr.hpp sees what each reads and writes.
-// Those of yolox_once sum over the ranks or move statistics and are never done twice; the other two may be.
+// ---- The operators. They are registered with torch's dispatcher, so that DTR (dtr.hpp) sees their inputs
+// and outputs. DTR never repeats operators of the namespace yolox_once, because they all-reduce over the
+// ranks or update running statistics.
 
-// x [B, C, H, W] channels-last; weight, bias, running_mean, running_var [C]. Gives mean, 1 / deviation, scale
-// and bias, [4, C], and how many values of a channel all ranks have.
+// Computes batch statistics and updates running_mean and running_var. x: [B, C, H, W] channels-last; weight,
+// bias, running_mean, running_var: [C]. over: all-reduce of SyncBN, or none. Returns [4, C] (mean, 1 /
+// standard deviation, scale, bias) and the number of values per channel over all ranks.
 inline std::tuple<Tensor, double> statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
                                              const Tensor& running_mean, const Tensor& running_var,
                                              double momentum, double eps,
                                              const std::optional<AllReducePtr>& over) {
   const int64_t channels = x.size(1), rows = x.numel() / channels;
   const float* in = x.const_data_ptr<float>();
-  // Sums are taken around the first row: large means then cost no digits.
+  // Sums are computed relative to the first row, so that large means do not cost precision.
   const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
     stats_rows(in + first * channels, count, channels, in, s, s + channels);
   });
@@ -197,6 +201,7 @@ inline std::tuple<Tensor, double> statistics(const Tensor& x, const Tensor& weig
   return {saved, count};
 }
 
+// Returns silu(bn(x)). saved: [4, C] from statistics().
 inline Tensor forward(const Tensor& x, const Tensor& saved) {
   const int64_t channels = x.size(1), rows = x.numel() / channels;
   const Tensor y = torch::empty_like(x);
@@ -209,8 +214,8 @@ inline Tensor forward(const Tensor& x, const Tensor& saved) {
   return y;
 }
 
-// g: gradient of y, as x. Gives the gradient dz of the norm's output, and the sums of dz and of
-// dz (x - mean), [2, C] float64.
+// Returns dz, the gradient of the batch norm output, and the sums of dz and of dz (x - mean) over this rank,
+// [2, C] float64. g: gradient of y, with the shape and memory format of x.
 inline std::tuple<Tensor, Tensor> backward_silu(const Tensor& g, const Tensor& x, const Tensor& saved) {
   const int64_t channels = x.size(1), rows = x.numel() / channels;
   const float *gradient = g.const_data_ptr<float>(), *in = x.const_data_ptr<float>(),
@@ -226,7 +231,8 @@ inline std::tuple<Tensor, Tensor> backward_silu(const Tensor& g, const Tensor& x
   return {dz, both};
 }
 
-// Gives the gradients of weight and bias, [C], and what dx is made with: mean_dz and slope, [2, C].
+// Returns the gradients of weight and bias, [C] each, and mean_dz and slope for backward_norm(), [2, C].
+// sums_here: from backward_silu(). count: from statistics(). All-reduces the sums with SyncBN.
 inline std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& sums_here, const Tensor& saved,
                                                         double count,
                                                         const std::optional<AllReducePtr>& over) {
@@ -237,7 +243,7 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& sums_here,
   const Tensor d_weight = torch::empty({channels}, saved.options()),
                d_bias = torch::empty({channels}, saved.options()),
                means = torch::empty({2, channels}, saved.options());
-  // The weights have the gradient of this rank's images, which is summed with all others later.
+  // The gradients of weight and bias are those of this rank. The Reducer all-reduces them later.
   for (int64_t c = 0; c < channels; ++c) {
     d_bias.data_ptr<float>()[c] = float(sums[c]);
     d_weight.data_ptr<float>()[c] = float(sums[channels + c] * inverse[c]);
@@ -254,7 +260,7 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& sums_here,
   return {d_weight, d_bias, means};
 }
 
-// dz becomes dx.
+// Computes dx in place of dz. means: mean_dz and slope from backward_sums().
 inline void backward_norm(const Tensor& dz, const Tensor& x, const Tensor& saved, const Tensor& means) {
   const int64_t channels = x.size(1), rows = x.numel() / channels;
   const float *in = x.const_data_ptr<float>(), *mean = saved.const_data_ptr<float>(),
@@ -267,40 +273,47 @@ inline void backward_norm(const Tensor& dz, const Tensor& x, const Tensor& saved
   });
 }
 
-inline const torch::Library once = [] {
-  torch::Library l(torch::Library::FRAGMENT, "yolox_once", std::nullopt, __FILE__, __LINE__);
-  l.def(
-      "bn_silu_statistics(Tensor x, Tensor weight, Tensor bias, Tensor(a!) running_mean, "
-      "Tensor(b!) running_var, float momentum, float eps, "
-      "__torch__.torch.classes.yolox.AllReduce? over) -> (Tensor, float)",
-      torch::dispatch(c10::DispatchKey::CPU, &statistics));
-  l.def(
-      "bn_silu_backward_sums(Tensor sums, Tensor saved, float count, "
-      "__torch__.torch.classes.yolox.AllReduce? over) -> (Tensor, Tensor, Tensor)",
-      torch::dispatch(c10::DispatchKey::CPU, &backward_sums));
-  return l;
-}();
-inline const torch::Library again = [] {
-  torch::Library l(torch::Library::FRAGMENT, "yolox", std::nullopt, __FILE__, __LINE__);
-  l.def("bn_silu_forward(Tensor x, Tensor saved) -> Tensor",
-        torch::dispatch(c10::DispatchKey::CPU, &forward));
-  l.def("bn_silu_backward_silu(Tensor g, Tensor x, Tensor saved) -> (Tensor, Tensor)",
-        torch::dispatch(c10::DispatchKey::CPU, &backward_silu));
-  l.def("bn_silu_backward_norm(Tensor(a!) dz, Tensor x, Tensor saved, Tensor means) -> ()",
-        torch::dispatch(c10::DispatchKey::CPU, &backward_norm));
-  return l;
-}();
-
-// The operation of this name that has the signature of its function.
+// Returns the operator of this name, typed with the signature of its kernel function.
 template <class Result, class... Inputs>
 auto operation(const char* name, Result (*)(Inputs...)) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Result(Inputs...)>();
 }
 
+// Registers the operators, once per program. Not at the start of the program, so that only sources that call
+// them compile them.
+inline void register_operators() {
+  sync_bn_detail::register_all_reduce();
+  static const torch::Library once = [] {
+    torch::Library l(torch::Library::FRAGMENT, "yolox_once", std::nullopt, __FILE__, __LINE__);
+    l.def(
+        "bn_silu_statistics(Tensor x, Tensor weight, Tensor bias, Tensor(a!) running_mean, "
+        "Tensor(b!) running_var, float momentum, float eps, "
+        "__torch__.torch.classes.yolox.AllReduce? over) -> (Tensor, float)",
+        torch::dispatch(c10::DispatchKey::CPU, &statistics));
+    l.def(
+        "bn_silu_backward_sums(Tensor sums, Tensor saved, float count, "
+        "__torch__.torch.classes.yolox.AllReduce? over) -> (Tensor, Tensor, Tensor)",
+        torch::dispatch(c10::DispatchKey::CPU, &backward_sums));
+    return l;
+  }();
+  static const torch::Library again = [] {
+    torch::Library l(torch::Library::FRAGMENT, "yolox", std::nullopt, __FILE__, __LINE__);
+    l.def("bn_silu_forward(Tensor x, Tensor saved) -> Tensor",
+          torch::dispatch(c10::DispatchKey::CPU, &forward));
+    l.def("bn_silu_backward_silu(Tensor g, Tensor x, Tensor saved) -> (Tensor, Tensor)",
+          torch::dispatch(c10::DispatchKey::CPU, &backward_silu));
+    l.def("bn_silu_backward_norm(Tensor(a!) dz, Tensor x, Tensor saved, Tensor means) -> ()",
+          torch::dispatch(c10::DispatchKey::CPU, &backward_norm));
+    return l;
+  }();
+}
+
+// The fused operation with its gradient.
 struct BnSilu : torch::autograd::Function<BnSilu> {
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                         const Tensor& bias, const Tensor& running_mean, const Tensor& running_var,
                         double momentum, double eps, const AllReducePtr& over) {
+    register_operators();
     static const auto statistics = operation("yolox_once::bn_silu_statistics", &bn_silu_detail::statistics);
     static const auto forward = operation("yolox::bn_silu_forward", &bn_silu_detail::forward);
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
@@ -332,8 +345,8 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
 
 }  // namespace bn_silu_detail
 
-// silu(bn(x)). x [B, C, H, W]. In training, updates the running statistics. With `over`, training uses the
-// statistics of the images of all ranks (SyncBN).
+// Returns silu(bn(x)). x: [B, C, H, W]. Updates the running statistics in training mode. over: all-reduce for
+// SyncBN in training mode; null: no SyncBN.
 inline torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2d& bn,
                              const AllReducePtr& over = {}) {
   const bool fused = x.device().is_cpu() && x.scalar_type() == torch::kFloat &&

@@ -1,6 +1,6 @@
-// Batch normalisation over the images of all ranks: mean and variance are those of the whole batch, not of a
-// rank's share of it, which may be too small for them. One sum over the ranks forward and one backward;
-// ranks may have different numbers of images, or none.
+// SyncBN: batch norm with the statistics of the whole batch over all ranks. The share of one rank may be too
+// small for good statistics. Needs one all-reduce forward and one backward. Ranks may have different numbers
+// of images, also none.
 #pragma once
 #include <torch/custom_class.h>
 #include <torch/library.h>
@@ -12,13 +12,13 @@
 
 namespace yolox {
 
-// The all-reduce (sum, in place) that SyncBN needs. A class of torch, so that operators take it as an
+// The all-reduce (sum, in place) of SyncBN. A custom class of torch, so that operators accept it as an
 // argument.
 struct AllReduce : torch::CustomClassHolder {
   explicit AllReduce(std::function<void(torch::Tensor&)> sum) : sum(std::move(sum)) {}
   const std::function<void(torch::Tensor&)> sum;
 };
-// Null: a batch norm uses the images of this rank only.
+// Null: no SyncBN.
 using AllReducePtr = c10::intrusive_ptr<AllReduce>;
 
 namespace sync_bn_detail {
@@ -27,16 +27,19 @@ using torch::Tensor;
 
 // The all-reduce is an operator of torch's dispatcher, so that DTR sees which tensor it writes. DTR never
 // repeats operators of the namespace yolox_once, because the other ranks would not take part a second time.
-inline const torch::Library once = [] {
-  static const auto type = torch::class_<AllReduce>("yolox", "AllReduce");
-  torch::Library l(torch::Library::FRAGMENT, "yolox_once", std::nullopt, __FILE__, __LINE__);
-  l.def("all_reduce(Tensor(a!) x, __torch__.torch.classes.yolox.AllReduce over) -> ()",
-        torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
-                        [](Tensor x, const AllReducePtr& over) { over->sum(x); }));
-  return l;
-}();
+// Makes AllReduce known to torch, once per program.
+inline void register_all_reduce() { static const auto type = torch::class_<AllReduce>("yolox", "AllReduce"); }
 
+// All-reduces x (sum) in place through the operator above.
 inline void all_reduce_once(const Tensor& x, const AllReducePtr& over) {
+  register_all_reduce();
+  static const torch::Library library = [] {
+    torch::Library l(torch::Library::FRAGMENT, "yolox_once", std::nullopt, __FILE__, __LINE__);
+    l.def("all_reduce(Tensor(a!) x, __torch__.torch.classes.yolox.AllReduce over) -> ()",
+          torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
+                          [](Tensor t, const AllReducePtr& ranks) { ranks->sum(t); }));
+    return l;
+  }();
   static const auto operation = c10::Dispatcher::singleton()
                                     .findSchemaOrThrow("yolox_once::all_reduce", "")
                                     .typed<void(Tensor, const AllReducePtr&)>();
@@ -44,13 +47,14 @@ inline void all_reduce_once(const Tensor& x, const AllReducePtr& over) {
   operation.call(x, over);
 }
 
-// What all ranks know of a channel after the sum.
+// Batch statistics over all ranks.
 struct Moments {
-  Tensor mean, variance;  // [C] float64; biased
-  Tensor count;           // values of a channel, [1]; a tensor: nothing here waits for a GPU
+  Tensor mean, variance;  // [C] float64; the variance is biased
+  Tensor count;           // [1] values per channel; a tensor, so that the host does not wait for the GPU
 };
 
-// sums [2 C + 1] float64: values, squares, and their number, over this rank's images.
+// All-reduces the sums and returns the moments. sums: [2 C + 1] float64, over this rank: the sums per channel
+// of values and of squares, then the number of values per channel.
 inline Moments moments_of_all(Tensor sums, const AllReducePtr& over) {
   all_reduce_once(sums, over);
   const int64_t channels = sums.size(0) / 2;
@@ -59,6 +63,7 @@ inline Moments moments_of_all(Tensor sums, const AllReducePtr& over) {
   return {mean, (sums.slice(0, channels, 2 * channels) / count - mean * mean).clamp_min(0), count};
 }
 
+// Updates the running statistics in place.
 inline void move_running(const Tensor& running_mean, const Tensor& running_var, const Moments& m,
                          double momentum) {
   const Tensor unbiased = m.count / (m.count - 1).clamp_min(1);
@@ -66,11 +71,13 @@ inline void move_running(const Tensor& running_mean, const Tensor& running_var, 
   running_var.mul_(1 - momentum).add_((m.variance * unbiased).to(running_var.scalar_type()), momentum);
 }
 
-// [C] -> [1, C, 1, 1]
+// Returns a view [1, C, 1, 1] of t [C].
 inline Tensor wide(const Tensor& t) { return t.view({1, -1, 1, 1}); }
 
+// SyncBN with its gradient, on CPU and GPU.
 struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
-  // x [B, C, H, W] in any floating type; weight, bias, running_mean, running_var [C] float32 (float64)
+  // x: [B, C, H, W], any floating-point dtype; weight, bias, running_mean, running_var: [C] float32 or
+  // float64.
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                         const Tensor& bias, const Tensor& running_mean, const Tensor& running_var,
                         double momentum, double eps, const AllReducePtr& over) {
@@ -105,7 +112,7 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
     const auto kept = ctx->get_saved_variables();
     const Tensor &x = kept[0], &weight = kept[1], &mean = kept[2], &inverse = kept[3], &count = kept[4];
     const int64_t channels = x.size(1);
-    Tensor sum_g, sum_g_x, d_weight, d_bias;  // of g, and of g (x - mean); [C]
+    Tensor sum_g, sum_g_x, d_weight, d_bias;  // [C]; sum_g_x: the sum of g (x - mean)
     if (x.is_cuda() && x.numel() > 0) {
       std::tie(sum_g, sum_g_x, d_weight, d_bias) = at::batch_norm_backward_reduce(
           grads[0].contiguous(x.suggest_memory_format()), x, mean, inverse, weight, true, true, true);
@@ -135,7 +142,7 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
 
 }  // namespace sync_bn_detail
 
-// bn(x) with the statistics of the images of all ranks. x [B, C, H, W]. Updates the running statistics.
+// Returns bn(x) in training mode with SyncBN. x: [B, C, H, W]. Updates the running statistics.
 inline torch::Tensor sync_batch_norm(const torch::Tensor& x, torch::nn::BatchNorm2d& bn,
                                      const AllReducePtr& over) {
   bn->num_batches_tracked += 1;

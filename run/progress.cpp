@@ -234,6 +234,8 @@ void log_plan(Telling& tell, Log& log, const Config& config, const Splits& split
                   val.records.size(), " for evaluation (",
                   splits.same ? "the same images, because there is one split" : val.name, "), ",
                   data.classes.size(), " classes"));
+  if (config.data == "shapes")
+    log.fact("note: these are scenes that the program draws; to train on your own images, give --data DIR");
   tell.classes(splits);
   log.fact(concat("model   ", config.model, " ", base.height, "x", base.width,
                   config.multiscale ? " multi-scale" : "", ", ", short_count(parameter_count(*model)),

@@ -119,6 +119,23 @@ std::string pictures_html(const std::string& run) {
              : "<section id='pictures'><h2>Pictures</h2><div class='pictures'>" + html + "</div></section>";
 }
 
+std::vector<std::pair<std::string, std::string>> read_config_json(const std::string& run) {
+  std::ifstream file(run + "/config.json", std::ios::binary);
+  const std::string json{std::istreambuf_iterator<char>(file), {}};
+  rapidjson::Document config;
+  if (config.Parse(json.c_str(), json.size()).HasParseError() || !config.IsObject()) return {};
+  std::vector<std::pair<std::string, std::string>> settings;
+  for (const auto& m : config.GetObject())
+    settings.emplace_back(m.name.GetString(), m.value.IsString() ? m.value.GetString() : "");
+  return settings;
+}
+
+std::string revision_of(const std::string& run) {
+  for (const auto& [name, value] : read_config_json(run))
+    if (name == "revision") return value;
+  return "";
+}
+
 bool write_run_report(const std::string& run, std::string evaluation) {
   const std::string path = run + "/report.html";
   if (evaluation.empty()) {
@@ -130,17 +147,8 @@ bool write_run_report(const std::string& run, std::string evaluation) {
       evaluation = page.substr(text, end - text);
     }
   }
-  std::vector<std::pair<std::string, std::string>> settings;
-  std::ifstream file(run + "/config.json", std::ios::binary);
-  const std::string json{std::istreambuf_iterator<char>(file), {}};
-  rapidjson::Document config;
-  if (config.Parse(json.c_str(), json.size()).HasParseError() || !config.IsObject()) config.SetObject();
-  std::map<std::string, std::string> by_name;
-  for (const auto& m : config.GetObject()) {
-    const std::string value = m.value.IsString() ? m.value.GetString() : "";
-    settings.emplace_back(m.name.GetString(), value);
-    by_name[m.name.GetString()] = value;
-  }
+  const auto settings = read_config_json(run);
+  std::map<std::string, std::string> by_name(settings.begin(), settings.end());
   const std::string about = concat(by_name["model"], " on ", by_name["data"], "; ", by_name["device"],
                                    ", torch ", by_name["torch"], ", revision ", by_name["revision"]);
   const std::string name = std::filesystem::absolute(run).lexically_normal().filename().string();

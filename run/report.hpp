@@ -19,6 +19,11 @@
 
 namespace yolox {
 
+// Returns the settings and versions in config.json of a run. Empty if the file cannot be read.
+std::vector<std::pair<std::string, std::string>> read_config_json(const std::string& run);
+// Returns the git revision of the program that wrote a run; empty if config.json cannot be read.
+std::string revision_of(const std::string& run);
+
 // Contents of metrics.csv. An empty cell is NaN. An incomplete last line is left out.
 struct MetricsTable {
   std::vector<std::string> names;                      // of the columns, in the order of the file

@@ -92,6 +92,10 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
   eval_fit = PartsThatFit{1, plan.share};
   const std::string settings = config_json(config, device);
   crash_context(folder, settings, concat("crash", rank_suffix(ranks), ".txt"));
+  if (const std::string before = resumed ? revision_of(folder) : "";
+      !before.empty() && before != git_revision())
+    log.line(
+        concat("note: this program is of revision ", git_revision(), "; ", before, " wrote this run so far"));
   if (ranks.first() && !replace_text(folder + "/config.json", settings))
     log.line(concat("WARNING: cannot write ", folder, "/config.json"));
   log_plan(*progress, log, config, data, t.model, {int(info.height), int(info.width)}, device, plan,

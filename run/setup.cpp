@@ -93,6 +93,10 @@ Training new_training(const Config& config, YOLOX model, torch::Device device) {
   return t;
 }
 
+std::function<Predictions(const Tensor&)> network_of(YOLOX model) {
+  return [model = std::move(model)](const Tensor& images) mutable { return model(images); };
+}
+
 EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, int64_t share,
                                  torch::Device device, Ranks& ranks) {
   EvalSettings s;

@@ -1,5 +1,5 @@
-// For tests of augmentation: pictures in memory that compose() can draw, boxes of one colour each on grey,
-// and the measurement of where a colour is after whatever was done to the picture.
+// Helpers for tests of augmentation: a data set in memory for compose(), images with one solid colour per box
+// on grey, and the measurement of the extent of a colour in an augmented image.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -19,16 +19,16 @@
 
 namespace yolox::test {
 
-// ---- pictures ----
+// ---- images ----
 
-// What compose() takes pictures from. A piece is a copy of the part and nothing more, so that what lies
-// beside it cannot be seen.
+// Data set in memory for compose(). piece() returns a copy of the part, so that compose() cannot read pixels
+// outside it.
 struct Album {
   std::vector<Sample> samples;
-  int most_reduced = 1;                // 2, 4, ...: pieces are reduced so far where decode_piece would
-  bool whole = false;                  // pieces are all of the picture, whatever is asked for
+  int most_reduced = 1;                // largest reduction of a piece (2, 4, ...), chosen like decode_piece()
+  bool whole = false;                  // piece() returns the whole image
   std::set<std::size_t> broken{};      // piece() throws for these
-  std::vector<std::size_t> instead{};  // what instead_of() returns, one after the other; throws at the end
+  std::vector<std::size_t> instead{};  // results of instead_of(), in turn; then it throws
 
   struct Asked {
     std::size_t index;
@@ -36,7 +36,7 @@ struct Album {
     double scale;
   };
   mutable std::vector<Asked> asked{};                                   // of piece()
-  mutable std::vector<std::pair<std::size_t, std::size_t>> replaced{};  // index, tries of instead_of()
+  mutable std::vector<std::pair<std::size_t, std::size_t>> replaced{};  // of instead_of(): index, tries
 
   cv::Size size(std::size_t i) const { return samples.at(i).image.size(); }
   const std::vector<Box>& boxes(std::size_t i) const { return samples.at(i).boxes; }
@@ -54,7 +54,7 @@ struct Album {
     while (r < most_reduced && scale * r <= 0.5) r *= 2;
     const cv::Rect grid(wanted.tl() / r, (wanted.br() + cv::Point(r - 1, r - 1)) / r);  // in reduced pixels
     const cv::Rect taken(grid.tl() * r, grid.size() * r);
-    cv::Mat grown, piece;  // the last reduced pixels hang over the edge, as a JPEG's do
+    cv::Mat grown, piece;  // the last reduced pixels may exceed the edge, as in a JPEG
     cv::copyMakeBorder(samples[i].image, grown, 0, r, 0, r, cv::BORDER_REPLICATE);
     cv::resize(grown(taken), piece, grid.size(), 0, 0, cv::INTER_AREA);
     return {piece, {1.0 / r, 1.0 / r}, taken.tl()};
@@ -79,7 +79,7 @@ inline Image noise(cv::Size size, std::uint64_t seed = 0) {
   return image;
 }
 
-// A few levels from one pixel to the next.
+// Returns smooth noise: adjacent pixels differ by a few levels.
 inline Image smooth(cv::Size size, std::uint64_t seed = 0) {
   Image image;
   cv::resize(noise({(size.width + 79) / 40, (size.height + 79) / 40}, seed), image, size, 0, 0,
@@ -103,21 +103,22 @@ inline double gap(const Box& a, const Box& b) {
       {std::abs(a.x1 - b.x1), std::abs(a.y1 - b.y1), std::abs(a.x2 - b.x2), std::abs(a.y2 - b.y2)});
 }
 
-// ---- boxes that can be seen ----
+// ---- coloured boxes ----
 
 inline const std::vector<cv::Vec3b> colours = {{255, 0, 0},   {0, 255, 0},   {0, 0, 255}, {255, 255, 0},
                                                {255, 0, 255}, {0, 255, 255}, {0, 0, 0},   {255, 255, 255}};
 
-// Grey picture with two solid boxes; their classes are their colours.
+// Returns a grey image with two solid boxes of classes `cls` and `cls` + 1. The class selects the colour.
 inline Sample marked(Rng& rng, cv::Size size, int cls) {
   Sample s{Image(size, border_grey), {}};
-  for (int half : {0, 1}) {  // one in the left half, one in the right half, never touching
+  for (int half : {0, 1}) {  // one box in each half, without contact
     const int left = half * size.width / 2 + 2, right = left + size.width / 2 - 4;
     int x1 = static_cast<int>(rng.randint(left, right - 12)),
         x2 = static_cast<int>(rng.randint(x1 + 10, right));
     int y1 = static_cast<int>(rng.randint(0, size.height - 12));
     int y2 = static_cast<int>(rng.randint(y1 + 10, size.height));
-    // At the edge of the picture or well inside: a strip of grey beside it may be less than a reduced pixel.
+    // A box near the edge is moved to the edge, because the grey strip between could be less than a reduced
+    // pixel.
     for (int* low : {&x1, &y1})
       if (*low < 8) *low = 0;
     if (x2 > size.width - 8) x2 = size.width;
@@ -128,7 +129,8 @@ inline Sample marked(Rng& rng, cv::Size size, int cls) {
   return s;
 }
 
-// The box around all pixels that are at least `least` of the way from grey to the colour.
+// Returns the bounding box of the pixels with the colour of `cls`, or nothing. A pixel has the colour if it
+// is at least the fraction `least` of the way from grey to the colour.
 inline std::optional<Box> extent(const Image& image, int cls, double least = 0.5) {
   const cv::Vec3d to = cv::Vec3d(colours[cls]) - cv::Vec3d::all(border_grey);
   Box box{1e9, 1e9, -1e9, -1e9, cls};
@@ -144,8 +146,8 @@ inline std::optional<Box> extent(const Image& image, int cls, double least = 0.5
   return box.x2 > 0 ? std::optional<Box>(box) : std::nullopt;
 }
 
-// Every box spans its colour to `tolerance` pixels, and every colour that is more than a speck has its box.
-// Returns how many boxes were compared.
+// Checks that each box matches the extent of its colour within `tolerance` pixels, and that each colour with
+// an extent of more than 2 pixels has a box. Returns the number of compared boxes.
 inline int check_marks(const Sample& s, double tolerance, double least = 0.5) {
   std::map<int, Box> boxes;
   for (const Box& b : s.boxes) CHECK(boxes.emplace(b.cls, b).second);
@@ -166,7 +168,7 @@ inline int check_marks(const Sample& s, double tolerance, double least = 0.5) {
   return compared;
 }
 
-// f(i) for every i below n, from three threads, each backwards.
+// Calls f(i) for each i in 0..n-1 from three threads, in descending order in each thread.
 template <class F>
 void backwards_in_threads(int n, const F& f) {
   std::vector<std::thread> threads;

@@ -1,6 +1,6 @@
-// What every test file has: doctest, a folder that cleans up after itself, and the folder of reference data.
-// Tests that need the latter are declared with SHARED_TEST and are counted as skipped where it is missing.
-// Files that use torch include tensors.hpp before it.
+// Included by every test file: doctest, temporary folders, and the folder of reference data. Tests that need
+// the reference data are declared with SHARED_TEST, and are skipped if the folder does not exist. Files that
+// use torch include tensors.hpp first.
 #pragma once
 #include <doctest/doctest.h>
 
@@ -14,7 +14,8 @@
 #include <string>
 #include <vector>
 
-// Folder with fixtures/ and data/: $YOLOX_SHARED, else ../shared beside the repository.
+// Returns the folder of reference data, with fixtures/ and data/: $YOLOX_SHARED, or ../shared beside the
+// repository.
 inline std::string shared_dir() {
   const char* env = std::getenv("YOLOX_SHARED");
   return env && *env ? env : YOLOX_SOURCE_DIR "/../shared";
@@ -24,6 +25,12 @@ inline bool have_shared() { return std::filesystem::exists(shared("fixtures/READ
 
 #define SHARED_TEST(name) TEST_CASE(name* doctest::skip(!have_shared()))
 
+// Decorators: TEST_CASE("eval: ..." * starts_programs).
+// Cases that start another program. ./test.sh quick and the sanitizers leave them out.
+inline const doctest::test_suite starts_programs("programs");
+// Cases of the loader and the cache. tests/checks.sh runs them under the thread sanitizer.
+inline const doctest::test_suite runs_threads("threads");
+
 inline bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
@@ -32,13 +39,29 @@ inline std::string contents(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Writes a file, and makes its folder.
+// Writes a file, and creates its folder if needed.
 inline void write_text(const std::string& path, const std::string& text = "") {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
   std::ofstream(path, std::ios::binary) << text;
 }
 
-// What the exception says that comes out of f(); nothing where none does.
+// Returns the first Python that can import the modules ("onnxruntime, cv2"), or "" if none can.
+// tests/shards.sh gives a folder in which the answer is kept, because imports take seconds.
+inline std::string python_with(const std::string& modules) {
+  const char* folder = std::getenv("YOLOX_TEST_RUNS");
+  const std::string answer = std::string(folder ? folder : "") + "/python with " + modules;
+  if (folder && std::filesystem::exists(answer)) return contents(answer);
+  const char* given = std::getenv("YOLOX_PYTHON");
+  std::string found;
+  for (const std::string python : {given ? given : "", YOLOX_SOURCE_DIR "/.venv/bin/python", "python3"})
+    if (found.empty() && !python.empty() &&
+        std::system(("'" + python + "' -c 'import " + modules + "' >/dev/null 2>&1").c_str()) == 0)
+      found = python;
+  if (folder) std::ofstream(answer) << found;
+  return found;
+}
+
+// Calls f(). Returns the message of its exception, or "" if f() does not throw.
 template <class Function>
 std::string error_of(Function f) {
   try {
@@ -49,7 +72,8 @@ std::string error_of(Function f) {
   return "";
 }
 
-// Does f() with what it prints thrown away. No CHECK may be in it: doctest would say nothing, either.
+// Calls f() and discards its output to std::cout. f() must not contain a CHECK, because the output of doctest
+// would be discarded too.
 template <class Function>
 void quietly(Function f) {
   struct Back {
@@ -61,7 +85,7 @@ void quietly(Function f) {
   f();
 }
 
-// A folder that is gone at the end of the test.
+// Temporary folder. The destructor deletes it.
 struct TempDir {
   std::filesystem::path path;
   TempDir() {

@@ -1,10 +1,59 @@
+// The test program. For tests/shards.sh it writes a line for each case that begins and each that ends.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
 
 #include "base/program.hpp"
 #include "base/threads.hpp"
 
+namespace {
+
+int results = -1;  // descriptor of the file $YOLOX_TEST_RESULTS; -1 without one
+const pid_t process = getpid();
+
+// Lines of the file: "begin FILE NAME", "end SECONDS passed|failed FILE NAME", separated by tabs.
+struct Results : doctest::IReporter {
+  const doctest::TestCaseData* now = nullptr;
+
+  explicit Results(const doctest::ContextOptions&) {}
+  void write(const std::string& text) const {
+    if (results < 0 || getpid() != process) return;  // a case may fork, and the child may crash
+    const std::string path = now->m_file.c_str();
+    const std::string line = text + "\t" + path.substr(path.rfind('/') + 1) + "\t" + now->m_name + "\n";
+    if (::write(results, line.data(), line.size()) < 0) std::abort();
+  }
+  void test_case_start(const doctest::TestCaseData& data) override {
+    now = &data;
+    write("begin");
+  }
+  void test_case_end(const doctest::CurrentTestCaseStats& stats) override {
+    write("end\t" + std::to_string(stats.seconds) + (stats.failure_flags == 0 ? "\tpassed" : "\tfailed"));
+  }
+  void report_query(const doctest::QueryData&) override {}
+  void test_run_start() override {}
+  void test_run_end(const doctest::TestRunStats&) override {}
+  void test_case_reenter(const doctest::TestCaseData&) override {}
+  void test_case_exception(const doctest::TestCaseException&) override {}
+  void subcase_start(const doctest::SubcaseSignature&) override {}
+  void subcase_end() override {}
+  void log_assert(const doctest::AssertData&) override {}
+  void log_message(const doctest::MessageData&) override {}
+  void test_case_skipped(const doctest::TestCaseData&) override {}
+};
+
+}  // namespace
+
+REGISTER_LISTENER("results", 1, Results);
+
 int main(int argc, char** argv) {
   yolox::share_cores(argv);  // and all that it starts
+  if (const char* path = std::getenv("YOLOX_TEST_RESULTS")) {
+    results = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    unsetenv("YOLOX_TEST_RESULTS");  // not for test programs that cases start
+  }
   return doctest::Context(argc, argv).run();
 }

@@ -1,5 +1,5 @@
-// Weights that the fixtures were made with, and the checksums that they hold ("probes"). The formulas are
-// those of the fixtures' README.
+// Recomputes the weights with which the fixtures were made, and the checksums of tensors in the fixtures
+// ("probes"). The README of the fixtures has the formulas.
 #pragma once
 #include "checkpoint/checkpoint.hpp"
 #include "simota.hpp"
@@ -23,12 +23,12 @@ inline torch::Tensor signed_units(const std::string& name, int64_t n) {
   return t;
 }
 
-// sum, L2 norm and product with a fixed random vector
+// Returns the probe of a tensor, float64 [3]: sum, L2 norm, and dot product with a fixed random vector.
 inline torch::Tensor probe(const std::string& name, const torch::Tensor& t) {
   const auto flat = t.detach().to(torch::kDouble).contiguous().flatten();
   return torch::stack({flat.sum(), flat.norm(), flat.dot(signed_units("probe/" + name, flat.numel()))});
 }
-// How far a tensor with probe a is from one with probe b, in norms of b.
+// Returns an estimate of the relative error of a tensor with probe `a` against a tensor with probe `b`.
 inline double probe_error(const torch::Tensor& a, const torch::Tensor& b, int64_t numel) {
   const auto d = (a - b).abs();
   const double norm = std::max(b[1].item<double>(), 1e-12),
@@ -36,7 +36,8 @@ inline double probe_error(const torch::Tensor& a, const torch::Tensor& b, int64_
   return std::max({d[0].item<double>() / root, d[1].item<double>(), d[2].item<double>()}) / norm;
 }
 
-// model_size: nano, tiny, ...; 80 classes, weights by the formula, running statistics from bn_<size>.pth
+// Returns the model of the fixtures. size: nano, tiny, ... It has 80 classes, the weights of the formula, and
+// the running statistics in bn_<size>.pth.
 inline yolox::YOLOX official_model(const std::string& size, torch::ScalarType dtype = torch::kFloat) {
   yolox::YOLOX model("yolox-" + size, 80);
   const auto statistics = fixture("bn_" + size + ".pth");
@@ -70,16 +71,16 @@ inline yolox::YOLOX official_model(const std::string& size, torch::ScalarType dt
       t.copy_(v.to(torch::kFloat));
     }
   }
-  // As in Python, floating-point tensors alone change their type (LibTorch's to() casts counters as well).
+  // Only floating-point tensors change their type, as in Python. LibTorch's to() casts integer counters too.
   for (auto& p : model->parameters()) p.set_data(p.to(dtype));
   for (auto& b : model->buffers())
     if (b.is_floating_point()) b.set_data(b.to(dtype));
-  torch::set_num_threads(1);  // as the fixtures were made: another number rounds differently
+  torch::set_num_threads(1);  // as for the fixtures, because rounding depends on the number of threads
   return model;
 }
 
-// Rows (class, cx, cy, w, h), zero padded, as the official code takes them: those before the first empty one
-// count.
+// Converts labels of the official code to Targets. labels [B, N, 5]: class, cx, cy, w, h, padded with rows of
+// zeros. The official code counts the rows with a sum above 0, and uses that many rows from the start.
 inline yolox::Targets official_targets(const torch::Tensor& labels) {
   const auto counts = (labels.sum(2) > 0).sum(1);
   const int64_t rows = counts.max().item<int64_t>();

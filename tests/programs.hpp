@@ -1,7 +1,9 @@
-// Running the programs as users run them: each is a process of its own in a folder of its own.
+// Runs the programs as users do: each in a process and a folder of its own.
 #pragma once
 #include "tensors.hpp"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,7 +28,8 @@ inline std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// Runs a command of the shell in the folder. Small networks are fastest on one thread.
+// Runs a shell command in the folder, with one OpenMP thread, because small networks are fastest on one
+// thread.
 inline Outcome shell(const TempDir& dir, const std::string& command) {
   TempDir texts;
   const std::string whole = concat("cd '", dir.path.string(), "' && export OMP_NUM_THREADS=1 && ", command,
@@ -38,15 +41,15 @@ inline Outcome shell(const TempDir& dir, const std::string& command) {
 inline Outcome run(const TempDir& dir, const std::string& program, const std::string& arguments) {
   return shell(dir, YOLOX_BINARY_DIR "/" + program + " " + arguments);
 }
-// The same where it must succeed; what it printed.
+// Runs a program that must succeed. Returns its stdout.
 inline std::string succeed(const TempDir& dir, const std::string& program, const std::string& arguments) {
   const Outcome o = run(dir, program, arguments);
   REQUIRE_MESSAGE(o.code == 0, program << " " << arguments << "\n" << o.out << o.err);
   return o.out;
 }
 
-// A COCO folder of drawn scenes: `first` and the `count` - 1 after it. Classes from `classes` on are left
-// out.
+// Writes a COCO folder with the first `count` drawn scenes. Keeps the first `classes` classes and their
+// boxes.
 inline void write_scenes(const std::string& folder, int64_t count, size_t classes = 100) {
   const Dataset shapes = shapes_dataset(0, 0, count);
   CocoDataset coco = shapes.truth;
@@ -63,32 +66,63 @@ inline void write_scenes(const std::string& folder, int64_t count, size_t classe
   write_coco(folder + "/annotations/instances_train.json", coco);
 }
 
-// As run(), where no file may grow beyond so many kB, as on a full disk.
+// Runs a program as run() does, with a limit of `kb` KiB on the size of each file. This simulates a full
+// disk.
 inline Outcome run_without_room(const TempDir& dir, const std::string& program, const std::string& arguments,
                                 int kb = 2000) {
   return shell(dir,
                concat("trap '' XFSZ; ulimit -f ", kb, "; " YOLOX_BINARY_DIR "/", program, " ", arguments));
 }
-// The warnings that name a file.
+// Returns the number of warnings on stdout that contain `file`.
 inline size_t warnings_of(const Outcome& o, const std::string& file) {
   size_t n = 0;
   for (const auto& line : lines_of(o.out)) n += has(line, "WARNING:") && has(line, file);
   return n;
 }
 
-// Three epochs of four steps: mosaic in the first two, L1 in the last, another input size from step 10 on.
-// The learning rate has more digits than are printed by default.
+// Flags for a run of three epochs with four iterations each: mosaic in the first two epochs, L1 loss in the
+// last one, another input size from iteration 10 on. The learning rate has more digits than streams print by
+// default.
 inline const std::string kTrain =
     "--data data --model yolox-nano --size 64 --bs 2 --epochs 3 --no-aug-epochs 1 --warmup-epochs 1 "
     "--lr 0.00123456789 --eval-interval 1 --conf 0 --nms 0.9 ";
 
-// A folder with data and one finished run, made once for all tests that look at it.
+// Fills a folder with what make() writes into it. Cases of several processes share what it writes: with
+// $YOLOX_TEST_RUNS, the first process that asks for the name makes it, and the others copy it.
+template <class Make>
+void fill_from_reference(const TempDir& dir, const std::string& name, const Make& make) {
+  const char* folder = std::getenv("YOLOX_TEST_RUNS");
+  if (!folder) {
+    make();
+    return;
+  }
+  const std::string kept = concat(folder, "/", name), made = kept + " is complete";
+  struct Lock {
+    int fd;
+    explicit Lock(const std::string& path) : fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+      REQUIRE(flock(fd, LOCK_EX) == 0);
+    }
+    ~Lock() { close(fd); }
+  } lock(kept + ".lock");
+  if (fs::exists(made)) {
+    fs::copy(kept, dir.path, fs::copy_options::recursive);
+  } else {
+    make();
+    fs::copy(dir.path, kept, fs::copy_options::recursive);
+    write_text(made);
+  }
+}
+
+// Folder with data and a finished run "a". Created once for all tests that read it.
 struct Trained {
   TempDir dir;
   std::string printed;
   Trained() {
-    write_scenes(dir / "data", 8);
-    printed = succeed(dir, "train", kTrain + "--out a");
+    fill_from_reference(dir, "trained", [&] {
+      write_scenes(dir / "data", 8);
+      write_text(dir / "printed", succeed(dir, "train", kTrain + "--out a"));
+    });
+    printed = contents(dir / "printed");
   }
 };
 inline const Trained& trained() {
@@ -96,7 +130,8 @@ inline const Trained& trained() {
   return made;
 }
 
-// Where two checkpoints differ, "" if nowhere. Settings are not compared.
+// Returns the path of the first entry in which two checkpoints differ, "" if they are equal. Does not compare
+// settings.
 inline std::string difference(const c10::IValue& a, const c10::IValue& b, const std::string& where = "") {
   if (a.tagKind() != b.tagKind()) return where + ": another type";
   if (a.isTensor()) return torch::equal(a.toTensor(), b.toTensor()) ? "" : where;
@@ -125,14 +160,14 @@ inline std::string difference(const std::string& a, const std::string& b) {
   return difference(read_pth(a), read_pth(b));
 }
 
-// The value of a number in a JSON file; the first one of that name.
+// Returns the first number with this key in a JSON file.
 inline double number_in(const std::string& path, const std::string& key) {
   const std::string text = contents(path), mark = "\"" + key + "\":";
   REQUIRE_MESSAGE(has(text, mark), path << " has no " << key);
   return std::stod(text.substr(text.find(mark) + mark.size()));
 }
 
-// Rows of metrics.csv; an empty cell is NaN.
+// Returns the rows of metrics.csv. Empty cells are NaN.
 inline std::vector<std::vector<double>> metric_rows(const std::string& path) {
   std::vector<std::vector<double>> rows;
   for (const auto& line : lines_of(contents(path))) {
@@ -159,7 +194,7 @@ enum Column {
   kNorm,
   kAP
 };
-// AP of a run's last evaluation, -1 if it had none.
+// Returns the AP of the last evaluation of a run, -1 without an evaluation.
 inline double last_ap(const TempDir& dir, const std::string& run) {
   double last = -1;
   for (const auto& row : metric_rows(dir / (run + "/metrics.csv")))
@@ -167,21 +202,21 @@ inline double last_ap(const TempDir& dir, const std::string& run) {
   return last;
 }
 
-// Weights in last.pth of a run: the average, or the weights themselves.
+// Returns the weights in last.pth of a run: the EMA if `averaged`, otherwise the trained weights.
 inline c10::impl::GenericDict weights_of(const TempDir& dir, const std::string& run_folder,
                                          bool averaged = true) {
   const auto top = read_pth(dir / (run_folder + "/last.pth")).toGenericDict();
   return (averaged ? top : top.at("train").toGenericDict()).at("model").toGenericDict();
 }
 
-// Optimizer steps that the last checkpoint of a run has behind it.
+// Returns the number of iterations done in last.pth of a run.
 inline int64_t steps_of(const TempDir& dir, const std::string& run_folder = "r") {
   const auto file = read_pth(dir / (run_folder + "/last.pth")).toGenericDict();
   return file.at("train").toGenericDict().at("iteration").toInt();
 }
 
-// How far apart the parameters of two runs are, in parts of the way that the second has come from a third;
-// and the statistics of batch norms, in parts of what they are.
+// Returns the relative difference of two runs, the larger of two L2 ratios: parameters |a - b| / |b - start|,
+// and batch norm statistics |a - b| / |b|.
 inline double apart(const TempDir& dir, const std::string& a, const std::string& b,
                     const std::string& start) {
   const auto x = weights_of(dir, a, false), y = weights_of(dir, b, false), z = weights_of(dir, start, false);
@@ -196,10 +231,10 @@ inline double apart(const TempDir& dir, const std::string& a, const std::string&
   return std::max(std::sqrt(apart / way), std::sqrt(statistics / all));
 }
 
-// A program that runs beside the test.
+// A program that runs in the background.
 struct Process {
   pid_t pid;
-  std::string out, err;  // files with what it prints
+  std::string out, err;  // paths of the files with stdout and stderr
 
   Process(const TempDir& dir, const std::string& program, const std::string& arguments)
       : out(dir / "out.txt"), err(dir / "err.txt") {
@@ -216,7 +251,7 @@ struct Process {
   ~Process() {
     if (pid > 0) kill(pid, SIGKILL), waitpid(pid, nullptr, 0);
   }
-  // Its exit code, 128 + the signal that ended it; waits for it.
+  // Waits for the end of the process. Returns the exit code, or 128 + the number of the signal that ended it.
   int wait() {
     int status = 0;
     waitpid(std::exchange(pid, 0), &status, 0);
@@ -226,7 +261,12 @@ struct Process {
     siginfo_t info{};
     return waitid(P_PID, id_t(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
   }
-  // Waits until the condition holds; false where the program ends before, or after a minute.
+  // Waits until it ends; false after a minute.
+  bool ends() {
+    for (int i = 0; i < 6000 && !ended(); ++i) usleep(10000);
+    return ended();
+  }
+  // Waits until the condition holds. Returns false if the program ends first, or after a minute.
   template <class Condition>
   bool until(const Condition& condition) {
     for (int i = 0; i < 6000; ++i) {
@@ -245,10 +285,11 @@ inline std::vector<pid_t> children_of(pid_t parent) {
   return found;
 }
 
-// kB that a training, or the largest of its ranks, comes to. Its run folder is gone afterwards.
+// Runs ./train. Returns the peak size of its address space in KiB, with several ranks that of the largest
+// process. Deletes the run folder.
 inline int64_t address_space(const TempDir& dir, const std::string& arguments) {
   Process p(dir, "train", arguments + " --out measured");
-  // The last word of each: a process that has not come to its program yet still shows that of its parent.
+  // The last reading of a process counts, because before exec() a child still shows the value of its parent.
   std::map<pid_t, int64_t> peaks;
   p.until([&] {
     auto all = children_of(p.pid);

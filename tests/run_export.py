@@ -1,9 +1,9 @@
-"""Runs an exported file as somebody would who has only the file: ONNX Runtime, or torch.jit.load.
+"""Runs an exported file with ONNX Runtime or torch.jit.load, without code of this repository.
 
 run_export.py detect MODEL IMAGES.json FOLDER OUT.json CONF IOU
-    boxes in the images of a COCO file, as COCO detections; MODEL says by its metadata how to feed it
+    detects in the images of a COCO file and writes COCO detections; the metadata of MODEL define the preprocessing
 run_export.py tensors MODEL IN:B,H,W:OUT ...
-    raw float32 images in, the output as raw float32 out
+    reads images from IN and writes the output to OUT, both as raw float32
 """
 import json
 import sys
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def load(path):
-    """The file as a function of images, and its metadata."""
+    """Returns the model as a function of images [B, 3, H, W], and its metadata."""
     if path.endswith(".onnx"):
         import onnxruntime
         options = onnxruntime.SessionOptions()
@@ -28,7 +28,7 @@ def load(path):
 
 
 def suppress(boxes, scores, classes, iou):
-    """Indices of the boxes (x1, y1, x2, y2) that stay, best first; boxes suppress those of their class."""
+    """NMS per class. Returns the indices of the kept boxes (x1, y1, x2, y2), best score first."""
     order, kept = np.argsort(-scores, kind="stable"), []
     while len(order):
         a, rest = order[0], order[1:]
@@ -42,7 +42,7 @@ def suppress(boxes, scores, classes, iou):
 
 
 def detections(output, conf, iou):
-    """Rows x1, y1, x2, y2, score, class of the one image of an output, with NMS inside or without."""
+    """Returns rows (x1, y1, x2, y2, score, class) of the output for one image. Runs NMS if the file does not."""
     if output.ndim == 2:
         return output[:, 1:]
     rows = output[0]

@@ -80,7 +80,7 @@ Map random_map(Rng& rng, cv::Size from, cv::Size to) {
 
 // ---- types and settings ----
 
-TEST_CASE("a4 transforms are typed uint8") {
+TEST_CASE("augmentation: transforms take and return uint8 only, by their types") {
   static_assert(!std::is_constructible_v<Image, cv::Mat_<cv::Vec3f>>);
   static_assert(!std::is_convertible_v<cv::Mat_<cv::Vec3f>, Image>);
   static_assert(!std::is_assignable_v<Image&, cv::Mat_<cv::Vec3f>>);
@@ -102,7 +102,7 @@ TEST_CASE("a4 transforms are typed uint8") {
   CHECK(Image(cv::Mat(2, 3, CV_8UC3)).size() == cv::Size(3, 2));
 }
 
-TEST_CASE("a7 OpenCV runs no threads and no OpenCL of its own") {
+TEST_CASE("opencv: loops of OpenCV run on the calling thread, and OpenCL is off") {
   std::set<std::thread::id> ids;  // of the threads that take part in loops of OpenCV's
   const auto loop = [&] {
     std::mutex mutex;
@@ -122,7 +122,7 @@ TEST_CASE("a7 OpenCV runs no threads and no OpenCL of its own") {
   CHECK(!cv::ocl::useOpenCL());
 }
 
-TEST_CASE("settings out of range are named") {
+TEST_CASE("augmentation: settings out of range are named") {
   CHECK_NOTHROW(check_augment_config({}));
   const auto error = [](auto change, const char* name) {
     AugmentConfig c;
@@ -191,7 +191,7 @@ TEST_CASE("Rng: uniform, both ends included, and neighbours are strangers") {
   }
 }
 
-TEST_CASE("draws stay in their ranges, and share of each is as set") {
+TEST_CASE("augmentation: draws stay in their ranges, and share of each is as set") {
   AugmentConfig c;
   c.mosaic_prob = 0.7, c.mixup_prob = 0.4, c.hsv_prob = 0.6, c.flip_prob = 0.2;
   const cv::Size size(96, 64);
@@ -240,7 +240,7 @@ TEST_CASE("draws stay in their ranges, and share of each is as set") {
 
 // ---- colour ----
 
-TEST_CASE("a1 hue shifts act on BGR") {
+TEST_CASE("augmentation: hue shifts act on BGR") {
   const auto jittered = [](cv::Vec3b pixel, HsvDraw hsv) {
     const Album album{{{coloured({8, 8}, pixel), {}}}};
     return composed(album, {0, {}, {}, {hsv, false}}, {8, 8}).image(3, 3);
@@ -259,7 +259,7 @@ TEST_CASE("a1 hue shifts act on BGR") {
   CHECK(jittered({90, 90, 90}, {60, 51, 0}) == cv::Vec3b(72, 90, 72));  // and turn with it
 }
 
-TEST_CASE("jitter is HSV in exact numbers, rounded; OpenCV's to the steps of its hue") {
+TEST_CASE("augmentation: jitter is HSV in exact numbers, rounded; OpenCV's to the steps of its hue") {
   Image image = noise({640, 60});
   Rng rng(1, 0, 0);
   Image top(image.rowRange(0, 20));
@@ -299,7 +299,7 @@ TEST_CASE("jitter is HSV in exact numbers, rounded; OpenCV's to the steps of its
   }
 }
 
-TEST_CASE("jitter: any count, nothing after it is touched; the same bits on every machine") {
+TEST_CASE("augmentation: jitter: any count, nothing after it is touched; the same bits on every machine") {
   const Image image = noise({300, 1});
   Image whole(image.clone());
   jitter(whole.ptr(), 300, 7, -20, 15);
@@ -320,7 +320,7 @@ __attribute__((weak)) void jitter_avx2(uchar*, int64_t, float, float,
 __attribute__((weak)) void jitter_plain(uchar*, int64_t, float, float,
                                         float) asm("_ZN5yolox6jitterEPhlfff.default");
 const bool two_jitters = jitter_avx2 && jitter_plain && __builtin_cpu_supports("avx2");
-TEST_CASE("jitter: AVX2 gives the bits of the plain form" * doctest::skip(!two_jitters)) {
+TEST_CASE("augmentation: jitter: AVX2 gives the bits of the plain form" * doctest::skip(!two_jitters)) {
   Rng rng(2, 0, 0);
   const Image image = noise({1000, 300});
   for (int i = 0; i < 20; ++i) {
@@ -335,7 +335,7 @@ TEST_CASE("jitter: AVX2 gives the bits of the plain form" * doctest::skip(!two_j
 }
 #endif
 
-TEST_CASE("mix rounds up") {
+TEST_CASE("augmentation: mix rounds up") {
   Image a({256, 256}, 0), b({256, 256}, 0);
   for (int y = 0; y < 256; ++y)
     for (int x = 0; x < 256; ++x) a(y, x) = cv::Vec3b::all(uchar(x)), b(y, x) = cv::Vec3b::all(uchar(y));
@@ -349,7 +349,7 @@ TEST_CASE("mix rounds up") {
 // ---- drawing ----
 
 #if defined(__x86_64__)
-TEST_CASE("rows drawn two pixels at a time have the bits of the plain form" *
+TEST_CASE("augmentation: rows drawn two pixels at a time have the bits of the plain form" *
           doctest::skip(!__builtin_cpu_supports("ssse3"))) {
   using namespace pixels_detail;
   const Fenced fenced({23, 17}, true);
@@ -374,7 +374,7 @@ TEST_CASE("rows drawn two pixels at a time have the bits of the plain form" *
 }
 #endif
 
-TEST_CASE("a picture is drawn as exact bilinear sampling has it, and only where it is shown") {
+TEST_CASE("augmentation: a picture is drawn as exact bilinear sampling has it, and only where it is shown") {
   Rng rng(4, 0, 0);
   int64_t drawn = 0, left = 0;
   double error = 0, bias = 0;
@@ -410,7 +410,7 @@ TEST_CASE("a picture is drawn as exact bilinear sampling has it, and only where 
   CHECK(std::abs(bias / double(drawn)) < 0.03);  // rounded, not truncated
 }
 
-TEST_CASE("a picture is drawn as cv::warpAffine draws it") {
+TEST_CASE("augmentation: a picture is drawn as cv::warpAffine draws it") {
   Rng rng(5, 0, 0);
   const Image image = smooth({320, 240});
   for (int i = 0; i < 40; ++i) {
@@ -426,7 +426,7 @@ TEST_CASE("a picture is drawn as cv::warpAffine draws it") {
   }
 }
 
-TEST_CASE("a part of a picture, perhaps reduced, is drawn where the picture is") {
+TEST_CASE("augmentation: a part of a picture, perhaps reduced, is drawn where the picture is") {
   Rng rng(6, 0, 0);
   Album album{{{smooth({400, 300}), {}}}};
   for (int i = 0; i < 60; ++i) {
@@ -467,7 +467,7 @@ TEST_CASE("maps: one after the other, back, and around") {
 
 // ---- boxes ----
 
-TEST_CASE("annotations are cut at the border, not moved") {
+TEST_CASE("augmentation: annotations are cut at the border, not moved") {
   const cv::Size size(100, 50);
   const auto is = [](const std::optional<Box>& b, double x1, double y1, double x2, double y2) {
     return b && b->x1 == x1 && b->y1 == y1 && b->x2 == x2 && b->y2 == y2 && b->cls == 4;
@@ -487,7 +487,7 @@ TEST_CASE("annotations are cut at the border, not moved") {
   CHECK(!clip_box(100.5, 0, 20, 10, 4, size, true));
 }
 
-TEST_CASE("no cap on labels") {
+TEST_CASE("augmentation: no cap on labels") {
   Sample crowd{noise({64, 64}), {}};
   for (int i = 0; i < 3000; ++i)
     crowd.boxes.push_back({i % 30 * 2.0, i / 100 * 2.0, i % 30 * 2.0 + 4, i / 100 * 2.0 + 4, i});
@@ -501,7 +501,7 @@ TEST_CASE("no cap on labels") {
 
 // ---- geometry ----
 
-TEST_CASE("a picture alone keeps boxes on their pixels, mirrored too") {
+TEST_CASE("augmentation: a picture alone keeps boxes on their pixels, mirrored too") {
   Rng rng(8, 0, 0);
   int compared = 0;
   for (int i = 0; i < 300; ++i) {
@@ -525,7 +525,7 @@ TEST_CASE("a picture alone keeps boxes on their pixels, mirrored too") {
   CHECK(compared > 550);
 }
 
-TEST_CASE("the border beside a picture alone is grey whatever is done to the picture") {
+TEST_CASE("augmentation: the border beside a picture alone is grey whatever is done to the picture") {
   Rng rng(22, 0, 0);
   for (int i = 0; i < 50; ++i) {
     const cv::Size size(96, 64), picture = random_size(rng, 1, 200);
@@ -544,7 +544,9 @@ TEST_CASE("the border beside a picture alone is grey whatever is done to the pic
   CHECK(composed(album, draw, {64, 64}).image(60, 60) == cv::Vec3b::all(border_grey + 10));
 }
 
-TEST_CASE("a picture of the sample's size is copied, mirrored is mirrored: no pixel is blurred or shifted") {
+TEST_CASE(
+    "augmentation: a picture of the sample's size is copied, mirrored is mirrored: no pixel is blurred or "
+    "shifted") {
   const Album album{{{noise({64, 48}), {}}}};
   CHECK(max_difference(composed(album, alone(0), {64, 48}).image, album.samples[0].image) == 0);
   Image mirrored;
@@ -552,7 +554,7 @@ TEST_CASE("a picture of the sample's size is copied, mirrored is mirrored: no pi
   CHECK(max_difference(composed(album, alone(0, true), {64, 48}).image, mirrored) == 0);
 }
 
-TEST_CASE("mosaic keeps boxes on their pixels") {
+TEST_CASE("augmentation: mosaic keeps boxes on their pixels") {
   Rng rng(9, 0, 0);
   int compared = 0;
   for (int i = 0; i < 200; ++i) {
@@ -564,7 +566,7 @@ TEST_CASE("mosaic keeps boxes on their pixels") {
   CHECK(compared > 300);
 }
 
-TEST_CASE("zoom and shift keep boxes on their pixels") {
+TEST_CASE("augmentation: zoom and shift keep boxes on their pixels") {
   Rng rng(10, 0, 0);
   int compared = 0;
   for (int i = 0; i < 400; ++i) {
@@ -584,7 +586,7 @@ TEST_CASE("zoom and shift keep boxes on their pixels") {
   CHECK(compared > 700);
 }
 
-TEST_CASE("a turned or sheared box contains its pixels and touches them") {
+TEST_CASE("augmentation: a turned or sheared box contains its pixels and touches them") {
   Rng rng(11, 0, 0);
   int compared = 0;
   for (int i = 0; i < 400; ++i) {
@@ -611,7 +613,7 @@ TEST_CASE("a turned or sheared box contains its pixels and touches them") {
   CHECK(compared > 200);
 }
 
-TEST_CASE("rotation is about the canvas corner, as in official training") {
+TEST_CASE("augmentation: rotation is about the canvas corner, as in official training") {
   const cv::Matx23d m = affine_matrix({90, 1, 0, 0, 0, 0}, {64, 64});
   CHECK(m(0, 2) == 0);
   CHECK(m(1, 2) == 0);
@@ -619,7 +621,7 @@ TEST_CASE("rotation is about the canvas corner, as in official training") {
   CHECK(m(1, 0) == doctest::Approx(-1));  // right becomes up: anticlockwise
 }
 
-TEST_CASE("tiles of a mosaic meet without gap or overlap, however it is turned") {
+TEST_CASE("augmentation: tiles of a mosaic meet without gap or overlap, however it is turned") {
   Rng rng(12, 0, 0);
   int tiles = 0, grey = 0;
   for (int i = 0; i < 200; ++i) {
@@ -665,7 +667,7 @@ TEST_CASE("tiles of a mosaic meet without gap or overlap, however it is turned")
   CHECK(grey > 100000);
 }
 
-TEST_CASE("mixup keeps boxes on their pixels") {
+TEST_CASE("augmentation: mixup keeps boxes on their pixels") {
   Rng rng(13, 0, 0);
   int compared = 0;
   for (int i = 0; i < 300; ++i) {
@@ -681,7 +683,8 @@ TEST_CASE("mixup keeps boxes on their pixels") {
   CHECK(compared > 250);
 }
 
-TEST_CASE("mixup in numbers: zoomed to whole pixels, mirrored with its border, cut at the offset") {
+TEST_CASE(
+    "augmentation: mixup in numbers: zoomed to whole pixels, mirrored with its border, cut at the offset") {
   const Album album{
       {{Image({64, 64}, border_grey), {}}, {Image({32, 16}, 0), {{4, 2, 20, 12, 1}}}}};  // 64x32
   const auto box = [&](double scale, bool mirrored, cv::Point offset, bool flip = false) {
@@ -699,7 +702,7 @@ TEST_CASE("mixup in numbers: zoomed to whole pixels, mirrored with its border, c
   CHECK(gap(box(1.5, true, {10, 5}), {96 - 60 - 10, 6 - 5, 64, 36 - 5, 1}) < 1e-9);
 }
 
-TEST_CASE("all together: each part does what it does alone") {
+TEST_CASE("augmentation: all together: each part does what it does alone") {
   Rng rng(14, 0, 0);
   for (int i = 0; i < 60; ++i) {
     const cv::Size size(32 * rng.randint(2, 5), 32 * rng.randint(2, 5));
@@ -734,7 +737,7 @@ TEST_CASE("all together: each part does what it does alone") {
   }
 }
 
-TEST_CASE("flip mirrors a mosaic, with what is mixed in") {
+TEST_CASE("augmentation: flip mirrors a mosaic, with what is mixed in") {
   Rng rng(15, 0, 0);
   for (int i = 0; i < 40; ++i) {
     const cv::Size size(96, 64);
@@ -759,7 +762,7 @@ TEST_CASE("flip mirrors a mosaic, with what is mixed in") {
   }
 }
 
-TEST_CASE("sizes are rounded: full on one side, never resized twice, at least a pixel") {
+TEST_CASE("augmentation: sizes are rounded: full on one side, never resized twice, at least a pixel") {
   Rng rng(16, 0, 0);
   for (int i = 0; i < 2000; ++i) {
     const cv::Size picture = random_size(rng, 1, 2000), room = random_size(rng, 16, 700);
@@ -776,7 +779,8 @@ TEST_CASE("sizes are rounded: full on one side, never resized twice, at least a 
   CHECK(fit_into({330, 60}, {416, 416}, true).size == cv::Size(415, 75));
 }
 
-TEST_CASE("pictures of any shape: a pixel, strips, many times larger or smaller than the sample") {
+TEST_CASE(
+    "augmentation: pictures of any shape: a pixel, strips, many times larger or smaller than the sample") {
   Rng rng(17, 0, 0);
   const std::vector<cv::Size> sizes = {{1, 1}, {2000, 1},    {1, 2000},   {2, 2},
                                        {3, 1}, {1280, 1280}, {1300, 900}, {3, 3}};
@@ -815,7 +819,7 @@ TEST_CASE("pictures of any shape: a pixel, strips, many times larger or smaller 
 
 // ---- what is read ----
 
-TEST_CASE("of each picture is asked what the sample shows of it, at the size it has there") {
+TEST_CASE("augmentation: of each picture is asked what the sample shows of it, at the size it has there") {
   Rng rng(18, 0, 0);
   int64_t asked = 0, of = 0;
   int not_asked = 0;
@@ -860,7 +864,7 @@ TEST_CASE("of each picture is asked what the sample shows of it, at the size it 
 
 // ---- pictures and boxes that are not there ----
 
-TEST_CASE("pictures without boxes are jittered and flipped too") {
+TEST_CASE("augmentation: pictures without boxes are jittered and flipped too") {
   const Album album{{{noise({64, 64}), {}}}};
   const Sample out = composed(album, {0, {}, {}, {HsvDraw{5, 30, 30}, true}}, {64, 64});
   CHECK(out.boxes.empty());
@@ -870,7 +874,7 @@ TEST_CASE("pictures without boxes are jittered and flipped too") {
   CHECK(max_difference(out.image, expected) == 0);
 }
 
-TEST_CASE("boxes of a pixel or less go, the picture stays augmented") {
+TEST_CASE("augmentation: boxes of a pixel or less go, the picture stays augmented") {
   const Album album{
       {{noise({64, 64}), {{1, 1, 2, 30, 0}, {10, 10, 10.5, 10.5, 1}, {5, 5, 5, 9, 2}, {3, 3, 4.1, 4.1, 3}}}}};
   const Sample out = composed(album, {0, {}, {}, {HsvDraw{5, 30, 30}, true}}, {64, 64});
@@ -879,7 +883,7 @@ TEST_CASE("boxes of a pixel or less go, the picture stays augmented") {
   CHECK(max_difference(out.image, album.samples[0].image) > 0);
 }
 
-TEST_CASE("boxes that leave the picture go, others are cut") {
+TEST_CASE("augmentation: boxes that leave the picture go, others are cut") {
   const Sample s{noise({64, 64}), {{0, 0, 8, 8, 0}, {56, 56, 64, 64, 1}}};
   const Sample empty{s.image, {}};
   const Album album{{s, empty, empty, empty}};
@@ -897,7 +901,7 @@ TEST_CASE("boxes that leave the picture go, others are cut") {
   CHECK(is(composed(mixed, draw, {64, 64}).boxes, {54, 54, 64, 64, 1}));
 }
 
-TEST_CASE("mixup rounds, and is grey where the other picture ends") {
+TEST_CASE("augmentation: mixup rounds, and is grey where the other picture ends") {
   const Album album{{{Image({64, 64}, 101), {}}, {Image({64, 64}, 50), {{0, 0, 64, 64, 3}}}}};
   SampleDraw draw = alone(0);
   draw.mixup = MixupDraw{0.5, false, {0, 0}, {1}};
@@ -910,7 +914,7 @@ TEST_CASE("mixup rounds, and is grey where the other picture ends") {
   CHECK(gap(out.boxes[0], {0, 0, 32, 32, 3}) < 1e-9);
 }
 
-TEST_CASE("the search for a picture to mix in ends") {
+TEST_CASE("augmentation: the search for a picture to mix in ends") {
   const cv::Size size(64, 64);
   Album album{std::vector<Sample>(6, Sample{Image(size, 200), {}})};
   AugmentConfig c;
@@ -934,7 +938,7 @@ TEST_CASE("the search for a picture to mix in ends") {
   CHECK(read == std::set<std::size_t>{0, 1, 2, 3, 5});
 }
 
-TEST_CASE("a picture that cannot be read is replaced, in its place by one of another shape") {
+TEST_CASE("augmentation: a picture that cannot be read is replaced, in its place by one of another shape") {
   Rng rng(19, 0, 0);
   const cv::Size size(96, 64);
   Album album;
@@ -985,7 +989,7 @@ TEST_CASE("a picture that cannot be read is replaced, in its place by one of ano
   }
 }
 
-TEST_CASE("an error that is not the picture's goes on its way") {
+TEST_CASE("augmentation: an error that is not the picture's goes on its way") {
   struct Failing : Album {
     Piece piece(std::size_t, const cv::Rect&, double) const { fail("out of disk"); }
   } album;
@@ -994,7 +998,8 @@ TEST_CASE("an error that is not the picture's goes on its way") {
   CHECK_THROWS_WITH_AS(compose(album, alone(0), sample), "out of disk", std::runtime_error);
 }
 
-TEST_CASE("same seed, epoch and index: same sample in any thread, in memory that was used before") {
+TEST_CASE(
+    "augmentation: same seed, epoch and index: same sample in any thread, in memory that was used before") {
   const cv::Size size(64, 96);
   Album album;
   Rng rng(20, 0, 0);
@@ -1033,7 +1038,7 @@ TEST_CASE("same seed, epoch and index: same sample in any thread, in memory that
   for (int i = 0; i < 5; ++i) CHECK(max_difference(album.samples[i].image, before[i]) == 0);
 }
 
-TEST_CASE("nothing is written beside the sample") {
+TEST_CASE("augmentation: nothing is written beside the sample") {
   Rng rng(21, 0, 0);
   Album album;
   for (int k = 0; k < 4; ++k)

@@ -96,7 +96,7 @@ struct Tape {
 
 // ---- one by one ----
 
-TEST_CASE("official: a1 hue shifts act on BGR") {
+TEST_CASE("official: hue shifts act on BGR") {
   const auto jitter = [](cv::Vec3b pixel, HsvDraw d) {
     return official::hsv(coloured({8, 8}, pixel), d)(3, 3);
   };
@@ -108,7 +108,7 @@ TEST_CASE("official: a1 hue shifts act on BGR") {
   CHECK(jitter({90, 90, 90}, {0, 0, 10.9}) == cv::Vec3b(100, 100, 100));  // truncated
 }
 
-TEST_CASE("official: a4 stages are typed uint8 and leave their input alone") {
+TEST_CASE("official: stages take uint8 only, by their types, and leave their input unchanged") {
   static_assert(std::is_same_v<decltype(official::hsv(Image(), HsvDraw())), Image>);
   static_assert(!std::is_invocable_v<decltype(official::hsv), cv::Mat_<cv::Vec3f>, HsvDraw>);
   const Sample in{noise({33, 17}), {{1, 2, 30, 15, 0}}};

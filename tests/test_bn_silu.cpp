@@ -37,7 +37,7 @@ void check_equal(const Result& a, const Result& b, double tolerance) {
 }
 }  // namespace
 
-TEST_CASE("norm and SiLU as one operation equal float64's two, forward, gradients and statistics") {
+TEST_CASE("bn_silu: norm and SiLU as one operation equal float64's two, forward, gradients and statistics") {
   torch::manual_seed(2);
   for (const auto& shape :
        {std::vector<int64_t>{2, 16, 40, 33}, {3, 5, 7, 9}, {1, 640, 4, 3}, {2, 2, 300, 300}}) {
@@ -52,7 +52,7 @@ TEST_CASE("norm and SiLU as one operation equal float64's two, forward, gradient
   }
 }
 
-TEST_CASE("the fused operation is taken where it says, and keeps one tensor for backward") {
+TEST_CASE("bn_silu: the fused operation is taken where it says, and keeps one tensor for backward") {
   auto bn = norm(8);
   const Tensor x =
       torch::randn({2, 8, 6, 6}).contiguous(torch::MemoryFormat::ChannelsLast).set_requires_grad(true);
@@ -64,7 +64,7 @@ TEST_CASE("the fused operation is taken where it says, and keeps one tensor for 
   CHECK(bn_silu(x, bn).is_contiguous(torch::MemoryFormat::ChannelsLast));
 }
 
-TEST_CASE("evaluation, other memory orders and other types equal torch's two operations") {
+TEST_CASE("bn_silu: evaluation, other memory orders and other types equal torch's two operations") {
   torch::manual_seed(2);
   const Tensor x = torch::randn({2, 6, 9, 5});
   for (const bool training : {false, true}) {
@@ -77,7 +77,7 @@ TEST_CASE("evaluation, other memory orders and other types equal torch's two ope
   CHECK(bn->num_batches_tracked.item<int64_t>() == before + 1);
 }
 
-TEST_CASE("b6 the number of threads changes no bit") {
+TEST_CASE("bn_silu: the number of threads changes no bit") {
   torch::manual_seed(2);
   const Tensor x = torch::randn({4, 24, 50, 41}).contiguous(torch::MemoryFormat::ChannelsLast);
   const int threads = torch::get_num_threads();
@@ -92,7 +92,7 @@ TEST_CASE("b6 the number of threads changes no bit") {
   CHECK(torch::equal(one.var, three.var));
 }
 
-TEST_CASE("large inputs saturate without NaN") {
+TEST_CASE("bn_silu: large inputs saturate without NaN") {
   Tensor x = torch::zeros({1, 2, 2, 4}).contiguous(torch::MemoryFormat::ChannelsLast);
   x.select(3, 0).fill_(1e18f);
   auto r = run(x, true, true, torch::kFloat);

@@ -118,7 +118,8 @@ struct Places {
 
 }  // namespace
 
-TEST_CASE("cache: every blob is filled once, by one thread or four, and lies at a multiple of 64 bytes") {
+TEST_CASE("cache: every blob is filled once, by one thread or four, and lies at a multiple of 64 bytes" *
+          runs_threads) {
   const auto sizes = some_sizes();
   for (const int threads : {1, 4}) {
     for (const bool keep : {false, true}) {
@@ -164,7 +165,7 @@ TEST_CASE("cache: every blob is filled once, by one thread or four, and lies at 
   CHECK(size_t(s.st_blocks) * 512 >= large.bytes());
 }
 
-TEST_CASE("cache: progress comes from one thread at a time and ends with all") {
+TEST_CASE("cache: progress comes from one thread at a time and ends with all" * runs_threads) {
   const Places places;
   const auto sizes = some_sizes(30);
   std::atomic<int> inside{0}, calls{0};
@@ -191,7 +192,8 @@ TEST_CASE("cache: progress comes from one thread at a time and ends with all") {
   CHECK(calls < 15);  // not for each blob
 }
 
-TEST_CASE("cache: what is there already is not filled again; disk is kept, RAM is gone with its last user") {
+TEST_CASE("cache: what is there already is not filled again; disk is kept, RAM is gone with its last user" *
+          runs_threads) {
   const auto sizes = some_sizes();
   const Places places;
   {
@@ -213,7 +215,7 @@ TEST_CASE("cache: what is there already is not filled again; disk is kept, RAM i
   CHECK(right(again, sizes));
 }
 
-TEST_CASE("cache: a forked child does not take the file from its parent") {
+TEST_CASE("cache: a forked child does not take the file from its parent" * runs_threads) {
   const auto sizes = some_sizes();
   const Places places;
   auto cache = std::make_unique<BlobCache>(places.ram, "c0ffee", sizes, filler(sizes), 1);
@@ -231,7 +233,7 @@ TEST_CASE("cache: a forked child does not take the file from its parent") {
   CHECK(right(second, sizes));
 }
 
-TEST_CASE("cache: of processes that start at once, one fills") {
+TEST_CASE("cache: of processes that start at once, one fills" * runs_threads) {
   const auto sizes = some_sizes();
   for (int round = 0; round < 3; ++round) {
     const Places places;
@@ -264,7 +266,8 @@ TEST_CASE("cache: of processes that start at once, one fills") {
   }
 }
 
-TEST_CASE("cache: a filler that is killed leaves nothing that is taken for complete; a waiter takes over") {
+TEST_CASE("cache: a filler that is killed leaves nothing that is taken for complete; a waiter takes over" *
+          runs_threads) {
   const auto sizes = some_sizes();
   for (const bool keep : {false, true}) {
     const Places places;
@@ -311,7 +314,7 @@ TEST_CASE("cache: a filler that is killed leaves nothing that is taken for compl
   }
 }
 
-TEST_CASE("cache: an exception in fill or progress comes out and leaves no file") {
+TEST_CASE("cache: an exception in fill or progress comes out and leaves no file" * runs_threads) {
   const auto sizes = some_sizes();
   for (const int threads : {1, 4}) {
     const Places places;
@@ -343,7 +346,7 @@ TEST_CASE("cache: an exception in fill or progress comes out and leaves no file"
   }
 }
 
-TEST_CASE("cache: refuses what does not fit, with figures, before it writes") {
+TEST_CASE("cache: refuses what does not fit, with figures, before it writes" * runs_threads) {
   const Places places;
   const std::vector<size_t> huge{size_t(1) << 50};
   const std::string ram = error_of([&] { BlobCache(places.ram, "c0ffee", huge, no_fill, 1); });
@@ -363,7 +366,8 @@ TEST_CASE("cache: refuses what does not fit, with figures, before it writes") {
   CHECK(entries(places.disk.folder) == 0);
 }
 
-TEST_CASE("cache: a file of the same key counts as free space, one of a killed process makes room") {
+TEST_CASE("cache: a file of the same key counts as free space, one of a killed process makes room" *
+          runs_threads) {
   const Places places;
   const std::string& folder = places.ram.folder;
   Child child([&]() -> std::string {
@@ -407,7 +411,8 @@ TEST_CASE("cache: a file of the same key counts as free space, one of a killed p
     CHECK(said == "");
 }
 
-TEST_CASE("cache: free memory is what is available less a tenth, and what a container may have") {
+TEST_CASE("cache: free memory is what is available less a tenth, and what a container may have" *
+          runs_threads) {
   const TempDir dir;
   const auto free = [&] { return free_memory(dir.path.string(), dir.path.string()); };
   write_text(dir / "meminfo", "MemTotal:  1000 kB\nMemFree:  10 kB\nMemAvailable:  600 kB\n");
@@ -440,7 +445,7 @@ TEST_CASE("cache: free memory is what is available less a tenth, and what a cont
   CHECK(here < 1e15);
 }
 
-TEST_CASE("cache: a file that is damaged, foreign or of other sizes is filled again") {
+TEST_CASE("cache: a file that is damaged, foreign or of other sizes is filled again" * runs_threads) {
   const auto sizes = some_sizes();
   const Places places;
   const auto fill_again = [&](const std::vector<size_t>& wanted) {
@@ -473,7 +478,7 @@ TEST_CASE("cache: a file that is damaged, foreign or of other sizes is filled ag
   CHECK(right(user, sizes));
 }
 
-TEST_CASE("cache: files that killed processes left in RAM are swept, no others") {
+TEST_CASE("cache: files that killed processes left in RAM are swept, no others" * runs_threads) {
   const auto sizes = some_sizes();
   const Places places;
   const std::string& folder = places.ram.folder;
@@ -501,7 +506,8 @@ TEST_CASE("cache: files that killed processes left in RAM are swept, no others")
   CHECK(fs::exists(used.path()));
 }
 
-TEST_CASE("cache: a link, a pipe or a file of another user is not touched; so is a key that is a path") {
+TEST_CASE("cache: a link, a pipe or a file of another user is not touched; so is a key that is a path" *
+          runs_threads) {
   const auto sizes = some_sizes();
   const Places places;
   const auto said = [&] { return error_of([&] { BlobCache(places.ram, "c0ffee", sizes, no_fill, 1); }); };
@@ -527,7 +533,7 @@ TEST_CASE("cache: a link, a pipe or a file of another user is not touched; so is
             "No such file"));
 }
 
-TEST_CASE("cache: nobody uses a file that is removed or replaced meanwhile") {
+TEST_CASE("cache: nobody uses a file that is removed or replaced meanwhile" * runs_threads) {
   const auto sizes = some_sizes(3);
   const Env memory("TMPDIR", fs::exists("/dev/shm") ? "/dev/shm" : nullptr);  // more rounds than on a disk
   const Places places;
@@ -555,7 +561,7 @@ TEST_CASE("cache: nobody uses a file that is removed or replaced meanwhile") {
   CHECK(entries(places.ram.folder) == 0);
 }
 
-TEST_CASE("cache: no descriptor and no mapping is left behind") {
+TEST_CASE("cache: no descriptor and no mapping is left behind" * runs_threads) {
   const auto sizes = some_sizes(5);
   const Places places;
   const auto count = [] {
@@ -583,7 +589,7 @@ TEST_CASE("cache: no descriptor and no mapping is left behind") {
   CHECK_FALSE(has(text, "yolox-cache"));
 }
 
-TEST_CASE("cache: folders from the environment") {
+TEST_CASE("cache: folders from the environment" * runs_threads) {
   const TempDir dir;
   const Env home("HOME", (dir / "home").c_str());
   const Env xdg("XDG_CACHE_HOME", nullptr), own("YOLOX_CACHE_DIR", nullptr), ram("YOLOX_CACHE_RAM", nullptr);

@@ -19,11 +19,6 @@ void write_bytes(const std::string& path, std::string_view bytes) {
   std::ofstream(path, std::ios::binary).write(bytes.data(), bytes.size());
 }
 
-std::string read_bytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 using Records = std::vector<std::pair<std::string, std::string>>;
 
 std::string zip_bytes(const Records& records) {
@@ -190,19 +185,19 @@ int run_python(const std::string& code, const TempDir& dir) {
 
 }  // namespace
 
-TEST_CASE("crc32 is zip's") {
+TEST_CASE("checkpoints: crc32 is zip's") {
   CHECK(pth::crc32("123456789") == 0xCBF43926);  // the check value of CRC-32/ISO-HDLC
   CHECK(pth::crc32("") == 0);
 }
 
-TEST_CASE("a file comes back as it was written") {
+TEST_CASE("checkpoints: a file comes back as it was written") {
   const TempDir dir;
   const auto value = sample();
   write_pth(dir / "a.pth", value);
   check_sample(read_pth(dir / "a.pth"), value);
 
   // torch's own reader is a second opinion on the container and the pickle.
-  const std::string bytes = read_bytes(dir / "a.pth");
+  const std::string bytes = contents(dir / "a.pth");
   const auto theirs =
       torch::pickle_load({bytes.begin(), bytes.end()}).toGenericDict().at("model").toGenericDict();
   for (const auto& entry : value.at("model").toGenericDict())
@@ -210,9 +205,9 @@ TEST_CASE("a file comes back as it was written") {
 
   // Same content, same bytes, whatever the name; data aligned to 64 bytes.
   write_pth(dir / "b.pth", value);
-  CHECK(read_bytes(dir / "b.pth") == bytes);
+  CHECK(contents(dir / "b.pth") == bytes);
   write_pth(dir / "c.pth", torch::full({1}, 0x41424344, torch::kInt));
-  CHECK(read_bytes(dir / "c.pth").find("DCBA") % 64 == 0);
+  CHECK(contents(dir / "c.pth").find("DCBA") % 64 == 0);
 
   // Tensors own their memory: what happens to the file later is none of their business.
   const auto read = read_pth(dir / "a.pth");
@@ -224,13 +219,14 @@ TEST_CASE("a file comes back as it was written") {
   CHECK_ERROR(write_pth(dir / "d.pth", torch::Tensor()), "undefined");
 }
 
-TEST_CASE("cuda tensors are stored as cpu tensors" * doctest::skip(!torch::cuda::is_available())) {
+TEST_CASE("checkpoints: cuda tensors are stored as cpu tensors" *
+          doctest::skip(!torch::cuda::is_available())) {
   const TempDir dir;
   write_pth(dir / "a.pth", torch::arange(6, torch::kCUDA).view({2, 3}).t());
   CHECK(read_pth(dir / "a.pth").toTensor().equal(torch::arange(6).view({2, 3}).t()));
 }
 
-TEST_CASE("a write that fails leaves the old file and nothing else") {
+TEST_CASE("checkpoints: a write that fails leaves the old file and nothing else") {
   const TempDir dir;
   write_pth(dir / "a.pth", 1);
   const auto big = torch::zeros({1 << 20});
@@ -274,7 +270,7 @@ TEST_CASE("a write that fails leaves the old file and nothing else") {
   CHECK(read_pth(dir / "a.pth").toInt() == 2);
 }
 
-TEST_CASE("e6: files go to Python and back") {
+TEST_CASE("checkpoints: files go to Python and back" * starts_programs) {
   if (python().empty()) {
     MESSAGE("skipped: no Python with torch (set YOLOX_PYTHON)");
     return;
@@ -367,7 +363,7 @@ torch.save(base.to(torch.float64).expand(5, 24), 'expanded.pth')
   CHECK_ERROR(read_pth(dir / "expanded.pth"), "does not fit its storage");
 }
 
-TEST_CASE("files that are no checkpoint are called what they are") {
+TEST_CASE("checkpoints: files that are no checkpoint are called what they are") {
   const TempDir dir;
   const auto refuse = [&](const std::string& bytes, const std::string& part) {
     write_bytes(dir / "x.pth", bytes);
@@ -396,12 +392,12 @@ TEST_CASE("files that are no checkpoint are called what they are") {
 
   // As a zip program packs it: the method field of the directory is not 0.
   write_pickle(dir / "x.pth", kProto + "N.");
-  std::string bytes = read_bytes(dir / "x.pth");
+  std::string bytes = contents(dir / "x.pth");
   bytes[bytes.find("PK\x01\x02") + 10] = 8;
   refuse(bytes, "compressed");
   // Without checksums, as torch.serialization.set_crc32_options(False) leaves it.
   write_pickle(dir / "x.pth", kProto + "N.");
-  bytes = read_bytes(dir / "x.pth");
+  bytes = contents(dir / "x.pth");
   const size_t crc = bytes.find("PK\x01\x02") + 16;
   std::fill_n(bytes.begin() + crc, 4, '\0');
   write_bytes(dir / "x.pth", bytes);
@@ -410,7 +406,7 @@ TEST_CASE("files that are no checkpoint are called what they are") {
   refuse(bytes, "checksum");
 }
 
-TEST_CASE("hostile pickles run nothing and take no memory") {
+TEST_CASE("checkpoints: hostile pickles run nothing and take no memory") {
   const double before = peak_memory_mb();
   const std::string floats(16, '\0');
 
@@ -526,7 +522,7 @@ TEST_CASE("hostile pickles run nothing and take no memory") {
   write_pickle(dir / "a.pth",
                kProto + "(" + storage("ByteStorage", "0", 1) + storage("ByteStorage", "1", 1) + "t.",
                {{"data/0", std::string(1 << 20, 'a')}, {"data/1", "b"}});
-  std::string bytes = read_bytes(dir / "a.pth");
+  std::string bytes = contents(dir / "a.pth");
   const size_t first = bytes.find("archive/data/0", bytes.find("PK\x01\x02")),
                second = bytes.find("archive/data/1", first);
   bytes.replace(second + 14 + 4, 24, bytes.substr(first + 14 + 4, 24));
@@ -537,11 +533,11 @@ TEST_CASE("hostile pickles run nothing and take no memory") {
   CHECK(peak_memory_mb() - before < 300);
 }
 
-TEST_CASE("torn and flipped files end in an error or a value") {
+TEST_CASE("checkpoints: torn and flipped files end in an error or a value") {
   const TempDir dir;
   auto value = sample();
   write_pth(dir / "a.pth", value);
-  const std::string good = read_bytes(dir / "a.pth");
+  const std::string good = contents(dir / "a.pth");
   std::mt19937_64 random(1);
   const double before = peak_memory_mb();
   int errors = 0, total = 0;
@@ -587,7 +583,7 @@ TEST_CASE("torn and flipped files end in an error or a value") {
   CHECK(peak_memory_mb() - before < 300);
 }
 
-TEST_CASE("state_dict has Python's order") {
+TEST_CASE("checkpoints: state_dict has Python's order") {
   Tiny model;
   std::vector<std::string> keys;
   for (const auto& [key, tensor] : state_dict(*model)) keys.push_back(key);
@@ -598,7 +594,7 @@ TEST_CASE("state_dict has Python's order") {
   CHECK(state_dict(*model)[2].second.is_alias_of(model->stem->weight));
 }
 
-TEST_CASE("e6: weights go in by name, with a report of the rest") {
+TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
   const TempDir dir;
   Tiny from, to, other(3);
   torch::NoGradGuard no_grad;
@@ -659,7 +655,7 @@ TEST_CASE("e6: weights go in by name, with a report of the rest") {
   CHECK_ERROR(load_state_dict(*to, twice, "f.pth"), "twice");
 }
 
-TEST_CASE("weights are found where people put them") {
+TEST_CASE("checkpoints: weights are found where people put them") {
   auto weights = empty_dict();
   weights.insert("w", torch::ones({1}));
   const auto under = [&](const char* key, const c10::IValue& value) {
@@ -684,7 +680,7 @@ TEST_CASE("weights are found where people put them") {
               "\"model\" is the Python object ultralytics.nn.tasks.DetectionModel");
 }
 
-TEST_CASE("a2 a3: names, colour order and value range travel with the weights") {
+TEST_CASE("checkpoints: class names, channel order and value range are stored with the weights") {
   const TempDir dir;
   for (const bool legacy : {false, true}) {
     WeightsInfo info{"yolox-nano", {"cat", "caf\xC3\xA9"}, 416, 640, legacy};
@@ -728,7 +724,7 @@ TEST_CASE("a2 a3: names, colour order and value range travel with the weights") 
   CHECK_ERROR(weights_info(broken, "f.pth"), "yolox.model is missing");
 }
 
-SHARED_TEST("official checkpoints are read whole") {
+SHARED_TEST("checkpoints: official checkpoints are read whole") {
   const auto file = read_pth(shared("fixtures/ckpt_nano.pth")).toGenericDict();
   CHECK(file.at("start_epoch").toInt() == 3);
   CHECK(file.at("best_ap").toDouble() == 0.25);

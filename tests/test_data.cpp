@@ -82,7 +82,7 @@ Loader::Make plain_items(const Dataset& data) {
 
 }  // namespace
 
-TEST_CASE("g4 data: --debug looks at each box before a device sees it, and names its image") {
+TEST_CASE("data: --debug looks at each box before a device sees it, and names its image") {
   TempDir dir;
   Dataset data = shapes_dataset(0, 0, 2);
   std::vector<Box> boxes;
@@ -497,7 +497,8 @@ TEST_CASE("data: COCO, VOC and YOLO forms of the same data give the same batches
 
 TEST_CASE(
     "data: a packed data set gives the same batches, bit for bit; one that was cut off is noticed, "
-    "continued") {
+    "continued" *
+    starts_programs) {
   TempDir dir;
   const Splits from_files = load_splits(forms().dir / "coco", "", 0, false, "");
   for (const bool decoded : {false, true}) {
@@ -529,7 +530,8 @@ TEST_CASE(
   CHECK(has(error_of([&] { load_splits(dir / "other.lmdb", "", 0, false, ""); }), "other.lmdb"));
 }
 
-TEST_CASE("data: a packing goes on where it was; what is no whole packing of this data is refused") {
+TEST_CASE("data: a packing goes on where it was; what is no whole packing of this data is refused" *
+          starts_programs) {
   TempDir dir;
   std::string images;
   std::vector<Image> pictures;
@@ -574,7 +576,7 @@ TEST_CASE("data: a packing goes on where it was; what is no whole packing of thi
   const auto [done, said] = pack();
   CHECK(done);
   const size_t there = said.find(", ");
-  REQUIRE(has(said, " of them were there"));
+  REQUIRE(has(said, " of them were already packed"));
   CHECK(std::stoi(said.substr(there + 2)) >= 60);
   CHECK(std::stoi(said.substr(there + 2)) < 150);
   const Dataset packed = load_splits(file, "", 0, false, "").train;
@@ -598,7 +600,8 @@ TEST_CASE("data: a packing goes on where it was; what is no whole packing of thi
   refused("of another program");
 }
 
-TEST_CASE("data: a picture that cannot be decoded is packed as such, noted, and the next one stands for it") {
+TEST_CASE("data: a picture that cannot be decoded is packed as such, noted, and the next one stands for it" *
+          starts_programs) {
   TempDir dir;
   write_noise(dir / "images/a.png", 0);
   write_image(dir / "images/b.png", 40, 30, {1, 1, 1});
@@ -715,8 +718,8 @@ SHARED_TEST("data: bccd, Pascal VOC: the two degenerate boxes are named, with fi
 // ---- loader
 
 TEST_CASE(
-    "a6 a8 loader: its threads live as long as it does; memory, files and threads do not grow over 20 "
-    "epochs") {
+    "loader: its threads live as long as it does; memory, files and threads do not grow over 20 epochs" *
+    runs_threads) {
   TempDir dir;
   std::string images;
   for (int i = 0; i < 6; ++i) {
@@ -749,7 +752,7 @@ TEST_CASE(
   CHECK(entries_of("/proc/self/task") == before);
 }
 
-TEST_CASE("e4 loader: batches depend on seed and position, not on the number of workers") {
+TEST_CASE("loader: batches depend on seed and position, not on the number of workers" * runs_threads) {
   const Dataset data = shapes_dataset(1, 0, 10);
   const auto one = batches(augmented_items(data, 3), 0, 32, 4, {64, 64}, 1);
   REQUIRE(one.size() == 8);
@@ -763,7 +766,7 @@ TEST_CASE("e4 loader: batches depend on seed and position, not on the number of 
   CHECK(same(rest, std::vector<Batch>(one.begin() + 3, one.end())));
 }
 
-TEST_CASE("e4 loader: every pass has each image once, in an order of its own") {
+TEST_CASE("loader: every pass has each image once, in an order of its own" * runs_threads) {
   const Dataset data = shapes_dataset(1, 0, 10);
   std::vector<int64_t> seen;
   for (const Batch& b : batches(plain_items(data), 0, 40, 4, {32, 32}, 3))
@@ -780,20 +783,21 @@ TEST_CASE("e4 loader: every pass has each image once, in an order of its own") {
   CHECK(permutation(10, 0, 0) != permutation(10, 1, 0));
 }
 
-TEST_CASE("loader: augmentation of an image differs from pass to pass") {
+TEST_CASE("loader: augmentation of an image differs from pass to pass" * runs_threads) {
   const Dataset data = shapes_dataset(1, 0, 1);
   const auto all = batches(augmented_items(data, 0), 0, 3, 1, {64, 64}, 2);
   CHECK_FALSE(torch::equal(all[0].images, all[1].images));
   CHECK_FALSE(torch::equal(all[1].images, all[2].images));
 }
 
-TEST_CASE("loader: a data set smaller than a batch, many workers: several passes at a time") {
+TEST_CASE("loader: a data set smaller than a batch, many workers: several passes at a time" * runs_threads) {
   const Dataset data = shapes_dataset(1, 0, 2);
   const auto one = batches(augmented_items(data, 0), 0, 48, 16, {64, 64}, 1);
   CHECK(same(one, batches(augmented_items(data, 0), 0, 48, 16, {64, 64}, 5)));
 }
 
-TEST_CASE("loader: evaluation sees each image once, in order; the last batch is what is left") {
+TEST_CASE("loader: evaluation sees each image once, in order; the last batch is what is left" *
+          runs_threads) {
   const Dataset data = shapes_dataset(1, 1, 7);
   const auto all = batches(evaluation_items(data), 0, 7, 3, {96, 64}, 2);
   REQUIRE(all.size() == 3);
@@ -808,7 +812,7 @@ TEST_CASE("loader: evaluation sees each image once, in order; the last batch is 
   CHECK(has(error_of([&] { loader.next(); }), "end"));
 }
 
-TEST_CASE("loader: an exception in a worker comes out of next(), and nothing hangs") {
+TEST_CASE("loader: an exception in a worker comes out of next(), and nothing hangs" * runs_threads) {
   const Loader::Make make = [](int64_t position, Image& image) {
     check(position != 5, "bad_5.jpg cannot be read");
     image.setTo(cv::Scalar::all(double(position)));
@@ -824,7 +828,8 @@ TEST_CASE("loader: an exception in a worker comes out of next(), and nothing han
   Loader unused(make, 0, 1000, 2, {32, 32}, 3, false);  // destroyed with work on its way
 }
 
-TEST_CASE("a8 d7 loader: the same threads from the first epoch to the last, and no pause between epochs") {
+TEST_CASE("loader: the same threads from the first epoch to the last, and no pause between epochs" *
+          runs_threads) {
   std::mutex mutex;
   std::set<std::thread::id> ids;
   const Loader::Make make = [&](int64_t position, Image& image) {
@@ -846,7 +851,7 @@ TEST_CASE("a8 d7 loader: the same threads from the first epoch to the last, and 
   CHECK(ids.size() <= 3);
 }
 
-TEST_CASE("loader: an error of a library names the image") {
+TEST_CASE("loader: an error of a library names the image" * runs_threads) {
   Dataset data;
   data.records = {{"some/a.png", 1, 64, 64, {}}};
   data.stored = [](size_t, double) -> Piece { throw std::bad_alloc(); };
@@ -857,7 +862,7 @@ TEST_CASE("loader: an error of a library names the image") {
   CHECK(has(said, "odd"));
 }
 
-TEST_CASE("loader: no cap on boxes: an image with 500 keeps them, beside one without any") {
+TEST_CASE("loader: no cap on boxes: an image with 500 keeps them, beside one without any" * runs_threads) {
   TempDir dir;
   write_image(dir / "a.png", 640, 480);
   write_image(dir / "b.png", 640, 480);
@@ -911,7 +916,7 @@ TEST_CASE("data: shapes: scenes are those of draw_shapes, truth and records agre
 
 // ---- pixels
 
-TEST_CASE("a1 preprocess: BGR 0..255 from the file to the network, in channels-last order") {
+TEST_CASE("preprocess: BGR 0..255 from the file to the network, in channels-last order") {
   TempDir dir;
   write_image(dir / "a.png", 64, 64, {255, 100, 7});
   Dataset data;
@@ -933,7 +938,7 @@ TEST_CASE("a1 preprocess: BGR 0..255 from the file to the network, in channels-l
   CHECK(legacy[1][0][2][3].item<double>() == doctest::Approx((red - 0.485) / 0.229).epsilon(1e-5));
 }
 
-SHARED_TEST("a3 preprocess: legacy is what YOLOX 0.1.0 did") {
+SHARED_TEST("preprocess: legacy is what YOLOX 0.1.0 did") {
   const auto f = fixture("aug_cv46.pth");
   const Tensor in = tensor(f, "legacy_in").contiguous(), want = tensor(f, "legacy_out");
   const Image image(cv::Mat(int(in.size(0)), int(in.size(1)), CV_8UC3, in.data_ptr<uint8_t>()));
@@ -943,7 +948,7 @@ SHARED_TEST("a3 preprocess: legacy is what YOLOX 0.1.0 did") {
   CHECK(torch::allclose(preprocess(batch, true)[0], want, 1e-6, 1e-6));
 }
 
-TEST_CASE("a7 opencv: no threads of its own, neither here nor in a worker, and no OpenCL") {
+TEST_CASE("opencv: neither the main thread nor a worker starts threads of OpenCV, and OpenCL is off") {
   const auto threads_used = [] {
     std::mutex mutex;
     std::set<std::thread::id> ids;

@@ -7,6 +7,9 @@
 using namespace yolox;
 using namespace yolox::test;
 
+// What one rank does: outcomes_on_ranks() starts this program with such a case alone, once for each rank.
+#define RANK_CASE(name) TEST_CASE(name* doctest::test_suite("ranks") * doctest::skip())
+
 namespace {
 
 // Runs a test case of this program, one that is skipped otherwise, on so many ranks.
@@ -85,7 +88,7 @@ bool trains(Process& p, const TempDir& dir) {
 
 // ---- what the ranks do, each in a process of its own
 
-TEST_CASE("rank: sums, the largest, what the first has, numbers of different length" * doctest::skip()) {
+RANK_CASE("rank: sums, the largest, what the first has, numbers of different length") {
   Place p = place_of_this_process();
   p.local_rank = p.world - 1 - p.rank;  // the lowest rank is the first, whatever is said of its machine
   Ranks ranks(p, torch::kCPU, 60);
@@ -135,7 +138,7 @@ TEST_CASE("rank: sums, the largest, what the first has, numbers of different len
   fs::remove(made);
 }
 
-TEST_CASE("rank: means, settings, weights at the start" * doctest::skip()) {
+RANK_CASE("rank: means, settings, weights at the start") {
   const Place p = place_of_this_process();
   Ranks ranks(p, torch::kCPU, 60);
   const double mean = (p.world - 1) / 2.0;
@@ -153,7 +156,7 @@ TEST_CASE("rank: means, settings, weights at the start" * doctest::skip()) {
   if (p.rank == 0) CHECK(refused == "");
   if (p.rank == 1)
     CHECK_MESSAGE(has(refused, "--bs 3 where rank 0 has 2, steps done 1 where rank 0 has 0"), refused);
-  if (p.rank == 2) CHECK_MESSAGE(has(refused, "told otherwise than rank 0: steps done 2"), refused);
+  if (p.rank == 2) CHECK_MESSAGE(has(refused, "other settings than rank 0: steps done 2"), refused);
 
   // All that a training is made of is taken over from rank 0.
   torch::manual_seed(p.rank);
@@ -174,7 +177,7 @@ TEST_CASE("rank: means, settings, weights at the start" * doctest::skip()) {
   ranks.meet();
 }
 
-TEST_CASE("rank: they do not do the same" * doctest::skip()) {
+RANK_CASE("rank: they do not do the same") {
   const Place p = place_of_this_process();
   Ranks ranks(p, torch::kCPU, 60);
   const std::string said = error_of([&] { ranks.sum(std::vector<double>(2 + p.rank)); });
@@ -183,7 +186,7 @@ TEST_CASE("rank: they do not do the same" * doctest::skip()) {
       said);
   ranks.meet();
 }
-TEST_CASE("rank: the first ends, with all that ranks tell each other" * doctest::skip()) {
+RANK_CASE("rank: the first ends, with all that ranks tell each other") {
   const Place p = place_of_this_process();
   auto& ranks = *new Ranks(p, torch::kCPU, 60);
   ranks.meet();
@@ -195,26 +198,24 @@ TEST_CASE("rank: the first ends, with all that ranks tell each other" * doctest:
     CHECK_MESSAGE(has(e.what(), "lost rank 0 ("), e.what());
   }
 }
-TEST_CASE("rank: one ends, unnoticed by its parent" * doctest::skip()) {
+RANK_CASE("rank: one ends, unnoticed by its parent") {
   const Place p = place_of_this_process();
   auto& ranks = *new Ranks(p, torch::kCPU, 60);
   ranks.meet();
   if (p.rank == 1) _exit(3);
-  const double start = now();
   const std::string said = error_of([&] { ranks.meet(); });
-  CHECK_MESSAGE(has(said, "lost rank 1 ("), said);
-  CHECK(now() - start < 5);
+  CHECK_MESSAGE(has(said, "lost rank 1 ("), said);  // and not only that it was waited for
 }
 
 // One rank keeps the others waiting: at another place, or at the same one without waiting itself.
-TEST_CASE("rank: one is behind" * doctest::skip()) {
+RANK_CASE("rank: one is behind") {
   const Place p = place_of_this_process();
   Ranks ranks(p, torch::kCPU, 2);
   ranks.at("step 1"), ranks.meet();
   if (p.rank == 1) sleep(60);
   ranks.at("step 2"), ranks.meet();
 }
-TEST_CASE("rank: one does not wait" * doctest::skip()) {
+RANK_CASE("rank: one does not wait") {
   const Place p = place_of_this_process();
   Ranks ranks(p, torch::kCPU, 2);
   // Unlike amounts of work at one place do not count as places.
@@ -224,24 +225,24 @@ TEST_CASE("rank: one does not wait" * doctest::skip()) {
   if (p.rank == 1) sleep(60);
   ranks.meet();
 }
-TEST_CASE("rank: slow and at work" * doctest::skip()) {
+RANK_CASE("rank: slow and at work") {
   const Place p = place_of_this_process();
   Ranks ranks(p, torch::kCPU, 2);
-  if (p.rank == 1) sleep(6);  // checking images
+  if (p.rank == 1) sleep(3);  // checking images
   ranks.must_agree({});
   // One has much more to evaluate than the others.
   ranks.at("evaluation");
-  for (int i = 0; i < 14 && p.rank == 1; ++i) usleep(500000), ranks.still_at_work();
+  for (int i = 0; i < 7 && p.rank == 1; ++i) usleep(500000), ranks.still_at_work();
   ranks.meet();
   // A slow step, in which the ranks meet now and then.
   ranks.at("step 1");
-  for (int i = 0; i < 10; ++i) {
+  for (int i = 0; i < 6; ++i) {
     if (p.rank == 1) usleep(500000);
     ranks.sum({1.0});
   }
   if (p.rank == 0) usleep(500000);  // the others may leave first
 }
-TEST_CASE("rank: the first hangs with the store" * doctest::skip()) {
+RANK_CASE("rank: the first hangs with the store") {
   const Place p = place_of_this_process();
   Ranks ranks(p, torch::kCPU, 2);
   ranks.at("step 1"), ranks.meet();
@@ -252,7 +253,7 @@ TEST_CASE("rank: the first hangs with the store" * doctest::skip()) {
   ranks.at("step 2"), ranks.meet();
 }
 
-TEST_CASE("rank: SyncBN" * doctest::skip()) {
+RANK_CASE("rank: SyncBN") {
   const Place p = place_of_this_process();
   Ranks ranks(p, torch::kCPU, 60);
   const int64_t images = int64_t(p.world) * (p.world - 1) / 2;
@@ -294,7 +295,7 @@ TEST_CASE("rank: SyncBN" * doctest::skip()) {
   }
 }
 
-TEST_CASE("rank: gradients of two heads" * doctest::skip()) {
+RANK_CASE("rank: gradients of two heads") {
   const Place p = place_of_this_process();
   Ranks ranks(p, torch::kCPU, 60);
   for (const auto compress : {torch::kFloat, torch::kBFloat16, torch::kHalf}) {
@@ -337,11 +338,11 @@ TEST_CASE("rank: gradients of two heads" * doctest::skip()) {
   }
 }
 
-TEST_CASE("ranks: they sum, gather and agree; other weights on one of them are found") {
+TEST_CASE("ranks: they sum, gather and agree; other weights on one of them are found" * starts_programs) {
   on_ranks(3, "rank: sums*");
   on_ranks(3, "rank: means*");
 }
-TEST_CASE("g5 ranks: whoever keeps the others waiting is named by all") {
+TEST_CASE("ranks: a rank that keeps the others waiting is named by all" * starts_programs) {
   const auto all_say = [](const std::vector<Outcome>& ranks, int to_blame, const std::string& part) {
     for (int r = 0; r < int(ranks.size()); ++r) {
       if (r == to_blame) continue;
@@ -359,13 +360,13 @@ TEST_CASE("g5 ranks: whoever keeps the others waiting is named by all") {
   CHECK(has(ranks[2].out, "; step 1), which is behind"));
   ranks = outcomes_on_ranks(3, "rank: one does not wait");
   all_say(ranks, 1, "rank 1 (");
-  CHECK(has(ranks[2].out, "; step 1), which does not wait"));
+  CHECK(has(ranks[2].out, "; step 1), which is not in a collective"));
   ranks = outcomes_on_ranks(2, "rank: the first hangs*");
   all_say(ranks, 0, "rank 0 (");
-  CHECK(has(ranks[1].out, "which does not answer"));
+  CHECK(has(ranks[1].out, "which does not respond"));
   on_ranks(2, "rank: slow and at work");
 }
-TEST_CASE("g5 ranks: what is a rank's own failure and what the loss of another") {
+TEST_CASE("ranks: the failure of a rank itself is told from the loss of another rank") {
   const auto lost = [](const char* what) { return is_lost_rank(std::runtime_error(what)); };
   CHECK(lost("[/x/third_party/gloo/gloo/transport/tcp/pair.cc:539] Connection closed by peer"));
   CHECK(lost("NCCL communicator was aborted on rank 1"));
@@ -376,18 +377,20 @@ TEST_CASE("g5 ranks: what is a rank's own failure and what the loss of another")
   CHECK_FALSE(lost("last.pth: No space left on device"));
   CHECK(is_lost_rank(LostRank("gone")));
 }
-TEST_CASE("b3 ranks: SyncBN over uneven shares, one of them empty, is batch norm over the whole batch") {
+TEST_CASE("ranks: SyncBN over uneven shares, one of them empty, is batch norm over the whole batch" *
+          starts_programs) {
   on_ranks(2, "rank: SyncBN");
   on_ranks(3, "rank: SyncBN");
 }
-TEST_CASE("b5 d6 g2 ranks: gradients of two heads, one used in a step, summed once after all parts") {
+TEST_CASE("ranks: gradients of two heads, one used in a step, summed once after all parts" *
+          starts_programs) {
   on_ranks(2, "rank: gradients of two heads");
 }
 
 // ---- the training
 
-TEST_CASE(
-    "b3 b4 d2 e2 e4 e5 train: 1, 2 and 3 ranks make the same steps, and a resumed run goes on on others") {
+TEST_CASE("train: 1, 2 and 3 ranks make the same steps, and a resumed run goes on on others" *
+          starts_programs) {
   Steps s;
   succeed(s.dir, "train", s.flags + "--eval-interval 0 --max-iters 1 --lr 0 --out start");
   const std::string flags = s.flags + "--eval-interval 0 --max-iters 12 --accum ";
@@ -421,8 +424,8 @@ TEST_CASE(
   CHECK(apart(s.dir, "moved", "one", "start") < 1e-7);
 }
 
-SHARED_TEST(
-    "b3 b4 train: 1, 2 and 3 ranks make the same steps from the real nano, with mosaic and multi-scale") {
+SHARED_TEST("train: 1, 2 and 3 ranks make the same steps from the real nano, with mosaic and multi-scale" *
+            starts_programs) {
   TempDir dir;
   // In 64 bits, since in 32 two runs of one rank, with one thread and with two, are as far apart after ten
   // steps as they have come.
@@ -445,8 +448,8 @@ SHARED_TEST(
 }
 
 TEST_CASE(
-    "b2 e7 train: ranks evaluate their shares, no image twice, none lost; AP is that of one rank and of "
-    "eval") {
+    "train: ranks evaluate their shares, no image twice, none lost; AP is that of one rank and of eval" *
+    starts_programs) {
   Steps s;
   const std::string flags = s.flags + "--max-iters 4 --eval-interval 1 --conf 0 --nms 0.9 ";
   succeed(s.dir, "train", flags + "--out one");
@@ -465,17 +468,16 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "e3 e1 train: shares that do not fit, GPUs that are not there, places that make no sense are said at "
-    "once") {
+    "train: shares that do not fit, GPUs that are not there, places that make no sense are said at once" *
+    starts_programs) {
   const TempDir& dir = trained().dir;
   const auto refused = [&](const std::string& before, const std::string& flags, const std::string& part) {
     const Outcome o = shell(dir, before + YOLOX_BINARY_DIR "/train " + kTrain + "--out no " + flags);
     CHECK(o.code == 2);
     CHECK_MESSAGE(has(o.err, part), o.err);
   };
-  refused("", "--bs 16 --procs 3",
-          "--bs 16 is shared by all 3 ranks and does not divide by them; give 15 or 18");
-  refused("", "--bs 4 --procs 2 --accum 3", "a rank has 2 images of a step");
+  refused("", "--bs 16 --procs 3", "--bs 16 is not divisible by the 3 ranks; give 15 or 18");
+  refused("", "--bs 4 --procs 2 --accum 3", "each rank has only 2 images per iteration");
   refused("", "--procs 2 --gpus 2", "exclude each other");
   refused("", "--bs 16 --gpus 16", "--gpus 16: there are");
   refused("", "--bs 16 --procs 2 --nodes 2", "--nodes needs --master HOST:PORT");
@@ -492,7 +494,7 @@ TEST_CASE(
   CHECK(has(few.err, "9 ranks and only 8 images"));
 }
 
-TEST_CASE("c2 ranks: who does not come is named, within the time limit") {
+TEST_CASE("ranks: a rank that does not arrive within the timeout is named" * starts_programs) {
   const TempDir& dir = trained().dir;
   int port = 0;
   close(launch_detail::listen_here(port));
@@ -502,10 +504,12 @@ TEST_CASE("c2 ranks: who does not come is named, within the time limit") {
   Outcome o =
       shell(dir, train + "(RANK=1 LOCAL_RANK=1" + flags + " 2>/dev/null) & RANK=0 LOCAL_RANK=0" + flags);
   CHECK(o.code == 1);
-  CHECK_MESSAGE(has(o.err, concat("rank 2 of 3 did not come to 127.0.0.1:", port, " within 2 s")), o.err);
+  CHECK_MESSAGE(
+      has(o.err, concat("rank 2 of 3 did not reach the rendezvous at 127.0.0.1:", port, " within 2 s")),
+      o.err);
   o = shell(dir, train + "RANK=2 LOCAL_RANK=2" + flags);
   CHECK(o.code == 1);
-  CHECK_MESSAGE(has(o.err, concat("rank 2 found no rank 0 at 127.0.0.1:", port)), o.err);
+  CHECK_MESSAGE(has(o.err, concat("rank 2 cannot connect to rank 0 at 127.0.0.1:", port)), o.err);
   // A port that is taken.
   int taken = 0;
   const int fd = launch_detail::listen_here(taken);
@@ -516,8 +520,8 @@ TEST_CASE("c2 ranks: who does not come is named, within the time limit") {
 }
 
 TEST_CASE(
-    "g3 g5 launcher: a rank that is killed is named, the others end, the checkpoint is good; --restarts goes "
-    "on") {
+    "launcher: a rank that is killed is named, the others end, the checkpoint is good; --restarts goes on" *
+    starts_programs) {
   for (const int victim : {1, 0}) {
     TempDir dir;
     write_scenes(dir / "data", 7);
@@ -526,13 +530,12 @@ TEST_CASE(
     const auto ranks = children_of(p.pid);
     REQUIRE(ranks.size() == 2);
     kill(ranks[victim], SIGKILL);
-    const double start = now();
+    REQUIRE(p.ends());
     CHECK(p.wait() == 128 + SIGKILL);
-    CHECK(now() - start < 10);
     CHECK(all_gone(ranks, 1));
     const std::string said = contents(p.err);
     CHECK_MESSAGE(has(said, concat("error: rank ", victim, " of 2 on ")), said);
-    CHECK(has(said, "was ended by SIGKILL"));
+    CHECK(has(said, "was killed by SIGKILL"));
     const int64_t step = steps_of(dir);
     CHECK(step > 0);
     // It goes on by itself, with the same ranks, after another such loss.
@@ -546,7 +549,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("g5 launcher: killed itself, no rank stays; asked to end, all ranks save at the same step") {
+TEST_CASE("launcher: killed itself, no rank stays; asked to end, all ranks save at the same step" *
+          starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 7);
   {
@@ -571,7 +575,7 @@ TEST_CASE("g5 launcher: killed itself, no rank stays; asked to end, all ranks sa
   CHECK(last("r/log.txt") == last("r/log_rank1.txt"));
 }
 
-TEST_CASE("g5 launcher: a rank that hangs is named after the time limit, and all end") {
+TEST_CASE("launcher: a rank that hangs is named after the time limit, and all end" * starts_programs) {
   for (const int victim : {1, 0}) {
     TempDir dir;
     write_scenes(dir / "data", 7);
@@ -579,18 +583,17 @@ TEST_CASE("g5 launcher: a rank that hangs is named after the time limit, and all
     REQUIRE(trains(p, dir));
     const auto ranks = children_of(p.pid);
     kill(ranks[victim], SIGSTOP);
-    const double start = now();
+    REQUIRE(p.ends());
     CHECK(p.wait() == kLostRank);
-    CHECK(now() - start < 25);
     CHECK(all_gone(ranks, 1));
     const std::string said = contents(p.err);
     CHECK_MESSAGE(has(said, concat("(--timeout 3), waiting for rank ", victim, " (")), said);
-    CHECK(has(said, victim == 1 ? "which does not run any more" : "which does not answer"));
+    CHECK(has(said, victim == 1 ? "whose process does not run" : "which does not respond"));
     CHECK_FALSE(has(said, "SIGKILL"));  // which the launcher ended it with
   }
 }
 
-TEST_CASE("g5 launcher: suspended for longer than the time limit, all ranks go on") {
+TEST_CASE("launcher: suspended for longer than the time limit, all ranks go on" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 7);
   Process p(dir, "train", kEndless + "--timeout 2");
@@ -598,7 +601,7 @@ TEST_CASE("g5 launcher: suspended for longer than the time limit, all ranks go o
   auto all = children_of(p.pid);
   all.push_back(p.pid);
   for (const pid_t pid : all) kill(pid, SIGSTOP);
-  sleep(17);
+  sleep(13);  // a silent store ends a rank after 12 s
   for (const pid_t pid : all) kill(pid, SIGCONT);
   const auto rows = [&] { return contents(dir / "r/metrics.csv").size(); };
   const size_t before = rows();
@@ -608,8 +611,8 @@ TEST_CASE("g5 launcher: suspended for longer than the time limit, all ranks go o
   CHECK_MESSAGE(p.wait() == 0, contents(p.err));
 }
 
-TEST_CASE(
-    "g4 e1 train: on two ranks --keep-going goes back on both, a full disk and lack of memory are said") {
+TEST_CASE("train: on two ranks --keep-going goes back on both, a full disk and lack of memory are said" *
+          starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 6 --procs 2 --warmup-epochs 0 ";
@@ -641,7 +644,7 @@ TEST_CASE(
   CHECK(fs::exists(dir / "c/last.pth"));
 }
 
-TEST_CASE("g6 b2 train: ended while two ranks evaluate, they resume with that evaluation") {
+TEST_CASE("train: ended while two ranks evaluate, they resume with that evaluation" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 40);
   const std::string flags =
@@ -664,7 +667,7 @@ TEST_CASE("g6 b2 train: ended while two ranks evaluate, they resume with that ev
   CHECK(last_ap(dir, "r") == last_ap(dir, "whole"));
 }
 
-TEST_CASE("b5 train: gradients sent in 16 bits make nearly the same step") {
+TEST_CASE("train: gradients sent in 16 bits make nearly the same step" * starts_programs) {
   Steps s;
   const std::string flags = s.flags + "--eval-interval 0 ";
   succeed(s.dir, "train", flags + "--max-iters 1 --lr 0 --out start");
@@ -676,7 +679,8 @@ TEST_CASE("b5 train: gradients sent in 16 bits make nearly the same step") {
   }
 }
 
-TEST_CASE("g5 launcher: what a rank has failed with is what is said and what the exit code tells") {
+TEST_CASE("launcher: what a rank has failed with is what is said and what the exit code tells" *
+          starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   // Only one of the ranks reads the image that is damaged after the check.
@@ -696,7 +700,7 @@ TEST_CASE("g5 launcher: what a rank has failed with is what is said and what the
   CHECK(has(o.err, " failed with exit code 1"));
 }
 
-TEST_CASE("e1 e8 two launchers, as on two machines: one training") {
+TEST_CASE("two launchers, as on two machines: one training" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   int port = 0;
@@ -721,7 +725,8 @@ TEST_CASE("e1 e8 two launchers, as on two machines: one training") {
 }
 
 // Two machines: network namespaces with a wire between them, 2 ranks on each.
-TEST_CASE("e1 e8 g5 two hosts: they train and evaluate as one process; one is lost, and the end is clear") {
+TEST_CASE("two hosts: they train and evaluate as one process; one is lost, and the end is clear" *
+          starts_programs) {
   const std::string id = concat(getpid());
   const auto setup = [&](const std::string& commands) {
     return std::system(
@@ -770,9 +775,7 @@ TEST_CASE("e1 e8 g5 two hosts: they train and evaluate as one process; one is lo
   for (int i = 0; i < 600 && !(fs::exists(dir / "cut/last.pth") && steps_of(dir, "cut") > 0); ++i)
     usleep(100000);
   setup("ip -n $B link set vb down");
-  const double cut = now();
   hosts.join();
-  CHECK(now() - cut < 40);
   CHECK_MESSAGE(has(contents(dir / "a.txt"), "(--timeout 8), waiting for rank 2 (hostb, process "),
                 contents(dir / "a.txt"));
   CHECK_MESSAGE(has(contents(dir / "b.txt"), "waiting for rank 0 (hosta, process "), contents(dir / "b.txt"));
@@ -782,7 +785,7 @@ TEST_CASE("e1 e8 g5 two hosts: they train and evaluate as one process; one is lo
 }
 
 // The launcher of torch, if it came with LibTorch.
-TEST_CASE("e1 torchrun starts the ranks") {
+TEST_CASE("torchrun starts the ranks" * starts_programs) {
   const std::string torchrun = YOLOX_SOURCE_DIR "/.venv/bin/torchrun";
   if (!fs::exists(torchrun)) {
     MESSAGE("skipped: LibTorch came without torchrun");
@@ -799,7 +802,8 @@ TEST_CASE("e1 torchrun starts the ranks") {
   CHECK(fs::exists(dir / "r/log_rank1.txt"));
 }
 
-TEST_CASE("b2 d7 train: on two ranks a batch size is found, data cached, the step profiled, patience kept") {
+TEST_CASE("train: on two ranks a batch size is found, data cached, the step profiled, patience kept" *
+          starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 7);
   const std::string flags = "--data data --model yolox-nano --size 64 --epochs 40 --procs 2 ";
@@ -815,7 +819,7 @@ TEST_CASE("b2 d7 train: on two ranks a batch size is found, data cached, the ste
   CHECK_MESSAGE(has(patience, "stopping: 3 evaluations without a better AP"), patience);
 }
 
-TEST_CASE("e1 ranks: the variables of torchrun and of SLURM tell where a process stands") {
+TEST_CASE("ranks: the variables of torchrun and of SLURM tell where a process stands") {
   const std::vector<const char*> names{"RANK",
                                        "WORLD_SIZE",
                                        "LOCAL_RANK",

@@ -65,8 +65,8 @@ std::vector<std::string> files_in(const std::string& folder) {
 
 }  // namespace
 
-SHARED_TEST(
-    "demo: finds what eval finds, in batches of 1 and 8, in --json and --txt, in the order of names") {
+SHARED_TEST("demo: finds what eval finds, in batches of 1 and 8, in --json and --txt, in the order of names" *
+            starts_programs) {
   TempDir dir;
   CocoDataset part = read_coco(shared("data/coco_val2017_union/annotations/instances_val2017_union.json"));
   part.images.resize(11);
@@ -137,7 +137,8 @@ SHARED_TEST(
   }
 }
 
-TEST_CASE("demo: folders in folders, patterns, lists; what cannot be read is counted and listed") {
+TEST_CASE("demo: folders in folders, patterns, lists; what cannot be read is counted and listed" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "tree/a", 2);
   fs::create_directories(dir / "tree/b");
@@ -148,7 +149,7 @@ TEST_CASE("demo: folders in folders, patterns, lists; what cannot be read is cou
   CHECK(flat.code == 1);
   CHECK(has(flat.err, "--recursive"));
   const std::string deep = succeed(dir, "demo", demo + "--source tree --recursive --save deep");
-  CHECK(has(deep, "warning: 1 image left out:\n  tree/b/bad.jpg"));
+  CHECK(has(deep, "warning: 1 image skipped:\n  tree/b/bad.jpg"));
   CHECK(has(deep, "3 images in "));
   const std::vector<std::string> all = {"a/train/shapes_1.png", "a/train/shapes_2.png", "b/shapes_1.png"};
   CHECK(files_in(dir / "deep") == all);
@@ -164,15 +165,15 @@ TEST_CASE("demo: folders in folders, patterns, lists; what cannot be read is cou
   write_text(dir / "tree/none.txt", "nowhere.png\n");
   const Outcome none = run(dir, "demo", demo + "--source tree/none.txt");
   CHECK(none.code == 1);
-  CHECK(has(none.err, "error: --source tree/none.txt: none of its images can be read"));
+  CHECK(has(none.err, "error: --source tree/none.txt: no image can be read"));
   // two pictures of one name would share their labels
   fs::copy(dir / "tree/b/shapes_1.png", dir / "tree/b/shapes_1.bmp");
   const Outcome twice = run(dir, "demo", demo + "--source tree/b --txt --save twice");
   CHECK(twice.code == 2);
-  CHECK(has(twice.err, "two images are called shapes_1"));
+  CHECK(has(twice.err, "two images are named shapes_1"));
 }
 
-TEST_CASE("demo: a video stays a video, frame by frame") {
+TEST_CASE("demo: a video stays a video, frame by frame" * starts_programs) {
   const TempDir& dir = trained().dir;
   if (!write_video(dir / "clip.avi", 11)) return;
   const std::string printed = succeed(
@@ -219,7 +220,7 @@ TEST_CASE("demo: a video stays a video, frame by frame") {
   CHECK(contents(dir / ("same/clip" + fs::path(out).extension().string())) == before);
 }
 
-TEST_CASE("demo: Ctrl-C ends it with what is done: pictures, JSON, a video that plays") {
+TEST_CASE("demo: Ctrl-C ends it with what is done: pictures, JSON, a video that plays" * starts_programs) {
   const TempDir& dir = trained().dir;
   fs::create_directories(dir / "many");
   for (int i = 0; i < 4000; ++i)
@@ -248,7 +249,8 @@ TEST_CASE("demo: Ctrl-C ends it with what is done: pictures, JSON, a video that 
   CHECK(frames == int(json_of(dir / "long.json").Size()));
 }
 
-TEST_CASE("demo: links in circles, pipes, names that no system knows end or hold up nothing") {
+TEST_CASE("demo: links in circles, pipes, names that no system knows end or hold up nothing" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "round", 2);
   fs::create_directory_symlink("..", dir / "round/train/up");
@@ -264,7 +266,7 @@ TEST_CASE("demo: links in circles, pipes, names that no system knows end or hold
   write_text(dir / "round/list.txt", std::string(6000, 'a') + "\ntrain/shapes_1.png\n");
   const Outcome list = shell(dir, demo + "round/list.txt --save round_list");
   CHECK_MESSAGE(list.code == 0, list.err);
-  CHECK(has(list.out, "1 image left out"));
+  CHECK(has(list.out, "1 image skipped"));
   const Outcome name = shell(dir, demo + std::string(6000, 'a'));
   CHECK(name.code == 1);
   CHECK(has(name.err, "aaa: File name too long; check the path"));
@@ -274,8 +276,8 @@ TEST_CASE("demo: links in circles, pipes, names that no system knows end or hold
   CHECK(fs::exists(dir / "round_photo/photo.jpg"));
 }
 
-TEST_CASE(
-    "demo: --json is UTF-8 whatever the files are called, and takes the place of nothing that is read") {
+TEST_CASE("demo: --json is UTF-8 whatever the files are called, and takes the place of nothing that is read" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   fs::create_directories(dir / "named");
   fs::copy(dir / "data/train/shapes_1.png", dir / "named/a\xFF\xC3\xA4\xED\xA0\x80.png");
@@ -293,7 +295,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("demo: a picture or video that cannot be written costs neither --json nor the last video") {
+TEST_CASE("demo: a picture or video that cannot be written costs neither --json nor the last video" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   fs::create_directories(dir / "limit/shapes_2.png");  // a folder in the place of a result
   const Outcome o = run(dir, "demo",
@@ -316,7 +319,7 @@ TEST_CASE("demo: a picture or video that cannot be written costs neither --json 
   CHECK(files_in(dir / "full").size() == 1);
 }
 
-TEST_CASE("demo: one line for a camera, an address or a display that is not there") {
+TEST_CASE("demo: one line for a camera, an address or a display that is not there" * starts_programs) {
   const TempDir& dir = trained().dir;
   write_text(dir / "words.mp4", "no video");
   for (const auto& [flags, named] :
@@ -369,7 +372,7 @@ TEST_CASE("demo: names come from the file, or are COCO's for 80 classes") {
   }
 }
 
-SHARED_TEST("export: the file of official weights has the names of COCO") {
+SHARED_TEST("export: the file of official weights has the names of COCO" * starts_programs) {
   TempDir dir;
   succeed(dir, "export", "--out m.onnx" + official_weights());
   std::string classes;

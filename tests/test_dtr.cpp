@@ -167,14 +167,14 @@ TEST_CASE("dtr: the same under autocast to bfloat16") {
   net.settings.amp = torch::kBFloat16;
   check_budgets(net);
 }
-TEST_CASE("f3 dtr: the same under autocast to float16, with a scaled loss") {
+TEST_CASE("dtr: the same under autocast to float16, with a scaled loss") {
   Net net;
   net.settings.amp = torch::kHalf;
   net.scaler = GradScaler(true, torch::kCPU);
   check_budgets(net, {0.6});
 }
 // As on a GPU: nobody says before an allocation what it will take, so that room for one is kept ready.
-TEST_CASE("f3 dtr: the same where memory is only looked at between operations") {
+TEST_CASE("dtr: the same where memory is only looked at between operations") {
   Net net;
   Dtr off;
   net.step(off);
@@ -214,7 +214,7 @@ TEST_CASE("f3 dtr: the same where memory is only looked at between operations") 
   });
   CHECK(chain.step().again >= 30);
 }
-TEST_CASE("f3 dtr: room is kept for as much as one operation took, in this step or the one before") {
+TEST_CASE("dtr: room is kept for as much as one operation took, in this step or the one before") {
   DtrSettings s = beyond(10e6);
   s.used = [] { return GivenOut{double(live()), double(CountingAllocator::get().peak())}; };
   Dtr dtr(s);
@@ -448,7 +448,7 @@ TEST_CASE("dtr: an operation of unknown ways is done once, and is told") {
   CHECK(dtr.step().pinned.count("dtr_test::odd: it may write to any argument") == 1);
 }
 
-TEST_CASE("f3 dtr: what is overwritten is computed once more where that which overwrites it needs it") {
+TEST_CASE("dtr: what is overwritten is computed once more where that which overwrites it needs it") {
   Dtr dtr(beyond(kNoLimit));
   dtr.run([&] {
     const torch::NoGradGuard no_grad;
@@ -462,7 +462,7 @@ TEST_CASE("f3 dtr: what is overwritten is computed once more where that which ov
   });
 }
 
-TEST_CASE("f3 dtr: a thread that has no part in the step drops nothing, though it allocates") {
+TEST_CASE("dtr: a thread that has no part in the step drops nothing, though it allocates") {
   Dtr dtr(beyond(100000));
   dtr.run([&] {
     const torch::NoGradGuard no_grad;
@@ -473,7 +473,7 @@ TEST_CASE("f3 dtr: a thread that has no part in the step drops nothing, though i
   });
 }
 
-TEST_CASE("f3 dtr: batch norms move statistics in training, and only read them otherwise") {
+TEST_CASE("dtr: batch norms move statistics in training, and only read them otherwise") {
   const auto moved = [](const char* name) {
     const dtr_detail::About about(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""));
     return std::count(about.statistics.begin(), about.statistics.end(), true);
@@ -485,7 +485,7 @@ TEST_CASE("f3 dtr: batch norms move statistics in training, and only read them o
   CHECK(moved("aten::native_batch_norm_backward") == 0);
 }
 
-TEST_CASE("f3 dtr: memory that is only lent is copied before its owner takes it back") {
+TEST_CASE("dtr: memory that is only lent is copied before its owner takes it back") {
   const Tensor want = torch::full({64, 64}, 6.f);
   std::vector<float> lent(64 * 64, 2.f);
   Dtr dtr(beyond(kNoLimit));
@@ -511,7 +511,7 @@ TEST_CASE("f3 dtr: memory that is only lent is copied before its owner takes it 
   CHECK(same_bits(z, torch::full({64, 64}, 15.f)));
 }
 
-TEST_CASE("f3 dtr: what is on another device than the budget's is never dropped") {
+TEST_CASE("dtr: what is on another device than the budget's is never dropped") {
   DtrSettings s = beyond(kNoLimit);
   s.device = torch::kCUDA;
   Dtr dtr(s);
@@ -524,7 +524,7 @@ TEST_CASE("f3 dtr: what is on another device than the budget's is never dropped"
   CHECK(dtr.step().dropped == 0);
 }
 
-TEST_CASE("f3 dtr: a result that comes out otherwise, or not at all, is an error and no wrong number") {
+TEST_CASE("dtr: a result that comes out otherwise, or not at all, is an error and no wrong number") {
   int calls = 0;
   const TestOperation operation([&](const Tensor& x) { return ++calls % 2 ? x + 1 : (x + 1).t(); });
   const Tensor x = torch::arange(64 * 64).view({64, 64}) * 1.f;
@@ -678,8 +678,7 @@ TEST_CASE("dtr: two hundred steps leave no more memory behind than one") {
 }
 
 TEST_CASE(
-    "f3 dtr: memory that was freed is taken again for as much, so that the process keeps to the budget, "
-    "too") {
+    "dtr: memory that was freed is taken again for as much, so that the process keeps to the budget, too") {
   keep_freed_memory();
   CountingAllocator::get();
   const int64_t size = 1000003;  // 4 MB
@@ -753,7 +752,7 @@ TEST_CASE("dtr: the guessed cost of an operation on a GPU follows what it comput
   CHECK(costs["aten::sin"] < costs["aten::convolution"]);
 }
 
-TEST_CASE("f3 dtr: the cost of an operation on a GPU is what it took at least, and nobody waits for it") {
+TEST_CASE("dtr: the cost of an operation on a GPU is what it took at least, and nobody waits for it") {
   // A device that works through what it is given by and by.
   static double queued, reached;
   struct Mark : DeviceMark {
@@ -792,7 +791,7 @@ TEST_CASE("f3 dtr: the cost of an operation on a GPU is what it took at least, a
   CHECK(cost(small, 9) == 2);
 }
 
-TEST_CASE("f3 dtr: where memory runs out within the budget, more is dropped and the operation done anew") {
+TEST_CASE("dtr: where memory runs out within the budget, more is dropped and the operation done anew") {
   int64_t capacity = std::numeric_limits<int64_t>::max();
   bool writes = false;
   const TestOperation hungry([&](const Tensor& x) {
@@ -840,7 +839,7 @@ TEST_CASE("f3 dtr: where memory runs out within the budget, more is dropped and 
 }
 
 TEST_CASE(
-    "f3 dtr: on a GPU the numbers of a plain step, within a budget and where the allocator has too little" *
+    "dtr: on a GPU the numbers of a plain step, within a budget and where the allocator has too little" *
     doctest::skip(!torch::cuda::is_available())) {
 #ifdef YOLOX_CUDA
   struct Deterministic {
@@ -882,7 +881,7 @@ TEST_CASE(
 #endif
 }
 
-TEST_CASE("f3 dtr: samples show the memory of a step with the budget and what it would be without") {
+TEST_CASE("dtr: samples show the memory of a step with the budget and what it would be without") {
   Net net;
   Dtr off;
   net.step(off);
@@ -919,8 +918,7 @@ TEST_CASE("f3 dtr: samples show the memory of a step with the budget and what it
   CHECK(dtr.step().samples.empty());
 }
 
-TEST_CASE(
-    "f3 dtr: the automatic budget follows what is free, down at once and up slowly, less after a lack") {
+TEST_CASE("dtr: the automatic budget follows what is free, down at once and up slowly, less after a lack") {
   AutomaticBudget budget;
   CHECK(budget.next(2e9, 8e9, 0) == 10e9);
   CHECK(budget.next(2e9, 4e9, 0) == 6e9);
@@ -982,7 +980,8 @@ double again_in(const TempDir& dir, const std::string& run_folder) {
 
 }  // namespace
 
-TEST_CASE("f3 train: within a budget the same weights; what is too small is named; a batch is found") {
+TEST_CASE("train: within a budget the same weights; what is too small is named; a batch is found" *
+          starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 16);
   const std::string flags =
@@ -1036,7 +1035,7 @@ TEST_CASE("f3 train: within a budget the same weights; what is too small is name
   }
 }
 
-TEST_CASE("f3 train: a budget goes with fp16, --debug, --profile and --resume") {
+TEST_CASE("train: a budget goes with fp16, --debug, --profile and --resume" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 12);
   const std::string flags =
@@ -1061,7 +1060,7 @@ TEST_CASE("f3 train: a budget goes with fp16, --debug, --profile and --resume") 
   CHECK(has(succeed(dir, "train", flags + budget + "--epochs 20 --profile --out p"), "p/trace.json"));
 }
 
-TEST_CASE("f3 e4 train: two ranks train to the same weights with a budget as without") {
+TEST_CASE("train: two ranks train to the same weights with a budget as without" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags =

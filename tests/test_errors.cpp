@@ -54,7 +54,7 @@ Case random_case(uint64_t seed, int images, int classes) {
 
 }  // namespace
 
-TEST_CASE("insight: each detection and each object has its verdict") {
+TEST_CASE("errors: each detection and each object has its verdict") {
   CocoDataset t = scene(1, {"cat", "dog"});
   truth(t, 1, 1, 0, 0, 100, 100);       // 0: found, and found again
   truth(t, 1, 1, 200, 0, 100, 100);     // 1: found too small
@@ -84,7 +84,7 @@ TEST_CASE("insight: each detection and each object has its verdict") {
   CHECK(all.count == std::array<int64_t, error_kinds>{1, 2, 1, 1, 2, 2});
 }
 
-TEST_CASE("insight: the cost of a kind is the AP50 that mending it brings") {
+TEST_CASE("errors: the cost of a kind is the AP50 that mending it brings") {
   // Two objects; one found, the other half found: precision 1 up to recall 0.5, which is 51 of 101 points.
   CocoDataset t = scene(2, {"cat", "dog"});
   truth(t, 1, 1, 0, 0, 100, 100);
@@ -116,7 +116,7 @@ TEST_CASE("insight: the cost of a kind is the AP50 that mending it brings") {
   only(kDuplicate, 0);
 }
 
-TEST_CASE("insight: AP50 is COCO's, no mending makes it worse, and each class is in the confusion once") {
+TEST_CASE("errors: AP50 is COCO's, no mending makes it worse, and each class is in the confusion once") {
   for (const uint64_t seed : {1, 2, 3}) {
     const Case c = random_case(seed, 40, 4);
     const EvalResult r = coco_eval(c.truths, c.found);
@@ -140,7 +140,7 @@ TEST_CASE("insight: AP50 is COCO's, no mending makes it worse, and each class is
   }
 }
 
-SHARED_TEST("insight: costs are those of the program of TIDE's authors") {
+SHARED_TEST("errors: costs are those of the program of TIDE's authors") {
   const CocoDataset t = read_coco(shared("data/coco_eval/gt.json"));
   const auto found = read_detections(shared("data/coco_eval/dt.json"));
   const Insight insight = find_insight(t, found);
@@ -151,7 +151,7 @@ SHARED_TEST("insight: costs are those of the program of TIDE's authors") {
   for (int k = 0; k < error_kinds; ++k) CHECK(std::abs(100 * insight.cost[k] - want[k]) < 0.02);
 }
 
-TEST_CASE("insight: precision, recall and F1 by score, and the score where F1 is best") {
+TEST_CASE("errors: precision, recall and F1 by score, and the score where F1 is best") {
   CocoDataset t = scene(4, {"cat"});
   for (int i = 1; i <= 4; ++i) truth(t, i, 1, 0, 0, 100, 100);
   const std::vector<Detection> found = {{1, 1, 0, 0, 100, 100, .905},
@@ -173,7 +173,7 @@ TEST_CASE("insight: precision, recall and F1 by score, and the score where F1 is
   CHECK(insight.classes[0].f1 == doctest::Approx(6. / 7));
 }
 
-TEST_CASE("insight: a score of two digits counts at that score, and not above") {
+TEST_CASE("errors: a score of two digits counts at that score, and not above") {
   CocoDataset t = scene(1, {"cat"});
   truth(t, 1, 1, 0, 0, 100, 100);
   for (int s = 0; s < score_steps; ++s) {
@@ -188,7 +188,7 @@ TEST_CASE("insight: a score of two digits counts at that score, and not above") 
   CHECK(best.confusion == std::map<std::pair<int, int>, int64_t>{{{0, 0}, 1}});
 }
 
-TEST_CASE("insight: which class is taken for which, at the working score") {
+TEST_CASE("errors: which class is taken for which, at the working score") {
   CocoDataset t = scene(1, {"cat", "dog"});
   truth(t, 1, 1, 0, 0, 100, 100);
   truth(t, 1, 1, 200, 0, 100, 100);
@@ -208,7 +208,7 @@ TEST_CASE("insight: which class is taken for which, at the working score") {
   CHECK(insight.confusion == want);
 }
 
-TEST_CASE("insight: the worst images, most errors first, without those that have none") {
+TEST_CASE("errors: the worst images, most errors first, without those that have none") {
   CocoDataset t = scene(40, {"cat"});
   std::vector<Detection> found;
   for (int i = 1; i <= 40; ++i) {
@@ -232,7 +232,7 @@ TEST_CASE("insight: the worst images, most errors first, without those that have
   CHECK(few[0].id == 2);
 }
 
-TEST_CASE("insight: no classes, nothing to find, nothing found") {
+TEST_CASE("errors: no classes, nothing to find, nothing found") {
   CHECK(find_insight({}, {}).AP50 == -1);
   CocoDataset t = scene(2, {"cat", "dog"});
   const Insight none = find_insight(t, {{1, 1, 0, 0, 5, 5, .9}});
@@ -253,7 +253,7 @@ TEST_CASE("insight: no classes, nothing to find, nothing found") {
   CHECK(find_insight(t, {{9, 1, 0, 0, 5, 5, .9}, {1, 9, 0, 0, 5, 5, .9}}).AP50 == 0);
 }
 
-TEST_CASE("insight: AP of VOC: pixels at both ends, the nearest object alone, difficult ones do not count") {
+TEST_CASE("errors: AP of VOC: pixels at both ends, the nearest object alone, difficult ones do not count") {
   CocoDataset t = scene(2, {"cat", "dog"});
   truth(t, 1, 1, 0, 0, 9, 9);  // 10 x 10 pixels
   truth(t, 2, 1, 0, 0, 99, 99);
@@ -278,14 +278,14 @@ TEST_CASE("insight: AP of VOC: pixels at both ends, the nearest object alone, di
   CHECK(voc_ap(t, {{1, 1, 0, 0, 99, 99, .9}, {1, 1, 20, 0, 99, 99, .8}}).AP == 1);
 }
 
-SHARED_TEST("insight: AP of VOC equals a plain computation in Python") {
+SHARED_TEST("errors: AP of VOC equals a plain computation in Python") {
   const VocResult r =
       voc_ap(read_coco(shared("data/coco_eval/gt.json")), read_detections(shared("data/coco_eval/dt.json")));
   CHECK(r.AP == doctest::Approx(0.6974111753961).epsilon(1e-10));
   CHECK(r.AP11 == doctest::Approx(0.6891883761536).epsilon(1e-10));
 }
 
-TEST_CASE("insight: text and JSON") {
+TEST_CASE("errors: text and JSON") {
   const Case c = random_case(4, 20, 3);
   const Insight insight = find_insight(c.truths, c.found);
   std::ostringstream out;
@@ -305,14 +305,14 @@ TEST_CASE("insight: text and JSON") {
     CHECK_MESSAGE(has(json, key), key);
 }
 
-TEST_CASE("insight: the score to work at is in the middle of those with the best F1") {
+TEST_CASE("errors: the score to work at is in the middle of those with the best F1") {
   CocoDataset t = scene(1, {"cat"});
   truth(t, 1, 1, 0, 0, 100, 100), truth(t, 1, 1, 300, 0, 100, 100);
   const Insight insight = find_insight(t, {{1, 1, 0, 0, 100, 100, 0.6}, {1, 1, 300, 0, 100, 100, 0.5}});
   CHECK(insight.working_score == doctest::Approx(0.25));
 }
 
-TEST_CASE("insight: a box too large for COCO to count costs nothing, here as there") {
+TEST_CASE("errors: a box too large for COCO to count costs nothing, here as there") {
   CocoDataset t = scene(1, {"cat"});
   truth(t, 1, 1, 0, 0, 100, 100);
   const std::vector<Detection> found{{1, 1, 0, 0, 2e8, 2e8, 0.9}, {1, 1, 0, 0, 100, 100, 0.5}};

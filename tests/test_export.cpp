@@ -15,16 +15,7 @@ namespace {
 
 // A Python that has all that run_export.py imports; "" where there is none.
 const std::string& export_python() {
-  static const std::string found = [] {
-    const char* given = std::getenv("YOLOX_PYTHON");
-    for (const std::string python : {given ? given : "", YOLOX_SOURCE_DIR "/.venv/bin/python", "python3"})
-      if (!python.empty() &&
-          std::system(concat("'", python, "' -c 'import onnxruntime, cv2' >/dev/null 2>&1").c_str()) == 0)
-        return python;
-    std::cout
-        << "onnxruntime and opencv-python-headless are not in .venv: tests that need them are skipped\n";
-    return std::string();
-  }();
+  static const std::string found = python_with("onnxruntime, cv2");
   return found;
 }
 #define ONNXRUNTIME_TEST(name) TEST_CASE(name* doctest::skip(export_python().empty()))
@@ -112,7 +103,7 @@ Tensor random_images(int64_t batch, int64_t height, int64_t width) {
 
 }  // namespace
 
-ONNXRUNTIME_TEST("onnx: ONNX Runtime computes the model, in all six sizes") {
+ONNXRUNTIME_TEST("onnx: ONNX Runtime computes the model, in all six sizes" * starts_programs) {
   TempDir dir;
   for (const std::string name : {"yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x"}) {
     CAPTURE(name);
@@ -124,7 +115,8 @@ ONNXRUNTIME_TEST("onnx: ONNX Runtime computes the model, in all six sizes") {
   }
 }
 
-TEST_CASE("onnx: every form of the file is the model, in ONNX Runtime too, for batches and sizes") {
+TEST_CASE("onnx: every form of the file is the model, in ONNX Runtime too, for batches and sizes" *
+          starts_programs) {
   TempDir dir;
   YOLOX model = lively_model("yolox-nano", 4);
   const std::vector<Tensor> batches{random_images(1, 64, 64), random_images(3, 96, 160)};
@@ -468,7 +460,7 @@ TEST_CASE("onnx weights: folded norms get statistics before training, and the ne
   CHECK(unfold_norms(lively, data, {64, 64}, false, 1) == 0);
 }
 
-TEST_CASE("onnx weights: eval, demo and train start from an ONNX file") {
+TEST_CASE("onnx weights: eval, demo and train start from an ONNX file" * starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "export", "--weights a/best.pth --out start.onnx --dynamic");
   succeed(dir, "eval", "--data data --weights a/best.pth --bs 2 --conf 0 --nms 0.9 --json p.json");
@@ -485,7 +477,7 @@ TEST_CASE("onnx weights: eval, demo and train start from an ONNX file") {
 
 // ---- the program
 
-TEST_CASE("export: an ONNX file says what it is") {
+TEST_CASE("export: an ONNX file says what it is" * starts_programs) {
   const TempDir& dir = trained().dir;
   const std::string printed = succeed(dir, "export", "--weights a/last.pth --out model.onnx");
   CHECK(has(printed,
@@ -509,7 +501,7 @@ TEST_CASE("export: an ONNX file says what it is") {
   CHECK(read_onnx(dir / "nms.onnx").graph().output(0).name() == "detections");
 }
 
-TEST_CASE("export: bad flags and files are refused") {
+TEST_CASE("export: bad flags and files are refused" * starts_programs) {
   const TempDir& dir = trained().dir;
   const auto refused = [&](const std::string& arguments, int code, const std::string& what) {
     const Outcome o = run(dir, "export", "--weights a/last.pth " + arguments);
@@ -518,11 +510,11 @@ TEST_CASE("export: bad flags and files are refused") {
     CHECK(lines_of(o.err).size() == 1);
   };
   refused("--out m.onnx --nms --no-decode", 2, "--no-decode");
-  refused("--out m.onnx --conf 0.5", 2, "--conf goes with --nms");
+  refused("--out m.onnx --conf 0.5", 2, "--conf needs --nms");
   refused("--out m.onnx --nms --conf 2", 2, "--conf must be in 0..1");
   refused("--out m.onnx --nms --nms-iou 0", 2, "--nms-iou");
   for (const char* name : {"m.trt", "m.engine", "m"})
-    refused(concat("--out ", name), 2, concat("--out ", name, ": the end of the name"));
+    refused(concat("--out ", name), 2, concat("--out ", name, ": the extension selects the format"));
   refused("--out m.onnx --image absent.jpg", 1, "absent.jpg");
   refused("--out nowhere/m.onnx", 1, "nowhere/m.onnx");
   refused("--out /dev/full/m.onnx", 1, "/dev/full/m.onnx");
@@ -535,7 +527,8 @@ TEST_CASE("export: bad flags and files are refused") {
   CHECK(has(o.err, "leave --fp16 out"));
 }
 
-TEST_CASE("export: a file that does not pass its comparison is not kept; the one that was there stays") {
+TEST_CASE("export: a file that does not pass its comparison is not kept; the one that was there stays" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   // In float16 the weights have room, and what is computed with them has not.
   auto file = read_pth(dir / "a/last.pth").toGenericDict();
@@ -597,7 +590,7 @@ double shared_boxes(const std::string& a, const std::string& b, double score) {
 
 TEST_CASE(
     "export: ONNX Runtime and TorchScript in Python reach the AP of eval with the same boxes, of demo too" *
-    doctest::skip(!have_shared() || export_python().empty())) {
+    doctest::skip(!have_shared() || export_python().empty()) * starts_programs) {
   TempDir dir;
   const std::string weights = " --weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ",
                     folder = shared("data/coco_val2017_union"),

@@ -20,7 +20,7 @@ using namespace yolox;
 
 namespace {
 
-struct Settings : Flags {
+struct SomeFlags : Flags {
   int bs = flag(bs, "Training", "bs", 16, "N", "images in a step");
   int64_t seed = flag(seed, "Training", "seed", int64_t{7}, "N", "of everything");
   double lr = flag(lr, "Training", "lr", 0.01 / 64, "X", "learning rate");
@@ -30,7 +30,7 @@ struct Settings : Flags {
   std::string resume = flag_alone(resume, "Data", "resume", "newest", "RUN", "go on");
 };
 
-void parse(Settings& settings, std::vector<std::string> words) {
+void parse(SomeFlags& settings, std::vector<std::string> words) {
   words.insert(words.begin(), "/some/where/train");
   std::vector<char*> argv;
   for (auto& word : words) argv.push_back(word.data());
@@ -40,7 +40,7 @@ void parse(Settings& settings, std::vector<std::string> words) {
 
 // The message of the UsageError, "" if the words are taken.
 std::string refusal(const std::vector<std::string>& words) {
-  Settings settings;
+  SomeFlags settings;
   try {
     parse(settings, words);
   } catch (const UsageError& e) {
@@ -71,7 +71,7 @@ std::pair<int, std::string> outcome(Program program) {
 }  // namespace
 
 TEST_CASE("flags: defaults hold when nothing is given") {
-  Settings s;
+  SomeFlags s;
   parse(s, {});
   CHECK(s.bs == 16);
   CHECK(s.seed == 7);
@@ -84,7 +84,7 @@ TEST_CASE("flags: defaults hold when nothing is given") {
 }
 
 TEST_CASE("flags: values as --name value and --name=value, negative ones too; the last of two counts") {
-  Settings s;
+  SomeFlags s;
   parse(s, {"--bs", "4", "--lr=1e-3", "--seed", "-9000000000", "--name", "a b=c", "--bs=5"});
   CHECK(s.bs == 5);
   CHECK(s.lr == 1e-3);
@@ -95,12 +95,12 @@ TEST_CASE("flags: values as --name value and --name=value, negative ones too; th
 }
 
 TEST_CASE("flags: a switch turns on what is off and off what is on") {
-  Settings s;
+  SomeFlags s;
   parse(s, {"--strict", "--no-mosaic"});
   CHECK(s.strict);
   CHECK_FALSE(s.mosaic);
   CHECK(s.was_given("mosaic"));
-  Settings undone;  // what a run began with can be taken back when it is resumed
+  SomeFlags undone;  // what a run began with can be taken back when it is resumed
   parse(undone, {"--mosaic", "--no-strict"});
   CHECK(undone.mosaic);
   CHECK_FALSE(undone.strict);
@@ -142,7 +142,7 @@ TEST_CASE("flags: values of the wrong type are refused, with the flag and what w
 
 TEST_CASE("flags: --resume stands alone or has a value, in both forms") {
   const auto resumed = [](const std::vector<std::string>& words) {
-    Settings s;
+    SomeFlags s;
     parse(s, words);
     return s.resume;
   };
@@ -169,7 +169,7 @@ TEST_CASE("flags: a list is given word by word, and as text it is lines") {
 }
 
 TEST_CASE("flags: as text and back nothing changes, no bit of a number either") {
-  Settings a, b;
+  SomeFlags a, b;
   parse(a, {"--strict", "--no-mosaic", "--name", "x y", "--seed", "9007199254740993"});
   a.lr = 0.1 + 0.2;
   for (const auto& [name, text] : a.values()) CHECK(b.set(name, text));
@@ -182,7 +182,7 @@ TEST_CASE("flags: as text and back nothing changes, no bit of a number either") 
   std::vector<std::string> names;
   for (const auto& [name, text] : a.values()) names.push_back(name);
   CHECK(names == std::vector<std::string>{"bs", "seed", "lr", "strict", "mosaic", "name", "resume"});
-  CHECK(Settings().values()[2].second == "0.00015625");  // and readable where it can be
+  CHECK(SomeFlags().values()[2].second == "0.00015625");  // and readable where it can be
 }
 
 TEST_CASE("flags: --size") {
@@ -336,7 +336,7 @@ TEST_CASE("run: times and sizes fit their columns") {
   CHECK(short_bytes(1.24e9) == "1.2G");
 }
 
-TEST_CASE("a6 programs: the soft limit of open files is raised to the hard one") {
+TEST_CASE("programs: the soft limit of open files is raised to the hard one") {
   rlimit before, after;
   REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
   rlimit low = before;
@@ -360,7 +360,7 @@ TEST_CASE("run: the revision is that of the source; no file of a run stays open"
   CHECK(open_files() == before);
 }
 
-TEST_CASE("g6 run: signals are noted, however often; they do not disturb what is being read") {
+TEST_CASE("run: signals are noted, however often; they do not disturb what is being read") {
   std::map<int, struct sigaction> before;
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) sigaction(signal, nullptr, &before[signal]);
   catch_signals();

@@ -217,7 +217,8 @@ std::string image_error(const Work& work) {
 
 // ---- parts ----
 
-TEST_CASE("a part of a JPEG has the bits of the whole, however it is stored; the whole those of OpenCV") {
+TEST_CASE(
+    "image: a part of a JPEG has the bits of the whole, however it is stored; the whole those of OpenCV") {
   const std::vector<Sampling> samplings = {
       {{{2, 2}, {1, 1}, {1, 1}}}, {{{1, 1}, {1, 1}, {1, 1}}}, {{{2, 1}, {1, 1}, {1, 1}}},  // the usual ones
       {{{1, 2}, {1, 1}, {1, 1}}}, {{{4, 1}, {1, 1}, {1, 1}}}, {{{4, 2}, {1, 1}, {1, 1}}},
@@ -242,7 +243,7 @@ TEST_CASE("a part of a JPEG has the bits of the whole, however it is stored; the
   }
 }
 
-TEST_CASE("JPEGs that OpenCV wrote, whole and in parts") {
+TEST_CASE("image: JPEGs that OpenCV wrote, whole and in parts") {
   const std::vector<std::vector<int>> settings = {
       {},
       {cv::IMWRITE_JPEG_PROGRESSIVE, 1},
@@ -258,7 +259,7 @@ TEST_CASE("JPEGs that OpenCV wrote, whole and in parts") {
   }
 }
 
-SHARED_TEST("photos of COCO, whole and in parts") {
+SHARED_TEST("image: photos of COCO, whole and in parts") {
   Dice dice(3);
   int photos = 0;
   for (const auto& entry : std::filesystem::directory_iterator(shared("data/coco128_json/train2017"))) {
@@ -271,7 +272,7 @@ SHARED_TEST("photos of COCO, whole and in parts") {
   CHECK(photos == 128);
 }
 
-TEST_CASE("only the part is decoded") {
+TEST_CASE("image: only the part is decoded") {
   Dice dice(4);
   const std::string bytes = jpeg(painted(dice, {640, 480}));
   for (int reduction : {1, 2, 4, 8}) {
@@ -283,7 +284,7 @@ TEST_CASE("only the part is decoded") {
   }
 }
 
-TEST_CASE("beyond an eighth, and in other formats, a piece is the whole, wherever the part is") {
+TEST_CASE("image: beyond an eighth, and in other formats, a piece is the whole, wherever the part is") {
   Dice dice(16);
   const Image image = painted(dice, {203, 101});
   const std::string inks = jpeg(image, cmyk);
@@ -303,7 +304,7 @@ TEST_CASE("beyond an eighth, and in other formats, a piece is the whole, whereve
   }
 }
 
-TEST_CASE("origin and scale say where a piece lies in the upright picture") {
+TEST_CASE("image: origin and scale say where a piece lies in the upright picture") {
   Image slope({203, 101}, 0);  // colour tells position
   for (int y = 0; y < slope.rows; ++y)
     for (int x = 0; x < slope.cols; ++x) slope(y, x) = {uchar(20 + x), uchar(20 + 2 * y), 128};
@@ -341,7 +342,7 @@ TEST_CASE("origin and scale say where a piece lies in the upright picture") {
 
 // ---- upright ----
 
-TEST_CASE("EXIF turns pictures as cv::imread does, in parts too") {
+TEST_CASE("image: EXIF turns pictures as cv::imread does, in parts too") {
   const File file("turned.jpg");
   Dice dice(6);
   for (cv::Size size :
@@ -366,7 +367,7 @@ TEST_CASE("EXIF turns pictures as cv::imread does, in parts too") {
   }
 }
 
-TEST_CASE("EXIF of PNGs turns them too, wherever it is") {
+TEST_CASE("image: EXIF of PNGs turns them too, wherever it is") {
   const File file("turned.png");
   Dice dice(7);
   const std::string png = encoded(".png", painted(dice, {31, 20}));
@@ -377,7 +378,8 @@ TEST_CASE("EXIF of PNGs turns them too, wherever it is") {
 }
 
 TEST_CASE(
-    "BMP, TIFF and WebP: colour, grey, 16 bits and alpha, in parts and reduced; cut off they are errors") {
+    "image: BMP, TIFF and WebP: colour, grey, 16 bits and alpha, in parts and reduced; cut off they are "
+    "errors") {
   const Quiet quiet;
   const File file("picture");
   Dice dice(15);
@@ -417,7 +419,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("EXIF that lies: no crash, no reading beyond its end") {
+TEST_CASE("image: EXIF that lies: no crash, no reading beyond its end") {
   Dice dice(8);
   const std::string plain = jpeg(painted(dice, {40, 24}));
   const File file("lies.jpg");
@@ -448,7 +450,7 @@ TEST_CASE("EXIF that lies: no crash, no reading beyond its end") {
 
 // ---- files that are not as they should be ----
 
-SHARED_TEST("odd files: read as cv::imread reads them, or an error that names the file") {
+SHARED_TEST("image: odd files: read as cv::imread reads them, or an error that names the file") {
   const std::map<std::string, std::string> refused = {{"anim.gif", "cannot be read as an image"},
                                                       {"random_bytes.jpg", "cannot be read as an image"},
                                                       {"text.jpg", "cannot be read as an image"},
@@ -477,7 +479,7 @@ SHARED_TEST("odd files: read as cv::imread reads them, or an error that names th
   CHECK(errors == refused.size());
 }
 
-TEST_CASE("a file that is missing, a folder, or smaller than its labels say") {
+TEST_CASE("image: a file that is missing, a folder, or smaller than its labels say") {
   const File file("small.png");
   CHECK(has(image_error([&] { read_bytes(file.path); }), file.path + " cannot be opened"));
   CHECK(has(image_error([&] { image_size(file.path.substr(0, file.path.size() - 10)); }), "is no file"));
@@ -494,7 +496,7 @@ TEST_CASE("a file that is missing, a folder, or smaller than its labels say") {
   CHECK(read_bytes(file.path) == "abcdef");
 }
 
-TEST_CASE("the size of a JPEG or PNG is read from its header, which EXIF may make long") {
+TEST_CASE("image: the size of a JPEG or PNG is read from its header, which EXIF may make long") {
   const Quiet quiet;
   const File file("header");
   Dice dice(15);
@@ -508,7 +510,7 @@ TEST_CASE("the size of a JPEG or PNG is read from its header, which EXIF may mak
   }
 }
 
-TEST_CASE("bytes after the end mark do no harm") {
+TEST_CASE("image: bytes after the end mark do no harm") {
   Dice dice(10);
   const File file("long");
   const Image image = painted(dice, {41, 30});
@@ -517,7 +519,7 @@ TEST_CASE("bytes after the end mark do no harm") {
     check_file(file(bytes + std::string(100, '\0')));
 }
 
-TEST_CASE("a file that is cut off never passes for whole") {
+TEST_CASE("image: a file that is cut off never passes for whole") {
   const Quiet quiet;
   const File file("cut");
   Dice dice(11);
@@ -537,7 +539,7 @@ TEST_CASE("a file that is cut off never passes for whole") {
   }
 }
 
-TEST_CASE("of a file that is cut off the part above the cut may be had") {
+TEST_CASE("image: of a file that is cut off the part above the cut may be had") {
   Dice dice(12);
   const std::string bytes = jpeg(painted(dice, {200, 160}));
   const std::string cut = bytes.substr(0, bytes.size() / 2);
@@ -550,7 +552,7 @@ TEST_CASE("of a file that is cut off the part above the cut may be had") {
   CHECK(has(image_error([&] { decode_image(cut, "cut.jpg"); }), "cut off"));
 }
 
-TEST_CASE("a header that claims too much is an error, not a request for memory") {
+TEST_CASE("image: a header that claims too much is an error, not a request for memory") {
   const Quiet quiet;
   const File file("large");
   Dice dice(13);
@@ -592,7 +594,7 @@ TEST_CASE("a header that claims too much is an error, not a request for memory")
   CHECK(most() - before < 300);
 }
 
-TEST_CASE("damaged files: a picture or an ImageError, nothing else") {
+TEST_CASE("image: damaged files: a picture or an ImageError, nothing else") {
   const Quiet quiet;
   const File file("damaged");
   Dice dice(14);

@@ -13,7 +13,7 @@ Tensor as_row(const Losses& l, const Targets& t) {  // in the order of the fixtu
 }
 }  // namespace
 
-SHARED_TEST("losses with and without L1, and gradients, equal the official ones") {
+SHARED_TEST("loss: losses with and without L1, and gradients, equal the official ones") {
   const auto inputs = fixture("model_nano.pth"), label_file = fixture("train_nano.pth");
   for (const std::string size : {"nano", "tiny", "s"}) {
     const auto f = fixture("train_" + size + ".pth");
@@ -52,7 +52,7 @@ SHARED_TEST("losses with and without L1, and gradients, equal the official ones"
   }
 }
 
-SHARED_TEST("losses and gradients in float64 equal the official ones") {
+SHARED_TEST("loss: losses and gradients in float64 equal the official ones") {
   const auto f = fixture("train_nano.pth");
   const Tensor images = tensor(fixture("model_nano.pth"), "sq").to(torch::kDouble);
   const auto t = official_targets(tensor(f, "labels_sq").to(torch::kDouble));
@@ -72,7 +72,8 @@ SHARED_TEST("losses and gradients in float64 equal the official ones") {
 }
 
 TEST_CASE(
-    "a perfect prediction has no box loss, and the loss of a batch is the sum over images by positives") {
+    "loss: a perfect prediction has no box loss, and the loss of a batch is the sum over images by "
+    "positives") {
   const auto anchors = make_anchors(64, 64, torch::kFloat);
   const int64_t points = anchors.stride.numel();
   const Targets t{torch::tensor({{{20.f, 20.f, 16.f, 24.f}}}), torch::tensor({{int64_t(1)}}), {1}};
@@ -89,7 +90,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "g1 the loss passes autograd's anomaly mode, half and bfloat16 predictions are computed in float32") {
+    "loss: the loss passes autograd's anomaly mode, half and bfloat16 predictions are computed in float32") {
   torch::autograd::AnomalyMode::set_enabled(true);
   const int64_t points = make_anchors(96, 96, torch::kFloat).stride.numel();
   const Targets t{torch::tensor({{{40.f, 40.f, 30.f, 30.f}}}), torch::tensor({{int64_t(0)}}), {1}};
@@ -105,7 +106,7 @@ TEST_CASE(
   torch::autograd::AnomalyMode::set_enabled(false);
 }
 
-TEST_CASE("a wild prediction that is not positive sends no NaN into the gradient") {
+TEST_CASE("loss: a wild prediction that is not positive sends no NaN into the gradient") {
   const int64_t points = make_anchors(96, 96, torch::kFloat).stride.numel();
   auto reg = torch::zeros({1, points, 4});
   reg[0][0].fill_(120);  // exp overflows at the first point, which unused rows are filled with

@@ -34,7 +34,7 @@ std::pair<int, int> moved(const GenericDict& before, const GenericDict& after, c
 
 }  // namespace
 
-TEST_CASE("multitask: with one head it makes the weights of ./train, byte for byte") {
+TEST_CASE("multitask: with one head it makes the weights of ./train, byte for byte" * starts_programs) {
   TwoSets two;
   // Mosaic, warm-up, another input size from step 10 on, L1 without mosaic in the last epoch.
   const std::string flags = "--data all --model yolox-nano --size 64 --bs 4 --epochs 10 --eval-interval 0 ";
@@ -43,7 +43,7 @@ TEST_CASE("multitask: with one head it makes the weights of ./train, byte for by
   CHECK(difference(weights_in(two.dir / "one/last.pth"), weights_in(two.dir / "multi/head_all.pth")) == "");
 }
 
-TEST_CASE("b3 g2 multitask: two heads, one a step: two ranks make the steps of one") {
+TEST_CASE("multitask: two heads, one a step: two ranks make the steps of one" * starts_programs) {
   TwoSets two;
   const std::string flags = kTwo + "--amp fp64 --lr 1e-6 --eval-interval 0 --out ";
   succeed(two.dir, "multitask", flags + "start --max-iters 1 --lr 0");
@@ -56,7 +56,7 @@ TEST_CASE("b3 g2 multitask: two heads, one a step: two ranks make the steps of o
     CHECK(moved(start, one, part).first > 0);
 }
 
-TEST_CASE("c4 d6 multitask: a head that is not used in a step stays as it is, all of it") {
+TEST_CASE("multitask: a head that is not used in a step stays as it is, all of it" * starts_programs) {
   TwoSets two;
   succeed(two.dir, "multitask", kTwo + "--eval-interval 0 --out r --max-iters 2");  // one step each
   fs::copy(two.dir / "r", two.dir / "before", fs::copy_options::recursive);
@@ -87,7 +87,8 @@ TEST_CASE("c4 d6 multitask: a head that is not used in a step stays as it is, al
   CHECK(before.at("head_few.obj_preds.0.bias").toTensor().abs().min().item<double>() > 0);
 }
 
-TEST_CASE("b2 multitask: the file of a head has the AP of the run, and goes wherever a checkpoint goes") {
+TEST_CASE("multitask: the file of a head has the AP of the run, and goes wherever a checkpoint goes" *
+          starts_programs) {
   TwoSets two;
   const std::string printed =
       succeed(two.dir, "multitask",
@@ -112,7 +113,7 @@ TEST_CASE("b2 multitask: the file of a head has the AP of the run, and goes wher
   CHECK(weights_info(file, "").classes == std::vector<std::string>{"circle", "ring", "crescent"});
 }
 
-TEST_CASE("c1 multitask: a run that was cut ends with the same bytes") {
+TEST_CASE("multitask: a run that was cut ends with the same bytes" * starts_programs) {
   TwoSets two;
   const std::string flags = kTwo + "--eval-interval 1 --out ";
   succeed(two.dir, "multitask", flags + "whole --max-iters 7");
@@ -124,8 +125,8 @@ TEST_CASE("c1 multitask: a run that was cut ends with the same bytes") {
 }
 
 TEST_CASE(
-    "g6 multitask: stopped amid an evaluation, it is done when the run goes on, which ends with the same "
-    "bytes") {
+    "multitask: stopped amid an evaluation, it is done when the run goes on, which ends with the same bytes" *
+    starts_programs) {
   TwoSets two;
   const std::string flags =
       "--data drawn=shapes --data few --model yolox-nano --size 64 --bs 4 --conf 0 --max-iters 2 --out ";
@@ -135,7 +136,7 @@ TEST_CASE(
   REQUIRE(p.until([&] { return fs::exists(two.dir / "cut/step_0.pth"); }));
   kill(p.pid, SIGTERM);
   CHECK(p.wait() == 0);
-  CHECK(has(contents(p.out), "go on with: ./multitask --resume cut"));
+  CHECK(has(contents(p.out), "continue with: ./multitask --resume cut"));
   CHECK_FALSE(has(contents(p.out), " AP "));
   const std::string printed = succeed(two.dir, "multitask", "--resume cut");
   CHECK(has(printed, "drawn: AP "));
@@ -149,7 +150,7 @@ TEST_CASE(
   for (const int column : {0, 1, 3, 5}) CHECK(cut[0].at(column) == whole.at(0).at(column));
 }
 
-TEST_CASE("g6 multitask: a full disk is said and does not end the run before its end") {
+TEST_CASE("multitask: a full disk is said and does not end the run before its end" * starts_programs) {
   TwoSets two;
   const Outcome o = run_without_room(two.dir, "multitask", kTwo + "--eval-interval 0 --out r");
   CHECK(o.code == 1);
@@ -158,7 +159,7 @@ TEST_CASE("g6 multitask: a full disk is said and does not end the run before its
   CHECK(has(contents(two.dir / "r/log.txt"), "epoch 2/2"));
 }
 
-TEST_CASE("multitask: what cannot be is refused with a remedy") {
+TEST_CASE("multitask: what cannot be is refused with a remedy" * starts_programs) {
   TwoSets two;
   succeed(two.dir, "multitask", kTwo + "--max-iters 1 --eval-interval 0 --out r");
   succeed(two.dir, "train", kTwo + "--data all --max-iters 1 --eval-interval 0 --out t");
@@ -169,14 +170,15 @@ TEST_CASE("multitask: what cannot be is refused with a remedy") {
     CHECK_MESSAGE(lines_of(o.err).size() == 1, o.err);
   };
   refuses("--model yolox-nano", "--data is needed");
-  refuses("--model yolox-nano --data all --data x/all/", "--data x/all/: another head is called all already");
+  refuses("--model yolox-nano --data all --data x/all/", "--data x/all/: another head has the name all");
   refuses("--model yolox-nano --data v1.2=all",
           "needs a name without dots, slashes and commas; give NAME=DIR");
   refuses("--model yolox-nano --data nowhere", "nowhere");
   refuses(kTwo + "--amp fp16", "--amp takes off, bf16 or fp64");
   refuses(kTwo + "--out r", "r already holds a run");
   refuses("--resume r --data few --data all", "has other heads or classes than --data");
-  refuses("--resume r", "r is complete: it has done 1 of 1 steps; more --epochs or --max-iters");
+  refuses("--resume r",
+          "r is complete: 1 of 1 iterations are done; to continue, give more --epochs or --max-iters");
   refuses("--resume r --weights t/last.pth", "--weights and --resume exclude each other");
   refuses("--resume r --out other", "--out and --resume exclude each other");
   refuses(kTwo + "--gpus 99 --bs 99",

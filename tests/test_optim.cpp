@@ -30,7 +30,7 @@ void three_steps(const std::string& size, torch::ScalarType dtype, int steps, F&
 }
 }  // namespace
 
-SHARED_TEST("the three parameter groups hold the official names in the official order") {
+SHARED_TEST("optim: the three parameter groups hold the official names in the official order") {
   for (const std::string size : {"nano", "tiny", "s"}) {
     const auto f = fixture("steps_" + size + ".pth");
     YOLOX model("yolox-" + size, 80);
@@ -48,7 +48,7 @@ SHARED_TEST("the three parameter groups hold the official names in the official 
 
 // The official code differs from itself by 1e-5 with 2 threads in the place of 1; the test in float64 below
 // is the sharp one.
-SHARED_TEST("one SGD step and EMA in float32 equal the official ones") {
+SHARED_TEST("optim: one SGD step and EMA in float32 equal the official ones") {
   const auto f = fixture("steps_nano.pth");
   std::map<std::string, Tensor> exact;
   three_steps("nano", torch::kDouble, 1, [&](int, YOLOX& model, YOLOX&, const Losses&, Optimizer&) {
@@ -69,7 +69,7 @@ SHARED_TEST("one SGD step and EMA in float32 equal the official ones") {
   });
 }
 
-SHARED_TEST("three SGD steps and EMA in float64 equal the official ones") {
+SHARED_TEST("optim: three SGD steps and EMA in float64 equal the official ones") {
   for (const std::string size : {"nano", "s"}) {
     const auto f = fixture("steps_" + size + ".pth");
     three_steps(size, torch::kDouble, 3,
@@ -98,7 +98,7 @@ SHARED_TEST("three SGD steps and EMA in float64 equal the official ones") {
   }
 }
 
-SHARED_TEST("learning rate and EMA decay equal the official ones") {
+SHARED_TEST("optim: learning rate and EMA decay equal the official ones") {
   const auto f = fixture("misc.pth");
   for (int k = 0; k < 3; ++k) {
     const std::string name = "lr" + std::to_string(k);
@@ -116,7 +116,7 @@ SHARED_TEST("learning rate and EMA decay equal the official ones") {
           doctest::Approx(decay[i].item<double>()).epsilon(1e-12));
 }
 
-TEST_CASE("schedule by hand: zero first, the full rate after the warm-up, the floor at the end") {
+TEST_CASE("optim: schedule by hand: zero first, the full rate after the warm-up, the floor at the end") {
   const Schedule s{0.01, 10, 10, 1, 2};
   CHECK(learning_rate(s, 0) == 0);
   CHECK(learning_rate(s, 5) == doctest::Approx(0.0025));
@@ -128,7 +128,7 @@ TEST_CASE("schedule by hand: zero first, the full rate after the warm-up, the fl
         doctest::Approx(0.01));  // no warm-up: the full rate at once
 }
 
-TEST_CASE("SGD, Adam and AdamW equal torch's own optimizers") {
+TEST_CASE("optim: SGD, Adam and AdamW equal torch's own optimizers") {
   for (const std::string kind : {"sgd", "adam", "adamw"}) {
     for (const bool fp16 : {false, true}) {
       torch::manual_seed(1);
@@ -175,7 +175,7 @@ TEST_CASE("SGD, Adam and AdamW equal torch's own optimizers") {
   CHECK_THROWS_WITH_AS(Optimizer("lion", {}, false), doctest::Contains("choose sgd"), std::runtime_error);
 }
 
-TEST_CASE("c3 Adam's eps is 1e-3 under fp16: a vanishing gradient moves nothing wildly") {
+TEST_CASE("optim: the eps of Adam is 1e-3 under fp16, so that a vanishing gradient moves little") {
   auto move = [](bool fp16) {
     torch::nn::Linear l(1, 1);
     const Tensor before = l->weight.detach().clone();
@@ -188,7 +188,7 @@ TEST_CASE("c3 Adam's eps is 1e-3 under fp16: a vanishing gradient moves nothing 
   CHECK(move(false) > 1e-2);
 }
 
-TEST_CASE("c4 frozen parameters are in no group, and stay equal to the bit after steps with decay") {
+TEST_CASE("optim: frozen parameters are in no group and keep their bits in steps with weight decay") {
   YOLOX model("yolox-nano", 2);
   for (auto& p : model->backbone->parameters()) p.set_requires_grad(false);
   const Tensor before = model->backbone->backbone->stem->conv->conv->weight.clone();
@@ -222,7 +222,8 @@ TEST_CASE("clipping: to the norm, not below it, and off") {
   CHECK(torch::equal(g[0], torch::full({9}, 4.0)));
 }
 
-TEST_CASE("c1 an optimizer's state goes on where it was, with the learning rate of its latest step") {
+TEST_CASE(
+    "optim: a restored optimizer continues from its saved state, with the learning rate of the latest step") {
   torch::manual_seed(2);
   torch::nn::Linear a(3, 2), b(3, 2);
   for (const char* kind : {"sgd", "adamw"}) {
@@ -237,7 +238,7 @@ TEST_CASE("c1 an optimizer's state goes on where it was, with the learning rate 
   }
 }
 
-TEST_CASE("g7 the gradient scaler unscales before clipping, skips what is not finite, backs off and grows") {
+TEST_CASE("optim: the gradient scaler unscales before clipping, skips overflows, backs off and grows") {
   GradScaler scaler(true, torch::kCPU);
   const auto finite = [&](const std::vector<Tensor>& g) {
     scaler.unscale(g);
@@ -260,7 +261,7 @@ TEST_CASE("g7 the gradient scaler unscales before clipping, skips what is not fi
   CHECK(off.scaled(torch::full({}, 3.0)).item<float>() == 3);
 }
 
-TEST_CASE("autocast lasts as long as its guard, and forgets cached casts of weights") {
+TEST_CASE("optim: autocast lasts as long as its guard, and forgets cached casts of weights") {
   torch::nn::Linear l(4, 4);
   const Tensor x = torch::ones({1, 4});
   torch::Tensor first;

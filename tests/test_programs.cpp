@@ -5,14 +5,57 @@
 #include <torch/script.h>
 
 #include <atomic>
+#include <set>
+#include <sstream>
 #include <thread>
+
+#include "config.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
 
+namespace {
+
+bool have_compiler() { return std::system("command -v g++ >/dev/null 2>&1") == 0; }
+
+// Runs a program with a library that writes settings of OpenCV and torch into the file "settings" when the
+// program ends.
+Outcome run_with_probe(const TempDir& dir, const std::string& program, const std::string& arguments) {
+  if (!fs::exists(dir / "probe.so")) {
+    write_text(dir / "probe.cpp", R"(
+#include <cstdio>
+namespace cv { int getNumThreads(); namespace ocl { bool useOpenCL(); } }
+namespace at {
+class Context { public: bool deterministicAlgorithms() const; };
+Context& globalContext();
+}
+__attribute__((destructor)) static void write_settings() {
+  if (std::FILE* file = std::fopen("settings", "w")) {
+    std::fprintf(file, "OpenCV threads %d, OpenCL %d, deterministic %d\n", cv::getNumThreads(),
+                 int(cv::ocl::useOpenCL()), int(at::globalContext().deterministicAlgorithms()));
+    std::fclose(file);
+  }
+})");
+    REQUIRE(shell(dir, "g++ -shared -fPIC probe.cpp -o probe.so").code == 0);
+  }
+  fs::remove(dir / "settings");
+  return shell(dir, "LD_PRELOAD=./probe.so " YOLOX_BINARY_DIR "/" + program + " " + arguments);
+}
+
+// Threads of a process, by their numbers.
+std::set<std::string> threads_of(pid_t pid) {
+  std::set<std::string> all;
+  std::error_code ended;
+  for (const auto& entry : fs::directory_iterator(concat("/proc/", pid, "/task"), ended))
+    all.insert(entry.path().filename().string());
+  return all;
+}
+
+}  // namespace
+
 // ---- train
 
-TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints") {
+TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints" * starts_programs) {
   const TempDir& dir = trained().dir;
   const std::string config = contents(dir / "a/config.json");
   CHECK(has(config, R"("model":"yolox-nano")"));
@@ -54,7 +97,7 @@ TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints") 
   CHECK(fs::exists(dir / "a/best.pth"));
 }
 
-TEST_CASE("train: the same run again, with other workers, ends with the same weights") {
+TEST_CASE("train: the same run again, with other workers, ends with the same weights" * starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out b --workers 5");
   CHECK(difference(dir / "a/last.pth", dir / "b/last.pth") == "");
@@ -64,7 +107,8 @@ TEST_CASE("train: the same run again, with other workers, ends with the same wei
   CHECK(difference(dir / "c/last.pth", dir / "d/last.pth") != "");
 }
 
-TEST_CASE("c1 train: a run that was stopped amid an epoch and resumed equals the one that was not") {
+TEST_CASE("train: a run that was stopped amid an epoch and resumed equals the one that was not" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--max-iters 6");  // into runs/yolox-nano-data
   const std::string run_folder = "runs/yolox-nano-data";
@@ -92,7 +136,7 @@ TEST_CASE("c1 train: a run that was stopped amid an epoch and resumed equals the
   CHECK(log.find("run runs/") < log.find("resuming runs/"));
 }
 
-TEST_CASE("train: another --size for a resumed run is written into its checkpoint") {
+TEST_CASE("train: another --size for a resumed run is written into its checkpoint" * starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out resized --max-iters 1 --eval-interval 0");
   succeed(dir, "train", "--resume=resized --max-iters 2 --size 96x128");
@@ -101,7 +145,7 @@ TEST_CASE("train: another --size for a resumed run is written into its checkpoin
   CHECK(info.width == 128);
 }
 
-TEST_CASE("train: a full disk is said and does not end the run before its end") {
+TEST_CASE("train: a full disk is said and does not end the run before its end" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 4);
   const Outcome o = run_without_room(dir, "train",
@@ -113,7 +157,7 @@ TEST_CASE("train: a full disk is said and does not end the run before its end") 
   CHECK(has(contents(dir / "a/log.txt"), "3/3"));
 }
 
-TEST_CASE("train: mixed precision, without EMA, other optimizers, without augmentation") {
+TEST_CASE("train: mixed precision, without EMA, other optimizers, without augmentation" * starts_programs) {
   const TempDir& dir = trained().dir;
   for (const std::string flags : {"--amp bf16", "--amp fp16", "--optimizer adamw --ema 0",
                                   "--aug none --clip 0", "--official-quirks --no-multiscale"}) {
@@ -128,7 +172,8 @@ TEST_CASE("train: mixed precision, without EMA, other optimizers, without augmen
   }
 }
 
-TEST_CASE("train: what is frozen keeps its bytes, batch norms too, and the rest learns") {
+TEST_CASE("train: frozen parameters and their batch norms keep their bytes, and the rest learns" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(
       dir, "train",
@@ -153,7 +198,8 @@ TEST_CASE("train: what is frozen keeps its bytes, batch norms too, and the rest 
   CHECK(run(dir, "train", kTrain + "--freeze backbone,neck,head --out g").code == 2);  // nothing is left
 }
 
-TEST_CASE("train: --accum makes the step of the whole batch, also of parts of unequal size") {
+TEST_CASE("train: --accum makes the step of the whole batch, also of parts of unequal size" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   // Only the last convolutions learn: batch norms would see other batches.
   const std::string flags =
@@ -174,7 +220,7 @@ TEST_CASE("train: --accum makes the step of the whole batch, also of parts of un
   CHECK(run(dir, "train", flags + "--out g --accum 6").code == 2);
 }
 
-TEST_CASE("train: --patience ends a run that gets no better") {
+TEST_CASE("train: --patience ends a run that gets no better" * starts_programs) {
   const TempDir& dir = trained().dir;
   const std::string printed = succeed(dir, "train",
                                       "--data data --model yolox-nano --size 64 --bs 8 --epochs 9 "
@@ -185,7 +231,8 @@ TEST_CASE("train: --patience ends a run that gets no better") {
   succeed(dir, "train", "--resume patient --patience 3 --max-iters 4");
 }
 
-TEST_CASE("c1 train: the evaluation of a run stopped amid an epoch leaves the count of --patience alone") {
+TEST_CASE("train: the evaluation of a run stopped amid an epoch leaves the count of --patience alone" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train",
           "--data data --model yolox-nano --size 64 --bs 5 --epochs 3 --max-iters 3 --eval-interval 1 "
@@ -195,7 +242,7 @@ TEST_CASE("c1 train: the evaluation of a run stopped amid an epoch leaves the co
   CHECK(last.at("best_ap").toDouble() == 0);
 }
 
-TEST_CASE("train: --deterministic gives the same bytes twice, on two threads too") {
+TEST_CASE("train: two runs with --deterministic on two threads end with the same bytes" * starts_programs) {
   const TempDir& dir = trained().dir;
   for (const char* out : {"d1", "d2"}) {
     const Outcome o = shell(dir, concat("OMP_NUM_THREADS=2 " YOLOX_BINARY_DIR "/train ", kTrain,
@@ -205,7 +252,79 @@ TEST_CASE("train: --deterministic gives the same bytes twice, on two threads too
   CHECK(difference(weights_of(dir, "d1", false), weights_of(dir, "d2", false)) == "");
 }
 
-TEST_CASE("train: flags given with --resume hold, and it is said") {
+TEST_CASE("train: --deterministic and nothing else turns torch's deterministic algorithms on" *
+          starts_programs * doctest::skip(!have_compiler())) {
+  const TempDir& dir = trained().dir;
+  const std::string flags = kTrain + "--max-iters 1 --eval-interval 0 --out probed ";
+  for (const std::string flag : {"", "--deterministic"}) {
+    fs::remove_all(dir / "probed");
+    const Outcome o = run_with_probe(dir, "train", flags + flag);
+    REQUIRE_MESSAGE(o.code == 0, o.err);
+    CHECK(has(contents(dir / "settings"), flag.empty() ? "deterministic 0" : "deterministic 1"));
+  }
+}
+
+TEST_CASE("programs: OpenCV runs no threads and no OpenCL of its own in train, multitask, eval and demo" *
+          starts_programs * doctest::skip(!have_compiler())) {
+  const TempDir& dir = trained().dir;
+  const std::vector<std::pair<std::string, std::string>> programs = {
+      {"train", kTrain + "--max-iters 1 --eval-interval 0 --out cv_train"},
+      {"multitask", kTrain + "--max-iters 1 --eval-interval 0 --out cv_multitask"},
+      {"eval", "--data data --weights a/last.pth"},
+      {"demo", "--source data/train --weights a/last.pth --save cv_demo"}};
+  for (const auto& [program, arguments] : programs) {
+    const Outcome o = run_with_probe(dir, program, arguments);
+    REQUIRE_MESSAGE(o.code == 0, program << "\n" << o.err);
+    CHECK_MESSAGE(has(contents(dir / "settings"), "OpenCV threads 1, OpenCL 0"), program);
+  }
+}
+
+TEST_CASE("train: the threads of the first epoch are those of later epochs, three of them the loader's" *
+          starts_programs) {
+  const TempDir& dir = trained().dir;
+  size_t with_one = 0;
+  for (const int workers : {1, 4}) {
+    INFO(workers << " workers");
+    fs::remove_all(dir / "lasting");
+    Process p(dir, "train",
+              concat("--data data --model yolox-nano --size 64 --bs 4 --epochs 1000 --eval-interval 0 "
+                     "--save-minutes 1000 --no-multiscale --out lasting --workers ",
+                     workers));
+    // Two steps an epoch. The first rows of metrics.csv come after these epochs.
+    const auto comes_to = [&](double epoch) {
+      return p.until([&] {
+        const auto rows = metric_rows(dir / "lasting/metrics.csv");
+        return !rows.empty() && rows.back().size() > kEpoch && rows.back()[kEpoch] >= epoch;
+      });
+    };
+    REQUIRE(comes_to(2));
+    const auto early = threads_of(p.pid);
+    for (const double epoch : {4, 7, 10}) {
+      REQUIRE(comes_to(epoch));
+      CHECK(threads_of(p.pid) == early);
+    }
+    if (workers == 1)
+      with_one = early.size();
+    else
+      CHECK(early.size() == with_one + 3);
+  }
+}
+
+TEST_CASE("train: the eps of Adam is 1e-3 with --amp fp16 and 1e-8 without" * starts_programs) {
+  const TempDir& dir = trained().dir;
+  for (const auto& [amp, eps] : {std::pair("fp16", 1e-3), {"off", 1e-8}}) {
+    const std::string out = concat("eps_", amp);
+    succeed(dir, "train",
+            concat(kTrain, "--max-iters 1 --eval-interval 0 --optimizer adam --amp ", amp, " --out ", out));
+    const auto optimizer =
+        read_pth(dir / (out + "/last.pth")).toGenericDict().at("optimizer").toGenericDict();
+    const auto groups = optimizer.at("param_groups").toListRef();
+    CHECK(groups.size() == 3);
+    for (const auto& group : groups) CHECK(group.toGenericDict().at("eps").toDouble() == eps);
+  }
+}
+
+TEST_CASE("train: flags given with --resume hold, and it is said" * starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out turned --max-iters 1 --eval-interval 0");
   const std::string printed = succeed(dir, "train", "--resume=turned --max-iters 2 --preproc legacy");
@@ -213,7 +332,8 @@ TEST_CASE("train: flags given with --resume hold, and it is said") {
   CHECK(weights_info(read_pth(dir / "turned/last.pth"), "last.pth").legacy_preproc);
 }
 
-TEST_CASE("train: weights of other classes: all but the class head is taken, and it is said") {
+TEST_CASE("train: weights of other classes: all but the class head is taken, and it is said" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "two", 4, 2);
   const std::string printed =
@@ -228,7 +348,7 @@ TEST_CASE("train: weights of other classes: all but the class head is taken, and
   CHECK(into.at("head.cls_preds.0.bias").toTensor().numel() == 2);
 }
 
-TEST_CASE("train: pictures of the labels and of the first batches; --cache; --split") {
+TEST_CASE("train: pictures of the labels and of the first batches; --cache; --split" * starts_programs) {
   const TempDir& dir = trained().dir;
   for (const char* name : {"labels", "train_batch0", "train_batch1", "train_batch2"})
     CHECK_FALSE(cv::imread(dir / concat("a/", name, ".jpg")).empty());
@@ -248,7 +368,7 @@ TEST_CASE("train: pictures of the labels and of the first batches; --cache; --sp
   CHECK(has(split.err, "test"));
 }
 
-TEST_CASE("pack: bad use is one line; a packed data set trains to the same weights") {
+TEST_CASE("pack: bad use is one line; a packed data set trains to the same weights" * starts_programs) {
   const TempDir& dir = trained().dir;
   for (const std::string flags : {"", "--data data", "--data data --out x.zip", "--data shapes --out x.lmdb"})
     CHECK(run(dir, "pack", flags).code == 2);
@@ -258,7 +378,7 @@ TEST_CASE("pack: bad use is one line; a packed data set trains to the same weigh
   CHECK(difference(weights_of(dir, "a", false), weights_of(dir, "from_packed", false)) == "");
 }
 
-TEST_CASE("train: bad images and labels are counted, listed and left out; --strict stops") {
+TEST_CASE("train: bad images and labels are counted, listed and left out; --strict stops" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 4);
   const std::string bad = dir / "data/train/shapes_2.png";
@@ -285,7 +405,8 @@ TEST_CASE("train: bad images and labels are counted, listed and left out; --stri
 
 // ---- eval, demo, export
 
-TEST_CASE("eval: the AP of best.pth is the one that training found, with all keys in --json") {
+TEST_CASE("eval: the AP of best.pth is the one that training found, with all keys in --json" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   const std::string printed =
       succeed(dir, "eval",
@@ -312,7 +433,7 @@ TEST_CASE("eval: the AP of best.pth is the one that training found, with all key
   CHECK(number_in(dir / "again.json", "AP") == doctest::Approx(ap).epsilon(1e-6));
 }
 
-SHARED_TEST("eval: --gt and --dt give COCO's twelve numbers") {
+SHARED_TEST("eval: --gt and --dt give COCO's twelve numbers" * starts_programs) {
   TempDir dir;
   succeed(dir, "eval",
           concat("--gt '", shared("data/coco_eval/gt.json"), "' --dt '", shared("data/coco_eval/dt.json"),
@@ -325,8 +446,8 @@ SHARED_TEST("eval: --gt and --dt give COCO's twelve numbers") {
     CHECK_MESSAGE(std::abs(number_in(dir / "e.json", key) - value) < 6e-6, key);
 }
 
-SHARED_TEST(
-    "a3 eval: the official nano reaches its AP; with the wrong pixels it is near zero, and it is said") {
+SHARED_TEST("eval: the official nano reaches its AP; with the wrong pixels it is near zero, and it is said" *
+            starts_programs) {
   TempDir dir;
   const std::string weights = "--weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ";
   const std::string printed =
@@ -346,7 +467,19 @@ SHARED_TEST(
   CHECK(has(legacy, "--preproc bgr"));
 }
 
-TEST_CASE("demo: writes each picture of a folder in its size, skips what is no image, keeps the input") {
+SHARED_TEST("eval: the official nano of YOLOX 0.1.0 reaches its AP with --preproc legacy" * starts_programs) {
+  TempDir dir;
+  succeed(
+      dir, "eval",
+      concat("--data '", shared("data/coco_val2017_union"), "' --preproc legacy --json e.json --weights '",
+             shared("data/weights/yolox_nano_v010_legacy_rgbnorm.onnx"), "'"));
+  CHECK(std::abs(number_in(dir / "e.json", "AP") - 0.2786) < 5e-4);
+  CHECK(std::abs(number_in(dir / "e.json", "AP50") - 0.4382) < 5e-4);
+  CHECK(std::abs(number_in(dir / "e.json", "AP75") - 0.2955) < 5e-4);
+}
+
+TEST_CASE("demo: writes each picture of a folder in its size, skips what is no image, keeps the input" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "pictures", 2);
   write_text(dir / "pictures/train/text.jpg", "this is no image");
@@ -371,7 +504,7 @@ TEST_CASE("demo: writes each picture of a folder in its size, skips what is no i
   CHECK(contents(dir / "pictures/train/shapes_1.png") == before);
 }
 
-SHARED_TEST("demo: the dog is found where it is, and all else stays as it was") {
+SHARED_TEST("demo: the dog is found where it is, and all else stays as it was" * starts_programs) {
   TempDir dir;
   const std::string source = shared("data/weights/dog.jpg");
   fs::copy(source, dir / "dog.jpg");
@@ -395,7 +528,7 @@ SHARED_TEST("demo: the dog is found where it is, and all else stays as it was") 
   CHECK(cv::countNonZero(changed(cv::Rect(600, 400, 160, 170))) == 0);
 }
 
-TEST_CASE("export: the TorchScript file is the model, here and in Python") {
+TEST_CASE("export: the TorchScript file is the model, here and in Python" * starts_programs) {
   const TempDir& dir = trained().dir;
   const std::string printed = succeed(dir, "export", "--weights a/last.pth --out model.ts");
   CHECK(has(printed, "model.ts: yolox-nano, 7 classes, input [B, 3, H, W] BGR 0..255, output [B, A, 12]"));
@@ -429,7 +562,7 @@ print(list(m(torch.zeros(2, 3, 64, 64)).shape))
 
 // ---- the command line
 
-TEST_CASE("programs: --help lists every flag and ends with 0") {
+TEST_CASE("programs: --help lists every flag and ends with 0" * starts_programs) {
   TempDir dir;
   const std::string config = contents(trained().dir / "a/config.json");
   const std::string help = succeed(dir, "train", "--help"), all = succeed(dir, "train", "--help all");
@@ -455,7 +588,8 @@ TEST_CASE("programs: --help lists every flag and ends with 0") {
   CHECK(has(succeed(dir, "export", "--help"), "--format"));
 }
 
-TEST_CASE("programs: threads of OpenMP that wait do not spin for long, unless the user says so") {
+TEST_CASE("programs: threads of OpenMP that wait do not spin for long, unless the user says so" *
+          starts_programs) {
   const TempDir dir;
   for (const char* program : {"train", "multitask", "eval", "demo"}) {
     const auto shown = [&](const char* set) {
@@ -469,7 +603,7 @@ TEST_CASE("programs: threads of OpenMP that wait do not spin for long, unless th
   }
 }
 
-TEST_CASE("programs: --help is one screen of 50 lines and 80 columns") {
+TEST_CASE("programs: --help is one screen of 50 lines and 80 columns" * starts_programs) {
   TempDir dir;
   for (const std::string program : {"train", "multitask", "eval", "demo", "export", "pack"}) {
     CAPTURE(program);
@@ -485,7 +619,62 @@ TEST_CASE("programs: --help is one screen of 50 lines and 80 columns") {
   CHECK(succeed(dir, "export", "--help all") == succeed(dir, "export", "--help"));
 }
 
-TEST_CASE("programs: bad input ends with one line that names it, and the right exit code") {
+TEST_CASE("train: without flags, the data are drawn scenes and the model is yolox-s") {
+  Config config;
+  fill_in(config);
+  check_config(config);
+  CHECK(config.data == "shapes");
+  CHECK(config.model == "yolox-s");
+}
+
+TEST_CASE("train: bad flags end with one line that names them, and exit code 2") {
+  const std::vector<std::pair<std::string, std::string>> rows = {
+      {"--bogus 1", "bogus"},
+      {"word", "word"},
+      {"--no-multiscale false", "false"},
+      {"--strict=false", "strict"},
+      {"--size 100", "--size"},
+      {"--bs many", "--bs"},
+      {"--bs", "bs"},
+      {"--workers 0", "--workers"},
+      {"--epochs 0", "--epochs"},
+      {"--epochs 3 --warmup-epochs 4", "--warmup-epochs"},
+      {"--lr -1", "--lr"},
+      {"--ema 1", "--ema"},
+      {"--amp x", "--amp"},
+      {"--aug x", "--aug"},
+      {"--optimizer x", "--optimizer"},
+      {"--preproc x", "--preproc"},
+      {"--mosaic-prob 2", "mosaic"},
+      {"--model nano", "--model"},
+  };
+  for (const auto& [flags, named] : rows) {
+    INFO(flags);
+    std::vector<std::string> words{"train", "--data", "data", "--max-iters", "1"};
+    std::istringstream in(flags);
+    for (std::string word; in >> word;) words.push_back(word);
+    std::vector<char*> argv;
+    for (auto& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    std::ostringstream said;
+    auto* const terminal = std::cerr.rdbuf(said.rdbuf());
+    const int code = run_program([&] {
+      Config config;
+      config.parse(int(words.size()), argv.data(), "trains YOLOX");
+      fill_in(config);
+      check_config(config);
+    });
+    std::cerr.rdbuf(terminal);
+    CHECK(code == 2);
+    const auto lines = lines_of(said.str());
+    REQUIRE(lines.size() >= 1);
+    CHECK(lines[0].rfind("error: ", 0) == 0);
+    CHECK(has(said.str(), named));
+    for (size_t i = 1; i < lines.size(); ++i) CHECK(lines[i].rfind("error: ", 0) != 0);
+  }
+}
+
+TEST_CASE("programs: bad input ends with one line that names it, and the right exit code" * starts_programs) {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "pair", 4, 2);
   fs::create_directories(dir / "nothing");
@@ -514,30 +703,10 @@ TEST_CASE("programs: bad input ends with one line that names it, and the right e
     std::string named;
   };
   const std::vector<Row> rows = {
-      {"train", "", 2, "--data"},
-      {"train", "--data data", 2, "--model"},
-      {"train", train + "--bogus 1", 2, "bogus"},
       {"eval", "--gt a.json --dt b.json --conf 0.5", 2, "--conf is for --data and --weights"},
-      {"train", train + "word", 2, "word"},
-      {"train", train + "--no-multiscale false", 2, "false"},
-      {"train", train + "--strict=false", 2, "strict"},
-      {"train", train + "--size 100", 2, "--size"},
       {"train", train + "--bs 0", 2, "--bs"},
-      {"train", train + "--bs many", 2, "--bs"},
-      {"train", train + "--bs", 2, "bs"},
       {"train", train + "--bs 100000000", 1, "--bs"},
-      {"train", train + "--workers 0", 2, "--workers"},
-      {"train", train + "--epochs 0", 2, "--epochs"},
-      {"train", train + "--epochs 3 --warmup-epochs 4", 2, "--warmup-epochs"},
-      {"train", train + "--lr -1", 2, "--lr"},
-      {"train", train + "--ema 1", 2, "--ema"},
-      {"train", train + "--amp x", 2, "--amp"},
-      {"train", train + "--aug x", 2, "--aug"},
-      {"train", train + "--optimizer x", 2, "--optimizer"},
-      {"train", train + "--preproc x", 2, "--preproc"},
-      {"train", train + "--mosaic-prob 2", 2, "mosaic"},
       {"train", train + "--device tpu", 2, "--device"},
-      {"train", train + "--model nano", 2, "--model"},
       {"train", train + "--data nowhere", 1, "nowhere"},
       {"train", train + "--data nothing", 1, "nothing"},
       {"train", train + "--data empty.json", 1, "empty.json"},
@@ -604,23 +773,4 @@ TEST_CASE("programs: bad input ends with one line that names it, and the right e
   fs::remove(dir / "h/crash.txt");
   run(dir, "train", "--resume=h");
   CHECK_FALSE(fs::exists(dir / "h/crash.txt"));  // to be complete is no crash
-}
-
-TEST_CASE("f1 f2 train: the loop stands in train.cpp, with plain calls, and fits on a screen or two") {
-  std::string loop;
-  bool inside = false;
-  for (const auto& line : lines_of(contents(YOLOX_SOURCE_DIR "/train.cpp"))) {
-    inside = inside || line.rfind("  while (", 0) == 0;
-    if (inside) loop += line + "\n";
-    if (inside && line == "  }") break;
-  }
-  size_t at = 0;  // in this order
-  for (const char* call : {"learning_rate(", "batches->next()", "preprocess(", "compute_gradients(",
-                           "t.scaler.unscale(", "clip_gradients(", "t.optimizer.step(", "ema_update(",
-                           "t.scaler.update()", "tell.step(", "end_of_epoch()", "saver.save("}) {
-    const size_t found = loop.find(call, at);
-    CHECK_MESSAGE(found != std::string::npos, call);
-    at = std::min(found, loop.size());
-  }
-  CHECK(lines_of(loop).size() < 90);
 }

@@ -42,7 +42,7 @@ constexpr useconds_t kLongWait = 400000;
 
 }  // namespace
 
-TEST_CASE("telling: operations are those that papers count, for any size, and nothing is left behind") {
+TEST_CASE("progress: operations are those that papers count, for any size, and nothing is left behind") {
   YOLOX model("yolox-nano", 80);
   model->train();
   std::vector<Tensor> before;
@@ -60,9 +60,8 @@ TEST_CASE("telling: operations are those that papers count, for any size, and no
   CHECK(short_count(26.8e9) == "26.8G");
 }
 
-TEST_CASE("telling: a row after the first step, each second, at the end of an epoch and of the run") {
+TEST_CASE("progress: a row after the first step, each second, at the end of an epoch and of the run") {
   Told told;
-  quietly([&] { told.tell->heading(); });
   told.step(0, 8), told.step(1, 1), told.step(2, 3);
   usleep(1050000);
   told.step(3, 5, 1, {1000, 5, 2, 8});  // no end of an epoch
@@ -82,16 +81,15 @@ TEST_CASE("telling: a row after the first step, each second, at the end of an ep
   CHECK(has(told.said(), "1/2       5/5  3.80"));
 }
 
-TEST_CASE("telling: no row where each step overflowed") {
+TEST_CASE("progress: no row where each step overflowed") {
   Told told;
   for (int i = 0; i < 8; ++i) told.step(i, 1, HUGE_VAL);
   CHECK(told.rows().empty());
 }
 
-TEST_CASE("telling: speed and waiting are those of the steps alone; what is left ends with nothing") {
+TEST_CASE("progress: speed and waiting are those of the steps alone; what is left ends with nothing") {
   Told told;
   usleep(kLongWait);
-  quietly([&] { told.tell->heading(); });
   const auto newest = [&](int64_t i) {
     told.step(i, 1, 1, {1000, 1, 8, 8});
     return told.rows().back();
@@ -121,7 +119,7 @@ TEST_CASE("telling: speed and waiting are those of the steps alone; what is left
   CHECK(has(line, concat(" ", std::llround(row[kSpeed]), " ")));  // not smoothed as long as it settles
 }
 
-TEST_CASE("telling: back at an earlier step: later rows, events and half a mean are gone") {
+TEST_CASE("progress: back at an earlier step: later rows, events and half a mean are gone") {
   Told told;
   told.step(0, 8), told.step(3, 4), told.step(4, 100), told.step(5, 100);
   told.tell->go_back(2);
@@ -136,7 +134,8 @@ TEST_CASE("telling: back at an earlier step: later rows, events and half a mean 
   CHECK(has(events[1], begins_with(3)));
 }
 
-TEST_CASE("telling: events have the losses, rates and speeds of a row, and AP; a resumed run goes on after") {
+TEST_CASE(
+    "progress: events have the losses, rates and speeds of a row, and AP; a resumed run goes on after") {
   Told told(4);
   told.step(4, 8);
   Evaluation e;
@@ -155,7 +154,7 @@ TEST_CASE("telling: events have the losses, rates and speeds of a row, and AP; a
   CHECK(told.rows()[0][kIteration] == 5);
 }
 
-TEST_CASE("telling: remarks on the steps are in the log; classes without a box and problems are told once") {
+TEST_CASE("progress: remarks on the steps are in the log; classes without a box and problems are told once") {
   Told told;
   StepNumbers none;
   quietly([&] {
@@ -198,7 +197,7 @@ TEST_CASE("telling: remarks on the steps are in the log; classes without a box a
     if (has(line, "no box for")) CHECK_MESSAGE(line.size() <= 80, line);
 }
 
-TEST_CASE("f3 telling: with DTR, its peak and its share of the time stand in the line, the rest in metrics") {
+TEST_CASE("progress: with DTR, its peak and its share of the time stand in the line, the rest in metrics") {
   TempDir dir;
   Log log{dir / "log.txt"};
   Telling tell(dir.path.string(), log, 0, true, 0, /*dtr=*/true);

@@ -95,7 +95,8 @@ TEST_CASE("report: curves are of all rows, thinned to few hundred means; outlier
   CHECK(has(chart_html({"a < b", "step", {}, {}, {}, {}}), "a &lt; b"));
 }
 
-TEST_CASE("report: a run's page has its curves, its evaluation, its pictures and settings") {
+TEST_CASE("report: a run's page has its curves, its evaluation, its pictures and settings" *
+          starts_programs) {
   const std::string page = contents(trained().dir / "a/report.html");
   for (const char* id :
        {"training", "evaluation", "errors", "sizes", "classes", "confusion", "worst", "pictures", "settings"})
@@ -125,7 +126,8 @@ TEST_CASE("report: a run's page has its curves, its evaluation, its pictures and
   }
 }
 
-TEST_CASE("report: an evaluation stays on the page of a run that goes on without another one") {
+TEST_CASE("report: an evaluation stays on the page of a run that goes on without another one" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out went_on --max-iters 4");
   const std::string before = contents(dir / "went_on/report.html");
@@ -138,7 +140,8 @@ TEST_CASE("report: an evaluation stays on the page of a run that goes on without
   CHECK(has(after, "<b>6</b><span>steps</span>"));
 }
 
-TEST_CASE("report: where it cannot be written, that is said, the old one stays and training goes on") {
+TEST_CASE("report: where it cannot be written, that is said, the old one stays and training goes on" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out no_room --max-iters 4");
   fs::remove(dir / "no_room/report.html");
@@ -149,13 +152,14 @@ TEST_CASE("report: where it cannot be written, that is said, the old one stays a
   CHECK(fs::exists(dir / "no_room/report.html/in_the_way"));
 }
 
-TEST_CASE("report: of several ranks the first writes it, from what all have found") {
+TEST_CASE("report: of several ranks the first writes it, from what all have found" * starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out two_ranks --procs 2 --max-iters 4 --epochs 1 --no-aug-epochs 0");
   CHECK(has(contents(dir / "two_ranks/report.html"), "After step 4, on 8 images"));
 }
 
-TEST_CASE("report: eval writes insight beside its numbers, whatever classes and files are called") {
+TEST_CASE("report: eval writes insight beside its numbers, whatever classes and files are called" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   CocoDataset truth;
   truth.images = {{1, "a<b>&.jpg", 200, 100}, {2, "", 0, 0}, {3, "c.jpg", 2000, 1}};
@@ -218,7 +222,7 @@ TEST_CASE("report: who waits for a page is told of it image by image") {
   CHECK(count_of(page, "viewBox='0 0 10 10'") >= 3);
 }
 
-TEST_CASE("eval: --fuse gives the same AP, --speed the time of each stage") {
+TEST_CASE("eval: --fuse gives the same AP, --speed the time of each stage" * starts_programs) {
   const TempDir& dir = trained().dir;
   const std::string eval = "--data data --weights a/best.pth --conf 0 --nms 0.9 --bs 4 --report= ";
   succeed(dir, "eval", eval + "--json plain.json");
@@ -233,7 +237,8 @@ TEST_CASE("eval: --fuse gives the same AP, --speed the time of each stage") {
   CHECK_FALSE(has(printed, "report:"));
 }
 
-CHROMIUM_TEST("report: a browser shows it without a complaint, on a phone too, in light and dark") {
+CHROMIUM_TEST("report: a browser shows it without a complaint, on a phone too, in light and dark" *
+              starts_programs) {
   TempDir dir;
   const std::string original = (trained().dir.path / "a/report.html").string();
   const Outcome plain = browse(dir, original, "--dump-dom");

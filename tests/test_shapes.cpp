@@ -43,7 +43,7 @@ cv::Mat_<uint8_t> painted(const std::string& name, double radius) {
   cv::Mat_<cv::Vec3b> image(100, 100, cv::Vec3b(0, 0, 0));
   cv::Mat_<uint8_t> mask(100, 100, uint8_t{0});
   shapes_detail::Dice rng(1, 0, 0);
-  shapes_detail::Item item;
+  shapes_detail::Shape item;
   item.outline = shapes_detail::kClasses[cls].outline;
   item.cls = cls, item.radius = radius, item.cx = item.cy = 50;
   shapes_detail::paint(rng, item, 7, image, mask);
@@ -53,13 +53,13 @@ cv::Mat_<uint8_t> painted(const std::string& name, double radius) {
 
 }  // namespace
 
-TEST_CASE("a scene is the same bytes on every machine") {
+TEST_CASE("shapes: a scene is the same bytes on every machine") {
   CHECK(hash(draw_shapes(0, 0, 0)) == 2419984756186603554u);
   CHECK(hash(draw_shapes(0, 1, 7)) == 11260071975836018860u);
   CHECK(hash(draw_shapes(12345, 0, 1000000, 192)) == 1097108037083274846u);
 }
 
-TEST_CASE("seed, split and index each give another scene, and nothing else does") {
+TEST_CASE("shapes: seed, split and index each give another scene, and nothing else does") {
   std::set<uint64_t> seen;
   for (const uint64_t seed : {0, 1})
     for (const int split : {0, 1})
@@ -68,7 +68,7 @@ TEST_CASE("seed, split and index each give another scene, and nothing else does"
   CHECK(seen.count(hash(draw_shapes(1, 1, 3))) == 1);
 }
 
-TEST_CASE("a box is the extent of the visible pixels of its object") {
+TEST_CASE("shapes: a box is the extent of the visible pixels of its object") {
   int boxes = 0;
   for (int index = 0; index < 100; index++) {
     const ShapesScene scene = draw_shapes(3, 0, index);
@@ -88,7 +88,7 @@ TEST_CASE("a box is the extent of the visible pixels of its object") {
   CHECK(boxes > 200);
 }
 
-TEST_CASE("the outlines are what their names say") {
+TEST_CASE("shapes: the outlines are what their names say") {
   const double pi = 3.14159265;
   const auto pixels = [](const char* name) { return double(cv::countNonZero(painted(name, 30))); };
   CHECK(pixels("circle") == doctest::Approx(pi * 900).epsilon(0.01));
@@ -111,7 +111,7 @@ TEST_CASE("the outlines are what their names say") {
   }
 }
 
-TEST_CASE("500 scenes hold what a detector has to cope with") {
+TEST_CASE("shapes: 500 scenes hold what a detector has to cope with") {
   const int scenes = 500;
   int boxes = 0, empty = 0, crowded = 0, overlapping = 0, at_border = 0, small = 0, large = 0;
   double smallest = 1000;
@@ -159,11 +159,12 @@ TEST_CASE("500 scenes hold what a detector has to cope with") {
   }
 }
 
-TEST_CASE("an object seen to less than 30 % has no box, what hides it has one, a distractor has none") {
+TEST_CASE(
+    "shapes: an object seen to less than 30 % has no box, what hides it has one, a distractor has none") {
   for (const double offset :
        {0.0, 14.0, 18.0, 24.0, 50.0}) {  // columns of a square that the one in front leaves
     cv::Mat_<uint8_t> mask(60, 120, uint8_t{0});
-    std::vector<shapes_detail::Item> items(3);
+    std::vector<shapes_detail::Shape> items(3);
     items[0].cls = 3, items[1].cls = 5, items[2].cls = -1;
     const cv::Rect back(10, 10, 50, 40), front(10 + int(offset), 10, 50, 40), line(0, 55, 120, 2);
     mask(back) = 1, mask(front) = 2, mask(line) = 3;
@@ -179,7 +180,7 @@ TEST_CASE("an object seen to less than 30 % has no box, what hides it has one, a
   }
 }
 
-TEST_CASE("arguments out of range are refused in words") {
+TEST_CASE("shapes: arguments out of range are refused in words") {
   CHECK_THROWS_WITH(draw_shapes(0, 2, 0), "shapes: split 2 does not exist; use 0 (train) or 1 (val)");
   CHECK_THROWS_WITH(draw_shapes(0, 0, -1), "shapes: index -1 is negative; count from 0");
   CHECK_THROWS_WITH(draw_shapes(0, 0, 0, 32), doctest::Contains("use 96 or more"));

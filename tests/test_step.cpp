@@ -1,9 +1,11 @@
-// One step: the gradient in parts and where memory runs out.
+// One step: its input size, and the gradient in parts and where memory runs out.
 #include "tensors.hpp"
 
 #include <ATen/record_function.h>
 #include <map>
+#include <set>
 
+#include "base/device.hpp"
 #include "run/fit.hpp"
 #include "step.hpp"
 
@@ -32,9 +34,15 @@ struct Small {
                              scaler, {torch::kCPU, torch::kFloat, true});
   }
   std::vector<Tensor> grads() const { return gradients(optimizer.groups); }
+  ComputeStep compute() {
+    return [&](const Tensor& x, const Targets& t, int64_t parts) {
+      compute_gradients([&](const Tensor& y) { return model(y); }, x, t, parts, optimizer, scaler,
+                        {torch::kCPU});
+    };
+  }
   double memory(int64_t count, int64_t parts, ImageSize largest) {
-    return memory_of_step(count, parts, model, optimizer, scaler, {torch::kCPU}, {64, 64}, largest,
-                          torch::kCPU, [](const auto& step) { step(); });
+    return memory_of_step(count, parts, model, optimizer, {64, 64}, largest, torch::kCPU, compute(),
+                          [](const auto& step) { step(); });
   }
 };
 
@@ -44,6 +52,12 @@ double largest_difference(const std::vector<Tensor>& a, const std::vector<Tensor
   for (size_t i = 0; i < a.size(); ++i)
     most = std::max(most, ((a[i] - b[i]).norm() / (a[i].norm() + 1e-6)).item<double>());
   return most;
+}
+
+std::vector<int> heights(const MultiScale& sizes, int64_t steps) {
+  std::vector<int> all;
+  for (int64_t i = 0; i < steps; ++i) all.push_back(sizes.at(i).height);
+  return all;
 }
 
 }  // namespace
@@ -65,7 +79,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("d3 b5 step: a rank sums six numbers with the others, and its gradients once, whatever the parts") {
+TEST_CASE("step: a rank sums six numbers with the others, and its gradients once, whatever the parts") {
   Small s;
   s.model->eval();
   const Losses whole = s.gradients_in(1);
@@ -93,8 +107,7 @@ TEST_CASE("d3 b5 step: a rank sums six numbers with the others, and its gradient
   }
 }
 
-TEST_CASE(
-    "a5 step: out of memory half-way: done again in parts, gradient of the whole, statistics moved once") {
+TEST_CASE("step: out of memory half-way: done again in parts, gradient of the whole, statistics moved once") {
   Small s;
   Small plain;
   for (auto* of : {&s, &plain}) {
@@ -128,7 +141,7 @@ TEST_CASE(
   CHECK(losses.total.item<double>() > 0);
 }
 
-TEST_CASE("a5 step: a backward that fails leaves nothing of its step in memory") {
+TEST_CASE("step: a backward that fails leaves nothing of its step in memory") {
   Small s;
   c10::weak_intrusive_ptr<c10::TensorImpl> images{c10::intrusive_ptr<c10::TensorImpl>()};
   const auto forward = [&](const Tensor& x) {
@@ -145,7 +158,7 @@ TEST_CASE("a5 step: a backward that fails leaves nothing of its step in memory")
   CHECK(images.expired());
 }
 
-TEST_CASE("step: one that is tried leaves no trace: weights, statistics, gradients, random numbers") {
+TEST_CASE("step: a trial step leaves weights, statistics, gradients and random numbers as they were") {
   Small s;
   std::vector<Tensor> before;
   for (const Tensor& t : s.model->parameters()) before.push_back(t.detach().clone());
@@ -154,19 +167,18 @@ TEST_CASE("step: one that is tried leaves no trace: weights, statistics, gradien
   s.model->train();
   CHECK(s.memory(6, 1, {96, 96}) > 1e6);
   int runs = 0;
-  CHECK(memory_of_step(2, 1, s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, {64, 64}, torch::kCPU,
+  CHECK(memory_of_step(2, 1, s.model, s.optimizer, {64, 64}, {64, 64}, torch::kCPU, s.compute(),
                        [&](const auto&) {
                          ++runs;
                          throw std::bad_alloc();
                        }) == std::numeric_limits<double>::infinity());
   CHECK(runs == 1);
-  CHECK_THROWS_AS(
-      memory_of_step(2, 1, s.model, s.optimizer, s.scaler, {torch::kCPU}, {64, 64}, {64, 64}, torch::kCPU,
-                     [](const auto& step) {
-                       step();
-                       throw UsageError("too small");
-                     }),
-      UsageError);
+  CHECK_THROWS_AS(memory_of_step(2, 1, s.model, s.optimizer, {64, 64}, {64, 64}, torch::kCPU, s.compute(),
+                                 [](const auto& step) {
+                                   step();
+                                   throw UsageError("too small");
+                                 }),
+                  UsageError);
   size_t i = 0;
   for (const Tensor& t : s.model->parameters()) CHECK(torch::equal(t, before[i++]));
   for (const Tensor& t : s.model->buffers()) CHECK(torch::equal(t, before[i++]));
@@ -187,7 +199,7 @@ TEST_CASE("step: numbers are those of the losses") {
   CHECK(std::vector<double>{n.total, n.positives, n.norm, n.objects} == std::vector<double>{9, 6, 7, 8});
 }
 
-TEST_CASE("b6 pooling by rows and columns has the numbers and the gradient of max_pool2d") {
+TEST_CASE("step: pooling by rows and columns has the values and the gradient of max_pool2d") {
   torch::manual_seed(1);
   Tensor x = torch::randn({2, 3, 9, 7}).requires_grad_(), y = x.detach().clone().requires_grad_();
   const Tensor weight = torch::randn({2, 3, 9, 7});
@@ -234,7 +246,7 @@ TEST_CASE("step: the gradient is scaled for fp16, the network runs in the type o
   CHECK_FALSE(l.total.requires_grad());  // the graph is not kept
 }
 
-TEST_CASE("g1 step: an anomaly of backward is told in its first line; any other error is thrown") {
+TEST_CASE("step: an anomaly in backward is reported with its first line; any other error is thrown") {
   Small s;
   const auto failing = [&](const std::string& what) {
     return compute_gradients(
@@ -260,7 +272,8 @@ TEST_CASE("step: statistics put back are those of the last save") {
   CHECK(torch::equal(norm->running_mean, torch::full({2}, 3.f)));
 }
 
-TEST_CASE("e8 step: one is tried at the largest size, in the parts of a step; errors are thrown") {
+TEST_CASE(
+    "step: a trial step has the largest input size and the micro-batches of a step; errors are thrown") {
   Small s;
   static thread_local int64_t height, images;  // the most that a convolution has seen
   const auto began = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
@@ -285,4 +298,86 @@ TEST_CASE("e8 step: one is tried at the largest size, in the parts of a step; er
   CHECK(images == 2);
   CHECK(try_out({100, 100}, 1) != "");
   CHECK_FALSE(has(try_out({100, 100}, 1), "not even one image"));
+}
+
+TEST_CASE("multi-scale: drawn from seed and step alone, anew every ten steps, after ten of the base") {
+  const MultiScale sizes{{640, 640}, 5, 5, 3};
+  const auto drawn = heights(sizes, 1000);
+  for (int i = 0; i < 10; ++i) CHECK(drawn[i] == 640);
+  int changes = 0;
+  for (int i = 0; i < 1000; ++i) {
+    CHECK(drawn[i] == drawn[i / 10 * 10]);
+    if (i) changes += drawn[i] != drawn[i - 1];
+  }
+  CHECK(changes > 60);
+  CHECK(heights({{640, 640}, 5, 5, 3}, 1000) == drawn);
+  CHECK(heights({{640, 640}, 5, 5, 4}, 1000) != drawn);
+  CHECK(sizes.at(500).height == drawn[500]);  // whatever was asked before
+  for (int64_t seed = 0; seed < 20; ++seed)
+    for (const int h : heights({{640, 640}, 5, 5, seed}, 10)) CHECK(h == 640);
+}
+
+TEST_CASE("multi-scale: a bounded set of sizes, each with its share, that cuDNN is tuned for") {
+  const MultiScale sizes{{640, 640}, 5, 5, 0}, small{{416, 416}, 3, 7, 0}, wide{{320, 640}, 3, 7, 0};
+  std::map<int, int> counts;
+  for (int64_t i = 10; i < 110010; i += 10) ++counts[sizes.at(i).height];
+  CHECK(counts.size() == 11);
+  CHECK(counts.begin()->first == 640 - 160);
+  CHECK(counts.rbegin()->first == 640 + 160);
+  for (const auto& [height, count] : counts) CHECK(std::abs(count - 1000) < 150);
+  CHECK(sizes.largest().height == 800);
+  std::set<int> of_small;
+  for (const int h : heights(small, 20000)) of_small.insert(h);
+  CHECK(of_small.size() == 11);
+  CHECK(*of_small.begin() == 416 - 96);
+  CHECK(*of_small.rbegin() == 416 + 224);
+  CHECK(small.largest().height == 640);
+  for (int64_t i = 0; i < 2000; i += 10) CHECK(wide.at(i).width == 2 * wide.at(i).height);
+  CHECK(wide.largest().width == 2 * wide.largest().height);
+
+  auto& torch_settings = at::globalContext();
+  set_determinism(false, false);
+  CHECK(torch_settings.benchmarkCuDNN());
+  set_determinism(false, true);
+  CHECK_FALSE(torch_settings.benchmarkCuDNN());
+  set_determinism(false, false);
+  set_determinism(true, false);
+  CHECK_FALSE(torch_settings.benchmarkCuDNN());
+  CHECK(torch_settings.deterministicCuDNN());
+  CHECK(torch_settings.deterministicAlgorithms());
+  torch_settings.setDeterministicAlgorithms(false, false), torch_settings.setDeterministicCuDNN(false);
+}
+
+TEST_CASE("multi-scale: off is the base alone; small bases and one image stay large enough for batch norms") {
+  const MultiScale off{{416, 416}, 0, 0, 1}, tiny{{64, 64}, 5, 5, 1}, one{{64, 64}, 5, 5, 1, 2};
+  for (int64_t i = 0; i < 1000; ++i) CHECK(off.at(i).height == 416);
+  CHECK(off.largest().width == 416);
+  const auto small = heights(tiny, 2000), alone = heights(one, 2000);
+  CHECK(*std::min_element(small.begin(), small.end()) == 32);
+  CHECK(*std::min_element(alone.begin(), alone.end()) == 64);
+  const MultiScale fixed{{32, 64}, 0, 0, 1, 2}, narrow{{320, 32}, 5, 5, 1};
+  for (int64_t i = 0; i < 1000; ++i) {
+    CHECK(fixed.at(i).height == 32);
+    CHECK(narrow.at(i).width >= 32);
+  }
+}
+
+TEST_CASE("multi-scale: images and boxes are resized together") {
+  Tensor images = torch::zeros({1, 3, 64, 32});
+  images.select(2, 40).fill_(1);
+  Targets targets{torch::tensor({{{8.f, 16.f, 4.f, 2.f}}}), torch::zeros({1, 1}, torch::kLong), {1}};
+  resize_batch(images, targets, {128, 96});
+  CHECK(images.sizes() == c10::IntArrayRef{1, 3, 128, 96});
+  CHECK(torch::equal(targets.boxes, torch::tensor({{{24.f, 32.f, 12.f, 4.f}}})));
+  CHECK(images.mean({0, 1, 3}).argmax().item<int64_t>() / 2 == 40);
+  const Tensor before = images;
+  resize_batch(images, targets, {128, 96});
+  CHECK(images.is_same(before));
+}
+
+TEST_CASE("multi-scale: pixels are placed by their areas, not their corners") {
+  Tensor images = torch::tensor({0.f, 1.f}).view({1, 1, 1, 2});
+  Targets targets{torch::zeros({1, 0, 4}), torch::zeros({1, 0}, torch::kLong), {0}};
+  resize_batch(images, targets, {1, 4});
+  CHECK(torch::allclose(images.flatten(), torch::tensor({0.f, 0.25f, 0.75f, 1.f})));
 }

@@ -22,8 +22,10 @@ const std::string kCrossing =
 struct Undisturbed {
   TempDir dir;
   Undisturbed() {
-    write_scenes(dir / "data", 8);
-    succeed(dir, "train", kCrossing);
+    fill_from_reference(dir, "undisturbed", [&] {
+      write_scenes(dir / "data", 8);
+      succeed(dir, "train", kCrossing);
+    });
   }
 };
 const Undisturbed& undisturbed() {
@@ -48,8 +50,8 @@ const std::string kLong =
 
 }  // namespace
 
-TEST_CASE(
-    "c1 train: killed with SIGKILL at random moments and resumed each time, it ends with the same bytes") {
+TEST_CASE("train: killed with SIGKILL at random moments and resumed each time, it ends with the same bytes" *
+          starts_programs) {
   const char* asked = std::getenv("YOLOX_KILLS");
   const int kills = asked ? std::atoi(asked) : 5;
   const Folder dir;
@@ -89,8 +91,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "g6 train: SIGHUP does nothing; SIGTERM, SIGUSR1 and Ctrl-C end it after its step, saved, with the way "
-    "on") {
+    "train: SIGHUP does nothing; SIGTERM, SIGUSR1 and Ctrl-C end it after its step, saved, with the way on" *
+    starts_programs) {
   const Folder dir;
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) {
     fs::remove_all(dir / "r");
@@ -112,7 +114,8 @@ TEST_CASE(
       has(succeed(dir, "train", concat("--resume r --max-iters ", steps_of(dir) + 1)), "resuming r at step"));
 }
 
-TEST_CASE("g6 train: ended before its first step, it says so") {
+TEST_CASE("train: a signal before the first step ends the run with a message that says so" *
+          starts_programs) {
   const Folder dir;
   Process p(dir, "train", kLong);
   REQUIRE(p.until([&] { return fs::exists(dir / "r"); }));
@@ -125,7 +128,8 @@ TEST_CASE("g6 train: ended before its first step, it says so") {
                   contents(p.err));
 }
 
-TEST_CASE("g6 train: another Ctrl-C leaves at once; a lost terminal or a closed pipe is no reason to end") {
+TEST_CASE("train: a second Ctrl-C ends the run at once; a lost terminal or a closed pipe does not end it" *
+          starts_programs) {
   const Folder dir;
   {
     Process p(dir, "train", kLong + "--size 640 --bs 32 --no-multiscale ");
@@ -147,8 +151,8 @@ TEST_CASE("g6 train: another Ctrl-C leaves at once; a lost terminal or a closed 
   CHECK(steps_of(dir) == 40);
 }
 
-TEST_CASE(
-    "g6 train: stopped amid an evaluation, the resumed run does it again and ends with the same bytes") {
+TEST_CASE("train: stopped amid an evaluation, the resumed run does it again and ends with the same bytes" *
+          starts_programs) {
   const Folder dir;
   Process p(dir, "train", kCrossing);
   // The line of the first epoch comes right before its evaluation.
@@ -159,8 +163,8 @@ TEST_CASE(
   CHECK(dir.other_bytes() == "");
 }
 
-TEST_CASE(
-    "c1 train: a damaged newest checkpoint is said, the one before it is taken, the bytes are the same") {
+TEST_CASE("train: a damaged newest checkpoint is said, the one before it is taken, the bytes are the same" *
+          starts_programs) {
   const Folder dir;
   succeed(dir, "train", kCrossing + "--max-iters 8 --keep 2");
   const std::string whole = contents(dir / "r/last.pth");
@@ -178,8 +182,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "g4 train: a loss that is not finite ends the run with its parts, images, lr; batch and weights are "
-    "saved") {
+    "train: a loss that is not finite ends the run with its parts, images, lr; batch and weights are saved" *
+    starts_programs) {
   const Folder dir;
   const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0");
   CHECK(o.code == 1);
@@ -201,7 +205,8 @@ TEST_CASE(
     CHECK_MESSAGE(has(crash, part), part << " in " << crash);
 }
 
-TEST_CASE("g4 train: --keep-going returns to the last checkpoint at half the lr, three times at most") {
+TEST_CASE("train: --keep-going returns to the last checkpoint at half the lr, three times at most" *
+          starts_programs) {
   const Folder dir;
   const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0 --keep-going");
   CHECK(o.code == 1);
@@ -212,7 +217,8 @@ TEST_CASE("g4 train: --keep-going returns to the last checkpoint at half the lr,
   CHECK(has(o.err, "lr 2.5e+29"));
 }
 
-TEST_CASE("g4 train: what --keep-going has changed is kept in the checkpoint: the lr, and how often") {
+TEST_CASE("train: what --keep-going has changed is kept in the checkpoint: the lr, and how often" *
+          starts_programs) {
   const Folder dir;
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 2 --epochs 2 --warmup-epochs 0 "
@@ -232,7 +238,8 @@ TEST_CASE("g4 train: what --keep-going has changed is kept in the checkpoint: th
   CHECK_FALSE(has(again.out, "back to step"));
 }
 
-TEST_CASE("g7 train: gradients that overflow are skipped and counted; twenty in a row end the run, saved") {
+TEST_CASE("train: gradients that overflow are skipped and counted; twenty in a row end the run, saved" *
+          starts_programs) {
   const Folder dir;
   // A network that computes what it did, with a finite loss, but through numbers whose gradient is not.
   torch::manual_seed(0);
@@ -260,7 +267,8 @@ TEST_CASE("g7 train: gradients that overflow are skipped and counted; twenty in 
     CHECK(torch::equal(weights.at(p.key()).toTensor(), p.value()));
 }
 
-TEST_CASE("a5 train: a step that memory is too small for is done in parts, and training goes on") {
+TEST_CASE("train: a step that memory is too small for is done in parts, and training goes on" *
+          starts_programs) {
   const Folder dir;
   const std::string flags = kLong + "--bs 8 --size 416 --no-multiscale --max-iters 3 --save-minutes 0 ";
   const int64_t whole = address_space(dir, flags), halves = address_space(dir, flags + "--accum 2 ");
@@ -273,7 +281,8 @@ TEST_CASE("a5 train: a step that memory is too small for is done in parts, and t
   CHECK(steps_of(dir) == 3);
 }
 
-TEST_CASE("c1 train: stopped and resumed with fp16 and Adam, it ends with the same bytes as undisturbed") {
+TEST_CASE("train: stopped and resumed with fp16 and Adam, it ends with the same bytes as undisturbed" *
+          starts_programs) {
   const Folder dir;
   const std::string flags = kCrossing + "--amp fp16 --optimizer adamw --out ";
   succeed(dir, "train", flags + "a");
@@ -286,7 +295,8 @@ TEST_CASE("c1 train: stopped and resumed with fp16 and Adam, it ends with the sa
   }
 }
 
-TEST_CASE("train: resumed with other settings: what can be taken back is, what cannot be is said") {
+TEST_CASE("train: resumed with other settings: what can be taken back is, what cannot be is said" *
+          starts_programs) {
   const Folder dir;
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 2 --epochs 2 --eval-interval 0 --out r ";
@@ -312,7 +322,7 @@ TEST_CASE("train: resumed with other settings: what can be taken back is, what c
   CHECK(has(tried, "of 7 images"));
 }
 
-TEST_CASE("g6 train: two trainings do not work in one folder") {
+TEST_CASE("train: a run folder in use is refused to a second training" * starts_programs) {
   const Folder dir;
   Process p(dir, "train", kLong);
   REQUIRE(p.until([&] { return metric_rows(dir / "r/metrics.csv").size() >= 2; }));
@@ -326,7 +336,8 @@ TEST_CASE("g6 train: two trainings do not work in one folder") {
   succeed(dir, "train", concat("--resume r --max-iters ", steps_of(dir) + 1));
 }
 
-TEST_CASE("g6 train: stopped on a full disk it says so and fails; with room again it goes on") {
+TEST_CASE("train: stopped on a full disk it says so and fails; with room again it goes on" *
+          starts_programs) {
   const Folder dir;
   succeed(dir, "train", kLong + "--max-iters 2");
   const std::string before = contents(dir / "r/last.pth");
@@ -342,7 +353,8 @@ TEST_CASE("g6 train: stopped on a full disk it says so and fails; with room agai
   CHECK(steps_of(dir) == 4);
 }
 
-TEST_CASE("g1 train: --debug names the operation whose gradient is not a number, and saves the batch") {
+TEST_CASE("train: --debug names the operation whose gradient is not a number, and saves the batch" *
+          starts_programs) {
   const Folder dir;
   const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0 --debug");
   CHECK(o.code == 1);
@@ -351,7 +363,7 @@ TEST_CASE("g1 train: --debug names the operation whose gradient is not a number,
   CHECK(fs::exists(dir / "r/nonfinite.pth"));
 }
 
-TEST_CASE("f4 train: a crash leaves its context and keeps its signal") {
+TEST_CASE("train: a crash leaves its context and keeps its signal" * starts_programs) {
   const Folder dir;
   Process p(dir, "train", kLong);
   REQUIRE(p.until([&] { return metric_rows(dir / "r/metrics.csv").size() >= 2; }));
@@ -364,7 +376,7 @@ TEST_CASE("f4 train: a crash leaves its context and keeps its signal") {
   CHECK(has(contents(p.err), "crash.txt"));
 }
 
-TEST_CASE("b2 train: AP in training is that of eval on the saved file, digit for digit") {
+TEST_CASE("train: AP in training is that of eval on the saved file, digit for digit" * starts_programs) {
   const TempDir& dir = trained().dir;
   const auto rows = metric_rows(dir / "a/metrics.csv");
   double last = -1, best = -1;
@@ -381,7 +393,8 @@ TEST_CASE("b2 train: AP in training is that of eval on the saved file, digit for
   }
 }
 
-TEST_CASE("f4 g1 train: --profile prints where the time goes and writes a trace; --debug passes") {
+TEST_CASE("train: --profile prints where the time goes and writes a trace; --debug passes" *
+          starts_programs) {
   const Folder dir;
   const std::string printed = succeed(dir, "train", kLong + "--profile");
   for (const char* part : {"data", "copy", "forward", "assignment", "loss", "backward", "optimizer", "EMA",
@@ -395,7 +408,7 @@ TEST_CASE("f4 g1 train: --profile prints where the time goes and writes a trace;
   }
 }
 
-TEST_CASE("e8 train: --bs auto says what it found, trains with it, and resumes with it") {
+TEST_CASE("train: --bs auto says what it found, trains with it, and resumes with it" * starts_programs) {
   const Folder dir;
   const std::string printed =
       succeed(dir, "train",
@@ -408,7 +421,7 @@ TEST_CASE("e8 train: --bs auto says what it found, trains with it, and resumes w
   CHECK(has(again.out, "of 8 images"));
 }
 
-TEST_CASE("train: before its first step it says all settings, parameters and operations") {
+TEST_CASE("train: before its first step it says all settings, parameters and operations" * starts_programs) {
   const std::string printed = trained().printed;
   for (const char* part :
        {"bs 2", "warmup-epochs 1", "clip 10", "lr 0.00123456789", "0.898M parameters", "MFLOPs"})
@@ -420,7 +433,8 @@ TEST_CASE("train: before its first step it says all settings, parameters and ope
 
 TEST_CASE(
     "train: a folder whose run has not done a step is used again; events and pictures of predictions are "
-    "there") {
+    "there" *
+    starts_programs) {
   const Folder dir;
   CHECK(run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0").code == 1);
   CHECK(steps_of(dir) == 0);

@@ -139,17 +139,8 @@ struct FileLimit {
 
 // ---- the reader of TensorBoard
 
-// The first Python that has it; empty if none has.
-std::string tensorboard_python() {
-  const char* given = std::getenv("YOLOX_PYTHON");
-  for (const std::string python : {given ? given : "", YOLOX_SOURCE_DIR "/.venv/bin/python", "python3"})
-    if (!python.empty() &&
-        std::system(concat("'", python, "' -c 'import tensorboard.backend' >/dev/null 2>&1").c_str()) == 0)
-      return python;
-  return "";
-}
 const std::string& python() {
-  static const std::string found = tensorboard_python();
+  static const std::string found = python_with("tensorboard.backend");
   return found;
 }
 
@@ -408,7 +399,7 @@ TEST_CASE("events: no more than some thousand calls wait for a disk") {
   CHECK(lines.back() == "12002 a=0");
 }
 
-TENSORBOARD_TEST("events: TensorBoard shows the values at their steps") {
+TENSORBOARD_TEST("events: TensorBoard shows the values at their steps" * starts_programs) {
   const TempDir dir;
   Events events(dir.path.string(), 0);
   std::string loss, rate;
@@ -424,7 +415,8 @@ TENSORBOARD_TEST("events: TensorBoard shows the values at their steps") {
 }
 
 TENSORBOARD_TEST(
-    "events: TensorBoard drops what a session wrote after the step at which the next one begins") {
+    "events: TensorBoard drops what a session wrote after the step at which the next one begins" *
+    starts_programs) {
   const TempDir dir;
   const auto session = [&](int first, int last, int value) {
     Events events(dir.path.string(), first);
@@ -453,7 +445,8 @@ TENSORBOARD_TEST(
   CHECK(shown(dir.path.string()) == "AP 0 5\nloss 0 5\n");
 }
 
-TENSORBOARD_TEST("events: TensorBoard that watched while the disk was full sees what came later") {
+TENSORBOARD_TEST("events: TensorBoard that watched while the disk was full sees what came later" *
+                 starts_programs) {
   const TempDir dir;
   fs::create_directories(dir / "run");
   std::optional<FileLimit> limit(150);

@@ -7,7 +7,7 @@ namespace {
 const std::vector<std::string> kSizes = {"nano", "tiny", "s", "m", "l", "x"};
 }
 
-TEST_CASE("parameter counts of the six sizes") {
+TEST_CASE("yolox: parameter counts of the six sizes") {
   const std::vector<int64_t> counts = {912159, 5055855, 8968255, 25326495, 54208895, 99071455};
   for (size_t i = 0; i < kSizes.size(); ++i) {
     YOLOX model("yolox-" + kSizes[i], 80);
@@ -17,7 +17,7 @@ TEST_CASE("parameter counts of the six sizes") {
   }
 }
 
-SHARED_TEST("names, shapes, order and initial values equal the official ones") {
+SHARED_TEST("yolox: names, shapes, order and initial values equal the official ones") {
   for (const auto& size : kSizes) {
     torch::manual_seed(0);
     YOLOX model("yolox-" + size, 80);
@@ -45,7 +45,7 @@ SHARED_TEST("names, shapes, order and initial values equal the official ones") {
   }
 }
 
-SHARED_TEST("output in evaluation equals the official one, all sizes, square and wide") {
+SHARED_TEST("yolox: output in evaluation equals the official one, all sizes, square and wide") {
   torch::NoGradGuard no_grad;
   const auto inputs = fixture("model_nano.pth");
   for (const auto& size : kSizes) {
@@ -67,7 +67,7 @@ SHARED_TEST("output in evaluation equals the official one, all sizes, square and
   }
 }
 
-SHARED_TEST("features of the neck and raw output equal the official ones") {
+SHARED_TEST("yolox: features of the neck and raw output equal the official ones") {
   torch::NoGradGuard no_grad;
   const auto f = fixture("model_nano.pth");
   const auto run = [&](torch::ScalarType dtype) {
@@ -87,7 +87,7 @@ SHARED_TEST("features of the neck and raw output equal the official ones") {
   }
 }
 
-SHARED_TEST("detections after suppression equal the official ones") {
+SHARED_TEST("yolox: detections after suppression equal the official ones") {
   const auto compare = [](const Tensor& got, const Tensor& expected) {
     REQUIRE(got.sizes() == expected.sizes());
     // Official order among equal scores is arbitrary there (an unstable sort): compare in a fixed order.
@@ -128,7 +128,7 @@ SHARED_TEST("detections after suppression equal the official ones") {
       }
 }
 
-TEST_CASE("suppression by hand: overlap, class, agnostic, nothing") {
+TEST_CASE("yolox: suppression by hand: overlap, class, agnostic, nothing") {
   // Two boxes of IoU 0.6, one far away; classes 0 0 1; a fourth row scores too little.
   auto row = [](float cx, float cy, float w, float h, float obj, int cls) {
     auto r = torch::zeros({8});
@@ -148,7 +148,7 @@ TEST_CASE("suppression by hand: overlap, class, agnostic, nothing") {
   CHECK(postprocess(out, 0.99, 0.5)[0].sizes() == torch::IntArrayRef({0, 7}));
 }
 
-TEST_CASE("any number of classes, any multiple of 32; other sizes and names are refused") {
+TEST_CASE("yolox: any number of classes, any multiple of 32; other sizes and names are refused") {
   YOLOX model("yolox-nano", 3);
   model->eval();
   torch::NoGradGuard no_grad;
@@ -160,7 +160,7 @@ TEST_CASE("any number of classes, any multiple of 32; other sizes and names are 
   CHECK_THROWS_WITH_AS(YOLOX("yolox-s", 0), doctest::Contains("at least one class"), std::runtime_error);
 }
 
-TEST_CASE("channels-last weights and images give the same output") {
+TEST_CASE("yolox: channels-last weights and images give the same output") {
   torch::manual_seed(1);
   YOLOX a("yolox-nano", 5), b("yolox-nano", 5);
   for (size_t i = 0; i < a->parameters().size(); ++i) b->parameters()[i].set_data(a->parameters()[i].clone());
@@ -173,7 +173,7 @@ TEST_CASE("channels-last weights and images give the same output") {
   CHECK(relative_error(q.cls, p.cls) < 1e-11);
 }
 
-TEST_CASE("batch norms folded into convolutions: none is left, and the output is the same") {
+TEST_CASE("yolox: batch norms folded into convolutions: none is left, and the output is the same") {
   for (const std::string name : {"yolox-nano", "yolox-tiny"}) {
     torch::manual_seed(0);
     const torch::NoGradGuard no_grad;
@@ -190,4 +190,25 @@ TEST_CASE("batch norms folded into convolutions: none is left, and the output is
     fuse_batch_norms(*model);  // nothing is left to fold
     CHECK(torch::allclose(decode(model(images), 96, 64), before, 1e-3, 1e-3));
   }
+}
+
+// What README promises: the model can be copied to another project.
+TEST_CASE("yolox: yolox.hpp, layers/ and base/ compile in a project that has only LibTorch" *
+          starts_programs * doctest::skip(std::system("command -v g++ >/dev/null 2>&1") != 0)) {
+  const TempDir dir;
+  std::filesystem::copy(YOLOX_SOURCE_DIR "/yolox.hpp", dir / "yolox.hpp");
+  for (const std::string folder : {"layers", "base"})
+    std::filesystem::copy(YOLOX_SOURCE_DIR "/" + folder, dir / folder);
+  write_text(dir / "main.cpp", R"(#include "yolox.hpp"
+int main() {
+  yolox::YOLOX model("yolox-nano", 3);
+  model->eval();
+  return yolox::decode(model(torch::zeros({1, 3, 64, 64})), 64, 64).size(1) == 84 ? 0 : 1;
+}
+)");
+  const std::string command = "cd '" + dir.path.string() +
+                              "' && g++ -std=c++17 -fsyntax-only -I. -isystem " YOLOX_TORCH_ROOT
+                              "/include -isystem " YOLOX_TORCH_ROOT
+                              "/include/torch/csrc/api/include main.cpp >errors 2>&1";
+  CHECK_MESSAGE(std::system(command.c_str()) == 0, contents(dir / "errors"));
 }

@@ -1,4 +1,5 @@
-// Finds what a model knows in images and videos, draws it, and writes it down.
+// tools/ contains the programs besides training and evaluation: demo (detection in images and videos), export
+// (ONNX and TorchScript files) and pack (a data set as one LMDB file). This file is ./demo.
 #include <atomic>
 #include <exception>
 #include <iomanip>
@@ -18,33 +19,36 @@
 using namespace yolox;
 
 struct Config : Flags {
-  std::string source = flag(source, "What", "source", "", "WHAT",
-                            "image, folder, 'a/*.jpg', list of images (.txt), video, camera (0), address "
-                            "(rtsp://..., http://...), or the built-in shapes");
-  bool recursive = flag(recursive, "What", "recursive", false, "", "the folders in the folder, too");
-  std::string weights = flag(weights, "What", "weights", "", "FILE",
-                             "checkpoint, ours or official, an ONNX file, or the name of a model that "
-                             "weights/get has fetched");
-  int64_t max_images =
-      flag(max_images, "What", "max-images", int64_t{0}, "N", "stop after so many images or frames; 0: all");
-  std::string save = flag(save, "Output", "save", "runs/demo", "DIR", "folder for the results");
-  bool draw = flag(draw, "Output", "draw", true, "", "drawn images and videos");
+  std::string source = flag(source, "Input", "source", "", "SOURCE",
+                            "image, folder, pattern ('a/*.jpg'), list of images (.txt), video, camera index "
+                            "(0), URL (rtsp://..., http://...), or shapes: drawn scenes");
+  bool recursive = flag(recursive, "Input", "recursive", false, "", "read the subfolders of the folder too");
+  std::string weights = flag(weights, "Input", "weights", "", "FILE",
+                             "checkpoint (ours or official), ONNX file, or name of a model that weights/get "
+                             "has downloaded");
+  int64_t max_images = flag(max_images, "Input", "max-images", int64_t{0}, "N",
+                            "stop after N images or video frames; 0 = off");
+  std::string save = flag(save, "Output", "save", "runs/demo", "DIR", "output folder");
+  bool draw = flag(draw, "Output", "draw", true, "", "do not write images and videos");
   std::string json = flag(json, "Output", "json", "", "FILE",
-                          "write the boxes: x, y, width, height in pixels, class and score");
-  bool txt = flag(txt, "Output", "txt", false, "", "write the boxes as YOLO labels: DIR/labels/NAME.txt");
-  bool show = flag(show, "Output", "show", false, "", "in a window: space pauses, q or Esc ends");
-  std::string model =
-      flag(model, "How", "model", "", "NAME", model_names() + "; read from the checkpoint when left out");
+                          "write boxes as JSON: x, y, width and height in pixels, class, score");
+  bool txt = flag(txt, "Output", "txt", false, "", "write YOLO labels to DIR/labels/NAME.txt");
+  bool show =
+      flag(show, "Output", "show", false, "", "show results in a window; space: pause, q or Esc: quit");
+  std::string model = flag(model, "Inference", "model", "", "NAME", model_names() + " [from the checkpoint]");
   std::string size =
-      flag(size, "How", "size", "", "N|HxW", "input size; the checkpoint's or the model's when left out");
-  double conf = flag(conf, "How", "conf", 0.3, "P", "lowest score of a box");
-  double nms = flag(nms, "How", "nms", 0.45, "IOU", "overlap above which the weaker box of a class goes");
-  int bs = flag_auto(bs, "How", "bs", 0, "N", "images at a time; auto: 8, of a camera or with --show 1");
-  int workers = flag(workers, "How", "workers", int(std::clamp(std::thread::hardware_concurrency(), 1u, 8u)),
-                     "N", "threads that read images, and as many that draw and write them");
-  std::string preproc = flag(preproc, "How", "preproc", "auto", "auto|bgr|legacy",
-                             "pixels: as the checkpoint says, BGR 0..255, or YOLOX 0.1.0's RGB mean/std");
-  std::string device = flag(device, "How", "device", "auto", "cpu|cuda", "where to run");
+      flag(size, "Inference", "size", "", "N|HxW", "input size in pixels [from the checkpoint or the model]");
+  double conf = flag(conf, "Inference", "conf", 0.3, "P", "minimum score of a detection");
+  double nms = flag(nms, "Inference", "nms", 0.45, "IOU", "NMS IoU threshold");
+  int bs = flag_auto(bs, "Inference", "bs", 0, "N|auto",
+                     "batch size; auto: 1 for a camera, a stream or --show, otherwise 8");
+  int workers =
+      flag(workers, "Inference", "workers", int(std::clamp(std::thread::hardware_concurrency(), 1u, 8u)), "N",
+           "threads that read images, and as many threads that draw and write them");
+  std::string preproc =
+      flag(preproc, "Inference", "preproc", "auto", "auto|bgr|legacy",
+           "pixels of the weights: BGR 0..255, or RGB mean/std of YOLOX 0.1.0; auto: as the file says");
+  std::string device = flag(device, "Inference", "device", "auto", "auto|cpu|cuda", "device to run on");
 };
 
 static void check_config(const Config& config) {
@@ -60,32 +64,36 @@ static void check_config(const Config& config) {
 static void make_folder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  check(!error, "folder ", folder.string(), " cannot be made: ", error.message());
+  check(!error, "folder ", folder.string(), " cannot be created: ", error.message());
 }
 
+// A detection in one image.
 struct Found {
-  Box box;  // in pixels of the image, not clipped to it
+  Box box;  // in pixels of the original image, not clipped
   double score;
 };
 
-// rows [D, 7]: x1, y1, x2, y2, objectness, class score, class in pixels of the letterboxed image, best first.
+// Converts `rows` [D, 7] of postprocess() (x1, y1, x2, y2 in pixels of the letterboxed image, objectness,
+// class score, class; best score first) to boxes in pixels of the original image. Skips boxes that are not
+// finite.
 static std::vector<Found> in_pixels(const Tensor& rows, Scale scale) {
   std::vector<Found> found;
   const auto d = rows.accessor<float, 2>();
   for (int64_t i = 0; i < d.size(0); ++i) {
     const Box box{d[i][0] / scale.x, d[i][1] / scale.y, d[i][2] / scale.x, d[i][3] / scale.y, int(d[i][6])};
-    if (std::isfinite(box.x2 - box.x1) && std::isfinite(box.y2 - box.y1))  // exp overflows in a young model
+    if (std::isfinite(box.x2 - box.x1) && std::isfinite(box.y2 - box.y1))  // exp() can overflow
       found.push_back({box, double(d[i][4] * d[i][5])});
   }
   return found;
 }
 
 static void draw_found(Image& image, const std::vector<Found>& found, const std::vector<std::string>& names) {
-  for (auto f = found.rbegin(); f != found.rend(); ++f)  // the best last, on top
+  for (auto f = found.rbegin(); f != found.rend(); ++f)  // lowest score first: the best box is on top
     draw_box(image, f->box, concat(names[f->box.cls], " ", std::fixed, std::setprecision(2), f->score));
 }
 
-// --json: {"image": "clip.mp4", "frame": 7, "second": 0.28, "width": 640, "height": 480, "boxes":
+// Writes one image of the --json file:
+//         {"image": "clip.mp4", "frame": 7, "second": 0.28, "width": 640, "height": 480, "boxes":
 //          [{"class": 16, "name": "dog", "score": 0.93, "bbox": [132.1, 222.6, 178.2, 320.4]}, ...]}
 static void write_found(JsonWriter& writer, const Frame& frame, bool video, const std::vector<Found>& found,
                         const std::vector<std::string>& names) {
@@ -107,7 +115,8 @@ static void write_found(JsonWriter& writer, const Frame& frame, bool video, cons
   writer.EndObject();
 }
 
-// --txt: a line a box, class, centre, width and height in parts of the image, clipped to it.
+// Returns the lines of a YOLO label file, one per box: class, centre x, centre y, width and height as
+// fractions of the image. Boxes are clipped to the image.
 static std::string yolo_lines(cv::Size size, const std::vector<Found>& found) {
   std::ostringstream lines;
   for (const Found& f : found) {
@@ -121,7 +130,7 @@ static std::string yolo_lines(cv::Size size, const std::vector<Found>& found) {
   return lines.str();
 }
 
-// Results must not take the place of what they are made from.
+// Throws UsageError if an output file would overwrite an input, or if two images have the same label file.
 static void protect_sources(const FrameSource& source, const Config& config) {
   protect_inputs("--json", config.json, {config.weights, config.source});
   std::map<std::pair<dev_t, ino_t>, std::string> sources;
@@ -132,22 +141,22 @@ static void protect_sources(const FrameSource& source, const Config& config) {
     if (::stat(result.c_str(), &s) != 0) return;
     const auto found = sources.find({s.st_dev, s.st_ino});
     usage_check(found == sources.end(), flag, " would overwrite the source ", result.string(),
-                "; give another place");
+                "; choose another output folder or file");
   };
   std::set<fs::path> labels;
   if (!config.json.empty()) protect(config.json, "--json");
   for (const auto& name : source.names) {
     if (config.draw) protect(fs::path(config.save) / name, "--save");
     usage_check(!config.txt || labels.insert(fs::path(name).replace_extension()).second,
-                "--txt: two images are called ", fs::path(name).replace_extension().string(),
-                " and would share their labels");
+                "--txt: two images are named ", fs::path(name).replace_extension().string(),
+                " and would have the same label file; rename one image");
   }
   if (config.draw && source.video)
     for (const char* end : {".mp4", ".avi"}) protect(fs::path(config.save) / (source.stem + end), "--save");
 }
 
-// How long the stages took, of all images together. Reading, letterboxing, drawing and saving go on in
-// threads beside the network.
+// Time of one stage, summed over all images and all threads. Reading, letterboxing, drawing and saving run in
+// other threads than the network.
 struct Stage {
   std::atomic<int64_t> nanoseconds{0};
 
@@ -164,33 +173,35 @@ struct Stage {
 };
 struct Stages {
   Stage read, letterbox, network, suppression, draw, save;
-  Stage waiting, handing_on;  // for images; for room among those that are to be written
+  // Time that the thread of the network waits: for letterboxed images, and for space in the queue of the
+  // writer threads.
+  Stage waiting, handing_on;
 };
 
 static void print_times(Log& log, const Stages& t, double seconds, int64_t images) {
   std::ostringstream stages, limit;
-  stages << std::fixed << std::setprecision(2) << "time    ms an image:";
+  stages << std::fixed << std::setprecision(2) << "time    ms per image:";
   for (const auto& [name, stage] : {std::pair(" read ", &t.read),
                                     {", letterbox ", &t.letterbox},
                                     {", network ", &t.network},
-                                    {", suppression ", &t.suppression},
+                                    {", NMS ", &t.suppression},
                                     {", draw ", &t.draw},
                                     {", save ", &t.save}})
     if (stage->nanoseconds > 0) stages << name << 1000 * stage->seconds() / double(images);
   log.fact(stages.str());
   const double network = t.network.seconds() + t.suppression.seconds(), reading = t.waiting.seconds(),
                writing = t.handing_on.seconds();
-  limit << std::fixed << std::setprecision(0) << "limit   the "
+  limit << std::fixed << std::setprecision(0) << "limit   "
         << (network >= std::max(reading, writing) ? "network"
             : reading >= writing                  ? "reading"
                                                   : "writing")
-        << ": " << 100 * network / seconds << "% of the time in network and suppression, "
-        << 100 * reading / seconds << "% waiting for images, " << 100 * writing / seconds
-        << "% for room to write";
+        << ": " << 100 * network / seconds << "% of the time in network and NMS, " << 100 * reading / seconds
+        << "% waiting for images, " << 100 * writing / seconds << "% waiting for writers";
   log.fact(limit.str());
 }
 
-// One run: reads ahead of the network, draws and writes behind it.
+// One run of ./demo. Loader threads read and letterbox images, the calling thread runs the network and NMS,
+// and writer threads draw and save.
 class Demo {
  public:
   explicit Demo(const Config& config);
@@ -214,26 +225,26 @@ class Demo {
   torch::Device device = torch::kCPU;
   LoadedModel loaded;
   ImageSize size;
-  std::vector<std::string> names;  // of the classes
-  int64_t all = 0;                 // images that there are to be; 0: not known
-  Log log{""};                     // to the terminal alone
+  std::vector<std::string> names;  // class names
+  int64_t all = 0;                 // number of images to process; 0: unknown
+  Log log{""};                     // to the terminal only
   Stages stages;
 
   std::mutex mutex;
-  std::map<int64_t, Frame> frames;  // letterboxed, by position: they wait here to be drawn on
+  std::map<int64_t, Frame> frames;  // original images by position, kept until their boxes are known
   std::optional<VideoFile> video;
   std::optional<Tasks> writing;
 
   double began = 0;
   int64_t done = 0;
-  bool ended = false;             // by the user, in the window
-  bool json_whole = true;         // no image is half written
-  std::map<int, int64_t> counts;  // of the boxes, by class
+  bool ended = false;             // the user has quit in the window
+  bool json_whole = true;         // false while an image is being written to the JSON file
+  std::map<int, int64_t> counts;  // boxes per class
   std::vector<std::string> unreadable;
 };
 
 Demo::Demo(const Config& given) : config(given) {
-  if (config.show) window.emplace("yolox");  // before there are threads
+  if (config.show) window.emplace("yolox");  // before other threads start, because Window forks
   catch_signals();
   source = open_source(config.source, config.recursive, config.save);
   protect_sources(source, config);
@@ -259,7 +270,8 @@ void Demo::run() {
   tell_end(now() - began);
 }
 
-// An error leaves in the file what was found until then.
+// Runs detection and writes --json. After an error the JSON file is closed, so that the results so far are
+// kept, and the error is thrown again. An error within the entry of an image discards the file.
 void Demo::run_with_json() {
   std::exception_ptr failed;
   write_json(config.json, [&](JsonWriter& writer) {
@@ -275,7 +287,8 @@ void Demo::run_with_json() {
   if (failed) std::rethrow_exception(failed);
 }
 
-// Ahead of the network, in threads: reads and letterboxes. Behind the end there is nothing.
+// Reads the image at `position` and letterboxes it into `canvas`, which becomes grey if the image cannot be
+// read. Returns an empty Item after the end of the source. Called by the loader threads.
 Item Demo::make(int64_t position, Image& canvas) {
   Frame frame;
   if (!stages.read([&] { return source.read(position, frame); })) return {};
@@ -284,7 +297,7 @@ Item Demo::make(int64_t position, Image& canvas) {
     canvas.setTo(cv::Scalar::all(border_grey));
   else
     stages.letterbox([&] {
-      const auto boxed = letterbox(frame.image, canvas.size());  // as in evaluation
+      const auto boxed = letterbox(frame.image, canvas.size());  // the same as in evaluation
       boxed.image.copyTo(canvas);
       scale = boxed.scale;
     });
@@ -293,11 +306,11 @@ Item Demo::make(int64_t position, Image& canvas) {
   return {{}, position, scale};
 }
 
-// Batch by batch, until the source or the user ends.
+// Runs detection batch by batch, until the source ends, the user quits or a signal arrives.
 void Demo::look(JsonWriter* json) {
   const bool one_by_one = source.live || config.show;
   const int bs = config.bs ? config.bs : one_by_one ? 1 : 8;
-  // The length that a video tells need not be so.
+  // The frame count in the header of a video can be wrong, so a video is read until no frame follows.
   const int64_t end = !source.video       ? all
                       : config.max_images ? config.max_images
                                           : std::numeric_limits<int64_t>::max();
@@ -305,14 +318,14 @@ void Demo::look(JsonWriter* json) {
                 {size.width, size.height}, source.live ? 1 : config.workers, device.is_cuda(), 0,
                 /*ahead=*/one_by_one ? 1 : 2);
   DeviceLoader batches(loader, device);
-  // One thread does the frames of a video, in their order.
+  // A video has one writer thread, because its frames must be written in order.
   writing.emplace(source.video ? 1 : config.workers, size_t(bs + config.workers));
   const torch::InferenceMode inference;
   for (bool more = true; more && !ended && !stop_signal && !loader.done();) {
     const Batch batch = stages.waiting([&] { return batches.next(); });
     int64_t n = 0;
     while (n < int64_t(batch.indices.size()) && batch.indices[n] >= 0) ++n;
-    more = n == int64_t(batch.indices.size());  // behind the last one there is no frame
+    more = n == int64_t(batch.indices.size());  // an incomplete batch is the last one
     if (n == 0) break;
     const Tensor rows = stages.network([&] {
       const Tensor out =
@@ -338,7 +351,8 @@ void Demo::look(JsonWriter* json) {
   video->finish();
 }
 
-// Writes down, shows, and hands on to be drawn and saved what was found in an image.
+// Writes the detections of one image to --json and --txt, shows the image, and queues it for drawing and
+// saving.
 void Demo::use(Frame& frame, const std::vector<Found>& found, JsonWriter* json) {
   const fs::path result = folder / frame.name;
   if (json) {
@@ -360,7 +374,7 @@ void Demo::use(Frame& frame, const std::vector<Found>& found, JsonWriter* json) 
   if (!source.video && all <= 20) {
     std::string line = (config.draw ? result.string() : frame.source) + ":";
     for (const auto& [name, n] : here) line += concat(" ", n, " ", name);
-    log.line(line + (here.empty() ? " nothing found" : ""));
+    log.line(line + (here.empty() ? " no detections" : ""));
   }
   if (window) {
     stages.draw([&] { draw_found(frame.image, found, names); });
@@ -384,29 +398,29 @@ void Demo::tell_progress() {
   if (all <= 20 && !source.video) return;
   const double rate = double(done) / (now() - began);
   log.progress(concat(all ? concat(done, "/") : "", counted(all ? all : done), "  ", rounded(rate),
-                      " a second", all ? "  " + short_time(double(all - done) / rate) + " left" : ""),
+                      " per second", all ? "  " + short_time(double(all - done) / rate) + " left" : ""),
                false);
 }
 
 void Demo::tell_end(double seconds) {
-  if (!unreadable.empty()) log.line(concat("warning: ", counted(int64_t(unreadable.size())), " left out:"));
+  if (!unreadable.empty()) log.line(concat("warning: ", counted(int64_t(unreadable.size())), " skipped:"));
   for (size_t i = 0; i < std::min<size_t>(unreadable.size(), 20); ++i) log.line("  " + unreadable[i]);
   if (unreadable.size() > 20) log.line(concat("  and ", unreadable.size() - 20, " more"));
   const int64_t used = done - int64_t(unreadable.size());
   check(used > 0 || ended || stop_signal, "--source ", config.source, ": ",
-        source.video ? "it has no frame that can be read" : "none of its images can be read");
+        source.video ? "no frame can be read" : "no image can be read");
   if (ended || stop_signal)
     log.line(concat("stopped after ", all ? concat(done, " of ") : "", counted(all ? all : done),
-                    "; what is done is kept"));
+                    "; the results so far are kept"));
   else if (double(done) < 0.95 * double(all))
-    log.line(
-        concat("warning: ", config.source, " ends after ", done, " of ", counted(all), "; is it damaged?"));
+    log.line(concat("warning: ", config.source, " ends after ", done, " of ", counted(all),
+                    "; is the file damaged?"));
   if (!video->note.empty()) log.line(video->note);
   log.line(concat(counted(used), " in ", rounded(seconds), " s, ", rounded(double(used) / seconds),
-                  " a second",
+                  " per second",
                   !config.draw   ? ""
                   : source.video ? "; " + video->file
-                                 : "; drawn in " + config.save));
+                                 : "; images in " + config.save));
   std::vector<std::pair<int64_t, int>> order;
   int64_t boxes = 0;
   for (const auto& [c, n] : counts) {
@@ -425,7 +439,7 @@ int main(int argc, char** argv) {
   share_cores(argv);
   const int code = run_program([&] {
     Config config;
-    config.parse(argc, argv, "finds what a model knows in images and videos");
+    config.parse(argc, argv, "detects objects in images and videos");
     check_config(config);
     keep_freed_memory();
     opencv_single_thread();

@@ -1,4 +1,5 @@
-// Writes a model into a file that runs without this repository, and compares the file with the model.
+// ./export: writes a model as ONNX or TorchScript, reads the file again and compares its outputs with the
+// outputs of the model.
 #include <iostream>
 
 #include "base/flags.hpp"
@@ -10,33 +11,31 @@ using namespace yolox;
 
 struct Config : Flags {
   std::string weights =
-      flag(weights, "What", "weights", "", "FILE", "checkpoint, ours or official, or an ONNX file");
-  std::string out = flag(out, "What", "out", "", "FILE", "file to write, such as model.onnx");
-  std::string format = flag(format, "What", "format", "", "NAME",
-                            "onnx, or torchscript (torch.jit.load in Python, torch::jit::load in C++); "
-                            "from the end of --out when left out");
-  std::string model =
-      flag(model, "How", "model", "", "NAME", model_names() + "; read from the checkpoint when left out");
+      flag(weights, "Files", "weights", "", "FILE", "checkpoint (ours or official) or ONNX file");
+  std::string out = flag(out, "Files", "out", "", "FILE", "output file, such as model.onnx or model.ts");
+  std::string format =
+      flag(format, "Files", "format", "", "NAME", "onnx or torchscript [from the extension of --out]");
+  std::string model = flag(model, "Model", "model", "", "NAME", model_names() + " [from the checkpoint]");
   std::string size =
-      flag(size, "How", "size", "", "N|HxW", "input size; the checkpoint's or the model's when left out");
-  bool dynamic = flag(dynamic, "How", "dynamic", false, "",
-                      "ONNX for any batch and size, not one image of --size; TorchScript always is");
-  bool decode = flag(
-      decode, "How", "decode", true, "",
-      "boxes in pixels; what is left are offsets and logarithms in strides, as the official exporter has");
-  bool nms = flag(nms, "How", "nms", false, "", "suppression inside: the output is the boxes to be drawn");
-  double conf = flag(conf, "How", "conf", 0.3, "P", "with --nms: lowest score of a box");
-  double nms_iou = flag(nms_iou, "How", "nms-iou", 0.45, "IOU",
-                        "with --nms: overlap above which the weaker box of a class goes");
-  bool fp16 = flag(fp16, "How", "fp16", false, "",
-                   "half the bytes: weights and computing in 16 bits; input and output stay float32");
-  std::string preproc = flag(preproc, "How", "preproc", "auto", "auto|bgr|legacy",
-                             "pixels that the weights want; noted in the file");
-  std::string image = flag(image, "Check", "image", "", "FILE",
-                           "photo to compare file and model on; a drawn scene when left out");
+      flag(size, "Model", "size", "", "N|HxW", "input size in pixels [from the checkpoint or the model]");
+  bool dynamic = flag(dynamic, "Graph", "dynamic", false, "",
+                      "ONNX with dynamic batch, height and width; TorchScript is always dynamic");
+  bool decode =
+      flag(decode, "Graph", "decode", true, "",
+           "do not decode boxes; output offsets and log sizes in strides, as the official exporter does");
+  bool nms = flag(nms, "Graph", "nms", false, "", "include NMS in the exported graph; outputs final boxes");
+  double conf = flag(conf, "Graph", "conf", 0.3, "P", "with --nms: minimum score of a detection");
+  double nms_iou = flag(nms_iou, "Graph", "nms-iou", 0.45, "IOU", "with --nms: NMS IoU threshold");
+  bool fp16 = flag(fp16, "Graph", "fp16", false, "",
+                   "weights and computation in float16; input and output stay float32");
+  std::string preproc =
+      flag(preproc, "Model", "preproc", "auto", "auto|bgr|legacy",
+           "pixels of the weights: BGR 0..255, or RGB mean/std of YOLOX 0.1.0; auto: as the file says");
+  std::string image =
+      flag(image, "Check", "image", "", "FILE", "image for the comparison of file and model [a drawn scene]");
 };
 
-// What travels with the file: how to feed it and what comes out.
+// Returns the metadata of the exported file: classes, input size, pixel format, letterbox and output columns.
 static Metadata metadata(const WeightsInfo& info, const ExportSettings& s, int classes) {
   const PixelFormat pixels = pixel_format(info.legacy_preproc);
   std::string names;
@@ -60,8 +59,8 @@ static Metadata metadata(const WeightsInfo& info, const ExportSettings& s, int c
   return m;
 }
 
-// What file and model are compared on: the picture [1, H, W, 3], and for a file that takes any size also
-// a batch of it and its mirror image, 32 pixels wider.
+// Returns the inputs of the comparison, uint8: the letterboxed image [1, H, W, 3]. With any_size also a batch
+// [2, H, W + 32, 3] of the image and its mirror image.
 static std::vector<Tensor> views(const Image& image, const ExportSettings& s, bool any_size) {
   const auto view = [&](const Image& picture, int64_t width) {
     const Image boxed = letterbox(picture, {int(width), int(s.height)}).image;
@@ -76,19 +75,20 @@ static std::vector<Tensor> views(const Image& image, const ExportSettings& s, bo
   return all;
 }
 
-// [B, A, 5 + C] as the file is to have them.
+// Returns the expected output of the file without NMS, [B, A, 5 + C].
 static Tensor rows_of_model(YOLOX& model, const Tensor& images, bool decoded) {
   const Predictions p = model(images);
   if (decoded) return decode(p, images.size(2), images.size(3));
   return torch::cat({p.reg, p.obj.unsqueeze(-1).sigmoid(), p.cls.sigmoid()}, -1);
 }
 
-// |a - b|, 0 where both are the same infinity.
+// Returns |a - b|, and 0 where a and b are the same infinity.
 static Tensor distance(const Tensor& a, const Tensor& b) {
   return torch::where(a == b, torch::zeros_like(a), (a - b).abs());
 }
 
-// Detections [D, 7] of rows, as a file with NMS is to have them.
+// Returns the expected output of a file with NMS for `rows` [B, A, 5 + C]: detections [D, 7], columns as in
+// the metadata.
 static Tensor detections_of(const Tensor& rows, const ExportSettings& s) {
   std::vector<Tensor> all{torch::zeros({0, 7})};
   const auto found = postprocess(rows, s.conf, s.iou);
@@ -101,7 +101,7 @@ static Tensor detections_of(const Tensor& rows, const ExportSettings& s) {
   return torch::cat(all);
 }
 
-// The same rows in an order of their own: those of equal scores may stand in any.
+// Returns detections sorted by image, class and coordinates, because rows of equal score can be in any order.
 static Tensor sorted(Tensor rows) {
   for (const int64_t column : {1, 2, 3, 4, 6, 0})
     rows = rows.index_select(0, rows.select(1, column).argsort(/*stable=*/true, 0, /*descending=*/false));
@@ -110,22 +110,22 @@ static Tensor sorted(Tensor rows) {
 
 static void run(int argc, char** argv) {
   Config config;
-  config.parse(argc, argv, "writes a model into a file that runs without this repository");
+  config.parse(argc, argv, "exports a model to ONNX or TorchScript");
   usage_check(!config.out.empty(), "--out FILE is needed");
   if (config.format.empty()) {
     const std::string end = fs::path(config.out).extension().string();
     const bool torchscript = end == ".ts" || end == ".pt" || end == ".torchscript";
     usage_check(
         torchscript || end == ".onnx", "--out ", config.out,
-        ": the end of the name tells the format: .onnx, or .ts, .pt and .torchscript for TorchScript; give "
-        "one of these, or --format");
+        ": the extension selects the format (.onnx, or .ts, .pt or .torchscript for TorchScript); use one of "
+        "these, or give --format");
     config.format = torchscript ? "torchscript" : "onnx";
   }
   usage_check(config.format == "onnx" || config.format == "torchscript",
               "--format takes onnx or torchscript, got '", config.format, "'");
   usage_check(config.decode || !config.nms, "--nms needs decoded boxes; leave --no-decode out");
   for (const std::string name : {"conf", "nms-iou"})
-    usage_check(config.nms || !config.was_given(name), "--", name, " goes with --nms");
+    usage_check(config.nms || !config.was_given(name), "--", name, " needs --nms");
   usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
   usage_check(config.nms_iou > 0 && config.nms_iou <= 1, "--nms-iou must be above 0 and at most 1, got ",
               config.nms_iou);
@@ -149,9 +149,10 @@ static void run(int argc, char** argv) {
     expected.push_back(rows_of_model(loaded.model, images.back(), config.decode));
   }
 
-  // The file is written, read again, and computes the same: until then it has another name.
+  // The file has a temporary name until it has passed the comparison, so that a wrong file never replaces a
+  // good one.
   NewFile file(config.out);
-  std::function<Tensor(const Tensor&, bool)> compute;  // images -> rows, or detections
+  std::function<Tensor(const Tensor&, bool)> compute;  // images -> rows (true) or detections (false)
   if (to_file_onnx) {
     save_onnx(to_onnx(loaded.model, settings, about), file.part());
     compute = [graph = read_onnx(file.part())](const Tensor& x, bool rows) {
@@ -163,31 +164,31 @@ static void run(int argc, char** argv) {
       return rows ? module.run_method("rows", x).toTensor() : module.forward({x}).toTensor();
     };
   }
-  // Rounding: of 24 bits through some hundred layers; of 11 bits with --fp16, where single boxes may be far
-  // off.
+  // Tolerances for rounding errors through some hundred layers, with 24-bit significands, or 11-bit ones with
+  // --fp16. In float16 single boxes can be far off, so the mean error of the boxes is compared.
   const double score_bar = config.fp16 ? 0.25 : 1e-3, box_bar = config.fp16 ? 0.05 : 1e-3;
   double boxes = 0, scores = 0;
   for (size_t i = 0; i < images.size(); ++i) {
     const Tensor rows = compute(images[i], true), &want = expected[i];
-    check(rows.sizes() == want.sizes(), config.out, " gives ", rows.sizes(), " where the model gives ",
-          want.sizes(), "; it is not kept");
+    check(rows.sizes() == want.sizes(), config.out, " has output shape ", rows.sizes(), ", the model ",
+          want.sizes(), "; the file is not kept");
     const Tensor box_off = distance(rows.slice(-1, 0, 4), want.slice(-1, 0, 4)),
                  relative = box_off / want.slice(-1, 0, 4).abs().clamp_min(1),
                  score_off = distance(rows.slice(-1, 4), want.slice(-1, 4));
-    // a NaN is below no bar
+    // a NaN fails these comparisons
     check((config.fp16 ? relative.mean() : relative.max()).item<double>() < box_bar &&
               score_off.max().item<double>() < score_bar,
-          config.out, " differs from the model by up to ", box_off.max().item<double>(), " in its boxes and ",
-          score_off.max().item<double>(), " in its scores; it is not kept",
-          config.fp16 ? " (weights or features leave the range of float16: leave --fp16 out)" : "");
+          config.out, " differs from the model by up to ", box_off.max().item<double>(), " in boxes and ",
+          score_off.max().item<double>(), " in scores; the file is not kept",
+          config.fp16 ? " (weights or activations exceed the range of float16: leave --fp16 out)" : "");
     boxes = std::max(boxes, box_off.max().item<double>());
     scores = std::max(scores, score_off.max().item<double>());
     if (!config.nms) continue;
     const Tensor found = compute(images[i], false), to_find = detections_of(rows, settings);
     check(found.sizes() == to_find.sizes() &&
               (sorted(found) - sorted(to_find)).abs().sum().item<double>() < 1e-3 * (1 + found.size(0)),
-          config.out, " finds ", found.size(0), " boxes, suppression outside of it ", to_find.size(0),
-          ", or others; it is not kept");
+          config.out, ": NMS in the file finds ", found.size(0), " boxes, NMS of the model ", to_find.size(0),
+          " or different ones; the file is not kept");
   }
   file.commit();
 
@@ -199,7 +200,7 @@ static void run(int argc, char** argv) {
     std::cout << "[1, 3, " << size.height << ", " << size.width << "] ";
   std::cout
       << (loaded.info.legacy_preproc ? "RGB mean/std" : "BGR 0..255")
-      << (config.fp16 ? ", float16 inside" : "") << ", output "
+      << (config.fp16 ? ", computes in float16" : "") << ", output "
       << (config.nms ? "[D, 7]" : concat("[B, A, ", 5 + loaded.model->num_classes, "]")) << " ("
       << std::find_if(about.begin(), about.end(), [](const auto& e) { return e.first == "output"; })->second
       << ")\nlargest difference from the model on " << (config.image.empty() ? "a drawn scene" : config.image)

@@ -1,5 +1,5 @@
-// What demo looks at: image files, a video, a camera or a stream, or the built-in scenes; and the videos that
-// it writes.
+// Image sources of ./demo: image files, videos, cameras, streams and drawn scenes. Also the writer of the
+// output video.
 #pragma once
 #include <glob.h>
 #include <sys/stat.h>
@@ -36,26 +36,27 @@
 
 namespace yolox {
 
-// An image, or a frame of a video.
+// An image or a video frame, and its origin.
 struct Frame {
-  std::string source;  // the file or stream that it is from
-  std::string name;    // of its results, below their folder: "cats/1.jpg", of a frame "clip_000012.jpg"
-  int64_t number = 0;  // position in the source; frames that were passed over count
-  double second = 0;   // of a frame: since the first one
-  Image image;         // empty where it cannot be read
-  std::string error;   // and why
+  std::string source;  // file, camera or stream
+  std::string name;    // path in the output folder: "cats/1.jpg"; of a video frame: "clip_000012.jpg"
+  int64_t number = 0;  // index in the source; dropped frames count
+  double second = 0;   // of a video frame: time since the first frame, in seconds
+  Image image;         // empty if unreadable
+  std::string error;   // why the image is unreadable
 };
 
+// An open --source.
 struct FrameSource {
-  std::vector<std::string> files;       // that are read, and must not be written over
-  std::vector<std::string> names = {};  // of the results of images, below their folder
-  int64_t count = 0;                    // images or frames; 0: not known
-  bool video = false;                   // frames follow one another
-  bool live = false;                    // they come when they come: a camera or a stream
-  double fps = 0;                       // frames a second
-  std::string stem = {};                // of a video: name of its results without their end
-  // Safe to use from several threads; each position is read once, those of a video from 0 on without a gap.
-  // False behind the last one.
+  std::vector<std::string> files;       // input files, which must not be overwritten
+  std::vector<std::string> names = {};  // of the output images, as Frame::name
+  int64_t count = 0;                    // number of images or frames; 0: unknown
+  bool video = false;                   // video file, camera or stream
+  bool live = false;                    // camera or stream: frames arrive in real time
+  double fps = 0;                       // frames per second
+  std::string stem = {};                // of a video: name of the output without extension
+  // Reads the image at `position`. Returns false after the last one. Can be called from several threads. Each
+  // position is read once. The positions of a video must be consecutive, from 0.
   std::function<bool(int64_t position, Frame& frame)> read = {};
 };
 
@@ -69,12 +70,13 @@ inline bool is_image_name(const fs::path& path) {
   return false;
 }
 
-// Images of a folder in the order of their names, "2.jpg" before "10.jpg"; hidden ones are left out, and the
-// folder `without`, where results of another run may be. Links are followed, into each folder once.
+// Returns the images in a folder in natural order of their names ("2.jpg" before "10.jpg"). Skips hidden
+// files and folders, and the folder `without`, which can contain results of another run. Follows links, but
+// enters each folder once. Throws if the folder cannot be read.
 inline std::vector<std::string> images_in(const std::string& folder, bool recursive,
                                           const fs::path& without) {
   std::vector<std::string> files;
-  const fs::directory_iterator readable(folder);  // throws where it is not
+  const fs::directory_iterator readable(folder);  // throws if unreadable
   std::error_code ignored;
   std::set<std::pair<dev_t, ino_t>> entered;
   const auto enter = [&](const fs::path& into) {
@@ -100,7 +102,8 @@ inline std::vector<std::string> images_in(const std::string& folder, bool recurs
   return files;
 }
 
-// Images of a list, one a line, seen from here or else from the folder of the list.
+// Returns the image paths in a text file, one per line. A path that does not exist relative to the working
+// directory is taken relative to the folder of the list, if it exists there.
 inline std::vector<std::string> images_listed(const std::string& list) {
   std::vector<std::string> files;
   std::ifstream in(list);
@@ -114,7 +117,8 @@ inline std::vector<std::string> images_listed(const std::string& list) {
   return files;
 }
 
-// Results are called as the images are, seen from the folder that all of them are in.
+// Returns a source of image files. The output paths are the input paths relative to the deepest folder that
+// contains all files.
 inline FrameSource image_source(const std::vector<std::string>& files) {
   std::vector<fs::path> whole;
   for (const auto& file : files) whole.push_back(fs::absolute(file).lexically_normal());
@@ -123,7 +127,7 @@ inline FrameSource image_source(const std::vector<std::string>& files) {
     while (std::mismatch(folder.begin(), folder.end(), file.begin(), file.end()).first != folder.end())
       folder = folder.parent_path();
   FrameSource source{files};
-  for (const fs::path& file : whole)  // an end says how to write it
+  for (const fs::path& file : whole)  // the extension selects the output format
     source.names.push_back(file.lexically_relative(folder).string() + (is_image_name(file) ? "" : ".jpg"));
   source.count = int64_t(files.size());
   source.read = [files, names = source.names](int64_t i, Frame& frame) {
@@ -144,8 +148,8 @@ inline FrameSource image_source(const std::vector<std::string>& files) {
 // ---- videos
 
 #ifdef YOLOX_VIDEO
-// The newest frame of a camera or a stream. What comes while nobody asks is passed over: who looks is to see
-// what is, not what was.
+// Newest frame of a camera or a stream. A thread grabs every frame. Frames that arrive while the detector is
+// busy are dropped, so that the detector does not lag behind.
 class LiveVideo {
  public:
   explicit LiveVideo(cv::VideoCapture opened)
@@ -164,7 +168,8 @@ class LiveVideo {
     stop = true;
     grabber.join();
   }
-  // Waits for a frame that was not given yet; false where the stream ends, or after a signal.
+  // Waits for a frame newer than the last one returned. Returns false after the end of the stream and after a
+  // signal.
   bool read(Frame& frame) {
     std::unique_lock lock(mutex);
     while (number == given) {
@@ -188,9 +193,9 @@ class LiveVideo {
   std::thread grabber;
 };
 
-// given: a file, the number of a camera, or a URL.
+// Opens `given`: a video file, a camera index, a device or a URL. Throws if it cannot be opened.
 inline FrameSource video_source(const std::string& given) {
-  cv::utils::logging::setLogLevel(cv::utils::logging::LOG_LEVEL_SILENT);  // what is wrong is said here
+  cv::utils::logging::setLogLevel(cv::utils::logging::LOG_LEVEL_SILENT);  // the messages below say more
   setenv("OPENCV_FFMPEG_LOGLEVEL", "-8", /*overwrite=*/0);
   const bool number = given.find_first_not_of("0123456789") == std::string::npos && given.size() < 4;
   const bool device = number || given.rfind("/dev/", 0) == 0;
@@ -200,18 +205,19 @@ inline FrameSource video_source(const std::string& given) {
       video.open(std::stoi(given));
     else
       video.open(given);
-  } catch (const cv::Exception&) {}  // as if it could not be opened
+  } catch (const cv::Exception&) {}  // isOpened() is false then
   check(video.isOpened(), "--source ", given,
-        number ? ": there is no such camera, or it is in use; ls /dev/video* lists cameras"
-        : given.find("://") != std::string::npos ? " cannot be opened; is the address right, the stream on?"
-        : device                                 ? " cannot be opened; is it a camera, is it in use?"
-                                                 : " is neither an image nor a video that OpenCV can read");
+        number ? ": there is no such camera, or another program uses it; ls /dev/video* lists the cameras"
+        : given.find("://") != std::string::npos
+            ? " cannot be opened; is the URL right, and is the stream running?"
+        : device ? " cannot be opened; is the device a camera, and does another program use it?"
+                 : " is neither an image nor a video that OpenCV can read");
   FrameSource source{{given}};
   source.video = true;
   source.count = device ? 0 : int64_t(std::max(0.0, video.get(cv::CAP_PROP_FRAME_COUNT)));
   source.live = source.count == 0;
   source.fps = video.get(cv::CAP_PROP_FPS);
-  if (!(source.fps >= 1 && source.fps <= 240)) source.fps = 25;  // not known
+  if (!(source.fps >= 1 && source.fps <= 240)) source.fps = 25;  // unknown
   source.stem = number ? "camera" + given : fs::path(given.substr(0, given.find('?'))).stem().string();
   if (source.stem.empty()) source.stem = "stream";
   const auto named = [given, stem = source.stem](Frame& frame) {
@@ -251,30 +257,31 @@ inline FrameSource video_source(const std::string& given) {
   return source;
 }
 
-// A video that grows frame by frame: H.264, or what this OpenCV has instead. Under a temporary name until it
-// is whole.
+// Output video, written frame by frame. The codec is H.264, or MPEG-4 or MJPEG if this OpenCV cannot write
+// H.264. The file has a temporary name until finish().
 class VideoFile {
  public:
-  // path: without its end, which the codec decides.
+  // `path` has no extension, because the codec selects .mp4 or .avi.
   VideoFile(std::string path, double fps) : path(std::move(path)), fps(fps) {}
   VideoFile(const VideoFile&) = delete;
-  ~VideoFile() {  // where an error ended it: what is done plays
+  ~VideoFile() {  // after an error, so that the frames so far can be played
     try {
       finish();
     } catch (const std::exception&) {}
   }
 
-  // second: negative: the frame follows the last one; else when it is shown. Frames are repeated to fill the
-  // time.
+  // Appends a frame. If `second` is negative, the frame follows the last one. Otherwise `second` is the time
+  // of the frame since the start, and the frame is repeated to fill the time up to it.
   void add(const Image& frame, double second) {
     if (!writer.isOpened()) start(frame.size());
     Image fitting = frame;
-    if (frame.size() != size) cv::resize(frame, fitting, size);  // a stream may change; a video does not
+    if (frame.size() != size) cv::resize(frame, fitting, size);  // the frame size of a stream can change
     const int64_t until =
         second < 0 ? frames + 1 : std::max(frames + 1, int64_t(std::lround(second * fps)) + 1);
     for (; frames < until; ++frames) writer.write(fitting);
   }
-  // Ends the file and looks that all is in it: the codec tells nobody of a full disk.
+  // Closes the file and gives it its name. Throws if the file has fewer frames than were written, because the
+  // codec does not report a full disk.
   void finish() {
     if (!writer.isOpened()) return;
     writer.release();
@@ -282,10 +289,10 @@ class VideoFile {
     const bool kept = held >= frames && ::rename(part.c_str(), file.c_str()) == 0;
     if (!kept) ::unlink(part.c_str());
     check(kept, "cannot write ", file, ": ", std::clamp<int64_t>(held, 0, frames), " of ", frames,
-          " frames were held; is the disk full? A file that was there is untouched");
+          " frames were written; is the disk full? An older file of this name is unchanged");
   }
-  std::string file;  // where it is; empty before the first frame
-  std::string note;  // what is to be said of it
+  std::string file;  // path with extension; empty before the first frame
+  std::string note;  // for the log, if the codec is not H.264; otherwise empty
 
  private:
   void start(cv::Size of) {
@@ -296,12 +303,13 @@ class VideoFile {
       if (writer.open(part, cv::VideoWriter::fourcc(codec[0], codec[1], codec[2], codec[3]), fps, size)) {
         if (std::string(codec) != "avc1")
           note = concat("note: this OpenCV cannot write H.264; ", file, " is ", codec,
-                        ", which browsers do not show");
+                        ", which browsers do not play");
         return;
       }
       ::unlink(part.c_str());
     }
-    fail("cannot write ", path, ".mp4: is the folder writable? has OpenCV a codec (H.264, MPEG-4, MJPEG)?");
+    fail("cannot write ", path,
+         ".mp4; is the folder writable, and has this OpenCV a codec (H.264, MPEG-4 or MJPEG)?");
   }
 
   std::string path, part;
@@ -313,8 +321,8 @@ class VideoFile {
 #else
 inline FrameSource video_source(const std::string& given) {
   fail("--source ", given,
-       " is no image, and this build reads no videos: OpenCV's videoio was not there; install libopencv-dev "
-       "and run ./setup.sh again");
+       " is not an image, and this build cannot read videos, because OpenCV's videoio was missing; install "
+       "libopencv-dev and run ./setup.sh again");
 }
 struct VideoFile {
   VideoFile(const std::string&, double) {}
@@ -324,10 +332,11 @@ struct VideoFile {
 };
 #endif
 
-// given: as --source says. results: the folder that they go to. Throws where there is nothing to look at.
+// Opens the source `given`, a value of --source. results: the output folder, which is skipped inside a source
+// folder. Throws if `given` does not exist or contains no image.
 inline FrameSource open_source(const std::string& given, bool recursive, const std::string& results) {
   usage_check(!given.empty(),
-              "--source is needed: an image, a folder, a video, a camera (0), an address, or shapes");
+              "--source is needed: an image, a folder, a video, a camera (0), a URL, or shapes");
   if (given == "shapes") {
     FrameSource source;
     source.count = kShapesVal;
@@ -344,8 +353,8 @@ inline FrameSource open_source(const std::string& given, bool recursive, const s
   std::vector<std::string> files;
   if (fs::is_directory(given)) {
     files = images_in(given, recursive, results);
-    check(!files.empty(), "--source ", given, " holds no images (.jpg .jpeg .png .bmp .webp .tif .tiff)",
-          recursive ? "" : "; --recursive looks into its folders, too");
+    check(!files.empty(), "--source ", given, " contains no images (.jpg .jpeg .png .bmp .webp .tif .tiff)",
+          recursive ? "" : "; --recursive reads its subfolders too");
   } else if (!fs::exists(given) && given.find_first_of("*?[") != std::string::npos &&
              given.find("://") == std::string::npos) {
     glob_t found{};
@@ -353,10 +362,10 @@ inline FrameSource open_source(const std::string& given, bool recursive, const s
     for (size_t i = 0; i < found.gl_pathc; ++i)
       if (is_image_name(found.gl_pathv[i])) files.push_back(found.gl_pathv[i]);
     ::globfree(&found);
-    check(!files.empty(), "--source ", given, ": no image is called so");
+    check(!files.empty(), "--source ", given, ": no image matches this pattern");
   } else if (fs::path(given).extension() == ".txt" && fs::is_regular_file(given)) {
     files = images_listed(given);
-    check(!files.empty(), "--source ", given, " lists no images; it takes one a line");
+    check(!files.empty(), "--source ", given, " lists no images; write one path per line");
   } else if (is_image_name(given) || (fs::is_regular_file(given) && cv::haveImageReader(given))) {
     check(fs::exists(given), "--source ", given, " does not exist");
     files = {given};

@@ -1,6 +1,6 @@
-// Computes the graph of an ONNX file with torch, node by node, as the operations are defined at
-// https://onnx.ai/onnx/operators. Only what onnx.hpp writes is known, and nothing is done to be fast: this is
-// how ./export looks at once whether the file that it wrote is the model.
+// Interpreter of ONNX graphs. Computes each node with torch, as https://onnx.ai/onnx/operators defines the
+// operation. ./export runs the file that it wrote in this interpreter, to compare the file with the model.
+// Therefore only the operations that onnx.hpp writes are implemented, and speed does not matter.
 #pragma once
 #include <torch/torch.h>
 
@@ -20,7 +20,8 @@ inline Ints list_of(const Tensor& t) {
   return {flat.data_ptr<int64_t>(), flat.data_ptr<int64_t>() + flat.numel()};
 }
 
-// boxes [B, A, 4] (cx, cy, w, h), scores [B, C, A] -> [D, 3]: image, class, box
+// NonMaxSuppression: boxes [B, A, 4] (cx, cy, w, h), scores [B, C, A] -> int64 [D, 3]: image, class, box.
+// Keeps up to `most` boxes of each image and class.
 inline Tensor non_max_suppression(const Tensor& boxes, const Tensor& scores, int64_t most, double iou,
                                   double conf) {
   std::vector<Tensor> chosen{torch::empty({0, 3}, torch::kLong)};
@@ -40,7 +41,8 @@ inline Tensor non_max_suppression(const Tensor& boxes, const Tensor& scores, int
   return torch::cat(chosen);
 }
 
-// What a node makes of its inputs; an input that is left out is undefined.
+// Returns the outputs of a node. An optional input that is absent is an undefined tensor. Throws if the
+// operation is not implemented.
 inline std::vector<Tensor> compute(const onnx::Node& node, const std::vector<Tensor>& in) {
   const std::string& op = node.op_type();
   const auto dim = [&](const Tensor& x, int64_t otherwise) {
@@ -95,14 +97,14 @@ inline std::vector<Tensor> compute(const onnx::Node& node, const std::vector<Ten
       if (shape[i] == 0) shape[i] = in[0].size(int64_t(i));
     return {in[0].reshape(shape)};
   }
-  if (op == "Gather") {  // along the axis, the shape of the indices takes the place of one side
+  if (op == "Gather") {  // the shape of the indices replaces the axis
     const int64_t axis = dim(in[0], 0);
     Ints shape = in[0].sizes().vec();
     shape.erase(shape.begin() + axis);
     shape.insert(shape.begin() + axis, in[1].sizes().begin(), in[1].sizes().end());
     return {in[0].index_select(axis, in[1].flatten()).reshape(shape)};
   }
-  if (op == "OneHot") {  // depth and [off, on]
+  if (op == "OneHot") {  // inputs: indices, depth, [off value, on value]
     const int64_t depth = in[1].item<int64_t>(), axis = attribute(node, "axis", -1);
     const Tensor hot = torch::one_hot(in[0], depth).to(in[2].scalar_type());
     return {(in[2][0] + hot * (in[2][1] - in[2][0])).movedim(-1, axis)};
@@ -116,32 +118,33 @@ inline std::vector<Tensor> compute(const onnx::Node& node, const std::vector<Ten
   if (op == "NonMaxSuppression")
     return {
         non_max_suppression(in[0], in[1], in[2].item<int64_t>(), in[3].item<float>(), in[4].item<float>())};
-  fail("the ONNX operation ", op, " of ", node.name(), " is not known here; add it to onnx_run.hpp");
+  fail("the ONNX operation ", op, " of node ", node.name(), " is not implemented; add it to onnx_run.hpp");
 }
 
 }  // namespace onnx_run_detail
 
-// The value `output` for images [B, 3, H, W], or another value of the graph by its name.
+// Runs the graph on images [B, 3, H, W]. Returns the value named `output`, which can be an intermediate
+// value. Throws if the graph has no such value.
 inline Tensor run_onnx(const onnx::Model& model, const Tensor& images, const std::string& output) {
   const torch::InferenceMode inference;
   const auto& graph = model.graph();
   std::map<std::string, Tensor> values{{"", {}}, {graph.input(0).name(), images}};
   for (const auto& t : graph.initializer()) values[t.name()] = to_torch(t, graph.name());
-  std::map<std::string, int> uses;  // a value goes when its last reader has it
+  std::map<std::string, int> uses;  // a value is freed after its last use
   for (const auto& node : graph.node())
     for (const auto& name : node.input()) ++uses[name];
   for (const auto& node : graph.node()) {
     if (values.count(output)) break;
     std::vector<Tensor> in;
     for (const auto& name : node.input()) {
-      check(values.count(name), "node ", node.name(), " takes ", name, ", which no node before it makes");
+      check(values.count(name), "node ", node.name(), " reads ", name, ", which no earlier node computes");
       in.push_back(values.at(name));
       if (!name.empty() && --uses[name] == 0) values.erase(name);
     }
     const auto out = onnx_run_detail::compute(node, in);
     for (int i = 0; i < node.output_size(); ++i) values[node.output(i)] = out.at(i);
   }
-  check(values.count(output), "the ONNX graph makes no value ", output);
+  check(values.count(output), "the ONNX graph has no value ", output);
   return values.at(output);
 }
 

@@ -1,5 +1,5 @@
-// Packs a data set into one LMDB file: quick to copy, quick to read from slow or network disks. Training from
-// it makes the same batches, bit for bit.
+// ./pack: writes a data set into one LMDB file, which is fast to copy and fast to read from slow or network
+// disks. Training on the file produces the same batches as training on the data set, bit for bit.
 //   ./pack --data DIR --out FILE.lmdb
 #include <sys/file.h>
 
@@ -15,23 +15,23 @@ using namespace yolox;
 
 struct Config : Flags {
   std::string data =
-      flag(data, "What", "data", "", "DIR|FILE", "COCO, VOC or YOLO folder, a JSON or YAML file");
-  std::string split =
-      flag(split, "What", "split", "", "NAME", "split to evaluate on, such as test; val when left out");
+      flag(data, "Files", "data", "", "DIR|FILE", "COCO, VOC or YOLO folder; JSON or YAML file");
+  std::string split = flag(split, "Files", "split", "", "NAME", "split to evaluate on [val]");
   std::string out =
-      flag(out, "What", "out", "", "FILE.lmdb", "file to write; one that was cut off is continued");
-  bool decoded = flag(decoded, "What", "decoded", false, "",
-                      "store pixels instead of files: no decoding in training, about ten times the size");
+      flag(out, "Files", "out", "", "FILE.lmdb", "output file; an interrupted ./pack is continued");
+  bool decoded = flag(decoded, "Files", "decoded", false, "",
+                      "store decoded images: no decoding in training, about 10 times the size");
 };
 
-// An LMDB file open for writing, which grows as it needs.
+// LMDB file open for writing. Its memory map grows as needed.
 class Packing {
  public:
+  // Opens or creates the file. Throws if another ./pack writes it, or if it is not a packed data set.
   explicit Packing(const std::string& path) : path(path) {
-    lmdb(mdb_env_create(&env), path, "cannot be made");
-    lmdb(mdb_env_set_mapsize(env, room), path, "cannot be made");
-    lmdb(mdb_env_open(env, path.c_str(), MDB_NOSUBDIR | MDB_NOLOCK, 0644), path, "cannot be made");
-    mdb_filehandle_t file;  // LMDB's own lock would be a second file beside this one
+    lmdb(mdb_env_create(&env), path, "cannot be created");
+    lmdb(mdb_env_set_mapsize(env, room), path, "cannot be created");
+    lmdb(mdb_env_open(env, path.c_str(), MDB_NOSUBDIR | MDB_NOLOCK, 0644), path, "cannot be created");
+    mdb_filehandle_t file;  // flock(), because LMDB's lock is a second file
     lmdb(mdb_env_get_fd(env, &file), path, "cannot be locked");
     check(flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, path,
           " is being written by another ./pack; wait for it, or give another --out");
@@ -39,20 +39,22 @@ class Packing {
     MDB_stat stat;
     lmdb(mdb_stat(transaction, table, &stat), path, "cannot be read");
     check(stat.ms_entries == 0 || !get("yolox").empty(), path,
-          " is the LMDB file of another program; give another --out");
+          " is an LMDB file of another program; give another --out");
   }
   ~Packing() {
     if (transaction) mdb_txn_abort(transaction);
     mdb_env_close(env);
   }
+  // Returns the value of `key`, valid until the next put() or commit(). Empty if the file has no such key.
   std::string_view get(const std::string& key) {
     begin();
     return lmdb_get(transaction, table, key, path);
   }
+  // Writes a value. Commits every 64 values or 64 MiB.
   void put(const std::string& key, std::string_view bytes) {
     pending += bytes.size() + 8192;
     if (pending > room / 4 ||
-        lmdb_bytes(env) + 2 * pending > room) {  // room for what is coming, and for LMDB's copies
+        lmdb_bytes(env) + 2 * pending > room) {  // for the new values, and for the pages that LMDB copies
       commit();
       while (lmdb_bytes(env) + 4 * (bytes.size() + 8192) + (64u << 20) > room) room *= 2;
       lmdb(mdb_env_set_mapsize(env, room), path, "cannot grow");
@@ -70,20 +72,22 @@ class Packing {
   }
 
  private:
+  // Begins a transaction if none is open.
   void begin() {
     if (transaction) return;
     lmdb(mdb_txn_begin(env, nullptr, 0, &transaction), path, "cannot be written");
     lmdb(mdb_dbi_open(transaction, nullptr, 0, &table), path, "cannot be written");
   }
   const std::string path;
-  size_t room = size_t(1) << 30, pending = 0;  // bytes
-  int waiting = 0;                             // values that are not committed
+  size_t room = size_t(1) << 30, pending = 0;  // bytes: size of the memory map; of uncommitted values
+  int waiting = 0;                             // number of uncommitted values
   MDB_env* env = nullptr;
   MDB_txn* transaction = nullptr;
   MDB_dbi table = 0;
 };
 
-// The levels of a picture that decode_piece() can be asked for; none where it cannot be decoded.
+// Returns an image, decoded, and its reductions by 2, 4, 8, ... as bytes (Levels in data/cache.hpp). If the
+// image cannot be decoded, there are no levels, and the image is added to the problems of the data set.
 static std::string decoded_image(const Dataset& data, size_t i) {
   const cv::Size size = data.size(i);
   std::vector<Piece> pieces;
@@ -109,7 +113,7 @@ static void pack(int argc, char** argv) {
   config.parse(argc, argv, "packs a data set into one LMDB file");
   usage_check(!config.data.empty(), "--data is needed: a folder, or a COCO JSON or YOLO data.yaml file");
   usage_check(config.data != "shapes" && !is_packed(config.data), "--data ", config.data,
-              " needs no packing");
+              " needs no packing; train on it directly");
   usage_check(fs::path(config.out).extension() == ".lmdb", "--out must end in .lmdb, got '", config.out, "'");
   check(!fs::is_directory(config.out), "--out ", config.out, " is a folder");
   opencv_single_thread();
@@ -117,7 +121,7 @@ static void pack(int argc, char** argv) {
 
   const std::pair<std::string, const Dataset*> parts[] = {{"train", &splits.train}, {"val", &splits.val}};
   std::map<std::string, std::string> labels;
-  ContentKey key;  // of pictures and labels
+  ContentKey key;  // of images and labels
   for (const auto& [name, data] : parts) {
     labels[name] = splits.same && name == "val" ? "" : coco_text(data->truth);
     key.add(data->key);
@@ -127,7 +131,7 @@ static void pack(int argc, char** argv) {
   Packing file(config.out);
   const std::string found(file.get("yolox"));
   check(found.empty() || found == head, config.out,
-        " holds other images or labels, or the same ones packed in another way; ",
+        " holds other images or labels, or was packed with another setting of --decoded; ",
         "delete it or give another --out");
   if (!file.get("complete").empty()) {
     std::cout << config.out << " is complete\n";
@@ -139,7 +143,7 @@ static void pack(int argc, char** argv) {
   for (const auto& [name, data] : parts) {
     file.put(name, labels[name]);
     if (splits.same && name == "val") break;
-    const size_t together = config.decoded ? 8 : 64;  // in memory
+    const size_t together = config.decoded ? 8 : 64;  // images in memory
     for (size_t from = 0; from < data->records.size(); from += together) {
       std::vector<std::string> images(std::min(together, data->records.size() - from));
       std::vector<char> wanted(images.size());
@@ -158,7 +162,7 @@ static void pack(int argc, char** argv) {
   file.put("complete", "yes");
   file.commit();
   std::cout << (isatty(1) ? "\r" : "") << config.out << ": " << all << " images";
-  if (there) std::cout << ", " << there << " of them were there";
+  if (there) std::cout << ", " << there << " of them were already packed";
   std::cout << ", " << short_bytes(double(fs::file_size(config.out))) << "\n";
   for (const auto& [name, data] : parts) {
     if (splits.same && name == "val") break;

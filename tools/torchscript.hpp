@@ -1,6 +1,6 @@
-// The model as a TorchScript file, which torch.jit.load in Python and torch::jit::load in C++ open without
-// this repository. The network is recorded as it runs; decoding and NMS are TorchScript source, since they
-// depend on the size of the images and on what is found.
+// Export to TorchScript. torch.jit.load in Python and torch::jit::load in C++ load the file without this
+// repository. The network is traced. Decoding and NMS are TorchScript source, because they depend on the
+// image size and on the number of detections, which a trace would fix.
 //
 // B batch, C classes, H W height and width of the input in pixels, A anchor points, D detections.
 #pragma once
@@ -16,21 +16,23 @@
 
 namespace yolox {
 
-// A number that TorchScript reads as a float.
+// Returns a TorchScript expression of type float that equals `value` exactly.
 inline std::string script_number(double value) {
   char text[40];
   std::snprintf(text, sizeof text, "float('%.17g')", value);
   return text;
 }
 
-// Images float32 [B, 3, H, W], any batch and any multiples of 32 -> what onnx.hpp says of `settings`.
-// Methods: forward; rows, which is the same before NMS. With settings.half the model is float16 afterwards.
+// Returns the model as a TorchScript module. Input of its methods: images float32 [B, 3, H, W], any B, H and
+// W multiples of 32. forward() has the output that ExportSettings (onnx.hpp) describes. rows() has the output
+// before NMS. Changes `model`: its parameters no longer require gradients, and with settings.half its type is
+// float16.
 inline torch::jit::Module to_torchscript(YOLOX& model, const ExportSettings& settings) {
   const torch::NoGradGuard no_grad;
-  for (auto& p : model->parameters()) p.set_requires_grad(false);  // they become constants of the trace
+  for (auto& p : model->parameters()) p.set_requires_grad(false);  // the trace stores them as constants
   const auto type = settings.half ? torch::kHalf : torch::kFloat;
   model->to(type);
-  // [B, A, 5 + C] = boxes, objectness and classes as the network has them
+  // raw output [B, A, 5 + C]: boxes, objectness logit, class logits
   const auto network = [&](const Tensor& images) {
     const Predictions p = model(images);
     return torch::cat({p.reg, p.obj.unsqueeze(-1), p.cls}, -1);
@@ -108,12 +110,13 @@ def forward(self, images):
   return module;
 }
 
-// The metadata are extra files of these names. Throws where the file cannot be written.
+// Writes the module to `path`. Each metadata entry becomes an extra file that has the key as its name. Throws
+// if the file cannot be written.
 inline void save_torchscript(const torch::jit::Module& module, const Metadata& metadata,
                              const std::string& path) {
   torch::jit::ExtraFilesMap extra;
   for (const auto& [key, text] : metadata) extra[key] = text;
-  std::ostringstream bytes;  // on a full disk torch's own writer of files ends the process
+  std::ostringstream bytes;  // torch's file writer ends the process on a full disk
   module.save(bytes, extra);
   std::ofstream out(path, std::ios::binary);
   check(out << bytes.str() && out.flush(), "cannot write ", path,

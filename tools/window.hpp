@@ -1,4 +1,4 @@
-// A window on the desktop that shows pictures one after another: q or Esc ends, space pauses.
+// Window of demo --show. Shows images one after another. q or Esc quits, space pauses.
 #pragma once
 #include <string>
 
@@ -19,9 +19,10 @@ namespace yolox {
 #ifdef YOLOX_WINDOW
 class Window {
  public:
-  // To be made before there are other threads. Throws where there is no display.
+  // Checks that a display exists; show() opens the window. Throws if there is no display. Must be called
+  // before other threads start, because the constructor forks.
   explicit Window(const std::string& title) : title(title) {
-    // Where there is no display Qt ends the process that asks; so another one asks first.
+    // Qt ends the process if there is no display. Therefore a child process tries first.
     const pid_t probe = fork();
     if (probe == 0) {
       if (!freopen("/dev/null", "w", stderr)) _exit(1);
@@ -34,13 +35,13 @@ class Window {
     }
     int status = 1;
     if (probe > 0) waitpid(probe, &status, 0);
-    check(status == 0, "--show: there is no display to show on (DISPLAY is ",
+    check(status == 0, "--show: there is no display (DISPLAY is ",
           std::getenv("DISPLAY") ? std::getenv("DISPLAY") : "not set",
-          "); leave it out, the results go to --save");
+          "); leave --show out, and look at the results in --save");
   }
 
-  // Shows a picture for `seconds`, until a key is pressed where they are negative. False: the user has ended
-  // it, or a signal.
+  // Shows an image for `seconds`, or until a key is pressed if `seconds` is negative. Returns false if the
+  // user has quit, and after a signal.
   bool show(const Image& image, double seconds) {
     if (!open) {
       cv::namedWindow(title, cv::WINDOW_NORMAL | cv::WINDOW_KEEPRATIO);
@@ -70,7 +71,8 @@ class Window {
  public:
   explicit Window(const std::string&) {
     fail(
-        "--show: this build has no window: OpenCV's highgui was not there; install libopencv-dev and run "
+        "--show: this build has no window, because OpenCV's highgui was missing; install libopencv-dev and "
+        "run "
         "./setup.sh again");
   }
   bool show(const Image&, double) { return false; }

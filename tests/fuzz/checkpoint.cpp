@@ -1,4 +1,4 @@
-// A whole .pth: its zip, and the pickle in it as far as it comes through.
+// Fuzzes the reader of .pth files: the zip container, and the pickle if the zip is valid.
 #include "weights.hpp"
 
 using namespace yolox;

@@ -1,4 +1,4 @@
-// COCO JSON: the same bytes as annotations and as detections.
+// Fuzzes the readers of COCO JSON: the input is read as annotations and as detections.
 #include "labels.hpp"
 
 using namespace yolox;

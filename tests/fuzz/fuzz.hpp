@@ -1,6 +1,7 @@
-// What the fuzzers share. Each makes a file of the bytes that it is given, has it read as a program would,
-// and ends in a report where that is not a value or an error of ours. checks.sh runs them; CONTRIBUTING.md
-// says how to run one alone.
+// tests/fuzz/ contains libFuzzer targets for the readers of files. Each target writes its input to a file and
+// reads the file. The result must be a value or an exception of base/error.hpp; any other exception is a
+// crash. checks.sh runs all targets; CONTRIBUTING.md says how to run one. This file has what the targets
+// share.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -18,7 +19,7 @@
 
 namespace yolox::fuzz {
 
-// A file in memory, under a name that open() takes. Each write() replaces what was there.
+// A file in memory with a path for open(). Each write() replaces the contents.
 class MemoryFile {
  public:
   MemoryFile() : fd(memfd_create("fuzz", MFD_CLOEXEC)), path(concat("/proc/self/fd/", fd)) {
@@ -32,7 +33,7 @@ class MemoryFile {
 
  private:
   static void require(bool done) {
-    if (!done) std::perror("a file in memory"), std::abort();
+    if (!done) std::perror("memfd"), std::abort();
   }
   const int fd;
 
@@ -40,15 +41,15 @@ class MemoryFile {
   const std::string path;
 };
 
-// Does f(). An error of error.hpp is an answer like any other; what a library throws, or the language, should
-// have been turned into one on its way.
+// Calls f(). Aborts if f() throws anything but the exceptions of base/error.hpp, because the readers must
+// convert exceptions of libraries.
 template <class Function>
 void answers(Function f) {
   try {
     f();
   } catch (const std::exception& e) {
     if (typeid(e) == typeid(std::runtime_error) || typeid(e) == typeid(UsageError)) return;
-    std::fprintf(stderr, "an exception that is not ours, %s: %s\n", typeid(e).name(), e.what());
+    std::fprintf(stderr, "exception not of base/error.hpp, %s: %s\n", typeid(e).name(), e.what());
     std::abort();
   }
 }

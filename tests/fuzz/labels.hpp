@@ -1,4 +1,4 @@
-// What the fuzzers of labels share: from what a reader made of a file to what training takes.
+// Shared by the fuzzers of labels: conversion of a Source to a Dataset.
 #pragma once
 #include <utility>
 
@@ -7,7 +7,8 @@
 
 namespace yolox::fuzz {
 
-// As if every image were there, VGA size, or of the size that its labels say.
+// Builds the Dataset as if every image existed, with the size in its labels, or 640x480 if the labels have
+// none. Aborts if a box is outside its image or has an unknown class.
 inline void to_dataset(Source source) {
   ImageChecks checks;
   for (const CocoImage& image : source.coco.images) {
@@ -22,7 +23,7 @@ inline void to_dataset(Source source) {
         if (!(b.x1 >= 0 && b.y1 >= 0 && b.x2 <= r.width && b.y2 <= r.height && b.x1 <= b.x2 &&
               b.y1 <= b.y2) ||
             b.cls < 0 || b.cls >= int(data.classes.size()))
-          std::fprintf(stderr, "a box that is not in its image\n"), std::abort();
+          std::fprintf(stderr, "a box is outside its image, or its class does not exist\n"), std::abort();
   }
 }
 

@@ -1,4 +1,4 @@
-// Weights out of an ONNX file.
+// Fuzzes the reader of weights in ONNX files.
 #include "checkpoint/onnx_weights.hpp"
 #include "weights.hpp"
 

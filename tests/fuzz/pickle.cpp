@@ -1,4 +1,5 @@
-// The pickle of a .pth, in a zip that is well formed and has a few tensors' bytes.
+// Fuzzes the reader of the pickle in a .pth. The zip container is valid and has the bytes of three tensor
+// storages.
 #include "weights.hpp"
 
 using namespace yolox;

@@ -1,4 +1,4 @@
-// The XML of Pascal VOC.
+// Fuzzes the reader of Pascal VOC XML.
 #include "labels.hpp"
 
 using namespace yolox;

@@ -1,4 +1,4 @@
-// What the fuzzers of weights share: from what a reader made of a file to a module that is filled with it.
+// Shared by the fuzzers of weights: loading of the value that a reader returned into a module.
 #pragma once
 #include <torch/torch.h>
 
@@ -8,6 +8,7 @@
 
 namespace yolox::fuzz {
 
+// Finds the weights in `value` and loads them into a small module. path: for error messages.
 inline void to_module(const c10::IValue& value, const std::string& path) {
   weights_info(value, path);
   const auto weights = find_weights(value, path);

@@ -1,4 +1,5 @@
-// YOLO: the same bytes as a data.yaml and as a label file, with and without keypoints behind the boxes.
+// Fuzzes the readers of YOLO files: the input is read as a data.yaml and as a label file, with and without
+// keypoints.
 #include "labels.hpp"
 
 using namespace yolox;

@@ -1,0 +1,99 @@
+// What somebody who clones and edits the repository relies on: the loop of train.cpp is plain, and one line
+// adds a term to the loss.
+#include "programs.hpp"
+
+#include <fstream>
+
+using namespace yolox;
+using namespace yolox::test;
+
+namespace {
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const size_t at = text.find(from);
+  REQUIRE_MESSAGE(at != std::string::npos, from);
+  return text.replace(at, from.size(), to);
+}
+
+// The loop of train.cpp, its while to its closing brace.
+std::string loop_of_train() {
+  std::string loop;
+  bool inside = false;
+  for (const auto& line : lines_of(contents(YOLOX_SOURCE_DIR "/train.cpp"))) {
+    inside = inside || line.rfind("  while (", 0) == 0;
+    if (inside) loop += line + "\n";
+    if (inside && line == "  }") break;
+  }
+  return loop;
+}
+
+}  // namespace
+
+TEST_CASE("train.cpp: the steps of training stand in its loop, in their order, as plain calls") {
+  const std::string loop = loop_of_train();
+  size_t at = 0;
+  for (const char* call :
+       {"learning_rate(", "batches.next()", "network_input(", "compute(", "scaler.unscale(",
+        "clip_on_all_ranks(", "recovery.failure(", "optimizer.step(", "ema_update(", "scaler.update()",
+        "run.end_step(", "end_of_epoch(", "run.save_if_due("}) {
+    const size_t found = loop.find(call, at);
+    CHECK_MESSAGE(found != std::string::npos, call);
+    at = std::min(found, loop.size());
+  }
+  CHECK(lines_of(loop).size() <= 45);
+}
+
+// Compiles train.cpp with a loss.hpp that has one more line, as the build does, and looks for the new term in
+// all that a run writes.
+TEST_CASE("train: a term that one line adds to the loss is in line, metrics, TensorBoard and report" *
+          starts_programs) {
+  const std::string build = YOLOX_BINARY_DIR;
+  if (!fs::exists(build + "/build.ninja")) {
+    MESSAGE("skipped: the build folder is not one of Ninja");
+    return;
+  }
+  TempDir dir;
+  for (const char* file : {"train.cpp", "step.hpp"})
+    fs::copy_file(std::string(YOLOX_SOURCE_DIR "/") + file, dir / file);
+  std::ofstream(dir / "loss.hpp") << replaced(
+      contents(YOLOX_SOURCE_DIR "/loss.hpp"), "  return losses;",
+      "  losses.add(\"extra\", 0.5 * l1_loss + 0.25);\n  return losses;");
+  // The commands of the build, for the copies: loss.hpp is found beside step.hpp, which is found beside
+  // train.cpp.
+  std::ofstream(dir / "commands.py") << R"(
+import re, subprocess, sys
+build, source, folder = sys.argv[1:]
+commands = subprocess.check_output(['ninja', '-C', build, '-t', 'commands', 'train'], text=True).strip().split('\n')
+compiling = [c for c in commands if ' -c ' + source + '/train.cpp' in c][0]
+linking = commands[-1]
+compiling = compiling.replace(source + '/train.cpp', folder + '/train.cpp')
+compiling = re.sub(r' -MF \S+| -MT \S+| -MD', '', compiling)
+compiling = re.sub(r' -o (\S+train\.cpp\.o)', ' -o ' + folder + '/train.o', compiling)
+linking = re.sub(r'\S+train\.cpp\.o', folder + '/train.o', linking).replace(' -o train ', ' -o ' + folder + '/train ')
+for command in compiling, linking:
+    subprocess.check_call(command, shell=True, cwd=build)
+)";
+  const Outcome built = shell(
+      dir, concat("python3 commands.py '", build, "' '" YOLOX_SOURCE_DIR "' '", dir.path.string(), "'"));
+  REQUIRE_MESSAGE(built.code == 0, built.err);
+  const Outcome o =
+      shell(dir,
+            "./train --model yolox-nano --size 64 --bs 4 --accum 2 --procs 2 --epochs 1 --max-iters 3 "
+            "--no-aug-epochs 1 --warmup-epochs 0 --eval-interval 0 --device cpu --out r");
+  REQUIRE_MESSAGE(o.code == 0, o.err);
+  CHECK(has(o.out, "total  iou  obj  cls   l1 extra"));
+  const auto rows = lines_of(contents(dir / "r/metrics.csv"));
+  CHECK(has(rows.at(0), "loss,iou,obj,cls,l1,extra,positives_per_object"));
+  for (size_t i = 1; i < rows.size(); ++i) {
+    const auto row = metric_rows(dir / "r/metrics.csv").at(i - 1);
+    const double l1 = row[kL1], extra = row[kL1 + 1];
+    CHECK(extra == doctest::Approx(0.5 * l1 + 0.25).epsilon(1e-4));  // over two micro-batches of two ranks
+    CHECK(row[kLoss] == doctest::Approx(row[kIou] + row[kObj] + row[kCls] + l1 + extra).epsilon(1e-4));
+  }
+  bool in_events = false;
+  for (const auto& file : fs::directory_iterator(dir / "r"))
+    in_events = in_events || (has(file.path().filename().string(), "events.out") &&
+                              has(contents(file.path().string()), "train/extra"));
+  CHECK(in_events);
+  CHECK(has(contents(dir / "r/report.html"), "extra"));
+}

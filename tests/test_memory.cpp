@@ -1,0 +1,124 @@
+// Memory of a process, running out of it, and the largest batch that fits.
+#include "tensors.hpp"
+
+#include <sys/mman.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <new>
+#include <stdexcept>
+
+#include "base/memory.hpp"
+#include "run/fit.hpp"
+
+using namespace yolox;
+
+TEST_CASE("memory: errors that mean out of memory are recognised, others are not") {
+  CHECK(is_out_of_memory(std::bad_alloc()));
+  CHECK(is_out_of_memory(std::runtime_error("CUDA out of memory. Tried to allocate 20.00 MiB")));
+  CHECK(is_out_of_memory(std::runtime_error("DefaultCPUAllocator: can't allocate memory: you tried")));
+  for (const char* what : {"cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+                           "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+                           "CUDA error: cudaErrorMemoryAllocation",
+                           "GET was unable to find an engine to execute this computation"})
+    CHECK_MESSAGE(is_out_of_memory(std::runtime_error(what)), what);
+  CHECK_FALSE(is_out_of_memory(std::runtime_error("cuDNN error: CUDNN_STATUS_BAD_PARAM")));
+  CHECK(is_out_of_memory(std::runtime_error("could not create a primitive")));
+  CHECK_FALSE(is_out_of_memory(
+      std::runtime_error("could not create a primitive descriptor for a convolution forward propagation")));
+  CHECK_FALSE(is_out_of_memory(std::runtime_error("the shapes do not fit")));
+}
+
+TEST_CASE(
+    "memory: a step that runs out of it is done again in more parts, which stay after the second time") {
+  PartsThatFit fit{2, 7};
+  int64_t room = 7;  // parts that fit
+  std::string order;
+  const auto step = [&] {
+    order.clear();
+    return fit(
+        [&](int64_t parts) {
+          order += concat(" ", parts);
+          if (parts < room) throw std::runtime_error("out of memory");
+          return parts * 10;
+        },
+        [&](int64_t parts) { order += concat(" undo", parts); });
+  };
+  CHECK(step() == 70);
+  CHECK(order == " 2 undo4 4 undo7 7");
+  room = 1;
+  CHECK(step() == 20);  // that was a single large batch
+  CHECK(order == " 2");
+  room = 3;
+  CHECK(step() == 40);
+  room = 1;
+  CHECK(step() == 40);
+  CHECK(order == " 4");
+  CHECK(fit.times == 2);
+  room = 8;
+  CHECK(has(error_of(step), "even with one image at a time"));
+  CHECK(has(error_of(step), "(out of memory)"));  // what was asked for is in there
+  CHECK(has(error_of([] {
+              PartsThatFit{1, 1}([](int64_t) -> int { throw std::bad_alloc(); }, [](int64_t) {});
+            }),
+            "a single image"));
+  CHECK(error_of([] {
+          PartsThatFit{1, 4}([](int64_t) -> int { throw std::runtime_error("other"); }, [](int64_t) {});
+        }) == "other");
+}
+
+TEST_CASE("memory: the largest batch within the budget is found, whatever the curve") {
+  int tried = 0;
+  double largest_tried = 0;
+  const auto search = [&](int64_t limit, double budget, const std::function<double(double)>& bytes) {
+    tried = 0, largest_tried = 0;
+    return largest_batch(limit, budget, [&](int64_t n) {
+      ++tried;
+      largest_tried = std::max(largest_tried, bytes(double(n)));
+      return bytes(double(n));
+    });
+  };
+  const auto line = [](double n) { return 100 + 7 * n; };
+  CHECK(search(1000, 100 + 7 * 23.5, line) == 23);
+  CHECK(search(1000, 107, line) == 1);
+  CHECK(search(5, 1e9, line) == 5);
+  CHECK(search(1, 1e9, line) == 1);
+  CHECK(search(2, 1e9, line) == 2);
+  CHECK(search(3, 1e9, line) == 3);
+  CHECK(has(error_of([&] { search(1000, 106, line); }), "not even one image"));
+  const int64_t many = search(100000, 100 + 7 * 900.5, line);
+  CHECK(many <= 900);
+  CHECK(many > 900 * 31 / 32 - 1);
+  CHECK(tried < 12);
+  const auto square = [](double n) { return n * n; };
+  CHECK(search(1000, 30.5 * 30.5, square) == 30);
+  CHECK(largest_tried < 4 * 4 * 30.5 * 30.5);  // it does not jump far beyond what it has seen
+  const auto steps = [](double n) { return 50 * std::ceil(n / 10); };  // an allocator's blocks
+  CHECK(search(1000, 149, steps) == 20);
+  const auto wall = [](double n) { return n > 13 ? std::numeric_limits<double>::infinity() : 1.0; };
+  CHECK(search(1000, 2, wall) == 13);
+  // Where something else than bytes is the limit, the line points beyond it each time.
+  const auto slow = [&](double n) { return n > 40 ? std::numeric_limits<double>::infinity() : line(n); };
+  CHECK(search(100000, 1e9, slow) == 40);
+  CHECK(tried < 12);
+}
+
+TEST_CASE("memory: resident memory and its peak are measured, and the peak can be reset") {
+  CHECK(resident_bytes() > 1e5);
+  CHECK(peak_bytes() >= 0.5 * resident_bytes());
+  forget_peak();  // of the tests before
+  const double before = peak_bytes();
+  {
+    // Not from the heap, which may have as much that is free and in RAM.
+    const size_t bytes = 200 << 20;
+    void* much = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(much != MAP_FAILED);
+    std::memset(much, 1, bytes);
+    CHECK(peak_bytes() > before + 100e6);
+    munmap(much, bytes);
+  }
+  forget_peak();
+  CHECK(peak_bytes() < before + 100e6);
+}
