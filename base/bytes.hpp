@@ -1,4 +1,4 @@
-// Numbers as raw bytes, little-endian.
+// Reading and writing numbers as raw little-endian bytes.
 #pragma once
 #include <cstring>
 #include <string>
@@ -8,7 +8,7 @@ namespace yolox {
 
 namespace pth {
 
-// A number at the start of raw bytes; the caller has checked that they are there.
+// Reads a T from offset `at`. The caller has checked that bytes.size() >= at + sizeof(T).
 template <class T>
 T number(std::string_view bytes, size_t at = 0) {
   T value;
@@ -16,6 +16,7 @@ T number(std::string_view bytes, size_t at = 0) {
   return value;
 }
 
+// Appends the bytes of `value` to `out`.
 template <class T>
 void append(std::string& out, T value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof(T));

@@ -8,10 +8,10 @@ torch::Device parse_device(const std::string& name) {
   const std::string number = name == "cuda" ? "0" : name.rfind("cuda:", 0) == 0 ? name.substr(5) : "";
   usage_check(
       !number.empty() && number.size() < 4 && number.find_first_not_of("0123456789") == std::string::npos,
-      "--device takes auto, cpu, cuda or cuda:N, got '", name, "'");
+      "--device must be auto, cpu, cuda or cuda:N, got '", name, "'");
   usage_check(torch::cuda::is_available(), "--device ", name,
-              ": no GPU is usable by this build; see nvidia-smi, and ./setup.sh builds for the GPU where the "
-              "CUDA toolkit is; or use --device cpu");
+              ": this build cannot use a GPU; check nvidia-smi, install the CUDA toolkit and run ./setup.sh "
+              "again, or use --device cpu");
   const int index = std::atoi(number.c_str());
   usage_check(index < int(torch::cuda::device_count()), "--device ", name, ": there are ",
               int(torch::cuda::device_count()), " GPUs");
@@ -89,7 +89,7 @@ double memory_budget(torch::Device device) {
   }
 #endif
   (void)device;
-  return free_memory() + resident_bytes();  // the former leaves out a tenth
+  return free_memory() + resident_bytes();  // free_memory() has subtracted its margin of 10 % already
 }
 
 std::string memory_report() {
@@ -97,9 +97,9 @@ std::string memory_report() {
   try {
     if (!torch::cuda::is_available() || !c10::cuda::CUDACachingAllocator::get()->initialized()) return "";
     const torch::Device device(torch::kCUDA, c10::cuda::current_device());
-    return concat(device_name(device), ": ", memory_taken(device) / 1e9, " GB taken, ",
-                  memory_peak(device) / 1e9, " GB at most");
-  } catch (const std::exception&) {  // the GPU is what failed
+    return concat(device_name(device), ": ", memory_taken(device) / 1e9, " GB reserved, peak ",
+                  memory_peak(device) / 1e9, " GB");
+  } catch (const std::exception&) {  // the GPU may be the cause of the crash
   }
 #endif
   return "";

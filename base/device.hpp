@@ -1,4 +1,4 @@
-// What depends on the device that a run is on: its name, its memory, its determinism.
+// The device of a run (CPU or GPU): parsing of --device, name, memory, deterministic mode.
 #pragma once
 #include <torch/torch.h>
 
@@ -21,33 +21,37 @@
 
 namespace yolox {
 
-// "auto" (a GPU when there is one), "cpu", "cuda" or "cuda:1". A GPU becomes the current one: nothing is to
-// land on another.
+// Parses "auto" (a GPU if torch can use one, else the CPU), "cpu", "cuda" or "cuda:N". Makes a GPU the
+// current device, so that no tensor is allocated on another GPU. Throws UsageError if the GPU does not exist.
 torch::Device parse_device(const std::string& name);
 
-// "cpu", "cuda:0 (NVIDIA H200)"
+// Returns "cpu" or "cuda:0 (NVIDIA H200)".
 std::string device_name(torch::Device device);
 
-// Where a GPU sits in its machine, "0000:1B:00.0"; empty for the CPU.
+// Returns the PCI bus ID of a GPU, such as "0000:1B:00.0", or "" for the CPU.
 std::string gpu_address(torch::Device device);
 
-// With determinism: the same bytes each time; what of torch has no such version on a GPU, the model computes
-// in another way. Without: cuDNN tries its algorithms for each input size it has not met, unless memory is
-// short (--dtr): that takes much of it, and an algorithm that was tried with more does not fit later.
+// on: selects deterministic algorithms, so that a run is bit-for-bit reproducible. Where torch has no
+// deterministic GPU kernel, the model uses other operations.
+// off: enables cuDNN benchmark mode, which tries all algorithms for each new input size, unless
+// `memory_is_short` (--dtr). A benchmark needs much memory, and an algorithm that was chosen while more
+// memory was free may not fit later.
 void set_determinism(bool on, bool memory_is_short);
 
-// Memory of the device that this process has taken; on the CPU what is in RAM, bytes.
+// Returns the memory that this process uses on the device, in bytes: reserved by torch's caching allocator on
+// a GPU, resident in RAM on the CPU.
 double memory_taken(torch::Device device);
-// What torch has given out of that to tensors, the most since the last call of empty_cache(); 0 on the CPU,
-// where torch does not count.
+// Returns the bytes that torch's allocator has allocated to tensors: now, and the peak since the last call of
+// empty_cache(). Both are 0 on the CPU, where torch does not count.
 GivenOut given_out(torch::Device device);
-// The most that this process has taken since then.
+// Returns the peak of memory_taken() since the last call of empty_cache(), in bytes.
 double memory_peak(torch::Device device);
-// What this process may take in all, with what it has: 90 % of what others leave.
+// Returns the memory that this process may use in total, in bytes: 90 % of the free memory plus its own on a
+// GPU, free_memory() plus its own on the CPU.
 double memory_budget(torch::Device device);
-// What a report of a crash says of the current GPU; empty where none is used.
+// Returns one line about the memory of the current GPU for crash.txt, or "" if no GPU is in use.
 std::string memory_report();
-// Gives back what is cached and not used, and begins to look for a peak anew.
+// Returns cached memory that is not in use to the system and resets the peaks.
 void empty_cache(torch::Device device);
 
 }  // namespace yolox

@@ -17,7 +17,7 @@ static std::string to_text(const std::vector<std::string>& v) {
   for (const auto& line : v) text += (text.empty() ? "" : "\n") + line;
   return text;
 }
-// As short as possible without changing the number.
+// Returns the shortest of 6, 15 or 17 digits that reads back as the same number.
 static std::string to_text(double v) {
   char text[32];
   for (const int digits : {6, 15, 17}) {
@@ -40,12 +40,12 @@ static void from_text(const std::string& name, const std::string& text, T& v) {
   std::istringstream in(text);
   T read;
   if (!(in >> read) || !in.eof())
-    throw UsageError(concat("--", name, " takes ", std::is_integral_v<T> ? "a whole number" : "a number",
+    throw UsageError(concat("--", name, " must be ", std::is_integral_v<T> ? "an integer" : "a number",
                             ", got '", text, "'"));
   v = read;
 }
 
-// The number that stands for the word of a flag.
+// Returns the number that the word of a flag stands for.
 static double number_of_word(const std::string& word) { return word == "auto" ? 0 : -1; }
 
 std::string Flags::Flag::get() const {
@@ -58,7 +58,7 @@ void Flags::Flag::set(const std::string& text) const {
   const std::string number = is_word ? to_text(number_of_word(word)) : text;
   std::visit([&](auto* v) { from_text(name, number, *v); }, member);
   if (word == "auto" && !is_word && get() == word)
-    throw UsageError(concat("--", name, " takes a number above 0 or auto, got ", text));
+    throw UsageError(concat("--", name, " must be a number above 0 or auto, got ", text));
 }
 
 Flags::Flag& Flags::add(const Member& member, std::string_view group, std::string_view name,
@@ -88,13 +88,13 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::ve
     };
     add_to(options);
     if (std::find(often.begin(), often.end(), f.name) != often.end()) add_to(brief);
-    // The other way about, for a run that is resumed with another setting.
+    // The opposite of a switch is accepted too, because a resumed run may need to change the setting back.
     if (f.is_bool()) options.add_options("hidden")(f.on_by_default() ? f.name : "no-" + f.name, "");
   }
   options.add_options("Help")("help", "this text");
   groups.push_back("Help");
-  // Where cxxopts does otherwise: a switch with a value would count as given, and a flag that may stand
-  // alone would never take the next word.
+  // Two cases are handled here, because cxxopts would accept a switch with a value, and would never use the
+  // next word as the value of a flag that has an implicit value.
   std::vector<std::string> words{program};
   bool help_all = often.empty();
   for (int i = 1; i < argc; ++i) {
@@ -122,17 +122,17 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::ve
   }
   if (result.count("help")) {
     std::string text = help_all ? options.help(groups) : brief.help(groups);
-    if (!help_all) {  // on one screen: without empty lines
+    if (!help_all) {  // without empty lines, so that the text fits on one screen
       for (size_t at; (at = text.find("\n\n")) != std::string::npos;) text.erase(at, 1);
-      text += " More, explained by --help all:\n" + names_without(often);
+      text += " More flags, explained by --help all:\n" + names_without(often);
     }
     std::cout << text;
     std::exit(0);
   }
   if (!result.unmatched().empty()) {
-    throw UsageError(concat("stray word '", result.unmatched()[0],
-                            "'; flags take values as --name value or --name=value, and ",
-                            "a switch takes none (--no-... turns off what is on by default)"));
+    throw UsageError(concat("unexpected argument '", result.unmatched()[0],
+                            "'; write a value as --name value or --name=value; ",
+                            "a switch has no value (--no-NAME turns a switch off)"));
   }
   for (auto& f : flags) {
     if (f.is_bool()) {
@@ -194,7 +194,7 @@ ImageSize parse_size(const std::string& text) {
   char x = 0, rest = 0;
   const int n = std::sscanf(text.c_str(), "%d%c%d%c", &size.height, &x, &size.width, &rest);
   if (n == 1) size.width = size.height;
-  usage_check(n == 1 || (n == 3 && x == 'x'), "--size takes a side or HEIGHTxWIDTH, got '", text, "'");
+  usage_check(n == 1 || (n == 3 && x == 'x'), "--size must be N or HEIGHTxWIDTH, got '", text, "'");
   usage_check(size.height > 0 && size.width > 0 && size.height % 32 == 0 && size.width % 32 == 0, "--size ",
               text, ": height and width must be multiples of 32, such as ",
               std::max(32, (size.height + 16) / 32 * 32),

@@ -1,10 +1,10 @@
-// Command-line flags, declared once: each is a member of the program's Config with its default and a line of
-// doc.
+// Command-line flags. Each flag is declared once, as a member of the program's Config with its default and
+// one line of help.
 //
 //   struct Config : Flags {
-//     int bs = flag(bs, "Training", "bs", 16, "N", "images in a step");
-//     bool strict = flag(strict, "Data", "strict", false, "", "stop at bad labels");   // --strict
-//     bool mosaic = flag(mosaic, "Data", "mosaic", true, "", "four images in one");    // --no-mosaic
+//     int bs = flag(bs, "Training", "bs", 16, "N", "batch size");
+//     bool strict = flag(strict, "Data", "strict", false, "", "stop at bad labels");  // --strict
+//     bool mosaic = flag(mosaic, "Data", "mosaic", true, "", "mosaic augmentation");  // --no-mosaic
 //   };
 //   Config config;
 //   config.parse(argc, argv, "trains YOLOX");
@@ -23,26 +23,29 @@ namespace yolox {
 
 struct Flags {
   Flags() = default;
-  Flags(const Flags&) = delete;  // the flags below know their members by address
+  Flags(const Flags&) = delete;  // `flags` holds pointers to the members of this object
   Flags& operator=(const Flags&) = delete;
 
-  // Flags given on the command line, then the values of all of them. Prints help and exits on --help; where
-  // there are so many flags that some are named as used `often`, that explains these, and --help all the
-  // others too. Unknown flags, stray words and values of the wrong type: UsageError.
+  // Parses the command line and sets the members. Prints help and exits with 0 on --help.
+  // about: one line for the help. often: the flags that --help explains; it lists the others by name, and
+  // "--help all" explains all. If `often` is empty, --help explains all.
+  // Throws UsageError for an unknown flag, a word without a flag, or a value of the wrong type.
   void parse(int argc, char** argv, const std::string& about, const std::vector<std::string>& often = {});
 
+  // Returns true if the flag was on the command line.
   bool was_given(const std::string& name) const {
     return std::find(given.begin(), given.end(), name) != given.end();
   }
 
-  // All flags as text, in the order of their declaration.
+  // Returns name and value of all flags as text, in the order of declaration.
   std::vector<std::pair<std::string, std::string>> values() const;
 
-  // Sets a flag by name from text, as if it had been given; false if there is no such flag.
+  // Sets a flag from text. Returns false if there is no flag of this name. was_given() does not change.
   bool set(const std::string& name, const std::string& value);
 
-  // Declares a flag: the member that it sets, a heading in the help, its name, its default, what stands for
-  // its value in the help, one line of doc. Returns the default, so that it can initialise the member.
+  // Declares a flag and returns its default, so that the call can initialise the member.
+  // member: the variable that the flag sets. group: heading in the help. name: without "--". value: default.
+  // argument: placeholder of the value in the help, such as N. doc: one line of help.
   template <class T>
   T flag(T& member, std::string_view group, std::string_view name, const T& value, std::string_view argument,
          std::string_view doc) {
@@ -54,25 +57,26 @@ struct Flags {
     add(&member, group, name, argument, doc);
     return value;
   }
-  // A number above 0 that may be given as "auto", which is 0.
+  // Declares a flag that is a number above 0 or "auto". The member is 0 for "auto".
   int flag_auto(int& member, std::string_view group, std::string_view name, int value,
                 std::string_view argument, std::string_view doc) {
     add(&member, group, name, argument, doc).word = "auto";
     return value;
   }
-  // A number whose default is that of the model's recipe; -1 until the recipe is known.
+  // Declares a number whose default depends on the model's recipe. The member is -1 and the help shows
+  // "recipe" until the recipe is known.
   double flag_recipe(double& member, std::string_view group, std::string_view name, std::string_view argument,
                      std::string_view doc) {
     add(&member, group, name, argument, doc).word = "recipe";
     return -1;
   }
-  // A flag that may be given several times. As text its values are lines.
+  // Declares a flag that may be given several times. As text, its values are joined by line breaks.
   std::vector<std::string> flag_list(std::vector<std::string>& member, std::string_view group,
                                      std::string_view name, std::string_view argument, std::string_view doc) {
     add(&member, group, name, argument, doc);
     return {};
   }
-  // A flag that may stand alone and then has the value `implicit`.
+  // Declares a flag whose value may be left out. --name without a value means --name=`implicit`.
   const char* flag_alone(std::string& member, std::string_view group, std::string_view name,
                          std::string_view implicit, std::string_view argument, std::string_view doc) {
     add(&member, group, name, argument, doc).implicit = implicit;
@@ -84,8 +88,8 @@ struct Flags {
   struct Flag {
     Member member;
     std::string group, name, argument, doc;
-    std::string word = {};      // stands for a number: "auto" for 0, "recipe" for -1
-    std::string implicit = {};  // the value of a flag that stands alone; empty: it may not
+    std::string word = {};      // "auto", the text of the value 0, or "recipe", the text of -1; or empty
+    std::string implicit = {};  // the value if the flag has none on the command line; empty: it needs one
 
     bool is_bool() const { return std::holds_alternative<bool*>(member); }
     bool on_by_default() const { return is_bool() && *std::get<bool*>(member); }
@@ -98,19 +102,21 @@ struct Flags {
 
   Flag& add(const Member& member, std::string_view group, std::string_view name, std::string_view argument,
             std::string_view doc);
-  // The flags beside these, by group, in lines of 79 columns at most.
+  // Returns the names of all flags that are not in `often`, by group, in lines of at most 79 columns.
   std::string names_without(const std::vector<std::string>& often) const;
 };
 
-// "a,b" -> a and b; empty text -> nothing
+// Splits "a,b" into {"a", "b"}. Empty parts are left out.
 std::vector<std::string> split_list(const std::string& text);
 
-// "640" -> 640 x 640, "480x640" -> height 480, width 640; both multiples of 32.
+// Height and width of the network input in pixels.
 struct ImageSize {
   int height, width;
 };
+// Parses "640" (640x640) or "480x640" (height x width). Throws UsageError unless both are multiples of 32,
+// from 32 to 8192.
 ImageSize parse_size(const std::string& text);
 
-using Settings = std::vector<std::pair<std::string, std::string>>;  // flag, value
+using Settings = std::vector<std::pair<std::string, std::string>>;  // name and value of each flag
 
 }  // namespace yolox

@@ -3,7 +3,8 @@
 namespace yolox {
 
 double free_memory(const std::string& proc, const std::string& cgroup) {
-  // The number behind a word, or the first one of the file if the word is empty.
+  // Returns the number after the word `name`, the first number of the file if `name` is empty, or
+  // `otherwise`.
   const auto number = [](const std::string& path, const std::string& name, double otherwise) {
     std::ifstream file(path);
     std::string word;
@@ -16,15 +17,16 @@ double free_memory(const std::string& proc, const std::string& cgroup) {
   double free = 1024 * number(proc + "/meminfo", "MemAvailable:", infinity) - 0.1 * all;
   const auto group = [&](const std::string& folder, const char* most, const char* used, const char* total) {
     const double limit = number(folder + most, "", infinity);
-    if (limit >= 1e18 || (all > 0 && limit > all)) return;  // none
+    if (limit >= 1e18 || (all > 0 && limit > all)) return;  // this group has no limit
     const auto now = [&](const char* name) {
       return number(folder + "/memory.stat", concat(total, name), 0);
     };
-    const double shared = now("shmem");  // pages of files, those in RAM apart, make room when memory runs out
+    // The kernel reclaims pages of files when memory runs out, except those of tmpfs (shmem).
+    const double shared = now("shmem");
     const double files = *total ? now("cache") : now("file");
     free = std::min(free, 0.9 * limit - number(folder + used, "", 0) + files - shared);
   };
-  std::vector<std::string> two{"/"}, one{"/"};  // the group of this process in each version
+  std::vector<std::string> two{"/"}, one{"/"};  // paths of this process's group in versions 2 and 1
   std::ifstream groups(proc + "/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     const size_t path = line.find(':', line.find(':') + 1);
@@ -64,7 +66,7 @@ double peak_bytes() {
 
 void keep_freed_memory() {
 #ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest that all versions take; what is larger is given back
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the maximum of glibc; larger blocks are still returned at once
   mallopt(M_TRIM_THRESHOLD, -1);
 #endif
 }
@@ -81,7 +83,7 @@ bool is_out_of_memory(const std::exception& e) {
        {"out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED", "ALLOCATION_FAILED",
         "cudaErrorMemoryAllocation", "unable to find an engine to execute"})
     if (what.find(words) != std::string::npos) return true;
-  // oneDNN keeps the cause to itself; on a machine with memory left it does not fail here.
+  // oneDNN does not name the cause. These errors do not occur while memory is left.
   for (const char* whole :
        {"could not create a primitive", "could not create a memory object", "could not execute a primitive"})
     if (what == whole) return true;

@@ -1,5 +1,4 @@
-// Memory: how much there is, how much a run takes, which errors mean that there is no more, and the largest
-// batch that fits.
+// Memory: free memory of the machine, memory of this process, and out-of-memory errors.
 #pragma once
 #include <malloc.h>
 #include <unistd.h>
@@ -19,37 +18,39 @@
 
 namespace yolox {
 
-// ---- of the machine
+// ---- the machine
 
-// Bytes of memory that may still be taken: what is available, less a margin of 10 % of all memory.
-// The limits of a container or job (control groups, versions 2 and 1, and those above) count as its memory.
+// Returns the bytes that may still be allocated: the available memory minus a margin of 10 % of all memory.
+// Respects the limits of the process's control group (versions 1 and 2) and of its parents, as in a container
+// or a job. proc, cgroup: for tests.
 double free_memory(const std::string& proc = "/proc", const std::string& cgroup = "/sys/fs/cgroup");
 
-// ---- of this process
+// ---- this process
 
-// Memory of this process that is in RAM, bytes; without the pages of files that it has mapped, which make
-// room when memory runs out.
+// Returns the resident memory of this process in bytes. Pages of mapped files are not counted, because the
+// kernel reclaims them when memory runs out.
 double resident_bytes();
 
-// The most memory that this process has had in RAM since the last call of forget_peak(), bytes.
+// Returns the peak resident memory of this process since the last call of forget_peak(), in bytes.
 double peak_bytes();
+// Resets peak_bytes().
 inline void forget_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
-// What is freed stays with the process, for the next step: to give it back to the system and to take it anew
-// costs a page fault for each 4 kB, some percent of a step. Not where memory may run out: what is kept does
-// not fit all that is asked for. Call it first.
+// Makes malloc keep freed memory for the next step instead of returning it to the system, because a page
+// fault for each 4 kB costs some percent of a step. Kept blocks do not fit every request, so that the process
+// may need more memory. Call it before the first large allocation.
 void keep_freed_memory();
-// But for once.
+// Returns the freed memory to the system once.
 void give_back_freed_memory();
 
-// What an allocator has given out, bytes: now, and the most so far; 0: that is not known.
+// Bytes that an allocator has allocated: now, and the peak. A peak of 0 means unknown.
 struct GivenOut {
   double now, most = 0;
 };
 
-// ---- where it ends
+// ---- out of memory
 
-// torch on a GPU, torch on the CPU, the libraries of a GPU, and everybody else.
+// Returns true if `e` means that memory ran out, in torch, cuDNN, cuBLAS, CUDA, oneDNN or operator new.
 bool is_out_of_memory(const std::exception& e);
 
 }  // namespace yolox

@@ -28,7 +28,7 @@ void NewFile::commit() {
   require(committed_);
   const auto folder = std::filesystem::path(real_).parent_path();
   const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return;  // a folder that may be written but not listed
+  if (fd < 0) return;  // the folder is writable but not readable
   ::fsync(fd);
   ::close(fd);
 }
@@ -36,14 +36,14 @@ void NewFile::commit() {
 void NewFile::require(bool done) const {
   if (!done)
     throw Error(concat("cannot write ", path_, ": ", std::strerror(errno),
-                       "; check folder, rights and room; a file that was there is untouched"));
+                       "; check folder, permissions and disk space; an existing file is unchanged"));
 }
 
 void protect_inputs(const char* what, const std::string& result, const std::vector<std::string>& inputs) {
   std::error_code different;
   for (const auto& input : inputs)
     usage_check(!std::filesystem::equivalent(result, input, different), what, " would overwrite ", input,
-                ", which is read; give another name");
+                ", which is an input; give another name");
 }
 
 bool replace_text(const std::string& path, const std::string& text) {

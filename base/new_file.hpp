@@ -1,5 +1,4 @@
-// Files that appear under their name whole or not at all: an error, a full disk or a kill leaves the old one
-// as it was.
+// Atomic writing of files: an error, a full disk or SIGKILL leaves the old file as it was.
 #pragma once
 #include <fcntl.h>
 #include <unistd.h>
@@ -19,12 +18,12 @@
 
 namespace yolox {
 
-// A file under a temporary name beside `path`, NAME.tmp.PID, until commit() gives it the real one; removed
-// where that is not reached. A link stays a link. What is there and is no regular file, such as a pipe or a
-// device, is written straight: it must not be replaced.
+// A file that replaces `path` atomically. Until commit() it has the temporary name PATH.tmp.PID, and the
+// destructor removes it if commit() was not reached. If `path` is a symbolic link, the target is replaced.
+// A pipe or a device at `path` is written directly, because it must not be replaced.
 class NewFile {
  public:
-  // Of what goes wrong here: one line that names `path`.
+  // What all functions of this class throw: one line that names `path`.
   struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
   };
@@ -33,15 +32,15 @@ class NewFile {
   NewFile(const NewFile&) = delete;
   ~NewFile();
 
-  // Adds to it, in one of three ways: this, a stream, or the name that it has until commit().
+  // Three ways of writing: write(), the stream(), or the temporary path part().
   void write(std::string_view bytes) {
     require(std::fwrite(bytes.data(), 1, bytes.size(), file_) == bytes.size());
   }
   std::FILE* stream() { return file_; }
   const std::string& part() const { return part_; }
 
-  // On the disk before the name changes, and the name before we say so: a power cut leaves the old file or
-  // the new one.
+  // Writes the file to disk (fsync), renames it to `path` and syncs the folder, so that a power cut leaves
+  // the old file or the new one.
   void commit();
 
  private:
@@ -51,11 +50,11 @@ class NewFile {
   bool straight_ = false, committed_ = false;
 };
 
-// Throws where a result would take the place of what it is made from, also under another name of the file.
-// what: the flag of the result.
+// Throws UsageError if `result` is one of the `inputs`, also if the same file has another name (a link).
+// what: the flag that named the result.
 void protect_inputs(const char* what, const std::string& result, const std::vector<std::string>& inputs);
 
-// Puts a text in the place of a file. False where that cannot be: then the file stays as it was.
+// Replaces the contents of a file atomically. Returns false on failure; the old file then stays.
 bool replace_text(const std::string& path, const std::string& text);
 
 }  // namespace yolox

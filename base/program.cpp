@@ -33,7 +33,7 @@ void share_cores(char** argv) {
   std::error_code error;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
   setenv("GOMP_SPINCOUNT", "10000", 0);
-  if (!error) ::execv(program.c_str(), argv);  // where that fails, all goes on, slower
+  if (!error) ::execv(program.c_str(), argv);  // on failure the program goes on, with the default spinning
 }
 
 void allow_open_files() {

@@ -1,4 +1,6 @@
-// What main() does around a program: exit codes, signals, open files, cores.
+// The folder base/ has the code that every program needs: errors, flags, text, atomic files, threads, random
+// numbers, devices and memory. It includes no other folder of this project.
+// This file: the frame of main(), with exit codes, signal handlers and process limits.
 #pragma once
 #include <sys/resource.h>
 #include <unistd.h>
@@ -17,7 +19,7 @@
 
 namespace yolox {
 
-// Seconds since some moment in the past.
+// Returns the seconds of a monotonic clock. Only differences have a meaning.
 inline double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -28,39 +30,44 @@ const char* git_revision();
 
 // ---- signals
 
-// The signal that asked the run to end, 0: none; and how many did. SIGHUP (the terminal is gone) and SIGPIPE
-// (so is what it was piped to) do not.
+// The latest signal that asked the run to end (0: none), and the number of such signals. SIGHUP (terminal
+// closed) and SIGPIPE (reader of a pipe closed) never end a run.
 inline volatile std::sig_atomic_t stop_signal = 0, stop_requests = 0;
 
-// From now on SIGTERM, SIGUSR1 (SLURM, spot machines) and SIGINT (Ctrl-C) only set stop_signal: the loop ends
-// after its step. The next Ctrl-C ends the process at once; a launcher passes it on instead. One that comes
-// twice within half a second, as when a rank gets it from `pkill` and from its launcher, counts once.
+// Installs signal handlers. SIGTERM, SIGUSR1 (SLURM, spot machines) and SIGINT (Ctrl-C) then only set
+// stop_signal, and the training loop ends after its step. A second SIGINT ends the process at once; with
+// `launcher` it is counted instead, so that the launcher can forward it to its ranks. A SIGINT within 0.5 s
+// of the first signal is ignored, because a rank may get the same Ctrl-C from the terminal and from its
+// launcher.
 void catch_signals(bool launcher = false);
 
-// Until then they end the process as they always do, for there is nothing to be saved yet; but it says so.
+// Installs signal handlers for the time before catch_signals(). SIGTERM, SIGUSR1 and SIGINT print "stopped by
+// ... before the first step" and end the process as by default, because nothing needs to be saved yet.
 void tell_signals();
 
+// Ignores SIGHUP and SIGPIPE.
 inline void ignore_hangup() {
   for (const int signal : {SIGHUP, SIGPIPE}) std::signal(signal, SIG_IGN);
 }
 
 // ---- main()
 
-// OpenMP's threads spin while they wait, by default for so long that a step takes several times as long where
-// others want the cores: a loader's threads, another program. With 10000 turns it is no slower on a quiet
-// machine and three times as fast beside a busy one. libgomp looks only when it is loaded, so the program
-// starts anew. To be called first.
+// Limits the spinning of OpenMP threads to 10000 iterations (GOMP_SPINCOUNT). By default they spin for so
+// long that a step takes several times as long if data loader threads or another program need the cores. With
+// this limit a step is as fast on an idle machine and three times as fast on a busy one. libgomp reads the
+// variable only when it is loaded, so the function restarts the program with execv(). Call it first in
+// main().
 void share_cores(char** argv);
 
-// As many open files as the system allows: the soft limit is often 1024.
+// Raises the limit of open file descriptors to the hard limit, because the soft limit is often only 1024.
 void allow_open_files();
 
-// What main() does: runs the program, turns exceptions into one line on stderr and the exit code (2 usage, 1
-// failure).
+// Runs `program` and returns the exit code of main(): 0, 2 after UsageError, 1 after any other exception.
+// Prints an exception as one line on stderr.
 template <class Program>
 int run_program(Program&& program) {
   allow_open_files();
-  std::signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f` writing fails, as on a full disk
+  std::signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails as on a full disk
   try {
     program();
     return 0;
@@ -69,9 +76,9 @@ int run_program(Program&& program) {
     return 2;
   } catch (const std::filesystem::filesystem_error& e) {
     std::cerr << "error: " << e.path1().string() << ": " << e.code().message()
-              << "; check the path and its rights" << std::endl;
+              << "; check the path and its permissions" << std::endl;
     return 1;
-  } catch (const std::exception& e) {  // torch appends its own backtrace after the first line
+  } catch (const std::exception& e) {  // torch appends a backtrace, which is cut off
     const std::string what = e.what();
     const size_t trace =
         std::min({what.find("\nException raised from"), what.find("\nCall stack"), what.find("\nframe #")});

@@ -1,29 +1,33 @@
-// Random numbers that depend on a seed and a position alone.
+// Counter-based random numbers.
 #pragma once
 #include <cstdint>
 
 namespace yolox {
 
-// Numbers that depend on (seed, epoch, index of the sample) and on nothing else: not on the thread, the rank,
-// the number of workers or the standard library. The three are hashed to a key; number k is SplitMix64's
-// finaliser of key + k * golden (Steele et al., "Fast Splittable Pseudorandom Number Generators", 2014).
+// A random number generator whose numbers depend only on (seed, epoch, index of the sample), and not on the
+// thread, the rank, the number of workers or the standard library. The three numbers are hashed to a key. The
+// k-th random number is the SplitMix64 finaliser of key + k * golden (Steele et al., "Fast Splittable
+// Pseudorandom Number Generators", 2014).
 struct Rng {
   Rng(std::uint64_t seed, std::uint64_t epoch, std::uint64_t index)
       : key(mix((mix((mix(seed + golden) ^ epoch) + golden) ^ index) + golden)) {}
 
+  // Returns 64 random bits.
   std::uint64_t next() { return mix(key + ++count * golden); }
 
-  // In [lo, hi). fma rounds once by definition, where the compiler might otherwise choose.
+  // Returns a number in [lo, hi). Uses fma() because it rounds once on every machine; for a * b + c the
+  // compiler chooses between one and two roundings.
   double uniform(double lo, double hi) {
     return std::fma(hi - lo, static_cast<double>(next() >> 11) * 0x1p-53, lo);
   }
 
-  // In [lo, hi], both included; lo <= hi. The remainder's bias is below 2^-32 for ranges below 2^32.
+  // Returns an integer in [lo, hi], both included; requires lo <= hi. The modulo bias is below 2^-32 for
+  // ranges below 2^32.
   std::int64_t randint(std::int64_t lo, std::int64_t hi) {
     return lo + static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(hi - lo + 1));
   }
 
-  // True with probability p.
+  // Returns true with probability p.
   bool bernoulli(double p) { return uniform(0, 1) < p; }
 
  private:

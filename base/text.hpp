@@ -1,4 +1,4 @@
-// Text for people: parts joined into one string, lists, sizes and times in a few characters.
+// Formatting of text for messages: concatenation, lists, numbers, sizes and times.
 #pragma once
 #include <algorithm>
 #include <cstdio>
@@ -8,7 +8,7 @@
 
 namespace yolox {
 
-// "a", 3, 0.5 -> "a30.5"
+// Returns all parts, formatted with operator<<, as one string: concat("a", 3, 0.5) is "a30.5".
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;
@@ -16,21 +16,21 @@ std::string concat(const Parts&... parts) {
   return out.str();
 }
 
-// "a, b", with "..." for those beyond the first `most`
+// Returns "a, b, c". If there are more than `most` names, the rest is "...".
 inline std::string listed(const std::vector<std::string>& names, size_t most = 8) {
   std::string text;
   for (size_t i = 0; i < std::min(names.size(), most); ++i) text += (i ? ", " : "") + names[i];
   return text + (names.size() > most ? ", ..." : "");
 }
 
-// Three digits: 1.21, 12.3
+// Returns a number with three significant digits: 1.21, 12.3.
 inline std::string rounded(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g", value);
   return text;
 }
 
-// 5 characters or fewer: 1.2G, 640M
+// Returns a number of bytes in at most 5 characters: 1.2G, 640M.
 inline std::string short_bytes(double bytes) {
   char text[16];
   if (bytes >= 1e9)
@@ -40,7 +40,7 @@ inline std::string short_bytes(double bytes) {
   return text;
 }
 
-// 6 characters or fewer: 42s, 12m30s, 3h05m, 4d07h
+// Returns a time in at most 6 characters: 42s, 12m30s, 3h05m, 4d07h.
 inline std::string short_time(double seconds) {
   char text[48];
   const auto s = static_cast<int>(std::max(0.0, std::min(seconds, 99.0 * 86400)));
@@ -55,7 +55,7 @@ inline std::string short_time(double seconds) {
   return text;
 }
 
-// 5 characters or fewer and a letter: 0.91M, 26.8G
+// Returns a count in millions or billions, in at most 5 characters and a letter: 0.91M, 26.8G.
 inline std::string short_count(double count) {
   char text[16];
   std::snprintf(text, sizeof text, "%.3g%s", count / (count >= 1e9 ? 1e9 : 1e6), count >= 1e9 ? "G" : "M");

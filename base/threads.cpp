@@ -45,7 +45,7 @@ void Tasks::work() {
     } catch (...) {
       failed = std::current_exception();
     }
-    task = nullptr;  // what it holds goes before the lock is taken
+    task = nullptr;  // destroys the captured objects before the mutex is locked
     lock.lock();
     if (failed && !error) error = failed;
     if (error) waiting.clear();

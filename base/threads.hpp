@@ -1,4 +1,4 @@
-// Work for all cores.
+// Parallel loops and background tasks on CPU threads.
 #pragma once
 #include <unistd.h>
 
@@ -20,8 +20,8 @@
 
 namespace yolox {
 
-// f(i) for every i below n, from `most` threads, as many as there are cores when 0; from fewer where there
-// are no more to be had. The first exception of f comes out of it.
+// Calls f(i) for every i from 0 to n - 1 on up to `most` threads (0: one per core), and on fewer if the
+// system refuses to create them. Rethrows the first exception of f after all threads have ended.
 template <class F>
 void in_threads(int64_t n, const F& f, unsigned most = 0) {
   std::atomic<int64_t> next{0};
@@ -46,7 +46,8 @@ void in_threads(int64_t n, const F& f, unsigned most = 0) {
   if (error) std::rethrow_exception(error);
 }
 
-// n threads that do work(). Where there are not so many to be had, end() ends those that there are.
+// Starts n threads that call work(). If a thread cannot be created, calls end(), which must end the threads
+// that were started, and throws.
 template <class Work, class End>
 void start_workers(std::vector<std::thread>& workers, int n, const Work& work, const End& end) {
   try {
@@ -57,18 +58,18 @@ void start_workers(std::vector<std::thread>& workers, int n, const Work& work, c
   }
 }
 
-// Work beside that of the caller: what is added is taken up in that order, so one thread does it in that
-// order. At most `most` wait to be taken up. The first exception of a task comes out of the next add() or
-// finish(), and what waits then is dropped.
+// A queue of tasks with its own threads. Tasks are started in the order in which they were added, so with one
+// thread they also run in this order. add() blocks while `most` tasks wait in the queue. The next add() or
+// finish() rethrows the first exception of a task; the tasks that were still in the queue are not run.
 class Tasks {
  public:
   Tasks(int threads, size_t most);
-  ~Tasks() { end_workers(); }  // does what waits
+  ~Tasks() { end_workers(); }  // runs the tasks that are still in the queue
   Tasks(const Tasks&) = delete;
   Tasks& operator=(const Tasks&) = delete;
 
   void add(std::function<void()> task);
-  // Waits until all is done.
+  // Waits until all tasks have ended.
   void finish();
 
  private:

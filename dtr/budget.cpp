@@ -26,7 +26,7 @@ DtrSettings dtr_settings(double bytes, torch::Device device, int ranks_here) {
     const auto costs =
         std::make_shared<DeviceCosts>([device] { return std::make_unique<StreamMark>(device.type()); });
     s.cost = [costs](const auto& operation, auto given) { return (*costs)(operation, given); };
-    s.min_size = 1 << 20;  // below, the allocator has pools of its own
+    s.min_size = 1 << 20;  // the allocator has separate pools for smaller blocks
   }
   if (std::isfinite(bytes)) {
     s.budget = bytes;

@@ -1,5 +1,5 @@
-// How much memory a step may take with --dtr: what was said, or what the device has left; and how that is
-// measured, on the CPU and on a GPU.
+// The memory budget of --dtr: the given number of bytes, or the free memory of the device (--dtr auto), and
+// how used memory is measured on the CPU and on a GPU.
 #pragma once
 #include <torch/torch.h>
 
@@ -15,14 +15,14 @@
 
 namespace yolox {
 
-// --dtr auto. The budget follows what other programs leave: down at once, up in small parts, since what one
-// has given back it may soon take again.
+// The budget of --dtr auto. It follows the memory that other programs leave free. It falls at once, and rises
+// by 10 % of the difference per step, because a program that has freed memory may soon need it again.
 class AutomaticBudget {
  public:
-  // Before each step. live: bytes that the device's allocator has given out; free: bytes that the device has
-  // left beside, with a margin taken off; lacks: how often memory has run out all the same in the step
-  // before, in fragments that an allocator cannot join, or because another program was quicker: then it is a
-  // twentieth less, and carefully up again. Gives the budget of the step, bytes.
+  // Returns the budget of the next step in bytes. live: bytes that the device's allocator has allocated.
+  // free: bytes that are free on the device, minus a margin. lacks: out-of-memory errors in the previous
+  // step. These happen because of fragmentation, or because another program allocates at the same time. After
+  // one, the budget is 5 % lower, and rises by 2 % after each 100 steps without one.
   double next(double live, double free, int64_t lacks);
 
  private:
@@ -30,11 +30,13 @@ class AutomaticBudget {
   int64_t since_lack = 0;
 };
 
-// Before memory or a GPU is used. On a GPU, what is given back to torch's allocator in parts of all sizes is
-// to fit together again, unless the user has set it up himself.
+// Configures the allocators for DTR. Call it before memory or a GPU is used. On a GPU it selects expandable
+// segments, so that torch's allocator can join freed blocks of different sizes, unless the user has set
+// PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF.
 void prepare_for_dtr();
 
-// bytes: infinity: automatic; 0: DTR is off. ranks_here: that share the memory of the machine.
+// Returns the settings for --dtr. bytes: the budget; infinity: automatic; 0: DTR is off. ranks_here: number
+// of ranks that share the memory of this machine.
 DtrSettings dtr_settings(double bytes, torch::Device device, int ranks_here);
 
 }  // namespace yolox

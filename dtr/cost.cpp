@@ -47,7 +47,7 @@ void DeviceCosts::read_passed() {
   while (!waiting.empty() && waiting.front().after->passed()) {
     const Waiting& w = waiting.front();
     const double seconds = w.after->seconds_since(*w.before);
-    if (known.size() > 100000) known.clear();  // shapes without end
+    if (known.size() > 100000) known.clear();  // bounds the memory if shapes change all the time
     Known& one = known[w.key];
     if (++one.times == 2 || seconds < one.seconds) one.seconds = seconds;
     waiting.pop_front();

@@ -1,5 +1,5 @@
-// What operations cost on a GPU, which the host does not wait for: measured by marks in the device's queue
-// of work, read when the device has long passed them.
+// Cost of operations on a GPU. The host runs ahead of the GPU, so that events in the stream measure the time.
+// The events are read later, when the GPU has passed them, and the host never waits.
 #pragma once
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -19,19 +19,19 @@
 
 namespace yolox {
 
-// A guess, seconds, by what an operation computes and what it moves. Speeds are those of a large GPU; their
-// ratio is what counts.
+// Returns an estimate of the duration of an operation in seconds, from its FLOPs (convolutions) and the bytes
+// of its arguments and results. The speeds are those of a large GPU. Only the ratio of costs matters.
 double guessed_cost(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given,
                     c10::ArrayRef<c10::IValue> results);
 
-// A moment in the device's work.
+// An event in the stream of a device. An interface, so that tests can replace it.
 struct DeviceMark {
   virtual ~DeviceMark() = default;
-  virtual bool passed() const = 0;                                    // never waits
-  virtual double seconds_since(const DeviceMark& earlier) const = 0;  // of two that have passed
+  virtual bool passed() const = 0;  // the device has reached it; never waits
+  virtual double seconds_since(const DeviceMark& earlier) const = 0;  // both must have passed
 };
 
-// The end of what the current stream has been given so far.
+// An event that is recorded at the end of the current stream.
 struct StreamMark : DeviceMark {
   explicit StreamMark(c10::DeviceType device);
   bool passed() const override { return event.query(); }
@@ -41,9 +41,9 @@ struct StreamMark : DeviceMark {
   c10::Event event;
 };
 
-// For DtrSettings::cost. An operation costs what it took at least, of the first times that it was done with
-// arguments of these shapes. The very first does not count: a kernel may have had to be loaded, or an
-// algorithm chosen. Before that is known, a guess.
+// Implementation of DtrSettings::cost for a GPU. The cost is the shortest duration among the first kTimes
+// calls of an operation with the same types and shapes. The first call does not count, because it may load a
+// kernel or choose an algorithm. Until a duration is known, the cost is guessed_cost().
 class DeviceCosts {
  public:
   using Mark = std::function<std::unique_ptr<DeviceMark>()>;
@@ -63,9 +63,9 @@ class DeviceCosts {
   };
   static constexpr int kTimes = 4;
 
-  // What the device has come to, in order.
+  // Reads the events that the device has passed, in order.
   void read_passed();
-  // Of an operation and the shapes and types that it is given.
+  // Returns a hash of an operation with the types, shapes and integers of its arguments.
   static size_t key_of(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given);
 
   Mark mark;

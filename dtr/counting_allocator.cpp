@@ -13,11 +13,11 @@ CountingAllocator& CountingAllocator::get() {
 
 c10::DataPtr CountingAllocator::allocate(size_t size) {
   if (size == 0) return {nullptr, nullptr, &release, c10::kCPU};
-  // A little more is taken; large blocks are whole pages.
+  // malloc allocates slightly more; it rounds large blocks up to whole pages.
   if (const auto make_room = before_allocation.load(std::memory_order_relaxed))
     make_room(int64_t(size) + (size < 65536 ? 128 : 8192));
   void* block = std::malloc(size + sizeof(void*) + kAlignment);
-  check(block, "can't allocate memory: ", size, " bytes are wanted");
+  check(block, "can't allocate memory: ", size, " bytes requested");
   const int64_t now = bytes += int64_t(malloc_usable_size(block));
   for (int64_t before = most; now > before && !most.compare_exchange_weak(before, now);) continue;
   const uintptr_t first = uintptr_t(block) + sizeof(void*) + kAlignment - 1;

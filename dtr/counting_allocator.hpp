@@ -1,10 +1,10 @@
-// Counts the bytes that torch has taken on the CPU, to the byte and at every moment, and lets somebody make
-// room before each allocation. All of torch's own memory comes by here: tensors, and the scratch memory of
-// oneDNN. What OpenCV and the standard library take does not.
+// A CPU allocator for torch that counts the allocated bytes exactly and calls a hook before each allocation.
+// torch allocates all its memory here, that of tensors and the scratch memory of oneDNN. OpenCV and the C++
+// standard library do not.
 //
-// Blocks are aligned here and not by posix_memalign(): that of glibc does not take a block again that was
-// freed, even for one of the same size, since it looks for more than it will use. Where results are dropped
-// and computed again, a process took three times the memory that way.
+// The allocator aligns blocks itself, because posix_memalign() of glibc searches for a block that is larger
+// than needed and therefore does not reuse a freed block of the same size. With eviction and
+// rematerialisation a process needed three times the memory that way.
 #pragma once
 #include <c10/core/CPUAllocator.h>
 #include <malloc.h>
@@ -19,16 +19,17 @@ namespace yolox {
 
 class CountingAllocator final : public c10::Allocator {
  public:
-  // Installed by the first call, for the rest of the process: tensors outlive everything. What was allocated
-  // before is not counted.
+  // Returns the allocator. The first call installs it for the rest of the process, because a tensor must be
+  // freed by the allocator that has allocated it. Memory allocated before is not counted.
   static CountingAllocator& get();
 
-  int64_t live() const { return bytes; }
-  // The most since the last call of forget_peak().
+  int64_t live() const { return bytes; }  // bytes allocated now
+  // Returns the maximum of live() since the last call of forget_peak().
   int64_t peak() const { return most; }
   void forget_peak() { most = bytes.load(); }
 
-  // Called with the bytes that are about to be allocated, from any thread; null: nobody. It may free memory.
+  // Called before each allocation with its size in bytes, on the allocating thread; may free memory. Null: no
+  // hook.
   std::atomic<void (*)(int64_t)> before_allocation{nullptr};
 
   c10::DataPtr allocate(size_t size) override;

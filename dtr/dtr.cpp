@@ -22,12 +22,13 @@ void Dtr::make_room(double bytes) {
   const double used = settings.used().now;
   if (used > peak) peak = used;
   if (used + bytes <= limit) return;
-  // Where another thread has the lock, an operation is under way, and this may be one of its helpers.
+  // If another thread holds the mutex, an operation is running, and this thread may be one of its workers.
+  // Waiting for the mutex would be a deadlock.
   const std::unique_lock<std::recursive_mutex> lock(mutex, std::try_to_lock);
   if (!lock || nothing_dropped) return;
   const NothingDropped once(*this);
   while (settings.used().now + bytes > limit && drop_one()) continue;
-  // On a GPU `bytes` are only kept ready.
+  // On a GPU, `bytes` is a reserve and not an allocation, so that the limit does not include it.
   limit = std::max(limit.load(), settings.used().now + (on_cpu ? bytes : 0));
 }
 
@@ -54,7 +55,7 @@ void Dtr::check_budget(double limit) const {
   const auto mb = [](double bytes) { return std::ceil(bytes / 1e5) / 10; };
   const double enough = 1.02 * limit, before = done.budget - settings.budget;
   usage_check(settings.automatic || limit <= kSlack * done.budget, "the memory budget of ", mb(done.budget),
-              " MB is too small for this step; ", mb(enough), " MB may do",
+              " MB is too small for this step; ", mb(enough), " MB may be enough",
               settings.beyond_start ? concat(" (", mb(enough - before), " of them for the step)") : "");
 }
 
@@ -69,7 +70,7 @@ void Dtr::Locks::release() {
 }
 
 void Dtr::begin() {
-  check(!now_running, "a step within a budget of memory has begun within another");
+  check(!now_running, "Dtr::run() was called while another Dtr::run() is active");
   const int64_t lacks = std::exchange(done, {}).lacks;
   const double used = settings.used().now;
   done.budget = settings.automatic ? settings.automatic(used, lacks)
@@ -83,7 +84,7 @@ void Dtr::begin() {
   now_running = this;
   if (!on_cpu) return;
   CountingAllocator::get().before_allocation = [](int64_t bytes) {
-    // Threads that do not take part, such as the loader's, drop nothing: they come at any moment.
+    // Other threads, such as those of the data loader, allocate at any time and must not evict.
     Dtr* dtr = now_running;
     if (dtr && c10::impl::tls_is_dispatch_key_included(dtr_detail::kKey)) dtr->make_room(double(bytes));
   };
@@ -92,7 +93,7 @@ void Dtr::begin() {
 void Dtr::finish() {
   {
     const std::lock_guard<std::recursive_mutex> lock(mutex);
-    Locks kept;  // all are to be here at the same time
+    Locks kept;  // so that rematerialising one cell does not evict another one
     for (const auto& cell : left()) {
       restore(*cell);
       kept.add(*cell);
@@ -110,7 +111,7 @@ void Dtr::abandon() {
       } catch (const std::exception&) {
         if (const auto storage = cell->program.lock())
           storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
-              "this tensor was dropped to save memory, in a step that has failed");
+              "this tensor was evicted by DTR in a step that has failed");
       }
   }
   end();
@@ -150,7 +151,7 @@ std::shared_ptr<Dtr::Cell> Dtr::cell_to_read(StorageImpl* storage) {
   Cell* cell = cell_of(storage);
   const auto shared = cell ? cell->shared_from_this() : new_cell(storage);
   if (!shared->constant() || shared->own) return shared;
-  // The memory of from_blob() may end before its storage does.
+  // Memory of from_blob() may be freed before its storage, so that the record needs a copy.
   const bool borrowed = storage->nbytes() > 0 && !storage->data_ptr().get_context();
   shared->own = borrowed ? dtr_detail::copy_of(dtr_detail::share(storage)) : dtr_detail::share(storage);
   return shared;
@@ -187,7 +188,7 @@ bool Dtr::drop_one() {
   for (size_t i = 0; i < droppable.size();) {
     Cell& cell = *droppable[i];
     if (!cell.here()) {
-      cell.leave();  // the program has dropped it itself
+      cell.leave();  // the program has freed the storage
       continue;
     }
     ++i;
@@ -218,7 +219,7 @@ void Dtr::restore(const Cell& wanted) {
   waiting.emplace_back(wanted.record);
   while (!waiting.empty()) {
     Frame& top = waiting.back();
-    check(top.record != nullptr, "what an operation was given can neither be read nor computed");
+    check(top.record != nullptr, "DTR: an argument of an operation is evicted and has no record");
     const auto& arguments = top.record->arguments;
     const auto here = [&] {
       Cell* cell = arguments[top.next].cell.get();
@@ -238,7 +239,7 @@ void Dtr::restore(const Cell& wanted) {
       waiting.pop_back();
     }
   }
-  check(wanted.here(), "an operation that was done again has another result");
+  check(wanted.here(), "DTR: a repeated operation did not return the evicted result");
 }
 
 Dtr::StoragePtr Dtr::to_overwrite(Cell& cell, const Record& by) {
@@ -260,7 +261,7 @@ void Dtr::do_again(Record& r) {
     if (a.bytes >= 0) storage = dtr_detail::new_storage(a.bytes, a.device);
     if (!a.cell || !a.written || storage) return;
     const StoragePtr memory = to_overwrite(*a.cell, r);
-    all([&](const Argument& b, StoragePtr& same) {  // it may have been given in several places
+    all([&](const Argument& b, StoragePtr& same) {  // several arguments may share the storage
       if (b.cell == a.cell) same = memory;
     });
   });
@@ -289,14 +290,15 @@ void Dtr::do_again(Record& r) {
       const Tensor t = result.item < 0 ? value.toTensor() : value.toListRef()[size_t(result.item)].toTensor();
       check(t.sizes() == result.shape.sizes_arrayref() && t.strides() == result.shape.strides_arrayref() &&
                 t.storage_offset() == result.offset,
-            r.operation.schema().name(), ", done again, has laid out its result in another way");
+            "DTR: ", r.operation.schema().name(), ", repeated, returned a result with another memory layout");
       put_back(*cell, dtr_detail::share(dtr_detail::storage_of(t)));
     }
   }
   ++done.again;
   done.cost_again += r.cost;
   done.seconds_again += seconds_since(start);
-  // Within too little, what is dropped is needed again at once: that would not end.
+  // If the limit is much too small, every evicted storage is needed again at once, and the step would not
+  // end.
   if (done.cost_again - forgiven > settings.most_again * done.cost && done.again > 1000) {
     limit = 1.2 * limit;
     forgiven = done.cost_again;
@@ -304,7 +306,8 @@ void Dtr::do_again(Record& r) {
 }
 
 void Dtr::put_back(Cell& cell, const StoragePtr& storage) {
-  check(int64_t(storage->nbytes()) == cell.bytes, "an operation that was done again has another result");
+  check(int64_t(storage->nbytes()) == cell.bytes,
+        "DTR: a repeated operation returned a result of another size");
   if (const auto of_program = cell.program.lock()) {
     of_program->set_data_ptr_noswap(std::move(storage->_mutable_data_ptr_no_checks()));
     cell.dropped = false;
@@ -323,7 +326,8 @@ void Dtr::compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys
     try {
       operation.redispatchBoxed(keys, &stack);
       const GivenOut after = settings.used();
-      const double reached = after.most > most ? after.most : after.now;  // with its scratch memory
+      // A new peak includes the temporary memory of the kernel.
+      const double reached = after.most > most ? after.most : after.now;
       largest = std::max(largest, reached - used);
       peak = std::max(peak.load(), reached);
       return;
@@ -397,7 +401,8 @@ void Dtr::lock(const Inputs& inputs, Locks& locks) {
   };
   for (const Input& in : inputs)
     if (in.cell && !in.overwritten) lock_one(*in.cell);
-  // Now nothing that is read needs what is about to be overwritten any more: any memory will do for that.
+  // All inputs that are read are resident now, so that no rematerialisation needs the old contents of a
+  // storage that is overwritten. An evicted one of these gets uninitialised memory.
   for (const Input& in : inputs) {
     if (!in.cell || !in.overwritten) continue;
     if (in.cell->dropped) {
@@ -432,7 +437,7 @@ std::shared_ptr<dtr_detail::Record> Dtr::record_of(const c10::OperatorHandle& op
       a.tensor = t;
       continue;
     }
-    if (in.statistics || in.overwritten)  // what is in it has no influence
+    if (in.statistics || in.overwritten)  // the result does not depend on the contents
       a.bytes = int64_t(in.storage->nbytes());
     else
       a.cell = cell_to_read(in.storage);
@@ -452,7 +457,7 @@ void Dtr::note_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bool
                        const std::string& name, const char* why,
                        const std::function<std::shared_ptr<Record>()>& record) {
   const auto computed = [&](StorageImpl* storage, Result result) {
-    const auto by = record();  // before the old cell ends, which it may read
+    const auto by = record();  // before end_cell(), because the record may read the old cell
     if (result.given >= 0) end_cell(storage);
     const auto cell = new_cell(storage);
     cell->record = by;
@@ -482,13 +487,13 @@ void Dtr::note_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bool
           int64_t(storage->nbytes()) < settings.min_size)
         return;
       for (const Input& in : inputs)
-        if (in.storage == storage) return;  // a view of it
+        if (in.storage == storage) return;  // a view of an input
       if (empty)
         new_cell(storage);
       else if (*why)
         pinned(why);
       else if (t.storage().use_count() > 1)
-        pinned("somebody else has it, too");
+        pinned("another object holds the storage");
       else
         computed(storage, {int(r), this_item, -1, dtr_detail::shape_of(t), t.storage_offset()});
     });
@@ -525,16 +530,16 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
   const double cost = cost_by ? cost_by(results) : seconds_since(start);
   done.cost += cost;
   locks.release();
-  std::optional<NothingDropped> noting(*this);  // what was written is not yet known to be other than before
+  std::optional<NothingDropped> noting(*this);  // the cells of written storages are still the old ones
   if (backward) {
     for (const Input& in : inputs)
       if (in.storage && in.written) end_cell(in.storage);
   } else {
     std::shared_ptr<Record> record;
     const auto resized = [](const Input& in) { return in.storage && in.storage->nbytes() != in.bytes; };
-    const char* why = *info.once        ? info.once
-                      : writes_constant ? "it writes to what is never dropped"
-                      : std::any_of(inputs.begin(), inputs.end(), resized) ? "it resizes what it is given"
+    const char* why = *info.once                                           ? info.once
+                      : writes_constant                                    ? "it writes to a pinned storage"
+                      : std::any_of(inputs.begin(), inputs.end(), resized) ? "it resizes an input"
                                                                            : "";
     note_results(inputs, results, info.empty, operation.schema().name(), why, [&] {
       if (record) return record;
@@ -549,7 +554,8 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
   noting.reset();
   for (const IValue& value : results)
     dtr_detail::each_tensor(value, [&](const Tensor& t) {
-      if (t.defined() && !t.has_storage())  // such as a sparse one: it hides the storages that it reads
+      // A tensor without a storage, such as a sparse one, may hold the inputs in a way that DTR cannot see.
+      if (t.defined() && !t.has_storage())
         for (const Input& in : inputs) pin(*in.tensor);
     });
   keep_room();
@@ -560,6 +566,7 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
 
 namespace dtr_detail {
 
+// Receives every operation of a step from the dispatcher.
 void fallback(const OperatorHandle& operation, c10::DispatchKeySet keys, Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard below(kKey);
   keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
@@ -569,7 +576,7 @@ void fallback(const OperatorHandle& operation, c10::DispatchKeySet keys, Stack* 
     operation.redispatchBoxed(keys, stack);
 }
 
-// For the whole program; threads that have not switched the key on never come here.
+// Registers the fallback for the whole process. Only threads that have enabled the key call it.
 static const torch::Library library = [] {
   torch::Library l(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
   l.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());

@@ -1,34 +1,41 @@
-// Training within a budget of memory: dynamic tensor rematerialisation (DTR; Kirisame et al., ICLR 2021,
-// arXiv 2006.09616). Where a step would take more than the budget, results of earlier operations are dropped,
-// those first that are cheap to compute again, large and long unused, and computed again when they are next
-// read. The numbers stay the same to the bit; the step takes longer.
+// The folder dtr/ trains within a memory budget: dynamic tensor rematerialisation (DTR; Kirisame et al., ICLR
+// 2021, arXiv 2006.09616). When a step would exceed the budget, DTR evicts storages, and rematerialises an
+// evicted storage when an operation reads it. All results are the same bit for bit; the step takes longer.
 //
-// How operations are seen. torch's dispatcher takes every operation through a list of keys. A fallback for
-// one of them (Fake, which plain tensors do not use; below autograd, above the kernels) is switched on for
-// this thread during a step, forward and backward. Outside of a step all tensors are plain, nothing is
-// recorded, and nothing here costs anything.
+// Dispatch. torch's dispatcher passes every operation through a list of dispatch keys. DTR registers a
+// fallback for the key Fake, which ordinary tensors do not use and which lies below autograd and above the
+// kernels. The key is enabled on this thread during a step, in forward and in backward. Outside of a step all
+// tensors are ordinary, nothing is recorded, and DTR costs nothing.
 //
-// What is kept of them. A *cell* is the contents of a storage from one write to the next; views share it. A
-// *record* is an operation that was done: its arguments, with cells in place of tensors, and the state of the
-// random generator. A cell knows the record that can compute it again. An operation in place ends one cell
-// and begins the next. To drop a cell is to take the memory out of the program's storage, which itself stays
-// where it is, so that autograd and the program keep ordinary tensors; to bring it back is to do its record
-// again, after those of its arguments that are not here either, and to put the memory back in.
+// Data structures. A *cell* is one version of a storage: its contents from one write to the next. All views
+// (aliases) of a storage share its cell. A *record* is an executed operation: its arguments, with cells in
+// place of tensors, and the state of the random number generator. A cell points to the record that computes
+// it. An in-place operation ends the cell of its storage and starts a new one.
 //
-// Which one is dropped: the one with the least h = cost / (bytes x staleness). cost: of its record and of
-// those that would have to be done again before it; staleness: what was computed since it was last read.
+// Eviction frees the memory of the program's storage, while the StorageImpl object stays, so that autograd
+// and the program keep ordinary tensors. Rematerialisation repeats the cell's record, after it has
+// rematerialised the evicted arguments of this record, and puts the memory back into the storage.
 //
-// What is never dropped: storages smaller than min_size; parameters, images and whatever else was there
-// before the step; and what
-//   - backward computes: to compute a gradient again takes all of backward up to it,
-//   - operations give that resize what they are given, or write to what is never dropped (not twice),
-//   - operations of the namespace yolox_once give: collectives, and those that move running statistics,
-//   - operations of unknown namespaces are given or give: they may write to anything,
-//   - empty() gives, until an operation overwrites all of it: the program may fill it through data_ptr().
-// Of these, what a record reads is held as long as the record is, and copied before it is overwritten.
+// Heuristic. DTR evicts the cell with the smallest h = cost / (size x staleness). cost: of the cell's record,
+// plus the records that would have to be repeated before it. This is the evicted neighbourhood of the paper,
+// limited to ancestors, at most 16. size: bytes of the storage. staleness: cost of all operations since the
+// cell was last read.
 //
-// The program must not keep the data_ptr() of a large tensor over an operation, nor write through it, unless
-// it calls dtr_pin() first.
+// Pinned (never evicted): storages smaller than min_size; parameters, images and all other tensors that are
+// older than the step; and
+//   - outputs of backward operations, because repeating one would repeat all of backward up to it,
+//   - outputs of operations that resize an input, and outputs of operations that write to a pinned storage,
+//     because such a write must not happen twice,
+//   - outputs of operations of the namespace yolox_once: collectives, and operations that update running
+//     statistics,
+//   - inputs and outputs of operations of unknown namespaces, which may write to any of them,
+//   - the storage of empty(), until an operation overwrites all of it, because the program may fill the
+//     memory through data_ptr().
+// A pinned storage that a record reads stays alive as long as the record. If the program overwrites the
+// storage, DTR copies the old contents first.
+//
+// Between two operations the program must not keep the data_ptr() of a large tensor nor write through it,
+// unless it has called dtr_pin() on this tensor.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -59,71 +66,79 @@
 
 namespace yolox {
 
+// Settings of a Dtr object.
 struct DtrSettings {
-  // Bytes that the device's allocator may have given out, weights and all; 0: off, infinity: no limit.
+  // The budget: bytes that the device's allocator may have allocated, including the weights. 0: DTR is off;
+  // infinity: no limit.
   double budget = 0;
-  // Instead of it, asked before each step: the budget by the bytes that are given out now, and how often
-  // memory has run out in the step before. Where it is not kept, that is no error.
+  // If set, returns the budget in bytes before each step and replaces `budget`. Arguments: the bytes
+  // allocated now, and the number of out-of-memory errors in the previous step. Exceeding this budget is not
+  // an error.
   std::function<double(double, int64_t)> automatic = {};
-  bool beyond_start = false;           // the budget is for what a step adds to what is there when it begins
-  int64_t min_size = 64 << 10;         // bytes; smaller storages are never dropped
-  c10::DeviceType device = c10::kCPU;  // storages elsewhere are never dropped
-  double most_again = 4;  // too small a budget: computing again costs so many times the step itself
-  std::function<GivenOut()> used = {};  // left out: on the CPU
-  // What operations cost, in any unit: called before each with its arguments, and what it gives after it,
-  // with its results. Left out: the seconds that the host takes.
+  bool beyond_start = false;            // the budget does not include the memory that is in use before a step
+  int64_t min_size = 64 << 10;          // bytes; smaller storages are pinned
+  c10::DeviceType device = c10::kCPU;   // storages on other devices are pinned
+  double most_again = 4;                // rematerialisation / step cost at which the limit is raised
+  std::function<GivenOut()> used = {};  // bytes allocated; default: those of CountingAllocator, on the CPU
+  // Measures the cost of an operation, in any unit. Called with the arguments before the operation; the
+  // returned function is called with the results after it and returns the cost. Default: seconds on the host.
   std::function<std::function<double(c10::ArrayRef<c10::IValue>)>(const c10::OperatorHandle&,
                                                                   c10::ArrayRef<c10::IValue>)>
       cost = {};
 };
 
-// Memory at a moment of a step.
+// Memory after one operation of a step.
 struct MemorySample {
-  double seconds;  // since its beginning
-  double with;     // bytes that the device's allocator has given out
-  double without;  // what they would be, had nothing been dropped
+  double seconds;  // since the start of the step
+  double with;     // bytes that the device's allocator has allocated
+  double without;  // the same without DTR, computed from the evicted and the recomputed bytes
 };
 
-// What a step has done.
+// Statistics of one step.
 struct DtrStep {
   double budget = 0;  // bytes
-  double limit = 0;   // above the budget: that was too small, and the step was done within this (bytes)
-  double peak = 0;    // bytes that were given out at most
-  int64_t operations = 0, recorded = 0, dropped = 0, again = 0;
-  double cost = 0, cost_again = 0;  // in the unit of the cost
-  double seconds_again = 0;
-  int64_t lacks = 0;                           // times that memory has run out, within the budget
-  std::map<std::string, int64_t> pinned = {};  // large results of forward that are never dropped: what, why
-  std::vector<MemorySample> samples = {};      // after each operation, if asked for
-  double backward = 0;                         // when that began, seconds, if so
+  double limit = 0;  // bytes; above `budget` if the step did not fit in the budget and used this much instead
+  double peak = 0;   // maximum of the allocated bytes
+  int64_t operations = 0;           // executed, without repetitions
+  int64_t recorded = 0;             // records made
+  int64_t dropped = 0;              // evictions
+  int64_t again = 0;                // operations repeated to rematerialise a storage
+  double cost = 0, cost_again = 0;  // of all operations and of all repetitions, in the unit of the cost
+  double seconds_again = 0;         // time of the repetitions on the host
+  int64_t lacks = 0;                // out-of-memory errors that happened within the budget
+  std::map<std::string, int64_t> pinned = {};  // number of pinned large outputs, by "operation: reason"
+  std::vector<MemorySample> samples = {};      // one after each operation, if takes_samples
+  double backward = 0;                         // seconds at which backward began, if takes_samples
 
-  // How many times more was computed than without.
+  // Returns the cost of the step relative to a step without DTR, at least 1.
   double slowdown() const { return cost > 0 ? (cost + cost_again) / cost : 1; }
 };
 
-// What several have done.
+// Statistics of several steps: sums, and the maximum of the peaks.
 struct DtrSteps {
   double steps = 0, peak = 0, dropped = 0, again = 0, cost = 0, cost_again = 0;
 
   void add(const DtrStep& s);
-  // Of what was computed, the part that was computed again.
+  // Returns the cost of rematerialisation as a fraction of the total cost, 0..1.
   double share() const { return cost_again / std::max(cost + cost_again, 1e-30); }
 };
 
-// One object for a training; run() is for one step at a time. Threads that autograd has for its devices take
-// part by themselves.
+// The DTR runtime. A training has one object, and only one run() may be active in the process. The device
+// threads of autograd take part, because autograd passes the enabled dispatch key on to these threads.
 class Dtr {
  public:
-  // On the CPU, counts what is allocated from here on: weights too, if they are made later.
+  // On the CPU, installs CountingAllocator. Memory allocated before is not counted, so construct this object
+  // before the model.
   explicit Dtr(const DtrSettings& s = {});
   Dtr(const Dtr&) = delete;
 
   bool on() const { return settings.budget > 0 || settings.automatic; }
-  const DtrStep& step() const { return done; }  // the latest
-  bool takes_samples = false;
+  const DtrStep& step() const { return done; }  // statistics of the latest step
+  bool takes_samples = false;                   // whether to fill DtrStep::samples
 
-  // Does body() within the budget and gives its result; what is left afterwards are plain tensors. Where the
-  // budget is too small the step is done all the same, with more: step().limit tells, and check_budget().
+  // Runs body(), one step, within the budget and returns its result. All tensors that exist afterwards are
+  // ordinary tensors with their contents. If the budget is too small, the step uses more memory instead of
+  // failing: step().limit is then above the budget, and check_budget() throws.
   template <class Body>
   auto run(const Body& body) -> decltype(body()) {
     if (!on()) return body();
@@ -138,24 +153,27 @@ class Dtr {
     }
   }
 
-  // Drops what it takes to have so many bytes of the budget free.
+  // Evicts until `bytes` of the budget are free. Raises the limit of the step if nothing more can be evicted.
   void make_room(double bytes);
-  // All that can be dropped; for tests.
+  // Evicts all evictable cells; for tests.
   void drop_all();
-  // This tensor is here and stays, until the step ends.
+  // Rematerialises the storage of `t` and pins it until the step ends.
   void pin(const torch::Tensor& t);
 
-  // An error, naming one that may do, where the budget of the latest step was too small; limit: what that
-  // took, bytes, or another rank's.
+  // Throws UsageError with a budget that is probably sufficient if the latest step exceeded its budget.
+  // limit: bytes that the step needed, on this rank or on another one.
   void check_budget(double limit) const;
   void check_budget() const { check_budget(done.limit); }
 
-  // An operation that the dispatcher hands over.
+  // Executes an operation: makes its arguments resident, calls the kernel and records the operation. Called
+  // by the fallback of the dispatcher, on any thread of the step.
   void call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
+  // Returns the object whose run() is active, or null.
   static Dtr* running() { return now_running; }
 
-  // What a step may take more than its budget: allocators round, and threads allocate at the same time.
+  // Factor by which a step may exceed its budget, because allocators round sizes up and threads allocate at
+  // the same time.
   static constexpr double kSlack = 1.01;
 
  private:
@@ -171,7 +189,7 @@ class Dtr {
   using Tensor = torch::Tensor;
   using Time = std::chrono::steady_clock::time_point;
 
-  // From the begin of a step to its end, also where that is an exception.
+  // Scope of a step. The destructor ends the step after an exception.
   struct Running {
     explicit Running(Dtr& d) : dtr(d) { dtr.begin(); }
     ~Running() {
@@ -183,17 +201,19 @@ class Dtr {
     c10::impl::IncludeDispatchKeyGuard key{dtr_detail::kKey};
   };
 
-  // A tensor that an operation is about to be given.
+  // A tensor argument of an operation that is about to run.
   struct Input {
-    StorageImpl* storage;  // null: it has none
-    Cell* cell;            // null: a constant that no record has read
+    StorageImpl* storage;  // null: the tensor has no storage
+    Cell* cell;            // null: a pinned storage that no record reads
     const Tensor* tensor;
-    size_t bytes;  // of the storage
-    bool written, statistics, overwritten;
+    size_t bytes;      // of the storage, before the operation
+    bool written;      // the operation writes to the tensor
+    bool statistics;   // running statistics of a batch norm, which the operation updates
+    bool overwritten;  // the operation overwrites the whole storage without reading from it
   };
   using Inputs = c10::SmallVector<Input, 8>;
 
-  // While this lives, make_room() does nothing.
+  // Disables eviction by make_room() in its scope.
   struct NothingDropped {
     explicit NothingDropped(Dtr& d) : dtr(d), before(std::exchange(d.nothing_dropped, true)) {}
     ~NothingDropped() { dtr.nothing_dropped = before; }
@@ -201,7 +221,7 @@ class Dtr {
     bool before;
   };
 
-  // Cells that must not be dropped while they are read.
+  // Locks cells in its scope. A locked cell is not evicted, because an operation reads it.
   struct Locks {
     c10::SmallVector<Cell*, 8> cells;
     Locks() = default;
@@ -218,64 +238,87 @@ class Dtr {
   // ---- a step
 
   void begin();
+  // Rematerialises all evicted storages that the program still holds, and ends the step.
   void finish();
-  // After an exception: what is left has its contents, or throws when it is read.
+  // Ends a step after an exception. Rematerialises the storages that the program still holds; a storage for
+  // which this fails throws when the program reads it.
   void abandon();
   void end();
-  // What the program still has and could be dropped, or is.
+  // Returns the cells that have a record and whose storage the program still holds.
   std::vector<std::shared_ptr<Cell>> left() const;
 
   // ---- cells
 
+  // Returns the current cell of a storage, or null.
   Cell* cell_of(StorageImpl* storage) const;
   std::shared_ptr<Cell> new_cell(StorageImpl* storage);
-  // For a record to read. What nothing can compute is held until the record goes.
+  // Returns the cell that a new record reads. A constant cell, which has no record, holds its storage until
+  // the last record that reads the cell is destroyed.
   std::shared_ptr<Cell> cell_to_read(StorageImpl* storage);
-  // The program's storage is about to have other contents, or has them already, if a record computes these.
+  // Detaches the cell from its storage, because an operation writes new contents. Copies the old contents of
+  // a constant that a record reads, so call it before the write. For a cell with a record, which can be
+  // rematerialised, it may be called after the write.
   void end_cell(StorageImpl* storage);
-  // Forgets what the program has dropped, and constants that no record reads any more.
+  // Erases the cells of storages that the program has freed, and constants that no record reads any more.
   void sweep();
+  // Returns the time that staleness is measured in: the cost of all operations since the start of the step.
   double clock() const { return done.cost + done.cost_again; }
 
-  // ---- dropping
+  // ---- eviction
 
-  // A GPU's allocator does not say what it is about to take: something is kept ready for it.
+  // Keeps as many bytes of the budget free as the largest allocation of an operation needs. Only for a GPU,
+  // whose allocator does not call make_room() before it allocates.
   void keep_room() { make_room(on_cpu ? 0 : std::max(largest_before, largest)); }
 
-  // What it would take to compute it, not looking back further than so many records.
+  // Returns the cost of rematerialising a cell: of its record and of its evicted ancestors. Visits at most
+  // `most` ancestors.
   static double cost_of(const Cell& cell, int& most);
+  // Evicts the cell with the smallest h. Returns false if no cell is evictable.
   bool drop_one();
 
-  // ---- computing again
+  // ---- rematerialisation
 
-  struct Frame {  // a record that waits for its arguments
+  struct Frame {  // a record that waits until its arguments are resident
     explicit Frame(std::shared_ptr<Record> r) : record(std::move(r)) {}
     std::shared_ptr<Record> record;
-    size_t next = 0;
+    size_t next = 0;  // index of the first argument that is not yet locked
     Locks locks;
   };
-  // Without recursion: chains may be longer than the stack is deep.
+  // Rematerialises a cell and its evicted ancestors. Uses a stack of its own instead of recursion, because a
+  // chain of records may be longer than the call stack allows.
   void restore(const Cell& wanted);
 
-  // Memory with a cell's contents, to be overwritten: its own if nobody else needs that.
+  // Returns memory with the contents of a cell, which the record `by` is about to overwrite: the memory of
+  // the cell itself if nobody else needs it, else a copy.
   static StoragePtr to_overwrite(Cell& cell, const Record& by);
 
+  // Repeats an operation whose arguments are resident, and gives its evicted results their memory back.
   void do_again(Record& r);
+  // Moves the memory of `storage` into the program's storage of the cell, or into the cell if the program has
+  // freed its storage.
   void put_back(Cell& cell, const StoragePtr& storage);
 
   // ---- an operation
 
-  // Where memory runs out, more is dropped than the budget asks for, and the operation is done anew, if it
-  // may be: if what it has done before it failed has changed nothing.
+  // Calls the kernel with the arguments on top of the stack. given: the same arguments. If memory runs out,
+  // evicts more than the budget requires and calls the kernel again, unless `anew` is false. anew: the kernel
+  // may be called again, because a failed call changes neither a tensor nor the random number generator.
   void compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::ArrayRef<IValue> given,
                bool anew, Stack& stack);
   void take_sample();
+  // Returns the properties of an operation; cached.
   const About& about(const c10::OperatorHandle& operation);
   Inputs inputs_of(const About& info, c10::ArrayRef<IValue> given) const;
+  // Prepares constants that the operation writes to: records that read a constant get a copy of its old
+  // contents. Returns true if the operation writes to a pinned storage other than running statistics.
   bool keep_overwritten(Inputs& inputs);
+  // Rematerialises and locks the cells of the inputs.
   void lock(const Inputs& inputs, Locks& locks);
   std::shared_ptr<Record> record_of(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
                                     c10::ArrayRef<IValue> given, const Inputs& inputs);
+  // Makes cells for the storages that the operation wrote or returned. record() returns the record that
+  // computes these cells. empty: the memory is uninitialised. why: the reason why the results are pinned, or
+  // "". name: of the operation.
   void note_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bool empty, const std::string& name,
                     const char* why, const std::function<std::shared_ptr<Record>()>& record);
 
@@ -288,18 +331,19 @@ class Dtr {
   DtrSettings settings;
   bool on_cpu = false, nothing_dropped = false;
   DtrStep done;
-  std::atomic<double> limit{0}, peak{0};   // bytes: the budget, or what it takes; the most so far
-  double largest = 0, largest_before = 0;  // what one operation has added at most, bytes; in the step before
+  std::atomic<double> limit{0};  // bytes; the budget, or more if the step does not fit in the budget
+  std::atomic<double> peak{0};   // bytes; maximum in this step
+  double largest = 0, largest_before = 0;  // bytes; largest allocation of an operation, and in the last step
   Time started;
-  double forgiven = 0;  // cost of computing again, within less than there is now
+  double forgiven = 0;  // done.cost_again when the limit was last raised
   std::recursive_mutex mutex;
-  std::vector<Cell*> droppable;  // those that are here and may be dropped; outlives `cells`
-  std::unordered_map<StorageImpl*, std::shared_ptr<Cell>> cells;  // what storages of the program have
+  std::vector<Cell*> droppable;  // evictable cells, locked ones included; must outlive `cells`
+  std::unordered_map<StorageImpl*, std::shared_ptr<Cell>> cells;  // the current cell of each storage
   std::unordered_map<const void*, std::unique_ptr<About>> known;  // by schema
 };
 
-// Before code that reads or writes a large tensor through data_ptr(): it is here, and stays until the step
-// ends. Does nothing where there is no budget.
+// Rematerialises the storage of `t` and pins it until the step ends. Call it before code that reads or writes
+// a large tensor through data_ptr(). Does nothing without DTR.
 inline void dtr_pin(const torch::Tensor& t) {
   if (Dtr* dtr = Dtr::running()) dtr->pin(t);
 }

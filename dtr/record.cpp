@@ -51,19 +51,20 @@ About::About(const OperatorHandle& operation) {
     moves &= name.find(word) == std::string::npos;
   for (const auto& a : schema.arguments()) {
     written.push_back(a.alias_info() && a.alias_info()->isWrite());
-    // torch's batch norms move these, though most schemas do not say so, and in training do not read them.
+    // Batch norms of torch update these in training and do not read them there. Most schemas do not declare
+    // the write.
     statistics.push_back((a.name() == "running_mean" || a.name() == "running_var") && moves);
     if (a.name() == "training" || a.name() == "use_input_stats") training = int(written.size()) - 1;
   }
   unknown =
       (!begins("aten::") && !begins("yolox::") && !begins("yolox_once::")) ||
       is_one_of({"aten::set_", "aten::resize_", "aten::resize_as_", "aten::set_data", "aten::record_stream"});
-  once = unknown ? "what it writes is not known" : begins("yolox_once::") ? "it is done once only" : "";
+  once = unknown ? "it may write to any argument" : begins("yolox_once::") ? "it must not be repeated" : "";
   empty = begins("aten::empty") || begins("aten::new_empty") || begins("aten::_empty");
   overwrites = is_one_of({"aten::copy_", "aten::fill_", "aten::zero_", "aten::uniform_", "aten::normal_",
                           "aten::bernoulli_", "aten::exponential_"});
   random = operation.hasTag(at::Tag::nondeterministic_seeded);
-  // Composite ones, such as reshape, may copy.
+  // Composite operations, such as reshape, may copy.
   view = begins("aten::") && !unknown && returns > 0 &&
          std::find(written.begin(), written.end(), true) == written.end() &&
          !operation.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
@@ -87,7 +88,7 @@ Tensor tensor_on(const StoragePtr& storage, const Argument& a) {
   auto* impl = t.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(a.shape.sizes_arrayref(), a.shape.strides_arrayref(), a.offset);
   if (a.is_number) impl->set_wrapped_number(true);
-  if (a.requires_grad) t.set_requires_grad(true);  // kernels choose by it
+  if (a.requires_grad) t.set_requires_grad(true);  // some kernels choose an algorithm by this flag
   return t;
 }
 

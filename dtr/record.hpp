@@ -1,5 +1,5 @@
-// What dtr.hpp keeps of operations, to be able to do them again: cells, which are the contents of storages,
-// and records, which compute them; and what there is to know of an operation by its schema.
+// Data structures of DTR: cells (versions of storages), records (executed operations, which can be repeated)
+// and properties of an operation that follow from its schema.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -28,42 +28,46 @@ using StoragePtr = c10::intrusive_ptr<StorageImpl>;
 using WeakStorage = c10::weak_intrusive_ptr<StorageImpl>;
 
 constexpr auto kKey = c10::DispatchKey::Fake;
-inline std::atomic<int64_t> alive{0};  // cells and records, for tests
+inline std::atomic<int64_t> alive{0};  // number of cells and records that exist, for tests
 
 struct Record;
 void take_apart(std::shared_ptr<Record> record);
 
+// One version of a storage: its contents from one write to the next.
 struct Cell : std::enable_shared_from_this<Cell> {
-  std::shared_ptr<Record> record;     // computes it; null: it cannot be computed again
-  WeakStorage program{StoragePtr()};  // where the program has it
-  StoragePtr own;                     // where we hold it, where the program does not, or may not
+  std::shared_ptr<Record> record;     // the operation that computes the contents; null: pinned
+  WeakStorage program{StoragePtr()};  // the storage in the program, while it has this version
+  StoragePtr own;                     // the contents, if the cell itself must keep the memory
   int64_t bytes = 0;
   c10::Device device = c10::kCPU;
-  bool dropped = false;                     // the program's storage is empty
-  int locks = 0;                            // above 0: is being read
-  double read = 0;                          // when it was last, in costs
-  std::vector<Cell*>* droppable = nullptr;  // the list that it is in, and where
-  size_t place = 0;
+  bool dropped = false;                     // evicted: the program's storage has no memory
+  int locks = 0;                            // number of locks; a locked cell is not evicted
+  double read = 0;                          // Dtr::clock() at the last access
+  std::vector<Cell*>* droppable = nullptr;  // the list of evictable cells that has this cell, or null
+  size_t place = 0;                         // index in this list
 
   Cell() { ++alive; }
   ~Cell();
   Cell(const Cell&) = delete;
 
-  bool here() const { return own || (!dropped && !program.expired()); }
+  bool here() const { return own || (!dropped && !program.expired()); }  // the contents are resident
   bool constant() const { return !record; }
-  bool held() const { return constant() && own; }  // because a record reads it
+  bool held() const { return constant() && own; }  // kept alive, because a record reads it
   StoragePtr storage() const { return own ? own : program.lock(); }
 
+  // Adds the cell to the list of evictable cells, or removes it from its list.
   void enter(std::vector<Cell*>& list);
   void leave();
 };
 
-// A tensor that an operation was given.
+// A tensor argument of a record.
 struct Argument {
-  std::shared_ptr<Cell> cell;  // null: new memory of so many bytes, whatever is in it; below 0: `tensor`
-  int64_t bytes = -1;
-  Tensor tensor;  // undefined, or without a storage
-  bool written = false, is_number = false, requires_grad = false;
+  std::shared_ptr<Cell> cell;  // the contents that the operation reads; null: see `bytes`
+  int64_t bytes = -1;          // at least 0: uninitialised memory of this size; -1: `cell` or `tensor`
+  Tensor tensor;               // if neither cell nor bytes: an undefined tensor, or one without a storage
+  bool written = false;        // the operation writes to the tensor
+  bool is_number = false;      // a scalar that torch has wrapped in a tensor
+  bool requires_grad = false;
   c10::Device device = c10::kCPU;
   c10::impl::SizesAndStrides shape;
   int64_t offset = 0;
@@ -71,56 +75,61 @@ struct Argument {
   c10::DispatchKeySet keys;
 };
 
-// A storage that an operation has filled: of a tensor that it gave back, or of one that it was given.
+// A storage that an operation has written: of a returned tensor, or of an argument.
 struct Result {
-  int returned, item, given;  // -1: none
+  int returned;  // index of the returned value; -1: an argument was written
+  int item;      // index in a returned list; -1: not a list
+  int given;     // index in Record::arguments; -1: a returned tensor
   c10::impl::SizesAndStrides shape = {};
   int64_t offset = 0;
   std::weak_ptr<Cell> cell = {};
 };
 
+// An executed operation, with everything that is needed to repeat it.
 struct Record {
   enum Kind : char { kValue, kTensor, kList, kOptionalList };
-  struct Slot {  // an argument as the schema counts them
-    IValue value;
+  struct Slot {    // an argument of the schema
+    IValue value;  // of an argument without tensors (kValue)
     Kind kind;
-    size_t tensors;
+    size_t tensors;  // number of its tensors in `arguments`
   };
   const OperatorHandle operation;
   const c10::DispatchKeySet keys;
-  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();  // such as autocast
+  // Thread-local dispatch keys of the call, such as autocast.
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
   const bool grad_mode = c10::GradMode::is_enabled();
   std::vector<Slot> slots;
-  std::vector<Argument> arguments;  // the tensors among them
+  std::vector<Argument> arguments;  // all tensors of the slots
   std::vector<Result> results;
   at::Generator generator;
-  Tensor random;  // its state before
-  double cost = 0;
+  Tensor random;    // state of the generator before the operation; undefined: the operation is not random
+  double cost = 0;  // in the unit of DtrSettings::cost
 
   Record(const OperatorHandle& o, c10::DispatchKeySet k) : operation(o), keys(k) { ++alive; }
   ~Record() { --alive; }
 };
 
-// One after the other: a chain of records may be longer than the stack is deep.
+// Destroys a record and its ancestors that have no other owner. Iterative, because a chain of records may be
+// longer than the call stack allows.
 void take_apart(std::shared_ptr<Record> record);
 
-// What there is to know of an operation.
+// Properties of an operation that follow from its schema.
 struct About {
   size_t arguments = 0, returns = 0;
-  bool view = false;        // gives views of what it is given, and reads nothing
-  bool unknown = false;     // may write to whatever it is given
-  bool empty = false;       // gives memory that is not filled
-  bool overwrites = false;  // all of its first argument, whatever is there
+  bool view = false;        // returns views of its arguments and does not read the storages
+  bool unknown = false;     // may write to any of its arguments
+  bool empty = false;       // returns uninitialised memory
+  bool overwrites = false;  // overwrites its whole first argument without reading it
   bool random = false;
-  const char* once = "";         // why it must not be done again
-  std::vector<bool> written;     // arguments, by the schema
-  std::vector<bool> statistics;  // running statistics of a batch norm
-  int training = -1;             // the argument that says whether those are moved; -1: they are
+  const char* once = "";         // why the operation must not be repeated; "": it may be
+  std::vector<bool> written;     // per argument: the schema says that the operation writes to it
+  std::vector<bool> statistics;  // per argument: batch norm statistics that the operation updates
+  int training = -1;             // index of the flag that enables this update; -1: it is always enabled
 
   explicit About(const OperatorHandle& operation);
 };
 
-// Calls f(tensor) for each tensor in an argument or result, undefined ones too.
+// Calls f(tensor) for each tensor in an argument or result, also for undefined tensors.
 template <class F>
 void each_tensor(const IValue& value, const F& f) {
   static const Tensor undefined;
@@ -130,24 +139,28 @@ void each_tensor(const IValue& value, const F& f) {
     for (const IValue& v : value.toListRef()) f(v.isTensor() ? v.toTensor() : undefined);
 }
 
+// Returns the storage of a tensor, or null if it is undefined or has none.
 StorageImpl* storage_of(const Tensor& t);
 c10::impl::SizesAndStrides shape_of(const Tensor& t);
 inline StoragePtr share(StorageImpl* storage) { return StoragePtr::reclaim_copy(storage); }
 
-// A tensor as an operation was given it, on this storage.
+// Returns a tensor on this storage with shape, type and keys of a recorded argument.
 Tensor tensor_on(const StoragePtr& storage, const Argument& a);
 
+// Returns a storage with uninitialised memory.
 StoragePtr new_storage(int64_t bytes, c10::Device device);
 
+// Returns a new storage with the same contents.
 StoragePtr copy_of(const StoragePtr& storage);
 
-// What is done meanwhile is neither recorded nor seen by autograd.
+// Disables DTR and autograd on this thread in its scope.
 struct Unseen {
   c10::impl::ExcludeDispatchKeyGuard key{kKey};
   at::AutoDispatchBelowADInplaceOrView below;
 };
 
-// Sets a generator, if there is one, and puts it back.
+// Sets the state of a random number generator, and sets the old state again in the destructor. Does nothing
+// if `state` is undefined.
 struct RandomState {
   RandomState(const at::Generator& g, const Tensor& state);
   ~RandomState();
@@ -155,10 +168,11 @@ struct RandomState {
   Tensor before;
 };
 
-// What the dispatcher takes the arguments of an operation from.
+// Returns the arguments of a record as a stack for the dispatcher. tensors: one for each of
+// Record::arguments.
 Stack stack_of(const Record& r, const std::vector<Tensor>& tensors);
 
-// The generator that an operation takes its numbers from.
+// Returns the generator of an operation with these arguments: the one given, else the default of the device.
 at::Generator generator_of(c10::ArrayRef<IValue> given);
 
 }  // namespace dtr_detail

@@ -39,7 +39,7 @@ cv::Mat draw_memory(const std::vector<MemorySample>& samples, double budget, dou
   }
   for (double s = 0; s <= end; s += time) write(rounded(s) + " s", {x(s), plot.br().y + 20}, ink, 0.5);
 
-  // Memory stays as it is until the next sample.
+  // Outline of a step function: memory is constant from one sample to the next.
   const auto outline = [&](double MemorySample::*bytes) {
     std::vector<cv::Point> points{{plot.x, plot.br().y}};
     for (size_t i = 0; i < samples.size(); ++i) {
@@ -59,7 +59,7 @@ cv::Mat draw_memory(const std::vector<MemorySample>& samples, double budget, dou
 
   write("memory over one step", {plot.x, 30}, ink, 0);
   int at = plot.br().x;
-  for (const auto& [colour, text] : {std::pair(limit, "budget"), std::pair(plain, "what it would be without"),
+  for (const auto& [colour, text] : {std::pair(limit, "budget"), std::pair(plain, "memory without DTR"),
                                      std::pair(kept, "memory with DTR")}) {
     const int width = cv::getTextSize(text, cv::FONT_HERSHEY_SIMPLEX, 0.45, 1, nullptr).width;
     write(text, {at, 30}, ink, 1);

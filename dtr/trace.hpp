@@ -1,4 +1,4 @@
-// A picture of the memory that one step takes, with DTR and without: --dtr-trace.
+// --dtr-trace: a chart of the memory of one step, with and without DTR.
 #pragma once
 #include <opencv2/imgproc.hpp>
 
@@ -14,12 +14,14 @@ namespace yolox {
 
 namespace dtr_trace_detail {
 
-// The round number of which `most` has 4 to 9: 1, 2 or 5 times a power of ten.
+// Returns the distance of ticks on an axis from 0 to `most`: 1, 2 or 5 times a power of ten, so that the axis
+// has 4 to 9 of them.
 double round_part(double most);
 
 }  // namespace dtr_trace_detail
 
-// [480, 960, 3] BGR: memory against time. backward: when that begins, seconds.
+// Draws memory over time as a BGR picture of 960x480 pixels. budget: bytes. backward: start of backward,
+// seconds since the start of the step.
 cv::Mat draw_memory(const std::vector<MemorySample>& samples, double budget, double backward);
 
 }  // namespace yolox

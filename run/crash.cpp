@@ -57,17 +57,17 @@ void put_context(CrashFile& out, const char* more) {
 }
 
 void put_stack(CrashFile& out, void* const* frames, int depth, bool in_handler) {
-  out.put("\nstack: file+offset (addr2line -Cfie FILE OFFSET tells the line), function\n");
+  out.put("\nstack: file+offset (addr2line -Cfie FILE OFFSET prints the source line), function\n");
   for (int i = 0; i < depth; ++i) {
-    // What follows a call that does not return is another function.
+    // A return address may belong to the next function, if the call was the last instruction (no return).
     const uintptr_t address = uintptr_t(frames[i]) - (in_handler && i == 0 ? 0 : 1);
     Dl_info info{};
     link_map* map = nullptr;
     dladdr1(reinterpret_cast<void*>(address), &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP);
     const uintptr_t offset = address - (map ? map->l_addr : 0);
     const char *file = map ? map->l_name : "?", *name = info.dli_sname ? info.dli_sname : "";
-    if (!*file) {  // this program, where dladdr() does not know static functions nor what is split off for
-                   // throws
+    // In this program, dladdr() does not find static functions and the split cold parts of functions.
+    if (!*file) {
       file = crash_state.program;
       for (size_t k = 0; k < crash_state.function_count; ++k) {
         const auto& f = crash_state.functions[k];
@@ -109,10 +109,10 @@ void on_fatal_signal(int number, siginfo_t* info, void*) {
     }
     put_context(out, "");
     void* frames[64];
-    const int depth = backtrace(frames, 64);  // this function, the return from it to the kernel, what failed
+    const int depth = backtrace(frames, 64);  // this function, the kernel's signal frame, the failed function
     put_stack(out, frames + 2, depth - 2, /*in_handler=*/true);
   }
-  // What would have happened without us, once this handler returns: until then the signal is blocked.
+  // The signal is blocked until this handler returns. Then the old handler gets the signal.
   sigaction(number, &crash_state.before[number], nullptr);
   raise(number);
 }
@@ -121,7 +121,7 @@ void write_crash(const char* more) noexcept {
   if (!crash_state.on || !begin_report()) return;
   CrashFile out;
   const auto error = std::current_exception();
-  void* object;  // what an exception_ptr consists of: the address of the exception
+  void* object;  // an exception_ptr holds only the address of the exception
   static_assert(sizeof error == sizeof object);
   std::memcpy(&object, &error, sizeof object);  // NOLINT(bugprone-undefined-memory-manipulation)
   out.put("==== ended by ");
@@ -147,7 +147,7 @@ void write_crash(const char* more) noexcept {
   if (thrown != std::end(all)) {
     put_stack(out, thrown->frames, thrown->depth, /*in_handler=*/false);
   } else {
-    if (error) out.put("\nWhere it was thrown is not known. Where it was caught:");
+    if (error) out.put("\nThe stack of the throw is not known. The stack of the catch block:");
     put_stack(out, frames, backtrace(frames, 64), /*in_handler=*/false);
   }
   crash_state.writer = 0;
@@ -155,7 +155,7 @@ void write_crash(const char* more) noexcept {
 
 void on_terminate() {
   write_crash();
-  std::signal(SIGABRT, SIG_DFL);  // it is told already
+  std::signal(SIGABRT, SIG_DFL);  // the report is written already
   __gnu_cxx::__verbose_terminate_handler();
 }
 
@@ -211,7 +211,7 @@ void crash_context(const std::string& folder, const std::string& text, const std
   if (c.on.exchange(true)) return;
   map_functions();
   void* frame;
-  backtrace(&frame, 1);  // loads libgcc, which a signal handler must not do
+  backtrace(&frame, 1);  // loads libgcc now, because a signal handler must not load a library
 
   stack_t stack{};
   stack.ss_sp = c.stack;
@@ -220,7 +220,7 @@ void crash_context(const std::string& folder, const std::string& text, const std
   struct sigaction action {};
   action.sa_sigaction = on_fatal_signal;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  sigfillset(&action.sa_mask);  // what fails inside of the handler is the end at once
+  sigfillset(&action.sa_mask);  // a fatal signal inside the handler ends the process at once
   for (const int number : kFatalSignals) sigaction(number, &action, &c.before[number]);
   std::set_terminate(on_terminate);
 }
@@ -245,7 +245,7 @@ void note_throw(void* object, std::type_info* type, void (*destroy)(void*)) {
     real(object, type, forget_thrown);
   }
   real(object, type, destroy);
-  std::abort();  // it does not return
+  std::abort();  // never reached
 }
 
 }  // namespace yolox

@@ -1,13 +1,14 @@
-// crash.txt in the run folder: what ended a run, a fatal signal or an exception. It has the step with its
-// images, memory, all settings and versions, and the stack: of an exception that of its throw. Each end adds
-// a report, the newest last.
+// Crash reports. crash.txt in the run folder describes the fatal signal or the exception that ended a run:
+// the step with its images, memory, all settings and versions, and the stack. For an exception this is the
+// stack of the throw. Each crash appends a report.
 //
-//   crash_context(run, settings);                              // once the run folder is there
+//   crash_context(run, settings);                              // as soon as the run folder exists
 //   crash_step("step 120 (epoch 3), images: a.jpg, b.jpg");    // each step
 //   catch (...) { write_crash("GPU memory 3.1G of 16G"); throw; }
 //
-// Nothing is left by SIGKILL, as from the kernel when memory runs out, nor by a stack overflow in a thread
-// other than the one that called crash_context(): a signal stack belongs to one thread.
+// There is no report after SIGKILL, which the kernel sends when memory runs out, nor after a stack overflow
+// in a thread other than the one that called crash_context(), because only this thread has an alternate
+// signal stack.
 #pragma once
 #include <cxxabi.h>
 #include <dlfcn.h>
@@ -43,27 +44,27 @@ namespace yolox {
 
 inline constexpr int kFatalSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
-// An exception, from its throw to its destruction.
+// A live exception and the stack of its throw.
 struct Thrown {
-  std::atomic<void*> object;  // null: the place is free
+  std::atomic<void*> object;  // address of the exception; null: this entry is free
   void (*destroy)(void*);
   int depth;
   void* frames[48];
 };
 
-// What a report is made of, ready before it is needed: a signal handler may not allocate. Never destroyed, as
-// exit() can crash too.
+// Data for a report, prepared in advance because a signal handler must not allocate. The object is never
+// destroyed, because exit() can crash too.
 struct CrashState {
   std::atomic<bool> on;
-  std::atomic<int> writer;  // thread that writes a report; 0: none
-  std::atomic<int> step;    // the one of `steps` that is whole
+  std::atomic<int> writer;  // ID of the thread that writes a report; 0: none
+  std::atomic<int> step;    // index of the entry of `steps` that is complete
   struct {
     size_t size;
     char text[16384];
   } steps[2];
   const char *path, *program, *fixed;
   double start;
-  const ElfW(Sym) * functions;  // of this program
+  const ElfW(Sym) * functions;  // symbol table of this program
   size_t function_count;
   const char* names;
   struct sigaction before[NSIG];
@@ -72,7 +73,7 @@ struct CrashState {
 };
 inline CrashState crash_state;
 
-// The end of crash.txt; from where writing fails, stderr. Has only what a signal handler may call.
+// Appends to crash.txt, and writes to stderr after a write error. All members are async-signal-safe.
 struct CrashFile {
   const int file = open(crash_state.path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   int fd = file < 0 ? 2 : file;
@@ -85,48 +86,54 @@ struct CrashFile {
   void put(const char* text, size_t size);
   void put(const char* text) { put(text, std::strlen(text)); }
   void put(uint64_t number, unsigned base = 10);
-  // The lines of a small file that begin with one of the words.
+  // Copies the lines of a small file that begin with one of the words.
   void put_lines(const char* path, std::initializer_list<const char*> words);
 
  private:
   static void tell(const char* what);
 };
 
-// Everything but the stack, which a crash can have spoilt: it comes last.
+// Writes everything but the stack. The stack is written last, because printing a damaged stack may crash.
 void put_context(CrashFile& out, const char* more);
 
-// One frame per line, innermost first. Names are demangled unless in a signal handler, where the first frame
-// is the instruction that failed; all others are return addresses.
+// Writes one frame per line, innermost first. Names are demangled, except in a signal handler. In a signal
+// handler, the first frame is the address of the failed instruction. All other frames are return addresses.
 void put_stack(CrashFile& out, void* const* frames, int depth, bool in_handler);
 
-// True: this thread is the one to write a report. Otherwise another is at it; gives it time to finish.
+// Returns true if this thread must write the report. Otherwise another thread is writing one, and the
+// function waits for it up to 5 s.
 bool begin_report();
 
+// Signal handler of the fatal signals. Writes a report and raises the signal again with its old handler.
 void on_fatal_signal(int number, siginfo_t* info, void*);
 
-// Reports the exception that the catch block around it handles. `more`: lines to add, such as the memory of
-// the GPU. Nothing before crash_context().
+// Writes a report about the exception that the enclosing catch block handles. more: additional lines, such as
+// the memory of the GPU. Does nothing before crash_context().
 void write_crash(const char* more = "") noexcept;
 
+// Handler of std::terminate(). Writes a report.
 void on_terminate();
 
-// The functions of this program from its file, if it is not stripped.
+// Maps the symbol table of this program into memory, if it is not stripped.
 void map_functions();
 
-// What the run is at, 16384 bytes of it. For one thread, and takes less than a microsecond. A signal that
-// comes meanwhile finds the text before this one; while a report is written none is replaced.
+// Sets the description of the current step, cut to 16384 bytes. Takes less than a microsecond. Only one
+// thread may call it. A signal handler always sees a complete text. While a report is written, the text does
+// not change.
 void crash_step(const std::string& text);
 
-// From now on fatal signals and std::terminate() leave a report in the folder, with this text (settings,
-// versions) and what is to be had without torch and OpenCV. From the main thread. A second
-// call only changes folder and text.
+// Installs the handlers of fatal signals and std::terminate(), which then write reports to folder/name. A
+// report contains `text` (settings, versions), the command line and the host. Call it from the main thread. A
+// second call only changes folder, name and text.
 void crash_context(const std::string& folder, const std::string& text, const std::string& name = "crash.txt");
 
+// Frees the entry of an exception in CrashState::thrown and destroys the exception.
 void forget_thrown(void* object);
 
-// Found before that of libstdc++ by the program and all its shared libraries: notes where each exception is
-// thrown. Its place is taken until the exception is destroyed, so that no other one, of this thread or
-// another or later at the same address, is mistaken for it. With no place free it goes without.
+// Replaces __cxa_throw() of libstdc++ for the program and all its shared libraries, because the dynamic
+// linker finds this definition first. Records the stack of each throw in CrashState::thrown. The entry is in
+// use until the exception is destroyed, so that a later exception at the same address is not mistaken for
+// this one. If no entry is free, the stack is not recorded.
 [[noreturn, gnu::used, gnu::visibility("default")]] void note_throw(
     void* object, std::type_info* type, void (*destroy)(void*)) __asm__("__cxa_throw");
 void note_throw(void* object, std::type_info* type, void (*destroy)(void*));

@@ -5,7 +5,7 @@ namespace yolox {
 MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t share, const Ranks& ranks, Log& log)
     : t(t), log(log), fit{accum, ranks.alone() ? share : accum}, statistics(*t.model) {
   if (!ranks.alone())
-    fit.remedy = "several ranks cannot change how they do it on their own: give --accum, or fewer --bs";
+    fit.remedy = "with several ranks the number of micro-batches is fixed: give --accum or a smaller --bs";
 }
 
 void MicroBatches::prepare_retry(int64_t step, ImageSize size, int64_t parts) {
@@ -13,13 +13,13 @@ void MicroBatches::prepare_retry(int64_t step, ImageSize size, int64_t parts) {
   statistics.restore();
   empty_cache(t.scaler.scale.device());
   log.line(concat("note: out of memory at step ", step, " with ", size.height, "x", size.width,
-                  " pixels; it is done again in ", parts, " parts"));
+                  " pixels; repeated in ", parts, " micro-batches"));
 }
 
 double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimizer, ImageSize base,
                       ImageSize largest, torch::Device device, const ComputeStep& compute,
                       const std::function<void(const std::function<void()>&)>& run) {
-  struct AsBefore {  // whatever happens
+  struct AsBefore {  // restores the model, also after an exception
     Optimizer& optimizer;
     torch::Device device;
     SavedBuffers statistics;
@@ -29,7 +29,7 @@ double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimiz
       empty_cache(device);
     }
   } as_before{optimizer, device, SavedBuffers(*model)};
-  // The loader holds three batches, and one more is being copied.
+  // On the CPU, the data loader holds three batches and copies one more.
   const double waiting = device.is_cpu() ? 4.0 * double(n) * base.height * base.width * 3 : 0;
   double bytes = std::numeric_limits<double>::infinity();
   empty_cache(device);
@@ -52,7 +52,7 @@ double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimiz
 double Trial::operator()(int64_t images, int64_t accum) const {
   return memory_of_step(images, std::min(accum, images), t.model, t.optimizer, base, largest, device, compute,
                         [&](const std::function<void()>& body) {
-                          // The first step is slow, and DTR knows no costs of a GPU before it.
+                          // Warm-up: the first step is slow, and DTR first has to measure costs on a GPU.
                           for (int i = 0; dtr.on() && i < (device.is_cpu() ? 1 : 2); ++i) dtr.run(body);
                           dtr.run(body);
                         });
@@ -60,7 +60,7 @@ double Trial::operator()(int64_t images, int64_t accum) const {
 
 std::string find_batch(Config& config, const Trial& trial, int64_t n, Ranks& ranks, Log& log) {
   const int world = ranks.place.world;
-  // Ranks on the CPU share the memory of their machine; all go by the one that has least.
+  // Ranks on the CPU share the memory of their machine. The rank with the least memory decides for all.
   const double mine = memory_budget(trial.device) / (trial.device.is_cpu() ? ranks.place.local_world : 1),
                budget = -ranks.max(-mine);
   const auto found = largest_batch(
@@ -71,36 +71,36 @@ std::string find_batch(Config& config, const Trial& trial, int64_t n, Ranks& ran
         const double slowdown = ranks.max(s.slowdown());
         const bool fits = std::isfinite(bytes) && ranks.max(s.limit > Dtr::kSlack * s.budget) == 0;
         const std::string times =
-            trial.dtr.on() ? concat(", ", rounded(slowdown), " times the computing") : "";
-        log.line(concat("bs auto: ", images, world > 1 ? " images a rank take " : " images take ",
-                        fits ? short_bytes(bytes) + times : "too much"));
+            trial.dtr.on() ? concat(", ", rounded(slowdown), " times the computation") : "";
+        log.line(concat("bs auto: ", images, world > 1 ? " images per rank " : " images ",
+                        fits ? "need " + short_bytes(bytes) + times : "do not fit"));
         if (!trial.dtr.on()) return bytes;
         if (!fits || slowdown > config.dtr_slowdown) return std::numeric_limits<double>::infinity();
-        // What the process takes beside what DTR counts must not rule: only a budget above the machine's is
-        // none.
+        // The process also uses memory that DTR does not count. That part must not decide the batch size,
+        // unless the DTR budget exceeds the memory of the machine.
         return ranks.max(s.budget) > budget ? bytes : std::min(bytes, budget);
       },
       trial.dtr.on() ? "a larger --dtr or --dtr-slowdown, or " : "");
   config.bs = int(found) * world;
   config.accum = std::min(config.accum, int(found));
-  return concat("--bs auto: ", config.bs, config.bs == n ? " (all images)" : "", ", of ", short_bytes(mine),
-                " that ", world > 1 ? "a rank" : "it", " may take");
+  return concat("--bs auto: ", config.bs, config.bs == n ? " (all images)" : "", "; the memory budget is ",
+                short_bytes(mine), world > 1 ? " per rank" : "");
 }
 
 std::string try_dtr(const Config& config, const Trial& trial, int64_t share, Ranks& ranks) {
   const double bytes = ranks.max(trial(share, config.accum));
-  check(std::isfinite(bytes), "out of memory with --dtr ", config.dtr, " already in the first step; give ",
+  check(std::isfinite(bytes), "the first step does not fit in memory with --dtr ", config.dtr, "; give ",
         config.dtr == "auto" ? "a smaller --bs, --size or --model" : "a smaller --dtr");
   const DtrStep& s = trial.dtr.step();
   trial.dtr.check_budget(ranks.max(s.limit));
   const double peak = ranks.max(s.peak), slowdown = ranks.max(s.slowdown());
   std::vector<std::string> pinned;
   for (const auto& [what, times] : s.pinned) pinned.push_back(concat(what, " (", times, " times)"));
-  return concat("dtr     ", trial.largest.height, "x", trial.largest.width, ": a step takes ",
-                short_bytes(peak), " of ", short_bytes(s.budget), "; ", s.again,
-                " results are computed again, ", rounded(slowdown), " times the computing",
-                s.limit > Dtr::kSlack * s.budget ? "; WARNING: more than is free" : "",
-                pinned.empty() ? "" : "; never dropped: " + listed(pinned, 5));
+  return concat("dtr     ", trial.largest.height, "x", trial.largest.width, ": a step needs ",
+                short_bytes(peak), " of ", short_bytes(s.budget), "; ", s.again, " rematerialisations, ",
+                rounded(slowdown), " times the computation",
+                s.limit > Dtr::kSlack * s.budget ? "; WARNING: this exceeds the free memory" : "",
+                pinned.empty() ? "" : "; pinned: " + listed(pinned, 5));
 }
 
 }  // namespace yolox

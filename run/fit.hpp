@@ -1,4 +1,5 @@
-// The batch that fits: --bs auto, a step in parts where memory runs out, --dtr tried out.
+// Fitting a step into memory: repetition in micro-batches after an out-of-memory error, --bs auto, and the
+// trial step of --dtr.
 #pragma once
 #include <torch/torch.h>
 #include <algorithm>
@@ -21,14 +22,16 @@
 
 namespace yolox {
 
-// compute(parts), in twice as many parts as long as memory runs out, `most` at most. Where that happens a
-// second time, the smaller parts are kept: it was not one large batch. before_retry(parts) is called with
-// nothing of the failed attempt alive.
+// Repeats a computation in more parts while memory runs out.
 struct PartsThatFit {
-  int64_t parts, most;
-  int64_t times = 0;        // that memory ran out
-  std::string remedy = {};  // what to do where `most` is not one image at a time
+  int64_t parts, most;      // current and maximum number of parts
+  int64_t times = 0;        // number of computations that ran out of memory
+  std::string remedy = {};  // the advice of the error message if `most` parts hold several images each
 
+  // Returns compute(parts). After an out-of-memory error, doubles the number of parts, calls
+  // before_retry(parts) and tries again, up to `most` parts. Throws if `most` parts do not fit. The first
+  // time, the larger number of parts is for this computation only, because one batch may be unusually large.
+  // From the second time on it is kept.
   template <class Compute, class BeforeRetry>
   auto operator()(const Compute& compute, const BeforeRetry& before_retry) {
     for (int64_t now = parts;;) {
@@ -49,8 +52,8 @@ struct PartsThatFit {
   }
 };
 
-// The statistics of batch norms as they are, to be put back when a step is done again: an attempt that ran
-// out of memory half-way has moved some of them.
+// A copy of the batch norm statistics, to restore them before a step is repeated, because an attempt that ran
+// out of memory may have updated some of them.
 struct SavedBuffers {
   explicit SavedBuffers(const torch::nn::Module& model) : live(model.buffers()) {
     for (const Tensor& t : live) saved.push_back(t.clone());
@@ -66,14 +69,14 @@ struct SavedBuffers {
   std::vector<Tensor> live, saved;
 };
 
-// Computes a step in micro-batches: --accum of them, and twice as many where memory runs out.
+// Computes a step in --accum micro-batches, and in twice as many after an out-of-memory error.
 class MicroBatches {
  public:
   // share: images of a step that belong to this rank.
   MicroBatches(Training& t, int64_t accum, int64_t share, const Ranks& ranks, Log& log);
-  // Returns the result of compute(micro-batches), which computes the gradients of a step. Repeats it with
-  // smaller micro-batches if memory runs out. Throws if that does not help. With several ranks it is not
-  // repeated, because all ranks must compute the same number of micro-batches.
+  // Returns the result of compute(micro-batches), which computes the gradients of a step. Repeats the step
+  // with smaller micro-batches if memory runs out, and throws if one image does not fit. With several ranks
+  // the step is not repeated, because all ranks must compute the same number of micro-batches.
   template <class Compute>
   auto run(int64_t step, ImageSize size, const Compute& compute) {
     return fit(
@@ -83,7 +86,7 @@ class MicroBatches {
         },
         [&](int64_t parts) { prepare_retry(step, size, parts); });
   }
-  // Sets the statistics of batch norms to what they were before the latest step.
+  // Restores the batch norm statistics from before the latest step.
   void restore_statistics() { statistics.restore(); }
 
  private:
@@ -95,8 +98,9 @@ class MicroBatches {
   SavedBuffers statistics;
 };
 
-// The largest batch of at most `limit` images whose peak(images), bytes, stays within `budget`; peak is
-// infinite where memory ran out. Exact up to 32, within 3 % above. Throws where not even one image fits.
+// Returns the largest number of images, at most `limit`, for which peak(images) <= budget, in bytes. peak()
+// returns infinity if memory runs out. The result is exact up to 32 images and at most 3 % too small above.
+// Throws if not even one image fits.
 template <class Peak>
 int64_t largest_batch(int64_t limit, double budget, const Peak& peak, const std::string& remedy = "") {
   int64_t fits = 0, too_large = limit + 1;
@@ -110,29 +114,29 @@ int64_t largest_batch(int64_t limit, double budget, const Peak& peak, const std:
     } else {
       too_large = next;
     }
-    // A straight line through what fitted, but not far beyond what was seen; the middle where that leads to
-    // what is known not to fit.
+    // Extrapolates linearly from the two largest batches that fit, to at most 4 times the largest one.
+    // Bisects if the extrapolation reaches a batch that is known not to fit.
     double line = slope > 0 ? (budget - of_fits) / slope : double(fits);
     line = double(fits) + std::min(line, 3.0 * double(fits));
     next = too_large <= limit && line >= double(too_large) ? (fits + too_large) / 2 : int64_t(line);
     next = std::clamp(next, fits + 1, std::max(fits + 1, too_large - 1));
   }
-  check(fits > 0, "not even one image fits into memory; give ", remedy, "a smaller --size or --model");
+  check(fits > 0, "not even one image fits in memory; give ", remedy, "a smaller --size or --model");
   return fits;
 }
 
-// Computes the gradients of a step: images [n, 3, H, W], their boxes, number of micro-batches.
+// Computes the gradients of a step. Arguments: images [n, 3, H, W], their boxes, number of micro-batches.
 using ComputeStep = std::function<void(const Tensor&, const Targets&, int64_t)>;
 
-// The peak memory of a step of n images, in bytes; infinity if memory runs out. base: the size that images
-// are loaded in. largest: that of multi-scale. run(body) computes the step. The model, its statistics and its
-// gradients are as before afterwards.
+// Returns the peak memory of a step of n images in bytes, or infinity if memory runs out. base: size at which
+// the loader makes images. largest: largest size of multi-scale training. run(body) must call body(), the
+// step. Restores the batch norm statistics and zeroes the gradients.
 double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimizer, ImageSize base,
                       ImageSize largest, torch::Device device, const ComputeStep& compute,
                       const std::function<void(const std::function<void()>&)>& run);
 
-// Tries steps of the largest size on each rank by itself. The all-reduces of several ranks are left out,
-// because they need little memory.
+// Tries steps of the largest size on each rank separately. A trial has no all-reduce, because an all-reduce
+// needs little memory.
 struct Trial {
   Training& t;
   ComputeStep compute;
@@ -140,15 +144,17 @@ struct Trial {
   torch::Device device;
   Dtr& dtr;
 
-  // Returns the bytes that a step of so many images needs; infinity if memory runs out. dtr.step() is that
-  // step.
+  // Returns the peak memory of a step in bytes, or infinity if memory runs out. Afterwards dtr.step() has the
+  // statistics of this step.
   double operator()(int64_t images, int64_t accum) const;
 };
 
-// --bs auto: sets the batch to the largest that fits, of at most n images. Gives what to say of it.
+// --bs auto: sets config.bs to the largest batch size that fits, at most n images over all ranks. Returns a
+// line for the log.
 std::string find_batch(Config& config, const Trial& trial, int64_t n, Ranks& ranks, Log& log);
 
-// With --dtr: shows that the largest step can be done, and says at what cost.
+// --dtr: tries the largest step. Returns a line for the log with its memory and its cost. Throws if the step
+// does not fit in the budget. share: images of this rank.
 std::string try_dtr(const Config& config, const Trial& trial, int64_t share, Ranks& ranks);
 
 }  // namespace yolox

@@ -47,7 +47,7 @@ void forget_unstarted(const std::string& run) {
     saved_settings(file, last.string());
     if (file.toGenericDict().at("train").toGenericDict().at("iteration").toInt() == 0)
       std::filesystem::remove(last, ignored);
-  } catch (const std::exception&) {  // not of this program: the folder is not touched
+  } catch (const std::exception&) {  // another program has written last.pth; it stays
   }
 }
 
@@ -60,8 +60,8 @@ void remove_torn_files(const std::string& run) {
 
 void take_run_folder(const std::string& run) {
   const int fd = open((run + "/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);  // never closed
-  check(fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "another training works in ",
-        run, "; wait for its end, or give another --out");
+  check(fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "another training uses ", run,
+        "; wait until it ends, or give another --out");
 }
 
 std::string make_run_folder(const std::string& wanted, const std::string& name) {
@@ -80,7 +80,7 @@ std::string make_run_folder(const std::string& wanted, const std::string& name) 
         error ? ": " + error.message() : "", "; give another --out");
   take_run_folder(folder);
   forget_unstarted(folder);
-  check(checkpoints_of(folder).empty(), folder, " already holds a run; go on with --resume ", folder,
+  check(checkpoints_of(folder).empty(), folder, " already holds a run; resume it with --resume ", folder,
         ", or give another --out");
   return folder;
 }

@@ -1,4 +1,4 @@
-// The folder of a run: made, taken, found again.
+// The run folder: creating, locking and finding runs and their checkpoints.
 #pragma once
 #include <fcntl.h>
 #include <sys/file.h>
@@ -19,24 +19,24 @@
 
 namespace yolox {
 
-// Its checkpoints, newest first: last.pth, then those before it, step_N.pth.
+// Returns the paths of the checkpoints of a run, newest first: last.pth, then step_N.pth by falling N.
 std::vector<std::string> checkpoints_of(const std::string& run);
 
-// The newest run below runs/ that has a checkpoint; empty if there is none.
+// Returns the run below runs/ with the newest checkpoint, or "" if no run has a checkpoint.
 std::string newest_run();
 
-// A run that has not done a step makes room for another one in its folder.
+// Deletes last.pth if it was saved before the first step, so that a new run can use the folder.
 void forget_unstarted(const std::string& run);
 
-// What writing was killed amid leaves behind.
+// Deletes the temporary files (*.tmp.*) of a process that was killed while it wrote.
 void remove_torn_files(const std::string& run);
 
-// One training at a time works in a folder: until this process ends, however it ends. Throws where another
-// one does. Where a file system knows no locks, nothing is checked.
+// Locks a run folder (flock) until this process ends, because only one training may use a folder. Throws if
+// another process holds the lock. Does nothing on a file system without locks.
 void take_run_folder(const std::string& run);
 
-// Makes the folder of a new run and takes it: `wanted`, or runs/<name>, runs/<name>-2, ... when that is
-// empty.
+// Creates and locks the folder of a new run: `wanted`, or if that is empty runs/<name>, runs/<name>-2, ...
+// Throws if the folder cannot be written or already holds a run. Returns the path.
 std::string make_run_folder(const std::string& wanted, const std::string& name);
 
 }  // namespace yolox

@@ -12,7 +12,7 @@ void Lines::add(const std::string& text) const {
     const ssize_t n = write(fd, line.data() + done, line.size() - done);
     if (n <= 0 && errno == EINTR) continue;
     if (n <= 0) {
-      if (ftruncate(fd, end) < 0) errno = 0;  // a pipe or the like: what is written stays
+      if (ftruncate(fd, end) < 0) errno = 0;  // a pipe cannot be truncated
       break;
     }
     done += size_t(n);
@@ -90,7 +90,7 @@ void Metrics::add_columns(const Row& cells) {
   }
   if (columns == before) return;
   if (before.empty()) return file.add(head());
-  rewrite([&](const std::string& line) {  // the cells of old rows move to where their columns are now
+  rewrite([&](const std::string& line) {  // moves the cells of old rows to the new positions of their columns
     std::vector<std::string> old;
     std::istringstream in(line + ",");
     for (std::string cell; std::getline(in, cell, ',');) old.push_back(cell);

@@ -1,4 +1,4 @@
-// What a run says as it goes: log, metrics and progress line; and the signals that end it.
+// The log and the progress line of a run, and metrics.csv.
 #pragma once
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -26,25 +26,25 @@
 
 namespace yolox {
 
-// A text file that grows line by line. It is opened anew for each: a folder may be gone and come back. On a
-// full disk a line is lost, whole; that ends no run.
+// A text file that is appended line by line. The file is opened for each line, because the folder may be
+// unavailable for a while. On a full disk a line is lost as a whole. Never throws, because a log must not end
+// a run.
 struct Lines {
   std::string path;
 
   void add(const std::string& text) const;
 };
 
-// Prints to the terminal and to log.txt (path; empty: none). In a terminal the progress line is rewritten in
-// place. quiet: to the file only.
+// Prints lines to stdout and to a file. path: log.txt of the run; empty: no file. quiet: to the file only.
 struct Log {
   explicit Log(const std::string& path, bool quiet = false)
       : file{path}, quiet(quiet), tty(!quiet && isatty(1)) {}
 
   void line(const std::string& text);
-  // What the run is made of: a heading of 8 columns and its text, in lines of 80 columns at most.
+  // Prints a text that begins with a heading of 8 columns, wrapped to lines of at most 80 columns.
   void fact(const std::string& text);
-  // Replaces the progress line in a terminal. Elsewhere it is a line of its own, every 30 seconds at most, or
-  // when `keep` says that it is worth one.
+  // Replaces the progress line if stdout is a terminal. Otherwise logs a line at most every 30 seconds.
+  // keep: always logs the line.
   void progress(const std::string& text, bool keep);
 
  private:
@@ -53,30 +53,31 @@ struct Log {
   double last = now();
 };
 
-// metrics.csv. Each row names its cells. A name that the file does not have yet becomes a new column behind
-// the one that it follows in the row, so that the columns stand in the order of the first row.
+// metrics.csv. Each row is a list of column names and values. A new name becomes a new column, after the
+// column that precedes the name in the row.
 class Metrics {
  public:
   using Row = std::vector<std::pair<std::string, double>>;
 
-  // Goes on with the file if it exists.
+  // Continues the file if it exists.
   explicit Metrics(const std::string& path);
-  // Deletes the rows of steps that will be repeated: those whose second column is greater than `step`, and
-  // rows of step `step` without a third column, which are evaluations. If the disk is full, the file stays as
-  // it is.
+  // Deletes the rows of steps that will be repeated. These are the rows whose second column is greater than
+  // `step`, and the evaluations of step `step`, which have an empty third column. If the disk is full, the
+  // file stays unchanged.
   void cut(int64_t step);
-  // Appends a row. NaN is an empty cell.
+  // Appends a row. A NaN becomes an empty cell.
   void row(const Row& cells);
 
  private:
   void add_columns(const Row& cells);
-  // Writes the file anew: the column names, and what row(line) returns for each complete row.
+  // Rewrites the file: the column names, and the result of change(line) for each complete row.
   template <class Change>
   void rewrite(const Change& change) {
     std::ifstream old(file.path);
     std::string text = columns.empty() ? "" : head() + "\n", line;
     std::getline(old, line);
-    while (std::getline(old, line) && !old.eof()) text += change(line);  // a last line without an end is torn
+    while (std::getline(old, line) && !old.eof())
+      text += change(line);  // an incomplete last line is left out
     if (!columns.empty()) replace_text(file.path, text);
   }
   std::string head() const;

@@ -1,4 +1,4 @@
-// The numbers of a step: loss and its terms, positives, gradient norm; and their means over steps.
+// Statistics of a training step: loss and its terms, positives and gradient norm, and their means over steps.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -11,26 +11,26 @@
 
 namespace yolox {
 
-// The numbers of one step, or the means of several.
+// Statistics of one step, or means over several steps.
 struct StepNumbers {
-  double total = 0;                                   // loss
-  std::vector<std::pair<std::string, double>> terms;  // of the loss, in the order of Losses::terms
-  double positives = 0;                               // positive anchor points
-  double norm = 0;                                    // of the gradient, before clipping
-  double objects = 0;                                 // boxes of the ground truth
+  double total = 0;                                   // total loss
+  std::vector<std::pair<std::string, double>> terms;  // loss terms, in the order of Losses::terms
+  double positives = 0;                               // number of positive anchor points
+  double norm = 0;                                    // gradient norm before clipping
+  double objects = 0;                                 // number of ground truth boxes
 
   bool finite() const { return std::isfinite(total) && std::isfinite(norm); }
   double per_object() const { return positives / std::max(objects, 1e-9); }
 };
 
-// "iou 2.1, obj 1.3, cls 0.9, l1 0, gradient norm 12"
+// Returns text such as "iou 2.1, obj 1.3, cls 0.9, l1 0, gradient norm 12".
 inline std::string to_string(const StepNumbers& n) {
   std::string text;
   for (const auto& [name, value] : n.terms) text += concat(name, " ", value, ", ");
   return concat(text, "gradient norm ", n.norm);
 }
 
-// Means over steps.
+// Accumulates means over steps.
 struct Means {
   StepNumbers sums;
   int64_t steps = 0;
@@ -45,7 +45,7 @@ struct Means {
     sums.objects += n.objects;
     ++steps;
   }
-  // The means since the last call; NaN after no step.
+  // Returns the means over the steps since the last call; NaN if there was no step.
   StepNumbers take() {
     StepNumbers means = std::exchange(sums, {});
     const auto n = double(std::exchange(steps, 0));
@@ -58,8 +58,9 @@ struct Means {
   }
 };
 
-// Why a run cannot go on after this step; empty: it can. A gradient that is not finite is nothing but
-// skipped, mixed precision makes some; `skipped` counts how many in a row.
+// Returns why training cannot continue after this step, or "" if it can. A non-finite gradient alone does not
+// stop a run, because fp16 training overflows now and then and skips such a step. `skipped` counts these
+// steps in a row; 20 of them stop the run.
 inline std::string why_to_stop(const StepNumbers& n, int64_t& skipped) {
   skipped = n.finite() ? 0 : skipped + 1;
   if (!std::isfinite(n.total)) return "the loss is not finite";

@@ -5,7 +5,8 @@ namespace yolox {
 Profile::Profile(torch::Device device, int64_t warm_up, int64_t measured, int64_t traced)
     : device(device), warm_up(warm_up), measured(measured), traced(traced) {
   if (device.is_cuda()) wait = [device] { torch::cuda::synchronize(device.index()); };
-  // Else torch with CUDA prints an error where there is no GPU. Here, since threads may read what is set.
+  // Otherwise torch with CUDA prints an error on a machine without a GPU. Set it here, before other threads
+  // read the environment.
   if (!device.is_cuda() && traced > 0) setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
 }
 
@@ -13,7 +14,7 @@ Profile::~Profile() {
   stop_listening();
   try {
     stop_tracing();
-  } catch (...) {}  // another error is on its way
+  } catch (...) {}  // a destructor must not throw
 }
 
 void Profile::start() {
@@ -22,7 +23,7 @@ void Profile::start() {
 }
 
 bool Profile::step() {
-  check(done >= 0, "a step ended in a profile that was not started, or was stopped");
+  check(done >= 0, "Profile::step() was called before start() or after stop_and_write()");
   if (handle) {
     charge();
     for (auto& part : parts) part.end_step();
@@ -34,7 +35,7 @@ bool Profile::step() {
 
 std::vector<PartTime> Profile::times() const {
   const size_t n = parts.empty() ? 0 : parts[0].seconds.size();
-  check(n > 0, "no step was measured; there must be more than the ", warm_up, " that warm up");
+  check(n > 0, "--profile needs more than ", warm_up, " steps; this run has ", std::max<int64_t>(0, done));
   Part whole{"step", std::vector<double>(n), int64_t(n)};
   for (const auto& part : parts)
     for (size_t i = 0; i < n; ++i) whole.seconds[i] += part.seconds[i];
@@ -45,7 +46,7 @@ std::vector<PartTime> Profile::times() const {
                      double(part.calls) / n});
   };
   for (size_t k = 1; k < parts.size(); ++k)
-    if (parts[k].calls > 0) add(parts[k]);  // not what began in an unfinished step
+    if (parts[k].calls > 0) add(parts[k]);  // not a part that has begun in the unfinished step
   add(parts[0]);
   add(whole);
   return times;
@@ -65,20 +66,20 @@ std::string Profile::table(int64_t images) const {
   }
   std::snprintf(text, sizeof text, "%.1f images/s", images / rows.back().mean);
   return concat(table, text, ", mean of ", parts[0].seconds.size(), " steps of ", images, " images on ",
-                device.str(), wait ? "; faster when nothing waits for the device after each part" : "");
+                device.str(), wait ? "; a plain run, which synchronizes less, is faster" : "");
 }
 
 void Profile::stop_and_write(const std::string& path) {
   done = -1;
   stop_listening();
   const auto trace = stop_tracing();
-  check(trace != nullptr, "no step was traced for ", path, "; there must be more than the ", warm_up,
-        " that warm up and the ", measured, " of the table");
-  // Torch removes what is there, be it a device; does not say whether it could write; and what it left
-  // unfinished does not end in a brace.
+  check(trace != nullptr, "no step was traced for ", path, "; --profile needs more than ", warm_up + measured,
+        " steps");
+  // torch would delete any file at this path, even a device, and does not report write errors. A complete
+  // trace ends with a brace.
   namespace fs = std::filesystem;
   check(!fs::exists(path) || fs::is_regular_file(path), path, " is not a regular file; give another name");
-  check(std::ofstream(path).good(), "cannot write ", path, "; check folder and rights");
+  check(std::ofstream(path).good(), "cannot write ", path, "; check folder and permissions");
   trace->save(path);
   std::ifstream file(path, std::ios::binary);
   char end = 0;
@@ -135,9 +136,9 @@ void Profile::leave(const at::RecordFunction& mark) {
 }
 
 void Profile::start_listening() {
-  check(!listener, "a profile listens on this thread already; stop it first");
+  check(!listener, "another Profile is already active on this thread; stop it first");
   const auto began = [](const at::RecordFunction& mark) -> std::unique_ptr<at::ObserverContext> {
-    // Asynchronous marks are those of collective operations, which end at any time and on any thread.
+    // Asynchronous marks belong to collectives and may end at any time on any thread.
     if (listener && !mark.isAsync()) listener->enter(mark);
     return nullptr;
   };

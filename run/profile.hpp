@@ -1,12 +1,13 @@
-// Where the time of a training step goes. The parts of a step are marked in the code with torch's own
-//   RECORD_USER_SCOPE("forward");  // to the end of the block, and once in a block: it is a variable
-// which takes tens of nanoseconds while nobody listens. Profile listens for some steps and makes a table of
-// them, then has torch record a few more with all their operators, as a Chrome trace. These are apart, since
-// recording thousands of operators takes time of its own, which the table would show.
+// Profiling of training steps (--profile). The code marks the parts of a step with torch's macro
+//   RECORD_USER_SCOPE("forward");  // to the end of the block; once per block, as it declares a variable
+// which costs tens of nanoseconds without a profiler. Profile measures the parts of some steps for a table.
+// Then torch records all operators of a few more steps as a Chrome trace. The two phases are separate,
+// because recording thousands of operators takes time that the table would include.
 //
-// On a GPU the host runs ahead of the device. For the table it waits at both ends of every part, so that
-// times belong to the part that caused them; nothing overlaps then, such as the next batch's copy, and steps
-// are slower than those of a plain run. The steps of the trace are as in a plain run: nothing waits.
+// On a GPU the host runs ahead of the device. For the table, Profile synchronizes with the device at both
+// ends of every part, so that the time belongs to the right part. Without overlap, such as the copy of the
+// next batch, these steps are slower than those of a plain run. The traced steps have no such
+// synchronization.
 #pragma once
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -34,16 +35,16 @@ namespace yolox {
 // One line of the table.
 struct PartTime {
   std::string name;
-  double mean, median;  // seconds a step; a step without this part has 0
-  double share;         // of the whole step, 0..1
-  double calls;         // a step
+  double mean, median;  // seconds per step; 0 in a step without this part
+  double share;         // fraction of the step time, 0..1
+  double calls;         // calls per step
 };
 
-// Lives on the thread that trains: marks on other threads are not counted, nor are those that torch makes
-// itself for what goes on beside that thread.
+// Measures the marks of the thread that calls it, the training thread. Marks on other threads and
+// asynchronous marks of torch do not count.
 struct Profile {
-  // Steps: so many to warm up (the first ones fill caches and choose algorithms), so many for the table, so
-  // many for the trace, where each is 2 to 4 MB in the file.
+  // warm_up: steps before the measurement, in which caches are filled and algorithms chosen. measured: steps
+  // of the table. traced: steps of the trace, 2 to 4 MB each in the file.
   explicit Profile(torch::Device device, int64_t warm_up = 3, int64_t measured = 20, int64_t traced = 3);
   ~Profile();
   Profile(const Profile&) = delete;
@@ -51,33 +52,34 @@ struct Profile {
 
   int64_t steps() const { return warm_up + measured + traced; }
 
-  // The first step begins.
+  // Starts the first step.
   void start();
 
-  // A step ends, and the next one begins. True at the end of the last one.
+  // Ends a step and starts the next one. Returns true after the last step.
   bool step();
 
-  // The parts in the order in which they first began, then "other", what is in none, and last "step", the
-  // whole, to which all the others add up. Time in a part within a part counts for the inner one alone.
-  // Throws before the end of the first step that is measured.
+  // Returns the times of the parts in the order of their first start, then "other" (time outside of all
+  // parts), then "step" (the sum). The time of a nested part counts only for the inner part. Throws if no
+  // measured step has ended.
   std::vector<PartTime> times() const;
 
-  // The same as text, in milliseconds, and the speed. images: in a step. Does not end in a new line.
+  // Returns times() as text in milliseconds, with the images per second. images: batch size. The text does
+  // not end with a newline.
   std::string table(int64_t images) const;
 
-  // Ends listening and tracing; the trace is for chrome://tracing and https://ui.perfetto.dev. Throws when
-  // there is none, or when it cannot be written.
+  // Ends the profile and writes the trace, for chrome://tracing or https://ui.perfetto.dev. Throws if no step
+  // was traced or the file cannot be written.
   void stop_and_write(const std::string& path);
 
-  std::function<void()> wait;  // until the device has done what was asked of it; empty where there is no need
+  std::function<void()> wait;  // synchronizes with the device; empty on the CPU
 
  private:
   struct Part {
     std::string name;
-    std::vector<double> seconds;  // of every step that has ended
-    int64_t calls = 0;            // in those
-    double current = 0;           // seconds in the step that goes on
-    int64_t current_calls = 0;
+    std::vector<double> seconds;  // for each step that has ended
+    int64_t calls = 0;            // in all these steps
+    double current = 0;           // seconds in the current step
+    int64_t current_calls = 0;    // calls in the current step
 
     void end_step();
     double sum() const { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
@@ -90,20 +92,22 @@ struct Profile {
 
   void next_phase();
 
-  // Time since the last look goes to the innermost part.
+  // Adds the time since the last call to the innermost open part.
   void charge();
 
   void enter(const at::RecordFunction& mark);
 
-  // A mark may end after listening has, and one that began in another profile ends here unknown.
+  // A mark of which enter() was not called is ignored. It began in another profile or before
+  // start_listening().
   void leave(const at::RecordFunction& mark);
 
-  // Torch hands the callbacks of a thread on to those that compute its gradients: there `listener` is null.
+  // Installs and removes the callbacks. torch also installs the callbacks of a thread on its autograd
+  // threads, where `listener` is null.
   void start_listening();
   void stop_listening();
 
   void start_tracing();
-  // What was traced; null when nothing was.
+  // Returns the trace, or null if nothing was traced.
   std::unique_ptr<torch::autograd::profiler::ProfilerResult> stop_tracing();
 
   inline static thread_local Profile* listener = nullptr;
@@ -111,11 +115,11 @@ struct Profile {
   const torch::Device device;
   const int64_t warm_up, measured, traced;
   int64_t done = -1;                         // steps since start(); -1: not started, or stopped
-  std::optional<at::CallbackHandle> handle;  // while listening
+  std::optional<at::CallbackHandle> handle;  // set while the callbacks are installed
   bool tracing = false;
-  std::vector<Part> parts;  // "other" first
-  std::vector<Mark> open;   // outermost first
-  double looked_at = 0;     // seconds
+  std::vector<Part> parts;  // the first one is "other"
+  std::vector<Mark> open;   // marks that have begun, outermost first
+  double looked_at = 0;     // time of the last charge(), in seconds
 };
 
 }  // namespace yolox

@@ -13,7 +13,7 @@ double operations(YOLOX& model, ImageSize size) {
     double places = double(x.size(0));
     for (int d = 0; d < 2; ++d)
       places *= double((x.size(2 + d) + 2 * padding[d] - weight.size(2 + d)) / stride[d] + 1);
-    count += 2 * places * double(weight.numel());  // each weight once at each place
+    count += 2 * places * double(weight.numel());  // one multiplication and addition per weight and position
     return nullptr;
   };
   const EvalGuard evaluation(*model);
@@ -69,8 +69,8 @@ void Telling::step(int64_t i, const StepNumbers& n, double lr, const Plan& plan,
   if (dtr) again.add(within);
   if (within.limit > Dtr::kSlack * within.budget && within.limit > exceeded) {
     exceeded = 1.05 * within.limit;
-    log.line(concat("WARNING: step ", i, " needed ", short_bytes(within.limit),
-                    " of memory at least, more than the ", short_bytes(within.budget), " of --dtr"));
+    log.line(concat("WARNING: step ", i, " needed at least ", short_bytes(within.limit),
+                    " of memory, more than the ", short_bytes(within.budget), " of --dtr"));
   }
   if (n.finite()) {
     recent.add(n);
@@ -88,7 +88,7 @@ void Telling::step(int64_t i, const StepNumbers& n, double lr, const Plan& plan,
   waited_in_all += waited;
   seconds_in_all += seconds;
   for (const auto& remark : watch.wait(waited_in_all, seconds_in_all)) log.line(remark);
-  if (keep) m = of_epoch.take();  // the line that stays: the whole epoch
+  if (keep) m = of_epoch.take();  // the last line of an epoch shows the means over the epoch
   std::string line = cell(7, concat(epoch, "/", plan.epochs)) +
                      cell(10, concat(i % plan.per_epoch + 1, "/", plan.per_epoch)) +
                      number(6, "%.2f", m.total);
@@ -154,9 +154,9 @@ void Telling::ranks(Ranks& ranks, torch::Device device) {
     if (all[r][2] < all[slowest][2]) slowest = r;
     if (all[r][2] > all[fastest][2]) fastest = r;
   }
-  log.fact(concat("ranks   memory", memory, "; waiting for images", waits, "; the slowest is rank ", slowest,
-                  " (", ranks.who(int(slowest)), "): rank ", fastest, " has waited ",
-                  short_time(all[fastest][2] - all[slowest][2]), " more for others"));
+  log.fact(concat("ranks   memory", memory, "; waiting for the data loader", waits, "; slowest: rank ",
+                  slowest, " (", ranks.who(int(slowest)), "); rank ", fastest, " has waited ",
+                  short_time(all[fastest][2] - all[slowest][2]), " longer for other ranks"));
 }
 
 void Telling::classes(const Splits& splits) {
@@ -165,17 +165,17 @@ void Telling::classes(const Splits& splits) {
   std::vector<std::string> frequent;
   for (const size_t c : by_count(counts)) frequent.push_back(concat(train.classes[c], " ", counts[c]));
   log.fact(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
-                  " to train: ", listed(frequent, 10)));
+                  " for training: ", listed(frequent, 10)));
   const auto absent = [&](const std::vector<int64_t>& of, const char* split) {
     std::vector<std::string> names;
     for (size_t c = 0; c < of.size(); ++c)
       if (of[c] == 0) names.push_back(train.classes[c]);
     if (!names.empty())
       log.fact(concat("note: ", names.size(), names.size() == 1 ? " class has" : " classes have",
-                      " no box to ", split, ": ", listed(names, 10)));
+                      " no box for ", split, ": ", listed(names, 10)));
   };
-  absent(counts, "train on");
-  if (!splits.same) absent(in_val, "evaluate on");
+  absent(counts, "training");
+  if (!splits.same) absent(in_val, "evaluation");
 }
 
 std::string Telling::number(size_t width, const char* format, double value) {
@@ -230,8 +230,9 @@ void log_plan(Telling& tell, Log& log, const Config& config, const Splits& split
               ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks) {
   const Dataset &data = splits.train, &val = splits.val;
   tell.settings(config);
-  log.fact(concat("data    ", data.records.size(), " images to train (", data.name, "), ", val.records.size(),
-                  " to evaluate (", splits.same ? "the same: there is one split only" : val.name, "), ",
+  log.fact(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
+                  val.records.size(), " for evaluation (",
+                  splits.same ? "the same images, because there is one split" : val.name, "), ",
                   data.classes.size(), " classes"));
   if (config.data == "shapes")
     log.fact("note: these are scenes that the program draws; to train on your own images, give --data DIR");
@@ -244,10 +245,10 @@ void log_plan(Telling& tell, Log& log, const Config& config, const Splits& split
   std::vector<std::string> who;
   for (int r = 0; r < world && world > 1; ++r) who.push_back(concat(r, " on ", ranks.who(r)));
   if (world > 1) log.fact(concat("ranks   ", listed(who, 16)));
-  log.fact(concat("steps   ", plan.iters, " of ", plan.batch, " images",
-                  world > 1 ? concat(" (", plan.batch / world, " a rank)") : "", ", ", plan.per_epoch,
-                  " an epoch; ", config.epochs, " epochs, of which ", config.warmup_epochs,
-                  " of warm-up, and the last ", config.no_aug_epochs, " without mosaic and mixup"));
+  log.fact(concat("steps   ", plan.iters, " with a batch of ", plan.batch, " images",
+                  world > 1 ? concat(" (", plan.batch / world, " per rank)") : "", ", ", plan.per_epoch,
+                  " per epoch; ", config.epochs, " epochs, the first ", config.warmup_epochs,
+                  " with warm-up, the last ", config.no_aug_epochs, " without mosaic and MixUp"));
   log.fact(concat("lr      ", lr, " for the batch (", config.lr, " per image), ", config.optimizer));
   const bool fine_tuned = !config.weights.empty() || !config.resume.empty();
   if (const auto odd = Watch::learning_rate(config.optimizer, config.lr, plan.batch, fine_tuned);

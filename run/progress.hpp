@@ -1,5 +1,5 @@
-// What a run says while it trains: a progress line and log.txt, metrics.csv, events for TensorBoard, and
-// remarks on what looks wrong.
+// Progress of a run: progress line and log, metrics.csv, TensorBoard events, and remarks on unusual
+// statistics.
 #pragma once
 #include <ATen/record_function.h>
 #include <rapidjson/stringbuffer.h>
@@ -32,62 +32,67 @@
 
 namespace yolox {
 
-// Multiplications and additions of the convolutions for one image, as papers count them. All of them work on
-// maps that grow with the image, so a small one tells.
+// Returns the FLOPs of the convolutions for one image: multiplications plus additions, as in papers. Measures
+// a 64x64 image and scales the result, because the FLOPs are proportional to the pixels.
 double operations(YOLOX& model, ImageSize size);
 double parameter_count(const torch::nn::Module& model);
 
-// What config.json of a run holds: all settings, and what it runs with.
+// Returns config.json of a run: all settings, device, versions and git revision.
 std::string config_json(const Flags& flags, torch::Device device);
 
+// Reports the progress of training to the log, metrics.csv and TensorBoard. Used by the training thread.
 class Telling {
  public:
-  // first: the step that the run begins or goes on with.
-  // rank: the first one writes metrics and events, the others have their log only.
+  // run: the run folder. first: first step of this process. Only rank 0 writes metrics and events.
+  // from_scratch: see Watch. dtr: show the statistics of DTR.
   Telling(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0, bool dtr = false);
 
-  // From now on time counts as the steps' again: an evaluation or a save lies before.
+  // Restarts the measurement of speed and waiting time. Call it after an evaluation or a save, whose time
+  // must not count.
   void go_on() {
     looked_at = now();
     waited = 0;
   }
+  // Adds time that training has waited for the data loader.
   void waited_for(double seconds) { waited += seconds; }
-  // The run is back at a step: those after it will be done again.
+  // Deletes the metrics after `step`, because --keep-going repeats these steps.
   void go_back(int64_t step);
 
-  // Step i (from 0) is done. Says so once a second, at the end of an epoch and of the run. within: what DTR
-  // has done for it.
+  // Reports that step i (from 0) is done: once a second, and at the end of each epoch and of the run. within:
+  // statistics of DTR for this step.
   void step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device,
             const DtrStep& within = {});
 
-  // The model was evaluated after `steps` steps.
+  // Reports the evaluation after `steps` steps.
   void evaluated(int64_t steps, const Evaluation& e, const Plan& plan);
 
-  // What was left out of the data, where that is news: counts here, the rest in problems.txt.
+  // Logs the number of data problems of each kind if the number has changed, and writes all problems to
+  // problems.txt or to `list`.
   void problems(const Splits& splits);
   void problems(const Dataset& data, const std::string& list);
 
-  // All settings, two to a line of 80 columns.
+  // Logs all settings, two per line of 80 columns.
   void settings(const Flags& flags);
 
-  // Of several ranks, since the last call: memory, the share of time that each has waited for images, and the
-  // one that the others wait for.
+  // Logs for several ranks: memory and data loader waiting time of each rank, and the slowest rank since the
+  // last call. All ranks must call it together.
   void ranks(Ranks& ranks, torch::Device device);
 
-  // Boxes of each class, the ten most frequent by name, and what is missing.
+  // Logs the number of boxes, the ten most frequent classes, and the classes without boxes.
   void classes(const Splits& splits);
 
  private:
-  // ---- the progress line: 78 columns, with numbers as they are in training and four terms of the loss
+  // ---- the progress line: 78 columns with usual values and four loss terms
 
   static std::string cell(size_t width, const std::string& text) {
     return std::string(width - std::min(width, text.size()), ' ') + text;
   }
   static std::string number(size_t width, const char* format, double value);
-  // With DTR, the share of time that it takes stands in the place of the last term, which metrics.csv has.
+  // With DTR, the line shows the share of rematerialisation instead of the last loss term, for which there is
+  // no room. metrics.csv has all terms.
   size_t terms_shown(const StepNumbers& n) const { return n.terms.size() - (dtr && !n.terms.empty()); }
   std::string heading(const StepNumbers& n) const;
-  // Appends a row to metrics.csv and the same numbers to TensorBoard's events.
+  // Appends a row to metrics.csv and the same values to the TensorBoard events.
   void record(int64_t steps, double epoch, const StepNumbers& n, double lr, double speed, double share,
               const DtrSteps& remade);
 
@@ -97,15 +102,17 @@ class Telling {
   const int64_t first;
   const bool dtr;
   bool has_heading = false;
-  DtrSteps again;       // since the last line
-  double exceeded = 0;  // bytes: what is more is worth a warning
+  DtrSteps again;       // statistics of DTR since the last row of metrics.csv
+  double exceeded = 0;  // bytes; a step that needs more is worth a new warning
   std::optional<Metrics> metrics;
   std::optional<Events> events;
   Watch watch;
   Means recent, of_epoch;
-  std::map<std::string, int64_t> told;  // counts of problems
-  double looked_at = now(), rate = 0;   // images per second, smoothed
-  double waited = 0, waited_in_all = 0, seconds_in_all = 0;
+  std::map<std::string, int64_t> told;  // logged number of problems of each kind
+  double looked_at = now();             // time of the last progress line
+  double rate = 0;                      // images per second, exponential moving average
+  double waited = 0;                    // seconds waited for the data loader since looked_at
+  double waited_in_all = 0, seconds_in_all = 0;
 };
 
 // Logs settings, data, model, ranks, and the length of the run.

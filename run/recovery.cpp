@@ -47,11 +47,12 @@ void Recovery::roll_back(Training& t, const std::string& why, const StepRecord& 
   const std::string what = concat(why, " at step ", step.step, " (", to_string(step.numbers), ", lr ",
                                   step.lr, "; images ", names_in(step.batch, run.data.train), ")");
   const std::string saved = save_bad_step(run.folder, t, step, run.data.train, ranks.place.rank);
-  check(run.config.keep_going && t.returns < 3, what, "; ", saved, "; ./train --resume ", run.folder,
-        " --lr with less than ", run.config.lr, ", or with --keep-going, goes on from the last checkpoint");
+  check(run.config.keep_going && t.returns < 3, what, "; ", saved,
+        "; continue from the last checkpoint with ", "./train --resume ", run.folder, " and --lr below ",
+        run.config.lr, ", or with --keep-going");
   run.log.line(concat("WARNING: ", what, "; ", saved));
   run.go_back(t);
-  ranks.must_agree({{"step", concat(t.iteration)}, {"factor of the lr", concat(t.lr_factor)}});
+  ranks.must_agree({{"step", concat(t.iteration)}, {"lr factor", concat(t.lr_factor)}});
   ranks.broadcast(tensors_of(t));
   run.log.line(concat("WARNING: back to step ", t.iteration, " with ", t.lr_factor, " of the lr"));
   skipped = 0;

@@ -1,5 +1,5 @@
-// A step whose loss or gradient is not finite: saved for inspection, then the run ends, or resumes its last
-// checkpoint (--keep-going).
+// Recovery from a step whose loss or gradient is not finite. The step is saved for inspection. Then the run
+// ends, or continues from its last checkpoint (--keep-going).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,30 +11,31 @@
 
 namespace yolox {
 
-// A step, as it is saved when it fails.
+// Data of a failed step that is saved for inspection.
 struct StepRecord {
   int64_t step;
   const Batch& batch;
   const StepNumbers& numbers;
   double lr;
-  ImageSize size;  // of the images in the network
-  bool use_l1;
+  ImageSize size;  // of the network input in this step
+  bool use_l1;     // the L1 loss was on
 };
 
-// Writes nonfinite.pth with batch, weights and numbers of a step, and nonfinite.jpg. Returns where they are,
-// or why they could not be written.
+// Writes nonfinite.pth, with batch, weights and statistics of a step, and nonfinite.jpg. Returns a text with
+// the paths of these files, or with the reason why they could not be written.
 std::string save_bad_step(const std::string& run, Training& t, const StepRecord& step, const Dataset& data,
                           int rank = 0);
 
+// Decides after each step whether training can continue, and goes back to a checkpoint if not.
 class Recovery {
  public:
   Recovery(Run& run, Ranks& ranks) : run(run), ranks(ranks) {}
 
-  // Returns why training cannot go on after this step, or "" if it can. A non-finite gradient alone skips its
-  // step, unless 20 steps in a row have one. anomaly: what torch's anomaly mode found.
+  // Returns why training cannot continue after this step, or "" if it can. A step with a non-finite gradient
+  // is only skipped, unless it is the 20th in a row. anomaly: message of torch's anomaly mode, or "".
   std::string failure(const StepNumbers& numbers, const std::string& anomaly);
-  // Saves the step. With --keep-going, resumes the last good checkpoint on all ranks at half the learning
-  // rate, up to 3 times. Throws otherwise.
+  // Saves the failed step. With --keep-going, loads the last good checkpoint on all ranks and halves the
+  // learning rate, at most 3 times in a run. Throws otherwise.
   void roll_back(Training& t, const std::string& why, const StepRecord& step);
 
  private:

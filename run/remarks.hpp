@@ -1,4 +1,4 @@
-// Numbers of the steps: their means, and what looks wrong in them, said in plain words.
+// Remarks: notes in the log if the statistics of the training steps look wrong.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -14,17 +14,20 @@
 
 namespace yolox {
 
-// Each of its remarks comes once in a run.
+// Checks the statistics of a run. Every member function returns lines for the log. Each remark is made at
+// most once in a run.
 class Watch {
  public:
-  // from_scratch: the loss is expected to fall.
+  // from_scratch: training does not start from weights, so that the loss must fall.
   explicit Watch(bool from_scratch) : from_scratch(from_scratch) {}
 
-  // After a step.
+  // Checks positives and loss after a step.
   std::vector<std::string> step(const StepNumbers& n);
-  // waited: seconds without data in an epoch, or since the start, of so many seconds.
+  // Checks the time that training has waited for the data loader. waited: seconds of waiting in the last
+  // `seconds` seconds.
   std::vector<std::string> wait(double waited, double seconds);
-  // lr: per image. An --lr that was meant for the whole batch is 64 times too large.
+  // Returns a note if the learning rate is unusual, or "". lr: per image. A value that was meant for a batch
+  // of 64 images is 64 times too large.
   static std::string learning_rate(const std::string& optimizer, double lr, int64_t batch, bool fine_tuned);
 
  private:

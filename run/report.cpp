@@ -52,7 +52,7 @@ std::string training_html(const std::string& run) {
   const auto& step = columns["iteration"];
   const auto& epoch = columns["epoch"];
   if (step.empty()) return "";
-  double per_epoch = 1;  // each epoch has a row at its end
+  double per_epoch = 1;  // steps per epoch; exact, because each epoch has a row at its end
   for (size_t i = 0; i < step.size(); ++i) per_epoch = std::max(per_epoch, step[i] / epoch[i]);
   const bool in_epochs = epoch.back() > 2;
   std::vector<double> x = step;
@@ -97,7 +97,7 @@ std::string training_html(const std::string& run) {
   html += chart("Loss", losses);
   html += chart("AP on the evaluation images", {series("AP", "AP", "c0"), series("AP50", "AP50", "c1")});
   html += chart("Learning rate", {series("lr", "", "c0")});
-  html += chart("Norm of the gradient", {series("grad_norm", "", "c0")});
+  html += chart("Gradient norm", {series("grad_norm", "", "c0")});
   html += chart("Images per second", {series("images_per_second", "", "c0")});
   html += chart("Time spent waiting for images, %", {series("waiting_share", "", "c0", 100)});
   return html + "</div></section>";
@@ -106,10 +106,10 @@ std::string training_html(const std::string& run) {
 std::string pictures_html(const std::string& run) {
   std::string html;
   for (const auto& [file, about] :
-       {std::pair("labels.jpg", "The boxes to learn from"),
-        {"train_batch0.jpg", "The first batch, as the network sees it, with its boxes"},
-        {"val_batch0_pred.jpg", "The first images of the last evaluation, with the boxes found"}}) {
-    const std::string path = run + "/" + file;  // OpenCV complains of those that are missing
+       {std::pair("labels.jpg", "Ground truth boxes of the training set"),
+        {"train_batch0.jpg", "The first training batch after augmentation, with its ground truth"},
+        {"val_batch0_pred.jpg", "The first images of the last evaluation, with the detections"}}) {
+    const std::string path = run + "/" + file;  // exists(), because imread() prints a warning otherwise
     if (const cv::Mat image = std::filesystem::exists(path) ? cv::imread(path) : cv::Mat(); !image.empty())
       html += concat("<figure><img alt='", file, "' src='", data_uri(image, 1000), "'><figcaption>", about,
                      "</figcaption></figure>");

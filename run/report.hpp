@@ -1,4 +1,4 @@
-// report.html of a run: its curves, its last evaluation, its pictures.
+// report.html of a run: training curves, the last evaluation, pictures and settings.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -24,33 +24,37 @@ std::vector<std::pair<std::string, std::string>> read_config_json(const std::str
 // Returns the git revision of the program that wrote a run; empty if config.json cannot be read.
 std::string revision_of(const std::string& run);
 
-// metrics.csv. An empty cell is NaN. A torn last line is left out.
+// Contents of metrics.csv. An empty cell is NaN. An incomplete last line is left out.
 struct MetricsTable {
   std::vector<std::string> names;                      // of the columns, in the order of the file
   std::map<std::string, std::vector<double>> columns;  // by name
 
-  // The names of the loss terms: the columns between "loss" and "positives_per_object".
+  // Returns the names of the loss terms, which are the columns between "loss" and "positives_per_object".
   std::vector<std::string> loss_terms() const;
 };
 MetricsTable read_metrics(const std::string& path);
 
-// A column over x, where it has values; means of neighbours where there are more than 300.
+// Returns the points (x, y) with a finite y. If there are more than 300, averages neighbours to at most 300.
 std::vector<std::pair<double, double>> curve(const std::vector<double>& x, const std::vector<double>& y);
 
+// Returns the HTML section with the training curves, from metrics.csv.
 std::string training_html(const std::string& run);
 
+// Returns the HTML section with the pictures of the run folder, or "" without pictures.
 std::string pictures_html(const std::string& run);
 
+// The evaluation of a report stands between these two comments.
 constexpr const char* evaluation_begin = "<!-- evaluation -->\n";
 
 constexpr const char* evaluation_end = "\n<!-- end of evaluation -->\n";
 
-// Writes RUN/report.html from the files of the run; its evaluation is the one given, or, empty, that of the
-// page that is there. False where it cannot be written: then the old one stays.
+// Writes RUN/report.html from the files of the run. evaluation: HTML; if empty, the evaluation of the
+// existing report is kept. Returns false if the report cannot be written; the old one then stays.
 bool write_run_report(const std::string& run, std::string evaluation);
 
-// report.html, with an evaluation, or, without, the one that the page has. No run ends for the want of it:
-// false where it cannot be written. between: is called now and then.
+// Writes report.html. e: the evaluation after `step` on `val`; null keeps the one of the existing report.
+// Returns false and logs a warning if the report cannot be written. Never throws, because a missing report
+// must not end a run. between: called from time to time, to restart the timeout of the watchdog.
 inline bool report(
     const std::string& run, Log& log, int64_t step = 0, const Evaluation* e = nullptr,
     const Dataset* val = nullptr, const std::function<void()>& between = [] {}) {

@@ -72,14 +72,14 @@ void Run::resume(Training& t, SavedRun& saved, const Plan& its_plan) {
   if (!saved) return;
   saver.load(t, saved);
   if (saved.images != images)
-    note(concat("warning: the data has ", images, " images, where the run has learnt from ", saved.images,
-                ": their order from here on is another"));
+    note(concat("warning: the data set has ", images, " images, but ", saved.images,
+                " in the checkpoint; their order changes from here on"));
   saved.file = {};
   if (ranks.first()) remove_torn_files(folder);
-  usage_check(t.iteration < plan.iters || evaluation_due(t), folder, " is complete: it has done ",
-              t.iteration, " of ", plan.iters, " steps; more --epochs or --max-iters would go on");
-  usage_check(config.patience == 0 || t.stale < config.patience, folder, " has stopped after ", t.stale,
-              " evaluations without a better AP; a larger --patience, or 0, goes on");
+  usage_check(t.iteration < plan.iters || evaluation_due(t), folder, " is complete: ", t.iteration, " of ",
+              plan.iters, " steps are done; increase --epochs or --max-iters to continue");
+  usage_check(config.patience == 0 || t.stale < config.patience, folder, " was stopped early after ", t.stale,
+              " evaluations without a better AP; increase --patience to continue (0 = off)");
 }
 
 void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<std::string>& facts) {
@@ -105,9 +105,8 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
   for (const auto& text : notes) log.line(text);
   progress->problems(data);
   if (first == 0 && ranks.first()) save_picture(folder + "/labels.jpg", draw_labels(data.train));
-  if (!resumed && !profiling())
-    save(t, "last.pth");  // so that there is something to resume, whatever happens
-  ranks.meet();           // the file is there
+  if (!resumed && !profiling()) save(t, "last.pth");  // so that the run can be resumed from the start
+  ranks.meet();                                       // last.pth exists now
   ranks.report(folder);
   catch_signals();
   if (profiling() && ranks.first()) {
@@ -186,7 +185,8 @@ Evaluation Run::evaluate(Training& t) {
       },
       [&](int64_t parts) {
         empty_cache(device);
-        log.line(concat("note: out of memory; evaluated again, ", plan.share / parts, " images at a time"));
+        log.line(concat("note: out of memory; the evaluation is repeated with batches of ",
+                        plan.share / parts, " images"));
       });
   if (e.complete) progress->evaluated(t.iteration, e, plan);
   ranks.still_at_work();
@@ -204,7 +204,7 @@ bool Run::end_of_epoch(Training& t, const Evaluation* e, bool stop_early) {
   progress->problems(data);
   if (stop_early) log.line(concat("stopping: ", t.stale, " evaluations without a better AP (--patience)"));
   const bool stops = ranks.of_first(stop_early);
-  ranks.waited();  // evaluation and saving do not count
+  ranks.waited();  // resets the waiting time, because evaluation and saving must not count
   progress->go_on();
   return stops;
 }
@@ -217,13 +217,13 @@ void Run::finish(Training& t) {
     if (!profile || stop) return;
     log.line(profile->profile.table(config.bs));
     profile->profile.stop_and_write(folder + "/trace.json");
-    log.line(concat("operators of the last steps: ", folder, "/trace.json, for https://ui.perfetto.dev"));
+    log.line(concat("trace of the last steps: ", folder, "/trace.json, for https://ui.perfetto.dev"));
     return;
   }
   if (stop && !complete) {
     if (!saved_at(t.iteration)) save(t, "last.pth", /*required=*/true);
     log.line(concat("stopped by ", strsignal(stop), " at step ", t.iteration,
-                    "; go on with: ./train --resume ", folder));
+                    "; resume with: ./train --resume ", folder));
   } else {
     const std::string best = best_ap >= 0 ? concat(", best AP ", best_ap, " in ", folder, "/best.pth") : "";
     log.line(concat("done: ", folder, "/last.pth", best));

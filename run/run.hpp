@@ -1,5 +1,6 @@
-// Run: the folder of a training run and all that the run writes there. Log, progress line, metrics,
-// checkpoints, pictures, report.html, crash.txt. train.cpp reaches this folder of the sources through it.
+// The folder run/ has the code of a training run besides the training step itself: run folder, log, metrics,
+// checkpoints, recovery, report.html, crash.txt and profile. train.cpp uses the folder through class Run.
+// This file: class Run.
 #pragma once
 #include <torch/torch.h>
 
@@ -24,14 +25,16 @@
 
 namespace yolox {
 
-// Makes the folder of a new run, or takes that of the run that is resumed. All ranks get its name. wanted:
-// --out; name: of the folder below runs/ if --out was not given.
+// Creates the folder of a new run, or locks the folder of the resumed run. Returns its path on all ranks.
+// wanted: --out. name: name of the folder below runs/ if --out is empty.
 std::string open_run_folder(const SavedRun& saved, const std::string& wanted, const std::string& name,
                             Ranks& ranks);
 
-// "" for rank 0, "_rank3" for rank 3: each rank has log and problems in files of its own.
+// Returns the suffix of this rank's files (log, problems, crash report): "" for rank 0, "_rank3" for rank 3.
 std::string rank_suffix(const Ranks& ranks);
 
+// A training run: its folder, log, checkpoints and evaluations. Every rank has one. All member functions are
+// called by the training thread.
 class Run {
  public:
   Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, const Splits& data, Ranks& ranks,
@@ -42,55 +45,61 @@ class Run {
   const std::string folder;
   Log log;
 
-  // A line for the log after the settings.
+  // Adds a line that start() logs after the settings.
   void note(const std::string& text);
 
   // ---- before the first step
 
-  // --cache: decodes all images of a data set once.
+  // Decodes all images of a data set into the cache (--cache).
   void cache_images(Dataset& train);
-  // Loads the checkpoint of a resumed run and frees its memory. Throws if the run is complete.
+  // Loads the checkpoint of a resumed run and frees the memory of `saved`. Throws if the run is complete.
   void resume(Training& t, SavedRun& saved, const Plan& plan);
-  // Logs settings, data, model and plan. Writes config.json, labels.jpg and the first last.pth. facts: more
-  // lines.
+  // Logs settings, data, model and plan. Writes config.json, labels.jpg and the first last.pth. Installs the
+  // signal handlers. facts: more lines for the log.
   void start(Training& t, Plan& plan, bool with_dtr, const std::vector<std::string>& facts);
 
   // ---- each step
 
   bool profiling() const { return config.profile; }
-  // True if the last epoch has ended without its evaluation, as after a signal.
+  // Returns true if the last epoch has ended without its evaluation, for example because of a signal.
   bool evaluation_due(const Training& t) const;
-  // True on all ranks after the same step, once any rank has received a signal that ends the run.
+  // Returns true on all ranks after the same step if any rank has received a signal that ends the run. All
+  // ranks must call it together.
   bool stop_requested();
-  // waited: seconds that the step waited for its batch.
+  // Reports the start of a step to the watchdog and the crash report. Draws the first three batches. waited:
+  // seconds that the step has waited for its batch.
   void start_step(int64_t step, const Batch& batch, double waited);
+  // Logs a finished step.
   void end_step(Training& t, const StepNumbers& numbers, double lr, const DtrStep& dtr);
-  // --profile. False after its last step.
+  // Reports the end of a step to the profile (--profile). Returns false after the last step of the profile.
   bool profile_step(Training& t);
-  // Saves last.pth if --save-minutes have passed.
+  // Saves last.pth if more than --save-minutes have passed since the last save.
   void save_if_due(Training& t);
 
   // ---- the end of an epoch
 
-  // Evaluates the model with a smaller batch if memory runs out. The result is incomplete if a signal came.
+  // Evaluates the EMA model, or the model without EMA. Repeats the evaluation with a smaller batch if memory
+  // runs out. The result is incomplete if a signal arrived.
   Evaluation evaluate(Training& t);
-  // Logs memory, waiting time, an evaluation and problems of the data, and writes report.html. complete:
-  // training is over. Returns true on all ranks if it is over on rank 0 before the last step (stop_early).
+  // Logs skipped steps and problems of the data, and writes report.html. e: the evaluation of this epoch, or
+  // null. stop_early: rank 0 ends training before the last step (--patience). Returns stop_early of rank 0 on
+  // all ranks.
   bool end_of_epoch(Training& t, const Evaluation* e, bool stop_early);
-  // Saves a checkpoint. False if the disk is full; `required`: throws then.
+  // Saves a checkpoint. If writing fails, for example on a full disk, it returns false, or throws if
+  // `required`.
   bool save(Training& t, const std::string& name, bool required = false);
-  bool saved_at(int64_t step) const { return saver.in_last == step; }
-  // Resumes the newest good checkpoint at half the learning rate (--keep-going).
+  bool saved_at(int64_t step) const { return saver.in_last == step; }  // last.pth holds this step
+  // Loads the newest good checkpoint and halves the learning rate (--keep-going).
   void go_back(Training& t);
 
   // ---- the end of the run
 
-  // Logs the result, or how to resume after a signal; saves then.
+  // Logs the result. After a signal, saves last.pth and logs how to resume.
   void finish(Training& t);
 
   const Config& config;
   const Splits& data;
-  double best_ap = -1;  // for the last line of the log
+  double best_ap = -1;  // best AP of the run, for the last line of the log; -1: none
 
  private:
   struct Profiling;
@@ -104,10 +113,10 @@ class Run {
   std::vector<std::string> notes;
   std::optional<Telling> progress;
   std::unique_ptr<Profiling> profile;
-  int64_t first = 0;      // step that this process starts with
+  int64_t first = 0;      // first step of this process
   int64_t reported = -1;  // step of the latest report.html
-  int stop = 0;           // the signal that ends all ranks after the same step
-  bool complete = false;  // training is over, not only this process
+  int stop = 0;           // the signal that ends the run on all ranks; 0: none
+  bool complete = false;  // the last step is done, or --patience has ended the run
   std::optional<PartsThatFit> eval_fit;
 };
 

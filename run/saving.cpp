@@ -10,7 +10,7 @@ bool is_finite(const GenericDict& weights) {
 
 SavedRun newest_checkpoint(const std::string& run, int64_t below) {
   const auto paths = checkpoints_of(run);
-  check(!paths.empty(), run, " has no checkpoint, last.pth or step_N.pth; give the folder of a run");
+  check(!paths.empty(), run, " has no checkpoint (last.pth or step_N.pth); give the folder of a run");
   std::vector<std::string> notes;
   std::string wrong;
   for (const auto& path : paths) {
@@ -21,11 +21,11 @@ SavedRun newest_checkpoint(const std::string& run, int64_t below) {
       check(is_finite(state.at("model").toGenericDict()), path, " has weights that are not finite");
       const int64_t step = state.at("iteration").toInt();
       if (step < below) return {run, path, file, step, state.at("images").toInt(), notes};
-      wrong = concat(path, " is of step ", step);
+      wrong = concat(path, " is the checkpoint of step ", step, "; an older one is needed");
     } catch (const std::exception& e) {
       wrong = e.what();
       if (path != paths.back())
-        notes.push_back(concat("warning: ", wrong, "; the checkpoint before it is taken"));
+        notes.push_back(concat("warning: ", wrong, "; using the previous checkpoint"));
     }
   }
   fail(wrong);
@@ -39,7 +39,7 @@ void save_last(const std::string& run, const GenericDict& file, int64_t step, in
     const fs::path older = fs::path(run) / concat("step_", before, ".pth");
     fs::remove(older, error);
     fs::create_hard_link(last, older, error);
-    if (error) fs::copy_file(last, older, error);  // where the file system has no links
+    if (error) fs::copy_file(last, older, error);  // the file system has no hard links
   }
   write_pth(last.string(), file);
   int64_t kept = 0;
@@ -49,7 +49,7 @@ void save_last(const std::string& run, const GenericDict& file, int64_t step, in
 
 SavedRun resume_settings(Flags& flags, const std::string& run) {
   usage_check(!flags.was_given("weights"),
-              "--weights and --resume exclude each other: a resumed run has its weights");
+              "--weights and --resume exclude each other: a resumed run has its own weights");
   usage_check(!flags.was_given("out"),
               "--out and --resume exclude each other: a resumed run stays in its folder");
   SavedRun saved = newest_checkpoint(run);
@@ -61,7 +61,7 @@ SavedRun resume_settings(Flags& flags, const std::string& run) {
     else if (now.at(name) != value)
       saved.notes.push_back(concat("--", name, " ", now.at(name), " instead of the run's ", value));
   }
-  if (flags.was_given("gpus") != flags.was_given("procs"))  // which takes the place of the other
+  if (flags.was_given("gpus") != flags.was_given("procs"))  // the given flag replaces the other one
     flags.set(flags.was_given("gpus") ? "procs" : "gpus", "0");
   return saved;
 }
@@ -104,7 +104,7 @@ void Saver::go_back(Training& t, Log& log, const std::function<void()>& ready) {
       const SavedRun older = newest_checkpoint(run, returned);
       load(t, older);
       good.notes.insert(good.notes.end(), older.notes.begin(), older.notes.end());
-    } catch (const std::exception&) {  // there is none before
+    } catch (const std::exception&) {  // there is no older checkpoint
     }
   }
   for (const auto& note : good.notes) log.line(note);
@@ -112,18 +112,18 @@ void Saver::go_back(Training& t, Log& log, const std::function<void()>& ready) {
   returned = t.iteration;
   t.lr_factor = factor;
   t.returns = returns;
-  save(t, "last.pth", log);  // with the factor, so that a run that is resumed now uses it
+  save(t, "last.pth", log);  // includes lr_factor, so that --resume uses it
 }
 
 SavedRun find_run(Config& config) {
   if (config.resume.empty()) return {};
   const std::string run = config.resume == "newest" ? newest_run() : config.resume;
-  usage_check(!run.empty(), "--resume: there is no run with a checkpoint below runs/; give its folder");
+  usage_check(!run.empty(), "--resume: no run below runs/ has a checkpoint; give the folder of a run");
   SavedRun saved = resume_settings(config, run);
   for (const auto& [name, value] : saved_settings(saved.file, saved.path))
     usage_check(name != "freeze" || value == config.freeze, "--freeze ", config.freeze,
                 " differs from the run's '", value,
-                "', and its optimizer knows other weights; start from its last.pth with --weights");
+                "', so its optimizer state does not match; start from its last.pth with --weights");
   return saved;
 }
 

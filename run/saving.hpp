@@ -1,4 +1,4 @@
-// The files of a run: its checkpoints, how they are found again, and what is left of a step that went wrong.
+// Saving and loading the checkpoints of a run: last.pth, step_N.pth, best.pth.
 #pragma once
 #include <fcntl.h>
 #include <sys/file.h>
@@ -33,9 +33,9 @@
 
 namespace yolox {
 
-// A run to be resumed, and its checkpoint.
+// A run that is resumed, with its checkpoint.
 struct SavedRun {
-  std::string run, path;  // folder and file; empty: no run is resumed
+  std::string run, path;  // run folder and checkpoint file; empty: no run is resumed
   c10::IValue file;
   int64_t step = 0, images = 0;    // steps done; images in its data set
   std::vector<std::string> notes;  // for the log
@@ -43,21 +43,23 @@ struct SavedRun {
   explicit operator bool() const { return !path.empty(); }
 };
 
+// Returns true if all tensors are finite.
 bool is_finite(const GenericDict& weights);
 
-// Returns the newest undamaged checkpoint of a run from before step `below`. Its notes say what is wrong with
-// newer ones. Throws if there is none.
+// Returns the newest undamaged checkpoint of a run from before step `below`. Its notes have the errors of the
+// newer checkpoints. Throws if no checkpoint is usable.
 SavedRun newest_checkpoint(const std::string& run, int64_t below = std::numeric_limits<int64_t>::max());
 
-// Writes last.pth. The one that was there stays as step_N.pth, and the `keep` newest of those do; it holds
-// step `before`, -1: there is none worth keeping.
+// Writes last.pth. Keeps the old last.pth as step_N.pth, and deletes all step_N.pth but the `keep` newest.
+// step: of the new file. before: step of the old last.pth; -1: do not keep it.
 void save_last(const std::string& run, const GenericDict& file, int64_t step, int64_t before, int64_t keep);
 
-// Sets the flags that were not given to the values that the run had. Returns the newest undamaged checkpoint.
+// Sets all flags that are not on the command line to the values of the run. Returns its newest undamaged
+// checkpoint.
 SavedRun resume_settings(Flags& flags, const std::string& run);
 
-// Does write(), which saves something. A full disk does not end a run: false, with a warning, and the next
-// save tries again. Only what the end of a run leaves `must` be saved: tries for some seconds, then throws.
+// Calls write(), which saves a file. Returns false and logs a warning if write() throws, because a full disk
+// must not end a run. must: for the last save of a run; tries 4 times, one second apart, and then throws.
 template <class Write>
 bool try_to_save(const Write& write, Log& log, bool must) {
   for (int tries = 1;; ++tries) {
@@ -67,7 +69,7 @@ bool try_to_save(const Write& write, Log& log, bool must) {
     } catch (const std::exception& e) {
       if (must && tries == 4) throw;
       if (!must) {
-        log.line(concat("WARNING: ", e.what(), "; training goes on, and the next save tries again"));
+        log.line(concat("WARNING: ", e.what(), "; training continues, and the next save tries again"));
         return false;
       }
       std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -75,34 +77,35 @@ bool try_to_save(const Write& write, Log& log, bool must) {
   }
 }
 
-// Writes the checkpoints of a run, and goes back to them.
+// Writes the checkpoints of a run, and loads them to resume or to go back.
 struct Saver {
-  std::string run;  // its folder
+  std::string run;  // run folder
   WeightsInfo info;
   Settings settings;
-  int64_t per_epoch;      // steps in an epoch
-  int64_t images;         // in the data set
-  int64_t keep;           // older checkpoints kept beside last.pth
-  bool writes;            // of several ranks only the first one does
-  int64_t in_last = -1;   // the step that last.pth holds; -1: nothing worth keeping
-  int64_t returned = -1;  // the step that the run went back to; -1: it never did
-  double at = now();      // when it was saved
+  int64_t per_epoch;      // steps per epoch
+  int64_t images;         // images in the training set
+  int64_t keep;           // number of step_N.pth to keep (--keep)
+  bool writes;            // true on rank 0, which writes the files
+  int64_t in_last = -1;   // step of last.pth; -1: no last.pth worth keeping
+  int64_t returned = -1;  // step to which the run last went back; -1: never
+  double at = now();      // time of the last save
 
-  // last.pth, or another name, as try_to_save() does it.
+  // Saves a checkpoint under `name`, with try_to_save().
   bool save(Training& t, const std::string& name, Log& log, bool must = false);
 
-  // What a save costs, for --profile: nothing stays.
+  // Saves a checkpoint and deletes it, so that --profile includes the time of a save.
   void try_out(Training& t, Log& log);
 
   void load(Training& t, const SavedRun& saved);
 
-  // --keep-going: back to the newest good checkpoint, and on at half the learning rate. If the run has saved
-  // nothing since it last went back, that checkpoint was not good, and the one before it is taken. ready():
-  // all ranks have read it.
+  // --keep-going: loads the newest good checkpoint and halves the learning rate. If the run went back to this
+  // checkpoint the last time too, uses the one before it. ready() must wait until all ranks have read the
+  // file, because rank 0 then writes last.pth.
   void go_back(Training& t, Log& log, const std::function<void()>& ready);
 };
 
-// With --resume, finds the run and sets `config` to its settings. Without, the result is false.
+// With --resume, finds the run and sets `config` to its settings. Without --resume, returns an empty
+// SavedRun.
 SavedRun find_run(Config& config);
 
 }  // namespace yolox

@@ -21,7 +21,7 @@ torch::Device prepare_process(const Config& config, const Place& place) {
   if (with_dtr) prepare_for_dtr();
   const torch::Device device = device_of(config, place);
   set_determinism(config.deterministic, /*memory_is_short=*/with_dtr);
-  // Under fp16 gradients overflow now and then, which is no anomaly.
+  // With fp16, gradients overflow now and then. Anomaly mode must not report this as NaN.
   if (config.debug) torch::autograd::AnomalyMode::set_enabled(true, /*check_nan=*/config.amp != "fp16");
   return device;
 }
@@ -32,7 +32,7 @@ Splits load_data(const Config& config, const std::string& data, const std::strin
                                                                           : config.out);
   Splits splits = ranks.first_here_then_others([&] {
     return load_splits(data, config.split, config.seed, config.augment.official_quirks,
-                       (beside.parent_path() / ".checks").string());  // results of checking the images
+                       (beside.parent_path() / ".checks").string());  // cached results of the image checks
   });
   for (Dataset* d : {&splits.train, &splits.val}) {
     d->strict = config.strict;
@@ -61,10 +61,10 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
   WeightsInfo of_file;
   if (saved) {
     of_file = weights_info(saved.file, saved.path);
-    check(of_file.model == config.model, saved.run, " is a run of ", of_file.model, "; --model ",
-          config.model, " cannot resume it: start from its last.pth with --weights instead");
-    check(of_file.classes == data.classes, saved.run, " was trained on other classes than ", data.name,
-          " has; start from its last.pth with --weights instead");
+    check(of_file.model == config.model, saved.run, " is a run of ", of_file.model,
+          " and cannot be resumed with --model ", config.model, "; start from its last.pth with --weights");
+    check(of_file.classes == data.classes, saved.run, " was trained on other classes than those of ",
+          data.name, "; start from its last.pth with --weights");
   } else if (!config.weights.empty()) {
     of_file = start_from(model, config.weights, info, notes);
   }
@@ -75,7 +75,7 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
     const int64_t used = unfold_norms(model, data, base, info.legacy_preproc, config.workers);
     if (used > 0)
       notes.push_back(
-          concat("the file's batch norms are folded; they got the statistics of ", used, " images"));
+          concat("the weights have folded batch norms; computed new statistics from ", used, " images"));
   }
   return model;
 }
@@ -83,7 +83,7 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
 Training new_training(const Config& config, YOLOX model, torch::Device device) {
   const std::string unknown = freeze(*model, split_list(config.freeze));
   usage_check(unknown.empty(), "--freeze ", unknown,
-              ": no parameter name begins so; give backbone, neck, or such as head.stems");
+              ": no parameter name has this prefix; give backbone, neck or a prefix such as head.stems");
   const bool fp16 = config.amp == "fp16";
   Training t{model, config.ema > 0 ? copy_of(model, config.model, device) : YOLOX(nullptr),
              Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),

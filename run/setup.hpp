@@ -1,5 +1,5 @@
-// What happens before the first step: the process, the data, the model and its weights, and what ranks share.
-// train.cpp and examples/multitask.cpp call these one after the other.
+// Setup of a training before the first step: process, data, model, weights and ranks. train.cpp and
+// examples/multitask.cpp call these functions one after the other.
 #pragma once
 #include <torch/torch.h>
 
@@ -17,20 +17,20 @@
 
 namespace yolox {
 
-// Prepares this process for training, and returns its device: random number generators, threads of OpenCV,
-// allocator (--dtr), determinism and anomaly mode.
+// Configures this process for training: OpenCV threads, allocators (--dtr), determinism and anomaly mode.
+// Returns its device.
 torch::Device prepare_process(const Config& config, const Place& place);
 
 // Loads the data sets. On each machine one rank checks the images first, and the others read its results.
-// Throws if a data set is empty, if --strict finds a problem, or if the ranks have different data or
-// settings.
+// Throws if a data set is empty or --strict finds a problem.
 Splits load_data(const Config& config, const std::string& data, const std::string& run, Ranks& ranks);
+// Throws if the ranks have different data or settings, or if there are more ranks than images.
 void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const SavedRun& saved,
                  torch::Device device);
 
-// Returns a new model in channels-last memory on the device, with the weights of --weights if there are any,
-// and sets `info`. saved: the run that is resumed; its weights are loaded later, by Run::resume(). notes: for
-// the log.
+// Returns a new model on the device, in the channels-last memory format, with the weights of --weights if
+// given. Sets `info`. Adds lines for the log to `notes`. saved: the resumed run; Run::resume() loads its
+// weights later.
 YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data, torch::Device device,
                 WeightsInfo& info, std::vector<std::string>& notes);
 
@@ -41,15 +41,15 @@ Training new_training(const Config& config, YOLOX model, torch::Device device);
 // an edit of the loss does not compile it again.
 std::function<Predictions(const Tensor&)> network_of(YOLOX model);
 
-// Settings of evaluate() for this rank.
+// Returns the settings of evaluate() for this rank. share: batch size of this rank.
 EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, int64_t share,
                                  torch::Device device, Ranks& ranks);
 
-// Gives all ranks the state of rank 0, and checks that they have it.
+// Broadcasts the training state of rank 0 to all ranks, and throws if a rank then has another state.
 void synchronize(Ranks& ranks, Training& t);
 
-// Clips the gradients and returns their norm before that. All ranks use the norm of rank 0 if they are on
-// several machines, because different processors may round it differently.
+// Clips the gradient norm to `max_norm` and returns the norm before clipping. Ranks on several machines use
+// the norm of rank 0, because different processors may round it differently.
 Tensor clip_on_all_ranks(const std::vector<Tensor>& gradients, double max_norm, Ranks& ranks);
 
 }  // namespace yolox

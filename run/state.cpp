@@ -56,7 +56,7 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
   auto flags = empty_dict(), state = empty_dict(), top = empty_dict();
   for (const auto& [name, value] : settings) flags.insert(name, value);
   state.insert("model",
-               to_dict(state_dict(*t.model)));  // the weights themselves: "model" on top holds their average
+               to_dict(state_dict(*t.model)));  // the trained weights; top-level "model" has the EMA
   state.insert("iteration", t.iteration);
   state.insert("ema_updates", t.ema_updates);
   state.insert("skipped", t.skipped);
@@ -84,7 +84,7 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
 
 Settings saved_settings(const c10::IValue& file, const std::string& path) {
   check(file.isGenericDict() && file.toGenericDict().contains("train"), path,
-        " holds no state of a training; start from it with --weights");
+        " is not a checkpoint of a training run; use it with --weights");
   Settings settings;
   for (const auto& e : file.toGenericDict().at("train").toGenericDict().at("settings").toGenericDict())
     settings.emplace_back(e.key().toStringRef(), e.value().toStringRef());
@@ -96,12 +96,12 @@ void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, co
   const auto state = top.at("train").toGenericDict();
   const auto load_all = [&](YOLOX& into, const c10::IValue& weights) {
     const auto report = load_state_dict(*into, weights.toGenericDict(), path);
-    check(report.complete(), path, " does not hold this model: ", to_string(report));
+    check(report.complete(), path, " does not match this model: ", to_string(report));
   };
   load_all(t.model, state.at("model"));
   if (!t.ema.is_empty()) load_all(t.ema, top.at("model"));
   load_state_dict(t.optimizer, top.at("optimizer").toGenericDict(), path);
-  if (t.scaler.enabled && state.contains("scale")) {  // else the run had no --amp fp16 so far
+  if (t.scaler.enabled && state.contains("scale")) {  // missing if the run had no --amp fp16 so far
     t.scaler.scale.fill_(state.at("scale").toDouble());
     t.scaler.growth_tracker.fill_(state.at("growth_tracker").toInt());
   }
@@ -117,8 +117,8 @@ void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, co
   t.returns = state.at("returns").toInt();
   set_random_state(state.at("random"), t.scaler.scale.device());
   check(state.at("per_epoch").toInt() == per_epoch, path, " has ", state.at("per_epoch").toInt(),
-        " steps an epoch; with this --bs and data there are ", per_epoch,
-        ": keep them, or start from it with --weights");
+        " steps per epoch, but this --bs and data have ", per_epoch,
+        "; keep --bs and data, or start from the file with --weights");
 }
 
 }  // namespace yolox

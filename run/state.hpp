@@ -1,4 +1,4 @@
-// What a training changes as it goes, and how a checkpoint holds it.
+// The state of a training, and its checkpoint format.
 #pragma once
 #include <torch/torch.h>
 
@@ -18,57 +18,58 @@
 
 namespace yolox {
 
+// Everything that training changes.
 struct Training {
-  YOLOX model, ema{nullptr};  // ema: empty when there is none
+  YOLOX model, ema{nullptr};  // ema: empty if --ema is 0
   Optimizer optimizer;
   GradScaler scaler;
-  int64_t iteration = 0;     // steps done
-  int64_t ema_updates = 0;   // fewer than the steps by those that were skipped
-  int64_t skipped = 0;       // steps with gradients that overflowed
-  int64_t epochs = 0;        // ended ones, with their evaluation
-  std::optional<double> ap;  // of the evaluation after this step, if there was one
-  double best_ap = -1;
-  int64_t stale = 0;     // evaluations since the best
-  double lr_factor = 1;  // halved by --keep-going
-  int64_t returns = 0;   // of --keep-going to a checkpoint
+  int64_t iteration = 0;     // number of steps done
+  int64_t ema_updates = 0;   // number of steps done without the skipped ones
+  int64_t skipped = 0;       // number of skipped steps, whose gradients overflowed
+  int64_t epochs = 0;        // number of epochs that have ended, evaluation included
+  std::optional<double> ap;  // AP after the latest step; empty if it was not evaluated
+  double best_ap = -1;       // -1: no evaluation yet
+  int64_t stale = 0;         // number of evaluations since the best one
+  double lr_factor = 1;      // factor of the learning rate; halved by --keep-going
+  int64_t returns = 0;       // how often --keep-going went back to a checkpoint
 
-  // A step is done, and its model has not been evaluated.
+  // Counts a step whose model has not been evaluated.
   void count_step() {
     ++iteration;
     ap.reset();
   }
-  // What is evaluated and saved as the result.
+  // Returns the model that is evaluated and saved as the result: the EMA model, or the model without EMA.
   YOLOX& judged() { return ema.is_empty() ? model : ema; }
 };
 
-// Parameters and statistics.
+// Returns parameters and buffers of a model.
 std::vector<Tensor> tensors_of(YOLOX& model);
 
-// All that ranks have in common.
+// Returns all tensors that must be equal on all ranks: model, EMA, optimizer and gradient scaler.
 std::vector<Tensor> tensors_of(Training& t);
 
-// To a device, and to float32 or float64; whole numbers stay whole.
+// Moves a model to a device and converts floating-point tensors to `type`. Integer tensors keep their type.
 void move(YOLOX& model, torch::Device device, at::ScalarType type);
 
-// A copy of a model with tensors of its own.
+// Returns a deep copy of a model in evaluation mode. name: of the model, such as yolox-s.
 YOLOX copy_of(const YOLOX& model, const std::string& name, torch::Device device);
 
-// The state of torch's random numbers, on the CPU and on the device. Nothing here draws from them while it
-// trains (the order and the augmentation of images depend on seed and step alone), but a model with dropout
-// would.
+// Returns and sets the state of torch's random number generators, of the CPU and of the device. This training
+// does not use them, because order and augmentation of images depend only on seed and step. A model with
+// dropout would use them.
 c10::IValue random_state(torch::Device device);
 void set_random_state(const c10::IValue& state, torch::Device device);
 
-// A checkpoint, of a run with so many steps an epoch and images in all: official YOLOX finds model,
-// optimizer, start_epoch, best_ap and curr_ap; what the weights need is under "yolox", and what only resuming
-// needs under "train".
+// Returns a checkpoint. The keys model, optimizer, start_epoch, best_ap and curr_ap are those of official
+// YOLOX. "yolox" describes the weights. "train" has the data that only resuming needs. per_epoch: steps per
+// epoch. images: size of the training set.
 GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& settings, int64_t per_epoch,
                        int64_t images);
 
-// The settings in a checkpoint. Throws when the file is not one of a training.
+// Returns the settings in a checkpoint. Throws if the file is not a checkpoint of a training run.
 Settings saved_settings(const c10::IValue& file, const std::string& path);
 
-// Goes on from such a file. Throws when it is of another model, or counts its epochs in other steps.
+// Loads a checkpoint. Throws if it has another model or another number of steps per epoch.
 void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, const std::string& path);
 
 }  // namespace yolox

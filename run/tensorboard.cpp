@@ -103,7 +103,7 @@ int Events::begin() {
     const std::string name = i->path().filename().string();
     if (name.rfind(prefix, 0) != 0) continue;
     const int64_t other = std::strtoll(name.c_str() + prefix.size(), nullptr, 10);
-    if (other < 9999999999) second = std::max(second, other + 1);  // as text, more digits are not later
+    if (other < 9999999999) second = std::max(second, other + 1);  // more digits would not sort later as text
   }
   char host[256] = "";
   gethostname(host, sizeof host - 1);

@@ -322,7 +322,7 @@ TEST_CASE("crash: an exception that was not thrown has no stack of an earlier on
   });
   REQUIRE(end.code == kWentOn);
   CHECK(has(end.report, "==== ended by std::runtime_error: made\n"));
-  CHECK(has(end.report, "\nWhere it was thrown is not known. Where it was caught:\nstack: "));
+  CHECK(has(end.report, "\nThe stack of the throw is not known. The stack of the catch block:\nstack: "));
   CHECK(!has(end.stack(), "harmless"));
   CHECK(frame_of(end.stack(), "end_of(") >= 0);
 }

@@ -402,7 +402,7 @@ TEST_CASE("train: 1, 2 and 3 ranks make the same steps, and a resumed run goes o
     size_t headings = 0;  // e2: one rank prints
     for (const auto& line : lines_of(printed)) headings += has(line, "epoch      iter");
     CHECK(headings == 1);
-    CHECK(has(printed, concat("of 6 images (", 6 / ranks, " a rank)")));  // e3
+    CHECK(has(printed, concat("of 6 images (", 6 / ranks, " per rank)")));  // e3
     CHECK(has(printed, "ranks   0 on "));
     CHECK(has(printed, "ranks   memory "));
     CHECK(has(printed, "slowest"));
@@ -570,7 +570,7 @@ TEST_CASE("launcher: killed itself, no rank stays; asked to end, all ranks save 
   CHECK(p.wait() == 0);
   CHECK(all_gone(ranks, 1));
   CHECK(has(contents(p.out), "stopped by Terminated at step"));
-  CHECK(has(contents(p.out), "go on with: ./train --resume r"));
+  CHECK(has(contents(p.out), "resume with: ./train --resume r"));
   const auto last = [&](const char* log) { return lines_of(contents(dir / log)).back(); };
   CHECK(last("r/log.txt") == last("r/log_rank1.txt"));
 }
@@ -638,7 +638,7 @@ TEST_CASE("train: on two ranks --keep-going goes back on both, a full disk and l
   o = shell(dir, concat("ulimit -v ", (whole + quarters) / 2, "; ", YOLOX_BINARY_DIR "/train ", large));
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err,
-                    "out of memory; several ranks cannot change how they do it on their own: give "
+                    "out of memory; with several ranks the number of micro-batches is fixed: give "
                     "--accum"),
                 o.err);
   CHECK(fs::exists(dir / "c/last.pth"));
@@ -809,8 +809,8 @@ TEST_CASE("train: on two ranks a batch size is found, data cached, the step prof
   const std::string flags = "--data data --model yolox-nano --size 64 --epochs 40 --procs 2 ";
   const std::string found =
       succeed(dir, "train", flags + "--bs auto --accum 9 --cache ram --max-iters 2 --out a");
-  CHECK_MESSAGE(has(found, "images a rank take"), found);
-  CHECK(has(found, "--bs auto: 6, of"));  // 3 of 7 images on each rank
+  CHECK_MESSAGE(has(found, "images per rank need"), found);
+  CHECK(has(found, "--bs auto: 6;"));  // 3 of 7 images on each rank
   CHECK(has(found, "cache   "));
   const std::string profile = succeed(dir, "train", flags + "--bs 6 --profile --out b");
   CHECK_MESSAGE(has(profile, "reduce"), profile);

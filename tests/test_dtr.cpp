@@ -445,7 +445,7 @@ TEST_CASE("dtr: an operation of unknown ways is done once, and is told") {
     CHECK(x[0][0].item<float>() == 100);
   });
   CHECK(times == 1);
-  CHECK(dtr.step().pinned.count("dtr_test::odd: what it writes is not known") == 1);
+  CHECK(dtr.step().pinned.count("dtr_test::odd: it may write to any argument") == 1);
 }
 
 TEST_CASE("dtr: what is overwritten is computed once more where that which overwrites it needs it") {
@@ -536,7 +536,7 @@ TEST_CASE("dtr: a result that comes out otherwise, or not at all, is an error an
                 return y.sum();
               });
             }),
-            "yolox::test_op, done again, has laid out its result in another way"));
+            "yolox::test_op, repeated, returned a result with another memory layout"));
   CHECK(dtr_detail::alive == 0);
 
   // What an exception leaves behind and cannot be computed any more does not pass for a tensor.
@@ -996,7 +996,7 @@ TEST_CASE("train: within a budget the same weights; what is too small is named; 
   for (const auto& e : a) CHECK(same_bits(e.value().toTensor(), b.at(e.key()).toTensor()));
   CHECK(last_ap(dir, "within") == last_ap(dir, "plain"));
   CHECK_MESSAGE(has(within, "dtr     "), within);
-  CHECK(has(within, "times the computing"));
+  CHECK(has(within, "times the computation"));
   CHECK(has(within, "memory over step 2, with --dtr and without: within/dtr_trace.png"));
   CHECK(cv::imread(dir / "within/dtr_trace.png").cols == 960);
   bool again = false;
@@ -1015,7 +1015,7 @@ TEST_CASE("train: within a budget the same weights; what is too small is named; 
                                                "--no-multiscale --epochs 1 --eval-interval 0 ",
                                                more, " --out bs"));
     fs::remove_all(dir / "bs");
-    CHECK_MESSAGE(has(printed, "times the computing"), printed);
+    CHECK_MESSAGE(has(printed, "times the computation"), printed);
     const std::string mark = "--bs auto: ";
     return std::stoi(printed.substr(printed.find(mark) + mark.size()));
   };
@@ -1048,8 +1048,8 @@ TEST_CASE("train: a budget goes with fp16, --debug, --profile and --resume" * st
     succeed(dir, "train", flags + more + budget + "--max-iters 4 --out cut");
     const std::string printed = succeed(dir, "train", "--resume cut --max-iters 0");
     CHECK(difference(dir / "cut/last.pth", dir / "plain/last.pth") == "");
-    CHECK_MESSAGE(has(printed, " results are computed again"), printed);
-    CHECK_FALSE(has(printed, "; 0 results are computed again"));
+    CHECK_MESSAGE(has(printed, " rematerialisations"), printed);
+    CHECK_FALSE(has(printed, "; 0 rematerialisations"));
     if (more.empty()) CHECK(again_in(dir, "cut") > 0);
     fs::remove_all(dir / "plain"), fs::remove_all(dir / "cut");
   }

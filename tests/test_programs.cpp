@@ -81,7 +81,7 @@ TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints" *
   CHECK(has(config, R"("bs":"2")"));
   CHECK(has(config, R"("device":"cpu")"));
   CHECK(contents(dir / "a/log.txt") == trained().printed);
-  CHECK(has(trained().printed, "8 images to train"));
+  CHECK(has(trained().printed, "8 images for training"));
   CHECK(has(trained().printed, "there is one split only"));
   CHECK_FALSE(has(trained().printed, "\r"));  // the progress line is for terminals
   CHECK_FALSE(has(trained().printed, "\033"));
@@ -744,7 +744,7 @@ TEST_CASE("programs: bad input ends with one line that names it, and the right e
       {"train", "--resume=h", 2, "--epochs"},  // is complete
       {"train", "--resume=h --epochs 4 --model yolox-tiny", 1, "yolox-nano"},
       {"train", "--resume=h --epochs 4 --data pair", 1, "classes"},
-      {"train", "--resume=h --epochs 4 --bs 4", 1, "steps an epoch"},
+      {"train", "--resume=h --epochs 4 --bs 4", 1, "steps per epoch"},
       {"train", "--resume=h --epochs 4 --weights a/best.pth", 2, "--weights"},
       {"train", "--resume=h --epochs 4 --out g", 2, "--out"},
       {"eval", "", 2, "--data"},

@@ -172,9 +172,9 @@ TEST_CASE("progress: remarks on the steps are in the log; classes without a box 
   splits.train.name = "here", splits.val.name = "there";
   splits.val.problems->add("image missing", "a.jpg");
   quietly([&] { told.tell->classes(splits); });
-  CHECK(has(told.said(), "boxes   4 to train: cat 4"));
-  CHECK(has(told.said(), "note: 2 classes have no box to train on: dog, cow"));
-  CHECK(has(told.said(), "note: 2 classes have no box to evaluate on: cat, cow"));
+  CHECK(has(told.said(), "boxes   4 for training: cat 4"));
+  CHECK(has(told.said(), "note: 2 classes have no box for training: dog, cow"));
+  CHECK(has(told.said(), "note: 2 classes have no box for evaluation: cat, cow"));
   const auto times_said = [&](const std::string& part) {
     int64_t n = 0;
     for (const auto& line : lines_of(told.said())) n += has(line, part);
@@ -189,14 +189,14 @@ TEST_CASE("progress: remarks on the steps are in the log; classes without a box 
 
   splits.same = true;
   quietly([&] { told.tell->classes(splits), told.tell->problems(splits); });
-  CHECK(times_said("to evaluate on") == 1);
+  CHECK(times_said("for evaluation") == 1);
 
   for (int i = 0; i < 12; ++i)
     for (Dataset* d : {&splits.train, &splits.val}) d->classes.push_back(concat("a long name, ", i));
   quietly([&] { told.tell->classes(splits); });
-  CHECK(has(told.said(), "note: 14 classes have no box to train on"));
+  CHECK(has(told.said(), "note: 14 classes have no box for training"));
   for (const auto& line : lines_of(told.said()))
-    if (has(line, "no box to")) CHECK_MESSAGE(line.size() <= 80, line);
+    if (has(line, "no box for")) CHECK_MESSAGE(line.size() <= 80, line);
 }
 
 TEST_CASE("progress: with DTR, its peak and its share of the time stand in the line, the rest in metrics") {
@@ -217,7 +217,7 @@ TEST_CASE("progress: with DTR, its peak and its share of the time stand in the l
   const std::string said = contents(dir / "log.txt");
   for (const char* part : {" dtr ", " peak ", " 20% ", " 2.0G "}) CHECK_MESSAGE(has(said, part), said);
   CHECK_FALSE(has(said, "7.77"));
-  CHECK(has(said, "WARNING: step 1 needed 1.2G of memory at least, more than the 1.0G of --dtr"));
+  CHECK(has(said, "WARNING: step 1 needed at least 1.2G of memory, more than the 1.0G of --dtr"));
   const auto row = metric_rows(dir / "metrics.csv").back();
   REQUIRE(row.size() == 16);
   CHECK(std::vector<double>(row.begin() + 12, row.end()) == std::vector<double>{2e9, 20, 30, 0.2});

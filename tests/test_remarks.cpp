@@ -59,7 +59,7 @@ TEST_CASE("remarks: 100 steps in a row without positives are reported once") {
 TEST_CASE("remarks: a loss that is flat from the start is said after 1000 steps, but not of one that fell") {
   Watch flat(true), falling(true), tuned(false);
   CHECK(said(flat, losing(10), 999) == "");
-  CHECK(has(said(flat, losing(10), 1), "the loss is where it began"));
+  CHECK(has(said(flat, losing(10), 1), "the loss has not fallen in 1000 steps"));
   CHECK(said(flat, losing(10), 3000) == "");
   CHECK(said(falling, losing(10), 300) == "");
   CHECK(said(falling, losing(9), 3000) == "");
@@ -85,7 +85,7 @@ TEST_CASE("remarks: waiting for data half of the time is reported once, after ha
 TEST_CASE("remarks: a learning rate that was meant for the whole batch, or is next to nothing, is said") {
   CHECK(Watch::learning_rate("sgd", 0.01 / 64, 16, false) == "");
   CHECK(Watch::learning_rate("adamw", 0.001 / 64, 16, false) == "");
-  CHECK(has(Watch::learning_rate("sgd", 0.01, 16, false), "makes 0.16 for the batch of 16"));
+  CHECK(has(Watch::learning_rate("sgd", 0.01, 16, false), "which is 0.16 for the batch of 16"));
   CHECK(has(Watch::learning_rate("adam", 0.01 / 64, 16, false), "usual for adam"));
   CHECK(has(Watch::learning_rate("sgd", 1e-6, 16, false), "usual for sgd"));
   CHECK(Watch::learning_rate("sgd", 1e-6, 16, true) == "");  // fine-tuning

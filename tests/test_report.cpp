@@ -104,7 +104,7 @@ TEST_CASE("report: a run's page has its curves, its evaluation, its pictures and
   check_self_contained(page);
   CHECK(has(page, "After step 12, on 8 images"));  // the last of three evaluations
   for (const char* chart :
-       {"Loss", "AP on the evaluation images", "Learning rate", "Norm of the gradient", "Images per second",
+       {"Loss", "AP on the evaluation images", "Learning rate", "Gradient norm", "Images per second",
         "Time spent waiting for images, %", "Precision over recall", "F1 by lowest score"})
     CHECK_MESSAGE(has(page, concat("<h3>", chart, "</h3>")), chart);
   const auto rows = metric_rows(trained().dir / "a/metrics.csv");

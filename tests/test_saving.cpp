@@ -135,7 +135,8 @@ TEST_CASE("checkpoints: one with weights that are not finite is none to go on fr
   CHECK(found.images == 8);
   REQUIRE(found.notes.size() == 1);
   CHECK(has(found.notes[0], "not finite"));
-  CHECK(has(error_of([&] { newest_checkpoint(dir.path.string(), 5); }), "step_5.pth is of step 5"));
+  CHECK(has(error_of([&] { newest_checkpoint(dir.path.string(), 5); }),
+            "step_5.pth is the checkpoint of step 5"));
 }
 
 TEST_CASE(
@@ -174,7 +175,7 @@ TEST_CASE(
   CHECK(t.lr_factor == 0.125);
   write_text(dir / "last.pth", "torn");
   quietly([&] { saver.go_back(t, log, [] {}); });
-  CHECK(has(contents(dir / "log.txt"), "the checkpoint before it is taken"));
+  CHECK(has(contents(dir / "log.txt"), "using the previous checkpoint"));
 
   // A run without a scale goes on with fp16: its scaler begins as it does in a new run, and the other way.
   Training plain = training(false);
@@ -193,7 +194,7 @@ TEST_CASE("run: a folder of its own for each run, which one training at a time w
   TempDir dir;
   CHECK(make_run_folder(dir / "a/b", "") == dir / "a/b");
   CHECK(std::filesystem::is_directory(dir / "a/b"));
-  CHECK(has(error_of([&] { make_run_folder(dir / "a/b", ""); }), "another training works in"));
+  CHECK(has(error_of([&] { make_run_folder(dir / "a/b", ""); }), "another training uses"));
   for (const char* name : {"last.pth", "step_7.pth"}) {
     const std::string folder = dir / name + std::string(".d");
     std::filesystem::create_directory(folder);
@@ -239,7 +240,7 @@ TEST_CASE("checkpoints: weights alone are none to go on from, and it is said wha
   weights.insert("model", empty_dict());
   write_pth(dir / "last.pth", weights);
   CHECK(has(error_of([&] { newest_checkpoint(dir.path.string()); }),
-            "last.pth holds no state of a training; start from it with --weights"));
+            "last.pth is not a checkpoint of a training run; use it with --weights"));
 }
 
 TEST_CASE("resuming: settings are those of the run, but for those given again; a difference is said") {
@@ -351,8 +352,8 @@ TEST_CASE("checkpoints: weights of another model are not gone on with, and say h
   TempDir dir;
   Training three = small_training(false, 3), two = small_training(false, 2);
   const auto file = checkpoint(three, nano_info({"a", "b", "c"}), {}, 10, 80);
-  CHECK(has(error_of([&] { load_checkpoint(two, file, 10, "x.pth"); }), "x.pth does not hold this model"));
-  CHECK(has(error_of([&] { load_checkpoint(three, file, 11, "x.pth"); }), "x.pth has 10 steps an epoch"));
+  CHECK(has(error_of([&] { load_checkpoint(two, file, 10, "x.pth"); }), "x.pth does not match this model"));
+  CHECK(has(error_of([&] { load_checkpoint(three, file, 11, "x.pth"); }), "x.pth has 10 steps per epoch"));
 
   write_pth(dir / "x.pth", file);
   const auto notes_of = [&](YOLOX model, const std::vector<std::string>& classes) {

@@ -106,7 +106,7 @@ TEST_CASE(
     CHECK(p.wait() == 0);
     const std::string said = contents(p.out), last = lines_of(said).back();
     CHECK(has(last, strsignal(signal)));
-    CHECK(has(last, "go on with: ./train --resume r"));
+    CHECK(has(last, "resume with: ./train --resume r"));
     CHECK(has(last, concat("at step ", steps_of(dir))));
     CHECK(contents(p.err) == "");
   }
@@ -174,7 +174,7 @@ TEST_CASE("train: a damaged newest checkpoint is said, the one before it is take
     write_text(dir / "r/last.pth", bytes);
     const std::string printed = succeed(dir, "train", "--resume r --max-iters 8");
     CHECK(has(printed, "last.pth"));
-    CHECK(has(printed, "the checkpoint before it is taken"));
+    CHECK(has(printed, "using the previous checkpoint"));
     CHECK(has(printed, "resuming r at step 7"));
   }
   succeed(dir, "train", "--resume r --max-iters 0 --keep 1");
@@ -276,7 +276,7 @@ TEST_CASE("train: a step that memory is too small for is done in parts, and trai
   const Outcome o =
       shell(dir, concat("ulimit -v ", (whole + halves) / 2, "; ", YOLOX_BINARY_DIR "/train ", flags));
   CHECK_MESSAGE(o.code == 0, o.out << o.err);
-  CHECK_MESSAGE(has(o.out, "out of memory at step 0 with 416x416 pixels; it is done again in 2 parts"),
+  CHECK_MESSAGE(has(o.out, "out of memory at step 0 with 416x416 pixels; repeated in 2 micro-batches"),
                 o.out);
   CHECK(steps_of(dir) == 3);
 }
@@ -314,7 +314,7 @@ TEST_CASE("train: resumed with other settings: what can be taken back is, what c
   // Other images, though as many steps.
   write_scenes(dir / "data", 7);
   printed = succeed(dir, "train", "--resume r --max-iters 4");
-  CHECK(has(printed, "the data has 7 images, where the run has learnt from 8"));
+  CHECK(has(printed, "the data set has 7 images, but 8 in the checkpoint"));
 
   const auto tried = succeed(dir, "train",
                              "--data data --model yolox-nano --size 64 --bs auto --accum 64 --max-iters 1 "
@@ -329,7 +329,7 @@ TEST_CASE("train: a run folder in use is refused to a second training" * starts_
   for (const std::string& flags : {kLong, std::string("--resume r")}) {
     const Outcome o = run(dir, "train", flags);
     CHECK(o.code == 1);
-    CHECK(has(o.err, "another training works in r"));
+    CHECK(has(o.err, "another training uses r"));
   }
   kill(p.pid, SIGKILL);
   p.wait();
