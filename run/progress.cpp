@@ -92,7 +92,7 @@ void Telling::step(int64_t i, const StepNumbers& n, double lr, const Plan& plan,
   std::string line = cell(7, concat(epoch, "/", plan.epochs)) +
                      cell(10, concat(i % plan.per_epoch + 1, "/", plan.per_epoch)) +
                      number(6, "%.2f", m.total);
-  for (size_t k = 0; k < terms_shown(m); ++k) line += number(5, "%.2f", m.terms[k].second);
+  for (size_t k = 0; k < terms_shown(m); ++k) line += number(term_width(m, k), "%.2f", m.terms[k].second);
   if (dtr) line += number(5, "%.0f%%", 100 * remade.share());
   line += number(4, "%.1f", m.per_object()) + number(8, "%.1e", lr);
   line += number(6, rate < 1000 ? "%.1f" : "%.0f", rate) + number(5, "%.0f%%", 100 * share);
@@ -186,7 +186,7 @@ std::string Telling::number(size_t width, const char* format, double value) {
 
 std::string Telling::heading(const StepNumbers& n) const {
   std::string text = cell(7, "epoch") + cell(10, "iter") + cell(6, "total");
-  for (size_t k = 0; k < terms_shown(n); ++k) text += cell(5, n.terms[k].first);
+  for (size_t k = 0; k < terms_shown(n); ++k) text += cell(term_width(n, k), n.terms[k].first);
   if (dtr) text += cell(5, "dtr");
   return text + cell(4, "pos") + cell(8, "lr") + cell(6, "img/s") + cell(5, "wait") +
          cell(6, dtr ? "peak" : "mem") + cell(7, "left");

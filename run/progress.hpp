@@ -91,6 +91,10 @@ class Telling {
   // With DTR, the line shows the share of rematerialisation instead of the last loss term, for which there is
   // no room. metrics.csv has all terms.
   size_t terms_shown(const StepNumbers& n) const { return n.terms.size() - (dtr && !n.terms.empty()); }
+  // Returns the width of the column of a loss term, with a space on its left.
+  static size_t term_width(const StepNumbers& n, size_t k) {
+    return std::max<size_t>(5, n.terms[k].first.size() + 1);
+  }
   std::string heading(const StepNumbers& n) const;
   // Appends a row to metrics.csv and the same values to the TensorBoard events.
   void record(int64_t steps, double epoch, const StepNumbers& n, double lr, double speed, double share,

@@ -187,5 +187,5 @@ TEST_CASE("multitask: what cannot be is refused with a remedy" * starts_programs
   setenv("WORLD_SIZE", "2", 1), setenv("RANK", "0", 1), setenv("LOCAL_RANK", "0", 1);
   refuses(kTwo + "--procs 2", "--procs starts ranks, but this process already is one of 2");
   for (const char* name : {"WORLD_SIZE", "RANK", "LOCAL_RANK"}) unsetenv(name);
-  refuses("--resume t --data all", "t/last.pth is of ./train");
+  refuses("--resume t --data all", "t/last.pth is a checkpoint of ./train");
 }

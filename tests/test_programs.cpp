@@ -82,7 +82,7 @@ TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints" *
   CHECK(has(config, R"("device":"cpu")"));
   CHECK(contents(dir / "a/log.txt") == trained().printed);
   CHECK(has(trained().printed, "8 images for training"));
-  CHECK(has(trained().printed, "there is one split only"));
+  CHECK(has(trained().printed, "because there is one split"));
   CHECK_FALSE(has(trained().printed, "\r"));  // the progress line is for terminals
   CHECK_FALSE(has(trained().printed, "\033"));
   CHECK_FALSE(fs::exists(dir / "a/problems.txt"));
