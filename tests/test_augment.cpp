@@ -235,7 +235,8 @@ TEST_CASE("augmentation: draws stay in their ranges, and share of each is as set
   CHECK(flips == doctest::Approx(0.2 * n).epsilon(0.1));
   CHECK((angle_lo < -9.8 && angle_hi > 9.8));
   Rng rng(0, 0, 0);
-  CHECK_THROWS_WITH(draw_sample(rng, c, 50, 50, size, true), doctest::Contains("sample 50 of 50"));
+  CHECK_THROWS_WITH(draw_sample(rng, c, 50, 50, size, true),
+                    doctest::Contains("sample index 50 is out of range: the data set has 50 images"));
 }
 
 // ---- colour ----
