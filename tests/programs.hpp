@@ -28,6 +28,14 @@ inline std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+// Undoes the line breaks of Log::fact().
+inline std::string unwrapped(std::string text) {
+  const std::string line_break = "\n        ";
+  for (size_t at; (at = text.find(line_break)) != std::string::npos;)
+    text.replace(at, line_break.size(), " ");
+  return text;
+}
+
 // Runs a shell command in the folder, with one OpenMP thread, because small networks are fastest on one
 // thread.
 inline Outcome shell(const TempDir& dir, const std::string& command) {

@@ -472,7 +472,7 @@ TEST_CASE("onnx weights: eval, demo and train start from an ONNX file" * starts_
   const std::string log =
       succeed(dir, "train", kTrain + "--weights start.onnx --out from_onnx --max-iters 1");
   CHECK(has(log, "loaded 642 of 642 tensors"));
-  CHECK(has(log, "they got the statistics of 8 images"));
+  CHECK(has(log, "computed new statistics from 8 images"));
 }
 
 // ---- the program

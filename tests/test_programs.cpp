@@ -246,7 +246,7 @@ TEST_CASE("train: --patience ends a run that gets no better" * starts_programs) 
                                       "--eval-interval 1 --conf 1 --patience 2 --out patient");
   CHECK(has(printed, "stopping: 2 evaluations without a better AP"));  // no detection: AP stays 0
   CHECK(metric_rows(dir / "patient/metrics.csv").back()[kIteration] == 3);
-  CHECK(has(run(dir, "train", "--resume patient").err, "a larger --patience"));
+  CHECK(has(run(dir, "train", "--resume patient").err, "increase --patience"));
   succeed(dir, "train", "--resume patient --patience 3 --max-iters 4");
 }
 
