@@ -672,7 +672,9 @@ TEST_CASE("train: gradients sent in 16 bits make nearly the same step" * starts_
   const std::string flags = s.flags + "--eval-interval 0 ";
   succeed(s.dir, "train", flags + "--max-iters 1 --lr 0 --out start");
   succeed(s.dir, "train", flags + "--max-iters 1 --procs 2 --out exact");
-  for (const auto& [type, less, more] : {std::tuple("fp16", 1e-9, 2e-3), std::tuple("bf16", 1e-5, 2e-2)}) {
+  for (const auto& row : {std::tuple("fp16", 1e-9, 2e-3), std::tuple("bf16", 1e-5, 2e-2)}) {
+    const char* type = std::get<0>(row);  // clang 14 captures no structured binding
+    const double less = std::get<1>(row), more = std::get<2>(row);
     succeed(s.dir, "train", concat(flags, "--max-iters 1 --procs 2 --compress ", type, " --out ", type));
     const double far = apart(s.dir, type, "exact", "start");
     CHECK_MESSAGE((far > less && far < more), type << " " << far);

@@ -1,4 +1,5 @@
 // Fuzzes the readers of COCO JSON: the input is read as annotations and as detections.
+#include "data/coco_json.hpp"
 #include "labels.hpp"
 
 using namespace yolox;

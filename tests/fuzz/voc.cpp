@@ -1,4 +1,5 @@
 // Fuzzes the reader of Pascal VOC XML.
+#include "data/voc.hpp"
 #include "labels.hpp"
 
 using namespace yolox;

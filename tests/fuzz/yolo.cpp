@@ -1,5 +1,6 @@
 // Fuzzes the readers of YOLO files: the input is read as a data.yaml and as a label file, with and without
 // keypoints.
+#include "data/yolo.hpp"
 #include "labels.hpp"
 
 using namespace yolox;
