@@ -134,8 +134,10 @@ void forget_thrown(void* object);
 // linker finds this definition first. Records the stack of each throw in CrashState::thrown. The entry is in
 // use until the exception is destroyed, so that a later exception at the same address is not mistaken for
 // this one. If no entry is free, the stack is not recorded.
+#ifndef YOLOX_NO_THROW_HOOK
 [[noreturn, gnu::used, gnu::visibility("default")]] void note_throw(
     void* object, std::type_info* type, void (*destroy)(void*)) __asm__("__cxa_throw");
-void note_throw(void* object, std::type_info* type, void (*destroy)(void*));
+#endif
+[[noreturn]] void note_throw(void* object, std::type_info* type, void (*destroy)(void*));
 
 }  // namespace yolox
