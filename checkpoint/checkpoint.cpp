@@ -174,7 +174,8 @@ WeightsInfo weights_info(const c10::IValue& file, const std::string& path) {
     info.classes.push_back(name.toStringRef());
   }
   const auto size = numbers("size");
-  // Up to 2^15 pixels, twice what OpenCV's remap takes; the network's strides ask for multiples of 32.
+  // A side may have up to 2^15 pixels, twice the limit of OpenCV's remap, and must be a multiple of the
+  // largest stride, 32.
   for (const double side : size)
     if (!(side >= 0 && side <= 32768) || std::fmod(side, 32) != 0) wrong("size", "two multiples of 32");
   if (size.size() != 2) wrong("size", "a height and a width");

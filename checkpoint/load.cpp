@@ -9,7 +9,7 @@ EvalGuard::EvalGuard(torch::nn::Module& module) {
 
 EvalGuard::~EvalGuard() {
   for (const auto& [module, training] : modes)
-    module->train(training);  // outer modules first: train() goes inwards
+    module->train(training);  // parents come first, because train() also sets the children
 }
 
 std::string model_of_weights(const GenericDict& weights, const std::string& likely) {

@@ -1,4 +1,4 @@
-// Weights into a model, whatever file they are in.
+// Loads weights from a .pth or ONNX file into a model.
 #pragma once
 #include <torch/torch.h>
 #include <algorithm>
@@ -15,8 +15,8 @@
 
 namespace yolox {
 
-// Evaluation mode for as long as the guard lives; then each module has the mode that it had. Batch norm left
-// in training mode costs a point of AP and more.
+// RAII guard: sets a module and its submodules to evaluation mode, and restores the mode of each at the end.
+// Evaluation with batch norms in training mode would cost more than one point of AP.
 struct EvalGuard {
   explicit EvalGuard(torch::nn::Module& module);
   ~EvalGuard();
@@ -27,54 +27,59 @@ struct EvalGuard {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;
 };
 
-// The size of model that weights belong to, from the shape of the stem: `likely` where that fits, else the
-// first that does; empty if none does.
+// Returns the name of the model to which weights belong, from the shape of the stem, or "" if no model fits.
+// If several models fit, prefers `likely`, else the first one.
 std::string model_of_weights(const GenericDict& weights, const std::string& likely = "");
 
-// The number of classes that weights predict, 0 if they have no head.
+// Returns the number of classes of the weights, or 0 if they have no head.
 int64_t classes_of_weights(const GenericDict& weights);
 
-// Official checkpoints do not name their classes; with 80 of them they are those of COCO, in this order.
+// Returns the 80 class names of COCO. Official checkpoints contain no class names; an official checkpoint
+// with 80 classes has these, in this order.
 const std::vector<std::string>& coco_classes();
 
-// The names of a model's classes: those of its file, or COCO's; empty where neither fits.
+// Returns the class names of a model: those of its file, else those of COCO if the model has 80 classes, else
+// an empty list.
 std::vector<std::string> class_names(const WeightsInfo& info, int64_t classes);
 
 struct LoadedModel {
   YOLOX model{nullptr};
-  WeightsInfo info;    // classes: empty if the file does not name them
-  std::string report;  // what was skipped; empty if all went in
+  WeightsInfo info;    // info.classes is empty if the file contains no class names
+  std::string report;  // entries of the file that the model does not have; empty if there are none
 };
 
-// A model with all of its weights, in evaluation mode on the device. `model` may be empty: then the file says
-// which it is. preproc: "auto" (as the file says), "bgr" or "legacy". Throws when the weights do not fill the
-// model.
+// Loads a model with all of its weights, in evaluation mode, on the device. model: expected model, or "" to
+// take the model from the file. preproc: "auto" (from the file), "bgr" or "legacy". Throws if the weights are
+// incomplete.
 LoadedModel load_model(const std::string& path, const std::string& model, const std::string& preproc,
                        torch::Device device);
 
-// The input size: that of the flag --size when given, else that the weights were trained with, else the
-// model's own.
+// Returns the input size: the flag --size if given, else the size with which the weights were trained, else
+// the default size of the model.
 ImageSize input_size(const WeightsInfo& info, const std::string& flag);
 
-// Weights of a file into a new model; what was skipped goes to `notes`. Gives what the file says of them.
+// Initialises a new model with the weights of a file, for fine-tuning. Appends a report of skipped tensors to
+// `notes`. Returns the metadata of the file. Throws if the weights belong to another model than wanted.model.
 WeightsInfo start_from(YOLOX& model, const std::string& path, const WeightsInfo& wanted,
                        std::vector<std::string>& notes);
 
-// A norm with the weights of another one that, in evaluation, sums up what comes to it.
+// Batch norm that shares the tensors of `norm` and accumulates the mean and variance of its inputs.
 struct WatchedNorm : torch::nn::BatchNorm2dImpl {
   explicit WatchedNorm(const torch::nn::BatchNorm2d& norm);
   const torch::nn::BatchNorm2d norm;
-  double count = 0;     // values of a channel
+  double count = 0;     // number of values per channel
   Tensor sum, squares;  // float64 [C]
 
  protected:
   void _check_input_dim(const Tensor& x) override;
 };
 
-// Batch norms that were folded into their convolutions and come back from an ONNX file only add a bias. In
-// training they would divide by the deviation of the batch all the same, and the network be another one. So
-// they get the statistics of what comes to them from the first `most` images, and the weight and bias with
-// which, in evaluation, they do what they did. Gives the number of images looked at, 0 where no norm is such.
+// Restores batch norms that an ONNX exporter folded into their convolutions, so that the model can be
+// trained. After the import, such a norm only adds a bias (mean 0, variance 1 - eps). In training it would
+// normalise with the statistics of the batch and change the network. This function measures the mean and
+// variance of the inputs of these norms on the first `most` images, stores them as running statistics, and
+// sets weight and bias so that the output in evaluation mode does not change. Returns the number of images
+// used, or 0 if no norm was folded.
 int64_t unfold_norms(YOLOX& model, const Dataset& data, ImageSize size, bool legacy, int workers,
                      int64_t most = 32);
 

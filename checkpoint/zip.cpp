@@ -53,8 +53,8 @@ ZipReader open_zip(const std::string& path) {
   const std::string head = read_at(zip, 0, std::min<uint64_t>(zip.size, 512));
   if (head.compare(0, 4, "PK\x03\x04") != 0) refuse_other_format(head, zip.size);
 
-  // The end record lies at the end of the file, before a comment of up to 65535 bytes; its zip64 form is
-  // found through a locator of 20 bytes right before it.
+  // The end-of-central-directory record is at the end of the file, followed by a comment of up to 65535
+  // bytes. The zip64 locator (20 bytes) right before that record contains the offset of the zip64 record.
   const uint64_t tail_start = zip.size - std::min<uint64_t>(zip.size, 65535 + 22 + 20);
   const std::string tail = read_at(zip, tail_start, zip.size - tail_start);
   const size_t end = tail.rfind("PK\x05\x06");
@@ -90,7 +90,7 @@ ZipReader open_zip(const std::string& path) {
       std::string_view field = extra.substr(4, length);
       if (field.size() < length) damaged("bad zip directory");
       if (number<uint16_t>(extra) ==
-          1)  // zip64: those of the three numbers that do not fit 32 bits, in this order
+          1)  // zip64 field: contains, in this order, those of the three numbers that do not fit 32 bits
         for (uint64_t* value : {&record.bytes, &packed, &record.header})
           if (*value == 0xFFFFFFFF && field.size() >= 8) {
             *value = number<uint64_t>(field);
@@ -116,14 +116,15 @@ void read_record(ZipReader& zip, const std::string& name, char* to) {
   if (header.compare(0, 4, "PK\x03\x04") != 0) damaged(name, " is not where the zip directory says");
   const uint64_t names = number<uint16_t>(header, 26) + number<uint16_t>(header, 28);
   read_at(zip, record.header + 30 + names, record.bytes, to);
-  // torch.serialization.set_crc32_options(False) leaves 0 in place of the checksum.
+  // After torch.serialization.set_crc32_options(False), torch.save writes 0 instead of the checksum.
   if (record.crc != 0 && crc32({to, record.bytes}) != record.crc) damaged(name, " has a wrong checksum");
 }
 
 void ZipWriter::add(const std::string& name, std::string_view data) {
   const std::string full_name = "archive/" + name;
   const uint64_t header = written_;
-  std::string common;  // version 4.5, UTF-8 names, stored, 1980-01-01 (no clock: same content, same bytes)
+  // Version 4.5, UTF-8 names, stored. The date is always 1980-01-01, so that equal contents give equal bytes.
+  std::string common;
   for (const uint16_t field : {45, 0x800, 0, 0, 0x21}) append(common, field);
   append(common, crc32(data));
   append(common, ~uint32_t(0));
@@ -136,7 +137,7 @@ void ZipWriter::add(const std::string& name, std::string_view data) {
   local += full_name;
   for (const uint16_t field : {1, 16}) append(local, field);
   for (int copy = 0; copy < 2; ++copy) append(local, uint64_t(data.size()));
-  append(local, uint16_t(0x4246));  // the tag that torch gives its padding
+  append(local, uint16_t(0x4246));  // tag of torch's padding field
   append(local, uint16_t(padding));
   write(local + std::string(padding, 'Z'));
   write(data);

@@ -1,5 +1,5 @@
-// The zip container of .pth files, in and out: records that are stored, not compressed, in one top folder.
-// Reading trusts no number of the file; writing makes the file appear whole or not at all.
+// Reader and writer of the zip container of .pth files: uncompressed records in one top-level folder. The
+// reader validates every number in the file. The caller of the writer must replace the file atomically.
 // Formats: PKWARE APPNOTE 6.3.9 (zip, zip64, CRC-32); alignment and record names as in
 // torch/serialization.py.
 #pragma once
@@ -32,29 +32,32 @@ template <class... Parts>
   fail(parts..., "; the file is damaged or incomplete: download or copy it again");
 }
 
-// CRC-32 as in zip (polynomial 0xEDB88320), eight bytes a step: a checkpoint has hundreds of megabytes.
+// CRC-32 of zip (polynomial 0xEDB88320). Processes eight bytes per step, because checkpoints have hundreds of
+// megabytes.
 uint32_t crc32(std::string_view bytes);
 
 // ---- the zip container, reading
 
+// Entry of the zip central directory.
 struct Record {
-  uint64_t header = 0, bytes = 0;  // where its local header starts; length of the data
+  uint64_t header = 0, bytes = 0;  // offset of the local header; length of the data
   uint32_t crc = 0;
   uint16_t flags = 0, method = 0;
 };
 
 struct ZipReader {
   std::ifstream file;
-  uint64_t size = 0;                                // of the whole file
-  std::unordered_map<std::string, Record> records;  // by name without the top folder
+  uint64_t size = 0;                                // file size in bytes
+  std::unordered_map<std::string, Record> records;  // by name without the top-level folder
   bool has(const std::string& name) const { return records.count(name) != 0; }
 };
 
+// Reads bytes at an offset. Throws if the file ends before.
 void read_at(ZipReader& zip, uint64_t offset, uint64_t bytes, char* to);
 
 std::string read_at(ZipReader& zip, uint64_t offset, uint64_t bytes);
 
-// Says what a file is that is no zip archive. `head`: its first 512 bytes or fewer.
+// Throws with the actual format of a file that is not a zip archive. head: the first 512 bytes, or fewer.
 [[noreturn]] inline void refuse_other_format(const std::string& head, uint64_t size) {
   const auto starts = [&](std::string_view with) { return head.compare(0, with.size(), with) == 0; };
   if (size == 0) fail("the file is empty: its download or copy failed, get it again");
@@ -79,18 +82,21 @@ std::string read_at(ZipReader& zip, uint64_t offset, uint64_t bytes);
   fail("is not a .pth file (torch.save writes a zip archive, which starts with \"PK\")");
 }
 
+// Opens a zip archive and reads its central directory. Throws if the file is not a zip archive or is damaged.
 ZipReader open_zip(const std::string& path);
 
+// Reads the data of a record, records.at(name).bytes bytes, and checks the checksum.
 void read_record(ZipReader& zip, const std::string& name, char* to);
 
-// Stored records, data aligned to 64 bytes as torch does it, always with zip64 fields (one way for all
-// sizes).
+// Writer of uncompressed records. Data is aligned to 64 bytes as torch.save does. All records use zip64
+// fields, so that small and large files have one format.
 class ZipWriter {
  public:
   explicit ZipWriter(std::function<void(std::string_view)> write) : write_(std::move(write)) {}
 
   void add(const std::string& name, std::string_view data);
 
+  // Writes the central directory.
   void finish();
 
  private:

@@ -1,14 +1,15 @@
-// The official pipeline, pixel for pixel (--official-quirks): for parity tests, and to train as official
-// YOLOX does. What it does but hardly means to do, and what compose() in augment.hpp does instead:
-//   official                                                 compose()
-//   annotations hanging out at the left or top are moved     cut (clip_box)
-//   sizes are truncated, so pictures may be resized twice    rounded; boxes follow the sides as rounded
-//   affine boxes are up to half a pixel off the picture      pixel edges are mapped, as resize does
-//   mixup truncates; black where the picture ends            rounds; grey as everywhere
-//   no mixup on a mosaic without boxes                       mixed as any other
-//   no jitter, no flip for a picture without boxes           treated as any other
-//   all boxes too small: picture and boxes as before         the picture has no boxes
-//   boxes without area are carried along                     dropped at once
+// The augmentation pipeline of official YOLOX, pixel for pixel (--official-quirks), for parity tests and for
+// training runs that must equal official ones. These are the known bugs of the official code, and the
+// behaviour of compose() in augment.hpp:
+//   official                                                  compose()
+//   moves a box that crosses the left or top edge             clips the box (clip_box)
+//   truncates sizes, so that an image may be resized twice    rounds sizes; boxes use the rounded sizes
+//   affine: boxes are up to half a pixel off the image        maps pixel edges, as resize does
+//   MixUp: truncates the mean, pads with black                rounds the mean, pads with grey
+//   MixUp: skipped for a mosaic without boxes                 applied to every mosaic
+//   jitter and flip: skipped for an image without boxes       applied to every image
+//   if all boxes are too small, jitter and flip are undone    the image has no boxes
+//   keeps boxes without area until the end                    drops boxes without area at once
 // Source: YOLOX, data/data_augment.py and data/datasets/mosaicdetection.py.
 #pragma once
 #include <algorithm>
@@ -28,14 +29,14 @@ inline Box scaled_shifted(const Box& b, Scale scale, double dx = 0, double dy = 
 
 inline Box mirrored(const Box& b, double width) { return {width - b.x2, b.y1, width - b.x1, b.y2, b.cls}; }
 
-// The part of the box inside a picture of this size; what is outside becomes a line or point on its edge.
+// Clamps a box to an image of this size. A box outside of the image becomes a line or a point on its edge.
 inline Box clamped(const Box& b, cv::Size size) {
   const auto x = [&](double v) { return std::clamp(v, 0.0, static_cast<double>(size.width)); };
   const auto y = [&](double v) { return std::clamp(v, 0.0, static_cast<double>(size.height)); };
   return {x(b.x1), y(b.y1), x(b.x2), y(b.y2), b.cls};
 }
 
-// Colour jitter. Hue goes round, saturation and value stop at 0 and 255.
+// Returns the image with HSV jitter. Hue wraps around; saturation and value are clamped to 0..255.
 inline Image hsv(const Image& image, const HsvDraw& draw) {
   const int h = static_cast<int>(draw.h), s = static_cast<int>(draw.s), v = static_cast<int>(draw.v);
   Image::Pixels table(1, 256);
@@ -50,7 +51,7 @@ inline Image hsv(const Image& image, const HsvDraw& draw) {
   return out;
 }
 
-// Mirror left to right.
+// Flips image and boxes horizontally.
 inline Sample flip(const Sample& in) {
   Sample out;
   cv::flip(in.image, out.image, 1);
@@ -58,7 +59,8 @@ inline Sample flip(const Sample& in) {
   return out;
 }
 
-// Resized to fit into `room`, boxes with it: what `load` gives below. Shares pixels if nothing is to do.
+// Resizes image and boxes so that the image fits into `room`. The result shares the pixels of `in` if the
+// size does not change.
 inline Sample fit(const Sample& in, cv::Size room) {
   const Fit to = fit_into(in.image.size(), room, /*truncate=*/true);
   Sample out{in.image, {}};
@@ -67,8 +69,8 @@ inline Sample fit(const Sample& in, cv::Size room) {
   return out;
 }
 
-// Four pictures around `centre` on a grey canvas of twice `size`, each fitted into `size` and cut where it
-// leaves the canvas. Order: top left, top right, bottom left, bottom right.
+// Mosaic: places four images around `centre` on a grey canvas of twice `size`. Each image is resized to fit
+// into `size` and clipped to the canvas. Order: top left, top right, bottom left, bottom right.
 inline Sample mosaic(const std::array<Sample, 4>& tiles, cv::Point centre, cv::Size size) {
   const cv::Size canvas_size = size * 2;
   Sample out{Image(canvas_size, border_grey), {}};
@@ -93,8 +95,8 @@ inline Sample mosaic(const std::array<Sample, 4>& tiles, cv::Point centre, cv::S
   return out;
 }
 
-// Rotation, zoom, shear and shift of a mosaic into a picture of this size; a box becomes the upright box
-// around its four turned corners.
+// Random affine transform (rotation, scale, shear, shift) of a mosaic into an image of this size. A box
+// becomes the axis-aligned bounding box of its four transformed corners.
 inline Sample random_affine(const Sample& in, const AffineDraw& draw, cv::Size size) {
   const cv::Matx23d m = affine_matrix(draw, size);
   Sample out;
@@ -110,8 +112,9 @@ inline Sample random_affine(const Sample& in, const AffineDraw& draw, cv::Size s
   return out;
 }
 
-// Mean of a sample and another picture, which is letterboxed to the sample's size, zoomed, maybe mirrored,
-// and cut at `offset`. All boxes of both. draw.candidates plays no part: the caller has chosen `other`.
+// MixUp: the mean of a sample and a second image, with the boxes of both. The second image is letterboxed to
+// the size of the sample, scaled, flipped if draw.flip, and cropped at draw.offset. draw.candidates is not
+// used, because the caller has already chosen `other`.
 inline Sample mixup(const Sample& in, const Sample& other, const MixupDraw& draw) {
   const cv::Size size = in.image.size(), zoomed = mixup_size(size, draw.scale);
   const Letterbox boxed = letterbox(other.image, size);
@@ -139,7 +142,8 @@ inline Sample mixup(const Sample& in, const Sample& other, const MixupDraw& draw
   return out;
 }
 
-// Colour jitter, flip, letterbox; then only boxes more than a pixel wide and high stay.
+// Applies HSV jitter, flip and letterbox, then drops boxes that are not wider and higher than one pixel. If
+// no box is left, returns the input, letterboxed only.
 inline Sample train_transform(const Sample& in, const ColourFlipDraw& draw, cv::Size size) {
   const auto boxed = [&](const Sample& s) {
     const Letterbox to = letterbox(s.image, size);
@@ -156,8 +160,8 @@ inline Sample train_transform(const Sample& in, const ColourFlipDraw& draw, cv::
   return out.boxes.empty() ? boxed(in) : out;
 }
 
-// A training sample from what was drawn for it: see compose() in augment.hpp, of which this is the official
-// form.
+// Builds a training sample from its random draw, as official YOLOX does. compose() in augment.hpp is the
+// counterpart.
 template <class Pictures>
 void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
   const cv::Size size = sample.image.size();
@@ -166,7 +170,7 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
       const Piece piece = pictures.piece(i, {{0, 0}, pictures.size(i)}, 1);
       Sample loaded{piece.image, {}};
       for (const Box& b : pictures.boxes(i)) loaded.boxes.push_back(scaled_shifted(b, piece.scale));
-      const bool cached = piece.scale.x != 1 || piece.scale.y != 1;  // then it has been fitted before
+      const bool cached = piece.scale.x != 1 || piece.scale.y != 1;  // the cache stores resized images
       return cached ? loaded : fit(loaded, size);
     });
   };

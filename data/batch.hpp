@@ -1,6 +1,9 @@
-// A batch: images, the boxes in them, and pixels as the network takes them.
+// Folder data/: from annotation files to training batches. The readers of COCO, VOC and YOLO data sets, the
+// checks of images and annotations, the image cache, packed data sets, the data loader and multi-scale. This
+// file: a batch of images with its ground truth, and the conversion of pixels to the network's input.
 //
-// B images in a batch, H W height and width of the network's input, G objects in an image.
+// Shapes: B is the batch size, H and W are the height and width of the network's input, G is the largest
+// number of objects in an image of the batch.
 #pragma once
 #include <torch/torch.h>
 #include <algorithm>
@@ -14,9 +17,8 @@ namespace yolox {
 
 using torch::Tensor;
 
-// Ground truth of a batch, padded to the largest number of objects in one image; only the first counts[b]
-// rows of image b are used. Class ids must be below the model's number of classes (checked where labels are
-// read).
+// Ground truth of a batch, padded to G rows an image. Only the first counts[b] rows of image b are valid.
+// Class ids are in 0..classes-1; make_dataset() checks them.
 struct Targets {
   Tensor boxes;    // [B, G, 4] float: cx, cy, w, h in pixels of the network's input
   Tensor classes;  // [B, G] int64
@@ -26,36 +28,37 @@ struct Targets {
   Targets slice(int64_t from, int64_t to) const;
 };
 
-// What a batch holds beside the pixels of an image.
+// Everything about one image of a batch except its pixels.
 struct Item {
-  std::vector<Box> boxes;  // in pixels of the image as it is in the batch
-  int64_t index = -1;      // of the record; -1: an unreadable image stands here, all grey
-  Scale scale{1, 1};       // from the pixels of the original to those of the image
+  std::vector<Box> boxes;  // in pixels of the image of the batch
+  int64_t index = -1;      // index of the record in the data set; -1 if the image is unreadable and grey
+  Scale scale{1, 1};       // from pixels of the original image to pixels of the image of the batch
 };
 
 struct Batch {
-  Tensor images;    // [B, H, W, 3] uint8, BGR; pinned when asked for
-  Targets targets;  // in pixels of the images
-  std::vector<int64_t> indices;
-  std::vector<Scale> scales;
-  int64_t first;  // position of the first image
+  Tensor images;                 // [B, H, W, 3] uint8, BGR; in pinned memory if the loader was told so
+  Targets targets;               // in pixels of the images
+  std::vector<int64_t> indices;  // [B] Item::index
+  std::vector<Scale> scales;     // [B] Item::scale
+  int64_t first;                 // position of the first image in the stream of samples
 };
 
-// Boxes of a batch as the loss takes them, padded to the largest count.
+// Converts the boxes of each image to the form that the loss uses, padded to the largest count.
 Targets make_targets(const std::vector<std::vector<Box>>& boxes);
 
-// What a pixel goes through before the network: divided so that 255 becomes `range`, minus mean, over
-// deviation, per channel in this order. Means and deviations as in yolox/data/data_augment.py (ValTransform).
+// Normalisation of pixels before the network: (pixel / 255 * range - mean) / std, with the channels in
+// `order`. Means and standard deviations are those of yolox/data/data_augment.py (ValTransform).
 struct PixelFormat {
-  std::string order;  // "BGR", "RGB"
+  std::string order;  // "BGR" or "RGB"
   double range;
-  std::array<double, 3> mean, std;
+  std::array<double, 3> mean, std;  // by channel, in `order`
 };
 
 PixelFormat pixel_format(bool legacy_preproc);
 
-// Images of a batch [B, H, W, 3] uint8 BGR -> what the network takes: [B, 3, H, W] float, in channels-last
-// order. legacy: weights of YOLOX 0.1.0 want RGB in 0..1, less ImageNet's mean, by its deviation.
+// Converts the images of a batch, [B, H, W, 3] uint8 BGR, to the network's input: [B, 3, H, W] float in
+// channels-last memory format. legacy: the format of YOLOX 0.1.0 (RGB in 0..1, normalised with the mean and
+// standard deviation of ImageNet); otherwise BGR in 0..255.
 Tensor preprocess(const Tensor& images, bool legacy);
 
 }  // namespace yolox

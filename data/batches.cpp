@@ -13,7 +13,7 @@ namespace yolox {
 
 struct Batches::Stream {
   Loader::Make items;
-  int64_t batch, share, end;  // images: in a batch of all ranks, of this rank; position after the last one
+  int64_t batch, share, end;  // total batch size, batch size of this rank, position after the last image
   int rank, workers;
   cv::Size size;
   torch::Device device;

@@ -1,4 +1,5 @@
-// Training batches: an endless stream that is loaded, augmented and copied to the device ahead of its use.
+// Training batches: an endless stream whose next batches are loaded, augmented and copied to the device in
+// the background.
 #pragma once
 #include <torch/torch.h>
 
@@ -10,22 +11,23 @@
 
 namespace yolox {
 
+// Stream of training batches of one rank. Not thread-safe.
 class Batches {
  public:
-  // rank: of this process, which gets its share of each batch. head, heads: a model of several heads trains
-  // them in turn, each on a data set of its own, so that step k of this head is step k * heads + head of the
-  // run. `data` must outlive this object.
+  // rank: rank of this process; the stream contains only the images of this rank in each batch. head, heads:
+  // a multi-task model trains its heads in turn, each on its own data set. Step k of this head is step k *
+  // heads + head of the run. `data` must outlive this object.
   Batches(const Dataset& data, const Config& config, const Plan& plan, int rank, ImageSize size,
           torch::Device device, int64_t head = 0, int64_t heads = 1);
   ~Batches();
   Batches(const Batches&) = delete;
   Batches& operator=(const Batches&) = delete;
 
-  // Starts loading at a step, counted from 0. Batches that are on their way are dropped.
+  // Starts loading at a step, counted from 0. Discards the batches that were loaded in advance.
   void start(int64_t step);
-  // Returns the next batch, on the device.
+  // Returns the next batch, on the device. Throws the exception of a worker thread that failed.
   Batch next();
-  // Returns the seconds that next() has waited since the last call.
+  // Returns the seconds spent in next() since the last call of this function.
   double take_waiting_time();
 
  private:

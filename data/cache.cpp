@@ -48,9 +48,11 @@ BlobCache::BlobCache(const Place& place, const std::string& key, const std::vect
 }
 
 BlobCache::~BlobCache() {
-  // A forked child shares the lock with its parent, which is the one to say that it is over.
+  // A forked child shares the lock of its parent. Only the parent releases the lock.
   if (place_.keep || getpid() != owner_) return;
-  flock(file_->fd, LOCK_UN);  // two that end at the same time must not both see the other as a user
+  // Unlock first: two processes that end at the same time and keep their shared locks would both fail to get
+  // the exclusive lock, and nobody would remove the file.
+  flock(file_->fd, LOCK_UN);
   if (flock(file_->fd, LOCK_EX | LOCK_NB) == 0) file_->remove();
 }
 
@@ -82,9 +84,10 @@ bool BlobCache::attach(const std::string& path, const Fill& fill, int threads, c
                                          : concat(std::strerror(errno), "; "),
         remedy_);
   const CacheHeader seen = file->header();
-  const bool ready = usable(*file);  // a guess, as there is no lock yet
+  const bool ready = usable(*file);  // may change, because the file is not locked yet
   if (!file->lock(ready ? LOCK_SH : LOCK_EX)) {
-    // Not a filler but a user in our way: it will not be done soon.
+    // A complete file with other contents and a shared lock belongs to a run that uses it, not to a process
+    // that fills it. That run can take days, so waiting is no option.
     check(!(seen.complete == 1 && !ready && file->lock(LOCK_SH)), path,
           " has other contents and another process uses it; wait until that ends, or leave --cache out");
     if (progress) progress(std::min<size_t>(seen.done, n), n);
@@ -100,7 +103,7 @@ bool BlobCache::attach(const std::string& path, const Fill& fill, int threads, c
       throw;
     }
   }
-  // To go from exclusive to shared need not be atomic, hence the last look.
+  // flock may release the exclusive lock before it takes the shared one, so check the file again.
   if (!ready && !file->lock(LOCK_SH)) return false;
   if (!file->current() || !usable(*file)) return false;
   map_ = map(*file, PROT_READ);
@@ -141,7 +144,7 @@ void BlobCache::make(const CacheFile& file, const Fill& fill, int threads, const
   header->bytes = bytes();
 
   const size_t n = offsets_.size() - 1;
-  std::mutex mutex;  // of the header and `told`
+  std::mutex mutex;  // protects the header and `told`
   double told = 0;
   in_threads(
       int64_t(n),
@@ -155,7 +158,7 @@ void BlobCache::make(const CacheFile& file, const Fill& fill, int threads, const
       },
       unsigned(std::max(1, threads)));
 
-  // The mark goes to disk after the data does: a crash in between leaves a file without it.
+  // Sync the blobs before `complete` is set, so that a crash in between leaves an incomplete file.
   const auto sync = [&] {
     check(!place_.keep || msync(data.get(), bytes(), MS_SYNC) == 0, "cannot write ", file.path, ": ",
           std::strerror(errno), "; ", remedy_);
@@ -251,13 +254,13 @@ std::string use_cache(Dataset& data, const BlobCache::Place& place, cv::Size inp
         }
         pieces.push_back(piece);
       }
-    } catch (const ImageError&) {  // damaged since it was checked: no levels
+    } catch (const ImageError&) {  // the file was damaged after it was checked: store an empty pyramid
       if (data.strict) throw;
       pieces.clear();
     }
     write_levels(pieces, out);
   };
-  constexpr int kPixels = 1;  // to be raised when what is cached of a picture changes
+  constexpr int kPixels = 1;  // version of the cached pixels; increase it when their computation changes
   ContentKey key;
   const int parts[] = {kPixels, input.width, input.height, official_quirks};
   key.add(data.key);

@@ -1,8 +1,10 @@
-// Blobs of known sizes, such as decoded pictures, in one file that all processes of the machine map: what
-// --cache ram|disk is made of. The first process that asks for a key fills its file, the others wait for it.
+// Image cache (--cache ram|disk): blobs of known sizes, such as decoded images, in one memory-mapped file
+// that all processes of the machine share. The first process that opens a key fills the file; the other
+// processes wait for it.
 //
-// flock on the file says who does what: whoever fills, sweeps or removes it holds it exclusively, users hold
-// it shared while they live. The kernel drops the lock of a process that is killed, so a waiter takes over.
+// Processes synchronise with flock on the cache file. A process that fills, sweeps or removes the file holds
+// an exclusive lock. A process that uses the file holds a shared lock until it ends. The kernel releases the
+// lock of a killed process, so that a waiting process can take over.
 #pragma once
 #include <fcntl.h>
 #include <sys/file.h>
@@ -36,16 +38,17 @@
 namespace yolox {
 
 struct CacheHeader {
-  char magic[16];         // with the version of this layout
-  uint64_t sizes, bytes;  // hash of the sizes of the blobs, size of the file
-  uint64_t done;          // blobs filled so far, for those who wait
-  uint64_t complete;      // 1 when all data is where it survives a crash
-  uint64_t unused[2];     // blobs start at 64
+  char magic[16];         // includes the version of the file layout
+  uint64_t sizes, bytes;  // hash of the blob sizes; file size in bytes
+  uint64_t done;          // number of blobs filled so far; waiting processes report it as their progress
+  uint64_t complete;      // 1 after all blobs have been written to the disk
+  uint64_t unused[2];     // padding, so that the first blob starts at byte 64
 };
 static_assert(sizeof(CacheHeader) == 64);
 
-// An open file, closed at the end. fd is -1 if it cannot be opened (errno) or is not a regular file of this
-// user: in a folder that all may write to, anything can lie under our name.
+// An open file descriptor; the destructor closes it. fd is -1, with errno set, if the file cannot be opened.
+// A file that is not regular or belongs to another user is refused with EPERM, because anybody can create a
+// file of this name in a world-writable folder such as /dev/shm.
 struct CacheFile {
   std::string path;
   int fd;
@@ -55,48 +58,53 @@ struct CacheFile {
   ~CacheFile() {
     if (fd >= 0) close(fd);
   }
-  // LOCK_SH or LOCK_EX without waiting; false: another process holds it.
+  // Locks the file with LOCK_SH or LOCK_EX without waiting. Returns false if another process holds a
+  // conflicting lock. Throws if the file system does not support flock.
   bool lock(int kind) const;
-  // False: the path names another file by now, or none, so a lock on this one protects nothing.
+  // Returns true if the path still names this file. Otherwise the file was removed or replaced, and a lock on
+  // this descriptor protects nothing.
   bool current() const;
-  // With the lock held exclusively, without which it could be the file of someone else.
+  // Removes the file. The caller must hold the exclusive lock, otherwise another process may be using it.
   void remove() const {
     if (current()) unlink(path.c_str());
   }
   CacheHeader header() const;
 };
 
+// A cache file that is filled once and then mapped read-only.
 class BlobCache {
  public:
   struct Place {
     std::string folder;
-    bool keep;  // true: on disk, kept for later runs; false: in RAM, gone with its last user
+    bool keep;  // true: on disk, kept for later runs; false: in RAM, removed by its last user
   };
 
   using Fill = std::function<void(size_t i, unsigned char* out)>;
   using Progress = std::function<void(size_t done, size_t n)>;
 
-  // The blobs of `key` (hex digits, which stand for all that the contents depend on).
-  // fill(i, out) writes sizes[i] bytes to out. It is called from `threads` threads, once per blob and
-  // machine; its first exception comes out of here, and the file is removed. progress(done, n) is called now
-  // and then, from one thread at a time, also while another process fills; an exception in it ends filling or
-  // waiting. Throws if there is no room, before anything is written.
+  // Opens the cache file of `key`, and fills it if necessary. `key`: hex digits, a hash of everything that
+  // the contents depend on. fill(i, out) must write sizes[i] bytes to `out`. It is called from `threads`
+  // threads, once per blob and machine. If fill() throws, the constructor removes the file and rethrows the
+  // first exception. progress(done, n) is called from one thread at a time, at most ten times a second while
+  // this process fills and every 50 ms while another process does. An exception of progress() ends filling or
+  // waiting. Throws before it writes anything if there is not enough space.
   BlobCache(const Place& place, const std::string& key, const std::vector<size_t>& sizes, const Fill& fill,
             int threads, const Progress& progress = {});
   BlobCache(const BlobCache&) = delete;
 
   ~BlobCache();
 
-  // sizes[i] bytes, 64-byte aligned, valid as long as the cache lives.
+  // Returns blob i: sizes[i] bytes, 64-byte aligned, valid during the lifetime of the cache.
   const unsigned char* blob(size_t i) const { return map_.get() + offsets_[i]; }
-  // Of the whole file.
+  // Returns the size of the cache file in bytes.
   size_t bytes() const { return offsets_.back(); }
-  // False: it was there already, or another process made it.
+  // Returns true if this process filled the file, false if the file already existed or another process filled
+  // it.
   bool filled_here() const { return filled_here_; }
   const std::string& path() const { return file_->path; }
 
-  // Removes what processes that were killed have left: in RAM every file that nobody uses, on disk those that
-  // were not filled to the end.
+  // Removes files that killed processes left behind: in RAM every file that no process uses, on disk every
+  // file that is incomplete. Does not touch the file `but_for`.
   static void sweep(const Place& place, const std::string& but_for = "");
 
  private:
@@ -114,50 +122,56 @@ class BlobCache {
 
   bool usable(const CacheFile& file) const;
 
-  // One attempt to get hold of the file. False: another process has it, or it was replaced meanwhile.
+  // Tries once to lock, fill and map the file. Returns false if another process holds the lock, or if the
+  // file was replaced in the meantime.
   bool attach(const std::string& path, const Fill& fill, int threads, const Progress& progress);
 
-  // No advice to the kernel: MADV_WILLNEED per blob gained nothing, and MADV_RANDOM makes reading from disk
-  // 16 times slower (600 blobs of 900 KB: 8.9 s, not 0.56 s).
+  // Maps the whole file. Does not call madvise: MADV_WILLNEED per blob gained nothing, and MADV_RANDOM makes
+  // reading from disk 16 times slower (600 blobs of 900 KB: 8.9 s instead of 0.56 s).
   std::shared_ptr<unsigned char> map(const CacheFile& file, int protection) const;
 
-  // Reserves all space, so that a reader cannot be hit by a disk that is full later. What the file takes up
-  // already counts as free.
+  // Allocates the disk blocks of the whole file. Otherwise a write to the mapping raises SIGBUS when the disk
+  // becomes full. The space that an old file occupies counts as available. Throws if there is too little.
   void reserve(const CacheFile& file) const;
 
-  // Fills the file, with its lock held exclusively.
+  // Fills the file. The caller must hold the exclusive lock.
   void make(const CacheFile& file, const Fill& fill, int threads, const Progress& progress) const;
 };
 
-// /dev/shm; the environment variable YOLOX_CACHE_RAM names another folder.
+// Returns the folder of --cache ram: $YOLOX_CACHE_RAM, or /dev/shm if that is not set.
 BlobCache::Place ram_place();
 
-// $YOLOX_CACHE_DIR, else $XDG_CACHE_HOME/yolox, else ~/.cache/yolox. Makes the folder.
+// Returns the folder of --cache disk: $YOLOX_CACHE_DIR, else $XDG_CACHE_HOME/yolox, else ~/.cache/yolox.
+// Creates the folder.
 BlobCache::Place disk_place();
 
-// A picture as bytes: itself and its reductions by 2, 4, 8, ..., so that what is shown small is read small.
+// Header of one level of an image pyramid.
 struct Level {
   int32_t width, height;
-  double scale_x, scale_y, x, y;  // see Piece
+  double scale_x, scale_y, x, y;  // Piece::scale and Piece::origin
 };
 
+// Header of an image pyramid in a blob: the image and its reductions by 2, 4, 8, ... follow as BGR pixels.
+// The pyramid lets a sample that shows an image at a small scale read few bytes.
 struct Levels {
   static constexpr int kMost = 13;
   int64_t count;
   Level levels[kMost];
 };
 
+// Returns the size in bytes of a pyramid whose levels have these sizes.
 size_t levels_bytes(const std::vector<cv::Size>& sizes);
 
 void write_levels(const std::vector<Piece>& pieces, unsigned char* out);
 
-// The level that decode_piece() would decode, relative to the largest one; nothing where there is none, or
-// not all of it. The pixels stay where they are: they are not to be written to.
+// Returns the smallest level of a pyramid whose scale, relative to the original image, is at least `scale`
+// (level 0 if none is). Returns an empty Piece if the blob is empty or truncated. The pixels are a view of
+// `blob`; the caller must not write to them.
 Piece read_levels(std::string_view blob, double scale);
 
-// From now on the data set's pictures come from the cache, which is filled first. In it a picture is no
-// larger than training shows it unzoomed. official_quirks: resized as official YOLOX does. Gives its size and
-// place, for the log.
+// Fills the cache, or opens an existing one, and makes `data` read its images from the cache. Images are
+// stored no larger than the input size. official_quirks: images are resized as official YOLOX does. Returns
+// the size and the path of the cache for the log.
 std::string use_cache(Dataset& data, const BlobCache::Place& place, cv::Size input, bool official_quirks,
                       int threads, const BlobCache::Progress& progress);
 

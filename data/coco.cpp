@@ -10,7 +10,7 @@ fs::path find_image_folder(const fs::path& json, const CocoDataset& coco) {
   std::vector<fs::path> places = {root / split, root / "images" / split, root / "images", root};
   for (const fs::path& parent : {root, root / "images"}) {
     std::vector<fs::path> others = listing(parent, /*folders_only=*/true);
-    // Both splits may have an image of this name: "val" and "val2017" first for annotations_val.
+    // Two splits may have an image of the same name, so search the folders named after the split first.
     std::stable_partition(others.begin(), others.end(), [&](const fs::path& p) {
       const std::string name = p.filename().string();
       return split.find(name) != std::string::npos || split_name(name) == split_name(split);
@@ -20,7 +20,7 @@ fs::path find_image_folder(const fs::path& json, const CocoDataset& coco) {
       places.push_back(other / "images");
     }
   }
-  places.push_back(root / "..");  // for file names that begin with the name of the data set
+  places.push_back(root / "..");  // for file names that begin with the folder of the data set
   const size_t step = coco.images.size() / 100 + 1;
   for (const auto& place : places)
     for (size_t i = 0; i < coco.images.size(); i += step) {
@@ -43,7 +43,7 @@ Source read_coco_source(const std::string& json) {
   check(!source.coco.images.empty(), json, " lists no images; give a file that does");
   check(!source.coco.categories.empty(), json, " lists no categories; give a file that does");
   const fs::path folder = find_image_folder(json, source.coco);
-  for (const CocoImage& image : source.coco.images)  // an absolute path stays as it is
+  for (const CocoImage& image : source.coco.images)  // operator/ keeps an absolute file_name unchanged
     source.files.push_back((folder / with_slashes(image.file_name)).string());
   return source;
 }
@@ -53,7 +53,7 @@ SplitReaders coco_splits(const fs::path& root) {
   const auto add = [&](const fs::path& folder, bool known) {
     for (const auto& path : listing(folder)) {
       if (!has_extension(path, {".json"}) || !is_file(path)) continue;
-      char start[4096];  // there are other JSON files: the keys of COCO's come early
+      char start[4096];  // a COCO file has one of its keys near the start; other JSON files have none
       const File file(std::fopen(path.c_str(), "rb"), std::fclose);
       const std::string_view text(start, file ? std::fread(start, 1, sizeof start, file.get()) : 0);
       bool coco = known;
@@ -66,13 +66,14 @@ SplitReaders coco_splits(const fs::path& root) {
   if (files.empty()) add(root, false);
   if (files.empty())
     for (const auto& folder : listing(root, /*folders_only=*/true)) add(folder, false);
-  for (const auto& file : files) {  // files for other tasks are set aside where there are some for boxes
+  for (const auto& file : files) {  // prefer files with boxes to files of other COCO tasks
     bool other = false;
     for (const char* task : {"caption", "keypoint", "panoptic", "stuff", "image_info"})
       other = other || file.stem().string().find(task) != std::string::npos;
     if (!other) boxes.push_back(file);
   }
-  std::map<std::string, std::vector<std::string>> named;  // by file or folder: train/_annotations.coco.json
+  // The name of the split is in the file name or in the folder name (train/_annotations.coco.json).
+  std::map<std::string, std::vector<std::string>> named;
   for (const auto& file : boxes.empty() ? files : boxes)
     named[split_name(fs::path(file).replace_extension().lexically_relative(root).string())].push_back(
         file.string());

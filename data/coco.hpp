@@ -1,4 +1,4 @@
-// COCO data sets: a JSON file for each split.
+// Reader of COCO data sets: one JSON file per split.
 #pragma once
 #include <algorithm>
 #include <filesystem>
@@ -12,13 +12,15 @@
 
 namespace yolox {
 
-// Folder that holds the images of a COCO JSON file: the first of the usual places that has one of a hundred
-// of them. Throws with all of the places where none has.
+// Returns the folder that contains the images of a COCO JSON file: the first of the usual folders in which at
+// least one of about 100 sampled images exists. Throws, with a list of these folders, if none contains any.
 fs::path find_image_folder(const fs::path& json, const CocoDataset& coco);
 
+// Reads the annotations and finds the images of a split. Throws if the file lists no images or no categories.
 Source read_coco_source(const std::string& json);
 
-// COCO JSON files of a folder: those in annotations, else its own, else those in its sub-folders.
+// Finds the COCO JSON files of a data set: the files in the folder `annotations`, else in `root` itself, else
+// in its subfolders. Returns one reader per split.
 SplitReaders coco_splits(const fs::path& root);
 
 }  // namespace yolox

@@ -68,11 +68,13 @@ bool JsonTableReader::RawNumber(const char* s, size_t n, bool) {
     return value(JsonField::number, static_cast<double>(i), true, i);
   double d = 0;
   if (std::from_chars(s, s + n, d).ec == std::errc::result_out_of_range) {
-    const size_t e = text.find_first_of("eE");  // too many digits before the point end in the parser
+    // Out of range: the sign of the exponent tells underflow from overflow. Without an exponent the number is
+    // tiny, because the parser refuses numbers with too many digits before the decimal point.
+    const size_t e = text.find_first_of("eE");
     d = e == text.npos || text[e + 1] == '-' ? 0 : HUGE_VAL;
   }
-  // 3.0 may be an id: tables that keep every column as floats are written so. Doubles beyond 2^53 are all
-  // whole.
+  // Accept 3.0 as an integer, because exporters that store all columns as floats write ids like that. Beyond
+  // 2^53 a double does not represent every integer.
   const bool whole = std::abs(d) <= 0x1p53 && d == std::floor(d);
   return value(JsonField::number, d, whole, whole ? static_cast<int64_t>(d) : 0);
 }
@@ -144,7 +146,7 @@ File open_json(const std::string& path) {
 
 void read_json_tables(File file, const std::string& path, std::vector<JsonTable>& tables) {
   const int first = std::getc(file.get());
-  if (first == 0xEF) {  // the byte order mark that some Windows programs put in front of UTF-8
+  if (first == 0xEF) {  // skip the UTF-8 byte order mark that some Windows programs write
     std::getc(file.get());
     std::getc(file.get());
   } else if (first != EOF) {
@@ -154,7 +156,8 @@ void read_json_tables(File file, const std::string& path, std::vector<JsonTable>
   rapidjson::FileReadStream stream(file.get(), buffer.data(), buffer.size());
   rapidjson::Reader reader;
   JsonTableReader handler(path, tables);
-  // Python's json writes NaN: where it does not matter let it pass, where it does name the entry.
+  // Accept NaN and Infinity, because Python's json module writes them. The getters of JsonRecord reject them
+  // with a message that names the entry; elsewhere they do no harm.
   const auto flags = rapidjson::kParseNumbersAsStringsFlag | rapidjson::kParseNanAndInfFlag;
   const auto result = reader.Parse<flags>(stream, handler);
   check(!std::ferror(file.get()), path, ": error while reading (", std::strerror(errno), "); check the disk");
@@ -243,7 +246,7 @@ std::string as_utf8(const std::string& text) {
                                                      : 4;
     bool good = first < 0x80 || (first >= 0xC2 && first < 0xF5);
     for (size_t k = 1; k < n; ++k) good = good && (byte(k) & 0xC0) == 0x80;
-    // too long for what they say, halves of UTF-16, beyond the last one
+    // Reject overlong encodings, UTF-16 surrogates and code points above U+10FFFF.
     good = good && !(first == 0xE0 && second < 0xA0) && !(first == 0xED && second >= 0xA0) &&
            !(first == 0xF0 && second < 0x90) && !(first == 0xF4 && second >= 0x90);
     out += good ? text.substr(at, n) : "\xEF\xBF\xBD";

@@ -1,8 +1,9 @@
-// COCO JSON files in and out: annotation files (images, categories, annotations) and detection files (the
-// list that COCO's evaluation server takes). Format: cocodataset.org/#format-data and #format-results.
-// Reading streams: a file is never held as a whole and outlines (segmentation) are passed over, so memory is
-// what the structs below take. Every error is one line with the file, the entry and the key, or the byte
-// where JSON ends.
+// Reader and writer of COCO JSON: annotation files (images, categories, annotations) and result files (the
+// list of detections that the COCO evaluation server accepts). Formats: cocodataset.org/#format-data and
+// #format-results.
+// The reader streams: it never holds the whole file and skips segmentations, so that memory use is that of
+// the structs below. Each error message is one line with the file and either the entry and key, or the byte
+// offset of a syntax error.
 #pragma once
 #include <rapidjson/error/en.h>
 #include <rapidjson/filereadstream.h>
@@ -32,28 +33,28 @@
 
 namespace yolox {
 
-// Boxes are x, y (top left), width, height in pixels of the original picture, not clipped to it.
+// Boxes are x, y (top left corner), width, height in pixels of the original image, not clipped to the image.
 struct CocoImage {
   int64_t id = 0;
-  std::string file_name;      // "%012d.jpg" of the id where the file gives none
-  int width = 0, height = 0;  // 0 where the file does not say
+  std::string file_name;      // default: the id as "%012d.jpg"
+  int width = 0, height = 0;  // pixels; default: 0
 };
 struct CocoCategory {
   int64_t id = 0;
-  std::string name;  // the id in digits where the file gives none
+  std::string name;  // default: the id as a decimal number
 };
 struct CocoAnnotation {
-  int64_t id = 0;  // 1 + position in the file where the file gives none
+  int64_t id = 0;  // default: 1 + position in the file
   int64_t image_id = 0, category_id = 0;
   double x = 0, y = 0, w = 0, h = 0;
-  double area = 0;  // of the outline where the file has one, else w * h
-  bool crowd = false;
+  double area = 0;     // area of the segmentation in square pixels; default: w * h
+  bool crowd = false;  // iscrowd
 };
 struct CocoDataset {
-  std::vector<CocoImage> images;            // in file order, ids unique
-  std::vector<CocoCategory> categories;     // by ascending id, ids unique: position = class index
-  std::vector<CocoAnnotation> annotations;  // in file order, also those of unknown images and categories
-  int64_t without_box = 0;                  // annotations that have no bbox and are therefore left out
+  std::vector<CocoImage> images;            // in file order, with unique ids
+  std::vector<CocoCategory> categories;     // sorted by id, with unique ids; the position is the class id
+  std::vector<CocoAnnotation> annotations;  // in file order, including those of unknown images or categories
+  int64_t without_box = 0;                  // number of annotations skipped because they have no bbox
 };
 struct Detection {
   int64_t image_id = 0, category_id = 0;
@@ -61,21 +62,23 @@ struct Detection {
   double score = 0;
 };
 
+// One key of a JSON object and its value.
 struct JsonField {
   enum Kind { null, number, text, list, other } kind = null;
-  std::string key, string;  // string: of a text
-  double number_value = 0;  // of a number; false and true are 0 and 1
-  bool whole = false;       // the number is whole and `integer` is its value
+  std::string key, string;  // string: the value of a text
+  double number_value = 0;  // the value of a number; 0 for false and 1 for true
+  bool whole = false;       // true if the number is an integer, with its value in `integer`
   int64_t integer = 0;
-  std::vector<double> numbers;  // of a list of finite numbers; any other list is of kind `other`
+  std::vector<double> numbers;  // the values of a list of finite numbers; other lists have the kind `other`
 };
 
-// One {...} of a list of such, and where it stands. The getters throw if the value is of another type. Null
-// is taken as missing; what is missing is the fallback, else an error. Of equal keys the last one counts.
+// One JSON object of a top-level list, with its position for error messages. The getters return the fallback
+// if the key is missing or null. They throw if there is no fallback or if the value has the wrong type. If a
+// key occurs twice, its last value counts.
 struct JsonRecord {
   std::string file, table;
   size_t index = 0;
-  std::vector<JsonField> fields;  // the first `count`; the others keep their memory for the next record
+  std::vector<JsonField> fields;  // only the first `count` are valid; the rest is reused to save allocations
   size_t count = 0;
 
   // "file.json: annotations[12]"
@@ -90,22 +93,23 @@ struct JsonRecord {
   const std::vector<double>& box(const char* key) const;
 };
 
-// A list of records to read: the value of the top-level key `name`, or the whole file if the name is empty.
+// A list of JSON objects to read: the value of the top-level key `name`, or the whole file if the name is
+// empty.
 struct JsonTable {
   std::string name;
   std::function<void(const JsonRecord&)> read;  // called for each record, in file order
-  bool found = false;                           // out: the file has such a list
+  bool found = false;                           // output: true if the file contains the list
 };
 
-// Receives RapidJSON's events and puts records together. Depth 1 is inside the top-level object, 2 inside a
-// table, 3 inside a record, 4 inside a list of a record, and deeper values are dropped. A file that is one
-// list starts at 1.
+// Handler of RapidJSON's SAX events; builds the records. Depth 1 is inside the top-level object, 2 inside a
+// table, 3 inside a record, 4 inside a list of a record; deeper values are dropped. If the whole file is one
+// list, the depth starts at 1.
 class JsonTableReader : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, JsonTableReader> {
  public:
   JsonTableReader(const std::string& file, std::vector<JsonTable>& tables);
   bool Null() { return value(JsonField::null); }
   bool Bool(bool b) { return value(JsonField::number, b, true, b); }
-  // Numbers come as text: RapidJSON itself makes of 0e30 any number but 0.
+  // Numbers arrive as text, because RapidJSON converts numbers such as 0e30 incorrectly.
   bool RawNumber(const char* s, size_t n, bool);
   bool String(const char* s, size_t n, bool) { return value(JsonField::text, 0, false, 0, {s, n}); }
   bool StartObject() { return open(false); }
@@ -126,44 +130,49 @@ class JsonTableReader : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, J
   }
 
   std::vector<JsonTable>& tables_;
-  JsonTable* table_ = nullptr;  // the one we are in
+  JsonTable* table_ = nullptr;  // the table that is being read, or null
   JsonRecord record_;
   int depth_ = 0;
 };
 
 using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 
+// Opens a file for reading. Throws if the file does not exist or is a folder.
 File open_json(const std::string& path);
 
-// Reads the tables from a file, in the order in which the file has them. path: for messages.
+// Reads the tables in file order. path: for error messages.
 void read_json_tables(File file, const std::string& path, std::vector<JsonTable>& tables);
 
-// Throws on a file that is no COCO annotation file, on values of the wrong type and on ids given twice.
+// Reads a COCO annotation file. Throws if the file has another format, if a value has the wrong type, or if
+// two images or two categories have the same id.
 CocoDataset read_coco(File file, const std::string& path);
 
 inline CocoDataset read_coco(const std::string& path) { return read_coco(open_json(path), path); }
-// From text that is not empty; name: for messages.
+// Parses COCO JSON text, which must not be empty. name: for error messages.
 inline CocoDataset parse_coco(std::string_view text, const std::string& name) {
   return read_coco(File(fmemopen(const_cast<char*>(text.data()), text.size(), "rb"), std::fclose), name);
 }
 
-// Throws on a file that is no list of detections and on values missing, of the wrong type or not finite.
+// Reads a list of detections. Throws if the file has another format, or if a value is missing, not finite or
+// of the wrong type.
 std::vector<Detection> read_detections(const std::string& path);
 
 using JsonWriter = rapidjson::Writer<rapidjson::FileWriteStream>;
 
-// Writes what `write(writer)` puts into a rapidjson::Writer. The file appears whole or not at all; throws
-// where it cannot be written.
+// Writes a JSON file with the content that `write(writer)` produces. The file is replaced atomically. Throws
+// if the file cannot be written.
 void write_json(const std::string& path, const std::function<void(JsonWriter&)>& write);
 
-// The text with U+FFFD for each byte that is not UTF-8, as names of files may have: JSON is UTF-8.
+// Replaces each byte that is not valid UTF-8 by U+FFFD. JSON must be UTF-8, but file names may contain other
+// bytes.
 std::string as_utf8(const std::string& text);
 
-// "key": value. Doubles are written so that they read back equal; one that is not finite is an error.
+// Writes "key": value. A double is written with enough digits to read back the same value. Throws if a double
+// is not finite.
 void write_field(JsonWriter& writer, const char* key, int64_t value);
 void write_field(JsonWriter& writer, const char* key, double value);
 void write_field(JsonWriter& writer, const char* key, const std::string& value);
-// "bbox": [x, y, w, h]
+// Writes "bbox": [x, y, w, h]. Throws if a value is not finite.
 template <class Box>
 void write_bbox(JsonWriter& writer, const Box& box) {
   writer.Key("bbox");
@@ -175,7 +184,7 @@ void write_bbox(JsonWriter& writer, const Box& box) {
   }
   writer.EndArray();
 }
-// [{...}, {...}], with write_entry(entry) for what is inside the braces.
+// Writes the list [{...}, {...}]. write_entry(entry) writes the fields of one object.
 template <class Entries, class WriteEntry>
 void write_list(JsonWriter& writer, const Entries& entries, WriteEntry write_entry) {
   writer.StartArray();
@@ -193,6 +202,7 @@ void write_coco(JsonWriter& writer, const CocoDataset& data);
 inline void write_coco(const std::string& path, const CocoDataset& data) {
   write_json(path, [&](JsonWriter& writer) { write_coco(writer, data); });
 }
+// Returns the data set as COCO JSON text.
 std::string coco_text(const CocoDataset& data);
 
 }  // namespace yolox

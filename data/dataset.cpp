@@ -83,7 +83,7 @@ ImageChecks check_images(const std::vector<std::string>& files, const std::strin
       c.error = concat(files[i], ": ", e.what());
     }
   });
-  if (!path.empty() && found) {  // a run does not end because this cannot be kept
+  if (!path.empty() && found) {  // ignore errors, because the run works without the stored results
     std::error_code ignored;
     fs::create_directories(keep, ignored);
     std::ostringstream text;
@@ -232,7 +232,7 @@ Dataset make_dataset(Source source, const ImageChecks& checks, bool official_qui
     } else if (record == record_of.end()) {
       data.problems->add("label of an image that is not used", source.where(i));
     } else if (a.crowd) {
-      continue;  // a region of many objects: evaluation knows it, training does not learn it
+      continue;  // a crowd is for evaluation only (data.truth)
     } else if (official_quirks ? !(a.area > 0) : !(a.w > 0 && a.h > 0)) {
       data.problems->add("box of no size", where());
     } else if (duplicate[i] && !official_quirks) {

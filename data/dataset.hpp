@@ -1,5 +1,5 @@
-// From what label files say (formats.hpp) to what training uses: every image is looked at, every box checked,
-// the good ones go on, the others are counted and listed.
+// Data sets for training and evaluation. Every image file and every annotation is checked. Valid ones are
+// used; invalid ones are skipped, counted and listed in problems.txt.
 #pragma once
 #include <sys/stat.h>
 
@@ -35,13 +35,15 @@ namespace yolox {
 
 // ---- problems
 
-// What was wrong with the data and left out: counted by kind, listed line by line. Safe to use from all
-// threads.
+// Problems of the data that made the program skip or change an image or annotation. Thread-safe.
 struct Problems {
+  // Adds one problem. Repeated calls with the same kind and line count once.
   void add(const std::string& kind, const std::string& line);
+  // Returns the number of problems of each kind.
   std::map<std::string, int64_t> summary() const;
+  // Returns the problems, sorted, as "kind: line".
   std::vector<std::string> lines() const;
-  // All of them, a line each; does nothing when there are none.
+  // Writes lines() to a file. Does nothing if there are no problems.
   void write(const std::string& path) const;
 
  private:
@@ -52,12 +54,13 @@ struct Problems {
 
 // ---- images
 
+// Result of the check of one image file.
 struct ImageCheck {
-  int width = 0, height = 0;  // of the upright picture; 0: it cannot be used
-  std::string error;          // why; empty: it can
+  int width = 0, height = 0;  // pixels, after EXIF rotation; 0 if the image is unusable
+  std::string error;          // the reason if the image is unusable, else empty
 };
 
-// A number for bytes one after another, in hex digits: FNV-1a.
+// Incremental FNV-1a hash (64 bits) of everything that a cache depends on.
 struct ContentKey {
   uint64_t hash = 0xCBF29CE484222325u;
   const fs::path working_folder = [] {
@@ -66,89 +69,101 @@ struct ContentKey {
   }();
   void add(const void* data, size_t n);
   void add(const std::string& text) { add(text.c_str(), text.size() + 1); }
-  // A file by its path, size and times of change: the second one is the system's, which copying, unpacking
-  // and touching do not set back.
+  // Adds the path, size, mtime and ctime of a file. ctime matters because cp -p, tar and touch can restore an
+  // old mtime, but not the ctime.
   void add(const std::string& file, const struct stat& s);
+  // Returns the hash as hex digits.
   std::string text() const;
 };
 
 struct ImageChecks {
   std::vector<ImageCheck> images;
-  std::string key;  // hex digits that stand for the files: names, sizes, times of change
+  std::string key;  // hash (hex digits) of the paths, sizes, mtimes and ctimes of all files
 };
 
-// Looks at the header and the end of every image. What was found is kept in the folder `keep` (empty:
-// nowhere) under its key, so that the next run with the same files need not open them; but images with an
-// error are looked at again, as what was wrong with them may have been the disk or a right.
+// Reads the header and the end of every image file, in parallel. Stores the results in the folder `keep`
+// under the key of the files, so that the next run with the same files does not open them (empty: does not
+// store them). Unusable images are checked again in each run, because the reason may have been a temporary
+// disk error or a missing permission.
 ImageChecks check_images(const std::vector<std::string>& files, const std::string& keep);
 
 // ---- data sets
 
+// One usable image of a data set and its objects.
 struct Record {
-  std::string file;  // empty for a drawn image
+  std::string file;  // empty for a synthetic image of `shapes`
   int64_t image_id;
-  int width, height;       // of the upright picture, pixels
-  std::vector<Box> boxes;  // in pixels of the picture, inside of it; no crowds
+  int width, height;       // pixels, after EXIF rotation
+  std::vector<Box> boxes;  // in pixels, clipped to the image; without crowds
 };
 
-// One split. It has what compose() asks of pictures.
+// One split of a data set. Has the functions that compose() in augment.hpp needs (piece, size, boxes, ...).
 struct Dataset {
-  std::string name;                  // where it is from, for messages
-  std::vector<std::string> classes;  // names; position = class id
+  std::string name;                  // file or folder and split, for messages
+  std::vector<std::string> classes;  // class names; the position is the class id
   std::vector<Record> records;
-  CocoDataset truth;      // for evaluation: the same images, all annotations as they were
-  int shapes_split = -1;  // 0 or 1: the images are drawn
+  CocoDataset truth;      // ground truth for evaluation: the images of `records`, all annotations unclipped
+  int shapes_split = -1;  // data set `shapes`: 0 (train) or 1 (val); -1 for any other data set
   uint64_t shapes_seed = 0;
-  bool strict = false;  // an image that cannot be read ends the run
-  std::string key;      // hex digits that stand for the pictures and their order
-  // Where pictures come from: encoded, as bytes of a file or of a packed data set; or, where it is set,
-  // decoded before (stored.hpp), at least at `scale`. What could not be decoded then is empty.
-  std::function<std::string(size_t i)> read;  // not set: the file of the record
+  bool strict = false;  // true: an unreadable image ends the run
+  std::string key;      // hash (hex digits) of the image files and their order
+  // Source of encoded images. Not set: the file of the record.
+  std::function<std::string(size_t i)> read;
+  // Source of decoded images: the image cache or a packed data set (packed.hpp). Returns image i at a scale
+  // of at least `scale`, or an empty Piece if the image could not be decoded when it was stored. May be
+  // empty.
   std::function<Piece(size_t i, double scale)> stored;
   std::shared_ptr<Problems> problems = std::make_shared<Problems>();
 
   cv::Size size(size_t i) const { return {records[i].width, records[i].height}; }
   const std::vector<Box>& boxes(size_t i) const { return records[i].boxes; }
-  // Throws ImageError naming the file.
+  // Returns at least the region `part` of image i, at a scale of at least `scale`. `part` is in pixels of the
+  // image. Throws ImageError with the file name if the image is unreadable.
   Piece piece(size_t i, const cv::Rect& part, double scale) const;
+  // Returns the encoded image i.
   std::string bytes(size_t i) const { return read ? read(i) : read_bytes(records[i].file); }
   std::string name_of(int64_t i) const {
     return records[i].file.empty() ? concat("drawn image ", records[i].image_id) : records[i].file;
   }
-  // An image that cannot be used is noted, and the next one takes its place.
+  // Records the problem e of image i and returns the index of the image to use instead. Rethrows e with
+  // --strict. Throws if `tries` shows that no image of the data set is readable.
   size_t instead_of(size_t i, const ImageError& e, size_t tries) const;
 };
 
-// --strict: problems end the run before it begins.
+// Throws, with the first 20 problems, if --strict is given and the data set has problems.
 void refuse_problems(const Dataset& data);
 
-// Image i as it is, of cached ones as they are there. Throws ImageError naming the file.
+// Returns image i: the original, or the resized copy if the data set is cached. Throws ImageError with the
+// file name if the image is unreadable.
 Image read_image(const Dataset& data, size_t i);
 
-// The data set that needs no files: `count` scenes of split 0 (train) or 1 (val).
+// Returns the synthetic data set `shapes`, which needs no files: `count` scenes of split 0 (train) or 1
+// (val).
 Dataset shapes_dataset(uint64_t seed, int split, int64_t count);
 
-// Which annotations repeat an earlier one: same image, class and box.
+// Returns true for each annotation that repeats an earlier one: same image, class, box and crowd flag.
 std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations);
 
-// A split as training and evaluation use it. checks: of its files, in their order.
+// Converts a split from the form of the readers to that of training and evaluation. `checks` holds the
+// results of check_images() for source.files. Throws if the split has no usable image.
 Dataset make_dataset(Source source, const ImageChecks& checks, bool official_quirks);
 
-// Boxes of each class.
+// Returns the number of boxes of each class.
 std::vector<int64_t> class_counts(const Dataset& data);
 
-// Classes from the one with the most boxes to the one with the fewest.
+// Returns the class ids sorted by descending count.
 std::vector<size_t> by_count(const std::vector<int64_t>& counts);
 
 // ---- splits
 
 struct Splits {
   Dataset train, val;
-  bool same = false;  // there is one split only, and it serves as both
+  bool same = false;  // true if the data set has one split only, which then serves as train and val
 };
 
-constexpr int64_t kShapesTrain = 2000, kShapesVal = 200;
+constexpr int64_t kShapesTrain = 2000, kShapesVal = 200;  // images per split of `shapes`
 
+// Checks the images of a split (check_images, keep) and converts the split (make_dataset).
 Dataset load_dataset(Source source, bool official_quirks, const std::string& keep);
 
 }  // namespace yolox

@@ -106,7 +106,7 @@ Batch DeviceLoader::next() {
   sent.copied.block(stream);
   for (const Tensor& t : {sent.batch.images, sent.batch.targets.boxes, sent.batch.targets.classes})
     if (t.numel() > 0)
-      t.record_stream(stream);  // its memory is not given to others before this stream is done
+      t.record_stream(stream);  // the allocator must not reuse the memory before this stream has finished
   if (loader.ready()) ahead = send(loader.next());
   return std::move(sent.batch);
 }

@@ -1,6 +1,4 @@
-// A loader whose threads live as long as it does, and the way to the device.
-//
-// B images in a batch, H W height and width of the network's input.
+// The data loader: worker threads that make batches in the background, and the copy of batches to the device.
 #pragma once
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -24,45 +22,51 @@
 
 namespace yolox {
 
-// Makes batches ahead of their use, in order, by threads that live as long as the loader. `make` draws the
-// image of a position into the batch (H x W, what is there before is of no value) and gives the rest;
-// positions run from `first` to `end`, `batch` at a time, the last batch may be smaller. What an item holds
-// may depend on its position alone: then the number of threads changes nothing. An exception in a thread
-// comes out of the next() that would have given its batch.
+// Makes batches in advance and returns them in order. The worker threads live as long as the loader.
+// make(position, image) writes the pixels of one sample to `image` ([H, W, 3], uninitialised) and returns the
+// Item. Worker threads call it concurrently. Its result must depend on the position only, so that the number
+// of threads does not change the batches. If it throws, next() rethrows the exception for that batch.
 class Loader {
  public:
   using Make = std::function<Item(int64_t position, Image& image)>;
 
-  // stride: positions from the beginning of a batch to that of the next, where this loader has its share of a
-  // larger batch; 0: they follow one another. ahead: batches in the making or waiting.
+  // first, end: the positions are first <= position < end. batch: images per batch; the last batch may be
+  // smaller. size: width and height of the images in pixels. threads: worker threads. pinned: allocate images
+  // in pinned memory. stride: distance between the first positions of two batches, for a rank that loads its
+  // part of a larger batch; 0 means `batch`. ahead: maximum number of unfinished and waiting batches.
   Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, bool pinned,
          int64_t stride = 0, size_t ahead = 3);
   ~Loader() { end_workers(); }
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
+  // Returns true after the last batch.
   bool done();
-  // next() would not wait.
+  // Returns true if next() would return without waiting.
   bool ready();
 
+  // Waits for the next batch and returns it. Throws after the last batch, or the exception of make().
   Batch next();
 
  private:
+  // A batch in progress.
   struct Pending {
     Tensor images;
     std::vector<std::vector<Box>> boxes;
     std::vector<int64_t> indices;
     std::vector<Scale> scales;
-    int64_t first;
-    size_t taken = 0, missing;
-    std::exception_ptr error;
+    int64_t first;              // position of the first image
+    size_t taken = 0, missing;  // images that a worker has started; images that are not finished
+    std::exception_ptr error;   // the first exception of make()
   };
 
   void end_workers();
 
-  // Starts batches until enough are on their way. Called with the lock held.
+  // Appends batches to `pending` until there are `ahead`. The caller must hold the mutex, except in the
+  // constructor.
   void plan();
 
+  // Loop of a worker thread.
   void work();
 
   const Make make;
@@ -79,8 +83,8 @@ class Loader {
   std::vector<std::thread> workers;
 };
 
-// Batches of a loader on the device. With a GPU, the next batch is on its way, on a stream of its own, while
-// the current one is computed with.
+// Returns the batches of a loader on the device. On a GPU, the next batch is copied on a side stream while
+// the current batch is used.
 class DeviceLoader {
  public:
   DeviceLoader(Loader& loader, torch::Device device) : loader(loader), device(device) {}
@@ -88,10 +92,12 @@ class DeviceLoader {
   Batch next();
 
  private:
+  // A batch whose copy to the device has been started. `copied` is recorded after the copy.
   struct Sent {
     Batch batch;
     c10::Event copied;
   };
+  // Starts the copy of a batch on the side stream.
   Sent send(Batch batch);
 
   Loader& loader;

@@ -1,4 +1,4 @@
-// Multi-scale training: another input size every ten steps.
+// Multi-scale training: a new random input size every ten steps.
 #pragma once
 #include <torch/torch.h>
 
@@ -12,16 +12,16 @@
 
 namespace yolox {
 
-// The size of each step, drawn from (seed, step / 10) alone: it is the same on every rank and after a resume.
-// There are a dozen of them, so that what is chosen for each size (cuDNN's algorithms, cached memory) is
-// chosen a dozen times in a run.
+// The input size of each step. The size depends on (seed, step / 10) only, so that all ranks use the same
+// size, also after a resume. A run uses about a dozen sizes. Each new size costs time once, because cuDNN
+// selects algorithms and the allocator caches memory per size.
 struct MultiScale {
-  ImageSize base{0, 0};    // of the first ten steps
-  int less = 0, more = 0;  // how far the height goes from there, in units of 32 pixels; both 0: base always
+  ImageSize base{0, 0};    // size of the first ten steps, pixels
+  int less = 0, more = 0;  // range of the height around `base`, in units of 32 pixels; 0, 0: fixed size
   int64_t seed = 0;
-  int smallest = 1;  // height in units of 32 pixels
+  int smallest = 1;  // minimum height in units of 32 pixels
 
-  // Official YOLOX draws from five less to five more, for nano and tiny from three less to seven more.
+  // Returns the size of a step. Official YOLOX uses 5 for `less` and `more`; nano and tiny use 3 and 7.
   ImageSize at(int64_t step) const {
     if (step < 10 || less + more == 0) return base;
     Rng rng(seed, ~uint64_t{0}, step / 10);
@@ -36,7 +36,7 @@ struct MultiScale {
   }
 };
 
-// Images and boxes of a batch to another input size.
+// Resizes the images ([B, 3, H, W] float) and the boxes of a batch to another input size.
 inline void resize_batch(Tensor& images, Targets& targets, ImageSize size) {
   const int64_t h = images.size(2), w = images.size(3);
   if (h == size.height && w == size.width) return;

@@ -57,7 +57,7 @@ Dataset packed_dataset(const std::shared_ptr<Packed>& file, const std::string& s
   source.name = concat(file->path, " (", split, ")");
   source.coco = parse_coco(file->get(split), source.name);
   ImageChecks checks;
-  std::vector<std::string_view> images;  // read out here: an LMDB transaction belongs to one thread
+  std::vector<std::string_view> images;  // read here, because an LMDB transaction belongs to one thread
   for (size_t i = 0; i < source.coco.images.size(); ++i) {
     const CocoImage& image = source.coco.images[i];
     images.push_back(file->get(image_key(split, i)));

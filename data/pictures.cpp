@@ -14,9 +14,10 @@ void draw_box(cv::Mat& image, const Box& box, const std::string& text) {
   const int side = std::max(image.cols, image.rows), thick = std::max(1, int(std::lround(side / 400.0)));
   const double font = std::max(0.35, side / 1400.0);
   const int pen = std::max(1, int(std::lround(1.2 * font)));
-  // Dark on bright colours, bright on dark ones; as bright as ITU-R BT.601 has it.
+  // Use black text on bright colours and white text on dark ones. Luma is that of ITU-R BT.601.
   const double luma = 0.114 * colour[0] + 0.587 * colour[1] + 0.299 * colour[2];
-  // A young network finds boxes of a billion pixels, whose frames OpenCV draws for minutes.
+  // Clamp the corners: an untrained network predicts boxes of a billion pixels, and OpenCV needs minutes to
+  // draw one.
   const auto near = [](double v, int extent) {
     return int(std::lround(std::clamp(v, -1.0 * extent, 2.0 * extent)));
   };
@@ -100,7 +101,7 @@ Image draw_labels(const Dataset& data) {
     text(std::to_string(counts[c]), 135 + length, y + int(step * 0.6), font);
   }
 
-  // Two densities, darker where there are more (on a scale of logarithms).
+  // Draws a 2-D histogram with a logarithmic grey scale; dark means many boxes.
   const auto density = [&](int left, const std::string& title, auto point) {
     constexpr int kCells = 80;
     cv::Mat cells = cv::Mat::zeros(kCells, kCells, CV_32F);

@@ -1,5 +1,4 @@
-// Pictures for people: boxes with their names, a batch as the network sees it, and what the labels of a data
-// set are like.
+// Drawings for users: boxes with labels, the images of a batch, and statistics of the annotations.
 #pragma once
 #include <torch/torch.h>
 
@@ -13,10 +12,11 @@
 
 namespace yolox {
 
-// Hues a golden angle apart: the same for a class in every picture, and neighbours differ.
+// Returns the BGR colour of a class. Hues are a golden angle apart, so that consecutive classes differ
+// clearly.
 cv::Scalar class_colour(int cls);
 
-// A box in pixels of the picture, with its text above it, or inside where there is no room.
+// Draws a box, in pixels of the image. The text is above the box, or inside if there is no space above.
 void draw_box(cv::Mat& image, const Box& box, const std::string& text);
 
 struct DrawnBox {
@@ -24,20 +24,23 @@ struct DrawnBox {
   std::string text;
 };
 
-// Up to 16 images of a batch, [B, H, W, 3] uint8, with their boxes, four to a row.
+// Draws the first 16 images of a batch, [B, H, W, 3] uint8, with their boxes, in rows of four.
 Image draw_batch(const Tensor& batch, const std::vector<std::vector<DrawnBox>>& boxes);
 
-// The boxes to learn.
+// Returns the ground-truth boxes of each image, labelled with their class names.
 std::vector<std::vector<DrawnBox>> drawn(const Targets& targets, const std::vector<std::string>& classes);
 
-// The boxes found, rows x1, y1, x2, y2, objectness, class score, class: those with a score of 0.25 or more.
+// Returns the detections of each image with a score of at least 0.25, labelled with class name and score.
+// found: per image [D, 7] with x1, y1, x2, y2, objectness, class score, class.
 std::vector<std::vector<DrawnBox>> drawn(const std::vector<Tensor>& found,
                                          const std::vector<std::string>& classes);
 
-// Boxes per class, where in their images their centres are, and how large they are in parts of the image.
+// Draws the number of boxes per class, the density of box centres, and the density of box sizes. Centres and
+// sizes are relative to the image size.
 Image draw_labels(const Dataset& data);
 
-// False where the file cannot be written; a picture is not worth ending a run for.
+// Writes an image file. Returns false if the file cannot be written. Does not throw, because a missing
+// drawing must not end a run.
 bool save_picture(const std::string& path, const Image& image);
 
 }  // namespace yolox

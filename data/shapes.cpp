@@ -49,7 +49,7 @@ void paint_background(Dice& rng, cv::Mat_<cv::Vec3b>& image) {
   const cv::Vec2d dir = rng.direction();
   const double period = rng.uniform(10, 60);  // px
   const int kind = rng.randint(0, 5);
-  const double fine = 3 / period;  // knots per px of the smaller clouds
+  const double fine = 3 / period;  // grid points per pixel of the finer noise
   cv::Mat_<double> grid(int(image.rows * fine) + 2, int(image.cols * fine) + 2);
   for (double& knot : grid) knot = rng.uniform(0, 1);
   for (int y = 0; y < image.rows; y++) {
@@ -71,7 +71,7 @@ void paint(Dice& rng, Shape& item, int id, cv::Mat_<cv::Vec3b>& image, cv::Mat_<
   const cv::Vec3i under = image(int(item.cy), int(item.cx));
   cv::Vec3i color;
   do color = rng.color();
-  while (cv::norm(color - under, cv::NORM_L1) < 170);  // else it would not be seen
+  while (cv::norm(color - under, cv::NORM_L1) < 170);  // the item must contrast with the background
   const cv::Vec3i second = rng.color_near(color, 40);
   const int texture = rng.bernoulli(0.5) ? kPlain : rng.randint(0, kNumTextures - 1);
   const double reach = kReach * item.radius * std::max(stretch, 1 / stretch) + 1;
@@ -80,7 +80,7 @@ void paint(Dice& rng, Shape& item, int id, cv::Mat_<cv::Vec3b>& image, cv::Mat_<
     for (int x = int(std::floor(item.cx - reach)); x <= item.cx + reach; x++) {
       const double dx = x + 0.5 - item.cx, dy = y + 0.5 - item.cy;
       const double u = (dx * dir[0] + dy * dir[1]) / ax, v = (dy * dir[0] - dx * dir[1]) / ay;
-      const double edge = item.outline(u, v) * item.radius;  // px from the edge
+      const double edge = item.outline(u, v) * item.radius;  // signed distance from the edge, pixels
       if (edge >= 0.5) continue;
       item.pixels += edge < 0;
       if (x < 0 || y < 0 || x >= image.cols || y >= image.rows) continue;
@@ -108,15 +108,15 @@ std::vector<Shape> compose(Dice& rng, int width, int height) {
       item.cls = only_class >= 0 ? only_class : rng.randint(0, kNumClasses - 1);
       item.outline = kClasses[item.cls].outline;
       item.radius = side * (large && i == 0 ? 0.3 + 0.2 * u : crowd ? 0.02 + 0.08 * u : 0.04 + 0.22 * u);
-      item.depth = item.radius = std::max(item.radius, kMinRadius);  // small ones stay in sight
+      item.depth = item.radius = std::max(item.radius, kMinRadius);  // smaller objects are in front
     } else {
       item.cls = -1;
       item.outline = kDistractors[rng.randint(0, int(std::size(kDistractors)) - 1)];
       item.radius = side * (0.04 + 0.2 * u * u);
       item.depth = item.radius * rng.uniform(0, 1);
     }
-    const double margin = item.radius * (rng.bernoulli(0.2) ? 0.2 : 0.95);  // some are cut by the border
-    for (int attempt = 0; attempt < 4; attempt++) {                         // to find a place of its own
+    const double margin = item.radius * (rng.bernoulli(0.2) ? 0.2 : 0.95);  // 20 % may cross the image border
+    for (int attempt = 0; attempt < 4; attempt++) {                         // four attempts to avoid overlap
       item.cx = rng.uniform(margin, width - margin);
       item.cy = rng.uniform(margin, height - margin);
       const auto near = [&](const Shape& b) {
@@ -142,7 +142,7 @@ std::vector<Box> find_boxes(std::vector<Shape>& items, cv::Mat_<uint8_t>& mask) 
     }
   }
   std::vector<Box> boxes;
-  std::vector<uint8_t> number = {0};  // old -> new
+  std::vector<uint8_t> number = {0};  // old mask value -> new mask value
   for (const Shape& item : items) {
     const bool sliver = std::min(item.x2 - item.x1, item.y2 - item.y1) < kMinSide;
     const bool boxed = item.cls >= 0 && !sliver && item.visible >= kMinVisible * item.pixels;
@@ -159,7 +159,7 @@ void develop(Dice& rng, cv::Mat_<cv::Vec3b>& image) {
   for (cv::Vec3b& pixel : image) {
     uint64_t bits = rng.next();
     for (int k = 0; k < 3; k++, bits >>= 16) {
-      const int noise = int(bits & 255) - int(bits >> 8 & 255);  // triangular
+      const int noise = int(bits & 255) - int(bits >> 8 & 255);  // triangular distribution
       const int level = 128 * 256 + (pixel[k] - 128) * contrast + brightness * 256 + noise * grain;
       pixel[k] = uint8_t(std::clamp(level / 256, 0, 255));
     }

@@ -1,9 +1,10 @@
-// shapes: the data set that needs no files. Scenes of plain shapes with exact boxes, drawn on the fly, to try
-// a detector within minutes. Colour and texture tell nothing about the class, only the outline does.
+// The synthetic data set `shapes`, which needs no files. Scenes of simple shapes with exact bounding boxes
+// are rendered on the fly, to try a detector within minutes. The class depends on the outline only, not on
+// colour or texture.
 //
-// A scene is a function of (seed, split, index) alone, the same on every machine: random numbers are those of
-// augment.hpp, outlines are implicit functions taken at the centre of each pixel without sin or exp, and
-// blending is in integers, without OpenCV's drawing.
+// A scene depends on (seed, split, index) only and is bit-identical on every machine: random numbers come
+// from base/random.hpp, outlines are implicit functions evaluated at pixel centres without sin or exp, and
+// blending uses integers instead of OpenCV's drawing functions.
 #pragma once
 #include <algorithm>
 #include <climits>
@@ -21,18 +22,18 @@ namespace yolox {
 
 struct ShapesScene {
   cv::Mat_<cv::Vec3b> image;  // BGR
-  cv::Mat_<uint8_t> mask;     // of each pixel: 1 + index into boxes of the object seen there, or 0
-  std::vector<Box> boxes;     // extents of the visible pixels: columns x1 <= x < x2, rows y1 <= y < y2
+  cv::Mat_<uint8_t> mask;     // instance mask: 1 + index into `boxes` of the visible object, else 0
+  std::vector<Box> boxes;     // bounding boxes of the visible pixels: x1 <= x < x2, y1 <= y < y2
 };
 
 namespace shapes_detail {
 
-constexpr double kMinVisible = 0.3;  // share of an object's pixels that must be seen for it to have a box
-constexpr int kMinSide = 5;          // px, shorter boxes (slivers behind something else) are left out
-constexpr double kMinRadius = 5;     // px: the smallest shapes have boxes of about 8 px
-constexpr double kReach = 1.2;       // no outline leaves the circle of this radius
+constexpr double kMinVisible = 0.3;  // minimum visible fraction of an object that gets a box
+constexpr int kMinSide = 5;          // minimum box side in pixels; drops slivers of occluded objects
+constexpr double kMinRadius = 5;     // minimum radius in pixels; the smallest boxes are about 8 pixels wide
+constexpr double kReach = 1.2;       // every outline lies inside the circle of this radius
 
-// The random numbers of a scene, and what is drawn from them often.
+// Random number generator of a scene, with helpers for directions and colours.
 struct Dice : Rng {
   using Rng::Rng;
   int randint(int lo, int hi) { return int(Rng::randint(lo, hi)); }
@@ -41,7 +42,8 @@ struct Dice : Rng {
   cv::Vec3i color() { return color_near({128, 128, 128}, 128); }
 };
 
-// The edge of a shape of radius about 1: below 0 inside, with a slope of about 1 where it crosses 0.
+// Signed distance function of a shape with a radius of about 1: negative inside, with a slope of about 1 at
+// the edge.
 using Outline = double (*)(double x, double y);
 
 struct ShapeClass {
@@ -54,10 +56,10 @@ inline double slab(double x, double y, double half_w, double half_h) {
   return std::max(std::abs(x) - half_w, std::abs(y) - half_h);
 }
 
-// Regular pentagram: where at most one of the five half planes that its lines bound is left.
+// Regular pentagram: the points that are outside of at most one of its five half planes.
 double star(double x, double y);
 
-// To add a class, add a line.
+// The classes of the data set. A new line adds a class.
 constexpr ShapeClass kClasses[] = {
     {"circle", [](double x, double y) { return length(x, y) - 1; }},
     {"ring", [](double x, double y) { return std::abs(length(x, y) - 0.75) - 0.25; }},
@@ -69,7 +71,7 @@ constexpr ShapeClass kClasses[] = {
 };
 constexpr int kNumClasses = int(std::size(kClasses));
 
-// What must not be detected: line, bar, arc, corner, blob.
+// Distractors without annotation: line, bar, arc, corner, blob.
 constexpr Outline kDistractors[] = {
     [](double x, double y) { return slab(x, y, 1, 0.03); },
     [](double x, double y) { return slab(x, y, 1, 0.14); },
@@ -78,47 +80,52 @@ constexpr Outline kDistractors[] = {
     [](double x, double y) { return std::min(length(x - 0.4, y) - 0.6, length(x + 0.4, y + 0.3) - 0.5); },
 };
 
-// One thing to draw: an outline turned, stretched and moved, and what became of it.
+// One object or distractor of a scene.
 struct Shape {
   Outline outline;
-  int cls;  // -1: a distractor
-  double radius, cx, cy, depth;
-  int pixels = 0, visible = 0;                     // all, and those inside the image with nothing in front
-  int x1 = INT_MAX, y1 = INT_MAX, x2 = 0, y2 = 0;  // extent of the visible ones
+  int cls;                                         // class id; -1 for a distractor
+  double radius, cx, cy, depth;                    // pixels; a smaller depth is in front
+  int pixels = 0, visible = 0;                     // area in pixels; visible area inside the image
+  int x1 = INT_MAX, y1 = INT_MAX, x2 = 0, y2 = 0;  // bounding box of the visible pixels
 };
 
 enum Texture { kPlain, kGradient, kStripes, kEdge, kNumTextures };
 
-// (1 - t) a + t b with t rounded to 1/256, clamped to [0, 1]
+// Returns (1 - t) a + t b. t is clamped to [0, 1] and rounded to 1/256.
 cv::Vec3i blend(const cv::Vec3i& a, const cv::Vec3i& b, double t);
 
-// 0..1..0 over one period, with flat tops
+// Periodic function with period 1 and values 0..1, flat at both extremes.
 inline double wave(double x) { return std::clamp(6 * std::abs(x - std::floor(x) - 0.5) - 1, 0.0, 1.0); }
 
-// Value noise: random numbers at the knots of a grid, one per unit square, smooth in between.
+// Value noise: random values at the points of a unit grid, with smooth interpolation.
 double clouds(const cv::Mat_<double>& grid, double x, double y);
 
-// Two similar colours in a pattern: plain, gradient, stripes, checker or (twice as often) clouds.
+// Paints the background with two similar colours in a pattern: plain, gradient, stripes, checkerboard or
+// value noise (twice as likely as the others).
 void paint_background(Dice& rng, cv::Mat_<cv::Vec3b>& image);
 
-// Draws the item over what is there, counts its pixels and writes `id` into those of the mask.
+// Draws an item on the image, counts its pixels and writes `id` to its pixels of the mask.
 void paint(Dice& rng, Shape& item, int id, cv::Mat_<cv::Vec3b>& image, cv::Mat_<uint8_t>& mask);
 
-// What is where: nothing, a crowd of small objects, one large object among others, or a few of any size.
+// Draws the layout of a scene: empty, many small objects, one large object with others, or a few objects of
+// any size. Returns the items from back to front.
 std::vector<Shape> compose(Dice& rng, int width, int height);
 
-// Boxes of the items that the mask has by number (from 1). Renumbers the mask as ShapesScene has it.
+// Returns the boxes of the items. In the mask, item i has the number i + 1. Renumbers the mask for
+// ShapesScene.
 std::vector<Box> find_boxes(std::vector<Shape>& items, cv::Mat_<uint8_t>& mask);
 
-// Brightness, contrast and grain of the camera, in 1/256ths.
+// Applies random contrast, brightness and camera noise, in integer arithmetic.
 void develop(Dice& rng, cv::Mat_<cv::Vec3b>& image);
 
 }  // namespace shapes_detail
 
+// Returns the class names.
 const std::vector<std::string>& shapes_classes();
 
-// Scene `index` (any number from 0) of split 0 (train) or 1 (val). Width and height are each within a quarter
-// of nominal_size. What is seen to less than 30 % has no box. Throws when an argument is out of range.
+// Renders scene `index` (from 0, without limit) of split 0 (train) or 1 (val). Width and height are each
+// nominal_size +-25 %, in pixels. Objects of which less than 30 % is visible have no box. Throws if an
+// argument is out of range. Thread-safe.
 ShapesScene draw_shapes(uint64_t seed, int split, int64_t index, int nominal_size = 256);
 
 }  // namespace yolox

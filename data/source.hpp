@@ -1,4 +1,4 @@
-// A split as its files say it, and what the readers of all formats share.
+// Annotations of a split as read from its files, and functions that the readers of all formats share.
 #pragma once
 #include <algorithm>
 #include <cctype>
@@ -27,31 +27,34 @@ namespace yolox {
 
 namespace fs = std::filesystem;
 
-// One split. VOC and YOLO: image ids are 1 + position, category ids are positions.
+// One split as read from its files. In VOC and YOLO, an image id is 1 + position and a category id is a
+// position.
 struct Source {
-  std::string name;  // for messages: the JSON file, "DIR (train)" or "data.yaml (train)"
-  CocoDataset coco;  // position of a category = class; annotations also of categories that are not there
-  std::vector<std::string> files;  // path of each image, parallel to coco.images; it may not exist
-  bool relative = false;           // YOLO: boxes (x, y top left, w, h) are in parts of the image's width and
-                                   // height, area is 0, and so are the sizes of the images
+  std::string name;                // for messages: the JSON file, "DIR (train)" or "data.yaml (train)"
+  CocoDataset coco;                // may contain annotations of unknown categories
+  std::vector<std::string> files;  // path of each image, parallel to coco.images; the file may not exist
+  // True for YOLO: boxes (x, y of the top left corner, w, h) are fractions of the image width and height, and
+  // the areas of boxes and the sizes of images are 0.
+  bool relative = false;
   std::vector<std::string> label_files;  // parallel to coco.images; empty for COCO
-  std::vector<int> lines;  // parallel to coco.annotations: line in its label file; empty for COCO
-  std::vector<std::pair<std::string, std::string>> problems;  // kind, line: unreadable, therefore left out
+  std::vector<int> lines;  // line in the label file, parallel to coco.annotations; empty for COCO
+  std::vector<std::pair<std::string, std::string>> problems;  // skipped files and lines: kind, text
 
-  // Where an annotation is written: "x.json: annotation 7 of image 3" or "labels/a.txt:4".
+  // Returns the position of an annotation: "x.json: annotation 7 of image 3" or "labels/a.txt:4".
   std::string where(size_t annotation) const;
 };
 
 struct Sources {
   Source train, val;
-  bool same = false;  // there is one split only and it serves as both; val is then a copy
+  bool same = false;  // true if the data set has one split only; `val` is then a copy of `train`
 };
 
 // ---- files and text
 
-// The bytes of a file without a byte order mark. Returns errno, 0 if all is well.
+// Reads a file into `text`, without a UTF-8 byte order mark. Returns 0, or errno if reading fails.
 int read_all(const std::string& path, std::string& text);
 
+// Returns the text of a file. Throws if the file is unreadable or contains a null byte (UTF-16, binary).
 std::string read_text(const std::string& path);
 
 inline bool is_folder(const fs::path& path, std::error_code ignored = {}) {
@@ -62,8 +65,8 @@ inline bool is_file(const fs::path& path, std::error_code ignored = {}) {
   return fs::is_regular_file(path, ignored);
 }
 
-// The entries of a folder in order, without those that begin with a dot: macOS puts a "._a.jpg" beside each
-// a.jpg. None where there is no such folder.
+// Returns the entries of a folder, sorted, or an empty list if the folder does not exist. Skips names that
+// begin with a dot, because macOS writes a "._a.jpg" beside each a.jpg.
 std::vector<fs::path> listing(const fs::path& folder, bool folders_only = false);
 
 std::string lower(std::string text);
@@ -74,19 +77,20 @@ inline bool has_extension(const fs::path& path, const std::set<std::string>& wan
 
 inline const std::set<std::string> kImages = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"};
 
-// The files of these extensions in a folder and below, sorted; none that begin with a dot. Links are
-// followed, each folder is entered once.
+// Returns the files with these extensions in a folder and its subfolders, sorted. Skips names that begin with
+// a dot. Follows symbolic links, but enters each folder only once. Throws if a folder cannot be listed.
 std::vector<std::string> files_under(const fs::path& folder, const std::set<std::string>& extensions);
 
-// The same by path without the folder and the extension.
+// Returns the same files as a map. The key is the path relative to `folder`, without the extension.
 std::map<std::string, std::string> names_under(const std::string& folder,
                                                const std::set<std::string>& extensions);
 
+// Replaces backslashes by slashes.
 std::string with_slashes(std::string path);
 
 std::string_view trimmed(std::string_view text);
 
-// Calls f(line, its number from 1) for all lines that are not blank, without the blanks around them.
+// Calls f(line, line number from 1) for each line that is not blank. The line is trimmed.
 template <class Function>
 void for_each_line(std::string_view text, Function f) {
   for (int number = 1; !text.empty(); ++number) {
@@ -96,33 +100,36 @@ void for_each_line(std::string_view text, Function f) {
   }
 }
 
-// The text as a finite number, whatever the locale; nothing if it is not one from end to end.
+// Parses a finite number, independently of the locale. Returns nothing if `text` is anything else.
 std::optional<double> number_of(std::string_view text);
 
-// For messages: short, on one line.
+// Quotes a text for a message: at most 60 bytes, with '?' in place of control characters.
 std::string in_quotes(std::string_view text);
 
 // ---- splits
 
-// The split that a file or folder is named after: "instances_val2017", "valid/x" -> "val"; the name itself if
-// it is none. Whole words count before parts of words: a data set may be called "latest".
+// Returns the split in the name of a file or folder ("instances_val2017", "valid/x" -> "val"), or `name`
+// itself if it contains no split. Whole words are tried before parts of words, because "latest" contains
+// "test".
 std::string split_name(const std::string& name);
 
-// What a data set has: what reads the split of each name.
+// The reader of each split of a data set, by the name of the split.
 using SplitReaders = std::map<std::string, std::function<Source()>>;
 
 // ---- VOC and YOLO: a label file for each image
 
+// Contents of one label file.
 struct Labels {
-  bool usable = false;  // else the image's objects are unknown, and it is left out
-  std::string image;    // VOC: <filename>
-  int width = 0, height = 0;
-  std::vector<CocoAnnotation> boxes;  // VOC: their categories are in `names`
-  std::vector<std::string> names;
-  std::vector<int> lines;
-  std::vector<std::pair<std::string, std::string>> problems;
+  bool usable = false;        // false if the objects of the image are unknown; the image is then skipped
+  std::string image;          // VOC: <filename> without folder
+  int width = 0, height = 0;  // pixels; 0 if unknown
+  std::vector<CocoAnnotation> boxes;                          // VOC: category_id is not set yet, see `names`
+  std::vector<std::string> names;                             // VOC: class name of each box
+  std::vector<int> lines;                                     // line of each box in the label file
+  std::vector<std::pair<std::string, std::string>> problems;  // kind, text
 };
 
+// Adds an image and its annotations to a split. Adds only the problems if the labels are not usable.
 void add_image(Source& source, const std::string& file, const std::string& label_file, const Labels& labels);
 
 }  // namespace yolox

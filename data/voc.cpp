@@ -7,7 +7,7 @@ Labels read_voc_xml(const std::string& path) {
   std::string text;
   ptrdiff_t seen = 0;
   int line = 1;
-  const auto go_to = [&](ptrdiff_t offset) {  // a byte that is not before the last one
+  const auto go_to = [&](ptrdiff_t offset) {  // updates `line`; offsets must not decrease
     offset = std::clamp(offset, seen, static_cast<ptrdiff_t>(text.size()));
     line += static_cast<int>(std::count(text.begin() + seen, text.begin() + offset, '\n'));
     seen = offset;
@@ -83,7 +83,7 @@ Source read_voc_split(Voc& voc, const std::string& split) {
     Labels& labels = voc.labels[xml];
     for (size_t i = 0; i < labels.boxes.size(); ++i)
       labels.boxes[i].category_id = voc.classes[labels.names[i]];
-    // <filename> comes second: it is often that of before a renaming
+    // Prefer the image named as the XML file, because <filename> is often wrong after a renaming.
     const std::string other = voc.images + "/" + (labels.image.empty() ? name + ".jpg" : labels.image);
     const auto image = images.find(name);
     add_image(source, image != images.end() ? image->second : other, xml, labels);
@@ -109,7 +109,7 @@ SplitReaders voc_splits(const fs::path& root) {
         Part part;
         if (is_file(list))
           for_each_line(read_text(list.string()), [&](std::string_view line, int) {
-            std::string name(line);  // "NAME" or "NAME 1"; a name may have blanks
+            std::string name(line);  // "NAME" or "NAME 1"; NAME may contain spaces
             if (!all.count(name)) name = name.substr(0, name.find_first_of(" \t"));
             part[name] = all.count(name) ? all.at(name) : (xmls / (name + ".xml")).string();
           });

@@ -1,4 +1,4 @@
-// Pascal VOC data sets: an XML file for each image.
+// Reader of Pascal VOC data sets: one XML file per image.
 #pragma once
 #include <algorithm>
 #include <filesystem>
@@ -17,22 +17,26 @@
 
 namespace yolox {
 
-// One annotation file. Boxes are x = xmin, y = ymin, w = xmax - xmin, h = ymax - ymin, no +-1. Objects marked
-// difficult become crowds: evaluation does not count them, as in VOC, and training does not learn them.
+// Reads one annotation file. A box is x = xmin, y = ymin, w = xmax - xmin, h = ymax - ymin, without +-1.
+// Objects marked as difficult become crowds, so that evaluation ignores them, as in VOC, and training does
+// not use them. Errors are in Labels::problems.
 Labels read_voc_xml(const std::string& path);
 
+// Files of a VOC data set.
 struct Voc {
-  std::string root, images;
-  std::map<std::string, std::map<std::string, std::string>> splits;  // name of an image -> its XML file
-  std::map<std::string, Labels> labels;    // of all splits, by XML file; read when a split is
-  std::map<std::string, int64_t> classes;  // of all splits, so that ids do not depend on which are chosen
+  std::string root, images;                                          // folders
+  std::map<std::string, std::map<std::string, std::string>> splits;  // split -> image name -> XML file
+  std::map<std::string, Labels> labels;  // contents of the XML files of all splits, read with the first split
+  std::map<std::string, int64_t> classes;  // classes of all splits, so that ids do not depend on the split
 };
 
+// Reads one split. The first call reads the label files of all splits. Throws if no file of the split is
+// usable.
 Source read_voc_split(Voc& voc, const std::string& split);
 
-// The splits of a folder with Annotations, JPEGImages (Kaggle: annotations, images) and lists in
-// ImageSets/Main, or with folders train, valid, test that have XML files beside images (Roboflow). None if it
-// is neither.
+// Finds the splits of a folder with Annotations, JPEGImages (Kaggle: annotations, images) and lists in
+// ImageSets/Main, or of a folder with train, valid and test that contain XML files beside the images
+// (Roboflow). Returns an empty map for any other folder.
 SplitReaders voc_splits(const fs::path& root);
 
 }  // namespace yolox

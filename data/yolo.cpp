@@ -55,7 +55,7 @@ YoloYaml read_data_yaml(const std::string& file) {
 std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& split) {
   std::vector<std::string> images;
   for (const std::string& entry : data.splits.at(split)) {
-    std::string inside = entry;  // Roboflow writes ../train/images for what is beside data.yaml
+    std::string inside = entry;  // Roboflow writes ../train/images for a folder beside data.yaml
     while (inside.rfind("../", 0) == 0) inside.erase(0, 3);
     fs::path place;
     for (const fs::path& p :
@@ -72,7 +72,7 @@ std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& sp
     for_each_line(read_text(place.string()), [&](std::string_view text, int) {
       const std::string line = with_slashes(std::string(text));
       fs::path file = data.root / line, other = place.parent_path() / line;
-      if (line.rfind("./", 0) == 0) file.swap(other);  // as in the lists of COCO for YOLO
+      if (line.rfind("./", 0) == 0) file.swap(other);  // "./" is relative to the list, as in COCO for YOLO
       images.push_back((is_file(other) && !is_file(file) ? other : file).lexically_normal().string());
     });
   }
@@ -107,7 +107,7 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
     for (size_t at = 0, end; (at = line.find_first_not_of(" \t", at)) != std::string_view::npos; at = end) {
       end = std::min(line.find_first_of(" \t", at), line.size());
       const auto value = number_of(line.substr(at, end - at));
-      numbers = numbers && value && std::abs(*value) < 1e6;  // they are parts of 1, or a class
+      numbers = numbers && value && std::abs(*value) < 1e6;  // a class id or a fraction of the image size
       v.push_back(value.value_or(0));
     }
     if (keypoints && v.size() > 5) v.resize(5);
@@ -173,7 +173,7 @@ std::string find_data_yaml(const std::string& data) {
     try {
       const YAML::Node yaml = YAML::Load(text);
       if (yaml.IsMap() && yaml["names"]) found.push_back(path.string());
-    } catch (const YAML::Exception&) {}  // a YAML file of something else
+    } catch (const YAML::Exception&) {}  // not the YAML file of a data set
   }
   check(found.size() <= 1, "--data ", data, " has several YAML files with names: ", listed(found),
         "; give one of them");

@@ -1,4 +1,4 @@
-// YOLO data sets: a data.yaml, and a text file for each image.
+// Reader of YOLO data sets: a data.yaml and one text file per image.
 #pragma once
 #include <yaml-cpp/yaml.h>
 #include <algorithm>
@@ -17,30 +17,33 @@ namespace yolox {
 
 struct YoloYaml {
   std::string file;
-  fs::path folder, root;  // of the file; what its entries are relative to
-  std::vector<std::string> names;
-  bool keypoints = false;                                  // lines go on after the box
-  std::map<std::string, std::vector<std::string>> splits;  // folders and lists of images
+  fs::path folder, root;                                   // folder of the file; base of relative paths
+  std::vector<std::string> names;                          // class names
+  bool keypoints = false;                                  // true: keypoints follow the box in each line
+  std::map<std::string, std::vector<std::string>> splits;  // split -> image folders and lists of images
 };
 
-// A data.yaml as docs.ultralytics.com/datasets/detect describes it. Throws where it is not.
+// Reads a data.yaml (docs.ultralytics.com/datasets/detect). Throws if the file does not have this format.
 YoloYaml read_data_yaml(const std::string& file);
 
-// The images in a folder or a list, sorted by path.
+// Returns the image files of a split, sorted by path. Throws if there are none.
 std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& split);
 
-// a/images/train/b.jpg -> a/labels/train/b.txt; beside the image where no folder is called images.
+// Returns the path of the label file of an image: a/images/train/b.jpg -> a/labels/train/b.txt. If no folder
+// is called images, the label file is beside the image.
 std::string yolo_label_file(const std::string& image);
 
-// Lines "class cx cy w h", or "class x1 y1 x2 y2 x3 y3 ..." (an outline; the box around it is read), in parts
-// of the image. No file: an image without objects.
+// Reads a label file. A line is "class cx cy w h", or "class x1 y1 x2 y2 x3 y3 ...": a polygon, of which the
+// bounding box is read. Coordinates are fractions of the image size. A missing file means an image without
+// objects. Errors are in Labels::problems.
 Labels read_yolo_txt(const std::string& path, bool keypoints);
 
 Source read_yolo_split(const YoloYaml& data, const std::string& split);
 
 SplitReaders yolo_splits(const std::string& file);
 
-// data.yaml or dataset.yaml, else the only YAML file that has names; "" if there is none.
+// Returns data.yaml or dataset.yaml of a folder, else its only YAML file with `names`, or "" if the folder
+// has none. Throws if several files have `names`.
 std::string find_data_yaml(const std::string& data);
 
 }  // namespace yolox

@@ -1,4 +1,4 @@
-// Boxes, and fitting pictures into the input size.
+// Bounding boxes, clipping and letterbox.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -13,49 +13,52 @@
 
 namespace yolox {
 
-// Grey of every pixel that no picture covers.
+// Padding value: the grey of every pixel that no image covers.
 constexpr uchar border_grey = 114;
 
-// OpenCV's own threads would compete with the workers, each of which already has a core. Call it first in
-// main(). (The OpenCL switch holds for the calling thread; others never turn it on as long as they use
-// cv::Mat only.)
+// Turns off OpenCV's threads and OpenCL. Call this function first in main(). OpenCV's threads would compete
+// with the worker threads of the data loader, which already use all cores. The OpenCL setting holds for the
+// calling thread only; other threads do not use OpenCL as long as they use cv::Mat and not cv::UMat.
 void opencv_single_thread();
 
+// Bounding box in pixels. Coordinates are pixel edges: an image of width W spans 0..W.
 struct Box {
   double x1, y1, x2, y2;
   int cls;  // 0..classes-1
 };
 
+// An image with its boxes. The number of boxes is not limited.
 struct Sample {
   Image image;
-  std::vector<Box> boxes;  // as many as there are: nothing here cuts the list
+  std::vector<Box> boxes;
 };
 
 inline bool has_area(const Box& b) { return b.x2 > b.x1 && b.y2 > b.y1; }
 
-// An annotation's corner, width and height -> the box inside a picture of this size; nothing if none is left.
-// official_quirks: width and height count from the corner already cut, and a box without width or height
-// stays.
+// Clips a box, given as x, y (top left corner), w, h, to an image of this size. Returns nothing if the
+// clipped box has no area. official_quirks: as official YOLOX, adds width and height to the corner after
+// clipping the corner, and keeps boxes without area.
 std::optional<Box> clip_box(double x, double y, double w, double h, int cls, cv::Size size,
                             bool official_quirks);
 
 struct Fit {
   cv::Size size;
-  Scale scale;  // the factors to it
+  Scale scale;  // from the original size to `size`
 };
 
-// The largest size with the picture's shape that fits into `room`. truncate: as official YOLOX rounds, the
-// factor that of before rounding.
+// Returns the largest size with the aspect ratio of the image that fits into `room`. truncate: as official
+// YOLOX, truncates the size instead of rounding, and returns the scale before truncation.
 Fit fit_into(cv::Size picture, cv::Size room, bool truncate);
 
 struct Letterbox {
   Image image;
-  Scale scale;  // a box found in `image`, divided by this, is a box in the original
+  Scale
+      scale;  // from the original image to `image`; divide a box of `image` by `scale` to undo the letterbox
 };
 
-// Fitted into the top left corner of a grey picture of this size: all that evaluation does to a picture, as
-// official YOLOX does it: AP compares.
-// Shares pixels if nothing is to do.
+// Letterbox: resizes an image to fit into `size`, places it at the top left, and pads with grey. This is the
+// only transform in evaluation. It equals that of official YOLOX, so that AP values are comparable. The
+// result shares the pixels of `image` if the image already has this size.
 Letterbox letterbox(const Image& image, cv::Size size);
 
 }  // namespace yolox

@@ -65,13 +65,13 @@ bool only_whole(const jpeg_decompress_struct& info) {
         c.v_samp_factor * c.DCT_scaled_size == info.max_v_samp_factor * info.min_DCT_scaled_size;
     if (c.DCT_scaled_size != info.min_DCT_scaled_size && !full_size) return true;
     for (int k = 1; info.progressive_mode && k < 10; ++k)
-      if (info.coef_bits[i][k] != 0) return true;  // coefficient k has bits that are not known
+      if (info.coef_bits[i][k] != 0) return true;  // some bits of coefficient k are not in the file
   }
   return false;
 }
 
 std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
-  constexpr int kBorder = 16;  // the widest block row or column that smoothing looks into
+  constexpr int kBorder = 16;  // chroma smoothing reads at most one neighbouring block of 16 pixels
   JpegErrors errors;
   Decompress info(errors);
   if (setjmp(errors.back)) return errors.text;
@@ -167,7 +167,7 @@ Piece decode_piece(std::string_view bytes, const std::string& path, const cv::Re
       const cv::Size upright = jpeg.upright();
       cv::Rect stored = inside(upright);
       if (reduction > 8)
-        stored = {{0, 0}, upright};  // what is reduced further must be cut in the same places
+        stored = {{0, 0}, upright};  // the further reduction must have the same pixel grid for every part
       if (image_detail::flipped_x(o)) stored.x = upright.width - stored.x - stored.width;
       if (image_detail::flipped_y(o)) stored.y = upright.height - stored.y - stored.height;
       if (turned) stored = {stored.y, stored.x, stored.height, stored.width};
@@ -176,7 +176,7 @@ Piece decode_piece(std::string_view bytes, const std::string& path, const cv::Re
       error = image_detail::read_jpeg(bytes, jpeg);
       check_image(error.empty(), path, " cannot be decoded: ", error);
       cv::Rect got(jpeg.decoded.tl() * r,
-                   jpeg.decoded.size() * r);  // in pixels as stored, perhaps beyond the edge
+                   jpeg.decoded.size() * r);  // in stored pixels; may exceed the image
       if (turned) got = {got.y, got.x, got.height, got.width};
       if (image_detail::flipped_x(o)) got.x = upright.width - got.x - got.width;
       if (image_detail::flipped_y(o)) got.y = upright.height - got.y - got.height;
@@ -212,7 +212,7 @@ uint32_t big_endian(const char* bytes) {
 cv::Size png_size(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   cv::Size size;
-  char chunk[20];  // length, kind, and of the first one width and height; then the checksum
+  char chunk[20];  // length and type of a chunk; in the first chunk (IHDR) width and height follow
   for (int64_t at = 8; file.seekg(at) && file.read(chunk, at == 8 ? 20 : 12);
        at += 12 + int64_t(big_endian(chunk))) {
     const std::string_view kind(chunk + 4, 4);
@@ -232,7 +232,7 @@ cv::Size image_size(const std::string& path) {
     char tail[2];
     return file.seekg(-2, std::ios::end) && file.read(tail, 2) && tail[0] == '\xFF' && tail[1] == '\xD9';
   };
-  for (const size_t limit : {size_t(1) << 12, size_t(1) << 17}) {  // EXIF with a preview needs more
+  for (const size_t limit : {size_t(1) << 12, size_t(1) << 17}) {  // EXIF with a thumbnail needs up to 64 KB
     const std::string head = read_bytes(path, limit);
     if (image_detail::is_png(head)) {
       const cv::Size size = image_detail::png_size(path);

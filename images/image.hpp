@@ -1,6 +1,6 @@
-// Pictures from files: whole and upright, 8 bits, BGR, or an error that names the file. Of a JPEG only the
-// part that is asked for is decoded, at the size it is asked for. OpenCV returns a picture for a JPEG that
-// was cut off; here that is an error.
+// Folder images/: decoding of image files, bounding boxes, letterbox, and the pixel loops of augmentation.
+// This file: image files to 8-bit BGR images, rotated by their EXIF tag. Of a JPEG only the requested region
+// is decoded, at the requested scale. A truncated file is an error, although OpenCV returns an image for it.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -24,9 +24,9 @@
 
 namespace yolox {
 
-// A picture: BGR, uint8; as every cv::Mat a reference, copies share pixels. A plain cv::Mat_<cv::Vec3b>
-// accepts float pictures and converts them: one in 0..1 turns black. Here that does not compile, or throws if
-// untyped.
+// An 8-bit BGR image. Copies share pixels, as copies of cv::Mat do. A plain cv::Mat_<cv::Vec3b> converts
+// float images silently, so that an image in 0..1 becomes black. For this type such a conversion does not
+// compile, or throws if the source is an untyped cv::Mat.
 struct Image : cv::Mat_<cv::Vec3b> {
   using Pixels = cv::Mat_<cv::Vec3b>;
   Image() = default;
@@ -40,19 +40,20 @@ struct Image : cv::Mat_<cv::Vec3b> {
   static const cv::Mat& checked(const cv::Mat& mat);
 };
 
+// Scale factors of width and height from an image to its resized copy.
 struct Scale {
-  double x, y;  // from the pixels of a picture to those of its resized copy
+  double x, y;
 };
 
-// A part of a picture, perhaps reduced: position p in the picture (pixel edges: it spans 0..width) is
-// (p - origin) * scale in `image`.
+// A region of an image, possibly at a smaller scale. A position p of the original image (pixel edges:
+// 0..width) is at (p - origin) * scale in `image`.
 struct Piece {
   Image image;
   Scale scale{1, 1};
   cv::Point2d origin{0, 0};
 };
 
-// A picture that is missing, damaged or no picture. The text names the file.
+// Error for an image file that is missing, damaged or not an image. The message contains the file name.
 struct ImageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -63,7 +64,8 @@ void check_image(bool ok, const Parts&... parts) {
 
 namespace image_detail {
 
-// A header that claims more is damaged or hostile. OpenCV's limit too.
+// Returns true if a size from a file header is plausible: at most 2^30 pixels, the limit of OpenCV. A larger
+// size means a damaged or malicious file.
 inline bool is_size(int64_t width, int64_t height) {
   return width > 0 && height > 0 && width * height <= 1 << 30;
 }
@@ -71,17 +73,19 @@ inline bool is_size(int64_t width, int64_t height) {
 inline bool is_jpeg(std::string_view bytes) { return bytes.substr(0, 3) == "\xFF\xD8\xFF"; }
 inline bool is_png(std::string_view bytes) { return bytes.substr(0, 8) == "\x89PNG\r\n\x1A\n"; }
 
-// EXIF orientation (1..8) of the payload of an APP1 marker, 1 where it has none. EXIF 2.3, section 4.6.
+// Returns the EXIF orientation (1..8) in the payload of an APP1 marker, or 1 if the payload has none. EXIF
+// 2.3, section 4.6.
 int exif_orientation(std::string_view app1);
 
-// From 5 on height and width change places, before the flips.
+// Orientations 5..8 transpose the image before the flips.
 inline bool transposed(int orientation) { return orientation >= 5; }
 inline bool flipped_x(int o) { return o == 2 || o == 3 || o == 6 || o == 7; }
 inline bool flipped_y(int o) { return o == 3 || o == 4 || o == 7 || o == 8; }
 void turn_upright(cv::Mat& image, int orientation);
 
-// Errors of libjpeg, and its warning that the file ends too early: it would go on with grey. They end in
-// longjmp: between setjmp and it no object with a destructor may be born.
+// Error manager of libjpeg. Treats the warning about a premature end of file as an error, because libjpeg
+// would fill the rest of the image with grey. Errors call longjmp, so no object with a destructor may be
+// constructed between setjmp and a call of libjpeg.
 struct JpegErrors : jpeg_error_mgr {
   std::jmp_buf back;
   char text[JMSG_LENGTH_MAX] = "";
@@ -89,53 +93,59 @@ struct JpegErrors : jpeg_error_mgr {
   JpegErrors();
 };
 
-struct Decompress : jpeg_decompress_struct {  // destroyed also where OpenCV throws
+struct Decompress : jpeg_decompress_struct {  // the destructor also runs if OpenCV throws
   explicit Decompress(JpegErrors& errors);
   ~Decompress() { jpeg_destroy_decompress(this); }
 };
 
+// Input and output of read_jpeg(). "Stored" means before EXIF rotation.
 struct Jpeg {
-  // out
-  int width = 0, height = 0, orientation = 1;  // as stored, not yet turned
-  bool four_channels = false;                  // CMYK or YCCK: left to OpenCV
-  cv::Rect decoded;                            // the part in `pixels`, in reduced pixels, as stored
-  // in
+  // output
+  int width = 0, height = 0, orientation = 1;  // stored size in pixels; EXIF orientation
+  bool four_channels = false;                  // true for CMYK or YCCK, which OpenCV decodes
+  cv::Rect decoded;                            // region in `pixels`, in reduced stored pixels
+  // input
   int reduction = 1;  // 1, 2, 4 or 8
-  cv::Rect part;      // wanted, in pixels as stored; empty: the header only
-  cv::Mat pixels;     // out; on the way in it may have memory to use
+  cv::Rect part;      // requested region in stored pixels; empty: read the header only
+  cv::Mat pixels;     // output; its memory is reused if the size fits
 
   cv::Size upright() const {
     return transposed(orientation) ? cv::Size(height, width) : cv::Size(width, height);
   }
 };
 
-// True where libjpeg-turbo (2.1.5) gives a part other bits than the whole has: a progressive file without its
-// last scans, whose blocks are smoothed by what lies two blocks beside them; and a component that is both
-// decoded at a larger scale than the others and enlarged after it, as chroma of a quarter of the width is.
+// Returns true if the whole image must be decoded, because libjpeg-turbo (2.1.5) decodes a region to
+// different bits than the same region of the whole image. This happens in two cases. First, in a progressive
+// file without its last scans, libjpeg smooths each block with blocks up to two blocks away. Second, a
+// component can be decoded at a larger scale than the others and upsampled afterwards, for example chroma at
+// a quarter of the width.
 bool only_whole(const jpeg_decompress_struct& info);
 
-// Fills `jpeg`; an error comes back as text. What is decoded of a part has the same bits as in the whole: its
-// borders, where the smoothing of the chroma has no neighbour, are decoded but not among `decoded`.
+// Decodes the header, and the region jpeg.part if requested. Returns an error message, or "" on success. A
+// region has the same bits as in the whole image. A border around the region is decoded too and then cut off,
+// because chroma upsampling at the border needs neighbours.
 std::string read_jpeg(std::string_view bytes, Jpeg& jpeg);
 
-// Whether a PNG or JPEG has its end mark, a JPEG after its last scan: what it holds of EXIF has one too.
+// Returns true if a PNG or JPEG contains its end marker. In a JPEG the marker must follow the last scan,
+// because the thumbnail in the EXIF data has an end marker, too.
 bool has_end(std::string_view bytes);
 
-// Any format that OpenCV knows.
+// Decodes any format that OpenCV supports. Throws ImageError.
 Image decode_other(std::string_view bytes, const std::string& path);
 
 }  // namespace image_detail
 
-// The bytes of a file, the first `limit` of them.
+// Returns the first `limit` bytes of a file. Throws ImageError if the file is missing, empty or unreadable.
 std::string read_bytes(const std::string& path, size_t limit = std::string::npos);
 
-// `part` of a picture (in its pixels) with at least `scale` of its resolution, upright as its EXIF tag says.
-// What comes back is made of whole reduced pixels and may be larger than the part. expected: the size that it
-// had before; empty: not known.
+// Decodes the region `part` of an image, in pixels after EXIF rotation, at a scale of at least `scale`. The
+// result may be larger than `part`, because it consists of whole reduced pixels. expected: size of the image
+// when it was checked, or empty if unknown. Throws ImageError, also if the size differs from `expected`.
+// path: for error messages.
 Piece decode_piece(std::string_view bytes, const std::string& path, const cv::Rect& part, double scale,
                    cv::Size expected = {});
 
-// The whole picture.
+// Decodes the whole image.
 inline Image decode_image(std::string_view bytes, const std::string& path) {
   return decode_piece(bytes, path, {0, 0, 1 << 20, 1 << 20}, 1).image;
 }
@@ -144,15 +154,14 @@ namespace image_detail {
 
 uint32_t big_endian(const char* bytes);
 
-// Size of a PNG that is whole up to its end mark and has no EXIF tag, by which OpenCV would turn it; else an
-// empty size.
+// Returns the size of a complete PNG (with its end marker) from its header. Returns an empty size if the file
+// is truncated or has an EXIF tag, because OpenCV rotates such an image.
 cv::Size png_size(const std::string& path);
 
 }  // namespace image_detail
 
-// Width and height of the upright picture, from the header where that tells (JPEG, PNG), else by decoding. A
-// file that was cut off is found here too: a whole JPEG or PNG ends in its mark, and what does not is
-// decoded.
+// Returns the size of an image after EXIF rotation. Reads only the header of a JPEG or PNG that ends with its
+// end marker, and decodes any other file, so that a truncated file is found. Throws ImageError.
 cv::Size image_size(const std::string& path);
 
 }  // namespace yolox

@@ -1,5 +1,5 @@
-// The two loops over pixels that augmentation spends its time in: drawing a picture through an affine map,
-// and colour jitter. Both write to where the pixels will be needed; both give the same bits on every machine.
+// The two pixel loops in which augmentation spends most of its time: affine warp and HSV jitter. Both write
+// directly to their destination, and both are bit-identical on every machine.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -16,20 +16,21 @@ namespace yolox {
 
 namespace pixels_detail {
 
-// Positions in pixels times 2^32.
+// Position in fixed point: pixels times 2^32.
 struct Position {
   int64_t x, y;
   Position at(int64_t i, const Position& step) const { return {x + i * step.x, y + i * step.y}; }
 };
 inline int64_t fixed(double pixels) { return std::llround(pixels * 0x1p32); }
 
-// One channel between four pixels. Weights in 1/128 along x and 1/256 along y; every step fits 16 bits.
+// Bilinear interpolation of one channel. Weights are in 1/128 along x and 1/256 along y, so that every
+// intermediate value fits 16 bits.
 inline uchar bilinear(int top_left, int top_right, int left, int right, int wx, int wy) {
   const int a = top_left * (128 - wx) + top_right * wx, b = left * (128 - wx) + right * wx;
   return uchar((a + (((b - a) * wy + 128) >> 8) + 64) >> 7);
 }
 
-// A pixel at any position; outside of the image its edge goes on.
+// Samples one pixel at any position. Positions outside of the image use the nearest edge pixel.
 inline void sample_pixel(const Image& image, Position p, uchar* out) {
   const int x = int(p.x >> 32), y = int(p.y >> 32);
   const auto column = [&](int i) { return 3 * std::clamp(i, 0, image.cols - 1); };
@@ -41,7 +42,8 @@ inline void sample_pixel(const Image& image, Position p, uchar* out) {
         bilinear(top[l + c], top[r + c], low[l + c], low[r + c], int(p.x >> 25 & 127), int(p.y >> 24 & 255));
 }
 
-// n pixels, each with all of its neighbours inside the image and one more column to their right.
+// Samples n pixels of a row. All four neighbours of each pixel, and one more column to their right, must be
+// inside the image.
 inline void sample_row_plain(const Image& image, Position p, Position step, uchar* out, int n) {
   const size_t stride = image.step;
   for (int i = 0; i < n; ++i, out += 3, p = p.at(1, step)) {
@@ -52,7 +54,7 @@ inline void sample_row_plain(const Image& image, Position p, Position step, ucha
   }
 }
 #if defined(__x86_64__)
-// The same two pixels at a time.
+// Same as sample_row_plain(), two pixels at a time.
 __attribute__((target("ssse3"))) inline void sample_row_ssse3(const Image& image, Position p, Position step,
                                                               uchar* out, int n) {
   const size_t stride = image.step;
@@ -61,9 +63,9 @@ __attribute__((target("ssse3"))) inline void sample_row_ssse3(const Image& image
                               _mm_loadl_epi64(reinterpret_cast<const __m128i*>(b)));
   };
   const __m128i pairs =
-      _mm_setr_epi8(0, 3, 1, 4, 2, 5, 6, 7, 8, 11, 9, 12, 10, 13, 14, 15);  // left, right by channel
+      _mm_setr_epi8(0, 3, 1, 4, 2, 5, 6, 7, 8, 11, 9, 12, 10, 13, 14, 15);  // pairs (left, right) per channel
   int i = 0;
-  for (; i + 2 < n; i += 2, out += 6) {  // the last pixel is left: four bytes are written for three
+  for (; i + 2 < n; i += 2, out += 6) {  // stops before the last pixel: each store writes 4 bytes, not 3
     const Position q = p.at(1, step);
     const uchar* a = image.ptr() + size_t(p.y >> 32) * stride + 3 * size_t(p.x >> 32);
     const uchar* b = image.ptr() + size_t(q.y >> 32) * stride + 3 * size_t(q.x >> 32);
@@ -72,8 +74,8 @@ __attribute__((target("ssse3"))) inline void sample_row_ssse3(const Image& image
         _mm_unpacklo_epi64(_mm_set1_epi16(short(128 - 255 * ax)), _mm_set1_epi16(short(128 - 255 * bx)));
     const __m128i wy = _mm_unpacklo_epi64(_mm_set1_epi16(short((p.y >> 24 & 255) << 7)),
                                           _mm_set1_epi16(short((q.y >> 24 & 255) << 7)));
-    // Pixels reach 255, so they are the operand without sign; weights reach 128, which as a signed byte there
-    // is only below zero: these are bytes ax - 128 and -ax, and top and low come out negated.
+    // Pixels are the unsigned operand. The weights are signed bytes, which cannot represent +128. Therefore
+    // the weights are negated (ax - 128 and -ax), and so are `top` and `low`.
     const __m128i top = _mm_maddubs_epi16(_mm_shuffle_epi8(load(a, b), pairs), wx);
     const __m128i low = _mm_maddubs_epi16(_mm_shuffle_epi8(load(a + stride, b + stride), pairs), wx);
     __m128i s = _mm_sub_epi16(_mm_mulhrs_epi16(_mm_sub_epi16(top, low), wy), top);
@@ -98,8 +100,8 @@ inline void sample_row(const Image& image, Position p, Position step, uchar* out
 struct Span {
   int from, to;
 };
-// Where lo <= a * x + b < hi for whole x, inside `in`. Two spans that meet at a value meet without gap or
-// overlap.
+// Returns the integers x of `in` with lo <= a * x + b < hi. Adjacent intervals [lo, hi) give adjacent spans,
+// without gap or overlap.
 inline Span solve(double a, double b, double lo, double hi, Span in) {
   if (std::abs(a) < 1e-12) return b >= lo && b < hi ? in : Span{in.from, in.from};
   const double first = a > 0 ? std::ceil((lo - b) / a) : std::floor((hi - b) / a) + 1;
@@ -110,9 +112,9 @@ inline Span solve(double a, double b, double lo, double hi, Span in) {
 
 }  // namespace pixels_detail
 
-// Draws a picture into `out` where canvas_of_out puts a pixel's centre inside `shown`. Both maps take
-// positions in `out`: to those of the picture, and to those of the canvas on which the picture lies.
-// Bilinear; pixel edges.
+// Warps an image into `out` with bilinear interpolation. Writes the pixels of `out` whose centres
+// canvas_of_out maps into the rectangle `shown`. Both matrices map positions (pixel edges) of `out`:
+// picture_of_out to the image, canvas_of_out to the canvas on which the image lies.
 inline void draw_picture(Image& out, const Piece& piece, const cv::Matx23d& picture_of_out,
                          const cv::Matx23d& canvas_of_out, const cv::Rect2d& shown) {
   using namespace pixels_detail;
@@ -126,11 +128,12 @@ inline void draw_picture(Image& out, const Piece& piece, const cv::Matx23d& pict
     Span span = solve(c(0, 0), at_first(c, 0), shown.x, shown.x + shown.width, {0, out.cols});
     span = solve(c(1, 0), at_first(c, 1), shown.y, shown.y + shown.height, span);
     if (span.from >= span.to) continue;
-    // The origin lies on a whole reduced pixel: taken off after rounding, a part gives the bits of the whole.
+    // The origin is a multiple of a reduced pixel. Subtract it after rounding, so that a region gives the
+    // same bits as the whole image.
     const Position first{fixed(at_first(p, 0) * piece.scale.x - 0.5) - fixed(piece.origin.x * piece.scale.x),
                          fixed(at_first(p, 1) * piece.scale.y - 0.5) - fixed(piece.origin.y * piece.scale.y)};
-    // The part whose neighbours are all inside: found in reals, then made sure of in the numbers that are
-    // used.
+    // Span of pixels whose neighbours are all inside the image: computed in floating point, then corrected
+    // with the fixed-point positions that are used for sampling.
     const auto inside = [&](int x) {
       const Position q = first.at(x, step);
       return q.x >= 0 && q.x >> 32 < image.cols - 2 && q.y >= 0 && q.y >> 32 < image.rows - 1;
@@ -146,7 +149,7 @@ inline void draw_picture(Image& out, const Piece& piece, const cv::Matx23d& pict
   }
 }
 
-// image = mean of both, rounded.
+// Replaces `image` by the rounded mean of both images, which must have the same size.
 __attribute__((optimize("O3"))) inline void mix(Image& image, const Image& other) {
   const int n = 3 * image.cols;
   for (int y = 0; y < image.rows; ++y) {
@@ -156,14 +159,14 @@ __attribute__((optimize("O3"))) inline void mix(Image& image, const Image& other
   }
 }
 
-// Adds to hue (units of 2 degrees, going round), saturation and value (of 255, stopping at both ends). Greys
-// count as red, as in OpenCV.
+// HSV jitter, in place: adds to hue (in units of 2 degrees, wraps around), saturation and value (clamped to
+// 0..255). count: number of BGR pixels. Grey pixels have the hue of red, as in OpenCV.
 #if defined(__x86_64__)
 __attribute__((target_clones("avx2", "default"), optimize("O3,no-trapping-math")))
 #endif
 inline void
 jitter(uchar* pixels, int64_t count, float hue, float saturation, float value) {
-  constexpr int kStrip = 64;  // a length that is known makes the compiler use vectors
+  constexpr int kStrip = 64;  // a constant length lets the compiler vectorise the loops
   float b[kStrip], g[kStrip], r[kStrip];
   uchar strip[3 * kStrip] = {};
   for (int64_t from = 0; from < count; from += kStrip) {
@@ -178,7 +181,7 @@ jitter(uchar* pixels, int64_t count, float hue, float saturation, float value) {
       const float blue = b[i], green = g[i], red = r[i];
       const float gr = green > red ? green : red, v = blue > gr ? blue : gr;
       const float gr_low = green < red ? green : red, low = blue < gr_low ? blue : gr_low, d = v - low;
-      const float over_d = 1 / (d > 0 ? d : 1);  // hue is in sixths of the circle
+      const float over_d = 1 / (d > 0 ? d : 1);  // hue is in units of 60 degrees
       const bool is_red = v == red, is_green = v == green;
       const float from = is_red ? green : is_green ? blue : red, to = is_red ? blue : is_green ? red : green;
       float h = (is_red ? 0.f : is_green ? 2.f : 4.f) + (from - to) * over_d + hue * (1 / 30.f);

@@ -21,9 +21,9 @@ void match_picture(const EvalGroundTruth* gts, size_t gt_count, const EvalDetect
     size_t gt;
     double iou;
   };
-  thread_local std::vector<Pair> pairs;     // those that can match at any threshold
-  thread_local std::vector<size_t> first;   // [D + 1] pairs of detection d: first[d] .. first[d + 1]
-  thread_local std::vector<uint16_t> used;  // [G] bit t: taken at threshold t
+  thread_local std::vector<Pair> pairs;     // pairs with an IoU of at least the lowest threshold
+  thread_local std::vector<size_t> first;   // [D + 1]; the pairs of detection d are first[d] .. first[d + 1]
+  thread_local std::vector<uint16_t> used;  // [G] bit t: matched at threshold t
   pairs.clear();
   first.assign(1, 0);
   for (size_t d = 0; d < det_count; ++d) {
@@ -40,7 +40,7 @@ void match_picture(const EvalGroundTruth* gts, size_t gt_count, const EvalDetect
     used.assign(gt_count, 0);
     for (size_t d = 0; d < det_count; ++d) {
       const bool outside = !in_area(dets[d].box->w * dets[d].box->h, area);
-      if (first[d] == first[d + 1]) {  // most detections: no ground truth near
+      if (first[d] == first[d + 1]) {  // fast path: most detections overlap no ground truth
         results[d].not_counted[area] = outside ? all_thresholds : 0;
         continue;
       }
@@ -70,7 +70,7 @@ void match_picture(const EvalGroundTruth* gts, size_t gt_count, const EvalDetect
 
 void accumulate(const std::vector<ScoredDetection>& dets, const std::array<int64_t, eval_areas>& gt_counts,
                 ClassResult& result) {
-  std::vector<double> precision;  // after each detection that found a ground truth
+  std::vector<double> precision;  // after each true positive
   for (int area = 0; area < eval_areas; ++area) {
     const double count = static_cast<double>(gt_counts[area]);
     for (int t = 0; t < eval_thresholds; ++t) {
@@ -151,7 +151,7 @@ void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection
     d = d_end;
     g = g_end;
   }
-  // Stable: among equal scores the picture of the smaller id comes first.
+  // A stable sort, so that among equal scores the image with the smaller id comes first, as in pycocotools.
   std::stable_sort(scored.begin(), scored.end(),
                    [](const auto& a, const auto& b) { return a.score > b.score; });
   accumulate(scored, gt_counts, result);
@@ -162,12 +162,12 @@ void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection
 }
 
 EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detections, int threads) {
-  std::vector<int64_t> images, classes;  // ids, ascending: the position is what the evaluation works with
+  std::vector<int64_t> images, classes;  // sorted ids; the evaluation uses positions in these lists
   for (const CocoImage& image : gt.images) images.push_back(image.id);
   for (const CocoCategory& category : gt.categories) classes.push_back(category.id);
   std::sort(images.begin(), images.end());
   check(std::is_sorted(classes.begin(), classes.end()), "coco_eval: sort the categories by id first");
-  const auto position = [](const std::vector<int64_t>& ids, int64_t id) {  // -1: not there
+  const auto position = [](const std::vector<int64_t>& ids, int64_t id) {  // -1 if not found
     const auto it = std::lower_bound(ids.begin(), ids.end(), id);
     return it != ids.end() && *it == id ? static_cast<int>(it - ids.begin()) : -1;
   };
@@ -242,7 +242,7 @@ void print_per_class(std::ostream& out, const EvalResult& result) {
   out << line;
   for (const ClassResult& c : result.per_class) {
     std::string name = c.name.substr(0, 29);
-    if (name.size() < c.name.size())  // not in the middle of a UTF-8 character
+    if (name.size() < c.name.size())  // do not cut inside a UTF-8 character
       while (!name.empty() && (c.name[name.size()] & 0xC0) == 0x80) name.pop_back();
     std::snprintf(line, sizeof line, "%-30s%9lld%11lld", name.c_str(),
                   static_cast<long long>(c.ground_truths), static_cast<long long>(c.detections));

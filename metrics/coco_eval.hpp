@@ -1,8 +1,9 @@
-// Average precision and recall of boxes as COCO defines them (cocodataset.org/#detection-eval), equal to
-// pycocotools: ten IoU thresholds .50:.05:.95, 101 recall points, four ranges of area, the best 1, 10 or 100
-// detections of a picture. Kept from pycocotools on purpose: a ground truth whose id is 0 never counts as
-// found (number annotations from 1). Not kept: of annotations that share an id, pycocotools takes the last
-// one several times; here each is its own.
+// Folder metrics/: COCO AP and AR, Pascal VOC AP, error analysis, and the HTML report of a run. This file: AP
+// and AR of boxes as defined by COCO (cocodataset.org/#detection-eval), with ten IoU thresholds .50:.05:.95,
+// 101 recall points, four area ranges, and at most 1, 10 or 100 detections per image. The results equal those
+// of pycocotools. As in pycocotools, a ground truth with id 0 never counts as matched, so annotation ids
+// should start at 1. There is one intended difference: if annotations share an id, pycocotools uses the last
+// one several times, and this code uses each annotation once.
 #pragma once
 #include <array>
 #include <atomic>
@@ -14,36 +15,38 @@
 
 namespace yolox {
 
-// Areas in square pixels: any, up to 32^2, 32^2 .. 96^2, from 96^2; both ends belong to the range, none goes
-// beyond 1e10.
+// Area ranges in square pixels: 0..1e10, 0..32^2, 32^2..96^2, 96^2..1e10. Both ends are inclusive.
 enum EvalArea { area_all, area_small, area_medium, area_large };
 constexpr int eval_areas = 4, eval_thresholds = 10, eval_recalls = 101;
 constexpr std::array<int, 3> eval_max_detections = {1, 10, 100};
-// As numpy.linspace(.5, .95, 10) has them: the ninth is the double below 0.9.
+// IoU thresholds, bit-equal to numpy.linspace(.5, .95, 10). The ninth is the largest double below 0.9.
 constexpr double eval_iou[eval_thresholds] = {.5, .55, .6, .65, .7, .75, .8, .85, .8999999999999999, .95};
 
-// One class; -1 where there is nothing to find. Averages are over the ten thresholds and the recall points.
+// Results of one class. Values are in 0..1, or -1 if the class has no ground truth. AP and AR are means over
+// the ten IoU thresholds; AP also over the 101 recall points.
 struct ClassResult {
   int64_t id = 0;
   std::string name;
   double AP = -1, AP50 = -1, AP75 = -1, AR100 = -1;
-  int64_t ground_truths = 0, crowds = 0, detections = 0;  // crowds are not among the ground truths
-  // Best precision at recall >= r / 100, with 100 detections a picture: [area, threshold, r].
+  int64_t ground_truths = 0, crowds = 0, detections = 0;  // ground_truths does not include crowds
+  // Maximum precision at recall >= r / 100, with at most 100 detections per image: [area, threshold, r].
   std::array<std::array<std::array<double, eval_recalls>, eval_thresholds>, eval_areas> precision;
-  // Recall with the best 1, 10, 100 detections a picture: [area, max detections, threshold].
+  // Recall with at most 1, 10 or 100 detections per image: [area, max detections, threshold].
   std::array<std::array<std::array<double, eval_thresholds>, 3>, eval_areas> recall;
 };
 
-// The twelve official numbers, 0..1, each a mean over the classes that have ground truths; -1 where none has.
+// The twelve COCO metrics in 0..1. Each is a mean over the classes with ground truth, or -1 if no class has
+// any.
 struct EvalResult {
   double AP = -1, AP50 = -1, AP75 = -1, APs = -1, APm = -1, APl = -1;
   double AR1 = -1, AR10 = -1, AR100 = -1, ARs = -1, ARm = -1, ARl = -1;
   std::vector<ClassResult> per_class;  // by ascending category id
-  int64_t unknown_annotations = 0;     // left out: of an image or category that the data set does not list
-  int64_t unknown_detections = 0;      // left out: of a category that the data set does not list
+  int64_t unknown_annotations = 0;     // number of ignored annotations of unknown images or categories
+  int64_t unknown_detections = 0;      // number of ignored detections of unknown categories
 };
 
-// One of the twelve: which slice of precision (AP) or recall (AR) it is the mean of.
+// Definition of a COCO metric: the mean of a slice of ClassResult::precision (AP) or ClassResult::recall
+// (AR).
 struct CocoMetric {
   const char* name;
   double EvalResult::*value;
@@ -51,7 +54,7 @@ struct CocoMetric {
   const char* iou;  // as pycocotools prints the thresholds
   int t_begin, t_end;
   EvalArea area;
-  int max_detections;  // position in eval_max_detections
+  int max_detections;  // index into eval_max_detections
 };
 constexpr CocoMetric coco_metrics[] = {
     {"AP", &EvalResult::AP, true, "0.50:0.95", 0, 10, area_all, 2},
@@ -69,12 +72,13 @@ constexpr CocoMetric coco_metrics[] = {
 };
 constexpr const char* eval_area_names[] = {"all", "small", "medium", "large"};
 
-// What happened to a detection: bit t of a mask is threshold t.
+// Match result of a detection. In each mask, bit t is the result at IoU threshold t.
 struct ScoredDetection {
   double score;
-  int rank;                                // among the detections of its class in its picture, best first
-  std::array<uint16_t, eval_areas> found;  // matched to a ground truth
-  // Neither right nor wrong: matched to an ignored ground truth, or unmatched and of an area out of range.
+  int rank;                                // rank by score in its image and class; 0 is the best
+  std::array<uint16_t, eval_areas> found;  // true positive: matched to a ground truth
+  // Neither true nor false positive: matched to an ignored ground truth, or unmatched with an area out of
+  // range.
   std::array<uint16_t, eval_areas> not_counted;
 };
 
@@ -85,44 +89,46 @@ struct EvalGroundTruth {
 struct EvalDetection {
   int image;
   double score;
-  const Detection* box;  // into one list, so that of two the smaller address came first
+  const Detection* box;  // all point into one list, so that comparing addresses gives the input order
 };
 
+// Returns true if an area in square pixels is in the range (an EvalArea).
 bool in_area(double area, int range);
 
-// Intersection over union; over the detection's own area if the ground truth is a crowd.
+// Returns the IoU. If the ground truth is a crowd, returns the intersection over the area of the detection.
 double coco_iou(const Detection& d, const CocoAnnotation& g);
 
-// Matches the detections of one class in one picture, best score first and at most 100, with its ground
-// truths (in file order) and appends one entry a detection. Each detection takes the ground truth of highest
-// IoU that is still free, the later one among equals; an ignored one (crowd, or area out of range) only if no
-// other fits. Crowds are never used up.
+// Matches the detections of one class in one image (at most 100, by descending score) with the ground truths
+// (in file order). Appends one entry per detection to `out`. Each detection is matched to the unmatched
+// ground truth with the highest IoU, or the last one in case of a tie. Ignored ground truths (crowds, or area
+// out of range) are considered only if no other one matches. A crowd can be matched any number of times.
 void match_picture(const EvalGroundTruth* gts, size_t gt_count, const EvalDetection* dets, size_t det_count,
                    std::vector<ScoredDetection>& out);
 
-// Fills precision and recall of one class from the detections of all pictures, best score first.
+// Computes precision and recall of one class from the detections of all images, sorted by descending score.
 void accumulate(const std::vector<ScoredDetection>& dets, const std::array<int64_t, eval_areas>& gt_counts,
                 ClassResult& result);
 
-// Mean of a metric's slice over those of the classes begin .. end that have ground truths in its range; else
-// -1.
+// Returns the mean of a metric over the classes [begin, end) that have ground truth in its area range, or -1
+// if none has.
 double mean_of(const CocoMetric& metric, const ClassResult* begin, const ClassResult* end);
 
-// One class: its ground truths and detections, in any order.
+// Evaluates one class. Sorts its ground truths and detections.
 void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection>& dets, ClassResult& result);
 
-// Evaluates detections against the data set, classes spread over `threads` threads (0: all cores). Throws on
-// a detection that is not finite or of an image that the data set does not list, and on categories out of
-// order.
+// Evaluates detections against the ground truth, with the classes distributed over `threads` threads (0: all
+// cores). Throws if a detection is not finite or belongs to an unknown image, or if the categories are not
+// sorted.
 EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detections, int threads = 0);
 
-// The twelve lines as pycocotools prints them, then what was left out, if anything.
+// Prints the twelve lines of pycocotools, then the number of ignored annotations and detections, if any.
 void print_summary(std::ostream& out, const EvalResult& r);
 
-// One line a class, 80 columns wide; "-" where the class has no ground truth.
+// Prints one line per class, 80 columns wide. Prints "-" if the class has no ground truth.
 void print_per_class(std::ostream& out, const EvalResult& result);
 
-// What `eval --json` gives: the twelve numbers on top, then per_class, then what more(writer) adds.
+// Writes the JSON file of `eval --json`: the twelve metrics at the top level, then per_class, then the output
+// of more(writer).
 void write_eval_json(const std::string& path, const EvalResult& r,
                      const std::function<void(JsonWriter&)>& more = {});
 

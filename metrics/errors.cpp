@@ -36,7 +36,7 @@ std::vector<double> precision_envelope(const Hits& hits) {
 double ap_at_points(const Hits& hits, int points) {
   const auto precision = precision_envelope(hits);
   double sum = 0;
-  size_t i = 0;  // the first one at which recall (i + 1) / truths reaches r / (points - 1)
+  size_t i = 0;  // the first true positive at which recall (i + 1) / truths reaches r / (points - 1)
   for (int r = 0; r < points; ++r) {
     while (i < precision.size() && double(i + 1) / double(hits.truths) < r * (1.0 / (points - 1))) ++i;
     if (i < precision.size()) sum += precision[i];
@@ -108,7 +108,7 @@ JudgedImage judge(const ImageBoxes& image) {
     out.found.push_back(d);
   }
   for (auto& truth : out.truths) truth.missed = truth.counts && truth.found_by < 0;
-  for (auto& d : out.found) {  // the best of those that mending would bring to a truth
+  for (auto& d : out.found) {  // the highest-scoring correctable detection gets the missed ground truth
     if (d.verdict != kMisplaced && d.verdict != kWrongClass) continue;
     d.mends = std::exchange(out.truths[d.truth].missed, false);
   }
@@ -204,8 +204,8 @@ Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& det
     }
   }
 
-  // By class: AP with each kind of error mended; right and wrong ones down to each score.
-  constexpr int kinds = error_kinds + 1;  // and with none mended
+  // By class: AP after correcting each kind of error; precision, recall and F1 at each score threshold.
+  constexpr int kinds = error_kinds + 1;  // the last one corrects nothing
   std::vector<std::array<double, kinds>> ap(classes);
   std::vector<std::array<std::array<double, score_steps>, 3>> by_score(classes);  // precision, recall, F1
   in_threads(classes, [&](int64_t c) {
@@ -218,7 +218,7 @@ Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& det
     if (truths == 0) return;
     for (int k = 0; k < kinds; ++k) {
       const int64_t left = k == kMissed ? truths - missed[c] : truths;
-      // None is left where all were missed: then the class has no AP, as in COCO.
+      // If all objects of the class were missed, none is left, and the class has no AP, as in COCO.
       if (left > 0) ap[c][k] = ap_without(list, left, k == error_kinds ? kRight : Verdict(k));
     }
     size_t i = 0;
@@ -247,7 +247,7 @@ Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& det
   for (int k = 0; k < error_kinds; ++k)
     out.cost[k] = std::max(0.0, mean_over_classes([&](int c) { return ap[c][k]; }) - out.AP50);
   double best = 0;
-  int working = 25, until = 25;  // where F1 stays the same for a while: the middle
+  int working = 25, until = 25;  // the steps with the best F1; the working score is their middle
   for (int s = 0; s < score_steps; ++s) {
     out.precision[s] = mean_over_classes([&](int c) { return by_score[c][0][s]; });
     out.recall[s] = mean_over_classes([&](int c) { return by_score[c][1][s]; });

@@ -1,7 +1,7 @@
-// What a detector gets wrong, from its detections and the truth: errors split into kinds with what each costs
-// in AP (TIDE: Bolya, Foley, Hays, Hoffman, "TIDE: A General Toolbox for Identifying Object Detection
-// Errors", arXiv 2008.08115, section 2), precision, recall and F1 by score, which class is taken for which,
-// the images with the most errors, and AP as Pascal VOC defines it. All at an IoU of 0.5.
+// Error analysis of detections at IoU 0.5: error types with their cost in AP (TIDE), precision, recall and F1
+// by score threshold, the confusion matrix, the images with the most errors, and Pascal VOC AP. TIDE: Bolya,
+// Foley, Hays, Hoffman, "TIDE: A General Toolbox for Identifying Object Detection Errors", arXiv 2008.08115,
+// section 2.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -18,16 +18,16 @@
 
 namespace yolox {
 
-// What became of a detection, or of a truth (missed). The first six are errors.
+// Result of a detection, or of a ground truth (kMissed). The first six are the error types of TIDE.
 enum Verdict {
   kWrongClass,  // IoU >= 0.5 with an object of another class
-  kMisplaced,   // IoU 0.1 .. 0.5 with an object of its class
-  kBothWrong,   // IoU 0.1 .. 0.5 with an object of another class
-  kDuplicate,   // IoU >= 0.5 with an object of its class that a better one has found
+  kMisplaced,   // localisation error: 0.1 <= IoU < 0.5 with an object of the same class
+  kBothWrong,   // 0.1 <= IoU < 0.5 with an object of another class
+  kDuplicate,   // IoU >= 0.5 with an object of the same class that a higher-scoring detection matched
   kBackground,  // IoU < 0.1 with all objects
-  kMissed,      // an object that no detection has found, nor would with its class or place mended
-  kRight,
-  kNotCounted,  // in a crowd, or on an object that is marked as difficult
+  kMissed,      // an object without detection, also after correcting class and localisation errors
+  kRight,       // true positive
+  kNotCounted,  // matched to a crowd or a difficult object: neither true nor false positive
 };
 constexpr int error_kinds = 6;
 constexpr const char* verdict_names[] = {"class",      "localisation", "both",  "duplicate",
@@ -36,10 +36,11 @@ constexpr double insight_iou = 0.5, insight_near = 0.1;
 
 // ---- boxes by image
 
+// Ground truths and detections of one image.
 struct ImageBoxes {
   struct Truth {
     const CocoAnnotation* box;
-    int cls;  // position among the categories
+    int cls;  // position in CocoDataset::categories
   };
   struct Found {
     const Detection* box;
@@ -47,118 +48,134 @@ struct ImageBoxes {
   };
   int64_t id = 0;
   std::vector<Truth> truths;
-  std::vector<Found> found;  // best score first
+  std::vector<Found> found;  // detections by descending score
 };
 
-// By ascending id of the image. What is of an image or a category that the truth does not list is left out.
+// Groups ground truths and detections by image, sorted by image id. Ignores boxes of unknown images and
+// categories. The results point into the arguments.
 std::vector<ImageBoxes> boxes_by_image(const CocoDataset& truth, const std::vector<Detection>& detections);
 
 // ---- average precision
 
-// Best score first: was it right? And how many there are to find, above 0.
+// Detections of one class by descending score, and the number of ground truths, which must be above 0.
 struct Hits {
-  std::vector<char> right;
+  std::vector<char> right;  // 1 for a true positive, 0 for a false positive
   int64_t truths = 0;
 };
 
-// Precision after each right detection, made monotone: the best that is to be had at that recall or a higher.
+// Returns, for each true positive, the maximum precision at its recall or any higher recall.
 std::vector<double> precision_envelope(const Hits& hits);
 
-// Mean precision at `points` recalls 0 .. 1: 101 as COCO, 11 as VOC until 2009.
+// Returns the mean precision at `points` equidistant recalls 0..1. COCO uses 101 points, VOC until 2009 11
+// points.
 double ap_at_points(const Hits& hits, int points);
 
-// The area under the curve: VOC from 2010 on.
+// Returns the area under the precision-recall curve: VOC AP since 2010.
 double ap_area(const Hits& hits);
 
-// ---- what became of each box
+// ---- result of each box
 
 struct JudgedBox {
-  double x, y, w, h;  // pixels of the picture, as everywhere here
+  double x, y, w, h;  // pixels of the image
   int cls;
-  double score;  // 1 for a truth
+  double score;  // 1 for a ground truth
   Verdict verdict;
-  int truth = -1;  // in its image: what it is right about, or what mending its class or place would make it
-  bool mends = false;  // it would find that truth: no other has, and no better one would
+  // Index of a ground truth of the image: the matched one if the detection is right, or the one that the
+  // detection would match after its class or localisation error is corrected. -1 for any other verdict.
+  int truth = -1;
+  // True if no detection matches that ground truth, and this is the highest-scoring one that would after
+  // correction.
+  bool mends = false;
 };
 struct JudgedImage {
   int64_t id = 0;
-  std::vector<JudgedBox> found;  // best score first; of each class at most 100, as in COCO's AP
+  std::vector<JudgedBox> found;  // detections by descending score; at most 100 per class, as in COCO AP
   struct Truth {
     const CocoAnnotation* box;
     int cls;
-    int found_by = -1;    // in `found`
-    bool counts = true;   // no crowd
+    int found_by = -1;    // index into `found`; -1 if unmatched
+    bool counts = true;   // false for a crowd
     bool missed = false;  // see kMissed
   };
   std::vector<Truth> truths;
 };
 
-// Matching is that of COCO's AP (match_picture()), so that what is right here is right there.
+// Classifies all boxes of an image. Matching is that of COCO AP (match_picture()), so that a true positive
+// here is a true positive there.
 JudgedImage judge(const ImageBoxes& image);
 
-// ---- the whole
+// ---- error analysis of a data set
 
-constexpr int score_steps = 101;  // scores 0, 0.01, ... 1
-// As it is written: 35 * 0.01 is the double above 0.35, and a score of 0.35 would not reach it.
+constexpr int score_steps = 101;  // score thresholds 0, 0.01, ..., 1
+// Returns the score threshold of a step. Divides, because 35 * 0.01 is greater than 0.35, so that a score of
+// 0.35 would be below the threshold.
 inline double score_of_step(int step) { return step / 100.0; }
 
+// Results of one class at the score threshold Insight::working_score; -1 if undefined.
 struct ClassInsight {
   std::string name;
-  int64_t truths = 0;
-  double precision = -1, recall = -1, f1 = -1;  // at the working score; -1: nothing found, nothing to find
+  int64_t truths = 0;  // number of ground truths
+  double precision = -1, recall = -1, f1 = -1;
 };
 
-// An image with errors, and all that is to be drawn of it at the working score: detections, then truths that
-// none of them has found (kMissed).
+// An image with errors. `boxes` are the detections at the score threshold Insight::working_score, then the
+// ground truths that none of these detections matches (kMissed).
 struct ImageInsight {
   int64_t id = 0;
-  double cost = 0;  // objects not found, and wrong detections weighed by their score
+  double cost = 0;  // number of missed objects plus the sum of the scores of the wrong detections
   std::vector<JudgedBox> boxes;
 };
 
-// -1 where there is nothing to find, or, for precision, nothing found.
+// Error analysis of a data set. A value is -1 if it is undefined: without ground truth, or a precision
+// without detections.
 struct Insight {
-  double AP50 = -1;  // as in EvalResult, with these errors in it
-  // Mean over the classes that have truths, of detections with that score or a better one.
+  double AP50 = -1;  // equals EvalResult::AP50
+  // By score threshold: means over the classes with ground truth.
   std::array<double, score_steps> precision{}, recall{}, f1{};
-  double working_score = 0.25;             // where F1 is best; 0.25 where it is 0 everywhere
-  std::array<double, error_kinds> cost{};  // what AP50 would be more, 0..1, without errors of that kind alone
-  std::array<int64_t, error_kinds> count{};  // errors, at any score
+  double working_score = 0.25;  // score threshold with the best F1; 0.25 if F1 is 0 everywhere
+  std::array<double, error_kinds>
+      cost{};  // increase of AP50 (0..1) if only the errors of this kind are corrected
+  std::array<int64_t, error_kinds> count{};  // number of errors at any score
   std::vector<ClassInsight> classes;
-  // At the working score: {class of the truth, class found} -> how often. The number of classes stands for
-  // no object where it comes first, for an object not found where it comes second.
+  // Confusion matrix at the score threshold working_score: {class of the ground truth, class of the
+  // detection} -> count. The number of classes stands for background (first) and for a missed object
+  // (second).
   std::map<std::pair<int, int>, int64_t> confusion;
-  std::vector<ImageInsight> worst;  // the first is the worst; at most 25, none without errors
+  std::vector<ImageInsight> worst;  // at most 25 images with errors, by descending cost
 };
 
 namespace insight_detail {
 
-// A detection in the list of its class, or, foreign, in that of the class that would be right.
+// A detection in the list of its own class. With `foreign`: a copy in the list of the class that would be
+// right.
 struct Entry {
   double score;
   Verdict verdict;
   bool mends, foreign;
 };
 
-// AP of one class at IoU 0.5 with the errors of a kind mended: put in their place where they find something
-// then, else taken out. kRight: nothing is.
+// Returns the AP of one class at IoU 0.5 after correcting all errors of one kind. An error becomes a true
+// positive if it then matches a free ground truth; otherwise it is removed. kRight: corrects nothing.
 double ap_without(const std::vector<Entry>& entries, int64_t truths, Verdict kind);
 
-// Pairs of a truth and a detection at the working score: first those that are right, then what overlaps most.
+// Adds an image to the confusion matrix at a score threshold. Counts the true positives, then pairs the
+// remaining ground truths and detections of any class by descending IoU.
 void confuse(const JudgedImage& image, double score, int classes,
              std::map<std::pair<int, int>, int64_t>& counts);
 
+// Returns the errors of an image at a score threshold.
 ImageInsight errors_of(const JudgedImage& image, double score);
 
 }  // namespace insight_detail
 
-// `truth` as coco_eval() takes it, without the images that were not looked at. Detections are of its images.
+// Analyses detections. `truth` must be sorted as for coco_eval() and contain only the images that were
+// evaluated.
 Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& detections);
 
-// ---- AP as Pascal VOC defines it
+// ---- Pascal VOC AP
 
 struct VocResult {
-  double AP11 = -1, AP = -1;  // means over the classes with objects: at 11 recalls (VOC 2007), the area
+  double AP11 = -1, AP = -1;  // means over the classes with objects: 11-point AP (VOC 2007), area (VOC 2010)
   struct Class {
     std::string name;
     double AP11 = -1, AP = -1;
@@ -166,21 +183,22 @@ struct VocResult {
   std::vector<Class> per_class;
 };
 
-// As the development kit has it ("The PASCAL VOC Challenge", IJCV 2010, section 4.2, and its VOCevaldet):
-// each detection looks at the object of its class that it overlaps most, taken or not; a box holds the pixels
-// of both its ends; difficult objects (here: crowds) count neither way; the best 100 are not all that count.
+// Computes VOC AP at IoU 0.5, as VOCevaldet of the development kit ("The PASCAL VOC Challenge", IJCV 2010,
+// section 4.2). Differences from COCO: a detection is compared only with the object of its class that it
+// overlaps most, even if that object is already matched; boxes include the pixels of both ends (width = x2 -
+// x1 + 1); the number of detections per image is not limited. Difficult objects (crowds) are ignored.
 VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detections);
 
-// ---- in words and as JSON
+// ---- output as text and JSON
 
 void print_insight(std::ostream& out, const Insight& insight);
 
 void print_voc(std::ostream& out, const VocResult& voc);
 
-// "insight": {...}
+// Writes the field "insight": {...}.
 void write_insight(JsonWriter& writer, const Insight& insight);
 
-// "voc": {...}
+// Writes the field "voc": {...}.
 void write_voc(JsonWriter& writer, const VocResult& voc);
 
 }  // namespace yolox

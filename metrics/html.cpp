@@ -16,7 +16,7 @@ std::string escaped(const std::string& text) {
     else if (c == '\'')
       out += "&#39;";
     else if (uint8_t(c) >= ' ' || c == '\n' || c == '\t')
-      out += c;  // other control characters are none of HTML
+      out += c;  // HTML does not allow other control characters
   }
   return out;
 }
@@ -105,7 +105,7 @@ std::string chart_html(const Chart& chart) {
   html += "</p>";
   if (ys.empty()) return html + "<p class='none'>nothing yet</p></div>";
   std::sort(ys.begin(), ys.end());
-  // Losses and norms of the first steps are many times those of all others: cut off.
+  // Clip outliers: losses and gradient norms of the first steps are many times larger than all others.
   const double usual = ys[size_t(0.9 * double(ys.size() - 1))];
   double y_hi = ys.back() > 3 * usual && usual > 0 ? 2 * usual : ys.back();
   if (chart.y_end) y_hi = *chart.y_end;
@@ -132,7 +132,8 @@ std::string chart_html(const Chart& chart) {
   if (chart.marked)
     html += concat("<line class='mark' y2='", plot_h, "' x1='", px(*chart.marked), "' x2='",
                    px(*chart.marked), "'/>");
-  html += concat("<svg width='", plot_w, "' height='", plot_h, "'>");  // cuts off what is outside
+  html += concat("<svg width='", plot_w, "' height='", plot_h,
+                 "'>");  // the inner svg clips the curves to the plot
   for (const Series& s : chart.series) {
     html += "<polyline class='" + s.style + "' points='";
     for (const auto& [x, y] : s.points) html += px(x) + "," + py(y) + " ";

@@ -1,6 +1,6 @@
-// HTML by hand: text, pictures, curves as inline SVG, and the page around them. A page is whole in itself:
-// nothing is fetched and no script runs, which its own policy forbids. For phones and large screens, light
-// and dark.
+// HTML output: text, images, charts as inline SVG, and the page with its style sheet. A page is
+// self-contained: it loads no resources and runs no scripts, and its Content-Security-Policy forbids both.
+// The layout suits phones and large screens, in light and dark mode.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -19,46 +19,48 @@ namespace yolox {
 
 // ---- text
 
-// As HTML shows it, in attributes too.
+// Escapes text for HTML elements and quoted attributes. Drops control characters.
 std::string escaped(const std::string& text);
 
-// The first `most` characters of UTF-8 text.
+// Returns the first `most` characters of UTF-8 text, followed by "…" if the text is longer.
 std::string shortened(const std::string& text, size_t most);
 
-// printf's format for one number.
+// Formats one number with a printf format.
 std::string formatted(const char* format, double value);
-// Of precision and the like, -1: there is none.
+// Formats a metric in 0..1. A negative value means undefined and becomes a dash.
 inline std::string share(double value) { return value < 0 ? "–" : formatted("%.3f", value); }
 
-// For axes: 20k, 1.5e-4, 0.25
+// Formats a number for an axis: 20k, 1.5e-4, 0.25.
 std::string axis_number(double value);
 
 std::string base64(const std::vector<uint8_t>& bytes);
 
-// A picture as a JPEG of `side` pixels at most.
+// Encodes an image as a data: URI of a JPEG whose longer side has at most `side` pixels.
 std::string data_uri(cv::Mat image, int side);
 
-// ---- curves
+// ---- charts
 
-constexpr size_t kCurveStyles = 5;  // c0 to c4 of the style sheet
+constexpr size_t kCurveStyles = 5;  // CSS classes c0 to c4
 
+// One curve.
 struct Series {
-  std::string name;                               // empty: not in the legend
+  std::string name;                               // in the legend, if not empty
   std::vector<std::pair<double, double>> points;  // by ascending x
-  std::string style;                              // CSS classes: c0 .. c4 colours, thin
+  std::string style;                              // CSS class: a colour c0 .. c4, or thin
 };
 
 struct Chart {
   std::string title, x_name;
   std::vector<Series> series;
-  std::optional<double> x_end, y_end;  // else as far as the points go
-  std::optional<double> marked;        // an x that is to be seen
-  std::string note = {};
+  std::optional<double> x_end, y_end;  // ends of the axes; default: the range of the points
+  std::optional<double> marked;        // x of a dashed vertical line
+  std::string note = {};               // text below the chart
 };
 
-// Between 3 and 6 round numbers from lo to hi.
+// Returns about 3 to 6 round numbers from lo to hi.
 std::vector<double> ticks(double lo, double hi);
 
+// Draws a chart as inline SVG.
 std::string chart_html(const Chart& chart);
 
 // ---- the page
@@ -69,7 +71,8 @@ inline std::string tile(const std::string& value, const std::string& name) {
 
 std::string settings_html(const std::vector<std::pair<std::string, std::string>>& settings);
 
-// body: sections of HTML. --o0 .. --o6 are the colours of an Verdict (insight.hpp), also drawn over photos.
+// Returns the whole page. about: text below the title. body: HTML sections. The CSS colours --o0 .. --o6
+// belong to the values of Verdict (errors.hpp) and must be visible on photos.
 std::string page_html(const std::string& title, const std::string& about, const std::string& body);
 
 }  // namespace yolox

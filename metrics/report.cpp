@@ -17,7 +17,7 @@ std::string errors_html(const Insight& insight) {
 
 std::string sizes_html(const EvalResult& result, const CocoDataset& truth) {
   std::array<int64_t, eval_areas> counts{};
-  for (const ImageBoxes& image : boxes_by_image(truth, {}))  // as AP: without those of images left out
+  for (const ImageBoxes& image : boxes_by_image(truth, {}))  // ignores unknown images, as AP does
     for (const auto& t : image.truths)
       for (int area = 0; area < eval_areas; ++area)
         counts[area] += !t.box->crowd && in_area(t.box->area, area);
@@ -143,7 +143,7 @@ std::string confusion_html(const Insight& insight) {
     shown.resize(most);
     std::sort(shown.begin(), shown.end());
   }
-  shown.push_back(classes);  // no object, not found
+  shown.push_back(classes);  // the row of background and the column of missed objects
   const int n = int(shown.size()), cell = 30, left = 104, top = 84;
   std::string html = concat("<div class='card wide' id='confusion'><h3>Which class is taken for which</h3>",
                             "<div class='matrix'><svg viewBox='0 0 ", left + n * cell + 40, " ",
@@ -205,7 +205,7 @@ std::string image_html(const ImageInsight& image, const Insight& insight, const 
       error = e.what();
     }
   }
-  for (const JudgedBox& b : image.boxes)  // where nothing says how large the picture is
+  for (const JudgedBox& b : image.boxes)  // if the image size is unknown, use the extent of the boxes
     if (about.width <= 0 && uri.empty()) {
       w = std::max(w, int(std::clamp(b.x + b.w + 1, 0., 1e5)));
       h = std::max(h, int(std::clamp(b.y + b.h + 1, 0., 1e5)));
@@ -214,9 +214,9 @@ std::string image_html(const ImageInsight& image, const Insight& insight, const 
   const auto number = [](double value) { return formatted("%.1f", value); };
   std::string boxes, texts;
   std::array<int, error_kinds> counts{};
-  std::vector<cv::Rect2d> written;  // a text that would cover another is left out
+  std::vector<cv::Rect2d> written;  // skip a label that would overlap another label
   size_t drawn = 0;
-  for (const bool errors : {false, true}) {  // errors on top
+  for (const bool errors : {false, true}) {  // draw errors last, so that they are on top
     for (const JudgedBox& b : image.boxes) {
       if ((b.verdict < error_kinds) != errors) continue;
       if (errors) ++counts[b.verdict];

@@ -1,4 +1,5 @@
-// report.html: how a training went, from the files of its run, and what its detector gets wrong.
+// The evaluation section of report.html: metrics, curves, per-class results, confusion matrix and the images
+// with the most errors.
 #pragma once
 #include <rapidjson/document.h>
 
@@ -27,11 +28,7 @@
 
 namespace yolox {
 
-// ---- training
-
-// ---- evaluation
-
-// Of the errors, by Verdict.
+// Descriptions of the error types, by Verdict.
 constexpr const char* verdict_meanings[] = {
     "right place, wrong class",  "right class, overlap 0.1 to 0.5", "wrong class and overlap 0.1 to 0.5",
     "a second box on an object", "a box where there is no object",  "an object without a box",
@@ -48,19 +45,21 @@ std::string f1_html(const Insight& insight);
 std::string classes_html(const EvalResult& result, const Insight& insight,
                          const std::optional<VocResult>& voc);
 
-// The matrix of up to 20 classes, those that are mixed up most; then the most frequent mistakes as a list.
+// Shows the confusion matrix, with the 20 classes that are confused most if there are more, and a list of the
+// most frequent confusions.
 std::string confusion_html(const Insight& insight);
 
-// One image with its errors, its boxes drawn over it by the browser. data: may be null, for want of pictures.
+// Shows an image with its boxes as SVG. data: source of the image; if null, only the boxes are shown.
 std::string image_html(const ImageInsight& image, const Insight& insight, const CocoImage& about,
                        const Dataset* data, int64_t record);
 
-// between: is called between two images.
+// Shows the images with the most errors. between: is called before each image, so that a caller can keep a
+// watchdog from timing out.
 std::string worst_html(const Insight& insight, const CocoDataset& truth, const Dataset* data,
                        const std::function<void()>& between);
 
-// Of an evaluation. heading: such as "after step 100". data: where pictures are from, may be null. between:
-// is called between two of them.
+// Returns the evaluation section. heading: such as "after step 100". data: source of the images; may be null.
+// between: is called before each image.
 inline std::string evaluation_html(
     const std::string& heading, const EvalResult& result, const CocoDataset& truth, const Insight& insight,
     const Dataset* data, const std::optional<VocResult>& voc = {},
@@ -80,7 +79,5 @@ inline std::string evaluation_html(
           confusion_html(insight) + worst_html(insight, truth, data, between);
   return html + "</section>";
 }
-
-// ---- a run
 
 }  // namespace yolox
