@@ -10,7 +10,8 @@ Tensor to_torch(const onnx::Tensor& t, const std::string& path) {
   const auto copy = [&](const auto& values, torch::ScalarType type) {
     const int64_t bytes = int64_t(values.size()) * int64_t(sizeof *values.data());
     int64_t wanted = int64_t(c10::elementSize(type));
-    for (const int64_t side : shape) {  // one that is negative, or too large to multiply with, fits no file
+    for (const int64_t side :
+         shape) {  // -1 for a negative side, or a side so large that the product overflows
       const bool possible = wanted >= 0 && side >= 0 && side <= INT32_MAX && wanted <= INT32_MAX;
       wanted = possible ? wanted * side : -1;
     }
@@ -264,7 +265,7 @@ Value add_nms(OnnxGraph& g, const Value& decoded, int64_t classes) {
   const Value obj = boxes + "/1", cls = boxes + "/2";
   const Value best = g.add("ReduceMax", {cls}, name("best"), {{"axes", Ints{2}}, {"keepdims", 1}});
   const Value score = g.add("Mul", {obj, best}, name("score"));  // [B, A, 1]
-  // [B, C, A]: the score where the class is the best one of the anchor point, else 0
+  // [B, C, A]: the score for the best class of each anchor point, 0 for all other classes
   const Value which = g.add("ArgMax", {cls}, name("class"), {{"axis", 2}, {"keepdims", 0}});
   const Value one_hot = g.add(
       "OneHot",
@@ -273,12 +274,12 @@ Value add_nms(OnnxGraph& g, const Value& decoded, int64_t classes) {
   const Value scores =
       g.add("Mul", {one_hot, g.add("Transpose", {score}, name("score.t"), {{"perm", Ints{0, 2, 1}}})},
             name("scores"));
-  const auto count = [&](const Value& x, const char* what) {  // [1]: how many rows x has
+  const auto count = [&](const Value& x, const char* what) {  // [1]: number of rows of x
     const Value shape = g.add("Shape", {x}, concat(name(what), ".shape"));
     const Value dim = g.constant(concat(name(what), ".dim"), Ints{x == boxes ? 1 : 0});
     return g.add("Gather", {shape, dim}, name(what));
   };
-  // The operation keeps what is above its threshold, we what is at or above it.
+  // NonMaxSuppression keeps scores > threshold, postprocess() keeps scores >= threshold.
   const float conf = s.conf > 0 ? std::nextafter(float(s.conf), 0.f) : 0.f;
   const auto threshold = [&](const char* what, float value) {
     return g.constant(name(what), torch::tensor({value}));
@@ -304,7 +305,8 @@ Value add_nms(OnnxGraph& g, const Value& decoded, int64_t classes) {
   const Value found =
       g.add("Concat", {column("image", 0), g.add("GatherND", {rows, where}, name("boxes")), column("cls", 1)},
             name("found"), {{"axis", 1}});
-  // Sorted by score, then by image; the second sort leaves the order of equal ones as it is.
+  // Sort by score, then by image. TopK is stable, so the second sort keeps the order by score within an
+  // image.
   const Value n = count(found, "n");
   const auto sorted = [&](const Value& x, int64_t by, bool largest, const std::string& out) {
     const std::string key = concat("nms.by", by);
@@ -318,7 +320,7 @@ Value add_nms(OnnxGraph& g, const Value& decoded, int64_t classes) {
 onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata, bool values) {
   check(settings.decode || !settings.nms, "NMS needs decoded boxes");
   OnnxGraph g{{}, settings, values};
-  g.file.set_ir_version(8);  // what opset 17 came with
+  g.file.set_ir_version(8);  // the IR version of ONNX 1.12, which introduced opset 17
   g.file.set_producer_name("yolox_cpp");
   g.file.add_opset_import()->set_version(17);
   g.file.mutable_opset_import(0)->set_domain("");

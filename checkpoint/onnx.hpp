@@ -1,9 +1,10 @@
-// The model as an ONNX file (opset 17), written from its modules: each block has a function here that writes
-// the nodes which its forward() stands for. Who changes a block in yolox.hpp changes its function here;
-// ./export compares the file with the model at once.
+// ONNX export (opset 17) from the modules of a model: for each block, a function add_nodes() writes the ONNX
+// nodes of its forward(). A change of a block in yolox.hpp requires the same change here. ./export compares
+// the outputs of the ONNX file and the model.
 //
-// B batch, C classes, H W height and width of the input in pixels, h w of a feature map, A anchor points
-// (yolox.hpp), D detections.
+// Shapes: B is the batch size, C the number of classes, H and W are the height and width of the input in
+// pixels, h and w those of a feature map, A is the number of anchor points (yolox.hpp), D the number of
+// detections.
 #pragma once
 #include <torch/torch.h>
 
@@ -25,27 +26,27 @@
 
 namespace yolox {
 
-// What is asked of an exported file, ONNX or TorchScript. Its input is always float32 [B, 3, H, W] and its
-// output float32.
+// Settings of the export to ONNX or TorchScript. The input is always float32 [B, 3, H, W], the output
+// float32.
 struct ExportSettings {
-  int64_t height = 640, width = 640;
-  bool dynamic = false;  // any batch and any multiples of 32; else one image of this size
-  bool decode = true;    // false: boxes as the network has them (as tools/export_onnx.py of official YOLOX)
-  bool nms = false;      // output [D, 7] instead of [B, A, 5 + C]
-  bool half = false;     // weights and computing in float16; decoding and NMS stay in float32
-  double conf = 0.3, iou = 0.45;  // of NMS: lowest score kept, overlap above which the weaker box goes
+  int64_t height = 640, width = 640;  // input size in pixels
+  bool dynamic = false;               // dynamic batch, height and width; otherwise B = 1 and a fixed size
+  bool decode = true;  // false: raw boxes of the network (as tools/export_onnx.py of official YOLOX)
+  bool nms = false;    // include NMS: output [D, 7] instead of [B, A, 5 + C]
+  bool half = false;   // weights and computation in float16; decoding and NMS stay in float32
+  double conf = 0.3, iou = 0.45;  // minimum score and IoU threshold of NMS
 };
 
-// What whoever runs the file must know: key, text.
+// Metadata of the exported file (metadata_props): keys and texts.
 using Metadata = std::vector<std::pair<std::string, std::string>>;
 
-// ---- tensors of the format
+// ---- tensors and attributes
 
-// In float32, float16, float64 or int64; throws where the values are of another type or not in the file,
-// whose name is for the message.
+// Converts an ONNX tensor of type float32, float16, bfloat16, float64 or int64. Throws if the values have
+// another type or are stored in another file (external data). path: for error messages.
 Tensor to_torch(const onnx::Tensor& t, const std::string& path);
 
-// The setting of a node, or what it is when it is left out.
+// Returns an attribute of a node, or null. The attribute() functions return its value, or `otherwise`.
 const onnx::Attribute* find_attribute(const onnx::Node& node, const std::string& name);
 int64_t attribute(const onnx::Node& node, const std::string& name, int64_t otherwise);
 std::vector<int64_t> attribute(const onnx::Node& node, const std::string& name,
@@ -53,41 +54,44 @@ std::vector<int64_t> attribute(const onnx::Node& node, const std::string& name,
 
 onnx::Tensor::Type onnx_type(torch::ScalarType type);
 
-// ---- a graph that grows node by node
+// ---- graph builder
 
-using Value = std::string;  // a value in the graph, by its name
+using Value = std::string;  // name of a value in the graph
 using Ints = std::vector<int64_t>;
-using Setting = std::pair<std::string, std::variant<int64_t, Ints, std::string>>;
+using Setting = std::pair<std::string, std::variant<int64_t, Ints, std::string>>;  // attribute: name, value
 
 struct OnnxGraph {
   onnx::Model file;
   ExportSettings settings;
-  bool values = true;  // false: weights have a shape only (for reading: onnx_weights.hpp)
+  bool values = true;  // false: write initializers without values, only shapes (used by onnx_weights.hpp)
 
-  // The operation's first output, named as the node; the next are NAME/1 and so on.
+  // Adds a node and returns its first output, which has the name of the node. Further outputs are NAME/1,
+  // NAME/2, ...
   Value add(const std::string& op, const std::vector<Value>& inputs, const std::string& name,
             const std::vector<Setting>& attributes = {}, int outputs = 1);
 
-  // Values that are part of the file.
+  // Adds an initializer.
   Value constant(const std::string& name, const Tensor& tensor);
   Value constant(const std::string& name, const Ints& list) {
     return constant(name, torch::tensor(list, torch::kLong));
   }
   Value scalar(const std::string& name, const torch::Scalar& value);
 
-  // Weights, in the type that the file computes in.
+  // Adds weights as an initializer, in float32 or, with settings.half, in float16. Throws if a value is not
+  // finite.
   Value weights(const std::string& name, const Tensor& tensor);
   Value cast(const Value& x, const std::string& name, torch::ScalarType type) {
     return add("Cast", {x}, name, {{"to", int64_t(onnx_type(type))}});
   }
 
-  // Says what a value is to whoever opens the file.
+  // Declares a float32 input or output of the graph.
   void describe(bool input, const std::string& name, const std::vector<onnx::Dimension>& dims);
 };
 
-// ---- blocks: each gives its output for its input x; `name` is that of the module, as in the checkpoint
+// ---- blocks: each function adds the nodes of a block with input x and returns the output. `name` is the
+// name of the module in the state dict.
 
-// A convolution; `weight` and `bias` take the place of its own.
+// Adds a convolution with the given weight and bias instead of those of `conv`.
 Value add_conv(OnnxGraph& g, const std::string& name, nn::Conv2dImpl& conv, const Tensor& weight,
                const Tensor& bias, const Value& x);
 
@@ -111,34 +115,37 @@ Value add_nodes(OnnxGraph& g, const std::string& name, FocusImpl& m, const Value
 
 Value add_nodes(OnnxGraph& g, const std::string& name, Block& block, const Value& x);
 
-// Features of kStrides.
+// Returns the feature maps of kStrides.
 std::vector<Value> add_nodes(OnnxGraph& g, const std::string& name, PAFPNImpl& m, const Value& images);
 
 // ---- head, decoding, NMS
 
-// Regression [B, 4, h, w] of a level -> boxes cx, cy, w, h in pixels [B, 4, h, w]: decode_boxes() of
-// yolox.hpp.
+// Decodes the regression output [B, 4, h, w] of one level to boxes cx, cy, w, h in pixels, [B, 4, h, w], as
+// decode_boxes() in yolox.hpp.
 Value add_boxes(OnnxGraph& g, const std::string& name, const Value& reg, int stride);
 
-// [B, A, 5 + C]: boxes, objectness and class scores in 0..1. Boxes are cx, cy, w, h in pixels, or without
-// decoding as Predictions::reg of yolox.hpp has them.
+// Adds the head. Returns [B, A, 5 + C]: box, objectness and class scores in 0..1. A box is cx, cy, w, h in
+// pixels, or Predictions::reg of yolox.hpp without settings.decode.
 Value add_nodes(OnnxGraph& g, const std::string& name, HeadImpl& m, const std::vector<Value>& features);
 
-// Decoded rows [B, A, 5 + C] -> detections [D, 7]: image of the batch, x1, y1, x2, y2 in pixels, score
-// (objectness x class score), class; image after image, best score first. The same boxes as postprocess() of
-// yolox.hpp: an anchor point speaks for its best class only, and boxes suppress boxes of their class.
+// Adds NMS. Converts decoded rows [B, A, 5 + C] to detections [D, 7]: index of the image in the batch, x1,
+// y1, x2, y2 in pixels, score (objectness x class score), class. Detections are sorted by image, then by
+// descending score. The result equals that of postprocess() in yolox.hpp: each anchor point predicts its best
+// class only, and NMS runs per class.
 Value add_nms(OnnxGraph& g, const Value& decoded, int64_t classes);
 
 // ---- the file
 
-// The graph of a model in evaluation. Input "images"; output "output" [B, A, 5 + C], or with NMS "detections"
-// [D, 7] (add_nms). values: false leaves the weights' values out.
+// Returns the graph of a model in evaluation mode. The input is "images". The output is "output" [B, A, 5 +
+// C], or with NMS "detections" [D, 7] (add_nms). values: OnnxGraph::values. Throws if settings.nms is set
+// without settings.decode.
 onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata,
                     bool values = true);
 
-// Throws where there is no room, or no way to write there.
+// Writes an ONNX file. Throws if the file cannot be written or would exceed 2 GB.
 void save_onnx(const onnx::Model& model, const std::string& path);
 
+// Reads an ONNX file. Throws if the file cannot be read or is not an ONNX file.
 onnx::Model read_onnx(const std::string& path);
 
 }  // namespace yolox

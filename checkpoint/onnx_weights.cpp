@@ -15,7 +15,7 @@ Constants constants_of(const onnx::Graph& graph, const std::string& path) {
     if (node.op_type() == "Constant")
       for (const auto& a : node.attribute())
         if (a.has_t()) found[node.output(0)] = &a.t();
-    // Equal tensors are stored once; the others then are an Identity of it.
+    // The exporter stores equal tensors once and refers to the stored tensor by Identity nodes.
     if (node.op_type() == "Identity" && node.input_size() > 0 && found.count(node.input(0)))
       found[node.output(0)] = found.at(node.input(0));
   }
@@ -31,9 +31,9 @@ bool is_of_yolox(const std::string& op) {
 
 std::vector<Conv> convolutions(const onnx::Graph& graph, const Constants& constants,
                                const std::string& path) {
-  struct Origin {               // of a value that depends on the image
+  struct Origin {               // origin of a value that depends on the input image
     std::vector<size_t> convs;  // as Conv::sources
-    std::string odd;            // an operation on the way from them that no YOLOX has
+    std::string odd;            // operator on the path from these convolutions that no YOLOX has, or ""
   };
   std::vector<Conv> convs;
   std::map<std::string, Origin> origins;
@@ -41,7 +41,7 @@ std::vector<Conv> convolutions(const onnx::Graph& graph, const Constants& consta
     if (!constants.count(input.name())) origins[input.name()];
   for (const auto& node : graph.node()) {
     const std::string& op = node.op_type();
-    if (op == "Shape") continue;  // depends on no values
+    if (op == "Shape") continue;  // the shape does not depend on the pixels
     Origin from;
     bool of_image = false, with_constant = false;
     for (const auto& input : node.input()) {
@@ -56,7 +56,8 @@ std::vector<Conv> convolutions(const onnx::Graph& graph, const Constants& consta
     }
     check(op != "Conv" || node.input_size() >= 2, path, ": the convolution ", node.name(), " has no weights");
     if (!of_image) continue;
-    // The shortcuts of yolox-x bring 14 together, its head more, but behind the last convolution.
+    // Limits the sources per value. The shortcuts of yolox-x join up to 14 convolutions; the head joins more,
+    // but after the last convolution.
     constexpr size_t kMost = 64;
     if (from.convs.size() > kMost && from.odd.empty()) from.odd = op;
     from.convs.resize(std::min(from.convs.size(), kMost));
@@ -80,7 +81,7 @@ std::vector<Conv> convolutions(const onnx::Graph& graph, const Constants& consta
     if (op == "BatchNormalization") {
       check(from.convs.size() == 1 && node.input_size() == 5, path,
             ": a batch norm does not follow a convolution");
-      const auto* epsilon = find_attribute(node, "epsilon");  // else what ONNX says
+      const auto* epsilon = find_attribute(node, "epsilon");  // default of ONNX: 1e-5
       convs[from.convs[0]].norms.push_back(
           {node.input(1), node.input(2), node.input(3), node.input(4), epsilon ? epsilon->f() : 1e-5});
     }
@@ -113,8 +114,8 @@ c10::IValue weights_of_onnx(const onnx::Model& file, const std::string& path) {
     return *constants.at(name);
   };
   const auto shape = [&](const onnx::Tensor& t) { return Ints(t.dims().begin(), t.dims().end()); };
-  // The size of model is that of its first convolution, and of their number; its graph without values is what
-  // to compare with.
+  // The shape of the first convolution and the number of convolutions determine the model size. The graph
+  // that this program writes for that size, without values, is the reference.
   const auto is_conv = [](const onnx::Node& node) { return node.op_type() == "Conv"; };
   const auto& nodes = file.graph().node();
   const auto first = std::find_if(nodes.begin(), nodes.end(), is_conv);
@@ -170,7 +171,7 @@ c10::IValue weights_of_onnx(const onnx::Model& file, const std::string& path) {
       weights.insert(key + "bias", bias);
       continue;
     }
-    const double eps = 1e-3;  // of the norms here
+    const double eps = 1e-3;  // epsilon of the batch norms of this program
     const std::string bn = key.substr(0, key.size() - std::strlen("conv.")) + "bn.";
     if (conv.norms.empty()) {
       weights.insert(bn + "weight", torch::ones({channels}));

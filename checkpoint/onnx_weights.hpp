@@ -1,8 +1,8 @@
-// Weights out of an ONNX file of a YOLOX, ours or the official exporter's (tools/export_onnx.py). The
-// exporter folds each batch norm into its convolution and gives most weights a new name, so a convolution is
-// known by its place: the file must have those of one of the sizes of model, in the order, with the
-// connections and settings that onnx.hpp would write, and with weights of the same shapes. Anything else is
-// an error.
+// Reads the weights of a YOLOX model from an ONNX file of this program or of the official exporter
+// (tools/export_onnx.py). The exporter folds each batch norm into its convolution and renames most weights,
+// so a convolution is identified by its position in the graph. The convolutions must equal those that
+// onnx.hpp would write for one of the model sizes: in order, connections, attributes and weight shapes. Any
+// other file is an error.
 #pragma once
 #include <torch/torch.h>
 
@@ -24,48 +24,51 @@
 namespace yolox {
 namespace onnx_weights_detail {
 
-// The batch norm behind a convolution, where it was not folded.
+// Batch norm after a convolution that was not folded. The strings are names of initializers.
 struct Norm {
   std::string weight, bias, mean, var;
   double eps;
 };
 
+// A convolution of the graph.
 struct Conv {
-  std::string weight, bias;  // names; no bias: ""
-  // The convolutions whose outputs come to it with no other in between, as they are joined: those of a Concat
-  // in its order, those of a sum, where there is none, by number.
+  std::string weight, bias;  // names of initializers; bias is "" if there is none
+  // Indices of the convolutions from which the input comes without another convolution in between. The inputs
+  // of a Concat are in its order. The inputs of an Add are sorted, because a sum has no order.
   std::vector<size_t> sources;
   std::vector<Norm> norms;
   std::vector<int64_t> settings;  // strides, padding, dilations, groups
 };
 
-// Tensors that are part of the file, by name.
+// Initializers and constants of a graph, by name.
 using Constants = std::map<std::string, const onnx::Tensor*>;
 
+// Collects the initializers, the outputs of Constant nodes, and Identity nodes of either.
 Constants constants_of(const onnx::Graph& graph, const std::string& path);
 
-// What exporters write between the convolutions of a YOLOX. Any other operation there makes another network.
+// Returns true if exporters write this operator between the convolutions of a YOLOX. A graph with any other
+// operator there is another network.
 bool is_of_yolox(const std::string& op);
 
-// The convolutions in the order of the graph.
+// Returns the convolutions that depend on the input, in graph order.
 std::vector<Conv> convolutions(const onnx::Graph& graph, const Constants& constants, const std::string& path);
 
-// The entry of the checkpoint's "yolox" from the metadata; nothing where the file has none of ours.
+// Adds the entry "yolox" (WeightsInfo) from the ONNX metadata. Adds nothing if this program did not write the
+// metadata.
 void add_info(GenericDict& top, const onnx::Model& file, const std::string& model);
 
 }  // namespace onnx_weights_detail
 
-// What read_pth() would give of a checkpoint with these weights, a folded norm being one that only adds the
-// bias (mean 0, variance 1 - eps): in evaluation the network is that of the file. Throws, with `path` in the
-// message, where the file is not one of the networks of model_sizes().
+// Returns the weights in the form of a checkpoint that read_pth() returns. A folded batch norm becomes one
+// that only adds the bias (mean 0, variance 1 - eps), so that the network has the same outputs in evaluation
+// mode. Throws if the file is not a network of model_sizes(). path: for error messages.
 c10::IValue weights_of_onnx(const onnx::Model& file, const std::string& path);
 
-// Where weights are: the file itself, or for the name of a model, such as yolox-s, what weights/get has
-// fetched. Throws where such a file is missing.
+// Returns the path of a weights file. given: a path, or the name of a model such as yolox-s, for the file
+// that weights/get has downloaded. Throws if a file of official weights is missing.
 std::string weights_file(const std::string& given);
 
-// The contents of a file of weights, which may be called by the name of a model: a checkpoint, or a file that
-// ends in .onnx.
+// Reads a weights file: ONNX if the path ends in .onnx, else a .pth checkpoint. given: as for weights_file().
 c10::IValue read_weights(const std::string& given);
 
 }  // namespace yolox

@@ -252,7 +252,7 @@ Unpickler::Id Unpickler::reduce(Id function, Id arguments) {
   if (name == "torch._utils._rebuild_parameter_with_state") return argument(arguments, 0);
   if (name == "torch._tensor._rebuild_from_type_v2" && is_rebuild_tensor(text(argument(arguments, 0))))
     return tensor(
-        argument(arguments, 2));  // a tensor with Python attributes: (function, type, arguments, state)
+        argument(arguments, 2));  // tensor with Python attributes: (function, type, arguments, state)
   if (name == "torch.Size") return argument(arguments, 0);
   if (name == "_codecs.encode") return latin1(argument(arguments, 0));
   if (name == "numpy.dtype") return numpy_type(argument(arguments, 0));
@@ -329,7 +329,7 @@ Unpickler::Id Unpickler::load_storage(Id tuple) {
   auto& storage = storages_[name];
   if (!storage.defined()) {
     const uint64_t bytes = zip_.records.at(name).bytes;
-    // Records that lie over each other could ask for more memory than the file has bytes.
+    // Overlapping records could make the program allocate more memory than the file has bytes.
     if (bytes > zip_.size - loaded_) damaged("the records are longer than the file");
     loaded_ += bytes;
     storage = at::empty({int64_t(bytes)}, at::kByte);
@@ -357,8 +357,8 @@ Unpickler::Id Unpickler::tensor(Id arguments) {
     empty |= sizes[d] == 0;
   }
   if (empty) return add(Kind::kValue, at::empty(sizes, flat.options()));
-  // Neither the last element nor their number may exceed the storage: a view that repeats elements (stride
-  // 0) would let a small file ask for huge copies.
+  // Neither the index of the last element nor the number of elements may exceed the storage. Otherwise a view
+  // that repeats elements (stride 0) would let a small file cause huge copies.
   int64_t last = offset, count = 1;
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] > room / count) wrong();
@@ -477,7 +477,7 @@ void Pickler::add_tensor(const at::Tensor& tensor) {
     strides[d - 1] = strides[d] * std::max<int64_t>(tensor.size(d), 1);
   put("ctorch._utils\n_rebuild_tensor_v2\n((");
   add_text("storage");
-  put("ctorch\n" + type->first.substr(6) + "\n");  // "torch." is the module
+  put("ctorch\n" + type->first.substr(6) + "\n");  // without the module name "torch."
   add_text(std::to_string(tensors.size()));
   add_text("cpu");
   add_int(tensor.numel());
@@ -486,7 +486,7 @@ void Pickler::add_tensor(const at::Tensor& tensor) {
   add_ints(tensor.sizes());
   add_ints(strides);
   put("\x89"
-      "ccollections\nOrderedDict\n)RtR");  // no gradient, no hooks
+      "ccollections\nOrderedDict\n)RtR");  // requires_grad = False, no hooks
   tensors.push_back(tensor);
 }
 
