@@ -635,7 +635,8 @@ TEST_CASE("train: on two ranks --keep-going goes back on both, a full disk and l
       "--data data --model yolox-nano --size 416 --no-multiscale --bs 16 --procs 2 --max-iters 2 --out c ";
   const int64_t whole = address_space(dir, large), quarters = address_space(dir, large + "--accum 4");
   REQUIRE(whole - quarters > 200000);
-  o = shell(dir, concat("ulimit -v ", (whole + quarters) / 2, "; ", YOLOX_BINARY_DIR "/train ", large));
+  o = shell(dir,
+            concat("ulimit -v ", quarters + (whole - quarters) / 4, "; ", YOLOX_BINARY_DIR "/train ", large));
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err,
                     "out of memory; with several ranks the number of micro-batches is fixed: give "
