@@ -113,8 +113,6 @@ Value add_nodes(OnnxGraph& g, const std::string& name, SPPBottleneckImpl& m, con
 
 Value add_nodes(OnnxGraph& g, const std::string& name, FocusImpl& m, const Value& x);
 
-Value add_nodes(OnnxGraph& g, const std::string& name, Block& block, const Value& x);
-
 // Returns the feature maps of kStrides.
 std::vector<Value> add_nodes(OnnxGraph& g, const std::string& name, PAFPNImpl& m, const Value& images);
 

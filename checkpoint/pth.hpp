@@ -191,8 +191,4 @@ class Pickler {
 
 }  // namespace pth
 
-c10::IValue read_pth(const std::string& path);
-
-void write_pth(const std::string& path, const c10::IValue& value);
-
 }  // namespace yolox
