@@ -2,9 +2,9 @@
 // ranks. Built on c10d of torch: a TCP store for the rendezvous, NCCL between GPUs, gloo between CPUs, and
 // the Reducer, which all-reduces gradients in buckets during backward.
 //
-// Every rank runs the same program on its share of each batch. SyncBN (sync_bn.hpp), the number of positives
-// (step.hpp) and the gradients are all-reduced. An iteration therefore equals that of a single rank with the
-// whole batch, up to rounding.
+// Every rank runs the same program on its share of each batch. SyncBN (layers/sync_bn.hpp), the number of
+// positives (step.hpp) and the gradients are all-reduced. An iteration therefore equals that of a single rank
+// with the whole batch, up to rounding.
 #pragma once
 #include <ATen/record_function.h>
 #include <c10/util/Logging.h>
@@ -45,7 +45,6 @@
 #include "ddp/rendezvous.hpp"
 #include "ddp/shared_memory.hpp"
 #include "ddp/watchdog.hpp"
-#include "layers/sync_bn.hpp"
 #include "run/log.hpp"
 
 namespace yolox {

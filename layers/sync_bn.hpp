@@ -6,20 +6,11 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include <functional>
 #include <tuple>
-#include <utility>
+
+#include "layers/all_reduce.hpp"
 
 namespace yolox {
-
-// The all-reduce (sum, in place) of SyncBN. A custom class of torch, so that operators accept it as an
-// argument.
-struct AllReduce : torch::CustomClassHolder {
-  explicit AllReduce(std::function<void(torch::Tensor&)> sum) : sum(std::move(sum)) {}
-  const std::function<void(torch::Tensor&)> sum;
-};
-// Null: no SyncBN.
-using AllReducePtr = c10::intrusive_ptr<AllReduce>;
 
 namespace sync_bn_detail {
 

@@ -143,9 +143,9 @@ std::string with_chunk(const std::string& png, const std::string& kind, const st
          png.substr(at);
 }
 
-struct File : TempDir {  // one file, over and over
+struct ImageFile : TempDir {  // one file, over and over
   std::string path;
-  explicit File(const std::string& name) : path(*this / name) {}
+  explicit ImageFile(const std::string& name) : path(*this / name) {}
   const std::string& operator()(const std::string& bytes) const {
     write_text(path, bytes);
     return path;
@@ -343,7 +343,7 @@ TEST_CASE("image: origin and scale say where a piece lies in the upright picture
 // ---- upright ----
 
 TEST_CASE("image: EXIF turns pictures as cv::imread does, in parts too") {
-  const File file("turned.jpg");
+  const ImageFile file("turned.jpg");
   Dice dice(6);
   for (cv::Size size :
        {cv::Size(77, 50), cv::Size(40, 64), cv::Size(33, 33), cv::Size(61, 1), cv::Size(1, 1)}) {
@@ -368,7 +368,7 @@ TEST_CASE("image: EXIF turns pictures as cv::imread does, in parts too") {
 }
 
 TEST_CASE("image: EXIF of PNGs turns them too, wherever it is") {
-  const File file("turned.png");
+  const ImageFile file("turned.png");
   Dice dice(7);
   const std::string png = encoded(".png", painted(dice, {31, 20}));
   for (int orientation = 1; orientation <= 8; ++orientation)
@@ -381,7 +381,7 @@ TEST_CASE(
     "image: BMP, TIFF and WebP: colour, grey, 16 bits and alpha, in parts and reduced; cut off they are "
     "errors") {
   const Quiet quiet;
-  const File file("picture");
+  const ImageFile file("picture");
   Dice dice(15);
   const Image image = painted(dice, {90, 61});
   cv::Mat grey, deep, alpha, dim;
@@ -422,7 +422,7 @@ TEST_CASE(
 TEST_CASE("image: EXIF that lies: no crash, no reading beyond its end") {
   Dice dice(8);
   const std::string plain = jpeg(painted(dice, {40, 24}));
-  const File file("lies.jpg");
+  const ImageFile file("lies.jpg");
   for (bool little : {false, true}) {
     for (uint32_t directory :
          {0u, 8u, 9u, 20u, 24u, 25u, 26u, 1000u, 0x7FFFFFFFu, 0xFFFFFFF0u, 0xFFFFFFFFu}) {
@@ -480,7 +480,7 @@ SHARED_TEST("image: odd files: read as cv::imread reads them, or an error that n
 }
 
 TEST_CASE("image: a file that is missing, a folder, or smaller than its labels say") {
-  const File file("small.png");
+  const ImageFile file("small.png");
   CHECK(has(image_error([&] { read_bytes(file.path); }), file.path + " cannot be opened"));
   CHECK(has(image_error([&] { image_size(file.path.substr(0, file.path.size() - 10)); }), "is no file"));
   Dice dice(9);
@@ -498,7 +498,7 @@ TEST_CASE("image: a file that is missing, a folder, or smaller than its labels s
 
 TEST_CASE("image: the size of a JPEG or PNG is read from its header, which EXIF may make long") {
   const Quiet quiet;
-  const File file("header");
+  const ImageFile file("header");
   Dice dice(15);
   const Image image = painted(dice, {50, 30});
   std::string photo = jpeg(image), png = encoded(".png", image);
@@ -512,7 +512,7 @@ TEST_CASE("image: the size of a JPEG or PNG is read from its header, which EXIF 
 
 TEST_CASE("image: bytes after the end mark do no harm") {
   Dice dice(10);
-  const File file("long");
+  const ImageFile file("long");
   const Image image = painted(dice, {41, 30});
   for (const std::string& bytes :
        {jpeg(image), jpeg(image, progressive), jpeg(image, cmyk), encoded(".png", image)})
@@ -521,7 +521,7 @@ TEST_CASE("image: bytes after the end mark do no harm") {
 
 TEST_CASE("image: a file that is cut off never passes for whole") {
   const Quiet quiet;
-  const File file("cut");
+  const ImageFile file("cut");
   Dice dice(11);
   const Image image = painted(dice, {40, 24});
   const std::string preview = jpeg(painted(dice, {16, 12}));  // has an end mark of its own
@@ -554,7 +554,7 @@ TEST_CASE("image: of a file that is cut off the part above the cut may be had") 
 
 TEST_CASE("image: a header that claims too much is an error, not a request for memory") {
   const Quiet quiet;
-  const File file("large");
+  const ImageFile file("large");
   Dice dice(13);
   const Image image = painted(dice, {64, 48});
   const auto most = [] {
@@ -596,7 +596,7 @@ TEST_CASE("image: a header that claims too much is an error, not a request for m
 
 TEST_CASE("image: damaged files: a picture or an ImageError, nothing else") {
   const Quiet quiet;
-  const File file("damaged");
+  const ImageFile file("damaged");
   Dice dice(14);
   const Image image = painted(dice, {40, 24});
   const std::vector<std::string> whole = {jpeg(image),

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using Lines = std::vector<std::string>;
+using Strings = std::vector<std::string>;
 
 double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -31,8 +31,8 @@ std::string bytes_of(const std::string& hex) {
 }
 
 // Paths of what is in a folder, in the order in which TensorBoard reads them.
-Lines files(const std::string& folder) {
-  Lines paths;
+Strings files(const std::string& folder) {
+  Strings paths;
   for (const auto& entry : fs::directory_iterator(folder)) paths.push_back(entry.path().string());
   std::sort(paths.begin(), paths.end());
   return paths;
@@ -77,9 +77,9 @@ std::string only(const Message& m, int number) {
 
 // What the events of a file say: "version brain.Event:2", "start 5", "7 train/loss=0.5 lr=1". `torn`: bytes
 // of a record that is not whole, at the end.
-Lines said(const std::string& path, size_t* torn = nullptr) {
+Strings said(const std::string& path, size_t* torn = nullptr) {
   const std::string all = contents(path);
-  Lines lines;
+  Strings lines;
   size_t at = 0;
   while (all.size() - at >= 12) {
     const auto length = pth::number<uint64_t>(all, at);
@@ -112,8 +112,8 @@ Lines said(const std::string& path, size_t* torn = nullptr) {
   if (torn) *torn = all.size() - at;
   return lines;
 }
-Lines opened(int64_t first_step, const Lines& more = {}) {
-  Lines lines{"version brain.Event:2", concat("start ", first_step)};
+Strings opened(int64_t first_step, const Strings& more = {}) {
+  Strings lines{"version brain.Event:2", concat("start ", first_step)};
   lines.insert(lines.end(), more.begin(), more.end());
   return lines;
 }
@@ -241,7 +241,7 @@ TEST_CASE("events: a file has its opening and a record per call; NaN is left out
   events.scalars(int64_t(5) << 40, {{"train/loss", inf}, {std::string(300, 'n'), 0}});
   CHECK(said(path) == opened(0, {"1 train/loss=0.5 lr=0.001", "2 lr=1",
                                  concat(int64_t(5) << 40, " train/loss=inf ", std::string(300, 'n'), "=0")}));
-  CHECK(files(dir.path) == Lines{path});
+  CHECK(files(dir.path) == Strings{path});
 }
 
 TEST_CASE("events: a process that is killed leaves all that it wrote") {
@@ -260,7 +260,7 @@ TEST_CASE("events: a process that is killed leaves all that it wrote") {
 TEST_CASE("events: a later session has a later file, whatever the clock says") {
   const TempDir dir;
   for (int i = 0; i < 12; ++i) Events(dir.path.string(), i).scalars(i, {{"a", i}});  // within a second
-  Lines paths = files(dir.path);
+  Strings paths = files(dir.path);
   REQUIRE(paths.size() == 12);
   for (int i = 0; i < 12; ++i) CHECK(said(paths[i]) == opened(i, {concat(i, " a=", i)}));
 
@@ -282,8 +282,8 @@ TEST_CASE("events: a record that a full disk tears is completed when there is ro
   const auto write = [](Events& events, int from, int to) {
     for (int i = from; i < to; ++i) events.scalars(i, {{"train/loss", i / 8.}, {"lr", 1}});
   };
-  const Lines expected = opened(0, {"0 train/loss=0 lr=1", "1 train/loss=0.125 lr=1",
-                                    "2 train/loss=0.25 lr=1", "3 train/loss=0.375 lr=1"});
+  const Strings expected = opened(0, {"0 train/loss=0 lr=1", "1 train/loss=0.125 lr=1",
+                                      "2 train/loss=0.25 lr=1", "3 train/loss=0.375 lr=1"});
   size_t size = 0;
   {
     const TempDir dir;
@@ -302,7 +302,7 @@ TEST_CASE("events: a record that a full disk tears is completed when there is ro
     const std::string path = files(dir.path).at(0), torn = contents(path);
     CHECK(torn.size() == room);
     write(events, 3, 4);
-    CHECK(files(dir.path) == Lines{path});
+    CHECK(files(dir.path) == Strings{path});
     CHECK(said(path) == expected);
     CHECK(contents(path).substr(0, room) == torn);
   }
@@ -370,7 +370,7 @@ TEST_CASE("events: a file that is lost with a torn record is followed by one wit
     limit.reset();
     events.scalars(4, {{"a", 4}});
     REQUIRE(files(dir.path).size() == 1);
-    const Lines lines = said(files(dir.path).at(0));
+    const Strings lines = said(files(dir.path).at(0));
     fs::remove(files(dir.path).at(0));
     return lines;
   };
@@ -392,7 +392,7 @@ TEST_CASE("events: no more than some thousand calls wait for a disk") {
   fs::create_directories(dir / "run");
   events.scalars(12001, {{"a", 0}});
   events.scalars(12002, {{"a", 0}});
-  const Lines lines = said(files(dir / "run").at(0));
+  const Strings lines = said(files(dir / "run").at(0));
   REQUIRE(lines.size() == 2 + 9999 + 1);
   CHECK(lines[2] == "1 a=1");
   CHECK(lines[2 + 9998] == "9999 a=9999");

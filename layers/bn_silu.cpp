@@ -1,0 +1,11 @@
+#include "layers/bn_silu.hpp"
+
+#include "layers/bn_silu_cpu.hpp"
+
+namespace yolox {
+
+torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2d& bn, const AllReducePtr& over) {
+  return bn_silu_detail::apply(x, bn, over);
+}
+
+}  // namespace yolox

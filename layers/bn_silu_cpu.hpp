@@ -1,0 +1,358 @@
+// Implementation of bn_silu(): fused batch norm and SiLU for the CPU, float32, channels-last. All other cases
+// use the two operations of torch.
+//
+// As separate operations, batch norm and SiLU make five passes over memory forward and more backward, and
+// save two tensors for backward. The fused operation makes two passes forward and two backward. It saves only
+// the input of the batch norm, from which backward recomputes the intermediate values.
+//
+// x is treated as a matrix [M, C] with M = batch x height x width rows. Batch norm: arXiv 1502.03167. SiLU:
+// arXiv 1702.03118.
+#pragma once
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "layers/sync_bn.hpp"
+
+// Compiles a function for several instruction sets. The best one for the CPU is selected at program start.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
+#define YOLOX_SIMD \
+  __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3", "no-trapping-math")))
+#else
+#define YOLOX_SIMD
+#endif
+
+namespace yolox {
+namespace bn_silu_detail {
+
+using torch::Tensor;
+
+// Returns the number of rows per work item, which fits into the cache of a core. Sums are computed per work
+// item and then added in order, so that the result does not depend on the number of threads, bit for bit.
+inline int64_t piece_rows(int64_t channels) { return std::max<int64_t>(16, 16384 / channels); }
+
+// Returns e^x with an error of about 1 ulp. Written without calls, so that the compiler can vectorise it: 2^n
+// times a polynomial on -ln2/2..ln2/2 (coefficients of Cephes). x is clamped to the range in which float32
+// does not overflow.
+inline __attribute__((always_inline)) float exponential(float x) {
+  x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;      // std::min is a call, which prevents vectorisation
+  const float shifted = x * 1.44269504f + 12582912.0f;  // adding 1.5 x 2^23 moves the integer to the low bits
+  const float n = shifted - 12582912.0f, r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  int32_t exponent, bits;
+  std::memcpy(&exponent, &shifted, 4);
+  std::memcpy(&bits, &p, 4);
+  bits += int32_t(uint32_t(exponent) << 23);
+  std::memcpy(&p, &bits, 4);
+  return p;
+}
+inline __attribute__((always_inline)) float sigmoid(float z) { return 1.0f / (1.0f + exponential(-z)); }
+
+// Accumulates over the rows: sums += x - centre, squares += (x - centre)^2. sums, squares, centre: [C].
+YOLOX_SIMD static inline void stats_rows(const float* __restrict x, int64_t rows, int64_t channels,
+                                         const float* __restrict centre, float* __restrict sums,
+                                         float* __restrict squares) {
+  for (int64_t r = 0; r < rows; ++r, x += channels)
+    for (int64_t c = 0; c < channels; ++c) {
+      const float d = x[c] - centre[c];
+      sums[c] += d;
+      squares[c] += d * d;
+    }
+}
+
+// Computes y = silu((x - mean) * scale + bias).
+YOLOX_SIMD static inline void forward_rows(const float* __restrict x, float* __restrict y, int64_t rows,
+                                           int64_t channels, const float* __restrict mean,
+                                           const float* __restrict scale, const float* __restrict bias) {
+  for (int64_t r = 0; r < rows; ++r, x += channels, y += channels)
+    for (int64_t c = 0; c < channels; ++c) {
+      const float z = (x[c] - mean[c]) * scale[c] + bias[c];
+      y[c] = z * sigmoid(z);
+    }
+}
+
+// Computes dz, the gradient of the batch norm output, and accumulates sums += dz, products += dz * (x -
+// mean).
+YOLOX_SIMD static inline void backward_sums_rows(const float* __restrict g, const float* __restrict x,
+                                                 float* __restrict dz, int64_t rows, int64_t channels,
+                                                 const float* __restrict mean, const float* __restrict scale,
+                                                 const float* __restrict bias, float* __restrict sums,
+                                                 float* __restrict products) {
+  for (int64_t r = 0; r < rows; ++r, x += channels, g += channels, dz += channels)
+    for (int64_t c = 0; c < channels; ++c) {
+      const float z = (x[c] - mean[c]) * scale[c] + bias[c], s = sigmoid(z),
+                  d = g[c] * s * (1.0f + z * (1.0f - s));
+      dz[c] = d;
+      sums[c] += d;
+      products[c] += d * (x[c] - mean[c]);
+    }
+}
+
+// Computes dx = scale * (dz - mean_dz - (x - mean) * slope) in place. dx: contains dz before the call.
+YOLOX_SIMD static inline void backward_rows(const float* __restrict x, float* __restrict dx, int64_t rows,
+                                            int64_t channels, const float* __restrict scale,
+                                            const float* __restrict mean, const float* __restrict mean_dz,
+                                            const float* __restrict slope) {
+  for (int64_t r = 0; r < rows; ++r, x += channels, dx += channels)
+    for (int64_t c = 0; c < channels; ++c)
+      dx[c] = scale[c] * (dx[c] - mean_dz[c] - (x[c] - mean[c]) * slope[c]);
+}
+
+// Calls rows(first, count) for each work item of `total` rows, in parallel.
+template <class Rows>
+void for_rows(int64_t total, int64_t channels, const Rows& rows) {
+  const int64_t size = piece_rows(channels);
+  at::parallel_for(0, (total + size - 1) / size, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t piece = begin; piece < end; ++piece)
+      rows(piece * size, std::min(size, total - piece * size));
+  });
+}
+
+// Returns 2 x channels sums over all rows. rows(first, count, sums) adds the values of some rows to `sums`.
+// Sums are accumulated in float32 over 32 rows and in float64 beyond. The precision is needed in backward of
+// the first layer, where the sums nearly cancel.
+template <class Rows>
+std::vector<double> sum_rows(int64_t total, int64_t channels, const Rows& rows) {
+  const int64_t size = piece_rows(channels), width = 2 * channels, few = 32;
+  std::vector<double> pieces((total + size - 1) / size * width, 0.0), sums(width, 0.0);
+  for_rows(total, channels, [&](int64_t first, int64_t count) {
+    double* piece = pieces.data() + first / size * width;
+    std::vector<float> some(width);
+    for (int64_t at = 0; at < count; at += few) {
+      std::fill(some.begin(), some.end(), 0.0f);
+      rows(first + at, std::min(few, count - at), some.data());
+      for (int64_t c = 0; c < width; ++c) piece[c] += some[c];
+    }
+  });
+  for (size_t i = 0; i < pieces.size(); i += width)
+    for (int64_t c = 0; c < width; ++c) sums[c] += pieces[i + c];
+  return sums;
+}
+
+// Replaces means, biased variances and count of this rank by those over all ranks.
+inline void sum_moments(std::vector<double>& means, std::vector<double>& variances, double& count,
+                        const AllReducePtr& over) {
+  const size_t channels = means.size();
+  const Tensor sums = torch::empty({int64_t(2 * channels + 1)}, torch::kDouble);
+  double* s = sums.data_ptr<double>();
+  for (size_t c = 0; c < channels; ++c) {
+    s[c] = count * means[c];
+    s[channels + c] = count * (variances[c] + means[c] * means[c]);
+  }
+  s[2 * channels] = count;
+  const auto all = sync_bn_detail::moments_of_all(sums, over);
+  count = all.count.item<double>();
+  std::copy_n(all.mean.data_ptr<double>(), channels, means.begin());
+  std::copy_n(all.variance.data_ptr<double>(), channels, variances.begin());
+}
+
+// ---- The operators. They are registered with torch's dispatcher, so that DTR (dtr.hpp) sees their inputs
+// and outputs. DTR never repeats operators of the namespace yolox_once, because they all-reduce over the
+// ranks or update running statistics.
+
+// Computes batch statistics and updates running_mean and running_var. x: [B, C, H, W] channels-last; weight,
+// bias, running_mean, running_var: [C]. over: all-reduce of SyncBN, or none. Returns [4, C] (mean, 1 /
+// standard deviation, scale, bias) and the number of values per channel over all ranks.
+inline std::tuple<Tensor, double> statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                             const Tensor& running_mean, const Tensor& running_var,
+                                             double momentum, double eps,
+                                             const std::optional<AllReducePtr>& over) {
+  const int64_t channels = x.size(1), rows = x.numel() / channels;
+  const float* in = x.const_data_ptr<float>();
+  // Sums are computed relative to the first row, so that large means do not cost precision.
+  const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
+    stats_rows(in + first * channels, count, channels, in, s, s + channels);
+  });
+  std::vector<double> means(channels), variances(channels);
+  for (int64_t c = 0; c < channels && rows > 0; ++c) {
+    const double d = sums[c] / rows;
+    means[c] = in[c] + d;
+    variances[c] = std::max(0.0, sums[channels + c] / rows - d * d);
+  }
+  double count = double(rows);
+  if (over) sum_moments(means, variances, count, *over);
+  const Tensor saved = torch::empty({4, channels}, x.options());
+  float *mean = saved.data_ptr<float>(), *inverse = mean + channels, *scale = inverse + channels,
+        *offset = scale + channels;
+  const float *w = weight.const_data_ptr<float>(), *b = bias.const_data_ptr<float>();
+  float *run_mean = running_mean.data_ptr<float>(), *run_var = running_var.data_ptr<float>();
+  for (int64_t c = 0; c < channels; ++c) {
+    mean[c] = float(means[c]);
+    inverse[c] = float(1 / std::sqrt(variances[c] + eps));
+    scale[c] = w[c] * inverse[c];
+    offset[c] = b[c];
+    run_mean[c] = float((1 - momentum) * run_mean[c] + momentum * means[c]);
+    run_var[c] =
+        float((1 - momentum) * run_var[c] + momentum * variances[c] * count / std::max(1.0, count - 1));
+  }
+  return {saved, count};
+}
+
+// Returns silu(bn(x)). saved: [4, C] from statistics().
+inline Tensor forward(const Tensor& x, const Tensor& saved) {
+  const int64_t channels = x.size(1), rows = x.numel() / channels;
+  const Tensor y = torch::empty_like(x);
+  const float *in = x.const_data_ptr<float>(), *mean = saved.const_data_ptr<float>(),
+              *scale = mean + 2 * channels, *offset = scale + channels;
+  float* out = y.data_ptr<float>();
+  for_rows(rows, channels, [&](int64_t first, int64_t count) {
+    forward_rows(in + first * channels, out + first * channels, count, channels, mean, scale, offset);
+  });
+  return y;
+}
+
+// Returns dz, the gradient of the batch norm output, and the sums of dz and of dz (x - mean) over this rank,
+// [2, C] float64. g: gradient of y, with the shape and memory format of x.
+inline std::tuple<Tensor, Tensor> backward_silu(const Tensor& g, const Tensor& x, const Tensor& saved) {
+  const int64_t channels = x.size(1), rows = x.numel() / channels;
+  const float *gradient = g.const_data_ptr<float>(), *in = x.const_data_ptr<float>(),
+              *mean = saved.const_data_ptr<float>(), *scale = mean + 2 * channels, *offset = scale + channels;
+  const Tensor dz = torch::empty_like(x);
+  float* out = dz.data_ptr<float>();
+  const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
+    backward_sums_rows(gradient + first * channels, in + first * channels, out + first * channels, count,
+                       channels, mean, scale, offset, s, s + channels);
+  });
+  const Tensor both = torch::empty({2, channels}, x.options().dtype(torch::kDouble));
+  std::copy(sums.begin(), sums.end(), both.data_ptr<double>());
+  return {dz, both};
+}
+
+// Returns the gradients of weight and bias, [C] each, and mean_dz and slope for backward_norm(), [2, C].
+// sums_here: from backward_silu(). count: from statistics(). All-reduces the sums with SyncBN.
+inline std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& sums_here, const Tensor& saved,
+                                                        double count,
+                                                        const std::optional<AllReducePtr>& over) {
+  const int64_t channels = saved.size(1);
+  const float* inverse = saved.const_data_ptr<float>() + channels;
+  const double* here = sums_here.const_data_ptr<double>();
+  std::vector<double> sums(here, here + 2 * channels);
+  const Tensor d_weight = torch::empty({channels}, saved.options()),
+               d_bias = torch::empty({channels}, saved.options()),
+               means = torch::empty({2, channels}, saved.options());
+  // The gradients of weight and bias are those of this rank. The Reducer all-reduces them later.
+  for (int64_t c = 0; c < channels; ++c) {
+    d_bias.data_ptr<float>()[c] = float(sums[c]);
+    d_weight.data_ptr<float>()[c] = float(sums[channels + c] * inverse[c]);
+  }
+  if (over) {
+    Tensor shared = torch::from_blob(sums.data(), {int64_t(sums.size())}, torch::kDouble);
+    (*over)->sum(shared);
+  }
+  float *mean_dz = means.data_ptr<float>(), *slope = mean_dz + channels;
+  for (int64_t c = 0; c < channels; ++c) {
+    mean_dz[c] = float(sums[c] / count);
+    slope[c] = float(sums[channels + c] / count * inverse[c] * inverse[c]);
+  }
+  return {d_weight, d_bias, means};
+}
+
+// Computes dx in place of dz. means: mean_dz and slope from backward_sums().
+inline void backward_norm(const Tensor& dz, const Tensor& x, const Tensor& saved, const Tensor& means) {
+  const int64_t channels = x.size(1), rows = x.numel() / channels;
+  const float *in = x.const_data_ptr<float>(), *mean = saved.const_data_ptr<float>(),
+              *scale = mean + 2 * channels, *mean_dz = means.const_data_ptr<float>(),
+              *slope = mean_dz + channels;
+  float* out = dz.data_ptr<float>();
+  for_rows(rows, channels, [&](int64_t first, int64_t count) {
+    backward_rows(in + first * channels, out + first * channels, count, channels, scale, mean, mean_dz,
+                  slope);
+  });
+}
+
+// Returns the operator of this name, typed with the signature of its kernel function.
+template <class Result, class... Inputs>
+auto operation(const char* name, Result (*)(Inputs...)) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Result(Inputs...)>();
+}
+
+// Registers the operators, once per program. Not at the start of the program, so that only sources that call
+// them compile them.
+inline void register_operators() {
+  sync_bn_detail::register_all_reduce();
+  static const torch::Library once = [] {
+    torch::Library l(torch::Library::FRAGMENT, "yolox_once", std::nullopt, __FILE__, __LINE__);
+    l.def(
+        "bn_silu_statistics(Tensor x, Tensor weight, Tensor bias, Tensor(a!) running_mean, "
+        "Tensor(b!) running_var, float momentum, float eps, "
+        "__torch__.torch.classes.yolox.AllReduce? over) -> (Tensor, float)",
+        torch::dispatch(c10::DispatchKey::CPU, &statistics));
+    l.def(
+        "bn_silu_backward_sums(Tensor sums, Tensor saved, float count, "
+        "__torch__.torch.classes.yolox.AllReduce? over) -> (Tensor, Tensor, Tensor)",
+        torch::dispatch(c10::DispatchKey::CPU, &backward_sums));
+    return l;
+  }();
+  static const torch::Library again = [] {
+    torch::Library l(torch::Library::FRAGMENT, "yolox", std::nullopt, __FILE__, __LINE__);
+    l.def("bn_silu_forward(Tensor x, Tensor saved) -> Tensor",
+          torch::dispatch(c10::DispatchKey::CPU, &forward));
+    l.def("bn_silu_backward_silu(Tensor g, Tensor x, Tensor saved) -> (Tensor, Tensor)",
+          torch::dispatch(c10::DispatchKey::CPU, &backward_silu));
+    l.def("bn_silu_backward_norm(Tensor(a!) dz, Tensor x, Tensor saved, Tensor means) -> ()",
+          torch::dispatch(c10::DispatchKey::CPU, &backward_norm));
+    return l;
+  }();
+}
+
+// The fused operation with its gradient.
+struct BnSilu : torch::autograd::Function<BnSilu> {
+  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& weight,
+                        const Tensor& bias, const Tensor& running_mean, const Tensor& running_var,
+                        double momentum, double eps, const AllReducePtr& over) {
+    register_operators();
+    static const auto statistics = operation("yolox_once::bn_silu_statistics", &bn_silu_detail::statistics);
+    static const auto forward = operation("yolox::bn_silu_forward", &bn_silu_detail::forward);
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    const auto [saved, count] = statistics.call(x, weight, bias, running_mean, running_var, momentum, eps,
+                                                over ? std::optional(over) : std::nullopt);
+    ctx->save_for_backward({x, saved});
+    ctx->saved_data["count"] = count;
+    if (over) ctx->saved_data["over"] = over;
+    return forward.call(x, saved);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    static const auto silu = operation("yolox::bn_silu_backward_silu", &backward_silu);
+    static const auto sums = operation("yolox_once::bn_silu_backward_sums", &backward_sums);
+    static const auto norm = operation("yolox::bn_silu_backward_norm", &backward_norm);
+    const auto kept = ctx->get_saved_variables();
+    const Tensor &x = kept[0], &saved = kept[1];
+    const Tensor g = grads[0].contiguous(torch::MemoryFormat::ChannelsLast);
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    std::optional<AllReducePtr> over;
+    if (ctx->saved_data.count("over")) over = ctx->saved_data["over"].toCustomClass<AllReduce>();
+    const auto [dx, both] = silu.call(g, x, saved);
+    const auto [d_weight, d_bias, means] = sums.call(both, saved, ctx->saved_data["count"].toDouble(), over);
+    norm.call(dx, x, saved, means);
+    return {dx, d_weight, d_bias, {}, {}, {}, {}, {}};
+  }
+};
+
+// Returns silu(bn(x)), see bn_silu().
+inline Tensor apply(const Tensor& x, torch::nn::BatchNorm2d& bn, const AllReducePtr& over) {
+  const bool fused = x.device().is_cpu() && x.scalar_type() == torch::kFloat &&
+                     bn->weight.scalar_type() == torch::kFloat && bn->is_training() && x.size(1) > 1 &&
+                     (over || x.numel() > x.size(1)) && x.is_contiguous(torch::MemoryFormat::ChannelsLast);
+  if (!fused) return torch::silu(over && bn->is_training() ? sync_batch_norm(x, bn, over) : bn(x));
+  bn->num_batches_tracked += 1;
+  return BnSilu::apply(x, bn->weight, bn->bias, bn->running_mean, bn->running_var,
+                       bn->options.momentum().value(), bn->options.eps(), over);
+}
+
+}  // namespace bn_silu_detail
+}  // namespace yolox
