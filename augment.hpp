@@ -215,25 +215,25 @@ inline cv::Matx23d affine_matrix(const AffineDraw& d, cv::Size size) {
 }
 
 // Affine transformation of coordinates in pixel edges.
-struct Map {
+struct Affine {
   cv::Matx23d m{1, 0, 0, 0, 1, 0};
   cv::Point2d operator()(double x, double y) const {
     return {m(0, 0) * x + m(0, 1) * y + m(0, 2), m(1, 0) * x + m(1, 1) * y + m(1, 2)};
   }
   // Returns the composition: first this transformation, then n.
-  Map then(const Map& n) const {
+  Affine then(const Affine& n) const {
     const auto full = [](const cv::Matx23d& a) {
       return cv::Matx33d(a(0, 0), a(0, 1), a(0, 2), a(1, 0), a(1, 1), a(1, 2), 0, 0, 1);
     };
     return {(full(n.m) * full(m)).get_minor<2, 3>(0, 0)};
   }
-  Map inverse() const {
+  Affine inverse() const {
     cv::Matx23d out;
     cv::invertAffineTransform(m, out);
     return {out};
   }
   // Returns the axis-aligned bounding box of the transformed rectangle.
-  cv::Rect2d around(const cv::Rect2d& r) const {
+  cv::Rect2d bounding_box(const cv::Rect2d& r) const {
     const auto a = (*this)(r.x, r.y), b = (*this)(r.x + r.width, r.y), c = (*this)(r.x, r.y + r.height),
                d = (*this)(r.x + r.width, r.y + r.height);
     const auto [x1, x2] = std::minmax({a.x, b.x, c.x, d.x});
@@ -241,14 +241,14 @@ struct Map {
     return {x1, y1, x2 - x1, y2 - y1};
   }
 };
-inline Map scale_shift(Scale scale, double dx, double dy) { return {{scale.x, 0, dx, 0, scale.y, dy}}; }
-inline Map mirror(double width) { return {{-1, 0, width, 0, 1, 0}}; }
+inline Affine scale_shift(Scale scale, double dx, double dy) { return {{scale.x, 0, dx, 0, scale.y, dy}}; }
+inline Affine mirror(double width) { return {{-1, 0, width, 0, 1, 0}}; }
 
 // Position of an image in the sample.
-struct Placing {
-  Map canvas_of_picture;  // image to canvas: scale, shift and flip only
-  Map sample_of_canvas;   // canvas to sample
-  cv::Rect2d canvas;      // the image is clipped to this rectangle
+struct Placement {
+  Affine canvas_of_picture;  // image to canvas: scale, shift and flip only
+  Affine sample_of_canvas;   // canvas to sample
+  cv::Rect2d canvas;         // the image is clipped to this rectangle
 };
 
 // ---- samples ----
@@ -257,16 +257,16 @@ namespace augment_detail {
 
 inline cv::Rect2d whole(cv::Size size) { return {0, 0, double(size.width), double(size.height)}; }
 
-// Draws an image into the sample and appends its boxes, clipped. Throws what pictures.piece() throws.
+// Draws an image into the sample and appends its boxes, clipped. Throws what pictures.image_region() throws.
 template <class Pictures>
-void place(const Pictures& pictures, std::size_t index, const Placing& p, Sample& sample) {
+void place(const Pictures& pictures, std::size_t index, const Placement& p, Sample& sample) {
   const cv::Size size = pictures.size(index);
-  const Map sample_of_picture = p.canvas_of_picture.then(p.sample_of_canvas);
-  const cv::Rect2d shown = p.canvas & p.canvas_of_picture.around(whole(size));
-  const Map picture_of_sample = sample_of_picture.inverse();
+  const Affine sample_of_picture = p.canvas_of_picture.then(p.sample_of_canvas);
+  const cv::Rect2d shown = p.canvas & p.canvas_of_picture.bounding_box(whole(size));
+  const Affine picture_of_sample = sample_of_picture.inverse();
   const cv::Rect2d needed =
-      picture_of_sample.around(p.sample_of_canvas.around(shown) & whole(sample.image.size())) &
-      p.canvas_of_picture.inverse().around(shown);
+      picture_of_sample.bounding_box(p.sample_of_canvas.bounding_box(shown) & whole(sample.image.size())) &
+      p.canvas_of_picture.inverse().bounding_box(shown);
   if (!needed.empty()) {
     const cv::Matx23d& m = sample_of_picture.m;
     const double zoom = std::sqrt(std::abs(m(0, 0) * m(1, 1) - m(0, 1) * m(1, 0)));
@@ -275,26 +275,26 @@ void place(const Pictures& pictures, std::size_t index, const Placing& p, Sample
     const int x1 = std::max(0, int(std::floor(needed.x - margin))), y1 = std::max(0, int(needed.y - margin));
     const int x2 = int(std::min<double>(size.width, std::ceil(needed.x + needed.width + margin)));
     const int y2 = int(std::min<double>(size.height, std::ceil(needed.y + needed.height + margin)));
-    const Piece piece = pictures.piece(index, {x1, y1, x2 - x1, y2 - y1}, zoom);
-    draw_picture(sample.image, piece, picture_of_sample.m, p.sample_of_canvas.inverse().m, shown);
+    const ImageRegion piece = pictures.image_region(index, {x1, y1, x2 - x1, y2 - y1}, zoom);
+    warp_image(sample.image, piece, picture_of_sample.m, p.sample_of_canvas.inverse().m, shown);
   }
   for (const Box& b : pictures.boxes(index)) {
     const cv::Rect2d on_canvas =
-        p.canvas_of_picture.around({b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1}) & p.canvas;
-    const cv::Rect2d in = p.sample_of_canvas.around(on_canvas) & whole(sample.image.size());
+        p.canvas_of_picture.bounding_box({b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1}) & p.canvas;
+    const cv::Rect2d in = p.sample_of_canvas.bounding_box(on_canvas) & whole(sample.image.size());
     if (!on_canvas.empty() && !in.empty())
       sample.boxes.push_back({in.x, in.y, in.x + in.width, in.y + in.height, b.cls});
   }
 }
 
-// Returns f(index). If f throws ImageError, retries with the image that pictures.instead_of() returns.
+// Returns f(index). If f throws ImageError, retries with the image that pictures.replacement_index() returns.
 template <class Pictures, class F>
-auto with_usable(const Pictures& pictures, std::size_t index, const F& f) {
+auto with_readable(const Pictures& pictures, std::size_t index, const F& f) {
   for (std::size_t tries = 1;; ++tries) {
     try {
       return f(index);
     } catch (const ImageError& e) {
-      index = pictures.instead_of(index, e, tries);
+      index = pictures.replacement_index(index, e, tries);
     }
   }
 }
@@ -311,17 +311,17 @@ auto with_usable(const Pictures& pictures, std::size_t index, const F& f) {
 //
 //   piece(i, part, scale) -> Piece: the pixels of rectangle `part`, at `scale` times the resolution or more
 //
-//   instead_of(i, error, tries) -> index: replacement for image i after piece() threw this ImageError; may
-//   throw
+//   replacement_index(i, error, tries) -> index: replacement for image i after image_region() threw this
+//   ImageError; may throw
 template <class Pictures>
 void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
   const cv::Size size = sample.image.size();
-  const Map flipped = draw.colour_flip.flip ? mirror(size.width) : Map{};
+  const Affine flipped = draw.colour_flip.flip ? mirror(size.width) : Affine{};
   const auto fitted = [&](std::size_t index) {
     return fit_into(pictures.size(index), size, /*truncate=*/false);
   };
   const auto place = [&](std::size_t index, Sample& into, auto placing_of) {
-    augment_detail::with_usable(
+    augment_detail::with_readable(
         pictures, index, [&](std::size_t i) { augment_detail::place(pictures, i, placing_of(i), into); });
   };
   sample.image.setTo(cv::Scalar::all(border_grey));
@@ -333,20 +333,20 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
     place(draw.index, sample, [&](std::size_t i) {
       const Fit to = fitted(i);
       jittered = {{0, 0}, to.size};
-      const Map mirrored = draw.colour_flip.flip ? mirror(to.size.width) : Map{};
-      return Placing{scale_shift(to.scale, 0, 0).then(mirrored), Map{}, augment_detail::whole(size)};
+      const Affine mirrored = draw.colour_flip.flip ? mirror(to.size.width) : Affine{};
+      return Placement{scale_shift(to.scale, 0, 0).then(mirrored), Affine{}, augment_detail::whole(size)};
     });
   } else {
     // Four images, each letterboxed to `size`, around the mosaic centre on a canvas of twice the size.
     const auto& [centre, others, affine] = *draw.mosaic;
     const std::array<std::size_t, 4> tiles{draw.index, others[0], others[1], others[2]};
-    const Map sample_of_canvas = Map{affine_matrix(affine, size)}.then(flipped);
+    const Affine sample_of_canvas = Affine{affine_matrix(affine, size)}.then(flipped);
     for (std::size_t k = 0; k < 4; ++k) {
       place(tiles[k], sample, [&, centre = centre](std::size_t i) {
         const Fit to = fitted(i);
         const int x = k % 2 == 0 ? centre.x - to.size.width : centre.x;
         const int y = k < 2 ? centre.y - to.size.height : centre.y;
-        return Placing{scale_shift(to.scale, x, y), sample_of_canvas, augment_detail::whole(size * 2)};
+        return Placement{scale_shift(to.scale, x, y), sample_of_canvas, augment_detail::whole(size * 2)};
       });
     }
   }
@@ -358,23 +358,24 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
                                     [&](std::size_t i) { return !pictures.boxes(i).empty(); });
     if (found != mix_in.candidates.end()) {
       const cv::Size zoomed = mixup_size(size, mix_in.scale);
-      const Map sample_of_canvas = (mix_in.flip ? mirror(zoomed.width) : Map{})
-                                       .then(scale_shift({1, 1}, -mix_in.offset.x, -mix_in.offset.y));
+      const Affine sample_of_canvas = (mix_in.flip ? mirror(zoomed.width) : Affine{})
+                                          .then(scale_shift({1, 1}, -mix_in.offset.x, -mix_in.offset.y));
       Sample other{Image(size, border_grey), {}};
       place(*found, other, [&](std::size_t i) {
         const Scale fit = fitted(i).scale;
         const Scale scale{fit.x * zoomed.width / size.width, fit.y * zoomed.height / size.height};
-        return Placing{scale_shift(scale, 0, 0), sample_of_canvas.then(flipped),
-                       augment_detail::whole(zoomed)};
+        return Placement{scale_shift(scale, 0, 0), sample_of_canvas.then(flipped),
+                         augment_detail::whole(zoomed)};
       });
-      mix(sample.image, other.image);
+      average_images(sample.image, other.image);
       sample.boxes.insert(sample.boxes.end(), other.boxes.begin(), other.boxes.end());
     }
   }
 
   if (const auto& hsv = draw.colour_flip.hsv; hsv && (int(hsv->h) || int(hsv->s) || int(hsv->v)))
     for (int y = 0; y < jittered.height; ++y)
-      jitter(sample.image.ptr(y), jittered.width, float(int(hsv->h)), float(int(hsv->s)), float(int(hsv->v)));
+      hsv_jitter(sample.image.ptr(y), jittered.width, float(int(hsv->h)), float(int(hsv->s)),
+                 float(int(hsv->v)));
   const auto small = [](const Box& b) { return !(b.x2 - b.x1 > 1 && b.y2 - b.y1 > 1); };
   sample.boxes.erase(std::remove_if(sample.boxes.begin(), sample.boxes.end(), small), sample.boxes.end());
 }

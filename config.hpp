@@ -35,8 +35,9 @@ struct Config : Flags {
   std::string model = flag(model, "Model", "model", "yolox-s", "NAME", model_names());
   std::string weights =
       flag(weights, "Model", "weights", "", "FILE", "pretrained weights: .pth (ours, official) or .onnx");
-  std::string resume = flag_alone(resume, "Model", "resume", "newest", "RUN",
-                                  "resume the run in this folder; the newest run if no folder is given");
+  std::string resume =
+      flag_optional_value(resume, "Model", "resume", "newest", "RUN",
+                          "resume the run in this folder; the newest run if no folder is given");
   std::string preproc =
       flag(preproc, "Model", "preproc", "auto", "auto|bgr|legacy",
            "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the weights");
@@ -220,27 +221,27 @@ inline void fill_in(Config& c) {
 }
 
 // Returns the device of this rank: the GPU with the index local_rank, the only visible GPU, or the CPU.
-inline torch::Device device_of(const Config& c, const Place& place) {
-  const bool several = place.world > 1 || c.gpus > 0;
+inline torch::Device device_of(const Config& c, const RankInfo& rank_info) {
+  const bool several = rank_info.world > 1 || c.gpus > 0;
   if (c.procs > 0 || !several || c.device == "cpu") return parse_device(c.procs > 0 ? "cpu" : c.device);
   if (c.device == "auto" && c.gpus == 0 && !torch::cuda::is_available()) return parse_device("cpu");
-  return parse_device(concat("cuda:", torch::cuda::device_count() == 1 ? 0 : place.local_rank));
+  return parse_device(concat("cuda:", torch::cuda::device_count() == 1 ? 0 : rank_info.local_rank));
 }
 
 // Returns the absolute path without a final slash: "runs/x/" -> "/home/me/runs/x".
-inline fs::path without_slash(const std::string& text) {
+inline fs::path absolute_folder(const std::string& text) {
   const fs::path path = fs::absolute(text).lexically_normal();
   return path.has_filename() ? path : path.parent_path();
 }
 
 // Returns the name of the data set in run folder names: the last part of --data without extension.
 inline std::string data_name(const std::string& data) {
-  return without_slash(data.substr(0, data.find(','))).stem().string();
+  return absolute_folder(data.substr(0, data.find(','))).stem().string();
 }
 
 // Throws UsageError if the batch size is not divisible by the number of ranks, or --accum exceeds the images
 // per rank.
-inline void check_shares(const Config& c, int ranks) {
+inline void check_divisible_by_ranks(const Config& c, int ranks) {
   usage_check(c.bs % ranks == 0, "--bs ", c.bs, " is not divisible by the ", ranks, " ranks; give ",
               std::max(1, c.bs / ranks) * ranks, " or ", (c.bs / ranks + 1) * ranks);
   usage_check(c.bs == 0 || c.accum <= c.bs / ranks, "--accum ", c.accum, " is too large: each rank has only ",
@@ -249,18 +250,18 @@ inline void check_shares(const Config& c, int ranks) {
 
 // Returns the ranks that this process must start; empty if this process trains, alone or as a rank. given:
 // the flags of the command line. Throws UsageError if a flag of the launcher is invalid here.
-inline std::optional<Launch> to_launch(Config& config, const Flags& given, const Place& place) {
-  if (place.given()) {
+inline std::optional<Launch> ranks_to_launch(Config& config, const Flags& given, const RankInfo& rank_info) {
+  if (rank_info.started_by_others()) {
     for (const char* name : {"gpus", "procs", "nodes", "node", "master", "restarts"})
       usage_check(!given.was_given(name), "--", name, " starts ranks, but this process already is one of ",
-                  place.world,
+                  rank_info.world,
                   " ranks of torchrun or srun; leave the flag out, or start one process per node");
     config.gpus = config.procs = 0;
   }
   const Launch here{std::max({1, config.gpus, config.procs}), config.nodes, config.node, config.master,
                     config.restarts};
-  const bool is_rank = place.launched || place.given();
-  check_shares(config, is_rank ? place.world : here.ranks * here.nodes);
+  const bool is_rank = rank_info.launched || rank_info.started_by_others();
+  check_divisible_by_ranks(config, is_rank ? rank_info.world : here.ranks * here.nodes);
   if (is_rank || (here.ranks * here.nodes == 1 && here.restarts == 0)) return {};
   usage_check(config.gpus <= int(torch::cuda::device_count()), "--gpus ", config.gpus, ": there are ",
               int(torch::cuda::device_count()),
@@ -277,7 +278,7 @@ inline ImageSize base_size(const Config& c) {
 }
 
 // Throws std::runtime_error if the three batches that the loader keeps exceed half of the machine's memory.
-inline void check_room_for_batches(const Config& c) {
+inline void check_memory_for_batches(const Config& c) {
   const ImageSize size = base_size(c);
   const double bytes = 3.0 * c.bs * size.height * size.width * 3,
                memory = double(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
@@ -289,7 +290,7 @@ inline void check_room_for_batches(const Config& c) {
 inline MultiScale multi_scale(const Config& c, ImageSize base, int ranks) {
   const Recipe recipe = model_size(c.model).recipe;
   MultiScale sizes{base, recipe.smaller, recipe.larger, c.seed};
-  if (!c.multiscale) sizes.less = sizes.more = 0;
+  if (!c.multiscale) sizes.max_decrease = sizes.max_increase = 0;
   // A batch norm needs more than one value per channel. A batch of one image therefore needs a height of at
   // least 64 pixels.
   if (c.bs / (c.accum * (c.sync_bn ? 1 : ranks)) < 2) sizes.smallest = 2;
@@ -297,7 +298,7 @@ inline MultiScale multi_scale(const Config& c, ImageSize base, int ranks) {
 }
 
 // Returns the settings that a checkpoint stores: all but those of one call only, such as --profile.
-inline Settings settings_of(const Flags& flags) {
+inline Settings saved_settings_of(const Flags& flags) {
   Settings kept;
   const std::set<std::string> of_the_call{"resume", "profile", "dtr-trace", "debug",
                                           "nodes",  "node",    "master",    "restarts"};
@@ -307,20 +308,20 @@ inline Settings settings_of(const Flags& flags) {
 }
 
 // Returns the dtype for a value of --amp or --compress; float32 for off.
-inline at::ScalarType type_of(const std::string& name) {
+inline at::ScalarType dtype_of(const std::string& name) {
   return name == "fp16" ? torch::kHalf : name == "bf16" ? torch::kBFloat16 : torch::kFloat;
 }
 
 // The course of a run, derived from settings and data set. Iterations count from 0.
 struct Plan {
-  int64_t batch;              // total batch size over all ranks
-  int64_t per_epoch;          // iterations per epoch
-  int64_t epochs, iters;      // epochs and iterations of the run
-  int64_t share = 0;          // batch size of this rank
-  int64_t no_aug_from = 0;    // first iteration without mosaic and MixUp, with L1 loss
-  int64_t eval_interval = 0;  // epochs; 0: no evaluation
-  Schedule schedule = {};     // learning rate
-  MultiScale sizes = {};      // input size of each iteration
+  int64_t batch;                       // total batch size over all ranks
+  int64_t per_epoch;                   // iterations per epoch
+  int64_t epochs, iters;               // epochs and iterations of the run
+  int64_t batch_per_rank = 0;          // batch size of this rank
+  int64_t first_no_aug_iteration = 0;  // first iteration without mosaic and MixUp, with L1 loss
+  int64_t eval_interval = 0;           // epochs; 0: no evaluation
+  Schedule schedule = {};              // learning rate
+  MultiScale sizes = {};               // input size of each iteration
 
   int64_t epoch_of(int64_t step) const { return step / per_epoch + 1; }  // from 1
   // Returns true if an epoch, or the run, ends after this number of iterations.
@@ -328,7 +329,7 @@ struct Plan {
   // Returns true if the model is evaluated after this number of iterations. Call it at the end of an epoch.
   bool evaluates_after(int64_t steps) const {
     return eval_interval > 0 &&
-           (steps == iters || epoch_of(steps - 1) % eval_interval == 0 || steps > no_aug_from);
+           (steps == iters || epoch_of(steps - 1) % eval_interval == 0 || steps > first_no_aug_iteration);
   }
 };
 
@@ -337,8 +338,8 @@ inline Plan plan_of(const Config& c, int64_t images, int ranks, ImageSize base) 
   Plan plan{c.bs, (images + c.bs - 1) / c.bs, c.epochs, 0};
   plan.iters = plan.per_epoch * plan.epochs;
   if (c.max_iters) plan.iters = std::min(c.max_iters, plan.iters);
-  plan.share = c.bs / ranks;
-  plan.no_aug_from =
+  plan.batch_per_rank = c.bs / ranks;
+  plan.first_no_aug_iteration =
       plan.per_epoch * std::max<int64_t>(0, c.epochs - c.no_aug_epochs - (c.augment.official_quirks ? 1 : 0));
   plan.eval_interval = c.eval_interval;
   plan.schedule = {c.lr * c.bs, plan.per_epoch, c.epochs, c.warmup_epochs, c.no_aug_epochs,
@@ -356,7 +357,7 @@ inline Settings common_settings(const Config& config, const Dataset& data, size_
       {"images", concat(data.records.size())},          {"images to evaluate", concat(evaluated)},
       {"--profile", config.profile ? "true" : "false"}, {"device", device.is_cpu() ? "cpu" : "cuda"},
       {"classes", listed(data.classes, 1 << 30)},       {"steps done", concat(step)}};
-  for (const auto& [name, value] : settings_of(config))
+  for (const auto& [name, value] : saved_settings_of(config))
     if (!of_machine.count(name)) common.emplace_back("--" + name, value);
   return common;
 }

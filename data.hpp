@@ -39,11 +39,11 @@ inline std::vector<int64_t> permutation(int64_t n, uint64_t seed, uint64_t pass)
 // called from several threads.
 inline Loader::Make training_items(const Dataset& data, uint64_t seed, const AugmentConfig& augment,
                                    bool augmented, std::function<bool(int64_t)> mosaic_at) {
-  struct Orders {  // permutations of the two latest epochs, because a batch may span both
+  struct Permutations {  // permutations of the two latest epochs, because a batch may span both
     std::mutex mutex;
     std::map<int64_t, std::vector<int64_t>> of_pass;
   };
-  const auto orders = std::make_shared<Orders>();
+  const auto orders = std::make_shared<Permutations>();
   const int64_t n = data.records.size();
   return [=, &data](int64_t position, Image& image) {
     const int64_t pass = position / n;
@@ -112,7 +112,7 @@ inline Loader::Make checked_items(Loader::Make make, const Dataset& data, bool e
 }
 
 // Returns the image names of a batch, for messages.
-inline std::string names_in(const Batch& batch, const Dataset& data) {
+inline std::string image_names(const Batch& batch, const Dataset& data) {
   std::vector<std::string> names;
   for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
   return listed(names, 64);

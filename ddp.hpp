@@ -59,13 +59,14 @@ class Ranks {
   // Rendezvous with all other ranks. Throws std::runtime_error after `seconds`, with the ranks that are
   // missing. The same timeout holds for every later collective. device: of the tensors for sum(), average()
   // and broadcast().
-  Ranks(const Place& place, torch::Device device, double seconds);
+  Ranks(const RankInfo& info, torch::Device device, double seconds);
   Ranks(const Ranks&) = delete;
 
-  static inline bool met = false;  // true after the rendezvous: this process has connections to other ranks
-  const Place place;
-  bool first() const { return place.rank == 0; }
-  bool alone() const { return place.world == 1; }
+  static inline bool connected =
+      false;  // true after the rendezvous: this process has connections to other ranks
+  const RankInfo info;
+  bool first() const { return info.rank == 0; }
+  bool alone() const { return info.world == 1; }
   // Returns true if the launcher reports one node and all ranks report the same host name.
   bool same_machine() const;
   const c10::intrusive_ptr<c10d::ProcessGroup>& group() const { return processes; }
@@ -80,70 +81,70 @@ class Ranks {
   // All-reduces floating-point tensors (mean) in place. Integer tensors do not change.
   void average(const std::vector<Tensor>& tensors);
   // Returns the value of rank 0.
-  bool of_first(bool mine) { return sum({double(first() && mine)})[0] > 0; }
+  bool broadcast_flag(bool mine) { return sum({double(first() && mine)})[0] > 0; }
   // All-gathers values. Returns the values of each rank, by rank. Ranks may have different numbers of values.
   std::vector<std::vector<double>> gather(const std::vector<double>& mine);
   // Broadcasts from rank 0: overwrites the tensors, or returns the text of rank 0.
   void broadcast(const std::vector<Tensor>& tensors);
   std::string broadcast(const std::string& mine);
   // Barrier: returns after all ranks have called it.
-  void meet() { max(0); }
+  void barrier() { max(0); }
   // Throws std::runtime_error with the number of a rank if the tensors are not bitwise equal on all ranks.
   // when: the moment, for the message.
-  void must_equal(const std::vector<Tensor>& tensors, const std::string& when);
+  void check_equal(const std::vector<Tensor>& tensors, const std::string& when);
   // Barrier that throws std::runtime_error if a setting (flag, value) of this rank differs from rank 0.
-  void must_agree(const std::vector<std::pair<std::string, std::string>>& settings);
+  void check_same_settings(const std::vector<std::pair<std::string, std::string>>& settings);
   // Returns work(), which runs on one rank of each machine first, and then on the other ranks of that
   // machine. Use it for work that writes a cache on disk, which the other ranks then read.
   template <class Work>
-  auto first_here_then_others(const Work& work) {
+  auto run_first_on_one_rank_per_machine(const Work& work) {
     if (alone()) return work();
-    const std::string here = peers[place.rank].host, key = concat("turn/", here, "/", turns++);
+    const std::string here = peers[info.rank].host, key = concat("turn/", here, "/", turns++);
     const auto there = [&](const Peer& p) { return p.host == here; };
     const auto first = std::find_if(peers.begin(), peers.end(), there) - peers.begin();
-    if (place.rank != first) told(key);
+    if (info.rank != first) wait_for_key(key);
     auto result = work();
-    if (place.rank == first) store->set(key, std::vector<uint8_t>{1});
+    if (info.rank == first) store->set(key, std::vector<uint8_t>{1});
     return result;
   }
 
   // Reports the run folder to the launcher of this machine, which resumes from there after a failure.
-  void report(const std::string& run) const;
+  void report_run_folder(const std::string& run) const;
   // Waits for all ranks, closes the connections and deletes this object. Call it at the end of a successful
   // run.
-  void leave();
+  void shutdown();
 
   // Reports that this rank has reached the named barrier. The watchdog ends the run if another rank does not
   // reach it within the timeout.
-  void at(const std::string& where) {
-    if (watchdog) watchdog->at(where);
+  void reached(const std::string& where) {
+    if (watchdog) watchdog->reached(where);
   }
   // Restarts the timeout. Call it in phases in which ranks do different amounts of work, such as evaluation.
-  void still_at_work() {
-    if (watchdog) watchdog->still_at_work();
+  void restart_timeout() {
+    if (watchdog) watchdog->restart_timeout();
   }
   // Tells the watchdog that this rank may wait for other ranks in backward, in the all-reduce of the Reducer.
-  void reducing() {
+  void enter_backward() {
     if (watchdog) watchdog->waiting = true;
   }
   // Returns the seconds in collectives since the last call. The slowest rank has the smallest value.
-  double waited() { return std::exchange(waiting, 0.0); }
+  double collective_seconds() { return std::exchange(waiting, 0.0); }
   // Returns host, process id and GPU of a rank: "host, process 123".
-  std::string who(int rank) const { return peers[rank].text(); }
+  std::string location(int rank) const { return peers[rank].text(); }
 
  private:
   using Milliseconds = std::chrono::milliseconds;
-  Milliseconds limit() const { return Milliseconds(int64_t(1000 * seconds)); }
-  std::string where() const { return concat(place.host, ":", place.port); }
+  Milliseconds timeout() const { return Milliseconds(int64_t(1000 * seconds)); }
+  std::string store_address() const { return concat(info.host, ":", info.port); }
 
   c10::intrusive_ptr<c10d::Store> connect_store(bool serves);
   void open_store();
   // Returns the value that a rank stored under `key`. Polls for up to `most` seconds; returns an empty string
   // if the key does not appear. Throws LostRank if rank 0, which hosts the store, has ended.
-  std::string told(const std::string& key, double most = std::numeric_limits<double>::infinity());
+  std::string wait_for_key(const std::string& key, double most = std::numeric_limits<double>::infinity());
   // Exchanges host, process id and GPU of all ranks through the store. gpu: PCI address of the GPU of this
   // rank; empty for the CPU. Throws std::runtime_error if ranks are missing after the timeout or share a GPU.
-  void wait_for_all(const std::string& gpu);
+  void exchange_peers(const std::string& gpu);
 
   // Returns the address of this machine that other machines can connect to. The host name of a machine often
   // resolves to a loopback address (127.0.1.1), which other machines cannot reach. In this case, returns the
@@ -167,14 +168,14 @@ class Ranks {
 
   // Sets up `local`. Call it only if all ranks run on this machine.
   void share_memory();
-  // Runs LocalSums::exchange(). Throws LostRank if a rank has ended.
+  // Runs SharedMemoryGather::exchange(). Throws LostRank if a rank has ended.
   template <class Take>
   void exchange(const std::vector<double>& mine, const Take& take) {
     RECORD_USER_SCOPE("reduce");
     const Wait wait(*this);
     const int gone = local->exchange(mine.data(), mine.size(), take);
     if (gone >= 0)
-      throw LostRank(concat("rank ", place.rank, " lost rank ", gone, " (", who(gone),
+      throw LostRank(concat("rank ", info.rank, " lost rank ", gone, " (", location(gone),
                             "), whose process ended; see the end of the output of that rank"));
   }
   // Waits for the collective that begin() starts. Throws LostRank if a connection breaks.
@@ -185,11 +186,11 @@ class Ranks {
     try {
       if (const auto work = begin()) work->wait();
     } catch (const std::exception& e) {
-      if (is_own_failure(e)) throw;
+      if (is_local_error(e)) throw;
       std::string what = e.what();
       what = what.substr(0, what.find('\n'));
       if (what[0] == '[' && what.find("] ") != std::string::npos) what = what.substr(what.find("] ") + 2);
-      throw LostRank(concat("rank ", place.rank, " lost another rank (", what,
+      throw LostRank(concat("rank ", info.rank, " lost another rank (", what,
                             "); see the end of the output of that rank"));
     }
   }
@@ -203,14 +204,14 @@ class Ranks {
   int64_t texts = 0, turns = 0;
   double waiting = 0;
   torch::Device device = torch::kCPU;
-  std::unique_ptr<LocalSums> local;
+  std::unique_ptr<SharedMemoryGather> local;
   std::unique_ptr<Watchdog> watchdog;
 };
 
 // Communication hook of the Reducer that all-reduces gradients in fp16 or bf16 (--compress). Halves the
 // traffic; sums have the precision of the 16-bit type.
-struct Compress : c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGroup>> {
-  Compress(c10::intrusive_ptr<c10d::ProcessGroup> group, at::ScalarType type)
+struct CompressHook : c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGroup>> {
+  CompressHook(c10::intrusive_ptr<c10d::ProcessGroup> group, at::ScalarType type)
       : CppCommHookInterface(std::move(group)), type(type) {}
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override;
   at::ScalarType type;
@@ -219,18 +220,18 @@ struct Compress : c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGro
 // Warning handler that drops two warnings of the Reducer about a negligible cost: find_unused_parameters is
 // not needed while all parameters are used, and gradient strides differ for weights with a dimension of
 // size 1.
-struct QuietReducer : c10::WarningHandler {
+struct ReducerWarningFilter : c10::WarningHandler {
   void process(const c10::Warning& warning) override;
 };
 
 // All-reduces gradients (mean over the ranks) during backward: a bucket is reduced as soon as its last
 // gradient is ready. Gradients are views of the buckets. A parameter that no rank used has no gradient. A
 // rank that did not use a parameter contributes zero.
-class Reduction {
+class GradientReducer {
  public:
   // params: in the order of use in the forward pass, so that the gradients of a bucket become ready together.
   // compress: dtype of the all-reduce; float32: no compression.
-  Reduction(Ranks& ranks, const std::vector<Tensor>& params, at::ScalarType compress);
+  GradientReducer(Ranks& ranks, const std::vector<Tensor>& params, at::ScalarType compress);
   // Prepares the all-reduce. Call it only before the last backward() of an iteration, because the gradients
   // of earlier micro-batches accumulate on each rank without communication. outputs: the tensors that
   // backward() starts from.
@@ -256,7 +257,7 @@ int run_rank(
     } catch (const UsageError&) {
       throw;
     } catch (const std::exception& e) {
-      if (is_lost_rank(e))
+      if (is_lost_rank_error(e))
         code = kLostRank;
       else
         failed();
@@ -265,7 +266,7 @@ int run_rank(
   });
   std::cout.flush();
   // Exits without destructors, because they would wait for pending collectives with lost ranks.
-  if (error && Ranks::met) _exit(code ? code : error);
+  if (error && Ranks::connected) _exit(code ? code : error);
   return error ? error : code;
 }
 

@@ -52,22 +52,22 @@ static void report(const EvalResult& result, const CocoDataset& truth,
   print_per_class(std::cout, result);
   std::cout << "\n";
   print_summary(std::cout, result);
-  const Insight insight = find_insight(truth, detections);
-  print_insight(std::cout, insight);
+  const ErrorAnalysis insight = analyse_errors(truth, detections);
+  print_error_analysis(std::cout, insight);
   std::optional<VocResult> voc;
   if (config.voc) print_voc(std::cout, voc.emplace(voc_ap(truth, detections)));
   if (!config.json.empty())
     write_eval_json(config.json, result, [&](JsonWriter& writer) {
-      write_insight(writer, insight);
+      write_error_analysis(writer, insight);
       if (voc) write_voc(writer, *voc);
     });
   if (config.report.empty()) return;
   std::error_code no_folder;  // not read: writing the report fails, too
   if (const fs::path folder = fs::path(config.report).parent_path(); !folder.empty())
     fs::create_directories(folder, no_folder);
-  const std::string page =
-      page_html(title, concat("torch ", TORCH_VERSION, ", revision ", git_revision()),
-                evaluation_html(heading, result, truth, insight, data, voc) + settings_html(config.values()));
+  const std::string page = page_html(
+      title, concat("torch ", TORCH_VERSION, ", revision ", git_revision()),
+      evaluation_html(heading, result, truth, insight, data, voc) + settings_section(config.values()));
   const bool written = replace_text(config.report, page);
   check(written || !config.was_given("report"), "cannot write --report ", config.report,
         "; check the permissions of the folder and the free disk space");
@@ -179,6 +179,6 @@ static void run(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
-  share_cores(argv);
+  limit_spinning(argv);
   return run_program([&] { run(argc, argv); });
 }

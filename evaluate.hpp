@@ -73,7 +73,7 @@ struct Evaluation {
 };
 
 // Replaces the detections and unreadable images of this rank by those of all ranks.
-inline void join_ranks(Evaluation& e, std::unordered_set<int64_t>& unreadable, const EvalSettings& s) {
+inline void gather_evaluation(Evaluation& e, std::unordered_set<int64_t>& unreadable, const EvalSettings& s) {
   std::vector<double> mine{double(e.complete), double(unreadable.size())};
   mine.insert(mine.end(), unreadable.begin(), unreadable.end());
   for (const Detection& d : e.detections)
@@ -141,8 +141,8 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
         timed(&EvalTimes::decode, [&] { return decode(predicted, s.size.height, s.size.width); });
     const auto detections = timed(&EvalTimes::nms, [&] { return postprocess(out, s.conf, s.nms); });
     if (!s.pictures.empty() && k < 3)
-      save_picture(concat(s.pictures, k, "_pred.jpg"),
-                   draw_batch(batch.images, drawn(detections, data.classes)));
+      save_image(concat(s.pictures, k, "_pred.jpg"),
+                 draw_batch(batch.images, labelled_boxes(detections, data.classes)));
     for (size_t i = 0; i < detections.size(); ++i, ++at) {
       if (batch.indices[i] < 0)
         unreadable.insert(data.records[at].image_id);
@@ -153,7 +153,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
     e.complete = !stop_signal;
     if (!e.complete) break;
   }
-  if (s.gather) join_ranks(e, unreadable, s);
+  if (s.gather) gather_evaluation(e, unreadable, s);
   if (!e.complete) return e;
   if (!unreadable.empty()) {
     auto& images = e.truth.images;

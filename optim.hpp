@@ -68,7 +68,7 @@ inline std::string freeze(torch::nn::Module& model, const std::vector<std::strin
 
 // Sets training mode. Frozen batch norms stay in evaluation mode, so that their running statistics do not
 // change.
-inline void training_mode(torch::nn::Module& model) {
+inline void set_training_mode(torch::nn::Module& model) {
   model.train();
   for (const auto& module : model.modules())
     if (const auto* norm = module->as<torch::nn::BatchNorm2d>(); norm && !norm->weight.requires_grad())
@@ -76,7 +76,7 @@ inline void training_mode(torch::nn::Module& model) {
 }
 
 // Returns the parameters with requires_grad, in registration order.
-inline std::vector<Tensor> learning(const torch::nn::Module& model) {
+inline std::vector<Tensor> trainable_parameters(const torch::nn::Module& model) {
   std::vector<Tensor> parameters;
   for (const Tensor& p : model.parameters())
     if (p.requires_grad()) parameters.push_back(p);

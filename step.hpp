@@ -26,7 +26,7 @@ namespace yolox {
 
 // Runs part() under this name in the --profile trace.
 template <class Part>
-auto marked(const char* name, const Part& part) {
+auto profiled(const char* name, const Part& part) {
   RECORD_USER_SCOPE(name);
   return part();
 }
@@ -46,7 +46,7 @@ struct StepSettings {
 // Frees the memory of a failed backward(). After a backward() that threw, autograd keeps the unfinished
 // tasks, and the activations that they hold, until the next backward() on this thread. An empty backward()
 // frees them.
-inline void forget_backward() { torch::zeros({1}, torch::requires_grad()).sum().backward(); }
+inline void free_failed_backward() { torch::zeros({1}, torch::requires_grad()).sum().backward(); }
 
 // Computes gradients of the scaled batch loss into `param.grad()` and returns the detached losses.
 // forward(images [b, 3, H, W]) returns Predictions. parts: number of micro-batches. Gradients and losses are
@@ -61,26 +61,27 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
   // expected number of positives, is the same on all ranks. It keeps these weights near 1, because fp16
   // gradients overflow otherwise.
   const int64_t n = images.size(0);
-  const double guess = 16.0 * double(n);
+  const double expected_positives = 16.0 * double(n);
   const bool weighted = parts * s.ranks > 1;
   std::vector<Losses> all;
   std::string anomaly;
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t from = n * part / parts, to = n * (part + 1) / parts;
-    const Predictions predictions = marked("forward", [&] {
+    const Predictions predictions = profiled("forward", [&] {
       const AutocastGuard autocast(s.device, s.amp);
       return forward(images.slice(0, from, to));
     });
-    Losses losses = marked("loss", [&] {
+    Losses losses = profiled("loss", [&] {
       return yolox_loss(predictions, images.size(2), images.size(3), targets.slice(from, to), s.use_l1);
     });
-    const Tensor loss = weighted ? losses.total * losses.num_fg.clamp_min(1) / guess : losses.total;
-    marked("backward", [&] {
+    const Tensor loss =
+        weighted ? losses.total * losses.num_fg.clamp_min(1) / expected_positives : losses.total;
+    profiled("backward", [&] {
       try {
         if (s.before_backward && part == parts - 1) s.before_backward({loss});
         scaler.scaled(loss).backward();
       } catch (const std::exception& e) {
-        forget_backward();
+        free_failed_backward();
         // With --debug, anomaly mode throws at a NaN. With several ranks the error ends the run, because the
         // other ranks would wait for the gradients of this rank.
         const std::string what = e.what();
@@ -96,16 +97,17 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
   losses.anomaly = anomaly;
   if (s.ranks > 1) all_reduce(losses, s.sum);
   if (weighted)
-    scale_gradients(gradients(optimizer.groups),
-                    losses.num_fg.clamp_min(1).to(torch::kFloat).reciprocal() * (guess * s.ranks));
+    scale_gradients(gradients(optimizer.groups), losses.num_fg.clamp_min(1).to(torch::kFloat).reciprocal() *
+                                                     (expected_positives * s.ranks));
   return losses;
 }
 
 // Sets up distributed training: `reduction` averages gradients over the ranks, losses are summed over the
 // ranks, and sync_bn turns on SyncBN. Does nothing with a single rank.
-inline void train_over(Ranks& ranks, Reduction& reduction, StepSettings& s, nn::Module& model, bool sync_bn) {
+inline void set_up_ddp(Ranks& ranks, GradientReducer& reduction, StepSettings& s, nn::Module& model,
+                       bool sync_bn) {
   if (ranks.alone()) return;
-  s.ranks = ranks.place.world;
+  s.ranks = ranks.info.world;
   s.sum = [&](Tensor& x) { ranks.sum(x); };
   s.before_backward = [&](const std::vector<Tensor>& outputs) { reduction.before_backward(outputs); };
   if (sync_bn) use_sync_bn(model, s.sum);
@@ -118,7 +120,7 @@ struct Input {
 };
 // Returns the network input of a batch, resized to `size`. legacy: pixel format of YOLOX 0.1.0, see
 // preprocess(). type: dtype of the weights.
-inline Input network_input(const Batch& batch, ImageSize size, bool legacy, at::ScalarType type) {
+inline Input make_network_input(const Batch& batch, ImageSize size, bool legacy, at::ScalarType type) {
   RECORD_USER_SCOPE("copy");
   Input input{preprocess(batch.images, legacy).to(type), batch.targets};
   resize_batch(input.images, input.targets, size);
@@ -127,7 +129,7 @@ inline Input network_input(const Batch& batch, ImageSize size, bool legacy, at::
 
 // Copies losses and gradient norm of an iteration to the host. Synchronises with the device. objects: number
 // of objects in the batch.
-inline StepNumbers numbers_of(const Losses& l, const Tensor& norm, int64_t objects) {
+inline StepNumbers read_step_numbers(const Losses& l, const Tensor& norm, int64_t objects) {
   std::vector<Tensor> all{l.total, l.num_fg, norm};
   for (const auto& term : l.terms) all.push_back(term.value);
   for (Tensor& t : all) t = t.to(l.total.device(), torch::kDouble);

@@ -10,7 +10,7 @@
 #include "ddp/launch.hpp"    // launch(): --gpus, --procs
 #include "dtr/budget.hpp"    // Dtr: --dtr
 #include "run/crash.hpp"     // crash.txt
-#include "run/fit.hpp"       // MicroBatches, find_batch(), try_dtr()
+#include "run/fit.hpp"       // MicroBatches, find_batch(), try_dtr_step()
 #include "run/recovery.hpp"  // Recovery: rollback after a non-finite loss
 #include "run/run.hpp"       // Run: run folder, log, checkpoints and reports
 #include "run/setup.hpp"     // data, model and weights
@@ -19,9 +19,9 @@
 using namespace yolox;
 
 // The flags that --help explains. The other flags are listed by name.
-static const std::vector<std::string> kOftenUsed = {"data",   "workers", "cache", "model",  "weights",
-                                                    "resume", "size",    "bs",    "epochs", "lr",
-                                                    "amp",    "dtr",     "gpus",  "out"};
+static const std::vector<std::string> kFrequentFlags = {"data",   "workers", "cache", "model",  "weights",
+                                                        "resume", "size",    "bs",    "epochs", "lr",
+                                                        "amp",    "dtr",     "gpus",  "out"};
 
 // Ends an epoch or the run: evaluates, and writes best.pth, last.pth and report.html. Returns false if
 // training is over.
@@ -33,11 +33,11 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
     evaluation = run.evaluate(t);
     if (!evaluation->complete) return false;
     t.ap = evaluation->result.AP;  // selects best.pth; change this line to select by AP50, for example
-    const auto [ap_before, stale_before] = std::pair(t.best_ap, t.stale);
-    ++t.stale;
+    const auto [ap_before, stale_before] = std::pair(t.best_ap, t.evals_without_gain);
+    ++t.evals_without_gain;
     if (*t.ap > t.best_ap) {
       t.best_ap = *t.ap;
-      t.stale = 0;
+      t.evals_without_gain = 0;
       if (!run.save(t, "best.pth")) t.best_ap = ap_before;
     }
     run.best_ap = t.best_ap;
@@ -45,11 +45,11 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
       // --max-iters ended the run within an epoch. Restores the values of the last whole epoch, so that a
       // resumed run equals a run without interruption.
       t.best_ap = ap_before;
-      t.stale = stale_before;
+      t.evals_without_gain = stale_before;
     }
   }
   t.epochs = t.iteration / plan.per_epoch;
-  const bool stop = run.config.patience > 0 && t.stale >= run.config.patience && !last;
+  const bool stop = run.config.patience > 0 && t.evals_without_gain >= run.config.patience && !last;
   run.save(t, "last.pth", /*required=*/last || stop);
   return !run.end_of_epoch(t, evaluation ? &*evaluation : nullptr, stop);
 }
@@ -57,32 +57,32 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
 // Trains and returns the exit code. With --gpus or --procs, starts the ranks instead.
 static int train(int argc, char** argv) {
   ignore_hangup();
-  tell_signals();
+  report_signals();
 
   // ---- settings: from the flags, or from the resumed run
   Config config;
-  config.parse(argc, argv, "train YOLOX", kOftenUsed);
+  config.parse(argc, argv, "train YOLOX", kFrequentFlags);
   SavedRun saved = find_run(config);
   fill_in(config);
   check_config(config);
-  const Place place = place_of_this_process();
-  if (const auto ranks = to_launch(config, config, place)) return launch(*ranks, argc, argv);
-  const torch::Device device = prepare_process(config, place);
-  check_room_for_batches(config);
+  const RankInfo rank_info = rank_info_from_environment();
+  if (const auto ranks = ranks_to_launch(config, config, rank_info)) return launch(*ranks, argc, argv);
+  const torch::Device device = prepare_process(config, rank_info);
+  check_memory_for_batches(config);
 
   // ---- ranks. The object is not destroyed after an error, because its destructor would wait for dead ranks.
-  Ranks& ranks = *new Ranks(place, device, config.timeout);
+  Ranks& ranks = *new Ranks(rank_info, device, config.timeout);
 
   // ---- data
   Splits data = load_data(config, config.data, saved.run, ranks);
   check_ranks(ranks, config, data, saved, device);
 
   // ---- model, weights, optimizer, EMA
-  Dtr dtr(dtr_settings(dtr_bytes(config), device, place.local_world));  // counts allocations from here on
+  Dtr dtr(dtr_settings(dtr_bytes(config), device, rank_info.local_world));  // counts allocations from here on
   WeightsInfo info;
   YOLOX model = new_model(config, saved, data.train, device, info, saved.notes);
   Training t = new_training(config, model, device);
-  StepSettings step{device.type(), type_of(config.amp)};
+  StepSettings step{device.type(), dtype_of(config.amp)};
 
   // ---- run folder, log, checkpoints
   Run run(config, info, saved, data, ranks, device);
@@ -95,47 +95,48 @@ static int train(int argc, char** argv) {
     return compute_gradients(forward, images, targets, parts, t.optimizer, t.scaler, step);
   };
   const auto type = model->parameters()[0].scalar_type();
-  const Trial trial{t, compute, base, multi_scale(config, base, place.world).largest(), device, dtr};
+  const TrialStep trial{t, compute, base, multi_scale(config, base, rank_info.world).largest(), device, dtr};
   if (config.bs == 0) run.note(find_batch(config, trial, data.train.records.size(), ranks, run.log));
-  Plan plan = plan_of(config, data.train.records.size(), place.world, base);
-  const std::string dtr_fact = dtr.on() ? try_dtr(config, trial, plan.share, ranks) : "";
+  Plan plan = plan_of(config, data.train.records.size(), rank_info.world, base);
+  const std::string dtr_fact = dtr.on() ? try_dtr_step(config, trial, plan.batch_per_rank, ranks) : "";
   run.resume(t, saved, plan);
   run.start(t, plan, dtr.on(), {dtr_fact});
 
   // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN
   synchronize(ranks, t);
-  Reduction reduction(ranks, learning(*model), type_of(config.compress));
-  train_over(ranks, reduction, step, *model, config.sync_bn);
+  GradientReducer reduction(ranks, trainable_parameters(*model), dtype_of(config.compress));
+  set_up_ddp(ranks, reduction, step, *model, config.sync_bn);
 
   // ---- training loop
-  Batches batches(data.train, config, plan, place.rank, base, device);
+  Batches batches(data.train, config, plan, rank_info.rank, base, device);
   batches.start(t.iteration);
-  MicroBatches micro_batches(t, config.accum, plan.share, ranks, run.log);
+  MicroBatches micro_batches(t, config.accum, plan.batch_per_rank, ranks, run.log);
   Recovery recovery(run, ranks);
   const int64_t traced = config.dtr_trace && ranks.first() ? t.iteration + 2 : -1;  // --dtr-trace
   bool go_on = !run.evaluation_due(t) || end_of_epoch(t, plan, run);
   while (go_on && t.iteration < plan.iters && !run.stop_requested()) {
     const int64_t i = t.iteration;
     const double lr = learning_rate(plan.schedule, i) * t.lr_factor;
-    const ImageSize size = plan.sizes.at(i);
+    const ImageSize size = plan.sizes.size_at(i);
     const Batch batch = batches.next();
-    run.start_step(i, batch, batches.take_waiting_time());
+    run.start_step(i, batch, batches.reset_waiting_time());
 
     // Gradients of the whole batch, at once or accumulated over micro-batches.
-    step.use_l1 = i >= plan.no_aug_from;
-    dtr.takes_samples = i == traced;
+    step.use_l1 = i >= plan.first_no_aug_iteration;
+    dtr.record_samples = i == traced;
     const Losses losses = micro_batches.run(i, size, [&](int64_t parts) {
-      const Input input = network_input(batch, size, info.legacy_preproc, type);
+      const Input input = make_network_input(batch, size, info.legacy_preproc, type);
       return dtr.run([&] { return compute(input.images, input.targets, parts); });
     });
     const std::vector<Tensor> grads = gradients(t.optimizer.groups);
     t.scaler.unscale(grads);
     const Tensor norm = clip_on_all_ranks(grads, config.clip, ranks);
-    const StepNumbers numbers = numbers_of(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
+    const StepNumbers numbers =
+        read_step_numbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
     if (!config.sync_bn) ranks.average(model->buffers());
 
     // After a non-finite loss: rolls back to the last checkpoint, or ends the run.
-    if (const std::string why = recovery.failure(numbers, losses.anomaly); !why.empty()) {
+    if (const std::string why = recovery.failure_reason(numbers, losses.anomaly); !why.empty()) {
       micro_batches.restore_statistics();
       recovery.roll_back(t, why, {i, batch, numbers, lr, size, step.use_l1});
       batches.start(t.iteration);
@@ -160,11 +161,11 @@ static int train(int argc, char** argv) {
       run.save_if_due(t);
   }
   run.finish(t);
-  ranks.leave();
+  ranks.shutdown();
   return 0;
 }
 
 int main(int argc, char** argv) {
-  share_cores(argv);
+  limit_spinning(argv);
   return run_rank([&] { return train(argc, argv); }, [] { write_crash(memory_report().c_str()); });
 }

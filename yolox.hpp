@@ -121,7 +121,7 @@ using CSPLayer = CSPLayerImpl;
 
 // Returns max_pool2d(x, 5, 1, 2) with a deterministic backward on a GPU. The CUDA backward of torch's max
 // pooling uses atomic additions, whose order differs between runs. This version is several times slower.
-inline Tensor max_of_5x5(Tensor x) {
+inline Tensor deterministic_max_pool_5x5(Tensor x) {
   for (const int64_t dim : {2, 3}) {
     std::vector<int64_t> pad(4, 0);  // left, right, top, bottom
     pad[dim == 3 ? 0 : 2] = pad[dim == 3 ? 1 : 3] = 2;
@@ -142,7 +142,7 @@ struct SPPBottleneckImpl : Block {
   }
   Tensor forward(Tensor x) override {
     const auto pool5 = [](const Tensor& t) {
-      return t.is_cuda() && at::globalContext().deterministicAlgorithms() ? max_of_5x5(t)
+      return t.is_cuda() && at::globalContext().deterministicAlgorithms() ? deterministic_max_pool_5x5(t)
                                                                           : torch::max_pool2d(t, 5, 1, 2);
     };
     const Tensor y = conv1(x), y5 = pool5(y), y9 = pool5(y5), y13 = pool5(y9);
@@ -407,14 +407,14 @@ inline void use_sync_bn(nn::Module& model, const std::function<void(Tensor&)>& s
 // Converts the weights to channels-last memory format. Images from OpenCV have this format, so that no
 // operation has to reorder memory: a training iteration takes 10 to 20 % less time. Names and shapes do not
 // change.
-inline void channels_last(nn::Module& model) {
+inline void to_channels_last(nn::Module& model) {
   for (auto& p : model.parameters())
     if (p.dim() == 4) p.set_data(p.contiguous(torch::MemoryFormat::ChannelsLast));
 }
 
 // Returns weight and bias of the convolution that equals convolution and batch norm of the block in
 // evaluation mode. In this mode, a batch norm is a factor and an offset per channel.
-inline std::pair<Tensor, Tensor> folded(const BaseConvImpl& block) {
+inline std::pair<Tensor, Tensor> fused_parameters(const BaseConvImpl& block) {
   const torch::NoGradGuard no_grad;
   if (!block.bn) return {block.conv->weight, block.conv->bias};
   const auto& bn = *block.bn;
@@ -430,7 +430,7 @@ inline void fuse_batch_norms(nn::Module& model) {
   for (const auto& module : model.modules()) {
     auto* block = module->as<BaseConvImpl>();
     if (!block || !block->bn) continue;
-    const auto [weight, bias] = folded(*block);
+    const auto [weight, bias] = fused_parameters(*block);
     const auto& old = block->conv->options;
     nn::Conv2d conv(nn::Conv2dOptions(old.in_channels(), old.out_channels(), old.kernel_size())
                         .stride(old.stride())

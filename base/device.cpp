@@ -51,7 +51,7 @@ void set_determinism(bool on, bool memory_is_short) {
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
-double memory_taken(torch::Device device) {
+double memory_used(torch::Device device) {
 #ifdef YOLOX_CUDA
   if (device.is_cuda())
     return double(c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).reserved_bytes[0].current);
@@ -60,7 +60,7 @@ double memory_taken(torch::Device device) {
   return resident_bytes();
 }
 
-GivenOut given_out(torch::Device device) {
+AllocatedBytes allocated_bytes(torch::Device device) {
 #ifdef YOLOX_CUDA
   if (device.is_cuda()) {
     const auto bytes = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0];
@@ -85,7 +85,7 @@ double memory_budget(torch::Device device) {
   if (device.is_cuda()) {
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);  // of the current device
-    return 0.9 * (double(free) + memory_taken(device));
+    return 0.9 * (double(free) + memory_used(device));
   }
 #endif
   (void)device;
@@ -97,7 +97,7 @@ std::string memory_report() {
   try {
     if (!torch::cuda::is_available() || !c10::cuda::CUDACachingAllocator::get()->initialized()) return "";
     const torch::Device device(torch::kCUDA, c10::cuda::current_device());
-    return concat(device_name(device), ": ", memory_taken(device) / 1e9, " GB reserved, peak ",
+    return concat(device_name(device), ": ", memory_used(device) / 1e9, " GB reserved, peak ",
                   memory_peak(device) / 1e9, " GB");
   } catch (const std::exception&) {  // the GPU may be the cause of the crash
   }
@@ -113,8 +113,8 @@ void empty_cache(torch::Device device) {
   }
 #endif
   if (device.is_cpu()) {
-    give_back_freed_memory();
-    forget_peak();
+    return_freed_memory();
+    reset_peak();
   }
 }
 

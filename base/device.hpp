@@ -40,11 +40,11 @@ void set_determinism(bool on, bool memory_is_short);
 
 // Returns the memory that this process uses on the device, in bytes: reserved by torch's caching allocator on
 // a GPU, resident in RAM on the CPU.
-double memory_taken(torch::Device device);
+double memory_used(torch::Device device);
 // Returns the bytes that torch's allocator has allocated to tensors: now, and the peak since the last call of
 // empty_cache(). Both are 0 on the CPU, where torch does not count.
-GivenOut given_out(torch::Device device);
-// Returns the peak of memory_taken() since the last call of empty_cache(), in bytes.
+AllocatedBytes allocated_bytes(torch::Device device);
+// Returns the peak of memory_used() since the last call of empty_cache(), in bytes.
 double memory_peak(torch::Device device);
 // Returns the memory that this process may use in total, in bytes: 90 % of the free memory plus its own on a
 // GPU, free_memory() plus its own on the CPU.

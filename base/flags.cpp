@@ -46,18 +46,18 @@ static void from_text(const std::string& name, const std::string& text, T& v) {
 }
 
 // Returns the number that the word of a flag stands for.
-static double number_of_word(const std::string& word) { return word == "auto" ? 0 : -1; }
+static double number_of_keyword(const std::string& word) { return word == "auto" ? 0 : -1; }
 
 std::string Flags::Flag::get() const {
   const std::string text = std::visit([](const auto* v) { return to_text(*v); }, member);
-  return !word.empty() && text == to_text(number_of_word(word)) ? word : text;
+  return !keyword.empty() && text == to_text(number_of_keyword(keyword)) ? keyword : text;
 }
 
 void Flags::Flag::set(const std::string& text) const {
-  const bool is_word = !word.empty() && text == word;
-  const std::string number = is_word ? to_text(number_of_word(word)) : text;
+  const bool is_word = !keyword.empty() && text == keyword;
+  const std::string number = is_word ? to_text(number_of_keyword(keyword)) : text;
   std::visit([&](auto* v) { from_text(name, number, *v); }, member);
-  if (word == "auto" && !is_word && get() == word)
+  if (keyword == "auto" && !is_word && get() == keyword)
     throw UsageError(concat("--", name, " must be a number above 0 or auto, got ", text));
 }
 
@@ -124,7 +124,7 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::ve
     std::string text = help_all ? options.help(groups) : brief.help(groups);
     if (!help_all) {  // without empty lines, so that the text fits on one screen
       for (size_t at; (at = text.find("\n\n")) != std::string::npos;) text.erase(at, 1);
-      text += " More flags, explained by --help all:\n" + names_without(often);
+      text += " More flags, explained by --help all:\n" + other_flag_names(often);
     }
     std::cout << text;
     std::exit(0);
@@ -165,7 +165,7 @@ bool Flags::set(const std::string& name, const std::string& value) {
   return false;
 }
 
-std::string Flags::names_without(const std::vector<std::string>& often) const {
+std::string Flags::other_flag_names(const std::vector<std::string>& often) const {
   std::string text, group, line;
   for (const auto& f : flags) {
     if (std::find(often.begin(), often.end(), f.name) != often.end()) continue;

@@ -60,14 +60,14 @@ struct Flags {
   // Declares a flag that is a number above 0 or "auto". The member is 0 for "auto".
   int flag_auto(int& member, std::string_view group, std::string_view name, int value,
                 std::string_view argument, std::string_view doc) {
-    add(&member, group, name, argument, doc).word = "auto";
+    add(&member, group, name, argument, doc).keyword = "auto";
     return value;
   }
   // Declares a number whose default depends on the model's recipe. The member is -1 and the help shows
   // "recipe" until the recipe is known.
   double flag_recipe(double& member, std::string_view group, std::string_view name, std::string_view argument,
                      std::string_view doc) {
-    add(&member, group, name, argument, doc).word = "recipe";
+    add(&member, group, name, argument, doc).keyword = "recipe";
     return -1;
   }
   // Declares a flag that may be given several times. As text, its values are joined by line breaks.
@@ -77,8 +77,9 @@ struct Flags {
     return {};
   }
   // Declares a flag whose value may be left out. --name without a value means --name=`implicit`.
-  const char* flag_alone(std::string& member, std::string_view group, std::string_view name,
-                         std::string_view implicit, std::string_view argument, std::string_view doc) {
+  const char* flag_optional_value(std::string& member, std::string_view group, std::string_view name,
+                                  std::string_view implicit, std::string_view argument,
+                                  std::string_view doc) {
     add(&member, group, name, argument, doc).implicit = implicit;
     return "";
   }
@@ -88,7 +89,7 @@ struct Flags {
   struct Flag {
     Member member;
     std::string group, name, argument, doc;
-    std::string word = {};      // "auto", the text of the value 0, or "recipe", the text of -1; or empty
+    std::string keyword = {};   // "auto", the text of the value 0, or "recipe", the text of -1; or empty
     std::string implicit = {};  // the value if the flag has none on the command line; empty: it needs one
 
     bool is_bool() const { return std::holds_alternative<bool*>(member); }
@@ -103,7 +104,7 @@ struct Flags {
   Flag& add(const Member& member, std::string_view group, std::string_view name, std::string_view argument,
             std::string_view doc);
   // Returns the names of all flags that are not in `often`, by group, in lines of at most 79 columns.
-  std::string names_without(const std::vector<std::string>& often) const;
+  std::string other_flag_names(const std::vector<std::string>& often) const;
 };
 
 // Splits "a,b" into {"a", "b"}. Empty parts are left out.

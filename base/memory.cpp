@@ -71,7 +71,7 @@ void keep_freed_memory() {
 #endif
 }
 
-void give_back_freed_memory() {
+void return_freed_memory() {
 #ifdef __GLIBC__
   malloc_trim(0);
 #endif

@@ -31,21 +31,21 @@ double free_memory(const std::string& proc = "/proc", const std::string& cgroup 
 // kernel reclaims them when memory runs out.
 double resident_bytes();
 
-// Returns the peak resident memory of this process since the last call of forget_peak(), in bytes.
+// Returns the peak resident memory of this process since the last call of reset_peak(), in bytes.
 double peak_bytes();
 // Resets peak_bytes().
-inline void forget_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
+inline void reset_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 // Makes malloc keep freed memory for the next step instead of returning it to the system, because a page
 // fault for each 4 kB costs some percent of a step. Kept blocks do not fit every request, so that the process
 // may need more memory. Call it before the first large allocation.
 void keep_freed_memory();
 // Returns the freed memory to the system once.
-void give_back_freed_memory();
+void return_freed_memory();
 
 // Bytes that an allocator has allocated: now, and the peak. A peak of 0 means unknown.
-struct GivenOut {
-  double now, most = 0;
+struct AllocatedBytes {
+  double now, peak = 0;
 };
 
 // ---- out of memory

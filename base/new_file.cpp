@@ -4,8 +4,8 @@ namespace yolox {
 
 NewFile::NewFile(const std::string& path) : path_(path), real_(path), part_(path) {
   std::error_code unknown;
-  straight_ = std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown);
-  if (!straight_) {
+  direct_ = std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown);
+  if (!direct_) {
     if (const auto target = std::filesystem::canonical(path, unknown); !unknown) real_ = target.string();
     part_ = concat(real_, ".tmp.", getpid());
   }
@@ -15,15 +15,15 @@ NewFile::NewFile(const std::string& path) : path_(path), real_(path), part_(path
 
 NewFile::~NewFile() {
   if (file_) std::fclose(file_);
-  if (!committed_ && !straight_) ::unlink(part_.c_str());
+  if (!committed_ && !direct_) ::unlink(part_.c_str());
 }
 
 void NewFile::commit() {
   require(!std::ferror(file_) && std::fflush(file_) == 0);
-  require(straight_ || ::fsync(fileno(file_)) == 0);
+  require(direct_ || ::fsync(fileno(file_)) == 0);
   require(std::fclose(std::exchange(file_, nullptr)) == 0);
   committed_ = true;
-  if (straight_) return;
+  if (direct_) return;
   committed_ = ::rename(part_.c_str(), real_.c_str()) == 0;
   require(committed_);
   const auto folder = std::filesystem::path(real_).parent_path();

@@ -37,7 +37,7 @@ class NewFile {
     require(std::fwrite(bytes.data(), 1, bytes.size(), file_) == bytes.size());
   }
   std::FILE* stream() { return file_; }
-  const std::string& part() const { return part_; }
+  const std::string& temporary_path() const { return part_; }
 
   // Writes the file to disk (fsync), renames it to `path` and syncs the folder, so that a power cut leaves
   // the old file or the new one.
@@ -47,7 +47,7 @@ class NewFile {
   void require(bool done) const;
   std::string path_, real_, part_;
   std::FILE* file_ = nullptr;
-  bool straight_ = false, committed_ = false;
+  bool direct_ = false, committed_ = false;
 };
 
 // Throws UsageError if `result` is one of the `inputs`, also if the same file has another name (a link).

@@ -18,7 +18,7 @@ void catch_signals(bool launcher) {
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) sigaction(signal, &action, nullptr);
 }
 
-void tell_signals() {
+void report_signals() {
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT})
     std::signal(signal, [](int signal) {
       for (const char* part : {"stopped by SIG", sigabbrev_np(signal), " before the first step\n"})
@@ -28,7 +28,7 @@ void tell_signals() {
     });
 }
 
-void share_cores(char** argv) {
+void limit_spinning(char** argv) {
   if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
   std::error_code error;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error);

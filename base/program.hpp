@@ -43,7 +43,7 @@ void catch_signals(bool launcher = false);
 
 // Installs signal handlers for the time before catch_signals(). SIGTERM, SIGUSR1 and SIGINT print "stopped by
 // ... before the first step" and end the process as by default, because nothing needs to be saved yet.
-void tell_signals();
+void report_signals();
 
 // Ignores SIGHUP and SIGPIPE.
 inline void ignore_hangup() {
@@ -57,7 +57,7 @@ inline void ignore_hangup() {
 // this limit a step is as fast on an idle machine and three times as fast on a busy one. libgomp reads the
 // variable only when it is loaded, so the function restarts the program with execv(). Call it first in
 // main().
-void share_cores(char** argv);
+void limit_spinning(char** argv);
 
 // Raises the limit of open file descriptors to the hard limit, because the soft limit is often only 1024.
 void allow_open_files();

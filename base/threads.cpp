@@ -2,14 +2,14 @@
 
 namespace yolox {
 
-Tasks::Tasks(int threads, size_t most) : most(most) {
+Tasks::Tasks(int threads, size_t max_waiting) : max_waiting(max_waiting) {
   start_workers(
       workers, threads, [this] { work(); }, [this] { end_workers(); });
 }
 
 void Tasks::add(std::function<void()> task) {
   std::unique_lock lock(mutex);
-  changed.wait(lock, [&] { return waiting.size() < most || error; });
+  changed.wait(lock, [&] { return waiting.size() < max_waiting || error; });
   if (error) std::rethrow_exception(error);
   waiting.push_back(std::move(task));
   changed.notify_all();

@@ -23,7 +23,7 @@ namespace yolox {
 // Calls f(i) for every i from 0 to n - 1 on up to `most` threads (0: one per core), and on fewer if the
 // system refuses to create them. Rethrows the first exception of f after all threads have ended.
 template <class F>
-void in_threads(int64_t n, const F& f, unsigned most = 0) {
+void parallel_for(int64_t n, const F& f, unsigned most = 0) {
   std::atomic<int64_t> next{0};
   std::exception_ptr error;
   std::mutex mutex;
@@ -63,7 +63,7 @@ void start_workers(std::vector<std::thread>& workers, int n, const Work& work, c
 // finish() rethrows the first exception of a task; the tasks that were still in the queue are not run.
 class Tasks {
  public:
-  Tasks(int threads, size_t most);
+  Tasks(int threads, size_t max_waiting);
   ~Tasks() { end_workers(); }  // runs the tasks that are still in the queue
   Tasks(const Tasks&) = delete;
   Tasks& operator=(const Tasks&) = delete;
@@ -76,7 +76,7 @@ class Tasks {
   void end_workers();
   void work();
 
-  const size_t most;
+  const size_t max_waiting;
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> waiting;

@@ -27,8 +27,8 @@ int main(int argc, char** argv) {
   const int failed = run_program([&] {
     Config c;
     c.parse(argc, argv, "times a training step on several ranks");
-    const Place place = place_of_this_process();
-    if (!place.launched) {
+    const RankInfo rank_info = rank_info_from_environment();
+    if (!rank_info.launched) {
       Launch here;
       here.ranks = c.ranks;
       code = launch(here, argc, argv);
@@ -36,10 +36,10 @@ int main(int argc, char** argv) {
     }
     torch::set_num_threads(std::max(1, usable_cores() / c.ranks));
     torch::manual_seed(0);
-    Ranks& ranks = *new Ranks(place, torch::kCPU, 600);
+    Ranks& ranks = *new Ranks(rank_info, torch::kCPU, 600);
     YOLOX model(c.model, 80), ema(c.model, 80);
-    channels_last(*model);
-    channels_last(*ema);
+    to_channels_last(*model);
+    to_channels_last(*ema);
     model->train();
     Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
     const GradScaler scaler(false, torch::kCPU);
@@ -49,17 +49,17 @@ int main(int argc, char** argv) {
     const Targets targets{torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2),
                           torch::randint(80, {share, c.objects}, torch::kLong),
                           std::vector<int64_t>(share, c.objects)};
-    Reduction reduction(ranks, model->parameters(), torch::kFloat);
+    GradientReducer reduction(ranks, model->parameters(), torch::kFloat);
     StepSettings settings{torch::kCPU};
     settings.ranks = c.ranks;
     settings.sum = [&](Tensor& x) { ranks.sum(x); };
     settings.before_backward = [&](const std::vector<Tensor>& out) { reduction.before_backward(out); };
     // Returns the seconds of work() on the slowest rank, because meet() is a barrier.
     const auto timed = [&](const auto& work) {
-      ranks.meet();
+      ranks.barrier();
       const double start = now();
       work();
-      ranks.meet();
+      ranks.barrier();
       return now() - start;
     };
 
@@ -99,7 +99,7 @@ int main(int argc, char** argv) {
     std::cout << "{\"step\": " << median(steps) << ", \"alone\": " << median(backward[0])
               << ", \"then\": " << median(backward[1]) << ", \"during\": " << median(backward[2])
               << ", \"gradient_bytes\": " << bytes << "}" << std::endl;
-    ranks.leave();
+    ranks.shutdown();
   });
   return failed ? failed : code;
 }

@@ -45,7 +45,7 @@ static double page_faults() {
 // Activation checkpointing, the usual alternative to DTR. A block keeps only its input, and backward
 // recomputes the whole block, even if memory is free. Batch norm statistics are updated in the first forward
 // pass only.
-struct Again : torch::autograd::Function<Again> {
+struct RecomputedBlock : torch::autograd::Function<RecomputedBlock> {
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, Block* block) {
     ctx->save_for_backward({x});
     ctx->saved_data["block"] = int64_t(block);
@@ -54,7 +54,7 @@ struct Again : torch::autograd::Function<Again> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
     auto* block = reinterpret_cast<Block*>(ctx->saved_data["block"].toInt());
-    SavedBuffers statistics(*block);
+    SavedStatistics statistics(*block);
     const Tensor x = ctx->get_saved_variables()[0].detach().requires_grad_();
     const torch::AutoGradMode on(true);
     const Tensor y = block->forward(x);
@@ -64,17 +64,17 @@ struct Again : torch::autograd::Function<Again> {
   }
 };
 // A block with activation checkpointing while `on` is true.
-struct Checkpointed : Block {
-  explicit Checkpointed(BlockPtr b) : inner(std::move(b)) {}
+struct CheckpointedBlock : Block {
+  explicit CheckpointedBlock(BlockPtr b) : inner(std::move(b)) {}
   Tensor forward(Tensor x) override {
-    return on && x.requires_grad() ? Again::apply(x, inner.get()) : inner->forward(x);
+    return on && x.requires_grad() ? RecomputedBlock::apply(x, inner.get()) : inner->forward(x);
   }
   BlockPtr inner;
   inline static bool on = false;
 };
 // Wraps all blocks of the sequences in backbone and head, and the blocks of the neck.
 static void checkpoint_blocks(YOLOX& model) {
-  const auto wrap = [](BlockPtr& b) { b = std::make_shared<Checkpointed>(b); };
+  const auto wrap = [](BlockPtr& b) { b = std::make_shared<CheckpointedBlock>(b); };
   auto& neck = *model->backbone;
   auto& darknet = *neck.backbone;
   for (Seq* seq : {&darknet.dark2, &darknet.dark3, &darknet.dark4, &darknet.dark5, &model->head->stems,
@@ -93,7 +93,7 @@ int main(int argc, char** argv) {
     auto& allocator = CountingAllocator::get();
     torch::manual_seed(0);
     YOLOX model(c.model, 80);
-    channels_last(*model);
+    to_channels_last(*model);
     model->train();
     Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
     GradScaler scaler(false, torch::kCPU);
@@ -109,7 +109,7 @@ int main(int argc, char** argv) {
     };
     const auto step = [&](Dtr& dtr) {
       optimizer.zero_grad();
-      allocator.forget_peak();
+      allocator.reset_peak();
       const double base = double(allocator.live()), faults = page_faults(), start = cpu_seconds();
       const Losses losses = dtr.run([&] {
         return compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, 1, optimizer,
@@ -144,7 +144,7 @@ int main(int argc, char** argv) {
       s.budget = k.percent == 0     ? 0
                  : k.percent >= 100 ? std::numeric_limits<double>::infinity()
                                     : activations * k.percent / 100;
-      s.beyond_start = true;
+      s.relative_to_start = true;
       s.min_size = int64_t(c.min_kb) << 10;
       k.dtr = std::make_unique<Dtr>(s);
       kinds.push_back(std::move(k));
@@ -157,9 +157,9 @@ int main(int argc, char** argv) {
       if (round >= 0) seconds.push_back(plain.seconds);
       for (Kind& k : kinds) try {
           if (!k.error.empty()) continue;
-          Checkpointed::on = k.percent == 0;
+          CheckpointedBlock::on = k.percent == 0;
           const Outcome o = step(*k.dtr);
-          Checkpointed::on = false;
+          CheckpointedBlock::on = false;
           if (round >= 0) k.ratios.push_back(o.seconds / plain.seconds);
           k.bytes = std::max(k.bytes, o.bytes);
           k.faults = o.faults;
@@ -190,7 +190,8 @@ int main(int argc, char** argv) {
       const DtrStep& d = k.dtr->step();
       std::printf("| %s | %.1f | x%.3f | %.3f to %.3f | %s | %ld | %ld | %.3f | %.0fk |\n", label.c_str(),
                   100 * k.bytes / activations, median(k.ratios), k.ratios.front(), k.ratios.back(),
-                  k.equal ? "yes" : "NO", long(d.dropped), long(d.again), d.seconds_again, k.faults / 1e3);
+                  k.equal ? "yes" : "NO", long(d.evictions), long(d.rematerialisations), d.remat_seconds,
+                  k.faults / 1e3);
     }
     const DtrStep& d = kinds.front().dtr->step();
     std::printf("\n%ld operations per step, %ld recorded\n", long(d.operations), long(d.recorded));

@@ -15,14 +15,14 @@ struct Timed {
   mutable double reading = 0;
   cv::Size size(size_t i) const { return data.size(i); }
   const std::vector<Box>& boxes(size_t i) const { return data.boxes(i); }
-  Piece piece(size_t i, const cv::Rect& part, double scale) const {
+  ImageRegion piece(size_t i, const cv::Rect& part, double scale) const {
     const double start = now();
-    Piece p = data.piece(i, part, scale);
+    ImageRegion p = data.image_region(i, part, scale);
     reading += now() - start;
     return p;
   }
-  size_t instead_of(size_t i, const ImageError& e, size_t tries) const {
-    return data.instead_of(i, e, tries);
+  size_t replacement_index(size_t i, const ImageError& e, size_t tries) const {
+    return data.replacement_index(i, e, tries);
   }
 };
 
@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
     compose(timed, draw, sample);
     whole += now() - start;
     start = now();
-    for (int y = 0; y < side; ++y) jitter(sample.image.ptr(y), side, 3, 10, -10);
+    for (int y = 0; y < side; ++y) hsv_jitter(sample.image.ptr(y), side, 3, 10, -10);
     colour += now() - start;
   }
   const auto ms = [&](double s) { return s / samples * 1e3; };

@@ -27,8 +27,8 @@ int main(int argc, char** argv) {
     torch::set_num_threads(c.threads);
     torch::manual_seed(0);
     YOLOX model(c.model, 80), ema(c.model, 80);
-    channels_last(*model);
-    channels_last(*ema);
+    to_channels_last(*model);
+    to_channels_last(*ema);
     model->train();
     Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
     const Tensor images = (torch::rand({c.bs, c.size, c.size, 3}) * 255).permute({0, 3, 1, 2});

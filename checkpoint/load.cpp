@@ -12,7 +12,7 @@ EvalGuard::~EvalGuard() {
     module->train(training);  // parents come first, because train() also sets the children
 }
 
-std::string model_of_weights(const GenericDict& weights, const std::string& likely) {
+std::string detect_model(const GenericDict& weights, const std::string& likely) {
   std::string first;
   for (const auto& e : weights) {
     if (!e.key().isString()) continue;
@@ -29,7 +29,7 @@ std::string model_of_weights(const GenericDict& weights, const std::string& like
   return first;
 }
 
-int64_t classes_of_weights(const GenericDict& weights) {
+int64_t num_classes_of(const GenericDict& weights) {
   for (const auto& e : weights) {
     if (!e.key().isString()) continue;
     const std::string key = e.key().toStringRef(), end = "head.cls_preds.0.weight";
@@ -86,8 +86,8 @@ LoadedModel load_model(const std::string& path, const std::string& model, const 
   LoadedModel loaded;
   loaded.info = weights_info(file, path);
   if (preproc != "auto") loaded.info.legacy_preproc = preproc == "legacy";
-  const std::string found = model_of_weights(weights, model.empty() ? loaded.info.model : model);
-  const int64_t classes = classes_of_weights(weights);
+  const std::string found = detect_model(weights, model.empty() ? loaded.info.model : model);
+  const int64_t classes = num_classes_of(weights);
   check(!found.empty() && classes > 0, path, " holds no YOLOX weights of a known size");
   check(model.empty() || model == found, path, " holds weights of ", found, "; --model ", model,
         " does not fit (leave it out)");
@@ -99,7 +99,7 @@ LoadedModel load_model(const std::string& path, const std::string& model, const 
   if (!report.unexpected.empty()) loaded.report = to_string(report);
   if (int64_t(loaded.info.classes.size()) != classes) loaded.info.classes.clear();
   loaded.model->to(device);
-  channels_last(*loaded.model);
+  to_channels_last(*loaded.model);
   loaded.model->eval();
   return loaded;
 }
@@ -111,11 +111,11 @@ ImageSize input_size(const WeightsInfo& info, const std::string& flag) {
   return {side, side};
 }
 
-WeightsInfo start_from(YOLOX& model, const std::string& path, const WeightsInfo& wanted,
-                       std::vector<std::string>& notes) {
+WeightsInfo load_pretrained(YOLOX& model, const std::string& path, const WeightsInfo& wanted,
+                            std::vector<std::string>& notes) {
   const auto file = read_weights(path);
   const auto weights = find_weights(file, path);
-  const std::string found = model_of_weights(weights, wanted.model);
+  const std::string found = detect_model(weights, wanted.model);
   check(found.empty() || found == wanted.model, path, " holds weights of ", found, "; use --model ", found,
         " or other weights");
   notes.push_back(to_string(load_state_dict(*model, weights, path)));
@@ -126,7 +126,8 @@ WeightsInfo start_from(YOLOX& model, const std::string& path, const WeightsInfo&
   return info;
 }
 
-WatchedNorm::WatchedNorm(const torch::nn::BatchNorm2d& norm) : BatchNorm2dImpl(norm->options), norm(norm) {
+StatisticsNorm::StatisticsNorm(const torch::nn::BatchNorm2d& norm)
+    : BatchNorm2dImpl(norm->options), norm(norm) {
   weight = norm->weight;
   bias = norm->bias;
   running_mean = norm->running_mean;
@@ -134,7 +135,7 @@ WatchedNorm::WatchedNorm(const torch::nn::BatchNorm2d& norm) : BatchNorm2dImpl(n
   eval();
 }
 
-void WatchedNorm::_check_input_dim(const Tensor& x) {
+void StatisticsNorm::_check_input_dim(const Tensor& x) {
   BatchNorm2dImpl::_check_input_dim(x);
   const Tensor exact = x.to(torch::kDouble), sum_here = exact.sum({0, 2, 3}),
                squares_here = exact.square().sum({0, 2, 3});
@@ -143,10 +144,10 @@ void WatchedNorm::_check_input_dim(const Tensor& x) {
   count += double(x.numel() / x.size(1));
 }
 
-int64_t unfold_norms(YOLOX& model, const Dataset& data, ImageSize size, bool legacy, int workers,
-                     int64_t most) {
+int64_t restore_folded_norms(YOLOX& model, const Dataset& data, ImageSize size, bool legacy, int workers,
+                             int64_t most) {
   const torch::NoGradGuard no_grad;
-  std::vector<std::pair<BaseConvImpl*, std::shared_ptr<WatchedNorm>>> watched;
+  std::vector<std::pair<BaseConvImpl*, std::shared_ptr<StatisticsNorm>>> watched;
   for (const auto& module : model->modules()) {
     auto* block = module->as<BaseConvImpl>();
     if (!block) continue;
@@ -154,7 +155,7 @@ int64_t unfold_norms(YOLOX& model, const Dataset& data, ImageSize size, bool leg
     const bool folded = (bn.weight == 1).all().item<bool>() && (bn.running_mean == 0).all().item<bool>() &&
                         (bn.running_var - (1 - bn.options.eps())).abs().max().item<double>() < 1e-7;
     if (!folded) continue;
-    watched.emplace_back(block, std::make_shared<WatchedNorm>(block->bn));
+    watched.emplace_back(block, std::make_shared<StatisticsNorm>(block->bn));
     block->bn = std::shared_ptr<torch::nn::BatchNorm2dImpl>(watched.back().second);
   }
   if (watched.empty()) return 0;

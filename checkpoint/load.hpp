@@ -29,10 +29,10 @@ struct EvalGuard {
 
 // Returns the name of the model to which weights belong, from the shape of the stem, or "" if no model fits.
 // If several models fit, prefers `likely`, else the first one.
-std::string model_of_weights(const GenericDict& weights, const std::string& likely = "");
+std::string detect_model(const GenericDict& weights, const std::string& likely = "");
 
 // Returns the number of classes of the weights, or 0 if they have no head.
-int64_t classes_of_weights(const GenericDict& weights);
+int64_t num_classes_of(const GenericDict& weights);
 
 // Returns the 80 class names of COCO. Official checkpoints contain no class names; an official checkpoint
 // with 80 classes has these, in this order.
@@ -60,12 +60,12 @@ ImageSize input_size(const WeightsInfo& info, const std::string& flag);
 
 // Initialises a new model with the weights of a file, for fine-tuning. Appends a report of skipped tensors to
 // `notes`. Returns the metadata of the file. Throws if the weights belong to another model than wanted.model.
-WeightsInfo start_from(YOLOX& model, const std::string& path, const WeightsInfo& wanted,
-                       std::vector<std::string>& notes);
+WeightsInfo load_pretrained(YOLOX& model, const std::string& path, const WeightsInfo& wanted,
+                            std::vector<std::string>& notes);
 
 // Batch norm that shares the tensors of `norm` and accumulates the mean and variance of its inputs.
-struct WatchedNorm : torch::nn::BatchNorm2dImpl {
-  explicit WatchedNorm(const torch::nn::BatchNorm2d& norm);
+struct StatisticsNorm : torch::nn::BatchNorm2dImpl {
+  explicit StatisticsNorm(const torch::nn::BatchNorm2d& norm);
   const torch::nn::BatchNorm2d norm;
   double count = 0;     // number of values per channel
   Tensor sum, squares;  // float64 [C]
@@ -80,7 +80,7 @@ struct WatchedNorm : torch::nn::BatchNorm2dImpl {
 // variance of the inputs of these norms on the first `most` images, stores them as running statistics, and
 // sets weight and bias so that the output in evaluation mode does not change. Returns the number of images
 // used, or 0 if no norm was folded.
-int64_t unfold_norms(YOLOX& model, const Dataset& data, ImageSize size, bool legacy, int workers,
-                     int64_t most = 32);
+int64_t restore_folded_norms(YOLOX& model, const Dataset& data, ImageSize size, bool legacy, int workers,
+                             int64_t most = 32);
 
 }  // namespace yolox

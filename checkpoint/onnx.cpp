@@ -58,7 +58,7 @@ onnx::Tensor::Type onnx_type(torch::ScalarType type) {
 }
 
 Value OnnxGraph::add(const std::string& op, const std::vector<Value>& inputs, const std::string& name,
-                     const std::vector<Setting>& attributes, int outputs) {
+                     const std::vector<OnnxAttribute>& attributes, int outputs) {
   auto& node = *file.mutable_graph()->add_node();
   node.set_op_type(op);
   node.set_name(name);
@@ -88,7 +88,7 @@ Value OnnxGraph::constant(const std::string& name, const Tensor& tensor) {
   t.set_data_type(onnx_type(tensor.scalar_type()));
   t.mutable_dims()->Assign(tensor.sizes().begin(), tensor.sizes().end());
   const Tensor flat = tensor.contiguous();
-  if (values) t.set_raw_data(flat.data_ptr(), flat.nbytes());
+  if (with_values) t.set_raw_data(flat.data_ptr(), flat.nbytes());
   return name;
 }
 
@@ -98,7 +98,7 @@ Value OnnxGraph::scalar(const std::string& name, const torch::Scalar& value) {
 
 Value OnnxGraph::weights(const std::string& name, const Tensor& tensor) {
   const Tensor t = tensor.detach().to(torch::kCPU, settings.half ? torch::kHalf : torch::kFloat);
-  check(!values || t.isfinite().all().item<bool>(), name, " has values that are not finite",
+  check(!with_values || t.isfinite().all().item<bool>(), name, " has values that are not finite",
         settings.half ? " in float16; leave --fp16 out" : "; these weights are broken");
   return constant(name, t);
 }
@@ -123,7 +123,7 @@ Value add_conv(OnnxGraph& g, const std::string& name, nn::Conv2dImpl& conv, cons
 }
 
 Value add_nodes(OnnxGraph& g, const std::string& name, BaseConvImpl& m, const Value& x) {
-  const auto [weight, bias] = folded(m);
+  const auto [weight, bias] = fused_parameters(m);
   const Value y = add_conv(g, name + ".conv", *m.conv, weight, bias, x);
   return g.add("Mul", {y, g.add("Sigmoid", {y}, name + ".sigmoid")}, name + ".silu");
 }
@@ -206,7 +206,7 @@ std::vector<Value> add_nodes(OnnxGraph& g, const std::string& name, PAFPNImpl& m
   return {out8, out16, out32};
 }
 
-Value add_boxes(OnnxGraph& g, const std::string& name, const Value& reg, int stride) {
+Value add_box_decoding(OnnxGraph& g, const std::string& name, const Value& reg, int stride) {
   const auto& s = g.settings;
   const auto cells = [&](const char* axis, int64_t dim, int64_t n, const Ints& shape) {  // 0, 1, ...
     const std::string of = concat(name, ".", axis);
@@ -246,7 +246,7 @@ Value add_nodes(OnnxGraph& g, const std::string& name, HeadImpl& m, const std::v
     const Value reg = predict("reg_preds", m.reg_preds, feature),
                 obj = predict("obj_preds", m.obj_preds, feature);
     const Value row = g.add("Concat",
-                            {g.settings.decode ? add_boxes(g, of("boxes"), reg, kStrides[k]) : reg,
+                            {g.settings.decode ? add_box_decoding(g, of("boxes"), reg, kStrides[k]) : reg,
                              g.add("Sigmoid", {obj}, of("obj")), g.add("Sigmoid", {cls}, of("cls"))},
                             of("level"), {{"axis", 1}});
     const int64_t rows = 5 + m.cls_preds[0]->as<nn::Conv2d>()->options.out_channels();

@@ -58,17 +58,19 @@ onnx::Tensor::Type onnx_type(torch::ScalarType type);
 
 using Value = std::string;  // name of a value in the graph
 using Ints = std::vector<int64_t>;
-using Setting = std::pair<std::string, std::variant<int64_t, Ints, std::string>>;  // attribute: name, value
+using OnnxAttribute =
+    std::pair<std::string, std::variant<int64_t, Ints, std::string>>;  // attribute: name, value
 
 struct OnnxGraph {
   onnx::Model file;
   ExportSettings settings;
-  bool values = true;  // false: write initializers without values, only shapes (used by onnx_weights.hpp)
+  bool with_values =
+      true;  // false: write initializers without values, only shapes (used by onnx_weights.hpp)
 
   // Adds a node and returns its first output, which has the name of the node. Further outputs are NAME/1,
   // NAME/2, ...
   Value add(const std::string& op, const std::vector<Value>& inputs, const std::string& name,
-            const std::vector<Setting>& attributes = {}, int outputs = 1);
+            const std::vector<OnnxAttribute>& attributes = {}, int outputs = 1);
 
   // Adds an initializer.
   Value constant(const std::string& name, const Tensor& tensor);
@@ -120,7 +122,7 @@ std::vector<Value> add_nodes(OnnxGraph& g, const std::string& name, PAFPNImpl& m
 
 // Decodes the regression output [B, 4, h, w] of one level to boxes cx, cy, w, h in pixels, [B, 4, h, w], as
 // decode_boxes() in yolox.hpp.
-Value add_boxes(OnnxGraph& g, const std::string& name, const Value& reg, int stride);
+Value add_box_decoding(OnnxGraph& g, const std::string& name, const Value& reg, int stride);
 
 // Adds the head. Returns [B, A, 5 + C]: box, objectness and class scores in 0..1. A box is cx, cy, w, h in
 // pixels, or Predictions::reg of yolox.hpp without settings.decode.

@@ -4,7 +4,7 @@ namespace yolox {
 
 namespace onnx_weights_detail {
 
-Constants constants_of(const onnx::Graph& graph, const std::string& path) {
+Constants collect_constants(const onnx::Graph& graph, const std::string& path) {
   Constants found;
   for (const auto& t : graph.initializer()) found[t.name()] = &t;
   int64_t edges = 0;
@@ -22,7 +22,7 @@ Constants constants_of(const onnx::Graph& graph, const std::string& path) {
   return found;
 }
 
-bool is_of_yolox(const std::string& op) {
+bool is_yolox_operator(const std::string& op) {
   static const std::set<std::string> known{
       "Conv",   "BatchNormalization", "Sigmoid", "Mul",      "Add",   "Concat",
       "Resize", "Upsample",           "MaxPool", "Identity", "Slice", "Cast"};
@@ -62,7 +62,7 @@ std::vector<Conv> convolutions(const onnx::Graph& graph, const Constants& consta
     if (from.convs.size() > kMost && from.odd.empty()) from.odd = op;
     from.convs.resize(std::min(from.convs.size(), kMost));
     if (op == "Add") std::sort(from.convs.begin(), from.convs.end());
-    if (!is_of_yolox(op) && from.odd.empty()) from.odd = op;
+    if (!is_yolox_operator(op) && from.odd.empty()) from.odd = op;
     if ((op == "Add" || op == "Mul") && with_constant && from.odd.empty()) from.odd = op + " of a constant";
     if (op == "Conv") {
       check(from.odd.empty(), path, " has the operation ", from.odd,
@@ -105,9 +105,9 @@ void add_info(GenericDict& top, const onnx::Model& file, const std::string& mode
 
 }  // namespace onnx_weights_detail
 
-c10::IValue weights_of_onnx(const onnx::Model& file, const std::string& path) {
+c10::IValue weights_from_onnx(const onnx::Model& file, const std::string& path) {
   using namespace onnx_weights_detail;
-  const Constants constants = constants_of(file.graph(), path);
+  const Constants constants = collect_constants(file.graph(), path);
   const auto constant = [&](const std::string& name) -> const onnx::Tensor& {
     check(constants.count(name), path, ": the weights ", name,
           " are computed in the graph (quantised?); export the network in float32");
@@ -130,14 +130,14 @@ c10::IValue weights_of_onnx(const onnx::Model& file, const std::string& path) {
     if (stem != Ints{int64_t(size.width * 64), 12, 3, 3} || int64_t(wanted.size()) == count) continue;
     YOLOX model(name = size.name, 1);
     written = to_onnx(model, {}, {}, /*values=*/false);
-    wanted = convolutions(written.graph(), constants_of(written.graph(), name), name);
+    wanted = convolutions(written.graph(), collect_constants(written.graph(), name), name);
   }
   check(!name.empty(), path, " begins with a convolution of shape ",
         c10::IntArrayRef(stem).slice(0, std::min<size_t>(8, stem.size())),
         ", as none of the YOLOX sizes does");
   check(int64_t(wanted.size()) == count, path, " has ", count, " convolutions, ", name, " has ",
         wanted.size(), "; is it a YOLOX whose architecture was changed?");
-  const Constants ours = constants_of(written.graph(), name);
+  const Constants ours = collect_constants(written.graph(), name);
   const std::vector<Conv> found = convolutions(file.graph(), constants, path);
   check(found.size() == wanted.size(), path,
         " has convolutions that do not depend on its input; it is no YOLOX");
@@ -193,7 +193,7 @@ c10::IValue weights_of_onnx(const onnx::Model& file, const std::string& path) {
   return top;
 }
 
-std::string weights_file(const std::string& given) {
+std::string find_weights_file(const std::string& given) {
   if (std::filesystem::exists(given)) return given;
   for (const ModelSize& size : model_sizes()) {
     std::string file = size.name + ".pth";
@@ -208,11 +208,11 @@ std::string weights_file(const std::string& given) {
 }
 
 c10::IValue read_weights(const std::string& given) {
-  const std::string path = weights_file(given);
+  const std::string path = find_weights_file(given);
   const std::string end = ".onnx";
   if (path.size() < end.size() || path.compare(path.size() - end.size(), end.size(), end) != 0)
     return read_pth(path);
-  return weights_of_onnx(read_onnx(path), path);
+  return weights_from_onnx(read_onnx(path), path);
 }
 
 }  // namespace yolox

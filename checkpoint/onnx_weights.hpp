@@ -44,11 +44,11 @@ struct Conv {
 using Constants = std::map<std::string, const onnx::Tensor*>;
 
 // Collects the initializers, the outputs of Constant nodes, and Identity nodes of either.
-Constants constants_of(const onnx::Graph& graph, const std::string& path);
+Constants collect_constants(const onnx::Graph& graph, const std::string& path);
 
 // Returns true if exporters write this operator between the convolutions of a YOLOX. A graph with any other
 // operator there is another network.
-bool is_of_yolox(const std::string& op);
+bool is_yolox_operator(const std::string& op);
 
 // Returns the convolutions that depend on the input, in graph order.
 std::vector<Conv> convolutions(const onnx::Graph& graph, const Constants& constants, const std::string& path);
@@ -62,13 +62,14 @@ void add_info(GenericDict& top, const onnx::Model& file, const std::string& mode
 // Returns the weights in the form of a checkpoint that read_pth() returns. A folded batch norm becomes one
 // that only adds the bias (mean 0, variance 1 - eps), so that the network has the same outputs in evaluation
 // mode. Throws if the file is not a network of model_sizes(). path: for error messages.
-c10::IValue weights_of_onnx(const onnx::Model& file, const std::string& path);
+c10::IValue weights_from_onnx(const onnx::Model& file, const std::string& path);
 
 // Returns the path of a weights file. given: a path, or the name of a model such as yolox-s, for the file
 // that weights/get has downloaded. Throws if a file of official weights is missing.
-std::string weights_file(const std::string& given);
+std::string find_weights_file(const std::string& given);
 
-// Reads a weights file: ONNX if the path ends in .onnx, else a .pth checkpoint. given: as for weights_file().
+// Reads a weights file: ONNX if the path ends in .onnx, else a .pth checkpoint. given: as for
+// find_weights_file().
 c10::IValue read_weights(const std::string& given);
 
 }  // namespace yolox

@@ -36,7 +36,7 @@ const std::vector<std::pair<std::string, at::ScalarType>>& storage_types() {
   return types;
 }
 
-bool spread_out(const std::vector<c10::IValue>& keys) {
+bool keys_are_hash_safe(const std::vector<c10::IValue>& keys) {
   int bits = 4;
   while (keys.size() << 4 > uint64_t(1) << bits) ++bits;
   std::vector<uint64_t> slots;
@@ -404,7 +404,7 @@ c10::IValue Unpickler::build_dict(const Ids& items, int depth) {
       return opaque("dict whose keys are neither text nor numbers");
     keys.push_back(key);
   }
-  check(spread_out(keys), "data.pkl has a dict whose keys were made to collide");
+  check(keys_are_hash_safe(keys), "data.pkl has a dict whose keys were made to collide");
   auto dict = empty_dict();
   for (size_t i = 0; i < keys.size(); ++i) dict.insert_or_assign(keys[i], build(items[2 * i + 1], depth + 1));
   return dict;

@@ -62,7 +62,7 @@ const std::vector<std::pair<std::string, at::ScalarType>>& storage_types();
 // table until each key lies within log2(slots) of its preferred slot, so that a few keys with colliding
 // hashes make the table huge. Tests the keys with a table of 16 slots per key and the factor of Dict's
 // Fibonacci hashing.
-bool spread_out(const std::vector<c10::IValue>& keys);
+bool keys_are_hash_safe(const std::vector<c10::IValue>& keys);
 
 // The pickle virtual machine. Values are nodes that refer to each other by index, so that cycles and deeply
 // nested lists cannot overflow the stack. build() converts the nodes that are reachable from the result to a

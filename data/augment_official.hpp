@@ -166,8 +166,8 @@ template <class Pictures>
 void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
   const cv::Size size = sample.image.size();
   const auto load = [&](std::size_t index) {
-    return augment_detail::with_usable(pictures, index, [&](std::size_t i) {
-      const Piece piece = pictures.piece(i, {{0, 0}, pictures.size(i)}, 1);
+    return augment_detail::with_readable(pictures, index, [&](std::size_t i) {
+      const ImageRegion piece = pictures.image_region(i, {{0, 0}, pictures.size(i)}, 1);
       Sample loaded{piece.image, {}};
       for (const Box& b : pictures.boxes(i)) loaded.boxes.push_back(scaled_shifted(b, piece.scale));
       const bool cached = piece.scale.x != 1 || piece.scale.y != 1;  // the cache stores resized images

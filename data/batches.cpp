@@ -24,7 +24,7 @@ struct Batches::Stream {
 
 Batches::Batches(const Dataset& data, const Config& config, const Plan& plan, int rank, ImageSize size,
                  torch::Device device, int64_t head, int64_t heads) {
-  const auto mosaic_at = [=, batch = plan.batch, until = plan.no_aug_from](int64_t position) {
+  const auto mosaic_at = [=, batch = plan.batch, until = plan.first_no_aug_iteration](int64_t position) {
     return position / batch * heads + head < until;
   };
   Loader::Make items =
@@ -32,7 +32,7 @@ Batches::Batches(const Dataset& data, const Config& config, const Plan& plan, in
   if (config.debug) items = checked_items(items, data, config.augment.official_quirks);
   stream.reset(new Stream{std::move(items),
                           plan.batch,
-                          plan.share,
+                          plan.batch_per_rank,
                           plan.iters * plan.batch,
                           rank,
                           config.workers,
@@ -61,6 +61,6 @@ Batch Batches::next() {
   return batch;
 }
 
-double Batches::take_waiting_time() { return std::exchange(stream->waited, 0.0); }
+double Batches::reset_waiting_time() { return std::exchange(stream->waited, 0.0); }
 
 }  // namespace yolox

@@ -28,7 +28,7 @@ class Batches {
   // Returns the next batch, on the device. Throws the exception of a worker thread that failed.
   Batch next();
   // Returns the seconds spent in next() since the last call of this function.
-  double take_waiting_time();
+  double reset_waiting_time();
 
  private:
   struct Stream;

@@ -18,7 +18,7 @@ bool CacheFile::lock(int kind) const {
   return locked;
 }
 
-bool CacheFile::current() const {
+bool CacheFile::is_current() const {
   struct stat mine, there;
   return fstat(fd, &mine) == 0 && lstat(path.c_str(), &there) == 0 && mine.st_ino == there.st_ino &&
          mine.st_dev == there.st_dev;
@@ -44,7 +44,7 @@ BlobCache::BlobCache(const Place& place, const std::string& key, const std::vect
   }
   const std::string path = place.folder + "/" + prefix() + key;
   sweep(place, path);
-  while (!attach(path, fill, threads, progress)) continue;
+  while (!try_open(path, fill, threads, progress)) continue;
 }
 
 BlobCache::~BlobCache() {
@@ -56,11 +56,11 @@ BlobCache::~BlobCache() {
   if (flock(file_->fd, LOCK_EX | LOCK_NB) == 0) file_->remove();
 }
 
-void BlobCache::sweep(const Place& place, const std::string& but_for) {
+void BlobCache::sweep(const Place& place, const std::string& except) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(place.folder, ignored)) {
     const std::string name = entry.path().filename().string(), path = place.folder + "/" + name;
-    if (name.compare(0, prefix().size(), prefix()) != 0 || path == but_for) continue;
+    if (name.compare(0, prefix().size(), prefix()) != 0 || path == except) continue;
     const CacheFile file(path, O_RDONLY);
     if (file.fd >= 0 && flock(file.fd, LOCK_EX | LOCK_NB) == 0 &&
         !(place.keep && file.header().complete == 1))
@@ -68,7 +68,7 @@ void BlobCache::sweep(const Place& place, const std::string& but_for) {
   }
 }
 
-bool BlobCache::usable(const CacheFile& file) const {
+bool BlobCache::is_complete(const CacheFile& file) const {
   const CacheHeader header = file.header();
   struct stat s;
   return std::memcmp(header.magic, kMagic, sizeof kMagic) == 0 && header.sizes == sizes_hash_ &&
@@ -76,7 +76,7 @@ bool BlobCache::usable(const CacheFile& file) const {
          static_cast<size_t>(s.st_size) == bytes();
 }
 
-bool BlobCache::attach(const std::string& path, const Fill& fill, int threads, const Progress& progress) {
+bool BlobCache::try_open(const std::string& path, const Fill& fill, int threads, const Progress& progress) {
   const size_t n = offsets_.size() - 1;
   auto file = std::make_unique<CacheFile>(path, O_RDWR | O_CREAT);
   check(file->fd >= 0, "cannot use ", path, ": ",
@@ -84,7 +84,7 @@ bool BlobCache::attach(const std::string& path, const Fill& fill, int threads, c
                                          : concat(std::strerror(errno), "; "),
         remedy_);
   const CacheHeader seen = file->header();
-  const bool ready = usable(*file);  // may change, because the file is not locked yet
+  const bool ready = is_complete(*file);  // may change, because the file is not locked yet
   if (!file->lock(ready ? LOCK_SH : LOCK_EX)) {
     // A complete file with other contents and a shared lock belongs to a run that uses it, not to a process
     // that fills it. That run can take days, so waiting is no option.
@@ -94,10 +94,10 @@ bool BlobCache::attach(const std::string& path, const Fill& fill, int threads, c
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     return false;
   }
-  filled_here_ = !ready && file->current() && !usable(*file);
+  filled_here_ = !ready && file->is_current() && !is_complete(*file);
   if (filled_here_) {
     try {
-      make(*file, fill, threads, progress);
+      fill_file(*file, fill, threads, progress);
     } catch (...) {
       file->remove();
       throw;
@@ -105,7 +105,7 @@ bool BlobCache::attach(const std::string& path, const Fill& fill, int threads, c
   }
   // flock may release the exclusive lock before it takes the shared one, so check the file again.
   if (!ready && !file->lock(LOCK_SH)) return false;
-  if (!file->current() || !usable(*file)) return false;
+  if (!file->is_current() || !is_complete(*file)) return false;
   map_ = map(*file, PROT_READ);
   file_ = std::move(file);
   return true;
@@ -135,7 +135,8 @@ void BlobCache::reserve(const CacheFile& file) const {
         ", free ", short_bytes(free), of, fits ? concat(" (", std::strerror(error), ")") : "", "; ", remedy_);
 }
 
-void BlobCache::make(const CacheFile& file, const Fill& fill, int threads, const Progress& progress) const {
+void BlobCache::fill_file(const CacheFile& file, const Fill& fill, int threads,
+                          const Progress& progress) const {
   reserve(file);
   const auto data = map(file, PROT_READ | PROT_WRITE);
   auto* header = reinterpret_cast<CacheHeader*>(data.get());
@@ -146,7 +147,7 @@ void BlobCache::make(const CacheFile& file, const Fill& fill, int threads, const
   const size_t n = offsets_.size() - 1;
   std::mutex mutex;  // protects the header and `told`
   double told = 0;
-  in_threads(
+  parallel_for(
       int64_t(n),
       [&](int64_t i) {
         fill(size_t(i), data.get() + offsets_[i]);
@@ -187,18 +188,18 @@ BlobCache::Place disk_place() {
   return {folder, true};
 }
 
-size_t levels_bytes(const std::vector<cv::Size>& sizes) {
-  size_t bytes = sizeof(Levels);
+size_t pyramid_bytes(const std::vector<cv::Size>& sizes) {
+  size_t bytes = sizeof(PyramidHeader);
   for (const cv::Size s : sizes) bytes += size_t(s.area()) * 3;
   return bytes;
 }
 
-void write_levels(const std::vector<Piece>& pieces, unsigned char* out) {
-  Levels head{};
+void write_pyramid(const std::vector<ImageRegion>& pieces, unsigned char* out) {
+  PyramidHeader head{};
   head.count = int64_t(pieces.size());
   unsigned char* pixels = out + sizeof head;
   for (size_t k = 0; k < pieces.size(); ++k) {
-    const Piece& p = pieces[k];
+    const ImageRegion& p = pieces[k];
     head.levels[k] = {p.image.cols, p.image.rows, p.scale.x, p.scale.y, p.origin.x, p.origin.y};
     p.image.copyTo(cv::Mat(p.image.size(), CV_8UC3, pixels));
     pixels += p.image.total() * 3;
@@ -206,23 +207,23 @@ void write_levels(const std::vector<Piece>& pieces, unsigned char* out) {
   std::memcpy(out, &head, sizeof head);
 }
 
-Piece read_levels(std::string_view blob, double scale) {
-  Levels head;
+ImageRegion read_pyramid_level(std::string_view blob, double scale) {
+  PyramidHeader head;
   if (blob.size() < sizeof head) return {};
   const auto* bytes = reinterpret_cast<const unsigned char*>(blob.data());
   std::memcpy(&head, bytes, sizeof head);
-  if (head.count < 1 || head.count > Levels::kMost) return {};
+  if (head.count < 1 || head.count > PyramidHeader::kMaxLevels) return {};
   std::vector<cv::Size> sizes;
   for (int64_t k = 0; k < head.count; ++k) {
     if (!image_detail::is_size(head.levels[k].width, head.levels[k].height)) return {};
     sizes.emplace_back(head.levels[k].width, head.levels[k].height);
   }
-  if (blob.size() < levels_bytes(sizes)) return {};
+  if (blob.size() < pyramid_bytes(sizes)) return {};
   int64_t wanted = 0;
   for (double s = scale / head.levels[0].scale_x; s <= 0.5 && wanted + 1 < head.count; s *= 2) ++wanted;
   const unsigned char* pixels = bytes + sizeof head;
   for (int64_t k = 0; k < wanted; ++k) pixels += size_t(sizes[k].area()) * 3;
-  const Level& l = head.levels[wanted];
+  const PyramidLevel& l = head.levels[wanted];
   const cv::Mat view(sizes[wanted], CV_8UC3, const_cast<unsigned char*>(pixels));
   return {view, {l.scale_x, l.scale_y}, {l.x, l.y}};
 }
@@ -238,18 +239,18 @@ std::string use_cache(Dataset& data, const BlobCache::Place& place, cv::Size inp
     return sizes;
   };
   std::vector<size_t> bytes;
-  for (size_t i = 0; i < data.records.size(); ++i) bytes.push_back(levels_bytes(sizes_of(data.size(i))));
+  for (size_t i = 0; i < data.records.size(); ++i) bytes.push_back(pyramid_bytes(sizes_of(data.size(i))));
   const auto fill = [&](size_t i, unsigned char* out) {
     const cv::Size picture = data.size(i);
-    std::vector<Piece> pieces;
+    std::vector<ImageRegion> pieces;
     try {
       for (const cv::Size s : sizes_of(picture)) {
-        Piece piece{Image(s, 0), {1.0 * s.width / picture.width, 1.0 * s.height / picture.height}};
+        ImageRegion piece{Image(s, 0), {1.0 * s.width / picture.width, 1.0 * s.height / picture.height}};
         if (!pieces.empty()) {
           cv::resize(pieces[0].image, piece.image, s, 0, 0, cv::INTER_AREA);
         } else {
           const double scale = official_quirks ? 1 : std::max(piece.scale.x, piece.scale.y);
-          cv::resize(data.piece(i, {{0, 0}, picture}, scale).image, piece.image, s);
+          cv::resize(data.image_region(i, {{0, 0}, picture}, scale).image, piece.image, s);
           if (official_quirks) piece.scale = fit_into(picture, input, true).scale;
         }
         pieces.push_back(piece);
@@ -258,7 +259,7 @@ std::string use_cache(Dataset& data, const BlobCache::Place& place, cv::Size inp
       if (data.strict) throw;
       pieces.clear();
     }
-    write_levels(pieces, out);
+    write_pyramid(pieces, out);
   };
   constexpr int kPixels = 1;  // version of the cached pixels; increase it when their computation changes
   ContentKey key;
@@ -268,7 +269,7 @@ std::string use_cache(Dataset& data, const BlobCache::Place& place, cv::Size inp
   key.add(CV_VERSION);
   const auto cache = std::make_shared<BlobCache>(place, key.text(), bytes, fill, threads, progress);
   data.stored = [cache, bytes](size_t i, double scale) {
-    return read_levels({reinterpret_cast<const char*>(cache->blob(i)), bytes[i]}, scale);
+    return read_pyramid_level({reinterpret_cast<const char*>(cache->blob(i)), bytes[i]}, scale);
   };
   return concat(short_bytes(double(cache->bytes())), " in ", cache->path());
 }

@@ -63,10 +63,10 @@ struct CacheFile {
   bool lock(int kind) const;
   // Returns true if the path still names this file. Otherwise the file was removed or replaced, and a lock on
   // this descriptor protects nothing.
-  bool current() const;
+  bool is_current() const;
   // Removes the file. The caller must hold the exclusive lock, otherwise another process may be using it.
   void remove() const {
-    if (current()) unlink(path.c_str());
+    if (is_current()) unlink(path.c_str());
   }
   CacheHeader header() const;
 };
@@ -104,8 +104,8 @@ class BlobCache {
   const std::string& path() const { return file_->path; }
 
   // Removes files that killed processes left behind: in RAM every file that no process uses, on disk every
-  // file that is incomplete. Does not touch the file `but_for`.
-  static void sweep(const Place& place, const std::string& but_for = "");
+  // file that is incomplete. Does not touch the file `except`.
+  static void sweep(const Place& place, const std::string& except = "");
 
  private:
   static constexpr char kMagic[16] = "yolox-cache v1";
@@ -120,11 +120,11 @@ class BlobCache {
   bool filled_here_ = false;
   pid_t owner_ = getpid();
 
-  bool usable(const CacheFile& file) const;
+  bool is_complete(const CacheFile& file) const;
 
   // Tries once to lock, fill and map the file. Returns false if another process holds the lock, or if the
   // file was replaced in the meantime.
-  bool attach(const std::string& path, const Fill& fill, int threads, const Progress& progress);
+  bool try_open(const std::string& path, const Fill& fill, int threads, const Progress& progress);
 
   // Maps the whole file. Does not call madvise: MADV_WILLNEED per blob gained nothing, and MADV_RANDOM makes
   // reading from disk 16 times slower (600 blobs of 900 KB: 8.9 s instead of 0.56 s).
@@ -135,7 +135,7 @@ class BlobCache {
   void reserve(const CacheFile& file) const;
 
   // Fills the file. The caller must hold the exclusive lock.
-  void make(const CacheFile& file, const Fill& fill, int threads, const Progress& progress) const;
+  void fill_file(const CacheFile& file, const Fill& fill, int threads, const Progress& progress) const;
 };
 
 // Returns the folder of --cache ram: $YOLOX_CACHE_RAM, or /dev/shm if that is not set.
@@ -146,28 +146,28 @@ BlobCache::Place ram_place();
 BlobCache::Place disk_place();
 
 // Header of one level of an image pyramid.
-struct Level {
+struct PyramidLevel {
   int32_t width, height;
   double scale_x, scale_y, x, y;  // Piece::scale and Piece::origin
 };
 
 // Header of an image pyramid in a blob: the image and its reductions by 2, 4, 8, ... follow as BGR pixels.
 // The pyramid lets a sample that shows an image at a small scale read few bytes.
-struct Levels {
-  static constexpr int kMost = 13;
+struct PyramidHeader {
+  static constexpr int kMaxLevels = 13;
   int64_t count;
-  Level levels[kMost];
+  PyramidLevel levels[kMaxLevels];
 };
 
 // Returns the size in bytes of a pyramid whose levels have these sizes.
-size_t levels_bytes(const std::vector<cv::Size>& sizes);
+size_t pyramid_bytes(const std::vector<cv::Size>& sizes);
 
-void write_levels(const std::vector<Piece>& pieces, unsigned char* out);
+void write_pyramid(const std::vector<ImageRegion>& pieces, unsigned char* out);
 
 // Returns the smallest level of a pyramid whose scale, relative to the original image, is at least `scale`
 // (level 0 if none is). Returns an empty Piece if the blob is empty or truncated. The pixels are a view of
 // `blob`; the caller must not write to them.
-Piece read_levels(std::string_view blob, double scale);
+ImageRegion read_pyramid_level(std::string_view blob, double scale);
 
 // Fills the cache, or opens an existing one, and makes `data` read its images from the cache. Images are
 // stored no larger than the input size. official_quirks: images are resized as official YOLOX does. Returns

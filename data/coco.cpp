@@ -24,13 +24,13 @@ fs::path find_image_folder(const fs::path& json, const CocoDataset& coco) {
   const size_t step = coco.images.size() / 100 + 1;
   for (const auto& place : places)
     for (size_t i = 0; i < coco.images.size(); i += step) {
-      const fs::path file = with_slashes(coco.images[i].file_name);
+      const fs::path file = to_forward_slashes(coco.images[i].file_name);
       if ((place != places.back() || file.has_parent_path()) && is_file(place / file))
         return place.lexically_normal();
     }
   std::string looked;
   for (const auto& place : places)
-    looked += "\n  " + (place / with_slashes(coco.images[0].file_name)).lexically_normal().string();
+    looked += "\n  " + (place / to_forward_slashes(coco.images[0].file_name)).lexically_normal().string();
   fail(json.string(),
        ": none of its images is in any of the usual places; put the images into one of them. Looked for",
        looked);
@@ -44,7 +44,7 @@ Source read_coco_source(const std::string& json) {
   check(!source.coco.categories.empty(), json, " lists no categories; give a file that does");
   const fs::path folder = find_image_folder(json, source.coco);
   for (const CocoImage& image : source.coco.images)  // operator/ keeps an absolute file_name unchanged
-    source.files.push_back((folder / with_slashes(image.file_name)).string());
+    source.files.push_back((folder / to_forward_slashes(image.file_name)).string());
   return source;
 }
 

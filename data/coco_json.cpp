@@ -8,7 +8,7 @@ const JsonField* JsonRecord::find(const char* key) const {
   return nullptr;
 }
 
-void JsonRecord::refuse(const char* key, const char* needed) const {
+void JsonRecord::throw_bad_value(const char* key, const char* needed) const {
   const JsonField* field = find(key);
   if (!field) fail(where(), " has no \"", key, "\", ", needed, " is needed; add it or remove the entry");
   std::string found = "an object or a list of more than finite numbers";
@@ -22,33 +22,34 @@ double JsonRecord::number(const char* key, std::optional<double> fallback) const
   const JsonField* field = find(key);
   if (!field && fallback) return *fallback;
   if (!field || field->kind != JsonField::number || !std::isfinite(field->number_value))
-    refuse(key, "a finite number");
+    throw_bad_value(key, "a finite number");
   return field->number_value;
 }
 
 int64_t JsonRecord::integer(const char* key, std::optional<int64_t> fallback) const {
   const JsonField* field = find(key);
   if (!field && fallback) return *fallback;
-  if (!field || field->kind != JsonField::number || !field->whole) refuse(key, "a whole number of 64 bits");
+  if (!field || field->kind != JsonField::number || !field->whole)
+    throw_bad_value(key, "a whole number of 64 bits");
   return field->integer;
 }
 
 int JsonRecord::pixels(const char* key) const {
   const int64_t value = integer(key, 0);
-  if (value < 0 || value > INT_MAX) refuse(key, "a size in pixels");
+  if (value < 0 || value > INT_MAX) throw_bad_value(key, "a size in pixels");
   return static_cast<int>(value);
 }
 
 std::string JsonRecord::string(const char* key, const std::string& fallback) const {
   const JsonField* field = find(key);
-  if (field && field->kind != JsonField::text) refuse(key, "a text in quotes");
+  if (field && field->kind != JsonField::text) throw_bad_value(key, "a text in quotes");
   return field ? field->string : fallback;
 }
 
 const std::vector<double>& JsonRecord::box(const char* key) const {
   const JsonField* field = find(key);
   if (!field || field->kind != JsonField::list || field->numbers.size() != 4)
-    refuse(key, "a list of 4 finite numbers");
+    throw_bad_value(key, "a list of 4 finite numbers");
   return field->numbers;
 }
 

@@ -85,7 +85,7 @@ struct JsonRecord {
   std::string where() const { return concat(file, ": ", table, "[", index, "]"); }
 
   const JsonField* find(const char* key) const;
-  [[noreturn]] void refuse(const char* key, const char* needed) const;
+  [[noreturn]] void throw_bad_value(const char* key, const char* needed) const;
   double number(const char* key, std::optional<double> fallback = {}) const;
   int64_t integer(const char* key, std::optional<int64_t> fallback = {}) const;
   int pixels(const char* key) const;

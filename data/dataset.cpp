@@ -45,7 +45,7 @@ std::string ContentKey::text() const {
 
 ImageChecks check_images(const std::vector<std::string>& files, const std::string& keep) {
   std::vector<struct stat> stats(files.size());
-  in_threads(int64_t(files.size()), [&](int64_t i) {
+  parallel_for(int64_t(files.size()), [&](int64_t i) {
     if (::stat(files[i].c_str(), &stats[i]) != 0 || !S_ISREG(stats[i].st_mode)) {
       stats[i] = {};
       stats[i].st_size = -1;
@@ -64,7 +64,7 @@ ImageChecks check_images(const std::vector<std::string>& files, const std::strin
     if (lines < checks.size() || !(kept >> end) || end != "end") checks.assign(files.size(), {});
   }
   std::atomic<bool> found{false};
-  in_threads(int64_t(files.size()), [&](int64_t i) {
+  parallel_for(int64_t(files.size()), [&](int64_t i) {
     ImageCheck& c = checks[i];
     if (c.width > 0) return;
     if (stats[i].st_size < 0) {
@@ -93,22 +93,22 @@ ImageChecks check_images(const std::vector<std::string>& files, const std::strin
   return result;
 }
 
-Piece Dataset::piece(size_t i, const cv::Rect& part, double scale) const {
+ImageRegion Dataset::image_region(size_t i, const cv::Rect& part, double scale) const {
   const Record& r = records[i];
-  Piece found = stored ? stored(i, scale) : Piece();
+  ImageRegion found = stored ? stored(i, scale) : ImageRegion();
   if (!found.image.empty()) return found;
   if (shapes_split >= 0) return {draw_shapes(shapes_seed, shapes_split, r.image_id - 1).image};
-  return decode_piece(bytes(i), r.file, part, scale, size(i));
+  return decode_region(bytes(i), r.file, part, scale, size(i));
 }
 
-size_t Dataset::instead_of(size_t i, const ImageError& e, size_t tries) const {
+size_t Dataset::replacement_index(size_t i, const ImageError& e, size_t tries) const {
   if (strict) throw e;
   problems->add("image cannot be used", e.what());
   check(tries < records.size(), name, ": no image can be read; the last: ", e.what());
   return (i + 1) % records.size();
 }
 
-void refuse_problems(const Dataset& data) {
+void check_strict(const Dataset& data) {
   const auto problems = data.problems->lines();
   if (!data.strict || problems.empty()) return;
   std::string first;
@@ -119,7 +119,7 @@ void refuse_problems(const Dataset& data) {
 
 Image read_image(const Dataset& data, size_t i) {
   const cv::Size known = data.size(i);
-  return data.piece(i, {{0, 0}, known.empty() ? cv::Size(1 << 20, 1 << 20) : known}, 1).image;
+  return data.image_region(i, {{0, 0}, known.empty() ? cv::Size(1 << 20, 1 << 20) : known}, 1).image;
 }
 
 Dataset shapes_dataset(uint64_t seed, int split, int64_t count) {
@@ -133,7 +133,7 @@ Dataset shapes_dataset(uint64_t seed, int split, int64_t count) {
   key.add(drawn, sizeof drawn);
   data.key = key.text();
   data.records.resize(count);
-  in_threads(count, [&](int64_t i) {
+  parallel_for(count, [&](int64_t i) {
     const auto scene = draw_shapes(seed, split, i);
     data.records[i] = {"", i + 1, scene.image.cols, scene.image.rows, scene.boxes};
   });
@@ -263,7 +263,7 @@ std::vector<int64_t> class_counts(const Dataset& data) {
   return counts;
 }
 
-std::vector<size_t> by_count(const std::vector<int64_t>& counts) {
+std::vector<size_t> classes_by_count(const std::vector<int64_t>& counts) {
   std::vector<size_t> order(counts.size());
   std::iota(order.begin(), order.end(), size_t(0));
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return counts[a] > counts[b]; });

@@ -112,14 +112,14 @@ struct Dataset {
   // Source of decoded images: the image cache or a packed data set (packed.hpp). Returns image i at a scale
   // of at least `scale`, or an empty Piece if the image could not be decoded when it was stored. May be
   // empty.
-  std::function<Piece(size_t i, double scale)> stored;
+  std::function<ImageRegion(size_t i, double scale)> stored;
   std::shared_ptr<Problems> problems = std::make_shared<Problems>();
 
   cv::Size size(size_t i) const { return {records[i].width, records[i].height}; }
   const std::vector<Box>& boxes(size_t i) const { return records[i].boxes; }
   // Returns at least the region `part` of image i, at a scale of at least `scale`. `part` is in pixels of the
   // image. Throws ImageError with the file name if the image is unreadable.
-  Piece piece(size_t i, const cv::Rect& part, double scale) const;
+  ImageRegion image_region(size_t i, const cv::Rect& part, double scale) const;
   // Returns the encoded image i.
   std::string bytes(size_t i) const { return read ? read(i) : read_bytes(records[i].file); }
   std::string name_of(int64_t i) const {
@@ -127,11 +127,11 @@ struct Dataset {
   }
   // Records the problem e of image i and returns the index of the image to use instead. Rethrows e with
   // --strict. Throws if `tries` shows that no image of the data set is readable.
-  size_t instead_of(size_t i, const ImageError& e, size_t tries) const;
+  size_t replacement_index(size_t i, const ImageError& e, size_t tries) const;
 };
 
 // Throws, with the first 20 problems, if --strict is given and the data set has problems.
-void refuse_problems(const Dataset& data);
+void check_strict(const Dataset& data);
 
 // Returns image i: the original, or the resized copy if the data set is cached. Throws ImageError with the
 // file name if the image is unreadable.
@@ -152,7 +152,7 @@ Dataset make_dataset(Source source, const ImageChecks& checks, bool official_qui
 std::vector<int64_t> class_counts(const Dataset& data);
 
 // Returns the class ids sorted by descending count.
-std::vector<size_t> by_count(const std::vector<int64_t>& counts);
+std::vector<size_t> classes_by_count(const std::vector<int64_t>& counts);
 
 // ---- splits
 

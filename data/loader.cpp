@@ -12,7 +12,7 @@ Loader::Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, 
       batch(batch),
       size(size),
       pinned(pinned) {
-  plan();
+  start_batches();
   start_workers(
       workers, std::max(1, threads), [this] { work(); }, [this] { end_workers(); });
 }
@@ -29,12 +29,12 @@ bool Loader::ready() {
 
 Batch Loader::next() {
   std::unique_lock lock(mutex);
-  plan();
+  start_batches();
   check(!pending.empty(), "the loader is at its end");
   const auto first = pending.front();
   has_batch.wait(lock, [&] { return first->missing == 0; });
   pending.pop_front();
-  plan();
+  start_batches();
   lock.unlock();
   has_work.notify_all();
   if (first->error) std::rethrow_exception(first->error);
@@ -51,10 +51,10 @@ void Loader::end_workers() {
   for (auto& w : workers) w.join();
 }
 
-void Loader::plan() {
+void Loader::start_batches() {
   while (pending.size() < ahead && position < end) {
     const size_t n = std::min<int64_t>(batch, end - position);
-    auto p = std::make_shared<Pending>();
+    auto p = std::make_shared<PendingBatch>();
     p->images = torch::empty({int64_t(n), size.height, size.width, 3},
                              torch::TensorOptions(torch::kByte).pinned_memory(pinned));
     p->boxes.resize(n);
@@ -100,18 +100,18 @@ void Loader::work() {
 
 Batch DeviceLoader::next() {
   if (device.is_cpu()) return loader.next();
-  Sent sent = ahead ? std::move(*ahead) : send(loader.next());
+  PendingCopy sent = ahead ? std::move(*ahead) : start_copy(loader.next());
   ahead.reset();
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   sent.copied.block(stream);
   for (const Tensor& t : {sent.batch.images, sent.batch.targets.boxes, sent.batch.targets.classes})
     if (t.numel() > 0)
       t.record_stream(stream);  // the allocator must not reuse the memory before this stream has finished
-  if (loader.ready()) ahead = send(loader.next());
+  if (loader.ready()) ahead = start_copy(loader.next());
   return std::move(sent.batch);
 }
 
-DeviceLoader::Sent DeviceLoader::send(Batch batch) {
+DeviceLoader::PendingCopy DeviceLoader::start_copy(Batch batch) {
   if (!side) side = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
   const c10::StreamGuard guard(*side);
   const auto copy = [&](Tensor& t) {
@@ -121,7 +121,7 @@ DeviceLoader::Sent DeviceLoader::send(Batch batch) {
   copy(batch.images);
   copy(batch.targets.boxes);
   copy(batch.targets.classes);
-  Sent sent{std::move(batch), c10::Event(device.type())};
+  PendingCopy sent{std::move(batch), c10::Event(device.type())};
   sent.copied.record(*side);
   return sent;
 }

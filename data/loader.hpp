@@ -50,7 +50,7 @@ class Loader {
 
  private:
   // A batch in progress.
-  struct Pending {
+  struct PendingBatch {
     Tensor images;
     std::vector<std::vector<Box>> boxes;
     std::vector<int64_t> indices;
@@ -64,7 +64,7 @@ class Loader {
 
   // Appends batches to `pending` until there are `ahead`. The caller must hold the mutex, except in the
   // constructor.
-  void plan();
+  void start_batches();
 
   // Loop of a worker thread.
   void work();
@@ -78,7 +78,7 @@ class Loader {
   const bool pinned;
   std::mutex mutex;
   std::condition_variable has_work, has_batch;
-  std::deque<std::shared_ptr<Pending>> pending;
+  std::deque<std::shared_ptr<PendingBatch>> pending;
   bool stop = false;
   std::vector<std::thread> workers;
 };
@@ -93,16 +93,16 @@ class DeviceLoader {
 
  private:
   // A batch whose copy to the device has been started. `copied` is recorded after the copy.
-  struct Sent {
+  struct PendingCopy {
     Batch batch;
     c10::Event copied;
   };
   // Starts the copy of a batch on the side stream.
-  Sent send(Batch batch);
+  PendingCopy start_copy(Batch batch);
 
   Loader& loader;
   const torch::Device device;
-  std::optional<Sent> ahead;
+  std::optional<PendingCopy> ahead;
   std::optional<c10::Stream> side;
 };
 

@@ -16,19 +16,20 @@ namespace yolox {
 // size, also after a resume. A run uses about a dozen sizes. Each new size costs time once, because cuDNN
 // selects algorithms and the allocator caches memory per size.
 struct MultiScale {
-  ImageSize base{0, 0};    // size of the first ten steps, pixels
-  int less = 0, more = 0;  // range of the height around `base`, in units of 32 pixels; 0, 0: fixed size
+  ImageSize base{0, 0};  // size of the first ten steps, pixels
+  int max_decrease = 0,
+      max_increase = 0;  // range of the height around `base`, in units of 32 pixels; 0, 0: fixed size
   int64_t seed = 0;
   int smallest = 1;  // minimum height in units of 32 pixels
 
   // Returns the size of a step. Official YOLOX uses 5 for `less` and `more`; nano and tiny use 3 and 7.
-  ImageSize at(int64_t step) const {
-    if (step < 10 || less + more == 0) return base;
+  ImageSize size_at(int64_t step) const {
+    if (step < 10 || max_decrease + max_increase == 0) return base;
     Rng rng(seed, ~uint64_t{0}, step / 10);
     const int units = base.height / 32;
-    return of(int(rng.randint(std::max(smallest, units - less), units + more)));
+    return of(int(rng.randint(std::max(smallest, units - max_decrease), units + max_increase)));
   }
-  ImageSize largest() const { return of(base.height / 32 + more); }
+  ImageSize largest() const { return of(base.height / 32 + max_increase); }
 
  private:
   ImageSize of(int units) const {

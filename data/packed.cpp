@@ -2,7 +2,7 @@
 
 namespace yolox {
 
-void lmdb(int code, const std::string& path, const char* what) {
+void check_lmdb(int code, const std::string& path, const char* what) {
   check(
       code == MDB_SUCCESS, path, ": ", what, ": ", mdb_strerror(code),
       code == ENOSPC || code == EIO ? "; is the disk full? Make room and run ./pack again, it goes on" : "");
@@ -13,11 +13,11 @@ std::string_view lmdb_get(MDB_txn* transaction, MDB_dbi table, const std::string
   MDB_val k = lmdb_value(key), value;
   const int code = mdb_get(transaction, table, &k, &value);
   if (code == MDB_NOTFOUND) return {};
-  lmdb(code, path, "cannot be read");
+  check_lmdb(code, path, "cannot be read");
   return {static_cast<const char*>(value.mv_data), value.mv_size};
 }
 
-size_t lmdb_bytes(MDB_env* env) {
+size_t lmdb_used_bytes(MDB_env* env) {
   MDB_envinfo info;
   MDB_stat stat;
   mdb_env_info(env, &info);
@@ -32,15 +32,15 @@ std::string image_key(const std::string& split, size_t i) {
 }
 
 Packed::Packed(const std::string& path) : path(path) {
-  lmdb(mdb_env_create(&env), path, "cannot be opened");
+  check_lmdb(mdb_env_create(&env), path, "cannot be opened");
   try {
-    lmdb(mdb_env_open(env, path.c_str(), MDB_RDONLY | MDB_NOSUBDIR | MDB_NOLOCK, 0), path,
-         "cannot be opened");
-    lmdb(mdb_txn_begin(env, nullptr, MDB_RDONLY, &transaction), path, "cannot be read");
-    lmdb(mdb_dbi_open(transaction, nullptr, 0, &table), path, "cannot be read");
+    check_lmdb(mdb_env_open(env, path.c_str(), MDB_RDONLY | MDB_NOSUBDIR | MDB_NOLOCK, 0), path,
+               "cannot be opened");
+    check_lmdb(mdb_txn_begin(env, nullptr, MDB_RDONLY, &transaction), path, "cannot be read");
+    check_lmdb(mdb_dbi_open(transaction, nullptr, 0, &table), path, "cannot be read");
     struct stat s {};
-    check(::stat(path.c_str(), &s) == 0 && lmdb_bytes(env) <= size_t(s.st_size), path, " is cut off: it has ",
-          s.st_size, " of ", lmdb_bytes(env), " bytes; copy it again");
+    check(::stat(path.c_str(), &s) == 0 && lmdb_used_bytes(env) <= size_t(s.st_size), path,
+          " is cut off: it has ", s.st_size, " of ", lmdb_used_bytes(env), " bytes; copy it again");
   } catch (...) {
     close();
     throw;
@@ -72,7 +72,7 @@ Dataset packed_dataset(const std::shared_ptr<Packed>& file, const std::string& s
   checks.key = key.text();
   Dataset data = make_dataset(std::move(source), checks, official_quirks);
   if (file->get("yolox").find("decoded") != std::string_view::npos) {
-    data.stored = [file, images](size_t i, double scale) { return read_levels(images[i], scale); };
+    data.stored = [file, images](size_t i, double scale) { return read_pyramid_level(images[i], scale); };
     data.read = [path = file->path](size_t i) -> std::string {
       throw ImageError(concat(path, ": image ", i, " could not be decoded when it was packed"));
     };

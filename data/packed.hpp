@@ -27,14 +27,14 @@ namespace yolox {
 //   complete      written last
 
 // Throws if `code`, the result of an LMDB function, is an error. what: text of the message, "cannot be read".
-void lmdb(int code, const std::string& path, const char* what);
+void check_lmdb(int code, const std::string& path, const char* what);
 inline MDB_val lmdb_value(std::string_view text) { return {text.size(), const_cast<char*>(text.data())}; }
 // Returns the value of a key, or an empty view if the key does not exist. The view is valid until the
 // transaction ends or writes.
 std::string_view lmdb_get(MDB_txn* transaction, MDB_dbi table, const std::string& key,
                           const std::string& path);
 // Returns the number of bytes of the file that contain data.
-size_t lmdb_bytes(MDB_env* env);
+size_t lmdb_used_bytes(MDB_env* env);
 // Returns the key of image i: "train/000000012".
 std::string image_key(const std::string& split, size_t i);
 

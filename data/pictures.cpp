@@ -35,7 +35,7 @@ void draw_box(cv::Mat& image, const Box& box, const std::string& text) {
               cv::Scalar::all(luma > 110 ? 0 : 255), pen, cv::LINE_AA);
 }
 
-Image draw_batch(const Tensor& batch, const std::vector<std::vector<DrawnBox>>& boxes) {
+Image draw_batch(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& boxes) {
   const int n = int(std::min<int64_t>(16, batch.size(0))), columns = std::min(4, n);
   const int h = int(batch.size(1)), w = int(batch.size(2));
   Image sheet({columns * w, (n + columns - 1) / columns * h}, border_grey);
@@ -49,8 +49,9 @@ Image draw_batch(const Tensor& batch, const std::vector<std::vector<DrawnBox>>& 
   return sheet;
 }
 
-std::vector<std::vector<DrawnBox>> drawn(const Targets& targets, const std::vector<std::string>& classes) {
-  std::vector<std::vector<DrawnBox>> all(targets.counts.size());
+std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,
+                                                     const std::vector<std::string>& classes) {
+  std::vector<std::vector<LabelledBox>> all(targets.counts.size());
   const Tensor boxes = targets.boxes.cpu(), cls = targets.classes.cpu();
   for (size_t i = 0; i < all.size(); ++i) {
     for (int64_t g = 0; g < targets.counts[i]; ++g) {
@@ -62,9 +63,9 @@ std::vector<std::vector<DrawnBox>> drawn(const Targets& targets, const std::vect
   return all;
 }
 
-std::vector<std::vector<DrawnBox>> drawn(const std::vector<Tensor>& found,
-                                         const std::vector<std::string>& classes) {
-  std::vector<std::vector<DrawnBox>> all(found.size());
+std::vector<std::vector<LabelledBox>> labelled_boxes(const std::vector<Tensor>& found,
+                                                     const std::vector<std::string>& classes) {
+  std::vector<std::vector<LabelledBox>> all(found.size());
   for (size_t i = 0; i < found.size(); ++i) {
     const auto d = found[i].accessor<float, 2>();
     for (int64_t k = 0; k < d.size(0); ++k) {
@@ -79,7 +80,7 @@ std::vector<std::vector<DrawnBox>> drawn(const std::vector<Tensor>& found,
   return all;
 }
 
-Image draw_labels(const Dataset& data) {
+Image draw_label_statistics(const Dataset& data) {
   const auto counts = class_counts(data);
   const int bars = int(std::min<size_t>(counts.size(), 40)), side = 400, edge = 50;
   Image sheet({3 * side, side + 2 * edge}, 255);
@@ -87,7 +88,7 @@ Image draw_labels(const Dataset& data) {
     cv::putText(sheet, t, {x, y}, cv::FONT_HERSHEY_SIMPLEX, size, cv::Scalar::all(40), 1, cv::LINE_AA);
   };
 
-  const auto order = by_count(counts);
+  const auto order = classes_by_count(counts);
   text(concat("boxes per class",
               order.size() > size_t(bars) ? concat(" (", bars, " of ", order.size(), ")") : ""),
        10, 30);
@@ -134,7 +135,7 @@ Image draw_labels(const Dataset& data) {
   return sheet;
 }
 
-bool save_picture(const std::string& path, const Image& image) {
+bool save_image(const std::string& path, const Image& image) {
   try {
     return cv::imwrite(path, image);
   } catch (const cv::Exception&) {

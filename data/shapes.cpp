@@ -4,14 +4,14 @@ namespace yolox {
 
 namespace shapes_detail {
 
-cv::Vec2d Dice::direction() {
+cv::Vec2d SceneRng::direction() {
   for (;;) {
     const double x = uniform(-1, 1), y = uniform(-1, 1), norm = std::sqrt(x * x + y * y);
     if (norm > 0.1 && norm <= 1) return {x / norm, y / norm};
   }
 }
 
-cv::Vec3i Dice::color_near(const cv::Vec3i& c, int delta) {
+cv::Vec3i SceneRng::color_near(const cv::Vec3i& c, int delta) {
   cv::Vec3i out;
   for (int k = 0; k < 3; k++) out[k] = std::clamp(c[k] + randint(-delta, delta), 0, 255);
   return out;
@@ -36,7 +36,7 @@ cv::Vec3i blend(const cv::Vec3i& a, const cv::Vec3i& b, double t) {
   return out;
 }
 
-double clouds(const cv::Mat_<double>& grid, double x, double y) {
+double value_noise(const cv::Mat_<double>& grid, double x, double y) {
   const int kx = int(x), ky = int(y);
   const double fx = x - kx, fy = y - ky, sx = fx * fx * (3 - 2 * fx), sy = fy * fy * (3 - 2 * fy);
   const double *upper = grid[ky] + kx, *lower = grid[ky + 1] + kx;
@@ -44,7 +44,7 @@ double clouds(const cv::Mat_<double>& grid, double x, double y) {
   return left + sx * (right - left);
 }
 
-void paint_background(Dice& rng, cv::Mat_<cv::Vec3b>& image) {
+void paint_background(SceneRng& rng, cv::Mat_<cv::Vec3b>& image) {
   const cv::Vec3i from = rng.color(), to = rng.color_near(from, 60);
   const cv::Vec2d dir = rng.direction();
   const double period = rng.uniform(10, 60);  // px
@@ -59,13 +59,14 @@ void paint_background(Dice& rng, cv::Mat_<cv::Vec3b>& image) {
       if (kind == 1) t = 0.5 + u * period / (image.cols + image.rows);
       if (kind == 2) t = wave(u);
       if (kind == 3) t = (int(std::floor(u)) + int(std::floor(v))) & 1;
-      if (kind >= 4) t = 0.7 * clouds(grid, x / period, y / period) + 0.3 * clouds(grid, x * fine, y * fine);
+      if (kind >= 4)
+        t = 0.7 * value_noise(grid, x / period, y / period) + 0.3 * value_noise(grid, x * fine, y * fine);
       image(y, x) = blend(from, to, t);
     }
   }
 }
 
-void paint(Dice& rng, Shape& item, int id, cv::Mat_<cv::Vec3b>& image, cv::Mat_<uint8_t>& mask) {
+void paint(SceneRng& rng, Shape& item, int id, cv::Mat_<cv::Vec3b>& image, cv::Mat_<uint8_t>& mask) {
   const cv::Vec2d dir = rng.direction();
   const double stretch = rng.uniform(0.88, 1.14), stripes = rng.uniform(0.8, 2.5);
   const cv::Vec3i under = image(int(item.cy), int(item.cx));
@@ -94,7 +95,7 @@ void paint(Dice& rng, Shape& item, int id, cv::Mat_<cv::Vec3b>& image, cv::Mat_<
   }
 }
 
-std::vector<Shape> compose(Dice& rng, int width, int height) {
+std::vector<Shape> compose(SceneRng& rng, int width, int height) {
   const double side = std::min(width, height), kind = rng.uniform(0, 1);
   const bool empty = kind < 0.04, large = kind >= 0.74 && kind < 0.94, crowd = kind >= 0.94;
   const int objects = empty ? 0 : crowd ? rng.randint(15, 30) : rng.randint(1, 6);
@@ -153,7 +154,7 @@ std::vector<Box> find_boxes(std::vector<Shape>& items, cv::Mat_<uint8_t>& mask) 
   return boxes;
 }
 
-void develop(Dice& rng, cv::Mat_<cv::Vec3b>& image) {
+void add_camera_noise(SceneRng& rng, cv::Mat_<cv::Vec3b>& image) {
   const int contrast = rng.randint(180, 280), brightness = rng.randint(-35, 35);
   const int grain = rng.bernoulli(0.3) ? 0 : rng.randint(0, 20);
   for (cv::Vec3b& pixel : image) {
@@ -182,7 +183,7 @@ ShapesScene draw_shapes(uint64_t seed, int split, int64_t index, int nominal_siz
   check(split == 0 || split == 1, "shapes: split ", split, " does not exist; use 0 (train) or 1 (val)");
   check(index >= 0, "shapes: index ", index, " is negative; count from 0");
   check(nominal_size >= 96, "shapes: a nominal size of ", nominal_size, " px leaves no room; use 96 or more");
-  Dice rng(seed, split, index);
+  SceneRng rng(seed, split, index);
   const int width = rng.randint(nominal_size * 3 / 4, nominal_size * 5 / 4);
   const int height = rng.randint(nominal_size * 3 / 4, nominal_size * 5 / 4);
 
@@ -190,7 +191,7 @@ ShapesScene draw_shapes(uint64_t seed, int split, int64_t index, int nominal_siz
   paint_background(rng, scene.image);
   std::vector<Shape> items = compose(rng, width, height);
   for (size_t i = 0; i < items.size(); i++) paint(rng, items[i], int(i) + 1, scene.image, scene.mask);
-  develop(rng, scene.image);
+  add_camera_noise(rng, scene.image);
   scene.boxes = find_boxes(items, scene.mask);
   return scene;
 }

@@ -34,7 +34,7 @@ constexpr double kMinRadius = 5;     // minimum radius in pixels; the smallest b
 constexpr double kReach = 1.2;       // every outline lies inside the circle of this radius
 
 // Random number generator of a scene, with helpers for directions and colours.
-struct Dice : Rng {
+struct SceneRng : Rng {
   using Rng::Rng;
   int randint(int lo, int hi) { return int(Rng::randint(lo, hi)); }
   cv::Vec2d direction();
@@ -52,7 +52,7 @@ struct ShapeClass {
 };
 
 inline double length(double x, double y) { return std::sqrt(x * x + y * y); }
-inline double slab(double x, double y, double half_w, double half_h) {
+inline double box_distance(double x, double y, double half_w, double half_h) {
   return std::max(std::abs(x) - half_w, std::abs(y) - half_h);
 }
 
@@ -64,8 +64,9 @@ constexpr ShapeClass kClasses[] = {
     {"circle", [](double x, double y) { return length(x, y) - 1; }},
     {"ring", [](double x, double y) { return std::abs(length(x, y) - 0.75) - 0.25; }},
     {"crescent", [](double x, double y) { return std::max(length(x, y) - 1, 0.8 - length(x - 0.55, y)); }},
-    {"square", [](double x, double y) { return slab(x, y, 0.8, 0.8); }},
-    {"cross", [](double x, double y) { return std::min(slab(x, y, 1, 0.32), slab(x, y, 0.32, 1)); }},
+    {"square", [](double x, double y) { return box_distance(x, y, 0.8, 0.8); }},
+    {"cross",
+     [](double x, double y) { return std::min(box_distance(x, y, 1, 0.32), box_distance(x, y, 0.32, 1)); }},
     {"triangle", [](double x, double y) { return std::max(-y, 0.8660254 * std::abs(x) + 0.5 * y) - 0.575; }},
     {"star", star},
 };
@@ -73,10 +74,10 @@ constexpr int kNumClasses = int(std::size(kClasses));
 
 // Distractors without annotation: line, bar, arc, corner, blob.
 constexpr Outline kDistractors[] = {
-    [](double x, double y) { return slab(x, y, 1, 0.03); },
-    [](double x, double y) { return slab(x, y, 1, 0.14); },
+    [](double x, double y) { return box_distance(x, y, 1, 0.03); },
+    [](double x, double y) { return box_distance(x, y, 1, 0.14); },
     [](double x, double y) { return std::max(std::abs(length(x, y) - 0.9) - 0.08, x); },
-    [](double x, double y) { return std::max(std::abs(slab(x, y, 0.7, 0.7)) - 0.1, x - y); },
+    [](double x, double y) { return std::max(std::abs(box_distance(x, y, 0.7, 0.7)) - 0.1, x - y); },
     [](double x, double y) { return std::min(length(x - 0.4, y) - 0.6, length(x + 0.4, y + 0.3) - 0.5); },
 };
 
@@ -98,25 +99,25 @@ cv::Vec3i blend(const cv::Vec3i& a, const cv::Vec3i& b, double t);
 inline double wave(double x) { return std::clamp(6 * std::abs(x - std::floor(x) - 0.5) - 1, 0.0, 1.0); }
 
 // Value noise: random values at the points of a unit grid, with smooth interpolation.
-double clouds(const cv::Mat_<double>& grid, double x, double y);
+double value_noise(const cv::Mat_<double>& grid, double x, double y);
 
 // Paints the background with two similar colours in a pattern: plain, gradient, stripes, checkerboard or
 // value noise (twice as likely as the others).
-void paint_background(Dice& rng, cv::Mat_<cv::Vec3b>& image);
+void paint_background(SceneRng& rng, cv::Mat_<cv::Vec3b>& image);
 
 // Draws an item on the image, counts its pixels and writes `id` to its pixels of the mask.
-void paint(Dice& rng, Shape& item, int id, cv::Mat_<cv::Vec3b>& image, cv::Mat_<uint8_t>& mask);
+void paint(SceneRng& rng, Shape& item, int id, cv::Mat_<cv::Vec3b>& image, cv::Mat_<uint8_t>& mask);
 
 // Draws the layout of a scene: empty, many small objects, one large object with others, or a few objects of
 // any size. Returns the items from back to front.
-std::vector<Shape> compose(Dice& rng, int width, int height);
+std::vector<Shape> compose(SceneRng& rng, int width, int height);
 
 // Returns the boxes of the items. In the mask, item i has the number i + 1. Renumbers the mask for
 // ShapesScene.
 std::vector<Box> find_boxes(std::vector<Shape>& items, cv::Mat_<uint8_t>& mask);
 
 // Applies random contrast, brightness and camera noise, in integer arithmetic.
-void develop(Dice& rng, cv::Mat_<cv::Vec3b>& image);
+void add_camera_noise(SceneRng& rng, cv::Mat_<cv::Vec3b>& image);
 
 }  // namespace shapes_detail
 

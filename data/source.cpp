@@ -69,7 +69,7 @@ std::map<std::string, std::string> names_under(const std::string& folder,
   return names;
 }
 
-std::string with_slashes(std::string path) {
+std::string to_forward_slashes(std::string path) {
   std::replace(path.begin(), path.end(), '\\', '/');
   return path;
 }
@@ -79,14 +79,14 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(0, text.find_last_not_of(" \t\r\n") + 1);
 }
 
-std::optional<double> number_of(std::string_view text) {
+std::optional<double> parse_number(std::string_view text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) return {};
   return value;
 }
 
-std::string in_quotes(std::string_view text) {
+std::string quote(std::string_view text) {
   std::string shown(text.substr(0, 60));
   for (char& c : shown)
     if (std::iscntrl(static_cast<unsigned char>(c))) c = '?';

@@ -86,7 +86,7 @@ std::map<std::string, std::string> names_under(const std::string& folder,
                                                const std::set<std::string>& extensions);
 
 // Replaces backslashes by slashes.
-std::string with_slashes(std::string path);
+std::string to_forward_slashes(std::string path);
 
 std::string_view trimmed(std::string_view text);
 
@@ -101,10 +101,10 @@ void for_each_line(std::string_view text, Function f) {
 }
 
 // Parses a finite number, independently of the locale. Returns nothing if `text` is anything else.
-std::optional<double> number_of(std::string_view text);
+std::optional<double> parse_number(std::string_view text);
 
 // Quotes a text for a message: at most 60 bytes, with '?' in place of control characters.
-std::string in_quotes(std::string_view text);
+std::string quote(std::string_view text);
 
 // ---- splits
 

@@ -28,7 +28,7 @@ Labels read_voc_xml(const std::string& path) {
   }
   labels.usable = true;
   const auto number = [](const pugi::xml_node& node, const char* name) {
-    return number_of(trimmed(node.child_value(name)));
+    return parse_number(trimmed(node.child_value(name)));
   };
   const auto pixels = [&](const char* name) {
     const double value = number(root.child("size"), name).value_or(0);
@@ -48,7 +48,7 @@ Labels read_voc_xml(const std::string& path) {
       const auto value = number(box, side);
       v.push_back(value.value_or(0));
       if (wrong.empty() && !value)
-        wrong = concat(side, " is ", in_quotes(box.child_value(side)), ", a number is needed");
+        wrong = concat(side, " is ", quote(box.child_value(side)), ", a number is needed");
     }
     if (!wrong.empty()) {
       labels.problems.push_back({"label cannot be read", concat(path, ":", line, ": object: ", wrong)});
@@ -68,8 +68,8 @@ Source read_voc_split(Voc& voc, const std::string& split) {
       for (const auto& [name, xml] : part) voc.labels[xml];
     std::vector<std::pair<const std::string, Labels>*> entries;
     for (auto& entry : voc.labels) entries.push_back(&entry);
-    in_threads(int64_t(entries.size()),
-               [&](int64_t i) { entries[i]->second = read_voc_xml(entries[i]->first); });
+    parallel_for(int64_t(entries.size()),
+                 [&](int64_t i) { entries[i]->second = read_voc_xml(entries[i]->first); });
     for (const auto* entry : entries)
       for (const auto& name : entry->second.names) voc.classes[name];
     int64_t id = 0;

@@ -24,10 +24,10 @@ YoloYaml read_data_yaml(const std::string& file) {
       data.names.push_back(name.Scalar());
     }
     if (counted) {
-      const double count = nc.IsScalar() ? number_of(nc.Scalar()).value_or(0) : 0;
+      const double count = nc.IsScalar() ? parse_number(nc.Scalar()).value_or(0) : 0;
       const bool sane = count >= 1 && count <= 100000 && count == std::floor(count);
       check(sane && (!named || count == static_cast<double>(names.size())), line(nc), "nc is ",
-            nc.IsScalar() ? in_quotes(nc.Scalar()) : "no number",
+            nc.IsScalar() ? quote(nc.Scalar()) : "no number",
             named ? concat(", names has ", names.size(), " entries") : "", "; correct it");
       for (int i = 0; !named && i < count; ++i) data.names.push_back(std::to_string(i));
     }
@@ -70,7 +70,7 @@ std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& sp
       continue;
     }
     for_each_line(read_text(place.string()), [&](std::string_view text, int) {
-      const std::string line = with_slashes(std::string(text));
+      const std::string line = to_forward_slashes(std::string(text));
       fs::path file = data.root / line, other = place.parent_path() / line;
       if (line.rfind("./", 0) == 0) file.swap(other);  // "./" is relative to the list, as in COCO for YOLO
       images.push_back((is_file(other) && !is_file(file) ? other : file).lexically_normal().string());
@@ -106,7 +106,7 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
     v.clear();
     for (size_t at = 0, end; (at = line.find_first_not_of(" \t", at)) != std::string_view::npos; at = end) {
       end = std::min(line.find_first_of(" \t", at), line.size());
-      const auto value = number_of(line.substr(at, end - at));
+      const auto value = parse_number(line.substr(at, end - at));
       numbers = numbers && value && std::abs(*value) < 1e6;  // a class id or a fraction of the image size
       v.push_back(value.value_or(0));
     }
@@ -116,7 +116,7 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
     if (!numbers || !whole || !(box || outline)) {
       labels.problems.push_back(
           {"label cannot be read",
-           concat(path, ":", number, ": ", in_quotes(line), " is not ",
+           concat(path, ":", number, ": ", quote(line), " is not ",
                   "\"class cx cy w h\" or \"class x1 y1 x2 y2 x3 y3 ...\" in parts of the image")});
       return;
     }
@@ -146,8 +146,8 @@ Source read_yolo_split(const YoloYaml& data, const std::string& split) {
     source.coco.categories.push_back({static_cast<int64_t>(source.coco.categories.size()), name});
   const std::vector<std::string> images = yolo_images(data, split);
   std::vector<Labels> labels(images.size());
-  in_threads(int64_t(images.size()),
-             [&](int64_t i) { labels[i] = read_yolo_txt(yolo_label_file(images[i]), data.keypoints); });
+  parallel_for(int64_t(images.size()),
+               [&](int64_t i) { labels[i] = read_yolo_txt(yolo_label_file(images[i]), data.keypoints); });
   for (size_t i = 0; i < images.size(); ++i)
     add_image(source, images[i], yolo_label_file(images[i]), labels[i]);
   if (source.coco.annotations.empty() && source.problems.empty())

@@ -2,7 +2,7 @@
 
 namespace yolox {
 
-std::vector<std::string> resumed_words(const std::vector<std::string>& words, const std::string& run) {
+std::vector<std::string> resume_command_line(const std::vector<std::string>& words, const std::string& run) {
   std::vector<std::string> kept, beginning{"--out", "--weights", "--resume"};
   for (size_t i = 0; i < words.size(); ++i)
     if (words[i] == "--bs=auto" || (words[i] == "--bs" && i + 1 < words.size() && words[i + 1] == "auto"))
@@ -20,7 +20,7 @@ std::vector<std::string> resumed_words(const std::vector<std::string>& words, co
 
 namespace launch_detail {
 
-int listen_here(int& port) {
+int listen_on_free_port(int& port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -78,7 +78,7 @@ Child start_rank(const Launch& l, int local_rank, int port, int listening, int r
   _exit(127);
 }
 
-std::string how_it_ended(int status) {
+std::string describe_exit_status(int status) {
   if (!WIFSIGNALED(status)) return concat("failed with exit code ", WEXITSTATUS(status));
   const bool killed = WTERMSIG(status) == SIGKILL;
   return concat("was killed by SIG", sigabbrev_np(WTERMSIG(status)),
@@ -98,7 +98,7 @@ std::string last_lines(const std::string& text, size_t most) {
 
 int run_ranks(const Launch& l, const std::vector<std::string>& words, std::string& run) {
   int port = l.master.empty() ? 0 : std::atoi(l.master.c_str() + l.master.rfind(':') + 1), reports[2];
-  const int listening = l.master.empty() ? listen_here(port) : -1;
+  const int listening = l.master.empty() ? listen_on_free_port(port) : -1;
   check(pipe2(reports, O_CLOEXEC) == 0, "cannot create a pipe: ", std::strerror(errno));
   std::vector<Child> ranks;
   for (int i = 0; i < l.ranks; ++i) ranks.push_back(start_rank(l, i, port, listening, reports[1], words));
@@ -113,7 +113,7 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
   double ended_at = 0;  // time of the first failure of a rank
   bool killed = false;
   // Reads the output of the ranks. Waits for up to `milliseconds`; returns false if there was no output.
-  const auto listen_to_all = [&](int milliseconds) {
+  const auto read_output = [&](int milliseconds) {
     std::vector<pollfd> open{{reports[0], POLLIN, 0}};
     for (const Child& c : ranks) open.push_back({c.output, POLLIN, 0});
     if (poll(open.data(), open.size(), milliseconds) <= 0) return false;
@@ -137,8 +137,8 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
         continue;
       }
       if (i == 1) std::cerr.write(text, n).flush();
-      c.said.append(text, size_t(n));
-      if (c.said.size() > 16384) c.said.erase(0, c.said.size() - 8192);
+      c.output_tail.append(text, size_t(n));
+      if (c.output_tail.size() > 16384) c.output_tail.erase(0, c.output_tail.size() - 8192);
     }
     return true;
   };
@@ -151,7 +151,7 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
       passed_on = stop_requests;
       signal_all(stop_signal);
     }
-    listen_to_all(50);
+    read_output(50);
     for (int i = 0; i < l.ranks; ++i) {
       Child& c = ranks[i];
       if (!c.pid || waitpid(c.pid, &c.status, WNOHANG) != c.pid) continue;
@@ -167,7 +167,7 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
       killed = true;
     }
   }
-  while (listen_to_all(0)) {  // reads the rest of the output
+  while (read_output(0)) {  // reads the rest of the output
   }
   for (const Child& c : ranks)
     if (c.output >= 0) close(c.output);
@@ -179,8 +179,9 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
   char host[256] = "";
   gethostname(host, sizeof host - 1);
   std::cerr << "error: rank " << l.node * l.ranks + failed << " of " << l.nodes * l.ranks << " on " << host
-            << " " << (lost(failed) ? "lost another rank" : how_it_ended(c.status))
-            << (failed == 0 || c.said.empty() ? "" : "; its last output:" + last_lines(c.said, 8))
+            << " " << (lost(failed) ? "lost another rank" : describe_exit_status(c.status))
+            << (failed == 0 || c.output_tail.empty() ? ""
+                                                     : "; its last output:" + last_lines(c.output_tail, 8))
             << std::endl;
   return code;
 }
@@ -199,7 +200,7 @@ int launch(const Launch& l, int argc, char** argv) {
     // Waits, because ranks on other nodes may still be ending, and the new ranks must not connect to them.
     if (l.nodes > 1) std::this_thread::sleep_for(std::chrono::seconds(15));
     std::cerr << "restart " << tries + 1 << " of " << l.restarts << ": resuming " << run << std::endl;
-    words = resumed_words(std::vector<std::string>(argv, argv + argc), run);
+    words = resume_command_line(std::vector<std::string>(argv, argv + argc), run);
   }
 }
 

@@ -44,21 +44,21 @@ struct Launch {
 
 // Returns the command line that resumes a run. Removes the flags of a new run (--out, --weights, --resume),
 // and --bs auto with --accum, because the checkpoint has the batch size that --bs auto found.
-std::vector<std::string> resumed_words(const std::vector<std::string>& words, const std::string& run);
+std::vector<std::string> resume_command_line(const std::vector<std::string>& words, const std::string& run);
 
 namespace launch_detail {
 
 // Child process of the launcher: one rank.
 struct Child {
-  pid_t pid = 0;     // 0: the process has ended
-  int status = 0;    // from waitpid()
-  int output = -1;   // pipe of stdout and stderr; only stderr for the first rank of the node
-  std::string said;  // the end of the output
+  pid_t pid = 0;            // 0: the process has ended
+  int status = 0;           // from waitpid()
+  int output = -1;          // pipe of stdout and stderr; only stderr for the first rank of the node
+  std::string output_tail;  // the end of the output
 };
 
 // Opens a listening socket on a free port of the loopback interface. Returns the file descriptor and sets
 // `port`.
-int listen_here(int& port);
+int listen_on_free_port(int& port);
 
 // Starts this program again as a rank. listening: socket for the store, or -1. reports: pipe for
 // Ranks::report() of the first rank of the node. words: command line.
@@ -66,7 +66,7 @@ Child start_rank(const Launch& l, int local_rank, int port, int listening, int r
                  const std::vector<std::string>& words);
 
 // Returns a description of a status from waitpid(): "failed with exit code 1", "was killed by SIGKILL".
-std::string how_it_ended(int status);
+std::string describe_exit_status(int status);
 
 // Returns the last `most` lines of a text, indented, without empty lines.
 std::string last_lines(const std::string& text, size_t most);

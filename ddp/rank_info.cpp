@@ -2,12 +2,12 @@
 
 namespace yolox {
 
-std::string variable(const char* name) {
+std::string environment_variable(const char* name) {
   const char* value = std::getenv(name);
   return value ? value : "";
 }
 
-std::string first_host(const std::string& list) {
+std::string first_slurm_host(const std::string& list) {
   const size_t bracket = list.find_first_of("[,");
   if (bracket == std::string::npos || list[bracket] == ',') return list.substr(0, bracket);
   const size_t end = list.find_first_of("-,]", bracket), close = list.find(']', bracket);
@@ -27,8 +27,8 @@ std::string slurm_entry(const std::string& list, int index) {
   return value;
 }
 
-Place place_of_this_process() {
-  Place p;
+RankInfo rank_info_from_environment() {
+  RankInfo p;
   const auto parse = [](const char* name, const std::string& text) {
     char* end;
     const long value = std::strtol(text.c_str(), &end, 10);
@@ -37,31 +37,32 @@ Place place_of_this_process() {
     return int(value);
   };
   const auto number = [&](const char* name, int otherwise) {
-    return variable(name).empty() ? otherwise : parse(name, variable(name));
+    return environment_variable(name).empty() ? otherwise : parse(name, environment_variable(name));
   };
-  p.launched = !variable("YOLOX_LAUNCHED").empty();
+  p.launched = !environment_variable("YOLOX_LAUNCHED").empty();
   if (number("WORLD_SIZE", 1) > 1) {
     for (const char* name : {"RANK", "LOCAL_RANK"})
-      usage_check(!variable(name).empty(), "WORLD_SIZE=", variable("WORLD_SIZE"),
+      usage_check(!environment_variable(name).empty(), "WORLD_SIZE=", environment_variable("WORLD_SIZE"),
                   " means that this process is one of several ranks, but ", name,
                   " is not set; start the ranks with --gpus, torchrun or srun, or unset WORLD_SIZE");
     p.world = number("WORLD_SIZE", 1);
     p.rank = number("RANK", 0);
     p.local_rank = number("LOCAL_RANK", 0);
     p.local_world = number("LOCAL_WORLD_SIZE", p.world);
-    p.of_agent = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
+    p.agent_hosts_store = environment_variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
     p.listening = number("YOLOX_LISTENING", -1);
     p.port = number("MASTER_PORT", 29500);
   } else if (!p.launched && number("SLURM_STEP_NUM_TASKS", 1) > 1) {  // set by srun, not by sbatch
     p.world = number("SLURM_STEP_NUM_TASKS", 1);
     p.rank = number("SLURM_PROCID", 0);
     p.local_rank = number("SLURM_LOCALID", 0);
-    p.local_world = parse("SLURM_STEP_TASKS_PER_NODE",
-                          slurm_entry(variable("SLURM_STEP_TASKS_PER_NODE"), number("SLURM_NODEID", 0)));
-    p.host = first_host(variable("SLURM_STEP_NODELIST"));
+    p.local_world =
+        parse("SLURM_STEP_TASKS_PER_NODE",
+              slurm_entry(environment_variable("SLURM_STEP_TASKS_PER_NODE"), number("SLURM_NODEID", 0)));
+    p.host = first_slurm_host(environment_variable("SLURM_STEP_NODELIST"));
     p.port = number("MASTER_PORT", 20000 + number("SLURM_JOB_ID", 0) % 20000);
   }
-  if (!variable("MASTER_ADDR").empty()) p.host = variable("MASTER_ADDR");
+  if (!environment_variable("MASTER_ADDR").empty()) p.host = environment_variable("MASTER_ADDR");
   if (p.host.empty()) p.host = "127.0.0.1";
   usage_check(p.world >= 1 && p.rank < p.world && p.local_rank < std::max(1, p.local_world), "rank ", p.rank,
               " of ", p.world, ", local rank ", p.local_rank, " of ", p.local_world,

@@ -11,27 +11,27 @@
 namespace yolox {
 
 // Rank, world size and rendezvous address.
-struct Place {
+struct RankInfo {
   int rank = 0, world = 1;              // world: world size
   int local_rank = 0, local_world = 1;  // on this machine
   std::string host;                     // rendezvous address: the machine of rank 0
   int port = 0;                         // rendezvous port
-  bool of_agent = false;                // true: the agent of torchrun hosts the store; false: rank 0
+  bool agent_hosts_store = false;       // true: the agent of torchrun hosts the store; false: rank 0
   int listening = -1;     // file descriptor of the socket that the launcher opened for rank 0; -1: none
   bool launched = false;  // started by our launcher
 
   // Returns true if torchrun or SLURM started the ranks.
-  bool given() const { return world > 1 && !launched; }
+  bool started_by_others() const { return world > 1 && !launched; }
 };
 
 // Exit code of a rank that ended because another rank ended.
 constexpr int kLostRank = 75;
 
 // Returns the value of an environment variable; empty if the variable is not set.
-std::string variable(const char* name);
+std::string environment_variable(const char* name);
 
 // Returns the first host of a SLURM node list: "gpu[003-007,12]-ib,login" -> "gpu003-ib".
-std::string first_host(const std::string& list);
+std::string first_slurm_host(const std::string& list);
 
 // Returns entry `index` of a SLURM list with repetitions: "2(x3),1", 3 -> "1". Returns the last entry if the
 // list is shorter.
@@ -39,7 +39,7 @@ std::string slurm_entry(const std::string& list, int index);
 
 // Reads the environment variables of torchrun, SLURM or our launcher. Returns a world size of 1 if none are
 // set. Throws UsageError, with the name of the variable, if the values are invalid or inconsistent.
-Place place_of_this_process();
+RankInfo rank_info_from_environment();
 
 // Returns the number of CPU cores in the affinity mask of this process.
 int usable_cores();

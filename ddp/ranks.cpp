@@ -2,32 +2,33 @@
 
 namespace yolox {
 
-Ranks::Ranks(const Place& place, torch::Device device, double seconds) : place(place), seconds(seconds) {
-  if (place.world == 1) return;
+Ranks::Ranks(const RankInfo& info, torch::Device device, double seconds) : info(info), seconds(seconds) {
+  if (info.world == 1) return;
   setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);  // c10d warns if an address has no host name
   c10::initLogging();
   open_store();
-  wait_for_all(gpu_address(device));
+  exchange_peers(gpu_address(device));
   std::vector<std::string> names;
   for (const Peer& p : peers) names.push_back(p.text());
-  watchdog = std::make_unique<Watchdog>(place.rank, names, seconds,
+  watchdog = std::make_unique<Watchdog>(info.rank, names, seconds,
                                         [this] { return connect_store(/*serves=*/false); });
-  watchdog->at("the rendezvous");  // a firewall may pass the port of the store and block all others
+  watchdog->reached("the rendezvous");  // a firewall may pass the port of the store and block all others
   connect(device);
-  watchdog->at("the data", /*patient=*/true);  // checking the images is slow, and slower on some machines
-  met = true;
+  watchdog->reached("the data",
+                    /*patient=*/true);  // checking the images is slow, and slower on some machines
+  connected = true;
 }
 
 bool Ranks::same_machine() const {
   const auto elsewhere = [&](const Peer& p) { return p.host != peers[0].host; };
-  return place.local_world == place.world && std::none_of(peers.begin(), peers.end(), elsewhere);
+  return info.local_world == info.world && std::none_of(peers.begin(), peers.end(), elsewhere);
 }
 
 void Ranks::sum(Tensor& t) {
   if (alone()) return;
   const size_t count = t.numel();
   if (local && t.is_cpu() && t.scalar_type() == torch::kDouble && t.is_contiguous() &&
-      count <= LocalSums::kMost) {
+      count <= SharedMemoryGather::kMaxValues) {
     double* sums = t.data_ptr<double>();
     const std::vector<double> mine(sums, sums + count);
     std::fill_n(sums, count, 0.0);
@@ -77,7 +78,7 @@ void Ranks::average(const std::vector<Tensor>& tensors) {
   if (floats.empty()) return;
   Tensor all = torch::cat(flat);
   sum(all);
-  all /= place.world;
+  all /= info.world;
   int64_t at = 0;
   for (const Tensor& t : floats) {
     parts.push_back(all.slice(0, at, at + t.numel()).view(t.sizes()));
@@ -88,20 +89,20 @@ void Ranks::average(const std::vector<Tensor>& tensors) {
 
 std::vector<std::vector<double>> Ranks::gather(const std::vector<double>& mine) {
   if (alone()) return {mine};
-  std::vector<double> sizes(place.world);
-  sizes[place.rank] = double(mine.size());
+  std::vector<double> sizes(info.world);
+  sizes[info.rank] = double(mine.size());
   sizes = sum(sizes);
   const auto most = int64_t(*std::max_element(sizes.begin(), sizes.end()));
   Tensor padded = torch::zeros({std::max<int64_t>(1, most)}, torch::kDouble);
   std::copy(mine.begin(), mine.end(), padded.data_ptr<double>());
   std::vector<std::vector<Tensor>> all(1);
-  for (int r = 0; r < place.world; ++r) all[0].push_back(torch::empty_like(padded));
+  for (int r = 0; r < info.world; ++r) all[0].push_back(torch::empty_like(padded));
   collective([&] {
     std::vector<Tensor> one{padded};
     return processes->allgather(all, one);
   });
   std::vector<std::vector<double>> values;
-  for (int r = 0; r < place.world; ++r) {
+  for (int r = 0; r < info.world; ++r) {
     const double* v = all[0][r].data_ptr<double>();
     values.emplace_back(v, v + int64_t(sizes[r]));
   }
@@ -124,42 +125,42 @@ std::string Ranks::broadcast(const std::string& mine) {
   if (alone()) return mine;
   const std::string key = concat("text/", texts++);
   if (first()) store->set(key, std::vector<uint8_t>(mine.begin(), mine.end()));
-  return told(key);
+  return wait_for_key(key);
 }
 
-void Ranks::must_equal(const std::vector<Tensor>& tensors, const std::string& when) {
+void Ranks::check_equal(const std::vector<Tensor>& tensors, const std::string& when) {
   if (alone()) return;
   uint64_t hash = 0;
   for (const Tensor& t : tensors) hash = (hash ^ hash_of(t)) * 0x100000001b3;
   const auto all = gather({double(hash >> 32), double(hash & 0xffffffff)});
-  for (int r = 0; r < place.world; ++r)
+  for (int r = 0; r < info.world; ++r)
     check(all[r] == all[0], when, " rank ", r, " has other weights than rank 0: the ranks have diverged");
 }
 
-void Ranks::must_agree(const std::vector<std::pair<std::string, std::string>>& settings) {
+void Ranks::check_same_settings(const std::vector<std::pair<std::string, std::string>>& settings) {
   if (alone()) return;
   std::string mine;
   for (const auto& [name, value] : settings) mine += name + '\0' + value + '\0';
   std::istringstream firsts(broadcast(mine));
-  meet();
+  barrier();
   std::string name, value, differs;
   for (const auto& [own, here] : settings)
     if (std::getline(firsts, name, '\0') && std::getline(firsts, value, '\0') &&
         (name != own || value != here))
       differs += concat(differs.empty() ? "" : ", ", own, " ", here, " where rank 0 has ", value);
-  check(differs.empty(), "rank ", place.rank, " (", who(place.rank),
+  check(differs.empty(), "rank ", info.rank, " (", location(info.rank),
         ") has other settings than rank 0: ", differs, "; start all ranks with the same flags and data");
 }
 
-void Ranks::report(const std::string& run) const {
-  const std::string fd = variable("YOLOX_REPORTS");
+void Ranks::report_run_folder(const std::string& run) const {
+  const std::string fd = environment_variable("YOLOX_REPORTS");
   if (fd.empty()) return;
   if (write(std::atoi(fd.c_str()), run.data(), run.size()) < 0) return;
   close(std::atoi(fd.c_str()));
 }
 
-void Ranks::leave() {
-  meet();
+void Ranks::shutdown() {
+  barrier();
 #ifdef YOLOX_CUDA
   if (!alone() && device.is_cuda()) processes->getBackend(torch::kCUDA)->shutdown();
 #endif
@@ -168,69 +169,70 @@ void Ranks::leave() {
 
 c10::intrusive_ptr<c10d::Store> Ranks::connect_store(bool serves) {
   c10d::TCPStoreOptions options;
-  options.port = uint16_t(place.port);
+  options.port = uint16_t(info.port);
   options.isServer = serves;
   options.waitWorkers = false;
-  options.timeout = limit();
-  if (serves && place.listening >= 0) options.masterListenFd = place.listening;
-  auto tcp = c10::make_intrusive<c10d::TCPStore>(place.host, options);
+  options.timeout = timeout();
+  if (serves && info.listening >= 0) options.masterListenFd = info.listening;
+  auto tcp = c10::make_intrusive<c10d::TCPStore>(info.host, options);
   // The prefix separates the keys of this attempt from those of earlier attempts of torchrun.
-  return c10::make_intrusive<c10d::PrefixStore>("yolox/" + variable("TORCHELASTIC_RESTART_COUNT"), tcp);
+  return c10::make_intrusive<c10d::PrefixStore>("yolox/" + environment_variable("TORCHELASTIC_RESTART_COUNT"),
+                                                tcp);
 }
 
 void Ranks::open_store() {
-  const bool serves = first() && !place.of_agent;
+  const bool serves = first() && !info.agent_hosts_store;
   try {
     store = connect_store(serves);
   } catch (const std::exception& e) {
     const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
     check(!serves || what.find("failed to listen") == std::string::npos, "rank 0 cannot listen on port ",
-          place.port, "; if the port is in use, give another --master HOST:PORT or MASTER_PORT", cause);
-    check(!serves, "rank 0 cannot connect to itself at ", where(),
+          info.port, "; if the port is in use, give another --master HOST:PORT or MASTER_PORT", cause);
+    check(!serves, "rank 0 cannot connect to itself at ", store_address(),
           "; give an address of this machine as --master or MASTER_ADDR", cause);
-    fail("rank ", place.rank, " cannot connect to rank 0 at ", where(), " within ", seconds,
+    fail("rank ", info.rank, " cannot connect to rank 0 at ", store_address(), " within ", seconds,
          " s; check that rank 0 runs, the host name, and the firewall");
   }
 }
 
-std::string Ranks::told(const std::string& key, double most) {
+std::string Ranks::wait_for_key(const std::string& key, double most) {
   try {
     for (const double start = now(); !store->check({key}); std::this_thread::sleep_for(Milliseconds(20)))
       if (now() - start > most) return "";
     const auto bytes = store->get(key);
     return {bytes.begin(), bytes.end()};
   } catch (const std::exception&) {  // rank 0 hosts the store
-    throw LostRank(concat("rank ", place.rank, " lost rank 0 (", peers.empty() ? where() : who(0),
+    throw LostRank(concat("rank ", info.rank, " lost rank 0 (", peers.empty() ? store_address() : location(0),
                           "), whose process ended; see the end of the output of that rank"));
   }
 }
 
-void Ranks::wait_for_all(const std::string& gpu) {
+void Ranks::exchange_peers(const std::string& gpu) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
   const std::string me = concat(getpid(), " ", gpu.empty() ? "-" : gpu, " ", host);
-  store->set(concat("here/", place.rank), std::vector<uint8_t>(me.begin(), me.end()));
-  std::vector<Peer> found(place.world);
+  store->set(concat("here/", info.rank), std::vector<uint8_t>(me.begin(), me.end()));
+  std::vector<Peer> found(info.world);
   std::vector<std::string> missing;
   const double start = now();
-  for (int r = 0; r < place.world; ++r) {
-    std::istringstream in(told(concat("here/", r), std::max(0.0, seconds - (now() - start))));
+  for (int r = 0; r < info.world; ++r) {
+    std::istringstream in(wait_for_key(concat("here/", r), std::max(0.0, seconds - (now() - start))));
     Peer& p = found[r];
     if (!(in >> p.process >> p.gpu >> p.host)) missing.push_back(concat(r));
     if (p.gpu == "-") p.gpu = "";
   }
   if (!missing.empty()) {
     if (first()) std::this_thread::sleep_for(std::chrono::seconds(2));  // other ranks still read the store
-    fail(missing.size() == 1 ? "rank " : "ranks ", listed(missing, 16), " of ", place.world,
-         " did not reach the rendezvous at ", where(), " within ", seconds, " s; rank 0 is on ",
+    fail(missing.size() == 1 ? "rank " : "ranks ", listed(missing, 16), " of ", info.world,
+         " did not reach the rendezvous at ", store_address(), " within ", seconds, " s; rank 0 is on ",
          found[0].text(), "; check that all ranks run, with the same world size");
   }
   peers = std::move(found);
   std::map<std::pair<std::string, std::string>, int> gpus;  // (host, GPU) -> rank
-  for (int r = 0; r < place.world; ++r) {
+  for (int r = 0; r < info.world; ++r) {
     if (peers[r].gpu.empty()) continue;
     const auto [other, is_new] = gpus.emplace(std::pair(peers[r].host, peers[r].gpu), r);
-    check(is_new, "rank ", other->second, " and rank ", r, " share a GPU (", who(r),
+    check(is_new, "rank ", other->second, " and rank ", r, " share a GPU (", location(r),
           "); each rank needs its own GPU: start fewer ranks, or check CUDA_VISIBLE_DEVICES");
   }
 }
@@ -251,8 +253,7 @@ std::string Ranks::own_address() const {
     }
     freeifaddrs(all);
   }
-  check(!found.empty(), place.host, " resolves to ", address,
-        ", which other machines cannot reach, and this ",
+  check(!found.empty(), info.host, " resolves to ", address, ", which other machines cannot reach, and this ",
         "machine has no other address; give --master or MASTER_ADDR as a network address, or set ",
         "GLOO_SOCKET_IFNAME=INTERFACE");
   return found;
@@ -261,7 +262,7 @@ std::string Ranks::own_address() const {
 std::string Ranks::address_towards_first() const {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_DGRAM;
-  if (getaddrinfo(place.host.c_str(), concat(place.port).c_str(), &hints, &found) != 0) return "127.0.0.1";
+  if (getaddrinfo(info.host.c_str(), concat(info.port).c_str(), &hints, &found) != 0) return "127.0.0.1";
   const int fd = socket(found->ai_family, SOCK_DGRAM, 0);
   sockaddr_storage own{};
   socklen_t size = sizeof own;
@@ -277,17 +278,16 @@ std::string Ranks::address_towards_first() const {
 void Ranks::connect(torch::Device where) {
   device = where;
   using Kind = c10d::ProcessGroup::BackendType;
-  processes = c10::make_intrusive<c10d::ProcessGroup>(store, place.rank, place.world);
+  processes = c10::make_intrusive<c10d::ProcessGroup>(store, info.rank, info.world);
   const Milliseconds at_last = std::chrono::hours(24);  // longer than the timeout of the watchdog
   auto options = c10d::ProcessGroupGloo::Options::create(at_last);
-  const std::string interface = variable("GLOO_SOCKET_IFNAME");
+  const std::string interface = environment_variable("GLOO_SOCKET_IFNAME");
   options->devices.push_back(interface.empty()
                                  ? c10d::ProcessGroupGloo::createDeviceForHostname(own_address())
                                  : c10d::ProcessGroupGloo::createDeviceForInterface(interface));
   collective([&] {
-    processes->setBackend(
-        torch::kCPU, Kind::GLOO,
-        c10::make_intrusive<c10d::ProcessGroupGloo>(store, place.rank, place.world, options));
+    processes->setBackend(torch::kCPU, Kind::GLOO,
+                          c10::make_intrusive<c10d::ProcessGroupGloo>(store, info.rank, info.world, options));
     return c10::intrusive_ptr<c10d::Work>();
   });
   processes->setDefaultBackend(Kind::GLOO);
@@ -297,14 +297,14 @@ void Ranks::connect(torch::Device where) {
     auto nccl = c10d::ProcessGroupNCCL::Options::create();
     nccl->timeout = at_last;
     processes->setBackend(torch::kCUDA, Kind::NCCL,
-                          c10::make_intrusive<c10d::ProcessGroupNCCL>(store, place.rank, place.world, nccl));
+                          c10::make_intrusive<c10d::ProcessGroupNCCL>(store, info.rank, info.world, nccl));
     processes->setDefaultBackend(Kind::NCCL);
     // NCCL initialises at the first collective. Doing so here reports errors early, and --bs auto counts the
     // memory of NCCL.
     Tensor one = torch::ones({1}, device);
     sum(one);
-    check(one.item<float>() == float(place.world), "the all-reduce of NCCL returned a wrong sum on ",
-          who(place.rank));
+    check(one.item<float>() == float(info.world), "the all-reduce of NCCL returned a wrong sum on ",
+          location(info.rank));
   }
 #endif
 }
@@ -312,15 +312,15 @@ void Ranks::connect(torch::Device where) {
 Ranks::Wait::~Wait() {
   if (ranks.watchdog) {
     ranks.watchdog->waiting = within;
-    ranks.watchdog->still_at_work();
+    ranks.watchdog->restart_timeout();
   }
   ranks.waiting += now() - start;
 }
 
 void Ranks::share_memory() {
-  auto sums = std::make_unique<LocalSums>(place.rank, place.world);
-  const bool open = sums->open(broadcast(first() ? sums->make() : ""));
-  for (int r = 0; r < place.world; ++r) sums->know(r, peers[r].process);
+  auto sums = std::make_unique<SharedMemoryGather>(info.rank, info.world);
+  const bool open = sums->open(broadcast(first() ? sums->create() : ""));
+  for (int r = 0; r < info.world; ++r) sums->set_process(r, peers[r].process);
   if (max(!open) == 0) local = std::move(sums);
 }
 
@@ -336,7 +336,7 @@ uint64_t Ranks::hash_of(const Tensor& tensor) {
   return hash;
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Compress::runHook(c10d::GradBucket& bucket) {
+c10::intrusive_ptr<c10::ivalue::Future> CompressHook::runHook(c10d::GradBucket& bucket) {
   const Tensor whole = bucket.getBufferRef();
   std::vector<Tensor> small{(whole / state_->getSize()).to(type)};
   return state_->allreduce(small)->getFuture()->then(
@@ -347,17 +347,17 @@ c10::intrusive_ptr<c10::ivalue::Future> Compress::runHook(c10d::GradBucket& buck
       c10::ListType::ofTensors());
 }
 
-void QuietReducer::process(const c10::Warning& warning) {
+void ReducerWarningFilter::process(const c10::Warning& warning) {
   const std::string& text = warning.msg();
   if (text.find("find_unused_parameters=True") == std::string::npos &&
       text.find("Grad strides do not match") == std::string::npos)
     c10::WarningHandler::process(warning);
 }
 
-Reduction::Reduction(Ranks& ranks, const std::vector<Tensor>& params, at::ScalarType compress)
+GradientReducer::GradientReducer(Ranks& ranks, const std::vector<Tensor>& params, at::ScalarType compress)
     : ranks(ranks) {
   if (ranks.alone()) return;
-  static QuietReducer quiet;
+  static ReducerWarningFilter quiet;
   c10::WarningUtils::set_warning_handler(&quiet);
   const size_t first = 1 << 20, others = 25 << 20;  // bytes per bucket; a small first bucket starts earlier
   const std::vector<bool> sparse(params.size(), false);
@@ -370,14 +370,14 @@ Reduction::Reduction(Ranks& ranks, const std::vector<Tensor>& params, at::Scalar
   logger = std::make_shared<c10d::Logger>(reducer);  // the Reducer dereferences its logger without a check
   reducer->set_logger(logger);
   if (compress != torch::kFloat)
-    reducer->register_comm_hook(std::make_unique<Compress>(ranks.group(), compress));
+    reducer->register_comm_hook(std::make_unique<CompressHook>(ranks.group(), compress));
 }
 
-void Reduction::before_backward(const std::vector<Tensor>& outputs) {
+void GradientReducer::before_backward(const std::vector<Tensor>& outputs) {
   if (!reducer) return;
   reducer->prepare_for_forward();
   reducer->prepare_for_backward(outputs);
-  ranks.reducing();
+  ranks.enter_backward();
 }
 
 }  // namespace yolox

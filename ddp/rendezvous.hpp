@@ -16,10 +16,10 @@ struct LostRank : std::runtime_error {
 
 // Returns true for errors that are caused by this rank although a collective threw them: CUDA errors and out
 // of memory.
-bool is_own_failure(const std::exception& e);
+bool is_local_error(const std::exception& e);
 
 // Returns true for LostRank and for errors of torch about a broken connection to another rank.
-bool is_lost_rank(const std::exception& e);
+bool is_lost_rank_error(const std::exception& e);
 
 // Host, process and GPU of a rank.
 struct Peer {

@@ -2,7 +2,7 @@
 
 namespace yolox {
 
-bool process_runs(pid_t pid) {
+bool is_running(pid_t pid) {
   std::ifstream in(concat("/proc/", pid, "/stat"));
   std::string text;
   std::getline(in, text);
@@ -11,18 +11,18 @@ bool process_runs(pid_t pid) {
          text[name + 2] != 'X';
 }
 
-LocalSums::~LocalSums() {
+SharedMemoryGather::~SharedMemoryGather() {
   if (memory) munmap(memory, bytes());
   if (fd >= 0) close(fd);
 }
 
-std::string LocalSums::make() {
+std::string SharedMemoryGather::create() {
   fd = memfd_create("yolox-ranks", MFD_CLOEXEC);
   const bool made = fd >= 0 && ftruncate(fd, off_t(bytes())) == 0 && map();
   return made ? concat("/proc/", getpid(), "/fd/", fd, " ", identity()) : "";
 }
 
-bool LocalSums::open(const std::string& place) {
+bool SharedMemoryGather::open(const std::string& place) {
   if (rank == 0) return memory;
   const size_t space = place.find(' ');
   if (space == std::string::npos) return false;
@@ -30,25 +30,25 @@ bool LocalSums::open(const std::string& place) {
   return fd >= 0 && identity() == place.substr(space + 1) && map();
 }
 
-std::string LocalSums::identity() const {
+std::string SharedMemoryGather::identity() const {
   struct stat s {
   }, processes{};
   const bool known = fstat(fd, &s) == 0 && stat("/proc/self/ns/pid", &processes) == 0;
   return known ? concat(s.st_dev, ":", s.st_ino, ":", processes.st_ino) : "";
 }
 
-bool LocalSums::map() {
+bool SharedMemoryGather::map() {
   memory = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) memory = nullptr;
   return memory;
 }
 
-void LocalSums::wake(Slot& s) {
+void SharedMemoryGather::wake(Slot& s) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (s.sleepers.load() > 0) futex(s.turn, FUTEX_WAKE, INT32_MAX, nullptr);
 }
 
-bool LocalSums::wait(int r) {
+bool SharedMemoryGather::wait(int r) {
   Slot& s = slot(r);
   const auto there = [&] { return int32_t(s.turn.load(std::memory_order_acquire) - turn) >= 0; };
   for (int i = 0; i < 2000; ++i) {
@@ -58,7 +58,7 @@ bool LocalSums::wait(int r) {
 #endif
   }
   const timespec most{0, 50000000};
-  for (bool runs = true; !there(); runs = process_runs(pids[r])) {
+  for (bool runs = true; !there(); runs = is_running(pids[r])) {
     if (!runs) return false;
     ++s.sleepers;
     std::atomic_thread_fence(std::memory_order_seq_cst);

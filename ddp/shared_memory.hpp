@@ -23,25 +23,25 @@
 namespace yolox {
 
 // Returns true if the process exists and is no zombie.
-bool process_runs(pid_t pid);
+bool is_running(pid_t pid);
 
 // Shared-memory all-gather for the ranks of one machine.
-class LocalSums {
+class SharedMemoryGather {
  public:
-  static constexpr size_t kMost = 8192;  // maximum number of values per exchange
+  static constexpr size_t kMaxValues = 8192;  // maximum number of values per exchange
 
-  LocalSums(int rank, int ranks) : rank(rank), pids(ranks) {}
-  ~LocalSums();
-  LocalSums(const LocalSums&) = delete;
+  SharedMemoryGather(int rank, int ranks) : rank(rank), pids(ranks) {}
+  ~SharedMemoryGather();
+  SharedMemoryGather(const SharedMemoryGather&) = delete;
 
   // Creates the shared memory on rank 0. Returns its address for open(), or an empty string on failure. The
   // memory is anonymous (memfd), so that the kernel frees it when the processes end.
-  std::string make();
+  std::string create();
   // Maps the memory that make() of rank 0 created. Returns false if that is impossible, as between
   // containers. In this case, call no other function.
   bool open(const std::string& place);
   // Sets the process id of another rank. exchange() uses it to detect that the process ended.
-  void know(int other, pid_t pid) { pids[other] = pid; }
+  void set_process(int other, pid_t pid) { pids[other] = pid; }
 
   // Calls take(values of a rank) for each rank in order. All ranks must call it with the same `count` <=
   // kMost. Returns the rank whose process ended, or -1 if all ranks run. Throws std::runtime_error if the
@@ -69,7 +69,7 @@ class LocalSums {
     std::atomic<uint32_t> turn;      // number of the latest exchange whose values this rank has written
     std::atomic<uint32_t> sleepers;  // number of ranks that sleep on `turn`
     size_t counts[2];                // number of values of even and odd exchanges
-    alignas(64) double values[2][kMost];
+    alignas(64) double values[2][kMaxValues];
   };
 
   // Returns device and inode of the memory, and the inode of the PID namespace. The PID namespace must be

@@ -5,8 +5,8 @@ namespace yolox {
 Watchdog::Watchdog(int rank, std::vector<std::string> names, double seconds,
                    std::function<c10::intrusive_ptr<c10d::Store>()> connect)
     : rank(rank), names(std::move(names)), seconds(seconds), connect(std::move(connect)) {
-  threads[0] = std::thread([this] { tell_and_look(); });
-  threads[1] = std::thread([this] { end_in_time(); });
+  threads[0] = std::thread([this] { heartbeat_loop(); });
+  threads[1] = std::thread([this] { timeout_loop(); });
 }
 
 Watchdog::~Watchdog() {
@@ -18,39 +18,39 @@ Watchdog::~Watchdog() {
   for (auto& thread : threads) thread.join();
 }
 
-void Watchdog::at(const std::string& where, bool patient) {
+void Watchdog::reached(const std::string& where, bool patient) {
   std::lock_guard lock(mutex);
   here = where;
   age = 0;
   ++count;
   waiting = false;
-  patiently = patient;
+  is_patient = patient;
 }
 
-void Watchdog::still_at_work() {
+void Watchdog::restart_timeout() {
   std::lock_guard lock(mutex);
   age = 0;
 }
 
-void Watchdog::tell_and_look() {
+void Watchdog::heartbeat_loop() {
   c10::intrusive_ptr<c10d::Store> store;
   while (pause(std::min(1.0, seconds / 5))) {
     try {
       if (!store) store = connect();
-      tell(*store);
+      send_heartbeat(*store);
       silent = 0;
-      if (!late() || !report_missing(*store)) continue;
+      if (!expired() || !report_missing(*store)) continue;
       store->set(concat("left/", rank), std::vector<uint8_t>{1});
       pause(rank == 0 ? 6 : 3);        // the other ranks still read the store of this process
     } catch (const std::exception&) {  // the store ended; at the end of a run it may end before this thread
-      if (!late() && !pause(5)) return;
-      say(concat("rank 0 (", names[0], "), whose process ended"));
+      if (!expired() && !pause(5)) return;
+      print_error(concat("rank 0 (", names[0], "), whose process ended"));
     }
     _exit(kLostRank);
   }
 }
 
-void Watchdog::end_in_time() {
+void Watchdog::timeout_loop() {
   for (double before = now(); pause(0.2); before = now()) {
     {
       std::lock_guard lock(mutex);
@@ -58,8 +58,8 @@ void Watchdog::end_in_time() {
       age += ran;
       silent = silent + ran;
     }
-    if (!late() || silent < 12) continue;
-    say(concat("rank 0 (", names[0], "), which does not respond"));
+    if (!expired() || silent < 12) continue;
+    print_error(concat("rank 0 (", names[0], "), which does not respond"));
     _exit(kLostRank);
   }
 }
@@ -69,12 +69,12 @@ bool Watchdog::pause(double time) {
   return !wake.wait_for(lock, std::chrono::milliseconds(int64_t(1000 * time)), [this] { return ended; });
 }
 
-bool Watchdog::late() {
+bool Watchdog::expired() {
   std::lock_guard lock(mutex);
   return count > 0 && age > seconds;
 }
 
-void Watchdog::tell(c10d::Store& store) {
+void Watchdog::send_heartbeat(c10d::Store& store) {
   std::string text;
   {
     std::lock_guard lock(mutex);
@@ -83,8 +83,8 @@ void Watchdog::tell(c10d::Store& store) {
   store.set(concat("at/", rank), std::vector<uint8_t>(text.begin(), text.end()));
 }
 
-std::vector<Watchdog::Beat> Watchdog::all_told(c10d::Store& store) const {
-  std::vector<Beat> all(names.size());
+std::vector<Watchdog::Heartbeat> Watchdog::read_heartbeats(c10d::Store& store) const {
+  std::vector<Heartbeat> all(names.size());
   for (size_t r = 0; r < all.size(); ++r) {
     if (!store.check({concat("at/", r)})) continue;
     const auto bytes = store.get(concat("at/", r));
@@ -99,19 +99,19 @@ bool Watchdog::report_missing(c10d::Store& store) {
   bool patient;
   {
     std::lock_guard lock(mutex);
-    patient = patiently;
+    patient = is_patient;
   }
-  const auto before = all_told(store);
+  const auto before = read_heartbeats(store);
   for (int i = 0; i < (patient ? 20 : 5);
        ++i) {  // keeps sending heartbeats, because other ranks read them now
     pause(0.5);
-    tell(store);
+    send_heartbeat(store);
     silent = 0;
   }
-  const auto after = all_told(store);
-  if (!late()) return false;
+  const auto after = read_heartbeats(store);
+  if (!expired()) return false;
   int64_t least = after[rank].count, most = least;
-  for (const Beat& b : after) {
+  for (const Heartbeat& b : after) {
     least = std::min(least, b.count);
     most = std::max(most, b.count);
   }
@@ -135,16 +135,16 @@ bool Watchdog::report_missing(c10d::Store& store) {
     // On a GPU, the host does not see that a kernel waits for other ranks: no rank seems to be in a
     // collective.
     if (found.empty() || found.size() == after.size()) continue;
-    if (is(rank)) return say("nothing: the other ranks wait for this rank");
+    if (is(rank)) return print_error("nothing: the other ranks wait for this rank");
     std::string list;
     for (const size_t r : found)
       list += concat(list.empty() ? "" : ", ", "rank ", r, " (", names[r], "; ", after[r].where, ")");
-    return say(concat(list, ", ", what));
+    return print_error(concat(list, ", ", what));
   }
-  return say("an unknown rank: all ranks are at the same barrier");
+  return print_error("an unknown rank: all ranks are at the same barrier");
 }
 
-bool Watchdog::say(const std::string& late) {
+bool Watchdog::print_error(const std::string& late) {
   std::string text;
   {
     std::lock_guard lock(mutex);

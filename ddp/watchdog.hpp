@@ -40,43 +40,43 @@ class Watchdog {
   // Reports that this rank has reached the named barrier and restarts the timeout. The timeout is off before
   // the first call. patient: at this barrier, the run ends only if the process of a rank does not run.
   // Thread-safe.
-  void at(const std::string& where, bool patient = false);
+  void reached(const std::string& where, bool patient = false);
   // Restarts the timeout. Call it in phases in which ranks do different amounts of work. Thread-safe.
-  void still_at_work();
+  void restart_timeout();
 
   std::atomic<bool> waiting{false};  // this rank is in a collective, or may be (in backward)
 
  private:
   // Heartbeat thread: writes a heartbeat to the store about every second, and looks for missing ranks after
   // the timeout.
-  void tell_and_look();
+  void heartbeat_loop();
   // Timer thread: counts the time and ends the process if the store does not respond. Needs no connection,
   // because the heartbeat thread hangs if rank 0 hangs, which hosts the store.
-  void end_in_time();
+  void timeout_loop();
 
   // Sleeps for `time` seconds. Returns false if the destructor has been called.
   bool pause(double time);
   // Returns true if the timeout has expired.
-  bool late();
+  bool expired();
 
   // Heartbeat of a rank.
-  struct Beat {
+  struct Heartbeat {
     int64_t number = 0, count = 0;  // numbers of heartbeats and of barriers reached
     bool waiting = false;           // the rank is in a collective
     double age = 0;                 // seconds since the barrier or the last restart of the timeout
     std::string where;              // name of the barrier
   };
   // Writes the heartbeat of this rank.
-  void tell(c10d::Store& store);
+  void send_heartbeat(c10d::Store& store);
   // Reads the latest heartbeats of all ranks.
-  std::vector<Beat> all_told(c10d::Store& store) const;
+  std::vector<Heartbeat> read_heartbeats(c10d::Store& store) const;
   // Finds the ranks that the others wait for and prints the error: ranks without heartbeat, else ranks at an
   // earlier barrier, else ranks outside of a collective. Returns false if this rank must continue to wait:
   // the timeout was restarted, or all processes run and another rank makes progress or the barrier is
   // patient.
   bool report_missing(c10d::Store& store);
   // Prints the error line. Returns true.
-  bool say(const std::string& late);
+  bool print_error(const std::string& late);
 
   const int rank;
   const std::vector<std::string> names;
@@ -85,7 +85,7 @@ class Watchdog {
   std::thread threads[2];
   std::mutex mutex;
   std::condition_variable wake;
-  bool ended = false, patiently = false;
+  bool ended = false, is_patient = false;
   std::string here;
   double age = 0;                 // seconds of run time since the barrier or the last restart of the timeout
   std::atomic<double> silent{0};  // seconds of run time since the last response of the store

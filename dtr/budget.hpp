@@ -23,11 +23,11 @@ class AutomaticBudget {
   // free: bytes that are free on the device, minus a margin. lacks: out-of-memory errors in the previous
   // step. These happen because of fragmentation, or because another program allocates at the same time. After
   // one, the budget is 5 % lower, and rises by 2 % after each 100 steps without one.
-  double next(double live, double free, int64_t lacks);
+  double next(double live, double free, int64_t out_of_memory);
 
  private:
   double budget = 0, share = 1;
-  int64_t since_lack = 0;
+  int64_t steps_since_oom = 0;
 };
 
 // Configures the allocators for DTR. Call it before memory or a GPU is used. On a GPU it selects expandable

@@ -2,8 +2,8 @@
 
 namespace yolox {
 
-double guessed_cost(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given,
-                    c10::ArrayRef<c10::IValue> results) {
+double estimated_cost(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given,
+                      c10::ArrayRef<c10::IValue> results) {
   double bytes = 0;
   std::vector<torch::Tensor> in, out;
   for (const auto& [values, tensors] : {std::pair(given, &in), std::pair(results, &out)})
@@ -23,32 +23,32 @@ double guessed_cost(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IVa
   return 5e-6 + bytes / 2e12 + operations / 5e13;
 }
 
-StreamMark::StreamMark(c10::DeviceType device) : event(device, c10::EventFlag::BACKEND_DEFAULT) {
+StreamEvent::StreamEvent(c10::DeviceType device) : event(device, c10::EventFlag::BACKEND_DEFAULT) {
   const c10::impl::VirtualGuardImpl guard(device);
   event.record(guard.getStream(guard.getDevice()));
 }
 
 std::function<double(c10::ArrayRef<c10::IValue>)> DeviceCosts::operator()(
     const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given) {
-  read_passed();
+  read_finished_events();
   const size_t key = key_of(operation, given);
   if (const auto found = known.find(key); found != known.end() && found->second.times >= kTimes)
     return [seconds = found->second.seconds](auto) { return seconds; };
-  std::shared_ptr<DeviceMark> before = mark();
+  std::shared_ptr<DeviceEvent> before = mark();
   return [=, &operation](c10::ArrayRef<c10::IValue> results) {
     waiting.push_back({key, before, mark()});
     const auto found = known.find(key);
-    return found == known.end() || found->second.times < 2 ? guessed_cost(operation, given, results)
+    return found == known.end() || found->second.times < 2 ? estimated_cost(operation, given, results)
                                                            : found->second.seconds;
   };
 }
 
-void DeviceCosts::read_passed() {
+void DeviceCosts::read_finished_events() {
   while (!waiting.empty() && waiting.front().after->passed()) {
-    const Waiting& w = waiting.front();
+    const PendingMeasurement& w = waiting.front();
     const double seconds = w.after->seconds_since(*w.before);
     if (known.size() > 100000) known.clear();  // bounds the memory if shapes change all the time
-    Known& one = known[w.key];
+    Measurement& one = known[w.key];
     if (++one.times == 2 || seconds < one.seconds) one.seconds = seconds;
     waiting.pop_front();
   }

@@ -24,9 +24,9 @@ class CountingAllocator final : public c10::Allocator {
   static CountingAllocator& get();
 
   int64_t live() const { return bytes; }  // bytes allocated now
-  // Returns the maximum of live() since the last call of forget_peak().
+  // Returns the maximum of live() since the last call of reset_peak().
   int64_t peak() const { return most; }
-  void forget_peak() { most = bytes.load(); }
+  void reset_peak() { most = bytes.load(); }
 
   // Called before each allocation with its size in bytes, on the allocating thread; may free memory. Null: no
   // hook.

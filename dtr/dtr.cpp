@@ -5,16 +5,16 @@ namespace yolox {
 void DtrSteps::add(const DtrStep& s) {
   ++steps;
   peak = std::max(peak, s.peak);
-  dropped += double(s.dropped);
-  again += double(s.again);
+  evictions += double(s.evictions);
+  rematerialisations += double(s.rematerialisations);
   cost += s.cost;
-  cost_again += s.cost_again;
+  remat_cost += s.remat_cost;
 }
 
 Dtr::Dtr(const DtrSettings& s) : settings(s) {
   if (!on() || settings.used) return;
   auto& allocator = CountingAllocator::get();
-  settings.used = [&allocator] { return GivenOut{double(allocator.live())}; };
+  settings.used = [&allocator] { return AllocatedBytes{double(allocator.live())}; };
   on_cpu = true;
 }
 
@@ -25,16 +25,16 @@ void Dtr::make_room(double bytes) {
   // If another thread holds the mutex, an operation is running, and this thread may be one of its workers.
   // Waiting for the mutex would be a deadlock.
   const std::unique_lock<std::recursive_mutex> lock(mutex, std::try_to_lock);
-  if (!lock || nothing_dropped) return;
-  const NothingDropped once(*this);
-  while (settings.used().now + bytes > limit && drop_one()) continue;
+  if (!lock || no_eviction) return;
+  const NoEviction once(*this);
+  while (settings.used().now + bytes > limit && evict_one()) continue;
   // On a GPU, `bytes` is a reserve and not an allocation, so that the limit does not include it.
   limit = std::max(limit.load(), settings.used().now + (on_cpu ? bytes : 0));
 }
 
-void Dtr::drop_all() {
+void Dtr::evict_all() {
   const std::lock_guard<std::recursive_mutex> lock(mutex);
-  while (drop_one()) continue;
+  while (evict_one()) continue;
 }
 
 void Dtr::pin(const torch::Tensor& t) {
@@ -42,11 +42,11 @@ void Dtr::pin(const torch::Tensor& t) {
   const auto found = cells.find(dtr_detail::storage_of(t));
   if (found == cells.end()) return;
   Cell& cell = *found->second;
-  restore(cell);
+  make_resident(cell);
   cell.leave();
-  if (cell.record) dtr_detail::take_apart(std::move(cell.record));
+  if (cell.record) dtr_detail::destroy_chain(std::move(cell.record));
   if (found->second.use_count() > 1)
-    cell.own = cell.program.lock();
+    cell.held_memory = cell.program.lock();
   else
     cells.erase(found);
 }
@@ -56,7 +56,7 @@ void Dtr::check_budget(double limit) const {
   const double enough = 1.02 * limit, before = done.budget - settings.budget;
   usage_check(settings.automatic || limit <= kSlack * done.budget, "the memory budget of ", mb(done.budget),
               " MB is too small for this step; ", mb(enough), " MB may be enough",
-              settings.beyond_start ? concat(" (", mb(enough - before), " of them for the step)") : "");
+              settings.relative_to_start ? concat(" (", mb(enough - before), " of them for the step)") : "");
 }
 
 void Dtr::Running::finish() {
@@ -71,16 +71,16 @@ void Dtr::Locks::release() {
 
 void Dtr::begin() {
   check(!now_running, "Dtr::run() was called while another Dtr::run() is active");
-  const int64_t lacks = std::exchange(done, {}).lacks;
+  const int64_t out_of_memory = std::exchange(done, {}).out_of_memory_count;
   const double used = settings.used().now;
-  done.budget = settings.automatic ? settings.automatic(used, lacks)
-                                   : settings.budget + (settings.beyond_start ? used : 0);
+  done.budget = settings.automatic ? settings.automatic(used, out_of_memory)
+                                   : settings.budget + (settings.relative_to_start ? used : 0);
   limit = done.budget;
   peak = used;
-  forgiven = 0;
+  cost_at_last_raise = 0;
   started = std::chrono::steady_clock::now();
-  largest_before = std::exchange(largest, 0);
-  if (takes_samples) take_sample();
+  largest_allocation_before = std::exchange(largest_allocation, 0);
+  if (record_samples) take_sample();
   now_running = this;
   if (!on_cpu) return;
   CountingAllocator::get().before_allocation = [](int64_t bytes) {
@@ -94,20 +94,20 @@ void Dtr::finish() {
   {
     const std::lock_guard<std::recursive_mutex> lock(mutex);
     Locks kept;  // so that rematerialising one cell does not evict another one
-    for (const auto& cell : left()) {
-      restore(*cell);
+    for (const auto& cell : program_cells()) {
+      make_resident(*cell);
       kept.add(*cell);
     }
   }
   end();
 }
 
-void Dtr::abandon() {
+void Dtr::end_after_exception() {
   {
     const std::lock_guard<std::recursive_mutex> lock(mutex);
     limit = std::numeric_limits<double>::infinity();
-    for (const auto& cell : left()) try {
-        restore(*cell);
+    for (const auto& cell : program_cells()) try {
+        make_resident(*cell);
       } catch (const std::exception&) {
         if (const auto storage = cell->program.lock())
           storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
@@ -126,7 +126,7 @@ void Dtr::end() {
   done.limit = std::max<double>(limit, peak);
 }
 
-std::vector<std::shared_ptr<Dtr::Cell>> Dtr::left() const {
+std::vector<std::shared_ptr<Dtr::Cell>> Dtr::program_cells() const {
   std::vector<std::shared_ptr<Cell>> all;
   for (const auto& [storage, cell] : cells)
     if (!cell->constant() && !cell->program.expired()) all.push_back(cell);
@@ -143,17 +143,18 @@ std::shared_ptr<Dtr::Cell> Dtr::new_cell(StorageImpl* storage) {
   cell->program = dtr_detail::WeakStorage(dtr_detail::share(storage));
   cell->bytes = int64_t(storage->nbytes());
   cell->device = storage->device();
-  cell->read = clock();
+  cell->last_access = clock();
   return cells[storage] = cell;
 }
 
 std::shared_ptr<Dtr::Cell> Dtr::cell_to_read(StorageImpl* storage) {
   Cell* cell = cell_of(storage);
   const auto shared = cell ? cell->shared_from_this() : new_cell(storage);
-  if (!shared->constant() || shared->own) return shared;
+  if (!shared->constant() || shared->held_memory) return shared;
   // Memory of from_blob() may be freed before its storage, so that the record needs a copy.
   const bool borrowed = storage->nbytes() > 0 && !storage->data_ptr().get_context();
-  shared->own = borrowed ? dtr_detail::copy_of(dtr_detail::share(storage)) : dtr_detail::share(storage);
+  shared->held_memory =
+      borrowed ? dtr_detail::copy_of(dtr_detail::share(storage)) : dtr_detail::share(storage);
   return shared;
 }
 
@@ -162,7 +163,7 @@ void Dtr::end_cell(StorageImpl* storage) {
   if (found == cells.end()) return;
   const auto cell = std::move(found->second);
   cells.erase(found);
-  if (cell.use_count() > 1 && cell->constant()) cell->own = dtr_detail::copy_of(cell->storage());
+  if (cell.use_count() > 1 && cell->constant()) cell->held_memory = dtr_detail::copy_of(cell->storage());
   cell->program = dtr_detail::WeakStorage(StoragePtr());
   cell->leave();
 }
@@ -170,51 +171,51 @@ void Dtr::end_cell(StorageImpl* storage) {
 void Dtr::sweep() {
   for (auto i = cells.begin(); i != cells.end();) {
     const Cell& cell = *i->second;
-    const bool over = cell.held() ? i->second.use_count() == 1 : cell.program.expired();
+    const bool over = cell.kept_alive() ? i->second.use_count() == 1 : cell.program.expired();
     i = over && cell.locks == 0 ? cells.erase(i) : std::next(i);
   }
 }
 
-double Dtr::cost_of(const Cell& cell, int& most) {
+double Dtr::recompute_cost(const Cell& cell, int& most) {
   double cost = cell.record->cost;
   for (const Argument& a : cell.record->arguments)
-    if (a.cell && !a.cell->here() && a.cell->record && --most >= 0) cost += cost_of(*a.cell, most);
+    if (a.cell && !a.cell->resident() && a.cell->record && --most >= 0) cost += recompute_cost(*a.cell, most);
   return cost;
 }
 
-bool Dtr::drop_one() {
+bool Dtr::evict_one() {
   Cell* best = nullptr;
   double least = 0;
-  for (size_t i = 0; i < droppable.size();) {
-    Cell& cell = *droppable[i];
-    if (!cell.here()) {
+  for (size_t i = 0; i < evictable.size();) {
+    Cell& cell = *evictable[i];
+    if (!cell.resident()) {
       cell.leave();  // the program has freed the storage
       continue;
     }
     ++i;
     if (cell.locks > 0) continue;
     int most = 16;
-    const double staleness = std::max(clock() - cell.read, 1e-9);
-    const double h = cost_of(cell, most) / (double(cell.bytes) * staleness);
+    const double staleness = std::max(clock() - cell.last_access, 1e-9);
+    const double h = recompute_cost(cell, most) / (double(cell.bytes) * staleness);
     if (best && h >= least) continue;
     best = &cell;
     least = h;
   }
   if (!best) return false;
-  ++done.dropped;
+  ++done.evictions;
   best->leave();
-  if (best->own) {
-    best->own.reset();
+  if (best->held_memory) {
+    best->held_memory.reset();
   } else if (const auto storage = best->program.lock()) {
-    best->dropped = true;
+    best->evicted = true;
     storage->set_data_ptr_noswap(c10::DataPtr(nullptr, best->device));
   }
   return true;
 }
 
-void Dtr::restore(const Cell& wanted) {
-  if (wanted.here()) return;
-  const dtr_detail::Unseen unseen;
+void Dtr::make_resident(const Cell& wanted) {
+  if (wanted.resident()) return;
+  const dtr_detail::NotRecorded unseen;
   std::vector<Frame> waiting;
   waiting.emplace_back(wanted.record);
   while (!waiting.empty()) {
@@ -223,10 +224,10 @@ void Dtr::restore(const Cell& wanted) {
     const auto& arguments = top.record->arguments;
     const auto here = [&] {
       Cell* cell = arguments[top.next].cell.get();
-      if (cell && !cell->here()) return false;
+      if (cell && !cell->resident()) return false;
       if (cell) {
         top.locks.add(*cell);
-        cell->read = clock();
+        cell->last_access = clock();
       }
       return true;
     };
@@ -235,23 +236,23 @@ void Dtr::restore(const Cell& wanted) {
       const auto needed = arguments[top.next].cell->record;
       waiting.emplace_back(needed);
     } else {
-      do_again(*top.record);
+      rematerialise(*top.record);
       waiting.pop_back();
     }
   }
-  check(wanted.here(), "DTR: a repeated operation did not return the evicted result");
+  check(wanted.resident(), "DTR: a repeated operation did not return the evicted result");
 }
 
 Dtr::StoragePtr Dtr::to_overwrite(Cell& cell, const Record& by) {
   const auto reads = [&](const Argument& a) { return a.cell.get() == &cell; };
   const auto mine = std::count_if(by.arguments.begin(), by.arguments.end(), reads);
-  if (!cell.own || cell.constant() || cell.locks > mine) return dtr_detail::copy_of(cell.storage());
+  if (!cell.held_memory || cell.constant() || cell.locks > mine) return dtr_detail::copy_of(cell.storage());
   cell.leave();
-  return std::move(cell.own);
+  return std::move(cell.held_memory);
 }
 
-void Dtr::do_again(Record& r) {
-  keep_room();
+void Dtr::rematerialise(Record& r) {
+  keep_reserve();
   const Time start = std::chrono::steady_clock::now();
   std::vector<StoragePtr> storages(r.arguments.size());
   const auto all = [&](const auto& f) {
@@ -282,40 +283,41 @@ void Dtr::do_again(Record& r) {
   const size_t first = stack.size() - r.operation.schema().returns().size();
   for (const Result& result : r.results) {
     const auto cell = result.cell.lock();
-    if (!cell || cell->here()) continue;
+    if (!cell || cell->resident()) continue;
     if (result.given >= 0) {
-      put_back(*cell, storages[size_t(result.given)]);
+      attach_memory(*cell, storages[size_t(result.given)]);
     } else {
       const IValue& value = stack[first + size_t(result.returned)];
       const Tensor t = result.item < 0 ? value.toTensor() : value.toListRef()[size_t(result.item)].toTensor();
       check(t.sizes() == result.shape.sizes_arrayref() && t.strides() == result.shape.strides_arrayref() &&
                 t.storage_offset() == result.offset,
             "DTR: ", r.operation.schema().name(), ", repeated, returned a result with another memory layout");
-      put_back(*cell, dtr_detail::share(dtr_detail::storage_of(t)));
+      attach_memory(*cell, dtr_detail::share(dtr_detail::storage_of(t)));
     }
   }
-  ++done.again;
-  done.cost_again += r.cost;
-  done.seconds_again += seconds_since(start);
+  ++done.rematerialisations;
+  done.remat_cost += r.cost;
+  done.remat_seconds += seconds_since(start);
   // If the limit is much too small, every evicted storage is needed again at once, and the step would not
   // end.
-  if (done.cost_again - forgiven > settings.most_again * done.cost && done.again > 1000) {
+  if (done.remat_cost - cost_at_last_raise > settings.max_remat_ratio * done.cost &&
+      done.rematerialisations > 1000) {
     limit = 1.2 * limit;
-    forgiven = done.cost_again;
+    cost_at_last_raise = done.remat_cost;
   }
 }
 
-void Dtr::put_back(Cell& cell, const StoragePtr& storage) {
+void Dtr::attach_memory(Cell& cell, const StoragePtr& storage) {
   check(int64_t(storage->nbytes()) == cell.bytes,
         "DTR: a repeated operation returned a result of another size");
   if (const auto of_program = cell.program.lock()) {
     of_program->set_data_ptr_noswap(std::move(storage->_mutable_data_ptr_no_checks()));
-    cell.dropped = false;
+    cell.evicted = false;
   } else {
-    cell.own = storage;
+    cell.held_memory = storage;
   }
-  cell.read = clock();
-  cell.enter(droppable);
+  cell.last_access = clock();
+  cell.enter(evictable);
 }
 
 void Dtr::compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::ArrayRef<IValue> given,
@@ -325,19 +327,19 @@ void Dtr::compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys
     const auto [used, most] = settings.used();
     try {
       operation.redispatchBoxed(keys, &stack);
-      const GivenOut after = settings.used();
+      const AllocatedBytes after = settings.used();
       // A new peak includes the temporary memory of the kernel.
-      const double reached = after.most > most ? after.most : after.now;
-      largest = std::max(largest, reached - used);
+      const double reached = after.peak > most ? after.peak : after.now;
+      largest_allocation = std::max(largest_allocation, reached - used);
       peak = std::max(peak.load(), reached);
       return;
     } catch (const std::exception& e) {
       if (!is_out_of_memory(e)) throw;
-      ++done.lacks;
+      ++done.out_of_memory_count;
       if (!anew) throw;
-      const dtr_detail::Unseen unseen;
+      const dtr_detail::NotRecorded unseen;
       bool any = false;
-      while (settings.used().now > used - wanted && drop_one()) any = true;
+      while (settings.used().now > used - wanted && evict_one()) any = true;
       if (!any) throw;
     }
     limit = std::min(limit.load(), used);
@@ -350,13 +352,13 @@ void Dtr::take_sample() {
   const double used = settings.used().now;
   double without = used;
   for (const auto& [storage, cell] : cells)
-    if (cell->dropped && !cell->program.expired()) without += double(cell->bytes);
-  for (const Cell* cell : droppable)
-    if (cell->own && cell->program.expired()) without -= double(cell->bytes);
+    if (cell->evicted && !cell->program.expired()) without += double(cell->bytes);
+  for (const Cell* cell : evictable)
+    if (cell->held_memory && cell->program.expired()) without -= double(cell->bytes);
   done.samples.push_back({seconds_since(started), used, without});
 }
 
-const Dtr::About& Dtr::about(const c10::OperatorHandle& operation) {
+const Dtr::About& Dtr::info_of(const c10::OperatorHandle& operation) {
   auto& one = known[&operation.schema()];
   if (!one) one = std::make_unique<About>(operation);
   return *one;
@@ -372,20 +374,20 @@ Dtr::Inputs Dtr::inputs_of(const About& info, c10::ArrayRef<IValue> given) const
       inputs.push_back({storage, storage ? cell_of(storage) : nullptr, &t, storage ? storage->nbytes() : 0,
                         info.written[i] || info.unknown || statistics, statistics, false});
     });
-  if (!info.overwrites || !inputs[0].cell || inputs[0].cell->held()) return inputs;
+  if (!info.overwrites || !inputs[0].cell || inputs[0].cell->kept_alive()) return inputs;
   const Tensor& t = *inputs[0].tensor;
   inputs[0].overwritten = t.is_non_overlapping_and_dense() && t.nbytes() == inputs[0].storage->nbytes();
   for (size_t i = 1; i < inputs.size(); ++i) inputs[0].overwritten &= inputs[i].storage != inputs[0].storage;
   return inputs;
 }
 
-bool Dtr::keep_overwritten(Inputs& inputs) {
+bool Dtr::detach_constants(Inputs& inputs) {
   bool any = false;
   for (const Input& in : inputs) {
     if (!in.storage || !in.written || in.overwritten || (in.cell && !in.cell->constant())) continue;
     any |= !in.statistics;
     if (!in.cell) continue;
-    const dtr_detail::Unseen unseen;
+    const dtr_detail::NotRecorded unseen;
     end_cell(in.storage);
     for (Input& other : inputs)
       if (other.storage == in.storage) other.cell = nullptr;
@@ -395,9 +397,9 @@ bool Dtr::keep_overwritten(Inputs& inputs) {
 
 void Dtr::lock(const Inputs& inputs, Locks& locks) {
   const auto lock_one = [&](Cell& cell) {
-    restore(cell);
+    make_resident(cell);
     locks.add(cell);
-    cell.read = clock();
+    cell.last_access = clock();
   };
   for (const Input& in : inputs)
     if (in.cell && !in.overwritten) lock_one(*in.cell);
@@ -405,10 +407,10 @@ void Dtr::lock(const Inputs& inputs, Locks& locks) {
   // storage that is overwritten. An evicted one of these gets uninitialised memory.
   for (const Input& in : inputs) {
     if (!in.cell || !in.overwritten) continue;
-    if (in.cell->dropped) {
+    if (in.cell->evicted) {
       auto memory = dtr_detail::new_storage(in.cell->bytes, in.cell->device);
       in.storage->set_data_ptr_noswap(std::move(memory->_mutable_data_ptr_no_checks()));
-      in.cell->dropped = false;
+      in.cell->evicted = false;
     }
     lock_one(*in.cell);
   }
@@ -453,15 +455,15 @@ std::shared_ptr<dtr_detail::Record> Dtr::record_of(const c10::OperatorHandle& op
   return r;
 }
 
-void Dtr::note_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bool empty,
-                       const std::string& name, const char* why,
-                       const std::function<std::shared_ptr<Record>()>& record) {
+void Dtr::record_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bool empty,
+                         const std::string& name, const char* why,
+                         const std::function<std::shared_ptr<Record>()>& record) {
   const auto computed = [&](StorageImpl* storage, Result result) {
     const auto by = record();  // before end_cell(), because the record may read the old cell
     if (result.given >= 0) end_cell(storage);
     const auto cell = new_cell(storage);
     cell->record = by;
-    cell->enter(droppable);
+    cell->enter(evictable);
     result.cell = cell;
     by->results.push_back(std::move(result));
   };
@@ -502,13 +504,13 @@ void Dtr::note_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bool
 
 void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const std::lock_guard<std::recursive_mutex> guard(mutex);
-  const About& info = about(operation);
+  const About& info = info_of(operation);
   if (++done.operations % 64 == 0) sweep();
   if (info.view) return operation.redispatchBoxed(keys, stack);
 
   const c10::SmallVector<IValue, 12> given(stack->end() - int64_t(info.arguments), stack->end());
   Inputs inputs = inputs_of(info, given);
-  const bool writes_constant = keep_overwritten(inputs);
+  const bool writes_constant = detach_constants(inputs);
   Locks locks;
   lock(inputs, locks);
   const bool backward = torch::autograd::get_current_node() != nullptr;
@@ -523,25 +525,26 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
   const Time start = std::chrono::steady_clock::now();
   const auto cost_by = settings.cost ? settings.cost(operation, given) : nullptr;
   const auto writes = [](const Input& in) { return in.written; };
-  const bool anew = std::none_of(inputs.begin(), inputs.end(), writes) && !info.random && !*info.once;
+  const bool anew =
+      std::none_of(inputs.begin(), inputs.end(), writes) && !info.random && !*info.pinned_reason;
   compute(operation, keys, given, anew, *stack);
 
   const c10::ArrayRef<IValue> results(stack->data() + stack->size() - info.returns, info.returns);
   const double cost = cost_by ? cost_by(results) : seconds_since(start);
   done.cost += cost;
   locks.release();
-  std::optional<NothingDropped> noting(*this);  // the cells of written storages are still the old ones
+  std::optional<NoEviction> noting(*this);  // the cells of written storages are still the old ones
   if (backward) {
     for (const Input& in : inputs)
       if (in.storage && in.written) end_cell(in.storage);
   } else {
     std::shared_ptr<Record> record;
     const auto resized = [](const Input& in) { return in.storage && in.storage->nbytes() != in.bytes; };
-    const char* why = *info.once                                           ? info.once
+    const char* why = *info.pinned_reason                                  ? info.pinned_reason
                       : writes_constant                                    ? "it writes to a pinned storage"
                       : std::any_of(inputs.begin(), inputs.end(), resized) ? "it resizes an input"
                                                                            : "";
-    note_results(inputs, results, info.empty, operation.schema().name(), why, [&] {
+    record_results(inputs, results, info.empty, operation.schema().name(), why, [&] {
       if (record) return record;
       record = record_of(operation, keys, given, inputs);
       record->cost = cost;
@@ -558,8 +561,8 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
       if (t.defined() && !t.has_storage())
         for (const Input& in : inputs) pin(*in.tensor);
     });
-  keep_room();
-  if (!takes_samples) return;
+  keep_reserve();
+  if (!record_samples) return;
   if (backward && done.backward == 0) done.backward = seconds_since(started);
   take_sample();
 }

@@ -75,11 +75,12 @@ struct DtrSettings {
   // allocated now, and the number of out-of-memory errors in the previous step. Exceeding this budget is not
   // an error.
   std::function<double(double, int64_t)> automatic = {};
-  bool beyond_start = false;            // the budget does not include the memory that is in use before a step
-  int64_t min_size = 64 << 10;          // bytes; smaller storages are pinned
-  c10::DeviceType device = c10::kCPU;   // storages on other devices are pinned
-  double most_again = 4;                // rematerialisation / step cost at which the limit is raised
-  std::function<GivenOut()> used = {};  // bytes allocated; default: those of CountingAllocator, on the CPU
+  bool relative_to_start = false;      // the budget does not include the memory that is in use before a step
+  int64_t min_size = 64 << 10;         // bytes; smaller storages are pinned
+  c10::DeviceType device = c10::kCPU;  // storages on other devices are pinned
+  double max_remat_ratio = 4;          // rematerialisation / step cost at which the limit is raised
+  std::function<AllocatedBytes()> used =
+      {};  // bytes allocated; default: those of CountingAllocator, on the CPU
   // Measures the cost of an operation, in any unit. Called with the arguments before the operation; the
   // returned function is called with the results after it and returns the cost. Default: seconds on the host.
   std::function<std::function<double(c10::ArrayRef<c10::IValue>)>(const c10::OperatorHandle&,
@@ -89,9 +90,9 @@ struct DtrSettings {
 
 // Memory after one operation of a step.
 struct MemorySample {
-  double seconds;  // since the start of the step
-  double with;     // bytes that the device's allocator has allocated
-  double without;  // the same without DTR, computed from the evicted and the recomputed bytes
+  double seconds;      // since the start of the step
+  double with_dtr;     // bytes that the device's allocator has allocated
+  double without_dtr;  // the same without DTR, computed from the evicted and the recomputed bytes
 };
 
 // Statistics of one step.
@@ -101,26 +102,26 @@ struct DtrStep {
   double peak = 0;   // maximum of the allocated bytes
   int64_t operations = 0;           // executed, without repetitions
   int64_t recorded = 0;             // records made
-  int64_t dropped = 0;              // evictions
-  int64_t again = 0;                // operations repeated to rematerialise a storage
-  double cost = 0, cost_again = 0;  // of all operations and of all repetitions, in the unit of the cost
-  double seconds_again = 0;         // time of the repetitions on the host
-  int64_t lacks = 0;                // out-of-memory errors that happened within the budget
+  int64_t evictions = 0;            // evictions
+  int64_t rematerialisations = 0;   // operations repeated to rematerialise a storage
+  double cost = 0, remat_cost = 0;  // of all operations and of all repetitions, in the unit of the cost
+  double remat_seconds = 0;         // time of the repetitions on the host
+  int64_t out_of_memory_count = 0;  // out-of-memory errors that happened within the budget
   std::map<std::string, int64_t> pinned = {};  // number of pinned large outputs, by "operation: reason"
-  std::vector<MemorySample> samples = {};      // one after each operation, if takes_samples
-  double backward = 0;                         // seconds at which backward began, if takes_samples
+  std::vector<MemorySample> samples = {};      // one after each operation, if record_samples
+  double backward = 0;                         // seconds at which backward began, if record_samples
 
   // Returns the cost of the step relative to a step without DTR, at least 1.
-  double slowdown() const { return cost > 0 ? (cost + cost_again) / cost : 1; }
+  double slowdown() const { return cost > 0 ? (cost + remat_cost) / cost : 1; }
 };
 
 // Statistics of several steps: sums, and the maximum of the peaks.
 struct DtrSteps {
-  double steps = 0, peak = 0, dropped = 0, again = 0, cost = 0, cost_again = 0;
+  double steps = 0, peak = 0, evictions = 0, rematerialisations = 0, cost = 0, remat_cost = 0;
 
   void add(const DtrStep& s);
   // Returns the cost of rematerialisation as a fraction of the total cost, 0..1.
-  double share() const { return cost_again / std::max(cost + cost_again, 1e-30); }
+  double share() const { return remat_cost / std::max(cost + remat_cost, 1e-30); }
 };
 
 // The DTR runtime. A training has one object, and only one run() may be active in the process. The device
@@ -134,7 +135,7 @@ class Dtr {
 
   bool on() const { return settings.budget > 0 || settings.automatic; }
   const DtrStep& step() const { return done; }  // statistics of the latest step
-  bool takes_samples = false;                   // whether to fill DtrStep::samples
+  bool record_samples = false;                  // whether to fill DtrStep::samples
 
   // Runs body(), one step, within the budget and returns its result. All tensors that exist afterwards are
   // ordinary tensors with their contents. If the budget is too small, the step uses more memory instead of
@@ -156,7 +157,7 @@ class Dtr {
   // Evicts until `bytes` of the budget are free. Raises the limit of the step if nothing more can be evicted.
   void make_room(double bytes);
   // Evicts all evictable cells; for tests.
-  void drop_all();
+  void evict_all();
   // Rematerialises the storage of `t` and pins it until the step ends.
   void pin(const torch::Tensor& t);
 
@@ -177,9 +178,9 @@ class Dtr {
   static constexpr double kSlack = 1.01;
 
  private:
-  using About = dtr_detail::About;
+  using About = dtr_detail::OpInfo;
   using Argument = dtr_detail::Argument;
-  using Cell = dtr_detail::Cell;
+  using Cell = dtr_detail::StorageVersion;
   using IValue = c10::IValue;
   using Record = dtr_detail::Record;
   using Result = dtr_detail::Result;
@@ -193,7 +194,7 @@ class Dtr {
   struct Running {
     explicit Running(Dtr& d) : dtr(d) { dtr.begin(); }
     ~Running() {
-      if (!finished) dtr.abandon();
+      if (!finished) dtr.end_after_exception();
     }
     void finish();
     Dtr& dtr;
@@ -214,9 +215,9 @@ class Dtr {
   using Inputs = c10::SmallVector<Input, 8>;
 
   // Disables eviction by make_room() in its scope.
-  struct NothingDropped {
-    explicit NothingDropped(Dtr& d) : dtr(d), before(std::exchange(d.nothing_dropped, true)) {}
-    ~NothingDropped() { dtr.nothing_dropped = before; }
+  struct NoEviction {
+    explicit NoEviction(Dtr& d) : dtr(d), before(std::exchange(d.no_eviction, true)) {}
+    ~NoEviction() { dtr.no_eviction = before; }
     Dtr& dtr;
     bool before;
   };
@@ -242,10 +243,10 @@ class Dtr {
   void finish();
   // Ends a step after an exception. Rematerialises the storages that the program still holds; a storage for
   // which this fails throws when the program reads it.
-  void abandon();
+  void end_after_exception();
   void end();
   // Returns the cells that have a record and whose storage the program still holds.
-  std::vector<std::shared_ptr<Cell>> left() const;
+  std::vector<std::shared_ptr<Cell>> program_cells() const;
 
   // ---- cells
 
@@ -262,19 +263,19 @@ class Dtr {
   // Erases the cells of storages that the program has freed, and constants that no record reads any more.
   void sweep();
   // Returns the time that staleness is measured in: the cost of all operations since the start of the step.
-  double clock() const { return done.cost + done.cost_again; }
+  double clock() const { return done.cost + done.remat_cost; }
 
   // ---- eviction
 
   // Keeps as many bytes of the budget free as the largest allocation of an operation needs. Only for a GPU,
   // whose allocator does not call make_room() before it allocates.
-  void keep_room() { make_room(on_cpu ? 0 : std::max(largest_before, largest)); }
+  void keep_reserve() { make_room(on_cpu ? 0 : std::max(largest_allocation_before, largest_allocation)); }
 
   // Returns the cost of rematerialising a cell: of its record and of its evicted ancestors. Visits at most
   // `most` ancestors.
-  static double cost_of(const Cell& cell, int& most);
+  static double recompute_cost(const Cell& cell, int& most);
   // Evicts the cell with the smallest h. Returns false if no cell is evictable.
-  bool drop_one();
+  bool evict_one();
 
   // ---- rematerialisation
 
@@ -286,17 +287,17 @@ class Dtr {
   };
   // Rematerialises a cell and its evicted ancestors. Uses a stack of its own instead of recursion, because a
   // chain of records may be longer than the call stack allows.
-  void restore(const Cell& wanted);
+  void make_resident(const Cell& wanted);
 
   // Returns memory with the contents of a cell, which the record `by` is about to overwrite: the memory of
   // the cell itself if nobody else needs it, else a copy.
   static StoragePtr to_overwrite(Cell& cell, const Record& by);
 
   // Repeats an operation whose arguments are resident, and gives its evicted results their memory back.
-  void do_again(Record& r);
+  void rematerialise(Record& r);
   // Moves the memory of `storage` into the program's storage of the cell, or into the cell if the program has
   // freed its storage.
-  void put_back(Cell& cell, const StoragePtr& storage);
+  void attach_memory(Cell& cell, const StoragePtr& storage);
 
   // ---- an operation
 
@@ -307,11 +308,11 @@ class Dtr {
                bool anew, Stack& stack);
   void take_sample();
   // Returns the properties of an operation; cached.
-  const About& about(const c10::OperatorHandle& operation);
+  const About& info_of(const c10::OperatorHandle& operation);
   Inputs inputs_of(const About& info, c10::ArrayRef<IValue> given) const;
   // Prepares constants that the operation writes to: records that read a constant get a copy of its old
   // contents. Returns true if the operation writes to a pinned storage other than running statistics.
-  bool keep_overwritten(Inputs& inputs);
+  bool detach_constants(Inputs& inputs);
   // Rematerialises and locks the cells of the inputs.
   void lock(const Inputs& inputs, Locks& locks);
   std::shared_ptr<Record> record_of(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
@@ -319,8 +320,9 @@ class Dtr {
   // Makes cells for the storages that the operation wrote or returned. record() returns the record that
   // computes these cells. empty: the memory is uninitialised. why: the reason why the results are pinned, or
   // "". name: of the operation.
-  void note_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bool empty, const std::string& name,
-                    const char* why, const std::function<std::shared_ptr<Record>()>& record);
+  void record_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bool empty,
+                      const std::string& name, const char* why,
+                      const std::function<std::shared_ptr<Record>()>& record);
 
   static double seconds_since(Time start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -329,15 +331,16 @@ class Dtr {
   inline static std::atomic<Dtr*> now_running{nullptr};
 
   DtrSettings settings;
-  bool on_cpu = false, nothing_dropped = false;
+  bool on_cpu = false, no_eviction = false;
   DtrStep done;
   std::atomic<double> limit{0};  // bytes; the budget, or more if the step does not fit in the budget
   std::atomic<double> peak{0};   // bytes; maximum in this step
-  double largest = 0, largest_before = 0;  // bytes; largest allocation of an operation, and in the last step
+  double largest_allocation = 0,
+         largest_allocation_before = 0;  // bytes; largest allocation of an operation, and in the last step
   Time started;
-  double forgiven = 0;  // done.cost_again when the limit was last raised
+  double cost_at_last_raise = 0;  // done.remat_cost when the limit was last raised
   std::recursive_mutex mutex;
-  std::vector<Cell*> droppable;  // evictable cells, locked ones included; must outlive `cells`
+  std::vector<Cell*> evictable;  // evictable cells, locked ones included; must outlive `cells`
   std::unordered_map<StorageImpl*, std::shared_ptr<Cell>> cells;  // the current cell of each storage
   std::unordered_map<const void*, std::unique_ptr<About>> known;  // by schema
 };

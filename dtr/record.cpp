@@ -4,28 +4,28 @@ namespace yolox {
 
 namespace dtr_detail {
 
-Cell::~Cell() {
+StorageVersion::~StorageVersion() {
   leave();
-  if (record) take_apart(std::move(record));
+  if (record) destroy_chain(std::move(record));
   --alive;
 }
 
-void Cell::enter(std::vector<Cell*>& list) {
-  if (droppable) return;
-  droppable = &list;
+void StorageVersion::enter(std::vector<StorageVersion*>& list) {
+  if (evictable) return;
+  evictable = &list;
   place = list.size();
   list.push_back(this);
 }
 
-void Cell::leave() {
-  if (!droppable) return;
-  droppable->back()->place = place;
-  (*droppable)[place] = droppable->back();
-  droppable->pop_back();
-  droppable = nullptr;
+void StorageVersion::leave() {
+  if (!evictable) return;
+  evictable->back()->place = place;
+  (*evictable)[place] = evictable->back();
+  evictable->pop_back();
+  evictable = nullptr;
 }
 
-void take_apart(std::shared_ptr<Record> record) {
+void destroy_chain(std::shared_ptr<Record> record) {
   std::vector<std::shared_ptr<Record>> left;
   left.push_back(std::move(record));
   while (!left.empty()) {
@@ -37,7 +37,7 @@ void take_apart(std::shared_ptr<Record> record) {
   }
 }
 
-About::About(const OperatorHandle& operation) {
+OpInfo::OpInfo(const OperatorHandle& operation) {
   const auto& schema = operation.schema();
   const std::string& name = schema.name();
   const auto begins = [&](const char* with) { return name.rfind(with, 0) == 0; };
@@ -59,7 +59,9 @@ About::About(const OperatorHandle& operation) {
   unknown =
       (!begins("aten::") && !begins("yolox::") && !begins("yolox_once::")) ||
       is_one_of({"aten::set_", "aten::resize_", "aten::resize_as_", "aten::set_data", "aten::record_stream"});
-  once = unknown ? "it may write to any argument" : begins("yolox_once::") ? "it must not be repeated" : "";
+  pinned_reason = unknown                  ? "it may write to any argument"
+                  : begins("yolox_once::") ? "it must not be repeated"
+                                           : "";
   empty = begins("aten::empty") || begins("aten::new_empty") || begins("aten::_empty");
   overwrites = is_one_of({"aten::copy_", "aten::fill_", "aten::zero_", "aten::uniform_", "aten::normal_",
                           "aten::bernoulli_", "aten::exponential_"});

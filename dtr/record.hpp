@@ -31,42 +31,45 @@ constexpr auto kKey = c10::DispatchKey::Fake;
 inline std::atomic<int64_t> alive{0};  // number of cells and records that exist, for tests
 
 struct Record;
-void take_apart(std::shared_ptr<Record> record);
+void destroy_chain(std::shared_ptr<Record> record);
 
 // One version of a storage: its contents from one write to the next.
-struct Cell : std::enable_shared_from_this<Cell> {
+struct StorageVersion : std::enable_shared_from_this<StorageVersion> {
   std::shared_ptr<Record> record;     // the operation that computes the contents; null: pinned
   WeakStorage program{StoragePtr()};  // the storage in the program, while it has this version
-  StoragePtr own;                     // the contents, if the cell itself must keep the memory
+  StoragePtr held_memory;             // the contents, if the cell itself must keep the memory
   int64_t bytes = 0;
   c10::Device device = c10::kCPU;
-  bool dropped = false;                     // evicted: the program's storage has no memory
-  int locks = 0;                            // number of locks; a locked cell is not evicted
-  double read = 0;                          // Dtr::clock() at the last access
-  std::vector<Cell*>* droppable = nullptr;  // the list of evictable cells that has this cell, or null
-  size_t place = 0;                         // index in this list
+  bool evicted = false;    // evicted: the program's storage has no memory
+  int locks = 0;           // number of locks; a locked cell is not evicted
+  double last_access = 0;  // Dtr::clock() at the last access
+  std::vector<StorageVersion*>* evictable =
+      nullptr;       // the list of evictable cells that has this cell, or null
+  size_t place = 0;  // index in this list
 
-  Cell() { ++alive; }
-  ~Cell();
-  Cell(const Cell&) = delete;
+  StorageVersion() { ++alive; }
+  ~StorageVersion();
+  StorageVersion(const StorageVersion&) = delete;
 
-  bool here() const { return own || (!dropped && !program.expired()); }  // the contents are resident
+  bool resident() const {
+    return held_memory || (!evicted && !program.expired());
+  }  // the contents are resident
   bool constant() const { return !record; }
-  bool held() const { return constant() && own; }  // kept alive, because a record reads it
-  StoragePtr storage() const { return own ? own : program.lock(); }
+  bool kept_alive() const { return constant() && held_memory; }  // kept alive, because a record reads it
+  StoragePtr storage() const { return held_memory ? held_memory : program.lock(); }
 
   // Adds the cell to the list of evictable cells, or removes it from its list.
-  void enter(std::vector<Cell*>& list);
+  void enter(std::vector<StorageVersion*>& list);
   void leave();
 };
 
 // A tensor argument of a record.
 struct Argument {
-  std::shared_ptr<Cell> cell;  // the contents that the operation reads; null: see `bytes`
-  int64_t bytes = -1;          // at least 0: uninitialised memory of this size; -1: `cell` or `tensor`
-  Tensor tensor;               // if neither cell nor bytes: an undefined tensor, or one without a storage
-  bool written = false;        // the operation writes to the tensor
-  bool is_number = false;      // a scalar that torch has wrapped in a tensor
+  std::shared_ptr<StorageVersion> cell;  // the contents that the operation reads; null: see `bytes`
+  int64_t bytes = -1;      // at least 0: uninitialised memory of this size; -1: `cell` or `tensor`
+  Tensor tensor;           // if neither cell nor bytes: an undefined tensor, or one without a storage
+  bool written = false;    // the operation writes to the tensor
+  bool is_number = false;  // a scalar that torch has wrapped in a tensor
   bool requires_grad = false;
   c10::Device device = c10::kCPU;
   c10::impl::SizesAndStrides shape;
@@ -82,7 +85,7 @@ struct Result {
   int given;     // index in Record::arguments; -1: a returned tensor
   c10::impl::SizesAndStrides shape = {};
   int64_t offset = 0;
-  std::weak_ptr<Cell> cell = {};
+  std::weak_ptr<StorageVersion> cell = {};
 };
 
 // An executed operation, with everything that is needed to repeat it.
@@ -111,22 +114,22 @@ struct Record {
 
 // Destroys a record and its ancestors that have no other owner. Iterative, because a chain of records may be
 // longer than the call stack allows.
-void take_apart(std::shared_ptr<Record> record);
+void destroy_chain(std::shared_ptr<Record> record);
 
 // Properties of an operation that follow from its schema.
-struct About {
+struct OpInfo {
   size_t arguments = 0, returns = 0;
   bool view = false;        // returns views of its arguments and does not read the storages
   bool unknown = false;     // may write to any of its arguments
   bool empty = false;       // returns uninitialised memory
   bool overwrites = false;  // overwrites its whole first argument without reading it
   bool random = false;
-  const char* once = "";         // why the operation must not be repeated; "": it may be
-  std::vector<bool> written;     // per argument: the schema says that the operation writes to it
-  std::vector<bool> statistics;  // per argument: batch norm statistics that the operation updates
-  int training = -1;             // index of the flag that enables this update; -1: it is always enabled
+  const char* pinned_reason = "";  // why the operation must not be repeated; "": it may be
+  std::vector<bool> written;       // per argument: the schema says that the operation writes to it
+  std::vector<bool> statistics;    // per argument: batch norm statistics that the operation updates
+  int training = -1;               // index of the flag that enables this update; -1: it is always enabled
 
-  explicit About(const OperatorHandle& operation);
+  explicit OpInfo(const OperatorHandle& operation);
 };
 
 // Calls f(tensor) for each tensor in an argument or result, also for undefined tensors.
@@ -154,7 +157,7 @@ StoragePtr new_storage(int64_t bytes, c10::Device device);
 StoragePtr copy_of(const StoragePtr& storage);
 
 // Disables DTR and autograd on this thread in its scope.
-struct Unseen {
+struct NotRecorded {
   c10::impl::ExcludeDispatchKeyGuard key{kKey};
   at::AutoDispatchBelowADInplaceOrView below;
 };

@@ -4,7 +4,7 @@ namespace yolox {
 
 namespace dtr_trace_detail {
 
-double round_part(double most) {
+double tick_distance(double most) {
   const double power = std::pow(10.0, std::floor(std::log10(most / 4)));
   for (const double times : {5.0, 2.0})
     if (most / (times * power) >= 4) return times * power;
@@ -13,8 +13,8 @@ double round_part(double most) {
 
 }  // namespace dtr_trace_detail
 
-cv::Mat draw_memory(const std::vector<MemorySample>& samples, double budget, double backward) {
-  using dtr_trace_detail::round_part;
+cv::Mat draw_memory_chart(const std::vector<MemorySample>& samples, double budget, double backward) {
+  using dtr_trace_detail::tick_distance;
   const cv::Rect plot(80, 50, 850, 370);
   const cv::Scalar paper(255, 255, 255), ink(60, 60, 60), lines(225, 225, 225), plain(200, 190, 180),
       kept(170, 105, 30), limit(40, 40, 205);
@@ -22,7 +22,7 @@ cv::Mat draw_memory(const std::vector<MemorySample>& samples, double budget, dou
   double end = 1e-9, most = std::max(1.0, budget);
   for (const auto& s : samples) {
     end = std::max(end, s.seconds);
-    most = std::max({most, s.with, s.without});
+    most = std::max({most, s.with_dtr, s.without_dtr});
   }
   most *= 1.05;
   const auto x = [&](double seconds) { return plot.x + int(std::lround(plot.width * seconds / end)); };
@@ -32,7 +32,7 @@ cv::Mat draw_memory(const std::vector<MemorySample>& samples, double budget, dou
     cv::putText(picture, text, at - cv::Point(int(align * width), 0), cv::FONT_HERSHEY_SIMPLEX, 0.45, colour,
                 1, cv::LINE_AA);
   };
-  const double gb = most >= 2e9 ? 1e9 : 1e6, part = round_part(most / gb) * gb, time = round_part(end);
+  const double gb = most >= 2e9 ? 1e9 : 1e6, part = tick_distance(most / gb) * gb, time = tick_distance(end);
   for (double bytes = 0; bytes <= most; bytes += part) {
     cv::line(picture, {plot.x, y(bytes)}, {plot.br().x, y(bytes)}, lines);
     write(rounded(bytes / gb) + (gb == 1e9 ? " GB" : " MB"), {plot.x - 8, y(bytes) + 5}, ink, 1);
@@ -50,8 +50,8 @@ cv::Mat draw_memory(const std::vector<MemorySample>& samples, double budget, dou
     points.emplace_back(x(end), plot.br().y);
     return points;
   };
-  cv::fillPoly(picture, std::vector{outline(&MemorySample::without)}, plain);
-  cv::fillPoly(picture, std::vector{outline(&MemorySample::with)}, kept);
+  cv::fillPoly(picture, std::vector{outline(&MemorySample::without_dtr)}, plain);
+  cv::fillPoly(picture, std::vector{outline(&MemorySample::with_dtr)}, kept);
   cv::line(picture, {plot.x, y(budget)}, {plot.br().x, y(budget)}, limit, 1, cv::LINE_AA);
   cv::line(picture, {x(backward), plot.y}, {x(backward), plot.br().y}, ink, 1);
   write("backward", {x(backward) + 6, plot.y + 14}, ink, 0);

@@ -58,7 +58,7 @@ struct MultiTaskConfig : Flags {
 };
 
 // Data and loss averages of one head.
-struct Stream {
+struct HeadData {
   std::string name, data;  // NAME and DIR of --data
   Splits splits;
   std::optional<Batches> batches;
@@ -67,12 +67,12 @@ struct Stream {
 
 // Parses the values of --data: "faces=/data/wider", or "/data/faces" for the same name. Throws UsageError if
 // a name is invalid or repeated.
-static std::deque<Stream> streams_of(const std::vector<std::string>& data) {
-  std::deque<Stream> streams;
+static std::deque<HeadData> parse_data_flags(const std::vector<std::string>& data) {
+  std::deque<HeadData> streams;
   std::set<std::string> names;
   for (const std::string& text : data) {
     const size_t equals = text.find('=');
-    Stream& s = streams.emplace_back();
+    HeadData& s = streams.emplace_back();
     s.data = equals == std::string::npos ? text : text.substr(equals + 1);
     s.name = equals == std::string::npos ? data_name(text) : text.substr(0, equals);
     usage_check(!s.data.empty() && !s.name.empty() && s.name.find_first_of("./,") == std::string::npos,
@@ -109,22 +109,22 @@ static SavedRun read_settings(MultiTaskConfig& flags, Config& c, int argc, char*
 
 // Loads --weights into each head of a new run, moves model and EMA to the device, and creates the optimizer.
 // Appends remarks for the log to `notes`.
-static void load_weights(MultiTaskTraining& t, const Config& c, std::deque<Stream>& streams,
+static void load_weights(MultiTaskTraining& t, const Config& c, std::deque<HeadData>& streams,
                          torch::Device device, bool resumed, WeightsInfo& info,
                          std::vector<std::string>& notes) {
   const bool pretrained = !c.weights.empty() && !resumed;
   for (YOLOX& detector : t.model->detectors)
-    if (pretrained) info.legacy_preproc = start_from(detector, c.weights, info, notes).legacy_preproc;
+    if (pretrained) info.legacy_preproc = load_pretrained(detector, c.weights, info, notes).legacy_preproc;
   const auto type = c.amp == "fp64" ? torch::kDouble : torch::kFloat;
   for (auto* m : {&t.model, &t.ema}) {
     for (YOLOX& detector : (*m)->detectors) {
       move(detector, device, type);
-      channels_last(*detector);
+      to_channels_last(*detector);
     }
   }
   for (size_t k = 0; k < streams.size() && pretrained; ++k) {
-    const int64_t used = unfold_norms(t.model->detectors[k], streams[k].splits.train, base_size(c),
-                                      info.legacy_preproc, c.workers);
+    const int64_t used = restore_folded_norms(t.model->detectors[k], streams[k].splits.train, base_size(c),
+                                              info.legacy_preproc, c.workers);
     if (used > 0)
       notes.push_back(concat("head ", streams[k].name,
                              ": the batch norms of the file are folded; their statistics ",
@@ -141,19 +141,19 @@ struct MultiTaskRun {
   const MultiTaskConfig& flags;
   const Config& config;
   MultiTaskTraining& t;
-  std::deque<Stream>& streams;
+  std::deque<HeadData>& streams;
   const WeightsInfo& info;
   const Plan& plan;
   Ranks& ranks;
   const std::string folder;
   Log log;
   EvalSettings eval;
-  int64_t images;        // total over all data sets
-  int64_t in_last = -1;  // iteration of last.pth; -1: no such file
+  int64_t images;          // total over all data sets
+  int64_t last_step = -1;  // iteration of last.pth; -1: no such file
   std::optional<Metrics> metrics = {};
 
   // Returns true if an epoch or the run has ended, and end_of_epoch() is not done yet.
-  bool evaluation_due() const { return t.ended != t.iteration && plan.ends_epoch(t.iteration); }
+  bool evaluation_due() const { return t.evaluated_at != t.iteration && plan.ends_epoch(t.iteration); }
 
   // Writes head_NAME.pth of each head and last.pth, on rank 0 only. A failed write is a warning, or an
   // exception if `required`.
@@ -162,8 +162,9 @@ struct MultiTaskRun {
     const auto write = [&] {
       for (int64_t k = 0; k < t.heads(); ++k)
         write_pth(concat(folder, "/head_", streams[k].name, ".pth"), head_checkpoint(t.ema, k, info));
-      save_last(folder, checkpoint(t, info, settings_of(flags), images), t.iteration, in_last, config.keep);
-      in_last = t.iteration;
+      save_last(folder, checkpoint(t, info, saved_settings_of(flags), images), t.iteration, last_step,
+                config.keep);
+      last_step = t.iteration;
     };
     try_to_save(write, log, required);
   }
@@ -177,14 +178,14 @@ struct MultiTaskRun {
     Metrics::Row row{{"epoch", double(epoch)}, {"iteration", double(t.iteration)}};
     if (evaluates) save();  // because a signal can interrupt the evaluation
     for (int64_t k = 0; k < t.heads(); ++k) {
-      Stream& s = streams[k];
+      HeadData& s = streams[k];
       const bool trained = s.means.steps > 0;  // false if its iterations ran before a resume
       const StepNumbers m = s.means.take();
       std::optional<Evaluation> e;
       if (evaluates) {
-        ranks.at(concat("the evaluation of ", s.name, " after step ", t.iteration));
+        ranks.reached(concat("the evaluation of ", s.name, " after step ", t.iteration));
         if (ranks.first()) eval.pictures = concat(folder, "/", s.name, "_val_batch");
-        e = evaluate(t.ema->detectors[k], s.splits.val, eval, [&](int64_t) { ranks.still_at_work(); });
+        e = evaluate(t.ema->detectors[k], s.splits.val, eval, [&](int64_t) { ranks.restart_timeout(); });
         if (!e->complete) return;
       }
       std::string line = concat("epoch ", epoch, "/", config.epochs, "  ", s.name, ":");
@@ -199,7 +200,7 @@ struct MultiTaskRun {
       row.insert(row.end(), {{s.name + "_loss", m.total}, {s.name + "_AP", e ? e->result.AP : std::nan("")}});
     }
     if (metrics) metrics->row(row);
-    t.ended = t.iteration;
+    t.evaluated_at = t.iteration;
     save(/*required=*/t.iteration == plan.iters);
   }
 };
@@ -214,22 +215,22 @@ static Settings common_settings(const Config& c, int64_t images, const std::stri
 // Trains one rank, or launches the ranks of this machine. Returns the exit code.
 static int train(int argc, char** argv) {
   ignore_hangup();
-  tell_signals();
+  report_signals();
   MultiTaskConfig flags;
   Config c;  // settings of ./train
   SavedRun saved = read_settings(flags, c, argc, argv);
-  std::deque<Stream> streams = streams_of(flags.data);
-  const Place place = place_of_this_process();
-  if (const auto ranks = to_launch(c, flags, place)) return launch(*ranks, argc, argv);
-  const torch::Device device = prepare_process(c, place);
+  std::deque<HeadData> streams = parse_data_flags(flags.data);
+  const RankInfo rank_info = rank_info_from_environment();
+  if (const auto ranks = ranks_to_launch(c, flags, rank_info)) return launch(*ranks, argc, argv);
+  const torch::Device device = prepare_process(c, rank_info);
 
   // ---- rendezvous, data, model
   // `ranks` is never destroyed, because after an error its destructor would wait for the other ranks.
-  Ranks& ranks = *new Ranks(place, device, c.timeout);
+  Ranks& ranks = *new Ranks(rank_info, device, c.timeout);
   std::vector<Task> tasks;
   std::string names;
   int64_t images = 0, largest = 0;
-  for (Stream& s : streams) {
+  for (HeadData& s : streams) {
     s.splits = load_data(c, s.data, saved.run, ranks);
     tasks.push_back({s.name, s.splits.train.classes});
     const int64_t n = s.splits.train.records.size();
@@ -253,16 +254,16 @@ static int train(int argc, char** argv) {
 
   // ---- iterations
   // An epoch is one pass over the largest data set. The heads are trained in turn, one head per iteration.
-  Plan plan = plan_of(c, largest, place.world, base);
+  Plan plan = plan_of(c, largest, rank_info.world, base);
   plan.per_epoch *= t.heads();
   plan.iters = plan.per_epoch * c.epochs;
   if (c.max_iters) plan.iters = std::min(c.max_iters, plan.iters);
-  plan.no_aug_from = plan.per_epoch * (c.epochs - c.no_aug_epochs);
+  plan.first_no_aug_iteration = plan.per_epoch * (c.epochs - c.no_aug_epochs);
   plan.schedule.iters_per_epoch = plan.per_epoch;
 
   // ---- run folder and log
   const std::string folder = open_run_folder(saved, c.out, "multitask" + names, ranks);
-  if (saved && ranks.first()) remove_torn_files(folder);
+  if (saved && ranks.first()) remove_temporary_files(folder);
   MultiTaskRun run{flags,
                    c,
                    t,
@@ -272,17 +273,17 @@ static int train(int argc, char** argv) {
                    ranks,
                    folder,
                    Log(concat(folder, "/log", rank_suffix(ranks), ".txt"), !ranks.first()),
-                   evaluation_settings(c, info, plan.share, device, ranks),
+                   evaluation_settings(c, info, plan.batch_per_rank, device, ranks),
                    images,
                    saved ? t.iteration : -1};
   usage_check(t.iteration < plan.iters || run.evaluation_due(), folder, " is complete: ", t.iteration, " of ",
               plan.iters, " iterations are done; to continue, give more --epochs or --max-iters");
   run.log.line(concat("run ", folder, ": ", c.model, " with ", t.heads(), " heads, ", plan.iters,
                       " iterations of ", c.bs, " images, ", plan.per_epoch, " iterations per epoch, on ",
-                      place.world, " x ", device.str()));
+                      rank_info.world, " x ", device.str()));
   for (int64_t k = 0; k < t.heads(); ++k) {
-    Stream& s = streams[k];
-    s.batches.emplace(s.splits.train, c, plan, place.rank, base, device, k, t.heads());
+    HeadData& s = streams[k];
+    s.batches.emplace(s.splits.train, c, plan, rank_info.rank, base, device, k, t.heads());
     s.batches->start(t.steps_of(k));
     run.log.line(concat("head ", s.name, ": ", s.splits.train.records.size(), " training images (",
                         s.splits.train.name, "), ", s.splits.val.records.size(),
@@ -291,16 +292,16 @@ static int train(int argc, char** argv) {
   for (const auto& note : saved.notes) run.log.line(note);
   if (ranks.first()) {
     run.metrics.emplace(folder + "/metrics.csv");
-    run.metrics->cut(t.iteration);
+    run.metrics->truncate_after(t.iteration);
   }
   if (!saved) run.save();  // so that the run can be resumed before its first checkpoint
 
   // ---- several ranks: broadcast of the weights, all-reduce of the gradients, SyncBN
-  ranks.must_agree(common_settings(c, images, names, t.iteration));
+  ranks.check_same_settings(common_settings(c, images, names, t.iteration));
   ranks.broadcast(t.tensors());
-  Reduction reduction(ranks, t.model->parameters(), torch::kFloat);
-  StepSettings step{device.type(), type_of(c.amp)};
-  train_over(ranks, reduction, step, *t.model, /*sync_bn=*/true);
+  GradientReducer reduction(ranks, t.model->parameters(), torch::kFloat);
+  StepSettings step{device.type(), dtype_of(c.amp)};
+  set_up_ddp(ranks, reduction, step, *t.model, /*sync_bn=*/true);
 
   // ---- training loop
   const auto type = t.model->parameters()[0].scalar_type();
@@ -309,22 +310,24 @@ static int train(int argc, char** argv) {
   if (run.evaluation_due()) run.end_of_epoch();
   while (t.iteration < plan.iters && !(stop = int(ranks.max(stop_signal)))) {
     const int64_t i = t.iteration, head = t.next_head();
-    Stream& s = streams[head];
+    HeadData& s = streams[head];
     const double lr = learning_rate(plan.schedule, i);
     const Batch batch = s.batches->next();
-    ranks.at(concat("step ", i));
+    ranks.reached(concat("step ", i));
     if (i < t.heads() && ranks.first())
-      save_picture(concat(folder, "/", s.name, "_train_batch.jpg"),
-                   draw_batch(batch.images, drawn(batch.targets, tasks[head].classes)));
-    const Input input = network_input(batch, plan.sizes.at(i / t.heads()), info.legacy_preproc, type);
-    step.use_l1 = i >= plan.no_aug_from;
+      save_image(concat(folder, "/", s.name, "_train_batch.jpg"),
+                 draw_batch(batch.images, labelled_boxes(batch.targets, tasks[head].classes)));
+    const Input input =
+        make_network_input(batch, plan.sizes.size_at(i / t.heads()), info.legacy_preproc, type);
+    step.use_l1 = i >= plan.first_no_aug_iteration;
     const Losses losses =
         compute_gradients([&](const Tensor& x) { return t.model->detectors[head](x); }, input.images,
                           input.targets, /*parts=*/1, t.optimizer, scaler, step);
     const Tensor norm = clip_on_all_ranks(gradients(t.optimizer.groups), c.clip, ranks);
-    const StepNumbers numbers = numbers_of(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
+    const StepNumbers numbers =
+        read_step_numbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
     check(numbers.finite(), "the loss or the gradient of head ", s.name, " is not finite at iteration ", i,
-          " (", to_string(numbers), ", lr ", lr, "; images ", names_in(batch, s.splits.train),
+          " (", to_string(numbers), ", lr ", lr, "; images ", image_names(batch, s.splits.train),
           "); continue with --resume ", folder, " and a smaller --lr");
     t.step(lr, c.ema);
     s.means.add(numbers);
@@ -333,17 +336,17 @@ static int train(int argc, char** argv) {
     if (run.evaluation_due()) run.end_of_epoch();
   }
   if (!stop) stop = int(ranks.max(stop_signal));
-  if (stop && t.ended != plan.iters) {
+  if (stop && t.evaluated_at != plan.iters) {
     run.save(/*required=*/true);
     run.log.line(concat("stopped by ", strsignal(stop), "; continue with: ./multitask --resume ", folder));
   } else {
     run.log.line(concat("done: ", folder, "/head_NAME.pth"));
   }
-  ranks.leave();
+  ranks.shutdown();
   return 0;
 }
 
 int main(int argc, char** argv) {
-  share_cores(argv);
+  limit_spinning(argv);
   return run_rank([&] { return train(argc, argv); });
 }

@@ -50,8 +50,8 @@ TORCH_MODULE(MultiTask);
 struct MultiTaskTraining {
   MultiTask model, ema;
   Optimizer optimizer;
-  int64_t iteration = 0;  // iterations done
-  int64_t ended = 0;      // iteration of the last end_of_epoch() of multitask.cpp
+  int64_t iteration = 0;     // iterations done
+  int64_t evaluated_at = 0;  // iteration of the last end_of_epoch() of multitask.cpp
 
   int64_t heads() const { return int64_t(model->tasks.size()); }
   int64_t next_head() const { return iteration % heads(); }
@@ -102,7 +102,7 @@ inline GenericDict checkpoint(MultiTaskTraining& t, const WeightsInfo& info, con
   for (const auto& [name, value] : settings) flags.insert(name, value);
   state.insert("model", to_dict(state_dict(*t.model)));
   state.insert("iteration", t.iteration);
-  state.insert("ended", t.ended);
+  state.insert("ended", t.evaluated_at);
   state.insert("images", images);
   state.insert("tasks", tasks);
   state.insert("settings", flags);
@@ -133,7 +133,7 @@ inline void load_checkpoint(MultiTaskTraining& t, const c10::IValue& file, const
   }
   load_state_dict(t.optimizer, top.at("optimizer").toGenericDict(), path);
   t.iteration = state.at("iteration").toInt();
-  t.ended = state.at("ended").toInt();
+  t.evaluated_at = state.at("ended").toInt();
 }
 
 }  // namespace yolox

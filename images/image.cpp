@@ -31,7 +31,7 @@ int exif_orientation(std::string_view app1) {
   return 1;
 }
 
-void turn_upright(cv::Mat& image, int orientation) {
+void apply_orientation(cv::Mat& image, int orientation) {
   if (transposed(orientation)) cv::transpose(image, image);
   if (flipped_x(orientation)) cv::flip(image, image, 1);
   if (flipped_y(orientation)) cv::flip(image, image, 0);
@@ -57,7 +57,7 @@ Decompress::Decompress(JpegErrors& errors) : jpeg_decompress_struct{} {
   jpeg_create_decompress(this);
 }
 
-bool only_whole(const jpeg_decompress_struct& info) {
+bool needs_full_decode(const jpeg_decompress_struct& info) {
   for (int i = 0; i < info.num_components; ++i) {
     const jpeg_component_info& c = info.comp_info[i];
     const bool full_size =
@@ -93,7 +93,7 @@ std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
     const int r = jpeg.reduction, width = int(info.output_width), height = int(info.output_height);
     const int x0 = jpeg.part.x / r, x1 = std::min(width, (jpeg.part.x + jpeg.part.width + r - 1) / r);
     const int y0 = jpeg.part.y / r, y1 = std::min(height, (jpeg.part.y + jpeg.part.height + r - 1) / r);
-    const bool all = only_whole(info);
+    const bool all = needs_full_decode(info);
     JDIMENSION left = all ? 0 : JDIMENSION(std::max(0, x0 - kBorder)), columns = JDIMENSION(width) - left;
     if (!all && x1 + kBorder < width) columns = JDIMENSION(x1 + kBorder) - left;
     if (int(columns) < width) jpeg_crop_scanline(&info, &left, &columns);
@@ -111,13 +111,13 @@ std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
   return "";
 }
 
-bool has_end(std::string_view bytes) {
+bool has_end_marker(std::string_view bytes) {
   if (is_png(bytes)) return bytes.rfind("IEND") != std::string_view::npos;
   return !is_jpeg(bytes) || bytes.find("\xFF\xD9", bytes.rfind("\xFF\xDA")) != std::string_view::npos;
 }
 
-Image decode_other(std::string_view bytes, const std::string& path) {
-  check_image(has_end(bytes), path, " cannot be decoded: the file is cut off");
+Image decode_with_opencv(std::string_view bytes, const std::string& path) {
+  check_image(has_end_marker(bytes), path, " cannot be decoded: the file is cut off");
   cv::Mat image;
   try {
     image =
@@ -145,8 +145,8 @@ std::string read_bytes(const std::string& path, size_t limit) {
   return bytes;
 }
 
-Piece decode_piece(std::string_view bytes, const std::string& path, const cv::Rect& part, double scale,
-                   cv::Size expected) {
+ImageRegion decode_region(std::string_view bytes, const std::string& path, const cv::Rect& part, double scale,
+                          cv::Size expected) {
   int reduction = 1;
   while (reduction < 1 << 12 && scale * reduction <= 0.5) reduction *= 2;
   const auto inside = [&](cv::Size size) {
@@ -156,7 +156,7 @@ Piece decode_piece(std::string_view bytes, const std::string& path, const cv::Re
     check_image(!cut.empty(), path, " is ", size.width, "x", size.height, ", smaller than its labels say");
     return cut;
   };
-  Piece piece;
+  ImageRegion piece;
   if (image_detail::is_jpeg(bytes)) {
     image_detail::Jpeg jpeg;
     std::string error = image_detail::read_jpeg(bytes, jpeg);  // the header
@@ -180,13 +180,13 @@ Piece decode_piece(std::string_view bytes, const std::string& path, const cv::Re
       if (turned) got = {got.y, got.x, got.height, got.width};
       if (image_detail::flipped_x(o)) got.x = upright.width - got.x - got.width;
       if (image_detail::flipped_y(o)) got.y = upright.height - got.y - got.height;
-      image_detail::turn_upright(jpeg.pixels, o);
+      image_detail::apply_orientation(jpeg.pixels, o);
       piece = {jpeg.pixels, {1.0 / r, 1.0 / r}, got.tl()};
       reduction /= r;
     }
   }
   if (piece.image.empty()) {
-    piece.image = image_detail::decode_other(bytes, path);
+    piece.image = image_detail::decode_with_opencv(bytes, path);
     inside(piece.image.size());
   }
   if (reduction > 1) {

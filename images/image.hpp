@@ -47,7 +47,7 @@ struct Scale {
 
 // A region of an image, possibly at a smaller scale. A position p of the original image (pixel edges:
 // 0..width) is at (p - origin) * scale in `image`.
-struct Piece {
+struct ImageRegion {
   Image image;
   Scale scale{1, 1};
   cv::Point2d origin{0, 0};
@@ -81,7 +81,7 @@ int exif_orientation(std::string_view app1);
 inline bool transposed(int orientation) { return orientation >= 5; }
 inline bool flipped_x(int o) { return o == 2 || o == 3 || o == 6 || o == 7; }
 inline bool flipped_y(int o) { return o == 3 || o == 4 || o == 7 || o == 8; }
-void turn_upright(cv::Mat& image, int orientation);
+void apply_orientation(cv::Mat& image, int orientation);
 
 // Error manager of libjpeg. Treats the warning about a premature end of file as an error, because libjpeg
 // would fill the rest of the image with grey. Errors call longjmp, so no object with a destructor may be
@@ -119,7 +119,7 @@ struct Jpeg {
 // file without its last scans, libjpeg smooths each block with blocks up to two blocks away. Second, a
 // component can be decoded at a larger scale than the others and upsampled afterwards, for example chroma at
 // a quarter of the width.
-bool only_whole(const jpeg_decompress_struct& info);
+bool needs_full_decode(const jpeg_decompress_struct& info);
 
 // Decodes the header, and the region jpeg.part if requested. Returns an error message, or "" on success. A
 // region has the same bits as in the whole image. A border around the region is decoded too and then cut off,
@@ -128,10 +128,10 @@ std::string read_jpeg(std::string_view bytes, Jpeg& jpeg);
 
 // Returns true if a PNG or JPEG contains its end marker. In a JPEG the marker must follow the last scan,
 // because the thumbnail in the EXIF data has an end marker, too.
-bool has_end(std::string_view bytes);
+bool has_end_marker(std::string_view bytes);
 
 // Decodes any format that OpenCV supports. Throws ImageError.
-Image decode_other(std::string_view bytes, const std::string& path);
+Image decode_with_opencv(std::string_view bytes, const std::string& path);
 
 }  // namespace image_detail
 
@@ -142,12 +142,12 @@ std::string read_bytes(const std::string& path, size_t limit = std::string::npos
 // result may be larger than `part`, because it consists of whole reduced pixels. expected: size of the image
 // when it was checked, or empty if unknown. Throws ImageError, also if the size differs from `expected`.
 // path: for error messages.
-Piece decode_piece(std::string_view bytes, const std::string& path, const cv::Rect& part, double scale,
-                   cv::Size expected = {});
+ImageRegion decode_region(std::string_view bytes, const std::string& path, const cv::Rect& part, double scale,
+                          cv::Size expected = {});
 
 // Decodes the whole image.
 inline Image decode_image(std::string_view bytes, const std::string& path) {
-  return decode_piece(bytes, path, {0, 0, 1 << 20, 1 << 20}, 1).image;
+  return decode_region(bytes, path, {0, 0, 1 << 20, 1 << 20}, 1).image;
 }
 
 namespace image_detail {

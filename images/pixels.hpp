@@ -102,7 +102,7 @@ struct Span {
 };
 // Returns the integers x of `in` with lo <= a * x + b < hi. Adjacent intervals [lo, hi) give adjacent spans,
 // without gap or overlap.
-inline Span solve(double a, double b, double lo, double hi, Span in) {
+inline Span span_of_interval(double a, double b, double lo, double hi, Span in) {
   if (std::abs(a) < 1e-12) return b >= lo && b < hi ? in : Span{in.from, in.from};
   const double first = a > 0 ? std::ceil((lo - b) / a) : std::floor((hi - b) / a) + 1;
   const double last = a > 0 ? std::ceil((hi - b) / a) : std::floor((lo - b) / a) + 1;
@@ -115,8 +115,8 @@ inline Span solve(double a, double b, double lo, double hi, Span in) {
 // Warps an image into `out` with bilinear interpolation. Writes the pixels of `out` whose centres
 // canvas_of_out maps into the rectangle `shown`. Both matrices map positions (pixel edges) of `out`:
 // picture_of_out to the image, canvas_of_out to the canvas on which the image lies.
-inline void draw_picture(Image& out, const Piece& piece, const cv::Matx23d& picture_of_out,
-                         const cv::Matx23d& canvas_of_out, const cv::Rect2d& shown) {
+inline void warp_image(Image& out, const ImageRegion& piece, const cv::Matx23d& picture_of_out,
+                       const cv::Matx23d& canvas_of_out, const cv::Rect2d& shown) {
   using namespace pixels_detail;
   const Image& image = piece.image;
   const cv::Matx23d &p = picture_of_out, &c = canvas_of_out;
@@ -125,8 +125,8 @@ inline void draw_picture(Image& out, const Piece& piece, const cv::Matx23d& pict
     const auto at_first = [&](const cv::Matx23d& m, int row) {
       return m(row, 0) * 0.5 + m(row, 1) * (y + 0.5) + m(row, 2);
     };
-    Span span = solve(c(0, 0), at_first(c, 0), shown.x, shown.x + shown.width, {0, out.cols});
-    span = solve(c(1, 0), at_first(c, 1), shown.y, shown.y + shown.height, span);
+    Span span = span_of_interval(c(0, 0), at_first(c, 0), shown.x, shown.x + shown.width, {0, out.cols});
+    span = span_of_interval(c(1, 0), at_first(c, 1), shown.y, shown.y + shown.height, span);
     if (span.from >= span.to) continue;
     // The origin is a multiple of a reduced pixel. Subtract it after rounding, so that a region gives the
     // same bits as the whole image.
@@ -138,8 +138,8 @@ inline void draw_picture(Image& out, const Piece& piece, const cv::Matx23d& pict
       const Position q = first.at(x, step);
       return q.x >= 0 && q.x >> 32 < image.cols - 2 && q.y >= 0 && q.y >> 32 < image.rows - 1;
     };
-    Span fast = solve(step.x * 0x1p-32, first.x * 0x1p-32, 0, image.cols - 2, span);
-    fast = solve(step.y * 0x1p-32, first.y * 0x1p-32, 0, image.rows - 1, fast);
+    Span fast = span_of_interval(step.x * 0x1p-32, first.x * 0x1p-32, 0, image.cols - 2, span);
+    fast = span_of_interval(step.y * 0x1p-32, first.y * 0x1p-32, 0, image.rows - 1, fast);
     while (fast.from < fast.to && !inside(fast.from)) ++fast.from;
     while (fast.from < fast.to && !inside(fast.to - 1)) --fast.to;
     uchar* row = out.ptr(y);
@@ -150,7 +150,7 @@ inline void draw_picture(Image& out, const Piece& piece, const cv::Matx23d& pict
 }
 
 // Replaces `image` by the rounded mean of both images, which must have the same size.
-__attribute__((optimize("O3"))) inline void mix(Image& image, const Image& other) {
+__attribute__((optimize("O3"))) inline void average_images(Image& image, const Image& other) {
   const int n = 3 * image.cols;
   for (int y = 0; y < image.rows; ++y) {
     uchar* a = image.ptr(y);
@@ -165,7 +165,7 @@ __attribute__((optimize("O3"))) inline void mix(Image& image, const Image& other
 __attribute__((target_clones("avx2", "default"), optimize("O3,no-trapping-math")))
 #endif
 inline void
-jitter(uchar* pixels, int64_t count, float hue, float saturation, float value) {
+hsv_jitter(uchar* pixels, int64_t count, float hue, float saturation, float value) {
   constexpr int kStrip = 64;  // a constant length lets the compiler vectorise the loops
   float b[kStrip], g[kStrip], r[kStrip];
   uchar strip[3 * kStrip] = {};

@@ -36,7 +36,7 @@ using torch::Tensor;
 
 // Returns the number of rows per work item, which fits into the cache of a core. Sums are computed per work
 // item and then added in order, so that the result does not depend on the number of threads, bit for bit.
-inline int64_t piece_rows(int64_t channels) { return std::max<int64_t>(16, 16384 / channels); }
+inline int64_t rows_per_work_item(int64_t channels) { return std::max<int64_t>(16, 16384 / channels); }
 
 // Returns e^x with an error of about 1 ulp. Written without calls, so that the compiler can vectorise it: 2^n
 // times a polynomial on -ln2/2..ln2/2 (coefficients of Cephes). x is clamped to the range in which float32
@@ -114,7 +114,7 @@ YOLOX_SIMD static inline void backward_rows(const float* __restrict x, float* __
 // Calls rows(first, count) for each work item of `total` rows, in parallel.
 template <class Rows>
 void for_rows(int64_t total, int64_t channels, const Rows& rows) {
-  const int64_t size = piece_rows(channels);
+  const int64_t size = rows_per_work_item(channels);
   at::parallel_for(0, (total + size - 1) / size, 1, [&](int64_t begin, int64_t end) {
     for (int64_t piece = begin; piece < end; ++piece)
       rows(piece * size, std::min(size, total - piece * size));
@@ -126,7 +126,7 @@ void for_rows(int64_t total, int64_t channels, const Rows& rows) {
 // the first layer, where the sums nearly cancel.
 template <class Rows>
 std::vector<double> sum_rows(int64_t total, int64_t channels, const Rows& rows) {
-  const int64_t size = piece_rows(channels), width = 2 * channels, few = 32;
+  const int64_t size = rows_per_work_item(channels), width = 2 * channels, few = 32;
   std::vector<double> pieces((total + size - 1) / size * width, 0.0), sums(width, 0.0);
   for_rows(total, channels, [&](int64_t first, int64_t count) {
     double* piece = pieces.data() + first / size * width;
@@ -143,8 +143,8 @@ std::vector<double> sum_rows(int64_t total, int64_t channels, const Rows& rows) 
 }
 
 // Replaces means, biased variances and count of this rank by those over all ranks.
-inline void sum_moments(std::vector<double>& means, std::vector<double>& variances, double& count,
-                        const AllReducePtr& over) {
+inline void merge_moments(std::vector<double>& means, std::vector<double>& variances, double& count,
+                          const AllReducePtr& over) {
   const size_t channels = means.size();
   const Tensor sums = torch::empty({int64_t(2 * channels + 1)}, torch::kDouble);
   double* s = sums.data_ptr<double>();
@@ -153,7 +153,7 @@ inline void sum_moments(std::vector<double>& means, std::vector<double>& varianc
     s[channels + c] = count * (variances[c] + means[c] * means[c]);
   }
   s[2 * channels] = count;
-  const auto all = sync_bn_detail::moments_of_all(sums, over);
+  const auto all = sync_bn_detail::all_reduce_moments(sums, over);
   count = all.count.item<double>();
   std::copy_n(all.mean.data_ptr<double>(), channels, means.begin());
   std::copy_n(all.variance.data_ptr<double>(), channels, variances.begin());
@@ -183,7 +183,7 @@ inline std::tuple<Tensor, double> statistics(const Tensor& x, const Tensor& weig
     variances[c] = std::max(0.0, sums[channels + c] / rows - d * d);
   }
   double count = double(rows);
-  if (over) sum_moments(means, variances, count, *over);
+  if (over) merge_moments(means, variances, count, *over);
   const Tensor saved = torch::empty({4, channels}, x.options());
   float *mean = saved.data_ptr<float>(), *inverse = mean + channels, *scale = inverse + channels,
         *offset = scale + channels;

@@ -46,7 +46,7 @@ struct Moments {
 
 // All-reduces the sums and returns the moments. sums: [2 C + 1] float64, over this rank: the sums per channel
 // of values and of squares, then the number of values per channel.
-inline Moments moments_of_all(Tensor sums, const AllReducePtr& over) {
+inline Moments all_reduce_moments(Tensor sums, const AllReducePtr& over) {
   all_reduce_once(sums, over);
   const int64_t channels = sums.size(0) / 2;
   const Tensor count = sums.slice(0, 2 * channels);
@@ -55,8 +55,8 @@ inline Moments moments_of_all(Tensor sums, const AllReducePtr& over) {
 }
 
 // Updates the running statistics in place.
-inline void move_running(const Tensor& running_mean, const Tensor& running_var, const Moments& m,
-                         double momentum) {
+inline void update_running_statistics(const Tensor& running_mean, const Tensor& running_var, const Moments& m,
+                                      double momentum) {
   const Tensor unbiased = m.count / (m.count - 1).clamp_min(1);
   running_mean.mul_(1 - momentum).add_(m.mean.to(running_mean.scalar_type()), momentum);
   running_var.mul_(1 - momentum).add_((m.variance * unbiased).to(running_var.scalar_type()), momentum);
@@ -88,8 +88,8 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
       }
       sums.copy_(torch::cat({mean * values, mean_square * values, torch::full({1}, values, sums.options())}));
     }
-    const Moments m = moments_of_all(sums, over);
-    move_running(running_mean, running_var, m, momentum);
+    const Moments m = all_reduce_moments(sums, over);
+    update_running_statistics(running_mean, running_var, m, momentum);
     const Tensor mean = m.mean.to(weight.scalar_type()),
                  inverse = (m.variance + eps).rsqrt().to(weight.scalar_type());
     ctx->save_for_backward({x, weight, mean, inverse, m.count});

@@ -41,7 +41,7 @@ void match_picture(const EvalGroundTruth* gts, size_t gt_count, const EvalDetect
     for (size_t d = 0; d < det_count; ++d) {
       const bool outside = !in_area(dets[d].box->w * dets[d].box->h, area);
       if (first[d] == first[d + 1]) {  // fast path: most detections overlap no ground truth
-        results[d].not_counted[area] = outside ? all_thresholds : 0;
+        results[d].ignored[area] = outside ? all_thresholds : 0;
         continue;
       }
       for (int t = 0; t < eval_thresholds; ++t) {
@@ -61,8 +61,8 @@ void match_picture(const EvalGroundTruth* gts, size_t gt_count, const EvalDetect
         }
         if (best) used[best->gt] |= bit;
         const bool found = best && gts[best->gt].box->id != 0;
-        if (found) results[d].found[area] |= bit;
-        if (best_ignored || (!found && outside)) results[d].not_counted[area] |= bit;
+        if (found) results[d].matched[area] |= bit;
+        if (best_ignored || (!found && outside)) results[d].ignored[area] |= bit;
       }
     }
   }
@@ -83,8 +83,8 @@ void accumulate(const std::vector<ScoredDetection>& dets, const std::array<int64
       std::array<int64_t, 3> found = {};
       double wrong = 0;
       for (const ScoredDetection& d : dets) {
-        if (d.not_counted[area] >> t & 1) continue;
-        if (d.found[area] >> t & 1) {
+        if (d.ignored[area] >> t & 1) continue;
+        if (d.matched[area] >> t & 1) {
           for (size_t m = 0; m < found.size(); ++m) found[m] += d.rank < eval_max_detections[m];
           const double right = static_cast<double>(precision.size() + 1);
           precision.push_back(right / (right + wrong + 0x1p-52));  // 2^-52 is numpy.spacing(1)
@@ -104,7 +104,7 @@ void accumulate(const std::vector<ScoredDetection>& dets, const std::array<int64
   }
 }
 
-double mean_of(const CocoMetric& metric, const ClassResult* begin, const ClassResult* end) {
+double mean_metric(const CocoMetric& metric, const ClassResult* begin, const ClassResult* end) {
   double sum = 0;
   int64_t count = 0;
   const auto add = [&](double value) {
@@ -155,10 +155,10 @@ void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection
   std::stable_sort(scored.begin(), scored.end(),
                    [](const auto& a, const auto& b) { return a.score > b.score; });
   accumulate(scored, gt_counts, result);
-  result.AP = mean_of(coco_metrics[0], &result, &result + 1);
-  result.AP50 = mean_of(coco_metrics[1], &result, &result + 1);
-  result.AP75 = mean_of(coco_metrics[2], &result, &result + 1);
-  result.AR100 = mean_of(coco_metrics[8], &result, &result + 1);
+  result.AP = mean_metric(coco_metrics[0], &result, &result + 1);
+  result.AP50 = mean_metric(coco_metrics[1], &result, &result + 1);
+  result.AP75 = mean_metric(coco_metrics[2], &result, &result + 1);
+  result.AR100 = mean_metric(coco_metrics[8], &result, &result + 1);
 }
 
 EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detections, int threads) {
@@ -214,7 +214,7 @@ EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detect
 
   const ClassResult* first = result.per_class.data();
   for (const CocoMetric& metric : coco_metrics)
-    result.*metric.value = mean_of(metric, first, first + classes.size());
+    result.*metric.value = mean_metric(metric, first, first + classes.size());
   return result;
 }
 

@@ -75,11 +75,11 @@ constexpr const char* eval_area_names[] = {"all", "small", "medium", "large"};
 // Match result of a detection. In each mask, bit t is the result at IoU threshold t.
 struct ScoredDetection {
   double score;
-  int rank;                                // rank by score in its image and class; 0 is the best
-  std::array<uint16_t, eval_areas> found;  // true positive: matched to a ground truth
+  int rank;                                  // rank by score in its image and class; 0 is the best
+  std::array<uint16_t, eval_areas> matched;  // true positive: matched to a ground truth
   // Neither true nor false positive: matched to an ignored ground truth, or unmatched with an area out of
   // range.
-  std::array<uint16_t, eval_areas> not_counted;
+  std::array<uint16_t, eval_areas> ignored;
 };
 
 struct EvalGroundTruth {
@@ -111,7 +111,7 @@ void accumulate(const std::vector<ScoredDetection>& dets, const std::array<int64
 
 // Returns the mean of a metric over the classes [begin, end) that have ground truth in its area range, or -1
 // if none has.
-double mean_of(const CocoMetric& metric, const ClassResult* begin, const ClassResult* end);
+double mean_metric(const CocoMetric& metric, const ClassResult* begin, const ClassResult* end);
 
 // Evaluates one class. Sorts its ground truths and detections.
 void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection>& dets, ClassResult& result);

@@ -18,14 +18,14 @@ std::vector<ImageBoxes> boxes_by_image(const CocoDataset& truth, const std::vect
   };
   for (const auto& a : truth.annotations) put(a, &ImageBoxes::truths);
   for (const auto& d : detections) put(d, &ImageBoxes::found);
-  in_threads(int64_t(images.size()), [&](int64_t i) {
+  parallel_for(int64_t(images.size()), [&](int64_t i) {
     std::stable_sort(images[i].found.begin(), images[i].found.end(),
                      [](const auto& a, const auto& b) { return a.box->score > b.box->score; });
   });
   return images;
 }
 
-std::vector<double> precision_envelope(const Hits& hits) {
+std::vector<double> precision_envelope(const RankedMatches& hits) {
   std::vector<double> precision;
   for (size_t i = 0; i < hits.right.size(); ++i)
     if (hits.right[i]) precision.push_back(double(precision.size() + 1) / double(i + 1));
@@ -33,7 +33,7 @@ std::vector<double> precision_envelope(const Hits& hits) {
   return precision;
 }
 
-double ap_at_points(const Hits& hits, int points) {
+double ap_at_points(const RankedMatches& hits, int points) {
   const auto precision = precision_envelope(hits);
   double sum = 0;
   size_t i = 0;  // the first true positive at which recall (i + 1) / truths reaches r / (points - 1)
@@ -44,14 +44,14 @@ double ap_at_points(const Hits& hits, int points) {
   return sum / points;
 }
 
-double ap_area(const Hits& hits) {
+double ap_area(const RankedMatches& hits) {
   double sum = 0;
   for (const double p : precision_envelope(hits)) sum += p;
   return sum / double(hits.truths);
 }
 
-JudgedImage judge(const ImageBoxes& image) {
-  JudgedImage out;
+ClassifiedImage classify_errors(const ImageBoxes& image) {
+  ClassifiedImage out;
   out.id = image.id;
   for (const auto& t : image.truths)
     out.truths.push_back({t.box, t.cls, -1, !t.box->crowd && in_area(t.box->area, area_all), false});
@@ -59,9 +59,9 @@ JudgedImage judge(const ImageBoxes& image) {
   std::vector<char> taken(out.truths.size(), 0);
   for (const auto& [box, cls] : image.found) {
     if (++of_class[cls] > eval_max_detections[2]) continue;
-    JudgedBox d{box->x, box->y, box->w, box->h, cls, box->score, kBackground};
+    ClassifiedBox d{box->x, box->y, box->w, box->h, cls, box->score, kBackground};
     int match = -1;
-    double match_iou = insight_iou, same = 0, other = 0;
+    double match_iou = match_iou, same = 0, other = 0;
     int same_truth = -1, other_truth = -1;
     for (const bool counts : {true, false}) {
       if (match >= 0) break;
@@ -87,52 +87,52 @@ JudgedImage judge(const ImageBoxes& image) {
     }
     if (match >= 0) taken[match] = 1;
     if (match >= 0 && !out.truths[match].counts) {
-      d.verdict = kNotCounted;
+      d.kind = kIgnored;
     } else if (match >= 0 && out.truths[match].box->id != 0) {
-      d.verdict = kRight;
+      d.kind = kTruePositive;
       d.truth = match;
       out.truths[match].found_by = int(out.found.size());
     } else if (!in_area(box->w * box->h, area_all)) {
-      d.verdict = kNotCounted;
-    } else if (same >= insight_near && same < insight_iou) {
-      d.verdict = kMisplaced;
+      d.kind = kIgnored;
+    } else if (same >= background_iou && same < match_iou) {
+      d.kind = kLocalisation;
       d.truth = same_truth;
-    } else if (other >= insight_iou) {
-      d.verdict = kWrongClass;
+    } else if (other >= match_iou) {
+      d.kind = kWrongClass;
       d.truth = other_truth;
-    } else if (same >= insight_iou) {
-      d.verdict = kDuplicate;
-    } else if (other >= insight_near) {
-      d.verdict = kBothWrong;
+    } else if (same >= match_iou) {
+      d.kind = kDuplicate;
+    } else if (other >= background_iou) {
+      d.kind = kBoth;
     }
     out.found.push_back(d);
   }
   for (auto& truth : out.truths) truth.missed = truth.counts && truth.found_by < 0;
   for (auto& d : out.found) {  // the highest-scoring correctable detection gets the missed ground truth
-    if (d.verdict != kMisplaced && d.verdict != kWrongClass) continue;
-    d.mends = std::exchange(out.truths[d.truth].missed, false);
+    if (d.kind != kLocalisation && d.kind != kWrongClass) continue;
+    d.fixes_truth = std::exchange(out.truths[d.truth].missed, false);
   }
   return out;
 }
 
-namespace insight_detail {
+namespace error_detail {
 
-double ap_without(const std::vector<Entry>& entries, int64_t truths, Verdict kind) {
-  Hits hits{{}, truths};
+double ap_after_fixing(const std::vector<Entry>& entries, int64_t truths, ErrorKind kind) {
+  RankedMatches hits{{}, truths};
   for (const Entry& e : entries) {
-    if (e.foreign ? kind == kWrongClass : kind == kMisplaced && e.verdict == kind && e.mends)
+    if (e.corrected_class ? kind == kWrongClass : kind == kLocalisation && e.verdict == kind && e.fixes_truth)
       hits.right.push_back(true);
-    else if (!e.foreign && e.verdict != kNotCounted && (e.verdict == kRight || e.verdict != kind))
-      hits.right.push_back(e.verdict == kRight);
+    else if (!e.corrected_class && e.verdict != kIgnored && (e.verdict == kTruePositive || e.verdict != kind))
+      hits.right.push_back(e.verdict == kTruePositive);
   }
   return ap_at_points(hits, eval_recalls);
 }
 
-void confuse(const JudgedImage& image, double score, int classes,
-             std::map<std::pair<int, int>, int64_t>& counts) {
+void add_to_confusion_matrix(const ClassifiedImage& image, double score, int classes,
+                             std::map<std::pair<int, int>, int64_t>& counts) {
   std::vector<char> free_truth, free_found;
   for (const auto& d : image.found)
-    if (d.score >= score) free_found.push_back(d.verdict != kRight && d.verdict != kNotCounted);
+    if (d.score >= score) free_found.push_back(d.kind != kTruePositive && d.kind != kIgnored);
   for (const auto& t : image.truths) {
     const bool found = t.found_by >= 0 && t.found_by < int(free_found.size());
     free_truth.push_back(t.counts && !found);
@@ -144,7 +144,7 @@ void confuse(const JudgedImage& image, double score, int classes,
     for (size_t t = 0; t < free_truth.size() && free_found[d]; ++t) {
       if (!free_truth[t]) continue;
       const double iou = coco_iou({0, 0, box.x, box.y, box.w, box.h, 0}, *image.truths[t].box);
-      if (iou >= insight_iou) pairs.emplace_back(-iou, t, d);
+      if (iou >= match_iou) pairs.emplace_back(-iou, t, d);
     }
   }
   std::sort(pairs.begin(), pairs.end());
@@ -159,12 +159,12 @@ void confuse(const JudgedImage& image, double score, int classes,
     if (free_found[d]) ++counts[{classes, image.found[d].cls}];
 }
 
-ImageInsight errors_of(const JudgedImage& image, double score) {
-  ImageInsight out;
+ImageErrors image_errors(const ClassifiedImage& image, double score) {
+  ImageErrors out;
   out.id = image.id;
   for (const auto& d : image.found) {
     if (d.score < score) break;
-    if (d.verdict < error_kinds) out.cost += d.score;
+    if (d.kind < error_kinds) out.cost += d.score;
     out.boxes.push_back(d);
   }
   const int found = int(out.boxes.size());
@@ -176,26 +176,26 @@ ImageInsight errors_of(const JudgedImage& image, double score) {
   return out;
 }
 
-}  // namespace insight_detail
+}  // namespace error_detail
 
-Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& detections) {
-  using namespace insight_detail;
+ErrorAnalysis analyse_errors(const CocoDataset& truth, const std::vector<Detection>& detections) {
+  using namespace error_detail;
   const int classes = int(truth.categories.size());
-  std::vector<JudgedImage> images(truth.images.size());
+  std::vector<ClassifiedImage> images(truth.images.size());
   {
     const auto boxes = boxes_by_image(truth, detections);
-    in_threads(int64_t(images.size()), [&](int64_t i) { images[i] = judge(boxes[i]); });
+    parallel_for(int64_t(images.size()), [&](int64_t i) { images[i] = classify_errors(boxes[i]); });
   }
-  Insight out;
+  ErrorAnalysis out;
   out.classes.resize(classes);
   std::vector<std::vector<Entry>> entries(classes);
   std::vector<int64_t> missed(classes);
-  for (const JudgedImage& image : images) {
+  for (const ClassifiedImage& image : images) {
     for (const auto& d : image.found) {
-      entries[d.cls].push_back({d.score, d.verdict, d.mends, false});
-      if (d.verdict == kWrongClass && d.mends)
-        entries[image.truths[d.truth].cls].push_back({d.score, d.verdict, true, true});
-      if (d.verdict < error_kinds) ++out.count[d.verdict];
+      entries[d.cls].push_back({d.score, d.kind, d.fixes_truth, false});
+      if (d.kind == kWrongClass && d.fixes_truth)
+        entries[image.truths[d.truth].cls].push_back({d.score, d.kind, true, true});
+      if (d.kind < error_kinds) ++out.count[d.kind];
     }
     for (const auto& t : image.truths) {
       out.classes[t.cls].truths += t.counts;
@@ -208,7 +208,7 @@ Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& det
   constexpr int kinds = error_kinds + 1;  // the last one corrects nothing
   std::vector<std::array<double, kinds>> ap(classes);
   std::vector<std::array<std::array<double, score_steps>, 3>> by_score(classes);  // precision, recall, F1
-  in_threads(classes, [&](int64_t c) {
+  parallel_for(classes, [&](int64_t c) {
     auto& list = entries[c];
     std::stable_sort(list.begin(), list.end(),
                      [](const auto& a, const auto& b) { return a.score > b.score; });
@@ -219,14 +219,14 @@ Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& det
     for (int k = 0; k < kinds; ++k) {
       const int64_t left = k == kMissed ? truths - missed[c] : truths;
       // If all objects of the class were missed, none is left, and the class has no AP, as in COCO.
-      if (left > 0) ap[c][k] = ap_without(list, left, k == error_kinds ? kRight : Verdict(k));
+      if (left > 0) ap[c][k] = ap_after_fixing(list, left, k == error_kinds ? kTruePositive : ErrorKind(k));
     }
     size_t i = 0;
     double right = 0, all = 0;
     for (int s = score_steps; s-- > 0;) {
       for (; i < list.size() && list[i].score >= score_of_step(s); ++i) {
-        if (list[i].foreign || list[i].verdict == kNotCounted) continue;
-        right += list[i].verdict == kRight;
+        if (list[i].corrected_class || list[i].verdict == kIgnored) continue;
+        right += list[i].verdict == kTruePositive;
         ++all;
       }
       if (all > 0) by_score[c][0][s] = right / all;
@@ -261,7 +261,7 @@ Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& det
   working = (working + until) / 2;
   out.working_score = score_of_step(working);
   for (int c = 0; c < classes; ++c) {
-    ClassInsight& of_class = out.classes[c];
+    ClassErrors& of_class = out.classes[c];
     of_class.name = truth.categories[c].name;
     of_class.precision = by_score[c][0][working];
     of_class.recall = by_score[c][1][working];
@@ -273,9 +273,9 @@ Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& det
   const auto worse = [](const auto& a, const auto& b) {
     return a.cost != b.cost ? a.cost > b.cost : a.id < b.id;
   };
-  for (const JudgedImage& image : images) {
-    confuse(image, out.working_score, classes, out.confusion);
-    ImageInsight errors = errors_of(image, out.working_score);
+  for (const ClassifiedImage& image : images) {
+    add_to_confusion_matrix(image, out.working_score, classes, out.confusion);
+    ImageErrors errors = image_errors(image, out.working_score);
     if (errors.cost == 0) continue;
     out.worst.insert(std::upper_bound(out.worst.begin(), out.worst.end(), errors, worse), std::move(errors));
     if (out.worst.size() > most) out.worst.pop_back();
@@ -305,7 +305,7 @@ VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detecti
           match = t;
         }
       }
-      const bool near = best >= insight_iou;
+      const bool near = best >= match_iou;
       if (near && image.truths[match].box->crowd) continue;
       found[cls].emplace_back(d->score, near && !std::exchange(taken[match], 1));
     }
@@ -317,7 +317,7 @@ VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detecti
     if (truths[c] == 0) continue;
     std::stable_sort(found[c].begin(), found[c].end(),
                      [](const auto& a, const auto& b) { return a.first > b.first; });
-    Hits hits{{}, truths[c]};
+    RankedMatches hits{{}, truths[c]};
     for (const auto& [_, right] : found[c]) hits.right.push_back(right);
     VocResult::Class& of_class = out.per_class.back();
     of_class.AP11 = ap_at_points(hits, 11);
@@ -333,12 +333,12 @@ VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detecti
   return out;
 }
 
-void print_insight(std::ostream& out, const Insight& insight) {
+void print_error_analysis(std::ostream& out, const ErrorAnalysis& insight) {
   if (insight.AP50 < 0) return;
   char text[160];
   out << "\nAP50 points that errors of a kind cost:\n ";
   for (int k = 0; k < error_kinds; ++k) {
-    std::snprintf(text, sizeof text, " %s %.1f", verdict_names[k], 100 * insight.cost[k]);
+    std::snprintf(text, sizeof text, " %s %.1f", error_kind_names[k], 100 * insight.cost[k]);
     out << text;
   }
   const int s = int(insight.working_score * 100 + 0.5);
@@ -367,7 +367,7 @@ void print_voc(std::ostream& out, const VocResult& voc) {
   row("mean", voc.AP, voc.AP11);
 }
 
-void write_insight(JsonWriter& writer, const Insight& insight) {
+void write_error_analysis(JsonWriter& writer, const ErrorAnalysis& insight) {
   const int classes = int(insight.classes.size());
   const auto numbers = [&](const char* key, const auto& values) {
     writer.Key(key);
@@ -382,7 +382,7 @@ void write_insight(JsonWriter& writer, const Insight& insight) {
   writer.Key("errors");
   writer.StartObject();
   for (int k = 0; k < error_kinds; ++k) {
-    writer.Key(verdict_names[k]);
+    writer.Key(error_kind_names[k]);
     writer.StartObject();
     write_field(writer, "AP50", insight.cost[k]);
     write_field(writer, "count", insight.count[k]);
@@ -393,7 +393,7 @@ void write_insight(JsonWriter& writer, const Insight& insight) {
   numbers("recall_by_score", insight.recall);
   numbers("F1_by_score", insight.f1);
   writer.Key("per_class");
-  write_list(writer, insight.classes, [&](const ClassInsight& c) {
+  write_list(writer, insight.classes, [&](const ClassErrors& c) {
     write_field(writer, "name", c.name);
     write_field(writer, "precision", c.precision);
     write_field(writer, "recall", c.recall);
@@ -407,7 +407,7 @@ void write_insight(JsonWriter& writer, const Insight& insight) {
     write_field(writer, "count", entry.second);
   });
   writer.Key("worst_images");
-  write_list(writer, insight.worst, [&](const ImageInsight& image) {
+  write_list(writer, insight.worst, [&](const ImageErrors& image) {
     write_field(writer, "image_id", image.id);
     write_field(writer, "cost", image.cost);
   });

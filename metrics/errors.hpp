@@ -19,20 +19,20 @@
 namespace yolox {
 
 // Result of a detection, or of a ground truth (kMissed). The first six are the error types of TIDE.
-enum Verdict {
-  kWrongClass,  // IoU >= 0.5 with an object of another class
-  kMisplaced,   // localisation error: 0.1 <= IoU < 0.5 with an object of the same class
-  kBothWrong,   // 0.1 <= IoU < 0.5 with an object of another class
-  kDuplicate,   // IoU >= 0.5 with an object of the same class that a higher-scoring detection matched
-  kBackground,  // IoU < 0.1 with all objects
-  kMissed,      // an object without detection, also after correcting class and localisation errors
-  kRight,       // true positive
-  kNotCounted,  // matched to a crowd or a difficult object: neither true nor false positive
+enum ErrorKind {
+  kWrongClass,    // IoU >= 0.5 with an object of another class
+  kLocalisation,  // localisation error: 0.1 <= IoU < 0.5 with an object of the same class
+  kBoth,          // 0.1 <= IoU < 0.5 with an object of another class
+  kDuplicate,     // IoU >= 0.5 with an object of the same class that a higher-scoring detection matched
+  kBackground,    // IoU < 0.1 with all objects
+  kMissed,        // an object without detection, also after correcting class and localisation errors
+  kTruePositive,  // true positive
+  kIgnored,       // matched to a crowd or a difficult object: neither true nor false positive
 };
 constexpr int error_kinds = 6;
-constexpr const char* verdict_names[] = {"class",      "localisation", "both",  "duplicate",
-                                         "background", "missed",       "right", "not counted"};
-constexpr double insight_iou = 0.5, insight_near = 0.1;
+constexpr const char* error_kind_names[] = {"class",      "localisation", "both",  "duplicate",
+                                            "background", "missed",       "right", "not counted"};
+constexpr double match_iou = 0.5, background_iou = 0.1;
 
 // ---- boxes by image
 
@@ -58,38 +58,38 @@ std::vector<ImageBoxes> boxes_by_image(const CocoDataset& truth, const std::vect
 // ---- average precision
 
 // Detections of one class by descending score, and the number of ground truths, which must be above 0.
-struct Hits {
+struct RankedMatches {
   std::vector<char> right;  // 1 for a true positive, 0 for a false positive
   int64_t truths = 0;
 };
 
 // Returns, for each true positive, the maximum precision at its recall or any higher recall.
-std::vector<double> precision_envelope(const Hits& hits);
+std::vector<double> precision_envelope(const RankedMatches& hits);
 
 // Returns the mean precision at `points` equidistant recalls 0..1. COCO uses 101 points, VOC until 2009 11
 // points.
-double ap_at_points(const Hits& hits, int points);
+double ap_at_points(const RankedMatches& hits, int points);
 
 // Returns the area under the precision-recall curve: VOC AP since 2010.
-double ap_area(const Hits& hits);
+double ap_area(const RankedMatches& hits);
 
 // ---- result of each box
 
-struct JudgedBox {
+struct ClassifiedBox {
   double x, y, w, h;  // pixels of the image
   int cls;
   double score;  // 1 for a ground truth
-  Verdict verdict;
+  ErrorKind kind;
   // Index of a ground truth of the image: the matched one if the detection is right, or the one that the
   // detection would match after its class or localisation error is corrected. -1 for any other verdict.
   int truth = -1;
   // True if no detection matches that ground truth, and this is the highest-scoring one that would after
   // correction.
-  bool mends = false;
+  bool fixes_truth = false;
 };
-struct JudgedImage {
+struct ClassifiedImage {
   int64_t id = 0;
-  std::vector<JudgedBox> found;  // detections by descending score; at most 100 per class, as in COCO AP
+  std::vector<ClassifiedBox> found;  // detections by descending score; at most 100 per class, as in COCO AP
   struct Truth {
     const CocoAnnotation* box;
     int cls;
@@ -102,7 +102,7 @@ struct JudgedImage {
 
 // Classifies all boxes of an image. Matching is that of COCO AP (match_picture()), so that a true positive
 // here is a true positive there.
-JudgedImage judge(const ImageBoxes& image);
+ClassifiedImage classify_errors(const ImageBoxes& image);
 
 // ---- error analysis of a data set
 
@@ -112,7 +112,7 @@ constexpr int score_steps = 101;  // score thresholds 0, 0.01, ..., 1
 inline double score_of_step(int step) { return step / 100.0; }
 
 // Results of one class at the score threshold Insight::working_score; -1 if undefined.
-struct ClassInsight {
+struct ClassErrors {
   std::string name;
   int64_t truths = 0;  // number of ground truths
   double precision = -1, recall = -1, f1 = -1;
@@ -120,15 +120,15 @@ struct ClassInsight {
 
 // An image with errors. `boxes` are the detections at the score threshold Insight::working_score, then the
 // ground truths that none of these detections matches (kMissed).
-struct ImageInsight {
+struct ImageErrors {
   int64_t id = 0;
   double cost = 0;  // number of missed objects plus the sum of the scores of the wrong detections
-  std::vector<JudgedBox> boxes;
+  std::vector<ClassifiedBox> boxes;
 };
 
 // Error analysis of a data set. A value is -1 if it is undefined: without ground truth, or a precision
 // without detections.
-struct Insight {
+struct ErrorAnalysis {
   double AP50 = -1;  // equals EvalResult::AP50
   // By score threshold: means over the classes with ground truth.
   std::array<double, score_steps> precision{}, recall{}, f1{};
@@ -136,41 +136,41 @@ struct Insight {
   std::array<double, error_kinds>
       cost{};  // increase of AP50 (0..1) if only the errors of this kind are corrected
   std::array<int64_t, error_kinds> count{};  // number of errors at any score
-  std::vector<ClassInsight> classes;
+  std::vector<ClassErrors> classes;
   // Confusion matrix at the score threshold working_score: {class of the ground truth, class of the
   // detection} -> count. The number of classes stands for background (first) and for a missed object
   // (second).
   std::map<std::pair<int, int>, int64_t> confusion;
-  std::vector<ImageInsight> worst;  // at most 25 images with errors, by descending cost
+  std::vector<ImageErrors> worst;  // at most 25 images with errors, by descending cost
 };
 
-namespace insight_detail {
+namespace error_detail {
 
 // A detection in the list of its own class. With `foreign`: a copy in the list of the class that would be
 // right.
 struct Entry {
   double score;
-  Verdict verdict;
-  bool mends, foreign;
+  ErrorKind verdict;
+  bool fixes_truth, corrected_class;
 };
 
 // Returns the AP of one class at IoU 0.5 after correcting all errors of one kind. An error becomes a true
-// positive if it then matches a free ground truth; otherwise it is removed. kRight: corrects nothing.
-double ap_without(const std::vector<Entry>& entries, int64_t truths, Verdict kind);
+// positive if it then matches a free ground truth; otherwise it is removed. kTruePositive: corrects nothing.
+double ap_after_fixing(const std::vector<Entry>& entries, int64_t truths, ErrorKind kind);
 
 // Adds an image to the confusion matrix at a score threshold. Counts the true positives, then pairs the
 // remaining ground truths and detections of any class by descending IoU.
-void confuse(const JudgedImage& image, double score, int classes,
-             std::map<std::pair<int, int>, int64_t>& counts);
+void add_to_confusion_matrix(const ClassifiedImage& image, double score, int classes,
+                             std::map<std::pair<int, int>, int64_t>& counts);
 
 // Returns the errors of an image at a score threshold.
-ImageInsight errors_of(const JudgedImage& image, double score);
+ImageErrors image_errors(const ClassifiedImage& image, double score);
 
-}  // namespace insight_detail
+}  // namespace error_detail
 
 // Analyses detections. `truth` must be sorted as for coco_eval() and contain only the images that were
 // evaluated.
-Insight find_insight(const CocoDataset& truth, const std::vector<Detection>& detections);
+ErrorAnalysis analyse_errors(const CocoDataset& truth, const std::vector<Detection>& detections);
 
 // ---- Pascal VOC AP
 
@@ -191,12 +191,12 @@ VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detecti
 
 // ---- output as text and JSON
 
-void print_insight(std::ostream& out, const Insight& insight);
+void print_error_analysis(std::ostream& out, const ErrorAnalysis& insight);
 
 void print_voc(std::ostream& out, const VocResult& voc);
 
 // Writes the field "insight": {...}.
-void write_insight(JsonWriter& writer, const Insight& insight);
+void write_error_analysis(JsonWriter& writer, const ErrorAnalysis& insight);
 
 // Writes the field "voc": {...}.
 void write_voc(JsonWriter& writer, const VocResult& voc);

@@ -21,7 +21,7 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-std::string shortened(const std::string& text, size_t most) {
+std::string truncated_text(const std::string& text, size_t most) {
   size_t at = 0, count = 0;
   while (at < text.size() && count < most) {
     do ++at;
@@ -148,7 +148,7 @@ std::string chart_html(const Chart& chart) {
   return html + "</div>";
 }
 
-std::string settings_html(const std::vector<std::pair<std::string, std::string>>& settings) {
+std::string settings_section(const std::vector<std::pair<std::string, std::string>>& settings) {
   std::string html = "<section id='settings'><h2>Settings</h2><div class='card'><dl>";
   for (const auto& [name, value] : settings)
     if (!value.empty()) html += "<div><dt>" + escaped(name) + "</dt><dd>" + escaped(value) + "</dd></div>";

@@ -23,12 +23,12 @@ namespace yolox {
 std::string escaped(const std::string& text);
 
 // Returns the first `most` characters of UTF-8 text, followed by "…" if the text is longer.
-std::string shortened(const std::string& text, size_t most);
+std::string truncated_text(const std::string& text, size_t most);
 
 // Formats one number with a printf format.
 std::string formatted(const char* format, double value);
 // Formats a metric in 0..1. A negative value means undefined and becomes a dash.
-inline std::string share(double value) { return value < 0 ? "–" : formatted("%.3f", value); }
+inline std::string metric_text(double value) { return value < 0 ? "–" : formatted("%.3f", value); }
 
 // Formats a number for an axis: 20k, 1.5e-4, 0.25.
 std::string axis_number(double value);
@@ -69,7 +69,7 @@ inline std::string tile(const std::string& value, const std::string& name) {
   return "<div class='tile'><b>" + escaped(value) + "</b><span>" + escaped(name) + "</span></div>";
 }
 
-std::string settings_html(const std::vector<std::pair<std::string, std::string>>& settings);
+std::string settings_section(const std::vector<std::pair<std::string, std::string>>& settings);
 
 // Returns the whole page. about: text below the title. body: HTML sections. The CSS colours --o0 .. --o6
 // belong to the values of Verdict (errors.hpp) and must be visible on photos.

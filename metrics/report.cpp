@@ -2,11 +2,11 @@
 
 namespace yolox {
 
-std::string errors_html(const Insight& insight) {
+std::string errors_html(const ErrorAnalysis& insight) {
   std::string html = "<div class='card' id='errors'><h3>What the errors cost</h3><table class='bars'>";
   const double most = std::max(1e-9, *std::max_element(insight.cost.begin(), insight.cost.end()));
   for (int k = 0; k < error_kinds; ++k)
-    html += concat("<tr><th>", verdict_names[k], "<small>", verdict_meanings[k],
+    html += concat("<tr><th>", error_kind_names[k], "<small>", error_kind_descriptions[k],
                    "</small></th><td><i style='width:", formatted("%.1f", 100 * insight.cost[k] / most),
                    "%;background:var(--o", k, ")'></i></td><td class='n'>",
                    formatted("%.1f", 100 * insight.cost[k]), "</td></tr>");
@@ -30,7 +30,7 @@ std::string sizes_html(const EvalResult& result, const CocoDataset& truth) {
         "<tr><th>", eval_area_names[area], "<small>", extents[area], counts[area],
         " objects</small></th><td><i style='width:", formatted("%.1f", 100 * std::max(0.0, ar[area])),
         "%;background:var(--faint)'></i><i style='width:", formatted("%.1f", 100 * std::max(0.0, ap[area])),
-        "%;background:var(--c0)'></i></td><td class='n'>", share(ap[area]), "</td></tr>");
+        "%;background:var(--c0)'></i></td><td class='n'>", metric_text(ap[area]), "</td></tr>");
   return html +
          "</table><p class='note'>Areas in square pixels of the picture. Pale: AR, the recall with 100 "
          "detections a picture.</p></div>";
@@ -66,7 +66,7 @@ std::string precision_recall_html(const EvalResult& result) {
                      concat("Means over classes", thin ? "; thin: each class at IoU 0.5." : ".")});
 }
 
-std::string f1_html(const Insight& insight) {
+std::string f1_html(const ErrorAnalysis& insight) {
   const auto series = [&](const std::string& name, const auto& values, const char* style) {
     Series s{name, {}, style};
     for (int k = 0; k < score_steps; ++k)
@@ -81,11 +81,11 @@ std::string f1_html(const Insight& insight) {
                      1,
                      1,
                      insight.working_score,
-                     concat("IoU 0.5, means over classes. Best F1 ", share(insight.f1[at]), " at ",
+                     concat("IoU 0.5, means over classes. Best F1 ", metric_text(insight.f1[at]), " at ",
                             formatted("%.2f", insight.working_score), ": for ./demo --conf.")});
 }
 
-std::string classes_html(const EvalResult& result, const Insight& insight,
+std::string classes_html(const EvalResult& result, const ErrorAnalysis& insight,
                          const std::optional<VocResult>& voc) {
   std::vector<size_t> order(result.per_class.size());
   std::iota(order.begin(), order.end(), size_t(0));
@@ -98,29 +98,29 @@ std::string classes_html(const EvalResult& result, const Insight& insight,
       "<th class='w'>AR</th><th>precision</th><th>recall</th><th>F1</th></tr>");
   for (const size_t i : order) {
     const ClassResult& c = result.per_class[i];
-    const ClassInsight& more = insight.classes[i];
-    html +=
-        concat("<tr><th>", escaped(c.name), "</th><td class='w'>", c.ground_truths, "</td><td class='ap'>",
-               "<i style='width:", formatted("%.1f", 100 * std::max(0.0, c.AP)), "%'></i><span>", share(c.AP),
-               "</span></td><td>", share(c.AP50), "</td><td class='w'>", share(c.AP75), "</td>");
+    const ClassErrors& more = insight.classes[i];
+    html += concat("<tr><th>", escaped(c.name), "</th><td class='w'>", c.ground_truths,
+                   "</td><td class='ap'>", "<i style='width:", formatted("%.1f", 100 * std::max(0.0, c.AP)),
+                   "%'></i><span>", metric_text(c.AP), "</span></td><td>", metric_text(c.AP50),
+                   "</td><td class='w'>", metric_text(c.AP75), "</td>");
     if (voc)
-      html += concat("<td class='w'>", share(voc->per_class[i].AP), "</td><td class='w'>",
-                     share(voc->per_class[i].AP11), "</td>");
-    html += concat("<td class='w'>", share(c.AR100), "</td><td>", share(more.precision), "</td><td>",
-                   share(more.recall), "</td><td>", share(more.f1), "</td></tr>");
+      html += concat("<td class='w'>", metric_text(voc->per_class[i].AP), "</td><td class='w'>",
+                     metric_text(voc->per_class[i].AP11), "</td>");
+    html += concat("<td class='w'>", metric_text(c.AR100), "</td><td>", metric_text(more.precision),
+                   "</td><td>", metric_text(more.recall), "</td><td>", metric_text(more.f1), "</td></tr>");
   }
   if (voc)
-    html += concat("<tr><th>mean</th><td class='w'></td><td>", share(result.AP), "</td><td>",
-                   share(result.AP50), "</td><td class='w'>", share(result.AP75), "</td><td class='w'>",
-                   share(voc->AP), "</td><td class='w'>", share(voc->AP11), "</td><td class='w'>",
-                   share(result.AR100), "</td><td></td><td></td><td></td></tr>");
+    html += concat("<tr><th>mean</th><td class='w'></td><td>", metric_text(result.AP), "</td><td>",
+                   metric_text(result.AP50), "</td><td class='w'>", metric_text(result.AP75),
+                   "</td><td class='w'>", metric_text(voc->AP), "</td><td class='w'>", metric_text(voc->AP11),
+                   "</td><td class='w'>", metric_text(result.AR100), "</td><td></td><td></td><td></td></tr>");
   return html + concat(
                     "</table></div><p class='note'>Precision, recall and F1 at IoU 0.5, of detections with a "
                     "score of ",
                     formatted("%.2f", insight.working_score), " or more.</p></div>");
 }
 
-std::string confusion_html(const Insight& insight) {
+std::string confusion_html(const ErrorAnalysis& insight) {
   const int classes = int(insight.classes.size());
   std::vector<int64_t> mixed(classes), row_sum(classes + 1);
   std::vector<std::pair<int64_t, std::pair<int, int>>> mistakes;
@@ -151,11 +151,13 @@ std::string confusion_html(const Insight& insight) {
                             "px' role='img' aria-label='confusion matrix'>");
   for (int r = 0; r < n; ++r) {
     const int t = shown[r];
-    html += concat("<text class='y' x='", left - 6, "' y='", top + r * cell + cell / 2, "' dy='.35em'>",
-                   escaped(t < classes ? shortened(insight.classes[t].name, 15) : "no object"), "</text>");
-    html += concat("<text class='slant' transform='translate(", left + r * cell + cell / 2 + 3, " ", top - 6,
-                   ") rotate(-45)'>",
-                   escaped(t < classes ? shortened(insight.classes[t].name, 15) : "not found"), "</text>");
+    html +=
+        concat("<text class='y' x='", left - 6, "' y='", top + r * cell + cell / 2, "' dy='.35em'>",
+               escaped(t < classes ? truncated_text(insight.classes[t].name, 15) : "no object"), "</text>");
+    html +=
+        concat("<text class='slant' transform='translate(", left + r * cell + cell / 2 + 3, " ", top - 6,
+               ") rotate(-45)'>",
+               escaped(t < classes ? truncated_text(insight.classes[t].name, 15) : "not found"), "</text>");
     for (int k = 0; k < n; ++k) {
       const int f = shown[k];
       const auto entry = insight.confusion.find({t, f});
@@ -189,7 +191,7 @@ std::string confusion_html(const Insight& insight) {
   return html + "</div>";
 }
 
-std::string image_html(const ImageInsight& image, const Insight& insight, const CocoImage& about,
+std::string image_html(const ImageErrors& image, const ErrorAnalysis& insight, const CocoImage& about,
                        const Dataset* data, int64_t record) {
   int w = about.width, h = about.height;
   std::string uri, error;
@@ -200,12 +202,13 @@ std::string image_html(const ImageInsight& image, const Insight& insight, const 
       w = full.width;
       h = full.height;
       const cv::Rect all(0, 0, w, h);
-      uri = data_uri(data->piece(record, all, std::min(1.0, double(side) / std::max(w, h))).image, side);
+      uri =
+          data_uri(data->image_region(record, all, std::min(1.0, double(side) / std::max(w, h))).image, side);
     } catch (const std::exception& e) {
       error = e.what();
     }
   }
-  for (const JudgedBox& b : image.boxes)  // if the image size is unknown, use the extent of the boxes
+  for (const ClassifiedBox& b : image.boxes)  // if the image size is unknown, use the extent of the boxes
     if (about.width <= 0 && uri.empty()) {
       w = std::max(w, int(std::clamp(b.x + b.w + 1, 0., 1e5)));
       h = std::max(h, int(std::clamp(b.y + b.h + 1, 0., 1e5)));
@@ -217,17 +220,17 @@ std::string image_html(const ImageInsight& image, const Insight& insight, const 
   std::vector<cv::Rect2d> written;  // skip a label that would overlap another label
   size_t drawn = 0;
   for (const bool errors : {false, true}) {  // draw errors last, so that they are on top
-    for (const JudgedBox& b : image.boxes) {
-      if ((b.verdict < error_kinds) != errors) continue;
-      if (errors) ++counts[b.verdict];
+    for (const ClassifiedBox& b : image.boxes) {
+      if ((b.kind < error_kinds) != errors) continue;
+      if (errors) ++counts[b.kind];
       if (++drawn > 200) continue;
-      const std::string score = b.verdict == kMissed ? "" : " " + formatted("%.2f", b.score),
-                        name = insight.classes[b.cls].name, label = shortened(name, 20) + score;
+      const std::string score = b.kind == kMissed ? "" : " " + formatted("%.2f", b.score),
+                        name = insight.classes[b.cls].name, label = truncated_text(name, 20) + score;
       const std::string place =
           concat("x='", number(b.x), "' y='", number(b.y), "' width='", number(std::max(0.0, b.w)),
                  "' height='", number(std::max(0.0, b.h)), "'");
-      boxes += concat("<rect class='under' ", place, "/><rect class='o", int(b.verdict), "' ", place,
-                      "><title>", escaped(name), score, ": ", verdict_names[b.verdict], "</title></rect>");
+      boxes += concat("<rect class='under' ", place, "/><rect class='o", int(b.kind), "' ", place, "><title>",
+                      escaped(name), score, ": ", error_kind_names[b.kind], "</title></rect>");
       if (!errors) continue;
       const double width = 0.6 * font * double(label.size());
       const cv::Rect2d text(std::max(0.0, std::min(b.x, w - width)),
@@ -236,7 +239,7 @@ std::string image_html(const ImageInsight& image, const Insight& insight, const 
         continue;
       written.push_back(text);
       texts += concat("<text x='", number(text.x), "' y='", number(text.y + font), "' style='fill:var(--o",
-                      int(b.verdict), ")'>", escaped(label), "</text>");
+                      int(b.kind), ")'>", escaped(label), "</text>");
     }
   }
   std::string html = concat("<figure><svg viewBox='0 0 ", w, " ", h, "' style='aspect-ratio:", w, "/", h,
@@ -247,13 +250,13 @@ std::string image_html(const ImageInsight& image, const Insight& insight, const 
   html += boxes + texts + "</svg><figcaption><b>" + escaped(name) + "</b> ";
   std::string what;
   for (int k = 0; k < error_kinds; ++k)
-    if (counts[k]) what += concat(what.empty() ? "" : ", ", counts[k], " ", verdict_names[k]);
+    if (counts[k]) what += concat(what.empty() ? "" : ", ", counts[k], " ", error_kind_names[k]);
   html += what;
   if (!error.empty()) html += "; " + escaped(error);
   return html + "</figcaption></figure>";
 }
 
-std::string worst_html(const Insight& insight, const CocoDataset& truth, const Dataset* data,
+std::string worst_html(const ErrorAnalysis& insight, const CocoDataset& truth, const Dataset* data,
                        const std::function<void()>& between) {
   std::unordered_map<int64_t, const CocoImage*> images;
   for (const auto& i : truth.images) images[i.id] = &i;
@@ -265,12 +268,13 @@ std::string worst_html(const Insight& insight, const CocoDataset& truth, const D
                                                            insight.worst.size() == 1 ? " image" : " images",
                                                            " with the most errors"),
                             "</h3><p class='note key'>");
-  for (const Verdict o : {kRight, kWrongClass, kMisplaced, kBothWrong, kDuplicate, kBackground, kMissed})
-    html += concat("<span><i style='background:var(--o", int(o), ")'></i>", verdict_names[o], "</span> ");
+  for (const ErrorKind o :
+       {kTruePositive, kWrongClass, kLocalisation, kBoth, kDuplicate, kBackground, kMissed})
+    html += concat("<span><i style='background:var(--o", int(o), ")'></i>", error_kind_names[o], "</span> ");
   html += concat("</p><p class='note'>Boxes with a score of ", formatted("%.2f", insight.working_score),
                  " or more, and the objects that none of them has found. Ordered by objects not found and "
                  "wrong boxes, these weighed by their score.</p><div class='images'>");
-  for (const ImageInsight& image : insight.worst) {
+  for (const ImageErrors& image : insight.worst) {
     between();
     const auto record = records.find(image.id);
     html += image_html(image, insight, *images[image.id], record == records.end() ? nullptr : data,

@@ -29,40 +29,40 @@
 namespace yolox {
 
 // Descriptions of the error types, by Verdict.
-constexpr const char* verdict_meanings[] = {
+constexpr const char* error_kind_descriptions[] = {
     "right place, wrong class",  "right class, overlap 0.1 to 0.5", "wrong class and overlap 0.1 to 0.5",
     "a second box on an object", "a box where there is no object",  "an object without a box",
 };
 
-std::string errors_html(const Insight& insight);
+std::string errors_html(const ErrorAnalysis& insight);
 
 std::string sizes_html(const EvalResult& result, const CocoDataset& truth);
 
 std::string precision_recall_html(const EvalResult& result);
 
-std::string f1_html(const Insight& insight);
+std::string f1_html(const ErrorAnalysis& insight);
 
-std::string classes_html(const EvalResult& result, const Insight& insight,
+std::string classes_html(const EvalResult& result, const ErrorAnalysis& insight,
                          const std::optional<VocResult>& voc);
 
 // Shows the confusion matrix, with the 20 classes that are confused most if there are more, and a list of the
 // most frequent confusions.
-std::string confusion_html(const Insight& insight);
+std::string confusion_html(const ErrorAnalysis& insight);
 
 // Shows an image with its boxes as SVG. data: source of the image; if null, only the boxes are shown.
-std::string image_html(const ImageInsight& image, const Insight& insight, const CocoImage& about,
+std::string image_html(const ImageErrors& image, const ErrorAnalysis& insight, const CocoImage& about,
                        const Dataset* data, int64_t record);
 
 // Shows the images with the most errors. between: is called before each image, so that a caller can keep a
 // watchdog from timing out.
-std::string worst_html(const Insight& insight, const CocoDataset& truth, const Dataset* data,
+std::string worst_html(const ErrorAnalysis& insight, const CocoDataset& truth, const Dataset* data,
                        const std::function<void()>& between);
 
 // Returns the evaluation section. heading: such as "after step 100". data: source of the images; may be null.
 // between: is called before each image.
 inline std::string evaluation_html(
-    const std::string& heading, const EvalResult& result, const CocoDataset& truth, const Insight& insight,
-    const Dataset* data, const std::optional<VocResult>& voc = {},
+    const std::string& heading, const EvalResult& result, const CocoDataset& truth,
+    const ErrorAnalysis& insight, const Dataset* data, const std::optional<VocResult>& voc = {},
     const std::function<void()>& between = [] {}) {
   const int at = int(insight.working_score * 100 + 0.5);
   std::string html = "<section id='evaluation'><h2>Evaluation</h2><p class='note'>" + escaped(heading) +
@@ -72,8 +72,8 @@ inline std::string evaluation_html(
                                     {result.AP75, "AP75"},
                                     {result.AR100, "AR"},
                                     {insight.f1[at], "best F1"}})
-    html += tile(share(value), name);
-  if (voc) html += tile(share(voc->AP), "VOC AP") + tile(share(voc->AP11), "VOC AP, 11 points");
+    html += tile(metric_text(value), name);
+  if (voc) html += tile(metric_text(voc->AP), "VOC AP") + tile(metric_text(voc->AP11), "VOC AP, 11 points");
   html += "</div><div class='cards two'>" + errors_html(insight) + sizes_html(result, truth) +
           precision_recall_html(result) + f1_html(insight) + "</div>" + classes_html(result, insight, voc) +
           confusion_html(insight) + worst_html(insight, truth, data, between);

@@ -10,7 +10,7 @@ void CrashFile::put(const char* text, size_t size) {
       size -= size_t(n);
     } else if (n == 0 || errno != EINTR) {
       if (fd == 2) return;
-      tell("no room in ");
+      print_stderr("no room in ");
       fd = 2;
     }
   }
@@ -33,7 +33,7 @@ void CrashFile::put_lines(const char* path, std::initializer_list<const char*> w
       if (std::strncmp(line, word, std::strlen(word)) == 0) put(line, size_t(end + 1 - line));
 }
 
-void CrashFile::tell(const char* what) {
+void CrashFile::print_stderr(const char* what) {
   for (const char* part : {"\n", what, crash_state.path, "\n"})
     if (write(2, part, std::strlen(part)) < 0) return;
 }
@@ -87,7 +87,7 @@ void put_stack(CrashFile& out, void* const* frames, int depth, bool in_handler) 
   out.put("\n");
 }
 
-bool begin_report() {
+bool claim_report() {
   int owner = 0;
   const int self = gettid();
   if (crash_state.writer.compare_exchange_strong(owner, self)) return true;
@@ -96,7 +96,7 @@ bool begin_report() {
 }
 
 void on_fatal_signal(int number, siginfo_t* info, void*) {
-  if (begin_report()) {
+  if (claim_report()) {
     CrashFile out;
     out.put("==== ended by SIG");
     out.put(sigabbrev_np(number));
@@ -118,7 +118,7 @@ void on_fatal_signal(int number, siginfo_t* info, void*) {
 }
 
 void write_crash(const char* more) noexcept {
-  if (!crash_state.on || !begin_report()) return;
+  if (!crash_state.on || !claim_report()) return;
   CrashFile out;
   const auto error = std::current_exception();
   void* object;  // an exception_ptr holds only the address of the exception
@@ -225,7 +225,7 @@ void crash_context(const std::string& folder, const std::string& text, const std
   std::set_terminate(on_terminate);
 }
 
-void forget_thrown(void* object) {
+void free_thrown(void* object) {
   for (auto& t : crash_state.thrown) {
     if (t.object != object) continue;
     const auto destroy = t.destroy;
@@ -235,14 +235,14 @@ void forget_thrown(void* object) {
   }
 }
 
-void note_throw(void* object, std::type_info* type, void (*destroy)(void*)) {
-  static const auto real = reinterpret_cast<decltype(&note_throw)>(dlsym(RTLD_NEXT, "__cxa_throw"));
+void record_throw(void* object, std::type_info* type, void (*destroy)(void*)) {
+  static const auto real = reinterpret_cast<decltype(&record_throw)>(dlsym(RTLD_NEXT, "__cxa_throw"));
   for (auto& t : crash_state.thrown) {
     void* none = nullptr;
     if (!crash_state.on || !t.object.compare_exchange_strong(none, object)) continue;
     t.destroy = destroy;
     t.depth = backtrace(t.frames, int(std::size(t.frames)));
-    real(object, type, forget_thrown);
+    real(object, type, free_thrown);
   }
   real(object, type, destroy);
   std::abort();  // never reached

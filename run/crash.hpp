@@ -78,7 +78,7 @@ struct CrashFile {
   const int file = open(crash_state.path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   int fd = file < 0 ? 2 : file;
 
-  CrashFile() { tell(file < 0 ? "cannot write " : "crash report: "); }
+  CrashFile() { print_stderr(file < 0 ? "cannot write " : "crash report: "); }
   CrashFile(const CrashFile&) = delete;
   ~CrashFile() {
     if (file >= 0) close(file);
@@ -90,7 +90,7 @@ struct CrashFile {
   void put_lines(const char* path, std::initializer_list<const char*> words);
 
  private:
-  static void tell(const char* what);
+  static void print_stderr(const char* what);
 };
 
 // Writes everything but the stack. The stack is written last, because printing a damaged stack may crash.
@@ -102,7 +102,7 @@ void put_stack(CrashFile& out, void* const* frames, int depth, bool in_handler);
 
 // Returns true if this thread must write the report. Otherwise another thread is writing one, and the
 // function waits for it up to 5 s.
-bool begin_report();
+bool claim_report();
 
 // Signal handler of the fatal signals. Writes a report and raises the signal again with its old handler.
 void on_fatal_signal(int number, siginfo_t* info, void*);
@@ -128,16 +128,16 @@ void crash_step(const std::string& text);
 void crash_context(const std::string& folder, const std::string& text, const std::string& name = "crash.txt");
 
 // Frees the entry of an exception in CrashState::thrown and destroys the exception.
-void forget_thrown(void* object);
+void free_thrown(void* object);
 
 // Replaces __cxa_throw() of libstdc++ for the program and all its shared libraries, because the dynamic
 // linker finds this definition first. Records the stack of each throw in CrashState::thrown. The entry is in
 // use until the exception is destroyed, so that a later exception at the same address is not mistaken for
 // this one. If no entry is free, the stack is not recorded.
 #ifndef YOLOX_NO_THROW_HOOK
-[[noreturn, gnu::used, gnu::visibility("default")]] void note_throw(
+[[noreturn, gnu::used, gnu::visibility("default")]] void record_throw(
     void* object, std::type_info* type, void (*destroy)(void*)) __asm__("__cxa_throw");
 #endif
-[[noreturn]] void note_throw(void* object, std::type_info* type, void (*destroy)(void*));
+[[noreturn]] void record_throw(void* object, std::type_info* type, void (*destroy)(void*));
 
 }  // namespace yolox

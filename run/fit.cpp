@@ -22,13 +22,13 @@ double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimiz
   struct AsBefore {  // restores the model, also after an exception
     Optimizer& optimizer;
     torch::Device device;
-    SavedBuffers statistics;
+    SavedStatistics statistics;
     ~AsBefore() {
       optimizer.zero_grad();
       statistics.restore();
       empty_cache(device);
     }
-  } as_before{optimizer, device, SavedBuffers(*model)};
+  } as_before{optimizer, device, SavedStatistics(*model)};
   // On the CPU, the data loader holds three batches and copies one more.
   const double waiting = device.is_cpu() ? 4.0 * double(n) * base.height * base.width * 3 : 0;
   double bytes = std::numeric_limits<double>::infinity();
@@ -49,7 +49,7 @@ double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimiz
   return bytes;
 }
 
-double Trial::operator()(int64_t images, int64_t accum) const {
+double TrialStep::operator()(int64_t images, int64_t accum) const {
   return memory_of_step(images, std::min(accum, images), t.model, t.optimizer, base, largest, device, compute,
                         [&](const std::function<void()>& body) {
                           // Warm-up: the first step is slow, and DTR first has to measure costs on a GPU.
@@ -58,10 +58,10 @@ double Trial::operator()(int64_t images, int64_t accum) const {
                         });
 }
 
-std::string find_batch(Config& config, const Trial& trial, int64_t n, Ranks& ranks, Log& log) {
-  const int world = ranks.place.world;
+std::string find_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log) {
+  const int world = ranks.info.world;
   // Ranks on the CPU share the memory of their machine. The rank with the least memory decides for all.
-  const double mine = memory_budget(trial.device) / (trial.device.is_cpu() ? ranks.place.local_world : 1),
+  const double mine = memory_budget(trial.device) / (trial.device.is_cpu() ? ranks.info.local_world : 1),
                budget = -ranks.max(-mine);
   const auto found = largest_batch(
       n / world, budget,
@@ -87,7 +87,7 @@ std::string find_batch(Config& config, const Trial& trial, int64_t n, Ranks& ran
                 short_bytes(mine), world > 1 ? " per rank" : "");
 }
 
-std::string try_dtr(const Config& config, const Trial& trial, int64_t share, Ranks& ranks) {
+std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t share, Ranks& ranks) {
   const double bytes = ranks.max(trial(share, config.accum));
   check(std::isfinite(bytes), "the first step does not fit in memory with --dtr ", config.dtr, "; give ",
         config.dtr == "auto" ? "a smaller --bs, --size or --model" : "a smaller --dtr");
@@ -97,8 +97,8 @@ std::string try_dtr(const Config& config, const Trial& trial, int64_t share, Ran
   std::vector<std::string> pinned;
   for (const auto& [what, times] : s.pinned) pinned.push_back(concat(what, " (", times, " times)"));
   return concat("dtr     ", trial.largest.height, "x", trial.largest.width, ": a step needs ",
-                short_bytes(peak), " of ", short_bytes(s.budget), "; ", s.again, " rematerialisations, ",
-                rounded(slowdown), " times the computation",
+                short_bytes(peak), " of ", short_bytes(s.budget), "; ", s.rematerialisations,
+                " rematerialisations, ", rounded(slowdown), " times the computation",
                 s.limit > Dtr::kSlack * s.budget ? "; WARNING: this exceeds the free memory" : "",
                 pinned.empty() ? "" : "; pinned: " + listed(pinned, 5));
 }

@@ -23,9 +23,9 @@
 namespace yolox {
 
 // Repeats a computation in more parts while memory runs out.
-struct PartsThatFit {
+struct RetryInParts {
   int64_t parts, most;      // current and maximum number of parts
-  int64_t times = 0;        // number of computations that ran out of memory
+  int64_t retries = 0;      // number of computations that ran out of memory
   std::string remedy = {};  // the advice of the error message if `most` parts hold several images each
 
   // Returns compute(parts). After an out-of-memory error, doubles the number of parts, calls
@@ -37,7 +37,7 @@ struct PartsThatFit {
     for (int64_t now = parts;;) {
       try {
         auto result = compute(now);
-        if (now > parts && ++times > 1) parts = now;
+        if (now > parts && ++retries > 1) parts = now;
         return result;
       } catch (const std::exception& e) {
         if (!is_out_of_memory(e)) throw;
@@ -54,8 +54,8 @@ struct PartsThatFit {
 
 // A copy of the batch norm statistics, to restore them before a step is repeated, because an attempt that ran
 // out of memory may have updated some of them.
-struct SavedBuffers {
-  explicit SavedBuffers(const torch::nn::Module& model) : live(model.buffers()) {
+struct SavedStatistics {
+  explicit SavedStatistics(const torch::nn::Module& model) : live(model.buffers()) {
     for (const Tensor& t : live) saved.push_back(t.clone());
   }
   void save() { copy(saved, live); }
@@ -94,8 +94,8 @@ class MicroBatches {
 
   Training& t;
   Log& log;
-  PartsThatFit fit;
-  SavedBuffers statistics;
+  RetryInParts fit;
+  SavedStatistics statistics;
 };
 
 // Returns the largest number of images, at most `limit`, for which peak(images) <= budget, in bytes. peak()
@@ -137,7 +137,7 @@ double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimiz
 
 // Tries steps of the largest size on each rank separately. A trial has no all-reduce, because an all-reduce
 // needs little memory.
-struct Trial {
+struct TrialStep {
   Training& t;
   ComputeStep compute;
   ImageSize base, largest;
@@ -151,10 +151,10 @@ struct Trial {
 
 // --bs auto: sets config.bs to the largest batch size that fits, at most n images over all ranks. Returns a
 // line for the log.
-std::string find_batch(Config& config, const Trial& trial, int64_t n, Ranks& ranks, Log& log);
+std::string find_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log);
 
 // --dtr: tries the largest step. Returns a line for the log with its memory and its cost. Throws if the step
 // does not fit in the budget. share: images of this rank.
-std::string try_dtr(const Config& config, const Trial& trial, int64_t share, Ranks& ranks);
+std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t share, Ranks& ranks);
 
 }  // namespace yolox

@@ -2,7 +2,7 @@
 
 namespace yolox {
 
-std::vector<std::string> checkpoints_of(const std::string& run) {
+std::vector<std::string> list_checkpoints(const std::string& run) {
   namespace fs = std::filesystem;
   std::vector<std::pair<int64_t, std::string>> found;
   std::error_code ignored;
@@ -27,7 +27,7 @@ std::string newest_run() {
   fs::file_time_type latest{};
   std::error_code ignored;
   for (const auto& run : fs::directory_iterator("runs", ignored)) {
-    for (const auto& path : checkpoints_of(run.path().string())) {
+    for (const auto& path : list_checkpoints(run.path().string())) {
       const auto written = fs::last_write_time(path, ignored);
       if (newest.empty() || written > latest) {
         newest = run.path().string();
@@ -38,7 +38,7 @@ std::string newest_run() {
   return newest;
 }
 
-void forget_unstarted(const std::string& run) {
+void remove_unstarted_checkpoint(const std::string& run) {
   const std::filesystem::path last = std::filesystem::path(run) / "last.pth";
   std::error_code ignored;
   if (!std::filesystem::exists(last, ignored)) return;
@@ -51,20 +51,20 @@ void forget_unstarted(const std::string& run) {
   }
 }
 
-void remove_torn_files(const std::string& run) {
+void remove_temporary_files(const std::string& run) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(run, ignored))
     if (entry.path().filename().string().find(".tmp.") != std::string::npos)
       std::filesystem::remove(entry.path(), ignored);
 }
 
-void take_run_folder(const std::string& run) {
+void lock_run_folder(const std::string& run) {
   const int fd = open((run + "/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);  // never closed
   check(fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "another training uses ", run,
         "; wait until it ends, or give another --out");
 }
 
-std::string make_run_folder(const std::string& wanted, const std::string& name) {
+std::string create_run_folder(const std::string& wanted, const std::string& name) {
   namespace fs = std::filesystem;
   std::string folder = wanted;
   std::error_code error;
@@ -78,9 +78,9 @@ std::string make_run_folder(const std::string& wanted, const std::string& name) 
   }
   check(!error && access(folder.c_str(), W_OK) == 0, "cannot write to ", folder,
         error ? ": " + error.message() : "", "; give another --out");
-  take_run_folder(folder);
-  forget_unstarted(folder);
-  check(checkpoints_of(folder).empty(), folder, " already holds a run; resume it with --resume ", folder,
+  lock_run_folder(folder);
+  remove_unstarted_checkpoint(folder);
+  check(list_checkpoints(folder).empty(), folder, " already holds a run; resume it with --resume ", folder,
         ", or give another --out");
   return folder;
 }

@@ -20,23 +20,23 @@
 namespace yolox {
 
 // Returns the paths of the checkpoints of a run, newest first: last.pth, then step_N.pth by falling N.
-std::vector<std::string> checkpoints_of(const std::string& run);
+std::vector<std::string> list_checkpoints(const std::string& run);
 
 // Returns the run below runs/ with the newest checkpoint, or "" if no run has a checkpoint.
 std::string newest_run();
 
 // Deletes last.pth if it was saved before the first step, so that a new run can use the folder.
-void forget_unstarted(const std::string& run);
+void remove_unstarted_checkpoint(const std::string& run);
 
 // Deletes the temporary files (*.tmp.*) of a process that was killed while it wrote.
-void remove_torn_files(const std::string& run);
+void remove_temporary_files(const std::string& run);
 
 // Locks a run folder (flock) until this process ends, because only one training may use a folder. Throws if
 // another process holds the lock. Does nothing on a file system without locks.
-void take_run_folder(const std::string& run);
+void lock_run_folder(const std::string& run);
 
 // Creates and locks the folder of a new run: `wanted`, or if that is empty runs/<name>, runs/<name>-2, ...
 // Throws if the folder cannot be written or already holds a run. Returns the path.
-std::string make_run_folder(const std::string& wanted, const std::string& name);
+std::string create_run_folder(const std::string& wanted, const std::string& name);
 
 }  // namespace yolox

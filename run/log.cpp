@@ -2,7 +2,7 @@
 
 namespace yolox {
 
-void Lines::add(const std::string& text) const {
+void AppendFile::add(const std::string& text) const {
   if (path.empty()) return;
   const std::string line = text + "\n";
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -27,7 +27,7 @@ void Log::line(const std::string& text) {
   file.add(text);
 }
 
-void Log::fact(const std::string& text) {
+void Log::wrapped_line(const std::string& text) {
   constexpr size_t kHeading = 8, kColumns = 79;
   std::string rest = text;
   while (rest.size() > kColumns) {
@@ -59,7 +59,7 @@ Metrics::Metrics(const std::string& path) : file{path} {
   while (std::getline(head, name, ',')) columns.push_back(name);
 }
 
-void Metrics::cut(int64_t step) {
+void Metrics::truncate_after(int64_t step) {
   rewrite([&](const std::string& line) {
     const size_t second = line.find(',') + 1, third = line.find(',', second) + 1;
     if (second == 0 || third == 0) return std::string();

@@ -29,7 +29,7 @@ namespace yolox {
 // A text file that is appended line by line. The file is opened for each line, because the folder may be
 // unavailable for a while. On a full disk a line is lost as a whole. Never throws, because a log must not end
 // a run.
-struct Lines {
+struct AppendFile {
   std::string path;
 
   void add(const std::string& text) const;
@@ -42,13 +42,13 @@ struct Log {
 
   void line(const std::string& text);
   // Prints a text that begins with a heading of 8 columns, wrapped to lines of at most 80 columns.
-  void fact(const std::string& text);
+  void wrapped_line(const std::string& text);
   // Replaces the progress line if stdout is a terminal. Otherwise logs a line at most every 30 seconds.
   // keep: always logs the line.
   void progress(const std::string& text, bool keep);
 
  private:
-  Lines file;
+  AppendFile file;
   bool quiet, tty, in_place = false;
   double last = now();
 };
@@ -64,7 +64,7 @@ class Metrics {
   // Deletes the rows of steps that will be repeated. These are the rows whose second column is greater than
   // `step`, and the evaluations of step `step`, which have an empty third column. If the disk is full, the
   // file stays unchanged.
-  void cut(int64_t step);
+  void truncate_after(int64_t step);
   // Appends a row. A NaN becomes an empty cell.
   void row(const Row& cells);
 
@@ -82,7 +82,7 @@ class Metrics {
   }
   std::string head() const;
 
-  Lines file;
+  AppendFile file;
   std::vector<std::string> columns;
 };
 

@@ -61,7 +61,7 @@ struct Means {
 // Returns why training cannot continue after this step, or "" if it can. A non-finite gradient alone does not
 // stop a run, because fp16 training overflows now and then and skips such a step. `skipped` counts these
 // steps in a row; 20 of them stop the run.
-inline std::string why_to_stop(const StepNumbers& n, int64_t& skipped) {
+inline std::string stop_reason(const StepNumbers& n, int64_t& skipped) {
   skipped = n.finite() ? 0 : skipped + 1;
   if (!std::isfinite(n.total)) return "the loss is not finite";
   return skipped == 20 ? "the gradient was not finite 20 times in a row" : "";

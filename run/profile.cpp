@@ -4,7 +4,7 @@ namespace yolox {
 
 Profile::Profile(torch::Device device, int64_t warm_up, int64_t measured, int64_t traced)
     : device(device), warm_up(warm_up), measured(measured), traced(traced) {
-  if (device.is_cuda()) wait = [device] { torch::cuda::synchronize(device.index()); };
+  if (device.is_cuda()) synchronize = [device] { torch::cuda::synchronize(device.index()); };
   // Otherwise torch with CUDA prints an error on a machine without a GPU. Set it here, before other threads
   // read the environment.
   if (!device.is_cuda() && traced > 0) setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
@@ -25,7 +25,7 @@ void Profile::start() {
 bool Profile::step() {
   check(done >= 0, "Profile::step() was called before start() or after stop_and_write()");
   if (handle) {
-    charge();
+    charge_elapsed();
     for (auto& part : parts) part.end_step();
   }
   ++done;
@@ -66,7 +66,7 @@ std::string Profile::table(int64_t images) const {
   }
   std::snprintf(text, sizeof text, "%.1f images/s", images / rows.back().mean);
   return concat(table, text, ", mean of ", parts[0].seconds.size(), " steps of ", images, " images on ",
-                device.str(), wait ? "; a plain run, which synchronizes less, is faster" : "");
+                device.str(), synchronize ? "; a plain run, which synchronizes less, is faster" : "");
 }
 
 void Profile::stop_and_write(const std::string& path) {
@@ -111,15 +111,15 @@ void Profile::next_phase() {
   }
 }
 
-void Profile::charge() {
-  if (wait) wait();
+void Profile::charge_elapsed() {
+  if (synchronize) synchronize();
   const double t = now();
-  parts[open.empty() ? 0 : open.back().part].current += t - looked_at;
-  looked_at = t;
+  parts[open.empty() ? 0 : open.back().part].current += t - last_time;
+  last_time = t;
 }
 
 void Profile::enter(const at::RecordFunction& mark) {
-  charge();
+  charge_elapsed();
   const std::string name = mark.name();
   size_t k = 0;
   while (k < parts.size() && parts[k].name != name) ++k;
@@ -131,7 +131,7 @@ void Profile::enter(const at::RecordFunction& mark) {
 void Profile::leave(const at::RecordFunction& mark) {
   const auto it = std::find_if(open.begin(), open.end(), [&](const Mark& m) { return m.mark == &mark; });
   if (it == open.end()) return;
-  charge();
+  charge_elapsed();
   open.erase(it);
 }
 
@@ -150,8 +150,8 @@ void Profile::start_listening() {
   handle = at::addThreadLocalCallback(
       at::RecordFunctionCallback(began, ended).scopes({at::RecordScope::USER_SCOPE}));
   listener = this;
-  if (wait) wait();
-  looked_at = now();
+  if (synchronize) synchronize();
+  last_time = now();
 }
 
 void Profile::stop_listening() {
@@ -165,7 +165,7 @@ void Profile::start_tracing() {
   namespace p = torch::autograd::profiler;
   std::set<p::ActivityType> activities{p::ActivityType::CPU};
   if (device.is_cuda()) activities.insert(p::ActivityType::CUDA);
-  if (wait) wait();
+  if (synchronize) synchronize();
   const p::ProfilerConfig config(p::ProfilerState::KINETO);
   p::prepareProfiler(config, activities);
   p::enableProfiler(
@@ -177,7 +177,7 @@ void Profile::start_tracing() {
 std::unique_ptr<torch::autograd::profiler::ProfilerResult> Profile::stop_tracing() {
   if (!tracing) return nullptr;
   tracing = false;
-  if (wait) wait();
+  if (synchronize) synchronize();
   return torch::autograd::profiler::disableProfiler();
 }
 

@@ -71,7 +71,7 @@ struct Profile {
   // was traced or the file cannot be written.
   void stop_and_write(const std::string& path);
 
-  std::function<void()> wait;  // synchronizes with the device; empty on the CPU
+  std::function<void()> synchronize;  // synchronizes with the device; empty on the CPU
 
  private:
   struct Part {
@@ -93,7 +93,7 @@ struct Profile {
   void next_phase();
 
   // Adds the time since the last call to the innermost open part.
-  void charge();
+  void charge_elapsed();
 
   void enter(const at::RecordFunction& mark);
 
@@ -119,7 +119,7 @@ struct Profile {
   bool tracing = false;
   std::vector<Part> parts;  // the first one is "other"
   std::vector<Mark> open;   // marks that have begun, outermost first
-  double looked_at = 0;     // time of the last charge(), in seconds
+  double last_time = 0;     // time of the last charge(), in seconds
 };
 
 }  // namespace yolox

@@ -2,7 +2,7 @@
 
 namespace yolox {
 
-double operations(YOLOX& model, ImageSize size) {
+double conv_flops(YOLOX& model, ImageSize size) {
   static thread_local double count;
   count = 0;
   const auto began = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
@@ -49,23 +49,24 @@ std::string config_json(const Flags& flags, torch::Device device) {
   return text.GetString();
 }
 
-Telling::Telling(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank, bool dtr)
-    : log(log), run(run), rank(rank), first(first), dtr(dtr), watch(from_scratch) {
+RunProgress::RunProgress(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank,
+                         bool dtr)
+    : log(log), run(run), rank(rank), first(first), dtr(dtr), remarks(from_scratch) {
   if (rank > 0) return;
   metrics.emplace(run + "/metrics.csv");
-  metrics->cut(first);
+  metrics->truncate_after(first);
   events.emplace(run, first + 1);
 }
 
-void Telling::go_back(int64_t step) {
+void RunProgress::roll_back(int64_t step) {
   recent = of_epoch = {};
   if (rank > 0) return;
-  metrics->cut(step);
+  metrics->truncate_after(step);
   events.emplace(run, step + 1);
 }
 
-void Telling::step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device,
-                   const DtrStep& within) {
+void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device,
+                       const DtrStep& within) {
   if (dtr) again.add(within);
   if (within.limit > Dtr::kSlack * within.budget && within.limit > exceeded) {
     exceeded = 1.05 * within.limit;
@@ -76,18 +77,18 @@ void Telling::step(int64_t i, const StepNumbers& n, double lr, const Plan& plan,
     recent.add(n);
     of_epoch.add(n);
   }
-  for (const auto& remark : watch.step(n)) log.line(remark);
+  for (const auto& remark : remarks.check_step(n)) log.line(remark);
   const bool keep = (i + 1) % plan.per_epoch == 0 || i + 1 == plan.iters;
-  if (recent.steps == 0 || !(i == first || keep || now() - looked_at > 1)) return;
-  const double steps = double(recent.steps), seconds = now() - looked_at, share = waited / seconds;
+  if (recent.steps == 0 || !(i == first || keep || now() - last_time > 1)) return;
+  const double steps = double(recent.steps), seconds = now() - last_time, share = waited / seconds;
   const double speed = steps * double(plan.batch) / seconds, epoch = double(i / plan.per_epoch + 1);
   rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
   StepNumbers m = recent.take();
   const DtrSteps remade = std::exchange(again, {});
   if (metrics) record(i + 1, epoch, m, lr, speed, share, remade);
-  waited_in_all += waited;
-  seconds_in_all += seconds;
-  for (const auto& remark : watch.wait(waited_in_all, seconds_in_all)) log.line(remark);
+  total_waited += waited;
+  total_seconds += seconds;
+  for (const auto& remark : remarks.check_waiting(total_waited, total_seconds)) log.line(remark);
   if (keep) m = of_epoch.take();  // the last line of an epoch shows the means over the epoch
   std::string line = cell(7, concat(epoch, "/", plan.epochs)) +
                      cell(10, concat(i % plan.per_epoch + 1, "/", plan.per_epoch)) +
@@ -96,14 +97,14 @@ void Telling::step(int64_t i, const StepNumbers& n, double lr, const Plan& plan,
   if (dtr) line += number(5, "%.0f%%", 100 * remade.share());
   line += number(4, "%.1f", m.per_object()) + number(8, "%.1e", lr);
   line += number(6, rate < 1000 ? "%.1f" : "%.0f", rate) + number(5, "%.0f%%", 100 * share);
-  line += cell(6, short_bytes(dtr ? remade.peak : memory_taken(device)));
+  line += cell(6, short_bytes(dtr ? remade.peak : memory_used(device)));
   line += cell(7, short_time(double((plan.iters - i - 1) * plan.batch) / rate));
   if (!std::exchange(has_heading, true)) log.line(heading(m));
   log.progress(line, keep);
-  go_on();
+  restart_clock();
 }
 
-void Telling::evaluated(int64_t steps, const Evaluation& e, const Plan& plan) {
+void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan& plan) {
   const EvalResult& r = e.result;
   log.line(concat("  AP ", std::fixed, std::setprecision(4), r.AP, " AP50 ", r.AP50, " AP75 ", r.AP75, " S ",
                   r.APs, " M ", r.APm, " L ", r.APl, "  ", e.images, " images ", short_time(e.seconds)));
@@ -115,20 +116,20 @@ void Telling::evaluated(int64_t steps, const Evaluation& e, const Plan& plan) {
   events->scalars(steps, {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}});
 }
 
-void Telling::problems(const Splits& splits) {
+void RunProgress::log_problems(const Splits& splits) {
   const std::string mine = rank > 0 ? concat("_rank", rank, ".txt") : ".txt";
-  problems(splits.train, run + "/problems" + mine);
-  if (!splits.same) problems(splits.val, run + "/problems_val" + mine);
+  log_problems(splits.train, run + "/problems" + mine);
+  if (!splits.same) log_problems(splits.val, run + "/problems_val" + mine);
 }
 
-void Telling::problems(const Dataset& data, const std::string& list) {
+void RunProgress::log_problems(const Dataset& data, const std::string& list) {
   for (const auto& [kind, count] : data.problems->summary())
-    if (std::exchange(told[data.name + kind], count) != count)
+    if (std::exchange(logged_problems[data.name + kind], count) != count)
       log.line(concat("note: ", data.name, ": ", kind, ": ", count, " (listed in ", list, ")"));
   data.problems->write(list);
 }
 
-void Telling::settings(const Flags& flags) {
+void RunProgress::log_settings(const Flags& flags) {
   std::string line;
   for (const auto& [name, value] : flags.values()) {
     std::string cell = concat("  ", name, " ", value.empty() ? "-" : value);
@@ -142,10 +143,10 @@ void Telling::settings(const Flags& flags) {
   if (!line.empty()) log.line(line);
 }
 
-void Telling::ranks(Ranks& ranks, torch::Device device) {
-  const double share = waited_in_all / std::max(1e-9, seconds_in_all), waited = ranks.waited();
-  if (ranks.alone()) return;
-  const auto all = ranks.gather({memory_taken(device), share, waited});
+void RunProgress::log_ranks(Ranks& log_ranks, torch::Device device) {
+  const double share = total_waited / std::max(1e-9, total_seconds), waited = log_ranks.collective_seconds();
+  if (log_ranks.alone()) return;
+  const auto all = log_ranks.gather({memory_used(device), share, waited});
   std::string memory, waits;
   size_t slowest = 0, fastest = 0;
   for (size_t r = 0; r < all.size(); ++r) {
@@ -154,37 +155,39 @@ void Telling::ranks(Ranks& ranks, torch::Device device) {
     if (all[r][2] < all[slowest][2]) slowest = r;
     if (all[r][2] > all[fastest][2]) fastest = r;
   }
-  log.fact(concat("ranks   memory", memory, "; waiting for the data loader", waits, "; slowest: rank ",
-                  slowest, " (", ranks.who(int(slowest)), "); rank ", fastest, " has waited ",
-                  short_time(all[fastest][2] - all[slowest][2]), " longer for other ranks"));
+  log.wrapped_line(concat("ranks   memory", memory, "; waiting for the data loader", waits,
+                          "; slowest: rank ", slowest, " (", log_ranks.location(int(slowest)), "); rank ",
+                          fastest, " has waited ", short_time(all[fastest][2] - all[slowest][2]),
+                          " longer for other ranks"));
 }
 
-void Telling::classes(const Splits& splits) {
+void RunProgress::log_classes(const Splits& splits) {
   const Dataset &train = splits.train, &val = splits.val;
   const auto counts = class_counts(train), in_val = class_counts(val);
   std::vector<std::string> frequent;
-  for (const size_t c : by_count(counts)) frequent.push_back(concat(train.classes[c], " ", counts[c]));
-  log.fact(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
-                  " for training: ", listed(frequent, 10)));
+  for (const size_t c : classes_by_count(counts))
+    frequent.push_back(concat(train.classes[c], " ", counts[c]));
+  log.wrapped_line(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
+                          " for training: ", listed(frequent, 10)));
   const auto absent = [&](const std::vector<int64_t>& of, const char* split) {
     std::vector<std::string> names;
     for (size_t c = 0; c < of.size(); ++c)
       if (of[c] == 0) names.push_back(train.classes[c]);
     if (!names.empty())
-      log.fact(concat("note: ", names.size(), names.size() == 1 ? " class has" : " classes have",
-                      " no box for ", split, ": ", listed(names, 10)));
+      log.wrapped_line(concat("note: ", names.size(), names.size() == 1 ? " class has" : " classes have",
+                              " no box for ", split, ": ", listed(names, 10)));
   };
   absent(counts, "training");
   if (!splits.same) absent(in_val, "evaluation");
 }
 
-std::string Telling::number(size_t width, const char* format, double value) {
+std::string RunProgress::number(size_t width, const char* format, double value) {
   char text[32];
   std::snprintf(text, sizeof text, format, value);
   return cell(width, text);
 }
 
-std::string Telling::heading(const StepNumbers& n) const {
+std::string RunProgress::heading(const StepNumbers& n) const {
   std::string text = cell(7, "epoch") + cell(10, "iter") + cell(6, "total");
   for (size_t k = 0; k < terms_shown(n); ++k) text += cell(term_width(n, k), n.terms[k].first);
   if (dtr) text += cell(5, "dtr");
@@ -192,8 +195,8 @@ std::string Telling::heading(const StepNumbers& n) const {
          cell(6, dtr ? "peak" : "mem") + cell(7, "left");
 }
 
-void Telling::record(int64_t steps, double epoch, const StepNumbers& n, double lr, double speed, double share,
-                     const DtrSteps& remade) {
+void RunProgress::record(int64_t steps, double epoch, const StepNumbers& n, double lr, double speed,
+                         double share, const DtrSteps& remade) {
   const double none = std::nan("");
   Metrics::Row row{{"epoch", epoch}, {"iteration", double(steps)}, {"loss", n.total}};
   std::vector<std::pair<std::string, double>> scalars{{"train/loss", n.total}};
@@ -209,14 +212,14 @@ void Telling::record(int64_t steps, double epoch, const StepNumbers& n, double l
                          {"AP", none},
                          {"AP50", none},
                          {"dtr_peak_bytes", dtr ? remade.peak : none},
-                         {"dtr_dropped", dtr ? remade.dropped / remade.steps : none},
-                         {"dtr_again", dtr ? remade.again / remade.steps : none},
+                         {"dtr_dropped", dtr ? remade.evictions / remade.steps : none},
+                         {"dtr_again", dtr ? remade.rematerialisations / remade.steps : none},
                          {"dtr_share", dtr ? remade.share() : none}});
   metrics->row(row);
   if (dtr)
     events->scalars(steps, {{"dtr/peak_bytes", remade.peak},
-                            {"dtr/dropped", remade.dropped / remade.steps},
-                            {"dtr/again", remade.again / remade.steps},
+                            {"dtr/dropped", remade.evictions / remade.steps},
+                            {"dtr/again", remade.rematerialisations / remade.steps},
                             {"dtr/share", remade.share()}});
   scalars.insert(scalars.end(), {{"train/positives_per_object", n.per_object()},
                                  {"train/grad_norm", n.norm},
@@ -226,32 +229,34 @@ void Telling::record(int64_t steps, double epoch, const StepNumbers& n, double l
   events->scalars(steps, scalars);
 }
 
-void log_plan(Telling& tell, Log& log, const Config& config, const Splits& splits, YOLOX& model,
+void log_plan(RunProgress& progress, Log& log, const Config& config, const Splits& splits, YOLOX& model,
               ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks) {
   const Dataset &data = splits.train, &val = splits.val;
-  tell.settings(config);
-  log.fact(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
-                  val.records.size(), " for evaluation (",
-                  splits.same ? "the same images, because there is one split" : val.name, "), ",
-                  data.classes.size(), " classes"));
+  progress.log_settings(config);
+  log.wrapped_line(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
+                          val.records.size(), " for evaluation (",
+                          splits.same ? "the same images, because there is one split" : val.name, "), ",
+                          data.classes.size(), " classes"));
   if (config.data == "shapes")
-    log.fact("note: these are scenes that the program draws; to train on your own images, give --data DIR");
-  tell.classes(splits);
-  log.fact(concat("model   ", config.model, " ", base.height, "x", base.width,
-                  config.multiscale ? " multi-scale" : "", ", ", short_count(parameter_count(*model)),
-                  " parameters, ", short_count(operations(model, base)), "FLOPs, on ", device.str(), ", ",
-                  config.amp == "off" ? "float32" : config.amp));
-  const int world = ranks.place.world;
-  std::vector<std::string> who;
-  for (int r = 0; r < world && world > 1; ++r) who.push_back(concat(r, " on ", ranks.who(r)));
-  if (world > 1) log.fact(concat("ranks   ", listed(who, 16)));
-  log.fact(concat("steps   ", plan.iters, " with a batch of ", plan.batch, " images",
-                  world > 1 ? concat(" (", plan.batch / world, " per rank)") : "", ", ", plan.per_epoch,
-                  " per epoch; ", config.epochs, " epochs, the first ", config.warmup_epochs,
-                  " with warm-up, the last ", config.no_aug_epochs, " without mosaic and MixUp"));
-  log.fact(concat("lr      ", lr, " for the batch (", config.lr, " per image), ", config.optimizer));
+    log.wrapped_line(
+        "note: these are scenes that the program draws; to train on your own images, give --data DIR");
+  progress.log_classes(splits);
+  log.wrapped_line(concat("model   ", config.model, " ", base.height, "x", base.width,
+                          config.multiscale ? " multi-scale" : "", ", ", short_count(parameter_count(*model)),
+                          " parameters, ", short_count(conv_flops(model, base)), "FLOPs, on ", device.str(),
+                          ", ", config.amp == "off" ? "float32" : config.amp));
+  const int world = ranks.info.world;
+  std::vector<std::string> locations;
+  for (int r = 0; r < world && world > 1; ++r) locations.push_back(concat(r, " on ", ranks.location(r)));
+  if (world > 1) log.wrapped_line(concat("ranks   ", listed(locations, 16)));
+  log.wrapped_line(concat("steps   ", plan.iters, " with a batch of ", plan.batch, " images",
+                          world > 1 ? concat(" (", plan.batch / world, " per rank)") : "", ", ",
+                          plan.per_epoch, " per epoch; ", config.epochs, " epochs, the first ",
+                          config.warmup_epochs, " with warm-up, the last ", config.no_aug_epochs,
+                          " without mosaic and MixUp"));
+  log.wrapped_line(concat("lr      ", lr, " for the batch (", config.lr, " per image), ", config.optimizer));
   const bool fine_tuned = !config.weights.empty() || !config.resume.empty();
-  if (const auto odd = Watch::learning_rate(config.optimizer, config.lr, plan.batch, fine_tuned);
+  if (const auto odd = Remarks::check_learning_rate(config.optimizer, config.lr, plan.batch, fine_tuned);
       !odd.empty())
     log.line(odd);
 }

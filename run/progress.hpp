@@ -34,29 +34,30 @@ namespace yolox {
 
 // Returns the FLOPs of the convolutions for one image: multiplications plus additions, as in papers. Measures
 // a 64x64 image and scales the result, because the FLOPs are proportional to the pixels.
-double operations(YOLOX& model, ImageSize size);
+double conv_flops(YOLOX& model, ImageSize size);
 double parameter_count(const torch::nn::Module& model);
 
 // Returns config.json of a run: all settings, device, versions and git revision.
 std::string config_json(const Flags& flags, torch::Device device);
 
 // Reports the progress of training to the log, metrics.csv and TensorBoard. Used by the training thread.
-class Telling {
+class RunProgress {
  public:
   // run: the run folder. first: first step of this process. Only rank 0 writes metrics and events.
   // from_scratch: see Watch. dtr: show the statistics of DTR.
-  Telling(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0, bool dtr = false);
+  RunProgress(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0,
+              bool dtr = false);
 
   // Restarts the measurement of speed and waiting time. Call it after an evaluation or a save, whose time
   // must not count.
-  void go_on() {
-    looked_at = now();
+  void restart_clock() {
+    last_time = now();
     waited = 0;
   }
   // Adds time that training has waited for the data loader.
-  void waited_for(double seconds) { waited += seconds; }
+  void add_wait(double seconds) { waited += seconds; }
   // Deletes the metrics after `step`, because --keep-going repeats these steps.
-  void go_back(int64_t step);
+  void roll_back(int64_t step);
 
   // Reports that step i (from 0) is done: once a second, and at the end of each epoch and of the run. within:
   // statistics of DTR for this step.
@@ -64,22 +65,22 @@ class Telling {
             const DtrStep& within = {});
 
   // Reports the evaluation after `steps` steps.
-  void evaluated(int64_t steps, const Evaluation& e, const Plan& plan);
+  void log_evaluation(int64_t steps, const Evaluation& e, const Plan& plan);
 
   // Logs the number of data problems of each kind if the number has changed, and writes all problems to
   // problems.txt or to `list`.
-  void problems(const Splits& splits);
-  void problems(const Dataset& data, const std::string& list);
+  void log_problems(const Splits& splits);
+  void log_problems(const Dataset& data, const std::string& list);
 
   // Logs all settings, two per line of 80 columns.
-  void settings(const Flags& flags);
+  void log_settings(const Flags& flags);
 
   // Logs for several ranks: memory and data loader waiting time of each rank, and the slowest rank since the
   // last call. All ranks must call it together.
-  void ranks(Ranks& ranks, torch::Device device);
+  void log_ranks(Ranks& log_ranks, torch::Device device);
 
   // Logs the number of boxes, the ten most frequent classes, and the classes without boxes.
-  void classes(const Splits& splits);
+  void log_classes(const Splits& splits);
 
  private:
   // ---- the progress line: 78 columns with usual values and four loss terms
@@ -110,17 +111,17 @@ class Telling {
   double exceeded = 0;  // bytes; a step that needs more is worth a new warning
   std::optional<Metrics> metrics;
   std::optional<Events> events;
-  Watch watch;
+  Remarks remarks;
   Means recent, of_epoch;
-  std::map<std::string, int64_t> told;  // logged number of problems of each kind
-  double looked_at = now();             // time of the last progress line
-  double rate = 0;                      // images per second, exponential moving average
-  double waited = 0;                    // seconds waited for the data loader since looked_at
-  double waited_in_all = 0, seconds_in_all = 0;
+  std::map<std::string, int64_t> logged_problems;  // logged number of problems of each kind
+  double last_time = now();                        // time of the last progress line
+  double rate = 0;                                 // images per second, exponential moving average
+  double waited = 0;                               // seconds waited for the data loader since last_time
+  double total_waited = 0, total_seconds = 0;
 };
 
 // Logs settings, data, model, ranks, and the length of the run.
-void log_plan(Telling& tell, Log& log, const Config& config, const Splits& splits, YOLOX& model,
+void log_plan(RunProgress& progress, Log& log, const Config& config, const Splits& splits, YOLOX& model,
               ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks);
 
 }  // namespace yolox

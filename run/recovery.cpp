@@ -6,8 +6,8 @@
 
 namespace yolox {
 
-std::string save_bad_step(const std::string& run, Training& t, const StepRecord& step, const Dataset& data,
-                          int rank) {
+std::string save_failed_step(const std::string& run, Training& t, const StepRecord& step, const Dataset& data,
+                             int rank) {
   const std::string name = rank > 0 ? concat(run, "/nonfinite_rank", rank) : run + "/nonfinite";
   const auto& [_, batch, numbers, lr, size, use_l1] = step;
   auto names = empty_list();
@@ -29,7 +29,7 @@ std::string save_bad_step(const std::string& run, Training& t, const StepRecord&
   file.insert("boxes", batch.targets.boxes.cpu());
   file.insert("classes", batch.targets.classes.cpu());
   file.insert("model", to_dict(state_dict(*t.model)));
-  save_picture(name + ".jpg", draw_batch(batch.images, drawn(batch.targets, data.classes)));
+  save_image(name + ".jpg", draw_batch(batch.images, labelled_boxes(batch.targets, data.classes)));
   try {
     write_pth(name + ".pth", file);
   } catch (const std::exception& e) {
@@ -38,21 +38,21 @@ std::string save_bad_step(const std::string& run, Training& t, const StepRecord&
   return concat("the batch and the weights are in ", name, ".pth and .jpg");
 }
 
-std::string Recovery::failure(const StepNumbers& numbers, const std::string& anomaly) {
-  const std::string why = why_to_stop(numbers, skipped);
+std::string Recovery::failure_reason(const StepNumbers& numbers, const std::string& anomaly) {
+  const std::string why = stop_reason(numbers, skipped);
   return anomaly.empty() ? why : anomaly;
 }
 
 void Recovery::roll_back(Training& t, const std::string& why, const StepRecord& step) {
   const std::string what = concat(why, " at step ", step.step, " (", to_string(step.numbers), ", lr ",
-                                  step.lr, "; images ", names_in(step.batch, run.data.train), ")");
-  const std::string saved = save_bad_step(run.folder, t, step, run.data.train, ranks.place.rank);
-  check(run.config.keep_going && t.returns < 3, what, "; ", saved,
+                                  step.lr, "; images ", image_names(step.batch, run.data.train), ")");
+  const std::string saved = save_failed_step(run.folder, t, step, run.data.train, ranks.info.rank);
+  check(run.config.keep_going && t.rollbacks < 3, what, "; ", saved,
         "; continue from the last checkpoint with ", "./train --resume ", run.folder, " and --lr below ",
         run.config.lr, ", or with --keep-going");
   run.log.line(concat("WARNING: ", what, "; ", saved));
-  run.go_back(t);
-  ranks.must_agree({{"step", concat(t.iteration)}, {"lr factor", concat(t.lr_factor)}});
+  run.roll_back(t);
+  ranks.check_same_settings({{"step", concat(t.iteration)}, {"lr factor", concat(t.lr_factor)}});
   ranks.broadcast(tensors_of(t));
   run.log.line(concat("WARNING: back to step ", t.iteration, " with ", t.lr_factor, " of the lr"));
   skipped = 0;

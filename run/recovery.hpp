@@ -23,8 +23,8 @@ struct StepRecord {
 
 // Writes nonfinite.pth, with batch, weights and statistics of a step, and nonfinite.jpg. Returns a text with
 // the paths of these files, or with the reason why they could not be written.
-std::string save_bad_step(const std::string& run, Training& t, const StepRecord& step, const Dataset& data,
-                          int rank = 0);
+std::string save_failed_step(const std::string& run, Training& t, const StepRecord& step, const Dataset& data,
+                             int rank = 0);
 
 // Decides after each step whether training can continue, and goes back to a checkpoint if not.
 class Recovery {
@@ -33,7 +33,7 @@ class Recovery {
 
   // Returns why training cannot continue after this step, or "" if it can. A step with a non-finite gradient
   // is only skipped, unless it is the 20th in a row. anomaly: message of torch's anomaly mode, or "".
-  std::string failure(const StepNumbers& numbers, const std::string& anomaly);
+  std::string failure_reason(const StepNumbers& numbers, const std::string& anomaly);
   // Saves the failed step. With --keep-going, loads the last good checkpoint on all ranks and halves the
   // learning rate, at most 3 times in a run. Throws otherwise.
   void roll_back(Training& t, const std::string& why, const StepRecord& step);

@@ -16,19 +16,20 @@ namespace yolox {
 
 // Checks the statistics of a run. Every member function returns lines for the log. Each remark is made at
 // most once in a run.
-class Watch {
+class Remarks {
  public:
   // from_scratch: training does not start from weights, so that the loss must fall.
-  explicit Watch(bool from_scratch) : from_scratch(from_scratch) {}
+  explicit Remarks(bool from_scratch) : from_scratch(from_scratch) {}
 
   // Checks positives and loss after a step.
-  std::vector<std::string> step(const StepNumbers& n);
+  std::vector<std::string> check_step(const StepNumbers& n);
   // Checks the time that training has waited for the data loader. waited: seconds of waiting in the last
   // `seconds` seconds.
-  std::vector<std::string> wait(double waited, double seconds);
+  std::vector<std::string> check_waiting(double waited, double seconds);
   // Returns a note if the learning rate is unusual, or "". lr: per image. A value that was meant for a batch
   // of 64 images is 64 times too large.
-  static std::string learning_rate(const std::string& optimizer, double lr, int64_t batch, bool fine_tuned);
+  static std::string check_learning_rate(const std::string& optimizer, double lr, int64_t batch,
+                                         bool fine_tuned);
 
  private:
   static constexpr int64_t kFew = 50, kMany = 1000;
@@ -40,7 +41,7 @@ class Watch {
   const bool from_scratch;
   int64_t without_positives = 0, steps = 0;
   double first = 0, latest = 0;
-  bool said_positives = false, said_flat = false, said_waiting = false;
+  bool noted_positives = false, noted_flat = false, noted_waiting = false;
 };
 
 }  // namespace yolox

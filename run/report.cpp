@@ -85,8 +85,8 @@ std::string training_html(const std::string& run) {
       ++rows;
     }
   std::string html = "<section id='training'><h2>Training</h2><div class='tiles'>";
-  html += tile(share(best), best < 0 ? "best AP" : concat("best AP, in epoch ", best_epoch));
-  html += tile(share(last), "last AP");
+  html += tile(metric_text(best), best < 0 ? "best AP" : concat("best AP, in epoch ", best_epoch));
+  html += tile(metric_text(last), "last AP");
   html += tile(concat(epoch.back()), "epochs");
   html += tile(axis_number(step.back()), "steps");
   if (rows > 0) html += tile(formatted("%.3g", speed / rows), "images per second");
@@ -154,7 +154,7 @@ bool write_run_report(const std::string& run, std::string evaluation) {
   const std::string name = std::filesystem::absolute(run).lexically_normal().filename().string();
   return replace_text(path, page_html(name.empty() ? run : name, about,
                                       training_html(run) + evaluation_begin + evaluation + evaluation_end +
-                                          pictures_html(run) + settings_html(settings)));
+                                          pictures_html(run) + settings_section(settings)));
 }
 
 }  // namespace yolox

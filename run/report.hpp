@@ -64,7 +64,7 @@ inline bool report(
     if (e)
       evaluated =
           evaluation_html(concat("After step ", step, ", on ", e->images, " images of ", val->name),
-                          e->result, e->truth, find_insight(e->truth, e->detections), val, {}, between);
+                          e->result, e->truth, analyse_errors(e->truth, e->detections), val, {}, between);
     if (write_run_report(run, evaluated)) return true;
   } catch (const std::exception& error) {
     why = error.what();

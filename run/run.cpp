@@ -26,13 +26,13 @@ std::string open_run_folder(const SavedRun& saved, const std::string& wanted, co
                             Ranks& ranks) {
   std::string folder;
   if (ranks.first()) {
-    if (saved) take_run_folder(saved.run);
-    folder = saved ? saved.run : make_run_folder(wanted, name);
+    if (saved) lock_run_folder(saved.run);
+    folder = saved ? saved.run : create_run_folder(wanted, name);
   }
   return ranks.broadcast(folder);
 }
 
-std::string rank_suffix(const Ranks& ranks) { return ranks.first() ? "" : concat("_rank", ranks.place.rank); }
+std::string rank_suffix(const Ranks& ranks) { return ranks.first() ? "" : concat("_rank", ranks.info.rank); }
 
 Run::Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, const Splits& data,
          Ranks& ranks, torch::Device device)
@@ -68,17 +68,18 @@ void Run::cache_images(Dataset& train) {
 void Run::resume(Training& t, SavedRun& saved, const Plan& its_plan) {
   plan = its_plan;
   const int64_t images = data.train.records.size();
-  saver = {folder, info, settings_of(config), plan.per_epoch, images, config.keep, ranks.first()};
+  saver = {folder, info, saved_settings_of(config), plan.per_epoch, images, config.keep, ranks.first()};
   if (!saved) return;
   saver.load(t, saved);
   if (saved.images != images)
     note(concat("warning: the data set has ", images, " images, but ", saved.images,
                 " in the checkpoint; their order changes from here on"));
   saved.file = {};
-  if (ranks.first()) remove_torn_files(folder);
+  if (ranks.first()) remove_temporary_files(folder);
   usage_check(t.iteration < plan.iters || evaluation_due(t), folder, " is complete: ", t.iteration, " of ",
               plan.iters, " steps are done; increase --epochs or --max-iters to continue");
-  usage_check(config.patience == 0 || t.stale < config.patience, folder, " was stopped early after ", t.stale,
+  usage_check(config.patience == 0 || t.evals_without_gain < config.patience, folder,
+              " was stopped early after ", t.evals_without_gain,
               " evaluations without a better AP; increase --patience to continue (0 = off)");
 }
 
@@ -88,8 +89,8 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
   if (profiling()) its_plan.iters = first + Profile(device).steps();
   plan = its_plan;
   const bool from_scratch = first == 0 && config.weights.empty();
-  progress.emplace(folder, log, first, from_scratch, ranks.place.rank, with_dtr);
-  eval_fit = PartsThatFit{1, plan.share};
+  progress.emplace(folder, log, first, from_scratch, ranks.info.rank, with_dtr);
+  eval_fit = RetryInParts{1, plan.batch_per_rank};
   const std::string settings = config_json(config, device);
   crash_context(folder, settings, concat("crash", rank_suffix(ranks), ".txt"));
   if (const std::string before = resumed ? revision_of(folder) : "";
@@ -101,13 +102,13 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
   log_plan(*progress, log, config, data, t.model, {int(info.height), int(info.width)}, device, plan,
            plan.schedule.lr * t.lr_factor, ranks);
   for (const auto& fact : facts)
-    if (!fact.empty()) log.fact(fact);
+    if (!fact.empty()) log.wrapped_line(fact);
   for (const auto& text : notes) log.line(text);
-  progress->problems(data);
-  if (first == 0 && ranks.first()) save_picture(folder + "/labels.jpg", draw_labels(data.train));
+  progress->log_problems(data);
+  if (first == 0 && ranks.first()) save_image(folder + "/labels.jpg", draw_label_statistics(data.train));
   if (!resumed && !profiling()) save(t, "last.pth");  // so that the run can be resumed from the start
-  ranks.meet();                                       // last.pth exists now
-  ranks.report(folder);
+  ranks.barrier();                                    // last.pth exists now
+  ranks.report_run_folder(folder);
   catch_signals();
   if (profiling() && ranks.first()) {
     profile.reset(new Profiling{Profile(device)});
@@ -129,83 +130,84 @@ bool Run::stop_requested() {
 }
 
 void Run::start_step(int64_t step, const Batch& batch, double waited) {
-  progress->waited_for(waited);
-  ranks.at(concat("step ", step));
+  progress->add_wait(waited);
+  ranks.reached(concat("step ", step));
   crash_step(
-      concat("step ", step, " of epoch ", plan.epoch_of(step), "; images: ", names_in(batch, data.train)));
+      concat("step ", step, " of epoch ", plan.epoch_of(step), "; images: ", image_names(batch, data.train)));
   if (step < 3 && ranks.first())
-    save_picture(concat(folder, "/train_batch", step, ".jpg"),
-                 draw_batch(batch.images, drawn(batch.targets, data.train.classes)));
+    save_image(concat(folder, "/train_batch", step, ".jpg"),
+               draw_batch(batch.images, labelled_boxes(batch.targets, data.train.classes)));
 }
 
 void Run::end_step(Training& t, const StepNumbers& numbers, double lr, const DtrStep& dtr) {
   const int64_t step = t.iteration - 1;
   if (!dtr.samples.empty()) {
-    save_picture(folder + "/dtr_trace.png", draw_memory(dtr.samples, dtr.budget, dtr.backward));
+    save_image(folder + "/dtr_trace.png", draw_memory_chart(dtr.samples, dtr.budget, dtr.backward));
     log.line(concat("memory over step ", step, ", with --dtr and without: ", folder, "/dtr_trace.png"));
   }
   RECORD_USER_SCOPE("logging");
   progress->step(step, numbers, lr, plan, device, dtr);
-  if (!profiling() && plan.ends_epoch(t.iteration)) progress->ranks(ranks, device);
+  if (!profiling() && plan.ends_epoch(t.iteration)) progress->log_ranks(ranks, device);
 }
 
 bool Run::profile_step(Training& t) {
   if (!profile) return true;
-  if (t.iteration == first + 11) saver.try_out(t, log);
+  if (t.iteration == first + 11) saver.measure_save(t, log);
   return !profile->profile.step();
 }
 
 void Run::save_if_due(Training& t) {
-  if (config.save_minutes <= 0 || now() - saver.at <= 60 * config.save_minutes) return;
+  if (config.save_minutes <= 0 || now() - saver.last_save_time <= 60 * config.save_minutes) return;
   save(t, "last.pth");
-  progress->go_on();
+  progress->restart_clock();
 }
 
 bool Run::save(Training& t, const std::string& name, bool required) {
   return saver.save(t, name, log, required);
 }
 
-void Run::go_back(Training& t) {
-  saver.go_back(t, log, [&] { ranks.meet(); });
-  progress->go_back(t.iteration);
+void Run::roll_back(Training& t) {
+  saver.roll_back(t, log, [&] { ranks.barrier(); });
+  progress->roll_back(t.iteration);
 }
 
 // ---- the end of an epoch
 
 Evaluation Run::evaluate(Training& t) {
   crash_step(concat("evaluation after step ", t.iteration));
-  ranks.at(concat("the evaluation after step ", t.iteration));
-  ranks.must_equal(tensors_of(t.judged()), concat("at step ", t.iteration));
-  EvalSettings settings = evaluation_settings(config, info, plan.share, device, ranks);
+  ranks.reached(concat("the evaluation after step ", t.iteration));
+  ranks.check_equal(tensors_of(t.eval_model()), concat("at step ", t.iteration));
+  EvalSettings settings = evaluation_settings(config, info, plan.batch_per_rank, device, ranks);
   if (ranks.first()) settings.pictures = folder + "/val_batch";
   Evaluation e = (*eval_fit)(
       [&](int64_t parts) {
-        settings.batch = int(std::max<int64_t>(1, plan.share / parts));
-        return yolox::evaluate(t.judged(), data.val, settings, [&](int64_t) { ranks.still_at_work(); });
+        settings.batch = int(std::max<int64_t>(1, plan.batch_per_rank / parts));
+        return yolox::evaluate(t.eval_model(), data.val, settings, [&](int64_t) { ranks.restart_timeout(); });
       },
       [&](int64_t parts) {
         empty_cache(device);
         log.line(concat("note: out of memory; the evaluation is repeated with batches of ",
-                        plan.share / parts, " images"));
+                        plan.batch_per_rank / parts, " images"));
       });
-  if (e.complete) progress->evaluated(t.iteration, e, plan);
-  ranks.still_at_work();
+  if (e.complete) progress->log_evaluation(t.iteration, e, plan);
+  ranks.restart_timeout();
   return e;
 }
 
 bool Run::end_of_epoch(Training& t, const Evaluation* e, bool stop_early) {
   complete = stop_early || t.iteration == plan.iters;
-  ranks.still_at_work();
-  const auto still_at_work = [&] { ranks.still_at_work(); };
-  if (ranks.first() && e && report(folder, log, t.iteration, e, &data.val, still_at_work))
+  ranks.restart_timeout();
+  const auto restart_timeout = [&] { ranks.restart_timeout(); };
+  if (ranks.first() && e && report(folder, log, t.iteration, e, &data.val, restart_timeout))
     reported = t.iteration;
-  ranks.still_at_work();
+  ranks.restart_timeout();
   if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
-  progress->problems(data);
-  if (stop_early) log.line(concat("stopping: ", t.stale, " evaluations without a better AP (--patience)"));
-  const bool stops = ranks.of_first(stop_early);
-  ranks.waited();  // resets the waiting time, because evaluation and saving must not count
-  progress->go_on();
+  progress->log_problems(data);
+  if (stop_early)
+    log.line(concat("stopping: ", t.evals_without_gain, " evaluations without a better AP (--patience)"));
+  const bool stops = ranks.broadcast_flag(stop_early);
+  ranks.collective_seconds();  // resets the waiting time, because evaluation and saving must not count
+  progress->restart_clock();
   return stops;
 }
 

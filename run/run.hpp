@@ -88,9 +88,9 @@ class Run {
   // Saves a checkpoint. If writing fails, for example on a full disk, it returns false, or throws if
   // `required`.
   bool save(Training& t, const std::string& name, bool required = false);
-  bool saved_at(int64_t step) const { return saver.in_last == step; }  // last.pth holds this step
+  bool saved_at(int64_t step) const { return saver.last_step == step; }  // last.pth holds this step
   // Loads the newest good checkpoint and halves the learning rate (--keep-going).
-  void go_back(Training& t);
+  void roll_back(Training& t);
 
   // ---- the end of the run
 
@@ -111,13 +111,13 @@ class Run {
   Plan plan{};
   Saver saver;
   std::vector<std::string> notes;
-  std::optional<Telling> progress;
+  std::optional<RunProgress> progress;
   std::unique_ptr<Profiling> profile;
   int64_t first = 0;      // first step of this process
   int64_t reported = -1;  // step of the latest report.html
   int stop = 0;           // the signal that ends the run on all ranks; 0: none
   bool complete = false;  // the last step is done, or --patience has ended the run
-  std::optional<PartsThatFit> eval_fit;
+  std::optional<RetryInParts> eval_fit;
 };
 
 }  // namespace yolox

@@ -9,7 +9,7 @@ bool is_finite(const GenericDict& weights) {
 }
 
 SavedRun newest_checkpoint(const std::string& run, int64_t below) {
-  const auto paths = checkpoints_of(run);
+  const auto paths = list_checkpoints(run);
   check(!paths.empty(), run, " has no checkpoint (last.pth or step_N.pth); give the folder of a run");
   std::vector<std::string> notes;
   std::string wrong;
@@ -43,7 +43,7 @@ void save_last(const std::string& run, const GenericDict& file, int64_t step, in
   }
   write_pth(last.string(), file);
   int64_t kept = 0;
-  for (const auto& path : checkpoints_of(run))
+  for (const auto& path : list_checkpoints(run))
     if (path != last.string() && ++kept > keep) fs::remove(path, error);
 }
 
@@ -68,40 +68,40 @@ SavedRun resume_settings(Flags& flags, const std::string& run) {
 
 bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
   RECORD_USER_SCOPE("saving");
-  if (!writes) {
-    at = now();
-    if (name == "last.pth") in_last = t.iteration;
+  if (!is_writer) {
+    last_save_time = now();
+    if (name == "last.pth") last_step = t.iteration;
     return true;
   }
   const auto file = checkpoint(t, info, settings, per_epoch, images);
-  at = now();
+  last_save_time = now();
   const auto write = [&] {
     if (name != "last.pth") return write_pth(run + "/" + name, file);
-    save_last(run, file, t.iteration, in_last, keep);
-    in_last = t.iteration;
+    save_last(run, file, t.iteration, last_step, keep);
+    last_step = t.iteration;
   };
   return try_to_save(write, log, must);
 }
 
-void Saver::try_out(Training& t, Log& log) {
-  if (!writes) return;
+void Saver::measure_save(Training& t, Log& log) {
+  if (!is_writer) return;
   save(t, "profile.pth", log);
   std::filesystem::remove(run + "/profile.pth");
 }
 
 void Saver::load(Training& t, const SavedRun& saved) {
   load_checkpoint(t, saved.file, per_epoch, saved.path);
-  in_last = std::filesystem::path(saved.path).filename() == "last.pth" ? t.iteration : -1;
+  last_step = std::filesystem::path(saved.path).filename() == "last.pth" ? t.iteration : -1;
 }
 
-void Saver::go_back(Training& t, Log& log, const std::function<void()>& ready) {
+void Saver::roll_back(Training& t, Log& log, const std::function<void()>& ready) {
   const double factor = t.lr_factor / 2;
-  const int64_t returns = t.returns + 1;
+  const int64_t returns = t.rollbacks + 1;
   SavedRun good = newest_checkpoint(run);
   load(t, good);
-  if (t.iteration == returned) {
+  if (t.iteration == rolled_back_to) {
     try {
-      const SavedRun older = newest_checkpoint(run, returned);
+      const SavedRun older = newest_checkpoint(run, rolled_back_to);
       load(t, older);
       good.notes.insert(good.notes.end(), older.notes.begin(), older.notes.end());
     } catch (const std::exception&) {  // there is no older checkpoint
@@ -109,9 +109,9 @@ void Saver::go_back(Training& t, Log& log, const std::function<void()>& ready) {
   }
   for (const auto& note : good.notes) log.line(note);
   ready();
-  returned = t.iteration;
+  rolled_back_to = t.iteration;
   t.lr_factor = factor;
-  t.returns = returns;
+  t.rollbacks = returns;
   save(t, "last.pth", log);  // includes lr_factor, so that --resume uses it
 }
 

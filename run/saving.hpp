@@ -82,26 +82,26 @@ struct Saver {
   std::string run;  // run folder
   WeightsInfo info;
   Settings settings;
-  int64_t per_epoch;      // steps per epoch
-  int64_t images;         // images in the training set
-  int64_t keep;           // number of step_N.pth to keep (--keep)
-  bool writes;            // true on rank 0, which writes the files
-  int64_t in_last = -1;   // step of last.pth; -1: no last.pth worth keeping
-  int64_t returned = -1;  // step to which the run last went back; -1: never
-  double at = now();      // time of the last save
+  int64_t per_epoch;              // steps per epoch
+  int64_t images;                 // images in the training set
+  int64_t keep;                   // number of step_N.pth to keep (--keep)
+  bool is_writer;                 // true on rank 0, which writes the files
+  int64_t last_step = -1;         // step of last.pth; -1: no last.pth worth keeping
+  int64_t rolled_back_to = -1;    // step to which the run last went back; -1: never
+  double last_save_time = now();  // time of the last save
 
   // Saves a checkpoint under `name`, with try_to_save().
   bool save(Training& t, const std::string& name, Log& log, bool must = false);
 
   // Saves a checkpoint and deletes it, so that --profile includes the time of a save.
-  void try_out(Training& t, Log& log);
+  void measure_save(Training& t, Log& log);
 
   void load(Training& t, const SavedRun& saved);
 
   // --keep-going: loads the newest good checkpoint and halves the learning rate. If the run went back to this
   // checkpoint the last time too, uses the one before it. ready() must wait until all ranks have read the
   // file, because rank 0 then writes last.pth.
-  void go_back(Training& t, Log& log, const std::function<void()>& ready);
+  void roll_back(Training& t, Log& log, const std::function<void()>& ready);
 };
 
 // With --resume, finds the run and sets `config` to its settings. Without --resume, returns an empty

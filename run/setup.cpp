@@ -14,12 +14,12 @@
 
 namespace yolox {
 
-torch::Device prepare_process(const Config& config, const Place& place) {
+torch::Device prepare_process(const Config& config, const RankInfo& rank_info) {
   opencv_single_thread();
   BlobCache::sweep(ram_place());
   const bool with_dtr = dtr_bytes(config) > 0;
   if (with_dtr) prepare_for_dtr();
-  const torch::Device device = device_of(config, place);
+  const torch::Device device = device_of(config, rank_info);
   set_determinism(config.deterministic, /*memory_is_short=*/with_dtr);
   // With fp16, gradients overflow now and then. Anomaly mode must not report this as NaN.
   if (config.debug) torch::autograd::AnomalyMode::set_enabled(true, /*check_nan=*/config.amp != "fp16");
@@ -27,16 +27,16 @@ torch::Device prepare_process(const Config& config, const Place& place) {
 }
 
 Splits load_data(const Config& config, const std::string& data, const std::string& run, Ranks& ranks) {
-  const std::filesystem::path beside = without_slash(!run.empty()         ? run
-                                                     : config.out.empty() ? "runs/x"
-                                                                          : config.out);
-  Splits splits = ranks.first_here_then_others([&] {
+  const std::filesystem::path beside = absolute_folder(!run.empty()         ? run
+                                                       : config.out.empty() ? "runs/x"
+                                                                            : config.out);
+  Splits splits = ranks.run_first_on_one_rank_per_machine([&] {
     return load_splits(data, config.split, config.seed, config.augment.official_quirks,
                        (beside.parent_path() / ".checks").string());  // cached results of the image checks
   });
   for (Dataset* d : {&splits.train, &splits.val}) {
     d->strict = config.strict;
-    refuse_problems(*d);
+    check_strict(*d);
   }
   return splits;
 }
@@ -44,9 +44,10 @@ Splits load_data(const Config& config, const std::string& data, const std::strin
 void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const SavedRun& saved,
                  torch::Device device) {
   const int64_t images = splits.train.records.size();
-  check(ranks.place.world <= images, "there are ", ranks.place.world, " ranks and only ", images,
+  check(ranks.info.world <= images, "there are ", ranks.info.world, " ranks and only ", images,
         " images; give fewer ranks");
-  ranks.must_agree(common_settings(config, splits.train, splits.val.records.size(), saved.step, device));
+  ranks.check_same_settings(
+      common_settings(config, splits.train, splits.val.records.size(), saved.step, device));
 }
 
 YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data, torch::Device device,
@@ -66,13 +67,13 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
     check(of_file.classes == data.classes, saved.run, " was trained on other classes than those of ",
           data.name, "; start from its last.pth with --weights");
   } else if (!config.weights.empty()) {
-    of_file = start_from(model, config.weights, info, notes);
+    of_file = load_pretrained(model, config.weights, info, notes);
   }
   info.legacy_preproc = config.preproc == "auto" ? of_file.legacy_preproc : config.preproc == "legacy";
   move(model, device, config.amp == "fp64" ? torch::kDouble : torch::kFloat);
-  channels_last(*model);
+  to_channels_last(*model);
   if (!config.weights.empty() && !saved) {
-    const int64_t used = unfold_norms(model, data, base, info.legacy_preproc, config.workers);
+    const int64_t used = restore_folded_norms(model, data, base, info.legacy_preproc, config.workers);
     if (used > 0)
       notes.push_back(
           concat("the weights have folded batch norms; computed new statistics from ", used, " images"));
@@ -88,8 +89,8 @@ Training new_training(const Config& config, YOLOX model, torch::Device device) {
   Training t{model, config.ema > 0 ? copy_of(model, config.model, device) : YOLOX(nullptr),
              Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
              GradScaler(fp16, device)};
-  usage_check(!learning(*model).empty(), "--freeze ", config.freeze, " leaves nothing to train");
-  training_mode(*model);
+  usage_check(!trainable_parameters(*model).empty(), "--freeze ", config.freeze, " leaves nothing to train");
+  set_training_mode(*model);
   return t;
 }
 
@@ -108,16 +109,16 @@ EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, 
   s.legacy = info.legacy_preproc;
   s.device = device;
   if (ranks.alone()) return s;
-  s.rank = ranks.place.rank;
-  s.ranks = ranks.place.world;
+  s.rank = ranks.info.rank;
+  s.ranks = ranks.info.world;
   s.gather = [&](const std::vector<double>& mine) { return ranks.gather(mine); };
   return s;
 }
 
 void synchronize(Ranks& ranks, Training& t) {
-  ranks.at("the start");
+  ranks.reached("the start");
   ranks.broadcast(tensors_of(t));
-  ranks.must_equal(tensors_of(t), "at the start");
+  ranks.check_equal(tensors_of(t), "at the start");
 }
 
 Tensor clip_on_all_ranks(const std::vector<Tensor>& gradients, double max_norm, Ranks& ranks) {

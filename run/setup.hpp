@@ -19,7 +19,7 @@ namespace yolox {
 
 // Configures this process for training: OpenCV threads, allocators (--dtr), determinism and anomaly mode.
 // Returns its device.
-torch::Device prepare_process(const Config& config, const Place& place);
+torch::Device prepare_process(const Config& config, const RankInfo& rank_info);
 
 // Loads the data sets. On each machine one rank checks the images first, and the others read its results.
 // Throws if a data set is empty or --strict finds a problem.

@@ -29,7 +29,7 @@ void move(YOLOX& model, torch::Device device, at::ScalarType type) {
 YOLOX copy_of(const YOLOX& model, const std::string& name, torch::Device device) {
   YOLOX copy(name, model->num_classes);
   move(copy, device, model->parameters()[0].scalar_type());
-  channels_last(*copy);
+  to_channels_last(*copy);
   load_state_dict(*copy, to_dict(state_dict(*model)), "the model");
   copy->eval();
   return copy;
@@ -60,10 +60,10 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
   state.insert("iteration", t.iteration);
   state.insert("ema_updates", t.ema_updates);
   state.insert("skipped", t.skipped);
-  state.insert("stale", t.stale);
+  state.insert("stale", t.evals_without_gain);
   state.insert("epochs", t.epochs);
   state.insert("lr_factor", t.lr_factor);
-  state.insert("returns", t.returns);
+  state.insert("returns", t.rollbacks);
   state.insert("random", random_state(t.scaler.scale.device()));
   if (t.scaler.enabled) {
     state.insert("scale", t.scaler.scale.item<double>());
@@ -73,7 +73,7 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
   state.insert("images", images);
   state.insert("settings", flags);
   top.insert("start_epoch", t.iteration / per_epoch);
-  top.insert("model", to_dict(state_dict(*t.judged())));
+  top.insert("model", to_dict(state_dict(*t.eval_model())));
   top.insert("optimizer", state_dict(t.optimizer));
   top.insert("best_ap", t.best_ap);
   top.insert("curr_ap", t.ap.value_or(std::nan("")));
@@ -108,13 +108,13 @@ void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, co
   t.iteration = state.at("iteration").toInt();
   t.ema_updates = state.at("ema_updates").toInt();
   t.skipped = state.at("skipped").toInt();
-  t.stale = state.at("stale").toInt();
+  t.evals_without_gain = state.at("stale").toInt();
   t.best_ap = top.at("best_ap").toDouble();
   const double ap = top.at("curr_ap").toDouble();  // official files have a number or NaN
   t.ap = std::isnan(ap) ? std::nullopt : std::optional(ap);
   t.epochs = state.at("epochs").toInt();
   t.lr_factor = state.at("lr_factor").toDouble();
-  t.returns = state.at("returns").toInt();
+  t.rollbacks = state.at("returns").toInt();
   set_random_state(state.at("random"), t.scaler.scale.device());
   check(state.at("per_epoch").toInt() == per_epoch, path, " has ", state.at("per_epoch").toInt(),
         " steps per epoch, but this --bs and data have ", per_epoch,

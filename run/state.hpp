@@ -23,15 +23,15 @@ struct Training {
   YOLOX model, ema{nullptr};  // ema: empty if --ema is 0
   Optimizer optimizer;
   GradScaler scaler;
-  int64_t iteration = 0;          // number of steps done
-  int64_t ema_updates = 0;        // number of steps done without the skipped ones
-  int64_t skipped = 0;            // number of skipped steps, whose gradients overflowed
-  int64_t epochs = 0;             // number of epochs that have ended, evaluation included
-  std::optional<double> ap = {};  // AP after the latest step; empty if it was not evaluated
-  double best_ap = -1;            // -1: no evaluation yet
-  int64_t stale = 0;              // number of evaluations since the best one
-  double lr_factor = 1;           // factor of the learning rate; halved by --keep-going
-  int64_t returns = 0;            // how often --keep-going went back to a checkpoint
+  int64_t iteration = 0;           // number of steps done
+  int64_t ema_updates = 0;         // number of steps done without the skipped ones
+  int64_t skipped = 0;             // number of skipped steps, whose gradients overflowed
+  int64_t epochs = 0;              // number of epochs that have ended, evaluation included
+  std::optional<double> ap = {};   // AP after the latest step; empty if it was not evaluated
+  double best_ap = -1;             // -1: no evaluation yet
+  int64_t evals_without_gain = 0;  // number of evaluations since the best one
+  double lr_factor = 1;            // factor of the learning rate; halved by --keep-going
+  int64_t rollbacks = 0;           // how often --keep-going went back to a checkpoint
 
   // Counts a step whose model has not been evaluated.
   void count_step() {
@@ -39,7 +39,7 @@ struct Training {
     ap.reset();
   }
   // Returns the model that is evaluated and saved as the result: the EMA model, or the model without EMA.
-  YOLOX& judged() { return ema.is_empty() ? model : ema; }
+  YOLOX& eval_model() { return ema.is_empty() ? model : ema; }
 };
 
 // Returns parameters and buffers of a model.

@@ -73,14 +73,14 @@ Events::Events(const std::string& folder, int64_t first_step)
 void Events::scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values) {
   const std::string summary = tensorboard::summary(values);
   if (summary.empty()) return;
-  if (waiting.size() < most_waiting)
+  if (waiting.size() < max_waiting_records)
     waiting.push_back(tensorboard::event(time(), step, tensorboard::summary_field, summary));
   flush();
 }
 
 void Events::flush() {
   int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
-  if (fd < 0 && errno == ENOENT) fd = begin();
+  if (fd < 0 && errno == ENOENT) fd = create_file();
   if (fd < 0) return;
   while (!waiting.empty()) {
     const std::string& record = waiting.front();
@@ -95,7 +95,7 @@ void Events::flush() {
   close(fd);
 }
 
-int Events::begin() {
+int Events::create_file() {
   const std::string prefix = "events.out.tfevents.";
   int64_t second = int64_t(time());
   std::error_code error;

@@ -66,7 +66,7 @@ struct Events {
   void scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values);
 
  private:
-  static constexpr size_t most_waiting = 10000;  // some megabytes
+  static constexpr size_t max_waiting_records = 10000;  // some megabytes
   std::string folder, path, opening;
   std::deque<std::string> waiting;  // records that are not yet completely in the file
   size_t written = 0;               // bytes of waiting.front() that are in the file
@@ -82,7 +82,7 @@ struct Events {
   // Creates a new event file, also if the old one was deleted. Returns its file descriptor, or -1 on failure.
   // TensorBoard reads files in the order of their names, so the time in the name is later than in all others,
   // even if the clock has been set back.
-  int begin();
+  int create_file();
 };
 
 }  // namespace yolox

@@ -21,26 +21,27 @@ namespace yolox::test {
 
 // ---- images ----
 
-// Data set in memory for compose(). piece() returns a copy of the part, so that compose() cannot read pixels
-// outside it.
-struct Album {
+// Data set in memory for compose(). image_region() returns a copy of the part, so that compose() cannot read
+// pixels outside it.
+struct MemoryDataset {
   std::vector<Sample> samples;
-  int most_reduced = 1;                // largest reduction of a piece (2, 4, ...), chosen like decode_piece()
-  bool whole = false;                  // piece() returns the whole image
-  std::set<std::size_t> broken{};      // piece() throws for these
-  std::vector<std::size_t> instead{};  // results of instead_of(), in turn; then it throws
+  int most_reduced = 1;            // largest reduction of a piece (2, 4, ...), chosen like decode_region()
+  bool whole = false;              // image_region() returns the whole image
+  std::set<std::size_t> broken{};  // image_region() throws for these
+  std::vector<std::size_t> replacements{};  // results of replacement_index(), in turn; then it throws
 
   struct Asked {
     std::size_t index;
     cv::Rect part;
     double scale;
   };
-  mutable std::vector<Asked> asked{};                                   // of piece()
-  mutable std::vector<std::pair<std::size_t, std::size_t>> replaced{};  // of instead_of(): index, tries
+  mutable std::vector<Asked> asked{};  // of image_region()
+  mutable std::vector<std::pair<std::size_t, std::size_t>>
+      replaced{};  // of replacement_index(): index, tries
 
   cv::Size size(std::size_t i) const { return samples.at(i).image.size(); }
   const std::vector<Box>& boxes(std::size_t i) const { return samples.at(i).boxes; }
-  Piece piece(std::size_t i, const cv::Rect& part, double scale) const {
+  ImageRegion image_region(std::size_t i, const cv::Rect& part, double scale) const {
     {
       static std::mutex mutex;
       std::lock_guard lock(mutex);
@@ -59,11 +60,11 @@ struct Album {
     cv::resize(grown(taken), piece, grid.size(), 0, 0, cv::INTER_AREA);
     return {piece, {1.0 / r, 1.0 / r}, taken.tl()};
   }
-  std::size_t instead_of(std::size_t i, const ImageError& error, std::size_t tries) const {
+  std::size_t replacement_index(std::size_t i, const ImageError& error, std::size_t tries) const {
     CHECK(has(error.what(), std::to_string(i)));
-    if (replaced.size() == instead.size()) throw;
+    if (replaced.size() == replacements.size()) throw;
     replaced.push_back({i, tries});
-    return instead[replaced.size() - 1];
+    return replacements[replaced.size() - 1];
   }
 };
 
@@ -98,7 +99,7 @@ inline int max_difference(const Image& a, const Image& b) {
   return static_cast<int>(cv::norm(a, b, cv::NORM_INF));
 }
 
-inline double gap(const Box& a, const Box& b) {
+inline double max_corner_difference(const Box& a, const Box& b) {
   return std::max(
       {std::abs(a.x1 - b.x1), std::abs(a.y1 - b.y1), std::abs(a.x2 - b.x2), std::abs(a.y2 - b.y2)});
 }
@@ -109,7 +110,7 @@ inline const std::vector<cv::Vec3b> colours = {{255, 0, 0},   {0, 255, 0},   {0,
                                                {255, 0, 255}, {0, 255, 255}, {0, 0, 0},   {255, 255, 255}};
 
 // Returns a grey image with two solid boxes of classes `cls` and `cls` + 1. The class selects the colour.
-inline Sample marked(Rng& rng, cv::Size size, int cls) {
+inline Sample marked_image(Rng& rng, cv::Size size, int cls) {
   Sample s{Image(size, border_grey), {}};
   for (int half : {0, 1}) {  // one box in each half, without contact
     const int left = half * size.width / 2 + 2, right = left + size.width / 2 - 4;
@@ -161,7 +162,8 @@ inline int check_marks(const Sample& s, double tolerance, double least = 0.5) {
       REQUIRE(seen);
       const Box& b = box->second;
       const auto text = [](const Box& x) { return concat(x.x1, " ", x.y1, " ", x.x2, " ", x.y2); };
-      CHECK_MESSAGE(gap(*seen, b) <= tolerance, "box " << text(b) << ", pixels " << text(*seen));
+      CHECK_MESSAGE(max_corner_difference(*seen, b) <= tolerance,
+                    "box " << text(b) << ", pixels " << text(*seen));
       ++compared;
     }
   }
@@ -170,7 +172,7 @@ inline int check_marks(const Sample& s, double tolerance, double least = 0.5) {
 
 // Calls f(i) for each i in 0..n-1 from three threads, in descending order in each thread.
 template <class F>
-void backwards_in_threads(int n, const F& f) {
+void call_in_threads(int n, const F& f) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 3; ++t) {
     threads.emplace_back([&, t] {

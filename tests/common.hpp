@@ -21,9 +21,9 @@ inline std::string shared_dir() {
   return env && *env ? env : YOLOX_SOURCE_DIR "/../shared";
 }
 inline std::string shared(const std::string& path) { return shared_dir() + "/" + path; }
-inline bool have_shared() { return std::filesystem::exists(shared("fixtures/README.md")); }
+inline bool shared_exists() { return std::filesystem::exists(shared("fixtures/README.md")); }
 
-#define SHARED_TEST(name) TEST_CASE(name* doctest::skip(!have_shared()))
+#define SHARED_TEST(name) TEST_CASE(name* doctest::skip(!shared_exists()))
 
 // Decorators: TEST_CASE("eval: ..." * starts_programs).
 // Cases that start another program. ./test.sh quick and the sanitizers leave them out.

@@ -50,7 +50,7 @@ struct Results : doctest::IReporter {
 REGISTER_LISTENER("results", 1, Results);
 
 int main(int argc, char** argv) {
-  yolox::share_cores(argv);  // and all that it starts
+  yolox::limit_spinning(argv);  // and all that it starts
   if (const char* path = std::getenv("YOLOX_TEST_RESULTS")) {
     results = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     unsetenv("YOLOX_TEST_RESULTS");  // not for test programs that cases start

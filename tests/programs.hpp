@@ -76,13 +76,13 @@ inline void write_scenes(const std::string& folder, int64_t count, size_t classe
 
 // Runs a program as run() does, with a limit of `kb` KiB on the size of each file. This simulates a full
 // disk.
-inline Outcome run_without_room(const TempDir& dir, const std::string& program, const std::string& arguments,
-                                int kb = 2000) {
+inline Outcome run_with_full_disk(const TempDir& dir, const std::string& program,
+                                  const std::string& arguments, int kb = 2000) {
   return shell(dir,
                concat("trap '' XFSZ; ulimit -f ", kb, "; " YOLOX_BINARY_DIR "/", program, " ", arguments));
 }
 // Returns the number of warnings on stdout that contain `file`.
-inline size_t warnings_of(const Outcome& o, const std::string& file) {
+inline size_t count_warnings(const Outcome& o, const std::string& file) {
   size_t n = 0;
   for (const auto& line : lines_of(o.out)) n += has(line, "WARNING:") && has(line, file);
   return n;
@@ -169,7 +169,7 @@ inline std::string difference(const std::string& a, const std::string& b) {
 }
 
 // Returns the first number with this key in a JSON file.
-inline double number_in(const std::string& path, const std::string& key) {
+inline double json_number(const std::string& path, const std::string& key) {
   const std::string text = contents(path), mark = "\"" + key + "\":";
   REQUIRE_MESSAGE(has(text, mark), path << " has no " << key);
   return std::stod(text.substr(text.find(mark) + mark.size()));
@@ -225,18 +225,18 @@ inline int64_t steps_of(const TempDir& dir, const std::string& run_folder = "r")
 
 // Returns the relative difference of two runs, the larger of two L2 ratios: parameters |a - b| / |b - start|,
 // and batch norm statistics |a - b| / |b|.
-inline double apart(const TempDir& dir, const std::string& a, const std::string& b,
-                    const std::string& start) {
+inline double relative_difference(const TempDir& dir, const std::string& a, const std::string& b,
+                                  const std::string& start) {
   const auto x = weights_of(dir, a, false), y = weights_of(dir, b, false), z = weights_of(dir, start, false);
-  double apart = 0, way = 0, statistics = 0, all = 0;
+  double relative_difference = 0, way = 0, statistics = 0, all = 0;
   for (const auto& e : x) {
     const Tensor v = e.value().toTensor(), w = y.at(e.key()).toTensor(), first = z.at(e.key()).toTensor();
     if (!v.is_floating_point()) continue;
     const bool of_norm = has(e.key().toStringRef(), "running_");
-    (of_norm ? statistics : apart) += (v - w).square().sum().item<double>();
+    (of_norm ? statistics : relative_difference) += (v - w).square().sum().item<double>();
     (of_norm ? all : way) += (of_norm ? w : w - first).square().sum().item<double>();
   }
-  return std::max(std::sqrt(apart / way), std::sqrt(statistics / all));
+  return std::max(std::sqrt(relative_difference / way), std::sqrt(statistics / all));
 }
 
 // A program that runs in the background.
@@ -295,7 +295,7 @@ inline std::vector<pid_t> children_of(pid_t parent) {
 
 // Runs ./train. Returns the peak size of its address space in KiB, with several ranks that of the largest
 // process. Deletes the run folder.
-inline int64_t address_space(const TempDir& dir, const std::string& arguments) {
+inline int64_t peak_address_space(const TempDir& dir, const std::string& arguments) {
   Process p(dir, "train", arguments + " --out measured");
   // The last reading of a process counts, because before exec() a child still shows the value of its parent.
   std::map<pid_t, int64_t> peaks;

@@ -26,6 +26,6 @@ inline double relative_error(const torch::Tensor& a, const torch::Tensor& b) {
 // Returns the tolerance for the relative error of a float32 result: 4 times the error of `single` against the
 // float64 result `exact`, and at least 1e-5. Kernels of another processor add in another order, so their
 // errors differ.
-inline double rounding(const torch::Tensor& single, const torch::Tensor& exact) {
+inline double rounding_tolerance(const torch::Tensor& single, const torch::Tensor& exact) {
   return std::max(1e-5, 4 * relative_error(single, exact));
 }

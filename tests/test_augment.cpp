@@ -21,7 +21,7 @@ using namespace yolox::test;
 
 namespace {
 
-Sample composed(const Album& album, const SampleDraw& draw, cv::Size size) {
+Sample composed(const MemoryDataset& album, const SampleDraw& draw, cv::Size size) {
   Sample sample{Image(size, 0), {}};
   compose(album, draw, sample);
   return sample;
@@ -66,11 +66,11 @@ cv::Vec3d bilinear_at(const Image& image, double x, double y) {
 }
 
 // A map that turns, zooms, mirrors and shifts, roughly from one size to another.
-Map random_map(Rng& rng, cv::Size from, cv::Size to) {
+Affine random_map(Rng& rng, cv::Size from, cv::Size to) {
   const double angle = rng.uniform(-3.2, 3.2), zoom = std::exp(rng.uniform(-1.5, 1.5)),
                shear = rng.uniform(-0.3, 0.3);
-  const Map turned{{zoom * std::cos(angle), zoom * std::sin(angle), 0,  //
-                    zoom * (shear - std::sin(angle)), zoom * std::cos(angle), 0}};
+  const Affine turned{{zoom * std::cos(angle), zoom * std::sin(angle), 0,  //
+                       zoom * (shear - std::sin(angle)), zoom * std::cos(angle), 0}};
   return scale_shift({rng.bernoulli(0.5) ? 1.0 : -1.0, 1}, -from.width / 2.0, -from.height / 2.0)
       .then(turned)
       .then(scale_shift({1, 1}, to.width * rng.uniform(0.2, 0.8), to.height * rng.uniform(0.2, 0.8)));
@@ -86,11 +86,11 @@ TEST_CASE("augmentation: transforms take and return uint8 only, by their types")
   static_assert(!std::is_assignable_v<Image&, cv::Mat_<cv::Vec3f>>);
   static_assert(!std::is_constructible_v<Image, cv::Mat_<uchar>>);
   static_assert(std::is_same_v<decltype(Sample::image), Image> &&
-                std::is_same_v<decltype(Piece::image), Image> &&
+                std::is_same_v<decltype(ImageRegion::image), Image> &&
                 std::is_same_v<decltype(Letterbox::image), Image>);
   static_assert(
-      std::is_invocable_v<decltype(draw_picture), Image&, Piece, cv::Matx23d, cv::Matx23d, cv::Rect2d> &&
-      !std::is_invocable_v<decltype(draw_picture), cv::Mat_<cv::Vec3f>&, Piece, cv::Matx23d, cv::Matx23d,
+      std::is_invocable_v<decltype(warp_image), Image&, ImageRegion, cv::Matx23d, cv::Matx23d, cv::Rect2d> &&
+      !std::is_invocable_v<decltype(warp_image), cv::Mat_<cv::Vec3f>&, ImageRegion, cv::Matx23d, cv::Matx23d,
                            cv::Rect2d>);
   CHECK_THROWS_WITH_AS(Image(cv::Mat(2, 2, CV_32FC3)), doctest::Contains("picture is CV_32FC3"),
                        std::runtime_error);
@@ -243,7 +243,7 @@ TEST_CASE("augmentation: draws stay in their ranges, and share of each is as set
 
 TEST_CASE("augmentation: hue shifts act on BGR") {
   const auto jittered = [](cv::Vec3b pixel, HsvDraw hsv) {
-    const Album album{{{coloured({8, 8}, pixel), {}}}};
+    const MemoryDataset album{{{coloured({8, 8}, pixel), {}}}};
     return composed(album, {0, {}, {}, {hsv, false}}, {8, 8}).image(3, 3);
   };
   CHECK(jittered({0, 0, 255}, {60, 0, 0}) == cv::Vec3b(0, 255, 0));   // red + 120 degrees = green
@@ -270,7 +270,7 @@ TEST_CASE("augmentation: jitter is HSV in exact numbers, rounded; OpenCV's to th
                                       {60, 5, -5}, {1, 255, 0}, {0, -255, 0},   {0, 0, 255}, {33, -60, 90}};
   for (const HsvDraw& d : draws) {
     Image got(image.clone());
-    jitter(got.ptr(), got.total(), float(d.h), float(d.s), float(d.v));
+    hsv_jitter(got.ptr(), got.total(), float(d.h), float(d.s), float(d.v));
     int off = 0;
     for (int y = 0; y < image.rows; ++y) {
       for (int x = 0; x < image.cols; ++x) {
@@ -303,15 +303,15 @@ TEST_CASE("augmentation: jitter is HSV in exact numbers, rounded; OpenCV's to th
 TEST_CASE("augmentation: jitter: any count, nothing after it is touched; the same bits on every machine") {
   const Image image = noise({300, 1});
   Image whole(image.clone());
-  jitter(whole.ptr(), 300, 7, -20, 15);
+  hsv_jitter(whole.ptr(), 300, 7, -20, 15);
   for (int count : {0, 1, 2, 63, 64, 65, 127, 128, 200, 299}) {
     Image part(image.clone());
-    jitter(part.ptr(), count, 7, -20, 15);
+    hsv_jitter(part.ptr(), count, 7, -20, 15);
     CHECK(std::memcmp(part.ptr(), whole.ptr(), 3 * count) == 0);
     CHECK(std::memcmp(part.ptr() + 3 * count, image.ptr() + 3 * count, 3 * (300 - count)) == 0);
   }
   Fenced fenced({77, 1}, true);
-  jitter(fenced.image.ptr(), 77, 1, 2, 3);
+  hsv_jitter(fenced.image.ptr(), 77, 1, 2, 3);
 }
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
@@ -341,7 +341,7 @@ TEST_CASE("augmentation: mix rounds up") {
   for (int y = 0; y < 256; ++y)
     for (int x = 0; x < 256; ++x) a(y, x) = cv::Vec3b::all(uchar(x)), b(y, x) = cv::Vec3b::all(uchar(y));
   const Image before(b.clone());
-  mix(a, b);
+  average_images(a, b);
   for (int y = 0; y < 256; ++y)
     for (int x = 0; x < 256; ++x) REQUIRE(a(y, x) == cv::Vec3b::all(uchar((x + y + 1) / 2)));
   CHECK(max_difference(b, before) == 0);
@@ -383,12 +383,12 @@ TEST_CASE("augmentation: a picture is drawn as exact bilinear sampling has it, a
     // Wholly inside, at the edges, all beside the picture; from one pixel on.
     const cv::Size size = random_size(rng, 1, i % 3 ? 60 : 5), out_size = random_size(rng, 1, 60);
     const Fenced fenced(size, i % 2, i);
-    const Map to_out = random_map(rng, size, out_size), to_picture = to_out.inverse();
+    const Affine to_out = random_map(rng, size, out_size), to_picture = to_out.inverse();
     const cv::Rect2d shown(rng.uniform(-20, 10), rng.uniform(-20, 10), rng.uniform(5, 80),
                            rng.uniform(5, 80));
     Image frame({out_size.width + 2, out_size.height + 2}, 99);
     Image out = frame(cv::Rect({1, 1}, out_size));
-    draw_picture(out, {fenced.image, {1, 1}, {0, 0}}, to_picture.m, to_picture.m, shown);
+    warp_image(out, {fenced.image, {1, 1}, {0, 0}}, to_picture.m, to_picture.m, shown);
     for (int y = 0; y < frame.rows; ++y) {
       for (int x = 0; x < frame.cols; ++x) {
         const cv::Point2d p = to_picture(x - 0.5, y - 0.5);
@@ -416,11 +416,12 @@ TEST_CASE("augmentation: a picture is drawn as cv::warpAffine draws it") {
   const Image image = smooth({320, 240});
   for (int i = 0; i < 40; ++i) {
     const cv::Size size(160, 128);
-    const Map to_picture = random_map(rng, image.size(), size).inverse();
+    const Affine to_picture = random_map(rng, image.size(), size).inverse();
     Image out(size, 0), theirs;
-    draw_picture(out, {image, {1, 1}, {0, 0}}, to_picture.m, to_picture.m, {-1e6, -1e6, 2e6, 2e6});
+    warp_image(out, {image, {1, 1}, {0, 0}}, to_picture.m, to_picture.m, {-1e6, -1e6, 2e6, 2e6});
     // Theirs speaks of pixel centres.
-    const Map centres = scale_shift({1, 1}, 0.5, 0.5).then(to_picture).then(scale_shift({1, 1}, -0.5, -0.5));
+    const Affine centres =
+        scale_shift({1, 1}, 0.5, 0.5).then(to_picture).then(scale_shift({1, 1}, -0.5, -0.5));
     cv::warpAffine(image, theirs, centres.m, size, cv::INTER_LINEAR | cv::WARP_INVERSE_MAP,
                    cv::BORDER_REPLICATE);
     CHECK(max_difference(out, theirs) <= 2);
@@ -429,20 +430,20 @@ TEST_CASE("augmentation: a picture is drawn as cv::warpAffine draws it") {
 
 TEST_CASE("augmentation: a part of a picture, perhaps reduced, is drawn where the picture is") {
   Rng rng(6, 0, 0);
-  Album album{{{smooth({400, 300}), {}}}};
+  MemoryDataset album{{{smooth({400, 300}), {}}}};
   for (int i = 0; i < 60; ++i) {
     const cv::Rect part(int(rng.randint(0, 150)), int(rng.randint(0, 100)), int(rng.randint(40, 200)),
                         int(rng.randint(40, 200)));
-    const Map to_out = scale_shift({0.4, 0.4}, -0.4 * part.x, -0.4 * part.y);
-    const Map to_picture = to_out.inverse();
+    const Affine to_out = scale_shift({0.4, 0.4}, -0.4 * part.x, -0.4 * part.y);
+    const Affine to_picture = to_out.inverse();
     const cv::Rect2d shown(part.x + 5, part.y + 5, part.width - 10, part.height - 10);
     Image all({80, 80}, 0), cut({80, 80}, 0), small({80, 80}, 0);
-    draw_picture(all, {album.samples[0].image, {1, 1}, {0, 0}}, to_picture.m, to_picture.m, shown);
+    warp_image(all, {album.samples[0].image, {1, 1}, {0, 0}}, to_picture.m, to_picture.m, shown);
     album.most_reduced = 1;
-    draw_picture(cut, album.piece(0, part, 0.4), to_picture.m, to_picture.m, shown);
+    warp_image(cut, album.image_region(0, part, 0.4), to_picture.m, to_picture.m, shown);
     CHECK(max_difference(all, cut) == 0);
     album.most_reduced = 2;
-    draw_picture(small, album.piece(0, part, 0.4), to_picture.m, to_picture.m, shown);
+    warp_image(small, album.image_region(0, part, 0.4), to_picture.m, to_picture.m, shown);
     CHECK(max_difference(all, small) <= 6);
     CHECK(cv::norm(all, small, cv::NORM_L1) / double(3 * part.area() * 0.16) < 0.7);  // half a pixel off: 2
   }
@@ -451,11 +452,11 @@ TEST_CASE("augmentation: a part of a picture, perhaps reduced, is drawn where th
 TEST_CASE("maps: one after the other, back, and around") {
   Rng rng(7, 0, 0);
   for (int i = 0; i < 100; ++i) {
-    const Map a = random_map(rng, {30, 20}, {50, 60}), b = random_map(rng, {30, 20}, {50, 60});
+    const Affine a = random_map(rng, {30, 20}, {50, 60}), b = random_map(rng, {30, 20}, {50, 60});
     const cv::Point2d p(rng.uniform(-50, 50), rng.uniform(-50, 50)), once = a(p.x, p.y);
     CHECK(cv::norm(a.then(b)(p.x, p.y) - b(once.x, once.y)) < 1e-9);
     CHECK(cv::norm(a.then(a.inverse())(p.x, p.y) - p) < 1e-9);
-    const cv::Rect2d around = a.around({1, 2, 3, 4});
+    const cv::Rect2d around = a.bounding_box({1, 2, 3, 4});
     double x1 = 1e9, y2 = -1e9;
     for (const auto& corner : {a(1, 2), a(4, 2), a(1, 6), a(4, 6)})
       x1 = std::min(x1, corner.x), y2 = std::max(y2, corner.y);
@@ -492,7 +493,7 @@ TEST_CASE("augmentation: no cap on labels") {
   Sample crowd{noise({64, 64}), {}};
   for (int i = 0; i < 3000; ++i)
     crowd.boxes.push_back({i % 30 * 2.0, i / 100 * 2.0, i % 30 * 2.0 + 4, i / 100 * 2.0 + 4, i});
-  const Album album{{crowd, crowd, crowd, crowd}};
+  const MemoryDataset album{{crowd, crowd, crowd, crowd}};
   CHECK(composed(album, {0, {}, {}, {HsvDraw{1, 1, 1}, true}}, {64, 64}).boxes.size() == 3000);
   SampleDraw draw = four({64, 64}, {0, 0.5, 0, 0, 0, 0});
   CHECK(composed(album, draw, {64, 64}).boxes.size() == 12000);
@@ -507,7 +508,7 @@ TEST_CASE("augmentation: a picture alone keeps boxes on their pixels, mirrored t
   int compared = 0;
   for (int i = 0; i < 300; ++i) {
     const cv::Size size(32 * rng.randint(2, 6), 32 * rng.randint(2, 6));
-    Album album{{marked(rng, random_size(rng, 40, i % 3 ? 150 : 700), 2 * (i % 4))}};
+    MemoryDataset album{{marked_image(rng, random_size(rng, 40, i % 3 ? 150 : 700), 2 * (i % 4))}};
     album.most_reduced = i % 2 ? 8 : 1;
     CHECK(check_marks(album.samples[0], 0) == 2);
     const bool flip = i % 4 < 2;
@@ -518,8 +519,8 @@ TEST_CASE("augmentation: a picture alone keeps boxes on their pixels, mirrored t
     for (int b : {0, 1}) {  // also in exact numbers; mirrored in itself, so that it stays top left
       const Box &was = album.samples[0].boxes[b], &is = out.boxes[b];
       const double x1 = was.x1 * to.scale.x, x2 = was.x2 * to.scale.x;
-      CHECK(gap(is, {flip ? to.size.width - x2 : x1, was.y1 * to.scale.y, flip ? to.size.width - x1 : x2,
-                     was.y2 * to.scale.y, 0}) < 1e-9);
+      CHECK(max_corner_difference(is, {flip ? to.size.width - x2 : x1, was.y1 * to.scale.y,
+                                       flip ? to.size.width - x1 : x2, was.y2 * to.scale.y, 0}) < 1e-9);
       CHECK(is.cls == was.cls);
     }
   }
@@ -530,16 +531,16 @@ TEST_CASE("augmentation: the border beside a picture alone is grey whatever is d
   Rng rng(22, 0, 0);
   for (int i = 0; i < 50; ++i) {
     const cv::Size size(96, 64), picture = random_size(rng, 1, 200);
-    const Album album{{{coloured(picture, {200, 10, 30}), {}}}};
+    const MemoryDataset album{{{coloured(picture, {200, 10, 30}), {}}}};
     const Image out = composed(album, {0, {}, {}, {HsvDraw{5, 30, 30}, i % 2 == 0}}, size).image;
     Image expected(size, border_grey);
     Image colour = coloured({1, 1}, {200, 10, 30});
-    jitter(colour.ptr(), 1, 5, 30, 30);
+    hsv_jitter(colour.ptr(), 1, 5, 30, 30);
     expected(cv::Rect({0, 0}, fit_into(picture, size, false).size)).setTo(colour(0, 0));
     CHECK(max_difference(out, expected) == 0);
   }
   // Between pictures of a mosaic it is jittered as they are.
-  const Album album{std::vector<Sample>(4, Sample{Image({9, 9}, 50), {}})};
+  const MemoryDataset album{std::vector<Sample>(4, Sample{Image({9, 9}, 50), {}})};
   SampleDraw draw = four({32, 32}, {0, 0.25, 0, 0, 0, 0});
   draw.colour_flip.hsv = HsvDraw{0, 0, 10};
   CHECK(composed(album, draw, {64, 64}).image(60, 60) == cv::Vec3b::all(border_grey + 10));
@@ -548,7 +549,7 @@ TEST_CASE("augmentation: the border beside a picture alone is grey whatever is d
 TEST_CASE(
     "augmentation: a picture of the sample's size is copied, mirrored is mirrored: no pixel is blurred or "
     "shifted") {
-  const Album album{{{noise({64, 48}), {}}}};
+  const MemoryDataset album{{{noise({64, 48}), {}}}};
   CHECK(max_difference(composed(album, alone(0), {64, 48}).image, album.samples[0].image) == 0);
   Image mirrored;
   cv::flip(album.samples[0].image, mirrored, 1);
@@ -560,8 +561,8 @@ TEST_CASE("augmentation: mosaic keeps boxes on their pixels") {
   int compared = 0;
   for (int i = 0; i < 200; ++i) {
     const cv::Size size(32 * rng.randint(2, 4), 32 * rng.randint(2, 4));
-    Album album;
-    for (int k = 0; k < 4; ++k) album.samples.push_back(marked(rng, random_size(rng, 40, 150), 2 * k));
+    MemoryDataset album;
+    for (int k = 0; k < 4; ++k) album.samples.push_back(marked_image(rng, random_size(rng, 40, 150), 2 * k));
     compared += check_marks(composed(album, four(draw_mosaic(rng, {}, 4, size).centre), size), 0.51);
   }
   CHECK(compared > 300);
@@ -572,8 +573,8 @@ TEST_CASE("augmentation: zoom and shift keep boxes on their pixels") {
   int compared = 0;
   for (int i = 0; i < 400; ++i) {
     const cv::Size size(32 * rng.randint(3, 5), 32 * rng.randint(3, 5));
-    Album album;
-    for (int k = 0; k < 4; ++k) album.samples.push_back(marked(rng, random_size(rng, 40, 400), 2 * k));
+    MemoryDataset album;
+    for (int k = 0; k < 4; ++k) album.samples.push_back(marked_image(rng, random_size(rng, 40, 400), 2 * k));
     album.most_reduced = i % 2 ? 8 : 1;
     const AffineDraw affine{0, rng.uniform(0.2, 2), 0, 0, rng.uniform(-0.3, 0.3), rng.uniform(-0.3, 0.3)};
     const SampleDraw draw = four(draw_mosaic(rng, {}, 4, size).centre, affine, i % 4 < 2);
@@ -592,8 +593,8 @@ TEST_CASE("augmentation: a turned or sheared box contains its pixels and touches
   int compared = 0;
   for (int i = 0; i < 400; ++i) {
     const cv::Size size(160, 128);
-    Album album;
-    for (int k = 0; k < 4; ++k) album.samples.push_back(marked(rng, random_size(rng, 60, 400), 2 * k));
+    MemoryDataset album;
+    for (int k = 0; k < 4; ++k) album.samples.push_back(marked_image(rng, random_size(rng, 60, 400), 2 * k));
     album.most_reduced = i % 2 ? 8 : 1;
     AugmentConfig c;
     if (i % 4 == 0) c.degrees = 180, c.shear = 20;
@@ -607,7 +608,7 @@ TEST_CASE("augmentation: a turned or sheared box contains its pixels and touches
       CHECK((seen->x2 <= b.x2 + slack && seen->y2 <= b.y2 + slack));
       const bool inside = b.x1 > 0 && b.y1 > 0 && b.x2 < size.width && b.y2 < size.height;
       if (!inside || c.degrees > 10) continue;  // the corner of a box that stands on it is thin
-      CHECK(gap(*seen, b) <= 0.9);
+      CHECK(max_corner_difference(*seen, b) <= 0.9);
       ++compared;
     }
   }
@@ -627,7 +628,7 @@ TEST_CASE("augmentation: tiles of a mosaic meet without gap or overlap, however 
   int tiles = 0, grey = 0;
   for (int i = 0; i < 200; ++i) {
     const cv::Size size(32 * rng.randint(1, 4), 32 * rng.randint(1, 4));
-    Album album;  // each fills its quarter
+    MemoryDataset album;  // each fills its quarter
     for (int k = 0; k < 4; ++k) {
       const int larger = int(rng.randint(1, 3));
       album.samples.push_back({coloured(size * larger, colours[k]), {}});
@@ -638,8 +639,8 @@ TEST_CASE("augmentation: tiles of a mosaic meet without gap or overlap, however 
     const cv::Point centre = draw_mosaic(rng, {}, 4, size).centre;
     const bool flip = i % 3 == 0;
     const Image out = composed(album, four(centre, affine, flip), size).image;
-    const Map canvas_of_sample =
-        Map{affine_matrix(affine, size)}.then(flip ? mirror(size.width) : Map{}).inverse();
+    const Affine canvas_of_sample =
+        Affine{affine_matrix(affine, size)}.then(flip ? mirror(size.width) : Affine{}).inverse();
     const cv::Rect2d covered =
         cv::Rect2d(0, 0, 2 * size.width, 2 * size.height) &
         cv::Rect2d(centre.x - size.width, centre.y - size.height, 2 * size.width, 2 * size.height);
@@ -673,8 +674,8 @@ TEST_CASE("augmentation: mixup keeps boxes on their pixels") {
   int compared = 0;
   for (int i = 0; i < 300; ++i) {
     const cv::Size size(32 * rng.randint(2, 5), 32 * rng.randint(2, 5));
-    Album album{
-        {{Image(size, border_grey), {}}, marked(rng, random_size(rng, 40, i % 3 ? 150 : 500), 2 * (i % 4))}};
+    MemoryDataset album{{{Image(size, border_grey), {}},
+                         marked_image(rng, random_size(rng, 40, i % 3 ? 150 : 500), 2 * (i % 4))}};
     album.most_reduced = i % 2 ? 8 : 1;
     SampleDraw draw = alone(0, i % 5 < 2);
     draw.mixup = draw_mixup(rng, {}, 4, size);
@@ -686,7 +687,7 @@ TEST_CASE("augmentation: mixup keeps boxes on their pixels") {
 
 TEST_CASE(
     "augmentation: mixup in numbers: zoomed to whole pixels, mirrored with its border, cut at the offset") {
-  const Album album{
+  const MemoryDataset album{
       {{Image({64, 64}, border_grey), {}}, {Image({32, 16}, 0), {{4, 2, 20, 12, 1}}}}};  // 64x32
   const auto box = [&](double scale, bool mirrored, cv::Point offset, bool flip = false) {
     SampleDraw draw = alone(0, flip);
@@ -696,19 +697,20 @@ TEST_CASE(
     return out.boxes[0];
   };
   const double f = 2 * 51.0 / 64;  // 0.8 * 64 is 51.2
-  CHECK(gap(box(0.8, false, {0, 0}), {4 * f, 2 * f, 20 * f, 12 * f, 1}) < 1e-9);
-  CHECK(gap(box(0.8, true, {0, 0}), {51 - 20 * f, 2 * f, 51 - 4 * f, 12 * f, 1}) < 1e-9);
-  CHECK(gap(box(0.8, true, {0, 0}, true), {13 + 4 * f, 2 * f, 13 + 20 * f, 12 * f, 1}) < 1e-9);
-  CHECK(gap(box(1.5, false, {10, 5}), {12 - 10, 6 - 5, 60 - 10, 36 - 5, 1}) < 1e-9);
-  CHECK(gap(box(1.5, true, {10, 5}), {96 - 60 - 10, 6 - 5, 64, 36 - 5, 1}) < 1e-9);
+  CHECK(max_corner_difference(box(0.8, false, {0, 0}), {4 * f, 2 * f, 20 * f, 12 * f, 1}) < 1e-9);
+  CHECK(max_corner_difference(box(0.8, true, {0, 0}), {51 - 20 * f, 2 * f, 51 - 4 * f, 12 * f, 1}) < 1e-9);
+  CHECK(max_corner_difference(box(0.8, true, {0, 0}, true), {13 + 4 * f, 2 * f, 13 + 20 * f, 12 * f, 1}) <
+        1e-9);
+  CHECK(max_corner_difference(box(1.5, false, {10, 5}), {12 - 10, 6 - 5, 60 - 10, 36 - 5, 1}) < 1e-9);
+  CHECK(max_corner_difference(box(1.5, true, {10, 5}), {96 - 60 - 10, 6 - 5, 64, 36 - 5, 1}) < 1e-9);
 }
 
 TEST_CASE("augmentation: all together: each part does what it does alone") {
   Rng rng(14, 0, 0);
   for (int i = 0; i < 60; ++i) {
     const cv::Size size(32 * rng.randint(2, 5), 32 * rng.randint(2, 5));
-    Album album;
-    for (int k = 0; k < 4; ++k) album.samples.push_back(marked(rng, random_size(rng, 40, 300), 2 * k));
+    MemoryDataset album;
+    for (int k = 0; k < 4; ++k) album.samples.push_back(marked_image(rng, random_size(rng, 40, 300), 2 * k));
     album.samples.push_back({Image({7, 5}, border_grey), {}});
     album.most_reduced = i % 2 ? 8 : 1;
     const SampleDraw draw = draw_sample(rng, {}, 4, i % 4, size, true);
@@ -723,7 +725,7 @@ TEST_CASE("augmentation: all together: each part does what it does alone") {
     boxes.insert(boxes.end(), b.boxes.begin(), b.boxes.end());
     REQUIRE(all.boxes.size() == boxes.size());
     for (std::size_t k = 0; k < boxes.size(); ++k) {
-      CHECK(gap(all.boxes[k], boxes[k]) == 0);
+      CHECK(max_corner_difference(all.boxes[k], boxes[k]) == 0);
       CHECK(all.boxes[k].cls == boxes[k].cls);
     }
     for (int y = 0; y < size.height; ++y)  // b is half the other picture, half grey: within a rounding
@@ -733,7 +735,7 @@ TEST_CASE("augmentation: all together: each part does what it does alone") {
                   2);
     Image jittered(ab.image.clone());
     const HsvDraw& hsv = *draw.colour_flip.hsv;
-    jitter(jittered.ptr(), jittered.total(), float(int(hsv.h)), float(int(hsv.s)), float(int(hsv.v)));
+    hsv_jitter(jittered.ptr(), jittered.total(), float(int(hsv.h)), float(int(hsv.s)), float(int(hsv.v)));
     CHECK(max_difference(all.image, jittered) == 0);
   }
 }
@@ -742,10 +744,10 @@ TEST_CASE("augmentation: flip mirrors a mosaic, with what is mixed in") {
   Rng rng(15, 0, 0);
   for (int i = 0; i < 40; ++i) {
     const cv::Size size(96, 64);
-    Album album;
+    MemoryDataset album;
     for (int k = 0; k < 4; ++k) {
       album.samples.push_back({smooth(random_size(rng, 40, 200), 4 * i + k), {}});
-      album.samples[k].boxes = marked(rng, album.size(k), 0).boxes;
+      album.samples[k].boxes = marked_image(rng, album.size(k), 0).boxes;
     }
     SampleDraw draw = draw_sample(rng, {}, 4, i % 4, size, true);
     draw.colour_flip = {{}, false};
@@ -758,7 +760,7 @@ TEST_CASE("augmentation: flip mirrors a mosaic, with what is mixed in") {
     REQUIRE(out.boxes.size() == straight.boxes.size());
     for (std::size_t b = 0; b < out.boxes.size(); ++b) {
       const Box &is = out.boxes[b], &was = straight.boxes[b];
-      CHECK(gap(is, {size.width - was.x2, was.y1, size.width - was.x1, was.y2, 0}) < 1e-9);
+      CHECK(max_corner_difference(is, {size.width - was.x2, was.y1, size.width - was.x1, was.y2, 0}) < 1e-9);
     }
   }
 }
@@ -787,7 +789,7 @@ TEST_CASE(
                                        {3, 1}, {1280, 1280}, {1300, 900}, {3, 3}};
   for (int i = 0; i < 400; ++i) {
     const cv::Size size = i % 2 ? cv::Size(64, 64) : cv::Size(96, 32);
-    Album album;
+    MemoryDataset album;
     for (int k = 0; k < 4; ++k) {
       const cv::Size s = sizes[rng.randint(0, sizes.size() - 1)];
       album.samples.push_back({coloured(s, colours[k]), {{0, 0, double(s.width), double(s.height), k}}});
@@ -814,7 +816,9 @@ TEST_CASE(
     CHECK(max_difference(out.image, expected) == 0);
     const bool stays = fitted.width > 1 && fitted.height > 1;
     REQUIRE(out.boxes.size() == std::size_t(stays));
-    if (stays) CHECK(gap(out.boxes[0], {0, 0, double(fitted.width), double(fitted.height), 0}) < 1e-9);
+    if (stays)
+      CHECK(max_corner_difference(out.boxes[0], {0, 0, double(fitted.width), double(fitted.height), 0}) <
+            1e-9);
   }
 }
 
@@ -826,7 +830,7 @@ TEST_CASE("augmentation: of each picture is asked what the sample shows of it, a
   int not_asked = 0;
   for (int i = 0; i < 150; ++i) {
     const cv::Size size(96, 64);
-    Album album;
+    MemoryDataset album;
     for (int k = 0; k < 4; ++k) album.samples.push_back({noise(random_size(rng, 1, 300), 4 * i + k), {}});
     album.samples[3].boxes = {{0, 0, 1, 1, 0}};
     album.most_reduced = i % 2 ? 8 : 1;
@@ -853,7 +857,7 @@ TEST_CASE("augmentation: of each picture is asked what the sample shows of it, a
 
   // In numbers: of the first tile, twice as large as on the canvas, the lower right quarter and two pixels
   // more.
-  const Album album{std::vector<Sample>(4, Sample{noise({128, 128}), {}})};
+  const MemoryDataset album{std::vector<Sample>(4, Sample{noise({128, 128}), {}})};
   for (bool flip : {false, true}) {
     album.asked.clear();
     composed(album, four({64, 64}, {0, 2, 0, 0, -1, -1}, flip), {64, 64});
@@ -866,17 +870,17 @@ TEST_CASE("augmentation: of each picture is asked what the sample shows of it, a
 // ---- pictures and boxes that are not there ----
 
 TEST_CASE("augmentation: pictures without boxes are jittered and flipped too") {
-  const Album album{{{noise({64, 64}), {}}}};
+  const MemoryDataset album{{{noise({64, 64}), {}}}};
   const Sample out = composed(album, {0, {}, {}, {HsvDraw{5, 30, 30}, true}}, {64, 64});
   CHECK(out.boxes.empty());
   Image expected;
   cv::flip(album.samples[0].image, expected, 1);
-  jitter(expected.ptr(), 64 * 64, 5, 30, 30);
+  hsv_jitter(expected.ptr(), 64 * 64, 5, 30, 30);
   CHECK(max_difference(out.image, expected) == 0);
 }
 
 TEST_CASE("augmentation: boxes of a pixel or less go, the picture stays augmented") {
-  const Album album{
+  const MemoryDataset album{
       {{noise({64, 64}), {{1, 1, 2, 30, 0}, {10, 10, 10.5, 10.5, 1}, {5, 5, 5, 9, 2}, {3, 3, 4.1, 4.1, 3}}}}};
   const Sample out = composed(album, {0, {}, {}, {HsvDraw{5, 30, 30}, true}}, {64, 64});
   REQUIRE(out.boxes.size() == 1);
@@ -887,23 +891,23 @@ TEST_CASE("augmentation: boxes of a pixel or less go, the picture stays augmente
 TEST_CASE("augmentation: boxes that leave the picture go, others are cut") {
   const Sample s{noise({64, 64}), {{0, 0, 8, 8, 0}, {56, 56, 64, 64, 1}}};
   const Sample empty{s.image, {}};
-  const Album album{{s, empty, empty, empty}};
+  const MemoryDataset album{{s, empty, empty, empty}};
   const auto is = [](const std::vector<Box>& boxes, const Box& b) {
-    return boxes.size() == 1 && boxes[0].cls == b.cls && gap(boxes[0], b) < 1e-9;
+    return boxes.size() == 1 && boxes[0].cls == b.cls && max_corner_difference(boxes[0], b) < 1e-9;
   };
   // Of the first tile only its lower right corner is on the canvas; zoomed out it is not the sample that
   // cuts.
   CHECK(is(composed(album, four({16, 16}), {64, 64}).boxes, {8, 8, 16, 16, 1}));
   CHECK(is(composed(album, four({16, 16}, {0, 0.5, 0, 0, 0.25, 0.25}), {64, 64}).boxes, {20, 20, 24, 24, 1}));
   CHECK(is(composed(album, four({12, 12}, {0, 1, 0, 0, -0.1, -0.1}), {64, 64}).boxes, {0, 0, 5.6, 5.6, 1}));
-  const Album mixed{{empty, s}};
+  const MemoryDataset mixed{{empty, s}};
   SampleDraw draw = alone(0);
   draw.mixup = MixupDraw{1.5, false, {30, 30}, {1}};
   CHECK(is(composed(mixed, draw, {64, 64}).boxes, {54, 54, 64, 64, 1}));
 }
 
 TEST_CASE("augmentation: mixup rounds, and is grey where the other picture ends") {
-  const Album album{{{Image({64, 64}, 101), {}}, {Image({64, 64}, 50), {{0, 0, 64, 64, 3}}}}};
+  const MemoryDataset album{{{Image({64, 64}, 101), {}}, {Image({64, 64}, 50), {{0, 0, 64, 64, 3}}}}};
   SampleDraw draw = alone(0);
   draw.mixup = MixupDraw{0.5, false, {0, 0}, {1}};
   const Sample out = composed(album, draw, {64, 64});
@@ -912,12 +916,12 @@ TEST_CASE("augmentation: mixup rounds, and is grey where the other picture ends"
   CHECK(out.image(31, 32) == cv::Vec3b::all(108));  // (101 + 114) / 2
   CHECK(out.image(63, 63) == cv::Vec3b::all(108));
   REQUIRE(out.boxes.size() == 1);
-  CHECK(gap(out.boxes[0], {0, 0, 32, 32, 3}) < 1e-9);
+  CHECK(max_corner_difference(out.boxes[0], {0, 0, 32, 32, 3}) < 1e-9);
 }
 
 TEST_CASE("augmentation: the search for a picture to mix in ends") {
   const cv::Size size(64, 64);
-  Album album{std::vector<Sample>(6, Sample{Image(size, 200), {}})};
+  MemoryDataset album{std::vector<Sample>(6, Sample{Image(size, 200), {}})};
   AugmentConfig c;
   c.mixup_tries = 7;
   Rng rng(0, 0, 1);
@@ -942,38 +946,39 @@ TEST_CASE("augmentation: the search for a picture to mix in ends") {
 TEST_CASE("augmentation: a picture that cannot be read is replaced, in its place by one of another shape") {
   Rng rng(19, 0, 0);
   const cv::Size size(96, 64);
-  Album album;
-  for (int k = 0; k < 4; ++k) album.samples.push_back(marked(rng, random_size(rng, 40, 150), 2 * k));
-  album.samples.push_back(marked(rng, {150, 40}, 0));
-  album.samples.push_back(marked(rng, {40, 150}, 0));
+  MemoryDataset album;
+  for (int k = 0; k < 4; ++k) album.samples.push_back(marked_image(rng, random_size(rng, 40, 150), 2 * k));
+  album.samples.push_back(marked_image(rng, {150, 40}, 0));
+  album.samples.push_back(marked_image(rng, {40, 150}, 0));
   SampleDraw draw = four({100, 60}, {5, 0.6, 1, -1, 0.1, 0.05}, true);
   draw.mixup = MixupDraw{0.8, true, {0, 0}, {1}};
   draw.colour_flip.hsv = HsvDraw{3, 20, -20};
   const auto same = [&](const SampleDraw& asked_for, const SampleDraw& meant) {
-    Album good = album;
+    MemoryDataset good = album;
     good.broken.clear();
     const Sample a = composed(album, asked_for, size), b = composed(good, meant, size);
     CHECK(max_difference(a.image, b.image) == 0);
     REQUIRE(a.boxes.size() == b.boxes.size());
-    for (std::size_t i = 0; i < a.boxes.size(); ++i) CHECK(gap(a.boxes[i], b.boxes[i]) == 0);
+    for (std::size_t i = 0; i < a.boxes.size(); ++i)
+      CHECK(max_corner_difference(a.boxes[i], b.boxes[i]) == 0);
   };
   using Tries = std::vector<std::pair<std::size_t, std::size_t>>;
   SUBCASE("as the first tile, twice") {
-    album.broken = {0, 4}, album.instead = {4, 5};
+    album.broken = {0, 4}, album.replacements = {4, 5};
     SampleDraw meant = draw;
     meant.index = 5;
     same(draw, meant);
     CHECK(album.replaced == Tries{{0, 1}, {4, 2}});
   }
   SUBCASE("as another tile, and each counts for itself") {
-    album.broken = {2, 3}, album.instead = {5, 4};
+    album.broken = {2, 3}, album.replacements = {5, 4};
     SampleDraw meant = draw;
     meant.mosaic->others = {1, 5, 4};
     same(draw, meant);
     CHECK(album.replaced == Tries{{2, 1}, {3, 1}});
   }
   SUBCASE("mixed in") {
-    album.broken = {4}, album.instead = {5};
+    album.broken = {4}, album.replacements = {5};
     draw.mixup->candidates = {4};
     SampleDraw meant = draw;
     meant.mixup->candidates = {5};
@@ -981,18 +986,18 @@ TEST_CASE("augmentation: a picture that cannot be read is replaced, in its place
     CHECK(album.replaced == Tries{{4, 1}});
   }
   SUBCASE("alone") {
-    album.broken = {0}, album.instead = {4};
+    album.broken = {0}, album.replacements = {4};
     same(alone(0), alone(4));
   }
   SUBCASE("no other is left") {
-    album.broken = {0, 4}, album.instead = {4};
+    album.broken = {0, 4}, album.replacements = {4};
     CHECK_THROWS_WITH_AS(composed(album, draw, size), "picture 4 is damaged", ImageError);
   }
 }
 
 TEST_CASE("augmentation: an error that is not the picture's goes on its way") {
-  struct Failing : Album {
-    Piece piece(std::size_t, const cv::Rect&, double) const { fail("out of disk"); }
+  struct Failing : MemoryDataset {
+    ImageRegion image_region(std::size_t, const cv::Rect&, double) const { fail("out of disk"); }
   } album;
   album.samples = {{Image({8, 8}, 0), {}}};
   Sample sample{Image({8, 8}, 0), {}};
@@ -1002,7 +1007,7 @@ TEST_CASE("augmentation: an error that is not the picture's goes on its way") {
 TEST_CASE(
     "augmentation: same seed, epoch and index: same sample in any thread, in memory that was used before") {
   const cv::Size size(64, 96);
-  Album album;
+  MemoryDataset album;
   Rng rng(20, 0, 0);
   std::vector<Image> before;
   for (int i = 0; i < 5; ++i) {
@@ -1018,13 +1023,14 @@ TEST_CASE(
   for (auto* samples : {&single, &threaded})
     for (Sample& s : *samples) s.image = Image(size, 0);
   for (int i = 0; i < n; ++i) make(0, i, single[i]);
-  backwards_in_threads(n, [&](int i) { make(0, i, threaded[i]); });
+  call_in_threads(n, [&](int i) { make(0, i, threaded[i]); });
   int changed = 0;
   Sample used{Image(size, 0), {{1, 2, 3, 4, 5}}};
   const uchar* memory = used.image.ptr();
   const auto equal = [](const Sample& a, const Sample& b) {
     bool same = max_difference(a.image, b.image) == 0 && a.boxes.size() == b.boxes.size();
-    for (std::size_t k = 0; same && k < a.boxes.size(); ++k) same = gap(a.boxes[k], b.boxes[k]) == 0;
+    for (std::size_t k = 0; same && k < a.boxes.size(); ++k)
+      same = max_corner_difference(a.boxes[k], b.boxes[k]) == 0;
     return same;
   };
   for (int i = 0; i < n; ++i) {
@@ -1041,7 +1047,7 @@ TEST_CASE(
 
 TEST_CASE("augmentation: nothing is written beside the sample") {
   Rng rng(21, 0, 0);
-  Album album;
+  MemoryDataset album;
   for (int k = 0; k < 4; ++k)
     album.samples.push_back({noise(random_size(rng, 20, 200), k), {{0, 0, 20, 20, k}}});
   for (int i = 0; i < 50; ++i) {

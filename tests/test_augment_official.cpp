@@ -14,7 +14,7 @@ using namespace yolox::test;
 
 namespace {
 
-Sample composed(const Album& album, const SampleDraw& draw, cv::Size size) {
+Sample composed(const MemoryDataset& album, const SampleDraw& draw, cv::Size size) {
   Sample sample{Image(size, 0), {}};
   official::compose(album, draw, sample);
   return sample;
@@ -42,7 +42,7 @@ void check_boxes(const std::vector<Box>& boxes, const torch::Tensor& expected) {
   REQUIRE(boxes.size() == want.size());
   for (std::size_t i = 0; i < want.size(); ++i) {
     CHECK(boxes[i].cls == want[i].cls);
-    CHECK(gap(boxes[i], want[i]) < 1e-9);
+    CHECK(max_corner_difference(boxes[i], want[i]) < 1e-9);
   }
 }
 
@@ -126,19 +126,19 @@ TEST_CASE("official: boxes stay on their pixels, to a pixel or so") {
   Rng rng(3, 0, 0);
   int compared = 0;
   for (int i = 0; i < 150; ++i) {
-    const Sample s = marked(rng, random_size(rng, 40, 150), 2 * (i % 4));
+    const Sample s = marked_image(rng, random_size(rng, 40, 150), 2 * (i % 4));
     CHECK(check_marks(official::flip(s), 0) == 2);
     const cv::Size room(32 * rng.randint(2, 6), 32 * rng.randint(2, 6));
     compared += check_marks(official::train_transform(s, {{}, i % 2 == 0}, room), 1.5);
 
     const cv::Size size(32 * rng.randint(2, 4), 32 * rng.randint(2, 4));
     std::array<Sample, 4> tiles;
-    for (int k = 0; k < 4; ++k) tiles[k] = marked(rng, random_size(rng, 40, 150), 2 * k);
+    for (int k = 0; k < 4; ++k) tiles[k] = marked_image(rng, random_size(rng, 40, 150), 2 * k);
     const Sample four = official::mosaic(tiles, draw_mosaic(rng, {}, 4, size).centre, size);
     CHECK(four.image.size() == size * 2);
     compared += check_marks(four, 1.5);
 
-    const Sample canvas = marked(rng, {320, 256}, 2 * (i % 4));
+    const Sample canvas = marked_image(rng, {320, 256}, 2 * (i % 4));
     const AffineDraw d{0, rng.uniform(0.1, 2), 0, 0, rng.uniform(-0.1, 0.1), rng.uniform(-0.1, 0.1)};
     compared += check_marks(official::random_affine(canvas, d, {160, 128}), 1.1);
   }
@@ -149,7 +149,7 @@ TEST_CASE("official: no cap on labels") {
   Sample crowd{noise({64, 64}), {}};
   for (int i = 0; i < 3000; ++i)
     crowd.boxes.push_back({i % 30 * 2.0, i / 100 * 2.0, i % 30 * 2.0 + 4, i / 100 * 2.0 + 4, i});
-  const Album album{{crowd, crowd, crowd, crowd}};
+  const MemoryDataset album{{crowd, crowd, crowd, crowd}};
   SampleDraw draw{
       0, MosaicDraw{{64, 64}, {1, 2, 3}, {0, 0.5, 0, 0, 0, 0}}, MixupDraw{1, false, {0, 0}, {1}}, {}};
   CHECK(composed(album, draw, {64, 64}).boxes.size() == 15000);
@@ -160,7 +160,8 @@ TEST_CASE("official: no cap on labels") {
 TEST_CASE("official quirk: sizes are truncated, so pictures may be resized twice") {
   const Sample once = official::fit({Image({330, 60}, 9), {{0, 0, 330, 60, 1}}}, {416, 416});
   CHECK(once.image.size() == cv::Size(415, 75));
-  CHECK(gap(once.boxes[0], {0, 0, 416, 60 * 416.0 / 330, 1}) < 1e-9);  // by the factor, not by the sides
+  CHECK(max_corner_difference(once.boxes[0], {0, 0, 416, 60 * 416.0 / 330, 1}) <
+        1e-9);  // by the factor, not by the sides
   CHECK(official::fit(once, {416, 416}).image.size() == cv::Size(416, 75));
   const Image fits = noise({64, 32});
   CHECK(official::fit({fits, {}}, {64, 64}).image.ptr() == fits.ptr());
@@ -170,7 +171,7 @@ TEST_CASE("official quirk: no jitter, no flip for pictures without boxes") {
   const Sample background{noise({64, 64}), {}};
   const ColourFlipDraw d{HsvDraw{5, 30, 30}, true};
   CHECK(max_difference(official::train_transform(background, d, {64, 64}).image, background.image) == 0);
-  const Album album{{background}};
+  const MemoryDataset album{{background}};
   CHECK(max_difference(composed(album, {0, {}, {}, d}, {64, 64}).image, background.image) == 0);
 }
 
@@ -203,7 +204,7 @@ TEST_CASE("official quirk: mixup truncates, and is black where the other picture
 
 TEST_CASE("official quirk: no mixup on a mosaic without boxes; else the search for a picture ends") {
   const cv::Size size(64, 64);
-  Album album{std::vector<Sample>(6, Sample{Image(size, 200), {}})};
+  MemoryDataset album{std::vector<Sample>(6, Sample{Image(size, 200), {}})};
   album.samples[5].boxes = {{0, 0, 64, 64, 3}};
   SampleDraw draw{
       0, MosaicDraw{{64, 64}, {1, 2, 3}, {0, 1, 0, 0, 0, 0}}, MixupDraw{1, false, {0, 0}, {4, 2, 5, 1}}, {}};
@@ -218,9 +219,9 @@ TEST_CASE("official quirk: no mixup on a mosaic without boxes; else the search f
 // ---- the whole ----
 
 TEST_CASE("official: pictures that were fitted before, as a cache keeps them, give the same sample") {
-  struct Cached : Album {
+  struct Cached : MemoryDataset {
     cv::Size network;
-    Piece piece(std::size_t i, const cv::Rect&, double) const {
+    ImageRegion image_region(std::size_t i, const cv::Rect&, double) const {
       const double r = fit_into(size(i), network, true).scale.x;
       return {official::fit({samples[i].image, {}}, network).image, {r, r}, {0, 0}};
     }
@@ -233,28 +234,29 @@ TEST_CASE("official: pictures that were fitted before, as a cache keeps them, gi
       const cv::Size own = random_size(rng, 40, 250), fitted = fit_into(own, cached.network, true).size;
       const bool full = fitted.width == cached.network.width || fitted.height == cached.network.height;
       if (full && cached.samples.size() % 2) continue;  // truncated on both sides: would be fitted once more
-      cached.samples.push_back(marked(rng, own, 2 * int(cached.samples.size())));
+      cached.samples.push_back(marked_image(rng, own, 2 * int(cached.samples.size())));
     }
     const SampleDraw draw = draw_sample(rng, {}, 4, i % 4, cached.network, i % 3 > 0);
-    const Sample direct = composed(cached, draw, cached.network);  // Album's own piece()
+    const Sample direct = composed(cached, draw, cached.network);  // Album's own image_region()
     Sample out{Image(cached.network, 0), {}};
     official::compose(cached, draw, out);
     CHECK(max_difference(out.image, direct.image) == 0);
     REQUIRE(out.boxes.size() == direct.boxes.size());
-    for (std::size_t b = 0; b < out.boxes.size(); ++b) CHECK(gap(out.boxes[b], direct.boxes[b]) < 1e-9);
+    for (std::size_t b = 0; b < out.boxes.size(); ++b)
+      CHECK(max_corner_difference(out.boxes[b], direct.boxes[b]) < 1e-9);
   }
 }
 
 TEST_CASE("official: a picture that cannot be read is replaced") {
   Rng rng(5, 0, 0);
-  Album album;
-  for (int k = 0; k < 4; ++k) album.samples.push_back(marked(rng, random_size(rng, 40, 150), 2 * k));
+  MemoryDataset album;
+  for (int k = 0; k < 4; ++k) album.samples.push_back(marked_image(rng, random_size(rng, 40, 150), 2 * k));
   SampleDraw draw{
       0, MosaicDraw{{60, 70}, {1, 2, 3}, {5, 0.8, 1, 1, 0, 0}}, MixupDraw{1, true, {0, 0}, {1}}, {}};
   SampleDraw meant = draw;
   meant.index = 3, meant.mosaic->others[1] = 1;
   const Sample expected = composed(album, meant, {64, 64});
-  album.broken = {0, 2}, album.instead = {2, 3, 1};
+  album.broken = {0, 2}, album.replacements = {2, 3, 1};
   const Sample out = composed(album, draw, {64, 64});
   CHECK(max_difference(out.image, expected.image) == 0);
   CHECK(out.boxes.size() == expected.boxes.size());
@@ -265,7 +267,7 @@ TEST_CASE("official: a picture that cannot be read is replaced") {
 TEST_CASE(
     "official: same draw, same sample in any thread; into the caller's memory; pictures are not written to") {
   const cv::Size size(64, 96);
-  Album album;
+  MemoryDataset album;
   Rng rng(6, 0, 0);
   std::vector<Image> before;
   for (int i = 0; i < 5; ++i) {
@@ -289,14 +291,14 @@ TEST_CASE(
     }
   }
   for (int i = 0; i < n; ++i) make(0, i, alone[i]);
-  backwards_in_threads(n, [&](int i) { make(0, i, threaded[i]); });
+  call_in_threads(n, [&](int i) { make(0, i, threaded[i]); });
   int changed = 0;
   Sample other{Image(size, 0), {{1, 2, 3, 4, 5}}};
   for (int i = 0; i < n; ++i) {
     CHECK(max_difference(alone[i].image, threaded[i].image) == 0);
     REQUIRE(alone[i].boxes.size() == threaded[i].boxes.size());
     for (std::size_t b = 0; b < alone[i].boxes.size(); ++b)
-      CHECK(gap(alone[i].boxes[b], threaded[i].boxes[b]) == 0);
+      CHECK(max_corner_difference(alone[i].boxes[b], threaded[i].boxes[b]) == 0);
     CHECK((alone[i].image.ptr() == memory[i] && threaded[i].image.ptr() == memory[n + i]));
     make(1, i, other);
     changed += max_difference(alone[i].image, other.image) > 0;
@@ -372,7 +374,7 @@ SHARED_TEST("official TrainTransform; no cap on labels where it has one") {
 
 SHARED_TEST("official mosaic, affine, mixup and the whole, stage by stage") {
   const auto d = fixture("aug_cv46.pth");
-  Album album;
+  MemoryDataset album;
   for (int i = 0; i < 8; ++i) {
     const std::string name = "ds" + std::to_string(i);
     album.samples.push_back({to_image(tensor(d, name + "_img")), to_boxes(tensor(d, name + "_labels"))});

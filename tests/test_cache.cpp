@@ -35,13 +35,14 @@ struct Child {
     if (pipe(ends) != 0) FAIL("no pipe");
     pid = fork();
     if (pid == 0) {
-      std::string said;
+      std::string output_tail;
       try {
-        said = f();
+        output_tail = f();
       } catch (const std::exception& e) {
-        said = concat("exception: ", e.what());
+        output_tail = concat("exception: ", e.what());
       }
-      const bool written = write(ends[1], said.data(), said.size()) == ssize_t(said.size());
+      const bool written =
+          write(ends[1], output_tail.data(), output_tail.size()) == ssize_t(output_tail.size());
       _exit(written ? 0 : 1);
     }
     close(ends[1]);

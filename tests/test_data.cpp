@@ -636,19 +636,19 @@ TEST_CASE("data: drawn pictures are cached too") {
 
 TEST_CASE("data: levels that are not whole give nothing") {
   const Image image({9, 7}, 3);
-  std::string blob(levels_bytes({image.size()}), 0);
-  write_levels({{image}}, reinterpret_cast<unsigned char*>(blob.data()));
-  CHECK(cv::norm(read_levels(blob, 1).image, image, cv::NORM_INF) == 0);
-  CHECK(read_levels(blob.substr(0, blob.size() - 1), 1).image.empty());
-  CHECK(read_levels(blob.substr(0, 5), 1).image.empty());
+  std::string blob(pyramid_bytes({image.size()}), 0);
+  write_pyramid({{image}}, reinterpret_cast<unsigned char*>(blob.data()));
+  CHECK(cv::norm(read_pyramid_level(blob, 1).image, image, cv::NORM_INF) == 0);
+  CHECK(read_pyramid_level(blob.substr(0, blob.size() - 1), 1).image.empty());
+  CHECK(read_pyramid_level(blob.substr(0, 5), 1).image.empty());
   for (const int64_t count : {int64_t(14), int64_t(-1), int64_t(2), int64_t(1) << 60}) {
     std::string wrong = blob;
     std::memcpy(wrong.data(), &count, sizeof count);
-    CHECK(read_levels(wrong, 1).image.empty());
+    CHECK(read_pyramid_level(wrong, 1).image.empty());
   }
   const int32_t width = -9;
   std::memcpy(blob.data() + sizeof(int64_t), &width, sizeof width);
-  CHECK(read_levels(blob, 1).image.empty());
+  CHECK(read_pyramid_level(blob, 1).image.empty());
 }
 
 TEST_CASE("data: pictures from the cache: the same boxes, pixels alike; ram and disk the same bits") {
@@ -854,9 +854,9 @@ TEST_CASE("loader: the same threads from the first epoch to the last, and no pau
 TEST_CASE("loader: an error of a library names the image" * runs_threads) {
   Dataset data;
   data.records = {{"some/a.png", 1, 64, 64, {}}};
-  data.stored = [](size_t, double) -> Piece { throw std::bad_alloc(); };
+  data.stored = [](size_t, double) -> ImageRegion { throw std::bad_alloc(); };
   CHECK(has(error_of([&] { batches(plain_items(data), 0, 1, 1, {64, 64}, 1); }), "some/a.png"));
-  data.stored = [](size_t, double) -> Piece { CV_Error(cv::Error::StsError, "odd"); };
+  data.stored = [](size_t, double) -> ImageRegion { CV_Error(cv::Error::StsError, "odd"); };
   const std::string said = error_of([&] { batches(plain_items(data), 0, 1, 1, {64, 64}, 1); });
   CHECK(has(said, "some/a.png"));
   CHECK(has(said, "odd"));

@@ -16,7 +16,7 @@ namespace {
 std::vector<Outcome> outcomes_on_ranks(int ranks, const std::string& name) {
   TempDir dir;
   int port = 0;
-  close(launch_detail::listen_here(port));
+  close(launch_detail::listen_on_free_port(port));
   std::vector<pid_t> started;
   for (int r = 0; r < ranks; ++r) {
     const std::string command =
@@ -53,7 +53,7 @@ double gap(const Tensor& a, const Tensor& b) {
 }
 
 // Rows of a batch that are this rank's: as many more as its number, rank 0 has none.
-Tensor uneven_share(const Tensor& batch, const Place& p) {
+Tensor uneven_share(const Tensor& batch, const RankInfo& p) {
   const int64_t before = int64_t(p.rank) * (p.rank - 1) / 2;
   return batch.slice(0, before, before + p.rank);
 }
@@ -89,21 +89,22 @@ bool trains(Process& p, const TempDir& dir) {
 // ---- what the ranks do, each in a process of its own
 
 RANK_CASE("rank: sums, the largest, what the first has, numbers of different length") {
-  Place p = place_of_this_process();
+  RankInfo p = rank_info_from_environment();
   p.local_rank = p.world - 1 - p.rank;  // the lowest rank is the first, whatever is said of its machine
   Ranks ranks(p, torch::kCPU, 60);
   CHECK(ranks.sum({1.0, double(p.rank)}) ==
         std::vector<double>{double(p.world), p.world * (p.world - 1) / 2.0});
   CHECK(ranks.max(-double(p.rank)) == 0);
-  CHECK(ranks.of_first(p.rank == 0));
-  CHECK_FALSE(ranks.of_first(p.rank == 1));
+  CHECK(ranks.broadcast_flag(p.rank == 0));
+  CHECK_FALSE(ranks.broadcast_flag(p.rank == 1));
   CHECK(ranks.broadcast(concat("rank ", p.rank)) == "rank 0");
   const auto all = ranks.gather(std::vector<double>(p.rank, 0.5 + p.rank));
   REQUIRE(all.size() == size_t(p.world));
   for (int r = 0; r < p.world; ++r) CHECK(all[r] == std::vector<double>(r, 0.5 + r));
   CHECK(ranks.gather({}).at(0).empty());
   // Through shared memory and, above a size, through sockets; many in a row, ranks early and late in turn.
-  for (const int64_t size : {int64_t(LocalSums::kMost), int64_t(LocalSums::kMost) + 1}) {
+  for (const int64_t size :
+       {int64_t(SharedMemoryGather::kMaxValues), int64_t(SharedMemoryGather::kMaxValues) + 1}) {
     Tensor numbers = torch::arange(size, torch::kDouble) + p.rank;
     ranks.sum(numbers);
     CHECK(torch::equal(numbers, p.world * torch::arange(size, torch::kDouble) + p.world * (p.world - 1) / 2));
@@ -120,26 +121,26 @@ RANK_CASE("rank: sums, the largest, what the first has, numbers of different len
   Tensor weight = torch::rand({2, 3, 3, 3}).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
   const Tensor count = torch::full({}, p.rank, torch::kLong);
   CHECK(has(error_of([&] {
-              ranks.must_equal({weight, count}, "at step 7");
+              ranks.check_equal({weight, count}, "at step 7");
             }),
             p.rank == 0 ? "rank 1 has other weights" : "at step 7 rank 1"));
   ranks.broadcast({weight, count});
   torch::manual_seed(0);
   CHECK(torch::equal(weight.detach(), torch::rand({2, 3, 3, 3})));
-  CHECK(error_of([&] { ranks.must_equal({weight, count}, "now"); }) == "");
+  CHECK(error_of([&] { ranks.check_equal({weight, count}, "now"); }) == "");
 
   static std::atomic<int> order{0};
   const std::string made = (fs::temp_directory_path() / concat("yolox-turn-", p.port)).string();
-  CHECK(ranks.first_here_then_others([&] {
+  CHECK(ranks.run_first_on_one_rank_per_machine([&] {
     if (p.rank == 0) usleep(200000), write_text(made);
     return fs::exists(made);
   }));
-  ranks.meet();
+  ranks.barrier();
   fs::remove(made);
 }
 
 RANK_CASE("rank: means, settings, weights at the start") {
-  const Place p = place_of_this_process();
+  const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 60);
   const double mean = (p.world - 1) / 2.0;
   const Tensor a = torch::full({2, 3}, p.rank, torch::kFloat).t(), b = torch::full({}, 2.0 * p.rank),
@@ -149,9 +150,10 @@ RANK_CASE("rank: means, settings, weights at the start") {
   CHECK(b.item<double>() == 2 * mean);
   CHECK(count.item<int64_t>() == p.rank);
 
-  ranks.must_agree({{"--lr", "1"}, {"--bs", "a\nb"}});
+  ranks.check_same_settings({{"--lr", "1"}, {"--bs", "a\nb"}});
   const std::string refused = error_of([&] {
-    ranks.must_agree({{"--lr", "1"}, {"--bs", p.rank == 1 ? "3" : "2"}, {"steps done", concat(p.rank)}});
+    ranks.check_same_settings(
+        {{"--lr", "1"}, {"--bs", p.rank == 1 ? "3" : "2"}, {"steps done", concat(p.rank)}});
   });
   if (p.rank == 0) CHECK(refused == "");
   if (p.rank == 1)
@@ -165,31 +167,31 @@ RANK_CASE("rank: means, settings, weights at the start") {
              Optimizer("adam", parameter_groups(*model, 5e-4), /*fp16=*/true), GradScaler(true, torch::kCPU)};
   for (Tensor& x : t.optimizer.second[0]) x.fill_(p.rank + 1);
   t.scaler.scale.fill_(p.rank + 7);
-  CHECK(error_of([&] { ranks.must_equal(tensors_of(t), "before"); }) != "");
+  CHECK(error_of([&] { ranks.check_equal(tensors_of(t), "before"); }) != "");
   ranks.broadcast(tensors_of(t));
-  ranks.must_equal(tensors_of(t), "after");
+  ranks.check_equal(tensors_of(t), "after");
   CHECK(t.scaler.scale.item<double>() == 7);
   CHECK(t.optimizer.second[0][0].min().item<double>() == 1);
   torch::manual_seed(0);
   YOLOX first("yolox-nano", 3);
   CHECK(torch::equal(first->parameters()[5], model->parameters()[5]));
   CHECK(torch::equal(first->parameters()[5], t.ema->parameters()[5]));
-  ranks.meet();
+  ranks.barrier();
 }
 
 RANK_CASE("rank: they do not do the same") {
-  const Place p = place_of_this_process();
+  const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 60);
   const std::string said = error_of([&] { ranks.sum(std::vector<double>(2 + p.rank)); });
   CHECK_MESSAGE(
       has(said, concat("rank ", p.rank, " sums ", 2 + p.rank, " numbers where rank ", 1 - p.rank, " sums ")),
       said);
-  ranks.meet();
+  ranks.barrier();
 }
 RANK_CASE("rank: the first ends, with all that ranks tell each other") {
-  const Place p = place_of_this_process();
+  const RankInfo p = rank_info_from_environment();
   auto& ranks = *new Ranks(p, torch::kCPU, 60);
-  ranks.meet();
+  ranks.barrier();
   if (p.rank == 0) _exit(3);
   try {
     ranks.broadcast(std::string());
@@ -199,43 +201,43 @@ RANK_CASE("rank: the first ends, with all that ranks tell each other") {
   }
 }
 RANK_CASE("rank: one ends, unnoticed by its parent") {
-  const Place p = place_of_this_process();
+  const RankInfo p = rank_info_from_environment();
   auto& ranks = *new Ranks(p, torch::kCPU, 60);
-  ranks.meet();
+  ranks.barrier();
   if (p.rank == 1) _exit(3);
-  const std::string said = error_of([&] { ranks.meet(); });
+  const std::string said = error_of([&] { ranks.barrier(); });
   CHECK_MESSAGE(has(said, "lost rank 1 ("), said);  // and not only that it was waited for
 }
 
 // One rank keeps the others waiting: at another place, or at the same one without waiting itself.
 RANK_CASE("rank: one is behind") {
-  const Place p = place_of_this_process();
+  const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 2);
-  ranks.at("step 1"), ranks.meet();
+  ranks.reached("step 1"), ranks.barrier();
   if (p.rank == 1) sleep(60);
-  ranks.at("step 2"), ranks.meet();
+  ranks.reached("step 2"), ranks.barrier();
 }
 RANK_CASE("rank: one does not wait") {
-  const Place p = place_of_this_process();
+  const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 2);
   // Unlike amounts of work at one place do not count as places.
-  ranks.at("evaluation");
-  for (int i = 0; i < 3 * p.rank; ++i) ranks.still_at_work();
-  ranks.at("step 1"), ranks.meet();
+  ranks.reached("evaluation");
+  for (int i = 0; i < 3 * p.rank; ++i) ranks.restart_timeout();
+  ranks.reached("step 1"), ranks.barrier();
   if (p.rank == 1) sleep(60);
-  ranks.meet();
+  ranks.barrier();
 }
 RANK_CASE("rank: slow and at work") {
-  const Place p = place_of_this_process();
+  const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 2);
   if (p.rank == 1) sleep(3);  // checking images
-  ranks.must_agree({});
+  ranks.check_same_settings({});
   // One has much more to evaluate than the others.
-  ranks.at("evaluation");
-  for (int i = 0; i < 7 && p.rank == 1; ++i) usleep(500000), ranks.still_at_work();
-  ranks.meet();
+  ranks.reached("evaluation");
+  for (int i = 0; i < 7 && p.rank == 1; ++i) usleep(500000), ranks.restart_timeout();
+  ranks.barrier();
   // A slow step, in which the ranks meet now and then.
-  ranks.at("step 1");
+  ranks.reached("step 1");
   for (int i = 0; i < 6; ++i) {
     if (p.rank == 1) usleep(500000);
     ranks.sum({1.0});
@@ -243,18 +245,18 @@ RANK_CASE("rank: slow and at work") {
   if (p.rank == 0) usleep(500000);  // the others may leave first
 }
 RANK_CASE("rank: the first hangs with the store") {
-  const Place p = place_of_this_process();
+  const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 2);
-  ranks.at("step 1"), ranks.meet();
+  ranks.reached("step 1"), ranks.barrier();
   if (p.rank == 0) {
     if (fork() == 0) sleep(20), kill(getppid(), SIGKILL), _exit(0);
     raise(SIGSTOP);
   }
-  ranks.at("step 2"), ranks.meet();
+  ranks.reached("step 2"), ranks.barrier();
 }
 
 RANK_CASE("rank: SyncBN") {
-  const Place p = place_of_this_process();
+  const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 60);
   const int64_t images = int64_t(p.world) * (p.world - 1) / 2;
   for (const auto type : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {
@@ -296,7 +298,7 @@ RANK_CASE("rank: SyncBN") {
 }
 
 RANK_CASE("rank: gradients of two heads") {
-  const Place p = place_of_this_process();
+  const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 60);
   for (const auto compress : {torch::kFloat, torch::kBFloat16, torch::kHalf}) {
     torch::manual_seed(1);
@@ -308,7 +310,7 @@ RANK_CASE("rank: gradients of two heads") {
     const auto model = [](const std::vector<Tensor>& p, int head, const Tensor& x) {
       return torch::linear(torch::linear(x, p[0], p[1]), p[2 + 2 * head], p[3 + 2 * head]).square().sum();
     };
-    Reduction reduction(ranks, params, compress);
+    GradientReducer reduction(ranks, params, compress);
     const double rounding = compress == torch::kFloat ? 1e-6 : compress == torch::kHalf ? 1e-2 : 0.1;
     const auto input = [](int rank, int step) {
       torch::manual_seed(100 + 10 * step + rank);
@@ -367,7 +369,7 @@ TEST_CASE("ranks: a rank that keeps the others waiting is named by all" * starts
   on_ranks(2, "rank: slow and at work");
 }
 TEST_CASE("ranks: the failure of a rank itself is told from the loss of another rank") {
-  const auto lost = [](const char* what) { return is_lost_rank(std::runtime_error(what)); };
+  const auto lost = [](const char* what) { return is_lost_rank_error(std::runtime_error(what)); };
   CHECK(lost("[/x/third_party/gloo/gloo/transport/tcp/pair.cc:539] Connection closed by peer"));
   CHECK(lost("NCCL communicator was aborted on rank 1"));
   CHECK(lost("NCCL error in: x.cpp:1, remote process exited or there was a network error"));
@@ -375,7 +377,7 @@ TEST_CASE("ranks: the failure of a rank itself is told from the loss of another 
   CHECK_FALSE(lost("CUDA error: an illegal memory access was encountered"));
   CHECK_FALSE(lost("CUDA out of memory. Tried to allocate 2 GiB"));
   CHECK_FALSE(lost("last.pth: No space left on device"));
-  CHECK(is_lost_rank(LostRank("gone")));
+  CHECK(is_lost_rank_error(LostRank("gone")));
 }
 TEST_CASE("ranks: SyncBN over uneven shares, one of them empty, is batch norm over the whole batch" *
           starts_programs) {
@@ -398,7 +400,7 @@ TEST_CASE("train: 1, 2 and 3 ranks make the same steps, and a resumed run goes o
   for (const int ranks : {2, 3}) {
     const std::string printed =
         succeed(s.dir, "train", concat(flags, "1 --procs ", ranks, " --out r", ranks));
-    CHECK(apart(s.dir, concat("r", ranks), "one", "start") < 1e-7);
+    CHECK(relative_difference(s.dir, concat("r", ranks), "one", "start") < 1e-7);
     size_t headings = 0;  // e2: one rank prints
     for (const auto& line : lines_of(printed)) headings += has(line, "epoch      iter");
     CHECK(headings == 1);
@@ -413,15 +415,15 @@ TEST_CASE("train: 1, 2 and 3 ranks make the same steps, and a resumed run goes o
   // that is resumed goes on with it.
   const std::string own = s.flags + "--procs 2 --no-sync-bn --deterministic --eval-interval 1 --out own";
   succeed(s.dir, "train", own + " --max-iters 12");
-  CHECK(apart(s.dir, "own", "one", "start") > 1e-4);
+  CHECK(relative_difference(s.dir, "own", "one", "start") > 1e-4);
   succeed(s.dir, "train", own + "2 --max-iters 5");
   succeed(s.dir, "train", "--resume own2 --max-iters 12");
-  CHECK(apart(s.dir, "own2", "own", "start") == 0);
+  CHECK(relative_difference(s.dir, "own2", "own", "start") == 0);
 
   succeed(s.dir, "train", s.flags + "--eval-interval 0 --max-iters 5 --procs 3 --out moved");
   succeed(s.dir, "train", "--resume moved --max-iters 9 --procs 2");
   succeed(s.dir, "train", "--resume moved --max-iters 12 --procs 1");
-  CHECK(apart(s.dir, "moved", "one", "start") < 1e-7);
+  CHECK(relative_difference(s.dir, "moved", "one", "start") < 1e-7);
 }
 
 SHARED_TEST("train: 1, 2 and 3 ranks make the same steps from the real nano, with mosaic and multi-scale" *
@@ -437,14 +439,14 @@ SHARED_TEST("train: 1, 2 and 3 ranks make the same steps from the real nano, wit
   succeed(dir, "train", flags + "12 --out one");
   for (const int ranks : {2, 3}) {
     succeed(dir, "train", concat(flags, "12 --procs ", ranks, " --out r", ranks));
-    CHECK(apart(dir, concat("r", ranks), "one", "start") < 1e-6);
+    CHECK(relative_difference(dir, concat("r", ranks), "one", "start") < 1e-6);
   }
   // One step in 32 bits.
   std::string single = flags;
   single.replace(single.find("--amp fp64"), 10, "--warmup-epochs 0");
   succeed(dir, "train", single + "1 --out one32");
   succeed(dir, "train", single + "1 --procs 2 --out two32");
-  CHECK(apart(dir, "two32", "one32", "start") < 1e-4);
+  CHECK(relative_difference(dir, "two32", "one32", "start") < 1e-4);
 }
 
 TEST_CASE(
@@ -463,7 +465,7 @@ TEST_CASE(
     succeed(s.dir, "eval",
             concat("--data data --weights f", ranks, "/last.pth --conf 0 --nms 0.9 --json ap.json --bs ",
                    6 / ranks));
-    CHECK(number_in(s.dir / "ap.json", "AP") == doctest::Approx(ap(concat("f", ranks))).epsilon(1e-9));
+    CHECK(json_number(s.dir / "ap.json", "AP") == doctest::Approx(ap(concat("f", ranks))).epsilon(1e-9));
   }
 }
 
@@ -497,7 +499,7 @@ TEST_CASE(
 TEST_CASE("ranks: a rank that does not arrive within the timeout is named" * starts_programs) {
   const TempDir& dir = trained().dir;
   int port = 0;
-  close(launch_detail::listen_here(port));
+  close(launch_detail::listen_on_free_port(port));
   const std::string train = concat("export MASTER_ADDR=127.0.0.1 MASTER_PORT=", port,
                                    " WORLD_SIZE=3 OMP_NUM_THREADS=1; "),
                     flags = " " YOLOX_BINARY_DIR "/train " + kTrain + "--bs 3 --out no --timeout 2";
@@ -512,7 +514,7 @@ TEST_CASE("ranks: a rank that does not arrive within the timeout is named" * sta
   CHECK_MESSAGE(has(o.err, concat("rank 2 cannot connect to rank 0 at 127.0.0.1:", port)), o.err);
   // A port that is taken.
   int taken = 0;
-  const int fd = launch_detail::listen_here(taken);
+  const int fd = launch_detail::listen_on_free_port(taken);
   o = shell(dir, concat(train, "MASTER_PORT=", taken, " RANK=0 LOCAL_RANK=0", flags));
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err, concat("cannot listen on port ", taken)), o.err);
@@ -626,14 +628,15 @@ TEST_CASE("train: on two ranks --keep-going goes back on both, a full disk and l
   // What must be saved at the end is not.
   succeed(dir, "train", flags + "--max-iters 2 --out b");
   const std::string before = contents(dir / "b/last.pth");
-  o = run_without_room(dir, "train", "--resume b --max-iters 4");
+  o = run_with_full_disk(dir, "train", "--resume b --max-iters 4");
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err, "last.pth"), o.err);
   CHECK(contents(dir / "b/last.pth") == before);
 
   const std::string large =
       "--data data --model yolox-nano --size 416 --no-multiscale --bs 16 --procs 2 --max-iters 2 --out c ";
-  const int64_t whole = address_space(dir, large), quarters = address_space(dir, large + "--accum 4");
+  const int64_t whole = peak_address_space(dir, large),
+                quarters = peak_address_space(dir, large + "--accum 4");
   REQUIRE(whole - quarters > 200000);
   o = shell(dir,
             concat("ulimit -v ", quarters + (whole - quarters) / 4, "; ", YOLOX_BINARY_DIR "/train ", large));
@@ -677,7 +680,7 @@ TEST_CASE("train: gradients sent in 16 bits make nearly the same step" * starts_
     const char* type = std::get<0>(row);  // clang 14 captures no structured binding
     const double less = std::get<1>(row), more = std::get<2>(row);
     succeed(s.dir, "train", concat(flags, "--max-iters 1 --procs 2 --compress ", type, " --out ", type));
-    const double far = apart(s.dir, type, "exact", "start");
+    const double far = relative_difference(s.dir, type, "exact", "start");
     CHECK_MESSAGE((far > less && far < more), type << " " << far);
   }
 }
@@ -707,7 +710,7 @@ TEST_CASE("two launchers, as on two machines: one training" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   int port = 0;
-  close(launch_detail::listen_here(port));
+  close(launch_detail::listen_on_free_port(port));
   const std::string flags = concat(
       "--data data --model yolox-nano --size 64 --bs 6 --epochs 6 --warmup-epochs 0 --amp fp64 --lr 1e-6 "
       "--eval-interval 3 --max-iters 8 ");
@@ -724,7 +727,7 @@ TEST_CASE("two launchers, as on two machines: one training" * starts_programs) {
   CHECK_FALSE(has(contents(dir / "two.txt"), "epoch"));
   succeed(dir, "train", flags + "--out one");
   succeed(dir, "train", flags + "--out start --lr 0 --max-iters 1");
-  CHECK(apart(dir, "two", "one", "start") < 1e-7);
+  CHECK(relative_difference(dir, "two", "one", "start") < 1e-7);
 }
 
 // Two machines: network namespaces with a wire between them, 2 ranks on each.
@@ -768,7 +771,7 @@ TEST_CASE("two hosts: they train and evaluate as one process; one is lost, and t
   CHECK(has(a, "hosta, process"));
   succeed(dir, "train", flags + short_run + "--out one");
   succeed(dir, "train", flags + "--epochs 6 --eval-interval 0 --lr 0 --max-iters 1 --out start");
-  CHECK(apart(dir, "two", "one", "start") < 1e-7);
+  CHECK(relative_difference(dir, "two", "one", "start") < 1e-7);
   CHECK(last_ap(dir, "two") == doctest::Approx(last_ap(dir, "one")).epsilon(1e-9));
 
   // The wire is cut: no process ends, no connection closes.
@@ -840,26 +843,26 @@ TEST_CASE("ranks: the variables of torchrun and of SLURM tell where a process st
   const auto place = [&](const std::map<std::string, std::string>& variables) {
     for (const char* name : names) unsetenv(name);
     for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
-    const Place p = place_of_this_process();
+    const RankInfo p = rank_info_from_environment();
     for (const char* name : names) unsetenv(name);
     return p;
   };
   CHECK(place({}).world == 1);
   CHECK(place({{"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}}).world == 1);  // sbatch without srun
-  Place p = place({{"RANK", "5"},
-                   {"WORLD_SIZE", "8"},
-                   {"LOCAL_RANK", "1"},
-                   {"LOCAL_WORLD_SIZE", "4"},
-                   {"MASTER_ADDR", "a"},
-                   {"MASTER_PORT", "1234"},
-                   {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+  RankInfo p = place({{"RANK", "5"},
+                      {"WORLD_SIZE", "8"},
+                      {"LOCAL_RANK", "1"},
+                      {"LOCAL_WORLD_SIZE", "4"},
+                      {"MASTER_ADDR", "a"},
+                      {"MASTER_PORT", "1234"},
+                      {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
   CHECK(p.rank == 5);
   CHECK(p.world == 8);
   CHECK(p.local_rank == 1);  // c2: the device is that of the local rank
   CHECK(p.local_world == 4);
   CHECK(p.host == "a");
   CHECK(p.port == 1234);
-  CHECK(p.of_agent);
+  CHECK(p.agent_hosts_store);
   p = place({{"SLURM_STEP_NUM_TASKS", "8"},
              {"SLURM_PROCID", "6"},
              {"SLURM_LOCALID", "2"},
@@ -874,29 +877,29 @@ TEST_CASE("ranks: the variables of torchrun and of SLURM tell where a process st
   CHECK(p.host == "gpu007");
   CHECK(p.port == 20000 + 12345678 % 20000);
   CHECK(place({{"WORLD_SIZE", "1"}}).world == 1);
-  CHECK_FALSE(place({{"WORLD_SIZE", "1"}}).given());
-  CHECK(p.given());
+  CHECK_FALSE(place({{"WORLD_SIZE", "1"}}).started_by_others());
+  CHECK(p.started_by_others());
   CHECK(slurm_entry("2(x3),1", 0) == "2");
   CHECK(slurm_entry("2(x3),1", 2) == "2");
   CHECK(slurm_entry("2(x3),1", 3) == "1");
   CHECK(slurm_entry("4", 0) == "4");
-  CHECK(first_host("n1,n2") == "n1");
-  CHECK(first_host("n[3,5-7]") == "n3");
-  CHECK(first_host("n[3,5-7]-ib,x") == "n3-ib");
-  CHECK(first_host("n3-ib,n[4-5]") == "n3-ib");
-  CHECK(first_host("alone") == "alone");
+  CHECK(first_slurm_host("n1,n2") == "n1");
+  CHECK(first_slurm_host("n[3,5-7]") == "n3");
+  CHECK(first_slurm_host("n[3,5-7]-ib,x") == "n3-ib");
+  CHECK(first_slurm_host("n3-ib,n[4-5]") == "n3-ib");
+  CHECK(first_slurm_host("alone") == "alone");
 
   using Words = std::vector<std::string>;
-  CHECK(resumed_words(Words{"train", "--data", "d", "--out", "r", "--weights=w", "--bs", "4"}, "r") ==
+  CHECK(resume_command_line(Words{"train", "--data", "d", "--out", "r", "--weights=w", "--bs", "4"}, "r") ==
         Words{"train", "--data", "d", "--bs", "4", "--resume=r"});
-  CHECK(resumed_words(Words{"train", "--bs", "auto", "--procs", "2", "--bs=auto"}, "x") ==
+  CHECK(resume_command_line(Words{"train", "--bs", "auto", "--procs", "2", "--bs=auto"}, "x") ==
         Words{"train", "--procs", "2", "--resume=x"});
-  CHECK(resumed_words(Words{"train", "--bs", "auto", "--accum", "4", "--procs", "2"}, "x") ==
+  CHECK(resume_command_line(Words{"train", "--bs", "auto", "--accum", "4", "--procs", "2"}, "x") ==
         Words{"train", "--procs", "2", "--resume=x"});
-  CHECK(resumed_words(Words{"train", "--bs", "8", "--accum", "4"}, "x") ==
+  CHECK(resume_command_line(Words{"train", "--bs", "8", "--accum", "4"}, "x") ==
         Words{"train", "--bs", "8", "--accum", "4", "--resume=x"});
-  CHECK(resumed_words(Words{"train", "--resume", "--procs", "2"}, "x") ==
+  CHECK(resume_command_line(Words{"train", "--resume", "--procs", "2"}, "x") ==
         Words{"train", "--procs", "2", "--resume=x"});
-  CHECK(resumed_words(Words{"train", "--resume", "y", "--procs", "2"}, "x") ==
+  CHECK(resume_command_line(Words{"train", "--resume", "y", "--procs", "2"}, "x") ==
         Words{"train", "--procs", "2", "--resume=x"});
 }

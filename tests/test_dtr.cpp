@@ -21,7 +21,7 @@ constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 // For what a step adds to what is there; small storages take part, as the nets here are small.
 DtrSettings beyond(double budget, int64_t min_size = 1024) {
   DtrSettings s;
-  s.budget = budget, s.beyond_start = true, s.min_size = min_size;
+  s.budget = budget, s.relative_to_start = true, s.min_size = min_size;
   return s;
 }
 
@@ -65,7 +65,7 @@ struct Net {
     model = YOLOX("yolox-nano", 3);
     move(model, device, type);
     settings.device = device.type();
-    if (in_order) channels_last(*model);
+    if (in_order) to_channels_last(*model);
     model->train();
     optimizer = Optimizer("sgd", parameter_groups(*model, 0), false);
     set_size(size, type);
@@ -83,16 +83,16 @@ struct Net {
   // From the same weights and statistics each time.
   Step step(Dtr& dtr) {
     optimizer.zero_grad();
-    struct Restored : SavedBuffers {
-      using SavedBuffers::SavedBuffers;
+    struct Restored : SavedStatistics {
+      using SavedStatistics::SavedStatistics;
       ~Restored() { restore(); }
     } const buffers(*model);
     auto& allocator = CountingAllocator::get();
-    allocator.forget_peak();
+    allocator.reset_peak();
     const double before = double(live());
     const auto forward = [&](const Tensor& x) {
       const Predictions predictions = model(x);
-      if (drops_all) dtr.drop_all();
+      if (drops_all) dtr.evict_all();
       return predictions;
     };
     const Losses l = dtr.run(
@@ -134,14 +134,14 @@ void check_budgets(Net& net, const std::vector<double>& budgets = {0.7, 0.55, 0.
   Dtr ample(beyond(kNoLimit));
   CHECK(same_bits(net.step(ample), plain));
   CHECK(ample.step().recorded > 200);
-  CHECK(ample.step().dropped == 0);
+  CHECK(ample.step().evictions == 0);
   for (const double part : budgets) {
     INFO("of the memory of a plain step: " << part);
     Dtr dtr(beyond(part * plain.bytes));
     const Step step = net.step(dtr);
     CHECK(same_bits(step, plain));
     CHECK(step.bytes <= part * plain.bytes);
-    CHECK((dtr.step().again > 0) == (part < 1));
+    CHECK((dtr.step().rematerialisations > 0) == (part < 1));
   }
   CHECK(same_bits(net.step(off), plain));
 }
@@ -180,15 +180,15 @@ TEST_CASE("dtr: the same where memory is only looked at between operations") {
   net.step(off);
   const Step plain = net.step(off);
   DtrSettings s = beyond(0.7 * plain.bytes);
-  s.used = [] { return GivenOut{double(live()), double(CountingAllocator::get().peak())}; };
+  s.used = [] { return AllocatedBytes{double(live()), double(CountingAllocator::get().peak())}; };
   s.cost = [](const auto& operation, auto given) {  // every time the same
-    return [&operation, given](auto results) { return guessed_cost(operation, given, results); };
+    return [&operation, given](auto results) { return estimated_cost(operation, given, results); };
   };
   Dtr dtr(s);
   for (int i = 0; i < 4; ++i) {
     const Step step = net.step(dtr);
     CHECK(same_bits(step, plain));
-    CHECK(dtr.step().again > 0);
+    CHECK(dtr.step().rematerialisations > 0);
     CHECK(dtr.step().peak - dtr.step().budget ==
           doctest::Approx(step.bytes - 0.7 * plain.bytes).epsilon(0.01));
     if (i < 2) continue;  // the first ones show what operations take
@@ -205,18 +205,18 @@ TEST_CASE("dtr: the same where memory is only looked at between operations") {
   chain.run([&] {
     std::vector<Tensor> all{x};
     for (int i = 0; i < 30; ++i) all.push_back(all.back().sin());
-    chain.drop_all();
-    CountingAllocator::get().forget_peak();
+    chain.evict_all();
+    CountingAllocator::get().reset_peak();
     const int64_t before = live();
     all.back().sum();
     CHECK(CountingAllocator::get().peak() - before < 6 * size);
     all.resize(2);
   });
-  CHECK(chain.step().again >= 30);
+  CHECK(chain.step().rematerialisations >= 30);
 }
 TEST_CASE("dtr: room is kept for as much as one operation took, in this step or the one before") {
   DtrSettings s = beyond(10e6);
-  s.used = [] { return GivenOut{double(live()), double(CountingAllocator::get().peak())}; };
+  s.used = [] { return AllocatedBytes{double(live()), double(CountingAllocator::get().peak())}; };
   Dtr dtr(s);
   const auto dropped = [&](const std::vector<int64_t>& megabytes) {
     const torch::NoGradGuard no_grad;
@@ -225,7 +225,7 @@ TEST_CASE("dtr: room is kept for as much as one operation took, in this step or 
     dtr.run([&] {
       for (const Tensor& x : given) results.push_back(x + 1);
     });
-    return dtr.step().dropped;
+    return dtr.step().evictions;
   };
   CHECK(dropped({6}) == 1);
   CHECK(dropped({3, 3}) > 0);   // 6 of 10 MB, and 6 are wanted for the next
@@ -241,14 +241,14 @@ TEST_CASE("dtr: the same in two parts, whose gradients add up") {
 TEST_CASE("dtr: the same with a frozen backbone") {
   Net net;
   freeze(*net.model, {"backbone"});
-  training_mode(*net.model);
+  set_training_mode(*net.model);
   net.optimizer = Optimizer("sgd", parameter_groups(*net.model, 0), false);
   Dtr off;
   net.step(off);
   const Step plain = net.step(off);
   Dtr dtr(beyond(0.6 * plain.bytes));
   CHECK(same_bits(net.step(dtr), plain));
-  CHECK(dtr.step().again > 0);
+  CHECK(dtr.step().rematerialisations > 0);
 }
 
 TEST_CASE("dtr: steps of changing size with clipping and an optimizer leave the weights of plain steps") {
@@ -265,7 +265,7 @@ TEST_CASE("dtr: steps of changing size with clipping and an optimizer leave the 
       });
       clip_gradients(gradients(net.optimizer.groups), 1.0);
       net.optimizer.step(0.01);
-      again += dtr.step().again;
+      again += dtr.step().rematerialisations;
     }
     CHECK((again > 0) == within);
     for (const Tensor& p : net.model->parameters()) ends[within].push_back(p.detach().clone());
@@ -320,8 +320,8 @@ TEST_CASE(
   };
   const auto plain = compute([] {});
   Dtr dtr(beyond(kNoLimit));
-  const auto again = dtr.run([&] { return compute([&] { dtr.drop_all(); }); });
-  CHECK(dtr.step().again > 10);
+  const auto again = dtr.run([&] { return compute([&] { dtr.evict_all(); }); });
+  CHECK(dtr.step().rematerialisations > 10);
   REQUIRE(plain.size() == again.size());
   for (size_t i = 0; i < plain.size(); ++i) CHECK_MESSAGE(same_bits(plain[i], again[i]), i);
 }
@@ -334,14 +334,14 @@ TEST_CASE("dtr: statistics of batch norms move once, whatever is computed again"
       torch::nn::BatchNorm2d bn(16);
       const Tensor y = dtr.run([&] {
         const Tensor y = bn_silu(x + 1, bn);
-        for (int i = 0; i < 3 && dtr.on(); ++i) dtr.drop_all(), (y * 2).sum();
+        for (int i = 0; i < 3 && dtr.on(); ++i) dtr.evict_all(), (y * 2).sum();
         return y;
       });
       return std::vector<Tensor>{y, bn->running_mean, bn->running_var, bn->num_batches_tracked};
     };
     Dtr off, dtr(beyond(kNoLimit));
     const auto plain = moved(off), again = moved(dtr);
-    CHECK(dtr.step().again >= 3);
+    CHECK(dtr.step().rematerialisations >= 3);
     for (size_t i = 0; i < plain.size(); ++i) CHECK(same_bits(plain[i], again[i]));
   }
 }
@@ -366,7 +366,7 @@ TEST_CASE("dtr: ranks sum no more often than without") {
       net.drops_all = part > 1;
       sums = 0;
       CHECK(same_bits(net.step(dtr), plain));
-      CHECK(dtr.step().again > 0);
+      CHECK(dtr.step().rematerialisations > 0);
       CHECK(sums == of_plain);
     }
   }
@@ -382,10 +382,10 @@ TEST_CASE("dtr: what a record reads is kept when it is overwritten") {
     const Tensor sum = weight + image, view = image.slice(0, 0, 32) * 2;
     weight.mul_(2);
     image.t().zero_();
-    dtr.drop_all();
+    dtr.evict_all();
     return std::pair(sum, view);
   });
-  CHECK(dtr.step().again == 2);
+  CHECK(dtr.step().rematerialisations == 2);
   CHECK(same_bits(sum, want));
   CHECK(same_bits(view, want_view));
 }
@@ -399,15 +399,15 @@ TEST_CASE("dtr: what is written through data_ptr() stays, and what was only over
     const Tensor pinned = raw * 3;
     dtr_pin(pinned);
     pinned.data_ptr<float>()[0] = -1;
-    dtr.drop_all();
-    CHECK(dtr.step().dropped == 2);
+    dtr.evict_all();
+    CHECK(dtr.step().evictions == 2);
     CHECK(filled.sum().item<float>() == 3 * 64 * 64);
     CHECK(twice.sum().item<float>() == 10 * 64 * 64);
     CHECK(pinned[0][0].item<float>() == -1);
     CHECK(pinned[0][1].item<float>() == 15);
-    CHECK(dtr.step().again == 2);
+    CHECK(dtr.step().rematerialisations == 2);
     // A tensor that was dropped is here after dtr_pin().
-    dtr.drop_all();
+    dtr.evict_all();
     dtr_pin(twice);
     CHECK(twice.const_data_ptr<float>()[7] == 10);
   });
@@ -418,7 +418,7 @@ TEST_CASE("dtr: what a sparse tensor hides stays here") {
   const Tensor dense = dtr.run([&] {
     const Tensor values = torch::arange(1000) * 2., at = torch::arange(1000).view({1, 1000}) * 2;
     const Tensor sparse = torch::sparse_coo_tensor(at, values, {2000});
-    dtr.drop_all();
+    dtr.evict_all();
     return sparse.to_dense();
   });
   CHECK(same_bits(dense.slice(0, 0, {}, 2), torch::arange(1000) * 2.));
@@ -439,7 +439,7 @@ TEST_CASE("dtr: an operation of unknown ways is done once, and is told") {
   dtr.run([&] {
     const torch::NoGradGuard no_grad;
     const Tensor x = torch::full({64, 64}, 2.f), before = x * 3, y = odd.call(x), z = y * 2;
-    dtr.drop_all();
+    dtr.evict_all();
     CHECK(before.sum().item<float>() == 6 * 64 * 64);
     CHECK(z[0][0].item<float>() == 202);
     CHECK(x[0][0].item<float>() == 100);
@@ -455,7 +455,7 @@ TEST_CASE("dtr: what is overwritten is computed once more where that which overw
     const Tensor x = torch::arange(4096) / 4096.0, y = x.exp(), z = y.sin();
     const Tensor want = x.clone().exp_().sin_();
     dtr_pin(want);
-    dtr.drop_all();
+    dtr.evict_all();
     y.copy_(z);
     CHECK(torch::equal(y, want));
     CHECK(torch::equal(z, want));
@@ -467,15 +467,15 @@ TEST_CASE("dtr: a thread that has no part in the step drops nothing, though it a
   dtr.run([&] {
     const torch::NoGradGuard no_grad;
     const Tensor x = torch::ones({20000}), y = x * 2;
-    const int64_t dropped = dtr.step().dropped;
+    const int64_t dropped = dtr.step().evictions;
     std::thread([] { torch::zeros({100000}); }).join();
-    CHECK(dtr.step().dropped == dropped);
+    CHECK(dtr.step().evictions == dropped);
   });
 }
 
 TEST_CASE("dtr: batch norms move statistics in training, and only read them otherwise") {
   const auto moved = [](const char* name) {
-    const dtr_detail::About about(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""));
+    const dtr_detail::OpInfo about(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""));
     return std::count(about.statistics.begin(), about.statistics.end(), true);
   };
   CHECK(moved("aten::native_batch_norm") == 2);
@@ -492,10 +492,10 @@ TEST_CASE("dtr: memory that is only lent is copied before its owner takes it bac
   const Tensor y = dtr.run([&] {
     const Tensor y = torch::from_blob(lent.data(), {64, 64}) * 3;
     std::fill(lent.begin(), lent.end(), -1.f);
-    dtr.drop_all();
+    dtr.evict_all();
     return y;
   });
-  CHECK(dtr.step().again == 1);
+  CHECK(dtr.step().rematerialisations == 1);
   CHECK(same_bits(y, want));
 
   // Where there is hardly room for the copy, what reads it and was written just now is not dropped for it.
@@ -507,7 +507,7 @@ TEST_CASE("dtr: memory that is only lent is copied before its owner takes it bac
     std::fill(lent.begin(), lent.end(), -1.f);
     return z;
   });
-  CHECK(tight.step().dropped > 0);
+  CHECK(tight.step().evictions > 0);
   CHECK(same_bits(z, torch::full({64, 64}, 15.f)));
 }
 
@@ -518,10 +518,10 @@ TEST_CASE("dtr: what is on another device than the budget's is never dropped") {
   dtr.run([&] {
     const Tensor x = torch::randn({64, 64}), y = x.exp(), z = y * 2;
     y.add_(1);
-    dtr.drop_all();
+    dtr.evict_all();
     CHECK(same_bits(y, x.exp() + 1));
   });
-  CHECK(dtr.step().dropped == 0);
+  CHECK(dtr.step().evictions == 0);
 }
 
 TEST_CASE("dtr: a result that comes out otherwise, or not at all, is an error and no wrong number") {
@@ -532,7 +532,7 @@ TEST_CASE("dtr: a result that comes out otherwise, or not at all, is an error an
   CHECK(has(error_of([&] {
               dtr.run([&] {
                 const Tensor y = operation(x);
-                dtr.drop_all();
+                dtr.evict_all();
                 return y.sum();
               });
             }),
@@ -549,7 +549,7 @@ TEST_CASE("dtr: a result that comes out otherwise, or not at all, is an error an
   CHECK(error_of([&] {
           dtr.run([&] {
             other = x * 2, kept = operation(x);
-            dtr.drop_all();
+            dtr.evict_all();
             fail("the program");
           });
         }) == "the program");
@@ -584,14 +584,14 @@ TEST_CASE("dtr: a budget that is too small ends in an error that names one that 
 TEST_CASE("dtr: a step that would compute again without end is given more, and ends in an error") {
   Dtr dtr([] {
     DtrSettings s;
-    s.budget = 1e9, s.min_size = 1024, s.most_again = 0.5;
+    s.budget = 1e9, s.min_size = 1024, s.max_remat_ratio = 0.5;
     return s;
   }());
   const Tensor x = torch::randn({64, 64});
   dtr.run([&] {
     Tensor y = x.exp();
     for (int i = 0; i < 10; ++i) y = y.sin();
-    for (int i = 0; i < 300; ++i) dtr.drop_all(), y.sum();
+    for (int i = 0; i < 300; ++i) dtr.evict_all(), y.sum();
   });
   const std::string error = error_of([&] { dtr.check_budget(); });
   CHECK_MESSAGE(has(error, "budget of 1000 MB is too small"), error);
@@ -610,7 +610,7 @@ TEST_CASE("dtr: an exception leaves plain tensors, and the next step works") {
               dtr.run([&] {
                 kept = x.exp();
                 const Tensor other = kept.sin();
-                dtr.drop_all();
+                dtr.evict_all();
                 other.matmul(torch::ones({3, 3}));
               });
             }),
@@ -637,14 +637,14 @@ TEST_CASE("dtr: what is left after a step is plain, and the next step may use it
   const Tensor x = torch::randn({64, 64});
   const Tensor y = dtr.run([&] {
     const Tensor y = x.exp();
-    dtr.drop_all();
+    dtr.evict_all();
     return y;
   });
   CHECK(same_bits(y, x.exp()));
   CHECK(dtr_detail::alive == 0);
   const Tensor z = dtr.run([&] {
     const Tensor z = y * 2;
-    dtr.drop_all();
+    dtr.evict_all();
     return z;
   });
   CHECK(same_bits(z, x.exp() * 2));
@@ -662,14 +662,14 @@ TEST_CASE("dtr: two hundred steps leave no more memory behind than one") {
   };
   step();
   net->zero_grad();
-  CountingAllocator::get().forget_peak();
+  CountingAllocator::get().reset_peak();
   const int64_t before = live();
   step();
   Dtr dtr(beyond(0.7 * double(CountingAllocator::get().peak() - before)));
   int64_t after_first = 0, again = 0;
   for (int i = 0; i < 200; ++i) {
     dtr.run(step);
-    again += dtr.step().again;
+    again += dtr.step().rematerialisations;
     CHECK(dtr_detail::alive == 0);
     if (i == 0) after_first = live();
   }
@@ -708,11 +708,11 @@ TEST_CASE("dtr: a chain of twenty thousand operations is computed again without 
           y.add_(1);
         else
           y = y + 1;
-      dtr.drop_all();
+      dtr.evict_all();
       return y.sum().item<float>();
     });
     CHECK(sum == 20000.f * 256);
-    CHECK(dtr.step().again >= 20000);
+    CHECK(dtr.step().rematerialisations >= 20000);
     CHECK(dtr_detail::alive == 0);
   }
 }
@@ -738,7 +738,7 @@ TEST_CASE("dtr: the guessed cost of an operation on a GPU follows what it comput
   std::map<std::string, double> costs;
   s.cost = [&](const auto& operation, auto given) {
     return [&, given](auto results) {
-      return costs[operation.schema().name()] = guessed_cost(operation, given, results);
+      return costs[operation.schema().name()] = estimated_cost(operation, given, results);
     };
   };
   Dtr dtr(s);
@@ -755,10 +755,10 @@ TEST_CASE("dtr: the guessed cost of an operation on a GPU follows what it comput
 TEST_CASE("dtr: the cost of an operation on a GPU is what it took at least, and nobody waits for it") {
   // A device that works through what it is given by and by.
   static double queued, reached;
-  struct Mark : DeviceMark {
+  struct Mark : DeviceEvent {
     double at = queued;
     bool passed() const override { return at <= reached; }
-    double seconds_since(const DeviceMark& earlier) const override {
+    double seconds_since(const DeviceEvent& earlier) const override {
       CHECK(passed());
       return at - static_cast<const Mark&>(earlier).at;
     }
@@ -774,7 +774,7 @@ TEST_CASE("dtr: the cost of an operation on a GPU is what it took at least, and 
     queued += seconds;
     return after(results);
   };
-  const double guess = guessed_cost(exp, c10::IValue(small), c10::IValue(small));
+  const double guess = estimated_cost(exp, c10::IValue(small), c10::IValue(small));
   CHECK(cost(small, 1) == guess);
   CHECK(cost(small, 7) == guess);
   reached = 1;  // has done the first, which does not count
@@ -784,7 +784,7 @@ TEST_CASE("dtr: the cost of an operation on a GPU is what it took at least, and 
   reached = 1000;
   CHECK(cost(small, 1) == 2);
   CHECK(marks == 8);  // four times are enough
-  const double of_large = guessed_cost(exp, c10::IValue(large), c10::IValue(large));
+  const double of_large = estimated_cost(exp, c10::IValue(large), c10::IValue(large));
   CHECK(cost(large, 5) == of_large);
   CHECK(cost(large, 5) == of_large);
   CHECK(cost(large, 6) == 5);
@@ -814,25 +814,26 @@ TEST_CASE("dtr: where memory runs out within the budget, more is dropped and the
     capacity = live() - 5 * size;
     const Tensor y = hungry(x);
     CHECK(live() <= capacity + size + 1024);
-    CHECK(dtr.step().lacks == 1);
+    CHECK(dtr.step().out_of_memory_count == 1);
     CHECK(y.sum().item<float>() == 3 * 64 * 64);
     // And the same where it is computed again.
     capacity = std::numeric_limits<int64_t>::max();
     for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
-    dtr.drop_all();
+    dtr.evict_all();
     for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
     capacity = live() - 5 * size;
     CHECK(y.sum().item<float>() == 3 * 64 * 64);
-    CHECK(dtr.step().lacks == 2);
+    CHECK(dtr.step().out_of_memory_count == 2);
     capacity = 0;  // nothing helps
     CHECK_THROWS_WITH(hungry(x), doctest::Contains("out of memory"));
-    const int64_t lacks = dtr.step().lacks;
+    const int64_t lacks = dtr.step().out_of_memory_count;
     CHECK(lacks > 2);
     // What has changed something must not be done anew.
     writes = true;
     const Tensor z = x * 5;
     CHECK_THROWS_WITH(in_place.call(z), doctest::Contains("out of memory"));
-    CHECK(dtr.step().lacks == lacks + 1);  // those that nothing helped with, too: the budget goes by it
+    CHECK(dtr.step().out_of_memory_count ==
+          lacks + 1);  // those that nothing helped with, too: the budget goes by it
     capacity = std::numeric_limits<int64_t>::max();
     CHECK(z.sum().item<float>() == 11 * 64 * 64);
   });
@@ -855,9 +856,9 @@ TEST_CASE(
   Dtr off;
   net.step(off);
   empty_cache(gpu);
-  const double before = given_out(gpu).now;
+  const double before = allocated_bytes(gpu).now;
   const Step plain = net.step(off);
-  const double step = given_out(gpu).most - before;
+  const double step = allocated_bytes(gpu).peak - before;
   CHECK(step > 100e6);
   for (const double part : {0.7, 0.5}) {
     INFO("of the memory of a plain step: " << part);
@@ -866,18 +867,18 @@ TEST_CASE(
       empty_cache(gpu);
       CHECK(same_bits(net.step(dtr), plain));
     }
-    CHECK(dtr.step().again > 0);
+    CHECK(dtr.step().rematerialisations > 0);
     CHECK_NOTHROW(dtr.check_budget());
-    CHECK(given_out(gpu).most <= Dtr::kSlack * (before + part * step));
+    CHECK(allocated_bytes(gpu).peak <= Dtr::kSlack * (before + part * step));
   }
   // No budget is kept: memory does run out.
   Dtr none(dtr_settings(1e15, gpu, 1));
   empty_cache(gpu);
   size_t free = 0, total = 0;
   cudaMemGetInfo(&free, &total);
-  c10::cuda::CUDACachingAllocator::setMemoryFraction((memory_taken(gpu) + 0.6 * step) / double(total), 0);
+  c10::cuda::CUDACachingAllocator::setMemoryFraction((memory_used(gpu) + 0.6 * step) / double(total), 0);
   CHECK(same_bits(net.step(none), plain));
-  CHECK(none.step().lacks > 0);
+  CHECK(none.step().out_of_memory_count > 0);
 #endif
 }
 
@@ -887,7 +888,7 @@ TEST_CASE("dtr: samples show the memory of a step with the budget and what it wo
   net.step(off);
   const double plain = net.step(off).bytes, before = double(live());
   Dtr dtr(beyond(0.6 * plain));
-  dtr.takes_samples = true;
+  dtr.record_samples = true;
   net.step(dtr);
   const DtrStep& s = dtr.step();
   REQUIRE(s.samples.size() > 500);
@@ -895,7 +896,7 @@ TEST_CASE("dtr: samples show the memory of a step with the budget and what it wo
   for (const auto& sample : s.samples) {
     CHECK(sample.seconds >= last);
     last = sample.seconds;
-    with = std::max(with, sample.with - before), without = std::max(without, sample.without - before);
+    with = std::max(with, sample.with_dtr - before), without = std::max(without, sample.without_dtr - before);
   }
   CHECK(with + before <= s.budget);
   CHECK(with > 0.5 * plain);
@@ -904,7 +905,7 @@ TEST_CASE("dtr: samples show the memory of a step with the budget and what it wo
   CHECK(s.backward < last);
   CHECK(s.peak - before == doctest::Approx(0.6 * plain).epsilon(0.05));
 
-  const cv::Mat picture = draw_memory(s.samples, s.budget, s.backward);
+  const cv::Mat picture = draw_memory_chart(s.samples, s.budget, s.backward);
   CHECK(picture.size() == cv::Size(960, 480));
   const auto count = [&](const cv::Scalar& colour) {
     cv::Mat mask;
@@ -913,7 +914,7 @@ TEST_CASE("dtr: samples show the memory of a step with the budget and what it wo
   };
   CHECK(count({170, 105, 30}) > 20000);
   CHECK(count({200, 190, 180}) > 5000);
-  dtr.takes_samples = false;
+  dtr.record_samples = false;
   net.step(dtr);
   CHECK(dtr.step().samples.empty());
 }

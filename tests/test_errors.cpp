@@ -66,21 +66,21 @@ TEST_CASE("errors: each detection and each object has its verdict") {
       {1, 1, 0, 0, 100, 100, .95},   {1, 1, 5, 0, 100, 100, .9},   {1, 1, 200, 0, 100, 45, .85},
       {1, 1, 200, 0, 100, 30, .8},   {1, 1, 0, 200, 100, 90, .75}, {1, 1, 200, 200, 100, 40, .7},
       {1, 2, 300, 400, 20, 20, .65}, {1, 1, 420, 10, 50, 50, .6},  {1, 1, 0, 0, 100, 9, .55}};
-  const JudgedImage judged = judge(boxes_by_image(t, found)[0]);
-  const std::vector<Verdict> want = {kRight,     kDuplicate,  kMisplaced,  kMisplaced, kWrongClass,
-                                     kBothWrong, kBackground, kNotCounted, kBackground};
+  const ClassifiedImage judged = classify_errors(boxes_by_image(t, found)[0]);
+  const std::vector<ErrorKind> want = {kTruePositive, kDuplicate,  kLocalisation, kLocalisation, kWrongClass,
+                                       kBoth,         kBackground, kIgnored,      kBackground};
   REQUIRE(judged.found.size() == want.size());
   for (size_t i = 0; i < want.size(); ++i) {
     INFO(i);
-    CHECK(std::string(verdict_names[judged.found[i].verdict]) == verdict_names[want[i]]);
+    CHECK(std::string(error_kind_names[judged.found[i].kind]) == error_kind_names[want[i]]);
   }
-  CHECK(judged.found[2].mends);  // the better of the two
-  CHECK_FALSE(judged.found[3].mends);
-  CHECK(judged.found[4].mends);
+  CHECK(judged.found[2].fixes_truth);  // the better of the two
+  CHECK_FALSE(judged.found[3].fixes_truth);
+  CHECK(judged.found[4].fixes_truth);
   for (size_t i = 0; i < judged.truths.size(); ++i) CHECK(judged.truths[i].missed == (i == 3 || i == 4));
   CHECK_FALSE(judged.truths[5].counts);
 
-  const Insight all = find_insight(t, found);
+  const ErrorAnalysis all = analyse_errors(t, found);
   CHECK(all.count == std::array<int64_t, error_kinds>{1, 2, 1, 1, 2, 2});
 }
 
@@ -91,18 +91,18 @@ TEST_CASE("errors: the cost of a kind is the AP50 that mending it brings") {
   truth(t, 2, 1, 0, 0, 100, 100);
   std::vector<Detection> found = {{1, 1, 0, 0, 100, 100, .9}, {2, 1, 0, 0, 100, 40, .8}};
   const auto costs = [&] {
-    const Insight insight = find_insight(t, found);
+    const ErrorAnalysis insight = analyse_errors(t, found);
     CHECK(insight.AP50 == doctest::Approx(coco_eval(t, found).AP50));
     return insight.cost;
   };
-  const auto only = [&](Verdict kind, double cost) {
+  const auto only = [&](ErrorKind kind, double cost) {
     const auto c = costs();
     for (int k = 0; k < error_kinds; ++k) {
-      INFO(verdict_names[k]);
+      INFO(error_kind_names[k]);
       CHECK(c[k] == doctest::Approx(k == kind ? cost : 0));
     }
   };
-  only(kMisplaced, 50. / 101);
+  only(kLocalisation, 50. / 101);
   found[1] = {2, 2, 0, 0, 100, 90, .8};  // a dog: there are no dogs, so that costs no precision
   only(kWrongClass, 50. / 101);
   found.pop_back();
@@ -120,7 +120,7 @@ TEST_CASE("errors: AP50 is COCO's, no mending makes it worse, and each class is 
   for (const uint64_t seed : {1, 2, 3}) {
     const Case c = random_case(seed, 40, 4);
     const EvalResult r = coco_eval(c.truths, c.found);
-    const Insight insight = find_insight(c.truths, c.found);
+    const ErrorAnalysis insight = analyse_errors(c.truths, c.found);
     CHECK(insight.AP50 == doctest::Approx(r.AP50).epsilon(1e-12));
     for (int k = 0; k < error_kinds; ++k) CHECK(insight.cost[k] > 0);
     // Down to score 0 recall is COCO's at IoU 0.5.
@@ -143,7 +143,7 @@ TEST_CASE("errors: AP50 is COCO's, no mending makes it worse, and each class is 
 SHARED_TEST("errors: costs are those of the program of TIDE's authors") {
   const CocoDataset t = read_coco(shared("data/coco_eval/gt.json"));
   const auto found = read_detections(shared("data/coco_eval/dt.json"));
-  const Insight insight = find_insight(t, found);
+  const ErrorAnalysis insight = analyse_errors(t, found);
   CHECK(insight.count == std::array<int64_t, error_kinds>{83, 1, 0, 1, 0, 97});
   // tidecv 1.0.1, with classes that have no truth left out of its mean; its recalls are k / 100, COCO's
   // 0.01 k, of which some are the next double.
@@ -158,7 +158,7 @@ TEST_CASE("errors: precision, recall and F1 by score, and the score where F1 is 
                                         {2, 1, 0, 0, 100, 100, .605},
                                         {3, 1, 0, 0, 100, 100, .505},
                                         {4, 1, 300, 0, 50, 50, .305}};
-  const Insight insight = find_insight(t, found);
+  const ErrorAnalysis insight = analyse_errors(t, found);
   CHECK(insight.precision[91] == -1);
   CHECK(insight.recall[91] == 0);
   CHECK(insight.precision[60] == 1);
@@ -178,13 +178,13 @@ TEST_CASE("errors: a score of two digits counts at that score, and not above") {
   truth(t, 1, 1, 0, 0, 100, 100);
   for (int s = 0; s < score_steps; ++s) {
     const double score = std::stod(concat(s / 100, ".", s / 10 % 10, s % 10));
-    const Insight insight = find_insight(t, {{1, 1, 0, 0, 100, 100, score}});
+    const ErrorAnalysis insight = analyse_errors(t, {{1, 1, 0, 0, 100, 100, score}});
     CAPTURE(score);
     CHECK(insight.recall[s] == 1);
     if (s + 1 < score_steps) CHECK(insight.recall[s + 1] == 0);
   }
   // F1 is best at 0.35 alone, where the wrong box of 0.34 is not yet there.
-  const Insight best = find_insight(t, {{1, 1, 0, 0, 100, 100, .35}, {1, 1, 300, 0, 50, 50, .34}});
+  const ErrorAnalysis best = analyse_errors(t, {{1, 1, 0, 0, 100, 100, .35}, {1, 1, 300, 0, 50, 50, .34}});
   CHECK(best.confusion == std::map<std::pair<int, int>, int64_t>{{{0, 0}, 1}});
 }
 
@@ -194,15 +194,15 @@ TEST_CASE("errors: which class is taken for which, at the working score") {
   truth(t, 1, 1, 200, 0, 100, 100);
   truth(t, 1, 2, 400, 0, 100, 100);
   truth(t, 1, 2, 0, 200, 100, 100);
-  const Insight insight = find_insight(t, {{1, 1, 0, 0, 100, 100, .9},
-                                           {1, 2, 0, 0, 100, 99, .89},  // the cat is found: no object
-                                           {1, 2, 200, 0, 100, 80, .88},
-                                           {1, 2, 400, 0, 100, 100, .87},
-                                           {1, 2, 0, 200, 100, 100, .1},
-                                           {1, 1, 300, 300, 50, 50, .09},
-                                           {1, 1, 400, 300, 50, 50, .08},
-                                           {1, 1, 500, 300, 50, 50, .07},
-                                           {1, 2, 300, 400, 50, 50, .06}});
+  const ErrorAnalysis insight = analyse_errors(t, {{1, 1, 0, 0, 100, 100, .9},
+                                                   {1, 2, 0, 0, 100, 99, .89},  // the cat is found: no object
+                                                   {1, 2, 200, 0, 100, 80, .88},
+                                                   {1, 2, 400, 0, 100, 100, .87},
+                                                   {1, 2, 0, 200, 100, 100, .1},
+                                                   {1, 1, 300, 300, 50, 50, .09},
+                                                   {1, 1, 400, 300, 50, 50, .08},
+                                                   {1, 1, 500, 300, 50, 50, .07},
+                                                   {1, 2, 300, 400, 50, 50, .06}});
   CHECK(insight.working_score <= .1);
   const std::map<std::pair<int, int>, int64_t> want = {{{0, 0}, 1}, {{0, 1}, 1}, {{1, 1}, 2}, {{2, 1}, 1}};
   CHECK(insight.confusion == want);
@@ -217,25 +217,25 @@ TEST_CASE("errors: the worst images, most errors first, without those that have 
       if (n == 0) found.push_back({i, 1, 0, 0, 10, 10, .9});
     }
   }
-  const Insight insight = find_insight(t, found);
+  const ErrorAnalysis insight = analyse_errors(t, found);
   REQUIRE(insight.worst.size() == 25);
   for (int k = 0; k < 25; ++k) {
     CHECK(insight.worst[k].id == 40 - k);
     CHECK(insight.worst[k].cost == 39 - k);
     CHECK(insight.worst[k].boxes.size() == size_t(40 - k));
   }
-  CHECK(insight.worst[0].boxes[0].verdict == kRight);
-  CHECK(insight.worst[0].boxes[1].verdict == kMissed);
+  CHECK(insight.worst[0].boxes[0].kind == kTruePositive);
+  CHECK(insight.worst[0].boxes[1].kind == kMissed);
   t.annotations.resize(3), t.images.resize(2), found.resize(2);
-  const auto few = find_insight(t, found).worst;
+  const auto few = analyse_errors(t, found).worst;
   REQUIRE(few.size() == 1);
   CHECK(few[0].id == 2);
 }
 
 TEST_CASE("errors: no classes, nothing to find, nothing found") {
-  CHECK(find_insight({}, {}).AP50 == -1);
+  CHECK(analyse_errors({}, {}).AP50 == -1);
   CocoDataset t = scene(2, {"cat", "dog"});
-  const Insight none = find_insight(t, {{1, 1, 0, 0, 5, 5, .9}});
+  const ErrorAnalysis none = analyse_errors(t, {{1, 1, 0, 0, 5, 5, .9}});
   CHECK(none.AP50 == -1);
   CHECK(none.f1[0] == -1);
   CHECK(none.classes[0].precision == -1);
@@ -243,14 +243,14 @@ TEST_CASE("errors: no classes, nothing to find, nothing found") {
   CHECK(none.worst.size() == 1);
   CHECK(voc_ap(t, {}).AP == -1);
   truth(t, 1, 1, 0, 0, 10, 10);
-  const Insight missed = find_insight(t, {});
+  const ErrorAnalysis missed = analyse_errors(t, {});
   CHECK(missed.AP50 == 0);
   CHECK(missed.working_score == 0.25);
   CHECK(missed.count[kMissed] == 1);
   CHECK(missed.confusion == std::map<std::pair<int, int>, int64_t>{{{0, 2}, 1}});
   CHECK(voc_ap(t, {}).AP == 0);
   // of images and classes that are not listed
-  CHECK(find_insight(t, {{9, 1, 0, 0, 5, 5, .9}, {1, 9, 0, 0, 5, 5, .9}}).AP50 == 0);
+  CHECK(analyse_errors(t, {{9, 1, 0, 0, 5, 5, .9}, {1, 9, 0, 0, 5, 5, .9}}).AP50 == 0);
 }
 
 TEST_CASE("errors: AP of VOC: pixels at both ends, the nearest object alone, difficult ones do not count") {
@@ -287,16 +287,16 @@ SHARED_TEST("errors: AP of VOC equals a plain computation in Python") {
 
 TEST_CASE("errors: text and JSON") {
   const Case c = random_case(4, 20, 3);
-  const Insight insight = find_insight(c.truths, c.found);
+  const ErrorAnalysis insight = analyse_errors(c.truths, c.found);
   std::ostringstream out;
-  print_insight(out, insight);
-  for (int k = 0; k < error_kinds; ++k) CHECK(has(out.str(), verdict_names[k]));
+  print_error_analysis(out, insight);
+  for (int k = 0; k < error_kinds; ++k) CHECK(has(out.str(), error_kind_names[k]));
   std::ostringstream table;
   print_voc(table, voc_ap(c.truths, c.found));
   CHECK(has(table.str(), "mean"));
   TempDir dir;
   write_eval_json(dir / "e.json", coco_eval(c.truths, c.found), [&](JsonWriter& writer) {
-    write_insight(writer, insight);
+    write_error_analysis(writer, insight);
     write_voc(writer, voc_ap(c.truths, c.found));
   });
   const std::string json = contents(dir / "e.json");
@@ -308,7 +308,8 @@ TEST_CASE("errors: text and JSON") {
 TEST_CASE("errors: the score to work at is in the middle of those with the best F1") {
   CocoDataset t = scene(1, {"cat"});
   truth(t, 1, 1, 0, 0, 100, 100), truth(t, 1, 1, 300, 0, 100, 100);
-  const Insight insight = find_insight(t, {{1, 1, 0, 0, 100, 100, 0.6}, {1, 1, 300, 0, 100, 100, 0.5}});
+  const ErrorAnalysis insight =
+      analyse_errors(t, {{1, 1, 0, 0, 100, 100, 0.6}, {1, 1, 300, 0, 100, 100, 0.5}});
   CHECK(insight.working_score == doctest::Approx(0.25));
 }
 
@@ -316,7 +317,7 @@ TEST_CASE("errors: a box too large for COCO to count costs nothing, here as ther
   CocoDataset t = scene(1, {"cat"});
   truth(t, 1, 1, 0, 0, 100, 100);
   const std::vector<Detection> found{{1, 1, 0, 0, 2e8, 2e8, 0.9}, {1, 1, 0, 0, 100, 100, 0.5}};
-  const Insight insight = find_insight(t, found);
+  const ErrorAnalysis insight = analyse_errors(t, found);
   CHECK(insight.AP50 == doctest::Approx(coco_eval(t, found).AP50));
   CHECK(insight.AP50 == doctest::Approx(1));
   for (const double cost : insight.cost) CHECK(cost == 0);

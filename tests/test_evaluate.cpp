@@ -44,16 +44,16 @@ TEST_CASE("evaluate: a checkpoint says which size and how many classes it has") 
   for (const std::string name : {"yolox-nano", "yolox-tiny", "yolox-s"}) {
     YOLOX model(name, 3);
     const auto weights = to_dict(state_dict(*model));
-    CHECK(model_of_weights(weights) == name);
-    CHECK(model_of_weights(weights, "yolox-x") == name);  // does not fit
-    CHECK(classes_of_weights(weights) == 3);
+    CHECK(detect_model(weights) == name);
+    CHECK(detect_model(weights, "yolox-x") == name);  // does not fit
+    CHECK(num_classes_of(weights) == 3);
   }
-  CHECK(model_of_weights(empty_dict()) == "");
-  CHECK(model_of_weights(empty_dict(), "yolox-s") == "");
-  CHECK(classes_of_weights(empty_dict()) == 0);
+  CHECK(detect_model(empty_dict()) == "");
+  CHECK(detect_model(empty_dict(), "yolox-s") == "");
+  CHECK(num_classes_of(empty_dict()) == 0);
   auto hollow = empty_dict();  // a tensor without elements may have any size, however small the file
   hollow.insert("head.cls_preds.0.weight", torch::empty({1 << 30, 0, 1, 1}));
-  CHECK(classes_of_weights(hollow) == 0);
+  CHECK(num_classes_of(hollow) == 0);
 }
 
 TEST_CASE("evaluate: results take the place of nothing that is read") {

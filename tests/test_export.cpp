@@ -252,7 +252,7 @@ onnx::Tensor& tensor_of(onnx::Model& file, const std::string& name) {
 TEST_CASE("onnx weights: batch norms that were not folded, float16 and lists of numbers are read") {
   YOLOX model = lively_model("yolox-nano", 2);
   const auto plain = to_onnx(model, {}, {});
-  const auto wanted = find_weights(weights_of_onnx(plain, "plain"), "plain");
+  const auto wanted = find_weights(weights_from_onnx(plain, "plain"), "plain");
   const std::string base = "backbone.backbone.dark2.0.dconv.";
   auto file = plain;
 
@@ -277,7 +277,7 @@ TEST_CASE("onnx weights: batch norms that were not folded, float16 and lists of 
   int at = 0;
   while (graph.node(at).name() != base + "conv") ++at;
   for (int i = graph.node_size() - 1; i > at + 1; --i) graph.mutable_node()->SwapElements(i, i - 1);
-  const auto read = find_weights(weights_of_onnx(file, "f"), "f");
+  const auto read = find_weights(weights_from_onnx(file, "f"), "f");
   const auto entry = [&](const auto& dict, const std::string& key) { return dict.at(key).toTensor(); };
   CHECK(torch::equal(entry(read, base + "conv.weight"), entry(wanted, base + "conv.weight")));
   // the norm of the bias that the convolution had anyhow
@@ -298,7 +298,7 @@ TEST_CASE("onnx weights: batch norms that were not folded, float16 and lists of 
 
   ExportSettings half;
   half.half = true;
-  const auto rounded_weights = find_weights(weights_of_onnx(to_onnx(model, half, {}), "h"), "h");
+  const auto rounded_weights = find_weights(weights_from_onnx(to_onnx(model, half, {}), "h"), "h");
   for (const auto& e : wanted)
     CHECK(torch::allclose(entry(rounded_weights, e.key().toStringRef()), e.value().toTensor(), 1e-3, 1e-4));
 }
@@ -311,7 +311,7 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
     CAPTURE(what);
     onnx::Model file = plain;
     change(file);
-    const std::string error = error_of([&] { weights_of_onnx(file, "bad.onnx"); });
+    const std::string error = error_of([&] { weights_from_onnx(file, "bad.onnx"); });
     CHECK_MESSAGE(has(error, what), error);
     CHECK(has(error, "bad.onnx"));
   };
@@ -349,7 +349,7 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
   // Where no convolution follows, there may be any operation: decoding and suppression are of many kinds.
   onnx::Model other_end = plain;
   node_of(other_end, "output").set_op_type("Loop");
-  CHECK(error_of([&] { weights_of_onnx(other_end, "good.onnx"); }) == "");
+  CHECK(error_of([&] { weights_from_onnx(other_end, "good.onnx"); }) == "");
   // Damaged and hostile ones: nodes without what they need, numbers that no file has.
   refused("makes nothing", [&](auto& f) { node_of(f, csp + "conv1.conv").clear_output(); });
   refused("has no weights", [&](auto& f) { node_of(f, csp + "conv1.conv").clear_input(); });
@@ -380,7 +380,7 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
   const auto damaged = [&](const char* what, const std::function<void(onnx::Tensor&)>& change) {
     onnx::Model file = plain;
     change(tensor_of(file, csp + "conv1.conv.weight"));
-    const std::string error = error_of([&] { weights_of_onnx(file, "bad.onnx"); });
+    const std::string error = error_of([&] { weights_from_onnx(file, "bad.onnx"); });
     CHECK_MESSAGE((has(error, what) && has(error, csp + "conv1.conv.weight") && has(error, "bad.onnx")),
                   error);
   };
@@ -435,7 +435,7 @@ TEST_CASE("onnx weights: folded norms get statistics before training, and the ne
   YOLOX lively = lively_model("yolox-nano", 2), model("yolox-nano", 2);
   ExportSettings s;
   s.dynamic = true;
-  load_state_dict(*model, find_weights(weights_of_onnx(to_onnx(lively, s, {}), "f"), "f"), "f");
+  load_state_dict(*model, find_weights(weights_from_onnx(to_onnx(lively, s, {}), "f"), "f"), "f");
   model->eval();
   Tensor images = torch::empty({16, 64, 64, 3}, torch::kByte);
   for (int64_t i = 0; i < 16; ++i) {
@@ -452,12 +452,12 @@ TEST_CASE("onnx weights: folded norms get statistics before training, and the ne
   };
   CHECK(off(decoded(model, x), want) < 1e-3);
   const double before = in_training();
-  CHECK(unfold_norms(model, data, {64, 64}, false, 1, 16) == 16);
+  CHECK(restore_folded_norms(model, data, {64, 64}, false, 1, 16) == 16);
   CHECK(off(decoded(model, x), want) < 1e-3);
   CHECK(in_training() < 1e-3);
   CHECK(before > 0.02);
-  CHECK(unfold_norms(model, data, {64, 64}, false, 1) == 0);
-  CHECK(unfold_norms(lively, data, {64, 64}, false, 1) == 0);
+  CHECK(restore_folded_norms(model, data, {64, 64}, false, 1) == 0);
+  CHECK(restore_folded_norms(lively, data, {64, 64}, false, 1) == 0);
 }
 
 TEST_CASE("onnx weights: eval, demo and train start from an ONNX file" * starts_programs) {
@@ -465,8 +465,9 @@ TEST_CASE("onnx weights: eval, demo and train start from an ONNX file" * starts_
   succeed(dir, "export", "--weights a/best.pth --out start.onnx --dynamic");
   succeed(dir, "eval", "--data data --weights a/best.pth --bs 2 --conf 0 --nms 0.9 --json p.json");
   succeed(dir, "eval", "--data data --weights start.onnx --bs 2 --conf 0 --nms 0.9 --json o.json");
-  CHECK(number_in(dir / "p.json", "AP") > 0);
-  CHECK(number_in(dir / "o.json", "AP") == doctest::Approx(number_in(dir / "p.json", "AP")).epsilon(1e-3));
+  CHECK(json_number(dir / "p.json", "AP") > 0);
+  CHECK(json_number(dir / "o.json", "AP") ==
+        doctest::Approx(json_number(dir / "p.json", "AP")).epsilon(1e-3));
   CHECK(has(succeed(dir, "demo", "--source shapes --max-images 1 --weights start.onnx --save o"),
             "o/shapes_1"));
   const std::string log =
@@ -541,7 +542,7 @@ TEST_CASE("export: a file that does not pass its comparison is not kept; the one
     CHECK_MESSAGE(has(o.err, name + " differs from the model"), o.err);
     CHECK(lines_of(o.err).size() == 1);
     CHECK(contents(dir / name) == "a good one");
-    const Outcome full = run_without_room(dir, "export", "--weights a/last.pth --out " + name, 1000);
+    const Outcome full = run_with_full_disk(dir, "export", "--weights a/last.pth --out " + name, 1000);
     CHECK(full.code == 1);
     CHECK_MESSAGE(has(full.err, "the disk not full?"), full.err);
     CHECK(lines_of(full.err).size() == 1);
@@ -590,13 +591,13 @@ double shared_boxes(const std::string& a, const std::string& b, double score) {
 
 TEST_CASE(
     "export: ONNX Runtime and TorchScript in Python reach the AP of eval with the same boxes, of demo too" *
-    doctest::skip(!have_shared() || export_python().empty()) * starts_programs) {
+    doctest::skip(!shared_exists() || export_python().empty()) * starts_programs) {
   TempDir dir;
   const std::string weights = " --weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ",
                     folder = shared("data/coco_val2017_union"),
                     truth = folder + "/annotations/instances_val2017_union.json";
   succeed(dir, "eval", "--data '" + folder + "' --save-dt here.json --json here_ap.json" + weights);
-  const double ap = number_in(dir / "here_ap.json", "AP");
+  const double ap = json_number(dir / "here_ap.json", "AP");
   CHECK(std::abs(ap - 0.2839) < 5e-4);
   std::vector<std::string> flags{"--out m.onnx"};
   if (shell(dir, concat("'", export_python(), "' -c 'import torch'")).code == 0)
@@ -607,8 +608,8 @@ TEST_CASE(
     succeed(dir, "export", f + weights);
     run_python(dir, concat("detect ", file, " '", truth, "' '", folder, "/val2017' there.json 0.01 0.65"));
     succeed(dir, "eval", "--gt '" + truth + "' --dt there.json --json there_ap.json");
-    MESSAGE(file << ": AP " << number_in(dir / "there_ap.json", "AP") << ", eval " << ap);
-    CHECK(std::abs(number_in(dir / "there_ap.json", "AP") - ap) < 5e-4);
+    MESSAGE(file << ": AP " << json_number(dir / "there_ap.json", "AP") << ", eval " << ap);
+    CHECK(std::abs(json_number(dir / "there_ap.json", "AP") - ap) < 5e-4);
     CHECK(shared_boxes(dir / "here.json", dir / "there.json", 0.1) > 0.995);
     CHECK(shared_boxes(dir / "there.json", dir / "here.json", 0.1) > 0.995);
   }

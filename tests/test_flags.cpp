@@ -27,7 +27,7 @@ struct SomeFlags : Flags {
   bool strict = flag(strict, "Data", "strict", false, "", "stop at bad labels");
   bool mosaic = flag(mosaic, "Data", "mosaic", true, "", "four images in one");
   std::string name = flag(name, "Data", "name", "", "NAME", "a name");
-  std::string resume = flag_alone(resume, "Data", "resume", "newest", "RUN", "go on");
+  std::string resume = flag_optional_value(resume, "Data", "resume", "newest", "RUN", "go on");
 };
 
 void parse(SomeFlags& settings, std::vector<std::string> words) {
@@ -224,21 +224,21 @@ TEST_CASE(
                     second = "2,2198918,1.5,\n";
   CHECK(contents(dir / "m.csv") == head + first + ap + second);
   std::ofstream(dir / "m.csv", std::ios::app) << "3,21989";  // a line that was cut off
-  m.cut(2198918);
+  m.truncate_after(2198918);
   CHECK(contents(dir / "m.csv") == head + first + ap + second);
-  m.cut(2198917);  // the evaluation after this step is done again
+  m.truncate_after(2198917);  // the evaluation after this step is done again
   CHECK(contents(dir / "m.csv") == head + first);
   m.row(row(2, 2198918, 1, nan));
   CHECK(contents(dir / "m.csv") == head + first + "2,2198918,1,\n");
-  m.cut(0);
+  m.truncate_after(0);
   CHECK(contents(dir / "m.csv") == head);
   for (const char* torn : {"1,2198917,2,0.", "1,2198917,2"}) {
     write_text(dir / "m.csv", head + first + torn);
-    m.cut(2198918);
+    m.truncate_after(2198918);
     CHECK(contents(dir / "m.csv") == head + first);
   }
   write_text(dir / "m.csv", head + "no row\n" + "1,2\n" + first);
-  m.cut(2198918);
+  m.truncate_after(2198918);
   CHECK(contents(dir / "m.csv") == head + first);
 }
 
@@ -262,8 +262,8 @@ TEST_CASE("run: a full disk leaves metrics and settings as they are; lines are w
   small = old, small.rlim_cur = 10;
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   setrlimit(RLIMIT_FSIZE, &small);  // stands for a full disk: write() fails half way
-  m.cut(50);
-  const Lines lines{dir / "log.txt"};
+  m.truncate_after(50);
+  const AppendFile lines{dir / "log.txt"};
   lines.add("too long for the room"), lines.add("two");
   const bool replaced = replace_text(dir / "config.json", "much longer than the room there is");
   setrlimit(RLIMIT_FSIZE, &old);
@@ -275,7 +275,7 @@ TEST_CASE("run: a full disk leaves metrics and settings as they are; lines are w
     CHECK_FALSE(has(entry.path().filename().string(), ".tmp"));
   lines.add("three");
   CHECK(contents(dir / "log.txt") == "one\ntwo\nthree\n");
-  m.cut(50);
+  m.truncate_after(50);
   CHECK(contents(dir / "m.csv").size() < before.size());
 }
 
@@ -288,7 +288,7 @@ TEST_CASE(
   {
     NewFile file(dir / "a");
     file.write("half");
-    CHECK(has(file.part(), concat("a.tmp.", getpid())));
+    CHECK(has(file.temporary_path(), concat("a.tmp.", getpid())));
     CHECK(files() == 2);
   }
   CHECK(contents(dir / "a") == "old");
@@ -356,7 +356,7 @@ TEST_CASE("run: the revision is that of the source; no file of a run stays open"
     return std::distance(begin(fds), end(fds));
   };
   const auto before = open_files();
-  for (int i = 0; i < 3; ++i) Lines{dir / "log.txt"}.add("line");
+  for (int i = 0; i < 3; ++i) AppendFile{dir / "log.txt"}.add("line");
   CHECK(open_files() == before);
 }
 
@@ -382,7 +382,8 @@ TEST_CASE("run: facts are lines of 79 columns at most; a word that is longer sta
   std::string words = "data   ";
   for (int i = 0; i < 30; ++i) words += " word";
   quietly([&] {
-    log.fact(words), log.fact("run     " + std::string(100, 'x')), log.fact(std::string(100, 'y'));
+    log.wrapped_line(words), log.wrapped_line("run     " + std::string(100, 'x')),
+        log.wrapped_line(std::string(100, 'y'));
   });
   std::istringstream said(contents(dir / "log.txt"));
   std::vector<std::string> lines;

@@ -174,14 +174,14 @@ cv::Mat by_opencv(const std::string& bytes, int flags = cv::IMREAD_COLOR) {
 // Random parts of a picture at 1/reduction: bits of the whole at that reduction, all that was asked for, and,
 // where files are decoded in parts, hardly more.
 void check_parts(const std::string& bytes, Dice& dice, int reduction, int parts) {
-  const Piece whole = decode_piece(bytes, "whole", everything, 1.0 / reduction);
+  const ImageRegion whole = decode_region(bytes, "whole", everything, 1.0 / reduction);
   const cv::Size size = decode_image(bytes, "whole").size();
   CAPTURE(reduction);
   CAPTURE(size);
   for (int i = 0; i < parts; ++i) {
     const cv::Rect part = random_part(dice, size);
     CAPTURE(part);
-    const Piece piece = decode_piece(bytes, "part", part, 1.0 / reduction);
+    const ImageRegion piece = decode_region(bytes, "part", part, 1.0 / reduction);
     const Image& image = piece.image;
     const cv::Point2d from = (piece.origin - whole.origin) * (1.0 / reduction);
     const cv::Rect place(cv::Point(from), image.size());
@@ -276,7 +276,7 @@ TEST_CASE("image: only the part is decoded") {
   Dice dice(4);
   const std::string bytes = jpeg(painted(dice, {640, 480}));
   for (int reduction : {1, 2, 4, 8}) {
-    const Image part = decode_piece(bytes, "part", {304, 200, 80, 60}, 1.0 / reduction).image;
+    const Image part = decode_region(bytes, "part", {304, 200, 80, 60}, 1.0 / reduction).image;
     CHECK(part.size() == cv::Size((80 + reduction - 1) / reduction, (60 + reduction - 1) / reduction));
     // What lies in memory around it is the border that decoding needs.
     const auto bytes_held = part.datalimit - part.datastart;
@@ -293,9 +293,10 @@ TEST_CASE("image: beyond an eighth, and in other formats, a piece is the whole, 
     const bool jpeg_parts = image_detail::is_jpeg(bytes) && bytes != inks;
     for (int reduction : {1, 4, 16, 64}) {
       if (jpeg_parts && reduction <= 8) continue;
-      const Piece whole = decode_piece(bytes, "whole", everything, 1.0 / reduction);
+      const ImageRegion whole = decode_region(bytes, "whole", everything, 1.0 / reduction);
       for (int i = 0; i < 5; ++i) {
-        const Piece piece = decode_piece(bytes, "part", random_part(dice, {101, 101}), 1.0 / reduction);
+        const ImageRegion piece =
+            decode_region(bytes, "part", random_part(dice, {101, 101}), 1.0 / reduction);
         CHECK(same(piece.image, whole.image));
         CHECK((piece.origin == whole.origin && piece.scale.x == whole.scale.x &&
                piece.scale.y == whole.scale.y));
@@ -318,7 +319,7 @@ TEST_CASE("image: origin and scale say where a piece lies in the upright picture
     for (double scale : {1.0, 0.6, 0.5, 0.3, 0.25, 0.125, 0.0625, 0.04}) {
       for (int i = 0; i < 4; ++i) {
         const cv::Rect part = random_part(dice, upright.size());
-        const Piece piece = decode_piece(bytes, "part", part, scale);
+        const ImageRegion piece = decode_region(bytes, "part", part, scale);
         CHECK((piece.scale.x >= scale && piece.scale.y >= scale));
         for (int y = 0; y < piece.image.rows; ++y) {
           for (int x = 0; x < piece.image.cols; ++x) {
@@ -408,7 +409,7 @@ TEST_CASE(
     const Image whole = decode_image(bytes, "picture");
     CHECK(cv::norm(whole, c.out, cv::NORM_INF) == 0);
     CHECK(image_size(file(bytes)) == image.size());
-    const Piece half = decode_piece(bytes, "picture", {70, 40, 10, 10}, 0.5);
+    const ImageRegion half = decode_region(bytes, "picture", {70, 40, 10, 10}, 0.5);
     CHECK(half.image.size() == cv::Size(45, 31));
     CHECK(half.scale.x == 0.5);
     for (const double part : {0.1, 0.5, 0.95}) {
@@ -487,10 +488,10 @@ TEST_CASE("image: a file that is missing, a folder, or smaller than its labels s
   const Image image = painted(dice, {20, 10});
   for (const std::string& bytes :
        {encoded(".png", image), jpeg(image), with_exif(jpeg(image), exif(6, true))}) {
-    const std::string error = image_error([&] { decode_piece(bytes, "a.jpg", {20, 10, 5, 5}, 1); });
+    const std::string error = image_error([&] { decode_region(bytes, "a.jpg", {20, 10, 5, 5}, 1); });
     CHECK(has(error, "a.jpg is "));
     CHECK(has(error, "smaller than its labels say"));
-    CHECK(!decode_piece(bytes, "a.jpg", {5, 5, 50, 50}, 1).image.empty());  // some of it is there
+    CHECK(!decode_region(bytes, "a.jpg", {5, 5, 50, 50}, 1).image.empty());  // some of it is there
   }
   CHECK(read_bytes(file("abcdef"), 4) == "abcd");
   CHECK(read_bytes(file.path) == "abcdef");
@@ -544,9 +545,9 @@ TEST_CASE("image: of a file that is cut off the part above the cut may be had") 
   const std::string bytes = jpeg(painted(dice, {200, 160}));
   const std::string cut = bytes.substr(0, bytes.size() / 2);
   const cv::Rect top(30, 0, 100, 40);
-  CHECK(same(decode_piece(cut, "cut", top, 1).image, decode_piece(bytes, "whole", top, 1).image));
+  CHECK(same(decode_region(cut, "cut", top, 1).image, decode_region(bytes, "whole", top, 1).image));
   CHECK(has(image_error([&] {
-              decode_piece(cut, "cut.jpg", {30, 100, 100, 40}, 1);
+              decode_region(cut, "cut.jpg", {30, 100, 100, 40}, 1);
             }),
             "cut.jpg cannot be decoded"));
   CHECK(has(image_error([&] { decode_image(cut, "cut.jpg"); }), "cut off"));
@@ -575,7 +576,7 @@ TEST_CASE("image: a header that claims too much is an error, not a request for m
         const std::string says = side == 65500 ? "65500x65500" : "65500 pixels";
         CHECK(has(image_error([&] { image_size(file(bytes)); }), file.path));
         CHECK(has(image_error([&] { decode_image(bytes, "large.jpg"); }), says));
-        CHECK(has(image_error([&] { decode_piece(bytes, "large.jpg", {0, 0, 9, 9}, 1); }), says));
+        CHECK(has(image_error([&] { decode_region(bytes, "large.jpg", {0, 0, 9, 9}, 1); }), says));
       } else if (way == baseline || way == grey) {  // read from the top
         bytes.resize(bytes.size() - 2);
         CHECK(has(image_error([&] { decode_image(bytes, "large.jpg"); }), "cut off"));
@@ -616,7 +617,7 @@ TEST_CASE("image: damaged files: a picture or an ImageError, nothing else") {
     const std::string error = image_error([&] {
       const cv::Size size = i % 50 ? image.size() : image_size(file(bytes));
       const cv::Rect part = i % 2 ? everything : random_part(dice, image.size());
-      const Image got = decode_piece(bytes, "damaged file", part, 1.0 / dice(1, 9)).image;
+      const Image got = decode_region(bytes, "damaged file", part, 1.0 / dice(1, 9)).image;
       CHECK((!size.empty() && !got.empty()));
     });
     error.empty() ? ++pictures : ++errors;

@@ -33,7 +33,7 @@ TEST_CASE("memory: errors that mean out of memory are recognised, others are not
 
 TEST_CASE(
     "memory: a step that runs out of it is done again in more parts, which stay after the second time") {
-  PartsThatFit fit{2, 7};
+  RetryInParts fit{2, 7};
   int64_t room = 7;  // parts that fit
   std::string order;
   const auto step = [&] {
@@ -56,16 +56,16 @@ TEST_CASE(
   room = 1;
   CHECK(step() == 40);
   CHECK(order == " 4");
-  CHECK(fit.times == 2);
+  CHECK(fit.retries == 2);
   room = 8;
   CHECK(has(error_of(step), "even with one image at a time"));
   CHECK(has(error_of(step), "(out of memory)"));  // what was asked for is in there
   CHECK(has(error_of([] {
-              PartsThatFit{1, 1}([](int64_t) -> int { throw std::bad_alloc(); }, [](int64_t) {});
+              RetryInParts{1, 1}([](int64_t) -> int { throw std::bad_alloc(); }, [](int64_t) {});
             }),
             "a single image"));
   CHECK(error_of([] {
-          PartsThatFit{1, 4}([](int64_t) -> int { throw std::runtime_error("other"); }, [](int64_t) {});
+          RetryInParts{1, 4}([](int64_t) -> int { throw std::runtime_error("other"); }, [](int64_t) {});
         }) == "other");
 }
 
@@ -108,7 +108,7 @@ TEST_CASE("memory: the largest batch within the budget is found, whatever the cu
 TEST_CASE("memory: resident memory and its peak are measured, and the peak can be reset") {
   CHECK(resident_bytes() > 1e5);
   CHECK(peak_bytes() >= 0.5 * resident_bytes());
-  forget_peak();  // of the tests before
+  reset_peak();  // of the tests before
   const double before = peak_bytes();
   {
     // Not from the heap, which may have as much that is free and in RAM.
@@ -119,6 +119,6 @@ TEST_CASE("memory: resident memory and its peak are measured, and the peak can b
     CHECK(peak_bytes() > before + 100e6);
     munmap(much, bytes);
   }
-  forget_peak();
+  reset_peak();
   CHECK(peak_bytes() < before + 100e6);
 }

@@ -50,7 +50,7 @@ TEST_CASE("multitask: two heads, one a step: two ranks make the steps of one" * 
   succeed(two.dir, "multitask", flags + "one");
   succeed(two.dir, "multitask", flags + "two --procs 2");
   CHECK(steps_of(two.dir, "two") == 8);
-  CHECK(apart(two.dir, "two", "one", "start") < 1e-7);
+  CHECK(relative_difference(two.dir, "two", "one", "start") < 1e-7);
   const auto start = weights_of(two.dir, "start", false), one = weights_of(two.dir, "one", false);
   for (const std::string part : {"backbone.", "head_all.", "head_few."})
     CHECK(moved(start, one, part).first > 0);
@@ -101,7 +101,7 @@ TEST_CASE("multitask: the file of a head has the AP of the run, and goes whereve
   for (const auto& [name, data, column] : {std::tuple("drawn", "shapes", 3), {"few", "few", 5}}) {
     succeed(two.dir, "eval",
             concat("--data ", data, " --weights r/head_", name, ".pth --conf 0 --bs 8 --json e.json"));
-    CHECK(number_in(two.dir / "e.json", "AP") == doctest::Approx(rows[0][column]).epsilon(1e-8));
+    CHECK(json_number(two.dir / "e.json", "AP") == doctest::Approx(rows[0][column]).epsilon(1e-8));
     CHECK(has(printed, concat(name, ": loss ")));
     CHECK(fs::exists(two.dir / concat("r/", name, "_val_batch0_pred.jpg")));
   }
@@ -152,9 +152,9 @@ TEST_CASE(
 
 TEST_CASE("multitask: a full disk is said and does not end the run before its end" * starts_programs) {
   TwoSets two;
-  const Outcome o = run_without_room(two.dir, "multitask", kTwo + "--eval-interval 0 --out r");
+  const Outcome o = run_with_full_disk(two.dir, "multitask", kTwo + "--eval-interval 0 --out r");
   CHECK(o.code == 1);
-  CHECK(warnings_of(o, "head_all.pth") == 2);  // before the first step, and after one epoch
+  CHECK(count_warnings(o, "head_all.pth") == 2);  // before the first step, and after one epoch
   CHECK(has(o.err, "head_all.pth"));
   CHECK(has(contents(two.dir / "r/log.txt"), "epoch 2/2"));
 }

@@ -319,14 +319,14 @@ TEST_CASE("profile: a mark of one profile that ends in another is unknown there"
 }
 
 TEST_CASE("profile: the device is waited for before the clock is read, on a GPU alone") {
-  CHECK_FALSE(Profile(torch::kCPU).wait);
-  CHECK(Profile(torch::kCUDA).wait);
+  CHECK_FALSE(Profile(torch::kCPU).synchronize);
+  CHECK(Profile(torch::kCUDA).synchronize);
 
   // A device that needs so long for what was asked of it.
   int pending = 0;
   std::string log;
   Profile profile(torch::kCPU, 1, 1, 1);
-  profile.wait = [&] {
+  profile.synchronize = [&] {
     log += "wait ";
     sleep_ms(std::exchange(pending, 0));
   };

@@ -167,11 +167,11 @@ TEST_CASE("train: another --size for a resumed run is written into its checkpoin
 TEST_CASE("train: a full disk is said and does not end the run before its end" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 4);
-  const Outcome o = run_without_room(dir, "train",
-                                     "--data data --model yolox-nano --size 64 --bs 4 --epochs 3 "
-                                     "--no-aug-epochs 1 --eval-interval 0 --out a");
+  const Outcome o = run_with_full_disk(dir, "train",
+                                       "--data data --model yolox-nano --size 64 --bs 4 --epochs 3 "
+                                       "--no-aug-epochs 1 --eval-interval 0 --out a");
   CHECK(o.code == 1);
-  CHECK(warnings_of(o, "last.pth") == 3);  // before the first step, and after two epochs
+  CHECK(count_warnings(o, "last.pth") == 3);  // before the first step, and after two epochs
   CHECK(has(o.err, "last.pth"));
   CHECK(has(contents(dir / "a/log.txt"), "3/3"));
 }
@@ -436,10 +436,10 @@ TEST_CASE("eval: the AP of best.pth is the one that training found, with all key
   CHECK_FALSE(has(printed, "\r"));
   for (const char* key :
        {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"})
-    number_in(dir / "e.json", key);
+    json_number(dir / "e.json", key);
   CHECK(has(contents(dir / "e.json"), R"("per_class":[{"id":1,"name":"circle")"));
 
-  const double ap = number_in(dir / "e.json", "AP");
+  const double ap = json_number(dir / "e.json", "AP");
   CHECK(ap > 0);
   const auto best = read_pth(dir / "a/best.pth").toGenericDict();
   CHECK(ap == doctest::Approx(best.at("curr_ap").toDouble()).epsilon(1e-6));
@@ -450,7 +450,7 @@ TEST_CASE("eval: the AP of best.pth is the one that training found, with all key
 
   // its detections as a file say the same
   succeed(dir, "eval", "--gt data/annotations/instances_train.json --dt dt.json --json again.json");
-  CHECK(number_in(dir / "again.json", "AP") == doctest::Approx(ap).epsilon(1e-6));
+  CHECK(json_number(dir / "again.json", "AP") == doctest::Approx(ap).epsilon(1e-6));
 }
 
 SHARED_TEST("eval: --gt and --dt give COCO's twelve numbers" * starts_programs) {
@@ -463,7 +463,7 @@ SHARED_TEST("eval: --gt and --dt give COCO's twelve numbers" * starts_programs) 
       {"APm", .51940},   {"APl", .50140},  {"AR1", .38681},  {"AR10", .59368},
       {"AR100", .59535}, {"ARs", .63981},  {"ARm", .56642},  {"ARl", .56429}};
   for (const auto& [key, value] : want)
-    CHECK_MESSAGE(std::abs(number_in(dir / "e.json", key) - value) < 6e-6, key);
+    CHECK_MESSAGE(std::abs(json_number(dir / "e.json", key) - value) < 6e-6, key);
 }
 
 SHARED_TEST("eval: the official nano reaches its AP; with the wrong pixels it is near zero, and it is said" *
@@ -472,7 +472,7 @@ SHARED_TEST("eval: the official nano reaches its AP; with the wrong pixels it is
   const std::string weights = "--weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ";
   const std::string printed =
       succeed(dir, "eval", "--data '" + shared("data/coco_val2017_union") + "' --json e.json " + weights);
-  CHECK(std::abs(number_in(dir / "e.json", "AP") - 0.2839) < 5e-4);
+  CHECK(std::abs(json_number(dir / "e.json", "AP") - 0.2839) < 5e-4);
   CHECK_FALSE(has(printed, "near zero"));
 
   CocoDataset part = read_coco(shared("data/coco_val2017_union/annotations/instances_val2017_union.json"));
@@ -482,7 +482,7 @@ SHARED_TEST("eval: the official nano reaches its AP; with the wrong pixels it is
   write_coco(dir / "part.json", part);
   const std::string legacy =
       succeed(dir, "eval", "--data part.json --preproc legacy --json e.json " + weights);
-  CHECK(number_in(dir / "e.json", "AP") < 0.01);
+  CHECK(json_number(dir / "e.json", "AP") < 0.01);
   CHECK(has(legacy, "warning: AP is near zero"));
   CHECK(has(legacy, "--preproc bgr"));
 }
@@ -493,9 +493,9 @@ SHARED_TEST("eval: the official nano of YOLOX 0.1.0 reaches its AP with --prepro
       dir, "eval",
       concat("--data '", shared("data/coco_val2017_union"), "' --preproc legacy --json e.json --weights '",
              shared("data/weights/yolox_nano_v010_legacy_rgbnorm.onnx"), "'"));
-  CHECK(std::abs(number_in(dir / "e.json", "AP") - 0.2786) < 5e-4);
-  CHECK(std::abs(number_in(dir / "e.json", "AP50") - 0.4382) < 5e-4);
-  CHECK(std::abs(number_in(dir / "e.json", "AP75") - 0.2955) < 5e-4);
+  CHECK(std::abs(json_number(dir / "e.json", "AP") - 0.2786) < 5e-4);
+  CHECK(std::abs(json_number(dir / "e.json", "AP50") - 0.4382) < 5e-4);
+  CHECK(std::abs(json_number(dir / "e.json", "AP75") - 0.2955) < 5e-4);
 }
 
 TEST_CASE("demo: writes each picture of a folder in its size, skips what is no image, keeps the input" *

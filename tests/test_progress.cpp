@@ -14,14 +14,14 @@ namespace {
 struct Told {
   TempDir dir;
   Log log{dir / "log.txt"};
-  std::optional<Telling> tell;
+  std::optional<RunProgress> progress;
 
-  explicit Told(int64_t first = 0) { tell.emplace(dir.path.string(), log, first, true); }
+  explicit Told(int64_t first = 0) { progress.emplace(dir.path.string(), log, first, true); }
   void step(int64_t i, double total, double norm = 1, const Plan& plan = {1000, 4, 2, 8}) {
     StepNumbers n;
     n.total = total, n.positives = 6, n.objects = 2, n.norm = norm;
     n.terms = {{"iou", 0}, {"obj", 0}, {"cls", 0}, {"l1", 0}};
-    quietly([&] { tell->step(i, n, 0.5, plan, torch::kCPU); });
+    quietly([&] { progress->step(i, n, 0.5, plan, torch::kCPU); });
   }
   std::vector<std::vector<double>> rows() const { return metric_rows(dir / "metrics.csv"); }
   std::string said() const { return contents(dir / "log.txt"); }
@@ -49,11 +49,11 @@ TEST_CASE("progress: operations are those that papers count, for any size, and n
   std::vector<Tensor> before;
   for (const Tensor& t : model->buffers()) before.push_back(t.clone());
   // Official YOLOX gives 1.08 and 26.8, with batch norms.
-  CHECK(operations(model, {416, 416}) == doctest::Approx(1.08e9).epsilon(0.04));
-  CHECK(operations(model, {416, 832}) == 2 * operations(model, {416, 416}));
-  CHECK(operations(model, {832, 416}) == 2 * operations(model, {416, 416}));
+  CHECK(conv_flops(model, {416, 416}) == doctest::Approx(1.08e9).epsilon(0.04));
+  CHECK(conv_flops(model, {416, 832}) == 2 * conv_flops(model, {416, 416}));
+  CHECK(conv_flops(model, {832, 416}) == 2 * conv_flops(model, {416, 416}));
   YOLOX small("yolox-s", 80);
-  CHECK(operations(small, {640, 640}) == doctest::Approx(26.8e9).epsilon(0.02));
+  CHECK(conv_flops(small, {640, 640}) == doctest::Approx(26.8e9).epsilon(0.02));
   CHECK(model->is_training());
   for (size_t i = 0; i < before.size(); ++i) CHECK(torch::equal(model->buffers()[i], before[i]));
   CHECK_FALSE(at::hasThreadLocalCallbacks());
@@ -91,7 +91,7 @@ TEST_CASE("progress: no row where each step overflowed") {
 TEST_CASE("progress: speed and waiting are those of the steps alone; what is left ends with nothing") {
   Told told;
   usleep(kLongWait);
-  told.tell->go_on();
+  told.progress->restart_clock();
   const auto newest = [&](int64_t i) {
     told.step(i, 1, 1, {1000, 1, 8, 8});
     return told.rows().back();
@@ -100,7 +100,7 @@ TEST_CASE("progress: speed and waiting are those of the steps alone; what is lef
   CHECK(newest(0)[kSpeed] > fast);
   CHECK(newest(1)[kWaiting] == 0);
   usleep(kLongWait);
-  told.tell->waited_for(1e-6 * kLongWait);
+  told.progress->add_wait(1e-6 * kLongWait);
   auto row = newest(2);
   CHECK(row[kSpeed] < fast);
   CHECK(row[kWaiting] > 0.5);
@@ -109,8 +109,8 @@ TEST_CASE("progress: speed and waiting are those of the steps alone; what is lef
   CHECK(row[kSpeed] > fast);
   CHECK(row[kWaiting] == 0);
   usleep(kLongWait);
-  told.tell->waited_for(1);
-  told.tell->go_on();  // that was an evaluation
+  told.progress->add_wait(1);
+  told.progress->restart_clock();  // that was an evaluation
   row = newest(4);
   CHECK(row[kSpeed] > fast);
   CHECK(row[kWaiting] == 0);
@@ -124,7 +124,7 @@ TEST_CASE("progress: speed and waiting are those of the steps alone; what is lef
 TEST_CASE("progress: back at an earlier step: later rows, events and half a mean are gone") {
   Told told;
   told.step(0, 8), told.step(3, 4), told.step(4, 100), told.step(5, 100);
-  told.tell->go_back(2);
+  told.progress->roll_back(2);
   REQUIRE(told.rows().size() == 1);
   told.step(2, 1), told.step(3, 3);
   REQUIRE(told.rows().size() == 2);
@@ -142,7 +142,7 @@ TEST_CASE(
   told.step(4, 8);
   Evaluation e;
   e.result.AP = 0.25;
-  quietly([&] { told.tell->evaluated(8, e, {1000, 4, 2, 8}); });
+  quietly([&] { told.progress->log_evaluation(8, e, {1000, 4, 2, 8}); });
   REQUIRE(told.events().size() == 1);
   const std::string events = told.events()[0];
   CHECK(has(events, begins_with(5)));
@@ -151,7 +151,7 @@ TEST_CASE(
   CHECK(told.rows().back()[kEpoch] == 2);
   CHECK(told.rows().back()[kIteration] == 8);
   CHECK(told.rows().back()[kAP] == 0.25);
-  told.tell.emplace(told.dir.path.string(), told.log, 6, false);
+  told.progress.emplace(told.dir.path.string(), told.log, 6, false);
   REQUIRE(told.rows().size() == 1);  // what was killed after its last save is done again
   CHECK(told.rows()[0][kIteration] == 5);
 }
@@ -160,7 +160,7 @@ TEST_CASE("progress: remarks on the steps are in the log; classes without a box 
   Told told;
   StepNumbers none;
   quietly([&] {
-    for (int i = 0; i < 100; ++i) told.tell->step(i, none, 0.5, {2, 1000, 1, 1000}, torch::kCPU);
+    for (int i = 0; i < 100; ++i) told.progress->step(i, none, 0.5, {2, 1000, 1, 1000}, torch::kCPU);
   });
   CHECK(has(told.said(), "nothing is learnt"));
 
@@ -171,7 +171,7 @@ TEST_CASE("progress: remarks on the steps are in the log; classes without a box 
   }
   splits.train.name = "here", splits.val.name = "there";
   splits.val.problems->add("image missing", "a.jpg");
-  quietly([&] { told.tell->classes(splits); });
+  quietly([&] { told.progress->log_classes(splits); });
   CHECK(has(told.said(), "boxes   4 for training: cat 4"));
   CHECK(has(told.said(), "note: 2 classes have no box for training: dog, cow"));
   CHECK(has(told.said(), "note: 2 classes have no box for evaluation: cat, cow"));
@@ -180,20 +180,20 @@ TEST_CASE("progress: remarks on the steps are in the log; classes without a box 
     for (const auto& line : lines_of(told.said())) n += has(line, part);
     return n;
   };
-  quietly([&] { told.tell->problems(splits), told.tell->problems(splits); });
+  quietly([&] { told.progress->log_problems(splits), told.progress->log_problems(splits); });
   CHECK(times_said("note: there: image missing: 1") == 1);
   CHECK(has(contents(told.dir / "problems_val.txt"), "a.jpg"));
   splits.val.problems->add("image missing", "b.jpg");
-  quietly([&] { told.tell->problems(splits); });
+  quietly([&] { told.progress->log_problems(splits); });
   CHECK(times_said("note: there: image missing: 2") == 1);
 
   splits.same = true;
-  quietly([&] { told.tell->classes(splits), told.tell->problems(splits); });
+  quietly([&] { told.progress->log_classes(splits), told.progress->log_problems(splits); });
   CHECK(times_said("for evaluation") == 1);
 
   for (int i = 0; i < 12; ++i)
     for (Dataset* d : {&splits.train, &splits.val}) d->classes.push_back(concat("a long name, ", i));
-  quietly([&] { told.tell->classes(splits); });
+  quietly([&] { told.progress->log_classes(splits); });
   CHECK(has(told.said(), "note: 14 classes have no box for training"));
   for (const auto& line : lines_of(told.said()))
     if (has(line, "no box for")) CHECK_MESSAGE(line.size() <= 80, line);
@@ -202,17 +202,17 @@ TEST_CASE("progress: remarks on the steps are in the log; classes without a box 
 TEST_CASE("progress: with DTR, its peak and its share of the time stand in the line, the rest in metrics") {
   TempDir dir;
   Log log{dir / "log.txt"};
-  Telling tell(dir.path.string(), log, 0, true, 0, /*dtr=*/true);
+  RunProgress progress(dir.path.string(), log, 0, true, 0, /*dtr=*/true);
   StepNumbers n;
   n.total = 3, n.terms = {{"iou", 1}, {"l1", 7.77}}, n.positives = 6, n.objects = 2, n.norm = 1;
   DtrStep a, b;
-  a.peak = 2e9, a.dropped = 10, a.again = 20, a.cost = 3, a.cost_again = 1;
-  b.peak = 1e9, b.dropped = 30, b.again = 40, b.cost = 5, b.cost_again = 1;
+  a.peak = 2e9, a.evictions = 10, a.rematerialisations = 20, a.cost = 3, a.remat_cost = 1;
+  b.peak = 1e9, b.evictions = 30, b.rematerialisations = 40, b.cost = 5, b.remat_cost = 1;
   a.budget = 1e9, a.limit = 1.2e9;
   const Plan plan{1000, 3, 1, 3};
   quietly([&] {
     for (int64_t i = 0; i < 3; ++i)
-      tell.step(i, n, 0.5, plan, torch::kCPU, i == 0 ? DtrStep{} : i == 1 ? a : b);
+      progress.step(i, n, 0.5, plan, torch::kCPU, i == 0 ? DtrStep{} : i == 1 ? a : b);
   });
   const std::string said = contents(dir / "log.txt");
   for (const char* part : {" dtr ", " peak ", " 20% ", " 2.0G "}) CHECK_MESSAGE(has(said, part), said);

@@ -15,10 +15,10 @@ StepNumbers losing(double total, double positives = 5) {
   return n;
 }
 
-std::string said(Watch& watch, const StepNumbers& n, int steps) {
+std::string said(Remarks& remarks, const StepNumbers& n, int steps) {
   std::string all;
   for (int i = 0; i < steps; ++i)
-    for (const auto& remark : watch.step(n)) all += remark + "\n";
+    for (const auto& remark : remarks.check_step(n)) all += remark + "\n";
   return all;
 }
 
@@ -48,23 +48,23 @@ TEST_CASE("remarks: means are of the steps since the last look") {
 }
 
 TEST_CASE("remarks: 100 steps in a row without positives are reported once") {
-  Watch watch(true);
-  CHECK(said(watch, losing(1, 0), 99) == "");
-  CHECK(said(watch, losing(1, 1), 1) == "");
-  CHECK(said(watch, losing(1, 0), 99) == "");
-  CHECK(has(said(watch, losing(1, 0), 1), "nothing is learnt"));
-  CHECK(said(watch, losing(1, 0), 500) == "");
+  Remarks remarks(true);
+  CHECK(said(remarks, losing(1, 0), 99) == "");
+  CHECK(said(remarks, losing(1, 1), 1) == "");
+  CHECK(said(remarks, losing(1, 0), 99) == "");
+  CHECK(has(said(remarks, losing(1, 0), 1), "nothing is learnt"));
+  CHECK(said(remarks, losing(1, 0), 500) == "");
 }
 
 TEST_CASE("remarks: a loss that is flat from the start is said after 1000 steps, but not of one that fell") {
-  Watch flat(true), falling(true), tuned(false);
+  Remarks flat(true), falling(true), tuned(false);
   CHECK(said(flat, losing(10), 999) == "");
   CHECK(has(said(flat, losing(10), 1), "the loss has not fallen in 1000 steps"));
   CHECK(said(flat, losing(10), 3000) == "");
   CHECK(said(falling, losing(10), 300) == "");
   CHECK(said(falling, losing(9), 3000) == "");
   CHECK(said(tuned, losing(10), 3000) == "");
-  Watch late(true), again(true);
+  Remarks late(true), again(true);
   CHECK(said(late, losing(10), 900) == "");
   CHECK(said(late, losing(9), 100) == "");  // only the last ones count
   CHECK(said(again, losing(10), 300) == "");
@@ -73,22 +73,22 @@ TEST_CASE("remarks: a loss that is flat from the start is said after 1000 steps,
 }
 
 TEST_CASE("remarks: waiting for data half of the time is reported once, after half a minute") {
-  Watch watch(true);
-  CHECK(watch.wait(20, 29).empty());
-  CHECK(watch.wait(20, 41).empty());
-  REQUIRE(watch.wait(31, 60).size() == 1);
-  CHECK(watch.wait(31, 60).empty());
-  CHECK(has(Watch(true).wait(31, 60).at(0), "--workers"));
-  CHECK(has(Watch(true).wait(31, 60).at(0), "51 %"));
+  Remarks remarks(true);
+  CHECK(remarks.check_waiting(20, 29).empty());
+  CHECK(remarks.check_waiting(20, 41).empty());
+  REQUIRE(remarks.check_waiting(31, 60).size() == 1);
+  CHECK(remarks.check_waiting(31, 60).empty());
+  CHECK(has(Remarks(true).check_waiting(31, 60).at(0), "--workers"));
+  CHECK(has(Remarks(true).check_waiting(31, 60).at(0), "51 %"));
 }
 
 TEST_CASE("remarks: a learning rate that was meant for the whole batch, or is next to nothing, is said") {
-  CHECK(Watch::learning_rate("sgd", 0.01 / 64, 16, false) == "");
-  CHECK(Watch::learning_rate("adamw", 0.001 / 64, 16, false) == "");
-  CHECK(has(Watch::learning_rate("sgd", 0.01, 16, false), "which is 0.16 for the batch of 16"));
-  CHECK(has(Watch::learning_rate("adam", 0.01 / 64, 16, false), "usual for adam"));
-  CHECK(has(Watch::learning_rate("sgd", 1e-6, 16, false), "usual for sgd"));
-  CHECK(Watch::learning_rate("sgd", 1e-6, 16, true) == "");  // fine-tuning
+  CHECK(Remarks::check_learning_rate("sgd", 0.01 / 64, 16, false) == "");
+  CHECK(Remarks::check_learning_rate("adamw", 0.001 / 64, 16, false) == "");
+  CHECK(has(Remarks::check_learning_rate("sgd", 0.01, 16, false), "which is 0.16 for the batch of 16"));
+  CHECK(has(Remarks::check_learning_rate("adam", 0.01 / 64, 16, false), "usual for adam"));
+  CHECK(has(Remarks::check_learning_rate("sgd", 1e-6, 16, false), "usual for sgd"));
+  CHECK(Remarks::check_learning_rate("sgd", 1e-6, 16, true) == "");  // fine-tuning
 }
 
 TEST_CASE("remarks: a loss that is not finite ends the run, a gradient only the 20th time in a row") {
@@ -96,13 +96,13 @@ TEST_CASE("remarks: a loss that is not finite ends the run, a gradient only the 
   StepNumbers overflow = losing(1), broken = losing(std::nan(""));
   overflow.norm = HUGE_VAL;
   for (int round = 0; round < 2; ++round) {
-    for (int i = 0; i < 19; ++i) CHECK(why_to_stop(overflow, skipped) == "");
+    for (int i = 0; i < 19; ++i) CHECK(stop_reason(overflow, skipped) == "");
     CHECK(skipped == 19);
-    CHECK(why_to_stop(losing(1), skipped) == "");
+    CHECK(stop_reason(losing(1), skipped) == "");
     CHECK(skipped == 0);
   }
-  for (int i = 0; i < 19; ++i) why_to_stop(overflow, skipped);
-  CHECK(has(why_to_stop(overflow, skipped), "20 times in a row"));
+  for (int i = 0; i < 19; ++i) stop_reason(overflow, skipped);
+  CHECK(has(stop_reason(overflow, skipped), "20 times in a row"));
   skipped = 0;
-  CHECK(has(why_to_stop(broken, skipped), "the loss"));
+  CHECK(has(stop_reason(broken, skipped), "the loss"));
 }

@@ -57,8 +57,8 @@ void check_self_contained(const std::string& page) {
 
 TEST_CASE("report: text in HTML, numbers on axes, base64") {
   CHECK(escaped("<b>\"x\" & 'y'\x01") == "&lt;b&gt;&quot;x&quot; &amp; &#39;y&#39;");
-  CHECK(shortened("gr\xC3\xBC\xC3\xA7", 3) == "gr\xC3\xBC…");
-  CHECK(shortened("cat", 3) == "cat");
+  CHECK(truncated_text("gr\xC3\xBC\xC3\xA7", 3) == "gr\xC3\xBC…");
+  CHECK(truncated_text("cat", 3) == "cat");
   const std::vector<std::pair<double, std::string>> numbers = {
       {0, "0"},       {0.25, "0.25"}, {1.5e-4, "1.5e-4"}, {2e-10, "2e-10"},
       {20000, "20k"}, {3e6, "3M"},    {640, "640"}};
@@ -108,7 +108,7 @@ TEST_CASE("report: a run's page has its curves, its evaluation, its pictures and
         "Time spent waiting for images, %", "Precision over recall", "F1 by lowest score"})
     CHECK_MESSAGE(has(page, concat("<h3>", chart, "</h3>")), chart);
   const auto rows = metric_rows(trained().dir / "a/metrics.csv");
-  CHECK(has(page, concat("<b>", share(rows.back()[kAP]), "</b><span>last AP</span>")));
+  CHECK(has(page, concat("<b>", metric_text(rows.back()[kAP]), "</b><span>last AP</span>")));
   for (const auto& name : shapes_classes()) CHECK_MESSAGE(has(page, "<th>" + name + "</th>"), name);
   CHECK(has(page, "<dt>bs</dt><dd>2</dd>"));
 
@@ -180,7 +180,7 @@ TEST_CASE("report: eval writes insight beside its numbers, whatever classes and 
   CHECK(has(page, "&quot;quoted&#39;"));
   CHECK(has(page, "a&lt;b&gt;&amp;.jpg"));
   CHECK_FALSE(has(page, "nan"));
-  CHECK(number_in(dir / "odd_e.json", "working_score") == 0.25);
+  CHECK(json_number(dir / "odd_e.json", "working_score") == 0.25);
   CHECK(has(contents(dir / "odd_e.json"), R"("voc":{"AP":)"));
 
   write_text(dir / "words.txt", "no folder");
@@ -213,7 +213,7 @@ TEST_CASE("report: who waits for a page is told of it image by image") {
         truth.annotations.push_back({i, i, 1, 0, 0, 9, 9, 81, false});
   const std::vector<Detection> found{
       {1, 1, -1e12, -1e12, 1, 1, .9}};  // of no use for the size of the picture
-  const Insight insight = find_insight(truth, found);
+  const ErrorAnalysis insight = analyse_errors(truth, found);
   CHECK(insight.worst.size() == 3);
   size_t told = 0;
   const std::string page =
@@ -227,8 +227,8 @@ TEST_CASE("eval: --fuse gives the same AP, --speed the time of each stage" * sta
   const std::string eval = "--data data --weights a/best.pth --conf 0 --nms 0.9 --bs 4 --report= ";
   succeed(dir, "eval", eval + "--json plain.json");
   const std::string printed = succeed(dir, "eval", eval + "--json fused.json --fuse --speed");
-  CHECK(number_in(dir / "fused.json", "AP") ==
-        doctest::Approx(number_in(dir / "plain.json", "AP")).epsilon(1e-2));
+  CHECK(json_number(dir / "fused.json", "AP") ==
+        doctest::Approx(json_number(dir / "plain.json", "AP")).epsilon(1e-2));
   for (const std::string stage : {"preprocess", "forward", "decode", "NMS", "load"}) {
     const size_t at = printed.find("\n  " + stage + " ");
     REQUIRE_MESSAGE(at != std::string::npos, stage);

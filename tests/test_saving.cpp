@@ -28,7 +28,7 @@ int64_t step_of(const c10::IValue& file) {
 }
 std::vector<std::string> names_in(const TempDir& dir) {
   std::vector<std::string> names;
-  for (const auto& path : checkpoints_of(dir.path.string()))
+  for (const auto& path : list_checkpoints(dir.path.string()))
     names.push_back(std::filesystem::path(path).filename().string());
   return names;
 }
@@ -97,18 +97,18 @@ TEST_CASE("checkpoints: --keep N of the older ones stay, none with 0; the same s
 
 TEST_CASE("checkpoints: a run without a step makes room, a run with one does not; torn files go") {
   TempDir dir;
-  forget_unstarted(dir.path.string());
+  remove_unstarted_checkpoint(dir.path.string());
   write_pth(dir / "last.pth", a_file(0));
-  forget_unstarted(dir.path.string());
+  remove_unstarted_checkpoint(dir.path.string());
   CHECK_FALSE(std::filesystem::exists(dir / "last.pth"));
   write_pth(dir / "last.pth", a_file(1));
-  forget_unstarted(dir.path.string());
+  remove_unstarted_checkpoint(dir.path.string());
   CHECK(std::filesystem::exists(dir / "last.pth"));
   write_text(dir / "last.pth", "foreign");
-  forget_unstarted(dir.path.string());
+  remove_unstarted_checkpoint(dir.path.string());
   CHECK(contents(dir / "last.pth") == "foreign");
   write_text(dir / "last.pth.tmp.123"), write_text(dir / "report.html.tmp.9"), write_text(dir / "notes.txt");
-  remove_torn_files(dir.path.string());
+  remove_temporary_files(dir.path.string());
   CHECK_FALSE(std::filesystem::exists(dir / "last.pth.tmp.123"));
   CHECK_FALSE(std::filesystem::exists(dir / "report.html.tmp.9"));
   CHECK(std::filesystem::exists(dir / "notes.txt"));
@@ -152,7 +152,7 @@ TEST_CASE(
   t.iteration = 2, t.scaler.scale.fill_(256);
   REQUIRE(saver.save(t, "last.pth", log));
   t.iteration = 9, t.scaler.scale.fill_(1);
-  saver.go_back(t, log, [] {});
+  saver.roll_back(t, log, [] {});
   CHECK(t.iteration == 2);
   CHECK(t.scaler.scale.item<double>() == 256);
   CHECK(t.scaler.growth_tracker.item<int64_t>() == 7);
@@ -161,20 +161,20 @@ TEST_CASE(
   saver.load(resumed, newest_checkpoint(saver.run));
   CHECK(resumed.lr_factor == 0.5);  // saved at once
   CHECK(resumed.scaler.growth_tracker.item<int64_t>() == 7);
-  CHECK(resumed.returns == 1);
+  CHECK(resumed.rollbacks == 1);
   // It fails again before it has saved anything.
   t.iteration = 7;
-  saver.go_back(t, log, [] {});
+  saver.roll_back(t, log, [] {});
   CHECK(t.iteration == 1);
   CHECK(t.scaler.scale.item<double>() == 512);
   CHECK(t.lr_factor == 0.25);
-  CHECK(t.returns == 2);
+  CHECK(t.rollbacks == 2);
   t.iteration = 5;
-  saver.go_back(t, log, [] {});  // there is none before
+  saver.roll_back(t, log, [] {});  // there is none before
   CHECK(t.iteration == 1);
   CHECK(t.lr_factor == 0.125);
   write_text(dir / "last.pth", "torn");
-  quietly([&] { saver.go_back(t, log, [] {}); });
+  quietly([&] { saver.roll_back(t, log, [] {}); });
   CHECK(has(contents(dir / "log.txt"), "using the previous checkpoint"));
 
   // A run without a scale goes on with fp16: its scaler begins as it does in a new run, and the other way.
@@ -192,22 +192,22 @@ TEST_CASE(
 
 TEST_CASE("run: a folder of its own for each run, which one training at a time works in") {
   TempDir dir;
-  CHECK(make_run_folder(dir / "a/b", "") == dir / "a/b");
+  CHECK(create_run_folder(dir / "a/b", "") == dir / "a/b");
   CHECK(std::filesystem::is_directory(dir / "a/b"));
-  CHECK(has(error_of([&] { make_run_folder(dir / "a/b", ""); }), "another training uses"));
+  CHECK(has(error_of([&] { create_run_folder(dir / "a/b", ""); }), "another training uses"));
   for (const char* name : {"last.pth", "step_7.pth"}) {
     const std::string folder = dir / name + std::string(".d");
     std::filesystem::create_directory(folder);
     write_text(folder + "/" + name, "x");
-    CHECK(has(error_of([&] { make_run_folder(folder, ""); }), folder + " already holds a run"));
+    CHECK(has(error_of([&] { create_run_folder(folder, ""); }), folder + " already holds a run"));
   }
   write_text(dir / "file");
-  CHECK(has(error_of([&] { make_run_folder(dir / "file", ""); }), "cannot write to"));
+  CHECK(has(error_of([&] { create_run_folder(dir / "file", ""); }), "cannot write to"));
   const auto here = std::filesystem::current_path();
   std::filesystem::current_path(dir.path);
   CHECK(newest_run() == "");
-  CHECK(make_run_folder("", "nano-x") == "runs/nano-x");
-  CHECK(make_run_folder("", "nano-x") == "runs/nano-x-2");
+  CHECK(create_run_folder("", "nano-x") == "runs/nano-x");
+  CHECK(create_run_folder("", "nano-x") == "runs/nano-x-2");
   write_text("runs/nano-x/step_3.pth"), write_text("runs/nano-x-2/best.pth");
   CHECK(newest_run() == "runs/nano-x");  // the other one has nothing to go on from
   write_text("runs/nano-x-2/last.pth");
@@ -215,7 +215,7 @@ TEST_CASE("run: a folder of its own for each run, which one training at a time w
     const auto written = std::filesystem::file_time_type::clock::now();
     std::filesystem::last_write_time("runs/nano-x/step_3.pth", written - std::chrono::seconds(60));
     std::filesystem::last_write_time("runs/nano-x-2/last.pth", written - std::chrono::seconds(60));
-    for (const auto& path : checkpoints_of(newer)) std::filesystem::last_write_time(path, written);
+    for (const auto& path : list_checkpoints(newer)) std::filesystem::last_write_time(path, written);
     CHECK(newest_run() == newer);
   }
   std::filesystem::current_path(here);
@@ -223,7 +223,7 @@ TEST_CASE("run: a folder of its own for each run, which one training at a time w
 
 TEST_CASE("run: its lock is not inherited by programs that it starts") {
   TempDir dir;
-  take_run_folder(dir.path.string());
+  lock_run_folder(dir.path.string());
   int locks = 0;
   std::error_code gone;
   for (const auto& fd : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -273,7 +273,7 @@ TEST_CASE("saving: what cannot be saved is said and the run goes on; its end is 
   Training t = small_training();
   t.iteration = 4;
   Saver saver{dir / "gone", nano_info(), {}, 10, 80, 3, true};
-  saver.at = 0;
+  saver.last_save_time = 0;
   for (const char* name : {"last.pth", "best.pth"}) {
     bool saved = true;
     quietly([&] { saved = saver.save(t, name, log); });
@@ -281,8 +281,8 @@ TEST_CASE("saving: what cannot be saved is said and the run goes on; its end is 
     CHECK(has(contents(dir / "log.txt"), concat("gone/", name)));
     CHECK(has(contents(dir / "log.txt"), "WARNING: "));
   }
-  CHECK(saver.in_last == -1);
-  CHECK(saver.at > 0);  // not at each step from now on
+  CHECK(saver.last_step == -1);
+  CHECK(saver.last_save_time > 0);  // not at each step from now on
   std::thread room([&] {
     usleep(300000);
     std::filesystem::create_directory(dir / "gone");
@@ -290,10 +290,10 @@ TEST_CASE("saving: what cannot be saved is said and the run goes on; its end is 
   const std::string error = error_of([&] { saver.save(t, "last.pth", log, /*must=*/true); });
   room.join();
   CHECK(error == "");
-  CHECK(saver.in_last == 4);
+  CHECK(saver.last_step == 4);
   CHECK(step_of(read_pth(dir / "gone/last.pth")) == 4);
 
-  saver.try_out(t, log);
+  saver.measure_save(t, log);
   CHECK(names_in(dir).empty());
   CHECK_FALSE(std::filesystem::exists(dir / "gone/profile.pth"));
 }
@@ -328,7 +328,7 @@ TEST_CASE("saving: a step that went wrong is kept with all that went into it and
   StepNumbers n;
   n.total = 1, n.terms = {{"iou", 2}, {"obj", 3}, {"cls", 4}, {"l1", 5}}, n.norm = 6;
   const StepRecord step{41, batch, n, 0.5, {128, 192}, true};
-  CHECK(has(save_bad_step(dir.path.string(), t, step, data), "are in "));
+  CHECK(has(save_failed_step(dir.path.string(), t, step, data), "are in "));
   const auto file = read_pth(dir / "nonfinite.pth").toGenericDict();
   CHECK(file.at("iteration").toInt() == 41);
   CHECK(file.at("lr").toDouble() == 0.5);
@@ -345,7 +345,7 @@ TEST_CASE("saving: a step that went wrong is kept with all that went into it and
   for (const char* name : {"total", "iou", "obj", "cls", "l1", "gradient_norm"})
     CHECK(losses.at(name).toDouble() == want++);
   // Where there is no room, the reason why the run ends is not lost.
-  CHECK(has(save_bad_step(dir / "gone", t, step, data), "could not be saved"));
+  CHECK(has(save_failed_step(dir / "gone", t, step, data), "could not be saved"));
 }
 
 TEST_CASE("checkpoints: weights of another model are not gone on with, and say how to start from them") {
@@ -358,7 +358,7 @@ TEST_CASE("checkpoints: weights of another model are not gone on with, and say h
   write_pth(dir / "x.pth", file);
   const auto notes_of = [&](YOLOX model, const std::vector<std::string>& classes) {
     std::vector<std::string> notes;
-    start_from(model, dir / "x.pth", nano_info(classes), notes);
+    load_pretrained(model, dir / "x.pth", nano_info(classes), notes);
     std::string all;
     for (const auto& note : notes) all += note + "\n";
     return all;
@@ -369,13 +369,14 @@ TEST_CASE("checkpoints: weights of another model are not gone on with, and say h
   std::vector<std::string> notes;
   WeightsInfo tiny;
   tiny.model = "yolox-tiny";
-  CHECK(
-      has(error_of([&] { start_from(three.model, dir / "x.pth", tiny, notes); }), "use --model yolox-nano"));
+  CHECK(has(error_of([&] { load_pretrained(three.model, dir / "x.pth", tiny, notes); }),
+            "use --model yolox-nano"));
 }
 
 TEST_CASE("checkpoints: every count of a run comes back, and the random numbers") {
   Training t = small_training();
-  t.iteration = 31, t.ema_updates = 28, t.skipped = 3, t.epochs = 2, t.stale = 1, t.returns = 4;
+  t.iteration = 31, t.ema_updates = 28, t.skipped = 3, t.epochs = 2, t.evals_without_gain = 1,
+  t.rollbacks = 4;
   t.ap = 0.25, t.best_ap = 0.5, t.lr_factor = 0.125;
   const auto file = checkpoint(t, nano_info(), {}, 10, 80);
   const Tensor next = torch::rand({3});
@@ -384,7 +385,7 @@ TEST_CASE("checkpoints: every count of a run comes back, and the random numbers"
   load_checkpoint(resumed, file, 10, "x.pth");
   CHECK(torch::equal(torch::rand({3}), next));
   for (const auto count : {&Training::iteration, &Training::ema_updates, &Training::skipped,
-                           &Training::epochs, &Training::stale, &Training::returns})
+                           &Training::epochs, &Training::evals_without_gain, &Training::rollbacks})
     CHECK(resumed.*count == t.*count);
   CHECK(resumed.ap == t.ap);
   for (const auto number : {&Training::best_ap, &Training::lr_factor}) CHECK(resumed.*number == t.*number);
@@ -397,5 +398,6 @@ TEST_CASE("checkpoints: weights of none of the models are not taken for those of
   write_pth(dir / "x.pth", weights);
   std::vector<std::string> notes;
   YOLOX model("yolox-nano", 2);
-  CHECK_FALSE(has(error_of([&] { start_from(model, dir / "x.pth", nano_info(), notes); }), "use --model"));
+  CHECK_FALSE(
+      has(error_of([&] { load_pretrained(model, dir / "x.pth", nano_info(), notes); }), "use --model"));
 }

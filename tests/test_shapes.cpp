@@ -42,7 +42,7 @@ cv::Mat_<uint8_t> painted(const std::string& name, double radius) {
   REQUIRE(cls < shapes_detail::kNumClasses);
   cv::Mat_<cv::Vec3b> image(100, 100, cv::Vec3b(0, 0, 0));
   cv::Mat_<uint8_t> mask(100, 100, uint8_t{0});
-  shapes_detail::Dice rng(1, 0, 0);
+  shapes_detail::SceneRng rng(1, 0, 0);
   shapes_detail::Shape item;
   item.outline = shapes_detail::kClasses[cls].outline;
   item.cls = cls, item.radius = radius, item.cx = item.cy = 50;

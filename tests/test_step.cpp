@@ -22,7 +22,7 @@ struct Small {
   Small() {
     torch::manual_seed(3);
     model = YOLOX("yolox-nano", 3);
-    channels_last(*model);
+    to_channels_last(*model);
     optimizer = Optimizer("sgd", parameter_groups(*model, 0), false);
     images = torch::randint(0, 256, {5, 3, 64, 64}).to(torch::kFloat);
     targets = {torch::tensor({20.f, 30.f, 16.f, 24.f}).repeat({5, 2, 1}),
@@ -56,7 +56,7 @@ double largest_difference(const std::vector<Tensor>& a, const std::vector<Tensor
 
 std::vector<int> heights(const MultiScale& sizes, int64_t steps) {
   std::vector<int> all;
-  for (int64_t i = 0; i < steps; ++i) all.push_back(sizes.at(i).height);
+  for (int64_t i = 0; i < steps; ++i) all.push_back(sizes.size_at(i).height);
   return all;
 }
 
@@ -116,7 +116,7 @@ TEST_CASE("step: out of memory half-way: done again in parts, gradient of the wh
     for (const auto& m : of->model->named_modules())
       if (m.key() == "backbone.backbone.stem.conv.bn") m.value()->train();
   }
-  SavedBuffers statistics(*s.model);
+  SavedStatistics statistics(*s.model);
   statistics.save();
   int attempts = 0;
   const auto forward = [&](const Tensor& x) {
@@ -125,7 +125,7 @@ TEST_CASE("step: out of memory half-way: done again in parts, gradient of the wh
     if (x.size(0) > 3) throw c10::OutOfMemoryError(c10::SourceLocation{"", "", 0}, "CUDA out of memory");
     return p;
   };
-  PartsThatFit fit{1, 5};
+  RetryInParts fit{1, 5};
   const Losses losses = fit(
       [&](int64_t parts) {
         return compute_gradients(forward, s.images, s.targets, parts, s.optimizer, s.scaler,
@@ -133,7 +133,7 @@ TEST_CASE("step: out of memory half-way: done again in parts, gradient of the wh
       },
       [&](int64_t) { statistics.restore(); });
   CHECK(attempts == 3);
-  CHECK(fit.times == 1);
+  CHECK(fit.retries == 1);
   plain.gradients_in(2);
   for (size_t i = 0; i < s.grads().size(); ++i) CHECK(torch::equal(s.grads()[i], plain.grads()[i]));
   const auto a = s.model->named_buffers(), b = plain.model->named_buffers();
@@ -194,7 +194,7 @@ TEST_CASE("step: numbers are those of the losses") {
   CHECK(l["new"].item<float>() == 4);
   CHECK_THROWS(l["old"]);
   l.num_fg = torch::full({}, 6, torch::kLong);
-  const StepNumbers n = numbers_of(l, torch::full({}, 7.0, torch::kDouble), 8);
+  const StepNumbers n = read_step_numbers(l, torch::full({}, 7.0, torch::kDouble), 8);
   CHECK(n.terms == std::vector<std::pair<std::string, double>>{{"iou", 2}, {"obj", 3}, {"new", 4}});
   CHECK(std::vector<double>{n.total, n.positives, n.norm, n.objects} == std::vector<double>{9, 6, 7, 8});
 }
@@ -203,7 +203,7 @@ TEST_CASE("step: pooling by rows and columns has the values and the gradient of 
   torch::manual_seed(1);
   Tensor x = torch::randn({2, 3, 9, 7}).requires_grad_(), y = x.detach().clone().requires_grad_();
   const Tensor weight = torch::randn({2, 3, 9, 7});
-  const Tensor a = torch::max_pool2d(x, 5, 1, 2), b = max_of_5x5(y);
+  const Tensor a = torch::max_pool2d(x, 5, 1, 2), b = deterministic_max_pool_5x5(y);
   CHECK(torch::equal(a, b));
   (a * weight).sum().backward(), (b * weight).sum().backward();
   CHECK(torch::allclose(x.grad(), y.grad(), 1e-6, 1e-6));
@@ -264,7 +264,7 @@ TEST_CASE("step: an anomaly in backward is reported with its first line; any oth
 
 TEST_CASE("step: statistics put back are those of the last save") {
   torch::nn::BatchNorm2d norm(2);
-  SavedBuffers statistics(*norm);
+  SavedStatistics statistics(*norm);
   norm->running_mean.fill_(3);
   statistics.save();
   norm->running_mean.fill_(5);
@@ -312,7 +312,7 @@ TEST_CASE("multi-scale: drawn from seed and step alone, anew every ten steps, af
   CHECK(changes > 60);
   CHECK(heights({{640, 640}, 5, 5, 3}, 1000) == drawn);
   CHECK(heights({{640, 640}, 5, 5, 4}, 1000) != drawn);
-  CHECK(sizes.at(500).height == drawn[500]);  // whatever was asked before
+  CHECK(sizes.size_at(500).height == drawn[500]);  // whatever was asked before
   for (int64_t seed = 0; seed < 20; ++seed)
     for (const int h : heights({{640, 640}, 5, 5, seed}, 10)) CHECK(h == 640);
 }
@@ -320,7 +320,7 @@ TEST_CASE("multi-scale: drawn from seed and step alone, anew every ten steps, af
 TEST_CASE("multi-scale: a bounded set of sizes, each with its share, that cuDNN is tuned for") {
   const MultiScale sizes{{640, 640}, 5, 5, 0}, small{{416, 416}, 3, 7, 0}, wide{{320, 640}, 3, 7, 0};
   std::map<int, int> counts;
-  for (int64_t i = 10; i < 110010; i += 10) ++counts[sizes.at(i).height];
+  for (int64_t i = 10; i < 110010; i += 10) ++counts[sizes.size_at(i).height];
   CHECK(counts.size() == 11);
   CHECK(counts.begin()->first == 640 - 160);
   CHECK(counts.rbegin()->first == 640 + 160);
@@ -332,7 +332,7 @@ TEST_CASE("multi-scale: a bounded set of sizes, each with its share, that cuDNN 
   CHECK(*of_small.begin() == 416 - 96);
   CHECK(*of_small.rbegin() == 416 + 224);
   CHECK(small.largest().height == 640);
-  for (int64_t i = 0; i < 2000; i += 10) CHECK(wide.at(i).width == 2 * wide.at(i).height);
+  for (int64_t i = 0; i < 2000; i += 10) CHECK(wide.size_at(i).width == 2 * wide.size_at(i).height);
   CHECK(wide.largest().width == 2 * wide.largest().height);
 
   auto& torch_settings = at::globalContext();
@@ -350,15 +350,15 @@ TEST_CASE("multi-scale: a bounded set of sizes, each with its share, that cuDNN 
 
 TEST_CASE("multi-scale: off is the base alone; small bases and one image stay large enough for batch norms") {
   const MultiScale off{{416, 416}, 0, 0, 1}, tiny{{64, 64}, 5, 5, 1}, one{{64, 64}, 5, 5, 1, 2};
-  for (int64_t i = 0; i < 1000; ++i) CHECK(off.at(i).height == 416);
+  for (int64_t i = 0; i < 1000; ++i) CHECK(off.size_at(i).height == 416);
   CHECK(off.largest().width == 416);
   const auto small = heights(tiny, 2000), alone = heights(one, 2000);
   CHECK(*std::min_element(small.begin(), small.end()) == 32);
   CHECK(*std::min_element(alone.begin(), alone.end()) == 64);
   const MultiScale fixed{{32, 64}, 0, 0, 1, 2}, narrow{{320, 32}, 5, 5, 1};
   for (int64_t i = 0; i < 1000; ++i) {
-    CHECK(fixed.at(i).height == 32);
-    CHECK(narrow.at(i).width >= 32);
+    CHECK(fixed.size_at(i).height == 32);
+    CHECK(narrow.size_at(i).width >= 32);
   }
 }
 

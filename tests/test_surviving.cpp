@@ -271,7 +271,8 @@ TEST_CASE("train: a step that memory is too small for is done in parts, and trai
           starts_programs) {
   const Folder dir;
   const std::string flags = kLong + "--bs 8 --size 416 --no-multiscale --max-iters 3 --save-minutes 0 ";
-  const int64_t whole = address_space(dir, flags), halves = address_space(dir, flags + "--accum 2 ");
+  const int64_t whole = peak_address_space(dir, flags),
+                halves = peak_address_space(dir, flags + "--accum 2 ");
   REQUIRE(whole - halves > 200000);
   const Outcome o =
       shell(dir, concat("ulimit -v ", (whole + halves) / 2, "; ", YOLOX_BINARY_DIR "/train ", flags));
@@ -388,7 +389,7 @@ TEST_CASE("train: AP in training is that of eval on the saved file, digit for di
             concat("--data data --weights a/", file, ".pth --conf 0 --nms 0.9 --bs 2 --json ap.json"));
     char want[32], got[32];
     std::snprintf(want, sizeof want, "%.9g", ap);
-    std::snprintf(got, sizeof got, "%.9g", number_in(dir / "ap.json", "AP"));
+    std::snprintf(got, sizeof got, "%.9g", json_number(dir / "ap.json", "AP"));
     CHECK(std::string(got) == want);
   }
 }

@@ -57,7 +57,7 @@ SHARED_TEST("yolox: output in evaluation equals the official one, all sizes, squ
       const Tensor images = tensor(inputs, kind).slice(0, 0, 2).to(torch::kFloat);
       const Tensor out = decode(model(images), images.size(2), images.size(3));
       const Tensor exact = decode(precise(images.to(torch::kDouble)), images.size(2), images.size(3));
-      const double bar = rounding(out, exact);
+      const double bar = rounding_tolerance(out, exact);
       CHECK(bar < 2e-2);
       CHECK(probe_error(probe("eval_" + kind, out), tensor(expected, "eval_" + kind + "_probe"),
                         out.numel()) < bar);
@@ -81,7 +81,7 @@ SHARED_TEST("yolox: features of the neck and raw output equal the official ones"
   };
   const auto out = run(torch::kFloat), exact = run(torch::kDouble);
   for (int k = 0; k < 4; ++k) {
-    const double bar = rounding(out[k], exact[k]);
+    const double bar = rounding_tolerance(out[k], exact[k]);
     CHECK(bar < 2e-2);
     CHECK(relative_error(out[k], tensor(f, k < 3 ? "feat" + std::to_string(k) : "raw_sq")) < bar);
   }
@@ -164,7 +164,7 @@ TEST_CASE("yolox: channels-last weights and images give the same output") {
   torch::manual_seed(1);
   YOLOX a("yolox-nano", 5), b("yolox-nano", 5);
   for (size_t i = 0; i < a->parameters().size(); ++i) b->parameters()[i].set_data(a->parameters()[i].clone());
-  channels_last(*b);
+  to_channels_last(*b);
   a->to(torch::kDouble), b->to(torch::kDouble);
   CHECK(b->backbone->backbone->dark2->parameters()[3].is_contiguous(torch::MemoryFormat::ChannelsLast));
   const Tensor x = torch::rand({2, 3, 96, 64}, torch::kDouble) * 255;
@@ -181,7 +181,7 @@ TEST_CASE("yolox: batch norms folded into convolutions: none is left, and the ou
     model->train();
     for (int i = 0; i < 3; ++i) model(torch::rand({2, 3, 64, 64}) * 255);  // statistics of their own
     model->eval();
-    channels_last(*model);
+    to_channels_last(*model);
     const Tensor images = torch::rand({2, 3, 96, 64}) * 255;
     const Tensor before = decode(model(images), 96, 64);
     fuse_batch_norms(*model);

@@ -76,7 +76,7 @@ struct Found {
 // Converts `rows` [D, 7] of postprocess() (x1, y1, x2, y2 in pixels of the letterboxed image, objectness,
 // class score, class; best score first) to boxes in pixels of the original image. Skips boxes that are not
 // finite.
-static std::vector<Found> in_pixels(const Tensor& rows, Scale scale) {
+static std::vector<Found> to_image_pixels(const Tensor& rows, Scale scale) {
   std::vector<Found> found;
   const auto d = rows.accessor<float, 2>();
   for (int64_t i = 0; i < d.size(0); ++i) {
@@ -172,10 +172,10 @@ struct Stage {
   double seconds() const { return 1e-9 * double(nanoseconds); }
 };
 struct Stages {
-  Stage read, letterbox, network, suppression, draw, save;
+  Stage read, letterbox, network, nms, draw, save;
   // Time that the thread of the network waits: for letterboxed images, and for space in the queue of the
   // writer threads.
-  Stage waiting, handing_on;
+  Stage loader_wait, writer_wait;
 };
 
 static void print_times(Log& log, const Stages& t, double seconds, int64_t images) {
@@ -184,20 +184,20 @@ static void print_times(Log& log, const Stages& t, double seconds, int64_t image
   for (const auto& [name, stage] : {std::pair(" read ", &t.read),
                                     {", letterbox ", &t.letterbox},
                                     {", network ", &t.network},
-                                    {", NMS ", &t.suppression},
+                                    {", NMS ", &t.nms},
                                     {", draw ", &t.draw},
                                     {", save ", &t.save}})
     if (stage->nanoseconds > 0) stages << name << 1000 * stage->seconds() / double(images);
-  log.fact(stages.str());
-  const double network = t.network.seconds() + t.suppression.seconds(), reading = t.waiting.seconds(),
-               writing = t.handing_on.seconds();
+  log.wrapped_line(stages.str());
+  const double network = t.network.seconds() + t.nms.seconds(), reading = t.loader_wait.seconds(),
+               writing = t.writer_wait.seconds();
   limit << std::fixed << std::setprecision(0) << "limit   "
         << (network >= std::max(reading, writing) ? "network"
             : reading >= writing                  ? "reading"
                                                   : "writing")
         << ": " << 100 * network / seconds << "% of the time in network and NMS, " << 100 * reading / seconds
         << "% waiting for images, " << 100 * writing / seconds << "% waiting for writers";
-  log.fact(limit.str());
+  log.wrapped_line(limit.str());
 }
 
 // One run of ./demo. Loader threads read and letterbox images, the calling thread runs the network and NMS,
@@ -208,12 +208,12 @@ class Demo {
   void run();
 
  private:
-  Item make(int64_t position, Image& canvas);
+  Item load(int64_t position, Image& canvas);
   void run_with_json();
-  void look(JsonWriter* json);
-  void use(Frame& frame, const std::vector<Found>& found, JsonWriter* json);
-  void tell_progress();
-  void tell_end(double seconds);
+  void detect(JsonWriter* json);
+  void output(Frame& frame, const std::vector<Found>& found, JsonWriter* json);
+  void print_progress();
+  void print_end(double seconds);
   std::string counted(int64_t n) const {
     return concat(n, source.video ? " frame" : " image", n == 1 ? "" : "s");
   }
@@ -237,8 +237,8 @@ class Demo {
 
   double began = 0;
   int64_t done = 0;
-  bool ended = false;             // the user has quit in the window
-  bool json_whole = true;         // false while an image is being written to the JSON file
+  bool user_quit = false;         // the user has quit in the window
+  bool json_consistent = true;    // false while an image is being written to the JSON file
   std::map<int, int64_t> counts;  // boxes per class
   std::vector<std::string> unreadable;
 };
@@ -264,10 +264,10 @@ Demo::Demo(const Config& given) : config(given) {
 void Demo::run() {
   began = now();
   if (config.json.empty())
-    look(nullptr);
+    detect(nullptr);
   else
     run_with_json();
-  tell_end(now() - began);
+  print_end(now() - began);
 }
 
 // Runs detection and writes --json. After an error the JSON file is closed, so that the results so far are
@@ -277,9 +277,9 @@ void Demo::run_with_json() {
   write_json(config.json, [&](JsonWriter& writer) {
     writer.StartArray();
     try {
-      look(&writer);
+      detect(&writer);
     } catch (...) {
-      if (!json_whole) throw;
+      if (!json_consistent) throw;
       failed = std::current_exception();
     }
     writer.EndArray();
@@ -289,7 +289,7 @@ void Demo::run_with_json() {
 
 // Reads the image at `position` and letterboxes it into `canvas`, which becomes grey if the image cannot be
 // read. Returns an empty Item after the end of the source. Called by the loader threads.
-Item Demo::make(int64_t position, Image& canvas) {
+Item Demo::load(int64_t position, Image& canvas) {
   Frame frame;
   if (!stages.read([&] { return source.read(position, frame); })) return {};
   Scale scale{1, 1};
@@ -307,22 +307,22 @@ Item Demo::make(int64_t position, Image& canvas) {
 }
 
 // Runs detection batch by batch, until the source ends, the user quits or a signal arrives.
-void Demo::look(JsonWriter* json) {
+void Demo::detect(JsonWriter* json) {
   const bool one_by_one = source.live || config.show;
   const int bs = config.bs ? config.bs : one_by_one ? 1 : 8;
   // The frame count in the header of a video can be wrong, so a video is read until no frame follows.
   const int64_t end = !source.video       ? all
                       : config.max_images ? config.max_images
                                           : std::numeric_limits<int64_t>::max();
-  Loader loader([&](int64_t position, Image& canvas) { return make(position, canvas); }, 0, end, bs,
+  Loader loader([&](int64_t position, Image& canvas) { return load(position, canvas); }, 0, end, bs,
                 {size.width, size.height}, source.live ? 1 : config.workers, device.is_cuda(), 0,
                 /*ahead=*/one_by_one ? 1 : 2);
   DeviceLoader batches(loader, device);
   // A video has one writer thread, because its frames must be written in order.
   writing.emplace(source.video ? 1 : config.workers, size_t(bs + config.workers));
   const torch::InferenceMode inference;
-  for (bool more = true; more && !ended && !stop_signal && !loader.done();) {
-    const Batch batch = stages.waiting([&] { return batches.next(); });
+  for (bool more = true; more && !user_quit && !stop_signal && !loader.done();) {
+    const Batch batch = stages.loader_wait([&] { return batches.next(); });
     int64_t n = 0;
     while (n < int64_t(batch.indices.size()) && batch.indices[n] >= 0) ++n;
     more = n == int64_t(batch.indices.size());  // an incomplete batch is the last one
@@ -334,8 +334,8 @@ void Demo::look(JsonWriter* json) {
       if (device.is_cuda()) torch::cuda::synchronize(device.index());
       return out;
     });
-    const auto found = stages.suppression([&] { return postprocess(rows, config.conf, config.nms); });
-    for (int64_t i = 0; i < n && !ended; ++i) {
+    const auto found = stages.nms([&] { return postprocess(rows, config.conf, config.nms); });
+    for (int64_t i = 0; i < n && !user_quit; ++i) {
       std::unique_lock lock(mutex);
       Frame frame = std::move(frames.extract(batch.indices[i]).mapped());
       lock.unlock();
@@ -343,9 +343,9 @@ void Demo::look(JsonWriter* json) {
       if (frame.image.empty())
         unreadable.push_back(frame.error);
       else
-        use(frame, in_pixels(found[i], batch.scales[i]), json);
+        output(frame, to_image_pixels(found[i], batch.scales[i]), json);
     }
-    tell_progress();
+    print_progress();
   }
   writing->finish();
   video->finish();
@@ -353,12 +353,12 @@ void Demo::look(JsonWriter* json) {
 
 // Writes the detections of one image to --json and --txt, shows the image, and queues it for drawing and
 // saving.
-void Demo::use(Frame& frame, const std::vector<Found>& found, JsonWriter* json) {
+void Demo::output(Frame& frame, const std::vector<Found>& found, JsonWriter* json) {
   const fs::path result = folder / frame.name;
   if (json) {
-    json_whole = false;
+    json_consistent = false;
     write_found(*json, frame, source.video, found, names);
-    json_whole = true;
+    json_consistent = true;
   }
   if (config.txt) {
     const fs::path labels = (folder / "labels" / frame.name).replace_extension(".txt");
@@ -378,23 +378,23 @@ void Demo::use(Frame& frame, const std::vector<Found>& found, JsonWriter* json) 
   }
   if (window) {
     stages.draw([&] { draw_found(frame.image, found, names); });
-    ended = !window->show(frame.image, source.video ? 0 : all == 1 ? -1 : 0.5);
+    user_quit = !window->show(frame.image, source.video ? 0 : all == 1 ? -1 : 0.5);
   }
   if (!config.draw) return;
-  stages.handing_on([&] {
+  stages.writer_wait([&] {
     writing->add([this, frame, found, result]() mutable {
       if (!window) stages.draw([&] { draw_found(frame.image, found, names); });
       stages.save([&] {
         if (source.video) return video->add(frame.image, source.live ? frame.second : -1);
         make_folder(result.parent_path());
-        check(save_picture(result.string(), frame.image), "cannot write ", result.string(),
+        check(save_image(result.string(), frame.image), "cannot write ", result.string(),
               "; is the disk full or the folder read-only?");
       });
     });
   });
 }
 
-void Demo::tell_progress() {
+void Demo::print_progress() {
   if (all <= 20 && !source.video) return;
   const double rate = double(done) / (now() - began);
   log.progress(concat(all ? concat(done, "/") : "", counted(all ? all : done), "  ", rounded(rate),
@@ -402,14 +402,14 @@ void Demo::tell_progress() {
                false);
 }
 
-void Demo::tell_end(double seconds) {
+void Demo::print_end(double seconds) {
   if (!unreadable.empty()) log.line(concat("warning: ", counted(int64_t(unreadable.size())), " skipped:"));
   for (size_t i = 0; i < std::min<size_t>(unreadable.size(), 20); ++i) log.line("  " + unreadable[i]);
   if (unreadable.size() > 20) log.line(concat("  and ", unreadable.size() - 20, " more"));
   const int64_t used = done - int64_t(unreadable.size());
-  check(used > 0 || ended || stop_signal, "--source ", config.source, ": ",
+  check(used > 0 || user_quit || stop_signal, "--source ", config.source, ": ",
         source.video ? "no frame can be read" : "no image can be read");
-  if (ended || stop_signal)
+  if (user_quit || stop_signal)
     log.line(concat("stopped after ", all ? concat(done, " of ") : "", counted(all ? all : done),
                     "; the results so far are kept"));
   else if (double(done) < 0.95 * double(all))
@@ -431,12 +431,12 @@ void Demo::tell_end(double seconds) {
   std::string line = concat("boxes   ", boxes);
   for (const auto& [n, c] : order)
     line += concat(n == order[0].first && c == order[0].second ? ": " : ", ", -n, " ", names[c]);
-  log.fact(line);
+  log.wrapped_line(line);
   if (used > 0) print_times(log, stages, seconds, used);
 }
 
 int main(int argc, char** argv) {
-  share_cores(argv);
+  limit_spinning(argv);
   const int code = run_program([&] {
     Config config;
     config.parse(argc, argv, "detects objects in images and videos");

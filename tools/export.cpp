@@ -61,7 +61,7 @@ static Metadata metadata(const WeightsInfo& info, const ExportSettings& s, int c
 
 // Returns the inputs of the comparison, uint8: the letterboxed image [1, H, W, 3]. With any_size also a batch
 // [2, H, W + 32, 3] of the image and its mirror image.
-static std::vector<Tensor> views(const Image& image, const ExportSettings& s, bool any_size) {
+static std::vector<Tensor> comparison_inputs(const Image& image, const ExportSettings& s, bool any_size) {
   const auto view = [&](const Image& picture, int64_t width) {
     const Image boxed = letterbox(picture, {int(width), int(s.height)}).image;
     const Image whole = boxed.isContinuous() ? boxed : Image(boxed.clone());
@@ -76,14 +76,14 @@ static std::vector<Tensor> views(const Image& image, const ExportSettings& s, bo
 }
 
 // Returns the expected output of the file without NMS, [B, A, 5 + C].
-static Tensor rows_of_model(YOLOX& model, const Tensor& images, bool decoded) {
+static Tensor expected_rows(YOLOX& model, const Tensor& images, bool decoded) {
   const Predictions p = model(images);
   if (decoded) return decode(p, images.size(2), images.size(3));
   return torch::cat({p.reg, p.obj.unsqueeze(-1).sigmoid(), p.cls.sigmoid()}, -1);
 }
 
 // Returns |a - b|, and 0 where a and b are the same infinity.
-static Tensor distance(const Tensor& a, const Tensor& b) {
+static Tensor abs_difference(const Tensor& a, const Tensor& b) {
   return torch::where(a == b, torch::zeros_like(a), (a - b).abs());
 }
 
@@ -102,7 +102,7 @@ static Tensor detections_of(const Tensor& rows, const ExportSettings& s) {
 }
 
 // Returns detections sorted by image, class and coordinates, because rows of equal score can be in any order.
-static Tensor sorted(Tensor rows) {
+static Tensor sorted_detections(Tensor rows) {
   for (const int64_t column : {1, 2, 3, 4, 6, 0})
     rows = rows.index_select(0, rows.select(1, column).argsort(/*stable=*/true, 0, /*descending=*/false));
   return rows;
@@ -144,9 +144,9 @@ static void run(int argc, char** argv) {
 
   const torch::NoGradGuard no_grad;
   std::vector<Tensor> images, expected;
-  for (const Tensor& view : views(image, settings, any_size)) {
+  for (const Tensor& view : comparison_inputs(image, settings, any_size)) {
     images.push_back(preprocess(view, loaded.info.legacy_preproc));
-    expected.push_back(rows_of_model(loaded.model, images.back(), config.decode));
+    expected.push_back(expected_rows(loaded.model, images.back(), config.decode));
   }
 
   // The file has a temporary name until it has passed the comparison, so that a wrong file never replaces a
@@ -154,41 +154,42 @@ static void run(int argc, char** argv) {
   NewFile file(config.out);
   std::function<Tensor(const Tensor&, bool)> compute;  // images -> rows (true) or detections (false)
   if (to_file_onnx) {
-    save_onnx(to_onnx(loaded.model, settings, about), file.part());
-    compute = [graph = read_onnx(file.part())](const Tensor& x, bool rows) {
+    save_onnx(to_onnx(loaded.model, settings, about), file.temporary_path());
+    compute = [graph = read_onnx(file.temporary_path())](const Tensor& x, bool rows) {
       return run_onnx(graph, x, rows ? "output" : "detections");
     };
   } else {
-    save_torchscript(to_torchscript(loaded.model, settings), about, file.part());
-    compute = [module = torch::jit::load(file.part())](const Tensor& x, bool rows) mutable {
+    save_torchscript(to_torchscript(loaded.model, settings), about, file.temporary_path());
+    compute = [module = torch::jit::load(file.temporary_path())](const Tensor& x, bool rows) mutable {
       return rows ? module.run_method("rows", x).toTensor() : module.forward({x}).toTensor();
     };
   }
   // Tolerances for rounding errors through some hundred layers, with 24-bit significands, or 11-bit ones with
   // --fp16. In float16 single boxes can be far off, so the mean error of the boxes is compared.
-  const double score_bar = config.fp16 ? 0.25 : 1e-3, box_bar = config.fp16 ? 0.05 : 1e-3;
+  const double score_tolerance = config.fp16 ? 0.25 : 1e-3, box_tolerance = config.fp16 ? 0.05 : 1e-3;
   double boxes = 0, scores = 0;
   for (size_t i = 0; i < images.size(); ++i) {
     const Tensor rows = compute(images[i], true), &want = expected[i];
     check(rows.sizes() == want.sizes(), config.out, " has output shape ", rows.sizes(), ", the model ",
           want.sizes(), "; the file is not kept");
-    const Tensor box_off = distance(rows.slice(-1, 0, 4), want.slice(-1, 0, 4)),
+    const Tensor box_off = abs_difference(rows.slice(-1, 0, 4), want.slice(-1, 0, 4)),
                  relative = box_off / want.slice(-1, 0, 4).abs().clamp_min(1),
-                 score_off = distance(rows.slice(-1, 4), want.slice(-1, 4));
+                 score_off = abs_difference(rows.slice(-1, 4), want.slice(-1, 4));
     // a NaN fails these comparisons
-    check((config.fp16 ? relative.mean() : relative.max()).item<double>() < box_bar &&
-              score_off.max().item<double>() < score_bar,
+    check((config.fp16 ? relative.mean() : relative.max()).item<double>() < box_tolerance &&
+              score_off.max().item<double>() < score_tolerance,
           config.out, " differs from the model by up to ", box_off.max().item<double>(), " in boxes and ",
           score_off.max().item<double>(), " in scores; the file is not kept",
           config.fp16 ? " (weights or activations exceed the range of float16: leave --fp16 out)" : "");
     boxes = std::max(boxes, box_off.max().item<double>());
     scores = std::max(scores, score_off.max().item<double>());
     if (!config.nms) continue;
-    const Tensor found = compute(images[i], false), to_find = detections_of(rows, settings);
-    check(found.sizes() == to_find.sizes() &&
-              (sorted(found) - sorted(to_find)).abs().sum().item<double>() < 1e-3 * (1 + found.size(0)),
-          config.out, ": NMS in the file finds ", found.size(0), " boxes, NMS of the model ", to_find.size(0),
-          " or different ones; the file is not kept");
+    const Tensor found = compute(images[i], false), expected_detections = detections_of(rows, settings);
+    check(found.sizes() == expected_detections.sizes() &&
+              (sorted_detections(found) - sorted_detections(expected_detections)).abs().sum().item<double>() <
+                  1e-3 * (1 + found.size(0)),
+          config.out, ": NMS in the file finds ", found.size(0), " boxes, NMS of the model ",
+          expected_detections.size(0), " or different ones; the file is not kept");
   }
   file.commit();
 

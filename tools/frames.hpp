@@ -73,8 +73,8 @@ inline bool is_image_name(const fs::path& path) {
 // Returns the images in a folder in natural order of their names ("2.jpg" before "10.jpg"). Skips hidden
 // files and folders, and the folder `without`, which can contain results of another run. Follows links, but
 // enters each folder once. Throws if the folder cannot be read.
-inline std::vector<std::string> images_in(const std::string& folder, bool recursive,
-                                          const fs::path& without) {
+inline std::vector<std::string> images_of_folder(const std::string& folder, bool recursive,
+                                                 const fs::path& without) {
   std::vector<std::string> files;
   const fs::directory_iterator readable(folder);  // throws if unreadable
   std::error_code ignored;
@@ -104,7 +104,7 @@ inline std::vector<std::string> images_in(const std::string& folder, bool recurs
 
 // Returns the image paths in a text file, one per line. A path that does not exist relative to the working
 // directory is taken relative to the folder of the list, if it exists there.
-inline std::vector<std::string> images_listed(const std::string& list) {
+inline std::vector<std::string> images_of_list(const std::string& list) {
   std::vector<std::string> files;
   std::ifstream in(list);
   for (std::string line; std::getline(in, line);) {
@@ -160,7 +160,7 @@ class LiveVideo {
             newest = frame;
             second = now() - began;
             ++number;
-            fresh.notify_all();
+            new_frame.notify_all();
           }
           stop = true;
         }) {}
@@ -172,12 +172,12 @@ class LiveVideo {
   // signal.
   bool read(Frame& frame) {
     std::unique_lock lock(mutex);
-    while (number == given) {
+    while (number == returned) {
       if (stop || stop_signal) return false;
-      fresh.wait_for(lock, std::chrono::milliseconds(50));
+      new_frame.wait_for(lock, std::chrono::milliseconds(50));
     }
     frame.image = newest;
-    frame.number = given = number;
+    frame.number = returned = number;
     frame.second = second;
     return true;
   }
@@ -185,9 +185,9 @@ class LiveVideo {
  private:
   cv::VideoCapture video;
   std::mutex mutex;
-  std::condition_variable fresh;
+  std::condition_variable new_frame;
   cv::Mat newest;
-  int64_t number = -1, given = -1;
+  int64_t number = -1, returned = -1;
   double began = 0, second = 0;
   std::atomic<bool> stop{false};
   std::thread grabber;
@@ -352,7 +352,7 @@ inline FrameSource open_source(const std::string& given, bool recursive, const s
   }
   std::vector<std::string> files;
   if (fs::is_directory(given)) {
-    files = images_in(given, recursive, results);
+    files = images_of_folder(given, recursive, results);
     check(!files.empty(), "--source ", given, " contains no images (.jpg .jpeg .png .bmp .webp .tif .tiff)",
           recursive ? "" : "; --recursive reads its subfolders too");
   } else if (!fs::exists(given) && given.find_first_of("*?[") != std::string::npos &&
@@ -364,7 +364,7 @@ inline FrameSource open_source(const std::string& given, bool recursive, const s
     ::globfree(&found);
     check(!files.empty(), "--source ", given, ": no image matches this pattern");
   } else if (fs::path(given).extension() == ".txt" && fs::is_regular_file(given)) {
-    files = images_listed(given);
+    files = images_of_list(given);
     check(!files.empty(), "--source ", given, " lists no images; write one path per line");
   } else if (is_image_name(given) || (fs::is_regular_file(given) && cv::haveImageReader(given))) {
     check(fs::exists(given), "--source ", given, " does not exist");

@@ -24,24 +24,24 @@ struct Config : Flags {
 };
 
 // LMDB file open for writing. Its memory map grows as needed.
-class Packing {
+class LmdbWriter {
  public:
   // Opens or creates the file. Throws if another ./pack writes it, or if it is not a packed data set.
-  explicit Packing(const std::string& path) : path(path) {
-    lmdb(mdb_env_create(&env), path, "cannot be created");
-    lmdb(mdb_env_set_mapsize(env, room), path, "cannot be created");
-    lmdb(mdb_env_open(env, path.c_str(), MDB_NOSUBDIR | MDB_NOLOCK, 0644), path, "cannot be created");
+  explicit LmdbWriter(const std::string& path) : path(path) {
+    check_lmdb(mdb_env_create(&env), path, "cannot be created");
+    check_lmdb(mdb_env_set_mapsize(env, map_size), path, "cannot be created");
+    check_lmdb(mdb_env_open(env, path.c_str(), MDB_NOSUBDIR | MDB_NOLOCK, 0644), path, "cannot be created");
     mdb_filehandle_t file;  // flock(), because LMDB's lock is a second file
-    lmdb(mdb_env_get_fd(env, &file), path, "cannot be locked");
+    check_lmdb(mdb_env_get_fd(env, &file), path, "cannot be locked");
     check(flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, path,
           " is being written by another ./pack; wait for it, or give another --out");
     begin();
     MDB_stat stat;
-    lmdb(mdb_stat(transaction, table, &stat), path, "cannot be read");
+    check_lmdb(mdb_stat(transaction, table, &stat), path, "cannot be read");
     check(stat.ms_entries == 0 || !get("yolox").empty(), path,
           " is an LMDB file of another program; give another --out");
   }
-  ~Packing() {
+  ~LmdbWriter() {
     if (transaction) mdb_txn_abort(transaction);
     mdb_env_close(env);
   }
@@ -52,35 +52,38 @@ class Packing {
   }
   // Writes a value. Commits every 64 values or 64 MiB.
   void put(const std::string& key, std::string_view bytes) {
-    pending += bytes.size() + 8192;
-    if (pending > room / 4 ||
-        lmdb_bytes(env) + 2 * pending > room) {  // for the new values, and for the pages that LMDB copies
+    uncommitted_bytes += bytes.size() + 8192;
+    if (uncommitted_bytes > map_size / 4 ||
+        lmdb_used_bytes(env) + 2 * uncommitted_bytes >
+            map_size) {  // for the new values, and for the pages that LMDB copies
       commit();
-      while (lmdb_bytes(env) + 4 * (bytes.size() + 8192) + (64u << 20) > room) room *= 2;
-      lmdb(mdb_env_set_mapsize(env, room), path, "cannot grow");
-      pending = bytes.size() + 8192;
+      while (lmdb_used_bytes(env) + 4 * (bytes.size() + 8192) + (64u << 20) > map_size) map_size *= 2;
+      check_lmdb(mdb_env_set_mapsize(env, map_size), path, "cannot grow");
+      uncommitted_bytes = bytes.size() + 8192;
     }
     begin();
     MDB_val k = lmdb_value(key), value = lmdb_value(bytes);
-    lmdb(mdb_put(transaction, table, &k, &value, 0), path, "cannot be written");
-    if (pending > (64u << 20) || ++waiting >= 64) commit();
+    check_lmdb(mdb_put(transaction, table, &k, &value, 0), path, "cannot be written");
+    if (uncommitted_bytes > (64u << 20) || ++uncommitted_values >= 64) commit();
   }
   void commit() {
-    if (transaction) lmdb(mdb_txn_commit(std::exchange(transaction, nullptr)), path, "cannot be written");
-    pending = 0;
-    waiting = 0;
+    if (transaction)
+      check_lmdb(mdb_txn_commit(std::exchange(transaction, nullptr)), path, "cannot be written");
+    uncommitted_bytes = 0;
+    uncommitted_values = 0;
   }
 
  private:
   // Begins a transaction if none is open.
   void begin() {
     if (transaction) return;
-    lmdb(mdb_txn_begin(env, nullptr, 0, &transaction), path, "cannot be written");
-    lmdb(mdb_dbi_open(transaction, nullptr, 0, &table), path, "cannot be written");
+    check_lmdb(mdb_txn_begin(env, nullptr, 0, &transaction), path, "cannot be written");
+    check_lmdb(mdb_dbi_open(transaction, nullptr, 0, &table), path, "cannot be written");
   }
   const std::string path;
-  size_t room = size_t(1) << 30, pending = 0;  // bytes: size of the memory map; of uncommitted values
-  int waiting = 0;                             // number of uncommitted values
+  size_t map_size = size_t(1) << 30,
+         uncommitted_bytes = 0;  // bytes: size of the memory map; of uncommitted values
+  int uncommitted_values = 0;    // number of uncommitted values
   MDB_env* env = nullptr;
   MDB_txn* transaction = nullptr;
   MDB_dbi table = 0;
@@ -90,11 +93,11 @@ class Packing {
 // image cannot be decoded, there are no levels, and the image is added to the problems of the data set.
 static std::string decoded_image(const Dataset& data, size_t i) {
   const cv::Size size = data.size(i);
-  std::vector<Piece> pieces;
+  std::vector<ImageRegion> pieces;
   std::vector<cv::Size> sizes;
   try {
-    for (double scale = 1; pieces.size() < size_t(Levels::kMost); scale /= 2) {
-      pieces.push_back(data.piece(i, {{0, 0}, size}, scale));
+    for (double scale = 1; pieces.size() < size_t(PyramidHeader::kMaxLevels); scale /= 2) {
+      pieces.push_back(data.image_region(i, {{0, 0}, size}, scale));
       sizes.push_back(pieces.back().image.size());
       if (sizes.back().area() == 1) break;
     }
@@ -103,8 +106,8 @@ static std::string decoded_image(const Dataset& data, size_t i) {
     pieces.clear();
     sizes.clear();
   }
-  std::string bytes(levels_bytes(sizes), '\0');
-  write_levels(pieces, reinterpret_cast<unsigned char*>(bytes.data()));
+  std::string bytes(pyramid_bytes(sizes), '\0');
+  write_pyramid(pieces, reinterpret_cast<unsigned char*>(bytes.data()));
   return bytes;
 }
 
@@ -128,7 +131,7 @@ static void pack(int argc, char** argv) {
     key.add(labels[name]);
   }
   const std::string head = concat("1 ", config.decoded ? "decoded " : "encoded ", key.text());
-  Packing file(config.out);
+  LmdbWriter file(config.out);
   const std::string found(file.get("yolox"));
   check(found.empty() || found == head, config.out,
         " holds other images or labels, or was packed with another setting of --decoded; ",
@@ -138,22 +141,22 @@ static void pack(int argc, char** argv) {
     return;
   }
   file.put("yolox", head);
-  size_t done = 0, there = 0;
+  size_t done = 0, already_packed = 0;
   const size_t all = splits.train.records.size() + (splits.same ? 0 : splits.val.records.size());
   for (const auto& [name, data] : parts) {
     file.put(name, labels[name]);
     if (splits.same && name == "val") break;
-    const size_t together = config.decoded ? 8 : 64;  // images in memory
-    for (size_t from = 0; from < data->records.size(); from += together) {
-      std::vector<std::string> images(std::min(together, data->records.size() - from));
-      std::vector<char> wanted(images.size());
-      for (size_t k = 0; k < images.size(); ++k) wanted[k] = file.get(image_key(name, from + k)).empty();
-      in_threads(int64_t(images.size()), [&, data = data](int64_t k) {
-        if (wanted[k]) images[k] = config.decoded ? decoded_image(*data, from + k) : data->bytes(from + k);
+    const size_t chunk = config.decoded ? 8 : 64;  // images in memory
+    for (size_t from = 0; from < data->records.size(); from += chunk) {
+      std::vector<std::string> images(std::min(chunk, data->records.size() - from));
+      std::vector<char> missing(images.size());
+      for (size_t k = 0; k < images.size(); ++k) missing[k] = file.get(image_key(name, from + k)).empty();
+      parallel_for(int64_t(images.size()), [&, data = data](int64_t k) {
+        if (missing[k]) images[k] = config.decoded ? decoded_image(*data, from + k) : data->bytes(from + k);
       });
       for (size_t k = 0; k < images.size(); ++k) {
-        if (wanted[k]) file.put(image_key(name, from + k), images[k]);
-        there += !wanted[k];
+        if (missing[k]) file.put(image_key(name, from + k), images[k]);
+        already_packed += !missing[k];
       }
       done += images.size();
       if (isatty(1)) std::cout << "\r" << done << "/" << all << std::flush;
@@ -162,7 +165,7 @@ static void pack(int argc, char** argv) {
   file.put("complete", "yes");
   file.commit();
   std::cout << (isatty(1) ? "\r" : "") << config.out << ": " << all << " images";
-  if (there) std::cout << ", " << there << " of them were already packed";
+  if (already_packed) std::cout << ", " << already_packed << " of them were already packed";
   std::cout << ", " << short_bytes(double(fs::file_size(config.out))) << "\n";
   for (const auto& [name, data] : parts) {
     if (splits.same && name == "val") break;

@@ -6,6 +6,6 @@ using namespace yolox;
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static fuzz::MemoryFile file;
   file.write({reinterpret_cast<const char*>(data), size});
-  fuzz::answers([] { fuzz::to_module(read_pth(file.path), file.path); });
+  fuzz::expect_own_exceptions([] { fuzz::to_module(read_pth(file.path), file.path); });
   return 0;
 }

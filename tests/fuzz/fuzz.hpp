@@ -44,7 +44,7 @@ class MemoryFile {
 // Calls f(). Aborts if f() throws anything but the exceptions of base/error.hpp, because the readers must
 // convert exceptions of libraries.
 template <class Function>
-void answers(Function f) {
+void expect_own_exceptions(Function f) {
   try {
     f();
   } catch (const std::exception& e) {

@@ -7,7 +7,7 @@ using namespace yolox;
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static fuzz::MemoryFile file;
   file.write({reinterpret_cast<const char*>(data), size});
-  fuzz::answers([] {
+  fuzz::expect_own_exceptions([] {
     Labels labels = read_voc_xml(file.path);
     Source source;
     source.name = "voc";

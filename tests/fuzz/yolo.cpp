@@ -8,9 +8,9 @@ using namespace yolox;
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static fuzz::MemoryFile file;
   file.write({reinterpret_cast<const char*>(data), size});
-  fuzz::answers([] { read_data_yaml(file.path); });
+  fuzz::expect_own_exceptions([] { read_data_yaml(file.path); });
   for (const bool keypoints : {false, true})
-    fuzz::answers([&] {
+    fuzz::expect_own_exceptions([&] {
       Source source;
       source.name = "yolo";
       source.relative = true;
