@@ -52,13 +52,13 @@ static void report(const EvalResult& result, const CocoDataset& truth,
   print_per_class(std::cout, result);
   std::cout << "\n";
   print_summary(std::cout, result);
-  const ErrorAnalysis insight = analyse_errors(truth, detections);
-  print_error_analysis(std::cout, insight);
+  const ErrorAnalysis analysis = analyse_errors(truth, detections);
+  print_error_analysis(std::cout, analysis);
   std::optional<VocResult> voc;
   if (config.voc) print_voc(std::cout, voc.emplace(voc_ap(truth, detections)));
   if (!config.json.empty())
     write_eval_json(config.json, result, [&](JsonWriter& writer) {
-      write_error_analysis(writer, insight);
+      write_error_analysis(writer, analysis);
       if (voc) write_voc(writer, *voc);
     });
   if (config.report.empty()) return;
@@ -67,7 +67,7 @@ static void report(const EvalResult& result, const CocoDataset& truth,
     fs::create_directories(folder, no_folder);
   const std::string page = page_html(
       title, concat("torch ", TORCH_VERSION, ", revision ", git_revision()),
-      evaluation_html(heading, result, truth, insight, data, voc) + settings_section(config.values()));
+      evaluation_html(heading, result, truth, analysis, data, voc) + settings_section(config.values()));
   const bool written = replace_text(config.report, page);
   check(written || !config.was_given("report"), "cannot write --report ", config.report,
         "; check the permissions of the folder and the free disk space");

@@ -129,7 +129,7 @@ inline Input make_network_input(const Batch& batch, ImageSize size, bool legacy,
 
 // Copies losses and gradient norm of an iteration to the host. Synchronises with the device. objects: number
 // of objects in the batch.
-inline StepNumbers read_step_numbers(const Losses& l, const Tensor& norm, int64_t objects) {
+inline StepNumbers step_numbers(const Losses& l, const Tensor& norm, int64_t objects) {
   std::vector<Tensor> all{l.total, l.num_fg, norm};
   for (const auto& term : l.terms) all.push_back(term.value);
   for (Tensor& t : all) t = t.to(l.total.device(), torch::kDouble);

@@ -104,8 +104,8 @@ static int train(int argc, char** argv) {
 
   // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN
   synchronize(ranks, t);
-  GradientReducer reduction(ranks, trainable_parameters(*model), dtype_of(config.compress));
-  set_up_ddp(ranks, reduction, step, *model, config.sync_bn);
+  GradientReducer reducer(ranks, trainable_parameters(*model), dtype_of(config.compress));
+  set_up_ddp(ranks, reducer, step, *model, config.sync_bn);
 
   // ---- training loop
   Batches batches(data.train, config, plan, rank_info.rank, base, device);
@@ -132,7 +132,7 @@ static int train(int argc, char** argv) {
     t.scaler.unscale(grads);
     const Tensor norm = clip_on_all_ranks(grads, config.clip, ranks);
     const StepNumbers numbers =
-        read_step_numbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
+        step_numbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
     if (!config.sync_bn) ranks.average(model->buffers());
 
     // After a non-finite loss: rolls back to the last checkpoint, or ends the run.

@@ -299,9 +299,9 @@ static int train(int argc, char** argv) {
   // ---- several ranks: broadcast of the weights, all-reduce of the gradients, SyncBN
   ranks.check_same_settings(common_settings(c, images, names, t.iteration));
   ranks.broadcast(t.tensors());
-  GradientReducer reduction(ranks, t.model->parameters(), torch::kFloat);
+  GradientReducer reducer(ranks, t.model->parameters(), torch::kFloat);
   StepSettings step{device.type(), dtype_of(c.amp)};
-  set_up_ddp(ranks, reduction, step, *t.model, /*sync_bn=*/true);
+  set_up_ddp(ranks, reducer, step, *t.model, /*sync_bn=*/true);
 
   // ---- training loop
   const auto type = t.model->parameters()[0].scalar_type();
@@ -325,7 +325,7 @@ static int train(int argc, char** argv) {
                           input.targets, /*parts=*/1, t.optimizer, scaler, step);
     const Tensor norm = clip_on_all_ranks(gradients(t.optimizer.groups), c.clip, ranks);
     const StepNumbers numbers =
-        read_step_numbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
+        step_numbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
     check(numbers.finite(), "the loss or the gradient of head ", s.name, " is not finite at iteration ", i,
           " (", to_string(numbers), ", lr ", lr, "; images ", image_names(batch, s.splits.train),
           "); continue with --resume ", folder, " and a smaller --lr");

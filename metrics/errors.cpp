@@ -61,7 +61,7 @@ ClassifiedImage classify_errors(const ImageBoxes& image) {
     if (++of_class[cls] > eval_max_detections[2]) continue;
     ClassifiedBox d{box->x, box->y, box->w, box->h, cls, box->score, kBackground};
     int match = -1;
-    double match_iou = match_iou, same = 0, other = 0;
+    double best = match_threshold, same = 0, other = 0;
     int same_truth = -1, other_truth = -1;
     for (const bool counts : {true, false}) {
       if (match >= 0) break;
@@ -80,9 +80,9 @@ ClassifiedImage classify_errors(const ImageBoxes& image) {
           same = iou;
           same_truth = int(t);
         }
-        if ((taken[t] && !truth.box->crowd) || iou < match_iou) continue;
+        if ((taken[t] && !truth.box->crowd) || iou < best) continue;
         match = int(t);
-        match_iou = iou;
+        best = iou;
       }
     }
     if (match >= 0) taken[match] = 1;
@@ -94,15 +94,15 @@ ClassifiedImage classify_errors(const ImageBoxes& image) {
       out.truths[match].found_by = int(out.found.size());
     } else if (!in_area(box->w * box->h, area_all)) {
       d.kind = kIgnored;
-    } else if (same >= background_iou && same < match_iou) {
+    } else if (same >= background_threshold && same < match_threshold) {
       d.kind = kLocalisation;
       d.truth = same_truth;
-    } else if (other >= match_iou) {
+    } else if (other >= match_threshold) {
       d.kind = kWrongClass;
       d.truth = other_truth;
-    } else if (same >= match_iou) {
+    } else if (same >= match_threshold) {
       d.kind = kDuplicate;
-    } else if (other >= background_iou) {
+    } else if (other >= background_threshold) {
       d.kind = kBoth;
     }
     out.found.push_back(d);
@@ -120,10 +120,10 @@ namespace error_detail {
 double ap_after_fixing(const std::vector<Entry>& entries, int64_t truths, ErrorKind kind) {
   RankedMatches hits{{}, truths};
   for (const Entry& e : entries) {
-    if (e.corrected_class ? kind == kWrongClass : kind == kLocalisation && e.verdict == kind && e.fixes_truth)
+    if (e.corrected_class ? kind == kWrongClass : kind == kLocalisation && e.kind == kind && e.fixes_truth)
       hits.right.push_back(true);
-    else if (!e.corrected_class && e.verdict != kIgnored && (e.verdict == kTruePositive || e.verdict != kind))
-      hits.right.push_back(e.verdict == kTruePositive);
+    else if (!e.corrected_class && e.kind != kIgnored && (e.kind == kTruePositive || e.kind != kind))
+      hits.right.push_back(e.kind == kTruePositive);
   }
   return ap_at_points(hits, eval_recalls);
 }
@@ -144,7 +144,7 @@ void add_to_confusion_matrix(const ClassifiedImage& image, double score, int cla
     for (size_t t = 0; t < free_truth.size() && free_found[d]; ++t) {
       if (!free_truth[t]) continue;
       const double iou = coco_iou({0, 0, box.x, box.y, box.w, box.h, 0}, *image.truths[t].box);
-      if (iou >= match_iou) pairs.emplace_back(-iou, t, d);
+      if (iou >= match_threshold) pairs.emplace_back(-iou, t, d);
     }
   }
   std::sort(pairs.begin(), pairs.end());
@@ -225,8 +225,8 @@ ErrorAnalysis analyse_errors(const CocoDataset& truth, const std::vector<Detecti
     double right = 0, all = 0;
     for (int s = score_steps; s-- > 0;) {
       for (; i < list.size() && list[i].score >= score_of_step(s); ++i) {
-        if (list[i].corrected_class || list[i].verdict == kIgnored) continue;
-        right += list[i].verdict == kTruePositive;
+        if (list[i].corrected_class || list[i].kind == kIgnored) continue;
+        right += list[i].kind == kTruePositive;
         ++all;
       }
       if (all > 0) by_score[c][0][s] = right / all;
@@ -305,7 +305,7 @@ VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detecti
           match = t;
         }
       }
-      const bool near = best >= match_iou;
+      const bool near = best >= match_threshold;
       if (near && image.truths[match].box->crowd) continue;
       found[cls].emplace_back(d->score, near && !std::exchange(taken[match], 1));
     }
@@ -333,18 +333,18 @@ VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detecti
   return out;
 }
 
-void print_error_analysis(std::ostream& out, const ErrorAnalysis& insight) {
-  if (insight.AP50 < 0) return;
+void print_error_analysis(std::ostream& out, const ErrorAnalysis& analysis) {
+  if (analysis.AP50 < 0) return;
   char text[160];
   out << "\nAP50 points that errors of a kind cost:\n ";
   for (int k = 0; k < error_kinds; ++k) {
-    std::snprintf(text, sizeof text, " %s %.1f", error_kind_names[k], 100 * insight.cost[k]);
+    std::snprintf(text, sizeof text, " %s %.1f", error_kind_names[k], 100 * analysis.cost[k]);
     out << text;
   }
-  const int s = int(insight.working_score * 100 + 0.5);
+  const int s = int(analysis.working_score * 100 + 0.5);
   std::snprintf(text, sizeof text,
                 "\nF1 is best, %.3f, at a score of %.2f: precision %.3f, recall %.3f (means over classes)\n",
-                insight.f1[s], insight.working_score, std::max(0.0, insight.precision[s]), insight.recall[s]);
+                analysis.f1[s], analysis.working_score, std::max(0.0, analysis.precision[s]), analysis.recall[s]);
   out << text;
 }
 
@@ -367,8 +367,8 @@ void print_voc(std::ostream& out, const VocResult& voc) {
   row("mean", voc.AP, voc.AP11);
 }
 
-void write_error_analysis(JsonWriter& writer, const ErrorAnalysis& insight) {
-  const int classes = int(insight.classes.size());
+void write_error_analysis(JsonWriter& writer, const ErrorAnalysis& analysis) {
+  const int classes = int(analysis.classes.size());
   const auto numbers = [&](const char* key, const auto& values) {
     writer.Key(key);
     writer.StartArray();
@@ -377,37 +377,37 @@ void write_error_analysis(JsonWriter& writer, const ErrorAnalysis& insight) {
   };
   writer.Key("insight");
   writer.StartObject();
-  write_field(writer, "AP50", insight.AP50);
-  write_field(writer, "working_score", insight.working_score);
+  write_field(writer, "AP50", analysis.AP50);
+  write_field(writer, "working_score", analysis.working_score);
   writer.Key("errors");
   writer.StartObject();
   for (int k = 0; k < error_kinds; ++k) {
     writer.Key(error_kind_names[k]);
     writer.StartObject();
-    write_field(writer, "AP50", insight.cost[k]);
-    write_field(writer, "count", insight.count[k]);
+    write_field(writer, "AP50", analysis.cost[k]);
+    write_field(writer, "count", analysis.count[k]);
     writer.EndObject();
   }
   writer.EndObject();
-  numbers("precision_by_score", insight.precision);
-  numbers("recall_by_score", insight.recall);
-  numbers("F1_by_score", insight.f1);
+  numbers("precision_by_score", analysis.precision);
+  numbers("recall_by_score", analysis.recall);
+  numbers("F1_by_score", analysis.f1);
   writer.Key("per_class");
-  write_list(writer, insight.classes, [&](const ClassErrors& c) {
+  write_list(writer, analysis.classes, [&](const ClassErrors& c) {
     write_field(writer, "name", c.name);
     write_field(writer, "precision", c.precision);
     write_field(writer, "recall", c.recall);
     write_field(writer, "F1", c.f1);
   });
   writer.Key("confusion");
-  write_list(writer, insight.confusion, [&](const auto& entry) {
+  write_list(writer, analysis.confusion, [&](const auto& entry) {
     const auto [truth, found] = entry.first;
-    if (truth < classes) write_field(writer, "truth", insight.classes[truth].name);
-    if (found < classes) write_field(writer, "found", insight.classes[found].name);
+    if (truth < classes) write_field(writer, "truth", analysis.classes[truth].name);
+    if (found < classes) write_field(writer, "found", analysis.classes[found].name);
     write_field(writer, "count", entry.second);
   });
   writer.Key("worst_images");
-  write_list(writer, insight.worst, [&](const ImageErrors& image) {
+  write_list(writer, analysis.worst, [&](const ImageErrors& image) {
     write_field(writer, "image_id", image.id);
     write_field(writer, "cost", image.cost);
   });

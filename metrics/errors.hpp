@@ -32,7 +32,7 @@ enum ErrorKind {
 constexpr int error_kinds = 6;
 constexpr const char* error_kind_names[] = {"class",      "localisation", "both",  "duplicate",
                                             "background", "missed",       "right", "not counted"};
-constexpr double match_iou = 0.5, background_iou = 0.1;
+constexpr double match_threshold = 0.5, background_threshold = 0.1;
 
 // ---- boxes by image
 
@@ -150,7 +150,7 @@ namespace error_detail {
 // right.
 struct Entry {
   double score;
-  ErrorKind verdict;
+  ErrorKind kind;
   bool fixes_truth, corrected_class;
 };
 
@@ -191,12 +191,12 @@ VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detecti
 
 // ---- output as text and JSON
 
-void print_error_analysis(std::ostream& out, const ErrorAnalysis& insight);
+void print_error_analysis(std::ostream& out, const ErrorAnalysis& analysis);
 
 void print_voc(std::ostream& out, const VocResult& voc);
 
 // Writes the field "insight": {...}.
-void write_error_analysis(JsonWriter& writer, const ErrorAnalysis& insight);
+void write_error_analysis(JsonWriter& writer, const ErrorAnalysis& analysis);
 
 // Writes the field "voc": {...}.
 void write_voc(JsonWriter& writer, const VocResult& voc);

@@ -2,14 +2,14 @@
 
 namespace yolox {
 
-std::string errors_html(const ErrorAnalysis& insight) {
+std::string errors_html(const ErrorAnalysis& analysis) {
   std::string html = "<div class='card' id='errors'><h3>What the errors cost</h3><table class='bars'>";
-  const double most = std::max(1e-9, *std::max_element(insight.cost.begin(), insight.cost.end()));
+  const double most = std::max(1e-9, *std::max_element(analysis.cost.begin(), analysis.cost.end()));
   for (int k = 0; k < error_kinds; ++k)
     html += concat("<tr><th>", error_kind_names[k], "<small>", error_kind_descriptions[k],
-                   "</small></th><td><i style='width:", formatted("%.1f", 100 * insight.cost[k] / most),
+                   "</small></th><td><i style='width:", formatted("%.1f", 100 * analysis.cost[k] / most),
                    "%;background:var(--o", k, ")'></i></td><td class='n'>",
-                   formatted("%.1f", 100 * insight.cost[k]), "</td></tr>");
+                   formatted("%.1f", 100 * analysis.cost[k]), "</td></tr>");
   return html +
          "</table><p class='note'>AP50 points to be gained where all errors of one kind were mended and "
          "nothing else (TIDE). They do not add up.</p></div>";
@@ -66,26 +66,26 @@ std::string precision_recall_html(const EvalResult& result) {
                      concat("Means over classes", thin ? "; thin: each class at IoU 0.5." : ".")});
 }
 
-std::string f1_html(const ErrorAnalysis& insight) {
+std::string f1_html(const ErrorAnalysis& analysis) {
   const auto series = [&](const std::string& name, const auto& values, const char* style) {
     Series s{name, {}, style};
     for (int k = 0; k < score_steps; ++k)
       if (values[k] >= 0) s.points.emplace_back(k * 0.01, values[k]);
     return s;
   };
-  const int at = int(insight.working_score * 100 + 0.5);
+  const int at = int(analysis.working_score * 100 + 0.5);
   return chart_html({"F1 by lowest score",
                      "lowest score",
-                     {series("F1", insight.f1, "c0"), series("precision", insight.precision, "c1"),
-                      series("recall", insight.recall, "c2")},
+                     {series("F1", analysis.f1, "c0"), series("precision", analysis.precision, "c1"),
+                      series("recall", analysis.recall, "c2")},
                      1,
                      1,
-                     insight.working_score,
-                     concat("IoU 0.5, means over classes. Best F1 ", metric_text(insight.f1[at]), " at ",
-                            formatted("%.2f", insight.working_score), ": for ./demo --conf.")});
+                     analysis.working_score,
+                     concat("IoU 0.5, means over classes. Best F1 ", metric_text(analysis.f1[at]), " at ",
+                            formatted("%.2f", analysis.working_score), ": for ./demo --conf.")});
 }
 
-std::string classes_html(const EvalResult& result, const ErrorAnalysis& insight,
+std::string classes_html(const EvalResult& result, const ErrorAnalysis& analysis,
                          const std::optional<VocResult>& voc) {
   std::vector<size_t> order(result.per_class.size());
   std::iota(order.begin(), order.end(), size_t(0));
@@ -98,7 +98,7 @@ std::string classes_html(const EvalResult& result, const ErrorAnalysis& insight,
       "<th class='w'>AR</th><th>precision</th><th>recall</th><th>F1</th></tr>");
   for (const size_t i : order) {
     const ClassResult& c = result.per_class[i];
-    const ClassErrors& more = insight.classes[i];
+    const ClassErrors& more = analysis.classes[i];
     html += concat("<tr><th>", escaped(c.name), "</th><td class='w'>", c.ground_truths,
                    "</td><td class='ap'>", "<i style='width:", formatted("%.1f", 100 * std::max(0.0, c.AP)),
                    "%'></i><span>", metric_text(c.AP), "</span></td><td>", metric_text(c.AP50),
@@ -117,14 +117,14 @@ std::string classes_html(const EvalResult& result, const ErrorAnalysis& insight,
   return html + concat(
                     "</table></div><p class='note'>Precision, recall and F1 at IoU 0.5, of detections with a "
                     "score of ",
-                    formatted("%.2f", insight.working_score), " or more.</p></div>");
+                    formatted("%.2f", analysis.working_score), " or more.</p></div>");
 }
 
-std::string confusion_html(const ErrorAnalysis& insight) {
-  const int classes = int(insight.classes.size());
+std::string confusion_html(const ErrorAnalysis& analysis) {
+  const int classes = int(analysis.classes.size());
   std::vector<int64_t> mixed(classes), row_sum(classes + 1);
   std::vector<std::pair<int64_t, std::pair<int, int>>> mistakes;
-  for (const auto& [pair, n] : insight.confusion) {
+  for (const auto& [pair, n] : analysis.confusion) {
     const auto [t, f] = pair;
     row_sum[t] += n;
     if (t == f || t == classes || f == classes) continue;
@@ -138,7 +138,7 @@ std::string confusion_html(const ErrorAnalysis& insight) {
   constexpr int most = 20;
   if (classes > most) {
     std::stable_sort(shown.begin(), shown.end(), [&](int a, int b) {
-      return std::pair(mixed[a], insight.classes[a].truths) > std::pair(mixed[b], insight.classes[b].truths);
+      return std::pair(mixed[a], analysis.classes[a].truths) > std::pair(mixed[b], analysis.classes[b].truths);
     });
     shown.resize(most);
     std::sort(shown.begin(), shown.end());
@@ -153,15 +153,15 @@ std::string confusion_html(const ErrorAnalysis& insight) {
     const int t = shown[r];
     html +=
         concat("<text class='y' x='", left - 6, "' y='", top + r * cell + cell / 2, "' dy='.35em'>",
-               escaped(t < classes ? truncated_text(insight.classes[t].name, 15) : "no object"), "</text>");
+               escaped(t < classes ? truncated_text(analysis.classes[t].name, 15) : "no object"), "</text>");
     html +=
         concat("<text class='slant' transform='translate(", left + r * cell + cell / 2 + 3, " ", top - 6,
                ") rotate(-45)'>",
-               escaped(t < classes ? truncated_text(insight.classes[t].name, 15) : "not found"), "</text>");
+               escaped(t < classes ? truncated_text(analysis.classes[t].name, 15) : "not found"), "</text>");
     for (int k = 0; k < n; ++k) {
       const int f = shown[k];
-      const auto entry = insight.confusion.find({t, f});
-      const int64_t count = entry == insight.confusion.end() ? 0 : entry->second;
+      const auto entry = analysis.confusion.find({t, f});
+      const int64_t count = entry == analysis.confusion.end() ? 0 : entry->second;
       if (t == classes && f == classes) continue;
       const double part = row_sum[t] ? double(count) / double(row_sum[t]) : 0;
       html +=
@@ -175,23 +175,23 @@ std::string confusion_html(const ErrorAnalysis& insight) {
     }
   }
   html += concat("</svg></div><p class='note'>Down: what it is; across: what was found. IoU 0.5, scores of ",
-                 formatted("%.2f", insight.working_score), " or more. Shades are shares of the row",
+                 formatted("%.2f", analysis.working_score), " or more. Shades are shares of the row",
                  classes > most ? concat("; ", most, " of ", classes, " classes: those mixed up most") : "",
                  ".</p>");
   if (!mistakes.empty()) {
     html += "<p>Most frequent:</p><ul class='mistakes'>";
     for (size_t i = 0; i < std::min<size_t>(12, mistakes.size()); ++i) {
       const auto& [count, pair] = mistakes[i];
-      html += concat("<li><b>", escaped(insight.classes[pair.first].name), "</b> taken for <b>",
-                     escaped(insight.classes[pair.second].name), "</b> <small>", -count, " of ",
-                     insight.classes[pair.first].truths, "</small></li>");
+      html += concat("<li><b>", escaped(analysis.classes[pair.first].name), "</b> taken for <b>",
+                     escaped(analysis.classes[pair.second].name), "</b> <small>", -count, " of ",
+                     analysis.classes[pair.first].truths, "</small></li>");
     }
     html += "</ul>";
   }
   return html + "</div>";
 }
 
-std::string image_html(const ImageErrors& image, const ErrorAnalysis& insight, const CocoImage& about,
+std::string image_html(const ImageErrors& image, const ErrorAnalysis& analysis, const CocoImage& about,
                        const Dataset* data, int64_t record) {
   int w = about.width, h = about.height;
   std::string uri, error;
@@ -225,7 +225,7 @@ std::string image_html(const ImageErrors& image, const ErrorAnalysis& insight, c
       if (errors) ++counts[b.kind];
       if (++drawn > 200) continue;
       const std::string score = b.kind == kMissed ? "" : " " + formatted("%.2f", b.score),
-                        name = insight.classes[b.cls].name, label = truncated_text(name, 20) + score;
+                        name = analysis.classes[b.cls].name, label = truncated_text(name, 20) + score;
       const std::string place =
           concat("x='", number(b.x), "' y='", number(b.y), "' width='", number(std::max(0.0, b.w)),
                  "' height='", number(std::max(0.0, b.h)), "'");
@@ -256,28 +256,28 @@ std::string image_html(const ImageErrors& image, const ErrorAnalysis& insight, c
   return html + "</figcaption></figure>";
 }
 
-std::string worst_html(const ErrorAnalysis& insight, const CocoDataset& truth, const Dataset* data,
+std::string worst_html(const ErrorAnalysis& analysis, const CocoDataset& truth, const Dataset* data,
                        const std::function<void()>& between) {
   std::unordered_map<int64_t, const CocoImage*> images;
   for (const auto& i : truth.images) images[i.id] = &i;
   std::unordered_map<int64_t, int64_t> records;
   for (size_t i = 0; data && i < data->records.size(); ++i) records[data->records[i].image_id] = int64_t(i);
   std::string html = concat("<h3 id='worst'>",
-                            insight.worst.empty() ? "No image has errors"
-                                                  : concat("The ", insight.worst.size(),
-                                                           insight.worst.size() == 1 ? " image" : " images",
+                            analysis.worst.empty() ? "No image has errors"
+                                                  : concat("The ", analysis.worst.size(),
+                                                           analysis.worst.size() == 1 ? " image" : " images",
                                                            " with the most errors"),
                             "</h3><p class='note key'>");
   for (const ErrorKind o :
        {kTruePositive, kWrongClass, kLocalisation, kBoth, kDuplicate, kBackground, kMissed})
     html += concat("<span><i style='background:var(--o", int(o), ")'></i>", error_kind_names[o], "</span> ");
-  html += concat("</p><p class='note'>Boxes with a score of ", formatted("%.2f", insight.working_score),
+  html += concat("</p><p class='note'>Boxes with a score of ", formatted("%.2f", analysis.working_score),
                  " or more, and the objects that none of them has found. Ordered by objects not found and "
                  "wrong boxes, these weighed by their score.</p><div class='images'>");
-  for (const ImageErrors& image : insight.worst) {
+  for (const ImageErrors& image : analysis.worst) {
     between();
     const auto record = records.find(image.id);
-    html += image_html(image, insight, *images[image.id], record == records.end() ? nullptr : data,
+    html += image_html(image, analysis, *images[image.id], record == records.end() ? nullptr : data,
                        record == records.end() ? 0 : record->second);
   }
   return html + "</div>";

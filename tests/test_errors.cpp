@@ -91,9 +91,9 @@ TEST_CASE("errors: the cost of a kind is the AP50 that mending it brings") {
   truth(t, 2, 1, 0, 0, 100, 100);
   std::vector<Detection> found = {{1, 1, 0, 0, 100, 100, .9}, {2, 1, 0, 0, 100, 40, .8}};
   const auto costs = [&] {
-    const ErrorAnalysis insight = analyse_errors(t, found);
-    CHECK(insight.AP50 == doctest::Approx(coco_eval(t, found).AP50));
-    return insight.cost;
+    const ErrorAnalysis analysis = analyse_errors(t, found);
+    CHECK(analysis.AP50 == doctest::Approx(coco_eval(t, found).AP50));
+    return analysis.cost;
   };
   const auto only = [&](ErrorKind kind, double cost) {
     const auto c = costs();
@@ -120,22 +120,22 @@ TEST_CASE("errors: AP50 is COCO's, no mending makes it worse, and each class is 
   for (const uint64_t seed : {1, 2, 3}) {
     const Case c = random_case(seed, 40, 4);
     const EvalResult r = coco_eval(c.truths, c.found);
-    const ErrorAnalysis insight = analyse_errors(c.truths, c.found);
-    CHECK(insight.AP50 == doctest::Approx(r.AP50).epsilon(1e-12));
-    for (int k = 0; k < error_kinds; ++k) CHECK(insight.cost[k] > 0);
+    const ErrorAnalysis analysis = analyse_errors(c.truths, c.found);
+    CHECK(analysis.AP50 == doctest::Approx(r.AP50).epsilon(1e-12));
+    for (int k = 0; k < error_kinds; ++k) CHECK(analysis.cost[k] > 0);
     // Down to score 0 recall is COCO's at IoU 0.5.
     double recall = 0;
     for (const auto& of_class : r.per_class) recall += of_class.recall[area_all][2][0] / 4;
-    CHECK(insight.recall[0] == doctest::Approx(recall));
-    CHECK(insight.recall[100] <= insight.recall[0]);
+    CHECK(analysis.recall[0] == doctest::Approx(recall));
+    CHECK(analysis.recall[100] <= analysis.recall[0]);
 
     std::vector<int64_t> rows(5);
-    for (const auto& [pair, n] : insight.confusion) rows[pair.first] += n;
+    for (const auto& [pair, n] : analysis.confusion) rows[pair.first] += n;
     for (int k = 0; k < 4; ++k) {
       CHECK(rows[k] == r.per_class[k].ground_truths);
-      CHECK(rows[k] == insight.classes[k].truths);
-      const auto right = insight.confusion.find({k, k});
-      CHECK(double(right->second) / double(rows[k]) == doctest::Approx(insight.classes[k].recall));
+      CHECK(rows[k] == analysis.classes[k].truths);
+      const auto right = analysis.confusion.find({k, k});
+      CHECK(double(right->second) / double(rows[k]) == doctest::Approx(analysis.classes[k].recall));
     }
   }
 }
@@ -143,12 +143,12 @@ TEST_CASE("errors: AP50 is COCO's, no mending makes it worse, and each class is 
 SHARED_TEST("errors: costs are those of the program of TIDE's authors") {
   const CocoDataset t = read_coco(shared("data/coco_eval/gt.json"));
   const auto found = read_detections(shared("data/coco_eval/dt.json"));
-  const ErrorAnalysis insight = analyse_errors(t, found);
-  CHECK(insight.count == std::array<int64_t, error_kinds>{83, 1, 0, 1, 0, 97});
+  const ErrorAnalysis analysis = analyse_errors(t, found);
+  CHECK(analysis.count == std::array<int64_t, error_kinds>{83, 1, 0, 1, 0, 97});
   // tidecv 1.0.1, with classes that have no truth left out of its mean; its recalls are k / 100, COCO's
   // 0.01 k, of which some are the next double.
   const double want[] = {16.7428, 0.2474, 0, 0.0206, 0, 10.5071};
-  for (int k = 0; k < error_kinds; ++k) CHECK(std::abs(100 * insight.cost[k] - want[k]) < 0.02);
+  for (int k = 0; k < error_kinds; ++k) CHECK(std::abs(100 * analysis.cost[k] - want[k]) < 0.02);
 }
 
 TEST_CASE("errors: precision, recall and F1 by score, and the score where F1 is best") {
@@ -158,19 +158,19 @@ TEST_CASE("errors: precision, recall and F1 by score, and the score where F1 is 
                                         {2, 1, 0, 0, 100, 100, .605},
                                         {3, 1, 0, 0, 100, 100, .505},
                                         {4, 1, 300, 0, 50, 50, .305}};
-  const ErrorAnalysis insight = analyse_errors(t, found);
-  CHECK(insight.precision[91] == -1);
-  CHECK(insight.recall[91] == 0);
-  CHECK(insight.precision[60] == 1);
-  CHECK(insight.recall[60] == 0.5);
-  CHECK(insight.f1[60] == doctest::Approx(2. / 3));
-  CHECK(insight.precision[30] == 0.75);
-  CHECK(insight.recall[30] == 0.75);
-  CHECK(insight.working_score > .305);
-  CHECK(insight.working_score <= .505);
-  CHECK(insight.classes[0].precision == 1);
-  CHECK(insight.classes[0].recall == 0.75);
-  CHECK(insight.classes[0].f1 == doctest::Approx(6. / 7));
+  const ErrorAnalysis analysis = analyse_errors(t, found);
+  CHECK(analysis.precision[91] == -1);
+  CHECK(analysis.recall[91] == 0);
+  CHECK(analysis.precision[60] == 1);
+  CHECK(analysis.recall[60] == 0.5);
+  CHECK(analysis.f1[60] == doctest::Approx(2. / 3));
+  CHECK(analysis.precision[30] == 0.75);
+  CHECK(analysis.recall[30] == 0.75);
+  CHECK(analysis.working_score > .305);
+  CHECK(analysis.working_score <= .505);
+  CHECK(analysis.classes[0].precision == 1);
+  CHECK(analysis.classes[0].recall == 0.75);
+  CHECK(analysis.classes[0].f1 == doctest::Approx(6. / 7));
 }
 
 TEST_CASE("errors: a score of two digits counts at that score, and not above") {
@@ -178,10 +178,10 @@ TEST_CASE("errors: a score of two digits counts at that score, and not above") {
   truth(t, 1, 1, 0, 0, 100, 100);
   for (int s = 0; s < score_steps; ++s) {
     const double score = std::stod(concat(s / 100, ".", s / 10 % 10, s % 10));
-    const ErrorAnalysis insight = analyse_errors(t, {{1, 1, 0, 0, 100, 100, score}});
+    const ErrorAnalysis analysis = analyse_errors(t, {{1, 1, 0, 0, 100, 100, score}});
     CAPTURE(score);
-    CHECK(insight.recall[s] == 1);
-    if (s + 1 < score_steps) CHECK(insight.recall[s + 1] == 0);
+    CHECK(analysis.recall[s] == 1);
+    if (s + 1 < score_steps) CHECK(analysis.recall[s + 1] == 0);
   }
   // F1 is best at 0.35 alone, where the wrong box of 0.34 is not yet there.
   const ErrorAnalysis best = analyse_errors(t, {{1, 1, 0, 0, 100, 100, .35}, {1, 1, 300, 0, 50, 50, .34}});
@@ -194,7 +194,7 @@ TEST_CASE("errors: which class is taken for which, at the working score") {
   truth(t, 1, 1, 200, 0, 100, 100);
   truth(t, 1, 2, 400, 0, 100, 100);
   truth(t, 1, 2, 0, 200, 100, 100);
-  const ErrorAnalysis insight = analyse_errors(t, {{1, 1, 0, 0, 100, 100, .9},
+  const ErrorAnalysis analysis = analyse_errors(t, {{1, 1, 0, 0, 100, 100, .9},
                                                    {1, 2, 0, 0, 100, 99, .89},  // the cat is found: no object
                                                    {1, 2, 200, 0, 100, 80, .88},
                                                    {1, 2, 400, 0, 100, 100, .87},
@@ -203,9 +203,9 @@ TEST_CASE("errors: which class is taken for which, at the working score") {
                                                    {1, 1, 400, 300, 50, 50, .08},
                                                    {1, 1, 500, 300, 50, 50, .07},
                                                    {1, 2, 300, 400, 50, 50, .06}});
-  CHECK(insight.working_score <= .1);
+  CHECK(analysis.working_score <= .1);
   const std::map<std::pair<int, int>, int64_t> want = {{{0, 0}, 1}, {{0, 1}, 1}, {{1, 1}, 2}, {{2, 1}, 1}};
-  CHECK(insight.confusion == want);
+  CHECK(analysis.confusion == want);
 }
 
 TEST_CASE("errors: the worst images, most errors first, without those that have none") {
@@ -217,15 +217,15 @@ TEST_CASE("errors: the worst images, most errors first, without those that have 
       if (n == 0) found.push_back({i, 1, 0, 0, 10, 10, .9});
     }
   }
-  const ErrorAnalysis insight = analyse_errors(t, found);
-  REQUIRE(insight.worst.size() == 25);
+  const ErrorAnalysis analysis = analyse_errors(t, found);
+  REQUIRE(analysis.worst.size() == 25);
   for (int k = 0; k < 25; ++k) {
-    CHECK(insight.worst[k].id == 40 - k);
-    CHECK(insight.worst[k].cost == 39 - k);
-    CHECK(insight.worst[k].boxes.size() == size_t(40 - k));
+    CHECK(analysis.worst[k].id == 40 - k);
+    CHECK(analysis.worst[k].cost == 39 - k);
+    CHECK(analysis.worst[k].boxes.size() == size_t(40 - k));
   }
-  CHECK(insight.worst[0].boxes[0].kind == kTruePositive);
-  CHECK(insight.worst[0].boxes[1].kind == kMissed);
+  CHECK(analysis.worst[0].boxes[0].kind == kTruePositive);
+  CHECK(analysis.worst[0].boxes[1].kind == kMissed);
   t.annotations.resize(3), t.images.resize(2), found.resize(2);
   const auto few = analyse_errors(t, found).worst;
   REQUIRE(few.size() == 1);
@@ -287,16 +287,16 @@ SHARED_TEST("errors: AP of VOC equals a plain computation in Python") {
 
 TEST_CASE("errors: text and JSON") {
   const Case c = random_case(4, 20, 3);
-  const ErrorAnalysis insight = analyse_errors(c.truths, c.found);
+  const ErrorAnalysis analysis = analyse_errors(c.truths, c.found);
   std::ostringstream out;
-  print_error_analysis(out, insight);
+  print_error_analysis(out, analysis);
   for (int k = 0; k < error_kinds; ++k) CHECK(has(out.str(), error_kind_names[k]));
   std::ostringstream table;
   print_voc(table, voc_ap(c.truths, c.found));
   CHECK(has(table.str(), "mean"));
   TempDir dir;
   write_eval_json(dir / "e.json", coco_eval(c.truths, c.found), [&](JsonWriter& writer) {
-    write_error_analysis(writer, insight);
+    write_error_analysis(writer, analysis);
     write_voc(writer, voc_ap(c.truths, c.found));
   });
   const std::string json = contents(dir / "e.json");
@@ -308,17 +308,17 @@ TEST_CASE("errors: text and JSON") {
 TEST_CASE("errors: the score to work at is in the middle of those with the best F1") {
   CocoDataset t = scene(1, {"cat"});
   truth(t, 1, 1, 0, 0, 100, 100), truth(t, 1, 1, 300, 0, 100, 100);
-  const ErrorAnalysis insight =
+  const ErrorAnalysis analysis =
       analyse_errors(t, {{1, 1, 0, 0, 100, 100, 0.6}, {1, 1, 300, 0, 100, 100, 0.5}});
-  CHECK(insight.working_score == doctest::Approx(0.25));
+  CHECK(analysis.working_score == doctest::Approx(0.25));
 }
 
 TEST_CASE("errors: a box too large for COCO to count costs nothing, here as there") {
   CocoDataset t = scene(1, {"cat"});
   truth(t, 1, 1, 0, 0, 100, 100);
   const std::vector<Detection> found{{1, 1, 0, 0, 2e8, 2e8, 0.9}, {1, 1, 0, 0, 100, 100, 0.5}};
-  const ErrorAnalysis insight = analyse_errors(t, found);
-  CHECK(insight.AP50 == doctest::Approx(coco_eval(t, found).AP50));
-  CHECK(insight.AP50 == doctest::Approx(1));
-  for (const double cost : insight.cost) CHECK(cost == 0);
+  const ErrorAnalysis analysis = analyse_errors(t, found);
+  CHECK(analysis.AP50 == doctest::Approx(coco_eval(t, found).AP50));
+  CHECK(analysis.AP50 == doctest::Approx(1));
+  for (const double cost : analysis.cost) CHECK(cost == 0);
 }

@@ -213,11 +213,11 @@ TEST_CASE("report: who waits for a page is told of it image by image") {
         truth.annotations.push_back({i, i, 1, 0, 0, 9, 9, 81, false});
   const std::vector<Detection> found{
       {1, 1, -1e12, -1e12, 1, 1, .9}};  // of no use for the size of the picture
-  const ErrorAnalysis insight = analyse_errors(truth, found);
-  CHECK(insight.worst.size() == 3);
+  const ErrorAnalysis analysis = analyse_errors(truth, found);
+  CHECK(analysis.worst.size() == 3);
   size_t told = 0;
   const std::string page =
-      evaluation_html("", coco_eval(truth, found), truth, insight, nullptr, {}, [&] { ++told; });
+      evaluation_html("", coco_eval(truth, found), truth, analysis, nullptr, {}, [&] { ++told; });
   CHECK(told == 3);
   CHECK(count_of(page, "viewBox='0 0 10 10'") >= 3);
 }

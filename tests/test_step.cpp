@@ -194,7 +194,7 @@ TEST_CASE("step: numbers are those of the losses") {
   CHECK(l["new"].item<float>() == 4);
   CHECK_THROWS(l["old"]);
   l.num_fg = torch::full({}, 6, torch::kLong);
-  const StepNumbers n = read_step_numbers(l, torch::full({}, 7.0, torch::kDouble), 8);
+  const StepNumbers n = step_numbers(l, torch::full({}, 7.0, torch::kDouble), 8);
   CHECK(n.terms == std::vector<std::pair<std::string, double>>{{"iou", 2}, {"obj", 3}, {"new", 4}});
   CHECK(std::vector<double>{n.total, n.positives, n.norm, n.objects} == std::vector<double>{9, 6, 7, 8});
 }
