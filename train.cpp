@@ -131,8 +131,7 @@ static int train(int argc, char** argv) {
     const std::vector<Tensor> grads = gradients(t.optimizer.groups);
     t.scaler.unscale(grads);
     const Tensor norm = clip_on_all_ranks(grads, config.clip, ranks);
-    const StepNumbers numbers =
-        step_numbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
+    const StepNumbers numbers = step_numbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
     if (!config.sync_bn) ranks.average(model->buffers());
 
     // After a non-finite loss: rolls back to the last checkpoint, or ends the run.

@@ -21,7 +21,7 @@ GenericDict to_dict(const StateDict& state) {
 }
 
 GenericDict find_weights(const c10::IValue& file, const std::string& path) {
-  check(file.isGenericDict(), path, ": holds ", describe(file),
+  check(file.isGenericDict(), path, ": contains ", describe(file),
         ", not a dict of weights; save model.state_dict()");
   const auto dict = file.toGenericDict();
   std::string found;
@@ -74,8 +74,8 @@ LoadReport load_state_dict(torch::nn::Module& module, const GenericDict& weights
       report.mismatched.push_back({key, source.sizes().vec(), target.sizes().vec()});
       continue;
     }
-    check(source.is_floating_point() == target.is_floating_point(), path, ": ", key, " holds ",
-          source.scalar_type(), " where the model has ", target.scalar_type(),
+    check(source.is_floating_point() == target.is_floating_point(), path, ": ", key, " has the type ",
+          source.scalar_type(), ", the model has ", target.scalar_type(),
           "; save the weights as floating point");
     copies.emplace_back(target, source);
     report.loaded.push_back(key);
@@ -86,8 +86,8 @@ LoadReport load_state_dict(torch::nn::Module& module, const GenericDict& weights
   check(!copies.empty() || state.empty(), path, ": none of its ", file_keys.size(),
         " entries fits the model: the file has ", file_keys.empty() ? "none" : file_keys.front(),
         ", ..., the model ", state.empty() ? "none" : state.front().first,
-        report.mismatched.empty() ? ", ...; is it another network?"
-                                  : ", ... in other shapes; is it another size (--model)?");
+        report.mismatched.empty() ? ", ...; are these the weights of another network?"
+                                  : ", ... in other shapes; are these the weights of another --model?");
   torch::NoGradGuard no_grad;
   for (const auto& [target, source] : copies) target.copy_(source);
   return report;
@@ -200,10 +200,10 @@ WeightsInfo weights_info(const c10::IValue& file, const std::string& path) {
     info.legacy_preproc = legacy;
     return info;
   }
-  fail(path, ": its weights want ", order, " pixels of 0..", range, ", mean [", c10::Join(", ", mean),
+  fail(path, ": its weights need ", order, " pixels of 0..", range, ", mean [", c10::Join(", ", mean),
        "], std [", c10::Join(", ", deviation),
-       "]; this program feeds BGR 0..255, or RGB 0..1 with ImageNet's mean and std: convert the stem's "
-       "weights");
+       "]; this program supports BGR 0..255, or RGB 0..1 with ImageNet's mean and std; convert the weights "
+       "of the stem");
 }
 
 }  // namespace yolox

@@ -88,14 +88,14 @@ LoadedModel load_model(const std::string& path, const std::string& model, const 
   if (preproc != "auto") loaded.info.legacy_preproc = preproc == "legacy";
   const std::string found = detect_model(weights, model.empty() ? loaded.info.model : model);
   const int64_t classes = num_classes_of(weights);
-  check(!found.empty() && classes > 0, path, " holds no YOLOX weights of a known size");
-  check(model.empty() || model == found, path, " holds weights of ", found, "; --model ", model,
-        " does not fit (leave it out)");
+  check(!found.empty() && classes > 0, path, " contains no YOLOX weights of a known size");
+  check(model.empty() || model == found, path, " contains weights of ", found, "; --model ", model,
+        " does not fit; leave --model out");
   loaded.info.model = found;
   loaded.model = YOLOX(found, int(classes));
   const auto report = load_state_dict(*loaded.model, weights, path);
-  check(report.missing.empty() && report.mismatched.empty(), path, " does not fill ", found, ": ",
-        to_string(report));
+  check(report.missing.empty() && report.mismatched.empty(), path, " does not contain all weights of ", found,
+        ": ", to_string(report));
   if (!report.unexpected.empty()) loaded.report = to_string(report);
   if (int64_t(loaded.info.classes.size()) != classes) loaded.info.classes.clear();
   loaded.model->to(device);
@@ -116,13 +116,14 @@ WeightsInfo load_pretrained(YOLOX& model, const std::string& path, const Weights
   const auto file = read_weights(path);
   const auto weights = find_weights(file, path);
   const std::string found = detect_model(weights, wanted.model);
-  check(found.empty() || found == wanted.model, path, " holds weights of ", found, "; use --model ", found,
+  check(found.empty() || found == wanted.model, path, " contains weights of ", found, "; use --model ", found,
         " or other weights");
   notes.push_back(to_string(load_state_dict(*model, weights, path)));
   const auto info = weights_info(file, path);
   if (info.classes != wanted.classes && info.classes.size() == wanted.classes.size())
     notes.push_back(
-        "the weights were trained on as many classes of other names: their class head is kept as a start");
+        "the weights have the same number of classes with other names; training starts from their class "
+        "head");
   return info;
 }
 

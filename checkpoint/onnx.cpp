@@ -5,7 +5,7 @@ namespace yolox {
 Tensor to_torch(const onnx::Tensor& t, const std::string& path) {
   const std::string name = concat(path, ": ", t.name());
   check(t.data_location() == 0, name,
-        " is kept in another file (external data); export the network into one file");
+        " is stored in another file (external data); export the network to one file");
   const torch::IntArrayRef shape(t.dims().data(), t.dims_size());
   const auto copy = [&](const auto& values, torch::ScalarType type) {
     const int64_t bytes = int64_t(values.size()) * int64_t(sizeof *values.data());
@@ -32,7 +32,8 @@ Tensor to_torch(const onnx::Tensor& t, const std::string& path) {
     case onnx::Tensor::FLOAT16: return copy(t.raw_data(), torch::kHalf);
     case onnx::Tensor::BFLOAT16: return copy(t.raw_data(), torch::kBFloat16);
   }
-  fail(name, " has values of ONNX type ", t.data_type(), "; float32, float16, float64 and int64 are known");
+  fail(name, " has values of ONNX type ", t.data_type(),
+       "; supported are float32, float16, bfloat16, float64 and int64");
 }
 
 const onnx::Attribute* find_attribute(const onnx::Node& node, const std::string& name) {
@@ -99,7 +100,7 @@ Value OnnxGraph::scalar(const std::string& name, const torch::Scalar& value) {
 Value OnnxGraph::weights(const std::string& name, const Tensor& tensor) {
   const Tensor t = tensor.detach().to(torch::kCPU, settings.half ? torch::kHalf : torch::kFloat);
   check(!with_values || t.isfinite().all().item<bool>(), name, " has values that are not finite",
-        settings.half ? " in float16; leave --fp16 out" : "; these weights are broken");
+        settings.half ? " in float16; leave --fp16 out" : "; use other weights");
   return constant(name, t);
 }
 
@@ -176,7 +177,7 @@ Value add_nodes(OnnxGraph& g, const std::string& name, Block& block, const Value
   if (auto* m = dynamic_cast<CSPLayerImpl*>(&block)) return add_nodes(g, name, *m, x);
   if (auto* m = dynamic_cast<SPPBottleneckImpl*>(&block)) return add_nodes(g, name, *m, x);
   if (auto* m = dynamic_cast<FocusImpl*>(&block)) return add_nodes(g, name, *m, x);
-  fail(name, " is a block that onnx.hpp does not know; add its nodes there");
+  fail(name, " is a block that onnx.hpp does not support; add its nodes in onnx.hpp");
 }
 
 std::vector<Value> add_nodes(OnnxGraph& g, const std::string& name, PAFPNImpl& m, const Value& images) {
@@ -359,19 +360,20 @@ onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata
 }
 
 void save_onnx(const onnx::Model& model, const std::string& path) {
-  check(model.ByteSizeLong() < (size_t{1} << 31) - 1, path, ": an ONNX file ends at 2 GB, the model has ",
-        model.ByteSizeLong(), " bytes; --fp16 halves it");
+  check(model.ByteSizeLong() < (size_t{1} << 31) - 1, path,
+        ": an ONNX file is limited to 2 GB, the model has ", model.ByteSizeLong(),
+        " bytes; --fp16 halves the size");
   std::ofstream out(path, std::ios::binary);
   check(model.SerializeToOstream(&out) && out.flush(), "cannot write ", path,
-        "; is the folder there and writable, the disk not full?");
+        "; is the folder writable, the disk not full?");
 }
 
 onnx::Model read_onnx(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
-  check(bool(in), "cannot read ", path, "; is it there?");
+  check(bool(in), "cannot read ", path, "; check the path");
   onnx::Model model;
   check(!std::filesystem::is_directory(path) && model.ParseFromIstream(&in) && model.has_graph(), path,
-        " is no ONNX file, or cut off; export or download it again");
+        " is not an ONNX file, or is cut off; export or download the file again");
   return model;
 }
 

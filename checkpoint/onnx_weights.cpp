@@ -10,8 +10,8 @@ Constants collect_constants(const onnx::Graph& graph, const std::string& path) {
   int64_t edges = 0;
   for (const auto& node : graph.node()) {
     edges += node.input_size() + node.output_size();
-    check(edges < 200000, path, " has more than 200000 connections; no YOLOX has a hundredth of that");
-    check(node.output_size() > 0, path, ": the node ", node.name(), " makes nothing; the file is damaged");
+    check(edges < 200000, path, " has more than 200000 edges, so it is not a YOLOX; use another file");
+    check(node.output_size() > 0, path, ": the node ", node.name(), " has no output; the file is damaged");
     if (node.op_type() == "Constant")
       for (const auto& a : node.attribute())
         if (a.has_t()) found[node.output(0)] = &a.t();
@@ -67,7 +67,7 @@ std::vector<Conv> convolutions(const onnx::Graph& graph, const Constants& consta
     if (op == "Conv") {
       check(from.odd.empty(), path, " has the operation ", from.odd,
             " before the convolution with the weights ", node.input(1),
-            "; a YOLOX has none there, so these weights are of no use");
+            ", where a YOLOX has none; use an ONNX file of a YOLOX");
       std::vector<int64_t> settings;
       for (const auto& [name, otherwise] :
            {std::pair("strides", Ints{1, 1}), {"pads", Ints{0, 0, 0, 0}}, {"dilations", Ints{1, 1}}}) {
@@ -120,7 +120,7 @@ c10::IValue weights_from_onnx(const onnx::Model& file, const std::string& path) 
   const auto& nodes = file.graph().node();
   const auto first = std::find_if(nodes.begin(), nodes.end(), is_conv);
   const auto count = std::count_if(nodes.begin(), nodes.end(), is_conv);
-  check(first != nodes.end(), path, " has no convolutions; it is no YOLOX");
+  check(first != nodes.end(), path, " has no convolutions, so it is not a YOLOX; use another file");
   check(first->input_size() >= 2, path, ": the convolution ", first->name(), " has no weights");
   const Ints stem = shape(constant(first->input(1)));
   std::string name;
@@ -134,13 +134,13 @@ c10::IValue weights_from_onnx(const onnx::Model& file, const std::string& path) 
   }
   check(!name.empty(), path, " begins with a convolution of shape ",
         c10::IntArrayRef(stem).slice(0, std::min<size_t>(8, stem.size())),
-        ", as none of the YOLOX sizes does");
+        ", which no YOLOX has; use an ONNX file of a YOLOX");
   check(int64_t(wanted.size()) == count, path, " has ", count, " convolutions, ", name, " has ",
-        wanted.size(), "; is it a YOLOX whose architecture was changed?");
+        wanted.size(), "; was the architecture of this YOLOX changed?");
   const Constants ours = collect_constants(written.graph(), name);
   const std::vector<Conv> found = convolutions(file.graph(), constants, path);
   check(found.size() == wanted.size(), path,
-        " has convolutions that do not depend on its input; it is no YOLOX");
+        " has convolutions that do not depend on the input, so it is not a YOLOX; use another file");
   std::set<std::string> names;
   for (const Conv& conv : wanted) names.insert(conv.weight);
 
@@ -157,7 +157,7 @@ c10::IValue weights_from_onnx(const onnx::Model& file, const std::string& path) 
                       (!names.count(conv.weight) || conv.weight == want.weight);
     check(fits, path, ": convolution ", i, " with the weights ", conv.weight, " ",
           c10::IntArrayRef(shape(stored)), " is not ", want.weight, " ", c10::IntArrayRef(wanted_shape),
-          " of ", name, ", or not connected or not set as it; the weights cannot be told apart");
+          " of ", name, ", or has other connections or attributes; use an unmodified export of this model");
     const int64_t channels = wanted_shape[0];
     const auto floats = [&](const std::string& name) {
       const Tensor t = to_torch(constant(name), path).to(torch::kFloat);

@@ -76,8 +76,7 @@ Unpickler::Id Unpickler::add(Kind kind, c10::IValue value, Ids items) {
 }
 
 Unpickler::Id Unpickler::top() {
-  if (stack_.size() <= (marks_.empty() ? 0 : marks_.back()))
-    damaged("data.pkl takes a value that is not there");
+  if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) damaged("data.pkl pops from an empty stack");
   return stack_.back();
 }
 
@@ -94,7 +93,7 @@ Unpickler::Ids Unpickler::pop(int count) {
 }
 
 Unpickler::Ids Unpickler::pop_to_mark() {
-  if (marks_.empty()) damaged("data.pkl takes a mark that is not there");
+  if (marks_.empty()) damaged("data.pkl pops to a missing mark");
   Ids out(stack_.begin() + marks_.back(), stack_.end());
   stack_.resize(marks_.back());
   marks_.pop_back();
@@ -102,14 +101,14 @@ Unpickler::Ids Unpickler::pop_to_mark() {
 }
 
 void Unpickler::memoize(uint64_t place) {
-  if (place >= program_.size()) damaged("data.pkl remembers at place ", place);
+  if (place >= program_.size()) damaged("data.pkl has the memo index ", place);
   if (memo_.size() <= place) memo_.resize(place + 1, kNothing);
   memo_[place] = top();
   ++memoized_;
 }
 
 void Unpickler::recall(uint64_t place) {
-  if (place >= memo_.size() || memo_[place] == kNothing) damaged("data.pkl recalls what it never remembered");
+  if (place >= memo_.size() || memo_[place] == kNothing) damaged("data.pkl reads an unset memo entry");
   push(memo_[place]);
 }
 
@@ -117,7 +116,7 @@ void Unpickler::extend(const Ids& items, Kind kind) {
   Node& node = nodes_[top()];
   if (node.kind == Kind::kOpaque) return;
   if (node.kind != kind || (kind == Kind::kDict && items.size() % 2))
-    damaged("data.pkl fills what is no container");
+    damaged("data.pkl appends to a value that is not a container");
   node.items.insert(node.items.end(), items.begin(), items.end());
 }
 
@@ -226,12 +225,12 @@ Unpickler::Id Unpickler::argument(Id tuple, size_t index) const {
 }
 
 const std::string& Unpickler::text(Id id) const {
-  if (!nodes_[id].value.isString()) damaged("data.pkl has no text where one belongs");
+  if (!nodes_[id].value.isString()) damaged("data.pkl has another value in place of a string");
   return nodes_[id].value.toStringRef();
 }
 
 int64_t Unpickler::integer(Id id) const {
-  if (!node(id, Kind::kValue).value.isInt()) damaged("data.pkl has no integer where one belongs");
+  if (!node(id, Kind::kValue).value.isInt()) damaged("data.pkl has another value in place of an integer");
   return nodes_[id].value.toInt();
 }
 
@@ -270,7 +269,7 @@ Unpickler::Id Unpickler::ordered_dict(Id arguments) {
   Ids items;
   if (!node(arguments, Kind::kTuple).items.empty())
     for (const Id pair : node(argument(arguments, 0), Kind::kList).items) {
-      if (++copied_ > program_.size()) damaged("data.pkl repeats its own parts without end");
+      if (++copied_ > program_.size()) damaged("data.pkl repeats its own parts too often");
       if (nodes_[pair].items.size() != 2) damaged("data.pkl has an OrderedDict that is not made of pairs");
       items.insert(items.end(), nodes_[pair].items.begin(), nodes_[pair].items.end());
     }
@@ -371,8 +370,8 @@ Unpickler::Id Unpickler::tensor(Id arguments) {
 }
 
 c10::IValue Unpickler::build(Id id, int depth) {
-  check(depth < 100, "data.pkl nests its containers more than 100 deep, which no checkpoint does");
-  check(++built_ <= program_.size(), "data.pkl repeats its own parts without end, which no checkpoint does");
+  check(depth < 100, "data.pkl nests its containers more than 100 deep, so it is not a checkpoint");
+  check(++built_ <= program_.size(), "data.pkl repeats its own parts too often, so it is not a checkpoint");
   const Node& from = nodes_[id];
   switch (from.kind) {
     case Kind::kValue: return from.value;
@@ -404,7 +403,7 @@ c10::IValue Unpickler::build_dict(const Ids& items, int depth) {
       return opaque("dict whose keys are neither text nor numbers");
     keys.push_back(key);
   }
-  check(keys_are_hash_safe(keys), "data.pkl has a dict whose keys were made to collide");
+  check(keys_are_hash_safe(keys), "data.pkl has a dict with colliding hash keys, so it is not a checkpoint");
   auto dict = empty_dict();
   for (size_t i = 0; i < keys.size(); ++i) dict.insert_or_assign(keys[i], build(items[2 * i + 1], depth + 1));
   return dict;
@@ -420,7 +419,7 @@ void Pickler::add(const c10::IValue& value) {
   if (value.isTuple()) return add_all("(", value.toTupleRef().elements().vec(), "t");
   if (value.isList()) return add_all("](", value.toListRef().vec(), "e");
   check(value.isGenericDict(), "cannot store ", describe(value),
-        " in it; store tensors, containers, numbers, text");
+        " in a .pth; store tensors, containers, numbers or text");
   put("}(");
   for (const auto& entry : value.toGenericDict()) {
     add(entry.key());
@@ -471,7 +470,7 @@ void Pickler::add_tensor(const at::Tensor& tensor) {
   const auto type = std::find_if(storage_types().begin(), storage_types().end(),
                                  [&](const auto& known) { return known.second == tensor.scalar_type(); });
   check(type != storage_types().end(), "cannot store a tensor of ", tensor.scalar_type(),
-        " in a .pth; convert it");
+        " in a .pth; convert the tensor");
   std::vector<int64_t> strides(tensor.dim(), 1);
   for (int64_t d = tensor.dim() - 1; d > 0; --d)
     strides[d - 1] = strides[d] * std::max<int64_t>(tensor.size(d), 1);
@@ -496,18 +495,18 @@ c10::IValue read_pth(const std::string& path) {
   try {
     auto zip = pth::open_zip(path);
     check(!zip.has("constants.pkl"),
-          "is a TorchScript program or from the C++ torch::save; give a .pth that Python's "
+          "is a TorchScript program or from the C++ torch::save; use a .pth that Python's "
           "torch.save or this program wrote");
-    check(zip.has("data.pkl"), "is a zip archive without data.pkl, so no checkpoint of torch.save");
+    check(zip.has("data.pkl"), "is a zip archive without data.pkl, so not a checkpoint of torch.save");
     if (zip.has("byteorder")) {
       std::string order(std::min<uint64_t>(zip.records.at("byteorder").bytes, zip.size), '\0');
       pth::read_record(zip, "byteorder", order.data());
       check(order == "little", "was written on a ", order,
-            "-endian machine; save it again on a little-endian one");
+            "-endian machine; save the checkpoint again on a little-endian machine");
     }
     const uint64_t bytes = zip.records.at("data.pkl").bytes;
     // A node takes some fifty times the bytes that make it; the largest YOLOX checkpoint has 0.5 MB here.
-    check(bytes <= 32 << 20, "data.pkl has ", bytes, " bytes, which is no checkpoint (limit 32 MB)");
+    check(bytes <= 32 << 20, "data.pkl has ", bytes, " bytes, so it is not a checkpoint (limit 32 MB)");
     std::string program(bytes, '\0');
     pth::read_record(zip, "data.pkl", program.data());
     return pth::Unpickler(zip, std::move(program)).run();

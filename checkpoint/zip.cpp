@@ -45,9 +45,9 @@ ZipReader open_zip(const std::string& path) {
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
   check(std::filesystem::exists(status), "no such file");
-  check(!std::filesystem::is_directory(status), "is a folder; give the .pth file");
+  check(!std::filesystem::is_directory(status), "is a folder; use the .pth file");
   zip.file.open(path, std::ios::binary);
-  check(zip.file.is_open(), "cannot open it: ", std::strerror(errno));
+  check(zip.file.is_open(), "cannot open the file: ", std::strerror(errno));
   zip.size = std::filesystem::file_size(path, error);
   check(!error, "not a regular file: ", error.message());
   const std::string head = read_at(zip, 0, std::min<uint64_t>(zip.size, 512));
@@ -98,10 +98,10 @@ ZipReader open_zip(const std::string& path) {
           }
       extra.remove_prefix(4 + length);
     }
-    if (record.method == 0 && packed != record.bytes) damaged(name, " has two lengths");
+    if (record.method == 0 && packed != record.bytes) damaged(name, " has two different lengths");
     // torch puts all records in one folder, of any name.
     if (!zip.records.emplace(name.substr(name.find('/') + 1), record).second)
-      damaged(name, " is there twice");
+      damaged(name, " occurs twice in the zip directory");
     at += 46 + name_bytes + extra_bytes + comment_bytes;
   }
   return zip;
@@ -110,8 +110,7 @@ ZipReader open_zip(const std::string& path) {
 void read_record(ZipReader& zip, const std::string& name, char* to) {
   const Record& record = zip.records.at(name);
   check(record.method == 0 && !(record.flags & 1), name,
-        " is compressed or encrypted, as a zip program does it and torch.save never; save the file with "
-        "torch.save");
+        " is compressed or encrypted, which torch.save never does; save the file with torch.save");
   const std::string header = read_at(zip, record.header, 30);
   if (header.compare(0, 4, "PK\x03\x04") != 0) damaged(name, " is not where the zip directory says");
   const uint64_t names = number<uint16_t>(header, 26) + number<uint16_t>(header, 28);

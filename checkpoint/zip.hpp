@@ -74,11 +74,11 @@ std::string read_at(ZipReader& zip, uint64_t offset, uint64_t bytes);
         "NEW_FILE)");
   if (head.size() > 2 && head[0] == 8 && head[1] < 32 && (head[2] == 0x12 || head[2] == 0x3a))
     fail(
-        "is an ONNX file, which does not keep the names of the weights; give the .pth that it was exported "
-        "from");
+        "is an ONNX file, which does not contain the names of the weights; use the .pth from which it was "
+        "exported");
   const size_t text = head.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
   if (text != std::string::npos && head[text] == '<')
-    fail("is a web page, not a checkpoint: the download was refused or redirected; get the file itself");
+    fail("is a web page, not a checkpoint: the download was refused or redirected; download the file again");
   fail("is not a .pth file (torch.save writes a zip archive, which starts with \"PK\")");
 }
 

@@ -14,7 +14,7 @@ CacheFile::CacheFile(const std::string& path, int flags)
 bool CacheFile::lock(int kind) const {
   const bool locked = flock(fd, kind | LOCK_NB) == 0;
   check(locked || errno == EWOULDBLOCK, "cannot lock ", path, ": ", std::strerror(errno),
-        "; name a folder on a local disk by YOLOX_CACHE_DIR");
+        "; set YOLOX_CACHE_DIR to a folder on a local disk");
   return locked;
 }
 
@@ -35,7 +35,7 @@ BlobCache::BlobCache(const Place& place, const std::string& key, const std::vect
       remedy_(place.keep ? "free some space, set YOLOX_CACHE_DIR, or leave --cache out"
                          : "use --cache disk, or a larger /dev/shm (docker run --shm-size)") {
   check(!key.empty() && key.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos,
-        "the key of a cache is hex digits, got \"", key, "\"");
+        "the key of a cache must be hex digits, got \"", key, "\"");
   offsets_.push_back(sizeof(CacheHeader));
   for (const size_t size : sizes) {
     offsets_.push_back(offsets_.back() + (size + 63) / 64 * 64);
@@ -80,7 +80,7 @@ bool BlobCache::try_open(const std::string& path, const Fill& fill, int threads,
   const size_t n = offsets_.size() - 1;
   auto file = std::make_unique<CacheFile>(path, O_RDWR | O_CREAT);
   check(file->fd >= 0, "cannot use ", path, ": ",
-        errno == EPERM || errno == ELOOP ? "it is not a file of this user; remove it, or "
+        errno == EPERM || errno == ELOOP ? "not a regular file of this user; remove it, or "
                                          : concat(std::strerror(errno), "; "),
         remedy_);
   const CacheHeader seen = file->header();
@@ -89,7 +89,8 @@ bool BlobCache::try_open(const std::string& path, const Fill& fill, int threads,
     // A complete file with other contents and a shared lock belongs to a run that uses it, not to a process
     // that fills it. That run can take days, so waiting is no option.
     check(!(seen.complete == 1 && !ready && file->lock(LOCK_SH)), path,
-          " has other contents and another process uses it; wait until that ends, or leave --cache out");
+          " has other contents and is in use by another process; wait until that process ends, or leave "
+          "--cache out");
     if (progress) progress(std::min<size_t>(seen.done, n), n);
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     return false;
@@ -122,11 +123,11 @@ std::shared_ptr<unsigned char> BlobCache::map(const CacheFile& file, int protect
 void BlobCache::reserve(const CacheFile& file) const {
   struct stat s {};
   struct statvfs disk {};
-  check(fstat(file.fd, &s) == 0 && fstatvfs(file.fd, &disk) == 0, "cannot look at ", file.path, ": ",
-        std::strerror(errno), "; ", remedy_);
+  check(fstat(file.fd, &s) == 0 && fstatvfs(file.fd, &disk) == 0, "cannot read the status of ", file.path,
+        ": ", std::strerror(errno), "; ", remedy_);
   double free = double(disk.f_bavail) * double(disk.f_frsize);
   const double memory = place_.keep ? std::numeric_limits<double>::infinity() : free_memory();
-  const char* of = memory < free ? " of memory, 10 % of which are left alone" : "";
+  const char* of = memory < free ? " of memory (10 % of the memory are kept free)" : "";
   free = std::min(free, memory) + double(s.st_blocks) * 512;
   const bool fits = double(bytes()) <= free;
   int error = fits && ftruncate(file.fd, 0) == 0 ? EINTR : ENOSPC;
@@ -184,7 +185,7 @@ BlobCache::Place disk_place() {
   check(!folder.empty(), "no folder for --cache disk: HOME is not set; set YOLOX_CACHE_DIR");
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  check(!error, "cannot make ", folder, ": ", error.message(), "; set YOLOX_CACHE_DIR");
+  check(!error, "cannot create ", folder, ": ", error.message(), "; set YOLOX_CACHE_DIR");
   return {folder, true};
 }
 

@@ -32,7 +32,7 @@ fs::path find_image_folder(const fs::path& json, const CocoDataset& coco) {
   for (const auto& place : places)
     looked += "\n  " + (place / to_forward_slashes(coco.images[0].file_name)).lexically_normal().string();
   fail(json.string(),
-       ": none of its images is in any of the usual places; put the images into one of them. Looked for",
+       ": none of its images was found in the usual folders; move the images to one of them. Looked for",
        looked);
 }
 
@@ -40,8 +40,8 @@ Source read_coco_source(const std::string& json) {
   Source source;
   source.name = json;
   source.coco = read_coco(json);
-  check(!source.coco.images.empty(), json, " lists no images; give a file that does");
-  check(!source.coco.categories.empty(), json, " lists no categories; give a file that does");
+  check(!source.coco.images.empty(), json, " lists no images; use a file with images");
+  check(!source.coco.categories.empty(), json, " lists no categories; use a file with categories");
   const fs::path folder = find_image_folder(json, source.coco);
   for (const CocoImage& image : source.coco.images)  // operator/ keeps an absolute file_name unchanged
     source.files.push_back((folder / to_forward_slashes(image.file_name)).string());

@@ -11,7 +11,7 @@ const JsonField* JsonRecord::find(const char* key) const {
 void JsonRecord::throw_bad_value(const char* key, const char* needed) const {
   const JsonField* field = find(key);
   if (!field) fail(where(), " has no \"", key, "\", ", needed, " is needed; add it or remove the entry");
-  std::string found = "an object or a list of more than finite numbers";
+  std::string found = "an object, or a list with other values than finite numbers";
   if (field->kind == JsonField::number) found = concat(field->number_value);
   if (field->kind == JsonField::text) found = "the text \"" + field->string.substr(0, 80) + "\"";
   if (field->kind == JsonField::list) found = concat(field->numbers.size(), " numbers");
@@ -30,7 +30,7 @@ int64_t JsonRecord::integer(const char* key, std::optional<int64_t> fallback) co
   const JsonField* field = find(key);
   if (!field && fallback) return *fallback;
   if (!field || field->kind != JsonField::number || !field->whole)
-    throw_bad_value(key, "a whole number of 64 bits");
+    throw_bad_value(key, "an integer of 64 bits");
   return field->integer;
 }
 
@@ -49,7 +49,7 @@ std::string JsonRecord::string(const char* key, const std::string& fallback) con
 const std::vector<double>& JsonRecord::box(const char* key) const {
   const JsonField* field = find(key);
   if (!field || field->kind != JsonField::list || field->numbers.size() != 4)
-    throw_bad_value(key, "a list of 4 finite numbers");
+    throw_bad_value(key, "a list of four finite numbers");
   return field->numbers;
 }
 
@@ -111,7 +111,7 @@ bool JsonTableReader::value(JsonField::Kind kind, double number, bool whole, int
 
 bool JsonTableReader::open(bool list) {
   // The parser recurses, so a file of a million "[" would overflow the stack. COCO's own files are 5 deep.
-  check(depth_ < 200, record_.file, ": nested 200 deep, as no COCO file is; give another file");
+  check(depth_ < 200, record_.file, ": nested more than 200 deep, so not a COCO file; use another file");
   if (table_ && depth_ == 1) {
     table_->found = list;
     record_.table = table_->name.empty() ? "detections" : table_->name;
@@ -165,7 +165,7 @@ void read_json_tables(File file, const std::string& path, std::vector<JsonTable>
   if (result.IsError()) {
     const bool at_end = stream.Peek() == '\0';
     fail(path, ": not valid JSON at byte ", result.Offset(), ": ", rapidjson::GetParseError_En(result.Code()),
-         at_end ? " The file ends there: is it empty or cut off? Copy it again"
+         at_end ? " The file ends there: is it empty or cut off? Copy the file again"
                 : " Repair or replace the file");
   }
 }
@@ -204,7 +204,7 @@ CocoDataset read_coco(File file, const std::string& path) {
     for (const auto& entry : entries) ids.push_back(entry.id);
     std::sort(ids.begin(), ids.end());
     const auto twice = std::adjacent_find(ids.begin(), ids.end());
-    if (twice != ids.end()) fail(path, ": two ", what, " have the id ", *twice, "; give each its own");
+    if (twice != ids.end()) fail(path, ": two ", what, " have the id ", *twice, "; make the ids unique");
   };
   check_unique(data.images, "images");
   check_unique(data.categories, "categories");
@@ -222,7 +222,7 @@ std::vector<Detection> read_detections(const std::string& path) {
   read_json_tables(open_json(path), path, tables);
   check(tables[0].found, path,
         ": not a list of detections [{\"image_id\", \"category_id\", \"bbox\", \"score\"}, ",
-        "...]; give such a file");
+        "...]; use a file of detections");
   return detections;
 }
 
@@ -263,7 +263,7 @@ void write_field(JsonWriter& writer, const char* key, int64_t value) {
 
 void write_field(JsonWriter& writer, const char* key, double value) {
   check(std::isfinite(value), "\"", key, "\" is ", value,
-        ", which JSON cannot say; only finite numbers are written");
+        ", which JSON cannot represent; only finite numbers can be written");
   writer.Key(key);
   writer.Double(value);
 }
@@ -316,7 +316,7 @@ std::string coco_text(const CocoDataset& data) {
   size_t size = 0;
   {
     File file(open_memstream(&text, &size), std::fclose);
-    check(file != nullptr, "out of memory for the annotations as text");
+    check(file != nullptr, "not enough memory to write the annotations as text");
     std::vector<char> buffer(1 << 16);
     rapidjson::FileWriteStream stream(file.get(), buffer.data(), buffer.size());
     JsonWriter writer(stream);

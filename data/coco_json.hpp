@@ -178,8 +178,8 @@ void write_bbox(JsonWriter& writer, const Box& box) {
   writer.Key("bbox");
   writer.StartArray();
   for (const double value : {box.x, box.y, box.w, box.h}) {
-    check(std::isfinite(value), "a box has ", value,
-          ", which JSON cannot say; only finite numbers are written");
+    check(std::isfinite(value), "a box has the value ", value,
+          ", which JSON cannot represent; only finite numbers can be written");
     writer.Double(value);
   }
   writer.EndArray();

@@ -104,7 +104,7 @@ ImageRegion Dataset::image_region(size_t i, const cv::Rect& part, double scale) 
 size_t Dataset::replacement_index(size_t i, const ImageError& e, size_t tries) const {
   if (strict) throw e;
   problems->add("image cannot be used", e.what());
-  check(tries < records.size(), name, ": no image can be read; the last: ", e.what());
+  check(tries < records.size(), name, ": no image can be read; the last error: ", e.what());
   return (i + 1) % records.size();
 }
 
@@ -114,7 +114,7 @@ void check_strict(const Dataset& data) {
   std::string first;
   for (size_t i = 0; i < std::min<size_t>(problems.size(), 20); ++i) first += "\n  " + problems[i];
   fail(data.name, " has ", problems.size(), problems.size() == 1 ? " problem" : " problems",
-       "; mend the data or leave out --strict:", first, problems.size() > 20 ? "\n  ..." : "");
+       "; correct the data or leave out --strict:", first, problems.size() > 20 ? "\n  ..." : "");
 }
 
 Image read_image(const Dataset& data, size_t i) {
@@ -190,9 +190,9 @@ Dataset make_dataset(Source source, const ImageChecks& checks, bool official_qui
     }
     if (image.width > 0 && image.height > 0 && (image.width != c.width || image.height != c.height)) {
       data.problems->add(
-          "image of another size than its labels say",
-          concat(source.files[i], " is ", c.width, "x", c.height, ", its labels say ", image.width, "x",
-                 image.height, image.width == c.height ? " (turned by its EXIF tag?)" : ""));
+          "image size differs from its annotation",
+          concat(source.files[i], " is ", c.width, "x", c.height, ", annotated as ", image.width, "x",
+                 image.height, image.width == c.height ? " (rotated by its EXIF tag?)" : ""));
       continue;
     }
     image.width = c.width;
@@ -227,20 +227,20 @@ Dataset make_dataset(Source source, const ImageChecks& checks, bool official_qui
     const auto record = record_of.find(a.image_id);
     const auto cls = class_of.find(a.category_id);
     if (cls == class_of.end()) {
-      data.problems->add("class that is not in the list of classes",
+      data.problems->add("annotation of an unknown class",
                          concat(source.where(i), " has the class ", a.category_id));
     } else if (record == record_of.end()) {
-      data.problems->add("label of an image that is not used", source.where(i));
+      data.problems->add("annotation of a skipped image", source.where(i));
     } else if (a.crowd) {
       continue;  // a crowd is for evaluation only (data.truth)
     } else if (official_quirks ? !(a.area > 0) : !(a.w > 0 && a.h > 0)) {
-      data.problems->add("box of no size", where());
+      data.problems->add("box without area", where());
     } else if (duplicate[i] && !official_quirks) {
-      data.problems->add("box given twice", where());
+      data.problems->add("duplicate box", where());
     } else {
       Record& r = data.records[record->second];
       if (a.x < -1 || a.y < -1 || a.x + a.w > r.width + 1 || a.y + a.h > r.height + 1)
-        data.problems->add("box reaches out of the image (cut)",
+        data.problems->add("box exceeds the image (clipped)",
                            concat(where(), " in ", r.width, "x", r.height));
       if (const auto b = clip_box(a.x, a.y, a.w, a.h, int(cls->second), {r.width, r.height}, official_quirks))
         r.boxes.push_back(*b);

@@ -30,7 +30,7 @@ bool Loader::ready() {
 Batch Loader::next() {
   std::unique_lock lock(mutex);
   start_batches();
-  check(!pending.empty(), "the loader is at its end");
+  check(!pending.empty(), "next() was called after the last batch of the data loader");
   const auto first = pending.front();
   has_batch.wait(lock, [&] { return first->missing == 0; });
   pending.pop_front();

@@ -3,9 +3,9 @@
 namespace yolox {
 
 void check_lmdb(int code, const std::string& path, const char* what) {
-  check(
-      code == MDB_SUCCESS, path, ": ", what, ": ", mdb_strerror(code),
-      code == ENOSPC || code == EIO ? "; is the disk full? Make room and run ./pack again, it goes on" : "");
+  check(code == MDB_SUCCESS, path, ": ", what, ": ", mdb_strerror(code),
+        code == ENOSPC || code == EIO ? "; is the disk full? Free some space and run ./pack again to resume"
+                                      : "");
 }
 
 std::string_view lmdb_get(MDB_txn* transaction, MDB_dbi table, const std::string& key,
@@ -86,9 +86,8 @@ std::shared_ptr<Packed> open_packed(const std::string& path, const std::string& 
   check(split.empty() || split == "val", "--split ", split, ": a packed data set has train and val only");
   const auto file = std::make_shared<Packed>(path);
   const std::string_view head = file->get("yolox");
-  check(head.substr(0, 2) == "1 ", path, " is no packed data set of this program; make one with ./pack");
-  check(!file->get("complete").empty(), path,
-        " was not packed to its end; run the same ./pack again, it goes on");
+  check(head.substr(0, 2) == "1 ", path, " is not a packed data set of this program; make one with ./pack");
+  check(!file->get("complete").empty(), path, " is incomplete; run the same ./pack command again to resume");
   return file;
 }
 

@@ -126,10 +126,10 @@ Image draw_label_statistics(const Dataset& data) {
     cv::rectangle(sheet, place, cv::Scalar::all(120));
     text(title, left, 30);
   };
-  density(side + 20, "centres of boxes in their images", [](const Record& r, const Box& b) {
+  density(side + 20, "box centres, relative to the image", [](const Record& r, const Box& b) {
     return cv::Point2d((b.x1 + b.x2) / 2 / r.width, (b.y1 + b.y2) / 2 / r.height);
   });
-  density(2 * side + 20, "width (across) and height (down) of boxes", [](const Record& r, const Box& b) {
+  density(2 * side + 20, "box width (x axis) and height (y axis)", [](const Record& r, const Box& b) {
     return cv::Point2d((b.x2 - b.x1) / r.width, (b.y2 - b.y1) / r.height);
   });
   return sheet;

@@ -181,8 +181,8 @@ const std::vector<std::string>& shapes_classes() {
 ShapesScene draw_shapes(uint64_t seed, int split, int64_t index, int nominal_size) {
   using namespace shapes_detail;
   check(split == 0 || split == 1, "shapes: split ", split, " does not exist; use 0 (train) or 1 (val)");
-  check(index >= 0, "shapes: index ", index, " is negative; count from 0");
-  check(nominal_size >= 96, "shapes: a nominal size of ", nominal_size, " px leaves no room; use 96 or more");
+  check(index >= 0, "shapes: index ", index, " is negative; use 0 or more");
+  check(nominal_size >= 96, "shapes: a nominal size of ", nominal_size, " px is too small; use 96 or more");
   SceneRng rng(seed, split, index);
   const int width = rng.randint(nominal_size * 3 / 4, nominal_size * 5 / 4);
   const int height = rng.randint(nominal_size * 3 / 4, nominal_size * 5 / 4);

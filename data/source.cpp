@@ -23,7 +23,7 @@ std::string read_text(const std::string& path) {
   std::string text;
   const int error = read_all(path, text);
   check(error == 0, path, ": cannot be read (", std::strerror(error), "); check the path");
-  check(text.find('\0') == std::string::npos, path, ": is not UTF-8 text; save it as such");
+  check(text.find('\0') == std::string::npos, path, ": is not UTF-8 text; save the file as UTF-8");
   return text;
 }
 
@@ -56,7 +56,7 @@ std::vector<std::string> files_under(const fs::path& folder, const std::set<std:
       files.push_back(path.string());
     }
   }
-  check(!error, folder.string(), ": cannot be listed (", error.message(), "); check its rights");
+  check(!error, folder.string(), ": cannot be listed (", error.message(), "); check its permissions");
   std::sort(files.begin(), files.end());
   return files;
 }

@@ -21,7 +21,7 @@ Labels read_voc_xml(const std::string& path) {
   const pugi::xml_parse_result parsed = xml.load_buffer(text.data(), text.size());
   const pugi::xml_node root = xml.child("annotation");
   if (!parsed || !root) {
-    const char* wrong = parsed ? "there is no <annotation>" : parsed.description();
+    const char* wrong = parsed ? "no <annotation> element" : parsed.description();
     go_to(parsed.offset);
     labels.problems.push_back({"label file cannot be read", concat(path, ":", line, ": ", wrong)});
     return labels;

@@ -9,18 +9,18 @@ YoloYaml read_data_yaml(const std::string& file) {
   const std::string text = read_text(file);
   try {
     const YAML::Node yaml = YAML::Load(text);
-    check(yaml.IsMap(), file, ": has no keys; train, val and names are needed");
+    check(yaml.IsMap(), file, ": has no keys; add train, val and names");
     const YAML::Node names = yaml["names"], nc = yaml["nc"], path = yaml["path"];
     const auto line = [&](const YAML::Node& node) {
       return concat(file, ":", node ? node.Mark().line + 1 : 1, ": ");
     };
     const bool named = names && !names.IsNull(), counted = nc && !nc.IsNull();
-    check(named || counted, file, ": no names of classes; add names: [first, second, ...]");
+    check(named || counted, file, ": no class names; add names: [first, second, ...]");
     check(!named || names.IsSequence() || names.IsMap(), line(names), "names must be a list or id: name");
     for (size_t i = 0; named && i < names.size(); ++i) {
       const YAML::Node name = names.IsMap() ? names[std::to_string(i)] : names[i];
       check(name && name.IsScalar(), line(names), "names has no text for class ", i, " of ", names.size(),
-            "; number them 0, 1, ... without a gap");
+            "; number the classes 0, 1, ... without a gap");
       data.names.push_back(name.Scalar());
     }
     if (counted) {
@@ -95,7 +95,7 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
   labels.usable = error == ENOENT;
   if (labels.usable) return labels;
   if (error || text.find('\0') != std::string::npos) {
-    const char* wrong = error ? std::strerror(error) : "it is not text";
+    const char* wrong = error ? std::strerror(error) : "not a text file";
     labels.problems.push_back({"label file cannot be read", concat(path, ": ", wrong)});
     return labels;
   }
@@ -117,7 +117,7 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
       labels.problems.push_back(
           {"label cannot be read",
            concat(path, ":", number, ": ", quote(line), " is not ",
-                  "\"class cx cy w h\" or \"class x1 y1 x2 y2 x3 y3 ...\" in parts of the image")});
+                  "\"class cx cy w h\" or \"class x1 y1 x2 y2 x3 y3 ...\" in fractions of the image size")});
       return;
     }
     double x1 = v[1], y1 = v[2], x2 = v[1], y2 = v[2];
@@ -152,7 +152,7 @@ Source read_yolo_split(const YoloYaml& data, const std::string& split) {
     add_image(source, images[i], yolo_label_file(images[i]), labels[i]);
   if (source.coco.annotations.empty() && source.problems.empty())
     source.problems.push_back(
-        {"no image has labels", concat("the first would be in ", source.label_files[0])});
+        {"no image has labels", concat("expected the first label file at ", source.label_files[0])});
   return source;
 }
 
@@ -176,7 +176,7 @@ std::string find_data_yaml(const std::string& data) {
     } catch (const YAML::Exception&) {}  // not the YAML file of a data set
   }
   check(found.size() <= 1, "--data ", data, " has several YAML files with names: ", listed(found),
-        "; give one of them");
+        "; give --data one of these files");
   return found.empty() ? "" : found[0];
 }
 

@@ -324,8 +324,7 @@ static int train(int argc, char** argv) {
         compute_gradients([&](const Tensor& x) { return t.model->detectors[head](x); }, input.images,
                           input.targets, /*parts=*/1, t.optimizer, scaler, step);
     const Tensor norm = clip_on_all_ranks(gradients(t.optimizer.groups), c.clip, ranks);
-    const StepNumbers numbers =
-        step_numbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
+    const StepNumbers numbers = step_numbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
     check(numbers.finite(), "the loss or the gradient of head ", s.name, " is not finite at iteration ", i,
           " (", to_string(numbers), ", lr ", lr, "; images ", image_names(batch, s.splits.train),
           "); continue with --resume ", folder, " and a smaller --lr");

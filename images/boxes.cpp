@@ -18,7 +18,7 @@ std::optional<Box> clip_box(double x, double y, double w, double h, int cls, cv:
 }
 
 Fit fit_into(cv::Size picture, cv::Size room, bool truncate) {
-  check(!picture.empty(), "picture is empty; was the file read?");
+  check(!picture.empty(), "the image is empty; was the file read?");
   const double r = std::min(1.0 * room.height / picture.height, 1.0 * room.width / picture.width);
   const auto pixels = [&](int length) {
     const double exact = length * r;

@@ -3,9 +3,10 @@
 namespace yolox {
 
 const cv::Mat& Image::checked(const cv::Mat& mat) {
-  check(!mat.empty(), "picture is empty; was the file read?");
-  check(mat.type() == CV_8UC3, "picture is ", cv::typeToString(mat.type()),
-        ", augmentation takes CV_8UC3 (8-bit BGR); make it so before, and convert to float after it");
+  check(!mat.empty(), "the image is empty; was the file read?");
+  check(mat.type() == CV_8UC3, "the image is ", cv::typeToString(mat.type()),
+        ", but augmentation needs CV_8UC3 (8-bit BGR); convert the image before augmentation, and to float "
+        "after it");
   return mat;
 }
 
@@ -84,7 +85,7 @@ std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
   jpeg.height = int(info.image_height);
   jpeg.four_channels = info.num_components == 4;
   if (!is_size(jpeg.width, jpeg.height))
-    return concat("its header says ", jpeg.width, "x", jpeg.height, ", more than 2^30 pixels");
+    return concat("the header says ", jpeg.width, "x", jpeg.height, ", more than 2^30 pixels");
   if (!jpeg.part.empty() && !jpeg.four_channels) {
     info.out_color_space = JCS_EXT_BGR;
     info.scale_num = 1;
@@ -134,11 +135,12 @@ Image decode_with_opencv(std::string_view bytes, const std::string& path) {
 std::string read_bytes(const std::string& path, size_t limit) {
   std::error_code unknown;
   const auto status = std::filesystem::status(path, unknown);  // a pipe would be waited for
-  check_image(!exists(status) || is_regular_file(status), path, " is no file");
+  check_image(!exists(status) || is_regular_file(status), path, " is not a regular file");
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   check_image(file.good(), path, " cannot be opened");
   const std::streamoff size = file.tellg();
-  check_image(size > 0 && size < (std::streamoff(1) << 40), path, size == 0 ? " is empty" : " is no file");
+  check_image(size > 0 && size < (std::streamoff(1) << 40), path,
+              size == 0 ? " is empty" : " is not a regular file");
   std::string bytes(std::min(size_t(size), limit), '\0');
   file.seekg(0);
   check_image(bool(file.read(bytes.data(), std::streamsize(bytes.size()))), path, " cannot be read");
@@ -150,10 +152,11 @@ ImageRegion decode_region(std::string_view bytes, const std::string& path, const
   int reduction = 1;
   while (reduction < 1 << 12 && scale * reduction <= 0.5) reduction *= 2;
   const auto inside = [&](cv::Size size) {
-    check_image(expected.empty() || size == expected, path, " is ", size.width, "x", size.height, ", it was ",
-                expected.width, "x", expected.height);
+    check_image(expected.empty() || size == expected, path, " is ", size.width, "x", size.height,
+                ", expected ", expected.width, "x", expected.height);
     const cv::Rect cut = part & cv::Rect({0, 0}, size);
-    check_image(!cut.empty(), path, " is ", size.width, "x", size.height, ", smaller than its labels say");
+    check_image(!cut.empty(), path, " is ", size.width, "x", size.height,
+                ", smaller than its annotation says");
     return cut;
   };
   ImageRegion piece;

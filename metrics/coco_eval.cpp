@@ -186,7 +186,7 @@ EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detect
     const Detection& d = detections[i];
     check(std::isfinite(d.x + d.y + d.w + d.h + d.score), "detections[", i,
           "]: the score or the box is not finite (", d.x, " ", d.y, " ", d.w, " ", d.h, ", score ", d.score,
-          "); remove it");
+          "); remove this detection");
     const int image = position(images, d.image_id), c = position(classes, d.category_id);
     check(image >= 0, "detections[", i, "]: image_id ", d.image_id, " is not in the ground truth (",
           images.size(), " images); detections and ground truth must be of the same data set");
@@ -228,11 +228,10 @@ void print_summary(std::ostream& out, const EvalResult& r) {
     out << line;
   }
   if (r.unknown_annotations > 0)
-    out << "Left out: " << r.unknown_annotations
-        << " annotations of images or categories that the file does not list.\n";
+    out << "Ignored: " << r.unknown_annotations << " annotations of unknown images or categories.\n";
   if (r.unknown_detections > 0)
-    out << "Left out: " << r.unknown_detections
-        << " detections of categories that the ground truth does not list.\n";
+    out << "Ignored: " << r.unknown_detections
+        << " detections of categories that are not in the ground truth.\n";
 }
 
 void print_per_class(std::ostream& out, const EvalResult& result) {

@@ -336,15 +336,16 @@ VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detecti
 void print_error_analysis(std::ostream& out, const ErrorAnalysis& analysis) {
   if (analysis.AP50 < 0) return;
   char text[160];
-  out << "\nAP50 points that errors of a kind cost:\n ";
+  out << "\nCost of each error type in AP50 points (TIDE):\n ";
   for (int k = 0; k < error_kinds; ++k) {
     std::snprintf(text, sizeof text, " %s %.1f", error_kind_names[k], 100 * analysis.cost[k]);
     out << text;
   }
   const int s = int(analysis.working_score * 100 + 0.5);
   std::snprintf(text, sizeof text,
-                "\nF1 is best, %.3f, at a score of %.2f: precision %.3f, recall %.3f (means over classes)\n",
-                analysis.f1[s], analysis.working_score, std::max(0.0, analysis.precision[s]), analysis.recall[s]);
+                "\nBest F1 %.3f at score threshold %.2f: precision %.3f, recall %.3f (means over classes)\n",
+                analysis.f1[s], analysis.working_score, std::max(0.0, analysis.precision[s]),
+                analysis.recall[s]);
   out << text;
 }
 

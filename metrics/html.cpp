@@ -103,7 +103,7 @@ std::string chart_html(const Chart& chart) {
     if (!s.name.empty() && !s.points.empty())
       html += "<span class='" + s.style + "'><i></i>" + escaped(s.name) + "</span> ";
   html += "</p>";
-  if (ys.empty()) return html + "<p class='none'>nothing yet</p></div>";
+  if (ys.empty()) return html + "<p class='none'>no data yet</p></div>";
   std::sort(ys.begin(), ys.end());
   // Clip outliers: losses and gradient norms of the first steps are many times larger than all others.
   const double usual = ys[size_t(0.9 * double(ys.size() - 1))];

@@ -3,7 +3,8 @@
 namespace yolox {
 
 std::string errors_html(const ErrorAnalysis& analysis) {
-  std::string html = "<div class='card' id='errors'><h3>What the errors cost</h3><table class='bars'>";
+  std::string html =
+      "<div class='card' id='errors'><h3>Cost of each error type in AP50</h3><table class='bars'>";
   const double most = std::max(1e-9, *std::max_element(analysis.cost.begin(), analysis.cost.end()));
   for (int k = 0; k < error_kinds; ++k)
     html += concat("<tr><th>", error_kind_names[k], "<small>", error_kind_descriptions[k],
@@ -11,8 +12,8 @@ std::string errors_html(const ErrorAnalysis& analysis) {
                    "%;background:var(--o", k, ")'></i></td><td class='n'>",
                    formatted("%.1f", 100 * analysis.cost[k]), "</td></tr>");
   return html +
-         "</table><p class='note'>AP50 points to be gained where all errors of one kind were mended and "
-         "nothing else (TIDE). They do not add up.</p></div>";
+         "</table><p class='note'>AP50 points gained by correcting all errors of one type and nothing else "
+         "(TIDE). The values of different types do not add up.</p></div>";
 }
 
 std::string sizes_html(const EvalResult& result, const CocoDataset& truth) {
@@ -32,8 +33,8 @@ std::string sizes_html(const EvalResult& result, const CocoDataset& truth) {
         "%;background:var(--faint)'></i><i style='width:", formatted("%.1f", 100 * std::max(0.0, ap[area])),
         "%;background:var(--c0)'></i></td><td class='n'>", metric_text(ap[area]), "</td></tr>");
   return html +
-         "</table><p class='note'>Areas in square pixels of the picture. Pale: AR, the recall with 100 "
-         "detections a picture.</p></div>";
+         "</table><p class='note'>Areas in square pixels of the image. Pale bars: AR, the recall with at "
+         "most 100 detections per image.</p></div>";
 }
 
 std::string precision_recall_html(const EvalResult& result) {
@@ -74,15 +75,16 @@ std::string f1_html(const ErrorAnalysis& analysis) {
     return s;
   };
   const int at = int(analysis.working_score * 100 + 0.5);
-  return chart_html({"F1 by lowest score",
-                     "lowest score",
+  return chart_html({"F1 by score threshold",
+                     "score threshold",
                      {series("F1", analysis.f1, "c0"), series("precision", analysis.precision, "c1"),
                       series("recall", analysis.recall, "c2")},
                      1,
                      1,
                      analysis.working_score,
-                     concat("IoU 0.5, means over classes. Best F1 ", metric_text(analysis.f1[at]), " at ",
-                            formatted("%.2f", analysis.working_score), ": for ./demo --conf.")});
+                     concat("IoU 0.5, means over classes. Best F1 ", metric_text(analysis.f1[at]),
+                            " at a score threshold of ", formatted("%.2f", analysis.working_score),
+                            "; use this value for ./demo --conf.")});
 }
 
 std::string classes_html(const EvalResult& result, const ErrorAnalysis& analysis,
@@ -114,10 +116,9 @@ std::string classes_html(const EvalResult& result, const ErrorAnalysis& analysis
                    metric_text(result.AP50), "</td><td class='w'>", metric_text(result.AP75),
                    "</td><td class='w'>", metric_text(voc->AP), "</td><td class='w'>", metric_text(voc->AP11),
                    "</td><td class='w'>", metric_text(result.AR100), "</td><td></td><td></td><td></td></tr>");
-  return html + concat(
-                    "</table></div><p class='note'>Precision, recall and F1 at IoU 0.5, of detections with a "
-                    "score of ",
-                    formatted("%.2f", analysis.working_score), " or more.</p></div>");
+  return html +
+         concat("</table></div><p class='note'>Precision, recall and F1 at IoU 0.5 and a score threshold of ",
+                formatted("%.2f", analysis.working_score), ".</p></div>");
 }
 
 std::string confusion_html(const ErrorAnalysis& analysis) {
@@ -138,14 +139,15 @@ std::string confusion_html(const ErrorAnalysis& analysis) {
   constexpr int most = 20;
   if (classes > most) {
     std::stable_sort(shown.begin(), shown.end(), [&](int a, int b) {
-      return std::pair(mixed[a], analysis.classes[a].truths) > std::pair(mixed[b], analysis.classes[b].truths);
+      return std::pair(mixed[a], analysis.classes[a].truths) >
+             std::pair(mixed[b], analysis.classes[b].truths);
     });
     shown.resize(most);
     std::sort(shown.begin(), shown.end());
   }
   shown.push_back(classes);  // the row of background and the column of missed objects
   const int n = int(shown.size()), cell = 30, left = 104, top = 84;
-  std::string html = concat("<div class='card wide' id='confusion'><h3>Which class is taken for which</h3>",
+  std::string html = concat("<div class='card wide' id='confusion'><h3>Confusion matrix</h3>",
                             "<div class='matrix'><svg viewBox='0 0 ", left + n * cell + 40, " ",
                             top + n * cell + 4, "' style='max-width:", int(1.25 * (left + n * cell + 40)),
                             "px' role='img' aria-label='confusion matrix'>");
@@ -153,11 +155,10 @@ std::string confusion_html(const ErrorAnalysis& analysis) {
     const int t = shown[r];
     html +=
         concat("<text class='y' x='", left - 6, "' y='", top + r * cell + cell / 2, "' dy='.35em'>",
-               escaped(t < classes ? truncated_text(analysis.classes[t].name, 15) : "no object"), "</text>");
-    html +=
-        concat("<text class='slant' transform='translate(", left + r * cell + cell / 2 + 3, " ", top - 6,
-               ") rotate(-45)'>",
-               escaped(t < classes ? truncated_text(analysis.classes[t].name, 15) : "not found"), "</text>");
+               escaped(t < classes ? truncated_text(analysis.classes[t].name, 15) : "background"), "</text>");
+    html += concat("<text class='slant' transform='translate(", left + r * cell + cell / 2 + 3, " ", top - 6,
+                   ") rotate(-45)'>",
+                   escaped(t < classes ? truncated_text(analysis.classes[t].name, 15) : "missed"), "</text>");
     for (int k = 0; k < n; ++k) {
       const int f = shown[k];
       const auto entry = analysis.confusion.find({t, f});
@@ -174,15 +175,16 @@ std::string confusion_html(const ErrorAnalysis& analysis) {
                        count < 1000 ? concat(count) : axis_number(double(count)), "</text>");
     }
   }
-  html += concat("</svg></div><p class='note'>Down: what it is; across: what was found. IoU 0.5, scores of ",
-                 formatted("%.2f", analysis.working_score), " or more. Shades are shares of the row",
-                 classes > most ? concat("; ", most, " of ", classes, " classes: those mixed up most") : "",
-                 ".</p>");
+  html += concat(
+      "</svg></div><p class='note'>Rows: ground truth. Columns: detections. IoU 0.5, score threshold ",
+      formatted("%.2f", analysis.working_score), ". The shade is the fraction of the row",
+      classes > most ? concat(". Shown: the ", most, " of ", classes, " classes that are confused most") : "",
+      ".</p>");
   if (!mistakes.empty()) {
-    html += "<p>Most frequent:</p><ul class='mistakes'>";
+    html += "<p>Most frequent confusions:</p><ul class='mistakes'>";
     for (size_t i = 0; i < std::min<size_t>(12, mistakes.size()); ++i) {
       const auto& [count, pair] = mistakes[i];
-      html += concat("<li><b>", escaped(analysis.classes[pair.first].name), "</b> taken for <b>",
+      html += concat("<li><b>", escaped(analysis.classes[pair.first].name), "</b> detected as <b>",
                      escaped(analysis.classes[pair.second].name), "</b> <small>", -count, " of ",
                      analysis.classes[pair.first].truths, "</small></li>");
     }
@@ -264,16 +266,17 @@ std::string worst_html(const ErrorAnalysis& analysis, const CocoDataset& truth, 
   for (size_t i = 0; data && i < data->records.size(); ++i) records[data->records[i].image_id] = int64_t(i);
   std::string html = concat("<h3 id='worst'>",
                             analysis.worst.empty() ? "No image has errors"
-                                                  : concat("The ", analysis.worst.size(),
-                                                           analysis.worst.size() == 1 ? " image" : " images",
-                                                           " with the most errors"),
+                                                   : concat("The ", analysis.worst.size(),
+                                                            analysis.worst.size() == 1 ? " image" : " images",
+                                                            " with the most errors"),
                             "</h3><p class='note key'>");
   for (const ErrorKind o :
        {kTruePositive, kWrongClass, kLocalisation, kBoth, kDuplicate, kBackground, kMissed})
     html += concat("<span><i style='background:var(--o", int(o), ")'></i>", error_kind_names[o], "</span> ");
-  html += concat("</p><p class='note'>Boxes with a score of ", formatted("%.2f", analysis.working_score),
-                 " or more, and the objects that none of them has found. Ordered by objects not found and "
-                 "wrong boxes, these weighed by their score.</p><div class='images'>");
+  html += concat("</p><p class='note'>Detections with a score of at least ",
+                 formatted("%.2f", analysis.working_score),
+                 ", and missed objects. Sorted by the number of missed objects plus the sum of the scores of "
+                 "wrong detections.</p><div class='images'>");
   for (const ImageErrors& image : analysis.worst) {
     between();
     const auto record = records.find(image.id);

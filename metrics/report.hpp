@@ -30,8 +30,8 @@ namespace yolox {
 
 // Descriptions of the error types, by Verdict.
 constexpr const char* error_kind_descriptions[] = {
-    "right place, wrong class",  "right class, overlap 0.1 to 0.5", "wrong class and overlap 0.1 to 0.5",
-    "a second box on an object", "a box where there is no object",  "an object without a box",
+    "wrong class, IoU at least 0.5", "right class, IoU 0.1 to 0.5",        "wrong class, IoU 0.1 to 0.5",
+    "second detection of an object", "detection of background, IoU < 0.1", "object without detection",
 };
 
 std::string errors_html(const ErrorAnalysis& analysis);

@@ -92,7 +92,7 @@ TEST_CASE("augmentation: transforms take and return uint8 only, by their types")
       std::is_invocable_v<decltype(warp_image), Image&, ImageRegion, cv::Matx23d, cv::Matx23d, cv::Rect2d> &&
       !std::is_invocable_v<decltype(warp_image), cv::Mat_<cv::Vec3f>&, ImageRegion, cv::Matx23d, cv::Matx23d,
                            cv::Rect2d>);
-  CHECK_THROWS_WITH_AS(Image(cv::Mat(2, 2, CV_32FC3)), doctest::Contains("picture is CV_32FC3"),
+  CHECK_THROWS_WITH_AS(Image(cv::Mat(2, 2, CV_32FC3)), doctest::Contains("the image is CV_32FC3"),
                        std::runtime_error);
   CHECK_THROWS_WITH_AS(Image(cv::Mat(2, 2, CV_8UC1)), doctest::Contains("CV_8UC1"), std::runtime_error);
   CHECK_THROWS_WITH_AS(Image(cv::Mat{}), doctest::Contains("empty"), std::runtime_error);

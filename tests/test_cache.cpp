@@ -359,7 +359,7 @@ TEST_CASE("cache: refuses what does not fit, with figures, before it writes" * r
   const double folder = double(fs::space(places.ram.folder).available),
                least = std::min(folder, free_memory());
   CHECK(std::strtod(ram.c_str() + ram.find("free ") + 5, nullptr) < 1.2 * least / 1e9 + 1);
-  if (folder > 2 * least) CHECK(has(ram, "G of memory, 10 % of which are left alone; "));
+  if (folder > 2 * least) CHECK(has(ram, "G of memory (10 % of the memory are kept free); "));
   CHECK(entries(places.ram.folder) == 0);
   const std::string disk = error_of([&] { BlobCache(places.disk, "c0ffee", huge, no_fill, 1); });
   CHECK(has(disk, "it needs 1125899.9G, free "));
@@ -475,7 +475,7 @@ TEST_CASE("cache: a file that is damaged, foreign or of other sizes is filled ag
   CHECK(fill_again(sizes));
 
   const BlobCache user(places.disk, "c0ffee", sizes, no_fill, 1);
-  CHECK(has(error_of([&] { fill_again(other); }), "another process uses it"));
+  CHECK(has(error_of([&] { fill_again(other); }), "in use by another process"));
   CHECK(right(user, sizes));
 }
 
@@ -514,17 +514,17 @@ TEST_CASE("cache: a link, a pipe or a file of another user is not touched; so is
   const auto said = [&] { return error_of([&] { BlobCache(places.ram, "c0ffee", sizes, no_fill, 1); }); };
   write_text(places.dir / "precious", "text");
   fs::create_symlink(places.dir / "precious", places.path);
-  CHECK(has(said(), "not a file of this user"));
+  CHECK(has(said(), "not a regular file of this user"));
   CHECK(has(said(), places.path));
   CHECK(contents(places.dir / "precious") == "text");
   fs::remove(places.path);
   REQUIRE(mkfifo(places.path.c_str(), 0600) == 0);
-  CHECK(has(said(), "not a file of this user"));
+  CHECK(has(said(), "not a regular file of this user"));
   fs::remove(places.path);
   if (geteuid() == 0) {
     write_text(places.path, "text");
     REQUIRE(chown(places.path.c_str(), 12345, 12345) == 0);
-    CHECK(has(said(), "not a file of this user"));
+    CHECK(has(said(), "not a regular file of this user"));
     CHECK(contents(places.path) == "text");
   }
   CHECK(has(error_of([&] { BlobCache(places.ram, "../x", sizes, no_fill, 1); }), "hex"));

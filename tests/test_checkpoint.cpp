@@ -486,19 +486,19 @@ TEST_CASE("checkpoints: hostile pickles run nothing and take no memory") {
   std::string bomb = kProto + "]q\x01";
   for (char i = 1; i < 60; ++i)
     bomb += std::string("]q") + char(i + 1) + "(h" + i + "h" + i + "h" + i + "h" + i + "e";
-  CHECK_ERROR(read_pickle(bomb + "."), "without end");
+  CHECK_ERROR(read_pickle(bomb + "."), "too often");
   CHECK_ERROR(read_pickle(kProto + std::string(1000000, ']') + std::string(999999, 'a') + "."), "nests");
   CHECK_ERROR(read_pickle(kProto + "]q\x01h\x01"
                                    "a."),
-              "without end");
-  CHECK_ERROR(read_pickle(kProto + "}q\x01K\x01h\x01s."), "without end");
+              "too often");
+  CHECK_ERROR(read_pickle(kProto + "}q\x01K\x01h\x01s."), "too often");
   std::string calls = kProto + "](";
   for (int i = 0; i < 10000; ++i) calls += "NN\x86";
   calls += std::string("e\x85q\x01", 4) +
            "0ccollections\nOrderedDict\nq\x02"
            "0";
   for (int i = 0; i < 100000; ++i) calls += "h\x02h\x01R";
-  CHECK_ERROR(read_pickle(calls + "."), "without end");
+  CHECK_ERROR(read_pickle(calls + "."), "too often");
   calls = kProto + text(std::string(1000000, 'x')) +
           "\x85q\x01"
           "0c_codecs\nencode\nq\x02"
@@ -513,7 +513,7 @@ TEST_CASE("checkpoints: hostile pickles run nothing and take no memory") {
   for (int i = 0; i < 6; ++i) inverse *= 2 - 11400714819323198485ull * inverse;
   std::string keys = kProto + "}(";
   for (uint64_t i = 1; i <= 64; ++i) keys += number(int64_t(i * inverse)) + "N";
-  CHECK_ERROR(read_pickle(keys + "u."), "collide");
+  CHECK_ERROR(read_pickle(keys + "u."), "colliding");
   std::string honest = kProto + "}(";
   for (int64_t i = 0; i < 20000; ++i) honest += number(i) + "N" + text(concat("backbone.layer.", i)) + "N";
   CHECK(read_pickle(honest + "u.").toGenericDict().size() == 40000);
@@ -671,7 +671,7 @@ TEST_CASE("checkpoints: weights are found where people put them") {
   auto both = under("model", {});
   both.insert("ema", weights);
   CHECK(find_weights(both, "f").contains("w"));
-  CHECK_ERROR(find_weights(1, "f.pth"), "f.pth: holds the number 1");
+  CHECK_ERROR(find_weights(1, "f.pth"), "f.pth: contains the number 1");
   CHECK_ERROR(find_weights(empty_dict(), "f.pth"), "empty dict");
   CHECK_ERROR(find_weights(under("epoch", 1), "f.pth"), "its keys are epoch");
   const auto object =
@@ -706,7 +706,7 @@ TEST_CASE("checkpoints: class names, channel order and value range are stored wi
   };
   CHECK(weights_info(with("value_range", 255), "f").model == "yolox-s");
   CHECK_ERROR(weights_info(with("channel_order", "RGB"), "f.pth"),
-              "f.pth: its weights want RGB pixels of 0..255");
+              "f.pth: its weights need RGB pixels of 0..255");
   CHECK_ERROR(weights_info(with("value_range", 1.0), "f.pth"), "BGR pixels of 0..1");
   CHECK_ERROR(weights_info(with("mean", std::vector<double>{1, 2, 3}), "f.pth"), "mean [1, 2, 3]");
   CHECK_ERROR(weights_info(with("std", std::vector<double>{}), "f.pth"), "std []");

@@ -181,12 +181,12 @@ TEST_CASE("data: boxes are cut to the image, crowds and bad ones left out, count
     return n;
   };
   CHECK(count("image missing") == 1);
-  CHECK(count("box of no size") == 2);
+  CHECK(count("box without area") == 2);
   CHECK(count("outside") == 1);
-  CHECK(count("(cut)") == 3);  // half a pixel (annotation 10) is no reason to complain
-  CHECK(count("class that is not in the list") == 1);
-  CHECK(count("image that is not used") == 1);
-  CHECK(count("box given twice") == 1);
+  CHECK(count("(clipped)") == 3);  // half a pixel (annotation 10) is no reason to complain
+  CHECK(count("annotation of an unknown class") == 1);
+  CHECK(count("annotation of a skipped image") == 1);
+  CHECK(count("duplicate box") == 1);
   data.problems->write(dir / "problems.txt");
   const std::string listed = contents(dir / "problems.txt");
   CHECK(std::count(listed.begin(), listed.end(), '\n') ==
@@ -241,7 +241,7 @@ TEST_CASE("data: train and val of different classes, and data without a usable b
   write_text(dir / "annotations/val.json",
              R"({"images": [{"id": 1, "file_name": "a.png"}], "categories": [{"id": 1, "name": "b"}],
                  "annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 0, 0]}]})");
-  CHECK(has(refused(), "the first problem: box of no size"));
+  CHECK(has(refused(), "the first problem: box without area"));
 }
 
 // ---- images
@@ -292,7 +292,7 @@ TEST_CASE("data: images that cannot be used are found before training, with thei
   std::string all;
   for (const auto& line : data.problems->lines()) all += line + "\n";
   for (const std::string name :
-       {"turned.png is 64x48, its labels say 48x64 (turned", "text.jpg", "empty.png is empty",
+       {"turned.png is 64x48, annotated as 48x64 (rotated", "text.jpg", "empty.png is empty",
         "cut.jpg cannot be decoded: the file is cut off", "folder.jpg is missing", "gone.jpg is missing",
         "pipe.jpg is missing", "nnn.jpg is missing"})
     CHECK_MESSAGE(has(all, name), name << " in " << all);
@@ -384,7 +384,7 @@ TEST_CASE(
   CHECK(data.problems->summary().empty());
   write_image(dir / "images/2.png", 64, 65);  // after the check
   batches(plain_items(data), 0, 8, 4, {64, 64}, 2);
-  CHECK(has(data.problems->lines().at(0), "2.png is 64x65, it was 64x64"));
+  CHECK(has(data.problems->lines().at(0), "2.png is 64x65, expected 64x64"));
   data = dataset(dir / "annotations/x.json", false);
   write_text(dir / "images/2.png", "this is no image");
 

@@ -262,7 +262,7 @@ TEST_CASE("demo: links in circles, pipes, names that no system knows end or hold
   const Outcome round = shell(dir, demo + "round --recursive --save round_out");
   CHECK_MESSAGE(round.code == 0, round.err);
   CHECK(has(round.out, "2 images in "));
-  CHECK(has(round.out, "round/pipe.jpg is no file"));
+  CHECK(has(round.out, "round/pipe.jpg is not a regular file"));
   write_text(dir / "round/list.txt", std::string(6000, 'a') + "\ntrain/shapes_1.png\n");
   const Outcome list = shell(dir, demo + "round/list.txt --save round_list");
   CHECK_MESSAGE(list.code == 0, list.err);

@@ -194,15 +194,16 @@ TEST_CASE("errors: which class is taken for which, at the working score") {
   truth(t, 1, 1, 200, 0, 100, 100);
   truth(t, 1, 2, 400, 0, 100, 100);
   truth(t, 1, 2, 0, 200, 100, 100);
-  const ErrorAnalysis analysis = analyse_errors(t, {{1, 1, 0, 0, 100, 100, .9},
-                                                   {1, 2, 0, 0, 100, 99, .89},  // the cat is found: no object
-                                                   {1, 2, 200, 0, 100, 80, .88},
-                                                   {1, 2, 400, 0, 100, 100, .87},
-                                                   {1, 2, 0, 200, 100, 100, .1},
-                                                   {1, 1, 300, 300, 50, 50, .09},
-                                                   {1, 1, 400, 300, 50, 50, .08},
-                                                   {1, 1, 500, 300, 50, 50, .07},
-                                                   {1, 2, 300, 400, 50, 50, .06}});
+  const ErrorAnalysis analysis =
+      analyse_errors(t, {{1, 1, 0, 0, 100, 100, .9},
+                         {1, 2, 0, 0, 100, 99, .89},  // the cat is found: no object
+                         {1, 2, 200, 0, 100, 80, .88},
+                         {1, 2, 400, 0, 100, 100, .87},
+                         {1, 2, 0, 200, 100, 100, .1},
+                         {1, 1, 300, 300, 50, 50, .09},
+                         {1, 1, 400, 300, 50, 50, .08},
+                         {1, 1, 500, 300, 50, 50, .07},
+                         {1, 2, 300, 400, 50, 50, .06}});
   CHECK(analysis.working_score <= .1);
   const std::map<std::pair<int, int>, int64_t> want = {{{0, 0}, 1}, {{0, 1}, 1}, {{1, 1}, 2}, {{2, 1}, 1}};
   CHECK(analysis.confusion == want);

@@ -317,29 +317,32 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
   };
   const std::string csp = "backbone.backbone.dark3.1.", first = "backbone.backbone.stem.conv.conv";
   // Two convolutions of one shape, named by numbers, the wrong way round: their connections tell.
-  refused("connected", [&](auto& f) { node_of(f, csp + "conv3.conv").set_input(0, csp + "conv2.silu"); });
-  refused("cannot be told apart", [&](auto& f) {  // named the other way round
+  refused("other connections",
+          [&](auto& f) { node_of(f, csp + "conv3.conv").set_input(0, csp + "conv2.silu"); });
+  refused("use an unmodified export", [&](auto& f) {  // named the other way round
     node_of(f, csp + "conv1.conv").set_input(1, csp + "conv2.conv.weight");
     node_of(f, csp + "conv2.conv").set_input(1, csp + "conv1.conv.weight");
   });
-  refused("as none of the YOLOX sizes", [&](auto& f) { tensor_of(f, first + ".weight").set_dims(0, 17); });
+  refused("which no YOLOX has", [&](auto& f) { tensor_of(f, first + ".weight").set_dims(0, 17); });
   refused("convolutions, yolox-nano has 113",
           [&](auto& f) { node_of(f, csp + "conv1.conv").set_op_type("Gemm"); });
   refused("LeakyRelu", [&](auto& f) { node_of(f, csp + "conv1.sigmoid").set_op_type("LeakyRelu"); });
   refused("quantised", [&](auto& f) { tensor_of(f, csp + "conv1.conv.weight").set_name("elsewhere"); });
   refused("no convolutions", [&](auto& f) { f.mutable_graph()->clear_node(); });
-  refused("cannot be told apart", [&](auto& f) { tensor_of(f, csp + "conv2.conv.weight").set_dims(1, 1); });
+  refused("use an unmodified export",
+          [&](auto& f) { tensor_of(f, csp + "conv2.conv.weight").set_dims(1, 1); });
   // Joined the other way round: the same convolutions, other weights.
-  refused("connected", [&](auto& f) { node_of(f, csp + "cat").mutable_input()->SwapElements(0, 1); });
+  refused("other connections", [&](auto& f) { node_of(f, csp + "cat").mutable_input()->SwapElements(0, 1); });
   // The same shapes, another network.
   const auto set = [&](onnx::Model& f, const std::string& node, const char* setting, int64_t value) {
     for (auto& a : *node_of(f, node).mutable_attribute())
       if (a.name() == setting) a.has_i() ? a.set_i(value) : a.set_ints(0, value);
   };
-  refused("not set as it", [&](auto& f) { set(f, first, "strides", 2); });
-  refused("not set as it", [&](auto& f) { set(f, first, "pads", 0); });
-  refused("not set as it", [&](auto& f) { set(f, csp + "m.0.conv2.dconv.conv", "group", 1); });
-  refused("not set as it", [&](auto& f) {
+  refused("other connections or attributes", [&](auto& f) { set(f, first, "strides", 2); });
+  refused("other connections or attributes", [&](auto& f) { set(f, first, "pads", 0); });
+  refused("other connections or attributes",
+          [&](auto& f) { set(f, csp + "m.0.conv2.dconv.conv", "group", 1); });
+  refused("other connections or attributes", [&](auto& f) {
     auto& a = *node_of(f, first).add_attribute();
     a.set_name("dilations"), a.add_ints(2), a.add_ints(2);
   });
@@ -351,12 +354,12 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
   node_of(other_end, "output").set_op_type("Loop");
   CHECK(error_of([&] { weights_from_onnx(other_end, "good.onnx"); }) == "");
   // Damaged and hostile ones: nodes without what they need, numbers that no file has.
-  refused("makes nothing", [&](auto& f) { node_of(f, csp + "conv1.conv").clear_output(); });
+  refused("has no output", [&](auto& f) { node_of(f, csp + "conv1.conv").clear_output(); });
   refused("has no weights", [&](auto& f) { node_of(f, csp + "conv1.conv").clear_input(); });
   refused("has no weights", [&](auto& f) {
     node_of(f, first).mutable_input()->RemoveLast(), node_of(f, first).mutable_input()->RemoveLast();
   });
-  refused("do not depend on its input", [&](auto& f) { f.mutable_graph()->clear_input(); });
+  refused("do not depend on the input", [&](auto& f) { f.mutable_graph()->clear_input(); });
   refused("connections", [&](auto& f) {
     auto& cat = node_of(f, csp + "cat");
     for (int i = 0; i < 300000; ++i) cat.add_input(csp + "conv2.silu");
@@ -406,7 +409,7 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
   for (const std::string name : {"cut.onnx", "empty.onnx", "text.onnx", "absent.onnx"}) {
     const std::string error = error_of([&] { read_weights(dir / name); });
     CHECK_MESSAGE(has(error, name), error);
-    CHECK(has(error, name == "absent.onnx" ? "is it there" : "is no ONNX file, or cut off"));
+    CHECK(has(error, name == "absent.onnx" ? "check the path" : "is not an ONNX file, or is cut off"));
   }
 }
 

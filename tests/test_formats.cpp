@@ -579,7 +579,7 @@ TEST_CASE("formats: YOLO lines and files that cannot be read are left out, each 
     CHECK_HAS(problems, concat("label cannot be read: ", dir / "labels/a.txt:", 2 * i + 1, ": \""));
   }
   CHECK_HAS(problems, "label cannot be read: " + (dir / "labels/c.txt:2: \"999"));
-  CHECK_HAS(problems, "label file cannot be read: " + (dir / "labels/b.txt: it is not text"));
+  CHECK_HAS(problems, "label file cannot be read: " + (dir / "labels/b.txt: not a text file"));
   CHECK_HAS(problems, "label file cannot be read: " + (dir / "labels/d.txt: Is a directory"));
   CHECK(source.problems.size() == bad.size() + 3);
   CHECK(std::count(problems.begin(), problems.end(), '\n') == int(source.problems.size()));
@@ -611,7 +611,8 @@ TEST_CASE("formats: YOLO images and their label files") {
                                           "images/x.jpg/i.jpg"});
   CHECK(below(dir, source.label_files).at(8) == "labels/sub/c.txt");
   // No label file at all is a wrong path most of the time.
-  CHECK(problems_of(source) == "no image has labels: the first would be in " + (dir / "labels/a.txt") + "\n");
+  CHECK(problems_of(source) ==
+        "no image has labels: expected the first label file at " + (dir / "labels/a.txt") + "\n");
 
   CHECK(yolo_label_file("/images/x/images/train/a.b.jpg") == "/images/x/labels/train/a.b.txt");
   CHECK(yolo_label_file("images/a.jpg") == "labels/a.txt");
@@ -757,7 +758,7 @@ TEST_CASE("formats: data.yaml that is none, each with its line") {
   CHECK_HAS(yaml_error("just text"), "has no keys");
   CHECK_HAS(yaml_error("- a\n- b"), "has no keys");
   CHECK_HAS(yaml_error(std::string("\x89PNG\r\n\x1A\n\0\0", 10)), "is not UTF-8 text");
-  CHECK_HAS(yaml_error(train), "no names of classes");
+  CHECK_HAS(yaml_error(train), "no class names");
   CHECK_HAS(yaml_error("names: [cat]"), "no train and no val");
   CHECK_HAS(yaml_error(train + "names: cat"), "data.yaml:2: names must be a list");
   CHECK_HAS(yaml_error(train + "names: []"), "data.yaml:2: names is empty");

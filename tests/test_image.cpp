@@ -483,14 +483,15 @@ SHARED_TEST("image: odd files: read as cv::imread reads them, or an error that n
 TEST_CASE("image: a file that is missing, a folder, or smaller than its labels say") {
   const ImageFile file("small.png");
   CHECK(has(image_error([&] { read_bytes(file.path); }), file.path + " cannot be opened"));
-  CHECK(has(image_error([&] { image_size(file.path.substr(0, file.path.size() - 10)); }), "is no file"));
+  CHECK(has(image_error([&] { image_size(file.path.substr(0, file.path.size() - 10)); }),
+            "is not a regular file"));
   Dice dice(9);
   const Image image = painted(dice, {20, 10});
   for (const std::string& bytes :
        {encoded(".png", image), jpeg(image), with_exif(jpeg(image), exif(6, true))}) {
     const std::string error = image_error([&] { decode_region(bytes, "a.jpg", {20, 10, 5, 5}, 1); });
     CHECK(has(error, "a.jpg is "));
-    CHECK(has(error, "smaller than its labels say"));
+    CHECK(has(error, "smaller than its annotation says"));
     CHECK(!decode_region(bytes, "a.jpg", {5, 5, 50, 50}, 1).image.empty());  // some of it is there
   }
   CHECK(read_bytes(file("abcdef"), 4) == "abcd");

@@ -105,7 +105,7 @@ TEST_CASE("report: a run's page has its curves, its evaluation, its pictures and
   CHECK(has(page, "After step 12, on 8 images"));  // the last of three evaluations
   for (const char* chart :
        {"Loss", "AP on the evaluation images", "Learning rate", "Gradient norm", "Images per second",
-        "Time spent waiting for images, %", "Precision over recall", "F1 by lowest score"})
+        "Time spent waiting for images, %", "Precision over recall", "F1 by score threshold"})
     CHECK_MESSAGE(has(page, concat("<h3>", chart, "</h3>")), chart);
   const auto rows = metric_rows(trained().dir / "a/metrics.csv");
   CHECK(has(page, concat("<b>", metric_text(rows.back()[kAP]), "</b><span>last AP</span>")));
@@ -171,7 +171,7 @@ TEST_CASE("report: eval writes insight beside its numbers, whatever classes and 
   write_detections(dir / "odd_dt.json", {{1, 2, 10, 10, 50, 50, .9}, {2, 1, -900, 10, 5, 50, .8}});
   const std::string printed = succeed(
       dir, "eval", "--gt odd.json --dt odd_dt.json --voc --json odd_e.json --report new/folder/r.html");
-  CHECK(has(printed, "AP50 points that errors of a kind cost"));
+  CHECK(has(printed, "Cost of each error type in AP50 points"));
   CHECK(has(printed, "VOC AP at IoU 0.5"));
   CHECK(has(printed, "report: new/folder/r.html"));
   const std::string page = contents(dir / "new/folder/r.html");

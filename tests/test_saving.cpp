@@ -364,7 +364,7 @@ TEST_CASE("checkpoints: weights of another model are not gone on with, and say h
     return all;
   };
   CHECK_FALSE(has(notes_of(three.model, {"a", "b", "c"}), "other names"));
-  CHECK(has(notes_of(three.model, {"a", "b", "d"}), "as many classes of other names"));
+  CHECK(has(notes_of(three.model, {"a", "b", "d"}), "the same number of classes with other names"));
   CHECK_FALSE(has(notes_of(two.model, {"a", "b"}), "other names"));  // but that the head is left out
   std::vector<std::string> notes;
   WeightsInfo tiny;

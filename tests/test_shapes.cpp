@@ -182,7 +182,7 @@ TEST_CASE(
 
 TEST_CASE("shapes: arguments out of range are refused in words") {
   CHECK_THROWS_WITH(draw_shapes(0, 2, 0), "shapes: split 2 does not exist; use 0 (train) or 1 (val)");
-  CHECK_THROWS_WITH(draw_shapes(0, 0, -1), "shapes: index -1 is negative; count from 0");
+  CHECK_THROWS_WITH(draw_shapes(0, 0, -1), "shapes: index -1 is negative; use 0 or more");
   CHECK_THROWS_WITH(draw_shapes(0, 0, 0, 32), doctest::Contains("use 96 or more"));
   CHECK_NOTHROW(draw_shapes(0, 0, 0, 96));
 }
