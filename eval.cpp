@@ -88,9 +88,8 @@ static void print_speed(const EvalTimes& times, int64_t images, int workers) {
             << std::defaultfloat;
 }
 
-static void run(int argc, char** argv) {
-  Config config;
-  config.parse(argc, argv, "evaluate a checkpoint on a data set, or a detections file");
+// Throws UsageError if a flag is invalid.
+static void check_flags(const Config& config) {
   usage_check(config.gt.empty() == config.dt.empty(), "--gt and --dt need each other");
   const std::vector<std::string> inputs{config.gt, config.dt, config.data, config.weights};
   protect_inputs("--json", config.json, inputs);
@@ -102,10 +101,6 @@ static void run(int argc, char** argv) {
     for (const char* name : {"split", "model", "size", "conf", "nms", "bs", "workers", "preproc", "device",
                              "fuse", "speed", "seed", "save-dt"})
       usage_check(!config.was_given(name), "--", name, " is for --data and --weights");
-    const CocoDataset truth = read_coco(config.gt);
-    const auto detections = read_detections(config.dt);
-    report(coco_eval(truth, detections), truth, detections, nullptr, fs::path(config.dt).filename().string(),
-           concat(config.dt, " against ", config.gt), config);
     return;
   }
   usage_check(!config.data.empty(), "--data is needed, or --gt and --dt");
@@ -115,6 +110,18 @@ static void run(int argc, char** argv) {
   usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
   usage_check(config.nms > 0 && config.nms <= 1, "--nms must be above 0 and at most 1, got ", config.nms);
   if (!config.size.empty()) parse_size(config.size);
+}
+
+// Evaluates a detections file (--gt and --dt).
+static void evaluate_file(const Config& config) {
+  const CocoDataset truth = read_coco(config.gt);
+  const auto detections = read_detections(config.dt);
+  report(coco_eval(truth, detections), truth, detections, nullptr, fs::path(config.dt).filename().string(),
+         concat(config.dt, " against ", config.gt), config);
+}
+
+// Evaluates a model (--data and --weights).
+static void evaluate_model(const Config& config) {
   keep_freed_memory();
   opencv_single_thread();
 
@@ -180,5 +187,10 @@ static void run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   limit_spinning(argv);
-  return run_program([&] { run(argc, argv); });
+  return run_program([&] {
+    Config config;
+    config.parse(argc, argv, "evaluate a checkpoint on a data set, or a detections file");
+    check_flags(config);
+    config.gt.empty() ? evaluate_model(config) : evaluate_file(config);
+  });
 }

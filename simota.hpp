@@ -60,6 +60,30 @@ inline Tensor in_centre(const Tensor& point_x, const Tensor& point_y, const Tens
       .logical_and_(point_y < gt_y + radius);
 }
 
+// Returns the anchor points that lie in the centre region of at least one object, packed into slots in the
+// order of the anchor points: [n, K]; A marks an unused slot. x, y, radius: [A] in pixels. gt_x, gt_y: [n,
+// rows, 1]. valid: [n, rows]. On each level, a centre region covers at most side x side cells, which bounds
+// the number K of slots.
+inline Tensor candidate_slots(const Tensor& x, const Tensor& y, const Tensor& radius, const Tensor& gt_x,
+                              const Tensor& gt_y, const Tensor& valid, const torch::TensorOptions& index,
+                              int64_t max_pairs) {
+  const int64_t n = valid.size(0), rows = valid.size(1), points = x.size(0);
+  Tensor candidate = torch::zeros({n, points}, index.dtype(torch::kBool));
+  const int64_t step = std::max<int64_t>(1, max_pairs / (n * points));
+  for (int64_t r = 0; r < rows; r += step) {
+    const int64_t end = std::min(rows, r + step);
+    candidate.logical_or_(in_centre(x, y, gt_x.slice(1, r, end), gt_y.slice(1, r, end), radius)
+                              .logical_and_(valid.slice(1, r, end).unsqueeze(2))
+                              .any(1));
+  }
+  const auto side = int64_t(std::ceil(2 * kCentreRadius));
+  const int64_t slots = std::min(points, int64_t(std::size(kStrides)) * side * side * rows);
+  const Tensor place = torch::where(candidate, candidate.cumsum(1) - 1, slots).clamp_max_(slots);
+  return torch::full({n, slots + 1}, points, index)
+      .scatter_(1, place, torch::arange(points, index).expand({n, points}))
+      .slice(1, 0, slots);
+}
+
 // Runs SimOTA on n images of at most `rows` objects each. boxes [n, A, 4] decoded; obj [n, A] and cls [n, A,
 // C] logits; gt [n, rows, 4]; gt_class [n, rows]; counts [n]: number of objects.
 inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Tensor& cls,
@@ -73,23 +97,8 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
   const Tensor valid = torch::arange(rows, index).unsqueeze(0) < counts.unsqueeze(1);     // [n, rows]
   const Tensor gt_x = gt.select(2, 0).unsqueeze(2), gt_y = gt.select(2, 1).unsqueeze(2);  // [n, rows, 1]
 
-  // Candidates are packed into slots in the order of the anchor points. On each level, a centre region covers
-  // at most side x side cells, which bounds the number of slots.
-  Tensor candidate = torch::zeros({n, points}, index.dtype(torch::kBool));
-  const int64_t step = std::max<int64_t>(1, max_pairs / (n * points));
-  for (int64_t r = 0; r < rows; r += step) {
-    const int64_t end = std::min(rows, r + step);
-    candidate.logical_or_(in_centre(x, y, gt_x.slice(1, r, end), gt_y.slice(1, r, end), radius)
-                              .logical_and_(valid.slice(1, r, end).unsqueeze(2))
-                              .any(1));
-  }
-  const auto side = int64_t(std::ceil(2 * kCentreRadius));
-  const int64_t slots = std::min(points, int64_t(std::size(kStrides)) * side * side * rows);
-  const Tensor place = torch::where(candidate, candidate.cumsum(1) - 1, slots).clamp_max_(slots);
-  const Tensor slot =
-      torch::full({n, slots + 1}, points, index)  // [n, K] anchor point of each slot; A: unused slot
-          .scatter_(1, place, torch::arange(points, index).expand({n, points}))
-          .slice(1, 0, slots);
+  const Tensor slot = candidate_slots(x, y, radius, gt_x, gt_y, valid, index, max_pairs);  // [n, K]
+  const int64_t slots = slot.size(1);
   const Tensor used = slot < points, point = slot.clamp_max(points - 1);  // [n, K]
 
   const auto at_slots = [&](const Tensor& t) {  // [n, A, D] -> [n, K, D]

@@ -29,9 +29,7 @@ int main(int argc, char** argv) {
     c.parse(argc, argv, "times a training step on several ranks");
     const RankInfo rank_info = rank_info_from_environment();
     if (!rank_info.launched) {
-      Launch here;
-      here.ranks = c.ranks;
-      code = launch(here, argc, argv);
+      code = launch({c.ranks}, argc, argv);
       return;
     }
     torch::set_num_threads(std::max(1, usable_cores() / c.ranks));
@@ -49,12 +47,12 @@ int main(int argc, char** argv) {
     const Targets targets{torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2),
                           torch::randint(80, {share, c.objects}, torch::kLong),
                           std::vector<int64_t>(share, c.objects)};
-    GradientReducer reduction(ranks, model->parameters(), torch::kFloat);
+    GradientReducer reducer(ranks, model->parameters(), torch::kFloat);
     StepSettings settings{torch::kCPU};
     settings.ranks = c.ranks;
     settings.sum = [&](Tensor& x) { ranks.sum(x); };
-    settings.before_backward = [&](const std::vector<Tensor>& out) { reduction.before_backward(out); };
-    // Returns the seconds of work() on the slowest rank, because meet() is a barrier.
+    settings.before_backward = [&](const std::vector<Tensor>& out) { reducer.before_backward(out); };
+    // Returns the seconds of work() on the slowest rank, because of the barriers.
     const auto timed = [&](const auto& work) {
       ranks.barrier();
       const double start = now();
@@ -82,7 +80,7 @@ int main(int argc, char** argv) {
       for (int kind = 0; kind < 3; ++kind) {
         optimizer.zero_grad();
         const Tensor loss = yolox_loss(model(images), c.size, c.size, targets, false).total;
-        if (kind == 2) reduction.before_backward({loss});
+        if (kind == 2) reducer.before_backward({loss});
         const double seconds = timed([&] {
           loss.backward();
           if (kind != 1) return;

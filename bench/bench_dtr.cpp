@@ -84,6 +84,59 @@ static void checkpoint_blocks(YOLOX& model) {
     wrap(*b);
 }
 
+// Result of a step. bytes: peak above the start of the step.
+struct Outcome {
+  double seconds, bytes, faults, loss;
+  std::vector<Tensor> gradients;
+};
+
+// A row of the table: a budget in percent of the activations; 0: activation checkpointing.
+struct Kind {
+  double percent;
+  std::unique_ptr<Dtr> dtr;
+  std::vector<double> ratios;
+  double bytes = 0, faults = 0;
+  bool equal = true;
+  std::string error;
+};
+
+static std::vector<Kind> kinds_of(const Config& c, double activations) {
+  std::vector<Kind> kinds;
+  for (const std::string& text : split_list(c.budgets)) {
+    Kind k;
+    k.percent = std::stod(text);
+    DtrSettings s;
+    s.budget = k.percent == 0     ? 0
+               : k.percent >= 100 ? std::numeric_limits<double>::infinity()
+                                  : activations * k.percent / 100;
+    s.relative_to_start = true;
+    s.min_size = int64_t(c.min_kb) << 10;
+    k.dtr = std::make_unique<Dtr>(s);
+    kinds.push_back(std::move(k));
+  }
+  return kinds;
+}
+
+static void print_table(std::vector<Kind>& kinds, double activations) {
+  std::printf(
+      "| budget, %% of activations | peak, %% | step | min to max | equal | evicted | rematerialised | "
+      "s rematerialising | page faults |\n");
+  std::printf("|---|---|---|---|---|---|---|---|---|\n");
+  for (Kind& k : kinds) {
+    const std::string label = k.percent > 0 ? rounded(k.percent) : "checkpointing";
+    if (!k.error.empty()) {
+      std::printf("| %s | %s |\n", label.c_str(), k.error.c_str());
+      continue;
+    }
+    std::sort(k.ratios.begin(), k.ratios.end());
+    const DtrStep& d = k.dtr->step();
+    std::printf("| %s | %.1f | x%.3f | %.3f to %.3f | %s | %ld | %ld | %.3f | %.0fk |\n", label.c_str(),
+                100 * k.bytes / activations, median(k.ratios), k.ratios.front(), k.ratios.back(),
+                k.equal ? "yes" : "NO", long(d.evictions), long(d.rematerialisations), d.remat_seconds,
+                k.faults / 1e3);
+  }
+}
+
 int main(int argc, char** argv) {
   return run_program([&] {
     keep_freed_memory();
@@ -103,10 +156,6 @@ int main(int argc, char** argv) {
     const Targets targets{torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2),
                           torch::randint(80, {c.bs, 20}, torch::kLong), std::vector<int64_t>(c.bs, 20)};
 
-    struct Outcome {
-      double seconds, bytes, faults, loss;
-      std::vector<Tensor> gradients;
-    };
     const auto step = [&](Dtr& dtr) {
       optimizer.zero_grad();
       allocator.reset_peak();
@@ -127,28 +176,8 @@ int main(int argc, char** argv) {
                 c.model.c_str(), c.bs, c.size, c.size, c.amp.c_str(), c.threads, activations / 1e6,
                 double(allocator.live()) / 1e6);
 
-    struct Kind {
-      double percent;
-      std::unique_ptr<Dtr> dtr;
-      std::vector<double> ratios;
-      double bytes = 0, faults = 0;
-      bool equal = true;
-      std::string error;
-    };
-    checkpoint_blocks(model);  // inactive until Checkpointed::on
-    std::vector<Kind> kinds;
-    for (const std::string& text : split_list(c.budgets)) {
-      Kind k;
-      k.percent = std::stod(text);
-      DtrSettings s;
-      s.budget = k.percent == 0     ? 0
-                 : k.percent >= 100 ? std::numeric_limits<double>::infinity()
-                                    : activations * k.percent / 100;
-      s.relative_to_start = true;
-      s.min_size = int64_t(c.min_kb) << 10;
-      k.dtr = std::make_unique<Dtr>(s);
-      kinds.push_back(std::move(k));
-    }
+    checkpoint_blocks(model);  // inactive until CheckpointedBlock::on
+    std::vector<Kind> kinds = kinds_of(c, activations);
     std::vector<double> seconds, again;
     for (int round = -1; round < c.rounds; ++round) {
       plain = Outcome{};
@@ -176,23 +205,7 @@ int main(int argc, char** argv) {
     }
     std::printf("plain step: %.3f CPU s (a second plain step: x%.3f), %.0fk page faults\n\n", median(seconds),
                 median(again), plain.faults / 1e3);
-    std::printf(
-        "| budget, %% of activations | peak, %% | step | min to max | equal | evicted | rematerialised | "
-        "s rematerialising | page faults |\n");
-    std::printf("|---|---|---|---|---|---|---|---|---|\n");
-    for (Kind& k : kinds) {
-      const std::string label = k.percent > 0 ? rounded(k.percent) : "checkpointing";
-      if (!k.error.empty()) {
-        std::printf("| %s | %s |\n", label.c_str(), k.error.c_str());
-        continue;
-      }
-      std::sort(k.ratios.begin(), k.ratios.end());
-      const DtrStep& d = k.dtr->step();
-      std::printf("| %s | %.1f | x%.3f | %.3f to %.3f | %s | %ld | %ld | %.3f | %.0fk |\n", label.c_str(),
-                  100 * k.bytes / activations, median(k.ratios), k.ratios.front(), k.ratios.back(),
-                  k.equal ? "yes" : "NO", long(d.evictions), long(d.rematerialisations), d.remat_seconds,
-                  k.faults / 1e3);
-    }
+    print_table(kinds, activations);
     const DtrStep& d = kinds.front().dtr->step();
     std::printf("\n%ld operations per step, %ld recorded\n", long(d.operations), long(d.recorded));
     if (c.pinned)

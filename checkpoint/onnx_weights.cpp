@@ -1,5 +1,7 @@
 #include "checkpoint/onnx_weights.hpp"
 
+#include <functional>
+
 namespace yolox {
 
 namespace onnx_weights_detail {
@@ -103,6 +105,27 @@ void add_info(GenericDict& top, const onnx::Model& file, const std::string& mode
   top.insert("yolox", to_dict(info));
 }
 
+// Inserts the batch norm that follows a convolution, under the prefix `bn`. If the file has no batch norm
+// there, it was folded into the convolution, and the inserted batch norm only adds the bias. floats: reads a
+// tensor of [C] by name.
+static void insert_batch_norm(GenericDict& weights, const std::string& bn, const Conv& conv,
+                              const Tensor& bias, const std::function<Tensor(const std::string&)>& floats) {
+  const double eps = 1e-3;  // epsilon of the batch norms of this program
+  if (conv.norms.empty()) {
+    weights.insert(bn + "weight", torch::ones_like(bias));
+    weights.insert(bn + "bias", bias);
+    weights.insert(bn + "running_mean", torch::zeros_like(bias));
+    weights.insert(bn + "running_var", torch::full_like(bias, 1 - eps));
+  } else {
+    const Norm& n = conv.norms[0];
+    weights.insert(bn + "weight", floats(n.weight));
+    weights.insert(bn + "bias", floats(n.bias));
+    weights.insert(bn + "running_mean", floats(n.mean) - bias);
+    weights.insert(bn + "running_var", floats(n.var) + (n.eps - eps));
+  }
+  weights.insert(bn + "num_batches_tracked", torch::zeros({}, torch::kLong));
+}
+
 }  // namespace onnx_weights_detail
 
 c10::IValue weights_from_onnx(const onnx::Model& file, const std::string& path) {
@@ -171,21 +194,8 @@ c10::IValue weights_from_onnx(const onnx::Model& file, const std::string& path) 
       weights.insert(key + "bias", bias);
       continue;
     }
-    const double eps = 1e-3;  // epsilon of the batch norms of this program
     const std::string bn = key.substr(0, key.size() - std::strlen("conv.")) + "bn.";
-    if (conv.norms.empty()) {
-      weights.insert(bn + "weight", torch::ones({channels}));
-      weights.insert(bn + "bias", bias);
-      weights.insert(bn + "running_mean", torch::zeros({channels}));
-      weights.insert(bn + "running_var", torch::full({channels}, 1 - eps));
-    } else {
-      const Norm& n = conv.norms[0];
-      weights.insert(bn + "weight", floats(n.weight));
-      weights.insert(bn + "bias", floats(n.bias));
-      weights.insert(bn + "running_mean", floats(n.mean) - bias);
-      weights.insert(bn + "running_var", floats(n.var) + (n.eps - eps));
-    }
-    weights.insert(bn + "num_batches_tracked", torch::zeros({}, torch::kLong));
+    insert_batch_norm(weights, bn, conv, bias, floats);
   }
   auto top = empty_dict();
   top.insert("model", weights);

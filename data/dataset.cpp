@@ -165,6 +165,44 @@ std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations
   return duplicate;
 }
 
+// Adds the usable boxes of source.coco to their records, and the others to the problems. record_of: index of
+// the record by image id. class_of: class by category id.
+static void add_boxes(Dataset& data, const Source& source,
+                      const std::unordered_map<int64_t, size_t>& record_of,
+                      const std::unordered_map<int64_t, size_t>& class_of, bool official_quirks) {
+  const CocoDataset& truth = source.coco;
+  const auto duplicate = find_duplicates(truth.annotations);
+  for (size_t i = 0; i < truth.annotations.size(); ++i) {
+    const auto& a = truth.annotations[i];
+    const auto where = [&] {
+      return concat(source.where(i), " [", a.x, ", ", a.y, ", ", a.w, ", ", a.h, "]");
+    };
+    const auto record = record_of.find(a.image_id);
+    const auto cls = class_of.find(a.category_id);
+    if (cls == class_of.end()) {
+      data.problems->add("annotation of an unknown class",
+                         concat(source.where(i), " has the class ", a.category_id));
+    } else if (record == record_of.end()) {
+      data.problems->add("annotation of a skipped image", source.where(i));
+    } else if (a.crowd) {
+      continue;  // a crowd is for evaluation only (data.truth)
+    } else if (official_quirks ? !(a.area > 0) : !(a.w > 0 && a.h > 0)) {
+      data.problems->add("box without area", where());
+    } else if (duplicate[i] && !official_quirks) {
+      data.problems->add("duplicate box", where());
+    } else {
+      Record& r = data.records[record->second];
+      if (a.x < -1 || a.y < -1 || a.x + a.w > r.width + 1 || a.y + a.h > r.height + 1)
+        data.problems->add("box exceeds the image (clipped)",
+                           concat(where(), " in ", r.width, "x", r.height));
+      if (const auto b = clip_box(a.x, a.y, a.w, a.h, int(cls->second), {r.width, r.height}, official_quirks))
+        r.boxes.push_back(*b);
+      else
+        data.problems->add("box outside of the image", concat(where(), " in ", r.width, "x", r.height));
+    }
+  }
+}
+
 Dataset make_dataset(Source source, const ImageChecks& checks, bool official_quirks) {
   Dataset data;
   data.name = source.name;
@@ -218,36 +256,7 @@ Dataset make_dataset(Source source, const ImageChecks& checks, bool official_qui
       a.area = a.w * a.h;
     }
   }
-  const auto duplicate = find_duplicates(truth.annotations);
-  for (size_t i = 0; i < truth.annotations.size(); ++i) {
-    const auto& a = truth.annotations[i];
-    const auto where = [&] {
-      return concat(source.where(i), " [", a.x, ", ", a.y, ", ", a.w, ", ", a.h, "]");
-    };
-    const auto record = record_of.find(a.image_id);
-    const auto cls = class_of.find(a.category_id);
-    if (cls == class_of.end()) {
-      data.problems->add("annotation of an unknown class",
-                         concat(source.where(i), " has the class ", a.category_id));
-    } else if (record == record_of.end()) {
-      data.problems->add("annotation of a skipped image", source.where(i));
-    } else if (a.crowd) {
-      continue;  // a crowd is for evaluation only (data.truth)
-    } else if (official_quirks ? !(a.area > 0) : !(a.w > 0 && a.h > 0)) {
-      data.problems->add("box without area", where());
-    } else if (duplicate[i] && !official_quirks) {
-      data.problems->add("duplicate box", where());
-    } else {
-      Record& r = data.records[record->second];
-      if (a.x < -1 || a.y < -1 || a.x + a.w > r.width + 1 || a.y + a.h > r.height + 1)
-        data.problems->add("box exceeds the image (clipped)",
-                           concat(where(), " in ", r.width, "x", r.height));
-      if (const auto b = clip_box(a.x, a.y, a.w, a.h, int(cls->second), {r.width, r.height}, official_quirks))
-        r.boxes.push_back(*b);
-      else
-        data.problems->add("box outside of the image", concat(where(), " in ", r.width, "x", r.height));
-    }
-  }
+  add_boxes(data, source, record_of, class_of, official_quirks);
   ContentKey used;
   used.add(checks.key);
   for (const Record& r : data.records) used.add(r.file);

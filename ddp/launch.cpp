@@ -96,6 +96,35 @@ std::string last_lines(const std::string& text, size_t most) {
   return last;
 }
 
+// Reads the output of the ranks into their output_tail, and what they write to report_pipe into `run`. Shows
+// the output of the first rank. Waits for up to `milliseconds`; returns false if there was no output. Closes
+// a pipe whose other end is closed, and sets it to -1.
+static bool read_output(std::vector<Child>& ranks, int& report_pipe, std::string& run, int milliseconds) {
+  std::vector<pollfd> open{{report_pipe, POLLIN, 0}};
+  for (const Child& c : ranks) open.push_back({c.output, POLLIN, 0});
+  if (poll(open.data(), open.size(), milliseconds) <= 0) return false;
+  char text[4096];
+  for (size_t i = 0; i < open.size(); ++i) {
+    if (!open[i].revents) continue;
+    const ssize_t n = read(open[i].fd, text, sizeof text);
+    if (n <= 0) {
+      int& pipe = i == 0 ? report_pipe : ranks[i - 1].output;
+      close(pipe);
+      pipe = -1;
+      continue;
+    }
+    if (i == 0) {
+      run.append(text, size_t(n));
+      continue;
+    }
+    Child& c = ranks[i - 1];
+    if (i == 1) std::cerr.write(text, n).flush();
+    c.output_tail.append(text, size_t(n));
+    if (c.output_tail.size() > 16384) c.output_tail.erase(0, c.output_tail.size() - 8192);
+  }
+  return true;
+}
+
 int run_ranks(const Launch& l, const std::vector<std::string>& words, std::string& run) {
   int port = l.master.empty() ? 0 : std::atoi(l.master.c_str() + l.master.rfind(':') + 1), reports[2];
   const int listening = l.master.empty() ? listen_on_free_port(port) : -1;
@@ -112,36 +141,6 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
   int living = l.ranks, passed_on = 0, failed = -1;
   double ended_at = 0;  // time of the first failure of a rank
   bool killed = false;
-  // Reads the output of the ranks. Waits for up to `milliseconds`; returns false if there was no output.
-  const auto read_output = [&](int milliseconds) {
-    std::vector<pollfd> open{{reports[0], POLLIN, 0}};
-    for (const Child& c : ranks) open.push_back({c.output, POLLIN, 0});
-    if (poll(open.data(), open.size(), milliseconds) <= 0) return false;
-    char text[4096];
-    for (size_t i = 0; i < open.size(); ++i) {
-      if (!open[i].revents) continue;
-      const ssize_t n = read(open[i].fd, text, sizeof text);
-      if (i == 0) {
-        if (n > 0)
-          run.append(text, size_t(n));
-        else {
-          close(reports[0]);
-          reports[0] = -1;
-        }
-        continue;
-      }
-      Child& c = ranks[i - 1];
-      if (n <= 0) {
-        close(c.output);
-        c.output = -1;
-        continue;
-      }
-      if (i == 1) std::cerr.write(text, n).flush();
-      c.output_tail.append(text, size_t(n));
-      if (c.output_tail.size() > 16384) c.output_tail.erase(0, c.output_tail.size() - 8192);
-    }
-    return true;
-  };
   // Returns true if rank k ended because it lost another rank, and is therefore not the cause of the failure.
   const auto lost = [&](int k) {
     return WIFEXITED(ranks[k].status) && WEXITSTATUS(ranks[k].status) == kLostRank;
@@ -151,7 +150,7 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
       passed_on = stop_requests;
       signal_all(stop_signal);
     }
-    read_output(50);
+    read_output(ranks, reports[0], run, 50);
     for (int i = 0; i < l.ranks; ++i) {
       Child& c = ranks[i];
       if (!c.pid || waitpid(c.pid, &c.status, WNOHANG) != c.pid) continue;
@@ -167,7 +166,7 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
       killed = true;
     }
   }
-  while (read_output(0)) {  // reads the rest of the output
+  while (read_output(ranks, reports[0], run, 0)) {  // reads the rest of the output
   }
   for (const Child& c : ranks)
     if (c.output >= 0) close(c.output);

@@ -212,7 +212,8 @@ static Settings common_settings(const Config& c, int64_t images, const std::stri
   return common;
 }
 
-// Trains one rank, or launches the ranks of this machine. Returns the exit code.
+// Trains one rank, or launches the ranks of this machine. Returns the exit code. One long function, so that a
+// training with several heads can be read from top to bottom, like that of train.cpp.
 static int train(int argc, char** argv) {
   ignore_hangup();
   report_signals();

@@ -176,6 +176,35 @@ ImageErrors image_errors(const ClassifiedImage& image, double score) {
   return out;
 }
 
+// Returns the curves of a class. entries: its detections, which are sorted here. truths: number of its ground
+// truth boxes. missed: number of those that no detection matches.
+ClassCurves class_curves(std::vector<Entry>& entries, int64_t truths, int64_t missed) {
+  ClassCurves out;
+  out.ap.fill(-1);
+  for (auto* values : {&out.precision, &out.recall, &out.f1}) values->fill(-1);
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const auto& a, const auto& b) { return a.score > b.score; });
+  if (truths == 0) return out;
+  for (int k = 0; k <= error_kinds; ++k) {
+    const int64_t left = k == kMissed ? truths - missed : truths;
+    // If all objects of the class were missed, none is left, and the class has no AP, as in COCO.
+    if (left > 0) out.ap[k] = ap_after_fixing(entries, left, k == error_kinds ? kTruePositive : ErrorKind(k));
+  }
+  size_t i = 0;
+  double right = 0, all = 0;
+  for (int s = score_steps; s-- > 0;) {
+    for (; i < entries.size() && entries[i].score >= score_of_step(s); ++i) {
+      if (entries[i].corrected_class || entries[i].kind == kIgnored) continue;
+      right += entries[i].kind == kTruePositive;
+      ++all;
+    }
+    if (all > 0) out.precision[s] = right / all;
+    out.recall[s] = right / double(truths);
+    out.f1[s] = 2 * right / (all + double(truths));
+  }
+  return out;
+}
+
 }  // namespace error_detail
 
 ErrorAnalysis analyse_errors(const CocoDataset& truth, const std::vector<Detection>& detections) {
@@ -204,36 +233,9 @@ ErrorAnalysis analyse_errors(const CocoDataset& truth, const std::vector<Detecti
     }
   }
 
-  // By class: AP after correcting each kind of error; precision, recall and F1 at each score threshold.
-  constexpr int kinds = error_kinds + 1;  // the last one corrects nothing
-  std::vector<std::array<double, kinds>> ap(classes);
-  std::vector<std::array<std::array<double, score_steps>, 3>> by_score(classes);  // precision, recall, F1
-  parallel_for(classes, [&](int64_t c) {
-    auto& list = entries[c];
-    std::stable_sort(list.begin(), list.end(),
-                     [](const auto& a, const auto& b) { return a.score > b.score; });
-    const int64_t truths = out.classes[c].truths;
-    ap[c].fill(-1);
-    for (auto& values : by_score[c]) values.fill(-1);
-    if (truths == 0) return;
-    for (int k = 0; k < kinds; ++k) {
-      const int64_t left = k == kMissed ? truths - missed[c] : truths;
-      // If all objects of the class were missed, none is left, and the class has no AP, as in COCO.
-      if (left > 0) ap[c][k] = ap_after_fixing(list, left, k == error_kinds ? kTruePositive : ErrorKind(k));
-    }
-    size_t i = 0;
-    double right = 0, all = 0;
-    for (int s = score_steps; s-- > 0;) {
-      for (; i < list.size() && list[i].score >= score_of_step(s); ++i) {
-        if (list[i].corrected_class || list[i].kind == kIgnored) continue;
-        right += list[i].kind == kTruePositive;
-        ++all;
-      }
-      if (all > 0) by_score[c][0][s] = right / all;
-      by_score[c][1][s] = right / double(truths);
-      by_score[c][2][s] = 2 * right / (all + double(truths));
-    }
-  });
+  std::vector<ClassCurves> curves(classes);
+  parallel_for(classes,
+               [&](int64_t c) { curves[c] = class_curves(entries[c], out.classes[c].truths, missed[c]); });
   const auto mean_over_classes = [&](auto value) {
     double sum = 0, count = 0;
     for (int c = 0; c < classes; ++c)
@@ -243,15 +245,15 @@ ErrorAnalysis analyse_errors(const CocoDataset& truth, const std::vector<Detecti
       }
     return count > 0 ? sum / count : -1;
   };
-  out.AP50 = mean_over_classes([&](int c) { return ap[c][error_kinds]; });
+  out.AP50 = mean_over_classes([&](int c) { return curves[c].ap[error_kinds]; });
   for (int k = 0; k < error_kinds; ++k)
-    out.cost[k] = std::max(0.0, mean_over_classes([&](int c) { return ap[c][k]; }) - out.AP50);
+    out.cost[k] = std::max(0.0, mean_over_classes([&](int c) { return curves[c].ap[k]; }) - out.AP50);
   double best = 0;
   int working = 25, until = 25;  // the steps with the best F1; the working score is their middle
   for (int s = 0; s < score_steps; ++s) {
-    out.precision[s] = mean_over_classes([&](int c) { return by_score[c][0][s]; });
-    out.recall[s] = mean_over_classes([&](int c) { return by_score[c][1][s]; });
-    out.f1[s] = mean_over_classes([&](int c) { return by_score[c][2][s]; });
+    out.precision[s] = mean_over_classes([&](int c) { return curves[c].precision[s]; });
+    out.recall[s] = mean_over_classes([&](int c) { return curves[c].recall[s]; });
+    out.f1[s] = mean_over_classes([&](int c) { return curves[c].f1[s]; });
     if (out.f1[s] > best) {
       best = out.f1[s];
       working = until = s;
@@ -263,9 +265,9 @@ ErrorAnalysis analyse_errors(const CocoDataset& truth, const std::vector<Detecti
   for (int c = 0; c < classes; ++c) {
     ClassErrors& of_class = out.classes[c];
     of_class.name = truth.categories[c].name;
-    of_class.precision = by_score[c][0][working];
-    of_class.recall = by_score[c][1][working];
-    of_class.f1 = by_score[c][2][working];
+    of_class.precision = curves[c].precision[working];
+    of_class.recall = curves[c].recall[working];
+    of_class.f1 = curves[c].f1[working];
   }
 
   // By image.

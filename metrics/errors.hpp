@@ -146,8 +146,7 @@ struct ErrorAnalysis {
 
 namespace error_detail {
 
-// A detection in the list of its own class. With `foreign`: a copy in the list of the class that would be
-// right.
+// A detection in the list of its own class. corrected_class: a copy in the list of the correct class.
 struct Entry {
   double score;
   ErrorKind kind;
@@ -157,6 +156,13 @@ struct Entry {
 // Returns the AP of one class at IoU 0.5 after correcting all errors of one kind. An error becomes a true
 // positive if it then matches a free ground truth; otherwise it is removed. kTruePositive: corrects nothing.
 double ap_after_fixing(const std::vector<Entry>& entries, int64_t truths, ErrorKind kind);
+
+// The curves of a class; -1 where a value is undefined.
+struct ClassCurves {
+  std::array<double, error_kinds + 1>
+      ap;  // AP after correcting each kind of error; the last one corrects nothing
+  std::array<double, score_steps> precision, recall, f1;  // at each score threshold
+};
 
 // Adds an image to the confusion matrix at a score threshold. Counts the true positives, then pairs the
 // remaining ground truths and detections of any class by descending IoU.

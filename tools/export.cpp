@@ -108,9 +108,8 @@ static Tensor sorted_detections(Tensor rows) {
   return rows;
 }
 
-static void run(int argc, char** argv) {
-  Config config;
-  config.parse(argc, argv, "exports a model to ONNX or TorchScript");
+// Sets --format from the extension of --out. Throws UsageError if a flag is invalid.
+static void check_flags(Config& config) {
   usage_check(!config.out.empty(), "--out FILE is needed");
   if (config.format.empty()) {
     const std::string end = fs::path(config.out).extension().string();
@@ -131,6 +130,12 @@ static void run(int argc, char** argv) {
               config.nms_iou);
   protect_inputs("--out", config.out, {config.weights, config.image});
   if (!config.size.empty()) parse_size(config.size);
+}
+
+static void run(int argc, char** argv) {
+  Config config;
+  config.parse(argc, argv, "exports a model to ONNX or TorchScript");
+  check_flags(config);
   opencv_single_thread();
   const Image image = config.image.empty() ? Image(draw_shapes(0, 1, 0).image)
                                            : decode_image(read_bytes(config.image), config.image);
@@ -193,13 +198,9 @@ static void run(int argc, char** argv) {
   }
   file.commit();
 
-  std::cout << config.out << ": " << loaded.info.model << ", " << loaded.model->num_classes
-            << " classes, input ";
-  if (any_size)
-    std::cout << "[B, 3, H, W] ";
-  else
-    std::cout << "[1, 3, " << size.height << ", " << size.width << "] ";
   std::cout
+      << config.out << ": " << loaded.info.model << ", " << loaded.model->num_classes << " classes, input "
+      << (any_size ? "[B, 3, H, W] " : concat("[1, 3, ", size.height, ", ", size.width, "] "))
       << (loaded.info.legacy_preproc ? "RGB mean/std" : "BGR 0..255")
       << (config.fp16 ? ", computes in float16" : "") << ", output "
       << (config.nms ? "[D, 7]" : concat("[B, A, ", 5 + loaded.model->num_classes, "]")) << " ("

@@ -23,6 +23,40 @@ inline std::string script_number(double value) {
   return text;
 }
 
+// Returns the source of forward() with NMS.
+inline std::string forward_with_nms(const ExportSettings& settings) {
+  return concat(R"(
+def forward(self, images):
+  rows = self.rows(images)
+  found : List[Tensor] = []
+  for image in range(rows.size(0)):
+    best, cls = torch.max(rows[image, :, 5:], 1)
+    score = rows[image, :, 4] * best
+    keep = torch.nonzero(score >= )",
+                script_number(settings.conf), R"().squeeze(1)
+    order = keep[torch.argsort(score[keep], stable=True, dim=0, descending=True)]
+    half = rows[image, :, 2:4] / 2
+    corners = torch.cat([rows[image, :, 0:2] - half, rows[image, :, 0:2] + half], 1)
+    while order.numel() > 0:
+      first = order[0]
+      others = order[1:]
+      a = corners[first]
+      b = corners[others]
+      found.append(torch.cat([torch.full([1], float(image), device=rows.device), a,
+                              torch.stack([score[first], torch.to(cls[first], rows)])]))
+      sides = torch.clamp(torch.minimum(a[2:], b[:, 2:]) - torch.maximum(a[:2], b[:, :2]), min=0)
+      both = sides[:, 0] * sides[:, 1]
+      area_a = (a[2] - a[0]) * (a[3] - a[1])
+      area_b = (b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])
+      dead = (both / (area_a + area_b - both) > )",
+                script_number(settings.iou), R"() & (cls[others] == cls[first])
+      order = others[torch.logical_not(dead)]
+  if len(found) == 0:
+    return torch.zeros([0, 7], device=rows.device)
+  return torch.stack(found)
+)");
+}
+
 // Returns the model as a TorchScript module. Input of its methods: images float32 [B, 3, H, W], any B, H and
 // W multiples of 32. forward() has the output that ExportSettings (onnx.hpp) describes. rows() has the output
 // before NMS. Changes `model`: its parameters no longer require gradients, and with settings.half its type is
@@ -77,36 +111,7 @@ def rows(self, images):
     module.define("def forward(self, images):\n  return self.rows(images)\n");
     return module;
   }
-  module.define(concat(R"(
-def forward(self, images):
-  rows = self.rows(images)
-  found : List[Tensor] = []
-  for image in range(rows.size(0)):
-    best, cls = torch.max(rows[image, :, 5:], 1)
-    score = rows[image, :, 4] * best
-    keep = torch.nonzero(score >= )",
-                       script_number(settings.conf), R"().squeeze(1)
-    order = keep[torch.argsort(score[keep], stable=True, dim=0, descending=True)]
-    half = rows[image, :, 2:4] / 2
-    corners = torch.cat([rows[image, :, 0:2] - half, rows[image, :, 0:2] + half], 1)
-    while order.numel() > 0:
-      first = order[0]
-      others = order[1:]
-      a = corners[first]
-      b = corners[others]
-      found.append(torch.cat([torch.full([1], float(image), device=rows.device), a,
-                              torch.stack([score[first], torch.to(cls[first], rows)])]))
-      sides = torch.clamp(torch.minimum(a[2:], b[:, 2:]) - torch.maximum(a[:2], b[:, :2]), min=0)
-      both = sides[:, 0] * sides[:, 1]
-      area_a = (a[2] - a[0]) * (a[3] - a[1])
-      area_b = (b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])
-      dead = (both / (area_a + area_b - both) > )",
-                       script_number(settings.iou), R"() & (cls[others] == cls[first])
-      order = others[torch.logical_not(dead)]
-  if len(found) == 0:
-    return torch.zeros([0, 7], device=rows.device)
-  return torch.stack(found)
-)"));
+  module.define(forward_with_nms(settings));
   return module;
 }
 
