@@ -15,8 +15,8 @@
 #include "data/dataset.hpp"
 #include "data/multiscale.hpp"
 #include "ddp/launch.hpp"
+#include "ddp/rank_info.hpp"
 #include "optim.hpp"
-#include "run/state.hpp"
 #include "yolox.hpp"
 
 namespace yolox {

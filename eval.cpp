@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "base/flags.hpp"
-#include "base/threads.hpp"
 #include "evaluate.hpp"
 #include "formats.hpp"
 #include "metrics/errors.hpp"

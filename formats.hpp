@@ -2,6 +2,7 @@
 // Images are not opened here.
 #pragma once
 #include <yaml-cpp/yaml.h>
+#include <numeric>
 
 #include <algorithm>
 #include <cctype>

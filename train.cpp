@@ -54,7 +54,8 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   return !run.end_of_epoch(t, evaluation ? &*evaluation : nullptr, stop);
 }
 
-// Trains and returns the exit code. With --gpus or --procs, starts the ranks instead.
+// Trains and returns the exit code. With --gpus or --procs, starts the ranks instead. One long function, so
+// that the whole training can be read from top to bottom.
 static int train(int argc, char** argv) {
   ignore_hangup();
   report_signals();

@@ -1,5 +1,9 @@
 #include "base/device.hpp"
 
+#include <cstdlib>
+
+#include "base/error.hpp"
+
 namespace yolox {
 
 torch::Device parse_device(const std::string& name) {

@@ -8,15 +8,8 @@
 #include <cuda_runtime_api.h>
 #endif
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <cctype>
-#include <cstdlib>
 #include <string>
 
-#include "base/error.hpp"
-#include "base/flags.hpp"
 #include "base/memory.hpp"
 
 namespace yolox {

@@ -6,6 +6,8 @@
 #include <iostream>
 #include <sstream>
 
+#include "base/error.hpp"
+
 namespace yolox {
 
 // ---- values as text

@@ -17,8 +17,6 @@
 #include <variant>
 #include <vector>
 
-#include "base/error.hpp"
-
 namespace yolox {
 
 struct Flags {

@@ -1,5 +1,14 @@
 #include "base/memory.hpp"
 
+#include <malloc.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+
+#include "base/error.hpp"
+
 namespace yolox {
 
 double free_memory(const std::string& proc, const std::string& cgroup) {

@@ -1,20 +1,12 @@
 // Memory: free memory of the machine, memory of this process, and out-of-memory errors.
 #pragma once
-#include <malloc.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <exception>
 #include <fstream>
-#include <limits>
 #include <new>
 #include <string>
 #include <vector>
-
-#include "base/error.hpp"
 
 namespace yolox {
 

@@ -1,5 +1,13 @@
 #include "base/new_file.hpp"
 
+#include <fcntl.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include "base/error.hpp"
+
 namespace yolox {
 
 NewFile::NewFile(const std::string& path) : path_(path), real_(path), part_(path) {

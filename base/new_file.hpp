@@ -1,20 +1,14 @@
 // Atomic writing of files: an error, a full disk or SIGKILL leaves the old file as it was.
 #pragma once
-#include <fcntl.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
-
-#include "base/error.hpp"
 
 namespace yolox {
 

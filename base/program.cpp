@@ -1,5 +1,10 @@
 #include "base/program.hpp"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
 namespace yolox {
 
 void catch_signals(bool launcher) {

@@ -2,13 +2,9 @@
 // numbers, devices and memory. It includes no other folder of this project.
 // This file: the frame of main(), with exit codes, signal handlers and process limits.
 #pragma once
-#include <sys/resource.h>
-#include <unistd.h>
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <iostream>

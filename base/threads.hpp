@@ -1,14 +1,11 @@
 // Parallel loops and background tasks on CPU threads.
 #pragma once
-#include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <cstdlib>
 #include <deque>
 #include <exception>
-#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <system_error>

@@ -1,5 +1,15 @@
 #include "checkpoint/checkpoint.hpp"
 
+#include <array>
+#include <cmath>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "base/error.hpp"
+#include "checkpoint/pth.hpp"
+#include "data/batch.hpp"
+
 namespace yolox {
 
 StateDict state_dict(const torch::nn::Module& module, const std::string& prefix) {

@@ -6,18 +6,12 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <array>
-#include <cmath>
-#include <map>
-#include <set>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
 #include "checkpoint/pth.hpp"
-#include "data/batch.hpp"
 
 namespace yolox {
 

@@ -1,5 +1,10 @@
 #include "checkpoint/load.hpp"
 
+#include <algorithm>
+
+#include "checkpoint/onnx_weights.hpp"
+#include "data.hpp"
+
 namespace yolox {
 
 EvalGuard::EvalGuard(torch::nn::Module& module) {

@@ -1,7 +1,6 @@
 // Loads weights from a .pth or ONNX file into a model.
 #pragma once
 #include <torch/torch.h>
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -9,8 +8,7 @@
 
 #include "base/flags.hpp"
 #include "checkpoint/checkpoint.hpp"
-#include "checkpoint/onnx_weights.hpp"
-#include "data.hpp"
+#include "data/dataset.hpp"
 #include "yolox.hpp"
 
 namespace yolox {

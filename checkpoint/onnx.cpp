@@ -1,5 +1,12 @@
 #include "checkpoint/onnx.hpp"
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "base/error.hpp"
+
 namespace yolox {
 
 Tensor to_torch(const onnx::Tensor& t, const std::string& path) {

@@ -8,19 +8,12 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <limits>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
-#include "base/error.hpp"
 #include "onnx.pb.h"
 #include "yolox.hpp"
 

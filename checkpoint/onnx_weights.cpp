@@ -1,6 +1,15 @@
 #include "checkpoint/onnx_weights.hpp"
 
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
 #include <functional>
+#include <set>
+#include <sstream>
+
+#include "base/error.hpp"
+#include "checkpoint/checkpoint.hpp"
+#include "checkpoint/onnx.hpp"
 
 namespace yolox {
 

@@ -6,18 +6,12 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <map>
-#include <set>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/onnx.hpp"
 

@@ -1,5 +1,11 @@
 #include "checkpoint/pth.hpp"
 
+#include <algorithm>
+#include <filesystem>
+
+#include "base/error.hpp"
+#include "base/new_file.hpp"
+
 namespace yolox {
 
 std::string describe(const c10::IValue& value) {

@@ -7,18 +7,14 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <filesystem>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
-#include "base/new_file.hpp"
 #include "checkpoint/zip.hpp"
 
 namespace yolox {

@@ -1,5 +1,9 @@
 #include "checkpoint/zip.hpp"
 
+#include <array>
+#include <cerrno>
+#include <filesystem>
+
 namespace yolox {
 
 namespace pth {

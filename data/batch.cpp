@@ -1,5 +1,7 @@
 #include "data/batch.hpp"
 
+#include <algorithm>
+
 namespace yolox {
 
 int64_t Targets::total() const {

@@ -6,7 +6,6 @@
 // number of objects in an image of the batch.
 #pragma once
 #include <torch/torch.h>
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>

@@ -1,8 +1,5 @@
 #include "data/batches.hpp"
 
-#include <ATen/record_function.h>
-
-#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -11,7 +8,7 @@
 
 namespace yolox {
 
-struct Batches::Stream {
+struct Batches::Pipeline {
   Loader::Make items;
   int64_t batch, share, end;  // total batch size, batch size of this rank, position after the last image
   int rank, workers;
@@ -30,22 +27,22 @@ Batches::Batches(const Dataset& data, const Config& config, const Plan& plan, in
   Loader::Make items =
       training_items(data, config.seed + head, config.augment, config.aug == "default", mosaic_at);
   if (config.debug) items = checked_items(items, data, config.augment.official_quirks);
-  stream.reset(new Stream{std::move(items),
-                          plan.batch,
-                          plan.batch_per_rank,
-                          plan.iters * plan.batch,
-                          rank,
-                          config.workers,
-                          cv::Size(size.width, size.height),
-                          device,
-                          {},
-                          {}});
+  pipeline.reset(new Pipeline{std::move(items),
+                              plan.batch,
+                              plan.batch_per_rank,
+                              plan.iters * plan.batch,
+                              rank,
+                              config.workers,
+                              cv::Size(size.width, size.height),
+                              device,
+                              {},
+                              {}});
 }
 
 Batches::~Batches() = default;
 
 void Batches::start(int64_t step) {
-  Stream& s = *stream;
+  Pipeline& s = *pipeline;
   s.batches.reset();
   s.loader.reset();
   s.loader.emplace(s.items, step * s.batch + s.rank * s.share, s.end, int(s.share), s.size, s.workers,
@@ -56,11 +53,11 @@ void Batches::start(int64_t step) {
 Batch Batches::next() {
   RECORD_USER_SCOPE("data");
   const double start = now();
-  Batch batch = stream->batches->next();
-  stream->waited += now() - start;
+  Batch batch = pipeline->batches->next();
+  pipeline->waited += now() - start;
   return batch;
 }
 
-double Batches::reset_waiting_time() { return std::exchange(stream->waited, 0.0); }
+double Batches::reset_waiting_time() { return std::exchange(pipeline->waited, 0.0); }
 
 }  // namespace yolox

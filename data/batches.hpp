@@ -31,8 +31,8 @@ class Batches {
   double reset_waiting_time();
 
  private:
-  struct Stream;
-  std::unique_ptr<Stream> stream;
+  struct Pipeline;
+  std::unique_ptr<Pipeline> pipeline;
 };
 
 }  // namespace yolox

@@ -1,5 +1,22 @@
 #include "data/cache.hpp"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <limits>
+#include <mutex>
+#include <thread>
+
+#include "base/threads.hpp"
+
 namespace yolox {
 
 CacheFile::CacheFile(const std::string& path, int flags)

@@ -6,34 +6,17 @@
 // an exclusive lock. A process that uses the file holds a shared lock until it ends. The kernel releases the
 // lock of a killed process, so that a waiting process can take over.
 #pragma once
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <functional>
-#include <limits>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/memory.hpp"
-#include "base/threads.hpp"
 #include "data/dataset.hpp"
-#include "run/log.hpp"
 
 namespace yolox {
 

@@ -1,5 +1,9 @@
 #include "data/coco.hpp"
 
+#include <map>
+
+#include "base/error.hpp"
+
 namespace yolox {
 
 fs::path find_image_folder(const fs::path& json, const CocoDataset& coco) {

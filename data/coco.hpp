@@ -1,13 +1,10 @@
 // Reader of COCO data sets: one JSON file per split.
 #pragma once
-#include <algorithm>
 #include <filesystem>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
 #include "data/source.hpp"
 
 namespace yolox {

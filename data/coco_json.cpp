@@ -1,5 +1,12 @@
 #include "data/coco_json.hpp"
 
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include "base/new_file.hpp"
+
 namespace yolox {
 
 const JsonField* JsonRecord::find(const char* key) const {

@@ -11,25 +11,20 @@
 #include <rapidjson/reader.h>
 #include <rapidjson/writer.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <climits>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/new_file.hpp"
 
 namespace yolox {
 

@@ -1,5 +1,16 @@
 #include "data/dataset.hpp"
 
+#include <algorithm>
+#include <atomic>
+#include <fstream>
+#include <numeric>
+#include <sstream>
+#include <tuple>
+#include <unordered_map>
+
+#include "base/threads.hpp"
+#include "data/shapes.hpp"
+
 namespace yolox {
 
 void Problems::add(const std::string& kind, const std::string& line) {

@@ -3,30 +3,19 @@
 #pragma once
 #include <sys/stat.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cmath>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <numeric>
-#include <sstream>
 #include <string>
-#include <tuple>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/new_file.hpp"
-#include "base/threads.hpp"
 #include "data/coco_json.hpp"
-#include "data/shapes.hpp"
 #include "data/source.hpp"
 #include "images/boxes.hpp"
 #include "images/image.hpp"

@@ -1,5 +1,10 @@
 #include "data/loader.hpp"
 
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/threads.hpp"
+
 namespace yolox {
 
 Loader::Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, bool pinned,

@@ -4,7 +4,6 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
-#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -16,8 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
-#include "base/threads.hpp"
 #include "data/batch.hpp"
 
 namespace yolox {

@@ -1,5 +1,7 @@
 #include "data/packed.hpp"
 
+#include <cerrno>
+
 namespace yolox {
 
 void check_lmdb(int code, const std::string& path, const char* what) {

@@ -2,7 +2,6 @@
 #pragma once
 #include <lmdb.h>
 
-#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -10,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "data/cache.hpp"
 #include "data/dataset.hpp"
 
 namespace yolox {

@@ -1,5 +1,9 @@
 #include "data/pictures.hpp"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
 namespace yolox {
 
 cv::Scalar class_colour(int cls) {

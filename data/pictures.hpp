@@ -2,13 +2,11 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
 #include <string>
 #include <vector>
 
-#include "data.hpp"
+#include "data/batch.hpp"
+#include "data/dataset.hpp"
 
 namespace yolox {
 

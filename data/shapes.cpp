@@ -1,5 +1,7 @@
 #include "data/shapes.hpp"
 
+#include "base/error.hpp"
+
 namespace yolox {
 
 namespace shapes_detail {

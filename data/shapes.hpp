@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "base/error.hpp"
 #include "base/random.hpp"
 #include "images/boxes.hpp"
 

@@ -1,5 +1,12 @@
 #include "data/source.hpp"
 
+#include <cctype>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+
+#include "base/error.hpp"
+
 namespace yolox {
 
 std::string Source::where(size_t annotation) const {

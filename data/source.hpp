@@ -1,15 +1,10 @@
 // Annotations of a split as read from its files, and functions that the readers of all formats share.
 #pragma once
 #include <algorithm>
-#include <cctype>
-#include <cerrno>
 #include <charconv>
-#include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <optional>
@@ -20,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
 #include "data/coco_json.hpp"
 
 namespace yolox {

@@ -1,5 +1,11 @@
 #include "data/voc.hpp"
 
+#include <algorithm>
+#include <memory>
+
+#include "base/error.hpp"
+#include "base/threads.hpp"
+
 namespace yolox {
 
 Labels read_voc_xml(const std::string& path) {

@@ -1,18 +1,12 @@
 // Reader of Pascal VOC data sets: one XML file per image.
 #pragma once
-#include <algorithm>
 #include <filesystem>
 #include <map>
-#include <memory>
-#include <mutex>
 #include <pugixml.hpp>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
-#include "base/threads.hpp"
 #include "data/source.hpp"
 
 namespace yolox {

@@ -1,5 +1,10 @@
 #include "data/yolo.hpp"
 
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/threads.hpp"
+
 namespace yolox {
 
 YoloYaml read_data_yaml(const std::string& file) {

@@ -1,16 +1,12 @@
 // Reader of YOLO data sets: a data.yaml and one text file per image.
 #pragma once
 #include <yaml-cpp/yaml.h>
-#include <algorithm>
 #include <filesystem>
 #include <map>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
-#include "base/threads.hpp"
 #include "data/source.hpp"
 
 namespace yolox {

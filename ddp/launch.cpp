@@ -1,5 +1,24 @@
 #include "ddp/launch.hpp"
 
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <iostream>
+#include <sstream>
+#include <thread>
+
+#include "ddp/rank_info.hpp"
+
 namespace yolox {
 
 std::vector<std::string> resume_command_line(const std::vector<std::string>& words, const std::string& run) {

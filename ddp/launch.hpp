@@ -4,32 +4,11 @@
 // MASTER_ADDR, MASTER_PORT. A rank under torchrun reads the same variables, a rank under `srun` those of
 // SLURM (rank_info.hpp). WORLD_SIZE=1 is ignored, because some clusters set it in every process.
 #pragma once
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <sched.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cctype>
-#include <cerrno>
-#include <chrono>
-#include <csignal>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <iostream>
-#include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
-
-#include "base/flags.hpp"
-#include "ddp/rank_info.hpp"
-#include "run/log.hpp"
 
 namespace yolox {
 

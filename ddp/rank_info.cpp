@@ -1,5 +1,13 @@
 #include "ddp/rank_info.hpp"
 
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <sstream>
+
+#include "base/error.hpp"
+
 namespace yolox {
 
 std::string environment_variable(const char* name) {

@@ -1,12 +1,6 @@
 // Rank and world size of this process, from the environment variables of torchrun, SLURM or our launcher.
 #pragma once
-#include <sched.h>
-#include <algorithm>
-#include <cstdlib>
-#include <sstream>
 #include <string>
-
-#include "base/error.hpp"
 
 namespace yolox {
 

@@ -1,5 +1,7 @@
 #include "ddp/rendezvous.hpp"
 
+#include "base/memory.hpp"
+
 namespace yolox {
 
 bool is_local_error(const std::exception& e) {

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "base/error.hpp"
-#include "base/memory.hpp"
 
 namespace yolox {
 

@@ -1,5 +1,11 @@
 #include "ddp/shared_memory.hpp"
 
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+
 namespace yolox {
 
 bool is_running(pid_t pid) {

@@ -1,5 +1,14 @@
 #include "ddp/watchdog.hpp"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <sstream>
+
+#include "base/error.hpp"
+#include "ddp/rank_info.hpp"
+
 namespace yolox {
 
 Watchdog::Watchdog(int rank, std::vector<std::string> names, double seconds,

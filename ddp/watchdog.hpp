@@ -5,25 +5,17 @@
 // The timeout counts only the time in which the process runs. A run that was suspended with all its ranks, as
 // by `docker pause`, continues.
 #pragma once
-#include <unistd.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <mutex>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include "base/error.hpp"
-#include "ddp/rank_info.hpp"
-#include "run/log.hpp"
 
 namespace yolox {
 

@@ -1,5 +1,12 @@
 #include "dtr/budget.hpp"
 
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "base/memory.hpp"
+#include "dtr/cost.hpp"
+
 namespace yolox {
 
 double AutomaticBudget::next(double live, double free, int64_t out_of_memory) {

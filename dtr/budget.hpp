@@ -3,14 +3,8 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdlib>
-#include <memory>
 
-#include "base/device.hpp"
-#include "base/memory.hpp"
-#include "dtr/cost.hpp"
 #include "dtr/dtr.hpp"
 
 namespace yolox {

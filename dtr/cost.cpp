@@ -1,5 +1,7 @@
 #include "dtr/cost.hpp"
 
+#include "dtr/record.hpp"
+
 namespace yolox {
 
 double estimated_cost(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given,

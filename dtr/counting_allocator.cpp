@@ -1,5 +1,11 @@
 #include "dtr/counting_allocator.hpp"
 
+#include <malloc.h>
+
+#include <cstdlib>
+
+#include "base/error.hpp"
+
 namespace yolox {
 
 CountingAllocator& CountingAllocator::get() {

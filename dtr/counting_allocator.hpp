@@ -7,13 +7,9 @@
 // rematerialisation a process needed three times the memory that way.
 #pragma once
 #include <c10/core/CPUAllocator.h>
-#include <malloc.h>
 
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
-
-#include "base/error.hpp"
 
 namespace yolox {
 

@@ -1,5 +1,13 @@
 #include "dtr/dtr.hpp"
 
+#include <cmath>
+#include <limits>
+#include <mutex>
+#include <optional>
+
+#include "base/error.hpp"
+#include "dtr/counting_allocator.hpp"
+
 namespace yolox {
 
 void DtrSteps::add(const DtrStep& s) {

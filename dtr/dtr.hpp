@@ -46,22 +46,16 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
 #include "base/memory.hpp"
-#include "dtr/counting_allocator.hpp"
 #include "dtr/record.hpp"
 
 namespace yolox {

@@ -1,5 +1,10 @@
 #include "dtr/record.hpp"
 
+#include <algorithm>
+#include <initializer_list>
+#include <mutex>
+#include <optional>
+
 namespace yolox {
 
 namespace dtr_detail {

@@ -6,12 +6,8 @@
 #include <c10/core/impl/SizesAndStrides.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <atomic>
-#include <initializer_list>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>

@@ -1,5 +1,8 @@
 #include "dtr/trace.hpp"
 
+#include <algorithm>
+#include <cmath>
+
 namespace yolox {
 
 namespace dtr_trace_detail {

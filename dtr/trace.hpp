@@ -2,13 +2,10 @@
 #pragma once
 #include <opencv2/imgproc.hpp>
 
-#include <algorithm>
-#include <cmath>
 #include <string>
 #include <vector>
 
 #include "dtr/dtr.hpp"
-#include "run/log.hpp"
 
 namespace yolox {
 

@@ -1,5 +1,10 @@
 #include "images/boxes.hpp"
 
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.hpp"
+
 namespace yolox {
 
 void opencv_single_thread() {

@@ -1,14 +1,11 @@
 // Bounding boxes, clipping and letterbox.
 #pragma once
-#include <algorithm>
-#include <cmath>
 #include <opencv2/core.hpp>
 #include <opencv2/core/ocl.hpp>
 #include <opencv2/imgproc.hpp>
 #include <optional>
 #include <vector>
 
-#include "base/error.hpp"
 #include "images/image.hpp"
 
 namespace yolox {

@@ -1,5 +1,10 @@
 #include "images/image.hpp"
 
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
 namespace yolox {
 
 const cv::Mat& Image::checked(const cv::Mat& mat) {

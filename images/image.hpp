@@ -2,13 +2,8 @@
 // This file: image files to 8-bit BGR images, rotated by their EXIF tag. Of a JPEG only the requested region
 // is decoded, at the requested scale. A truncated file is an error, although OpenCV returns an image for it.
 #pragma once
-#include <algorithm>
-#include <cmath>
 #include <csetjmp>
 #include <cstdint>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <opencv2/core.hpp>
 #include <opencv2/imgcodecs.hpp>
 #include <opencv2/imgproc.hpp>

@@ -1,5 +1,8 @@
 #include "metrics/coco_eval.hpp"
 
+#include <atomic>
+#include <thread>
+
 namespace yolox {
 
 bool in_area(double area, int range) {

@@ -6,10 +6,8 @@
 // one several times, and this code uses each annotation once.
 #pragma once
 #include <array>
-#include <atomic>
 #include <future>
 #include <ostream>
-#include <thread>
 
 #include "data/coco_json.hpp"
 

@@ -1,5 +1,11 @@
 #include "metrics/errors.hpp"
 
+#include <algorithm>
+#include <tuple>
+
+#include "base/threads.hpp"
+#include "metrics/coco_eval.hpp"
+
 namespace yolox {
 
 std::vector<ImageBoxes> boxes_by_image(const CocoDataset& truth, const std::vector<Detection>& detections) {

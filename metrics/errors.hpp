@@ -3,18 +3,13 @@
 // Foley, Hays, Hoffman, "TIDE: A General Toolbox for Identifying Object Detection Errors", arXiv 2008.08115,
 // section 2.
 #pragma once
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
 #include <ostream>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
-
-#include "base/threads.hpp"
-#include "metrics/coco_eval.hpp"
 
 namespace yolox {
 

@@ -1,5 +1,11 @@
 #include "metrics/html.hpp"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "base/error.hpp"
+
 namespace yolox {
 
 std::string escaped(const std::string& text) {

@@ -2,18 +2,13 @@
 // self-contained: it loads no resources and runs no scripts, and its Content-Security-Policy forbids both.
 // The layout suits phones and large screens, in light and dark mode.
 #pragma once
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <opencv2/imgcodecs.hpp>
 #include <opencv2/imgproc.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include "base/error.hpp"
 
 namespace yolox {
 

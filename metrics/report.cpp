@@ -1,5 +1,11 @@
 #include "metrics/report.hpp"
 
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <numeric>
+#include <unordered_map>
+
 namespace yolox {
 
 std::string errors_html(const ErrorAnalysis& analysis) {

@@ -3,20 +3,10 @@
 #pragma once
 #include <rapidjson/document.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <functional>
-#include <map>
-#include <numeric>
 #include <optional>
-#include <sstream>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -24,7 +14,6 @@
 #include "metrics/coco_eval.hpp"
 #include "metrics/errors.hpp"
 #include "metrics/html.hpp"
-#include "run/log.hpp"
 
 namespace yolox {
 

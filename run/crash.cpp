@@ -1,5 +1,20 @@
 #include "run/crash.hpp"
 
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
 namespace yolox {
 
 void CrashFile::put(const char* text, size_t size) {

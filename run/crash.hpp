@@ -11,34 +11,19 @@
 // signal stack.
 #pragma once
 #include <cxxabi.h>
-#include <dlfcn.h>
-#include <execinfo.h>
 #include <fcntl.h>
 #include <link.h>
-#include <poll.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <csignal>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <exception>
-#include <filesystem>
-#include <fstream>
 #include <initializer_list>
-#include <iterator>
 #include <string>
 #include <typeinfo>
-
-#include "run/log.hpp"
 
 namespace yolox {
 

@@ -1,5 +1,10 @@
 #include "run/fit.hpp"
 
+#include <cmath>
+#include <limits>
+
+#include "base/device.hpp"
+
 namespace yolox {
 
 MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t share, const Ranks& ranks, Log& log)

@@ -3,14 +3,11 @@
 #pragma once
 #include <torch/torch.h>
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <string>
 #include <vector>
 
-#include "base/device.hpp"
 #include "base/memory.hpp"
 #include "config.hpp"
 #include "data/batch.hpp"

@@ -1,5 +1,20 @@
 #include "run/folder.hpp"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <limits>
+#include <system_error>
+
+#include "base/error.hpp"
+#include "checkpoint/pth.hpp"
+#include "run/state.hpp"
+
 namespace yolox {
 
 std::vector<std::string> list_checkpoints(const std::string& run) {

@@ -1,21 +1,8 @@
 // The run folder: creating, locking and finding runs and their checkpoints.
 #pragma once
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-#include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <filesystem>
-#include <limits>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
-
-#include "base/error.hpp"
-#include "checkpoint/pth.hpp"
-#include "run/state.hpp"
 
 namespace yolox {
 

@@ -1,5 +1,14 @@
 #include "run/log.hpp"
 
+#include <fcntl.h>
+#include <sys/ioctl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <iostream>
+#include <sstream>
+
 namespace yolox {
 
 void AppendFile::add(const std::string& text) const {

@@ -1,26 +1,13 @@
 // The log and the progress line of a run, and metrics.csv.
 #pragma once
-#include <fcntl.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <chrono>
-#include <cmath>
-#include <csignal>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <iostream>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
 #include "base/new_file.hpp"
 #include "base/program.hpp"
 

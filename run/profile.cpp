@@ -1,5 +1,14 @@
 #include "run/profile.hpp"
 
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "base/error.hpp"
+
 namespace yolox {
 
 Profile::Profile(torch::Device device, int64_t warm_up, int64_t measured, int64_t traced)

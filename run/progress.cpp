@@ -1,5 +1,17 @@
 #include "run/progress.hpp"
 
+#include <ATen/record_function.h>
+#include <rapidjson/stringbuffer.h>
+#include <rapidjson/writer.h>
+
+#include <cmath>
+#include <cstdio>
+#include <iomanip>
+#include <memory>
+#include <numeric>
+
+#include "base/device.hpp"
+
 namespace yolox {
 
 double conv_flops(YOLOX& model, ImageSize size) {

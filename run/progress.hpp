@@ -1,30 +1,20 @@
 // Progress of a run: progress line and log, metrics.csv, TensorBoard events, and remarks on unusual
 // statistics.
 #pragma once
-#include <ATen/record_function.h>
-#include <rapidjson/stringbuffer.h>
-#include <rapidjson/writer.h>
 #include <torch/torch.h>
 
-#include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <iomanip>
 #include <map>
-#include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/device.hpp"
 #include "base/flags.hpp"
 #include "config.hpp"
 #include "data/dataset.hpp"
 #include "ddp.hpp"
 #include "dtr/dtr.hpp"
-#include "dtr/trace.hpp"
 #include "evaluate.hpp"
 #include "run/log.hpp"
 #include "run/remarks.hpp"

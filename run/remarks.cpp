@@ -1,5 +1,9 @@
 #include "run/remarks.hpp"
 
+#include <algorithm>
+
+#include "base/error.hpp"
+
 namespace yolox {
 
 std::vector<std::string> Remarks::check_step(const StepNumbers& n) {

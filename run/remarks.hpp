@@ -1,15 +1,10 @@
 // Remarks: notes in the log if the statistics of the training steps look wrong.
 #pragma once
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstdint>
-#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
 #include "run/numbers.hpp"
 
 namespace yolox {

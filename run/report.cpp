@@ -1,5 +1,14 @@
 #include "run/report.hpp"
 
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/new_file.hpp"
+#include "metrics/html.hpp"
+
 namespace yolox {
 
 std::vector<std::string> MetricsTable::loss_terms() const {

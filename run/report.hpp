@@ -1,19 +1,12 @@
 // report.html of a run: training curves, the last evaluation, pictures and settings.
 #pragma once
-#include <algorithm>
-#include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/new_file.hpp"
 #include "evaluate.hpp"
-#include "metrics/html.hpp"
 #include "metrics/report.hpp"
 #include "run/log.hpp"
 

@@ -1,7 +1,6 @@
 #include "run/run.hpp"
 
 #include <cstring>
-#include <filesystem>
 #include <utility>
 
 #include "base/new_file.hpp"
@@ -11,7 +10,6 @@
 #include "data/pictures.hpp"
 #include "dtr/trace.hpp"
 #include "run/crash.hpp"
-#include "run/folder.hpp"
 #include "run/profile.hpp"
 #include "run/report.hpp"
 #include "run/setup.hpp"

@@ -1,5 +1,9 @@
 #include "run/saving.hpp"
 
+#include <filesystem>
+#include <map>
+#include <system_error>
+
 namespace yolox {
 
 bool is_finite(const GenericDict& weights) {

@@ -1,22 +1,12 @@
 // Saving and loading the checkpoints of a run: last.pth, step_N.pth, best.pth.
 #pragma once
-#include <fcntl.h>
-#include <sys/file.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
-#include <ATen/record_function.h>
-#include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cmath>
-#include <cstdio>
-#include <filesystem>
 #include <functional>
 #include <limits>
-#include <map>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -24,11 +14,7 @@
 #include "base/flags.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "config.hpp"
-#include "data.hpp"
-#include "data/pictures.hpp"
-#include "run/folder.hpp"
 #include "run/log.hpp"
-#include "run/remarks.hpp"
 #include "run/state.hpp"
 
 namespace yolox {

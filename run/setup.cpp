@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <utility>
 
-#include "base/program.hpp"
 #include "checkpoint/load.hpp"
 #include "data/cache.hpp"
 #include "dtr/budget.hpp"

@@ -1,5 +1,7 @@
 #include "run/state.hpp"
 
+#include <cmath>
+
 namespace yolox {
 
 std::vector<Tensor> tensors_of(YOLOX& model) {

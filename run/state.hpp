@@ -2,17 +2,12 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <cmath>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/checkpoint.hpp"
-#include "checkpoint/onnx_weights.hpp"
-#include "evaluate.hpp"
 #include "optim.hpp"
 #include "yolox.hpp"
 

@@ -1,5 +1,16 @@
 #include "run/tensorboard.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/error.hpp"
+
 namespace yolox {
 
 namespace tensorboard {

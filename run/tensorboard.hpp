@@ -2,24 +2,14 @@
 // Format of records and their masked CRC: tensorflow/core/lib/io/record_writer.cc. Messages and field
 // numbers: tensorflow/core/util/event.proto and tensorflow/core/framework/summary.proto.
 #pragma once
-#include <fcntl.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <deque>
-#include <filesystem>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include "base/error.hpp"
-#include "checkpoint/zip.hpp"
 
 namespace yolox {
 

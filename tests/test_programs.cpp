@@ -292,10 +292,10 @@ TEST_CASE("programs: OpenCV runs no threads and no OpenCL of its own in train, m
        "--data data --model yolox-nano --size 64 --bs 2 --max-iters 1 --eval-interval 0 --out cv_m"},
       {"eval", "--data data --weights a/last.pth"},
       {"demo", "--source data/train --weights a/last.pth --save cv_demo"}};
-  for (const auto& [program, arguments] : programs) {
-    const Outcome o = run_with_probe(dir, program, arguments);
-    REQUIRE_MESSAGE(o.code == 0, program << "\n" << o.err);
-    CHECK_MESSAGE(has(contents(dir / "settings"), "OpenCV threads 1, OpenCL 0"), program);
+  for (const auto& run : programs) {
+    const Outcome o = run_with_probe(dir, run.first, run.second);
+    REQUIRE_MESSAGE(o.code == 0, run.first << "\n" << o.err);
+    CHECK_MESSAGE(has(contents(dir / "settings"), "OpenCV threads 1, OpenCL 0"), run.first);
   }
 }
 
@@ -462,8 +462,8 @@ SHARED_TEST("eval: --gt and --dt give COCO's twelve numbers" * starts_programs) 
       {"AP", .50458},    {"AP50", .69697}, {"AP75", .57298}, {"APs", .58563},
       {"APm", .51940},   {"APl", .50140},  {"AR1", .38681},  {"AR10", .59368},
       {"AR100", .59535}, {"ARs", .63981},  {"ARm", .56642},  {"ARl", .56429}};
-  for (const auto& [key, value] : want)
-    CHECK_MESSAGE(std::abs(json_number(dir / "e.json", key) - value) < 6e-6, key);
+  for (const auto& metric : want)
+    CHECK_MESSAGE(std::abs(json_number(dir / "e.json", metric.first) - metric.second) < 6e-6, metric.first);
 }
 
 SHARED_TEST("eval: the official nano reaches its AP; with the wrong pixels it is near zero, and it is said" *
@@ -668,10 +668,10 @@ TEST_CASE("train: bad flags end with one line that names them, and exit code 2")
       {"--mosaic-prob 2", "mosaic"},
       {"--model nano", "--model"},
   };
-  for (const auto& [flags, named] : rows) {
-    INFO(flags);
+  for (const auto& row : rows) {
+    INFO(row.first);
     std::vector<std::string> words{"train", "--data", "data", "--max-iters", "1"};
-    std::istringstream in(flags);
+    std::istringstream in(row.first);
     for (std::string word; in >> word;) words.push_back(word);
     std::vector<char*> argv;
     for (auto& word : words) argv.push_back(word.data());
@@ -689,7 +689,7 @@ TEST_CASE("train: bad flags end with one line that names them, and exit code 2")
     const auto lines = lines_of(said.str());
     REQUIRE(lines.size() >= 1);
     CHECK(lines[0].rfind("error: ", 0) == 0);
-    CHECK(has(said.str(), named));
+    CHECK(has(said.str(), row.second));
     for (size_t i = 1; i < lines.size(); ++i) CHECK(lines[i].rfind("error: ", 0) != 0);
   }
 }

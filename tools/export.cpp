@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "base/flags.hpp"
+#include "data/shapes.hpp"
 #include "evaluate.hpp"
 #include "tools/onnx_run.hpp"
 #include "tools/torchscript.hpp"

@@ -31,6 +31,7 @@
 
 #include "base/error.hpp"
 #include "data/dataset.hpp"
+#include "data/shapes.hpp"
 #include "images/image.hpp"
 #include "run/log.hpp"
 

@@ -3,11 +3,14 @@
 //   ./pack --data DIR --out FILE.lmdb
 #include <sys/file.h>
 
+#include <unistd.h>
 #include <cerrno>
 #include <iostream>
 #include <map>
 
 #include "base/flags.hpp"
+#include "base/program.hpp"
+#include "data/cache.hpp"
 #include "data/packed.hpp"
 #include "formats.hpp"
 
