@@ -10,8 +10,10 @@
 #include <memory>
 
 #include "base/flags.hpp"
+#include "dtr/counting_allocator.hpp"
 #include "dtr/dtr.hpp"
 #include "median.hpp"
+#include "run/fit.hpp"
 #include "run/log.hpp"
 #include "step.hpp"
 

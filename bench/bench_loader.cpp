@@ -4,7 +4,9 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "base/program.hpp"
 #include "data.hpp"
+#include "data/cache.hpp"
 #include "formats.hpp"
 
 using namespace yolox;

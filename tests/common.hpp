@@ -31,6 +31,18 @@ inline const doctest::test_suite starts_programs("programs");
 // Cases of the loader and the cache. tests/checks.sh runs them under the thread sanitizer.
 inline const doctest::test_suite runs_threads("threads");
 
+// Sanitizers replace __cxa_throw() and the allocator. Cases that need ours are skipped under them.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define YOLOX_SANITIZED
+#endif
+#endif
+#ifdef YOLOX_SANITIZED
+inline const doctest::skip not_sanitized(true);
+#else
+inline const doctest::skip not_sanitized(false);
+#endif
+
 inline bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }

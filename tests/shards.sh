@@ -4,7 +4,7 @@
 # "N passed, N failed, N skipped". A shard whose process dies counts as one failed case; the cases after it still run.
 #   tests/shards.sh PROGRAM [SCRIPT...] -- [ARGUMENTS OF DOCTEST...]
 # A SCRIPT is a command that counts as one more case.
-#   YOLOX_TEST_JOBS=2  processes at a time
+#   YOLOX_TEST_JOBS=N  processes at a time; one more than cores if not given, because many cases wait for a timeout
 set -uo pipefail
 
 # Runs the cases FIRST to LAST (1 is the first case that the arguments select). WORK is the folder of the results.
@@ -81,7 +81,7 @@ awk -F '\t' -v OFS=' ' '
 for script in ${scripts[@]+"${scripts[@]}"}; do run_script "$work" "$script"; done
 cut -d ' ' -f 2- "$work/shards" | while read -r number first last; do
   printf '%s\0' "$work" "$number" "$first" "$last" "$program" "$@"
-done | xargs -0 -r -P "${YOLOX_TEST_JOBS:-2}" -n $((5 + $#)) "$0" --shard
+done | xargs -0 -r -P "${YOLOX_TEST_JOBS:-$(($(nproc) + 1))}" -n $((5 + $#)) "$0" --shard
 
 cat "$work"/*.results 2>/dev/null | grep '^end' >"$work/results"
 awk -F '\t' -v OFS='\t' '

@@ -1,3 +1,5 @@
+#include "base/memory.hpp"
+#include "base/program.hpp"
 #include "data/cache.hpp"
 
 #include <sched.h>

@@ -649,7 +649,7 @@ TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
   CHECK_ERROR(load_state_dict(*to, object, "f.pth"), "stem.weight is the Python object torch.QInt8Storage");
   CHECK(to->named_parameters()["scale"].item<float>() == from->named_parameters()["scale"].item<float>());
   integers.insert("scale", torch::ones({1}, torch::kLong));
-  CHECK_ERROR(load_state_dict(*to, integers, "f.pth"), "scale holds Long");
+  CHECK_ERROR(load_state_dict(*to, integers, "f.pth"), "scale has the type Long");
   twice.insert("scale", torch::ones({1}));
   twice.insert("module.scale", torch::ones({1}));
   CHECK_ERROR(load_state_dict(*to, twice, "f.pth"), "twice");

@@ -166,7 +166,7 @@ TEST_CASE("coco_eval: what pycocotools leaves out is left out, and said") {
   CHECK(r.unknown_detections == 1);
   std::ostringstream out;
   print_summary(out, r);
-  CHECK(out.str().find("2 annotations of images or categories") != std::string::npos);
+  CHECK(out.str().find("2 annotations of unknown images or categories") != std::string::npos);
   CHECK(out.str().find("1 detections of categories") != std::string::npos);
   gt.annotations[0].id = 0;  // as in pycocotools: never found
   CHECK(coco_eval(gt, {{1, 3, 0, 0, 40, 40, .5}}).AP == 0);

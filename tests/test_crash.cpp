@@ -1,6 +1,8 @@
 // Each end is that of a child process.
+#include "base/text.hpp"
 #include "run/crash.hpp"
 
+#include <poll.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -196,7 +198,7 @@ TEST_CASE("crash: an overflow of the stack") {
   CHECK(has(end.stack(), "recurse"));
 }
 
-TEST_CASE("crash: an exception that nobody catches, with its text and its throw") {
+TEST_CASE("crash: an exception that nobody catches, with its text and its throw" * not_sanitized) {
   for (const bool in_thread : {false, true}) {
     const End end = end_of([&] {
       if (in_thread) std::thread(decode, 12).join();
@@ -217,7 +219,7 @@ TEST_CASE("crash: an exception that nobody catches, with its text and its throw"
   CHECK(!has(end.report, "not known"));
 }
 
-TEST_CASE("crash: an exception that main catches") {
+TEST_CASE("crash: an exception that main catches" * not_sanitized) {
   const End end = end_of([] {
     try {
       decode(12);
@@ -240,7 +242,8 @@ TEST_CASE("crash: an exception that main catches") {
   CHECK(!has(stack, "harmless"));
 }
 
-TEST_CASE("crash: an exception of any type, one of a library, and a function that ends in its throw") {
+TEST_CASE("crash: an exception of any type, one of a library, and a function that ends in its throw" *
+          not_sanitized) {
   const auto end_by = [](auto f) {
     return end_of([f] {
       try {
@@ -260,7 +263,8 @@ TEST_CASE("crash: an exception of any type, one of a library, and a function tha
   CHECK(frame_of(library.stack(), "read_past_the_end(") > frame_of(library.stack(), "/libstdc++.so.6+0x"));
 }
 
-TEST_CASE("crash: an exception keeps its stack from thread to thread and whatever else is thrown meanwhile") {
+TEST_CASE("crash: an exception keeps its stack from thread to thread and whatever else is thrown meanwhile" *
+          not_sanitized) {
   const End end = end_of([] {
     std::exception_ptr error;
     std::atomic<bool> over{false};
@@ -298,14 +302,8 @@ TEST_CASE("crash: an exception keeps its stack from thread to thread and whateve
   CHECK(!has(end.stack(), "write_crash"));
 }
 
-// The address sanitizer does not give an address twice.
-#ifdef __SANITIZE_ADDRESS__
-constexpr bool kSameAddress = false;
-#else
-constexpr bool kSameAddress = true;
-#endif
 TEST_CASE("crash: an exception that was not thrown has no stack of an earlier one at its address" *
-          doctest::skip(!kSameAddress)) {
+          not_sanitized) {
   const End end = end_of([] {
     const void* earlier = nullptr;
     try {
@@ -327,7 +325,8 @@ TEST_CASE("crash: an exception that was not thrown has no stack of an earlier on
   CHECK(frame_of(end.stack(), "end_of(") >= 0);
 }
 
-TEST_CASE("crash: exceptions are destroyed once, however many live at a time, and then there is room again") {
+TEST_CASE("crash: exceptions are destroyed once, however many live at a time, and then there is room again" *
+          not_sanitized) {
   const End end = end_of([] {
     static std::atomic<int> alive{0};
     struct Counted {
@@ -411,7 +410,7 @@ TEST_CASE("crash: the step is the last one told, cut at 16384 bytes") {
   CHECK(step_of([] { crash_step("one"), crash_step(std::string(20000, 'x')), crash_step("2"); }) == "2");
 }
 
-TEST_CASE("crash: where crash.txt cannot be written the report is on stderr") {
+TEST_CASE("crash: where crash.txt cannot be written the report is on stderr" * not_sanitized) {
   for (const bool full : {false, true}) {
     for (const bool caught : {false, true}) {
       TempDir dir;

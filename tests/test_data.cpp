@@ -1,4 +1,5 @@
 // Data sets, what is said about bad ones, and the loader.
+#include "base/memory.hpp"
 #include "tensors.hpp"
 
 #include <fcntl.h>
@@ -809,7 +810,7 @@ TEST_CASE("loader: evaluation sees each image once, in order; the last batch is 
   CHECK(all[0].scales[0].x == doctest::Approx(std::min(64.0 / first.rows, 96.0 / first.cols)).epsilon(0.02));
   Loader loader(evaluation_items(data), 0, 0, 3, {96, 64}, 2, false);
   CHECK(loader.done());
-  CHECK(has(error_of([&] { loader.next(); }), "end"));
+  CHECK(has(error_of([&] { loader.next(); }), "after the last batch"));
 }
 
 TEST_CASE("loader: an exception in a worker comes out of next(), and nothing hangs" * runs_threads) {

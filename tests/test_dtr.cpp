@@ -1,4 +1,5 @@
 // Training within a budget of memory: the same numbers to the bit, the budget kept, and nothing left behind.
+#include "dtr/counting_allocator.hpp"
 #include "programs.hpp"
 
 #include <thread>
@@ -678,7 +679,8 @@ TEST_CASE("dtr: two hundred steps leave no more memory behind than one") {
 }
 
 TEST_CASE(
-    "dtr: memory that was freed is taken again for as much, so that the process keeps to the budget, too") {
+    "dtr: memory that was freed is taken again for as much, so that the process keeps to the budget, too" *
+    not_sanitized) {
   keep_freed_memory();
   CountingAllocator::get();
   const int64_t size = 1000003;  // 4 MB

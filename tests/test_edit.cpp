@@ -34,7 +34,7 @@ TEST_CASE("train.cpp: the steps of training stand in its loop, in their order, a
   size_t at = 0;
   for (const char* call :
        {"learning_rate(", "batches.next()", "make_network_input(", "compute(", "scaler.unscale(",
-        "clip_on_all_ranks(", "recovery.failure(", "optimizer.step(", "ema_update(", "scaler.update()",
+        "clip_on_all_ranks(", "recovery.failure_reason(", "optimizer.step(", "ema_update(", "scaler.update()",
         "run.end_step(", "end_of_epoch(", "run.save_if_due("}) {
     const size_t found = loop.find(call, at);
     CHECK_MESSAGE(found != std::string::npos, call);

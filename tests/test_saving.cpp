@@ -1,4 +1,5 @@
 // The files of a run: what it saves, finds again and goes back to; its folder.
+#include "run/folder.hpp"
 #include "tensors.hpp"
 
 #include <fcntl.h>

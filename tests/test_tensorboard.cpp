@@ -1,3 +1,4 @@
+#include "checkpoint/zip.hpp"
 #include "run/tensorboard.hpp"
 
 #include <signal.h>
