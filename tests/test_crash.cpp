@@ -16,7 +16,7 @@ using namespace yolox;
 
 namespace {
 
-constexpr int kWentOn = 7;  // exit code of a child that nothing has ended
+constexpr int kFinished = 7;  // exit code of a child that nothing has ended
 
 struct End {
   int code;  // 128 + N for signal N, as a shell has it
@@ -49,7 +49,7 @@ End end_of(
       crash_context(dir.path.string(), "lr 0.1\nbs 2");
       crash_step("step 120 (epoch 3), images: a.jpg, b.jpg");
       f();
-      _exit(kWentOn);
+      _exit(kFinished);
     }();
   }
   int status = 0;
@@ -251,7 +251,7 @@ TEST_CASE("crash: an exception of any type, one of a library, and a function tha
     });
   };
   const End plain = end_by(throw_plain);
-  CHECK(plain.code == kWentOn);
+  CHECK(plain.code == kFinished);
   CHECK(plain.report.rfind("==== ended by (anonymous namespace)::Plain\nafter", 0) == 0);
   CHECK(frame_of(plain.stack(), "(anonymous namespace)::throw_plain()") > 0);
   const End library = end_by([] { read_past_the_end("text"); });
@@ -291,7 +291,7 @@ TEST_CASE("crash: an exception keeps its stack from thread to thread and whateve
     over = true;
     for (auto& w : workers) w.join();
   });
-  CHECK(end.code == kWentOn);
+  CHECK(end.code == kFinished);
   CHECK(has(end.report, "==== ended by std::runtime_error: cannot decode 12\n"));
   CHECK(frame_of(end.stack(), "(anonymous namespace)::decode(int)") > 0);
   CHECK(!has(end.stack(), "harmless"));
@@ -320,7 +320,7 @@ TEST_CASE("crash: an exception that was not thrown has no stack of an earlier on
       write_crash();
     }
   });
-  REQUIRE(end.code == kWentOn);
+  REQUIRE(end.code == kFinished);
   CHECK(has(end.report, "==== ended by std::runtime_error: made\n"));
   CHECK(has(end.report, "\nThe stack of the throw is not known. The stack of the catch block:\nstack: "));
   CHECK(!has(end.stack(), "harmless"));
@@ -365,7 +365,7 @@ TEST_CASE("crash: exceptions are destroyed once, however many live at a time, an
       write_crash();
     }
   });
-  CHECK(end.code == kWentOn);
+  CHECK(end.code == kFinished);
   CHECK(end.reports() == 2);
   const size_t second = end.report.rfind("==== ended by ");
   CHECK(has(end.report.substr(0, second), "not known"));
@@ -432,7 +432,7 @@ TEST_CASE("crash: where crash.txt cannot be written the report is on stderr") {
           write_crash();
         }
       });
-      CHECK(end.code == (caught ? kWentOn : 128 + SIGSEGV));
+      CHECK(end.code == (caught ? kFinished : 128 + SIGSEGV));
       CHECK(end.seconds < 4);
       CHECK(has(end.said,
                 concat("\n", full ? "no room in " : "cannot write ", path, "\n==== ended by ",
