@@ -253,18 +253,15 @@ TEST_CASE("augmentation: hue shifts act on BGR") {
   };
   CHECK(jittered({0, 0, 255}, {60, 0, 0}) == cv::Vec3b(0, 255, 0));   // red + 120 degrees = green
   CHECK(jittered({0, 0, 255}, {-60, 0, 0}) == cv::Vec3b(255, 0, 0));  // red - 120 degrees = blue
-  CHECK(jittered({255, 0, 0}, {60, 0, 0}) ==
-        cv::Vec3b(0, 0, 255));  // blue + 120 degrees = red; the hue wraps at 180
+  CHECK(jittered({255, 0, 0}, {60, 0, 0}) == cv::Vec3b(0, 0, 255));   // blue + 120 degrees = red
   CHECK(jittered({0, 0, 255}, {90, 0, 0}) == cv::Vec3b(255, 255, 0));
-  CHECK(jittered({0, 0, 255}, {-90, 0, 0}) ==
-        cv::Vec3b(255, 255, 0));  // the same hue: -180 degrees is 180 degrees
-  CHECK(jittered({0, 0, 255}, {0, 0, -300}) == cv::Vec3b(0, 0, 0));   // saturates at 0
-  CHECK(jittered({0, 0, 200}, {0, 30, 90}) == cv::Vec3b(0, 0, 255));  // saturates at 255
+  CHECK(jittered({0, 0, 255}, {-90, 0, 0}) == cv::Vec3b(255, 255, 0));  // -180 degrees = 180 degrees
+  CHECK(jittered({0, 0, 255}, {0, 0, -300}) == cv::Vec3b(0, 0, 0));     // saturates at 0
+  CHECK(jittered({0, 0, 200}, {0, 30, 90}) == cv::Vec3b(0, 0, 255));    // saturates at 255
   CHECK(jittered({10, 20, 200}, {0, -255, 0}) == cv::Vec3b(200, 200, 200));
   CHECK(jittered({90, 90, 90}, {0, 0, 10.9}) == cv::Vec3b(100, 100, 100));  // truncated
   CHECK(jittered({90, 90, 90}, {0.9, -0.9, 0.9}) == cv::Vec3b(90, 90, 90));
-  CHECK(jittered({90, 90, 90}, {0, 51, 0}) ==
-        cv::Vec3b(72, 72, 90));  // grey has the hue of red, as in OpenCV
+  CHECK(jittered({90, 90, 90}, {0, 51, 0}) == cv::Vec3b(72, 72, 90));   // hue of grey is 0, as in OpenCV
   CHECK(jittered({90, 90, 90}, {60, 51, 0}) == cv::Vec3b(72, 90, 72));  // and its hue shifts accordingly
 }
 
@@ -412,8 +409,8 @@ TEST_CASE("augmentation: warping equals exact bilinear sampling, and writes only
           continue;
         }
         const cv::Vec3d away = cv::Vec3d(frame(y, x)) - bilinear_at(fenced.image, p.x, p.y);
-        REQUIRE(cv::norm(away, cv::NORM_INF) <
-                4);  // weights in steps of 1/128 and 1/256, times 255, and rounding
+        // Rounding, and weights in steps of 1/128 and 1/256, times 255.
+        REQUIRE(cv::norm(away, cv::NORM_INF) < 4);
         error += away.dot(away) / 3, bias += (away[0] + away[1] + away[2]) / 3;
         ++drawn;
       }
@@ -460,7 +457,7 @@ TEST_CASE("augmentation: warping from a crop, also a downscaled one, equals warp
     warp_image(small, album.image_region(0, part, 0.4), to_picture.m, to_picture.m, shown);
     CHECK(max_difference(all, small) <= 6);
     CHECK(cv::norm(all, small, cv::NORM_L1) / double(3 * part.area() * 0.16) <
-          0.7);  // an offset of half a pixel would be 2
+          0.7);  // off by half a pixel: 2
   }
 }
 
@@ -744,8 +741,8 @@ TEST_CASE(
       CHECK(max_corner_difference(all.boxes[k], boxes[k]) == 0);
       CHECK(all.boxes[k].cls == boxes[k].cls);
     }
-    for (int y = 0; y < size.height;
-         ++y)  // b is the mean of the second image and grey, so the result is equal up to rounding
+    // b is the mean of the second image and grey, so the result is equal up to rounding.
+    for (int y = 0; y < size.height; ++y)
       for (int x = 0; x < size.width; ++x)
         for (int c = 0; c < 3; ++c)
           REQUIRE(std::abs(2 * ab.image(y, x)[c] - (a.image(y, x)[c] + 2 * b.image(y, x)[c] - border_grey)) <=

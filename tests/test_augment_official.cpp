@@ -100,10 +100,9 @@ TEST_CASE("official: hue shifts act on BGR") {
   const auto jitter = [](cv::Vec3b pixel, HsvDraw d) {
     return official::hsv(coloured({8, 8}, pixel), d)(3, 3);
   };
-  CHECK(jitter({0, 0, 255}, {60, 0, 0}) == cv::Vec3b(0, 255, 0));   // red + 120 degrees = green
-  CHECK(jitter({0, 0, 255}, {-60, 0, 0}) == cv::Vec3b(255, 0, 0));  // red - 120 degrees = blue
-  CHECK(jitter({255, 0, 0}, {60, 0, 0}) ==
-        cv::Vec3b(0, 0, 255));  // blue + 120 degrees = red; the hue wraps at 180
+  CHECK(jitter({0, 0, 255}, {60, 0, 0}) == cv::Vec3b(0, 255, 0));         // red + 120 degrees = green
+  CHECK(jitter({0, 0, 255}, {-60, 0, 0}) == cv::Vec3b(255, 0, 0));        // red - 120 degrees = blue
+  CHECK(jitter({255, 0, 0}, {60, 0, 0}) == cv::Vec3b(0, 0, 255));         // blue + 120 degrees = red
   CHECK(jitter({0, 0, 255}, {0, 0, -300}) == cv::Vec3b(0, 0, 0));         // saturates at 0
   CHECK(jitter({0, 0, 200}, {0, 30, 90}) == cv::Vec3b(0, 0, 255));        // saturates at 255
   CHECK(jitter({90, 90, 90}, {0, 0, 10.9}) == cv::Vec3b(100, 100, 100));  // truncated
@@ -235,13 +234,13 @@ TEST_CASE("official: images resized in advance, as in a cache, give the same sam
     while (cached.samples.size() < 4) {
       const cv::Size own = random_size(rng, 40, 250), fitted = fit_into(own, cached.network, true).size;
       const bool full = fitted.width == cached.network.width || fitted.height == cached.network.height;
-      if (full && cached.samples.size() % 2)
-        continue;  // if truncated on both sides, it would be resized a second time
+      // If truncated on both sides, the image would be resized a second time.
+      if (full && cached.samples.size() % 2) continue;
       cached.samples.push_back(marked_image(rng, own, 2 * int(cached.samples.size())));
     }
     const SampleDraw draw = draw_sample(rng, {}, 4, i % 4, cached.network, i % 3 > 0);
-    const Sample direct =
-        composed(cached, draw, cached.network);  // reads through MemoryDataset::image_region()
+    // Reads through MemoryDataset::image_region().
+    const Sample direct = composed(cached, draw, cached.network);
     Sample out{Image(cached.network, 0), {}};
     official::compose(cached, draw, out);
     CHECK(max_difference(out.image, direct.image) == 0);

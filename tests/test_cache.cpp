@@ -538,8 +538,8 @@ TEST_CASE("cache: a link, a pipe, a file of another user and a key that is a pat
 
 TEST_CASE("cache: no process uses a file that another process removes or replaces" * runs_threads) {
   const auto sizes = some_sizes(3);
-  const Env memory("TMPDIR",
-                   fs::exists("/dev/shm") ? "/dev/shm" : nullptr);  // RAM allows more rounds than a disk
+  // RAM allows more rounds than a disk.
+  const Env memory("TMPDIR", fs::exists("/dev/shm") ? "/dev/shm" : nullptr);
   const Places places;
   Shared& all = shared_counters();
   const auto process = [&](int seed) -> std::string {

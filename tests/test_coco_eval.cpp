@@ -71,9 +71,8 @@ TEST_CASE("coco_eval: an IoU equal to the threshold is a match") {
   CHECK(r.AP == doctest::Approx(0.3));
   CHECK(r.AP50 == doctest::Approx(1));
   CHECK(r.AP75 == 0);
-  CHECK(coco_eval(gt, {{1, 1, 0, 0, 10, 5, 1}}).AP ==
-        doctest::Approx(0.1));  // IoU .5: a match at the first threshold only
-  r = coco_eval(gt, {{1, 1, 0, 0, 10, 4.9, 1}, {1, 1, 5, 5, 0, 0, 1}});  // IoU .49 and an empty box
+  CHECK(coco_eval(gt, {{1, 1, 0, 0, 10, 5, 1}}).AP == doctest::Approx(0.1));  // IoU .5
+  r = coco_eval(gt, {{1, 1, 0, 0, 10, 4.9, 1}, {1, 1, 5, 5, 0, 0, 1}});       // IoU .49 and an empty box
   CHECK(r.AP50 == 0);
 }
 
@@ -133,8 +132,8 @@ TEST_CASE("coco_eval: the precision at a recall is the maximum at that recall or
 TEST_CASE("coco_eval: detections with equal scores are ordered by image id") {
   CocoDataset gt = dataset(60, {1});
   std::vector<Detection> dets;
-  for (int image = 1; image <= 60;
-       ++image) {  // true positives in the first 30 images, false positives in the others
+  // True positives in the first 30 images, false positives in the others.
+  for (int image = 1; image <= 60; ++image) {
     add(gt, image, 1, 0, 0, 50, 50);
     dets.push_back({image, 1, image <= 30 ? 0. : 300., 0, 50, 50, 0.5});
   }

@@ -334,8 +334,8 @@ TEST_CASE("data: results of the image check are stored under a key of the files 
   const std::string relative = check_images({"a.png"}, "").key;
   fs::current_path(here);
   CHECK(relative == check_images({files[0]}, "").key);
-  CHECK(check_images(files, dir / "a.png/no/folder").images[0].width ==
-        41);  // the results cannot be stored, which is no error
+  // The results cannot be stored, which is no error.
+  CHECK(check_images(files, dir / "a.png/no/folder").images[0].width == 41);
 }
 
 TEST_CASE("data: the key of a data set depends on its images and on which of them are used") {
@@ -491,8 +491,7 @@ TEST_CASE("data: the same data in COCO, VOC and YOLO format gives the same batch
     REQUIRE(got.size() == want.size());
     for (size_t i = 0; i < got.size(); ++i) {
       CHECK(torch::equal(got[i].images, want[i].images));
-      CHECK(torch::allclose(got[i].targets.boxes, want[i].targets.boxes, 1e-6,
-                            1e-4));  // boxes of YOLO txt are rounded
+      CHECK(torch::allclose(got[i].targets.boxes, want[i].targets.boxes, 1e-6, 1e-4));  // YOLO txt is rounded
       CHECK(torch::equal(got[i].targets.classes, want[i].targets.classes));
     }
   }

@@ -91,9 +91,8 @@ bool trains(Process& p, const TempDir& dir) {
 
 RANK_CASE("rank: collectives give the right results, and different weights are detected") {
   RankInfo p = rank_info_from_environment();
-  p.local_rank =
-      p.world - 1 -
-      p.rank;  // run_first_on_one_rank_per_machine() must choose the lowest rank, whatever its local rank
+  // run_first_on_one_rank_per_machine() must choose the lowest rank, whatever its local rank.
+  p.local_rank = p.world - 1 - p.rank;
   Ranks ranks(p, torch::kCPU, 60);
   CHECK(ranks.sum({1.0, double(p.rank)}) ==
         std::vector<double>{double(p.world), p.world * (p.world - 1) / 2.0});

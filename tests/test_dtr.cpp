@@ -838,10 +838,8 @@ TEST_CASE(
     writes = true;
     const Tensor z = x * 5;
     CHECK_THROWS_WITH(in_place.call(z), doctest::Contains("out of memory"));
-    CHECK(
-        dtr.step().out_of_memory_count ==
-        lacks +
-            1);  // also counted if evictions did not help, because the automatic budget depends on the count
+    // Also counted if evictions did not help, because the automatic budget depends on the count.
+    CHECK(dtr.step().out_of_memory_count == lacks + 1);
     capacity = std::numeric_limits<int64_t>::max();
     CHECK(z.sum().item<float>() == 11 * 64 * 64);
   });

@@ -86,8 +86,8 @@ for command in compiling, linking:
   for (size_t i = 1; i < rows.size(); ++i) {
     const auto row = metric_rows(dir / "r/metrics.csv").at(i - 1);
     const double l1 = row[kL1], extra = row[kL1 + 1];
-    CHECK(extra ==
-          doctest::Approx(0.5 * l1 + 0.25).epsilon(1e-4));  // mean over two micro-batches and two ranks
+    // The mean over two micro-batches and two ranks.
+    CHECK(extra == doctest::Approx(0.5 * l1 + 0.25).epsilon(1e-4));
     CHECK(row[kLoss] == doctest::Approx(row[kIou] + row[kObj] + row[kCls] + l1 + extra).epsilon(1e-4));
   }
   bool in_events = false;
