@@ -1,21 +1,20 @@
 #!/usr/bin/env bash
-# Looks at the code in other ways than the tests do, with the tools of LLVM 14. Runs all of these, or those given as arguments
-# (tests/checks.sh format fuzz), two at a time, and prints a line for each: how it ended, its seconds, what it counted.
-# What went wrong is printed in full. Exit code 1 if any failed.
-#   format    every source is as clang-format leaves it (.clang-format)
-#   tidy      clang-tidy finds nothing in the headers (.clang-tidy)
-#   sanitize  tests that start no program, under the address and undefined behaviour sanitizers; lines of the headers that they run
-#   threads   tests of the loader and the cache under the thread sanitizer
-#   fuzz      each of tests/fuzz for YOLOX_FUZZ_SECONDS (60), from tests/fuzz/corpus on; findings go to tests/fuzz/found
+# Checks the code with the tools of LLVM 14. Runs all checks, or those given as arguments (tests/checks.sh format fuzz), two at a
+# time. Prints one line per check: result, seconds, counts. Prints the full output of a failed check. Exit code 1 if any failed.
+#   format    all sources are formatted (clang-format, .clang-format)
+#   tidy      clang-tidy reports nothing in the headers (.clang-tidy)
+#   sanitize  tests that start no program, with the address and undefined behaviour sanitizers; prints their line coverage
+#   threads   tests of the loader and the cache with the thread sanitizer
+#   fuzz      each fuzzer of tests/fuzz for YOLOX_FUZZ_SECONDS (60), starting from tests/fuzz/corpus; findings go to tests/fuzz/found
 set -uo pipefail
 cd "$(dirname "$0")/.."
 all=(sanitize format tidy threads fuzz)  # the longest first
 wanted=("${@:-${all[@]}}")
 for check in "${wanted[@]}"; do
-  [[ " ${all[*]} " == *" $check "* ]] || { echo "error: no check is called $check; there are: ${all[*]}"; exit 2; }
+  [[ " ${all[*]} " == *" $check "* ]] || { echo "error: unknown check $check; the checks are: ${all[*]}"; exit 2; }
 done
 
-# setup() FOLDER TARGET SETTINGS...: builds with clang. LibTorch without CUDA: a GPU is for the tests.
+# setup FOLDER TARGET SETTINGS...: builds TARGET with clang, without CUDA because these checks need no GPU.
 setup() {
   YOLOX_BUILD=$1 CXX=clang++-14 YOLOX_CMAKE_ARGS="-DYOLOX_CUDA=OFF ${*:3}" ./setup.sh $2
 }
@@ -23,7 +22,7 @@ build_sanitize() {
   setup build-sanitize "$1" -DYOLOX_SANITIZE=address,undefined -DYOLOX_COVERAGE=ON
 }
 
-# Names in reports.
+# Symbolizers of the sanitizers, and stack traces in their reports.
 export ASAN_SYMBOLIZER_PATH=/usr/bin/llvm-symbolizer-14 UBSAN_OPTIONS=print_stacktrace=1
 
 check_format() {
@@ -36,7 +35,7 @@ check_tidy() {  # the units of the libraries include nearly all headers
     echo "$(git ls-files '*.hpp' '*/*.cpp' ':!tests' ':!bench' ':!tools/*.cpp' ':!examples/*.cpp' | wc -l) files"
 }
 
-run_tests() {  # BUILD FOLDER, ARGUMENTS: what is printed ends in "N cases"
+run_tests() {  # BUILD FOLDER, ARGUMENTS: the last line of the output is "N cases"
   tests/shards.sh "$1/tests" -- "${@:2}" >"$1/tests.log" 2>&1
   local status=$?
   [ $status = 0 ] || cat "$1/tests.log"
@@ -44,7 +43,7 @@ run_tests() {  # BUILD FOLDER, ARGUMENTS: what is printed ends in "N cases"
   return $status
 }
 
-# Leaks are not looked for: torch and OpenCV keep what they made to the end of the process.
+# Leak detection is off, because torch and OpenCV keep allocations until the process ends.
 check_sanitize() {
   build_sanitize tests || return 1
   rm -f build-sanitize/*.profraw
@@ -58,7 +57,7 @@ files = json.load(open(sys.argv[1]))['data'][0]['files']
 lines = sorted((f['summary']['lines']['percent'], f['summary']['lines']['count'], os.path.basename(f['filename'])) for f in files)
 total = sum(count for _, count, _ in lines)
 run = sum(percent * count for percent, count, _ in lines)
-print('these tests run %.1f %% of the %d lines of the %d sources that they include; least of ' % (run / total, total, len(lines)) +
+print('line coverage %.1f %% of the %d lines of %d sources; lowest: ' % (run / total, total, len(lines)) +
       ', '.join('%s (%.0f %%)' % (name, percent) for percent, _, name in lines[:3]))
 END
 }
@@ -69,7 +68,7 @@ check_threads() {
     run_tests build-threads -ts=threads
 }
 
-# What finds nothing is kept in build-fuzz/corpus, so that the next run goes on from there.
+# Inputs that reach new code are kept in build-fuzz/corpus, where the next run continues.
 fuzz_one() {
   local new=build-fuzz/corpus/$1 log=build-fuzz/$1.log
   mkdir -p "$new" tests/fuzz/found
@@ -78,7 +77,7 @@ fuzz_one() {
     echo "$1 $(sed -n 's/^stat::number_of_executed_units: *//p' "$log")"
   else
     grep -v '^#' "$log"
-    echo "again: build-fuzz/fuzz_$1 $(sed -n 's/.*Test unit written to //p' "$log")"
+    echo "reproduce: build-fuzz/fuzz_$1 $(sed -n 's/.*Test unit written to //p' "$log")"
     return 1
   fi
 }
@@ -91,7 +90,7 @@ check_fuzz() {
   return $status
 }
 
-run() {  # a check, and its line
+run() {  # CHECK: runs it and prints its line
   local start=$SECONDS log=$logs/$1 word=ok
   "check_$1" >"$log" 2>&1 || { word=FAILED; touch "$logs/failed"; }
   [ $word = ok ] || cat "$log"
@@ -102,7 +101,7 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 export YOLOX_PACKAGES="clang-14 clang-tidy-14 clang-format-14 llvm-14 libclang-rt-14-dev"
 start=$SECONDS
-build_sanitize onnx || exit 1  # once, before two at a time install the same; clang-tidy needs onnx.pb.h
+build_sanitize onnx || exit 1  # before the parallel checks, which need the same packages; clang-tidy needs onnx.pb.h
 for check in "${wanted[@]}"; do
   while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
   run "$check" &

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the table in tests/README.md: each row names a case or says "measured", and each case that it names exists.
+# Checks the table in tests/README.md: each row names a case or says "measured", and each named case exists.
 #   tests/promises.sh PROGRAM
 set -uo pipefail
 cases=$("$1" -ltc --no-skip --no-colors) || exit 1
@@ -10,6 +10,6 @@ wrong=$(while IFS='|' read -r _ code _ named; do
     [ -z "$name" ] || grep -qxF -- "$name" <<<"$cases" || echo "$code names a case that does not exist: $name"
   done < <(grep -o '`[^`]*`' <<<"$named" | tr -d '`')
 done <<<"$rows")
-[ -n "$rows" ] || wrong="no row is found"
+[ -n "$rows" ] || wrong="no row found"
 [ -z "$wrong" ] || sed 's,^,tests/README.md: ,' <<<"$wrong"
 [ -z "$wrong" ] && echo "$(wc -l <<<"$rows") promises"

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Shows that a refactoring changes no output: builds two revisions, runs the same commands with both, and compares the
-# SHA-256 of what they write. Prints a line for each output. Exit code 1 if any differs.
+# Checks that a refactoring changes no output: builds two revisions, runs the same commands with both, and compares the
+# SHA-256 of their outputs. Prints one line per output. Exit code 1 if any differs.
 #   tests/same_bytes.sh REV          compares REV with the working tree
 #   tests/same_bytes.sh REV OTHER    compares REV with the revision OTHER
-# Builds are kept in build-same/REVISION. LibTorch is that of .venv.
+# Builds are kept in build-same/REVISION. Both use the LibTorch of .venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
 [ $# -ge 1 ] || { sed -n '2,6s/^# //p' "$0"; exit 2; }
 
-# build REV: prints the folder that holds the programs of this revision; "" is the working tree.
+# build REV: builds a revision and prints the folder of its programs. REV "" is the working tree.
 build() {
   if [ -z "$1" ]; then
     ./setup.sh train eval demo export multitask >&2
@@ -52,15 +52,15 @@ outputs() {
   run train ${common/--eval-interval 0/--eval-interval 1 --conf 0.001} --out evaluated
   run eval --data shapes --weights evaluated/best.pth --conf 0.001 --json eval.json --report eval.html --device cpu
   run demo --source shapes --weights plain/last.pth --max-images 6 --conf 0.005 --save demo --json demo.json --device cpu
-  # An ONNX file holds the git revision, so what is compared is the boxes that its weights find.
+  # An ONNX file contains the git revision, so the detections of the exported model are compared instead of the file.
   run export --weights plain/last.pth --out model.onnx --nms --dynamic
   run demo --source shapes --weights model.onnx --max-images 6 --conf 0.005 --no-draw --json onnx.json --device cpu
-  # Seconds differ from run to run.
+  # Times differ between runs.
   sed -i -E 's/"(seconds|load|preprocess|forward|decode|nms|images_per_second)[a-z_]*": ?[0-9.e+-]+/"\1": 0/g' eval.json
   for name in plain ranks ranks_accum dtr accum bf16 fp16 quirks resumed multitask evaluated; do
     sha256sum "$name"/*.pth
   done
-  # The other rows of metrics.csv depend on time.
+  # The other columns of metrics.csv depend on time.
   cut -d, -f2,13,14 evaluated/metrics.csv | grep -v ',,$' | sha256sum | sed 's,-,evaluated/metrics.csv,'
   sha256sum eval.json demo.json onnx.json
   find demo -type f | sort | xargs sha256sum

@@ -17,14 +17,14 @@ run_shard() {  # WORK NUMBER FIRST LAST PROGRAM ARGUMENTS...
     YOLOX_TEST_RESULTS=$lines timeout -k 5 1200 "$program" --no-colors --no-version --first="$first" --last="$last" "$@" \
       >"$log.raw" 2>&1
     status=$?
-    # Without the lines that doctest prints at the end of each run.
+    # Remove the lines that doctest prints at the end of each run.
     grep -vE '^\[doctest\]|^={50,}$' "$log.raw" | sed -e '/./,$!d' >>"$log"
     ended=$(grep -c '^end' "$lines")
     if [ "$(grep -c '^begin' "$lines")" -gt "$ended" ]; then  # the process died inside a case
       sed -n '$s/^begin/end\t0\tfailed/p' "$lines" >>"$lines"
       echo "the test program ended with status $status in: $(sed -n '$s/.*\t//p' "$lines")" >>"$log"
       ended=$((ended + 1))
-    elif [ "$status" != 0 ] && ! grep -q $'^end\t[^\t]*\tfailed' "$lines"; then  # outside of the cases
+    elif [ "$status" != 0 ] && ! grep -q $'^end\t[^\t]*\tfailed' "$lines"; then  # outside the cases
       printf 'end\t0\tfailed\tshard %s\tcases %s to %s: the process ended with status %s\n' "$number" "$first" "$last" "$status" >>"$lines"
       echo "the test program ended with status $status after $ended of the cases $first to $last" >>"$log"
       [ "$ended" != 0 ] || break
@@ -34,7 +34,7 @@ run_shard() {  # WORK NUMBER FIRST LAST PROGRAM ARGUMENTS...
   flock "$work" cat "$log"
 }
 
-# A script counts as one case.
+# Runs a script, which counts as one case.
 run_script() {  # WORK COMMAND
   local start
   start=$(date +%s.%N)
@@ -56,11 +56,11 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do scripts+=("$1"); shift; done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/runs"
-# The rest of this machine's cores belongs to the other shards.
-export OMP_NUM_THREADS=1 YOLOX_TEST_RUNS=$work/runs  # reference runs that cases of several processes compare with
-times=$(dirname "$program")/test_seconds  # of the latest run of each case: SECONDS, FILE, NAME
+# One OpenMP thread per process, because the other shards use the other cores.
+export OMP_NUM_THREADS=1 YOLOX_TEST_RUNS=$work/runs  # reference runs, shared by cases in several processes
+times=$(dirname "$program")/test_seconds  # duration of the latest run of each case: SECONDS, FILE, NAME
 
-# "SUITE	FILE	NAME" of the cases in the order in which they run.
+# Prints "SUITE	FILE	NAME" of each case, in the order in which they run.
 list() {
   "$program" -ltc -r=xml --no-colors "$@" | sed -nE 's/^ *<TestCase name="([^"]*)"( testsuite="([^"]*)")? filename="([^"]*)".*/\3\t\4\t\1/p' |
     sed -E 's,\t[^\t]*/([^\t/]*)\t,\t\1\t,; s/&quot;/"/g; s/&apos;/'"'"'/g; s/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g'
@@ -68,7 +68,7 @@ list() {
 list "$@" >"$work/cases"
 skipped=$(($(list --no-skip "$@" | grep -cv '^ranks	') - $(grep -cv '^ranks	' "$work/cases")))
 touch "$times"
-# Shards "SECONDS NUMBER FIRST LAST": neighbouring cases of about 10 s together. A case that never ran is guessed.
+# Writes shards "SECONDS NUMBER FIRST LAST": consecutive cases of about 10 s in total. The duration of a case that never ran is estimated.
 awk -F '\t' -v OFS=' ' '
   function flush() { if (n) print sum, ++shards, first, first + n - 1; first += n; n = 0; sum = 0 }
   FILENAME == ARGV[1] { known[$2 "\t" $3] = $1; next }

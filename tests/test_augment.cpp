@@ -1,7 +1,8 @@
-// augment.hpp and pixels.hpp: boxes stay on their pixels, whatever is done to the picture.
+// augment.hpp and pixels.hpp: boxes stay on their objects through every augmentation.
 //
-// Pictures hold boxes of one colour each on grey; in the sample that is made of them the pixels of that
-// colour still span the box. A picture is resampled once, so an edge is seen where it is, to half a pixel.
+// Test images are grey and hold boxes that are each filled with one colour. In the augmented sample the
+// pixels of that colour must span the box. Because an image is resampled only once, edges are accurate to
+// half a pixel.
 #include "augment.hpp"
 
 #include <sys/mman.h>
@@ -31,12 +32,13 @@ SampleDraw alone(std::size_t index, bool flip = false) { return {index, {}, {}, 
 
 const AffineDraw no_affine{0, 1, 0, 0, 0, 0};
 
-// Pictures 0 to 3 around a point of the canvas.
+// A mosaic of images 0 to 3 that meet at `centre` on the canvas.
 SampleDraw four(cv::Point centre, const AffineDraw& affine = no_affine, bool flip = false) {
   return {0, MosaicDraw{centre, {1, 2, 3}, affine}, {}, {{}, flip}};
 }
 
-// Pixels that end where memory ends: one byte before them or after them is a segmentation fault.
+// An image between two inaccessible memory pages: an access before its first or after its last byte is a
+// segmentation fault.
 struct Fenced {
   std::size_t page = std::size_t(sysconf(_SC_PAGESIZE)), length;
   uchar* memory;
@@ -56,7 +58,8 @@ struct Fenced {
   ~Fenced() { munmap(memory, length + 2 * page); }
 };
 
-// Bilinear, in doubles, at a position in pixel edges; outside of the picture its edge goes on.
+// Bilinear interpolation in double precision. (0, 0) is the corner of the first pixel, not its centre. The
+// border is replicated.
 cv::Vec3d bilinear_at(const Image& image, double x, double y) {
   x = std::clamp(x - 0.5, 0.0, image.cols - 1.0), y = std::clamp(y - 0.5, 0.0, image.rows - 1.0);
   const int l = int(x), t = int(y), r = std::min(l + 1, image.cols - 1), b = std::min(t + 1, image.rows - 1);
@@ -65,7 +68,7 @@ cv::Vec3d bilinear_at(const Image& image, double x, double y) {
          (at(b, l) * (l + 1 - x) + at(b, r) * (x - l)) * (y - t);
 }
 
-// A map that turns, zooms, mirrors and shifts, roughly from one size to another.
+// A random affine map with rotation, scale, shear, flip and translation, roughly from `from` to `to`.
 Affine random_map(Rng& rng, cv::Size from, cv::Size to) {
   const double angle = rng.uniform(-3.2, 3.2), zoom = std::exp(rng.uniform(-1.5, 1.5)),
                shear = rng.uniform(-0.3, 0.3);
@@ -80,7 +83,7 @@ Affine random_map(Rng& rng, cv::Size from, cv::Size to) {
 
 // ---- types and settings ----
 
-TEST_CASE("augmentation: transforms take and return uint8 only, by their types") {
+TEST_CASE("augmentation: the types of transforms accept and return uint8 images only") {
   static_assert(!std::is_constructible_v<Image, cv::Mat_<cv::Vec3f>>);
   static_assert(!std::is_convertible_v<cv::Mat_<cv::Vec3f>, Image>);
   static_assert(!std::is_assignable_v<Image&, cv::Mat_<cv::Vec3f>>);
@@ -103,7 +106,7 @@ TEST_CASE("augmentation: transforms take and return uint8 only, by their types")
 }
 
 TEST_CASE("opencv: loops of OpenCV run on the calling thread, and OpenCL is off") {
-  std::set<std::thread::id> ids;  // of the threads that take part in loops of OpenCV's
+  std::set<std::thread::id> ids;  // threads that ran parts of OpenCV's loops
   const auto loop = [&] {
     std::mutex mutex;
     const auto body = [&](const cv::Range&) {
@@ -114,7 +117,7 @@ TEST_CASE("opencv: loops of OpenCV run on the calling thread, and OpenCL is off"
     cv::parallel_for_({0, 32}, body, 32);
   };
   cv::setNumThreads(2);
-  loop();  // so that OpenCV's pool is awake; on a busy machine it may still take no part
+  loop();  // starts OpenCV's thread pool; on a busy machine its threads may still get no part
   opencv_single_thread();
   ids.clear();
   for (int i = 0; i < 3; ++i) loop();
@@ -122,7 +125,7 @@ TEST_CASE("opencv: loops of OpenCV run on the calling thread, and OpenCL is off"
   CHECK(!cv::ocl::useOpenCL());
 }
 
-TEST_CASE("augmentation: settings out of range are named") {
+TEST_CASE("augmentation: an error names the setting that is out of range") {
   CHECK_NOTHROW(check_augment_config({}));
   const auto error = [](auto change, const char* name) {
     AugmentConfig c;
@@ -139,7 +142,7 @@ TEST_CASE("augmentation: settings out of range are named") {
 
 // ---- random numbers ----
 
-TEST_CASE("Rng: golden values, computed apart from this code in Python") {
+TEST_CASE("Rng: values equal golden values from an independent Python implementation") {
   const auto golden = [](Rng rng, std::vector<std::uint64_t> values) {
     for (auto v : values) CHECK(rng.next() == v);
   };
@@ -151,7 +154,8 @@ TEST_CASE("Rng: golden values, computed apart from this code in Python") {
   CHECK(rng.randint(0, 9) == 0x0cc78fb979ce5090 % 10);
 }
 
-TEST_CASE("Rng: uniform, both ends included, and neighbours are strangers") {
+TEST_CASE(
+    "Rng: numbers are uniform in their range, and neighbouring seeds, epochs and samples are uncorrelated") {
   Rng rng(7, 0, 0);
   double sum = 0, squares = 0;
   std::vector<int> bins(10), faces(6);
@@ -172,7 +176,7 @@ TEST_CASE("Rng: uniform, both ends included, and neighbours are strangers") {
   for (int f : faces) CHECK(f == doctest::Approx(n / 6).epsilon(0.06));
   CHECK(heads == doctest::Approx(0.3 * n).epsilon(0.04));
 
-  // First numbers over neighbouring samples, epochs and seeds: no two equal, no correlation.
+  // The first numbers of neighbouring samples, epochs and seeds are distinct and uncorrelated.
   std::set<std::uint64_t> firsts;
   std::vector<double> u;
   for (int seed = 0; seed < 20; ++seed) {
@@ -191,7 +195,8 @@ TEST_CASE("Rng: uniform, both ends included, and neighbours are strangers") {
   }
 }
 
-TEST_CASE("augmentation: draws stay in their ranges, and share of each is as set") {
+TEST_CASE(
+    "augmentation: parameters stay in their ranges, and each transform has the configured probability") {
   AugmentConfig c;
   c.mosaic_prob = 0.7, c.mixup_prob = 0.4, c.hsv_prob = 0.6, c.flip_prob = 0.2;
   const cv::Size size(96, 64);
@@ -248,23 +253,24 @@ TEST_CASE("augmentation: hue shifts act on BGR") {
   };
   CHECK(jittered({0, 0, 255}, {60, 0, 0}) == cv::Vec3b(0, 255, 0));   // red + 120 degrees = green
   CHECK(jittered({0, 0, 255}, {-60, 0, 0}) == cv::Vec3b(255, 0, 0));  // red - 120 degrees = blue
-  CHECK(jittered({255, 0, 0}, {60, 0, 0}) == cv::Vec3b(0, 0, 255));   // blue + 120 degrees = red, past 180
+  CHECK(jittered({255, 0, 0}, {60, 0, 0}) == cv::Vec3b(0, 0, 255));   // blue + 120 degrees = red
   CHECK(jittered({0, 0, 255}, {90, 0, 0}) == cv::Vec3b(255, 255, 0));
-  CHECK(jittered({0, 0, 255}, {-90, 0, 0}) == cv::Vec3b(255, 255, 0));  // the same, going the other way round
-  CHECK(jittered({0, 0, 255}, {0, 0, -300}) == cv::Vec3b(0, 0, 0));     // stops at 0 ...
-  CHECK(jittered({0, 0, 200}, {0, 30, 90}) == cv::Vec3b(0, 0, 255));    // ... and at 255
+  CHECK(jittered({0, 0, 255}, {-90, 0, 0}) == cv::Vec3b(255, 255, 0));  // -180 degrees = 180 degrees
+  CHECK(jittered({0, 0, 255}, {0, 0, -300}) == cv::Vec3b(0, 0, 0));     // saturates at 0
+  CHECK(jittered({0, 0, 200}, {0, 30, 90}) == cv::Vec3b(0, 0, 255));    // saturates at 255
   CHECK(jittered({10, 20, 200}, {0, -255, 0}) == cv::Vec3b(200, 200, 200));
   CHECK(jittered({90, 90, 90}, {0, 0, 10.9}) == cv::Vec3b(100, 100, 100));  // truncated
   CHECK(jittered({90, 90, 90}, {0.9, -0.9, 0.9}) == cv::Vec3b(90, 90, 90));
-  CHECK(jittered({90, 90, 90}, {0, 51, 0}) == cv::Vec3b(72, 72, 90));   // greys count as red, as in OpenCV
-  CHECK(jittered({90, 90, 90}, {60, 51, 0}) == cv::Vec3b(72, 90, 72));  // and turn with it
+  CHECK(jittered({90, 90, 90}, {0, 51, 0}) == cv::Vec3b(72, 72, 90));   // hue of grey is 0, as in OpenCV
+  CHECK(jittered({90, 90, 90}, {60, 51, 0}) == cv::Vec3b(72, 90, 72));  // and its hue shifts accordingly
 }
 
-TEST_CASE("augmentation: jitter is HSV in exact numbers, rounded; OpenCV's to the steps of its hue") {
+TEST_CASE(
+    "augmentation: HSV jitter equals the exact result, rounded, and OpenCV's up to its hue resolution") {
   Image image = noise({640, 60});
   Rng rng(1, 0, 0);
   Image top(image.rowRange(0, 20));
-  for (auto& p : top)  // near grey, where hue is most delicate
+  for (auto& p : top)  // near grey, where the hue is most sensitive to rounding
     for (int c : {1, 2}) p[c] = cv::saturate_cast<uchar>(p[0] + int(rng.randint(-3, 3)));
   const std::vector<HsvDraw> draws = {{0, 0, 1},   {5, 30, 30}, {-5, -30, -30}, {90, 0, 0},  {-90, 10, 0},
                                       {60, 5, -5}, {1, 255, 0}, {0, -255, 0},   {0, 0, 255}, {33, -60, 90}};
@@ -284,7 +290,7 @@ TEST_CASE("augmentation: jitter is HSV in exact numbers, rounded; OpenCV's to th
         h = std::fmod(h + d.h / 30 + 12, 6);
         const double s = std::clamp(255 * range / std::max(most, 1.0) + d.s, 0.0, 255.0) / 255;
         const double v = std::clamp(most + d.v, 0.0, 255.0);
-        for (int c = 0; c < 3; ++c) {  // 5, 3, 1: the formula of Wikipedia, "HSL and HSV"
+        for (int c = 0; c < 3; ++c) {  // offsets 5, 3, 1 for R, G, B: see Wikipedia, "HSL and HSV"
           const double k = std::fmod((c == 0 ? 1 : c == 1 ? 3 : 5) + h, 6);
           const double exact = v - v * s * std::clamp(std::min(k, 4 - k), 0.0, 1.0);
           const double error = std::abs(got(y, x)[c] - exact);
@@ -300,7 +306,8 @@ TEST_CASE("augmentation: jitter is HSV in exact numbers, rounded; OpenCV's to th
   }
 }
 
-TEST_CASE("augmentation: jitter: any count, nothing after it is touched; the same bits on every machine") {
+TEST_CASE(
+    "augmentation: HSV jitter of n pixels equals the first n of a longer row and writes no other byte") {
   const Image image = noise({300, 1});
   Image whole(image.clone());
   hsv_jitter(whole.ptr(), 300, 7, -20, 15);
@@ -315,13 +322,15 @@ TEST_CASE("augmentation: jitter: any count, nothing after it is touched; the sam
 }
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-// Both forms of jitter, by the names that the compiler gives them; null where it gives others.
+// The AVX2 and the default version of jitter() by their mangled names. Null if the compiler names them
+// differently.
 __attribute__((weak)) void jitter_avx2(uchar*, int64_t, float, float,
                                        float) asm("_ZN5yolox6jitterEPhlfff.avx2");
 __attribute__((weak)) void jitter_plain(uchar*, int64_t, float, float,
                                         float) asm("_ZN5yolox6jitterEPhlfff.default");
 const bool two_jitters = jitter_avx2 && jitter_plain && __builtin_cpu_supports("avx2");
-TEST_CASE("augmentation: jitter: AVX2 gives the bits of the plain form" * doctest::skip(!two_jitters)) {
+TEST_CASE("augmentation: HSV jitter with AVX2 equals the default version bit for bit" *
+          doctest::skip(!two_jitters)) {
   Rng rng(2, 0, 0);
   const Image image = noise({1000, 300});
   for (int i = 0; i < 20; ++i) {
@@ -336,7 +345,7 @@ TEST_CASE("augmentation: jitter: AVX2 gives the bits of the plain form" * doctes
 }
 #endif
 
-TEST_CASE("augmentation: mix rounds up") {
+TEST_CASE("augmentation: the average of two images rounds halves up") {
   Image a({256, 256}, 0), b({256, 256}, 0);
   for (int y = 0; y < 256; ++y)
     for (int x = 0; x < 256; ++x) a(y, x) = cv::Vec3b::all(uchar(x)), b(y, x) = cv::Vec3b::all(uchar(y));
@@ -350,15 +359,16 @@ TEST_CASE("augmentation: mix rounds up") {
 // ---- drawing ----
 
 #if defined(__x86_64__)
-TEST_CASE("augmentation: rows drawn two pixels at a time have the bits of the plain form" *
+TEST_CASE("augmentation: rows sampled with SSSE3 equal the plain version bit for bit" *
           doctest::skip(!__builtin_cpu_supports("ssse3"))) {
   using namespace pixels_detail;
   const Fenced fenced({23, 17}, true);
   const Image& image = fenced.image;
   Rng rng(3, 0, 0);
   for (int i = 0; i < 20000; ++i) {
-    // From one position to another, both with all neighbours inside and another column to their right.
-    const int n = int(rng.randint(1, 40)), whole = i % 4;  // some at whole, half or quarter pixels
+    // A row from one position to another. Both have their four neighbours and one more column to the right
+    // inside the image.
+    const int n = int(rng.randint(1, 40)), whole = i % 4;  // some positions at whole or quarter pixels
     const auto position = [&](int pixels) {
       const int64_t p = int64_t(rng.uniform(0, double(pixels) * 0x1p32 - 1));
       return whole == 1 ? p & ~0xFFFFFFFFll : whole == 2 ? p & ~0x3FFFFFFFll : p;
@@ -375,12 +385,12 @@ TEST_CASE("augmentation: rows drawn two pixels at a time have the bits of the pl
 }
 #endif
 
-TEST_CASE("augmentation: a picture is drawn as exact bilinear sampling has it, and only where it is shown") {
+TEST_CASE("augmentation: warping equals exact bilinear sampling, and writes only the pixels that are shown") {
   Rng rng(4, 0, 0);
   int64_t drawn = 0, left = 0;
   double error = 0, bias = 0;
   for (int i = 0; i < 500; ++i) {
-    // Wholly inside, at the edges, all beside the picture; from one pixel on.
+    // Samples inside the image, at its edges and entirely outside it. Images start at 1x1 pixel.
     const cv::Size size = random_size(rng, 1, i % 3 ? 60 : 5), out_size = random_size(rng, 1, 60);
     const Fenced fenced(size, i % 2, i);
     const Affine to_out = random_map(rng, size, out_size), to_picture = to_out.inverse();
@@ -399,7 +409,8 @@ TEST_CASE("augmentation: a picture is drawn as exact bilinear sampling has it, a
           continue;
         }
         const cv::Vec3d away = cv::Vec3d(frame(y, x)) - bilinear_at(fenced.image, p.x, p.y);
-        REQUIRE(cv::norm(away, cv::NORM_INF) < 4);  // a step of 1/128 and of 1/256 times 255, and rounding
+        // Rounding, and weights in steps of 1/128 and 1/256, times 255.
+        REQUIRE(cv::norm(away, cv::NORM_INF) < 4);
         error += away.dot(away) / 3, bias += (away[0] + away[1] + away[2]) / 3;
         ++drawn;
       }
@@ -411,7 +422,7 @@ TEST_CASE("augmentation: a picture is drawn as exact bilinear sampling has it, a
   CHECK(std::abs(bias / double(drawn)) < 0.03);  // rounded, not truncated
 }
 
-TEST_CASE("augmentation: a picture is drawn as cv::warpAffine draws it") {
+TEST_CASE("augmentation: warping equals cv::warpAffine within two levels") {
   Rng rng(5, 0, 0);
   const Image image = smooth({320, 240});
   for (int i = 0; i < 40; ++i) {
@@ -419,7 +430,7 @@ TEST_CASE("augmentation: a picture is drawn as cv::warpAffine draws it") {
     const Affine to_picture = random_map(rng, image.size(), size).inverse();
     Image out(size, 0), theirs;
     warp_image(out, {image, {1, 1}, {0, 0}}, to_picture.m, to_picture.m, {-1e6, -1e6, 2e6, 2e6});
-    // Theirs speaks of pixel centres.
+    // In OpenCV's coordinates (0, 0) is the centre of a pixel.
     const Affine centres =
         scale_shift({1, 1}, 0.5, 0.5).then(to_picture).then(scale_shift({1, 1}, -0.5, -0.5));
     cv::warpAffine(image, theirs, centres.m, size, cv::INTER_LINEAR | cv::WARP_INVERSE_MAP,
@@ -428,7 +439,7 @@ TEST_CASE("augmentation: a picture is drawn as cv::warpAffine draws it") {
   }
 }
 
-TEST_CASE("augmentation: a part of a picture, perhaps reduced, is drawn where the picture is") {
+TEST_CASE("augmentation: warping from a crop, also a downscaled one, equals warping from the whole image") {
   Rng rng(6, 0, 0);
   MemoryDataset album{{{smooth({400, 300}), {}}}};
   for (int i = 0; i < 60; ++i) {
@@ -445,11 +456,12 @@ TEST_CASE("augmentation: a part of a picture, perhaps reduced, is drawn where th
     album.most_reduced = 2;
     warp_image(small, album.image_region(0, part, 0.4), to_picture.m, to_picture.m, shown);
     CHECK(max_difference(all, small) <= 6);
-    CHECK(cv::norm(all, small, cv::NORM_L1) / double(3 * part.area() * 0.16) < 0.7);  // half a pixel off: 2
+    CHECK(cv::norm(all, small, cv::NORM_L1) / double(3 * part.area() * 0.16) <
+          0.7);  // off by half a pixel: 2
   }
 }
 
-TEST_CASE("maps: one after the other, back, and around") {
+TEST_CASE("maps: composition, inverse and bounding box of affine maps") {
   Rng rng(7, 0, 0);
   for (int i = 0; i < 100; ++i) {
     const Affine a = random_map(rng, {30, 20}, {50, 60}), b = random_map(rng, {30, 20}, {50, 60});
@@ -469,7 +481,7 @@ TEST_CASE("maps: one after the other, back, and around") {
 
 // ---- boxes ----
 
-TEST_CASE("augmentation: annotations are cut at the border, not moved") {
+TEST_CASE("augmentation: annotations are clipped at the border, not moved") {
   const cv::Size size(100, 50);
   const auto is = [](const std::optional<Box>& b, double x1, double y1, double x2, double y2) {
     return b && b->x1 == x1 && b->y1 == y1 && b->x2 == x2 && b->y2 == y2 && b->cls == 4;
@@ -477,19 +489,19 @@ TEST_CASE("augmentation: annotations are cut at the border, not moved") {
   CHECK(is(clip_box(-5, -3, 20, 10, 4, size, false), 0, 0, 15, 7));
   CHECK(is(clip_box(90, 40, 30, 30, 4, size, false), 90, 40, 100, 50));
   CHECK(is(clip_box(1.5, 2.25, 10, 20, 4, size, false), 1.5, 2.25, 11.5, 22.25));
-  CHECK(!clip_box(-50, 0, 20, 10, 4, size, false));  // wholly outside, at each side
+  CHECK(!clip_box(-50, 0, 20, 10, 4, size, false));  // entirely outside, on each side
   CHECK(!clip_box(0, -50, 20, 10, 4, size, false));
   CHECK(!clip_box(100, 0, 20, 10, 4, size, false));
   CHECK(!clip_box(0, 60, 20, 10, 4, size, false));
   CHECK(!clip_box(10, 10, 0, 5, 4, size, false));
   CHECK(!clip_box(10, 10, 5, -5, 4, size, false));
-  CHECK(is(clip_box(-5, -3, 20, 10, 4, size, true), 0, 0, 20, 10));  // the quirk
+  CHECK(is(clip_box(-5, -3, 20, 10, 4, size, true), 0, 0, 20, 10));  // as the official code does
   CHECK(is(clip_box(-50, 0, 20, 10, 4, size, true), 0, 0, 20, 10));
   CHECK(is(clip_box(10, 10, 0, 5, 4, size, true), 10, 10, 10, 15));
   CHECK(!clip_box(100.5, 0, 20, 10, 4, size, true));
 }
 
-TEST_CASE("augmentation: no cap on labels") {
+TEST_CASE("augmentation: the number of labels is not limited") {
   Sample crowd{noise({64, 64}), {}};
   for (int i = 0; i < 3000; ++i)
     crowd.boxes.push_back({i % 30 * 2.0, i / 100 * 2.0, i % 30 * 2.0 + 4, i / 100 * 2.0 + 4, i});
@@ -503,7 +515,7 @@ TEST_CASE("augmentation: no cap on labels") {
 
 // ---- geometry ----
 
-TEST_CASE("augmentation: a picture alone keeps boxes on their pixels, mirrored too") {
+TEST_CASE("augmentation: a single image keeps boxes on their objects, also flipped") {
   Rng rng(8, 0, 0);
   int compared = 0;
   for (int i = 0; i < 300; ++i) {
@@ -516,7 +528,8 @@ TEST_CASE("augmentation: a picture alone keeps boxes on their pixels, mirrored t
     compared += check_marks(out, album.most_reduced == 1 ? 0.51 : 0.59);
     const Fit to = fit_into(album.size(0), size, false);
     REQUIRE(out.boxes.size() == 2);
-    for (int b : {0, 1}) {  // also in exact numbers; mirrored in itself, so that it stays top left
+    for (int b : {0, 1}) {  // the exact coordinates; a flip mirrors the image within its own width, so that
+                            // it stays at the top left
       const Box &was = album.samples[0].boxes[b], &is = out.boxes[b];
       const double x1 = was.x1 * to.scale.x, x2 = was.x2 * to.scale.x;
       CHECK(max_corner_difference(is, {flip ? to.size.width - x2 : x1, was.y1 * to.scale.y,
@@ -527,7 +540,7 @@ TEST_CASE("augmentation: a picture alone keeps boxes on their pixels, mirrored t
   CHECK(compared > 550);
 }
 
-TEST_CASE("augmentation: the border beside a picture alone is grey whatever is done to the picture") {
+TEST_CASE("augmentation: the border beside a single image stays grey under HSV jitter and flip") {
   Rng rng(22, 0, 0);
   for (int i = 0; i < 50; ++i) {
     const cv::Size size(96, 64), picture = random_size(rng, 1, 200);
@@ -539,16 +552,14 @@ TEST_CASE("augmentation: the border beside a picture alone is grey whatever is d
     expected(cv::Rect({0, 0}, fit_into(picture, size, false).size)).setTo(colour(0, 0));
     CHECK(max_difference(out, expected) == 0);
   }
-  // Between pictures of a mosaic it is jittered as they are.
+  // In a mosaic, jitter changes the border together with the images.
   const MemoryDataset album{std::vector<Sample>(4, Sample{Image({9, 9}, 50), {}})};
   SampleDraw draw = four({32, 32}, {0, 0.25, 0, 0, 0, 0});
   draw.colour_flip.hsv = HsvDraw{0, 0, 10};
   CHECK(composed(album, draw, {64, 64}).image(60, 60) == cv::Vec3b::all(border_grey + 10));
 }
 
-TEST_CASE(
-    "augmentation: a picture of the sample's size is copied, mirrored is mirrored: no pixel is blurred or "
-    "shifted") {
+TEST_CASE("augmentation: an image of the sample's size is copied or flipped exactly, without interpolation") {
   const MemoryDataset album{{{noise({64, 48}), {}}}};
   CHECK(max_difference(composed(album, alone(0), {64, 48}).image, album.samples[0].image) == 0);
   Image mirrored;
@@ -556,7 +567,7 @@ TEST_CASE(
   CHECK(max_difference(composed(album, alone(0, true), {64, 48}).image, mirrored) == 0);
 }
 
-TEST_CASE("augmentation: mosaic keeps boxes on their pixels") {
+TEST_CASE("augmentation: mosaic keeps boxes on their objects") {
   Rng rng(9, 0, 0);
   int compared = 0;
   for (int i = 0; i < 200; ++i) {
@@ -568,7 +579,7 @@ TEST_CASE("augmentation: mosaic keeps boxes on their pixels") {
   CHECK(compared > 300);
 }
 
-TEST_CASE("augmentation: zoom and shift keep boxes on their pixels") {
+TEST_CASE("augmentation: scale and translation keep boxes on their objects") {
   Rng rng(10, 0, 0);
   int compared = 0;
   for (int i = 0; i < 400; ++i) {
@@ -588,7 +599,7 @@ TEST_CASE("augmentation: zoom and shift keep boxes on their pixels") {
   CHECK(compared > 700);
 }
 
-TEST_CASE("augmentation: a turned or sheared box contains its pixels and touches them") {
+TEST_CASE("augmentation: a rotated or sheared box contains its object and touches it") {
   Rng rng(11, 0, 0);
   int compared = 0;
   for (int i = 0; i < 400; ++i) {
@@ -607,7 +618,8 @@ TEST_CASE("augmentation: a turned or sheared box contains its pixels and touches
       CHECK((seen->x1 >= b.x1 - slack && seen->y1 >= b.y1 - slack));
       CHECK((seen->x2 <= b.x2 + slack && seen->y2 <= b.y2 + slack));
       const bool inside = b.x1 > 0 && b.y1 > 0 && b.x2 < size.width && b.y2 < size.height;
-      if (!inside || c.degrees > 10) continue;  // the corner of a box that stands on it is thin
+      if (!inside || c.degrees > 10)
+        continue;  // a strongly rotated box has pointed corners, which pixels do not resolve
       CHECK(max_corner_difference(*seen, b) <= 0.9);
       ++compared;
     }
@@ -619,16 +631,16 @@ TEST_CASE("augmentation: rotation is about the canvas corner, as in official tra
   const cv::Matx23d m = affine_matrix({90, 1, 0, 0, 0, 0}, {64, 64});
   CHECK(m(0, 2) == 0);
   CHECK(m(1, 2) == 0);
-  CHECK(m(0, 1) == doctest::Approx(1));   // down becomes right,
-  CHECK(m(1, 0) == doctest::Approx(-1));  // right becomes up: anticlockwise
+  CHECK(m(0, 1) == doctest::Approx(1));   // down becomes right
+  CHECK(m(1, 0) == doctest::Approx(-1));  // right becomes up: the rotation is counter-clockwise
 }
 
-TEST_CASE("augmentation: tiles of a mosaic meet without gap or overlap, however it is turned") {
+TEST_CASE("augmentation: tiles of a mosaic meet without gap or overlap under any affine map") {
   Rng rng(12, 0, 0);
   int tiles = 0, grey = 0;
   for (int i = 0; i < 200; ++i) {
     const cv::Size size(32 * rng.randint(1, 4), 32 * rng.randint(1, 4));
-    MemoryDataset album;  // each fills its quarter
+    MemoryDataset album;  // each image fills its tile
     for (int k = 0; k < 4; ++k) {
       const int larger = int(rng.randint(1, 3));
       album.samples.push_back({coloured(size * larger, colours[k]), {}});
@@ -656,7 +668,7 @@ TEST_CASE("augmentation: tiles of a mosaic meet without gap or overlap, however 
           ++grey;
           continue;
         }
-        // On an edge between two it is the one or the other.
+        // A pixel on the edge between two tiles may have the colour of either.
         const int k = (p.x >= centre.x) + 2 * (p.y >= centre.y);
         const bool on_edge = close(p.x, centre.x) || close(p.y, centre.y);
         const auto begin = colours.begin();
@@ -669,7 +681,7 @@ TEST_CASE("augmentation: tiles of a mosaic meet without gap or overlap, however 
   CHECK(grey > 100000);
 }
 
-TEST_CASE("augmentation: mixup keeps boxes on their pixels") {
+TEST_CASE("augmentation: MixUp keeps boxes on their objects") {
   Rng rng(13, 0, 0);
   int compared = 0;
   for (int i = 0; i < 300; ++i) {
@@ -686,7 +698,7 @@ TEST_CASE("augmentation: mixup keeps boxes on their pixels") {
 }
 
 TEST_CASE(
-    "augmentation: mixup in numbers: zoomed to whole pixels, mirrored with its border, cut at the offset") {
+    "augmentation: MixUp scales to whole pixels, flips the image with its border and crops at the offset") {
   const MemoryDataset album{
       {{Image({64, 64}, border_grey), {}}, {Image({32, 16}, 0), {{4, 2, 20, 12, 1}}}}};  // 64x32
   const auto box = [&](double scale, bool mirrored, cv::Point offset, bool flip = false) {
@@ -696,7 +708,7 @@ TEST_CASE(
     REQUIRE(out.boxes.size() == 1);
     return out.boxes[0];
   };
-  const double f = 2 * 51.0 / 64;  // 0.8 * 64 is 51.2
+  const double f = 2 * 51.0 / 64;  // the width 0.8 * 64 = 51.2 is truncated to 51
   CHECK(max_corner_difference(box(0.8, false, {0, 0}), {4 * f, 2 * f, 20 * f, 12 * f, 1}) < 1e-9);
   CHECK(max_corner_difference(box(0.8, true, {0, 0}), {51 - 20 * f, 2 * f, 51 - 4 * f, 12 * f, 1}) < 1e-9);
   CHECK(max_corner_difference(box(0.8, true, {0, 0}, true), {13 + 4 * f, 2 * f, 13 + 20 * f, 12 * f, 1}) <
@@ -705,7 +717,8 @@ TEST_CASE(
   CHECK(max_corner_difference(box(1.5, true, {10, 5}), {96 - 60 - 10, 6 - 5, 64, 36 - 5, 1}) < 1e-9);
 }
 
-TEST_CASE("augmentation: all together: each part does what it does alone") {
+TEST_CASE(
+    "augmentation: mosaic, MixUp, HSV jitter and flip together equal the transforms applied one by one") {
   Rng rng(14, 0, 0);
   for (int i = 0; i < 60; ++i) {
     const cv::Size size(32 * rng.randint(2, 5), 32 * rng.randint(2, 5));
@@ -728,7 +741,8 @@ TEST_CASE("augmentation: all together: each part does what it does alone") {
       CHECK(max_corner_difference(all.boxes[k], boxes[k]) == 0);
       CHECK(all.boxes[k].cls == boxes[k].cls);
     }
-    for (int y = 0; y < size.height; ++y)  // b is half the other picture, half grey: within a rounding
+    // b is the mean of the second image and grey, so the result is equal up to rounding.
+    for (int y = 0; y < size.height; ++y)
       for (int x = 0; x < size.width; ++x)
         for (int c = 0; c < 3; ++c)
           REQUIRE(std::abs(2 * ab.image(y, x)[c] - (a.image(y, x)[c] + 2 * b.image(y, x)[c] - border_grey)) <=
@@ -740,7 +754,7 @@ TEST_CASE("augmentation: all together: each part does what it does alone") {
   }
 }
 
-TEST_CASE("augmentation: flip mirrors a mosaic, with what is mixed in") {
+TEST_CASE("augmentation: a flip mirrors a mosaic together with the image from MixUp") {
   Rng rng(15, 0, 0);
   for (int i = 0; i < 40; ++i) {
     const cv::Size size(96, 64);
@@ -765,7 +779,9 @@ TEST_CASE("augmentation: flip mirrors a mosaic, with what is mixed in") {
   }
 }
 
-TEST_CASE("augmentation: sizes are rounded: full on one side, never resized twice, at least a pixel") {
+TEST_CASE(
+    "augmentation: a resized image fills one side, keeps its size when resized again, and has at least a "
+    "pixel") {
   Rng rng(16, 0, 0);
   for (int i = 0; i < 2000; ++i) {
     const cv::Size picture = random_size(rng, 1, 2000), room = random_size(rng, 16, 700);
@@ -782,8 +798,7 @@ TEST_CASE("augmentation: sizes are rounded: full on one side, never resized twic
   CHECK(fit_into({330, 60}, {416, 416}, true).size == cv::Size(415, 75));
 }
 
-TEST_CASE(
-    "augmentation: pictures of any shape: a pixel, strips, many times larger or smaller than the sample") {
+TEST_CASE("augmentation: images of extreme sizes and aspect ratios give valid samples") {
   Rng rng(17, 0, 0);
   const std::vector<cv::Size> sizes = {{1, 1}, {2000, 1},    {1, 2000},   {2, 2},
                                        {3, 1}, {1280, 1280}, {1300, 900}, {3, 3}};
@@ -803,13 +818,13 @@ TEST_CASE(
     const Sample out = composed(album, draw, size);
     for (const Box& b : out.boxes)
       REQUIRE((b.x1 >= 0 && b.y1 >= 0 && b.x2 <= size.width && b.y2 <= size.height));
-    if (draw.mosaic && !draw.mixup) {  // nothing but these colours and grey
+    if (draw.mosaic && !draw.mixup) {  // only the colours of the images and grey
       for (const cv::Vec3b& p : out.image)
         REQUIRE((p == cv::Vec3b::all(border_grey) ||
                  std::find(colours.begin(), colours.begin() + 4, p) != colours.begin() + 4));
     }
     if (draw.mosaic) continue;
-    // A picture alone, of one colour: that colour up to where it ends, and its box around it.
+    // A single image of one colour: its area has that colour, and the box encloses that area.
     const cv::Size fitted = fit_into(album.size(i % 4), size, false).size;
     Image expected(size, border_grey);
     expected(cv::Rect({0, 0}, fitted)).setTo(colours[i % 4]);
@@ -822,9 +837,9 @@ TEST_CASE(
   }
 }
 
-// ---- what is read ----
+// ---- regions that are read ----
 
-TEST_CASE("augmentation: of each picture is asked what the sample shows of it, at the size it has there") {
+TEST_CASE("augmentation: only the visible region of each image is read, at the scale that it is shown at") {
   Rng rng(18, 0, 0);
   int64_t asked = 0, of = 0;
   int not_asked = 0;
@@ -844,19 +859,19 @@ TEST_CASE("augmentation: of each picture is asked what the sample shows of it, a
       CHECK(album.asked[0].part.size() == album.size(i % 4));
       CHECK(album.asked[0].scale == doctest::Approx(std::sqrt(to.scale.x * to.scale.y)));
     }
-    // The same bits as with all of the picture at hand: the part is never too small. (Positions are rounded
-    // to 2^-32 pixels, where the parts begin elsewhere.)
+    // Reading the whole image gives the same pixels, so the region is never too small. One pixel may differ,
+    // because positions are rounded to 2^-32 pixels and are relative to the region.
     album.whole = true;
     const Image wholes = composed(album, draw, size).image;
     int different = 0;
     for (std::size_t p = 0; p < parts.total(); ++p) different += parts(int(p)) != wholes(int(p));
     CHECK(different <= 1);
   }
-  CHECK(not_asked > 10);  // pictures that the sample does not show are not read
+  CHECK(not_asked > 10);  // images that are not visible in the sample are not read
   CHECK(double(asked) < 0.8 * double(of));
 
-  // In numbers: of the first tile, twice as large as on the canvas, the lower right quarter and two pixels
-  // more.
+  // The canvas is enlarged twice and shows the lower right quarter of the first tile. The region has a margin
+  // of two pixels.
   const MemoryDataset album{std::vector<Sample>(4, Sample{noise({128, 128}), {}})};
   for (bool flip : {false, true}) {
     album.asked.clear();
@@ -867,9 +882,9 @@ TEST_CASE("augmentation: of each picture is asked what the sample shows of it, a
   }
 }
 
-// ---- pictures and boxes that are not there ----
+// ---- missing images and boxes ----
 
-TEST_CASE("augmentation: pictures without boxes are jittered and flipped too") {
+TEST_CASE("augmentation: images without boxes are jittered and flipped too") {
   const MemoryDataset album{{{noise({64, 64}), {}}}};
   const Sample out = composed(album, {0, {}, {}, {HsvDraw{5, 30, 30}, true}}, {64, 64});
   CHECK(out.boxes.empty());
@@ -879,7 +894,7 @@ TEST_CASE("augmentation: pictures without boxes are jittered and flipped too") {
   CHECK(max_difference(out.image, expected) == 0);
 }
 
-TEST_CASE("augmentation: boxes of a pixel or less go, the picture stays augmented") {
+TEST_CASE("augmentation: boxes of a pixel or less are removed, and the image stays augmented") {
   const MemoryDataset album{
       {{noise({64, 64}), {{1, 1, 2, 30, 0}, {10, 10, 10.5, 10.5, 1}, {5, 5, 5, 9, 2}, {3, 3, 4.1, 4.1, 3}}}}};
   const Sample out = composed(album, {0, {}, {}, {HsvDraw{5, 30, 30}, true}}, {64, 64});
@@ -888,15 +903,15 @@ TEST_CASE("augmentation: boxes of a pixel or less go, the picture stays augmente
   CHECK(max_difference(out.image, album.samples[0].image) > 0);
 }
 
-TEST_CASE("augmentation: boxes that leave the picture go, others are cut") {
+TEST_CASE("augmentation: boxes outside the sample are removed, boxes across its border are clipped") {
   const Sample s{noise({64, 64}), {{0, 0, 8, 8, 0}, {56, 56, 64, 64, 1}}};
   const Sample empty{s.image, {}};
   const MemoryDataset album{{s, empty, empty, empty}};
   const auto is = [](const std::vector<Box>& boxes, const Box& b) {
     return boxes.size() == 1 && boxes[0].cls == b.cls && max_corner_difference(boxes[0], b) < 1e-9;
   };
-  // Of the first tile only its lower right corner is on the canvas; zoomed out it is not the sample that
-  // cuts.
+  // Only the lower right corner of the first tile is on the canvas. In the second case the canvas clips the
+  // box, because the whole canvas is visible in the sample.
   CHECK(is(composed(album, four({16, 16}), {64, 64}).boxes, {8, 8, 16, 16, 1}));
   CHECK(is(composed(album, four({16, 16}, {0, 0.5, 0, 0, 0.25, 0.25}), {64, 64}).boxes, {20, 20, 24, 24, 1}));
   CHECK(is(composed(album, four({12, 12}, {0, 1, 0, 0, -0.1, -0.1}), {64, 64}).boxes, {0, 0, 5.6, 5.6, 1}));
@@ -906,20 +921,20 @@ TEST_CASE("augmentation: boxes that leave the picture go, others are cut") {
   CHECK(is(composed(mixed, draw, {64, 64}).boxes, {54, 54, 64, 64, 1}));
 }
 
-TEST_CASE("augmentation: mixup rounds, and is grey where the other picture ends") {
+TEST_CASE("augmentation: MixUp rounds, and its border is grey") {
   const MemoryDataset album{{{Image({64, 64}, 101), {}}, {Image({64, 64}, 50), {{0, 0, 64, 64, 3}}}}};
   SampleDraw draw = alone(0);
   draw.mixup = MixupDraw{0.5, false, {0, 0}, {1}};
   const Sample out = composed(album, draw, {64, 64});
   CHECK(out.image(0, 0) == cv::Vec3b::all(76));     // 75.5
-  CHECK(out.image(31, 31) == cv::Vec3b::all(76));   // up to its last pixel
+  CHECK(out.image(31, 31) == cv::Vec3b::all(76));   // the last pixel of the second image
   CHECK(out.image(31, 32) == cv::Vec3b::all(108));  // (101 + 114) / 2
   CHECK(out.image(63, 63) == cv::Vec3b::all(108));
   REQUIRE(out.boxes.size() == 1);
   CHECK(max_corner_difference(out.boxes[0], {0, 0, 32, 32, 3}) < 1e-9);
 }
 
-TEST_CASE("augmentation: the search for a picture to mix in ends") {
+TEST_CASE("augmentation: the search for a MixUp image with boxes is limited") {
   const cv::Size size(64, 64);
   MemoryDataset album{std::vector<Sample>(6, Sample{Image(size, 200), {}})};
   AugmentConfig c;
@@ -929,8 +944,8 @@ TEST_CASE("augmentation: the search for a picture to mix in ends") {
   REQUIRE(drawn.mixup);
   CHECK(drawn.mixup->candidates.size() == 7);
   CHECK(composed(album, drawn, size).boxes.empty());
-  CHECK(album.asked.size() <= 4);  // unmixed
-  // With one that has boxes among the candidates, that one is taken, even for a mosaic without boxes.
+  CHECK(album.asked.size() <= 4);  // no MixUp image is read
+  // The first candidate with boxes is used, even if the mosaic has no boxes.
   album.samples[5].boxes = {{0, 0, 64, 64, 3}};
   SampleDraw draw = four({64, 64}, {0, 0.5, 0, 0, 0, 0});
   draw.mixup = MixupDraw{1, false, {0, 0}, {4, 2, 5, 1}};
@@ -943,7 +958,7 @@ TEST_CASE("augmentation: the search for a picture to mix in ends") {
   CHECK(read == std::set<std::size_t>{0, 1, 2, 3, 5});
 }
 
-TEST_CASE("augmentation: a picture that cannot be read is replaced, in its place by one of another shape") {
+TEST_CASE("augmentation: an unreadable image is replaced, also by an image of another shape") {
   Rng rng(19, 0, 0);
   const cv::Size size(96, 64);
   MemoryDataset album;
@@ -963,21 +978,21 @@ TEST_CASE("augmentation: a picture that cannot be read is replaced, in its place
       CHECK(max_corner_difference(a.boxes[i], b.boxes[i]) == 0);
   };
   using Tries = std::vector<std::pair<std::size_t, std::size_t>>;
-  SUBCASE("as the first tile, twice") {
+  SUBCASE("the first tile, twice") {
     album.broken = {0, 4}, album.replacements = {4, 5};
     SampleDraw meant = draw;
     meant.index = 5;
     same(draw, meant);
     CHECK(album.replaced == Tries{{0, 1}, {4, 2}});
   }
-  SUBCASE("as another tile, and each counts for itself") {
+  SUBCASE("two other tiles, with separate counts of attempts") {
     album.broken = {2, 3}, album.replacements = {5, 4};
     SampleDraw meant = draw;
     meant.mosaic->others = {1, 5, 4};
     same(draw, meant);
     CHECK(album.replaced == Tries{{2, 1}, {3, 1}});
   }
-  SUBCASE("mixed in") {
+  SUBCASE("the MixUp image") {
     album.broken = {4}, album.replacements = {5};
     draw.mixup->candidates = {4};
     SampleDraw meant = draw;
@@ -985,17 +1000,17 @@ TEST_CASE("augmentation: a picture that cannot be read is replaced, in its place
     same(draw, meant);
     CHECK(album.replaced == Tries{{4, 1}});
   }
-  SUBCASE("alone") {
+  SUBCASE("a single image") {
     album.broken = {0}, album.replacements = {4};
     same(alone(0), alone(4));
   }
-  SUBCASE("no other is left") {
+  SUBCASE("no replacement is left") {
     album.broken = {0, 4}, album.replacements = {4};
     CHECK_THROWS_WITH_AS(composed(album, draw, size), "picture 4 is damaged", ImageError);
   }
 }
 
-TEST_CASE("augmentation: an error that is not the picture's goes on its way") {
+TEST_CASE("augmentation: an error other than ImageError is rethrown") {
   struct Failing : MemoryDataset {
     ImageRegion image_region(std::size_t, const cv::Rect&, double) const { fail("out of disk"); }
   } album;
@@ -1005,7 +1020,7 @@ TEST_CASE("augmentation: an error that is not the picture's goes on its way") {
 }
 
 TEST_CASE(
-    "augmentation: same seed, epoch and index: same sample in any thread, in memory that was used before") {
+    "augmentation: a sample depends only on seed, epoch and index, not on the thread or reused memory") {
   const cv::Size size(64, 96);
   MemoryDataset album;
   Rng rng(20, 0, 0);
@@ -1037,7 +1052,7 @@ TEST_CASE(
     CHECK(equal(single[i], threaded[i]));
     make(0, i, used);
     CHECK(equal(single[i], used));
-    CHECK(used.image.ptr() == memory);  // the caller's, perhaps a part of a batch
+    CHECK(used.image.ptr() == memory);  // the caller's memory, which may be part of a batch
     make(1, i, used);
     changed += max_difference(single[i].image, used.image) > 0;
   }
@@ -1045,7 +1060,7 @@ TEST_CASE(
   for (int i = 0; i < 5; ++i) CHECK(max_difference(album.samples[i].image, before[i]) == 0);
 }
 
-TEST_CASE("augmentation: nothing is written beside the sample") {
+TEST_CASE("augmentation: no pixel outside the sample is written") {
   Rng rng(21, 0, 0);
   MemoryDataset album;
   for (int k = 0; k < 4; ++k)
@@ -1059,9 +1074,10 @@ TEST_CASE("augmentation: nothing is written beside the sample") {
   }
 }
 
-// ---- what evaluation sees ----
+// ---- preprocessing of evaluation ----
 
-TEST_CASE("letterbox: top left, truncated, the picture itself where it fits") {
+TEST_CASE(
+    "letterbox: the image is at the top left, its size is truncated, and an image that fits is not copied") {
   const Letterbox thin = letterbox(Image({1000, 1}, 9), {64, 64});
   CHECK(thin.image(0, 63) == cv::Vec3b(9, 9, 9));
   CHECK(thin.image(1, 0) == cv::Vec3b::all(114));

@@ -1,6 +1,6 @@
-// augment_official.hpp: equal to the official code, pixel for pixel, and its oddities one by one.
+// augment_official.hpp equals the official code pixel for pixel, including each of its quirks.
 //
-// The recorded random numbers of the official pipeline give its pixels and boxes.
+// The fixtures hold random numbers recorded from the official pipeline, and its images and boxes for them.
 #include "tensors.hpp"
 //
 #include <thread>
@@ -46,7 +46,7 @@ void check_boxes(const std::vector<Box>& boxes, const torch::Tensor& expected) {
   }
 }
 
-// Labels as the network gets them: [L, 5] class, cx, cy, w, h in float32, zeros after the last one.
+// Compares boxes with the labels of the network: [L, 5] class, cx, cy, w, h in float32, padded with zeros.
 void check_labels(const std::vector<Box>& boxes, const torch::Tensor& expected) {
   auto got = torch::zeros_like(expected);
   for (int i = 0; i < std::min<int>(boxes.size(), expected.size(0)); ++i) {
@@ -62,7 +62,7 @@ double number(const c10::impl::GenericDict& d, const std::string& key) {
   return v.isInt() ? double(v.toInt()) : v.toDouble();
 }
 
-// The official pipeline's random numbers in the order of its calls.
+// Random numbers recorded from the official pipeline, in the order of its calls.
 struct Tape {
   std::vector<double> draws;
   std::vector<std::string> kinds;
@@ -78,8 +78,8 @@ struct Tape {
     return draws[at++];
   }
   ColourFlipDraw colour_flip() {
-    if (at == draws.size()) return {};  // a picture without boxes: nothing was drawn
-    take("random");                     // below hsv_prob, which is 1
+    if (at == draws.size()) return {};  // an image without boxes: no number was drawn
+    take("random");                     // always below hsv_prob, which is 1
     double h = 5 * take("np.uniform"), s = 30 * take("np.uniform"), v = 30 * take("np.uniform");
     h *= take("np.randint"), s *= take("np.randint"), v *= take("np.randint");
     return {HsvDraw{h, s, v}, take("random") < 0.5};
@@ -94,21 +94,21 @@ struct Tape {
 
 }  // namespace
 
-// ---- one by one ----
+// ---- single stages ----
 
 TEST_CASE("official: hue shifts act on BGR") {
   const auto jitter = [](cv::Vec3b pixel, HsvDraw d) {
     return official::hsv(coloured({8, 8}, pixel), d)(3, 3);
   };
-  CHECK(jitter({0, 0, 255}, {60, 0, 0}) == cv::Vec3b(0, 255, 0));   // red + 120 degrees = green
-  CHECK(jitter({0, 0, 255}, {-60, 0, 0}) == cv::Vec3b(255, 0, 0));  // red - 120 degrees = blue
-  CHECK(jitter({255, 0, 0}, {60, 0, 0}) == cv::Vec3b(0, 0, 255));   // blue + 120 degrees = red, past 180
-  CHECK(jitter({0, 0, 255}, {0, 0, -300}) == cv::Vec3b(0, 0, 0));   // stops at 0 ...
-  CHECK(jitter({0, 0, 200}, {0, 30, 90}) == cv::Vec3b(0, 0, 255));  // ... and at 255
+  CHECK(jitter({0, 0, 255}, {60, 0, 0}) == cv::Vec3b(0, 255, 0));         // red + 120 degrees = green
+  CHECK(jitter({0, 0, 255}, {-60, 0, 0}) == cv::Vec3b(255, 0, 0));        // red - 120 degrees = blue
+  CHECK(jitter({255, 0, 0}, {60, 0, 0}) == cv::Vec3b(0, 0, 255));         // blue + 120 degrees = red
+  CHECK(jitter({0, 0, 255}, {0, 0, -300}) == cv::Vec3b(0, 0, 0));         // saturates at 0
+  CHECK(jitter({0, 0, 200}, {0, 30, 90}) == cv::Vec3b(0, 0, 255));        // saturates at 255
   CHECK(jitter({90, 90, 90}, {0, 0, 10.9}) == cv::Vec3b(100, 100, 100));  // truncated
 }
 
-TEST_CASE("official: stages take uint8 only, by their types, and leave their input unchanged") {
+TEST_CASE("official: the types of the stages accept uint8 images only, and the input stays unchanged") {
   static_assert(std::is_same_v<decltype(official::hsv(Image(), HsvDraw())), Image>);
   static_assert(!std::is_invocable_v<decltype(official::hsv), cv::Mat_<cv::Vec3f>, HsvDraw>);
   const Sample in{noise({33, 17}), {{1, 2, 30, 15, 0}}};
@@ -122,7 +122,7 @@ TEST_CASE("official: stages take uint8 only, by their types, and leave their inp
   CHECK(max_difference(in.image, before) == 0);
 }
 
-TEST_CASE("official: boxes stay on their pixels, to a pixel or so") {
+TEST_CASE("official: boxes stay on their objects within 1.5 pixels") {
   Rng rng(3, 0, 0);
   int compared = 0;
   for (int i = 0; i < 150; ++i) {
@@ -145,7 +145,7 @@ TEST_CASE("official: boxes stay on their pixels, to a pixel or so") {
   CHECK(compared > 900);
 }
 
-TEST_CASE("official: no cap on labels") {
+TEST_CASE("official: the number of labels is not limited") {
   Sample crowd{noise({64, 64}), {}};
   for (int i = 0; i < 3000; ++i)
     crowd.boxes.push_back({i % 30 * 2.0, i / 100 * 2.0, i % 30 * 2.0 + 4, i / 100 * 2.0 + 4, i});
@@ -155,19 +155,19 @@ TEST_CASE("official: no cap on labels") {
   CHECK(composed(album, draw, {64, 64}).boxes.size() == 15000);
 }
 
-// ---- oddities ----
+// ---- quirks ----
 
-TEST_CASE("official quirk: sizes are truncated, so pictures may be resized twice") {
+TEST_CASE("official quirk: sizes are truncated, so that images may be resized twice") {
   const Sample once = official::fit({Image({330, 60}, 9), {{0, 0, 330, 60, 1}}}, {416, 416});
   CHECK(once.image.size() == cv::Size(415, 75));
   CHECK(max_corner_difference(once.boxes[0], {0, 0, 416, 60 * 416.0 / 330, 1}) <
-        1e-9);  // by the factor, not by the sides
+        1e-9);  // boxes are scaled by the ratio before truncation
   CHECK(official::fit(once, {416, 416}).image.size() == cv::Size(416, 75));
   const Image fits = noise({64, 32});
   CHECK(official::fit({fits, {}}, {64, 64}).image.ptr() == fits.ptr());
 }
 
-TEST_CASE("official quirk: no jitter, no flip for pictures without boxes") {
+TEST_CASE("official quirk: images without boxes are neither jittered nor flipped") {
   const Sample background{noise({64, 64}), {}};
   const ColourFlipDraw d{HsvDraw{5, 30, 30}, true};
   CHECK(max_difference(official::train_transform(background, d, {64, 64}).image, background.image) == 0);
@@ -175,7 +175,7 @@ TEST_CASE("official quirk: no jitter, no flip for pictures without boxes") {
   CHECK(max_difference(composed(album, {0, {}, {}, d}, {64, 64}).image, background.image) == 0);
 }
 
-TEST_CASE("official quirk: where all boxes are a pixel or less, picture and boxes are as before") {
+TEST_CASE("official quirk: an image whose boxes are all a pixel or less is not augmented and keeps them") {
   const Sample s{noise({64, 64}), {{1, 1, 2, 30, 0}, {10, 10, 10.5, 10.5, 1}, {5, 5, 5, 9, 2}}};
   const ColourFlipDraw d{HsvDraw{5, 30, 30}, true};
   const Sample out = official::train_transform(s, d, {64, 64});
@@ -186,15 +186,15 @@ TEST_CASE("official quirk: where all boxes are a pixel or less, picture and boxe
   CHECK(official::train_transform(more, d, {64, 64}).boxes.size() == 1);
 }
 
-TEST_CASE("official quirk: boxes that leave the picture are carried along as lines and points") {
+TEST_CASE("official quirk: boxes outside the image are kept with zero width or height") {
   const Sample s{noise({64, 64}), {{0, 0, 8, 8, 0}, {56, 56, 64, 64, 1}}}, empty{s.image, {}};
-  // centre (16, 16): of the first tile only its lower right corner is on the canvas
+  // With the centre at (16, 16), only the lower right corner of the first tile is on the canvas.
   CHECK(official::mosaic({s, empty, empty, empty}, {16, 16}, {64, 64}).boxes.size() == 2);
   CHECK(official::random_affine(s, {0, 1, 0, 0, 0, 0}, {32, 32}).boxes.size() == 2);
   CHECK(official::mixup(empty, s, {1.5, false, {30, 30}, {}}).boxes.size() == 2);
 }
 
-TEST_CASE("official quirk: mixup truncates, and is black where the other picture ends") {
+TEST_CASE("official quirk: MixUp truncates, and its border is black") {
   const Sample base{Image({64, 64}, 101), {}}, other{Image({64, 64}, 50), {{0, 0, 64, 64, 3}}};
   const Sample out = official::mixup(base, other, {0.5, false, {0, 0}, {}});
   CHECK(out.image(0, 0) == cv::Vec3b::all(75));
@@ -202,7 +202,8 @@ TEST_CASE("official quirk: mixup truncates, and is black where the other picture
   CHECK(base.image(0, 0) == cv::Vec3b::all(101));
 }
 
-TEST_CASE("official quirk: no mixup on a mosaic without boxes; else the search for a picture ends") {
+TEST_CASE(
+    "official quirk: a mosaic without boxes gets no MixUp; otherwise the search for an image is limited") {
   const cv::Size size(64, 64);
   MemoryDataset album{std::vector<Sample>(6, Sample{Image(size, 200), {}})};
   album.samples[5].boxes = {{0, 0, 64, 64, 3}};
@@ -216,9 +217,9 @@ TEST_CASE("official quirk: no mixup on a mosaic without boxes; else the search f
   CHECK(composed(album, draw, size).boxes.size() == 1);
 }
 
-// ---- the whole ----
+// ---- the whole pipeline ----
 
-TEST_CASE("official: pictures that were fitted before, as a cache keeps them, give the same sample") {
+TEST_CASE("official: images resized in advance, as in a cache, give the same sample") {
   struct Cached : MemoryDataset {
     cv::Size network;
     ImageRegion image_region(std::size_t i, const cv::Rect&, double) const {
@@ -233,11 +234,13 @@ TEST_CASE("official: pictures that were fitted before, as a cache keeps them, gi
     while (cached.samples.size() < 4) {
       const cv::Size own = random_size(rng, 40, 250), fitted = fit_into(own, cached.network, true).size;
       const bool full = fitted.width == cached.network.width || fitted.height == cached.network.height;
-      if (full && cached.samples.size() % 2) continue;  // truncated on both sides: would be fitted once more
+      // If truncated on both sides, the image would be resized a second time.
+      if (full && cached.samples.size() % 2) continue;
       cached.samples.push_back(marked_image(rng, own, 2 * int(cached.samples.size())));
     }
     const SampleDraw draw = draw_sample(rng, {}, 4, i % 4, cached.network, i % 3 > 0);
-    const Sample direct = composed(cached, draw, cached.network);  // Album's own image_region()
+    // Reads through MemoryDataset::image_region().
+    const Sample direct = composed(cached, draw, cached.network);
     Sample out{Image(cached.network, 0), {}};
     official::compose(cached, draw, out);
     CHECK(max_difference(out.image, direct.image) == 0);
@@ -247,7 +250,7 @@ TEST_CASE("official: pictures that were fitted before, as a cache keeps them, gi
   }
 }
 
-TEST_CASE("official: a picture that cannot be read is replaced") {
+TEST_CASE("official: an unreadable image is replaced") {
   Rng rng(5, 0, 0);
   MemoryDataset album;
   for (int k = 0; k < 4; ++k) album.samples.push_back(marked_image(rng, random_size(rng, 40, 150), 2 * k));
@@ -265,13 +268,14 @@ TEST_CASE("official: a picture that cannot be read is replaced") {
 }
 
 TEST_CASE(
-    "official: same draw, same sample in any thread; into the caller's memory; pictures are not written to") {
+    "official: a sample depends only on its draw, is written to the caller's memory, and source images stay "
+    "unchanged") {
   const cv::Size size(64, 96);
   MemoryDataset album;
   Rng rng(6, 0, 0);
   std::vector<Image> before;
   for (int i = 0; i < 5; ++i) {
-    // One needs no resizing and has no boxes, so that its pixels could be handed on as they are.
+    // Image 0 needs no resizing and has no boxes, so that a view of its pixels could be returned by mistake.
     const cv::Size own = i == 0 ? size : random_size(rng, 20, 120);
     album.samples.push_back({noise(own, i), {}});
     if (i) album.samples[i].boxes = {{2, 2, 18, 18, i}};
@@ -303,13 +307,13 @@ TEST_CASE(
     make(1, i, other);
     changed += max_difference(alone[i].image, other.image) > 0;
   }
-  CHECK(changed >= n - 2);  // all but the picture without boxes alone
+  CHECK(changed >= n - 2);  // all except the single image without boxes, which is not augmented
   for (int i = 0; i < 5; ++i) CHECK(max_difference(album.samples[i].image, before[i]) == 0);
 }
 
-// ---- equal to the official code ----
+// ---- comparison with the official code ----
 
-SHARED_TEST("official letterbox, pixel for pixel") {
+SHARED_TEST("official letterbox is reproduced pixel for pixel") {
   const auto d = fixture("aug_cv46.pth");
   for (int i = 0; i < number(d, "letterbox_count"); ++i) {
     const std::string name = "letterbox" + std::to_string(i);
@@ -321,7 +325,7 @@ SHARED_TEST("official letterbox, pixel for pixel") {
   }
 }
 
-SHARED_TEST("official HSV, to one level in the last columns") {
+SHARED_TEST("official HSV jitter is reproduced, within one level in the last columns") {
   const auto d = fixture("aug_cv46.pth");
   const Image in = to_image(tensor(d, "hsv_in"));
   for (int i = 0; i < 5; ++i) {
@@ -337,7 +341,7 @@ SHARED_TEST("official HSV, to one level in the last columns") {
   }
 }
 
-SHARED_TEST("official affine, pixel for pixel") {
+SHARED_TEST("official affine is reproduced pixel for pixel") {
   const auto d = fixture("aug_cv46.pth");
   const Sample in{to_image(tensor(d, "affine_in")), to_boxes(tensor(d, "affine_boxes"))};
   for (int i = 0; d.contains("affine" + std::to_string(i) + "_draws"); ++i) {
@@ -355,7 +359,7 @@ SHARED_TEST("official affine, pixel for pixel") {
   }
 }
 
-SHARED_TEST("official TrainTransform; no cap on labels where it has one") {
+SHARED_TEST("official TrainTransform is reproduced, without its limit of labels") {
   const auto d = fixture("aug_cv46.pth");
   const Image in = to_image(tensor(d, "tt_in"));
   for (int i = 0; i < 5; ++i) {
@@ -368,11 +372,11 @@ SHARED_TEST("official TrainTransform; no cap on labels where it has one") {
     CHECK_MESSAGE(max_difference(got.image, want) <= 1, name);
     check_labels(got.boxes, tensor(d, name + "_labels"));
     if (i == 4) CHECK(got.boxes.size() > 120);
-    if (i == 2) CHECK(got.boxes.size() == 2);  // the quirk: undone
+    if (i == 2) CHECK(got.boxes.size() == 2);  // quirk: the augmentation is undone
   }
 }
 
-SHARED_TEST("official mosaic, affine, mixup and the whole, stage by stage") {
+SHARED_TEST("official mosaic, affine, MixUp and whole samples are reproduced") {
   const auto d = fixture("aug_cv46.pth");
   MemoryDataset album;
   for (int i = 0; i < 8; ++i) {
@@ -405,7 +409,7 @@ SHARED_TEST("official mosaic, affine, mixup and the whole, stage by stage") {
       check_boxes(turned.boxes, tensor(d, name + "_affine_labels"));
       if (number(d, name + "_enable_mixup")) {
         ++mixups;
-        tape.take("random");  // below mixup_prob, which is 1
+        tape.take("random");  // always below mixup_prob, which is 1
         MixupDraw x{tape.take("uniform"), tape.take("uniform") > 0.5, {}, {}};
         do x.candidates.push_back(std::size_t(tape.take("randint")));
         while (album.boxes(x.candidates.back()).empty());
@@ -428,10 +432,10 @@ SHARED_TEST("official mosaic, affine, mixup and the whole, stage by stage") {
   CHECK(mixups == 8);
 }
 
-SHARED_TEST("official annotation parsing") {
+SHARED_TEST("official annotation parsing is reproduced") {
   const auto d = fixture("aug_cv46.pth");
-  struct Annotation {  // fixtures/coco_parse, without crowds and areas of 0; class = place of the id in {1,
-                       // 18, 90}
+  struct Annotation {  // fixtures/coco_parse without crowds and areas of 0; cls is the index of the category
+                       // id in {1, 18, 90}
     double x, y, w, h;
     int cls;
   };

@@ -37,12 +37,12 @@ void check_equal(const Result& a, const Result& b, double tolerance) {
 }
 }  // namespace
 
-TEST_CASE("bn_silu: norm and SiLU as one operation equal float64's two, forward, gradients and statistics") {
+TEST_CASE("bn_silu: output, gradients and statistics equal batch norm and SiLU in float64") {
   torch::manual_seed(2);
   for (const auto& shape :
        {std::vector<int64_t>{2, 16, 40, 33}, {3, 5, 7, 9}, {1, 640, 4, 3}, {2, 2, 300, 300}}) {
     for (const double offset :
-         {0.0, 300.0}) {  // a mean far from zero must not cost the digits of the variance
+         {0.0, 300.0}) {  // a mean far from zero must not reduce the precision of the variance
       const Tensor x = (torch::randn(shape) * 3 + offset).contiguous(torch::MemoryFormat::ChannelsLast);
       CAPTURE(shape[1]);
       CAPTURE(offset);
@@ -52,7 +52,7 @@ TEST_CASE("bn_silu: norm and SiLU as one operation equal float64's two, forward,
   }
 }
 
-TEST_CASE("bn_silu: the fused operation is taken where it says, and keeps one tensor for backward") {
+TEST_CASE("bn_silu: the fused operation is used only in training with channels-last input") {
   auto bn = norm(8);
   const Tensor x =
       torch::randn({2, 8, 6, 6}).contiguous(torch::MemoryFormat::ChannelsLast).set_requires_grad(true);
@@ -64,7 +64,7 @@ TEST_CASE("bn_silu: the fused operation is taken where it says, and keeps one te
   CHECK(bn_silu(x, bn).is_contiguous(torch::MemoryFormat::ChannelsLast));
 }
 
-TEST_CASE("bn_silu: evaluation, other memory orders and other types equal torch's two operations") {
+TEST_CASE("bn_silu: evaluation, other memory formats and other types equal batch norm and SiLU of torch") {
   torch::manual_seed(2);
   const Tensor x = torch::randn({2, 6, 9, 5});
   for (const bool training : {false, true}) {
@@ -77,7 +77,7 @@ TEST_CASE("bn_silu: evaluation, other memory orders and other types equal torch'
   CHECK(bn->num_batches_tracked.item<int64_t>() == before + 1);
 }
 
-TEST_CASE("bn_silu: the number of threads changes no bit") {
+TEST_CASE("bn_silu: results are bit-identical for any number of threads") {
   torch::manual_seed(2);
   const Tensor x = torch::randn({4, 24, 50, 41}).contiguous(torch::MemoryFormat::ChannelsLast);
   const int threads = torch::get_num_threads();

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// An environment variable that has its old value again at the end of the test.
+// Sets or, if value is null, unsets an environment variable. The destructor restores the old value.
 struct Env {
   std::string name, old;
   bool had;
@@ -26,7 +26,8 @@ struct Env {
   ~Env() { had ? setenv(name.c_str(), old.c_str(), 1) : unsetenv(name.c_str()); }
 };
 
-// Another process: f() returns what went wrong there, or nothing.
+// A child process that runs f(). f() returns a description of the failure, or an empty string. wait() returns
+// it.
 struct Child {
   pid_t pid;
   int pipe_end;
@@ -37,14 +38,13 @@ struct Child {
     if (pipe(ends) != 0) FAIL("no pipe");
     pid = fork();
     if (pid == 0) {
-      std::string output_tail;
+      std::string failure;
       try {
-        output_tail = f();
+        failure = f();
       } catch (const std::exception& e) {
-        output_tail = concat("exception: ", e.what());
+        failure = concat("exception: ", e.what());
       }
-      const bool written =
-          write(ends[1], output_tail.data(), output_tail.size()) == ssize_t(output_tail.size());
+      const bool written = write(ends[1], failure.data(), failure.size()) == ssize_t(failure.size());
       _exit(written ? 0 : 1);
     }
     close(ends[1]);
@@ -77,13 +77,13 @@ Shared& shared_counters() {
 
 void pause_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 template <class F>
-bool comes_true(F f) {
+bool wait_until(F f) {
   const double end = now() + 10;
   while (!f() && now() < end) pause_ms(2);
   return f();
 }
 
-// Odd sizes, none among them.
+// Irregular blob sizes, including 0.
 std::vector<size_t> some_sizes(size_t n = 40) {
   std::vector<size_t> sizes(n);
   for (size_t i = 0; i < n; ++i) sizes[i] = i * i * 37 % 3001;
@@ -98,7 +98,7 @@ BlobCache::Fill filler(const std::vector<size_t>& sizes, std::atomic<int>* count
 }
 void no_fill(size_t, unsigned char*) { throw std::runtime_error("fill is called"); }
 
-bool right(const BlobCache& cache, const std::vector<size_t>& sizes) {
+bool has_values(const BlobCache& cache, const std::vector<size_t>& sizes) {
   for (size_t i = 0; i < sizes.size(); ++i)
     for (size_t k = 0; k < sizes[i]; ++k)
       if (cache.blob(i)[k] != value(i, k)) return false;
@@ -112,7 +112,7 @@ size_t entries(const std::string& folder) {
   return size_t(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
 }
 
-// Both kinds of place, in a folder of the test.
+// A RAM place and a disk place in a temporary folder.
 struct Places {
   TempDir dir;
   BlobCache::Place ram{dir.path.string(), false}, disk{dir.path.string(), true};
@@ -121,7 +121,7 @@ struct Places {
 
 }  // namespace
 
-TEST_CASE("cache: every blob is filled once, by one thread or four, and lies at a multiple of 64 bytes" *
+TEST_CASE("cache: one or four threads fill every blob once, and blobs are aligned to 64 bytes" *
           runs_threads) {
   const auto sizes = some_sizes();
   for (const int threads : {1, 4}) {
@@ -141,8 +141,8 @@ TEST_CASE("cache: every blob is filled once, by one thread or four, and lies at 
               if (std::find(ids.begin(), ids.end(), std::this_thread::get_id()) == ids.end())
                 ids.push_back(std::this_thread::get_id());
             }
-            // Until all threads are here.
-            if (++inside <= threads) comes_true([&] { return inside >= threads; });
+            // Wait until all threads are in this function.
+            if (++inside <= threads) wait_until([&] { return inside >= threads; });
             fill(i, out);
           },
           threads);
@@ -150,7 +150,7 @@ TEST_CASE("cache: every blob is filled once, by one thread or four, and lies at 
       CHECK(fills == int(sizes.size()));
       for (const auto& times : per_blob) CHECK(times == 1);
       CHECK(cache.filled_here());
-      CHECK(right(cache, sizes));
+      CHECK(has_values(cache, sizes));
       for (size_t i = 0; i < sizes.size(); ++i) CHECK(reinterpret_cast<uintptr_t>(cache.blob(i)) % 64 == 0);
       CHECK(cache.bytes() == fs::file_size(places.path));
       CHECK((fs::status(places.path).permissions() & fs::perms::all) ==
@@ -160,7 +160,7 @@ TEST_CASE("cache: every blob is filled once, by one thread or four, and lies at 
   const Places places;
   const BlobCache none(places.ram, "c0ffee", {}, no_fill, 2);
   CHECK(none.bytes() == 64);
-  // Nothing is written, yet the space is taken.
+  // The space is allocated even if nothing is written.
   const BlobCache large(
       places.ram, "abc", {1000000}, [](size_t, unsigned char*) {}, 1);
   struct stat s;
@@ -168,7 +168,8 @@ TEST_CASE("cache: every blob is filled once, by one thread or four, and lies at 
   CHECK(size_t(s.st_blocks) * 512 >= large.bytes());
 }
 
-TEST_CASE("cache: progress comes from one thread at a time and ends with all" * runs_threads) {
+TEST_CASE("cache: progress is reported by one thread at a time and ends with the number of blobs" *
+          runs_threads) {
   const Places places;
   const auto sizes = some_sizes(30);
   std::atomic<int> inside{0}, calls{0};
@@ -192,10 +193,10 @@ TEST_CASE("cache: progress comes from one thread at a time and ends with all" * 
   CHECK(good);
   CHECK(last == 30);
   CHECK(calls > 1);
-  CHECK(calls < 15);  // not for each blob
+  CHECK(calls < 15);  // fewer calls than blobs
 }
 
-TEST_CASE("cache: what is there already is not filled again; disk is kept, RAM is gone with its last user" *
+TEST_CASE("cache: an existing file is used; on disk it is kept, in RAM the last user removes it" *
           runs_threads) {
   const auto sizes = some_sizes();
   const Places places;
@@ -206,37 +207,37 @@ TEST_CASE("cache: what is there already is not filled again; disk is kept, RAM i
     CHECK_FALSE(second.filled_here());
     first.reset();
     CHECK(fs::exists(places.path));
-    CHECK(right(second, sizes));
-    const BlobCache third(places.ram, "c0ffee", sizes, no_fill, 2);  // the second still holds it
-    CHECK(right(third, sizes));
+    CHECK(has_values(second, sizes));
+    const BlobCache third(places.ram, "c0ffee", sizes, no_fill, 2);  // `second` still uses the file
+    CHECK(has_values(third, sizes));
   }
   CHECK_FALSE(fs::exists(places.path));
   { const BlobCache cache(places.disk, "c0ffee", sizes, filler(sizes), 2); }
   CHECK(fs::exists(places.path));
   const BlobCache again(places.disk, "c0ffee", sizes, no_fill, 2);
   CHECK_FALSE(again.filled_here());
-  CHECK(right(again, sizes));
+  CHECK(has_values(again, sizes));
 }
 
-TEST_CASE("cache: a forked child does not take the file from its parent" * runs_threads) {
+TEST_CASE("cache: a forked child does not remove the file of its parent" * runs_threads) {
   const auto sizes = some_sizes();
   const Places places;
   auto cache = std::make_unique<BlobCache>(places.ram, "c0ffee", sizes, filler(sizes), 1);
   Child child([&] {
-    const bool same = right(*cache, sizes);
+    const bool same = has_values(*cache, sizes);
     cache.reset();
     return same && fs::exists(places.path) ? "" : "the child removed it";
   });
   CHECK(child.wait() == "");
-  const Child other([&] {  // the lock still holds
+  const Child other([&] {  // the parent still holds the lock
     const BlobCache sweeper(places.ram, "bad", sizes, filler(sizes), 1);
     return "";
   });
   const BlobCache second(places.ram, "c0ffee", sizes, no_fill, 1);
-  CHECK(right(second, sizes));
+  CHECK(has_values(second, sizes));
 }
 
-TEST_CASE("cache: of processes that start at once, one fills" * runs_threads) {
+TEST_CASE("cache: of processes that start at the same time, only one fills" * runs_threads) {
   const auto sizes = some_sizes();
   for (int round = 0; round < 3; ++round) {
     const Places places;
@@ -254,12 +255,12 @@ TEST_CASE("cache: of processes that start at once, one fills" * runs_threads) {
           },
           1, [&](size_t done, size_t) { seen = done; });
       ++all.most;
-      if (!comes_true([&] { return all.most == 3; })) return "a process is missing";
+      if (!wait_until([&] { return all.most == 3; })) return "a process is missing";
       if (!cache.filled_here() && seen == 0) return "no progress while another process fills";
-      return right(cache, sizes) ? "" : "wrong contents";
+      return has_values(cache, sizes) ? "" : "wrong contents";
     };
     Child a(process), b(process), c(process);
-    CHECK(comes_true([&] { return all.ready == 3; }));
+    CHECK(wait_until([&] { return all.ready == 3; }));
     all.go = 1;
     CHECK(a.wait() == "");
     CHECK(b.wait() == "");
@@ -269,7 +270,7 @@ TEST_CASE("cache: of processes that start at once, one fills" * runs_threads) {
   }
 }
 
-TEST_CASE("cache: a filler that is killed leaves nothing that is taken for complete; a waiter takes over" *
+TEST_CASE("cache: a partly filled file of a killed process is not used; a waiting process fills it again" *
           runs_threads) {
   const auto sizes = some_sizes();
   for (const bool keep : {false, true}) {
@@ -286,29 +287,29 @@ TEST_CASE("cache: a filler that is killed leaves nothing that is taken for compl
           1);
       return "";
     };
-    // Nobody waits.
+    // No other process waits.
     Child first(killed);
-    CHECK(comes_true([&] { return all.ready == 1; }));
+    CHECK(wait_until([&] { return all.ready == 1; }));
     kill(first.pid, SIGKILL);
     first.wait();
     CHECK(fs::exists(places.path));
     {
       const BlobCache cache(place, "c0ffee", sizes, filler(sizes), 2);
       CHECK(cache.filled_here());
-      CHECK(right(cache, sizes));
+      CHECK(has_values(cache, sizes));
     }
     fs::remove(places.path);
 
-    // Somebody does.
+    // Another process waits.
     all.ready = 0;
     Child second(killed);
-    CHECK(comes_true([&] { return all.ready == 1; }));
+    CHECK(wait_until([&] { return all.ready == 1; }));
     Child waiter([&]() -> std::string {
       const BlobCache cache(place, "c0ffee", sizes, filler(sizes), 2,
                             [&](size_t done, size_t) { all.most = int(done), all.go = 1; });
-      return cache.filled_here() && right(cache, sizes) ? "" : "not taken over";
+      return cache.filled_here() && has_values(cache, sizes) ? "" : "not taken over";
     });
-    CHECK(comes_true([&] { return all.go == 1; }));
+    CHECK(wait_until([&] { return all.go == 1; }));
     CHECK(all.most == int(sizes.size()) - 1);  // progress of the other process
     CHECK(all.fills == 0);
     kill(second.pid, SIGKILL);
@@ -317,7 +318,7 @@ TEST_CASE("cache: a filler that is killed leaves nothing that is taken for compl
   }
 }
 
-TEST_CASE("cache: an exception in fill or progress comes out and leaves no file" * runs_threads) {
+TEST_CASE("cache: an exception in fill or progress is rethrown, and no file is left" * runs_threads) {
   const auto sizes = some_sizes();
   for (const int threads : {1, 4}) {
     const Places places;
@@ -345,11 +346,12 @@ TEST_CASE("cache: an exception in fill or progress comes out and leaves no file"
     CHECK(error_of(stopped) == "stop");
     CHECK(entries(places.disk.folder) == 0);
     const BlobCache cache(places.disk, "c0ffee", sizes, filler(sizes), threads);
-    CHECK(right(cache, sizes));
+    CHECK(has_values(cache, sizes));
   }
 }
 
-TEST_CASE("cache: refuses what does not fit, with figures, before it writes" * runs_threads) {
+TEST_CASE("cache: if the space is too small, the error gives both sizes and nothing is written" *
+          runs_threads) {
   const Places places;
   const std::vector<size_t> huge{size_t(1) << 50};
   const std::string ram = error_of([&] { BlobCache(places.ram, "c0ffee", huge, no_fill, 1); });
@@ -357,7 +359,7 @@ TEST_CASE("cache: refuses what does not fit, with figures, before it writes" * r
   CHECK(has(ram, places.ram.folder));
   CHECK(has(ram, "; use --cache disk, or a larger /dev/shm (docker run --shm-size)"));
   CHECK_FALSE(has(ram, "\n"));
-  // Of the folder and the memory, what has less.
+  // The limit is the smaller of the free space of the folder and the free memory.
   const double folder = double(fs::space(places.ram.folder).available),
                least = std::min(folder, free_memory());
   CHECK(std::strtod(ram.c_str() + ram.find("free ") + 5, nullptr) < 1.2 * least / 1e9 + 1);
@@ -369,12 +371,11 @@ TEST_CASE("cache: refuses what does not fit, with figures, before it writes" * r
   CHECK(entries(places.disk.folder) == 0);
 }
 
-TEST_CASE("cache: a file of the same key counts as free space, one of a killed process makes room" *
-          runs_threads) {
+TEST_CASE("cache: files of the same key and of killed processes count as free space" * runs_threads) {
   const Places places;
   const std::string& folder = places.ram.folder;
   Child child([&]() -> std::string {
-    // A file system of 4 MB that only this process sees.
+    // Mount a file system of 4 MB that only this process sees.
     const std::string uids = concat("0 ", geteuid(), " 1"), gids = concat("0 ", getegid(), " 1");
     const bool root = geteuid() == 0;
     if (unshare(root ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER) != 0) return "cannot mount";
@@ -414,7 +415,7 @@ TEST_CASE("cache: a file of the same key counts as free space, one of a killed p
     CHECK(said == "");
 }
 
-TEST_CASE("cache: free memory is what is available less a tenth, and what a container may have" *
+TEST_CASE("cache: free memory is the available memory minus 10 %, within the limits of cgroups" *
           runs_threads) {
   const TempDir dir;
   const auto free = [&] { return free_memory(dir.path.string(), dir.path.string()); };
@@ -430,7 +431,7 @@ TEST_CASE("cache: free memory is what is available less a tenth, and what a cont
   CHECK(free() == 0);
 
   fs::remove(dir / "memory.max");
-  // The group of a job and those above it, whatever has the least left; version 2 and version 1.
+  // The cgroup of the job or one of its parents: the one with the least memory left counts. cgroup v2 and v1.
   write_text(dir / "self/cgroup", "12:cpu:/x\n5:cpu,memory:/slurm/job_7\n0::/user/job_7\n");
   write_text(dir / "user/memory.max", "450000\n");
   CHECK(free() == doctest::Approx(405000));
@@ -441,20 +442,21 @@ TEST_CASE("cache: free memory is what is available less a tenth, and what a cont
   write_text(dir / "memory/slurm/memory.usage_in_bytes", "100000\n");
   write_text(dir / "memory/slurm/memory.stat", "cache 1\ntotal_cache 50000\ntotal_shmem 20000\n");
   CHECK(free() == doctest::Approx(110000));
-  write_text(dir / "memory/memory.limit_in_bytes", "9223372036854771712\n");  // none
+  write_text(dir / "memory/memory.limit_in_bytes", "9223372036854771712\n");  // no limit
   CHECK(free() == doctest::Approx(110000));
   const double here = free_memory();
   CHECK(here > 0);
   CHECK(here < 1e15);
 }
 
-TEST_CASE("cache: a file that is damaged, foreign or of other sizes is filled again" * runs_threads) {
+TEST_CASE("cache: a file that is damaged, of another program or of other sizes is filled again" *
+          runs_threads) {
   const auto sizes = some_sizes();
   const Places places;
   const auto fill_again = [&](const std::vector<size_t>& wanted) {
     std::atomic<int> fills{0};
     const BlobCache cache(places.disk, "c0ffee", wanted, filler(wanted, &fills), 2);
-    return fills > 0 && cache.filled_here() && right(cache, wanted);
+    return fills > 0 && cache.filled_here() && has_values(cache, wanted);
   };
   CHECK(fill_again(sizes));
   CHECK_FALSE(fill_again(sizes));
@@ -478,10 +480,10 @@ TEST_CASE("cache: a file that is damaged, foreign or of other sizes is filled ag
 
   const BlobCache user(places.disk, "c0ffee", sizes, no_fill, 1);
   CHECK(has(error_of([&] { fill_again(other); }), "in use by another process"));
-  CHECK(right(user, sizes));
+  CHECK(has_values(user, sizes));
 }
 
-TEST_CASE("cache: files that killed processes left in RAM are swept, no others" * runs_threads) {
+TEST_CASE("cache: only files left by killed processes are removed" * runs_threads) {
   const auto sizes = some_sizes();
   const Places places;
   const std::string& folder = places.ram.folder;
@@ -497,7 +499,7 @@ TEST_CASE("cache: files that killed processes left in RAM are swept, no others" 
   CHECK(fs::exists(folder + "/yolox-cache-999999-dead"));
   CHECK(fs::exists(folder + "/else"));
   CHECK(fs::is_symlink(link));
-  // On disk what was filled to its end stays, the rest goes.
+  // On disk, complete files are kept and incomplete ones are removed.
   write_text(stale, "x");
   { const BlobCache cache(places.disk, "cccc", sizes, filler(sizes), 1); }
   CHECK_FALSE(fs::exists(stale));
@@ -509,7 +511,7 @@ TEST_CASE("cache: files that killed processes left in RAM are swept, no others" 
   CHECK(fs::exists(used.path()));
 }
 
-TEST_CASE("cache: a link, a pipe or a file of another user is not touched; so is a key that is a path" *
+TEST_CASE("cache: a link, a pipe, a file of another user and a key that is a path are refused" *
           runs_threads) {
   const auto sizes = some_sizes();
   const Places places;
@@ -536,9 +538,10 @@ TEST_CASE("cache: a link, a pipe or a file of another user is not touched; so is
             "No such file"));
 }
 
-TEST_CASE("cache: nobody uses a file that is removed or replaced meanwhile" * runs_threads) {
+TEST_CASE("cache: no process uses a file that another process removes or replaces" * runs_threads) {
   const auto sizes = some_sizes(3);
-  const Env memory("TMPDIR", fs::exists("/dev/shm") ? "/dev/shm" : nullptr);  // more rounds than on a disk
+  // RAM allows more rounds than a disk.
+  const Env memory("TMPDIR", fs::exists("/dev/shm") ? "/dev/shm" : nullptr);
   const Places places;
   Shared& all = shared_counters();
   const auto process = [&](int seed) -> std::string {
@@ -546,11 +549,11 @@ TEST_CASE("cache: nobody uses a file that is removed or replaced meanwhile" * ru
     while (all.ready < 3) continue;
     const double end = now() + 0.6;
     for (int i = 0; now() < end; ++i) {
-      const bool own = (i + seed) % 4 == 0;  // then it sweeps the other's file
+      const bool own = (i + seed) % 4 == 0;  // creating one cache removes the stale file of the other
       const BlobCache cache(places.ram, own ? "aa" : "bb", sizes, filler(sizes), 1);
-      if (!right(cache, sizes)) return "wrong contents";
+      if (!has_values(cache, sizes)) return "wrong contents";
       for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
-        std::error_code gone;  // the descriptor of this loop itself
+        std::error_code gone;  // the descriptor of this iterator cannot be resolved
         const std::string name = fs::read_symlink(entry.path(), gone).string();
         if (has(name, "yolox-cache") && has(name, "(deleted)")) return "uses a removed file";
       }
@@ -564,7 +567,7 @@ TEST_CASE("cache: nobody uses a file that is removed or replaced meanwhile" * ru
   CHECK(entries(places.ram.folder) == 0);
 }
 
-TEST_CASE("cache: no descriptor and no mapping is left behind" * runs_threads) {
+TEST_CASE("cache: no file descriptor and no mapping is leaked" * runs_threads) {
   const auto sizes = some_sizes(5);
   const Places places;
   const auto count = [] {
@@ -581,7 +584,7 @@ TEST_CASE("cache: no descriptor and no mapping is left behind" * runs_threads) {
     error_of([&] { BlobCache(place, "dd", {size_t(1) << 50}, no_fill, 2); });
   }
   CHECK(count() == before);
-  // A program that is started does not inherit the file, and with it the lock.
+  // A started program does not inherit the descriptor, which would keep the lock.
   const BlobCache cache(places.disk, "aa", sizes, filler(sizes), 1);
   FILE* list = popen("ls -l /proc/self/fd", "r");
   REQUIRE(list != nullptr);
@@ -592,7 +595,7 @@ TEST_CASE("cache: no descriptor and no mapping is left behind" * runs_threads) {
   CHECK_FALSE(has(text, "yolox-cache"));
 }
 
-TEST_CASE("cache: folders from the environment" * runs_threads) {
+TEST_CASE("cache: environment variables set the folders" * runs_threads) {
   const TempDir dir;
   const Env home("HOME", (dir / "home").c_str());
   const Env xdg("XDG_CACHE_HOME", nullptr), own("YOLOX_CACHE_DIR", nullptr), ram("YOLOX_CACHE_RAM", nullptr);

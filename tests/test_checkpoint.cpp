@@ -1,4 +1,5 @@
-// Checkpoints: .pth in and out, hostile and torn files, weights by name, what travels with them.
+// Checkpoints: reading and writing .pth files, malicious and damaged files, loading weights by name,
+// metadata.
 #include "tensors.hpp"
 
 #include <sys/resource.h>
@@ -15,7 +16,7 @@ using namespace yolox;
 namespace {
 
 void write_bytes(const std::string& path, std::string_view bytes) {
-  std::filesystem::remove(path);  // ext4 waits for the disk where a file is truncated and written again
+  std::filesystem::remove(path);  // rewriting a truncated file makes ext4 wait for the disk
   std::ofstream(path, std::ios::binary).write(bytes.data(), bytes.size());
 }
 
@@ -29,7 +30,7 @@ std::string zip_bytes(const Records& records) {
   return out;
 }
 
-// A .pth with this pickle program, and records beside it.
+// Returns a .pth file with this pickle program and additional records.
 std::string pickle_bytes(const std::string& program, Records records = {}) {
   records.insert(records.begin(), {"data.pkl", program});
   return zip_bytes(records);
@@ -44,8 +45,8 @@ c10::IValue read_pickle(const std::string& program, const Records& records = {})
   return read_pth(dir / "a.pth");
 }
 
-// The message of the error that f ends in; a test fails where there is none or where it is not a
-// runtime_error of one line.
+// Returns the message of the runtime_error that f() throws. The test fails if f() throws none, or if the
+// message has several lines.
 template <class F>
 std::string refusal_of(F f) {
   try {
@@ -100,7 +101,7 @@ std::string tensor_program(int64_t count, int64_t offset, const std::vector<int6
          number(offset) + tuple(sizes) + tuple(strides) + "\x89" + "}tR.";
 }
 
-// A value with all that a checkpoint holds.
+// Returns a value with all types that a checkpoint may contain.
 GenericDict sample() {
   auto weights = empty_dict(), file = empty_dict();
   const auto base = torch::arange(24, torch::kFloat);
@@ -156,8 +157,7 @@ void check_sample(const c10::IValue& value, const GenericDict& expected) {
   CHECK(file.at(int64_t(3)).toStringRef() == "by number");
 }
 
-// A module with buffers, parameters of its own, a child without bias, children in an order other than the
-// alphabet's.
+// A module with a buffer, a parameter, a child without bias, and children that are not in alphabetical order.
 struct TinyImpl : torch::nn::Module {
   torch::nn::Conv2d stem = torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 4, 3).bias(false));
   torch::nn::BatchNorm2d bn = torch::nn::BatchNorm2d(4);
@@ -185,31 +185,31 @@ int run_python(const std::string& code, const TempDir& dir) {
 
 }  // namespace
 
-TEST_CASE("checkpoints: crc32 is zip's") {
+TEST_CASE("checkpoints: crc32 equals that of zip files") {
   CHECK(pth::crc32("123456789") == 0xCBF43926);  // the check value of CRC-32/ISO-HDLC
   CHECK(pth::crc32("") == 0);
 }
 
-TEST_CASE("checkpoints: a file comes back as it was written") {
+TEST_CASE("checkpoints: a file is read as it was written") {
   const TempDir dir;
   const auto value = sample();
   write_pth(dir / "a.pth", value);
   check_sample(read_pth(dir / "a.pth"), value);
 
-  // torch's own reader is a second opinion on the container and the pickle.
+  // torch's own reader reads the same values.
   const std::string bytes = contents(dir / "a.pth");
   const auto theirs =
       torch::pickle_load({bytes.begin(), bytes.end()}).toGenericDict().at("model").toGenericDict();
   for (const auto& entry : value.at("model").toGenericDict())
     CHECK(same(theirs.at(entry.key()).toTensor(), entry.value().toTensor()));
 
-  // Same content, same bytes, whatever the name; data aligned to 64 bytes.
+  // Equal contents give equal bytes under any file name. Data is aligned to 64 bytes.
   write_pth(dir / "b.pth", value);
   CHECK(contents(dir / "b.pth") == bytes);
   write_pth(dir / "c.pth", torch::full({1}, 0x41424344, torch::kInt));
   CHECK(contents(dir / "c.pth").find("DCBA") % 64 == 0);
 
-  // Tensors own their memory: what happens to the file later is none of their business.
+  // Tensors own their memory, so that later changes of the file do not affect them.
   const auto read = read_pth(dir / "a.pth");
   write_bytes(dir / "a.pth", "gone");
   check_sample(read, value);
@@ -226,7 +226,7 @@ TEST_CASE("checkpoints: cuda tensors are stored as cpu tensors" *
   CHECK(read_pth(dir / "a.pth").toTensor().equal(torch::arange(6).view({2, 3}).t()));
 }
 
-TEST_CASE("checkpoints: a write that fails leaves the old file and nothing else") {
+TEST_CASE("checkpoints: a failed write keeps the old file and leaves no temporary file") {
   const TempDir dir;
   write_pth(dir / "a.pth", 1);
   const auto big = torch::zeros({1 << 20});
@@ -235,7 +235,7 @@ TEST_CASE("checkpoints: a write that fails leaves the old file and nothing else"
   getrlimit(RLIMIT_FSIZE, &old);
   small.rlim_max = old.rlim_max;
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  setrlimit(RLIMIT_FSIZE, &small);  // stands for a full disk: write() fails half way
+  setrlimit(RLIMIT_FSIZE, &small);  // simulates a full disk: write() fails partway
   std::string what;
   try {
     write_pth(dir / "a.pth", big);
@@ -263,14 +263,15 @@ TEST_CASE("checkpoints: a write that fails leaves the old file and nothing else"
   CHECK(read_pth(dir / "a.pth").toInt() == 1);
   CHECK(std::distance(std::filesystem::directory_iterator(dir.path), {}) == 1);
 
-  // A link keeps pointing where it did.
+  // A symbolic link stays, and its target is replaced.
   std::filesystem::create_symlink("a.pth", dir / "link.pth");
   write_pth(dir / "link.pth", 2);
   CHECK(std::filesystem::is_symlink(dir / "link.pth"));
   CHECK(read_pth(dir / "a.pth").toInt() == 2);
 }
 
-TEST_CASE("checkpoints: files go to Python and back" * starts_programs) {
+TEST_CASE("checkpoints: Python reads files of write_pth(), and read_pth() reads files of torch.save()" *
+          starts_programs) {
   if (python().empty()) {
     MESSAGE("skipped: no Python with torch (set YOLOX_PYTHON)");
     return;
@@ -319,7 +320,7 @@ torch.save(base.to(torch.float64).expand(5, 24), 'expanded.pth')
                      dir) == 0);
   const auto weights = sample().at("model").toGenericDict();
   for (const auto& entry : read_pth(dir / "again.pth").toGenericDict())
-    if (entry.key().toStringRef().find('_') == std::string::npos)  // not the random ones
+    if (entry.key().toStringRef().find('_') == std::string::npos)  // except the tensors with random values
       CHECK(same(entry.value().toTensor(), weights.at(entry.key()).toTensor()));
 
   for (int protocol = 2; protocol <= 5; ++protocol) {
@@ -335,7 +336,7 @@ torch.save(base.to(torch.float64).expand(5, 24), 'expanded.pth')
     CHECK(same(base, torch::arange(24, torch::kFloat)));
     CHECK(same(view, base.view({4, 6}).t().slice(0, 1, 3)));
     base.zero_();
-    CHECK(view.abs().sum().item<float>() == 0);  // memory is shared as it was
+    CHECK(view.abs().sum().item<float>() == 0);  // views share their storage as before
     CHECK(same(file.at("channels_last").toTensor(), torch::arange(24, torch::kFloat).view({1, 2, 3, 4})));
     CHECK(file.at("size").toTupleRef().elements()[1].toInt() == 3);
     CHECK(file.at("negative").toInt() == -(int64_t(1) << 40));
@@ -363,7 +364,7 @@ torch.save(base.to(torch.float64).expand(5, 24), 'expanded.pth')
   CHECK_ERROR(read_pth(dir / "expanded.pth"), "does not fit its storage");
 }
 
-TEST_CASE("checkpoints: files that are no checkpoint are called what they are") {
+TEST_CASE("checkpoints: the error of a file of another kind names its kind") {
   const TempDir dir;
   const auto refuse = [&](const std::string& bytes, const std::string& part) {
     write_bytes(dir / "x.pth", bytes);
@@ -390,12 +391,12 @@ TEST_CASE("checkpoints: files that are no checkpoint are called what they are") 
   write_pickle(dir / "x.pth", kProto + "N.", {{"a", "1"}, {"a", "2"}});
   CHECK_ERROR(read_pth(dir / "x.pth"), "twice");
 
-  // As a zip program packs it: the method field of the directory is not 0.
+  // Compressed by a zip program: the compression method in the central directory is not 0.
   write_pickle(dir / "x.pth", kProto + "N.");
   std::string bytes = contents(dir / "x.pth");
   bytes[bytes.find("PK\x01\x02") + 10] = 8;
   refuse(bytes, "compressed");
-  // Without checksums, as torch.serialization.set_crc32_options(False) leaves it.
+  // Without checksums, as written after torch.serialization.set_crc32_options(False).
   write_pickle(dir / "x.pth", kProto + "N.");
   bytes = contents(dir / "x.pth");
   const size_t crc = bytes.find("PK\x01\x02") + 16;
@@ -406,11 +407,11 @@ TEST_CASE("checkpoints: files that are no checkpoint are called what they are") 
   refuse(bytes, "checksum");
 }
 
-TEST_CASE("checkpoints: hostile pickles run nothing and take no memory") {
+TEST_CASE("checkpoints: malicious pickles execute no code and do not exhaust memory") {
   const double before = peak_memory_mb();
   const std::string floats(16, '\0');
 
-  // os.system("touch ran"): a name, no more.
+  // os.system("touch ran") is read as a name and not executed.
   const TempDir dir;
   const auto value = read_pickle(kProto + "cposix\nsystem\n" + text("touch " + (dir / "ran")) + "\x85R.");
   CHECK(describe(value) == "the Python object posix.system");
@@ -418,7 +419,7 @@ TEST_CASE("checkpoints: hostile pickles run nothing and take no memory") {
   CHECK(describe(read_pickle(kProto + "c__builtin__\neval\n(" + text("1+1") + "tR}" + text("x") +
                              "K\x01sb.")) == "the Python object __builtin__.eval");
 
-  // A numpy number of the other byte order is not misread.
+  // A big-endian numpy number stays a Python object.
   const auto scalar = [](const std::string& order) {
     return kProto + "cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\n" + text("f8") + "\x89\x88\x87R(K\x03" +
            text(order) + "tbc_codecs\nencode\n" + text(std::string("\0\0\0\0\0\0\xC3\xB0?", 9)) +
@@ -427,7 +428,7 @@ TEST_CASE("checkpoints: hostile pickles run nothing and take no memory") {
   CHECK(read_pickle(scalar("<")).toDouble() == 1);
   CHECK(read_pickle(scalar(">")).isCapsule());
 
-  // Tensors that reach outside their storage, or are larger than it.
+  // Tensors that exceed their storage.
   const int64_t huge = int64_t(1) << 62;
   const Records records = {{"data/0", floats}};
   CHECK(read_pickle(tensor_program(4, 0, {2, 2}, {2, 1}), records).toTensor().numel() == 4);
@@ -448,7 +449,7 @@ TEST_CASE("checkpoints: hostile pickles run nothing and take no memory") {
   CHECK_THROWS_AS(read_pickle(tensor_program(4, 0, {0, huge, huge}, {1, 1, 1}), records), std::runtime_error);
   CHECK_ERROR(read_pickle(tensor_program(4, 0, {4}, {1})), "data/0 is missing");
 
-  // Lengths beyond the end.
+  // Lengths that exceed the file.
   for (const std::string& program :
        {std::string("X\xff\xff\xff\xff"), std::string("\x8d\xff\xff\xff\xff\xff\xff\xff\x7f"),
         std::string("\x8a\xff"), std::string("\x8b\xff\xff\xff\xff"), std::string("B\xff\xff\xff\xff"),
@@ -481,8 +482,8 @@ TEST_CASE("checkpoints: hostile pickles run nothing and take no memory") {
                               "ctorch._utils\n_rebuild_tensor_v2\n)R."})
     CHECK_THROWS_AS(read_pickle(kProto + program), std::runtime_error);
 
-  // Little programs with huge results: lists of lists of lists, endless nesting, itself in itself, one big
-  // argument to many calls.
+  // Small programs with huge results: exponentially nested lists, deep nesting, a list in itself, many calls
+  // with the same large argument.
   std::string bomb = kProto + "]q\x01";
   for (char i = 1; i < 60; ++i)
     bomb += std::string("]q") + char(i + 1) + "(h" + i + "h" + i + "h" + i + "h" + i + "e";
@@ -507,8 +508,7 @@ TEST_CASE("checkpoints: hostile pickles run nothing and take no memory") {
   CHECK(describe(read_pickle(calls + ".")) == "the Python object bytes");
   CHECK_ERROR(read_pickle(kProto + "c" + std::string(2000, 'a') + "\nb\n."), "name of over");
 
-  // Keys that fall into one slot of c10::Dict however large it grows: multiples of the inverse of its hash
-  // factor.
+  // Keys that collide in a c10::Dict of any size: multiples of the inverse of its hash factor.
   uint64_t inverse = 11400714819323198485ull;
   for (int i = 0; i < 6; ++i) inverse *= 2 - 11400714819323198485ull * inverse;
   std::string keys = kProto + "}(";
@@ -518,7 +518,7 @@ TEST_CASE("checkpoints: hostile pickles run nothing and take no memory") {
   for (int64_t i = 0; i < 20000; ++i) honest += number(i) + "N" + text(concat("backbone.layer.", i)) + "N";
   CHECK(read_pickle(honest + "u.").toGenericDict().size() == 40000);
 
-  // Two records over the same bytes, together longer than the file.
+  // Two records that overlap, so that together they are longer than the file.
   write_pickle(dir / "a.pth",
                kProto + "(" + storage("ByteStorage", "0", 1) + storage("ByteStorage", "1", 1) + "t.",
                {{"data/0", std::string(1 << 20, 'a')}, {"data/1", "b"}});
@@ -533,7 +533,8 @@ TEST_CASE("checkpoints: hostile pickles run nothing and take no memory") {
   CHECK(peak_memory_mb() - before < 300);
 }
 
-TEST_CASE("checkpoints: torn and flipped files end in an error or a value") {
+TEST_CASE(
+    "checkpoints: truncated files are refused, and random changes cause an error or a value, not a crash") {
   const TempDir dir;
   auto value = sample();
   write_pth(dir / "a.pth", value);
@@ -551,7 +552,7 @@ TEST_CASE("checkpoints: torn and flipped files end in an error or a value") {
       CHECK(std::string(error.what()).find("b.pth: ") != std::string::npos);
     }
   };
-  // No cut passes for a whole file: at every signature, around the end, anywhere.
+  // Every truncated file is refused: cut at every signature, near the end and at random positions.
   for (const char* mark : {"PK\x03\x04", "PK\x01\x02", "PK\x06\x06", "PK\x06\x07", "PK\x05\x06", "archive/"})
     for (size_t at = good.find(mark); at != std::string::npos; at = good.find(mark, at + 1))
       for (const size_t cut : {at, at + 2, at + 4, at + 20}) try_read(good.substr(0, cut));
@@ -559,14 +560,14 @@ TEST_CASE("checkpoints: torn and flipped files end in an error or a value") {
   for (int i = 0; i < 300; ++i) try_read(good.substr(0, random() % good.size()));
   CHECK(errors == total);
 
-  for (int i = 0; i < 1000; ++i) {  // the container: half of them in the directory
+  for (int i = 0; i < 1000; ++i) {  // bit flips in the container, half of them in the central directory
     std::string bytes = good;
     const size_t from = i % 2 ? bytes.find("PK\x01\x02") : 0;
     for (int flips = 1 + i % 3; flips-- > 0;)
       bytes[from + random() % (bytes.size() - from)] ^= char(1 << random() % 8);
     try_read(bytes);
   }
-  // The pickle, under a right checksum.
+  // Changes of the pickle, with a correct checksum.
   pth::Pickler pickler;
   pickler.add(value);
   Records records;
@@ -579,11 +580,11 @@ TEST_CASE("checkpoints: torn and flipped files end in an error or a value") {
     try_read(pickle_bytes(program, records));
   }
   CHECK(errors > 1000);
-  CHECK(total - errors > passed);  // some changes are harmless: the pickle was reached
+  CHECK(total - errors > passed);  // some changed pickles are valid, so the pickle is reached
   CHECK(peak_memory_mb() - before < 300);
 }
 
-TEST_CASE("checkpoints: state_dict has Python's order") {
+TEST_CASE("checkpoints: state_dict has the order of PyTorch") {
   Tiny model;
   std::vector<std::string> keys;
   for (const auto& [key, tensor] : state_dict(*model)) keys.push_back(key);
@@ -611,9 +612,9 @@ TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
   CHECK(to_string(report) == "loaded 12 of 12 tensors");
   const auto a = state_dict(*from), b = state_dict(*to);
   for (size_t i = 0; i < a.size(); ++i) CHECK(same(a[i].second, b[i].second));
-  CHECK(to->stem->weight.requires_grad());  // copied into, not replaced
+  CHECK(to->stem->weight.requires_grad());  // the tensor is copied into, not replaced
 
-  // "module." in front, half precision, one key too many, one too few, another number of classes.
+  // Prefix "module.", half precision, an unexpected key, a missing key, another number of classes.
   auto odd = empty_dict();
   for (const auto& [key, tensor] : a)
     if (key != "scale")
@@ -655,7 +656,7 @@ TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
   CHECK_ERROR(load_state_dict(*to, twice, "f.pth"), "twice");
 }
 
-TEST_CASE("checkpoints: weights are found where people put them") {
+TEST_CASE("checkpoints: weights are found under model, state_dict or ema, or at the top level") {
   auto weights = empty_dict();
   weights.insert("w", torch::ones({1}));
   const auto under = [&](const char* key, const c10::IValue& value) {
@@ -724,7 +725,7 @@ TEST_CASE("checkpoints: class names, channel order and value range are stored wi
   CHECK_ERROR(weights_info(broken, "f.pth"), "yolox.model is missing");
 }
 
-SHARED_TEST("checkpoints: official checkpoints are read whole") {
+SHARED_TEST("checkpoints: official checkpoints are read completely") {
   const auto file = read_pth(shared("fixtures/ckpt_nano.pth")).toGenericDict();
   CHECK(file.at("start_epoch").toInt() == 3);
   CHECK(file.at("best_ap").toDouble() == 0.25);
@@ -757,7 +758,7 @@ SHARED_TEST("checkpoints: official checkpoints are read whole") {
         c10::IntArrayRef({80, 64, 1, 1}));
   CHECK(!weights_info(rebuilt, "f").legacy_preproc);
 
-  // What torch itself reads of the fixtures, we read the same.
+  // Fixtures are read as torch reads them.
   for (const auto& entry : fixture("bn_nano.pth"))
     CHECK(read_pth(shared("fixtures/bn_nano.pth"))
               .toGenericDict()

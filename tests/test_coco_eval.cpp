@@ -1,12 +1,12 @@
 #include "common.hpp"
-// common.hpp first: it brings torch before doctest
+// common.hpp comes first because it includes torch before doctest
 #include <sstream>
 
 #include "metrics/coco_eval.hpp"
 
 using namespace yolox;
 
-// Images 1 .. images and categories with the given ids.
+// Returns a data set with image ids 1 to `images` and the given category ids, without annotations.
 static CocoDataset dataset(int images, const std::vector<int64_t>& categories) {
   CocoDataset data;
   for (int i = 1; i <= images; ++i) data.images.push_back({i, std::to_string(i), 640, 480});
@@ -26,7 +26,7 @@ static std::string error_of(const CocoDataset& gt, const std::vector<Detection>&
   return error_of([&] { coco_eval(gt, dets); });
 }
 
-TEST_CASE("coco_eval: perfect, half found, nothing found, nothing to find") {
+TEST_CASE("coco_eval: AP with all, half or none of the objects found, and -1 without ground truth") {
   CocoDataset gt = dataset(2, {1, 2});
   add(gt, 1, 1, 10, 10, 50, 50);
   add(gt, 2, 1, 10, 10, 50, 50);
@@ -39,20 +39,20 @@ TEST_CASE("coco_eval: perfect, half found, nothing found, nothing to find") {
   REQUIRE(r.per_class.size() == 2);
   CHECK(r.per_class[0].ground_truths == 2);
   CHECK(r.per_class[0].detections == 2);
-  CHECK(r.per_class[1].AP == -1);  // no ground truth: not in the mean
+  CHECK(r.per_class[1].AP == -1);  // no ground truth: excluded from the mean
   CHECK(r.per_class[1].precision[area_all][0][0] == -1);
   CHECK(r.per_class[1].recall[area_all][2][0] == -1);
 
-  // Precision 1 up to recall 0.5, which are 51 of 101 points, then none.
+  // The precision is 1 up to recall 0.5, which is 51 of 101 points, then 0.
   r = coco_eval(gt, {{1, 1, 10, 10, 50, 50, .9}});
   CHECK(r.AP == doctest::Approx(51. / 101));
   CHECK(r.AR100 == 0.5);
-  // A wrong one in front of it: precision 1/2; behind it: nothing changes.
+  // A false positive with a higher score halves the precision. With a lower score it has no effect.
   CHECK(coco_eval(gt, {{1, 1, 300, 300, 50, 50, .95}, {1, 1, 10, 10, 50, 50, .9}}).AP ==
         doctest::Approx(51. / 101 / 2));
   CHECK(coco_eval(gt, {{1, 1, 300, 300, 50, 50, .85}, {1, 1, 10, 10, 50, 50, .9}}).AP ==
         doctest::Approx(51. / 101));
-  // A second one on the same ground truth is wrong as well.
+  // A second detection of the same object is a false positive.
   r = coco_eval(gt, {{1, 1, 10, 10, 50, 50, .9}, {1, 1, 10, 10, 50, 50, .8}, {2, 1, 10, 10, 50, 50, .7}});
   CHECK(r.AP50 == doctest::Approx((51 + 50 * 2. / 3) / 101));
   r = coco_eval(gt, {});
@@ -63,73 +63,77 @@ TEST_CASE("coco_eval: perfect, half found, nothing found, nothing to find") {
   CHECK(twelve(coco_eval(CocoDataset(), {})) == std::vector<double>(12, -1));
 }
 
-TEST_CASE("coco_eval: thresholds of IoU include their value") {
+TEST_CASE("coco_eval: an IoU equal to the threshold is a match") {
   CocoDataset gt = dataset(1, {1});
   add(gt, 1, 1, 0, 0, 10, 10);
-  // IoU 60 / 100: found at .5 .55 .6, not at the seven above.
+  // IoU 0.6 is a match at the thresholds 0.5, 0.55 and 0.6, but not at the seven above.
   EvalResult r = coco_eval(gt, {{1, 1, 0, 0, 10, 6, 1}});
   CHECK(r.AP == doctest::Approx(0.3));
   CHECK(r.AP50 == doctest::Approx(1));
   CHECK(r.AP75 == 0);
-  CHECK(coco_eval(gt, {{1, 1, 0, 0, 10, 5, 1}}).AP == doctest::Approx(0.1));  // IoU .5: at the first only
+  CHECK(coco_eval(gt, {{1, 1, 0, 0, 10, 5, 1}}).AP == doctest::Approx(0.1));  // IoU .5
   r = coco_eval(gt, {{1, 1, 0, 0, 10, 4.9, 1}, {1, 1, 5, 5, 0, 0, 1}});       // IoU .49 and an empty box
   CHECK(r.AP50 == 0);
 }
 
-TEST_CASE("coco_eval: crowds take any number of detections and count as none") {
+TEST_CASE("coco_eval: any number of detections match a crowd, and all of them are ignored") {
   CocoDataset gt = dataset(1, {1});
   add(gt, 1, 1, 0, 0, 100, 100);
   gt.annotations[0].crowd = true;
   add(gt, 1, 1, 300, 300, 50, 50);
-  // Two inside the crowd (IoU over the detection's own area is 1), better scored than the true one.
+  // Two detections inside the crowd score higher than the true positive. IoU with a crowd is relative to the
+  // area of the detection, so it is 1.
   EvalResult r =
       coco_eval(gt, {{1, 1, 0, 0, 20, 20, .9}, {1, 1, 50, 50, 20, 20, .8}, {1, 1, 300, 300, 50, 50, .7}});
   CHECK(r.AP == doctest::Approx(1));
   CHECK(r.AR100 == 1);
   CHECK(r.per_class[0].ground_truths == 1);
   CHECK(r.per_class[0].crowds == 1);
-  // Overlapping both: the ground truth is taken though the crowd overlaps more.
+  // A detection that overlaps both matches the object, even if the crowd overlaps more.
   gt.annotations[0] = {1, 1, 1, 290, 290, 100, 100, 10000, true};
   r = coco_eval(gt, {{1, 1, 300, 300, 50, 40, .7}});
   CHECK(r.AP50 == doctest::Approx(1));
 }
 
-TEST_CASE("coco_eval: ranges of area hold both ends, use the annotation's area and the detection's box") {
+TEST_CASE(
+    "coco_eval: area ranges include both ends and apply to the annotation's area and the detection's box") {
   CocoDataset gt = dataset(1, {1});
   add(gt, 1, 1, 0, 0, 32, 32);
   EvalResult r = coco_eval(gt, {{1, 1, 0, 0, 32, 32, 1}});
   CHECK(r.APs == doctest::Approx(1));
   CHECK(r.APm == doctest::Approx(1));
   CHECK(r.APl == -1);
-  gt.annotations[0].area = 1023;  // of an outline smaller than the box
+  gt.annotations[0].area = 1023;  // area of a segmentation smaller than the box
   r = coco_eval(gt, {{1, 1, 0, 0, 32, 32, 1}});
   CHECK(r.APs == doctest::Approx(1));
   CHECK(r.APm == -1);
-  // A big wrong detection does not count among the small.
+  // A large false positive does not count in the small range.
   r = coco_eval(gt, {{1, 1, 0, 0, 32, 32, .8}, {1, 1, 100, 100, 200, 200, .9}});
   CHECK(r.AP == doctest::Approx(0.5));
   CHECK(r.APs == doctest::Approx(1));
-  // Nor does one that comes too late for a small ground truth and is itself not small (32 x 33).
+  // Neither does a duplicate of a small object that is itself not small (32 x 33).
   add(gt, 1, 1, 200, 200, 20, 20);
   r = coco_eval(gt, {{1, 1, 0, 0, 32, 32, .9}, {1, 1, 0, 0, 32, 33, .8}, {1, 1, 200, 200, 20, 20, .7}});
   CHECK(r.AP50 < 0.9);
   CHECK(r.APs == doctest::Approx(1));
 }
 
-TEST_CASE("coco_eval: precision at a recall is the best at that recall or beyond") {
+TEST_CASE("coco_eval: the precision at a recall is the maximum at that recall or above") {
   CocoDataset gt = dataset(1, {1});
   add(gt, 1, 1, 0, 0, 50, 50);
   add(gt, 1, 1, 100, 0, 50, 50);
-  // Wrong, right, right: 1/2 at the first recall, 2/3 at the second and so at both.
+  // One false positive, then two true positives: the precision is 1/2, then 2/3. The maximum 2/3 holds for
+  // both recalls.
   CHECK(
       coco_eval(gt, {{1, 1, 300, 0, 50, 50, .9}, {1, 1, 0, 0, 50, 50, .8}, {1, 1, 100, 0, 50, 50, .7}}).AP ==
       doctest::Approx(2. / 3));
 }
 
-TEST_CASE("coco_eval: among equal scores the picture of the smaller id comes first") {
+TEST_CASE("coco_eval: detections with equal scores are ordered by image id") {
   CocoDataset gt = dataset(60, {1});
   std::vector<Detection> dets;
-  for (int image = 1; image <= 60; ++image) {  // right in the first 30, wrong in the others
+  // True positives in the first 30 images, false positives in the others.
+  for (int image = 1; image <= 60; ++image) {
     add(gt, image, 1, 0, 0, 50, 50);
     dets.push_back({image, 1, image <= 30 ? 0. : 300., 0, 50, 50, 0.5});
   }
@@ -138,12 +142,12 @@ TEST_CASE("coco_eval: among equal scores the picture of the smaller id comes fir
   CHECK(coco_eval(gt, dets).AP == doctest::Approx(51. / 101));
 }
 
-TEST_CASE("coco_eval: the best 1, 10, 100 of a class in a picture count") {
+TEST_CASE("coco_eval: per image and class, the 1, 10 or 100 detections with the highest scores count") {
   CocoDataset gt = dataset(1, {1});
   std::vector<Detection> dets;
   for (int i = 0; i < 120; ++i) {
     add(gt, 1, 1, 30 * i, 0, 20, 20);
-    dets.push_back({1, 1, 30. * i, 0, 20, 20, 0.5});  // equal scores: the first in the list come first
+    dets.push_back({1, 1, 30. * i, 0, 20, 20, 0.5});  // equal scores keep the order of the list
   }
   EvalResult r = coco_eval(gt, dets);
   CHECK(r.AR1 == doctest::Approx(1. / 120));
@@ -155,7 +159,8 @@ TEST_CASE("coco_eval: the best 1, 10, 100 of a class in a picture count") {
   CHECK(coco_eval(gt, wrong_first).AP == 0);
 }
 
-TEST_CASE("coco_eval: what pycocotools leaves out is left out, and said") {
+TEST_CASE(
+    "coco_eval: unknown images and categories are ignored as in pycocotools, and counted in the summary") {
   CocoDataset gt = dataset(1, {3});
   add(gt, 1, 3, 0, 0, 40, 40);
   add(gt, 77, 3, 0, 0, 40, 40);  // no such image
@@ -168,11 +173,11 @@ TEST_CASE("coco_eval: what pycocotools leaves out is left out, and said") {
   print_summary(out, r);
   CHECK(out.str().find("2 annotations of unknown images or categories") != std::string::npos);
   CHECK(out.str().find("1 detections of categories") != std::string::npos);
-  gt.annotations[0].id = 0;  // as in pycocotools: never found
+  gt.annotations[0].id = 0;  // as in pycocotools, an annotation with id 0 is never matched
   CHECK(coco_eval(gt, {{1, 3, 0, 0, 40, 40, .5}}).AP == 0);
 }
 
-TEST_CASE("coco_eval: an unknown image or a number that is not finite is an error") {
+TEST_CASE("coco_eval: a detection of an unknown image or with a non-finite number is an error") {
   CocoDataset gt = dataset(2, {1});
   add(gt, 1, 1, 0, 0, 40, 40);
   const Detection good = {1, 1, 0, 0, 40, 40, .5};
@@ -207,7 +212,8 @@ TEST_CASE("coco_eval: threads and the order of images do not change the result")
   CHECK(twelve(coco_eval(gt, dets)) == one);
 }
 
-TEST_CASE("coco_eval: printed as pycocotools prints, table 80 columns wide, JSON") {
+TEST_CASE(
+    "coco_eval: the summary is that of pycocotools, the table has 80 columns, and JSON has all metrics") {
   CocoDataset gt = dataset(1, {1, 2});
   gt.categories[1].name = std::string(28, 'n') + "\xC3\xA9 and more";
   add(gt, 1, 1, 0, 0, 40, 40);
@@ -230,7 +236,8 @@ TEST_CASE("coco_eval: printed as pycocotools prints, table 80 columns wide, JSON
   for (const std::string& row : rows) CHECK(row.size() == 80);
   CHECK(rows[1].find("class 1 ") == 0);
   CHECK(rows[1].find("1.000") != std::string::npos);
-  CHECK(rows[2].find(std::string(28, 'n') + " ") == 0);  // cut before the character that does not fit
+  CHECK(rows[2].find(std::string(28, 'n') + " ") ==
+        0);  // truncated before the UTF-8 character that does not fit
   CHECK(rows[2].back() == '-');
 
   TempDir dir;
@@ -244,7 +251,7 @@ TEST_CASE("coco_eval: printed as pycocotools prints, table 80 columns wide, JSON
   CHECK(json.find(R"("ground_truths":1)") != std::string::npos);
 }
 
-// The lists of numbers of NN_expected.json; null is taken as -1.
+// Reads a list of numbers from NN_expected.json. null becomes -1.
 static std::vector<double> expected_list(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   std::string text((std::istreambuf_iterator<char>(file)), {});

@@ -1,5 +1,5 @@
 #include "common.hpp"
-// common.hpp first: it brings torch before doctest
+// common.hpp comes first because it includes torch before doctest
 #include <sys/resource.h>
 
 #include <csignal>
@@ -29,15 +29,15 @@ static std::string detection_error(const std::string& text) {
   const std::string path = write_file(dir, text);
   return error_of([&] { read_detections(path); });
 }
-// The text is computed once, outside of doctest: it formats messages under a lock, where a check inside would
-// hang.
+// Evaluates `text` before the check: doctest holds a lock while it formats a message, so a check inside
+// `text` would deadlock.
 #define CHECK_HAS(text, part)                                                                      \
   do {                                                                                             \
     const std::string whole = text;                                                                \
     CHECK_MESSAGE(whole.find(part) != std::string::npos, "in: " << whole << "\nwanted: " << part); \
   } while (false)
 
-TEST_CASE("coco_json: every form of a number is the number that it says") {
+TEST_CASE("coco_json: numbers are parsed in every form of JSON") {
   const auto x = [](const std::string& number) {
     return parse_coco(
                R"({"images":[],"categories":[],"annotations":[{"image_id":1,"category_id":1,"bbox":[)" +
@@ -105,7 +105,7 @@ TEST_CASE("coco_json: defaults, order, unknown keys, nulls, nested values") {
   CHECK(c.id == 4);
   CHECK(c.image_id == INT64_MAX);
   CHECK(c.category_id == INT64_MIN);
-  CHECK(c.x == -1);  // a key given twice: the last one
+  CHECK(c.x == -1);  // of duplicate keys the last one counts
   CHECK(c.crowd);
 }
 
@@ -142,12 +142,12 @@ TEST_CASE("coco_json: wrong values are errors that name file, entry and key") {
             "two categories have the id 4");
 }
 
-TEST_CASE("coco_json: files that are no COCO file") {
+TEST_CASE("coco_json: files that are not COCO files are errors") {
   CHECK_HAS(coco_error(""), "byte 0");
   CHECK_HAS(coco_error("  \n"), "empty or cut off");
   CHECK_HAS(coco_error("hello"), "not valid JSON at byte 0");
   const std::string good = with_annotation(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]})");
-  for (size_t length = 0; length < good.size(); ++length)  // cut off anywhere
+  for (size_t length = 0; length < good.size(); ++length)  // truncated at every length
     CHECK_HAS(coco_error(good.substr(0, length)), "cut off");
   CHECK_HAS(coco_error(good + "x"), "byte " + std::to_string(good.size()));
   CHECK_HAS(coco_error("[]"), "a COCO annotation file has images");
@@ -174,7 +174,7 @@ TEST_CASE("coco_json: files that are no COCO file") {
   CHECK_HAS(detection_error("[{}, {}"), "detections[0]");
 }
 
-TEST_CASE("coco_json: what is written reads back equal, to the bit") {
+TEST_CASE("coco_json: written files are read back bit for bit") {
   TempDir dir;
   std::vector<Detection> dets = {{-5, INT64_MAX, 0.1, -1.0 / 3, 1e-300, 12345678.9, 0.0312014663482416861},
                                  {1, 2, 0, 5e-324, 1.7976931348623157e308, 3, 1}};
@@ -208,7 +208,7 @@ TEST_CASE("coco_json: what is written reads back equal, to the bit") {
   CHECK(copy.annotations[1].id == 9);
 }
 
-TEST_CASE("coco_json: a write that fails leaves the old file and no other") {
+TEST_CASE("coco_json: a failed write keeps the old file and leaves no temporary file") {
   TempDir dir;
   write_detections(dir / "dt.json", {{1, 2, 3, 4, 5, 6, 0.5}});
   CHECK_HAS(error_of([&] { write_detections(dir / "dt.json", {{1, 2, 3, 4, 5, 6, NAN}}); }), "finite");
@@ -221,7 +221,7 @@ TEST_CASE("coco_json: a write that fails leaves the old file and no other") {
   getrlimit(RLIMIT_FSIZE, &old);
   small = old, small.rlim_cur = 1000;
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  setrlimit(RLIMIT_FSIZE, &small);  // stands for a full disk: write() fails half way
+  setrlimit(RLIMIT_FSIZE, &small);  // simulates a full disk: write() fails partway
   const std::string full =
       error_of([&] { write_detections(dir / "dt.json", std::vector<Detection>(10000)); });
   setrlimit(RLIMIT_FSIZE, &old);
@@ -231,7 +231,7 @@ TEST_CASE("coco_json: a write that fails leaves the old file and no other") {
   CHECK(std::distance(std::filesystem::directory_iterator(dir.path), {}) == 1);
 }
 
-SHARED_TEST("coco_json: real files") {
+SHARED_TEST("coco_json: real files are read completely") {
   const CocoDataset data = read_coco(shared("fixtures/coco_parse/annotations/a.json"));
   REQUIRE(data.images.size() == 4);
   CHECK(data.images[2].file_name == "000000001000.jpg");

@@ -1,4 +1,4 @@
-// Each end is that of a child process.
+// Crash reports. Each case crashes a child process and checks its crash.txt, stderr and exit code.
 #include "base/text.hpp"
 #include "run/crash.hpp"
 
@@ -18,10 +18,10 @@ using namespace yolox;
 
 namespace {
 
-constexpr int kWentOn = 7;  // exit code of a child that nothing has ended
+constexpr int kFinished = 7;  // exit code of a child in which f() returned
 
 struct End {
-  int code;  // 128 + N for signal N, as a shell has it
+  int code;  // exit code, or 128 + N for signal N as in a shell
   pid_t pid;
   std::string report, said;  // crash.txt, stderr
   double seconds;
@@ -34,8 +34,8 @@ struct End {
   std::string stack() const { return report.substr(std::min(report.size(), report.find("\nstack: "))); }
 };
 
-// f() in a process of its own, which is at step 120 of a run in the folder. Nothing that doctest has set up
-// is left.
+// Runs f() in a child process whose crash context is step 120 of a run in `dir`. Resets the signal handlers
+// that doctest installed.
 End end_of(
     const TempDir& dir, const std::function<void()>& f, const std::function<void()>& before = [] {}) {
   const double start = now();
@@ -51,7 +51,7 @@ End end_of(
       crash_context(dir.path.string(), "lr 0.1\nbs 2");
       crash_step("step 120 (epoch 3), images: a.jpg, b.jpg");
       f();
-      _exit(kWentOn);
+      _exit(kFinished);
     }();
   }
   int status = 0;
@@ -84,7 +84,7 @@ void check_whole(const std::string& report, pid_t pid) {
     CHECK_MESSAGE(has(report, part), part << "\nis not in\n" << report);
 }
 
-// Line of the stack that has the text, from 0; -1 if none.
+// Returns the index of the first stack frame that contains `text`, or -1.
 int frame_of(const std::string& stack, const std::string& text) {
   const size_t at = stack.find(text);
   return at == std::string::npos ? -1 : int(std::count(stack.begin(), stack.begin() + long(at), '\n')) - 2;
@@ -98,7 +98,7 @@ int frame_of(const std::string& stack, const std::string& text) {
   return depth < 0 ? 0 : recurse(here, depth + 1) + here[0];
 }
 volatile int* nowhere() {
-  static volatile uintptr_t address = 0xbad0;  // which the compiler does not know
+  static volatile uintptr_t address = 0xbad0;  // volatile, so that the compiler does not know the value
   return reinterpret_cast<volatile int*>(address);
 }
 
@@ -125,7 +125,8 @@ struct ThrowsWhenDestroyed {
 }  // namespace
 
 TEST_CASE(
-    "crash: a fault is told with its address, function and all else, and ends the process as it would") {
+    "crash: the report of a segmentation fault has its address and function, and the signal ends the "
+    "process") {
   TempDir dir;
   const End end = end_of(dir, [] { store_to(nowhere()); });
   CHECK(end.code == 128 + SIGSEGV);
@@ -134,7 +135,7 @@ TEST_CASE(
   check_whole(end.report, end.pid);
   CHECK(has(end.said, concat("\ncrash report: ", dir / "crash.txt", "\n")));
 
-  // The place of the instruction itself, as addr2line takes it: program and offset.
+  // The frame has the program and the offset of the faulting instruction, as addr2line expects them.
   const std::string stack = end.stack(), program = std::filesystem::read_symlink("/proc/self/exe").string();
   const size_t name = stack.find("store_to");
   REQUIRE(name != std::string::npos);
@@ -152,7 +153,7 @@ TEST_CASE(
   CHECK(frame_of(stack, " main\n") > 0);
 }
 
-TEST_CASE("crash: a page of a mapped file that is gone is a bus error at its address") {
+TEST_CASE("crash: access to a page beyond the end of a mapped file is reported as SIGBUS with its address") {
   TempDir dir;
   write_text(dir / "file", "text");
   const int fd = open((dir / "file").c_str(), O_RDWR);
@@ -164,7 +165,7 @@ TEST_CASE("crash: a page of a mapped file that is gone is a bus error at its add
   CHECK(has(end.report, concat("==== ended by SIGBUS at address ", page, "\n")));
 }
 
-TEST_CASE("crash: every fatal signal that another process sends") {
+TEST_CASE("crash: fatal signals sent by a process are reported with its pid") {
   for (const auto& [number, name] :
        {std::pair(SIGSEGV, "SIGSEGV"), std::pair(SIGBUS, "SIGBUS"), std::pair(SIGFPE, "SIGFPE"),
         std::pair(SIGILL, "SIGILL"), std::pair(SIGABRT, "SIGABRT")}) {
@@ -173,21 +174,21 @@ TEST_CASE("crash: every fatal signal that another process sends") {
     CHECK(has(end.report, concat("==== ended by ", name, " from process ", end.pid, "\n")));
     check_whole(end.report, end.pid);
   }
-  const End end = end_of([] { raise(SIGTERM); });  // a wish of the user is no crash
+  const End end = end_of([] { raise(SIGTERM); });  // SIGTERM is no crash
   CHECK(end.code == 128 + SIGTERM);
   CHECK(end.report.empty());
 }
 
-TEST_CASE("crash: abort()") {
+TEST_CASE("crash: abort() is reported with the calling function") {
   const End end = end_of(give_up);
   CHECK(end.code == 128 + SIGABRT);
   CHECK(end.reports() == 1);
   CHECK(has(end.report, "==== ended by SIGABRT from process "));
   check_whole(end.report, end.pid);
-  CHECK(frame_of(end.stack(), "give_up") > 0);  // though its call of abort() is the last of it
+  CHECK(frame_of(end.stack(), "give_up") > 0);  // even though the call of abort() is its last instruction
 }
 
-TEST_CASE("crash: an overflow of the stack") {
+TEST_CASE("crash: a stack overflow is reported") {
   const End end = end_of([] {
     volatile int zero = 0;
     recurse(&zero, 0);
@@ -198,7 +199,8 @@ TEST_CASE("crash: an overflow of the stack") {
   CHECK(has(end.stack(), "recurse"));
 }
 
-TEST_CASE("crash: an exception that nobody catches, with its text and its throw" * not_sanitized) {
+TEST_CASE("crash: an uncaught exception is reported with its message and the stack of its throw" *
+          not_sanitized) {
   for (const bool in_thread : {false, true}) {
     const End end = end_of([&] {
       if (in_thread) std::thread(decode, 12).join();
@@ -219,7 +221,7 @@ TEST_CASE("crash: an exception that nobody catches, with its text and its throw"
   CHECK(!has(end.report, "not known"));
 }
 
-TEST_CASE("crash: an exception that main catches" * not_sanitized) {
+TEST_CASE("crash: an exception caught in main is reported with the stack of its throw" * not_sanitized) {
   const End end = end_of([] {
     try {
       decode(12);
@@ -242,7 +244,7 @@ TEST_CASE("crash: an exception that main catches" * not_sanitized) {
   CHECK(!has(stack, "harmless"));
 }
 
-TEST_CASE("crash: an exception of any type, one of a library, and a function that ends in its throw" *
+TEST_CASE("crash: exceptions of any type and of libraries are reported with the stack of their throw" *
           not_sanitized) {
   const auto end_by = [](auto f) {
     return end_of([f] {
@@ -254,7 +256,7 @@ TEST_CASE("crash: an exception of any type, one of a library, and a function tha
     });
   };
   const End plain = end_by(throw_plain);
-  CHECK(plain.code == kWentOn);
+  CHECK(plain.code == kFinished);
   CHECK(plain.report.rfind("==== ended by (anonymous namespace)::Plain\nafter", 0) == 0);
   CHECK(frame_of(plain.stack(), "(anonymous namespace)::throw_plain()") > 0);
   const End library = end_by([] { read_past_the_end("text"); });
@@ -263,7 +265,7 @@ TEST_CASE("crash: an exception of any type, one of a library, and a function tha
   CHECK(frame_of(library.stack(), "read_past_the_end(") > frame_of(library.stack(), "/libstdc++.so.6+0x"));
 }
 
-TEST_CASE("crash: an exception keeps its stack from thread to thread and whatever else is thrown meanwhile" *
+TEST_CASE("crash: an exception keeps its stack when rethrown in another thread and while others are thrown" *
           not_sanitized) {
   const End end = end_of([] {
     std::exception_ptr error;
@@ -295,15 +297,16 @@ TEST_CASE("crash: an exception keeps its stack from thread to thread and whateve
     over = true;
     for (auto& w : workers) w.join();
   });
-  CHECK(end.code == kWentOn);
+  CHECK(end.code == kFinished);
   CHECK(has(end.report, "==== ended by std::runtime_error: cannot decode 12\n"));
   CHECK(frame_of(end.stack(), "(anonymous namespace)::decode(int)") > 0);
   CHECK(!has(end.stack(), "harmless"));
   CHECK(!has(end.stack(), "write_crash"));
 }
 
-TEST_CASE("crash: an exception that was not thrown has no stack of an earlier one at its address" *
-          not_sanitized) {
+TEST_CASE(
+    "crash: an exception from make_exception_ptr does not get the stack of an earlier one at its address" *
+    not_sanitized) {
   const End end = end_of([] {
     const void* earlier = nullptr;
     try {
@@ -318,14 +321,14 @@ TEST_CASE("crash: an exception that was not thrown has no stack of an earlier on
       write_crash();
     }
   });
-  REQUIRE(end.code == kWentOn);
+  REQUIRE(end.code == kFinished);
   CHECK(has(end.report, "==== ended by std::runtime_error: made\n"));
   CHECK(has(end.report, "\nThe stack of the throw is not known. The stack of the catch block:\nstack: "));
   CHECK(!has(end.stack(), "harmless"));
   CHECK(frame_of(end.stack(), "end_of(") >= 0);
 }
 
-TEST_CASE("crash: exceptions are destroyed once, however many live at a time, and then there is room again" *
+TEST_CASE("crash: many live exceptions are each destroyed once, and later exceptions have their stack again" *
           not_sanitized) {
   const End end = end_of([] {
     static std::atomic<int> alive{0};
@@ -355,7 +358,7 @@ TEST_CASE("crash: exceptions are destroyed once, however many live at a time, an
     if (alive != 0) _exit(2);
     for (int i = 0; i < 200; ++i) {
       try {
-        throw_plain();  // has no destructor to call
+        throw_plain();  // its type has no destructor
       } catch (const Plain&) {}
     }
     try {
@@ -364,7 +367,7 @@ TEST_CASE("crash: exceptions are destroyed once, however many live at a time, an
       write_crash();
     }
   });
-  CHECK(end.code == kWentOn);
+  CHECK(end.code == kFinished);
   CHECK(end.reports() == 2);
   const size_t second = end.report.rfind("==== ended by ");
   CHECK(has(end.report.substr(0, second), "not known"));
@@ -372,7 +375,7 @@ TEST_CASE("crash: exceptions are destroyed once, however many live at a time, an
   CHECK(frame_of(end.report.substr(end.report.rfind("\nstack: ")), "decode(int)") > 0);
 }
 
-TEST_CASE("crash: a signal that comes while the step is told finds a whole text") {
+TEST_CASE("crash: a signal during crash_step() finds the complete text of one step") {
   size_t seen = 0;
   for (int run = 0; run < 30; ++run) {
     const End end = end_of([&] {
@@ -398,7 +401,7 @@ TEST_CASE("crash: a signal that comes while the step is told finds a whole text"
   CHECK(seen == 30);
 }
 
-TEST_CASE("crash: the step is the last one told, cut at 16384 bytes") {
+TEST_CASE("crash: the report has the text of the last crash_step(), truncated to 16384 bytes") {
   const auto step_of = [](const std::function<void()>& f) {
     const End end = end_of([&] { f(), store_to(nowhere()); });
     const size_t from = end.report.find('\n', end.report.find(" of process ")) + 1;
@@ -410,7 +413,7 @@ TEST_CASE("crash: the step is the last one told, cut at 16384 bytes") {
   CHECK(step_of([] { crash_step("one"), crash_step(std::string(20000, 'x')), crash_step("2"); }) == "2");
 }
 
-TEST_CASE("crash: where crash.txt cannot be written the report is on stderr" * not_sanitized) {
+TEST_CASE("crash: if crash.txt cannot be written, the report is on stderr" * not_sanitized) {
   for (const bool full : {false, true}) {
     for (const bool caught : {false, true}) {
       TempDir dir;
@@ -431,7 +434,7 @@ TEST_CASE("crash: where crash.txt cannot be written the report is on stderr" * n
           write_crash();
         }
       });
-      CHECK(end.code == (caught ? kWentOn : 128 + SIGSEGV));
+      CHECK(end.code == (caught ? kFinished : 128 + SIGSEGV));
       CHECK(end.seconds < 4);
       CHECK(has(end.said,
                 concat("\n", full ? "no room in " : "cannot write ", path, "\n==== ended by ",
@@ -442,7 +445,7 @@ TEST_CASE("crash: where crash.txt cannot be written the report is on stderr" * n
   }
 }
 
-TEST_CASE("crash: a closed stderr changes nothing") {
+TEST_CASE("crash: the report is written even if stderr is closed") {
   TempDir dir;
   const End end = end_of(dir, [] {
     int ends[2];
@@ -454,7 +457,7 @@ TEST_CASE("crash: a closed stderr changes nothing") {
   check_whole(end.report, end.pid);
 }
 
-TEST_CASE("crash: of threads that crash at the same time one writes, and none waits in vain") {
+TEST_CASE("crash: if several threads crash at the same time, one writes the report and the process ends") {
   for (int run = 0; run < 20; ++run) {
     const End end = end_of([&] {
       std::atomic<int> ready{0};
@@ -477,7 +480,7 @@ TEST_CASE("crash: of threads that crash at the same time one writes, and none wa
   }
 }
 
-TEST_CASE("crash: a failure while the report is written ends the process, with what was written") {
+TEST_CASE("crash: a fault while the report is written ends the process and keeps the part already written") {
   const auto spoil = [] { crash_state.functions = reinterpret_cast<decltype(crash_state.functions)>(16); };
   const End fault = end_of([&] { spoil(), store_to(nowhere()); });
   const End aborted = end_of([&] { spoil(), give_up(); });
@@ -497,7 +500,7 @@ TEST_CASE("crash: a failure while the report is written ends the process, with w
   }
 }
 
-TEST_CASE("crash: a later end adds its report, with a later step") {
+TEST_CASE("crash: a later crash appends its report, with the later step") {
   TempDir dir;
   write_text(dir / "crash.txt", "earlier\n");
   const End end = end_of(dir, [] {
@@ -517,14 +520,14 @@ TEST_CASE("crash: a later end adds its report, with a later step") {
   CHECK(has(end.report.substr(second), "\nthe end\n"));
 }
 
-TEST_CASE("crash: a handler that was there before has its turn afterwards") {
+TEST_CASE("crash: a signal handler installed earlier runs after the report") {
   const End end = end_of(
       TempDir(), [] { store_to(nowhere()); }, [] { std::signal(SIGSEGV, [](int) { _exit(42); }); });
   CHECK(end.code == 42);
   CHECK(end.reports() == 1);
 }
 
-TEST_CASE("crash: without crash_context() nothing is noted or written") {
+TEST_CASE("crash: without crash_context() nothing is recorded or written") {
   REQUIRE(!crash_state.on);
   try {
     decode(12);

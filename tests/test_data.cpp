@@ -1,4 +1,4 @@
-// Data sets, what is said about bad ones, and the loader.
+// Data sets, the errors of bad ones, packed and cached data sets, and the loader.
 #include "base/memory.hpp"
 #include "tensors.hpp"
 
@@ -23,7 +23,7 @@ void write_image(const std::string& path, int width, int height, const cv::Scala
   fs::create_directories(fs::path(path).parent_path());
   REQUIRE(cv::imwrite(path, cv::Mat(height, width, CV_8UC3, bgr)));
 }
-// 40x30, 4 KB.
+// Writes an image of 40x30 random pixels, about 4 KB.
 Image write_noise(const std::string& path, int seed) {
   Image image({40, 30}, 0);
   cv::RNG(uint64_t(seed)).fill(image, cv::RNG::UNIFORM, 0, 256);
@@ -32,7 +32,7 @@ Image write_noise(const std::string& path, int seed) {
   return image;
 }
 
-// One image, one box.
+// Returns COCO JSON with one image and one box.
 std::string small_json(const std::string& file, int64_t id = 1) {
   return concat(R"({"images": [{"id": )", id, R"(, "file_name": ")", file,
                 R"(", "width": 40, "height": 30}], "categories": [{"id": 1, "name": "a"}], "annotations": [)",
@@ -46,7 +46,7 @@ Dataset dataset(const std::string& json, bool official_quirks) {
   return load_dataset(read_sources(json).train, official_quirks, "");
 }
 
-// All batches of a loader, in order.
+// Returns all batches of a loader, in order.
 std::vector<Batch> batches(const Loader::Make& make, int64_t first, int64_t end, int batch, cv::Size size,
                            int threads) {
   Loader loader(make, first, end, batch, size, threads, false);
@@ -83,7 +83,7 @@ Loader::Make plain_items(const Dataset& data) {
 
 }  // namespace
 
-TEST_CASE("data: --debug looks at each box before a device sees it, and names its image") {
+TEST_CASE("data: --debug checks each box before it is sent to a device, and names its image") {
   TempDir dir;
   Dataset data = shapes_dataset(0, 0, 2);
   std::vector<Box> boxes;
@@ -94,7 +94,7 @@ TEST_CASE("data: --debug looks at each box before a device sees it, and names it
     return error_of([&] { checked_items(make, data, empty)(0, image); });
   };
   CHECK(error({0, 0, 64, 32, 6}, false) == "");
-  CHECK(error({-1e-13, 0, 64 + 1e-13, 32, 0}, false) == "");  // rounding
+  CHECK(error({-1e-13, 0, 64 + 1e-13, 32, 0}, false) == "");  // within rounding
   for (const Box& bad : std::vector<Box>{{0, 0, 5, 5, 7},
                                          {0, 0, 5, 5, -1},
                                          {-1, 0, 5, 5, 0},
@@ -110,7 +110,7 @@ TEST_CASE("data: --debug looks at each box before a device sees it, and names it
 
 // ---- COCO folders
 
-SHARED_TEST("data: COCO annotations as the official code reads them, with its quirks") {
+SHARED_TEST("data: with --official-quirks, COCO annotations are read as by the official code") {
   TempDir dir;
   const auto want = fixture("aug_cv46.pth");
   write_text(dir / "annotations/a.json", contents(shared("fixtures/coco_parse/annotations/a.json")));
@@ -120,7 +120,7 @@ SHARED_TEST("data: COCO annotations as the official code reads them, with its qu
 
   const Dataset data = dataset(dir / "annotations/a.json", /*official_quirks=*/true);
   CHECK(data.classes ==
-        std::vector<std::string>{"person", "dog", "brush"});  // by ascending id, not as listed
+        std::vector<std::string>{"person", "dog", "brush"});  // by ascending id, not in the order of the file
   const auto ids = tensor(want, "coco_ids"), class_ids = tensor(want, "coco_class_ids");
   REQUIRE(int64_t(data.records.size()) == ids.numel());
   for (size_t c = 0; c < data.truth.categories.size(); ++c)
@@ -142,7 +142,7 @@ SHARED_TEST("data: COCO annotations as the official code reads them, with its qu
   }
 }
 
-TEST_CASE("data: boxes are cut to the image, crowds and bad ones left out, counted and listed") {
+TEST_CASE("data: boxes are clipped to the image; crowds and bad boxes are left out, counted and listed") {
   TempDir dir;
   write_image(dir / "train/a.png", 100, 50);
   write_image(dir / "train/b.png", 30, 40);
@@ -184,7 +184,7 @@ TEST_CASE("data: boxes are cut to the image, crowds and bad ones left out, count
   CHECK(count("image missing") == 1);
   CHECK(count("box without area") == 2);
   CHECK(count("outside") == 1);
-  CHECK(count("(clipped)") == 3);  // half a pixel (annotation 10) is no reason to complain
+  CHECK(count("(clipped)") == 3);  // clipping by half a pixel (annotation 10) is not counted
   CHECK(count("annotation of an unknown class") == 1);
   CHECK(count("annotation of a skipped image") == 1);
   CHECK(count("duplicate box") == 1);
@@ -196,16 +196,16 @@ TEST_CASE("data: boxes are cut to the image, crowds and bad ones left out, count
   CHECK(has(listed, "annotation 7 of image 70 [200, 10, 5, 5] in 100x50"));
   CHECK(has(listed, "gone.png"));
   CHECK(class_counts(data) == std::vector<int64_t>{2, 1, 1});
-  CHECK(dataset(json, true).records[0].boxes.size() == 5);  // official YOLOX keeps the repeated one too
+  CHECK(dataset(json, true).records[0].boxes.size() == 5);  // official YOLOX keeps the duplicate box
 }
 
-TEST_CASE("data: problems are counted once each, and no file is written when there are none") {
+TEST_CASE("data: each problem is counted once, and no file is written if there is none") {
   TempDir dir;
   Problems problems;
   problems.write(dir / "problems.txt");
   CHECK_FALSE(fs::exists(dir / "problems.txt"));
   problems.add("a", "x");
-  problems.add("a", "x");  // the same image is met again in every epoch
+  problems.add("a", "x");  // an image is read again in every epoch
   problems.add("a", "y");
   problems.add("b", "x");
   CHECK(problems.summary() == std::map<std::string, int64_t>{{"a", 2}, {"b", 1}});
@@ -213,7 +213,7 @@ TEST_CASE("data: problems are counted once each, and no file is written when the
   CHECK(contents(dir / "problems.txt") == "a: x\na: y\nb: x\n");
 }
 
-TEST_CASE("data: one split alone serves as both, from a folder or as a file") {
+TEST_CASE("data: a single split, from a folder or a file, serves as train and val") {
   TempDir dir;
   write_text(dir / "annotations/things.json", small_json("a.png"));
   write_image(dir / "images/a.png", 40, 30);
@@ -228,7 +228,7 @@ TEST_CASE("data: one split alone serves as both, from a folder or as a file") {
   CHECK(load_splits(dir.path.string(), "", 0, false, "").same);
 }
 
-TEST_CASE("data: train and val of different classes, and data without a usable box, are refused") {
+TEST_CASE("data: train and val with different classes, and data without a usable box, are refused") {
   TempDir dir;
   write_text(dir / "annotations/train.json", small_json("a.png"));
   write_text(dir / "annotations/val.json",
@@ -247,7 +247,7 @@ TEST_CASE("data: train and val of different classes, and data without a usable b
 
 // ---- images
 
-SHARED_TEST("data: pictures are read as OpenCV in Python reads them; turned as EXIF says, so is their size") {
+SHARED_TEST("data: images are decoded as by OpenCV in Python, with the EXIF orientation applied") {
   const auto want = fixture("images_cv46.pth");
   for (const std::string name : {"exif6.jpg", "c420.jpg", "cmyk.jpg", "gray.png", "rgba.png"}) {
     INFO(name);
@@ -257,7 +257,7 @@ SHARED_TEST("data: pictures are read as OpenCV in Python reads them; turned as E
   }
 }
 
-TEST_CASE("data: images that cannot be used are found before training, with their names and what is wrong") {
+TEST_CASE("data: unusable images are found before training and reported with name and reason") {
   TempDir dir;
   std::string images, annotations;
   const auto list = [&](const std::string& name, int width, int height) {
@@ -277,13 +277,13 @@ TEST_CASE("data: images that cannot be used are found before training, with thei
   list("empty.png", 64, 48);
   const std::string whole = contents(dir / "images/good.jpg");
   write_text(dir / "images/cut.jpg",
-             whole.substr(0, whole.size() * 3 / 4));  // OpenCV would read it, half grey
+             whole.substr(0, whole.size() * 3 / 4));  // OpenCV would decode it, with a grey part
   list("cut.jpg", 64, 48);
   fs::create_directories(dir / "images/folder.jpg");
   list("folder.jpg", 64, 48);
-  REQUIRE(mkfifo((dir / "images/pipe.jpg").c_str(), 0600) == 0);  // to open it would wait for ever
+  REQUIRE(mkfifo((dir / "images/pipe.jpg").c_str(), 0600) == 0);  // opening it would block
   list("pipe.jpg", 64, 48);
-  list(std::string(300, 'n') + ".jpg", 64, 48);  // longer than a name can be
+  list(std::string(300, 'n') + ".jpg", 64, 48);  // longer than the limit of a file name
   list("gone.jpg", 64, 48);
   write_text(dir / "annotations/x.json", R"({"categories": [{"id": 1}], "images": [)" + images +
                                              R"(], "annotations": [)" + annotations + "]}");
@@ -299,7 +299,7 @@ TEST_CASE("data: images that cannot be used are found before training, with thei
     CHECK_MESSAGE(has(all, name), name << " in " << all);
 }
 
-TEST_CASE("data: what is known of the images is kept, under a key of the files, and used again") {
+TEST_CASE("data: results of the image check are stored under a key of the files and used again") {
   TempDir dir;
   write_image(dir / "a.png", 40, 30);
   write_text(dir / "b.jpg", "this is no image");
@@ -311,13 +311,14 @@ TEST_CASE("data: what is known of the images is kept, under a key of the files, 
   CHECK(has(first.images[2].error, "missing"));
   const std::string kept = (fs::path(keep) / ("images-" + first.key + ".txt")).string();
   REQUIRE(fs::exists(kept));
-  write_text(kept, "41 30\n0 0\n0 0\nend\n");  // seen to be read
+  write_text(kept, "41 30\n0 0\n0 0\nend\n");  // a wrong width shows that the file is read
   const ImageChecks second = check_images(files, keep);
   CHECK(second.images[0].width == 41);
   CHECK(has(second.images[1].error, "b.jpg"));
-  write_text(kept, "0 0\n7 7\n0 0\nend\n");  // an error is looked at again: it may have been a right
+  write_text(kept, "0 0\n7 7\n0 0\nend\n");  // an image with an error is checked again, because the cause may
+                                             // have been a file permission
   CHECK(check_images(files, keep).images[0].width == 40);
-  write_text(kept, "41 30\n7 7\n7 7\n");  // torn: not used
+  write_text(kept, "41 30\n7 7\n7 7\n");  // a truncated file is not used
   CHECK(check_images(files, keep).images[0].width == 40);
   write_image(dir / "b.jpg", 20, 10);
   const ImageChecks changed = check_images(files, keep);
@@ -325,7 +326,7 @@ TEST_CASE("data: what is known of the images is kept, under a key of the files, 
   CHECK(changed.images[1].width == 20);
   const auto touched = fs::last_write_time(files[0]);
   write_image(files[0], 41, 30);
-  fs::last_write_time(files[0], touched);  // as unpacking does: the system's own time tells
+  fs::last_write_time(files[0], touched);  // as unpacking does; the ctime still differs
   CHECK(check_images(files, "").key != changed.key);
   fs::create_hard_link(files[0], dir / "d.png");
   CHECK(check_images({files[0]}, "").key != check_images({dir / "d.png"}, "").key);
@@ -334,10 +335,11 @@ TEST_CASE("data: what is known of the images is kept, under a key of the files, 
   const std::string relative = check_images({"a.png"}, "").key;
   fs::current_path(here);
   CHECK(relative == check_images({files[0]}, "").key);
-  CHECK(check_images(files, dir / "a.png/no/folder").images[0].width == 41);  // cannot be kept: no matter
+  // The results cannot be stored, which is no error.
+  CHECK(check_images(files, dir / "a.png/no/folder").images[0].width == 41);
 }
 
-TEST_CASE("data: the key of a data set stands for its pictures and for those that are used") {
+TEST_CASE("data: the key of a data set depends on its images and on which of them are used") {
   TempDir dir;
   const auto key = [&](int width_of_a, int width_of_b) {
     write_text(dir / "x.json", concat(R"({"categories": [{"id": 1}], "annotations": [], "images": [
@@ -356,7 +358,7 @@ TEST_CASE("data: the key of a data set stands for its pictures and for those tha
   CHECK(key(40, 40) != both);
 }
 
-TEST_CASE("data: sizes that the JSON does not give are those of the picture") {
+TEST_CASE("data: an image size missing from the JSON is read from the image") {
   TempDir dir;
   write_image(dir / "images/a.png", 40, 30);
   write_text(dir / "annotations/x.json", R"({"images": [{"id": 1, "file_name": "a.png"}],
@@ -368,8 +370,8 @@ TEST_CASE("data: sizes that the JSON does not give are those of the picture") {
 }
 
 TEST_CASE(
-    "data: in training the next image stands for one that went bad; in evaluation it is left out; --strict "
-    "ends") {
+    "data: an image that became unreadable is replaced in training, skipped in evaluation, fatal with "
+    "--strict") {
   TempDir dir;
   std::string images, annotations;
   for (int i = 0; i < 4; ++i) {
@@ -389,13 +391,13 @@ TEST_CASE(
   data = dataset(dir / "annotations/x.json", false);
   write_text(dir / "images/2.png", "this is no image");
 
-  const auto all = batches(plain_items(data), 0, 8, 4, {64, 64}, 2);  // two passes
+  const auto all = batches(plain_items(data), 0, 8, 4, {64, 64}, 2);  // two epochs
   for (const Batch& batch : all) {
     for (int b = 0; b < 4; ++b) {
       const int64_t stands = batch.indices[b] == 2 ? 3 : batch.indices[b];
       CHECK(batch.images[b][0][0][0].item<int>() == 50 * (stands + 1));
       REQUIRE(batch.targets.counts[b] == 1);
-      CHECK(batch.targets.boxes[b][0][0].item<float>() == stands + 5);  // with its own box
+      CHECK(batch.targets.boxes[b][0][0].item<float>() == stands + 5);  // the box of the replacement
     }
   }
   CHECK(data.problems->summary() == std::map<std::string, int64_t>{{"image cannot be used", 1}});
@@ -417,7 +419,7 @@ TEST_CASE(
 
 namespace {
 
-// Photos of noise and boxes, as COCO JSON, Pascal VOC and YOLO txt in folders of their own.
+// Random images and boxes in three folders: as COCO JSON, as Pascal VOC and as YOLO txt.
 struct ThreeForms {
   TempDir dir;
   static constexpr int kImages = 6;
@@ -477,7 +479,7 @@ std::vector<Batch> training_batches(const Dataset& data, bool quirks = false, in
 
 }  // namespace
 
-TEST_CASE("data: COCO, VOC and YOLO forms of the same data give the same batches") {
+TEST_CASE("data: the same data in COCO, VOC and YOLO format gives the same batches") {
   const Splits coco = load_splits(forms().dir / "coco", "", 0, false, "");
   CHECK(coco.train.problems->lines().empty());
   const auto want = training_batches(coco.train);
@@ -490,15 +492,15 @@ TEST_CASE("data: COCO, VOC and YOLO forms of the same data give the same batches
     REQUIRE(got.size() == want.size());
     for (size_t i = 0; i < got.size(); ++i) {
       CHECK(torch::equal(got[i].images, want[i].images));
-      CHECK(torch::allclose(got[i].targets.boxes, want[i].targets.boxes, 1e-6, 1e-4));  // YOLO's are rounded
+      CHECK(torch::allclose(got[i].targets.boxes, want[i].targets.boxes, 1e-6, 1e-4));  // YOLO txt is rounded
       CHECK(torch::equal(got[i].targets.classes, want[i].targets.classes));
     }
   }
 }
 
 TEST_CASE(
-    "data: a packed data set gives the same batches, bit for bit; one that was cut off is noticed, "
-    "continued" *
+    "data: a packed data set gives the same batches bit for bit; an incomplete one is refused and can be "
+    "completed" *
     starts_programs) {
   TempDir dir;
   const Splits from_files = load_splits(forms().dir / "coco", "", 0, false, "");
@@ -507,7 +509,7 @@ TEST_CASE(
     const std::string pack =
         concat(YOLOX_BINARY_DIR "/pack --data ", forms().dir / "coco", " --out ", file,
                decoded ? " --decoded" : "", " > ", dir / "out.txt", " 2> ", dir / "err.txt");
-    // Room for some of the pictures only: a file may not grow beyond so many blocks of 1024 bytes.
+    // Room for some of the images only: ulimit -f limits the file size, in blocks of 1024 bytes.
     const std::string cut_off = concat("trap '' XFSZ; ulimit -f ", decoded ? 700 : 60, "; ", pack);
     CHECK(std::system(cut_off.c_str()) != 0);
     CHECK(has(contents(dir / "err.txt"), "error: " + file));
@@ -531,8 +533,10 @@ TEST_CASE(
   CHECK(has(error_of([&] { load_splits(dir / "other.lmdb", "", 0, false, ""); }), "other.lmdb"));
 }
 
-TEST_CASE("data: a packing goes on where it was; what is no whole packing of this data is refused" *
-          starts_programs) {
+TEST_CASE(
+    "data: an interrupted ./pack continues; files of other data, other programs or without their end are "
+    "refused" *
+    starts_programs) {
   TempDir dir;
   std::string images;
   std::vector<Image> pictures;
@@ -601,13 +605,13 @@ TEST_CASE("data: a packing goes on where it was; what is no whole packing of thi
   refused("of another program");
 }
 
-TEST_CASE("data: a picture that cannot be decoded is packed as such, noted, and the next one stands for it" *
+TEST_CASE("data: an image that cannot be decoded is listed by ./pack and replaced in training" *
           starts_programs) {
   TempDir dir;
   write_noise(dir / "images/a.png", 0);
   write_image(dir / "images/b.png", 40, 30, {1, 1, 1});
   std::string damaged = contents(dir / "images/a.png");
-  damaged.replace(damaged.size() / 2, 4, "nope");  // its header and its end are as they should be
+  damaged.replace(damaged.size() / 2, 4, "nope");  // its header and its end are intact
   write_text(dir / "images/a.png", damaged);
   write_text(dir / "x.json", R"({"categories": [{"id": 1}], "images": [{"id": 1, "file_name": "a.png"},
     {"id": 2, "file_name": "b.png"}], "annotations": [{"image_id": 2, "category_id": 1, "bbox": [1, 1, 9, 9]}]})");
@@ -628,14 +632,14 @@ TEST_CASE("data: a picture that cannot be decoded is packed as such, noted, and 
   }
 }
 
-TEST_CASE("data: drawn pictures are cached too") {
+TEST_CASE("data: generated images are cached too") {
   TempDir dir;
   Dataset data = shapes_dataset(1, 0, 3);
   use_cache(data, {dir.path.string(), false}, {32, 32}, false, 1, {});
   for (size_t i = 0; i < 3; ++i) CHECK(std::max(read_image(data, i).rows, read_image(data, i).cols) == 32);
 }
 
-TEST_CASE("data: levels that are not whole give nothing") {
+TEST_CASE("data: an incomplete pyramid level is read as an empty image") {
   const Image image({9, 7}, 3);
   std::string blob(pyramid_bytes({image.size()}), 0);
   write_pyramid({{image}}, reinterpret_cast<unsigned char*>(blob.data()));
@@ -652,7 +656,7 @@ TEST_CASE("data: levels that are not whole give nothing") {
   CHECK(read_pyramid_level(blob, 1).image.empty());
 }
 
-TEST_CASE("data: pictures from the cache: the same boxes, pixels alike; ram and disk the same bits") {
+TEST_CASE("data: cached images give the same boxes and similar pixels, bit-identical in RAM and on disk") {
   TempDir dir;
   const Splits files = load_splits(forms().dir / "coco", "", 0, false, "");
   for (const bool quirks : {false, true}) {
@@ -666,7 +670,7 @@ TEST_CASE("data: pictures from the cache: the same boxes, pixels alike; ram and 
       CHECK(entries_of(dir.path.string()).size() == 1);
     }
     CHECK(same(got[0], got[1]));
-    if (quirks) CHECK(same(got[0], want));  // official YOLOX resizes before it caches: nothing changes
+    if (quirks) CHECK(same(got[0], want));  // official YOLOX caches resized images, so the pixels are equal
     double difference = 0;
     for (size_t i = 0; i < want.size(); ++i) {
       CHECK(torch::equal(got[0][i].targets.boxes, want[i].targets.boxes));
@@ -677,14 +681,13 @@ TEST_CASE("data: pictures from the cache: the same boxes, pixels alike; ram and 
                         .item<double>() /
                     want.size();
     }
-    CHECK(difference < 4);                             // levels of 256: resampled once more
-    CHECK(entries_of(dir.path.string()).size() == 1);  // disk stays, ram is gone
+    CHECK(difference < 4);                             // of 255: cached images are resampled once more
+    CHECK(entries_of(dir.path.string()).size() == 1);  // the file on disk is kept, that in RAM is removed
     for (const auto& name : entries_of(dir.path.string())) fs::remove(dir / name);
   }
 }
 
-TEST_CASE(
-    "data: a picture that went bad before the cache was filled is noted, and the next one stands for it") {
+TEST_CASE("data: an image that became unreadable before the cache was filled is reported and replaced") {
   TempDir dir;
   write_image(dir / "images/a.png", 40, 30);
   write_image(dir / "images/b.png", 40, 30, {1, 1, 1});
@@ -697,12 +700,12 @@ TEST_CASE(
   for (int b = 0; b < 2; ++b) CHECK(batch.images[b][0][0][0].item<int>() == 1);
   CHECK(data.problems->summary() == std::map<std::string, int64_t>{{"image cannot be used", 1}});
   CHECK(has(data.problems->lines().at(0), "a.png cannot be read as an image"));
-  write_image(dir / "images/a.png", 40, 30, {2, 2, 2});  // mended meanwhile
+  write_image(dir / "images/a.png", 40, 30, {2, 2, 2});  // repaired in the meantime
   const Batch mended = batches(plain_items(data), 0, 2, 2, {32, 32}, 1).at(0);
   CHECK(mended.images.select(1, 0).max().item<int>() == 2);
 }
 
-SHARED_TEST("data: bccd, Pascal VOC: the two degenerate boxes are named, with file and line") {
+SHARED_TEST("data: the two degenerate boxes of BCCD (Pascal VOC) are reported with file and line") {
   std::string all;
   for (const std::string split : {"val", "test"}) {
     const Splits s = load_splits(shared("data/bccd"), split, 0, false, "");
@@ -718,9 +721,8 @@ SHARED_TEST("data: bccd, Pascal VOC: the two degenerate boxes are named, with fi
 
 // ---- loader
 
-TEST_CASE(
-    "loader: its threads live as long as it does; memory, files and threads do not grow over 20 epochs" *
-    runs_threads) {
+TEST_CASE("loader: threads live as long as the loader; memory, files and threads do not grow over 20 epochs" *
+          runs_threads) {
   TempDir dir;
   std::string images;
   for (int i = 0; i < 6; ++i) {
@@ -729,7 +731,7 @@ TEST_CASE(
   }
   write_text(dir / "x.json", R"({"categories": [{"id": 1}], "annotations": [], "images": [)" + images + "]}");
   const Dataset data = dataset(dir / "x.json", false);
-  batches(augmented_items(data, 0), 0, 6, 2, {64, 64}, 3);  // torch starts threads of its own once
+  batches(augmented_items(data, 0), 0, 6, 2, {64, 64}, 3);  // makes torch start its own threads
   const auto before = entries_of("/proc/self/task");
   {
     Loader loader(augmented_items(data, 0), 0, 20 * 6, 2, {64, 64}, 3, false);
@@ -743,10 +745,10 @@ TEST_CASE(
         CHECK(threads.size() == before.size() + 3);
       }
       if (epoch == 3) memory = resident_bytes();
-      CHECK(threads_now == threads);                // the same ones, not just as many
+      CHECK(threads_now == threads);                // the same threads, not only the same number
       CHECK(files_now.size() <= files.size() + 3);  // a worker may be reading ahead
     }
-    CHECK(resident_bytes() - memory < 16e6);  // a picture is 0.9 MB, and some 100 were read meanwhile
+    CHECK(resident_bytes() - memory < 16e6);  // an image has 0.9 MB, and about 100 were read in the meantime
     CHECK(loader.done());
     CHECK(entries_of("/proc/self/fd").size() <= files.size());
   }
@@ -760,14 +762,14 @@ TEST_CASE("loader: batches depend on seed and position, not on the number of wor
   CHECK(same(one, batches(augmented_items(data, 3), 0, 32, 4, {64, 64}, 2)));
   CHECK(same(one, batches(augmented_items(data, 3), 0, 32, 4, {64, 64}, 5)));
   CHECK_FALSE(same(one, batches(augmented_items(data, 4), 0, 32, 4, {64, 64}, 2)));
-  for (const Batch& batch : one) CHECK(batch.images.size(0) == 4);  // full, across the seams of passes
+  for (const Batch& batch : one) CHECK(batch.images.size(0) == 4);  // full, also across epochs
 
-  // a start in the middle, as after --resume
+  // Start in the middle, as after --resume.
   const auto rest = batches(augmented_items(data, 3), 3 * 4, 32, 4, {64, 64}, 2);
   CHECK(same(rest, std::vector<Batch>(one.begin() + 3, one.end())));
 }
 
-TEST_CASE("loader: every pass has each image once, in an order of its own" * runs_threads) {
+TEST_CASE("loader: each epoch has every image once, in a new permutation" * runs_threads) {
   const Dataset data = shapes_dataset(1, 0, 10);
   std::vector<int64_t> seen;
   for (const Batch& b : batches(plain_items(data), 0, 40, 4, {32, 32}, 3))
@@ -784,20 +786,20 @@ TEST_CASE("loader: every pass has each image once, in an order of its own" * run
   CHECK(permutation(10, 0, 0) != permutation(10, 1, 0));
 }
 
-TEST_CASE("loader: augmentation of an image differs from pass to pass" * runs_threads) {
+TEST_CASE("loader: the augmentation of an image differs between epochs" * runs_threads) {
   const Dataset data = shapes_dataset(1, 0, 1);
   const auto all = batches(augmented_items(data, 0), 0, 3, 1, {64, 64}, 2);
   CHECK_FALSE(torch::equal(all[0].images, all[1].images));
   CHECK_FALSE(torch::equal(all[1].images, all[2].images));
 }
 
-TEST_CASE("loader: a data set smaller than a batch, many workers: several passes at a time" * runs_threads) {
+TEST_CASE("loader: batches larger than the data set do not depend on the number of workers" * runs_threads) {
   const Dataset data = shapes_dataset(1, 0, 2);
   const auto one = batches(augmented_items(data, 0), 0, 48, 16, {64, 64}, 1);
   CHECK(same(one, batches(augmented_items(data, 0), 0, 48, 16, {64, 64}, 5)));
 }
 
-TEST_CASE("loader: evaluation sees each image once, in order; the last batch is what is left" *
+TEST_CASE("loader: evaluation reads each image once, in order; the last batch has the remaining images" *
           runs_threads) {
   const Dataset data = shapes_dataset(1, 1, 7);
   const auto all = batches(evaluation_items(data), 0, 7, 3, {96, 64}, 2);
@@ -813,7 +815,7 @@ TEST_CASE("loader: evaluation sees each image once, in order; the last batch is 
   CHECK(has(error_of([&] { loader.next(); }), "after the last batch"));
 }
 
-TEST_CASE("loader: an exception in a worker comes out of next(), and nothing hangs" * runs_threads) {
+TEST_CASE("loader: next() throws the exception of a worker, and nothing hangs" * runs_threads) {
   const Loader::Make make = [](int64_t position, Image& image) {
     check(position != 5, "bad_5.jpg cannot be read");
     image.setTo(cv::Scalar::all(double(position)));
@@ -826,10 +828,10 @@ TEST_CASE("loader: an exception in a worker comes out of next(), and nothing han
     CHECK(error_of([&] { loader.next(); }) == "bad_5.jpg cannot be read");
     CHECK(loader.next().indices == std::vector<int64_t>{6, 7});
   }
-  Loader unused(make, 0, 1000, 2, {32, 32}, 3, false);  // destroyed with work on its way
+  Loader unused(make, 0, 1000, 2, {32, 32}, 3, false);  // destroyed while workers are busy
 }
 
-TEST_CASE("loader: the same threads from the first epoch to the last, and no pause between epochs" *
+TEST_CASE("loader: the same threads work in all epochs, and there is no pause between epochs" *
           runs_threads) {
   std::mutex mutex;
   std::set<std::thread::id> ids;
@@ -842,7 +844,7 @@ TEST_CASE("loader: the same threads from the first epoch to the last, and no pau
   Loader loader(make, 0, 20 * 8, 2, {32, 32}, 3, false);  // 20 epochs of 8 images
   for (int64_t batch = 0; batch < 80; ++batch) {
     CHECK(loader.next().indices == std::vector<int64_t>{2 * batch, 2 * batch + 1});
-    // At the end of an epoch the first batch of the next one is in the making as ever.
+    // At the end of an epoch the first batch of the next one is already prepared.
     if (batch < 77) {
       for (int i = 0; i < 1000 && !loader.ready(); ++i)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -852,7 +854,7 @@ TEST_CASE("loader: the same threads from the first epoch to the last, and no pau
   CHECK(ids.size() <= 3);
 }
 
-TEST_CASE("loader: an error of a library names the image" * runs_threads) {
+TEST_CASE("loader: the message of an error in a library names the image" * runs_threads) {
   Dataset data;
   data.records = {{"some/a.png", 1, 64, 64, {}}};
   data.stored = [](size_t, double) -> ImageRegion { throw std::bad_alloc(); };
@@ -863,7 +865,10 @@ TEST_CASE("loader: an error of a library names the image" * runs_threads) {
   CHECK(has(said, "odd"));
 }
 
-TEST_CASE("loader: no cap on boxes: an image with 500 keeps them, beside one without any" * runs_threads) {
+TEST_CASE(
+    "loader: the number of boxes is not limited: an image with 500 keeps them in a batch with an empty "
+    "image" *
+    runs_threads) {
   TempDir dir;
   write_image(dir / "a.png", 640, 480);
   write_image(dir / "b.png", 640, 480);
@@ -894,7 +899,9 @@ TEST_CASE("loader: no cap on boxes: an image with 500 keeps them, beside one wit
   CHECK(empty.targets.counts == std::vector<int64_t>{0, 0});
 }
 
-TEST_CASE("data: shapes: scenes are those of draw_shapes, truth and records agree, seeds and splits differ") {
+TEST_CASE(
+    "data: shapes: images are those of draw_shapes, ground truth equals the records, seeds and splits "
+    "differ") {
   const Dataset data = shapes_dataset(4, 1, 5);
   CHECK(data.classes == shapes_classes());
   size_t annotations = 0;
@@ -939,7 +946,7 @@ TEST_CASE("preprocess: BGR 0..255 from the file to the network, in channels-last
   CHECK(legacy[1][0][2][3].item<double>() == doctest::Approx((red - 0.485) / 0.229).epsilon(1e-5));
 }
 
-SHARED_TEST("preprocess: legacy is what YOLOX 0.1.0 did") {
+SHARED_TEST("preprocess: legacy preprocessing equals that of YOLOX 0.1.0") {
   const auto f = fixture("aug_cv46.pth");
   const Tensor in = tensor(f, "legacy_in").contiguous(), want = tensor(f, "legacy_out");
   const Image image(cv::Mat(int(in.size(0)), int(in.size(1)), CV_8UC3, in.data_ptr<uint8_t>()));
@@ -949,7 +956,7 @@ SHARED_TEST("preprocess: legacy is what YOLOX 0.1.0 did") {
   CHECK(torch::allclose(preprocess(batch, true)[0], want, 1e-6, 1e-6));
 }
 
-TEST_CASE("opencv: neither the main thread nor a worker starts threads of OpenCV, and OpenCL is off") {
+TEST_CASE("opencv: loops of OpenCV use one thread in the main thread and in a worker, and OpenCL is off") {
   const auto threads_used = [] {
     std::mutex mutex;
     std::set<std::thread::id> ids;

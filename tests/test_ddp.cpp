@@ -1,4 +1,4 @@
-// Several ranks: each a process of its own, started here or by the launcher of ./train.
+// Training on several ranks. Each rank is a process, started by a test or by the launcher of ./train.
 #include "programs.hpp"
 
 #include "ddp.hpp"
@@ -7,12 +7,13 @@
 using namespace yolox;
 using namespace yolox::test;
 
-// What one rank does: outcomes_on_ranks() starts this program with such a case alone, once for each rank.
+// A case that one rank runs. It is skipped by default; outcomes_on_ranks() starts this program with only this
+// case, once per rank.
 #define RANK_CASE(name) TEST_CASE(name* doctest::test_suite("ranks") * doctest::skip())
 
 namespace {
 
-// Runs a test case of this program, one that is skipped otherwise, on so many ranks.
+// Runs the RANK_CASE `name` on `ranks` ranks and returns their exit codes and outputs.
 std::vector<Outcome> outcomes_on_ranks(int ranks, const std::string& name) {
   TempDir dir;
   int port = 0;
@@ -40,7 +41,7 @@ std::vector<Outcome> outcomes_on_ranks(int ranks, const std::string& name) {
   }
   return outcomes;
 }
-// The same where they must succeed.
+// Runs the RANK_CASE `name` and checks that it passes on all ranks.
 void on_ranks(int ranks, const std::string& name) {
   for (const Outcome& o : outcomes_on_ranks(ranks, name)) {
     CHECK_MESSAGE(o.code == 0, o.out);
@@ -48,11 +49,11 @@ void on_ranks(int ranks, const std::string& name) {
   }
 }
 
-double gap(const Tensor& a, const Tensor& b) {
+double max_difference(const Tensor& a, const Tensor& b) {
   return a.numel() == 0 ? 0 : (a.to(torch::kDouble) - b.to(torch::kDouble)).abs().max().item<double>();
 }
 
-// Rows of a batch that are this rank's: as many more as its number, rank 0 has none.
+// Returns the images of `batch` that belong to this rank: rank r has r images, so rank 0 has none.
 Tensor uneven_share(const Tensor& batch, const RankInfo& p) {
   const int64_t before = int64_t(p.rank) * (p.rank - 1) / 2;
   return batch.slice(0, before, before + p.rank);
@@ -86,11 +87,12 @@ bool trains(Process& p, const TempDir& dir) {
 
 }  // namespace
 
-// ---- what the ranks do, each in a process of its own
+// ---- cases that run on each rank
 
-RANK_CASE("rank: sums, the largest, what the first has, numbers of different length") {
+RANK_CASE("rank: collectives give the right results, and different weights are detected") {
   RankInfo p = rank_info_from_environment();
-  p.local_rank = p.world - 1 - p.rank;  // the lowest rank is the first, whatever is said of its machine
+  // run_first_on_one_rank_per_machine() must choose the lowest rank, whatever its local rank.
+  p.local_rank = p.world - 1 - p.rank;
   Ranks ranks(p, torch::kCPU, 60);
   CHECK(ranks.sum({1.0, double(p.rank)}) ==
         std::vector<double>{double(p.world), p.world * (p.world - 1) / 2.0});
@@ -102,7 +104,8 @@ RANK_CASE("rank: sums, the largest, what the first has, numbers of different len
   REQUIRE(all.size() == size_t(p.world));
   for (int r = 0; r < p.world; ++r) CHECK(all[r] == std::vector<double>(r, 0.5 + r));
   CHECK(ranks.gather({}).at(0).empty());
-  // Through shared memory and, above a size, through sockets; many in a row, ranks early and late in turn.
+  // Small tensors are summed through shared memory, larger ones through sockets. Then many collectives in a
+  // row, to which each rank is late in turn.
   for (const int64_t size :
        {int64_t(SharedMemoryGather::kMaxValues), int64_t(SharedMemoryGather::kMaxValues) + 1}) {
     Tensor numbers = torch::arange(size, torch::kDouble) + p.rank;
@@ -139,7 +142,7 @@ RANK_CASE("rank: sums, the largest, what the first has, numbers of different len
   fs::remove(made);
 }
 
-RANK_CASE("rank: means, settings, weights at the start") {
+RANK_CASE("rank: averages are right, different settings are detected, weights are broadcast") {
   const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 60);
   const double mean = (p.world - 1) / 2.0;
@@ -160,7 +163,7 @@ RANK_CASE("rank: means, settings, weights at the start") {
     CHECK_MESSAGE(has(refused, "--bs 3 where rank 0 has 2, steps done 1 where rank 0 has 0"), refused);
   if (p.rank == 2) CHECK_MESSAGE(has(refused, "other settings than rank 0: steps done 2"), refused);
 
-  // All that a training is made of is taken over from rank 0.
+  // broadcast() copies the whole training state from rank 0.
   torch::manual_seed(p.rank);
   YOLOX model("yolox-nano", 3);
   Training t{model, copy_of(model, "yolox-nano", torch::kCPU),
@@ -179,7 +182,7 @@ RANK_CASE("rank: means, settings, weights at the start") {
   ranks.barrier();
 }
 
-RANK_CASE("rank: they do not do the same") {
+RANK_CASE("rank: sums of different lengths are an error") {
   const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 60);
   const std::string said = error_of([&] { ranks.sum(std::vector<double>(2 + p.rank)); });
@@ -188,7 +191,7 @@ RANK_CASE("rank: they do not do the same") {
       said);
   ranks.barrier();
 }
-RANK_CASE("rank: the first ends, with all that ranks tell each other") {
+RANK_CASE("rank: rank 0 ends with the store") {
   const RankInfo p = rank_info_from_environment();
   auto& ranks = *new Ranks(p, torch::kCPU, 60);
   ranks.barrier();
@@ -200,43 +203,44 @@ RANK_CASE("rank: the first ends, with all that ranks tell each other") {
     CHECK_MESSAGE(has(e.what(), "lost rank 0 ("), e.what());
   }
 }
-RANK_CASE("rank: one ends, unnoticed by its parent") {
+RANK_CASE("rank: rank 1 ends without a launcher") {
   const RankInfo p = rank_info_from_environment();
   auto& ranks = *new Ranks(p, torch::kCPU, 60);
   ranks.barrier();
   if (p.rank == 1) _exit(3);
   const std::string said = error_of([&] { ranks.barrier(); });
-  CHECK_MESSAGE(has(said, "lost rank 1 ("), said);  // and not only that it was waited for
+  CHECK_MESSAGE(has(said, "lost rank 1 ("),
+                said);  // the message names the lost rank, not only the wait for it
 }
 
-// One rank keeps the others waiting: at another place, or at the same one without waiting itself.
-RANK_CASE("rank: one is behind") {
+// Rank 1 stops before it reaches the barrier, or reaches it without entering the collective.
+RANK_CASE("rank: rank 1 does not reach the barrier") {
   const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 2);
   ranks.reached("step 1"), ranks.barrier();
   if (p.rank == 1) sleep(60);
   ranks.reached("step 2"), ranks.barrier();
 }
-RANK_CASE("rank: one does not wait") {
+RANK_CASE("rank: rank 1 does not enter the collective") {
   const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 2);
-  // Unlike amounts of work at one place do not count as places.
+  // restart_timeout() does not count as a barrier, so ranks may call it different numbers of times.
   ranks.reached("evaluation");
   for (int i = 0; i < 3 * p.rank; ++i) ranks.restart_timeout();
   ranks.reached("step 1"), ranks.barrier();
   if (p.rank == 1) sleep(60);
   ranks.barrier();
 }
-RANK_CASE("rank: slow and at work") {
+RANK_CASE("rank: slow ranks stay within the timeout") {
   const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 2);
-  if (p.rank == 1) sleep(3);  // checking images
+  if (p.rank == 1) sleep(3);  // as if it checked images
   ranks.check_same_settings({});
-  // One has much more to evaluate than the others.
+  // Rank 1 has much more to evaluate than the others.
   ranks.reached("evaluation");
   for (int i = 0; i < 7 && p.rank == 1; ++i) usleep(500000), ranks.restart_timeout();
   ranks.barrier();
-  // A slow step, in which the ranks meet now and then.
+  // A slow step with several collectives.
   ranks.reached("step 1");
   for (int i = 0; i < 6; ++i) {
     if (p.rank == 1) usleep(500000);
@@ -244,7 +248,7 @@ RANK_CASE("rank: slow and at work") {
   }
   if (p.rank == 0) usleep(500000);  // the others may leave first
 }
-RANK_CASE("rank: the first hangs with the store") {
+RANK_CASE("rank: rank 0 hangs with the store") {
   const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 2);
   ranks.reached("step 1"), ranks.barrier();
@@ -255,7 +259,7 @@ RANK_CASE("rank: the first hangs with the store") {
   ranks.reached("step 2"), ranks.barrier();
 }
 
-RANK_CASE("rank: SyncBN") {
+RANK_CASE("rank: SyncBN equals batch norm over the whole batch") {
   const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 60);
   const int64_t images = int64_t(p.world) * (p.world - 1) / 2;
@@ -283,21 +287,21 @@ RANK_CASE("rank: SyncBN") {
     const Tensor out = bn_silu(share, mine, over);
     (out * uneven_share(weight, p)).sum().backward();
     const double tolerance = type == torch::kDouble ? 1e-10 : type == torch::kFloat ? 2e-4 : 0.1;
-    CHECK(gap(out, uneven_share(y, p)) < tolerance);
-    CHECK(gap(share.grad(), uneven_share(x.grad(), p)) < tolerance);
+    CHECK(max_difference(out, uneven_share(y, p)) < tolerance);
+    CHECK(max_difference(share.grad(), uneven_share(x.grad(), p)) < tolerance);
     for (auto [a, b] : {std::pair(mine->weight.grad(), whole->weight.grad()),
                         std::pair(mine->bias.grad(), whole->bias.grad())}) {
       Tensor sum = a.clone();
       ranks.sum(sum);
-      CHECK(gap(sum, b) < 30 * tolerance);
+      CHECK(max_difference(sum, b) < 30 * tolerance);
     }
-    CHECK(gap(mine->running_mean, whole->running_mean) < tolerance);
-    CHECK(gap(mine->running_var, whole->running_var) < tolerance);
+    CHECK(max_difference(mine->running_mean, whole->running_mean) < tolerance);
+    CHECK(max_difference(mine->running_var, whole->running_var) < tolerance);
     CHECK(mine->num_batches_tracked.item<int64_t>() == 1);
   }
 }
 
-RANK_CASE("rank: gradients of two heads") {
+RANK_CASE("rank: gradients of two heads are all-reduced once") {
   const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 60);
   for (const auto compress : {torch::kFloat, torch::kBFloat16, torch::kHalf}) {
@@ -318,7 +322,8 @@ RANK_CASE("rank: gradients of two heads") {
     };
     for (int step = 0; step < 6; ++step) {
       INFO("step " << step);
-      // One head in turn; then each rank its own. Two parts a step, summed before the ranks are.
+      // First all ranks use the heads in turn, then each rank uses its own head. Gradients of two
+      // micro-batches are accumulated before the all-reduce.
       const auto head = [&](int rank) { return step < 4 ? step % 2 : rank % 2; };
       std::vector<Tensor> want;
       for (int rank = 0; rank < p.world; ++rank)
@@ -333,18 +338,20 @@ RANK_CASE("rank: gradients of two heads") {
       for (size_t i = 0; i < params.size(); ++i) {
         CHECK(params[i].grad().defined() == want[i].defined());
         if (want[i].defined())
-          CHECK(gap(params[i].grad(), want[i]) < rounding * (1 + want[i].abs().max().item<double>()));
+          CHECK(max_difference(params[i].grad(), want[i]) <
+                rounding * (1 + want[i].abs().max().item<double>()));
       }
       for (Tensor& t : params) t.mutable_grad() = Tensor();
     }
   }
 }
 
-TEST_CASE("ranks: they sum, gather and agree; other weights on one of them are found" * starts_programs) {
-  on_ranks(3, "rank: sums*");
-  on_ranks(3, "rank: means*");
+TEST_CASE("ranks: collectives give the right results, and different weights or settings are detected" *
+          starts_programs) {
+  on_ranks(3, "rank: collectives*");
+  on_ranks(3, "rank: averages*");
 }
-TEST_CASE("ranks: a rank that keeps the others waiting is named by all" * starts_programs) {
+TEST_CASE("ranks: all ranks name the rank that keeps them waiting" * starts_programs) {
   const auto all_say = [](const std::vector<Outcome>& ranks, int to_blame, const std::string& part) {
     for (int r = 0; r < int(ranks.size()); ++r) {
       if (r == to_blame) continue;
@@ -352,23 +359,23 @@ TEST_CASE("ranks: a rank that keeps the others waiting is named by all" * starts
       CHECK_MESSAGE(has(ranks[r].out, concat("waiting for ", part)), ranks[r].out);
     }
   };
-  on_ranks(2, "rank: they do not do the same");
-  auto ranks = outcomes_on_ranks(2, "rank: one ends*");
+  on_ranks(2, "rank: sums of different lengths are an error");
+  auto ranks = outcomes_on_ranks(2, "rank: rank 1 ends*");
   CHECK_MESSAGE(has(ranks[0].out, " 1 passed |"), ranks[0].out);
-  ranks = outcomes_on_ranks(2, "rank: the first ends*");
+  ranks = outcomes_on_ranks(2, "rank: rank 0 ends*");
   CHECK_MESSAGE(has(ranks[1].out, " 1 passed |"), ranks[1].out);
-  ranks = outcomes_on_ranks(3, "rank: one is behind");
+  ranks = outcomes_on_ranks(3, "rank: rank 1 does not reach the barrier");
   all_say(ranks, 1, "rank 1 (");
   CHECK(has(ranks[2].out, "; step 1), which is behind"));
-  ranks = outcomes_on_ranks(3, "rank: one does not wait");
+  ranks = outcomes_on_ranks(3, "rank: rank 1 does not enter the collective");
   all_say(ranks, 1, "rank 1 (");
   CHECK(has(ranks[2].out, "; step 1), which is not in a collective"));
-  ranks = outcomes_on_ranks(2, "rank: the first hangs*");
+  ranks = outcomes_on_ranks(2, "rank: rank 0 hangs*");
   all_say(ranks, 0, "rank 0 (");
   CHECK(has(ranks[1].out, "which does not respond"));
-  on_ranks(2, "rank: slow and at work");
+  on_ranks(2, "rank: slow ranks stay within the timeout");
 }
-TEST_CASE("ranks: the failure of a rank itself is told from the loss of another rank") {
+TEST_CASE("ranks: an error of the rank itself is distinguished from the loss of another rank") {
   const auto lost = [](const char* what) { return is_lost_rank_error(std::runtime_error(what)); };
   CHECK(lost("[/x/third_party/gloo/gloo/transport/tcp/pair.cc:539] Connection closed by peer"));
   CHECK(lost("NCCL communicator was aborted on rank 1"));
@@ -379,20 +386,22 @@ TEST_CASE("ranks: the failure of a rank itself is told from the loss of another 
   CHECK_FALSE(lost("last.pth: No space left on device"));
   CHECK(is_lost_rank_error(LostRank("gone")));
 }
-TEST_CASE("ranks: SyncBN over uneven shares, one of them empty, is batch norm over the whole batch" *
+TEST_CASE("ranks: SyncBN over uneven shares, one of them empty, equals batch norm over the whole batch" *
           starts_programs) {
-  on_ranks(2, "rank: SyncBN");
-  on_ranks(3, "rank: SyncBN");
+  on_ranks(2, "rank: SyncBN equals batch norm over the whole batch");
+  on_ranks(3, "rank: SyncBN equals batch norm over the whole batch");
 }
-TEST_CASE("ranks: gradients of two heads, one used in a step, summed once after all parts" *
-          starts_programs) {
-  on_ranks(2, "rank: gradients of two heads");
+TEST_CASE(
+    "ranks: gradients of two heads, of which a step uses one, are all-reduced once after all micro-batches" *
+    starts_programs) {
+  on_ranks(2, "rank: gradients of two heads are all-reduced once");
 }
 
-// ---- the training
+// ---- training runs
 
-TEST_CASE("train: 1, 2 and 3 ranks make the same steps, and a resumed run goes on on others" *
-          starts_programs) {
+TEST_CASE(
+    "train: 1, 2 and 3 ranks make the same steps, also when a run is resumed with another number of ranks" *
+    starts_programs) {
   Steps s;
   succeed(s.dir, "train", s.flags + "--eval-interval 0 --max-iters 1 --lr 0 --out start");
   const std::string flags = s.flags + "--eval-interval 0 --max-iters 12 --accum ";
@@ -401,18 +410,18 @@ TEST_CASE("train: 1, 2 and 3 ranks make the same steps, and a resumed run goes o
     const std::string printed =
         succeed(s.dir, "train", concat(flags, "1 --procs ", ranks, " --out r", ranks));
     CHECK(relative_difference(s.dir, concat("r", ranks), "one", "start") < 1e-7);
-    size_t headings = 0;  // e2: one rank prints
+    size_t headings = 0;  // only rank 0 prints
     for (const auto& line : lines_of(printed)) headings += has(line, "epoch      iter");
     CHECK(headings == 1);
-    CHECK(has(printed, concat("of 6 images (", 6 / ranks, " per rank)")));  // e3
+    CHECK(has(printed, concat("of 6 images (", 6 / ranks, " per rank)")));
     CHECK(has(printed, "ranks   0 on "));
     CHECK(has(printed, "ranks   memory "));
     CHECK(has(printed, "slowest"));
     for (int r = 1; r < ranks; ++r)
       CHECK(has(contents(s.dir / concat("r", ranks, "/log_rank", r, ".txt")), "12"));
   }
-  // Each with its own statistics is another training; their mean is what is evaluated and saved, and a run
-  // that is resumed goes on with it.
+  // Without SyncBN each rank has its own statistics, so the steps differ. Evaluation, checkpoints and a
+  // resumed run use the mean of the statistics.
   const std::string own = s.flags + "--procs 2 --no-sync-bn --deterministic --eval-interval 1 --out own";
   succeed(s.dir, "train", own + " --max-iters 12");
   CHECK(relative_difference(s.dir, "own", "one", "start") > 1e-4);
@@ -429,8 +438,8 @@ TEST_CASE("train: 1, 2 and 3 ranks make the same steps, and a resumed run goes o
 SHARED_TEST("train: 1, 2 and 3 ranks make the same steps from the real nano, with mosaic and multi-scale" *
             starts_programs) {
   TempDir dir;
-  // In 64 bits, since in 32 two runs of one rank, with one thread and with two, are as far apart after ten
-  // steps as they have come.
+  // In fp64, because in fp32 two runs on one rank, with one thread and with two, differ after ten steps as
+  // much as the weights have changed.
   const std::string flags =
       concat("--data ", shared("data/coco128_json"), " --model yolox-nano --weights ",
              shared("data/weights/yolox_nano_coco_v011_rebuilt.pth"),
@@ -441,7 +450,7 @@ SHARED_TEST("train: 1, 2 and 3 ranks make the same steps from the real nano, wit
     succeed(dir, "train", concat(flags, "12 --procs ", ranks, " --out r", ranks));
     CHECK(relative_difference(dir, concat("r", ranks), "one", "start") < 1e-6);
   }
-  // One step in 32 bits.
+  // One step in fp32.
   std::string single = flags;
   single.replace(single.find("--amp fp64"), 10, "--warmup-epochs 0");
   succeed(dir, "train", single + "1 --out one32");
@@ -449,9 +458,8 @@ SHARED_TEST("train: 1, 2 and 3 ranks make the same steps from the real nano, wit
   CHECK(relative_difference(dir, "two32", "one32", "start") < 1e-4);
 }
 
-TEST_CASE(
-    "train: ranks evaluate their shares, no image twice, none lost; AP is that of one rank and of eval" *
-    starts_programs) {
+TEST_CASE("train: ranks evaluate each image once in total, and AP equals that of one rank and of eval" *
+          starts_programs) {
   Steps s;
   const std::string flags = s.flags + "--max-iters 4 --eval-interval 1 --conf 0 --nms 0.9 ";
   succeed(s.dir, "train", flags + "--out one");
@@ -469,9 +477,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "train: shares that do not fit, GPUs that are not there, places that make no sense are said at once" *
-    starts_programs) {
+TEST_CASE("train: bad batch sizes, missing GPUs and wrong node or rank settings are refused at once" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   const auto refused = [&](const std::string& before, const std::string& flags, const std::string& part) {
     const Outcome o = shell(dir, before + YOLOX_BINARY_DIR "/train " + kTrain + "--out no " + flags);
@@ -512,7 +519,7 @@ TEST_CASE("ranks: a rank that does not arrive within the timeout is named" * sta
   o = shell(dir, train + "RANK=2 LOCAL_RANK=2" + flags);
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err, concat("rank 2 cannot connect to rank 0 at 127.0.0.1:", port)), o.err);
-  // A port that is taken.
+  // A port that is in use.
   int taken = 0;
   const int fd = launch_detail::listen_on_free_port(taken);
   o = shell(dir, concat(train, "MASTER_PORT=", taken, " RANK=0 LOCAL_RANK=0", flags));
@@ -522,7 +529,7 @@ TEST_CASE("ranks: a rank that does not arrive within the timeout is named" * sta
 }
 
 TEST_CASE(
-    "launcher: a rank that is killed is named, the others end, the checkpoint is good; --restarts goes on" *
+    "launcher: a killed rank is named, the others end, the checkpoint is valid; --restarts resumes the run" *
     starts_programs) {
   for (const int victim : {1, 0}) {
     TempDir dir;
@@ -540,7 +547,7 @@ TEST_CASE(
     CHECK(has(said, "was killed by SIGKILL"));
     const int64_t step = steps_of(dir);
     CHECK(step > 0);
-    // It goes on by itself, with the same ranks, after another such loss.
+    // With --restarts the run is resumed on the same ranks after another rank is killed.
     Process again(dir, "train", concat("--resume r --restarts 1 --eval-interval 0 --max-iters ", step + 30));
     REQUIRE(again.until(
         [&] { return has(contents(again.out), "epoch      iter") && children_of(again.pid).size() == 2; }));
@@ -551,7 +558,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("launcher: killed itself, no rank stays; asked to end, all ranks save at the same step" *
+TEST_CASE("launcher: if it is killed, all ranks end; on SIGTERM all ranks save at the same step" *
           starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 7);
@@ -563,7 +570,7 @@ TEST_CASE("launcher: killed itself, no rank stays; asked to end, all ranks save 
     p.wait();
     CHECK(all_gone(ranks, 5));
   }
-  fs::remove(dir / "out.txt");  // of the run before
+  fs::remove(dir / "out.txt");  // output of the previous run
   Process p(dir, "train", "--resume r");
   REQUIRE(p.until([&] { return has(contents(p.out), "epoch      iter"); }));
   usleep(300000);
@@ -577,7 +584,7 @@ TEST_CASE("launcher: killed itself, no rank stays; asked to end, all ranks save 
   CHECK(last("r/log.txt") == last("r/log_rank1.txt"));
 }
 
-TEST_CASE("launcher: a rank that hangs is named after the time limit, and all end" * starts_programs) {
+TEST_CASE("launcher: a rank that hangs is named after the timeout, and all ranks end" * starts_programs) {
   for (const int victim : {1, 0}) {
     TempDir dir;
     write_scenes(dir / "data", 7);
@@ -591,11 +598,11 @@ TEST_CASE("launcher: a rank that hangs is named after the time limit, and all en
     const std::string said = contents(p.err);
     CHECK_MESSAGE(has(said, concat("(--timeout 3), waiting for rank ", victim, " (")), said);
     CHECK(has(said, victim == 1 ? "whose process does not run" : "which does not respond"));
-    CHECK_FALSE(has(said, "SIGKILL"));  // which the launcher ended it with
+    CHECK_FALSE(has(said, "SIGKILL"));  // by which the launcher ended it
   }
 }
 
-TEST_CASE("launcher: suspended for longer than the time limit, all ranks go on" * starts_programs) {
+TEST_CASE("launcher: a run suspended for longer than the timeout continues" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 7);
   Process p(dir, "train", kEndless + "--timeout 2");
@@ -603,7 +610,7 @@ TEST_CASE("launcher: suspended for longer than the time limit, all ranks go on" 
   auto all = children_of(p.pid);
   all.push_back(p.pid);
   for (const pid_t pid : all) kill(pid, SIGSTOP);
-  sleep(13);  // a silent store ends a rank after 12 s
+  sleep(13);  // a store that does not respond ends a rank after 12 s
   for (const pid_t pid : all) kill(pid, SIGCONT);
   const auto rows = [&] { return contents(dir / "r/metrics.csv").size(); };
   const size_t before = rows();
@@ -613,7 +620,7 @@ TEST_CASE("launcher: suspended for longer than the time limit, all ranks go on" 
   CHECK_MESSAGE(p.wait() == 0, contents(p.err));
 }
 
-TEST_CASE("train: on two ranks --keep-going goes back on both, a full disk and lack of memory are said" *
+TEST_CASE("train: on two ranks --keep-going restores both; a full disk and lack of memory are reported" *
           starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);
@@ -625,7 +632,7 @@ TEST_CASE("train: on two ranks --keep-going goes back on both, a full disk and l
   CHECK(has(contents(dir / "a/log_rank1.txt"), "with 0.125 of the lr"));
   CHECK_FALSE(has(o.err, "lost"));
 
-  // What must be saved at the end is not.
+  // The final checkpoint cannot be saved.
   succeed(dir, "train", flags + "--max-iters 2 --out b");
   const std::string before = contents(dir / "b/last.pth");
   o = run_with_full_disk(dir, "train", "--resume b --max-iters 4");
@@ -648,7 +655,8 @@ TEST_CASE("train: on two ranks --keep-going goes back on both, a full disk and l
   CHECK(fs::exists(dir / "c/last.pth"));
 }
 
-TEST_CASE("train: ended while two ranks evaluate, they resume with that evaluation" * starts_programs) {
+TEST_CASE("train: a run stopped while two ranks evaluate repeats that evaluation when it is resumed" *
+          starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 40);
   const std::string flags =
@@ -657,7 +665,7 @@ TEST_CASE("train: ended while two ranks evaluate, they resume with that evaluati
   succeed(dir, "train", flags + "--out whole");
   {
     Process p(dir, "train", flags + "--out r");
-    // The checkpoint after the last step of the epoch is written before the evaluation begins.
+    // The checkpoint of the last step of the epoch is written before the evaluation starts.
     REQUIRE(p.until(
         [&] { return fs::exists(dir / "r/step_0.pth") || metric_rows(dir / "r/metrics.csv").size() >= 20; }));
     usleep(300000);
@@ -665,19 +673,19 @@ TEST_CASE("train: ended while two ranks evaluate, they resume with that evaluati
     CHECK(p.wait() == 0);
     CHECK_MESSAGE(has(contents(p.out), "stopped by Terminated at step 20"), contents(p.out));
   }
-  CHECK_FALSE(fs::exists(dir / "r/best.pth"));  // the evaluation did not come to its end
+  CHECK_FALSE(fs::exists(dir / "r/best.pth"));  // the evaluation was not completed
   succeed(dir, "train", "--resume r");
   CHECK(difference(dir / "r/last.pth", dir / "whole/last.pth") == "");
   CHECK(last_ap(dir, "r") == last_ap(dir, "whole"));
 }
 
-TEST_CASE("train: gradients sent in 16 bits make nearly the same step" * starts_programs) {
+TEST_CASE("train: gradients all-reduced in fp16 or bf16 give nearly the same step" * starts_programs) {
   Steps s;
   const std::string flags = s.flags + "--eval-interval 0 ";
   succeed(s.dir, "train", flags + "--max-iters 1 --lr 0 --out start");
   succeed(s.dir, "train", flags + "--max-iters 1 --procs 2 --out exact");
   for (const auto& row : {std::tuple("fp16", 1e-9, 2e-3), std::tuple("bf16", 1e-5, 2e-2)}) {
-    const char* type = std::get<0>(row);  // clang 14 captures no structured binding
+    const char* type = std::get<0>(row);  // clang 14 cannot capture structured bindings
     const double less = std::get<1>(row), more = std::get<2>(row);
     succeed(s.dir, "train", concat(flags, "--max-iters 1 --procs 2 --compress ", type, " --out ", type));
     const double far = relative_difference(s.dir, type, "exact", "start");
@@ -685,11 +693,10 @@ TEST_CASE("train: gradients sent in 16 bits make nearly the same step" * starts_
   }
 }
 
-TEST_CASE("launcher: what a rank has failed with is what is said and what the exit code tells" *
-          starts_programs) {
+TEST_CASE("launcher: the message and exit code of a failed rank are reported" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);
-  // Only one of the ranks reads the image that is damaged after the check.
+  // The image is damaged after it was checked, and only one rank reads it.
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 8 --epochs 1 --aug none --strict --procs 2 ";
   succeed(dir, "train", flags + "--out a");
@@ -706,7 +713,7 @@ TEST_CASE("launcher: what a rank has failed with is what is said and what the ex
   CHECK(has(o.err, " failed with exit code 1"));
 }
 
-TEST_CASE("two launchers, as on two machines: one training" * starts_programs) {
+TEST_CASE("two launchers, as on two machines: they train as one process" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   int port = 0;
@@ -730,8 +737,8 @@ TEST_CASE("two launchers, as on two machines: one training" * starts_programs) {
   CHECK(relative_difference(dir, "two", "one", "start") < 1e-7);
 }
 
-// Two machines: network namespaces with a wire between them, 2 ranks on each.
-TEST_CASE("two hosts: they train and evaluate as one process; one is lost, and the end is clear" *
+// Two hosts with 2 ranks each, simulated by network namespaces that a veth pair connects.
+TEST_CASE("two hosts: they train and evaluate as one process, and name the ranks of a host that is lost" *
           starts_programs) {
   const std::string id = concat(getpid());
   const auto setup = [&](const std::string& commands) {
@@ -774,7 +781,7 @@ TEST_CASE("two hosts: they train and evaluate as one process; one is lost, and t
   CHECK(relative_difference(dir, "two", "one", "start") < 1e-7);
   CHECK(last_ap(dir, "two") == doctest::Approx(last_ap(dir, "one")).epsilon(1e-9));
 
-  // The wire is cut: no process ends, no connection closes.
+  // The link goes down. No process ends and no connection is closed.
   const std::string long_run = "--epochs 10000 --eval-interval 0 --save-minutes 0.001 --out cut";
   std::thread hosts(
       [&] { shell(dir, path + "(" + on_host('b', long_run) + " & " + on_host('a', long_run) + "; wait)"); });
@@ -790,7 +797,7 @@ TEST_CASE("two hosts: they train and evaluate as one process; one is lost, and t
   setup("ip netns del $A; ip netns del $B");
 }
 
-// The launcher of torch, if it came with LibTorch.
+// torchrun is available only if LibTorch came from the Python package.
 TEST_CASE("torchrun starts the ranks" * starts_programs) {
   const std::string torchrun = YOLOX_SOURCE_DIR "/.venv/bin/torchrun";
   if (!fs::exists(torchrun)) {
@@ -808,8 +815,7 @@ TEST_CASE("torchrun starts the ranks" * starts_programs) {
   CHECK(fs::exists(dir / "r/log_rank1.txt"));
 }
 
-TEST_CASE("train: on two ranks a batch size is found, data cached, the step profiled, patience kept" *
-          starts_programs) {
+TEST_CASE("train: --bs auto, --cache, --profile and --patience work on two ranks" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 7);
   const std::string flags = "--data data --model yolox-nano --size 64 --epochs 40 --procs 2 ";
@@ -825,7 +831,7 @@ TEST_CASE("train: on two ranks a batch size is found, data cached, the step prof
   CHECK_MESSAGE(has(patience, "stopping: 3 evaluations without a better AP"), patience);
 }
 
-TEST_CASE("ranks: the variables of torchrun and of SLURM tell where a process stands") {
+TEST_CASE("ranks: rank, world size and master address are read from the variables of torchrun and SLURM") {
   const std::vector<const char*> names{"RANK",
                                        "WORLD_SIZE",
                                        "LOCAL_RANK",
@@ -858,7 +864,7 @@ TEST_CASE("ranks: the variables of torchrun and of SLURM tell where a process st
                       {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
   CHECK(p.rank == 5);
   CHECK(p.world == 8);
-  CHECK(p.local_rank == 1);  // c2: the device is that of the local rank
+  CHECK(p.local_rank == 1);  // the local rank selects the device
   CHECK(p.local_world == 4);
   CHECK(p.host == "a");
   CHECK(p.port == 1234);

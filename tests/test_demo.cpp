@@ -1,4 +1,4 @@
-// demo: what it looks at, what it writes, what ends it.
+// demo: its sources, its outputs, and how it ends.
 #include "programs.hpp"
 
 #include <rapidjson/document.h>
@@ -26,7 +26,7 @@ rapidjson::Document json_of(const std::string& path) {
   return json;
 }
 
-// The boxes of an image in a file of --json: class, score, x, y, w, h.
+// Returns the boxes of one image in the output of --json as class, score, x, y, w, h.
 std::vector<std::array<double, 6>> boxes_of(const rapidjson::Value& image) {
   std::vector<std::array<double, 6>> boxes;
   for (const auto& b : image["boxes"].GetArray())
@@ -35,7 +35,7 @@ std::vector<std::array<double, 6>> boxes_of(const rapidjson::Value& image) {
   return boxes;
 }
 
-// A video of n drawn scenes, 10 a second; false where OpenCV cannot write it.
+// Writes a video of n generated scenes at 10 frames per second. Returns false if OpenCV cannot write videos.
 bool write_video(const std::string& path, int n) {
   cv::VideoWriter video(path, cv::VideoWriter::fourcc('M', 'J', 'P', 'G'), 10, {256, 256});
   if (!video.isOpened()) MESSAGE("this OpenCV writes no videos: skipped");
@@ -47,7 +47,7 @@ bool write_video(const std::string& path, int n) {
   return video.isOpened();
 }
 
-// Frames that can be read back from a video.
+// Returns the number of frames that can be decoded from a video.
 int frames_in(const std::string& path) {
   cv::VideoCapture video(path);
   int n = 0;
@@ -65,14 +65,16 @@ std::vector<std::string> files_in(const std::string& folder) {
 
 }  // namespace
 
-SHARED_TEST("demo: finds what eval finds, in batches of 1 and 8, in --json and --txt, in the order of names" *
-            starts_programs) {
+SHARED_TEST(
+    "demo: detections equal those of eval, with batches of 1 and 8, in --json and --txt, sorted by file "
+    "name" *
+    starts_programs) {
   TempDir dir;
   CocoDataset part = read_coco(shared("data/coco_val2017_union/annotations/instances_val2017_union.json"));
   part.images.resize(11);
   fs::create_directories(dir / "photos");
   for (size_t i = 0; i < part.images.size(); ++i) {
-    const std::string name = concat("p", i, ".jpg");  // p2 is before p10
+    const std::string name = concat("p", i, ".jpg");  // natural order: p2 before p10
     fs::copy(shared("data/coco_val2017_union/val2017/" + part.images[i].file_name), dir / ("photos/" + name));
     part.images[i].file_name = dir / ("photos/" + name);
   }
@@ -129,7 +131,7 @@ SHARED_TEST("demo: finds what eval finds, in batches of 1 and 8, in --json and -
   CHECK(has(printed, concat("boxes   ", all, ": ")));
   CHECK(has(printed, "11 images in "));
   CHECK(has(printed, "network"));
-  size_t at = 0;  // in their order
+  size_t at = 0;  // position in the output; the images are in natural order
   for (const char* name : {"p0.jpg:", "p1.jpg:", "p2.jpg:", "p9.jpg:", "p10.jpg:"}) {
     const size_t found = printed.find(name, at);
     CHECK_MESSAGE(found != std::string::npos, name);
@@ -137,7 +139,7 @@ SHARED_TEST("demo: finds what eval finds, in batches of 1 and 8, in --json and -
   }
 }
 
-TEST_CASE("demo: folders in folders, patterns, lists; what cannot be read is counted and listed" *
+TEST_CASE("demo: nested folders, patterns and lists are sources; unreadable images are counted and listed" *
           starts_programs) {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "tree/a", 2);
@@ -153,7 +155,7 @@ TEST_CASE("demo: folders in folders, patterns, lists; what cannot be read is cou
   CHECK(has(deep, "3 images in "));
   const std::vector<std::string> all = {"a/train/shapes_1.png", "a/train/shapes_2.png", "b/shapes_1.png"};
   CHECK(files_in(dir / "deep") == all);
-  // the results of the last run are not looked at
+  // The results of the previous run are not read as a source.
   succeed(dir, "demo", demo + "--source tree --recursive --save tree/out");
   CHECK(has(succeed(dir, "demo", demo + "--source tree --recursive --save tree/out"), "3 images in "));
   CHECK(has(succeed(dir, "demo", demo + "--source 'tree/a/train/*_2.png' --save pattern"), "1 image in "));
@@ -166,14 +168,14 @@ TEST_CASE("demo: folders in folders, patterns, lists; what cannot be read is cou
   const Outcome none = run(dir, "demo", demo + "--source tree/none.txt");
   CHECK(none.code == 1);
   CHECK(has(none.err, "error: --source tree/none.txt: no image can be read"));
-  // two pictures of one name would share their labels
+  // Two images with the same stem would share a label file.
   fs::copy(dir / "tree/b/shapes_1.png", dir / "tree/b/shapes_1.bmp");
   const Outcome twice = run(dir, "demo", demo + "--source tree/b --txt --save twice");
   CHECK(twice.code == 2);
   CHECK(has(twice.err, "two images are named shapes_1"));
 }
 
-TEST_CASE("demo: a video stays a video, frame by frame" * starts_programs) {
+TEST_CASE("demo: the result of a video is a video with the same frames" * starts_programs) {
   const TempDir& dir = trained().dir;
   if (!write_video(dir / "clip.avi", 11)) return;
   const std::string printed = succeed(
@@ -190,7 +192,7 @@ TEST_CASE("demo: a video stays a video, frame by frame" * starts_programs) {
     CHECK(json[i]["frame"].GetInt() == int(i));
     CHECK(json[i]["second"].GetDouble() == doctest::Approx(0.1 * i));
     CHECK(fs::exists(dir / concat("v/labels/clip_0000", i < 10 ? "0" : "", i, ".txt")));
-    // each frame is the one of its number: it has the boxes that its picture has
+    // The boxes of a frame are those of the same frame saved as an image.
     if (i != 7) continue;
     fs::create_directories(dir / "seventh");
     cv::VideoCapture source(dir / "clip.avi");
@@ -208,7 +210,7 @@ TEST_CASE("demo: a video stays a video, frame by frame" * starts_programs) {
   }
   CHECK(has(succeed(dir, "demo", "--source clip.avi --weights a/last.pth --max-images 3 --save v3"),
             "3 frames in "));
-  // never over the source
+  // The source is never overwritten.
   fs::create_directories(dir / "same");
   fs::copy(out, dir / ("same/clip" + fs::path(out).extension().string()));
   const std::string before = contents(out);
@@ -220,7 +222,8 @@ TEST_CASE("demo: a video stays a video, frame by frame" * starts_programs) {
   CHECK(contents(dir / ("same/clip" + fs::path(out).extension().string())) == before);
 }
 
-TEST_CASE("demo: Ctrl-C ends it with what is done: pictures, JSON, a video that plays" * starts_programs) {
+TEST_CASE("demo: after Ctrl-C the images, the JSON and the video are complete up to that point" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   fs::create_directories(dir / "many");
   for (int i = 0; i < 4000; ++i)
@@ -249,8 +252,7 @@ TEST_CASE("demo: Ctrl-C ends it with what is done: pictures, JSON, a video that 
   CHECK(frames == int(json_of(dir / "long.json").Size()));
 }
 
-TEST_CASE("demo: links in circles, pipes, names that no system knows end or hold up nothing" *
-          starts_programs) {
+TEST_CASE("demo: cyclic links, pipes and overlong names neither end nor block the run" * starts_programs) {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "round", 2);
   fs::create_directory_symlink("..", dir / "round/train/up");
@@ -270,14 +272,13 @@ TEST_CASE("demo: links in circles, pipes, names that no system knows end or hold
   const Outcome name = shell(dir, demo + std::string(6000, 'a'));
   CHECK(name.code == 1);
   CHECK(has(name.err, "aaa: File name too long; check the path"));
-  // an image whose name says no format becomes a JPEG
+  // The result of an image without an extension is a JPEG.
   const Outcome photo = shell(dir, demo + "round/photo --save round_photo");
   CHECK_MESSAGE(photo.code == 0, photo.err);
   CHECK(fs::exists(dir / "round_photo/photo.jpg"));
 }
 
-TEST_CASE("demo: --json is UTF-8 whatever the files are called, and takes the place of nothing that is read" *
-          starts_programs) {
+TEST_CASE("demo: --json is valid UTF-8 for any file name, and never overwrites an input" * starts_programs) {
   const TempDir& dir = trained().dir;
   fs::create_directories(dir / "named");
   fs::copy(dir / "data/train/shapes_1.png", dir / "named/a\xFF\xC3\xA4\xED\xA0\x80.png");
@@ -295,10 +296,10 @@ TEST_CASE("demo: --json is UTF-8 whatever the files are called, and takes the pl
   }
 }
 
-TEST_CASE("demo: a picture or video that cannot be written costs neither --json nor the last video" *
+TEST_CASE("demo: if an image or video cannot be written, --json is written and the previous video is kept" *
           starts_programs) {
   const TempDir& dir = trained().dir;
-  fs::create_directories(dir / "limit/shapes_2.png");  // a folder in the place of a result
+  fs::create_directories(dir / "limit/shapes_2.png");  // a folder with the name of a result
   const Outcome o = run(dir, "demo",
                         "--weights a/last.pth --source data/train --bs 1 --workers 1 --json limit.json "
                         "--save limit");
@@ -319,7 +320,7 @@ TEST_CASE("demo: a picture or video that cannot be written costs neither --json 
   CHECK(files_in(dir / "full").size() == 1);
 }
 
-TEST_CASE("demo: one line for a camera, an address or a display that is not there" * starts_programs) {
+TEST_CASE("demo: a missing camera, address, file or display is an error of one line" * starts_programs) {
   const TempDir& dir = trained().dir;
   write_text(dir / "words.mp4", "no video");
   for (const auto& [flags, named] :
@@ -336,7 +337,7 @@ TEST_CASE("demo: one line for a camera, an address or a display that is not ther
     CHECK_MESSAGE(has(o.err, named), o.err);
     CHECK_MESSAGE(lines_of(o.err).size() == 1, o.err);
   }
-  // Qt can do without a display
+  // Qt has a platform that needs no display.
   if (write_video(dir / "shown.avi", 3)) {
     const Outcome o = shell(dir, "QT_QPA_PLATFORM=offscreen " YOLOX_BINARY_DIR
                                  "/demo --weights a/last.pth --source shown.avi --show --save shown");
@@ -347,14 +348,14 @@ TEST_CASE("demo: one line for a camera, an address or a display that is not ther
   }
 }
 
-TEST_CASE("demo: names come from the file, or are COCO's for 80 classes") {
+TEST_CASE("demo: class names come from the checkpoint; without them, 80 classes have the names of COCO") {
   WeightsInfo info;
   CHECK(class_names(info, 3).empty());
   CHECK(class_names(info, 80).size() == 80);
   CHECK(class_names(info, 80)[16] == "dog");
   info.classes = {"a", "b", "c"};
   CHECK(class_names(info, 3) == info.classes);
-  // colours: the same for a class each time, another for the next; a label can be read on each
+  // Each class has a fixed colour that differs from the next one. The label is legible on it.
   for (int c = 0; c < 80; ++c) {
     const cv::Scalar colour = class_colour(c), next = class_colour(c + 1);
     CHECK(cv::norm(colour, next) > 60);
@@ -372,7 +373,7 @@ TEST_CASE("demo: names come from the file, or are COCO's for 80 classes") {
   }
 }
 
-SHARED_TEST("export: the file of official weights has the names of COCO" * starts_programs) {
+SHARED_TEST("export: an ONNX file of the official weights has the class names of COCO" * starts_programs) {
   TempDir dir;
   succeed(dir, "export", "--out m.onnx" + official_weights());
   std::string classes;

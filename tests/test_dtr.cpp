@@ -1,4 +1,4 @@
-// Training within a budget of memory: the same numbers to the bit, the budget kept, and nothing left behind.
+// DTR: training within a memory budget gives bit-identical results, keeps the budget and leaks no memory.
 #include "dtr/counting_allocator.hpp"
 #include "programs.hpp"
 
@@ -19,8 +19,9 @@ namespace {
 
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
-// For what a step adds to what is there; small storages take part, as the nets here are small.
-DtrSettings beyond(double budget, int64_t min_size = 1024) {
+// Returns settings with a budget for the memory that a step adds. The networks of these tests are small, so
+// small storages may be evicted too.
+DtrSettings relative_budget(double budget, int64_t min_size = 1024) {
   DtrSettings s;
   s.budget = budget, s.relative_to_start = true, s.min_size = min_size;
   return s;
@@ -34,10 +35,10 @@ bool same_bits(const Tensor& a, const Tensor& b) {
          (x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0);
 }
 
-// What a step has computed.
+// Results of a step.
 struct Step {
   std::vector<Tensor> gradients, statistics, losses;
-  double bytes;  // that it has added at most
+  double bytes;  // peak of the memory added by the step
 };
 bool same_bits(const Step& a, const Step& b) {
   for (const auto part : {&Step::gradients, &Step::statistics, &Step::losses}) {
@@ -57,7 +58,7 @@ struct Net {
   Targets targets;
   StepSettings settings{torch::kCPU, torch::kFloat, /*use_l1=*/true};
   int64_t parts = 1;
-  bool drops_all = false;  // after forward
+  bool evicts_all = false;  // evict all storages after forward
 
   explicit Net(bool in_order = true, at::ScalarType type = torch::kFloat, int64_t size = 96,
                torch::Device device = torch::kCPU) {
@@ -81,7 +82,7 @@ struct Net {
                torch::zeros({3, 2}, torch::kLong).to(device),
                {2, 1, 1}};
   }
-  // From the same weights and statistics each time.
+  // Computes one step. Always starts from the same weights and statistics.
   Step step(Dtr& dtr) {
     optimizer.zero_grad();
     struct Restored : SavedStatistics {
@@ -93,7 +94,7 @@ struct Net {
     const double before = double(live());
     const auto forward = [&](const Tensor& x) {
       const Predictions predictions = model(x);
-      if (drops_all) dtr.evict_all();
+      if (evicts_all) dtr.evict_all();
       return predictions;
     };
     const Losses l = dtr.run(
@@ -108,7 +109,7 @@ struct Net {
   }
 };
 
-// An operation that does what the test says, and may be done again: yolox::test_op(x) -> result.
+// Registers the operation yolox::test_op(x), which calls a function of the test. DTR may repeat it.
 struct TestOperation {
   explicit TestOperation(std::function<Tensor(const Tensor&)> f) {
     does = std::move(f);
@@ -126,19 +127,20 @@ struct TestOperation {
   inline static std::function<Tensor(const Tensor&)> does;
 };
 
-// The numbers of a plain step within each of these parts of its memory.
+// Checks that steps within each budget, as a fraction of the memory of a plain step, give bit-identical
+// results.
 void check_budgets(Net& net, const std::vector<double>& budgets = {0.7, 0.55, 0.48}) {
   Dtr off;
-  net.step(off);  // what is made once
+  net.step(off);  // allocates buffers that later steps reuse
   const Step plain = net.step(off);
   CHECK(plain.bytes > 1e6);
-  Dtr ample(beyond(kNoLimit));
+  Dtr ample(relative_budget(kNoLimit));
   CHECK(same_bits(net.step(ample), plain));
   CHECK(ample.step().recorded > 200);
   CHECK(ample.step().evictions == 0);
   for (const double part : budgets) {
     INFO("of the memory of a plain step: " << part);
-    Dtr dtr(beyond(part * plain.bytes));
+    Dtr dtr(relative_budget(part * plain.bytes));
     const Step step = net.step(dtr);
     CHECK(same_bits(step, plain));
     CHECK(step.bytes <= part * plain.bytes);
@@ -149,40 +151,41 @@ void check_budgets(Net& net, const std::vector<double>& budgets = {0.7, 0.55, 0.
 
 }  // namespace
 
-// ---- the same numbers, within the budget
+// ---- equal to a plain step, within the budget
 
-TEST_CASE("dtr: gradients, losses and statistics are those of a plain step to the bit, within the budget") {
+TEST_CASE(
+    "dtr: gradients, losses and statistics equal those of a plain step bit for bit, within the budget") {
   Net net;
   check_budgets(net, {1.05, 0.7, 0.55, 0.48});
 }
-TEST_CASE("dtr: the same in another memory order, with torch's own batch norms") {
+TEST_CASE("dtr: equal to a plain step in contiguous memory format, with torch's own batch norms") {
   Net net(/*in_order=*/false);
   check_budgets(net);
 }
-TEST_CASE("dtr: the same in float64") {
+TEST_CASE("dtr: equal to a plain step in float64") {
   Net net(true, torch::kDouble);
   check_budgets(net);
 }
-TEST_CASE("dtr: the same under autocast to bfloat16") {
+TEST_CASE("dtr: equal to a plain step under autocast to bfloat16") {
   Net net;
   net.settings.amp = torch::kBFloat16;
   check_budgets(net);
 }
-TEST_CASE("dtr: the same under autocast to float16, with a scaled loss") {
+TEST_CASE("dtr: equal to a plain step under autocast to float16, with a scaled loss") {
   Net net;
   net.settings.amp = torch::kHalf;
   net.scaler = GradScaler(true, torch::kCPU);
   check_budgets(net, {0.6});
 }
-// As on a GPU: nobody says before an allocation what it will take, so that room for one is kept ready.
-TEST_CASE("dtr: the same where memory is only looked at between operations") {
+// As on a GPU: the size of an allocation is not known in advance, so DTR reserves room for one operation.
+TEST_CASE("dtr: equal to a plain step if the memory is measured only between operations") {
   Net net;
   Dtr off;
   net.step(off);
   const Step plain = net.step(off);
-  DtrSettings s = beyond(0.7 * plain.bytes);
+  DtrSettings s = relative_budget(0.7 * plain.bytes);
   s.used = [] { return AllocatedBytes{double(live()), double(CountingAllocator::get().peak())}; };
-  s.cost = [](const auto& operation, auto given) {  // every time the same
+  s.cost = [](const auto& operation, auto given) {  // deterministic
     return [&operation, given](auto results) { return estimated_cost(operation, given, results); };
   };
   Dtr dtr(s);
@@ -192,12 +195,12 @@ TEST_CASE("dtr: the same where memory is only looked at between operations") {
     CHECK(dtr.step().rematerialisations > 0);
     CHECK(dtr.step().peak - dtr.step().budget ==
           doctest::Approx(step.bytes - 0.7 * plain.bytes).epsilon(0.01));
-    if (i < 2) continue;  // the first ones show what operations take
+    if (i < 2) continue;  // the first steps measure the memory of operations
     CHECK(step.bytes <= 0.7 * plain.bytes);
     CHECK_NOTHROW(dtr.check_budget());
   }
 
-  // Also while a long chain is computed again.
+  // The budget also holds while a long chain is rematerialised.
   const int64_t size = 64 * 64 * 4;
   s.budget = 5.5 * size;
   const torch::NoGradGuard no_grad;
@@ -215,8 +218,8 @@ TEST_CASE("dtr: the same where memory is only looked at between operations") {
   });
   CHECK(chain.step().rematerialisations >= 30);
 }
-TEST_CASE("dtr: room is kept for as much as one operation took, in this step or the one before") {
-  DtrSettings s = beyond(10e6);
+TEST_CASE("dtr: room is reserved for the largest operation of this step and the previous one") {
+  DtrSettings s = relative_budget(10e6);
   s.used = [] { return AllocatedBytes{double(live()), double(CountingAllocator::get().peak())}; };
   Dtr dtr(s);
   const auto dropped = [&](const std::vector<int64_t>& megabytes) {
@@ -229,17 +232,17 @@ TEST_CASE("dtr: room is kept for as much as one operation took, in this step or 
     return dtr.step().evictions;
   };
   CHECK(dropped({6}) == 1);
-  CHECK(dropped({3, 3}) > 0);   // 6 of 10 MB, and 6 are wanted for the next
-  CHECK(dropped({3, 3}) == 0);  // 3 are
+  CHECK(dropped({3, 3}) > 0);   // 6 of 10 MB are used, and 6 are reserved
+  CHECK(dropped({3, 3}) == 0);  // 3 are reserved
   CHECK(dropped({2, 4, 3}) > 0);
 }
 
-TEST_CASE("dtr: the same in two parts, whose gradients add up") {
+TEST_CASE("dtr: equal to a plain step with gradient accumulation over two micro-batches") {
   Net net;
   net.parts = 2;
   check_budgets(net, {0.8, 0.7});
 }
-TEST_CASE("dtr: the same with a frozen backbone") {
+TEST_CASE("dtr: equal to a plain step with a frozen backbone") {
   Net net;
   freeze(*net.model, {"backbone"});
   set_training_mode(*net.model);
@@ -247,16 +250,17 @@ TEST_CASE("dtr: the same with a frozen backbone") {
   Dtr off;
   net.step(off);
   const Step plain = net.step(off);
-  Dtr dtr(beyond(0.6 * plain.bytes));
+  Dtr dtr(relative_budget(0.6 * plain.bytes));
   CHECK(same_bits(net.step(dtr), plain));
   CHECK(dtr.step().rematerialisations > 0);
 }
 
-TEST_CASE("dtr: steps of changing size with clipping and an optimizer leave the weights of plain steps") {
+TEST_CASE(
+    "dtr: training with changing input sizes and gradient clipping gives the weights of plain training") {
   std::vector<Tensor> ends[2];
   for (const bool within : {false, true}) {
     Net net;
-    Dtr dtr(within ? beyond(9e6) : DtrSettings{});
+    Dtr dtr(within ? relative_budget(9e6) : DtrSettings{});
     int64_t again = 0;
     for (const int64_t size : {64, 96, 128, 64, 128}) {
       net.set_size(size);
@@ -276,7 +280,8 @@ TEST_CASE("dtr: steps of changing size with clipping and an optimizer leave the 
 }
 
 TEST_CASE(
-    "dtr: in place, overlapping views, random numbers, lists: as without, all dropped after each step") {
+    "dtr: in-place operations, overlapping views, random numbers and tensor lists are rematerialised "
+    "correctly") {
   const Tensor x = torch::randn({64, 64});
   const auto compute = [&](const std::function<void()>& between) {
     torch::manual_seed(3);
@@ -295,7 +300,7 @@ TEST_CASE(
     between();
     y.add_(noise).add_(normal);
     between();
-    const Tensor old = y * 2;  // reads y as it is now
+    const Tensor old = y * 2;  // reads y before zero_()
     y.zero_();
     between();
     y.add_(y).add_(1);
@@ -310,7 +315,7 @@ TEST_CASE(
     at::_foreach_mul_(std::vector<Tensor>{y, old}, 3);
     between();
     Tensor grown = (old * 2).slice(0, 0, 0);
-    at::cat_out(grown, {y, old});  // too large for the storage that it had
+    at::cat_out(grown, {y, old});  // must enlarge the storage
     all.push_back(grown.clone());
     between();
     grown.resize_({32, 64});
@@ -320,14 +325,14 @@ TEST_CASE(
     return all;
   };
   const auto plain = compute([] {});
-  Dtr dtr(beyond(kNoLimit));
+  Dtr dtr(relative_budget(kNoLimit));
   const auto again = dtr.run([&] { return compute([&] { dtr.evict_all(); }); });
   CHECK(dtr.step().rematerialisations > 10);
   REQUIRE(plain.size() == again.size());
   for (size_t i = 0; i < plain.size(); ++i) CHECK_MESSAGE(same_bits(plain[i], again[i]), i);
 }
 
-TEST_CASE("dtr: statistics of batch norms move once, whatever is computed again") {
+TEST_CASE("dtr: rematerialisation does not update the statistics of batch norms again") {
   for (const bool fused : {false, true}) {
     Tensor x = torch::randn({2, 16, 24, 24});
     if (fused) x = x.contiguous(torch::MemoryFormat::ChannelsLast);
@@ -340,20 +345,20 @@ TEST_CASE("dtr: statistics of batch norms move once, whatever is computed again"
       });
       return std::vector<Tensor>{y, bn->running_mean, bn->running_var, bn->num_batches_tracked};
     };
-    Dtr off, dtr(beyond(kNoLimit));
+    Dtr off, dtr(relative_budget(kNoLimit));
     const auto plain = moved(off), again = moved(dtr);
     CHECK(dtr.step().rematerialisations >= 3);
     for (size_t i = 0; i < plain.size(); ++i) CHECK(same_bits(plain[i], again[i]));
   }
 }
 
-TEST_CASE("dtr: ranks sum no more often than without") {
-  for (const auto type : {torch::kFloat, torch::kDouble}) {  // fused or not
+TEST_CASE("dtr: rematerialisation repeats no all-reduce of SyncBN") {
+  for (const auto type : {torch::kFloat, torch::kDouble}) {  // with and without the fused operation
     Net net(true, type);
     int64_t sums = 0;
     use_sync_bn(*net.model, [&](Tensor& t) {
       ++sums;
-      // As a collective does it: no operation that could be seen.
+      // Writes as a collective does, without an operation that DTR could record.
       for (int64_t i = 0; i < t.numel(); ++i) t.data_ptr<double>()[i] *= 2;
     });
     Dtr off;
@@ -363,8 +368,8 @@ TEST_CASE("dtr: ranks sum no more often than without") {
     const int64_t of_plain = sums;
     CHECK(of_plain > 50);
     for (const double part : {0.7, 0.5, 2.0}) {
-      Dtr dtr(beyond(part * plain.bytes));
-      net.drops_all = part > 1;
+      Dtr dtr(relative_budget(part * plain.bytes));
+      net.evicts_all = part > 1;
       sums = 0;
       CHECK(same_bits(net.step(dtr), plain));
       CHECK(dtr.step().rematerialisations > 0);
@@ -373,12 +378,12 @@ TEST_CASE("dtr: ranks sum no more often than without") {
   }
 }
 
-// ---- what nobody could compute again
+// ---- storages that cannot be rematerialised
 
-TEST_CASE("dtr: what a record reads is kept when it is overwritten") {
+TEST_CASE("dtr: an input of a recorded operation is copied before it is overwritten") {
   Tensor weight = torch::randn({64, 64}), image = torch::randn({64, 64});
   const Tensor want = weight + image, want_view = image.slice(0, 0, 32) * 2;
-  Dtr dtr(beyond(kNoLimit));
+  Dtr dtr(relative_budget(kNoLimit));
   const auto [sum, view] = dtr.run([&] {
     const Tensor sum = weight + image, view = image.slice(0, 0, 32) * 2;
     weight.mul_(2);
@@ -391,8 +396,8 @@ TEST_CASE("dtr: what a record reads is kept when it is overwritten") {
   CHECK(same_bits(view, want_view));
 }
 
-TEST_CASE("dtr: what is written through data_ptr() stays, and what was only overwritten does not") {
-  Dtr dtr(beyond(kNoLimit));
+TEST_CASE("dtr: a storage whose data_ptr() was used is pinned, one that was only overwritten is not") {
+  Dtr dtr(relative_budget(kNoLimit));
   dtr.run([&] {
     const Tensor raw = torch::empty({64, 64});
     std::fill_n(raw.data_ptr<float>(), raw.numel(), 5.f);
@@ -407,15 +412,15 @@ TEST_CASE("dtr: what is written through data_ptr() stays, and what was only over
     CHECK(pinned[0][0].item<float>() == -1);
     CHECK(pinned[0][1].item<float>() == 15);
     CHECK(dtr.step().rematerialisations == 2);
-    // A tensor that was dropped is here after dtr_pin().
+    // dtr_pin() rematerialises an evicted tensor.
     dtr.evict_all();
     dtr_pin(twice);
     CHECK(twice.const_data_ptr<float>()[7] == 10);
   });
 }
 
-TEST_CASE("dtr: what a sparse tensor hides stays here") {
-  Dtr dtr(beyond(kNoLimit));
+TEST_CASE("dtr: tensors inside a sparse tensor are pinned") {
+  Dtr dtr(relative_budget(kNoLimit));
   const Tensor dense = dtr.run([&] {
     const Tensor values = torch::arange(1000) * 2., at = torch::arange(1000).view({1, 1000}) * 2;
     const Tensor sparse = torch::sparse_coo_tensor(at, values, {2000});
@@ -425,18 +430,18 @@ TEST_CASE("dtr: what a sparse tensor hides stays here") {
   CHECK(same_bits(dense.slice(0, 0, {}, 2), torch::arange(1000) * 2.));
 }
 
-TEST_CASE("dtr: an operation of unknown ways is done once, and is told") {
+TEST_CASE("dtr: an operation that may write to any argument runs once, and its storages are pinned") {
   int times = 0;
   static int* count = &times;
   torch::Library library(torch::Library::FRAGMENT, "dtr_test", std::nullopt, __FILE__, __LINE__);
   library.def("odd(Tensor x) -> Tensor", torch::dispatch(c10::DispatchKey::CPU, [](const Tensor& x) {
                 ++*count;
-                x.data_ptr<float>()[0] = 100;  // undeclared
+                x.data_ptr<float>()[0] = 100;  // not declared in the schema
                 return x + 1;
               }));
   const auto odd =
       c10::Dispatcher::singleton().findSchemaOrThrow("dtr_test::odd", "").typed<Tensor(const Tensor&)>();
-  Dtr dtr(beyond(kNoLimit));
+  Dtr dtr(relative_budget(kNoLimit));
   dtr.run([&] {
     const torch::NoGradGuard no_grad;
     const Tensor x = torch::full({64, 64}, 2.f), before = x * 3, y = odd.call(x), z = y * 2;
@@ -449,8 +454,8 @@ TEST_CASE("dtr: an operation of unknown ways is done once, and is told") {
   CHECK(dtr.step().pinned.count("dtr_test::odd: it may write to any argument") == 1);
 }
 
-TEST_CASE("dtr: what is overwritten is computed once more where that which overwrites it needs it") {
-  Dtr dtr(beyond(kNoLimit));
+TEST_CASE("dtr: the destination of an in-place operation is rematerialised if its source depends on it") {
+  Dtr dtr(relative_budget(kNoLimit));
   dtr.run([&] {
     const torch::NoGradGuard no_grad;
     const Tensor x = torch::arange(4096) / 4096.0, y = x.exp(), z = y.sin();
@@ -463,8 +468,8 @@ TEST_CASE("dtr: what is overwritten is computed once more where that which overw
   });
 }
 
-TEST_CASE("dtr: a thread that has no part in the step drops nothing, though it allocates") {
-  Dtr dtr(beyond(100000));
+TEST_CASE("dtr: allocations of threads outside the step cause no eviction") {
+  Dtr dtr(relative_budget(100000));
   dtr.run([&] {
     const torch::NoGradGuard no_grad;
     const Tensor x = torch::ones({20000}), y = x * 2;
@@ -474,7 +479,7 @@ TEST_CASE("dtr: a thread that has no part in the step drops nothing, though it a
   });
 }
 
-TEST_CASE("dtr: batch norms move statistics in training, and only read them otherwise") {
+TEST_CASE("dtr: batch norms update statistics in training, and only read them otherwise") {
   const auto moved = [](const char* name) {
     const dtr_detail::OpInfo about(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""));
     return std::count(about.statistics.begin(), about.statistics.end(), true);
@@ -486,10 +491,10 @@ TEST_CASE("dtr: batch norms move statistics in training, and only read them othe
   CHECK(moved("aten::native_batch_norm_backward") == 0);
 }
 
-TEST_CASE("dtr: memory that is only lent is copied before its owner takes it back") {
+TEST_CASE("dtr: memory of from_blob() is copied, because its owner may overwrite it") {
   const Tensor want = torch::full({64, 64}, 6.f);
   std::vector<float> lent(64 * 64, 2.f);
-  Dtr dtr(beyond(kNoLimit));
+  Dtr dtr(relative_budget(kNoLimit));
   const Tensor y = dtr.run([&] {
     const Tensor y = torch::from_blob(lent.data(), {64, 64}) * 3;
     std::fill(lent.begin(), lent.end(), -1.f);
@@ -499,8 +504,8 @@ TEST_CASE("dtr: memory that is only lent is copied before its owner takes it bac
   CHECK(dtr.step().rematerialisations == 1);
   CHECK(same_bits(y, want));
 
-  // Where there is hardly room for the copy, what reads it and was written just now is not dropped for it.
-  Dtr tight(beyond(1.5 * 64 * 64 * 4));
+  // If there is hardly room for the copy, the tensor that was just written from it is not evicted.
+  Dtr tight(relative_budget(1.5 * 64 * 64 * 4));
   const Tensor z = tight.run([&] {
     Tensor z = want * 2;
     std::fill(lent.begin(), lent.end(), 3.f);
@@ -512,8 +517,8 @@ TEST_CASE("dtr: memory that is only lent is copied before its owner takes it bac
   CHECK(same_bits(z, torch::full({64, 64}, 15.f)));
 }
 
-TEST_CASE("dtr: what is on another device than the budget's is never dropped") {
-  DtrSettings s = beyond(kNoLimit);
+TEST_CASE("dtr: storages on another device than that of the budget are never evicted") {
+  DtrSettings s = relative_budget(kNoLimit);
   s.device = torch::kCUDA;
   Dtr dtr(s);
   dtr.run([&] {
@@ -525,11 +530,11 @@ TEST_CASE("dtr: what is on another device than the budget's is never dropped") {
   CHECK(dtr.step().evictions == 0);
 }
 
-TEST_CASE("dtr: a result that comes out otherwise, or not at all, is an error and no wrong number") {
+TEST_CASE("dtr: a rematerialisation with another result or an exception is an error") {
   int calls = 0;
   const TestOperation operation([&](const Tensor& x) { return ++calls % 2 ? x + 1 : (x + 1).t(); });
   const Tensor x = torch::arange(64 * 64).view({64, 64}) * 1.f;
-  Dtr dtr(beyond(kNoLimit));
+  Dtr dtr(relative_budget(kNoLimit));
   CHECK(has(error_of([&] {
               dtr.run([&] {
                 const Tensor y = operation(x);
@@ -540,7 +545,7 @@ TEST_CASE("dtr: a result that comes out otherwise, or not at all, is an error an
             "yolox::test_op, repeated, returned a result with another memory layout"));
   CHECK(dtr_detail::alive == 0);
 
-  // What an exception leaves behind and cannot be computed any more does not pass for a tensor.
+  // After an exception, reading a tensor that cannot be rematerialised is an error.
   calls = 0;
   TestOperation::does = [&](const Tensor& x) {
     check(++calls == 1, "the second time it fails");
@@ -559,14 +564,14 @@ TEST_CASE("dtr: a result that comes out otherwise, or not at all, is an error an
   CHECK(dtr_detail::alive == 0);
 }
 
-// ---- where it ends
+// ---- limits and errors
 
-TEST_CASE("dtr: a budget that is too small ends in an error that names one that will do") {
+TEST_CASE("dtr: the error of a budget that is too small names one that is sufficient") {
   Net net;
   Dtr off;
   net.step(off);
   const Step plain = net.step(off);
-  Dtr small(beyond(0.05 * plain.bytes));
+  Dtr small(relative_budget(0.05 * plain.bytes));
   CHECK(same_bits(net.step(small), plain));
   const std::string error = error_of([&] { small.check_budget(); });
   REQUIRE_MESSAGE(has(error, " of them for the step"), error);
@@ -574,15 +579,15 @@ TEST_CASE("dtr: a budget that is too small ends in an error that names one that 
   const double named = 1e6 * std::stod(error.substr(error.find('(') + 1));
   CHECK(named > 0.05 * plain.bytes);
   CHECK(named < 0.6 * plain.bytes);
-  Dtr enough(beyond(named));
+  Dtr enough(relative_budget(named));
   const Step step = net.step(enough);
   CHECK_NOTHROW(enough.check_budget());
-  CHECK_THROWS_AS(enough.check_budget(1e12), UsageError);  // of another rank
+  CHECK_THROWS_AS(enough.check_budget(1e12), UsageError);  // memory that another rank needs
   CHECK(same_bits(step, plain));
   CHECK(step.bytes <= named);
 }
 
-TEST_CASE("dtr: a step that would compute again without end is given more, and ends in an error") {
+TEST_CASE("dtr: a step that rematerialises too much exceeds the budget, which is an error") {
   Dtr dtr([] {
     DtrSettings s;
     s.budget = 1e9, s.min_size = 1024, s.max_remat_ratio = 0.5;
@@ -599,12 +604,12 @@ TEST_CASE("dtr: a step that would compute again without end is given more, and e
   CHECK(dtr.step().limit > 1.1e9);
 }
 
-TEST_CASE("dtr: an exception leaves plain tensors, and the next step works") {
+TEST_CASE("dtr: after an exception all tensors are plain, and the next step works") {
   Net net;
   Dtr off;
   net.step(off);
   const Step plain = net.step(off);
-  Dtr dtr(beyond(0.5 * plain.bytes));
+  Dtr dtr(relative_budget(0.5 * plain.bytes));
   const Tensor x = torch::randn({64, 64});
   Tensor kept;
   CHECK(has(error_of([&] {
@@ -619,7 +624,7 @@ TEST_CASE("dtr: an exception leaves plain tensors, and the next step works") {
   CHECK(same_bits(kept, x.exp()));
   CHECK(dtr_detail::alive == 0);
   CHECK(Dtr::running() == nullptr);
-  // Out of memory half-way through backward.
+  // Out of memory in the middle of backward.
   const int64_t before = live();
   {
     const auto hook = net.model->named_parameters()["head.stems.2.conv.weight"];
@@ -633,8 +638,8 @@ TEST_CASE("dtr: an exception leaves plain tensors, and the next step works") {
   CHECK(same_bits(net.step(dtr), plain));
 }
 
-TEST_CASE("dtr: what is left after a step is plain, and the next step may use it") {
-  Dtr dtr(beyond(kNoLimit));
+TEST_CASE("dtr: tensors that outlive a step are plain, and the next step may use them") {
+  Dtr dtr(relative_budget(kNoLimit));
   const Tensor x = torch::randn({64, 64});
   const Tensor y = dtr.run([&] {
     const Tensor y = x.exp();
@@ -651,7 +656,7 @@ TEST_CASE("dtr: what is left after a step is plain, and the next step may use it
   CHECK(same_bits(z, x.exp() * 2));
 }
 
-TEST_CASE("dtr: two hundred steps leave no more memory behind than one") {
+TEST_CASE("dtr: two hundred steps leak no memory") {
   CountingAllocator::get();
   torch::manual_seed(1);
   torch::nn::Sequential net(torch::nn::Conv2d(3, 8, 3), torch::nn::BatchNorm2d(8), torch::nn::SiLU(),
@@ -666,7 +671,7 @@ TEST_CASE("dtr: two hundred steps leave no more memory behind than one") {
   CountingAllocator::get().reset_peak();
   const int64_t before = live();
   step();
-  Dtr dtr(beyond(0.7 * double(CountingAllocator::get().peak() - before)));
+  Dtr dtr(relative_budget(0.7 * double(CountingAllocator::get().peak() - before)));
   int64_t after_first = 0, again = 0;
   for (int i = 0; i < 200; ++i) {
     dtr.run(step);
@@ -678,9 +683,8 @@ TEST_CASE("dtr: two hundred steps leave no more memory behind than one") {
   CHECK(live() < after_first + 1000);
 }
 
-TEST_CASE(
-    "dtr: memory that was freed is taken again for as much, so that the process keeps to the budget, too" *
-    not_sanitized) {
+TEST_CASE("dtr: freed memory is reused for allocations of the same size, so that the process does not grow" *
+          not_sanitized) {
   keep_freed_memory();
   CountingAllocator::get();
   const int64_t size = 1000003;  // 4 MB
@@ -699,8 +703,8 @@ TEST_CASE(
   CHECK(resident_bytes() - before < 40e6);
 }
 
-TEST_CASE("dtr: a chain of twenty thousand operations is computed again without recursion") {
-  Dtr dtr(beyond(kNoLimit));
+TEST_CASE("dtr: a chain of twenty thousand operations is rematerialised without recursion") {
+  Dtr dtr(relative_budget(kNoLimit));
   const Tensor x = torch::zeros({16, 16});
   for (const bool in_place : {false, true}) {
     const float sum = dtr.run([&] {
@@ -719,7 +723,7 @@ TEST_CASE("dtr: a chain of twenty thousand operations is computed again without 
   }
 }
 
-TEST_CASE("dtr: off, nothing is seen and nothing is recorded") {
+TEST_CASE("dtr: when off, no operation is intercepted or recorded") {
   Dtr off;
   Net net;
   CHECK_FALSE(off.on());
@@ -727,7 +731,7 @@ TEST_CASE("dtr: off, nothing is seen and nothing is recorded") {
   CHECK(off.step().operations == 0);
   CHECK(Dtr::running() == nullptr);
   CHECK_FALSE(c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake));
-  Dtr on(beyond(kNoLimit));
+  Dtr on(relative_budget(kNoLimit));
   net.step(on);
   const int64_t operations = on.step().operations;
   CHECK(operations > 1000);
@@ -735,8 +739,9 @@ TEST_CASE("dtr: off, nothing is seen and nothing is recorded") {
   CHECK(on.step().operations == operations);
 }
 
-TEST_CASE("dtr: the guessed cost of an operation on a GPU follows what it computes and moves") {
-  DtrSettings s = beyond(kNoLimit);
+TEST_CASE(
+    "dtr: the estimated cost of an operation depends on its floating-point operations and memory traffic") {
+  DtrSettings s = relative_budget(kNoLimit);
   std::map<std::string, double> costs;
   s.cost = [&](const auto& operation, auto given) {
     return [&, given](auto results) {
@@ -754,8 +759,8 @@ TEST_CASE("dtr: the guessed cost of an operation on a GPU follows what it comput
   CHECK(costs["aten::sin"] < costs["aten::convolution"]);
 }
 
-TEST_CASE("dtr: the cost of an operation on a GPU is what it took at least, and nobody waits for it") {
-  // A device that works through what it is given by and by.
+TEST_CASE("dtr: the cost of an operation on a GPU is its minimum measured time, without synchronisation") {
+  // A simulated device that executes queued work asynchronously.
   static double queued, reached;
   struct Mark : DeviceEvent {
     double at = queued;
@@ -779,13 +784,13 @@ TEST_CASE("dtr: the cost of an operation on a GPU is what it took at least, and 
   const double guess = estimated_cost(exp, c10::IValue(small), c10::IValue(small));
   CHECK(cost(small, 1) == guess);
   CHECK(cost(small, 7) == guess);
-  reached = 1;  // has done the first, which does not count
+  reached = 1;  // the first run has finished, which is not counted
   CHECK(cost(small, 2) == guess);
   reached = 8;
   CHECK(cost(small, 3) == 7);
   reached = 1000;
   CHECK(cost(small, 1) == 2);
-  CHECK(marks == 8);  // four times are enough
+  CHECK(marks == 8);  // an operation is measured at most four times
   const double of_large = estimated_cost(exp, c10::IValue(large), c10::IValue(large));
   CHECK(cost(large, 5) == of_large);
   CHECK(cost(large, 5) == of_large);
@@ -793,7 +798,8 @@ TEST_CASE("dtr: the cost of an operation on a GPU is what it took at least, and 
   CHECK(cost(small, 9) == 2);
 }
 
-TEST_CASE("dtr: where memory runs out within the budget, more is dropped and the operation done anew") {
+TEST_CASE(
+    "dtr: if memory runs out within the budget, more storages are evicted and the operation is repeated") {
   int64_t capacity = std::numeric_limits<int64_t>::max();
   bool writes = false;
   const TestOperation hungry([&](const Tensor& x) {
@@ -806,7 +812,7 @@ TEST_CASE("dtr: where memory runs out within the budget, more is dropped and the
               torch::dispatch(c10::DispatchKey::CPU, [](Tensor x) { TestOperation::does(x); }));
   const auto in_place =
       c10::Dispatcher::singleton().findSchemaOrThrow("yolox::test_op_", "").typed<void(Tensor)>();
-  Dtr dtr(beyond(kNoLimit));
+  Dtr dtr(relative_budget(kNoLimit));
   dtr.run([&] {
     const torch::NoGradGuard no_grad;
     const int64_t size = 64 * 64 * 4;
@@ -818,7 +824,7 @@ TEST_CASE("dtr: where memory runs out within the budget, more is dropped and the
     CHECK(live() <= capacity + size + 1024);
     CHECK(dtr.step().out_of_memory_count == 1);
     CHECK(y.sum().item<float>() == 3 * 64 * 64);
-    // And the same where it is computed again.
+    // The same holds for a rematerialisation.
     capacity = std::numeric_limits<int64_t>::max();
     for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
     dtr.evict_all();
@@ -826,23 +832,23 @@ TEST_CASE("dtr: where memory runs out within the budget, more is dropped and the
     capacity = live() - 5 * size;
     CHECK(y.sum().item<float>() == 3 * 64 * 64);
     CHECK(dtr.step().out_of_memory_count == 2);
-    capacity = 0;  // nothing helps
+    capacity = 0;  // evictions cannot help
     CHECK_THROWS_WITH(hungry(x), doctest::Contains("out of memory"));
     const int64_t lacks = dtr.step().out_of_memory_count;
     CHECK(lacks > 2);
-    // What has changed something must not be done anew.
+    // An operation that has written to an input must not be repeated.
     writes = true;
     const Tensor z = x * 5;
     CHECK_THROWS_WITH(in_place.call(z), doctest::Contains("out of memory"));
-    CHECK(dtr.step().out_of_memory_count ==
-          lacks + 1);  // those that nothing helped with, too: the budget goes by it
+    // Also counted if evictions did not help, because the automatic budget depends on the count.
+    CHECK(dtr.step().out_of_memory_count == lacks + 1);
     capacity = std::numeric_limits<int64_t>::max();
     CHECK(z.sum().item<float>() == 11 * 64 * 64);
   });
 }
 
 TEST_CASE(
-    "dtr: on a GPU the numbers of a plain step, within a budget and where the allocator has too little" *
+    "dtr: on a GPU a step equals a plain step, within a budget and when the allocator runs out of memory" *
     doctest::skip(!torch::cuda::is_available())) {
 #ifdef YOLOX_CUDA
   struct Deterministic {
@@ -865,7 +871,7 @@ TEST_CASE(
   for (const double part : {0.7, 0.5}) {
     INFO("of the memory of a plain step: " << part);
     Dtr dtr(dtr_settings(before + part * step, gpu, 1));
-    for (int i = 0; i < 4; ++i) {  // its costs become known
+    for (int i = 0; i < 4; ++i) {  // the first steps measure the costs
       empty_cache(gpu);
       CHECK(same_bits(net.step(dtr), plain));
     }
@@ -873,7 +879,7 @@ TEST_CASE(
     CHECK_NOTHROW(dtr.check_budget());
     CHECK(allocated_bytes(gpu).peak <= Dtr::kSlack * (before + part * step));
   }
-  // No budget is kept: memory does run out.
+  // Without an effective budget, memory runs out.
   Dtr none(dtr_settings(1e15, gpu, 1));
   empty_cache(gpu);
   size_t free = 0, total = 0;
@@ -884,12 +890,12 @@ TEST_CASE(
 #endif
 }
 
-TEST_CASE("dtr: samples show the memory of a step with the budget and what it would be without") {
+TEST_CASE("dtr: samples have the memory of a step with DTR and the memory that it would need without") {
   Net net;
   Dtr off;
   net.step(off);
   const double plain = net.step(off).bytes, before = double(live());
-  Dtr dtr(beyond(0.6 * plain));
+  Dtr dtr(relative_budget(0.6 * plain));
   dtr.record_samples = true;
   net.step(dtr);
   const DtrStep& s = dtr.step();
@@ -902,7 +908,7 @@ TEST_CASE("dtr: samples show the memory of a step with the budget and what it wo
   }
   CHECK(with + before <= s.budget);
   CHECK(with > 0.5 * plain);
-  CHECK(without == doctest::Approx(plain).epsilon(0.1));  // but for the scratch memory of operations
+  CHECK(without == doctest::Approx(plain).epsilon(0.1));  // except for workspace of operations
   CHECK(s.backward > 0);
   CHECK(s.backward < last);
   CHECK(s.peak - before == doctest::Approx(0.6 * plain).epsilon(0.05));
@@ -921,7 +927,9 @@ TEST_CASE("dtr: samples show the memory of a step with the budget and what it wo
   CHECK(dtr.step().samples.empty());
 }
 
-TEST_CASE("dtr: the automatic budget follows what is free, down at once and up slowly, less after a lack") {
+TEST_CASE(
+    "dtr: the automatic budget follows free memory, down at once and up slowly, and shrinks when memory runs "
+    "out") {
   AutomaticBudget budget;
   CHECK(budget.next(2e9, 8e9, 0) == 10e9);
   CHECK(budget.next(2e9, 4e9, 0) == 6e9);
@@ -935,12 +943,12 @@ TEST_CASE("dtr: the automatic budget follows what is free, down at once and up s
   for (int i = 0; i < 400; ++i) budget.next(2e9, 8e9, 0);
   CHECK(budget.next(2e9, 8e9, 0) == doctest::Approx(10e9).epsilon(1e-3));
 
-  // A step follows it, and where it cannot, that is no error.
+  // A step keeps the automatic budget. If that is impossible, it is no error.
   Net net;
   Dtr off;
   net.step(off);
   const Step plain = net.step(off);
-  DtrSettings s = beyond(0);
+  DtrSettings s = relative_budget(0);
   double asked = 0;
   s.automatic = [&](double used, int64_t) { return ++asked == 1 ? used + 0.6 * plain.bytes : 1e6; };
   Dtr dtr(s);
@@ -959,12 +967,12 @@ TEST_CASE("dtr: the automatic budget follows what is free, down at once and up s
   CHECK_FALSE(Dtr(dtr_settings(0, torch::kCPU, 1)).on());
 }
 
-// ---- the program
+// ---- ./train --dtr
 
 namespace {
 
-// The smallest --dtr that does, as train says it.
-std::string tight(const TempDir& dir, const std::string& flags) {
+// Returns " --dtr GB " with the smallest sufficient budget, from the error message of train.
+std::string smallest_budget(const TempDir& dir, const std::string& flags) {
   const Outcome o = run(dir, "train", flags + "--out no --dtr 0.001");
   CHECK_MESSAGE(o.code == 2, o.out << o.err);
   const std::string named = " MB is too small for this step; ";
@@ -973,8 +981,8 @@ std::string tight(const TempDir& dir, const std::string& flags) {
   return concat(" --dtr ", std::ceil(1.01 * std::stod(o.err.substr(o.err.find(named) + named.size()))) / 1000,
                 " ");
 }
-// Results that the steps of a run have computed again.
-double again_in(const TempDir& dir, const std::string& run_folder) {
+// Returns the number of rematerialisations in all steps of a run.
+double rematerialisations_in(const TempDir& dir, const std::string& run_folder) {
   double again = 0;
   for (const auto& row : metric_rows(dir / (run_folder + "/metrics.csv")))
     if (!std::isnan(row[16])) again += row[16];
@@ -983,7 +991,7 @@ double again_in(const TempDir& dir, const std::string& run_folder) {
 
 }  // namespace
 
-TEST_CASE("train: within a budget the same weights; what is too small is named; a batch is found" *
+TEST_CASE("train: --dtr gives the same weights, names a sufficient budget, and works with --bs auto" *
           starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 16);
@@ -991,7 +999,7 @@ TEST_CASE("train: within a budget the same weights; what is too small is named; 
       "--data data --model yolox-nano --size 96 --bs 8 --epochs 3 --eval-interval 3 --max-iters 5 "
       "--deterministic --no-multiscale --warmup-epochs 0 ";
   succeed(dir, "train", flags + "--out plain");
-  const std::string budget = tight(dir, flags);
+  const std::string budget = smallest_budget(dir, flags);
   const double gigabytes = std::stod(budget.substr(budget.find("dtr ") + 4));
   CHECK(gigabytes > 0.01);
   const std::string within = succeed(dir, "train", flags + "--out within --dtr-trace" + budget);
@@ -1006,7 +1014,7 @@ TEST_CASE("train: within a budget the same weights; what is too small is named; 
   for (const auto& row : metric_rows(dir / "within/metrics.csv"))
     if (!std::isnan(row[14])) again |= row[16] > 0 && row[14] <= 1e9 * gigabytes;
   CHECK(again);
-  // It goes on as it was.
+  // A resumed run keeps --dtr.
   CHECK(has(succeed(dir, "train", "--resume within --max-iters 6"), "dtr     "));
   succeed(dir, "train", flags + "--out free --dtr auto");
   CHECK(same_bits(a.at("head.stems.0.conv.weight").toTensor(),
@@ -1038,7 +1046,7 @@ TEST_CASE("train: within a budget the same weights; what is too small is named; 
   }
 }
 
-TEST_CASE("train: a budget goes with fp16, --debug, --profile and --resume" * starts_programs) {
+TEST_CASE("train: --dtr works with fp16, --debug, --profile and --resume" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 12);
   const std::string flags =
@@ -1046,35 +1054,35 @@ TEST_CASE("train: a budget goes with fp16, --debug, --profile and --resume" * st
       "--no-multiscale ";
   for (const std::string more : {"", "--amp fp16 --optimizer adamw "}) {
     INFO(more);
-    const std::string budget = tight(dir, flags + more);
+    const std::string budget = smallest_budget(dir, flags + more);
     succeed(dir, "train", flags + more + "--out plain");
     succeed(dir, "train", flags + more + budget + "--max-iters 4 --out cut");
     const std::string printed = succeed(dir, "train", "--resume cut --max-iters 0");
     CHECK(difference(dir / "cut/last.pth", dir / "plain/last.pth") == "");
     CHECK_MESSAGE(has(printed, " rematerialisations"), printed);
     CHECK_FALSE(has(printed, "; 0 rematerialisations"));
-    if (more.empty()) CHECK(again_in(dir, "cut") > 0);
+    if (more.empty()) CHECK(rematerialisations_in(dir, "cut") > 0);
     fs::remove_all(dir / "plain"), fs::remove_all(dir / "cut");
   }
-  const std::string budget = tight(dir, flags);
+  const std::string budget = smallest_budget(dir, flags);
   succeed(dir, "train", flags + "--max-iters 2 --out plain");
   succeed(dir, "train", flags + budget + "--max-iters 2 --debug --out debug");
   CHECK(difference(dir / "debug/last.pth", dir / "plain/last.pth") == "");
   CHECK(has(succeed(dir, "train", flags + budget + "--epochs 20 --profile --out p"), "p/trace.json"));
 }
 
-TEST_CASE("train: two ranks train to the same weights with a budget as without" * starts_programs) {
+TEST_CASE("train: two ranks train to the same weights with and without --dtr" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags =
       "--data data --model yolox-nano --size 96 --bs 4 --epochs 2 --eval-interval 0 --procs 2 "
       "--deterministic --no-multiscale ";
   for (const std::string more : {"", "--accum 2 --compress fp16 "}) {
-    const std::string budget = tight(dir, flags + more);
+    const std::string budget = smallest_budget(dir, flags + more);
     succeed(dir, "train", flags + more + "--out plain");
     succeed(dir, "train", flags + more + budget + "--out within");
     CHECK(difference(dir / "within/last.pth", dir / "plain/last.pth") == "");
-    CHECK(again_in(dir, "within") > 0);
+    CHECK(rematerialisations_in(dir, "within") > 0);
     fs::remove_all(dir / "plain"), fs::remove_all(dir / "within");
   }
 }

@@ -1,5 +1,4 @@
-// What somebody who clones and edits the repository relies on: the loop of train.cpp is plain, and one line
-// adds a term to the loss.
+// Edits that users rely on: the loop of train.cpp has plain calls, and one line adds a term to the loss.
 #include "programs.hpp"
 
 #include <fstream>
@@ -15,7 +14,7 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   return text.replace(at, from.size(), to);
 }
 
-// The loop of train.cpp, its while to its closing brace.
+// Returns the training loop of train.cpp, from `while` to the closing brace.
 std::string loop_of_train() {
   std::string loop;
   bool inside = false;
@@ -29,7 +28,7 @@ std::string loop_of_train() {
 
 }  // namespace
 
-TEST_CASE("train.cpp: the steps of training stand in its loop, in their order, as plain calls") {
+TEST_CASE("train.cpp: the training loop calls the steps of training directly and in order") {
   const std::string loop = loop_of_train();
   size_t at = 0;
   for (const char* call :
@@ -43,9 +42,9 @@ TEST_CASE("train.cpp: the steps of training stand in its loop, in their order, a
   CHECK(lines_of(loop).size() <= 45);
 }
 
-// Compiles train.cpp with a loss.hpp that has one more line, as the build does, and looks for the new term in
-// all that a run writes.
-TEST_CASE("train: a term that one line adds to the loss is in line, metrics, TensorBoard and report" *
+// Compiles train.cpp with one more line in loss.hpp, with the commands of the build. Checks that all outputs
+// of a run contain the new term.
+TEST_CASE("train: a loss term added in one line is in the log, metrics.csv, TensorBoard and the report" *
           starts_programs) {
   const std::string build = YOLOX_BINARY_DIR;
   if (!fs::exists(build + "/build.ninja")) {
@@ -58,8 +57,8 @@ TEST_CASE("train: a term that one line adds to the loss is in line, metrics, Ten
   std::ofstream(dir / "loss.hpp") << replaced(
       contents(YOLOX_SOURCE_DIR "/loss.hpp"), "  return losses;",
       "  losses.add(\"extra\", 0.5 * l1_loss + 0.25);\n  return losses;");
-  // The commands of the build, for the copies: loss.hpp is found beside step.hpp, which is found beside
-  // train.cpp.
+  // Runs the commands of the build on the copies. Includes are searched first in the folder of the including
+  // file, so step.hpp and loss.hpp of the copies are used.
   std::ofstream(dir / "commands.py") << R"(
 import re, subprocess, sys
 build, source, folder = sys.argv[1:]
@@ -87,7 +86,8 @@ for command in compiling, linking:
   for (size_t i = 1; i < rows.size(); ++i) {
     const auto row = metric_rows(dir / "r/metrics.csv").at(i - 1);
     const double l1 = row[kL1], extra = row[kL1 + 1];
-    CHECK(extra == doctest::Approx(0.5 * l1 + 0.25).epsilon(1e-4));  // over two micro-batches of two ranks
+    // The mean over two micro-batches and two ranks.
+    CHECK(extra == doctest::Approx(0.5 * l1 + 0.25).epsilon(1e-4));
     CHECK(row[kLoss] == doctest::Approx(row[kIou] + row[kObj] + row[kCls] + l1 + extra).epsilon(1e-4));
   }
   bool in_events = false;

@@ -6,22 +6,22 @@ using namespace yolox;
 
 namespace {
 
-// Images 1 .. images and classes with the given names, ids 1, 2, ...
+// Returns a data set with image ids 1 to `images` and classes with ids 1, 2, ..., without annotations.
 CocoDataset scene(int images, const std::vector<std::string>& classes) {
   CocoDataset data;
   for (int i = 1; i <= images; ++i) data.images.push_back({i, std::to_string(i), 640, 480});
   for (const auto& name : classes) data.categories.push_back({int64_t(data.categories.size()) + 1, name});
   return data;
 }
-void truth(CocoDataset& data, int64_t image, int64_t cls, double x, double y, double w, double h,
-           bool crowd = false) {
+void add_truth(CocoDataset& data, int64_t image, int64_t cls, double x, double y, double w, double h,
+               bool crowd = false) {
   data.annotations.push_back({int64_t(data.annotations.size()) + 1, image, cls, x, y, w, h, w * h, crowd});
 }
 
-// Boxes at random, some near a truth, some of another class, some nowhere.
+// Random numbers from a linear congruential generator.
 struct Random {
   uint64_t state = 1;
-  double operator()() {  // 0 .. 1
+  double operator()() {  // in [0, 1)
     state = state * 6364136223846793005u + 1442695040888963407u;
     return double(state >> 40) / double(1 << 24);
   }
@@ -37,7 +37,7 @@ Case random_case(uint64_t seed, int images, int classes) {
     for (int n = int(7 * r()); n > 0; --n) {
       const double x = 400 * r(), y = 300 * r(), w = 10 + 190 * r(), h = 10 + 140 * r();
       const int c = 1 + int(classes * r());
-      truth(made.truths, i, c, x, y, w, h, r() < 0.05);
+      add_truth(made.truths, i, c, x, y, w, h, r() < 0.05);
       for (int k = int(4 * r()); k > 0; --k) {
         const double off = r() < 0.5 ? 0.1 : 0.6;
         const auto jitter = [&] { return off * (r() - 0.5); };
@@ -54,14 +54,14 @@ Case random_case(uint64_t seed, int images, int classes) {
 
 }  // namespace
 
-TEST_CASE("errors: each detection and each object has its verdict") {
+TEST_CASE("errors: each detection is classified, and missed objects are found") {
   CocoDataset t = scene(1, {"cat", "dog"});
-  truth(t, 1, 1, 0, 0, 100, 100);       // 0: found, and found again
-  truth(t, 1, 1, 200, 0, 100, 100);     // 1: found too small
-  truth(t, 1, 2, 0, 200, 100, 100);     // 2: taken for a cat
-  truth(t, 1, 2, 200, 200, 100, 100);   // 3: half found as a cat
-  truth(t, 1, 2, 400, 200, 100, 100);   // 4: missed
-  truth(t, 1, 1, 400, 0, 200, 100, 1);  // 5: a crowd
+  add_truth(t, 1, 1, 0, 0, 100, 100);       // 0: a true positive and a duplicate
+  add_truth(t, 1, 1, 200, 0, 100, 100);     // 1: localisation error, the box is too small
+  add_truth(t, 1, 2, 0, 200, 100, 100);     // 2: wrong class, detected as a cat
+  add_truth(t, 1, 2, 200, 200, 100, 100);   // 3: wrong class and localisation
+  add_truth(t, 1, 2, 400, 200, 100, 100);   // 4: missed
+  add_truth(t, 1, 1, 400, 0, 200, 100, 1);  // 5: a crowd
   const std::vector<Detection> found = {
       {1, 1, 0, 0, 100, 100, .95},   {1, 1, 5, 0, 100, 100, .9},   {1, 1, 200, 0, 100, 45, .85},
       {1, 1, 200, 0, 100, 30, .8},   {1, 1, 0, 200, 100, 90, .75}, {1, 1, 200, 200, 100, 40, .7},
@@ -74,7 +74,7 @@ TEST_CASE("errors: each detection and each object has its verdict") {
     INFO(i);
     CHECK(std::string(error_kind_names[judged.found[i].kind]) == error_kind_names[want[i]]);
   }
-  CHECK(judged.found[2].fixes_truth);  // the better of the two
+  CHECK(judged.found[2].fixes_truth);  // the detection with the higher score
   CHECK_FALSE(judged.found[3].fixes_truth);
   CHECK(judged.found[4].fixes_truth);
   for (size_t i = 0; i < judged.truths.size(); ++i) CHECK(judged.truths[i].missed == (i == 3 || i == 4));
@@ -84,11 +84,12 @@ TEST_CASE("errors: each detection and each object has its verdict") {
   CHECK(all.count == std::array<int64_t, error_kinds>{1, 2, 1, 1, 2, 2});
 }
 
-TEST_CASE("errors: the cost of a kind is the AP50 that mending it brings") {
-  // Two objects; one found, the other half found: precision 1 up to recall 0.5, which is 51 of 101 points.
+TEST_CASE("errors: the cost of a kind is the increase of AP50 when its errors are fixed") {
+  // One of two objects is a true positive, the other a localisation error. The precision is 1 up to recall
+  // 0.5, which is 51 of 101 points.
   CocoDataset t = scene(2, {"cat", "dog"});
-  truth(t, 1, 1, 0, 0, 100, 100);
-  truth(t, 2, 1, 0, 0, 100, 100);
+  add_truth(t, 1, 1, 0, 0, 100, 100);
+  add_truth(t, 2, 1, 0, 0, 100, 100);
   std::vector<Detection> found = {{1, 1, 0, 0, 100, 100, .9}, {2, 1, 0, 0, 100, 40, .8}};
   const auto costs = [&] {
     const ErrorAnalysis analysis = analyse_errors(t, found);
@@ -103,27 +104,28 @@ TEST_CASE("errors: the cost of a kind is the AP50 that mending it brings") {
     }
   };
   only(kLocalisation, 50. / 101);
-  found[1] = {2, 2, 0, 0, 100, 90, .8};  // a dog: there are no dogs, so that costs no precision
+  found[1] = {2, 2, 0, 0, 100, 90, .8};  // a dog; because the truth has no dogs, this costs no precision
   only(kWrongClass, 50. / 101);
   found.pop_back();
   only(kMissed, 50. / 101);
   found.push_back({2, 1, 0, 0, 100, 100, .8});
-  found.push_back({1, 1, 300, 300, 50, 50, .85});  // between the two: 1, 1/2, 2/3
+  found.push_back({1, 1, 300, 300, 50, 50, .85});  // between the two in score: precision 1, 1/2, 2/3
   only(kBackground, 50. / 101 / 3);
   found.back() = {1, 1, 3, 0, 100, 100, .85};
   only(kDuplicate, 50. / 101 / 3);
-  found.back().score = .1;  // behind both
+  found.back().score = .1;  // lower score than both
   only(kDuplicate, 0);
 }
 
-TEST_CASE("errors: AP50 is COCO's, no mending makes it worse, and each class is in the confusion once") {
+TEST_CASE(
+    "errors: AP50 equals COCO's, costs are positive, and confusion rows sum to the objects of each class") {
   for (const uint64_t seed : {1, 2, 3}) {
     const Case c = random_case(seed, 40, 4);
     const EvalResult r = coco_eval(c.truths, c.found);
     const ErrorAnalysis analysis = analyse_errors(c.truths, c.found);
     CHECK(analysis.AP50 == doctest::Approx(r.AP50).epsilon(1e-12));
     for (int k = 0; k < error_kinds; ++k) CHECK(analysis.cost[k] > 0);
-    // Down to score 0 recall is COCO's at IoU 0.5.
+    // The recall at score 0 equals COCO's at IoU 0.5.
     double recall = 0;
     for (const auto& of_class : r.per_class) recall += of_class.recall[area_all][2][0] / 4;
     CHECK(analysis.recall[0] == doctest::Approx(recall));
@@ -140,20 +142,20 @@ TEST_CASE("errors: AP50 is COCO's, no mending makes it worse, and each class is 
   }
 }
 
-SHARED_TEST("errors: costs are those of the program of TIDE's authors") {
+SHARED_TEST("errors: costs equal those of tidecv") {
   const CocoDataset t = read_coco(shared("data/coco_eval/gt.json"));
   const auto found = read_detections(shared("data/coco_eval/dt.json"));
   const ErrorAnalysis analysis = analyse_errors(t, found);
   CHECK(analysis.count == std::array<int64_t, error_kinds>{83, 1, 0, 1, 0, 97});
-  // tidecv 1.0.1, with classes that have no truth left out of its mean; its recalls are k / 100, COCO's
-  // 0.01 k, of which some are the next double.
+  // Values of tidecv 1.0.1, whose mean was changed to exclude classes without truth. Its recall points are k
+  // / 100; those of COCO are 0.01 * k, which differ by rounding for some k.
   const double want[] = {16.7428, 0.2474, 0, 0.0206, 0, 10.5071};
   for (int k = 0; k < error_kinds; ++k) CHECK(std::abs(100 * analysis.cost[k] - want[k]) < 0.02);
 }
 
-TEST_CASE("errors: precision, recall and F1 by score, and the score where F1 is best") {
+TEST_CASE("errors: precision, recall and F1 by score, and the score with the best F1") {
   CocoDataset t = scene(4, {"cat"});
-  for (int i = 1; i <= 4; ++i) truth(t, i, 1, 0, 0, 100, 100);
+  for (int i = 1; i <= 4; ++i) add_truth(t, i, 1, 0, 0, 100, 100);
   const std::vector<Detection> found = {{1, 1, 0, 0, 100, 100, .905},
                                         {2, 1, 0, 0, 100, 100, .605},
                                         {3, 1, 0, 0, 100, 100, .505},
@@ -173,9 +175,9 @@ TEST_CASE("errors: precision, recall and F1 by score, and the score where F1 is 
   CHECK(analysis.classes[0].f1 == doctest::Approx(6. / 7));
 }
 
-TEST_CASE("errors: a score of two digits counts at that score, and not above") {
+TEST_CASE("errors: a score of two digits counts at its own threshold and not at the next") {
   CocoDataset t = scene(1, {"cat"});
-  truth(t, 1, 1, 0, 0, 100, 100);
+  add_truth(t, 1, 1, 0, 0, 100, 100);
   for (int s = 0; s < score_steps; ++s) {
     const double score = std::stod(concat(s / 100, ".", s / 10 % 10, s % 10));
     const ErrorAnalysis analysis = analyse_errors(t, {{1, 1, 0, 0, 100, 100, score}});
@@ -183,20 +185,20 @@ TEST_CASE("errors: a score of two digits counts at that score, and not above") {
     CHECK(analysis.recall[s] == 1);
     if (s + 1 < score_steps) CHECK(analysis.recall[s + 1] == 0);
   }
-  // F1 is best at 0.35 alone, where the wrong box of 0.34 is not yet there.
+  // F1 is best only at 0.35, where the false positive with score 0.34 is excluded.
   const ErrorAnalysis best = analyse_errors(t, {{1, 1, 0, 0, 100, 100, .35}, {1, 1, 300, 0, 50, 50, .34}});
   CHECK(best.confusion == std::map<std::pair<int, int>, int64_t>{{{0, 0}, 1}});
 }
 
-TEST_CASE("errors: which class is taken for which, at the working score") {
+TEST_CASE("errors: the confusion matrix at the working score") {
   CocoDataset t = scene(1, {"cat", "dog"});
-  truth(t, 1, 1, 0, 0, 100, 100);
-  truth(t, 1, 1, 200, 0, 100, 100);
-  truth(t, 1, 2, 400, 0, 100, 100);
-  truth(t, 1, 2, 0, 200, 100, 100);
+  add_truth(t, 1, 1, 0, 0, 100, 100);
+  add_truth(t, 1, 1, 200, 0, 100, 100);
+  add_truth(t, 1, 2, 400, 0, 100, 100);
+  add_truth(t, 1, 2, 0, 200, 100, 100);
   const ErrorAnalysis analysis =
       analyse_errors(t, {{1, 1, 0, 0, 100, 100, .9},
-                         {1, 2, 0, 0, 100, 99, .89},  // the cat is found: no object
+                         {1, 2, 0, 0, 100, 99, .89},  // the cat is already matched, so this matches no object
                          {1, 2, 200, 0, 100, 80, .88},
                          {1, 2, 400, 0, 100, 100, .87},
                          {1, 2, 0, 200, 100, 100, .1},
@@ -209,12 +211,12 @@ TEST_CASE("errors: which class is taken for which, at the working score") {
   CHECK(analysis.confusion == want);
 }
 
-TEST_CASE("errors: the worst images, most errors first, without those that have none") {
+TEST_CASE("errors: the worst images are sorted by errors, without images that have none") {
   CocoDataset t = scene(40, {"cat"});
   std::vector<Detection> found;
   for (int i = 1; i <= 40; ++i) {
     for (int n = 0; n < i; ++n) {  // image i misses i - 1 of its i objects
-      truth(t, i, 1, 15. * n, 0, 10, 10);
+      add_truth(t, i, 1, 15. * n, 0, 10, 10);
       if (n == 0) found.push_back({i, 1, 0, 0, 10, 10, .9});
     }
   }
@@ -233,7 +235,7 @@ TEST_CASE("errors: the worst images, most errors first, without those that have 
   CHECK(few[0].id == 2);
 }
 
-TEST_CASE("errors: no classes, nothing to find, nothing found") {
+TEST_CASE("errors: results without classes, without truth and without detections") {
   CHECK(analyse_errors({}, {}).AP50 == -1);
   CocoDataset t = scene(2, {"cat", "dog"});
   const ErrorAnalysis none = analyse_errors(t, {{1, 1, 0, 0, 5, 5, .9}});
@@ -243,22 +245,24 @@ TEST_CASE("errors: no classes, nothing to find, nothing found") {
   CHECK(none.cost == std::array<double, error_kinds>{});
   CHECK(none.worst.size() == 1);
   CHECK(voc_ap(t, {}).AP == -1);
-  truth(t, 1, 1, 0, 0, 10, 10);
+  add_truth(t, 1, 1, 0, 0, 10, 10);
   const ErrorAnalysis missed = analyse_errors(t, {});
   CHECK(missed.AP50 == 0);
   CHECK(missed.working_score == 0.25);
   CHECK(missed.count[kMissed] == 1);
   CHECK(missed.confusion == std::map<std::pair<int, int>, int64_t>{{{0, 2}, 1}});
   CHECK(voc_ap(t, {}).AP == 0);
-  // of images and classes that are not listed
+  // Detections of unknown images and classes are ignored.
   CHECK(analyse_errors(t, {{9, 1, 0, 0, 5, 5, .9}, {1, 9, 0, 0, 5, 5, .9}}).AP50 == 0);
 }
 
-TEST_CASE("errors: AP of VOC: pixels at both ends, the nearest object alone, difficult ones do not count") {
+TEST_CASE(
+    "errors: AP of VOC: both end pixels count, only the nearest object can match, difficult objects are "
+    "ignored") {
   CocoDataset t = scene(2, {"cat", "dog"});
-  truth(t, 1, 1, 0, 0, 9, 9);  // 10 x 10 pixels
-  truth(t, 2, 1, 0, 0, 99, 99);
-  // 5 x 10 of 100 pixels; as lengths 4 x 9 of 81 would be less than half
+  add_truth(t, 1, 1, 0, 0, 9, 9);  // 10 x 10 pixels
+  add_truth(t, 2, 1, 0, 0, 99, 99);
+  // The box has 5 x 10 of 100 pixels, which is IoU 0.5. Without the end pixels, 4 x 9 of 81 would be less.
   const std::vector<Detection> first = {{1, 1, 0, 0, 4, 9, .9}};
   VocResult r = voc_ap(t, first);
   CHECK(r.AP == 0.5);
@@ -266,27 +270,27 @@ TEST_CASE("errors: AP of VOC: pixels at both ends, the nearest object alone, dif
   CHECK(r.per_class[1].AP == -1);
   CHECK(coco_eval(t, first).AP50 == 0);
 
-  // Both overlap the first most; COCO gives the second detection the object that is left.
+  // Both detections overlap the first object most. In COCO the second detection matches the other object.
   t = scene(1, {"cat"});
-  truth(t, 1, 1, 0, 0, 99, 99);
-  truth(t, 1, 1, 20, 0, 99, 99);
+  add_truth(t, 1, 1, 0, 0, 99, 99);
+  add_truth(t, 1, 1, 20, 0, 99, 99);
   const std::vector<Detection> both = {{1, 1, 0, 0, 99, 99, .9}, {1, 1, 9, 0, 99, 99, .8}};
   CHECK(voc_ap(t, both).AP == 0.5);
   CHECK(coco_eval(t, both).AP50 == doctest::Approx(1));
-  t.annotations[1].crowd = true;  // difficult: the first detection is right, the other one wrong
+  t.annotations[1].crowd = true;  // a difficult object
   CHECK(voc_ap(t, both).AP == 1);
   t.annotations[0].crowd = true, t.annotations[1].crowd = false;
   CHECK(voc_ap(t, {{1, 1, 0, 0, 99, 99, .9}, {1, 1, 20, 0, 99, 99, .8}}).AP == 1);
 }
 
-SHARED_TEST("errors: AP of VOC equals a plain computation in Python") {
+SHARED_TEST("errors: AP of VOC equals an independent computation in Python") {
   const VocResult r =
       voc_ap(read_coco(shared("data/coco_eval/gt.json")), read_detections(shared("data/coco_eval/dt.json")));
   CHECK(r.AP == doctest::Approx(0.6974111753961).epsilon(1e-10));
   CHECK(r.AP11 == doctest::Approx(0.6891883761536).epsilon(1e-10));
 }
 
-TEST_CASE("errors: text and JSON") {
+TEST_CASE("errors: text and JSON contain all values") {
   const Case c = random_case(4, 20, 3);
   const ErrorAnalysis analysis = analyse_errors(c.truths, c.found);
   std::ostringstream out;
@@ -306,17 +310,17 @@ TEST_CASE("errors: text and JSON") {
     CHECK_MESSAGE(has(json, key), key);
 }
 
-TEST_CASE("errors: the score to work at is in the middle of those with the best F1") {
+TEST_CASE("errors: the working score is in the middle of the scores with the best F1") {
   CocoDataset t = scene(1, {"cat"});
-  truth(t, 1, 1, 0, 0, 100, 100), truth(t, 1, 1, 300, 0, 100, 100);
+  add_truth(t, 1, 1, 0, 0, 100, 100), add_truth(t, 1, 1, 300, 0, 100, 100);
   const ErrorAnalysis analysis =
       analyse_errors(t, {{1, 1, 0, 0, 100, 100, 0.6}, {1, 1, 300, 0, 100, 100, 0.5}});
   CHECK(analysis.working_score == doctest::Approx(0.25));
 }
 
-TEST_CASE("errors: a box too large for COCO to count costs nothing, here as there") {
+TEST_CASE("errors: a box too large for the area ranges of COCO is ignored, as in COCO") {
   CocoDataset t = scene(1, {"cat"});
-  truth(t, 1, 1, 0, 0, 100, 100);
+  add_truth(t, 1, 1, 0, 0, 100, 100);
   const std::vector<Detection> found{{1, 1, 0, 0, 2e8, 2e8, 0.9}, {1, 1, 0, 0, 100, 100, 0.5}};
   const ErrorAnalysis analysis = analyse_errors(t, found);
   CHECK(analysis.AP50 == doctest::Approx(coco_eval(t, found).AP50));

@@ -5,7 +5,7 @@
 using namespace yolox;
 using torch::Tensor;
 
-TEST_CASE("evaluate: evaluation restores the mode of the model and does not move its statistics") {
+TEST_CASE("evaluate: evaluation restores the mode of the model and does not change its statistics") {
   const Dataset data = shapes_dataset(0, 1, 3);
   torch::manual_seed(0);
   YOLOX model("yolox-nano", int(data.classes.size()));
@@ -21,7 +21,7 @@ TEST_CASE("evaluate: evaluation restores the mode of the model and does not move
   }
 }
 
-TEST_CASE("evaluate: detections go back to the original picture; a box that overflowed is left out") {
+TEST_CASE("evaluate: detections have the coordinates of the original image; non-finite boxes are left out") {
   CocoDataset truth;
   truth.categories = {{7, "a"}, {9, "b"}};
   const float inf = std::numeric_limits<float>::infinity();
@@ -40,12 +40,12 @@ TEST_CASE("evaluate: detections go back to the original picture; a box that over
   CHECK(out[0].score == 0.25);
 }
 
-TEST_CASE("evaluate: a checkpoint says which size and how many classes it has") {
+TEST_CASE("evaluate: the model and the number of classes are detected from the weights") {
   for (const std::string name : {"yolox-nano", "yolox-tiny", "yolox-s"}) {
     YOLOX model(name, 3);
     const auto weights = to_dict(state_dict(*model));
     CHECK(detect_model(weights) == name);
-    CHECK(detect_model(weights, "yolox-x") == name);  // does not fit
+    CHECK(detect_model(weights, "yolox-x") == name);  // a hint that does not fit the weights is ignored
     CHECK(num_classes_of(weights) == 3);
   }
   CHECK(detect_model(empty_dict()) == "");
@@ -56,7 +56,7 @@ TEST_CASE("evaluate: a checkpoint says which size and how many classes it has") 
   CHECK(num_classes_of(hollow) == 0);
 }
 
-TEST_CASE("evaluate: results take the place of nothing that is read") {
+TEST_CASE("evaluate: a result must not overwrite an input") {
   TempDir dir;
   write_text(dir / "gt.json", "{}");
   fs::create_hard_link(dir / "gt.json", dir / "same.json");
@@ -68,7 +68,7 @@ TEST_CASE("evaluate: results take the place of nothing that is read") {
   CHECK(protect("") == "");
 }
 
-TEST_CASE("evaluate: a box of a billion pixels is drawn as far as it can be seen") {
+TEST_CASE("evaluate: the visible part of a box of a billion pixels is drawn") {
   const auto drawn_with = [](Box box) {
     cv::Mat image(60, 80, CV_8UC3, cv::Scalar::all(0));
     draw_box(image, box, "");
