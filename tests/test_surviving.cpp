@@ -91,8 +91,7 @@ TEST_CASE("train: a run that is killed at random moments and resumed each time e
 }
 
 TEST_CASE(
-    "train: SIGHUP is ignored; SIGTERM, SIGUSR1 and Ctrl-C save after the step, end the run and tell how to "
-    "resume" *
+    "train: SIGHUP is ignored; SIGTERM, SIGUSR1 and Ctrl-C end the run after its step, with a checkpoint" *
     starts_programs) {
   const Folder dir;
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) {
@@ -437,8 +436,7 @@ TEST_CASE("train: settings, parameters and FLOPs are printed before the first st
 }
 
 TEST_CASE(
-    "train: the folder of a run without a step is used again; TensorBoard events and prediction images are "
-    "written" *
+    "train: the folder of a run without a step is used again; events and prediction images are written" *
     starts_programs) {
   const Folder dir;
   CHECK(run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0").code == 1);
