@@ -1,4 +1,4 @@
-// The test program. For tests/shards.sh it writes a line for each case that begins and each that ends.
+// The test program. For tests/shards.sh it writes a line at the start and at the end of each test case.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 
 namespace {
 
-int results = -1;  // descriptor of the file $YOLOX_TEST_RESULTS; -1 without one
+int results = -1;  // file descriptor of $YOLOX_TEST_RESULTS, or -1
 const pid_t process = getpid();
 
 // Lines of the file: "begin FILE NAME", "end SECONDS passed|failed FILE NAME", separated by tabs.
@@ -50,7 +50,7 @@ struct Results : doctest::IReporter {
 REGISTER_LISTENER("results", 1, Results);
 
 int main(int argc, char** argv) {
-  yolox::limit_spinning(argv);  // and all that it starts
+  yolox::limit_spinning(argv);  // also for programs that cases start
   if (const char* path = std::getenv("YOLOX_TEST_RESULTS")) {
     results = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     unsetenv("YOLOX_TEST_RESULTS");  // not for test programs that cases start

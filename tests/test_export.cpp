@@ -1,5 +1,4 @@
-// What ./export writes, in the programs that it is for: ONNX Runtime and Python's torch (run_export.py); and
-// weights out of ONNX files.
+// Exported files in ONNX Runtime and in Python's torch (run_export.py), and reading weights from ONNX files.
 #include "programs.hpp"
 
 #include <torch/script.h>
@@ -13,22 +12,22 @@ using namespace yolox::test;
 
 namespace {
 
-// A Python that has all that run_export.py imports; "" where there is none.
-const std::string& export_python() {
+// Returns a Python that has the modules of run_export.py, or "" if none is found.
+const std::string& python_for_export() {
   static const std::string found = python_with("onnxruntime, cv2");
   return found;
 }
-#define ONNXRUNTIME_TEST(name) TEST_CASE(name* doctest::skip(export_python().empty()))
+#define ONNXRUNTIME_TEST(name) TEST_CASE(name* doctest::skip(python_for_export().empty()))
 
 void run_python(const TempDir& dir, const std::string& arguments) {
   const Outcome o =
-      shell(dir, concat("'", export_python(), "' " YOLOX_SOURCE_DIR "/tests/run_export.py ", arguments));
+      shell(dir, concat("'", python_for_export(), "' " YOLOX_SOURCE_DIR "/tests/run_export.py ", arguments));
   REQUIRE_MESSAGE(o.code == 0, arguments << "\n" << o.out << o.err);
 }
 
-// Output of a file for each of the batches, with columns as given.
-std::vector<Tensor> in_python(const TempDir& dir, const std::string& file, const std::vector<Tensor>& batches,
-                              int64_t columns) {
+// Runs an exported file on each batch. Returns the outputs as tensors [rows, columns].
+std::vector<Tensor> outputs_in_python(const TempDir& dir, const std::string& file,
+                                      const std::vector<Tensor>& batches, int64_t columns) {
   std::string jobs;
   const auto name = [](size_t i, const char* end) { return concat("batch", i, ".", end); };
   for (size_t i = 0; i < batches.size(); ++i) {
@@ -47,8 +46,8 @@ std::vector<Tensor> in_python(const TempDir& dir, const std::string& file, const
   return outputs;
 }
 
-// A network whose norms do something, in evaluation mode.
-YOLOX lively_model(const std::string& name, int classes) {
+// Returns a model in evaluation mode whose batch norms are not the identity.
+YOLOX random_model(const std::string& name, int classes) {
   torch::manual_seed(3);
   YOLOX model(name, classes);
   const torch::NoGradGuard no_grad;
@@ -58,7 +57,7 @@ YOLOX lively_model(const std::string& name, int classes) {
       bn->running_mean.normal_(0, 0.3), bn->running_var.uniform_(0.5, 1.5);
     }
   }
-  // Scores of all sizes and of all classes, and boxes that overlap.
+  // These biases give high and low scores, all classes, and overlapping boxes.
   for (const auto& pred : *model->head->reg_preds) pred->as<nn::Conv2d>()->bias.slice(0, 2, 4).fill_(1.2);
   for (auto* preds : {&model->head->cls_preds, &model->head->obj_preds})
     for (const auto& pred : **preds) pred->as<nn::Conv2d>()->bias.normal_(0, 1);
@@ -70,23 +69,23 @@ Tensor decoded(YOLOX& model, const Tensor& x) {
   const torch::NoGradGuard no_grad;
   return decode(model(x), x.size(2), x.size(3));
 }
-// Largest difference in units of the larger of 1 and what was expected.
-double off(const Tensor& got, const Tensor& want) {
+// Returns the maximum of |got - want| / max(1, |want|).
+double max_error(const Tensor& got, const Tensor& want) {
   const Tensor w = want.reshape(got.sizes());
   return ((got - w).abs() / w.abs().clamp_min(1)).max().item<double>();
 }
-// The same for detections [D, 7], which may change places where their scores are nearly equal.
-double detections_off(const Tensor& got, const Tensor& want) {
+// Returns the same for detections [D, 7], in any order, because nearly equal scores may swap places.
+double max_detection_error(const Tensor& got, const Tensor& want) {
   if (want.size(0) == 0) return 0;
   const Tensor w = want.unsqueeze(1), apart = (got.unsqueeze(0) - w).abs() / w.abs().clamp_min(1);
   const Tensor worse = (got.slice(0, 1).select(1, 0) < got.slice(0, 0, -1).select(1, 0)) |
                        ((got.slice(0, 1).select(1, 0) == got.slice(0, 0, -1).select(1, 0)) &
                         (got.slice(0, 1).select(1, 5) > got.slice(0, 0, -1).select(1, 5)));
-  CHECK_FALSE(worse.any().item<bool>());  // image after image, best first
+  CHECK_FALSE(worse.any().item<bool>());  // sorted by image, then by descending score
   return std::get<0>(apart.amax(2).min(1)).max().item<double>();
 }
-// postprocess() as an exported file has it: [D, 7].
-Tensor found_in(const Tensor& rows, double conf, double iou) {
+// Returns the detections of postprocess() in the format of an exported file, [D, 7].
+Tensor detections_of(const Tensor& rows, double conf, double iou) {
   std::vector<Tensor> all{torch::zeros({0, 7})};
   const auto found = postprocess(rows, conf, iou);
   for (size_t b = 0; b < found.size(); ++b)
@@ -103,22 +102,24 @@ Tensor random_images(int64_t batch, int64_t height, int64_t width) {
 
 }  // namespace
 
-ONNXRUNTIME_TEST("onnx: ONNX Runtime computes the model, in all six sizes" * starts_programs) {
+ONNXRUNTIME_TEST("onnx: ONNX Runtime computes the outputs of the model, for all six model sizes" *
+                 starts_programs) {
   TempDir dir;
   for (const std::string name : {"yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x"}) {
     CAPTURE(name);
-    YOLOX model = lively_model(name, 3);
+    YOLOX model = random_model(name, 3);
     save_onnx(to_onnx(model, {64, 96}, {}), dir / "m.onnx");
     const Tensor x = random_images(1, 64, 96), want = decoded(model, x);
     CHECK(want.slice(-1, 4).std().item<double>() > 0.05);
-    CHECK(off(in_python(dir, "m.onnx", {x}, 8)[0], want) < 1e-3);
+    CHECK(max_error(outputs_in_python(dir, "m.onnx", {x}, 8)[0], want) < 1e-3);
   }
 }
 
-TEST_CASE("onnx: every form of the file is the model, in ONNX Runtime too, for batches and sizes" *
-          starts_programs) {
+TEST_CASE(
+    "onnx: files of all export options compute the outputs of the model, for several batch and input sizes" *
+    starts_programs) {
   TempDir dir;
-  YOLOX model = lively_model("yolox-nano", 4);
+  YOLOX model = random_model("yolox-nano", 4);
   const std::vector<Tensor> batches{random_images(1, 64, 64), random_images(3, 96, 160)};
   const auto check_all = [&](const char* file, const ExportSettings& s, double bar,
                              const std::function<Tensor(const Tensor&)>& want) {
@@ -128,12 +129,12 @@ TEST_CASE("onnx: every form of the file is the model, in ONNX Runtime too, for b
     const std::vector<Tensor> inputs(batches.begin(), s.dynamic ? batches.end() : batches.begin() + 1);
     std::vector<std::vector<Tensor>> outputs(1);
     for (const Tensor& x : inputs) outputs[0].push_back(run_onnx(again, x, s.nms ? "detections" : "output"));
-    if (!export_python().empty()) outputs.push_back(in_python(dir, file, inputs, s.nms ? 7 : 9));
+    if (!python_for_export().empty()) outputs.push_back(outputs_in_python(dir, file, inputs, s.nms ? 7 : 9));
     for (const auto& by : outputs)
       for (size_t i = 0; i < inputs.size(); ++i) {
         const Tensor expected = want(inputs[i]);
         REQUIRE(by[i].numel() == expected.numel());
-        CHECK((s.nms ? detections_off(by[i], expected) : off(by[i], expected)) < bar);
+        CHECK((s.nms ? max_detection_error(by[i], expected) : max_error(by[i], expected)) < bar);
       }
   };
   const auto rows = [&](const Tensor& x) { return decoded(model, x); };
@@ -153,46 +154,47 @@ TEST_CASE("onnx: every form of the file is the model, in ONNX Runtime too, for b
   check_all("half.onnx", s, 0.2, rows);
   CHECK(fs::file_size(dir / "half.onnx") < 0.6 * double(fs::file_size(dir / "any.onnx")));
   s.half = false, s.nms = true;
-  // Scores of which some, all and none are high enough, so that the boxes of a class meet.
+  // Some, all and none of the scores reach the threshold. Boxes of the same class overlap.
   for (const double conf : {0.45, 0.0, 1.0}) {
     s.conf = conf, s.iou = 0.3;
-    const Tensor expected = found_in(rows(batches[1]), s.conf, s.iou);
+    const Tensor expected = detections_of(rows(batches[1]), s.conf, s.iou);
     CHECK((expected.size(0) > 20) == (conf < 1));
     CHECK(expected.size(0) < 3 * 315 * 2 / 3);
-    check_all("nms.onnx", s, 1e-3, [&](const Tensor& x) { return found_in(rows(x), s.conf, s.iou); });
+    check_all("nms.onnx", s, 1e-3, [&](const Tensor& x) { return detections_of(rows(x), s.conf, s.iou); });
   }
   s.dynamic = false;
   s.conf = 0.3;
-  check_all("nms_one.onnx", s, 1e-3, [&](const Tensor& x) { return found_in(rows(x), s.conf, s.iou); });
+  check_all("nms_one.onnx", s, 1e-3, [&](const Tensor& x) { return detections_of(rows(x), s.conf, s.iou); });
 }
 
-TEST_CASE("torchscript: any batch and size; NMS inside finds what it finds outside") {
-  YOLOX model = lively_model("yolox-nano", 4);
+TEST_CASE("torchscript: any batch and input size; NMS in the graph equals postprocess()") {
+  YOLOX model = random_model("yolox-nano", 4);
   ExportSettings s;
-  s.nms = true, s.conf = 0, s.iou = 0.1;  // so that boxes of unlike classes meet, too
+  s.nms = true, s.conf = 0, s.iou = 0.1;  // so that boxes of different classes overlap too
   std::vector<Tensor> batches{random_images(1, 64, 64), random_images(3, 96, 160)}, rows;
   for (const Tensor& x : batches) rows.push_back(decoded(model, x));
   auto module = to_torchscript(model, s);
   for (size_t i = 0; i < batches.size(); ++i) {
-    CHECK(off(module.run_method("rows", batches[i]).toTensor(), rows[i]) < 1e-5);
-    const Tensor found = module.forward({batches[i]}).toTensor(), want = found_in(rows[i], s.conf, s.iou);
+    CHECK(max_error(module.run_method("rows", batches[i]).toTensor(), rows[i]) < 1e-5);
+    const Tensor found = module.forward({batches[i]}).toTensor(),
+                 want = detections_of(rows[i], s.conf, s.iou);
     REQUIRE(found.sizes() == want.sizes());
     CHECK(want.size(0) < rows[i].size(0) * rows[i].size(1));
     int64_t of_any_class = 0;
     for (const Tensor& d : postprocess(rows[i], s.conf, s.iou, /*agnostic=*/true)) of_any_class += d.size(0);
     CHECK(want.size(0) > of_any_class);
-    CHECK(detections_off(found, want) < 1e-5);
+    CHECK(max_detection_error(found, want) < 1e-5);
   }
   CHECK(module.forward({torch::full({1, 3, 32, 32}, NAN)}).toTensor().sizes() == c10::IntArrayRef{0, 7});
 }
 
-// ---- weights out of ONNX files
+// ---- reading weights from ONNX files
 
-TEST_CASE("onnx weights: a network comes back from our own file, whatever its weights are called") {
+TEST_CASE("onnx weights: weights are read from our own export, under any tensor names") {
   TempDir dir;
   for (const std::string name : {"yolox-nano", "yolox-m"}) {
     CAPTURE(name);
-    YOLOX model = lively_model(name, 4);
+    YOLOX model = random_model(name, 4);
     const Tensor x = random_images(1, 64, 64), want = decoded(model, x);
     ExportSettings s;
     s.dynamic = s.nms = true;
@@ -207,9 +209,9 @@ TEST_CASE("onnx weights: a network comes back from our own file, whatever its we
     CHECK(loaded.info.width == 64);
     CHECK(loaded.info.legacy_preproc);
     CHECK(loaded.report == "");
-    CHECK(off(decoded(loaded.model, x), want) < 1e-3);
+    CHECK(max_error(decoded(loaded.model, x), want) < 1e-3);
 
-    // as exporters leave it: numbers for names, equal tensors stored once, no metadata
+    // As other exporters write it: numbered names, a shared tensor behind Identity, no metadata.
     auto& graph = *file.mutable_graph();
     std::map<std::string, std::string> names;
     for (auto& t : *graph.mutable_initializer())
@@ -230,7 +232,7 @@ TEST_CASE("onnx weights: a network comes back from our own file, whatever its we
     loaded = load_model(dir / "numbered.onnx", "", "auto", torch::kCPU);
     CHECK(loaded.info.classes.empty());
     CHECK_FALSE(loaded.info.legacy_preproc);
-    CHECK(off(decoded(loaded.model, x), want) < 1e-3);
+    CHECK(max_error(decoded(loaded.model, x), want) < 1e-3);
   }
 }
 
@@ -249,14 +251,14 @@ onnx::Tensor& tensor_of(onnx::Model& file, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("onnx weights: batch norms that were not folded, float16 and lists of numbers are read") {
-  YOLOX model = lively_model("yolox-nano", 2);
+TEST_CASE("onnx weights: unfolded batch norms, float16 and float_data are read") {
+  YOLOX model = random_model("yolox-nano", 2);
   const auto plain = to_onnx(model, {}, {});
   const auto wanted = find_weights(weights_from_onnx(plain, "plain"), "plain");
   const std::string base = "backbone.backbone.dark2.0.dconv.";
   auto file = plain;
 
-  // conv -> norm, with an epsilon of its own
+  // a BatchNormalization node after the convolution, with another epsilon
   auto& graph = *file.mutable_graph();
   const int64_t c = 16;
   const Tensor gamma = torch::rand({c}) + 1, beta = torch::rand({c}), mean = torch::rand({c}),
@@ -280,7 +282,7 @@ TEST_CASE("onnx weights: batch norms that were not folded, float16 and lists of 
   const auto read = find_weights(weights_from_onnx(file, "f"), "f");
   const auto entry = [&](const auto& dict, const std::string& key) { return dict.at(key).toTensor(); };
   CHECK(torch::equal(entry(read, base + "conv.weight"), entry(wanted, base + "conv.weight")));
-  // the norm of the bias that the convolution had anyhow
+  // The convolution has a bias too: BN(x + bias).
   const Tensor x = torch::rand({c}), bias = entry(wanted, base + "bn.bias");
   const Tensor in_file = (x + bias - mean) / (var + 0.01).sqrt() * gamma + beta;
   const Tensor ours = (x - entry(read, base + "bn.running_mean")) /
@@ -289,7 +291,7 @@ TEST_CASE("onnx weights: batch norms that were not folded, float16 and lists of 
                       entry(read, base + "bn.bias");
   CHECK(torch::allclose(in_file, ours, 1e-5, 1e-6));
 
-  // a folded norm adds the bias and does nothing else, to the bit
+  // A folded batch norm only adds the bias. Without a bias it is exactly the identity.
   nn::BatchNorm2d bn(nn::BatchNorm2dOptions(c).eps(1e-3));
   bn->eval();
   bn->running_var.copy_(entry(wanted, base + "bn.running_var"));
@@ -303,9 +305,9 @@ TEST_CASE("onnx weights: batch norms that were not folded, float16 and lists of 
     CHECK(torch::allclose(entry(rounded_weights, e.key().toStringRef()), e.value().toTensor(), 1e-3, 1e-4));
 }
 
-TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it is said why") {
+TEST_CASE("onnx weights: a file whose weights cannot be matched is refused with the reason") {
   TempDir dir;
-  YOLOX model = lively_model("yolox-nano", 2);
+  YOLOX model = random_model("yolox-nano", 2);
   const auto plain = to_onnx(model, {}, {});
   const auto refused = [&](const char* what, const std::function<void(onnx::Model&)>& change) {
     CAPTURE(what);
@@ -316,10 +318,10 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
     CHECK(has(error, "bad.onnx"));
   };
   const std::string csp = "backbone.backbone.dark3.1.", first = "backbone.backbone.stem.conv.conv";
-  // Two convolutions of one shape, named by numbers, the wrong way round: their connections tell.
+  // Two convolutions of the same shape in the wrong order are detected by their connections.
   refused("other connections",
           [&](auto& f) { node_of(f, csp + "conv3.conv").set_input(0, csp + "conv2.silu"); });
-  refused("use an unmodified export", [&](auto& f) {  // named the other way round
+  refused("use an unmodified export", [&](auto& f) {  // weight names swapped
     node_of(f, csp + "conv1.conv").set_input(1, csp + "conv2.conv.weight");
     node_of(f, csp + "conv2.conv").set_input(1, csp + "conv1.conv.weight");
   });
@@ -331,9 +333,9 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
   refused("no convolutions", [&](auto& f) { f.mutable_graph()->clear_node(); });
   refused("use an unmodified export",
           [&](auto& f) { tensor_of(f, csp + "conv2.conv.weight").set_dims(1, 1); });
-  // Joined the other way round: the same convolutions, other weights.
+  // Swapped inputs of a Concat: the same convolutions, but other weights.
   refused("other connections", [&](auto& f) { node_of(f, csp + "cat").mutable_input()->SwapElements(0, 1); });
-  // The same shapes, another network.
+  // Other attributes: the same shapes, but another network.
   const auto set = [&](onnx::Model& f, const std::string& node, const char* setting, int64_t value) {
     for (auto& a : *node_of(f, node).mutable_attribute())
       if (a.name() == setting) a.has_i() ? a.set_i(value) : a.set_ints(0, value);
@@ -349,11 +351,11 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
   refused("HardSwish", [&](auto& f) { node_of(f, csp + "conv1.silu").set_op_type("HardSwish"); });
   refused("Mul of a constant",
           [&](auto& f) { node_of(f, csp + "conv1.silu").set_input(1, csp + "conv1.conv.bias"); });
-  // Where no convolution follows, there may be any operation: decoding and suppression are of many kinds.
+  // Any operation is accepted after the last convolution, because decoding and NMS differ between exporters.
   onnx::Model other_end = plain;
   node_of(other_end, "output").set_op_type("Loop");
   CHECK(error_of([&] { weights_from_onnx(other_end, "good.onnx"); }) == "");
-  // Damaged and hostile ones: nodes without what they need, numbers that no file has.
+  // Damaged and hostile files: nodes without inputs or outputs, and huge counts.
   refused("has no output", [&](auto& f) { node_of(f, csp + "conv1.conv").clear_output(); });
   refused("has no weights", [&](auto& f) { node_of(f, csp + "conv1.conv").clear_input(); });
   refused("has no weights", [&](auto& f) {
@@ -364,7 +366,7 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
     auto& cat = node_of(f, csp + "cat");
     for (int i = 0; i < 300000; ++i) cat.add_input(csp + "conv2.silu");
   });
-  // Each sums up all that came before: the sources of the last would be all convolutions.
+  // Each Add sums all earlier outputs, so that the last one would depend on every convolution.
   refused("Add before the convolution", [&](auto& f) {
     onnx::Graph graph = f.graph();
     graph.clear_node();
@@ -379,7 +381,7 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
     }
     *f.mutable_graph() = graph;
   });
-  // of a tensor, which the message names
+  // Damages one tensor. The message must contain its name.
   const auto damaged = [&](const char* what, const std::function<void(onnx::Tensor&)>& change) {
     onnx::Model file = plain;
     change(tensor_of(file, csp + "conv1.conv.weight"));
@@ -390,7 +392,7 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
   damaged("external data", [](auto& t) { t.set_data_location(1); });
   damaged("bytes of values", [](auto& t) { t.mutable_raw_data()->resize(8); });
   damaged("ONNX type 3", [](auto& t) { t.set_data_type(3); });
-  // Sides that are none: negative, too large to multiply with, too many.
+  // Invalid shapes: negative, overflowing, too many dimensions.
   onnx::Tensor odd;
   odd.set_name("odd"), odd.set_data_type(onnx::Tensor::FLOAT), odd.set_raw_data("");
   for (const Ints& sides :
@@ -413,7 +415,7 @@ TEST_CASE("onnx weights: a file whose weights cannot be told is refused, and it 
   }
 }
 
-SHARED_TEST("onnx weights: the official file gives the network whose output is known") {
+SHARED_TEST("onnx weights: the network from the official file computes the recorded output") {
   for (const std::string name : {"yolox_nano_v011_bgr255", "yolox_nano_v010_legacy_rgbnorm"}) {
     auto loaded = load_model(shared("data/weights/" + name + ".onnx"), "", "auto", torch::kCPU);
     CHECK(loaded.info.model == "yolox-nano");
@@ -429,38 +431,38 @@ SHARED_TEST("onnx weights: the official file gives the network whose output is k
     const torch::NoGradGuard no_grad;
     const Predictions p = loaded.model(x);
     const Tensor out = torch::cat({p.reg, p.obj.unsqueeze(-1).sigmoid(), p.cls.sigmoid()}, -1);
-    CHECK(off(out, floats("dog_output_onnx_3549x85_f32.npy", {1, 3549, 85})) < 2e-4);
+    CHECK(max_error(out, floats("dog_output_onnx_3549x85_f32.npy", {1, 3549, 85})) < 2e-4);
   }
 }
 
-TEST_CASE("onnx weights: folded norms get statistics before training, and the network stays what it is") {
+TEST_CASE("onnx weights: folded batch norms get statistics before training; the output stays the same") {
   const Dataset data = shapes_dataset(0, 0, 24);
-  YOLOX lively = lively_model("yolox-nano", 2), model("yolox-nano", 2);
+  YOLOX source = random_model("yolox-nano", 2), model("yolox-nano", 2);
   ExportSettings s;
   s.dynamic = true;
-  load_state_dict(*model, find_weights(weights_from_onnx(to_onnx(lively, s, {}), "f"), "f"), "f");
+  load_state_dict(*model, find_weights(weights_from_onnx(to_onnx(source, s, {}), "f"), "f"), "f");
   model->eval();
   Tensor images = torch::empty({16, 64, 64, 3}, torch::kByte);
   for (int64_t i = 0; i < 16; ++i) {
     const Image boxed = letterbox(read_image(data, i), {64, 64}).image;
     std::memcpy(images[i].data_ptr(), boxed.data, size_t(images[i].numel()));
   }
-  const Tensor x = preprocess(images, false), want = decoded(lively, x);
-  const auto in_training = [&] {  // batch by batch statistics, here of nearly the same images
+  const Tensor x = preprocess(images, false), want = decoded(source, x);
+  const auto in_training = [&] {  // with batch statistics, here of nearly the same images
     const auto copy = std::make_shared<YOLOXImpl>("yolox-nano", 2);
     YOLOX other(copy);
     load_state_dict(*other, to_dict(state_dict(*model)), "copy");
     other->train();
     return (decoded(other, x) - want).slice(-1, 4).abs().mean().item<double>();
   };
-  CHECK(off(decoded(model, x), want) < 1e-3);
+  CHECK(max_error(decoded(model, x), want) < 1e-3);
   const double before = in_training();
   CHECK(restore_folded_norms(model, data, {64, 64}, false, 1, 16) == 16);
-  CHECK(off(decoded(model, x), want) < 1e-3);
+  CHECK(max_error(decoded(model, x), want) < 1e-3);
   CHECK(in_training() < 1e-3);
   CHECK(before > 0.02);
   CHECK(restore_folded_norms(model, data, {64, 64}, false, 1) == 0);
-  CHECK(restore_folded_norms(lively, data, {64, 64}, false, 1) == 0);
+  CHECK(restore_folded_norms(source, data, {64, 64}, false, 1) == 0);
 }
 
 TEST_CASE("onnx weights: eval, demo and train start from an ONNX file" * starts_programs) {
@@ -481,7 +483,7 @@ TEST_CASE("onnx weights: eval, demo and train start from an ONNX file" * starts_
 
 // ---- the program
 
-TEST_CASE("export: an ONNX file says what it is" * starts_programs) {
+TEST_CASE("export: the metadata of an ONNX file describes the model and its input" * starts_programs) {
   const TempDir& dir = trained().dir;
   const std::string printed = succeed(dir, "export", "--weights a/last.pth --out model.onnx");
   CHECK(has(printed,
@@ -522,7 +524,7 @@ TEST_CASE("export: bad flags and files are refused" * starts_programs) {
   refused("--out m.onnx --image absent.jpg", 1, "absent.jpg");
   refused("--out nowhere/m.onnx", 1, "nowhere/m.onnx");
   refused("--out /dev/full/m.onnx", 1, "/dev/full/m.onnx");
-  // weights that float16 has no room for
+  // weights above the largest float16
   auto file = read_pth(dir / "a/last.pth").toGenericDict();
   find_weights(file, "a").at("backbone.lateral_conv0.bn.bias").toTensor().fill_(1e5);
   write_pth(dir / "large.pth", file);
@@ -531,10 +533,10 @@ TEST_CASE("export: bad flags and files are refused" * starts_programs) {
   CHECK(has(o.err, "leave --fp16 out"));
 }
 
-TEST_CASE("export: a file that does not pass its comparison is not kept; the one that was there stays" *
+TEST_CASE("export: a file that differs from the model is not kept; an existing file stays" *
           starts_programs) {
   const TempDir& dir = trained().dir;
-  // In float16 the weights have room, and what is computed with them has not.
+  // The weights fit in float16, but the activations overflow.
   auto file = read_pth(dir / "a/last.pth").toGenericDict();
   find_weights(file, "a").at("backbone.lateral_conv0.bn.bias").toTensor().fill_(6e4);
   write_pth(dir / "overflowing.pth", file);
@@ -557,11 +559,11 @@ TEST_CASE("export: a file that does not pass its comparison is not kept; the one
     CHECK_FALSE(has(entry.path().filename().string(), ".tmp"));
 }
 
-// ---- the same boxes and the same AP as here
+// ---- boxes and AP of exported files
 
 namespace {
 
-// By image, best first.
+// Detections by image, in descending order of score.
 std::map<int64_t, std::vector<Detection>> by_image(const std::string& path) {
   std::map<int64_t, std::vector<Detection>> images;
   for (const Detection& d : read_detections(path)) images[d.image_id].push_back(d);
@@ -570,8 +572,8 @@ std::map<int64_t, std::vector<Detection>> by_image(const std::string& path) {
                      [](const auto& a, const auto& b) { return a.score > b.score; });
   return images;
 }
-// Share of the boxes of `a` above the score that `b` has too: same class, score and place to a hundredth of a
-// pixel and more where boxes are large.
+// Returns the fraction of the boxes of `a` with at least this score that `b` contains too. Two boxes match if
+// their class is equal and their score and coordinates are nearly equal.
 double shared_boxes(const std::string& a, const std::string& b, double score) {
   const auto in_b = by_image(b);
   int64_t all = 0, same = 0;
@@ -593,8 +595,8 @@ double shared_boxes(const std::string& a, const std::string& b, double score) {
 }  // namespace
 
 TEST_CASE(
-    "export: ONNX Runtime and TorchScript in Python reach the AP of eval with the same boxes, of demo too" *
-    doctest::skip(!shared_exists() || export_python().empty()) * starts_programs) {
+    "export: ONNX Runtime and TorchScript in Python reach the AP of eval, with the boxes of eval and demo" *
+    doctest::skip(!shared_exists() || python_for_export().empty()) * starts_programs) {
   TempDir dir;
   const std::string weights = " --weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ",
                     folder = shared("data/coco_val2017_union"),
@@ -603,7 +605,7 @@ TEST_CASE(
   const double ap = json_number(dir / "here_ap.json", "AP");
   CHECK(std::abs(ap - 0.2839) < 5e-4);
   std::vector<std::string> flags{"--out m.onnx"};
-  if (shell(dir, concat("'", export_python(), "' -c 'import torch'")).code == 0)
+  if (shell(dir, concat("'", python_for_export(), "' -c 'import torch'")).code == 0)
     flags.push_back("--out m.ts");
   for (const std::string& f : flags) {
     CAPTURE(f);
@@ -616,7 +618,7 @@ TEST_CASE(
     CHECK(shared_boxes(dir / "here.json", dir / "there.json", 0.1) > 0.995);
     CHECK(shared_boxes(dir / "there.json", dir / "here.json", 0.1) > 0.995);
   }
-  // what demo draws is what a file with NMS gives, with the settings of neither touched
+  // With default settings demo draws the detections of a file with NMS.
   fs::create_directories(dir / "one");
   fs::copy(shared("data/weights/dog.jpg"), dir / "one/dog.jpg");
   CocoDataset dog = read_coco(truth);

@@ -1,4 +1,4 @@
-// Flags as programs declare them, the exit codes, and what a run writes beside its weights.
+// Flags, exit codes, and the files of a run other than checkpoints.
 #include "tensors.hpp"
 
 #include <fcntl.h>
@@ -38,7 +38,7 @@ void parse(SomeFlags& settings, std::vector<std::string> words) {
   settings.parse(int(words.size()), argv.data(), "trains");
 }
 
-// The message of the UsageError, "" if the words are taken.
+// Returns the message of the UsageError, or "" if the words are accepted.
 std::string refusal(const std::vector<std::string>& words) {
   SomeFlags settings;
   try {
@@ -58,7 +58,7 @@ std::string size_refusal(const std::string& text) {
   return "";
 }
 
-// Exit code of run_program, and what it says on stderr.
+// Returns the exit code of run_program() and its output on stderr.
 template <class Program>
 std::pair<int, std::string> outcome(Program program) {
   std::ostringstream text;
@@ -70,7 +70,7 @@ std::pair<int, std::string> outcome(Program program) {
 
 }  // namespace
 
-TEST_CASE("flags: defaults hold when nothing is given") {
+TEST_CASE("flags: without arguments all flags have their defaults") {
   SomeFlags s;
   parse(s, {});
   CHECK(s.bs == 16);
@@ -83,7 +83,7 @@ TEST_CASE("flags: defaults hold when nothing is given") {
   for (const auto& [name, text] : s.values()) CHECK_FALSE(s.was_given(name));
 }
 
-TEST_CASE("flags: values as --name value and --name=value, negative ones too; the last of two counts") {
+TEST_CASE("flags: values are given as --name value or --name=value; the last one wins") {
   SomeFlags s;
   parse(s, {"--bs", "4", "--lr=1e-3", "--seed", "-9000000000", "--name", "a b=c", "--bs=5"});
   CHECK(s.bs == 5);
@@ -94,13 +94,13 @@ TEST_CASE("flags: values as --name value and --name=value, negative ones too; th
   CHECK_FALSE(s.was_given("strict"));
 }
 
-TEST_CASE("flags: a switch turns on what is off and off what is on") {
+TEST_CASE("flags: --name turns a switch on, --no-name turns it off") {
   SomeFlags s;
   parse(s, {"--strict", "--no-mosaic"});
   CHECK(s.strict);
   CHECK_FALSE(s.mosaic);
   CHECK(s.was_given("mosaic"));
-  SomeFlags undone;  // what a run began with can be taken back when it is resumed
+  SomeFlags undone;  // a resumed run can undo its original switches
   parse(undone, {"--mosaic", "--no-strict"});
   CHECK(undone.mosaic);
   CHECK_FALSE(undone.strict);
@@ -109,13 +109,13 @@ TEST_CASE("flags: a switch turns on what is off and off what is on") {
   CHECK(has(refusal({"--strict", "--no-strict"}), "exclude each other"));
 }
 
-TEST_CASE("flags: what is no flag is refused, with the word that is wrong") {
+TEST_CASE("flags: unknown flags and stray words are refused by name") {
   CHECK(has(refusal({"--bogus", "1"}), "bogus"));
   CHECK(has(refusal({"--bs_", "1"}), "bs_"));
   CHECK(has(refusal({"word"}), "'word'"));
   CHECK(has(refusal({"--bs", "4", "5"}), "'5'"));
-  CHECK(has(refusal({"--strict", "false"}), "'false'"));     // would else turn it on
-  CHECK(has(refusal({"--no-mosaic", "false"}), "'false'"));  // would else turn it off
+  CHECK(has(refusal({"--strict", "false"}), "'false'"));     // would turn it on otherwise
+  CHECK(has(refusal({"--no-mosaic", "false"}), "'false'"));  // would turn it off otherwise
   CHECK(has(refusal({"--strict=false"}), "strict"));
   CHECK(has(refusal({"--strict=true"}), "strict"));
   CHECK(has(refusal({"--no-mosaic=false"}), "no-mosaic"));
@@ -125,7 +125,7 @@ TEST_CASE("flags: what is no flag is refused, with the word that is wrong") {
   CHECK(has(refusal({"-b", "4"}), "b"));
 }
 
-TEST_CASE("flags: values of the wrong type are refused, with the flag and what was found") {
+TEST_CASE("flags: values of the wrong type are refused; the message names the flag and the value") {
   for (const std::string text : {"3.5", "x", "4x", "0x10", "99999999999", "", " "}) {
     INFO("--bs '" << text << "'");
     const std::string message = refusal({"--bs=" + text});
@@ -137,10 +137,10 @@ TEST_CASE("flags: values of the wrong type are refused, with the flag and what w
     CHECK(has(refusal({"--lr", text}), "--lr"));
     CHECK(has(refusal({"--lr", text}), text));
   }
-  CHECK(has(refusal({"--bs"}), "bs"));  // its value is missing
+  CHECK(has(refusal({"--bs"}), "bs"));  // without a value
 }
 
-TEST_CASE("flags: --resume stands alone or has a value, in both forms") {
+TEST_CASE("flags: the value of --resume is optional") {
   const auto resumed = [](const std::vector<std::string>& words) {
     SomeFlags s;
     parse(s, words);
@@ -153,7 +153,7 @@ TEST_CASE("flags: --resume stands alone or has a value, in both forms") {
   CHECK(resumed({"--resume", "runs/a", "--bs", "2"}) == "runs/a");
 }
 
-TEST_CASE("flags: a list is given word by word, and as text it is lines") {
+TEST_CASE("flags: each --data adds an element to a list; values() joins them with newlines") {
   struct Lists : Flags {
     std::vector<std::string> data = flag_list(data, "Data", "data", "DIR", "data sets");
   } given, restored, none;
@@ -168,7 +168,7 @@ TEST_CASE("flags: a list is given word by word, and as text it is lines") {
   CHECK(none.values()[0].second == "");
 }
 
-TEST_CASE("flags: as text and back nothing changes, no bit of a number either") {
+TEST_CASE("flags: values() and set() restore all flags, numbers bit for bit") {
   SomeFlags a, b;
   parse(a, {"--strict", "--no-mosaic", "--name", "x y", "--seed", "9007199254740993"});
   a.lr = 0.1 + 0.2;
@@ -182,10 +182,10 @@ TEST_CASE("flags: as text and back nothing changes, no bit of a number either") 
   std::vector<std::string> names;
   for (const auto& [name, text] : a.values()) names.push_back(name);
   CHECK(names == std::vector<std::string>{"bs", "seed", "lr", "strict", "mosaic", "name", "resume"});
-  CHECK(SomeFlags().values()[2].second == "0.00015625");  // and readable where it can be
+  CHECK(SomeFlags().values()[2].second == "0.00015625");  // the shortest text that reads back exactly
 }
 
-TEST_CASE("flags: --size") {
+TEST_CASE("flags: --size is S or HxW, a multiple of 32") {
   CHECK(parse_size("640").height == 640);
   CHECK(parse_size("640").width == 640);
   CHECK(parse_size("480x640").height == 480);
@@ -194,11 +194,11 @@ TEST_CASE("flags: --size") {
                                  "640 480", "64.0", "640a", "16384"})
     CHECK_MESSAGE(has(size_refusal(text), text), "--size '" << text << "'");
   CHECK(has(size_refusal("100"), "--size"));
-  CHECK(has(size_refusal("100"), "96"));  // what would do
+  CHECK(has(size_refusal("100"), "96"));  // the nearest valid size
   CHECK(has(size_refusal("100x200"), "96x192"));
 }
 
-TEST_CASE("flags: exit codes: 0, 2 for a wrong command line, 1 for all else; one line, no backtrace") {
+TEST_CASE("flags: exit codes are 0, 2 for a wrong command line, 1 for other errors; one line, no backtrace") {
   CHECK(outcome([] {}) == std::pair<int, std::string>(0, ""));
   CHECK(outcome([] { throw UsageError("--bs is odd"); }) ==
         std::pair<int, std::string>(2, "error: --bs is odd\n"));
@@ -210,8 +210,7 @@ TEST_CASE("flags: exit codes: 0, 2 for a wrong command line, 1 for all else; one
   CHECK(outcome([] { throw std::bad_alloc(); }).first == 1);
 }
 
-TEST_CASE(
-    "run: numbers in metrics.csv are not rounded to six digits; rows that will come again are taken out") {
+TEST_CASE("run: metrics.csv keeps more than six digits; a resumed run removes the rows that it repeats") {
   TempDir dir;
   const double nan = std::nan("");
   const auto row = [](double epoch, double iteration, double loss, double ap) {
@@ -223,10 +222,10 @@ TEST_CASE(
   const std::string head = "epoch,iteration,loss,AP\n", first = "1,2198917,2,\n", ap = "1,2198917,,0.5\n",
                     second = "2,2198918,1.5,\n";
   CHECK(contents(dir / "m.csv") == head + first + ap + second);
-  std::ofstream(dir / "m.csv", std::ios::app) << "3,21989";  // a line that was cut off
+  std::ofstream(dir / "m.csv", std::ios::app) << "3,21989";  // a truncated line
   m.truncate_after(2198918);
   CHECK(contents(dir / "m.csv") == head + first + ap + second);
-  m.truncate_after(2198917);  // the evaluation after this step is done again
+  m.truncate_after(2198917);  // removes the evaluation after this step too, because it is repeated
   CHECK(contents(dir / "m.csv") == head + first);
   m.row(row(2, 2198918, 1, nan));
   CHECK(contents(dir / "m.csv") == head + first + "2,2198918,1,\n");
@@ -242,7 +241,7 @@ TEST_CASE(
   CHECK(contents(dir / "m.csv") == head + first);
 }
 
-TEST_CASE("run: a new column of metrics.csv stands behind the one that it follows; old rows stay in theirs") {
+TEST_CASE("run: a new column of metrics.csv is inserted after its predecessor; old rows keep their columns") {
   TempDir dir;
   Metrics(dir / "m.csv").row({{"iteration", 1}, {"loss", 2}, {"AP", 0.5}});
   Metrics m(dir / "m.csv");
@@ -251,7 +250,7 @@ TEST_CASE("run: a new column of metrics.csv stands behind the one that it follow
   CHECK(contents(dir / "m.csv") == "iteration,loss,new,AP\n1,2,,0.5\n2,3,4,\n3,,,0.6\n");
 }
 
-TEST_CASE("run: a full disk leaves metrics and settings as they are; lines are whole or not there") {
+TEST_CASE("run: a full disk leaves metrics and settings unchanged and writes no partial lines") {
   TempDir dir;
   Metrics m(dir / "m.csv");
   for (int i = 0; i < 100; ++i) m.row({{"epoch", 1}, {"iteration", double(i)}, {"loss", 0.5}});
@@ -261,7 +260,7 @@ TEST_CASE("run: a full disk leaves metrics and settings as they are; lines are w
   getrlimit(RLIMIT_FSIZE, &old);
   small = old, small.rlim_cur = 10;
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  setrlimit(RLIMIT_FSIZE, &small);  // stands for a full disk: write() fails half way
+  setrlimit(RLIMIT_FSIZE, &small);  // simulates a full disk: write() fails half-way
   m.truncate_after(50);
   const AppendFile lines{dir / "log.txt"};
   lines.add("too long for the room"), lines.add("two");
@@ -279,9 +278,7 @@ TEST_CASE("run: a full disk leaves metrics and settings as they are; lines are w
   CHECK(contents(dir / "m.csv").size() < before.size());
 }
 
-TEST_CASE(
-    "files: one is there under its name when it is committed, else the old one is; two programs do not "
-    "meet") {
+TEST_CASE("files: a new file replaces the old one only on commit; temporary names contain the process id") {
   TempDir dir;
   const auto files = [&] { return std::distance(std::filesystem::directory_iterator(dir.path), {}); };
   write_text(dir / "a", "old");
@@ -304,8 +301,8 @@ TEST_CASE(
   CHECK(has(error_of([&] { NewFile file(dir / "none/a"); }),
             "cannot write " + (dir / "none/a") + ": No such file"));
   CHECK(has(error_of([&] { NewFile file(dir.path.string()); }), "Is a directory"));
-  // A pipe or a device is no file to put another in the place of. (Not tried on one of the machine's own: a
-  // mistake here would replace it.)
+  // A pipe or a device must be written to, not replaced. The test uses its own pipe, because a bug would
+  // replace a device of the machine.
   const std::string pipe = dir / "pipe";
   REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
   std::filesystem::create_symlink("pipe", dir / "link_to_pipe");
@@ -321,7 +318,7 @@ TEST_CASE(
   close(reader);
 }
 
-TEST_CASE("run: times and sizes fit their columns") {
+TEST_CASE("run: short_time and short_bytes fit their columns") {
   CHECK(short_time(0) == "0s");
   CHECK(short_time(59.9) == "59s");
   CHECK(short_time(750) == "12m30s");
@@ -336,7 +333,7 @@ TEST_CASE("run: times and sizes fit their columns") {
   CHECK(short_bytes(1.24e9) == "1.2G");
 }
 
-TEST_CASE("programs: the soft limit of open files is raised to the hard one") {
+TEST_CASE("programs: the soft limit of open files is raised to the hard limit") {
   rlimit before, after;
   REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
   rlimit low = before;
@@ -348,7 +345,7 @@ TEST_CASE("programs: the soft limit of open files is raised to the hard one") {
   setrlimit(RLIMIT_NOFILE, &before);
 }
 
-TEST_CASE("run: the revision is that of the source; no file of a run stays open") {
+TEST_CASE("run: git_revision() is known; AppendFile leaves no file open") {
   if (std::filesystem::exists(YOLOX_SOURCE_DIR "/.git")) CHECK(git_revision() != "unknown");
   TempDir dir;
   const auto open_files = [] {
@@ -360,7 +357,7 @@ TEST_CASE("run: the revision is that of the source; no file of a run stays open"
   CHECK(open_files() == before);
 }
 
-TEST_CASE("run: signals are noted, however often; they do not disturb what is being read") {
+TEST_CASE("run: signals are recorded every time and restart interrupted system calls") {
   std::map<int, struct sigaction> before;
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) sigaction(signal, nullptr, &before[signal]);
   catch_signals();
@@ -376,7 +373,7 @@ TEST_CASE("run: signals are noted, however often; they do not disturb what is be
   for (const auto& [signal, action] : before) sigaction(signal, &action, nullptr);
 }
 
-TEST_CASE("run: facts are lines of 79 columns at most; a word that is longer stays whole") {
+TEST_CASE("run: wrapped lines have at most 79 columns; a longer word is not split") {
   TempDir dir;
   Log log(dir / "log.txt");
   std::string words = "data   ";
@@ -397,16 +394,16 @@ TEST_CASE("run: facts are lines of 79 columns at most; a word that is longer sta
   CHECK(lines[4].size() == 100);
 }
 
-TEST_CASE("run: in a terminal the progress line is rewritten in place and cut; in a file it is left out") {
+TEST_CASE("run: the progress line is rewritten in place and cut to the terminal; a file omits it") {
   TempDir dir;
-  const int ours = posix_openpt(O_RDWR | O_NOCTTY);
-  REQUIRE(ours >= 0);
-  REQUIRE((grantpt(ours) == 0 && unlockpt(ours) == 0));
-  const int theirs = open(ptsname(ours), O_RDWR | O_NOCTTY), out = dup(1);
+  const int pty = posix_openpt(O_RDWR | O_NOCTTY);
+  REQUIRE(pty >= 0);
+  REQUIRE((grantpt(pty) == 0 && unlockpt(pty) == 0));
+  const int terminal = open(ptsname(pty), O_RDWR | O_NOCTTY), out = dup(1);
   winsize window{};
   window.ws_row = 5, window.ws_col = 9;
-  ioctl(theirs, TIOCSWINSZ, &window);
-  const auto say = [&] {
+  ioctl(terminal, TIOCSWINSZ, &window);
+  const auto write_log = [&] {
     Log log(dir / "log.txt");
     log.line("begin");
     log.progress("1 of many steps", false);
@@ -417,16 +414,16 @@ TEST_CASE("run: in a terminal the progress line is rewritten in place and cut; i
   };
   const int file = open((dir / "out").c_str(), O_WRONLY | O_CREAT, 0600);
   std::cout << std::flush;
-  dup2(theirs, 1), say();
+  dup2(terminal, 1), write_log();
   const std::string log = contents(dir / "log.txt");
-  dup2(file, 1), say();
+  dup2(file, 1), write_log();
   dup2(out, 1);
-  for (const int fd : {theirs, out, file}) close(fd);
-  std::string seen;
-  for (char c; read(ours, &c, 1) == 1;) seen += c;
-  close(ours);
+  for (const int fd : {terminal, out, file}) close(fd);
+  std::string shown;
+  for (char c; read(pty, &c, 1) == 1;) shown += c;
+  close(pty);
   const std::string lines = "begin\nnote\nmore\n3 of 3\n";
-  CHECK(seen == "begin\r\n\r\033[K1 of man\r\033[K2\r\033[Knote\r\nmore\r\n3 of 3\r\n");
+  CHECK(shown == "begin\r\n\r\033[K1 of man\r\033[K2\r\033[Knote\r\nmore\r\n3 of 3\r\n");
   CHECK(log == lines);
   CHECK(contents(dir / "out") == lines);
   CHECK(contents(dir / "log.txt") == lines + lines);

@@ -1,5 +1,4 @@
 #include "common.hpp"
-// common.hpp first: it brings torch before doctest
 #include "formats.hpp"
 
 using namespace yolox;
@@ -12,7 +11,7 @@ void put_all(const TempDir& dir, const Names& files) {
   for (const auto& file : files) write_text(dir / file);
 }
 
-// The message of the error, "" if there is none: one line, but for lists of places and the text of a file.
+// Returns the error message, or "". A message is one line, unless it lists paths or the text of a file.
 std::string error_of(const std::string& data, const std::string& split = "") {
   try {
     read_sources(data, split);
@@ -40,7 +39,7 @@ std::string problems_of(const Source& source) {
   return text;
 }
 std::vector<double> box(const CocoAnnotation& a) { return {a.x, a.y, a.w, a.h}; }
-// Paths below the folder, whatever the way to it.
+// Returns the paths relative to the folder.
 Names below(const TempDir& dir, const Names& files) {
   Names names;
   for (const auto& file : files)
@@ -48,7 +47,7 @@ Names below(const TempDir& dir, const Names& files) {
   return names;
 }
 
-// One image, one box.
+// Returns a COCO file with one image and one box.
 std::string small_json(const std::string& file) {
   return R"({"images": [{"id": 3, "file_name": ")" + file +
          R"("}], "categories": [{"id": 1, "name": "a"}],
@@ -62,7 +61,7 @@ std::string corners(const std::string& x1, const std::string& y1, const std::str
   return "<xmin>" + x1 + "</xmin><ymin>" + y1 + "</ymin><xmax>" + x2 + "</xmax><ymax>" + y2 + "</ymax>";
 }
 std::string voc(const std::string& inside) { return "<annotation>\n" + inside + "\n</annotation>\n"; }
-// An XML file and an image for each name, with one object of class `name`.
+// Writes an XML file and an image for each name, with one object of class `cls`.
 void put_voc(const std::string& folder, const Names& names, const std::string& cls = "cat") {
   for (const auto& name : names) {
     write_text(folder + "/Annotations/" + name + ".xml", voc(object(cls, corners("1", "2", "3", "5"))));
@@ -74,7 +73,7 @@ void put_voc(const std::string& folder, const Names& names, const std::string& c
 
 // ---- COCO
 
-TEST_CASE("formats: COCO layouts") {
+TEST_CASE("formats: COCO data sets are found in the common folder layouts") {
   struct Layout {
     std::string train_json, val_json, train_image, val_image;
   };
@@ -114,7 +113,7 @@ TEST_CASE("formats: COCO layouts") {
   }
 }
 
-TEST_CASE("formats: images of equal names are those of the split") {
+TEST_CASE("formats: of images with equal names, the one in the folder of the split is used") {
   TempDir dir;
   for (const std::string split : {"train", "val"})
     write_text(dir / ("annotations/instances_" + split + ".json"), small_json("1.jpg"));
@@ -131,7 +130,7 @@ TEST_CASE("formats: images of equal names are those of the split") {
   CHECK(below(dir, read_sources(dir / "annotations/my_dev.json").val.files) == Names{"dev/2.jpg"});
 }
 
-TEST_CASE("formats: COCO files given by name, and one alone") {
+TEST_CASE("formats: --data accepts one COCO file, or one for training and one for validation") {
   TempDir dir;
   write_text(dir / "a/first.json", small_json("1.jpg"));
   write_text(dir / "b/second.json", small_json("2.jpg"));
@@ -156,7 +155,7 @@ TEST_CASE("formats: COCO files given by name, and one alone") {
   }
 }
 
-TEST_CASE("formats: which COCO files a folder is read from") {
+TEST_CASE("formats: the COCO files of a folder are chosen by split; an ambiguous split is an error") {
   TempDir dir;
   write_text(dir / "1.jpg");
   const auto put_json = [&](const Names& files) {
@@ -180,7 +179,7 @@ TEST_CASE("formats: which COCO files a folder is read from") {
   CHECK_HAS(error_of(dir.path.string(), "dev"), "\"dev\"; it has test, train, val");
   write_text(dir / "annotations/val_small.json");
   CHECK_HAS(error_of(dir.path.string()), "several files for 'val'");
-  CHECK(read("test").at(1) == "annotations/instances_test.json");  // it does not matter then
+  CHECK(read("test").at(1) == "annotations/instances_test.json");  // the ambiguous split is not needed
 
   TempDir other;
   write_text(other / "1.jpg");
@@ -192,14 +191,14 @@ TEST_CASE("formats: which COCO files a folder is read from") {
   CHECK_HAS(error_of(other.path.string()), "one, two");
   CHECK(read_val_source(other.path.string(), "two").name == other / "two.json");
 
-  TempDir people;  // files of another task are all that there is
+  TempDir people;  // only files of another task
   write_text(people / "annotations/person_keypoints_train2017.json", small_json("1.jpg"));
   write_text(people / "annotations/person_keypoints_val2017.json", small_json("1.jpg"));
   write_text(people / "images/1.jpg");
   CHECK_FALSE(read_sources(people.path.string()).same);
 }
 
-TEST_CASE("formats: file names in COCO files") {
+TEST_CASE("formats: file_name in COCO files may be absolute or relative to several folders") {
   struct Case {
     std::string json, file_name, image;
   };
@@ -220,7 +219,7 @@ TEST_CASE("formats: file names in COCO files") {
   }
 }
 
-TEST_CASE("formats: COCO annotations are passed on as they are") {
+TEST_CASE("formats: COCO annotations are not changed") {
   TempDir dir;
   write_text(dir / "annotations/x.json", R"({
     "images": [{"id": 70, "file_name": "a.png", "width": 100, "height": 50},
@@ -243,7 +242,7 @@ TEST_CASE("formats: COCO annotations are passed on as they are") {
   CHECK(source.coco.without_box == 1);
 }
 
-TEST_CASE("formats: COCO files that cannot be a data set") {
+TEST_CASE("formats: COCO files without images, categories or image files are errors") {
   TempDir dir;
   write_text(dir / "a/annotations/x.json", small_json("a.png"));
   const std::string where = error_of(dir / "a");
@@ -255,10 +254,10 @@ TEST_CASE("formats: COCO files that cannot be a data set") {
   CHECK_HAS(error_of(dir / "c"), "x.json lists no categories");
   write_text(dir / "d/annotations/x.json");
   CHECK_HAS(error_of(dir / "d"), "x.json: not valid JSON");
-  write_text(dir / "e/x.json", small_json(std::string(5000, 'a')));  // longer than a path can be
+  write_text(dir / "e/x.json", small_json(std::string(5000, 'a')));  // longer than any path
   CHECK_HAS(error_of(dir / "e"), "none of its images");
   write_text(dir / "b.png");
-  write_text(dir / "g/x.json", small_json("b.png"));  // that one is of another data set
+  write_text(dir / "g/x.json", small_json("b.png"));  // b.png lies outside of the data set
   CHECK_HAS(error_of(dir / "g"), "none of its images");
   write_text(dir / "f/x.json", small_json(""));  // a folder is no image
   CHECK_HAS(error_of(dir / "f"), "none of its images");
@@ -266,7 +265,7 @@ TEST_CASE("formats: COCO files that cannot be a data set") {
 
 // ---- Pascal VOC
 
-TEST_CASE("formats: Pascal VOC objects") {
+TEST_CASE("formats: Pascal VOC objects are read with class, box and line number") {
   TempDir dir;
   write_text(dir / "Annotations/b.xml", R"(<?xml version="1.0"?>
 <!DOCTYPE annotation [<!ENTITY a "cat">]>
@@ -297,7 +296,7 @@ TEST_CASE("formats: Pascal VOC objects") {
   CHECK_FALSE(source.relative);
   CHECK(problems_of(source) == "");
   CHECK(names_of(source) == Names{"Cat", "cat", "dog & co"});
-  // By the name of the XML file if there is such an image; c is nowhere, and its name is the best guess.
+  // The name of the XML file is preferred to <filename>. c has no image; its path is a guess.
   CHECK(below(dir, source.files) == Names{"JPEGImages/a.PnG", "JPEGImages/b.JPG", "JPEGImages/c.jpg",
                                           "JPEGImages/other.jpg", "JPEGImages/sub/f.webp"});
   CHECK(below(dir, source.label_files) == Names{"Annotations/a.xml", "Annotations/b.xml", "Annotations/c.xml",
@@ -315,14 +314,14 @@ TEST_CASE("formats: Pascal VOC objects") {
   CHECK((dog.image_id == 2 && dog.category_id == 2 && dog.id == 2 && dog.crowd));
   CHECK(box(cat) == std::vector<double>{1, 2, 2, 2});
   CHECK(box(dog) == std::vector<double>{10.25, -2, 20.25, 102});
-  CHECK(box(empty) == std::vector<double>{5, 6, 0, -2});  // for the later check to refuse
+  CHECK(box(empty) == std::vector<double>{5, 6, 0, -2});  // a later check refuses the box
   CHECK_FALSE(empty.crowd);
   CHECK(source.where(0) == dir / "Annotations/a.xml:3");
   CHECK(source.where(1) == dir / "Annotations/b.xml:6");
   CHECK(source.where(2) == dir / "Annotations/b.xml:13");
 }
 
-TEST_CASE("formats: Pascal VOC splits") {
+TEST_CASE("formats: Pascal VOC splits are read from ImageSets/Main; the classes are those of all splits") {
   struct Case {
     Names lists;
     std::string split, train, val;
@@ -336,7 +335,7 @@ TEST_CASE("formats: Pascal VOC splits") {
            Case{{"train", "valid"}, "val", "train", "val"},
            Case{{"train", "test"}, "", "train", "test"},
            Case{{"trainval", "test"}, "", "trainval", "test"},
-           Case{{"trainval", "val", "test"}, "", "trainval", "test"},  // trainval holds val
+           Case{{"trainval", "val", "test"}, "", "trainval", "test"},  // trainval contains val
            Case{{"trainval", "val"}, "", "trainval", "val"},
            Case{{"train"}, "", "train", "train"},
            Case{{"val"}, "", "val", "val"},
@@ -373,13 +372,13 @@ TEST_CASE("formats: Pascal VOC splits") {
   TempDir dir;
   put_voc(dir.path.string(), {"a b", "a"});
   write_text(dir / "ImageSets/Main/train.txt", "a b\n");
-  write_text(dir / "ImageSets/Main/val.txt", "\n");  // empty: as if it were not there
+  write_text(dir / "ImageSets/Main/val.txt", "\n");  // an empty list is ignored
   CHECK(below(dir, read_sources(dir.path.string()).train.files) == Names{"JPEGImages/a b.jpg"});
   CHECK(read_sources(dir.path.string()).same);
   CHECK_HAS(error_of(dir.path.string(), "test"), "no split \"test\"; it has train");
 }
 
-TEST_CASE("formats: Pascal VOC layouts") {
+TEST_CASE("formats: Pascal VOC data sets are found in the common folder layouts") {
   TempDir dir;
   for (const std::string root : {"", "BCCD", "VOC2007", "VOCdevkit/VOC2007"}) {
     const std::string top =
@@ -411,7 +410,7 @@ TEST_CASE("formats: Pascal VOC layouts") {
   CHECK(read_val_source(dir / "roboflow", "test").coco.annotations.at(0).category_id == 0);
 }
 
-TEST_CASE("formats: Pascal VOC files that cannot be read are left out, each with its line") {
+TEST_CASE("formats: unreadable Pascal VOC files and objects are skipped and reported with their line") {
   TempDir dir;
   const std::string good = object("cat", corners("1", "2", "3", "4"));
   put_voc(dir.path.string(), {"good"});
@@ -445,7 +444,7 @@ TEST_CASE("formats: Pascal VOC files that cannot be read are left out, each with
   const std::string problems = problems_of(source);
   CHECK(below(dir, source.label_files) ==
         Names{"Annotations/bomb.xml", "Annotations/good.xml", "Annotations/objects.xml"});
-  CHECK(names_of(source) == Names{"&d;&x;", "cat"});  // entities are not followed
+  CHECK(names_of(source) == Names{"&d;&x;", "cat"});  // entities are not expanded
   CHECK(source.coco.annotations.size() == 3);
   CHECK(source.where(2) == dir / "Annotations/objects.xml:3");
   for (const std::string name :
@@ -467,7 +466,7 @@ TEST_CASE("formats: Pascal VOC files that cannot be read are left out, each with
   CHECK_HAS(error_of(dir.path.string()), "train.txt: is not UTF-8 text");
 }
 
-SHARED_TEST("formats: real Pascal VOC data") {
+SHARED_TEST("formats: the BCCD data set is read completely") {
   const Sources s = read_sources(shared("data/bccd"));
   const Source test = read_val_source(shared("data/bccd"), "test");
   CHECK(s.train.files.size() == 205);
@@ -486,7 +485,7 @@ SHARED_TEST("formats: real Pascal VOC data") {
 
 namespace {
 
-// data.yaml of one folder whose label files have these lines.
+// Writes a data set of one folder with these label files. Returns the path of its data.yaml.
 std::string put_yolo(const TempDir& dir, const Names& labels, const std::string& more = "") {
   for (size_t i = 0; i < labels.size(); ++i) {
     write_text(dir / concat("images/", char('a' + i), ".jpg"));
@@ -506,7 +505,7 @@ std::string yaml_error(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("formats: YOLO label lines") {
+TEST_CASE("formats: YOLO label lines are boxes or polygons") {
   TempDir dir;
   put_yolo(dir, {"\xEF\xBB\xBF"
                  "1 0.5 0.5 0.25 0.5\r\n\r\n  0\t0.125 0.25 1e-1 2.5E-1  \r\n"
@@ -540,16 +539,16 @@ TEST_CASE("formats: YOLO label lines") {
     CHECK((a.id == int64_t(i) + 1 && a.area == 0 && !a.crowd));
     classes.push_back(a.category_id), images.push_back(a.image_id);
   }
-  CHECK(classes == std::vector<int64_t>{1, 0, 0, 1, 7, -1, 0});  // 7 and -1: for the later check to refuse
+  CHECK(classes == std::vector<int64_t>{1, 0, 0, 1, 7, -1, 0});  // a later check refuses 7 and -1
   CHECK(images == std::vector<int64_t>{1, 1, 1, 1, 3, 3, 3});
   CHECK(source.lines == std::vector<int>{1, 3, 4, 5, 1, 2, 3});
   CHECK(source.where(1) == dir / "labels/a.txt:3");
   CHECK(source.where(5) == dir / "labels/c.txt:2");
 }
 
-TEST_CASE("formats: YOLO lines and files that cannot be read are left out, each with its line") {
+TEST_CASE("formats: unreadable YOLO lines and files are skipped and reported with their line") {
   const Names bad = {"0 0.5 0.5 0.5",
-                     "0 0.5 0.5 0.5 0.5 0.9",  // a confidence
+                     "0 0.5 0.5 0.5 0.5 0.9",  // with a confidence
                      "0 0.1 0.1 0.2 0.2 0.3 0.3 0.9",
                      "0.5 0.5 0.5 0.5 0.5",
                      "cat 0.5 0.5 0.5 0.5",
@@ -572,7 +571,8 @@ TEST_CASE("formats: YOLO lines and files that cannot be read are left out, each 
   fs::create_directories(dir / "labels/d.txt");
   const Source source = read_val_source(dir.path.string());
   const std::string problems = problems_of(source);
-  CHECK(below(dir, source.files) == Names{"images/a.jpg", "images/c.jpg"});  // objects of b and d are unknown
+  CHECK(below(dir, source.files) ==
+        Names{"images/a.jpg", "images/c.jpg"});  // images with an unreadable label file are skipped
   CHECK(source.coco.annotations.size() == bad.size() + 1);
   for (size_t i = 0; i < bad.size(); ++i) {
     INFO(bad[i]);
@@ -587,7 +587,7 @@ TEST_CASE("formats: YOLO lines and files that cannot be read are left out, each 
   for (const auto& problem : source.problems) CHECK(problem.second.size() < 300);
 }
 
-TEST_CASE("formats: YOLO keypoints after the box are no outline") {
+TEST_CASE("formats: YOLO keypoints after the box are not read as a polygon") {
   TempDir dir;
   const std::string line = "0 0.5 0.5 0.5 0.5 0.1 0.1 2 0.2 0.2 2\n";
   put_yolo(dir, {line}, "kpt_shape: [2, 3]\n");
@@ -595,7 +595,7 @@ TEST_CASE("formats: YOLO keypoints after the box are no outline") {
         std::vector<double>{0.25, 0.25, 0.5, 0.5});
 }
 
-TEST_CASE("formats: YOLO images and their label files") {
+TEST_CASE("formats: YOLO images are listed recursively and paired with their label files") {
   TempDir dir;
   put_all(dir, {"images/a.JPG", "images/b.Jpeg", "images/sub/c.png", "images/sub/d.tiff", "images/e.bmp",
                 "images/f.webp", "images/g.tif", "images/a.png", "images/h.gif", "images/notes.txt",
@@ -611,7 +611,7 @@ TEST_CASE("formats: YOLO images and their label files") {
                                           "images/lost.jpg", "images/sub/c.png", "images/sub/d.tiff",
                                           "images/x.jpg/i.jpg"});
   CHECK(below(dir, source.label_files).at(8) == "labels/sub/c.txt");
-  // No label file at all is a wrong path most of the time.
+  // If no label file exists, the path is wrong most of the time.
   CHECK(problems_of(source) ==
         "no image has labels: expected the first label file at " + (dir / "labels/a.txt") + "\n");
 
@@ -645,10 +645,10 @@ TEST_CASE("formats: many YOLO files are read in the order of their paths") {
   CHECK(std::is_sorted(source.problems.begin(), source.problems.end()));
 }
 
-TEST_CASE("formats: data.yaml: where images are") {
+TEST_CASE("formats: data.yaml: image paths may be absolute or relative to several folders") {
   struct Case {
     std::string yaml;     // in DIR/set/data.yaml
-    Names images, train;  // what there is, what is found
+    Names images, train;  // existing files, expected files
   };
   for (const Case& c : {
            Case{"train: images/train", {"set/images/train/a.jpg"}, {"set/images/train/a.jpg"}},
@@ -679,7 +679,7 @@ TEST_CASE("formats: data.yaml: where images are") {
            Case{"path: sub\ntrain: ../train/images",
                 {"set/sub/train/images/a.jpg"},
                 {"set/sub/train/images/a.jpg"}},
-           Case{"train: x.txt", {"set/x.txt/a.jpg"}, {"set/x.txt/a.jpg"}},  // a folder of this name
+           Case{"train: x.txt", {"set/x.txt/a.jpg"}, {"set/x.txt/a.jpg"}},  // x.txt is a folder
        }) {
     INFO(c.yaml);
     TempDir dir;
@@ -699,12 +699,12 @@ TEST_CASE("formats: data.yaml: where images are") {
   const std::string missing = error_of(dir.path.string());
   CHECK_HAS(missing, "data.yaml: val: neither a folder nor a .txt");
   CHECK_HAS(missing, (dir.path.parent_path() / "v/images").string());
-  CHECK(read_val_source(dir.path.string(), "train").files.size() == 1);  // val does not matter then
+  CHECK(read_val_source(dir.path.string(), "train").files.size() == 1);  // val is not needed
   write_text(dir / "v/images/notes.txt");
   CHECK_HAS(error_of(dir.path.string()), "val: no images in ../v/images");
 }
 
-TEST_CASE("formats: data.yaml: splits") {
+TEST_CASE("formats: data.yaml: each split has a key") {
   struct Case {
     std::string keys, split, train, val;
   };
@@ -731,7 +731,7 @@ TEST_CASE("formats: data.yaml: splits") {
   }
 }
 
-TEST_CASE("formats: data.yaml: classes") {
+TEST_CASE("formats: data.yaml: classes are a list, a map or a count") {
   TempDir dir;
   write_text(dir / "images/a.jpg");
   const auto names = [&](const std::string& yaml) {
@@ -750,7 +750,7 @@ TEST_CASE("formats: data.yaml: classes") {
   CHECK(names("names:\nnc: 2") == Names{"0", "1"});
 }
 
-TEST_CASE("formats: data.yaml that is none, each with its line") {
+TEST_CASE("formats: errors in data.yaml are reported with their line") {
   const std::string train = "train: images\n";
   CHECK_HAS(yaml_error(train + "names: [cat, dog"), "not valid YAML");
   CHECK_HAS(yaml_error(train + "names:\n  - cat\n dog: 1"), "data.yaml:4: not valid YAML");
@@ -788,32 +788,32 @@ TEST_CASE("formats: data.yaml that is none, each with its line") {
             "class 0 of 2");
 }
 
-// ---- which of them it is
+// ---- which format a folder has
 
-TEST_CASE("formats: a folder that could be several") {
+TEST_CASE("formats: in an ambiguous folder COCO has priority over Pascal VOC, and Pascal VOC over YOLO") {
   TempDir dir;
   put_yolo(dir, {"0 0.5 0.5 1 1"});
   const auto kind = [&] { return fs::path(read_val_source(dir.path.string()).name).extension().string(); };
   CHECK(kind() == ".yaml (train)");
   write_text(dir / "package.json", R"({"name": "x"})");
   write_text(dir / "annotations.json", "[1, 2]");
-  write_text(dir / "images/a.json", R"({"shapes": [], "imagePath": "a.jpg"})");  // labelme's
+  write_text(dir / "images/a.json", R"({"shapes": [], "imagePath": "a.jpg"})");  // a file of labelme
   CHECK(kind() == ".yaml (train)");
   write_text(dir / "labels.json", small_json("a.jpg"));
   CHECK(kind() == ".json");
   fs::remove(dir / "labels.json");
   put_voc(dir.path.string(), {"b"});
   CHECK(has(read_val_source(dir.path.string()).name, "(all)"));
-  CHECK(read_val_source(dir / "data.yaml").relative);  // what is given is taken
+  CHECK(read_val_source(dir / "data.yaml").relative);  // an explicit path decides
   write_text(dir / "annotations/train.json", small_json("a.jpg"));
   CHECK(kind() == ".json");
   fs::remove_all(dir / "annotations");
   fs::remove_all(dir / "Annotations");
-  put_voc(dir / "backup", {"b"});  // what is further down comes last
+  put_voc(dir / "backup", {"b"});  // deeper folders have the lowest priority
   CHECK(kind() == ".yaml (train)");
 }
 
-TEST_CASE("formats: the YAML file of a folder") {
+TEST_CASE("formats: data.yaml and dataset.yaml are preferred to other YAML files of a folder") {
   TempDir dir;
   put_yolo(dir, {"0 0.5 0.5 1 1"});
   const auto yaml = [&] { return fs::path(read_val_source(dir.path.string()).name).filename().string(); };
@@ -829,7 +829,7 @@ TEST_CASE("formats: the YAML file of a folder") {
   CHECK_HAS(error_of(dir.path.string()), "several YAML files");
 }
 
-TEST_CASE("formats: what is no data set is refused with what was looked for") {
+TEST_CASE("formats: a path without a data set is refused with a list of the accepted layouts") {
   TempDir dir;
   CHECK_HAS(error_of(dir / "nowhere"), dir / "nowhere does not exist");
   CHECK_HAS(error_of(dir / "nowhere.yaml"), "does not exist");

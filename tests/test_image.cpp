@@ -1,5 +1,5 @@
-// image.hpp: a part of a picture has the bits of the whole, the whole those of cv::imread, and no file,
-// however damaged, crashes the reader or passes for whole.
+// image.hpp: decoding equals cv::imread, a decoded region equals that part of the whole image, and damaged
+// files are errors.
 #include "images/image.hpp"
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@ struct Dice {
 };
 
 cv::Size random_size(Dice& dice, int most) {
-  if (dice(0, 2) == 0) most = 24;  // a few blocks, where each has an edge beside it
+  if (dice(0, 2) == 0) most = 24;  // a few blocks, each at an edge
   const int width = dice(1, most);
   return {width, dice(1, most)};
 }
@@ -37,7 +37,7 @@ cv::Rect random_part(Dice& dice, cv::Size size) {
   return small ? cv::Rect(x, y, std::min(width, 9), std::min(height, 9)) : cv::Rect(x, y, width, height);
 }
 
-// Noise over patches of colour: every pixel differs from its neighbours, most of all in chroma.
+// Returns noise over patches of colour. All pixels differ from their neighbours, most of all in chroma.
 Image painted(Dice& dice, cv::Size size) {
   cv::Mat patches(std::max(1, size.height / 6), std::max(1, size.width / 6), CV_8UC3), image;
   cv::RNG rng(dice.engine());
@@ -49,13 +49,13 @@ Image painted(Dice& dice, cv::Size size) {
   return image;
 }
 
-// ---- files made here ----
+// ---- image files ----
 
 enum Way { baseline, restarts, progressive, first_scan, scans_apart, arithmetic, grey, rgb, cmyk };
 const std::vector<std::string> way_names = {"baseline",    "restarts",   "progressive", "first scan only",
                                             "scans apart", "arithmetic", "grey",        "rgb",
                                             "cmyk"};
-using Sampling = std::array<cv::Size, 3>;  // of luma and both chromas, in samples of a block of pixels
+using Sampling = std::array<cv::Size, 3>;  // sampling factors of luma and both chromas
 
 std::string jpeg(const cv::Mat& bgr, Way way = baseline,
                  const Sampling& sampling = {{{2, 2}, {1, 1}, {1, 1}}}) {
@@ -82,7 +82,7 @@ std::string jpeg(const cv::Mat& bgr, Way way = baseline,
   }
   std::array<jpeg_scan_info, 3> scans{};
   if (way == progressive) jpeg_simple_progression(&info);
-  if (way == first_scan) {  // the means of the blocks only
+  if (way == first_scan) {  // DC coefficients only
     scans[0] = {info.num_components, {0, 1, 2, 0}, 0, 0, 0, 0};
     info.scan_info = scans.data(), info.num_scans = 1;
   }
@@ -116,7 +116,7 @@ std::string number(uint64_t value, int bytes, bool little) {
   return text;
 }
 
-// What EXIF says in files: one entry, the orientation.
+// Returns EXIF data with one entry, the orientation.
 std::string exif(int orientation, bool little, uint32_t directory = 8, int entries = 1) {
   std::string tiff = little ? "II" : "MM";
   tiff += number(42, 2, little) + number(directory, 4, little) + number(entries, 2, little);
@@ -131,7 +131,7 @@ std::string with_exif(const std::string& jpeg_bytes, const std::string& tiff) {
   return segment(jpeg_bytes, std::string("Exif\0\0", 6) + tiff);
 }
 
-// A chunk put into a PNG before its end mark, or after its header.
+// Inserts a chunk into a PNG, after IHDR if `first`, otherwise before IEND.
 std::string with_chunk(const std::string& png, const std::string& kind, const std::string& data, bool first) {
   uint32_t crc = ~0u;
   for (const char c : kind + data) {
@@ -143,7 +143,7 @@ std::string with_chunk(const std::string& png, const std::string& kind, const st
          png.substr(at);
 }
 
-struct ImageFile : TempDir {  // one file, over and over
+struct ImageFile : TempDir {  // a file whose content is replaced by each call
   std::string path;
   explicit ImageFile(const std::string& name) : path(*this / name) {}
   const std::string& operator()(const std::string& bytes) const {
@@ -152,7 +152,7 @@ struct ImageFile : TempDir {  // one file, over and over
   }
 };
 
-// The libraries write what they think of damaged files to stderr.
+// Redirects stderr, where the image libraries report damaged files, to /dev/null.
 struct Quiet {
   int before = dup(2);
   Quiet() {
@@ -171,8 +171,8 @@ cv::Mat by_opencv(const std::string& bytes, int flags = cv::IMREAD_COLOR) {
   return cv::imdecode(cv::Mat(1, int(bytes.size()), CV_8U, const_cast<char*>(bytes.data())), flags);
 }
 
-// Random parts of a picture at 1/reduction: bits of the whole at that reduction, all that was asked for, and,
-// where files are decoded in parts, hardly more.
+// Decodes random regions at scale 1/reduction. Each must equal that part of the whole image at the same
+// scale, contain the requested region, and be hardly larger.
 void check_parts(const std::string& bytes, Dice& dice, int reduction, int parts) {
   const ImageRegion whole = decode_region(bytes, "whole", everything, 1.0 / reduction);
   const cv::Size size = decode_image(bytes, "whole").size();
@@ -202,7 +202,7 @@ void check_file(const std::string& path) {
   CHECK(image_size(path) == expected.size());
 }
 
-// The text of the ImageError that is thrown; any other exception goes on its way.
+// Returns the message of the ImageError that is thrown, or "". Other exceptions are passed on.
 template <class Work>
 std::string image_error(const Work& work) {
   try {
@@ -215,10 +215,9 @@ std::string image_error(const Work& work) {
 
 }  // namespace
 
-// ---- parts ----
+// ---- regions ----
 
-TEST_CASE(
-    "image: a part of a JPEG has the bits of the whole, however it is stored; the whole those of OpenCV") {
+TEST_CASE("image: all kinds of JPEG decode as in OpenCV; a region equals that part of the whole image") {
   const std::vector<Sampling> samplings = {
       {{{2, 2}, {1, 1}, {1, 1}}}, {{{1, 1}, {1, 1}, {1, 1}}}, {{{2, 1}, {1, 1}, {1, 1}}},  // the usual ones
       {{{1, 2}, {1, 1}, {1, 1}}}, {{{4, 1}, {1, 1}, {1, 1}}}, {{{4, 2}, {1, 1}, {1, 1}}},
@@ -228,7 +227,7 @@ TEST_CASE(
   for (const Sampling& sampling : samplings) {
     for (int way = baseline; way <= rgb; ++way) {
       const int blocks = sampling[0].area() + sampling[1].area() + sampling[2].area();
-      if (blocks > 10 && way != grey && way != scans_apart) continue;  // against the standard
+      if (blocks > 10 && way != grey && way != scans_apart) continue;  // more than the standard allows
 #if !defined(C_ARITH_CODING_SUPPORTED) || !defined(D_ARITH_CODING_SUPPORTED)
       if (way == arithmetic) continue;
 #endif
@@ -243,7 +242,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("image: JPEGs that OpenCV wrote, whole and in parts") {
+TEST_CASE("image: JPEGs written by OpenCV decode as in OpenCV, whole and in regions") {
   const std::vector<std::vector<int>> settings = {
       {},
       {cv::IMWRITE_JPEG_PROGRESSIVE, 1},
@@ -259,7 +258,7 @@ TEST_CASE("image: JPEGs that OpenCV wrote, whole and in parts") {
   }
 }
 
-SHARED_TEST("image: photos of COCO, whole and in parts") {
+SHARED_TEST("image: photos of COCO decode as in OpenCV, whole and in regions") {
   Dice dice(3);
   int photos = 0;
   for (const auto& entry : std::filesystem::directory_iterator(shared("data/coco128_json/train2017"))) {
@@ -272,25 +271,25 @@ SHARED_TEST("image: photos of COCO, whole and in parts") {
   CHECK(photos == 128);
 }
 
-TEST_CASE("image: only the part is decoded") {
+TEST_CASE("image: only the requested region is decoded") {
   Dice dice(4);
   const std::string bytes = jpeg(painted(dice, {640, 480}));
   for (int reduction : {1, 2, 4, 8}) {
     const Image part = decode_region(bytes, "part", {304, 200, 80, 60}, 1.0 / reduction).image;
     CHECK(part.size() == cv::Size((80 + reduction - 1) / reduction, (60 + reduction - 1) / reduction));
-    // What lies in memory around it is the border that decoding needs.
+    // The buffer behind the region contains only the border that decoding needs.
     const auto bytes_held = part.datalimit - part.datastart;
     CHECK(bytes_held <= 3 * (part.cols + 64) * (part.rows + 32));
   }
 }
 
-TEST_CASE("image: beyond an eighth, and in other formats, a piece is the whole, wherever the part is") {
+TEST_CASE("image: below scale 1/8, and in other formats than JPEG, decode_region returns the whole image") {
   Dice dice(16);
   const Image image = painted(dice, {203, 101});
-  const std::string inks = jpeg(image, cmyk);
+  const std::string cmyk_jpeg = jpeg(image, cmyk);
   for (const std::string& bytes :
-       {jpeg(image), with_exif(jpeg(image), exif(7, true)), inks, encoded(".png", image)}) {
-    const bool jpeg_parts = image_detail::is_jpeg(bytes) && bytes != inks;
+       {jpeg(image), with_exif(jpeg(image), exif(7, true)), cmyk_jpeg, encoded(".png", image)}) {
+    const bool jpeg_parts = image_detail::is_jpeg(bytes) && bytes != cmyk_jpeg;
     for (int reduction : {1, 4, 16, 64}) {
       if (jpeg_parts && reduction <= 8) continue;
       const ImageRegion whole = decode_region(bytes, "whole", everything, 1.0 / reduction);
@@ -305,8 +304,8 @@ TEST_CASE("image: beyond an eighth, and in other formats, a piece is the whole, 
   }
 }
 
-TEST_CASE("image: origin and scale say where a piece lies in the upright picture") {
-  Image slope({203, 101}, 0);  // colour tells position
+TEST_CASE("image: origin and scale of a region map its pixels to the upright image") {
+  Image slope({203, 101}, 0);  // the colour encodes the position
   for (int y = 0; y < slope.rows; ++y)
     for (int x = 0; x < slope.cols; ++x) slope(y, x) = {uchar(20 + x), uchar(20 + 2 * y), 128};
   const std::string plain = encoded(".jpg", slope, {cv::IMWRITE_JPEG_QUALITY, 100});
@@ -326,7 +325,7 @@ TEST_CASE("image: origin and scale say where a piece lies in the upright picture
             const cv::Rect2d pixel(piece.origin.x + x / piece.scale.x, piece.origin.y + y / piece.scale.y,
                                    1 / piece.scale.x, 1 / piece.scale.y);
             if (pixel.x < 0 || pixel.y < 0 || pixel.br().x > upright.cols || pixel.br().y > upright.rows)
-              continue;  // the last pixels of a reduced picture may hang over its edge
+              continue;  // the last pixels of a reduced image may extend beyond its edge
             const cv::Point2d centre = (pixel.tl() + pixel.br()) / 2;
             const cv::Vec3b a = upright(int(centre.y - 0.5), int(centre.x - 0.5)),
                             b = upright(int(centre.y), int(centre.x));
@@ -341,34 +340,34 @@ TEST_CASE("image: origin and scale say where a piece lies in the upright picture
   CHECK(compared > 100000);
 }
 
-// ---- upright ----
+// ---- EXIF orientation ----
 
-TEST_CASE("image: EXIF turns pictures as cv::imread does, in parts too") {
+TEST_CASE("image: EXIF orientation is applied as in cv::imread, in regions too") {
   const ImageFile file("turned.jpg");
   Dice dice(6);
   for (cv::Size size :
        {cv::Size(77, 50), cv::Size(40, 64), cv::Size(33, 33), cv::Size(61, 1), cv::Size(1, 1)}) {
     const Image image = painted(dice, size);
-    for (int orientation = 0; orientation <= 9; ++orientation) {  // 0 and 9 mean nothing
+    for (int orientation = 0; orientation <= 9; ++orientation) {  // 0 and 9 are invalid
       for (bool little : {false, true}) {
         CAPTURE(orientation);
         const std::string bytes =
             with_exif(jpeg(image, little ? baseline : progressive), exif(orientation, little));
         check_file(file(bytes));
-        const bool lies = orientation >= 5 && orientation <= 8;
-        CHECK(image_size(file.path) == (lies ? cv::Size(size.height, size.width) : size));
+        const bool rotated = orientation >= 5 && orientation <= 8;
+        CHECK(image_size(file.path) == (rotated ? cv::Size(size.height, size.width) : size));
         for (int reduction : {1, 2, 4, 8}) check_parts(bytes, dice, reduction, 3);
       }
     }
     check_file(file(with_exif(jpeg(image, cmyk), exif(6, true))));
-    // OpenCV looks into the first segment of this kind only, which may be XMP.
+    // OpenCV reads only the first APP1 segment, which may be XMP. image_size() must read the second one.
     file(segment(with_exif(jpeg(image), exif(8, true)), "http://ns.adobe.com/xap/1.0/"));
     CHECK(image_size(file.path) == cv::Size(size.height, size.width));
     CHECK(decode_image(read_bytes(file.path), file.path).size() == image_size(file.path));
   }
 }
 
-TEST_CASE("image: EXIF of PNGs turns them too, wherever it is") {
+TEST_CASE("image: EXIF orientation of PNGs is applied, before or after the pixel data") {
   const ImageFile file("turned.png");
   Dice dice(7);
   const std::string png = encoded(".png", painted(dice, {31, 20}));
@@ -379,31 +378,32 @@ TEST_CASE("image: EXIF of PNGs turns them too, wherever it is") {
 }
 
 TEST_CASE(
-    "image: BMP, TIFF and WebP: colour, grey, 16 bits and alpha, in parts and reduced; cut off they are "
+    "image: BMP, TIFF and WebP are read in colour, grey, 16 bits and with alpha; truncated files are "
     "errors") {
   const Quiet quiet;
   const ImageFile file("picture");
   Dice dice(15);
   const Image image = painted(dice, {90, 61});
-  cv::Mat grey, deep, alpha, dim;
+  cv::Mat grey, deep_colour, alpha, deep_grey;
   cv::cvtColor(image, grey, cv::COLOR_BGR2GRAY);
-  image.convertTo(deep, CV_16U, 257);
-  grey.convertTo(dim, CV_16U, 257);
+  image.convertTo(deep_colour, CV_16U, 257);
+  grey.convertTo(deep_grey, CV_16U, 257);
   cv::cvtColor(image, alpha, cv::COLOR_BGR2BGRA);
   cv::Mat grey_image;
   cv::cvtColor(grey, grey_image, cv::COLOR_GRAY2BGR);
   struct {
     std::string extension;
     cv::Mat in, out;
-  } const cases[] = {{".bmp", image, image},   {".bmp", grey, grey_image}, {".tiff", image, image},
-                     {".tiff", deep, image},   {".tif", grey, grey_image}, {".tif", dim, grey_image},
-                     {".tiff", alpha, image},  {".webp", image, image},    {".webp", alpha, image},
-                     {".png", dim, grey_image}};
+  } const cases[] = {{".bmp", image, image},     {".bmp", grey, grey_image},
+                     {".tiff", image, image},    {".tiff", deep_colour, image},
+                     {".tif", grey, grey_image}, {".tif", deep_grey, grey_image},
+                     {".tiff", alpha, image},    {".webp", image, image},
+                     {".webp", alpha, image},    {".png", deep_grey, grey_image}};
   for (const auto& c : cases) {
     INFO(c.extension << " " << cv::typeToString(c.in.type()));
     std::vector<uchar> encoding;
     std::vector<int> settings;
-    if (c.extension == ".webp") settings = {cv::IMWRITE_WEBP_QUALITY, 101};  // without loss
+    if (c.extension == ".webp") settings = {cv::IMWRITE_WEBP_QUALITY, 101};  // lossless
     REQUIRE(cv::imencode(c.extension, c.in, encoding, settings));
     const std::string bytes(encoding.begin(), encoding.end());
     const Image whole = decode_image(bytes, "picture");
@@ -420,7 +420,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("image: EXIF that lies: no crash, no reading beyond its end") {
+TEST_CASE("image: invalid EXIF causes no crash and no read beyond its end") {
   Dice dice(8);
   const std::string plain = jpeg(painted(dice, {40, 24}));
   const ImageFile file("lies.jpg");
@@ -449,9 +449,9 @@ TEST_CASE("image: EXIF that lies: no crash, no reading beyond its end") {
   }
 }
 
-// ---- files that are not as they should be ----
+// ---- odd and damaged files ----
 
-SHARED_TEST("image: odd files: read as cv::imread reads them, or an error that names the file") {
+SHARED_TEST("image: odd files are read as in cv::imread, or are errors that name the file") {
   const std::map<std::string, std::string> refused = {{"anim.gif", "cannot be read as an image"},
                                                       {"random_bytes.jpg", "cannot be read as an image"},
                                                       {"text.jpg", "cannot be read as an image"},
@@ -480,7 +480,7 @@ SHARED_TEST("image: odd files: read as cv::imread reads them, or an error that n
   CHECK(errors == refused.size());
 }
 
-TEST_CASE("image: a file that is missing, a folder, or smaller than its labels say") {
+TEST_CASE("image: a missing file, a folder, and an image smaller than its annotation are errors") {
   const ImageFile file("small.png");
   CHECK(has(image_error([&] { read_bytes(file.path); }), file.path + " cannot be opened"));
   CHECK(has(image_error([&] { image_size(file.path.substr(0, file.path.size() - 10)); }),
@@ -492,19 +492,20 @@ TEST_CASE("image: a file that is missing, a folder, or smaller than its labels s
     const std::string error = image_error([&] { decode_region(bytes, "a.jpg", {20, 10, 5, 5}, 1); });
     CHECK(has(error, "a.jpg is "));
     CHECK(has(error, "smaller than its annotation says"));
-    CHECK(!decode_region(bytes, "a.jpg", {5, 5, 50, 50}, 1).image.empty());  // some of it is there
+    CHECK(!decode_region(bytes, "a.jpg", {5, 5, 50, 50}, 1).image.empty());  // partly inside of the image
   }
   CHECK(read_bytes(file("abcdef"), 4) == "abcd");
   CHECK(read_bytes(file.path) == "abcdef");
 }
 
-TEST_CASE("image: the size of a JPEG or PNG is read from its header, which EXIF may make long") {
+TEST_CASE("image: image_size reads only the header of a JPEG or PNG, with a long EXIF segment too") {
   const Quiet quiet;
   const ImageFile file("header");
   Dice dice(15);
   const Image image = painted(dice, {50, 30});
   std::string photo = jpeg(image), png = encoded(".png", image);
-  std::swap(photo[photo.find("\xFF\xC4") + 5], photo[photo.find("\xFF\xC4") + 7]);  // five codes of one bit
+  std::swap(photo[photo.find("\xFF\xC4") + 5],
+            photo[photo.find("\xFF\xC4") + 7]);  // invalid Huffman table: five codes of one bit
   for (size_t i = png.find("IDAT") + 20; i < png.size() - 40; ++i) png[i] = 'x';
   for (const std::string& bytes : {photo, with_exif(photo, exif(1, true) + std::string(10000, 'p')), png}) {
     CHECK(image_size(file(bytes)) == image.size());
@@ -512,7 +513,7 @@ TEST_CASE("image: the size of a JPEG or PNG is read from its header, which EXIF 
   }
 }
 
-TEST_CASE("image: bytes after the end mark do no harm") {
+TEST_CASE("image: bytes after the end marker are ignored") {
   Dice dice(10);
   const ImageFile file("long");
   const Image image = painted(dice, {41, 30});
@@ -521,12 +522,12 @@ TEST_CASE("image: bytes after the end mark do no harm") {
     check_file(file(bytes + std::string(100, '\0')));
 }
 
-TEST_CASE("image: a file that is cut off never passes for whole") {
+TEST_CASE("image: a truncated file is an error, wherever the cut is") {
   const Quiet quiet;
   const ImageFile file("cut");
   Dice dice(11);
   const Image image = painted(dice, {40, 24});
-  const std::string preview = jpeg(painted(dice, {16, 12}));  // has an end mark of its own
+  const std::string preview = jpeg(painted(dice, {16, 12}));  // contains an end marker
   for (const std::string& bytes :
        {jpeg(image), jpeg(image, restarts), jpeg(image, progressive), jpeg(image, scans_apart),
         jpeg(image, grey), jpeg(image, cmyk), with_exif(jpeg(image), exif(6, true) + preview),
@@ -541,7 +542,7 @@ TEST_CASE("image: a file that is cut off never passes for whole") {
   }
 }
 
-TEST_CASE("image: of a file that is cut off the part above the cut may be had") {
+TEST_CASE("image: regions above the cut of a truncated JPEG can be decoded") {
   Dice dice(12);
   const std::string bytes = jpeg(painted(dice, {200, 160}));
   const std::string cut = bytes.substr(0, bytes.size() / 2);
@@ -554,20 +555,20 @@ TEST_CASE("image: of a file that is cut off the part above the cut may be had") 
   CHECK(has(image_error([&] { decode_image(cut, "cut.jpg"); }), "cut off"));
 }
 
-TEST_CASE("image: a header that claims too much is an error, not a request for memory") {
+TEST_CASE("image: a header with a huge size is an error and allocates no memory for it") {
   const Quiet quiet;
   const ImageFile file("large");
   Dice dice(13);
   const Image image = painted(dice, {64, 48});
-  const auto most = [] {
+  const auto peak_memory = [] {
     rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     return usage.ru_maxrss / 1024;  // MB
   };
-  const auto before = most();
+  const auto before = peak_memory();
   for (Way way : {baseline, progressive, grey, cmyk}) {
     for (const int side :
-         {65535, 65500, 16000}) {  // too much for libjpeg, for us, and for the data that follow
+         {65535, 65500, 16000}) {  // above the limits of libjpeg, of decode_image(), and of the data
       std::string bytes = jpeg(image, way);
       size_t at = 0;
       for (const char* frame : {"\xFF\xC0", "\xFF\xC2"})
@@ -578,7 +579,7 @@ TEST_CASE("image: a header that claims too much is an error, not a request for m
         CHECK(has(image_error([&] { image_size(file(bytes)); }), file.path));
         CHECK(has(image_error([&] { decode_image(bytes, "large.jpg"); }), says));
         CHECK(has(image_error([&] { decode_region(bytes, "large.jpg", {0, 0, 9, 9}, 1); }), says));
-      } else if (way == baseline || way == grey) {  // read from the top
+      } else if (way == baseline || way == grey) {  // decoded from top to bottom
         bytes.resize(bytes.size() - 2);
         CHECK(has(image_error([&] { decode_image(bytes, "large.jpg"); }), "cut off"));
       }
@@ -589,14 +590,14 @@ TEST_CASE("image: a header that claims too much is an error, not a request for m
   CHECK(has(image_error([&] { image_size(file(png)); }), file.path));
   CHECK(has(image_error([&] { decode_image(png, "large.png"); }), "large.png"));
   png = encoded(".png", image);
-  for (uint32_t length : {0xFFFFFFF4u, 0xFFFFFFFFu, 0x80000000u}) {  // of its second chunk
+  for (uint32_t length : {0xFFFFFFF4u, 0xFFFFFFFFu, 0x80000000u}) {  // length of the second chunk
     png.replace(33, 4, number(length, 4, false));
     CHECK(has(image_error([&] { image_size(file(png)); }), file.path));
   }
-  CHECK(most() - before < 300);
+  CHECK(peak_memory() - before < 300);
 }
 
-TEST_CASE("image: damaged files: a picture or an ImageError, nothing else") {
+TEST_CASE("image: a damaged file gives an image or an ImageError, nothing else") {
   const Quiet quiet;
   const ImageFile file("damaged");
   Dice dice(14);

@@ -5,7 +5,7 @@ using namespace yolox;
 using torch::Tensor;
 
 namespace {
-Tensor as_row(const Losses& l, const Targets& t) {  // in the order of the fixtures
+Tensor as_row(const Losses& l, const Targets& t) {  // in the column order of the fixtures
   const double objects = std::max<int64_t>(t.total(), 1), fg = std::max<int64_t>(l.num_fg.item<int64_t>(), 1);
   return torch::tensor({l.total.item<double>(), l["iou"].item<double>(), l["l1"].item<double>(),
                         l["obj"].item<double>(), l["cls"].item<double>(), fg / objects},
@@ -71,9 +71,7 @@ SHARED_TEST("loss: losses and gradients in float64 equal the official ones") {
   }
 }
 
-TEST_CASE(
-    "loss: a perfect prediction has no box loss, and the loss of a batch is the sum over images by "
-    "positives") {
+TEST_CASE("loss: a perfect prediction has no box loss; losses are divided by the positives of the batch") {
   const auto anchors = make_anchors(64, 64, torch::kFloat);
   const int64_t points = anchors.stride.numel();
   const Targets t{torch::tensor({{{20.f, 20.f, 16.f, 24.f}}}), torch::tensor({{int64_t(1)}}), {1}};
@@ -89,8 +87,7 @@ TEST_CASE(
   CHECK(l["obj"].item<float>() == doctest::Approx(points * std::log(2.) / 10).epsilon(1e-5));
 }
 
-TEST_CASE(
-    "loss: the loss passes autograd's anomaly mode, half and bfloat16 predictions are computed in float32") {
+TEST_CASE("loss: passes autograd's anomaly mode; computes float16 and bfloat16 predictions in float32") {
   torch::autograd::AnomalyMode::set_enabled(true);
   const int64_t points = make_anchors(96, 96, torch::kFloat).stride.numel();
   const Targets t{torch::tensor({{{40.f, 40.f, 30.f, 30.f}}}), torch::tensor({{int64_t(0)}}), {1}};
@@ -106,10 +103,10 @@ TEST_CASE(
   torch::autograd::AnomalyMode::set_enabled(false);
 }
 
-TEST_CASE("loss: a wild prediction that is not positive sends no NaN into the gradient") {
+TEST_CASE("loss: an infinite prediction at a negative point gives no NaN in the gradient") {
   const int64_t points = make_anchors(96, 96, torch::kFloat).stride.numel();
   auto reg = torch::zeros({1, points, 4});
-  reg[0][0].fill_(120);  // exp overflows at the first point, which unused rows are filled with
+  reg[0][0].fill_(120);  // exp overflows at the first point, and unused rows select point 0
   auto cls = torch::zeros({1, points, 3});
   cls[0][0].fill_(std::numeric_limits<float>::infinity());
   const Predictions p{reg.set_requires_grad(true), torch::zeros({1, points}), cls};

@@ -1,4 +1,4 @@
-// Memory of a process, running out of it, and the largest batch that fits.
+// Memory of a process, out-of-memory errors, and the search for the largest batch that fits.
 #include "tensors.hpp"
 
 #include <sys/mman.h>
@@ -15,7 +15,7 @@
 
 using namespace yolox;
 
-TEST_CASE("memory: errors that mean out of memory are recognised, others are not") {
+TEST_CASE("memory: out-of-memory errors are recognised, others are not") {
   CHECK(is_out_of_memory(std::bad_alloc()));
   CHECK(is_out_of_memory(std::runtime_error("CUDA out of memory. Tried to allocate 20.00 MiB")));
   CHECK(is_out_of_memory(std::runtime_error("DefaultCPUAllocator: can't allocate memory: you tried")));
@@ -31,10 +31,9 @@ TEST_CASE("memory: errors that mean out of memory are recognised, others are not
   CHECK_FALSE(is_out_of_memory(std::runtime_error("the shapes do not fit")));
 }
 
-TEST_CASE(
-    "memory: a step that runs out of it is done again in more parts, which stay after the second time") {
+TEST_CASE("memory: a step out of memory is repeated in more parts; after the second time the number stays") {
   RetryInParts fit{2, 7};
-  int64_t room = 7;  // parts that fit
+  int64_t room = 7;  // smallest number of parts that fits
   std::string order;
   const auto step = [&] {
     order.clear();
@@ -49,7 +48,7 @@ TEST_CASE(
   CHECK(step() == 70);
   CHECK(order == " 2 undo4 4 undo7 7");
   room = 1;
-  CHECK(step() == 20);  // that was a single large batch
+  CHECK(step() == 20);  // After the first retry, a step starts with two parts again.
   CHECK(order == " 2");
   room = 3;
   CHECK(step() == 40);
@@ -59,7 +58,7 @@ TEST_CASE(
   CHECK(fit.retries == 2);
   room = 8;
   CHECK(has(error_of(step), "even with one image at a time"));
-  CHECK(has(error_of(step), "(out of memory)"));  // what was asked for is in there
+  CHECK(has(error_of(step), "(out of memory)"));  // the original message
   CHECK(has(error_of([] {
               RetryInParts{1, 1}([](int64_t) -> int { throw std::bad_alloc(); }, [](int64_t) {});
             }),
@@ -69,7 +68,7 @@ TEST_CASE(
         }) == "other");
 }
 
-TEST_CASE("memory: the largest batch within the budget is found, whatever the curve") {
+TEST_CASE("memory: the largest batch within the budget is found for any growth of memory") {
   int tried = 0;
   double largest_tried = 0;
   const auto search = [&](int64_t limit, double budget, const std::function<double(double)>& bytes) {
@@ -94,12 +93,12 @@ TEST_CASE("memory: the largest batch within the budget is found, whatever the cu
   CHECK(tried < 12);
   const auto square = [](double n) { return n * n; };
   CHECK(search(1000, 30.5 * 30.5, square) == 30);
-  CHECK(largest_tried < 4 * 4 * 30.5 * 30.5);  // it does not jump far beyond what it has seen
-  const auto steps = [](double n) { return 50 * std::ceil(n / 10); };  // an allocator's blocks
+  CHECK(largest_tried < 4 * 4 * 30.5 * 30.5);  // does not extrapolate far beyond the measured sizes
+  const auto steps = [](double n) { return 50 * std::ceil(n / 10); };  // block-wise allocation
   CHECK(search(1000, 149, steps) == 20);
   const auto wall = [](double n) { return n > 13 ? std::numeric_limits<double>::infinity() : 1.0; };
   CHECK(search(1000, 2, wall) == 13);
-  // Where something else than bytes is the limit, the line points beyond it each time.
+  // If the limit is not a number of bytes, the linear extrapolation overshoots each time.
   const auto slow = [&](double n) { return n > 40 ? std::numeric_limits<double>::infinity() : line(n); };
   CHECK(search(100000, 1e9, slow) == 40);
   CHECK(tried < 12);
@@ -108,16 +107,16 @@ TEST_CASE("memory: the largest batch within the budget is found, whatever the cu
 TEST_CASE("memory: resident memory and its peak are measured, and the peak can be reset") {
   CHECK(resident_bytes() > 1e5);
   CHECK(peak_bytes() >= 0.5 * resident_bytes());
-  reset_peak();  // of the tests before
+  reset_peak();  // the earlier tests have a peak too
   const double before = peak_bytes();
   {
-    // Not from the heap, which may have as much that is free and in RAM.
+    // mmap(), because the heap may contain as much free memory that is already resident.
     const size_t bytes = 200 << 20;
-    void* much = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    REQUIRE(much != MAP_FAILED);
-    std::memset(much, 1, bytes);
+    void* block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(block != MAP_FAILED);
+    std::memset(block, 1, bytes);
     CHECK(peak_bytes() > before + 100e6);
-    munmap(much, bytes);
+    munmap(block, bytes);
   }
   reset_peak();
   CHECK(peak_bytes() < before + 100e6);

@@ -1,4 +1,4 @@
-// ./multitask: several heads on one backbone, each with a data set of its own.
+// ./multitask: several heads on one backbone, each with its own data set.
 #include "programs.hpp"
 
 #include "examples/yolox_multitask.hpp"
@@ -9,20 +9,22 @@ using namespace yolox::test;
 
 namespace {
 
-// Two data sets: seven classes in eight images, and the first three of them in five.
+// Two data sets: 8 images with seven classes, and 5 images with the first three of these classes.
 struct TwoSets {
   TempDir dir;
   TwoSets() { write_scenes(dir / "all", 8), write_scenes(dir / "few", 5, 3); }
 };
-// Two steps a head and epoch, at the full learning rate from the first on.
+// Two steps per head and epoch. The first step already has the full learning rate.
 const std::string kTwo = "--data all --data few --model yolox-nano --size 64 --bs 4 --epochs 2 ";
 
 GenericDict weights_in(const std::string& path) {
   return read_pth(path).toGenericDict().at("model").toGenericDict();
 }
 
-// Of the tensors whose names begin with the prefix: those that differ, and all.
-std::pair<int, int> moved(const GenericDict& before, const GenericDict& after, const std::string& prefix) {
+// Counts the tensors whose names begin with the prefix. Returns the number that differ, and the number of
+// all.
+std::pair<int, int> count_changed(const GenericDict& before, const GenericDict& after,
+                                  const std::string& prefix) {
   std::pair<int, int> count;
   for (const auto& e : before) {
     if (e.key().toStringRef().rfind(prefix, 0) != 0) continue;
@@ -34,16 +36,16 @@ std::pair<int, int> moved(const GenericDict& before, const GenericDict& after, c
 
 }  // namespace
 
-TEST_CASE("multitask: with one head it makes the weights of ./train, byte for byte" * starts_programs) {
+TEST_CASE("multitask: with one head the weights equal those of ./train, byte for byte" * starts_programs) {
   TwoSets two;
-  // Mosaic, warm-up, another input size from step 10 on, L1 without mosaic in the last epoch.
+  // With mosaic, warm-up, multi-scale from step 10 on, and L1 without mosaic in the last epoch.
   const std::string flags = "--data all --model yolox-nano --size 64 --bs 4 --epochs 10 --eval-interval 0 ";
   succeed(two.dir, "train", flags + "--out one");
   succeed(two.dir, "multitask", flags + "--out multi");
   CHECK(difference(weights_in(two.dir / "one/last.pth"), weights_in(two.dir / "multi/head_all.pth")) == "");
 }
 
-TEST_CASE("multitask: two heads, one a step: two ranks make the steps of one" * starts_programs) {
+TEST_CASE("multitask: with two heads, two ranks compute the same steps as one rank" * starts_programs) {
   TwoSets two;
   const std::string flags = kTwo + "--amp fp64 --lr 1e-6 --eval-interval 0 --out ";
   succeed(two.dir, "multitask", flags + "start --max-iters 1 --lr 0");
@@ -53,23 +55,24 @@ TEST_CASE("multitask: two heads, one a step: two ranks make the steps of one" * 
   CHECK(relative_difference(two.dir, "two", "one", "start") < 1e-7);
   const auto start = weights_of(two.dir, "start", false), one = weights_of(two.dir, "one", false);
   for (const std::string part : {"backbone.", "head_all.", "head_few."})
-    CHECK(moved(start, one, part).first > 0);
+    CHECK(count_changed(start, one, part).first > 0);
 }
 
-TEST_CASE("multitask: a head that is not used in a step stays as it is, all of it" * starts_programs) {
+TEST_CASE("multitask: a step does not change the weights and momentum of a head that it does not use" *
+          starts_programs) {
   TwoSets two;
-  succeed(two.dir, "multitask", kTwo + "--eval-interval 0 --out r --max-iters 2");  // one step each
+  succeed(two.dir, "multitask", kTwo + "--eval-interval 0 --out r --max-iters 2");  // one step per head
   fs::copy(two.dir / "r", two.dir / "before", fs::copy_options::recursive);
   succeed(two.dir, "multitask", "--resume r --max-iters 3");
   for (const bool averaged : {false, true}) {
     const auto before = weights_of(two.dir, "before", averaged), after = weights_of(two.dir, "r", averaged);
-    const auto idle = moved(before, after, "head_few.");
+    const auto idle = count_changed(before, after, "head_few.");
     CHECK(idle.first == 0);
     CHECK(idle.second > 100);
-    CHECK(moved(before, after, "head_all.").first > idle.second / 2);
-    CHECK(moved(before, after, "backbone.").first > idle.second);
+    CHECK(count_changed(before, after, "head_all.").first > idle.second / 2);
+    CHECK(count_changed(before, after, "backbone.").first > idle.second);
   }
-  // Its momentum, too, though there is some.
+  // The momentum of the unused head is not zero, and stays the same.
   const std::vector<Task> tasks{{"all", shapes_classes()}, {"few", {"circle", "ring", "crescent"}}};
   MultiTask model("yolox-nano", tasks);
   const auto momentum = [&](const std::string& run) {
@@ -82,19 +85,20 @@ TEST_CASE("multitask: a head that is not used in a step stays as it is, all of i
     return named;
   };
   const auto before = momentum("before"), after = momentum("r");
-  CHECK(moved(before, after, "head_few.").first == 0);
-  CHECK(moved(before, after, "head_all.").first > 0);
+  CHECK(count_changed(before, after, "head_few.").first == 0);
+  CHECK(count_changed(before, after, "head_all.").first > 0);
   CHECK(before.at("head_few.obj_preds.0.bias").toTensor().abs().min().item<double>() > 0);
 }
 
-TEST_CASE("multitask: the file of a head has the AP of the run, and goes wherever a checkpoint goes" *
+TEST_CASE("multitask: the file of a head has the AP of the run and is accepted like any checkpoint" *
           starts_programs) {
   TwoSets two;
   const std::string printed =
       succeed(two.dir, "multitask",
               "--data drawn=shapes --data few --model yolox-nano --size 64 --bs 8 --epochs 1 --max-iters 30 "
               "--lr 0.0012 --conf 0 --out r");
-  const auto rows = metric_rows(two.dir / "r/metrics.csv");  // epoch, step, then loss and AP of each head
+  const auto rows =
+      metric_rows(two.dir / "r/metrics.csv");  // columns: epoch, step, then loss and AP of each head
   REQUIRE(rows.size() == 1);
   REQUIRE(rows[0].size() == 6);
   CHECK(rows[0][3] > 0);
@@ -113,7 +117,7 @@ TEST_CASE("multitask: the file of a head has the AP of the run, and goes whereve
   CHECK(weights_info(file, "").classes == std::vector<std::string>{"circle", "ring", "crescent"});
 }
 
-TEST_CASE("multitask: a run that was cut ends with the same bytes" * starts_programs) {
+TEST_CASE("multitask: a stopped and resumed run ends with the same bytes" * starts_programs) {
   TwoSets two;
   const std::string flags = kTwo + "--eval-interval 1 --out ";
   succeed(two.dir, "multitask", flags + "whole --max-iters 7");
@@ -124,15 +128,14 @@ TEST_CASE("multitask: a run that was cut ends with the same bytes" * starts_prog
     CHECK(difference(two.dir / ("whole" + file), two.dir / ("cut" + file)) == "");
 }
 
-TEST_CASE(
-    "multitask: stopped amid an evaluation, it is done when the run goes on, which ends with the same bytes" *
-    starts_programs) {
+TEST_CASE("multitask: stopped during an evaluation, the resumed run repeats it and ends with the same bytes" *
+          starts_programs) {
   TwoSets two;
   const std::string flags =
       "--data drawn=shapes --data few --model yolox-nano --size 64 --bs 4 --conf 0 --max-iters 2 --out ";
   succeed(two.dir, "multitask", flags + "whole");
   Process p(two.dir, "multitask", flags + "cut");
-  // There are two checkpoints when the last one before the evaluation is written.
+  // step_0.pth appears when the checkpoint before the evaluation is written.
   REQUIRE(p.until([&] { return fs::exists(two.dir / "cut/step_0.pth"); }));
   kill(p.pid, SIGTERM);
   CHECK(p.wait() == 0);
@@ -150,7 +153,7 @@ TEST_CASE(
   for (const int column : {0, 1, 3, 5}) CHECK(cut[0].at(column) == whole.at(0).at(column));
 }
 
-TEST_CASE("multitask: a full disk is said and does not end the run before its end" * starts_programs) {
+TEST_CASE("multitask: a full disk is reported and does not end the run early" * starts_programs) {
   TwoSets two;
   const Outcome o = run_with_full_disk(two.dir, "multitask", kTwo + "--eval-interval 0 --out r");
   CHECK(o.code == 1);
@@ -159,7 +162,7 @@ TEST_CASE("multitask: a full disk is said and does not end the run before its en
   CHECK(has(contents(two.dir / "r/log.txt"), "epoch 2/2"));
 }
 
-TEST_CASE("multitask: what cannot be is refused with a remedy" * starts_programs) {
+TEST_CASE("multitask: invalid flags are refused with a remedy" * starts_programs) {
   TwoSets two;
   succeed(two.dir, "multitask", kTwo + "--max-iters 1 --eval-interval 0 --out r");
   succeed(two.dir, "train", kTwo + "--data all --max-iters 1 --eval-interval 0 --out t");

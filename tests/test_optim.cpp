@@ -9,9 +9,10 @@ using namespace yolox;
 using torch::Tensor;
 
 namespace {
-// Three official steps; calls `after(step, model, ema, losses)`.
+// Computes the first `steps` steps of the fixture. Calls after(step, model, ema, losses, optimizer) after
+// each.
 template <class F>
-void three_steps(const std::string& size, torch::ScalarType dtype, int steps, F&& after) {
+void train_steps(const std::string& size, torch::ScalarType dtype, int steps, F&& after) {
   const auto f = fixture("steps_" + size + ".pth");
   const Tensor images = tensor(fixture("model_nano.pth"), "sq").to(dtype);
   const auto t = official_targets(tensor(fixture("train_nano.pth"), "labels_sq").to(dtype));
@@ -30,7 +31,7 @@ void three_steps(const std::string& size, torch::ScalarType dtype, int steps, F&
 }
 }  // namespace
 
-SHARED_TEST("optim: the three parameter groups hold the official names in the official order") {
+SHARED_TEST("optim: the three parameter groups contain the official names in the official order") {
   for (const std::string size : {"nano", "tiny", "s"}) {
     const auto f = fixture("steps_" + size + ".pth");
     YOLOX model("yolox-" + size, 80);
@@ -46,15 +47,15 @@ SHARED_TEST("optim: the three parameter groups hold the official names in the of
   }
 }
 
-// The official code differs from itself by 1e-5 with 2 threads in the place of 1; the test in float64 below
-// is the sharp one.
+// With 2 threads instead of 1, the official code differs from itself by 1e-5. The float64 test below is the
+// strict one.
 SHARED_TEST("optim: one SGD step and EMA in float32 equal the official ones") {
   const auto f = fixture("steps_nano.pth");
   std::map<std::string, Tensor> exact;
-  three_steps("nano", torch::kDouble, 1, [&](int, YOLOX& model, YOLOX&, const Losses&, Optimizer&) {
+  train_steps("nano", torch::kDouble, 1, [&](int, YOLOX& model, YOLOX&, const Losses&, Optimizer&) {
     for (const auto& [key, t] : state_dict(*model)) exact[key] = t.detach().clone();
   });
-  three_steps("nano", torch::kFloat, 1, [&](int, YOLOX& model, YOLOX& ema, const Losses& losses, Optimizer&) {
+  train_steps("nano", torch::kFloat, 1, [&](int, YOLOX& model, YOLOX& ema, const Losses& losses, Optimizer&) {
     CHECK(losses.total.item<double>() ==
           doctest::Approx(tensor(f, "loss_step0")[0].item<double>()).epsilon(1e-5));
     double bar = 0;
@@ -72,7 +73,7 @@ SHARED_TEST("optim: one SGD step and EMA in float32 equal the official ones") {
 SHARED_TEST("optim: three SGD steps and EMA in float64 equal the official ones") {
   for (const std::string size : {"nano", "s"}) {
     const auto f = fixture("steps_" + size + ".pth");
-    three_steps(size, torch::kDouble, 3,
+    train_steps(size, torch::kDouble, 3,
                 [&](int step, YOLOX& model, YOLOX& ema, const Losses& losses, Optimizer& optimizer) {
                   const std::string n = std::to_string(step);
                   CHECK(losses.total.item<double>() ==
@@ -116,7 +117,7 @@ SHARED_TEST("optim: learning rate and EMA decay equal the official ones") {
           doctest::Approx(decay[i].item<double>()).epsilon(1e-12));
 }
 
-TEST_CASE("optim: schedule by hand: zero first, the full rate after the warm-up, the floor at the end") {
+TEST_CASE("optim: the learning rate is zero first, highest after the warm-up, and smallest at the end") {
   const Schedule s{0.01, 10, 10, 1, 2};
   CHECK(learning_rate(s, 0) == 0);
   CHECK(learning_rate(s, 5) == doctest::Approx(0.0025));
@@ -125,7 +126,7 @@ TEST_CASE("optim: schedule by hand: zero first, the full rate after the warm-up,
   CHECK(learning_rate(s, 80) == doctest::Approx(0.0005));
   CHECK(learning_rate(s, 99) == doctest::Approx(0.0005));
   CHECK(learning_rate({0.01, 10, 10, 0, 0}, 0) ==
-        doctest::Approx(0.01));  // no warm-up: the full rate at once
+        doctest::Approx(0.01));  // no warm-up: starts at the highest rate
 }
 
 TEST_CASE("optim: SGD, Adam and AdamW equal torch's own optimizers") {
@@ -140,10 +141,10 @@ TEST_CASE("optim: SGD, Adam and AdamW equal torch's own optimizers") {
         b->parameters()[i].set_data(a->parameters()[i].clone());
       Optimizer ours(kind, parameter_groups(*a, 0.05), fp16);
       std::vector<torch::optim::OptimizerParamGroup> groups;
-      std::unique_ptr<torch::optim::Optimizer> theirs;
+      std::unique_ptr<torch::optim::Optimizer> reference;
       const double eps = fp16 ? 1e-3 : 1e-8;
-      const auto theirs_groups = parameter_groups(*b, 0.05);
-      for (const auto& g : theirs_groups) {
+      const auto torch_groups = parameter_groups(*b, 0.05);
+      for (const auto& g : torch_groups) {
         std::unique_ptr<torch::optim::OptimizerOptions> o;
         if (kind == "sgd")
           o = std::make_unique<torch::optim::SGDOptions>(
@@ -156,16 +157,17 @@ TEST_CASE("optim: SGD, Adam and AdamW equal torch's own optimizers") {
               torch::optim::AdamWOptions(0.1).eps(eps).weight_decay(g.weight_decay));
         groups.emplace_back(g.params, std::move(o));
       }
-      if (kind == "sgd") theirs = std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1));
-      if (kind == "adam") theirs = std::make_unique<torch::optim::Adam>(groups);
-      if (kind == "adamw") theirs = std::make_unique<torch::optim::AdamW>(groups);
+      if (kind == "sgd")
+        reference = std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1));
+      if (kind == "adam") reference = std::make_unique<torch::optim::Adam>(groups);
+      if (kind == "adamw") reference = std::make_unique<torch::optim::AdamW>(groups);
       for (int step = 0; step < 3; ++step) {
         for (size_t k = 0; k < a->parameters().size(); ++k) {
           const Tensor g = torch::randn_like(a->parameters()[k]);
           a->parameters()[k].mutable_grad() = g.clone();
           b->parameters()[k].mutable_grad() = g.clone();
         }
-        ours.step(0.1), theirs->step();
+        ours.step(0.1), reference->step();
       }
       for (size_t i = 0; i < a->parameters().size(); ++i)
         CHECK_MESSAGE(relative_error(a->parameters()[i], b->parameters()[i]) < 1e-5,
@@ -175,7 +177,7 @@ TEST_CASE("optim: SGD, Adam and AdamW equal torch's own optimizers") {
   CHECK_THROWS_WITH_AS(Optimizer("lion", {}, false), doctest::Contains("choose sgd"), std::runtime_error);
 }
 
-TEST_CASE("optim: the eps of Adam is 1e-3 under fp16, so that a vanishing gradient moves little") {
+TEST_CASE("optim: the eps of Adam is 1e-3 under fp16, so that a tiny gradient makes a small step") {
   auto move = [](bool fp16) {
     torch::nn::Linear l(1, 1);
     const Tensor before = l->weight.detach().clone();
@@ -188,7 +190,7 @@ TEST_CASE("optim: the eps of Adam is 1e-3 under fp16, so that a vanishing gradie
   CHECK(move(false) > 1e-2);
 }
 
-TEST_CASE("optim: frozen parameters are in no group and keep their bits in steps with weight decay") {
+TEST_CASE("optim: frozen parameters are in no group and stay unchanged in steps with weight decay") {
   YOLOX model("yolox-nano", 2);
   for (auto& p : model->backbone->parameters()) p.set_requires_grad(false);
   const Tensor before = model->backbone->backbone->stem->conv->conv->weight.clone();
@@ -208,7 +210,7 @@ TEST_CASE("optim: frozen parameters are in no group and keep their bits in steps
   CHECK(torch::equal(before, model->backbone->backbone->stem->conv->conv->weight));
 }
 
-TEST_CASE("clipping: to the norm, not below it, and off") {
+TEST_CASE("clipping: large gradients are scaled to the norm, small ones stay, and 0 is off") {
   const auto grads = [] {
     return std::vector<Tensor>{torch::full({9}, 4.0), torch::full({16}, 3.0)};
   };  // norm sqrt(144 + 144)
@@ -261,7 +263,7 @@ TEST_CASE("optim: the gradient scaler unscales before clipping, skips overflows,
   CHECK(off.scaled(torch::full({}, 3.0)).item<float>() == 3);
 }
 
-TEST_CASE("optim: autocast lasts as long as its guard, and forgets cached casts of weights") {
+TEST_CASE("optim: AutocastGuard ends autocast with its scope and clears the cached casts of weights") {
   torch::nn::Linear l(4, 4);
   const Tensor x = torch::ones({1, 4});
   torch::Tensor first;
@@ -281,7 +283,7 @@ TEST_CASE("optim: autocast lasts as long as its guard, and forgets cached casts 
   CHECK((l(x).scalar_type() == torch::kFloat));
 }
 
-TEST_CASE("EMA: what is frozen is left alone, with the statistics of its batch norms; the rest moves") {
+TEST_CASE("EMA: frozen parameters and the statistics of their batch norms are not updated, the others are") {
   torch::nn::Sequential source(torch::nn::Conv2d(3, 4, 1), torch::nn::BatchNorm2d(4),
                                torch::nn::Conv2d(4, 4, 1), torch::nn::BatchNorm2d(4));
   torch::nn::Sequential target(torch::nn::Conv2d(3, 4, 1), torch::nn::BatchNorm2d(4),
@@ -299,7 +301,7 @@ TEST_CASE("EMA: what is frozen is left alone, with the statistics of its batch n
     for (const auto& e : *entries) {
       const bool counter = !e.value().is_floating_point();  // num_batches_tracked
       const bool same = torch::equal(e.value(), kept[e.key()]), frozen = e.key()[0] < '2';
-      const bool both_ones = e.key() == "3.weight" || e.key() == "3.bias";  // as they are made
+      const bool both_ones = e.key() == "3.weight" || e.key() == "3.bias";  // both have their initial value
       if (!both_ones) CHECK_MESSAGE(same == (frozen || counter), e.key());
     }
   }

@@ -1,5 +1,5 @@
-// Times are bounded by what was slept in a part, and by a clock around the whole: a busy machine breaks
-// neither bound.
+// run/profile.hpp. Measured times are at least the sleeps within a part, and at most the time around all of
+// it. Both bounds hold on a busy machine.
 #include "run/profile.hpp"
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@ using torch::Tensor;
 
 namespace {
 
-constexpr double kSlept = 0.999e-3;  // what a sleep of 1 ms takes at least, seconds
+constexpr double kSlept = 0.999e-3;  // shortest sleep of 1 ms, in seconds
 
 void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
@@ -37,7 +37,7 @@ std::map<std::string, PartTime> by_name(const Profile& profile) {
 
 using Names = std::vector<std::string>;
 
-// One step: 3 ms in no part, 5 in "loss", 12 in two "assignment"s inside it.
+// One step: 3 ms outside of parts, 5 ms in "loss", and 12 ms in two "assignment" parts inside "loss".
 void step_with_loss() {
   sleep_ms(3);
   RECORD_USER_SCOPE("loss");
@@ -49,7 +49,7 @@ void step_with_loss() {
   sleep_ms(1);
 }
 
-// Runs f on a thread that takes over what torch keeps for this one, as autograd does with its own.
+// Runs f on a thread with the thread-local state of torch of this thread, as autograd runs its threads.
 template <class F>
 void on_autograd_like_thread(F f) {
   const at::ThreadLocalState state;
@@ -59,14 +59,15 @@ void on_autograd_like_thread(F f) {
   }).join();
 }
 
-// The events of a trace that have a duration, and a look at what every viewer needs.
+// An event of a trace with a duration.
 struct Event {
   std::string name, category;
   int64_t pid, tid;
   double from, to;  // microseconds
 
-  bool holds(const Event& e) const { return tid == e.tid && from <= e.from && e.to <= to; }
+  bool contains_event(const Event& e) const { return tid == e.tid && from <= e.from && e.to <= to; }
 };
+// Returns the events with a duration. Checks the fields that trace viewers need.
 std::vector<Event> read_trace(const std::string& path) {
   rapidjson::Document json;
   json.Parse(contents(path).c_str());
@@ -97,7 +98,7 @@ std::vector<Event> named(const std::vector<Event>& events, const std::string& na
 
 }  // namespace
 
-TEST_CASE("profile: a part in a part counts for itself alone, and all parts add up to the step") {
+TEST_CASE("profile: a part does not include the parts inside it; all parts add up to the step") {
   Profile profile(torch::kCPU, 0, 2, 0);
   const double before = now();
   profile.start();
@@ -136,7 +137,7 @@ TEST_CASE("profile: a part in a part counts for itself alone, and all parts add 
   CHECK(t["step"].share == doctest::Approx(1));
 }
 
-TEST_CASE("profile: the median is over the steps, those without the part included") {
+TEST_CASE("profile: the median is over all steps, also those without the part") {
   Profile profile(torch::kCPU, 0, 3, 0);
   std::vector<double> whole;
   profile.start();
@@ -172,7 +173,7 @@ TEST_CASE("profile: the median is over the steps, those without the part include
   CHECK(by_name(even)["forward"].median == doctest::Approx(by_name(even)["forward"].mean));
 }
 
-TEST_CASE("profile: marks may outlast a step, and end in any order") {
+TEST_CASE("profile: marks may span several steps and end in any order") {
   Profile profile(torch::kCPU, 0, 2, 0);
   profile.start();
   at::RecordFunction epoch(at::RecordScope::USER_SCOPE), copy(at::RecordScope::USER_SCOPE);
@@ -209,7 +210,7 @@ TEST_CASE("profile: marks of other threads and of collective operations are not 
   }
   {
     RECORD_USER_SCOPE("reduce");
-    at::RecordFunction work(at::RecordScope::USER_SCOPE);  // as ProcessGroup marks what it does
+    at::RecordFunction work(at::RecordScope::USER_SCOPE);  // as ProcessGroup marks its operations
     work._setAsync();
     work.before("gloo:all_reduce");
     sleep_ms(3);
@@ -221,7 +222,7 @@ TEST_CASE("profile: marks of other threads and of collective operations are not 
   CHECK(by_name(profile)["reduce"].mean >= 3 * kSlept);
 }
 
-TEST_CASE("profile: nothing is measured before the start, while warming up, after the table and in part") {
+TEST_CASE("profile: only complete steps after the warm-up are measured") {
   const auto mark = [](const char* name) {
     RECORD_USER_SCOPE(name);
     sleep_ms(1);
@@ -257,14 +258,14 @@ TEST_CASE("profile: nothing is measured before the start, while warming up, afte
   CHECK(has(error_of([&] { profile.stop_and_write("none.json"); }), "no step was traced for none.json"));
   CHECK(has(error_of([&] { profile.step(); }), "after stop_and_write()"));
 
-  profile.start();  // again, from nothing
+  profile.start();  // a second start clears all times
   for (int i = 0; i < 2; ++i) profile.step();
   mark("again");
   profile.step();
   CHECK(names(profile) == Names{"again", "other", "step"});
 }
 
-TEST_CASE("profile: torch calls back for marks alone, while they are measured, and never after the end") {
+TEST_CASE("profile: callbacks are for marks only, while steps are measured, and are removed at the end") {
   const auto active = [](at::RecordScope scope) { return at::RecordFunction(scope).isActive(); };
   const auto mark = at::RecordScope::USER_SCOPE, op = at::RecordScope::FUNCTION;
   REQUIRE_FALSE(at::hasThreadLocalCallbacks());
@@ -289,7 +290,7 @@ TEST_CASE("profile: torch calls back for marks alone, while they are measured, a
     RECORD_USER_SCOPE("outlives the table");
     profile->step();
   }
-  CHECK(active(op));  // torch traces
+  CHECK(active(op));  // the trace has started
   CHECK(torch::profiler::impl::profilerEnabled());
   profile->step();
   profile.reset();
@@ -299,7 +300,7 @@ TEST_CASE("profile: torch calls back for marks alone, while they are measured, a
   CHECK_FALSE(at::hasGlobalCallbacks());
 }
 
-TEST_CASE("profile: a mark of one profile that ends in another is unknown there") {
+TEST_CASE("profile: a mark that began in another profile is ignored") {
   std::optional<at::RecordFunction> old;
   {
     Profile first(torch::kCPU, 0, 1, 0);
@@ -318,11 +319,11 @@ TEST_CASE("profile: a mark of one profile that ends in another is unknown there"
   CHECK(by_name(second)["new"].mean >= 3 * kSlept);
 }
 
-TEST_CASE("profile: the device is waited for before the clock is read, on a GPU alone") {
+TEST_CASE("profile: a GPU is synchronized before the clock is read, a CPU is not") {
   CHECK_FALSE(Profile(torch::kCPU).synchronize);
   CHECK(Profile(torch::kCUDA).synchronize);
 
-  // A device that needs so long for what was asked of it.
+  // A simulated device: milliseconds of queued work.
   int pending = 0;
   std::string log;
   Profile profile(torch::kCPU, 1, 1, 1);
@@ -331,8 +332,8 @@ TEST_CASE("profile: the device is waited for before the clock is read, on a GPU 
     sleep_ms(std::exchange(pending, 0));
   };
   profile.start();
-  CHECK(log.empty());  // nothing waits while warming up
-  pending = 50;        // ends in the first wait, before the step that is measured
+  CHECK(log.empty());  // no synchronization during the warm-up
+  pending = 50;        // done by the first synchronization, before the measured step
   const double before = now();
   profile.step();
   {
@@ -350,7 +351,7 @@ TEST_CASE("profile: the device is waited for before the clock is read, on a GPU 
   CHECK(by_name(profile)["forward"].mean >= 12 * kSlept);
   CHECK(by_name(profile)["other"].mean >= 12 * kSlept);
   CHECK(by_name(profile)["step"].mean <= now() - before - 50 * kSlept);
-  // Start, two at every part, the end of the step, and the start of the trace.
+  // At the start, twice per part, at the end of the step, and at the start of the trace.
   CHECK(log == "wait wait forward wait wait loss wait end wait wait ");
   { RECORD_USER_SCOPE("forward"); }
   profile.step();
@@ -360,7 +361,7 @@ TEST_CASE("profile: the device is waited for before the clock is read, on a GPU 
   CHECK(has(profile.table(4), "synchronizes"));
 }
 
-TEST_CASE("profile: the table says what was measured, and ends in the speed") {
+TEST_CASE("profile: the table contains the measured times and ends with the speed") {
   Profile profile(torch::kCPU, 0, 4, 0);
   profile.start();
   for (int i = 0; i < 4; ++i) {
@@ -408,7 +409,7 @@ TEST_CASE("profile: the table says what was measured, and ends in the speed") {
   CHECK_FALSE(std::getline(lines, line));
 }
 
-TEST_CASE("profile: the trace holds marks and operators of forward, backward and autograd's threads") {
+TEST_CASE("profile: the trace contains marks and operators of forward, backward and autograd's threads") {
   torch::nn::Sequential model(torch::nn::Conv2d(3, 4, 3), torch::nn::BatchNorm2d(4));
   TempDir dir;
   const std::string path = dir / "trace.json";
@@ -454,12 +455,12 @@ TEST_CASE("profile: the trace holds marks and operators of forward, backward and
   for (int i = 0; i < 3; ++i) {
     CHECK(forward[i].category == "user_annotation");
     CHECK(convolution[i].category == "cpu_op");
-    CHECK(forward[i].holds(convolution[i]));
-    CHECK(forward[i].holds(norm[i]));
-    CHECK(backward[i].holds(node[i]));
-    CHECK(node[i].holds(gradient[i]));
+    CHECK(forward[i].contains_event(convolution[i]));
+    CHECK(forward[i].contains_event(norm[i]));
+    CHECK(backward[i].contains_event(node[i]));
+    CHECK(node[i].contains_event(gradient[i]));
     CHECK(forward[i].to <= backward[i].from);
-    CHECK(other[i].holds(cosine[i]));
+    CHECK(other[i].contains_event(cosine[i]));
     CHECK(other[i].tid != backward[i].tid);
     CHECK(forward[i].pid == getpid());
   }
@@ -489,7 +490,7 @@ TEST_CASE("profile: a trace that cannot be written is an error that names the fi
   getrlimit(RLIMIT_FSIZE, &old);
   const rlimit small{1000, old.rlim_max};
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  setrlimit(RLIMIT_FSIZE, &small);  // stands for a full disk: write() fails half way
+  setrlimit(RLIMIT_FSIZE, &small);  // simulates a full disk: write() fails half-way
   const std::string full = error(path);
   setrlimit(RLIMIT_FSIZE, &old);
   std::signal(SIGXFSZ, handler);
@@ -497,8 +498,9 @@ TEST_CASE("profile: a trace that cannot be written is an error that names the fi
   CHECK_FALSE(torch::profiler::impl::profilerEnabled());
 }
 
-TEST_CASE("profile: on a GPU times belong to the part that asked for the work, and the trace holds kernels" *
-          doctest::skip(!torch::cuda::is_available())) {
+TEST_CASE(
+    "profile: on a GPU, times belong to the part that launched the kernels, and the trace contains them" *
+    doctest::skip(!torch::cuda::is_available())) {
   const Tensor x = torch::rand({4096, 4096}, torch::kCUDA);
   TempDir dir;
   Profile profile(torch::kCUDA);

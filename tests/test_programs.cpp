@@ -1,5 +1,5 @@
-// The programs as users run them: what they write, say and return. Each is a process of its own in a folder
-// of its own.
+// The programs as users run them: files, output and exit codes. Each program runs as its own process in a
+// temporary folder.
 #include "programs.hpp"
 
 #include <torch/script.h>
@@ -18,8 +18,8 @@ namespace {
 
 bool have_compiler() { return std::system("command -v g++ >/dev/null 2>&1") == 0; }
 
-// Runs a program with a library that writes settings of OpenCV and torch into the file "settings" when the
-// program ends.
+// Runs a program with a preloaded library. When the program ends, the library writes settings of OpenCV and
+// torch to the file "settings".
 Outcome run_with_probe(const TempDir& dir, const std::string& program, const std::string& arguments) {
   if (!fs::exists(dir / "probe.so")) {
     write_text(dir / "probe.cpp", R"(
@@ -27,7 +27,7 @@ Outcome run_with_probe(const TempDir& dir, const std::string& program, const std
 #include <mutex>
 #include <set>
 #include <thread>
-// As OpenCV and torch declare them. getNumThreads() does not tell what parallel_for_() does.
+// Declarations of OpenCV and torch. cv::getNumThreads() is not the number of threads of parallel_for_().
 namespace cv {
 struct Range { int start, end; };
 struct ParallelLoopBody { virtual ~ParallelLoopBody(); virtual void operator()(const Range&) const = 0; };
@@ -61,7 +61,7 @@ __attribute__((destructor)) static void write_settings() {
   return shell(dir, "LD_PRELOAD=./probe.so " YOLOX_BINARY_DIR "/" + program + " " + arguments);
 }
 
-// Threads of a process, by their numbers.
+// Returns the thread ids of a process.
 std::set<std::string> threads_of(pid_t pid) {
   std::set<std::string> all;
   std::error_code ended;
@@ -91,7 +91,7 @@ TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints" *
       lines_of(contents(dir / "a/metrics.csv")).at(0) ==
       "epoch,iteration,loss,iou,obj,cls,l1,positives_per_object,lr,images_per_second,waiting_share,grad_norm,"
       "AP,AP50,dtr_peak_bytes,dtr_dropped,dtr_again,dtr_share");
-  int judged = 0;
+  int evaluations = 0;
   for (const auto& row : metric_rows(dir / "a/metrics.csv")) {
     REQUIRE(row.size() == 18);
     CHECK(row[kEpoch] == std::floor((row[kIteration] - 1) / 4) + 1);
@@ -100,10 +100,10 @@ TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints" *
       CHECK((row[kL1] > 0) == (row[kEpoch] == 3));
       CHECK(row[kWaiting] <= 1);
     } else {
-      ++judged;
+      ++evaluations;
     }
   }
-  CHECK(judged == 3);
+  CHECK(evaluations == 3);
   CHECK(metric_rows(dir / "a/metrics.csv").back()[kIteration] == 12);
 
   const auto last = read_pth(dir / "a/last.pth").toGenericDict();
@@ -116,7 +116,8 @@ TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints" *
   CHECK(fs::exists(dir / "a/best.pth"));
 }
 
-TEST_CASE("train: the same run again, with other workers, ends with the same weights" * starts_programs) {
+TEST_CASE("train: a repeated run with another number of workers ends with the same weights" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out b --workers 5");
   CHECK(difference(dir / "a/last.pth", dir / "b/last.pth") == "");
@@ -126,7 +127,7 @@ TEST_CASE("train: the same run again, with other workers, ends with the same wei
   CHECK(difference(dir / "c/last.pth", dir / "d/last.pth") != "");
 }
 
-TEST_CASE("train: a run that was stopped amid an epoch and resumed equals the one that was not" *
+TEST_CASE("train: a run that was stopped within an epoch and resumed equals an undisturbed run" *
           starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--max-iters 6");  // into runs/yolox-nano-data
@@ -135,12 +136,13 @@ TEST_CASE("train: a run that was stopped amid an epoch and resumed equals the on
   const auto half = read_pth(dir / (run_folder + "/last.pth")).toGenericDict();
   CHECK(half.at("train").toGenericDict().at("iteration").toInt() == 6);
 
-  const Outcome complete = run(dir, "train", "--resume " + run_folder);  // its own limit holds too
+  const Outcome complete =
+      run(dir, "train", "--resume " + run_folder);  // --max-iters of the run still applies
   CHECK(complete.code == 2);
-  CHECK(has(complete.err, "--max-iters"));  // what would let it go on
+  CHECK(has(complete.err, "--max-iters"));  // the flag that continues the run
 
   const std::string printed =
-      succeed(dir, "train", "--resume --max-iters 0");  // the newest; no more is repeated
+      succeed(dir, "train", "--resume --max-iters 0");  // the newest run, without limit
   CHECK(has(printed, "resuming " + run_folder + " at step 6"));
   CHECK(has(printed, "--max-iters 0 instead of the run's 6"));
   const auto whole = read_pth(dir / "a/last.pth").toGenericDict();
@@ -155,7 +157,7 @@ TEST_CASE("train: a run that was stopped amid an epoch and resumed equals the on
   CHECK(log.find("run runs/") < log.find("resuming runs/"));
 }
 
-TEST_CASE("train: another --size for a resumed run is written into its checkpoint" * starts_programs) {
+TEST_CASE("train: a new --size of a resumed run is written to its checkpoint" * starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out resized --max-iters 1 --eval-interval 0");
   succeed(dir, "train", "--resume=resized --max-iters 2 --size 96x128");
@@ -164,7 +166,7 @@ TEST_CASE("train: another --size for a resumed run is written into its checkpoin
   CHECK(info.width == 128);
 }
 
-TEST_CASE("train: a full disk is said and does not end the run before its end" * starts_programs) {
+TEST_CASE("train: a full disk is reported and does not end the run early" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 4);
   const Outcome o = run_with_full_disk(dir, "train",
@@ -176,7 +178,8 @@ TEST_CASE("train: a full disk is said and does not end the run before its end" *
   CHECK(has(contents(dir / "a/log.txt"), "3/3"));
 }
 
-TEST_CASE("train: mixed precision, without EMA, other optimizers, without augmentation" * starts_programs) {
+TEST_CASE("train: runs with mixed precision, without EMA, with AdamW, and without augmentation" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   for (const std::string flags : {"--amp bf16", "--amp fp16", "--optimizer adamw --ema 0",
                                   "--aug none --clip 0", "--official-quirks --no-multiscale"}) {
@@ -191,7 +194,7 @@ TEST_CASE("train: mixed precision, without EMA, other optimizers, without augmen
   }
 }
 
-TEST_CASE("train: frozen parameters and their batch norms keep their bytes, and the rest learns" *
+TEST_CASE("train: frozen parameters and their batch norms stay unchanged, the rest is trained" *
           starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(
@@ -214,13 +217,13 @@ TEST_CASE("train: frozen parameters and their batch norms keep their bytes, and 
   const Outcome unknown = run(dir, "train", kTrain + "--freeze backbone,nek --out g");
   CHECK(unknown.code == 2);
   CHECK(has(unknown.err, "--freeze nek"));
-  CHECK(run(dir, "train", kTrain + "--freeze backbone,neck,head --out g").code == 2);  // nothing is left
+  CHECK(run(dir, "train", kTrain + "--freeze backbone,neck,head --out g").code == 2);  // nothing to train
 }
 
-TEST_CASE("train: --accum makes the step of the whole batch, also of parts of unequal size" *
+TEST_CASE("train: --accum computes the step of the whole batch, with parts of unequal size too" *
           starts_programs) {
   const TempDir& dir = trained().dir;
-  // Only the last convolutions learn: batch norms would see other batches.
+  // Only the last convolutions are trained, because batch norms depend on the micro-batch.
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 5 --max-iters 1 --eval-interval 0 --ema 0 --lr 0.001 "
       "--epochs 1 --warmup-epochs 0 --weights a/last.pth --freeze "
@@ -239,7 +242,7 @@ TEST_CASE("train: --accum makes the step of the whole batch, also of parts of un
   CHECK(run(dir, "train", flags + "--out g --accum 6").code == 2);
 }
 
-TEST_CASE("train: --patience ends a run that gets no better" * starts_programs) {
+TEST_CASE("train: --patience ends a run whose AP does not improve" * starts_programs) {
   const TempDir& dir = trained().dir;
   const std::string printed = succeed(dir, "train",
                                       "--data data --model yolox-nano --size 64 --bs 8 --epochs 9 "
@@ -250,7 +253,7 @@ TEST_CASE("train: --patience ends a run that gets no better" * starts_programs) 
   succeed(dir, "train", "--resume patient --patience 3 --max-iters 4");
 }
 
-TEST_CASE("train: the evaluation of a run stopped amid an epoch leaves the count of --patience alone" *
+TEST_CASE("train: the evaluation of a run stopped within an epoch does not count for --patience" *
           starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train",
@@ -271,8 +274,8 @@ TEST_CASE("train: two runs with --deterministic on two threads end with the same
   CHECK(difference(weights_of(dir, "d1", false), weights_of(dir, "d2", false)) == "");
 }
 
-TEST_CASE("train: --deterministic and nothing else turns torch's deterministic algorithms on" *
-          starts_programs * doctest::skip(!have_compiler())) {
+TEST_CASE("train: only --deterministic turns on torch's deterministic algorithms" * starts_programs *
+          doctest::skip(!have_compiler())) {
   const TempDir& dir = trained().dir;
   const std::string flags = kTrain + "--max-iters 1 --eval-interval 0 --out probed ";
   for (const std::string flag : {"", "--deterministic"}) {
@@ -283,7 +286,7 @@ TEST_CASE("train: --deterministic and nothing else turns torch's deterministic a
   }
 }
 
-TEST_CASE("programs: OpenCV runs no threads and no OpenCL of its own in train, multitask, eval and demo" *
+TEST_CASE("programs: threads of OpenCV and OpenCL are off in train, multitask, eval and demo" *
           starts_programs * doctest::skip(!have_compiler())) {
   const TempDir& dir = trained().dir;
   const std::vector<std::pair<std::string, std::string>> programs = {
@@ -299,8 +302,7 @@ TEST_CASE("programs: OpenCV runs no threads and no OpenCL of its own in train, m
   }
 }
 
-TEST_CASE("train: the threads of the first epoch are those of later epochs, three of them the loader's" *
-          starts_programs) {
+TEST_CASE("train: all epochs run on the same threads; each loader worker is one thread" * starts_programs) {
   const TempDir& dir = trained().dir;
   size_t with_one = 0;
   for (const int workers : {1, 4}) {
@@ -310,17 +312,17 @@ TEST_CASE("train: the threads of the first epoch are those of later epochs, thre
               concat("--data data --model yolox-nano --size 64 --bs 4 --epochs 1000 --eval-interval 0 "
                      "--save-minutes 1000 --no-multiscale --out lasting --workers ",
                      workers));
-    // Two steps an epoch. The first rows of metrics.csv come after these epochs.
-    const auto comes_to = [&](double epoch) {
+    // Two steps per epoch. Waits for a row of metrics.csv of this epoch or a later one.
+    const auto reaches = [&](double epoch) {
       return p.until([&] {
         const auto rows = metric_rows(dir / "lasting/metrics.csv");
         return !rows.empty() && rows.back().size() > kEpoch && rows.back()[kEpoch] >= epoch;
       });
     };
-    REQUIRE(comes_to(2));
+    REQUIRE(reaches(2));
     const auto early = threads_of(p.pid);
     for (const double epoch : {4, 7, 10}) {
-      REQUIRE(comes_to(epoch));
+      REQUIRE(reaches(epoch));
       CHECK(threads_of(p.pid) == early);
     }
     if (workers == 1)
@@ -344,7 +346,7 @@ TEST_CASE("train: the eps of Adam is 1e-3 with --amp fp16 and 1e-8 without" * st
   }
 }
 
-TEST_CASE("train: flags given with --resume hold, and it is said" * starts_programs) {
+TEST_CASE("train: flags given with --resume override those of the run, with a message" * starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out turned --max-iters 1 --eval-interval 0");
   const std::string printed = succeed(dir, "train", "--resume=turned --max-iters 2 --preproc legacy");
@@ -352,7 +354,7 @@ TEST_CASE("train: flags given with --resume hold, and it is said" * starts_progr
   CHECK(weights_info(read_pth(dir / "turned/last.pth"), "last.pth").legacy_preproc);
 }
 
-TEST_CASE("train: weights of other classes: all but the class head is taken, and it is said" *
+TEST_CASE("train: weights for other classes are loaded without the class head, with a message" *
           starts_programs) {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "two", 4, 2);
@@ -368,11 +370,12 @@ TEST_CASE("train: weights of other classes: all but the class head is taken, and
   CHECK(into.at("head.cls_preds.0.bias").toTensor().numel() == 2);
 }
 
-TEST_CASE("train: pictures of the labels and of the first batches; --cache; --split" * starts_programs) {
+TEST_CASE("train: the run folder has images of the labels and first batches; --cache and --split" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   for (const char* name : {"labels", "train_batch0", "train_batch1", "train_batch2"})
     CHECK_FALSE(cv::imread(dir / concat("a/", name, ".jpg")).empty());
-  // Two images of 64 pixels side by side, with boxes in the colours of their classes.
+  // Two images of 64 pixels side by side.
   const cv::Mat sheet = cv::imread(dir / "a/train_batch0.jpg");
   CHECK(sheet.size() == cv::Size(128, 64));
   CHECK(has(trained().printed, "boxes   "));
@@ -388,7 +391,7 @@ TEST_CASE("train: pictures of the labels and of the first batches; --cache; --sp
   CHECK(has(split.err, "test"));
 }
 
-TEST_CASE("pack: bad use is one line; a packed data set trains to the same weights" * starts_programs) {
+TEST_CASE("pack: invalid flags are refused; a packed data set trains to the same weights" * starts_programs) {
   const TempDir& dir = trained().dir;
   for (const std::string flags : {"", "--data data", "--data data --out x.zip", "--data shapes --out x.lmdb"})
     CHECK(run(dir, "pack", flags).code == 2);
@@ -398,7 +401,8 @@ TEST_CASE("pack: bad use is one line; a packed data set trains to the same weigh
   CHECK(difference(weights_of(dir, "a", false), weights_of(dir, "from_packed", false)) == "");
 }
 
-TEST_CASE("train: bad images and labels are counted, listed and left out; --strict stops" * starts_programs) {
+TEST_CASE("train: bad images and labels are counted, listed and skipped; --strict stops at them" *
+          starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 4);
   const std::string bad = dir / "data/train/shapes_2.png";
@@ -406,11 +410,11 @@ TEST_CASE("train: bad images and labels are counted, listed and left out; --stri
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 2 --epochs 1 --eval-interval 1 ";
   const std::string printed = succeed(dir, "train", flags + "--out a");
   CHECK(has(printed, "image cannot be used: 1"));
-  CHECK(has(printed, " 3 images"));  // evaluated
+  CHECK(has(printed, " 3 images"));  // used in the evaluation
   CHECK(has(contents(dir / "a/problems.txt"), "shapes_2.png"));
   const std::string judged = succeed(dir, "eval", "--data data --weights a/last.pth");
   CHECK(has(judged, "3 images in"));
-  CHECK(has(judged, "shapes_2.png"));  // which one
+  CHECK(has(judged, "shapes_2.png"));  // the name of the unreadable image
 
   const Outcome image = run(dir, "train", flags + "--strict --out b");
   CHECK(image.code == 1);
@@ -425,8 +429,7 @@ TEST_CASE("train: bad images and labels are counted, listed and left out; --stri
 
 // ---- eval, demo, export
 
-TEST_CASE("eval: the AP of best.pth is the one that training found, with all keys in --json" *
-          starts_programs) {
+TEST_CASE("eval: the AP of best.pth equals the AP in training; --json has all keys" * starts_programs) {
   const TempDir& dir = trained().dir;
   const std::string printed =
       succeed(dir, "eval",
@@ -448,12 +451,12 @@ TEST_CASE("eval: the AP of best.pth is the one that training found, with all key
     if (row[kAP] > logged) logged = row[kAP];
   CHECK(ap == doctest::Approx(logged).epsilon(1e-5));
 
-  // its detections as a file say the same
+  // The saved detections have the same AP.
   succeed(dir, "eval", "--gt data/annotations/instances_train.json --dt dt.json --json again.json");
   CHECK(json_number(dir / "again.json", "AP") == doctest::Approx(ap).epsilon(1e-6));
 }
 
-SHARED_TEST("eval: --gt and --dt give COCO's twelve numbers" * starts_programs) {
+SHARED_TEST("eval: --gt and --dt compute the twelve COCO metrics" * starts_programs) {
   TempDir dir;
   succeed(dir, "eval",
           concat("--gt '", shared("data/coco_eval/gt.json"), "' --dt '", shared("data/coco_eval/dt.json"),
@@ -466,8 +469,9 @@ SHARED_TEST("eval: --gt and --dt give COCO's twelve numbers" * starts_programs) 
     CHECK_MESSAGE(std::abs(json_number(dir / "e.json", metric.first) - metric.second) < 6e-6, metric.first);
 }
 
-SHARED_TEST("eval: the official nano reaches its AP; with the wrong pixels it is near zero, and it is said" *
-            starts_programs) {
+SHARED_TEST(
+    "eval: the official nano reaches its AP; the wrong --preproc gives an AP near zero and a warning" *
+    starts_programs) {
   TempDir dir;
   const std::string weights = "--weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ";
   const std::string printed =
@@ -498,7 +502,7 @@ SHARED_TEST("eval: the official nano of YOLOX 0.1.0 reaches its AP with --prepro
   CHECK(std::abs(json_number(dir / "e.json", "AP75") - 0.2955) < 5e-4);
 }
 
-TEST_CASE("demo: writes each picture of a folder in its size, skips what is no image, keeps the input" *
+TEST_CASE("demo: writes each image of a folder in its size, skips other files, keeps the originals" *
           starts_programs) {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "pictures", 2);
@@ -518,18 +522,18 @@ TEST_CASE("demo: writes each picture of a folder in its size, skips what is no i
       succeed(dir, "demo", "--source shapes --max-images 2 --weights a/last.pth --save shapes");
   CHECK(has(drawn, "2 images in "));
   CHECK(fs::exists(dir / "shapes/shapes_2.png"));
-  // into the folder of the originals: they must not be drawn over
+  // --save with the source folder must not overwrite the originals.
   const Outcome over = run(dir, "demo", "--source pictures/train --weights a/last.pth --save pictures/train");
   CHECK(over.code != 0);
   CHECK(contents(dir / "pictures/train/shapes_1.png") == before);
 }
 
-SHARED_TEST("demo: the dog is found where it is, and all else stays as it was" * starts_programs) {
+SHARED_TEST("demo: the dog is found; pixels away from the boxes stay unchanged" * starts_programs) {
   TempDir dir;
   const std::string source = shared("data/weights/dog.jpg");
   fs::copy(source, dir / "dog.jpg");
   const cv::Mat in = cv::imread(source);
-  cv::imwrite(dir / "dog.png", in);  // without loss, to compare
+  cv::imwrite(dir / "dog.png", in);  // lossless, for the comparison below
   const std::string printed =
       succeed(dir, "demo",
               "--source dog.png --weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "'");
@@ -543,12 +547,13 @@ SHARED_TEST("demo: the dog is found where it is, and all else stays as it was" *
   const int n = cv::countNonZero(changed);
   CHECK(n > 0);
   CHECK(n < 0.1 * changed.total());
-  // the dog is at 132..310, 222..545 of 768 x 576; its frame runs there, and the corner below it is untouched
+  // The dog is at x 132..310, y 222..545 of 768 x 576. Its box is drawn there, and a far corner is unchanged.
   CHECK(cv::countNonZero(changed(cv::Rect(100, 200, 240, 360))) > 500);
   CHECK(cv::countNonZero(changed(cv::Rect(600, 400, 160, 170))) == 0);
 }
 
-TEST_CASE("export: the TorchScript file is the model, here and in Python" * starts_programs) {
+TEST_CASE("export: the TorchScript file computes the outputs of the model, and loads in Python" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   const std::string printed = succeed(dir, "export", "--weights a/last.pth --out model.ts");
   CHECK(has(printed, "model.ts: yolox-nano, 7 classes, input [B, 3, H, W] BGR 0..255, output [B, A, 12]"));
@@ -575,7 +580,7 @@ m = torch.jit.load("model.ts")
 print(list(m(torch.zeros(2, 3, 64, 64)).shape))
 )";
   const Outcome o = shell(dir, python + " try.py");
-  if (has(o.err, "ModuleNotFoundError")) return;  // a .venv that only carries LibTorch
+  if (has(o.err, "ModuleNotFoundError")) return;  // a .venv with LibTorch only
   CHECK_MESSAGE(o.code == 0, o.err);
   CHECK(o.out == "3 642 ['param_groups', 'state'] circle\n[2, 84, 12]\n");
 }
@@ -589,13 +594,13 @@ TEST_CASE("programs: --help lists every flag and ends with 0" * starts_programs)
   int flags = 0;
   for (size_t at = 0; (at = config.find("\":\"", at)) != std::string::npos; ++at) {
     const std::string name = config.substr(config.rfind('"', at - 1) + 1, at - config.rfind('"', at - 1) - 1);
-    if (name == "torch") break;  // behind the flags: what the run was made with
+    if (name == "torch") break;  // the versions follow after the flags
     const auto lists = [&](const std::string& text, const std::string& begin) {
       for (const std::string end : {" ", "\n"})
         if (has(text, begin + name + end) || has(text, begin + "no-" + name + end)) return true;
       return false;
     };
-    CHECK_MESSAGE(lists(all, "\n      --"), name);  // with what it is for
+    CHECK_MESSAGE(lists(all, "\n      --"), name);  // with its description
     CHECK_MESSAGE(lists(help, " --"), name);
     ++flags;
   }
@@ -608,7 +613,7 @@ TEST_CASE("programs: --help lists every flag and ends with 0" * starts_programs)
   CHECK(has(succeed(dir, "export", "--help"), "--format"));
 }
 
-TEST_CASE("programs: threads of OpenMP that wait do not spin for long, unless the user says so" *
+TEST_CASE("programs: waiting OpenMP threads spin only briefly, unless the user sets another policy" *
           starts_programs) {
   const TempDir dir;
   for (const char* program : {"train", "multitask", "eval", "demo"}) {
@@ -639,7 +644,7 @@ TEST_CASE("programs: --help is one screen of 50 lines and 80 columns" * starts_p
   CHECK(succeed(dir, "export", "--help all") == succeed(dir, "export", "--help"));
 }
 
-TEST_CASE("train: without flags, the data are drawn scenes and the model is yolox-s") {
+TEST_CASE("train: the default data set is shapes, the default model is yolox-s") {
   Config config;
   fill_in(config);
   check_config(config);
@@ -647,7 +652,7 @@ TEST_CASE("train: without flags, the data are drawn scenes and the model is yolo
   CHECK(config.model == "yolox-s");
 }
 
-TEST_CASE("train: bad flags end with one line that names them, and exit code 2") {
+TEST_CASE("train: invalid flags give one line that names them, and exit code 2") {
   const std::vector<std::pair<std::string, std::string>> rows = {
       {"--bogus 1", "bogus"},
       {"word", "word"},
@@ -694,7 +699,7 @@ TEST_CASE("train: bad flags end with one line that names them, and exit code 2")
   }
 }
 
-TEST_CASE("programs: bad input ends with one line that names it, and the right exit code" * starts_programs) {
+TEST_CASE("programs: invalid input gives one line that names it, and the right exit code" * starts_programs) {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "pair", 4, 2);
   fs::create_directories(dir / "nothing");
@@ -741,7 +746,7 @@ TEST_CASE("programs: bad input ends with one line that names it, and the right e
       {"train", train + "--out text.txt/run", 1, "text.txt/run"},
       {"train", train + "--out a", 1, "--resume"},
       {"train", "--resume=nowhere", 1, "nowhere"},
-      {"train", "--resume=h", 2, "--epochs"},  // is complete
+      {"train", "--resume=h", 2, "--epochs"},  // the run is complete
       {"train", "--resume=h --epochs 4 --model yolox-tiny", 1, "yolox-nano"},
       {"train", "--resume=h --epochs 4 --data pair", 1, "classes"},
       {"train", "--resume=h --epochs 4 --bs 4", 1, "steps per epoch"},
@@ -792,5 +797,5 @@ TEST_CASE("programs: bad input ends with one line that names it, and the right e
   verify({"train", "--resume", 2, "--resume"}, run(elsewhere, "train", "--resume"));
   fs::remove(dir / "h/crash.txt");
   run(dir, "train", "--resume=h");
-  CHECK_FALSE(fs::exists(dir / "h/crash.txt"));  // to be complete is no crash
+  CHECK_FALSE(fs::exists(dir / "h/crash.txt"));  // resuming a complete run is no crash
 }

@@ -1,4 +1,4 @@
-// What a run says while it trains: rows of metrics.csv, events, lines and remarks.
+// Output of a run while it trains: rows of metrics.csv, TensorBoard events, log lines and remarks.
 #include "programs.hpp"
 
 #include <optional>
@@ -10,13 +10,13 @@ using namespace yolox::test;
 
 namespace {
 
-// A run that tells into a folder.
-struct Told {
+// A run that writes its log, metrics and events to a temporary folder.
+struct TestRun {
   TempDir dir;
   Log log{dir / "log.txt"};
   std::optional<RunProgress> progress;
 
-  explicit Told(int64_t first = 0) { progress.emplace(dir.path.string(), log, first, true); }
+  explicit TestRun(int64_t first = 0) { progress.emplace(dir.path.string(), log, first, true); }
   void step(int64_t i, double total, double norm = 1, const Plan& plan = {1000, 4, 2, 8}) {
     StepNumbers n;
     n.total = total, n.positives = 6, n.objects = 2, n.norm = norm;
@@ -24,8 +24,8 @@ struct Told {
     quietly([&] { progress->step(i, n, 0.5, plan, torch::kCPU); });
   }
   std::vector<std::vector<double>> rows() const { return metric_rows(dir / "metrics.csv"); }
-  std::string said() const { return contents(dir / "log.txt"); }
-  // The files of all sessions, in order.
+  std::string log_text() const { return contents(dir / "log.txt"); }
+  // Returns the contents of the event files, in the order of the sessions.
   std::vector<std::string> events() const {
     std::map<std::string, std::string> files;
     for (const auto& entry : fs::directory_iterator(dir.path))
@@ -36,19 +36,20 @@ struct Told {
   }
 };
 
-// How a session in events says that it begins with a step.
-std::string begins_with(int step) { return concat('\x10', char(step), "\x3a\x02\x08\x01"); }
+// Returns the bytes of the event that starts a session at this step.
+std::string session_event(int step) { return concat('\x10', char(step), "\x3a\x02\x08\x01"); }
 
 constexpr useconds_t kLongWait = 400000;
 
 }  // namespace
 
-TEST_CASE("progress: operations are those that papers count, for any size, and nothing is left behind") {
+TEST_CASE(
+    "progress: conv_flops equals the published FLOPs, scales with the input size and changes no state") {
   YOLOX model("yolox-nano", 80);
   model->train();
   std::vector<Tensor> before;
   for (const Tensor& t : model->buffers()) before.push_back(t.clone());
-  // Official YOLOX gives 1.08 and 26.8, with batch norms.
+  // Official YOLOX reports 1.08 and 26.8 GFLOPs, including batch norms.
   CHECK(conv_flops(model, {416, 416}) == doctest::Approx(1.08e9).epsilon(0.04));
   CHECK(conv_flops(model, {416, 832}) == 2 * conv_flops(model, {416, 416}));
   CHECK(conv_flops(model, {832, 416}) == 2 * conv_flops(model, {416, 416}));
@@ -61,108 +62,110 @@ TEST_CASE("progress: operations are those that papers count, for any size, and n
   CHECK(short_count(26.8e9) == "26.8G");
 }
 
-TEST_CASE("progress: a row after the first step, each second, at the end of an epoch and of the run") {
-  Told told;
-  told.step(0, 8), told.step(1, 1), told.step(2, 3);
+TEST_CASE("progress: a row after the first step, every second, and at the end of each epoch and the run") {
+  TestRun test_run;
+  test_run.step(0, 8), test_run.step(1, 1), test_run.step(2, 3);
   usleep(1050000);
-  told.step(3, 5, 1, {1000, 5, 2, 8});  // no end of an epoch
-  told.step(4, 2, 1, {1000, 5, 2, 8});
-  told.step(5, 6), told.step(6, 7, HUGE_VAL), told.step(7, 4, 1, {1000, 100, 2, 8});
-  const auto rows = told.rows();
+  test_run.step(3, 5, 1, {1000, 5, 2, 8});  // not the end of an epoch
+  test_run.step(4, 2, 1, {1000, 5, 2, 8});
+  test_run.step(5, 6), test_run.step(6, 7, HUGE_VAL), test_run.step(7, 4, 1, {1000, 100, 2, 8});
+  const auto rows = test_run.rows();
   REQUIRE(rows.size() == 4);
   const std::vector<std::array<double, 2>> want = {
-      {1, 8}, {4, 3}, {5, 2}, {8, 5}};  // an overflow is left out
+      {1, 8}, {4, 3}, {5, 2}, {8, 5}};  // the overflow is not in the mean
   for (size_t i = 0; i < want.size(); ++i) {
     CHECK(rows[i][kIteration] == want[i][0]);
     CHECK(rows[i][kLoss] == want[i][1]);
     CHECK(rows[i][kPositives] == 3);
     CHECK(rows[i][kSpeed] > 900);  // images
   }
-  // The line that stays has the mean of the epoch.
-  CHECK(has(told.said(), "1/2       5/5  3.80"));
+  // The log line has the mean of the epoch.
+  CHECK(has(test_run.log_text(), "1/2       5/5  3.80"));
 }
 
-TEST_CASE("progress: no row where each step overflowed") {
-  Told told;
-  for (int i = 0; i < 8; ++i) told.step(i, 1, HUGE_VAL);
-  CHECK(told.rows().empty());
+TEST_CASE("progress: no row if all steps overflowed") {
+  TestRun test_run;
+  for (int i = 0; i < 8; ++i) test_run.step(i, 1, HUGE_VAL);
+  CHECK(test_run.rows().empty());
 }
 
-TEST_CASE("progress: speed and waiting are those of the steps alone; what is left ends with nothing") {
-  Told told;
+TEST_CASE("progress: speed and waiting time are those of the steps only; the remaining time ends at 0s") {
+  TestRun test_run;
   usleep(kLongWait);
-  told.progress->restart_clock();
+  test_run.progress->restart_clock();
   const auto newest = [&](int64_t i) {
-    told.step(i, 1, 1, {1000, 1, 8, 8});
-    return told.rows().back();
+    test_run.step(i, 1, 1, {1000, 1, 8, 8});
+    return test_run.rows().back();
   };
-  const double fast = 1000 / (0.5e-6 * kLongWait);  // had the wait before been counted, it would be less
+  const double fast =
+      1000 / (0.5e-6 * kLongWait);  // would be lower if the wait before the first step counted
   CHECK(newest(0)[kSpeed] > fast);
   CHECK(newest(1)[kWaiting] == 0);
   usleep(kLongWait);
-  told.progress->add_wait(1e-6 * kLongWait);
+  test_run.progress->add_wait(1e-6 * kLongWait);
   auto row = newest(2);
   CHECK(row[kSpeed] < fast);
   CHECK(row[kWaiting] > 0.5);
   CHECK(row[kWaiting] <= 1);
-  row = newest(3);  // begun anew
+  row = newest(3);  // a new interval
   CHECK(row[kSpeed] > fast);
   CHECK(row[kWaiting] == 0);
   usleep(kLongWait);
-  told.progress->add_wait(1);
-  told.progress->restart_clock();  // that was an evaluation
+  test_run.progress->add_wait(1);
+  test_run.progress->restart_clock();  // after an evaluation
   row = newest(4);
   CHECK(row[kSpeed] > fast);
   CHECK(row[kWaiting] == 0);
   usleep(kLongWait);
   row = newest(7);
-  const std::string line = lines_of(told.said()).back();
+  const std::string line = lines_of(test_run.log_text()).back();
   CHECK(line.substr(line.size() - 3) == " 0s");
-  CHECK(has(line, concat(" ", std::llround(row[kSpeed]), " ")));  // not smoothed as long as it settles
+  CHECK(has(line, concat(" ", std::llround(row[kSpeed]), " ")));  // the first speeds are not smoothed
 }
 
-TEST_CASE("progress: back at an earlier step: later rows, events and half a mean are gone") {
-  Told told;
-  told.step(0, 8), told.step(3, 4), told.step(4, 100), told.step(5, 100);
-  told.progress->roll_back(2);
-  REQUIRE(told.rows().size() == 1);
-  told.step(2, 1), told.step(3, 3);
-  REQUIRE(told.rows().size() == 2);
-  CHECK(told.rows()[1][kLoss] == 2);
-  CHECK(has(told.said(), "1/2       4/4  2.00"));
-  const auto events = told.events();
+TEST_CASE("progress: roll_back removes later rows and events, and the unfinished mean") {
+  TestRun test_run;
+  test_run.step(0, 8), test_run.step(3, 4), test_run.step(4, 100), test_run.step(5, 100);
+  test_run.progress->roll_back(2);
+  REQUIRE(test_run.rows().size() == 1);
+  test_run.step(2, 1), test_run.step(3, 3);
+  REQUIRE(test_run.rows().size() == 2);
+  CHECK(test_run.rows()[1][kLoss] == 2);
+  CHECK(has(test_run.log_text(), "1/2       4/4  2.00"));
+  const auto events = test_run.events();
   REQUIRE(events.size() == 2);
-  CHECK(has(events[0], begins_with(1)));
-  CHECK(has(events[1], begins_with(3)));
+  CHECK(has(events[0], session_event(1)));
+  CHECK(has(events[1], session_event(3)));
 }
 
 TEST_CASE(
-    "progress: events have the losses, rates and speeds of a row, and AP; a resumed run goes on after") {
-  Told told(4);
-  told.step(4, 8);
+    "progress: events have the losses, learning rates and speeds of a row, and AP; a resumed run continues") {
+  TestRun test_run(4);
+  test_run.step(4, 8);
   Evaluation e;
   e.result.AP = 0.25;
-  quietly([&] { told.progress->log_evaluation(8, e, {1000, 4, 2, 8}); });
-  REQUIRE(told.events().size() == 1);
-  const std::string events = told.events()[0];
-  CHECK(has(events, begins_with(5)));
+  quietly([&] { test_run.progress->log_evaluation(8, e, {1000, 4, 2, 8}); });
+  REQUIRE(test_run.events().size() == 1);
+  const std::string events = test_run.events()[0];
+  CHECK(has(events, session_event(5)));
   for (const char* name : {"train/loss", "train/lr", "speed/images_per_second", "val/AP", "val/AP50"})
     CHECK(has(events, name));
-  CHECK(told.rows().back()[kEpoch] == 2);
-  CHECK(told.rows().back()[kIteration] == 8);
-  CHECK(told.rows().back()[kAP] == 0.25);
-  told.progress.emplace(told.dir.path.string(), told.log, 6, false);
-  REQUIRE(told.rows().size() == 1);  // what was killed after its last save is done again
-  CHECK(told.rows()[0][kIteration] == 5);
+  CHECK(test_run.rows().back()[kEpoch] == 2);
+  CHECK(test_run.rows().back()[kIteration] == 8);
+  CHECK(test_run.rows().back()[kAP] == 0.25);
+  test_run.progress.emplace(test_run.dir.path.string(), test_run.log, 6, false);
+  REQUIRE(test_run.rows().size() ==
+          1);  // the row after the checkpoint is removed, because its step is repeated
+  CHECK(test_run.rows()[0][kIteration] == 5);
 }
 
-TEST_CASE("progress: remarks on the steps are in the log; classes without a box and problems are told once") {
-  Told told;
+TEST_CASE("progress: remarks are logged; classes without a box and problems are logged once") {
+  TestRun test_run;
   StepNumbers none;
   quietly([&] {
-    for (int i = 0; i < 100; ++i) told.progress->step(i, none, 0.5, {2, 1000, 1, 1000}, torch::kCPU);
+    for (int i = 0; i < 100; ++i) test_run.progress->step(i, none, 0.5, {2, 1000, 1, 1000}, torch::kCPU);
   });
-  CHECK(has(told.said(), "nothing is learnt"));
+  CHECK(has(test_run.log_text(), "nothing is learnt"));
 
   Splits splits{shapes_dataset(0, 0, 4), shapes_dataset(0, 1, 4), false};
   for (Dataset* d : {&splits.train, &splits.val}) {
@@ -171,35 +174,35 @@ TEST_CASE("progress: remarks on the steps are in the log; classes without a box 
   }
   splits.train.name = "here", splits.val.name = "there";
   splits.val.problems->add("image missing", "a.jpg");
-  quietly([&] { told.progress->log_classes(splits); });
-  CHECK(has(told.said(), "boxes   4 for training: cat 4"));
-  CHECK(has(told.said(), "note: 2 classes have no box for training: dog, cow"));
-  CHECK(has(told.said(), "note: 2 classes have no box for evaluation: cat, cow"));
-  const auto times_said = [&](const std::string& part) {
+  quietly([&] { test_run.progress->log_classes(splits); });
+  CHECK(has(test_run.log_text(), "boxes   4 for training: cat 4"));
+  CHECK(has(test_run.log_text(), "note: 2 classes have no box for training: dog, cow"));
+  CHECK(has(test_run.log_text(), "note: 2 classes have no box for evaluation: cat, cow"));
+  const auto count_lines = [&](const std::string& part) {
     int64_t n = 0;
-    for (const auto& line : lines_of(told.said())) n += has(line, part);
+    for (const auto& line : lines_of(test_run.log_text())) n += has(line, part);
     return n;
   };
-  quietly([&] { told.progress->log_problems(splits), told.progress->log_problems(splits); });
-  CHECK(times_said("note: there: image missing: 1") == 1);
-  CHECK(has(contents(told.dir / "problems_val.txt"), "a.jpg"));
+  quietly([&] { test_run.progress->log_problems(splits), test_run.progress->log_problems(splits); });
+  CHECK(count_lines("note: there: image missing: 1") == 1);
+  CHECK(has(contents(test_run.dir / "problems_val.txt"), "a.jpg"));
   splits.val.problems->add("image missing", "b.jpg");
-  quietly([&] { told.progress->log_problems(splits); });
-  CHECK(times_said("note: there: image missing: 2") == 1);
+  quietly([&] { test_run.progress->log_problems(splits); });
+  CHECK(count_lines("note: there: image missing: 2") == 1);
 
   splits.same = true;
-  quietly([&] { told.progress->log_classes(splits), told.progress->log_problems(splits); });
-  CHECK(times_said("for evaluation") == 1);
+  quietly([&] { test_run.progress->log_classes(splits), test_run.progress->log_problems(splits); });
+  CHECK(count_lines("for evaluation") == 1);
 
   for (int i = 0; i < 12; ++i)
     for (Dataset* d : {&splits.train, &splits.val}) d->classes.push_back(concat("a long name, ", i));
-  quietly([&] { told.progress->log_classes(splits); });
-  CHECK(has(told.said(), "note: 14 classes have no box for training"));
-  for (const auto& line : lines_of(told.said()))
+  quietly([&] { test_run.progress->log_classes(splits); });
+  CHECK(has(test_run.log_text(), "note: 14 classes have no box for training"));
+  for (const auto& line : lines_of(test_run.log_text()))
     if (has(line, "no box for")) CHECK_MESSAGE(line.size() <= 80, line);
 }
 
-TEST_CASE("progress: with DTR, its peak and its share of the time stand in the line, the rest in metrics") {
+TEST_CASE("progress: with DTR, its peak and its share of the time are logged, the rest is in metrics.csv") {
   TempDir dir;
   Log log{dir / "log.txt"};
   RunProgress progress(dir.path.string(), log, 0, true, 0, /*dtr=*/true);
@@ -214,10 +217,11 @@ TEST_CASE("progress: with DTR, its peak and its share of the time stand in the l
     for (int64_t i = 0; i < 3; ++i)
       progress.step(i, n, 0.5, plan, torch::kCPU, i == 0 ? DtrStep{} : i == 1 ? a : b);
   });
-  const std::string said = contents(dir / "log.txt");
-  for (const char* part : {" dtr ", " peak ", " 20% ", " 2.0G "}) CHECK_MESSAGE(has(said, part), said);
-  CHECK_FALSE(has(said, "7.77"));
-  CHECK(has(said, "WARNING: step 1 needed at least 1.2G of memory, more than the 1.0G of --dtr"));
+  const std::string log_text = contents(dir / "log.txt");
+  for (const char* part : {" dtr ", " peak ", " 20% ", " 2.0G "})
+    CHECK_MESSAGE(has(log_text, part), log_text);
+  CHECK_FALSE(has(log_text, "7.77"));
+  CHECK(has(log_text, "WARNING: step 1 needed at least 1.2G of memory, more than the 1.0G of --dtr"));
   const auto row = metric_rows(dir / "metrics.csv").back();
   REQUIRE(row.size() == 16);
   CHECK(std::vector<double>(row.begin() + 12, row.end()) == std::vector<double>{2e9, 20, 30, 0.2});

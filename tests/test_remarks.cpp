@@ -9,13 +9,13 @@ using namespace yolox;
 
 namespace {
 
-StepNumbers losing(double total, double positives = 5) {
+StepNumbers step_with_loss_of(double total, double positives = 5) {
   StepNumbers n;
   n.total = total, n.positives = positives, n.objects = 2;
   return n;
 }
 
-std::string said(Remarks& remarks, const StepNumbers& n, int steps) {
+std::string remarks_of(Remarks& remarks, const StepNumbers& n, int steps) {
   std::string all;
   for (int i = 0; i < steps; ++i)
     for (const auto& remark : remarks.check_step(n)) all += remark + "\n";
@@ -24,7 +24,7 @@ std::string said(Remarks& remarks, const StepNumbers& n, int steps) {
 
 }  // namespace
 
-TEST_CASE("remarks: means are of the steps since the last look") {
+TEST_CASE("remarks: means are those of the steps since the last take()") {
   Means means;
   const StepNumbers a{1, {{"iou", 2}, {"obj", 3}}, 4, 5, 6}, b{5, {{"iou", 6}, {"obj", 7}}, 8, 9, 10};
   means.add(a);
@@ -36,40 +36,40 @@ TEST_CASE("remarks: means are of the steps since the last look") {
   CHECK(means.steps == 0);
   means.add(b);
   CHECK(means.take().terms == b.terms);
-  CHECK(losing(1).per_object() == 2.5);
+  CHECK(step_with_loss_of(1).per_object() == 2.5);
   CHECK(StepNumbers().per_object() == 0);
   for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
-    StepNumbers n = losing(1);
+    StepNumbers n = step_with_loss_of(1);
     CHECK(n.finite());
     n.norm = bad;
     CHECK_FALSE(n.finite());
-    CHECK_FALSE(losing(bad).finite());
+    CHECK_FALSE(step_with_loss_of(bad).finite());
   }
 }
 
 TEST_CASE("remarks: 100 steps in a row without positives are reported once") {
   Remarks remarks(true);
-  CHECK(said(remarks, losing(1, 0), 99) == "");
-  CHECK(said(remarks, losing(1, 1), 1) == "");
-  CHECK(said(remarks, losing(1, 0), 99) == "");
-  CHECK(has(said(remarks, losing(1, 0), 1), "nothing is learnt"));
-  CHECK(said(remarks, losing(1, 0), 500) == "");
+  CHECK(remarks_of(remarks, step_with_loss_of(1, 0), 99) == "");
+  CHECK(remarks_of(remarks, step_with_loss_of(1, 1), 1) == "");
+  CHECK(remarks_of(remarks, step_with_loss_of(1, 0), 99) == "");
+  CHECK(has(remarks_of(remarks, step_with_loss_of(1, 0), 1), "nothing is learnt"));
+  CHECK(remarks_of(remarks, step_with_loss_of(1, 0), 500) == "");
 }
 
-TEST_CASE("remarks: a loss that is flat from the start is said after 1000 steps, but not of one that fell") {
+TEST_CASE("remarks: a loss that does not fall in the first 1000 steps is reported; a later plateau is not") {
   Remarks flat(true), falling(true), tuned(false);
-  CHECK(said(flat, losing(10), 999) == "");
-  CHECK(has(said(flat, losing(10), 1), "the loss has not fallen in 1000 steps"));
-  CHECK(said(flat, losing(10), 3000) == "");
-  CHECK(said(falling, losing(10), 300) == "");
-  CHECK(said(falling, losing(9), 3000) == "");
-  CHECK(said(tuned, losing(10), 3000) == "");
+  CHECK(remarks_of(flat, step_with_loss_of(10), 999) == "");
+  CHECK(has(remarks_of(flat, step_with_loss_of(10), 1), "the loss has not fallen in 1000 steps"));
+  CHECK(remarks_of(flat, step_with_loss_of(10), 3000) == "");
+  CHECK(remarks_of(falling, step_with_loss_of(10), 300) == "");
+  CHECK(remarks_of(falling, step_with_loss_of(9), 3000) == "");
+  CHECK(remarks_of(tuned, step_with_loss_of(10), 3000) == "");
   Remarks late(true), again(true);
-  CHECK(said(late, losing(10), 900) == "");
-  CHECK(said(late, losing(9), 100) == "");  // only the last ones count
-  CHECK(said(again, losing(10), 300) == "");
-  CHECK(said(again, losing(9), 800) == "");
-  CHECK(said(again, losing(10), 1000) == "");  // looked at once
+  CHECK(remarks_of(late, step_with_loss_of(10), 900) == "");
+  CHECK(remarks_of(late, step_with_loss_of(9), 100) == "");  // only the latest steps count
+  CHECK(remarks_of(again, step_with_loss_of(10), 300) == "");
+  CHECK(remarks_of(again, step_with_loss_of(9), 800) == "");
+  CHECK(remarks_of(again, step_with_loss_of(10), 1000) == "");  // checked once
 }
 
 TEST_CASE("remarks: waiting for data half of the time is reported once, after half a minute") {
@@ -82,7 +82,7 @@ TEST_CASE("remarks: waiting for data half of the time is reported once, after ha
   CHECK(has(Remarks(true).check_waiting(31, 60).at(0), "51 %"));
 }
 
-TEST_CASE("remarks: a learning rate that was meant for the whole batch, or is next to nothing, is said") {
+TEST_CASE("remarks: a learning rate meant for the whole batch, or far too small, is reported") {
   CHECK(Remarks::check_learning_rate("sgd", 0.01 / 64, 16, false) == "");
   CHECK(Remarks::check_learning_rate("adamw", 0.001 / 64, 16, false) == "");
   CHECK(has(Remarks::check_learning_rate("sgd", 0.01, 16, false), "which is 0.16 for the batch of 16"));
@@ -91,14 +91,14 @@ TEST_CASE("remarks: a learning rate that was meant for the whole batch, or is ne
   CHECK(Remarks::check_learning_rate("sgd", 1e-6, 16, true) == "");  // fine-tuning
 }
 
-TEST_CASE("remarks: a loss that is not finite ends the run, a gradient only the 20th time in a row") {
+TEST_CASE("remarks: a nonfinite loss ends the run, a nonfinite gradient only the 20th time in a row") {
   int64_t skipped = 0;
-  StepNumbers overflow = losing(1), broken = losing(std::nan(""));
+  StepNumbers overflow = step_with_loss_of(1), broken = step_with_loss_of(std::nan(""));
   overflow.norm = HUGE_VAL;
   for (int round = 0; round < 2; ++round) {
     for (int i = 0; i < 19; ++i) CHECK(stop_reason(overflow, skipped) == "");
     CHECK(skipped == 19);
-    CHECK(stop_reason(losing(1), skipped) == "");
+    CHECK(stop_reason(step_with_loss_of(1), skipped) == "");
     CHECK(skipped == 0);
   }
   for (int i = 0; i < 19; ++i) stop_reason(overflow, skipped);

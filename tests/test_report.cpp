@@ -1,4 +1,4 @@
-// report.html: what stands in it, and how a browser shows it.
+// report.html: contents, and rendering in a browser.
 #include "programs.hpp"
 
 #include "metrics/report.hpp"
@@ -9,7 +9,7 @@ using namespace yolox::test;
 
 namespace {
 
-// The browser that is here, "" where there is none.
+// Returns the command of an installed browser, or "".
 const std::string& chromium() {
   static const std::string found = [] {
     for (const std::string name : {"chromium", "chromium-browser", "google-chrome"})
@@ -20,7 +20,7 @@ const std::string& chromium() {
 }
 #define CHROMIUM_TEST(name) TEST_CASE(name* doctest::skip(chromium().empty()))
 
-// Opens a page; what = --dump-dom: the document as it stands after loading; --screenshot=FILE.
+// Opens a page. `what` is --dump-dom, which prints the loaded document, or --screenshot=FILE.
 Outcome browse(const TempDir& dir, const std::string& page, const std::string& what) {
   return shell(dir, concat("timeout 60 ", chromium(),
                            " --headless --no-sandbox --disable-gpu --hide-scrollbars --enable-logging=stderr "
@@ -47,7 +47,7 @@ std::vector<uint8_t> from_base64(const std::string& text) {
   return bytes;
 }
 
-// What the page fetches, runs or does not show as text.
+// Checks that the page fetches nothing and runs no scripts.
 void check_self_contained(const std::string& page) {
   for (const char* foreign : {"http://", "https://", "<script", "<link", "@import", "url("})
     CHECK_MESSAGE(!has(page, foreign), foreign);
@@ -55,7 +55,7 @@ void check_self_contained(const std::string& page) {
 
 }  // namespace
 
-TEST_CASE("report: text in HTML, numbers on axes, base64") {
+TEST_CASE("report: HTML escapes, numbers on axes, and base64") {
   CHECK(escaped("<b>\"x\" & 'y'\x01") == "&lt;b&gt;&quot;x&quot; &amp; &#39;y&#39;");
   CHECK(truncated_text("gr\xC3\xBC\xC3\xA7", 3) == "gr\xC3\xBC…");
   CHECK(truncated_text("cat", 3) == "cat");
@@ -76,7 +76,7 @@ TEST_CASE("report: text in HTML, numbers on axes, base64") {
   }
 }
 
-TEST_CASE("report: curves are of all rows, thinned to few hundred means; outliers of the start are cut off") {
+TEST_CASE("report: curves are reduced to at most 300 means; outliers at the start do not set the axis") {
   std::vector<double> x, y;
   for (int i = 0; i < 100000; ++i) x.push_back(i), y.push_back(i % 2 ? std::nan("") : i);
   const auto points = curve(x, y);
@@ -90,19 +90,18 @@ TEST_CASE("report: curves are of all rows, thinned to few hundred means; outlier
   Series loss{"loss", {{0, 1000}}, "c0"};
   for (int i = 1; i < 100; ++i) loss.points.emplace_back(i, 5 + i % 2);
   const std::string html = chart_html({"Loss", "step", {loss}, {}, {}, {}});
-  CHECK(has(html, ">10<"));  // on the axis
+  CHECK(has(html, ">10<"));  // a number on the axis
   CHECK_FALSE(has(html, ">1000<"));
   CHECK(has(chart_html({"a < b", "step", {}, {}, {}, {}}), "a &lt; b"));
 }
 
-TEST_CASE("report: a run's page has its curves, its evaluation, its pictures and settings" *
-          starts_programs) {
+TEST_CASE("report: the page of a run has its curves, evaluation, images and settings" * starts_programs) {
   const std::string page = contents(trained().dir / "a/report.html");
   for (const char* id :
        {"training", "evaluation", "errors", "sizes", "classes", "confusion", "worst", "pictures", "settings"})
     CHECK_MESSAGE(count_of(page, concat("id='", id, "'")) == 1, id);
   check_self_contained(page);
-  CHECK(has(page, "After step 12, on 8 images"));  // the last of three evaluations
+  CHECK(has(page, "After step 12, on 8 images"));  // the last evaluation
   for (const char* chart :
        {"Loss", "AP on the evaluation images", "Learning rate", "Gradient norm", "Images per second",
         "Time spent waiting for images, %", "Precision over recall", "F1 by score threshold"})
@@ -112,7 +111,7 @@ TEST_CASE("report: a run's page has its curves, its evaluation, its pictures and
   for (const auto& name : shapes_classes()) CHECK_MESSAGE(has(page, "<th>" + name + "</th>"), name);
   CHECK(has(page, "<dt>bs</dt><dd>2</dd>"));
 
-  // 8 images with errors, drawn by the program, and 3 pictures of the run
+  // up to 8 images with errors, and 3 images of the run
   const std::string mark = "data:image/jpeg;base64,";
   const int64_t images = count_of(page, mark);
   CHECK(images > 3);
@@ -126,8 +125,7 @@ TEST_CASE("report: a run's page has its curves, its evaluation, its pictures and
   }
 }
 
-TEST_CASE("report: an evaluation stays on the page of a run that goes on without another one" *
-          starts_programs) {
+TEST_CASE("report: a resumed run without a new evaluation keeps the old one on its page" * starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out went_on --max-iters 4");
   const std::string before = contents(dir / "went_on/report.html");
@@ -140,7 +138,7 @@ TEST_CASE("report: an evaluation stays on the page of a run that goes on without
   CHECK(has(after, "<b>6</b><span>steps</span>"));
 }
 
-TEST_CASE("report: where it cannot be written, that is said, the old one stays and training goes on" *
+TEST_CASE("report: a report that cannot be written gives a warning, and training continues" *
           starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out no_room --max-iters 4");
@@ -152,13 +150,13 @@ TEST_CASE("report: where it cannot be written, that is said, the old one stays a
   CHECK(fs::exists(dir / "no_room/report.html/in_the_way"));
 }
 
-TEST_CASE("report: of several ranks the first writes it, from what all have found" * starts_programs) {
+TEST_CASE("report: rank 0 writes it from the detections of all ranks" * starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out two_ranks --procs 2 --max-iters 4 --epochs 1 --no-aug-epochs 0");
   CHECK(has(contents(dir / "two_ranks/report.html"), "After step 4, on 8 images"));
 }
 
-TEST_CASE("report: eval writes insight beside its numbers, whatever classes and files are called" *
+TEST_CASE("report: eval writes the error analysis; names of classes and files are escaped" *
           starts_programs) {
   const TempDir& dir = trained().dir;
   CocoDataset truth;
@@ -190,39 +188,39 @@ TEST_CASE("report: eval writes insight beside its numbers, whatever classes and 
   CHECK(run(dir, "eval", "--gt odd.json --dt odd_dt.json --speed").code == 2);
 }
 
-TEST_CASE("report: objects by size are those that AP counts") {
+TEST_CASE("report: the numbers of objects by size are those of the AP") {
   CocoDataset truth;
   truth.categories = {{1, "cat"}};
   truth.images = {{1, "1.jpg", 640, 480}};
   truth.annotations = {{1, 1, 1, 0, 0, 9, 9, 81, false},
                        {2, 1, 1, 0, 0, 50, 50, 2500, false},
-                       {3, 1, 1, 0, 0, 50, 50, 2500, true},    // a crowd
-                       {4, 2, 1, 0, 0, 9, 9, 81, false},       // of an image that could not be read
-                       {5, 1, 2, 0, 0, 99, 99, 9801, false}};  // of a class that is not listed
+                       {3, 1, 1, 0, 0, 50, 50, 2500, true},    // crowd
+                       {4, 2, 1, 0, 0, 9, 9, 81, false},       // in an image that is not evaluated
+                       {5, 1, 2, 0, 0, 99, 99, 9801, false}};  // of an unknown class
   const std::string html = sizes_html(coco_eval(truth, {}), truth);
   for (const char* text :
        {"<small>2 objects", "up to 32², 1 objects", "32² to 96², 1 objects", "from 96², 0 objects"})
     CHECK_MESSAGE(has(html, text), text);
 }
 
-TEST_CASE("report: who waits for a page is told of it image by image") {
+TEST_CASE("report: evaluation_html calls its callback for each image") {
   CocoDataset truth;
   truth.categories = {{1, "cat"}};
   for (int64_t i = 1; i <= 3; ++i)
     truth.images.push_back({i, concat(i, ".jpg"), 0, 0}),
         truth.annotations.push_back({i, i, 1, 0, 0, 9, 9, 81, false});
   const std::vector<Detection> found{
-      {1, 1, -1e12, -1e12, 1, 1, .9}};  // of no use for the size of the picture
+      {1, 1, -1e12, -1e12, 1, 1, .9}};  // must not determine the size of the drawing
   const ErrorAnalysis analysis = analyse_errors(truth, found);
   CHECK(analysis.worst.size() == 3);
-  size_t told = 0;
+  size_t calls = 0;
   const std::string page =
-      evaluation_html("", coco_eval(truth, found), truth, analysis, nullptr, {}, [&] { ++told; });
-  CHECK(told == 3);
+      evaluation_html("", coco_eval(truth, found), truth, analysis, nullptr, {}, [&] { ++calls; });
+  CHECK(calls == 3);
   CHECK(count_of(page, "viewBox='0 0 10 10'") >= 3);
 }
 
-TEST_CASE("eval: --fuse gives the same AP, --speed the time of each stage" * starts_programs) {
+TEST_CASE("eval: --fuse has the same AP; --speed prints the time of each stage" * starts_programs) {
   const TempDir& dir = trained().dir;
   const std::string eval = "--data data --weights a/best.pth --conf 0 --nms 0.9 --bs 4 --report= ";
   succeed(dir, "eval", eval + "--json plain.json");
@@ -237,7 +235,7 @@ TEST_CASE("eval: --fuse gives the same AP, --speed the time of each stage" * sta
   CHECK_FALSE(has(printed, "report:"));
 }
 
-CHROMIUM_TEST("report: a browser shows it without a complaint, on a phone too, in light and dark" *
+CHROMIUM_TEST("report: a browser shows it without errors, on a phone too, in light and dark mode" *
               starts_programs) {
   TempDir dir;
   const std::string original = (trained().dir.path / "a/report.html").string();
@@ -247,7 +245,7 @@ CHROMIUM_TEST("report: a browser shows it without a complaint, on a phone too, i
   for (const char* id : {"training", "evaluation", "settings"})
     CHECK_MESSAGE(has(plain.out, concat("id=\"", id, "\"")), id);
 
-  // A copy without its policy, that tells how wide it is: in a frame of a phone's width.
+  // A copy without Content-Security-Policy in a frame as wide as a phone. It reports its width.
   std::string page = contents(original);
   const size_t policy = page.find("<meta http-equiv='Content-Security-Policy'");
   REQUIRE(policy != std::string::npos);
@@ -265,7 +263,7 @@ CHROMIUM_TEST("report: a browser shows it without a complaint, on a phone too, i
              "<!DOCTYPE html><title>-</title><script>onmessage = e => document.title = e.data"
              "</script><iframe src='copy.html' width='390' height='800' frameborder='0'></iframe>");
   const Outcome phone = browse(dir, dir / "phone.html", "--virtual-time-budget=20000 --dump-dom");
-  CHECK(has(phone.err, "is heard"));  // so that silence means something
+  CHECK(has(phone.err, "is heard"));  // console errors are captured
   CHECK_MESSAGE(has(phone.out, "<title>390 390 0</title>"), phone.out.substr(0, 300));
 
   std::array<double, 2> brightness;
@@ -280,7 +278,7 @@ CHROMIUM_TEST("report: a browser shows it without a complaint, on a phone too, i
     brightness[light] = cv::mean(image)[0];
     cv::Scalar mean, deviation;
     cv::meanStdDev(image, mean, deviation);
-    CHECK(deviation[0] > 5);  // there is something on it
+    CHECK(deviation[0] > 5);  // the page is not empty
   }
   CHECK(brightness[0] < 80);
   CHECK(brightness[1] > 200);

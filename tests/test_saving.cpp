@@ -1,4 +1,4 @@
-// The files of a run: what it saves, finds again and goes back to; its folder.
+// Checkpoints of a run: save, load and roll back; the run folder.
 #include "run/folder.hpp"
 #include "tensors.hpp"
 
@@ -16,7 +16,7 @@ using namespace yolox;
 
 namespace {
 
-GenericDict a_file(int64_t step) {
+GenericDict file_of_step(int64_t step) {
   auto file = empty_dict(), train = empty_dict(), model = empty_dict();
   model.insert("weight", torch::ones({3}));
   train.insert("iteration", step), train.insert("settings", empty_dict()), train.insert("images", int64_t{8});
@@ -49,12 +49,12 @@ WeightsInfo nano_info(const std::vector<std::string>& classes = {}) {
 
 }  // namespace
 
-TEST_CASE("checkpoints: the newest that is whole is taken, what is torn is said") {
+TEST_CASE("checkpoints: the newest valid one is loaded; damaged ones are reported") {
   TempDir dir;
   CHECK(has(error_of([&] { newest_checkpoint(dir.path.string()); }), "has no checkpoint"));
   int64_t before = -1;
   for (const int64_t step : {9, 20, 100}) {
-    save_last(dir.path.string(), a_file(step), step, before, 2);
+    save_last(dir.path.string(), file_of_step(step), step, before, 2);
     before = step;
   }
   CHECK(names_in(dir) == Names{"last.pth", "step_20.pth", "step_9.pth"});
@@ -70,39 +70,40 @@ TEST_CASE("checkpoints: the newest that is whole is taken, what is torn is said"
     REQUIRE(found.notes.size() == 1);
     CHECK(has(found.notes[0], "last.pth"));
   }
-  std::filesystem::remove(dir / "last.pth");  // killed between two names
+  std::filesystem::remove(dir / "last.pth");  // killed between two renames
   CHECK(step_of(newest_checkpoint(dir.path.string()).file) == 20);
   write_text(dir / "step_20.pth", "torn"), write_text(dir / "step_9.pth", "torn");
   CHECK(has(error_of([&] { newest_checkpoint(dir.path.string()); }), "step_9.pth"));
 }
 
-TEST_CASE("checkpoints: --keep N of the older ones stay, none with 0; the same step is not kept twice") {
+TEST_CASE("checkpoints: --keep N keeps N older ones, 0 none; the same step is not kept twice") {
   TempDir dir;
-  save_last(dir.path.string(), a_file(1), 1, -1, 1);
-  save_last(dir.path.string(), a_file(1), 1, 1, 1);
+  save_last(dir.path.string(), file_of_step(1), 1, -1, 1);
+  save_last(dir.path.string(), file_of_step(1), 1, 1, 1);
   CHECK(names_in(dir) == Names{"last.pth"});
-  save_last(dir.path.string(), a_file(2), 2, 1, 1);
-  save_last(dir.path.string(), a_file(3), 3, 2, 1);
+  save_last(dir.path.string(), file_of_step(2), 2, 1, 1);
+  save_last(dir.path.string(), file_of_step(3), 3, 2, 1);
   CHECK(names_in(dir) == Names{"last.pth", "step_2.pth"});
   CHECK(step_of(read_pth(dir / "step_2.pth")) == 2);
-  save_last(dir.path.string(), a_file(4), 4, 3, 0);
+  save_last(dir.path.string(), file_of_step(4), 4, 3, 0);
   CHECK(names_in(dir) == Names{"last.pth"});
   write_text(dir / "step_x.pth"), write_text(dir / "step_7.pth.bak"), write_text(dir / "best.pth");
   CHECK(names_in(dir) == Names{"last.pth"});
-  save_last(dir.path.string(), a_file(5), 5, -1, 3);  // what was there was torn
+  save_last(dir.path.string(), file_of_step(5), 5, -1,
+            3);  // -1: the existing last.pth is damaged and not kept
   CHECK(names_in(dir) == Names{"last.pth"});
   write_text(dir / "step_5.pth", "of a step that was done before going back");
-  save_last(dir.path.string(), a_file(6), 6, 5, 3);
+  save_last(dir.path.string(), file_of_step(6), 6, 5, 3);
   CHECK(step_of(read_pth(dir / "step_5.pth")) == 5);
 }
 
-TEST_CASE("checkpoints: a run without a step makes room, a run with one does not; torn files go") {
+TEST_CASE("checkpoints: that of a run without a step is removed, and temporary files are; others stay") {
   TempDir dir;
   remove_unstarted_checkpoint(dir.path.string());
-  write_pth(dir / "last.pth", a_file(0));
+  write_pth(dir / "last.pth", file_of_step(0));
   remove_unstarted_checkpoint(dir.path.string());
   CHECK_FALSE(std::filesystem::exists(dir / "last.pth"));
-  write_pth(dir / "last.pth", a_file(1));
+  write_pth(dir / "last.pth", file_of_step(1));
   remove_unstarted_checkpoint(dir.path.string());
   CHECK(std::filesystem::exists(dir / "last.pth"));
   write_text(dir / "last.pth", "foreign");
@@ -115,7 +116,7 @@ TEST_CASE("checkpoints: a run without a step makes room, a run with one does not
   CHECK(std::filesystem::exists(dir / "notes.txt"));
 }
 
-TEST_CASE("checkpoints: the state of torch's random numbers is put back") {
+TEST_CASE("checkpoints: the state of torch's random number generator is restored") {
   torch::manual_seed(5);
   torch::rand({7});
   const auto state = random_state(torch::kCPU);
@@ -125,10 +126,10 @@ TEST_CASE("checkpoints: the state of torch's random numbers is put back") {
   CHECK(torch::equal(torch::rand({3}), next));
 }
 
-TEST_CASE("checkpoints: one with weights that are not finite is none to go on from") {
+TEST_CASE("checkpoints: one with nonfinite weights is not resumed from") {
   TempDir dir;
-  save_last(dir.path.string(), a_file(5), 5, -1, 1);
-  auto spoilt = a_file(6);
+  save_last(dir.path.string(), file_of_step(5), 5, -1, 1);
+  auto spoilt = file_of_step(6);
   spoilt.at("train").toGenericDict().at("model").toGenericDict().at("weight").toTensor()[1] = HUGE_VAL;
   save_last(dir.path.string(), spoilt, 6, 5, 1);
   const SavedRun found = newest_checkpoint(dir.path.string());
@@ -141,8 +142,8 @@ TEST_CASE("checkpoints: one with weights that are not finite is none to go on fr
 }
 
 TEST_CASE(
-    "checkpoints: the scaler, the rates and the counts of a run come back; --keep-going goes back further if "
-    "it must") {
+    "checkpoints: roll_back restores the gradient scaler and counts, and goes back further at the next "
+    "failure") {
   TempDir dir;
   const auto training = [](bool fp16) { return small_training(fp16); };
   Training t = training(true);
@@ -160,10 +161,10 @@ TEST_CASE(
   CHECK(t.lr_factor == 0.5);
   Training resumed = training(true);
   saver.load(resumed, newest_checkpoint(saver.run));
-  CHECK(resumed.lr_factor == 0.5);  // saved at once
+  CHECK(resumed.lr_factor == 0.5);  // roll_back() saves the new factor at once
   CHECK(resumed.scaler.growth_tracker.item<int64_t>() == 7);
   CHECK(resumed.rollbacks == 1);
-  // It fails again before it has saved anything.
+  // The next failure comes before a new checkpoint.
   t.iteration = 7;
   saver.roll_back(t, log, [] {});
   CHECK(t.iteration == 1);
@@ -171,14 +172,14 @@ TEST_CASE(
   CHECK(t.lr_factor == 0.25);
   CHECK(t.rollbacks == 2);
   t.iteration = 5;
-  saver.roll_back(t, log, [] {});  // there is none before
+  saver.roll_back(t, log, [] {});  // no earlier checkpoint
   CHECK(t.iteration == 1);
   CHECK(t.lr_factor == 0.125);
   write_text(dir / "last.pth", "torn");
   quietly([&] { saver.roll_back(t, log, [] {}); });
   CHECK(has(contents(dir / "log.txt"), "using the previous checkpoint"));
 
-  // A run without a scale goes on with fp16: its scaler begins as it does in a new run, and the other way.
+  // A run without fp16 is resumed with fp16: the scaler starts as in a new run. Then the other way round.
   Training plain = training(false);
   plain.iteration = 20;
   REQUIRE(saver.save(plain, "last.pth", log));
@@ -191,7 +192,7 @@ TEST_CASE(
   CHECK(plain.scaler.scale.item<double>() == 1);
 }
 
-TEST_CASE("run: a folder of its own for each run, which one training at a time works in") {
+TEST_CASE("run: each run has its own folder, which only one training at a time can use") {
   TempDir dir;
   CHECK(create_run_folder(dir / "a/b", "") == dir / "a/b");
   CHECK(std::filesystem::is_directory(dir / "a/b"));
@@ -210,9 +211,9 @@ TEST_CASE("run: a folder of its own for each run, which one training at a time w
   CHECK(create_run_folder("", "nano-x") == "runs/nano-x");
   CHECK(create_run_folder("", "nano-x") == "runs/nano-x-2");
   write_text("runs/nano-x/step_3.pth"), write_text("runs/nano-x-2/best.pth");
-  CHECK(newest_run() == "runs/nano-x");  // the other one has nothing to go on from
+  CHECK(newest_run() == "runs/nano-x");  // the other run has no checkpoint
   write_text("runs/nano-x-2/last.pth");
-  for (const char* newer : {"runs/nano-x", "runs/nano-x-2"}) {  // in whatever order they are listed
+  for (const char* newer : {"runs/nano-x", "runs/nano-x-2"}) {  // in any order of the directory listing
     const auto written = std::filesystem::file_time_type::clock::now();
     std::filesystem::last_write_time("runs/nano-x/step_3.pth", written - std::chrono::seconds(60));
     std::filesystem::last_write_time("runs/nano-x-2/last.pth", written - std::chrono::seconds(60));
@@ -222,7 +223,7 @@ TEST_CASE("run: a folder of its own for each run, which one training at a time w
   std::filesystem::current_path(here);
 }
 
-TEST_CASE("run: its lock is not inherited by programs that it starts") {
+TEST_CASE("run: programs that a run starts do not inherit its lock") {
   TempDir dir;
   lock_run_folder(dir.path.string());
   int locks = 0;
@@ -235,7 +236,7 @@ TEST_CASE("run: its lock is not inherited by programs that it starts") {
   CHECK(locks == 1);
 }
 
-TEST_CASE("checkpoints: weights alone are none to go on from, and it is said what they are good for") {
+TEST_CASE("checkpoints: a file with weights only is not resumed from; the message suggests --weights") {
   TempDir dir;
   auto weights = empty_dict();
   weights.insert("model", empty_dict());
@@ -244,9 +245,9 @@ TEST_CASE("checkpoints: weights alone are none to go on from, and it is said wha
             "last.pth is not a checkpoint of a training run; use it with --weights"));
 }
 
-TEST_CASE("resuming: settings are those of the run, but for those given again; a difference is said") {
+TEST_CASE("resuming: flags on the command line override the settings of the run; differences are reported") {
   TempDir dir;
-  auto file = a_file(3);
+  auto file = file_of_step(3);
   auto settings = empty_dict();
   settings.insert("bs", "4"), settings.insert("seed", "5"), settings.insert("lr", "0.5");
   file.at("train").toGenericDict().insert_or_assign("settings", settings);
@@ -268,7 +269,7 @@ TEST_CASE("resuming: settings are those of the run, but for those given again; a
   CHECK(resumed.notes == std::vector<std::string>{"--seed 6 instead of the run's 5"});
 }
 
-TEST_CASE("saving: what cannot be saved is said and the run goes on; its end is tried again") {
+TEST_CASE("saving: a failed save is reported and the run continues; the last save is repeated") {
   TempDir dir;
   Log log(dir / "log.txt");
   Training t = small_training();
@@ -283,7 +284,7 @@ TEST_CASE("saving: what cannot be saved is said and the run goes on; its end is 
     CHECK(has(contents(dir / "log.txt"), "WARNING: "));
   }
   CHECK(saver.last_step == -1);
-  CHECK(saver.last_save_time > 0);  // not at each step from now on
+  CHECK(saver.last_save_time > 0);  // the next try is not at the next step
   std::thread room([&] {
     usleep(300000);
     std::filesystem::create_directory(dir / "gone");
@@ -299,7 +300,7 @@ TEST_CASE("saving: what cannot be saved is said and the run goes on; its end is 
   CHECK_FALSE(std::filesystem::exists(dir / "gone/profile.pth"));
 }
 
-TEST_CASE("saving: a checkpoint gone on from is kept as the one before, but not in place of a torn one") {
+TEST_CASE("saving: the resumed checkpoint is kept as the previous one; a damaged one is not kept") {
   TempDir dir;
   Log log(dir / "log.txt");
   Training t = small_training();
@@ -317,7 +318,7 @@ TEST_CASE("saving: a checkpoint gone on from is kept as the one before, but not 
   CHECK(step_of(read_pth(dir / "step_4.pth")) == 4);
 }
 
-TEST_CASE("saving: a step that went wrong is kept with all that went into it and came out") {
+TEST_CASE("saving: a failed step is saved with its batch, settings, losses and weights") {
   TempDir dir;
   Training t = small_training();
   t.iteration = 41;
@@ -345,11 +346,11 @@ TEST_CASE("saving: a step that went wrong is kept with all that went into it and
   double want = 1;
   for (const char* name : {"total", "iou", "obj", "cls", "l1", "gradient_norm"})
     CHECK(losses.at(name).toDouble() == want++);
-  // Where there is no room, the reason why the run ends is not lost.
+  // If the file cannot be written, the message says so.
   CHECK(has(save_failed_step(dir / "gone", t, step, data), "could not be saved"));
 }
 
-TEST_CASE("checkpoints: weights of another model are not gone on with, and say how to start from them") {
+TEST_CASE("checkpoints: weights of another model are not resumed from; the message suggests --model") {
   TempDir dir;
   Training three = small_training(false, 3), two = small_training(false, 2);
   const auto file = checkpoint(three, nano_info({"a", "b", "c"}), {}, 10, 80);
@@ -366,7 +367,7 @@ TEST_CASE("checkpoints: weights of another model are not gone on with, and say h
   };
   CHECK_FALSE(has(notes_of(three.model, {"a", "b", "c"}), "other names"));
   CHECK(has(notes_of(three.model, {"a", "b", "d"}), "the same number of classes with other names"));
-  CHECK_FALSE(has(notes_of(two.model, {"a", "b"}), "other names"));  // but that the head is left out
+  CHECK_FALSE(has(notes_of(two.model, {"a", "b"}), "other names"));  // the note on the class head suffices
   std::vector<std::string> notes;
   WeightsInfo tiny;
   tiny.model = "yolox-tiny";
@@ -374,7 +375,7 @@ TEST_CASE("checkpoints: weights of another model are not gone on with, and say h
             "use --model yolox-nano"));
 }
 
-TEST_CASE("checkpoints: every count of a run comes back, and the random numbers") {
+TEST_CASE("checkpoints: all counts of a run and the random number generator are restored") {
   Training t = small_training();
   t.iteration = 31, t.ema_updates = 28, t.skipped = 3, t.epochs = 2, t.evals_without_gain = 1,
   t.rollbacks = 4;
@@ -392,7 +393,7 @@ TEST_CASE("checkpoints: every count of a run comes back, and the random numbers"
   for (const auto number : {&Training::best_ap, &Training::lr_factor}) CHECK(resumed.*number == t.*number);
 }
 
-TEST_CASE("checkpoints: weights of none of the models are not taken for those of another one") {
+TEST_CASE("checkpoints: for weights of an unknown model the message does not suggest --model") {
   TempDir dir;
   auto weights = empty_dict();
   weights.insert("weight", torch::ones({3}));

@@ -35,7 +35,7 @@ double iou(const Box& a, const Box& b) {
   return both / (area(a) + area(b) - both);
 }
 
-// One item alone, painted onto a mask.
+// Paints one shape of the class onto an empty mask.
 cv::Mat_<uint8_t> painted(const std::string& name, double radius) {
   const auto& names = shapes_classes();
   const int cls = int(std::find(names.begin(), names.end(), name) - names.begin());
@@ -53,13 +53,13 @@ cv::Mat_<uint8_t> painted(const std::string& name, double radius) {
 
 }  // namespace
 
-TEST_CASE("shapes: a scene is the same bytes on every machine") {
+TEST_CASE("shapes: a scene has the same bytes on every machine") {
   CHECK(hash(draw_shapes(0, 0, 0)) == 2419984756186603554u);
   CHECK(hash(draw_shapes(0, 1, 7)) == 11260071975836018860u);
   CHECK(hash(draw_shapes(12345, 0, 1000000, 192)) == 1097108037083274846u);
 }
 
-TEST_CASE("shapes: seed, split and index each give another scene, and nothing else does") {
+TEST_CASE("shapes: a scene depends on seed, split and index, and on nothing else") {
   std::set<uint64_t> seen;
   for (const uint64_t seed : {0, 1})
     for (const int split : {0, 1})
@@ -88,7 +88,7 @@ TEST_CASE("shapes: a box is the extent of the visible pixels of its object") {
   CHECK(boxes > 200);
 }
 
-TEST_CASE("shapes: the outlines are what their names say") {
+TEST_CASE("shapes: the outlines match the names of the classes") {
   const double pi = 3.14159265;
   const auto pixels = [](const char* name) { return double(cv::countNonZero(painted(name, 30))); };
   CHECK(pixels("circle") == doctest::Approx(pi * 900).epsilon(0.01));
@@ -97,11 +97,11 @@ TEST_CASE("shapes: the outlines are what their names say") {
   CHECK(pixels("triangle") == doctest::Approx(0.575 * 0.575 * 5.19615 * 900).epsilon(0.01));
   CHECK(painted("circle", 30)(50, 50) == 7);
   CHECK(painted("ring", 30)(50, 50) == 0);
-  for (const std::string& name : shapes_classes()) {  // the size fits
+  for (const std::string& name : shapes_classes()) {  // the size matches the radius
     const cv::Rect r = cv::boundingRect(painted(name, 30));
     CHECK_MESSAGE((r.width >= 44 && r.width <= 84 && r.height >= 44 && r.height <= 84), name, " ", r.width);
   }
-  for (const auto& shape : shapes_detail::kClasses) {  // the raster loop covers it
+  for (const auto& shape : shapes_detail::kClasses) {  // the shape lies within the painted area
     double nearest = 1;
     for (double a = 0; a < 2 * pi; a += 0.001) {
       nearest = std::min(
@@ -111,7 +111,7 @@ TEST_CASE("shapes: the outlines are what their names say") {
   }
 }
 
-TEST_CASE("shapes: 500 scenes hold what a detector has to cope with") {
+TEST_CASE("shapes: 500 scenes contain empty, crowded, overlapping, cut, small and large objects") {
   const int scenes = 500;
   int boxes = 0, empty = 0, crowded = 0, overlapping = 0, at_border = 0, small = 0, large = 0;
   double smallest = 1000;
@@ -159,10 +159,8 @@ TEST_CASE("shapes: 500 scenes hold what a detector has to cope with") {
   }
 }
 
-TEST_CASE(
-    "shapes: an object seen to less than 30 % has no box, what hides it has one, a distractor has none") {
-  for (const double offset :
-       {0.0, 14.0, 18.0, 24.0, 50.0}) {  // columns of a square that the one in front leaves
+TEST_CASE("shapes: an object that is visible to less than 30 % has no box, nor has a distractor") {
+  for (const double offset : {0.0, 14.0, 18.0, 24.0, 50.0}) {  // visible columns of the square behind
     cv::Mat_<uint8_t> mask(60, 120, uint8_t{0});
     std::vector<shapes_detail::Shape> items(3);
     items[0].cls = 3, items[1].cls = 5, items[2].cls = -1;
@@ -180,7 +178,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("shapes: arguments out of range are refused in words") {
+TEST_CASE("shapes: arguments out of range are refused with a message") {
   CHECK_THROWS_WITH(draw_shapes(0, 2, 0), "shapes: split 2 does not exist; use 0 (train) or 1 (val)");
   CHECK_THROWS_WITH(draw_shapes(0, 0, -1), "shapes: index -1 is negative; use 0 or more");
   CHECK_THROWS_WITH(draw_shapes(0, 0, 0, 32), doctest::Contains("use 96 or more"));

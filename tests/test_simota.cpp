@@ -40,7 +40,8 @@ Targets targets(const std::vector<std::vector<std::array<float, 5>>>& images) {
   return t;
 }
 
-// The definition, object by object and point by point, in plain loops: what the tensor form is compared with.
+// Computes SimOTA with plain loops over objects and points, as a reference. Returns the object of each point,
+// or -1.
 std::vector<int64_t> assign_by_loops(const Scene& s, int64_t b, const Targets& t) {
   const int64_t points = s.anchors.stride.numel(), objects = t.counts[b], classes = s.raw.cls.size(2);
   std::vector<int64_t> candidates;
@@ -118,8 +119,7 @@ SHARED_TEST("simota: the assignment equals the official one, point by point") {
               (dtype == torch::kDouble ? "f64_assign_" : "assign_") + kind + "_" + std::to_string(b);
           CAPTURE(size);
           CAPTURE(key);
-          if (!f.contains(key +
-                          "/fg_mask")) {  // the image without objects, and float64 where none was recorded
+          if (!f.contains(key + "/fg_mask")) {  // an image without objects, or no float64 fixture
             if (t.counts[b] == 0) CHECK((a.matched[b] < 0).all().item<bool>());
             continue;
           }
@@ -154,7 +154,7 @@ TEST_CASE("simota: the assignment equals the definition in plain loops") {
   }
 }
 
-TEST_CASE("simota: empty images, an empty batch and an object out of reach give background only") {
+TEST_CASE("simota: empty images, empty batches and objects out of reach have no positives") {
   const Scene s(2);
   for (const auto& t : {targets({{}, {}}), targets({{{0, 2000, 2000, 10, 10}}, {}})}) {
     const auto a = s.assign(t);
@@ -164,19 +164,19 @@ TEST_CASE("simota: empty images, an empty batch and an object out of reach give 
     CHECK(loss["iou"].item<float>() == 0);
     CHECK(std::isfinite(loss.total.item<float>()));
   }
-  // beside one that is in reach, the far one takes a point of its neighbour at most: that one keeps some
+  // A far object takes at most one point of a near object, which keeps the others.
   const auto a = s.assign(targets({{{1, 80, 64, 30, 30}, {0, 2000, 2000, 10, 10}}, {}}));
   CHECK((a.matched[0] == 0).any().item<bool>());
 }
 
-TEST_CASE("simota: of two equal boxes the first takes all points") {
+TEST_CASE("simota: of two equal boxes the first one is assigned all points") {
   const Scene s(1);
   const auto a = s.assign(targets({{{2, 70, 60, 30, 40}, {2, 70, 60, 30, 40}}}));
   CHECK((a.matched == 0).any().item<bool>());
   CHECK_FALSE((a.matched == 1).any().item<bool>());
 }
 
-TEST_CASE("simota: boxes of one pixel and of no area are assigned with a finite loss") {
+TEST_CASE("simota: boxes of one pixel and of zero area have a finite loss") {
   const Scene s(1);
   const auto t = targets({{{0, 20.5, 30.5, 1, 1}, {1, 90, 90, 0, 0}}});
   const auto a = s.assign(t);
@@ -184,7 +184,7 @@ TEST_CASE("simota: boxes of one pixel and of no area are assigned with a finite 
   CHECK(std::isfinite(yolox_loss(s.raw, s.height, s.width, t, true).total.item<float>()));
 }
 
-TEST_CASE("simota: 3000 boxes in one image, the assignment in chunks equals the assignment in one piece") {
+TEST_CASE("simota: with 3000 boxes in one image, the assignment in chunks equals the one without") {
   Scene s(2);
   s.height = 416, s.width = 416;
   s.anchors = make_anchors(416, 416, torch::kFloat);
@@ -201,13 +201,13 @@ TEST_CASE("simota: 3000 boxes in one image, the assignment in chunks equals the 
   const int64_t pairs = 2 * int64_t(images[0].size()) * points;
   const auto whole = s.assign(t, pairs);
   Assignment a;
-  for (const int64_t chunks : {2, 40, 600}) {  // one image, some rows, ten rows at a time
+  for (const int64_t chunks : {2, 40, 600}) {  // chunks of one image, of some rows, of ten rows
     INFO(chunks << " chunks");
     a = s.assign(t, pairs / chunks);
     CHECK(torch::equal(a.matched, whole.matched));
     CHECK(torch::equal(a.iou, whole.iou));
   }
-  // Objects of the first chunk and of the last one get points.
+  // Objects of the first and of the last chunk are matched.
   const Tensor fg = (a.matched[0] >= 0).nonzero().squeeze(1);
   CHECK(fg.numel() > 1000);
   const Tensor row = a.matched[0].index_select(0, fg);
@@ -215,7 +215,7 @@ TEST_CASE("simota: 3000 boxes in one image, the assignment in chunks equals the 
   CHECK((row < 100).any().item<bool>());
   const Tensor iou = box_iou(t.boxes[0].index_select(0, row), s.boxes[0].index_select(0, fg));
   CHECK(torch::allclose(iou, a.iou[0].index_select(0, fg)));
-  // The second image is not disturbed by the first one's crowd.
+  // The assignment of the second image does not depend on the objects of the first.
   const auto alone =
       Targets{t.boxes.slice(0, 1, 2).slice(1, 0, 1), t.classes.slice(0, 1, 2).slice(1, 0, 1), {1}};
   const auto b = simota(s.boxes.slice(0, 1), s.raw.obj.slice(0, 1), s.raw.cls.slice(0, 1), s.anchors, alone);

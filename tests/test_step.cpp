@@ -1,4 +1,4 @@
-// One step: its input size, and the gradient in parts and where memory runs out.
+// One training step: input size, gradient accumulation, and out-of-memory errors.
 #include "tensors.hpp"
 
 #include <ATen/record_function.h>
@@ -63,11 +63,12 @@ std::vector<int> heights(const MultiScale& sizes, int64_t steps) {
 }  // namespace
 
 TEST_CASE(
-    "step: parts of unequal size have the gradient and the losses of the whole batch, but for batch norms") {
+    "step: parts of unequal size compute the gradient and losses of the whole batch, except for batch "
+    "norms") {
   Small s;
-  s.model->eval();  // batch norms see a part at a time
+  s.model->eval();  // otherwise batch norms would compute statistics per part
   const Losses whole = s.gradients_in(1);
-  std::vector<Tensor> want;  // copies: nothing of them stays in the next gradient
+  std::vector<Tensor> want;  // copies, because the next gradients overwrite them
   for (const Tensor& g : s.grads()) want.push_back(g.clone());
   CHECK(whole.num_fg.item<int64_t>() >= 4);
   CHECK_FALSE(whole.total.requires_grad());
@@ -79,13 +80,13 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("step: a rank sums six numbers with the others, and its gradients once, whatever the parts") {
+TEST_CASE("step: a rank all-reduces six numbers and its gradients once, for any number of parts") {
   Small s;
   s.model->eval();
   const Losses whole = s.gradients_in(1);
   std::vector<Tensor> want;
   for (const Tensor& g : s.grads()) want.push_back(g.clone());
-  // Two ranks that have the same images: the mean of their gradients is that of each.
+  // Simulates two ranks with the same images, so that the mean gradient equals that of each rank.
   std::vector<int64_t> summed;
   int reductions = 0;
   StepSettings settings{torch::kCPU, torch::kFloat, true, 2};
@@ -107,12 +108,12 @@ TEST_CASE("step: a rank sums six numbers with the others, and its gradients once
   }
 }
 
-TEST_CASE("step: out of memory half-way: done again in parts, gradient of the whole, statistics moved once") {
+TEST_CASE("step: after out of memory the step is repeated in parts; statistics are updated only once") {
   Small s;
   Small plain;
   for (auto* of : {&s, &plain}) {
     of->model->eval();
-    // One batch norm learns, the first: an attempt that fails behind it has moved it.
+    // Only the first batch norm is in training mode. A failed attempt has already updated its statistics.
     for (const auto& m : of->model->named_modules())
       if (m.key() == "backbone.backbone.stem.conv.bn") m.value()->train();
   }
@@ -141,15 +142,15 @@ TEST_CASE("step: out of memory half-way: done again in parts, gradient of the wh
   CHECK(losses.total.item<double>() > 0);
 }
 
-TEST_CASE("step: a backward that fails leaves nothing of its step in memory") {
+TEST_CASE("step: a failed backward keeps no activations of its step in memory") {
   Small s;
   c10::weak_intrusive_ptr<c10::TensorImpl> images{c10::intrusive_ptr<c10::TensorImpl>()};
   const auto forward = [&](const Tensor& x) {
-    const Tensor mine = x.clone().requires_grad_();  // the graph ends here
-    images = c10::weak_intrusive_ptr<c10::TensorImpl>(mine.getIntrusivePtr());
-    return s.model(mine);
+    const Tensor leaf = x.clone().requires_grad_();  // kept alive by the graph
+    images = c10::weak_intrusive_ptr<c10::TensorImpl>(leaf.getIntrusivePtr());
+    return s.model(leaf);
   };
-  // The deepest level comes first; the others are waiting then.
+  // The deepest level is computed first in backward(), while tasks of the other levels are queued.
   s.model->named_parameters()["head.stems.2.conv.weight"].register_hook(
       [](const Tensor&) -> Tensor { throw std::bad_alloc(); });
   CHECK_THROWS_AS(compute_gradients(forward, s.images, s.targets, 1, s.optimizer, s.scaler,
@@ -158,7 +159,7 @@ TEST_CASE("step: a backward that fails leaves nothing of its step in memory") {
   CHECK(images.expired());
 }
 
-TEST_CASE("step: a trial step leaves weights, statistics, gradients and random numbers as they were") {
+TEST_CASE("step: a trial step does not change weights, statistics, gradients and random numbers") {
   Small s;
   std::vector<Tensor> before;
   for (const Tensor& t : s.model->parameters()) before.push_back(t.detach().clone());
@@ -186,7 +187,7 @@ TEST_CASE("step: a trial step leaves weights, statistics, gradients and random n
   CHECK(torch::equal(random, at::globalContext().defaultGenerator(torch::kCPU).get_state()));
 }
 
-TEST_CASE("step: numbers are those of the losses") {
+TEST_CASE("step: step_numbers contains the losses") {
   Losses l;
   for (const auto& [name, value] : {std::pair("iou", 2.f), {"obj", 3.f}, {"new", 4.f}})
     l.add(name, torch::full({}, value));
@@ -199,7 +200,7 @@ TEST_CASE("step: numbers are those of the losses") {
   CHECK(std::vector<double>{n.total, n.positives, n.norm, n.objects} == std::vector<double>{9, 6, 7, 8});
 }
 
-TEST_CASE("step: pooling by rows and columns has the values and the gradient of max_pool2d") {
+TEST_CASE("step: deterministic_max_pool_5x5 has the values and the gradient of max_pool2d") {
   torch::manual_seed(1);
   Tensor x = torch::randn({2, 3, 9, 7}).requires_grad_(), y = x.detach().clone().requires_grad_();
   const Tensor weight = torch::randn({2, 3, 9, 7});
@@ -209,7 +210,7 @@ TEST_CASE("step: pooling by rows and columns has the values and the gradient of 
   CHECK(torch::allclose(x.grad(), y.grad(), 1e-6, 1e-6));
 }
 
-TEST_CASE("step: a batch without an object has the gradient of the whole in parts, too") {
+TEST_CASE("step: a batch without objects has the same gradient in parts") {
   Small s;
   s.model->eval();
   s.targets.counts = {0, 0, 0, 0, 0};
@@ -224,7 +225,7 @@ TEST_CASE("step: a batch without an object has the gradient of the whole in part
   CHECK(largest_difference(want, parts) < 1e-3);
 }
 
-TEST_CASE("step: the gradient is scaled for fp16, the network runs in the type of --amp") {
+TEST_CASE("step: the loss is scaled for fp16, and the network runs under autocast") {
   Small s;
   s.model->eval();
   s.gradients_in(1);
@@ -243,7 +244,7 @@ TEST_CASE("step: the gradient is scaled for fp16, the network runs in the type o
   const Losses l = compute_gradients(forward, s.images, s.targets, 1, s.optimizer, scaler,
                                      {torch::kCPU, torch::kBFloat16, true});
   CHECK(autocast);
-  CHECK_FALSE(l.total.requires_grad());  // the graph is not kept
+  CHECK_FALSE(l.total.requires_grad());  // the losses are detached
 }
 
 TEST_CASE("step: an anomaly in backward is reported with its first line; any other error is thrown") {
@@ -262,7 +263,7 @@ TEST_CASE("step: an anomaly in backward is reported with its first line; any oth
   CHECK(has(error_of([&] { failing("no such kernel"); }), "no such kernel"));
 }
 
-TEST_CASE("step: statistics put back are those of the last save") {
+TEST_CASE("step: restored statistics are those of the last save") {
   torch::nn::BatchNorm2d norm(2);
   SavedStatistics statistics(*norm);
   norm->running_mean.fill_(3);
@@ -275,7 +276,7 @@ TEST_CASE("step: statistics put back are those of the last save") {
 TEST_CASE(
     "step: a trial step has the largest input size and the micro-batches of a step; errors are thrown") {
   Small s;
-  static thread_local int64_t height, images;  // the most that a convolution has seen
+  static thread_local int64_t height, images;  // largest inputs of a convolution
   const auto began = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
     if (std::string(f.name()) != "aten::convolution") return nullptr;
     const Tensor x = c10::IValue(f.inputs()[0]).toTensor();
@@ -291,7 +292,7 @@ TEST_CASE(
     return error;
   };
   CHECK(try_out({128, 128}, 1) == "");
-  CHECK(height == 64);  // half the size: the stem folds pixels into channels
+  CHECK(height == 64);  // half the input size, because the stem folds pixels into channels
   CHECK(images == 4);
   CHECK(try_out({64, 64}, 2) == "");
   CHECK(height == 32);
@@ -300,7 +301,8 @@ TEST_CASE(
   CHECK_FALSE(has(try_out({100, 100}, 1), "not even one image"));
 }
 
-TEST_CASE("multi-scale: drawn from seed and step alone, anew every ten steps, after ten of the base") {
+TEST_CASE(
+    "multi-scale: the size depends on seed and step only, and changes every ten steps, after ten at --size") {
   const MultiScale sizes{{640, 640}, 5, 5, 3};
   const auto drawn = heights(sizes, 1000);
   for (int i = 0; i < 10; ++i) CHECK(drawn[i] == 640);
@@ -312,12 +314,12 @@ TEST_CASE("multi-scale: drawn from seed and step alone, anew every ten steps, af
   CHECK(changes > 60);
   CHECK(heights({{640, 640}, 5, 5, 3}, 1000) == drawn);
   CHECK(heights({{640, 640}, 5, 5, 4}, 1000) != drawn);
-  CHECK(sizes.size_at(500).height == drawn[500]);  // whatever was asked before
+  CHECK(sizes.size_at(500).height == drawn[500]);  // does not depend on earlier calls
   for (int64_t seed = 0; seed < 20; ++seed)
     for (const int h : heights({{640, 640}, 5, 5, seed}, 10)) CHECK(h == 640);
 }
 
-TEST_CASE("multi-scale: a bounded set of sizes, each with its share, that cuDNN is tuned for") {
+TEST_CASE("multi-scale: a small set of equally frequent sizes, for which cuDNN runs its benchmark") {
   const MultiScale sizes{{640, 640}, 5, 5, 0}, small{{416, 416}, 3, 7, 0}, wide{{320, 640}, 3, 7, 0};
   std::map<int, int> counts;
   for (int64_t i = 10; i < 110010; i += 10) ++counts[sizes.size_at(i).height];
@@ -326,11 +328,11 @@ TEST_CASE("multi-scale: a bounded set of sizes, each with its share, that cuDNN 
   CHECK(counts.rbegin()->first == 640 + 160);
   for (const auto& [height, count] : counts) CHECK(std::abs(count - 1000) < 150);
   CHECK(sizes.largest().height == 800);
-  std::set<int> of_small;
-  for (const int h : heights(small, 20000)) of_small.insert(h);
-  CHECK(of_small.size() == 11);
-  CHECK(*of_small.begin() == 416 - 96);
-  CHECK(*of_small.rbegin() == 416 + 224);
+  std::set<int> sizes_of_small;
+  for (const int h : heights(small, 20000)) sizes_of_small.insert(h);
+  CHECK(sizes_of_small.size() == 11);
+  CHECK(*sizes_of_small.begin() == 416 - 96);
+  CHECK(*sizes_of_small.rbegin() == 416 + 224);
   CHECK(small.largest().height == 640);
   for (int64_t i = 0; i < 2000; i += 10) CHECK(wide.size_at(i).width == 2 * wide.size_at(i).height);
   CHECK(wide.largest().width == 2 * wide.largest().height);
@@ -348,7 +350,7 @@ TEST_CASE("multi-scale: a bounded set of sizes, each with its share, that cuDNN 
   torch_settings.setDeterministicAlgorithms(false, false), torch_settings.setDeterministicCuDNN(false);
 }
 
-TEST_CASE("multi-scale: off is the base alone; small bases and one image stay large enough for batch norms") {
+TEST_CASE("multi-scale: range 0 keeps --size; small sizes stay large enough for batch norms") {
   const MultiScale off{{416, 416}, 0, 0, 1}, tiny{{64, 64}, 5, 5, 1}, one{{64, 64}, 5, 5, 1, 2};
   for (int64_t i = 0; i < 1000; ++i) CHECK(off.size_at(i).height == 416);
   CHECK(off.largest().width == 416);
@@ -375,7 +377,7 @@ TEST_CASE("multi-scale: images and boxes are resized together") {
   CHECK(images.is_same(before));
 }
 
-TEST_CASE("multi-scale: pixels are placed by their areas, not their corners") {
+TEST_CASE("multi-scale: images are resized with align_corners off") {
   Tensor images = torch::tensor({0.f, 1.f}).view({1, 1, 1, 2});
   Targets targets{torch::zeros({1, 0, 4}), torch::zeros({1, 0}, torch::kLong), {0}};
   resize_batch(images, targets, {1, 4});

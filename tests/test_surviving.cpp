@@ -1,5 +1,5 @@
-// What a run on a server has to live through: signals, lost terminals, kills at any moment, torn files,
-// losses that are not finite, crashes.
+// Failures of a run: signals, closed terminals, SIGKILL at any moment, damaged files, nonfinite losses, and
+// crashes.
 #include "programs.hpp"
 
 #include <random>
@@ -9,8 +9,8 @@ using namespace yolox::test;
 
 namespace {
 
-// Four epochs of four steps that cross everything: warm-up, mosaic and mixup, multi-scale, EMA, the plain
-// last epoch, evaluation after each. Saved at every step, so that many a kill hits a file that is being
+// Four epochs of four steps with warm-up, mosaic, MixUp, multi-scale, EMA, a last epoch without augmentation,
+// and an evaluation after each epoch. A checkpoint at every step, so that many kills hit a file that is being
 // written.
 const std::string kCrossing =
     "--data data --model yolox-nano --size 64 --bs 2 --epochs 4 --no-aug-epochs 1 --warmup-epochs 1 "
@@ -18,7 +18,7 @@ const std::string kCrossing =
     "0.00001 "
     "--out r ";
 
-// A run of that nobody disturbed.
+// An undisturbed run of kCrossing.
 struct Undisturbed {
   TempDir dir;
   Undisturbed() {
@@ -32,11 +32,11 @@ const Undisturbed& undisturbed() {
   static const Undisturbed made;
   return made;
 }
-// A folder with the same data.
+// A temporary folder with the same data.
 struct Folder : TempDir {
   Folder() { fs::copy(undisturbed().dir / "data", *this / "data", fs::copy_options::recursive); }
-  // In which of its checkpoints another byte is than in those of the undisturbed run; "" if in none.
-  std::string other_bytes() const {
+  // Returns the checkpoints that differ from those of the undisturbed run, or "".
+  std::string different_files() const {
     std::string found;
     for (const char* name : {"r/last.pth", "r/best.pth"})
       if (contents(*this / name) != contents(undisturbed().dir / name))
@@ -50,25 +50,25 @@ const std::string kLong =
 
 }  // namespace
 
-TEST_CASE("train: killed with SIGKILL at random moments and resumed each time, it ends with the same bytes" *
+TEST_CASE("train: a run that is killed at random moments and resumed each time ends with the same bytes" *
           starts_programs) {
-  const char* asked = std::getenv("YOLOX_KILLS");
-  const int kills = asked ? std::atoi(asked) : 5;
+  const char* kills_given = std::getenv("YOLOX_KILLS");
+  const int kills = kills_given ? std::atoi(kills_given) : 5;
   const Folder dir;
   std::mt19937 random(7);
-  const auto begun = [&] {  // how often it has come to train
+  const auto runs_started = [&] {  // number of runs that started to train
     const std::string log = contents(dir / "r/log.txt"), heading = "  epoch      iter";
     int n = 0;
     for (size_t at = 0; (at = log.find(heading, at)) != std::string::npos; ++at) ++n;
     return n;
   };
-  std::set<int64_t> seen;  // steps that it was killed at
+  std::set<int64_t> seen;  // steps of the kills
   int done = 0;
   for (int runs = 0; done < kills; ++runs) {
     REQUIRE(runs < 10 + 4 * kills);
-    const int before = begun();
+    const int before = runs_started();
     Process p(dir, "train", fs::exists(dir / "r/last.pth") ? "--resume r" : kCrossing);
-    if (runs % 3) p.until([&] { return begun() > before; });  // else at its start too
+    if (runs % 3) p.until([&] { return runs_started() > before; });  // otherwise also during the start
     usleep(useconds_t(random() % 1500000));
     if (!p.ended()) {
       kill(p.pid, SIGKILL);
@@ -79,19 +79,19 @@ TEST_CASE("train: killed with SIGKILL at random moments and resumed each time, i
     }
     const bool ended_well = p.wait() == 0 || has(contents(p.err), "is complete");
     CHECK_MESSAGE(ended_well, contents(p.err));
-    CHECK(dir.other_bytes() == "");
+    CHECK(dir.different_files() == "");
     fs::remove_all(dir / "r");
   }
   CHECK(seen.size() > 1);
   const Outcome rest = run(dir, "train", "--resume r");
   CHECK_MESSAGE((rest.code == 0 || has(rest.err, "is complete")), rest.err);
-  CHECK(dir.other_bytes() == "");
+  CHECK(dir.different_files() == "");
   for (const auto& entry : fs::directory_iterator(dir / "r"))
     CHECK_FALSE(has(entry.path().filename().string(), ".tmp"));
 }
 
 TEST_CASE(
-    "train: SIGHUP does nothing; SIGTERM, SIGUSR1 and Ctrl-C end it after its step, saved, with the way on" *
+    "train: SIGHUP is ignored; SIGTERM, SIGUSR1 and Ctrl-C end the run after its step, with a checkpoint" *
     starts_programs) {
   const Folder dir;
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) {
@@ -114,14 +114,13 @@ TEST_CASE(
       has(succeed(dir, "train", concat("--resume r --max-iters ", steps_of(dir) + 1)), "resuming r at step"));
 }
 
-TEST_CASE("train: a signal before the first step ends the run with a message that says so" *
-          starts_programs) {
+TEST_CASE("train: a signal before the first step ends the run with a message" * starts_programs) {
   const Folder dir;
   Process p(dir, "train", kLong);
   REQUIRE(p.until([&] { return fs::exists(dir / "r"); }));
   kill(p.pid, SIGTERM);
   const int code = p.wait();
-  if (code == 0)  // it had come to its loop
+  if (code == 0)  // the training loop had started
     CHECK(has(contents(p.out), "stopped by"));
   else
     CHECK_MESSAGE((code == 128 + SIGTERM && contents(p.err) == "stopped by SIGTERM before the first step\n"),
@@ -134,10 +133,10 @@ TEST_CASE("train: a second Ctrl-C ends the run at once; a lost terminal or a clo
   {
     Process p(dir, "train", kLong + "--size 416 --bs 16 --no-multiscale ");
     REQUIRE(p.until([&] { return metric_rows(dir / "r/metrics.csv").size() >= 2; }));
-    usleep(300000);  // amid the next step
+    usleep(300000);  // within the next step
     kill(p.pid, SIGINT);
     usleep(20000);
-    kill(p.pid, SIGINT);  // the same, by another way
+    kill(p.pid, SIGINT);  // within 0.5 s, counts as the same Ctrl-C
     usleep(400000);
     CHECK_FALSE(p.ended());
     usleep(200000);
@@ -145,26 +144,27 @@ TEST_CASE("train: a second Ctrl-C ends the run at once; a lost terminal or a clo
     CHECK(p.wait() == 128 + SIGINT);
   }
   fs::remove_all(dir / "r");
-  // The reader is gone after one line.
+  // head closes the pipe after one line.
   shell(dir, "(" YOLOX_BINARY_DIR "/train " + kLong + "--max-iters 40; echo $? > code) | head -n 1");
   CHECK(contents(dir / "code") == "0\n");
   CHECK(steps_of(dir) == 40);
 }
 
-TEST_CASE("train: stopped amid an evaluation, the resumed run does it again and ends with the same bytes" *
+TEST_CASE("train: stopped during an evaluation, the resumed run repeats it and ends with the same bytes" *
           starts_programs) {
   const Folder dir;
   Process p(dir, "train", kCrossing);
-  // The line of the first epoch comes right before its evaluation.
+  // The log line of the first epoch is written right before its evaluation.
   REQUIRE(p.until([&] { return has(contents(dir / "r/log.txt"), "1/4       4/4"); }));
   kill(p.pid, SIGTERM);
   CHECK(p.wait() == 0);
   succeed(dir, "train", "--resume r");
-  CHECK(dir.other_bytes() == "");
+  CHECK(dir.different_files() == "");
 }
 
-TEST_CASE("train: a damaged newest checkpoint is said, the one before it is taken, the bytes are the same" *
-          starts_programs) {
+TEST_CASE(
+    "train: a damaged checkpoint is reported and the previous one is used, with the same bytes at the end" *
+    starts_programs) {
   const Folder dir;
   succeed(dir, "train", kCrossing + "--max-iters 8 --keep 2");
   const std::string whole = contents(dir / "r/last.pth");
@@ -178,11 +178,11 @@ TEST_CASE("train: a damaged newest checkpoint is said, the one before it is take
     CHECK(has(printed, "resuming r at step 7"));
   }
   succeed(dir, "train", "--resume r --max-iters 0 --keep 1");
-  CHECK(dir.other_bytes() == "");
+  CHECK(dir.different_files() == "");
 }
 
 TEST_CASE(
-    "train: a loss that is not finite ends the run with its parts, images, lr; batch and weights are saved" *
+    "train: a nonfinite loss ends the run; its terms, images and lr are printed, batch and weights saved" *
     starts_programs) {
   const Folder dir;
   const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0");
@@ -196,7 +196,7 @@ TEST_CASE(
   CHECK(saved.at("names").toListRef().size() == 2);
   CHECK(saved.at("model").toGenericDict().size() > 100);
   CHECK_FALSE(cv::imread(dir / "r/nonfinite.jpg").empty());
-  // What was saved before is good.
+  // The checkpoint before the failure is valid.
   for (const auto& e : weights_of(dir, "r", false))
     CHECK(torch::isfinite(e.value().toTensor()).all().item<bool>());
 
@@ -217,7 +217,7 @@ TEST_CASE("train: --keep-going returns to the last checkpoint at half the lr, th
   CHECK(has(o.err, "lr 2.5e+29"));
 }
 
-TEST_CASE("train: what --keep-going has changed is kept in the checkpoint: the lr, and how often" *
+TEST_CASE("train: the checkpoint contains the lr factor and the number of returns of --keep-going" *
           starts_programs) {
   const Folder dir;
   const std::string flags =
@@ -238,10 +238,11 @@ TEST_CASE("train: what --keep-going has changed is kept in the checkpoint: the l
   CHECK_FALSE(has(again.out, "back to step"));
 }
 
-TEST_CASE("train: gradients that overflow are skipped and counted; twenty in a row end the run, saved" *
-          starts_programs) {
+TEST_CASE(
+    "train: steps whose gradient overflows are skipped and counted; 20 in a row end the run, and are saved" *
+    starts_programs) {
   const Folder dir;
-  // A network that computes what it did, with a finite loss, but through numbers whose gradient is not.
+  // The scales cancel in the forward pass, so that the loss is finite, but the gradient overflows.
   torch::manual_seed(0);
   const YOLOX model("yolox-nano", 7);
   auto params = model->named_parameters();
@@ -267,7 +268,7 @@ TEST_CASE("train: gradients that overflow are skipped and counted; twenty in a r
     CHECK(torch::equal(weights.at(p.key()).toTensor(), p.value()));
 }
 
-TEST_CASE("train: a step that memory is too small for is done in parts, and training goes on" *
+TEST_CASE("train: a step that runs out of memory is repeated in parts, and training continues" *
           starts_programs) {
   const Folder dir;
   const std::string flags = kLong + "--bs 8 --size 416 --no-multiscale --max-iters 3 --save-minutes 0 ";
@@ -282,8 +283,9 @@ TEST_CASE("train: a step that memory is too small for is done in parts, and trai
   CHECK(steps_of(dir) == 3);
 }
 
-TEST_CASE("train: stopped and resumed with fp16 and Adam, it ends with the same bytes as undisturbed" *
-          starts_programs) {
+TEST_CASE(
+    "train: a run with fp16 and Adam, stopped and resumed, ends with the same bytes as an undisturbed one" *
+    starts_programs) {
   const Folder dir;
   const std::string flags = kCrossing + "--amp fp16 --optimizer adamw --out ";
   succeed(dir, "train", flags + "a");
@@ -296,8 +298,9 @@ TEST_CASE("train: stopped and resumed with fp16 and Adam, it ends with the same 
   }
 }
 
-TEST_CASE("train: resumed with other settings: what can be taken back is, what cannot be is said" *
-          starts_programs) {
+TEST_CASE(
+    "train: settings of a resumed run can be changed; changes that are impossible or risky are reported" *
+    starts_programs) {
   const Folder dir;
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 2 --epochs 2 --eval-interval 0 --out r ";
@@ -309,10 +312,10 @@ TEST_CASE("train: resumed with other settings: what can be taken back is, what c
   std::string printed =
       succeed(dir, "train", "--resume r --max-iters 3 --eval-interval 1 --no-deterministic");
   CHECK(has(printed, "--deterministic false instead of the run's true"));
-  CHECK(has(printed, "  AP "));  // the evaluation that its end lacked
+  CHECK(has(printed, "  AP "));  // the missing evaluation at the end
   CHECK(run(dir, "train", "--resume r --max-iters 3 --eval-interval 1").code == 2);
 
-  // Other images, though as many steps.
+  // Another number of images with the same number of steps.
   write_scenes(dir / "data", 7);
   printed = succeed(dir, "train", "--resume r --max-iters 4");
   CHECK(has(printed, "the data set has 7 images, but 8 in the checkpoint"));
@@ -323,7 +326,7 @@ TEST_CASE("train: resumed with other settings: what can be taken back is, what c
   CHECK(has(tried, "of 7 images"));
 }
 
-TEST_CASE("train: a run folder in use is refused to a second training" * starts_programs) {
+TEST_CASE("train: a second training cannot use the run folder of a running one" * starts_programs) {
   const Folder dir;
   Process p(dir, "train", kLong);
   REQUIRE(p.until([&] { return metric_rows(dir / "r/metrics.csv").size() >= 2; }));
@@ -337,12 +340,12 @@ TEST_CASE("train: a run folder in use is refused to a second training" * starts_
   succeed(dir, "train", concat("--resume r --max-iters ", steps_of(dir) + 1));
 }
 
-TEST_CASE("train: stopped on a full disk it says so and fails; with room again it goes on" *
+TEST_CASE("train: a run that is stopped on a full disk fails with a message, and can be resumed later" *
           starts_programs) {
   const Folder dir;
   succeed(dir, "train", kLong + "--max-iters 2");
   const std::string before = contents(dir / "r/last.pth");
-  // No file may grow beyond 2 MB, which a checkpoint does; the run stops itself with SIGTERM.
+  // The limit of 2 MB per file is less than a checkpoint. SIGTERM stops the run after 4 s.
   const Outcome o =
       shell(dir, "trap '' XFSZ; ulimit -f 2000; (sleep 4; pkill -TERM -P $$ -x train) & " YOLOX_BINARY_DIR
                  "/train --resume r --max-iters 0");
@@ -354,8 +357,7 @@ TEST_CASE("train: stopped on a full disk it says so and fails; with room again i
   CHECK(steps_of(dir) == 4);
 }
 
-TEST_CASE("train: --debug names the operation whose gradient is not a number, and saves the batch" *
-          starts_programs) {
+TEST_CASE("train: --debug names the operation whose gradient is NaN, and saves the batch" * starts_programs) {
   const Folder dir;
   const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0 --debug");
   CHECK(o.code == 1);
@@ -364,7 +366,7 @@ TEST_CASE("train: --debug names the operation whose gradient is not a number, an
   CHECK(fs::exists(dir / "r/nonfinite.pth"));
 }
 
-TEST_CASE("train: a crash leaves its context and keeps its signal" * starts_programs) {
+TEST_CASE("train: a crash writes crash.txt and exits with its signal" * starts_programs) {
   const Folder dir;
   Process p(dir, "train", kLong);
   REQUIRE(p.until([&] { return metric_rows(dir / "r/metrics.csv").size() >= 2; }));
@@ -377,7 +379,8 @@ TEST_CASE("train: a crash leaves its context and keeps its signal" * starts_prog
   CHECK(has(contents(p.err), "crash.txt"));
 }
 
-TEST_CASE("train: AP in training is that of eval on the saved file, digit for digit" * starts_programs) {
+TEST_CASE("train: AP in training equals the AP of eval on the saved file, digit for digit" *
+          starts_programs) {
   const TempDir& dir = trained().dir;
   const auto rows = metric_rows(dir / "a/metrics.csv");
   double last = -1, best = -1;
@@ -402,27 +405,27 @@ TEST_CASE("train: --profile prints where the time goes and writes a trace; --deb
                            "other", "images/s", "trace.json"})
     CHECK_MESSAGE(has(printed, part), part << " in " << printed);
   CHECK(has(contents(dir / "r/trace.json"), "aten::convolution"));
-  CHECK_FALSE(fs::exists(dir / "r/last.pth"));  // it was not a run
+  CHECK_FALSE(fs::exists(dir / "r/last.pth"));  // --profile saves no checkpoint
   for (const std::string quirks : {"", "--official-quirks "}) {
     fs::remove_all(dir / "r");
     succeed(dir, "train", kCrossing + quirks + "--debug --max-iters 6");
   }
 }
 
-TEST_CASE("train: --bs auto says what it found, trains with it, and resumes with it" * starts_programs) {
+TEST_CASE("train: --bs auto prints the batch size, trains with it and resumes with it" * starts_programs) {
   const Folder dir;
   const std::string printed =
       succeed(dir, "train",
               "--data data --model yolox-nano --size 64 --bs auto --epochs 2 --eval-interval 0 --out r");
   CHECK(has(printed, "--bs auto: 8 (all images)"));
   CHECK(has(printed, "of 8 images"));
-  CHECK(has(printed, "lr      0.00125 for the batch (0.00015625 per image)"));  // scaled
+  CHECK(has(printed, "lr      0.00125 for the batch (0.00015625 per image)"));  // scaled with the batch size
   const Outcome again = run(dir, "train", "--resume r --epochs 3");
   CHECK_MESSAGE(again.code == 0, again.err);
   CHECK(has(again.out, "of 8 images"));
 }
 
-TEST_CASE("train: before its first step it says all settings, parameters and operations" * starts_programs) {
+TEST_CASE("train: settings, parameters and FLOPs are printed before the first step" * starts_programs) {
   const std::string printed = trained().printed;
   for (const char* part :
        {"bs 2", "warmup-epochs 1", "clip 10", "lr 0.00123456789", "0.898M parameters", "MFLOPs"})
@@ -433,8 +436,7 @@ TEST_CASE("train: before its first step it says all settings, parameters and ope
 }
 
 TEST_CASE(
-    "train: a folder whose run has not done a step is used again; events and pictures of predictions are "
-    "there" *
+    "train: the folder of a run without a step is used again; events and prediction images are written" *
     starts_programs) {
   const Folder dir;
   CHECK(run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0").code == 1);

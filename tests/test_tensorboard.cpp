@@ -31,7 +31,7 @@ std::string bytes_of(const std::string& hex) {
   return out;
 }
 
-// Paths of what is in a folder, in the order in which TensorBoard reads them.
+// Returns the paths of the files in a folder, in the order in which TensorBoard reads them.
 Strings files(const std::string& folder) {
   Strings paths;
   for (const auto& entry : fs::directory_iterator(folder)) paths.push_back(entry.path().string());
@@ -39,7 +39,7 @@ Strings files(const std::string& folder) {
   return paths;
 }
 
-// ---- a reader, strict
+// ---- a strict reader of event files
 
 std::string take(std::string_view& in, uint64_t n) {
   check(n <= in.size(), "a field is cut off");
@@ -57,7 +57,7 @@ uint64_t take_varint(std::string_view& in) {
   fail("a varint without end");
 }
 
-// Fields of a message by their numbers: a number that is a varint in digits, all others as their bytes.
+// Fields of a protobuf message by number. A varint is stored as decimal text, other types as their bytes.
 using Message = std::multimap<int, std::string>;
 Message message(std::string_view in) {
   Message fields;
@@ -76,9 +76,9 @@ std::string only(const Message& m, int number) {
   return m.find(number)->second;
 }
 
-// What the events of a file say: "version brain.Event:2", "start 5", "7 train/loss=0.5 lr=1". `torn`: bytes
-// of a record that is not whole, at the end.
-Strings said(const std::string& path, size_t* torn = nullptr) {
+// Returns the events of a file as text: "version brain.Event:2", "start 5", "7 train/loss=0.5 lr=1". `torn`
+// is set to the number of bytes of an incomplete record at the end.
+Strings events_in(const std::string& path, size_t* torn = nullptr) {
   const std::string all = contents(path);
   Strings lines;
   size_t at = 0;
@@ -113,16 +113,16 @@ Strings said(const std::string& path, size_t* torn = nullptr) {
   if (torn) *torn = all.size() - at;
   return lines;
 }
-Strings opened(int64_t first_step, const Strings& more = {}) {
+Strings file_with(int64_t first_step, const Strings& more = {}) {
   Strings lines{"version brain.Event:2", concat("start ", first_step)};
   lines.insert(lines.end(), more.begin(), more.end());
   return lines;
 }
 
-// ---- a disk that is full
+// ---- a full disk
 
-// No file of this process can grow beyond so many bytes while this lives: a write across the limit is cut
-// short, one at the limit fails.
+// Limits the size of files that this process writes. A write across the limit is partial, and a write at the
+// limit fails.
 struct FileLimit {
   rlimit old{};
   void (*handler)(int);
@@ -138,7 +138,7 @@ struct FileLimit {
   }
 };
 
-// ---- the reader of TensorBoard
+// ---- TensorBoard's own reader
 
 const std::string& python() {
   static const std::string found = python_with("tensorboard.backend");
@@ -147,9 +147,9 @@ const std::string& python() {
 
 #define TENSORBOARD_TEST(name) TEST_CASE(name* doctest::skip(python().empty()))
 
-// Prints "tag step value" of all that TensorBoard shows of folder argv[1], by the class for scripts and by
-// the one of its server, which must agree. For each of argv[2:] it then appends that file to the last one of
-// the folder, as if training went on, and prints what is shown after another look.
+// Prints "tag step value" for all values that TensorBoard shows of folder argv[1]. Reads them with the class
+// for scripts and with the class of its server, and checks that both agree. Then, for each file in argv[2:],
+// appends the file to the last one of the folder, as a running training does, reloads, and prints again.
 const char* const script = R"(import os, sys
 from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
 from tensorboard.util import tensor_util
@@ -188,7 +188,7 @@ std::string shown(const std::string& folder, const std::string& parts = "") {
 
 }  // namespace
 
-TEST_CASE("events: CRC-32C of the vectors of RFC 3720") {
+TEST_CASE("events: CRC-32C equals the test vectors of RFC 3720") {
   using tensorboard::crc32c;
   std::string up(32, 0);
   for (int i = 0; i < 32; ++i) up[i] = char(i);
@@ -200,10 +200,10 @@ TEST_CASE("events: CRC-32C of the vectors of RFC 3720") {
   CHECK(crc32c(std::string(up.rbegin(), up.rend())) == 0x113FDB5C);
 }
 
-TEST_CASE("events: an event of each kind, byte for byte") {
+TEST_CASE("events: each kind of event is correct byte for byte") {
   using namespace tensorboard;
-  // The first one is what TensorFlow writes (tensorboard/data/server/tf_record.rs quotes it), the step apart,
-  // which it leaves out. Checksums are those of masked_crc32c in tensorboard/compat/tensorflow_stub.
+  // The first record is the one of TensorFlow (quoted in tensorboard/data/server/tf_record.rs), which has no
+  // step. The checksums are those of masked_crc32c in tensorboard/compat/tensorflow_stub.
   const std::string version = bytes_of("09 00 00 80 38 99 d6 d7 41 1a 0d") + "brain.Event:2";
   CHECK(record(version) ==
         bytes_of("18 00 00 00 00 00 00 00 a3 7f 4b 22") + version + bytes_of("12 4b 36 ab"));
@@ -218,12 +218,12 @@ TEST_CASE("events: an event of each kind, byte for byte") {
                  "0a 09 0a 02 6c 72 15 00 00 00 3f 0a 0a 0a 03 61 2f 62 15 28 6b 6e ce 17 9d ca 50"));
 }
 
-TEST_CASE("events: a file has its opening and a record per call; NaN is left out") {
+TEST_CASE("events: a file has a version, a session start and a record per call; NaN is omitted") {
   const TempDir dir;
   Events events(dir.path.string(), 0);
   REQUIRE(files(dir.path).size() == 1);
   const std::string path = files(dir.path).at(0);
-  // TensorBoard looks for "tfevents"; the rest is what SummaryWriter of torch and TensorFlow write.
+  // TensorBoard requires "tfevents". The rest of the name is that of SummaryWriter of torch and TensorFlow.
   char host[256] = "";
   gethostname(host, sizeof host);
   const std::string start = dir / "events.out.tfevents.", end = concat(".", host, ".", getpid());
@@ -232,20 +232,21 @@ TEST_CASE("events: a file has its opening and a record per call; NaN is left out
   CHECK(std::abs(std::stod(path.substr(start.size())) - unix_time()) < 600);
   CHECK(path.substr(start.size() + 10) == end);
 
-  CHECK(said(path) == opened(0));
+  CHECK(events_in(path) == file_with(0));
   events.scalars(1, {{"train/loss", 0.5}, {"lr", 1e-3}});
-  CHECK(said(path) == opened(0, {"1 train/loss=0.5 lr=0.001"}));
+  CHECK(events_in(path) == file_with(0, {"1 train/loss=0.5 lr=0.001"}));
   const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
   events.scalars(2, {{"train/loss", nan}, {"lr", 1}, {"AP", -nan}});
   events.scalars(3, {{"train/loss", nan}});
   events.scalars(4, {});
   events.scalars(int64_t(5) << 40, {{"train/loss", inf}, {std::string(300, 'n'), 0}});
-  CHECK(said(path) == opened(0, {"1 train/loss=0.5 lr=0.001", "2 lr=1",
-                                 concat(int64_t(5) << 40, " train/loss=inf ", std::string(300, 'n'), "=0")}));
+  CHECK(events_in(path) ==
+        file_with(0, {"1 train/loss=0.5 lr=0.001", "2 lr=1",
+                      concat(int64_t(5) << 40, " train/loss=inf ", std::string(300, 'n'), "=0")}));
   CHECK(files(dir.path) == Strings{path});
 }
 
-TEST_CASE("events: a process that is killed leaves all that it wrote") {
+TEST_CASE("events: a killed process loses no events") {
   const TempDir dir;
   const pid_t child = fork();
   if (child == 0) {
@@ -255,17 +256,17 @@ TEST_CASE("events: a process that is killed leaves all that it wrote") {
   }
   waitpid(child, nullptr, 0);
   REQUIRE(files(dir.path).size() == 1);
-  CHECK(said(files(dir.path).at(0)) == opened(0, {"1 a=1", "2 a=2", "3 a=3"}));
+  CHECK(events_in(files(dir.path).at(0)) == file_with(0, {"1 a=1", "2 a=2", "3 a=3"}));
 }
 
-TEST_CASE("events: a later session has a later file, whatever the clock says") {
+TEST_CASE("events: the file of a later session sorts later, for any state of the clock") {
   const TempDir dir;
   for (int i = 0; i < 12; ++i) Events(dir.path.string(), i).scalars(i, {{"a", i}});  // within a second
   Strings paths = files(dir.path);
   REQUIRE(paths.size() == 12);
-  for (int i = 0; i < 12; ++i) CHECK(said(paths[i]) == opened(i, {concat(i, " a=", i)}));
+  for (int i = 0; i < 12; ++i) CHECK(events_in(paths[i]) == file_with(i, {concat(i, " a=", i)}));
 
-  // A machine whose clock is ahead has written, and others than we.
+  // Files of a machine whose clock is ahead, and of other programs.
   for (const char* name :
        {"events.out.tfevents.4000000000.elsewhere.7.0", "events.out.tfevents.99999999999.x",
         "events.out.tfevents.", "Events.out.tfevents.5000000000.x", "name_of_20_letters__6000000000"})
@@ -276,15 +277,15 @@ TEST_CASE("events: a later session has a later file, whatever the clock says") {
   const auto ours = std::find_if(paths.begin(), paths.end(),
                                  [&](const std::string& path) { return has(path, "tfevents.4000000001."); });
   REQUIRE(ours != paths.end());
-  CHECK(said(*ours) == opened(12));
+  CHECK(events_in(*ours) == file_with(12));
 }
 
-TEST_CASE("events: a record that a full disk tears is completed when there is room again") {
+TEST_CASE("events: a record that is incomplete after a full disk is completed once there is space") {
   const auto write = [](Events& events, int from, int to) {
     for (int i = from; i < to; ++i) events.scalars(i, {{"train/loss", i / 8.}, {"lr", 1}});
   };
-  const Strings expected = opened(0, {"0 train/loss=0 lr=1", "1 train/loss=0.125 lr=1",
-                                      "2 train/loss=0.25 lr=1", "3 train/loss=0.375 lr=1"});
+  const Strings expected = file_with(0, {"0 train/loss=0 lr=1", "1 train/loss=0.125 lr=1",
+                                         "2 train/loss=0.25 lr=1", "3 train/loss=0.375 lr=1"});
   size_t size = 0;
   {
     const TempDir dir;
@@ -292,7 +293,7 @@ TEST_CASE("events: a record that a full disk tears is completed when there is ro
     write(events, 0, 3);
     size = contents(files(dir.path).at(0)).size();
   }
-  for (size_t room = 0; room <= size; ++room) {  // wherever it is that the disk is full
+  for (size_t room = 0; room <= size; ++room) {  // the disk is full after each possible byte
     CAPTURE(room);
     const TempDir dir;
     std::optional<FileLimit> limit(room);
@@ -304,33 +305,33 @@ TEST_CASE("events: a record that a full disk tears is completed when there is ro
     CHECK(torn.size() == room);
     write(events, 3, 4);
     CHECK(files(dir.path) == Strings{path});
-    CHECK(said(path) == expected);
+    CHECK(events_in(path) == expected);
     CHECK(contents(path).substr(0, room) == torn);
   }
 }
 
-TEST_CASE("events: a folder that is lost ends nothing, and is written to again when it is back") {
+TEST_CASE("events: a lost folder is no error; events are written to it once it is back") {
   const TempDir dir;
   const std::string folder = dir / "run", away = dir / "away";
   const auto one = [&] {
     REQUIRE(files(folder).size() == 1);
     return files(folder).at(0);
   };
-  Events events(folder, 7);  // it is not there yet
+  Events events(folder, 7);  // the folder does not exist yet
   events.scalars(7, {{"a", 1}});
   const std::string ahead = folder + "/events.out.tfevents.4000000000.x";
-  write_text(ahead);  // so that the time in its name is not that of a second try
+  write_text(ahead);  // a second file would get a later time in its name
   events.scalars(8, {{"a", 2}});
   fs::remove(ahead);
-  CHECK(said(one()) == opened(7, {"7 a=1", "8 a=2"}));
+  CHECK(events_in(one()) == file_with(7, {"7 a=1", "8 a=2"}));
 
   fs::rename(folder, away);
   events.scalars(9, {{"a", 3}});
   fs::rename(away, folder);
   events.scalars(10, {{"a", 4}});
-  CHECK(said(one()) == opened(7, {"7 a=1", "8 a=2", "9 a=3", "10 a=4"}));
+  CHECK(events_in(one()) == file_with(7, {"7 a=1", "8 a=2", "9 a=3", "10 a=4"}));
 
-  const std::string path = one();  // something that is no file is in its place for a while
+  const std::string path = one();  // a folder takes the place of the file for a while
   fs::rename(path, away);
   fs::create_directories(path);
   events.scalars(11, {{"a", 5}});
@@ -338,7 +339,7 @@ TEST_CASE("events: a folder that is lost ends nothing, and is written to again w
   fs::remove(path);
   fs::rename(away, path);
   events.scalars(12, {{"a", 6}});
-  CHECK(said(one()) == opened(7, {"7 a=1", "8 a=2", "9 a=3", "10 a=4", "11 a=5", "12 a=6"}));
+  CHECK(events_in(one()) == file_with(7, {"7 a=1", "8 a=2", "9 a=3", "10 a=4", "11 a=5", "12 a=6"}));
 
   fs::remove_all(folder);
   events.scalars(13, {{"a", 7}});
@@ -348,12 +349,12 @@ TEST_CASE("events: a folder that is lost ends nothing, and is written to again w
   fs::create_directories(folder);
   CHECK(files(folder).empty());
   events.scalars(15, {{"a", 9}});
-  CHECK(said(one()) == opened(7, {"13 a=7", "14 a=8", "15 a=9"}));
+  CHECK(events_in(one()) == file_with(7, {"13 a=7", "14 a=8", "15 a=9"}));
 }
 
-TEST_CASE("events: a file that is lost with a torn record is followed by one with the whole record") {
+TEST_CASE("events: after the loss of a file with an incomplete record, the next file has the whole record") {
   const TempDir dir;
-  const auto after = [&](size_t room) {  // what the second file says
+  const auto after = [&](size_t room) {  // returns the events of the second file
     std::optional<FileLimit> limit(room);
     Events events(dir.path.string(), 0);
     events.scalars(1, {{"a", 1}});
@@ -361,17 +362,17 @@ TEST_CASE("events: a file that is lost with a torn record is followed by one wit
     limit.reset();
     REQUIRE(files(dir.path).size() == 1);
     size_t torn = 0;
-    said(files(dir.path).at(0), &torn);
+    events_in(files(dir.path).at(0), &torn);
     CHECK(torn == 5);
     fs::remove(files(dir.path).at(0));
-    limit.emplace(0);  // a file that has nothing is lost too
+    limit.emplace(0);  // an empty file is lost too
     events.scalars(3, {{"a", 3}});
     REQUIRE(files(dir.path).size() == 1);
     fs::remove(files(dir.path).at(0));
     limit.reset();
     events.scalars(4, {{"a", 4}});
     REQUIRE(files(dir.path).size() == 1);
-    const Strings lines = said(files(dir.path).at(0));
+    const Strings lines = events_in(files(dir.path).at(0));
     fs::remove(files(dir.path).at(0));
     return lines;
   };
@@ -380,20 +381,20 @@ TEST_CASE("events: a file that is lost with a torn record is followed by one wit
   const size_t opening = version.size() + start.size();
   const size_t event =
       tensorboard::event(0, 1, tensorboard::summary_field, tensorboard::summary({{"a", 1}})).size();
-  CHECK(after(5) == opened(0, {"1 a=1", "2 a=2", "3 a=3", "4 a=4"}));
-  CHECK(after(version.size() + 5) == opened(0, {"1 a=1", "2 a=2", "3 a=3", "4 a=4"}));
-  CHECK(after(opening + 5) == opened(0, {"1 a=1", "2 a=2", "3 a=3", "4 a=4"}));
-  CHECK(after(opening + event + 5) == opened(0, {"2 a=2", "3 a=3", "4 a=4"}));
+  CHECK(after(5) == file_with(0, {"1 a=1", "2 a=2", "3 a=3", "4 a=4"}));
+  CHECK(after(version.size() + 5) == file_with(0, {"1 a=1", "2 a=2", "3 a=3", "4 a=4"}));
+  CHECK(after(opening + 5) == file_with(0, {"1 a=1", "2 a=2", "3 a=3", "4 a=4"}));
+  CHECK(after(opening + event + 5) == file_with(0, {"2 a=2", "3 a=3", "4 a=4"}));
 }
 
-TEST_CASE("events: no more than some thousand calls wait for a disk") {
+TEST_CASE("events: at most some thousand events are buffered while the disk is full") {
   const TempDir dir;
   Events events(dir / "run", 0);
   for (int i = 1; i <= 12000; ++i) events.scalars(i, {{"a", i}});
   fs::create_directories(dir / "run");
   events.scalars(12001, {{"a", 0}});
   events.scalars(12002, {{"a", 0}});
-  const Strings lines = said(files(dir / "run").at(0));
+  const Strings lines = events_in(files(dir / "run").at(0));
   REQUIRE(lines.size() == 2 + 9999 + 1);
   CHECK(lines[2] == "1 a=1");
   CHECK(lines[2 + 9998] == "9999 a=9999");
@@ -416,7 +417,7 @@ TENSORBOARD_TEST("events: TensorBoard shows the values at their steps" * starts_
 }
 
 TENSORBOARD_TEST(
-    "events: TensorBoard drops what a session wrote after the step at which the next one begins" *
+    "events: TensorBoard drops events of a session after the step at which the next session starts" *
     starts_programs) {
   const TempDir dir;
   const auto session = [&](int first, int last, int value) {
@@ -433,11 +434,11 @@ TENSORBOARD_TEST(
         "AP 0 1\nAP 4 1\n"
         "loss 0 1\nloss 1 1\nloss 2 1\nloss 3 1\nloss 4 1\nloss 5 1\nloss 6 2\nloss 7 2\n");
   {
-    const FileLimit limit(150);  // a session that ends while the disk is full
+    const FileLimit limit(150);  // a session that ends on a full disk
     session(3, 5, 3);
   }
   size_t torn = 0;
-  CHECK(said(files(dir.path).back(), &torn) == opened(3, {"3 loss=3"}));
+  CHECK(events_in(files(dir.path).back(), &torn) == file_with(3, {"3 loss=3"}));
   CHECK(torn > 12);
   CHECK(shown(dir.path.string()) == "AP 0 1\nloss 0 1\nloss 1 1\nloss 2 1\nloss 3 3\n");
   session(4, 4, 4);
@@ -446,7 +447,7 @@ TENSORBOARD_TEST(
   CHECK(shown(dir.path.string()) == "AP 0 5\nloss 0 5\n");
 }
 
-TENSORBOARD_TEST("events: TensorBoard that watched while the disk was full sees what came later" *
+TENSORBOARD_TEST("events: a TensorBoard that was open while the disk was full shows the later events" *
                  starts_programs) {
   const TempDir dir;
   fs::create_directories(dir / "run");

@@ -1,5 +1,4 @@
-// weights/get: fetches, goes on where it was, refuses what is not the file; and what programs say of weights
-// that are not there.
+// weights/get: downloads, resumes and checks files. Also the messages of programs about missing weights.
 #include "programs.hpp"
 
 using namespace yolox;
@@ -10,7 +9,7 @@ namespace {
 bool have_curl() { return std::system("command -v curl >/dev/null 2>&1") == 0; }
 bool have_python() { return std::system("command -v python3 >/dev/null 2>&1") == 0; }
 
-// weights/get in a folder of its own, a file of 300 kB that it is to fetch, and the right hash of it.
+// weights/get in a temporary folder, with a file of 300 kB to download and its SHA-256.
 struct Fetch {
   TempDir dir;
   std::string file, bytes, url;
@@ -26,7 +25,7 @@ struct Fetch {
   }
 };
 
-// A web server that can send parts (Range); /whole/ stands for one that cannot.
+// A web server that supports Range, except below /whole/.
 constexpr const char* kServer = R"(
 import http.server, os, re
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -69,7 +68,7 @@ struct Server {
 
 }  // namespace
 
-TEST_CASE("weights: get fetches a file, checks it, and leaves it alone when it is here" *
+TEST_CASE("weights: get downloads and checks a file; an existing file is not changed" *
           doctest::skip(!have_curl()) * starts_programs) {
   Fetch p;
   const Outcome first = p.get();
@@ -80,7 +79,7 @@ TEST_CASE("weights: get fetches a file, checks it, and leaves it alone when it i
   p.url = "file:///nowhere";  // not needed
   CHECK(has(p.get().out, "exists, SHA-256 is right"));
   CHECK(p.get("all").code == 0);
-  // another file of that name, such as one that was trained here, stays
+  // Another file of that name, such as one trained here, is not overwritten.
   write_text(p.file, "mine");
   const Outcome other = p.get();
   CHECK(other.code == 1);
@@ -88,7 +87,7 @@ TEST_CASE("weights: get fetches a file, checks it, and leaves it alone when it i
   CHECK(contents(p.file) == "mine");
 }
 
-TEST_CASE("weights: get goes on with half a file, and begins again where it cannot" *
+TEST_CASE("weights: get resumes a partial download, or starts again if the server cannot resume" *
           doctest::skip(!have_curl()) * starts_programs) {
   Fetch p;
   write_text(p.file + ".part", p.bytes.substr(0, 150000));
@@ -96,7 +95,7 @@ TEST_CASE("weights: get goes on with half a file, and begins again where it cann
   CHECK_MESSAGE(o.code == 0, o.err);
   CHECK(has(o.out, "resuming after 150000 bytes"));
   CHECK(contents(p.file) == p.bytes);
-  fs::rename(p.file, p.file + ".part");  // broke off between the last byte and the name
+  fs::rename(p.file, p.file + ".part");  // interrupted between the last byte and the rename
   p.url = "file:///nowhere";
   CHECK(p.get().code == 0);
   CHECK(contents(p.file) == p.bytes);
@@ -117,7 +116,7 @@ TEST_CASE("weights: get goes on with half a file, and begins again where it cann
     CHECK(contents(p.file) == p.bytes);
   }
   CHECK(has(contents(p.dir / "server.log"), "bytes=150000-"));
-  // a file that the server does not have costs no part that is here
+  // If the server does not have the file, the partial download stays.
   fs::remove(p.file), fs::remove(p.dir / "server/yolox_nano.pth");
   write_text(p.file + ".part", p.bytes.substr(0, 150000));
   o = p.get();
@@ -140,7 +139,7 @@ TEST_CASE("weights: two downloads at the same time leave one correct file" *
   CHECK(contents(p.file) == p.bytes);
 }
 
-TEST_CASE("weights: get keeps no wrong file under the right name, and says what is wrong" *
+TEST_CASE("weights: get never saves a wrong file under the right name, and reports the error" *
           doctest::skip(!have_curl()) * starts_programs) {
   Fetch p;
   write_text(p.dir / "server/yolox_nano.pth", "a page of a proxy");
@@ -149,19 +148,19 @@ TEST_CASE("weights: get keeps no wrong file under the right name, and says what 
   CHECK(has(o.err, "is not the official file"));
   CHECK_FALSE(fs::exists(p.file));
   CHECK(contents(p.file + ".wrong") == "a page of a proxy");
-  p.url = "http://127.0.0.1:9";  // nobody is there
+  p.url = "http://127.0.0.1:9";  // no server
   o = p.get();
   CHECK(o.code == 1);
   CHECK(has(o.err,
             "cannot download http://127.0.0.1:9/yolox_nano.pth: no network, or the connection was lost"));
   CHECK(has(o.err, "put it here as"));
   CHECK(p.get("yolox-z").code == 2);
-  CHECK(p.get("yolox.nano").code == 2);  // no pattern
+  CHECK(p.get("yolox.nano").code == 2);  // a name is not a regular expression
   CHECK(has(p.get("yolox-z").err, "'yolox-z' is not an official model"));
   CHECK(p.get("").code == 2);
 }
 
-TEST_CASE("weights: the six models have hashes, and a program that misses them names weights/get" *
+TEST_CASE("weights: all six models have hashes; the message about missing weights names weights/get" *
           starts_programs) {
   const std::string sums = contents(YOLOX_SOURCE_DIR "/weights/SHA256SUMS");
   CHECK(lines_of(sums).size() == model_sizes().size());

@@ -45,7 +45,9 @@ SHARED_TEST("yolox: names, shapes, order and initial values equal the official o
   }
 }
 
-SHARED_TEST("yolox: output in evaluation equals the official one, all sizes, square and wide") {
+SHARED_TEST(
+    "yolox: the output in evaluation mode equals the official one, for all model sizes, square and wide "
+    "images") {
   torch::NoGradGuard no_grad;
   const auto inputs = fixture("model_nano.pth");
   for (const auto& size : kSizes) {
@@ -61,7 +63,8 @@ SHARED_TEST("yolox: output in evaluation equals the official one, all sizes, squ
       CHECK(bar < 2e-2);
       CHECK(probe_error(probe("eval_" + kind, out), tensor(expected, "eval_" + kind + "_probe"),
                         out.numel()) < bar);
-      if (out.sizes() == tensor(expected, "eval_" + kind).sizes())  // the large sizes hold a sample alone
+      if (out.sizes() ==
+          tensor(expected, "eval_" + kind).sizes())  // fixtures of the large sizes contain samples only
         CHECK(relative_error(out, tensor(expected, "eval_" + kind)) < bar);
     }
   }
@@ -87,10 +90,11 @@ SHARED_TEST("yolox: features of the neck and raw output equal the official ones"
   }
 }
 
-SHARED_TEST("yolox: detections after suppression equal the official ones") {
+SHARED_TEST("yolox: detections after NMS equal the official ones") {
   const auto compare = [](const Tensor& got, const Tensor& expected) {
     REQUIRE(got.sizes() == expected.sizes());
-    // Official order among equal scores is arbitrary there (an unstable sort): compare in a fixed order.
+    // The official sort is unstable, so that the order of equal scores is arbitrary. Compares in a fixed
+    // order.
     const auto sorted = [](Tensor d) {
       for (const int column : {0, 1}) d = d.index_select(0, d.select(1, column).argsort(true, 0, false));
       return d.index_select(0, (d.select(1, 4) * d.select(1, 5)).argsort(true, 0, true));
@@ -128,8 +132,9 @@ SHARED_TEST("yolox: detections after suppression equal the official ones") {
       }
 }
 
-TEST_CASE("yolox: suppression by hand: overlap, class, agnostic, nothing") {
-  // Two boxes of IoU 0.6, one far away; classes 0 0 1; a fourth row scores too little.
+TEST_CASE("yolox: NMS of a small example: overlap, classes, class-agnostic, and no detection") {
+  // Three overlapping boxes of classes 0, 0 and 1, the first two with IoU 0.6. The score of the fourth is too
+  // low.
   auto row = [](float cx, float cy, float w, float h, float obj, int cls) {
     auto r = torch::zeros({8});
     r[0] = cx, r[1] = cy, r[2] = w, r[3] = h, r[4] = obj, r[5 + cls] = 1;
@@ -148,7 +153,8 @@ TEST_CASE("yolox: suppression by hand: overlap, class, agnostic, nothing") {
   CHECK(postprocess(out, 0.99, 0.5)[0].sizes() == torch::IntArrayRef({0, 7}));
 }
 
-TEST_CASE("yolox: any number of classes, any multiple of 32; other sizes and names are refused") {
+TEST_CASE(
+    "yolox: any number of classes and any input size divisible by 32; other sizes and names are refused") {
   YOLOX model("yolox-nano", 3);
   model->eval();
   torch::NoGradGuard no_grad;
@@ -173,13 +179,13 @@ TEST_CASE("yolox: channels-last weights and images give the same output") {
   CHECK(relative_error(q.cls, p.cls) < 1e-11);
 }
 
-TEST_CASE("yolox: batch norms folded into convolutions: none is left, and the output is the same") {
+TEST_CASE("yolox: fuse_batch_norms removes all batch norms and keeps the output") {
   for (const std::string name : {"yolox-nano", "yolox-tiny"}) {
     torch::manual_seed(0);
     const torch::NoGradGuard no_grad;
     YOLOX model(name, 3);
     model->train();
-    for (int i = 0; i < 3; ++i) model(torch::rand({2, 3, 64, 64}) * 255);  // statistics of their own
+    for (int i = 0; i < 3; ++i) model(torch::rand({2, 3, 64, 64}) * 255);  // sets the running statistics
     model->eval();
     to_channels_last(*model);
     const Tensor images = torch::rand({2, 3, 96, 64}) * 255;
@@ -187,12 +193,12 @@ TEST_CASE("yolox: batch norms folded into convolutions: none is left, and the ou
     fuse_batch_norms(*model);
     for (const auto& m : model->modules()) CHECK(m->as<nn::BatchNorm2d>() == nullptr);
     CHECK(torch::allclose(decode(model(images), 96, 64), before, 1e-3, 1e-3));
-    fuse_batch_norms(*model);  // nothing is left to fold
+    fuse_batch_norms(*model);  // a second call changes nothing
     CHECK(torch::allclose(decode(model(images), 96, 64), before, 1e-3, 1e-3));
   }
 }
 
-// What README promises: the model can be copied to another project.
+// README.md promises that the model can be copied to another project.
 TEST_CASE("yolox: yolox.hpp, layers/ and base/ compile in a project that has only LibTorch" *
           starts_programs * doctest::skip(std::system("command -v g++ >/dev/null 2>&1") != 0)) {
   const TempDir dir;
