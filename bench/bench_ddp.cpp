@@ -54,7 +54,7 @@ int main(int argc, char** argv) {
     settings.ranks = c.ranks;
     settings.sum = [&](Tensor& x) { ranks.sum(x); };
     settings.before_backward = [&](const std::vector<Tensor>& out) { reduction.before_backward(out); };
-    // Returns the seconds of work() on the slowest rank, because meet() is a barrier.
+    // Returns the seconds of work() on the slowest rank, because it ends with a barrier.
     const auto timed = [&](const auto& work) {
       ranks.barrier();
       const double start = now();

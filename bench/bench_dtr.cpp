@@ -135,7 +135,7 @@ int main(int argc, char** argv) {
       bool equal = true;
       std::string error;
     };
-    checkpoint_blocks(model);  // inactive until Checkpointed::on
+    checkpoint_blocks(model);  // inactive unless CheckpointedBlock::on
     std::vector<Kind> kinds;
     for (const std::string& text : split_list(c.budgets)) {
       Kind k;
