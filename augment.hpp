@@ -309,7 +309,8 @@ auto with_readable(const Pictures& pictures, std::size_t index, const F& f) {
 //
 //   boxes(i) -> const std::vector<Box>&: boxes in pixels of image i
 //
-//   piece(i, part, scale) -> Piece: the pixels of rectangle `part`, at `scale` times the resolution or more
+//   piece(i, part, scale) -> ImageRegion: the pixels of rectangle `part`, at `scale` times the resolution or
+//   more
 //
 //   replacement_index(i, error, tries) -> index: replacement for image i after image_region() threw this
 //   ImageError; may throw

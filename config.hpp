@@ -33,19 +33,20 @@ struct Config : Flags {
       flag(strict, "Data", "strict", false, "", "stop at a bad image or label instead of skipping it");
 
   std::string model = flag(model, "Model", "model", "yolox-s", "NAME", model_names());
-  std::string weights =
-      flag(weights, "Model", "weights", "", "FILE", "pretrained weights: .pth (ours, official) or .onnx");
+  std::string weights = flag(weights, "Model", "weights", "", "FILE",
+                             "pretrained weights: checkpoint (ours or official), ONNX file, or name of a "
+                             "model that weights/get has downloaded");
   std::string resume =
       flag_optional_value(resume, "Model", "resume", "newest", "RUN",
                           "resume the run in this folder; the newest run if no folder is given");
-  std::string preproc =
-      flag(preproc, "Model", "preproc", "auto", "auto|bgr|legacy",
-           "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the weights");
+  std::string preproc = flag(
+      preproc, "Model", "preproc", "auto", "auto|bgr|legacy",
+      "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
 
   std::string size =
       flag(size, "Training", "size", "", "N|HxW", "input size in pixels [416 or 640, by model]");
   int bs = flag_auto(bs, "Training", "bs", 16, "N|auto",
-                     "total batch size over all ranks; auto: largest that fits in memory");
+                     "total batch size over all ranks; auto = largest that fits in memory");
   int epochs = flag(epochs, "Training", "epochs", 300, "N", "number of epochs");
   int64_t max_iters =
       flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after N iterations; 0 = off");
@@ -125,7 +126,7 @@ inline double dtr_bytes(const Config& c) {
   if (c.dtr == "auto") return std::numeric_limits<double>::infinity();
   char* end;
   const double gb = std::strtod(c.dtr.c_str(), &end);
-  usage_check(end != c.dtr.c_str() && *end == 0 && gb > 0 && gb < 1e6, "--dtr takes off, auto or GB, got '",
+  usage_check(end != c.dtr.c_str() && *end == 0 && gb > 0 && gb < 1e6, "--dtr must be off, auto or GB, got '",
               c.dtr, "'");
   return 1e9 * gb;
 }
@@ -151,7 +152,7 @@ inline void check_config(const Config& c) {
     std::string list;
     for (size_t i = 0; i < known.size(); ++i)
       list += (i == 0 ? "" : i + 1 == known.size() ? " or " : ", ") + known[i];
-    usage_check(std::find(known.begin(), known.end(), value) != known.end(), "--", name, " takes ", list,
+    usage_check(std::find(known.begin(), known.end(), value) != known.end(), "--", name, " must be ", list,
                 ", got '", value, "'");
   };
   if (!c.size.empty()) parse_size(c.size);
@@ -185,11 +186,11 @@ inline void check_config(const Config& c) {
   const int port = colon == std::string::npos ? 0 : std::atoi(c.master.c_str() + colon + 1);
   usage_check(c.nodes == 1 || !c.master.empty(), "--nodes needs --master HOST:PORT, the same on all nodes");
   usage_check(c.master.empty() || (colon > 0 && port > 0 && port < 65536),
-              "--master takes HOST:PORT, such as node0:29500, got '", c.master, "'");
+              "--master must be HOST:PORT, such as node0:29500, got '", c.master, "'");
   in("min-lr-ratio", c.min_lr_ratio, 0, 1);
   in("ema", c.ema, 0, 0.999999);
   in("conf", c.conf, 0, 1);
-  in("nms", c.nms, 1e-6, 1);
+  usage_check(c.nms > 0 && c.nms <= 1, "--nms must be above 0 and at most 1, got ", c.nms);
   one_of("compress", c.compress, {"off", "fp16", "bf16"});
   one_of("amp", c.amp, {"off", "fp16", "bf16", "fp64"});
   one_of("cache", c.cache, {"none", "ram", "disk"});

@@ -16,7 +16,8 @@ struct Config : Flags {
                           "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes = built-in scenes");
   std::string split = flag(split, "Model and data", "split", "", "NAME", "split to evaluate on [val]");
   std::string weights =
-      flag(weights, "Model and data", "weights", "", "FILE", "checkpoint (ours or official) or ONNX file");
+      flag(weights, "Model and data", "weights", "", "FILE",
+           "checkpoint (ours or official), ONNX file, or name of a model that weights/get has downloaded");
   std::string gt =
       flag(gt, "Detections instead of a model", "gt", "", "GT.json", "ground truth in COCO format");
   std::string dt =
@@ -29,10 +30,10 @@ struct Config : Flags {
   double nms = flag(nms, "Evaluation", "nms", 0.65, "IOU", "NMS IoU threshold");
   int bs = flag(bs, "Evaluation", "bs", 16, "N", "batch size");
   int workers = flag(workers, "Evaluation", "workers", 2, "N", "threads that load images");
-  std::string preproc = flag(preproc, "Evaluation", "preproc", "auto", "auto|bgr|legacy",
-                             "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; "
-                             "auto = from the checkpoint");
-  std::string device = flag(device, "Evaluation", "device", "auto", "cpu|cuda", "device to evaluate on");
+  std::string preproc = flag(
+      preproc, "Evaluation", "preproc", "auto", "auto|bgr|legacy",
+      "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
+  std::string device = flag(device, "Evaluation", "device", "auto", "auto|cpu|cuda", "device to run on");
   bool fuse = flag(fuse, "Evaluation", "fuse", false, "", "fold batch norms into the preceding convolutions");
   int64_t seed = flag(seed, "Evaluation", "seed", int64_t{0}, "N", "random seed of --data shapes");
   bool voc = flag(voc, "Output", "voc", false, "", "also compute Pascal VOC AP: all points and 11 points");
@@ -69,7 +70,7 @@ static void report(const EvalResult& result, const CocoDataset& truth,
       evaluation_html(heading, result, truth, analysis, data, voc) + settings_section(config.values()));
   const bool written = replace_text(config.report, page);
   check(written || !config.was_given("report"), "cannot write --report ", config.report,
-        "; check the permissions of the folder and the free disk space");
+        "; check folder, permissions and disk space");
   std::cout << (written ? "\nreport: " : "\nwarning: cannot write ") << config.report << std::endl;
 }
 
@@ -188,7 +189,7 @@ int main(int argc, char** argv) {
   limit_spinning(argv);
   return run_program([&] {
     Config config;
-    config.parse(argc, argv, "evaluate a checkpoint on a data set, or a detections file");
+    config.parse(argc, argv, "evaluates a checkpoint on a data set, or a file of detections");
     check_flags(config);
     config.gt.empty() ? evaluate_model(config) : evaluate_file(config);
   });

@@ -57,9 +57,9 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
                          Optimizer& optimizer, const GradScaler& scaler, const StepSettings& s) {
   optimizer.zero_grad();
   // The loss of a micro-batch is normalised by the positives of that micro-batch. Weighting each micro-batch
-  // by its positives makes the sum of gradients equal to the gradient of the whole batch. `guess`, the
-  // expected number of positives, is the same on all ranks. It keeps these weights near 1, because fp16
-  // gradients overflow otherwise.
+  // by its positives makes the sum of gradients equal to the gradient of the whole batch.
+  // `expected_positives` is the same on all ranks. It keeps these weights near 1, because fp16 gradients
+  // overflow otherwise.
   const int64_t n = images.size(0);
   const double expected_positives = 16.0 * double(n);
   const bool weighted = parts * s.ranks > 1;

@@ -62,7 +62,7 @@ static int train(int argc, char** argv) {
 
   // ---- settings: from the flags, or from the resumed run
   Config config;
-  config.parse(argc, argv, "train YOLOX", kFrequentFlags);
+  config.parse(argc, argv, "trains YOLOX", kFrequentFlags);
   SavedRun saved = find_run(config);
   fill_in(config);
   check_config(config);

@@ -3,7 +3,7 @@
 ratio of each pair.
 
   pip install pixeltable-yolox==0.4.3 torch==2.11.0     into the Python that runs this file
-  cmake --build build --target bench_train_step train
+  cmake --build build --target bench_train_step
   python bench/train_step.py [--build build] [--pairs 5]
 
 A step is forward, loss, backward, SGD and EMA, with the same torch version, threads, input size, batch size and number

@@ -85,7 +85,7 @@ LoadedModel load_model(const std::string& path, const std::string& model, const 
                        torch::Device device) {
   usage_check(!path.empty(), "--weights FILE is needed");
   usage_check(preproc == "auto" || preproc == "bgr" || preproc == "legacy",
-              "--preproc takes auto, bgr or legacy, got '", preproc, "'");
+              "--preproc must be auto, bgr or legacy, got '", preproc, "'");
   const auto file = read_weights(path);
   const auto weights = find_weights(file, path);
   LoadedModel loaded;

@@ -184,7 +184,7 @@ Value add_nodes(OnnxGraph& g, const std::string& name, Block& block, const Value
   if (auto* m = dynamic_cast<CSPLayerImpl*>(&block)) return add_nodes(g, name, *m, x);
   if (auto* m = dynamic_cast<SPPBottleneckImpl*>(&block)) return add_nodes(g, name, *m, x);
   if (auto* m = dynamic_cast<FocusImpl*>(&block)) return add_nodes(g, name, *m, x);
-  fail(name, " is a block that onnx.hpp does not support; add its nodes in onnx.hpp");
+  fail(name, " is a block that checkpoint/onnx.cpp does not support; add its nodes there");
 }
 
 std::vector<Value> add_nodes(OnnxGraph& g, const std::string& name, PAFPNImpl& m, const Value& images) {
@@ -372,7 +372,7 @@ void save_onnx(const onnx::Model& model, const std::string& path) {
         " bytes; --fp16 halves the size");
   std::ofstream out(path, std::ios::binary);
   check(model.SerializeToOstream(&out) && out.flush(), "cannot write ", path,
-        "; is the folder writable, the disk not full?");
+        "; check folder, permissions and disk space");
 }
 
 onnx::Model read_onnx(const std::string& path) {

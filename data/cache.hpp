@@ -131,7 +131,7 @@ BlobCache::Place disk_place();
 // Header of one level of an image pyramid.
 struct PyramidLevel {
   int32_t width, height;
-  double scale_x, scale_y, x, y;  // Piece::scale and Piece::origin
+  double scale_x, scale_y, x, y;  // ImageRegion::scale and ImageRegion::origin
 };
 
 // Header of an image pyramid in a blob: the image and its reductions by 2, 4, 8, ... follow as BGR pixels.
@@ -148,8 +148,8 @@ size_t pyramid_bytes(const std::vector<cv::Size>& sizes);
 void write_pyramid(const std::vector<ImageRegion>& pieces, unsigned char* out);
 
 // Returns the smallest level of a pyramid whose scale, relative to the original image, is at least `scale`
-// (level 0 if none is). Returns an empty Piece if the blob is empty or truncated. The pixels are a view of
-// `blob`; the caller must not write to them.
+// (level 0 if none is). Returns an empty ImageRegion if the blob is empty or truncated. The pixels are a view
+// of `blob`; the caller must not write to them.
 ImageRegion read_pyramid_level(std::string_view blob, double scale);
 
 // Fills the cache, or opens an existing one, and makes `data` read its images from the cache. Images are

@@ -99,7 +99,7 @@ struct Dataset {
   // Source of encoded images. Not set: the file of the record.
   std::function<std::string(size_t i)> read;
   // Source of decoded images: the image cache or a packed data set (packed.hpp). Returns image i at a scale
-  // of at least `scale`, or an empty Piece if the image could not be decoded when it was stored. May be
+  // of at least `scale`, or an empty ImageRegion if the image could not be decoded when it was stored. May be
   // empty.
   std::function<ImageRegion(size_t i, double scale)> stored;
   std::shared_ptr<Problems> problems = std::make_shared<Problems>();

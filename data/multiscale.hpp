@@ -22,7 +22,8 @@ struct MultiScale {
   int64_t seed = 0;
   int smallest = 1;  // minimum height in units of 32 pixels
 
-  // Returns the size of a step. Official YOLOX uses 5 for `less` and `more`; nano and tiny use 3 and 7.
+  // Returns the size of a step. Official YOLOX uses 5 for `max_decrease` and `max_increase`; nano and tiny
+  // use 3 and 7.
   ImageSize size_at(int64_t step) const {
     if (step < 10 || max_decrease + max_increase == 0) return base;
     Rng rng(seed, ~uint64_t{0}, step / 10);

@@ -19,8 +19,8 @@ namespace yolox {
 //
 //   train, val    COCO JSON of a split; val is empty if the data set has one split only
 //
-//   train/N       image N of train: the bytes of its file, or an image pyramid (Levels); val/N in the same
-//   way
+//   train/N       image N of train: the bytes of its file, or an image pyramid (PyramidHeader); val/N in the
+//   same way
 //
 //   complete      written last
 

@@ -14,9 +14,9 @@ namespace yolox {
 class AutomaticBudget {
  public:
   // Returns the budget of the next step in bytes. live: bytes that the device's allocator has allocated.
-  // free: bytes that are free on the device, minus a margin. lacks: out-of-memory errors in the previous
-  // step. These happen because of fragmentation, or because another program allocates at the same time. After
-  // one, the budget is 5 % lower, and rises by 2 % after each 100 steps without one.
+  // free: bytes that are free on the device, minus a margin. out_of_memory: number of out-of-memory errors in
+  // the previous step. These happen because of fragmentation, or because another program allocates at the
+  // same time. After one, the budget is 5 % lower, and rises by 2 % after each 100 steps without one.
   double next(double live, double free, int64_t out_of_memory);
 
  private:

@@ -35,7 +35,9 @@ struct MultiTaskConfig : Flags {
       flag_list(data, "Data", "data", "[NAME=]DIR", "data set of a head; give the flag once for each head");
   int workers = flag(workers, "Data", "workers", 2, "N", "threads that load images, per data set");
   std::string model = flag(model, "Model", "model", "yolox-s", "NAME", model_names());
-  std::string weights = flag(weights, "Model", "weights", "", "FILE", "pretrained weights: .pth or .onnx");
+  std::string weights = flag(weights, "Model", "weights", "", "FILE",
+                             "pretrained weights: checkpoint (ours or official), ONNX file, or name of a "
+                             "model that weights/get has downloaded");
   std::string resume = flag(resume, "Model", "resume", "", "RUN", "resume the run in this folder");
   std::string size =
       flag(size, "Training", "size", "", "N|HxW", "input size in pixels [416 or 640, by model]");
@@ -103,7 +105,7 @@ static SavedRun read_settings(MultiTaskConfig& flags, Config& c, int argc, char*
   fill_in(c);
   check_config(c);
   usage_check(c.bs > 0 && c.amp != "fp16",
-              c.bs > 0 ? "--amp takes off, bf16 or fp64" : "--bs takes a number");
+              c.bs > 0 ? "--amp must be off, bf16 or fp64" : "--bs must be a number");
   return saved;
 }
 
@@ -127,8 +129,8 @@ static void load_weights(MultiTaskTraining& t, const Config& c, std::deque<HeadD
                                               info.legacy_preproc, c.workers);
     if (used > 0)
       notes.push_back(concat("head ", streams[k].name,
-                             ": the batch norms of the file are folded; their statistics ",
-                             "are computed on ", used, " images"));
+                             ": the weights have folded batch norms; computed new statistics from ", used,
+                             " images"));
   }
   load_state_dict(*t.ema, to_dict(state_dict(*t.model)), "the model");
   t.model->train();
@@ -278,17 +280,17 @@ static int train(int argc, char** argv) {
                    images,
                    saved ? t.iteration : -1};
   usage_check(t.iteration < plan.iters || run.evaluation_due(), folder, " is complete: ", t.iteration, " of ",
-              plan.iters, " iterations are done; to continue, give more --epochs or --max-iters");
+              plan.iters, " steps are done; increase --epochs or --max-iters to continue");
   run.log.line(concat("run ", folder, ": ", c.model, " with ", t.heads(), " heads, ", plan.iters,
-                      " iterations of ", c.bs, " images, ", plan.per_epoch, " iterations per epoch, on ",
+                      " steps with a batch of ", c.bs, " images, ", plan.per_epoch, " per epoch, on ",
                       rank_info.world, " x ", device.str()));
   for (int64_t k = 0; k < t.heads(); ++k) {
     HeadData& s = streams[k];
     s.batches.emplace(s.splits.train, c, plan, rank_info.rank, base, device, k, t.heads());
     s.batches->start(t.steps_of(k));
-    run.log.line(concat("head ", s.name, ": ", s.splits.train.records.size(), " training images (",
-                        s.splits.train.name, "), ", s.splits.val.records.size(),
-                        " validation images, classes ", listed(s.splits.train.classes)));
+    run.log.line(concat("head ", s.name, ": ", s.splits.train.records.size(), " images for training (",
+                        s.splits.train.name, "), ", s.splits.val.records.size(), " for evaluation, classes ",
+                        listed(s.splits.train.classes)));
   }
   for (const auto& note : saved.notes) run.log.line(note);
   if (ranks.first()) {
@@ -326,9 +328,10 @@ static int train(int argc, char** argv) {
                           input.targets, /*parts=*/1, t.optimizer, scaler, step);
     const Tensor norm = clip_on_all_ranks(gradients(t.optimizer.groups), c.clip, ranks);
     const StepNumbers numbers = step_numbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
-    check(numbers.finite(), "the loss or the gradient of head ", s.name, " is not finite at iteration ", i,
-          " (", to_string(numbers), ", lr ", lr, "; images ", image_names(batch, s.splits.train),
-          "); continue with --resume ", folder, " and a smaller --lr");
+    check(numbers.finite(), "the loss or the gradient of head ", s.name, " is not finite at step ", i, " (",
+          to_string(numbers), ", lr ", lr, "; images ", image_names(batch, s.splits.train),
+          "); continue from the last checkpoint with ./multitask --resume ", folder, " and --lr below ",
+          c.lr);
     t.step(lr, c.ema);
     s.means.add(numbers);
     run.log.progress(concat(t.iteration, "/", plan.iters, "  ", s.name, ": loss ", rounded(numbers.total)),
@@ -338,7 +341,8 @@ static int train(int argc, char** argv) {
   if (!stop) stop = int(ranks.max(stop_signal));
   if (stop && t.evaluated_at != plan.iters) {
     run.save(/*required=*/true);
-    run.log.line(concat("stopped by ", strsignal(stop), "; continue with: ./multitask --resume ", folder));
+    run.log.line(concat("stopped by ", strsignal(stop), " at step ", t.iteration,
+                        "; resume with: ./multitask --resume ", folder));
   } else {
     run.log.line(concat("done: ", folder, "/head_NAME.pth"));
   }

@@ -129,7 +129,7 @@ inline void load_checkpoint(MultiTaskTraining& t, const c10::IValue& file, const
         "head_NAME.pth as --weights");
   for (auto [model, weights] : {std::pair(t.model, state.at("model")), {t.ema, top.at("model")}}) {
     const auto report = load_state_dict(*model, weights.toGenericDict(), path);
-    check(report.complete(), path, " does not hold this model: ", to_string(report));
+    check(report.complete(), path, " does not match this model: ", to_string(report));
   }
   load_state_dict(t.optimizer, top.at("optimizer").toGenericDict(), path);
   t.iteration = state.at("iteration").toInt();

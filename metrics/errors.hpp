@@ -76,7 +76,7 @@ struct ClassifiedBox {
   double score;  // 1 for a ground truth
   ErrorKind kind;
   // Index of a ground truth of the image: the matched one if the detection is right, or the one that the
-  // detection would match after its class or localisation error is corrected. -1 for any other verdict.
+  // detection would match after its class or localisation error is corrected. -1 for any other kind.
   int truth = -1;
   // True if no detection matches that ground truth, and this is the highest-scoring one that would after
   // correction.
@@ -106,15 +106,15 @@ constexpr int score_steps = 101;  // score thresholds 0, 0.01, ..., 1
 // 0.35 would be below the threshold.
 inline double score_of_step(int step) { return step / 100.0; }
 
-// Results of one class at the score threshold Insight::working_score; -1 if undefined.
+// Results of one class at the score threshold ErrorAnalysis::working_score; -1 if undefined.
 struct ClassErrors {
   std::string name;
   int64_t truths = 0;  // number of ground truths
   double precision = -1, recall = -1, f1 = -1;
 };
 
-// An image with errors. `boxes` are the detections at the score threshold Insight::working_score, then the
-// ground truths that none of these detections matches (kMissed).
+// An image with errors. `boxes` are the detections at the score threshold ErrorAnalysis::working_score, then
+// the ground truths that none of these detections matches (kMissed).
 struct ImageErrors {
   int64_t id = 0;
   double cost = 0;  // number of missed objects plus the sum of the scores of the wrong detections

@@ -67,7 +67,7 @@ inline std::string tile(const std::string& value, const std::string& name) {
 std::string settings_section(const std::vector<std::pair<std::string, std::string>>& settings);
 
 // Returns the whole page. about: text below the title. body: HTML sections. The CSS colours --o0 .. --o6
-// belong to the values of Verdict (errors.hpp) and must be visible on photos.
+// belong to the values of ErrorKind (errors.hpp) and must be visible on photos.
 std::string page_html(const std::string& title, const std::string& about, const std::string& body);
 
 }  // namespace yolox

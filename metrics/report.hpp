@@ -17,7 +17,7 @@
 
 namespace yolox {
 
-// Descriptions of the error types, by Verdict.
+// Descriptions of the error types, by ErrorKind.
 constexpr const char* error_kind_descriptions[] = {
     "wrong class, IoU at least 0.5", "right class, IoU 0.1 to 0.5",        "wrong class, IoU 0.1 to 0.5",
     "second detection of an object", "detection of background, IoU < 0.1", "object without detection",

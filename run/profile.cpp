@@ -88,7 +88,7 @@ void Profile::stop_and_write(const std::string& path) {
   // trace ends with a brace.
   namespace fs = std::filesystem;
   check(!fs::exists(path) || fs::is_regular_file(path), path, " is not a regular file; give another name");
-  check(std::ofstream(path).good(), "cannot write ", path, "; check folder and permissions");
+  check(std::ofstream(path).good(), "cannot write ", path, "; check folder, permissions and disk space");
   trace->save(path);
   std::ifstream file(path, std::ios::binary);
   char end = 0;

@@ -110,7 +110,7 @@ struct Profile {
   bool tracing = false;
   std::vector<Part> parts;  // the first one is "other"
   std::vector<Mark> open;   // marks that have begun, outermost first
-  double last_time = 0;     // time of the last charge(), in seconds
+  double last_time = 0;     // time of the last charge_elapsed(), in seconds
 };
 
 }  // namespace yolox

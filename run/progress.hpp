@@ -34,7 +34,7 @@ std::string config_json(const Flags& flags, torch::Device device);
 class RunProgress {
  public:
   // run: the run folder. first: first step of this process. Only rank 0 writes metrics and events.
-  // from_scratch: see Watch. dtr: show the statistics of DTR.
+  // from_scratch: see Remarks. dtr: show the statistics of DTR.
   RunProgress(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0,
               bool dtr = false);
 

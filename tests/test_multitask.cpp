@@ -139,7 +139,7 @@ TEST_CASE("multitask: stopped during an evaluation, the resumed run repeats it a
   REQUIRE(p.until([&] { return fs::exists(two.dir / "cut/step_0.pth"); }));
   kill(p.pid, SIGTERM);
   CHECK(p.wait() == 0);
-  CHECK(has(contents(p.out), "continue with: ./multitask --resume cut"));
+  CHECK(has(contents(p.out), "resume with: ./multitask --resume cut"));
   CHECK_FALSE(has(contents(p.out), " AP "));
   const std::string printed = succeed(two.dir, "multitask", "--resume cut");
   CHECK(has(printed, "drawn: AP "));
@@ -177,11 +177,10 @@ TEST_CASE("multitask: invalid flags are refused with a remedy" * starts_programs
   refuses("--model yolox-nano --data v1.2=all",
           "needs a name without dots, slashes and commas; give NAME=DIR");
   refuses("--model yolox-nano --data nowhere", "nowhere");
-  refuses(kTwo + "--amp fp16", "--amp takes off, bf16 or fp64");
+  refuses(kTwo + "--amp fp16", "--amp must be off, bf16 or fp64");
   refuses(kTwo + "--out r", "r already holds a run");
   refuses("--resume r --data few --data all", "has other heads or classes than --data");
-  refuses("--resume r",
-          "r is complete: 1 of 1 iterations are done; to continue, give more --epochs or --max-iters");
+  refuses("--resume r", "r is complete: 1 of 1 steps are done; increase --epochs or --max-iters to continue");
   refuses("--resume r --weights t/last.pth", "--weights and --resume exclude each other");
   refuses("--resume r --out other", "--out and --resume exclude each other");
   refuses(kTwo + "--gpus 99 --bs 99",

@@ -21,11 +21,11 @@ using namespace yolox;
 struct Config : Flags {
   std::string source = flag(source, "Input", "source", "", "SOURCE",
                             "image, folder, pattern ('a/*.jpg'), list of images (.txt), video, camera index "
-                            "(0), URL (rtsp://..., http://...), or shapes: drawn scenes");
+                            "(0), URL (rtsp://..., http://...), or shapes = built-in scenes");
   bool recursive = flag(recursive, "Input", "recursive", false, "", "read the subfolders of the folder too");
-  std::string weights = flag(weights, "Input", "weights", "", "FILE",
-                             "checkpoint (ours or official), ONNX file, or name of a model that weights/get "
-                             "has downloaded");
+  std::string weights =
+      flag(weights, "Input", "weights", "", "FILE",
+           "checkpoint (ours or official), ONNX file, or name of a model that weights/get has downloaded");
   int64_t max_images = flag(max_images, "Input", "max-images", int64_t{0}, "N",
                             "stop after N images or video frames; 0 = off");
   std::string save = flag(save, "Output", "save", "runs/demo", "DIR", "output folder");
@@ -41,13 +41,13 @@ struct Config : Flags {
   double conf = flag(conf, "Inference", "conf", 0.3, "P", "minimum score of a detection");
   double nms = flag(nms, "Inference", "nms", 0.45, "IOU", "NMS IoU threshold");
   int bs = flag_auto(bs, "Inference", "bs", 0, "N|auto",
-                     "batch size; auto: 1 for a camera, a stream or --show, otherwise 8");
+                     "batch size; auto = 1 for a camera, a stream or --show, otherwise 8");
   int workers =
       flag(workers, "Inference", "workers", int(std::clamp(std::thread::hardware_concurrency(), 1u, 8u)), "N",
            "threads that read images, and as many threads that draw and write them");
-  std::string preproc =
-      flag(preproc, "Inference", "preproc", "auto", "auto|bgr|legacy",
-           "pixels of the weights: BGR 0..255, or RGB mean/std of YOLOX 0.1.0; auto: as the file says");
+  std::string preproc = flag(
+      preproc, "Inference", "preproc", "auto", "auto|bgr|legacy",
+      "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
   std::string device = flag(device, "Inference", "device", "auto", "auto|cpu|cuda", "device to run on");
 };
 
@@ -64,7 +64,7 @@ static void check_config(const Config& config) {
 static void make_folder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  check(!error, "folder ", folder.string(), " cannot be created: ", error.message());
+  check(!error, "cannot create ", folder.string(), ": ", error.message(), "; give another --save");
 }
 
 // A detection in one image.

@@ -12,7 +12,8 @@ using namespace yolox;
 
 struct Config : Flags {
   std::string weights =
-      flag(weights, "Files", "weights", "", "FILE", "checkpoint (ours or official) or ONNX file");
+      flag(weights, "Files", "weights", "", "FILE",
+           "checkpoint (ours or official), ONNX file, or name of a model that weights/get has downloaded");
   std::string out = flag(out, "Files", "out", "", "FILE", "output file, such as model.onnx or model.ts");
   std::string format =
       flag(format, "Files", "format", "", "NAME", "onnx or torchscript [from the extension of --out]");
@@ -29,9 +30,9 @@ struct Config : Flags {
   double nms_iou = flag(nms_iou, "Graph", "nms-iou", 0.45, "IOU", "with --nms: NMS IoU threshold");
   bool fp16 = flag(fp16, "Graph", "fp16", false, "",
                    "weights and computation in float16; input and output stay float32");
-  std::string preproc =
-      flag(preproc, "Model", "preproc", "auto", "auto|bgr|legacy",
-           "pixels of the weights: BGR 0..255, or RGB mean/std of YOLOX 0.1.0; auto: as the file says");
+  std::string preproc = flag(
+      preproc, "Model", "preproc", "auto", "auto|bgr|legacy",
+      "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
   std::string image =
       flag(image, "Check", "image", "", "FILE", "image for the comparison of file and model [a drawn scene]");
 };
@@ -122,7 +123,7 @@ static void check_flags(Config& config) {
     config.format = torchscript ? "torchscript" : "onnx";
   }
   usage_check(config.format == "onnx" || config.format == "torchscript",
-              "--format takes onnx or torchscript, got '", config.format, "'");
+              "--format must be onnx or torchscript, got '", config.format, "'");
   usage_check(config.decode || !config.nms, "--nms needs decoded boxes; leave --no-decode out");
   for (const std::string name : {"conf", "nms-iou"})
     usage_check(config.nms || !config.was_given(name), "--", name, " needs --nms");

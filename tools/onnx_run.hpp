@@ -118,7 +118,8 @@ inline std::vector<Tensor> compute(const onnx::Node& node, const std::vector<Ten
   if (op == "NonMaxSuppression")
     return {
         non_max_suppression(in[0], in[1], in[2].item<int64_t>(), in[3].item<float>(), in[4].item<float>())};
-  fail("the ONNX operation ", op, " of node ", node.name(), " is not implemented; add it to onnx_run.hpp");
+  fail("the ONNX operation ", op, " of node ", node.name(),
+       " is not implemented; add it to tools/onnx_run.hpp");
 }
 
 }  // namespace onnx_run_detail

@@ -92,8 +92,9 @@ class LmdbWriter {
   MDB_dbi table = 0;
 };
 
-// Returns an image, decoded, and its reductions by 2, 4, 8, ... as bytes (Levels in data/cache.hpp). If the
-// image cannot be decoded, there are no levels, and the image is added to the problems of the data set.
+// Returns an image, decoded, and its reductions by 2, 4, 8, ... as bytes (PyramidHeader in data/cache.hpp).
+// If the image cannot be decoded, there are no levels, and the image is added to the problems of the data
+// set.
 static std::string decoded_image(const Dataset& data, size_t i) {
   const cv::Size size = data.size(i);
   std::vector<ImageRegion> pieces;

@@ -125,7 +125,7 @@ inline void save_torchscript(const torch::jit::Module& module, const Metadata& m
   module.save(bytes, extra);
   std::ofstream out(path, std::ios::binary);
   check(out << bytes.str() && out.flush(), "cannot write ", path,
-        "; is the folder there and writable, the disk not full?");
+        "; check folder, permissions and disk space");
 }
 
 }  // namespace yolox

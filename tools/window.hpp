@@ -72,8 +72,7 @@ class Window {
   explicit Window(const std::string&) {
     fail(
         "--show: this build has no window, because OpenCV's highgui was missing; install libopencv-dev and "
-        "run "
-        "./setup.sh again");
+        "run ./setup.sh again");
   }
   bool show(const Image&, double) { return false; }
 };
