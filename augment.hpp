@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Training augmentation of images and boxes: letterbox, mosaic, random affine, MixUp, HSV jitter, flip.
 //
 // Images are BGR, 8 bits per channel (type Image). Boxes are x1, y1, x2, y2 in pixels of their image.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The flags of ./train: all hyper-parameters with defaults, checks, and derived settings.
 #pragma once
 #include <unistd.h>

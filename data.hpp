@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The items that the data loader produces, for training and for evaluation.
 #pragma once
 #include <torch/torch.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Distributed data-parallel training: rendezvous, collectives, gradient all-reduce, and detection of lost
 // ranks. Built on c10d of torch: a TCP store for the rendezvous, NCCL between GPUs, gloo between CPUs, and
 // the Reducer, which all-reduces gradients in buckets during backward.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Evaluates a checkpoint on a data set, or detections of any program against a ground truth.
 #include <iomanip>
 #include <iostream>

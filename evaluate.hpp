@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Evaluation: runs a model on a data set and computes AP. Used by ./train and ./eval.
 #pragma once
 #include <torch/torch.h>

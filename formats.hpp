@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds and reads data sets: COCO JSON, Pascal VOC XML and YOLO txt, in the folder layouts of common tools.
 // Images are not opened here.
 #pragma once

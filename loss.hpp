@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The training loss of YOLOX (arXiv 2107.08430, section 2): 5 x IoU loss + objectness loss + class loss, and
 // L1 loss in the last epochs. Each term is summed over the batch and divided by the number of positives.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Optimisation: parameter groups, SGD and Adam, gradient clipping, learning rate schedule, EMA, and mixed
 // precision (autocast and gradient scaler).
 #pragma once

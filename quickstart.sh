@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs, builds, trains yolox-nano on the built-in scenes (--data shapes), evaluates it, and draws its detections.
 # Takes some minutes. A second run needs no network.
 set -euo pipefail

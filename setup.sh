@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs missing packages and LibTorch, and builds the given targets (all if none are given). quickstart.sh and
 # test.sh call this script. Needs no network once everything is installed.
 #   YOLOX_BUILD=build       build folder

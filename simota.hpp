@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SimOTA label assignment: matches anchor points with objects. Method: "YOLOX" (arXiv 2107.08430), section 2,
 // a simplified form of optimal transport assignment ("OTA", arXiv 2103.14259):
 //   1. Candidates are the anchor points in the centre region of any object of the image.

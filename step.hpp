@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradient computation of one iteration: over the whole batch at once, or accumulated over micro-batches
 // (--accum, or when memory runs out).
 #pragma once

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Sets up, builds and runs the tests: a few minutes for all.
 #   ./test.sh                    all
 #   ./test.sh quick              those that start no program: less than a minute

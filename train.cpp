@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trains YOLOX, on one rank or several: settings, ranks, data, model, run, plan, loop.
 //   ./train                                                          # yolox-s on built-in scenes
 //   ./train --data DIR --model yolox-s --weights yolox-s --bs 16 --epochs 100

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The YOLOX model in six sizes: CSPDarknet, PAFPN, the decoupled anchor-free head, decoding and NMS. Method:
 // "YOLOX: Exceeding YOLO Series in 2021" (arXiv 2107.08430), section 2. Names, shapes and initialisation
 // order of the parameters equal those of the official repository, so that official weights load by name.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading and writing numbers as raw little-endian bytes.
 #pragma once
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The device of a run (CPU or GPU): parsing of --device, name, memory, deterministic mode.
 #pragma once
 #include <torch/torch.h>

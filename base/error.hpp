@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors. The message of an exception is one line: the file, flag or key, the value that was found, and the
 // remedy. It has no backtrace, because the reader is a user and the cause is usually a file or a flag.
 #pragma once

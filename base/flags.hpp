@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Command-line flags. Each flag is declared once, as a member of the program's Config with its default and
 // one line of help.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory: free memory of the machine, memory of this process, and out-of-memory errors.
 #pragma once
 

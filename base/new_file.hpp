@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Atomic writing of files: an error, a full disk or SIGKILL leaves the old file as it was.
 #pragma once
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The folder base/ has the code that every program needs: errors, flags, text, atomic files, threads, random
 // numbers, devices and memory. It includes no other folder of this project.
 // This file: the frame of main(), with exit codes, signal handlers and process limits.

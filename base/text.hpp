@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Formatting of text for messages: concatenation, lists, numbers, sizes and times.
 #pragma once
 #include <algorithm>

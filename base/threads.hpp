@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parallel loops and background tasks on CPU threads.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Time of a training step on several CPU ranks of one machine, to compare with one rank with the same total
 // batch size and the same cores. Also the time of the gradient all-reduce, and how much of it overlaps with
 // backward. Prints one line of JSON; ddp.py makes the table.

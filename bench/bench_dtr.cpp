@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Time of a training step under memory budgets of DTR (dtr.hpp), as a ratio to a plain step. Each round runs
 // one step of each kind. Times are CPU seconds, and the table has the medians of the ratios. Gradients and
 // losses must be bit-for-bit equal to those of the plain step.
@@ -19,7 +20,7 @@
 
 using namespace yolox;
 
-struct Config : Flags {
+struct BenchConfig : Flags {
   std::string model = flag(model, "Bench", "model", "yolox-tiny", "NAME", "model size");
   int size = flag(size, "Bench", "size", 416, "N", "input size");
   int bs = flag(bs, "Bench", "bs", 4, "N", "batch size");
@@ -102,7 +103,7 @@ struct Kind {
   std::string error;
 };
 
-static std::vector<Kind> kinds_of(const Config& c, double activations) {
+static std::vector<Kind> kinds_of(const BenchConfig& c, double activations) {
   std::vector<Kind> kinds;
   for (const std::string& text : split_list(c.budgets)) {
     Kind k;
@@ -142,7 +143,7 @@ static void print_table(std::vector<Kind>& kinds, double activations) {
 int main(int argc, char** argv) {
   return run_program([&] {
     keep_freed_memory();
-    Config c;
+    BenchConfig c;
     c.parse(argc, argv, "times a training step under memory budgets of DTR");
     torch::set_num_threads(c.threads);
     auto& allocator = CountingAllocator::get();

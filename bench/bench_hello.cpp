@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The smallest program with torch: what bench/edit.sh compares compile times with.
 #include <torch/torch.h>
 

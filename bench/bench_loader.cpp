@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Throughput of our data loader in training samples per second, and the time of each stage of a sample.
 // Prints JSON; bench/loader.py compares with the Python YOLOX.
 //   build/bench_loader DATA SIZE BATCH THREADS SECONDS [none|ram|disk]
@@ -11,13 +12,13 @@
 
 using namespace yolox;
 
-// Images of a data set. Adds up the seconds of piece(), which reads and decodes.
+// Images of a data set. Adds up the seconds of image_region(), which reads and decodes.
 struct Timed {
   const Dataset& data;
   mutable double reading = 0;
   cv::Size size(size_t i) const { return data.size(i); }
   const std::vector<Box>& boxes(size_t i) const { return data.boxes(i); }
-  ImageRegion piece(size_t i, const cv::Rect& part, double scale) const {
+  ImageRegion image_region(size_t i, const cv::Rect& part, double scale) const {
     const double start = now();
     ImageRegion p = data.image_region(i, part, scale);
     reading += now() - start;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Time and memory of our training step: forward, loss, backward, SGD, EMA. Prints one line of JSON;
 // train_step.py compares with the Python YOLOX and makes the table.
 #include <iostream>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times COCO evaluation, from JSON files to the 12 metrics: our C++ and
 faster-coco-eval of pip, alternately, and the ratio of each pair.
 

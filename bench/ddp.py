@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Times training on two ranks and on one rank with the same total batch size and
 the same cores, alternately, and the ratio of each pair. Also measures how much
 of the gradient all-reduce overlaps with backward.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Measures how long an edit takes to compile, without a compiler cache: from a change in loss.hpp to ./train, beside the
 # smallest program with torch and the same precompiled header; and all programs and tests from scratch.
 #   bench/edit.sh           both; the second takes some minutes

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures the throughput of our data loader and of the Python YOLOX (pixeltable-yolox of pip), alternately, and the
 ratio of each pair. Unit: complete training samples (mosaic, MixUp, affine, HSV jitter, letterbox) per second.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Median of the timings of a benchmark.
 #pragma once
 #include <algorithm>

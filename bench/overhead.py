@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures the cost of logging (log, metrics, TensorBoard, remarks) and of checkpoints, in percent of the step time.
 
     python bench/overhead.py [--train build/train] [--rounds 3]

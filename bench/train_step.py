@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures the training step of our program and of the Python YOLOX (pixeltable-yolox of pip), alternately, and the
 ratio of each pair.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Folder checkpoint/: reading and writing .pth files without Python, loading weights into a model, and ONNX
 // export and import.
 // This file: state dicts of modules, and the metadata of weights (class names, colour order, value range).

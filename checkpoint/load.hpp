@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loads weights from a .pth or ONNX file into a model.
 #pragma once
 #include <torch/torch.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ONNX export (opset 17) from the modules of a model: for each block, a function add_nodes() writes the ONNX
 // nodes of its forward(). A change of a block in yolox.hpp requires the same change here. ./export compares
 // the outputs of the ONNX file and the model.

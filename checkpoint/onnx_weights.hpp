@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the weights of a YOLOX model from an ONNX file of this program or of the official exporter
 // (tools/export_onnx.py). The exporter folds each batch norm into its convolution and renames most weights,
 // so a convolution is identified by its position in the graph. The convolutions must equal those that

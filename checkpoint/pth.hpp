@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reader and writer of PyTorch's .pth files, without Python: the zip container and the part of pickle that
 // torch.save uses. Files may come from untrusted sources, so the reader executes no code from the file. It
 // builds only tensors, dicts, lists, tuples, numbers, strings and None, keeps the class name of every other

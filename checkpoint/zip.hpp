@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reader and writer of the zip container of .pth files: uncompressed records in one top-level folder. The
 // reader validates every number in the file. The caller of the writer must replace the file atomically.
 // Formats: PKWARE APPNOTE 6.3.9 (zip, zip64, CRC-32); alignment and record names as in

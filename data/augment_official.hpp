@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The augmentation pipeline of official YOLOX, pixel for pixel (--official-quirks), for parity tests and for
 // training runs that must equal official ones. These are the known bugs of the official code, and the
 // behaviour of compose() in augment.hpp:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Folder data/: from annotation files to training batches. The readers of COCO, VOC and YOLO data sets, the
 // checks of images and annotations, the image cache, packed data sets, the data loader and multi-scale. This
 // file: a batch of images with its ground truth, and the conversion of pixels to the network's input.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Training batches: an endless stream whose next batches are loaded, augmented and copied to the device in
 // the background.
 #pragma once

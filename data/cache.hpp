@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Image cache (--cache ram|disk): blobs of known sizes, such as decoded images, in one memory-mapped file
 // that all processes of the machine share. The first process that opens a key fills the file; the other
 // processes wait for it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reader of COCO data sets: one JSON file per split.
 #pragma once
 #include <filesystem>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reader and writer of COCO JSON: annotation files (images, categories, annotations) and result files (the
 // list of detections that the COCO evaluation server accepts). Formats: cocodataset.org/#format-data and
 // #format-results.

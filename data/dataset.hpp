@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Data sets for training and evaluation. Every image file and every annotation is checked. Valid ones are
 // used; invalid ones are skipped, counted and listed in problems.txt.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data loader: worker threads that make batches in the background, and the copy of batches to the device.
 #pragma once
 #include <c10/core/Event.h>

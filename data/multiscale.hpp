@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Multi-scale training: a new random input size every ten steps.
 #pragma once
 #include <torch/torch.h>

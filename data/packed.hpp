@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Packed data sets: a data set in one LMDB file, written by ./pack (tools/pack.cpp).
 #pragma once
 #include <lmdb.h>

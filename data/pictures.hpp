@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Drawings for users: boxes with labels, the images of a batch, and statistics of the annotations.
 #pragma once
 #include <torch/torch.h>

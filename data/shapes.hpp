@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The synthetic data set `shapes`, which needs no files. Scenes of simple shapes with exact bounding boxes
 // are rendered on the fly, to try a detector within minutes. The class depends on the outline only, not on
 // colour or texture.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Annotations of a split as read from its files, and functions that the readers of all formats share.
 #pragma once
 #include <algorithm>

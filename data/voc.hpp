@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reader of Pascal VOC data sets: one XML file per image.
 #pragma once
 #include <filesystem>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reader of YOLO data sets: a data.yaml and one text file per image.
 #pragma once
 #include <yaml-cpp/yaml.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launcher of `--gpus N` and `--procs N`: starts one process per rank on this machine and supervises them.
 //
 // The launcher sets the environment variables of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,

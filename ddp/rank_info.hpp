@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rank and world size of this process, from the environment variables of torchrun, SLURM or our launcher.
 #pragma once
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Identity of ranks, and classification of errors in collectives.
 #pragma once
 #include <sys/types.h>

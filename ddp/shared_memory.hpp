@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exchange of small vectors between the ranks of one machine through shared memory. A gloo collective uses
 // threads and sockets and takes about a millisecond, however small the vector is. SyncBN needs two
 // all-reduces per batch norm and iteration. An exchange through shared memory takes microseconds.

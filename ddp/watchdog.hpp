@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Watchdog for collectives. If a rank is missing, the other ranks hang in a collective that does not know
 // which rank is missing. The watchdog of each rank sends heartbeats with the current barrier of the rank to
 // the store. After the timeout, it prints which rank is missing and ends the process.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory budget of --dtr: the given number of bytes, or the free memory of the device (--dtr auto), and
 // how used memory is measured on the CPU and on a GPU.
 #pragma once

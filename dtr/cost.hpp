@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cost of operations on a GPU. The host runs ahead of the GPU, so that events in the stream measure the time.
 // The events are read later, when the GPU has passed them, and the host never waits.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A CPU allocator for torch that counts the allocated bytes exactly and calls a hook before each allocation.
 // torch allocates all its memory here, that of tensors and the scratch memory of oneDNN. OpenCV and the C++
 // standard library do not.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The folder dtr/ trains within a memory budget: dynamic tensor rematerialisation (DTR; Kirisame et al., ICLR
 // 2021, arXiv 2006.09616). When a step would exceed the budget, DTR evicts storages, and rematerialises an
 // evicted storage when an operation reads it. All results are the same bit for bit; the step takes longer.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Data structures of DTR: cells (versions of storages), records (executed operations, which can be repeated)
 // and properties of an operation that follow from its schema.
 #pragma once

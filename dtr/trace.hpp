@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // --dtr-trace: a chart of the memory of one step, with and without DTR.
 #pragma once
 #include <opencv2/imgproc.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // examples/ contains a model (yolox_multitask.hpp) and a training loop (this file) to copy and edit.
 // ./multitask trains several detection heads on one backbone and neck. Each head has its own data set. Each
 // iteration trains one head, in turn.

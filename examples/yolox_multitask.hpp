@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Model with several detection heads on one backbone and neck: an example of a model of your own. Each head
 // has its own classes. multitask.cpp trains it.
 //

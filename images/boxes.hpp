@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bounding boxes, clipping and letterbox.
 #pragma once
 #include <opencv2/core.hpp>

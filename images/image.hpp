@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Folder images/: decoding of image files, bounding boxes, letterbox, and the pixel loops of augmentation.
 // This file: image files to 8-bit BGR images, rotated by their EXIF tag. Of a JPEG only the requested region
 // is decoded, at the requested scale. A truncated file is an error, although OpenCV returns an image for it.

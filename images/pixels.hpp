@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two pixel loops in which augmentation spends most of its time: affine warp and HSV jitter. Both write
 // directly to their destination, and both are bit-identical on every machine.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The all-reduce of SyncBN, as an argument of layers and operators.
 #pragma once
 #include <torch/custom_class.h>

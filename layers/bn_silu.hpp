@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Batch norm followed by SiLU, with optional SyncBN, as one function.
 //
 // The programs of this repository compile it once, in bn_silu.cpp, because that takes 10 seconds. In another

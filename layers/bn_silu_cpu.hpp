@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implementation of bn_silu(): fused batch norm and SiLU for the CPU, float32, channels-last. All other cases
 // use the two operations of torch.
 //

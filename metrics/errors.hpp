@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Error analysis of detections at IoU 0.5: error types with their cost in AP (TIDE), precision, recall and F1
 // by score threshold, the confusion matrix, the images with the most errors, and Pascal VOC AP. TIDE: Bolya,
 // Foley, Hays, Hoffman, "TIDE: A General Toolbox for Identifying Object Detection Errors", arXiv 2008.08115,

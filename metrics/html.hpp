@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HTML output: text, images, charts as inline SVG, and the page with its style sheet. A page is
 // self-contained: it loads no resources and runs no scripts, and its Content-Security-Policy forbids both.
 // The layout suits phones and large screens, in light and dark mode.

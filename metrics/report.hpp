@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The evaluation section of report.html: metrics, curves, per-class results, confusion matrix and the images
 // with the most errors.
 #pragma once

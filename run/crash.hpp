@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Crash reports. crash.txt in the run folder describes the fatal signal or the exception that ended a run:
 // the step with its images, memory, all settings and versions, and the stack. For an exception this is the
 // stack of the throw. Each crash appends a report.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fitting a step into memory: repetition in micro-batches after an out-of-memory error, --bs auto, and the
 // trial step of --dtr.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The run folder: creating, locking and finding runs and their checkpoints.
 #pragma once
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The log and the progress line of a run, and metrics.csv.
 #pragma once
 #include <unistd.h>

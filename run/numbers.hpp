@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Statistics of a training step: loss and its terms, positives and gradient norm, and their means over steps.
 #pragma once
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Profiling of training steps (--profile). The code marks the parts of a step with torch's macro
 //   RECORD_USER_SCOPE("forward");  // to the end of the block; once per block, as it declares a variable
 // which costs tens of nanoseconds without a profiler. Profile measures the parts of some steps for a table.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Progress of a run: progress line and log, metrics.csv, TensorBoard events, and remarks on unusual
 // statistics.
 #pragma once

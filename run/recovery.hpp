@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recovery from a step whose loss or gradient is not finite. The step is saved for inspection. Then the run
 // ends, or continues from its last checkpoint (--keep-going).
 #pragma once

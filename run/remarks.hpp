@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Remarks: notes in the log if the statistics of the training steps look wrong.
 #pragma once
 #include <cstdint>

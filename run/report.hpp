@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // report.html of a run: training curves, the last evaluation, pictures and settings.
 #pragma once
 #include <functional>

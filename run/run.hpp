@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The folder run/ has the code of a training run besides the training step itself: run folder, log, metrics,
 // checkpoints, recovery, report.html, crash.txt and profile. train.cpp uses the folder through class Run.
 // This file: class Run.

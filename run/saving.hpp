@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Saving and loading the checkpoints of a run: last.pth, step_N.pth, best.pth.
 #pragma once
 #include <torch/torch.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state of a training, and its checkpoint format.
 #pragma once
 #include <torch/torch.h>

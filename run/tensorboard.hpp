@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scalars for TensorBoard: one event file per session in the run folder.
 // Format of records and their masked CRC: tensorflow/core/lib/io/record_writer.cc. Messages and field
 // numbers: tensorflow/core/util/event.proto and tensorflow/core/framework/summary.proto.

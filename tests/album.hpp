@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Helpers for tests of augmentation: a data set in memory for compose(), images with one solid colour per box
 // on grey, and the measurement of the extent of a colour in an augmented image.
 #pragma once

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Checks the code with the tools of LLVM 14. Runs all checks, or those given as arguments (tests/checks.sh format fuzz), two at a
 # time. Prints one line per check: result, seconds, counts. Prints the full output of a failed check. Exit code 1 if any failed.
-#   format    all sources are formatted (clang-format, .clang-format)
-#   tidy      clang-tidy reports nothing in the headers (.clang-tidy)
-#   sanitize  tests that start no program, with the address and undefined behaviour sanitizers; prints their line coverage
-#   threads   tests of the loader and the cache with the thread sanitizer
+#   format    every source is formatted as .clang-format says and has an SPDX line
+#   tidy      clang-tidy finds nothing in the headers and the libraries (.clang-tidy)
+#   sanitize  the quick suite under the address and undefined behaviour sanitizers; prints the coverage
+#   threads   the suite "threads" under the thread sanitizer
 #   fuzz      each fuzzer of tests/fuzz for YOLOX_FUZZ_SECONDS (60), starting from tests/fuzz/corpus; findings go to tests/fuzz/found
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -26,6 +27,9 @@ build_sanitize() {
 export ASAN_SYMBOLIZER_PATH=/usr/bin/llvm-symbolizer-14 UBSAN_OPTIONS=print_stacktrace=1
 
 check_format() {
+  local without
+  without=$(git ls-files '*.hpp' '*.cpp' '*.py' '*.sh' '*.cmake' '*.proto' CMakeLists.txt | xargs grep -L 'SPDX-License-Identifier: Apache-2.0')
+  [ -z "$without" ] || { echo "no SPDX line: $without"; return 1; }
   git ls-files '*.hpp' '*.cpp' | xargs clang-format-14 --dry-run -Werror && git ls-files '*.hpp' '*.cpp' | wc -l | sed 's/$/ files/'
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Included by every test file: doctest, temporary folders, and the folder of reference data. Tests that need
 // the reference data are declared with SHARED_TEST, and are skipped if the folder does not exist. Files that
 // use torch include tensors.hpp first.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks the direction of includes: no cycles, and no include of a file in a higher layer. Reads the #include "..."
 lines of all sources but those of tests/ and bench/. Prints what is wrong and exits with 1.
 

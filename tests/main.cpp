@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The test program. For tests/shards.sh it writes a line at the start and at the end of each test case.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>

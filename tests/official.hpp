@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recomputes the weights with which the fixtures were made, and the checksums of tensors in the fixtures
 // ("probes"). The README of the fixtures has the formulas.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the programs as users do: each in a process and a folder of its own.
 #pragma once
 #include "tensors.hpp"

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Checks the table in tests/README.md: each row names a case or says "measured", and each named case exists.
 #   tests/promises.sh PROGRAM
 set -uo pipefail

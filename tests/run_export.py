@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs an exported file with ONNX Runtime or torch.jit.load, without code of this repository.
 
 run_export.py detect MODEL IMAGES.json FOLDER OUT.json CONF IOU

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Checks that a refactoring changes no output: builds two revisions, runs the same commands with both, and compares the
 # SHA-256 of their outputs. Prints one line per output. Exit code 1 if any differs.
 #   tests/same_bytes.sh REV          compares REV with the working tree

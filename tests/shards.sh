@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs the cases of a test program in shards, several processes at a time. Each shard is a range of cases; the longest
 # shards start first. Prints the output of cases that fail, the ten slowest cases, and as the last line
 # "N passed, N failed, N skipped". A shard whose process dies counts as one failed case; the cases after it still run.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Helpers for tests with tensors. Includes torch before doctest, because torch defines a CHECK macro too.
 #pragma once
 #include <torch/torch.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // augment.hpp and pixels.hpp: boxes stay on their objects through every augmentation.
 //
 // Test images are grey and hold boxes that are each filled with one colour. In the augmented sample the

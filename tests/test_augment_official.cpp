@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // augment_official.hpp equals the official code pixel for pixel, including each of its quirks.
 //
 // The fixtures hold random numbers recorded from the official pipeline, and its images and boxes for them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "layers/bn_silu.hpp"
 
 #include "tensors.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "base/memory.hpp"
 #include "base/program.hpp"
 #include "data/cache.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints: reading and writing .pth files, malicious and damaged files, loading weights by name,
 // metadata.
 #include "tensors.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "common.hpp"
 // common.hpp comes first because it includes torch before doctest
 #include <sys/resource.h>

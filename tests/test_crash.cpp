@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Crash reports. Each case crashes a child process and checks its crash.txt, stderr and exit code.
 #include "base/text.hpp"
 #include "run/crash.hpp"

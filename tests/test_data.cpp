@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Data sets, the errors of bad ones, packed and cached data sets, and the loader.
 #include "base/memory.hpp"
 #include "tensors.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Training on several ranks. Each rank is a process, started by a test or by the launcher of ./train.
 #include "programs.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // demo: its sources, its outputs, and how it ends.
 #include "programs.hpp"
 

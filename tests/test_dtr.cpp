@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DTR: training within a memory budget gives bit-identical results, keeps the budget and leaks no memory.
 #include "dtr/counting_allocator.hpp"
 #include "programs.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Edits that users rely on: the loop of train.cpp has plain calls, and one line adds a term to the loss.
 #include "programs.hpp"
 

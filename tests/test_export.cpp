@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exported files in ONNX Runtime and in Python's torch (run_export.py), and reading weights from ONNX files.
 #include "programs.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Flags, exit codes, and the files of a run other than checkpoints.
 #include "tensors.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // image.hpp: decoding equals cv::imread, a decoded region equals that part of the whole image, and damaged
 // files are errors.
 #include "images/image.hpp"

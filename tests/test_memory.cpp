@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of a process, out-of-memory errors, and the search for the largest batch that fits.
 #include "tensors.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ./multitask: several heads on one backbone, each with its own data set.
 #include "programs.hpp"
 

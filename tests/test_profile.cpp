@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // run/profile.hpp. Measured times are at least the sleeps within a part, and at most the time around all of
 // it. Both bounds hold on a busy machine.
 #include "run/profile.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The programs as users run them: files, output and exit codes. Each program runs as its own process in a
 // temporary folder.
 #include "programs.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Output of a run while it trains: rows of metrics.csv, TensorBoard events, log lines and remarks.
 #include "programs.hpp"
 

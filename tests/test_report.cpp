@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // report.html: contents, and rendering in a browser.
 #include "programs.hpp"
 

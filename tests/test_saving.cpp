@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints of a run: save, load and roll back; the run folder.
 #include "run/folder.hpp"
 #include "tensors.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One training step: input size, gradient accumulation, and out-of-memory errors.
 #include "tensors.hpp"
 

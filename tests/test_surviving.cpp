@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Failures of a run: signals, closed terminals, SIGKILL at any moment, damaged files, nonfinite losses, and
 // crashes.
 #include "programs.hpp"

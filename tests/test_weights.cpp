@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weights/get: downloads, resumes and checks files. Also the messages of programs about missing weights.
 #include "programs.hpp"
 

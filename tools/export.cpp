@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ./export: writes a model as ONNX or TorchScript, reads the file again and compares its outputs with the
 // outputs of the model.
 #include <iostream>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Image sources of ./demo: image files, videos, cameras, streams and drawn scenes. Also the writer of the
 // output video.
 #pragma once

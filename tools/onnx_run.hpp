@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Interpreter of ONNX graphs. Computes each node with torch, as https://onnx.ai/onnx/operators defines the
 // operation. ./export runs the file that it wrote in this interpreter, to compare the file with the model.
 // Therefore only the operations that onnx.hpp writes are implemented, and speed does not matter.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ./pack: writes a data set into one LMDB file, which is fast to copy and fast to read from slow or network
 // disks. Training on the file produces the same batches as training on the data set, bit for bit.
 //   ./pack --data DIR --out FILE.lmdb

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Export to TorchScript. torch.jit.load in Python and torch::jit::load in C++ load the file without this
 // repository. The network is traced. Decoding and NMS are TorchScript source, because they depend on the
 // image size and on the number of detections, which a trace would fix.

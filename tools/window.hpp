@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Window of demo --show. Shows images one after another. q or Esc quits, space pauses.
 #pragma once
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzzes the reader of .pth files: the zip container, and the pickle if the zip is valid.
 #include "weights.hpp"
 

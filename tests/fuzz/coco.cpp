@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzzes the readers of COCO JSON: the input is read as annotations and as detections.
 #include "data/coco_json.hpp"
 #include "labels.hpp"

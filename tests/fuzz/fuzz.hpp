@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tests/fuzz/ contains libFuzzer targets for the readers of files. Each target writes its input to a file and
 // reads the file. The result must be a value or an exception of base/error.hpp; any other exception is a
 // crash. checks.sh runs all targets; CONTRIBUTING.md says how to run one. This file has what the targets

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared by the fuzzers of labels: conversion of a Source to a Dataset.
 #pragma once
 #include <utility>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzzes the reader of weights in ONNX files.
 #include "checkpoint/onnx_weights.hpp"
 #include "weights.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzzes the reader of the pickle in a .pth. The zip container is valid and has the bytes of three tensor
 // storages.
 #include "weights.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzzes the reader of Pascal VOC XML.
 #include "data/voc.hpp"
 #include "labels.hpp"

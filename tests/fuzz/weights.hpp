@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared by the fuzzers of weights: loading of the value that a reader returned into a module.
 #pragma once
 #include <torch/torch.h>
