@@ -1037,7 +1037,7 @@ TEST_CASE("train: --dtr gives the same weights, names a sufficient budget, and w
   CHECK(slow < 16);
 
   for (const auto& [more, part] : {std::pair("--dtr x", "--dtr must be off, auto or GB, got 'x'"),
-                                   {"--dtr -1", "--dtr takes"},
+                                   {"--dtr -1", "--dtr must be off, auto or GB"},
                                    {"--dtr 1 --dtr-slowdown 0.5", "--dtr-slowdown must be in 1..100"},
                                    {"--dtr-slowdown 2", "--dtr-slowdown needs --dtr"},
                                    {"--dtr-trace", "--dtr-trace needs --dtr"}}) {
