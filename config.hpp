@@ -191,7 +191,7 @@ inline void check_config(const Config& c) {
   in("min-lr-ratio", c.min_lr_ratio, 0, 1);
   in("ema", c.ema, 0, 0.999999);
   in("conf", c.conf, 0, 1);
-  usage_check(c.nms > 0 && c.nms <= 1, "--nms must be above 0 and at most 1, got ", c.nms);
+  in("nms", c.nms, 1e-6, 1);
   one_of("compress", c.compress, {"off", "fp16", "bf16"});
   one_of("amp", c.amp, {"off", "fp16", "bf16", "fp64"});
   one_of("cache", c.cache, {"none", "ram", "disk"});
