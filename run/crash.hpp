@@ -120,7 +120,7 @@ void free_thrown(void* object);
 // linker finds this definition first. Records the stack of each throw in CrashState::thrown. The entry is in
 // use until the exception is destroyed, so that a later exception at the same address is not mistaken for
 // this one. If no entry is free, the stack is not recorded.
-#ifndef YOLOX_NO_THROW_HOOK
+#ifndef YOLOX_SANITIZED
 [[noreturn, gnu::used, gnu::visibility("default")]] void record_throw(
     void* object, std::type_info* type, void (*destroy)(void*)) __asm__("__cxa_throw");
 #endif

@@ -33,11 +33,6 @@ inline const doctest::test_suite starts_programs("programs");
 inline const doctest::test_suite runs_threads("threads");
 
 // Sanitizers replace __cxa_throw() and the allocator. Cases that need ours are skipped under them.
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define YOLOX_SANITIZED
-#endif
-#endif
 #ifdef YOLOX_SANITIZED
 inline const doctest::skip not_sanitized(true);
 #else
