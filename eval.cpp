@@ -192,6 +192,9 @@ int main(int argc, char** argv) {
     Config config;
     config.parse(argc, argv, "evaluates a checkpoint on a data set, or a file of detections");
     check_flags(config);
-    config.gt.empty() ? evaluate_model(config) : evaluate_file(config);
+    if (config.gt.empty())
+      evaluate_model(config);
+    else
+      evaluate_file(config);
   });
 }

@@ -66,10 +66,10 @@ inline Tensor in_centre(const Tensor& point_x, const Tensor& point_y, const Tens
 // rows, 1]. valid: [n, rows]. On each level, a centre region covers at most side x side cells, which bounds
 // the number K of slots.
 inline Tensor candidate_slots(const Tensor& x, const Tensor& y, const Tensor& radius, const Tensor& gt_x,
-                              const Tensor& gt_y, const Tensor& valid, const torch::TensorOptions& index,
-                              int64_t max_pairs) {
+                              const Tensor& gt_y, const Tensor& valid, int64_t max_pairs) {
   const int64_t n = valid.size(0), rows = valid.size(1), points = x.size(0);
-  Tensor candidate = torch::zeros({n, points}, index.dtype(torch::kBool));
+  const auto index = valid.options().dtype(torch::kLong);
+  Tensor candidate = torch::zeros({n, points}, valid.options());
   const int64_t step = std::max<int64_t>(1, max_pairs / (n * points));
   for (int64_t r = 0; r < rows; r += step) {
     const int64_t end = std::min(rows, r + step);
@@ -98,7 +98,7 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
   const Tensor valid = torch::arange(rows, index).unsqueeze(0) < counts.unsqueeze(1);     // [n, rows]
   const Tensor gt_x = gt.select(2, 0).unsqueeze(2), gt_y = gt.select(2, 1).unsqueeze(2);  // [n, rows, 1]
 
-  const Tensor slot = candidate_slots(x, y, radius, gt_x, gt_y, valid, index, max_pairs);  // [n, K]
+  const Tensor slot = candidate_slots(x, y, radius, gt_x, gt_y, valid, max_pairs);  // [n, K]
   const int64_t slots = slot.size(1);
   const Tensor used = slot < points, point = slot.clamp_max(points - 1);  // [n, K]
 
