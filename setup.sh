@@ -3,13 +3,13 @@
 # Installs missing packages and LibTorch, and builds the given targets (all if none are given). quickstart.sh and
 # test.sh call this script. Needs no network once everything is installed.
 #   YOLOX_BUILD=build       build folder
+#   YOLOX_DRIVER=580        builds for this version of the NVIDIA driver, not for the one of this machine; none: without CUDA
 #   CMAKE_PREFIX_PATH=...   folder of another LibTorch; otherwise LibTorch is installed into .venv
 #   YOLOX_CMAKE_ARGS=...    additional arguments for CMake
 #   YOLOX_PACKAGES=...      additional Debian packages
 set -euo pipefail
 cd "$(dirname "$0")"
 build=${YOLOX_BUILD:-build}
-torch=2.11.0
 
 say() { printf '== %s\n' "$*"; }
 
@@ -39,6 +39,22 @@ if command -v dpkg-query >/dev/null; then
   fi
 fi
 
+# The driver decides which CUDA, and so which LibTorch, works on this machine.
+driver=${YOLOX_DRIVER-$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null ||
+  cat /proc/driver/nvidia/version 2>/dev/null || true)}
+driver=$(grep -oE '[0-9]{3}(\.[0-9]+)*' <<<"$driver" | head -n 1 || true)
+torch=2.11.0 cuda=ON
+if [ -z "$driver" ]; then
+  machine="no NVIDIA driver: LibTorch $torch, built without CUDA" cuda=OFF
+elif [ "${driver%%.*}" -ge 580 ]; then
+  machine="NVIDIA driver $driver: LibTorch $torch with CUDA 13"
+elif [ "${driver%%.*}" -ge 525 ]; then
+  torch=2.10.0
+  machine="NVIDIA driver $driver: LibTorch $torch with CUDA 12.8"
+else
+  machine="NVIDIA driver $driver is too old for LibTorch $torch (needs 525, better 580): built without CUDA" cuda=OFF
+fi
+
 # LibTorch is taken from CMAKE_PREFIX_PATH, else from the CMake cache of the build folder, else from the wheel in .venv.
 own_torch() {
   local IFS=':;' p
@@ -47,23 +63,31 @@ own_torch() {
   done
   return 1
 }
+installed() { ls -d .venv/lib/python3*/site-packages/$1 >/dev/null 2>&1; }
 known=$(sed -n 's/^TORCH_CMAKE:[^=]*=//p' "$build/CMakeCache.txt" 2>/dev/null || true)
 search=(-U TORCH_CMAKE)
 if own_torch; then
-  :
-elif [ -e "$known/TorchConfig.cmake" ]; then
-  search=()
-elif ! ls .venv/lib/python3*/site-packages/torch-$torch*.dist-info >/dev/null 2>&1; then
-  say "installing LibTorch $torch into .venv (downloads 2 GB)"
-  python3 -m venv .venv
-  .venv/bin/pip install -q --disable-pip-version-check torch==$torch ||
-    { echo "error: cannot install LibTorch; run: .venv/bin/pip install torch==$torch"; exit 1; }
+  machine=${machine%%: *}
+elif [ -e "$known/TorchConfig.cmake" ] && [[ $known != "$PWD"/.venv/* ]]; then
+  machine=${machine%%: *} search=()
+else
+  # Without a GPU, 1.3 GB instead of 4.6: of the libraries of CUDA only the two that libtorch_cpu.so links. `import torch`
+  # and torchrun need all of them.
+  wheels=("torch==$torch" --no-deps nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85) size="0.6 GB"
+  [ $cuda = OFF ] || wheels=("torch==$torch") size="2 GB"
+  if ! installed "torch-$torch*.dist-info" || { [ $cuda = ON ] && ! installed nvidia/nccl; }; then
+    say "installing LibTorch $torch into .venv (downloads $size)"
+    python3 -m venv .venv
+    .venv/bin/pip install -q --disable-pip-version-check "${wheels[@]}" ||
+      { echo "error: cannot install LibTorch; run: .venv/bin/pip install ${wheels[*]}"; exit 1; }
+  fi
 fi
+say "$machine"
 
 say "building in $build (the first build takes some minutes)"
 generator=()
 if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
-cmake -S . -B "$build" ${search[@]+"${search[@]}"} "${generator[@]}" ${YOLOX_CMAKE_ARGS:-} >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
+cmake -S . -B "$build" ${search[@]+"${search[@]}"} "${generator[@]}" -DYOLOX_CUDA=$cuda ${YOLOX_CMAKE_ARGS:-} >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 grep -o 'LibTorch [0-9].*' "$build.log" || true
 jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2000000)}' /proc/meminfo)  # a compiler process needs up to 2 GB
 [ "$room" -ge "$jobs" ] || jobs=$((room > 0 ? room : 1))

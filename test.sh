@@ -39,6 +39,8 @@ tensorboard tensorboard.backend
 onnxruntime onnxruntime
 opencv-python-headless cv2
 END
+$venv -c "import torch" 2>/dev/null ||
+  echo "LibTorch in .venv is without the libraries of CUDA: tests that start torchrun or import torch are skipped; type: $venv -m pip install torch"
 # Some tests make two hosts out of network namespaces, one looks at report.html with a browser.
 has_any() { PATH=$PATH:/usr/sbin command -v "$@" >/dev/null; }
 while read -r package programs; do

@@ -367,7 +367,12 @@ GradientReducer::GradientReducer(Ranks& ranks, const std::vector<Tensor>& params
   reducer = std::make_shared<c10d::Reducer>(
       params, std::move(buckets), ranks.group(), sparse, others, /*find_unused_parameters=*/true,
       /*gradient_as_bucket_view=*/true, std::unordered_map<size_t, std::string>{}, first,
-      /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<int64_t>{});
+      /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false
+#if TORCH_VERSION_MINOR >= 11
+      ,
+      std::vector<int64_t>{}
+#endif
+  );
   logger = std::make_shared<c10d::Logger>(reducer);  // the Reducer dereferences its logger without a check
   reducer->set_logger(logger);
   if (compress != torch::kFloat)

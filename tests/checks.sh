@@ -6,15 +6,18 @@
 #   tidy      clang-tidy finds nothing in the headers and the libraries (.clang-tidy)
 #   sanitize  the quick suite under the address and undefined behaviour sanitizers; prints the coverage
 #   threads   the suite "threads" under the thread sanitizer
+#   cuda      train compiles and links for CUDA 13
 #   fuzz      each fuzzer of tests/fuzz for YOLOX_FUZZ_SECONDS (60), starting from tests/fuzz/corpus; findings go to tests/fuzz/found
 set -uo pipefail
 cd "$(dirname "$0")/.."
-all=(sanitize format tidy threads fuzz)  # the longest first
+all=(sanitize format tidy threads cuda fuzz)  # the longest first
 wanted=("${@:-${all[@]}}")
 for check in "${wanted[@]}"; do
   [[ " ${all[*]} " == *" $check "* ]] || { echo "error: unknown check $check; the checks are: ${all[*]}"; exit 2; }
 done
 
+# All checks use one LibTorch, which is complete: `import torch` works in the tests of exported models.
+export YOLOX_DRIVER=580
 # setup FOLDER TARGET SETTINGS...: builds TARGET with clang, without CUDA because these checks need no GPU.
 setup() {
   YOLOX_BUILD=$1 CXX=clang++-14 YOLOX_CMAKE_ARGS="-DYOLOX_CUDA=OFF ${*:3}" ./setup.sh $2
@@ -70,6 +73,10 @@ check_threads() {
   setup build-threads tests -DYOLOX_SANITIZE=thread || return 1
   TSAN_OPTIONS="suppressions=$PWD/tests/sanitizers/threads.txt:external_symbolizer_path=$ASAN_SYMBOLIZER_PATH" \
     run_tests build-threads -ts=threads
+}
+
+check_cuda() {
+  YOLOX_BUILD=build-cuda ./setup.sh train
 }
 
 # Inputs that reach new code are kept in build-fuzz/corpus, where the next run continues.

@@ -798,13 +798,13 @@ TEST_CASE("two hosts: they train and evaluate as one process, and name the ranks
   setup("ip netns del $A; ip netns del $B");
 }
 
-// torchrun is available only if LibTorch came from the Python package.
 TEST_CASE("torchrun starts the ranks" * starts_programs) {
-  const std::string torchrun = YOLOX_SOURCE_DIR "/.venv/bin/torchrun";
-  if (!fs::exists(torchrun)) {
-    MESSAGE("skipped: LibTorch came without torchrun");
+  const std::string python = python_with("torch");
+  if (python.empty()) {
+    MESSAGE("skipped: no Python with torch");
     return;
   }
+  const std::string torchrun = concat("'", python, "' -m torch.distributed.run");
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 6 --epochs 2 --eval-interval 2 ";
