@@ -46,7 +46,7 @@ double parameter_count(const torch::nn::Module& model) {
 
 std::string config_json(const Flags& flags, torch::Device device) {
   auto entries = flags.values();
-  entries.insert(entries.end(), {{"device", device_name(device)},
+  entries.insert(entries.end(), {{"device_name", device_name(device)},
                                  {"torch", TORCH_VERSION},
                                  {"OpenCV", CV_VERSION},
                                  {"compiler", __VERSION__},

@@ -159,7 +159,7 @@ bool write_run_report(const std::string& run, std::string evaluation) {
   }
   const auto settings = read_config_json(run);
   std::map<std::string, std::string> by_name(settings.begin(), settings.end());
-  const std::string about = concat(by_name["model"], " on ", by_name["data"], "; ", by_name["device"],
+  const std::string about = concat(by_name["model"], " on ", by_name["data"], "; ", by_name["device_name"],
                                    ", torch ", by_name["torch"], ", revision ", by_name["revision"]);
   const std::string name = std::filesystem::absolute(run).lexically_normal().filename().string();
   return replace_text(path, page_html(name.empty() ? run : name, about,
