@@ -258,7 +258,10 @@ struct Process {
   }
   Process(const Process&) = delete;
   ~Process() {
-    if (pid > 0) kill(pid, SIGKILL), waitpid(pid, nullptr, 0);
+    if (pid > 0) {
+      kill(pid, SIGKILL);
+      waitpid(pid, nullptr, 0);
+    }
   }
   // Waits for the end of the process. Returns the exit code, or 128 + the number of the signal that ended it.
   int wait() {

@@ -62,7 +62,8 @@ struct Fenced {
 // Bilinear interpolation in double precision. (0, 0) is the corner of the first pixel, not its centre. The
 // border is replicated.
 cv::Vec3d bilinear_at(const Image& image, double x, double y) {
-  x = std::clamp(x - 0.5, 0.0, image.cols - 1.0), y = std::clamp(y - 0.5, 0.0, image.rows - 1.0);
+  x = std::clamp(x - 0.5, 0.0, image.cols - 1.0);
+  y = std::clamp(y - 0.5, 0.0, image.rows - 1.0);
   const int l = int(x), t = int(y), r = std::min(l + 1, image.cols - 1), b = std::min(t + 1, image.rows - 1);
   const auto at = [&](int row, int column) { return cv::Vec3d(image(row, column)); };
   return (at(t, l) * (l + 1 - x) + at(t, r) * (x - l)) * (t + 1 - y) +
@@ -165,7 +166,9 @@ TEST_CASE(
   for (int i = 0; i < n; ++i) {
     const double u = rng.uniform(-2, 3);
     REQUIRE((u >= -2 && u < 3));
-    sum += u, squares += u * u, ++bins[int((u + 2) * 2)];
+    sum += u;
+    squares += u * u;
+    ++bins[int((u + 2) * 2)];
     const auto face = rng.randint(-3, 2);
     REQUIRE((face >= -3 && face <= 2));
     ++faces[face + 3];
@@ -199,7 +202,10 @@ TEST_CASE(
 TEST_CASE(
     "augmentation: parameters stay in their ranges, and each transform has the configured probability") {
   AugmentConfig c;
-  c.mosaic_prob = 0.7, c.mixup_prob = 0.4, c.hsv_prob = 0.6, c.flip_prob = 0.2;
+  c.mosaic_prob = 0.7;
+  c.mixup_prob = 0.4;
+  c.hsv_prob = 0.6;
+  c.flip_prob = 0.2;
   const cv::Size size(96, 64);
   const int n = 4000;
   int mosaics = 0, mixups = 0, jitters = 0, flips = 0, still = 0;
@@ -215,7 +221,8 @@ TEST_CASE(
       for (auto o : others) REQUIRE(o < 50);
       REQUIRE((std::abs(a.angle) <= 10 && a.scale >= 0.1 && a.scale <= 2 && std::abs(a.shear_x) <= 2));
       REQUIRE((std::abs(a.shear_y) <= 2 && std::abs(a.shift_x) <= 0.1 && std::abs(a.shift_y) <= 0.1));
-      angle_lo = std::min(angle_lo, a.angle), angle_hi = std::max(angle_hi, a.angle);
+      angle_lo = std::min(angle_lo, a.angle);
+      angle_hi = std::max(angle_hi, a.angle);
     }
     if (d.mixup) {
       ++mixups;
@@ -227,7 +234,8 @@ TEST_CASE(
     }
     flips += d.colour_flip.flip;
     if (const auto& h = d.colour_flip.hsv) {
-      ++jitters, still += h->h == 0;
+      ++jitters;
+      still += h->h == 0;
       REQUIRE((std::abs(h->h) <= 5 && std::abs(h->s) <= 30 && std::abs(h->v) <= 30));
     }
     Rng again(1, 2, i);
@@ -349,7 +357,10 @@ TEST_CASE("augmentation: HSV jitter with AVX2 equals the default version bit for
 TEST_CASE("augmentation: the average of two images rounds halves up") {
   Image a({256, 256}, 0), b({256, 256}, 0);
   for (int y = 0; y < 256; ++y)
-    for (int x = 0; x < 256; ++x) a(y, x) = cv::Vec3b::all(uchar(x)), b(y, x) = cv::Vec3b::all(uchar(y));
+    for (int x = 0; x < 256; ++x) {
+      a(y, x) = cv::Vec3b::all(uchar(x));
+      b(y, x) = cv::Vec3b::all(uchar(y));
+    }
   const Image before(b.clone());
   average_images(a, b);
   for (int y = 0; y < 256; ++y)
@@ -412,7 +423,8 @@ TEST_CASE("augmentation: warping equals exact bilinear sampling, and writes only
         const cv::Vec3d away = cv::Vec3d(frame(y, x)) - bilinear_at(fenced.image, p.x, p.y);
         // Rounding, and weights in steps of 1/128 and 1/256, times 255.
         REQUIRE(cv::norm(away, cv::NORM_INF) < 4);
-        error += away.dot(away) / 3, bias += (away[0] + away[1] + away[2]) / 3;
+        error += away.dot(away) / 3;
+        bias += (away[0] + away[1] + away[2]) / 3;
         ++drawn;
       }
     }
@@ -471,8 +483,10 @@ TEST_CASE("maps: composition, inverse and bounding box of affine maps") {
     CHECK(cv::norm(a.then(a.inverse())(p.x, p.y) - p) < 1e-9);
     const cv::Rect2d around = a.bounding_box({1, 2, 3, 4});
     double x1 = 1e9, y2 = -1e9;
-    for (const auto& corner : {a(1, 2), a(4, 2), a(1, 6), a(4, 6)})
-      x1 = std::min(x1, corner.x), y2 = std::max(y2, corner.y);
+    for (const auto& corner : {a(1, 2), a(4, 2), a(1, 6), a(4, 6)}) {
+      x1 = std::min(x1, corner.x);
+      y2 = std::max(y2, corner.y);
+    }
     CHECK(around.x == doctest::Approx(x1));
     CHECK(around.y + around.height == doctest::Approx(y2));
   }
@@ -609,7 +623,10 @@ TEST_CASE("augmentation: a rotated or sheared box contains its object and touche
     for (int k = 0; k < 4; ++k) album.samples.push_back(marked_image(rng, random_size(rng, 60, 400), 2 * k));
     album.most_reduced = i % 2 ? 8 : 1;
     AugmentConfig c;
-    if (i % 4 == 0) c.degrees = 180, c.shear = 20;
+    if (i % 4 == 0) {
+      c.degrees = 180;
+      c.shear = 20;
+    }
     const SampleDraw draw = four({size.width, size.height}, draw_affine(rng, c), i % 3 == 0);
     const Sample out = composed(album, draw, size);
     for (const Box& b : out.boxes) {
@@ -730,7 +747,8 @@ TEST_CASE(
     const SampleDraw draw = draw_sample(rng, {}, 4, i % 4, size, true);
     REQUIRE((draw.mosaic && draw.mixup && draw.colour_flip.hsv));
     SampleDraw mosaic = draw, mixed = draw, other = alone(4, draw.colour_flip.flip);
-    mosaic.mixup = {}, mosaic.colour_flip.hsv = {};
+    mosaic.mixup = {};
+    mosaic.colour_flip.hsv = {};
     mixed.colour_flip.hsv = {};
     other.mixup = draw.mixup;
     const Sample a = composed(album, mosaic, size), b = composed(album, other, size);
@@ -812,8 +830,12 @@ TEST_CASE("augmentation: images of extreme sizes and aspect ratios give valid sa
     }
     album.most_reduced = i % 3 ? 32 : 1;
     AugmentConfig c;
-    c.mosaic_scale_lo = 0.01, c.mosaic_scale_hi = 20, c.degrees = 180, c.shear = 44;
-    c.mosaic_prob = 0.8, c.mixup_prob = 0.3;
+    c.mosaic_scale_lo = 0.01;
+    c.mosaic_scale_hi = 20;
+    c.degrees = 180;
+    c.shear = 44;
+    c.mosaic_prob = 0.8;
+    c.mixup_prob = 0.3;
     SampleDraw draw = draw_sample(rng, c, 4, i % 4, size, true);
     draw.colour_flip.hsv = {};
     const Sample out = composed(album, draw, size);
@@ -852,7 +874,10 @@ TEST_CASE("augmentation: only the visible region of each image is read, at the s
     album.most_reduced = i % 2 ? 8 : 1;
     const SampleDraw draw = draw_sample(rng, {}, 4, i % 4, size, i % 5 > 0);
     const Image parts = composed(album, draw, size).image;
-    for (const auto& a : album.asked) asked += a.part.area(), of += album.size(a.index).area();
+    for (const auto& a : album.asked) {
+      asked += a.part.area();
+      of += album.size(a.index).area();
+    }
     not_asked += draw.mosaic && album.asked.size() < 4;
     if (!draw.mosaic) {
       REQUIRE(album.asked.size() == 1);
@@ -980,21 +1005,24 @@ TEST_CASE("augmentation: an unreadable image is replaced, also by an image of an
   };
   using Tries = std::vector<std::pair<std::size_t, std::size_t>>;
   SUBCASE("the first tile, twice") {
-    album.broken = {0, 4}, album.replacements = {4, 5};
+    album.broken = {0, 4};
+    album.replacements = {4, 5};
     SampleDraw meant = draw;
     meant.index = 5;
     same(draw, meant);
     CHECK(album.replaced == Tries{{0, 1}, {4, 2}});
   }
   SUBCASE("two other tiles, with separate counts of attempts") {
-    album.broken = {2, 3}, album.replacements = {5, 4};
+    album.broken = {2, 3};
+    album.replacements = {5, 4};
     SampleDraw meant = draw;
     meant.mosaic->others = {1, 5, 4};
     same(draw, meant);
     CHECK(album.replaced == Tries{{2, 1}, {3, 1}});
   }
   SUBCASE("the MixUp image") {
-    album.broken = {4}, album.replacements = {5};
+    album.broken = {4};
+    album.replacements = {5};
     draw.mixup->candidates = {4};
     SampleDraw meant = draw;
     meant.mixup->candidates = {5};
@@ -1002,11 +1030,13 @@ TEST_CASE("augmentation: an unreadable image is replaced, also by an image of an
     CHECK(album.replaced == Tries{{4, 1}});
   }
   SUBCASE("a single image") {
-    album.broken = {0}, album.replacements = {4};
+    album.broken = {0};
+    album.replacements = {4};
     same(alone(0), alone(4));
   }
   SUBCASE("no replacement is left") {
-    album.broken = {0, 4}, album.replacements = {4};
+    album.broken = {0, 4};
+    album.replacements = {4};
     CHECK_THROWS_WITH_AS(composed(album, draw, size), "picture 4 is damaged", ImageError);
   }
 }

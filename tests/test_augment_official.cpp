@@ -82,7 +82,9 @@ struct Tape {
     if (at == draws.size()) return {};  // an image without boxes: no number was drawn
     take("random");                     // always below hsv_prob, which is 1
     double h = 5 * take("np.uniform"), s = 30 * take("np.uniform"), v = 30 * take("np.uniform");
-    h *= take("np.randint"), s *= take("np.randint"), v *= take("np.randint");
+    h *= take("np.randint");
+    s *= take("np.randint");
+    v *= take("np.randint");
     return {HsvDraw{h, s, v}, take("random") < 0.5};
   }
   AffineDraw affine() {
@@ -258,9 +260,11 @@ TEST_CASE("official: an unreadable image is replaced") {
   SampleDraw draw{
       0, MosaicDraw{{60, 70}, {1, 2, 3}, {5, 0.8, 1, 1, 0, 0}}, MixupDraw{1, true, {0, 0}, {1}}, {}};
   SampleDraw meant = draw;
-  meant.index = 3, meant.mosaic->others[1] = 1;
+  meant.index = 3;
+  meant.mosaic->others[1] = 1;
   const Sample expected = composed(album, meant, {64, 64});
-  album.broken = {0, 2}, album.replacements = {2, 3, 1};
+  album.broken = {0, 2};
+  album.replacements = {2, 3, 1};
   const Sample out = composed(album, draw, {64, 64});
   CHECK(max_difference(out.image, expected.image) == 0);
   CHECK(out.boxes.size() == expected.boxes.size());
@@ -396,7 +400,8 @@ SHARED_TEST("official mosaic, affine, MixUp and whole samples are reproduced") {
     if (number(d, name + "_enable_mosaic") && tape.take("random") < number(d, name + "_mosaic_prob")) {
       ++mosaics;
       MosaicDraw m;
-      m.centre.y = int(tape.take("uniform")), m.centre.x = int(tape.take("uniform"));
+      m.centre.y = int(tape.take("uniform"));
+      m.centre.x = int(tape.take("uniform"));
       for (auto& other : m.others) other = std::size_t(tape.take("randint"));
       m.affine = tape.affine();
       draw.mosaic = m;

@@ -11,7 +11,10 @@ torch::nn::BatchNorm2d norm(int channels) {
   torch::manual_seed(4);
   torch::nn::BatchNorm2d bn(torch::nn::BatchNorm2dOptions(channels).eps(1e-3).momentum(0.03));
   torch::NoGradGuard no_grad;
-  bn->weight.normal_(), bn->bias.normal_(), bn->running_mean.normal_(), bn->running_var.uniform_(0.5, 2);
+  bn->weight.normal_();
+  bn->bias.normal_();
+  bn->running_mean.normal_();
+  bn->running_var.uniform_(0.5, 2);
   return bn;
 }
 

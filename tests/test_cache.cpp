@@ -283,7 +283,10 @@ TEST_CASE("cache: a partly filled file of a killed process is not used; a waitin
           place, "c0ffee", sizes,
           [&](size_t i, unsigned char* out) {
             std::memset(out, 255, sizes[i]);
-            if (i == sizes.size() - 1) all.ready = 1, pause();
+            if (i == sizes.size() - 1) {
+              all.ready = 1;
+              pause();
+            }
           },
           1);
       return "";
@@ -306,8 +309,10 @@ TEST_CASE("cache: a partly filled file of a killed process is not used; a waitin
     Child second(killed);
     CHECK(wait_until([&] { return all.ready == 1; }));
     Child waiter([&]() -> std::string {
-      const BlobCache cache(place, "c0ffee", sizes, filler(sizes), 2,
-                            [&](size_t done, size_t) { all.most = int(done), all.go = 1; });
+      const BlobCache cache(place, "c0ffee", sizes, filler(sizes), 2, [&](size_t done, size_t) {
+        all.most = int(done);
+        all.go = 1;
+      });
       return cache.filled_here() && has_values(cache, sizes) ? "" : "not taken over";
     });
     CHECK(wait_until([&] { return all.go == 1; }));

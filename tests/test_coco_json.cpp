@@ -220,7 +220,8 @@ TEST_CASE("coco_json: a failed write keeps the old file and leaves no temporary 
             "cannot write " + (dir / "none/dt.json"));
   rlimit old{}, small{};
   getrlimit(RLIMIT_FSIZE, &old);
-  small = old, small.rlim_cur = 1000;
+  small = old;
+  small.rlim_cur = 1000;
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   setrlimit(RLIMIT_FSIZE, &small);  // simulates a full disk: write() fails partway
   const std::string full =

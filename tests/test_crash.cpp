@@ -46,7 +46,8 @@ End end_of(
       for (int number = 1; number < 32; ++number) std::signal(number, SIG_DFL);
       std::set_terminate([] { _exit(99); });
       const rlimit none{0, 0}, stack{8 << 20, RLIM_INFINITY};
-      setrlimit(RLIMIT_CORE, &none), setrlimit(RLIMIT_STACK, &stack);
+      setrlimit(RLIMIT_CORE, &none);
+      setrlimit(RLIMIT_STACK, &stack);
       dup2(open((dir / "said").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), 2);
       before();
       crash_context(dir.path.string(), "lr 0.1\nbs 2");
@@ -161,7 +162,8 @@ TEST_CASE("crash: access to a page beyond the end of a mapped file is reported a
   void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   REQUIRE(ftruncate(fd, 0) == 0);
   const End end = end_of(dir, [&] { store_to(static_cast<volatile int*>(page)); });
-  close(fd), munmap(page, 4096);
+  close(fd);
+  munmap(page, 4096);
   CHECK(end.code == 128 + SIGBUS);
   CHECK(has(end.report, concat("==== ended by SIGBUS at address ", page, "\n")));
 }
@@ -382,7 +384,10 @@ TEST_CASE("crash: a signal during crash_step() finds the complete text of one st
     const End end = end_of([&] {
       std::atomic<int> told{0};
       std::thread storm([&] {
-        for (int i = 0;; ++i) crash_step(std::string(size_t(12000 + i % 1000), char('a' + i % 26))), told = i;
+        for (int i = 0;; ++i) {
+          crash_step(std::string(size_t(12000 + i % 1000), char('a' + i % 26)));
+          told = i;
+        }
       });
       while (told < 50 + run) continue;
       if (run % 2) pthread_kill(storm.native_handle(), SIGSEGV);
@@ -404,14 +409,28 @@ TEST_CASE("crash: a signal during crash_step() finds the complete text of one st
 
 TEST_CASE("crash: the report has the text of the last crash_step(), truncated to 16384 bytes") {
   const auto step_of = [](const std::function<void()>& f) {
-    const End end = end_of([&] { f(), store_to(nowhere()); });
+    const End end = end_of([&] {
+      f();
+      store_to(nowhere());
+    });
     const size_t from = end.report.find('\n', end.report.find(" of process ")) + 1;
     return end.report.substr(from, end.report.find("\n\n", from) - from);
   };
-  CHECK(step_of([] { crash_step("one"), crash_step("two"); }) == "two");
-  CHECK(step_of([] { crash_step("one"), crash_step("two"), crash_step("three"); }) == "three");
+  CHECK(step_of([] {
+          crash_step("one");
+          crash_step("two");
+        }) == "two");
+  CHECK(step_of([] {
+          crash_step("one");
+          crash_step("two");
+          crash_step("three");
+        }) == "three");
   CHECK(step_of([] { crash_step(std::string(20000, 'x')); }) == std::string(16384, 'x'));
-  CHECK(step_of([] { crash_step("one"), crash_step(std::string(20000, 'x')), crash_step("2"); }) == "2");
+  CHECK(step_of([] {
+          crash_step("one");
+          crash_step(std::string(20000, 'x'));
+          crash_step("2");
+        }) == "2");
 }
 
 TEST_CASE("crash: if crash.txt cannot be written, the report is on stderr" * not_sanitized) {
@@ -451,7 +470,9 @@ TEST_CASE("crash: the report is written even if stderr is closed") {
   const End end = end_of(dir, [] {
     int ends[2];
     if (pipe(ends) != 0) _exit(1);
-    dup2(ends[1], 2), close(ends[0]), close(ends[1]);
+    dup2(ends[1], 2);
+    close(ends[0]);
+    close(ends[1]);
     store_to(nowhere());
   });
   CHECK(end.code == 128 + SIGSEGV);
@@ -483,8 +504,14 @@ TEST_CASE("crash: if several threads crash at the same time, one writes the repo
 
 TEST_CASE("crash: a fault while the report is written ends the process and keeps the part already written") {
   const auto spoil = [] { crash_state.functions = reinterpret_cast<decltype(crash_state.functions)>(16); };
-  const End fault = end_of([&] { spoil(), store_to(nowhere()); });
-  const End aborted = end_of([&] { spoil(), give_up(); });
+  const End fault = end_of([&] {
+    spoil();
+    store_to(nowhere());
+  });
+  const End aborted = end_of([&] {
+    spoil();
+    give_up();
+  });
   const End thrown = end_of([&] {
     spoil();
     try {

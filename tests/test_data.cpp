@@ -742,7 +742,8 @@ TEST_CASE("loader: threads live as long as the loader; memory, files and threads
       for (int i = 0; i < 3; ++i) loader.next();
       const auto threads_now = entries_of("/proc/self/task"), files_now = entries_of("/proc/self/fd");
       if (epoch == 0) {
-        threads = threads_now, files = files_now;
+        threads = threads_now;
+        files = files_now;
         CHECK(threads.size() == before.size() + 3);
       }
       if (epoch == 3) memory = resident_bytes();

@@ -136,7 +136,10 @@ RANK_CASE("rank: collectives give the right results, and different weights are d
   static std::atomic<int> order{0};
   const std::string made = (fs::temp_directory_path() / concat("yolox-turn-", p.port)).string();
   CHECK(ranks.run_first_on_one_rank_per_machine([&] {
-    if (p.rank == 0) usleep(200000), write_text(made);
+    if (p.rank == 0) {
+      usleep(200000);
+      write_text(made);
+    }
     return fs::exists(made);
   }));
   ranks.barrier();
@@ -218,9 +221,11 @@ RANK_CASE("rank: rank 1 ends without a launcher") {
 RANK_CASE("rank: rank 1 does not reach the barrier") {
   const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 2);
-  ranks.reached("step 1"), ranks.barrier();
+  ranks.reached("step 1");
+  ranks.barrier();
   if (p.rank == 1) sleep(60);
-  ranks.reached("step 2"), ranks.barrier();
+  ranks.reached("step 2");
+  ranks.barrier();
 }
 RANK_CASE("rank: rank 1 does not enter the collective") {
   const RankInfo p = rank_info_from_environment();
@@ -228,7 +233,8 @@ RANK_CASE("rank: rank 1 does not enter the collective") {
   // restart_timeout() does not count as a barrier, so ranks may call it different numbers of times.
   ranks.reached("evaluation");
   for (int i = 0; i < 3 * p.rank; ++i) ranks.restart_timeout();
-  ranks.reached("step 1"), ranks.barrier();
+  ranks.reached("step 1");
+  ranks.barrier();
   if (p.rank == 1) sleep(60);
   ranks.barrier();
 }
@@ -239,7 +245,10 @@ RANK_CASE("rank: slow ranks stay within the timeout") {
   ranks.check_same_settings({});
   // Rank 1 has much more to evaluate than the others.
   ranks.reached("evaluation");
-  for (int i = 0; i < 7 && p.rank == 1; ++i) usleep(500000), ranks.restart_timeout();
+  for (int i = 0; i < 7 && p.rank == 1; ++i) {
+    usleep(500000);
+    ranks.restart_timeout();
+  }
   ranks.barrier();
   // A slow step with several collectives.
   ranks.reached("step 1");
@@ -252,12 +261,18 @@ RANK_CASE("rank: slow ranks stay within the timeout") {
 RANK_CASE("rank: rank 0 hangs with the store") {
   const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 2);
-  ranks.reached("step 1"), ranks.barrier();
+  ranks.reached("step 1");
+  ranks.barrier();
   if (p.rank == 0) {
-    if (fork() == 0) sleep(20), kill(getppid(), SIGKILL), _exit(0);
+    if (fork() == 0) {
+      sleep(20);
+      kill(getppid(), SIGKILL);
+      _exit(0);
+    }
     raise(SIGSTOP);
   }
-  ranks.reached("step 2"), ranks.barrier();
+  ranks.reached("step 2");
+  ranks.barrier();
 }
 
 RANK_CASE("rank: SyncBN equals batch norm over the whole batch") {
@@ -273,8 +288,10 @@ RANK_CASE("rank: SyncBN equals batch norm over the whole batch") {
     for (auto* bn : {&whole, &mine}) (*bn)->to(exact);
     {
       const torch::NoGradGuard no_grad;
-      whole->weight.uniform_(0.5, 2), whole->bias.uniform_(-1, 1);
-      mine->weight.copy_(whole->weight), mine->bias.copy_(whole->bias);
+      whole->weight.uniform_(0.5, 2);
+      whole->bias.uniform_(-1, 1);
+      mine->weight.copy_(whole->weight);
+      mine->bias.copy_(whole->bias);
     }
     const Tensor batch = (torch::randn({images, 8, 5, 7}) * 3 + 100).to(type).to(exact);
     const Tensor weight = torch::randn({images, 8, 5, 7}).to(exact);
@@ -310,8 +327,10 @@ RANK_CASE("rank: gradients of two heads are all-reduced once") {
     torch::nn::Linear trunk(4, 3), heads[2] = {torch::nn::Linear(3, 2), torch::nn::Linear(3, 2)};
     std::vector<Tensor> params, copies;
     for (const auto& m : {trunk, heads[0], heads[1]})
-      for (const Tensor& t : m->parameters())
-        params.push_back(t), copies.push_back(t.detach().clone().requires_grad_());
+      for (const Tensor& t : m->parameters()) {
+        params.push_back(t);
+        copies.push_back(t.detach().clone().requires_grad_());
+      }
     const auto model = [](const std::vector<Tensor>& p, int head, const Tensor& x) {
       return torch::linear(torch::linear(x, p[0], p[1]), p[2 + 2 * head], p[3 + 2 * head]).square().sum();
     };
@@ -330,7 +349,10 @@ RANK_CASE("rank: gradients of two heads are all-reduced once") {
       for (int rank = 0; rank < p.world; ++rank)
         for (int part = 0; part < 2; ++part)
           (model(copies, head(rank), input(rank, 2 * step + part)) / p.world).backward();
-      for (Tensor& t : copies) want.push_back(t.grad()), t.mutable_grad() = Tensor();
+      for (Tensor& t : copies) {
+        want.push_back(t.grad());
+        t.mutable_grad() = Tensor();
+      }
       for (int part = 0; part < 2; ++part) {
         const Tensor loss = model(params, head(p.rank), input(p.rank, 2 * step + part));
         if (part == 1) reduction.before_backward({loss});

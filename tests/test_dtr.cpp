@@ -24,7 +24,9 @@ constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 // small storages may be evicted too.
 DtrSettings relative_budget(double budget, int64_t min_size = 1024) {
   DtrSettings s;
-  s.budget = budget, s.relative_to_start = true, s.min_size = min_size;
+  s.budget = budget;
+  s.relative_to_start = true;
+  s.min_size = min_size;
   return s;
 }
 
@@ -341,7 +343,10 @@ TEST_CASE("dtr: rematerialisation does not update the statistics of batch norms 
       torch::nn::BatchNorm2d bn(16);
       const Tensor y = dtr.run([&] {
         const Tensor y = bn_silu(x + 1, bn);
-        for (int i = 0; i < 3 && dtr.on(); ++i) dtr.evict_all(), (y * 2).sum();
+        for (int i = 0; i < 3 && dtr.on(); ++i) {
+          dtr.evict_all();
+          (y * 2).sum();
+        }
         return y;
       });
       return std::vector<Tensor>{y, bn->running_mean, bn->running_var, bn->num_batches_tracked};
@@ -555,7 +560,8 @@ TEST_CASE("dtr: a rematerialisation with another result or an exception is an er
   Tensor kept, other;
   CHECK(error_of([&] {
           dtr.run([&] {
-            other = x * 2, kept = operation(x);
+            other = x * 2;
+            kept = operation(x);
             dtr.evict_all();
             fail("the program");
           });
@@ -591,14 +597,19 @@ TEST_CASE("dtr: the error of a budget that is too small names one that is suffic
 TEST_CASE("dtr: a step that rematerialises too much exceeds the budget, which is an error") {
   Dtr dtr([] {
     DtrSettings s;
-    s.budget = 1e9, s.min_size = 1024, s.max_remat_ratio = 0.5;
+    s.budget = 1e9;
+    s.min_size = 1024;
+    s.max_remat_ratio = 0.5;
     return s;
   }());
   const Tensor x = torch::randn({64, 64});
   dtr.run([&] {
     Tensor y = x.exp();
     for (int i = 0; i < 10; ++i) y = y.sin();
-    for (int i = 0; i < 300; ++i) dtr.evict_all(), y.sum();
+    for (int i = 0; i < 300; ++i) {
+      dtr.evict_all();
+      y.sum();
+    }
   });
   const std::string error = error_of([&] { dtr.check_budget(); });
   CHECK_MESSAGE(has(error, "budget of 1000 MB is too small"), error);
@@ -773,7 +784,10 @@ TEST_CASE("dtr: the cost of an operation on a GPU is its minimum measured time, 
   };
   queued = reached = 0;
   int marks = 0;
-  DeviceCosts costs([&] { return ++marks, std::make_unique<Mark>(); });
+  DeviceCosts costs([&] {
+    ++marks;
+    return std::make_unique<Mark>();
+  });
   const auto exp = c10::Dispatcher::singleton().findSchemaOrThrow("aten::exp", "");
   const Tensor small = torch::ones({10}), large = torch::ones({1000});
   const auto cost = [&](const Tensor& x, double seconds) {
@@ -905,7 +919,8 @@ TEST_CASE("dtr: samples have the memory of a step with DTR and the memory that i
   for (const auto& sample : s.samples) {
     CHECK(sample.seconds >= last);
     last = sample.seconds;
-    with = std::max(with, sample.with_dtr - before), without = std::max(without, sample.without_dtr - before);
+    with = std::max(with, sample.with_dtr - before);
+    without = std::max(without, sample.without_dtr - before);
   }
   CHECK(with + before <= s.budget);
   CHECK(with > 0.5 * plain);
@@ -1063,7 +1078,8 @@ TEST_CASE("train: --dtr works with fp16, --debug, --profile and --resume" * star
     CHECK_MESSAGE(has(printed, " rematerialisations"), printed);
     CHECK_FALSE(has(printed, "; 0 rematerialisations"));
     if (more.empty()) CHECK(rematerialisations_in(dir, "cut") > 0);
-    fs::remove_all(dir / "plain"), fs::remove_all(dir / "cut");
+    fs::remove_all(dir / "plain");
+    fs::remove_all(dir / "cut");
   }
   const std::string budget = smallest_budget(dir, flags);
   succeed(dir, "train", flags + "--max-iters 2 --out plain");
@@ -1084,6 +1100,7 @@ TEST_CASE("train: two ranks train to the same weights with and without --dtr" * 
     succeed(dir, "train", flags + more + budget + "--out within");
     CHECK(difference(dir / "within/last.pth", dir / "plain/last.pth") == "");
     CHECK(rematerialisations_in(dir, "within") > 0);
-    fs::remove_all(dir / "plain"), fs::remove_all(dir / "within");
+    fs::remove_all(dir / "plain");
+    fs::remove_all(dir / "within");
   }
 }

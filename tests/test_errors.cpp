@@ -230,7 +230,9 @@ TEST_CASE("errors: the worst images are sorted by errors, without images that ha
   }
   CHECK(analysis.worst[0].boxes[0].kind == kTruePositive);
   CHECK(analysis.worst[0].boxes[1].kind == kMissed);
-  t.annotations.resize(3), t.images.resize(2), found.resize(2);
+  t.annotations.resize(3);
+  t.images.resize(2);
+  found.resize(2);
   const auto few = analyse_errors(t, found).worst;
   REQUIRE(few.size() == 1);
   CHECK(few[0].id == 2);
@@ -280,7 +282,8 @@ TEST_CASE(
   CHECK(coco_eval(t, both).AP50 == doctest::Approx(1));
   t.annotations[1].crowd = true;  // a difficult object
   CHECK(voc_ap(t, both).AP == 1);
-  t.annotations[0].crowd = true, t.annotations[1].crowd = false;
+  t.annotations[0].crowd = true;
+  t.annotations[1].crowd = false;
   CHECK(voc_ap(t, {{1, 1, 0, 0, 99, 99, .9}, {1, 1, 20, 0, 99, 99, .8}}).AP == 1);
 }
 
@@ -313,7 +316,8 @@ TEST_CASE("errors: text and JSON contain all values") {
 
 TEST_CASE("errors: the working score is in the middle of the scores with the best F1") {
   CocoDataset t = scene(1, {"cat"});
-  add_truth(t, 1, 1, 0, 0, 100, 100), add_truth(t, 1, 1, 300, 0, 100, 100);
+  add_truth(t, 1, 1, 0, 0, 100, 100);
+  add_truth(t, 1, 1, 300, 0, 100, 100);
   const ErrorAnalysis analysis =
       analyse_errors(t, {{1, 1, 0, 0, 100, 100, 0.6}, {1, 1, 300, 0, 100, 100, 0.5}});
   CHECK(analysis.working_score == doctest::Approx(0.25));

@@ -54,8 +54,10 @@ YOLOX random_model(const std::string& name, int classes) {
   const torch::NoGradGuard no_grad;
   for (const auto& m : model->modules()) {
     if (auto* bn = m->as<nn::BatchNorm2d>()) {
-      bn->weight.uniform_(1, 2), bn->bias.normal_(0, 0.3);
-      bn->running_mean.normal_(0, 0.3), bn->running_var.uniform_(0.5, 1.5);
+      bn->weight.uniform_(1, 2);
+      bn->bias.normal_(0, 0.3);
+      bn->running_mean.normal_(0, 0.3);
+      bn->running_var.uniform_(0.5, 1.5);
     }
   }
   // These biases give high and low scores, all classes, and overlapping boxes.
@@ -154,10 +156,12 @@ TEST_CASE(
   s.half = true;
   check_all("half.onnx", s, 0.2, rows);
   CHECK(fs::file_size(dir / "half.onnx") < 0.6 * double(fs::file_size(dir / "any.onnx")));
-  s.half = false, s.nms = true;
+  s.half = false;
+  s.nms = true;
   // Some, all and none of the scores reach the threshold. Boxes of the same class overlap.
   for (const double conf : {0.45, 0.0, 1.0}) {
-    s.conf = conf, s.iou = 0.3;
+    s.conf = conf;
+    s.iou = 0.3;
     const Tensor expected = detections_of(rows(batches[1]), s.conf, s.iou);
     CHECK((expected.size(0) > 20) == (conf < 1));
     CHECK(expected.size(0) < 3 * 315 * 2 / 3);
@@ -171,7 +175,9 @@ TEST_CASE(
 TEST_CASE("torchscript: any batch and input size; NMS in the graph equals postprocess()") {
   YOLOX model = random_model("yolox-nano", 4);
   ExportSettings s;
-  s.nms = true, s.conf = 0, s.iou = 0.1;  // so that boxes of different classes overlap too
+  s.nms = true;
+  s.conf = 0;
+  s.iou = 0.1;  // so that boxes of different classes overlap too
   std::vector<Tensor> batches{random_images(1, 64, 64), random_images(3, 96, 160)}, rows;
   for (const Tensor& x : batches) rows.push_back(decoded(model, x));
   auto module = to_torchscript(model, s);
@@ -215,15 +221,19 @@ TEST_CASE("onnx weights: weights are read from our own export, under any tensor 
     // As other exporters write it: numbered names, a shared tensor behind Identity, no metadata.
     auto& graph = *file.mutable_graph();
     std::map<std::string, std::string> names;
-    for (auto& t : *graph.mutable_initializer())
-      names[t.name()] = concat("onnx::Conv_", names.size()), t.set_name(names[t.name()]);
+    for (auto& t : *graph.mutable_initializer()) {
+      names[t.name()] = concat("onnx::Conv_", names.size());
+      t.set_name(names[t.name()]);
+    }
     for (auto& node : *graph.mutable_node())
       for (auto& input : *node.mutable_input())
         if (names.count(input)) input = names[input];
     for (auto& node : *graph.mutable_node()) {
       if (node.op_type() != "Conv") continue;
       onnx::Node once;
-      once.set_op_type("Identity"), once.add_input(node.input(2)), once.add_output("stored once");
+      once.set_op_type("Identity");
+      once.add_input(node.input(2));
+      once.add_output("stored once");
       node.set_input(2, once.output(0));
       *graph.add_node() = once;
       break;
@@ -266,17 +276,24 @@ TEST_CASE("onnx weights: unfolded batch norms, float16 and float_data are read")
                var = torch::rand({c}) + 1;
   const auto add = [&](const char* name, const Tensor& t) {
     auto& to = *graph.add_initializer();
-    to.set_name(name), to.set_data_type(onnx::Tensor::FLOAT), to.add_dims(c);
+    to.set_name(name);
+    to.set_data_type(onnx::Tensor::FLOAT);
+    to.add_dims(c);
     for (int64_t i = 0; i < c; ++i) to.add_float_data(t[i].item<float>());
   };
-  add("gamma", gamma), add("beta", beta), add("mean", mean), add("var", var);
+  add("gamma", gamma);
+  add("beta", beta);
+  add("mean", mean);
+  add("var", var);
   node_of(file, base + "conv").set_output(0, "before");
   auto* norm = graph.add_node();
   norm->set_op_type("BatchNormalization");
   for (const char* input : {"before", "gamma", "beta", "mean", "var"}) norm->add_input(input);
   norm->add_output(base + "conv");
   auto& eps = *norm->add_attribute();
-  eps.set_name("epsilon"), eps.set_f(0.01f), eps.set_type(onnx::Attribute::FLOAT);
+  eps.set_name("epsilon");
+  eps.set_f(0.01f);
+  eps.set_type(onnx::Attribute::FLOAT);
   int at = 0;
   while (graph.node(at).name() != base + "conv") ++at;
   for (int i = graph.node_size() - 1; i > at + 1; --i) graph.mutable_node()->SwapElements(i, i - 1);
@@ -347,7 +364,9 @@ TEST_CASE("onnx weights: a file whose weights cannot be matched is refused with 
           [&](auto& f) { set(f, csp + "m.0.conv2.dconv.conv", "group", 1); });
   refused("other connections or attributes", [&](auto& f) {
     auto& a = *node_of(f, first).add_attribute();
-    a.set_name("dilations"), a.add_ints(2), a.add_ints(2);
+    a.set_name("dilations");
+    a.add_ints(2);
+    a.add_ints(2);
   });
   refused("HardSwish", [&](auto& f) { node_of(f, csp + "conv1.silu").set_op_type("HardSwish"); });
   refused("Mul of a constant",
@@ -360,7 +379,8 @@ TEST_CASE("onnx weights: a file whose weights cannot be matched is refused with 
   refused("has no output", [&](auto& f) { node_of(f, csp + "conv1.conv").clear_output(); });
   refused("has no weights", [&](auto& f) { node_of(f, csp + "conv1.conv").clear_input(); });
   refused("has no weights", [&](auto& f) {
-    node_of(f, first).mutable_input()->RemoveLast(), node_of(f, first).mutable_input()->RemoveLast();
+    node_of(f, first).mutable_input()->RemoveLast();
+    node_of(f, first).mutable_input()->RemoveLast();
   });
   refused("do not depend on the input", [&](auto& f) { f.mutable_graph()->clear_input(); });
   refused("more than 200000 edges", [&](auto& f) {
@@ -377,7 +397,9 @@ TEST_CASE("onnx weights: a file whose weights cannot be matched is refused with 
       if (node.op_type() != "Conv") continue;
       copy.set_input(0, sum);
       auto& add = *graph.add_node();
-      add.set_op_type("Add"), add.add_input(sum), add.add_input(node.output(0));
+      add.set_op_type("Add");
+      add.add_input(sum);
+      add.add_input(node.output(0));
       add.add_output(sum = node.name() + ".sum");
     }
     *f.mutable_graph() = graph;
@@ -395,7 +417,9 @@ TEST_CASE("onnx weights: a file whose weights cannot be matched is refused with 
   damaged("ONNX type 3", [](auto& t) { t.set_data_type(3); });
   // Invalid shapes: negative, overflowing, too many dimensions.
   onnx::Tensor odd;
-  odd.set_name("odd"), odd.set_data_type(onnx::Tensor::FLOAT), odd.set_raw_data("");
+  odd.set_name("odd");
+  odd.set_data_type(onnx::Tensor::FLOAT);
+  odd.set_raw_data("");
   for (const Ints& sides :
        {Ints{-1, 0}, Ints{0, -1}, Ints{int64_t{1} << 32, 0}, Ints{int64_t{1} << 31, 1 << 30, 4},
         Ints{-(int64_t{1} << 31), int64_t{1} << 31, int64_t{1} << 31}, Ints(9, 0)}) {
@@ -622,7 +646,9 @@ TEST_CASE(
   fs::create_directories(dir / "one");
   fs::copy(shared("data/weights/dog.jpg"), dir / "one/dog.jpg");
   CocoDataset dog = read_coco(truth);
-  dog.images.resize(1), dog.images[0].file_name = "dog.jpg", dog.annotations.clear();
+  dog.images.resize(1);
+  dog.images[0].file_name = "dog.jpg";
+  dog.annotations.clear();
   write_coco(dir / "dog.json", dog);
   succeed(dir, "export", "--out nms.onnx --nms --image one/dog.jpg" + weights);
   run_python(dir, "detect nms.onnx dog.json one dog_boxes.json 0 0");

@@ -157,7 +157,10 @@ TEST_CASE("flags: the value of --resume is optional") {
 TEST_CASE("flags: each --data adds an element to a list; values() joins them with newlines") {
   struct Lists : Flags {
     std::vector<std::string> data = flag_list(data, "Data", "data", "DIR", "data sets");
-  } given, restored, none;
+  };
+  Lists given;
+  Lists restored;
+  Lists none;
   char words[4][9] = {"x", "--data", "a,b", "--data=c"};
   std::vector<char*> argv{words[0], words[1], words[2], words[3], nullptr};
   given.parse(4, argv.data(), "lists");
@@ -219,7 +222,8 @@ TEST_CASE("run: metrics.csv keeps more than six digits; a resumed run removes th
   };
   Metrics(dir / "m.csv").row(row(1, 2198917, 2, nan));
   Metrics m(dir / "m.csv");
-  m.row(row(1, 2198917, nan, 0.5)), m.row(row(2, 2198918, 1.5, nan));
+  m.row(row(1, 2198917, nan, 0.5));
+  m.row(row(2, 2198918, 1.5, nan));
   const std::string head = "epoch,iteration,loss,AP\n", first = "1,2198917,2,\n", ap = "1,2198917,,0.5\n",
                     second = "2,2198918,1.5,\n";
   CHECK(contents(dir / "m.csv") == head + first + ap + second);
@@ -256,15 +260,18 @@ TEST_CASE("run: a full disk leaves metrics and settings unchanged and writes no 
   Metrics m(dir / "m.csv");
   for (int i = 0; i < 100; ++i) m.row({{"epoch", 1}, {"iteration", double(i)}, {"loss", 0.5}});
   const std::string before = contents(dir / "m.csv");
-  write_text(dir / "log.txt", "one\n"), write_text(dir / "config.json", "old");
+  write_text(dir / "log.txt", "one\n");
+  write_text(dir / "config.json", "old");
   rlimit old, small;
   getrlimit(RLIMIT_FSIZE, &old);
-  small = old, small.rlim_cur = 10;
+  small = old;
+  small.rlim_cur = 10;
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   setrlimit(RLIMIT_FSIZE, &small);  // simulates a full disk: write() fails half-way
   m.truncate_after(50);
   const AppendFile lines{dir / "log.txt"};
-  lines.add("too long for the room"), lines.add("two");
+  lines.add("too long for the room");
+  lines.add("two");
   const bool replaced = replace_text(dir / "config.json", "much longer than the room there is");
   setrlimit(RLIMIT_FSIZE, &old);
   std::signal(SIGXFSZ, handler);
@@ -293,7 +300,8 @@ TEST_CASE("files: a new file replaces the old one only on commit; temporary name
   CHECK(files() == 1);
   std::filesystem::create_symlink("a", dir / "link");
   NewFile file(dir / "link");
-  file.write("new"), std::fputs("er", file.stream());
+  file.write("new");
+  std::fputs("er", file.stream());
   CHECK(contents(dir / "a") == "old");
   file.commit();
   CHECK(contents(dir / "a") == "newer");
@@ -380,8 +388,9 @@ TEST_CASE("run: wrapped lines have at most 79 columns; a longer word is not spli
   std::string words = "data   ";
   for (int i = 0; i < 30; ++i) words += " word";
   quietly([&] {
-    log.wrapped_line(words), log.wrapped_line("run     " + std::string(100, 'x')),
-        log.wrapped_line(std::string(100, 'y'));
+    log.wrapped_line(words);
+    log.wrapped_line("run     " + std::string(100, 'x'));
+    log.wrapped_line(std::string(100, 'y'));
   });
   std::istringstream said(contents(dir / "log.txt"));
   std::vector<std::string> lines;
@@ -402,7 +411,8 @@ TEST_CASE("run: the progress line is rewritten in place and cut to the terminal;
   REQUIRE((grantpt(pty) == 0 && unlockpt(pty) == 0));
   const int terminal = open(ptsname(pty), O_RDWR | O_NOCTTY), out = dup(1);
   winsize window{};
-  window.ws_row = 5, window.ws_col = 9;
+  window.ws_row = 5;
+  window.ws_col = 9;
   ioctl(terminal, TIOCSWINSZ, &window);
   const auto write_log = [&] {
     Log log(dir / "log.txt");
@@ -415,9 +425,11 @@ TEST_CASE("run: the progress line is rewritten in place and cut to the terminal;
   };
   const int file = open((dir / "out").c_str(), O_WRONLY | O_CREAT, 0600);
   std::cout << std::flush;
-  dup2(terminal, 1), write_log();
+  dup2(terminal, 1);
+  write_log();
   const std::string log = contents(dir / "log.txt");
-  dup2(file, 1), write_log();
+  dup2(file, 1);
+  write_log();
   dup2(out, 1);
   for (const int fd : {terminal, out, file}) close(fd);
   std::string shown;

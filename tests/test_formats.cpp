@@ -303,8 +303,11 @@ TEST_CASE("formats: Pascal VOC objects are read with class, box and line number"
   CHECK(below(dir, source.label_files) == Names{"Annotations/a.xml", "Annotations/b.xml", "Annotations/c.xml",
                                                 "Annotations/d e.xml", "Annotations/sub/f.xml"});
   std::vector<int64_t> ids, widths, heights;
-  for (const auto& image : source.coco.images)
-    ids.push_back(image.id), widths.push_back(image.width), heights.push_back(image.height);
+  for (const auto& image : source.coco.images) {
+    ids.push_back(image.id);
+    widths.push_back(image.width);
+    heights.push_back(image.height);
+  }
   CHECK(ids == std::vector<int64_t>{1, 2, 3, 4, 5});
   CHECK(widths == std::vector<int64_t>{0, 640, 0, 0, 0});
   CHECK(heights == std::vector<int64_t>{0, 480, 0, 0, 0});
@@ -538,7 +541,8 @@ TEST_CASE("formats: YOLO label lines are boxes or polygons") {
     const CocoAnnotation& a = source.coco.annotations[i];
     for (int k = 0; k < 4; ++k) CHECK(box(a)[k] == doctest::Approx(want[i][k]));
     CHECK((a.id == int64_t(i) + 1 && a.area == 0 && !a.crowd));
-    classes.push_back(a.category_id), images.push_back(a.image_id);
+    classes.push_back(a.category_id);
+    images.push_back(a.image_id);
   }
   CHECK(classes == std::vector<int64_t>{1, 0, 0, 1, 7, -1, 0});  // a later check refuses 7 and -1
   CHECK(images == std::vector<int64_t>{1, 1, 1, 1, 3, 3, 3});

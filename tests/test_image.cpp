@@ -70,7 +70,8 @@ std::string jpeg(const cv::Mat& bgr, Way way = baseline,
   unsigned char* out = nullptr;
   unsigned long length = 0;
   jpeg_mem_dest(&info, &out, &length);
-  info.image_width = JDIMENSION(image.cols), info.image_height = JDIMENSION(image.rows);
+  info.image_width = JDIMENSION(image.cols);
+  info.image_height = JDIMENSION(image.rows);
   info.input_components = image.channels();
   info.in_color_space = way == grey ? JCS_GRAYSCALE : way == cmyk ? JCS_CMYK : JCS_EXT_BGR;
   jpeg_set_defaults(&info);
@@ -85,11 +86,13 @@ std::string jpeg(const cv::Mat& bgr, Way way = baseline,
   if (way == progressive) jpeg_simple_progression(&info);
   if (way == first_scan) {  // DC coefficients only
     scans[0] = {info.num_components, {0, 1, 2, 0}, 0, 0, 0, 0};
-    info.scan_info = scans.data(), info.num_scans = 1;
+    info.scan_info = scans.data();
+    info.num_scans = 1;
   }
   if (way == scans_apart) {
     for (int i = 0; i < 3; ++i) scans[i] = {1, {i, 0, 0, 0}, 0, 63, 0, 0};
-    info.scan_info = scans.data(), info.num_scans = 3;
+    info.scan_info = scans.data();
+    info.num_scans = 3;
   }
   if (way == restarts) info.restart_interval = 5;
   if (way == arithmetic) info.arith_code = TRUE;
@@ -158,9 +161,13 @@ struct Quiet {
   int before = dup(2);
   Quiet() {
     const int null = open("/dev/null", O_WRONLY);
-    dup2(null, 2), close(null);
+    dup2(null, 2);
+    close(null);
   }
-  ~Quiet() { dup2(before, 2), close(before); }
+  ~Quiet() {
+    dup2(before, 2);
+    close(before);
+  }
 };
 
 // ---- comparisons ----

@@ -73,7 +73,8 @@ TEST_CASE("memory: the largest batch within the budget is found for any growth o
   int tried = 0;
   double largest_tried = 0;
   const auto search = [&](int64_t limit, double budget, const std::function<double(double)>& bytes) {
-    tried = 0, largest_tried = 0;
+    tried = 0;
+    largest_tried = 0;
     return largest_batch(limit, budget, [&](int64_t n) {
       ++tried;
       largest_tried = std::max(largest_tried, bytes(double(n)));

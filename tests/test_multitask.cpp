@@ -13,7 +13,10 @@ namespace {
 // Two data sets: 8 images with seven classes, and 5 images with the first three of these classes.
 struct TwoSets {
   TempDir dir;
-  TwoSets() { write_scenes(dir / "all", 8), write_scenes(dir / "few", 5, 3); }
+  TwoSets() {
+    write_scenes(dir / "all", 8);
+    write_scenes(dir / "few", 5, 3);
+  }
 };
 // Two steps per head and epoch. The first step already has the full learning rate.
 const std::string kTwo = "--data all --data few --model yolox-nano --size 64 --bs 4 --epochs 2 ";
@@ -187,7 +190,9 @@ TEST_CASE("multitask: invalid flags are refused with a remedy" * starts_programs
   refuses(kTwo + "--gpus 99 --bs 99",
           concat("--gpus 99: there are ", int(torch::cuda::device_count()), " GPUs here"));
   refuses(kTwo + "--gpus 1 --procs 1", "--gpus and --procs exclude each other");
-  setenv("WORLD_SIZE", "2", 1), setenv("RANK", "0", 1), setenv("LOCAL_RANK", "0", 1);
+  setenv("WORLD_SIZE", "2", 1);
+  setenv("RANK", "0", 1);
+  setenv("LOCAL_RANK", "0", 1);
   refuses(kTwo + "--procs 2", "--procs starts ranks, but this process already is one of 2");
   for (const char* name : {"WORLD_SIZE", "RANK", "LOCAL_RANK"}) unsetenv(name);
   refuses("--resume t --data all", "t/last.pth is a checkpoint of ./train");

@@ -168,7 +168,8 @@ TEST_CASE("optim: SGD, Adam and AdamW equal torch's own optimizers") {
           a->parameters()[k].mutable_grad() = g.clone();
           b->parameters()[k].mutable_grad() = g.clone();
         }
-        ours.step(0.1), reference->step();
+        ours.step(0.1);
+        reference->step();
       }
       for (size_t i = 0; i < a->parameters().size(); ++i)
         CHECK_MESSAGE(relative_error(a->parameters()[i], b->parameters()[i]) < 1e-5,
@@ -231,7 +232,7 @@ TEST_CASE(
   torch::nn::Linear a(3, 2), b(3, 2);
   for (const char* kind : {"sgd", "adamw"}) {
     Optimizer from(kind, parameter_groups(*a, 0.1), false), to(kind, parameter_groups(*b, 0.1), false);
-    a->weight.mutable_grad() = torch::ones_like(a->weight),
+    a->weight.mutable_grad() = torch::ones_like(a->weight);
     a->bias.mutable_grad() = torch::ones_like(a->bias);
     from.step(0.375);
     load_state_dict(to, state_dict(from), "x.pth");
@@ -276,7 +277,8 @@ TEST_CASE("optim: AutocastGuard ends autocast with its scope and clears the cach
   CHECK((l(x).scalar_type() == torch::kFloat));
   {
     torch::NoGradGuard no_grad;
-    l->weight.zero_(), l->bias.zero_();
+    l->weight.zero_();
+    l->bias.zero_();
   }
   AutocastGuard guard(torch::kCPU, torch::kBFloat16);
   CHECK(l(x).abs().sum().item<float>() == 0);

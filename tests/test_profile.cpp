@@ -131,7 +131,10 @@ TEST_CASE("profile: a part does not include the parts inside it; all parts add u
   double seconds = 0, shares = 0;
   for (const auto& row : profile.times()) {
     CHECK(row.share == doctest::Approx(row.mean / t["step"].mean));
-    if (row.name != "step") seconds += row.mean, shares += row.share;
+    if (row.name != "step") {
+      seconds += row.mean;
+      shares += row.share;
+    }
   }
   CHECK(seconds == doctest::Approx(t["step"].mean));
   CHECK(shares == doctest::Approx(1));
@@ -339,7 +342,8 @@ TEST_CASE("profile: a GPU is synchronized before the clock is read, a CPU is not
   profile.step();
   {
     RECORD_USER_SCOPE("forward");
-    log += "forward ", pending = 12;
+    log += "forward ";
+    pending = 12;
   }
   pending = 7;
   {

@@ -20,7 +20,10 @@ struct TestRun {
   explicit TestRun(int64_t first = 0) { progress.emplace(dir.path.string(), log, first, true); }
   void step(int64_t i, double total, double norm = 1, const Plan& plan = {1000, 4, 2, 8}) {
     StepNumbers n;
-    n.total = total, n.positives = 6, n.objects = 2, n.norm = norm;
+    n.total = total;
+    n.positives = 6;
+    n.objects = 2;
+    n.norm = norm;
     n.terms = {{"iou", 0}, {"obj", 0}, {"cls", 0}, {"l1", 0}};
     quietly([&] { progress->step(i, n, 0.5, plan, torch::kCPU); });
   }
@@ -65,11 +68,15 @@ TEST_CASE(
 
 TEST_CASE("progress: a row after the first step, every second, and at the end of each epoch and the run") {
   TestRun test_run;
-  test_run.step(0, 8), test_run.step(1, 1), test_run.step(2, 3);
+  test_run.step(0, 8);
+  test_run.step(1, 1);
+  test_run.step(2, 3);
   usleep(1050000);
   test_run.step(3, 5, 1, {1000, 5, 2, 8});  // not the end of an epoch
   test_run.step(4, 2, 1, {1000, 5, 2, 8});
-  test_run.step(5, 6), test_run.step(6, 7, HUGE_VAL), test_run.step(7, 4, 1, {1000, 100, 2, 8});
+  test_run.step(5, 6);
+  test_run.step(6, 7, HUGE_VAL);
+  test_run.step(7, 4, 1, {1000, 100, 2, 8});
   const auto rows = test_run.rows();
   REQUIRE(rows.size() == 4);
   const std::vector<std::array<double, 2>> want = {
@@ -126,10 +133,14 @@ TEST_CASE("progress: speed and waiting time are those of the steps only; the rem
 
 TEST_CASE("progress: roll_back removes later rows and events, and the unfinished mean") {
   TestRun test_run;
-  test_run.step(0, 8), test_run.step(3, 4), test_run.step(4, 100), test_run.step(5, 100);
+  test_run.step(0, 8);
+  test_run.step(3, 4);
+  test_run.step(4, 100);
+  test_run.step(5, 100);
   test_run.progress->roll_back(2);
   REQUIRE(test_run.rows().size() == 1);
-  test_run.step(2, 1), test_run.step(3, 3);
+  test_run.step(2, 1);
+  test_run.step(3, 3);
   REQUIRE(test_run.rows().size() == 2);
   CHECK(test_run.rows()[1][kLoss] == 2);
   CHECK(has(test_run.log_text(), "1/2       4/4  2.00"));
@@ -171,9 +182,13 @@ TEST_CASE("progress: remarks are logged; classes without a box and problems are 
   Splits splits{shapes_dataset(0, 0, 4), shapes_dataset(0, 1, 4), false};
   for (Dataset* d : {&splits.train, &splits.val}) {
     d->classes = {"cat", "dog", "cow"};
-    for (auto& r : d->records) r.boxes.resize(1), r.boxes[0].cls = d == &splits.val;
+    for (auto& r : d->records) {
+      r.boxes.resize(1);
+      r.boxes[0].cls = d == &splits.val;
+    }
   }
-  splits.train.name = "here", splits.val.name = "there";
+  splits.train.name = "here";
+  splits.val.name = "there";
   splits.val.problems->add("image missing", "a.jpg");
   quietly([&] { test_run.progress->log_classes(splits); });
   CHECK(has(test_run.log_text(), "boxes   4 for training: cat 4"));
@@ -184,7 +199,10 @@ TEST_CASE("progress: remarks are logged; classes without a box and problems are 
     for (const auto& line : lines_of(test_run.log_text())) n += has(line, part);
     return n;
   };
-  quietly([&] { test_run.progress->log_problems(splits), test_run.progress->log_problems(splits); });
+  quietly([&] {
+    test_run.progress->log_problems(splits);
+    test_run.progress->log_problems(splits);
+  });
   CHECK(count_lines("note: there: image missing: 1") == 1);
   CHECK(has(contents(test_run.dir / "problems_val.txt"), "a.jpg"));
   splits.val.problems->add("image missing", "b.jpg");
@@ -192,7 +210,10 @@ TEST_CASE("progress: remarks are logged; classes without a box and problems are 
   CHECK(count_lines("note: there: image missing: 2") == 1);
 
   splits.same = true;
-  quietly([&] { test_run.progress->log_classes(splits), test_run.progress->log_problems(splits); });
+  quietly([&] {
+    test_run.progress->log_classes(splits);
+    test_run.progress->log_problems(splits);
+  });
   CHECK(count_lines("for evaluation") == 1);
 
   for (int i = 0; i < 12; ++i)
@@ -208,11 +229,24 @@ TEST_CASE("progress: with DTR, its peak and its share of the time are logged, th
   Log log{dir / "log.txt"};
   RunProgress progress(dir.path.string(), log, 0, true, 0, /*dtr=*/true);
   StepNumbers n;
-  n.total = 3, n.terms = {{"iou", 1}, {"l1", 7.77}}, n.positives = 6, n.objects = 2, n.norm = 1;
+  n.total = 3;
+  n.terms = {{"iou", 1}, {"l1", 7.77}};
+  n.positives = 6;
+  n.objects = 2;
+  n.norm = 1;
   DtrStep a, b;
-  a.peak = 2e9, a.evictions = 10, a.rematerialisations = 20, a.cost = 3, a.remat_cost = 1;
-  b.peak = 1e9, b.evictions = 30, b.rematerialisations = 40, b.cost = 5, b.remat_cost = 1;
-  a.budget = 1e9, a.limit = 1.2e9;
+  a.peak = 2e9;
+  a.evictions = 10;
+  a.rematerialisations = 20;
+  a.cost = 3;
+  a.remat_cost = 1;
+  b.peak = 1e9;
+  b.evictions = 30;
+  b.rematerialisations = 40;
+  b.cost = 5;
+  b.remat_cost = 1;
+  a.budget = 1e9;
+  a.limit = 1.2e9;
   const Plan plan{1000, 3, 1, 3};
   quietly([&] {
     for (int64_t i = 0; i < 3; ++i)

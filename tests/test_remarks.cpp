@@ -12,7 +12,9 @@ namespace {
 
 StepNumbers step_with_loss_of(double total, double positives = 5) {
   StepNumbers n;
-  n.total = total, n.positives = positives, n.objects = 2;
+  n.total = total;
+  n.positives = positives;
+  n.objects = 2;
   return n;
 }
 

@@ -79,7 +79,10 @@ TEST_CASE("report: HTML escapes, numbers on axes, and base64") {
 
 TEST_CASE("report: curves are reduced to at most 300 means; outliers at the start do not set the axis") {
   std::vector<double> x, y;
-  for (int i = 0; i < 100000; ++i) x.push_back(i), y.push_back(i % 2 ? std::nan("") : i);
+  for (int i = 0; i < 100000; ++i) {
+    x.push_back(i);
+    y.push_back(i % 2 ? std::nan("") : i);
+  }
   const auto points = curve(x, y);
   CHECK(points.size() <= 300);
   CHECK(points.size() > 200);
@@ -207,9 +210,10 @@ TEST_CASE("report: the numbers of objects by size are those of the AP") {
 TEST_CASE("report: evaluation_html calls its callback for each image") {
   CocoDataset truth;
   truth.categories = {{1, "cat"}};
-  for (int64_t i = 1; i <= 3; ++i)
-    truth.images.push_back({i, concat(i, ".jpg"), 0, 0}),
-        truth.annotations.push_back({i, i, 1, 0, 0, 9, 9, 81, false});
+  for (int64_t i = 1; i <= 3; ++i) {
+    truth.images.push_back({i, concat(i, ".jpg"), 0, 0});
+    truth.annotations.push_back({i, i, 1, 0, 0, 9, 9, 81, false});
+  }
   const std::vector<Detection> found{
       {1, 1, -1e12, -1e12, 1, 1, .9}};  // must not determine the size of the drawing
   const ErrorAnalysis analysis = analyse_errors(truth, found);

@@ -20,7 +20,9 @@ namespace {
 GenericDict file_of_step(int64_t step) {
   auto file = empty_dict(), train = empty_dict(), model = empty_dict();
   model.insert("weight", torch::ones({3}));
-  train.insert("iteration", step), train.insert("settings", empty_dict()), train.insert("images", int64_t{8});
+  train.insert("iteration", step);
+  train.insert("settings", empty_dict());
+  train.insert("images", int64_t{8});
   train.insert("model", model);
   file.insert("train", train);
   return file;
@@ -44,7 +46,8 @@ Training small_training(bool fp16 = false, int64_t classes = 2) {
 }
 WeightsInfo nano_info(const std::vector<std::string>& classes = {}) {
   WeightsInfo info;
-  info.model = "yolox-nano", info.classes = classes;
+  info.model = "yolox-nano";
+  info.classes = classes;
   return info;
 }
 
@@ -73,7 +76,8 @@ TEST_CASE("checkpoints: the newest valid one is loaded; damaged ones are reporte
   }
   std::filesystem::remove(dir / "last.pth");  // killed between two renames
   CHECK(step_of(newest_checkpoint(dir.path.string()).file) == 20);
-  write_text(dir / "step_20.pth", "torn"), write_text(dir / "step_9.pth", "torn");
+  write_text(dir / "step_20.pth", "torn");
+  write_text(dir / "step_9.pth", "torn");
   CHECK(has(error_of([&] { newest_checkpoint(dir.path.string()); }), "step_9.pth"));
 }
 
@@ -88,7 +92,9 @@ TEST_CASE("checkpoints: --keep N keeps N older ones, 0 none; the same step is no
   CHECK(step_of(read_pth(dir / "step_2.pth")) == 2);
   save_last(dir.path.string(), file_of_step(4), 4, 3, 0);
   CHECK(names_in(dir) == Names{"last.pth"});
-  write_text(dir / "step_x.pth"), write_text(dir / "step_7.pth.bak"), write_text(dir / "best.pth");
+  write_text(dir / "step_x.pth");
+  write_text(dir / "step_7.pth.bak");
+  write_text(dir / "best.pth");
   CHECK(names_in(dir) == Names{"last.pth"});
   save_last(dir.path.string(), file_of_step(5), 5, -1,
             3);  // -1: the existing last.pth is damaged and not kept
@@ -110,7 +116,9 @@ TEST_CASE("checkpoints: that of a run without a step is removed, and temporary f
   write_text(dir / "last.pth", "foreign");
   remove_unstarted_checkpoint(dir.path.string());
   CHECK(contents(dir / "last.pth") == "foreign");
-  write_text(dir / "last.pth.tmp.123"), write_text(dir / "report.html.tmp.9"), write_text(dir / "notes.txt");
+  write_text(dir / "last.pth.tmp.123");
+  write_text(dir / "report.html.tmp.9");
+  write_text(dir / "notes.txt");
   remove_temporary_files(dir.path.string());
   CHECK_FALSE(std::filesystem::exists(dir / "last.pth.tmp.123"));
   CHECK_FALSE(std::filesystem::exists(dir / "report.html.tmp.9"));
@@ -150,11 +158,15 @@ TEST_CASE(
   Training t = training(true);
   Log log(dir / "log.txt");
   Saver saver{dir.path.string(), nano_info(), {}, 10, 80, 3, true};
-  t.iteration = 1, t.scaler.scale.fill_(512), t.scaler.growth_tracker.fill_(7);
+  t.iteration = 1;
+  t.scaler.scale.fill_(512);
+  t.scaler.growth_tracker.fill_(7);
   REQUIRE(saver.save(t, "last.pth", log));
-  t.iteration = 2, t.scaler.scale.fill_(256);
+  t.iteration = 2;
+  t.scaler.scale.fill_(256);
   REQUIRE(saver.save(t, "last.pth", log));
-  t.iteration = 9, t.scaler.scale.fill_(1);
+  t.iteration = 9;
+  t.scaler.scale.fill_(1);
   saver.roll_back(t, log, [] {});
   CHECK(t.iteration == 2);
   CHECK(t.scaler.scale.item<double>() == 256);
@@ -211,7 +223,8 @@ TEST_CASE("run: each run has its own folder, which only one training at a time c
   CHECK(newest_run() == "");
   CHECK(create_run_folder("", "nano-x") == "runs/nano-x");
   CHECK(create_run_folder("", "nano-x") == "runs/nano-x-2");
-  write_text("runs/nano-x/step_3.pth"), write_text("runs/nano-x-2/best.pth");
+  write_text("runs/nano-x/step_3.pth");
+  write_text("runs/nano-x-2/best.pth");
   CHECK(newest_run() == "runs/nano-x");  // the other run has no checkpoint
   write_text("runs/nano-x-2/last.pth");
   for (const char* newer : {"runs/nano-x", "runs/nano-x-2"}) {  // in any order of the directory listing
@@ -250,7 +263,9 @@ TEST_CASE("resuming: flags on the command line override the settings of the run;
   TempDir dir;
   auto file = file_of_step(3);
   auto settings = empty_dict();
-  settings.insert("bs", "4"), settings.insert("seed", "5"), settings.insert("lr", "0.5");
+  settings.insert("bs", "4");
+  settings.insert("seed", "5");
+  settings.insert("lr", "0.5");
   file.at("train").toGenericDict().insert_or_assign("settings", settings);
   write_pth(dir / "last.pth", file);
   struct Three : Flags {
@@ -306,15 +321,18 @@ TEST_CASE("saving: the resumed checkpoint is kept as the previous one; a damaged
   Log log(dir / "log.txt");
   Training t = small_training();
   Saver saver{dir.path.string(), nano_info(), {}, 10, 80, 3, true};
-  t.iteration = 4, saver.save(t, "last.pth", log);
+  t.iteration = 4;
+  saver.save(t, "last.pth", log);
   Saver resumed{dir.path.string(), nano_info(), {}, 10, 80, 3, true};
   resumed.load(t, newest_checkpoint(resumed.run));
-  t.iteration = 5, resumed.save(t, "last.pth", log);
+  t.iteration = 5;
+  resumed.save(t, "last.pth", log);
   CHECK(names_in(dir) == Names{"last.pth", "step_4.pth"});
   write_text(dir / "last.pth", "torn");
   resumed.load(t, newest_checkpoint(resumed.run));
   CHECK(t.iteration == 4);
-  t.iteration = 6, resumed.save(t, "last.pth", log);
+  t.iteration = 6;
+  resumed.save(t, "last.pth", log);
   CHECK(names_in(dir) == Names{"last.pth", "step_4.pth"});
   CHECK(step_of(read_pth(dir / "step_4.pth")) == 4);
 }
@@ -329,7 +347,9 @@ TEST_CASE("saving: a failed step is saved with its batch, settings, losses and w
   batch.indices = {2};
   const Dataset data = shapes_dataset(0, 0, 4);
   StepNumbers n;
-  n.total = 1, n.terms = {{"iou", 2}, {"obj", 3}, {"cls", 4}, {"l1", 5}}, n.norm = 6;
+  n.total = 1;
+  n.terms = {{"iou", 2}, {"obj", 3}, {"cls", 4}, {"l1", 5}};
+  n.norm = 6;
   const StepRecord step{41, batch, n, 0.5, {128, 192}, true};
   CHECK(has(save_failed_step(dir.path.string(), t, step, data), "are in "));
   const auto file = read_pth(dir / "nonfinite.pth").toGenericDict();
@@ -378,9 +398,15 @@ TEST_CASE("checkpoints: weights of another model are not resumed from; the messa
 
 TEST_CASE("checkpoints: all counts of a run and the random number generator are restored") {
   Training t = small_training();
-  t.iteration = 31, t.ema_updates = 28, t.skipped = 3, t.epochs = 2, t.evals_without_gain = 1,
+  t.iteration = 31;
+  t.ema_updates = 28;
+  t.skipped = 3;
+  t.epochs = 2;
+  t.evals_without_gain = 1;
   t.rollbacks = 4;
-  t.ap = 0.25, t.best_ap = 0.5, t.lr_factor = 0.125;
+  t.ap = 0.25;
+  t.best_ap = 0.5;
+  t.lr_factor = 0.125;
   const auto file = checkpoint(t, nano_info(), {}, 10, 80);
   const Tensor next = torch::rand({3});
   Training resumed = small_training();

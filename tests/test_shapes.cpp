@@ -19,11 +19,21 @@ uint64_t hash(const ShapesScene& scene) {
   const auto add_int = [&](int v) {
     for (int shift = 0; shift < 32; shift += 8) add(uint32_t(v) >> shift);
   };
-  add_int(scene.image.cols), add_int(scene.image.rows);
-  for (const cv::Vec3b& pixel : scene.image) add(pixel[0]), add(pixel[1]), add(pixel[2]);
+  add_int(scene.image.cols);
+  add_int(scene.image.rows);
+  for (const cv::Vec3b& pixel : scene.image) {
+    add(pixel[0]);
+    add(pixel[1]);
+    add(pixel[2]);
+  }
   for (const uint8_t id : scene.mask) add(id);
-  for (const Box& b : scene.boxes)
-    add_int(int(b.x1)), add_int(int(b.y1)), add_int(int(b.x2)), add_int(int(b.y2)), add_int(b.cls);
+  for (const Box& b : scene.boxes) {
+    add_int(int(b.x1));
+    add_int(int(b.y1));
+    add_int(int(b.x2));
+    add_int(int(b.y2));
+    add_int(b.cls);
+  }
   return h;
 }
 
@@ -46,7 +56,9 @@ cv::Mat_<uint8_t> painted(const std::string& name, double radius) {
   shapes_detail::SceneRng rng(1, 0, 0);
   shapes_detail::Shape item;
   item.outline = shapes_detail::kClasses[cls].outline;
-  item.cls = cls, item.radius = radius, item.cx = item.cy = 50;
+  item.cls = cls;
+  item.radius = radius;
+  item.cx = item.cy = 50;
   shapes_detail::paint(rng, item, 7, image, mask);
   CHECK(item.pixels == cv::countNonZero(mask));
   return mask;
@@ -127,7 +139,8 @@ TEST_CASE("shapes: 500 scenes contain empty, crowded, overlapping, cut, small an
     crowded += scene.boxes.size() >= 13;
     for (size_t i = 0; i < scene.boxes.size(); i++) {
       const Box& b = scene.boxes[i];
-      boxes++, count[b.cls]++;
+      boxes++;
+      count[b.cls]++;
       const double side = std::max(b.x2 - b.x1, b.y2 - b.y1);
       small += side <= 16;
       smallest = std::min(smallest, side);
@@ -136,7 +149,8 @@ TEST_CASE("shapes: 500 scenes contain empty, crowded, overlapping, cut, small an
       for (size_t j = 0; j < i; j++) overlapping += iou(b, scene.boxes[j]) > 0.1;
       const cv::Scalar mean = cv::mean(scene.image, scene.mask == int(i) + 1);
       const cv::Vec3d c(mean[0], mean[1], mean[2]);
-      color[b.cls] += c, overall += c;
+      color[b.cls] += c;
+      overall += c;
     }
   }
   MESSAGE("boxes ", boxes, ", empty ", empty, ", crowded ", crowded, ", overlapping pairs ", overlapping,
@@ -164,10 +178,15 @@ TEST_CASE("shapes: an object that is visible to less than 30 % has no box, nor h
   for (const double offset : {0.0, 14.0, 18.0, 24.0, 50.0}) {  // visible columns of the square behind
     cv::Mat_<uint8_t> mask(60, 120, uint8_t{0});
     std::vector<shapes_detail::Shape> items(3);
-    items[0].cls = 3, items[1].cls = 5, items[2].cls = -1;
+    items[0].cls = 3;
+    items[1].cls = 5;
+    items[2].cls = -1;
     const cv::Rect back(10, 10, 50, 40), front(10 + int(offset), 10, 50, 40), line(0, 55, 120, 2);
-    mask(back) = 1, mask(front) = 2, mask(line) = 3;
-    items[0].pixels = items[1].pixels = 2000, items[2].pixels = 240;
+    mask(back) = 1;
+    mask(front) = 2;
+    mask(line) = 3;
+    items[0].pixels = items[1].pixels = 2000;
+    items[2].pixels = 240;
     const auto boxes = shapes_detail::find_boxes(items, mask);
     const bool seen = offset >= 15;
     REQUIRE(boxes.size() == (seen ? 2 : 1));

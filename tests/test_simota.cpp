@@ -90,8 +90,10 @@ std::vector<int64_t> assign_by_loops(const Scene& s, int64_t b, const Targets& t
     std::vector<size_t> order(candidates.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::sort(order.begin(), order.end(), [&](size_t i, size_t j) { return costs[g][i] < costs[g][j]; });
-    for (size_t i = 0; i < std::min(k, order.size()); ++i)
-      matched[candidates[order[i]]] = g, ++times[candidates[order[i]]];
+    for (size_t i = 0; i < std::min(k, order.size()); ++i) {
+      matched[candidates[order[i]]] = g;
+      ++times[candidates[order[i]]];
+    }
   }
   for (size_t i = 0; i < candidates.size(); ++i)
     if (times[candidates[i]] > 1)
@@ -187,7 +189,8 @@ TEST_CASE("simota: boxes of one pixel and of zero area have a finite loss") {
 
 TEST_CASE("simota: with 3000 boxes in one image, the assignment in chunks equals the one without") {
   Scene s(2);
-  s.height = 416, s.width = 416;
+  s.height = 416;
+  s.width = 416;
   s.anchors = make_anchors(416, 416, torch::kFloat);
   const int64_t points = s.anchors.stride.numel();
   s.raw = {torch::randn({2, points, 4}), torch::randn({2, points}), torch::randn({2, points, 4})};

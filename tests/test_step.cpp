@@ -91,13 +91,17 @@ TEST_CASE("step: a rank all-reduces six numbers and its gradients once, for any 
   std::vector<int64_t> summed;
   int reductions = 0;
   StepSettings settings{torch::kCPU, torch::kFloat, true, 2};
-  settings.sum = [&](Tensor& t) { summed.push_back(t.numel()), t.mul_(2); };
+  settings.sum = [&](Tensor& t) {
+    summed.push_back(t.numel());
+    t.mul_(2);
+  };
   settings.before_backward = [&](const std::vector<Tensor>& outputs) {
     ++reductions;
     CHECK(outputs.at(0).requires_grad());
   };
   for (const int64_t parts : {1, 3}) {
-    summed.clear(), reductions = 0;
+    summed.clear();
+    reductions = 0;
     const Losses l = compute_gradients([&](const Tensor& x) { return s.model(x); }, s.images, s.targets,
                                        parts, s.optimizer, s.scaler, settings);
     CHECK(summed == std::vector<int64_t>{6});
@@ -207,7 +211,8 @@ TEST_CASE("step: deterministic_max_pool_5x5 has the values and the gradient of m
   const Tensor weight = torch::randn({2, 3, 9, 7});
   const Tensor a = torch::max_pool2d(x, 5, 1, 2), b = deterministic_max_pool_5x5(y);
   CHECK(torch::equal(a, b));
-  (a * weight).sum().backward(), (b * weight).sum().backward();
+  (a * weight).sum().backward();
+  (b * weight).sum().backward();
   CHECK(torch::allclose(x.grad(), y.grad(), 1e-6, 1e-6));
 }
 
@@ -281,7 +286,8 @@ TEST_CASE(
   const auto began = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
     if (std::string(f.name()) != "aten::convolution") return nullptr;
     const Tensor x = c10::IValue(f.inputs()[0]).toTensor();
-    height = std::max(height, x.size(2)), images = std::max(images, x.size(0));
+    height = std::max(height, x.size(2));
+    images = std::max(images, x.size(0));
     return nullptr;
   };
   const auto try_out = [&](ImageSize largest, int64_t accum) {
@@ -348,7 +354,8 @@ TEST_CASE("multi-scale: a small set of equally frequent sizes, for which cuDNN r
   CHECK_FALSE(torch_settings.benchmarkCuDNN());
   CHECK(torch_settings.deterministicCuDNN());
   CHECK(torch_settings.deterministicAlgorithms());
-  torch_settings.setDeterministicAlgorithms(false, false), torch_settings.setDeterministicCuDNN(false);
+  torch_settings.setDeterministicAlgorithms(false, false);
+  torch_settings.setDeterministicCuDNN(false);
 }
 
 TEST_CASE("multi-scale: range 0 keeps --size; small sizes stay large enough for batch norms") {

@@ -386,7 +386,10 @@ TEST_CASE("train: AP in training equals the AP of eval on the saved file, digit 
   const auto rows = metric_rows(dir / "a/metrics.csv");
   double last = -1, best = -1;
   for (const auto& row : rows)
-    if (!std::isnan(row[kAP])) last = row[kAP], best = std::max(best, last);
+    if (!std::isnan(row[kAP])) {
+      last = row[kAP];
+      best = std::max(best, last);
+    }
   CHECK(best > 0);
   for (const auto& [file, ap] : {std::pair("last", last), std::pair("best", best)}) {
     succeed(dir, "eval",

@@ -118,7 +118,8 @@ TEST_CASE("weights: get resumes a partial download, or starts again if the serve
   }
   CHECK(has(contents(p.dir / "server.log"), "bytes=150000-"));
   // If the server does not have the file, the partial download stays.
-  fs::remove(p.file), fs::remove(p.dir / "server/yolox_nano.pth");
+  fs::remove(p.file);
+  fs::remove(p.dir / "server/yolox_nano.pth");
   write_text(p.file + ".part", p.bytes.substr(0, 150000));
   o = p.get();
   CHECK(o.code == 1);

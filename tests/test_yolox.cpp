@@ -55,7 +55,8 @@ SHARED_TEST(
     const auto expected = fixture("model_" + size + ".pth");
     auto model = official_model(size);
     auto precise = official_model(size, torch::kDouble);
-    model->eval(), precise->eval();
+    model->eval();
+    precise->eval();
     for (const std::string kind : {"sq", "rect"}) {
       const Tensor images = tensor(inputs, kind).slice(0, 0, 2).to(torch::kFloat);
       const Tensor out = decode(model(images), images.size(2), images.size(3));
@@ -138,7 +139,12 @@ TEST_CASE("yolox: NMS of a small example: overlap, classes, class-agnostic, and 
   // low.
   auto row = [](float cx, float cy, float w, float h, float obj, int cls) {
     auto r = torch::zeros({8});
-    r[0] = cx, r[1] = cy, r[2] = w, r[3] = h, r[4] = obj, r[5 + cls] = 1;
+    r[0] = cx;
+    r[1] = cy;
+    r[2] = w;
+    r[3] = h;
+    r[4] = obj;
+    r[5 + cls] = 1;
     return r;
   };
   const Tensor out = torch::stack({row(50, 50, 40, 40, .8, 0), row(60, 50, 40, 40, .9, 0),
@@ -172,7 +178,8 @@ TEST_CASE("yolox: channels-last weights and images give the same output") {
   YOLOX a("yolox-nano", 5), b("yolox-nano", 5);
   for (size_t i = 0; i < a->parameters().size(); ++i) b->parameters()[i].set_data(a->parameters()[i].clone());
   to_channels_last(*b);
-  a->to(torch::kDouble), b->to(torch::kDouble);
+  a->to(torch::kDouble);
+  b->to(torch::kDouble);
   CHECK(b->backbone->backbone->dark2->parameters()[3].is_contiguous(torch::MemoryFormat::ChannelsLast));
   const Tensor x = torch::rand({2, 3, 96, 64}, torch::kDouble) * 255;
   const auto p = a(x), q = b(x.contiguous(torch::MemoryFormat::ChannelsLast));
