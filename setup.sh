@@ -89,7 +89,7 @@ generator=()
 if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
 cmake -S . -B "$build" ${search[@]+"${search[@]}"} "${generator[@]}" -DYOLOX_CUDA=$cuda ${YOLOX_CMAKE_ARGS:-} >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 grep -o 'LibTorch [0-9].*' "$build.log" || true
-jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2000000)}' /proc/meminfo)  # a compiler process needs up to 2 GB
+jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2300000)}' /proc/meminfo)  # a compiler process needs up to 2.3 GB
 [ "$room" -ge "$jobs" ] || jobs=$((room > 0 ? room : 1))
 cmake --build "$build" -j "$jobs" --target "${@:-all}" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 rm -f "$build.log"
