@@ -50,7 +50,7 @@ struct Config : Flags {
                      "total batch size over all ranks; auto = largest that fits in memory");
   int epochs = flag(epochs, "Training", "epochs", 300, "N", "number of epochs");
   int64_t max_iters =
-      flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after N iterations; 0 = off");
+      flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after N steps; 0 = off");
   std::string optimizer = flag(optimizer, "Training", "optimizer", "sgd", "NAME", "sgd, adam or adamw");
   double lr =
       flag(lr, "Training", "lr", 0.01 / 64, "X", "initial learning rate per image; multiplied by --bs");
@@ -85,7 +85,7 @@ struct Config : Flags {
   double dtr_slowdown =
       flag(dtr_slowdown, "Memory", "dtr-slowdown", 1.3, "X", "--bs auto: maximum slowdown by DTR");
   bool dtr_trace =
-      flag(dtr_trace, "Memory", "dtr-trace", false, "", "plot the memory of one iteration to dtr_trace.png");
+      flag(dtr_trace, "Memory", "dtr-trace", false, "", "plot the memory of one step to dtr_trace.png");
 
   int gpus = flag(gpus, "Ranks", "gpus", 0, "N", "train on N GPUs of this machine, one rank per GPU");
   int procs = flag(procs, "Ranks", "procs", 0, "N", "train on the CPU with N ranks");
@@ -116,7 +116,7 @@ struct Config : Flags {
   double conf = flag(conf, "Output", "conf", 0.01, "P", "minimum score of a detection in evaluation");
   double nms = flag(nms, "Output", "nms", 0.65, "IOU", "NMS IoU threshold in evaluation");
   bool profile =
-      flag(profile, "Output", "profile", false, "", "profile 20 iterations, write trace.json, and stop");
+      flag(profile, "Output", "profile", false, "", "profile 20 steps, write trace.json, and stop");
   bool debug = flag(debug, "Output", "debug", false, "",
                     "check all boxes, and report the operation that produces a NaN; slow");
 };
@@ -161,8 +161,9 @@ inline void check_config(const Config& c) {
   at_least("epochs", c.epochs, 1);
   in("workers", c.workers, 1, 256);
   at_least("max-iters", double(c.max_iters), 0);
-  usage_check(c.accum >= 1 && (c.bs == 0 || c.accum <= c.bs), "--accum must be in 1..", c.bs,
-              ", the batch size (--bs), got ", c.accum);
+  at_least("accum", c.accum, 1);
+  usage_check(c.bs == 0 || c.accum <= c.bs, "--accum must be at most the batch size (--bs ", c.bs, "), got ",
+              c.accum);
   at_least("save-minutes", c.save_minutes, 0);
   at_least("keep", c.keep, 0);
   at_least("patience", c.patience, 0);
@@ -247,7 +248,7 @@ inline void check_divisible_by_ranks(const Config& c, int ranks) {
   usage_check(c.bs % ranks == 0, "--bs ", c.bs, " is not divisible by the ", ranks, " ranks; give ",
               std::max(1, c.bs / ranks) * ranks, " or ", (c.bs / ranks + 1) * ranks);
   usage_check(c.bs == 0 || c.accum <= c.bs / ranks, "--accum ", c.accum, " is too large: each rank has only ",
-              c.bs / ranks, " images per iteration");
+              c.bs / ranks, " images per step");
 }
 
 // Returns the ranks that this process must start; empty if this process trains, alone or as a rank. given:
@@ -263,12 +264,14 @@ inline std::optional<Launch> ranks_to_launch(Config& config, const Flags& given,
   const Launch here{std::max({1, config.gpus, config.procs}), config.nodes, config.node, config.master,
                     config.restarts};
   const bool is_rank = rank_info.launched || rank_info.started_by_others();
+  if (!is_rank && config.gpus > 0) {
+    const int gpus = int(torch::cuda::device_count());
+    usage_check(config.gpus <= gpus, "--gpus ", config.gpus, ": there are ", gpus,
+                " GPUs here that this build can use; check nvidia-smi, or train on the CPU with --procs ",
+                config.gpus);
+  }
   check_divisible_by_ranks(config, is_rank ? rank_info.world : here.ranks * here.nodes);
   if (is_rank || (here.ranks * here.nodes == 1 && here.restarts == 0)) return {};
-  usage_check(config.gpus <= int(torch::cuda::device_count()), "--gpus ", config.gpus, ": there are ",
-              int(torch::cuda::device_count()),
-              " GPUs here that this build can use; check nvidia-smi, or train on the CPU with --procs ",
-              config.gpus);
   return here;
 }
 

@@ -45,7 +45,7 @@ struct MultiTaskConfig : Flags {
   int bs = flag(bs, "Training", "bs", 16, "N", "total batch size over all ranks");
   int epochs = flag(epochs, "Training", "epochs", 300, "N", "epochs of the largest data set");
   int64_t max_iters =
-      flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after N iterations; 0 = off");
+      flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after N steps; 0 = off");
   double lr =
       flag(lr, "Training", "lr", 0.01 / 64, "X", "initial learning rate per image; multiplied by --bs");
   std::string amp = flag(amp, "Training", "amp", "off", "off|bf16|fp64", "mixed precision");

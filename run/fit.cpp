@@ -105,7 +105,7 @@ std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t s
   return concat("dtr     ", trial.largest.height, "x", trial.largest.width, ": a step needs ",
                 short_bytes(peak), " of ", short_bytes(s.budget), "; ", s.rematerialisations,
                 " rematerialisations, ", rounded(slowdown), " times the computation",
-                s.limit > Dtr::kSlack * s.budget ? "; WARNING: this exceeds the free memory" : "",
+                s.limit > Dtr::kSlack * s.budget ? "; warning: this exceeds the free memory" : "",
                 pinned.empty() ? "" : "; pinned: " + listed(pinned, 5));
 }
 

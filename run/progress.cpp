@@ -83,7 +83,7 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   if (dtr) again.add(within);
   if (within.limit > Dtr::kSlack * within.budget && within.limit > exceeded) {
     exceeded = 1.05 * within.limit;
-    log.line(concat("WARNING: step ", i, " needed at least ", short_bytes(within.limit),
+    log.line(concat("warning: step ", i, " needed at least ", short_bytes(within.limit),
                     " of memory, more than the ", short_bytes(within.budget), " of --dtr"));
   }
   if (n.finite()) {

@@ -51,11 +51,11 @@ void Recovery::roll_back(Training& t, const std::string& why, const StepRecord& 
   check(run.config.keep_going && t.rollbacks < 3, what, "; ", saved,
         "; continue from the last checkpoint with ", "./train --resume ", run.folder, " and --lr below ",
         run.config.lr, ", or with --keep-going");
-  run.log.line(concat("WARNING: ", what, "; ", saved));
+  run.log.line(concat("warning: ", what, "; ", saved));
   run.roll_back(t);
   ranks.check_same_settings({{"step", concat(t.iteration)}, {"lr factor", concat(t.lr_factor)}});
   ranks.broadcast(tensors_of(t));
-  run.log.line(concat("WARNING: back to step ", t.iteration, " with ", t.lr_factor, " of the lr"));
+  run.log.line(concat("warning: back to step ", t.iteration, " with ", t.lr_factor, " times the lr"));
   skipped = 0;
 }
 

@@ -63,7 +63,7 @@ inline bool report(
   } catch (const std::exception& error) {
     why = error.what();
   }
-  log.line(concat("WARNING: cannot write ", run, "/report.html; ", why));
+  log.line(concat("warning: cannot write ", run, "/report.html; ", why));
   return false;
 }
 

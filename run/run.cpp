@@ -97,7 +97,7 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
     log.line(
         concat("note: this program is of revision ", git_revision(), "; ", before, " wrote this run so far"));
   if (ranks.first() && !replace_text(folder + "/config.json", settings))
-    log.line(concat("WARNING: cannot write ", folder, "/config.json"));
+    log.line(concat("warning: cannot write ", folder, "/config.json"));
   log_plan(*progress, log, config, data, t.model, {int(info.height), int(info.width)}, device, plan,
            plan.schedule.lr * t.lr_factor, ranks);
   for (const auto& fact : facts)

@@ -56,7 +56,7 @@ bool try_to_save(const Write& write, Log& log, bool must) {
     } catch (const std::exception& e) {
       if (must && tries == 4) throw;
       if (!must) {
-        log.line(concat("WARNING: ", e.what(), "; training continues, and the next save tries again"));
+        log.line(concat("warning: ", e.what(), "; training continues, and the next save tries again"));
         return false;
       }
       std::this_thread::sleep_for(std::chrono::seconds(1));

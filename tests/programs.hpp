@@ -85,7 +85,7 @@ inline Outcome run_with_full_disk(const TempDir& dir, const std::string& program
 // Returns the number of warnings on stdout that contain `file`.
 inline size_t count_warnings(const Outcome& o, const std::string& file) {
   size_t n = 0;
-  for (const auto& line : lines_of(o.out)) n += has(line, "WARNING:") && has(line, file);
+  for (const auto& line : lines_of(o.out)) n += has(line, "warning:") && has(line, file);
   return n;
 }
 

@@ -509,9 +509,12 @@ TEST_CASE("train: bad batch sizes, missing GPUs and wrong node or rank settings 
     CHECK_MESSAGE(has(o.err, part), o.err);
   };
   refused("", "--bs 16 --procs 3", "--bs 16 is not divisible by the 3 ranks; give 15 or 18");
-  refused("", "--bs 4 --procs 2 --accum 3", "each rank has only 2 images per iteration");
+  refused("", "--bs 4 --procs 2 --accum 3", "each rank has only 2 images per step");
   refused("", "--procs 2 --gpus 2", "exclude each other");
   refused("", "--bs 16 --gpus 16", "--gpus 16: there are");
+  refused("", "--bs 16 --gpus 99", "--gpus 99: there are");  // although 16 is not divisible by 99
+  refused("", "--bs auto --accum 0", "--accum must be at least 1, got 0");
+  refused("", "--bs 2 --accum 3", "--accum must be at most the batch size (--bs 2), got 3");
   refused("", "--bs 16 --procs 2 --nodes 2", "--nodes needs --master HOST:PORT");
   refused("", "--bs 16 --procs 2 --nodes 2 --node 2 --master a:1", "--node must be in 0..1");
   refused("", "--bs 16 --procs 2 --nodes 2 --master node0", "--master must be HOST:PORT");
@@ -650,9 +653,9 @@ TEST_CASE("train: on two ranks --keep-going restores both; a full disk and lack 
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 6 --procs 2 --warmup-epochs 0 ";
   Outcome o = run(dir, "train", flags + "--lr 1e30 --keep-going --save-minutes 0.001 --out a");
   CHECK(o.code == 1);
-  CHECK_MESSAGE(has(o.out, "with 0.125 of the lr"), o.out << o.err);
+  CHECK_MESSAGE(has(o.out, "with 0.125 times the lr"), o.out << o.err);
   CHECK_MESSAGE(has(o.err, "lr "), o.err);
-  CHECK(has(contents(dir / "a/log_rank1.txt"), "with 0.125 of the lr"));
+  CHECK(has(contents(dir / "a/log_rank1.txt"), "with 0.125 times the lr"));
   CHECK_FALSE(has(o.err, "lost"));
 
   // The final checkpoint cannot be saved.

@@ -256,7 +256,7 @@ TEST_CASE("progress: with DTR, its peak and its share of the time are logged, th
   for (const char* part : {" dtr ", " peak ", " 20% ", " 2.0G "})
     CHECK_MESSAGE(has(log_text, part), log_text);
   CHECK_FALSE(has(log_text, "7.77"));
-  CHECK(has(log_text, "WARNING: step 1 needed at least 1.2G of memory, more than the 1.0G of --dtr"));
+  CHECK(has(log_text, "warning: step 1 needed at least 1.2G of memory, more than the 1.0G of --dtr"));
   const auto row = metric_rows(dir / "metrics.csv").back();
   REQUIRE(row.size() == 16);
   CHECK(std::vector<double>(row.begin() + 12, row.end()) == std::vector<double>{2e9, 20, 30, 0.2});

@@ -149,7 +149,7 @@ TEST_CASE("report: a report that cannot be written gives a warning, and training
   fs::remove(dir / "no_room/report.html");
   write_text(dir / "no_room/report.html/in_the_way");
   const std::string said = succeed(dir, "train", "--resume no_room --max-iters 8");
-  CHECK(has(said, "WARNING: cannot write no_room/report.html"));
+  CHECK(has(said, "warning: cannot write no_room/report.html"));
   CHECK(has(said, "done: no_room/last.pth"));
   CHECK(fs::exists(dir / "no_room/report.html/in_the_way"));
 }

@@ -297,7 +297,7 @@ TEST_CASE("saving: a failed save is reported and the run continues; the last sav
     quietly([&] { saved = saver.save(t, name, log); });
     CHECK_FALSE(saved);
     CHECK(has(contents(dir / "log.txt"), concat("gone/", name)));
-    CHECK(has(contents(dir / "log.txt"), "WARNING: "));
+    CHECK(has(contents(dir / "log.txt"), "warning: "));
   }
   CHECK(saver.last_step == -1);
   CHECK(saver.last_save_time > 0);  // the next try is not at the next step
