@@ -19,10 +19,8 @@ struct Config : Flags {
   std::string weights =
       flag(weights, "Model and data", "weights", "", "FILE",
            "checkpoint (ours or official), ONNX file, or name of a model that weights/get has downloaded");
-  std::string gt =
-      flag(gt, "Detection file", "gt", "", "GT.json", "ground truth in COCO format");
-  std::string dt =
-      flag(dt, "Detection file", "dt", "", "DT.json", "detections in COCO format");
+  std::string gt = flag(gt, "Detection file", "gt", "", "GT.json", "ground truth in COCO format");
+  std::string dt = flag(dt, "Detection file", "dt", "", "DT.json", "detections in COCO format");
   std::string model =
       flag(model, "Evaluation", "model", "", "NAME", model_names() + " [from the checkpoint]");
   std::string size = flag(size, "Evaluation", "size", "", "N|HxW",
