@@ -265,8 +265,8 @@ inline std::optional<Launch> ranks_to_launch(Config& config, const Flags& given,
                     config.restarts};
   const bool is_rank = rank_info.launched || rank_info.started_by_others();
   if (!is_rank && config.gpus > 0) {
-    const int gpus = int(torch::cuda::device_count());
-    usage_check(config.gpus <= gpus, "--gpus ", config.gpus, ": there are ", gpus,
+    const auto gpus = torch::cuda::device_count();
+    usage_check(config.gpus <= gpus, "--gpus ", config.gpus, ": there are ", int(gpus),
                 " GPUs here that this build can use; check nvidia-smi, or train on the CPU with --procs ",
                 config.gpus);
   }
