@@ -211,7 +211,7 @@ TEST_CASE("train: --keep-going returns to the last checkpoint at half the lr, th
   const Folder dir;
   const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0 --keep-going");
   CHECK(o.code == 1);
-  for (const char* factor : {"with 0.5 times the lr", "with 0.25 of the lr", "with 0.125 of the lr"})
+  for (const char* factor : {"with 0.5 times the lr", "with 0.25 times the lr", "with 0.125 times the lr"})
     CHECK_MESSAGE(has(o.out, factor), o.out);
   CHECK_FALSE(has(o.out, "0.0625"));
   CHECK(has(o.out, "back to step 0 "));
