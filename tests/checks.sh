@@ -7,10 +7,11 @@
 #   sanitize  the quick suite under the address and undefined behaviour sanitizers; prints the coverage
 #   threads   the suite "threads" under the thread sanitizer
 #   cuda      train compiles and links for CUDA 13
+#   gpu       the cases "gpu: ..." on the simulated device of tests/simulated_cuda
 #   fuzz      each fuzzer of tests/fuzz for YOLOX_FUZZ_SECONDS (60), starting from tests/fuzz/corpus; findings go to tests/fuzz/found
 set -uo pipefail
 cd "$(dirname "$0")/.."
-all=(sanitize format tidy threads cuda fuzz)  # the longest first
+all=(sanitize format tidy threads gpu cuda fuzz)  # the longest first
 wanted=("${@:-${all[@]}}")
 for check in "${wanted[@]}"; do
   [[ " ${all[*]} " == *" $check "* ]] || { echo "error: unknown check $check; the checks are: ${all[*]}"; exit 2; }
@@ -31,7 +32,7 @@ export ASAN_SYMBOLIZER_PATH=/usr/bin/llvm-symbolizer-14 UBSAN_OPTIONS=print_stac
 
 check_format() {
   local without
-  without=$(git ls-files '*.hpp' '*.cpp' '*.py' '*.sh' '*.cmake' '*.proto' CMakeLists.txt | xargs grep -L 'SPDX-License-Identifier: Apache-2.0')
+  without=$(git ls-files '*.h' '*.hpp' '*.cpp' '*.py' '*.sh' '*.cmake' '*.proto' CMakeLists.txt | xargs grep -L 'SPDX-License-Identifier: Apache-2.0')
   [ -z "$without" ] || { echo "no SPDX line: $without"; return 1; }
   git ls-files '*.hpp' '*.cpp' | xargs clang-format-14 --dry-run -Werror && git ls-files '*.hpp' '*.cpp' | wc -l | sed 's/$/ files/'
 }
@@ -77,6 +78,11 @@ check_threads() {
 
 check_cuda() {
   YOLOX_BUILD=build-cuda ./setup.sh train
+}
+
+check_gpu() {
+  YOLOX_BUILD=build-simulated YOLOX_CMAKE_ARGS=-DYOLOX_SIMULATED_CUDA=ON ./setup.sh tests train eval demo || return 1
+  run_tests build-simulated -tc='gpu:*'
 }
 
 # Inputs that reach new code are kept in build-fuzz/corpus, where the next run continues.

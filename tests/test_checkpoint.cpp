@@ -220,7 +220,7 @@ TEST_CASE("checkpoints: a file is read as it was written") {
   CHECK_ERROR(write_pth(dir / "d.pth", torch::Tensor()), "undefined");
 }
 
-TEST_CASE("checkpoints: cuda tensors are stored as cpu tensors" *
+TEST_CASE("gpu: checkpoints store cuda tensors as cpu tensors" *
           doctest::skip(!torch::cuda::is_available())) {
   const TempDir dir;
   write_pth(dir / "a.pth", torch::arange(6, torch::kCUDA).view({2, 3}).t());

@@ -863,7 +863,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "dtr: on a GPU a step equals a plain step, within a budget and when the allocator runs out of memory" *
+    "gpu: with DTR a step equals a plain step, within a budget and when the allocator runs out of memory" *
     doctest::skip(!torch::cuda::is_available())) {
 #ifdef YOLOX_CUDA
   struct Deterministic {

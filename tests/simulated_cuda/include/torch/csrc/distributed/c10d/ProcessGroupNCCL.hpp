@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL of the simulated device: gloo on the bytes of its tensors.
+#pragma once
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "simulated_cuda.hpp"
+
+namespace c10d {
+
+class ProcessGroupNCCL : public Backend {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  struct Options : Backend::Options {
+    Options() : Backend::Options("nccl") {}
+    static c10::intrusive_ptr<Options> create() { return c10::make_intrusive<Options>(); }
+  };
+
+  ProcessGroupNCCL(const c10::intrusive_ptr<Store>& store, int rank, int size,
+                   const c10::intrusive_ptr<Options>& options)
+      : Backend(rank, size) {
+    auto gloo_options = ProcessGroupGloo::Options::create(options->timeout);
+    gloo_options->devices.push_back(ProcessGroupGloo::createDefaultDevice());
+    gloo = c10::make_intrusive<ProcessGroupGloo>(c10::make_intrusive<PrefixStore>("simulated_nccl", store),
+                                                 rank, size, gloo_options);
+  }
+  const std::string getBackendName() const override { return "nccl"; }
+  void shutdown() override {}
+  c10::intrusive_ptr<Work> allreduce(Tensors& tensors, const AllreduceOptions& options) override {
+    auto host = host_views(tensors);
+    return done(gloo->allreduce(host, options), OpType::ALLREDUCE, tensors);
+  }
+  c10::intrusive_ptr<Work> broadcast(Tensors& tensors, const BroadcastOptions& options) override {
+    auto host = host_views(tensors);
+    return done(gloo->broadcast(host, options), OpType::BROADCAST, tensors);
+  }
+  c10::intrusive_ptr<Work> allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                     const AllgatherOptions& options) override {
+    auto host_inputs = host_views(inputs);
+    std::vector<Tensors> host_outputs;
+    for (const auto& o : outputs) host_outputs.push_back(host_views(o));
+    return done(gloo->allgather(host_outputs, host_inputs, options), OpType::ALLGATHER, outputs[0]);
+  }
+  c10::intrusive_ptr<Work> barrier(const BarrierOptions& options) override { return gloo->barrier(options); }
+
+ private:
+  struct Done : Work {
+    Done(int rank, OpType type, const Tensors& tensors) : Work(rank, type) {
+      future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                        std::vector<c10::Device>{tensors[0].device()});
+      future->markCompleted(c10::IValue(tensors));
+      finish();
+    }
+    c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future; }
+    bool wait(std::chrono::milliseconds) override { return true; }
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+  };
+
+  static Tensors host_views(const Tensors& tensors) {
+    Tensors host;
+    for (const auto& t : tensors) host.push_back(simulated_cuda::host_view(t));
+    return host;
+  }
+  c10::intrusive_ptr<Work> done(const c10::intrusive_ptr<Work>& work, OpType type, const Tensors& tensors) {
+    work->wait();
+    return c10::make_intrusive<Done>(rank_, type, tensors);
+  }
+  c10::intrusive_ptr<ProcessGroupGloo> gloo;
+};
+
+}  // namespace c10d

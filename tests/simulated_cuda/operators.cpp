@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operators of the simulated device. A fallback for the dispatch key CUDA gives an operator CPU tensors on
+// the same bytes, calls it, and turns its results into tensors of the device without a copy.
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/ForeachUtils.h>
+#include <c10/core/CPUAllocator.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+#include "state.hpp"
+
+namespace simulated_cuda {
+namespace {
+
+using at::Tensor;
+using c10::Device;
+using c10::DeviceIndex;
+using c10::DispatchKey;
+using c10::IValue;
+using c10::kCPU;
+using c10::kCUDA;
+using torch::jit::Stack;
+
+// ---- what is known about an operator
+
+struct Operator {
+  std::string name;              // without "aten::"
+  bool has_kernel = true;        // false: CUDA has no kernel for it
+  bool only_metadata = false;    // starts no kernel
+  bool takes_indices = false;    // indices may be on the CPU
+  std::string why_host_waits;    // empty: the host does not wait
+  std::vector<bool> writes;      // for each argument
+  std::vector<bool> generators;  // for each argument
+};
+
+bool one_of(const std::string& name, std::initializer_list<const char*> names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+const Operator& operator_of(const c10::OperatorHandle& handle) {
+  static auto* known = new std::unordered_map<const void*, Operator>;
+  const Lock lock(mutex());
+  const auto& schema = handle.schema();
+  if (const auto at = known->find(&schema); at != known->end()) return at->second;
+  Operator o;
+  o.name = schema.name();
+  o.has_kernel = o.name.rfind("aten::", 0) == 0;
+  if (o.has_kernel) o.name.erase(0, 6);
+  if (o.name.rfind("mkldnn_", 0) == 0 || one_of(o.name, {"histogram", "to_mkldnn", "from_file"}))
+    o.has_kernel = false;
+  o.takes_indices = one_of(o.name, {"index", "_unsafe_index", "_index_put_impl_", "index_put_", "index_put"});
+  if (one_of(o.name, {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive",
+                      "unique_dim_consecutive", "repeat_interleave", "bincount", "equal"}))
+    o.why_host_waits = "size of the result of " + o.name;
+  if (o.name == "_local_scalar_dense") o.why_host_waits = "item()";
+  bool is_view = !schema.returns().empty();
+  for (const auto& r : schema.returns()) is_view = is_view && r.alias_info() && !r.alias_info()->isWrite();
+  o.only_metadata = is_view || one_of(o.name, {"set_", "resize_", "resize_as_", "_local_scalar_dense",
+                                               "is_set_to", "_unsafe_view"});
+  for (const auto& argument : schema.arguments()) {
+    o.writes.push_back(argument.alias_info() && argument.alias_info()->isWrite());
+    o.generators.push_back(argument.type()->str().find("Generator") != std::string::npos);
+  }
+  // The schema does not say that the running statistics are written.
+  if (o.name == "native_batch_norm") o.writes[3] = o.writes[4] = true;
+  if (!schema.overload_name().empty()) o.name += "." + schema.overload_name();
+  return known->emplace(&schema, std::move(o)).first->second;
+}
+
+// ---- one call
+
+struct Call {
+  explicit Call(const Operator& op) : op(op) {}
+
+  // Returns the CPU storage on the bytes of a device storage. There is one per storage, so that torch's
+  // checks for overlapping memory see the same as on a GPU.
+  c10::Storage host(const c10::Storage& s) {
+    for (const auto& [device, cpu] : storages)
+      if (device.unsafeGetStorageImpl() == s.unsafeGetStorageImpl()) return cpu;
+    void* p = s.data() ? arena().bytes_at(s.data()) : nullptr;
+    c10::Storage cpu(c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), c10::SymInt(int64_t(s.nbytes())), c10::DataPtr(p, kCPU),
+        c10::GetCPUAllocator(), true));
+    storages.emplace_back(s, cpu);
+    return cpu;
+  }
+  Tensor host(const Tensor& t, bool write) {
+    if (!t.defined()) return t;
+    if (!t.is_cuda()) {
+      given_on_cpu.push_back(t);
+      return t;
+    }
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (!tensors[i].device.is_same(t)) continue;
+      tensors[i].written = tensors[i].written || write;
+      return tensors[i].cpu;
+    }
+    tensors.push_back({t, view(host(t.storage()), DispatchKey::CPU, t), write});
+    return tensors.back().cpu;
+  }
+  IValue host(const IValue& v, bool write, bool is_generator) {
+    if (v.isTensor()) return host(v.toTensor(), write);
+    if (v.isTensorList()) {
+      c10::List<Tensor> list;
+      for (const Tensor& t : v.toTensorVector()) list.push_back(host(t, write));
+      return list;
+    }
+    if (v.isOptionalTensorList()) {
+      c10::List<std::optional<Tensor>> list;
+      for (const auto& t : v.toOptionalTensorVector())
+        list.push_back(t && t->defined() ? std::optional<Tensor>(host(*t, write)) : std::nullopt);
+      return list;
+    }
+    if (v.isStorage()) return v.toStorage().device_type() == kCUDA ? IValue(host(v.toStorage())) : v;
+    if (v.isDevice() && v.toDevice().is_cuda()) return Device(kCPU);
+    if (v.isGenerator() && v.toGenerator().device().is_cuda()) return cpu_generator(v.toGenerator());
+    if (is_generator && v.isNone()) return cpu_generator(default_generator(current_device()));
+    return v;
+  }
+
+  IValue device(const IValue& v) {
+    if (v.isTensor()) return device(v.toTensor());
+    if (!v.isTensorList()) return v;
+    c10::List<Tensor> list;
+    for (const Tensor& t : v.toTensorVector()) list.push_back(device(t));
+    return list;
+  }
+
+  // Applies to the device tensors what the operator did to the sizes and storages of their CPU tensors.
+  void update_arguments() {
+    const size_t given = storages.size();
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (!tensors[i].written) continue;
+      auto* mine = tensors[i].device.unsafeGetTensorImpl();
+      const Tensor cpu = tensors[i].cpu;
+      const c10::Storage storage = device(cpu.storage());
+      if (storage.unsafeGetStorageImpl() != mine->unsafe_storage().unsafeGetStorageImpl())
+        mine->set_storage_keep_dtype(storage);
+      if (mine->sizes() != cpu.sizes() || mine->strides() != cpu.strides() ||
+          mine->storage_offset() != cpu.storage_offset())
+        mine->set_sizes_and_strides(cpu.sizes(), cpu.strides(), cpu.storage_offset());
+    }
+    for (size_t i = 0; i < given; ++i) {
+      auto* mine = storages[i].first.unsafeGetStorageImpl();
+      auto* cpu = storages[i].second.unsafeGetStorageImpl();
+      const void* before = mine->data() ? arena().bytes_at(mine->data()) : nullptr;
+      const size_t size = cpu->nbytes();
+      if (cpu->data() != before) mine->set_data_ptr_noswap(take_memory(cpu));
+      if (mine->nbytes() != size) mine->set_nbytes(size);
+    }
+  }
+
+  // Moves the clock of the current stream, and checks that what the operator uses is ordered before it.
+  void run_on_stream() {
+    const Lock lock(mutex());
+    const int stream = current_stream();
+    Clock& clock = clock_of(stream);
+    const int64_t time = ++clock[stream];
+    for (const Pair& t : tensors) {
+      Block* b = t.device.numel() > 0 ? arena().block_at(t.device.storage().data()) : nullptr;
+      if (!b) continue;
+      const auto check = [&](int other, int64_t at, const char* did) {
+        if (other >= 0 && other != stream && at > known(clock, other))
+          report_error(c10::str(op.name, " on stream ", stream, t.written ? " writes" : " reads",
+                                " what stream ", other, did, " (", b->writer, ") without waiting for it"));
+      };
+      check(b->written_by, b->written_at, " wrote");
+      if (!t.written) {
+        b->read_at[stream] = time;
+        continue;
+      }
+      for (const auto& [other, at] : b->read_at) check(other, at, " reads");
+      b->read_at.clear();
+      b->written_by = stream;
+      b->written_at = time;
+      b->writer = op.name;
+    }
+  }
+  // Marks new results, which are the tensors from `first` on, as written by the current stream.
+  void write_results_on_stream(size_t first) {
+    const Lock lock(mutex());
+    const int stream = current_stream();
+    for (size_t i = first; i < tensors.size(); ++i) {
+      const Tensor& t = tensors[i].device;
+      Block* b = t.numel() > 0 ? arena().block_at(t.storage().data()) : nullptr;
+      if (!b || b->written_by >= 0) continue;
+      b->written_by = stream;
+      b->written_at = known(clock_of(stream), stream);
+      b->writer = op.name;
+    }
+  }
+
+  struct Pair {
+    Tensor device, cpu;
+    bool written;
+  };
+  const Operator& op;
+  std::vector<Pair> tensors;
+
+ private:
+  static Tensor view(c10::Storage s, DispatchKey key, const Tensor& like) {
+    Tensor t = at::detail::make_tensor<c10::TensorImpl>(std::move(s), c10::DispatchKeySet(key), like.dtype());
+    t.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+    if (like.unsafeGetTensorImpl()->is_wrapped_number()) t.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return t;
+  }
+  // Returns the memory of a CPU storage as device memory. It usually is in the arena already.
+  static c10::DataPtr take_memory(c10::StorageImpl* cpu) {
+    const Device device(kCUDA, DeviceIndex(current_device()));
+    if (cpu->data() == nullptr || cpu->nbytes() == 0) return {nullptr, nullptr, &free_block, device};
+    const Lock lock(mutex());
+    Block* block = nullptr;
+    if (cpu->data_ptr().get_deleter() == &free_bytes && arena().has_bytes(cpu->data())) {
+      c10::DataPtr memory = cpu->set_data_ptr(c10::DataPtr(nullptr, kCPU));
+      block = arena().block_of_bytes(memory.release_context());
+    } else {
+      block = arena().allocate(cpu->nbytes());
+      std::memcpy(block->bytes, cpu->data(), cpu->nbytes());
+    }
+    return {arena().address_of(block->bytes), block, &free_block, device};
+  }
+  c10::Storage device(const c10::Storage& cpu) {
+    for (const auto& [mine, host] : storages)
+      if (host.unsafeGetStorageImpl() == cpu.unsafeGetStorageImpl()) return mine;
+    const int64_t size = int64_t(cpu.nbytes());
+    c10::Storage mine(c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), c10::SymInt(size), take_memory(cpu.unsafeGetStorageImpl()),
+        device_allocator(), true));
+    storages.emplace_back(mine, cpu);
+    return mine;
+  }
+  Tensor device(const Tensor& t) {
+    if (!t.defined() || !t.is_cpu()) return t;
+    for (const Pair& pair : tensors)
+      if (pair.cpu.is_same(t)) return pair.device;
+    for (const Tensor& given : given_on_cpu)
+      if (given.is_same(t)) return t;
+    const Tensor result = view(device(t.storage()), DispatchKey::CUDA, t);
+    tensors.push_back({result, t, true});
+    return result;
+  }
+
+  std::vector<std::pair<c10::Storage, c10::Storage>> storages;  // of the device, of the CPU
+  std::vector<Tensor> given_on_cpu;
+};
+
+void run_on_cpu(const c10::OperatorHandle& handle, const Operator& op, Stack* stack) {
+  Call call(op);
+  const size_t n = op.writes.size(), base = stack->size() - n;
+  for (size_t i = 0; i < n; ++i)
+    (*stack)[base + i] = call.host((*stack)[base + i], op.writes[i], op.generators[i]);
+  const size_t given = call.tensors.size();
+  const bool starts_kernel = !op.only_metadata || !op.why_host_waits.empty();
+  {
+    const Lock lock(mutex());
+    do_copies_before(clock_of(current_stream()));
+  }
+  if (starts_kernel) call.run_on_stream();
+  {
+    const AllocateOnDevice on_device;
+    const at::AutoDispatchBelowADInplaceOrView below;
+    handle.callBoxed(stack);
+  }
+  call.update_arguments();
+  for (size_t i = stack->size() - handle.schema().returns().size(); i < stack->size(); ++i)
+    (*stack)[i] = call.device((*stack)[i]);
+  if (!op.only_metadata) call.write_results_on_stream(given);
+}
+
+// Returns how many kernels a _foreach_ operator starts: one, or one per tensor if the tensors differ in type
+// or layout, by the rules of ForeachUtils.h.
+int64_t foreach_calls(const Operator& op, c10::ArrayRef<IValue> arguments) {
+  if (op.name.rfind("_foreach_", 0) != 0) return 1;
+  std::vector<std::vector<Tensor>> lists;
+  for (const IValue& v : arguments)
+    if (v.isTensorList()) lists.push_back(v.toTensorVector());
+  if (lists.empty() || lists[0].empty()) return 1;
+  const std::vector<at::TensorList> all(lists.begin(), lists.end());
+  const bool converts = op.name == "_foreach_copy_";
+  bool alike = at::native::_check_tensors_share_device_and_dtype(all, converts) &&
+               at::native::_check_tensors_share_sizes_and_strides(all);
+  for (const Tensor& t : lists.back()) alike = alike && t.dtype() == lists.back()[0].dtype();
+  return alike ? 1 : int64_t(lists[0].size());
+}
+
+// Calls f(tensor) for all tensors of an argument.
+template <class Function>
+void for_each_tensor(const IValue& v, const Function& f) {
+  if (v.isTensor()) f(v.toTensor());
+  if (v.isTensorList())
+    for (const Tensor& t : v.toTensorVector()) f(t);
+  if (v.isOptionalTensorList())
+    for (const auto& t : v.toOptionalTensorVector())
+      if (t) f(*t);
+}
+
+void fallback(const c10::OperatorHandle& handle, Stack* stack) {
+  const Operator& op = operator_of(handle);
+  TORCH_CHECK_NOT_IMPLEMENTED(op.has_kernel, "Could not run '", handle.schema().name(),
+                              "' with arguments from the 'CUDA' backend: it has no kernel for CUDA");
+  const size_t base = stack->size() - op.writes.size();
+  std::string why = op.why_host_waits;
+  const auto check = [&](const Tensor& t) {
+    if (!t.defined()) return;
+    const bool mask = t.scalar_type() == at::kBool || t.scalar_type() == at::kByte;
+    if (op.takes_indices && mask) why = "size of the result of " + op.name + " with a mask";
+    if (op.takes_indices && t.is_cpu()) why = op.name + " with indices on the CPU";
+    TORCH_CHECK(
+        !t.is_cpu() || op.takes_indices || t.dim() == 0 || op.only_metadata,
+        "Expected all tensors to be on the same device, but found at least two devices, cuda and cpu (",
+        op.name, ", ", t.sizes(), ")");
+  };
+  for (size_t i = base; i < stack->size(); ++i)
+    if (!op.takes_indices || (*stack)[i].isOptionalTensorList()) for_each_tensor((*stack)[i], check);
+  if (!op.only_metadata)
+    count(Kind::call, op.name, foreach_calls(op, c10::ArrayRef<IValue>(*stack).slice(base)));
+  if (!why.empty()) count(Kind::wait, why);
+  run_on_cpu(handle, op, stack);
+}
+
+// ---- operators about memory
+
+Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> type, std::optional<at::Layout>,
+             std::optional<Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), device_allocator(),
+                                   c10::DispatchKeySet(DispatchKey::CUDA), c10::dtype_or_default(type),
+                                   format);
+}
+Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> type,
+                     std::optional<at::Layout>, std::optional<Device>, std::optional<bool>) {
+  return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
+                                           device_allocator(), c10::DispatchKeySet(DispatchKey::CUDA),
+                                           c10::dtype_or_default(type));
+}
+
+Tensor& copy(Tensor& self, const Tensor& src, bool non_blocking) {
+  static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  const Operator& op = operator_of(handle);
+  if (self.is_same(src) || self.numel() == 0) return self;
+  const bool to_device = src.is_cpu(), to_host = self.is_cpu(), across = to_device || to_host;
+  count(Kind::call, to_device ? "copy_ to the device" : to_host ? "copy_ to the host" : "copy_");
+  const Tensor& on_host = to_device ? src : self;
+  const bool same_layout = self.dtype() == src.dtype() && self.sizes() == src.sizes() &&
+                           self.strides() == src.strides() && self.is_non_overlapping_and_dense();
+  if (across && non_blocking && same_layout && is_pinned(on_host.const_data_ptr())) {
+    const Lock lock(mutex());
+    Call call(op);
+    auto* device_bytes = static_cast<char*>(call.host(to_device ? self : src, to_device).data_ptr());
+    auto* host_bytes = static_cast<char*>(const_cast<void*>(on_host.const_data_ptr()));
+    const int stream = current_stream();
+    if (to_host) do_copies_before(clock_of(stream));
+    call.run_on_stream();
+    const size_t size = self.nbytes();
+    if (to_host) std::memset(host_bytes, 0xFF, size);  // NaN until the copy is done
+    start_copy({to_device ? device_bytes : host_bytes, to_device ? host_bytes : device_bytes, size, to_device,
+                stream, known(clock_of(stream), stream), to_device ? checksum(host_bytes, size) : 0});
+    return self;
+  }
+  Stack stack{self, src, non_blocking};
+  run_on_cpu(handle, op, &stack);
+  if (to_host || (to_device && !non_blocking))
+    count(Kind::wait, to_device ? "copy to the device" : "copy to the host");
+  else if (to_device)
+    count(Kind::unpinned, "copy to the device");
+  return self;
+}
+
+void record_stream(Tensor& self, c10::Stream s) { record_on_stream(self.storage().data_ptr(), s); }
+
+// ---- kernels of batch norm that torch has for CUDA only. Statistics are float32 for 16-bit types.
+
+Tensor per_channel(const Tensor& t, const Tensor& like) {
+  std::vector<int64_t> shape(size_t(like.dim()), 1);
+  shape[1] = -1;
+  return t.view(shape);
+}
+Tensor widened(const Tensor& t) { return t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
+std::vector<int64_t> all_but_channels(const Tensor& x) {
+  std::vector<int64_t> dims{0};
+  for (int64_t d = 2; d < x.dim(); ++d) dims.push_back(d);
+  return dims;
+}
+
+std::tuple<Tensor, Tensor> batch_norm_stats(const Tensor& x, double eps) {
+  const Tensor wide = widened(x);
+  return {wide.mean(all_but_channels(x)), (wide.var(all_but_channels(x), false) + eps).rsqrt()};
+}
+Tensor batch_norm_elemt(const Tensor& x, const std::optional<Tensor>& weight,
+                        const std::optional<Tensor>& bias, const Tensor& mean, const Tensor& inverse,
+                        double) {
+  Tensor y = (widened(x) - per_channel(mean, x)) * per_channel(inverse, x);
+  if (weight && weight->defined()) y = y * per_channel(widened(*weight), x);
+  if (bias && bias->defined()) y = y + per_channel(widened(*bias), x);
+  return y.to(x.scalar_type());
+}
+std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_backward_reduce(const Tensor& grad, const Tensor& x,
+                                                                      const Tensor& mean,
+                                                                      const Tensor& inverse,
+                                                                      const std::optional<Tensor>& weight,
+                                                                      bool, bool, bool) {
+  const Tensor g = widened(grad), sum = g.sum(all_but_channels(x));
+  const Tensor product = (g * (widened(x) - per_channel(mean, x))).sum(all_but_channels(x));
+  const auto type = weight && weight->defined() ? weight->scalar_type() : mean.scalar_type();
+  return {sum, product, (product * inverse).to(type), sum.to(type, false, true)};
+}
+Tensor batch_norm_backward_elemt(const Tensor& grad, const Tensor& x, const Tensor& mean,
+                                 const Tensor& inverse, const std::optional<Tensor>& weight,
+                                 const Tensor& sum, const Tensor& product, const Tensor& count) {
+  const Tensor n = count.sum().to(mean.scalar_type());
+  Tensor factor = inverse;
+  if (weight && weight->defined()) factor = factor * widened(*weight);
+  const Tensor d = widened(grad) - per_channel(sum / n, x) -
+                   (widened(x) - per_channel(mean, x)) * per_channel(product / n * inverse * inverse, x);
+  return (d * per_channel(factor, x)).to(x.scalar_type());
+}
+
+TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+TORCH_LIBRARY_IMPL(aten, CPU, m) {
+  m.impl("batch_norm_stats", &batch_norm_stats);
+  m.impl("batch_norm_elemt", &batch_norm_elemt);
+  m.impl("batch_norm_backward_reduce", &batch_norm_backward_reduce);
+  m.impl("batch_norm_backward_elemt", &batch_norm_backward_elemt);
+}
+
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("copy_", &copy);
+  m.impl("record_stream", &record_stream);
+  // Composite kernels precede a fallback. Where CUDA has a kernel of its own, which is where the CPU has one,
+  // the fallback is registered by name.
+  const std::set<std::string> composite_on_cuda{"aten::_stack", "aten::narrow_copy",
+                                                "aten::native_channel_shuffle", "aten::pixel_shuffle",
+                                                "aten::pixel_unshuffle"};
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (!op || name.name.rfind("aten::", 0) != 0 || composite_on_cuda.count(name.name)) continue;
+    const std::string& overload = name.overload_name;
+    const bool out = overload.size() >= 3 && overload.compare(overload.size() - 3, 3, "out") == 0;
+    const bool composite = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+                           op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+                           op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+    const bool foreach = name.name.rfind("aten::_foreach_", 0) == 0 && !out;
+    const bool convolution =
+        (name.name == "aten::convolution" || name.name == "aten::convolution_backward") && !out;
+    if ((composite && op->hasKernelForDispatchKey(DispatchKey::CPU)) || foreach || convolution)
+      m.impl((name.name + (overload.empty() ? "" : "." + overload)).c_str(),
+             torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
+}
+
+}  // namespace
+
+Tensor host_view(const Tensor& t) {
+  if (!t.defined() || !t.is_cuda()) return t;
+  const Lock lock(mutex());
+  do_copies_before(clock_of(current_stream()));
+  static const auto* op = [] {
+    auto* o = new Operator;
+    o->name = "host_view";
+    return o;
+  }();
+  Call call(*op);
+  Tensor cpu = call.host(t, /*write=*/true);
+  call.run_on_stream();
+  // The view keeps the device tensor alive.
+  auto* storage = cpu.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(
+      {storage->mutable_data(), new Tensor(t), [](void* p) { delete static_cast<Tensor*>(p); }, kCPU});
+  return cpu;
+}
+
+}  // namespace simulated_cuda

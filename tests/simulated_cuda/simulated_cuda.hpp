@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// A simulated CUDA device, for tests on machines without a GPU. A program that is linked with this library
+// and with libtorch_cpu, but not with libtorch_cuda, sees one GPU (SIMULATED_CUDA_DEVICES: several). Kernels
+// of the CPU run on it. It counts and checks what only a GPU would show:
+//   - operator calls and waits of the host, by phase of the step (the innermost marked(), see
+//   run/profile.hpp);
+//   - memory of one stream that another stream uses without an event or record_stream();
+//   - pinned memory that is written before an asynchronous copy from it is done;
+//   - the host that dereferences device memory: SIGSEGV.
+//
+// What it does not show: time, races inside of a kernel, numbers of CUDA kernels, cuDNN, the number of
+// kernels that one operator starts. Not to be loaded together with libtorch_cuda.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace at {
+class Tensor;
+}
+
+namespace simulated_cuda {
+
+struct Count {
+  std::string phase;  // "other" outside of all phases
+  std::string what;   // the operator, or the reason of the wait
+  int64_t times;
+};
+// Since the last reset_counts():
+std::vector<Count> operator_calls();   // operators that start a kernel or a copy
+std::vector<Count> host_waits();       // the host waits for the device
+std::vector<Count> unpinned_copies();  // asynchronous copies from memory that is not pinned
+void reset_counts();
+int64_t sum(const std::vector<Count>& counts);
+
+// Returns the errors that were found since the last call.
+std::vector<std::string> errors();
+
+// Returns a CPU tensor on the bytes of a device tensor, after the work of the current stream.
+at::Tensor host_view(const at::Tensor& t);
+
+// The number of asynchronous copies that are not done yet. They are done as late as a device may do them.
+int64_t pending_copies();
+
+// Memory of the device in bytes.
+constexpr int64_t kMemory = int64_t{16} << 30;
+int64_t allocated();
+int64_t peak_allocated();
+void reset_peak();
+// An allocation beyond the limit fails as on a GPU: "CUDA out of memory".
+void set_limit(int64_t bytes);
+int64_t limit();
+
+}  // namespace simulated_cuda

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counts, streams and events, and what torch asks CUDA for without being linked with it.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <atomic>
+#include <cstdlib>
+
+#include "state.hpp"
+
+namespace simulated_cuda {
+
+using c10::Device;
+using c10::DeviceIndex;
+using c10::kCUDA;
+using c10::Stream;
+
+// ---- counts
+
+namespace {
+
+struct Counts {
+  std::map<std::tuple<Kind, std::string, std::string>, int64_t> times;  // kind, phase, what
+  std::vector<std::string> phases;                                      // the innermost last
+  std::vector<std::string> errors;
+};
+Counts& counts() {
+  static auto* one = new Counts;
+  return *one;
+}
+
+std::unique_ptr<at::ObserverContext> begin_phase(const at::RecordFunction& f) {
+  const Lock lock(mutex());
+  counts().phases.push_back(f.name());
+  return nullptr;
+}
+void end_phase(const at::RecordFunction&, at::ObserverContext*) {
+  const Lock lock(mutex());
+  if (!counts().phases.empty()) counts().phases.pop_back();
+}
+
+std::vector<Count> counts_of(Kind kind) {
+  const Lock lock(mutex());
+  std::vector<Count> all;
+  for (const auto& [key, times] : counts().times)
+    if (std::get<0>(key) == kind) all.push_back({std::get<1>(key), std::get<2>(key), times});
+  return all;
+}
+
+}  // namespace
+
+void count(Kind kind, const std::string& what, int64_t times) {
+  const Lock lock(mutex());
+  Counts& c = counts();
+  c.times[{kind, c.phases.empty() ? "other" : c.phases.back(), what}] += times;
+}
+std::vector<Count> operator_calls() { return counts_of(Kind::call); }
+std::vector<Count> host_waits() { return counts_of(Kind::wait); }
+std::vector<Count> unpinned_copies() { return counts_of(Kind::unpinned); }
+void reset_counts() {
+  const Lock lock(mutex());
+  counts().times.clear();
+}
+int64_t sum(const std::vector<Count>& counts) {
+  int64_t times = 0;
+  for (const Count& c : counts) times += c.times;
+  return times;
+}
+
+void report_error(const std::string& what) {
+  const Lock lock(mutex());
+  if (counts().errors.size() < 1000) counts().errors.push_back(what);
+}
+std::vector<std::string> errors() {
+  const Lock lock(mutex());
+  return std::exchange(counts().errors, {});
+}
+
+// ---- streams
+
+static thread_local DeviceIndex device_now = 0;
+static thread_local std::map<int, int> stream_now;  // device -> stream of that device
+
+int device_count() {
+  static const int n = [] {
+    const char* text = std::getenv("SIMULATED_CUDA_DEVICES");
+    return text ? std::atoi(text) : 1;
+  }();
+  return n;
+}
+int current_device() { return device_now; }
+int current_stream() { return device_now * kStreams + stream_now[device_now]; }
+
+Clock& clock_of(int stream) {
+  static auto* clocks = new std::map<int, Clock>;
+  return (*clocks)[stream];
+}
+void join(Clock& into, const Clock& other) {
+  for (const auto& [stream, time] : other) into[stream] = std::max(into[stream], time);
+}
+int64_t known(const Clock& clock, int stream) {
+  const auto at = clock.find(stream);
+  return at == clock.end() ? 0 : at->second;
+}
+
+namespace {
+
+int number_of(const Stream& s) { return int(s.device_index()) * kStreams + int(s.id()); }
+int index_of(Device d) { return d.index() < 0 ? device_now : d.index(); }
+Stream stream_of(int device, int id) {
+  return Stream(Stream::UNSAFE, Device(kCUDA, DeviceIndex(device)), id);
+}
+
+struct Event {
+  Clock clock;
+  std::chrono::steady_clock::time_point at;
+};
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return kCUDA; }
+  Device getDevice() const override { return Device(kCUDA, device_now); }
+  Device exchangeDevice(Device d) const override {
+    const Device before = getDevice();
+    setDevice(d);
+    return before;
+  }
+  void setDevice(Device d) const override {
+    TORCH_CHECK(d.is_cuda() && d.index() < device_count(), "the simulated machine has no ", d);
+    if (d.index() >= 0) device_now = d.index();
+  }
+  void uncheckedSetDevice(Device d) const noexcept override {
+    if (d.index() >= 0) device_now = d.index();
+  }
+  DeviceIndex deviceCount() const noexcept override { return DeviceIndex(device_count()); }
+
+  Stream getStream(Device d) const override { return stream_of(index_of(d), stream_now[index_of(d)]); }
+  Stream getDefaultStream(Device d) const override { return stream_of(index_of(d), 0); }
+  Stream getStreamFromGlobalPool(Device d, bool) const override {
+    static std::atomic<int> next{0};
+    return stream_of(index_of(d), 1 + next++ % (kStreams - 1));
+  }
+  Stream getNewStream(Device d, int) const override { return getStreamFromGlobalPool(d, false); }
+  Stream exchangeStream(Stream s) const override {
+    const Stream before = getStream(s.device());
+    stream_now[s.device_index()] = int(s.id());
+    return before;
+  }
+  bool queryStream(const Stream& s) const override {
+    const Lock lock(mutex());
+    return all_done(clock_of(number_of(s)));
+  }
+  void synchronizeStream(const Stream& s) const override {
+    const Lock lock(mutex());
+    host_waits_for(clock_of(number_of(s)), "synchronisation of a stream");
+  }
+  void synchronizeDevice(DeviceIndex device) const override {
+    const Lock lock(mutex());
+    const int index = device < 0 ? device_now : device;
+    Clock all;
+    for (int i = 0; i < kStreams; ++i) join(all, clock_of(index * kStreams + i));
+    host_waits_for(all, "synchronisation of the device");
+  }
+
+  void record(void** event, const Stream& s, DeviceIndex, c10::EventFlag) const override {
+    const Lock lock(mutex());
+    if (!*event) *event = new Event;
+    Clock& clock = clock_of(number_of(s));
+    ++clock[number_of(s)];
+    *static_cast<Event*>(*event) = {clock, std::chrono::steady_clock::now()};
+  }
+  void block(void* event, const Stream& s) const override {
+    const Lock lock(mutex());
+    if (event) join(clock_of(number_of(s)), static_cast<Event*>(event)->clock);
+  }
+  bool queryEvent(void* event) const override {
+    const Lock lock(mutex());
+    return !event || all_done(static_cast<Event*>(event)->clock);
+  }
+  void synchronizeEvent(void* event) const override {
+    if (event) host_waits_for(static_cast<Event*>(event)->clock, "synchronisation of an event");
+  }
+  void destroyEvent(void* event, DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+  double elapsedTime(void* a, void* b, DeviceIndex) const override {
+    using Milliseconds = std::chrono::duration<double, std::milli>;
+    return Milliseconds(static_cast<Event*>(b)->at - static_cast<Event*>(a)->at).count();
+  }
+  void recordDataPtrOnStream(const c10::DataPtr& memory, const Stream& s) const override {
+    record_on_stream(memory, s);
+  }
+};
+const Guard& guard() {
+  static auto* one = new Guard;
+  return *one;
+}
+
+// A generator of the device takes its numbers from one of the CPU.
+struct Generator final : c10::GeneratorImpl {
+  Generator(int device, at::Generator cpu)
+      : GeneratorImpl(Device(kCUDA, DeviceIndex(device)), c10::DispatchKeySet(c10::DispatchKey::CUDA)),
+        cpu(std::move(cpu)) {}
+  void set_current_seed(uint64_t seed) override { cpu.set_current_seed(seed); }
+  void set_offset(uint64_t offset) override { cpu.set_offset(offset); }
+  uint64_t get_offset() const override { return cpu.get_offset(); }
+  uint64_t current_seed() const override { return cpu.current_seed(); }
+  uint64_t seed() override { return cpu.unsafeGetGeneratorImpl()->seed(); }
+  void set_state(const c10::TensorImpl& s) override { cpu.unsafeGetGeneratorImpl()->set_state(s); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    return cpu.unsafeGetGeneratorImpl()->get_state();
+  }
+  GeneratorImpl* clone_impl() const override { return new Generator(device_.index(), cpu.clone()); }
+  at::Generator cpu;
+};
+at::Generator new_generator(int device) {
+  return at::Generator(c10::make_intrusive<Generator>(device, at::detail::createCPUGenerator()));
+}
+
+struct Hooks final : at::CUDAHooksInterface {
+  void init() const override {}
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return device_count() > 0; }
+  bool hasCUDA() const override { return device_count() > 0; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  DeviceIndex deviceCount() const override { return DeviceIndex(device_count()); }
+  int getNumGPUs() const override { return device_count(); }
+  DeviceIndex current_device() const override { return device_now; }
+  DeviceIndex getCurrentDevice() const override { return device_now; }
+  void setCurrentDevice(DeviceIndex d) const override { device_now = d; }
+  DeviceIndex exchangeDevice(DeviceIndex d) const override { return std::exchange(device_now, d); }
+  DeviceIndex maybeExchangeDevice(DeviceIndex d) const override { return std::exchange(device_now, d); }
+  const at::Generator& getDefaultGenerator(DeviceIndex i) const override {
+    return default_generator(i < 0 ? device_now : i);
+  }
+  at::Generator getNewGenerator(DeviceIndex i) const override {
+    return new_generator(i < 0 ? device_now : i);
+  }
+  Device getDeviceFromPtr(void*) const override { return Device(kCUDA, device_now); }
+  bool isPinnedPtr(const void* p) const override { return is_pinned(p); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
+  at::Allocator* getCUDADeviceAllocator() const override { return device_allocator(); }
+  long versionCuDNN() const override { return 0; }  // there is no cuDNN; the default throws
+  long versionRuntimeCuDNN() const override { return 0; }
+  std::string showConfig() const override { return "simulated CUDA"; }
+  void deviceSynchronize(DeviceIndex i) const override { guard().synchronizeDevice(i); }
+};
+
+}  // namespace
+
+const at::Generator& default_generator(int device) {
+  static auto* all = [] {
+    auto* generators = new std::vector<at::Generator>;
+    for (int d = 0; d < device_count(); ++d) generators->push_back(new_generator(d));
+    return generators;
+  }();
+  return all->at(size_t(device));
+}
+at::Generator cpu_generator(const at::Generator& g) {
+  return static_cast<Generator*>(g.unsafeGetGeneratorImpl())->cpu;
+}
+
+void record_on_stream(const c10::DataPtr& memory, const Stream& stream) {
+  const Lock lock(mutex());
+  if (Block* b = arena().block_at(memory.get())) b->recorded.insert(number_of(stream));
+}
+
+[[maybe_unused]] static const bool installed = [] {
+  c10::impl::registerDeviceGuard(kCUDA, &guard());
+  at::CUDAHooksRegistry()->Register("CUDAHooks", [](const at::CUDAHooksArgs&) {
+    return std::unique_ptr<at::CUDAHooksInterface>(std::make_unique<Hooks>());
+  });
+  at::addGlobalCallback(
+      at::RecordFunctionCallback(&begin_phase, &end_phase).scopes({at::RecordScope::USER_SCOPE}));
+  return true;
+}();
+
+}  // namespace simulated_cuda
