@@ -174,14 +174,9 @@ struct TinyImpl : torch::nn::Module {
 };
 TORCH_MODULE(Tiny);
 
-std::string python() {
-  const char* env = std::getenv("YOLOX_PYTHON");
-  const std::string path = env && *env ? env : YOLOX_SOURCE_DIR "/.venv/bin/python";
-  return std::filesystem::exists(path) ? path : "";
-}
 int run_python(const std::string& code, const TempDir& dir) {
   write_bytes(dir / "script.py", code);
-  return std::system(("cd " + dir.path.string() + " && " + python() + " script.py").c_str());
+  return std::system(("cd " + dir.path.string() + " && '" + python_with("torch") + "' script.py").c_str());
 }
 
 }  // namespace
@@ -273,7 +268,7 @@ TEST_CASE("checkpoints: a failed write keeps the old file and leaves no temporar
 
 TEST_CASE("checkpoints: Python reads files of write_pth(), and read_pth() reads files of torch.save()" *
           starts_programs) {
-  if (python().empty()) {
+  if (python_with("torch").empty()) {
     MESSAGE("skipped: no Python with torch (set YOLOX_PYTHON)");
     return;
   }

@@ -34,7 +34,9 @@ class MemoryFile {
 
  private:
   static void require(bool done) {
-    if (!done) std::perror("memfd"), std::abort();
+    if (done) return;
+    std::perror("memfd");
+    std::abort();
   }
   const int fd;
 

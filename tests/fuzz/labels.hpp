@@ -23,8 +23,10 @@ inline void to_dataset(Source source) {
       for (const Box& b : r.boxes)
         if (!(b.x1 >= 0 && b.y1 >= 0 && b.x2 <= r.width && b.y2 <= r.height && b.x1 <= b.x2 &&
               b.y1 <= b.y2) ||
-            b.cls < 0 || b.cls >= int(data.classes.size()))
-          std::fprintf(stderr, "a box is outside its image, or its class does not exist\n"), std::abort();
+            b.cls < 0 || b.cls >= int(data.classes.size())) {
+          std::fprintf(stderr, "a box is outside its image, or its class does not exist\n");
+          std::abort();
+        }
   }
 }
 
