@@ -157,7 +157,8 @@ GPU_TEST(
   const Trajectory cpu = train_nano(torch::kCPU, "fp64");
   const auto small_scale = [](Trainer& t) { t.training->scaler.scale.fill_(4); };
   for (const auto& [amp, most] : {std::pair("off", 0.03), {"bf16", 0.05}, {"fp16", 0.05}}) {
-    INFO(amp);
+    const std::string name = amp;  // INFO cannot capture a structured binding
+    INFO(name);
     const Trajectory gpu = train_nano(kGpu, amp, "sgd", small_scale);
     for (const StepNumbers& n : gpu.steps) CHECK(n.finite());
     CHECK(loss_error(gpu, cpu) < most);
