@@ -284,7 +284,8 @@ std::map<std::string, int64_t> calls_of_step(const std::string& amp, bool sync_b
   std::map<std::string, int64_t> calls;
   for (const auto& c : simulated_cuda::operator_calls()) {
     calls[c.phase] += c.times;
-    calls["all"] += c.times;
+    // How many copies of batches a step starts depends on the speed of the loader.
+    if (c.phase != "data") calls["all"] += c.times;
   }
   return calls;
 }
@@ -304,10 +305,10 @@ TEST_CASE("gpu: the host waits once in a step, and a step has the known number o
     all[name] = calls.at("all");
   }
   // A change that lowers a count lowers its limit here and the table in bench/RESULTS.md.
-  CHECK(all.at("off") <= 1182);
-  CHECK(all.at("bf16") <= 1387);
-  CHECK(all.at("fp16") <= 1395);
-  CHECK(all.at("bf16+sync") <= 4273);
+  CHECK(all.at("off") <= 1179);
+  CHECK(all.at("bf16") <= 1384);
+  CHECK(all.at("fp16") <= 1392);
+  CHECK(all.at("bf16+sync") <= 4270);
 }
 
 TEST_CASE("gpu: the simulated device counts the waits of the host") {
