@@ -39,7 +39,7 @@ tensorboard tensorboard.backend
 onnxruntime onnxruntime
 opencv-python-headless cv2
 END
-$venv -c "import torch" 2>/dev/null ||
+ls -d .venv/lib/python3*/site-packages/nvidia/nccl >/dev/null 2>&1 ||
   echo "LibTorch in .venv is without the libraries of CUDA: tests that start torchrun or import torch are skipped; type: $venv -m pip install torch"
 # Some tests make two hosts out of network namespaces, one looks at report.html with a browser.
 has_any() { PATH=$PATH:/usr/sbin command -v "$@" >/dev/null; }

@@ -6,6 +6,8 @@
 
 #include "common.hpp"
 
+inline const doctest::skip needs_gpu(!torch::cuda::is_available());
+
 // Reads a fixture file, a dict of str -> tensor, number or list. Uses the reader of torch, so that the tests
 // do not depend on checkpoint.hpp.
 inline c10::impl::GenericDict fixture(const std::string& name) {

@@ -215,8 +215,7 @@ TEST_CASE("checkpoints: a file is read as it was written") {
   CHECK_ERROR(write_pth(dir / "d.pth", torch::Tensor()), "undefined");
 }
 
-TEST_CASE("gpu: checkpoints store cuda tensors as cpu tensors" *
-          doctest::skip(!torch::cuda::is_available())) {
+TEST_CASE("gpu: checkpoints store cuda tensors as cpu tensors" * needs_gpu) {
   const TempDir dir;
   write_pth(dir / "a.pth", torch::arange(6, torch::kCUDA).view({2, 3}).t());
   CHECK(read_pth(dir / "a.pth").toTensor().equal(torch::arange(6).view({2, 3}).t()));

@@ -864,7 +864,7 @@ TEST_CASE(
 
 TEST_CASE(
     "gpu: with DTR a step equals a plain step, within a budget and when the allocator runs out of memory" *
-    doctest::skip(!torch::cuda::is_available())) {
+    needs_gpu) {
 #ifdef YOLOX_CUDA
   struct Deterministic {
     Deterministic() { set_determinism(true, true); }

@@ -21,8 +21,6 @@ using namespace yolox::test;
 
 namespace {
 
-#define GPU_TEST(name) TEST_CASE("gpu: " name* doctest::skip(!torch::cuda::is_available()))
-
 const torch::Device kGpu(torch::kCUDA, 0);
 
 // Fails the test case at the end of its scope if the simulated device found an error in the use of streams.
@@ -136,7 +134,7 @@ double loss_error(const Trajectory& a, const Trajectory& b) {
 
 // ---- numbers
 
-GPU_TEST("three steps in float64 equal those of the CPU, with SGD and with Adam") {
+TEST_CASE("gpu: three steps in float64 equal those of the CPU, with SGD and with Adam" * needs_gpu) {
   const NoStreamErrors no_stream_errors;
   for (const std::string optimizer : {"sgd", "adam"}) {
     INFO(optimizer);
@@ -151,8 +149,9 @@ GPU_TEST("three steps in float64 equal those of the CPU, with SGD and with Adam"
   }
 }
 
-GPU_TEST(
-    "three steps in float32, bf16 and fp16 have the losses of the CPU within the precision of the type") {
+TEST_CASE(
+    "gpu: three steps in float32, bf16 and fp16 have the losses of the CPU within the precision of the type" *
+    needs_gpu) {
   const NoStreamErrors no_stream_errors;
   const Trajectory cpu = train_nano(torch::kCPU, "fp64");
   const auto small_scale = [](Trainer& t) { t.training->scaler.scale.fill_(4); };
@@ -165,13 +164,13 @@ GPU_TEST(
   }
 }
 
-GPU_TEST("an overflow in fp16 is found") {
+TEST_CASE("gpu: an overflow in fp16 is found" * needs_gpu) {
   const Trajectory gpu =
       train_nano(kGpu, "fp16", "sgd", [](Trainer& t) { t.training->scaler.scale.fill_(1e30); });
   CHECK_FALSE(gpu.steps[0].finite());
 }
 
-GPU_TEST("SyncBN over two ranks with equal images equals batch norm on one rank") {
+TEST_CASE("gpu: SyncBN over two ranks with equal images equals batch norm on one rank" * needs_gpu) {
   const NoStreamErrors no_stream_errors;
   const Trajectory cpu = train_nano(torch::kCPU, "fp64");
   const Trajectory gpu = train_nano(kGpu, "fp64", "sgd",
@@ -180,7 +179,7 @@ GPU_TEST("SyncBN over two ranks with equal images equals batch norm on one rank"
   CHECK(std::abs(gpu.steps[0].norm / cpu.steps[0].norm - 1) < 1e-6);
 }
 
-GPU_TEST("the pooling of --deterministic equals the plain one, forward and backward") {
+TEST_CASE("gpu: the pooling of --deterministic equals the plain one, forward and backward" * needs_gpu) {
   torch::manual_seed(4);
   YOLOX model("yolox-nano", 3);
   model->to(kGpu, torch::kDouble);
@@ -201,7 +200,7 @@ GPU_TEST("the pooling of --deterministic equals the plain one, forward and backw
 
 // ---- data
 
-GPU_TEST("batches of DeviceLoader equal those of the loader") {
+TEST_CASE("gpu: batches of DeviceLoader equal those of the loader" * needs_gpu) {
   const NoStreamErrors no_stream_errors;
   Loader pinned(noise(64, 3), 0, 12, 2, {64, 64}, 2, true), plain(noise(64, 3), 0, 12, 2, {64, 64}, 2, false);
   DeviceLoader batches(pinned, kGpu);
@@ -216,7 +215,8 @@ GPU_TEST("batches of DeviceLoader equal those of the loader") {
 
 // ---- programs
 
-GPU_TEST("train, evaluation, a resume on the CPU, and demo work from end to end" * starts_programs) {
+TEST_CASE("gpu: train, evaluation, a resume on the CPU, and demo work from end to end" * needs_gpu *
+          starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 4 --epochs 4 --eval-interval 1 ";
@@ -238,7 +238,7 @@ GPU_TEST("train, evaluation, a resume on the CPU, and demo work from end to end"
   succeed(dir, "demo", "--source data/train --weights off/last.pth --device cuda --save drawn");
 }
 
-GPU_TEST("train: --bs auto and --dtr on a GPU" * starts_programs) {
+TEST_CASE("gpu: train: --bs auto and --dtr on a GPU" * needs_gpu * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags =
@@ -280,6 +280,7 @@ std::map<std::string, int64_t> calls_of_step(const std::string& amp, bool sync_b
   }
   const auto waited = simulated_cuda::host_waits();
   CHECK(simulated_cuda::sum(waited) == 1);
+  CHECK(simulated_cuda::sum(simulated_cuda::unpinned_copies()) == 1);  // the counts of objects in simota.hpp
   for (const auto& w : waited) CHECK_MESSAGE(w.phase == "optimizer", w.phase << ": " << w.what);
   std::map<std::string, int64_t> calls;
   for (const auto& c : simulated_cuda::operator_calls()) {

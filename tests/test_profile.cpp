@@ -505,7 +505,7 @@ TEST_CASE("profile: a trace that cannot be written is an error that names the fi
 
 TEST_CASE(
     "profile: on a GPU, times belong to the part that launched the kernels, and the trace contains them" *
-    doctest::skip(!torch::cuda::is_available())) {
+    needs_gpu) {
   const Tensor x = torch::rand({4096, 4096}, torch::kCUDA);
   TempDir dir;
   Profile profile(torch::kCUDA);

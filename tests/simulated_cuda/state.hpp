@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/Stream.h>
 
-#include <chrono>
 #include <list>
 #include <map>
 #include <mutex>

@@ -6,6 +6,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 
 #include "state.hpp"
