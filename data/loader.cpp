@@ -20,7 +20,7 @@ Loader::Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, 
       pinned(pinned) {
   start_batches();
   start_workers(
-      workers, std::max(1, threads), [this] { work(); }, [this] { end_workers(); });
+      workers, std::clamp(threads, 1, int(ahead) * batch), [this] { work(); }, [this] { end_workers(); });
 }
 
 bool Loader::done() {

@@ -29,9 +29,10 @@ class Loader {
   using Make = std::function<Item(int64_t position, Image& image)>;
 
   // first, end: the positions are first <= position < end. batch: images per batch; the last batch may be
-  // smaller. size: width and height of the images in pixels. threads: worker threads. pinned: allocate images
-  // in pinned memory. stride: distance between the first positions of two batches, for a rank that loads its
-  // part of a larger batch; 0 means `batch`. ahead: maximum number of unfinished and waiting batches.
+  // smaller. size: width and height of the images in pixels. threads: worker threads; at most as many as
+  // images can be in progress. pinned: allocate images in pinned memory. stride: distance between the first
+  // positions of two batches, for a rank that loads its part of a larger batch; 0 means `batch`. ahead:
+  // maximum number of unfinished and waiting batches.
   Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, bool pinned,
          int64_t stride = 0, size_t ahead = 3);
   ~Loader() { end_workers(); }
@@ -87,6 +88,8 @@ class DeviceLoader {
  public:
   DeviceLoader(Loader& loader, torch::Device device) : loader(loader), device(device) {}
 
+  // Returns true after the last batch. The loader is done earlier: when the last batch is copied to the GPU.
+  bool done() { return !ahead && loader.done(); }
   Batch next();
 
  private:

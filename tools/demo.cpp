@@ -44,8 +44,8 @@ struct Config : Flags {
   int bs = flag_auto(bs, "Inference", "bs", 0, "N|auto",
                      "batch size; auto = 1 for a camera, a stream or --show, otherwise 8");
   int workers =
-      flag(workers, "Inference", "workers", int(std::clamp(std::thread::hardware_concurrency(), 1u, 8u)), "N",
-           "threads that read images, and as many threads that draw and write them");
+      flag_auto(workers, "Inference", "workers", 0, "N|auto",
+                "threads that read images, and as many that draw and write; auto = cores, up to 16");
   std::string preproc = flag(
       preproc, "Inference", "preproc", "auto", "auto|bgr|legacy",
       "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
@@ -57,7 +57,7 @@ static void check_config(const Config& config) {
   usage_check(config.nms > 0 && config.nms <= 1, "--nms must be above 0 and at most 1, got ", config.nms);
   usage_check(config.max_images >= 0, "--max-images must be at least 0, got ", config.max_images);
   usage_check(config.bs >= 0, "--bs must be at least 1, got ", config.bs);
-  usage_check(config.workers >= 1 && config.workers <= 256, "--workers must be in 1..256, got ",
+  usage_check(config.workers >= 0 && config.workers <= 256, "--workers must be in 1..256, got ",
               config.workers);
   if (!config.size.empty()) parse_size(config.size);
 }
@@ -315,14 +315,15 @@ void Demo::detect(JsonWriter* json) {
   const int64_t end = !source.video       ? all
                       : config.max_images ? config.max_images
                                           : std::numeric_limits<int64_t>::max();
+  const int threads = config.workers > 0 ? config.workers : std::min(usable_cores(), 16);
   Loader loader([&](int64_t position, Image& canvas) { return load(position, canvas); }, 0, end, bs,
-                {size.width, size.height}, source.live ? 1 : config.workers, device.is_cuda(), 0,
+                {size.width, size.height}, source.live ? 1 : threads, device.is_cuda(), 0,
                 /*ahead=*/one_by_one ? 1 : 2);
   DeviceLoader batches(loader, device);
   // A video has one writer thread, because its frames must be written in order.
-  writing.emplace(source.video ? 1 : config.workers, size_t(bs + config.workers));
+  writing.emplace(source.video ? 1 : threads, size_t(bs + threads));
   const torch::InferenceMode inference;
-  for (bool more = true; more && !user_quit && !stop_signal && !loader.done();) {
+  for (bool more = true; more && !user_quit && !stop_signal && !batches.done();) {
     const Batch batch = stages.loader_wait([&] { return batches.next(); });
     int64_t n = 0;
     while (n < int64_t(batch.indices.size()) && batch.indices[n] >= 0) ++n;
