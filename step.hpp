@@ -45,9 +45,14 @@ struct StepSettings {
 };
 
 // Frees the memory of a failed backward(). After a backward() that threw, autograd keeps the unfinished
-// tasks, and the activations that they hold, until the next backward() on this thread. An empty backward()
-// frees them.
-inline void free_failed_backward() { torch::zeros({1}, torch::requires_grad()).sum().backward(); }
+// tasks, and the activations that they hold, until the next backward() on the same thread: this one for the
+// CPU, a thread of autograd for a GPU. An empty backward() on that device frees them.
+inline void free_failed_backward(torch::Device device) {
+  try {
+    torch::zeros({1}, torch::TensorOptions(device).requires_grad(true)).sum().backward();
+  } catch (const std::exception&) {  // a GPU that has failed fails here, too; the first error is reported
+  }
+}
 
 // Computes gradients of the scaled batch loss into `param.grad()` and returns the detached losses.
 // forward(images [b, 3, H, W]) returns Predictions. parts: number of micro-batches. Gradients and losses are
@@ -82,7 +87,7 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
         if (s.before_backward && part == parts - 1) s.before_backward({loss});
         scaler.scaled(loss).backward();
       } catch (const std::exception& e) {
-        free_failed_backward();
+        free_failed_backward(images.device());
         // With --debug, anomaly mode throws at a NaN. With several ranks the error ends the run, because the
         // other ranks would wait for the gradients of this rank.
         const std::string what = e.what();

@@ -42,6 +42,12 @@ void limit_spinning(char** argv) {
   if (!error) ::execv(program.c_str(), argv);  // on failure the program goes on, with the default spinning
 }
 
+void print_error(const std::string& what) {
+  const size_t trace =
+      std::min({what.find("\nException raised from"), what.find("\nCall stack"), what.find("\nframe #")});
+  std::cerr << "error: " << what.substr(0, trace) << std::endl;
+}
+
 void allow_open_files() {
   rlimit files;
   if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;

@@ -59,6 +59,9 @@ void limit_spinning(char** argv);
 // Raises the limit of open file descriptors to the hard limit, because the soft limit is often only 1024.
 void allow_open_files();
 
+// Prints "error: " and the message of an exception on stderr, without the backtrace that torch appends.
+void print_error(const std::string& what);
+
 // Runs `program` and returns the exit code of main(): 0, 2 after UsageError, 1 after any other exception.
 // Prints an exception as one line on stderr.
 template <class Program>
@@ -75,11 +78,8 @@ int run_program(Program&& program) {
     std::cerr << "error: " << e.path1().string() << ": " << e.code().message()
               << "; check the path and its permissions" << std::endl;
     return 1;
-  } catch (const std::exception& e) {  // torch appends a backtrace, which is cut off
-    const std::string what = e.what();
-    const size_t trace =
-        std::min({what.find("\nException raised from"), what.find("\nCall stack"), what.find("\nframe #")});
-    std::cerr << "error: " << what.substr(0, trace) << std::endl;
+  } catch (const std::exception& e) {
+    print_error(e.what());
     return 1;
   }
 }

@@ -133,43 +133,65 @@ void on_fatal_signal(int number, siginfo_t* info, void*) {
   raise(number);
 }
 
-void write_crash(const char* more) noexcept {
+void write_report(const std::type_info* type, const char* what, const Thrown* stack,
+                  const char* more) noexcept {
   if (!crash_state.on || !claim_report()) return;
   CrashFile out;
-  const auto error = std::current_exception();
-  void* object;  // an exception_ptr holds only the address of the exception
-  static_assert(sizeof error == sizeof object);
-  std::memcpy(&object, &error, sizeof object);  // NOLINT(bugprone-undefined-memory-manipulation)
   out.put("==== ended by ");
-  if (error) {
-    const char* type = abi::__cxa_current_exception_type()->name();
-    char* plain = abi::__cxa_demangle(type, nullptr, nullptr, nullptr);
-    out.put(plain ? plain : type);
+  if (type) {
+    char* plain = abi::__cxa_demangle(type->name(), nullptr, nullptr, nullptr);
+    out.put(plain ? plain : type->name());
     std::free(plain);
-    try {
-      throw;
-    } catch (const std::exception& e) {
-      out.put(": ");
-      out.put(e.what());
-    } catch (...) {}
   } else {
     out.put("std::terminate() without an exception");
   }
+  if (*what) out.put(": ");
+  out.put(what);
   put_context(out, more);
-  const auto& all = crash_state.thrown;
-  const auto* thrown =
-      std::find_if(all, std::end(all), [&](const Thrown& t) { return error && t.object == object; });
-  void* frames[64];
-  if (thrown != std::end(all)) {
-    put_stack(out, thrown->frames, thrown->depth, /*in_handler=*/false);
+  if (stack) {
+    put_stack(out, stack->frames, stack->depth, /*in_handler=*/false);
   } else {
-    if (error) out.put("\nThe stack of the throw is not known. The stack of the catch block:");
+    if (type) out.put("\nThe stack of the throw is not known. The stack of the catch block:");
+    void* frames[64];
     put_stack(out, frames, backtrace(frames, 64), /*in_handler=*/false);
   }
   crash_state.writer = 0;
 }
 
+void write_crash(const char* more) noexcept {
+  const auto error = std::current_exception();
+  if (!error) {
+    write_report(nullptr, "", nullptr, more);
+    return;
+  }
+  void* object;  // an exception_ptr holds only the address of the exception
+  static_assert(sizeof error == sizeof object);
+  std::memcpy(&object, &error, sizeof object);  // NOLINT(bugprone-undefined-memory-manipulation)
+  const auto& all = crash_state.thrown;
+  const auto* thrown = std::find_if(all, std::end(all), [&](const Thrown& t) { return t.object == object; });
+  if (thrown == std::end(all)) thrown = nullptr;
+  const std::type_info* type = abi::__cxa_current_exception_type();
+  try {
+    throw;
+  } catch (const std::exception& e) {
+    write_report(type, e.what(), thrown, more);
+  } catch (...) {
+    write_report(type, "", thrown, more);
+  }
+}
+
 void on_terminate() {
+  const Thrown* first = nullptr;  // the exception that was on its way
+  if (std::uncaught_exceptions() > 0)
+    for (const Thrown& t : crash_state.thrown)
+      if (t.object && t.thread == gettid() && (!first || t.number < first->number)) first = &t;
+  void* object = first ? first->object.load() : nullptr;
+  if (object && typeid(std::exception).__do_catch(first->type, &object, 1)) {  // a std::exception
+    const char* what = static_cast<const std::exception*>(object)->what();
+    write_report(first->type, what, first, "");
+    print_error(what);
+    _exit(1);
+  }
   write_crash();
   std::signal(SIGABRT, SIG_DFL);  // the report is written already
   __gnu_cxx::__verbose_terminate_handler();
@@ -256,7 +278,10 @@ void record_throw(void* object, std::type_info* type, void (*destroy)(void*)) {
   for (auto& t : crash_state.thrown) {
     void* none = nullptr;
     if (!crash_state.on || !t.object.compare_exchange_strong(none, object)) continue;
+    t.type = type;
     t.destroy = destroy;
+    t.number = ++crash_state.throws;
+    t.thread = gettid();
     t.depth = backtrace(t.frames, int(std::size(t.frames)));
     real(object, type, free_thrown);
   }

@@ -33,7 +33,10 @@ inline constexpr int kFatalSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT
 // A live exception and the stack of its throw.
 struct Thrown {
   std::atomic<void*> object;  // address of the exception; null: this entry is free
+  std::type_info* type;
   void (*destroy)(void*);
+  int64_t number;  // counts the throws of this process
+  pid_t thread;
   int depth;
   void* frames[48];
 };
@@ -55,6 +58,7 @@ struct CrashState {
   const char* names;
   struct sigaction before[NSIG];
   Thrown thrown[64];
+  std::atomic<int64_t> throws;
   alignas(16) char stack[1 << 16];
 };
 inline CrashState crash_state;
@@ -97,7 +101,14 @@ void on_fatal_signal(int number, siginfo_t* info, void*);
 // the memory of the GPU. Does nothing before crash_context().
 void write_crash(const char* more = "") noexcept;
 
-// Handler of std::terminate(). Writes a report.
+// Writes a report about an exception. type, what: of the exception; "": there is none. stack: of the throw;
+// null: not known.
+void write_report(const std::type_info* type, const char* what, const Thrown* stack,
+                  const char* more) noexcept;
+
+// Handler of std::terminate(). Writes a report. If a destructor threw while an exception was on its way, as
+// all calls of CUDA do after a failed kernel, the report and the one line on stderr are about the first
+// exception, and the exit code is 1.
 void on_terminate();
 
 // Maps the symbol table of this program into memory, if it is not stripped.

@@ -31,8 +31,12 @@ double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimiz
     SavedStatistics statistics;
     ~AsBefore() {
       optimizer.zero_grad();
-      statistics.restore();
-      empty_cache(device);
+      try {
+        statistics.restore();
+        empty_cache(device);
+      } catch (
+          const std::exception&) {  // a GPU that has failed fails in every call; the first error is reported
+      }
     }
   } as_before{optimizer, device, SavedStatistics(*model)};
   // On the CPU, the data loader holds three batches and copies one more.
