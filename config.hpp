@@ -27,7 +27,8 @@ struct Config : Flags {
   std::string data = flag(data, "Data", "data", "shapes", "DIR|FILE|shapes",
                           "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes = built-in scenes");
   std::string split = flag(split, "Data", "split", "", "NAME", "split to evaluate on [val]");
-  int workers = flag(workers, "Data", "workers", 2, "N", "threads that load and augment images");
+  int workers = flag_auto(workers, "Data", "workers", 0, "N|auto",
+                          "threads that load and augment images, per rank; auto = cores / ranks");
   std::string cache =
       flag(cache, "Data", "cache", "none", "none|ram|disk", "cache decoded images at the input size");
   bool strict =
@@ -67,8 +68,8 @@ struct Config : Flags {
                             "parts to freeze: backbone, neck, or prefixes of parameter names");
   double clip = flag(clip, "Training", "clip", 10.0, "X", "clip the gradient norm to X; 0 = off");
   double ema = flag(ema, "Training", "ema", 0.9998, "X", "EMA decay; 0 = off");
-  std::string amp = flag(amp, "Training", "amp", "off", "off|fp16|bf16|fp64",
-                         "mixed precision; fp64 = train in float64 (for comparisons)");
+  std::string amp = flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp16|fp64",
+                         "precision; auto = bf16 on a GPU (fp16 on old ones), off = float32 on the CPU");
   bool multiscale = flag(multiscale, "Training", "multiscale", true, "", "do not use multi-scale training");
   int64_t seed =
       flag(seed, "Training", "seed", int64_t{0}, "N", "random seed of weights, data order and augmentation");
@@ -105,6 +106,8 @@ struct Config : Flags {
       flag(aug, "Augmentation", "aug", "default", "default|none", "augmentation; none = letterbox only");
   AugmentConfig augment{this};  // the other flags of this group, see augment.hpp
 
+  int loader_threads = 1;  // derived from --workers by prepare_process(); not a flag
+
   std::string out = flag(out, "Output", "out", "", "DIR", "run folder [runs/MODEL-DATA]");
   int eval_interval = flag(eval_interval, "Output", "eval-interval", 10, "N",
                            "evaluate every N epochs, and every epoch without mosaic; 0 = off");
@@ -115,8 +118,8 @@ struct Config : Flags {
                       "early stopping after N evaluations without a better AP; 0 = off");
   double conf = flag(conf, "Output", "conf", 0.01, "P", "minimum score of a detection in evaluation");
   double nms = flag(nms, "Output", "nms", 0.65, "IOU", "NMS IoU threshold in evaluation");
-  bool profile =
-      flag(profile, "Output", "profile", false, "", "profile 20 steps, write trace.json, and stop");
+  bool profile = flag(profile, "Output", "profile", false, "",
+                      "profile 20 steps of one size, write trace.json, and stop");
   bool debug = flag(debug, "Output", "debug", false, "",
                     "check all boxes, and report the operation that produces a NaN; slow");
 };
@@ -159,7 +162,7 @@ inline void check_config(const Config& c) {
   if (!c.size.empty()) parse_size(c.size);
   at_least("bs", c.bs, 0);
   at_least("epochs", c.epochs, 1);
-  in("workers", c.workers, 1, 256);
+  in("workers", c.workers, 0, 256);
   at_least("max-iters", double(c.max_iters), 0);
   at_least("accum", c.accum, 1);
   usage_check(c.bs == 0 || c.accum <= c.bs, "--accum must be at most the batch size (--bs ", c.bs, "), got ",
@@ -194,7 +197,7 @@ inline void check_config(const Config& c) {
   in("conf", c.conf, 0, 1);
   in("nms", c.nms, 1e-6, 1);
   one_of("compress", c.compress, {"off", "fp16", "bf16"});
-  one_of("amp", c.amp, {"off", "fp16", "bf16", "fp64"});
+  one_of("amp", c.amp, {"auto", "off", "tf32", "bf16", "fp16", "fp64"});
   one_of("cache", c.cache, {"none", "ram", "disk"});
   one_of("aug", c.aug, {"default", "none"});
   one_of("optimizer", c.optimizer, {"sgd", "adam", "adamw"});
@@ -227,7 +230,7 @@ inline void fill_in(Config& c) {
 inline torch::Device device_of(const Config& c, const RankInfo& rank_info) {
   const bool several = rank_info.world > 1 || c.gpus > 0;
   if (c.procs > 0 || !several || c.device == "cpu") return parse_device(c.procs > 0 ? "cpu" : c.device);
-  if (c.device == "auto" && c.gpus == 0 && !torch::cuda::is_available()) return parse_device("cpu");
+  if (c.device == "auto" && c.gpus == 0 && !has_gpu()) return parse_device("cpu");
   return parse_device(concat("cuda:", torch::cuda::device_count() == 1 ? 0 : rank_info.local_rank));
 }
 
@@ -295,7 +298,7 @@ inline void check_memory_for_batches(const Config& c) {
 inline MultiScale multi_scale(const Config& c, ImageSize base, int ranks) {
   const Recipe recipe = model_size(c.model).recipe;
   MultiScale sizes{base, recipe.smaller, recipe.larger, c.seed};
-  if (!c.multiscale) sizes.max_decrease = sizes.max_increase = 0;
+  if (!c.multiscale || c.profile) sizes.max_decrease = sizes.max_increase = 0;
   // A batch norm needs more than one value per channel. A batch of one image therefore needs a height of at
   // least 64 pixels.
   if (c.bs / (c.accum * (c.sync_bn ? 1 : ranks)) < 2) sizes.smallest = 2;
@@ -312,7 +315,13 @@ inline Settings saved_settings_of(const Flags& flags) {
   return kept;
 }
 
-// Returns the dtype for a value of --amp or --compress; float32 for off.
+// Returns the name of a precision (--amp) for the log.
+inline std::string precision_name(const std::string& amp) {
+  return amp == "off" ? "float32" : amp == "tf32" ? "TF32" : amp == "fp64" ? "float64" : amp;
+}
+
+// Returns the dtype of autocast for a value of --amp, or of the all-reduce for one of --compress; float32 for
+// off, tf32 and fp64.
 inline at::ScalarType dtype_of(const std::string& name) {
   return name == "fp16" ? torch::kHalf : name == "bf16" ? torch::kBFloat16 : torch::kFloat;
 }

@@ -143,7 +143,7 @@ class Ranks {
   // Returns the value that a rank stored under `key`. Polls for up to `most` seconds; returns an empty string
   // if the key does not appear. Throws LostRank if rank 0, which hosts the store, has ended.
   std::string wait_for_key(const std::string& key, double most = std::numeric_limits<double>::infinity());
-  // Exchanges host, process id and GPU of all ranks through the store. gpu: PCI address of the GPU of this
+  // Exchanges host, process id and GPU of all ranks through the store. gpu: UUID of the GPU of this
   // rank; empty for the CPU. Throws std::runtime_error if ranks are missing after the timeout or share a GPU.
   void exchange_peers(const std::string& gpu);
 
@@ -233,13 +233,16 @@ class GradientReducer {
   // params: in the order of use in the forward pass, so that the gradients of a bucket become ready together.
   // compress: dtype of the all-reduce; float32: no compression.
   GradientReducer(Ranks& ranks, const std::vector<Tensor>& params, at::ScalarType compress);
+  // The same for a process group; null: does nothing.
+  GradientReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::vector<Tensor>& params,
+                  at::ScalarType compress);
   // Prepares the all-reduce. Call it only before the last backward() of an iteration, because the gradients
   // of earlier micro-batches accumulate on each rank without communication. outputs: the tensors that
   // backward() starts from.
   void before_backward(const std::vector<Tensor>& outputs);
 
  private:
-  Ranks& ranks;
+  std::function<void()> enter_backward = [] {};
   std::shared_ptr<c10d::Reducer> reducer;
   std::shared_ptr<c10d::Logger> logger;
 };

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/flags.hpp"
+#include "base/threads.hpp"
 #include "evaluate.hpp"
 #include "formats.hpp"
 #include "metrics/errors.hpp"
@@ -28,7 +29,8 @@ struct Config : Flags {
   double conf = flag(conf, "Evaluation", "conf", 0.01, "P", "minimum score of a detection");
   double nms = flag(nms, "Evaluation", "nms", 0.65, "IOU", "NMS IoU threshold");
   int bs = flag(bs, "Evaluation", "bs", 16, "N", "batch size");
-  int workers = flag(workers, "Evaluation", "workers", 2, "N", "threads that load images");
+  int workers = flag_auto(workers, "Evaluation", "workers", 0, "N|auto",
+                          "threads that load images; auto = one per core");
   std::string preproc = flag(
       preproc, "Evaluation", "preproc", "auto", "auto|bgr|legacy",
       "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
@@ -104,7 +106,7 @@ static void check_flags(const Config& config) {
   }
   usage_check(!config.data.empty(), "--data is needed, or --gt and --dt");
   usage_check(config.bs >= 1, "--bs must be at least 1, got ", config.bs);
-  usage_check(config.workers >= 1 && config.workers <= 256, "--workers must be in 1..256, got ",
+  usage_check(config.workers >= 0 && config.workers <= 256, "--workers must be in 1..256, got ",
               config.workers);
   usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
   usage_check(config.nms > 0 && config.nms <= 1, "--nms must be above 0 and at most 1, got ", config.nms);
@@ -137,7 +139,7 @@ static void evaluate_model(const Config& config) {
   settings.conf = config.conf;
   settings.nms = config.nms;
   settings.batch = config.bs;
-  settings.workers = config.workers;
+  settings.workers = loader_threads(config.workers);
   settings.legacy = loaded.info.legacy_preproc;
   EvalTimes times;
   if (config.speed) settings.times = &times;
@@ -169,7 +171,7 @@ static void evaluate_model(const Config& config) {
   }
   if (!config.save_dt.empty()) write_detections(config.save_dt, e.detections);
   const fs::path folder = fs::path(config.data).lexically_normal();
-  if (config.speed) print_speed(times, int64_t(data.records.size()), config.workers);
+  if (config.speed) print_speed(times, int64_t(data.records.size()), settings.workers);
   report(
       e.result, e.truth, e.detections, &data,
       concat(loaded.info.model, " on ",

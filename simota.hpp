@@ -22,6 +22,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/device.hpp"
 #include "data/batch.hpp"
 #include "yolox.hpp"
 
@@ -33,9 +34,17 @@ struct Assignment {
   Tensor iou;      // [B, A] IoU of the predicted box with the matched object; 0 for background
 };
 
-constexpr int64_t kMaxPairs = int64_t{1} << 24;  // 64 MiB per float32 tensor over all pairs
-constexpr int64_t kTopK = 10;                    // maximum number of anchor points per object
-constexpr double kCentreRadius = 1.5;            // half side of the square centre region, in strides
+constexpr int64_t kTopK = 10;          // maximum number of anchor points per object
+constexpr double kCentreRadius = 1.5;  // half side of the square centre region, in strides
+
+// Returns the maximum number of pairs (object, anchor point) in one chunk. A pair takes about 80 bytes. On a
+// GPU, 8 % of its memory; larger chunks need fewer kernels.
+inline int64_t default_max_pairs(torch::Device device) {
+  constexpr int64_t on_cpu = int64_t{1} << 24;
+  if (device.is_cpu()) return on_cpu;
+  static const auto on_gpu = int64_t(gpu_memory(device) / 1024);  // a process uses a single GPU
+  return std::max(on_gpu, on_cpu / 4);
+}
 
 // Returns the IoU of boxes (cx, cy, w, h; in the last dimension), elementwise with broadcasting. eps is added
 // to the union. Without eps, two boxes of zero area have IoU NaN.
@@ -89,7 +98,7 @@ inline Tensor candidate_slots(const Tensor& x, const Tensor& y, const Tensor& ra
 // C] logits; gt [n, rows, 4]; gt_class [n, rows]; counts [n]: number of objects.
 inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Tensor& cls,
                                const Anchors& anchors, const Tensor& gt, const Tensor& gt_class,
-                               const Tensor& counts, int64_t max_pairs = kMaxPairs) {
+                               const Tensor& counts, int64_t max_pairs) {
   const int64_t n = boxes.size(0), points = boxes.size(1), rows = gt.size(1);
   const auto index = counts.options();
   const Tensor x = (anchors.grid.select(1, 0) + 0.5) * anchors.stride;  // [A] centre of the cell, pixels
@@ -164,17 +173,18 @@ inline Assignment simota_chunk(const Tensor& boxes, const Tensor& obj, const Ten
 // Runs SimOTA on a batch, without autograd. boxes: decoded predictions [B, A, 4], float32 or float64;
 // otherwise throws std::runtime_error. obj [B, A] and cls [B, A, C]: logits. Call it outside of autocast. An
 // image without candidates (no object, or every object centre far from all anchor points) gets only
-// background.
+// background. max_pairs: size of a chunk; 0: default_max_pairs().
 inline Assignment simota(const Tensor& boxes, const Tensor& obj, const Tensor& cls, const Anchors& anchors,
-                         const Targets& targets, int64_t max_pairs = kMaxPairs) {
+                         const Targets& targets, int64_t max_pairs = 0) {
   torch::NoGradGuard no_grad;
+  if (max_pairs == 0) max_pairs = default_max_pairs(boxes.device());
   const int64_t batch = boxes.size(0), points = boxes.size(1);
   const auto index = torch::TensorOptions(torch::kLong).device(boxes.device());
   check(boxes.scalar_type() == torch::kFloat || boxes.scalar_type() == torch::kDouble,
         "SimOTA needs float32 or float64 boxes, got ", boxes.scalar_type());
   const Tensor counts = torch::tensor(targets.counts, torch::kLong).to(boxes.device(), /*non_blocking=*/true);
   std::vector<Tensor> matched, iou;
-  // A chunk has as many images as kMaxPairs allows, and is padded to its own largest count.
+  // A chunk has as many images as max_pairs allows, and is padded to its own largest count.
   for (int64_t b = 0; b < batch;) {
     int64_t end = b, rows = 0;
     for (; end < batch; ++end) {

@@ -1,28 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/device.hpp"
 
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 
 #include "base/error.hpp"
 
 namespace yolox {
 
+bool has_gpu() {
+  if (torch::cuda::is_available()) return true;
+#ifdef YOLOX_CUDA
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  const bool hidden = visible && (*visible == 0 || *visible == '-');
+  if (!hidden && std::filesystem::exists("/proc/driver/nvidia/version")) {
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    usage_check(false, "this machine has an NVIDIA driver, but no GPU can be used (",
+                error == cudaSuccess ? "the driver shows none" : cudaGetErrorString(error),
+                "); see docs/install.md, or give --device cpu to use the CPU");
+  }
+#endif
+  return false;
+}
+
 torch::Device parse_device(const std::string& name) {
-  if (name == "auto") return parse_device(torch::cuda::is_available() ? "cuda" : "cpu");
+  if (name == "auto") return parse_device(has_gpu() ? "cuda" : "cpu");
   if (name == "cpu") return torch::kCPU;
   const std::string number = name == "cuda" ? "0" : name.rfind("cuda:", 0) == 0 ? name.substr(5) : "";
   usage_check(
       !number.empty() && number.size() < 4 && number.find_first_not_of("0123456789") == std::string::npos,
       "--device must be auto, cpu, cuda or cuda:N, got '", name, "'");
-  usage_check(torch::cuda::is_available(), "--device ", name,
-              ": this build cannot use a GPU; check nvidia-smi, install the CUDA toolkit and run ./setup.sh "
-              "again, or use --device cpu");
+  usage_check(
+      has_gpu(), "--device ", name,
+      ": this build cannot use a GPU; check nvidia-smi and run ./setup.sh again, or use --device cpu");
   const int index = std::atoi(number.c_str());
   usage_check(index < int(torch::cuda::device_count()), "--device ", name, ": there are ",
               int(torch::cuda::device_count()), " GPUs");
 #ifdef YOLOX_CUDA
+  if (!std::getenv("PYTORCH_ALLOC_CONF")) setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", 0);
   c10::cuda::set_device(c10::DeviceIndex(index));
 #endif
+  allow_tf32(false);
   return torch::Device(torch::kCUDA, c10::DeviceIndex(index));
 }
 
@@ -35,18 +55,51 @@ std::string device_name(torch::Device device) {
   return device.str();
 }
 
-std::string gpu_address(torch::Device device) {
+std::string gpu_uuid(torch::Device device) {
 #ifdef YOLOX_CUDA
-  char text[32] = "";
-  if (device.is_cuda() && cudaDeviceGetPCIBusId(text, sizeof text, device.index()) == cudaSuccess)
+  cudaDeviceProp properties;
+  if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess) {
+    std::string text = "GPU-";
+    for (const char byte : properties.uuid.bytes) {
+      char digits[3];
+      std::snprintf(digits, sizeof digits, "%02x", unsigned(byte) & 255);
+      text += digits;
+    }
     return text;
+  }
 #endif
   (void)device;
   return "";
 }
 
+double gpu_memory(torch::Device device) {
+#ifdef YOLOX_CUDA
+  size_t free = 0, total = 0;
+  if (device.is_cuda() && cudaMemGetInfo(&free, &total) == cudaSuccess)  // of the current device
+    return double(total);
+#endif
+  (void)device;
+  return 0;
+}
+
+std::string default_precision(torch::Device device) {
+#ifdef YOLOX_CUDA
+  cudaDeviceProp properties;
+  if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess)
+    return properties.major >= 8 ? "bf16" : "fp16";
+#endif
+  (void)device;
+  return "off";
+}
+
+void allow_tf32(bool on) {
+  at::globalContext().setAllowTF32CuDNN(on);
+  at::globalContext().setAllowTF32CuBLAS(on);
+}
+
 void set_determinism(bool on, bool memory_is_short) {
   at::globalContext().setBenchmarkCuDNN(!on && !memory_is_short);
+  at::globalContext().setBenchmarkLimitCuDNN(4);
   if (!on) return;
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);

@@ -15,21 +15,41 @@
 
 namespace yolox {
 
-// Parses "auto" (a GPU if torch can use one, else the CPU), "cpu", "cuda" or "cuda:N". Makes a GPU the
-// current device, so that no tensor is allocated on another GPU. Throws UsageError if the GPU does not exist.
+// Returns true if --device auto means a GPU: torch can use one. Throws UsageError if the program was built
+// for CUDA, and this machine has an NVIDIA driver, but torch cannot use a GPU, so that nobody trains on the
+// CPU by mistake. An empty CUDA_VISIBLE_DEVICES hides the GPUs on purpose.
+bool has_gpu();
+
+// Parses "auto" (a GPU if there is one, else the CPU), "cpu", "cuda" or "cuda:N". Makes a GPU the current
+// device, so that no tensor is allocated on another GPU, lets the allocator use expandable segments, which
+// fragment less, and turns TF32 off. Throws UsageError if the GPU does not exist. Call it before a GPU is
+// used.
 torch::Device parse_device(const std::string& name);
 
 // Returns "cpu" or "cuda:0 (NVIDIA H200)".
 std::string device_name(torch::Device device);
 
-// Returns the PCI bus ID of a GPU, such as "0000:1B:00.0", or "" for the CPU.
-std::string gpu_address(torch::Device device);
+// Returns the name by which a GPU differs from all others of the machine: the UUID of a GPU or of a MIG
+// slice, such as "GPU-3f2a...". Slices of one GPU have the same PCI address. Returns "" for the CPU.
+std::string gpu_uuid(torch::Device device);
+
+// Returns the total memory of a GPU in bytes, 0 for the CPU.
+double gpu_memory(torch::Device device);
+
+// Returns the precision for --amp auto: "off" on the CPU; on a GPU "bf16" if it has bf16 (compute capability
+// 8.0 or newer), else "fp16".
+std::string default_precision(torch::Device device);
+
+// Lets convolutions and matrix products of float32 tensors on a GPU compute in TF32, which has 10 bits of
+// mantissa. torch does so for convolutions unless it is turned off.
+void allow_tf32(bool on);
 
 // on: selects deterministic algorithms, so that a run is bit-for-bit reproducible. Where torch has no
 // deterministic GPU kernel, the model uses other operations.
 // off: enables cuDNN benchmark mode, which tries all algorithms for each new input size, unless
 // `memory_is_short` (--dtr). A benchmark needs much memory, and an algorithm that was chosen while more
-// memory was free may not fit later.
+// memory was free may not fit later. It tries the first four algorithms of cuDNN's own order instead of ten,
+// because with multi-scale training every convolution is tried at up to 11 sizes.
 void set_determinism(bool on, bool memory_is_short);
 
 // Returns the memory that this process uses on the device, in bytes: reserved by torch's caching allocator on

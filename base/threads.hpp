@@ -18,6 +18,14 @@
 
 namespace yolox {
 
+// Returns the number of CPU cores that this process may use: those of its affinity mask, and no more than the
+// CPU quota of its container (cgroup v2).
+int usable_cores();
+
+// Returns the number of threads for a data loader. workers: value of --workers; 0 means auto: the cores of
+// the machine, divided by `loaders`, the number of loaders that run on it.
+int loader_threads(int workers, int loaders = 1);
+
 // Calls f(i) for every i from 0 to n - 1 on up to `most` threads (0: one per core), and on fewer if the
 // system refuses to create them. Rethrows the first exception of f after all threads have ended.
 template <class F>
@@ -35,7 +43,7 @@ void parallel_for(int64_t n, const F& f, unsigned most = 0) {
       next = n;
     }
   };
-  if (most == 0) most = std::thread::hardware_concurrency();
+  if (most == 0) most = unsigned(usable_cores());
   try {
     for (unsigned t = 1; t < most && t < n; ++t) threads.emplace_back(work);
   } catch (const std::system_error&) {}

@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "base/flags.hpp"
+#include "base/threads.hpp"
 #include "ddp.hpp"
 #include "median.hpp"
 #include "optim.hpp"

@@ -33,7 +33,7 @@ Batches::Batches(const Dataset& data, const Config& config, const Plan& plan, in
                               plan.batch_per_rank,
                               plan.iters * plan.batch,
                               rank,
-                              config.workers,
+                              config.loader_threads,
                               cv::Size(size.width, size.height),
                               device,
                               {},

@@ -18,6 +18,7 @@
 #include <sstream>
 #include <thread>
 
+#include "base/threads.hpp"
 #include "ddp/rank_info.hpp"
 
 namespace yolox {

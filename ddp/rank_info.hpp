@@ -36,7 +36,4 @@ std::string slurm_entry(const std::string& list, int index);
 // set. Throws UsageError, with the name of the variable, if the values are invalid or inconsistent.
 RankInfo rank_info_from_environment();
 
-// Returns the number of CPU cores in the affinity mask of this process.
-int usable_cores();
-
 }  // namespace yolox

@@ -8,7 +8,7 @@ Ranks::Ranks(const RankInfo& info, torch::Device device, double seconds) : info(
   setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);  // c10d warns if an address has no host name
   c10::initLogging();
   open_store();
-  exchange_peers(gpu_address(device));
+  exchange_peers(gpu_uuid(device));
   std::vector<std::string> names;
   for (const Peer& p : peers) names.push_back(p.text());
   watchdog = std::make_unique<Watchdog>(info.rank, names, seconds,
@@ -295,6 +295,11 @@ void Ranks::connect(torch::Device where) {
   if (same_machine()) share_memory();
 #ifdef YOLOX_CUDA
   if (device.is_cuda()) {
+    // A lost rank is reported by the watchdog, with its name. NCCL's own handling of errors would abort the
+    // process first.
+    for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS",
+                             "TORCH_NCCL_ENABLE_MONITORING"})
+      setenv(name, "0", /*overwrite=*/0);
     auto nccl = c10d::ProcessGroupNCCL::Options::create();
     nccl->timeout = at_last;
     processes->setBackend(torch::kCUDA, Kind::NCCL,
@@ -356,8 +361,13 @@ void ReducerWarningFilter::process(const c10::Warning& warning) {
 }
 
 GradientReducer::GradientReducer(Ranks& ranks, const std::vector<Tensor>& params, at::ScalarType compress)
-    : ranks(ranks) {
-  if (ranks.alone()) return;
+    : GradientReducer(ranks.alone() ? nullptr : ranks.group(), params, compress) {
+  enter_backward = [&ranks] { ranks.enter_backward(); };
+}
+
+GradientReducer::GradientReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                                 const std::vector<Tensor>& params, at::ScalarType compress) {
+  if (!group) return;
   static ReducerWarningFilter quiet;
   c10::WarningUtils::set_warning_handler(&quiet);
   const size_t first = 1 << 20, others = 25 << 20;  // bytes per bucket; a small first bucket starts earlier
@@ -365,7 +375,7 @@ GradientReducer::GradientReducer(Ranks& ranks, const std::vector<Tensor>& params
   auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(params, {first, others}, sparse));
   std::reverse(buckets.begin(), buckets.end());  // backward computes the last parameters first
   reducer = std::make_shared<c10d::Reducer>(
-      params, std::move(buckets), ranks.group(), sparse, others, /*find_unused_parameters=*/true,
+      params, std::move(buckets), group, sparse, others, /*find_unused_parameters=*/true,
       /*gradient_as_bucket_view=*/true, std::unordered_map<size_t, std::string>{}, first,
       /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false
 #if TORCH_VERSION_MINOR >= 11
@@ -375,15 +385,14 @@ GradientReducer::GradientReducer(Ranks& ranks, const std::vector<Tensor>& params
   );
   logger = std::make_shared<c10d::Logger>(reducer);  // the Reducer dereferences its logger without a check
   reducer->set_logger(logger);
-  if (compress != torch::kFloat)
-    reducer->register_comm_hook(std::make_unique<CompressHook>(ranks.group(), compress));
+  if (compress != torch::kFloat) reducer->register_comm_hook(std::make_unique<CompressHook>(group, compress));
 }
 
 void GradientReducer::before_backward(const std::vector<Tensor>& outputs) {
   if (!reducer) return;
   reducer->prepare_for_forward();
   reducer->prepare_for_backward(outputs);
-  ranks.enter_backward();
+  enter_backward();
 }
 
 }  // namespace yolox

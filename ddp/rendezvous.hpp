@@ -25,8 +25,10 @@ bool is_lost_rank_error(const std::exception& e);
 struct Peer {
   std::string host;
   pid_t process = 0;
-  std::string gpu;  // PCI address; empty for the CPU
-  std::string text() const { return concat(host, ", process ", process, gpu.empty() ? "" : ", GPU ", gpu); }
+  std::string gpu;  // UUID; empty for the CPU
+  std::string text() const {
+    return concat(host, ", process ", process, gpu.empty() ? "" : ", " + gpu.substr(0, 12));
+  }
 };
 
 }  // namespace yolox

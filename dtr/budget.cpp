@@ -20,11 +20,6 @@ double AutomaticBudget::next(double live, double free, int64_t out_of_memory) {
   return budget = budget == 0 || all < budget ? all : budget + 0.1 * (all - budget);
 }
 
-void prepare_for_dtr() {
-  keep_freed_memory();
-  if (!std::getenv("PYTORCH_ALLOC_CONF")) setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", 0);
-}
-
 DtrSettings dtr_settings(double bytes, torch::Device device, int ranks_here) {
   DtrSettings s;
   if (bytes == 0) return s;

@@ -25,11 +25,6 @@ class AutomaticBudget {
   int64_t steps_since_oom = 0;
 };
 
-// Configures the allocators for DTR. Call it before memory or a GPU is used. On a GPU it selects expandable
-// segments, so that torch's allocator can join freed blocks of different sizes, unless the user has set
-// PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF.
-void prepare_for_dtr();
-
 // Returns the settings for --dtr. bytes: the budget; infinity: automatic; 0: DTR is off. ranks_here: number
 // of ranks that share the memory of this machine.
 DtrSettings dtr_settings(double bytes, torch::Device device, int ranks_here);

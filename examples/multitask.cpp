@@ -13,6 +13,7 @@
 #include <set>
 
 #include "base/program.hpp"
+#include "base/threads.hpp"
 #include "checkpoint/load.hpp"
 #include "config.hpp"
 #include "data.hpp"
@@ -34,7 +35,8 @@ using namespace yolox;
 struct MultiTaskConfig : Flags {
   std::vector<std::string> data =
       flag_list(data, "Data", "data", "[NAME=]DIR", "data set of a head; give the flag once for each head");
-  int workers = flag(workers, "Data", "workers", 2, "N", "threads that load images, per data set");
+  int workers = flag_auto(workers, "Data", "workers", 0, "N|auto",
+                          "threads that load images, per rank and data set; auto = cores / ranks");
   std::string model = flag(model, "Model", "model", "yolox-s", "NAME", model_names());
   std::string weights = flag(weights, "Model", "weights", "", "FILE",
                              "pretrained weights: checkpoint (ours or official), ONNX file, or name of a "
@@ -48,7 +50,8 @@ struct MultiTaskConfig : Flags {
       flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after N steps; 0 = off");
   double lr =
       flag(lr, "Training", "lr", 0.01 / 64, "X", "initial learning rate per image; multiplied by --bs");
-  std::string amp = flag(amp, "Training", "amp", "off", "off|bf16|fp64", "mixed precision");
+  std::string amp = flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp64",
+                         "precision; auto = bf16 on a GPU, off = float32 on the CPU");
   int64_t seed =
       flag(seed, "Training", "seed", int64_t{0}, "N", "random seed of weights, data order and augmentation");
   std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda", "device to train on");
@@ -105,8 +108,7 @@ static SavedRun read_settings(MultiTaskConfig& flags, Config& c, int argc, char*
   c.resume = "";
   fill_in(c);
   check_config(c);
-  usage_check(c.bs > 0 && c.amp != "fp16",
-              c.bs > 0 ? "--amp must be off, bf16 or fp64" : "--bs must be a number");
+  usage_check(c.bs > 0, "--bs must be a number");
   return saved;
 }
 
@@ -127,7 +129,7 @@ static void load_weights(MultiTaskTraining& t, const Config& c, std::deque<HeadD
   }
   for (size_t k = 0; k < streams.size() && pretrained; ++k) {
     const int64_t used = restore_folded_norms(t.model->detectors[k], streams[k].splits.train, base_size(c),
-                                              info.legacy_preproc, c.workers);
+                                              info.legacy_preproc, c.loader_threads);
     if (used > 0)
       notes.push_back(concat("head ", streams[k].name,
                              ": the weights have folded batch norms; computed new statistics from ", used,
@@ -227,6 +229,10 @@ static int train(int argc, char** argv) {
   const RankInfo rank_info = rank_info_from_environment();
   if (const auto ranks = ranks_to_launch(c, flags, rank_info)) return launch(*ranks, argc, argv);
   const torch::Device device = prepare_process(c, rank_info);
+  usage_check(c.amp != "fp16", "--amp ", flags.amp == "auto" ? "auto: this GPU has no bf16; give off" : c.amp,
+              flags.amp == "auto" ? "" : " is not possible here; give off, tf32, bf16 or fp64");
+  flags.amp = c.amp;
+  c.loader_threads = loader_threads(c.workers, rank_info.local_world * int(streams.size()));
 
   // ---- rendezvous, data, model
   // `ranks` is never destroyed, because after an error its destructor would wait for the other ranks.

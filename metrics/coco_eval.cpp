@@ -2,7 +2,9 @@
 #include "metrics/coco_eval.hpp"
 
 #include <atomic>
-#include <thread>
+#include <future>
+
+#include "base/threads.hpp"
 
 namespace yolox {
 
@@ -209,7 +211,7 @@ EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detect
       evaluate_class(gts[c], dets[c], result.per_class[c]);
     }
   };
-  if (threads <= 0) threads = static_cast<int>(std::thread::hardware_concurrency());
+  if (threads <= 0) threads = usable_cores();
   std::vector<std::future<void>> workers;
   for (size_t i = 1; i < std::min<size_t>(threads, classes.size()); ++i)
     workers.push_back(std::async(std::launch::async, work));

@@ -249,15 +249,17 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
   log.wrapped_line(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
                           val.records.size(), " for evaluation (",
                           splits.same ? "the same images, because there is one split" : val.name, "), ",
-                          data.classes.size(), " classes"));
+                          data.classes.size(), " classes; ", config.loader_threads, " loader thread",
+                          config.loader_threads > 1 ? "s" : ""));
   if (config.data == "shapes")
     log.wrapped_line(
         "note: these are scenes that the program draws; to train on your own images, give --data DIR");
   progress.log_classes(splits);
   log.wrapped_line(concat("model   ", config.model, " ", base.height, "x", base.width,
-                          config.multiscale ? " multi-scale" : "", ", ", short_count(parameter_count(*model)),
-                          " parameters, ", short_count(conv_flops(model, base)), "FLOPs, on ", device.str(),
-                          ", ", config.amp == "off" ? "float32" : config.amp));
+                          plan.sizes.max_decrease + plan.sizes.max_increase > 0 ? " multi-scale" : "", ", ",
+                          short_count(parameter_count(*model)), " parameters, ",
+                          short_count(conv_flops(model, base)), "FLOPs, on ", device.str(), ", ",
+                          precision_name(config.amp)));
   const int world = ranks.info.world;
   std::vector<std::string> locations;
   for (int r = 0; r < world && world > 1; ++r) locations.push_back(concat(r, " on ", ranks.location(r)));

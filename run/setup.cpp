@@ -4,6 +4,9 @@
 #include <filesystem>
 #include <utility>
 
+#include "base/device.hpp"
+#include "base/memory.hpp"
+#include "base/threads.hpp"
 #include "checkpoint/load.hpp"
 #include "data/cache.hpp"
 #include "dtr/budget.hpp"
@@ -14,12 +17,16 @@
 
 namespace yolox {
 
-torch::Device prepare_process(const Config& config, const RankInfo& rank_info) {
+torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
   opencv_single_thread();
   BlobCache::sweep(ram_place());
   const bool with_dtr = dtr_bytes(config) > 0;
-  if (with_dtr) prepare_for_dtr();
+  if (with_dtr) keep_freed_memory();
   const torch::Device device = device_of(config, rank_info);
+  if (config.amp == "auto") config.amp = default_precision(device);
+  usage_check(config.amp != "tf32" || device.is_cuda(), "--amp tf32 needs a GPU; give --amp off");
+  allow_tf32(config.amp == "tf32");
+  config.loader_threads = loader_threads(config.workers, rank_info.local_world);
   set_determinism(config.deterministic, /*memory_is_short=*/with_dtr);
   // With fp16, gradients overflow now and then. Anomaly mode must not report this as NaN.
   if (config.debug) torch::autograd::AnomalyMode::set_enabled(true, /*check_nan=*/config.amp != "fp16");
@@ -73,7 +80,7 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
   move(model, device, config.amp == "fp64" ? torch::kDouble : torch::kFloat);
   to_channels_last(*model);
   if (!config.weights.empty() && !saved) {
-    const int64_t used = restore_folded_norms(model, data, base, info.legacy_preproc, config.workers);
+    const int64_t used = restore_folded_norms(model, data, base, info.legacy_preproc, config.loader_threads);
     if (used > 0)
       notes.push_back(
           concat("the weights have folded batch norms; computed new statistics from ", used, " images"));
@@ -105,7 +112,7 @@ EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, 
   s.conf = config.conf;
   s.nms = config.nms;
   s.batch = int(share);
-  s.workers = config.workers;
+  s.workers = config.loader_threads;
   s.legacy = info.legacy_preproc;
   s.device = device;
   if (ranks.alone()) return s;

@@ -18,9 +18,10 @@
 
 namespace yolox {
 
-// Configures this process for training: OpenCV threads, allocators (--dtr), determinism and anomaly mode.
-// Returns its device.
-torch::Device prepare_process(const Config& config, const RankInfo& rank_info);
+// Configures this process for training: OpenCV threads, allocators (--dtr), determinism, TF32 and anomaly
+// mode. Sets what depends on the machine: config.amp, if it is auto, and config.loader_threads. Returns the
+// device.
+torch::Device prepare_process(Config& config, const RankInfo& rank_info);
 
 // Loads the data sets. On each machine one rank checks the images first, and the others read its results.
 // Throws if a data set is empty or --strict finds a problem.
