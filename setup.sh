@@ -94,5 +94,6 @@ jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2300000)}' /proc/meminf
 cmake --build "$build" -j "$jobs" --target "${@:-all}" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 rm -f "$build.log"
 for program in train multitask eval demo export pack; do
-  [ ! -e "$build/$program" ] || ln -sf "$build/$program" "$program"
+  # The programs of a second build folder do not take the place of those of the first one.
+  [ ! -e "$build/$program" ] || { [ -e "$program" ] && [ "$build" != build ]; } || ln -sf "$build/$program" "$program"
 done

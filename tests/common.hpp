@@ -93,6 +93,31 @@ void quietly(Function f) {
   f();
 }
 
+// Writes a line to $YOLOX_TEST_RESULTS, where gpu-check finds it. Defined in main.cpp.
+void write_result(const std::string& line);
+// Reports a fact or the result of a measurement.
+inline void report_fact(const std::string& name, const std::string& value) {
+  write_result("fact\t" + name + "\t" + value);
+}
+// Checks that value <= limit, and reports both.
+inline void check_figure(const std::string& name, double value, double limit) {
+  std::ostringstream text;
+  text << "figure\t" << name << "\t" << value << "\t" << limit;
+  write_result(text.str());
+  CHECK_MESSAGE(value <= limit, name);
+}
+
+// Sets or, if value is null, unsets an environment variable. The destructor restores the old value.
+struct Env {
+  std::string name, old;
+  bool had;
+  Env(const std::string& name, const char* value) : name(name), had(std::getenv(name.c_str()) != nullptr) {
+    if (had) old = std::getenv(name.c_str());
+    value ? setenv(name.c_str(), value, 1) : unsetenv(name.c_str());
+  }
+  ~Env() { had ? setenv(name.c_str(), old.c_str(), 1) : unsetenv(name.c_str()); }
+};
+
 // Temporary folder. The destructor deletes it.
 struct TempDir {
   std::filesystem::path path;

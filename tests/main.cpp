@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 
 #include "base/program.hpp"
@@ -50,8 +51,15 @@ struct Results : doctest::IReporter {
 
 REGISTER_LISTENER("results", 1, Results);
 
+void write_result(const std::string& line) {
+  if (results < 0 || getpid() != process) return;
+  if (::write(results, (line + "\n").data(), line.size() + 1) < 0) std::abort();
+}
+
 int main(int argc, char** argv) {
   yolox::limit_spinning(argv);  // also for programs that cases start
+  // Cases start the programs beside this one.
+  setenv("YOLOX_PROGRAMS", std::filesystem::read_symlink("/proc/self/exe").parent_path().c_str(), 1);
   if (const char* path = std::getenv("YOLOX_TEST_RESULTS")) {
     results = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     unsetenv("YOLOX_TEST_RESULTS");  // not for test programs that cases start

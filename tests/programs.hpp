@@ -48,7 +48,7 @@ inline Outcome shell(const TempDir& dir, const std::string& command) {
           contents(texts / "err")};
 }
 inline Outcome run(const TempDir& dir, const std::string& program, const std::string& arguments) {
-  return shell(dir, YOLOX_BINARY_DIR "/" + program + " " + arguments);
+  return shell(dir, "$YOLOX_PROGRAMS/" + program + " " + arguments);
 }
 // Runs a program that must succeed. Returns its stdout.
 inline std::string succeed(const TempDir& dir, const std::string& program, const std::string& arguments) {
@@ -79,8 +79,7 @@ inline void write_scenes(const std::string& folder, int64_t count, size_t classe
 // disk.
 inline Outcome run_with_full_disk(const TempDir& dir, const std::string& program,
                                   const std::string& arguments, int kb = 2000) {
-  return shell(dir,
-               concat("trap '' XFSZ; ulimit -f ", kb, "; " YOLOX_BINARY_DIR "/", program, " ", arguments));
+  return shell(dir, concat("trap '' XFSZ; ulimit -f ", kb, "; $YOLOX_PROGRAMS/", program, " ", arguments));
 }
 // Returns the number of warnings on stdout that contain `file`.
 inline size_t count_warnings(const Outcome& o, const std::string& file) {
@@ -248,8 +247,8 @@ struct Process {
   Process(const TempDir& dir, const std::string& program, const std::string& arguments)
       : out(dir / "out.txt"), err(dir / "err.txt") {
     const std::string command =
-        concat("cd '", dir.path.string(), "' && export OMP_NUM_THREADS=1 && exec ", YOLOX_BINARY_DIR "/",
-               program, " ", arguments, " >", out, " 2>", err, " </dev/null");
+        concat("cd '", dir.path.string(), "' && export OMP_NUM_THREADS=1 && exec $YOLOX_PROGRAMS/", program,
+               " ", arguments, " >", out, " 2>", err, " </dev/null");
     pid = fork();
     if (pid == 0) {
       execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);

@@ -6,7 +6,13 @@
 
 #include "common.hpp"
 
+#ifdef YOLOX_SIMULATED_CUDA
+constexpr bool kSimulated = true;  // the GPU is the one of tests/simulated_cuda
+#else
+constexpr bool kSimulated = false;
+#endif
 inline const doctest::skip needs_gpu(!torch::cuda::is_available());
+inline const doctest::skip needs_real_gpu(!torch::cuda::is_available() || kSimulated);
 
 // Reads a fixture file, a dict of str -> tensor, number or list. Uses the reader of torch, so that the tests
 // do not depend on checkpoint.hpp.

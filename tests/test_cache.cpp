@@ -16,17 +16,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Sets or, if value is null, unsets an environment variable. The destructor restores the old value.
-struct Env {
-  std::string name, old;
-  bool had;
-  Env(const std::string& name, const char* value) : name(name), had(std::getenv(name.c_str()) != nullptr) {
-    if (had) old = std::getenv(name.c_str());
-    value ? setenv(name.c_str(), value, 1) : unsetenv(name.c_str());
-  }
-  ~Env() { had ? setenv(name.c_str(), old.c_str(), 1) : unsetenv(name.c_str()); }
-};
-
 // A child process that runs f(). f() returns a description of the failure, or an empty string. wait() returns
 // it.
 struct Child {

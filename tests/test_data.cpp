@@ -508,7 +508,7 @@ TEST_CASE(
   for (const bool decoded : {false, true}) {
     const std::string file = dir / concat("packed", decoded, ".lmdb");
     const std::string pack =
-        concat(YOLOX_BINARY_DIR "/pack --data ", forms().dir / "coco", " --out ", file,
+        concat("$YOLOX_PROGRAMS/pack --data ", forms().dir / "coco", " --out ", file,
                decoded ? " --decoded" : "", " > ", dir / "out.txt", " 2> ", dir / "err.txt");
     // Room for some of the images only: ulimit -f limits the file size, in blocks of 1024 bytes.
     const std::string cut_off = concat("trap '' XFSZ; ulimit -f ", decoded ? 700 : 60, "; ", pack);
@@ -554,7 +554,7 @@ TEST_CASE(
   label("a", 1);
   const std::string file = dir / "p.lmdb";
   const auto pack = [&](const std::string& before = "") {
-    const int code = std::system(concat(before, YOLOX_BINARY_DIR "/pack --data ", dir / "x.json", " --out ",
+    const int code = std::system(concat(before, "$YOLOX_PROGRAMS/pack --data ", dir / "x.json", " --out ",
                                         file, " > ", dir / "out.txt", " 2>&1")
                                      .c_str());
     return std::pair(code == 0, contents(dir / "out.txt"));
@@ -618,7 +618,7 @@ TEST_CASE("data: an image that cannot be decoded is listed by ./pack and replace
     {"id": 2, "file_name": "b.png"}], "annotations": [{"image_id": 2, "category_id": 1, "bbox": [1, 1, 9, 9]}]})");
   for (const bool decoded : {false, true}) {
     const std::string file = dir / concat("p", decoded, ".lmdb");
-    REQUIRE(std::system(concat(YOLOX_BINARY_DIR "/pack --data ", dir / "x.json", " --out ", file,
+    REQUIRE(std::system(concat("$YOLOX_PROGRAMS/pack --data ", dir / "x.json", " --out ", file,
                                decoded ? " --decoded" : "", " > ", dir / "out.txt")
                             .c_str()) == 0);
     const std::string list = file + ".train.problems.txt";
@@ -977,4 +977,27 @@ TEST_CASE("opencv: loops of OpenCV use one thread in the main thread and in a wo
   std::thread([&] { in_worker = threads_used(); }).join();
   CHECK(in_worker == 1);
   CHECK_FALSE(cv::ocl::useOpenCL());
+}
+
+TEST_CASE(
+    "loader: --workers auto gives each loader of the machine its share of the cores, and at least one") {
+  CHECK(loader_threads(5) == 5);
+  CHECK(loader_threads(0) == usable_cores());
+  CHECK(loader_threads(0, 1000) == 1);
+  CHECK(usable_cores() >= 1);
+  CHECK(usable_cores() <= int(std::thread::hardware_concurrency()));
+}
+
+TEST_CASE("loader: starts at most as many threads as images can be in progress" * runs_threads) {
+  const auto threads = [] { return std::distance(fs::directory_iterator("/proc/self/task"), {}); };
+  const auto before = threads();
+  std::atomic<bool> go{false};
+  Loader loader(
+      [&](int64_t, Image&) {
+        while (!go) std::this_thread::yield();
+        return Item();
+      },
+      0, 100, 2, {32, 32}, /*threads=*/50, false, 0, /*ahead=*/3);
+  CHECK(threads() - before == 6);
+  go = true;
 }

@@ -24,7 +24,7 @@ std::vector<Outcome> outcomes_on_ranks(int ranks, const std::string& name) {
     const std::string command =
         concat("export OMP_NUM_THREADS=1 WORLD_SIZE=", ranks, " RANK=", r, " LOCAL_RANK=", r,
                " LOCAL_WORLD_SIZE=", ranks, " MASTER_ADDR=127.0.0.1 MASTER_PORT=", port,
-               "; exec " YOLOX_BINARY_DIR "/tests --no-skip --no-colors -tc='", name, "' >",
+               "; exec $YOLOX_PROGRAMS/tests --no-skip --no-colors -tc='", name, "' >",
                dir / concat("out", r), " 2>&1");
     const pid_t pid = fork();
     if (pid == 0) {
@@ -64,7 +64,7 @@ struct Steps {
   TempDir dir;
   std::string flags =
       "--data data --model yolox-nano --size 64 --bs 6 --epochs 6 --warmup-epochs 0 --mixup-prob 1 "
-      "--amp fp64 --lr 1e-6 ";
+      "--device cpu --amp fp64 --lr 1e-6 ";
   Steps() { write_scenes(dir / "data", 7); }
 };
 
@@ -466,7 +466,7 @@ SHARED_TEST("train: 1, 2 and 3 ranks make the same steps from the real nano, wit
   const std::string flags =
       concat("--data ", shared("data/coco128_json"), " --model yolox-nano --weights ",
              shared("data/weights/yolox_nano_coco_v011_rebuilt.pth"),
-             " --size 224 --bs 6 --epochs 10 --eval-interval 0 --amp fp64 --max-iters ");
+             " --size 224 --bs 6 --epochs 10 --eval-interval 0 --device cpu --amp fp64 --max-iters ");
   succeed(dir, "train", flags + "1 --lr 0 --out start");
   succeed(dir, "train", flags + "12 --out one");
   for (const int ranks : {2, 3}) {
@@ -475,7 +475,7 @@ SHARED_TEST("train: 1, 2 and 3 ranks make the same steps from the real nano, wit
   }
   // One step in fp32.
   std::string single = flags;
-  single.replace(single.find("--amp fp64"), 10, "--warmup-epochs 0");
+  single.replace(single.find("--amp fp64"), 10, "--amp off --warmup-epochs 0");
   succeed(dir, "train", single + "1 --out one32");
   succeed(dir, "train", single + "1 --procs 2 --out two32");
   CHECK(relative_difference(dir, "two32", "one32", "start") < 1e-4);
@@ -504,7 +504,7 @@ TEST_CASE("train: bad batch sizes, missing GPUs and wrong node or rank settings 
           starts_programs) {
   const TempDir& dir = trained().dir;
   const auto refused = [&](const std::string& before, const std::string& flags, const std::string& part) {
-    const Outcome o = shell(dir, before + YOLOX_BINARY_DIR "/train " + kTrain + "--out no " + flags);
+    const Outcome o = shell(dir, before + "$YOLOX_PROGRAMS/train " + kTrain + "--out no " + flags);
     CHECK(o.code == 2);
     CHECK_MESSAGE(has(o.err, part), o.err);
   };
@@ -535,7 +535,7 @@ TEST_CASE("ranks: a rank that does not arrive within the timeout is named" * sta
   close(launch_detail::listen_on_free_port(port));
   const std::string train = concat("export MASTER_ADDR=127.0.0.1 MASTER_PORT=", port,
                                    " WORLD_SIZE=3 OMP_NUM_THREADS=1; "),
-                    flags = " " YOLOX_BINARY_DIR "/train " + kTrain + "--bs 3 --out no --timeout 2";
+                    flags = " $YOLOX_PROGRAMS/train " + kTrain + "--bs 3 --out no --timeout 2";
   Outcome o =
       shell(dir, train + "(RANK=1 LOCAL_RANK=1" + flags + " 2>/dev/null) & RANK=0 LOCAL_RANK=0" + flags);
   CHECK(o.code == 1);
@@ -672,7 +672,7 @@ TEST_CASE("train: on two ranks --keep-going restores both; a full disk and lack 
                 quarters = peak_address_space(dir, large + "--accum 4");
   REQUIRE(whole - quarters > 200000);
   o = shell(dir,
-            concat("ulimit -v ", quarters + (whole - quarters) / 4, "; ", YOLOX_BINARY_DIR "/train ", large));
+            concat("ulimit -v ", quarters + (whole - quarters) / 4, "; ", "$YOLOX_PROGRAMS/train ", large));
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err,
                     "out of memory; with several ranks the number of micro-batches is fixed: give "
@@ -749,8 +749,8 @@ TEST_CASE("two launchers, as on two machines: they train as one process" * start
       "--eval-interval 3 --max-iters 8 ");
   const auto train = [&](const std::string& more) {
     const auto node = [&](int i) {
-      return concat(YOLOX_BINARY_DIR "/train ", flags, more, " --nodes 2 --master 127.0.0.1:", port,
-                    " --node ", i, i == 1 ? " >two.txt 2>&1" : "");
+      return concat("$YOLOX_PROGRAMS/train ", flags, more, " --nodes 2 --master 127.0.0.1:", port, " --node ",
+                    i, i == 1 ? " >two.txt 2>&1" : "");
     };
     return shell(dir, concat("({ ", node(1), "; echo code $? >>two.txt; } & ", node(0), "; wait)"));
   };
@@ -789,9 +789,9 @@ TEST_CASE("two hosts: they train and evaluate as one process, and name the ranks
       "1e-6 ";
   const auto on_host = [&](char host, const std::string& more) {
     return concat("{ ip netns exec y", host, id, " unshare --uts sh -c 'hostname host", host,
-                  "; exec " YOLOX_BINARY_DIR "/train ", flags, more,
-                  " --procs 2 --timeout 5 --nodes 2 --node ", host == 'a' ? 0 : 1,
-                  " --master 10.9.0.1:29500' >", host, ".txt 2>&1; echo code $? >>", host, ".txt; }");
+                  "; exec $YOLOX_PROGRAMS/train ", flags, more, " --procs 2 --timeout 5 --nodes 2 --node ",
+                  host == 'a' ? 0 : 1, " --master 10.9.0.1:29500' >", host, ".txt 2>&1; echo code $? >>",
+                  host, ".txt; }");
   };
   const std::string path = "export PATH=$PATH:/usr/sbin:/sbin; ";
 
@@ -832,9 +832,10 @@ TEST_CASE("torchrun starts the ranks" * starts_programs) {
   const std::string torchrun = concat("'", python, "' -m torch.distributed.run");
   TempDir dir;
   write_scenes(dir / "data", 8);
-  const std::string flags = "--data data --model yolox-nano --size 64 --bs 6 --epochs 2 --eval-interval 2 ";
+  const std::string flags =
+      "--data data --model yolox-nano --size 64 --bs 6 --epochs 2 --eval-interval 2 --device cpu ";
   const Outcome o =
-      shell(dir, concat(torchrun, " --no-python --nproc-per-node 2 --standalone " YOLOX_BINARY_DIR "/train ",
+      shell(dir, concat(torchrun, " --no-python --nproc-per-node 2 --standalone $YOLOX_PROGRAMS/train ",
                         flags, "--out r"));
   CHECK_MESSAGE(o.code == 0, o.out << o.err);
   CHECK(has(o.out, "done: r/last.pth"));

@@ -261,7 +261,7 @@ TEST_CASE("demo: cyclic links, pipes and overlong names neither end nor block th
   fs::create_directory_symlink("self", dir / "round/self");
   REQUIRE(mkfifo((dir / "round/pipe.jpg").c_str(), 0600) == 0);
   fs::copy(dir / "round/train/shapes_1.png", dir / "round/photo");
-  const std::string demo = "timeout 60 " YOLOX_BINARY_DIR "/demo --weights a/last.pth --source ";
+  const std::string demo = "timeout 60 $YOLOX_PROGRAMS/demo --weights a/last.pth --source ";
   const Outcome round = shell(dir, demo + "round --recursive --save round_out");
   CHECK_MESSAGE(round.code == 0, round.err);
   CHECK(has(round.out, "2 images in "));
@@ -312,8 +312,9 @@ TEST_CASE("demo: if an image or video cannot be written, --json is written and t
   succeed(dir, "demo", "--weights a/last.pth --source full.avi --max-images 2 --save full");
   const std::string out = fs::exists(dir / "full/full.mp4") ? dir / "full/full.mp4" : dir / "full/full.avi";
   const std::string before = contents(out);
-  const Outcome full = shell(dir, "bash -c 'ulimit -f 8; exec " YOLOX_BINARY_DIR
-                                  "/demo --weights a/last.pth --source full.avi --save full'");
+  const Outcome full = shell(
+      dir,
+      "bash -c 'ulimit -f 8; exec $YOLOX_PROGRAMS/demo --weights a/last.pth --source full.avi --save full'");
   CHECK(full.code == 1);
   CHECK_MESSAGE(has(full.err, "cannot write full/full"), full.err);
   CHECK_MESSAGE(lines_of(full.err).size() == 1, full.err);
@@ -332,16 +333,17 @@ TEST_CASE("demo: a missing camera, address, file or display is an error of one l
         {"--source data/train --show", "--show: there is no display"},
         {"--source data/train --workers 0", "--workers"},
         {"--source data/train --json data/train/shapes_1.png", "would overwrite the source"}}) {
-    const Outcome o = shell(
-        dir, "env -u DISPLAY -u WAYLAND_DISPLAY " YOLOX_BINARY_DIR "/demo --weights a/last.pth " + flags);
+    const Outcome o =
+        shell(dir, "env -u DISPLAY -u WAYLAND_DISPLAY $YOLOX_PROGRAMS/demo --weights a/last.pth " + flags);
     CHECK_MESSAGE(o.code != 0, o.out);
     CHECK_MESSAGE(has(o.err, named), o.err);
     CHECK_MESSAGE(lines_of(o.err).size() == 1, o.err);
   }
   // Qt has a platform that needs no display.
   if (write_video(dir / "shown.avi", 3)) {
-    const Outcome o = shell(dir, "QT_QPA_PLATFORM=offscreen " YOLOX_BINARY_DIR
-                                 "/demo --weights a/last.pth --source shown.avi --show --save shown");
+    const Outcome o = shell(dir,
+                            "QT_QPA_PLATFORM=offscreen $YOLOX_PROGRAMS/demo --weights a/last.pth --source "
+                            "shown.avi --show --save shown");
     if (has(o.err, "no display"))
       MESSAGE("this OpenCV has no Qt: --show is not tried");
     else

@@ -1013,7 +1013,7 @@ TEST_CASE("train: --dtr gives the same weights, names a sufficient budget, and w
   write_scenes(dir / "data", 16);
   const std::string flags =
       "--data data --model yolox-nano --size 96 --bs 8 --epochs 3 --eval-interval 3 --max-iters 5 "
-      "--deterministic --no-multiscale --warmup-epochs 0 ";
+      "--deterministic --no-multiscale --warmup-epochs 0 --device cpu ";
   succeed(dir, "train", flags + "--out plain");
   const std::string budget = smallest_budget(dir, flags);
   const double gigabytes = std::stod(budget.substr(budget.find("dtr ") + 4));
@@ -1037,10 +1037,11 @@ TEST_CASE("train: --dtr gives the same weights, names a sufficient budget, and w
                   weights_of(dir, "free").at("head.stems.0.conv.weight").toTensor()));
 
   const auto found = [&](const std::string& more) {
-    const std::string printed = succeed(dir, "train",
-                                        concat("--data data --model yolox-nano --size 96 --bs auto "
-                                               "--no-multiscale --epochs 1 --eval-interval 0 ",
-                                               more, " --out bs"));
+    const std::string printed =
+        succeed(dir, "train",
+                concat("--data data --model yolox-nano --size 96 --bs auto --device cpu "
+                       "--no-multiscale --epochs 1 --eval-interval 0 ",
+                       more, " --out bs"));
     fs::remove_all(dir / "bs");
     CHECK_MESSAGE(has(unwrapped(printed), "times the computation"), printed);
     const std::string mark = "--bs auto: ";
@@ -1067,7 +1068,7 @@ TEST_CASE("train: --dtr works with fp16, --debug, --profile and --resume" * star
   write_scenes(dir / "data", 12);
   const std::string flags =
       "--data data --model yolox-nano --size 96 --bs 4 --epochs 2 --eval-interval 0 --deterministic "
-      "--no-multiscale ";
+      "--no-multiscale --device cpu ";
   for (const std::string more : {"", "--amp fp16 --optimizer adamw "}) {
     INFO(more);
     const std::string budget = smallest_budget(dir, flags + more);

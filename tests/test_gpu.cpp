@@ -1,138 +1,191 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests that need a GPU: a real one, or the simulated one of tests/simulated_cuda (YOLOX_SIMULATED_CUDA),
-// which also counts operators and waits, and checks the use of streams.
-#include "programs.hpp"
+// What a GPU computes: numbers, settings, memory, errors and data. On a machine without a GPU these cases run
+// on the simulated one.
+#include "gpu.hpp"
 
-#include <ATen/record_function.h>
-#include <sys/wait.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 
-#include "data/loader.hpp"
 #include "evaluate.hpp"
-#include "run/fit.hpp"
-#include "run/setup.hpp"
-#include "step.hpp"
-
-#ifdef YOLOX_SIMULATED_CUDA
-#include "simulated_cuda.hpp"
-#endif
+#include "run/crash.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
 
-namespace {
+// ---- the machine
 
-const torch::Device kGpu(torch::kCUDA, 0);
-
-// Fails the test case at the end of its scope if the simulated device found an error in the use of streams.
-struct NoStreamErrors {
-#ifdef YOLOX_SIMULATED_CUDA
-  NoStreamErrors() { simulated_cuda::errors(); }
-  ~NoStreamErrors() {
-    for (const auto& error : simulated_cuda::errors()) FAIL_CHECK(error);
+TEST_CASE("gpu: versions and memory of the GPU and of the libraries" * needs_gpu) {
+  parse_device("cuda");
+  report_fact("GPU", device_name(kGpu));
+  report_fact("memory", short_bytes(gpu_memory(kGpu)));
+  report_fact("LibTorch", TORCH_VERSION);
+  for (std::string line : lines_of(at::detail::getCUDAHooks().showConfig())) {
+    line.erase(0, std::min(line.size(), line.find_first_not_of(" -")));
+    if (line.rfind("NVCC", 0) != 0) report_fact("CUDA", line);
   }
-#else
-  NoStreamErrors() {}  // not trivial, so that the variable counts as used
-#endif
-};
-
-// Random images with random boxes of 80 classes.
-Loader::Make noise(int side, int objects) {
-  return [=](int64_t position, Image& image) {
-    cv::RNG random{uint64_t(position + 1)};
-    random.fill(image, cv::RNG::UNIFORM, 0, 256);
-    Item item;
-    for (int i = 0; i < objects; ++i) {
-      const double w = random.uniform(0.05, 0.5) * side, h = random.uniform(0.05, 0.5) * side;
-      const double x = random.uniform(0.0, side - w), y = random.uniform(0.0, side - h);
-      item.boxes.push_back({x, y, x + w, y + h, random.uniform(0, 80)});
-    }
-    item.index = position;
-    return item;
-  };
+  const char* allocator = std::getenv("PYTORCH_CUDA_ALLOC_CONF");
+  report_fact("allocator", allocator ? allocator : "default");
+  report_fact("precision of --amp auto", default_precision(kGpu));
+  CHECK(gpu_memory(kGpu) > 1e9);
 }
-
-// The steps of train.cpp on one device.
-struct Trainer {
-  Config config;
-  torch::Device device;
-  YOLOX model{nullptr};
-  std::optional<Training> training;
-  std::optional<SavedStatistics> statistics;
-  StepSettings step;
-
-  Trainer(const std::string& name, torch::Device device, const std::string& amp,
-          const std::string& optimizer = "sgd")
-      : device(device), step{device.type(), dtype_of(amp)} {
-    config.model = name;
-    config.amp = amp;
-    config.optimizer = optimizer;
-    torch::manual_seed(0);
-    model = YOLOX(name, 80);
-    move(model, device, amp == "fp64" ? torch::kDouble : torch::kFloat);
-    to_channels_last(*model);
-    training.emplace(new_training(config, model, device));
-    statistics.emplace(*model);
-  }
-
-  StepNumbers operator()(const Batch& batch, double lr) {
-    Training& t = *training;
-    const auto type = model->parameters()[0].scalar_type();
-    const Input input = [&] {
-      RECORD_USER_SCOPE("copy");
-      statistics->save();
-      const int side = int(batch.images.size(1));
-      return make_network_input(batch, {side, side}, false, type);
-    }();
-    const Losses losses =
-        compute_gradients(network_of(model), input.images, input.targets, 1, t.optimizer, t.scaler, step);
-    const StepNumbers numbers = [&] {
-      RECORD_USER_SCOPE("optimizer");
-      const auto grads = gradients(t.optimizer.groups);
-      t.scaler.unscale(grads);
-      const Tensor norm = clip_gradients(grads, 10);
-      StepNumbers read = step_numbers(losses, norm, batch.targets.total());
-      if (read.finite()) t.optimizer.step(lr);
-      return read;
-    }();
-    {
-      RECORD_USER_SCOPE("EMA");
-      ema_update(*t.ema, *model, ema_decay(0.9998, ++t.ema_updates));
-    }
-    t.scaler.update();
-    return numbers;
-  }
-};
-
-struct Trajectory {
-  std::vector<StepNumbers> steps;
-  std::vector<Tensor> weights;  // of the model and the EMA, on the CPU
-};
-
-Trajectory train_nano(torch::Device device, const std::string& amp, const std::string& optimizer = "sgd",
-                      const std::function<void(Trainer&)>& prepare = {}) {
-  constexpr int kSteps = 3, kBatch = 2, kSide = 96;
-  Trainer trainer("yolox-nano", device, amp, optimizer);
-  if (prepare) prepare(trainer);
-  Loader loader(noise(kSide, 6), 0, kSteps * kBatch, kBatch, {kSide, kSide}, 2, device.is_cuda());
-  DeviceLoader batches(loader, device);
-  Trajectory out;
-  for (int i = 0; i < kSteps; ++i) out.steps.push_back(trainer(batches.next(), 0.01));
-  for (const YOLOX& m : {trainer.model, trainer.training->ema})
-    for (const Tensor& p : m->parameters()) out.weights.push_back(p.detach().cpu());
-  return out;
-}
-
-// Returns the largest relative difference of the losses.
-double loss_error(const Trajectory& a, const Trajectory& b) {
-  double most = 0;
-  for (size_t i = 0; i < a.steps.size(); ++i)
-    most = std::max(most, std::abs(a.steps[i].total - b.steps[i].total) / std::abs(b.steps[i].total));
-  return most;
-}
-
-}  // namespace
 
 // ---- numbers
+
+TEST_CASE("gpu: output and gradients of the six models equal those of the CPU in float64" * needs_gpu) {
+  const NoStreamErrors no_stream_errors;
+  allow_tf32(false);
+  for (const ModelSize& size : model_sizes()) {
+    INFO(size.name);
+    std::map<std::string, std::vector<Tensor>> results;
+    for (const auto& [name, device, type] : {std::tuple("exact", torch::Device(torch::kCPU), torch::kDouble),
+                                             {"float64", kGpu, torch::kDouble},
+                                             {"CPU float32", torch::Device(torch::kCPU), torch::kFloat},
+                                             {"float32", kGpu, torch::kFloat}}) {
+      torch::manual_seed(1);
+      YOLOX model(size.name, 3);
+      move(model, device, type);
+      to_channels_last(*model);
+      model->train();
+      const Tensor x = 255 * torch::rand({2, 3, 64, 96}, torch::kDouble);
+      const Predictions p = model(x.to(device, type));
+      (p.reg.square().mean() + p.obj.square().mean() + p.cls.square().mean()).backward();
+      std::vector<Tensor>& all = results[name];
+      all = {p.reg.detach().cpu(), p.obj.detach().cpu(), p.cls.detach().cpu()};
+      for (const Tensor& w : model->parameters()) all.push_back(w.grad().cpu().flatten());
+      all.assign({all[0].flatten(), all[1].flatten(), all[2].flatten(),
+                  torch::cat(std::vector<Tensor>(all.begin() + 3, all.end()))});
+    }
+    const auto worst = [&](const std::string& name) {
+      double most = 0;
+      for (size_t i = 0; i < 4; ++i)
+        most = std::max(most, relative_error(results[name][i], results["exact"][i]));
+      return most;
+    };
+    check_figure(concat(size.name, " float64"), worst("float64"), 1e-9);
+    check_figure(concat(size.name, " float32"), worst("float32"), 4 * worst("CPU float32"));
+  }
+}
+
+TEST_CASE("gpu: losses, assignment and gradients equal those of the CPU" * needs_gpu) {
+  const NoStreamErrors no_stream_errors;
+  constexpr int kSide = 320, kClasses = 8;
+  cv::RNG random(3);
+  const auto boxes = [&](int count, double from, double to) {  // centres between from and to
+    std::vector<Box> all;
+    for (int i = 0; i < count; ++i) {
+      const double w = random.uniform(4.0, 150.0), h = random.uniform(4.0, 150.0);
+      const double x = random.uniform(from, to) - w / 2, y = random.uniform(from, to) - h / 2;
+      all.push_back({x, y, x + w, y + h, random.uniform(0, kClasses)});
+    }
+    return all;
+  };
+  // No object, one, 300, out of reach of all anchor points, and a normal image.
+  const Targets targets = make_targets(
+      {{}, boxes(1, 0, kSide), boxes(300, 0, kSide), boxes(3, 2 * kSide, 3 * kSide), boxes(12, 0, kSide)});
+  const auto options = torch::TensorOptions(torch::kDouble);
+  const int64_t points = make_anchors(kSide, kSide, options).stride.numel(), n = targets.counts.size();
+  torch::manual_seed(2);
+  const Predictions on_cpu{torch::randn({n, points, 4}, options), torch::randn({n, points}, options),
+                           torch::randn({n, points, kClasses}, options)};
+  for (const auto& [precision, limit] : {std::pair(torch::kDouble, 1e-10), {torch::kFloat, 1e-4}}) {
+    const at::ScalarType type = precision;  // a lambda cannot capture a structured binding
+    std::vector<std::vector<Tensor>> results;
+    for (const torch::Device device : {torch::Device(torch::kCPU), kGpu}) {
+      const auto leaf = [&](const Tensor& t) { return t.to(device, type).detach().requires_grad_(); };
+      const Predictions p{leaf(on_cpu.reg), leaf(on_cpu.obj), leaf(on_cpu.cls)};
+      const Targets there{targets.boxes.to(device), targets.classes.to(device), targets.counts};
+      const Losses losses = yolox_loss(p, kSide, kSide, there, /*use_l1=*/true);
+      losses.total.backward();
+      std::vector<Tensor> all{losses.total, losses.num_fg, p.reg.grad(), p.obj.grad(), p.cls.grad()};
+      for (const auto& term : losses.terms) all.push_back(term.value);
+      const Anchors anchors = make_anchors(kSide, kSide, p.reg.options());
+      const Tensor decoded = decode_boxes(p.reg.detach(), anchors);
+      for (const int64_t pairs : {0, 20000}) {  // one chunk, several chunks
+        const Assignment a = simota(decoded, p.obj.detach(), p.cls.detach(), anchors, there, pairs);
+        all.push_back(a.matched);
+        all.push_back(a.iou);
+      }
+      for (Tensor& t : all) t = t.detach().cpu();
+      results.push_back(all);
+    }
+    double most = 0;
+    for (size_t i = 0; i < results[0].size(); ++i)
+      most = std::max(most, relative_error(results[1][i], results[0][i]));
+    check_figure(type == torch::kDouble ? "float64" : "float32", most, limit);
+  }
+}
+
+TEST_CASE("gpu: the network's input at several sizes equals that of the CPU" * needs_gpu) {
+  const NoStreamErrors no_stream_errors;
+  torch::manual_seed(5);
+  Batch batch;
+  batch.images = torch::randint(256, {2, 96, 128, 3}, torch::kByte);
+  batch.targets = make_targets({{{10, 10, 60, 50, 1}}, {}});
+  Batch there = batch;
+  there.images = batch.images.to(kGpu);
+  there.targets.boxes = batch.targets.boxes.to(kGpu);
+  double most = 0;
+  for (const ImageSize size : {ImageSize{96, 128}, {64, 96}, {160, 224}})
+    for (const bool legacy : {false, true}) {
+      const Input a = make_network_input(batch, size, legacy, torch::kFloat);
+      const Input b = make_network_input(there, size, legacy, torch::kFloat);
+      most = std::max({most, relative_error(b.images.cpu(), a.images),
+                       relative_error(b.targets.boxes.cpu(), a.targets.boxes)});
+    }
+  check_figure("input", most, 1e-6);
+}
+
+TEST_CASE("gpu: NMS keeps the boxes that it keeps on the CPU" * needs_gpu) {
+  const NoStreamErrors no_stream_errors;
+  torch::manual_seed(6);
+  Tensor decoded = torch::rand({2, 3000, 5 + 4});
+  decoded.slice(-1, 0, 2) *= 400;
+  decoded.slice(-1, 2, 4) *= 120;
+  const auto a = postprocess(decoded, 0.2, 0.5), b = postprocess(decoded.to(kGpu), 0.2, 0.5);
+  for (size_t i = 0; i < a.size(); ++i) {
+    CHECK(a[i].size(0) > 100);
+    REQUIRE(a[i].sizes() == b[i].sizes());
+    CHECK(relative_error(b[i], a[i]) < 1e-6);
+  }
+}
+
+TEST_CASE("gpu: SGD, Adam and AdamW update weights and EMA as on the CPU" * needs_gpu) {
+  const NoStreamErrors no_stream_errors;
+  for (const std::string kind : {"sgd", "adam", "adamw"}) {
+    INFO(kind);
+    std::vector<std::vector<Tensor>> results;
+    for (const torch::Device device : {torch::Device(torch::kCPU), kGpu}) {
+      torch::manual_seed(7);
+      YOLOX model("yolox-nano", 3);
+      move(model, device, torch::kDouble);
+      YOLOX ema = copy_of(model, "yolox-nano", device);
+      Optimizer optimizer(kind, parameter_groups(*model, 5e-4), /*fp16=*/false);
+      for (int step = 0; step < 3; ++step) {
+        for (const Tensor& w : model->parameters())
+          w.mutable_grad() = torch::randn(w.sizes(), torch::kDouble).to(device);
+        clip_gradients(gradients(optimizer.groups), 10);
+        optimizer.step(0.01);
+        ema_update(*ema, *model, 0.9);
+      }
+      results.emplace_back();
+      for (const YOLOX& m : {model, ema})
+        for (const Tensor& w : m->parameters()) results.back().push_back(w.detach().cpu().flatten());
+    }
+    check_figure(kind, relative_error(torch::cat(results[1]), torch::cat(results[0])), 1e-12);
+  }
+}
+
+TEST_CASE("gpu: after an overflow in fp16 the weights are the same and the loss scale is half" * needs_gpu) {
+  Trainer trainer("yolox-nano", kGpu, "fp16", "adam");
+  Training& t = *trainer.training;
+  t.scaler.scale.fill_(1e30);
+  Loader loader(noise(64, 6), 0, 2, 2, {64, 64}, 2, true);
+  DeviceLoader batches(loader, kGpu);
+  const Tensor before = trainer.model->parameters()[0].detach().clone();
+  CHECK_FALSE(trainer(batches.next(), 0.01).finite());
+  CHECK(torch::equal(trainer.model->parameters()[0].detach(), before));
+  CHECK(t.scaler.scale.item<double>() == doctest::Approx(5e29));
+  CHECK(t.optimizer.steps[0][0].item<double>() == 0);
+}
 
 TEST_CASE("gpu: three steps in float64 equal those of the CPU, with SGD and with Adam" * needs_gpu) {
   const NoStreamErrors no_stream_errors;
@@ -140,34 +193,28 @@ TEST_CASE("gpu: three steps in float64 equal those of the CPU, with SGD and with
     INFO(optimizer);
     const Trajectory cpu = train_nano(torch::kCPU, "fp64", optimizer);
     const Trajectory gpu = train_nano(kGpu, "fp64", optimizer);
-    CHECK(loss_error(gpu, cpu) < 1e-9);
+    check_figure(optimizer + ", losses", loss_error(gpu, cpu), 1e-9);
     REQUIRE(gpu.weights.size() == cpu.weights.size());
     double most = 0;
     for (size_t i = 0; i < cpu.weights.size(); ++i)
       most = std::max(most, relative_error(gpu.weights[i], cpu.weights[i]));
-    CHECK(most < 1e-6);
+    check_figure(optimizer + ", weights", most, 1e-6);
   }
 }
 
 TEST_CASE(
-    "gpu: three steps in float32, bf16 and fp16 have the losses of the CPU within the precision of the type" *
+    "gpu: the first loss in float32, bf16 and fp16 is that of float64 within the precision of the type" *
     needs_gpu) {
   const NoStreamErrors no_stream_errors;
   const Trajectory cpu = train_nano(torch::kCPU, "fp64");
   const auto small_scale = [](Trainer& t) { t.training->scaler.scale.fill_(4); };
-  for (const auto& [amp, most] : {std::pair("off", 0.03), {"bf16", 0.05}, {"fp16", 0.05}}) {
+  for (const auto& [amp, most] : {std::pair("off", 1e-4), {"bf16", 0.03}, {"fp16", 0.01}}) {
     const std::string name = amp;  // INFO cannot capture a structured binding
     INFO(name);
     const Trajectory gpu = train_nano(kGpu, amp, "sgd", small_scale);
     for (const StepNumbers& n : gpu.steps) CHECK(n.finite());
-    CHECK(loss_error(gpu, cpu) < most);
+    check_figure(name, std::abs(gpu.steps[0].total / cpu.steps[0].total - 1), most);
   }
-}
-
-TEST_CASE("gpu: an overflow in fp16 is found" * needs_gpu) {
-  const Trajectory gpu =
-      train_nano(kGpu, "fp16", "sgd", [](Trainer& t) { t.training->scaler.scale.fill_(1e30); });
-  CHECK_FALSE(gpu.steps[0].finite());
 }
 
 TEST_CASE("gpu: SyncBN over two ranks with equal images equals batch norm on one rank" * needs_gpu) {
@@ -198,6 +245,154 @@ TEST_CASE("gpu: the pooling of --deterministic equals the plain one, forward and
   for (size_t i = 0; i < grads[0].size(); ++i) CHECK(relative_error(grads[1][i], grads[0][i]) < 1e-9);
 }
 
+// ---- settings
+
+TEST_CASE("gpu: --amp auto is bf16 or fp16; TF32 is on with --amp tf32 only" * needs_gpu) {
+  const auto prepared = [](const std::string& amp) {
+    Config config;
+    config.amp = amp;
+    prepare_process(config, RankInfo());
+    return config.amp;
+  };
+  CHECK(prepared("auto") == default_precision(kGpu));
+  CHECK(default_precision(kGpu) != "off");
+  const auto& context = at::globalContext();
+  for (const std::string amp : {"off", "tf32", "bf16", "fp16"}) {
+    INFO(amp);
+    at::globalContext().setAllowTF32CuDNN(true);  // torch's default
+    CHECK(prepared(amp) == amp);
+    CHECK(context.allowTF32CuDNN() == (amp == "tf32"));
+    CHECK(context.allowTF32CuBLAS() == (amp == "tf32"));
+  }
+  allow_tf32(false);
+}
+
+TEST_CASE("gpu: the allocator uses expandable segments" * needs_gpu) {
+  parse_device("cuda");
+  CHECK((std::getenv("PYTORCH_ALLOC_CONF") || has(std::getenv("PYTORCH_CUDA_ALLOC_CONF"), "expandable")));
+}
+
+TEST_CASE("gpu: the chunks of SimOTA take 8 % of the memory of the GPU" * needs_gpu) {
+  CHECK(default_max_pairs(kGpu) * 80.0 == doctest::Approx(0.08 * gpu_memory(kGpu)).epsilon(0.1));
+}
+
+TEST_CASE("gpu: GPUs have different UUIDs" * needs_gpu) {
+  std::set<std::string> uuids;
+  for (int i = 0; i < int(torch::cuda::device_count()); ++i)
+    uuids.insert(gpu_uuid(torch::Device(torch::kCUDA, c10::DeviceIndex(i))));
+  CHECK(int(uuids.size()) == int(torch::cuda::device_count()));
+  CHECK(uuids.begin()->size() == 36);
+}
+
+// ---- memory and errors
+
+TEST_CASE("gpu: a backward() that fails leaves no memory allocated" * needs_gpu) {
+  const Tensor x = torch::rand({1 << 20}, torch::TensorOptions(kGpu).requires_grad(true));
+  const auto step = [&](bool fails) {
+    Tensor y = x;
+    for (int i = 0; i < 20; ++i) y = (y * 1.01).sin();
+    if (fails) y.register_hook([](Tensor grad) -> Tensor { throw std::runtime_error(grad.toString()); });
+    Tensor z = y;
+    for (int i = 0; i < 20; ++i) z = (z * 1.01).sin() + y.cos();
+    z.sum().backward();
+  };
+  step(false);
+  x.mutable_grad() = Tensor();
+  const double before = allocated_bytes(kGpu).now;
+  CHECK_THROWS(step(true));
+  free_failed_backward(kGpu);
+  x.mutable_grad() = Tensor();
+  CHECK(allocated_bytes(kGpu).now == before);
+}
+
+TEST_CASE("gpu: a step that runs out of memory is repeated in parts" * needs_gpu) {
+#ifdef YOLOX_CUDA
+  constexpr int kBatch = 8;
+  const int side = kSimulated ? 96 : 416;
+  Trainer trainer("yolox-nano", kGpu, "off");
+  Loader loader(noise(side, 6), 0, kBatch, kBatch, {side, side}, 2, true);
+  DeviceLoader batches(loader, kGpu);
+  const Batch batch = batches.next();
+  Training& t = *trainer.training;
+  const auto compute = [&](int64_t parts) {
+    const Input input = make_network_input(batch, {side, side}, false, torch::kFloat);
+    return compute_gradients(network_of(trainer.model), input.images, input.targets, parts, t.optimizer,
+                             t.scaler, trainer.step);
+  };
+  compute(1);
+  t.optimizer.zero_grad();
+  empty_cache(kGpu);
+  const double before = memory_used(kGpu);
+  compute(1);
+  const double step = memory_peak(kGpu) - before;
+  t.optimizer.zero_grad();
+  empty_cache(kGpu);
+
+  TempDir dir;
+  Log log(dir / "log.txt", /*quiet=*/true);
+  Ranks ranks(RankInfo(), kGpu, 60);
+  MicroBatches micro_batches(t, 1, kBatch, ranks, log);
+  size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
+  c10::cuda::CUDACachingAllocator::setMemoryFraction((memory_used(kGpu) + 0.75 * step) / double(total), 0);
+  std::vector<int64_t> tried;
+  const Losses losses = micro_batches.run(0, {side, side}, [&](int64_t parts) {
+    tried.push_back(parts);
+    return compute(parts);
+  });
+  c10::cuda::CUDACachingAllocator::setMemoryFraction(1, 0);
+  CHECK(tried.size() > 1);
+  CHECK(tried[1] == 2);
+  CHECK(std::isfinite(losses.total.item<double>()));
+  CHECK(has(contents(dir / "log.txt"), "out of memory at step 0"));
+#endif
+}
+
+namespace {
+
+// Makes a kernel fail, as an index out of range does.
+void break_gpu() {
+#ifdef YOLOX_SIMULATED_CUDA
+  simulated_cuda::fail_from_now_on();
+#else
+  torch::zeros({3}, kGpu).index({torch::full({1}, 7, torch::TensorOptions(torch::kLong).device(kGpu))});
+#endif
+  torch::cuda::synchronize();
+}
+
+}  // namespace
+
+// The next case runs this one in a process of its own.
+TEST_CASE("gpu: child: a kernel fails" * doctest::test_suite("ranks") * doctest::skip()) {
+  ignore_hangup();
+  crash_context(".", "settings");
+  const int code = run_rank(
+      [&] {
+        Loader loader(noise(64, 3), 0, 12, 2, {64, 64}, 2, true);
+        DeviceLoader batches(loader, kGpu);
+        batches.next();
+        const Batch batch = batches.next();
+        break_gpu();
+        return 0;
+      },
+      [] { write_crash(memory_report().c_str()); });
+  _exit(code);
+}
+
+TEST_CASE("gpu: after a failed kernel the run ends with one line, exit code 1 and crash.txt" * needs_gpu) {
+  TempDir dir;
+  const Outcome o = shell(dir, "$YOLOX_PROGRAMS/tests --no-skip -tc='gpu: child: a kernel fails'");
+  INFO(o.out << o.err);
+  CHECK(o.code == 1);
+  CHECK(has(o.err, "error: CUDA error: device-side assert triggered"));
+  CHECK_FALSE(has(o.err, "terminate called"));
+  CHECK_FALSE(has(o.err, "frame #"));
+  const std::string report = contents(dir / "crash.txt");
+  CHECK_MESSAGE(has(report, "device-side assert triggered"), report);
+  CHECK_MESSAGE(!has(report, "free_block"),
+                report);  // the stack is that of the first error, not of a destructor
+}
+
 // ---- data
 
 TEST_CASE("gpu: batches of DeviceLoader equal those of the loader" * needs_gpu) {
@@ -205,209 +400,59 @@ TEST_CASE("gpu: batches of DeviceLoader equal those of the loader" * needs_gpu) 
   Loader pinned(noise(64, 3), 0, 12, 2, {64, 64}, 2, true), plain(noise(64, 3), 0, 12, 2, {64, 64}, 2, false);
   DeviceLoader batches(pinned, kGpu);
   while (!plain.done()) {
+    CHECK_FALSE(batches.done());
     const Batch want = plain.next(), got = batches.next();
     CHECK(got.images.is_cuda());
     CHECK(torch::equal(got.images.cpu(), want.images));
     CHECK(torch::equal(got.targets.boxes.cpu(), want.targets.boxes));
     CHECK(torch::equal(got.targets.classes.cpu(), want.targets.classes));
   }
+  CHECK(batches.done());
 }
 
-// ---- programs
-
-TEST_CASE("gpu: train, evaluation, a resume on the CPU, and demo work from end to end" * needs_gpu *
-          starts_programs) {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
-  const std::string flags = "--data data --model yolox-nano --size 64 --bs 4 --epochs 4 --eval-interval 1 ";
-  for (const std::string amp : {"off", "bf16", "fp16"}) {
-    const std::string said =
-        succeed(dir, "train", concat(flags, "--device cuda --amp ", amp, " --max-iters 3 --out ", amp));
-    CHECK_MESSAGE(has(said, "cuda:0"), said);
-  }
-  const std::string on_cpu = succeed(dir, "train", "--resume off --device cpu --max-iters 4");
-  CHECK_MESSAGE(has(on_cpu, "done: off/last.pth"), on_cpu);
-  const std::string on_gpu = succeed(dir, "train", "--resume off --device cuda --max-iters 5");
-  CHECK_MESSAGE(has(on_gpu, "done: off/last.pth"), on_gpu);
-  for (const std::string device : {"cpu", "cuda"})
-    succeed(dir, "eval",
-            concat("--data data --weights off/last.pth --conf 0.001 --device ", device, " --json ", device,
-                   ".json"));
-  CHECK(json_number(dir / "cpu.json", "AP") ==
-        doctest::Approx(json_number(dir / "cuda.json", "AP")).epsilon(1e-3));
-  succeed(dir, "demo", "--source data/train --weights off/last.pth --device cuda --save drawn");
-}
-
-TEST_CASE("gpu: train: --bs auto and --dtr on a GPU" * needs_gpu * starts_programs) {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
-  const std::string flags =
-      "--data data --model yolox-nano --size 64 --epochs 2 --eval-interval 0 --device cuda ";
-  const std::string found = succeed(dir, "train", flags + "--bs auto --max-iters 1 --out auto");
-  CHECK_MESSAGE(has(found, "--bs auto: "), found);
-  succeed(dir, "train", flags + "--bs 4 --dtr auto --max-iters 2 --out dtr");
-}
-
-// ---- what only the simulated device shows
-
-#ifdef YOLOX_SIMULATED_CUDA
-
-namespace {
-
-bool any_has(const std::vector<std::string>& errors, const std::string& part) {
-  for (const auto& e : errors)
-    if (has(e, part)) return true;
-  return false;
-}
-
-int64_t waits() { return simulated_cuda::sum(simulated_cuda::host_waits()); }
-
-// Returns the operator calls of one step in each phase of the step, and checks that the host waits once, for
-// the numbers of the step.
-std::map<std::string, int64_t> calls_of_step(const std::string& amp, bool sync_bn) {
-  constexpr int kBatch = 16, kSide = 64;  // the counts do not depend on the size
-  Trainer trainer("yolox-s", kGpu, amp);
-  if (sync_bn) use_sync_bn(*trainer.model, [](Tensor& x) { x.mul_(2); });
-  Loader loader(noise(kSide, 20), 0, 4 * kBatch, kBatch, {kSide, kSide}, 2, true);
-  DeviceLoader batches(loader, kGpu);
-  for (int i = 0; i < 3; ++i) {
-    if (i == 2) simulated_cuda::reset_counts();
-    const Batch batch = [&] {
-      RECORD_USER_SCOPE("data");
-      return batches.next();
-    }();
-    trainer(batch, 0.001);
-  }
-  const auto waited = simulated_cuda::host_waits();
-  CHECK(simulated_cuda::sum(waited) == 1);
-  CHECK(simulated_cuda::sum(simulated_cuda::unpinned_copies()) == 1);  // the counts of objects in simota.hpp
-  for (const auto& w : waited) CHECK_MESSAGE(w.phase == "optimizer", w.phase << ": " << w.what);
-  std::map<std::string, int64_t> calls;
-  for (const auto& c : simulated_cuda::operator_calls()) {
-    calls[c.phase] += c.times;
-    // How many copies of batches a step starts depends on the speed of the loader.
-    if (c.phase != "data") calls["all"] += c.times;
-  }
-  return calls;
-}
-
-}  // namespace
-
-TEST_CASE("gpu: the host waits once in a step, and a step has the known number of operator calls") {
+TEST_CASE("gpu: batches stay intact while both streams are busy" * needs_gpu) {
   const NoStreamErrors no_stream_errors;
-  std::map<std::string, int64_t> all;
-  for (const auto& [amp, sync_bn] :
-       {std::pair("off", false), {"bf16", false}, {"fp16", false}, {"bf16", true}}) {
-    const auto calls = calls_of_step(amp, sync_bn);
-    std::string text;
-    for (const auto& [phase, times] : calls) text += concat(" ", phase, " ", times);
-    const std::string name = concat(amp, sync_bn ? "+sync" : "");
-    MESSAGE(name << ":" << text);
-    all[name] = calls.at("all");
+  Loader pinned(noise(64, 3), 0, 24, 2, {64, 64}, 2, true), plain(noise(64, 3), 0, 24, 2, {64, 64}, 2, false);
+  DeviceLoader batches(pinned, kGpu);
+  const Tensor x = torch::rand({kSimulated ? 16 : 4096, kSimulated ? 16 : 4096}, kGpu);
+  const auto busy = [&] {
+    for (int i = 0; i < 30; ++i) x.mm(x);
+  };
+  for (int i = 0; !plain.done(); ++i) {
+    const Batch want = plain.next();
+    if (i % 2) busy();  // the next batch is copied meanwhile
+    Batch got = batches.next();
+    busy();  // the host is ahead: the batch is read much later
+    const Tensor images = got.images.clone(), boxes = got.targets.boxes.clone();
+    got = Batch();  // its memory is free for the next copy
+    CHECK(torch::equal(images.cpu(), want.images));
+    CHECK(torch::equal(boxes.cpu(), want.targets.boxes));
   }
-  // A change that lowers a count lowers its limit here and the table in bench/RESULTS.md.
-  CHECK(all.at("off") <= 1179);
-  CHECK(all.at("bf16") <= 1384);
-  CHECK(all.at("fp16") <= 1392);
-  CHECK(all.at("bf16+sync") <= 4270);
 }
 
-TEST_CASE("gpu: the simulated device counts the waits of the host") {
-  const Tensor x = torch::arange(10, torch::TensorOptions(torch::kFloat).device(kGpu));
-  simulated_cuda::reset_counts();
-  const Tensor y = x * 2 + 1;
-  CHECK(waits() == 0);
-  CHECK(y.sum().item<float>() == 100);
-  CHECK(waits() == 1);
-  CHECK(x.index({x > 3}).numel() == 6);
-  CHECK(waits() == 2);
-  CHECK((x > 3).nonzero().numel() == 6);
-  CHECK(waits() == 3);
-  CHECK(torch::tensor({1.0f, 2.0f}, x.options()).is_cuda());
-  CHECK(waits() == 4);
-  CHECK(x.cpu()[3].item<float>() == 3);
-  CHECK(waits() == 5);
-  torch::cuda::synchronize();
-  CHECK(waits() == 6);
-}
-
-TEST_CASE("gpu: the simulated device refuses tensors of two devices and operators without a kernel") {
-  const Tensor x = torch::ones({10}, kGpu);
-  CHECK_THROWS_WITH(x + torch::ones({10}), doctest::Contains("same device"));
-  CHECK_THROWS_WITH(x.view({2, 5}).to_mkldnn(), doctest::Contains("no kernel for CUDA"));
-}
-
-TEST_CASE("gpu: the simulated device finds memory that is used on two streams without an order") {
-  const c10::impl::VirtualGuardImpl guard(torch::kCUDA);
-  // As DeviceLoader copies, but without the event, or without record_stream().
-  for (const bool waits_for_event : {false, true}) {
-    simulated_cuda::errors();
-    const c10::Stream side = guard.getStreamFromGlobalPool(kGpu);
-    c10::Event copied(torch::kCUDA);
-    Tensor there;
+#if defined(YOLOX_CUDA) && !defined(YOLOX_SIMULATED_CUDA)
+TEST_CASE("gpu: the host waits once in a step, for the numbers of the step" * needs_gpu) {
+  struct Counter : c10::WarningHandler {
+    std::vector<std::string> all;
+    void process(const c10::Warning& warning) override { all.push_back(warning.msg()); }
+  } counter;
+  for (const std::string amp : {"off", "bf16", "fp16"}) {
+    INFO(amp);
+    Trainer trainer("yolox-s", kGpu, amp);
+    Loader loader(noise(256, 20), 0, 4 * 4, 4, {256, 256}, 2, true);
+    DeviceLoader batches(loader, kGpu);
+    for (int i = 0; i < 3; ++i) trainer(batches.next(), 0.001);
+    const Batch batch = batches.next();
     {
-      const c10::StreamGuard on(side);
-      there = torch::arange(1000, torch::kFloat).pin_memory().to(kGpu, /*non_blocking=*/true);
-      copied.record(side);
+      const c10::WarningUtils::WarningHandlerGuard guard(&counter);
+      const c10::WarningUtils::WarnAlways always(true);
+      c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_WARN);
+      trainer(batch, 0.001);
+      c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
     }
-    if (waits_for_event) copied.block(guard.getStream(kGpu));
-    const Tensor sum = there.sum();
-    there = Tensor();
-    const auto errors = simulated_cuda::errors();
-    CHECK(any_has(errors, "without waiting for it") == !waits_for_event);
-    CHECK(any_has(errors, "record_stream() is missing"));
+    for (const auto& text : counter.all) MESSAGE(text);
+    check_figure(amp + ", waits", double(counter.all.size()), 1);
+    counter.all.clear();
   }
 }
-
-TEST_CASE("gpu: the simulated device finds pinned memory that is written before a copy from it is done") {
-  simulated_cuda::errors();
-  Tensor pinned = torch::arange(1000, torch::kFloat).pin_memory();
-  Tensor there = pinned.to(kGpu, /*non_blocking=*/true);
-  CHECK(simulated_cuda::pending_copies() == 1);
-  pinned.fill_(-1);
-  CHECK(there.cpu()[5].item<float>() == -1);
-  CHECK(any_has(simulated_cuda::errors(), "pinned memory was written"));
-
-  pinned = torch::arange(1000, torch::kFloat).pin_memory();
-  there = pinned.to(kGpu, /*non_blocking=*/true);
-  c10::Event copied(torch::kCUDA);
-  copied.record(c10::impl::VirtualGuardImpl(torch::kCUDA).getStream(kGpu));
-  copied.synchronize();
-  pinned.fill_(-1);
-  CHECK(there.cpu()[5].item<float>() == 5);
-  CHECK(simulated_cuda::errors().empty());
-
-  Tensor host = torch::zeros({1000}).pin_memory();
-  host.copy_(there, /*non_blocking=*/true);
-  CHECK(std::isnan(host.data_ptr<float>()[5]));
-  torch::cuda::synchronize();
-  CHECK(host.data_ptr<float>()[5] == 5);
-}
-
-TEST_CASE("gpu: the host cannot dereference memory of the simulated device") {
-  const Tensor x = torch::ones({10}, kGpu);
-  const pid_t child = fork();
-  if (child == 0) {
-    signal(SIGSEGV, SIG_DFL);
-    volatile float value = x.data_ptr<float>()[0];
-    _exit(value == 1 ? 0 : 1);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  CHECK(WIFSIGNALED(status));
-  CHECK(WTERMSIG(status) == SIGSEGV);
-}
-
-TEST_CASE("gpu: an allocation beyond the limit of the simulated device is an out-of-memory error") {
-  simulated_cuda::set_limit(simulated_cuda::allocated() + (1 << 20));
-  bool out_of_memory = false;
-  try {
-    torch::empty({1 << 20}, torch::TensorOptions(torch::kFloat).device(kGpu));
-  } catch (const std::exception& e) {
-    out_of_memory = is_out_of_memory(e);
-  }
-  simulated_cuda::set_limit(INT64_MAX);
-  CHECK(out_of_memory);
-}
-
 #endif

@@ -181,7 +181,7 @@ TEST_CASE("multitask: invalid flags are refused with a remedy" * starts_programs
   refuses("--model yolox-nano --data v1.2=all",
           "needs a name without dots, slashes and commas; give NAME=DIR");
   refuses("--model yolox-nano --data nowhere", "nowhere");
-  refuses(kTwo + "--amp fp16", "--amp must be off, bf16 or fp64");
+  refuses(kTwo + "--amp fp16", "--amp fp16 is not possible here; give off, tf32, bf16 or fp64");
   refuses(kTwo + "--out r", "r already holds a run");
   refuses("--resume r --data few --data all", "has other heads or classes than --data");
   refuses("--resume r", "r is complete: 1 of 1 steps are done; increase --epochs or --max-iters to continue");

@@ -269,7 +269,9 @@ TEST_CASE("profile: only complete steps after the warm-up are measured") {
   CHECK(names(profile) == Names{"again", "other", "step"});
 }
 
-TEST_CASE("profile: callbacks are for marks only, while steps are measured, and are removed at the end") {
+// The simulated GPU has a callback of its own.
+TEST_CASE("profile: callbacks are for marks only, while steps are measured, and are removed at the end" *
+          doctest::skip(kSimulated)) {
   const auto active = [](at::RecordScope scope) { return at::RecordFunction(scope).isActive(); };
   const auto mark = at::RecordScope::USER_SCOPE, op = at::RecordScope::FUNCTION;
   REQUIRE_FALSE(at::hasThreadLocalCallbacks());
@@ -505,7 +507,7 @@ TEST_CASE("profile: a trace that cannot be written is an error that names the fi
 
 TEST_CASE(
     "profile: on a GPU, times belong to the part that launched the kernels, and the trace contains them" *
-    needs_gpu) {
+    needs_real_gpu) {
   const Tensor x = torch::rand({4096, 4096}, torch::kCUDA);
   TempDir dir;
   Profile profile(torch::kCUDA);

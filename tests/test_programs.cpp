@@ -59,7 +59,7 @@ __attribute__((destructor)) static void write_settings() {
     REQUIRE(shell(dir, "g++ -shared -fPIC probe.cpp -o probe.so").code == 0);
   }
   fs::remove(dir / "settings");
-  return shell(dir, "LD_PRELOAD=./probe.so " YOLOX_BINARY_DIR "/" + program + " " + arguments);
+  return shell(dir, "LD_PRELOAD=./probe.so $YOLOX_PROGRAMS/" + program + " " + arguments);
 }
 
 // Returns the thread ids of a process.
@@ -81,7 +81,7 @@ TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints" *
   CHECK(has(config, R"("model":"yolox-nano")"));
   CHECK(has(config, R"("bs":"2")"));
   CHECK(has(config, R"("device":"auto")"));
-  CHECK(has(config, R"("device_name":"cpu")"));
+  CHECK(has(config, concat(R"("device_name":")", device_name(parse_device("auto")))));
   CHECK(contents(dir / "a/log.txt") == trained().printed);
   CHECK(has(trained().printed, "8 images for training"));
   CHECK(has(trained().printed, "because there is one split"));
@@ -228,6 +228,7 @@ TEST_CASE("train: --accum computes the step of the whole batch, with parts of un
   // Only the last convolutions are trained, because batch norms depend on the micro-batch.
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 5 --max-iters 1 --eval-interval 0 --ema 0 --lr 0.001 "
+      "--device cpu "
       "--epochs 1 --warmup-epochs 0 --weights a/last.pth --freeze "
       "backbone,neck,head.stems,head.cls_convs,head.reg_convs ";
   succeed(dir, "train", flags + "--out whole");
@@ -269,7 +270,7 @@ TEST_CASE("train: the evaluation of a run stopped within an epoch does not count
 TEST_CASE("train: two runs with --deterministic on two threads end with the same bytes" * starts_programs) {
   const TempDir& dir = trained().dir;
   for (const char* out : {"d1", "d2"}) {
-    const Outcome o = shell(dir, concat("OMP_NUM_THREADS=2 " YOLOX_BINARY_DIR "/train ", kTrain,
+    const Outcome o = shell(dir, concat("OMP_NUM_THREADS=2 $YOLOX_PROGRAMS/train ", kTrain,
                                         "--max-iters 6 --eval-interval 0 --deterministic --out ", out));
     REQUIRE_MESSAGE(o.code == 0, o.err);
   }
@@ -619,8 +620,7 @@ TEST_CASE("programs: waiting OpenMP threads spin only briefly, unless the user s
   const TempDir dir;
   for (const char* program : {"train", "multitask", "eval", "demo"}) {
     const auto shown = [&](const char* set) {
-      return shell(dir,
-                   concat("env ", set, " OMP_DISPLAY_ENV=VERBOSE " YOLOX_BINARY_DIR "/", program, " --help"))
+      return shell(dir, concat("env ", set, " OMP_DISPLAY_ENV=VERBOSE $YOLOX_PROGRAMS/", program, " --help"))
           .err;
     };
     CHECK(has(shown("-u GOMP_SPINCOUNT"), "GOMP_SPINCOUNT = '10000'"));

@@ -19,7 +19,7 @@ struct Scene {  // random predictions over a small image, and their decoded boxe
            torch::randn({batch, points, classes}, dtype)};
     boxes = decode_boxes(raw.reg, anchors);
   }
-  Assignment assign(const Targets& t, int64_t max_pairs = kMaxPairs) const {
+  Assignment assign(const Targets& t, int64_t max_pairs = 0) const {
     return simota(boxes, raw.obj, raw.cls, anchors, t, max_pairs);
   }
 };

@@ -391,3 +391,19 @@ TEST_CASE("multi-scale: images are resized with align_corners off") {
   resize_batch(images, targets, {1, 4});
   CHECK(torch::allclose(images.flatten(), torch::tensor({0.f, 0.25f, 0.75f, 1.f})));
 }
+
+TEST_CASE("plan: --profile measures steps of a single input size") {
+  Config c;
+  fill_in(c);
+  c.amp = "off";
+  const auto largest_difference = [&] {
+    const Plan plan = plan_of(c, 1000, 1, {640, 640});
+    int most = 0;
+    for (int64_t step = 0; step < 200; ++step)
+      most = std::max(most, std::abs(plan.sizes.size_at(step).height - 640));
+    return most;
+  };
+  CHECK(largest_difference() > 0);
+  c.profile = true;
+  CHECK(largest_difference() == 0);
+}

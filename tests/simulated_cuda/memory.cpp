@@ -172,6 +172,7 @@ void free_block(void* context) {
   if (!context) return;
   const Lock lock(mutex());
   auto* block = static_cast<Block*>(context);
+  if (!block->recorded.empty()) throw_if_failed();  // the caching allocator records events
   do_copies([&](const Copy& c) { return within(c.to_device ? c.to : c.from, block->bytes, block->size); });
   const Clock& own = clock_of(block->stream);
   const auto check = [&](int stream, int64_t time) {

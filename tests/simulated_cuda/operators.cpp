@@ -8,7 +8,9 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <random>
 #include <unordered_map>
 
 #include "state.hpp"
@@ -248,6 +250,15 @@ struct Call {
   std::vector<Tensor> given_on_cpu;
 };
 
+// Changes the last bit of one element, or not. Without --deterministic, the gradients of the weights of a
+// convolution differ between two runs on a GPU.
+void change_last_bit(const Tensor& weight_gradient) {
+  static std::atomic<uint32_t> random{std::random_device()()};
+  if (!weight_gradient.defined() || ((random += 0x9E3779B9) & 0x80000000) == 0) return;
+  const double step = weight_gradient.scalar_type() == at::kDouble ? 1e-15 : 1e-7;
+  weight_gradient.as_strided({1}, {1}).mul_(1 + step);
+}
+
 void run_on_cpu(const c10::OperatorHandle& handle, const Operator& op, Stack* stack) {
   Call call(op);
   const size_t n = op.writes.size(), base = stack->size() - n;
@@ -265,6 +276,8 @@ void run_on_cpu(const c10::OperatorHandle& handle, const Operator& op, Stack* st
     const at::AutoDispatchBelowADInplaceOrView below;
     handle.callBoxed(stack);
   }
+  if (op.name == "convolution_backward" && !at::globalContext().deterministicAlgorithms())
+    change_last_bit(stack->at(stack->size() - 2).toTensor());
   call.update_arguments();
   for (size_t i = stack->size() - handle.schema().returns().size(); i < stack->size(); ++i)
     (*stack)[i] = call.device((*stack)[i]);
@@ -302,6 +315,7 @@ void fallback(const c10::OperatorHandle& handle, Stack* stack) {
   const Operator& op = operator_of(handle);
   TORCH_CHECK_NOT_IMPLEMENTED(op.has_kernel, "Could not run '", handle.schema().name(),
                               "' with arguments from the 'CUDA' backend: it has no kernel for CUDA");
+  throw_if_failed();
   const size_t base = stack->size() - op.writes.size();
   std::string why = op.why_host_waits;
   const auto check = [&](const Tensor& t) {
@@ -340,6 +354,7 @@ Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::
 Tensor& copy(Tensor& self, const Tensor& src, bool non_blocking) {
   static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
   const Operator& op = operator_of(handle);
+  throw_if_failed();
   if (self.is_same(src) || self.numel() == 0) return self;
   const bool to_device = src.is_cpu(), to_host = self.is_cpu(), across = to_device || to_host;
   count(Kind::call, to_device ? "copy_ to the device" : to_host ? "copy_ to the host" : "copy_");

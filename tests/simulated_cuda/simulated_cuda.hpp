@@ -43,7 +43,10 @@ at::Tensor host_view(const at::Tensor& t);
 // The number of asynchronous copies that are not done yet. They are done as late as a device may do them.
 int64_t pending_copies();
 
-// Memory of the device in bytes.
+// SIMULATED_CUDA_DEVICES, or 1.
+int device_count();
+
+// Memory of each device in bytes.
 constexpr int64_t kMemory = int64_t{16} << 30;
 int64_t allocated();
 int64_t peak_allocated();
@@ -51,5 +54,9 @@ void reset_peak();
 // An allocation beyond the limit fails as on a GPU: "CUDA out of memory".
 void set_limit(int64_t bytes);
 int64_t limit();
+
+// From now on the device fails as a GPU after a kernel with an error: every call throws the same error, also
+// the deleters of memory that several streams used.
+void fail_from_now_on();
 
 }  // namespace simulated_cuda

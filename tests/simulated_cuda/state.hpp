@@ -21,6 +21,7 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 enum class Kind { call, wait, unpinned };
 void count(Kind kind, const std::string& what, int64_t times = 1);
 void report_error(const std::string& what);
+void throw_if_failed();  // after fail_from_now_on()
 
 // ---- streams. A stream has a number: 64 per device, of which the first is the default stream.
 //
@@ -29,7 +30,6 @@ void report_error(const std::string& what);
 constexpr int kStreams = 64;
 using Clock = std::map<int, int64_t>;  // stream number -> operations of that stream known to be done
 
-int device_count();
 int current_device();
 int current_stream();
 Clock& clock_of(int stream);

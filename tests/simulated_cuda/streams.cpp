@@ -79,6 +79,10 @@ std::vector<std::string> errors() {
   return std::exchange(counts().errors, {});
 }
 
+static std::atomic<bool> failed{false};
+void fail_from_now_on() { failed = true; }
+void throw_if_failed() { TORCH_CHECK(!failed, "CUDA error: device-side assert triggered"); }
+
 // ---- streams
 
 static thread_local DeviceIndex device_now = 0;
@@ -153,10 +157,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return all_done(clock_of(number_of(s)));
   }
   void synchronizeStream(const Stream& s) const override {
+    throw_if_failed();
     const Lock lock(mutex());
     host_waits_for(clock_of(number_of(s)), "synchronisation of a stream");
   }
   void synchronizeDevice(DeviceIndex device) const override {
+    throw_if_failed();
     const Lock lock(mutex());
     const int index = device < 0 ? device_now : device;
     Clock all;
@@ -165,6 +171,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 
   void record(void** event, const Stream& s, DeviceIndex, c10::EventFlag) const override {
+    throw_if_failed();
     const Lock lock(mutex());
     if (!*event) *event = new Event;
     Clock& clock = clock_of(number_of(s));
@@ -172,6 +179,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     *static_cast<Event*>(*event) = {clock, std::chrono::steady_clock::now()};
   }
   void block(void* event, const Stream& s) const override {
+    throw_if_failed();
     const Lock lock(mutex());
     if (event) join(clock_of(number_of(s)), static_cast<Event*>(event)->clock);
   }
@@ -180,6 +188,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return !event || all_done(static_cast<Event*>(event)->clock);
   }
   void synchronizeEvent(void* event) const override {
+    throw_if_failed();
     if (event) host_waits_for(static_cast<Event*>(event)->clock, "synchronisation of an event");
   }
   void destroyEvent(void* event, DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }

@@ -1,22 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions of the CUDA runtime that this project calls, for the simulated device.
 #pragma once
-#include <cstdio>
-#include <cstring>
+#include <cstddef>
+#include <cstdint>
 
 #include "simulated_cuda.hpp"
 
-enum cudaError_t { cudaSuccess };
+enum cudaError_t { cudaSuccess, cudaErrorNoDevice };
 struct cudaDeviceProp {
   char name[256];
+  struct {
+    char bytes[16];
+  } uuid;
+  int major, minor;  // compute capability
 };
-inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-  std::strcpy(properties->name, "simulated");
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  *properties = {"simulated", {{char(device)}}, 8, 0};
   return cudaSuccess;
 }
-inline cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
-  std::snprintf(text, size, "0000:%02d:00.0", device);
-  return cudaSuccess;
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = simulated_cuda::device_count();
+  return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
+}
+inline const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess ? "no error" : "no CUDA-capable device is detected";
 }
 inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   const int64_t limit = simulated_cuda::limit();

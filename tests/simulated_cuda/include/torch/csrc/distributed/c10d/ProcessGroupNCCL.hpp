@@ -4,6 +4,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include <cstdlib>
+
 #include "simulated_cuda.hpp"
 
 namespace c10d {
@@ -62,7 +64,13 @@ class ProcessGroupNCCL : public Backend {
     return host;
   }
   c10::intrusive_ptr<Work> done(const c10::intrusive_ptr<Work>& work, OpType type, const Tensors& tensors) {
-    work->wait();
+    try {
+      work->wait();
+    } catch (...) {  // unless it is told otherwise, NCCL's thread then ends the process
+      const char* handling = std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING");
+      if (!handling || *handling != '0') std::abort();
+      throw;
+    }
     return c10::make_intrusive<Done>(rank_, type, tensors);
   }
   c10::intrusive_ptr<ProcessGroupGloo> gloo;

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Packs gpu-check and the programs of a build folder, so that they run on a GPU machine that has Python's torch of the
+# same version, but neither OpenCV nor a compiler.
+#   YOLOX_BUILD=build-bundle YOLOX_DRIVER=580 YOLOX_CMAKE_ARGS=-DYOLOX_VIDEO=OFF ./setup.sh tests train eval demo export
+#   tests/bundle.sh build-bundle DEST
+#   DEST/gpu-check                      # there
+# Build without videos and windows (YOLOX_VIDEO=OFF): their libraries are three times as large as all others.
+set -euo pipefail
+[ $# = 2 ] || { sed -n '3,9s/^# \?//p' "$0"; exit 2; }
+build=$1 dest=$2
+rm -rf "$dest"
+mkdir -p "$dest/lib"
+cp "$(dirname "$0")/../gpu-check" "$dest/"
+torch=$(sed -n 's/^TORCH_CMAKE:[^=]*=//p' "$build/CMakeCache.txt")
+grep -oE '[0-9]+\.[0-9]+\.[0-9]+' "$torch/TorchConfigVersion.cmake" | head -n 1 >"$dest/torch-version"
+
+# Libraries that every Linux has, or that come with torch.
+theirs='^(libc|libm|libstdc\+\+|libgcc_s|libpthread|libdl|librt|ld-linux[^/]*)\.so|^lib(torch|c10|gomp|cud|nccl|cupti)'
+# OpenCV links GDAL and GDCM, 150 MB with all that they need, and calls them for geographic and medical images only. An
+# empty library with the functions that OpenCV names takes the place of each.
+empty_library() {  # NAME USER
+  nm -D --undefined-only "$2" | awk '$2 ~ /^(GDAL|OGR|OSR|CPL|VSI|_Z.*(GDAL|gdcm))/ {
+      printf ".globl %s\n.type %s, @function\n%s:\n  xor %%eax, %%eax\n  ret\n", $2, $2, $2 }' |
+    gcc -shared -fPIC -x assembler - -Wl,-z,noexecstack -Wl,-soname,"$1" -o "$dest/lib/$1"
+}
+add_libraries() {  # FILE PROGRAM: the libraries of FILE, which PROGRAM loads
+  local name path
+  for name in $(objdump -p "$1" | awk '/NEEDED/ {print $2}'); do
+    [ ! -e "$dest/lib/$name" ] && ! [[ $name =~ $theirs ]] || continue
+    case $name in libgdal* | libgdcm*) empty_library "$name" "$1"; continue ;; esac
+    path=$(ldd "$2" | awk -v name="$name" '$1 == name {print $3}')
+    cp -L "$path" "$dest/lib/$name"
+    add_libraries "$path" "$2"
+  done
+}
+for program in tests train eval demo export; do
+  strip -o "$dest/$program" "$build/$program"
+  add_libraries "$build/$program" "$build/$program"
+done
+du -sh "$dest"

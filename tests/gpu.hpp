@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Helpers of the tests that need a GPU: a real one, or the simulated one of tests/simulated_cuda
+// (YOLOX_SIMULATED_CUDA), which also counts operators and waits, and checks the use of streams.
+#pragma once
+#include "programs.hpp"
+
+#include <ATen/record_function.h>
+
+#include "data/loader.hpp"
+#include "run/fit.hpp"
+#include "run/setup.hpp"
+#include "step.hpp"
+
+#ifdef YOLOX_SIMULATED_CUDA
+#include "simulated_cuda.hpp"
+#endif
+
+namespace yolox::test {
+
+inline const torch::Device kGpu(torch::kCUDA, 0);
+
+// Fails the test case at the end of its scope if the simulated device found an error in the use of streams.
+struct NoStreamErrors {
+#ifdef YOLOX_SIMULATED_CUDA
+  NoStreamErrors() { simulated_cuda::errors(); }
+  ~NoStreamErrors() {
+    for (const auto& error : simulated_cuda::errors()) FAIL_CHECK(error);
+  }
+#else
+  NoStreamErrors() {}  // not trivial, so that the variable counts as used
+#endif
+};
+
+// Random images with random boxes of 80 classes.
+inline Loader::Make noise(int side, int objects) {
+  return [=](int64_t position, Image& image) {
+    cv::RNG random{uint64_t(position + 1)};
+    random.fill(image, cv::RNG::UNIFORM, 0, 256);
+    Item item;
+    for (int i = 0; i < objects; ++i) {
+      const double w = random.uniform(0.05, 0.5) * side, h = random.uniform(0.05, 0.5) * side;
+      const double x = random.uniform(0.0, side - w), y = random.uniform(0.0, side - h);
+      item.boxes.push_back({x, y, x + w, y + h, random.uniform(0, 80)});
+    }
+    item.index = position;
+    return item;
+  };
+}
+
+// The steps of train.cpp on one device.
+struct Trainer {
+  Config config;
+  torch::Device device;
+  YOLOX model{nullptr};
+  std::optional<Training> training;
+  std::optional<SavedStatistics> statistics;
+  StepSettings step;
+
+  Trainer(const std::string& name, torch::Device device, const std::string& amp,
+          const std::string& optimizer = "sgd")
+      : device(device), step{device.type(), dtype_of(amp)} {
+    config.model = name;
+    config.amp = amp;
+    config.optimizer = optimizer;
+    torch::manual_seed(0);
+    model = YOLOX(name, 80);
+    move(model, device, amp == "fp64" ? torch::kDouble : torch::kFloat);
+    to_channels_last(*model);
+    training.emplace(new_training(config, model, device));
+    statistics.emplace(*model);
+  }
+
+  StepNumbers operator()(const Batch& batch, double lr) {
+    Training& t = *training;
+    const auto type = model->parameters()[0].scalar_type();
+    const Input input = [&] {
+      RECORD_USER_SCOPE("copy");
+      statistics->save();
+      const int side = int(batch.images.size(1));
+      return make_network_input(batch, {side, side}, false, type);
+    }();
+    const Losses losses =
+        compute_gradients(network_of(model), input.images, input.targets, 1, t.optimizer, t.scaler, step);
+    const StepNumbers numbers = [&] {
+      RECORD_USER_SCOPE("optimizer");
+      const auto grads = gradients(t.optimizer.groups);
+      t.scaler.unscale(grads);
+      const Tensor norm = clip_gradients(grads, 10);
+      StepNumbers read = step_numbers(losses, norm, batch.targets.total());
+      if (read.finite()) t.optimizer.step(lr);
+      return read;
+    }();
+    {
+      RECORD_USER_SCOPE("EMA");
+      ema_update(*t.ema, *model, ema_decay(0.9998, ++t.ema_updates));
+    }
+    t.scaler.update();
+    return numbers;
+  }
+};
+
+struct Trajectory {
+  std::vector<StepNumbers> steps;
+  std::vector<Tensor> weights;  // of the model and the EMA, on the CPU
+};
+
+inline Trajectory train_nano(torch::Device device, const std::string& amp,
+                             const std::string& optimizer = "sgd",
+                             const std::function<void(Trainer&)>& prepare = {}) {
+  constexpr int kSteps = 3, kBatch = 2, kSide = 96;
+  Trainer trainer("yolox-nano", device, amp, optimizer);
+  if (prepare) prepare(trainer);
+  Loader loader(noise(kSide, 6), 0, kSteps * kBatch, kBatch, {kSide, kSide}, 2, device.is_cuda());
+  DeviceLoader batches(loader, device);
+  Trajectory out;
+  for (int i = 0; i < kSteps; ++i) out.steps.push_back(trainer(batches.next(), 0.01));
+  for (const YOLOX& m : {trainer.model, trainer.training->ema})
+    for (const Tensor& p : m->parameters()) out.weights.push_back(p.detach().cpu());
+  return out;
+}
+
+// Returns the largest relative difference of the losses.
+inline double loss_error(const Trajectory& a, const Trajectory& b) {
+  double most = 0;
+  for (size_t i = 0; i < a.steps.size(); ++i)
+    most = std::max(most, std::abs(a.steps[i].total - b.steps[i].total) / std::abs(b.steps[i].total));
+  return most;
+}
+
+}  // namespace yolox::test

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Programs and several ranks on a GPU.
+#include "gpu.hpp"
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+using namespace yolox;
+using namespace yolox::test;
+
+TEST_CASE("gpu: train, evaluation, a resume on the CPU, and demo work from end to end" * needs_gpu *
+          starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", 8);
+  const std::string flags = "--data data --model yolox-nano --size 64 --bs 4 --epochs 4 --eval-interval 1 ";
+  for (const std::string amp : {"off", "bf16", "fp16"}) {
+    const std::string said =
+        succeed(dir, "train", concat(flags, "--device cuda --amp ", amp, " --max-iters 3 --out ", amp));
+    CHECK_MESSAGE(has(said, "cuda:0"), said);
+  }
+  const std::string on_cpu = succeed(dir, "train", "--resume off --device cpu --max-iters 4");
+  CHECK_MESSAGE(has(on_cpu, "done: off/last.pth"), on_cpu);
+  const std::string on_gpu = succeed(dir, "train", "--resume off --device cuda --max-iters 5");
+  CHECK_MESSAGE(has(on_gpu, "done: off/last.pth"), on_gpu);
+  for (const std::string device : {"cpu", "cuda"})
+    succeed(dir, "eval",
+            concat("--data data --weights off/last.pth --conf 0 --nms 0.9 --device ", device, " --json ",
+                   device, ".json"));
+  check_figure("AP on the GPU and on the CPU",
+               std::abs(json_number(dir / "cpu.json", "AP") - json_number(dir / "cuda.json", "AP")), 1e-3);
+  succeed(dir, "demo", "--source data/train --weights off/last.pth --device cuda --save drawn");
+}
+
+TEST_CASE("gpu: train: --bs auto and --dtr on a GPU" * needs_gpu * starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", 8);
+  const std::string flags =
+      "--data data --model yolox-nano --size 64 --epochs 2 --eval-interval 0 --device cuda ";
+  const std::string found = succeed(dir, "train", flags + "--bs auto --max-iters 1 --out auto");
+  CHECK_MESSAGE(has(found, "--bs auto: "), found);
+  succeed(dir, "train", flags + "--bs 4 --dtr auto --max-iters 2 --out dtr");
+}
+
+TEST_CASE("gpu: ranks on the same GPU are refused" * needs_gpu * starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", 4);
+  const std::string ranks =
+      concat("CUDA_VISIBLE_DEVICES=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=",
+             20000 + getpid() % 9999,
+             " $YOLOX_PROGRAMS/train --data data --model yolox-nano --size 64 --bs 2 --timeout 60 --out a");
+  const Outcome o = shell(dir, concat("{ RANK=1 LOCAL_RANK=1 ", ranks, " & RANK=0 LOCAL_RANK=0 ", ranks,
+                                      "; code=$?; wait; exit $code; }"));
+  CHECK(o.code != 0);
+  CHECK_MESSAGE(has(o.err, "share a GPU"), o.err);
+}
+
+TEST_CASE("gpu: train: what was trained has the same AP on the CPU, as ONNX file and as TorchScript file" *
+          needs_gpu * starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", kSimulated ? 8 : 128);
+  const std::string size = kSimulated ? "64" : "256", bs = kSimulated ? "4" : "16";
+  succeed(dir, "train",
+          concat("--data data --model yolox-nano --device cuda --no-multiscale --size ", size, " --bs ", bs,
+                 " --epochs ", kSimulated ? 2 : 60, " --eval-interval 0 --ema 0.99 --out r"));
+  const auto ap = [&](const std::string& weights, const std::string& device) {
+    succeed(dir, "eval",
+            concat("--data data --conf 0 --nms 0.9 --report '' --weights ", weights, " --device ", device,
+                   " --size ", size, " --json ap.json"));
+    return json_number(dir / "ap.json", "AP");
+  };
+  const double on_gpu = ap("r/last.pth", "cuda");
+  if (!kSimulated) CHECK(on_gpu > 0.1);
+  report_fact("AP", rounded(on_gpu));
+  check_figure("AP on the CPU", std::abs(ap("r/last.pth", "cpu") - on_gpu), 1e-3);
+  succeed(dir, "export", concat("--weights r/last.pth --out r/model.onnx --size ", size));
+  succeed(dir, "export", concat("--weights r/last.pth --out r/model.ts --size ", size));
+  check_figure("AP of the ONNX file", std::abs(ap("r/model.onnx --model yolox-nano", "cuda") - on_gpu), 1e-3);
+  CHECK(fs::file_size(dir / "r/model.ts") > 1e6);
+}
+
+TEST_CASE("gpu: train: --deterministic gives the same bytes twice, and after a kill and a resume" *
+          needs_gpu * starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", 12);
+  const std::string flags =
+      "--data data --model yolox-nano --size 96 --bs 4 --epochs 4 --eval-interval 0 --save-minutes 0.00001 "
+      "--deterministic --device cuda --out ";
+  for (const std::string amp : {"off", "fp16"}) {
+    INFO(amp);
+    const std::string here = flags + amp, with = " --amp " + amp;
+    succeed(dir, "train", here + "_a" + with);
+    succeed(dir, "train", here + "_b" + with);
+    const std::string last = dir / (amp + "_a/last.pth");
+    CHECK(difference(dir / (amp + "_b/last.pth"), last) == "");
+    Process p(dir, "train", here + "_c" + with);
+    REQUIRE(p.until([&] { return metric_rows(dir / (amp + "_c/metrics.csv")).size() >= 1; }));
+    kill(p.pid, SIGKILL);
+    p.wait();
+    succeed(dir, "train", concat("--resume ", amp, "_c"));
+    CHECK(difference(dir / (amp + "_c/last.pth"), last) == "");
+  }
+}
+
+TEST_CASE("gpu: train: SIGTERM ends a run after its step, with a checkpoint" * needs_gpu * starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", 8);
+  Process p(dir, "train",
+            "--data data --model yolox-nano --size 64 --bs 4 --epochs 1000 --eval-interval 0 --device cuda "
+            "--out r");
+  REQUIRE(p.until([&] { return metric_rows(dir / "r/metrics.csv").size() >= 2; }));
+  kill(p.pid, SIGTERM);
+  CHECK(p.ends());
+  CHECK(p.wait() == 0);
+  CHECK(steps_of(dir) > 0);
+  succeed(dir, "train", concat("--resume r --max-iters ", steps_of(dir) + 2));
+}
+
+// ---- several ranks on one GPU. NCCL refuses two ranks on one GPU, so these ranks use gloo.
+
+#ifdef YOLOX_CUDA
+
+namespace {
+
+c10::intrusive_ptr<c10d::ProcessGroup> group_on_one_gpu(const RankInfo& p) {
+  auto store = c10::make_intrusive<c10d::FileStore>(environment_variable("YOLOX_TEST_STORE"), p.world);
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, p.rank, p.world);
+  const auto set = [&](auto backend, auto kind) {
+    for (const auto type : {torch::kCPU, torch::kCUDA}) group->setBackend(type, kind, backend);
+    group->setDefaultBackend(kind);
+  };
+#ifdef YOLOX_SIMULATED_CUDA
+  set(c10::make_intrusive<c10d::ProcessGroupNCCL>(store, p.rank, p.world,
+                                                  c10d::ProcessGroupNCCL::Options::create()),
+      c10d::ProcessGroup::BackendType::NCCL);
+#else
+  auto options = c10d::ProcessGroupGloo::Options::create();
+  options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
+  set(c10::make_intrusive<c10d::ProcessGroupGloo>(store, p.rank, p.world, options),
+      c10d::ProcessGroup::BackendType::GLOO);
+#endif
+  return group;
+}
+
+}  // namespace
+
+TEST_CASE("gpu: rank: SyncBN, Reducer and compression" * doctest::test_suite("ranks") * doctest::skip()) {
+  const RankInfo p = rank_info_from_environment();
+  const auto group = group_on_one_gpu(p);
+  const auto sum = [&](Tensor& x) {
+    std::vector<Tensor> one{x};
+    group->allreduce(one)->wait();
+  };
+  // Rank 0 has one image, rank 1 has three. All ranks compute the gradients of the four images.
+  const auto gradients_of = [&](torch::Device device, int64_t from, int64_t to, bool several,
+                                at::ScalarType compress) {
+    torch::manual_seed(8);
+    YOLOX model("yolox-nano", 3);
+    move(model, device, torch::kDouble);
+    set_training_mode(*model);
+    if (several) use_sync_bn(*model, sum);
+    const auto params = trainable_parameters(*model);
+    GradientReducer reducer(several ? group : nullptr, params, compress);
+    const Tensor all = 255 * torch::rand({4, 3, 64, 64}, torch::kDouble);
+    const Predictions out = model(all.slice(0, from, to).to(device));
+    // The sum over the ranks of these losses is the loss of the four images; the Reducer averages.
+    const Tensor loss = double(several ? p.world : 1) *
+                        (out.reg.square().sum() + out.obj.square().sum() + out.cls.square().sum());
+    reducer.before_backward({loss});
+    loss.backward();
+    std::vector<Tensor> flat;
+    for (const Tensor& w : params) flat.push_back(w.grad().detach().cpu().flatten());
+    return torch::cat(flat);
+  };
+  const Tensor whole = gradients_of(torch::kCPU, 0, 4, false, torch::kFloat);
+  const int64_t from = p.rank == 0 ? 0 : 1, to = p.rank == 0 ? 1 : 4;
+  CHECK(relative_error(gradients_of(kGpu, from, to, true, torch::kFloat), whole) < 1e-9);
+  CHECK(relative_error(gradients_of(kGpu, from, to, true, torch::kBFloat16), whole) < 1e-2);
+}
+
+TEST_CASE(
+    "gpu: two processes on one GPU compute the gradients of the whole batch, with SyncBN and the Reducer" *
+    needs_gpu * starts_programs) {
+  TempDir dir;
+  const std::string rank =
+      concat(" WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_PORT=29500 YOLOX_TEST_STORE=", dir / "store",
+             " $YOLOX_PROGRAMS/tests --no-skip -tc='gpu: rank: SyncBN*'");
+  const Outcome o = shell(dir, concat("{ RANK=1 LOCAL_RANK=1", rank, " & other=$!; RANK=0 LOCAL_RANK=0", rank,
+                                      " && wait $other; }"));
+  CHECK_MESSAGE(o.code == 0, o.out << o.err);
+}
+
+TEST_CASE("gpu: collectives of NCCL with one rank" * needs_gpu) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  auto nccl =
+      c10::make_intrusive<c10d::ProcessGroupNCCL>(store, 0, 1, c10d::ProcessGroupNCCL::Options::create());
+  std::vector<Tensor> one{torch::arange(5, torch::TensorOptions(torch::kFloat).device(kGpu))};
+  nccl->allreduce(one, c10d::AllreduceOptions())->wait();
+  nccl->broadcast(one, c10d::BroadcastOptions())->wait();
+  std::vector<std::vector<Tensor>> all{{torch::empty_like(one[0])}};
+  nccl->allgather(all, one, c10d::AllgatherOptions())->wait();
+  CHECK(all[0][0].sum().item<float>() == 10);
+  nccl->shutdown();
+}
+
+#endif

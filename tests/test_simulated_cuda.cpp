@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// What only the simulated device shows: counts of operator calls and waits, errors in the use of streams,
+// several GPUs, a GPU that cannot be used. And tests of the simulation itself.
+#ifdef YOLOX_SIMULATED_CUDA
+#include "gpu.hpp"
+
+#include <sys/wait.h>
+
+#include "evaluate.hpp"
+
+using namespace yolox;
+using namespace yolox::test;
+
+TEST_CASE("gpu: two ranks on two GPUs make the steps of one rank" * starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", 8);
+  const Env two_gpus("SIMULATED_CUDA_DEVICES", "2");
+  const std::string flags =
+      "--data data --model yolox-nano --size 64 --bs 4 --epochs 2 --eval-interval 0 --amp fp64 --max-iters "
+      "3 ";
+  succeed(dir, "train", flags + "--device cuda --out one");
+  const std::string said = succeed(dir, "train", flags + "--gpus 2 --out two");
+  succeed(dir, "train", flags + "--device cuda --max-iters 0 --epochs 1 --lr 0 --out start");
+  CHECK_MESSAGE(has(unwrapped(said), "on cuda:0, float64"), said);
+  CHECK(relative_difference(dir, "two", "one", "start") < 1e-9);
+}
+
+TEST_CASE("gpu: a rank on a GPU that loses another rank ends with a message, not with SIGABRT" *
+          starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", 8);
+  const Env two_gpus("SIMULATED_CUDA_DEVICES", "2");
+  Process p(dir, "train", "--data data --model yolox-nano --size 64 --bs 4 --gpus 2 --out r --timeout 20");
+  REQUIRE(p.until([&] { return has(contents(dir / "r/metrics.csv"), "\n1,"); }));
+  const auto ranks = children_of(p.pid);
+  REQUIRE(ranks.size() == 2);
+  kill(ranks[1], SIGKILL);
+  CHECK(p.ends());
+  CHECK(p.wait() == 128 + SIGKILL);
+  const std::string err = contents(p.err);
+  CHECK_MESSAGE(has(err, "rank 1 of 2"), err);
+  CHECK_MESSAGE(has(err, "rank 0 lost another rank"), err);
+  CHECK_MESSAGE(!has(err, "SIGABRT"), err);
+}
+
+TEST_CASE("gpu: a machine with a driver whose GPU cannot be used is an error, unless the CPU is wanted" *
+          starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", 4);
+  fs::create_directories(dir / "driver/nvidia");
+  write_text(dir / "driver/nvidia/version", "NVRM version: 470.1");
+  const auto run = [&](const std::string& before, const std::string& flags) {
+    return shell(dir, concat("SIMULATED_CUDA_DEVICES=0 ", before, " unshare -rm sh -c 'mount --bind driver ",
+                             "/proc/driver || exit 77; $YOLOX_PROGRAMS/train --data data --model ",
+                             "yolox-nano --size 64 --bs 2 --max-iters 1 --eval-interval 0 ", flags, "'"));
+  };
+  const Outcome unusable = run("", "--out a");
+  if (unusable.code == 77 || has(unusable.err, "unshare")) {
+    MESSAGE("skipped: this machine does not let a test mount a folder");
+    return;
+  }
+  CHECK(unusable.code == 2);
+  CHECK_MESSAGE(has(unusable.err, "has an NVIDIA driver, but no GPU can be used"), unusable.err);
+  CHECK_MESSAGE(has(unusable.err, "--device cpu"), unusable.err);
+  for (const auto& [before, flags] : {std::pair("", "--device cpu --out b"),
+                                      {"", "--procs 2 --out c"},
+                                      {"CUDA_VISIBLE_DEVICES=", "--out d"}}) {
+    const Outcome o = run(before, flags);
+    CHECK_MESSAGE(o.code == 0, o.err);
+  }
+}
+
+namespace {
+
+bool any_has(const std::vector<std::string>& errors, const std::string& part) {
+  for (const auto& e : errors)
+    if (has(e, part)) return true;
+  return false;
+}
+
+int64_t waits() { return simulated_cuda::sum(simulated_cuda::host_waits()); }
+
+// Returns the operator calls of one step in each phase of the step, and checks that the host waits once, for
+// the numbers of the step.
+std::map<std::string, int64_t> calls_of_step(const std::string& amp, bool sync_bn) {
+  constexpr int kBatch = 16, kSide = 64;  // the counts do not depend on the size
+  Trainer trainer("yolox-s", kGpu, amp);
+  if (sync_bn) use_sync_bn(*trainer.model, [](Tensor& x) { x.mul_(2); });
+  Loader loader(noise(kSide, 20), 0, 4 * kBatch, kBatch, {kSide, kSide}, 2, true);
+  DeviceLoader batches(loader, kGpu);
+  for (int i = 0; i < 3; ++i) {
+    if (i == 2) simulated_cuda::reset_counts();
+    const Batch batch = [&] {
+      RECORD_USER_SCOPE("data");
+      return batches.next();
+    }();
+    trainer(batch, 0.001);
+  }
+  const auto waited = simulated_cuda::host_waits();
+  CHECK(simulated_cuda::sum(waited) == 1);
+  CHECK(simulated_cuda::sum(simulated_cuda::unpinned_copies()) == 1);  // the counts of objects in simota.hpp
+  for (const auto& w : waited) CHECK_MESSAGE(w.phase == "optimizer", w.phase << ": " << w.what);
+  std::map<std::string, int64_t> calls;
+  for (const auto& c : simulated_cuda::operator_calls()) {
+    calls[c.phase] += c.times;
+    // How many copies of batches a step starts depends on the speed of the loader.
+    if (c.phase != "data") calls["all"] += c.times;
+  }
+  return calls;
+}
+
+}  // namespace
+
+TEST_CASE("gpu: the host waits once in a step, and a step has the known number of operator calls") {
+  const NoStreamErrors no_stream_errors;
+  std::map<std::string, int64_t> all;
+  for (const auto& [amp, sync_bn] :
+       {std::pair("off", false), {"bf16", false}, {"fp16", false}, {"bf16", true}}) {
+    const auto calls = calls_of_step(amp, sync_bn);
+    std::string text;
+    for (const auto& [phase, times] : calls) text += concat(" ", phase, " ", times);
+    const std::string name = concat(amp, sync_bn ? "+sync" : "");
+    MESSAGE(name << ":" << text);
+    all[name] = calls.at("all");
+  }
+  // A change that lowers a count lowers its limit here and the table in bench/RESULTS.md.
+  CHECK(all.at("off") <= 1179);
+  CHECK(all.at("bf16") <= 1384);
+  CHECK(all.at("fp16") <= 1392);
+  CHECK(all.at("bf16+sync") <= 4270);
+}
+
+TEST_CASE("gpu: a checkpoint and an evaluation wait a known number of times") {
+  const NoStreamErrors no_stream_errors;
+  Trainer trainer("yolox-nano", kGpu, "off");
+  TempDir dir;
+  Log log(dir / "log.txt", /*quiet=*/true);
+  Saver saver{dir.path.string(), {}, {}, 1, 1, 0, true};
+  saver.info.model = "yolox-nano";
+  saver.info.classes.resize(80, "x");
+  simulated_cuda::reset_counts();
+  REQUIRE(saver.save(*trainer.training, "last.pth", log));
+  const int64_t of_save = waits();
+
+  constexpr int kImages = 8;
+  const Dataset data = shapes_dataset(0, 0, kImages);
+  YOLOX model("yolox-nano", int(data.classes.size()));
+  move(model, kGpu, torch::kFloat);
+  EvalSettings settings;
+  settings.size = {64, 64};
+  settings.batch = 4;
+  settings.device = kGpu;
+  simulated_cuda::reset_counts();
+  evaluate(model, data, settings);
+  const int64_t of_evaluation = waits();
+  MESSAGE("checkpoint " << of_save << ", evaluation of " << kImages << " images " << of_evaluation);
+  CHECK(of_save <= 1614);
+  CHECK(of_evaluation <= kImages);
+}
+
+TEST_CASE(
+    "gpu: gradients of convolutions on the simulated device differ between calls, but not with "
+    "--deterministic") {
+  const auto differ = [] {
+    const auto options = torch::TensorOptions(kGpu);
+    torch::manual_seed(9);
+    const Tensor x = torch::rand({1, 3, 8, 8}, options),
+                 w = torch::rand({4, 3, 3, 3}, options).requires_grad_();
+    std::vector<Tensor> all;
+    for (int i = 0; i < 40; ++i)
+      all.push_back(torch::autograd::grad({torch::conv2d(x, w).sum()}, {w})[0].cpu());
+    return std::any_of(all.begin(), all.end(), [&](const Tensor& t) { return !torch::equal(t, all[0]); });
+  };
+  CHECK(differ());
+  at::globalContext().setDeterministicAlgorithms(true, true);
+  CHECK_FALSE(differ());
+  at::globalContext().setDeterministicAlgorithms(false, false);
+}
+
+TEST_CASE("gpu: the simulated device counts the waits of the host") {
+  const Tensor x = torch::arange(10, torch::TensorOptions(torch::kFloat).device(kGpu));
+  simulated_cuda::reset_counts();
+  const Tensor y = x * 2 + 1;
+  CHECK(waits() == 0);
+  CHECK(y.sum().item<float>() == 100);
+  CHECK(waits() == 1);
+  CHECK(x.index({x > 3}).numel() == 6);
+  CHECK(waits() == 2);
+  CHECK((x > 3).nonzero().numel() == 6);
+  CHECK(waits() == 3);
+  CHECK(torch::tensor({1.0f, 2.0f}, x.options()).is_cuda());
+  CHECK(waits() == 4);
+  CHECK(x.cpu()[3].item<float>() == 3);
+  CHECK(waits() == 5);
+  torch::cuda::synchronize();
+  CHECK(waits() == 6);
+}
+
+TEST_CASE("gpu: the simulated device refuses tensors of two devices and operators without a kernel") {
+  const Tensor x = torch::ones({10}, kGpu);
+  CHECK_THROWS_WITH(x + torch::ones({10}), doctest::Contains("same device"));
+  CHECK_THROWS_WITH(x.view({2, 5}).to_mkldnn(), doctest::Contains("no kernel for CUDA"));
+}
+
+TEST_CASE("gpu: the simulated device finds memory that is used on two streams without an order") {
+  const c10::impl::VirtualGuardImpl guard(torch::kCUDA);
+  // As DeviceLoader copies, but without the event, or without record_stream().
+  for (const bool waits_for_event : {false, true}) {
+    simulated_cuda::errors();
+    const c10::Stream side = guard.getStreamFromGlobalPool(kGpu);
+    c10::Event copied(torch::kCUDA);
+    Tensor there;
+    {
+      const c10::StreamGuard on(side);
+      there = torch::arange(1000, torch::kFloat).pin_memory().to(kGpu, /*non_blocking=*/true);
+      copied.record(side);
+    }
+    if (waits_for_event) copied.block(guard.getStream(kGpu));
+    const Tensor sum = there.sum();
+    there = Tensor();
+    const auto errors = simulated_cuda::errors();
+    CHECK(any_has(errors, "without waiting for it") == !waits_for_event);
+    CHECK(any_has(errors, "record_stream() is missing"));
+  }
+}
+
+TEST_CASE("gpu: the simulated device finds pinned memory that is written before a copy from it is done") {
+  simulated_cuda::errors();
+  Tensor pinned = torch::arange(1000, torch::kFloat).pin_memory();
+  Tensor there = pinned.to(kGpu, /*non_blocking=*/true);
+  CHECK(simulated_cuda::pending_copies() == 1);
+  pinned.fill_(-1);
+  CHECK(there.cpu()[5].item<float>() == -1);
+  CHECK(any_has(simulated_cuda::errors(), "pinned memory was written"));
+
+  pinned = torch::arange(1000, torch::kFloat).pin_memory();
+  there = pinned.to(kGpu, /*non_blocking=*/true);
+  c10::Event copied(torch::kCUDA);
+  copied.record(c10::impl::VirtualGuardImpl(torch::kCUDA).getStream(kGpu));
+  copied.synchronize();
+  pinned.fill_(-1);
+  CHECK(there.cpu()[5].item<float>() == 5);
+  CHECK(simulated_cuda::errors().empty());
+
+  Tensor host = torch::zeros({1000}).pin_memory();
+  host.copy_(there, /*non_blocking=*/true);
+  CHECK(std::isnan(host.data_ptr<float>()[5]));
+  torch::cuda::synchronize();
+  CHECK(host.data_ptr<float>()[5] == 5);
+}
+
+TEST_CASE("gpu: the host cannot dereference memory of the simulated device") {
+  const Tensor x = torch::ones({10}, kGpu);
+  const pid_t child = fork();
+  if (child == 0) {
+    signal(SIGSEGV, SIG_DFL);
+    volatile float value = x.data_ptr<float>()[0];
+    _exit(value == 1 ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK(WIFSIGNALED(status));
+  CHECK(WTERMSIG(status) == SIGSEGV);
+}
+
+TEST_CASE("gpu: an allocation beyond the limit of the simulated device is an out-of-memory error") {
+  simulated_cuda::set_limit(simulated_cuda::allocated() + (1 << 20));
+  bool out_of_memory = false;
+  try {
+    torch::empty({1 << 20}, torch::TensorOptions(torch::kFloat).device(kGpu));
+  } catch (const std::exception& e) {
+    out_of_memory = is_out_of_memory(e);
+  }
+  simulated_cuda::set_limit(INT64_MAX);
+  CHECK(out_of_memory);
+}
+
+#endif
