@@ -69,7 +69,7 @@ struct Config : Flags {
   double clip = flag(clip, "Training", "clip", 10.0, "X", "clip the gradient norm to X; 0 = off");
   double ema = flag(ema, "Training", "ema", 0.9998, "X", "EMA decay; 0 = off");
   std::string amp = flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp16|fp64",
-                         "precision; auto = bf16 on a GPU (fp16 on old ones), off = float32 on the CPU");
+                         "off = float32; auto = bf16 on a GPU (fp16 on old ones), off on the CPU");
   bool multiscale = flag(multiscale, "Training", "multiscale", true, "", "do not use multi-scale training");
   int64_t seed =
       flag(seed, "Training", "seed", int64_t{0}, "N", "random seed of weights, data order and augmentation");

@@ -55,6 +55,11 @@ else
   machine="NVIDIA driver $driver is too old for LibTorch $torch (needs 525, better 580): built without CUDA" cuda=OFF
 fi
 
+# The libraries of CUDA that libtorch_cpu.so links, for each version of LibTorch.
+declare -A linked=(
+  [2.10.0]="nvidia-cuda-runtime-cu12==12.8.90 nvidia-cuda-cupti-cu12==12.8.90"
+  [2.11.0]="nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85"
+)
 # LibTorch is taken from CMAKE_PREFIX_PATH, else from the CMake cache of the build folder, else from the wheel in .venv.
 own_torch() {
   local IFS=':;' p
@@ -73,7 +78,7 @@ elif [ -e "$known/TorchConfig.cmake" ] && [[ $known != "$PWD"/.venv/* ]]; then
 else
   # Without a GPU, 1.3 GB instead of 4.6: of the libraries of CUDA only the two that libtorch_cpu.so links. `import torch`
   # and torchrun need all of them.
-  wheels=("torch==$torch" --no-deps nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85) size="0.6 GB"
+  wheels=("torch==$torch" --no-deps ${linked[$torch]}) size="0.6 GB"
   [ $cuda = OFF ] || wheels=("torch==$torch") size="2 GB"
   if ! installed "torch-$torch*.dist-info" || { [ $cuda = ON ] && ! installed nvidia/nccl; }; then
     say "installing LibTorch $torch into .venv (downloads $size)"

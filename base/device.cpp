@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/device.hpp"
 
+#include <c10/core/AllocatorConfig.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -39,7 +41,8 @@ torch::Device parse_device(const std::string& name) {
   usage_check(index < int(torch::cuda::device_count()), "--device ", name, ": there are ",
               int(torch::cuda::device_count()), " GPUs");
 #ifdef YOLOX_CUDA
-  if (!std::getenv("PYTORCH_ALLOC_CONF")) setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", 0);
+  if (!std::getenv("PYTORCH_ALLOC_CONF") && !std::getenv("PYTORCH_CUDA_ALLOC_CONF"))
+    c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
   c10::cuda::set_device(c10::DeviceIndex(index));
 #endif
   allow_tf32(false);

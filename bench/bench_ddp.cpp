@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time of a training step on several CPU ranks of one machine, to compare with one rank with the same total
-// batch size and the same cores. Also the time of the gradient all-reduce, and how much of it overlaps with
-// backward. Prints one line of JSON; ddp.py makes the table.
+// Time of a training step on several ranks of one machine, on its CPU or its GPUs, to compare with one rank
+// with the same total batch size and the same cores. Also the time of the gradient all-reduce, and how much
+// of it overlaps with backward. Prints one line of JSON; ddp.py makes the table.
 #include <iostream>
 
+#include "base/device.hpp"
 #include "base/flags.hpp"
 #include "base/threads.hpp"
 #include "ddp.hpp"
@@ -22,6 +23,7 @@ struct Config : Flags {
   int steps = flag(steps, "Bench", "steps", 8, "N", "timed steps of each kind, after 2 warm-up steps");
   bool sync_bn = flag(sync_bn, "Bench", "sync-bn", true, "", "do not use SyncBN");
   int objects = flag(objects, "Bench", "objects", 20, "N", "ground-truth boxes per image");
+  std::string device = flag(device, "Bench", "device", "cpu", "cpu|cuda", "cuda: a GPU for each rank");
 };
 
 int main(int argc, char** argv) {
@@ -36,21 +38,26 @@ int main(int argc, char** argv) {
     }
     torch::set_num_threads(std::max(1, usable_cores() / c.ranks));
     torch::manual_seed(0);
-    Ranks& ranks = *new Ranks(rank_info, torch::kCPU, 600);
+    const torch::Device device =
+        parse_device(c.device == "cuda" ? concat("cuda:", rank_info.local_rank) : c.device);
+    Ranks& ranks = *new Ranks(rank_info, device, 600);
     YOLOX model(c.model, 80), ema(c.model, 80);
+    model->to(device);
+    ema->to(device);
     to_channels_last(*model);
     to_channels_last(*ema);
     model->train();
     Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
-    const GradScaler scaler(false, torch::kCPU);
+    const GradScaler scaler(false, device);
     const int64_t share = c.bs / c.ranks;
-    const Tensor images = (torch::rand({share, c.size, c.size, 3}) * 255).permute({0, 3, 1, 2});
+    const Tensor images = (torch::rand({share, c.size, c.size, 3}) * 255).to(device).permute({0, 3, 1, 2});
     const Tensor r = torch::rand({share, c.objects, 4});
-    const Targets targets{torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2),
-                          torch::randint(80, {share, c.objects}, torch::kLong),
-                          std::vector<int64_t>(share, c.objects)};
+    const Targets targets{
+        torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2).to(device),
+        torch::randint(80, {share, c.objects}, torch::kLong).to(device),
+        std::vector<int64_t>(share, c.objects)};
     GradientReducer reducer(ranks, model->parameters(), torch::kFloat);
-    StepSettings settings{torch::kCPU};
+    StepSettings settings{device.type()};
     settings.ranks = c.ranks;
     settings.sum = [&](Tensor& x) { ranks.sum(x); };
     settings.before_backward = [&](const std::vector<Tensor>& out) { reducer.before_backward(out); };
@@ -59,6 +66,7 @@ int main(int argc, char** argv) {
       ranks.barrier();
       const double start = now();
       work();
+      if (device.is_cuda()) torch::cuda::synchronize(device.index());
       ranks.barrier();
       return now() - start;
     };

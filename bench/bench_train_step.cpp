@@ -3,11 +3,12 @@
 // train_step.py compares with the Python YOLOX and makes the table.
 #include <iostream>
 
+#include "base/device.hpp"
 #include "base/flags.hpp"
-#include "base/memory.hpp"
-#include "loss.hpp"
+#include "config.hpp"
 #include "optim.hpp"
 #include "run/log.hpp"
+#include "step.hpp"
 
 using namespace yolox;
 
@@ -19,6 +20,8 @@ struct Config : Flags {
                    "timed steps, after 2 warm-up steps; 0: a single step, to time the start-up");
   int threads = flag(threads, "Bench", "threads", 2, "N", "number of torch threads");
   int objects = flag(objects, "Bench", "objects", 20, "N", "ground-truth boxes per image");
+  std::string device = flag(device, "Bench", "device", "cpu", "auto|cpu|cuda", "device to train on");
+  std::string amp = flag(amp, "Bench", "amp", "off", "off|tf32|bf16|fp16", "precision");
 };
 
 int main(int argc, char** argv) {
@@ -27,29 +30,40 @@ int main(int argc, char** argv) {
     c.parse(argc, argv, "times a training step");
     torch::set_num_threads(c.threads);
     torch::manual_seed(0);
+    const torch::Device device = parse_device(c.device);
+    allow_tf32(c.amp == "tf32");
+    set_determinism(false, /*memory_is_short=*/false);
     YOLOX model(c.model, 80), ema(c.model, 80);
+    model->to(device);
+    ema->to(device);
     to_channels_last(*model);
     to_channels_last(*ema);
     model->train();
     Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
-    const Tensor images = (torch::rand({c.bs, c.size, c.size, 3}) * 255).permute({0, 3, 1, 2});
+    GradScaler scaler(c.amp == "fp16", device);
+    const StepSettings settings{device.type(), dtype_of(c.amp)};
+    const Tensor images = (torch::rand({c.bs, c.size, c.size, 3}) * 255).to(device).permute({0, 3, 1, 2});
     const Tensor r = torch::rand({c.bs, c.objects, 4});
-    const Targets targets{torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2),
-                          torch::randint(80, {c.bs, c.objects}, torch::kLong),
-                          std::vector<int64_t>(c.bs, c.objects)};
-    const double before = peak_bytes();
+    const Targets targets{
+        torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2).to(device),
+        torch::randint(80, {c.bs, c.objects}, torch::kLong).to(device),
+        std::vector<int64_t>(c.bs, c.objects)};
+    if (device.is_cuda()) empty_cache(device);
+    const double before = memory_peak(device);
     std::vector<double> times;
     for (int i = 0; i < (c.steps ? c.steps + 2 : 1); ++i) {
       const double start = now();
-      const auto losses = yolox_loss(model(images), c.size, c.size, targets, false);
-      optimizer.zero_grad();
-      losses.total.backward();
+      compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, 1, optimizer, scaler,
+                        settings);
+      scaler.unscale(gradients(optimizer.groups));
       optimizer.step(1e-4);
+      scaler.update();
       ema_update(*ema, *model, 0.9998);
+      if (device.is_cuda()) torch::cuda::synchronize();
       if (i >= 2 || c.steps == 0) times.push_back(now() - start);
     }
     std::cout << "{\"seconds\": [";
     for (size_t i = 0; i < times.size(); ++i) std::cout << (i ? ", " : "") << times[i];
-    std::cout << "], \"peak_bytes\": " << peak_bytes() << ", \"before_bytes\": " << before << "}\n";
+    std::cout << "], \"peak_bytes\": " << memory_peak(device) << ", \"before_bytes\": " << before << "}\n";
   });
 }

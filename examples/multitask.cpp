@@ -51,7 +51,7 @@ struct MultiTaskConfig : Flags {
   double lr =
       flag(lr, "Training", "lr", 0.01 / 64, "X", "initial learning rate per image; multiplied by --bs");
   std::string amp = flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp64",
-                         "precision; auto = bf16 on a GPU, off = float32 on the CPU");
+                         "off = float32; auto = bf16 on a GPU, off on the CPU");
   int64_t seed =
       flag(seed, "Training", "seed", int64_t{0}, "N", "random seed of weights, data order and augmentation");
   std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda", "device to train on");

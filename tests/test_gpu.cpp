@@ -4,6 +4,7 @@
 #include "gpu.hpp"
 
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/AllocatorConfig.h>
 
 #include "evaluate.hpp"
 #include "run/crash.hpp"
@@ -22,8 +23,7 @@ TEST_CASE("gpu: versions and memory of the GPU and of the libraries" * needs_gpu
     line.erase(0, std::min(line.size(), line.find_first_not_of(" -")));
     if (line.rfind("NVCC", 0) != 0) report_fact("CUDA", line);
   }
-  const char* allocator = std::getenv("PYTORCH_CUDA_ALLOC_CONF");
-  report_fact("allocator", allocator ? allocator : "default");
+  report_fact("allocator", c10::CachingAllocator::getAllocatorSettings());
   report_fact("precision of --amp auto", default_precision(kGpu));
   CHECK(gpu_memory(kGpu) > 1e9);
 }
@@ -208,7 +208,8 @@ TEST_CASE(
   const NoStreamErrors no_stream_errors;
   const Trajectory cpu = train_nano(torch::kCPU, "fp64");
   const auto small_scale = [](Trainer& t) { t.training->scaler.scale.fill_(4); };
-  for (const auto& [amp, most] : {std::pair("off", 1e-4), {"bf16", 0.03}, {"fp16", 0.01}}) {
+  // In 16 bits, another rounding also assigns other anchor points to some objects.
+  for (const auto& [amp, most] : {std::pair("off", 1e-4), {"bf16", 0.05}, {"fp16", 0.05}}) {
     const std::string name = amp;  // INFO cannot capture a structured binding
     INFO(name);
     const Trajectory gpu = train_nano(kGpu, amp, "sgd", small_scale);
@@ -269,7 +270,9 @@ TEST_CASE("gpu: --amp auto is bf16 or fp16; TF32 is on with --amp tf32 only" * n
 
 TEST_CASE("gpu: the allocator uses expandable segments" * needs_gpu) {
   parse_device("cuda");
-  CHECK((std::getenv("PYTORCH_ALLOC_CONF") || has(std::getenv("PYTORCH_CUDA_ALLOC_CONF"), "expandable")));
+  if (std::getenv("PYTORCH_ALLOC_CONF") || std::getenv("PYTORCH_CUDA_ALLOC_CONF"))
+    return;  // the user's choice
+  CHECK(c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments());
 }
 
 TEST_CASE("gpu: the chunks of SimOTA take 8 % of the memory of the GPU" * needs_gpu) {
