@@ -12,7 +12,7 @@
 
 using namespace yolox;
 
-struct Config : Flags {
+struct BenchConfig : Flags {
   std::string model = flag(model, "Bench", "model", "yolox-nano", "NAME", "model size");
   int size = flag(size, "Bench", "size", 416, "N", "input size");
   int bs = flag(bs, "Bench", "bs", 8, "N", "batch size");
@@ -26,7 +26,7 @@ struct Config : Flags {
 
 int main(int argc, char** argv) {
   return run_program([&] {
-    Config c;
+    BenchConfig c;
     c.parse(argc, argv, "times a training step");
     torch::set_num_threads(c.threads);
     torch::manual_seed(0);

@@ -6,7 +6,7 @@
 #   tidy      clang-tidy finds nothing in the headers and the libraries (.clang-tidy)
 #   sanitize  the quick suite under the address and undefined behaviour sanitizers; prints the coverage
 #   threads   the suite "threads" under the thread sanitizer
-#   cuda      train compiles and links for CUDA 13, and the tests of GPUs compile
+#   cuda      train and benches compile and link for CUDA 13, and the tests of GPUs compile
 #   gpu       gpu-check in a bundle, on the simulated device of tests/simulated_cuda
 #   fuzz      each fuzzer of tests/fuzz for YOLOX_FUZZ_SECONDS (60), starting from tests/fuzz/corpus; findings go to tests/fuzz/found
 set -uo pipefail
@@ -78,7 +78,7 @@ check_threads() {
 
 check_cuda() {
   # Only this part of the tests contains code for CUDA.
-  YOLOX_BUILD=build-cuda ./setup.sh train CMakeFiles/tests.dir/Unity/unity_gpu_cxx.cxx.o
+  YOLOX_BUILD=build-cuda ./setup.sh train bench_train_step bench_ddp CMakeFiles/tests.dir/Unity/unity_gpu_cxx.cxx.o
 }
 
 check_gpu() {
