@@ -30,7 +30,6 @@
 #include <functional>
 #include <iostream>
 #include <limits>
-#include <map>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -143,9 +142,9 @@ class Ranks {
   // Returns the value that a rank stored under `key`. Polls for up to `most` seconds; returns an empty string
   // if the key does not appear. Throws LostRank if rank 0, which hosts the store, has ended.
   std::string wait_for_key(const std::string& key, double most = std::numeric_limits<double>::infinity());
-  // Exchanges host, process id and GPU of all ranks through the store. gpu: UUID of the GPU of this
-  // rank; empty for the CPU. Throws std::runtime_error if ranks are missing after the timeout or share a GPU.
-  void exchange_peers(const std::string& gpu);
+  // Exchanges host, process id and GPU of all ranks through the store. own: device of this rank. Throws
+  // std::runtime_error if ranks are missing after the timeout or share a GPU.
+  void exchange_peers(torch::Device own);
 
   // Returns the address of this machine that other machines can connect to. The host name of a machine often
   // resolves to a loopback address (127.0.1.1), which other machines cannot reach. In this case, returns the

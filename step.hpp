@@ -45,11 +45,12 @@ struct StepSettings {
 };
 
 // Frees the memory of a failed backward(). After a backward() that threw, autograd keeps the unfinished
-// tasks, and the activations that they hold, until the next backward() on the same thread: this one for the
-// CPU, a thread of autograd for a GPU. An empty backward() on that device frees them.
+// tasks, and the activations that they hold, until the next backward() on this thread. An empty backward() on
+// the CPU and one on the device free them.
 inline void free_failed_backward(torch::Device device) {
   try {
-    torch::zeros({1}, torch::TensorOptions(device).requires_grad(true)).sum().backward();
+    for (const torch::Device where : {torch::Device(torch::kCPU), device})
+      torch::zeros({1}, torch::TensorOptions(where).requires_grad(true)).sum().backward();
   } catch (const std::exception&) {  // a GPU that has failed fails here, too; the first error is reported
   }
 }

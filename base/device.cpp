@@ -3,9 +3,11 @@
 
 #include <c10/core/AllocatorConfig.h>
 
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <sstream>
 
 #include "base/error.hpp"
 
@@ -15,12 +17,17 @@ bool has_gpu() {
   if (torch::cuda::is_available()) return true;
 #ifdef YOLOX_CUDA
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  const bool hidden = visible && (*visible == 0 || *visible == '-');
+  const std::string text = visible ? visible : "0";
+  const bool hidden =
+      (text.empty() || !std::isdigit(text[0])) && text.rfind("GPU-", 0) != 0 && text.rfind("MIG-", 0) != 0;
   if (!hidden && std::filesystem::exists("/proc/driver/nvidia/version")) {
     int count = 0;
     const cudaError_t error = cudaGetDeviceCount(&count);
     usage_check(false, "this machine has an NVIDIA driver, but no GPU can be used (",
-                error == cudaSuccess ? "the driver shows none" : cudaGetErrorString(error),
+                !std::filesystem::exists("/dev/nvidiactl")
+                    ? "there is no /dev/nvidiactl; start a container with --gpus all"
+                : error == cudaSuccess ? "the driver shows none"
+                                       : cudaGetErrorString(error),
                 "); see docs/install.md, or give --device cpu to use the CPU");
   }
 #endif
@@ -41,12 +48,24 @@ torch::Device parse_device(const std::string& name) {
   usage_check(index < int(torch::cuda::device_count()), "--device ", name, ": there are ",
               int(torch::cuda::device_count()), " GPUs");
 #ifdef YOLOX_CUDA
-  if (!std::getenv("PYTORCH_ALLOC_CONF") && !std::getenv("PYTORCH_CUDA_ALLOC_CONF"))
-    c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
   c10::cuda::set_device(c10::DeviceIndex(index));
 #endif
+  use_expandable_segments();
   allow_tf32(false);
   return torch::Device(torch::kCUDA, c10::DeviceIndex(index));
+}
+
+void use_expandable_segments() {
+#ifdef YOLOX_CUDA
+  if (std::getenv("PYTORCH_ALLOC_CONF") || std::getenv("PYTORCH_CUDA_ALLOC_CONF")) return;
+  c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+  try {
+    torch::empty({1 << 22}, torch::TensorOptions(torch::kByte).device(torch::kCUDA));
+  } catch (const c10::OutOfMemoryError&) {  // the GPU is full; whoever needs memory will report it
+  } catch (const c10::Error&) {
+    c10::CachingAllocator::setAllocatorSettings("expandable_segments:False");
+  }
+#endif
 }
 
 std::string device_name(torch::Device device) {
@@ -75,6 +94,20 @@ std::string gpu_uuid(torch::Device device) {
   return "";
 }
 
+std::string gpu_pci_address(torch::Device device) {
+#ifdef YOLOX_CUDA
+  cudaDeviceProp p;
+  if (device.is_cuda() && cudaGetDeviceProperties(&p, device.index()) == cudaSuccess) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%04x:%02x:%02x", unsigned(p.pciDomainID), unsigned(p.pciBusID),
+                  unsigned(p.pciDeviceID));
+    return text;
+  }
+#endif
+  (void)device;
+  return "";
+}
+
 double gpu_memory(torch::Device device) {
 #ifdef YOLOX_CUDA
   size_t free = 0, total = 0;
@@ -89,10 +122,22 @@ std::string default_precision(torch::Device device) {
 #ifdef YOLOX_CUDA
   cudaDeviceProp properties;
   if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess)
-    return properties.major >= 8 ? "bf16" : "fp16";
+    return precision_of_gpu(properties.major, properties.minor, properties.name);
 #endif
   (void)device;
   return "off";
+}
+
+std::string precision_of_gpu(int major, int minor, const std::string& name) {
+  if (major >= 8) return "bf16";
+  if (major == 7 && minor == 5) {
+    std::istringstream words(name);
+    for (std::string word; words >> word;)
+      for (const char* without : {"1630", "1650", "1660", "MX450", "MX550", "T400", "T500", "T550", "T600",
+                                  "T1000", "T1200", "T2000"})
+        if (word == without) return "off";
+  }
+  return "fp16";
 }
 
 void allow_tf32(bool on) {

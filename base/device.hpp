@@ -17,14 +17,18 @@ namespace yolox {
 
 // Returns true if --device auto means a GPU: torch can use one. Throws UsageError if the program was built
 // for CUDA, and this machine has an NVIDIA driver, but torch cannot use a GPU, so that nobody trains on the
-// CPU by mistake. An empty CUDA_VISIBLE_DEVICES hides the GPUs on purpose.
+// CPU by mistake. A CUDA_VISIBLE_DEVICES that names no GPU (empty, -1, NoDevFiles) hides the GPUs on purpose.
 bool has_gpu();
 
 // Parses "auto" (a GPU if there is one, else the CPU), "cpu", "cuda" or "cuda:N". Makes a GPU the current
-// device, so that no tensor is allocated on another GPU, lets the allocator use expandable segments, which
-// fragment less, and turns TF32 off. Throws UsageError if the GPU does not exist. Call it before a GPU is
-// used.
+// device, so that no tensor is allocated on another GPU, calls use_expandable_segments(), and turns TF32 off.
+// Throws UsageError if the GPU does not exist. Call it before a GPU is used.
 torch::Device parse_device(const std::string& name);
+
+// Lets the caching allocator of the current GPU use expandable segments, which fragment less. Does nothing if
+// PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF is set. Some virtual GPUs cannot map memory in parts: if a
+// first allocation fails there, expandable segments are turned off again.
+void use_expandable_segments();
 
 // Returns "cpu" or "cuda:0 (NVIDIA H200)".
 std::string device_name(torch::Device device);
@@ -33,12 +37,19 @@ std::string device_name(torch::Device device);
 // slice, such as "GPU-3f2a...". Slices of one GPU have the same PCI address. Returns "" for the CPU.
 std::string gpu_uuid(torch::Device device);
 
+// Returns the PCI address of a GPU, such as "0000:3b:00", "" for the CPU.
+std::string gpu_pci_address(torch::Device device);
+
 // Returns the total memory of a GPU in bytes, 0 for the CPU.
 double gpu_memory(torch::Device device);
 
-// Returns the precision for --amp auto: "off" on the CPU; on a GPU "bf16" if it has bf16 (compute capability
-// 8.0 or newer), else "fp16".
+// Returns the precision for --amp auto: "off" on the CPU, precision_of_gpu() on a GPU.
 std::string default_precision(torch::Device device);
+
+// Returns "bf16" for a GPU with bf16 (compute capability 8.0 or newer), else "fp16". Returns "off" for the
+// GPUs of compute capability 7.5 without tensor cores (GTX 16xx, MX, T400 to T2000): fp16 is not faster
+// there, and convolutions in fp16 are known to return NaN.
+std::string precision_of_gpu(int major, int minor, const std::string& name);
 
 // Lets convolutions and matrix products of float32 tensors on a GPU compute in TF32, which has 10 bits of
 // mantissa. torch does so for convolutions unless it is turned off.

@@ -45,7 +45,10 @@ void limit_spinning(char** argv) {
 void print_error(const std::string& what) {
   const size_t trace =
       std::min({what.find("\nException raised from"), what.find("\nCall stack"), what.find("\nframe #")});
-  std::cerr << "error: " << what.substr(0, trace) << std::endl;
+  std::string text = what.substr(0, trace);
+  // torch appends advice for programmers to an error of CUDA, in lines of its own.
+  if (text.rfind("CUDA error", 0) == 0) text.resize(std::min(text.find('\n'), text.size()));
+  std::cerr << "error: " << text << std::endl;
 }
 
 void allow_open_files() {

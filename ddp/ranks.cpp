@@ -8,7 +8,7 @@ Ranks::Ranks(const RankInfo& info, torch::Device device, double seconds) : info(
   setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);  // c10d warns if an address has no host name
   c10::initLogging();
   open_store();
-  exchange_peers(gpu_uuid(device));
+  exchange_peers(device);
   std::vector<std::string> names;
   for (const Peer& p : peers) names.push_back(p.text());
   watchdog = std::make_unique<Watchdog>(info.rank, names, seconds,
@@ -208,10 +208,10 @@ std::string Ranks::wait_for_key(const std::string& key, double most) {
   }
 }
 
-void Ranks::exchange_peers(const std::string& gpu) {
+void Ranks::exchange_peers(torch::Device own) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
-  const std::string me = concat(getpid(), " ", gpu.empty() ? "-" : gpu, " ", host);
+  const std::string me = concat(getpid(), " ", host, " ", gpu_uuid(own), " ", gpu_pci_address(own));
   store->set(concat("here/", info.rank), std::vector<uint8_t>(me.begin(), me.end()));
   std::vector<Peer> found(info.world);
   std::vector<std::string> missing;
@@ -219,8 +219,8 @@ void Ranks::exchange_peers(const std::string& gpu) {
   for (int r = 0; r < info.world; ++r) {
     std::istringstream in(wait_for_key(concat("here/", r), std::max(0.0, seconds - (now() - start))));
     Peer& p = found[r];
-    if (!(in >> p.process >> p.gpu >> p.host)) missing.push_back(concat(r));
-    if (p.gpu == "-") p.gpu = "";
+    if (!(in >> p.process >> p.host)) missing.push_back(concat(r));
+    in >> p.gpu >> p.pci;
   }
   if (!missing.empty()) {
     if (first()) std::this_thread::sleep_for(std::chrono::seconds(2));  // other ranks still read the store
@@ -229,13 +229,7 @@ void Ranks::exchange_peers(const std::string& gpu) {
          found[0].text(), "; check that all ranks run, with the same world size");
   }
   peers = std::move(found);
-  std::map<std::pair<std::string, std::string>, int> gpus;  // (host, GPU) -> rank
-  for (int r = 0; r < info.world; ++r) {
-    if (peers[r].gpu.empty()) continue;
-    const auto [other, is_new] = gpus.emplace(std::pair(peers[r].host, peers[r].gpu), r);
-    check(is_new, "rank ", other->second, " and rank ", r, " share a GPU (", location(r),
-          "); each rank needs its own GPU: start fewer ranks, or check CUDA_VISIBLE_DEVICES");
-  }
+  check_gpus_differ(peers);
 }
 
 std::string Ranks::own_address() const {

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "base/error.hpp"
 
@@ -26,9 +27,14 @@ struct Peer {
   std::string host;
   pid_t process = 0;
   std::string gpu;  // UUID; empty for the CPU
+  std::string pci;  // PCI address of the GPU; empty for the CPU
   std::string text() const {
     return concat(host, ", process ", process, gpu.empty() ? "" : ", " + gpu.substr(0, 12));
   }
 };
+
+// Throws std::runtime_error if two ranks have the same GPU, or two MIG slices of one GPU, which NCCL refuses.
+// peers: of all ranks, by rank.
+void check_gpus_differ(const std::vector<Peer>& peers);
 
 }  // namespace yolox

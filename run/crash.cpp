@@ -15,6 +15,11 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <utility>
+
+#include "base/program.hpp"
+#include "ddp/rank_info.hpp"
+#include "ddp/rendezvous.hpp"
 
 namespace yolox {
 
@@ -158,18 +163,22 @@ void write_report(const std::type_info* type, const char* what, const Thrown* st
   crash_state.writer = 0;
 }
 
+static Thrown* find_thrown(const std::exception_ptr& error) {
+  void* object;  // an exception_ptr holds only the address of the exception
+  static_assert(sizeof error == sizeof object);
+  std::memcpy(&object, &error, sizeof object);  // NOLINT(bugprone-undefined-memory-manipulation)
+  auto& all = crash_state.thrown;
+  auto* found = std::find_if(all, std::end(all), [&](const Thrown& t) { return t.object == object; });
+  return found == std::end(all) ? nullptr : found;
+}
+
 void write_crash(const char* more) noexcept {
   const auto error = std::current_exception();
   if (!error) {
     write_report(nullptr, "", nullptr, more);
     return;
   }
-  void* object;  // an exception_ptr holds only the address of the exception
-  static_assert(sizeof error == sizeof object);
-  std::memcpy(&object, &error, sizeof object);  // NOLINT(bugprone-undefined-memory-manipulation)
-  const auto& all = crash_state.thrown;
-  const auto* thrown = std::find_if(all, std::end(all), [&](const Thrown& t) { return t.object == object; });
-  if (thrown == std::end(all)) thrown = nullptr;
+  const Thrown* thrown = find_thrown(error);
   const std::type_info* type = abi::__cxa_current_exception_type();
   try {
     throw;
@@ -180,6 +189,11 @@ void write_crash(const char* more) noexcept {
   }
 }
 
+[[noreturn]] static void end_with(const std::exception& e) {
+  print_error(e.what());
+  _exit(is_lost_rank_error(e) ? kLostRank : 1);
+}
+
 void on_terminate() {
   const Thrown* first = nullptr;  // the exception that was on its way
   if (std::uncaught_exceptions() > 0)
@@ -187,12 +201,17 @@ void on_terminate() {
       if (t.object && t.thread == gettid() && (!first || t.number < first->number)) first = &t;
   void* object = first ? first->object.load() : nullptr;
   if (object && typeid(std::exception).__do_catch(first->type, &object, 1)) {  // a std::exception
-    const char* what = static_cast<const std::exception*>(object)->what();
-    write_report(first->type, what, first, "");
-    print_error(what);
-    _exit(1);
+    const auto& error = *static_cast<const std::exception*>(object);
+    write_report(first->type, error.what(), first, "");
+    end_with(error);
   }
   write_crash();
+  try {
+    if (std::current_exception()) throw;
+  } catch (const std::exception& e) {
+    if (is_local_error(e)) end_with(e);  // a destructor was the first to see that the GPU has failed
+  } catch (...) {                        // not an error of the GPU
+  }
   std::signal(SIGABRT, SIG_DFL);  // the report is written already
   __gnu_cxx::__verbose_terminate_handler();
 }
@@ -271,6 +290,14 @@ void free_thrown(void* object) {
     if (destroy) destroy(object);
     return;
   }
+}
+
+void record_rethrow(std::exception_ptr* error) {
+  static const auto real = reinterpret_cast<decltype(&record_rethrow)>(
+      dlsym(RTLD_NEXT, "_ZSt17rethrow_exceptionNSt15__exception_ptr13exception_ptrE"));
+  if (Thrown* thrown = find_thrown(*error)) thrown->thread = gettid();
+  real(error);
+  std::abort();  // never reached
 }
 
 void record_throw(void* object, std::type_info* type, void (*destroy)(void*)) {

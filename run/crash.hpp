@@ -106,9 +106,9 @@ void write_crash(const char* more = "") noexcept;
 void write_report(const std::type_info* type, const char* what, const Thrown* stack,
                   const char* more) noexcept;
 
-// Handler of std::terminate(). Writes a report. If a destructor threw while an exception was on its way, as
-// all calls of CUDA do after a failed kernel, the report and the one line on stderr are about the first
-// exception, and the exit code is 1.
+// Handler of std::terminate(). Writes a report. After a failed kernel every call of CUDA throws, also in
+// destructors, which ends the process. The report and the one line on stderr are then about the first
+// exception, and the exit code is that of run_rank(): kLostRank if another rank ended, else 1.
 void on_terminate();
 
 // Maps the symbol table of this program into memory, if it is not stripped.
@@ -126,6 +126,15 @@ void crash_context(const std::string& folder, const std::string& text, const std
 
 // Frees the entry of an exception in CrashState::thrown and destroys the exception.
 void free_thrown(void* object);
+
+// Sets the thread of the entry of an exception in CrashState::thrown to this thread, and throws the exception
+// again. Replaces std::rethrow_exception(), because autograd catches exceptions of its threads and throws
+// them again in the thread that called backward().
+#ifndef YOLOX_SANITIZED
+[[noreturn, gnu::used, gnu::visibility("default")]] void record_rethrow(std::exception_ptr* error) __asm__(
+    "_ZSt17rethrow_exceptionNSt15__exception_ptr13exception_ptrE");
+#endif
+[[noreturn]] void record_rethrow(std::exception_ptr* error);
 
 // Replaces __cxa_throw() of libstdc++ for the program and all its shared libraries, because the dynamic
 // linker finds this definition first. Records the stack of each throw in CrashState::thrown. The entry is in

@@ -13,7 +13,9 @@ rm -rf "$dest"
 mkdir -p "$dest/lib"
 cp "$(dirname "$0")/../gpu-check" "$dest/"
 torch=$(sed -n 's/^TORCH_CMAKE:[^=]*=//p' "$build/CMakeCache.txt")
-grep -oE '[0-9]+\.[0-9]+\.[0-9]+' "$torch/TorchConfigVersion.cmake" | head -n 1 >"$dest/torch-version"
+grep -oE '[0-9]+\.[0-9]+\.[0-9]+' "$torch/TorchConfigVersion.cmake" | head -n 1 | tr -d '\n' >"$dest/torch-version"
+# A CUDA build also needs the major version of CUDA that it links, as in libcudart.so.13.
+sed -n 's/^ *NEEDED *libcudart\.so\.\([0-9]*\).*/ CUDA \1/p' <(objdump -p "$build/train") >>"$dest/torch-version"
 
 # Libraries that every Linux has, or that come with torch.
 theirs='^(libc|libm|libstdc\+\+|libgcc_s|libpthread|libdl|librt|ld-linux[^/]*)\.so|^lib(torch|c10|gomp|cud|nccl|cupti)'

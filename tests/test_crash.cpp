@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Crash reports. Each case crashes a child process and checks its crash.txt, stderr and exit code.
 #include "base/text.hpp"
+#include "ddp/rank_info.hpp"
+#include "ddp/rendezvous.hpp"
 #include "run/crash.hpp"
 
 #include <poll.h>
@@ -222,6 +224,63 @@ TEST_CASE("crash: an uncaught exception is reported with its message and the sta
   CHECK(end.report.rfind("==== ended by std::terminate() without an exception\n", 0) == 0);
   CHECK(frame_of(end.stack(), "end_of") > 0);
   CHECK(!has(end.report, "not known"));
+}
+
+// A destructor that throws, as those of CUDA's memory and events do after a failed kernel.
+struct Throws {
+  const char* what;
+  ~Throws() noexcept(false) { throw std::runtime_error(what); }
+};
+
+TEST_CASE("crash: an error in a destructor ends the process with one line about the first error" *
+          not_sanitized) {
+  const auto end_in = [](const std::function<void()>& f) {
+    return end_of([&] {
+      try {
+        f();
+      } catch (const std::exception&) {
+        _exit(98);  // std::terminate() comes first
+      }
+    });
+  };
+  // The error is thrown here, or by another thread, as autograd does.
+  for (const bool in_thread : {false, true}) {
+    const End end = end_in([&] {
+      const Throws second{"second"};
+      if (!in_thread) decode(12);
+      std::exception_ptr error;
+      std::thread([&] {
+        try {
+          decode(12);
+        } catch (...) {
+          error = std::current_exception();
+        }
+      }).join();
+      std::rethrow_exception(error);
+    });
+    CHECK(end.code == 1);
+    CHECK(end.report.rfind("==== ended by std::runtime_error: cannot decode 12\nafter ", 0) == 0);
+    CHECK(frame_of(end.stack(), "(anonymous namespace)::decode(int)") > 0);
+    CHECK(has(end.said, "error: cannot decode 12\n"));
+    CHECK_FALSE(has(end.said, "second"));
+  }
+  const End lost = end_in([] {
+    const Throws second{"second"};
+    throw LostRank("rank 1 is gone");
+  });
+  CHECK(lost.code == kLostRank);
+  CHECK(has(lost.said, "error: rank 1 is gone\n"));
+  // The first error is that of a destructor that must not throw.
+  const End gpu = end_in([] {
+    const std::shared_ptr<int> memory(new int, [](const int* p) {
+      delete p;
+      throw std::runtime_error("CUDA error: unspecified launch failure\nCompile with TORCH_USE_CUDA_DSA");
+    });
+  });
+  CHECK(gpu.code == 1);
+  CHECK(has(gpu.said, "error: CUDA error: unspecified launch failure\n"));
+  CHECK_FALSE(has(gpu.said, "DSA"));
+  CHECK_FALSE(has(gpu.said, "terminate called"));
 }
 
 TEST_CASE("crash: an exception caught in main is reported with the stack of its throw" * not_sanitized) {

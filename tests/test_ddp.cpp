@@ -409,6 +409,18 @@ TEST_CASE("ranks: an error of the rank itself is distinguished from the loss of 
   CHECK_FALSE(lost("last.pth: No space left on device"));
   CHECK(is_lost_rank_error(LostRank("gone")));
 }
+TEST_CASE("ranks: two ranks with one GPU, or with two MIG slices of it, are refused") {
+  const auto ranks = [](const char* gpu, const char* pci, const char* host = "a") {
+    return std::vector<Peer>{{"a", 10, "GPU-1", "0000:3b:00"}, {host, 11, gpu, pci}};
+  };
+  check_gpus_differ({{"a", 10, "", ""}, {"a", 11, "", ""}});
+  check_gpus_differ(ranks("GPU-2", "0000:5e:00"));
+  check_gpus_differ(ranks("GPU-2", "0000:3b:00", "b"));
+  CHECK_THROWS_WITH(check_gpus_differ(ranks("GPU-1", "0000:3b:00")),
+                    doctest::Contains("rank 0 and rank 1 share a GPU"));
+  CHECK_THROWS_WITH(check_gpus_differ(ranks("GPU-2", "0000:3b:00")),
+                    doctest::Contains("two MIG slices of one GPU"));
+}
 TEST_CASE("ranks: SyncBN over uneven shares, one of them empty, equals batch norm over the whole batch" *
           starts_programs) {
   on_ranks(2, "rank: SyncBN equals batch norm over the whole batch");

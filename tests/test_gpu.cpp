@@ -61,7 +61,8 @@ TEST_CASE("gpu: output and gradients of the six models equal those of the CPU in
       return most;
     };
     check_figure(concat(size.name, " float64"), worst("float64"), 1e-9);
-    check_figure(concat(size.name, " float32"), worst("float32"), 4 * worst("CPU float32"));
+    // Another order of sums, and Winograd kernels, may be several times as far from float64 as the CPU is.
+    check_figure(concat(size.name, " float32"), worst("float32"), std::max(2e-3, 10 * worst("CPU float32")));
   }
 }
 
@@ -206,6 +207,7 @@ TEST_CASE(
     "gpu: the first loss in float32, bf16 and fp16 is that of float64 within the precision of the type" *
     needs_gpu) {
   const NoStreamErrors no_stream_errors;
+  allow_tf32(false);
   const Trajectory cpu = train_nano(torch::kCPU, "fp64");
   const auto small_scale = [](Trainer& t) { t.training->scaler.scale.fill_(4); };
   // In 16 bits, another rounding also assigns other anchor points to some objects.
@@ -266,13 +268,34 @@ TEST_CASE("gpu: --amp auto is bf16 or fp16; TF32 is on with --amp tf32 only" * n
     CHECK(context.allowTF32CuBLAS() == (amp == "tf32"));
   }
   allow_tf32(false);
+  at::globalContext().setBenchmarkCuDNN(false);  // as before, for the next cases
+}
+
+TEST_CASE("the default precision of a GPU is that of its tensor cores") {
+  CHECK(precision_of_gpu(9, 0, "NVIDIA H200") == "bf16");
+  CHECK(precision_of_gpu(8, 0, "NVIDIA A100") == "bf16");
+  CHECK(precision_of_gpu(7, 5, "Tesla T4") == "fp16");
+  CHECK(precision_of_gpu(7, 0, "Tesla V100") == "fp16");
+  CHECK(precision_of_gpu(7, 5, "NVIDIA GeForce GTX 1660 Ti") == "off");
+  CHECK(precision_of_gpu(7, 5, "NVIDIA T400 4GB") == "off");
 }
 
 TEST_CASE("gpu: the allocator uses expandable segments" * needs_gpu) {
   parse_device("cuda");
+  report_fact("allocator", c10::CachingAllocator::getAllocatorSettings());
   if (std::getenv("PYTORCH_ALLOC_CONF") || std::getenv("PYTORCH_CUDA_ALLOC_CONF"))
     return;  // the user's choice
-  CHECK(c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments());
+  if (kSimulated) CHECK(c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments());
+  const Tensor x = torch::ones({1 << 24}, kGpu);
+  CHECK(x.sum().item<float>() == float(1 << 24));
+#ifdef YOLOX_SIMULATED_CUDA
+  simulated_cuda::refuse_expandable_segments(true);
+  use_expandable_segments();
+  CHECK_FALSE(c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments());
+  torch::ones({4}, kGpu);
+  simulated_cuda::refuse_expandable_segments(false);
+  use_expandable_segments();
+#endif
 }
 
 TEST_CASE("gpu: the chunks of SimOTA take 8 % of the memory of the GPU" * needs_gpu) {
@@ -337,14 +360,16 @@ TEST_CASE("gpu: a step that runs out of memory is repeated in parts" * needs_gpu
   MicroBatches micro_batches(t, 1, kBatch, ranks, log);
   size_t free = 0, total = 0;
   cudaMemGetInfo(&free, &total);
+  const struct NoLimit {
+    ~NoLimit() { c10::cuda::CUDACachingAllocator::setMemoryFraction(1, 0); }
+  } no_limit_afterwards;
   c10::cuda::CUDACachingAllocator::setMemoryFraction((memory_used(kGpu) + 0.75 * step) / double(total), 0);
   std::vector<int64_t> tried;
   const Losses losses = micro_batches.run(0, {side, side}, [&](int64_t parts) {
     tried.push_back(parts);
     return compute(parts);
   });
-  c10::cuda::CUDACachingAllocator::setMemoryFraction(1, 0);
-  CHECK(tried.size() > 1);
+  REQUIRE(tried.size() > 1);
   CHECK(tried[1] == 2);
   CHECK(std::isfinite(losses.total.item<double>()));
   CHECK(has(contents(dir / "log.txt"), "out of memory at step 0"));
@@ -437,8 +462,13 @@ TEST_CASE("gpu: batches stay intact while both streams are busy" * needs_gpu) {
 TEST_CASE("gpu: the host waits once in a step, for the numbers of the step" * needs_gpu) {
   struct Counter : c10::WarningHandler {
     std::vector<std::string> all;
-    void process(const c10::Warning& warning) override { all.push_back(warning.msg()); }
+    void process(const c10::Warning& warning) override {
+      if (has(warning.msg(), "synchronizing CUDA")) all.push_back(warning.msg());
+    }
   } counter;
+  const struct NoWarnings {
+    ~NoWarnings() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
+  } no_warnings_afterwards;
   for (const std::string amp : {"off", "bf16", "fp16"}) {
     INFO(amp);
     Trainer trainer("yolox-s", kGpu, amp);
@@ -454,7 +484,7 @@ TEST_CASE("gpu: the host waits once in a step, for the numbers of the step" * ne
       c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
     }
     for (const auto& text : counter.all) MESSAGE(text);
-    check_figure(amp + ", waits", double(counter.all.size()), 1);
+    CHECK(counter.all.size() == 1);
     counter.all.clear();
   }
 }

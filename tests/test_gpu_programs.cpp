@@ -57,19 +57,21 @@ TEST_CASE("gpu: ranks on the same GPU are refused" * needs_gpu * starts_programs
 TEST_CASE("gpu: train: what was trained has the same AP on the CPU, as ONNX file and as TorchScript file" *
           needs_gpu * starts_programs) {
   TempDir dir;
-  write_scenes(dir / "data", kSimulated ? 8 : 128);
-  const std::string size = kSimulated ? "64" : "256", bs = kSimulated ? "4" : "16";
+  if (kSimulated) write_scenes(dir / "data", 8);
+  const std::string data = kSimulated ? "data" : "shapes", size = kSimulated ? "64" : "192";
+  // On a card, the settings of quickstart.sh.
   succeed(dir, "train",
-          concat("--data data --model yolox-nano --device cuda --no-multiscale --size ", size, " --bs ", bs,
-                 " --epochs ", kSimulated ? 2 : 60, " --eval-interval 0 --ema 0.99 --out r"));
+          concat("--data ", data, " --model yolox-nano --device cuda --no-multiscale --mosaic-prob 0 --size ",
+                 size, kSimulated ? " --bs 4 --epochs 2" : " --bs 8 --epochs 10",
+                 " --optimizer adam --lr 0.00025 --eval-interval 0 --ema 0.998 --out r"));
   const auto ap = [&](const std::string& weights, const std::string& device) {
     succeed(dir, "eval",
-            concat("--data data --conf 0 --nms 0.9 --report '' --weights ", weights, " --device ", device,
-                   " --size ", size, " --json ap.json"));
+            concat("--data ", data, " --conf 0 --nms 0.9 --report '' --weights ", weights, " --device ",
+                   device, " --size ", size, " --json ap.json"));
     return json_number(dir / "ap.json", "AP");
   };
   const double on_gpu = ap("r/last.pth", "cuda");
-  if (!kSimulated) CHECK(on_gpu > 0.1);
+  if (!kSimulated) CHECK(on_gpu > 0.3);  // on a CPU 0.41
   report_fact("AP", rounded(on_gpu));
   check_figure("AP on the CPU", std::abs(ap("r/last.pth", "cpu") - on_gpu), 1e-3);
   succeed(dir, "export", concat("--weights r/last.pth --out r/model.onnx --size ", size));

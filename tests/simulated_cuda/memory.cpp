@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <c10/core/AllocatorConfig.h>
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
 
@@ -31,7 +32,12 @@ Arena::Arena() : size(size_t(4 * kMemory)) {
   holes[bytes] = size;
 }
 
+static bool refuses_expandable_segments = false;
+
 Block* Arena::allocate(size_t wanted) {
+  TORCH_CHECK(!refuses_expandable_segments ||
+                  !c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments(),
+              "CUDA driver error: operation not supported");
   const size_t rounded = (wanted + 511) / 512 * 512;
   if (allocated + int64_t(rounded) > limit)
     C10_THROW_ERROR(OutOfMemoryError, c10::str("CUDA out of memory. Tried to allocate ", wanted,
@@ -274,6 +280,11 @@ bool is_pinned(const void* p) {
   c10::SetCPUAllocator(cpu);
   return true;
 }();
+
+void refuse_expandable_segments(bool on) {
+  const Lock lock(mutex());
+  refuses_expandable_segments = on;
+}
 
 int64_t allocated() {
   const Lock lock(mutex());

@@ -55,6 +55,9 @@ void reset_peak();
 void set_limit(int64_t bytes);
 int64_t limit();
 
+// on: an allocation with expandable segments throws, as on a GPU that cannot map memory in parts.
+void refuse_expandable_segments(bool on);
+
 // From now on the device fails as a GPU after a kernel with an error: every call throws the same error, also
 // the deleters of memory that several streams used.
 void fail_from_now_on();

@@ -13,9 +13,10 @@ struct cudaDeviceProp {
     char bytes[16];
   } uuid;
   int major, minor;  // compute capability
+  int pciDomainID, pciBusID, pciDeviceID;
 };
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  *properties = {"simulated", {{char(device)}}, 8, 0};
+  *properties = {"simulated", {{char(device)}}, 8, 0, 0, device, 0};
   return cudaSuccess;
 }
 inline cudaError_t cudaGetDeviceCount(int* count) {
