@@ -78,7 +78,7 @@ struct Config : Flags {
   bool keep_going =
       flag(keep_going, "Training", "keep-going", false, "",
            "after a non-finite loss, resume the last checkpoint at half the learning rate, up to 3 times");
-  std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda", "device to train on");
+  std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda[:N]", "device to train on");
 
   int accum = flag(accum, "Memory", "accum", 1, "N", "gradient accumulation: split each batch into N parts");
   std::string dtr = flag(dtr, "Memory", "dtr", "off", "off|GB|auto",
@@ -186,7 +186,7 @@ inline void check_config(const Config& c) {
   in("node", c.node, 0, c.nodes - 1);
   at_least("restarts", c.restarts, 0);
   in("timeout", c.timeout, 1, 1e6);
-  usage_check(c.gpus == 0 || c.procs == 0, "--gpus and --procs exclude each other");
+  usage_check(c.gpus == 0 || c.procs == 0, "--gpus and --procs cannot be used together");
   const size_t colon = c.master.rfind(':');
   const int port = colon == std::string::npos ? 0 : std::atoi(c.master.c_str() + colon + 1);
   usage_check(c.nodes == 1 || !c.master.empty(), "--nodes needs --master HOST:PORT, the same on all nodes");
@@ -226,7 +226,8 @@ inline void fill_in(Config& c) {
   if (!c.was_given("no-aug-epochs")) c.no_aug_epochs = std::min(c.no_aug_epochs, c.epochs / 10);
 }
 
-// Returns the device of this rank: the GPU with the index local_rank, the only visible GPU, or the CPU.
+// Returns the device of this rank. A single process uses --device. Each of several ranks uses the GPU with
+// the index local_rank, or the only visible GPU. --procs and --device cpu select the CPU.
 inline torch::Device device_of(const Config& c, const RankInfo& rank_info) {
   const bool several = rank_info.world > 1 || c.gpus > 0;
   if (c.procs > 0 || !several || c.device == "cpu") return parse_device(c.procs > 0 ? "cpu" : c.device);
@@ -305,7 +306,8 @@ inline MultiScale multi_scale(const Config& c, ImageSize base, int ranks) {
   return sizes;
 }
 
-// Returns the settings that a checkpoint stores: all but those of one call only, such as --profile.
+// Returns the settings that a checkpoint stores. Leaves out flags of a single call, such as --profile or
+// --node.
 inline Settings saved_settings_of(const Flags& flags) {
   Settings kept;
   const std::set<std::string> of_the_call{"resume", "profile", "dtr-trace", "debug",

@@ -45,6 +45,7 @@
 #include "ddp/rendezvous.hpp"
 #include "ddp/shared_memory.hpp"
 #include "ddp/watchdog.hpp"
+#include "layers/collectives.hpp"
 #include "run/log.hpp"
 
 namespace yolox {
@@ -76,6 +77,9 @@ class Ranks {
   void sum(Tensor& t);
   // Returns the elementwise sum over all ranks.
   std::vector<double> sum(std::vector<double> values);
+  // Returns the collectives of SyncBN. On a GPU they have an NCCL communicator of their own, so that they do
+  // not wait for the buckets of the Reducer. Valid as long as this object.
+  SyncBnCollectives sync_bn_collectives();
   // Returns the maximum over all ranks.
   double max(double mine);
   // All-reduces floating-point tensors (mean) in place. Integer tensors do not change.
@@ -152,6 +156,10 @@ class Ranks {
   std::string own_address() const;
   // Returns the local address of the route to rank 0.
   std::string address_towards_first() const;
+#ifdef YOLOX_CUDA
+  // Returns a new NCCL communicator over all ranks.
+  c10::intrusive_ptr<c10d::Backend> connect_nccl(const std::string& name);
+#endif
   // Creates the process groups: gloo, shared memory on a single machine, and NCCL on a GPU.
   void connect(torch::Device where);
 
@@ -200,7 +208,8 @@ class Ranks {
   const double seconds;
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> processes;
-  std::vector<Peer> peers;  // by rank; empty before the rendezvous
+  c10::intrusive_ptr<c10d::Backend> sync_bn;  // on a GPU: the communicator of SyncBN
+  std::vector<Peer> peers;                    // by rank; empty before the rendezvous
   int64_t texts = 0, turns = 0;
   double waiting = 0;
   torch::Device device = torch::kCPU;

@@ -34,7 +34,7 @@ struct Config : Flags {
   std::string preproc = flag(
       preproc, "Evaluation", "preproc", "auto", "auto|bgr|legacy",
       "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
-  std::string device = flag(device, "Evaluation", "device", "auto", "auto|cpu|cuda", "device to run on");
+  std::string device = flag(device, "Evaluation", "device", "auto", "auto|cpu|cuda[:N]", "device to run on");
   bool fuse = flag(fuse, "Evaluation", "fuse", false, "", "fold batch norms into the preceding convolutions");
   int64_t seed = flag(seed, "Evaluation", "seed", int64_t{0}, "N", "random seed of --data shapes");
   bool voc = flag(voc, "Output", "voc", false, "", "also compute Pascal VOC AP: all points and 11 points");

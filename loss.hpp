@@ -54,14 +54,14 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   const auto dtype = torch::promote_types(raw.reg.scalar_type(), torch::kFloat);
   const Tensor reg = raw.reg.to(dtype), obj = raw.obj.to(dtype), cls = raw.cls.to(dtype);
   const int64_t batch = reg.size(0), points = reg.size(1), classes = cls.size(2);
-  const Anchors anchors = make_anchors(height, width, reg.options().requires_grad(false));
-  Assignment assignment;
+  const Anchors anchors = anchors_of(height, width, reg.options());
+  Tensor matched;  // [B, A]
   {
     RECORD_USER_SCOPE("assignment");
-    assignment = simota(decode_boxes(reg.detach(), anchors), obj.detach(), cls.detach(), anchors, targets);
+    matched = simota(decode_boxes(reg.detach(), anchors), obj.detach(), cls.detach(), anchors, targets);
   }
 
-  const Tensor is_fg = assignment.matched >= 0;  // [B, A]
+  const Tensor is_fg = matched >= 0;  // [B, A]
   const Tensor num_fg = is_fg.sum(), divisor = num_fg.clamp_min(1).to(dtype);
   // The weight argument of binary_cross_entropy_with_logits gets no gradient. A weight that depends on the
   // predictions, as in focal loss, must be multiplied before the sum.
@@ -80,11 +80,10 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
                         .slice(0, 0, rows);
   const Tensor used = (torch::arange(rows, index) < num_fg).unsqueeze(1);  // [F, 1]
 
-  const Tensor object = fg.div(points, "floor") * targets.boxes.size(1) +
-                        assignment.matched.flatten().index_select(0, fg).clamp_min(0);
+  const Tensor object =
+      fg.div(points, "floor") * targets.boxes.size(1) + matched.flatten().index_select(0, fg).clamp_min(0);
   const Tensor gt_box = targets.boxes.flatten(0, 1).to(dtype).index_select(0, object);     // [F, 4]
   const Tensor gt_class = targets.classes.flatten().index_select(0, object).unsqueeze(1);  // [F, 1]
-  const Tensor fg_iou = assignment.iou.flatten().index_select(0, fg).unsqueeze(1);
   const Tensor point = fg.remainder(points);
   const Anchors cell = {anchors.grid.index_select(0, point), anchors.stride.index_select(0, point)};
   // Zeroes the unused rows, because inf * 0 would be NaN.
@@ -93,8 +92,9 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   const Tensor iou = box_iou(box, gt_box, 1e-16);
   const Tensor iou_loss = 5.0 * torch::where(used.squeeze(1), 1 - iou * iou, 0).sum() / divisor;
 
-  const Tensor cls_target =
-      torch::zeros({rows, classes}, reg.options().requires_grad(false)).scatter_(1, gt_class, fg_iou);
+  // The target of the class score is the IoU.
+  const Tensor cls_target = torch::zeros({rows, classes}, reg.options().requires_grad(false))
+                                .scatter_(1, gt_class, iou.detach().unsqueeze(1));
   const Tensor fg_cls = torch::where(used, cls.flatten(0, 1).index_select(0, fg), 0);
   const Tensor cls_loss =
       torch::binary_cross_entropy_with_logits(fg_cls, cls_target, used.to(dtype), {}, sum) / divisor;

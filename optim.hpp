@@ -146,19 +146,19 @@ struct Optimizer {
     torch::NoGradGuard no_grad;
     lr = learning_rate;
     for (size_t g = 0; g < groups.size(); ++g) {
-      std::vector<Tensor> params, grads, m, v, counts;
-      for (size_t i = 0; i < groups[g].params.size(); ++i) {
-        const Tensor& p = groups[g].params[i];
-        if (!p.grad().defined()) continue;
-        params.push_back(p);
-        grads.push_back(p.grad());
-        m.push_back(first[g][i]);
-        if (kind != "sgd") {
-          v.push_back(second[g][i]);
-          counts.push_back(steps[g][i]);
-        }
-      }
-      if (params.empty()) continue;
+      std::vector<Tensor> grads, kept[4];
+      for (const Tensor& p : groups[g].params)
+        if (p.grad().defined()) grads.push_back(p.grad());
+      if (grads.empty()) continue;
+      // Returns the elements of a list that belong to parameters with a gradient.
+      const auto used = [&](const std::vector<Tensor>& list, std::vector<Tensor>& some) -> at::TensorList {
+        if (grads.size() == groups[g].params.size()) return list;
+        for (size_t i = 0; i < list.size(); ++i)
+          if (groups[g].params[i].grad().defined()) some.push_back(list[i]);
+        return some;
+      };
+      const at::TensorList params = used(groups[g].params, kept[0]), m = used(first[g], kept[1]),
+                           v = used(second[g], kept[2]), counts = used(steps[g], kept[3]);
       const double decay = groups[g].weight_decay;
       if (kind == "sgd") {
         at::_fused_sgd_(params, grads, m, decay, momentum, lr, /*dampening=*/0, /*nesterov=*/true,
@@ -305,16 +305,17 @@ inline double ema_decay(double decay, int64_t update) {
   return decay * (1 - std::exp(-double(update) / 2000));
 }
 
-// Updates the EMA: target = d x target + (1 - d) x source for every floating-point parameter and buffer.
-// Frozen parameters, the buffers of frozen modules and integer buffers do not change.
-inline void ema_update(torch::nn::Module& target, const torch::nn::Module& source, double d) {
-  RECORD_USER_SCOPE("EMA");
-  torch::NoGradGuard no_grad;
-  std::vector<Tensor> to, from;
+// The tensors that the EMA averages: floating-point parameters and buffers. Frozen parameters, the buffers of
+// frozen modules and integer buffers do not change.
+struct EmaTensors {
+  std::vector<Tensor> target, source;
+};
+inline EmaTensors ema_tensors(const torch::nn::Module& target, const torch::nn::Module& source) {
+  EmaTensors pairs;
   const auto add = [&](const Tensor& t, const Tensor& s) {
     if (t.is_floating_point()) {
-      to.push_back(t);
-      from.push_back(s.detach());
+      pairs.target.push_back(t.detach());
+      pairs.source.push_back(s.detach());
     }
   };
   const auto target_modules = target.modules();
@@ -332,8 +333,14 @@ inline void ema_update(torch::nn::Module& target, const torch::nn::Module& sourc
                smooth = target_modules[m]->buffers(false);
     for (size_t i = 0; trained && i < buffers.size(); ++i) add(smooth[i], buffers[i]);
   }
-  at::_foreach_mul_(to, d);
-  at::_foreach_add_(to, from, 1 - d);
+  return pairs;
+}
+
+// Updates the EMA: target = d x target + (1 - d) x source.
+inline void ema_update(const EmaTensors& pairs, double d) {
+  RECORD_USER_SCOPE("EMA");
+  torch::NoGradGuard no_grad;
+  at::_foreach_lerp_(pairs.target, pairs.source, 1 - d);
 }
 
 // ---- mixed precision

@@ -3,7 +3,7 @@
 # Installs missing packages and LibTorch, and builds the given targets (all if none are given). quickstart.sh and
 # test.sh call this script. Needs no network once everything is installed.
 #   YOLOX_BUILD=build       build folder
-#   YOLOX_DRIVER=580        builds for this version of the NVIDIA driver, not for the one of this machine; none: without CUDA
+#   YOLOX_DRIVER=580        version of the NVIDIA driver to build for [that of this machine]; none: without CUDA
 #   CMAKE_PREFIX_PATH=...   folder of another LibTorch; otherwise LibTorch is installed into .venv
 #   YOLOX_CMAKE_ARGS=...    additional arguments for CMake
 #   YOLOX_PACKAGES=...      additional Debian packages
@@ -52,7 +52,7 @@ elif [ "${driver%%.*}" -ge 525 ]; then
   torch=2.10.0
   machine="NVIDIA driver $driver: LibTorch $torch with CUDA 12.8"
 else
-  machine="NVIDIA driver $driver is too old for LibTorch $torch (needs 525, better 580): built without CUDA" cuda=OFF
+  machine="NVIDIA driver $driver is too old (LibTorch 2.10 needs 525, 2.11 needs 580): built without CUDA" cuda=OFF
 fi
 
 # The libraries of CUDA that libtorch_cpu.so links, for each version of LibTorch.
@@ -76,8 +76,8 @@ if own_torch; then
 elif [ -e "$known/TorchConfig.cmake" ] && [[ $known != "$PWD"/.venv/* ]]; then
   machine=${machine%%: *} search=()
 else
-  # Without a GPU, 1.3 GB instead of 4.6: of the libraries of CUDA only the two that libtorch_cpu.so links. `import torch`
-  # and torchrun need all of them.
+  # Without CUDA, installs only the two libraries of CUDA that libtorch_cpu.so links: 1.3 GB instead of 4.6 GB. `import
+  # torch` and torchrun need all of them.
   wheels=("torch==$torch" --no-deps ${linked[$torch]}) size="0.6 GB"
   [ $cuda = OFF ] || wheels=("torch==$torch") size="2 GB"
   if ! installed "torch-$torch*.dist-info" || { [ $cuda = ON ] && ! installed nvidia/nccl; }; then
@@ -99,6 +99,6 @@ jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2300000)}' /proc/meminf
 cmake --build "$build" -j "$jobs" --target "${@:-all}" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 rm -f "$build.log"
 for program in train multitask eval demo export pack; do
-  # The programs of a second build folder do not take the place of those of the first one.
+  # Keeps existing links if this is a second build folder.
   [ ! -e "$build/$program" ] || { [ -e "$program" ] && [ "$build" != build ]; } || ln -sf "$build/$program" "$program"
 done

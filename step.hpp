@@ -11,6 +11,7 @@
 #include <exception>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "data/batch.hpp"
 #include "data/multiscale.hpp"
 #include "ddp.hpp"
+#include "layers/cast_weights.hpp"
 #include "loss.hpp"
 #include "optim.hpp"
 #include "run/numbers.hpp"
@@ -42,6 +44,7 @@ struct StepSettings {
   std::function<void(Tensor&)> sum = {};  // all-reduces a tensor in place
   // Called with the loss before the last backward(), which then averages the gradients over the ranks.
   std::function<void(const std::vector<Tensor>&)> before_backward = {};
+  std::shared_ptr<CastWeights> cast_weights = {};  // null: autocast casts each weight by itself
 };
 
 // Frees the memory of a failed backward(). After a backward() that threw, autograd keeps the unfinished
@@ -76,6 +79,7 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
     const int64_t from = n * part / parts, to = n * (part + 1) / parts;
     const Predictions predictions = profiled("forward", [&] {
       const AutocastGuard autocast(s.device, s.amp);
+      const CastWeights::Guard cast(s.cast_weights.get());
       return forward(images.slice(0, from, to));
     });
     Losses losses = profiled("loss", [&] {
@@ -109,6 +113,12 @@ Losses compute_gradients(const Forward& forward, const Tensor& images, const Tar
   return losses;
 }
 
+// Returns the weights to cast in each step, or null without autocast. All convolutions of the model must take
+// part in each step.
+inline std::shared_ptr<CastWeights> cast_weights(nn::Module& model, at::ScalarType amp) {
+  return amp == torch::kFloat || amp == torch::kDouble ? nullptr : std::make_shared<CastWeights>(model, amp);
+}
+
 // Sets up distributed training: `reduction` averages gradients over the ranks, losses are summed over the
 // ranks, and sync_bn turns on SyncBN. Does nothing with a single rank.
 inline void set_up_ddp(Ranks& ranks, GradientReducer& reduction, StepSettings& s, nn::Module& model,
@@ -117,7 +127,7 @@ inline void set_up_ddp(Ranks& ranks, GradientReducer& reduction, StepSettings& s
   s.ranks = ranks.info.world;
   s.sum = [&](Tensor& x) { ranks.sum(x); };
   s.before_backward = [&](const std::vector<Tensor>& outputs) { reduction.before_backward(outputs); };
-  if (sync_bn) use_sync_bn(model, s.sum);
+  if (sync_bn) use_sync_bn(model, ranks.sync_bn_collectives());
 }
 
 // Network input of one batch.
@@ -137,10 +147,10 @@ inline Input make_network_input(const Batch& batch, ImageSize size, bool legacy,
 // Copies losses and gradient norm of an iteration to the host. Synchronises with the device. objects: number
 // of objects in the batch.
 inline StepNumbers step_numbers(const Losses& l, const Tensor& norm, int64_t objects) {
-  std::vector<Tensor> all{l.total, l.num_fg, norm};
+  const auto type = l.total.scalar_type();  // float32 is exact for up to 16 million positives
+  std::vector<Tensor> all{l.total, l.num_fg.to(type), norm.to(l.total.device(), type)};
   for (const auto& term : l.terms) all.push_back(term.value);
-  for (Tensor& t : all) t = t.to(l.total.device(), torch::kDouble);
-  const Tensor read = torch::stack(all).cpu();
+  const Tensor read = torch::stack(all).cpu().to(torch::kDouble);
   const double* v = read.data_ptr<double>();
   StepNumbers numbers{v[0], {}, v[1], v[2], double(objects)};
   for (size_t k = 0; k < l.terms.size(); ++k) numbers.terms.emplace_back(l.terms[k].name, v[3 + k]);

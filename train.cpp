@@ -108,12 +108,14 @@ static int train(int argc, char** argv) {
   synchronize(ranks, t);
   GradientReducer reducer(ranks, trainable_parameters(*model), dtype_of(config.compress));
   set_up_ddp(ranks, reducer, step, *model, config.sync_bn);
+  if (!dtr.on()) step.cast_weights = cast_weights(*model, step.amp);
 
   // ---- training loop
   Batches batches(data.train, config, plan, rank_info.rank, base, device);
   batches.start(t.iteration);
   MicroBatches micro_batches(t, config.accum, plan.batch_per_rank, ranks, run.log);
   Recovery recovery(run, ranks);
+  const EmaTensors averaged = config.ema > 0 ? ema_tensors(*t.ema, *model) : EmaTensors();
   const int64_t traced = config.dtr_trace && ranks.first() ? t.iteration + 2 : -1;  // --dtr-trace
   bool go_on = !run.evaluation_due(t) || end_of_epoch(t, plan, run);
   while (go_on && t.iteration < plan.iters && !run.stop_requested()) {
@@ -147,7 +149,7 @@ static int train(int argc, char** argv) {
     // Updates weights, EMA and loss scale. After an fp16 overflow, only the loss scale.
     if (numbers.finite()) {
       t.optimizer.step(lr);
-      if (config.ema > 0) ema_update(*t.ema, *model, ema_decay(config.ema, ++t.ema_updates));
+      if (config.ema > 0) ema_update(averaged, ema_decay(config.ema, ++t.ema_updates));
     } else {
       ++t.skipped;
     }

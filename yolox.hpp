@@ -20,6 +20,7 @@
 
 #include "base/error.hpp"
 #include "layers/bn_silu.hpp"
+#include "layers/constants.hpp"
 
 namespace yolox {
 
@@ -48,7 +49,7 @@ struct BaseConvImpl : Block {
 
   nn::Conv2d conv{nullptr};
   nn::BatchNorm2d bn{nullptr};  // null after fuse_batch_norms()
-  AllReducePtr sync_bn;         // null: no SyncBN
+  CollectivesPtr sync_bn;       // null: no SyncBN
 };
 TORCH_MODULE(BaseConv);
 
@@ -292,8 +293,9 @@ struct Predictions {
 
 // Positions of the anchor points.
 struct Anchors {
-  Tensor grid;    // [A, 2]  column and row of the cell; integers, without +0.5
-  Tensor stride;  // [A]     pixels
+  Tensor grid;         // [A, 2]  column and row of the cell; integers, without +0.5
+  Tensor stride;       // [A]     pixels
+  Tensor centre = {};  // [2, A]  x and y of the centre of the cell, pixels
 };
 
 // Returns the anchor points of an image of height x width pixels, with dtype and device of `like`.
@@ -305,14 +307,22 @@ inline Anchors make_anchors(int64_t height, int64_t width, const torch::TensorOp
     grids.push_back(torch::stack({yx[1], yx[0]}, 2).view({-1, 2}));
     strides.push_back(torch::full({rows * columns}, s, like));
   }
-  return {torch::cat(grids), torch::cat(strides)};
+  const Tensor grid = torch::cat(grids), stride = torch::cat(strides);
+  return {grid, stride, (grid.t() + 0.5) * stride};
+}
+
+// Returns make_anchors(). Keeps the result for the next call with the same size.
+inline Anchors anchors_of(int64_t height, int64_t width, const torch::TensorOptions& like) {
+  const auto key = std::tuple(height, width, c10::typeMetaToScalarType(like.dtype()), like.device().str());
+  return constant(key, [&] { return make_anchors(height, width, like.requires_grad(false)); });
 }
 
 // Decodes raw regression [..., A, 4] to boxes (cx, cy, w, h) in pixels. Uses no in-place operation, because
 // autograd needs the inputs.
 inline Tensor decode_boxes(const Tensor& reg, const Anchors& anchors) {
   const Tensor stride = anchors.stride.unsqueeze(-1);  // [A, 1]
-  return torch::cat({(reg.slice(-1, 0, 2) + anchors.grid) * stride, reg.slice(-1, 2, 4).exp() * stride}, -1);
+  const auto parts = reg.split(2, -1);
+  return torch::cat({parts[0] + anchors.grid, parts[1].exp()}, -1) * stride;
 }
 
 // Decoupled head: separate branches for classes and for boxes with objectness, on each of the three levels.
@@ -397,12 +407,11 @@ struct YOLOXImpl : nn::Module {
 };
 TORCH_MODULE(YOLOX);
 
-// Turns on SyncBN in all batch norms of the model. sum: all-reduces a tensor in place; empty turns SyncBN
-// off.
-inline void use_sync_bn(nn::Module& model, const std::function<void(Tensor&)>& sum) {
-  const AllReducePtr all_reduce = sum ? c10::make_intrusive<AllReduce>(sum) : AllReducePtr();
+// Turns on SyncBN in all batch norms of the model. {} turns SyncBN off.
+inline void use_sync_bn(nn::Module& model, const SyncBnCollectives& collectives) {
+  const auto over = collectives.sum ? c10::make_intrusive<Collectives>(collectives) : CollectivesPtr();
   for (const auto& module : model.modules())
-    if (auto* block = module->as<BaseConvImpl>()) block->sync_bn = all_reduce;
+    if (auto* block = module->as<BaseConvImpl>()) block->sync_bn = over;
 }
 
 // Converts the weights to channels-last memory format. Images from OpenCV have this format, so that no
@@ -450,8 +459,7 @@ inline void fuse_batch_norms(nn::Module& model) {
 // float64 predictions.
 inline Tensor decode(const Predictions& p, int64_t height, int64_t width) {
   const auto dtype = torch::promote_types(p.reg.scalar_type(), torch::kFloat);
-  const Tensor boxes =
-      decode_boxes(p.reg.to(dtype), make_anchors(height, width, p.reg.options().dtype(dtype)));
+  const Tensor boxes = decode_boxes(p.reg.to(dtype), anchors_of(height, width, p.reg.options().dtype(dtype)));
   return torch::cat({boxes, p.obj.to(dtype).sigmoid().unsqueeze(-1), p.cls.to(dtype).sigmoid()}, -1);
 }
 
@@ -489,15 +497,15 @@ inline Tensor nms(const Tensor& boxes, const Tensor& scores, const Tensor& class
 inline std::vector<Tensor> postprocess(const Tensor& decoded, double conf, double nms_threshold,
                                        bool agnostic = false) {
   torch::NoGradGuard no_grad;
-  const auto [class_score, class_id] = decoded.slice(-1, 5).max(-1);  // [B, A] each
-  const Tensor obj = decoded.select(-1, 4), keep = obj * class_score >= conf;
+  const auto [class_score, class_id] = decoded.slice(-1, 5).max(-1, /*keepdim=*/true);  // [B, A, 1] each
   const Tensor half = decoded.slice(-1, 2, 4) / 2, centre = decoded.slice(-1, 0, 2);
-  const Tensor rows = torch::cat({centre - half, centre + half, obj.unsqueeze(-1), class_score.unsqueeze(-1),
-                                  class_id.unsqueeze(-1).to(decoded.dtype())},
-                                 -1);  // [B, A, 7]
+  const std::vector<Tensor> columns = {centre - half, centre + half, decoded.slice(-1, 4, 5), class_score,
+                                       class_id.to(decoded.dtype())};
+  const Tensor rows = torch::cat(columns, -1).cpu();  // [B, A, 7]; the only wait for a GPU
+  const Tensor keep = rows.select(-1, 4) * rows.select(-1, 5) >= conf;
   std::vector<Tensor> detections;
   for (int64_t b = 0; b < decoded.size(0); ++b) {
-    const Tensor d = rows[b].index({keep[b]}).to(torch::kCPU, torch::kFloat);
+    const Tensor d = rows[b].index({keep[b]}).to(torch::kFloat);
     const Tensor cls = d.select(1, 6), groups = agnostic ? torch::zeros_like(cls) : cls;
     detections.push_back(
         d.index_select(0, nms(d.slice(1, 0, 4), d.select(1, 4) * d.select(1, 5), groups, nms_threshold)));

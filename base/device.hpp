@@ -51,8 +51,8 @@ std::string default_precision(torch::Device device);
 // there, and convolutions in fp16 are known to return NaN.
 std::string precision_of_gpu(int major, int minor, const std::string& name);
 
-// Lets convolutions and matrix products of float32 tensors on a GPU compute in TF32, which has 10 bits of
-// mantissa. torch does so for convolutions unless it is turned off.
+// Turns TF32, which has 10 bits of mantissa, on or off for float32 convolutions and matrix products on a GPU.
+// torch's default is on for convolutions.
 void allow_tf32(bool on);
 
 // on: selects deterministic algorithms, so that a run is bit-for-bit reproducible. Where torch has no
@@ -71,8 +71,8 @@ double memory_used(torch::Device device);
 AllocatedBytes allocated_bytes(torch::Device device);
 // Returns the peak of memory_used() since the last call of empty_cache(), in bytes.
 double memory_peak(torch::Device device);
-// Returns the memory that this process may use in total, in bytes: 90 % of the free memory plus its own on a
-// GPU, free_memory() plus its own on the CPU.
+// Returns the memory that this process may use in total, in bytes: on a GPU 90 % of (free memory + memory of
+// this process), on the CPU free_memory() + resident_bytes().
 double memory_budget(torch::Device device);
 // Returns one line about the memory of the current GPU for crash.txt, or "" if no GPU is in use.
 std::string memory_report();

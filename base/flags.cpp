@@ -72,7 +72,7 @@ Flags::Flag& Flags::add(const Member& member, std::string_view group, std::strin
 
 // ---- the command line
 
-void Flags::parse(int argc, char** argv, const std::string& about, const std::vector<std::string>& often) {
+void Flags::parse(int argc, char** argv, const std::string& about, const std::vector<std::string>& common) {
   const std::string program = std::string(argv[0]).substr(std::string(argv[0]).find_last_of('/') + 1);
   cxxopts::Options options(program, program + ": " + about), brief(program, program + ": " + about);
   options.set_width(80);
@@ -90,7 +90,7 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::ve
                               f.argument);
     };
     add_to(options);
-    if (std::find(often.begin(), often.end(), f.name) != often.end()) add_to(brief);
+    if (std::find(common.begin(), common.end(), f.name) != common.end()) add_to(brief);
     // The opposite of a switch is accepted too, because a resumed run may need to change the setting back.
     if (f.is_bool()) options.add_options("hidden")(f.on_by_default() ? f.name : "no-" + f.name, "");
   }
@@ -99,7 +99,7 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::ve
   // Two cases are handled here, because cxxopts would accept a switch with a value, and would never use the
   // next word as the value of a flag that has an implicit value.
   std::vector<std::string> words{program};
-  bool help_all = often.empty();
+  bool help_all = common.empty();
   for (int i = 1; i < argc; ++i) {
     std::string word = argv[i];
     if (word == "--help" && i + 1 < argc && argv[i + 1] == std::string("all")) {
@@ -127,7 +127,7 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::ve
     std::string text = help_all ? options.help(groups) : brief.help(groups);
     if (!help_all) {  // without empty lines, so that the text fits on one screen
       for (size_t at; (at = text.find("\n\n")) != std::string::npos;) text.erase(at, 1);
-      text += " More flags, explained by --help all:\n" + other_flag_names(often);
+      text += " More flags, explained by --help all:\n" + other_flag_names(common);
     }
     std::cout << text;
     std::exit(0);
@@ -140,7 +140,7 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::ve
   for (auto& f : flags) {
     if (f.is_bool()) {
       const bool on = result.count(f.name), off = result.count("no-" + f.name);
-      if (on && off) throw UsageError(concat("--", f.name, " and --no-", f.name, " exclude each other"));
+      if (on && off) throw UsageError(concat("--", f.name, " and --no-", f.name, " cannot be used together"));
       if (on || off) {
         f.set(on ? "true" : "false");
         given.push_back(f.name);
@@ -168,10 +168,10 @@ bool Flags::set(const std::string& name, const std::string& value) {
   return false;
 }
 
-std::string Flags::other_flag_names(const std::vector<std::string>& often) const {
+std::string Flags::other_flag_names(const std::vector<std::string>& common) const {
   std::string text, group, line;
   for (const auto& f : flags) {
-    if (std::find(often.begin(), often.end(), f.name) != often.end()) continue;
+    if (std::find(common.begin(), common.end(), f.name) != common.end()) continue;
     const std::string word = " --" + f.as_shown();
     const bool begins = f.group != group;
     if (begins || line.size() + word.size() > 79) {

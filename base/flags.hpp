@@ -26,10 +26,10 @@ struct Flags {
   Flags& operator=(const Flags&) = delete;
 
   // Parses the command line and sets the members. Prints help and exits with 0 on --help.
-  // about: one line for the help. often: the flags that --help explains; it lists the others by name, and
-  // "--help all" explains all. If `often` is empty, --help explains all.
+  // about: one line for the help. common: the flags that --help explains; it lists the others by name, and
+  // "--help all" explains all. If `common` is empty, --help explains all.
   // Throws UsageError for an unknown flag, a word without a flag, or a value of the wrong type.
-  void parse(int argc, char** argv, const std::string& about, const std::vector<std::string>& often = {});
+  void parse(int argc, char** argv, const std::string& about, const std::vector<std::string>& common = {});
 
   // Returns true if the flag was on the command line.
   bool was_given(const std::string& name) const {
@@ -102,8 +102,8 @@ struct Flags {
 
   Flag& add(const Member& member, std::string_view group, std::string_view name, std::string_view argument,
             std::string_view doc);
-  // Returns the names of all flags that are not in `often`, by group, in lines of at most 79 columns.
-  std::string other_flag_names(const std::vector<std::string>& often) const;
+  // Returns the names of all flags that are not in `common`, by group, in lines of at most 79 columns.
+  std::string other_flag_names(const std::vector<std::string>& common) const;
 };
 
 // Splits "a,b" into {"a", "b"}. Empty parts are left out.

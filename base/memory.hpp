@@ -20,11 +20,12 @@ double free_memory(const std::string& proc = "/proc", const std::string& cgroup 
 
 // ---- this process
 
-// Returns the resident memory of this process in bytes. Pages of mapped files are not counted, because the
-// kernel reclaims them when memory runs out.
+// Returns the resident memory of this process in bytes. Pages of mapped files and of shared memory are not
+// counted, because the kernel reclaims those of files when memory runs out.
 double resident_bytes();
 
-// Returns the peak resident memory of this process since the last call of reset_peak(), in bytes.
+// Returns the peak resident memory of this process since the last call of reset_peak(), in bytes. Mapped
+// files and shared memory are included.
 double peak_bytes();
 // Resets peak_bytes().
 inline void reset_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }

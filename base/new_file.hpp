@@ -27,7 +27,7 @@ class NewFile {
   NewFile(const NewFile&) = delete;
   ~NewFile();
 
-  // Three ways of writing: write(), the stream(), or the temporary path part().
+  // Three ways of writing: write(), stream(), or the file temporary_path().
   void write(std::string_view bytes) {
     require(std::fwrite(bytes.data(), 1, bytes.size(), file_) == bytes.size());
   }

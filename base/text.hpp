@@ -31,11 +31,11 @@ inline std::string rounded(double value) {
   return text;
 }
 
-// Returns a number of bytes in at most 5 characters: 1.2G, 640M.
+// Returns a number of bytes in at most 5 characters, up to 9999 GB: 128G, 1.2G, 640M.
 inline std::string short_bytes(double bytes) {
   char text[16];
   if (bytes >= 1e9)
-    std::snprintf(text, sizeof text, "%.1fG", bytes / 1e9);
+    std::snprintf(text, sizeof text, bytes >= 99.95e9 ? "%.0fG" : "%.1fG", bytes / 1e9);
   else
     std::snprintf(text, sizeof text, "%.0fM", bytes / 1e6);
   return text;
@@ -56,7 +56,7 @@ inline std::string short_time(double seconds) {
   return text;
 }
 
-// Returns a count in millions or billions, in at most 5 characters and a letter: 0.91M, 26.8G.
+// Returns a count in millions or billions, with three digits: 0.91M, 26.8G.
 inline std::string short_count(double count) {
   char text[16];
   std::snprintf(text, sizeof text, "%.3g%s", count / (count >= 1e9 ? 1e9 : 1e6), count >= 1e9 ? "G" : "M");

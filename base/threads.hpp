@@ -22,8 +22,8 @@ namespace yolox {
 // CPU quota of its container (cgroup v2).
 int usable_cores();
 
-// Returns the number of threads for a data loader. workers: value of --workers; 0 means auto: the cores of
-// the machine, divided by `loaders`, the number of loaders that run on it.
+// Returns the number of threads for a data loader. workers: value of --workers; 0 means auto:
+// usable_cores() / loaders, at least 1. loaders: number of data loaders on this machine.
 int loader_threads(int workers, int loaders = 1);
 
 // Calls f(i) for every i from 0 to n - 1 on up to `most` threads (0: one per core), and on fewer if the
@@ -65,8 +65,8 @@ void start_workers(std::vector<std::thread>& workers, int n, const Work& work, c
 }
 
 // A queue of tasks with its own threads. Tasks are started in the order in which they were added, so with one
-// thread they also run in this order. add() blocks while `most` tasks wait in the queue. The next add() or
-// finish() rethrows the first exception of a task; the tasks that were still in the queue are not run.
+// thread they also run in this order. add() blocks while `max_waiting` tasks are queued. After a
+// task has thrown, every add() and finish() rethrows the first exception, and the queued tasks are discarded.
 class Tasks {
  public:
   Tasks(int threads, size_t max_waiting);

@@ -57,6 +57,7 @@ int main(int argc, char** argv) {
         torch::randint(80, {share, c.objects}, torch::kLong).to(device),
         std::vector<int64_t>(share, c.objects)};
     GradientReducer reducer(ranks, model->parameters(), torch::kFloat);
+    const EmaTensors averaged = ema_tensors(*ema, *model);
     StepSettings settings{device.type()};
     settings.ranks = c.ranks;
     settings.sum = [&](Tensor& x) { ranks.sum(x); };
@@ -71,7 +72,7 @@ int main(int argc, char** argv) {
       return now() - start;
     };
 
-    if (c.ranks > 1 && c.sync_bn) use_sync_bn(*model, settings.sum);
+    if (c.ranks > 1 && c.sync_bn) use_sync_bn(*model, ranks.sync_bn_collectives());
     std::vector<double> steps;
     for (int i = 0; i < c.steps + 2; ++i)
       steps.push_back(timed([&] {
@@ -79,7 +80,7 @@ int main(int argc, char** argv) {
                           settings);
         clip_gradients(gradients(optimizer.groups), 10);
         optimizer.step(1e-4);
-        ema_update(*ema, *model, 0.9998);
+        ema_update(averaged, 0.9998);
       }));
     steps.erase(steps.begin(), steps.begin() + 2);
     use_sync_bn(*model, {});

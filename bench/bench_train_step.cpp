@@ -20,7 +20,7 @@ struct BenchConfig : Flags {
                    "timed steps, after 2 warm-up steps; 0: a single step, to time the start-up");
   int threads = flag(threads, "Bench", "threads", 2, "N", "number of torch threads");
   int objects = flag(objects, "Bench", "objects", 20, "N", "ground-truth boxes per image");
-  std::string device = flag(device, "Bench", "device", "cpu", "auto|cpu|cuda", "device to train on");
+  std::string device = flag(device, "Bench", "device", "cpu", "auto|cpu|cuda[:N]", "device to train on");
   std::string amp = flag(amp, "Bench", "amp", "off", "off|tf32|bf16|fp16", "precision");
 };
 
@@ -41,7 +41,9 @@ int main(int argc, char** argv) {
     model->train();
     Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
     GradScaler scaler(c.amp == "fp16", device);
-    const StepSettings settings{device.type(), dtype_of(c.amp)};
+    const EmaTensors averaged = ema_tensors(*ema, *model);
+    StepSettings settings{device.type(), dtype_of(c.amp)};
+    settings.cast_weights = cast_weights(*model, settings.amp);
     const Tensor images = (torch::rand({c.bs, c.size, c.size, 3}) * 255).to(device).permute({0, 3, 1, 2});
     const Tensor r = torch::rand({c.bs, c.objects, 4});
     const Targets targets{
@@ -58,7 +60,7 @@ int main(int argc, char** argv) {
       scaler.unscale(gradients(optimizer.groups));
       optimizer.step(1e-4);
       scaler.update();
-      ema_update(*ema, *model, 0.9998);
+      ema_update(averaged, 0.9998);
       if (device.is_cuda()) torch::cuda::synchronize();
       if (i >= 2 || c.steps == 0) times.push_back(now() - start);
     }

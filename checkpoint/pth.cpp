@@ -534,10 +534,22 @@ void write_pth(const std::string& path, const c10::IValue& value) {
     pth::ZipWriter zip([&](std::string_view bytes) { file.write(bytes); });
     zip.add("data.pkl", pickler.program);
     zip.add("byteorder", "little");
-    for (size_t i = 0; i < pickler.tensors.size(); ++i) {
-      const auto tensor = pickler.tensors[i].detach().cpu().contiguous();
-      zip.add("data/" + std::to_string(i),
-              {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()});
+    // Copies tensors from a GPU to pinned memory, and waits once for many of them.
+    constexpr size_t kBytesOfWait = size_t{256} << 20;
+    const auto& tensors = pickler.tensors;
+    for (size_t first = 0, i = 0; first < tensors.size(); first = i) {
+      std::vector<torch::Tensor> copies;
+      bool waits = false;
+      for (size_t bytes = 0; i < tensors.size() && bytes < kBytesOfWait; bytes += tensors[i++].nbytes()) {
+        copies.push_back(tensors[i].detach().to(torch::kCPU, /*non_blocking=*/true));
+        waits = waits || tensors[i].is_cuda();
+      }
+      if (waits) torch::cuda::synchronize();
+      for (size_t k = 0; k < copies.size(); ++k) {
+        const torch::Tensor t = copies[k].contiguous();
+        zip.add("data/" + std::to_string(first + k),
+                {static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
+      }
     }
     zip.add("version", "3\n");
     zip.finish();

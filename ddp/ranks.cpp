@@ -3,6 +3,9 @@
 
 namespace yolox {
 
+// Timeout of collectives. The watchdog ends a run earlier, with a message that names the missing rank.
+static constexpr std::chrono::milliseconds kLongerThanWatchdog = std::chrono::hours(24);
+
 Ranks::Ranks(const RankInfo& info, torch::Device device, double seconds) : info(info), seconds(seconds) {
   if (info.world == 1) return;
   setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);  // c10d warns if an address has no host name
@@ -163,6 +166,7 @@ void Ranks::report_run_folder(const std::string& run) const {
 void Ranks::shutdown() {
   barrier();
 #ifdef YOLOX_CUDA
+  if (sync_bn) sync_bn->shutdown();
   if (!alone() && device.is_cuda()) processes->getBackend(torch::kCUDA)->shutdown();
 #endif
   delete this;
@@ -270,12 +274,40 @@ std::string Ranks::address_towards_first() const {
   return text;
 }
 
+#ifdef YOLOX_CUDA
+c10::intrusive_ptr<c10d::Backend> Ranks::connect_nccl(const std::string& name) {
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = kLongerThanWatchdog;
+  return c10::make_intrusive<c10d::ProcessGroupNCCL>(c10::make_intrusive<c10d::PrefixStore>(name, store),
+                                                     info.rank, info.world, options);
+}
+#endif
+
+SyncBnCollectives Ranks::sync_bn_collectives() {
+#ifdef YOLOX_CUDA
+  if (device.is_cuda()) {
+    if (!sync_bn) sync_bn = connect_nccl("SyncBN");
+    return {[this](Tensor& t) {
+              collective([&] {
+                std::vector<Tensor> one{t};
+                return sync_bn->allreduce(one);
+              });
+            },
+            [this](const Tensor& x) {
+              Tensor all = torch::empty({info.world, x.numel()}, x.options()), mine = x;
+              collective([&] { return sync_bn->_allgather_base(all, mine); });
+              return all;
+            }};
+  }
+#endif
+  return {[this](Tensor& t) { sum(t); }};
+}
+
 void Ranks::connect(torch::Device where) {
   device = where;
   using Kind = c10d::ProcessGroup::BackendType;
   processes = c10::make_intrusive<c10d::ProcessGroup>(store, info.rank, info.world);
-  const Milliseconds at_last = std::chrono::hours(24);  // longer than the timeout of the watchdog
-  auto options = c10d::ProcessGroupGloo::Options::create(at_last);
+  auto options = c10d::ProcessGroupGloo::Options::create(kLongerThanWatchdog);
   const std::string interface = environment_variable("GLOO_SOCKET_IFNAME");
   options->devices.push_back(interface.empty()
                                  ? c10d::ProcessGroupGloo::createDeviceForHostname(own_address())
@@ -294,10 +326,7 @@ void Ranks::connect(torch::Device where) {
     for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS",
                              "TORCH_NCCL_ENABLE_MONITORING"})
       setenv(name, "0", /*overwrite=*/0);
-    auto nccl = c10d::ProcessGroupNCCL::Options::create();
-    nccl->timeout = at_last;
-    processes->setBackend(torch::kCUDA, Kind::NCCL,
-                          c10::make_intrusive<c10d::ProcessGroupNCCL>(store, info.rank, info.world, nccl));
+    processes->setBackend(torch::kCUDA, Kind::NCCL, connect_nccl("all"));
     processes->setDefaultBackend(Kind::NCCL);
     // NCCL initialises at the first collective. Doing so here reports errors early, and --bs auto counts the
     // memory of NCCL.

@@ -54,7 +54,7 @@ struct MultiTaskConfig : Flags {
                          "off = float32; auto = bf16 on a GPU, off on the CPU");
   int64_t seed =
       flag(seed, "Training", "seed", int64_t{0}, "N", "random seed of weights, data order and augmentation");
-  std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda", "device to train on");
+  std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda[:N]", "device to train on");
   int gpus = flag(gpus, "Ranks", "gpus", 0, "N", "train on N GPUs of this machine, one rank per GPU");
   int procs = flag(procs, "Ranks", "procs", 0, "N", "train on the CPU with N ranks");
   std::string out = flag(out, "Output", "out", "", "DIR", "run folder [runs/multitask-NAMES]");

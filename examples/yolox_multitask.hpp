@@ -65,8 +65,9 @@ struct MultiTaskTraining {
     const int64_t head = next_head();
     YOLOX &from = model->detectors[head], &to = ema->detectors[head];
     optimizer.step(lr);
-    ema_update(*to->backbone, *from->backbone, ema_decay(decay, iteration + 1));
-    ema_update(*to->head, *from->head, ema_decay(decay, steps_of(head) + 1));  // EMA warm-up per head
+    ema_update(ema_tensors(*to->backbone, *from->backbone), ema_decay(decay, iteration + 1));
+    ema_update(ema_tensors(*to->head, *from->head),
+               ema_decay(decay, steps_of(head) + 1));  // EMA warm-up per head
     ++iteration;
   }
 

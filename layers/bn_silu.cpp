@@ -5,7 +5,7 @@
 
 namespace yolox {
 
-torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2d& bn, const AllReducePtr& over) {
+torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2d& bn, const CollectivesPtr& over) {
   return bn_silu_detail::apply(x, bn, over);
 }
 

@@ -6,7 +6,7 @@
 #pragma once
 #include <torch/torch.h>
 
-#include "layers/all_reduce.hpp"
+#include "layers/collectives.hpp"
 #ifndef YOLOX_COMPILED_LAYERS
 #include "layers/bn_silu_cpu.hpp"
 #endif
@@ -16,10 +16,10 @@ namespace yolox {
 // Returns silu(bn(x)). x: [B, C, H, W]. Updates the running statistics in training mode. over: all-reduce for
 // SyncBN in training mode; null: no SyncBN.
 #ifdef YOLOX_COMPILED_LAYERS
-torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2d& bn, const AllReducePtr& over = {});
+torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2d& bn, const CollectivesPtr& over = {});
 #else
 inline torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2d& bn,
-                             const AllReducePtr& over = {}) {
+                             const CollectivesPtr& over = {}) {
   return bn_silu_detail::apply(x, bn, over);
 }
 #endif

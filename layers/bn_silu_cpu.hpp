@@ -145,7 +145,7 @@ std::vector<double> sum_rows(int64_t total, int64_t channels, const Rows& rows) 
 
 // Replaces means, biased variances and count of this rank by those over all ranks.
 inline void merge_moments(std::vector<double>& means, std::vector<double>& variances, double& count,
-                          const AllReducePtr& over) {
+                          const CollectivesPtr& over) {
   const size_t channels = means.size();
   const Tensor sums = torch::empty({int64_t(2 * channels + 1)}, torch::kDouble);
   double* s = sums.data_ptr<double>();
@@ -170,7 +170,7 @@ inline void merge_moments(std::vector<double>& means, std::vector<double>& varia
 inline std::tuple<Tensor, double> statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
                                              const Tensor& running_mean, const Tensor& running_var,
                                              double momentum, double eps,
-                                             const std::optional<AllReducePtr>& over) {
+                                             const std::optional<CollectivesPtr>& over) {
   const int64_t channels = x.size(1), rows = x.numel() / channels;
   const float* in = x.const_data_ptr<float>();
   // Sums are computed relative to the first row, so that large means do not cost precision.
@@ -236,7 +236,7 @@ inline std::tuple<Tensor, Tensor> backward_silu(const Tensor& g, const Tensor& x
 // sums_here: from backward_silu(). count: from statistics(). All-reduces the sums with SyncBN.
 inline std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& sums_here, const Tensor& saved,
                                                         double count,
-                                                        const std::optional<AllReducePtr>& over) {
+                                                        const std::optional<CollectivesPtr>& over) {
   const int64_t channels = saved.size(1);
   const float* inverse = saved.const_data_ptr<float>() + channels;
   const double* here = sums_here.const_data_ptr<double>();
@@ -251,7 +251,7 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& sums_here,
   }
   if (over) {
     Tensor shared = torch::from_blob(sums.data(), {int64_t(sums.size())}, torch::kDouble);
-    (*over)->sum(shared);
+    (*over)->functions.sum(shared);
   }
   float *mean_dz = means.data_ptr<float>(), *slope = mean_dz + channels;
   for (int64_t c = 0; c < channels; ++c) {
@@ -283,17 +283,17 @@ auto operation(const char* name, Result (*)(Inputs...)) {
 // Registers the operators, once per program. Not at the start of the program, so that only sources that call
 // them compile them.
 inline void register_operators() {
-  sync_bn_detail::register_all_reduce();
+  sync_bn_detail::register_collectives();
   static const torch::Library once = [] {
     torch::Library l(torch::Library::FRAGMENT, "yolox_once", std::nullopt, __FILE__, __LINE__);
     l.def(
         "bn_silu_statistics(Tensor x, Tensor weight, Tensor bias, Tensor(a!) running_mean, "
         "Tensor(b!) running_var, float momentum, float eps, "
-        "__torch__.torch.classes.yolox.AllReduce? over) -> (Tensor, float)",
+        "__torch__.torch.classes.yolox.Collectives? over) -> (Tensor, float)",
         torch::dispatch(c10::DispatchKey::CPU, &statistics));
     l.def(
         "bn_silu_backward_sums(Tensor sums, Tensor saved, float count, "
-        "__torch__.torch.classes.yolox.AllReduce? over) -> (Tensor, Tensor, Tensor)",
+        "__torch__.torch.classes.yolox.Collectives? over) -> (Tensor, Tensor, Tensor)",
         torch::dispatch(c10::DispatchKey::CPU, &backward_sums));
     return l;
   }();
@@ -313,7 +313,7 @@ inline void register_operators() {
 struct BnSilu : torch::autograd::Function<BnSilu> {
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                         const Tensor& bias, const Tensor& running_mean, const Tensor& running_var,
-                        double momentum, double eps, const AllReducePtr& over) {
+                        double momentum, double eps, const CollectivesPtr& over) {
     register_operators();
     static const auto statistics = operation("yolox_once::bn_silu_statistics", &bn_silu_detail::statistics);
     static const auto forward = operation("yolox::bn_silu_forward", &bn_silu_detail::forward);
@@ -335,8 +335,8 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
     const Tensor &x = kept[0], &saved = kept[1];
     const Tensor g = grads[0].contiguous(torch::MemoryFormat::ChannelsLast);
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
-    std::optional<AllReducePtr> over;
-    if (ctx->saved_data.count("over")) over = ctx->saved_data["over"].toCustomClass<AllReduce>();
+    std::optional<CollectivesPtr> over;
+    if (ctx->saved_data.count("over")) over = ctx->saved_data["over"].toCustomClass<Collectives>();
     const auto [dx, both] = silu.call(g, x, saved);
     const auto [d_weight, d_bias, means] = sums.call(both, saved, ctx->saved_data["count"].toDouble(), over);
     norm.call(dx, x, saved, means);
@@ -345,7 +345,7 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
 };
 
 // Returns silu(bn(x)), see bn_silu().
-inline Tensor apply(const Tensor& x, torch::nn::BatchNorm2d& bn, const AllReducePtr& over) {
+inline Tensor apply(const Tensor& x, torch::nn::BatchNorm2d& bn, const CollectivesPtr& over) {
   const bool fused = x.device().is_cpu() && x.scalar_type() == torch::kFloat &&
                      bn->weight.scalar_type() == torch::kFloat && bn->is_training() && x.size(1) > 1 &&
                      (over || x.numel() > x.size(1)) && x.is_contiguous(torch::MemoryFormat::ChannelsLast);

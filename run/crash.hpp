@@ -91,7 +91,7 @@ void put_context(CrashFile& out, const char* more);
 void put_stack(CrashFile& out, void* const* frames, int depth, bool in_handler);
 
 // Returns true if this thread must write the report. Otherwise another thread is writing one, and the
-// function waits for it up to 5 s.
+// function waits for it up to 5 s. Returns false at once if this thread crashed while it wrote a report.
 bool claim_report();
 
 // Signal handler of the fatal signals. Writes a report and raises the signal again with its old handler.
@@ -101,8 +101,8 @@ void on_fatal_signal(int number, siginfo_t* info, void*);
 // the memory of the GPU. Does nothing before crash_context().
 void write_crash(const char* more = "") noexcept;
 
-// Writes a report about an exception. type, what: of the exception; "": there is none. stack: of the throw;
-// null: not known.
+// Writes a report about an exception. type: of the exception; null: there is none. what: its message. stack:
+// of the throw; null: not known.
 void write_report(const std::type_info* type, const char* what, const Thrown* stack,
                   const char* more) noexcept;
 

@@ -76,7 +76,7 @@ std::string Profile::table(int64_t images) const {
   }
   std::snprintf(text, sizeof text, "%.1f images/s", images / rows.back().mean);
   return concat(table, text, ", mean of ", parts[0].seconds.size(), " steps of ", images, " images on ",
-                device.str(), synchronize ? "; a plain run, which synchronizes less, is faster" : "");
+                device.str(), synchronize ? "; a plain run, which synchronises less, is faster" : "");
 }
 
 void Profile::stop_and_write(const std::string& path) {

@@ -5,10 +5,10 @@
 // Then torch records all operators of a few more steps as a Chrome trace. The two phases are separate,
 // because recording thousands of operators takes time that the table would include.
 //
-// On a GPU the host runs ahead of the device. For the table, Profile synchronizes with the device at both
+// On a GPU the host runs ahead of the device. For the table, Profile synchronises with the device at both
 // ends of every part, so that the time belongs to the right part. Without overlap, such as the copy of the
 // next batch, these steps are slower than those of a plain run. The traced steps have no such
-// synchronization.
+// synchronisation.
 #pragma once
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -63,7 +63,7 @@ struct Profile {
   // was traced or the file cannot be written.
   void stop_and_write(const std::string& path);
 
-  std::function<void()> synchronize;  // synchronizes with the device; empty on the CPU
+  std::function<void()> synchronize;  // synchronises with the device; empty on the CPU
 
  private:
   struct Part {

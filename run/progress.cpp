@@ -156,10 +156,10 @@ void RunProgress::log_settings(const Flags& flags) {
   if (!line.empty()) log.line(line);
 }
 
-void RunProgress::log_ranks(Ranks& log_ranks, torch::Device device) {
-  const double share = total_waited / std::max(1e-9, total_seconds), waited = log_ranks.collective_seconds();
-  if (log_ranks.alone()) return;
-  const auto all = log_ranks.gather({memory_used(device), share, waited});
+void RunProgress::log_ranks(Ranks& ranks, torch::Device device) {
+  const double share = total_waited / std::max(1e-9, total_seconds), waited = ranks.collective_seconds();
+  if (ranks.alone()) return;
+  const auto all = ranks.gather({memory_used(device), share, waited});
   std::string memory, waits;
   size_t slowest = 0, fastest = 0;
   for (size_t r = 0; r < all.size(); ++r) {
@@ -169,7 +169,7 @@ void RunProgress::log_ranks(Ranks& log_ranks, torch::Device device) {
     if (all[r][2] > all[fastest][2]) fastest = r;
   }
   log.wrapped_line(concat("ranks   memory", memory, "; waiting for the data loader", waits,
-                          "; slowest: rank ", slowest, " (", log_ranks.location(int(slowest)), "); rank ",
+                          "; slowest: rank ", slowest, " (", ranks.location(int(slowest)), "); rank ",
                           fastest, " has waited ", short_time(all[fastest][2] - all[slowest][2]),
                           " longer for other ranks"));
 }

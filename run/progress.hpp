@@ -50,8 +50,8 @@ class RunProgress {
   // Deletes the metrics after `step`, because --keep-going repeats these steps.
   void roll_back(int64_t step);
 
-  // Reports that step i (from 0) is done: once a second, and at the end of each epoch and of the run. within:
-  // statistics of DTR for this step.
+  // Records step i (from 0). Prints a line for the first step, at most once a second, and at the end of each
+  // epoch and of the run. within: statistics of DTR for this step.
   void step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device,
             const DtrStep& within = {});
 
@@ -68,7 +68,7 @@ class RunProgress {
 
   // Logs for several ranks: memory and data loader waiting time of each rank, and the slowest rank since the
   // last call. All ranks must call it together.
-  void log_ranks(Ranks& log_ranks, torch::Device device);
+  void log_ranks(Ranks& ranks, torch::Device device);
 
   // Logs the number of boxes, the ten most frequent classes, and the classes without boxes.
   void log_classes(const Splits& splits);

@@ -53,7 +53,8 @@ class Run {
 
   // Decodes all images of a data set into the cache (--cache).
   void cache_images(Dataset& train);
-  // Loads the checkpoint of a resumed run and frees the memory of `saved`. Throws if the run is complete.
+  // Sets the plan. Loads the checkpoint of a resumed run and frees the memory of `saved`. Throws UsageError
+  // if the run is complete or was stopped by --patience.
   void resume(Training& t, SavedRun& saved, const Plan& plan);
   // Logs settings, data, model and plan. Writes config.json, labels.jpg and the first last.pth. Installs the
   // signal handlers. facts: more lines for the log.
@@ -67,8 +68,8 @@ class Run {
   // Returns true on all ranks after the same step if any rank has received a signal that ends the run. All
   // ranks must call it together.
   bool stop_requested();
-  // Reports the start of a step to the watchdog and the crash report. Draws the first three batches. waited:
-  // seconds that the step has waited for its batch.
+  // Reports the start of a step to the watchdog and the crash report. Rank 0 saves pictures of the first
+  // three batches. waited: seconds that the step has waited for its batch.
   void start_step(int64_t step, const Batch& batch, double waited);
   // Logs a finished step.
   void end_step(Training& t, const StepNumbers& numbers, double lr, const DtrStep& dtr);

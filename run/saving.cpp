@@ -54,9 +54,9 @@ void save_last(const std::string& run, const GenericDict& file, int64_t step, in
 
 SavedRun resume_settings(Flags& flags, const std::string& run) {
   usage_check(!flags.was_given("weights"),
-              "--weights and --resume exclude each other: a resumed run has its own weights");
+              "--weights and --resume cannot be used together: a resumed run has its own weights");
   usage_check(!flags.was_given("out"),
-              "--out and --resume exclude each other: a resumed run stays in its folder");
+              "--out and --resume cannot be used together: a resumed run stays in its folder");
   SavedRun saved = newest_checkpoint(run);
   const auto values = flags.values();
   const std::map<std::string, std::string> now(values.begin(), values.end());

@@ -39,8 +39,8 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
 // Returns model, optimizer, scaler and EMA, with the parts of --freeze frozen.
 Training new_training(const Config& config, YOLOX model, torch::Device device);
 
-// Returns the network as a function: images [B, 3, H, W] to predictions. The model is compiled there, so that
-// an edit of the loss does not compile it again.
+// Returns the network as a function: images [B, 3, H, W] to predictions. It is defined in setup.cpp, so that
+// an edit of the loss does not compile the model again.
 std::function<Predictions(const Tensor&)> network_of(YOLOX model);
 
 // Returns the settings of evaluate() for this rank. share: batch size of this rank.

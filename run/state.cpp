@@ -27,6 +27,9 @@ void move(YOLOX& model, torch::Device device, at::ScalarType type) {
   model->to(device);
   for (const Tensor& t : tensors_of(model))
     if (t.is_floating_point()) t.set_data(t.to(type));
+  for (const auto& module : model->modules())
+    if (auto* norm = module->as<torch::nn::BatchNorm2d>())
+      norm->num_batches_tracked.set_data(norm->num_batches_tracked.cpu());
 }
 
 YOLOX copy_of(const YOLOX& model, const std::string& name, torch::Device device) {

@@ -45,6 +45,7 @@ std::vector<Tensor> tensors_of(YOLOX& model);
 std::vector<Tensor> tensors_of(Training& t);
 
 // Moves a model to a device and converts floating-point tensors to `type`. Integer tensors keep their type.
+// num_batches_tracked of batch norms stays on the CPU, where counting needs no kernel.
 void move(YOLOX& model, torch::Device device, at::ScalarType type);
 
 // Returns a deep copy of a model in evaluation mode. name: of the model, such as yolox-s.

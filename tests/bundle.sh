@@ -4,7 +4,7 @@
 # same version, but neither OpenCV nor a compiler.
 #   YOLOX_BUILD=build-bundle YOLOX_DRIVER=580 YOLOX_CMAKE_ARGS=-DYOLOX_VIDEO=OFF ./setup.sh tests train eval demo export
 #   tests/bundle.sh build-bundle DEST
-#   DEST/gpu-check                      # there
+#   DEST/gpu-check                      # on the GPU machine
 # Build without videos and windows (YOLOX_VIDEO=OFF): their libraries are three times as large as all others.
 set -euo pipefail
 [ $# = 2 ] || { sed -n '3,9s/^# \?//p' "$0"; exit 2; }
@@ -19,7 +19,7 @@ sed -n 's/^ *NEEDED *libcudart\.so\.\([0-9]*\).*/ CUDA \1/p' <(objdump -p "$buil
 
 # Libraries that every Linux has, or that come with torch.
 theirs='^(libc|libm|libstdc\+\+|libgcc_s|libpthread|libdl|librt|ld-linux[^/]*)\.so|^lib(torch|c10|gomp|cud|nccl|cupti)'
-# OpenCV links GDAL and GDCM, 150 MB with all that they need, and calls them for geographic and medical images only. An
+# OpenCV links GDAL and GDCM, 150 MB with their dependencies, and calls them for geographic and medical images only. An
 # empty library with the functions that OpenCV names takes the place of each.
 empty_library() {  # NAME USER
   nm -D --undefined-only "$2" | awk '$2 ~ /^(GDAL|OGR|OSR|CPL|VSI|_Z.*(GDAL|gdcm))/ {

@@ -47,6 +47,16 @@ inline Loader::Make noise(int side, int objects) {
   };
 }
 
+// The collectives of SyncBN for two ranks with the same images.
+inline const SyncBnCollectives kTwoEqualRanks{[](Tensor& x) {
+                                                RECORD_USER_SCOPE("collectives");
+                                                x.mul_(2);
+                                              },
+                                              [](const Tensor& x) {
+                                                RECORD_USER_SCOPE("collectives");
+                                                return torch::stack({x, x});
+                                              }};
+
 // The steps of train.cpp on one device.
 struct Trainer {
   Config config;
@@ -54,6 +64,7 @@ struct Trainer {
   YOLOX model{nullptr};
   std::optional<Training> training;
   std::optional<SavedStatistics> statistics;
+  EmaTensors averaged;
   StepSettings step;
 
   Trainer(const std::string& name, torch::Device device, const std::string& amp,
@@ -68,6 +79,8 @@ struct Trainer {
     to_channels_last(*model);
     training.emplace(new_training(config, model, device));
     statistics.emplace(*model);
+    averaged = ema_tensors(*training->ema, *model);
+    step.cast_weights = cast_weights(*model, step.amp);
   }
 
   StepNumbers operator()(const Batch& batch, double lr) {
@@ -92,7 +105,7 @@ struct Trainer {
     }();
     {
       RECORD_USER_SCOPE("EMA");
-      ema_update(*t.ema, *model, ema_decay(0.9998, ++t.ema_updates));
+      ema_update(averaged, ema_decay(0.9998, ++t.ema_updates));
     }
     t.scaler.update();
     return numbers;

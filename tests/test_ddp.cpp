@@ -299,7 +299,7 @@ RANK_CASE("rank: SyncBN equals batch norm over the whole batch") {
     const Tensor y = torch::silu(whole(x));
     (y * weight).sum().backward();
 
-    const auto over = c10::make_intrusive<AllReduce>([&](Tensor& t) { ranks.sum(t); });
+    const auto over = c10::make_intrusive<Collectives>(ranks.sync_bn_collectives());
     Tensor share =
         uneven_share(batch, p).to(type).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
     const Tensor out = bn_silu(share, mine, over);
@@ -522,7 +522,7 @@ TEST_CASE("train: bad batch sizes, missing GPUs and wrong node or rank settings 
   };
   refused("", "--bs 16 --procs 3", "--bs 16 is not divisible by the 3 ranks; give 15 or 18");
   refused("", "--bs 4 --procs 2 --accum 3", "each rank has only 2 images per step");
-  refused("", "--procs 2 --gpus 2", "exclude each other");
+  refused("", "--procs 2 --gpus 2", "cannot be used together");
   refused("", "--bs 16 --gpus 16", "--gpus 16: there are");
   refused("", "--bs 16 --gpus 99", "--gpus 99: there are");  // although 16 is not divisible by 99
   refused("", "--bs auto --accum 0", "--accum must be at least 1, got 0");

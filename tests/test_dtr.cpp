@@ -362,11 +362,11 @@ TEST_CASE("dtr: rematerialisation repeats no all-reduce of SyncBN") {
   for (const auto type : {torch::kFloat, torch::kDouble}) {  // with and without the fused operation
     Net net(true, type);
     int64_t sums = 0;
-    use_sync_bn(*net.model, [&](Tensor& t) {
+    use_sync_bn(*net.model, {[&](Tensor& t) {
       ++sums;
       // Writes as a collective does, without an operation that DTR could record.
       for (int64_t i = 0; i < t.numel(); ++i) t.data_ptr<double>()[i] *= 2;
-    });
+    }});
     Dtr off;
     net.step(off);
     sums = 0;

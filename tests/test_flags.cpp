@@ -107,7 +107,7 @@ TEST_CASE("flags: --name turns a switch on, --no-name turns it off") {
   CHECK_FALSE(undone.strict);
   CHECK(undone.was_given("mosaic"));
   CHECK(undone.was_given("strict"));
-  CHECK(has(refusal({"--strict", "--no-strict"}), "exclude each other"));
+  CHECK(has(refusal({"--strict", "--no-strict"}), "cannot be used together"));
 }
 
 TEST_CASE("flags: unknown flags and stray words are refused by name") {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a GPU computes: numbers, settings, memory, errors and data. On a machine without a GPU these cases run
-// on the simulated one.
+// What a GPU computes: numbers, settings, memory, errors and data. Needs a GPU, or a build with
+// YOLOX_SIMULATED_CUDA. Otherwise these cases are skipped.
 #include "gpu.hpp"
 
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -101,9 +101,7 @@ TEST_CASE("gpu: losses, assignment and gradients equal those of the CPU" * needs
       const Anchors anchors = make_anchors(kSide, kSide, p.reg.options());
       const Tensor decoded = decode_boxes(p.reg.detach(), anchors);
       for (const int64_t pairs : {0, 20000}) {  // one chunk, several chunks
-        const Assignment a = simota(decoded, p.obj.detach(), p.cls.detach(), anchors, there, pairs);
-        all.push_back(a.matched);
-        all.push_back(a.iou);
+        all.push_back(simota(decoded, p.obj.detach(), p.cls.detach(), anchors, there, pairs));
       }
       for (Tensor& t : all) t = t.detach().cpu();
       results.push_back(all);
@@ -165,7 +163,7 @@ TEST_CASE("gpu: SGD, Adam and AdamW update weights and EMA as on the CPU" * need
           w.mutable_grad() = torch::randn(w.sizes(), torch::kDouble).to(device);
         clip_gradients(gradients(optimizer.groups), 10);
         optimizer.step(0.01);
-        ema_update(*ema, *model, 0.9);
+        ema_update(ema_tensors(*ema, *model), 0.9);
       }
       results.emplace_back();
       for (const YOLOX& m : {model, ema})
@@ -175,7 +173,7 @@ TEST_CASE("gpu: SGD, Adam and AdamW update weights and EMA as on the CPU" * need
   }
 }
 
-TEST_CASE("gpu: after an overflow in fp16 the weights are the same and the loss scale is half" * needs_gpu) {
+TEST_CASE("gpu: an overflow in fp16 skips the step and halves the loss scale" * needs_gpu) {
   Trainer trainer("yolox-nano", kGpu, "fp16", "adam");
   Training& t = *trainer.training;
   t.scaler.scale.fill_(1e30);
@@ -203,9 +201,8 @@ TEST_CASE("gpu: three steps in float64 equal those of the CPU, with SGD and with
   }
 }
 
-TEST_CASE(
-    "gpu: the first loss in float32, bf16 and fp16 is that of float64 within the precision of the type" *
-    needs_gpu) {
+TEST_CASE("gpu: the first loss in float32, bf16 and fp16 equals that of float64 within a tolerance" *
+          needs_gpu) {
   const NoStreamErrors no_stream_errors;
   allow_tf32(false);
   const Trajectory cpu = train_nano(torch::kCPU, "fp64");
@@ -223,13 +220,13 @@ TEST_CASE(
 TEST_CASE("gpu: SyncBN over two ranks with equal images equals batch norm on one rank" * needs_gpu) {
   const NoStreamErrors no_stream_errors;
   const Trajectory cpu = train_nano(torch::kCPU, "fp64");
-  const Trajectory gpu = train_nano(kGpu, "fp64", "sgd",
-                                    [](Trainer& t) { use_sync_bn(*t.model, [](Tensor& x) { x.mul_(2); }); });
+  const Trajectory gpu =
+      train_nano(kGpu, "fp64", "sgd", [](Trainer& t) { use_sync_bn(*t.model, kTwoEqualRanks); });
   CHECK(std::abs(gpu.steps[0].total / cpu.steps[0].total - 1) < 1e-9);
   CHECK(std::abs(gpu.steps[0].norm / cpu.steps[0].norm - 1) < 1e-6);
 }
 
-TEST_CASE("gpu: the pooling of --deterministic equals the plain one, forward and backward" * needs_gpu) {
+TEST_CASE("gpu: deterministic max pooling equals the default one, forward and backward" * needs_gpu) {
   torch::manual_seed(4);
   YOLOX model("yolox-nano", 3);
   model->to(kGpu, torch::kDouble);
@@ -271,7 +268,7 @@ TEST_CASE("gpu: --amp auto is bf16 or fp16; TF32 is on with --amp tf32 only" * n
   at::globalContext().setBenchmarkCuDNN(false);  // as before, for the next cases
 }
 
-TEST_CASE("the default precision of a GPU is that of its tensor cores") {
+TEST_CASE("--amp auto selects bf16, fp16 or off by compute capability and tensor cores") {
   CHECK(precision_of_gpu(9, 0, "NVIDIA H200") == "bf16");
   CHECK(precision_of_gpu(8, 0, "NVIDIA A100") == "bf16");
   CHECK(precision_of_gpu(7, 5, "Tesla T4") == "fp16");
@@ -331,7 +328,7 @@ TEST_CASE("gpu: a backward() that fails leaves no memory allocated" * needs_gpu)
   CHECK(allocated_bytes(kGpu).now == before);
 }
 
-TEST_CASE("gpu: a step that runs out of memory is repeated in parts" * needs_gpu) {
+TEST_CASE("gpu: a step that runs out of memory is repeated in micro-batches" * needs_gpu) {
 #ifdef YOLOX_CUDA
   constexpr int kBatch = 8;
   const int side = kSimulated ? 96 : 416;
@@ -459,7 +456,7 @@ TEST_CASE("gpu: batches stay intact while both streams are busy" * needs_gpu) {
 }
 
 #if defined(YOLOX_CUDA) && !defined(YOLOX_SIMULATED_CUDA)
-TEST_CASE("gpu: the host waits once in a step, for the numbers of the step" * needs_gpu) {
+TEST_CASE("gpu: a step synchronises with the device once, to read the losses" * needs_gpu) {
   struct Counter : c10::WarningHandler {
     std::vector<std::string> all;
     void process(const c10::Warning& warning) override {

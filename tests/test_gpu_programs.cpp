@@ -54,12 +54,13 @@ TEST_CASE("gpu: ranks on the same GPU are refused" * needs_gpu * starts_programs
   CHECK_MESSAGE(has(o.err, "share a GPU"), o.err);
 }
 
-TEST_CASE("gpu: train: what was trained has the same AP on the CPU, as ONNX file and as TorchScript file" *
-          needs_gpu * starts_programs) {
+TEST_CASE(
+    "gpu: train: a trained model has the same AP on the CPU and as ONNX file, and TorchScript is exported" *
+    needs_gpu * starts_programs) {
   TempDir dir;
   if (kSimulated) write_scenes(dir / "data", 8);
   const std::string data = kSimulated ? "data" : "shapes", size = kSimulated ? "64" : "192";
-  // On a card, the settings of quickstart.sh.
+  // On a real GPU: the settings of quickstart.sh, except --eval-interval.
   succeed(dir, "train",
           concat("--data ", data, " --model yolox-nano --device cuda --no-multiscale --mosaic-prob 0 --size ",
                  size, kSimulated ? " --bs 4 --epochs 2" : " --bs 8 --epochs 10",
@@ -71,7 +72,7 @@ TEST_CASE("gpu: train: what was trained has the same AP on the CPU, as ONNX file
     return json_number(dir / "ap.json", "AP");
   };
   const double on_gpu = ap("r/last.pth", "cuda");
-  if (!kSimulated) CHECK(on_gpu > 0.3);  // on a CPU 0.41
+  if (!kSimulated) CHECK(on_gpu > 0.3);  // 0.41 on a CPU
   report_fact("AP", rounded(on_gpu));
   check_figure("AP on the CPU", std::abs(ap("r/last.pth", "cpu") - on_gpu), 1e-3);
   succeed(dir, "export", concat("--weights r/last.pth --out r/model.onnx --size ", size));
@@ -80,8 +81,10 @@ TEST_CASE("gpu: train: what was trained has the same AP on the CPU, as ONNX file
   CHECK(fs::file_size(dir / "r/model.ts") > 1e6);
 }
 
-TEST_CASE("gpu: train: --deterministic gives the same bytes twice, and after a kill and a resume" *
-          needs_gpu * starts_programs) {
+TEST_CASE(
+    "gpu: train: with --deterministic, two runs and a run that was killed and resumed have equal "
+    "checkpoints" *
+    needs_gpu * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 12);
   const std::string flags =
@@ -159,12 +162,20 @@ TEST_CASE("gpu: rank: SyncBN, Reducer and compression" * doctest::test_suite("ra
     YOLOX model("yolox-nano", 3);
     move(model, device, torch::kDouble);
     set_training_mode(*model);
-    if (several) use_sync_bn(*model, sum);
+    const auto gather = [&](const Tensor& x) {
+      std::vector<std::vector<Tensor>> all(1);
+      for (int r = 0; r < p.world; ++r) all[0].push_back(torch::empty_like(x));
+      std::vector<Tensor> one{x};
+      group->allgather(all, one)->wait();
+      return torch::stack(all[0]);
+    };
+    if (several) use_sync_bn(*model, {sum, gather});
     const auto params = trainable_parameters(*model);
     GradientReducer reducer(several ? group : nullptr, params, compress);
     const Tensor all = 255 * torch::rand({4, 3, 64, 64}, torch::kDouble);
     const Predictions out = model(all.slice(0, from, to).to(device));
-    // The sum over the ranks of these losses is the loss of the four images; the Reducer averages.
+    // The Reducer averages gradients over the ranks. Each rank multiplies its loss by the world size, so that
+    // the average is the gradient of the four images.
     const Tensor loss = double(several ? p.world : 1) *
                         (out.reg.square().sum() + out.obj.square().sum() + out.cls.square().sum());
     reducer.before_backward({loss});

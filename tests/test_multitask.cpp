@@ -185,11 +185,11 @@ TEST_CASE("multitask: invalid flags are refused with a remedy" * starts_programs
   refuses(kTwo + "--out r", "r already holds a run");
   refuses("--resume r --data few --data all", "has other heads or classes than --data");
   refuses("--resume r", "r is complete: 1 of 1 steps are done; increase --epochs or --max-iters to continue");
-  refuses("--resume r --weights t/last.pth", "--weights and --resume exclude each other");
-  refuses("--resume r --out other", "--out and --resume exclude each other");
+  refuses("--resume r --weights t/last.pth", "--weights and --resume cannot be used together");
+  refuses("--resume r --out other", "--out and --resume cannot be used together");
   refuses(kTwo + "--gpus 99 --bs 99",
           concat("--gpus 99: there are ", int(torch::cuda::device_count()), " GPUs here"));
-  refuses(kTwo + "--gpus 1 --procs 1", "--gpus and --procs exclude each other");
+  refuses(kTwo + "--gpus 1 --procs 1", "--gpus and --procs cannot be used together");
   setenv("WORLD_SIZE", "2", 1);
   setenv("RANK", "0", 1);
   setenv("LOCAL_RANK", "0", 1);

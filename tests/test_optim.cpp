@@ -26,7 +26,7 @@ void train_steps(const std::string& size, torch::ScalarType dtype, int steps, F&
     optimizer.zero_grad();
     losses.total.backward();
     optimizer.step(tensor(f, "lrs")[i].item<double>());
-    ema_update(*ema, *model, ema_decay(0.9998, ++updates));
+    ema_update(ema_tensors(*ema, *model), ema_decay(0.9998, ++updates));
     after(i, model, ema, losses, optimizer);
   }
 }
@@ -299,7 +299,7 @@ TEST_CASE("EMA: frozen parameters and the statistics of their batch norms are no
   std::map<std::string, Tensor> kept;
   for (const auto* entries : {&before, &statistics})
     for (const auto& e : *entries) kept[e.key()] = e.value().detach().clone();
-  ema_update(*target, *source, 0.7);
+  ema_update(ema_tensors(*target, *source), 0.7);
   for (const auto* entries : {&before, &statistics}) {
     for (const auto& e : *entries) {
       const bool counter = !e.value().is_floating_point();  // num_batches_tracked

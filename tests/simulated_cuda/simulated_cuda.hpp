@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A simulated CUDA device, for tests on machines without a GPU. A program that is linked with this library
-// and with libtorch_cpu, but not with libtorch_cuda, sees one GPU (SIMULATED_CUDA_DEVICES: several). Kernels
+// and with libtorch_cpu, but not with libtorch_cuda, sees one GPU (SIMULATED_CUDA_DEVICES=N: N GPUs). Kernels
 // of the CPU run on it. It counts and checks what only a GPU would show:
-//   - operator calls and waits of the host, by phase of the step (the innermost marked(), see
-//   run/profile.hpp);
+//   - operator calls and synchronisations with the device, by phase of the step (the innermost
+//   RECORD_USER_SCOPE);
 //   - memory of one stream that another stream uses without an event or record_stream();
 //   - pinned memory that is written before an asynchronous copy from it is done;
 //   - the host that dereferences device memory: SIGSEGV.
 //
-// What it does not show: time, races inside of a kernel, numbers of CUDA kernels, cuDNN, the number of
-// kernels that one operator starts. Not to be loaded together with libtorch_cuda.
+// What it does not show: time, races inside of a kernel, numerical results of CUDA kernels, cuDNN, the number
+// of kernels that one operator starts. Not to be loaded together with libtorch_cuda.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -43,10 +43,11 @@ at::Tensor host_view(const at::Tensor& t);
 // The number of asynchronous copies that are not done yet. They are done as late as a device may do them.
 int64_t pending_copies();
 
-// SIMULATED_CUDA_DEVICES, or 1.
+// Returns the number of devices: SIMULATED_CUDA_DEVICES, 1 by default.
 int device_count();
 
-// Memory of each device in bytes.
+// The memory that a device reports, in bytes. Allocations are limited only after set_limit(). allocated() and
+// peak_allocated() count all devices together.
 constexpr int64_t kMemory = int64_t{16} << 30;
 int64_t allocated();
 int64_t peak_allocated();

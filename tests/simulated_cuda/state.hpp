@@ -25,8 +25,9 @@ void throw_if_failed();  // after fail_from_now_on()
 
 // ---- streams. A stream has a number: 64 per device, of which the first is the default stream.
 //
-// Kernels run at once, in the order in which the host starts them. Vector clocks show which order a GPU would
-// guarantee: each stream counts its operations, and an event carries the counts that it is ordered after.
+// Kernels run synchronously on the host, in the order in which they are launched. Vector clocks record the
+// order that a GPU would guarantee: each stream counts its operations, and an event carries the counts that
+// it is ordered after.
 constexpr int kStreams = 64;
 using Clock = std::map<int, int64_t>;  // stream number -> operations of that stream known to be done
 

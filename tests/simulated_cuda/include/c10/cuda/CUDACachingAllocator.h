@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The caching allocator of the simulated device: it caches up to its peak.
+// The caching allocator of the simulated device: the peak of allocated memory is the reserved memory,
+// because a caching allocator keeps freed blocks.
 #pragma once
 #include <c10/core/CachingDeviceAllocator.h>
 

@@ -43,6 +43,12 @@ class ProcessGroupNCCL : public Backend {
     for (const auto& o : outputs) host_outputs.push_back(host_views(o));
     return done(gloo->allgather(host_outputs, host_inputs, options), OpType::ALLGATHER, outputs[0]);
   }
+  c10::intrusive_ptr<Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                           const AllgatherOptions& options) override {
+    std::vector<Tensors> rows{output.unbind()};
+    Tensors inputs{input};
+    return allgather(rows, inputs, options);
+  }
   c10::intrusive_ptr<Work> barrier(const BarrierOptions& options) override { return gloo->barrier(options); }
 
  private:
@@ -66,7 +72,7 @@ class ProcessGroupNCCL : public Backend {
   c10::intrusive_ptr<Work> done(const c10::intrusive_ptr<Work>& work, OpType type, const Tensors& tensors) {
     try {
       work->wait();
-    } catch (...) {  // unless it is told otherwise, NCCL's thread then ends the process
+    } catch (...) {  // as NCCL's watchdog thread does
       const char* handling = std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING");
       if (!handling || *handling != '0') std::abort();
       throw;
