@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -140,8 +141,9 @@ struct Optimizer {
       for (auto& p : group.params) p.mutable_grad() = Tensor();
   }
 
-  // Updates the parameters with this learning rate. A parameter without a gradient does not change.
-  void step(double learning_rate) {
+  // Updates the parameters with this learning rate. A parameter without a gradient does not change. skip: a
+  // scalar on the device, see StepGuard; 1: nothing changes, also no momentum and no step count.
+  void step(double learning_rate, const std::optional<Tensor>& skip = {}) {
     RECORD_USER_SCOPE("optimizer");
     torch::NoGradGuard no_grad;
     lr = learning_rate;
@@ -163,14 +165,17 @@ struct Optimizer {
       if (kind == "sgd") {
         at::_fused_sgd_(params, grads, m, decay, momentum, lr, /*dampening=*/0, /*nesterov=*/true,
                         /*maximize=*/false,
-                        /*is_first_step=*/false);
+                        /*is_first_step=*/false, /*grad_scale=*/{}, skip);
       } else {
-        at::_foreach_add_(counts, 1);
+        if (skip)
+          at::_foreach_add_(counts, 1 - *skip);
+        else
+          at::_foreach_add_(counts, 1);
         const auto adam = kind == "adam" ? static_cast<FusedAdam>(at::_fused_adam_)
                                          : static_cast<FusedAdam>(at::_fused_adamw_);
         adam(params, grads, m, v, /*max_exp_avg_sqs=*/{}, counts, lr, beta1, beta2, decay, eps,
              /*amsgrad=*/false,
-             /*maximize=*/false, /*grad_scale=*/{}, /*found_inf=*/{});
+             /*maximize=*/false, /*grad_scale=*/{}, skip);
       }
     }
   }
@@ -336,12 +341,42 @@ inline EmaTensors ema_tensors(const torch::nn::Module& target, const torch::nn::
   return pairs;
 }
 
-// Updates the EMA: target = d x target + (1 - d) x source.
-inline void ema_update(const EmaTensors& pairs, double d) {
+// Updates the EMA: target = d x target + (1 - d) x source. skip: a scalar on the device, see StepGuard; 1:
+// nothing changes.
+inline void ema_update(const EmaTensors& pairs, double d, const Tensor& skip = {}) {
   RECORD_USER_SCOPE("EMA");
   torch::NoGradGuard no_grad;
-  at::_foreach_lerp_(pairs.target, pairs.source, 1 - d);
+  if (!skip.defined() || skip.is_cpu()) {
+    if (!skip.defined() || skip.item<double>() == 0) at::_foreach_lerp_(pairs.target, pairs.source, 1 - d);
+    return;
+  }
+  // _foreach_lerp_ takes no weight on the device. The weight is (1 - d) x (1 - skip).
+  const std::vector<Tensor> change = at::_foreach_sub(pairs.source, pairs.target);
+  at::_foreach_mul_(change, at::rsub(skip, 1 - d, 1 - d));
+  at::_foreach_add_(pairs.target, change);
 }
+
+// ---- steps that are not finite
+
+// Decides on the device whether a step is skipped, so that the host does not wait for it. A step is skipped
+// if a gradient is not finite, as happens now and then in fp16. After a loss that is not finite, all steps
+// are skipped until reset(), so that the weights of the failed step can be saved.
+class StepGuard {
+ public:
+  // Returns a scalar on the device of the loss: 1 if this step must be skipped, else 0. failed: skips this
+  // and all later steps.
+  Tensor skip(const Tensor& loss, const Tensor& gradient_norm, bool failed = false) {
+    const torch::NoGradGuard no_grad;
+    if (!sum.defined()) sum = torch::zeros_like(loss);
+    if (failed) sum.fill_(std::nan(""));
+    sum.add_(loss, 0);  // stays 0, or becomes NaN and stays NaN
+    return sum.add(gradient_norm, 0).ne(0).to(torch::kFloat);
+  }
+  void reset() { sum = Tensor(); }
+
+ private:
+  Tensor sum;
+};
 
 // ---- mixed precision
 

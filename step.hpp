@@ -3,15 +3,19 @@
 // (--accum, or when memory runs out).
 #pragma once
 #include <ATen/record_function.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +27,7 @@
 #include "loss.hpp"
 #include "optim.hpp"
 #include "run/numbers.hpp"
+#include "run/step_record.hpp"
 #include "yolox.hpp"
 
 namespace yolox {
@@ -144,17 +149,70 @@ inline Input make_network_input(const Batch& batch, ImageSize size, bool legacy,
   return input;
 }
 
-// Copies losses and gradient norm of an iteration to the host. Synchronises with the device. objects: number
-// of objects in the batch.
-inline StepNumbers step_numbers(const Losses& l, const Tensor& norm, int64_t objects) {
-  const auto type = l.total.scalar_type();  // float32 is exact for up to 16 million positives
-  std::vector<Tensor> all{l.total, l.num_fg.to(type), norm.to(l.total.device(), type)};
-  for (const auto& term : l.terms) all.push_back(term.value);
-  const Tensor read = torch::stack(all).cpu().to(torch::kDouble);
-  const double* v = read.data_ptr<double>();
-  StepNumbers numbers{v[0], {}, v[1], v[2], double(objects)};
-  for (size_t k = 0; k < l.terms.size(); ++k) numbers.terms.emplace_back(l.terms[k].name, v[3 + k]);
-  return numbers;
+// Losses and gradient norm of a step on their way to the host.
+class PendingNumbers {
+ public:
+  // Starts the copy. objects: number of objects in the batch.
+  PendingNumbers(const Losses& l, const Tensor& norm, double objects) : objects(objects) {
+    const auto type = l.total.scalar_type();  // float32 is exact for up to 16 million positives
+    std::vector<Tensor> all{l.total, l.num_fg.to(type), norm.to(l.total.device(), type)};
+    for (const auto& term : l.terms) {
+      all.push_back(term.value);
+      terms.push_back(term.name);
+    }
+    values = torch::stack(all).to(torch::kCPU, /*non_blocking=*/true);  // to pinned memory
+    if (!l.total.is_cuda()) return;
+    copied.emplace(torch::kCUDA);
+    copied->record(c10::impl::VirtualGuardImpl(torch::kCUDA).getStream(l.total.device()));
+  }
+  // Waits for the copy and returns the numbers.
+  StepNumbers read() const {
+    if (copied) copied->synchronize();
+    const Tensor read = values.to(torch::kDouble);
+    const double* v = read.data_ptr<double>();
+    StepNumbers numbers{v[0], {}, v[1], v[2], objects};
+    for (size_t k = 0; k < terms.size(); ++k) numbers.terms.emplace_back(terms[k], v[3 + k]);
+    return numbers;
+  }
+
+ private:
+  double objects;
+  std::vector<std::string> terms;
+  Tensor values;
+  std::optional<c10::Event> copied;
+};
+
+// Returns the numbers of a step. Synchronises with the device.
+inline StepNumbers step_numbers(const Losses& l, const Tensor& norm, double objects) {
+  return PendingNumbers(l, norm, objects).read();
 }
+
+// On a GPU, the numbers of a step are read while the next step runs, so that the GPU never waits for the
+// host.
+class UnreadSteps {
+ public:
+  void add(StepRecord record, PendingNumbers numbers) {
+    steps.emplace_back(std::move(record), std::move(numbers));
+  }
+  // Returns the oldest step with its numbers. Returns nothing if all steps are read, or, unless `all`, if
+  // only the latest step is unread and its numbers are on a GPU.
+  std::optional<StepRecord> next(bool all) {
+    if (steps.empty() || (steps.size() == 1 && !all && steps[0].first.batch.images.is_cuda())) return {};
+    auto [record, numbers] = std::move(steps.front());
+    steps.pop_front();
+    record.numbers = numbers.read();
+    return std::move(record);
+  }
+  // Forgets all steps, because training goes back to a checkpoint.
+  void reset() {
+    steps.clear();
+    guard.reset();
+  }
+
+  StepGuard guard;
+
+ private:
+  std::deque<std::pair<StepRecord, PendingNumbers>> steps;
+};
 
 }  // namespace yolox

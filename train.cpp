@@ -15,7 +15,7 @@
 #include "run/recovery.hpp"  // Recovery: rollback after a non-finite loss
 #include "run/run.hpp"       // Run: run folder, log, checkpoints and reports
 #include "run/setup.hpp"     // data, model and weights
-#include "step.hpp"          // compute_gradients()
+#include "step.hpp"          // compute_gradients(), UnreadSteps
 
 using namespace yolox;
 
@@ -53,6 +53,22 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   const bool stop = run.config.patience > 0 && t.evals_without_gain >= run.config.patience && !last;
   run.save(t, "last.pth", /*required=*/last || stop);
   return !run.end_of_epoch(t, evaluation ? &*evaluation : nullptr, stop);
+}
+
+// Reads and logs the numbers of the steps that the host waits for. After a non-finite loss, goes back to the
+// last checkpoint and returns false, or throws.
+static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& recovery,
+                         MicroBatches& micro_batches) {
+  while (const auto read = unread.next(run.must_read_all(t))) {
+    if (const std::string why = recovery.failure_reason(*read); !why.empty()) {
+      micro_batches.restore_statistics(/*second_latest=*/t.iteration > read->step + 1);
+      recovery.roll_back(t, why, *read);
+      unread.reset();
+      return false;
+    }
+    run.end_step(t, *read);
+  }
+  return true;
 }
 
 // Trains and returns the exit code. With --gpus or --procs, starts the ranks instead. One long function, so
@@ -116,9 +132,11 @@ static int train(int argc, char** argv) {
   MicroBatches micro_batches(t, config.accum, plan.batch_per_rank, ranks, run.log);
   Recovery recovery(run, ranks);
   const EmaTensors averaged = config.ema > 0 ? ema_tensors(*t.ema, *model) : EmaTensors();
+  UnreadSteps unread;
   const int64_t traced = config.dtr_trace && ranks.first() ? t.iteration + 2 : -1;  // --dtr-trace
   bool go_on = !run.evaluation_due(t) || end_of_epoch(t, plan, run);
-  while (go_on && t.iteration < plan.iters && !run.stop_requested()) {
+  run.check_signals();
+  while (go_on && t.iteration < plan.iters && !run.stopped()) {
     const int64_t i = t.iteration;
     const double lr = learning_rate(plan.schedule, i) * t.lr_factor;
     const ImageSize size = plan.sizes.size_at(i);
@@ -135,27 +153,23 @@ static int train(int argc, char** argv) {
     const std::vector<Tensor> grads = gradients(t.optimizer.groups);
     t.scaler.unscale(grads);
     const Tensor norm = clip_on_all_ranks(grads, config.clip, ranks);
-    const StepNumbers numbers = step_numbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
     if (!config.sync_bn) ranks.average(model->buffers());
 
-    // After a non-finite loss: rolls back to the last checkpoint, or ends the run.
-    if (const std::string why = recovery.failure_reason(numbers, losses.anomaly); !why.empty()) {
-      micro_batches.restore_statistics();
-      recovery.roll_back(t, why, {i, batch, numbers, lr, size, step.use_l1});
+    // Updates weights, EMA and loss scale. After an fp16 overflow, only the loss scale.
+    const Tensor skip = unread.guard.skip(losses.total, norm, !losses.anomaly.empty());
+    t.optimizer.step(lr, skip);
+    if (config.ema > 0) ema_update(averaged, ema_decay(config.ema, ++t.ema_updates), skip);
+    t.scaler.update();
+    t.count_step();
+
+    // Logs the step. On a GPU, the step before, so that the GPU does not wait for the host.
+    const double objects = ranks.sum({double(batch.targets.total())})[0];
+    unread.add({i, batch, lr, size, step.use_l1, losses.anomaly, dtr.step(), {}}, {losses, norm, objects});
+    run.check_signals();
+    if (!read_numbers(t, unread, run, recovery, micro_batches)) {
       batches.start(t.iteration);
       continue;
     }
-
-    // Updates weights, EMA and loss scale. After an fp16 overflow, only the loss scale.
-    if (numbers.finite()) {
-      t.optimizer.step(lr);
-      if (config.ema > 0) ema_update(averaged, ema_decay(config.ema, ++t.ema_updates));
-    } else {
-      ++t.skipped;
-    }
-    t.scaler.update();
-    t.count_step();
-    run.end_step(t, numbers, lr, dtr.step());
     if (run.profiling())
       go_on = run.profile_step(t);
     else if (plan.ends_epoch(t.iteration))

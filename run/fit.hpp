@@ -57,14 +57,23 @@ struct RetryInParts {
 struct SavedStatistics {
   explicit SavedStatistics(const torch::nn::Module& model) {
     for (const Tensor& t : model.buffers()) {
-      auto& [live, saved] = lists[{t.device().type(), t.scalar_type()}];
+      auto& [live, saved, before] = lists[{t.device().type(), t.scalar_type()}];
       live.push_back(t);
       saved.push_back(t.clone());
+      before.push_back(t.clone());
     }
   }
+  // Keeps the copy of the call before, too.
   void save() {
     torch::NoGradGuard no_grad;
-    for (auto& [type, list] : lists) at::_foreach_copy_(list.saved, list.live);
+    for (auto& [type, list] : lists) {
+      std::swap(list.saved, list.before);
+      at::_foreach_copy_(list.saved, list.live);
+    }
+  }
+  // Forgets the latest copy: restore() uses the one before.
+  void go_back() {
+    for (auto& [type, list] : lists) std::swap(list.saved, list.before);
   }
   void restore() {
     torch::NoGradGuard no_grad;
@@ -73,7 +82,7 @@ struct SavedStatistics {
 
  private:
   struct Tensors {
-    std::vector<Tensor> live, saved;
+    std::vector<Tensor> live, saved, before;
   };
   // A foreach operator uses one kernel for tensors of one type on one device.
   std::map<std::pair<torch::DeviceType, at::ScalarType>, Tensors> lists;
@@ -89,15 +98,14 @@ class MicroBatches {
   // the step is not repeated, because all ranks must compute the same number of micro-batches.
   template <class Compute>
   auto run(int64_t step, ImageSize size, const Compute& compute) {
-    return fit(
-        [&](int64_t parts) {
-          statistics.save();
-          return compute(parts);
-        },
-        [&](int64_t parts) { prepare_retry(step, size, parts); });
+    statistics.save();
+    return fit(compute, [&](int64_t parts) { prepare_retry(step, size, parts); });
   }
-  // Restores the batch norm statistics from before the latest step.
-  void restore_statistics() { statistics.restore(); }
+  // Restores the batch norm statistics from before the latest step, or from before the second latest.
+  void restore_statistics(bool second_latest) {
+    if (second_latest) statistics.go_back();
+    statistics.restore();
+  }
 
  private:
   void prepare_retry(int64_t step, ImageSize size, int64_t parts);

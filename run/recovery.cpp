@@ -10,7 +10,7 @@ namespace yolox {
 std::string save_failed_step(const std::string& run, Training& t, const StepRecord& step, const Dataset& data,
                              int rank) {
   const std::string name = rank > 0 ? concat(run, "/nonfinite_rank", rank) : run + "/nonfinite";
-  const auto& [_, batch, numbers, lr, size, use_l1] = step;
+  const auto& [index, batch, lr, size, use_l1, anomaly, dtr, numbers] = step;
   auto names = empty_list();
   for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
   auto losses = empty_dict();
@@ -18,7 +18,7 @@ std::string save_failed_step(const std::string& run, Training& t, const StepReco
   for (const auto& [term, value] : numbers.terms) losses.insert(term, value);
   losses.insert("gradient_norm", numbers.norm);
   auto file = empty_dict();
-  file.insert("iteration", t.iteration);
+  file.insert("iteration", index);
   file.insert("lr", lr);
   file.insert("losses", losses);
   file.insert("height", int64_t{size.height});
@@ -39,9 +39,9 @@ std::string save_failed_step(const std::string& run, Training& t, const StepReco
   return concat("the batch and the weights are in ", name, ".pth and .jpg");
 }
 
-std::string Recovery::failure_reason(const StepNumbers& numbers, const std::string& anomaly) {
-  const std::string why = stop_reason(numbers, skipped);
-  return anomaly.empty() ? why : anomaly;
+std::string Recovery::failure_reason(const StepRecord& step) {
+  const std::string why = stop_reason(step.numbers, skipped);
+  return step.anomaly.empty() ? why : step.anomaly;
 }
 
 void Recovery::roll_back(Training& t, const std::string& why, const StepRecord& step) {

@@ -5,22 +5,11 @@
 #include <cstdint>
 #include <string>
 
-#include "data/batch.hpp"
 #include "data/dataset.hpp"
-#include "run/numbers.hpp"
 #include "run/run.hpp"
+#include "run/step_record.hpp"
 
 namespace yolox {
-
-// Data of a failed step that is saved for inspection.
-struct StepRecord {
-  int64_t step;
-  const Batch& batch;
-  const StepNumbers& numbers;
-  double lr;
-  ImageSize size;  // of the network input in this step
-  bool use_l1;     // the L1 loss was on
-};
 
 // Writes nonfinite.pth, with batch, weights and statistics of a step, and nonfinite.jpg. Returns a text with
 // the paths of these files, or with the reason why they could not be written.
@@ -33,8 +22,8 @@ class Recovery {
   Recovery(Run& run, Ranks& ranks) : run(run), ranks(ranks) {}
 
   // Returns why training cannot continue after this step, or "" if it can. A step with a non-finite gradient
-  // is only skipped, unless it is the 20th in a row. anomaly: message of torch's anomaly mode, or "".
-  std::string failure_reason(const StepNumbers& numbers, const std::string& anomaly);
+  // is only skipped, unless it is the 20th in a row.
+  std::string failure_reason(const StepRecord& step);
   // Saves the failed step. With --keep-going, loads the last good checkpoint on all ranks and halves the
   // learning rate, at most 3 times in a run. Throws otherwise.
   void roll_back(Training& t, const std::string& why, const StepRecord& step);

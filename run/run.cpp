@@ -123,9 +123,18 @@ bool Run::evaluation_due(const Training& t) const {
          (t.iteration == plan.iters && config.eval_interval > 0 && !t.ap);
 }
 
-bool Run::stop_requested() {
-  if (!stop) stop = int(ranks.max(stop_signal));
-  return stop != 0;
+void Run::check_signals() {
+  if (stop) return;
+  // Rank 0 writes the checkpoints, so its clock counts.
+  const bool due = ranks.first() && config.save_minutes > 0 && !profiling() &&
+                   now() - saver.last_save_time > 60 * config.save_minutes;
+  const int most = int(ranks.max(2 * int(stop_signal) + int(due)));
+  stop = most / 2;
+  save_due = most % 2 == 1;
+}
+
+bool Run::must_read_all(const Training& t) const {
+  return stop || save_due || profiling() || plan.ends_epoch(t.iteration) || t.iteration == plan.iters;
 }
 
 void Run::start_step(int64_t step, const Batch& batch, double waited) {
@@ -138,15 +147,16 @@ void Run::start_step(int64_t step, const Batch& batch, double waited) {
                draw_batch(batch.images, labelled_boxes(batch.targets, data.train.classes)));
 }
 
-void Run::end_step(Training& t, const StepNumbers& numbers, double lr, const DtrStep& dtr) {
-  const int64_t step = t.iteration - 1;
+void Run::end_step(Training& t, const StepRecord& record) {
+  const auto& [step, batch, lr, size, use_l1, anomaly, dtr, numbers] = record;
+  if (!numbers.finite()) ++t.skipped;
   if (!dtr.samples.empty()) {
     save_image(folder + "/dtr_trace.png", draw_memory_chart(dtr.samples, dtr.budget, dtr.backward));
     log.line(concat("memory over step ", step, ", with --dtr and without: ", folder, "/dtr_trace.png"));
   }
   RECORD_USER_SCOPE("logging");
   progress->step(step, numbers, lr, plan, device, dtr);
-  if (!profiling() && plan.ends_epoch(t.iteration)) progress->log_ranks(ranks, device);
+  if (!profiling() && plan.ends_epoch(step + 1)) progress->log_ranks(ranks, device);
 }
 
 bool Run::profile_step(Training& t) {
@@ -156,7 +166,8 @@ bool Run::profile_step(Training& t) {
 }
 
 void Run::save_if_due(Training& t) {
-  if (config.save_minutes <= 0 || now() - saver.last_save_time <= 60 * config.save_minutes) return;
+  if (!save_due) return;
+  save_due = false;
   save(t, "last.pth");
   progress->restart_clock();
 }
@@ -213,7 +224,7 @@ bool Run::end_of_epoch(Training& t, const Evaluation* e, bool stop_early) {
 // ---- the end of the run
 
 void Run::finish(Training& t) {
-  stop_requested();
+  check_signals();
   if (profiling()) {
     if (!profile || stop) return;
     log.line(profile->profile.table(config.bs));

@@ -23,6 +23,7 @@
 #include "run/progress.hpp"
 #include "run/saving.hpp"
 #include "run/state.hpp"
+#include "run/step_record.hpp"
 
 namespace yolox {
 
@@ -65,17 +66,21 @@ class Run {
   bool profiling() const { return config.profile; }
   // Returns true if the last epoch has ended without its evaluation, for example because of a signal.
   bool evaluation_due(const Training& t) const;
-  // Returns true on all ranks after the same step if any rank has received a signal that ends the run. All
-  // ranks must call it together.
-  bool stop_requested();
+  // Lets all ranks agree whether any rank has received a signal that ends the run, and whether last.pth is
+  // due. All ranks must call it together, once in a step.
+  void check_signals();
+  bool stopped() const { return stop != 0; }
   // Reports the start of a step to the watchdog and the crash report. Rank 0 saves pictures of the first
   // three batches. waited: seconds that the step has waited for its batch.
   void start_step(int64_t step, const Batch& batch, double waited);
-  // Logs a finished step.
-  void end_step(Training& t, const StepNumbers& numbers, double lr, const DtrStep& dtr);
+  // Returns true on all ranks if the numbers of all steps must be read now: before a checkpoint, an
+  // evaluation or the end of the run, and with --profile.
+  bool must_read_all(const Training& t) const;
+  // Counts and logs a step whose numbers have been read.
+  void end_step(Training& t, const StepRecord& record);
   // Reports the end of a step to the profile (--profile). Returns false after the last step of the profile.
   bool profile_step(Training& t);
-  // Saves last.pth if more than --save-minutes have passed since the last save.
+  // Saves last.pth if more than --save-minutes have passed since the last save of rank 0.
   void save_if_due(Training& t);
 
   // ---- the end of an epoch
@@ -118,6 +123,7 @@ class Run {
   int64_t first = 0;      // first step of this process
   int64_t reported = -1;  // step of the latest report.html
   int stop = 0;           // the signal that ends the run on all ranks; 0: none
+  bool save_due = false;  // on all ranks: last.pth is due
   bool complete = false;  // the last step is done, or --patience has ended the run
   std::optional<RetryInParts> eval_fit;
 };

@@ -20,7 +20,7 @@ struct Training {
   Optimizer optimizer;
   GradScaler scaler;
   int64_t iteration = 0;           // number of steps done
-  int64_t ema_updates = 0;         // number of steps done without the skipped ones
+  int64_t ema_updates = 0;         // number of steps done with an EMA, also of skipped ones
   int64_t skipped = 0;             // number of skipped steps, whose gradients overflowed
   int64_t epochs = 0;              // number of epochs that have ended, evaluation included
   std::optional<double> ap = {};   // AP after the latest step; empty if it was not evaluated

@@ -65,6 +65,7 @@ struct Trainer {
   std::optional<Training> training;
   std::optional<SavedStatistics> statistics;
   EmaTensors averaged;
+  StepGuard step_guard;
   StepSettings step;
 
   Trainer(const std::string& name, torch::Device device, const std::string& amp,
@@ -83,7 +84,11 @@ struct Trainer {
     step.cast_weights = cast_weights(*model, step.amp);
   }
 
-  StepNumbers operator()(const Batch& batch, double lr) {
+  // Returns the numbers of a step.
+  StepNumbers operator()(const Batch& batch, double lr) { return start(batch, lr).read(); }
+
+  // Launches the kernels of a step.
+  PendingNumbers start(const Batch& batch, double lr) {
     Training& t = *training;
     const auto type = model->parameters()[0].scalar_type();
     const Input input = [&] {
@@ -94,21 +99,18 @@ struct Trainer {
     }();
     const Losses losses =
         compute_gradients(network_of(model), input.images, input.targets, 1, t.optimizer, t.scaler, step);
-    const StepNumbers numbers = [&] {
-      RECORD_USER_SCOPE("optimizer");
-      const auto grads = gradients(t.optimizer.groups);
-      t.scaler.unscale(grads);
-      const Tensor norm = clip_gradients(grads, 10);
-      StepNumbers read = step_numbers(losses, norm, batch.targets.total());
-      if (read.finite()) t.optimizer.step(lr);
-      return read;
-    }();
+    RECORD_USER_SCOPE("optimizer");
+    const auto grads = gradients(t.optimizer.groups);
+    t.scaler.unscale(grads);
+    const Tensor norm = clip_gradients(grads, 10);
+    const Tensor skip = step_guard.skip(losses.total, norm);
+    t.optimizer.step(lr, skip);
     {
       RECORD_USER_SCOPE("EMA");
-      ema_update(averaged, ema_decay(0.9998, ++t.ema_updates));
+      ema_update(averaged, ema_decay(0.9998, ++t.ema_updates), skip);
     }
     t.scaler.update();
-    return numbers;
+    return {losses, norm, double(batch.targets.total())};
   }
 };
 

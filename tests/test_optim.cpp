@@ -286,6 +286,43 @@ TEST_CASE("optim: AutocastGuard ends autocast with its scope and clears the cach
   CHECK((l(x).scalar_type() == torch::kFloat));
 }
 
+TEST_CASE("optim: a skipped step changes no weight, no momentum, no step count and no EMA") {
+  for (const std::string kind : {"sgd", "adam", "adamw"}) {
+    INFO(kind);
+    torch::nn::Linear model(3, 2), ema(3, 2);
+    Optimizer optimizer(kind, parameter_groups(*model, 5e-4), false);
+    const EmaTensors pairs = ema_tensors(*ema, *model);
+    StepGuard guard;
+    const auto step = [&](double loss, double gradient) {
+      for (const Tensor& p : model->parameters()) p.mutable_grad() = torch::full_like(p, gradient);
+      const Tensor norm = clip_gradients(gradients(optimizer.groups), 10);
+      const Tensor skip = guard.skip(torch::tensor(float(loss)), norm);
+      optimizer.step(0.1, skip);
+      ema_update(pairs, 0.9, skip);
+    };
+    const auto changed = [&](double loss, double gradient) {
+      std::vector<Tensor> all = optimizer.state(), before;
+      for (const auto& m : {model, ema})
+        for (const Tensor& p : m->parameters()) all.push_back(p.detach());
+      for (const Tensor& t : all) before.push_back(t.clone());
+      step(loss, gradient);
+      size_t n = 0;
+      for (size_t i = 0; i < all.size(); ++i) n += !torch::equal(all[i], before[i]);
+      return n;
+    };
+    const double infinity = std::numeric_limits<double>::infinity();
+    const size_t all = kind == "sgd" ? 6 : 10;
+    CHECK(changed(1, 0.5) == all);
+    CHECK(changed(1, infinity) == 0);
+    CHECK(changed(1, std::nan("")) == 0);
+    CHECK(changed(1, 0.5) == all);
+    CHECK(changed(infinity, 0.5) == 0);
+    CHECK(changed(1, 0.5) == 0);  // all steps after a loss that is not finite
+    guard.reset();
+    CHECK(changed(1, 0.5) == all);
+  }
+}
+
 TEST_CASE("EMA: frozen parameters and the statistics of their batch norms are not updated, the others are") {
   torch::nn::Sequential source(torch::nn::Conv2d(3, 4, 1), torch::nn::BatchNorm2d(4),
                                torch::nn::Conv2d(4, 4, 1), torch::nn::BatchNorm2d(4));

@@ -350,7 +350,7 @@ TEST_CASE("saving: a failed step is saved with its batch, settings, losses and w
   n.total = 1;
   n.terms = {{"iou", 2}, {"obj", 3}, {"cls", 4}, {"l1", 5}};
   n.norm = 6;
-  const StepRecord step{41, batch, n, 0.5, {128, 192}, true};
+  const StepRecord step{41, batch, 0.5, {128, 192}, true, "", {}, n};
   CHECK(has(save_failed_step(dir.path.string(), t, step, data), "are in "));
   const auto file = read_pth(dir / "nonfinite.pth").toGenericDict();
   CHECK(file.at("iteration").toInt() == 41);

@@ -119,6 +119,7 @@ Stream stream_of(int device, int id) {
 }
 
 struct Event {
+  int stream;
   Clock clock;
   std::chrono::steady_clock::time_point at;
 };
@@ -176,7 +177,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (!*event) *event = new Event;
     Clock& clock = clock_of(number_of(s));
     ++clock[number_of(s)];
-    *static_cast<Event*>(*event) = {clock, std::chrono::steady_clock::now()};
+    *static_cast<Event*>(*event) = {number_of(s), clock, std::chrono::steady_clock::now()};
   }
   void block(void* event, const Stream& s) const override {
     throw_if_failed();
@@ -189,7 +190,14 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeEvent(void* event) const override {
     throw_if_failed();
-    if (event) host_waits_for(static_cast<Event*>(event)->clock, "synchronisation of an event");
+    if (!event) return;
+    const Lock lock(mutex());
+    const auto* e = static_cast<Event*>(event);
+    // If the stream has later work, the GPU stays busy while the host waits.
+    if (known(clock_of(e->stream), e->stream) > known(e->clock, e->stream))
+      do_copies_before(e->clock);
+    else
+      host_waits_for(e->clock, "synchronisation of an event");
   }
   void destroyEvent(void* event, DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   double elapsedTime(void* a, void* b, DeviceIndex) const override {
