@@ -365,7 +365,7 @@ TEST_CASE("profile: a GPU is synchronized before the clock is read, a CPU is not
   TempDir dir;
   profile.stop_and_write(dir / "trace.json");
   CHECK(log == "wait wait forward wait wait loss wait end wait wait wait ");
-  CHECK(has(profile.table(4), "synchronizes"));
+  CHECK(has(profile.table(4), "synchronises"));
 }
 
 TEST_CASE("profile: the table contains the measured times and ends with the speed") {
@@ -412,7 +412,7 @@ TEST_CASE("profile: the table contains the measured times and ends with the spee
   REQUIRE(std::getline(lines, line));
   CHECK(has(line, "images/s, mean of 4 steps of 16 images on cpu"));
   CHECK(std::abs(std::stod(line) - 16 / times.back().mean) <= 0.0501);
-  CHECK_FALSE(has(text, "synchronizes"));
+  CHECK_FALSE(has(text, "synchronises"));
   CHECK_FALSE(std::getline(lines, line));
 }
 
