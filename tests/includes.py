@@ -27,6 +27,7 @@ LAYERS = [
     ['checkpoint/'],
     ['optim.hpp'],
     ['ddp/', 'dtr/'],
+    ['run/step_record.'],
     ['ddp.hpp', 'ddp/ranks.'],
     ['step.hpp'],
     ['metrics/'],
