@@ -69,6 +69,7 @@ class CastWeights {
     // casts: null: the guard does nothing.
     explicit Guard(const CastWeights* casts) {
       if (!casts) return;
+      std::vector<torch::Tensor> cast;
       for (const auto& group : casts->groups) {
         std::vector<torch::Tensor> from, to;
         for (const torch::Tensor* t : group) {
@@ -83,11 +84,17 @@ class CastWeights {
               std::make_shared<CastWeightsBackward>(std::move(parameters), from[0].scalar_type());
           for (torch::Tensor& t : to) torch::autograd::set_history(t, node);
         }
-        for (size_t i = 0; i < group.size(); ++i) {
-          members.emplace_back(group[i], *group[i]);
-          *group[i] = to[i];
-        }
+        cast.insert(cast.end(), to.begin(), to.end());
       }
+      // All casts come before the first replacement, so that an out-of-memory error leaves the model as it
+      // was.
+      members.reserve(cast.size());
+      size_t next = 0;
+      for (const auto& group : casts->groups)
+        for (torch::Tensor* member : group) {
+          members.emplace_back(member, *member);
+          *member = cast[next++];
+        }
     }
     ~Guard() {
       for (auto& [member, parameter] : members) *member = parameter;
