@@ -59,7 +59,8 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
 // last checkpoint and returns false, or throws.
 static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& recovery,
                          MicroBatches& micro_batches) {
-  while (const auto read = unread.next(run.must_read_all(t))) {
+  const bool all = run.must_read_all(t);
+  for (auto read = unread.next(all); read; read = unread.next(all)) {
     if (const std::string why = recovery.failure_reason(*read); !why.empty()) {
       micro_batches.restore_statistics(/*second_latest=*/t.iteration > read->step + 1);
       recovery.roll_back(t, why, *read);

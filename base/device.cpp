@@ -7,11 +7,21 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <sstream>
 
 #include "base/error.hpp"
 
 namespace yolox {
+
+#ifdef YOLOX_CUDA
+// Returns the properties of a GPU, nothing for the CPU.
+static std::optional<cudaDeviceProp> properties_of(torch::Device device) {
+  cudaDeviceProp properties;
+  if (!device.is_cuda() || cudaGetDeviceProperties(&properties, device.index()) != cudaSuccess) return {};
+  return properties;
+}
+#endif
 
 bool has_gpu() {
   if (torch::cuda::is_available()) return true;
@@ -70,19 +80,16 @@ void use_expandable_segments() {
 
 std::string device_name(torch::Device device) {
 #ifdef YOLOX_CUDA
-  cudaDeviceProp properties;
-  if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess)
-    return concat(device.str(), " (", properties.name, ")");
+  if (const auto p = properties_of(device)) return concat(device.str(), " (", p->name, ")");
 #endif
   return device.str();
 }
 
 std::string gpu_uuid(torch::Device device) {
 #ifdef YOLOX_CUDA
-  cudaDeviceProp properties;
-  if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess) {
+  if (const auto p = properties_of(device)) {
     std::string text = "GPU-";
-    for (const char byte : properties.uuid.bytes) {
+    for (const char byte : p->uuid.bytes) {
       char digits[3];
       std::snprintf(digits, sizeof digits, "%02x", unsigned(byte) & 255);
       text += digits;
@@ -96,11 +103,10 @@ std::string gpu_uuid(torch::Device device) {
 
 std::string gpu_pci_address(torch::Device device) {
 #ifdef YOLOX_CUDA
-  cudaDeviceProp p;
-  if (device.is_cuda() && cudaGetDeviceProperties(&p, device.index()) == cudaSuccess) {
+  if (const auto p = properties_of(device)) {
     char text[32];
-    std::snprintf(text, sizeof text, "%04x:%02x:%02x", unsigned(p.pciDomainID), unsigned(p.pciBusID),
-                  unsigned(p.pciDeviceID));
+    std::snprintf(text, sizeof text, "%04x:%02x:%02x", unsigned(p->pciDomainID), unsigned(p->pciBusID),
+                  unsigned(p->pciDeviceID));
     return text;
   }
 #endif
@@ -120,9 +126,7 @@ double gpu_memory(torch::Device device) {
 
 std::string default_precision(torch::Device device) {
 #ifdef YOLOX_CUDA
-  cudaDeviceProp properties;
-  if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess)
-    return precision_of_gpu(properties.major, properties.minor, properties.name);
+  if (const auto p = properties_of(device)) return precision_of_gpu(p->major, p->minor, p->name);
 #endif
   (void)device;
   return "off";

@@ -20,7 +20,7 @@ std::string loop_of_train() {
   std::string loop;
   bool inside = false;
   for (const auto& line : lines_of(contents(YOLOX_SOURCE_DIR "/train.cpp"))) {
-    inside = inside || line.rfind("  while (go_on", 0) == 0;
+    inside = inside || line.rfind("  while (", 0) == 0;
     if (inside) loop += line + "\n";
     if (inside && line == "  }") break;
   }
