@@ -287,7 +287,7 @@ void Dtr::rematerialise(Record& r) {
     const c10::AutoGradMode grad_mode(r.grad_mode);
     const auto writes = [](const Argument& a) { return a.written; };
     const bool anew = std::none_of(r.arguments.begin(), r.arguments.end(), writes) && !r.random.defined();
-    compute(r.operation, r.keys, Stack(stack), anew, stack);
+    compute(r.operation, r.keys, Stack(stack), anew, {}, stack);
   }
   const size_t first = stack.size() - r.operation.schema().returns().size();
   for (const Result& result : r.results) {
@@ -330,11 +330,16 @@ void Dtr::attach_memory(Cell& cell, const StoragePtr& storage) {
 }
 
 void Dtr::compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::ArrayRef<IValue> given,
-                  bool anew, Stack& stack) {
+                  bool anew, c10::ArrayRef<Tensor> statistics, Stack& stack) {
   const size_t below = stack.size() - given.size();
+  std::vector<Tensor> before;
   for (double wanted = 64e6;; wanted *= 2) {
     const auto [used, most] = settings.used();
     try {
+      while (before.size() < statistics.size()) {
+        const dtr_detail::NotRecorded unseen;
+        before.push_back(statistics[before.size()].clone());
+      }
       operation.redispatchBoxed(keys, &stack);
       const AllocatedBytes after = settings.used();
       // A new peak includes the temporary memory of the kernel.
@@ -350,6 +355,7 @@ void Dtr::compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys
       bool any = false;
       while (settings.used().now > used - wanted && evict_one()) any = true;
       if (!any) throw;
+      for (size_t i = 0; i < before.size(); ++i) statistics[i].copy_(before[i]);
     }
     limit = std::min(limit.load(), used);
     stack.resize(below);
@@ -533,10 +539,13 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
 
   const Time start = std::chrono::steady_clock::now();
   const auto cost_by = settings.cost ? settings.cost(operation, given) : nullptr;
-  const auto writes = [](const Input& in) { return in.written; };
+  const auto writes = [](const Input& in) { return in.written && !in.statistics; };
   const bool anew =
       std::none_of(inputs.begin(), inputs.end(), writes) && !info.random && !*info.pinned_reason;
-  compute(operation, keys, given, anew, *stack);
+  std::vector<Tensor> statistics;
+  for (const Input& in : inputs)
+    if (in.statistics) statistics.push_back(*in.tensor);
+  compute(operation, keys, given, anew, statistics, *stack);
 
   const c10::ArrayRef<IValue> results(stack->data() + stack->size() - info.returns, info.returns);
   const double cost = cost_by ? cost_by(results) : seconds_since(start);

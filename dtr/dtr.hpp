@@ -298,9 +298,10 @@ class Dtr {
 
   // Calls the kernel with the arguments on top of the stack. given: the same arguments. If memory runs out,
   // evicts more than the budget requires and calls the kernel again, unless `anew` is false. anew: the kernel
-  // may be called again, because a failed call changes neither a tensor nor the random number generator.
+  // may be called again, because a failed call changes neither a tensor, except `statistics`, nor the random
+  // number generator. statistics: tensors that get their old values back before the kernel is called again.
   void compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::ArrayRef<IValue> given,
-               bool anew, Stack& stack);
+               bool anew, c10::ArrayRef<Tensor> statistics, Stack& stack);
   void take_sample();
   // Returns the properties of an operation; cached.
   const About& info_of(const c10::OperatorHandle& operation);

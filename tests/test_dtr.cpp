@@ -825,8 +825,16 @@ TEST_CASE(
   torch::Library library(torch::Library::FRAGMENT, "yolox", std::nullopt, __FILE__, __LINE__);
   library.def("test_op_(Tensor(a!) x) -> ()",
               torch::dispatch(c10::DispatchKey::CPU, [](Tensor x) { TestOperation::does(x); }));
+  library.def("test_norm(Tensor x, Tensor(a!) running_mean) -> Tensor",
+              torch::dispatch(c10::DispatchKey::CPU, [](const Tensor& x, Tensor mean) {
+                mean.add_(1);
+                return TestOperation::does(x);
+              }));
   const auto in_place =
       c10::Dispatcher::singleton().findSchemaOrThrow("yolox::test_op_", "").typed<void(Tensor)>();
+  const auto norm = c10::Dispatcher::singleton()
+                        .findSchemaOrThrow("yolox::test_norm", "")
+                        .typed<Tensor(const Tensor&, Tensor)>();
   Dtr dtr(relative_budget(kNoLimit));
   dtr.run([&] {
     const torch::NoGradGuard no_grad;
@@ -847,18 +855,30 @@ TEST_CASE(
     capacity = live() - 5 * size;
     CHECK(y.sum().item<float>() == 3 * 64 * 64);
     CHECK(dtr.step().out_of_memory_count == 2);
+    // A batch norm updates its statistics once, whether memory runs out or not.
+    const Tensor mean = torch::full({3}, 7.f);
+    capacity = std::numeric_limits<int64_t>::max();
+    for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
+    capacity = live() - 5 * size;
+    const Tensor z = norm.call(x, mean);
+    CHECK(dtr.step().out_of_memory_count == 3);
+    CHECK(z.sum().item<float>() == 3 * 64 * 64);
+    CHECK(mean.sum().item<float>() == 3 * 8);
+    dtr.evict_all();
+    CHECK(z.sum().item<float>() == 3 * 64 * 64);
+    CHECK(mean.sum().item<float>() == 3 * 8);
     capacity = 0;  // evictions cannot help
     CHECK_THROWS_WITH(hungry(x), doctest::Contains("out of memory"));
     const int64_t lacks = dtr.step().out_of_memory_count;
     CHECK(lacks > 2);
     // An operation that has written to an input must not be repeated.
     writes = true;
-    const Tensor z = x * 5;
-    CHECK_THROWS_WITH(in_place.call(z), doctest::Contains("out of memory"));
+    const Tensor five = x * 5;
+    CHECK_THROWS_WITH(in_place.call(five), doctest::Contains("out of memory"));
     // Also counted if evictions did not help, because the automatic budget depends on the count.
     CHECK(dtr.step().out_of_memory_count == lacks + 1);
     capacity = std::numeric_limits<int64_t>::max();
-    CHECK(z.sum().item<float>() == 11 * 64 * 64);
+    CHECK(five.sum().item<float>() == 11 * 64 * 64);
   });
 }
 
