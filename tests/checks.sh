@@ -90,7 +90,9 @@ check_gpu() {
   local status=$?
   [ $status = 0 ] || cat "$log"
   tail -n 1 "$log"
-  return $status
+  [ $status = 0 ] || return $status
+  SIMULATED_CUDA_DEVICES=3 build-simulated/tests --device cuda \
+    -tc='ranks: collectives*,ranks: SyncBN*,ranks: gradients*' >"$log" 2>&1 || { cat "$log"; return 1; }
 }
 
 # Inputs that reach new code are kept in build-fuzz/corpus, where the next run continues.

@@ -24,6 +24,12 @@ inline std::string shared_dir() {
 inline std::string shared(const std::string& path) { return shared_dir() + "/" + path; }
 inline bool shared_exists() { return std::filesystem::exists(shared("fixtures/README.md")); }
 
+// Returns the device of the cases that run on any device: that of `tests --device cpu|cuda`, by default cpu.
+inline std::string test_device() {
+  const char* env = std::getenv("YOLOX_TEST_DEVICE");
+  return env ? env : "cpu";
+}
+
 #define SHARED_TEST(name) TEST_CASE(name* doctest::skip(!shared_exists()))
 
 // Decorators: TEST_CASE("eval: ..." * starts_programs).

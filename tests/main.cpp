@@ -58,6 +58,9 @@ void write_result(const std::string& line) {
 
 int main(int argc, char** argv) {
   yolox::limit_spinning(argv);  // also for programs that cases start
+  // The programs that cases start are also given the device.
+  for (int i = 1; i + 1 < argc; ++i)
+    if (std::string(argv[i]) == "--device") setenv("YOLOX_TEST_DEVICE", argv[i + 1], 1);
   // Cases start the programs beside this one.
   setenv("YOLOX_PROGRAMS", std::filesystem::read_symlink("/proc/self/exe").parent_path().c_str(), 1);
   if (const char* path = std::getenv("YOLOX_TEST_RESULTS")) {

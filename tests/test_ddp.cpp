@@ -14,6 +14,20 @@ using namespace yolox::test;
 
 namespace {
 
+// The device of the ranks in this file: cpu, or cuda with `tests --device cuda`, a GPU for each rank.
+bool on_gpus() { return test_device() == "cuda"; }
+torch::Device device_of(const RankInfo& p) {
+  return on_gpus() ? torch::Device(torch::kCUDA, c10::DeviceIndex(p.local_rank)) : torch::Device(torch::kCPU);
+}
+// The flag of ./train that starts several ranks.
+std::string on(int ranks) { return concat(on_gpus() ? " --gpus " : " --procs ", ranks, " "); }
+// Returns true, and says why a case is skipped, if the ranks have to share a GPU.
+bool too_few_gpus(int ranks) {
+  const bool few = on_gpus() && int(torch::cuda::device_count()) < ranks;
+  if (few) MESSAGE("skipped: ", ranks, " ranks need ", ranks, " GPUs");
+  return few;
+}
+
 // Runs the RANK_CASE `name` on `ranks` ranks and returns their exit codes and outputs.
 std::vector<Outcome> outcomes_on_ranks(int ranks, const std::string& name) {
   TempDir dir;
@@ -44,6 +58,7 @@ std::vector<Outcome> outcomes_on_ranks(int ranks, const std::string& name) {
 }
 // Runs the RANK_CASE `name` and checks that it passes on all ranks.
 void on_ranks(int ranks, const std::string& name) {
+  if (too_few_gpus(ranks)) return;
   for (const Outcome& o : outcomes_on_ranks(ranks, name)) {
     CHECK_MESSAGE(o.code == 0, o.out);
     CHECK_MESSAGE(has(o.out, " 1 passed |"), o.out);
@@ -64,7 +79,8 @@ struct Steps {
   TempDir dir;
   std::string flags =
       "--data data --model yolox-nano --size 64 --bs 6 --epochs 6 --warmup-epochs 0 --mixup-prob 1 "
-      "--device cpu --amp fp64 --lr 1e-6 ";
+      "--amp fp64 --lr 1e-6 --device " +
+      test_device() + " ";
   Steps() { write_scenes(dir / "data", 7); }
 };
 
@@ -94,7 +110,7 @@ RANK_CASE("rank: collectives give the right results, and different weights are d
   RankInfo p = rank_info_from_environment();
   // run_first_on_one_rank_per_machine() must choose the lowest rank, whatever its local rank.
   p.local_rank = p.world - 1 - p.rank;
-  Ranks ranks(p, torch::kCPU, 60);
+  Ranks ranks(p, device_of(p), 60);
   CHECK(ranks.sum({1.0, double(p.rank)}) ==
         std::vector<double>{double(p.world), p.world * (p.world - 1) / 2.0});
   CHECK(ranks.max(-double(p.rank)) == 0);
@@ -109,9 +125,10 @@ RANK_CASE("rank: collectives give the right results, and different weights are d
   // row, to which each rank is late in turn.
   for (const int64_t size :
        {int64_t(SharedMemoryGather::kMaxValues), int64_t(SharedMemoryGather::kMaxValues) + 1}) {
-    Tensor numbers = torch::arange(size, torch::kDouble) + p.rank;
+    Tensor numbers = (torch::arange(size, torch::kDouble) + p.rank).to(device_of(p));
     ranks.sum(numbers);
-    CHECK(torch::equal(numbers, p.world * torch::arange(size, torch::kDouble) + p.world * (p.world - 1) / 2));
+    CHECK(torch::equal(numbers.cpu(),
+                       p.world * torch::arange(size, torch::kDouble) + p.world * (p.world - 1) / 2));
   }
   bool right = true;
   for (int i = 0; i < 3000; ++i) {
@@ -122,15 +139,16 @@ RANK_CASE("rank: collectives give the right results, and different weights are d
   CHECK(right);
 
   torch::manual_seed(p.rank);
-  Tensor weight = torch::rand({2, 3, 3, 3}).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
-  const Tensor count = torch::full({}, p.rank, torch::kLong);
+  const Tensor values = torch::rand({2, 3, 3, 3}).contiguous(torch::MemoryFormat::ChannelsLast);
+  const Tensor weight = values.to(device_of(p)).requires_grad_();
+  const Tensor count = torch::full({}, p.rank, torch::dtype(torch::kLong).device(device_of(p)));
   CHECK(has(error_of([&] {
               ranks.check_equal({weight, count}, "at step 7");
             }),
             p.rank == 0 ? "rank 1 has other weights" : "at step 7 rank 1"));
   ranks.broadcast({weight, count});
   torch::manual_seed(0);
-  CHECK(torch::equal(weight.detach(), torch::rand({2, 3, 3, 3})));
+  CHECK(torch::equal(weight.detach().cpu(), torch::rand({2, 3, 3, 3})));
   CHECK(error_of([&] { ranks.check_equal({weight, count}, "now"); }) == "");
 
   static std::atomic<int> order{0};
@@ -148,12 +166,14 @@ RANK_CASE("rank: collectives give the right results, and different weights are d
 
 RANK_CASE("rank: averages are right, different settings are detected, weights are broadcast") {
   const RankInfo p = rank_info_from_environment();
-  Ranks ranks(p, torch::kCPU, 60);
+  Ranks ranks(p, device_of(p), 60);
   const double mean = (p.world - 1) / 2.0;
-  const Tensor a = torch::full({2, 3}, p.rank, torch::kFloat).t(), b = torch::full({}, 2.0 * p.rank),
-               count = torch::full({}, p.rank, torch::kLong);
+  const torch::Device device = device_of(p);
+  const auto on_device = torch::dtype(torch::kFloat).device(device);
+  const Tensor a = torch::full({2, 3}, p.rank, on_device).t(), b = torch::full({}, 2.0 * p.rank, on_device),
+               count = torch::full({}, p.rank, on_device.dtype(torch::kLong));
   ranks.average({a, count, b});
-  CHECK(torch::equal(a, torch::full({3, 2}, mean, torch::kFloat)));
+  CHECK(torch::equal(a, torch::full({3, 2}, mean, on_device)));
   CHECK(b.item<double>() == 2 * mean);
   CHECK(count.item<int64_t>() == p.rank);
 
@@ -170,8 +190,9 @@ RANK_CASE("rank: averages are right, different settings are detected, weights ar
   // broadcast() copies the whole training state from rank 0.
   torch::manual_seed(p.rank);
   YOLOX model("yolox-nano", 3);
-  Training t{model, copy_of(model, "yolox-nano", torch::kCPU),
-             Optimizer("adam", parameter_groups(*model, 5e-4), /*fp16=*/true), GradScaler(true, torch::kCPU)};
+  move(model, device, torch::kFloat);
+  Training t{model, copy_of(model, "yolox-nano", device),
+             Optimizer("adam", parameter_groups(*model, 5e-4), /*fp16=*/true), GradScaler(true, device)};
   for (Tensor& x : t.optimizer.second[0]) x.fill_(p.rank + 1);
   t.scaler.scale.fill_(p.rank + 7);
   CHECK(error_of([&] { ranks.check_equal(tensors_of(t), "before"); }) != "");
@@ -181,14 +202,14 @@ RANK_CASE("rank: averages are right, different settings are detected, weights ar
   CHECK(t.optimizer.second[0][0].min().item<double>() == 1);
   torch::manual_seed(0);
   YOLOX first("yolox-nano", 3);
-  CHECK(torch::equal(first->parameters()[5], model->parameters()[5]));
-  CHECK(torch::equal(first->parameters()[5], t.ema->parameters()[5]));
+  CHECK(torch::equal(first->parameters()[5], model->parameters()[5].cpu()));
+  CHECK(torch::equal(first->parameters()[5], t.ema->parameters()[5].cpu()));
   ranks.barrier();
 }
 
 RANK_CASE("rank: sums of different lengths are an error") {
   const RankInfo p = rank_info_from_environment();
-  Ranks ranks(p, torch::kCPU, 60);
+  Ranks ranks(p, device_of(p), 60);
   const std::string said = error_of([&] { ranks.sum(std::vector<double>(2 + p.rank)); });
   CHECK_MESSAGE(
       has(said, concat("rank ", p.rank, " sums ", 2 + p.rank, " numbers where rank ", 1 - p.rank, " sums ")),
@@ -197,7 +218,7 @@ RANK_CASE("rank: sums of different lengths are an error") {
 }
 RANK_CASE("rank: rank 0 ends with the store") {
   const RankInfo p = rank_info_from_environment();
-  auto& ranks = *new Ranks(p, torch::kCPU, 60);
+  auto& ranks = *new Ranks(p, device_of(p), 60);
   ranks.barrier();
   if (p.rank == 0) _exit(3);
   try {
@@ -209,7 +230,7 @@ RANK_CASE("rank: rank 0 ends with the store") {
 }
 RANK_CASE("rank: rank 1 ends without a launcher") {
   const RankInfo p = rank_info_from_environment();
-  auto& ranks = *new Ranks(p, torch::kCPU, 60);
+  auto& ranks = *new Ranks(p, device_of(p), 60);
   ranks.barrier();
   if (p.rank == 1) _exit(3);
   const std::string said = error_of([&] { ranks.barrier(); });
@@ -220,7 +241,7 @@ RANK_CASE("rank: rank 1 ends without a launcher") {
 // Rank 1 stops before it reaches the barrier, or reaches it without entering the collective.
 RANK_CASE("rank: rank 1 does not reach the barrier") {
   const RankInfo p = rank_info_from_environment();
-  Ranks ranks(p, torch::kCPU, 2);
+  Ranks ranks(p, device_of(p), 2);
   ranks.reached("step 1");
   ranks.barrier();
   if (p.rank == 1) sleep(60);
@@ -229,7 +250,7 @@ RANK_CASE("rank: rank 1 does not reach the barrier") {
 }
 RANK_CASE("rank: rank 1 does not enter the collective") {
   const RankInfo p = rank_info_from_environment();
-  Ranks ranks(p, torch::kCPU, 2);
+  Ranks ranks(p, device_of(p), 2);
   // restart_timeout() does not count as a barrier, so ranks may call it different numbers of times.
   ranks.reached("evaluation");
   for (int i = 0; i < 3 * p.rank; ++i) ranks.restart_timeout();
@@ -240,7 +261,7 @@ RANK_CASE("rank: rank 1 does not enter the collective") {
 }
 RANK_CASE("rank: slow ranks stay within the timeout") {
   const RankInfo p = rank_info_from_environment();
-  Ranks ranks(p, torch::kCPU, 2);
+  Ranks ranks(p, device_of(p), 2);
   if (p.rank == 1) sleep(3);  // as if it checked images
   ranks.check_same_settings({});
   // Rank 1 has much more to evaluate than the others.
@@ -260,7 +281,7 @@ RANK_CASE("rank: slow ranks stay within the timeout") {
 }
 RANK_CASE("rank: rank 0 hangs with the store") {
   const RankInfo p = rank_info_from_environment();
-  Ranks ranks(p, torch::kCPU, 2);
+  Ranks ranks(p, device_of(p), 2);
   ranks.reached("step 1");
   ranks.barrier();
   if (p.rank == 0) {
@@ -277,7 +298,7 @@ RANK_CASE("rank: rank 0 hangs with the store") {
 
 RANK_CASE("rank: SyncBN equals batch norm over the whole batch") {
   const RankInfo p = rank_info_from_environment();
-  Ranks ranks(p, torch::kCPU, 60);
+  Ranks ranks(p, device_of(p), 60);
   const int64_t images = int64_t(p.world) * (p.world - 1) / 2;
   for (const auto type : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {
     INFO("type " << type);
@@ -285,7 +306,7 @@ RANK_CASE("rank: SyncBN equals batch norm over the whole batch") {
     torch::nn::BatchNorm2d whole(torch::nn::BatchNorm2dOptions(8).momentum(0.03).eps(1e-3)),
         mine(whole->options);
     const auto exact = type == torch::kDouble ? torch::kDouble : torch::kFloat;
-    for (auto* bn : {&whole, &mine}) (*bn)->to(exact);
+    for (auto* bn : {&whole, &mine}) (*bn)->to(device_of(p), exact);
     {
       const torch::NoGradGuard no_grad;
       whole->weight.uniform_(0.5, 2);
@@ -293,8 +314,8 @@ RANK_CASE("rank: SyncBN equals batch norm over the whole batch") {
       mine->weight.copy_(whole->weight);
       mine->bias.copy_(whole->bias);
     }
-    const Tensor batch = (torch::randn({images, 8, 5, 7}) * 3 + 100).to(type).to(exact);
-    const Tensor weight = torch::randn({images, 8, 5, 7}).to(exact);
+    const Tensor batch = (torch::randn({images, 8, 5, 7}) * 3 + 100).to(device_of(p)).to(type).to(exact);
+    const Tensor weight = torch::randn({images, 8, 5, 7}).to(device_of(p), exact);
     Tensor x = batch.clone().contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
     const Tensor y = torch::silu(whole(x));
     (y * weight).sum().backward();
@@ -321,13 +342,14 @@ RANK_CASE("rank: SyncBN equals batch norm over the whole batch") {
 
 RANK_CASE("rank: gradients of two heads are all-reduced once") {
   const RankInfo p = rank_info_from_environment();
-  Ranks ranks(p, torch::kCPU, 60);
+  Ranks ranks(p, device_of(p), 60);
   for (const auto compress : {torch::kFloat, torch::kBFloat16, torch::kHalf}) {
     torch::manual_seed(1);
     torch::nn::Linear trunk(4, 3), heads[2] = {torch::nn::Linear(3, 2), torch::nn::Linear(3, 2)};
     std::vector<Tensor> params, copies;
     for (const auto& m : {trunk, heads[0], heads[1]})
       for (const Tensor& t : m->parameters()) {
+        t.set_data(t.to(device_of(p)));
         params.push_back(t);
         copies.push_back(t.detach().clone().requires_grad_());
       }
@@ -336,9 +358,9 @@ RANK_CASE("rank: gradients of two heads are all-reduced once") {
     };
     GradientReducer reduction(ranks, params, compress);
     const double rounding = compress == torch::kFloat ? 1e-6 : compress == torch::kHalf ? 1e-2 : 0.1;
-    const auto input = [](int rank, int step) {
+    const auto input = [&](int rank, int step) {
       torch::manual_seed(100 + 10 * step + rank);
-      return torch::randn({2, 4});
+      return torch::randn({2, 4}).to(device_of(p));
     };
     for (int step = 0; step < 6; ++step) {
       INFO("step " << step);
@@ -437,13 +459,13 @@ TEST_CASE(
 TEST_CASE(
     "train: 1, 2 and 3 ranks make the same steps, also when a run is resumed with another number of ranks" *
     starts_programs) {
+  if (too_few_gpus(3)) return;
   Steps s;
   succeed(s.dir, "train", s.flags + "--eval-interval 0 --max-iters 1 --lr 0 --out start");
   const std::string flags = s.flags + "--eval-interval 0 --max-iters 12 --accum ";
   succeed(s.dir, "train", flags + "1 --out one");
   for (const int ranks : {2, 3}) {
-    const std::string printed =
-        succeed(s.dir, "train", concat(flags, "1 --procs ", ranks, " --out r", ranks));
+    const std::string printed = succeed(s.dir, "train", concat(flags, "1", on(ranks), "--out r", ranks));
     CHECK(relative_difference(s.dir, concat("r", ranks), "one", "start") < 1e-7);
     size_t headings = 0;  // only rank 0 prints
     for (const auto& line : lines_of(printed)) headings += has(line, "epoch      iter");
@@ -457,54 +479,58 @@ TEST_CASE(
   }
   // Without SyncBN each rank has its own statistics, so the steps differ. Evaluation, checkpoints and a
   // resumed run use the mean of the statistics.
-  const std::string own = s.flags + "--procs 2 --no-sync-bn --deterministic --eval-interval 1 --out own";
+  const std::string own = s.flags + on(2) + "--no-sync-bn --deterministic --eval-interval 1 --out own";
   succeed(s.dir, "train", own + " --max-iters 12");
   CHECK(relative_difference(s.dir, "own", "one", "start") > 1e-4);
   succeed(s.dir, "train", own + "2 --max-iters 5");
   succeed(s.dir, "train", "--resume own2 --max-iters 12");
   CHECK(relative_difference(s.dir, "own2", "own", "start") == 0);
 
-  succeed(s.dir, "train", s.flags + "--eval-interval 0 --max-iters 5 --procs 3 --out moved");
-  succeed(s.dir, "train", "--resume moved --max-iters 9 --procs 2");
-  succeed(s.dir, "train", "--resume moved --max-iters 12 --procs 1");
+  succeed(s.dir, "train", s.flags + on(3) + "--eval-interval 0 --max-iters 5 --out moved");
+  succeed(s.dir, "train", "--resume moved --max-iters 9" + on(2));
+  succeed(s.dir, "train", "--resume moved --max-iters 12" + on(1));
   CHECK(relative_difference(s.dir, "moved", "one", "start") < 1e-7);
 }
 
 SHARED_TEST("train: 1, 2 and 3 ranks make the same steps from the real nano, with mosaic and multi-scale" *
             starts_programs) {
+  if (too_few_gpus(3)) return;
   TempDir dir;
   // In fp64, because in fp32 two runs on one rank, with one thread and with two, differ after ten steps as
   // much as the weights have changed.
-  const std::string flags =
-      concat("--data ", shared("data/coco128_json"), " --model yolox-nano --weights ",
-             shared("data/weights/yolox_nano_coco_v011_rebuilt.pth"),
-             " --size 224 --bs 6 --epochs 10 --eval-interval 0 --device cpu --amp fp64 --max-iters ");
+  const std::string flags = concat("--data ", shared("data/coco128_json"), " --model yolox-nano --weights ",
+                                   shared("data/weights/yolox_nano_coco_v011_rebuilt.pth"),
+                                   " --size 224 --bs 6 --epochs 10 --eval-interval 0 --amp fp64 --device ",
+                                   test_device(), " --max-iters ");
   succeed(dir, "train", flags + "1 --lr 0 --out start");
   succeed(dir, "train", flags + "12 --out one");
   for (const int ranks : {2, 3}) {
-    succeed(dir, "train", concat(flags, "12 --procs ", ranks, " --out r", ranks));
+    succeed(dir, "train", concat(flags, "12", on(ranks), "--out r", ranks));
     CHECK(relative_difference(dir, concat("r", ranks), "one", "start") < 1e-6);
   }
-  // One step in fp32.
+  // One step in fp32. The simulated GPU uses torch's batch norm for the CPU, whose sums in fp32 are inexact:
+  // with one rank the step differs by 2.5 % from that in fp64, with our kernel by 0.05 %.
+  if (on_gpus() && kSimulated) return;
   std::string single = flags;
   single.replace(single.find("--amp fp64"), 10, "--amp off --warmup-epochs 0");
   succeed(dir, "train", single + "1 --out one32");
-  succeed(dir, "train", single + "1 --procs 2 --out two32");
+  succeed(dir, "train", single + "1" + on(2) + "--out two32");
   CHECK(relative_difference(dir, "two32", "one32", "start") < 1e-4);
 }
 
 TEST_CASE("train: ranks evaluate each image once in total, and AP equals that of one rank and of eval" *
           starts_programs) {
+  if (too_few_gpus(3)) return;
   Steps s;
   const std::string flags = s.flags + "--max-iters 4 --eval-interval 1 --conf 0 --nms 0.9 ";
   succeed(s.dir, "train", flags + "--out one");
   const auto ap = [&](const std::string& run) { return last_ap(s.dir, run); };
   for (const int ranks : {2, 3}) {
     const std::string run = concat("r", ranks),
-                      printed = succeed(s.dir, "train", concat(flags, "--procs ", ranks, " --out ", run));
+                      printed = succeed(s.dir, "train", concat(flags, on(ranks), "--out ", run));
     CHECK(has(printed, " 7 images"));
     CHECK(ap(run) == doctest::Approx(ap("one")).epsilon(1e-9));
-    succeed(s.dir, "train", concat(flags, "--amp off --procs ", ranks, " --out f", ranks));
+    succeed(s.dir, "train", concat(flags, "--amp off", on(ranks), "--out f", ranks));
     succeed(s.dir, "eval",
             concat("--data data --weights f", ranks, "/last.pth --conf 0 --nms 0.9 --json ap.json --bs ",
                    6 / ranks));
@@ -718,14 +744,15 @@ TEST_CASE("train: a run stopped while two ranks evaluate repeats that evaluation
 }
 
 TEST_CASE("train: gradients all-reduced in fp16 or bf16 give nearly the same step" * starts_programs) {
+  if (too_few_gpus(2)) return;
   Steps s;
   const std::string flags = s.flags + "--eval-interval 0 ";
   succeed(s.dir, "train", flags + "--max-iters 1 --lr 0 --out start");
-  succeed(s.dir, "train", flags + "--max-iters 1 --procs 2 --out exact");
+  succeed(s.dir, "train", flags + "--max-iters 1" + on(2) + "--out exact");
   for (const auto& row : {std::tuple("fp16", 1e-9, 2e-3), std::tuple("bf16", 1e-5, 2e-2)}) {
     const char* type = std::get<0>(row);  // clang 14 cannot capture structured bindings
     const double less = std::get<1>(row), more = std::get<2>(row);
-    succeed(s.dir, "train", concat(flags, "--max-iters 1 --procs 2 --compress ", type, " --out ", type));
+    succeed(s.dir, "train", concat(flags, "--max-iters 1", on(2), "--compress ", type, " --out ", type));
     const double far = relative_difference(s.dir, type, "exact", "start");
     CHECK_MESSAGE((far > less && far < more), type << " " << far);
   }
