@@ -157,8 +157,9 @@ class Ranks {
   // Returns the local address of the route to rank 0.
   std::string address_towards_first() const;
 #ifdef YOLOX_CUDA
-  // Returns a new NCCL communicator over all ranks.
-  c10::intrusive_ptr<c10d::Backend> connect_nccl(const std::string& name);
+  // Returns a new NCCL communicator over all ranks. small: for many small tensors beside large ones, so it
+  // has precedence and takes few of the GPU's processors.
+  c10::intrusive_ptr<c10d::Backend> connect_nccl(const std::string& name, bool small);
 #endif
   // Creates the process groups: gloo, shared memory on a single machine, and NCCL on a GPU.
   void connect(torch::Device where);

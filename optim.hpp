@@ -352,7 +352,7 @@ inline void ema_update(const EmaTensors& pairs, double d, const Tensor& skip = {
   }
   // _foreach_lerp_ takes no weight on the device. The weight is (1 - d) x (1 - skip).
   const std::vector<Tensor> change = at::_foreach_sub(pairs.source, pairs.target);
-  at::_foreach_mul_(change, at::rsub(skip, 1 - d, 1 - d));
+  at::_foreach_mul_(change, at::rsub(skip, 1 - d, 1 - d).to(change[0].scalar_type()));
   at::_foreach_add_(pairs.target, change);
 }
 

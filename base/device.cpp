@@ -27,7 +27,8 @@ bool has_gpu() {
   if (torch::cuda::is_available()) return true;
 #ifdef YOLOX_CUDA
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  const std::string text = visible ? visible : "0";
+  std::string text = visible ? visible : "0";
+  text.erase(0, text.find_first_not_of(' '));
   const bool hidden =
       (text.empty() || !std::isdigit(text[0])) && text.rfind("GPU-", 0) != 0 && text.rfind("MIG-", 0) != 0;
   if (!hidden && std::filesystem::exists("/proc/driver/nvidia/version")) {
@@ -74,6 +75,7 @@ void use_expandable_segments() {
   } catch (const c10::OutOfMemoryError&) {  // the GPU is full; whoever needs memory will report it
   } catch (const c10::Error&) {
     c10::CachingAllocator::setAllocatorSettings("expandable_segments:False");
+    torch::empty({1 << 22}, torch::TensorOptions(torch::kByte).device(torch::kCUDA));  // throws other errors
   }
 #endif
 }

@@ -541,8 +541,13 @@ void write_pth(const std::string& path, const c10::IValue& value) {
       std::vector<torch::Tensor> copies;
       bool waits = false;
       for (size_t bytes = 0; i < tensors.size() && bytes < kBytesOfWait; bytes += tensors[i++].nbytes()) {
-        copies.push_back(tensors[i].detach().to(torch::kCPU, /*non_blocking=*/true));
-        waits = waits || tensors[i].is_cuda();
+        const torch::Tensor& t = tensors[i];
+        try {
+          copies.push_back(t.detach().to(torch::kCPU, /*non_blocking=*/true));
+          waits = waits || t.is_cuda();
+        } catch (const c10::Error&) {  // perhaps there is no more pinned memory
+          copies.push_back(t.detach().cpu());
+        }
       }
       if (waits) torch::cuda::synchronize();
       for (size_t k = 0; k < copies.size(); ++k) {

@@ -275,9 +275,12 @@ std::string Ranks::address_towards_first() const {
 }
 
 #ifdef YOLOX_CUDA
-c10::intrusive_ptr<c10d::Backend> Ranks::connect_nccl(const std::string& name) {
-  auto options = c10d::ProcessGroupNCCL::Options::create();
+c10::intrusive_ptr<c10d::Backend> Ranks::connect_nccl(const std::string& name, bool small) {
+  auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/small);
   options->timeout = kLongerThanWatchdog;
+#ifdef NCCL_HAS_CONFIG
+  if (small) options->config.maxCTAs = 4;
+#endif
   return c10::make_intrusive<c10d::ProcessGroupNCCL>(c10::make_intrusive<c10d::PrefixStore>(name, store),
                                                      info.rank, info.world, options);
 }
@@ -286,7 +289,6 @@ c10::intrusive_ptr<c10d::Backend> Ranks::connect_nccl(const std::string& name) {
 SyncBnCollectives Ranks::sync_bn_collectives() {
 #ifdef YOLOX_CUDA
   if (device.is_cuda()) {
-    if (!sync_bn) sync_bn = connect_nccl("SyncBN");
     return {[this](Tensor& t) {
               collective([&] {
                 std::vector<Tensor> one{t};
@@ -326,14 +328,16 @@ void Ranks::connect(torch::Device where) {
     for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS",
                              "TORCH_NCCL_ENABLE_MONITORING"})
       setenv(name, "0", /*overwrite=*/0);
-    processes->setBackend(torch::kCUDA, Kind::NCCL, connect_nccl("all"));
+    processes->setBackend(torch::kCUDA, Kind::NCCL, connect_nccl("all", /*small=*/false));
     processes->setDefaultBackend(Kind::NCCL);
     // NCCL initialises at the first collective. Doing so here reports errors early, and --bs auto counts the
     // memory of NCCL.
+    sync_bn = connect_nccl("SyncBN", /*small=*/true);
     Tensor one = torch::ones({1}, device);
     sum(one);
-    check(one.item<float>() == float(info.world), "the all-reduce of NCCL returned a wrong sum on ",
-          location(info.rank));
+    sync_bn_collectives().sum(one);
+    check(one.item<float>() == float(info.world) * float(info.world),
+          "the all-reduce of NCCL returned a wrong sum on ", location(info.rank));
   }
 #endif
 }

@@ -15,7 +15,7 @@ class ProcessGroupNCCL : public Backend {
   using Tensors = std::vector<at::Tensor>;
   struct Options : Backend::Options {
     Options() : Backend::Options("nccl") {}
-    static c10::intrusive_ptr<Options> create() { return c10::make_intrusive<Options>(); }
+    static c10::intrusive_ptr<Options> create(bool = false) { return c10::make_intrusive<Options>(); }
   };
 
   ProcessGroupNCCL(const c10::intrusive_ptr<Store>& store, int rank, int size,
