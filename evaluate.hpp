@@ -135,12 +135,17 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
       model(preprocess(batch.images, s.legacy).to(type));
       if (s.device.is_cuda()) torch::cuda::synchronize(s.device.index());
     }
-    const Tensor images =
+    const int64_t count = batch.images.size(0);
+    Tensor images =
         timed(&EvalTimes::preprocess, [&] { return preprocess(batch.images, s.legacy).to(type); });
+    // A GPU prepares its kernels for each batch size, so the last batch gets that of the others.
+    if (s.device.is_cuda() && k > 0)
+      images = torch::constant_pad_nd(images, {0, 0, 0, 0, 0, 0, 0, s.batch - count});
     const Predictions predicted = timed(&EvalTimes::forward, [&] { return model(images); });
     const Tensor out =
         timed(&EvalTimes::decode, [&] { return decode(predicted, s.size.height, s.size.width); });
-    const auto detections = timed(&EvalTimes::nms, [&] { return postprocess(out, s.conf, s.nms); });
+    const auto detections =
+        timed(&EvalTimes::nms, [&] { return postprocess(out.narrow(0, 0, count), s.conf, s.nms); });
     if (!s.pictures.empty() && k < 3)
       save_image(concat(s.pictures, k, "_pred.jpg"),
                  draw_batch(batch.images, labelled_boxes(detections, data.classes)));

@@ -150,7 +150,7 @@ TEST_CASE("gpu: a checkpoint synchronises at most 10 times, an evaluation once p
   REQUIRE(saver.save(*trainer.training, "last.pth", log));
   const int64_t of_save = waits();
 
-  constexpr int kImages = 8;
+  constexpr int kImages = 10;
   const Dataset data = shapes_dataset(0, 0, kImages);
   YOLOX model("yolox-nano", int(data.classes.size()));
   move(model, kGpu, torch::kFloat);
@@ -158,12 +158,24 @@ TEST_CASE("gpu: a checkpoint synchronises at most 10 times, an evaluation once p
   settings.size = {64, 64};
   settings.batch = 4;
   settings.device = kGpu;
+  // The last batch has as many images as the others.
+  static std::set<int64_t> sizes;
+  const auto note_size = [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+    if (std::string(function.name()) == "aten::convolution")
+      sizes.insert(function.inputs()[0].toTensor().size(0));
+    return nullptr;
+  };
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(note_size).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
   simulated_cuda::reset_counts();
-  evaluate(model, data, settings);
+  const Evaluation e = evaluate(model, data, settings);
   const int64_t of_evaluation = waits();
+  at::removeCallback(handle);
+  CHECK(sizes == std::set<int64_t>{settings.batch});
+  CHECK(e.images == kImages);
   MESSAGE("checkpoint " << of_save << ", evaluation of " << kImages << " images " << of_evaluation);
   CHECK(of_save <= 10);
-  CHECK(of_evaluation == kImages / settings.batch);
+  CHECK(of_evaluation == (kImages + settings.batch - 1) / settings.batch);
 }
 
 TEST_CASE(
