@@ -60,6 +60,8 @@ declare -A linked=(
   [2.10.0]="nvidia-cuda-runtime-cu12==12.8.90 nvidia-cuda-cupti-cu12==12.8.90"
   [2.11.0]="nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85"
 )
+# nvcc, which compiles layers/bn_silu.cu. For CUDA 12, PyPI has none.
+declare -A nvcc=([2.11.0]="nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88")
 # LibTorch is taken from CMAKE_PREFIX_PATH, else from the CMake cache of the build folder, else from the wheel in .venv.
 own_torch() {
   local IFS=':;' p
@@ -85,6 +87,12 @@ else
     python3 -m venv .venv
     .venv/bin/pip install -q --disable-pip-version-check "${wheels[@]}" ||
       { echo "error: cannot install LibTorch; run: .venv/bin/pip install ${wheels[*]}"; exit 1; }
+  fi
+  if [ $cuda = ON ] && [ -n "${nvcc[$torch]:-}" ] && ! installed nvidia/cu13/bin/nvcc &&
+    ! PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null; then
+    say "installing nvcc into .venv (downloads 0.1 GB)"
+    .venv/bin/pip install -q --disable-pip-version-check --no-deps ${nvcc[$torch]} ||
+      echo "warning: cannot install nvcc; building without the fused norm kernels"
   fi
 fi
 say "$machine"

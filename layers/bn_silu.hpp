@@ -6,6 +6,7 @@
 #pragma once
 #include <torch/torch.h>
 
+#include "layers/bn_silu_kernels.hpp"
 #include "layers/collectives.hpp"
 #ifndef YOLOX_COMPILED_LAYERS
 #include "layers/bn_silu_cpu.hpp"
@@ -23,5 +24,24 @@ inline torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2d& bn,
   return bn_silu_detail::apply(x, bn, over);
 }
 #endif
+
+// Returns true if this program contains the CUDA kernels of bn_silu(), see YOLOX_FUSED_NORM in
+// CMakeLists.txt.
+inline bool has_fused_norm() {
+#ifdef YOLOX_FUSED_NORM
+  return true;
+#else
+  return false;
+#endif
+}
+
+// Selects the CUDA kernels of bn_silu() for this process. They are off at first. Affects later calls of
+// bn_silu() in training mode on a GPU, for channels-last tensors of float32, float16 or bfloat16. Not to be
+// called while another thread calls bn_silu(). Throws c10::Error if the program does not contain the kernels.
+inline void use_fused_norm(bool on) {
+  TORCH_CHECK(!on || has_fused_norm(),
+              "this program has no fused norm kernels, because nvcc was not found when it was built");
+  bn_silu_kernels::enabled = on;
+}
 
 }  // namespace yolox

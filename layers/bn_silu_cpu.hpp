@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Implementation of bn_silu(): fused batch norm and SiLU for the CPU, float32, channels-last. All other cases
-// use the two operations of torch.
+// Implementation of bn_silu(): fused batch norm and SiLU for the CPU, float32, channels-last.
+// bn_silu_cuda.hpp has the operators for GPUs. All other cases use the two operations of torch.
 //
 // As separate operations, batch norm and SiLU make five passes over memory forward and more backward, and
 // save two tensors for backward. The fused operation makes two passes forward and two backward. It saves only
@@ -19,6 +19,7 @@
 #include <tuple>
 #include <vector>
 
+#include "layers/bn_silu_cuda.hpp"
 #include "layers/sync_bn.hpp"
 
 // Compiles a function for several instruction sets. The best one for the CPU is selected at program start.
@@ -166,8 +167,8 @@ inline void merge_moments(std::vector<double>& means, std::vector<double>& varia
 
 // Computes batch statistics and updates running_mean and running_var. x: [B, C, H, W] channels-last; weight,
 // bias, running_mean, running_var: [C]. over: all-reduce of SyncBN, or none. Returns [4, C] (mean, 1 /
-// standard deviation, scale, bias) and the number of values per channel over all ranks.
-inline std::tuple<Tensor, double> statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
+// standard deviation, scale, bias) and the number of values per channel over all ranks, [1] float64.
+inline std::tuple<Tensor, Tensor> statistics(const Tensor& x, const Tensor& weight, const Tensor& bias,
                                              const Tensor& running_mean, const Tensor& running_var,
                                              double momentum, double eps,
                                              const std::optional<CollectivesPtr>& over) {
@@ -199,7 +200,7 @@ inline std::tuple<Tensor, double> statistics(const Tensor& x, const Tensor& weig
     run_var[c] =
         float((1 - momentum) * run_var[c] + momentum * variances[c] * count / std::max(1.0, count - 1));
   }
-  return {saved, count};
+  return {saved, torch::full({1}, count, torch::kDouble)};
 }
 
 // Returns silu(bn(x)). saved: [4, C] from statistics().
@@ -235,9 +236,10 @@ inline std::tuple<Tensor, Tensor> backward_silu(const Tensor& g, const Tensor& x
 // Returns the gradients of weight and bias, [C] each, and mean_dz and slope for backward_norm(), [2, C].
 // sums_here: from backward_silu(). count: from statistics(). All-reduces the sums with SyncBN.
 inline std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& sums_here, const Tensor& saved,
-                                                        double count,
+                                                        const Tensor& count,
                                                         const std::optional<CollectivesPtr>& over) {
   const int64_t channels = saved.size(1);
+  const double values = *count.const_data_ptr<double>();
   const float* inverse = saved.const_data_ptr<float>() + channels;
   const double* here = sums_here.const_data_ptr<double>();
   std::vector<double> sums(here, here + 2 * channels);
@@ -255,8 +257,8 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& sums_here,
   }
   float *mean_dz = means.data_ptr<float>(), *slope = mean_dz + channels;
   for (int64_t c = 0; c < channels; ++c) {
-    mean_dz[c] = float(sums[c] / count);
-    slope[c] = float(sums[channels + c] / count * inverse[c] * inverse[c]);
+    mean_dz[c] = float(sums[c] / values);
+    slope[c] = float(sums[channels + c] / values * inverse[c] * inverse[c]);
   }
   return {d_weight, d_bias, means};
 }
@@ -274,10 +276,10 @@ inline void backward_norm(const Tensor& dz, const Tensor& x, const Tensor& saved
   });
 }
 
-// Returns the operator of this name, typed with the signature of its kernel function.
-template <class Result, class... Inputs>
-auto operation(const char* name, Result (*)(Inputs...)) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Result(Inputs...)>();
+// Returns the operator of this name. Function: the type of its kernel function.
+template <class Function>
+auto operation(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
 }
 
 // Registers the operators, once per program. Not at the start of the program, so that only sources that call
@@ -289,12 +291,15 @@ inline void register_operators() {
     l.def(
         "bn_silu_statistics(Tensor x, Tensor weight, Tensor bias, Tensor(a!) running_mean, "
         "Tensor(b!) running_var, float momentum, float eps, "
-        "__torch__.torch.classes.yolox.Collectives? over) -> (Tensor, float)",
+        "__torch__.torch.classes.yolox.Collectives? over) -> (Tensor, Tensor)",
         torch::dispatch(c10::DispatchKey::CPU, &statistics));
     l.def(
-        "bn_silu_backward_sums(Tensor sums, Tensor saved, float count, "
+        "bn_silu_backward_sums(Tensor sums, Tensor saved, Tensor count, "
         "__torch__.torch.classes.yolox.Collectives? over) -> (Tensor, Tensor, Tensor)",
         torch::dispatch(c10::DispatchKey::CPU, &backward_sums));
+#ifdef YOLOX_FUSED_NORM
+    l.impl("bn_silu_statistics", torch::dispatch(c10::DispatchKey::CUDA, &bn_silu_cuda::statistics));
+#endif
     return l;
   }();
   static const torch::Library again = [] {
@@ -305,6 +310,14 @@ inline void register_operators() {
           torch::dispatch(c10::DispatchKey::CPU, &backward_silu));
     l.def("bn_silu_backward_norm(Tensor(a!) dz, Tensor x, Tensor saved, Tensor means) -> ()",
           torch::dispatch(c10::DispatchKey::CPU, &backward_norm));
+#ifdef YOLOX_FUSED_NORM
+    constexpr auto cuda = c10::DispatchKey::CUDA;
+    l.impl("bn_silu_forward", torch::dispatch(cuda, &bn_silu_cuda::forward));
+    l.def("bn_silu_cuda_backward_sums(Tensor g, Tensor x, Tensor saved) -> (Tensor, Tensor, Tensor)",
+          torch::dispatch(cuda, &bn_silu_cuda::backward_sums));
+    l.def("bn_silu_cuda_backward_norm(Tensor g, Tensor x, Tensor saved, Tensor sums, Tensor count) -> Tensor",
+          torch::dispatch(cuda, &bn_silu_cuda::backward_norm));
+#endif
     return l;
   }();
 }
@@ -315,40 +328,64 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
                         const Tensor& bias, const Tensor& running_mean, const Tensor& running_var,
                         double momentum, double eps, const CollectivesPtr& over) {
     register_operators();
-    static const auto statistics = operation("yolox_once::bn_silu_statistics", &bn_silu_detail::statistics);
-    static const auto forward = operation("yolox::bn_silu_forward", &bn_silu_detail::forward);
+    static const auto statistics =
+        operation<decltype(bn_silu_detail::statistics)>("yolox_once::bn_silu_statistics");
+    static const auto forward = operation<decltype(bn_silu_detail::forward)>("yolox::bn_silu_forward");
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
     const auto [saved, count] = statistics.call(x, weight, bias, running_mean, running_var, momentum, eps,
                                                 over ? std::optional(over) : std::nullopt);
-    ctx->save_for_backward({x, saved});
-    ctx->saved_data["count"] = count;
+    ctx->save_for_backward({x, saved, count});
     if (over) ctx->saved_data["over"] = over;
     return forward.call(x, saved);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
-    static const auto silu = operation("yolox::bn_silu_backward_silu", &backward_silu);
-    static const auto sums = operation("yolox_once::bn_silu_backward_sums", &backward_sums);
-    static const auto norm = operation("yolox::bn_silu_backward_norm", &backward_norm);
     const auto kept = ctx->get_saved_variables();
-    const Tensor &x = kept[0], &saved = kept[1];
+    const Tensor &x = kept[0], &saved = kept[1], &count = kept[2];
     const Tensor g = grads[0].contiguous(torch::MemoryFormat::ChannelsLast);
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
     std::optional<CollectivesPtr> over;
     if (ctx->saved_data.count("over")) over = ctx->saved_data["over"].toCustomClass<Collectives>();
-    const auto [dx, both] = silu.call(g, x, saved);
-    const auto [d_weight, d_bias, means] = sums.call(both, saved, ctx->saved_data["count"].toDouble(), over);
-    norm.call(dx, x, saved, means);
+    const auto [dx, d_weight, d_bias] =
+        x.is_cuda() ? backward_on_gpu(g, x, saved, count, over) : backward_on_cpu(g, x, saved, count, over);
     return {dx, d_weight, d_bias, {}, {}, {}, {}, {}};
+  }
+
+  // Return the gradients of x, weight and bias.
+  static std::tuple<Tensor, Tensor, Tensor> backward_on_cpu(const Tensor& g, const Tensor& x,
+                                                            const Tensor& saved, const Tensor& count,
+                                                            const std::optional<CollectivesPtr>& over) {
+    static const auto silu = operation<decltype(backward_silu)>("yolox::bn_silu_backward_silu");
+    static const auto sums = operation<decltype(backward_sums)>("yolox_once::bn_silu_backward_sums");
+    static const auto norm = operation<decltype(backward_norm)>("yolox::bn_silu_backward_norm");
+    const auto [dx, both] = silu.call(g, x, saved);
+    const auto [d_weight, d_bias, means] = sums.call(both, saved, count, over);
+    norm.call(dx, x, saved, means);
+    return {dx, d_weight, d_bias};
+  }
+  // Reads g twice instead of storing the gradient of the batch norm output.
+  static std::tuple<Tensor, Tensor, Tensor> backward_on_gpu(const Tensor& g, const Tensor& x,
+                                                            const Tensor& saved, const Tensor& count,
+                                                            const std::optional<CollectivesPtr>& over) {
+    static const auto sums =
+        operation<decltype(bn_silu_cuda::backward_sums)>("yolox::bn_silu_cuda_backward_sums");
+    static const auto norm =
+        operation<decltype(bn_silu_cuda::backward_norm)>("yolox::bn_silu_cuda_backward_norm");
+    const auto [both, d_weight, d_bias] = sums.call(g, x, saved);
+    if (over) sync_bn_detail::all_reduce_once(both, *over);
+    return {norm.call(g, x, saved, both, count), d_weight, d_bias};
   }
 };
 
 // Returns silu(bn(x)), see bn_silu().
 inline Tensor apply(const Tensor& x, torch::nn::BatchNorm2d& bn, const CollectivesPtr& over) {
-  const bool fused = x.device().is_cpu() && x.scalar_type() == torch::kFloat &&
-                     bn->weight.scalar_type() == torch::kFloat && bn->is_training() && x.size(1) > 1 &&
-                     (over || x.numel() > x.size(1)) && x.is_contiguous(torch::MemoryFormat::ChannelsLast);
+  const bool has_kernels =
+      x.is_cpu() ? x.scalar_type() == torch::kFloat
+                 : x.is_cuda() && bn_silu_kernels::enabled && bn_silu_cuda::supports(x.scalar_type());
+  const bool fused = has_kernels && bn->weight.scalar_type() == torch::kFloat && bn->is_training() &&
+                     x.size(1) > 1 && (over || x.numel() > x.size(1)) &&
+                     x.is_contiguous(torch::MemoryFormat::ChannelsLast);
   if (!fused) return torch::silu(over && bn->is_training() ? sync_batch_norm(x, bn, over) : bn(x));
   bn->num_batches_tracked += 1;
   return BnSilu::apply(x, bn->weight, bn->bias, bn->running_mean, bn->running_var,

@@ -6,7 +6,7 @@
 #   tidy      clang-tidy finds nothing in the headers and the libraries (.clang-tidy)
 #   sanitize  the quick suite under the address and undefined behaviour sanitizers; prints the coverage
 #   threads   the suite "threads" under the thread sanitizer
-#   cuda      train and benches compile and link for CUDA 13, and the tests of GPUs compile
+#   cuda      train and benches compile and link for CUDA 13, and the tests of GPUs compile; no kernel spills registers
 #   gpu       gpu-check in a bundle, on the simulated device of tests/simulated_cuda
 #   fuzz      each fuzzer of tests/fuzz for YOLOX_FUZZ_SECONDS (60), starting from tests/fuzz/corpus; findings go to tests/fuzz/found
 set -uo pipefail
@@ -32,9 +32,9 @@ export ASAN_SYMBOLIZER_PATH=/usr/bin/llvm-symbolizer-14 UBSAN_OPTIONS=print_stac
 
 check_format() {
   local without
-  without=$(git ls-files '*.h' '*.hpp' '*.cpp' '*.py' '*.sh' '*.cmake' '*.proto' CMakeLists.txt | xargs grep -L 'SPDX-License-Identifier: Apache-2.0')
+  without=$(git ls-files '*.h' '*.hpp' '*.cpp' '*.cu' '*.py' '*.sh' '*.cmake' '*.proto' CMakeLists.txt | xargs grep -L 'SPDX-License-Identifier: Apache-2.0')
   [ -z "$without" ] || { echo "no SPDX line: $without"; return 1; }
-  git ls-files '*.hpp' '*.cpp' | xargs clang-format-14 --dry-run -Werror && git ls-files '*.hpp' '*.cpp' | wc -l | sed 's/$/ files/'
+  git ls-files '*.hpp' '*.cpp' '*.cu' | xargs clang-format-14 --dry-run -Werror && git ls-files '*.hpp' '*.cpp' '*.cu' | wc -l | sed 's/$/ files/'
 }
 
 check_tidy() {  # the units of the libraries include nearly all headers
@@ -78,7 +78,11 @@ check_threads() {
 
 check_cuda() {
   # Only this part of the tests contains code for CUDA.
-  YOLOX_BUILD=build-cuda ./setup.sh train bench_train_step bench_ddp CMakeFiles/tests.dir/Unity/unity_gpu_cxx.cxx.o
+  YOLOX_BUILD=build-cuda ./setup.sh train bench_train_step bench_ddp CMakeFiles/tests.dir/Unity/unity_gpu_cxx.cxx.o || return 1
+  local log=build-cuda/bn_silu.log
+  # One line per kernel and architecture. It names a stack frame, and registers in memory.
+  ! grep spill $log | grep -v '0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads' || return 1
+  echo "$(grep -c spill $log) kernels, at most $(grep -o 'Used [0-9]*' $log | sort -k2n | tail -n 1 | tr -dc 0-9) registers, no spills"
 }
 
 check_gpu() {

@@ -57,6 +57,13 @@ inline const SyncBnCollectives kTwoEqualRanks{[](Tensor& x) {
                                                 return torch::stack({x, x});
                                               }};
 
+// Uses the CUDA kernels of bn_silu() in its scope.
+struct FusedNorm {
+  FusedNorm() { use_fused_norm(true); }
+  ~FusedNorm() { use_fused_norm(false); }
+};
+inline const doctest::skip needs_fused_norm(!torch::cuda::is_available() || !has_fused_norm());
+
 // The steps of train.cpp on one device.
 struct Trainer {
   Config config;

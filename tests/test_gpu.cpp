@@ -6,6 +6,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/AllocatorConfig.h>
 
+#include "dtr/budget.hpp"
 #include "evaluate.hpp"
 #include "run/crash.hpp"
 
@@ -228,6 +229,113 @@ TEST_CASE("gpu: SyncBN over two ranks with equal images equals batch norm on one
       train_nano(kGpu, "fp64", "sgd", [](Trainer& t) { use_sync_bn(*t.model, kTwoEqualRanks); });
   CHECK(std::abs(gpu.steps[0].total / cpu.steps[0].total - 1) < 1e-9);
   CHECK(std::abs(gpu.steps[0].norm / cpu.steps[0].norm - 1) < 1e-6);
+}
+
+// ---- the CUDA kernels of bn_silu
+
+namespace {
+
+// Returns output, gradients and running statistics of batch norm and SiLU, on the CPU in float64.
+std::vector<Tensor> norm_results(const Tensor& input, torch::Device device, torch::ScalarType type,
+                                 const CollectivesPtr& over = {}) {
+  torch::nn::BatchNorm2d bn(torch::nn::BatchNorm2dOptions(input.size(1)).eps(1e-3).momentum(0.03));
+  torch::manual_seed(4);
+  {
+    const torch::NoGradGuard no_grad;
+    bn->weight.normal_();
+    bn->bias.normal_();
+  }
+  bn->to(device, type == torch::kDouble ? torch::kDouble : torch::kFloat);
+  const Tensor x = input.to(device, type).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
+  const Tensor y = bn_silu(x, bn, over);
+  CHECK((y.grad_fn()->name().find("BnSilu") != std::string::npos) == (type != torch::kDouble));
+  y.backward(torch::randn(y.sizes(), torch::kDouble).to(device, type));
+  std::vector<Tensor> all{y,
+                          x.grad(),
+                          bn->weight.grad(),
+                          bn->bias.grad(),
+                          bn->running_mean,
+                          bn->running_var,
+                          bn->num_batches_tracked};
+  for (Tensor& t : all) t = t.detach().to(torch::kCPU, torch::kDouble);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("gpu: the CUDA kernels of bn_silu equal batch norm and SiLU in float64" * needs_fused_norm) {
+  const NoStreamErrors no_stream_errors;
+  const FusedNorm fused_norm;
+  torch::manual_seed(2);
+  for (const auto& shape : {std::vector<int64_t>{2, 16, 40, 33}, {3, 5, 7, 9}, {1, 640, 4, 3}})
+    for (const auto& [type, tolerance] :
+         {std::pair(torch::kFloat, 1e-5), {torch::kHalf, 2e-3}, {torch::kBFloat16, 2e-2}}) {
+      INFO("channels " << shape[1]);
+      const Tensor x = (torch::randn(shape) * 3 + 2).to(type);
+      const auto exact = norm_results(x, torch::kCPU, torch::kDouble), gpu = norm_results(x, kGpu, type);
+      for (size_t i = 0; i < exact.size(); ++i) CHECK(relative_error(gpu[i], exact[i]) < tolerance);
+      const auto again = norm_results(x, kGpu, type);
+      for (size_t i = 0; i < exact.size(); ++i) CHECK(torch::equal(gpu[i], again[i]));
+    }
+}
+
+TEST_CASE("gpu: the CUDA kernels of bn_silu over two ranks with SyncBN equal one rank" * needs_fused_norm) {
+  const NoStreamErrors no_stream_errors;
+  const FusedNorm fused_norm;
+  const auto over = c10::make_intrusive<Collectives>(kTwoEqualRanks);
+  torch::manual_seed(2);
+  const Tensor x = torch::randn({2, 24, 9, 7}) * 3 + 2;
+  const auto one = norm_results(x, kGpu, torch::kFloat), two = norm_results(x, kGpu, torch::kFloat, over);
+  for (const size_t i : {0, 1, 2, 3, 4}) CHECK(relative_error(two[i], one[i]) < 1e-6);
+  const double n = 2 * 9 * 7;  // the variance is unbiased
+  CHECK(relative_error((two[5] - 0.97) * (2 * n - 1) / (2 * n), (one[5] - 0.97) * (n - 1) / n) < 1e-5);
+  const auto none = norm_results(x.slice(0, 0, 0), kGpu, torch::kFloat, over);  // no image on either rank
+  CHECK(none[0].numel() == 0);
+  CHECK(torch::isfinite(none[5]).all().item<bool>());
+}
+
+TEST_CASE("gpu: the CUDA kernels of bn_silu train yolox-nano as the operations of torch do" *
+          needs_fused_norm) {
+  const NoStreamErrors no_stream_errors;
+  allow_tf32(false);
+  const auto prepare = [](Trainer& t) { use_sync_bn(*t.model, kTwoEqualRanks); };
+  const Trajectory plain = train_nano(kGpu, "off", "sgd", prepare);
+  const FusedNorm fused_norm;
+  const Trajectory fused = train_nano(kGpu, "off", "sgd", prepare);
+  CHECK(std::abs(fused.steps[0].total / plain.steps[0].total - 1) < 1e-5);
+  CHECK(std::abs(fused.steps[0].norm / plain.steps[0].norm - 1) < 1e-3);
+}
+
+TEST_CASE("gpu: DTR repeats the CUDA kernels of bn_silu, but not the update of the statistics" *
+          needs_fused_norm) {
+  const NoStreamErrors no_stream_errors;
+  const FusedNorm fused_norm;
+  torch::manual_seed(2);
+  const Tensor x = torch::randn({2, 16, 24, 24}).to(kGpu).contiguous(torch::MemoryFormat::ChannelsLast);
+  const auto step = [&](Dtr& dtr) {
+    torch::nn::BatchNorm2d bn(16), second(16);
+    bn->to(kGpu);
+    second->to(kGpu);
+    const Tensor weight = torch::ones({1}, kGpu).requires_grad_();
+    dtr.run([&] {
+      const auto evict = [&] {
+        if (dtr.on()) dtr.evict_all();
+      };
+      const Tensor y = bn_silu(x * weight + 1, bn);
+      evict();
+      const Tensor z = bn_silu(y * 2, second);
+      evict();
+      z.square().sum().backward();
+    });
+    return std::vector<Tensor>{weight.grad(),   bn->weight.grad(),     bn->bias.grad(),    bn->running_mean,
+                               bn->running_var, second->weight.grad(), second->running_var};
+  };
+  DtrSettings s = dtr_settings(1e15, kGpu, 1);
+  s.min_size = 1024;
+  Dtr off, dtr(s);
+  const auto plain = step(off), again = step(dtr);
+  CHECK(dtr.step().rematerialisations >= 3);
+  for (size_t i = 0; i < plain.size(); ++i) CHECK(torch::equal(plain[i], again[i]));
 }
 
 TEST_CASE("gpu: deterministic max pooling equals the default one, forward and backward" * needs_gpu) {

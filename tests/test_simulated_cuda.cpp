@@ -122,12 +122,18 @@ TEST_CASE(
     "gpu: a step does not synchronise with the device, and the number of its operator calls has a limit") {
   const NoStreamErrors no_stream_errors;
   std::map<std::string, int64_t> all;
-  for (const auto& [amp, sync_bn] :
-       {std::pair("off", false), {"bf16", false}, {"fp16", false}, {"bf16", true}}) {
+  for (const auto& [amp, sync_bn, fused] : {std::tuple("off", false, false),
+                                            {"bf16", false, false},
+                                            {"fp16", false, false},
+                                            {"bf16", true, false},
+                                            {"bf16", false, true},
+                                            {"bf16", true, true}}) {
+    use_fused_norm(fused);
     const auto calls = calls_of_step(amp, sync_bn);
+    use_fused_norm(false);
     std::string text;
     for (const auto& [phase, times] : calls) text += concat(" ", phase, " ", times);
-    const std::string name = concat(amp, sync_bn ? "+sync" : "");
+    const std::string name = concat(amp, sync_bn ? "+sync" : "", fused ? "+fused" : "");
     MESSAGE(name << ":" << text);
     all[name] = calls.at("all");
   }
@@ -136,6 +142,8 @@ TEST_CASE(
   CHECK(all.at("bf16") <= 821);
   CHECK(all.at("fp16") <= 829);
   CHECK(all.at("bf16+sync") <= 1265);
+  CHECK(all.at("bf16+fused") <= 987);
+  CHECK(all.at("bf16+sync+fused") <= 1061);
 }
 
 TEST_CASE("gpu: a checkpoint synchronises at most 10 times, an evaluation once per batch") {

@@ -156,31 +156,12 @@ struct Call {
     }
   }
 
-  // Moves the clock of the current stream, and checks that what the operator uses is ordered before it.
   void run_on_stream() {
     const Lock lock(mutex());
-    const int stream = current_stream();
-    Clock& clock = clock_of(stream);
-    const int64_t time = ++clock[stream];
-    for (const Pair& t : tensors) {
-      Block* b = t.device.numel() > 0 ? arena().block_at(t.device.storage().data()) : nullptr;
-      if (!b) continue;
-      const auto check = [&](int other, int64_t at, const char* did) {
-        if (other >= 0 && other != stream && at > known(clock, other))
-          report_error(c10::str(op.name, " on stream ", stream, t.written ? " writes" : " reads",
-                                " what stream ", other, did, " (", b->writer, ") without waiting for it"));
-      };
-      check(b->written_by, b->written_at, " wrote");
-      if (!t.written) {
-        b->read_at[stream] = time;
-        continue;
-      }
-      for (const auto& [other, at] : b->read_at) check(other, at, " reads");
-      b->read_at.clear();
-      b->written_by = stream;
-      b->written_at = time;
-      b->writer = op.name;
-    }
+    std::vector<Use> uses;
+    for (const Pair& t : tensors)
+      if (t.device.numel() > 0) uses.push_back({arena().block_at(t.device.storage().data()), t.written});
+    simulated_cuda::run_on_stream(op.name, uses);
   }
   // Marks new results, which are the tensors from `first` on, as written by the current stream.
   void write_results_on_stream(size_t first) {

@@ -36,6 +36,8 @@ int current_stream();
 Clock& clock_of(int stream);
 void join(Clock& into, const Clock& other);
 int64_t known(const Clock& clock, int stream);
+// Returns the cudaStream_t of a stream, which only our own launches use.
+inline void* native_handle(int stream) { return reinterpret_cast<void*>(intptr_t(stream)); }
 
 // ---- memory
 struct Block {
@@ -48,6 +50,14 @@ struct Block {
   std::map<int, int64_t> read_at;  // stream -> its last read since then
   std::set<int> recorded;          // streams of record_stream()
 };
+
+struct Use {
+  Block* block;  // may be null
+  bool writes;
+};
+// Moves the clock of the current stream by one operation, and checks that what the operation uses is ordered
+// before it.
+void run_on_stream(const std::string& name, const std::vector<Use>& uses);
 
 // Device memory is mapped twice. Tensors have addresses in the first mapping, which nobody may read or write.
 // Kernels get the second one, which has the bytes.

@@ -110,6 +110,32 @@ int64_t known(const Clock& clock, int stream) {
   return at == clock.end() ? 0 : at->second;
 }
 
+void run_on_stream(const std::string& name, const std::vector<Use>& uses) {
+  const Lock lock(mutex());
+  const int stream = current_stream();
+  Clock& clock = clock_of(stream);
+  const int64_t time = ++clock[stream];
+  for (const Use& use : uses) {
+    Block* b = use.block;
+    if (!b) continue;
+    const auto check = [&](int other, int64_t at, const char* did) {
+      if (other >= 0 && other != stream && at > known(clock, other))
+        report_error(c10::str(name, " on stream ", stream, use.writes ? " writes" : " reads", " what stream ",
+                              other, did, " (", b->writer, ") without waiting for it"));
+    };
+    check(b->written_by, b->written_at, " wrote");
+    if (!use.writes) {
+      b->read_at[stream] = time;
+      continue;
+    }
+    for (const auto& [other, at] : b->read_at) check(other, at, " reads");
+    b->read_at.clear();
+    b->written_by = stream;
+    b->written_at = time;
+    b->writer = name;
+  }
+}
+
 namespace {
 
 int number_of(const Stream& s) { return int(s.device_index()) * kStreams + int(s.id()); }
@@ -153,6 +179,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     stream_now[s.device_index()] = int(s.id());
     return before;
   }
+  void* getStreamNativeHandle(const Stream s) const override { return native_handle(number_of(s)); }
   bool queryStream(const Stream& s) const override {
     const Lock lock(mutex());
     return all_done(clock_of(number_of(s)));
