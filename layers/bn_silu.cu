@@ -64,18 +64,25 @@ struct Place {
   bool works;
 };
 
+// A matrix whose rows have a distance of `pitch` elements.
+template <class T>
+struct Input {
+  const T* data;
+  int64_t pitch;
+};
+
 // Calls use(row, vectors) for the rows of a thread, where vectors[i] is loaded from inputs[i]. Loads kAtOnce
 // rows before the first use, because one load per thread would not keep the memory busy.
 template <int kAtOnce, class T, int V, int N, class Use>
-__device__ void for_rows(const Place<V>& place, int64_t rows, int channels, const T* const (&inputs)[N],
-                         const Use& use) {
+__device__ void for_rows(const Place<V>& place, int64_t rows, const Input<T> (&inputs)[N], const Use& use) {
   for (int64_t first = place.first; first < rows; first += kAtOnce * place.step) {
     Vector<T, V> loaded[kAtOnce][N];
     for (int k = 0; k < kAtOnce; ++k) {
       const int64_t row = first + k * place.step;
       if (row < rows)
         for (int i = 0; i < N; ++i)
-          loaded[k][i] = *reinterpret_cast<const Vector<T, V>*>(inputs[i] + row * channels + place.channel);
+          loaded[k][i] =
+              *reinterpret_cast<const Vector<T, V>*>(inputs[i].data + row * inputs[i].pitch + place.channel);
     }
     for (int k = 0; k < kAtOnce; ++k) {
       const int64_t row = first + k * place.step;
@@ -129,9 +136,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     moments_kernel(const T* __restrict__ x, int64_t rows, int channels, float* __restrict__ parts) {
   const Place<V> place(channels);
   float mine[2 * V + 1] = {};  // means, sums of squared distances, number of rows
-  const T* const inputs[] = {x};
+  const Input<T> inputs[] = {{x, channels}};
   if (place.works)
-    for_rows<2>(place, rows, channels, inputs, [&](int64_t, const Vector<T, V>(&row)[1]) {
+    for_rows<2>(place, rows, inputs, [&](int64_t, const Vector<T, V>(&row)[1]) {
       mine[2 * V] += 1;
       const float share = 1 / mine[2 * V];
       for (int v = 0; v < V; ++v) {
@@ -229,8 +236,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   load(mean, saved, place.channel);
   load(scale, saved + 2 * channels, place.channel);
   load(bias, saved + 3 * channels, place.channel);
-  const T* const inputs[] = {x};
-  for_rows<2>(place, rows, channels, inputs, [&](int64_t row, const Vector<T, V>(&in)[1]) {
+  const Input<T> inputs[] = {{x, channels}};
+  for_rows<2>(place, rows, inputs, [&](int64_t row, const Vector<T, V>(&in)[1]) {
     Vector<T, V> out;
     for (int v = 0; v < V; ++v) {
       const float z = (float(in[0].at[v]) - mean[v]) * scale[v] + bias[v];
@@ -251,8 +258,8 @@ __device__ inline float gradient_of_silu(float g, float z) {
 // Reads g and x: 4 bytes per element in bf16, 210 MB, at least 44 us.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    gradient_sums_kernel(const T* __restrict__ g, const T* __restrict__ x, int64_t rows, int channels,
-                         const float* __restrict__ saved, float* __restrict__ parts) {
+    gradient_sums_kernel(const T* __restrict__ g, int64_t g_pitch, const T* __restrict__ x, int64_t rows,
+                         int channels, const float* __restrict__ saved, float* __restrict__ parts) {
   const Place<V> place(channels);
   float mine[2 * V] = {};  // sums of dz and of dz (x - mean)
   if (place.works) {
@@ -260,8 +267,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     load(mean, saved, place.channel);
     load(scale, saved + 2 * channels, place.channel);
     load(bias, saved + 3 * channels, place.channel);
-    const T* const inputs[] = {g, x};
-    for_rows<2>(place, rows, channels, inputs, [&](int64_t, const Vector<T, V>(&in)[2]) {
+    const Input<T> inputs[] = {{g, g_pitch}, {x, channels}};
+    for_rows<2>(place, rows, inputs, [&](int64_t, const Vector<T, V>(&in)[2]) {
       for (int v = 0; v < V; ++v) {
         const float distance = float(in[1].at[v]) - mean[v];
         const float dz = gradient_of_silu(float(in[0].at[v]), distance * scale[v] + bias[v]);
@@ -303,8 +310,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 // less than writing and reading it.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    gradient_kernel(const T* __restrict__ g, const T* __restrict__ x, int64_t rows, int channels,
-                    const float* __restrict__ saved, const float* __restrict__ sums,
+    gradient_kernel(const T* __restrict__ g, int64_t g_pitch, const T* __restrict__ x, int64_t rows,
+                    int channels, const float* __restrict__ saved, const float* __restrict__ sums,
                     const double* __restrict__ count, T* __restrict__ dx) {
   const Place<V> place(channels);
   if (!place.works) return;
@@ -318,8 +325,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     mean_dz[v] = sums[place.channel + v] * share;
     slope[v] *= sums[channels + place.channel + v] * share * slope[v];
   }
-  const T* const inputs[] = {g, x};
-  for_rows<2>(place, rows, channels, inputs, [&](int64_t row, const Vector<T, V>(&in)[2]) {
+  const Input<T> inputs[] = {{g, g_pitch}, {x, channels}};
+  for_rows<2>(place, rows, inputs, [&](int64_t row, const Vector<T, V>(&in)[2]) {
     Vector<T, V> out;
     for (int v = 0; v < V; ++v) {
       const float distance = float(in[1].at[v]) - mean[v];
@@ -340,11 +347,11 @@ struct Width {
 };
 // Calls run(T(), Width<V>()) for the type of the matrices and the vectors that fit them.
 template <int kMost, class Run>
-void for_type(const Shape& s, std::initializer_list<const void*> matrices, const Run& run) {
+void for_type(const Shape& s, int64_t pitch, std::initializer_list<const void*> matrices, const Run& run) {
   uintptr_t addresses = 0;
   for (const void* m : matrices) addresses |= reinterpret_cast<uintptr_t>(m);
   const int width = s.type == Type::float32 ? 4 : kMost;
-  const bool vectors = addresses % 16 == 0 && s.channels % width == 0;
+  const bool vectors = addresses % 16 == 0 && s.channels % width == 0 && pitch % width == 0;
   if (s.type == Type::float32) vectors ? run(float(), Width<4>()) : run(float(), Width<1>());
   if (s.type == Type::float16) vectors ? run(__half(), Width<kMost>()) : run(__half(), Width<1>());
   if (s.type == Type::bfloat16)
@@ -364,7 +371,7 @@ unsigned blocks_of_columns(int channels) { return unsigned((channels + kColumns 
 }  // namespace
 
 void moments(const Shape& s, const void* x, float* parts, void* stream) {
-  for_type<8>(s, {x}, [&](auto type, auto width) {
+  for_type<8>(s, s.channels, {x}, [&](auto type, auto width) {
     using T = decltype(type);
     constexpr int V = decltype(width)::value;
     launch(&moments_kernel<T, V>, grid(parts_of(s), s.channels / V), kThreads, stream,
@@ -386,7 +393,7 @@ void finish_moments(int channels, const float* parts, int64_t parts_count, const
 
 void normalise(const Shape& s, const void* x, const float* saved, void* y, void* stream) {
   if (s.rows == 0) return;
-  for_type<8>(s, {x, y}, [&](auto type, auto width) {
+  for_type<8>(s, s.channels, {x, y}, [&](auto type, auto width) {
     using T = decltype(type);
     constexpr int V = decltype(width)::value;
     launch(&normalise_kernel<T, V>, grid(parts_without_sums(s, V), s.channels / V), kThreads, stream,
@@ -394,13 +401,13 @@ void normalise(const Shape& s, const void* x, const float* saved, void* y, void*
   });
 }
 
-void gradient_sums(const Shape& s, const void* g, const void* x, const float* saved, float* parts,
-                   void* stream) {
-  for_type<4>(s, {g, x}, [&](auto type, auto width) {
+void gradient_sums(const Shape& s, const void* g, int64_t g_pitch, const void* x, const float* saved,
+                   float* parts, void* stream) {
+  for_type<4>(s, g_pitch, {g, x}, [&](auto type, auto width) {
     using T = decltype(type);
     constexpr int V = decltype(width)::value;
     launch(&gradient_sums_kernel<T, V>, grid(parts_of(s), s.channels / V), kThreads, stream,
-           static_cast<const T*>(g), static_cast<const T*>(x), s.rows, s.channels, saved, parts);
+           static_cast<const T*>(g), g_pitch, static_cast<const T*>(x), s.rows, s.channels, saved, parts);
   });
 }
 
@@ -410,15 +417,15 @@ void add_gradient_sums(int channels, const float* parts, int64_t parts_count, co
          parts_count, saved, sums, d_weight, d_bias);
 }
 
-void gradient(const Shape& s, const void* g, const void* x, const float* saved, const float* sums,
-              const double* count, void* dx, void* stream) {
+void gradient(const Shape& s, const void* g, int64_t g_pitch, const void* x, const float* saved,
+              const float* sums, const double* count, void* dx, void* stream) {
   if (s.rows == 0) return;
-  for_type<4>(s, {g, x, dx}, [&](auto type, auto width) {
+  for_type<4>(s, g_pitch, {g, x, dx}, [&](auto type, auto width) {
     using T = decltype(type);
     constexpr int V = decltype(width)::value;
     launch(&gradient_kernel<T, V>, grid(parts_without_sums(s, V), s.channels / V), kThreads, stream,
-           static_cast<const T*>(g), static_cast<const T*>(x), s.rows, s.channels, saved, sums, count,
-           static_cast<T*>(dx));
+           static_cast<const T*>(g), g_pitch, static_cast<const T*>(x), s.rows, s.channels, saved, sums,
+           count, static_cast<T*>(dx));
   });
 }
 

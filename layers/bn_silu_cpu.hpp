@@ -343,7 +343,8 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
                                                  torch::autograd::variable_list grads) {
     const auto kept = ctx->get_saved_variables();
     const Tensor &x = kept[0], &saved = kept[1], &count = kept[2];
-    const Tensor g = grads[0].contiguous(torch::MemoryFormat::ChannelsLast);
+    const bool as_it_is = x.is_cuda() && bn_silu_cuda::row_pitch(grads[0]) > 0;
+    const Tensor g = as_it_is ? grads[0] : grads[0].contiguous(torch::MemoryFormat::ChannelsLast);
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
     std::optional<CollectivesPtr> over;
     if (ctx->saved_data.count("over")) over = ctx->saved_data["over"].toCustomClass<Collectives>();

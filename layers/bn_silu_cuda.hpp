@@ -34,6 +34,20 @@ inline Shape shape_of(const Tensor& x) {
 inline void* stream_of(const Tensor& x) {
   return c10::impl::VirtualGuardImpl(torch::kCUDA).getStream(x.device()).native_handle();
 }
+// Returns the distance of the rows of t [B, C, H, W] in elements if its memory is that of a channels-last
+// tensor with at least as many channels. Otherwise returns 0.
+inline int64_t row_pitch(const Tensor& t) {
+  if (t.stride(1) != 1) return 0;
+  int64_t pitch = 0, rows = 1;
+  for (const int d : {3, 2, 0}) {
+    if (t.size(d) != 1) {
+      if (rows == 1) pitch = t.stride(d);
+      if (pitch < t.size(1) || t.stride(d) != pitch * rows) return 0;
+    }
+    rows *= t.size(d);
+  }
+  return rows == 1 ? t.size(1) : pitch;
+}
 inline float* floats(const Tensor& t) { return t.data_ptr<float>(); }
 
 // As bn_silu_detail::statistics().
@@ -71,8 +85,8 @@ inline Tensor forward(const Tensor& x, const Tensor& saved) {
 }
 
 // Returns the sums of dz and of dz (x - mean) over this rank, [2, C], where dz is the gradient of the batch
-// norm output, and the gradients of weight and bias, [C] each. g: gradient of y, with the dtype and memory
-// format of x.
+// norm output, and the gradients of weight and bias, [C] each. g: gradient of y, with the dtype of x and a
+// row_pitch().
 inline std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& g, const Tensor& x,
                                                         const Tensor& saved) {
   const c10::DeviceGuard guard(x.device());
@@ -82,8 +96,8 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& g, const T
                d_weight = torch::empty({shape.channels}, saved.options()),
                d_bias = torch::empty({shape.channels}, saved.options());
   void* stream = stream_of(x);
-  bn_silu_kernels::gradient_sums(shape, g.const_data_ptr(), x.const_data_ptr(), floats(saved), floats(parts),
-                                 stream);
+  bn_silu_kernels::gradient_sums(shape, g.const_data_ptr(), row_pitch(g), x.const_data_ptr(), floats(saved),
+                                 floats(parts), stream);
   bn_silu_kernels::add_gradient_sums(shape.channels, floats(parts), parts.size(0), floats(saved),
                                      floats(sums), floats(d_weight), floats(d_bias), stream);
   return {sums, d_weight, d_bias};
@@ -94,8 +108,8 @@ inline Tensor backward_norm(const Tensor& g, const Tensor& x, const Tensor& save
                             const Tensor& count) {
   const c10::DeviceGuard guard(x.device());
   const Tensor dx = torch::empty_like(x);
-  bn_silu_kernels::gradient(shape_of(x), g.const_data_ptr(), x.const_data_ptr(), floats(saved), floats(sums),
-                            count.const_data_ptr<double>(), dx.data_ptr(), stream_of(x));
+  bn_silu_kernels::gradient(shape_of(x), g.const_data_ptr(), row_pitch(g), x.const_data_ptr(), floats(saved),
+                            floats(sums), count.const_data_ptr<double>(), dx.data_ptr(), stream_of(x));
   return dx;
 }
 

@@ -49,16 +49,19 @@ void finish_moments(int channels, const float* parts, int64_t parts_count, const
 // Writes y = silu((x - mean) * scale + bias).
 void normalise(const Shape& s, const void* x, const float* saved, void* y, void* stream);
 
+// g_pitch: the distance of the rows of g in elements. It is larger than `channels` if g is a part of the
+// gradient of a concatenation.
+
 // Writes the sums of dz and of dz (x - mean) of each part, where dz is the gradient of the batch norm output.
 // parts: [parts_of(s), 2 channels].
-void gradient_sums(const Shape& s, const void* g, const void* x, const float* saved, float* parts,
-                   void* stream);
+void gradient_sums(const Shape& s, const void* g, int64_t g_pitch, const void* x, const float* saved,
+                   float* parts, void* stream);
 // Adds the parts. sums: [2 channels]. Writes the gradients of weight and bias, too.
 void add_gradient_sums(int channels, const float* parts, int64_t parts_count, const float* saved, float* sums,
                        float* d_weight, float* d_bias, void* stream);
 // Writes dx. sums, count: over all ranks.
-void gradient(const Shape& s, const void* g, const void* x, const float* saved, const float* sums,
-              const double* count, void* dx, void* stream);
+void gradient(const Shape& s, const void* g, int64_t g_pitch, const void* x, const float* saved,
+              const float* sums, const double* count, void* dx, void* stream);
 
 }  // namespace bn_silu_kernels
 }  // namespace yolox

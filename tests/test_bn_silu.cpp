@@ -107,3 +107,9 @@ TEST_CASE("bn_silu: large inputs saturate without NaN") {
           .all()
           .item<bool>());
 }
+
+TEST_CASE("bn_silu: the kernels for GPUs cannot be selected in a program that does not contain them") {
+  if (has_fused_norm()) return;
+  CHECK_THROWS_WITH_AS(use_fused_norm(true), doctest::Contains("nvcc was not found"), c10::Error);
+  use_fused_norm(false);
+}

@@ -70,7 +70,8 @@ Result run_kernels(Layer layer, const std::vector<Tensor>& xs, const std::vector
     y.push_back(torch::full_like(xs[i], NAN));
     normalise(shape(xs[i]), xs[i].data_ptr(), floats(saved), y.back().data_ptr(), nullptr);
     const Tensor some = torch::full({parts_of(shape(xs[i])), 2 * channels}, NAN);
-    gradient_sums(shape(xs[i]), gs[i].data_ptr(), xs[i].data_ptr(), floats(saved), floats(some), nullptr);
+    gradient_sums(shape(xs[i]), gs[i].data_ptr(), gs[i].stride(0), xs[i].data_ptr(), floats(saved),
+                  floats(some), nullptr);
     sums.push_back(torch::full({2 * channels}, NAN));
     d_weight.push_back(torch::full({channels}, NAN));
     d_bias.push_back(torch::full({channels}, NAN));
@@ -80,8 +81,8 @@ Result run_kernels(Layer layer, const std::vector<Tensor>& xs, const std::vector
   const Tensor all_sums = torch::stack(sums).sum(0);
   for (size_t i = 0; i < xs.size(); ++i) {
     dx.push_back(torch::full_like(xs[i], NAN));
-    gradient(shape(xs[i]), gs[i].data_ptr(), xs[i].data_ptr(), floats(saved), floats(all_sums),
-             count.data_ptr<double>(), dx.back().data_ptr(), nullptr);
+    gradient(shape(xs[i]), gs[i].data_ptr(), gs[i].stride(0), xs[i].data_ptr(), floats(saved),
+             floats(all_sums), count.data_ptr<double>(), dx.back().data_ptr(), nullptr);
   }
   return {
       torch::cat(y),  torch::cat(dx), torch::stack(d_weight).sum(0), torch::stack(d_bias).sum(0), layer.mean,
@@ -188,6 +189,17 @@ TEST_CASE("bn_silu kernels: memory that is not aligned for vectors leads to the 
     check_equal(run_kernels(layer, {shifted(x)}, {shifted(g)}, false), run_torch(layer, x, g),
                 tolerance_of(type), 5e-6);
   }
+}
+
+TEST_CASE("bn_silu kernels: the gradient may be a part of the channels of a larger tensor") {
+  torch::manual_seed(2);
+  const Layer layer(16);
+  for (const int64_t first : {8, 3})  // with and without vectors
+    for (const auto type : {torch::kFloat, torch::kHalf}) {
+      const Tensor x = torch::randn({300, 16}).to(type),
+                   g = torch::randn({300, 40}).to(type).slice(1, first, first + 16);
+      check_equal(run_kernels(layer, {x}, {g}, false), run_torch(layer, x, g), tolerance_of(type), 5e-6);
+    }
 }
 
 TEST_CASE("bn_silu kernels: large inputs saturate, and NaN stays NaN") {

@@ -142,8 +142,8 @@ TEST_CASE(
   CHECK(all.at("bf16") <= 821);
   CHECK(all.at("fp16") <= 829);
   CHECK(all.at("bf16+sync") <= 1265);
-  CHECK(all.at("bf16+fused") <= 987);
-  CHECK(all.at("bf16+sync+fused") <= 1061);
+  CHECK(all.at("bf16+fused") <= 969);
+  CHECK(all.at("bf16+sync+fused") <= 1043);
 }
 
 TEST_CASE("gpu: a checkpoint synchronises at most 10 times, an evaluation once per batch") {
