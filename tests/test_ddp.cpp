@@ -300,8 +300,15 @@ RANK_CASE("rank: SyncBN equals batch norm over the whole batch") {
   const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, device_of(p), 60);
   const int64_t images = int64_t(p.world) * (p.world - 1) / 2;
-  for (const auto type : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {
+  const bool has_kernels = device_of(p).is_cuda() && has_fused_norm();
+  for (const auto& [of_case, fused] : {std::pair(torch::kFloat, false),
+                                       {torch::kDouble, false},
+                                       {torch::kBFloat16, false},
+                                       {torch::kFloat, true},
+                                       {torch::kBFloat16, true}}) {
+    const auto type = of_case;  // INFO cannot capture a structured binding
     INFO("type " << type);
+    use_fused_norm(fused && has_kernels);
     torch::manual_seed(5);
     torch::nn::BatchNorm2d whole(torch::nn::BatchNorm2dOptions(8).momentum(0.03).eps(1e-3)),
         mine(whole->options);
