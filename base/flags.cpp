@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/flags.hpp"
 
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <cxxopts.hpp>
@@ -72,13 +73,102 @@ Flags::Flag& Flags::add(const Member& member, std::string_view group, std::strin
 
 // ---- the command line
 
+// A flag of another trainer, the flag here, and what differs. The first row whose flag the program has holds.
+struct Alias {
+  const char *other, *name, *note;
+};
+static const Alias aliases[] = {
+    {"b", "bs", ""},
+    {"batch", "bs", ""},
+    {"batch-size", "bs", ""},
+    {"c", "weights", ""},
+    {"ckpt", "weights", ""},
+    {"checkpoint", "weights", ""},
+    {"weight", "weights", ""},
+    {"pretrained", "weights", ""},
+    {"n", "model", ""},
+    {"cfg", "model", "there are no configuration files: flags set everything"},
+    {"f", "model", "there are no experiment files: flags set everything"},
+    {"exp-file", "model", "there are no experiment files: flags set everything"},
+    {"d", "gpus", "the number of GPUs, not an index"},
+    {"d", "device", ""},
+    {"devices", "gpus", "the number of GPUs, not an index"},
+    {"devices", "device", ""},
+    {"e", "epochs", ""},
+    {"epoch", "epochs", ""},
+    {"max-epoch", "epochs", ""},
+    {"img", "size", "a multiple of 32, or HEIGHTxWIDTH"},
+    {"imgsz", "size", "a multiple of 32, or HEIGHTxWIDTH"},
+    {"img-size", "size", "a multiple of 32, or HEIGHTxWIDTH"},
+    {"tsize", "size", "a multiple of 32, or HEIGHTxWIDTH"},
+    {"lr0", "lr", "the learning rate per image, which is multiplied by --bs"},
+    {"learning-rate", "lr", "the learning rate per image, which is multiplied by --bs"},
+    {"lrf", "min-lr-ratio", ""},
+    {"fp16", "amp", "--amp fp16"},
+    {"half", "amp", "--amp fp16"},
+    {"half", "fp16", ""},
+    {"project", "out", "one path, such as runs/my-run"},
+    {"project", "save", "one path, such as runs/my-demo"},
+    {"name", "out", "one path, such as runs/my-run"},
+    {"name", "save", "one path, such as runs/my-demo"},
+    {"output", "out", ""},
+    {"output", "save", ""},
+    {"path", "source", ""},
+    {"conf-thres", "conf", ""},
+    {"iou", "nms-iou", ""},
+    {"iou", "nms", ""},
+    {"iou-thres", "nms-iou", ""},
+    {"iou-thres", "nms", ""},
+    {"j", "workers", ""},
+    {"num-workers", "workers", ""},
+};
+
+// Returns how many letters must be changed, inserted or deleted to turn a into b.
+static size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
+      diagonal = above;
+    }
+  }
+  return row.back();
+}
+
+// Returns the message for an unknown flag: the flag that another trainer's name stands for, or the nearest
+// one. written: the flag with its dashes. names: the flags of the program, without dashes.
+static std::string unknown_flag(const std::string& program, const std::string& written,
+                                const std::vector<std::string>& names) {
+  const std::string name = written.substr(written.find_first_not_of('-'));
+  for (const auto& alias : aliases)
+    if (name == alias.other && std::find(names.begin(), names.end(), alias.name) != names.end())
+      return concat("there is no flag ", written, "; use --", alias.name, *alias.note ? " (" : "", alias.note,
+                    *alias.note ? ")" : "");
+  std::string nearest;
+  size_t distance = std::max<size_t>(1, (name.size() + 2) / 3) + 1;  // a name that differs more is no slip
+  for (const auto& known : names) {
+    const size_t d = edit_distance(name, known);
+    if (d >= distance) continue;
+    nearest = known;
+    distance = d;
+  }
+  return concat("there is no flag ", written, nearest.empty() ? "" : "; did you mean --", nearest,
+                nearest.empty() ? "; " : "? ", program, " --help all lists the flags");
+}
+
 void Flags::parse(int argc, char** argv, const std::string& about, const std::vector<std::string>& common) {
   const std::string program = std::string(argv[0]).substr(std::string(argv[0]).find_last_of('/') + 1);
   cxxopts::Options options(program, program + ": " + about), brief(program, program + ": " + about);
   options.set_width(80);
   brief.set_width(80);
-  std::vector<std::string> groups;
+  std::vector<std::string> groups, names{"help"};
   for (const auto& f : flags) {
+    names.push_back(f.name);
+    if (f.is_bool()) names.push_back("no-" + f.name);
     if (std::find(groups.begin(), groups.end(), f.group) == groups.end()) groups.push_back(f.group);
     const std::string shown = f.get().empty() || f.is_bool() ? "" : " [" + f.get() + "]";
     const auto add_to = [&](cxxopts::Options& to) {
@@ -94,19 +184,29 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::ve
     // The opposite of a switch is accepted too, because a resumed run may need to change the setting back.
     if (f.is_bool()) options.add_options("hidden")(f.on_by_default() ? f.name : "no-" + f.name, "");
   }
-  options.add_options("Help")("help", "this text");
+  options.add_options("Help")("help", "this text (also -h)");
   groups.push_back("Help");
-  // Two cases are handled here, because cxxopts would accept a switch with a value, and would never use the
-  // next word as the value of a flag that has an implicit value.
+  // Three cases are handled here, because cxxopts would accept a switch with a value, would never use the
+  // next word as the value of a flag that has an implicit value, and does not suggest a flag for an unknown
+  // one.
   std::vector<std::string> words{program};
   bool help_all = common.empty();
   for (int i = 1; i < argc; ++i) {
     std::string word = argv[i];
+    if (word == "-h") word = "--help";
     if (word == "--help" && i + 1 < argc && argv[i + 1] == std::string("all")) {
       help_all = true;
       ++i;
     }
+    const std::string written = word.substr(0, word.find('='));
+    const bool is_long = word.size() > 2 && word.rfind("--", 0) == 0;
+    const bool is_short =
+        word.size() > 1 && word[0] == '-' && std::isalpha(static_cast<unsigned char>(word[1]));
+    if (is_short || (is_long && std::find(names.begin(), names.end(), written.substr(2)) == names.end()))
+      throw UsageError(unknown_flag(program, written, names));
+    bool next_is_value = false;
     for (const auto& f : flags) {
+      if (word == "--" + f.name) next_is_value = !f.is_bool() && f.implicit.empty() && i + 1 < argc;
       for (const std::string& name : {"--" + f.name, "--no-" + f.name})
         if (f.is_bool() && word.rfind(name + "=", 0) == 0)
           throw UsageError(concat(name, " is a switch and takes no value, got '", word, "'"));
@@ -114,6 +214,7 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::ve
         word += concat("=", argv[++i]);
     }
     words.push_back(word);
+    if (next_is_value) words.emplace_back(argv[++i]);
   }
   std::vector<const char*> pointers;
   for (const auto& word : words) pointers.push_back(word.c_str());
@@ -121,7 +222,10 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::ve
   try {
     result = options.parse(int(pointers.size()), pointers.data());
   } catch (const cxxopts::exceptions::exception& e) {
-    throw UsageError(concat(e.what(), "; ", program, " --help lists the flags"));
+    std::string text = e.what();
+    for (const std::string quote : {"\u2018", "\u2019"})  // typographic quotes break in some terminals
+      for (size_t at; (at = text.find(quote)) != std::string::npos;) text.replace(at, quote.size(), "'");
+    throw UsageError(concat(text, "; ", program, " --help lists the flags"));
   }
   if (result.count("help")) {
     std::string text = help_all ? options.help(groups) : brief.help(groups);

@@ -126,6 +126,22 @@ TEST_CASE("flags: unknown flags and stray words are refused by name") {
   CHECK(has(refusal({"-b", "4"}), "b"));
 }
 
+TEST_CASE(
+    "flags: an unknown flag is answered with the flag that another trainer's name stands for, or the "
+    "nearest") {
+  CHECK(refusal({"--batch", "4"}) == "there is no flag --batch; use --bs");
+  CHECK(refusal({"-b", "4"}) == "there is no flag -b; use --bs");
+  CHECK(refusal({"--lr0=0.1"}) ==
+        "there is no flag --lr0; use --lr (the learning rate per image, which is multiplied by --bs)");
+  CHECK(refusal({"--sede", "4"}) ==
+        "there is no flag --sede; did you mean --seed? train --help all lists the flags");
+  CHECK(refusal({"--bogus"}) == "there is no flag --bogus; train --help all lists the flags");
+  CHECK(has(refusal({"--no-mosiac"}), "did you mean --no-mosaic?"));
+  CHECK(has(refusal({"--imgsz", "64"}), "--help all"));  // these flags have no --size
+  CHECK(refusal({"--name", "--batch"}).empty());         // a value may look like a flag
+  CHECK(refusal({"--bs"}) == "Option 'bs' is missing an argument; train --help lists the flags");
+}
+
 TEST_CASE("flags: values of the wrong type are refused; the message names the flag and the value") {
   for (const std::string text : {"3.5", "x", "4x", "0x10", "99999999999", "", " "}) {
     INFO("--bs '" << text << "'");

@@ -593,6 +593,7 @@ TEST_CASE("programs: --help lists every flag and ends with 0" * starts_programs)
   TempDir dir;
   const std::string config = contents(trained().dir / "a/config.json");
   const std::string help = succeed(dir, "train", "--help"), all = succeed(dir, "train", "--help all");
+  CHECK(succeed(dir, "train", "-h") == help);
   int flags = 0;
   for (size_t at = 0; (at = config.find("\":\"", at)) != std::string::npos; ++at) {
     const std::string name = config.substr(config.rfind('"', at - 1) + 1, at - config.rfind('"', at - 1) - 1);
