@@ -93,6 +93,7 @@ static int train(int argc, char** argv) {
   Ranks& ranks = *new Ranks(rank_info, device, config.timeout);
 
   // ---- data
+  lock_resumed_run(saved, ranks);
   Splits data = load_data(config, config.data, saved.run, ranks);
   check_ranks(ranks, config, data, saved, device);
 

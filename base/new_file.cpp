@@ -43,9 +43,11 @@ void NewFile::commit() {
 }
 
 void NewFile::require(bool done) const {
-  if (!done)
-    throw Error(concat("cannot write ", path_, ": ", std::strerror(errno),
-                       "; check folder, permissions and disk space; an existing file is unchanged"));
+  if (done) return;
+  const int error = errno;
+  throw Error(concat("cannot write ", path_, ": ", std::strerror(error),
+                     "; check folder, permissions and disk space; an existing file is unchanged"),
+              error == ENOSPC || error == EDQUOT);
 }
 
 void protect_inputs(const char* what, const std::string& result, const std::vector<std::string>& inputs) {

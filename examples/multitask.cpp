@@ -237,6 +237,7 @@ static int train(int argc, char** argv) {
   // ---- rendezvous, data, model
   // `ranks` is never destroyed, because after an error its destructor would wait for the other ranks.
   Ranks& ranks = *new Ranks(rank_info, device, c.timeout);
+  lock_resumed_run(saved, ranks);
   std::vector<Task> tasks;
   std::string names;
   int64_t images = 0, largest = 0;

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <system_error>
 
 #include "base/error.hpp"
@@ -74,10 +76,31 @@ void remove_temporary_files(const std::string& run) {
       std::filesystem::remove(entry.path(), ignored);
 }
 
+static std::map<std::string, int> locks;  // run folder -> file descriptor of its .lock, which is never closed
+
 void lock_run_folder(const std::string& run) {
-  const int fd = open((run + "/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);  // never closed
+  for (const char* name : {"last.pth", "best.pth"}) {
+    std::error_code unknown;
+    const std::string path = run + "/" + name;
+    check(!std::filesystem::exists(path, unknown) || std::filesystem::is_regular_file(path, unknown), path,
+          " is not a regular file, so no checkpoint can be saved there; remove it, or give another --out");
+  }
+  const int fd = open((run + "/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   check(fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "another training uses ", run,
         "; wait until it ends, or give another --out");
+  locks[run] = fd;
+}
+
+void check_run_folder(const std::string& run) {
+  const auto lock = locks.find(run);
+  struct stat mine {
+  }, current{};
+  // A missing .lock is no proof: the file system may be unavailable for a while.
+  if (lock == locks.end() || fstat(lock->second, &mine) != 0 || stat((run + "/.lock").c_str(), &current) != 0)
+    return;
+  check(mine.st_ino == current.st_ino && mine.st_dev == current.st_dev, run,
+        " was moved away while this run used it, and another run uses the name now; this run ends without "
+        "saving; give the moved folder to --resume");
 }
 
 std::string create_run_folder(const std::string& wanted, const std::string& name) {

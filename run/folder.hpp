@@ -20,8 +20,12 @@ void remove_unstarted_checkpoint(const std::string& run);
 void remove_temporary_files(const std::string& run);
 
 // Locks a run folder (flock) until this process ends, because only one training may use a folder. Throws if
-// another process holds the lock. Does nothing on a file system without locks.
+// another process holds the lock, or if a folder or a pipe has the name of a checkpoint. Locks nothing on a
+// file system without locks.
 void lock_run_folder(const std::string& run);
+
+// Throws if the folder that lock_run_folder() has locked was moved away and another run now uses its name.
+void check_run_folder(const std::string& run);
 
 // Creates and locks the folder of a new run: `wanted`, or if that is empty runs/<name>, runs/<name>-2, ...
 // Throws if the folder cannot be written or already holds a run. Returns the path.

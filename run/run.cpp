@@ -25,7 +25,6 @@ std::string open_run_folder(const SavedRun& saved, const std::string& wanted, co
                             Ranks& ranks) {
   std::string folder;
   if (ranks.first()) {
-    if (saved) lock_run_folder(saved.run);
     folder = saved ? saved.run : create_run_folder(wanted, name);
   }
   return ranks.broadcast(folder);

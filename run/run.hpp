@@ -27,7 +27,7 @@
 
 namespace yolox {
 
-// Creates the folder of a new run, or locks the folder of the resumed run. Returns its path on all ranks.
+// Creates and locks the folder of a new run. Returns its path, or that of the resumed run, on all ranks.
 // wanted: --out. name: name of the folder below runs/ if --out is empty.
 std::string open_run_folder(const SavedRun& saved, const std::string& wanted, const std::string& name,
                             Ranks& ranks);

@@ -36,6 +36,19 @@ SavedRun newest_checkpoint(const std::string& run, int64_t below) {
   fail(wrong);
 }
 
+void write_and_make_room(const std::string& run, const std::string& path, const GenericDict& file) {
+  for (;;) {
+    try {
+      return write_pth(path, file);
+    } catch (const NewFile::Error& e) {
+      const auto saved = list_checkpoints(run);
+      const bool has_older = !saved.empty() && std::filesystem::path(saved.back()).filename() != "last.pth";
+      std::error_code error;
+      if (!e.disk_full || !has_older || !std::filesystem::remove(saved.back(), error)) throw;
+    }
+  }
+}
+
 void save_last(const std::string& run, const GenericDict& file, int64_t step, int64_t before, int64_t keep) {
   namespace fs = std::filesystem;
   const fs::path last = fs::path(run) / "last.pth";
@@ -44,9 +57,10 @@ void save_last(const std::string& run, const GenericDict& file, int64_t step, in
     const fs::path older = fs::path(run) / concat("step_", before, ".pth");
     fs::remove(older, error);
     fs::create_hard_link(last, older, error);
-    if (error) fs::copy_file(last, older, error);  // the file system has no hard links
+    if (error && !fs::copy_file(last, older, error))  // the file system has no hard links
+      fs::remove(older, error);
   }
-  write_pth(last.string(), file);
+  write_and_make_room(run, last.string(), file);
   int64_t kept = 0;
   for (const auto& path : list_checkpoints(run))
     if (path != last.string() && ++kept > keep) fs::remove(path, error);
@@ -78,10 +92,11 @@ bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
     if (name == "last.pth") last_step = t.iteration;
     return true;
   }
+  check_run_folder(run);
   const auto file = checkpoint(t, info, settings, per_epoch, images);
   last_save_time = now();
   const auto write = [&] {
-    if (name != "last.pth") return write_pth(run + "/" + name, file);
+    if (name != "last.pth") return write_and_make_room(run, run + "/" + name, file);
     save_last(run, file, t.iteration, last_step, keep);
     last_step = t.iteration;
   };

@@ -37,8 +37,14 @@ bool is_finite(const GenericDict& weights);
 // newer checkpoints. Throws if no checkpoint is usable.
 SavedRun newest_checkpoint(const std::string& run, int64_t below = std::numeric_limits<int64_t>::max());
 
-// Writes last.pth. Keeps the old last.pth as step_N.pth, and deletes all step_N.pth but the `keep` newest.
-// step: of the new file. before: step of the old last.pth; -1: do not keep it.
+// Writes a checkpoint of a run. While the disk is full, deletes the oldest step_N.pth of the run and tries
+// again, because a new checkpoint is worth more than an old one. Throws if the disk is full and no step_N.pth
+// is left.
+void write_and_make_room(const std::string& run, const std::string& path, const GenericDict& file);
+
+// Writes last.pth. Keeps the old last.pth as step_N.pth, and deletes all step_N.pth but the `keep` newest,
+// and more of them if the disk is full. step: of the new file. before: step of the old last.pth; -1: do not
+// keep it.
 void save_last(const std::string& run, const GenericDict& file, int64_t step, int64_t before, int64_t keep);
 
 // Sets all flags that are not on the command line to the values of the run. Returns its newest undamaged

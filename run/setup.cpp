@@ -33,6 +33,19 @@ torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
   return device;
 }
 
+void lock_resumed_run(SavedRun& saved, Ranks& ranks) {
+  if (!saved) return;
+  if (ranks.first()) lock_run_folder(saved.run);
+  ranks.barrier();
+  const Settings settings = saved_settings(saved.file, saved.path);
+  saved.file = {};
+  SavedRun newest = newest_checkpoint(saved.run);
+  check(saved_settings(newest.file, newest.path) == settings, "another training has resumed ", saved.run,
+        " with other settings meanwhile; repeat the command");
+  newest.notes = saved.notes;
+  saved = std::move(newest);
+}
+
 Splits load_data(const Config& config, const std::string& data, const std::string& run, Ranks& ranks) {
   const std::filesystem::path beside = absolute_folder(!run.empty()         ? run
                                                        : config.out.empty() ? "runs/x"

@@ -23,6 +23,11 @@ namespace yolox {
 // device.
 torch::Device prepare_process(Config& config, const RankInfo& rank_info);
 
+// Locks the folder of a resumed run and reads its newest checkpoint again, because a training that was just
+// ending may have saved a later step since find_run(). Throws if another training uses the folder, or if it
+// has changed the settings. Does nothing without --resume. All ranks must call it together.
+void lock_resumed_run(SavedRun& saved, Ranks& ranks);
+
 // Loads the data sets. On each machine one rank checks the images first, and the others read its results.
 // Throws if a data set is empty or --strict finds a problem.
 Splits load_data(const Config& config, const std::string& data, const std::string& run, Ranks& ranks);

@@ -4,7 +4,10 @@
 #include "tensors.hpp"
 
 #include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 #include <csignal>
 #include <map>
@@ -12,6 +15,7 @@
 
 #include "run/recovery.hpp"
 #include "run/saving.hpp"
+#include "run/setup.hpp"
 
 using namespace yolox;
 
@@ -102,6 +106,51 @@ TEST_CASE("checkpoints: --keep N keeps N older ones, 0 none; the same step is no
   write_text(dir / "step_5.pth", "of a step that was done before going back");
   save_last(dir.path.string(), file_of_step(6), 6, 5, 3);
   CHECK(step_of(read_pth(dir / "step_5.pth")) == 5);
+}
+
+TEST_CASE("checkpoints: on a full disk older ones make room, oldest first; the new one is saved") {
+  TempDir dir;
+  const std::string run = dir.path.string();
+  std::vector<GenericDict> files;
+  for (int64_t step = 0; step < 5; ++step) {
+    files.push_back(file_of_step(step));
+    files.back().at("train").toGenericDict().insert("big", torch::full({1 << 18}, double(step)));  // 1 MB
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    const std::string uids = concat("0 ", geteuid(), " 1"), gids = concat("0 ", getegid(), " 1");
+    const bool root = geteuid() == 0;
+    if (unshare(root ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER) != 0) _exit(77);
+    if (!root) {
+      write_text("/proc/self/uid_map", uids);
+      write_text("/proc/self/setgroups", "deny");
+      write_text("/proc/self/gid_map", gids);
+    }
+    if (mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        mount("tmpfs", run.c_str(), "tmpfs", 0, "size=3500k") != 0)
+      _exit(77);
+    const std::string error = error_of([&] {
+      for (int64_t step = 0; step < 5; ++step) save_last(run, files[step], step, step - 1, 3);
+    });
+    if (error != "") std::cerr << error << std::endl;
+    if (error != "" || names_in(dir) != Names{"last.pth", "step_3.pth", "step_2.pth"}) _exit(1);
+    if (step_of(read_pth(dir / "last.pth")) != 4 || step_of(read_pth(dir / "step_3.pth")) != 3) _exit(2);
+    // Nothing is left that could make room.
+    write_text(dir / "step_2.pth", "x");
+    write_text(dir / "other", std::string(400000, 'x'));
+    std::error_code ignored;
+    std::filesystem::remove(dir / "step_3.pth", ignored);
+    write_text(dir / "more", std::string(1500000, 'x'));
+    if (!has(error_of([&] { save_last(run, files[0], 9, -1, 3); }), "No space left")) _exit(3);
+    _exit(step_of(read_pth(dir / "last.pth")) == 4 ? 0 : 4);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77)
+    MESSAGE("not tested: no right to mount a small file system");
+  else
+    CHECK(WEXITSTATUS(status) == 0);
 }
 
 TEST_CASE("checkpoints: that of a run without a step is removed, and temporary files are; others stay") {
@@ -235,6 +284,63 @@ TEST_CASE("run: each run has its own folder, which only one training at a time c
     CHECK(newest_run() == newer);
   }
   std::filesystem::current_path(here);
+}
+
+TEST_CASE("resuming: the folder is locked first; a checkpoint that was saved meanwhile is the one resumed") {
+  TempDir dir;
+  const std::string run = dir.path.string();
+  Ranks& ranks = *new Ranks(RankInfo(), torch::kCPU, 60);
+  save_last(run, file_of_step(3), 3, -1, 1);
+  SavedRun saved = newest_checkpoint(run);
+  saved.notes = {"a note"};
+  save_last(run, file_of_step(4), 4, 3, 1);  // by the training that is just ending
+  lock_resumed_run(saved, ranks);
+  CHECK(saved.step == 4);
+  CHECK(step_of(saved.file) == 4);
+  CHECK(saved.notes == std::vector<std::string>{"a note"});
+  CHECK(has(error_of([&] { lock_resumed_run(saved, ranks); }), "another training uses " + run));
+
+  TempDir other;
+  save_last(other.path.string(), file_of_step(3), 3, -1, 1);
+  saved = newest_checkpoint(other.path.string());
+  auto changed = file_of_step(4);
+  auto settings = empty_dict();
+  settings.insert("bs", "4");
+  changed.at("train").toGenericDict().insert_or_assign("settings", settings);
+  save_last(other.path.string(), changed, 4, 3, 1);
+  CHECK(has(error_of([&] { lock_resumed_run(saved, ranks); }), "with other settings"));
+  SavedRun none;
+  lock_resumed_run(none, ranks);
+  CHECK_FALSE(none);
+  ranks.shutdown();
+}
+
+TEST_CASE("run: a folder that was moved away and whose name another run uses is not written to") {
+  TempDir dir;
+  const std::string run = create_run_folder(dir / "r", "");
+  Log log("", /*quiet=*/true);
+  Training t = small_training();
+  t.iteration = 4;
+  Saver saver{run, nano_info(), {}, 10, 80, 3, true};
+  REQUIRE(saver.save(t, "last.pth", log));
+  std::filesystem::rename(run, dir / "moved");
+  check_run_folder(run);  // it may come back
+  std::filesystem::create_directory(run);
+  write_text(run + "/.lock", "");  // of another process
+  for (const char* name : {"last.pth", "best.pth"})
+    CHECK(has(error_of([&] { saver.save(t, name, log); }), run + " was moved away"));
+  CHECK(list_checkpoints(run).empty());
+}
+
+TEST_CASE("run: a folder or a pipe with the name of a checkpoint is refused at the start") {
+  for (const char* name : {"last.pth", "best.pth"}) {
+    TempDir dir;
+    std::filesystem::create_directory(dir / name);
+    CHECK(has(error_of([&] { create_run_folder(dir.path.string(), ""); }), "is not a regular file"));
+    std::filesystem::remove(dir / name);
+    REQUIRE(mkfifo((dir / name).c_str(), 0600) == 0);
+    CHECK(has(error_of([&] { create_run_folder(dir.path.string(), ""); }), "is not a regular file"));
+  }
 }
 
 TEST_CASE("run: programs that a run starts do not inherit its lock") {
