@@ -104,6 +104,14 @@ LoadReport load_state_dict(torch::nn::Module& module, const GenericDict& weights
   return report;
 }
 
+void check_finite(const torch::nn::Module& module, const std::string& path) {
+  std::vector<std::string> bad;
+  for (const auto& [name, tensor] : state_dict(module))
+    if (!torch::isfinite(tensor).all().item<bool>()) bad.push_back(name);
+  check(bad.empty(), path, ": ", bad.size(), " tensors contain NaN or infinity (", listed(bad, 3),
+        "); the training that wrote it has diverged; use an older checkpoint");
+}
+
 std::string to_string(const LoadReport& report) {
   const auto group = [](const std::string& key) {  // the first two names: "head.cls_preds"
     const size_t dot = key.find('.');

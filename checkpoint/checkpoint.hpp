@@ -51,6 +51,9 @@ GenericDict find_weights(const c10::IValue& file, const std::string& path);
 // an entry with the name of a tensor is not a tensor. path: for error messages.
 LoadReport load_state_dict(torch::nn::Module& module, const GenericDict& weights, const std::string& path);
 
+// Throws if a tensor of the module, with weights from the file `path`, contains NaN or infinity.
+void check_finite(const torch::nn::Module& module, const std::string& path);
+
 // Formats a report for the log: one line if all tensors were loaded, else also one line per group of tensors.
 // For example:
 //   loaded 442 of 448 tensors

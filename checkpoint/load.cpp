@@ -102,6 +102,7 @@ LoadedModel load_model(const std::string& path, const std::string& model, const 
   const auto report = load_state_dict(*loaded.model, weights, path);
   check(report.missing.empty() && report.mismatched.empty(), path, " does not contain all weights of ", found,
         ": ", to_string(report));
+  check_finite(*loaded.model, path);
   if (!report.unexpected.empty()) loaded.report = to_string(report);
   if (int64_t(loaded.info.classes.size()) != classes) loaded.info.classes.clear();
   loaded.model->to(device);
@@ -125,6 +126,7 @@ WeightsInfo load_pretrained(YOLOX& model, const std::string& path, const Weights
   check(found.empty() || found == wanted.model, path, " contains weights of ", found, "; use --model ", found,
         " or other weights");
   notes.push_back(to_string(load_state_dict(*model, weights, path)));
+  check_finite(*model, path);
   const auto info = weights_info(file, path);
   if (info.classes != wanted.classes && info.classes.size() == wanted.classes.size())
     notes.push_back(

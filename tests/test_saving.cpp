@@ -315,6 +315,27 @@ TEST_CASE("resuming: the folder is locked first; a checkpoint that was saved mea
   ranks.shutdown();
 }
 
+TEST_CASE("weights: NaN and infinity are refused by name, before training and in a model to be used") {
+  TempDir dir;
+  for (const double value : {std::nan(""), HUGE_VAL}) {
+    Training t = small_training();
+    t.model->named_parameters()["head.stems.1.conv.weight"].data().view(-1)[7] = value;
+    t.model->named_buffers()["head.stems.2.bn.running_var"].view(-1)[0] = value;
+    auto file = empty_dict();
+    file.insert("model", to_dict(state_dict(*t.model)));
+    write_pth(dir / "x.pth", file);
+    YOLOX model("yolox-nano", 2);
+    std::vector<std::string> notes;
+    for (const std::string& error :
+         {error_of([&] { load_pretrained(model, dir / "x.pth", nano_info(), notes); }),
+          error_of([&] { load_model(dir / "x.pth", "", "auto", torch::kCPU); })})
+      CHECK_MESSAGE(has(error,
+                        "x.pth: 2 tensors contain NaN or infinity (head.stems.1.conv.weight, "
+                        "head.stems.2.bn.running_var)"),
+                    error);
+  }
+}
+
 TEST_CASE("run: a folder that was moved away and whose name another run uses is not written to") {
   TempDir dir;
   const std::string run = create_run_folder(dir / "r", "");
