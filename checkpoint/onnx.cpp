@@ -377,10 +377,13 @@ void save_onnx(const onnx::Model& model, const std::string& path) {
 }
 
 onnx::Model read_onnx(const std::string& path) {
+  std::error_code unknown;
+  check(!std::filesystem::exists(path, unknown) || std::filesystem::is_regular_file(path, unknown), path,
+        " is not a regular file; use the .onnx file");
   std::ifstream in(path, std::ios::binary);
   check(bool(in), "cannot read ", path, "; check the path");
   onnx::Model model;
-  check(!std::filesystem::is_directory(path) && model.ParseFromIstream(&in) && model.has_graph(), path,
+  check(model.ParseFromIstream(&in) && model.has_graph(), path,
         " is not an ONNX file, or is cut off; export or download the file again");
   return model;
 }

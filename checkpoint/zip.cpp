@@ -51,6 +51,7 @@ ZipReader open_zip(const std::string& path) {
   const auto status = std::filesystem::status(path, error);
   check(std::filesystem::exists(status), "no such file");
   check(!std::filesystem::is_directory(status), "is a folder; use the .pth file");
+  check(std::filesystem::is_regular_file(status), "is not a regular file; use the .pth file");
   zip.file.open(path, std::ios::binary);
   check(zip.file.is_open(), "cannot open the file: ", std::strerror(errno));
   zip.size = std::filesystem::file_size(path, error);

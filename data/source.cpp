@@ -16,21 +16,28 @@ std::string Source::where(size_t annotation) const {
   return concat(label_files[a.image_id - 1], ":", lines[annotation]);
 }
 
-int read_all(const std::string& path, std::string& text) {
+std::string read_all(const std::string& path, std::string& text, bool* missing) {
   text.clear();
+  if (missing) *missing = false;
+  std::error_code unknown;
+  const auto status = fs::status(path, unknown);
+  if (is_other(status)) return "not a regular file";
+  if (is_regular_file(status) && fs::file_size(path, unknown) > kMaxTextFile && !unknown)
+    return "larger than " + short_bytes(double(kMaxTextFile));
   const File file(std::fopen(path.c_str(), "rb"), std::fclose);
-  if (!file) return errno;
+  if (missing) *missing = !file && errno == ENOENT;
+  if (!file) return std::strerror(errno);
   char buffer[1 << 14];
   for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, file.get())) > 0;) text.append(buffer, n);
-  if (std::ferror(file.get())) return errno;
+  if (std::ferror(file.get())) return std::strerror(errno);
   if (text.rfind("\xEF\xBB\xBF", 0) == 0) text.erase(0, 3);
-  return 0;
+  return "";
 }
 
 std::string read_text(const std::string& path) {
   std::string text;
-  const int error = read_all(path, text);
-  check(error == 0, path, ": cannot be read (", std::strerror(error), "); check the path");
+  const std::string error = read_all(path, text);
+  check(error.empty(), path, ": cannot be read (", error, "); check the path");
   check(text.find('\0') == std::string::npos, path, ": is not UTF-8 text; save the file as UTF-8");
   return text;
 }

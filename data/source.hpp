@@ -46,8 +46,12 @@ struct Sources {
 
 // ---- files and text
 
-// Reads a file into `text`, without a UTF-8 byte order mark. Returns 0, or errno if reading fails.
-int read_all(const std::string& path, std::string& text);
+// Largest text file that is read, in bytes: a list of ten million images.
+constexpr size_t kMaxTextFile = 1000000000;
+
+// Reads a file into `text`, without a UTF-8 byte order mark. Returns "", or the reason why it cannot be read.
+// missing: set to true if there is no such file. A pipe or a device is not read, because it may never end.
+std::string read_all(const std::string& path, std::string& text, bool* missing = nullptr);
 
 // Returns the text of a file. Throws if the file is unreadable or contains a null byte (UTF-16, binary).
 std::string read_text(const std::string& path);

@@ -19,9 +19,10 @@ Labels read_voc_xml(const std::string& path) {
     line += static_cast<int>(std::count(text.begin() + seen, text.begin() + offset, '\n'));
     seen = offset;
   };
-  if (const int error = read_all(path, text)) {
-    const char* kind = error == ENOENT ? "label file missing" : "label file cannot be read";
-    labels.problems.push_back({kind, concat(path, ": ", std::strerror(error))});
+  bool missing = false;
+  if (const std::string error = read_all(path, text, &missing); !error.empty()) {
+    const char* kind = missing ? "label file missing" : "label file cannot be read";
+    labels.problems.push_back({kind, concat(path, ": ", error)});
     return labels;
   }
   pugi::xml_document xml;

@@ -97,11 +97,10 @@ std::string yolo_label_file(const std::string& image) {
 Labels read_yolo_txt(const std::string& path, bool keypoints) {
   Labels labels;
   std::string text;
-  const int error = read_all(path, text);
-  labels.usable = error == ENOENT;
+  const std::string error = read_all(path, text, &labels.usable);
   if (labels.usable) return labels;
-  if (error || text.find('\0') != std::string::npos) {
-    const char* wrong = error ? std::strerror(error) : "not a text file";
+  if (!error.empty() || text.find('\0') != std::string::npos) {
+    const std::string wrong = error.empty() ? "not a text file" : error;
     labels.problems.push_back({"label file cannot be read", concat(path, ": ", wrong)});
     return labels;
   }
@@ -174,7 +173,7 @@ std::string find_data_yaml(const std::string& data) {
   std::vector<std::string> found;
   for (const fs::path& path : listing(data)) {
     std::string text;
-    if (!has_extension(path, {".yaml", ".yml"}) || read_all(path.string(), text)) continue;
+    if (!has_extension(path, {".yaml", ".yml"}) || !read_all(path.string(), text).empty()) continue;
     if (path.stem() == "data" || path.stem() == "dataset") return path.string();
     try {
       const YAML::Node yaml = YAML::Load(text);

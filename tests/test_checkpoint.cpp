@@ -11,6 +11,7 @@
 
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/load.hpp"
+#include "checkpoint/onnx_weights.hpp"
 
 using namespace yolox;
 
@@ -378,6 +379,10 @@ TEST_CASE("checkpoints: the error of a file of another kind names its kind") {
   refuse("hello", "not a .pth file");
   refuse("PK\x03\x04", "incomplete");
   CHECK_ERROR(read_pth(dir.path.string()), "is a folder");
+  REQUIRE(mkfifo((dir / "pipe.pth").c_str(), 0600) == 0);  // opening it would block
+  CHECK_ERROR(read_pth(dir / "pipe.pth"), "is not a regular file");
+  REQUIRE(mkfifo((dir / "pipe.onnx").c_str(), 0600) == 0);
+  CHECK_ERROR(read_weights(dir / "pipe.onnx"), "is not a regular file");
   CHECK_ERROR(read_pth(dir / "none.pth"), "no such file");
   write_bytes(dir / "x.pth", zip_bytes({{"arr_0.npy", "x"}}));
   CHECK_ERROR(read_pth(dir / "x.pth"), "without data.pkl");

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/stat.h>
+
 #include "common.hpp"
 #include "formats.hpp"
 
@@ -590,6 +592,25 @@ TEST_CASE("formats: unreadable YOLO lines and files are skipped and reported wit
   CHECK(source.problems.size() == bad.size() + 3);
   CHECK(std::count(problems.begin(), problems.end(), '\n') == int(source.problems.size()));
   for (const auto& problem : source.problems) CHECK(problem.second.size() < 300);
+}
+
+TEST_CASE("formats: a pipe, a device or a huge file in the place of a text file is reported, and not read") {
+  TempDir dir;
+  REQUIRE(mkfifo((dir / "pipe.txt").c_str(), 0600) == 0);  // opening it would block
+  fs::create_symlink("/dev/zero", dir / "zero.txt");       // endless
+  write_text(dir / "huge.txt");
+  fs::resize_file(dir / "huge.txt", kMaxTextFile + 1);  // takes no space on the disk
+  for (const auto& [name, why] : {std::pair<std::string, std::string>{"pipe.txt", "not a regular file"},
+                                  {"zero.txt", "not a regular file"},
+                                  {"huge.txt", "larger than 1.0G"}}) {
+    const Labels labels = read_yolo_txt(dir / name, false);
+    CHECK_FALSE(labels.usable);
+    REQUIRE(labels.problems.size() == 1);
+    CHECK(labels.problems[0].second == dir / name + ": " + why);
+    CHECK(error_of([&] { read_text(dir / name); }) ==
+          dir / name + ": cannot be read (" + why + "); check the path");
+  }
+  CHECK_HAS(error_of([&] { read_coco(dir / "pipe.txt"); }), "is not a regular file");
 }
 
 TEST_CASE("formats: YOLO keypoints after the box are not read as a polygon") {
