@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/flags.hpp"
+#include "base/printable.hpp"
 #include "base/threads.hpp"
 #include "evaluate.hpp"
 #include "formats.hpp"
@@ -129,7 +130,7 @@ static void evaluate_model(const Config& config) {
   EvalSettings settings;
   settings.device = parse_device(config.device);
   auto loaded = load_model(config.weights, config.model, config.preproc, settings.device);
-  if (!loaded.report.empty()) std::cout << loaded.report << "\n";
+  if (!loaded.report.empty()) std::cout << printable(loaded.report, /*keep_newlines=*/true) << "\n";
   if (config.fuse) fuse_batch_norms(*loaded.model);
   const Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks");
   check(loaded.info.classes.empty() || loaded.info.classes == data.classes, config.weights,
@@ -196,5 +197,6 @@ int main(int argc, char** argv) {
       evaluate_model(config);
     else
       evaluate_file(config);
+    check(std::cout.flush().good(), "cannot write the results to stdout; check the disk space");
   });
 }

@@ -6,6 +6,8 @@
 
 #include <cstdlib>
 
+#include "base/printable.hpp"
+
 namespace yolox {
 
 void catch_signals(bool launcher) {
@@ -48,7 +50,7 @@ void print_error(const std::string& what) {
   std::string text = what.substr(0, trace);
   // torch appends advice for programmers to an error of CUDA, in lines of its own.
   if (text.rfind("CUDA error", 0) == 0) text.resize(std::min(text.find('\n'), text.size()));
-  std::cerr << "error: " << text << std::endl;
+  std::cerr << "error: " << printable(text, /*keep_newlines=*/true) << std::endl;
 }
 
 void allow_open_files() {

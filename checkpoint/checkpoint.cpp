@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/error.hpp"
+#include "base/printable.hpp"
 #include "checkpoint/pth.hpp"
 #include "data/batch.hpp"
 
@@ -190,7 +191,7 @@ WeightsInfo weights_info(const c10::IValue& file, const std::string& path) {
   info.model = text("model");
   for (const auto& name : list("classes")) {
     if (!name.isString()) wrong("classes", "a list of names");
-    info.classes.push_back(name.toStringRef());
+    info.classes.push_back(printable(name.toStringRef()));
   }
   const auto size = numbers("size");
   // A side may have up to 2^15 pixels, twice the limit of OpenCV's remap, and must be a multiple of the

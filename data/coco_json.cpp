@@ -210,6 +210,11 @@ CocoDataset read_coco(File file, const std::string& path) {
           "\" at the top level; a COCO annotation file has images, annotations and categories");
 
   std::sort(data.categories.begin(), data.categories.end(), [](auto& a, auto& b) { return a.id < b.id; });
+  std::vector<int64_t> annotation_ids;
+  for (const auto& a : data.annotations) annotation_ids.push_back(a.id);
+  std::sort(annotation_ids.begin(), annotation_ids.end());
+  for (size_t i = 1; i < annotation_ids.size(); ++i)
+    data.repeated_ids += annotation_ids[i] == annotation_ids[i - 1];
   const auto check_unique = [&](const auto& entries, const char* what) {
     std::vector<int64_t> ids;
     for (const auto& entry : entries) ids.push_back(entry.id);

@@ -51,6 +51,7 @@ struct CocoDataset {
   std::vector<CocoCategory> categories;     // sorted by id, with unique ids; the position is the class id
   std::vector<CocoAnnotation> annotations;  // in file order, including those of unknown images or categories
   int64_t without_box = 0;                  // number of annotations skipped because they have no bbox
+  int64_t repeated_ids = 0;                 // number of annotations whose id an earlier one has
 };
 struct Detection {
   int64_t image_id = 0, category_id = 0;

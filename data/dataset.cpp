@@ -9,12 +9,14 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "base/printable.hpp"
 #include "base/threads.hpp"
 #include "data/shapes.hpp"
 
 namespace yolox {
 
-void Problems::add(const std::string& kind, const std::string& line) {
+void Problems::add(const std::string& kind, const std::string& text) {
+  const std::string line = printable(text);
   std::lock_guard lock(mutex);
   if (seen.emplace(kind + ": " + line, true).second) ++counts[kind];
 }
@@ -222,13 +224,18 @@ Dataset make_dataset(Source source, const ImageChecks& checks, bool official_qui
   check(!truth.images.empty(), data.name, " lists no images");
   check(!truth.categories.empty(), data.name, " lists no categories");
   for (const auto& [kind, line] : source.problems) data.problems->add(kind, line);
+  if (truth.repeated_ids > 0)
+    data.problems->add("annotations with the id of another one", concat(data.name, ": ", truth.repeated_ids));
   if (truth.without_box > 0)
     data.problems->add("annotations without bbox", concat(data.name, ": ", truth.without_box));
 
   std::unordered_map<int64_t, size_t> record_of, class_of;
+  std::unordered_map<std::string, int> names;
   for (const auto& c : truth.categories) {
+    if (++names[c.name] > 1)
+      data.problems->add("classes with equal names", concat(data.name, ": ", c.name, " (id ", c.id, ")"));
     class_of[c.id] = data.classes.size();
-    data.classes.push_back(c.name);
+    data.classes.push_back(printable(c.name));
   }
   std::vector<CocoImage> present;
   for (size_t i = 0; i < truth.images.size(); ++i) {

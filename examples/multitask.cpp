@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 
+#include "base/printable.hpp"
 #include "base/program.hpp"
 #include "base/threads.hpp"
 #include "checkpoint/load.hpp"
@@ -338,8 +339,8 @@ static int train(int argc, char** argv) {
     const StepNumbers numbers = step_numbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
     check(numbers.finite(), "the loss or the gradient of head ", s.name, " is not finite at step ", i, " (",
           to_string(numbers), ", lr ", lr, "; images ", image_names(batch, s.splits.train),
-          "); continue from the last checkpoint with ./multitask --resume ", folder, " and --lr below ",
-          c.lr);
+          "); continue from the last checkpoint with ./multitask --resume ", shell_word(folder),
+          " and --lr below ", c.lr);
     t.step(lr, c.ema);
     s.means.add(numbers);
     run.log.progress(concat(t.iteration, "/", plan.iters, "  ", s.name, ": loss ", rounded(numbers.total)),
@@ -350,7 +351,7 @@ static int train(int argc, char** argv) {
   if (stop && t.evaluated_at != plan.iters) {
     run.save(/*required=*/true);
     run.log.line(concat("stopped by ", strsignal(stop), " at step ", t.iteration,
-                        "; resume with: ./multitask --resume ", folder));
+                        "; resume with: ./multitask --resume ", shell_word(folder)));
   } else {
     run.log.line(concat("done: ", folder, "/head_NAME.pth"));
   }

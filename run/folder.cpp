@@ -15,6 +15,7 @@
 #include <system_error>
 
 #include "base/error.hpp"
+#include "base/printable.hpp"
 #include "checkpoint/pth.hpp"
 #include "run/state.hpp"
 
@@ -119,8 +120,8 @@ std::string create_run_folder(const std::string& wanted, const std::string& name
         error ? ": " + error.message() : "", "; give another --out");
   lock_run_folder(folder);
   remove_unstarted_checkpoint(folder);
-  check(list_checkpoints(folder).empty(), folder, " already holds a run; resume it with --resume ", folder,
-        ", or give another --out");
+  check(list_checkpoints(folder).empty(), folder, " already holds a run; resume it with --resume ",
+        shell_word(folder), ", or give another --out");
   return folder;
 }
 

@@ -10,6 +10,8 @@
 #include <iostream>
 #include <sstream>
 
+#include "base/printable.hpp"
+
 namespace yolox {
 
 void AppendFile::add(const std::string& text) const {
@@ -30,7 +32,8 @@ void AppendFile::add(const std::string& text) const {
   close(fd);
 }
 
-void Log::line(const std::string& text) {
+void Log::line(const std::string& given) {
+  const std::string text = printable(given, /*keep_newlines=*/true);
   if (tty && in_place) std::cout << "\r\033[K";
   in_place = false;
   if (!quiet) std::cout << text << std::endl;
@@ -56,7 +59,7 @@ void Log::progress(const std::string& text, bool keep) {
   } else if (tty) {
     winsize window{};
     const size_t columns = ioctl(1, TIOCGWINSZ, &window) == 0 && window.ws_col > 1 ? window.ws_col - 1 : 79;
-    std::cout << "\r\033[K" << text.substr(0, columns) << std::flush;
+    std::cout << "\r\033[K" << printable(text).substr(0, columns) << std::flush;
     in_place = true;
   }
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/new_file.hpp"
+#include "base/printable.hpp"
 #include "base/program.hpp"
 #include "data.hpp"
 #include "data/cache.hpp"
@@ -266,7 +267,7 @@ void Run::finish(Training& t) {
   if (stop && !complete) {
     if (!saved_at(t.iteration)) save(t, "last.pth", /*required=*/true);
     log.line(concat("stopped by ", strsignal(stop), " at step ", t.iteration,
-                    "; resume with: ./train --resume ", folder));
+                    "; resume with: ./train --resume ", shell_word(folder)));
   } else {
     const std::string best = best_ap >= 0 ? concat(", best AP ", best_ap, " in ", folder, "/best.pth") : "";
     log.line(concat("done: ", folder, "/last.pth", best));

@@ -214,6 +214,21 @@ TEST_CASE("data: each problem is counted once, and no file is written if there i
   CHECK(contents(dir / "problems.txt") == "a: x\na: y\nb: x\n");
 }
 
+TEST_CASE("data: equal annotation ids and equal class names of a COCO file are reported") {
+  TempDir dir;
+  write_image(dir / "images/a.jpg", 64, 48);
+  write_text(dir / "x.json", R"({"images": [{"id": 1, "file_name": "a.jpg", "width": 64, "height": 48}],
+    "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}], "annotations": [
+    {"id": 7, "image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9]},
+    {"id": 7, "image_id": 1, "category_id": 2, "bbox": [1, 1, 9, 9]}]})");
+  const Dataset data = dataset(dir / "x.json", false);
+  std::string all;
+  for (const auto& line : data.problems->lines()) all += line + "\n";
+  CHECK(has(all, "annotations with the id of another one: "));
+  CHECK(has(all, "classes with equal names: "));
+  CHECK(has(all, "cat (id 2)"));
+}
+
 TEST_CASE("data: a single split, from a folder or a file, serves as train and val") {
   TempDir dir;
   write_text(dir / "annotations/things.json", small_json("a.png"));

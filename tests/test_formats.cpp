@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/stat.h>
 
+#include "base/printable.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "common.hpp"
 #include "formats.hpp"
+#include "run/log.hpp"
 
 using namespace yolox;
 
@@ -611,6 +614,27 @@ TEST_CASE("formats: a pipe, a device or a huge file in the place of a text file 
           dir / name + ": cannot be read (" + why + "); check the path");
   }
   CHECK_HAS(error_of([&] { read_coco(dir / "pipe.txt"); }), "is not a regular file");
+}
+
+TEST_CASE("formats: control characters in class names and problems are escaped") {
+  CHECK(printable("a\x1b[2J\r\n\x7f\t") == "a\\x1b[2J\\x0d\\x0a\\x7f\\x09");
+  CHECK(printable("a\nb", true) == "a\nb");
+  CHECK(printable("Stra\u00dfe \u4e2d\u009b1m") == "Stra\u00dfe \u4e2d\\x9b1m");
+  CHECK(shell_word("runs/nano-2") == "runs/nano-2");
+  CHECK(shell_word("my run's") == "'my run'\\''s'");
+  CHECK(shell_word("") == "''");
+  Problems problems;
+  problems.add("bad", "x\x1b]0;y\n.jpg");
+  CHECK(problems.lines().at(0) == "bad: x\\x1b]0;y\\x0a.jpg");
+  WeightsInfo info;
+  info.classes = {"c\x1b[31m\nfalse line"};
+  auto file = empty_dict();
+  file.insert("yolox", to_dict(info));
+  CHECK(weights_info(file, "x.pth").classes == Names{"c\\x1b[31m\\x0afalse line"});
+  TempDir dir;
+  Log log(dir / "log.txt", /*quiet=*/true);
+  log.line("a\x1b[31m");
+  CHECK(contents(dir / "log.txt") == "a\\x1b[31m\n");
 }
 
 TEST_CASE("formats: YOLO keypoints after the box are not read as a polygon") {

@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "base/flags.hpp"
+#include "base/printable.hpp"
 #include "data/shapes.hpp"
 #include "evaluate.hpp"
 #include "tools/onnx_run.hpp"
@@ -143,7 +144,7 @@ static void run(int argc, char** argv) {
   const Image image = config.image.empty() ? Image(draw_shapes(0, 1, 0).image)
                                            : decode_image(read_bytes(config.image), config.image);
   auto loaded = load_model(config.weights, config.model, config.preproc, torch::kCPU);
-  if (!loaded.report.empty()) std::cout << loaded.report << "\n";
+  if (!loaded.report.empty()) std::cout << printable(loaded.report, /*keep_newlines=*/true) << "\n";
   const ImageSize size = input_size(loaded.info, config.size);
   const bool to_file_onnx = config.format == "onnx", any_size = config.dynamic || !to_file_onnx;
   const ExportSettings settings{size.height, size.width,  any_size,    config.decode,
