@@ -159,7 +159,7 @@ inline void check_config(const Config& c) {
     usage_check(std::find(known.begin(), known.end(), value) != known.end(), "--", name, " must be ", list,
                 ", got '", value, "'");
   };
-  if (!c.size.empty()) parse_size(c.size);
+  if (!c.size.empty() || c.was_given("size")) parse_size(c.size);
   at_least("bs", c.bs, 0);
   at_least("epochs", c.epochs, 1);
   in("workers", c.workers, 0, 256);
@@ -175,7 +175,7 @@ inline void check_config(const Config& c) {
   at_least("warmup-epochs", c.warmup_epochs, 0);
   at_least("no-aug-epochs", c.no_aug_epochs, 0);
   at_least("weight-decay", c.weight_decay, 0);
-  at_least("clip", c.clip, 0);
+  in("clip", c.clip, 0, 1e38);
   at_least("eval-interval", c.eval_interval, 0);
   at_least("seed", double(c.seed), 0);
   usage_check(c.warmup_epochs + c.no_aug_epochs <= c.epochs, "--warmup-epochs ", c.warmup_epochs,
@@ -250,7 +250,7 @@ inline std::string data_name(const std::string& data) {
 // per rank.
 inline void check_divisible_by_ranks(const Config& c, int ranks) {
   usage_check(c.bs % ranks == 0, "--bs ", c.bs, " is not divisible by the ", ranks, " ranks; give ",
-              std::max(1, c.bs / ranks) * ranks, " or ", (c.bs / ranks + 1) * ranks);
+              c.bs < ranks ? "" : concat(c.bs / ranks * ranks, " or "), (c.bs / ranks + 1) * ranks);
   usage_check(c.bs == 0 || c.accum <= c.bs / ranks, "--accum ", c.accum, " is too large: each rank has only ",
               c.bs / ranks, " images per step");
 }

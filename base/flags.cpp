@@ -43,7 +43,7 @@ template <class T>
 static void from_text(const std::string& name, const std::string& text, T& v) {
   std::istringstream in(text);
   T read;
-  if (!(in >> read) || !in.eof())
+  if (!(in >> std::noskipws >> read) || !in.eof())
     throw UsageError(concat("--", name, " must be ", std::is_integral_v<T> ? "an integer" : "a number",
                             ", got '", text, "'"));
   v = read;

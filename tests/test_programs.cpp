@@ -505,6 +505,19 @@ SHARED_TEST("eval: the official nano of YOLOX 0.1.0 reaches its AP with --prepro
   CHECK(std::abs(json_number(dir / "e.json", "AP75") - 0.2955) < 5e-4);
 }
 
+TEST_CASE("eval: exits with 1 if stdout is full" * starts_programs) {
+  TempDir dir;
+  write_text(dir / "gt.json",
+             R"({"images": [{"id": 1, "file_name": "a.jpg", "width": 64, "height": 48}],
+                 "categories": [{"id": 1, "name": "cat"}],
+                 "annotations": [{"id": 7, "image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9]}]})");
+  write_text(dir / "dt.json", R"([{"image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9], "score": 0.9}])");
+  succeed(dir, "eval", "--gt gt.json --dt dt.json");
+  const Outcome o = shell(dir, "($YOLOX_PROGRAMS/eval --gt gt.json --dt dt.json > /dev/full)");
+  CHECK(o.code == 1);
+  CHECK(has(o.err, "cannot write the results to stdout"));
+}
+
 TEST_CASE("demo: writes each image of a folder in its size, skips other files, keeps the originals" *
           starts_programs) {
   const TempDir& dir = trained().dir;
@@ -674,7 +687,11 @@ TEST_CASE("train: invalid flags give one line that names them, and exit code 2")
       {"--preproc x", "--preproc"},
       {"--mosaic-prob 2", "mosaic"},
       {"--model nano", "--model"},
+      {"--clip 1e308", "--clip"},
+      {"--size=", "--size"},
   };
+  Config blank;
+  CHECK(has(error_of([&] { blank.set("workers", " 1"); }), "--workers must be an integer, got ' 1'"));
   for (const auto& row : rows) {
     INFO(row.first);
     std::vector<std::string> words{"train", "--data", "data", "--max-iters", "1"};
