@@ -41,15 +41,25 @@ std::vector<std::string> resume_command_line(const std::vector<std::string>& wor
 
 namespace launch_detail {
 
-int listen_on_free_port(int& port) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+int listen_on_loopback(int port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(uint16_t(port));
+  // Without SO_REUSEADDR, a port is refused for a minute after the end of the last run that used it.
+  check(fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+            bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 && listen(fd, 1024) == 0,
+        "failed to listen on a port of 127.0.0.1: ", std::strerror(errno));
+  return fd;
+}
+
+int listen_on_free_port(int& port) {
+  const int fd = listen_on_loopback(0);
+  sockaddr_in address{};
   socklen_t size = sizeof address;
-  auto* any = reinterpret_cast<sockaddr*>(&address);
-  check(fd >= 0 && bind(fd, any, size) == 0 && listen(fd, 1024) == 0 && getsockname(fd, any, &size) == 0,
-        "cannot listen on a port of 127.0.0.1: ", std::strerror(errno));
+  check(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0,
+        "cannot read the port of a socket: ", std::strerror(errno));
   port = ntohs(address.sin_port);
   return fd;
 }

@@ -36,6 +36,10 @@ struct Child {
   std::string output_tail;  // the end of the output
 };
 
+// Opens a listening socket on a port of the loopback interface; port 0: a free one. Returns the file
+// descriptor.
+int listen_on_loopback(int port);
+
 // Opens a listening socket on a free port of the loopback interface. Returns the file descriptor and sets
 // `port`.
 int listen_on_free_port(int& port);

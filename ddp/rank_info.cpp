@@ -66,11 +66,13 @@ RankInfo rank_info_from_environment() {
     p.local_world =
         parse("SLURM_STEP_TASKS_PER_NODE",
               slurm_entry(environment_variable("SLURM_STEP_TASKS_PER_NODE"), number("SLURM_NODEID", 0)));
-    p.host = first_slurm_host(environment_variable("SLURM_STEP_NODELIST"));
+    if (p.local_world < p.world) p.host = first_slurm_host(environment_variable("SLURM_STEP_NODELIST"));
     p.port = number("MASTER_PORT", 20000 + number("SLURM_JOB_ID", 0) % 20000);
   }
   if (!environment_variable("MASTER_ADDR").empty()) p.host = environment_variable("MASTER_ADDR");
   if (p.host.empty()) p.host = "127.0.0.1";
+  usage_check(p.world == 1 || (p.port >= 1 && p.port <= 65535), "MASTER_PORT=", p.port,
+              " is not a port in 1..65535");
   usage_check(p.world >= 1 && p.rank < p.world && p.local_rank < std::max(1, p.local_world), "rank ", p.rank,
               " of ", p.world, ", local rank ", p.local_rank, " of ", p.local_world,
               ": RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are inconsistent");

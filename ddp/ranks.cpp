@@ -178,7 +178,12 @@ c10::intrusive_ptr<c10d::Store> Ranks::connect_store(bool serves) {
   options.isServer = serves;
   options.waitWorkers = false;
   options.timeout = timeout();
-  if (serves && info.listening >= 0) options.masterListenFd = info.listening;
+  // TCPStore itself would listen on all interfaces.
+  const bool local_only = info.host == "127.0.0.1" || info.host == "localhost";
+  if (serves && info.listening >= 0)
+    options.masterListenFd = info.listening;
+  else if (serves && local_only)
+    options.masterListenFd = launch_detail::listen_on_loopback(info.port);
   auto tcp = c10::make_intrusive<c10d::TCPStore>(info.host, options);
   // The prefix separates the keys of this attempt from those of earlier attempts of torchrun.
   return c10::make_intrusive<c10d::PrefixStore>("yolox/" + environment_variable("TORCHELASTIC_RESTART_COUNT"),

@@ -554,6 +554,7 @@ TEST_CASE("train: bad batch sizes, missing GPUs and wrong node or rank settings 
     CHECK_MESSAGE(has(o.err, part), o.err);
   };
   refused("", "--bs 16 --procs 3", "--bs 16 is not divisible by the 3 ranks; give 15 or 18");
+  refused("", "--bs 2 --procs 3", "--bs 2 is not divisible by the 3 ranks; give 3");
   refused("", "--bs 4 --procs 2 --accum 3", "each rank has only 2 images per step");
   refused("", "--procs 2 --gpus 2", "cannot be used together");
   refused("", "--bs 16 --gpus 16", "--gpus 16: there are");
@@ -572,6 +573,34 @@ TEST_CASE("train: bad batch sizes, missing GPUs and wrong node or rank settings 
   const Outcome few = run(dir, "train", "--data data --model yolox-nano --size 64 --bs 9 --procs 9 --out no");
   CHECK(few.code == 1);
   CHECK(has(few.err, "9 ranks and only 8 images"));
+}
+
+TEST_CASE("ranks: the store listens on the loopback interface only if MASTER_ADDR is 127.0.0.1" *
+          starts_programs) {
+  const TempDir& dir = trained().dir;
+  int port = 0;
+  close(launch_detail::listen_on_free_port(port));
+  char hex[16];
+  std::snprintf(hex, sizeof hex, ":%04X ", port);
+  const auto listeners = [&] {  // local addresses in state 0A, LISTEN
+    std::vector<std::string> found;
+    for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+      std::istringstream lines(contents(table));
+      for (std::string line; std::getline(lines, line);)
+        if (has(line, hex) && has(line, " 0A ")) found.push_back(line.substr(line.find(": ") + 2, 8));
+    }
+    return found;
+  };
+  const std::map<std::string, std::string> variables{{"MASTER_ADDR", "127.0.0.1"},
+                                                     {"MASTER_PORT", concat(port)},
+                                                     {"WORLD_SIZE", "2"},
+                                                     {"RANK", "0"},
+                                                     {"LOCAL_RANK", "0"}};
+  for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
+  Process p(dir, "train", kTrain + "--bs 2 --out no --timeout 30");
+  for (const auto& [name, _] : variables) unsetenv(name.c_str());
+  REQUIRE(p.until([&] { return !listeners().empty(); }));
+  CHECK(listeners() == std::vector<std::string>{"0100007F"});
 }
 
 TEST_CASE("ranks: a rank that does not arrive within the timeout is named" * starts_programs) {
@@ -967,6 +996,16 @@ TEST_CASE("ranks: rank, world size and master address are read from the variable
   CHECK(first_slurm_host("n[3,5-7]-ib,x") == "n3-ib");
   CHECK(first_slurm_host("n3-ib,n[4-5]") == "n3-ib");
   CHECK(first_slurm_host("alone") == "alone");
+
+  const std::map<std::string, std::string> one_node{
+      {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "2"}, {"SLURM_STEP_NODELIST", "gpu7"}};
+  CHECK(place(one_node).host == "127.0.0.1");
+  for (const char* port : {"0", "65536"})
+    CHECK(has(error_of([&] {
+                place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", port}});
+              }),
+              concat("MASTER_PORT=", port, " is not a port in 1..65535")));
+  for (const char* name : names) unsetenv(name);
 
   using Words = std::vector<std::string>;
   CHECK(resume_command_line(Words{"train", "--data", "d", "--out", "r", "--weights=w", "--bs", "4"}, "r") ==
