@@ -722,7 +722,8 @@ TEST_CASE("programs: invalid input gives one line that names it, and the right e
   const TempDir& dir = trained().dir;
   write_scenes(dir / "pair", 4, 2);
   fs::create_directories(dir / "nothing");
-  fs::copy(dir / "a", dir / "h");
+  // A copy for each command that locks the run, because two commands run at once.
+  for (const char* copy : {"h", "h1", "h2", "h3"}) fs::copy(dir / "a", dir / copy);
   const auto file = [&](const std::string& name, const std::string& text) { write_text(dir / name, text); };
   const std::string json = contents(dir / "data/annotations/instances_train.json");
   const std::string weights = contents(dir / "a/last.pth");
@@ -766,9 +767,9 @@ TEST_CASE("programs: invalid input gives one line that names it, and the right e
       {"train", train + "--out a", 1, "--resume"},
       {"train", "--resume=nowhere", 1, "nowhere"},
       {"train", "--resume=h", 2, "--epochs"},  // the run is complete
-      {"train", "--resume=h --epochs 4 --model yolox-tiny", 1, "yolox-nano"},
-      {"train", "--resume=h --epochs 4 --data pair", 1, "classes"},
-      {"train", "--resume=h --epochs 4 --bs 4", 1, "steps per epoch"},
+      {"train", "--resume=h1 --epochs 4 --model yolox-tiny", 1, "yolox-nano"},
+      {"train", "--resume=h2 --epochs 4 --data pair", 1, "classes"},
+      {"train", "--resume=h3 --epochs 4 --bs 4", 1, "steps per epoch"},
       {"train", "--resume=h --epochs 4 --weights a/best.pth", 2, "--weights"},
       {"train", "--resume=h --epochs 4 --out g", 2, "--out"},
       {"eval", "", 2, "--data"},
