@@ -603,9 +603,10 @@ TEST_CASE("formats: a pipe, a device or a huge file in the place of a text file 
   fs::create_symlink("/dev/zero", dir / "zero.txt");       // endless
   write_text(dir / "huge.txt");
   fs::resize_file(dir / "huge.txt", kMaxTextFile + 1);  // takes no space on the disk
-  for (const auto& [name, why] : {std::pair<std::string, std::string>{"pipe.txt", "not a regular file"},
-                                  {"zero.txt", "not a regular file"},
-                                  {"huge.txt", "larger than 1.0G"}}) {
+  for (const auto& row : {std::pair<std::string, std::string>{"pipe.txt", "not a regular file"},
+                          {"zero.txt", "not a regular file"},
+                          {"huge.txt", "larger than 1.0G"}}) {
+    const std::string name = row.first, why = row.second;  // clang 14 cannot capture structured bindings
     const Labels labels = read_yolo_txt(dir / name, false);
     CHECK_FALSE(labels.usable);
     REQUIRE(labels.problems.size() == 1);
