@@ -51,11 +51,12 @@ run_tests() {  # BUILD FOLDER, ARGUMENTS: the last line of the output is "N case
   return $status
 }
 
-# Leak detection is off, because torch and OpenCV keep allocations until the process ends.
+# Leak detection is off, because torch and OpenCV keep allocations until the process ends. The quarantine of freed
+# memory is small, because cases that measure memory count it.
 check_sanitize() {
   build_sanitize tests || return 1
   rm -f build-sanitize/*.profraw
-  LLVM_PROFILE_FILE=$PWD/build-sanitize/%p.profraw ASAN_OPTIONS=detect_leaks=0 \
+  LLVM_PROFILE_FILE=$PWD/build-sanitize/%p.profraw ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=64 \
     run_tests build-sanitize -tse=programs || return 1
   llvm-profdata-14 merge -sparse build-sanitize/*.profraw -o build-sanitize/tests.profdata &&
     llvm-cov-14 export build-sanitize/tests -instr-profile build-sanitize/tests.profdata -summary-only $(git ls-files "*.hpp" "*/*.cpp" ":!tests" ":!bench" ":!tools/*.cpp" ":!examples/*.cpp" | sed "s,^,$PWD/,") >build-sanitize/coverage.json &&
