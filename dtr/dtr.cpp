@@ -544,7 +544,7 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
       std::none_of(inputs.begin(), inputs.end(), writes) && !info.random && !*info.pinned_reason;
   std::vector<Tensor> statistics;
   for (const Input& in : inputs)
-    if (in.statistics) statistics.push_back(*in.tensor);
+    if (anew && in.statistics) statistics.push_back(*in.tensor);
   compute(operation, keys, given, anew, statistics, *stack);
 
   const c10::ArrayRef<IValue> results(stack->data() + stack->size() - info.returns, info.returns);
