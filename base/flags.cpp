@@ -160,37 +160,16 @@ static std::string unknown_flag(const std::string& program, const std::string& w
                 nearest.empty() ? "; " : "? ", program, " --help all lists the flags");
 }
 
-void Flags::parse(int argc, char** argv, const std::string& about, const std::vector<std::string>& common) {
-  const std::string program = std::string(argv[0]).substr(std::string(argv[0]).find_last_of('/') + 1);
-  cxxopts::Options options(program, program + ": " + about), brief(program, program + ": " + about);
-  options.set_width(80);
-  brief.set_width(80);
-  std::vector<std::string> groups, names{"help"};
+// Returns the words of the command line for cxxopts, which alone would accept a switch with a value, would
+// never use the next word as the value of a flag that has an implicit value, and does not suggest a flag for
+// an unknown one. help_all: set to true by --help all.
+std::vector<std::string> Flags::words_of(const std::string& program, int argc, char** argv,
+                                         bool& help_all) const {
+  std::vector<std::string> words{program}, names{"help"};
   for (const auto& f : flags) {
     names.push_back(f.name);
     if (f.is_bool()) names.push_back("no-" + f.name);
-    if (std::find(groups.begin(), groups.end(), f.group) == groups.end()) groups.push_back(f.group);
-    const std::string shown = f.get().empty() || f.is_bool() ? "" : " [" + f.get() + "]";
-    const auto add_to = [&](cxxopts::Options& to) {
-      to.add_options(f.group)(f.as_shown(), f.doc + shown,
-                              f.is_bool() ? cxxopts::value<bool>()
-                              : !f.implicit.empty()
-                                  ? cxxopts::value<std::string>()->implicit_value(f.implicit)
-                                  : cxxopts::value<std::string>(),
-                              f.argument);
-    };
-    add_to(options);
-    if (std::find(common.begin(), common.end(), f.name) != common.end()) add_to(brief);
-    // The opposite of a switch is accepted too, because a resumed run may need to change the setting back.
-    if (f.is_bool()) options.add_options("hidden")(f.on_by_default() ? f.name : "no-" + f.name, "");
   }
-  options.add_options("Help")("help", "this text (also -h)");
-  groups.push_back("Help");
-  // Three cases are handled here, because cxxopts would accept a switch with a value, would never use the
-  // next word as the value of a flag that has an implicit value, and does not suggest a flag for an unknown
-  // one.
-  std::vector<std::string> words{program};
-  bool help_all = common.empty();
   for (int i = 1; i < argc; ++i) {
     std::string word = argv[i];
     if (word == "-h") word = "--help";
@@ -216,6 +195,35 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::ve
     words.push_back(word);
     if (next_is_value) words.emplace_back(argv[++i]);
   }
+  return words;
+}
+
+void Flags::parse(int argc, char** argv, const std::string& about, const std::vector<std::string>& common) {
+  const std::string program = std::string(argv[0]).substr(std::string(argv[0]).find_last_of('/') + 1);
+  cxxopts::Options options(program, program + ": " + about), brief(program, program + ": " + about);
+  options.set_width(80);
+  brief.set_width(80);
+  std::vector<std::string> groups;
+  for (const auto& f : flags) {
+    if (std::find(groups.begin(), groups.end(), f.group) == groups.end()) groups.push_back(f.group);
+    const std::string shown = f.get().empty() || f.is_bool() ? "" : " [" + f.get() + "]";
+    const auto add_to = [&](cxxopts::Options& to) {
+      to.add_options(f.group)(f.as_shown(), f.doc + shown,
+                              f.is_bool() ? cxxopts::value<bool>()
+                              : !f.implicit.empty()
+                                  ? cxxopts::value<std::string>()->implicit_value(f.implicit)
+                                  : cxxopts::value<std::string>(),
+                              f.argument);
+    };
+    add_to(options);
+    if (std::find(common.begin(), common.end(), f.name) != common.end()) add_to(brief);
+    // The opposite of a switch is accepted too, because a resumed run may need to change the setting back.
+    if (f.is_bool()) options.add_options("hidden")(f.on_by_default() ? f.name : "no-" + f.name, "");
+  }
+  options.add_options("Help")("help", "this text (also -h)");
+  groups.push_back("Help");
+  bool help_all = common.empty();
+  const std::vector<std::string> words = words_of(program, argc, argv, help_all);
   std::vector<const char*> pointers;
   for (const auto& word : words) pointers.push_back(word.c_str());
   cxxopts::ParseResult result;

@@ -84,6 +84,8 @@ struct Flags {
   }
 
  private:
+  std::vector<std::string> words_of(const std::string& program, int argc, char** argv, bool& help_all) const;
+
   using Member = std::variant<bool*, int*, int64_t*, double*, std::string*, std::vector<std::string>*>;
   struct Flag {
     Member member;

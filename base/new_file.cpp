@@ -11,10 +11,15 @@
 
 namespace yolox {
 
-NewFile::NewFile(const std::string& path) : path_(path), real_(path), part_(path) {
+bool is_irregular_file(const std::string& path) {
   std::error_code unknown;
-  direct_ = std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown);
+  return std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown);
+}
+
+NewFile::NewFile(const std::string& path) : path_(path), real_(path), part_(path) {
+  direct_ = is_irregular_file(path);
   if (!direct_) {
+    std::error_code unknown;
     if (const auto target = std::filesystem::canonical(path, unknown); !unknown) real_ = target.string();
     part_ = concat(real_, ".tmp.", getpid());
   }

@@ -13,6 +13,9 @@
 
 namespace yolox {
 
+// Returns true if a folder, a pipe or a device is at `path`. Reading a pipe or a device may never end.
+bool is_irregular_file(const std::string& path);
+
 // A file that replaces `path` atomically. Until commit() it has the temporary name PATH.tmp.PID, and the
 // destructor removes it if commit() was not reached. If `path` is a symbolic link, the target is replaced.
 // A pipe or a device at `path` is written directly, because it must not be replaced.

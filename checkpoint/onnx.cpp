@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/error.hpp"
+#include "base/new_file.hpp"
 
 namespace yolox {
 
@@ -377,9 +378,7 @@ void save_onnx(const onnx::Model& model, const std::string& path) {
 }
 
 onnx::Model read_onnx(const std::string& path) {
-  std::error_code unknown;
-  check(!std::filesystem::exists(path, unknown) || std::filesystem::is_regular_file(path, unknown), path,
-        " is not a regular file; use the .onnx file");
+  check(!is_irregular_file(path), path, " is not a regular file; use the .onnx file");
   std::ifstream in(path, std::ios::binary);
   check(bool(in), "cannot read ", path, "; check the path");
   onnx::Model model;

@@ -149,8 +149,7 @@ bool JsonTableReader::close() {
 File open_json(const std::string& path) {
   std::error_code unknown;
   check(!std::filesystem::is_directory(path, unknown), path, ": is a folder, a JSON file is needed");
-  check(!std::filesystem::exists(path, unknown) || std::filesystem::is_regular_file(path, unknown), path,
-        ": is not a regular file, a JSON file is needed");
+  check(!is_irregular_file(path), path, ": is not a regular file, a JSON file is needed");
   File file(std::fopen(path.c_str(), "rb"), std::fclose);
   check(file != nullptr, path, ": cannot be read (", std::strerror(errno), "); check the path");
   return file;

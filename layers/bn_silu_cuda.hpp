@@ -58,8 +58,8 @@ inline std::tuple<Tensor, Tensor> statistics(const Tensor& x, const Tensor& weig
   const c10::DeviceGuard guard(x.device());
   const Shape shape = shape_of(x);
   const int64_t columns = 2 * shape.channels + 1;
-  // All memory is allocated before the running statistics change, so that DTR can repeat the operator after
-  // an out-of-memory error.
+  // All memory is allocated before the running statistics change, so that an out-of-memory error leaves them
+  // as they were.
   const Tensor saved = torch::empty({4, shape.channels}, weight.options()),
                count = torch::empty({1}, weight.options().dtype(torch::kDouble));
   Tensor parts = torch::empty({bn_silu_kernels::parts_of(shape), columns}, weight.options());

@@ -15,6 +15,7 @@
 #include <system_error>
 
 #include "base/error.hpp"
+#include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "checkpoint/pth.hpp"
 #include "run/state.hpp"
@@ -81,9 +82,8 @@ static std::map<std::string, int> locks;  // run folder -> file descriptor of it
 
 void lock_run_folder(const std::string& run) {
   for (const char* name : {"last.pth", "best.pth"}) {
-    std::error_code unknown;
     const std::string path = run + "/" + name;
-    check(!std::filesystem::exists(path, unknown) || std::filesystem::is_regular_file(path, unknown), path,
+    check(!is_irregular_file(path), path,
           " is not a regular file, so no checkpoint can be saved there; remove it, or give another --out");
   }
   const int fd = open((run + "/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);

@@ -25,9 +25,7 @@ struct Run::Profiling {
 std::string open_run_folder(const SavedRun& saved, const std::string& wanted, const std::string& name,
                             Ranks& ranks) {
   std::string folder;
-  if (ranks.first()) {
-    folder = saved ? saved.run : create_run_folder(wanted, name);
-  }
+  if (ranks.first()) folder = saved ? saved.run : create_run_folder(wanted, name);
   return ranks.broadcast(folder);
 }
 

@@ -4,6 +4,9 @@
 // use torch include tensors.hpp first.
 #pragma once
 #include <doctest/doctest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <exception>
@@ -57,6 +60,22 @@ inline std::string contents(const std::string& path) {
 inline void write_text(const std::string& path, const std::string& text = "") {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
   std::ofstream(path, std::ios::binary) << text;
+}
+
+// Mounts an empty file system, such as "size=4m", at `folder`, which only this process sees from here on.
+// Returns false without the right to do so. To be called in a child process.
+inline bool mount_small_disk(const std::string& folder, const std::string& size) {
+  const std::string uids = "0 " + std::to_string(geteuid()) + " 1",
+                    gids = "0 " + std::to_string(getegid()) + " 1";
+  const bool root = geteuid() == 0;
+  if (unshare(root ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER) != 0) return false;
+  if (!root) {
+    write_text("/proc/self/uid_map", uids);
+    write_text("/proc/self/setgroups", "deny");
+    write_text("/proc/self/gid_map", gids);
+  }
+  return mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+         mount("tmpfs", folder.c_str(), "tmpfs", 0, size.c_str()) == 0;
 }
 
 // Returns the first Python that can import the modules ("onnxruntime, cv2"), or "" if none can.

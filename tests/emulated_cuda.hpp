@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A GPU that runs CUDA C++ kernels as plain C++, for tests: the grid, its blocks and threads, shared memory
-// and
-// __syncthreads(). Include it before a .cu file, and define launch().
+// and __syncthreads(). Include it before a .cu file, and define launch().
 //
 // A block runs on one thread of the CPU. Each of its CUDA threads is a fiber with a stack of its own. A fiber
 // runs until __syncthreads() or its end, then the next one runs. After a barrier the order is reversed, so

@@ -3,8 +3,6 @@
 #include "base/program.hpp"
 #include "data/cache.hpp"
 
-#include <sched.h>
-#include <sys/mount.h>
 #include <sys/wait.h>
 
 #include <cstdio>
@@ -370,18 +368,7 @@ TEST_CASE("cache: files of the same key and of killed processes count as free sp
   const Places places;
   const std::string& folder = places.ram.folder;
   Child child([&]() -> std::string {
-    // Mount a file system of 4 MB that only this process sees.
-    const std::string uids = concat("0 ", geteuid(), " 1"), gids = concat("0 ", getegid(), " 1");
-    const bool root = geteuid() == 0;
-    if (unshare(root ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER) != 0) return "cannot mount";
-    if (!root) {
-      write_text("/proc/self/uid_map", uids);
-      write_text("/proc/self/setgroups", "deny");
-      write_text("/proc/self/gid_map", gids);
-    }
-    if (mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-        mount("tmpfs", folder.c_str(), "tmpfs", 0, "size=4m") != 0)
-      return "cannot mount";
+    if (!mount_small_disk(folder, "size=4m")) return "cannot mount";
     const std::string path = file_of(folder, "c0ffee"), other = file_of(folder, "bad");
     for (const auto& place : {places.ram, places.disk}) {
       const auto filled = [&](size_t bytes) {

@@ -4,8 +4,6 @@
 #include "tensors.hpp"
 
 #include <fcntl.h>
-#include <sched.h>
-#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -118,17 +116,7 @@ TEST_CASE("checkpoints: on a full disk older ones make room, oldest first; the n
   }
   const pid_t child = fork();
   if (child == 0) {
-    const std::string uids = concat("0 ", geteuid(), " 1"), gids = concat("0 ", getegid(), " 1");
-    const bool root = geteuid() == 0;
-    if (unshare(root ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER) != 0) _exit(77);
-    if (!root) {
-      write_text("/proc/self/uid_map", uids);
-      write_text("/proc/self/setgroups", "deny");
-      write_text("/proc/self/gid_map", gids);
-    }
-    if (mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-        mount("tmpfs", run.c_str(), "tmpfs", 0, "size=3500k") != 0)
-      _exit(77);
+    if (!mount_small_disk(run, "size=3500k")) _exit(77);
     const std::string error = error_of([&] {
       for (int64_t step = 0; step < 5; ++step) save_last(run, files[step], step, step - 1, 3);
     });
