@@ -17,8 +17,8 @@
 #include "data/multiscale.hpp"
 #include "ddp/launch.hpp"
 #include "ddp/rank_info.hpp"
+#include "models.hpp"
 #include "optim.hpp"
-#include "yolox.hpp"
 
 namespace yolox {
 

@@ -54,7 +54,7 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   const auto dtype = torch::promote_types(raw.reg.scalar_type(), torch::kFloat);
   const Tensor reg = raw.reg.to(dtype), obj = raw.obj.to(dtype), cls = raw.cls.to(dtype);
   const int64_t batch = reg.size(0), points = reg.size(1), classes = cls.size(2);
-  const Anchors anchors = anchors_of(height, width, reg.options());
+  const Anchors anchors = anchors_of(height, width, reg.options(), raw.strides);
   Tensor matched;  // [B, A]
   {
     RECORD_USER_SCOPE("assignment");

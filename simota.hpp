@@ -72,7 +72,7 @@ inline Tensor in_centre(const Tensor& point, const Tensor& gt, const Tensor& rad
 // pixels. gt_centre: [2, n, rows, 1]. valid: [n, rows]. On each level, a centre region covers at most side x
 // side cells, which bounds the number K of slots.
 inline Tensor candidate_slots(const Tensor& centre, const Tensor& radius, const Tensor& gt_centre,
-                              const Tensor& valid, int64_t max_pairs) {
+                              const Tensor& valid, int64_t levels, int64_t max_pairs) {
   const int64_t n = valid.size(0), rows = valid.size(1), points = radius.size(0);
   const auto index = valid.options().dtype(torch::kLong);
   Tensor candidate = torch::zeros({n, points}, valid.options());
@@ -84,7 +84,7 @@ inline Tensor candidate_slots(const Tensor& centre, const Tensor& radius, const 
                               .any(1));
   }
   const auto side = int64_t(std::ceil(2 * kCentreRadius));
-  const int64_t slots = std::min(points, int64_t(std::size(kStrides)) * side * side * rows);
+  const int64_t slots = std::min(points, levels * side * side * rows);
   const Tensor place = torch::where(candidate, candidate.cumsum(1) - 1, slots).clamp_max_(slots);
   return torch::full({n, slots + 1}, points, index)
       .scatter_(1, place, torch::arange(points, index).expand({n, points}))
@@ -102,7 +102,8 @@ inline Tensor simota_chunk(const Tensor& boxes, const Tensor& obj, const Tensor&
   const Tensor valid = torch::arange(rows, index).unsqueeze(0) < counts.unsqueeze(1);  // [n, rows]
   const Tensor gt_centre = gt.slice(2, 0, 2).permute({2, 0, 1}).unsqueeze(3);          // [2, n, rows, 1]
 
-  const Tensor slot = candidate_slots(anchors.centre, radius, gt_centre, valid, max_pairs);  // [n, K]
+  const Tensor slot =
+      candidate_slots(anchors.centre, radius, gt_centre, valid, anchors.levels, max_pairs);  // [n, K]
   const int64_t slots = slot.size(1);
   const Tensor used = slot < points, point = slot.clamp_max(points - 1);  // [n, K]
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The YOLOX model in six sizes: CSPDarknet, PAFPN, the decoupled anchor-free head, decoding and NMS. Method:
+// The YOLOX model: CSPDarknet, PAFPN, the decoupled anchor-free head, decoding and NMS. models.hpp lists the
+// sizes. A backbone or head of your own is a file of its own, as examples/yolox_pico.hpp is. Method:
 // "YOLOX: Exceeding YOLO Series in 2021" (arXiv 2107.08430), section 2. Names, shapes and initialisation
 // order of the parameters equal those of the official repository, so that official weights load by name.
 //
 // B: batch size. C: channels or classes. H, W: height and width in pixels, multiples of 32. A: anchor points,
-// one per cell of the strides 8, 16 and 32 (A = HW/64 + HW/256 + HW/1024), ordered by level, row, column.
+// one per cell of the strides s of the head (sum of HW/s^2), ordered by level, row, column.
 #pragma once
 #include <torch/torch.h>
 
@@ -70,6 +71,11 @@ inline BlockPtr make_conv(int in, int out, int kernel, int stride, bool depthwis
   return std::make_shared<BaseConvImpl>(in, out, kernel, stride);
 }
 
+// Returns x with twice the height and width (nearest neighbour).
+inline Tensor twice(const Tensor& x) {
+  return torch::upsample_nearest2d(x, std::nullopt, std::vector<double>{2, 2});
+}
+
 // Sequence of blocks, registered as "0", "1", ...
 struct SeqImpl : Block {
   explicit SeqImpl(std::vector<BlockPtr> children = {}) {
@@ -114,7 +120,10 @@ struct CSPLayerImpl : Block {
     m = register_module("m", Seq());
     for (int i = 0; i < n; ++i) m->push_back(std::make_shared<BottleneckImpl>(hidden, shortcut, depthwise));
   }
-  Tensor forward(Tensor x) override { return conv3(torch::cat({m(conv1(x)), conv2(x)}, 1)); }
+  Tensor forward(Tensor x) override {
+    const Tensor first = conv1(x), second = conv2(x);
+    return conv3(torch::cat({m(first), second}, 1));
+  }
 
   BaseConv conv1{nullptr}, conv2{nullptr}, conv3{nullptr};
   Seq m{nullptr};
@@ -174,41 +183,26 @@ struct Recipe {
   double mixup_prob;                        // probability of MixUp
   int smaller, larger;                      // multi-scale: range around the input size, in units of 32 pixels
 };
-constexpr Recipe kNanoRecipe = {0.5, 0.5, 1.5, 0, 3, 7};
-constexpr Recipe kTinyRecipe = {1, 0.5, 1.5, 0, 3, 7};
-constexpr Recipe kFullRecipe = {1, 0.1, 2, 1, 5, 5};
 
-// A row of the table of model sizes.
+class YOLOX;
+struct ModelSize;
+YOLOX make_yolox(const ModelSize& size, int num_classes);
+
+// A row of the table of models in models.hpp.
 struct ModelSize {
   std::string name;
-  double depth, width;
+  double depth, width;  // factors of the numbers of bottlenecks and of channels
   bool depthwise;
   int input;  // default input size for training and evaluation: side of the square in pixels
-  Recipe recipe = kFullRecipe;
+  Recipe recipe;
+  YOLOX (*make)(const ModelSize& size, int num_classes) = make_yolox;
 };
 
-// Returns the table of the six official sizes. A new row adds a value of --model.
-inline const std::vector<ModelSize>& model_sizes() {
-  static const std::vector<ModelSize> sizes = {{"yolox-nano", 0.33, 0.25, true, 416, kNanoRecipe},
-                                               {"yolox-tiny", 0.33, 0.375, false, 416, kTinyRecipe},
-                                               {"yolox-s", 0.33, 0.5, false, 640},
-                                               {"yolox-m", 0.67, 0.75, false, 640},
-                                               {"yolox-l", 1.0, 1.0, false, 640},
-                                               {"yolox-x", 1.33, 1.25, false, 640}};
-  return sizes;
-}
-// Returns "yolox-nano, yolox-tiny, ...".
-inline std::string model_names() {
-  std::vector<std::string> names;
-  for (const auto& size : model_sizes()) names.push_back(size.name);
-  return listed(names, names.size());
-}
-// Returns the row with this name. Throws UsageError if the name is unknown.
-inline const ModelSize& model_size(const std::string& name) {
-  for (const auto& size : model_sizes())
-    if (size.name == name) return size;
-  throw UsageError(concat("--model ", name, " is unknown; choose ", model_names()));
-}
+// Base class of backbones with neck. forward() maps images [B, 3, H, W] to the feature maps of the head's
+// strides s, [B, C_k, H/s, W/s].
+struct Backbone : nn::Module {
+  virtual std::vector<Tensor> forward(const Tensor& images) = 0;
+};
 
 // Backbone CSPDarknet.
 struct CSPDarknetImpl : nn::Module {
@@ -243,7 +237,7 @@ struct CSPDarknetImpl : nn::Module {
 TORCH_MODULE(CSPDarknet);
 
 // Backbone and path-aggregation feature pyramid (a top-down and a bottom-up path).
-struct PAFPNImpl : nn::Module {
+struct PAFPNImpl : Backbone {
   explicit PAFPNImpl(const ModelSize& size) {
     const int c0 = static_cast<int>(256 * size.width), c1 = 2 * c0, c2 = 4 * c0;
     const int n = static_cast<int>(std::lround(3 * size.depth));
@@ -260,15 +254,16 @@ struct PAFPNImpl : nn::Module {
     bu_conv1 = register_module("bu_conv1", make_conv(c1, c1, 3, 2, size.depthwise));
     C3_n4 = register_module("C3_n4", csp(2 * c1, c2));
   }
-  // Returns the feature maps [B, C_k, H/s, W/s] of strides s = 8, 16 and 32. image: [B, 3, H, W].
-  std::vector<Tensor> forward(const Tensor& image) {
-    const auto up = [](const Tensor& x) {
-      return torch::upsample_nearest2d(x, std::nullopt, std::vector<double>{2, 2});
-    };
-    const auto [x8, x16, x32] = backbone(image);
+  // Returns the feature maps of strides 8, 16 and 32.
+  std::vector<Tensor> forward(const Tensor& images) override {
+    const auto [x8, x16, x32] = backbone(images);
+    return neck(x8, x16, x32);
+  }
+  // Returns the feature maps of the neck for those of the backbone.
+  std::vector<Tensor> neck(const Tensor& x8, const Tensor& x16, const Tensor& x32) {
     const Tensor top = lateral_conv0(x32);                                                  // C1, /32
-    const Tensor middle = reduce_conv1(C3_p4->forward(torch::cat({up(top), x16}, 1)));      // C0, /16
-    const Tensor out8 = C3_p3->forward(torch::cat({up(middle), x8}, 1));                    // C0, /8
+    const Tensor middle = reduce_conv1(C3_p4->forward(torch::cat({twice(top), x16}, 1)));   // C0, /16
+    const Tensor out8 = C3_p3->forward(torch::cat({twice(middle), x8}, 1));                 // C0, /8
     const Tensor out16 = C3_n3->forward(torch::cat({bu_conv2->forward(out8), middle}, 1));  // C1, /16
     const Tensor out32 = C3_n4->forward(torch::cat({bu_conv1->forward(out16), top}, 1));    // C2, /32
     return {out8, out16, out32};
@@ -282,13 +277,20 @@ TORCH_MODULE(PAFPN);
 
 // ---- head and decoding
 
-constexpr int kStrides[] = {8, 16, 32};
+// Strides of the official models in pixels.
+inline const std::vector<int> kStrides = {8, 16, 32};
 
 // Raw output of the network before decoding, one row per anchor point.
 struct Predictions {
   Tensor reg;  // [B, A, 4]  offset of the centre from the cell in strides, log of width and height in strides
   Tensor obj;  // [B, A]     objectness logits
   Tensor cls;  // [B, A, C]  class logits
+  std::vector<int> strides = kStrides;  // of the levels, in the order of the anchor points
+};
+
+// Base class of heads. forward() maps the feature maps of a Backbone to predictions.
+struct DetectionHead : nn::Module {
+  virtual Predictions forward(const std::vector<Tensor>& features) = 0;
 };
 
 // Positions of the anchor points.
@@ -296,25 +298,29 @@ struct Anchors {
   Tensor grid;         // [A, 2]  column and row of the cell; integers, without +0.5
   Tensor stride;       // [A]     pixels
   Tensor centre = {};  // [2, A]  x and y of the centre of the cell, pixels
+  int64_t levels = 0;  // number of strides
 };
 
 // Returns the anchor points of an image of height x width pixels, with dtype and device of `like`.
-inline Anchors make_anchors(int64_t height, int64_t width, const torch::TensorOptions& like) {
+inline Anchors make_anchors(int64_t height, int64_t width, const torch::TensorOptions& like,
+                            const std::vector<int>& level_strides = kStrides) {
   std::vector<Tensor> grids, strides;
-  for (const int s : kStrides) {
+  for (const int s : level_strides) {
     const int64_t rows = height / s, columns = width / s;
     const auto yx = torch::meshgrid({torch::arange(rows, like), torch::arange(columns, like)}, "ij");
     grids.push_back(torch::stack({yx[1], yx[0]}, 2).view({-1, 2}));
     strides.push_back(torch::full({rows * columns}, s, like));
   }
   const Tensor grid = torch::cat(grids), stride = torch::cat(strides);
-  return {grid, stride, (grid.t() + 0.5) * stride};
+  return {grid, stride, (grid.t() + 0.5) * stride, int64_t(level_strides.size())};
 }
 
-// Returns make_anchors(). Keeps the result for the next call with the same size.
-inline Anchors anchors_of(int64_t height, int64_t width, const torch::TensorOptions& like) {
-  const auto key = std::tuple(height, width, c10::typeMetaToScalarType(like.dtype()), like.device().str());
-  return constant(key, [&] { return make_anchors(height, width, like.requires_grad(false)); });
+// Returns make_anchors(). Keeps the result for the next call with the same arguments.
+inline Anchors anchors_of(int64_t height, int64_t width, const torch::TensorOptions& like,
+                          const std::vector<int>& strides) {
+  const auto key =
+      std::tuple(height, width, c10::typeMetaToScalarType(like.dtype()), like.device().str(), strides);
+  return constant(key, [&] { return make_anchors(height, width, like.requires_grad(false), strides); });
 }
 
 // Decodes raw regression [..., A, 4] to boxes (cx, cy, w, h) in pixels. Uses no in-place operation, because
@@ -325,10 +331,16 @@ inline Tensor decode_boxes(const Tensor& reg, const Anchors& anchors) {
   return torch::cat({parts[0] + anchors.grid, parts[1].exp()}, -1) * stride;
 }
 
-// Decoupled head: separate branches for classes and for boxes with objectness, on each of the three levels.
-struct HeadImpl : nn::Module {
-  HeadImpl(const ModelSize& size, int num_classes) {
-    const int h = static_cast<int>(256 * size.width);
+// Returns the number of channels inside the head.
+inline int head_channels(const ModelSize& size) { return static_cast<int>(256 * size.width); }
+
+// Decoupled head: separate branches for classes and for boxes with objectness, on each level.
+struct HeadImpl : DetectionHead {
+  // channels: of the feature maps. strides: of the feature maps, in pixels.
+  HeadImpl(const ModelSize& size, int num_classes, const std::vector<int>& channels,
+           const std::vector<int>& strides)
+      : strides(strides) {
+    const int h = head_channels(size);
     // The registration order gives the official key order of the state dict. The construction order below
     // gives the official random initialisation.
     cls_convs = register_module("cls_convs", Seq());
@@ -343,8 +355,8 @@ struct HeadImpl : nn::Module {
       return std::make_shared<SeqImpl>(std::vector<BlockPtr>{first, second});
     };
     const auto predictor = [&](int out) { return nn::Conv2d(nn::Conv2dOptions(h, out, 1)); };
-    for (const int channels : {h, 2 * h, 4 * h}) {
-      stems->push_back(std::make_shared<BaseConvImpl>(channels, h, 1));
+    for (const int in : channels) {
+      stems->push_back(std::make_shared<BaseConvImpl>(in, h, 1));
       cls_convs->push_back(tower());
       reg_convs->push_back(tower());
       cls_preds->push_back(predictor(num_classes));
@@ -358,23 +370,22 @@ struct HeadImpl : nn::Module {
     for (auto* preds : {&cls_preds, &obj_preds})
       for (const auto& pred : **preds) pred->as<nn::Conv2d>()->bias.fill_(bias);
   }
-  // features: the outputs of PAFPN, strides 8, 16 and 32.
-  Predictions forward(const std::vector<Tensor>& features) {
+  Predictions forward(const std::vector<Tensor>& features) override {
     std::vector<Tensor> reg, obj, cls;
     const auto rows = [](const Tensor& x) {  // [B, C, h, w] -> [B, hw, C]
       return x.permute({0, 2, 3, 1}).flatten(1, 2);
     };
     for (size_t k = 0; k < features.size(); ++k) {
       const Tensor x = stems->blocks[k]->forward(features[k]);
-      const Tensor cls_feature = cls_convs->blocks[k]->forward(x),
-                   reg_feature = reg_convs->blocks[k]->forward(x);
-      cls.push_back(rows(cls_preds[k]->as<nn::Conv2d>()->forward(cls_feature)));
+      cls.push_back(rows(cls_preds[k]->as<nn::Conv2d>()->forward(cls_convs->blocks[k]->forward(x))));
+      const Tensor reg_feature = reg_convs->blocks[k]->forward(x);
       reg.push_back(rows(reg_preds[k]->as<nn::Conv2d>()->forward(reg_feature)));
       obj.push_back(rows(obj_preds[k]->as<nn::Conv2d>()->forward(reg_feature)));
     }
-    return {torch::cat(reg, 1), torch::cat(obj, 1).squeeze(-1), torch::cat(cls, 1)};
+    return {torch::cat(reg, 1), torch::cat(obj, 1).squeeze(-1), torch::cat(cls, 1), strides};
   }
 
+  std::vector<int> strides;
   Seq cls_convs{nullptr}, reg_convs{nullptr}, stems{nullptr};
   nn::ModuleList cls_preds{nullptr}, reg_preds{nullptr}, obj_preds{nullptr};
 };
@@ -382,36 +393,51 @@ TORCH_MODULE(Head);
 
 // ---- model
 
-// The whole detector: PAFPN and head.
+// The whole detector: backbone with neck, and head. make_model() in models.hpp constructs it by name.
 struct YOLOXImpl : nn::Module {
-  // model: a name of model_sizes(). Throws UsageError if the name is unknown, std::runtime_error if
-  // num_classes < 1.
-  YOLOXImpl(const std::string& model, int num_classes) : name(model), num_classes(num_classes) {
-    check(num_classes >= 1, "a detector needs at least one class, got ", num_classes);
-    const ModelSize& size = model_size(model);
-    backbone = register_module("backbone", PAFPN(size));
-    head = register_module("head", Head(size, num_classes));
+  YOLOXImpl(const std::string& name, int num_classes, const std::shared_ptr<Backbone>& backbone,
+            const std::shared_ptr<DetectionHead>& head)
+      : name(name), num_classes(num_classes) {
+    this->backbone = register_module("backbone", backbone);
+    this->head = register_module("head", head);
   }
   // images: [B, 3, H, W] float, BGR, 0..255; H and W multiples of 32. Any memory format works, channels-last
   // is the fastest. Throws std::runtime_error on another shape.
   Predictions forward(const Tensor& images) {
     check(images.dim() == 4 && images.size(1) == 3 && images.size(2) % 32 == 0 && images.size(3) % 32 == 0,
           "the network needs images [B, 3, H, W] with H and W multiples of 32, got ", images.sizes());
-    return head(backbone(images));
+    return head->forward(backbone->forward(images));
   }
 
   std::string name;
   int num_classes;
-  PAFPN backbone{nullptr};
-  Head head{nullptr};
+  std::shared_ptr<Backbone> backbone;
+  std::shared_ptr<DetectionHead> head;
 };
 TORCH_MODULE(YOLOX);
 
-// Turns on SyncBN in all batch norms of the model. {} turns SyncBN off.
+// Returns a YOLOX of this size: CSPDarknet, PAFPN and the decoupled head, with strides 8, 16 and 32.
+inline YOLOX make_yolox(const ModelSize& size, int num_classes) {
+  const PAFPN backbone(size);  // before the head, because the construction order decides the initialisation
+  const int h = head_channels(size);
+  return YOLOX(size.name, num_classes, backbone.ptr(),
+               Head(size, num_classes, std::vector<int>{h, 2 * h, 4 * h}, kStrides).ptr());
+}
+
+// Turns on SyncBN in all batch norms of the model. {} turns SyncBN off. Throws std::runtime_error if a batch
+// norm is not part of a BaseConv.
 inline void use_sync_bn(nn::Module& model, const SyncBnCollectives& collectives) {
   const auto over = collectives.sum ? c10::make_intrusive<Collectives>(collectives) : CollectivesPtr();
-  for (const auto& module : model.modules())
-    if (auto* block = module->as<BaseConvImpl>()) block->sync_bn = over;
+  size_t norms = 0, blocks = 0;
+  for (const auto& module : model.modules()) {
+    norms += module->as<nn::BatchNorm2dImpl>() != nullptr;
+    auto* block = module->as<BaseConvImpl>();
+    if (!block) continue;
+    block->sync_bn = over;
+    blocks += bool(block->bn);
+  }
+  check(!over || norms == blocks, "the model has ", norms - blocks,
+        " batch norms outside of BaseConv, where SyncBN does not work; use BaseConv, or give --no-sync-bn");
 }
 
 // Converts the weights to channels-last memory format. Images from OpenCV have this format, so that no
@@ -422,16 +448,16 @@ inline void to_channels_last(nn::Module& model) {
     if (p.dim() == 4) p.set_data(p.contiguous(torch::MemoryFormat::ChannelsLast));
 }
 
-// Returns weight and bias of the convolution that equals convolution and batch norm of the block in
-// evaluation mode. In this mode, a batch norm is a factor and an offset per channel.
-inline std::pair<Tensor, Tensor> fused_parameters(const BaseConvImpl& block) {
+// Returns weight and bias of the convolution that equals a convolution (weight [C, ...], bias [C]) and the
+// following batch norm in evaluation mode. In this mode, a batch norm is a factor and an offset per channel.
+inline std::pair<Tensor, Tensor> fold_batch_norm(const Tensor& weight, const Tensor& bias,
+                                                 const Tensor& gamma, const Tensor& beta, const Tensor& mean,
+                                                 const Tensor& var, double eps) {
   const torch::NoGradGuard no_grad;
-  if (!block.bn) return {block.conv->weight, block.conv->bias};
-  const auto& bn = *block.bn;
   const auto exact = [](const Tensor& t) { return t.to(torch::kDouble); };
-  const Tensor factor = exact(bn.weight) / (exact(bn.running_var) + bn.options.eps()).sqrt();  // [C]
-  return {(exact(block.conv->weight) * factor.view({-1, 1, 1, 1})).to(bn.weight.dtype()),
-          (exact(bn.bias) - exact(bn.running_mean) * factor).to(bn.weight.dtype())};
+  const Tensor factor = exact(gamma) / (exact(var) + eps).sqrt();  // [C]
+  return {(exact(weight) * factor.view({-1, 1, 1, 1})).to(gamma.dtype()),
+          (exact(beta) + (exact(bias) - exact(mean)) * factor).to(gamma.dtype())};
 }
 
 // Folds each batch norm, with its running statistics, into the preceding convolution. The output in
@@ -440,7 +466,9 @@ inline void fuse_batch_norms(nn::Module& model) {
   for (const auto& module : model.modules()) {
     auto* block = module->as<BaseConvImpl>();
     if (!block || !block->bn) continue;
-    const auto [weight, bias] = fused_parameters(*block);
+    const auto& bn = *block->bn;
+    const auto [weight, bias] = fold_batch_norm(block->conv->weight, torch::zeros_like(bn.bias), bn.weight,
+                                                bn.bias, bn.running_mean, bn.running_var, bn.options.eps());
     const auto& old = block->conv->options;
     nn::Conv2d conv(nn::Conv2dOptions(old.in_channels(), old.out_channels(), old.kernel_size())
                         .stride(old.stride())
@@ -459,7 +487,8 @@ inline void fuse_batch_norms(nn::Module& model) {
 // float64 predictions.
 inline Tensor decode(const Predictions& p, int64_t height, int64_t width) {
   const auto dtype = torch::promote_types(p.reg.scalar_type(), torch::kFloat);
-  const Tensor boxes = decode_boxes(p.reg.to(dtype), anchors_of(height, width, p.reg.options().dtype(dtype)));
+  const Tensor boxes =
+      decode_boxes(p.reg.to(dtype), anchors_of(height, width, p.reg.options().dtype(dtype), p.strides));
   return torch::cat({boxes, p.obj.to(dtype).sigmoid().unsqueeze(-1), p.cls.to(dtype).sigmoid()}, -1);
 }
 

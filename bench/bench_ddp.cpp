@@ -9,6 +9,7 @@
 #include "base/threads.hpp"
 #include "ddp.hpp"
 #include "median.hpp"
+#include "models.hpp"
 #include "optim.hpp"
 #include "run/log.hpp"
 #include "step.hpp"
@@ -41,7 +42,7 @@ int main(int argc, char** argv) {
     const torch::Device device =
         parse_device(c.device == "cuda" ? concat("cuda:", rank_info.local_rank) : c.device);
     Ranks& ranks = *new Ranks(rank_info, device, 600);
-    YOLOX model(c.model, 80), ema(c.model, 80);
+    YOLOX model = make_model(c.model, 80), ema = make_model(c.model, 80);
     model->to(device);
     ema->to(device);
     to_channels_last(*model);

@@ -14,6 +14,7 @@
 #include "dtr/counting_allocator.hpp"
 #include "dtr/dtr.hpp"
 #include "median.hpp"
+#include "models.hpp"
 #include "run/fit.hpp"
 #include "run/log.hpp"
 #include "step.hpp"
@@ -78,10 +79,11 @@ struct CheckpointedBlock : Block {
 // Wraps all blocks of the sequences in backbone and head, and the blocks of the neck.
 static void checkpoint_blocks(YOLOX& model) {
   const auto wrap = [](BlockPtr& b) { b = std::make_shared<CheckpointedBlock>(b); };
-  auto& neck = *model->backbone;
+  auto& neck = *model->backbone->as<PAFPN>();
+  auto& head = *model->head->as<Head>();
   auto& darknet = *neck.backbone;
-  for (Seq* seq : {&darknet.dark2, &darknet.dark3, &darknet.dark4, &darknet.dark5, &model->head->stems,
-                   &model->head->cls_convs, &model->head->reg_convs})
+  for (Seq* seq : {&darknet.dark2, &darknet.dark3, &darknet.dark4, &darknet.dark5, &head.stems,
+                   &head.cls_convs, &head.reg_convs})
     for (BlockPtr& b : (*seq)->blocks) wrap(b);
   for (BlockPtr* b : {&neck.C3_p4, &neck.C3_p3, &neck.bu_conv2, &neck.C3_n3, &neck.bu_conv1, &neck.C3_n4})
     wrap(*b);
@@ -148,7 +150,7 @@ int main(int argc, char** argv) {
     torch::set_num_threads(c.threads);
     auto& allocator = CountingAllocator::get();
     torch::manual_seed(0);
-    YOLOX model(c.model, 80);
+    YOLOX model = make_model(c.model, 80);
     to_channels_last(*model);
     model->train();
     Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);

@@ -6,6 +6,7 @@
 #include "base/device.hpp"
 #include "base/flags.hpp"
 #include "config.hpp"
+#include "models.hpp"
 #include "optim.hpp"
 #include "run/log.hpp"
 #include "step.hpp"
@@ -33,7 +34,7 @@ int main(int argc, char** argv) {
     const torch::Device device = parse_device(c.device);
     allow_tf32(c.amp == "tf32");
     set_determinism(false, /*memory_is_short=*/false);
-    YOLOX model(c.model, 80), ema(c.model, 80);
+    YOLOX model = make_model(c.model, 80), ema = make_model(c.model, 80);
     model->to(device);
     ema->to(device);
     to_channels_last(*model);

@@ -20,6 +20,8 @@ EvalGuard::~EvalGuard() {
 
 std::string detect_model(const GenericDict& weights, const std::string& likely) {
   std::string first;
+  for (const ModelSize& size : model_sizes())
+    if (size.name == likely && size.make != make_yolox) return likely;
   for (const auto& e : weights) {
     if (!e.key().isString()) continue;
     std::string key = e.key().toStringRef();
@@ -28,7 +30,7 @@ std::string detect_model(const GenericDict& weights, const std::string& likely) 
         e.value().toTensor().dim() != 4)
       continue;
     for (const ModelSize& size : model_sizes()) {
-      if (e.value().toTensor().size(0) != int64_t(size.width * 64)) continue;
+      if (size.make != make_yolox || e.value().toTensor().size(0) != int64_t(size.width * 64)) continue;
       if (first.empty() || size.name == likely) first = size.name;
     }
   }
@@ -93,12 +95,13 @@ LoadedModel load_model(const std::string& path, const std::string& model, const 
   loaded.info = weights_info(file, path);
   if (preproc != "auto") loaded.info.legacy_preproc = preproc == "legacy";
   const std::string found = detect_model(weights, model.empty() ? loaded.info.model : model);
-  const int64_t classes = num_classes_of(weights);
+  int64_t classes = num_classes_of(weights);
+  if (!classes) classes = int64_t(loaded.info.classes.size());  // a head of another form
   check(!found.empty() && classes > 0, path, " contains no YOLOX weights of a known size");
   check(model.empty() || model == found, path, " contains weights of ", found, "; --model ", model,
         " does not fit; leave --model out");
   loaded.info.model = found;
-  loaded.model = YOLOX(found, int(classes));
+  loaded.model = make_model(found, int(classes));
   const auto report = load_state_dict(*loaded.model, weights, path);
   check(report.missing.empty() && report.mismatched.empty(), path, " does not contain all weights of ", found,
         ": ", to_string(report));

@@ -10,7 +10,7 @@
 #include "base/flags.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "data/dataset.hpp"
-#include "yolox.hpp"
+#include "models.hpp"
 
 namespace yolox {
 
@@ -27,7 +27,8 @@ struct EvalGuard {
 };
 
 // Returns the name of the model to which weights belong, from the shape of the stem, or "" if no model fits.
-// If several models fit, prefers `likely`, else the first one.
+// If several models fit, prefers `likely`, else the first one. Returns `likely` if this model has a make
+// function of its own, because only the name tells such models apart.
 std::string detect_model(const GenericDict& weights, const std::string& likely = "");
 
 // Returns the number of classes of the weights, or 0 if they have no head.

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/onnx.hpp"
 
+#include <torch/csrc/jit/frontend/tracer.h>
+#include <torch/csrc/jit/ir/constants.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
+#include <tuple>
 
 #include "base/error.hpp"
 #include "base/new_file.hpp"
+#include "checkpoint/load.hpp"
 
 namespace yolox {
 
@@ -81,6 +87,9 @@ Value OnnxGraph::add(const std::string& op, const std::vector<Value>& inputs, co
     if (const auto* i = std::get_if<int64_t>(&value)) {
       a.set_i(*i);
       a.set_type(onnx::Attribute::INT);
+    } else if (const auto* f = std::get_if<double>(&value)) {
+      a.set_f(float(*f));
+      a.set_type(onnx::Attribute::FLOAT);
     } else if (const auto* s = std::get_if<std::string>(&value)) {
       a.set_s(*s);
       a.set_type(onnx::Attribute::STRING);
@@ -121,149 +130,354 @@ void OnnxGraph::describe(bool input, const std::string& name, const std::vector<
   for (const auto& dim : dims) *type.mutable_shape()->add_dim() = dim;
 }
 
-Value add_conv(OnnxGraph& g, const std::string& name, nn::Conv2dImpl& conv, const Tensor& weight,
-               const Tensor& bias, const Value& x) {
-  const auto& o = conv.options;
-  const int64_t pad = (o.kernel_size()->at(0) - 1) / 2;
-  return g.add("Conv", {x, g.weights(name + ".weight", weight), g.weights(name + ".bias", bias)}, name,
-               {{"kernel_shape", Ints(o.kernel_size()->begin(), o.kernel_size()->end())},
-                {"strides", Ints(o.stride()->begin(), o.stride()->end())},
-                {"pads", Ints{pad, pad, pad, pad}},
-                {"group", o.groups()}});
-}
+namespace {
 
-Value add_nodes(OnnxGraph& g, const std::string& name, BaseConvImpl& m, const Value& x) {
-  const auto [weight, bias] = fused_parameters(m);
-  const Value y = add_conv(g, name + ".conv", *m.conv, weight, bias, x);
-  return g.add("Mul", {y, g.add("Sigmoid", {y}, name + ".sigmoid")}, name + ".silu");
-}
+namespace jit = torch::jit;
 
-Value add_nodes(OnnxGraph& g, const std::string& name, SeqImpl& m, Value x) {
-  for (size_t i = 0; i < m.blocks.size(); ++i) x = add_nodes(g, concat(name, ".", i), *m.blocks[i], x);
-  return x;
-}
-
-Value add_nodes(OnnxGraph& g, const std::string& name, BottleneckImpl& m, const Value& x) {
-  const Value y = add_nodes(g, name + ".conv2", *m.conv2, add_nodes(g, name + ".conv1", *m.conv1, x));
-  return m.shortcut ? g.add("Add", {y, x}, name + ".add") : y;
-}
-
-Value add_nodes(OnnxGraph& g, const std::string& name, CSPLayerImpl& m, const Value& x) {
-  const Value first = add_nodes(g, name + ".conv1", *m.conv1, x),
-              second = add_nodes(g, name + ".conv2", *m.conv2, x);
-  const Value both =
-      g.add("Concat", {add_nodes(g, name + ".m", *m.m, first), second}, name + ".cat", {{"axis", 1}});
-  return add_nodes(g, name + ".conv3", *m.conv3, both);
-}
-
-Value add_nodes(OnnxGraph& g, const std::string& name, SPPBottleneckImpl& m, const Value& x) {
-  std::vector<Value> pooled{add_nodes(g, name + ".conv1", *m.conv1, x)};
-  for (const char* window : {"5", "9", "13"})
-    pooled.push_back(
-        g.add("MaxPool", {pooled.back()}, concat(name, ".max", window),
-              {{"kernel_shape", Ints{5, 5}}, {"strides", Ints{1, 1}}, {"pads", Ints{2, 2, 2, 2}}}));
-  return add_nodes(g, name + ".conv2", *m.conv2, g.add("Concat", pooled, name + ".cat", {{"axis", 1}}));
-}
-
-Value add_nodes(OnnxGraph& g, const std::string& name, FocusImpl& m, const Value& x) {
-  constexpr int64_t kEnd = std::numeric_limits<int64_t>::max();
-  const Value end = g.constant(name + ".end", Ints{kEnd, kEnd}),
-              axes = g.constant(name + ".axes", Ints{2, 3}), step = g.constant(name + ".step", Ints{2, 2});
-  std::vector<Value> patches;
-  for (const auto& [row, column] : {std::pair{0, 0}, {1, 0}, {0, 1}, {1, 1}}) {
-    const std::string patch = concat(name, ".patch", row, column);
-    patches.push_back(
-        g.add("Slice", {x, g.constant(patch + ".start", Ints{row, column}), end, axes, step}, patch));
+// Writes the operators of a traced network as ONNX nodes, one after the other.
+class TraceWriter {
+ public:
+  TraceWriter(OnnxGraph& graph, const nn::Module& model) : g(graph) {
+    for (const auto& p : model.named_parameters()) names[p.value().data_ptr()] = p.key();
+    for (const auto& b : model.named_buffers()) names[b.value().data_ptr()] = b.key();
   }
-  return add_nodes(g, name + ".conv", *m.conv, g.add("Concat", patches, name + ".cat", {{"axis", 1}}));
+
+  // Returns the outputs of the network. images: value of the network input.
+  std::vector<Value> write(const jit::Graph& trace, const Value& images) {
+    values[trace.inputs()[0]] = images;
+    for (const jit::Node* node : trace.nodes())
+      if (node->kind() != c10::prim::Constant && node->kind() != c10::prim::ListConstruct) write(*node);
+    std::vector<Value> outputs;
+    for (const jit::Value* output : trace.outputs()) outputs.push_back(values.at(output));
+    return outputs;
+  }
+
+ private:
+  OnnxGraph& g;
+  std::map<const void*, std::string> names;   // of parameters and buffers, by address
+  std::map<const jit::Value*, Value> values;  // tensors of the trace
+  std::map<std::string, int> used;            // names of nodes
+  std::map<std::string, Value> written;       // initializers by name
+
+  // Returns a constant argument of an operator. A list is a list of constants. Throws if the argument
+  // depends on the input.
+  static c10::IValue constant_of(const jit::Node& node, size_t argument) {
+    const jit::Value* value = node.input(argument);
+    if (auto constant = jit::toIValue(value)) return *constant;
+    c10::impl::GenericList list(c10::AnyType::get());
+    check(value->node()->kind() == c10::prim::ListConstruct, "the model computes an argument of ",
+          node.kind().toQualString(), "; ONNX export needs a constant. ", kRemedy);
+    for (size_t i = 0; i < value->node()->inputs().size(); ++i)
+      list.push_back(constant_of(*value->node(), i));
+    return list;
+  }
+  static int64_t integer(const jit::Node& node, size_t argument) {
+    return constant_of(node, argument).toInt();
+  }
+  static Ints integers(const jit::Node& node, size_t argument) {
+    Ints list;
+    const c10::IValue constant = constant_of(node, argument);
+    for (const c10::IValue& v : constant.toListRef()) list.push_back(v.toInt());
+    return list;
+  }
+  // Returns a list for height and width, which may be given as one integer.
+  static Ints pair(const jit::Node& node, size_t argument) {
+    Ints list = integers(node, argument);
+    if (list.size() == 1) list.push_back(list[0]);
+    return list;
+  }
+  static Ints shape_of(const jit::Value* value) {
+    return *value->type()->expectRef<c10::TensorType>().sizes().concrete_sizes();
+  }
+  // Returns the argument `dim` of a tensor, counted from 0.
+  static int64_t dim_of(const jit::Node& node, size_t argument, const jit::Value* tensor) {
+    const int64_t dim = integer(node, argument);
+    return dim < 0 ? dim + int64_t(shape_of(tensor).size()) : dim;
+  }
+
+  // Returns a name that no node has yet.
+  std::string unique(const std::string& name) {
+    const int before = used[name]++;
+    return before ? concat(name, ".", before + 1) : name;
+  }
+  // Returns a name for a node: the module that contains all inputs, and the operator. For example, "a.b.conv"
+  // and "silu" give "a.b.silu".
+  std::string name_after(const std::vector<Value>& inputs, const std::string& op) {
+    std::string module = inputs[0];
+    for (const Value& x : inputs)
+      module.resize(
+          size_t(std::mismatch(module.begin(), module.end(), x.begin(), x.end()).first - module.begin()));
+    const size_t dot = module.rfind('.');
+    return unique(dot == std::string::npos ? op : module.substr(0, dot + 1) + op);
+  }
+  std::string name_after(const Value& x, const std::string& op) {
+    return name_after(std::vector<Value>{x}, op);
+  }
+  // Returns the initializer with the values of a tensor.
+  Value initializer(const std::string& name, const Tensor& tensor) {
+    if (!written.count(name)) written[name] = g.weights(name, tensor);
+    return written[name];
+  }
+  std::string name_of(const Tensor& constant) {
+    const auto name = names.find(constant.data_ptr());
+    return name == names.end() ? unique("constant") : name->second;
+  }
+  // Returns a tensor argument: a value that was computed before, a parameter, or a number.
+  Value tensor(const jit::Value* value) {
+    const auto found = values.find(value);
+    if (found != values.end()) return found->second;
+    const auto constant = jit::toIValue(value);
+    check(constant && (constant->isTensor() || constant->isScalar()),
+          "the model computes a value that ONNX export does not support. ", kRemedy);
+    if (constant->isScalar())
+      return initializer(unique("number"), torch::scalar_tensor(constant->toScalar()));
+    return initializer(name_of(constant->toTensor()), constant->toTensor());
+  }
+  std::vector<Value> tensors(const jit::Value* list) {
+    std::vector<Value> all;
+    for (const jit::Value* value : list->node()->inputs()) all.push_back(tensor(value));
+    return all;
+  }
+
+  void write(const jit::Node& node);
+  void write_convolution(const jit::Node& node);
+  Value pool(const std::string& op, const jit::Node& node, const Value& x, size_t ceil_mode);
+  Value reshape(const Value& x, const Ints& shape) {
+    const std::string name = name_after(x, "reshape");
+    return g.add("Reshape", {x, g.constant(name + ".shape", shape)}, name);
+  }
+
+  inline static const std::string kRemedy =
+      "Add the operator in checkpoint/onnx.cpp, or export to TorchScript (--format torchscript), which "
+      "supports all operators";
+};
+
+// Folds a batch norm in evaluation mode that alone uses the output of the convolution.
+void TraceWriter::write_convolution(const jit::Node& node) {
+  check(!constant_of(node, 6).toBool(), "the model has a transposed convolution. ", kRemedy);
+  Tensor weight = constant_of(node, 1).toTensor();
+  const c10::IValue given_bias = constant_of(node, 2);
+  std::string name = name_of(weight);
+  name = name.substr(0, name.rfind(".weight"));
+  Tensor bias =
+      given_bias.isTensor() ? given_bias.toTensor() : torch::zeros({weight.size(0)}, weight.options());
+  const jit::Value* out = node.output();
+  const auto& uses = out->uses();
+  if (uses.size() == 1 && uses[0].user->kind().toQualString() == std::string("aten::batch_norm")) {
+    const jit::Node& norm = *uses[0].user;
+    const auto of = [&](size_t i) { return constant_of(norm, i).toTensor(); };
+    std::tie(weight, bias) =
+        fold_batch_norm(weight, bias, of(1), of(2), of(3), of(4), constant_of(norm, 7).toDouble());
+    out = norm.output();
+  }
+  const Ints pads = pair(node, 4);
+  values[out] =
+      g.add("Conv",
+            {tensor(node.input(0)), initializer(name + ".weight", weight), initializer(name + ".bias", bias)},
+            unique(name),
+            {{"kernel_shape", Ints{weight.size(2), weight.size(3)}},
+             {"strides", pair(node, 3)},
+             {"pads", Ints{pads[0], pads[1], pads[0], pads[1]}},
+             {"dilations", pair(node, 5)},
+             {"group", integer(node, 8)}});
 }
 
-Value add_nodes(OnnxGraph& g, const std::string& name, Block& block, const Value& x) {
-  if (auto* m = dynamic_cast<BaseConvImpl*>(&block)) return add_nodes(g, name, *m, x);
-  if (auto* m = dynamic_cast<DWConvImpl*>(&block)) return add_nodes(g, name, *m, x);
-  if (auto* m = dynamic_cast<SeqImpl*>(&block)) return add_nodes(g, name, *m, x);
-  if (auto* m = dynamic_cast<BottleneckImpl*>(&block)) return add_nodes(g, name, *m, x);
-  if (auto* m = dynamic_cast<CSPLayerImpl*>(&block)) return add_nodes(g, name, *m, x);
-  if (auto* m = dynamic_cast<SPPBottleneckImpl*>(&block)) return add_nodes(g, name, *m, x);
-  if (auto* m = dynamic_cast<FocusImpl*>(&block)) return add_nodes(g, name, *m, x);
-  fail(name, " is a block that checkpoint/onnx.cpp does not support; add its nodes there");
+// ceil_mode: position of this argument, which follows kernel size, stride, padding (and dilation).
+Value TraceWriter::pool(const std::string& op, const jit::Node& node, const Value& x, size_t ceil_mode) {
+  const Ints kernel = pair(node, 1), pads = pair(node, 3);
+  Ints strides = pair(node, 2);
+  if (strides.empty()) strides = kernel;
+  return g.add(op, {x}, name_after(x, "pool"),
+               {{"kernel_shape", kernel},
+                {"strides", strides},
+                {"pads", Ints{pads[0], pads[1], pads[0], pads[1]}},
+                {"ceil_mode", int64_t(constant_of(node, ceil_mode).toBool())}});
 }
 
-std::vector<Value> add_nodes(OnnxGraph& g, const std::string& name, PAFPNImpl& m, const Value& images) {
-  const std::string dark = name + ".backbone";
-  const Value scales = g.constant(name + ".up", torch::tensor({1.f, 1.f, 2.f, 2.f}));
-  const auto joined = [&](const Value& a, const Value& b) {
-    return g.add("Concat", {a, b}, a + ".cat", {{"axis", 1}});
-  };
-  const auto up = [&](const Value& x) {
-    return g.add(
-        "Resize", {x, "", scales}, x + ".up",
+void TraceWriter::write(const jit::Node& node) {
+  std::string op = node.kind().toQualString();
+  if (op.back() == '_') op.pop_back();  // in-place operators
+  if (op == "aten::_convolution") return write_convolution(node);
+  const jit::Value* out = node.output();
+  if (values.count(out)) return;  // a folded batch norm
+  Value& to = values[out];
+  if (op == "aten::cat") {
+    const std::vector<Value> parts = tensors(node.input(0));
+    to = g.add("Concat", parts, name_after(parts, "cat"), {{"axis", dim_of(node, 1, out)}});
+    return;
+  }
+  const jit::Value* input = node.input(0);
+  const Value x = tensor(input);
+  const auto rank = [&] { return int64_t(shape_of(input).size()); };
+  if (op == "aten::silu") {
+    to = g.add("Mul", {x, g.add("Sigmoid", {x}, name_after(x, "sigmoid"))}, name_after(x, "silu"));
+  } else if (op == "aten::sigmoid") {
+    to = g.add("Sigmoid", {x}, name_after(x, "sigmoid"));
+  } else if (op == "aten::relu") {
+    to = g.add("Relu", {x}, name_after(x, "relu"));
+  } else if (op == "aten::leaky_relu") {
+    to = g.add("LeakyRelu", {x}, name_after(x, "leaky_relu"), {{"alpha", constant_of(node, 1).toDouble()}});
+  } else if (op == "aten::batch_norm") {
+    to =
+        g.add("BatchNormalization",
+              {x, tensor(node.input(1)), tensor(node.input(2)), tensor(node.input(3)), tensor(node.input(4))},
+              name_after(x, "bn"), {{"epsilon", constant_of(node, 7).toDouble()}});
+  } else if (op == "aten::max_pool2d" && pair(node, 4) == Ints{1, 1}) {
+    to = pool("MaxPool", node, x, 5);
+  } else if (op == "aten::upsample_nearest2d") {
+    const Ints from = shape_of(input), size = shape_of(out);
+    const std::string name = name_after(x, "up");
+    const Tensor scales =
+        torch::tensor({1.0, 1.0, double(size[2]) / double(from[2]), double(size[3]) / double(from[3])});
+    to = g.add(
+        "Resize", {x, "", g.constant(name + ".scales", scales.to(torch::kFloat))}, name,
         {{"mode", "nearest"}, {"coordinate_transformation_mode", "asymmetric"}, {"nearest_mode", "floor"}});
-  };
-  const auto block = [&](const char* child, Block& b, const Value& x) {
-    return add_nodes(g, concat(name, ".", child), b, x);
-  };
-  CSPDarknetImpl& d = *m.backbone;
-  const Value x4 = add_nodes(g, dark + ".dark2", *d.dark2, add_nodes(g, dark + ".stem", *d.stem, images));
-  const Value x8 = add_nodes(g, dark + ".dark3", *d.dark3, x4),
-              x16 = add_nodes(g, dark + ".dark4", *d.dark4, x8),
-              x32 = add_nodes(g, dark + ".dark5", *d.dark5, x16);
-  const Value top = block("lateral_conv0", *m.lateral_conv0, x32);
-  const Value middle = block("reduce_conv1", *m.reduce_conv1, block("C3_p4", *m.C3_p4, joined(up(top), x16)));
-  const Value out8 = block("C3_p3", *m.C3_p3, joined(up(middle), x8));
-  const Value out16 = block("C3_n3", *m.C3_n3, joined(block("bu_conv2", *m.bu_conv2, out8), middle));
-  const Value out32 = block("C3_n4", *m.C3_n4, joined(block("bu_conv1", *m.bu_conv1, out16), top));
-  return {out8, out16, out32};
-}
-
-Value add_box_decoding(OnnxGraph& g, const std::string& name, const Value& reg, int stride) {
-  const auto& s = g.settings;
-  const auto cells = [&](const char* axis, int64_t dim, int64_t n, const Ints& shape) {  // 0, 1, ...
-    const std::string of = concat(name, ".", axis);
-    if (!s.dynamic) return g.constant(of, torch::arange(n, torch::kFloat).view(shape));
-    const Value size = g.add("Shape", {reg}, of + ".shape");
-    const Value count = g.add("Gather", {size, g.scalar(of + ".dim", dim)}, of + ".count");
-    const Value range =
-        g.add("Range", {g.scalar(of + ".first", int64_t{0}), count, g.scalar(of + ".step", int64_t{1})},
-              of + ".range");
-    return g.add("Reshape", {g.cast(range, of + ".float", torch::kFloat), g.constant(of + ".as", shape)}, of);
-  };
-  const Value columns = cells("columns", 3, s.width / stride, {1, 1, 1, -1}),
-              rows = cells("rows", 2, s.height / stride, {1, 1, -1, 1});
-  const Value x =
-      g.add("Split", {reg, g.constant(name + ".parts", Ints{1, 1, 2})}, name + ".split", {{"axis", 1}}, 3);
-  const Value y = x + "/1", wh = x + "/2";
-  const Value in_strides = g.add("Concat",
-                                 {g.add("Add", {x, columns}, name + ".x"),
-                                  g.add("Add", {y, rows}, name + ".y"), g.add("Exp", {wh}, name + ".exp")},
-                                 name + ".cells", {{"axis", 1}});
-  return g.add("Mul", {in_strides, g.scalar(name + ".stride", double(stride))}, name + ".pixels");
-}
-
-Value add_nodes(OnnxGraph& g, const std::string& name, HeadImpl& m, const std::vector<Value>& features) {
-  std::vector<Value> levels;
-  for (size_t k = 0; k < features.size(); ++k) {
-    const auto of = [&](const char* child) { return concat(name, ".", child, ".", k); };
-    const auto predict = [&](const char* child, nn::ModuleList& preds, const Value& x) {
-      auto& conv = *preds[k]->as<nn::Conv2d>();
-      const Value y = add_conv(g, of(child), conv, conv.weight, conv.bias, x);
-      return g.settings.half ? g.cast(y, of(child) + ".float", torch::kFloat) : y;
-    };
-    const Value x = add_nodes(g, of("stems"), *m.stems->blocks[k], features[k]);
-    const Value cls =
-        predict("cls_preds", m.cls_preds, add_nodes(g, of("cls_convs"), *m.cls_convs->blocks[k], x));
-    const Value feature = add_nodes(g, of("reg_convs"), *m.reg_convs->blocks[k], x);
-    const Value reg = predict("reg_preds", m.reg_preds, feature),
-                obj = predict("obj_preds", m.obj_preds, feature);
-    const Value row = g.add("Concat",
-                            {g.settings.decode ? add_box_decoding(g, of("boxes"), reg, kStrides[k]) : reg,
-                             g.add("Sigmoid", {obj}, of("obj")), g.add("Sigmoid", {cls}, of("cls"))},
-                            of("level"), {{"axis", 1}});
-    const int64_t rows = 5 + m.cls_preds[0]->as<nn::Conv2d>()->options.out_channels();
-    levels.push_back(g.add("Reshape", {row, g.constant(of("level.as"), Ints{0, rows, -1})}, of("flat")));
+  } else if (op == "aten::add" || op == "aten::sub") {
+    check(constant_of(node, 2).toScalar().toDouble() == 1, "the model adds with a factor (alpha). ", kRemedy);
+    const Value y = tensor(node.input(1));
+    to = g.add(op == "aten::add" ? "Add" : "Sub", {x, y}, name_after({x, y}, op.substr(6)));
+  } else if (op == "aten::mul") {
+    const Value y = tensor(node.input(1));
+    to = g.add("Mul", {x, y}, name_after({x, y}, "mul"));
+  } else if (op == "aten::slice") {
+    const std::string name = name_after(x, "slice");
+    const auto end = constant_of(node, 3), start = constant_of(node, 2);
+    const auto list = [&](const char* what, int64_t value) { return g.constant(name + what, Ints{value}); };
+    to = g.add("Slice",
+               {x, list(".start", start.isNone() ? 0 : start.toInt()),
+                list(".end", end.isNone() ? std::numeric_limits<int64_t>::max() : end.toInt()),
+                list(".axis", dim_of(node, 1, input)), list(".step", integer(node, 4))},
+               name);
+  } else if (op == "aten::permute") {
+    to = g.add("Transpose", {x}, name_after(x, "permute"), {{"perm", integers(node, 1)}});
+  } else if (op == "aten::flatten") {
+    // 0: as in the input; -1: computed. A dimension behind the flattened ones is a number of channels.
+    const Ints shape = shape_of(input);
+    const int64_t first = dim_of(node, 1, input), last = dim_of(node, 2, input);
+    Ints flat(first, 0);
+    flat.push_back(-1);
+    flat.insert(flat.end(), shape.begin() + last + 1, shape.end());
+    to = reshape(x, flat);
+  } else if (op == "aten::view" || op == "aten::reshape") {
+    to = reshape(x, integers(node, 1));
+  } else if (op == "aten::squeeze" || op == "aten::unsqueeze") {
+    const std::string name = name_after(x, op.substr(6));
+    const int64_t dim = integer(node, 1), dims = rank() + (op == "aten::unsqueeze" ? 1 : 0);
+    to = g.add(op == "aten::squeeze" ? "Squeeze" : "Unsqueeze",
+               {x, g.constant(name + ".axis", Ints{dim < 0 ? dim + dims : dim})}, name);
+  } else if (op == "aten::contiguous" || op == "aten::detach" || op == "aten::dropout") {
+    to = x;
+  } else {
+    fail("the model uses the operator ", op, ", which ONNX export does not support. ", kRemedy);
   }
-  const Value all = g.add("Concat", levels, name + ".cat", {{"axis", 2}});
-  return g.add("Transpose", {all}, "output", {{"perm", Ints{0, 2, 1}}});
+}
+
+// Sets parameters to requires_grad = false, which the tracer needs, and restores them at the end.
+struct WithoutGradients {
+  explicit WithoutGradients(nn::Module& model) {
+    for (auto& p : model.parameters())
+      if (p.requires_grad()) changed.push_back(p.set_requires_grad(false));
+  }
+  ~WithoutGradients() {
+    for (auto& p : changed) p.set_requires_grad(true);
+  }
+  WithoutGradients(const WithoutGradients&) = delete;
+  WithoutGradients& operator=(const WithoutGradients&) = delete;
+
+ private:
+  std::vector<Tensor> changed;
+};
+
+}  // namespace
+
+Raw add_network(OnnxGraph& g, YOLOX& model, const Value& images) {
+  const torch::NoGradGuard no_grad;
+  const EvalGuard evaluation(*model);
+  const WithoutGradients without_gradients(*model);
+  const Tensor weight = model->parameters()[0];
+  // A network for a fixed size is traced with this size, because its code may depend on it.
+  const Tensor example = torch::zeros(
+      {1, 3, g.settings.dynamic ? 64 : g.settings.height, g.settings.dynamic ? 96 : g.settings.width},
+      weight.options());
+  Raw raw;
+  const auto [state, _] = jit::tracer::trace(
+      {example},
+      [&](jit::Stack inputs) {
+        const Predictions p = model(inputs[0].toTensor());
+        raw.strides = p.strides;
+        return jit::Stack{p.reg, p.obj, p.cls};
+      },
+      [](const torch::autograd::Variable&) { return ""; });
+  const std::vector<Value> outputs = TraceWriter(g, *model).write(*state->graph, images);
+  const auto single = [&](const Value& x, const char* name) {
+    return g.settings.half ? g.cast(x, name, torch::kFloat) : x;
+  };
+  raw.reg = single(outputs[0], "reg");
+  raw.obj = single(outputs[1], "obj");
+  raw.cls = single(outputs[2], "cls");
+  return raw;
+}
+
+Value add_box_decoding(OnnxGraph& g, const Raw& raw, const Value& images) {
+  const auto& s = g.settings;
+  const auto ints = [&](const std::string& name, const Ints& list) {
+    return g.constant("decode." + name, list);
+  };
+  Value grid, stride;
+  if (!s.dynamic) {
+    const Anchors anchors = make_anchors(s.height, s.width, torch::kFloat, raw.strides);
+    grid = g.constant("decode.grid", anchors.grid.unsqueeze(0));
+    stride = g.constant("decode.stride", anchors.stride.view({1, -1, 1}));
+  } else {
+    const Value size = g.add("Shape", {images}, "decode.size");
+    std::vector<Value> grids, strides;
+    for (const int step : raw.strides) {
+      const std::string level = concat("decode.", step);
+      const auto of_level = [&](const char* name) { return concat(level, ".", name); };
+      const auto count = [&](const char* name, int64_t dim) {  // rows or columns of cells
+        const std::string of = of_level(name);
+        const Value pixels = g.add("Gather", {size, g.scalar(of + ".dim", dim)}, of + ".pixels");
+        return g.add("Div", {pixels, g.scalar(of + ".stride", int64_t(step))}, of);
+      };
+      const Value rows = count("rows", 2), columns = count("columns", 3);
+      const auto as_list = [&](const Value& x) {
+        return g.add("Reshape", {x, ints(x + ".one", {1})}, x + ".list");
+      };
+      const Value cells =
+          g.add("Concat", {as_list(rows), as_list(columns)}, of_level("cells"), {{"axis", 0}});
+      const auto positions = [&](const char* name, const Value& n, const Ints& shape) {  // [cells, 1]
+        const std::string of = of_level(name);
+        const Value range =
+            g.add("Range", {g.scalar(of + ".first", int64_t{0}), n, g.scalar(of + ".step", int64_t{1})},
+                  of + ".range");
+        const Value line = g.add("Reshape", {range, g.constant(of + ".shape", shape)}, of + ".line");
+        const Value all = g.add("Expand", {line, cells}, of + ".all");
+        return g.add("Reshape",
+                     {g.cast(all, of + ".float", torch::kFloat), g.constant(of + ".flat", Ints{1, -1, 1})},
+                     of);
+      };
+      const Value x = positions("x", columns, {1, -1}), y = positions("y", rows, {-1, 1});
+      grids.push_back(g.add("Concat", {x, y}, of_level("grid"), {{"axis", 2}}));
+      const Value zeros = g.add("Mul", {x, g.scalar(of_level("zero"), 0.0)}, of_level("zeros"));
+      strides.push_back(
+          g.add("Add", {zeros, g.scalar(of_level("pixels"), double(step))}, of_level("strides")));
+    }
+    grid = g.add("Concat", grids, "decode.grid", {{"axis", 1}});
+    stride = g.add("Concat", strides, "decode.stride", {{"axis", 1}});
+  }
+  const Value xy = g.add("Split", {raw.reg, ints("parts", {2, 2})}, "decode.split", {{"axis", 2}}, 2);
+  const Value in_strides =
+      g.add("Concat", {g.add("Add", {xy, grid}, "decode.xy"), g.add("Exp", {xy + "/1"}, "decode.wh")},
+            "decode.cells_of_boxes", {{"axis", 2}});
+  return g.add("Mul", {in_strides, stride}, "decode.boxes");
+}
+
+Value add_rows(OnnxGraph& g, const Raw& raw, const Value& images) {
+  const Value boxes = g.settings.decode ? add_box_decoding(g, raw, images) : raw.reg;
+  const Value obj =
+      g.add("Unsqueeze", {g.add("Sigmoid", {raw.obj}, "scores.obj"), g.constant("scores.axis", Ints{2})},
+            "scores.obj.column");
+  return g.add("Concat", {boxes, obj, g.add("Sigmoid", {raw.cls}, "scores.cls")}, "output", {{"axis", 2}});
 }
 
 Value add_nms(OnnxGraph& g, const Value& decoded, int64_t classes) {
@@ -351,8 +565,12 @@ onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata
     return dim;
   };
   const auto& s = settings;
+  const Value images = s.half ? g.cast("images", "images.half", torch::kHalf) : "images";
+  const Raw raw = add_network(g, model, images);
+  const Value output = add_rows(g, raw, "images");
+  if (s.nms) add_nms(g, output, model->num_classes);
   int64_t anchors = 0;
-  for (const int stride : kStrides) anchors += (s.height / stride) * (s.width / stride);
+  for (const int stride : raw.strides) anchors += (s.height / stride) * (s.width / stride);
   g.describe(true, "images",
              {s.dynamic ? any("batch") : fixed(1), fixed(3), s.dynamic ? any("height") : fixed(s.height),
               s.dynamic ? any("width") : fixed(s.width)});
@@ -362,9 +580,6 @@ onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata
     g.describe(false, "output",
                {s.dynamic ? any("batch") : fixed(1), s.dynamic ? any("anchors") : fixed(anchors),
                 fixed(5 + model->num_classes)});
-  const Value images = s.half ? g.cast("images", "images.half", torch::kHalf) : "images";
-  const Value output = add_nodes(g, "head", *model->head, add_nodes(g, "backbone", *model->backbone, images));
-  if (s.nms) add_nms(g, output, model->num_classes);
   return std::move(g.file);
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ONNX export (opset 17) from the modules of a model: for each block, a function add_nodes() writes the ONNX
-// nodes of its forward(). A change of a block in yolox.hpp requires the same change here. ./export compares
-// the outputs of the ONNX file and the model.
+// ONNX export (opset 17): the operators that forward() of a model calls, written as ONNX nodes. ./export
+// compares the outputs of the ONNX file and the model.
 //
 // Shapes: B is the batch size, C the number of classes, H and W are the height and width of the input in
 // pixels, h and w those of a feature map, A is the number of anchor points (yolox.hpp), D the number of
@@ -53,7 +52,7 @@ onnx::Tensor::Type onnx_type(torch::ScalarType type);
 using Value = std::string;  // name of a value in the graph
 using Ints = std::vector<int64_t>;
 using OnnxAttribute =
-    std::pair<std::string, std::variant<int64_t, Ints, std::string>>;  // attribute: name, value
+    std::pair<std::string, std::variant<int64_t, double, Ints, std::string>>;  // attribute: name, value
 
 struct OnnxGraph {
   onnx::Model file;
@@ -84,43 +83,27 @@ struct OnnxGraph {
   void describe(bool input, const std::string& name, const std::vector<onnx::Dimension>& dims);
 };
 
-// ---- blocks: each function adds the nodes of a block with input x and returns the output. `name` is the
-// name of the module in the state dict.
+// ---- the network, decoding, NMS
 
-// Adds a convolution with the given weight and bias instead of those of `conv`.
-Value add_conv(OnnxGraph& g, const std::string& name, nn::Conv2dImpl& conv, const Tensor& weight,
-               const Tensor& bias, const Value& x);
+// Output of the network before decoding, as Predictions of yolox.hpp, and the strides of its levels.
+struct Raw {
+  Value reg, obj, cls;
+  std::vector<int> strides;
+};
 
-Value add_nodes(OnnxGraph& g, const std::string& name, BaseConvImpl& m, const Value& x);
+// Adds the network: runs model->forward() once, and adds the nodes of each operator that it calls. An edit of
+// the model therefore needs no edit here, as long as its operators are known: convolution, batch norm, SiLU,
+// ReLU, LeakyReLU, sigmoid, max pooling, nearest upsampling, cat, add, sub, mul, slice, permute, flatten,
+// reshape, squeeze. Throws and names the operator otherwise. Batch norms are folded into the convolutions.
+Raw add_network(OnnxGraph& g, YOLOX& model, const Value& images);
 
-Value add_nodes(OnnxGraph& g, const std::string& name, Block& block, const Value& x);
+// Decodes Raw::reg to boxes cx, cy, w, h in pixels, [B, A, 4], as decode_boxes() in yolox.hpp. images: of any
+// type, for its size.
+Value add_box_decoding(OnnxGraph& g, const Raw& raw, const Value& images);
 
-inline Value add_nodes(OnnxGraph& g, const std::string& name, DWConvImpl& m, const Value& x) {
-  return add_nodes(g, name + ".pconv", *m.pconv, add_nodes(g, name + ".dconv", *m.dconv, x));
-}
-
-Value add_nodes(OnnxGraph& g, const std::string& name, SeqImpl& m, Value x);
-
-Value add_nodes(OnnxGraph& g, const std::string& name, BottleneckImpl& m, const Value& x);
-
-Value add_nodes(OnnxGraph& g, const std::string& name, CSPLayerImpl& m, const Value& x);
-
-Value add_nodes(OnnxGraph& g, const std::string& name, SPPBottleneckImpl& m, const Value& x);
-
-Value add_nodes(OnnxGraph& g, const std::string& name, FocusImpl& m, const Value& x);
-
-// Returns the feature maps of kStrides.
-std::vector<Value> add_nodes(OnnxGraph& g, const std::string& name, PAFPNImpl& m, const Value& images);
-
-// ---- head, decoding, NMS
-
-// Decodes the regression output [B, 4, h, w] of one level to boxes cx, cy, w, h in pixels, [B, 4, h, w], as
-// decode_boxes() in yolox.hpp.
-Value add_box_decoding(OnnxGraph& g, const std::string& name, const Value& reg, int stride);
-
-// Adds the head. Returns [B, A, 5 + C]: box, objectness and class scores in 0..1. A box is cx, cy, w, h in
-// pixels, or Predictions::reg of yolox.hpp without settings.decode.
-Value add_nodes(OnnxGraph& g, const std::string& name, HeadImpl& m, const std::vector<Value>& features);
+// Returns [B, A, 5 + C]: box, objectness and class scores in 0..1. A box is cx, cy, w, h in pixels, or
+// Predictions::reg of yolox.hpp without settings.decode.
+Value add_rows(OnnxGraph& g, const Raw& raw, const Value& images);
 
 // Adds NMS. Converts decoded rows [B, A, 5 + C] to detections [D, 7]: index of the image in the batch, x1,
 // y1, x2, y2 in pixels, score (objectness x class score), class. Detections are sorted by image, then by

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <set>
 #include <sstream>
@@ -11,6 +12,7 @@
 #include "base/error.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/onnx.hpp"
+#include "models.hpp"
 
 namespace yolox {
 
@@ -160,9 +162,11 @@ c10::IValue weights_from_onnx(const onnx::Model& file, const std::string& path) 
   onnx::Model written;
   std::vector<Conv> wanted;
   for (const ModelSize& size : model_sizes()) {
+    if (size.make != make_yolox) continue;  // the file must have the convolutions of make_yolox()
     if (stem != Ints{int64_t(size.width * 64), 12, 3, 3} || int64_t(wanted.size()) == count) continue;
-    YOLOX model(name = size.name, 1);
-    written = to_onnx(model, {}, {}, /*values=*/false);
+    name = size.name;
+    YOLOX model = make_model(name, 1);
+    written = to_onnx(model, {64, 64}, {}, /*values=*/false);
     wanted = convolutions(written.graph(), collect_constants(written.graph(), name), name);
   }
   check(!name.empty(), path, " begins with a convolution of shape ",
@@ -215,14 +219,16 @@ c10::IValue weights_from_onnx(const onnx::Model& file, const std::string& path) 
 
 std::string find_weights_file(const std::string& given) {
   if (std::filesystem::exists(given)) return given;
-  for (const ModelSize& size : model_sizes()) {
-    std::string file = size.name + ".pth";
-    std::replace(file.begin(), file.end(), '-', '_');
-    const std::string fetched = concat(YOLOX_SOURCE_DIR "/weights/", file);
-    if (given == size.name && std::filesystem::exists(fetched)) return fetched;
-    check(given != size.name && std::filesystem::path(given).filename() != file,
-          given == size.name ? fetched : given, " is missing; weights/get ", size.name,
-          " fetches the official weights");
+  const std::string folder = YOLOX_SOURCE_DIR "/weights/";
+  std::ifstream sums(folder + "SHA256SUMS");  // lines "HASH  FILE" of the official weights
+  std::string hash, file;
+  while (sums >> hash >> file) {
+    std::string name = file.substr(0, file.find('.'));
+    std::replace(name.begin(), name.end(), '_', '-');
+    const std::string fetched = folder + file;
+    if (given == name && std::filesystem::exists(fetched)) return fetched;
+    check(given != name && std::filesystem::path(given).filename() != file, given == name ? fetched : given,
+          " is missing; weights/get ", name, " fetches the official weights");
   }
   return given;
 }

@@ -12,9 +12,9 @@
 
 #include "base/error.hpp"
 #include "checkpoint/checkpoint.hpp"
+#include "models.hpp"
 #include "optim.hpp"
 #include "run/state.hpp"
-#include "yolox.hpp"
 
 namespace yolox {
 
@@ -29,7 +29,7 @@ struct Task {
 struct MultiTaskImpl : nn::Module {
   MultiTaskImpl(const std::string& model, const std::vector<Task>& tasks) : tasks(tasks) {
     for (const Task& task : tasks) {
-      YOLOX detector(model, int(task.classes.size()));
+      YOLOX detector = make_model(model, int(task.classes.size()));
       if (detectors.empty())
         register_module("backbone", detector->backbone);
       else

@@ -189,8 +189,8 @@ void Run::roll_back(Training& t) {
 constexpr double kSameAp = 0.0005, kEnoughAp = 0.05;
 
 // Returns a copy for inference in float16, with batch norms folded into the convolutions.
-static YOLOX half_of(const YOLOX& model, const std::string& name, torch::Device device) {
-  YOLOX copy = copy_of(model, name, device);
+static YOLOX half_of(const YOLOX& model, torch::Device device) {
+  YOLOX copy = copy_of(model, device);
   fuse_batch_norms(*copy);
   copy->to(torch::kHalf);
   return copy;
@@ -200,7 +200,7 @@ Evaluation Run::evaluate(Training& t) {
   crash_step(concat("evaluation after step ", t.iteration));
   ranks.reached(concat("the evaluation after step ", t.iteration));
   ranks.check_equal(tensors_of(t.eval_model()), concat("at step ", t.iteration));
-  YOLOX model = half == Half::yes ? half_of(t.eval_model(), config.model, device) : t.eval_model();
+  YOLOX model = half == Half::yes ? half_of(t.eval_model(), device) : t.eval_model();
   Evaluation e = evaluate(model);
   if (half == Half::unchecked && e.complete && e.result.AP >= kEnoughAp) check_half(t, e);
   if (e.complete) progress->log_evaluation(t.iteration, e, plan);
@@ -209,7 +209,7 @@ Evaluation Run::evaluate(Training& t) {
 }
 
 void Run::check_half(Training& t, const Evaluation& exact) {
-  YOLOX model = half_of(t.eval_model(), config.model, device);
+  YOLOX model = half_of(t.eval_model(), device);
   const Evaluation e = evaluate(model);
   if (!e.complete) return;
   const double difference = std::abs(e.result.AP - exact.result.AP);

@@ -12,8 +12,8 @@
 #include "dtr/budget.hpp"
 #include "formats.hpp"
 #include "images/boxes.hpp"
+#include "models.hpp"
 #include "optim.hpp"
-#include "yolox.hpp"
 
 namespace yolox {
 
@@ -75,7 +75,7 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
   info.model = config.model;
   const ImageSize base = base_size(config);
   torch::manual_seed(config.seed);
-  YOLOX model(config.model, int(data.classes.size()));
+  YOLOX model = make_model(config.model, int(data.classes.size()));
   info.classes = data.classes;
   info.height = base.height;
   info.width = base.width;
@@ -106,7 +106,7 @@ Training new_training(const Config& config, YOLOX model, torch::Device device) {
   usage_check(unknown.empty(), "--freeze ", unknown,
               ": no parameter name has this prefix; give backbone, neck or a prefix such as head.stems");
   const bool fp16 = config.amp == "fp16";
-  Training t{model, config.ema > 0 ? copy_of(model, config.model, device) : YOLOX(nullptr),
+  Training t{model, config.ema > 0 ? copy_of(model, device) : YOLOX(nullptr),
              Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
              GradScaler(fp16, device)};
   usage_check(!trainable_parameters(*model).empty(), "--freeze ", config.freeze, " leaves nothing to train");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/state.hpp"
+#include "models.hpp"
 
 #include <cmath>
 
@@ -32,8 +33,8 @@ void move(YOLOX& model, torch::Device device, at::ScalarType type) {
       norm->num_batches_tracked.set_data(norm->num_batches_tracked.cpu());
 }
 
-YOLOX copy_of(const YOLOX& model, const std::string& name, torch::Device device) {
-  YOLOX copy(name, model->num_classes);
+YOLOX copy_of(const YOLOX& model, torch::Device device) {
+  YOLOX copy = make_model(model->name, model->num_classes);
   move(copy, device, model->parameters()[0].scalar_type());
   to_channels_last(*copy);
   load_state_dict(*copy, to_dict(state_dict(*model)), "the model");

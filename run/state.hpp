@@ -48,8 +48,8 @@ std::vector<Tensor> tensors_of(Training& t);
 // num_batches_tracked of batch norms stays on the CPU, where counting needs no kernel.
 void move(YOLOX& model, torch::Device device, at::ScalarType type);
 
-// Returns a deep copy of a model in evaluation mode. name: of the model, such as yolox-s.
-YOLOX copy_of(const YOLOX& model, const std::string& name, torch::Device device);
+// Returns a deep copy of a model in evaluation mode.
+YOLOX copy_of(const YOLOX& model, torch::Device device);
 
 // Returns and sets the state of torch's random number generators, of the CPU and of the device. This training
 // does not use them, because order and augmentation of images depend only on seed and step. A model with

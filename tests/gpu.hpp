@@ -2,6 +2,7 @@
 // Helpers of the tests that need a GPU: a real one, or the simulated one of tests/simulated_cuda
 // (YOLOX_SIMULATED_CUDA), which also counts operators and waits, and checks the use of streams.
 #pragma once
+#include "models.hpp"
 #include "programs.hpp"
 
 #include <ATen/record_function.h>
@@ -82,7 +83,7 @@ struct Trainer {
     config.amp = amp;
     config.optimizer = optimizer;
     torch::manual_seed(0);
-    model = YOLOX(name, 80);
+    model = make_model(name, 80);
     move(model, device, amp == "fp64" ? torch::kDouble : torch::kFloat);
     to_channels_last(*model);
     training.emplace(new_training(config, model, device));

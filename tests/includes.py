@@ -22,6 +22,8 @@ LAYERS = [
     ['formats.hpp'],
     ['layers/'],
     ['yolox.hpp'],
+    ['examples/yolox_p'],
+    ['models.hpp'],
     ['simota.hpp'],
     ['loss.hpp'],
     ['checkpoint/'],

@@ -3,6 +3,7 @@
 // ("probes"). The README of the fixtures has the formulas.
 #pragma once
 #include "checkpoint/checkpoint.hpp"
+#include "models.hpp"
 #include "simota.hpp"
 #include "tensors.hpp"
 
@@ -40,7 +41,7 @@ inline double probe_error(const torch::Tensor& a, const torch::Tensor& b, int64_
 // Returns the model of the fixtures. size: nano, tiny, ... It has 80 classes, the weights of the formula, and
 // the running statistics in bn_<size>.pth.
 inline yolox::YOLOX official_model(const std::string& size, torch::ScalarType dtype = torch::kFloat) {
-  yolox::YOLOX model("yolox-" + size, 80);
+  yolox::YOLOX model = yolox::make_model("yolox-" + size, 80);
   const auto statistics = fixture("bn_" + size + ".pth");
   torch::NoGradGuard no_grad;
   for (auto& [key, t] : yolox::state_dict(*model)) {

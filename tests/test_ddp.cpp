@@ -3,6 +3,7 @@
 #include "programs.hpp"
 
 #include "ddp.hpp"
+#include "models.hpp"
 #include "run/state.hpp"
 
 using namespace yolox;
@@ -189,10 +190,10 @@ RANK_CASE("rank: averages are right, different settings are detected, weights ar
 
   // broadcast() copies the whole training state from rank 0.
   torch::manual_seed(p.rank);
-  YOLOX model("yolox-nano", 3);
+  YOLOX model = make_model("yolox-nano", 3);
   move(model, device, torch::kFloat);
-  Training t{model, copy_of(model, "yolox-nano", device),
-             Optimizer("adam", parameter_groups(*model, 5e-4), /*fp16=*/true), GradScaler(true, device)};
+  Training t{model, copy_of(model, device), Optimizer("adam", parameter_groups(*model, 5e-4), /*fp16=*/true),
+             GradScaler(true, device)};
   for (Tensor& x : t.optimizer.second[0]) x.fill_(p.rank + 1);
   t.scaler.scale.fill_(p.rank + 7);
   CHECK(error_of([&] { ranks.check_equal(tensors_of(t), "before"); }) != "");
@@ -201,7 +202,7 @@ RANK_CASE("rank: averages are right, different settings are detected, weights ar
   CHECK(t.scaler.scale.item<double>() == 7);
   CHECK(t.optimizer.second[0][0].min().item<double>() == 1);
   torch::manual_seed(0);
-  YOLOX first("yolox-nano", 3);
+  YOLOX first = make_model("yolox-nano", 3);
   CHECK(torch::equal(first->parameters()[5], model->parameters()[5].cpu()));
   CHECK(torch::equal(first->parameters()[5], t.ema->parameters()[5].cpu()));
   ranks.barrier();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // DTR: training within a memory budget gives bit-identical results, keeps the budget and leaks no memory.
 #include "dtr/counting_allocator.hpp"
+#include "models.hpp"
 #include "programs.hpp"
 
 #include <thread>
@@ -54,7 +55,7 @@ bool same_bits(const Step& a, const Step& b) {
 
 // A small YOLOX and a batch for it.
 struct Net {
-  YOLOX model{"yolox-nano", 3};
+  YOLOX model = make_model("yolox-nano", 3);
   Optimizer optimizer{"sgd", {}, false};
   GradScaler scaler{false, torch::kCPU};
   Tensor images;
@@ -67,7 +68,7 @@ struct Net {
                torch::Device device = torch::kCPU) {
     CountingAllocator::get();
     torch::manual_seed(3);
-    model = YOLOX("yolox-nano", 3);
+    model = make_model("yolox-nano", 3);
     move(model, device, type);
     settings.device = device.type();
     if (in_order) to_channels_last(*model);

@@ -4,6 +4,9 @@
 
 #include <fstream>
 
+#include "checkpoint/load.hpp"
+#include "checkpoint/onnx.hpp"
+
 using namespace yolox;
 using namespace yolox::test;
 
@@ -96,4 +99,78 @@ for command in compiling, linking:
                               has(contents(file.path().string()), "train/extra"));
   CHECK(in_events);
   CHECK(has(contents(dir / "r/report.html"), "extra"));
+}
+
+// Own models are rows of model_sizes() with a make function. Every program accepts them by name.
+TEST_CASE(
+    "examples: a model with a backbone or neck of its own trains, resumes, evaluates, draws and exports" *
+    starts_programs) {
+  for (const std::string name : {"yolox-pico", "yolox-s-p2"}) {
+    CAPTURE(name);
+    TempDir dir;
+    const std::string flags =
+        " --data shapes --size 64 --bs 4 --epochs 1 --warmup-epochs 0 --no-aug-epochs 0 --optimizer adam "
+        "--lr 0.0005 --mosaic-prob 0 --mixup-prob 0 --no-multiscale ";
+    succeed(dir, "train", "--model " + name + flags + "--max-iters 50 --procs 2 --out r");
+    const auto rows = metric_rows(dir / "r/metrics.csv");
+    double last = 0;
+    for (const auto& row : rows)
+      if (std::isfinite(row[kObj])) last = row[kObj];  // a row of an evaluation has no loss
+    CHECK(last > 0);
+    CHECK(last < 0.95 * rows.at(0)[kObj]);
+    const WeightsInfo info = weights_info(read_pth(dir / "r/last.pth"), "last.pth");
+    CHECK(info.model == name);
+    CHECK(has(succeed(dir, "eval", "--data shapes --weights r/last.pth"), "AP"));
+    succeed(dir, "demo", "--source shapes --max-images 2 --weights r/last.pth --save pictures");
+    CHECK(has(succeed(dir, "export", "--weights r/last.pth --out m.onnx --dynamic"), name));
+    CHECK(has(succeed(dir, "export", "--weights r/last.pth --out m.ts"), name));
+  }
+}
+
+TEST_CASE("examples: official weights load into yolox-s-p2 by name; its fourth level has stride 4") {
+  const YOLOX s = make_model("yolox-s", 3);
+  YOLOX p2 = make_model("yolox-s-p2", 3);
+  const LoadReport report = load_state_dict(*p2, to_dict(state_dict(*s)), "s");
+  CHECK(report.unexpected.empty());
+  CHECK(report.mismatched.empty());
+  for (const std::string& key : report.missing)
+    CHECK((has(key, "_conv2") || has(key, "C3_p2") || has(key, ".3.")));
+  p2->eval();
+  const Predictions p = p2(torch::zeros({1, 3, 64, 96}));
+  CHECK(p.reg.size(1) == 8 * 12 + 4 * 6 + 2 * 3 + 16 * 24);
+  const Anchors anchors = make_anchors(64, 96, torch::kFloat, p.strides);
+  CHECK(anchors.stride[-1].item<double>() == 4);
+  CHECK(anchors.centre.select(1, -1).equal(torch::tensor({94.f, 62.f})));
+}
+
+TEST_CASE("export: an operator that ONNX export does not know is named before a file is written") {
+  struct Odd : Backbone {
+    explicit Odd(std::shared_ptr<Backbone> inner) { this->inner = register_module("inner", inner); }
+    std::vector<Tensor> forward(const Tensor& images) override { return inner->forward(images.erf()); }
+    std::shared_ptr<Backbone> inner;
+  };
+  YOLOX model = make_model("yolox-nano", 2);
+  YOLOX odd("odd", 2, std::make_shared<Odd>(model->backbone), model->head);
+  const std::string error = error_of([&] { to_onnx(odd, {64, 64}, {}); });
+  CHECK_MESSAGE(has(error, "aten::erf"), error);
+  CHECK(has(error, "--format torchscript"));
+}
+
+TEST_CASE("SyncBN: a batch norm outside of BaseConv is refused, because it would not be synchronised") {
+  struct Plain : Backbone {
+    explicit Plain(std::shared_ptr<Backbone> inner) {
+      bn = register_module("bn", nn::BatchNorm2d(3));
+      this->inner = register_module("inner", inner);
+    }
+    std::vector<Tensor> forward(const Tensor& images) override { return inner->forward(bn(images)); }
+    nn::BatchNorm2d bn{nullptr};
+    std::shared_ptr<Backbone> inner;
+  };
+  YOLOX model = make_model("yolox-nano", 2);
+  YOLOX plain("plain", 2, std::make_shared<Plain>(model->backbone), model->head);
+  SyncBnCollectives collectives;
+  collectives.sum = [](Tensor&) {};
+  use_sync_bn(*model, collectives);
+  use_sync_bn(*plain, {});
+  CHECK(has(error_of([&] { use_sync_bn(*plain, collectives); }), "1 batch norms outside of BaseConv"));
 }

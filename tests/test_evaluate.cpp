@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "evaluate.hpp"
 
+#include "models.hpp"
 #include "tensors.hpp"
 
 using namespace yolox;
@@ -9,7 +10,7 @@ using torch::Tensor;
 TEST_CASE("evaluate: evaluation restores the mode of the model and does not change its statistics") {
   const Dataset data = shapes_dataset(0, 1, 3);
   torch::manual_seed(0);
-  YOLOX model("yolox-nano", int(data.classes.size()));
+  YOLOX model = make_model("yolox-nano", int(data.classes.size()));
   EvalSettings settings;
   settings.size = {64, 64};
   for (const bool training : {true, false}) {
@@ -43,7 +44,7 @@ TEST_CASE("evaluate: detections have the coordinates of the original image; non-
 
 TEST_CASE("evaluate: the model and the number of classes are detected from the weights") {
   for (const std::string name : {"yolox-nano", "yolox-tiny", "yolox-s"}) {
-    YOLOX model(name, 3);
+    YOLOX model = make_model(name, 3);
     const auto weights = to_dict(state_dict(*model));
     CHECK(detect_model(weights) == name);
     CHECK(detect_model(weights, "yolox-x") == name);  // a hint that does not fit the weights is ignored

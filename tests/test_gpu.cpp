@@ -8,6 +8,7 @@
 
 #include "dtr/budget.hpp"
 #include "evaluate.hpp"
+#include "models.hpp"
 #include "run/crash.hpp"
 
 using namespace yolox;
@@ -42,7 +43,7 @@ TEST_CASE("gpu: output and gradients of the six models equal those of the CPU in
                                              {"CPU float32", torch::Device(torch::kCPU), torch::kFloat},
                                              {"float32", kGpu, torch::kFloat}}) {
       torch::manual_seed(1);
-      YOLOX model(size.name, 3);
+      YOLOX model = make_model(size.name, 3);
       move(model, device, type);
       to_channels_last(*model);
       model->train();
@@ -157,9 +158,9 @@ TEST_CASE("gpu: SGD, Adam and AdamW update weights and EMA as on the CPU" * need
     std::vector<std::vector<Tensor>> results;
     for (const torch::Device device : {torch::Device(torch::kCPU), kGpu}) {
       torch::manual_seed(7);
-      YOLOX model("yolox-nano", 3);
+      YOLOX model = make_model("yolox-nano", 3);
       move(model, device, torch::kDouble);
-      YOLOX ema = copy_of(model, "yolox-nano", device);
+      YOLOX ema = copy_of(model, device);
       Optimizer optimizer(kind, parameter_groups(*model, 5e-4), /*fp16=*/false);
       for (int step = 0; step < 3; ++step) {
         for (const Tensor& w : model->parameters())
@@ -340,7 +341,7 @@ TEST_CASE("gpu: DTR repeats the CUDA kernels of bn_silu, but not the update of t
 
 TEST_CASE("gpu: deterministic max pooling equals the default one, forward and backward" * needs_gpu) {
   torch::manual_seed(4);
-  YOLOX model("yolox-nano", 3);
+  YOLOX model = make_model("yolox-nano", 3);
   model->to(kGpu, torch::kDouble);
   set_training_mode(*model);
   const Tensor x = torch::rand({2, 3, 64, 64}, torch::TensorOptions(torch::kDouble).device(kGpu)) * 255;
@@ -487,10 +488,10 @@ TEST_CASE("gpu: a step that runs out of memory is repeated in micro-batches" * n
 
 #ifdef YOLOX_SIMULATED_CUDA
 TEST_CASE("gpu: weights that are cast in groups stay as they were if memory runs out") {
-  YOLOX model("yolox-tiny", 3);  // 20 MB, three groups
+  YOLOX model = make_model("yolox-tiny", 3);  // 20 MB, three groups
   move(model, kGpu, torch::kFloat);
   const CastWeights casts(*model, torch::kBFloat16);
-  const auto& first = model->backbone->backbone->stem->conv->conv->weight;
+  const auto& first = model->backbone->as<PAFPN>()->backbone->stem->conv->conv->weight;
   const Tensor before = first;
   const struct NoLimit {
     ~NoLimit() { simulated_cuda::set_limit(INT64_MAX); }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Programs and several ranks on a GPU.
 #include "gpu.hpp"
+#include "models.hpp"
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -175,7 +176,7 @@ TEST_CASE("gpu: rank: SyncBN, Reducer and compression" * doctest::test_suite("ra
   const auto gradients_of = [&](torch::Device device, int64_t from, int64_t to, bool several,
                                 at::ScalarType compress) {
     torch::manual_seed(8);
-    YOLOX model("yolox-nano", 3);
+    YOLOX model = make_model("yolox-nano", 3);
     move(model, device, torch::kDouble);
     set_training_mode(*model);
     const auto gather = [&](const Tensor& x) {

@@ -116,7 +116,7 @@ TEST_CASE("multitask: the file of a head has the AP of the run and is accepted l
   CHECK(has(run(two.dir, "eval", "--data all --weights r/head_few.pth").err, "was trained on other classes"));
   CHECK(has(succeed(two.dir, "export", "--weights r/head_few.pth --out few.ts"), "3 classes"));
   const auto file = read_pth(two.dir / "r/head_few.pth");
-  YOLOX again("yolox-nano", 3);
+  YOLOX again = make_model("yolox-nano", 3);
   CHECK(load_state_dict(*again, find_weights(file, ""), "").complete());
   CHECK(weights_info(file, "").classes == std::vector<std::string>{"circle", "ring", "crescent"});
 }

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "loss.hpp"
+#include "models.hpp"
 #include "official.hpp"
 
 using namespace yolox;
@@ -35,7 +36,7 @@ void train_steps(const std::string& size, torch::ScalarType dtype, int steps, F&
 SHARED_TEST("optim: the three parameter groups contain the official names in the official order") {
   for (const std::string size : {"nano", "tiny", "s"}) {
     const auto f = fixture("steps_" + size + ".pth");
-    YOLOX model("yolox-" + size, 80);
+    YOLOX model = make_model("yolox-" + size, 80);
     const auto groups = parameter_groups(*model, 5e-4);
     REQUIRE(groups.size() == 3);
     for (int g = 0; g < 3; ++g) {
@@ -193,9 +194,9 @@ TEST_CASE("optim: the eps of Adam is 1e-3 under fp16, so that a tiny gradient ma
 }
 
 TEST_CASE("optim: frozen parameters are in no group and stay unchanged in steps with weight decay") {
-  YOLOX model("yolox-nano", 2);
+  YOLOX model = make_model("yolox-nano", 2);
   for (auto& p : model->backbone->parameters()) p.set_requires_grad(false);
-  const Tensor before = model->backbone->backbone->stem->conv->conv->weight.clone();
+  const Tensor before = model->backbone->as<PAFPN>()->backbone->stem->conv->conv->weight.clone();
   Optimizer o("sgd", parameter_groups(*model, 0.5), false);
   size_t n = 0;
   for (const auto& g : o.groups) {
@@ -209,7 +210,7 @@ TEST_CASE("optim: frozen parameters are in no group and stay unchanged in steps 
     (p.reg.sum() + p.obj.sum() + p.cls.sum()).backward();
     o.step(0.1);
   }
-  CHECK(torch::equal(before, model->backbone->backbone->stem->conv->conv->weight));
+  CHECK(torch::equal(before, model->backbone->as<PAFPN>()->backbone->stem->conv->conv->weight));
 }
 
 TEST_CASE("clipping: large gradients are scaled to the norm, small ones stay, and 0 is off") {

@@ -49,7 +49,7 @@ constexpr useconds_t kLongWait = 400000;
 
 TEST_CASE(
     "progress: conv_flops equals the published FLOPs, scales with the input size and changes no state") {
-  YOLOX model("yolox-nano", 80);
+  YOLOX model = make_model("yolox-nano", 80);
   model->train();
   std::vector<Tensor> before;
   for (const Tensor& t : model->buffers()) before.push_back(t.clone());
@@ -57,7 +57,7 @@ TEST_CASE(
   CHECK(conv_flops(model, {416, 416}) == doctest::Approx(1.08e9).epsilon(0.04));
   CHECK(conv_flops(model, {416, 832}) == 2 * conv_flops(model, {416, 416}));
   CHECK(conv_flops(model, {832, 416}) == 2 * conv_flops(model, {416, 416}));
-  YOLOX small("yolox-s", 80);
+  YOLOX small = make_model("yolox-s", 80);
   CHECK(conv_flops(small, {640, 640}) == doctest::Approx(26.8e9).epsilon(0.02));
   CHECK(model->is_training());
   for (size_t i = 0; i < before.size(); ++i) CHECK(torch::equal(model->buffers()[i], before[i]));

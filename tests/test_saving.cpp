@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints of a run: save, load and roll back; the run folder.
+#include "models.hpp"
 #include "run/folder.hpp"
 #include "tensors.hpp"
 
@@ -42,7 +43,7 @@ using Names = std::vector<std::string>;
 
 Training small_training(bool fp16 = false, int64_t classes = 2) {
   torch::manual_seed(1);
-  YOLOX model("yolox-nano", int(classes));
+  YOLOX model = make_model("yolox-nano", int(classes));
   return Training{model, YOLOX(nullptr), Optimizer("adam", parameter_groups(*model, 0), fp16),
                   GradScaler(fp16, torch::kCPU)};
 }
@@ -312,7 +313,7 @@ TEST_CASE("weights: NaN and infinity are refused by name, before training and in
     auto file = empty_dict();
     file.insert("model", to_dict(state_dict(*t.model)));
     write_pth(dir / "x.pth", file);
-    YOLOX model("yolox-nano", 2);
+    YOLOX model = make_model("yolox-nano", 2);
     std::vector<std::string> notes;
     for (const std::string& error :
          {error_of([&] { load_pretrained(model, dir / "x.pth", nano_info(), notes); }),
@@ -541,7 +542,7 @@ TEST_CASE("checkpoints: for weights of an unknown model the message does not sug
   weights.insert("weight", torch::ones({3}));
   write_pth(dir / "x.pth", weights);
   std::vector<std::string> notes;
-  YOLOX model("yolox-nano", 2);
+  YOLOX model = make_model("yolox-nano", 2);
   CHECK_FALSE(
       has(error_of([&] { load_pretrained(model, dir / "x.pth", nano_info(), notes); }), "use --model"));
 }

@@ -160,7 +160,7 @@ TEST_CASE("gpu: a checkpoint synchronises at most 10 times, an evaluation once p
 
   constexpr int kImages = 10;
   const Dataset data = shapes_dataset(0, 0, kImages);
-  YOLOX model("yolox-nano", int(data.classes.size()));
+  YOLOX model = make_model("yolox-nano", int(data.classes.size()));
   move(model, kGpu, torch::kFloat);
   EvalSettings settings;
   settings.size = {64, 64};

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/device.hpp"
+#include "models.hpp"
 #include "run/fit.hpp"
 #include "step.hpp"
 
@@ -15,14 +16,14 @@ using namespace yolox;
 namespace {
 
 struct Small {
-  YOLOX model{"yolox-nano", 3};
+  YOLOX model = make_model("yolox-nano", 3);
   Optimizer optimizer{"sgd", {}, false};
   GradScaler scaler{false, torch::kCPU};
   Tensor images;
   Targets targets;
   Small() {
     torch::manual_seed(3);
-    model = YOLOX("yolox-nano", 3);
+    model = make_model("yolox-nano", 3);
     to_channels_last(*model);
     optimizer = Optimizer("sgd", parameter_groups(*model, 0), false);
     images = torch::randint(0, 256, {5, 3, 64, 64}).to(torch::kFloat);
@@ -83,21 +84,21 @@ TEST_CASE(
 
 TEST_CASE("amp: convolution weights that are cast together give the gradients of autocast, bit for bit") {
   Small s;
-  YOLOX model("yolox-tiny", 3);  // 20 MB, so that its weights are cast in several groups
+  YOLOX model = make_model("yolox-tiny", 3);  // 20 MB, so that its weights are cast in several groups
   REQUIRE(freeze(*model, {"backbone.backbone.stem"}).empty());
   set_training_mode(*model);
   Optimizer optimizer("sgd", parameter_groups(*model, 0), false);
-  const auto weight = model->backbone->lateral_conv0->conv->weight;
+  const auto weight = model->backbone->as<PAFPN>()->lateral_conv0->conv->weight;
   const auto grads = [&](at::ScalarType amp, bool cast, int64_t parts) {
     StepSettings settings{torch::kCPU, amp};
     if (cast) settings.cast_weights = cast_weights(*model, amp);
     const auto forward = [&](const Tensor& x) {
-      const auto type = model->backbone->lateral_conv0->conv->weight.scalar_type();
+      const auto type = model->backbone->as<PAFPN>()->lateral_conv0->conv->weight.scalar_type();
       CHECK((type == (cast ? amp : torch::kFloat)));
       return model(x);
     };
     compute_gradients(forward, s.images, s.targets, parts, optimizer, s.scaler, settings);
-    CHECK(model->backbone->lateral_conv0->conv->weight.is_same(weight));
+    CHECK(model->backbone->as<PAFPN>()->lateral_conv0->conv->weight.is_same(weight));
     return gradients(optimizer.groups);
   };
   for (const auto amp : {torch::kBFloat16, torch::kHalf})
@@ -113,7 +114,7 @@ TEST_CASE("amp: convolution weights that are cast together give the gradients of
   settings.cast_weights = cast_weights(*model, torch::kBFloat16);
   const auto fails = [](const Tensor&) -> Predictions { throw std::runtime_error("out of memory"); };
   CHECK_THROWS(compute_gradients(fails, s.images, s.targets, 1, optimizer, s.scaler, settings));
-  CHECK(model->backbone->lateral_conv0->conv->weight.is_same(weight));
+  CHECK(model->backbone->as<PAFPN>()->lateral_conv0->conv->weight.is_same(weight));
 }
 
 TEST_CASE("step: a rank all-reduces six numbers and its gradients once, for any number of parts") {

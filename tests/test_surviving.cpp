@@ -247,7 +247,7 @@ TEST_CASE(
   const Folder dir;
   // The scales cancel in the forward pass, so that the loss is finite, but the gradient overflows.
   torch::manual_seed(0);
-  const YOLOX model("yolox-nano", 7);
+  const YOLOX model = make_model("yolox-nano", 7);
   auto params = model->named_parameters();
   {
     const torch::NoGradGuard no_grad;

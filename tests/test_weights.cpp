@@ -165,16 +165,16 @@ TEST_CASE("weights: get never saves a wrong file under the right name, and repor
 TEST_CASE("weights: all six models have hashes; the message about missing weights names weights/get" *
           starts_programs) {
   const std::string sums = contents(YOLOX_SOURCE_DIR "/weights/SHA256SUMS");
-  CHECK(lines_of(sums).size() == model_sizes().size());
+  CHECK(lines_of(sums).size() == 6);
   TempDir dir;
-  for (const ModelSize& size : model_sizes()) {
-    std::string file = size.name + ".pth";
+  for (const std::string name : {"yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x"}) {
+    std::string file = name + ".pth";
     file[5] = '_';
     CHECK_MESSAGE(has(sums, "  " + file + "\n"), file);
     if (fs::exists(YOLOX_SOURCE_DIR "/weights/" + file)) continue;
-    CHECK(has(error_of([&] { read_weights(size.name); }),
-              "weights/" + file + " is missing; weights/get " + size.name + " fetches"));
-    CHECK(has(error_of([&] { read_weights(dir / file); }), file + " is missing; weights/get " + size.name));
+    CHECK(has(error_of([&] { read_weights(name); }),
+              "weights/" + file + " is missing; weights/get " + name + " fetches"));
+    CHECK(has(error_of([&] { read_weights(dir / file); }), file + " is missing; weights/get " + name));
   }
   write_text(dir / "yolox_s.pth", "words");
   CHECK_FALSE(has(error_of([&] { read_weights(dir / "yolox_s.pth"); }), "weights/get"));

@@ -11,7 +11,7 @@ const std::vector<std::string> kSizes = {"nano", "tiny", "s", "m", "l", "x"};
 TEST_CASE("yolox: parameter counts of the six sizes") {
   const std::vector<int64_t> counts = {912159, 5055855, 8968255, 25326495, 54208895, 99071455};
   for (size_t i = 0; i < kSizes.size(); ++i) {
-    YOLOX model("yolox-" + kSizes[i], 80);
+    YOLOX model = make_model("yolox-" + kSizes[i], 80);
     int64_t n = 0;
     for (const auto& p : model->parameters()) n += p.numel();
     CHECK(n == counts[i]);
@@ -21,7 +21,7 @@ TEST_CASE("yolox: parameter counts of the six sizes") {
 SHARED_TEST("yolox: names, shapes, order and initial values equal the official ones") {
   for (const auto& size : kSizes) {
     torch::manual_seed(0);
-    YOLOX model("yolox-" + size, 80);
+    YOLOX model = make_model("yolox-" + size, 80);
     std::ifstream file(shared("fixtures/state_keys_" + size + ".txt"));
     std::string line;
     size_t i = 0;
@@ -78,8 +78,8 @@ SHARED_TEST("yolox: features of the neck and raw output equal the official ones"
   const auto run = [&](torch::ScalarType dtype) {
     auto model = official_model("nano", dtype);
     model->eval();
-    const auto features = model->backbone(tensor(f, "sq").slice(0, 0, 2).to(dtype));
-    const auto p = model->head(features);
+    const auto features = model->backbone->forward(tensor(f, "sq").slice(0, 0, 2).to(dtype));
+    const auto p = model->head->forward(features);
     std::vector<Tensor> out(features.begin(), features.end());
     out.push_back(torch::cat({p.reg, p.obj.sigmoid().unsqueeze(-1), p.cls.sigmoid()}, -1));
     return out;
@@ -162,25 +162,26 @@ TEST_CASE("yolox: NMS of a small example: overlap, classes, class-agnostic, and 
 
 TEST_CASE(
     "yolox: any number of classes and any input size divisible by 32; other sizes and names are refused") {
-  YOLOX model("yolox-nano", 3);
+  YOLOX model = make_model("yolox-nano", 3);
   model->eval();
   torch::NoGradGuard no_grad;
   CHECK(decode(model(torch::zeros({1, 3, 64, 160})), 64, 160).sizes() ==
         torch::IntArrayRef({1, 8 * 20 + 4 * 10 + 2 * 5, 8}));
   CHECK_THROWS_WITH_AS(model(torch::zeros({1, 3, 60, 160})), doctest::Contains("multiples of 32"),
                        std::runtime_error);
-  CHECK_THROWS_WITH_AS(YOLOX("yolov5", 3), doctest::Contains("choose yolox-nano"), UsageError);
-  CHECK_THROWS_WITH_AS(YOLOX("yolox-s", 0), doctest::Contains("at least one class"), std::runtime_error);
+  CHECK_THROWS_WITH_AS(make_model("yolov5", 3), doctest::Contains("choose yolox-nano"), UsageError);
+  CHECK_THROWS_WITH_AS(make_model("yolox-s", 0), doctest::Contains("at least one class"), std::runtime_error);
 }
 
 TEST_CASE("yolox: channels-last weights and images give the same output") {
   torch::manual_seed(1);
-  YOLOX a("yolox-nano", 5), b("yolox-nano", 5);
+  YOLOX a = make_model("yolox-nano", 5), b = make_model("yolox-nano", 5);
   for (size_t i = 0; i < a->parameters().size(); ++i) b->parameters()[i].set_data(a->parameters()[i].clone());
   to_channels_last(*b);
   a->to(torch::kDouble);
   b->to(torch::kDouble);
-  CHECK(b->backbone->backbone->dark2->parameters()[3].is_contiguous(torch::MemoryFormat::ChannelsLast));
+  CHECK(b->backbone->as<PAFPN>()->backbone->dark2->parameters()[3].is_contiguous(
+      torch::MemoryFormat::ChannelsLast));
   const Tensor x = torch::rand({2, 3, 96, 64}, torch::kDouble) * 255;
   const auto p = a(x), q = b(x.contiguous(torch::MemoryFormat::ChannelsLast));
   CHECK(relative_error(q.reg, p.reg) < 1e-11);
@@ -191,7 +192,7 @@ TEST_CASE("yolox: fuse_batch_norms removes all batch norms and keeps the output"
   for (const std::string name : {"yolox-nano", "yolox-tiny"}) {
     torch::manual_seed(0);
     const torch::NoGradGuard no_grad;
-    YOLOX model(name, 3);
+    YOLOX model = make_model(name, 3);
     model->train();
     for (int i = 0; i < 3; ++i) model(torch::rand({2, 3, 64, 64}) * 255);  // sets the running statistics
     model->eval();
@@ -215,7 +216,7 @@ TEST_CASE("yolox: yolox.hpp, layers/ and base/ compile in a project that has onl
     std::filesystem::copy(YOLOX_SOURCE_DIR "/" + folder, dir / folder);
   write_text(dir / "main.cpp", R"(#include "yolox.hpp"
 int main() {
-  yolox::YOLOX model("yolox-nano", 3);
+  yolox::YOLOX model = yolox::make_yolox({"yolox-nano", 0.33, 0.25, true, 416, {}}, 3);
   model->eval();
   return yolox::decode(model(torch::zeros({1, 3, 64, 64})), 64, 64).size(1) == 84 ? 0 : 1;
 }

@@ -53,6 +53,15 @@ inline std::vector<Tensor> compute(const onnx::Node& node, const std::vector<Ten
   if (op == "Add") return {in[0] + in[1]};
   if (op == "Sub") return {in[0] - in[1]};
   if (op == "Mul") return {in[0] * in[1]};
+  if (op == "Div") return {in[0].div(in[1], "floor")};  // of sizes
+  if (op == "Expand") return {in[0].expand(list_of(in[1]))};
+  if (op == "Unsqueeze") return {in[0].unsqueeze(list_of(in[1])[0])};
+  if (op == "Squeeze") return {in[0].squeeze(list_of(in[1])[0])};
+  if (op == "Relu") return {in[0].relu()};
+  if (op == "LeakyRelu") return {torch::leaky_relu(in[0], find_attribute(node, "alpha")->f())};
+  if (op == "BatchNormalization")
+    return {torch::batch_norm(in[0], in[1], in[2], in[3], in[4], /*training=*/false, 0,
+                              find_attribute(node, "epsilon")->f(), /*cudnn_enabled=*/false)};
   if (op == "Exp") return {in[0].exp()};
   if (op == "Sigmoid") return {in[0].sigmoid()};
   if (op == "Concat") return {torch::cat(in, dim(in[0], 0))};
@@ -78,7 +87,8 @@ inline std::vector<Tensor> compute(const onnx::Node& node, const std::vector<Ten
   if (op == "MaxPool") {
     const Ints pads = attribute(node, "pads", Ints{0, 0, 0, 0});
     return {torch::max_pool2d(in[0], attribute(node, "kernel_shape", Ints{}),
-                              attribute(node, "strides", Ints{1, 1}), {pads[0], pads[1]})};
+                              attribute(node, "strides", Ints{1, 1}), {pads[0], pads[1]}, 1,
+                              attribute(node, "ceil_mode", 0) != 0)};
   }
   if (op == "Resize") {
     const Tensor scales = in[2].to(torch::kDouble);

@@ -68,8 +68,10 @@ inline torch::jit::Module to_torchscript(YOLOX& model, const ExportSettings& set
   const auto type = settings.half ? torch::kHalf : torch::kFloat;
   model->to(type);
   // raw output [B, A, 5 + C]: boxes, objectness logit, class logits
+  std::vector<int> strides;
   const auto network = [&](const Tensor& images) {
     const Predictions p = model(images);
+    strides = p.strides;
     return torch::cat({p.reg, p.obj.unsqueeze(-1), p.cls}, -1);
   };
   torch::jit::Module module("YOLOX");
@@ -91,7 +93,7 @@ def rows(self, images):
   cells : List[Tensor] = []
   strides : List[Tensor] = []
   for s in )",
-                         c10::ArrayRef<int>(kStrides), R"(:
+                         c10::ArrayRef<int>(strides), R"(:
     rows = images.size(2) // s
     columns = images.size(3) // s
     x = torch.arange(columns, device=raw.device).expand([rows, columns])

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of models: the names of --model, the sizes and their recipes. A new size is a row here. A model
+// with a backbone or head of its own is a header that is included here, and a row with its make function.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "examples/yolox_p2.hpp"
+#include "examples/yolox_pico.hpp"
+#include "yolox.hpp"
+
+namespace yolox {
+
+constexpr Recipe kNanoRecipe = {0.5, 0.5, 1.5, 0, 3, 7};
+constexpr Recipe kTinyRecipe = {1, 0.5, 1.5, 0, 3, 7};
+constexpr Recipe kFullRecipe = {1, 0.1, 2, 1, 5, 5};
+
+// Returns the table: six official sizes and two examples.
+inline const std::vector<ModelSize>& model_sizes() {
+  static const std::vector<ModelSize> sizes = {
+      {"yolox-nano", 0.33, 0.25, true, 416, kNanoRecipe},
+      {"yolox-tiny", 0.33, 0.375, false, 416, kTinyRecipe},
+      {"yolox-s", 0.33, 0.5, false, 640, kFullRecipe},
+      {"yolox-m", 0.67, 0.75, false, 640, kFullRecipe},
+      {"yolox-l", 1.0, 1.0, false, 640, kFullRecipe},
+      {"yolox-x", 1.33, 1.25, false, 640, kFullRecipe},
+      {"yolox-pico", 0.33, 0.25, true, 320, kNanoRecipe, make_yolox_pico},
+      {"yolox-s-p2", 0.33, 0.5, false, 640, kFullRecipe, make_yolox_p2},
+  };
+  return sizes;
+}
+
+// Returns "yolox-nano, yolox-tiny, ...".
+inline std::string model_names() {
+  std::vector<std::string> names;
+  for (const auto& size : model_sizes()) names.push_back(size.name);
+  return listed(names, names.size());
+}
+
+// Returns the row with this name. Throws UsageError if the name is unknown.
+inline const ModelSize& model_size(const std::string& name) {
+  for (const auto& size : model_sizes())
+    if (size.name == name) return size;
+  throw UsageError(concat("--model ", name, " is unknown; choose ", model_names()));
+}
+
+// Returns a new model. name: of model_sizes(). Throws UsageError if the name is unknown, std::runtime_error
+// if num_classes < 1.
+inline YOLOX make_model(const std::string& name, int num_classes) {
+  check(num_classes >= 1, "a detector needs at least one class, got ", num_classes);
+  const ModelSize& size = model_size(name);
+  return size.make(size, num_classes);
+}
+
+}  // namespace yolox
