@@ -78,7 +78,7 @@ static void report(const EvalResult& result, const CocoDataset& truth,
 
 // Prints the times of --speed. images: number of evaluated images.
 static void print_speed(const EvalTimes& times, int64_t images, int workers) {
-  std::cout << "milliseconds per image:\n" << std::fixed << std::setprecision(2);
+  std::cout << "milliseconds per image:\n" << std::fixed << std::setprecision(3);
   for (const auto& [name, seconds] : {std::pair("preprocess", times.preprocess),
                                       {"forward", times.forward},
                                       {"decode", times.decode},

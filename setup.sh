@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs missing packages and LibTorch, and builds the given targets (all if none are given). quickstart.sh and
-# test.sh call this script. Needs no network once everything is installed.
+# Installs missing packages and LibTorch, and builds the programs, or the given targets: ./setup.sh demo. quickstart.sh
+# and test.sh call this script. Needs no network once everything is installed.
 #   YOLOX_BUILD=build       build folder
 #   YOLOX_DRIVER=580        version of the NVIDIA driver to build for [that of this machine]; none: without CUDA
 #   CMAKE_PREFIX_PATH=...   folder of another LibTorch; otherwise LibTorch is installed into .venv
@@ -12,6 +12,19 @@ cd "$(dirname "$0")"
 build=${YOLOX_BUILD:-build}
 
 say() { printf '== %s\n' "$*"; }
+# Runs a command. Prints every 30 seconds how long it has been running, and the output of progress().
+patiently() {
+  local start=$SECONDS status=0 beat
+  while sleep 30 >/dev/null 2>&1; do say "  $((SECONDS - start)) s$(progress)"; done &
+  beat=$!
+  disown $beat
+  trap "kill $beat" EXIT
+  "$@" || status=$?
+  kill $beat
+  trap - EXIT
+  return $status
+}
+progress() { :; }
 
 packages=(g++ cmake ninja-build ccache python3-venv libopencv-dev libjpeg-dev libcxxopts-dev rapidjson-dev
   libpugixml-dev libyaml-cpp-dev liblmdb-dev libgloo-dev libprotobuf-dev protobuf-compiler
@@ -45,14 +58,14 @@ driver=${YOLOX_DRIVER-$(nvidia-smi --query-gpu=driver_version --format=csv,nohea
 driver=$(grep -oE '[0-9]{3}(\.[0-9]+)*' <<<"$driver" | head -n 1 || true)
 torch=2.11.0 cuda=ON
 if [ -z "$driver" ]; then
-  machine="no NVIDIA driver: LibTorch $torch, built without CUDA" cuda=OFF
+  machine="no NVIDIA driver" cuda=OFF
 elif [ "${driver%%.*}" -ge 580 ]; then
-  machine="NVIDIA driver $driver: LibTorch $torch with CUDA 13"
+  machine="NVIDIA driver $driver"
 elif [ "${driver%%.*}" -ge 525 ]; then
   torch=2.10.0
-  machine="NVIDIA driver $driver: LibTorch $torch with CUDA 12.8"
+  machine="NVIDIA driver $driver"
 else
-  machine="NVIDIA driver $driver is too old (LibTorch 2.10 needs 525, 2.11 needs 580): built without CUDA" cuda=OFF
+  machine="NVIDIA driver $driver is too old (LibTorch 2.10 needs 525, 2.11 needs 580)" cuda=OFF
 fi
 
 # The libraries of CUDA that libtorch_cpu.so links, for each version of LibTorch.
@@ -74,9 +87,9 @@ installed() { ls -d .venv/lib/python3*/site-packages/$1 >/dev/null 2>&1; }
 known=$(sed -n 's/^TORCH_CMAKE:[^=]*=//p' "$build/CMakeCache.txt" 2>/dev/null || true)
 search=(-U TORCH_CMAKE)
 if own_torch; then
-  machine=${machine%%: *}
+  :
 elif [ -e "$known/TorchConfig.cmake" ] && [[ $known != "$PWD"/.venv/* ]]; then
-  machine=${machine%%: *} search=()
+  search=()
 else
   # Without CUDA, installs only the two libraries of CUDA that libtorch_cpu.so links: 1.3 GB instead of 4.6 GB. `import
   # torch` and torchrun need all of them.
@@ -85,7 +98,7 @@ else
   if ! installed "torch-$torch*.dist-info" || { [ $cuda = ON ] && ! installed nvidia/nccl; }; then
     say "installing LibTorch $torch into .venv (downloads $size)"
     python3 -m venv .venv
-    .venv/bin/pip install -q --disable-pip-version-check "${wheels[@]}" ||
+    patiently .venv/bin/pip install -q --disable-pip-version-check "${wheels[@]}" ||
       { echo "error: cannot install LibTorch; run: .venv/bin/pip install ${wheels[*]}"; exit 1; }
   fi
   if [ $cuda = ON ] && [ -n "${nvcc[$torch]:-}" ] && ! installed nvidia/cu13/bin/nvcc &&
@@ -95,16 +108,17 @@ else
       echo "warning: cannot install nvcc; building without the fused norm kernels"
   fi
 fi
-say "$machine"
-
-say "building in $build (the first build takes some minutes)"
 generator=()
 if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
 cmake -S . -B "$build" ${search[@]+"${search[@]}"} "${generator[@]}" -DYOLOX_CUDA=$cuda ${YOLOX_CMAKE_ARGS:-} >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
-grep -o 'LibTorch [0-9].*' "$build.log" || true
+say "$machine; $(grep -o 'LibTorch [0-9].*' "$build.log" || true)"
 jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2300000)}' /proc/meminfo)  # a compiler process needs up to 2.3 GB
 [ "$room" -ge "$jobs" ] || jobs=$((room > 0 ? room : 1))
-cmake --build "$build" -j "$jobs" --target "${@:-all}" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
+[ $# -gt 0 ] || set -- train multitask eval demo export pack
+say "building $* in $build (the first build takes some minutes)"
+progress() { grep -oE '^\[[0-9]+/[0-9]+\]' "$build.log" | tail -n 1 | sed 's/^/, step /' || true; }
+build() { cmake --build "$build" -j "$jobs" --target "$@" >"$build.log" 2>&1; }
+patiently build "$@" || { cat "$build.log"; exit 1; }
 rm -f "$build.log"
 for program in train multitask eval demo export pack; do
   # Keeps existing links if this is a second build folder.

@@ -56,7 +56,8 @@ void add_info(GenericDict& top, const onnx::Model& file, const std::string& mode
 
 // Returns the weights in the form of a checkpoint that read_pth() returns. A folded batch norm becomes one
 // that only adds the bias (mean 0, variance 1 - eps), so that the network has the same outputs in evaluation
-// mode. Throws if the file is not a network of make_yolox() with a size of model_sizes(). path: for error messages.
+// mode. Throws if the file is not a network of make_yolox() with a size of model_sizes(). path: for error
+// messages.
 c10::IValue weights_from_onnx(const onnx::Model& file, const std::string& path);
 
 // Returns the path of a weights file. given: a path, or the name of a model such as yolox-s, for the file

@@ -18,6 +18,7 @@
 #include <sstream>
 #include <thread>
 
+#include "base/program.hpp"
 #include "base/threads.hpp"
 #include "ddp/rank_info.hpp"
 

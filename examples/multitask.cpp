@@ -15,6 +15,7 @@
 #include "base/printable.hpp"
 #include "base/program.hpp"
 #include "base/threads.hpp"
+#include "checkpoint/folded_norms.hpp"
 #include "checkpoint/load.hpp"
 #include "config.hpp"
 #include "data.hpp"

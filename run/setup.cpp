@@ -7,6 +7,7 @@
 #include "base/device.hpp"
 #include "base/memory.hpp"
 #include "base/threads.hpp"
+#include "checkpoint/folded_norms.hpp"
 #include "checkpoint/load.hpp"
 #include "data/cache.hpp"
 #include "dtr/budget.hpp"

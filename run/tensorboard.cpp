@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "base/bytes.hpp"
 #include "base/error.hpp"
 
 namespace yolox {

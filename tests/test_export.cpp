@@ -4,6 +4,7 @@
 
 #include <torch/script.h>
 
+#include "checkpoint/folded_norms.hpp"
 #include "models.hpp"
 #include "run/state.hpp"
 #include "tools/onnx_run.hpp"

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// The model in other projects: find_package(), add_subdirectory(), the release archive, the Dockerfile.
+#include "programs.hpp"
+
+#include <algorithm>
+
+#include "checkpoint/load.hpp"
+
+using namespace yolox;
+using namespace yolox::test;
+
+// Returns the program of the section "The model in your own program" of the README.
+namespace {
+
+std::string program_of_readme() {
+  const std::string readme = contents(YOLOX_SOURCE_DIR "/README.md"), begin = "```cpp\n";
+  const size_t from = readme.find(begin) + begin.size();
+  return readme.substr(from, readme.find("```", from) - from);
+}
+
+// Writes a project that links yolox::yolox, with the line that finds it.
+void write_project(const TempDir& dir, const std::string& find) {
+  write_text(dir / "detect.cpp", program_of_readme());
+  write_text(dir / "CMakeLists.txt",
+             concat("cmake_minimum_required(VERSION 3.25)\nproject(other CXX)\n", find,
+                    "\nadd_executable(detect detect.cpp)\n"
+                    "target_link_libraries(detect PRIVATE yolox::yolox)\n"));
+}
+
+}  // namespace
+
+TEST_CASE("library: the program of the README builds with find_package(yolox) and prints the boxes of demo" *
+          starts_programs) {
+  TempDir dir;
+  write_project(dir, "find_package(yolox REQUIRED)");
+  const Outcome built = shell(
+      dir, "cmake -S . -B b -Dyolox_DIR='" YOLOX_BINARY_DIR "' >log 2>&1 && cmake --build b >>log 2>&1");
+  REQUIRE_MESSAGE(built.code == 0, contents(dir / "log"));
+  // Another project must not get what programs need: run/crash.cpp replaces __cxa_throw().
+  CHECK(shell(dir, "nm b/detect | grep -q ' T __cxa_throw'").code == 1);
+  write_scenes(dir / "data", 1);
+  const fs::path image = fs::directory_iterator(dir / "data/train")->path();
+  torch::manual_seed(0);
+  YOLOX model = make_model("yolox-nano", 3);
+  for (auto* preds : {&model->head->as<Head>()->cls_preds, &model->head->as<Head>()->obj_preds})
+    for (const auto& pred : **preds) pred->as<nn::Conv2d>()->bias.data().fill_(3);  // high scores
+  auto file = empty_dict();
+  file.insert("model", to_dict(state_dict(*model)));
+  file.insert("yolox", to_dict(WeightsInfo{"yolox-nano", {"one", "two", "three"}, 96, 128, false}));
+  write_pth(dir / "w.pth", file);
+  const Outcome o = shell(dir, concat("b/detect w.pth '", image.string(), "'"));
+  REQUIRE_MESSAGE(o.code == 0, o.err);
+  const auto lines = lines_of(o.out);
+  succeed(dir, "demo",
+          concat("--weights w.pth --conf 0.3 --nms 0.45 --txt --save s --source '", image.string(), "'"));
+  // demo clips boxes to the image, and leaves out those without area.
+  const auto drawn = lines_of(contents(dir / ("s/labels/" + image.stem().string() + ".txt")));
+  CHECK(drawn.size() > 10);
+  CHECK(drawn.size() <= lines.size());
+  CHECK(drawn.size() > lines.size() / 2);
+  CHECK(has(lines[0], " at "));
+}
+
+TEST_CASE("library: add_subdirectory() adds yolox::yolox and neither programs nor tests" * starts_programs) {
+  TempDir dir;
+  write_project(dir, "add_subdirectory(" YOLOX_SOURCE_DIR " yolox EXCLUDE_FROM_ALL)");
+  const Outcome o = shell(dir, "cmake -S . -B b >log 2>&1 && cmake --build b --target help");
+  REQUIRE_MESSAGE(o.code == 0, contents(dir / "log"));
+  CHECK(has(o.out, "detect"));
+  CHECK(has(o.out, "yolox_data"));
+  for (const char* target : {"train", "tests", "demo"})
+    CHECK_FALSE(has(o.out, concat("\n... ", target, "\n")));
+}
+
+TEST_CASE("Dockerfile: it copies what exists, and runs the commands of the README" * starts_programs) {
+  const std::string text = contents(YOLOX_SOURCE_DIR "/Dockerfile");
+  std::vector<std::string> instructions;
+  for (const auto& line : lines_of(text))
+    if (!line.empty() && line[0] != '#') instructions.push_back(line.substr(0, line.find(' ')));
+  CHECK(instructions ==
+        std::vector<std::string>{"ARG", "FROM", "ARG", "WORKDIR", "COPY", "RUN", "ENV", "WORKDIR", "CMD"});
+  CHECK(has(text, "./setup.sh"));
+  CHECK(has(contents(YOLOX_SOURCE_DIR "/setup.sh"), "YOLOX_DRIVER"));
+  // What .dockerignore leaves out is not needed: a clone has none of it.
+  TempDir dir;
+  const Outcome o = shell(dir, "cd '" YOLOX_SOURCE_DIR "' && git ls-files -ci --exclude-from=.dockerignore");
+  if (o.code == 0) CHECK(o.out == "");
+}
+
+TEST_CASE(
+    "release: the programs of the archive train and evaluate on a system that has only glibc and a shell" *
+    starts_programs * doctest::skip(geteuid() != 0)) {
+  TempDir dir;
+  const Outcome o = shell(dir, "'" YOLOX_SOURCE_DIR "/tests/clean_system.sh' '" YOLOX_BINARY_DIR "' .");
+  if (has(o.err, "mknod") || has(o.err, "unshare")) {
+    MESSAGE("skipped: no device files or namespaces here: " << o.err);
+    return;
+  }
+  REQUIRE_MESSAGE(o.code == 0, o.out << o.err);
+  CHECK(has(o.out, "AP50"));
+}
