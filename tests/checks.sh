@@ -134,7 +134,7 @@ trap 'rm -rf "$logs"' EXIT
 export YOLOX_PACKAGES="clang-14 clang-tidy-14 clang-format-14 llvm-14 libclang-rt-14-dev"
 start=$SECONDS
 # Before the parallel checks, which need the same packages; clang-tidy needs onnx.pb.h and the precompiled header.
-build_sanitize "onnx CMakeFiles/yolox.dir/cmake_pch.hxx.pch" || exit 1
+build_sanitize "yolox_onnx CMakeFiles/yolox.dir/cmake_pch.hxx.pch" || exit 1
 for check in "${wanted[@]}"; do
   while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
   run "$check" &
