@@ -4,18 +4,19 @@
 //   ./train --data DIR --model yolox-s --weights yolox-s --bs 16 --epochs 100
 //   ./train --data DIR --gpus 4
 //   ./train --resume runs/NAME
-#include "base/program.hpp"  // signals, threads, exit codes
-#include "config.hpp"        // Config, Plan: settings and derived settings
-#include "data/batches.hpp"  // Batches: prefetched batches
-#include "ddp.hpp"           // Ranks, Reduction
-#include "ddp/launch.hpp"    // launch(): --gpus, --procs
-#include "dtr/budget.hpp"    // Dtr: --dtr
-#include "run/crash.hpp"     // crash.txt
-#include "run/fit.hpp"       // MicroBatches, find_batch(), try_dtr_step()
-#include "run/recovery.hpp"  // Recovery: rollback after a non-finite loss
-#include "run/run.hpp"       // Run: run folder, log, checkpoints and reports
-#include "run/setup.hpp"     // data, model and weights
-#include "step.hpp"          // compute_gradients(), UnreadSteps
+#include "base/program.hpp"    // signals, threads, exit codes
+#include "config.hpp"          // Config, Plan: settings and derived settings
+#include "data/batches.hpp"    // Batches: prefetched batches
+#include "ddp.hpp"             // Ranks, Reduction
+#include "ddp/launch.hpp"      // launch(): --gpus, --procs
+#include "dtr/budget.hpp"      // Dtr: --dtr
+#include "run/crash.hpp"       // crash.txt
+#include "run/fast_paths.hpp"  // use_fast_paths(): --fast
+#include "run/fit.hpp"         // MicroBatches, find_batch(), try_dtr_step()
+#include "run/recovery.hpp"    // Recovery: rollback after a non-finite loss
+#include "run/run.hpp"         // Run: run folder, log, checkpoints and reports
+#include "run/setup.hpp"       // data, model and weights
+#include "step.hpp"            // compute_gradients(), UnreadSteps
 
 using namespace yolox;
 
@@ -98,6 +99,8 @@ static int train(int argc, char** argv) {
   check_ranks(ranks, config, data, saved, device);
 
   // ---- model, weights, optimizer, EMA
+  const std::string fast_fact =
+      use_fast_paths(config, int64_t(data.train.classes.size()), device, ranks, saved.notes);
   Dtr dtr(dtr_settings(dtr_bytes(config), device, rank_info.local_world));  // counts allocations from here on
   WeightsInfo info;
   YOLOX model = new_model(config, saved, data.train, device, info, saved.notes);
@@ -120,7 +123,7 @@ static int train(int argc, char** argv) {
   Plan plan = plan_of(config, data.train.records.size(), rank_info.world, base);
   const std::string dtr_fact = dtr.on() ? try_dtr_step(config, trial, plan.batch_per_rank, ranks) : "";
   run.resume(t, saved, plan);
-  run.start(t, plan, dtr.on(), {dtr_fact});
+  run.start(t, plan, dtr.on(), {fast_fact, dtr_fact});
 
   // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN
   synchronize(ranks, t);
@@ -186,5 +189,6 @@ static int train(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   limit_spinning(argv);
+  if (is_fast_path_check(argc, argv)) return fast_path_check(argc, argv);
   return run_rank([&] { return train(argc, argv); }, [] { write_crash(memory_report().c_str()); });
 }

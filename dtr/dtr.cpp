@@ -540,8 +540,11 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
   const Time start = std::chrono::steady_clock::now();
   const auto cost_by = settings.cost ? settings.cost(operation, given) : nullptr;
   const auto writes = [](const Input& in) { return in.written && !in.statistics; };
+  // A collective cannot be repeated after an error, because the other ranks may have taken part in it.
+  const bool collective = *info.pinned_reason && std::any_of(given.begin(), given.end(),
+                                                             [](const IValue& v) { return v.isObject(); });
   const bool anew =
-      std::none_of(inputs.begin(), inputs.end(), writes) && !info.random && !*info.pinned_reason;
+      std::none_of(inputs.begin(), inputs.end(), writes) && !info.random && !info.unknown && !collective;
   std::vector<Tensor> statistics;
   for (const Input& in : inputs)
     if (anew && in.statistics) statistics.push_back(*in.tensor);

@@ -25,6 +25,7 @@
 #include "ddp/launch.hpp"
 #include "evaluate.hpp"
 #include "examples/yolox_multitask.hpp"
+#include "run/fast_paths.hpp"
 #include "run/folder.hpp"
 #include "run/log.hpp"
 #include "run/run.hpp"
@@ -54,6 +55,9 @@ struct MultiTaskConfig : Flags {
       flag(lr, "Training", "lr", 0.01 / 64, "X", "initial learning rate per image; multiplied by --bs");
   std::string amp = flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp64",
                          "off = float32; auto = bf16 on a GPU, off on the CPU");
+  std::string fast =
+      flag(fast, "Training", "fast", "auto", "off|auto|NAME,...",
+           "fast paths of a GPU, each checked at the start of the run: norm = fused norm kernels");
   int64_t seed =
       flag(seed, "Training", "seed", int64_t{0}, "N", "random seed of weights, data order and augmentation");
   std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda[:N]", "device to train on");
@@ -251,6 +255,9 @@ static int train(int argc, char** argv) {
     largest = std::max(largest, n);
     names += "-" + s.name;
   }
+  const std::string fast_fact =
+      use_fast_paths(c, int64_t(tasks[0].classes.size()), device, ranks, saved.notes);
+  flags.fast = c.fast;
   const ImageSize base = base_size(c);
   WeightsInfo info;
   info.model = c.model;
@@ -302,6 +309,7 @@ static int train(int argc, char** argv) {
                         s.splits.train.name, "), ", s.splits.val.records.size(), " for evaluation, classes ",
                         listed(s.splits.train.classes)));
   }
+  if (!fast_fact.empty()) run.log.line(fast_fact);
   for (const auto& note : saved.notes) run.log.line(note);
   if (ranks.first()) {
     run.metrics.emplace(folder + "/metrics.csv");
@@ -362,5 +370,6 @@ static int train(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   limit_spinning(argv);
+  if (is_fast_path_check(argc, argv)) return fast_path_check(argc, argv);
   return run_rank([&] { return train(argc, argv); });
 }

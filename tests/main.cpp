@@ -63,6 +63,9 @@ int main(int argc, char** argv) {
     if (std::string(argv[i]) == "--device") setenv("YOLOX_TEST_DEVICE", argv[i + 1], 1);
   // Cases start the programs beside this one.
   setenv("YOLOX_PROGRAMS", std::filesystem::read_symlink("/proc/self/exe").parent_path().c_str(), 1);
+  // Not the cache folder of the user.
+  if (const char* runs = std::getenv("YOLOX_TEST_RUNS"))
+    setenv("YOLOX_CACHE_DIR", (std::string(runs) + "/cache").c_str(), 0);
   if (const char* path = std::getenv("YOLOX_TEST_RESULTS")) {
     results = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     unsetenv("YOLOX_TEST_RESULTS");  // not for test programs that cases start

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // DTR: training within a memory budget gives bit-identical results, keeps the budget and leaks no memory.
 #include "dtr/counting_allocator.hpp"
+#include "layers/sync_bn.hpp"
 #include "models.hpp"
 #include "programs.hpp"
 
@@ -831,6 +832,19 @@ TEST_CASE(
                 mean.add_(1);
                 return TestOperation::does(x);
               }));
+  torch::Library once(torch::Library::FRAGMENT, "yolox_once", std::nullopt, __FILE__, __LINE__);
+  sync_bn_detail::register_collectives();
+  once.def(
+      "test_statistics(Tensor x, Tensor(a!) running_mean, __torch__.torch.classes.yolox.Collectives? over) "
+      "-> Tensor",
+      torch::dispatch(c10::DispatchKey::CPU,
+                      [](const Tensor& x, Tensor mean, const std::optional<CollectivesPtr>&) {
+                        mean.add_(1);
+                        return TestOperation::does(x);
+                      }));
+  const auto statistics = c10::Dispatcher::singleton()
+                              .findSchemaOrThrow("yolox_once::test_statistics", "")
+                              .typed<Tensor(const Tensor&, Tensor, const std::optional<CollectivesPtr>&)>();
   const auto in_place =
       c10::Dispatcher::singleton().findSchemaOrThrow("yolox::test_op_", "").typed<void(Tensor)>();
   const auto norm = c10::Dispatcher::singleton()
@@ -868,6 +882,18 @@ TEST_CASE(
     dtr.evict_all();
     CHECK(z.sum().item<float>() == 3 * 64 * 64);
     CHECK(mean.sum().item<float>() == 3 * 8);
+    // An operator of the namespace yolox_once is called again as well, unless it is a collective.
+    const Tensor other_mean = torch::full({3}, 7.f);
+    capacity = std::numeric_limits<int64_t>::max();
+    for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
+    capacity = live() - 5 * size;
+    CHECK(statistics.call(x, other_mean, std::nullopt).sum().item<float>() == 3 * 64 * 64);
+    CHECK(other_mean.sum().item<float>() == 3 * 8);
+    capacity = std::numeric_limits<int64_t>::max();
+    for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
+    capacity = live() - 5 * size;
+    const auto over = c10::make_intrusive<Collectives>(SyncBnCollectives{});
+    CHECK_THROWS_WITH(statistics.call(x, other_mean, over), doctest::Contains("out of memory"));
     capacity = 0;  // evictions cannot help
     CHECK_THROWS_WITH(hungry(x), doctest::Contains("out of memory"));
     const int64_t lacks = dtr.step().out_of_memory_count;

@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of layers/bn_silu.cu on the simulated device. Each launch counts as one operator call.
+// The kernels of layers/bn_silu.cu on the simulated device. Each launch counts as one operator call. With the
+// environment variable SIMULATED_CUDA_KERNELS=crash they end the process, with =incomplete they leave out the
+// last block.
+#include <csignal>
+#include <cstdlib>
+#include <string>
 #include <type_traits>
 
 #include "state.hpp"
@@ -30,6 +35,10 @@ T on_host(T argument) {
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 blocks, int threads, void* stream, Arguments... arguments) {
   const std::string name = "kernel of bn_silu.cu";
+  const char* variable = std::getenv("SIMULATED_CUDA_KERNELS");
+  const std::string fault = variable ? variable : "";
+  if (fault == "crash") std::raise(SIGSEGV);
+  if (fault == "incomplete") --blocks.x;
   throw_if_failed();
   count(Kind::call, name);
   const Lock lock(mutex());

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run/fast_paths.hpp"
+
+#include <ATen/record_function.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <limits>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "base/new_file.hpp"
+#include "base/printable.hpp"
+#include "base/program.hpp"
+#include "data/cache.hpp"
+#include "layers/bn_silu.hpp"
+#include "models.hpp"
+#include "run/setup.hpp"
+#include "step.hpp"
+
+namespace yolox {
+
+std::vector<FastPath> fast_paths(torch::Device device, const std::string& amp) {
+  if (!device.is_cuda() || !has_fused_norm() || amp == "fp64") return {};
+  return {{"norm", "fused norm", [](bool on) { use_fused_norm(on); }}};
+}
+
+namespace {
+
+constexpr double kSecondsOfCheck = 300;
+// A line of the child process that begins with this text is its result: "ok 3e-7" or the reason of the
+// failure.
+const std::string kResult = "fast path: ", kOk = "ok ";
+
+// Turns a path on in its scope.
+struct Using {
+  explicit Using(const FastPath& path) : path(path) { path.use(true); }
+  ~Using() { path.use(false); }
+  const FastPath& path;
+};
+
+// The collectives of SyncBN for two ranks with the same images.
+CollectivesPtr two_equal_ranks() {
+  return c10::make_intrusive<Collectives>(SyncBnCollectives{[](Tensor& x) { x.mul_(2); },
+                                                            [](const Tensor& x) {
+                                                              return torch::stack({x, x});
+                                                            }});
+}
+
+// Largest difference of two tensors, relative to the largest value of `exact`. Infinite if x is not finite.
+double relative_difference(const Tensor& x, const Tensor& exact) {
+  const Tensor reference = exact.to(torch::kFloat),
+               difference = (x.to(torch::kFloat) - reference).abs().max();
+  const double most = (difference / reference.abs().max().clamp_min(1e-30)).item<double>();
+  return std::isfinite(most) ? most : std::numeric_limits<double>::infinity();
+}
+
+// Returns the output, the gradients and the running statistics of batch norm and SiLU for random images of
+// this shape. All calls use the same numbers, rounded to `type`, and compute with them in `compute`.
+std::vector<Tensor> layer_results(const std::vector<int64_t>& shape, torch::Device device,
+                                  at::ScalarType type, at::ScalarType compute, const CollectivesPtr& over) {
+  torch::manual_seed(0);
+  torch::nn::BatchNorm2d bn(torch::nn::BatchNorm2dOptions(shape[1]).eps(1e-3).momentum(0.03));
+  bn->to(device);
+  const auto random = [&] {
+    const Tensor x = torch::randn(shape, torch::TensorOptions(device)).to(type).to(compute);
+    return x.contiguous(torch::MemoryFormat::ChannelsLast);
+  };
+  {
+    const torch::NoGradGuard no_grad;
+    bn->weight.normal_();
+    bn->bias.normal_();
+  }
+  const Tensor x = random().requires_grad_(), y = bn_silu(x, bn, over);
+  y.backward(random());
+  return {y.detach(), x.grad(), bn->weight.grad(), bn->bias.grad(), bn->running_mean, bn->running_var};
+}
+
+// A model with its optimizer, and a batch of random images with random boxes.
+struct Trial {
+  explicit Trial(const FastPathCase& c, int64_t images)
+      : device(parse_device(c.device)), settings{device.type(), dtype_of(c.amp)}, training(train(c)) {
+    if (c.sync_bn) use_sync_bn(*training.model, two_equal_ranks()->functions);
+    settings.cast_weights = cast_weights(*training.model, settings.amp);
+    if (c.amp == "fp16") training.scaler.scale.fill_(4);  // large enough for two steps, and never an overflow
+    const ImageSize size = parse_size(c.size);
+    const auto options = torch::TensorOptions(device);
+    const int64_t cells = size.height / 32;
+    pixels = 255 * torch::rand({images, 3, cells, size.width / 32}, options);
+    pixels = torch::upsample_nearest2d(pixels, {size.height, size.width});
+    pixels = pixels.contiguous(torch::MemoryFormat::ChannelsLast);
+    constexpr int kObjects = 8;
+    const Tensor unit = torch::rand({images, kObjects, 4}, options);
+    const Tensor side = torch::tensor({double(size.width), double(size.height)}).to(device, torch::kFloat);
+    targets = {torch::cat({unit.slice(2, 0, 2) * side, 16 + unit.slice(2, 2, 4) * side / 3}, 2),
+               torch::randint(c.classes, {images, kObjects}, options.dtype(torch::kLong)),
+               std::vector<int64_t>(images, kObjects)};
+  }
+
+  // Returns loss and gradient norm of a step, and updates the weights.
+  std::pair<double, double> step() {
+    const Losses losses = compute_gradients(network_of(training.model), pixels, targets, 1,
+                                            training.optimizer, training.scaler, settings);
+    const auto grads = gradients(training.optimizer.groups);
+    training.scaler.unscale(grads);
+    const Tensor norm = clip_gradients(grads, 10);
+    training.optimizer.step(1e-4);
+    return {losses.total.item<double>(), norm.item<double>()};
+  }
+
+  // Returns the shapes of the inputs of all batch norms.
+  std::set<std::vector<int64_t>> norm_shapes() {
+    static std::set<std::vector<int64_t>> shapes;  // a callback cannot capture
+    shapes.clear();
+    const auto note = [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+      if (std::string(function.name()) == "aten::batch_norm")
+        shapes.insert(function.inputs()[0].toTensor().sizes().vec());
+      return nullptr;
+    };
+    const torch::NoGradGuard no_grad;
+    YOLOX model = copy_of(training.model, device);
+    const auto handle = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(note).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+    model(pixels);
+    at::removeCallback(handle);
+    return shapes;
+  }
+
+  torch::Device device;
+  StepSettings settings;
+  Training training;
+  Tensor pixels;  // [B, 3, H, W] float
+  Targets targets;
+
+ private:
+  Training train(const FastPathCase& c) const {
+    torch::manual_seed(0);
+    YOLOX model = make_model(c.model, c.classes);
+    move(model, device, torch::kFloat);
+    to_channels_last(*model);
+    Config config;
+    config.amp = c.amp;
+    config.ema = 0;
+    return new_training(config, model, device);
+  }
+};
+
+// Limits of relative differences for a precision (--amp).
+struct Limits {
+  double layer, loss;
+};
+Limits limits_of(const std::string& amp) {
+  if (amp == "fp16") return {2e-3, 0.05};
+  if (amp == "bf16") return {2e-2, 0.05};
+  return {1e-4, amp == "tf32" ? 2e-3 : 1e-4};
+}
+
+FastPathResult check_layers(const FastPath& path, const FastPathCase& c, Trial& trial) {
+  FastPathResult result;
+  const double limit = limits_of(c.amp).layer;
+  const CollectivesPtr over = c.sync_bn ? two_equal_ranks() : CollectivesPtr();
+  const at::ScalarType type = trial.settings.amp;
+  const char* const names[] = {"output",        "input gradient", "weight gradient",
+                               "bias gradient", "running mean",   "running variance"};
+  for (const auto& shape : trial.norm_shapes()) {
+    const auto exact = layer_results(shape, trial.device, type, torch::kFloat, over);
+    const Using on(path);
+    const auto fast = layer_results(shape, trial.device, type, type, over);
+    for (size_t i = 0; i < exact.size(); ++i) {
+      const double difference = relative_difference(fast[i], exact[i]);
+      result.difference = std::max(result.difference, difference);
+      if (difference > limit)
+        return {
+            concat("the ", names[i], " of a layer with shape ", torch::IntArrayRef(shape), " ",
+                   std::isfinite(difference) ? concat("differs by ", rounded(difference),
+                                                      " of its largest value (limit ", rounded(limit), ")")
+                                             : "is not finite"),
+            result.difference};
+    }
+    if (!c.deterministic) continue;
+    const auto again = layer_results(shape, trial.device, type, type, over);
+    for (size_t i = 0; i < fast.size(); ++i)
+      if (!torch::equal(fast[i], again[i]))
+        return {concat("the ", names[i], " of two calls differs, which --deterministic excludes"), 0};
+  }
+  return result;
+}
+
+std::string compare_steps(const FastPath& path, const FastPathCase& c, int64_t images, Trial& plain) {
+  const double limit = limits_of(c.amp).loss;
+  const auto differs = [](double a, double b, double most) { return !(std::abs(a / b - 1) <= most); };
+  const auto first = plain.step(), second = plain.step();
+  plain.training.optimizer.zero_grad();
+  torch::manual_seed(0);
+  Trial other(c, images);
+  const Using on(path);
+  const auto fast_first = other.step(), fast_second = other.step();
+  const auto text = [&](const char* what, double fast, double exact) {
+    return concat("the ", what, " is ",
+                  std::isfinite(fast) ? rounded(fast) + " instead of " + rounded(exact) : "not finite");
+  };
+  if (differs(fast_first.first, first.first, limit)) return text("loss", fast_first.first, first.first);
+  // In 16 bits, another rounding also assigns other anchor points to some objects.
+  if (differs(fast_first.second, first.second, 10 * limit))
+    return text("gradient norm", fast_first.second, first.second);
+  if (differs(fast_second.first, second.first, 10 * limit))
+    return text("loss of the second step", fast_second.first, second.first);
+  return "";
+}
+
+}  // namespace
+
+FastPathResult check_fast_path(const FastPath& path, const FastPathCase& c) {
+  for (int64_t images = c.images;; images = std::max<int64_t>(1, images / 2)) {
+    try {
+      torch::manual_seed(0);
+      Trial trial(c, images);
+      FastPathResult result = check_layers(path, c, trial);
+      if (result.failure.empty()) result.failure = compare_steps(path, c, images, trial);
+      return result;
+    } catch (const std::exception& e) {
+      if (!is_out_of_memory(e) || images == 1) throw;
+    }
+    empty_cache(parse_device(c.device));
+  }
+}
+
+// ---- the child process
+
+bool is_fast_path_check(int argc, char** argv) {
+  return argc > 1 && std::string(argv[1]).rfind("--check-fast-path=", 0) == 0;
+}
+
+int fast_path_check(int argc, char** argv) {
+  return run_program([&] {
+    FastPathCase c;
+    c.parse(argc, argv, "checks a fast path");
+    const torch::Device device = parse_device(c.device);
+    allow_tf32(c.amp == "tf32");
+    set_determinism(c.deterministic, /*memory_is_short=*/false);
+    for (const FastPath& path : fast_paths(device, c.amp)) {
+      if (path.name != c.path) continue;
+      const FastPathResult result = check_fast_path(path, c);
+      std::cout << kResult << (result.failure.empty() ? concat(kOk, result.difference) : result.failure)
+                << std::endl;
+    }
+  });
+}
+
+namespace {
+
+// Runs this program with these arguments. Returns its output, and sets `status` to that of waitpid(). Kills
+// it after kSecondsOfCheck.
+std::string run_child(const std::vector<std::string>& words, int& status) {
+  int ends[2];
+  check(pipe2(ends, O_CLOEXEC) == 0, "cannot create a pipe: ", std::strerror(errno));
+  const pid_t parent = getpid(), pid = fork();
+  check(pid >= 0, "cannot start a process: ", std::strerror(errno));
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);
+    dup2(ends[1], 1);
+    dup2(ends[1], 2);
+    std::vector<char*> argv;
+    for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
+    argv.push_back(nullptr);
+    execv("/proc/self/exe", argv.data());
+    _exit(127);
+  }
+  close(ends[1]);
+  std::string output;
+  const double deadline = now() + kSecondsOfCheck;
+  for (char text[4096];;) {
+    pollfd pipe{ends[0], POLLIN, 0};
+    const double left = deadline - now();
+    if (left <= 0) {
+      kill(pid, SIGKILL);
+      output += concat("\nthe check took more than ", kSecondsOfCheck, " s");
+      break;
+    }
+    if (poll(&pipe, 1, int(1000 * left) + 1) <= 0) continue;
+    const ssize_t n = read(ends[0], text, sizeof text);
+    if (n <= 0) break;
+    output.append(text, size_t(n));
+  }
+  close(ends[0]);
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
+  return output;
+}
+
+std::string first_line(const std::string& path) {
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+// Returns everything that the result of a check depends on, as text.
+std::string key_of(const FastPathCase& c, torch::Device device) {
+  struct stat program {};
+  stat("/proc/self/exe", &program);
+  const std::string name = device_name(device);  // without the number of the GPU
+  std::string key =
+      concat(name.substr(name.find(' ') + 1), "\ndriver ", first_line("/proc/driver/nvidia/version"),
+             "\nLibTorch " TORCH_VERSION "\nprogram ", program.st_size, " bytes, ", program.st_mtim.tv_sec,
+             ".", program.st_mtim.tv_nsec, "\n");
+  for (const auto& [name, value] : c.values()) key += concat(name, " ", name == "device" ? "" : value, "\n");
+  return key;
+}
+
+// Returns the file that keeps the result for this key, or "" if there is no cache folder.
+std::string cache_file(const std::string& key) {
+  try {
+    return concat(disk_place().folder, "/fast-path-", std::hex, std::hash<std::string>()(key), ".txt");
+  } catch (const std::exception&) {
+    return "";
+  }
+}
+
+// Returns the last line of `output` that is not empty.
+std::string last_line(const std::string& output) {
+  std::istringstream in(output);
+  std::string last;
+  for (std::string line; std::getline(in, line);)
+    if (!line.empty()) last = line;
+  return last;
+}
+
+// Runs a check in a child process, or reads its result from the cache.
+FastPathResult checked(const FastPathCase& c, torch::Device device) {
+  const std::string key = key_of(c, device), cache = cache_file(key);
+  std::ifstream in(cache);
+  std::string result(std::istreambuf_iterator<char>(in), {});
+  if (result.compare(0, key.size(), key) == 0) {
+    result.erase(0, key.size());
+  } else {
+    std::vector<std::string> words{"/proc/self/exe"};
+    for (const auto& [name, value] : c.values())
+      if (value != "false") words.push_back(value == "true" ? "--" + name : concat("--", name, "=", value));
+    int status = 0;
+    const std::string output = run_child(words, status);
+    result = last_line(output);
+    if (status != 0 || result.rfind(kResult, 0) != 0)
+      return {concat("its check ", launch_detail::describe_exit_status(status),
+                     result.empty() ? "" : ": " + printable(result)),
+              0};
+    result.erase(0, kResult.size());
+    if (!cache.empty()) replace_text(cache, key + result);
+  }
+  if (result.rfind(kOk, 0) != 0) return {result, 0};
+  return {"", std::strtod(result.c_str() + kOk.size(), nullptr)};
+}
+
+}  // namespace
+
+std::string use_fast_paths(Config& config, int64_t classes, torch::Device device, Ranks& ranks,
+                           std::vector<std::string>& notes) {
+  const auto paths = fast_paths(device, config.amp);
+  const std::vector<std::string> wanted = split_list(config.fast);
+  for (const std::string& name : wanted) {
+    usage_check(name == "off" || name == "auto" || name == "norm", "--fast must be off, auto or norm, got '",
+                name, "'");
+    usage_check(name != "norm" || !paths.empty() || !config.was_given("fast"), "--fast norm ",
+                !device.is_cuda() ? "needs a GPU"
+                : !has_fused_norm()
+                    ? "is not possible, because nvcc was not found when this program was built"
+                    : "does not support --amp fp64");
+  }
+  const ImageSize size = base_size(config);
+  FastPathCase c;
+  c.model = config.model;
+  c.classes = int(classes);
+  c.size = concat(size.height, "x", size.width);
+  c.images = std::max(1, (config.bs > 0 ? config.bs / ranks.info.world : 8) / config.accum);
+  c.amp = config.amp;
+  c.sync_bn = config.sync_bn && !ranks.alone();
+  c.deterministic = config.deterministic;
+  c.device = concat("cuda:", int(device.index()));
+  std::string used, shown;
+  for (const FastPath& path : paths) {
+    const auto names = [&](const char* name) {
+      return std::find(wanted.begin(), wanted.end(), name) != wanted.end();
+    };
+    if (!names("auto") && !names(path.name.c_str())) continue;
+    c.path = path.name;
+    const FastPathResult result = ranks.run_first_on_one_rank_per_machine([&] { return checked(c, device); });
+    const double failed = ranks.max(!result.failure.empty());
+    if (!result.failure.empty())
+      notes.push_back(concat("warning: training goes on without the ", path.what, " (--fast ", path.name,
+                             "), because ", result.failure));
+    else if (failed > 0)
+      notes.push_back(concat("warning: training goes on without the ", path.what, " (--fast ", path.name,
+                             "), because its check failed on another rank; see log_rankN.txt"));
+    if (failed > 0) continue;
+    path.use(true);
+    used += (used.empty() ? "" : ",") + path.name;
+    shown += concat(shown.empty() ? "fast    " : ", ", path.what, " (differs by at most ",
+                    rounded(ranks.max(result.difference)), ")");
+  }
+  config.fast = used.empty() ? "off" : used;
+  return shown;
+}
+
+}  // namespace yolox
