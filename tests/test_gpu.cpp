@@ -140,15 +140,36 @@ TEST_CASE("gpu: the network's input at several sizes equals that of the CPU" * n
 TEST_CASE("gpu: NMS keeps the boxes that it keeps on the CPU" * needs_gpu) {
   const NoStreamErrors no_stream_errors;
   torch::manual_seed(6);
-  Tensor decoded = torch::rand({2, 3000, 5 + 4});
+  Tensor decoded = torch::rand({19, 3000, 5 + 4});
   decoded.slice(-1, 0, 2) *= 400;
   decoded.slice(-1, 2, 4) *= 120;
-  const auto a = postprocess(decoded, 0.2, 0.5), b = postprocess(decoded.to(kGpu), 0.2, 0.5);
-  for (size_t i = 0; i < a.size(); ++i) {
-    CHECK(a[i].size(0) > 100);
-    REQUIRE(a[i].sizes() == b[i].sizes());
-    CHECK(relative_error(b[i], a[i]) < 1e-6);
+  // The first image has more boxes than fit, the second one a chain of 40 boxes that suppress each other.
+  decoded.slice(0, 1).slice(1, 500).select(-1, 4) = 0;
+  decoded[0].select(-1, 4) = 1;
+  Tensor chain = decoded[1].slice(0, 0, 40);
+  chain.select(1, 0) = 10 * torch::arange(40);
+  chain.slice(1, 1, 2) = 50;
+  chain.slice(1, 2, 4) = 40;
+  chain.slice(1, 4) = 1 - torch::arange(40).unsqueeze(1) / 100.0;
+  chain.slice(1, 6) = 0.1;
+  for (const bool agnostic : {false, true}) {
+    const auto a = postprocess(decoded, 0.2, 0.5, agnostic),
+               b = postprocess(decoded.to(kGpu), 0.2, 0.5, agnostic);
+    REQUIRE(a.size() == b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      CHECK(a[i].size(0) > 50);
+      REQUIRE(a[i].sizes() == b[i].sizes());
+      CHECK(relative_error(b[i], a[i]) < 1e-6);
+    }
   }
+  for (const auto& d : postprocess(decoded.slice(1, 0, 0).to(kGpu), 0.2, 0.5))
+    CHECK(d.sizes() == torch::IntArrayRef({0, 7}));
+#ifdef YOLOX_SIMULATED_CUDA
+  simulated_cuda::reset_counts();
+  postprocess(decoded.to(kGpu), 0.2, 0.5);
+  CHECK(simulated_cuda::sum(simulated_cuda::host_waits()) ==
+        1 + 1 + 2 * 2);  // copy to the device, result, two images
+#endif
 }
 
 TEST_CASE("gpu: SGD, Adam and AdamW update weights and EMA as on the CPU" * needs_gpu) {

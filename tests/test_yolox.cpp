@@ -158,6 +158,23 @@ TEST_CASE("yolox: NMS of a small example: overlap, classes, class-agnostic, and 
   CHECK(d[1][6].item<float>() == 1);
   CHECK(postprocess(out, 0.01, 0.5, true)[0].size(0) == 1);
   CHECK(postprocess(out, 0.99, 0.5)[0].sizes() == torch::IntArrayRef({0, 7}));
+  // The form for GPUs keeps the same boxes.
+  torch::manual_seed(3);
+  Tensor rows = torch::rand({4, 400, 7});
+  rows.slice(-1, 0, 2) *= 200;
+  rows.slice(-1, 2, 4) = rows.slice(-1, 0, 2) + 50 * rows.slice(-1, 2, 4);
+  rows.select(-1, 6) = (rows.select(-1, 6) * 3).floor();
+  rows.slice(-1, 4, 6) = std::get<0>(rows.slice(-1, 4, 6).sort(1, /*descending=*/true));
+  rows[3].slice(0, 300).select(1, 4) = 0;
+  for (const bool agnostic : {false, true}) {
+    const auto [kept, certain] = batched_nms(rows, rows.select(-1, 4) > 0, 0.5, agnostic);
+    CHECK(certain.all().item<bool>());
+    for (int64_t b = 0; b < 4; ++b) {
+      const Tensor r = rows[b].slice(0, 0, b == 3 ? 300 : 400), group = r.select(1, 6) * (agnostic ? 0 : 1);
+      const Tensor expected = nms(r.slice(1, 0, 4), r.select(1, 4) * r.select(1, 5), group, 0.5);
+      CHECK(torch::equal(kept[b].nonzero().flatten(), expected));
+    }
+  }
 }
 
 TEST_CASE(
