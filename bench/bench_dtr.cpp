@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Time of a training step under memory budgets of DTR (dtr.hpp), as a ratio to a plain step. Each round runs
-// one step of each kind. Times are CPU seconds, and the table has the medians of the ratios. Gradients and
-// losses must be bit-for-bit equal to those of the plain step.
+// one step of each kind. Times are CPU seconds, or on a GPU seconds until it has finished, and the table has
+// the medians of the ratios. Gradients and losses must be bit-for-bit equal to those of the plain step; on a
+// GPU, see --deterministic.
 //   ./build/bench_dtr --model yolox-tiny --bs 4 --size 416
 #include <sys/resource.h>
 #include <time.h>
@@ -10,7 +11,10 @@
 #include <cstdio>
 #include <memory>
 
+#include "base/device.hpp"
 #include "base/flags.hpp"
+#include "base/program.hpp"
+#include "dtr/budget.hpp"
 #include "dtr/counting_allocator.hpp"
 #include "dtr/dtr.hpp"
 #include "median.hpp"
@@ -28,6 +32,9 @@ struct BenchConfig : Flags {
   int rounds = flag(rounds, "Bench", "rounds", 5, "N", "timed rounds, after 1 warm-up round");
   int threads = flag(threads, "Bench", "threads", 1, "N", "number of torch threads");
   std::string amp = flag(amp, "Bench", "amp", "off", "off|bf16", "mixed precision");
+  std::string device = flag(device, "Bench", "device", "cpu", "cpu|cuda[:N]", "device to train on");
+  bool deterministic =
+      flag(deterministic, "Bench", "deterministic", false, "", "deterministic algorithms on a GPU");
   std::string budgets =
       flag(budgets, "Bench", "budgets", "100,80,60,50,40,30,0", "P,...",
            "memory budgets in % of the activations; 100: no limit; 0: activation checkpointing");
@@ -105,12 +112,13 @@ struct Kind {
   std::string error;
 };
 
-static std::vector<Kind> kinds_of(const BenchConfig& c, double activations) {
+static std::vector<Kind> kinds_of(const BenchConfig& c, double activations, torch::Device device) {
   std::vector<Kind> kinds;
   for (const std::string& text : split_list(c.budgets)) {
     Kind k;
     k.percent = std::stod(text);
-    DtrSettings s;
+    DtrSettings s = dtr_settings(1, device, 1);
+    s.automatic = {};
     s.budget = k.percent == 0     ? 0
                : k.percent >= 100 ? std::numeric_limits<double>::infinity()
                                   : activations * k.percent / 100;
@@ -149,50 +157,64 @@ int main(int argc, char** argv) {
     c.parse(argc, argv, "times a training step under memory budgets of DTR");
     torch::set_num_threads(c.threads);
     auto& allocator = CountingAllocator::get();
+    const torch::Device device = parse_device(c.device);
+    set_determinism(c.deterministic, /*memory_is_short=*/true);
     torch::manual_seed(0);
     YOLOX model = make_model(c.model, 80);
+    model->to(device);
     to_channels_last(*model);
     model->train();
     Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
-    GradScaler scaler(false, torch::kCPU);
-    StepSettings settings{torch::kCPU, c.amp == "bf16" ? torch::kBFloat16 : torch::kFloat};
-    const Tensor images = (torch::rand({c.bs, c.size, c.size, 3}) * 255).permute({0, 3, 1, 2});
+    GradScaler scaler(false, device);
+    StepSettings settings{device.type(), c.amp == "bf16" ? torch::kBFloat16 : torch::kFloat};
+    const Tensor images = (torch::rand({c.bs, c.size, c.size, 3}) * 255).to(device).permute({0, 3, 1, 2});
     const Tensor r = torch::rand({c.bs, 20, 4});
-    const Targets targets{torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2),
-                          torch::randint(80, {c.bs, 20}, torch::kLong), std::vector<int64_t>(c.bs, 20)};
+    const Targets targets{
+        torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2).to(device),
+        torch::randint(80, {c.bs, 20}, torch::kLong).to(device), std::vector<int64_t>(c.bs, 20)};
 
-    const auto step = [&](Dtr& dtr) {
+    // On a GPU the peak is measured in the steps with empty_cache() only.
+    const auto step = [&](Dtr& dtr, bool measure_memory) {
       optimizer.zero_grad();
-      allocator.reset_peak();
-      const double base = double(allocator.live()), faults = page_faults(), start = cpu_seconds();
+      const bool gpu = device.is_cuda();
+      if (!gpu) allocator.reset_peak();
+      if (gpu && measure_memory) empty_cache(device);
+      if (gpu) torch::cuda::synchronize();
+      const auto seconds_now = [&] { return gpu ? now() : cpu_seconds(); };
+      const double base = gpu ? allocated_bytes(device).now : double(allocator.live()),
+                   faults = page_faults(), start = seconds_now();
       const Losses losses = dtr.run([&] {
         return compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, 1, optimizer,
                                  scaler, settings);
       });
-      const double seconds = cpu_seconds() - start;
-      return Outcome{seconds, double(allocator.peak()) - base, page_faults() - faults,
-                     losses.total.item<double>(), gradients(optimizer.groups)};
+      if (gpu) torch::cuda::synchronize();
+      const double seconds = seconds_now() - start;
+      const double peak = !gpu             ? double(allocator.peak())
+                          : measure_memory ? allocated_bytes(device).peak
+                                           : base;
+      return Outcome{seconds, peak - base, page_faults() - faults, losses.total.item<double>(),
+                     gradients(optimizer.groups)};
     };
     Dtr off;
-    step(off);
-    Outcome plain = step(off);
+    step(off, true);
+    Outcome plain = step(off, true);
     const double activations = plain.bytes;
     std::printf("%s, %d images of %dx%d, %s, %d threads: %.1f MB of activations, %.1f MB of other tensors\n",
                 c.model.c_str(), c.bs, c.size, c.size, c.amp.c_str(), c.threads, activations / 1e6,
-                double(allocator.live()) / 1e6);
+                (device.is_cuda() ? allocated_bytes(device).now : double(allocator.live())) / 1e6);
 
     checkpoint_blocks(model);  // inactive until CheckpointedBlock::on
-    std::vector<Kind> kinds = kinds_of(c, activations);
+    std::vector<Kind> kinds = kinds_of(c, activations, device);
     std::vector<double> seconds, again;
     for (int round = -1; round < c.rounds; ++round) {
       plain = Outcome{};
-      plain = step(off);
+      plain = step(off, round < 0);
       for (Tensor& g : plain.gradients) g = g.clone();
       if (round >= 0) seconds.push_back(plain.seconds);
       for (Kind& k : kinds) try {
           if (!k.error.empty()) continue;
           CheckpointedBlock::on = k.percent == 0;
-          const Outcome o = step(*k.dtr);
+          const Outcome o = step(*k.dtr, round < 0);
           CheckpointedBlock::on = false;
           if (round >= 0) k.ratios.push_back(o.seconds / plain.seconds);
           k.bytes = std::max(k.bytes, o.bytes);
@@ -205,7 +227,7 @@ int main(int argc, char** argv) {
           k.error = k.error.substr(0, k.error.find(char(10)));
         }
       optimizer.zero_grad();
-      const double s = step(off).seconds;
+      const double s = step(off, false).seconds;
       if (round >= 0) again.push_back(s / plain.seconds);
     }
     std::printf("plain step: %.3f CPU s (a second plain step: x%.3f), %.0fk page faults\n\n", median(seconds),

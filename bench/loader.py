@@ -13,10 +13,10 @@ import subprocess
 import sys
 import time
 
-SIZE, BATCH, WORKERS, SECONDS = 640, 16, 2, 12
+SIZE, BATCH, SECONDS = 640, 16, 12
 
 
-def peer(data):
+def peer(data, workers):
     """Measures the Python YOLOX and prints JSON. Runs in a process of its own."""
     import glob
     import os
@@ -30,7 +30,7 @@ def peer(data):
     config.train_ann = os.path.basename(glob.glob(os.path.join(data, "annotations", "*train*.json"))[0])
     config.train_img_dir = os.path.basename(os.path.dirname(glob.glob(os.path.join(data, "*", "*.jpg"))[0]))
     config.input_size = (SIZE, SIZE)
-    config.data_num_workers = WORKERS
+    config.data_num_workers = workers
     loader = iter(config.get_data_loader(BATCH, False))
     for _ in range(4):
         next(loader)
@@ -51,18 +51,24 @@ def main():
     parser.add_argument("--data", required=True)
     parser.add_argument("--build", default="build")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--threads", default="2", help="numbers of threads of ours and of workers of Python, such as 1,2 [2]")
+    parser.add_argument("--peer", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peer:
-        peer(args.data)
+        peer(args.data, args.peer)
+    for threads in map(int, args.threads.split(",")):
+        measure(args, threads)
+
+
+def measure(args, threads):
     caches = ["none", "ram"]
     rows = {c: [] for c in caches}
     for _ in range(args.rounds):
-        theirs = run([sys.executable, __file__, "--data", args.data, "--peer"])["images_per_second"]
+        theirs = run([sys.executable, __file__, "--data", args.data, "--peer", str(threads)])["images_per_second"]
         for c in caches:
-            ours = run([args.build + "/bench_loader", args.data, str(SIZE), str(BATCH), str(WORKERS), str(SECONDS), c])
+            ours = run([args.build + "/bench_loader", args.data, str(SIZE), str(BATCH), str(threads), str(SECONDS), c])
             rows[c].append((ours, theirs))
-    print(f"{SIZE} px, batches of {BATCH}, {WORKERS} threads or workers, {args.rounds} rounds\n")
+    print(f"{SIZE} px, batches of {BATCH}, {threads} threads or workers, {args.rounds} rounds\n")
     print("| | ours | Python | ratio (min to max) |\n|---|---|---|---|")
     middle = lambda values: sorted(values)[len(values) // 2]
     for c in caches:
@@ -75,7 +81,7 @@ def main():
         parts = {k: middle([o[k] for o, _ in rows[c]]) for k in rows[c][0][0]}
         rest = parts["sample_ms"] - parts["decode_ms"] - parts["warp_ms"] - parts["colour_ms"]
         print(f"  {c}: decode {parts['decode_ms']:.2f}, warp and mix {parts['warp_ms']:.2f}, colour {parts['colour_ms']:.2f}, "
-              f"assembly and waiting {rest:.2f}; decoding alone would allow {1000 * WORKERS / parts['decode_ms']:.0f} samples/s")
+              f"assembly and waiting {rest:.2f}; decoding alone would allow {1000 * threads / parts['decode_ms']:.0f} samples/s")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ struct FastPathResult {
 //   1. each layer of batch norm and SiLU with a shape of its own: results, gradients and running statistics,
 //   with float32 as
 //      reference (limit 1e-4 in float32, 2e-3 in fp16, 2e-2 in bf16);
-//   2. loss and gradient norm of two training steps;
+//   2. losses and gradient norm of two training steps (limit: 10 times the effect of rounding the pixels);
 //   3. with `deterministic`, the bits of two calls.
 // Uses fewer images if memory runs out.
 FastPathResult check_fast_path(const FastPath& path, const FastPathCase& c);

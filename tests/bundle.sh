@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Packs gpu-check and the programs of a build folder, so that they run on a GPU machine that has Python's torch of the
+# Packs gpu-check, bench/gpu.py and the programs of a build folder, so that they run on a GPU machine that has Python's torch of the
 # same version, but neither OpenCV nor a compiler.
 #   YOLOX_BUILD=build-bundle YOLOX_DRIVER=580 YOLOX_CMAKE_ARGS=-DYOLOX_VIDEO=OFF ./setup.sh tests train eval demo export
+#   (and bench_train_step bench_dtr bench_loader for the benchmarks)
 #   tests/bundle.sh build-bundle DEST
 #   DEST/gpu-check                      # on the GPU machine
+#   DEST/gpu.py --programs DEST
 # Build without videos and windows (YOLOX_VIDEO=OFF): their libraries are three times as large as all others.
 set -euo pipefail
-[ $# = 2 ] || { sed -n '3,9s/^# \?//p' "$0"; exit 2; }
+[ $# = 2 ] || { sed -n '3,11s/^# \?//p' "$0"; exit 2; }
 build=$1 dest=$2
 rm -rf "$dest"
 mkdir -p "$dest/lib"
-cp "$(dirname "$0")/../gpu-check" "$dest/"
+cp "$(dirname "$0")/../gpu-check" "$(dirname "$0")/../bench/gpu.py" "$dest/"
 torch=$(sed -n 's/^TORCH_CMAKE:[^=]*=//p' "$build/CMakeCache.txt")
 grep -oE '[0-9]+\.[0-9]+\.[0-9]+' "$torch/TorchConfigVersion.cmake" | head -n 1 | tr -d '\n' >"$dest/torch-version"
 # A CUDA build also needs the major version of CUDA that it links, as in libcudart.so.13.
@@ -36,7 +38,8 @@ add_libraries() {  # FILE PROGRAM: the libraries of FILE, which PROGRAM loads
     add_libraries "$path" "$2"
   done
 }
-for program in tests train eval demo export; do
+for program in tests train eval demo export bench_train_step bench_dtr bench_loader; do
+  [[ $program != bench_* || -e $build/$program ]] || continue
   strip -o "$dest/$program" "$build/$program"
   add_libraries "$build/$program" "$build/$program"
 done

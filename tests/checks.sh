@@ -7,7 +7,7 @@
 #   sanitize  the quick suite under the address and undefined behaviour sanitizers; prints the coverage
 #   threads   the suite "threads" under the thread sanitizer
 #   cuda      train and benches compile and link for CUDA 13, and the tests of GPUs compile; no kernel spills registers
-#   gpu       gpu-check in a bundle, on the simulated device of tests/simulated_cuda
+#   gpu       gpu-check and bench/gpu.py in a bundle, on the simulated device of tests/simulated_cuda
 #   fuzz      each fuzzer of tests/fuzz for YOLOX_FUZZ_SECONDS (60), starting from tests/fuzz/corpus; findings go to tests/fuzz/found
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -87,7 +87,7 @@ check_cuda() {
 }
 
 check_gpu() {
-  YOLOX_BUILD=build-simulated YOLOX_CMAKE_ARGS="-DYOLOX_SIMULATED_CUDA=ON -DYOLOX_VIDEO=OFF" ./setup.sh tests train eval demo export || return 1
+  YOLOX_BUILD=build-simulated YOLOX_CMAKE_ARGS="-DYOLOX_SIMULATED_CUDA=ON -DYOLOX_VIDEO=OFF" ./setup.sh tests train eval demo export bench_train_step bench_dtr bench_loader || return 1
   local bundle=$PWD/build-simulated/bundle log=build-simulated/gpu-check.log
   tests/bundle.sh build-simulated "$bundle" || return 1
   [ "$(du -sm "$bundle" | cut -f 1)" -lt 60 ] || { echo "the bundle of gpu-check has 60 MB or more"; return 1; }
@@ -96,6 +96,8 @@ check_gpu() {
   [ $status = 0 ] || cat "$log"
   tail -n 1 "$log"
   [ $status = 0 ] || return $status
+  .venv/bin/python "$bundle/gpu.py" --programs "$bundle" --quick --parts step,dtr --json "$bundle/gpu.json" >"$log" 2>&1 ||
+    { cat "$log"; return 1; }
   SIMULATED_CUDA_DEVICES=3 build-simulated/tests --device cuda \
     -tc='ranks: collectives*,ranks: SyncBN*,ranks: gradients*' >"$log" 2>&1 || { cat "$log"; return 1; }
 }

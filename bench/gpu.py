@@ -1,0 +1,259 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmarks on a GPU: training step and whole training beside the Python YOLOX, memory, launches, loader, evaluation, DTR.
+Called by bench/gpu.sh. Prints tables in the form of bench/RESULTS.md. A part that fails says why, and the others run."""
+import argparse, csv, json, os, pathlib, re, statistics, subprocess, sys, tempfile, time
+
+PARTS = ["step", "launches", "train", "loader", "eval", "dtr", "batch"]
+
+
+class Failed(Exception):
+    pass
+
+
+def run(command, limit, folder=None):
+    """Runs a command and returns its stdout. Throws Failed with the last line of its output."""
+    try:
+        r = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=limit, cwd=folder)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"stopped after {limit} s")
+    except OSError as e:
+        raise Failed(str(e))
+    if r.returncode:
+        raise Failed(((r.stderr or r.stdout).strip().splitlines() or [f"exit code {r.returncode}"])[-1])
+    return r.stdout
+
+
+def last_json(text):
+    return json.loads(text.strip().splitlines()[-1])
+
+
+def peer_step(model, size, batch, amp, steps, device):
+    """The training step of the Python YOLOX with its best settings, as JSON. Runs in a process of its own."""
+    import copy
+    import torch
+    from yolox.config import YoloxConfig
+
+    cuda = device.startswith("cuda")
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = amp == "tf32"
+    torch.manual_seed(0)
+    net = YoloxConfig.get_named_config(model).get_model().to(device).to(memory_format=torch.channels_last)
+    ema = copy.deepcopy(net).eval()
+    net.train()
+    decay = [p for n, p in net.named_parameters() if p.dim() > 1]
+    rest = [p for n, p in net.named_parameters() if p.dim() <= 1]
+    sgd = torch.optim.SGD([{"params": decay, "weight_decay": 5e-4}, {"params": rest}], lr=1e-4, momentum=0.9, nesterov=True, fused=cuda)
+    scaler = torch.amp.GradScaler(enabled=amp == "fp16" and cuda)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(amp)
+    images = (torch.rand(batch, 3, size, size) * 255).to(device).to(memory_format=torch.channels_last)
+    labels, r = torch.zeros(batch, 120, 5), torch.rand(batch, 20, 4)
+    labels[:, :20, 0] = torch.randint(80, (batch, 20)).float()
+    labels[:, :20, 1:3] = r[:, :, :2] * size
+    labels[:, :20, 3:] = 10 + r[:, :, 2:] * size / 3
+    labels = labels.to(device)
+    floats = [[v for v in m.state_dict().values() if v.dtype.is_floating_point] for m in (ema, net)]
+    together, times = min(5, steps), []
+
+    def wait():
+        if cuda:
+            torch.cuda.synchronize()
+
+    start = time.perf_counter()
+    for i in range(steps + 2 * together):
+        with torch.autocast(device.split(":")[0], dtype=dtype, enabled=dtype is not None):
+            out = net(images, labels)
+        loss = out["total_loss"] if isinstance(out, dict) else out.total_loss
+        sgd.zero_grad(set_to_none=True)
+        scaler.scale(loss).backward()
+        scaler.step(sgd)
+        scaler.update()
+        with torch.no_grad():
+            torch._foreach_lerp_(floats[0], floats[1], 1 - 0.9998)
+        if (i + 1) % together == 0:
+            wait()
+            if i >= 2 * together:
+                times.append((time.perf_counter() - start) / together)
+            start = time.perf_counter()
+    print(json.dumps({"seconds": times, "peak_bytes": torch.cuda.max_memory_reserved() if cuda else 0}))
+
+
+def table(title, heading, rows):
+    print(f"\n## {title}\n| {' | '.join(heading)} |\n|{'---|' * len(heading)}")
+    for row in rows:
+        print(f"| {' | '.join(str(cell) for cell in row)} |", flush=True)
+
+
+class Bench:
+    def __init__(self, flags, folder):
+        self.f, self.folder, self.results = flags, folder, {}
+        self.size, self.batches, self.precisions = (64, [4], ["bf16"]) if flags.quick else (640, [16, 64], ["tf32", "bf16", "fp16"])
+        self.model = "yolox-nano" if flags.quick else "yolox-s"
+        self.steps = 5 if flags.quick else 30
+        self.data = flags.data or "shapes"
+
+    def program(self, name):
+        return pathlib.Path(self.f.programs, name).resolve()
+
+    def ours(self, batch, amp, fused):
+        command = [self.program("bench_train_step"), f"--model={self.model}", f"--size={self.size}", f"--bs={batch}", f"--amp={amp}",
+                   f"--steps={self.steps}", f"--device={self.f.device}"] + (["--fused-norm"] if fused else [])
+        return last_json(run(command, 120))
+
+    def theirs(self, batch, amp):
+        return last_json(run([sys.executable, __file__, "--peer", self.model, self.size, batch, amp, self.steps, self.f.device], 180))
+
+    def step(self):
+        """Training step: images a second and memory."""
+        rows, self.results["step"] = [], {}
+        for batch in self.batches:
+            for amp in self.precisions:
+                row = {}
+                for name, call in (("plain", lambda: self.ours(batch, amp, False)), ("norm", lambda: self.ours(batch, amp, True)),
+                                   ("python", lambda: self.theirs(batch, amp))):
+                    try:
+                        found = call()
+                        row[name] = {"images_per_second": batch / statistics.median(found["seconds"]), "gigabytes": found["peak_bytes"] / 1e9}
+                    except Failed as e:
+                        row[name] = {"error": str(e)}
+                self.results["step"][f"{amp} {batch}"] = row
+                text = lambda name, key: f"{row[name][key]:.4g}" if key in row[name] else row[name]["error"][:60]
+                best = max((row[n].get("images_per_second", 0) for n in ("plain", "norm")))
+                ratio = f"{best / row['python']['images_per_second']:.2f}" if best and "error" not in row["python"] else ""
+                rows.append([f"{amp}, batch {batch}", *(text(n, "images_per_second") for n in ("plain", "norm", "python")), ratio,
+                             *(text(n, "gigabytes") if "error" not in row[n] else "" for n in ("plain", "norm", "python"))])
+        table(f"Training step, {self.model} {self.size}", ["", "plain: images/s", "fused norm", "Python", "best / Python", "plain: GB", "fused norm", "Python"], rows)
+
+    def train(self, *more, limit=150):
+        command = [self.program("train"), "--data", self.data, "--model", self.model, "--size", self.size, "--device", self.f.device,
+                   "--eval-interval", 0, "--epochs", 100, *more]
+        return run(command, limit, self.folder)
+
+    def launches(self):
+        """Kernels of a step and the time in which the GPU idles, from the trace of --profile."""
+        rows, self.results["launches"] = [], {}
+        for fast in "off", "auto":
+            out = self.train("--bs", self.batches[0], "--amp", "bf16", "--fast", fast, "--profile", "--out", f"profile_{fast}")
+            events = json.load(open(pathlib.Path(self.folder, f"profile_{fast}", "trace.json")))["traceEvents"]
+            kernels = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"))
+            row = {"table": out.strip().splitlines()[-30:]}
+            if kernels:
+                busy, end = 0, kernels[0][0]
+                for begin, until in kernels:
+                    busy += max(0, until - max(begin, end))
+                    end = max(end, until)
+                row.update(kernels=len(kernels), idle=1 - busy / (end - kernels[0][0]))
+            self.results["launches"][fast] = row
+            rows.append([f"--fast {fast}", row.get("kernels", "none in the trace"), f"{100 * row['idle']:.1f} %" if kernels else ""])
+        table(f"Traced step, bf16, batch {self.batches[0]}", ["", "kernels and copies in trace.json", "GPU idle"], rows)
+
+    def whole_training(self):
+        """./train with mosaic and MixUp, from the images of --data."""
+        rows, self.results["train"] = [], {}
+        for batch in self.batches:
+            for fast in "off", "auto":
+                name = f"train_{batch}_{fast}"
+                self.train("--bs", batch, "--amp", "bf16", "--fast", fast, "--no-multiscale", "--max-iters", 6 if self.f.quick else 60 if batch > 16 else 150,
+                           "--out", name)
+                with open(pathlib.Path(self.folder, name, "metrics.csv")) as file:
+                    found = [r for r in csv.DictReader(file) if r["images_per_second"]]
+                late = found[len(found) // 2:] or found
+                row = {k: statistics.median(float(r[k]) for r in late) for k in ("images_per_second", "waiting_share")}
+                self.results["train"][f"{batch} {fast}"] = row
+                rows.append([f"batch {batch}, --fast {fast}", f"{row['images_per_second']:.4g}", f"{100 * row['waiting_share']:.0f} %"])
+        table(f"./train, {self.model} {self.size}, bf16, data: {self.data}", ["", "images/s", "waits for data"], rows)
+
+    def loader(self):
+        rows, self.results["loader"] = [], {}
+        cores = len(os.sched_getaffinity(0))
+        for threads in [n for n in (1, 2, 4, 8, 16, 32) if n <= cores]:
+            out = last_json(run([self.program("bench_loader"), self.data, self.size, 16, threads, 1 if self.f.quick else 4], 60))
+            self.results["loader"][threads] = out
+            rows.append([threads, f"{out['images_per_second']:.4g}", f"{out['images_per_second'] / threads:.4g}"])
+        table(f"Loader, {self.size} px, data: {self.data}", ["threads", "images/s", "per thread"], rows)
+
+    def evaluation(self):
+        weights = sorted(pathlib.Path(self.folder).glob("*/last.pth"))
+        if not weights:
+            self.train("--bs", self.batches[0], "--max-iters", 2, "--out", "for_eval")
+            weights = [pathlib.Path(self.folder, "for_eval", "last.pth")]
+        out = run([self.program("eval"), "--data", self.data, "--weights", weights[0], "--device", self.f.device, "--bs", 64, "--speed", "--report", ""], 120)
+        self.results["eval"] = out.strip().splitlines()
+        at = self.results["eval"].index("milliseconds per image:")
+        print("\n## Evaluation, float32, batches of 64\n```\n" + "\n".join(self.results["eval"][at:at + 6]) + "\n```", flush=True)
+
+    def dtr(self):
+        out = run([self.program("bench_dtr"), f"--model={self.model}", f"--size={self.size}", f"--bs={self.batches[0]}", "--amp=bf16",
+                   f"--device={self.f.device}", "--rounds=3", "--budgets=100,80,60,50,40", "--deterministic"], 150)
+        self.results["dtr"] = out.strip().splitlines()
+        print("\n## DTR\n" + out.strip(), flush=True)
+
+    def batch(self):
+        """The largest batch within 24 GB, without and with rematerialisation."""
+        rows, self.results["batch"] = [], {}
+        for slowdown in (1.0, 1.3):
+            out = self.train("--bs", "auto", "--dtr", 0.06 if self.f.quick else 24, "--dtr-slowdown", slowdown, "--amp", "bf16", "--no-multiscale",
+                             "--max-iters", 1, "--out", f"batch_{slowdown}")
+            found = re.search(r"--bs auto: (\d+)", out)
+            self.results["batch"][slowdown] = int(found.group(1)) if found else None
+            rows.append([f"--dtr-slowdown {slowdown}", self.results["batch"][slowdown]])
+        table("Largest batch within 24 GB", ["", "images"], rows)
+
+
+def find_libraries(programs):
+    """Lets the programs of a folder that tests/bundle.sh has made find their libraries and those of Python's torch."""
+    if not (programs / "torch-version").exists():
+        return
+    import torch
+    root = pathlib.Path(torch.__file__).parent
+    libraries = [root / "lib", *root.parent.glob("nvidia/*/lib"), programs / "lib"]
+    os.environ["LD_LIBRARY_PATH"] = ":".join(map(str, libraries))
+
+
+def gpu_name():
+    try:
+        return run(["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,power.limit", "--format=csv,noheader"], 20).strip()
+    except Failed:
+        return "unknown (nvidia-smi failed)"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", default="build", help="folder of the programs [build]")
+    parser.add_argument("--data", help="data set, as for ./train [built-in scenes]")
+    parser.add_argument("--json", default="gpu.json", help="file for the results [gpu.json]")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"[{','.join(PARTS)}]")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the script")
+    parser.add_argument("--peer", nargs=6, help=argparse.SUPPRESS)
+    flags = parser.parse_args()
+    if flags.peer:
+        model, size, batch, amp, steps, device = flags.peer
+        return peer_step(model, int(size), int(batch), amp, int(steps), device)
+    if flags.data and flags.data != "shapes":
+        flags.data = os.path.abspath(flags.data)
+    unknown = set(flags.parts.split(",")) - set(PARTS)
+    if unknown:
+        parser.error(f"unknown part {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
+    find_libraries(pathlib.Path(flags.programs).resolve())
+    start, failed = time.monotonic(), []
+    print(f"GPU: {gpu_name()}")
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(flags, folder)
+        calls = {"step": bench.step, "launches": bench.launches, "train": bench.whole_training, "loader": bench.loader, "eval": bench.evaluation,
+                 "dtr": bench.dtr, "batch": bench.batch}
+        for part in flags.parts.split(","):
+            begin = time.monotonic()
+            try:
+                calls[part]()
+            except Exception as e:  # the other parts still count
+                failed.append(part)
+                print(f"\n{part} failed: {e}", file=sys.stderr, flush=True)
+            bench.results.setdefault("part_seconds", {})[part] = round(time.monotonic() - begin, 1)
+            pathlib.Path(flags.json).write_text(json.dumps({"GPU": gpu_name(), **bench.results}, indent=1) + "\n")
+    print(f"\n{len(flags.parts.split(','))} parts, {len(failed)} failed, in {time.monotonic() - start:.0f} s; results in {flags.json}")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
