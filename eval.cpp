@@ -191,7 +191,8 @@ int main(int argc, char** argv) {
   limit_spinning(argv);
   return run_program([&] {
     Config config;
-    config.parse(argc, argv, "evaluates a checkpoint on a data set, or a file of detections");
+    config.parse(argc, argv, "evaluates a checkpoint on a data set, or a file of detections",
+                 "--data DIR --weights runs/NAME/best.pth");
     check_flags(config);
     if (config.gt.empty())
       evaluate_model(config);

@@ -38,10 +38,10 @@ inline std::string model_names() {
   return listed(names, names.size());
 }
 
-// Returns the row with this name. Throws UsageError if the name is unknown.
+// Returns the row with this name, which may lack "yolox-". Throws UsageError if the name is unknown.
 inline const ModelSize& model_size(const std::string& name) {
   for (const auto& size : model_sizes())
-    if (size.name == name) return size;
+    if (size.name == name || size.name == "yolox-" + name) return size;
   throw UsageError(concat("--model ", name, " is unknown; choose ", model_names()));
 }
 

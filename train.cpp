@@ -81,7 +81,8 @@ static int train(int argc, char** argv) {
 
   // ---- settings: from the flags, or from the resumed run
   Config config;
-  config.parse(argc, argv, "trains YOLOX", kFrequentFlags);
+  config.parse(argc, argv, "trains YOLOX", "--data DIR --weights yolox-s --bs 16 --epochs 100",
+               kFrequentFlags);
   SavedRun saved = find_run(config);
   fill_in(config);
   check_config(config);

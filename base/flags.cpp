@@ -198,8 +198,10 @@ std::vector<std::string> Flags::words_of(const std::string& program, int argc, c
   return words;
 }
 
-void Flags::parse(int argc, char** argv, const std::string& about, const std::vector<std::string>& common) {
+void Flags::parse(int argc, char** argv, const std::string& about, const std::string& example_flags,
+                  const std::vector<std::string>& common) {
   const std::string program = std::string(argv[0]).substr(std::string(argv[0]).find_last_of('/') + 1);
+  example = example_flags.empty() ? "" : concat("./", program, " ", example_flags);
   cxxopts::Options options(program, program + ": " + about), brief(program, program + ": " + about);
   options.set_width(80);
   brief.set_width(80);

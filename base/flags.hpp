@@ -25,11 +25,15 @@ struct Flags {
   Flags(const Flags&) = delete;  // `flags` holds pointers to the members of this object
   Flags& operator=(const Flags&) = delete;
 
+  // A complete command that works, shown by run_program() after a UsageError. Set by parse().
+  static inline std::string example = {};
+
   // Parses the command line and sets the members. Prints help and exits with 0 on --help.
   // about: one line for the help. common: the flags that --help explains; it lists the others by name, and
-  // "--help all" explains all. If `common` is empty, --help explains all.
-  // Throws UsageError for an unknown flag, a word without a flag, or a value of the wrong type.
-  void parse(int argc, char** argv, const std::string& about, const std::vector<std::string>& common = {});
+  // "--help all" explains all. If `common` is empty, --help explains all. example: flags of a complete
+  // command. Throws UsageError for an unknown flag, a word without a flag, or a value of the wrong type.
+  void parse(int argc, char** argv, const std::string& about, const std::string& example = "",
+             const std::vector<std::string>& common = {});
 
   // Returns true if the flag was on the command line.
   bool was_given(const std::string& name) const {

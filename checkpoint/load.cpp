@@ -93,11 +93,12 @@ LoadedModel load_model(const std::string& path, const std::string& model, const 
   LoadedModel loaded;
   loaded.info = weights_info(file, path);
   if (preproc != "auto") loaded.info.legacy_preproc = preproc == "legacy";
-  const std::string found = detect_model(weights, model.empty() ? loaded.info.model : model);
+  const std::string wanted = model.empty() ? "" : model_size(model).name;
+  const std::string found = detect_model(weights, model.empty() ? loaded.info.model : wanted);
   int64_t classes = num_classes_of(weights);
   if (!classes) classes = int64_t(loaded.info.classes.size());  // a head of another form
   check(!found.empty() && classes > 0, path, " contains no YOLOX weights of a known size");
-  check(model.empty() || model == found, path, " contains weights of ", found, "; --model ", model,
+  check(wanted.empty() || wanted == found, path, " contains weights of ", found, "; --model ", model,
         " does not fit; leave --model out");
   loaded.info.model = found;
   loaded.model = make_model(found, int(classes));

@@ -218,7 +218,14 @@ c10::IValue weights_from_onnx(const onnx::Model& file, const std::string& path) 
 }
 
 std::string find_weights_file(const std::string& given) {
-  if (std::filesystem::exists(given)) return given;
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::is_directory(given, error)) {
+    for (const char* name : {"best.pth", "last.pth"})
+      if (fs::exists(fs::path(given) / name, error)) return fs::path(given) / name;
+    fail(given, " is a folder without best.pth and last.pth; give a weights file or the folder of a run");
+  }
+  if (fs::exists(given, error)) return given;
   const std::string folder = YOLOX_SOURCE_DIR "/weights/";
   std::ifstream sums(folder + "SHA256SUMS");  // lines "HASH  FILE" of the official weights
   std::string hash, file;
@@ -226,8 +233,9 @@ std::string find_weights_file(const std::string& given) {
     std::string name = file.substr(0, file.find('.'));
     std::replace(name.begin(), name.end(), '_', '-');
     const std::string fetched = folder + file;
-    if (given == name && std::filesystem::exists(fetched)) return fetched;
-    check(given != name && std::filesystem::path(given).filename() != file, given == name ? fetched : given,
+    const bool by_name = given == name || "yolox-" + given == name;
+    if (by_name && fs::exists(fetched, error)) return fetched;
+    check(!by_name && fs::path(given).filename() != file, by_name ? fetched : given,
           " is missing; weights/get ", name, " fetches the official weights");
   }
   return given;

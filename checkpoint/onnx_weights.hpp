@@ -60,8 +60,9 @@ void add_info(GenericDict& top, const onnx::Model& file, const std::string& mode
 // messages.
 c10::IValue weights_from_onnx(const onnx::Model& file, const std::string& path);
 
-// Returns the path of a weights file. given: a path, or the name of a model such as yolox-s, for the file
-// that weights/get has downloaded. Throws if a file of official weights is missing.
+// Returns the path of a weights file. given: a path; the folder of a run, for its best.pth, or last.pth if
+// there is no best.pth; or the name of a model such as yolox-s or s, for the file that weights/get has
+// downloaded. Throws if a file of official weights is missing, or if a folder has no checkpoint.
 std::string find_weights_file(const std::string& given);
 
 // Reads a weights file: ONNX if the path ends in .onnx, else a .pth checkpoint. given: as for

@@ -106,9 +106,11 @@ static std::string rounded_terms(const StepNumbers& n) {
 // Parses the command line into `flags`, with the settings of the resumed run if --resume is given. Sets `c`,
 // the settings of ./train, from `flags`. Returns the resumed run, or an empty SavedRun. Throws UsageError.
 static SavedRun read_settings(MultiTaskConfig& flags, Config& c, int argc, char** argv) {
-  flags.parse(argc, argv, "trains several detection heads on one backbone");
+  flags.parse(argc, argv, "trains several detection heads on one backbone",
+              "--data faces=DIR --data signs=DIR --weights yolox-s");
   SavedRun saved;
-  if (!flags.resume.empty()) saved = resume_settings(flags, flags.resume);
+  flags.model = model_size(flags.model).name;
+  if (!flags.resume.empty()) saved = resume_settings(flags, run_folder_of(flags.resume));
   usage_check(!flags.data.empty(), "--data is needed; give it once for each head");
   for (const auto& [name, value] : flags.values()) c.set(name, value);
   c.resume = "";

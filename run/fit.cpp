@@ -73,8 +73,10 @@ std::string find_batch(Config& config, const TrialStep& trial, int64_t n, Ranks&
   // Ranks on the CPU share the memory of their machine. The rank with the least memory decides for all.
   const double mine = memory_budget(trial.device) / (trial.device.is_cpu() ? ranks.info.local_world : 1),
                budget = -ranks.max(-mine);
+  // The learning rate needs some steps in an epoch.
+  const int64_t most = std::max<int64_t>(1, n / 10 / world);
   const auto found = largest_batch(
-      n / world, budget,
+      most, budget,
       [&](int64_t images) {
         const double bytes = ranks.max(trial(images, config.accum));
         const DtrStep& s = trial.dtr.step();
@@ -93,8 +95,8 @@ std::string find_batch(Config& config, const TrialStep& trial, int64_t n, Ranks&
       trial.dtr.on() ? "a larger --dtr or --dtr-slowdown, or " : "");
   config.bs = int(found) * world;
   config.accum = std::min(config.accum, int(found));
-  return concat("--bs auto: ", config.bs, config.bs == n ? " (all images)" : "", "; the memory budget is ",
-                short_bytes(mine), world > 1 ? " per rank" : "");
+  return concat("--bs auto: ", config.bs, found == most ? " (at least ten steps in an epoch)" : "",
+                "; the memory budget is ", short_bytes(mine), world > 1 ? " per rank" : "");
 }
 
 std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t share, Ranks& ranks) {

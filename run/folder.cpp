@@ -58,6 +58,19 @@ std::string newest_run() {
   return newest;
 }
 
+std::string run_folder_of(const std::string& text) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (fs::is_directory(text, ignored)) return text;
+  if (text == "newest" || text == "last") return newest_run();
+  const fs::path path = text;
+  usage_check(path.filename() == "last.pth" || !fs::is_regular_file(path, ignored),
+              "--resume continues the newest checkpoint of a run; give its folder or last.pth. To start a "
+              "new run from ",
+              text, ", give it to --weights");
+  return path.filename() == "last.pth" ? (path.has_parent_path() ? path.parent_path().string() : ".") : text;
+}
+
 void remove_unstarted_checkpoint(const std::string& run) {
   const std::filesystem::path last = std::filesystem::path(run) / "last.pth";
   std::error_code ignored;

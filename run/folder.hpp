@@ -13,6 +13,10 @@ std::vector<std::string> list_checkpoints(const std::string& run);
 // Returns the run below runs/ with the newest checkpoint, or "" if no run has a checkpoint.
 std::string newest_run();
 
+// Returns the folder of the run that a value of --resume names: a folder, its last.pth, or "newest" or "last"
+// for newest_run(). Throws UsageError if `text` is another file.
+std::string run_folder_of(const std::string& text);
+
 // Deletes last.pth if it was saved before the first step, so that a new run can use the folder.
 void remove_unstarted_checkpoint(const std::string& run);
 

@@ -5,6 +5,9 @@
 #include <map>
 #include <system_error>
 
+#include "checkpoint/load.hpp"
+#include "checkpoint/onnx_weights.hpp"
+
 namespace yolox {
 
 bool is_finite(const GenericDict& weights) {
@@ -136,8 +139,20 @@ void Saver::roll_back(Training& t, Log& log, const std::function<void()>& ready)
 }
 
 SavedRun find_run(Config& config) {
-  if (config.resume.empty()) return {};
-  const std::string run = config.resume == "newest" ? newest_run() : config.resume;
+  config.model = model_size(config.model).name;
+  if (config.resume.empty()) {
+    SavedRun none;
+    if (!config.weights.empty() && !config.was_given("model")) {
+      const auto file = read_weights(config.weights);
+      const std::string found =
+          detect_model(find_weights(file, config.weights), weights_info(file, config.weights).model);
+      if (!found.empty()) config.model = found;
+      none.notes.push_back(concat("model ", config.model, ", as in ", config.weights));
+    }
+    return none;
+  }
+  const std::string run = run_folder_of(config.resume);
+  Flags::example.clear();  // messages about a resumed run name its command
   usage_check(!run.empty(), "--resume: no run below runs/ has a checkpoint; give the folder of a run");
   SavedRun saved = resume_settings(config, run);
   for (const auto& [name, value] : saved_settings(saved.file, saved.path))

@@ -97,8 +97,9 @@ struct Saver {
   void roll_back(Training& t, Log& log, const std::function<void()>& ready);
 };
 
-// With --resume, finds the run and sets `config` to its settings. Without --resume, returns an empty
-// SavedRun.
+// With --resume, finds the run and sets `config` to its settings. Without --resume, returns a SavedRun that
+// is empty but for notes; if --weights is given without --model, sets config.model to the model of the
+// weights.
 SavedRun find_run(Config& config);
 
 }  // namespace yolox

@@ -6,6 +6,7 @@
 
 #include "base/device.hpp"
 #include "base/memory.hpp"
+#include "base/printable.hpp"
 #include "base/threads.hpp"
 #include "checkpoint/folded_norms.hpp"
 #include "checkpoint/load.hpp"
@@ -83,10 +84,13 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
   WeightsInfo of_file;
   if (saved) {
     of_file = weights_info(saved.file, saved.path);
-    check(of_file.model == config.model, saved.run, " is a run of ", of_file.model,
-          " and cannot be resumed with --model ", config.model, "; start from its last.pth with --weights");
-    check(of_file.classes == data.classes, saved.run, " was trained on other classes than those of ",
-          data.name, "; start from its last.pth with --weights");
+    usage_check(of_file.model == config.model, saved.run, " is a run of ", of_file.model,
+                " and cannot be resumed with --model ", config.model,
+                "; leave --model out: ./train --resume ", shell_word(saved.run));
+    usage_check(of_file.classes == data.classes, saved.run, " was trained on other classes than those of ",
+                data.name,
+                " and cannot be resumed with them; start a new run from its weights: ./train --data ",
+                shell_word(config.data), " --weights ", shell_word(saved.run + "/last.pth"));
   } else if (!config.weights.empty()) {
     of_file = load_pretrained(model, config.weights, info, notes);
   }

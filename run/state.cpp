@@ -123,9 +123,12 @@ void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, co
   t.lr_factor = state.at("lr_factor").toDouble();
   t.rollbacks = state.at("returns").toInt();
   set_random_state(state.at("random"), t.scaler.scale.device());
-  check(state.at("per_epoch").toInt() == per_epoch, path, " has ", state.at("per_epoch").toInt(),
-        " steps per epoch, but this --bs and data have ", per_epoch,
-        "; keep --bs and data, or start from the file with --weights");
+  usage_check(state.at("per_epoch").toInt() == per_epoch, path, " has ", state.at("per_epoch").toInt(),
+              " steps per epoch, but this --bs and data have ", per_epoch,
+              ", so the run cannot be resumed with them; leave --bs and --data out, or start a new run from "
+              "its weights "
+              "with --weights ",
+              shell_word(path));
 }
 
 }  // namespace yolox

@@ -1086,8 +1086,8 @@ TEST_CASE("train: --dtr gives the same weights, names a sufficient budget, and w
   const auto found = [&](const std::string& more) {
     const std::string printed =
         succeed(dir, "train",
-                concat("--data data --model yolox-nano --size 96 --bs auto --device cpu "
-                       "--no-multiscale --epochs 1 --eval-interval 0 ",
+                concat("--data shapes --model yolox-nano --size 96 --max-iters 1 --bs auto --device cpu "
+                       "--no-multiscale --eval-interval 0 ",
                        more, " --out bs"));
     fs::remove_all(dir / "bs");
     CHECK_MESSAGE(has(unwrapped(printed), "times the computation"), printed);

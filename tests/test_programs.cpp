@@ -819,3 +819,75 @@ TEST_CASE("programs: invalid input gives one line that names it, and the right e
   run(dir, "train", "--resume=h");
   CHECK_FALSE(fs::exists(dir / "h/crash.txt"));  // resuming a complete run is no crash
 }
+
+TEST_CASE("train: --model follows from --weights, and names need no \"yolox-\"" * starts_programs) {
+  TempDir dir;
+  const std::string flags = "--data shapes --size 32 --bs 2 --max-iters 1 --eval-interval 0 --device cpu ";
+  const std::string first = succeed(dir, "train", flags + "--model nano --out a");
+  CHECK_MESSAGE(has(first, "model   yolox-nano "), first);
+  CHECK(has(contents(dir / "a/config.json"), R"("model":"yolox-nano")"));
+  for (const std::string& weights : {"a/last.pth", "a"}) {
+    fs::remove_all(dir / "b");
+    const std::string second = succeed(dir, "train", flags + "--out b --weights " + weights);
+    CHECK_MESSAGE(has(second, "model   yolox-nano "), second);
+    CHECK_MESSAGE(has(second, concat("model yolox-nano, as in ", weights)), second);
+  }
+  const Outcome given = run(dir, "train", flags + "--model tiny --weights a --out c");
+  CHECK_MESSAGE(has(given.err, "contains weights of yolox-nano"), given.err);
+  // Evaluation and export take the folder of a run and a name without "yolox-", too.
+  succeed(dir, "eval", "--data shapes --size 32 --model nano --weights a --report '' --device cpu");
+  fs::copy(dir / "a/last.pth", dir / "a/best.pth");
+  write_text(dir / "a/last.pth", "");  // must not be read
+  succeed(dir, "export", "--model nano --weights a --size 32 --out m.onnx");
+  fs::create_directories(dir / "empty");
+  CHECK(has(run(dir, "eval", "--data shapes --weights empty").err,
+            "is a folder without best.pth and last.pth"));
+}
+
+TEST_CASE(
+    "train: --resume takes last.pth and \"last\"; a setting that cannot be resumed is a usage error without "
+    "crash.txt" *
+    starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", 6);
+  succeed(
+      dir, "train",
+      "--data data --model nano --size 32 --bs 2 --max-iters 1 --eval-interval 0 --device cpu --out runs/a");
+  CHECK(has(succeed(dir, "train", "--resume runs/a/last.pth --max-iters 2"), "resuming runs/a at step 1"));
+  CHECK(has(succeed(dir, "train", "--resume last --max-iters 3"), "resuming runs/a at step 2"));
+  fs::create_directory(dir / "last");
+  CHECK(has(run(dir, "train", "--resume last").err, "last has no checkpoint"));
+  fs::copy(dir / "runs/a/last.pth", dir / "runs/a/best.pth");
+  write_scenes(dir / "other", 6, /*classes=*/2);
+  for (const auto& [flags, message] :
+       {std::pair("--model tiny",
+                  "is a run of yolox-nano and cannot be resumed with --model yolox-tiny; leave --model "
+                  "out: ./train --resume runs/a"),
+        {"--data other", "start a new run from its weights: ./train --data other --weights runs/a/last.pth"},
+        {"--bs 3",
+         "steps per epoch, but this --bs and data have 2, so the run cannot be resumed with them"}}) {
+    const Outcome o = run(dir, "train", concat("--resume runs/a ", flags));
+    CHECK(o.code == 2);
+    CHECK_MESSAGE(has(o.err, message), o.err);
+    CHECK_FALSE(has(o.err, "usage:"));
+    CHECK_FALSE(fs::exists(dir / "runs/a/crash.txt"));
+  }
+  const Outcome best = run(dir, "train", "--resume runs/a/best.pth");
+  CHECK(best.code == 2);
+  CHECK_MESSAGE(has(best.err, "To start a new run from runs/a/best.pth, give it to --weights"), best.err);
+}
+
+TEST_CASE("programs: a usage error shows a complete command" * starts_programs) {
+  TempDir dir;
+  for (const auto& [program, flags, usage] :
+       {std::tuple("train", "--gpus 2 --procs 2",
+                   "usage: ./train --data DIR --weights yolox-s --bs 16 --epochs 100"),
+        {"eval", "--gt a.json", "usage: ./eval --data DIR --weights runs/NAME/best.pth"},
+        {"demo", "", "usage: ./demo --source photo.jpg --weights yolox-s"},
+        {"export", "", "usage: ./export --weights runs/NAME/best.pth --out model.onnx"}}) {
+    const Outcome o = run(dir, program, flags);
+    CHECK(o.code == 2);
+    CHECK_MESSAGE(has(o.err, usage), o.err);
+    CHECK(lines_of(o.err).size() == 2);
+  }
+}

@@ -441,7 +441,7 @@ int main(int argc, char** argv) {
   limit_spinning(argv);
   const int code = run_program([&] {
     Config config;
-    config.parse(argc, argv, "detects objects in images and videos");
+    config.parse(argc, argv, "detects objects in images and videos", "--source photo.jpg --weights yolox-s");
     check_config(config);
     keep_freed_memory();
     opencv_single_thread();

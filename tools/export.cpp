@@ -138,7 +138,8 @@ static void check_flags(Config& config) {
 
 static void run(int argc, char** argv) {
   Config config;
-  config.parse(argc, argv, "exports a model to ONNX or TorchScript");
+  config.parse(argc, argv, "exports a model to ONNX or TorchScript",
+               "--weights runs/NAME/best.pth --out model.onnx");
   check_flags(config);
   opencv_single_thread();
   const Image image = config.image.empty() ? Image(draw_shapes(0, 1, 0).image)
