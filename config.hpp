@@ -143,8 +143,8 @@ inline void check_dtr(const Config& c) {
   const bool on = dtr_bytes(c) > 0;
   usage_check(c.dtr_slowdown >= 1 && c.dtr_slowdown <= 100, "--dtr-slowdown must be in 1..100, got ",
               c.dtr_slowdown);
-  usage_check(on || !c.was_given("dtr-slowdown"), "--dtr-slowdown needs --dtr");
-  usage_check(on || !c.dtr_trace, "--dtr-trace needs --dtr GB or --dtr auto");
+  combination_check(on || !c.was_given("dtr-slowdown"), "--dtr-slowdown needs --dtr");
+  combination_check(on || !c.dtr_trace, "--dtr-trace needs --dtr GB or --dtr auto");
 }
 
 // Throws UsageError if a setting is out of range. Call fill_in() first.
@@ -189,10 +189,11 @@ inline void check_config(const Config& c) {
   in("node", c.node, 0, c.nodes - 1);
   at_least("restarts", c.restarts, 0);
   in("timeout", c.timeout, 1, 1e6);
-  usage_check(c.gpus == 0 || c.procs == 0, "--gpus and --procs cannot be used together");
+  combination_check(c.gpus == 0 || c.procs == 0, "--gpus and --procs cannot be used together");
   const size_t colon = c.master.rfind(':');
   const int port = colon == std::string::npos ? 0 : std::atoi(c.master.c_str() + colon + 1);
-  usage_check(c.nodes == 1 || !c.master.empty(), "--nodes needs --master HOST:PORT, the same on all nodes");
+  combination_check(c.nodes == 1 || !c.master.empty(),
+                    "--nodes needs --master HOST:PORT, the same on all nodes");
   usage_check(c.master.empty() || (colon > 0 && port > 0 && port < 65536),
               "--master must be HOST:PORT, such as node0:29500, got '", c.master, "'");
   in("min-lr-ratio", c.min_lr_ratio, 0, 1);

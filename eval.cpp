@@ -92,7 +92,7 @@ static void print_speed(const EvalTimes& times, int64_t images, int workers) {
 
 // Throws UsageError if a flag is invalid.
 static void check_flags(const Config& config) {
-  usage_check(config.gt.empty() == config.dt.empty(), "--gt and --dt need each other");
+  combination_check(config.gt.empty() == config.dt.empty(), "--gt and --dt need each other");
   const std::vector<std::string> inputs{config.gt, config.dt, config.data, config.weights};
   protect_inputs("--json", config.json, inputs);
   protect_inputs("--report", config.report, inputs);
@@ -105,7 +105,7 @@ static void check_flags(const Config& config) {
       usage_check(!config.was_given(name), "--", name, " is for --data and --weights");
     return;
   }
-  usage_check(!config.data.empty(), "--data is needed, or --gt and --dt");
+  combination_check(!config.data.empty(), "--data is needed, or --gt and --dt");
   usage_check(config.bs >= 1, "--bs must be at least 1, got ", config.bs);
   usage_check(config.workers >= 0 && config.workers <= 256, "--workers must be in 1..256, got ",
               config.workers);

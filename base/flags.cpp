@@ -273,6 +273,14 @@ std::vector<std::pair<std::string, std::string>> Flags::values() const {
   return all;
 }
 
+bool Flags::is_literal(const std::string& name) const {
+  for (const auto& f : flags)
+    if (f.name == name)
+      return f.get() != f.keyword && !std::holds_alternative<std::string*>(f.member) &&
+             !std::holds_alternative<std::vector<std::string>*>(f.member);
+  return false;
+}
+
 bool Flags::set(const std::string& name, const std::string& value) {
   for (auto& f : flags)
     if (f.name == name) {

@@ -18,6 +18,8 @@
 #include <variant>
 #include <vector>
 
+#include "base/error.hpp"
+
 namespace yolox {
 
 struct Flags {
@@ -25,7 +27,7 @@ struct Flags {
   Flags(const Flags&) = delete;  // `flags` holds pointers to the members of this object
   Flags& operator=(const Flags&) = delete;
 
-  // A complete command that works, shown by run_program() after a UsageError. Set by parse().
+  // A complete command that works, for combination_check(). Set by parse().
   static inline std::string example = {};
 
   // Parses the command line and sets the members. Prints help and exits with 0 on --help.
@@ -42,6 +44,9 @@ struct Flags {
 
   // Returns name and value of all flags as text, in the order of declaration.
   std::vector<std::pair<std::string, std::string>> values() const;
+
+  // Returns true if the flag is a number or a switch, so that its value in JSON needs no quotes.
+  bool is_literal(const std::string& name) const;
 
   // Sets a flag from text. Returns false if there is no flag of this name. was_given() does not change.
   bool set(const std::string& name, const std::string& value);
@@ -111,6 +116,14 @@ struct Flags {
   // Returns the names of all flags that are not in `common`, by group, in lines of at most 79 columns.
   std::string other_flag_names(const std::vector<std::string>& common) const;
 };
+
+// As usage_check(), for flags that do not go together or are missing. The message also has a complete
+// command.
+template <class... Parts>
+void combination_check(bool condition, const Parts&... parts) {
+  usage_check(condition, parts...,
+              Flags::example.empty() ? "" : "\nusage: " + Flags::example + "    (--help lists the flags)");
+}
 
 // Splits "a,b" into {"a", "b"}. Empty parts are left out.
 std::vector<std::string> split_list(const std::string& text);

@@ -13,7 +13,6 @@
 #include <system_error>
 
 #include "base/error.hpp"
-#include "base/flags.hpp"
 
 namespace yolox {
 
@@ -74,8 +73,6 @@ int run_program(Program&& program) {
     return 0;
   } catch (const UsageError& e) {
     std::cerr << "error: " << e.what() << std::endl;
-    if (!Flags::example.empty())
-      std::cerr << "usage: " << Flags::example << " (--help lists the flags)" << std::endl;
     return 2;
   } catch (const std::filesystem::filesystem_error& e) {
     std::cerr << "error: " << e.path1().string() << ": " << e.code().message()

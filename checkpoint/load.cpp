@@ -85,7 +85,7 @@ std::vector<std::string> class_names(const WeightsInfo& info, int64_t classes) {
 
 LoadedModel load_model(const std::string& path, const std::string& model, const std::string& preproc,
                        torch::Device device) {
-  usage_check(!path.empty(), "--weights FILE is needed");
+  combination_check(!path.empty(), "--weights FILE is needed");
   usage_check(preproc == "auto" || preproc == "bgr" || preproc == "legacy",
               "--preproc must be auto, bgr or legacy, got '", preproc, "'");
   const auto file = read_weights(path);
@@ -128,7 +128,18 @@ WeightsInfo load_pretrained(YOLOX& model, const std::string& path, const Weights
   const std::string found = detect_model(weights, wanted.model);
   check(found.empty() || found == wanted.model, path, " contains weights of ", found, "; use --model ", found,
         " or other weights");
-  notes.push_back(to_string(load_state_dict(*model, weights, path)));
+  const LoadReport report = load_state_dict(*model, weights, path);
+  const bool class_layers_only =
+      report.missing.empty() && report.unexpected.empty() && !report.mismatched.empty() &&
+      std::all_of(report.mismatched.begin(), report.mismatched.end(),
+                  [](const auto& m) { return m.key.find("head.cls_preds.") != std::string::npos; });
+  if (class_layers_only)
+    notes.push_back(concat("weights ", report.loaded.size(), " of ",
+                           report.loaded.size() + report.mismatched.size(), " tensors of ", path,
+                           "; the class layers start fresh (", num_classes_of(weights), " -> ",
+                           model->num_classes, " classes)"));
+  else
+    notes.push_back("weights " + to_string(report));
   check_finite(*model, path);
   const auto info = weights_info(file, path);
   if (info.classes != wanted.classes && info.classes.size() == wanted.classes.size())

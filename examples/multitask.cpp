@@ -111,7 +111,7 @@ static SavedRun read_settings(MultiTaskConfig& flags, Config& c, int argc, char*
   SavedRun saved;
   flags.model = model_size(flags.model).name;
   if (!flags.resume.empty()) saved = resume_settings(flags, run_folder_of(flags.resume));
-  usage_check(!flags.data.empty(), "--data is needed; give it once for each head");
+  combination_check(!flags.data.empty(), "--data is needed; give it once for each head");
   for (const auto& [name, value] : flags.values()) c.set(name, value);
   c.resume = "";
   fill_in(c);

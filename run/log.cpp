@@ -42,6 +42,10 @@ void Log::line(const std::string& given) {
 
 void Log::wrapped_line(const std::string& text) {
   constexpr size_t kHeading = 8, kColumns = 79;
+  if (const size_t end = text.find('\n'); end != std::string::npos) {
+    wrapped_line(text.substr(0, end));
+    return wrapped_line(text.substr(end + 1));
+  }
   std::string rest = text;
   while (rest.size() > kColumns) {
     const size_t blank = rest.rfind(' ', kColumns);

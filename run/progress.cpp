@@ -5,6 +5,7 @@
 #include <rapidjson/stringbuffer.h>
 #include <rapidjson/writer.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <iomanip>
@@ -12,6 +13,7 @@
 #include <numeric>
 
 #include "base/device.hpp"
+#include "base/printable.hpp"
 
 namespace yolox {
 
@@ -56,7 +58,10 @@ std::string config_json(const Flags& flags, torch::Device device) {
   w.StartObject();
   for (const auto& [name, value] : entries) {
     w.Key(name.c_str());
-    w.String(value.c_str());
+    if (flags.is_literal(name) && value != "inf" && value != "nan")
+      w.RawValue(value.c_str(), value.size(), rapidjson::kNumberType);
+    else
+      w.String(value.c_str());
   }
   w.EndObject();
   return text.GetString();
@@ -68,6 +73,8 @@ RunProgress::RunProgress(const std::string& run, Log& log, int64_t first, bool f
   if (rank > 0) return;
   metrics.emplace(run + "/metrics.csv");
   metrics->truncate_after(first);
+  epochs.emplace(run + "/epochs.csv");
+  epochs->truncate_after(first);
   events.emplace(run, first + 1);
 }
 
@@ -75,6 +82,7 @@ void RunProgress::roll_back(int64_t step) {
   recent = of_epoch = {};
   if (rank > 0) return;
   metrics->truncate_after(step);
+  epochs->truncate_after(step);
   events.emplace(run, step + 1);
 }
 
@@ -103,6 +111,13 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   total_seconds += seconds;
   for (const auto& remark : remarks.check_waiting(total_waited, total_seconds)) log.line(remark);
   if (keep) m = of_epoch.take();  // the last line of an epoch shows the means over the epoch
+  if ((i + 1) % plan.per_epoch == 0) {
+    epoch_row = {{"epoch", epoch}, {"iteration", double(i + 1)}, {"loss", m.total}};
+    for (const auto& [name, value] : m.terms) epoch_row.emplace_back(name, value);
+    epoch_row.insert(
+        epoch_row.end(),
+        {{"positives_per_object", m.per_object()}, {"lr", lr}, {"train_seconds", now() - epoch_start}});
+  }
   std::string line = cell(7, concat(epoch, "/", plan.epochs)) +
                      cell(10, concat(i % plan.per_epoch + 1, "/", plan.per_epoch)) +
                      number(6, "%.2f", m.total);
@@ -117,16 +132,53 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   restart_clock();
 }
 
-void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan& plan) {
+void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan& plan, bool best) {
+  constexpr int64_t kFewSteps =
+      300;  // batch norm statistics and EMA follow the weights over some hundred steps
   const EvalResult& r = e.result;
   log.line(concat("  AP ", std::fixed, std::setprecision(4), r.AP, " AP50 ", r.AP50, " AP75 ", r.AP75, " S ",
-                  r.APs, " M ", r.APm, " L ", r.APl, "  ", e.images, " images ", short_time(e.seconds)));
+                  r.APs, " M ", r.APm, " L ", r.APl, "  ", e.images, " images ", short_time(e.seconds),
+                  best ? ", best so far" : ""));
+  std::vector<const ClassResult*> classes;
+  for (const ClassResult& c : r.per_class)
+    if (c.ground_truths > 0) classes.push_back(&c);
+  std::stable_sort(classes.begin(), classes.end(),
+                   [](const auto* a, const auto* b) { return a->AP > b->AP; });
+  std::string remark = best ? "  best so far" : "";
+  if (classes.size() > 1) {
+    const size_t each = std::min<size_t>(3, classes.size() / 2);
+    const auto names = [&](size_t from) {
+      std::vector<std::string> list;
+      for (size_t k = from; k < from + each; ++k)
+        list.push_back(concat(classes[k]->name, " ", std::fixed, std::setprecision(2), classes[k]->AP));
+      return listed(list);
+    };
+    remark += concat(best ? "; " : "  ", "AP of classes: highest ", names(0), "; lowest ",
+                     names(classes.size() - each));
+  }
+  if (!remark.empty()) log.wrapped_line(remark);
+  if (std::exchange(may_lag, false) && steps < kFewSteps)
+    log.wrapped_line(
+        "note: after so few steps AP lags behind the loss, because batch norm statistics and EMA follow the "
+        "weights slowly");
+  if (!epoch_row.empty())
+    epoch_row.insert(epoch_row.end(), {{"AP", r.AP}, {"AP50", r.AP50}, {"eval_seconds", e.seconds}});
   if (!metrics) return;
   metrics->row({{"epoch", double((steps - 1) / plan.per_epoch + 1)},
                 {"iteration", double(steps)},
                 {"AP", r.AP},
                 {"AP50", r.AP50}});
   events->scalars(steps, {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}});
+}
+
+void RunProgress::end_epoch(int64_t steps) {
+  epoch_start = now();
+  const Metrics::Row row = std::exchange(epoch_row, {});
+  if (!epochs || row.empty() || row[1].second != double(steps)) return;
+  Metrics::Row whole = row;
+  if (row.back().first != "eval_seconds")
+    whole.insert(whole.end(), {{"AP", std::nan("")}, {"AP50", std::nan("")}, {"eval_seconds", std::nan("")}});
+  epochs->row(whole);
 }
 
 void RunProgress::log_problems(const Splits& splits) {
@@ -142,18 +194,23 @@ void RunProgress::log_problems(const Dataset& data, const std::string& list) {
   data.problems->write(list);
 }
 
-void RunProgress::log_settings(const Flags& flags) {
-  std::string line;
-  for (const auto& [name, value] : flags.values()) {
-    std::string cell = concat("  ", name, " ", value.empty() ? "-" : value);
-    if (!line.empty() && cell.size() > 40) log.line(std::exchange(line, ""));
-    if (!line.empty() || cell.size() > 39) {
-      log.line(std::exchange(line, "") + cell);
-    } else {
-      line = cell.append(39 - cell.size(), ' ');
-    }
+void RunProgress::log_settings(const Config& config) {
+  // The default of some settings depends on others, which fill_in() applies.
+  Config defaults;
+  defaults.model = config.model;
+  defaults.epochs = config.epochs;
+  fill_in(defaults);
+  const auto usual = defaults.values();
+  std::string text = "flags  ";
+  size_t k = 0;
+  for (const auto& [name, value] : config.values()) {
+    const std::string& by_default = usual[k++].second;
+    if (!config.was_given(name) && (value == by_default || by_default == "auto")) continue;
+    const bool is_switch = value == "true" || value == "false";
+    text += is_switch ? concat(value == "true" ? " --" : " --no-", name)
+                      : concat(" --", name, " ", shell_word(value));
   }
-  if (!line.empty()) log.line(line);
+  if (k > 0) log.wrapped_line(text);
 }
 
 void RunProgress::log_ranks(Ranks& ranks, torch::Device device) {
@@ -273,7 +330,7 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
   const bool fine_tuned = !config.weights.empty() || !config.resume.empty();
   if (const auto odd = Remarks::check_learning_rate(config.optimizer, config.lr, plan.batch, fine_tuned);
       !odd.empty())
-    log.line(odd);
+    log.wrapped_line(odd);
 }
 
 }  // namespace yolox

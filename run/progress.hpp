@@ -55,16 +55,23 @@ class RunProgress {
   void step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device,
             const DtrStep& within = {});
 
-  // Reports the evaluation after `steps` steps.
-  void log_evaluation(int64_t steps, const Evaluation& e, const Plan& plan);
+  // Reports the evaluation after `steps` steps. best: it is the best of the run so far.
+  void log_evaluation(int64_t steps, const Evaluation& e, const Plan& plan, bool best);
+  // Reports how many images of an evaluation are done.
+  void evaluated(int64_t done, int64_t images) {
+    log.progress(concat("  evaluated ", done, " of ", images, " images"), /*keep=*/false);
+  }
+  // Appends the row of an epoch to epochs.csv, after step() and log_evaluation(). steps: number of steps
+  // done.
+  void end_epoch(int64_t steps);
 
   // Logs the number of data problems of each kind if the number has changed, and writes all problems to
   // problems.txt or to `list`.
   void log_problems(const Splits& splits);
   void log_problems(const Dataset& data, const std::string& list);
 
-  // Logs all settings, two per line of 80 columns.
-  void log_settings(const Flags& flags);
+  // Logs the settings that are not the default, as flags.
+  void log_settings(const Config& config);
 
   // Logs for several ranks: memory and data loader waiting time of each rank, and the slowest rank since the
   // last call. All ranks must call it together.
@@ -97,10 +104,12 @@ class RunProgress {
   const int rank;
   const int64_t first;
   const bool dtr;
-  bool has_heading = false;
+  bool has_heading = false, may_lag = true;
   DtrSteps again;       // statistics of DTR since the last row of metrics.csv
   double exceeded = 0;  // bytes; a step that needs more is worth a new warning
-  std::optional<Metrics> metrics;
+  std::optional<Metrics> metrics, epochs;
+  Metrics::Row epoch_row;  // of epochs.csv
+  double epoch_start = now();
   std::optional<Events> events;
   Remarks remarks;
   Means recent, of_epoch;

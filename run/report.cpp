@@ -133,10 +133,14 @@ std::vector<std::pair<std::string, std::string>> read_config_json(const std::str
   std::ifstream file(run + "/config.json", std::ios::binary);
   const std::string json{std::istreambuf_iterator<char>(file), {}};
   rapidjson::Document config;
-  if (config.Parse(json.c_str(), json.size()).HasParseError() || !config.IsObject()) return {};
+  if (config.Parse<rapidjson::kParseNumbersAsStringsFlag>(json.c_str(), json.size()).HasParseError() ||
+      !config.IsObject())
+    return {};
   std::vector<std::pair<std::string, std::string>> settings;
   for (const auto& m : config.GetObject())
-    settings.emplace_back(m.name.GetString(), m.value.IsString() ? m.value.GetString() : "");
+    settings.emplace_back(m.name.GetString(), m.value.IsString() ? m.value.GetString()
+                                              : m.value.IsTrue() ? "true"
+                                                                 : "false");
   return settings;
 }
 

@@ -2,6 +2,7 @@
 #include "run/run.hpp"
 
 #include <cstring>
+#include <iomanip>
 #include <utility>
 
 #include "base/new_file.hpp"
@@ -103,7 +104,7 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
            plan.schedule.lr * t.lr_factor, ranks);
   for (const auto& fact : facts)
     if (!fact.empty()) log.wrapped_line(fact);
-  for (const auto& text : notes) log.line(text);
+  for (const auto& text : notes) log.wrapped_line(text);
   progress->log_problems(data);
   if (first == 0 && ranks.first()) save_image(folder + "/labels.jpg", draw_label_statistics(data.train));
   if (!resumed && !profiling()) save(t, "last.pth");  // so that the run can be resumed from the start
@@ -203,7 +204,7 @@ Evaluation Run::evaluate(Training& t) {
   YOLOX model = half == Half::yes ? half_of(t.eval_model(), device) : t.eval_model();
   Evaluation e = evaluate(model);
   if (half == Half::unchecked && e.complete && e.result.AP >= kEnoughAp) check_half(t, e);
-  if (e.complete) progress->log_evaluation(t.iteration, e, plan);
+  if (e.complete) progress->log_evaluation(t.iteration, e, plan, e.result.AP > t.best_ap);
   ranks.restart_timeout();
   return e;
 }
@@ -225,7 +226,12 @@ Evaluation Run::evaluate(YOLOX& model) {
   return (*eval_fit)(
       [&](int64_t parts) {
         settings.batch = int(std::max<int64_t>(1, plan.batch_per_rank / parts));
-        return yolox::evaluate(model, data.val, settings, [&](int64_t) { ranks.restart_timeout(); });
+        const int64_t images = data.val.records.size(), from = images * ranks.info.rank / ranks.info.world,
+                      to = images * (ranks.info.rank + 1) / ranks.info.world;
+        return yolox::evaluate(model, data.val, settings, [&](int64_t next) {
+          ranks.restart_timeout();
+          progress->evaluated(next - from, to - from);
+        });
       },
       [&](int64_t parts) {
         empty_cache(device);
@@ -242,6 +248,7 @@ bool Run::end_of_epoch(Training& t, const Evaluation* e, bool stop_early) {
     reported = t.iteration;
   ranks.restart_timeout();
   if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
+  progress->end_epoch(t.iteration);
   progress->log_problems(data);
   if (stop_early)
     log.line(concat("stopping: ", t.evals_without_gain, " evaluations without a better AP (--patience)"));
@@ -264,11 +271,13 @@ void Run::finish(Training& t) {
   }
   if (stop && !complete) {
     if (!saved_at(t.iteration)) save(t, "last.pth", /*required=*/true);
-    log.line(concat("stopped by ", strsignal(stop), " at step ", t.iteration,
-                    "; resume with: ./train --resume ", shell_word(folder)));
+    log.wrapped_line(concat("stopped by ", strsignal(stop), " at step ", t.iteration,
+                            "; resume with: ./train --resume ", shell_word(folder)));
   } else {
-    const std::string best = best_ap >= 0 ? concat(", best AP ", best_ap, " in ", folder, "/best.pth") : "";
-    log.line(concat("done: ", folder, "/last.pth", best));
+    const std::string best = best_ap >= 0 ? concat(", best AP ", std::fixed, std::setprecision(4), best_ap,
+                                                   " in ", folder, "/best.pth")
+                                          : "";
+    log.wrapped_line(concat("done: ", folder, "/last.pth", best));
   }
   if (ranks.first() && reported != t.iteration) report(folder, log);
 }

@@ -70,10 +70,10 @@ void save_last(const std::string& run, const GenericDict& file, int64_t step, in
 }
 
 SavedRun resume_settings(Flags& flags, const std::string& run) {
-  usage_check(!flags.was_given("weights"),
-              "--weights and --resume cannot be used together: a resumed run has its own weights");
-  usage_check(!flags.was_given("out"),
-              "--out and --resume cannot be used together: a resumed run stays in its folder");
+  combination_check(!flags.was_given("weights"),
+                    "--weights and --resume cannot be used together: a resumed run has its own weights");
+  combination_check(!flags.was_given("out"),
+                    "--out and --resume cannot be used together: a resumed run stays in its folder");
   SavedRun saved = newest_checkpoint(run);
   const auto values = flags.values();
   const std::map<std::string, std::string> now(values.begin(), values.end());
@@ -152,7 +152,6 @@ SavedRun find_run(Config& config) {
     return none;
   }
   const std::string run = run_folder_of(config.resume);
-  Flags::example.clear();  // messages about a resumed run name its command
   usage_check(!run.empty(), "--resume: no run below runs/ has a checkpoint; give the folder of a run");
   SavedRun saved = resume_settings(config, run);
   for (const auto& [name, value] : saved_settings(saved.file, saved.path))

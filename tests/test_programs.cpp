@@ -79,7 +79,7 @@ TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints" *
   const TempDir& dir = trained().dir;
   const std::string config = contents(dir / "a/config.json");
   CHECK(has(config, R"("model":"yolox-nano")"));
-  CHECK(has(config, R"("bs":"2")"));
+  CHECK(has(config, R"("bs":2,)"));
   CHECK(has(config, R"("device":"auto")"));
   CHECK(has(config, concat(R"("device_name":")", device_name(parse_device("auto")))));
   CHECK(contents(dir / "a/log.txt") == trained().printed);
@@ -365,7 +365,8 @@ TEST_CASE("train: weights for other classes are loaded without the class head, w
       succeed(dir, "train",
               "--data two --model yolox-nano --size 64 --bs 2 --max-iters 1 --eval-interval 0 --ema 0 --lr 0 "
               "--out f --weights a/last.pth");
-  CHECK(has(printed, "head.cls_preds.0.weight: file [7, 64, 1, 1], model [2, 64, 1, 1]"));
+  CHECK(has(unwrapped(printed),
+            "weights 636 of 642 tensors of a/last.pth; the class layers start fresh (7 -> 2 classes)"));
   const auto from = read_pth(dir / "a/last.pth").toGenericDict().at("model").toGenericDict();
   const auto into = read_pth(dir / "f/last.pth").toGenericDict().at("model").toGenericDict();
   for (const char* key : {"backbone.backbone.stem.conv.conv.weight", "head.obj_preds.0.bias"})
@@ -608,7 +609,7 @@ TEST_CASE("programs: --help lists every flag and ends with 0" * starts_programs)
   const std::string help = succeed(dir, "train", "--help"), all = succeed(dir, "train", "--help all");
   CHECK(succeed(dir, "train", "-h") == help);
   int flags = 0;
-  for (size_t at = 0; (at = config.find("\":\"", at)) != std::string::npos; ++at) {
+  for (size_t at = 0; (at = config.find("\":", at)) != std::string::npos; ++at) {
     const std::string name = config.substr(config.rfind('"', at - 1) + 1, at - config.rfind('"', at - 1) - 1);
     if (name == "device_name") break;  // what is no flag follows
     const auto lists = [&](const std::string& text, const std::string& begin) {
@@ -686,7 +687,7 @@ TEST_CASE("train: invalid flags give one line that names them, and exit code 2")
       {"--optimizer x", "--optimizer"},
       {"--preproc x", "--preproc"},
       {"--mosaic-prob 2", "mosaic"},
-      {"--model nano", "--model"},
+      {"--model yolo", "--model"},
       {"--clip 1e308", "--clip"},
       {"--size=", "--size"},
   };
@@ -767,9 +768,9 @@ TEST_CASE("programs: invalid input gives one line that names it, and the right e
       {"train", train + "--out a", 1, "--resume"},
       {"train", "--resume=nowhere", 1, "nowhere"},
       {"train", "--resume=h", 2, "--epochs"},  // the run is complete
-      {"train", "--resume=h1 --epochs 4 --model yolox-tiny", 1, "yolox-nano"},
-      {"train", "--resume=h2 --epochs 4 --data pair", 1, "classes"},
-      {"train", "--resume=h3 --epochs 4 --bs 4", 1, "steps per epoch"},
+      {"train", "--resume=h1 --epochs 4 --model yolox-tiny", 2, "yolox-nano"},
+      {"train", "--resume=h2 --epochs 4 --data pair", 2, "classes"},
+      {"train", "--resume=h3 --epochs 4 --bs 4", 2, "steps per epoch"},
       {"train", "--resume=h --epochs 4 --weights a/best.pth", 2, "--weights"},
       {"train", "--resume=h --epochs 4 --out g", 2, "--out"},
       {"eval", "", 2, "--data"},
@@ -869,7 +870,7 @@ TEST_CASE(
     const Outcome o = run(dir, "train", concat("--resume runs/a ", flags));
     CHECK(o.code == 2);
     CHECK_MESSAGE(has(o.err, message), o.err);
-    CHECK_FALSE(has(o.err, "usage:"));
+    CHECK(lines_of(o.err).size() == 1);
     CHECK_FALSE(fs::exists(dir / "runs/a/crash.txt"));
   }
   const Outcome best = run(dir, "train", "--resume runs/a/best.pth");

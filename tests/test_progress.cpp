@@ -156,7 +156,7 @@ TEST_CASE(
   test_run.step(4, 8);
   Evaluation e;
   e.result.AP = 0.25;
-  quietly([&] { test_run.progress->log_evaluation(8, e, {1000, 4, 2, 8}); });
+  quietly([&] { test_run.progress->log_evaluation(8, e, {1000, 4, 2, 8}, true); });
   REQUIRE(test_run.events().size() == 1);
   const std::string events = test_run.events()[0];
   CHECK(has(events, session_event(5)));
@@ -260,4 +260,28 @@ TEST_CASE("progress: with DTR, its peak and its share of the time are logged, th
   const auto row = metric_rows(dir / "metrics.csv").back();
   REQUIRE(row.size() == 16);
   CHECK(std::vector<double>(row.begin() + 12, row.end()) == std::vector<double>{2e9, 20, 30, 0.2});
+}
+
+TEST_CASE(
+    "train: epochs.csv has a row for each epoch; a resumed run continues it; the log marks the best "
+    "evaluation" *
+    starts_programs) {
+  const Trained& t = trained();
+  const auto rows = lines_of(contents(t.dir / "a/epochs.csv"));
+  REQUIRE(rows.size() == 1 + 3);
+  CHECK(rows[0] ==
+        "epoch,iteration,loss,iou,obj,cls,l1,positives_per_object,lr,train_seconds,AP,AP50,eval_seconds");
+  for (int epoch = 1; epoch <= 3; ++epoch)
+    CHECK(rows[epoch].rfind(concat(epoch, ",", 4 * epoch, ","), 0) == 0);
+  CHECK(has(unwrapped(t.printed), "  best so far; AP of classes: highest "));
+  CHECK(has(unwrapped(t.printed), "note: after so few steps AP lags behind the loss"));
+  TempDir dir;
+  fs::copy(t.dir / "data", dir / "data", fs::copy_options::recursive);
+  succeed(dir, "train", kTrain + "--max-iters 6 --out r");
+  CHECK(lines_of(contents(dir / "r/epochs.csv")).size() == 1 + 1);  // the second epoch is not complete
+  succeed(dir, "train", "--resume r --max-iters 12");
+  const auto resumed = lines_of(contents(dir / "r/epochs.csv"));
+  REQUIRE(resumed.size() == 1 + 3);
+  for (int epoch = 1; epoch <= 3; ++epoch)
+    CHECK(resumed[epoch].rfind(concat(epoch, ",", 4 * epoch, ","), 0) == 0);
 }

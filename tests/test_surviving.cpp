@@ -435,11 +435,12 @@ TEST_CASE("train: --bs auto prints the batch size, trains with it and resumes wi
 TEST_CASE("train: settings, parameters and FLOPs are printed before the first step" * starts_programs) {
   const std::string printed = trained().printed;
   for (const char* part :
-       {"bs 2", "warmup-epochs 1", "clip 10", "lr 0.00123456789", "0.898M parameters", "MFLOPs"})
+       {"--bs 2", "--warmup-epochs 1", "--lr 0.00123456789", "0.898M parameters", "MFLOPs"})
     CHECK_MESSAGE(has(printed, part), part << " in " << printed);
-  for (const auto& line : lines_of(printed)) {
-    if (line.rfind("note: ", 0) != 0) CHECK_MESSAGE(line.size() <= 80, line);
-  }
+  CHECK_FALSE(has(printed, "--clip"));  // the default; config.json has it
+  CHECK_FALSE(has(printed, "--mosaic-prob"));
+  CHECK(has(contents(trained().dir / "a/config.json"), R"("clip":10,)"));
+  for (const auto& line : lines_of(printed)) CHECK_MESSAGE(line.size() <= 80, line);
 }
 
 TEST_CASE(

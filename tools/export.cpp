@@ -114,7 +114,7 @@ static Tensor sorted_detections(Tensor rows) {
 
 // Sets --format from the extension of --out. Throws UsageError if a flag is invalid.
 static void check_flags(Config& config) {
-  usage_check(!config.out.empty(), "--out FILE is needed");
+  combination_check(!config.out.empty(), "--out FILE is needed");
   if (config.format.empty()) {
     const std::string end = fs::path(config.out).extension().string();
     const bool torchscript = end == ".ts" || end == ".pt" || end == ".torchscript";
@@ -128,7 +128,7 @@ static void check_flags(Config& config) {
               "--format must be onnx or torchscript, got '", config.format, "'");
   usage_check(config.decode || !config.nms, "--nms needs decoded boxes; leave --no-decode out");
   for (const std::string name : {"conf", "nms-iou"})
-    usage_check(config.nms || !config.was_given(name), "--", name, " needs --nms");
+    combination_check(config.nms || !config.was_given(name), "--", name, " needs --nms");
   usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
   usage_check(config.nms_iou > 0 && config.nms_iou <= 1, "--nms-iou must be above 0 and at most 1, got ",
               config.nms_iou);

@@ -337,8 +337,8 @@ struct VideoFile {
 // Opens the source `given`, a value of --source. results: the output folder, which is skipped inside a source
 // folder. Throws if `given` does not exist or contains no image.
 inline FrameSource open_source(const std::string& given, bool recursive, const std::string& results) {
-  usage_check(!given.empty(),
-              "--source is needed: an image, a folder, a video, a camera (0), a URL, or shapes");
+  combination_check(!given.empty(),
+                    "--source is needed: an image, a folder, a video, a camera (0), a URL, or shapes");
   if (given == "shapes") {
     FrameSource source;
     source.count = kShapesVal;

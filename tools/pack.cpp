@@ -119,7 +119,8 @@ static std::string decoded_image(const Dataset& data, size_t i) {
 static void pack(int argc, char** argv) {
   Config config;
   config.parse(argc, argv, "packs a data set into one LMDB file", "--data DIR --out FILE.lmdb");
-  usage_check(!config.data.empty(), "--data is needed: a folder, or a COCO JSON or YOLO data.yaml file");
+  combination_check(!config.data.empty(),
+                    "--data is needed: a folder, or a COCO JSON or YOLO data.yaml file");
   usage_check(config.data != "shapes" && !is_packed(config.data), "--data ", config.data,
               " needs no packing; train on it directly");
   usage_check(fs::path(config.out).extension() == ".lmdb", "--out must end in .lmdb, got '", config.out, "'");
