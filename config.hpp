@@ -27,6 +27,8 @@ struct Config : Flags {
   std::string data = flag(data, "Data", "data", "shapes", "DIR|FILE|shapes",
                           "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes = built-in scenes");
   std::string split = flag(split, "Data", "split", "", "NAME", "split to evaluate on [val]");
+  std::string images = flag(images, "Data", "images", "", "DIR",
+                            "folder of the images of a COCO JSON file [the usual folders]");
   int workers = flag_auto(workers, "Data", "workers", 0, "N|auto",
                           "threads that load and augment images, per rank; auto = cores / ranks");
   std::string cache =
@@ -371,7 +373,7 @@ inline Plan plan_of(const Config& c, int64_t images, int ranks, ImageSize base) 
 // between machines.
 inline Settings common_settings(const Config& config, const Dataset& data, size_t evaluated, int64_t step,
                                 torch::Device device) {
-  const std::set<std::string> of_machine{"data", "weights", "out", "workers", "cache", "device"};
+  const std::set<std::string> of_machine{"data", "images", "weights", "out", "workers", "cache", "device"};
   Settings common{
       {"images", concat(data.records.size())},          {"images to evaluate", concat(evaluated)},
       {"--profile", config.profile ? "true" : "false"}, {"device", device.is_cpu() ? "cpu" : "cuda"},

@@ -18,6 +18,8 @@ struct Config : Flags {
   std::string data = flag(data, "Model and data", "data", "", "DIR|FILE|shapes",
                           "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes = built-in scenes");
   std::string split = flag(split, "Model and data", "split", "", "NAME", "split to evaluate on [val]");
+  std::string images = flag(images, "Model and data", "images", "", "DIR",
+                            "folder of the images of a COCO JSON file [the usual folders]");
   std::string weights =
       flag(weights, "Model and data", "weights", "", "FILE",
            "checkpoint (ours or official), ONNX file, or name of a model that weights/get has downloaded");
@@ -100,8 +102,8 @@ static void check_flags(const Config& config) {
   if (!config.gt.empty()) {
     usage_check(config.data.empty() && config.weights.empty(),
                 "--gt and --dt cannot be combined with --data and --weights");
-    for (const char* name : {"split", "model", "size", "conf", "nms", "bs", "workers", "preproc", "device",
-                             "fuse", "speed", "seed", "save-dt"})
+    for (const char* name : {"split", "images", "model", "size", "conf", "nms", "bs", "workers", "preproc",
+                             "device", "fuse", "speed", "seed", "save-dt"})
       usage_check(!config.was_given(name), "--", name, " is for --data and --weights");
     return;
   }
@@ -132,7 +134,7 @@ static void evaluate_model(const Config& config) {
   auto loaded = load_model(config.weights, config.model, config.preproc, settings.device);
   if (!loaded.report.empty()) std::cout << printable(loaded.report, /*keep_newlines=*/true) << "\n";
   if (config.fuse) fuse_batch_norms(*loaded.model);
-  const Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks");
+  const Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks", config.images);
   check(loaded.info.classes.empty() || loaded.info.classes == data.classes, config.weights,
         " was trained on other classes (", loaded.info.classes.empty() ? "" : loaded.info.classes[0],
         ", ...) than those of ", data.name, " (", data.classes[0], ", ...)");

@@ -23,7 +23,7 @@ std::string error_of(const std::string& data, const std::string& split = "") {
     read_sources(data, split);
   } catch (const std::runtime_error& error) {
     const std::string text = error.what();
-    if (!has(text, "Looked for") && !has(text, "names:\n")) CHECK(!has(text, "\n"));
+    if (!has(text, "Looked for") && !has(text, "names:")) CHECK(!has(text, "\n"));
     return text;
   }
   return "";
@@ -892,12 +892,83 @@ TEST_CASE("formats: a path without a data set is refused with a list of the acce
        {"annotations/*.json", "Annotations/*.xml", "data.yaml", "a.jpg, b.csv, c.csv, d,"})
     CHECK_HAS(error, part);
   CHECK_HAS(error_of(dir / "b.csv"), "b.csv: not valid JSON");
+}
 
-  for (const std::string file : {"x/images/train/a.jpg", "y/train/images/a.jpg"}) write_text(dir / file);
-  for (const std::string file : {"x/labels/train/a.txt", "y/train/labels/a.txt"})
-    write_text(dir / file, "0 0.5 0.5 1 1");
-  for (const std::string set : {"x", "y"})
-    CHECK_HAS(error_of(dir / set),
-              "write " + (dir / (set + "/data.yaml")) +
-                  "\n  path: .\n  train: images/train\n  val: images/val\n  names:\n    0: first");
+TEST_CASE("formats: a YOLO folder without class names is answered with a data.yaml that is correct for it") {
+  TempDir dir;
+  put_all(dir, {"x/images/train/a.jpg", "x/images/val/b.jpg", "y/train/images/a.jpg", "y/valid/images/b.jpg",
+                "z/images/a.jpg", "z/images/b.jpg"});
+  for (const std::string file : {"x/labels/train/a.txt", "y/train/labels/a.txt", "z/labels/a.txt"})
+    write_text(dir / file, "2 0.5 0.5 1 1\n");
+  fs::create_directories(dir / "y/valid/labels");
+  for (const std::string set : {"x", "y", "z"}) {
+    INFO(set);
+    const std::string yaml = dir / (set + "/data.yaml"), error = error_of(dir / set),
+                      mark = "in each line:\n";
+    CHECK_HAS(error, "write " + yaml + " with this text");
+    REQUIRE(error.find(mark) != std::string::npos);
+    write_text(yaml, error.substr(error.find(mark) + mark.size()));
+    const Sources s = read_sources(dir / set);
+    CHECK(names_of(s.train) == Names{"name of class 0", "name of class 1", "name of class 2"});
+    CHECK(s.train.coco.annotations.size() == 1);
+    CHECK(s.same == (set == "z"));
+    // Without the file, classes.txt of labelImg is enough.
+    fs::remove(yaml);
+    write_text(dir / (set + (set == "x"   ? "/classes.txt"
+                             : set == "y" ? "/train/labels/classes.txt"
+                                          : "/labels/classes.txt")),
+               "cat\nred dog\n\ncow\n");
+    CHECK(names_of(read_sources(dir / set).train) == Names{"cat", "red dog", "cow"});
+  }
+  put_all(dir, {"w/images/train/a.jpg"});  // no labels
+  CHECK_HAS(error_of(dir / "w"), "is no data set");
+}
+
+TEST_CASE("formats: labels of labelImg beside the images are read, as YOLO with classes.txt and as VOC") {
+  TempDir dir;
+  // The folder may be called images, although labels of YOLO are in a folder `labels` in other layouts.
+  put_all(dir, {"images/a.jpg", "images/b.PNG", "images/empty.jpg", "split/train/a.jpg", "split/val/b.jpg"});
+  for (const std::string file : {"images/a.txt", "split/train/a.txt"})
+    write_text(dir / file, "1 0.5 0.5 0.2 0.2\n");
+  for (const std::string file : {"images/classes.txt", "split/train/classes.txt"})
+    write_text(dir / file, "cat\ndog\n");
+  const Sources yolo = read_sources(dir / "images");
+  CHECK(yolo.same);
+  CHECK(names_of(yolo.train) == Names{"cat", "dog"});
+  CHECK(below(dir, yolo.train.files) == Names{"images/a.jpg", "images/b.PNG", "images/empty.jpg"});
+  REQUIRE(yolo.train.coco.annotations.size() == 1);
+  CHECK(yolo.train.where(0) == dir / "images/a.txt" + std::string(":1"));
+  const Sources split = read_sources(dir / "split");
+  CHECK(below(dir, split.train.files) == Names{"split/train/a.jpg"});
+  CHECK(below(dir, split.val.files) == Names{"split/val/b.jpg"});
+
+  for (const std::string name : {"a", "b"})
+    write_text(dir / ("voc/" + name + ".xml"), voc(object("cat", corners("1", "2", "3", "5"))));
+  CHECK_HAS(error_of(dir / "voc"), "is no data set");  // XML files without images
+  put_all(dir, {"voc/a.jpg", "voc/b.JPG"});
+  const Sources xml = read_sources(dir / "voc");
+  CHECK(xml.same);
+  CHECK(names_of(xml.train) == Names{"cat"});
+  CHECK(below(dir, xml.train.files) == Names{"voc/a.jpg", "voc/b.JPG"});
+  CHECK(xml.train.coco.annotations.size() == 2);
+}
+
+TEST_CASE("formats: --images names the folder of the images of COCO JSON files") {
+  TempDir dir;
+  write_text(dir / "ann/one.json", small_json("a.png"));
+  write_text(dir / "ann/two.json", small_json("b.png"));
+  put_all(dir, {"far/away/a.png", "far/away/b.png"});
+  const std::string images = dir / "far/away",
+                    both = dir / "ann/one.json" + std::string(",") + (dir / "ann/two.json");
+  CHECK_HAS(error_of(dir / "ann/one.json"), "give their folder with --images DIR");
+  CHECK(below(dir, read_val_source(dir / "ann/one.json", "", images).files) == Names{"far/away/a.png"});
+  const Sources s = read_sources(both, "", true, images);
+  CHECK(below(dir, s.train.files) == Names{"far/away/a.png"});
+  CHECK(below(dir, s.val.files) == Names{"far/away/b.png"});
+  const auto refused = [&](const std::string& data, const std::string& folder) {
+    return error_of([&] { load_splits(data, "", 0, false, "", folder); });
+  };
+  CHECK_HAS(refused(dir / "ann/one.json", dir / "ann"), "none of the images of");
+  for (const std::string& data : {std::string("shapes"), dir.path.string(), dir / "x.lmdb"})
+    CHECK_HAS(refused(data, images), "--images is for a COCO JSON file, not for --data " + data);
 }
