@@ -134,7 +134,8 @@ static void evaluate_model(const Config& config) {
   auto loaded = load_model(config.weights, config.model, config.preproc, settings.device);
   if (!loaded.report.empty()) std::cout << printable(loaded.report, /*keep_newlines=*/true) << "\n";
   if (config.fuse) fuse_batch_norms(*loaded.model);
-  const Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks", config.images);
+  const Dataset data =
+      load_val(config.data, config.split, config.seed, "runs/.checks", config.images, loaded.info.classes);
   check(loaded.info.classes.empty() || loaded.info.classes == data.classes, config.weights,
         " was trained on other classes (", loaded.info.classes.empty() ? "" : loaded.info.classes[0],
         ", ...) than those of ", data.name, " (", data.classes[0], ", ...)");
@@ -155,6 +156,7 @@ static void evaluate_model(const Config& config) {
       if (line.rfind("image", 0) == 0 && ++listed <= 20) std::cout << "  " << line << "\n";
     if (listed > 20) std::cout << "  and " << listed - 20 << " more\n";
   };
+  for (const auto& note : data.notes) std::cout << note << "\n";
   for (const auto& [kind, count] : data.problems->summary())
     std::cout << "note: " << kind << ": " << count << "\n";
   list_images();

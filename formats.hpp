@@ -149,6 +149,7 @@ inline Splits load_splits(const std::string& data, const std::string& split, uin
     if (!splits.same) splits.val = packed_dataset(file, "val", official_quirks);
   } else {
     Sources sources = read_sources(data, split, /*with_train=*/true, images);
+    drop_parent_category({&sources.train, &sources.val});
     splits = {load_dataset(std::move(sources.train), official_quirks, keep), {}, sources.same};
     if (!splits.same) splits.val = load_dataset(std::move(sources.val), official_quirks, keep);
   }
@@ -165,12 +166,18 @@ inline Splits load_splits(const std::string& data, const std::string& split, uin
   return splits;
 }
 
-// Loads only the evaluated split; parameters as load_splits().
+// Loads only the evaluated split; parameters as load_splits(). classes: those of the model, empty if unknown;
+// a category that load_splits() drops is kept if the model has it.
 inline Dataset load_val(const std::string& data, const std::string& split, uint64_t seed,
-                        const std::string& keep, const std::string& images = "") {
+                        const std::string& keep, const std::string& images = "",
+                        const std::vector<std::string>& classes = {}) {
   if (data == "shapes" || is_packed(data)) refuse_images(images, data);
   if (data == "shapes") return shapes_dataset(seed, 1, kShapesVal);
-  if (!is_packed(data)) return load_dataset(read_val_source(data, split, images), false, keep);
+  if (!is_packed(data)) {
+    Source source = read_val_source(data, split, images);
+    if (source.coco.categories.size() != classes.size()) drop_parent_category({&source});
+    return load_dataset(std::move(source), false, keep);
+  }
   const auto file = open_packed(data, split);
   return packed_dataset(file, file->get("val").empty() ? "train" : "val", false);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/source.hpp"
 
+#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cmath>
@@ -14,6 +15,25 @@ std::string Source::where(size_t annotation) const {
   const CocoAnnotation& a = coco.annotations[annotation];
   if (lines.empty()) return concat(name, ": annotation ", a.id, " of image ", a.image_id);
   return concat(label_files[a.image_id - 1], ":", lines[annotation]);
+}
+
+void drop_parent_category(const std::vector<Source*>& sources) {
+  const std::vector<CocoCategory> categories = sources.at(0)->coco.categories;
+  for (const CocoCategory& parent : categories) {
+    bool drop = categories.size() > 1;
+    for (const auto& c : categories) drop = drop && (c.id == parent.id || c.supercategory == parent.name);
+    for (size_t i = 0; drop && i < sources.size(); ++i)
+      for (const auto& a : sources[i]->coco.annotations) drop = drop && a.category_id != parent.id;
+    if (!drop) continue;
+    for (Source* source : sources) {
+      auto& own = source->coco.categories;
+      const auto same = [&](const CocoCategory& c) { return c.id == parent.id && c.name == parent.name; };
+      own.erase(std::remove_if(own.begin(), own.end(), same), own.end());
+      source->notes.push_back(concat("note: ", source->name, ": left out the category ", parent.name,
+                                     ", which has no boxes and is the supercategory of all others"));
+    }
+    return;
+  }
 }
 
 std::string read_all(const std::string& path, std::string& text, bool* missing) {

@@ -34,6 +34,7 @@ struct Source {
   std::vector<std::string> label_files;  // parallel to coco.images; empty for COCO
   std::vector<int> lines;  // line in the label file, parallel to coco.annotations; empty for COCO
   std::vector<std::pair<std::string, std::string>> problems;  // skipped files and lines: kind, text
+  std::vector<std::string> notes;                             // lines for the log that are no problems
 
   // Returns the position of an annotation: "x.json: annotation 7 of image 3" or "labels/a.txt:4".
   std::string where(size_t annotation) const;
@@ -43,6 +44,10 @@ struct Sources {
   Source train, val;
   bool same = false;  // true if the data set has one split only; `val` is then a copy of `train`
 };
+
+// Drops the category that is the supercategory of all others, if it has no annotation in any of the sources,
+// which are splits of one data set. Roboflow writes such a category. The notes say so.
+void drop_parent_category(const std::vector<Source*>& sources);
 
 // ---- files and text
 
@@ -120,6 +125,7 @@ using SplitReaders = std::map<std::string, std::function<Source()>>;
 // Contents of one label file.
 struct Labels {
   bool usable = false;        // false if the objects of the image are unknown; the image is then skipped
+  bool missing = false;       // YOLO: there is no label file, so that the image has no objects
   std::string image;          // VOC: <filename> without folder
   int width = 0, height = 0;  // pixels; 0 if unknown
   std::vector<CocoAnnotation> boxes;                          // VOC: category_id is not set yet, see `names`

@@ -99,8 +99,9 @@ std::string yolo_label_file(const std::string& image) {
 Labels read_yolo_txt(const std::string& path, bool keypoints) {
   Labels labels;
   std::string text;
-  const std::string error = read_all(path, text, &labels.usable);
-  if (labels.usable) return labels;
+  const std::string error = read_all(path, text, &labels.missing);
+  labels.usable = labels.missing;
+  if (labels.missing) return labels;
   if (!error.empty() || text.find('\0') != std::string::npos) {
     const std::string wrong = error.empty() ? "not a text file" : error;
     labels.problems.push_back({"label file cannot be read", concat(path, ": ", wrong)});
@@ -145,6 +146,21 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
   return labels;
 }
 
+// Throws if at least half of the boxes are in pixels.
+static void check_fractions(const Source& source) {
+  const auto& boxes = source.coco.annotations;
+  // The right or lower edge of a box in fractions may exceed 1 a little, and a box in pixels is larger
+  // than 2.
+  const auto in_pixels = [](const CocoAnnotation& a) { return a.x + a.w > 2 || a.y + a.h > 2; };
+  const auto first = std::find_if(boxes.begin(), boxes.end(), in_pixels);
+  const auto pixels = std::count_if(boxes.begin(), boxes.end(), in_pixels);
+  if (first == boxes.end() || 2 * pixels < int64_t(boxes.size())) return;
+  fail(source.name, ": ", pixels, " of ", boxes.size(), " boxes are in pixels, such as ",
+       source.where(first - boxes.begin()),
+       "; YOLO labels are fractions: divide x and width by the width of the image, y and height by its "
+       "height");
+}
+
 Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   Source source;
   source.name = concat(data.file, " (", split, ")");
@@ -159,6 +175,11 @@ Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   parallel_for(int64_t(images.size()),
                [&](int64_t i) { labels[i] = read_yolo_txt(label_file(images[i]), data.keypoints); });
   for (size_t i = 0; i < images.size(); ++i) add_image(source, images[i], label_file(images[i]), labels[i]);
+  check_fractions(source);
+  const auto missing = std::count_if(labels.begin(), labels.end(), [](const Labels& l) { return l.missing; });
+  if (missing > 0)
+    source.notes.push_back(concat("note: ", source.name, ": ", missing, " of ", images.size(),
+                                  " images have no label file and count as images without objects"));
   if (source.coco.annotations.empty() && source.problems.empty())
     source.problems.push_back(
         {"no image has labels", concat("expected the first label file at ", source.label_files[0])});

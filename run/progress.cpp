@@ -180,6 +180,9 @@ void RunProgress::log_classes(const Splits& splits) {
   std::vector<std::string> frequent;
   for (const size_t c : classes_by_count(counts))
     frequent.push_back(concat(train.classes[c], " ", counts[c]));
+  const auto empty = std::count_if(train.records.begin(), train.records.end(),
+                                   [](const Record& r) { return r.boxes.empty(); });
+  log.wrapped_line(concat("images  ", train.records.size(), " for training, ", empty, " without boxes"));
   log.wrapped_line(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
                           " for training: ", listed(frequent, 10)));
   const auto absent = [&](const std::vector<int64_t>& of, const char* split) {
@@ -190,6 +193,8 @@ void RunProgress::log_classes(const Splits& splits) {
       log.wrapped_line(concat("note: ", names.size(), names.size() == 1 ? " class has" : " classes have",
                               " no box for ", split, ": ", listed(names, 10)));
   };
+  for (const auto& note : train.notes) log.wrapped_line(note);
+  for (const auto& note : splits.same ? std::vector<std::string>() : val.notes) log.wrapped_line(note);
   absent(counts, "training");
   if (!splits.same) absent(in_val, "evaluation");
 }

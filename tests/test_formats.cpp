@@ -684,14 +684,14 @@ TEST_CASE("formats: many YOLO files are read in the order of their paths") {
   Names labels;
   for (int i = 0; i < 400; ++i) {
     write_text(dir / concat("images/", 10000 + i, ".jpg"));
-    write_text(dir / concat("labels/", 10000 + i, ".txt"), i % 5 ? concat("0 0.5 0.5 1 ", i, "\n") : "bad\n");
+    write_text(dir / concat("labels/", 10000 + i, ".txt"), i % 5 ? concat("0 0.5 0.5 1 0.", i + 100, "\n") : "bad\n");
   }
   write_text(dir / "data.yaml", "val: images\nnc: 1");
   const Source source = read_val_source(dir.path.string());
   REQUIRE(source.files.size() == 400);
   CHECK(std::is_sorted(source.files.begin(), source.files.end()));
   bool right = source.coco.annotations.size() == 320 && source.problems.size() == 80;
-  for (const CocoAnnotation& a : source.coco.annotations) right = right && a.h == double(a.image_id - 1);
+  for (const CocoAnnotation& a : source.coco.annotations) right = right && a.h == double(a.image_id + 99) / 1000;
   CHECK(right);
   CHECK(std::is_sorted(source.problems.begin(), source.problems.end()));
 }
@@ -951,6 +951,57 @@ TEST_CASE("formats: labels of labelImg beside the images are read, as YOLO with 
   CHECK(names_of(xml.train) == Names{"cat"});
   CHECK(below(dir, xml.train.files) == Names{"voc/a.jpg", "voc/b.JPG"});
   CHECK(xml.train.coco.annotations.size() == 2);
+}
+
+TEST_CASE("formats: a category without boxes that is the supercategory of all others is left out") {
+  TempDir dir;
+  const auto put = [&](const std::string& split, const std::string& category, const std::string& parent) {
+    write_text(dir / (split + ".json"), R"({"images": [{"id": 3, "file_name": "a.png"}], "categories": [
+        {"id": 0, "name": "cells", "supercategory": "none"}, {"id": 1, "name": "red", "supercategory": "cells"},
+        {"id": 2, "name": "white", "supercategory": ")" +
+                                            parent + R"("}],
+        "annotations": [{"id": 7, "image_id": 3, "category_id": )" +
+                                            category + R"(, "bbox": [1, 2, 10, 12]}]})");
+  };
+  cv::imwrite(dir / "a.png", cv::Mat(20, 20, CV_8UC3));
+  const auto load = [&] { return load_splits(dir.path.string(), "", 0, false, ""); };
+  const auto val = [&](const Names& classes) {
+    return load_val(dir.path.string(), "", 0, "", "", classes).classes;
+  };
+  put("train", "1", "cells");
+  put("val", "2", "cells");
+  const Splits dropped = load();
+  CHECK(dropped.train.classes == Names{"red", "white"});
+  CHECK(dropped.val.classes == Names{"red", "white"});
+  CHECK(dropped.val.records.at(0).boxes.at(0).cls == 1);
+  CHECK_HAS(dropped.train.notes.at(0), "left out the category cells");
+  CHECK(dropped.train.problems->summary().empty());  // so that --strict accepts the data
+  CHECK(val({}) == Names{"red", "white"});
+  CHECK(val({"cells", "red", "white"}) == Names{"cells", "red", "white"});  // a model of another program
+  put("val", "0", "cells");                                                 // a box in one split is enough
+  CHECK(load().train.classes == Names{"cells", "red", "white"});
+  put("val", "2", "cells");
+  put("train", "1", "none");  // not the supercategory of all
+  put("val", "2", "none");
+  CHECK(load().train.classes == Names{"cells", "red", "white"});
+}
+
+TEST_CASE(
+    "formats: YOLO images without a label file are counted, unlike empty label files; pixels are refused") {
+  TempDir dir;
+  write_text(dir / "data.yaml", "train: images\nnames: [cat]\n");
+  put_all(dir, {"images/a.jpg", "images/b.jpg", "images/c.jpg", "labels/b.txt"});
+  write_text(dir / "labels/a.txt", "0 0.5 0.5 0.2 0.2\n0 0.95 0.5 0.2 0.2\n0 1.2 0.5 1 0.2\n");
+  const Source s = read_val_source(dir.path.string());
+  REQUIRE(s.notes.size() == 1);
+  CHECK_HAS(s.notes[0], "1 of 3 images have no label file");
+  CHECK(s.problems.empty());
+  write_text(dir / "labels/c.txt", "0 120 80 40 30\n");
+  CHECK(read_val_source(dir.path.string()).coco.annotations.size() ==
+        4);  // one wrong box is no reason to stop
+  write_text(dir / "labels/c.txt", "0 120 80 40 30\n0 20 200 40 30\n0 600 400 4 3\n");
+  CHECK_HAS(error_of(dir.path.string()), "3 of 6 boxes are in pixels, such as " + (dir / "labels/c.txt") +
+                                             ":1; YOLO labels are fractions: divide");
 }
 
 TEST_CASE("formats: --images names the folder of the images of COCO JSON files") {
