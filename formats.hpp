@@ -41,9 +41,10 @@ namespace yolox {
 
 namespace fs = std::filesystem;
 
-// Throws UsageError if --images is given with data that are no COCO JSON file.
-inline void refuse_images(const std::string& images, const std::string& data) {
+// Throws UsageError if --images is given, or --val-fraction if not 0.
+inline void refuse_images(const std::string& images, const std::string& data, double val_fraction = 0) {
   usage_check(images.empty(), "--images is for a COCO JSON file, not for --data ", data);
+  usage_check(val_fraction == 0, "--val-fraction is for COCO, VOC and YOLO files, not for --data ", data);
 }
 
 // Detects the format of a data set and returns a reader per split. images: folder of the images of COCO JSON
@@ -98,9 +99,10 @@ inline SplitReaders find_splits(const std::string& data, const std::string& imag
 // Reads the train split and the evaluated split of a data set. data: a folder, a COCO JSON file,
 // "TRAIN.json,VAL.json" or a data.yaml. split: name of the split to evaluate on; empty: val, or test if there
 // is no val. with_train false: the train split is read only if it is also the evaluated split. images: as for
-// find_splits(). Throws std::runtime_error that names the file, or lists the expected files.
+// find_splits(). val_fraction: if the data set has one split, hold_out() this fraction of it; 0: off. Throws
+// std::runtime_error that names the file, or lists the expected files.
 inline Sources read_sources(const std::string& data, const std::string& split = "", bool with_train = true,
-                            const std::string& images = "") {
+                            const std::string& images = "", double val_fraction = 0) {
   const SplitReaders there = find_splits(data, images);
   const auto first = [&](const auto&... words) {
     std::string found;
@@ -125,12 +127,18 @@ inline Sources read_sources(const std::string& data, const std::string& split = 
   sources.val = there.at(val)();
   if (with_train || sources.same) sources.train = sources.same ? sources.val : there.at(train)();
   sources.same = sources.same || sources.train.name == sources.val.name;  // "a.json,a.json"
+  if (val_fraction > 0) {
+    usage_check(sources.same, "--val-fraction is for data with one split, but --data ", data, " has ", names);
+    if (!with_train) sources.train = sources.val;
+    sources.val = hold_out(sources.train, val_fraction);
+    sources.same = false;
+  }
   return sources;
 }
 // Returns only the evaluated split: read_sources(data, split).val.
 inline Source read_val_source(const std::string& data, const std::string& split = "",
-                              const std::string& images = "") {
-  return read_sources(data, split, /*with_train=*/false, images).val;
+                              const std::string& images = "", double val_fraction = 0) {
+  return read_sources(data, split, /*with_train=*/false, images, val_fraction).val;
 }
 
 // Loads the train split and the evaluated split. data: any data set of read_sources(), a packed data set, or
@@ -138,8 +146,9 @@ inline Source read_val_source(const std::string& data, const std::string& split 
 // check_images(). Throws std::runtime_error if the splits have different classes or the train split has no
 // usable box.
 inline Splits load_splits(const std::string& data, const std::string& split, uint64_t seed,
-                          bool official_quirks, const std::string& keep, const std::string& images = "") {
-  if (data == "shapes" || is_packed(data)) refuse_images(images, data);
+                          bool official_quirks, const std::string& keep, const std::string& images = "",
+                          double val_fraction = 0) {
+  if (data == "shapes" || is_packed(data)) refuse_images(images, data, val_fraction);
   if (data == "shapes")
     return {shapes_dataset(seed, 0, kShapesTrain), shapes_dataset(seed, 1, kShapesVal), false};
   Splits splits;
@@ -148,12 +157,15 @@ inline Splits load_splits(const std::string& data, const std::string& split, uin
     splits = {packed_dataset(file, "train", official_quirks), {}, file->get("val").empty()};
     if (!splits.same) splits.val = packed_dataset(file, "val", official_quirks);
   } else {
-    Sources sources = read_sources(data, split, /*with_train=*/true, images);
+    Sources sources = read_sources(data, split, /*with_train=*/true, images, val_fraction);
     drop_parent_category({&sources.train, &sources.val});
     splits = {load_dataset(std::move(sources.train), official_quirks, keep), {}, sources.same};
     if (!splits.same) splits.val = load_dataset(std::move(sources.val), official_quirks, keep);
   }
-  if (splits.same) splits.val = splits.train;
+  if (splits.same) {
+    splits.val = splits.train;
+    splits.val.name += " (warning: the training images; --val-fraction 0.1 holds out a tenth for evaluation)";
+  }
   check(splits.train.classes == splits.val.classes, splits.train.name, " and ", splits.val.name,
         " list different classes (", splits.train.classes.size(), " and ", splits.val.classes.size(),
         "); they must be equal");
@@ -170,11 +182,11 @@ inline Splits load_splits(const std::string& data, const std::string& split, uin
 // a category that load_splits() drops is kept if the model has it.
 inline Dataset load_val(const std::string& data, const std::string& split, uint64_t seed,
                         const std::string& keep, const std::string& images = "",
-                        const std::vector<std::string>& classes = {}) {
-  if (data == "shapes" || is_packed(data)) refuse_images(images, data);
+                        const std::vector<std::string>& classes = {}, double val_fraction = 0) {
+  if (data == "shapes" || is_packed(data)) refuse_images(images, data, val_fraction);
   if (data == "shapes") return shapes_dataset(seed, 1, kShapesVal);
   if (!is_packed(data)) {
-    Source source = read_val_source(data, split, images);
+    Source source = read_val_source(data, split, images, val_fraction);
     if (source.coco.categories.size() != classes.size()) drop_parent_category({&source});
     return load_dataset(std::move(source), false, keep);
   }

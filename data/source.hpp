@@ -49,6 +49,11 @@ struct Sources {
 // which are splits of one data set. Roboflow writes such a category. The notes say so.
 void drop_parent_category(const std::vector<Source*>& sources);
 
+// Moves a fraction of the images of a split, at least one, to a second split, which is returned. The choice
+// depends on the file names alone, so that every program that is given the same fraction makes the same
+// choice. Throws if the split has fewer than two images.
+Source hold_out(Source& all, double fraction);
+
 // ---- files and text
 
 // Largest text file that is read, in bytes: a list of ten million images.

@@ -256,6 +256,10 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
                           splits.same ? "the same images, because there is one split" : val.name, "), ",
                           data.classes.size(), " classes; ", config.loader_threads, " loader thread",
                           config.loader_threads > 1 ? "s" : ""));
+  if (splits.same)
+    log.wrapped_line(
+        "warning: AP is measured on the training images, because the data set has one split, and is too high "
+        "for other images; --val-fraction 0.1 holds out a tenth of the images for evaluation");
   if (config.data == "shapes")
     log.wrapped_line(
         "note: these are scenes that the program draws; to train on your own images, give --data DIR");

@@ -684,14 +684,16 @@ TEST_CASE("formats: many YOLO files are read in the order of their paths") {
   Names labels;
   for (int i = 0; i < 400; ++i) {
     write_text(dir / concat("images/", 10000 + i, ".jpg"));
-    write_text(dir / concat("labels/", 10000 + i, ".txt"), i % 5 ? concat("0 0.5 0.5 1 0.", i + 100, "\n") : "bad\n");
+    write_text(dir / concat("labels/", 10000 + i, ".txt"),
+               i % 5 ? concat("0 0.5 0.5 1 0.", i + 100, "\n") : "bad\n");
   }
   write_text(dir / "data.yaml", "val: images\nnc: 1");
   const Source source = read_val_source(dir.path.string());
   REQUIRE(source.files.size() == 400);
   CHECK(std::is_sorted(source.files.begin(), source.files.end()));
   bool right = source.coco.annotations.size() == 320 && source.problems.size() == 80;
-  for (const CocoAnnotation& a : source.coco.annotations) right = right && a.h == double(a.image_id + 99) / 1000;
+  for (const CocoAnnotation& a : source.coco.annotations)
+    right = right && a.h == double(a.image_id + 99) / 1000;
   CHECK(right);
   CHECK(std::is_sorted(source.problems.begin(), source.problems.end()));
 }
@@ -1002,6 +1004,54 @@ TEST_CASE(
   write_text(dir / "labels/c.txt", "0 120 80 40 30\n0 20 200 40 30\n0 600 400 4 3\n");
   CHECK_HAS(error_of(dir.path.string()), "3 of 6 boxes are in pixels, such as " + (dir / "labels/c.txt") +
                                              ":1; YOLO labels are fractions: divide");
+}
+
+TEST_CASE("formats: --val-fraction holds out images of a single split, the same for each program") {
+  TempDir dir;
+  write_text(dir / "yolo/classes.txt", "cat\n");
+  std::string images, boxes;
+  for (int i = 0; i < 20; ++i) {
+    put_all(dir, {concat("yolo/", i, ".jpg")});
+    write_text(dir / concat("yolo/", i, ".txt"), concat("\n0 0.5 0.5 0.2 0.", i + 10, "\n"));
+    images += concat(i ? "," : "", R"({"file_name": ")", i, R"(.jpg", "id": )", 100 + i, "}");
+    boxes += concat(i ? "," : "", R"({"category_id": 1, "bbox": [1, 2, 3, 4], "image_id": )", 100 + i, "}");
+  }
+  write_text(dir / "coco/a.json",
+             R"({"categories": [{"id": 1}], "images": [)" + images + R"(], "annotations": [)" + boxes + "]}");
+  for (int i = 0; i < 20; ++i) put_all(dir, {concat("coco/", i, ".jpg")});
+  const auto stems = [](const Source& s) {
+    Names names;
+    for (const auto& file : s.files) names.push_back(fs::path(file).filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+  };
+  const Sources coco = read_sources(dir / "coco", "", true, "", 0.2),
+                yolo = read_sources(dir / "yolo", "", true, "", 0.2);
+  for (const Sources* s : {&coco, &yolo}) {
+    CHECK_FALSE(s->same);
+    CHECK(s->train.name != s->val.name);
+    Names all = stems(s->train);
+    CHECK(all.size() == 16);
+    for (const auto& name : stems(s->val)) all.push_back(name);
+    CHECK(std::set<std::string>(all.begin(), all.end()).size() == 20);
+    for (const Source* part : {&s->train, &s->val}) {
+      REQUIRE(part->coco.annotations.size() == part->files.size());
+      for (size_t i = 0; i < part->files.size(); ++i)
+        CHECK(part->coco.annotations[i].image_id == part->coco.images[i].id);
+    }
+  }
+  CHECK(stems(coco.val) == stems(yolo.val));
+  CHECK(stems(read_val_source(dir / "yolo", "", "", 0.2)) == stems(yolo.val));
+  for (size_t i = 0; i < yolo.val.files.size(); ++i)  // the label belongs to the image
+    CHECK(yolo.val.where(i) == fs::path(yolo.val.files[i]).replace_extension(".txt").string() + ":2");
+  CHECK(read_sources(dir / "yolo", "", true, "", 0.001).val.files.size() == 1);
+  const auto refused = [&](const std::string& data) {
+    return error_of([&] { load_splits(data, "", 0, false, "", "", 0.2); });
+  };
+  fs::copy(dir / "coco/a.json", dir / "coco/val.json");
+  fs::rename(dir / "coco/a.json", dir / "coco/train.json");
+  CHECK_HAS(refused(dir / "coco"), "--val-fraction is for data with one split, but --data");
+  CHECK_HAS(refused("shapes"), "--val-fraction is for COCO, VOC and YOLO files");
 }
 
 TEST_CASE("formats: --images names the folder of the images of COCO JSON files") {
