@@ -686,7 +686,7 @@ TEST_CASE("train: invalid flags give one line that names them, and exit code 2")
       {"--optimizer x", "--optimizer"},
       {"--preproc x", "--preproc"},
       {"--mosaic-prob 2", "mosaic"},
-      {"--model nano", "--model"},
+      {"--model z", "--model"},
       {"--clip 1e308", "--clip"},
       {"--size=", "--size"},
   };
@@ -767,9 +767,9 @@ TEST_CASE("programs: invalid input gives one line that names it, and the right e
       {"train", train + "--out a", 1, "--resume"},
       {"train", "--resume=nowhere", 1, "nowhere"},
       {"train", "--resume=h", 2, "--epochs"},  // the run is complete
-      {"train", "--resume=h1 --epochs 4 --model yolox-tiny", 1, "yolox-nano"},
-      {"train", "--resume=h2 --epochs 4 --data pair", 1, "classes"},
-      {"train", "--resume=h3 --epochs 4 --bs 4", 1, "steps per epoch"},
+      {"train", "--resume=h1 --epochs 4 --model yolox-tiny", 2, "yolox-nano"},
+      {"train", "--resume=h2 --epochs 4 --data pair", 2, "classes"},
+      {"train", "--resume=h3 --epochs 4 --bs 4", 2, "steps per epoch"},
       {"train", "--resume=h --epochs 4 --weights a/best.pth", 2, "--weights"},
       {"train", "--resume=h --epochs 4 --out g", 2, "--out"},
       {"eval", "", 2, "--data"},
