@@ -27,6 +27,11 @@ struct Config : Flags {
   std::string data = flag(data, "Data", "data", "shapes", "DIR|FILE|shapes",
                           "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes = built-in scenes");
   std::string split = flag(split, "Data", "split", "", "NAME", "split to evaluate on [val]");
+  std::string images = flag(images, "Data", "images", "", "DIR",
+                            "folder of the images of a COCO JSON file [the usual folders]");
+  double val_fraction =
+      flag(val_fraction, "Data", "val-fraction", 0.0, "X",
+           "hold out this fraction of the images for evaluation, if the data has one split; 0 = off");
   int workers = flag_auto(workers, "Data", "workers", 0, "N|auto",
                           "threads that load and augment images, per rank; auto = cores / ranks");
   std::string cache =
@@ -166,6 +171,7 @@ inline void check_config(const Config& c) {
   at_least("bs", c.bs, 0);
   at_least("epochs", c.epochs, 1);
   in("workers", c.workers, 0, 256);
+  in("val-fraction", c.val_fraction, 0, 0.9);
   at_least("max-iters", double(c.max_iters), 0);
   at_least("accum", c.accum, 1);
   usage_check(c.bs == 0 || c.accum <= c.bs, "--accum must be at most the batch size (--bs ", c.bs, "), got ",
@@ -372,7 +378,7 @@ inline Plan plan_of(const Config& c, int64_t images, int ranks, ImageSize base) 
 // between machines.
 inline Settings common_settings(const Config& config, const Dataset& data, size_t evaluated, int64_t step,
                                 torch::Device device) {
-  const std::set<std::string> of_machine{"data", "weights", "out", "workers", "cache", "device"};
+  const std::set<std::string> of_machine{"data", "images", "weights", "out", "workers", "cache", "device"};
   Settings common{
       {"images", concat(data.records.size())},          {"images to evaluate", concat(evaluated)},
       {"--profile", config.profile ? "true" : "false"}, {"device", device.is_cpu() ? "cpu" : "cuda"},

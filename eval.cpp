@@ -18,6 +18,10 @@ struct Config : Flags {
   std::string data = flag(data, "Model and data", "data", "", "DIR|FILE|shapes",
                           "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes = built-in scenes");
   std::string split = flag(split, "Model and data", "split", "", "NAME", "split to evaluate on [val]");
+  std::string images = flag(images, "Model and data", "images", "", "DIR",
+                            "folder of the images of a COCO JSON file [the usual folders]");
+  double val_fraction = flag(val_fraction, "Model and data", "val-fraction", 0.0, "X",
+                             "evaluate the images that ./train --val-fraction X has held out; 0 = off");
   std::string weights =
       flag(weights, "Model and data", "weights", "", "FILE",
            "checkpoint (ours or official), ONNX file, or name of a model that weights/get has downloaded");
@@ -100,12 +104,14 @@ static void check_flags(const Config& config) {
   if (!config.gt.empty()) {
     usage_check(config.data.empty() && config.weights.empty(),
                 "--gt and --dt cannot be combined with --data and --weights");
-    for (const char* name : {"split", "model", "size", "conf", "nms", "bs", "workers", "preproc", "device",
-                             "fuse", "speed", "seed", "save-dt"})
+    for (const char* name : {"split", "images", "val-fraction", "model", "size", "conf", "nms", "bs",
+                             "workers", "preproc", "device", "fuse", "speed", "seed", "save-dt"})
       usage_check(!config.was_given(name), "--", name, " is for --data and --weights");
     return;
   }
   combination_check(!config.data.empty(), "--data is needed, or --gt and --dt");
+  usage_check(config.val_fraction >= 0 && config.val_fraction <= 0.9,
+              "--val-fraction must be in 0..0.9, got ", config.val_fraction);
   usage_check(config.bs >= 1, "--bs must be at least 1, got ", config.bs);
   usage_check(config.workers >= 0 && config.workers <= 256, "--workers must be in 1..256, got ",
               config.workers);
@@ -132,7 +138,8 @@ static void evaluate_model(const Config& config) {
   auto loaded = load_model(config.weights, config.model, config.preproc, settings.device);
   if (!loaded.report.empty()) std::cout << printable(loaded.report, /*keep_newlines=*/true) << "\n";
   if (config.fuse) fuse_batch_norms(*loaded.model);
-  const Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks");
+  const Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks", config.images,
+                                loaded.info.classes, config.val_fraction);
   check(loaded.info.classes.empty() || loaded.info.classes == data.classes, config.weights,
         " was trained on other classes (", loaded.info.classes.empty() ? "" : loaded.info.classes[0],
         ", ...) than those of ", data.name, " (", data.classes[0], ", ...)");
@@ -153,6 +160,7 @@ static void evaluate_model(const Config& config) {
       if (line.rfind("image", 0) == 0 && ++listed <= 20) std::cout << "  " << line << "\n";
     if (listed > 20) std::cout << "  and " << listed - 20 << " more\n";
   };
+  for (const auto& note : data.notes) std::cout << note << "\n";
   for (const auto& [kind, count] : data.problems->summary())
     std::cout << "note: " << kind << ": " << count << "\n";
   list_images();

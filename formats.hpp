@@ -41,9 +41,16 @@ namespace yolox {
 
 namespace fs = std::filesystem;
 
-// Detects the format of a data set and returns a reader per split. Throws std::runtime_error that lists the
-// expected files.
-inline SplitReaders find_splits(const std::string& data) {
+// Throws UsageError if --images is given, or --val-fraction if not 0.
+inline void refuse_images(const std::string& images, const std::string& data, double val_fraction = 0) {
+  usage_check(images.empty(), "--images is for a COCO JSON file, not for --data ", data);
+  usage_check(val_fraction == 0, "--val-fraction is for COCO, VOC and YOLO files, not for --data ", data);
+}
+
+// Detects the format of a data set and returns a reader per split. images: folder of the images of COCO JSON
+// files; empty: the usual folders are searched. Throws std::runtime_error that lists the expected files, and
+// UsageError if `images` is given for another format.
+inline SplitReaders find_splits(const std::string& data, const std::string& images = "") {
   fs::path path(data);
   if (!path.has_filename()) path = path.parent_path();  // "DIR/"
   if (const size_t comma = data.find(','); comma != std::string::npos && !is_folder(path) && !is_file(path)) {
@@ -51,43 +58,52 @@ inline SplitReaders find_splits(const std::string& data) {
     for (const auto& [split, file] :
          {std::pair("train", data.substr(0, comma)), {"val", data.substr(comma + 1)}}) {
       check(is_file(file), "--data ", data, ": ", file, " is no file; give TRAIN.json,VAL.json");
-      splits[split] = [file = file] { return read_coco_source(file); };
+      splits[split] = [file = file, images] { return read_coco_source(file, images); };
     }
     return splits;
   }
   if (is_file(path)) {
-    if (has_extension(path, {".yaml", ".yml"})) return yolo_splits(data);
-    return {{split_name(path.stem().string()), [data] { return read_coco_source(data); }}};
+    if (!has_extension(path, {".json"})) refuse_images(images, data);
+    if (has_extension(path, {".yaml", ".yml"})) return yolo_splits(read_data_yaml(data));
+    return {{split_name(path.stem().string()), [data, images] { return read_coco_source(data, images); }}};
   }
+  refuse_images(images, data);
   check(
       is_folder(path), "--data ", data,
       " does not exist; give a folder (COCO, Pascal VOC or YOLO), a COCO JSON file, a data.yaml, or shapes");
   if (const SplitReaders coco = coco_splits(path); !coco.empty()) return coco;
   if (const SplitReaders voc = voc_splits(path); !voc.empty()) return voc;
-  if (const std::string yaml = find_data_yaml(path.string()); !yaml.empty()) return yolo_splits(yaml);
+  if (const std::string yaml = find_data_yaml(path.string()); !yaml.empty())
+    return yolo_splits(read_data_yaml(yaml));
   std::vector<std::string> nested, entries;
   for (const fs::path& parent : {path, path / "VOCdevkit"})
     for (const auto& folder : listing(parent, /*folders_only=*/true))
       if (!voc_splits(folder).empty()) nested.push_back(folder.string());
   check(nested.size() <= 1, "--data ", data, " has several Pascal VOC data sets; give one: ", listed(nested));
   if (nested.size() == 1) return voc_splits(nested[0]);
-  check(!is_folder(path / "labels") && !is_folder(path / "train" / "labels"), "--data ", data,
-        " looks like YOLO, but the class names are missing (classes.txt is not enough); write ",
-        (path / "data.yaml").string(),
-        "\n  path: .\n  train: images/train\n  val: images/val\n  names:\n    0: first");
+  if (const YoloYaml yolo = yolo_folders(path.string()); !yolo.splits.empty()) {
+    if (!yolo.names.empty()) return yolo_splits(yolo);
+    fail("--data ", data, " looks like YOLO, but the class names are missing; write ",
+         (path / "data.yaml").string(),
+         " with this text and the names of your classes, or a classes.txt with a name in each line:\n",
+         suggested_yaml(yolo));
+  }
   for (const auto& entry : listing(path)) entries.push_back(entry.filename().string());
   fail("--data ", data,
        " is no data set: looked for COCO (annotations/*.json, *.json, train/*.json), Pascal VOC "
-       "(Annotations/*.xml with JPEGImages, train/*.xml) and YOLO (data.yaml), found ",
+       "(Annotations/*.xml with JPEGImages, train/*.xml, *.xml beside the images) and YOLO (data.yaml, "
+       "classes.txt), found ",
        entries.empty() ? "an empty folder" : listed(entries));
 }
 
 // Reads the train split and the evaluated split of a data set. data: a folder, a COCO JSON file,
 // "TRAIN.json,VAL.json" or a data.yaml. split: name of the split to evaluate on; empty: val, or test if there
-// is no val. with_train false: the train split is read only if it is also the evaluated split. Throws
+// is no val. with_train false: the train split is read only if it is also the evaluated split. images: as for
+// find_splits(). val_fraction: if the data set has one split, hold_out() this fraction of it; 0: off. Throws
 // std::runtime_error that names the file, or lists the expected files.
-inline Sources read_sources(const std::string& data, const std::string& split = "", bool with_train = true) {
-  const SplitReaders there = find_splits(data);
+inline Sources read_sources(const std::string& data, const std::string& split = "", bool with_train = true,
+                            const std::string& images = "", double val_fraction = 0) {
+  const SplitReaders there = find_splits(data, images);
   const auto first = [&](const auto&... words) {
     std::string found;
     for (const char* word : {words...})
@@ -111,11 +127,18 @@ inline Sources read_sources(const std::string& data, const std::string& split = 
   sources.val = there.at(val)();
   if (with_train || sources.same) sources.train = sources.same ? sources.val : there.at(train)();
   sources.same = sources.same || sources.train.name == sources.val.name;  // "a.json,a.json"
+  if (val_fraction > 0) {
+    usage_check(sources.same, "--val-fraction is for data with one split, but --data ", data, " has ", names);
+    if (!with_train) sources.train = sources.val;
+    sources.val = hold_out(sources.train, val_fraction);
+    sources.same = false;
+  }
   return sources;
 }
 // Returns only the evaluated split: read_sources(data, split).val.
-inline Source read_val_source(const std::string& data, const std::string& split = "") {
-  return read_sources(data, split, /*with_train=*/false).val;
+inline Source read_val_source(const std::string& data, const std::string& split = "",
+                              const std::string& images = "", double val_fraction = 0) {
+  return read_sources(data, split, /*with_train=*/false, images, val_fraction).val;
 }
 
 // Loads the train split and the evaluated split. data: any data set of read_sources(), a packed data set, or
@@ -123,7 +146,9 @@ inline Source read_val_source(const std::string& data, const std::string& split 
 // check_images(). Throws std::runtime_error if the splits have different classes or the train split has no
 // usable box.
 inline Splits load_splits(const std::string& data, const std::string& split, uint64_t seed,
-                          bool official_quirks, const std::string& keep) {
+                          bool official_quirks, const std::string& keep, const std::string& images = "",
+                          double val_fraction = 0) {
+  if (data == "shapes" || is_packed(data)) refuse_images(images, data, val_fraction);
   if (data == "shapes")
     return {shapes_dataset(seed, 0, kShapesTrain), shapes_dataset(seed, 1, kShapesVal), false};
   Splits splits;
@@ -132,11 +157,15 @@ inline Splits load_splits(const std::string& data, const std::string& split, uin
     splits = {packed_dataset(file, "train", official_quirks), {}, file->get("val").empty()};
     if (!splits.same) splits.val = packed_dataset(file, "val", official_quirks);
   } else {
-    Sources sources = read_sources(data, split);
+    Sources sources = read_sources(data, split, /*with_train=*/true, images, val_fraction);
+    drop_parent_category({&sources.train, &sources.val});
     splits = {load_dataset(std::move(sources.train), official_quirks, keep), {}, sources.same};
     if (!splits.same) splits.val = load_dataset(std::move(sources.val), official_quirks, keep);
   }
-  if (splits.same) splits.val = splits.train;
+  if (splits.same) {
+    splits.val = splits.train;
+    splits.val.name += " (warning: the training images; --val-fraction 0.1 holds out a tenth for evaluation)";
+  }
   check(splits.train.classes == splits.val.classes, splits.train.name, " and ", splits.val.name,
         " list different classes (", splits.train.classes.size(), " and ", splits.val.classes.size(),
         "); they must be equal");
@@ -149,11 +178,18 @@ inline Splits load_splits(const std::string& data, const std::string& split, uin
   return splits;
 }
 
-// Loads only the evaluated split; parameters as load_splits().
+// Loads only the evaluated split; parameters as load_splits(). classes: those of the model, empty if unknown;
+// a category that load_splits() drops is kept if the model has it.
 inline Dataset load_val(const std::string& data, const std::string& split, uint64_t seed,
-                        const std::string& keep) {
+                        const std::string& keep, const std::string& images = "",
+                        const std::vector<std::string>& classes = {}, double val_fraction = 0) {
+  if (data == "shapes" || is_packed(data)) refuse_images(images, data, val_fraction);
   if (data == "shapes") return shapes_dataset(seed, 1, kShapesVal);
-  if (!is_packed(data)) return load_dataset(read_val_source(data, split), false, keep);
+  if (!is_packed(data)) {
+    Source source = read_val_source(data, split, images, val_fraction);
+    if (source.coco.categories.size() != classes.size()) drop_parent_category({&source});
+    return load_dataset(std::move(source), false, keep);
+  }
   const auto file = open_packed(data, split);
   return packed_dataset(file, file->get("val").empty() ? "train" : "val", false);
 }

@@ -2,6 +2,7 @@
 #include "checkpoint/load.hpp"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "checkpoint/onnx_weights.hpp"
 
@@ -83,9 +84,17 @@ std::vector<std::string> class_names(const WeightsInfo& info, int64_t classes) {
   return classes == int64_t(coco_classes().size()) ? coco_classes() : std::vector<std::string>();
 }
 
-LoadedModel load_model(const std::string& path, const std::string& model, const std::string& preproc,
+// Returns "" or, if `given` is a run folder, a line that names the file of the run that is used.
+static std::string file_of_run(const std::string& given, const std::string& path) {
+  if (given == path || !std::filesystem::is_directory(given)) return "";
+  const bool best = std::filesystem::path(path).filename() == "best.pth";
+  return concat("weights ", path, best ? "" : ", because the run has no best.pth");
+}
+
+LoadedModel load_model(const std::string& given, const std::string& model, const std::string& preproc,
                        torch::Device device) {
-  combination_check(!path.empty(), "--weights FILE is needed");
+  combination_check(!given.empty(), "--weights FILE is needed");
+  const std::string path = find_weights_file(given);
   usage_check(preproc == "auto" || preproc == "bgr" || preproc == "legacy",
               "--preproc must be auto, bgr or legacy, got '", preproc, "'");
   const auto file = read_weights(path);
@@ -106,7 +115,8 @@ LoadedModel load_model(const std::string& path, const std::string& model, const 
   check(report.missing.empty() && report.mismatched.empty(), path, " does not contain all weights of ", found,
         ": ", to_string(report));
   check_finite(*loaded.model, path);
-  if (!report.unexpected.empty()) loaded.report = to_string(report);
+  loaded.report = file_of_run(given, path);
+  if (!report.unexpected.empty()) loaded.report += (loaded.report.empty() ? "" : "\n") + to_string(report);
   if (int64_t(loaded.info.classes.size()) != classes) loaded.info.classes.clear();
   loaded.model->to(device);
   to_channels_last(*loaded.model);
@@ -121,8 +131,10 @@ ImageSize input_size(const WeightsInfo& info, const std::string& flag) {
   return {side, side};
 }
 
-WeightsInfo load_pretrained(YOLOX& model, const std::string& path, const WeightsInfo& wanted,
+WeightsInfo load_pretrained(YOLOX& model, const std::string& given, const WeightsInfo& wanted,
                             std::vector<std::string>& notes) {
+  const std::string path = find_weights_file(given);
+  if (const std::string note = file_of_run(given, path); !note.empty()) notes.push_back(note);
   const auto file = read_weights(path);
   const auto weights = find_weights(file, path);
   const std::string found = detect_model(weights, wanted.model);

@@ -44,13 +44,14 @@ std::vector<std::string> class_names(const WeightsInfo& info, int64_t classes);
 struct LoadedModel {
   YOLOX model{nullptr};
   WeightsInfo info;    // info.classes is empty if the file contains no class names
-  std::string report;  // entries of the file that the model does not have; empty if there are none
+  std::string report;  // the file used of a run folder, entries that the model does not have; may be empty
 };
 
-// Loads a model with all of its weights, in evaluation mode, on the device. model: expected model, or "" to
+// Loads a model with all of its weights, in evaluation mode, on the device. given: as for
+// find_weights_file(). model: expected model, or "" to
 // take the model from the file. preproc: "auto" (from the file), "bgr" or "legacy". Throws if the weights are
 // incomplete.
-LoadedModel load_model(const std::string& path, const std::string& model, const std::string& preproc,
+LoadedModel load_model(const std::string& given, const std::string& model, const std::string& preproc,
                        torch::Device device);
 
 // Returns the input size: the flag --size if given, else the size with which the weights were trained, else
@@ -59,7 +60,7 @@ ImageSize input_size(const WeightsInfo& info, const std::string& flag);
 
 // Initialises a new model with the weights of a file, for fine-tuning. Appends a report of skipped tensors to
 // `notes`. Returns the metadata of the file. Throws if the weights belong to another model than wanted.model.
-WeightsInfo load_pretrained(YOLOX& model, const std::string& path, const WeightsInfo& wanted,
+WeightsInfo load_pretrained(YOLOX& model, const std::string& given, const WeightsInfo& wanted,
                             std::vector<std::string>& notes);
 
 }  // namespace yolox

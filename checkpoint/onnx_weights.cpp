@@ -228,7 +228,7 @@ std::string find_weights_file(const std::string& given) {
   if (fs::exists(given, error)) return given;
   const std::string folder = YOLOX_SOURCE_DIR "/weights/";
   std::ifstream sums(folder + "SHA256SUMS");  // lines "HASH  FILE" of the official weights
-  std::string hash, file;
+  std::string hash, file, names;
   while (sums >> hash >> file) {
     std::string name = file.substr(0, file.find('.'));
     std::replace(name.begin(), name.end(), '_', '-');
@@ -237,7 +237,10 @@ std::string find_weights_file(const std::string& given) {
     if (by_name && fs::exists(fetched, error)) return fetched;
     check(!by_name && fs::path(given).filename() != file, by_name ? fetched : given,
           " is missing; weights/get ", name, " fetches the official weights");
+    names += (names.empty() ? "" : ", ") + name;
   }
+  check(fs::path(given).has_extension() || given.find('/') != std::string::npos, "--weights ", given,
+        " is neither a file nor an official model (", names, ")");
   return given;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/coco.hpp"
 
+#include <algorithm>
 #include <map>
 
 #include "base/error.hpp"
@@ -37,19 +38,23 @@ fs::path find_image_folder(const fs::path& json, const CocoDataset& coco) {
   for (const auto& place : places)
     looked += "\n  " + (place / to_forward_slashes(coco.images[0].file_name)).lexically_normal().string();
   fail(json.string(),
-       ": none of its images was found in the usual folders; move the images to one of them. Looked for",
+       ": none of its images was found in the usual folders; give their folder with --images DIR. Looked for",
        looked);
 }
 
-Source read_coco_source(const std::string& json) {
+Source read_coco_source(const std::string& json, const std::string& images) {
   Source source;
   source.name = json;
   source.coco = read_coco(json);
   check(!source.coco.images.empty(), json, " lists no images; use a file with images");
   check(!source.coco.categories.empty(), json, " lists no categories; use a file with categories");
-  const fs::path folder = find_image_folder(json, source.coco);
+  const fs::path folder = images.empty() ? find_image_folder(json, source.coco) : fs::path(images);
   for (const CocoImage& image : source.coco.images)  // operator/ keeps an absolute file_name unchanged
     source.files.push_back((folder / to_forward_slashes(image.file_name)).string());
+  check(images.empty() ||
+            std::any_of(source.files.begin(), source.files.end(), [](const auto& f) { return is_file(f); }),
+        "--images ", images, ": none of the images of ", json, " is there, such as ", source.files[0],
+        "; file names in the JSON file are relative to this folder");
   return source;
 }
 

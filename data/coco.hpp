@@ -14,8 +14,9 @@ namespace yolox {
 // least one of about 100 sampled images exists. Throws, with a list of these folders, if none contains any.
 fs::path find_image_folder(const fs::path& json, const CocoDataset& coco);
 
-// Reads the annotations and finds the images of a split. Throws if the file lists no images or no categories.
-Source read_coco_source(const std::string& json);
+// Reads the annotations and finds the images of a split: in the folder `images`, or if that is empty with
+// find_image_folder(). Throws if the file lists no images or no categories, or if no image is found.
+Source read_coco_source(const std::string& json, const std::string& images = "");
 
 // Finds the COCO JSON files of a data set: the files in the folder `annotations`, else in `root` itself, else
 // in its subfolders. Returns one reader per split.

@@ -190,7 +190,8 @@ CocoDataset read_coco(File file, const std::string& path) {
   };
   const auto category = [&](const JsonRecord& r) {
     const int64_t id = r.integer("id");
-    data.categories.push_back({id, r.string("name", std::to_string(id))});
+    const JsonField* parent = r.find("supercategory");
+    data.categories.push_back({id, r.string("name", std::to_string(id)), parent ? parent->string : ""});
   };
   const auto annotation = [&](const JsonRecord& r) {
     if (!r.find("bbox")) {

@@ -37,7 +37,8 @@ struct CocoImage {
 };
 struct CocoCategory {
   int64_t id = 0;
-  std::string name;  // default: the id as a decimal number
+  std::string name;                // default: the id as a decimal number
+  std::string supercategory = {};  // default: empty; not written
 };
 struct CocoAnnotation {
   int64_t id = 0;  // default: 1 + position in the file

@@ -224,6 +224,7 @@ Dataset make_dataset(Source source, const ImageChecks& checks, bool official_qui
   check(!truth.images.empty(), data.name, " lists no images");
   check(!truth.categories.empty(), data.name, " lists no categories");
   for (const auto& [kind, line] : source.problems) data.problems->add(kind, line);
+  for (const auto& note : source.notes) data.notes.push_back(printable(note));
   if (truth.repeated_ids > 0)
     data.problems->add("annotations with the id of another one", concat(data.name, ": ", truth.repeated_ids));
   if (truth.without_box > 0)

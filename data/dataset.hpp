@@ -104,6 +104,7 @@ struct Dataset {
   // empty.
   std::function<ImageRegion(size_t i, double scale)> stored;
   std::shared_ptr<Problems> problems = std::make_shared<Problems>();
+  std::vector<std::string> notes = {};  // lines for the log
 
   cv::Size size(size_t i) const { return {records[i].width, records[i].height}; }
   const std::vector<Box>& boxes(size_t i) const { return records[i].boxes; }

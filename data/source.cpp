@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/source.hpp"
 
+#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <unordered_map>
 
 #include "base/error.hpp"
+#include "base/random.hpp"
 
 namespace yolox {
 
@@ -14,6 +17,76 @@ std::string Source::where(size_t annotation) const {
   const CocoAnnotation& a = coco.annotations[annotation];
   if (lines.empty()) return concat(name, ": annotation ", a.id, " of image ", a.image_id);
   return concat(label_files[a.image_id - 1], ":", lines[annotation]);
+}
+
+Source hold_out(Source& all, double fraction) {
+  const size_t n = all.files.size();
+  check(n >= 2, "--val-fraction: ", all.name, " has only ", n, " image");
+  std::vector<std::pair<uint64_t, size_t>> order;
+  for (size_t i = 0; i < n; ++i) {
+    uint64_t hash = 0;
+    for (const unsigned char c : fs::path(all.files[i]).filename().string()) hash = Rng(hash, 0, c).next();
+    order.emplace_back(hash, i);
+  }
+  std::sort(order.begin(), order.end());
+  const size_t wanted = size_t(std::llround(fraction * double(n)));
+  std::vector<bool> held(n);
+  for (size_t k = 0; k < std::clamp<size_t>(wanted, 1, n - 1); ++k) held[order[k].second] = true;
+
+  Source train = all, val;
+  for (Source* part : {&train, &val}) {
+    part->coco.categories = all.coco.categories;
+    part->coco.images.clear();
+    part->coco.annotations.clear();
+    part->files.clear();
+    part->label_files.clear();
+    part->lines.clear();
+  }
+  val.relative = all.relative;
+  std::unordered_map<int64_t, size_t> index_of;
+  std::vector<int64_t> ids;
+  for (size_t i = 0; i < n; ++i) {
+    Source& part = held[i] ? val : train;
+    CocoImage image = all.coco.images[i];
+    index_of[image.id] = i;
+    if (!all.label_files.empty()) {
+      image.id = int64_t(part.files.size()) + 1;  // 1 + position, see Source
+      part.label_files.push_back(all.label_files[i]);
+    }
+    ids.push_back(image.id);
+    part.coco.images.push_back(image);
+    part.files.push_back(all.files[i]);
+  }
+  for (size_t k = 0; k < all.coco.annotations.size(); ++k) {
+    CocoAnnotation a = all.coco.annotations[k];
+    const auto image = index_of.find(a.image_id);
+    Source& part = image != index_of.end() && held[image->second] ? val : train;
+    if (image != index_of.end()) a.image_id = ids[image->second];
+    part.coco.annotations.push_back(a);
+    if (!all.lines.empty()) part.lines.push_back(all.lines[k]);
+  }
+  val.name = concat(all.name, " (", val.files.size(), " images held out)");
+  all = std::move(train);
+  return val;
+}
+
+void drop_parent_category(const std::vector<Source*>& sources) {
+  const std::vector<CocoCategory> categories = sources.at(0)->coco.categories;
+  for (const CocoCategory& parent : categories) {
+    bool drop = categories.size() > 1;
+    for (const auto& c : categories) drop = drop && (c.id == parent.id || c.supercategory == parent.name);
+    for (size_t i = 0; drop && i < sources.size(); ++i)
+      for (const auto& a : sources[i]->coco.annotations) drop = drop && a.category_id != parent.id;
+    if (!drop) continue;
+    for (Source* source : sources) {
+      auto& own = source->coco.categories;
+      const auto same = [&](const CocoCategory& c) { return c.id == parent.id && c.name == parent.name; };
+      own.erase(std::remove_if(own.begin(), own.end(), same), own.end());
+      source->notes.push_back(concat("note: ", source->name, ": left out the category ", parent.name,
+                                     ", which has no boxes and is the supercategory of all others"));
+    }
+    return;
+  }
 }
 
 std::string read_all(const std::string& path, std::string& text, bool* missing) {

@@ -34,6 +34,7 @@ struct Source {
   std::vector<std::string> label_files;  // parallel to coco.images; empty for COCO
   std::vector<int> lines;  // line in the label file, parallel to coco.annotations; empty for COCO
   std::vector<std::pair<std::string, std::string>> problems;  // skipped files and lines: kind, text
+  std::vector<std::string> notes;                             // lines for the log that are no problems
 
   // Returns the position of an annotation: "x.json: annotation 7 of image 3" or "labels/a.txt:4".
   std::string where(size_t annotation) const;
@@ -43,6 +44,15 @@ struct Sources {
   Source train, val;
   bool same = false;  // true if the data set has one split only; `val` is then a copy of `train`
 };
+
+// Drops the category that is the supercategory of all others, if it has no annotation in any of the sources,
+// which are splits of one data set. Roboflow writes such a category. The notes say so.
+void drop_parent_category(const std::vector<Source*>& sources);
+
+// Moves a fraction of the images of a split, at least one, to a second split, which is returned. The choice
+// depends on the file names alone, so that every program that is given the same fraction makes the same
+// choice. Throws if the split has fewer than two images.
+Source hold_out(Source& all, double fraction);
 
 // ---- files and text
 
@@ -120,6 +130,7 @@ using SplitReaders = std::map<std::string, std::function<Source()>>;
 // Contents of one label file.
 struct Labels {
   bool usable = false;        // false if the objects of the image are unknown; the image is then skipped
+  bool missing = false;       // YOLO: there is no label file, so that the image has no objects
   std::string image;          // VOC: <filename> without folder
   int width = 0, height = 0;  // pixels; 0 if unknown
   std::vector<CocoAnnotation> boxes;                          // VOC: category_id is not set yet, see `names`

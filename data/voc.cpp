@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 
 #include "base/error.hpp"
 #include "base/threads.hpp"
@@ -106,7 +107,7 @@ SplitReaders voc_splits(const fs::path& root) {
   const auto voc = std::make_shared<Voc>();
   voc->root = root.string();
   const std::vector<std::string> known = {"train", "trainval", "val", "valid", "test"};
-  using Part = std::map<std::string, std::string>;
+  using Part = std::map<std::string, std::string>;  // image name -> XML file
   for (const fs::path& xmls : {root / "Annotations", root / "annotations"})
     for (const fs::path& images : {root / "JPEGImages", root / "images"}) {
       if (!voc->splits.empty() || !is_folder(xmls) || !is_folder(images)) continue;
@@ -133,6 +134,19 @@ SplitReaders voc_splits(const fs::path& root) {
         if (has_extension(path, {".xml"})) part[split + "/" + path.stem().string()] = path.string();
       if (!part.empty()) voc->splits.insert({split_name(split), part});
     }
+  }
+  if (voc->splits.empty()) {  // XML files beside the images, without splits
+    Part part;
+    bool beside = false;
+    std::set<std::string> images;
+    for (const auto& path : listing(root))
+      if (has_extension(path, kImages)) images.insert(path.stem().string());
+    for (const auto& path : listing(root)) {
+      if (!has_extension(path, {".xml"})) continue;
+      part[path.stem().string()] = path.string();
+      beside = beside || images.count(path.stem().string()) > 0;
+    }
+    if (beside) voc->splits["all"] = part;
   }
   SplitReaders splits;
   for (const auto& entry : voc->splits)

@@ -31,7 +31,8 @@ Source read_voc_split(Voc& voc, const std::string& split);
 
 // Finds the splits of a folder with Annotations, JPEGImages (Kaggle: annotations, images) and lists in
 // ImageSets/Main, or of a folder with train, valid and test that contain XML files beside the images
-// (Roboflow). Returns an empty map for any other folder.
+// (Roboflow), or the single split of a folder with XML files beside the images (labelImg). Returns an empty
+// map for any other folder.
 SplitReaders voc_splits(const fs::path& root);
 
 }  // namespace yolox

@@ -2,6 +2,8 @@
 #include "data/yolo.hpp"
 
 #include <algorithm>
+#include <memory>
+#include <set>
 
 #include "base/error.hpp"
 #include "base/threads.hpp"
@@ -97,8 +99,9 @@ std::string yolo_label_file(const std::string& image) {
 Labels read_yolo_txt(const std::string& path, bool keypoints) {
   Labels labels;
   std::string text;
-  const std::string error = read_all(path, text, &labels.usable);
-  if (labels.usable) return labels;
+  const std::string error = read_all(path, text, &labels.missing);
+  labels.usable = labels.missing;
+  if (labels.missing) return labels;
   if (!error.empty() || text.find('\0') != std::string::npos) {
     const std::string wrong = error.empty() ? "not a text file" : error;
     labels.problems.push_back({"label file cannot be read", concat(path, ": ", wrong)});
@@ -143,6 +146,21 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
   return labels;
 }
 
+// Throws if at least half of the boxes are in pixels.
+static void check_fractions(const Source& source) {
+  const auto& boxes = source.coco.annotations;
+  // The right or lower edge of a box in fractions may exceed 1 a little, and a box in pixels is larger
+  // than 2.
+  const auto in_pixels = [](const CocoAnnotation& a) { return a.x + a.w > 2 || a.y + a.h > 2; };
+  const auto first = std::find_if(boxes.begin(), boxes.end(), in_pixels);
+  const auto pixels = std::count_if(boxes.begin(), boxes.end(), in_pixels);
+  if (first == boxes.end() || 2 * pixels < int64_t(boxes.size())) return;
+  fail(source.name, ": ", pixels, " of ", boxes.size(), " boxes are in pixels, such as ",
+       source.where(first - boxes.begin()),
+       "; YOLO labels are fractions: divide x and width by the width of the image, y and height by its "
+       "height");
+}
+
 Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   Source source;
   source.name = concat(data.file, " (", split, ")");
@@ -151,22 +169,76 @@ Source read_yolo_split(const YoloYaml& data, const std::string& split) {
     source.coco.categories.push_back({static_cast<int64_t>(source.coco.categories.size()), name});
   const std::vector<std::string> images = yolo_images(data, split);
   std::vector<Labels> labels(images.size());
+  const auto label_file = [&](const std::string& image) {
+    return data.beside ? fs::path(image).replace_extension(".txt").string() : yolo_label_file(image);
+  };
   parallel_for(int64_t(images.size()),
-               [&](int64_t i) { labels[i] = read_yolo_txt(yolo_label_file(images[i]), data.keypoints); });
-  for (size_t i = 0; i < images.size(); ++i)
-    add_image(source, images[i], yolo_label_file(images[i]), labels[i]);
+               [&](int64_t i) { labels[i] = read_yolo_txt(label_file(images[i]), data.keypoints); });
+  for (size_t i = 0; i < images.size(); ++i) add_image(source, images[i], label_file(images[i]), labels[i]);
+  check_fractions(source);
+  const auto missing = std::count_if(labels.begin(), labels.end(), [](const Labels& l) { return l.missing; });
+  if (missing > 0)
+    source.notes.push_back(concat("note: ", source.name, ": ", missing, " of ", images.size(),
+                                  " images have no label file and count as images without objects"));
   if (source.coco.annotations.empty() && source.problems.empty())
     source.problems.push_back(
         {"no image has labels", concat("expected the first label file at ", source.label_files[0])});
   return source;
 }
 
-SplitReaders yolo_splits(const std::string& file) {
+SplitReaders yolo_splits(const YoloYaml& yaml) {
   SplitReaders splits;
-  const auto data = std::make_shared<YoloYaml>(read_data_yaml(file));
+  const auto data = std::make_shared<YoloYaml>(yaml);
   for (const auto& entry : data->splits)
     splits[entry.first] = [data, split = entry.first] { return read_yolo_split(*data, split); };
   return splits;
+}
+
+YoloYaml yolo_folders(const std::string& folder) {
+  YoloYaml data;
+  data.folder = data.root = folder;
+  const std::vector<std::string> known = {"train", "trainval", "val", "valid", "validation", "test"};
+  const auto has_images = [&](const std::string& place) {
+    const auto entries = listing(data.root / place);
+    return std::any_of(entries.begin(), entries.end(),
+                       [](const auto& e) { return has_extension(e, kImages); });
+  };
+  for (const auto& split : known)
+    for (const auto& [place, labels] :
+         {std::pair("images/" + split, std::string("labels")), {split + "/images", split + "/labels"}})
+      if (is_folder(data.root / place) && is_folder(data.root / labels))
+        data.splits[split_name(split)].push_back(place);
+  if (data.splits.empty() && is_folder(data.root / "images") && is_folder(data.root / "labels"))
+    data.splits["all"] = {"images"};
+  std::vector<std::string> places{"", "labels"};
+  for (const auto& split : known) places.insert(places.end(), {split, "labels/" + split, split + "/labels"});
+  for (const auto& place : places) {
+    const fs::path names = data.root / place / "classes.txt";
+    if (!data.names.empty() || !is_file(names)) continue;
+    data.file = names.string();
+    for_each_line(read_text(data.file), [&](std::string_view name, int) { data.names.emplace_back(name); });
+  }
+  if (!data.splits.empty() || data.names.empty()) return data;
+  data.beside = true;
+  for (const auto& split : known)
+    if (has_images(split)) data.splits[split_name(split)].push_back(split);
+  if (data.splits.empty() && has_images("")) data.splits["all"] = {"."};
+  return data;
+}
+
+std::string suggested_yaml(const YoloYaml& data) {
+  std::string text = "path: .\n";
+  std::set<int64_t> classes{0};
+  for (const auto& [split, places] : data.splits) {
+    text += concat(split == "all" ? "train" : split, ": ", places[0], "\n");
+    for (const std::string& image : files_under(data.root / places[0], kImages))
+      for (const CocoAnnotation& a : read_yolo_txt(yolo_label_file(image), false).boxes)
+        classes.insert(a.category_id);
+  }
+  text += "names:";
+  const int64_t most = std::min<int64_t>(*classes.rbegin(), 999);
+  for (int64_t id = 0; id <= most; ++id) text += concat("\n  ", id, ": name of class ", id);
+  return text;
 }
 
 std::string find_data_yaml(const std::string& data) {

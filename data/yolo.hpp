@@ -17,6 +17,7 @@ struct YoloYaml {
   fs::path folder, root;                                   // folder of the file; base of relative paths
   std::vector<std::string> names;                          // class names
   bool keypoints = false;                                  // true: keypoints follow the box in each line
+  bool beside = false;                                     // true: the label files are beside the images
   std::map<std::string, std::vector<std::string>> splits;  // split -> image folders and lists of images
 };
 
@@ -37,7 +38,17 @@ Labels read_yolo_txt(const std::string& path, bool keypoints);
 
 Source read_yolo_split(const YoloYaml& data, const std::string& split);
 
-SplitReaders yolo_splits(const std::string& file);
+// Returns the readers of the splits.
+SplitReaders yolo_splits(const YoloYaml& yaml);
+
+// Returns the data set of a YOLO folder without data.yaml, from the folders that exist: images/train or
+// train/images and so on, images, or images beside their label files. The names are those of a classes.txt
+// (labelImg), empty if there is none. `splits` is empty if the folder has no such layout.
+YoloYaml yolo_folders(const std::string& folder);
+
+// Returns the text of a data.yaml for the splits of yolo_folders(). The names are placeholders for the
+// classes that occur in the label files.
+std::string suggested_yaml(const YoloYaml& data);
 
 // Returns data.yaml or dataset.yaml of a folder, else its only YAML file with `names`, or "" if the folder
 // has none. Throws if several files have `names`.

@@ -237,6 +237,9 @@ void RunProgress::log_classes(const Splits& splits) {
   std::vector<std::string> frequent;
   for (const size_t c : classes_by_count(counts))
     frequent.push_back(concat(train.classes[c], " ", counts[c]));
+  const auto empty = std::count_if(train.records.begin(), train.records.end(),
+                                   [](const Record& r) { return r.boxes.empty(); });
+  log.wrapped_line(concat("images  ", train.records.size(), " for training, ", empty, " without boxes"));
   log.wrapped_line(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
                           " for training: ", listed(frequent, 10)));
   const auto absent = [&](const std::vector<int64_t>& of, const char* split) {
@@ -247,6 +250,8 @@ void RunProgress::log_classes(const Splits& splits) {
       log.wrapped_line(concat("note: ", names.size(), names.size() == 1 ? " class has" : " classes have",
                               " no box for ", split, ": ", listed(names, 10)));
   };
+  for (const auto& note : train.notes) log.wrapped_line(note);
+  for (const auto& note : splits.same ? std::vector<std::string>() : val.notes) log.wrapped_line(note);
   absent(counts, "training");
   if (!splits.same) absent(in_val, "evaluation");
 }
@@ -308,6 +313,10 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
                           splits.same ? "the same images, because there is one split" : val.name, "), ",
                           data.classes.size(), " classes; ", config.loader_threads, " loader thread",
                           config.loader_threads > 1 ? "s" : ""));
+  if (splits.same)
+    log.wrapped_line(
+        "warning: AP is measured on the training images, because the data set has one split, and is too high "
+        "for other images; --val-fraction 0.1 holds out a tenth of the images for evaluation");
   if (config.data == "shapes")
     log.wrapped_line(
         "note: these are scenes that the program draws; to train on your own images, give --data DIR");

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/saving.hpp"
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <system_error>
 
+#include "base/printable.hpp"
 #include "checkpoint/load.hpp"
 #include "checkpoint/onnx_weights.hpp"
 
@@ -154,10 +156,14 @@ SavedRun find_run(Config& config) {
   const std::string run = run_folder_of(config.resume);
   usage_check(!run.empty(), "--resume: no run below runs/ has a checkpoint; give the folder of a run");
   SavedRun saved = resume_settings(config, run);
+  const Settings now = config.values();
   for (const auto& [name, value] : saved_settings(saved.file, saved.path))
-    usage_check(name != "freeze" || value == config.freeze, "--freeze ", config.freeze,
-                " differs from the run's '", value,
-                "', so its optimizer state does not match; start from its last.pth with --weights");
+    usage_check(
+        (name != "freeze" && name != "optimizer") ||
+            std::find(now.begin(), now.end(), std::pair(name, value)) != now.end(),
+        "--", name, " differs from the run's '", value,
+        "', so its optimizer state does not match; start a new run from its weights: ./train --weights ",
+        shell_word(saved.run + "/last.pth"));
   return saved;
 }
 

@@ -54,7 +54,8 @@ Splits load_data(const Config& config, const std::string& data, const std::strin
                                                                             : config.out);
   Splits splits = ranks.run_first_on_one_rank_per_machine([&] {
     return load_splits(data, config.split, config.seed, config.augment.official_quirks,
-                       (beside.parent_path() / ".checks").string());  // cached results of the image checks
+                       (beside.parent_path() / ".checks").string(),  // cached results of the image checks
+                       config.images, config.val_fraction);
   });
   for (Dataset* d : {&splits.train, &splits.val}) {
     d->strict = config.strict;

@@ -23,7 +23,7 @@ std::string error_of(const std::string& data, const std::string& split = "") {
     read_sources(data, split);
   } catch (const std::runtime_error& error) {
     const std::string text = error.what();
-    if (!has(text, "Looked for") && !has(text, "names:\n")) CHECK(!has(text, "\n"));
+    if (!has(text, "Looked for") && !has(text, "names:")) CHECK(!has(text, "\n"));
     return text;
   }
   return "";
@@ -684,14 +684,16 @@ TEST_CASE("formats: many YOLO files are read in the order of their paths") {
   Names labels;
   for (int i = 0; i < 400; ++i) {
     write_text(dir / concat("images/", 10000 + i, ".jpg"));
-    write_text(dir / concat("labels/", 10000 + i, ".txt"), i % 5 ? concat("0 0.5 0.5 1 ", i, "\n") : "bad\n");
+    write_text(dir / concat("labels/", 10000 + i, ".txt"),
+               i % 5 ? concat("0 0.5 0.5 1 0.", i + 100, "\n") : "bad\n");
   }
   write_text(dir / "data.yaml", "val: images\nnc: 1");
   const Source source = read_val_source(dir.path.string());
   REQUIRE(source.files.size() == 400);
   CHECK(std::is_sorted(source.files.begin(), source.files.end()));
   bool right = source.coco.annotations.size() == 320 && source.problems.size() == 80;
-  for (const CocoAnnotation& a : source.coco.annotations) right = right && a.h == double(a.image_id - 1);
+  for (const CocoAnnotation& a : source.coco.annotations)
+    right = right && a.h == double(a.image_id + 99) / 1000;
   CHECK(right);
   CHECK(std::is_sorted(source.problems.begin(), source.problems.end()));
 }
@@ -892,12 +894,182 @@ TEST_CASE("formats: a path without a data set is refused with a list of the acce
        {"annotations/*.json", "Annotations/*.xml", "data.yaml", "a.jpg, b.csv, c.csv, d,"})
     CHECK_HAS(error, part);
   CHECK_HAS(error_of(dir / "b.csv"), "b.csv: not valid JSON");
+}
 
-  for (const std::string file : {"x/images/train/a.jpg", "y/train/images/a.jpg"}) write_text(dir / file);
-  for (const std::string file : {"x/labels/train/a.txt", "y/train/labels/a.txt"})
-    write_text(dir / file, "0 0.5 0.5 1 1");
-  for (const std::string set : {"x", "y"})
-    CHECK_HAS(error_of(dir / set),
-              "write " + (dir / (set + "/data.yaml")) +
-                  "\n  path: .\n  train: images/train\n  val: images/val\n  names:\n    0: first");
+TEST_CASE("formats: a YOLO folder without class names is answered with a data.yaml that is correct for it") {
+  TempDir dir;
+  put_all(dir, {"x/images/train/a.jpg", "x/images/val/b.jpg", "y/train/images/a.jpg", "y/valid/images/b.jpg",
+                "z/images/a.jpg", "z/images/b.jpg"});
+  for (const std::string file : {"x/labels/train/a.txt", "y/train/labels/a.txt", "z/labels/a.txt"})
+    write_text(dir / file, "2 0.5 0.5 1 1\n");
+  fs::create_directories(dir / "y/valid/labels");
+  for (const std::string set : {"x", "y", "z"}) {
+    INFO(set);
+    const std::string yaml = dir / (set + "/data.yaml"), error = error_of(dir / set),
+                      mark = "in each line:\n";
+    CHECK_HAS(error, "write " + yaml + " with this text");
+    REQUIRE(error.find(mark) != std::string::npos);
+    write_text(yaml, error.substr(error.find(mark) + mark.size()));
+    const Sources s = read_sources(dir / set);
+    CHECK(names_of(s.train) == Names{"name of class 0", "name of class 1", "name of class 2"});
+    CHECK(s.train.coco.annotations.size() == 1);
+    CHECK(s.same == (set == "z"));
+    // Without the file, classes.txt of labelImg is enough.
+    fs::remove(yaml);
+    write_text(dir / (set + (set == "x"   ? "/classes.txt"
+                             : set == "y" ? "/train/labels/classes.txt"
+                                          : "/labels/classes.txt")),
+               "cat\nred dog\n\ncow\n");
+    CHECK(names_of(read_sources(dir / set).train) == Names{"cat", "red dog", "cow"});
+  }
+  put_all(dir, {"w/images/train/a.jpg"});  // no labels
+  CHECK_HAS(error_of(dir / "w"), "is no data set");
+}
+
+TEST_CASE("formats: labels of labelImg beside the images are read, as YOLO with classes.txt and as VOC") {
+  TempDir dir;
+  // The folder may be called images, although labels of YOLO are in a folder `labels` in other layouts.
+  put_all(dir, {"images/a.jpg", "images/b.PNG", "images/empty.jpg", "split/train/a.jpg", "split/val/b.jpg"});
+  for (const std::string file : {"images/a.txt", "split/train/a.txt"})
+    write_text(dir / file, "1 0.5 0.5 0.2 0.2\n");
+  for (const std::string file : {"images/classes.txt", "split/train/classes.txt"})
+    write_text(dir / file, "cat\ndog\n");
+  const Sources yolo = read_sources(dir / "images");
+  CHECK(yolo.same);
+  CHECK(names_of(yolo.train) == Names{"cat", "dog"});
+  CHECK(below(dir, yolo.train.files) == Names{"images/a.jpg", "images/b.PNG", "images/empty.jpg"});
+  REQUIRE(yolo.train.coco.annotations.size() == 1);
+  CHECK(yolo.train.where(0) == dir / "images/a.txt" + std::string(":1"));
+  const Sources split = read_sources(dir / "split");
+  CHECK(below(dir, split.train.files) == Names{"split/train/a.jpg"});
+  CHECK(below(dir, split.val.files) == Names{"split/val/b.jpg"});
+
+  for (const std::string name : {"a", "b"})
+    write_text(dir / ("voc/" + name + ".xml"), voc(object("cat", corners("1", "2", "3", "5"))));
+  CHECK_HAS(error_of(dir / "voc"), "is no data set");  // XML files without images
+  put_all(dir, {"voc/a.jpg", "voc/b.JPG"});
+  const Sources xml = read_sources(dir / "voc");
+  CHECK(xml.same);
+  CHECK(names_of(xml.train) == Names{"cat"});
+  CHECK(below(dir, xml.train.files) == Names{"voc/a.jpg", "voc/b.JPG"});
+  CHECK(xml.train.coco.annotations.size() == 2);
+}
+
+TEST_CASE("formats: a category without boxes that is the supercategory of all others is left out") {
+  TempDir dir;
+  const auto put = [&](const std::string& split, const std::string& category, const std::string& parent) {
+    write_text(dir / (split + ".json"), R"({"images": [{"id": 3, "file_name": "a.png"}], "categories": [
+        {"id": 0, "name": "cells", "supercategory": "none"}, {"id": 1, "name": "red", "supercategory": "cells"},
+        {"id": 2, "name": "white", "supercategory": ")" +
+                                            parent + R"("}],
+        "annotations": [{"id": 7, "image_id": 3, "category_id": )" +
+                                            category + R"(, "bbox": [1, 2, 10, 12]}]})");
+  };
+  cv::imwrite(dir / "a.png", cv::Mat(20, 20, CV_8UC3));
+  const auto load = [&] { return load_splits(dir.path.string(), "", 0, false, ""); };
+  const auto val = [&](const Names& classes) {
+    return load_val(dir.path.string(), "", 0, "", "", classes).classes;
+  };
+  put("train", "1", "cells");
+  put("val", "2", "cells");
+  const Splits dropped = load();
+  CHECK(dropped.train.classes == Names{"red", "white"});
+  CHECK(dropped.val.classes == Names{"red", "white"});
+  CHECK(dropped.val.records.at(0).boxes.at(0).cls == 1);
+  CHECK_HAS(dropped.train.notes.at(0), "left out the category cells");
+  CHECK(dropped.train.problems->summary().empty());  // so that --strict accepts the data
+  CHECK(val({}) == Names{"red", "white"});
+  CHECK(val({"cells", "red", "white"}) == Names{"cells", "red", "white"});  // a model of another program
+  put("val", "0", "cells");                                                 // a box in one split is enough
+  CHECK(load().train.classes == Names{"cells", "red", "white"});
+  put("val", "2", "cells");
+  put("train", "1", "none");  // not the supercategory of all
+  put("val", "2", "none");
+  CHECK(load().train.classes == Names{"cells", "red", "white"});
+}
+
+TEST_CASE(
+    "formats: YOLO images without a label file are counted, unlike empty label files; pixels are refused") {
+  TempDir dir;
+  write_text(dir / "data.yaml", "train: images\nnames: [cat]\n");
+  put_all(dir, {"images/a.jpg", "images/b.jpg", "images/c.jpg", "labels/b.txt"});
+  write_text(dir / "labels/a.txt", "0 0.5 0.5 0.2 0.2\n0 0.95 0.5 0.2 0.2\n0 1.2 0.5 1 0.2\n");
+  const Source s = read_val_source(dir.path.string());
+  REQUIRE(s.notes.size() == 1);
+  CHECK_HAS(s.notes[0], "1 of 3 images have no label file");
+  CHECK(s.problems.empty());
+  write_text(dir / "labels/c.txt", "0 120 80 40 30\n");
+  CHECK(read_val_source(dir.path.string()).coco.annotations.size() ==
+        4);  // one wrong box is no reason to stop
+  write_text(dir / "labels/c.txt", "0 120 80 40 30\n0 20 200 40 30\n0 600 400 4 3\n");
+  CHECK_HAS(error_of(dir.path.string()), "3 of 6 boxes are in pixels, such as " + (dir / "labels/c.txt") +
+                                             ":1; YOLO labels are fractions: divide");
+}
+
+TEST_CASE("formats: --val-fraction holds out images of a single split, the same for each program") {
+  TempDir dir;
+  write_text(dir / "yolo/classes.txt", "cat\n");
+  std::string images, boxes;
+  for (int i = 0; i < 20; ++i) {
+    put_all(dir, {concat("yolo/", i, ".jpg")});
+    write_text(dir / concat("yolo/", i, ".txt"), concat("\n0 0.5 0.5 0.2 0.", i + 10, "\n"));
+    images += concat(i ? "," : "", R"({"file_name": ")", i, R"(.jpg", "id": )", 100 + i, "}");
+    boxes += concat(i ? "," : "", R"({"category_id": 1, "bbox": [1, 2, 3, 4], "image_id": )", 100 + i, "}");
+  }
+  write_text(dir / "coco/a.json",
+             R"({"categories": [{"id": 1}], "images": [)" + images + R"(], "annotations": [)" + boxes + "]}");
+  for (int i = 0; i < 20; ++i) put_all(dir, {concat("coco/", i, ".jpg")});
+  const auto stems = [](const Source& s) {
+    Names names;
+    for (const auto& file : s.files) names.push_back(fs::path(file).filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+  };
+  const Sources coco = read_sources(dir / "coco", "", true, "", 0.2),
+                yolo = read_sources(dir / "yolo", "", true, "", 0.2);
+  for (const Sources* s : {&coco, &yolo}) {
+    CHECK_FALSE(s->same);
+    CHECK(s->train.name != s->val.name);
+    Names all = stems(s->train);
+    CHECK(all.size() == 16);
+    for (const auto& name : stems(s->val)) all.push_back(name);
+    CHECK(std::set<std::string>(all.begin(), all.end()).size() == 20);
+    for (const Source* part : {&s->train, &s->val}) {
+      REQUIRE(part->coco.annotations.size() == part->files.size());
+      for (size_t i = 0; i < part->files.size(); ++i)
+        CHECK(part->coco.annotations[i].image_id == part->coco.images[i].id);
+    }
+  }
+  CHECK(stems(coco.val) == stems(yolo.val));
+  CHECK(stems(read_val_source(dir / "yolo", "", "", 0.2)) == stems(yolo.val));
+  for (size_t i = 0; i < yolo.val.files.size(); ++i)  // the label belongs to the image
+    CHECK(yolo.val.where(i) == fs::path(yolo.val.files[i]).replace_extension(".txt").string() + ":2");
+  CHECK(read_sources(dir / "yolo", "", true, "", 0.001).val.files.size() == 1);
+  const auto refused = [&](const std::string& data) {
+    return error_of([&] { load_splits(data, "", 0, false, "", "", 0.2); });
+  };
+  fs::copy(dir / "coco/a.json", dir / "coco/val.json");
+  fs::rename(dir / "coco/a.json", dir / "coco/train.json");
+  CHECK_HAS(refused(dir / "coco"), "--val-fraction is for data with one split, but --data");
+  CHECK_HAS(refused("shapes"), "--val-fraction is for COCO, VOC and YOLO files");
+}
+
+TEST_CASE("formats: --images names the folder of the images of COCO JSON files") {
+  TempDir dir;
+  write_text(dir / "ann/one.json", small_json("a.png"));
+  write_text(dir / "ann/two.json", small_json("b.png"));
+  put_all(dir, {"far/away/a.png", "far/away/b.png"});
+  const std::string images = dir / "far/away",
+                    both = dir / "ann/one.json" + std::string(",") + (dir / "ann/two.json");
+  CHECK_HAS(error_of(dir / "ann/one.json"), "give their folder with --images DIR");
+  CHECK(below(dir, read_val_source(dir / "ann/one.json", "", images).files) == Names{"far/away/a.png"});
+  const Sources s = read_sources(both, "", true, images);
+  CHECK(below(dir, s.train.files) == Names{"far/away/a.png"});
+  CHECK(below(dir, s.val.files) == Names{"far/away/b.png"});
+  const auto refused = [&](const std::string& data, const std::string& folder) {
+    return error_of([&] { load_splits(data, "", 0, false, "", folder); });
+  };
+  CHECK_HAS(refused(dir / "ann/one.json", dir / "ann"), "none of the images of");
+  for (const std::string& data : {std::string("shapes"), dir.path.string(), dir / "x.lmdb"})
+    CHECK_HAS(refused(data, images), "--images is for a COCO JSON file, not for --data " + data);
 }

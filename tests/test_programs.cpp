@@ -827,7 +827,7 @@ TEST_CASE("train: --model follows from --weights, and names need no \"yolox-\"" 
   const std::string first = succeed(dir, "train", flags + "--model nano --out a");
   CHECK_MESSAGE(has(first, "model   yolox-nano "), first);
   CHECK(has(contents(dir / "a/config.json"), R"("model":"yolox-nano")"));
-  for (const std::string& weights : {"a/last.pth", "a"}) {
+  for (const std::string weights : {"a/last.pth", "a"}) {
     fs::remove_all(dir / "b");
     const std::string second = succeed(dir, "train", flags + "--out b --weights " + weights);
     CHECK_MESSAGE(has(second, "model   yolox-nano "), second);
@@ -836,10 +836,12 @@ TEST_CASE("train: --model follows from --weights, and names need no \"yolox-\"" 
   const Outcome given = run(dir, "train", flags + "--model tiny --weights a --out c");
   CHECK_MESSAGE(has(given.err, "contains weights of yolox-nano"), given.err);
   // Evaluation and export take the folder of a run and a name without "yolox-", too.
-  succeed(dir, "eval", "--data shapes --size 32 --model nano --weights a --report '' --device cpu");
+  CHECK(has(succeed(dir, "eval", "--data shapes --size 32 --model nano --weights a --report '' --device cpu"),
+            "weights a/last.pth, because the run has no best.pth"));
   fs::copy(dir / "a/last.pth", dir / "a/best.pth");
   write_text(dir / "a/last.pth", "");  // must not be read
-  succeed(dir, "export", "--model nano --weights a --size 32 --out m.onnx");
+  CHECK(
+      has(succeed(dir, "export", "--model nano --weights a --size 32 --out m.onnx"), "weights a/best.pth\n"));
   fs::create_directories(dir / "empty");
   CHECK(has(run(dir, "eval", "--data shapes --weights empty").err,
             "is a folder without best.pth and last.pth"));
@@ -864,6 +866,9 @@ TEST_CASE(
        {std::pair("--model tiny",
                   "is a run of yolox-nano and cannot be resumed with --model yolox-tiny; leave --model "
                   "out: ./train --resume runs/a"),
+        {"--optimizer adamw",
+         "--optimizer differs from the run's 'sgd', so its optimizer state does not match; "
+         "start a new run from its weights: ./train --weights runs/a/last.pth"},
         {"--data other", "start a new run from its weights: ./train --data other --weights runs/a/last.pth"},
         {"--bs 3",
          "steps per epoch, but this --bs and data have 2, so the run cannot be resumed with them"}}) {

@@ -192,6 +192,7 @@ TEST_CASE("progress: remarks are logged; classes without a box and problems are 
   splits.val.problems->add("image missing", "a.jpg");
   quietly([&] { test_run.progress->log_classes(splits); });
   CHECK(has(test_run.log_text(), "boxes   4 for training: cat 4"));
+  CHECK(has(test_run.log_text(), "images  4 for training, 0 without boxes"));
   CHECK(has(test_run.log_text(), "note: 2 classes have no box for training: dog, cow"));
   CHECK(has(test_run.log_text(), "note: 2 classes have no box for evaluation: cat, cow"));
   const auto count_lines = [&](const std::string& part) {

@@ -179,4 +179,6 @@ TEST_CASE("weights: all six models have hashes; the message about missing weight
   write_text(dir / "yolox_s.pth", "words");
   CHECK_FALSE(has(error_of([&] { read_weights(dir / "yolox_s.pth"); }), "weights/get"));
   CHECK(has(error_of([&] { read_weights(dir / "mine.pth"); }), "mine.pth"));
+  CHECK(has(error_of([] { read_weights("yolox-z"); }),
+            "--weights yolox-z is neither a file nor an official model (yolox-nano, yolox-tiny"));
 }

@@ -253,6 +253,7 @@ Demo::Demo(const Config& given) : config(given) {
                                           : std::max(config.max_images, source.count);
   device = parse_device(config.device);
   loaded = load_model(config.weights, config.model, config.preproc, device);
+  if (!loaded.report.empty()) log.line(loaded.report);
   fuse_batch_norms(*loaded.model);
   size = input_size(loaded.info, config.size);
   names = class_names(loaded.info, loaded.model->num_classes);

@@ -21,6 +21,8 @@ struct Config : Flags {
   std::string data =
       flag(data, "Files", "data", "", "DIR|FILE", "COCO, VOC or YOLO folder; JSON or YAML file");
   std::string split = flag(split, "Files", "split", "", "NAME", "split to evaluate on [val]");
+  std::string images = flag(images, "Files", "images", "", "DIR",
+                            "folder of the images of a COCO JSON file [the usual folders]");
   std::string out =
       flag(out, "Files", "out", "", "FILE.lmdb", "output file; an interrupted ./pack is continued");
   bool decoded = flag(decoded, "Files", "decoded", false, "",
@@ -126,7 +128,8 @@ static void pack(int argc, char** argv) {
   usage_check(fs::path(config.out).extension() == ".lmdb", "--out must end in .lmdb, got '", config.out, "'");
   check(!fs::is_directory(config.out), "--out ", config.out, " is a folder");
   opencv_single_thread();
-  const Splits splits = load_splits(config.data, config.split, 0, /*official_quirks=*/false, "");
+  const Splits splits =
+      load_splits(config.data, config.split, 0, /*official_quirks=*/false, "", config.images);
 
   const std::pair<std::string, const Dataset*> parts[] = {{"train", &splits.train}, {"val", &splits.val}};
   std::map<std::string, std::string> labels;
