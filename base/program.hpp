@@ -13,6 +13,7 @@
 #include <system_error>
 
 #include "base/error.hpp"
+#include "base/printable.hpp"
 
 namespace yolox {
 
@@ -72,10 +73,10 @@ int run_program(Program&& program) {
     program();
     return 0;
   } catch (const UsageError& e) {
-    std::cerr << "error: " << e.what() << std::endl;
+    std::cerr << "error: " << printable(e.what(), /*keep_newlines=*/true) << std::endl;
     return 2;
   } catch (const std::filesystem::filesystem_error& e) {
-    std::cerr << "error: " << e.path1().string() << ": " << e.code().message()
+    std::cerr << "error: " << printable(e.path1().string()) << ": " << e.code().message()
               << "; check the path and its permissions" << std::endl;
     return 1;
   } catch (const std::exception& e) {

@@ -529,7 +529,7 @@ void write_pth(const std::string& path, const c10::IValue& value) {
     pth::Pickler pickler;
     pickler.add(value);
     pickler.program += '.';
-    check(!std::filesystem::exists(path) || std::filesystem::is_regular_file(path), "is not a regular file");
+    check(!is_irregular_file(path), "is not a regular file");
     NewFile file(path);
     pth::ZipWriter zip([&](std::string_view bytes) { file.write(bytes); });
     zip.add("data.pkl", pickler.program);

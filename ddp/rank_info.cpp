@@ -70,7 +70,9 @@ RankInfo rank_info_from_environment() {
     p.port = number("MASTER_PORT", 20000 + number("SLURM_JOB_ID", 0) % 20000);
   }
   if (!environment_variable("MASTER_ADDR").empty()) p.host = environment_variable("MASTER_ADDR");
-  if (p.host.empty()) p.host = "127.0.0.1";
+  // The store must not listen on all interfaces if all ranks are on one machine. With srun this is known.
+  const bool one_node = p.local_world == p.world && environment_variable("RANK").empty() && p.world > 1;
+  if (p.host.empty() || p.host == "::1" || one_node) p.host = "127.0.0.1";
   usage_check(p.world == 1 || (p.port >= 1 && p.port <= 65535), "MASTER_PORT=", p.port,
               " is not a port in 1..65535");
   usage_check(p.world >= 1 && p.rank < p.world && p.local_rank < std::max(1, p.local_world), "rank ", p.rank,

@@ -87,8 +87,7 @@ void Profile::stop_and_write(const std::string& path) {
         " steps");
   // torch would delete any file at this path, even a device, and does not report write errors. A complete
   // trace ends with a brace.
-  namespace fs = std::filesystem;
-  check(!fs::exists(path) || fs::is_regular_file(path), path, " is not a regular file; give another name");
+  check(!is_irregular_file(path), path, " is not a regular file; give another name");
   check(std::ofstream(path).good(), "cannot write ", path, "; check folder, permissions and disk space");
   trace->save(path);
   std::ifstream file(path, std::ios::binary);

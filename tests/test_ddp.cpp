@@ -1001,6 +1001,11 @@ TEST_CASE("ranks: rank, world size and master address are read from the variable
   const std::map<std::string, std::string> one_node{
       {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "2"}, {"SLURM_STEP_NODELIST", "gpu7"}};
   CHECK(place(one_node).host == "127.0.0.1");
+  auto with_address = one_node;
+  with_address["MASTER_ADDR"] = "gpu7";
+  CHECK(place(with_address).host == "127.0.0.1");
+  CHECK(place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "::1"}}).host == "127.0.0.1");
+  CHECK(place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "gpu7"}}).host == "gpu7");
   for (const char* port : {"0", "65536"})
     CHECK(has(error_of([&] {
                 place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", port}});

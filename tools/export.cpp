@@ -112,6 +112,11 @@ static Tensor sorted_detections(Tensor rows) {
   return rows;
 }
 
+// Returns the sum of |a - b|, relative to values of b above 1.
+static double relative_sum(const Tensor& a, const Tensor& b) {
+  return (abs_difference(a, b) / b.abs().clamp_min(1)).sum().item<double>();
+}
+
 // Sets --format from the extension of --out. Throws UsageError if a flag is invalid.
 static void check_flags(Config& config) {
   combination_check(!config.out.empty(), "--out FILE is needed");
@@ -196,8 +201,8 @@ static void run(int argc, char** argv) {
     if (!config.nms) continue;
     const Tensor found = compute(images[i], false), expected_detections = detections_of(rows, settings);
     check(found.sizes() == expected_detections.sizes() &&
-              (sorted_detections(found) - sorted_detections(expected_detections)).abs().sum().item<double>() <
-                  1e-3 * (1 + found.size(0)),
+              relative_sum(sorted_detections(found), sorted_detections(expected_detections)) <
+                  1e-3 * double(1 + found.size(0)),
           config.out, ": NMS in the file finds ", found.size(0), " boxes, NMS of the model ",
           expected_detections.size(0), " or different ones; the file is not kept");
   }
