@@ -868,7 +868,7 @@ TEST_CASE(
                   "is a run of yolox-nano and cannot be resumed with --model yolox-tiny; leave --model "
                   "out: ./train --resume runs/a"),
         {"--optimizer adamw",
-         "--optimizer differs from the run's 'sgd', so its optimizer state does not match; "
+         "--optimizer adamw differs from the run's 'sgd', so its optimizer state does not match; "
          "start a new run from its weights: ./train --weights runs/a/last.pth"},
         {"--data other", "start a new run from its weights: ./train --data other --weights runs/a/last.pth"},
         {"--bs 3",
