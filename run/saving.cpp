@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/saving.hpp"
 
-#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <system_error>
@@ -156,14 +155,12 @@ SavedRun find_run(Config& config) {
   const std::string run = run_folder_of(config.resume);
   usage_check(!run.empty(), "--resume: no run below runs/ has a checkpoint; give the folder of a run");
   SavedRun saved = resume_settings(config, run);
-  const Settings now = config.values();
-  for (const auto& [name, value] : saved_settings(saved.file, saved.path))
-    usage_check(
-        (name != "freeze" && name != "optimizer") ||
-            std::find(now.begin(), now.end(), std::pair(name, value)) != now.end(),
-        "--", name, " differs from the run's '", value,
-        "', so its optimizer state does not match; start a new run from its weights: ./train --weights ",
-        shell_word(saved.run + "/last.pth"));
+  for (const auto& [flag, now] : {std::pair("freeze", config.freeze), {"optimizer", config.optimizer}})
+    for (const auto& [name, value] : saved_settings(saved.file, saved.path))
+      usage_check(
+          name != flag || value == now, "--", flag, " ", now, " differs from the run's '", value,
+          "', so its optimizer state does not match; start a new run from its weights: ./train --weights ",
+          shell_word(saved.run + "/last.pth"));
   return saved;
 }
 

@@ -236,6 +236,7 @@ TEST_CASE("data: a single split, from a folder or a file, serves as train and va
   for (const std::string& given : {dir.path.string(), dir / "annotations/things.json"}) {
     const Splits splits = load_splits(given, "", 0, false, "");
     CHECK(splits.same);
+    CHECK(has(splits.val.name, "warning: the training images; --val-fraction"));
     CHECK(splits.val.records.size() == 1);
     CHECK(load_val(given, "", 0, "").records.size() == 1);
   }

@@ -85,6 +85,8 @@ TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints" *
   CHECK(contents(dir / "a/log.txt") == trained().printed);
   CHECK(has(trained().printed, "8 images for training"));
   CHECK(has(trained().printed, "because there is one split"));
+  CHECK(has(unwrapped(trained().printed), "warning: AP is measured on the training images"));
+  CHECK(has(contents(dir / "a/report.html"), "(warning: the training images; --val-fraction 0.1 holds out"));
   CHECK_FALSE(has(trained().printed, "\r"));  // the progress line is for terminals
   CHECK_FALSE(has(trained().printed, "\033"));
   CHECK_FALSE(fs::exists(dir / "a/problems.txt"));
@@ -867,7 +869,7 @@ TEST_CASE(
                   "is a run of yolox-nano and cannot be resumed with --model yolox-tiny; leave --model "
                   "out: ./train --resume runs/a"),
         {"--optimizer adamw",
-         "--optimizer differs from the run's 'sgd', so its optimizer state does not match; "
+         "--optimizer adamw differs from the run's 'sgd', so its optimizer state does not match; "
          "start a new run from its weights: ./train --weights runs/a/last.pth"},
         {"--data other", "start a new run from its weights: ./train --data other --weights runs/a/last.pth"},
         {"--bs 3",
