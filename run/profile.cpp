@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/error.hpp"
+#include "base/new_file.hpp"
 
 namespace yolox {
 

@@ -1004,8 +1004,10 @@ TEST_CASE("ranks: rank, world size and master address are read from the variable
   auto with_address = one_node;
   with_address["MASTER_ADDR"] = "gpu7";
   CHECK(place(with_address).host == "127.0.0.1");
-  CHECK(place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "::1"}}).host == "127.0.0.1");
-  CHECK(place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "gpu7"}}).host == "gpu7");
+  CHECK(place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "::1"}}).host ==
+        "127.0.0.1");
+  CHECK(place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "gpu7"}}).host ==
+        "gpu7");
   for (const char* port : {"0", "65536"})
     CHECK(has(error_of([&] {
                 place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", port}});
