@@ -137,8 +137,7 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
       300;  // batch norm statistics and EMA follow the weights over some hundred steps
   const EvalResult& r = e.result;
   log.line(concat("  AP ", std::fixed, std::setprecision(4), r.AP, " AP50 ", r.AP50, " AP75 ", r.AP75, " S ",
-                  r.APs, " M ", r.APm, " L ", r.APl, "  ", e.images, " images ", short_time(e.seconds),
-                  best ? ", best so far" : ""));
+                  r.APs, " M ", r.APm, " L ", r.APl, "  ", e.images, " images ", short_time(e.seconds)));
   std::vector<const ClassResult*> classes;
   for (const ClassResult& c : r.per_class)
     if (c.ground_truths > 0) classes.push_back(&c);

@@ -222,7 +222,7 @@ TEST_CASE("flags: exit codes are 0, 2 for a wrong command line, 1 for other erro
   CHECK(outcome([] {}) == std::pair<int, std::string>(0, ""));
   CHECK(outcome([] { throw UsageError("--bs is odd"); }) ==
         std::pair<int, std::string>(2, "error: --bs is odd\n"));
-  CHECK(outcome([] { throw UsageError("--data \033[31mred"); }).second == "error: --data \\x1B[31mred\n");
+  CHECK(outcome([] { throw UsageError("--data \033[31mred"); }).second == "error: --data \\x1b[31mred\n");
   CHECK(outcome([] { fail("a.json is empty"); }) ==
         std::pair<int, std::string>(1, "error: a.json is empty\n"));
   CHECK(outcome([] { TORCH_CHECK(false, "shapes differ"); }) ==
