@@ -109,8 +109,12 @@ bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
 
 void Saver::measure_save(Training& t, Log& log) {
   if (!is_writer) return;
-  save(t, "profile.pth", log);
-  std::filesystem::remove(run + "/profile.pth");
+  RECORD_USER_SCOPE("saving");
+  const auto file = checkpoint(t, info, settings, per_epoch, images);
+  const std::string path = run + "/profile.pth";
+  try_to_save([&] { write_pth(path, file); }, log, /*must=*/false);  // older checkpoints need not make room
+  std::error_code ignored;
+  std::filesystem::remove(path, ignored);
 }
 
 void Saver::load(Training& t, const SavedRun& saved) {

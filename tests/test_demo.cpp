@@ -385,3 +385,47 @@ SHARED_TEST("export: an ONNX file of the official weights has the class names of
     if (entry.key() == "classes") classes = entry.value();
   CHECK(lines_of(classes) == coco_classes());
 }
+
+TEST_CASE(
+    "demo: --classes selects classes, --crop writes each detection, --txt keeps the labels of a source" *
+    starts_programs) {
+  const TempDir& dir = trained().dir;
+  TempDir out;
+  const std::string demo =
+      concat("--weights a/last.pth --source data/train --conf 0.0001 --max-images 2 --no-draw --json ",
+             out / "b.json", " --save ", out / "o ");
+  succeed(dir, "demo", demo + "--classes star,0 --crop");
+  const auto found = json_of(out / "b.json");
+  size_t boxes = 0;
+  std::set<std::string> names;
+  for (const auto& image : found.GetArray())
+    for (const auto& box : image["boxes"].GetArray()) {
+      names.insert(box["name"].GetString());
+      const auto b = box["bbox"].GetArray();
+      boxes += b[0].GetDouble() < image["width"].GetDouble() &&
+               b[1].GetDouble() < image["height"].GetDouble() && b[0].GetDouble() + b[2].GetDouble() > 0 &&
+               b[1].GetDouble() + b[3].GetDouble() > 0;
+    }
+  CHECK(names.count("star") == 1);
+  for (const auto& name : names) CHECK((name == "star" || name == shapes_classes()[0]));
+  const auto files = files_in(out / "o");
+  CHECK(files.size() == boxes);
+  CHECK(boxes > 2);
+  for (const auto& file : files) {
+    CHECK_MESSAGE((has(file, "crops/star/") || has(file, "crops/" + shapes_classes()[0] + "/")), file);
+    CHECK_FALSE(cv::imread(out / ("o/" + file)).empty());
+  }
+  CHECK(has(run(dir, "demo", demo + "--classes stars").err,
+            "--classes stars: the model has no such class; it has "));
+
+  fs::create_directories(out / "set/images");
+  fs::create_directories(out / "set/labels");
+  fs::copy(dir / "data/train/shapes_1.png", out / "set/images/x.png");
+  write_text(out / "set/labels/x.txt", "0 0.5 0.5 0.1 0.1\n");
+  const Outcome o = run(
+      dir, "demo",
+      concat("--weights a/last.pth --no-draw --txt --source ", out / "set/images", " --save ", out / "set"));
+  CHECK(o.code == 2);
+  CHECK_MESSAGE(has(o.err, "--txt would overwrite"), o.err);
+  CHECK(contents(out / "set/labels/x.txt") == "0 0.5 0.5 0.1 0.1\n");
+}

@@ -98,7 +98,7 @@ TEST_CASE(
     const Outcome o = shell(
         dir, concat("YOLOX_CACHE_DIR=", dir / "cache ", environment, " $YOLOX_PROGRAMS/train ", flags, more));
     CHECK_MESSAGE(o.code == 0, o.err);
-    return o.out;
+    return unwrapped(o.out);
   };
   const std::string said = train("--out a");
   CHECK_MESSAGE(has(said, "fast    fused norm (differs by at most 0.0"), said);

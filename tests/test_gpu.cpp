@@ -137,6 +137,13 @@ TEST_CASE("gpu: the network's input at several sizes equals that of the CPU" * n
   check_figure("input", most, 1e-6);
 }
 
+TEST_CASE("gpu: the loader uses its pinned memory again" * needs_real_gpu) {
+  Loader loader(noise(64, 2), 0, 80, 2, {64, 64}, 2, /*pinned=*/true);
+  std::set<const void*> places;
+  for (int i = 0; i < 40; ++i) places.insert(loader.next().images.const_data_ptr());
+  CHECK(places.size() <= 8);
+}
+
 TEST_CASE("gpu: NMS keeps the boxes that it keeps on the CPU" * needs_gpu) {
   const NoStreamErrors no_stream_errors;
   torch::manual_seed(6);

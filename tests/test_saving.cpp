@@ -432,6 +432,30 @@ TEST_CASE("saving: a failed save is reported and the run continues; the last sav
   CHECK_FALSE(std::filesystem::exists(dir / "gone/profile.pth"));
 }
 
+TEST_CASE("saving: the save that --profile measures deletes no checkpoint on a full disk") {
+  TempDir dir;
+  Log log("", /*quiet=*/true);
+  Training t = small_training();
+  Saver saver{dir.path.string(), nano_info(), {}, 10, 80, 1, true};
+  saver.save(t, "last.pth", log);
+  const auto bytes = std::filesystem::file_size(dir / "last.pth");
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!mount_small_disk(dir.path.string(), concat("size=", (1 << 20) + bytes / 2))) _exit(77);
+    write_text(dir / "step_1.pth", std::string(1 << 20, 'x'));
+    saver.measure_save(t, log);
+    if (std::filesystem::exists(dir / "profile.pth")) _exit(2);
+    _exit(std::filesystem::exists(dir / "step_1.pth") ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77)
+    MESSAGE("not tested: no right to mount a small file system");
+  else
+    CHECK(WEXITSTATUS(status) == 0);
+}
+
 TEST_CASE("saving: the resumed checkpoint is kept as the previous one; a damaged one is not kept") {
   TempDir dir;
   Log log(dir / "log.txt");

@@ -13,6 +13,7 @@
 #include "base/flags.hpp"
 #include "base/threads.hpp"
 #include "data/pictures.hpp"
+#include "data/yolo.hpp"
 #include "evaluate.hpp"
 #include "tools/frames.hpp"
 #include "tools/window.hpp"
@@ -34,11 +35,14 @@ struct Config : Flags {
   std::string json = flag(json, "Output", "json", "", "FILE",
                           "write boxes as JSON: x, y, width and height in pixels, class, score");
   bool txt = flag(txt, "Output", "txt", false, "", "write YOLO labels to DIR/labels/NAME.txt");
+  bool crop = flag(crop, "Output", "crop", false, "", "write each detection to DIR/crops/CLASS/NAME_I.jpg");
   bool show =
       flag(show, "Output", "show", false, "", "show results in a window; space: pause, q or Esc: quit");
   std::string model = flag(model, "Inference", "model", "", "NAME", model_names() + " [from the checkpoint]");
   std::string size =
       flag(size, "Inference", "size", "", "N|HxW", "input size in pixels [from the checkpoint or the model]");
+  std::string classes = flag(classes, "Inference", "classes", "", "NAME,...",
+                             "only these classes, by name or number from 0 [all]");
   double conf = flag(conf, "Inference", "conf", 0.3, "P", "minimum score of a detection");
   double nms = flag(nms, "Inference", "nms", 0.45, "IOU", "NMS IoU threshold");
   int bs = flag_auto(bs, "Inference", "bs", 0, "N|auto",
@@ -76,16 +80,60 @@ struct Found {
 
 // Converts `rows` [D, 7] of postprocess() (x1, y1, x2, y2 in pixels of the letterboxed image, objectness,
 // class score, class; best score first) to boxes in pixels of the original image. Skips boxes that are not
-// finite.
-static std::vector<Found> to_image_pixels(const Tensor& rows, Scale scale) {
+// finite, and classes that are not `wanted` (empty: all are).
+static std::vector<Found> to_image_pixels(const Tensor& rows, Scale scale, const std::set<int>& wanted) {
   std::vector<Found> found;
   const auto d = rows.accessor<float, 2>();
   for (int64_t i = 0; i < d.size(0); ++i) {
     const Box box{d[i][0] / scale.x, d[i][1] / scale.y, d[i][2] / scale.x, d[i][3] / scale.y, int(d[i][6])};
+    if (!wanted.empty() && !wanted.count(box.cls)) continue;
     if (std::isfinite(box.x2 - box.x1) && std::isfinite(box.y2 - box.y1))  // exp() can overflow
       found.push_back({box, double(d[i][4] * d[i][5])});
   }
   return found;
+}
+
+// Returns the classes of --classes, empty for all. Throws UsageError if one is unknown.
+static std::set<int> wanted_classes(const std::string& text, const std::vector<std::string>& names) {
+  std::set<int> wanted;
+  for (const std::string& word : split_list(text)) {
+    const auto name = std::find(names.begin(), names.end(), word);
+    char* end;
+    const long number = std::strtol(word.c_str(), &end, 10);
+    const bool is_number = *end == 0 && number >= 0 && number < long(names.size());
+    usage_check(name != names.end() || is_number, "--classes ", word,
+                ": the model has no such class; it has ", listed(names, 80));
+    wanted.insert(name != names.end() ? int(name - names.begin()) : int(number));
+  }
+  return wanted;
+}
+
+// The part of an image that shows a detection, and the path of its file.
+struct Crop {
+  fs::path path;
+  Image image;
+};
+
+// Returns copies of the detected parts. name: Frame::name.
+static std::vector<Crop> crops_of(const fs::path& folder, const std::string& name, const Image& image,
+                                  const std::vector<Found>& found, const std::vector<std::string>& names) {
+  std::vector<Crop> crops;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const Box& b = found[i].box;
+    const cv::Rect whole(0, 0, image.cols, image.rows);
+    const auto side = [](double v) { return int(std::clamp(v, -1e6, 1e6)); };
+    const cv::Rect part = cv::Rect({side(std::floor(b.x1)), side(std::floor(b.y1))},
+                                   cv::Point(side(std::ceil(b.x2)), side(std::ceil(b.y2)))) &
+                          whole;
+    if (part.empty()) continue;
+    std::string of_class = names[b.cls];
+    std::replace(of_class.begin(), of_class.end(), '/', '_');  // names are untrusted
+    if (of_class.find_first_not_of('.') == std::string::npos) of_class = concat("class ", b.cls);
+    fs::path path = folder / "crops" / of_class / name;
+    path.replace_extension();
+    crops.push_back({concat(path.string(), "_", i, ".jpg"), Image(image(part).clone())});
+  }
+  return crops;
 }
 
 static void draw_found(Image& image, const std::vector<Found>& found, const std::vector<std::string>& names) {
@@ -144,10 +192,17 @@ static void protect_sources(const FrameSource& source, const Config& config) {
     usage_check(found == sources.end(), flag, " would overwrite the source ", result.string(),
                 "; choose another output folder or file");
   };
-  std::set<fs::path> labels;
+  std::set<fs::path> labels, of_sources;
+  std::error_code ignored;
+  for (const auto& file : source.files)
+    if (config.txt) of_sources.insert(fs::weakly_canonical(yolo_label_file(file), ignored));
   if (!config.json.empty()) protect(config.json, "--json");
   for (const auto& name : source.names) {
     if (config.draw) protect(fs::path(config.save) / name, "--save");
+    const fs::path label = (fs::path(config.save) / "labels" / name).replace_extension(".txt");
+    usage_check(
+        !config.txt || !of_sources.count(fs::weakly_canonical(label, ignored)) || !fs::exists(label, ignored),
+        "--txt would overwrite ", label.string(), ", the labels of a source; choose another --save");
     usage_check(!config.txt || labels.insert(fs::path(name).replace_extension()).second,
                 "--txt: two images are named ", fs::path(name).replace_extension().string(),
                 " and would have the same label file; rename one image");
@@ -227,6 +282,7 @@ class Demo {
   LoadedModel loaded;
   ImageSize size;
   std::vector<std::string> names;  // class names
+  std::set<int> wanted;            // --classes; empty: all
   int64_t all = 0;                 // number of images to process; 0: unknown
   Log log{""};                     // to the terminal only
   Stages stages;
@@ -258,7 +314,8 @@ Demo::Demo(const Config& given) : config(given) {
   size = input_size(loaded.info, config.size);
   names = class_names(loaded.info, loaded.model->num_classes);
   for (int c = int(names.size()); c < loaded.model->num_classes; ++c) names.push_back(concat("class ", c));
-  if (config.draw || config.txt) make_folder(folder);
+  wanted = wanted_classes(config.classes, names);
+  if (config.draw || config.txt || config.crop) make_folder(folder);
   if (config.txt) make_folder(folder / "labels");
   video.emplace((folder / source.stem).string(), source.fps);
 }
@@ -346,7 +403,7 @@ void Demo::detect(JsonWriter* json) {
       if (frame.image.empty())
         unreadable.push_back(frame.error);
       else
-        output(frame, to_image_pixels(found[i], batch.scales[i]), json);
+        output(frame, to_image_pixels(found[i], batch.scales[i], wanted), json);
     }
     print_progress();
   }
@@ -379,19 +436,28 @@ void Demo::output(Frame& frame, const std::vector<Found>& found, JsonWriter* jso
     for (const auto& [name, n] : here) line += concat(" ", n, " ", name);
     log.line(line + (here.empty() ? " no detections" : ""));
   }
+  const auto write = [this](const fs::path& path, const Image& image) {
+    make_folder(path.parent_path());
+    check(save_image(path.string(), image), "cannot write ", path.string(),
+          "; is the disk full or the folder read-only?");
+  };
+  if (config.crop && !found.empty())
+    writing->add([this, write, crops = crops_of(folder, frame.name, frame.image, found, names)] {
+      stages.save([&] {
+        for (const Crop& crop : crops) write(crop.path, crop.image);
+      });
+    });
   if (window) {
     stages.draw([&] { draw_found(frame.image, found, names); });
     user_quit = !window->show(frame.image, source.video ? 0 : all == 1 ? -1 : 0.5);
   }
   if (!config.draw) return;
   stages.writer_wait([&] {
-    writing->add([this, frame, found, result]() mutable {
+    writing->add([this, write, frame, found, result]() mutable {
       if (!window) stages.draw([&] { draw_found(frame.image, found, names); });
       stages.save([&] {
         if (source.video) return video->add(frame.image, source.live ? frame.second : -1);
-        make_folder(result.parent_path());
-        check(save_image(result.string(), frame.image), "cannot write ", result.string(),
-              "; is the disk full or the folder read-only?");
+        write(result, frame.image);
       });
     });
   });
