@@ -32,14 +32,15 @@ NewFile::~NewFile() {
   if (!committed_ && !direct_) ::unlink(part_.c_str());
 }
 
-void NewFile::commit() {
+void NewFile::commit(bool durable) {
   require(!std::ferror(file_) && std::fflush(file_) == 0);
-  require(direct_ || ::fsync(fileno(file_)) == 0);
+  require(direct_ || !durable || ::fsync(fileno(file_)) == 0);
   require(std::fclose(std::exchange(file_, nullptr)) == 0);
   committed_ = true;
   if (direct_) return;
   committed_ = ::rename(part_.c_str(), real_.c_str()) == 0;
   require(committed_);
+  if (!durable) return;
   const auto folder = std::filesystem::path(real_).parent_path();
   const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return;  // the folder is writable but not readable

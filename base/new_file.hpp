@@ -39,8 +39,9 @@ class NewFile {
   const std::string& temporary_path() const { return part_; }
 
   // Writes the file to disk (fsync), renames it to `path` and syncs the folder, so that a power cut leaves
-  // the old file or the new one.
-  void commit();
+  // the old file or the new one. durable: false: does not wait for the disk, for files that can be made
+  // again.
+  void commit(bool durable = true);
 
  private:
   void require(bool done) const;

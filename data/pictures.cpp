@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/pictures.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <system_error>
+
+#include "base/new_file.hpp"
 
 namespace yolox {
 
@@ -146,22 +144,18 @@ Image draw_label_statistics(const Dataset& data) {
 }
 
 bool save_image(const std::string& path, const Image& image) {
-  namespace fs = std::filesystem;
   std::vector<unsigned char> bytes;
   try {
-    if (!cv::imencode(fs::path(path).extension().string(), image, bytes)) return false;
+    if (!cv::imencode(std::filesystem::path(path).extension().string(), image, bytes)) return false;
+    NewFile file(path);
+    file.write({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    file.commit(/*durable=*/false);
+    return true;
   } catch (const cv::Exception&) {  // no encoder for this extension, or the image is too large for it
     return false;
+  } catch (const NewFile::Error&) {
+    return false;
   }
-  const std::string part = concat(path, ".tmp.", getpid());
-  std::error_code error;
-  std::ofstream file(part, std::ios::binary);
-  file.write(reinterpret_cast<const char*>(bytes.data()), std::streamsize(bytes.size()));
-  file.close();
-  if (file) fs::rename(part, path, error);
-  const bool written = file && !error;
-  if (!written) fs::remove(part, error);
-  return written;
 }
 
 }  // namespace yolox
