@@ -114,9 +114,12 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   if ((i + 1) % plan.per_epoch == 0) {
     epoch_row = {{"epoch", epoch}, {"iteration", double(i + 1)}, {"loss", m.total}};
     for (const auto& [name, value] : m.terms) epoch_row.emplace_back(name, value);
-    epoch_row.insert(
-        epoch_row.end(),
-        {{"positives_per_object", m.per_object()}, {"lr", lr}, {"train_seconds", now() - epoch_start}});
+    epoch_row.insert(epoch_row.end(), {{"positives_per_object", m.per_object()},
+                                       {"lr", lr},
+                                       {"train_seconds", now() - epoch_start},
+                                       {"AP", std::nan("")},
+                                       {"AP50", std::nan("")},
+                                       {"eval_seconds", std::nan("")}});
   }
   std::string line = cell(7, concat(epoch, "/", plan.epochs)) +
                      cell(10, concat(i % plan.per_epoch + 1, "/", plan.per_epoch)) +
@@ -160,8 +163,8 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
     log.wrapped_line(
         "note: after so few steps AP lags behind the loss, because batch norm statistics and EMA follow the "
         "weights slowly");
-  if (!epoch_row.empty())
-    epoch_row.insert(epoch_row.end(), {{"AP", r.AP}, {"AP50", r.AP50}, {"eval_seconds", e.seconds}});
+  for (auto& [name, value] : epoch_row)
+    value = name == "AP" ? r.AP : name == "AP50" ? r.AP50 : name == "eval_seconds" ? e.seconds : value;
   if (!metrics) return;
   metrics->row({{"epoch", double((steps - 1) / plan.per_epoch + 1)},
                 {"iteration", double(steps)},
@@ -173,11 +176,7 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
 void RunProgress::end_epoch(int64_t steps) {
   epoch_start = now();
   const Metrics::Row row = std::exchange(epoch_row, {});
-  if (!epochs || row.empty() || row[1].second != double(steps)) return;
-  Metrics::Row whole = row;
-  if (row.back().first != "eval_seconds")
-    whole.insert(whole.end(), {{"AP", std::nan("")}, {"AP50", std::nan("")}, {"eval_seconds", std::nan("")}});
-  epochs->row(whole);
+  if (epochs && !row.empty() && row[1].second == double(steps)) epochs->row(row);
 }
 
 void RunProgress::log_problems(const Splits& splits) {
@@ -200,7 +199,7 @@ void RunProgress::log_settings(const Config& config) {
   defaults.epochs = config.epochs;
   fill_in(defaults);
   const auto usual = defaults.values();
-  std::string text = "flags  ";
+  std::string text;
   size_t k = 0;
   for (const auto& [name, value] : config.values()) {
     const std::string& by_default = usual[k++].second;
@@ -209,7 +208,7 @@ void RunProgress::log_settings(const Config& config) {
     text += is_switch ? concat(value == "true" ? " --" : " --no-", name)
                       : concat(" --", name, " ", shell_word(value));
   }
-  if (k > 0) log.wrapped_line(text);
+  if (!text.empty()) log.wrapped_line("flags  " + text);
 }
 
 void RunProgress::log_ranks(Ranks& ranks, torch::Device device) {

@@ -286,3 +286,14 @@ TEST_CASE(
   for (int epoch = 1; epoch <= 3; ++epoch)
     CHECK(resumed[epoch].rfind(concat(epoch, ",", 4 * epoch, ","), 0) == 0);
 }
+
+TEST_CASE("progress: settings that are the default are not logged") {
+  TestRun test_run;
+  Config config;
+  fill_in(config);
+  quietly([&] { test_run.progress->log_settings(config); });
+  CHECK(test_run.log_text() == "");
+  config.bs = 7;
+  quietly([&] { test_run.progress->log_settings(config); });
+  CHECK(test_run.log_text() == "flags   --bs 7\n");
+}
