@@ -166,8 +166,8 @@ static void evaluate_model(const Config& config) {
   list_images();
 
   const bool tty = isatty(1);
-  const auto e = evaluate(loaded.model, data, settings, [&](int64_t done) {
-    if (tty) std::cout << "\r" << done << "/" << data.records.size() << std::flush;
+  const auto e = evaluate(loaded.model, data, settings, [&](int64_t done, int64_t images) {
+    if (tty) std::cout << "\r" << done << "/" << images << std::flush;
   });
   if (tty) std::cout << "\r";
   std::cout << e.images << " images in " << std::fixed << std::setprecision(1) << e.seconds << " s ("

@@ -92,11 +92,11 @@ inline void gather_evaluation(Evaluation& e, std::unordered_set<int64_t>& unread
                    [](const Detection& a, const Detection& b) { return a.image_id < b.image_id; });
 }
 
-// Evaluates the model on all images of the data set. progress(i): called after each batch with the index of
-// the next image. Throws std::runtime_error if model and data set have different numbers of classes.
+// Evaluates the model on all images of the data set. progress(done, images): called after each batch, with
+// the images of this rank. Throws std::runtime_error if model and data set have different numbers of classes.
 // Unreadable images are counted, added to data.problems and removed from the ground truth.
 inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings& s,
-                           const std::function<void(int64_t)>& progress = {}) {
+                           const std::function<void(int64_t, int64_t)>& progress = {}) {
   check(model->num_classes == int(data.classes.size()), "the model has ", model->num_classes, " classes, ",
         data.name, " has ", data.classes.size(),
         "; train it on this data, or evaluate it on data with its classes");
@@ -155,7 +155,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
       else
         add_detections(e.detections, detections[i], batch.scales[i], data.records[at].image_id, data.truth);
     }
-    if (progress) progress(at);
+    if (progress) progress(at - from, to - from);
     e.complete = !stop_signal;
     if (!e.complete) break;
   }

@@ -198,7 +198,8 @@ struct MultiTaskRun {
       if (evaluates) {
         ranks.reached(concat("the evaluation of ", s.name, " after step ", t.iteration));
         if (ranks.first()) eval.pictures = concat(folder, "/", s.name, "_val_batch");
-        e = evaluate(t.ema->detectors[k], s.splits.val, eval, [&](int64_t) { ranks.restart_timeout(); });
+        e = evaluate(t.ema->detectors[k], s.splits.val, eval,
+                     [&](int64_t, int64_t) { ranks.restart_timeout(); });
         if (!e->complete) return;
       }
       std::string line = concat("epoch ", epoch, "/", config.epochs, "  ", s.name, ":");

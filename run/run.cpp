@@ -226,11 +226,9 @@ Evaluation Run::evaluate(YOLOX& model) {
   return (*eval_fit)(
       [&](int64_t parts) {
         settings.batch = int(std::max<int64_t>(1, plan.batch_per_rank / parts));
-        const int64_t images = data.val.records.size(), from = images * ranks.info.rank / ranks.info.world,
-                      to = images * (ranks.info.rank + 1) / ranks.info.world;
-        return yolox::evaluate(model, data.val, settings, [&](int64_t next) {
+        return yolox::evaluate(model, data.val, settings, [&](int64_t done, int64_t images) {
           ranks.restart_timeout();
-          progress->evaluated(next - from, to - from);
+          progress->evaluated(done, images);
         });
       },
       [&](int64_t parts) {
