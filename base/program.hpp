@@ -13,7 +13,6 @@
 #include <system_error>
 
 #include "base/error.hpp"
-#include "base/printable.hpp"
 
 namespace yolox {
 
@@ -73,11 +72,10 @@ int run_program(Program&& program) {
     program();
     return 0;
   } catch (const UsageError& e) {
-    std::cerr << "error: " << printable(e.what(), /*keep_newlines=*/true) << std::endl;
+    print_error(e.what());
     return 2;
   } catch (const std::filesystem::filesystem_error& e) {
-    std::cerr << "error: " << printable(e.path1().string()) << ": " << e.code().message()
-              << "; check the path and its permissions" << std::endl;
+    print_error(concat(e.path1().string(), ": ", e.code().message(), "; check the path and its permissions"));
     return 1;
   } catch (const std::exception& e) {
     print_error(e.what());

@@ -65,6 +65,14 @@ int listen_on_free_port(int& port) {
   return fd;
 }
 
+void start_again(const std::vector<std::string>& words) {
+  std::vector<char*> argv;
+  for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  execv("/proc/self/exe", argv.data());
+  _exit(127);
+}
+
 Child start_rank(const Launch& l, int local_rank, int port, int listening, int reports,
                  const std::vector<std::string>& words) {
   int ends[2];
@@ -103,11 +111,7 @@ Child start_rank(const Launch& l, int local_rank, int port, int listening, int r
     fcntl(reports, F_SETFD, 0);
     set("YOLOX_REPORTS", concat(reports));
   }
-  std::vector<char*> argv;
-  for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
-  argv.push_back(nullptr);
-  execv("/proc/self/exe", argv.data());
-  _exit(127);
+  start_again(words);
 }
 
 std::string describe_exit_status(int status) {

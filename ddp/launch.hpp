@@ -44,6 +44,9 @@ int listen_on_loopback(int port);
 // `port`.
 int listen_on_free_port(int& port);
 
+// Replaces this process by this program with another command line. Ends the process if that fails.
+[[noreturn]] void start_again(const std::vector<std::string>& words);
+
 // Starts this program again as a rank. listening: socket for the store, or -1. reports: pipe for
 // Ranks::report() of the first rank of the node. words: command line.
 Child start_rank(const Launch& l, int local_rank, int port, int listening, int reports,

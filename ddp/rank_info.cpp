@@ -47,6 +47,7 @@ RankInfo rank_info_from_environment() {
     return environment_variable(name).empty() ? otherwise : parse(name, environment_variable(name));
   };
   p.launched = !environment_variable("YOLOX_LAUNCHED").empty();
+  bool one_node = false;  // known with srun only
   if (number("WORLD_SIZE", 1) > 1) {
     for (const char* name : {"RANK", "LOCAL_RANK"})
       usage_check(!environment_variable(name).empty(), "WORLD_SIZE=", environment_variable("WORLD_SIZE"),
@@ -66,12 +67,12 @@ RankInfo rank_info_from_environment() {
     p.local_world =
         parse("SLURM_STEP_TASKS_PER_NODE",
               slurm_entry(environment_variable("SLURM_STEP_TASKS_PER_NODE"), number("SLURM_NODEID", 0)));
-    if (p.local_world < p.world) p.host = first_slurm_host(environment_variable("SLURM_STEP_NODELIST"));
+    one_node = p.local_world == p.world;
+    if (!one_node) p.host = first_slurm_host(environment_variable("SLURM_STEP_NODELIST"));
     p.port = number("MASTER_PORT", 20000 + number("SLURM_JOB_ID", 0) % 20000);
   }
   if (!environment_variable("MASTER_ADDR").empty()) p.host = environment_variable("MASTER_ADDR");
-  // The store must not listen on all interfaces if all ranks are on one machine. With srun this is known.
-  const bool one_node = p.local_world == p.world && environment_variable("RANK").empty() && p.world > 1;
+  // The store must not listen on all interfaces if all ranks are on one machine.
   if (p.host.empty() || p.host == "::1" || one_node) p.host = "127.0.0.1";
   usage_check(p.world == 1 || (p.port >= 1 && p.port <= 65535), "MASTER_PORT=", p.port,
               " is not a port in 1..65535");

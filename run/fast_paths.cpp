@@ -25,6 +25,7 @@
 #include "base/printable.hpp"
 #include "base/program.hpp"
 #include "data/cache.hpp"
+#include "data/dataset.hpp"
 #include "layers/bn_silu.hpp"
 #include "models.hpp"
 #include "run/setup.hpp"
@@ -50,14 +51,6 @@ struct Using {
   ~Using() { path.use(false); }
   const FastPath& path;
 };
-
-// The collectives of SyncBN for two ranks with the same images.
-CollectivesPtr two_equal_ranks() {
-  return c10::make_intrusive<Collectives>(SyncBnCollectives{[](Tensor& x) { x.mul_(2); },
-                                                            [](const Tensor& x) {
-                                                              return torch::stack({x, x});
-                                                            }});
-}
 
 // Largest difference of two tensors, relative to the largest value of `exact`. Infinite if x is not finite.
 double relative_difference(const Tensor& x, const Tensor& exact) {
@@ -93,7 +86,7 @@ std::vector<Tensor> layer_results(const std::vector<int64_t>& shape, torch::Devi
 struct Trial {
   explicit Trial(const FastPathCase& c, int64_t images)
       : device(parse_device(c.device)), settings{device.type(), dtype_of(c.amp)}, training(train(c)) {
-    if (c.sync_bn) use_sync_bn(*training.model, two_equal_ranks()->functions);
+    if (c.sync_bn) use_sync_bn(*training.model, two_equal_ranks());
     settings.cast_weights = cast_weights(*training.model, settings.amp);
     if (c.amp == "fp16") training.scaler.scale.fill_(4);  // large enough for two steps, and never an overflow
     const ImageSize size = parse_size(c.size);
@@ -171,7 +164,8 @@ Limits limits_of(const std::string& amp) {
 FastPathResult check_layers(const FastPath& path, const FastPathCase& c, Trial& trial) {
   FastPathResult result;
   const double limit = limits_of(c.amp).layer;
-  const CollectivesPtr over = c.sync_bn ? two_equal_ranks() : CollectivesPtr();
+  const CollectivesPtr over =
+      c.sync_bn ? c10::make_intrusive<Collectives>(two_equal_ranks()) : CollectivesPtr();
   const at::ScalarType type = trial.settings.amp;
   const char* const names[] = {"output",        "input gradient", "weight gradient",
                                "bias gradient", "running mean",   "running variance"};
@@ -204,7 +198,6 @@ struct StepResults {
   double values[3];  // loss and gradient norm of the first step, loss of the second one
 };
 StepResults step_results(const FastPathCase& c, int64_t images, double noise) {
-  torch::manual_seed(0);
   Trial trial(c, images);
   trial.pixels += 255 * noise * torch::rand_like(trial.pixels);
   const auto [loss, norm] = trial.step();
@@ -238,10 +231,8 @@ std::string compare_steps(const FastPath& path, const FastPathCase& c, int64_t i
 FastPathResult check_fast_path(const FastPath& path, const FastPathCase& c) {
   for (int64_t images = c.images;; images = std::max<int64_t>(1, images / 2)) {
     try {
-      torch::manual_seed(0);
       Trial trial(c, images);
       FastPathResult result = check_layers(path, c, trial);
-      trial.training.optimizer.zero_grad();
       if (result.failure.empty()) result.failure = compare_steps(path, c, images);
       return result;
     } catch (const std::exception& e) {
@@ -287,11 +278,7 @@ std::string run_child(const std::vector<std::string>& words, int& status) {
     if (getppid() != parent) _exit(1);
     dup2(ends[1], 1);
     dup2(ends[1], 2);
-    std::vector<char*> argv;
-    for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
-    argv.push_back(nullptr);
-    execv("/proc/self/exe", argv.data());
-    _exit(127);
+    launch_detail::start_again(words);
   }
   close(ends[1]);
   std::string output;
@@ -337,7 +324,9 @@ std::string key_of(const FastPathCase& c, torch::Device device) {
 // Returns the file that keeps the result for this key, or "" if there is no cache folder.
 std::string cache_file(const std::string& key) {
   try {
-    return concat(disk_place().folder, "/fast-path-", std::hex, std::hash<std::string>()(key), ".txt");
+    ContentKey hash;
+    hash.add(key);
+    return concat(disk_place().folder, "/fast-path-", hash.text(), ".txt");
   } catch (const std::exception&) {
     return "";
   }
@@ -402,12 +391,12 @@ std::string use_fast_paths(Config& config, int64_t classes, torch::Device device
   c.sync_bn = config.sync_bn && !ranks.alone();
   c.deterministic = config.deterministic;
   c.device = concat("cuda:", int(device.index()));
+  const auto wants = [&](const std::string& name) {
+    return std::find(wanted.begin(), wanted.end(), name) != wanted.end();
+  };
   std::string used, shown;
   for (const FastPath& path : paths) {
-    const auto names = [&](const char* name) {
-      return std::find(wanted.begin(), wanted.end(), name) != wanted.end();
-    };
-    if (!names("auto") && !names(path.name.c_str())) continue;
+    if (!wants("auto") && !wants(path.name)) continue;
     c.path = path.name;
     const FastPathResult result = ranks.run_first_on_one_rank_per_machine([&] { return checked(c, device); });
     const double failed = ranks.max(!result.failure.empty());

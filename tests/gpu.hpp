@@ -48,16 +48,6 @@ inline Loader::Make noise(int side, int objects) {
   };
 }
 
-// The collectives of SyncBN for two ranks with the same images.
-inline const SyncBnCollectives kTwoEqualRanks{[](Tensor& x) {
-                                                RECORD_USER_SCOPE("collectives");
-                                                x.mul_(2);
-                                              },
-                                              [](const Tensor& x) {
-                                                RECORD_USER_SCOPE("collectives");
-                                                return torch::stack({x, x});
-                                              }};
-
 // Uses the CUDA kernels of bn_silu() in its scope.
 struct FusedNorm {
   FusedNorm() { use_fused_norm(true); }

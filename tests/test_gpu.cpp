@@ -255,7 +255,7 @@ TEST_CASE("gpu: SyncBN over two ranks with equal images equals batch norm on one
   const NoStreamErrors no_stream_errors;
   const Trajectory cpu = train_nano(torch::kCPU, "fp64");
   const Trajectory gpu =
-      train_nano(kGpu, "fp64", "sgd", [](Trainer& t) { use_sync_bn(*t.model, kTwoEqualRanks); });
+      train_nano(kGpu, "fp64", "sgd", [](Trainer& t) { use_sync_bn(*t.model, two_equal_ranks()); });
   CHECK(std::abs(gpu.steps[0].total / cpu.steps[0].total - 1) < 1e-9);
   CHECK(std::abs(gpu.steps[0].norm / cpu.steps[0].norm - 1) < 1e-6);
 }
@@ -311,7 +311,7 @@ TEST_CASE("gpu: the CUDA kernels of bn_silu equal batch norm and SiLU in float64
 TEST_CASE("gpu: the CUDA kernels of bn_silu over two ranks with SyncBN equal one rank" * needs_fused_norm) {
   const NoStreamErrors no_stream_errors;
   const FusedNorm fused_norm;
-  const auto over = c10::make_intrusive<Collectives>(kTwoEqualRanks);
+  const auto over = c10::make_intrusive<Collectives>(two_equal_ranks());
   torch::manual_seed(2);
   const Tensor x = torch::randn({2, 24, 9, 7}) * 3 + 2;
   const auto one = norm_results(x, kGpu, torch::kFloat), two = norm_results(x, kGpu, torch::kFloat, over);
@@ -327,7 +327,7 @@ TEST_CASE("gpu: the CUDA kernels of bn_silu train yolox-nano as the operations o
           needs_fused_norm) {
   const NoStreamErrors no_stream_errors;
   allow_tf32(false);
-  const auto prepare = [](Trainer& t) { use_sync_bn(*t.model, kTwoEqualRanks); };
+  const auto prepare = [](Trainer& t) { use_sync_bn(*t.model, two_equal_ranks()); };
   const Trajectory plain = train_nano(kGpu, "off", "sgd", prepare);
   const FusedNorm fused_norm;
   const Trajectory fused = train_nano(kGpu, "off", "sgd", prepare);

@@ -41,6 +41,21 @@ std::vector<std::string> names_in(const TempDir& dir) {
 }
 using Names = std::vector<std::string>;
 
+// Calls body() in a child process that has mounted a small file system at `folder`, and checks that it
+// returns 0.
+template <class Body>
+void on_small_disk(const std::string& folder, const std::string& size, const Body& body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(mount_small_disk(folder, size) ? body() : 77);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77)
+    MESSAGE("not tested: no right to mount a small file system");
+  else
+    CHECK(WEXITSTATUS(status) == 0);
+}
+
 Training small_training(bool fp16 = false, int64_t classes = 2) {
   torch::manual_seed(1);
   YOLOX model = make_model("yolox-nano", int(classes));
@@ -115,31 +130,22 @@ TEST_CASE("checkpoints: on a full disk older ones make room, oldest first; the n
     files.push_back(file_of_step(step));
     files.back().at("train").toGenericDict().insert("big", torch::full({1 << 18}, double(step)));  // 1 MB
   }
-  const pid_t child = fork();
-  if (child == 0) {
-    if (!mount_small_disk(run, "size=3500k")) _exit(77);
+  on_small_disk(run, "size=3500k", [&] {
     const std::string error = error_of([&] {
       for (int64_t step = 0; step < 5; ++step) save_last(run, files[step], step, step - 1, 3);
     });
     if (error != "") std::cerr << error << std::endl;
-    if (error != "" || names_in(dir) != Names{"last.pth", "step_3.pth", "step_2.pth"}) _exit(1);
-    if (step_of(read_pth(dir / "last.pth")) != 4 || step_of(read_pth(dir / "step_3.pth")) != 3) _exit(2);
+    if (error != "" || names_in(dir) != Names{"last.pth", "step_3.pth", "step_2.pth"}) return 1;
+    if (step_of(read_pth(dir / "last.pth")) != 4 || step_of(read_pth(dir / "step_3.pth")) != 3) return 2;
     // Nothing is left that could make room.
     write_text(dir / "step_2.pth", "x");
     write_text(dir / "other", std::string(400000, 'x'));
     std::error_code ignored;
     std::filesystem::remove(dir / "step_3.pth", ignored);
     write_text(dir / "more", std::string(1500000, 'x'));
-    if (!has(error_of([&] { save_last(run, files[0], 9, -1, 3); }), "No space left")) _exit(3);
-    _exit(step_of(read_pth(dir / "last.pth")) == 4 ? 0 : 4);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  REQUIRE(WIFEXITED(status));
-  if (WEXITSTATUS(status) == 77)
-    MESSAGE("not tested: no right to mount a small file system");
-  else
-    CHECK(WEXITSTATUS(status) == 0);
+    if (!has(error_of([&] { save_last(run, files[0], 9, -1, 3); }), "No space left")) return 3;
+    return step_of(read_pth(dir / "last.pth")) == 4 ? 0 : 4;
+  });
 }
 
 TEST_CASE("checkpoints: that of a run without a step is removed, and temporary files are; others stay") {
@@ -439,21 +445,12 @@ TEST_CASE("saving: the save that --profile measures deletes no checkpoint on a f
   Saver saver{dir.path.string(), nano_info(), {}, 10, 80, 1, true};
   saver.save(t, "last.pth", log);
   const auto bytes = std::filesystem::file_size(dir / "last.pth");
-  const pid_t child = fork();
-  if (child == 0) {
-    if (!mount_small_disk(dir.path.string(), concat("size=", (1 << 20) + bytes / 2))) _exit(77);
+  on_small_disk(dir.path.string(), concat("size=", (1 << 20) + bytes / 2), [&] {
     write_text(dir / "step_1.pth", std::string(1 << 20, 'x'));
     saver.measure_save(t, log);
-    if (std::filesystem::exists(dir / "profile.pth")) _exit(2);
-    _exit(std::filesystem::exists(dir / "step_1.pth") ? 0 : 1);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  REQUIRE(WIFEXITED(status));
-  if (WEXITSTATUS(status) == 77)
-    MESSAGE("not tested: no right to mount a small file system");
-  else
-    CHECK(WEXITSTATUS(status) == 0);
+    if (std::filesystem::exists(dir / "profile.pth")) return 2;
+    return std::filesystem::exists(dir / "step_1.pth") ? 0 : 1;
+  });
 }
 
 TEST_CASE("saving: the resumed checkpoint is kept as the previous one; a damaged one is not kept") {

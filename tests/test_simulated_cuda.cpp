@@ -90,7 +90,7 @@ int64_t waits() { return simulated_cuda::sum(simulated_cuda::host_waits()); }
 std::map<std::string, int64_t> calls_of_step(const std::string& amp, bool sync_bn) {
   constexpr int kBatch = 16, kSide = 64;  // the counts do not depend on the size
   Trainer trainer("yolox-s", kGpu, amp);
-  if (sync_bn) use_sync_bn(*trainer.model, kTwoEqualRanks);
+  if (sync_bn) use_sync_bn(*trainer.model, two_equal_ranks());
   Loader loader(noise(kSide, 20), 0, 4 * kBatch, kBatch, {kSide, kSide}, 2, true);
   DeviceLoader batches(loader, kGpu);
   std::optional<PendingNumbers> before;  // of the step before
