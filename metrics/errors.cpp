@@ -93,30 +93,28 @@ ClassifiedImage classify_errors(const ImageBoxes& image) {
       }
     }
     if (match >= 0) taken[match] = 1;
-    if (match >= 0 && !out.truths[match].counts) {
-      d.kind = kIgnored;
-    } else if (match >= 0 && out.truths[match].box->id != 0) {
+    if (match >= 0 && out.truths[match].counts && out.truths[match].box->id != 0) {
       d.kind = kTruePositive;
       d.truth = match;
       out.truths[match].found_by = int(out.found.size());
-    } else if (!in_area(box->w * box->h, area_all)) {
-      d.kind = kIgnored;
     } else if (same >= background_threshold && same < match_threshold) {
-      d.kind = kLocalisation;
+      d.kind = d.fix = kLocalisation;
       d.truth = same_truth;
     } else if (other >= match_threshold) {
-      d.kind = kWrongClass;
+      d.kind = d.fix = kWrongClass;
       d.truth = other_truth;
     } else if (same >= match_threshold) {
       d.kind = kDuplicate;
     } else if (other >= background_threshold) {
       d.kind = kBoth;
     }
+    const bool in_crowd = match >= 0 && !out.truths[match].counts;
+    if (in_crowd || (d.kind != kTruePositive && !in_area(box->w * box->h, area_all))) d.kind = kIgnored;
     out.found.push_back(d);
   }
   for (auto& truth : out.truths) truth.missed = truth.counts && truth.found_by < 0;
   for (auto& d : out.found) {  // the highest-scoring correctable detection gets the missed ground truth
-    if (d.kind != kLocalisation && d.kind != kWrongClass) continue;
+    if (d.fix == kIgnored) continue;
     d.fixes_truth = std::exchange(out.truths[d.truth].missed, false);
   }
   return out;
@@ -127,7 +125,7 @@ namespace error_detail {
 double ap_after_fixing(const std::vector<Entry>& entries, int64_t truths, ErrorKind kind) {
   RankedMatches hits{{}, truths};
   for (const Entry& e : entries) {
-    if (e.corrected_class ? kind == kWrongClass : kind == kLocalisation && e.kind == kind && e.fixes_truth)
+    if (e.corrected_class ? kind == kWrongClass : kind == kLocalisation && e.fix == kind && e.fixes_truth)
       hits.right.push_back(true);
     else if (!e.corrected_class && e.kind != kIgnored && (e.kind == kTruePositive || e.kind != kind))
       hits.right.push_back(e.kind == kTruePositive);
@@ -228,10 +226,13 @@ ErrorAnalysis analyse_errors(const CocoDataset& truth, const std::vector<Detecti
   std::vector<int64_t> missed(classes);
   for (const ClassifiedImage& image : images) {
     for (const auto& d : image.found) {
-      entries[d.cls].push_back({d.score, d.kind, d.fixes_truth, false});
-      if (d.kind == kWrongClass && d.fixes_truth)
-        entries[image.truths[d.truth].cls].push_back({d.score, d.kind, true, true});
-      if (d.kind < error_kinds) ++out.count[d.kind];
+      entries[d.cls].push_back({d.score, d.kind, d.fix, d.fixes_truth, false});
+      if (d.fix == kWrongClass && d.fixes_truth)
+        entries[image.truths[d.truth].cls].push_back({d.score, d.kind, d.fix, true, true});
+      if (d.kind < error_kinds)
+        ++out.count[d.kind];
+      else if (d.kind == kIgnored && d.fixes_truth)
+        ++out.count[d.fix];
     }
     for (const auto& t : image.truths) {
       out.classes[t.cls].truths += t.counts;

@@ -77,8 +77,12 @@ struct ClassifiedBox {
   double score;  // 1 for a ground truth
   ErrorKind kind;
   // Index of a ground truth of the image: the matched one if the detection is right, or the one that the
-  // detection would match after its class or localisation error is corrected. -1 for any other kind.
+  // detection would match after correcting `fix`. -1 otherwise.
   int truth = -1;
+  // The error whose correction makes the detection match `truth`: kWrongClass or kLocalisation; kIgnored if
+  // none does. An ignored detection can have one, too, as in tidecv: a box in a crowd that is near an object
+  // of its own would be right if it were drawn better.
+  ErrorKind fix = kIgnored;
   // True if no detection matches that ground truth, and this is the highest-scoring one that would after
   // correction.
   bool fixes_truth = false;
@@ -131,7 +135,8 @@ struct ErrorAnalysis {
   double working_score = 0.25;  // score threshold with the best F1; 0.25 if F1 is 0 everywhere
   std::array<double, error_kinds>
       cost{};  // increase of AP50 (0..1) if only the errors of this kind are corrected
-  std::array<int64_t, error_kinds> count{};  // number of errors at any score
+  // Number of errors at any score. An ignored detection counts if its correction is part of the cost.
+  std::array<int64_t, error_kinds> count{};
   std::vector<ClassErrors> classes;
   // Confusion matrix at the score threshold working_score: {class of the ground truth, class of the
   // detection} -> count. The number of classes stands for background (first) and for a missed object
@@ -145,7 +150,7 @@ namespace error_detail {
 // A detection in the list of its own class. corrected_class: a copy in the list of the correct class.
 struct Entry {
   double score;
-  ErrorKind kind;
+  ErrorKind kind, fix;
   bool fixes_truth, corrected_class;
 };
 
