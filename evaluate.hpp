@@ -39,7 +39,8 @@ struct EvalSettings {
   int batch = 16, workers = 2;
   bool legacy = false;
   torch::Device device = torch::kCPU;
-  // "RUN/val_batch": writes the first three batches with their detections to RUN/val_batch0_pred.jpg, ...
+  // "RUN/val_batch": writes images of the first three batches, with ground truth and detections, to
+  // RUN/val_batch0_pred.jpg, ...
   std::string pictures;
   // With several ranks, each rank evaluates its share of the images. gather: all-gathers the values of the
   // ranks.
@@ -148,7 +149,8 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
         timed(&EvalTimes::nms, [&] { return postprocess(out.narrow(0, 0, count), s.conf, s.nms); });
     if (!s.pictures.empty() && k < 3)
       save_image(concat(s.pictures, k, "_pred.jpg"),
-                 draw_batch(batch.images, labelled_boxes(detections, data.classes)));
+                 draw_comparison(batch.images, labelled_boxes(batch.indices, batch.scales, data),
+                                 labelled_boxes(detections, data.classes), short_names(batch.indices, data)));
     for (size_t i = 0; i < detections.size(); ++i, ++at) {
       if (batch.indices[i] < 0)
         unreadable.insert(data.records[at].image_id);

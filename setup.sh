@@ -28,7 +28,7 @@ progress() { :; }
 
 packages=(g++ cmake ninja-build ccache python3-venv libopencv-dev libjpeg-dev libcxxopts-dev rapidjson-dev
   libpugixml-dev libyaml-cpp-dev liblmdb-dev libgloo-dev libprotobuf-dev protobuf-compiler
-  doctest-dev ${YOLOX_PACKAGES:-})
+  libfreetype-dev fonts-dejavu-core doctest-dev ${YOLOX_PACKAGES:-})
 if command -v dpkg-query >/dev/null; then
   missing=()
   for p in "${packages[@]}"; do

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "base/new_file.hpp"
+#include "images/font.hpp"
 
 namespace yolox {
 
@@ -17,44 +18,184 @@ cv::Scalar class_colour(int cls) {
   return {double(c[0]), double(c[1]), double(c[2])};
 }
 
-void draw_box(cv::Mat& image, const Box& box, const std::string& text) {
-  const cv::Scalar colour = class_colour(box.cls);
-  const int side = std::max(image.cols, image.rows), thick = std::max(1, int(std::lround(side / 400.0)));
-  const double font = std::max(0.35, side / 1400.0);
-  const int pen = std::max(1, int(std::lround(1.2 * font)));
-  // Use black text on bright colours and white text on dark ones. Luma is that of ITU-R BT.601.
-  const double luma = 0.114 * colour[0] + 0.587 * colour[1] + 0.299 * colour[2];
-  // Clamp the corners: an untrained network predicts boxes of a billion pixels, and OpenCV needs minutes to
-  // draw one.
+// Use black text on bright colours and white text on dark ones. Luma is that of ITU-R BT.601.
+static cv::Scalar text_colour(const cv::Scalar& background) {
+  const double luma = 0.114 * background[0] + 0.587 * background[1] + 0.299 * background[2];
+  return cv::Scalar::all(luma > 110 ? 0 : 255);
+}
+
+// Returns the pixels of a box. Clamps the corners: an untrained network predicts boxes of a billion pixels,
+// and OpenCV needs minutes to draw one.
+static cv::Rect pixels_of(const Box& box, cv::Size size) {
   const auto near = [](double v, int extent) {
     return int(std::lround(std::clamp(v, -1.0 * extent, 2.0 * extent)));
   };
-  const cv::Point a(near(box.x1, image.cols), near(box.y1, image.rows)),
-      b(near(box.x2, image.cols), near(box.y2, image.rows));
-  cv::rectangle(image, a, b, colour, thick);
-  if (text.empty()) return;
-  int base = 0;
-  const cv::Size extent = cv::getTextSize(text, cv::FONT_HERSHEY_SIMPLEX, font, pen, &base);
-  const int x = std::clamp(a.x, 0, std::max(0, image.cols - extent.width - 2));
-  const int y =
-      a.y - base >= extent.height ? a.y : std::min(std::max(a.y, 0) + extent.height + base, image.rows);
-  cv::rectangle(image, {x, y - extent.height - base}, {x + extent.width + 2, y}, colour, cv::FILLED);
-  cv::putText(image, text, {x + 1, y - base + 1}, cv::FONT_HERSHEY_SIMPLEX, font,
-              cv::Scalar::all(luma > 110 ? 0 : 255), pen, cv::LINE_AA);
+  const cv::Point a(near(box.x1, size.width), near(box.y1, size.height)),
+      b(near(box.x2, size.width), near(box.y2, size.height));
+  return {a.x, a.y, b.x - a.x, b.y - a.y};
 }
 
-Image draw_batch(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& boxes) {
-  const int n = int(std::min<int64_t>(16, batch.size(0))), columns = std::min(4, n);
-  const int h = int(batch.size(1)), w = int(batch.size(2));
-  Image sheet({columns * w, (n + columns - 1) / columns * h}, border_grey);
-  const Tensor images = batch.slice(0, 0, n).cpu().contiguous();
+// Returns the line width of a box: that of the image, and at most a sixteenth of the shorter side of the box.
+static int line_width(const cv::Rect& box, cv::Size size) {
+  const int most = std::max(1, int(std::lround(std::max(size.width, size.height) / 400.0)));
+  return std::clamp(std::min(box.width, box.height) / 16, 1, most);
+}
+
+static double part_hidden(const cv::Rect& of, const cv::Rect& by) {
+  return of.area() > 0 ? double((of & by).area()) / of.area() : 0;
+}
+
+std::vector<PlacedLabel> place_labels(cv::Size size, const std::vector<LabelledBox>& boxes,
+                                      LabelStyle style) {
+  const cv::Rect image({0, 0}, size);
+  const int usual = std::max(11, std::max(size.width, size.height) / 36);
+  std::vector<cv::Rect> rects;
+  for (const auto& [box, _] : boxes) rects.push_back(pixels_of(box, size));
+  std::vector<PlacedLabel> placed(boxes.size());
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    if (boxes[i].text.empty()) continue;
+    const cv::Rect box = rects[i], visible = box & image;
+    const int line = line_width(box, size), side = std::min(box.width, box.height);
+    const int em = side < 3 * usual ? std::max(10, usual * 3 / 4) : usual;
+    cv::Size label = text_extent(boxes[i].text, em) + cv::Size(4, 0);
+    label = {std::min(label.width, size.width), std::min(label.height, size.height)};
+    // Sets the cost of a place: what it hides, and 0.01 for each place that is preferred to it.
+    double least = 1e9;
+    int order = 0;
+    bool obtrusive = true;
+    const auto offer = [&](int x, int y, bool slide_x, bool slide_y) {
+      const double rank = 0.01 * order++;
+      if (slide_x) x = std::clamp(x, 0, size.width - label.width);
+      if (slide_y) y = std::clamp(y, 0, size.height - label.height);
+      const cv::Rect place({x, y}, label);
+      if ((place & image) != place) return;
+      double cost = rank, hidden = 0, written = 0;
+      for (size_t k = 0; k < rects.size(); ++k) {
+        const double part = part_hidden(rects[k] & image, place);
+        hidden = std::max(hidden, part);
+        cost += 5 * part;
+        if (part > 0 && (rects[k] & place) != place) cost += 0.05;  // a line of the box crosses the label
+        if (k >= i || placed[k].place.empty()) continue;
+        const double over =
+            std::max(part_hidden(placed[k].place, place), part_hidden(place, placed[k].place));
+        written = std::max(written, over);
+        cost += 3 * over;
+      }
+      if (cost >= least) return;
+      least = cost;
+      obtrusive = hidden > 0.15 || written > 0.05;
+      placed[i] = {place, em};
+    };
+    const int left = box.x - line / 2, right = box.br().x + line - label.width;
+    const int above = box.y - line - label.height, below = box.br().y + line + 1;
+    offer(left, above, true, false);
+    offer(visible.x + line, visible.y + line, true, true);  // inside; the cost is small in a large box
+    offer(right, above, true, false);
+    offer(left, below, true, false);
+    offer(right, below, true, false);
+    for (const int y : {box.y, box.br().y - label.height}) {
+      offer(box.br().x + line + 1, y, false, true);
+      offer(box.x - line - label.width, y, false, true);
+    }
+    if (style == LabelStyle::unobtrusive && obtrusive) placed[i] = {};
+  }
+  return placed;
+}
+
+void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& boxes, LabelStyle style) {
+  const auto placed = place_labels(image.size(), boxes, style);
+  const auto for_each_backwards = [&](const auto& draw) {
+    for (size_t i = boxes.size(); i-- > 0;) draw(boxes[i], placed[i], class_colour(boxes[i].box.cls));
+  };
+  for_each_backwards([&](const auto&, const auto& label, const auto& colour) {
+    if (!label.place.empty()) cv::rectangle(image, label.place, colour, cv::FILLED);
+  });
+  for_each_backwards([&](const auto& box, const auto&, const auto& colour) {
+    const cv::Rect r = pixels_of(box.box, image.size());
+    cv::rectangle(image, r.tl(), r.br(), colour, line_width(r, image.size()));
+  });
+  for_each_backwards([&](const auto& box, const auto& label, const auto& colour) {
+    if (!label.place.empty())
+      draw_text(image, box.text, {label.place.x + 2, label.place.y}, label.em, text_colour(colour));
+  });
+}
+
+namespace {
+
+struct Tile {
+  cv::Mat image;
+  const std::vector<LabelledBox>* boxes;
+  std::string title;
+};
+
+}  // namespace
+
+// Draws images of equal size in rows. An image smaller than 320 pixels is enlarged by a whole factor, so that
+// its labels are legible. Leaves more space after each `group` columns.
+static Image draw_tiles(const std::vector<Tile>& tiles, int columns, int group) {
+  const cv::Size from = tiles[0].image.size();
+  const int factor = std::max(1, 320 / std::max(from.width, from.height));
+  const cv::Size size = from * factor;
+  const int em = std::max(11, std::max(size.width, size.height) / 36), gap = 4;
+  const bool titled = std::any_of(tiles.begin(), tiles.end(), [](const Tile& t) { return !t.title.empty(); });
+  const int caption = titled ? text_extent("", em).height + 4 : 0;
+  const int n = int(tiles.size()), rows = (n + columns - 1) / columns;
+  const auto left = [&](int column) { return column * (size.width + gap) + column / group * 3 * gap; };
+  Image sheet({left(columns - 1) + size.width, rows * (caption + size.height + gap) - gap}, 40);
   for (int i = 0; i < n; ++i) {
-    cv::Mat tile = sheet(cv::Rect(i % columns * w, i / columns * h, w, h));
-    cv::Mat(h, w, CV_8UC3, images[i].data_ptr<uint8_t>()).copyTo(tile);
-    for (const auto& [box, text] : boxes[i]) draw_box(tile, box, text);
-    cv::rectangle(tile, {0, 0, w, h}, cv::Scalar::all(255));
+    const cv::Point place(left(i % columns), i / columns * (caption + size.height + gap));
+    draw_text(sheet, fitted_text(tiles[i].title, em, size.width - 8), place + cv::Point(4, 2), em,
+              cv::Scalar::all(235));
+    cv::Mat tile = sheet(cv::Rect(place + cv::Point(0, caption), size));
+    cv::resize(tiles[i].image, tile, size, 0, 0, cv::INTER_NEAREST);
+    std::vector<LabelledBox> boxes = *tiles[i].boxes;
+    for (auto& [box, _] : boxes)
+      box = {box.x1 * factor, box.y1 * factor, box.x2 * factor, box.y2 * factor, box.cls};
+    draw_boxes(tile, boxes, LabelStyle::unobtrusive);
   }
   return sheet;
+}
+
+static cv::Mat image_of(const Tensor& images, int64_t i) {
+  return {int(images.size(1)), int(images.size(2)), CV_8UC3, images[i].data_ptr<uint8_t>()};
+}
+
+Image draw_batch(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& boxes,
+                 const std::vector<std::string>& titles) {
+  const int n = int(std::min<int64_t>(16, batch.size(0)));
+  const Tensor images = batch.slice(0, 0, n).cpu().contiguous();
+  std::vector<Tile> tiles;
+  for (int i = 0; i < n; ++i)
+    tiles.push_back({image_of(images, i), &boxes[i], titles.empty() ? "" : titles[i]});
+  return draw_tiles(tiles, std::min(4, n), 4);
+}
+
+Image draw_comparison(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& truth,
+                      const std::vector<std::vector<LabelledBox>>& found,
+                      const std::vector<std::string>& names) {
+  const int n = int(std::min<int64_t>(8, batch.size(0)));
+  const Tensor images = batch.slice(0, 0, n).cpu().contiguous();
+  std::vector<Tile> tiles;
+  for (int i = 0; i < n; ++i) {
+    tiles.push_back({image_of(images, i), &truth[i], "truth: " + names[i]});
+    tiles.push_back({image_of(images, i), &found[i], concat("prediction, score at least ", kPictureScore)});
+  }
+  return draw_tiles(tiles, n > 1 ? 4 : 2, 2);
+}
+
+std::vector<std::string> short_names(const std::vector<int64_t>& indices, const Dataset& data) {
+  std::vector<std::string> names;
+  for (const int64_t i : indices)
+    names.push_back(i < 0 ? "unreadable image" : std::filesystem::path(data.name_of(i)).filename().string());
+  return names;
+}
+
+// Sorts boxes by area, so that small boxes are drawn over large ones and get the best places for their
+// labels.
+static void smallest_first(std::vector<LabelledBox>& boxes) {
+  const auto area = [](const Box& b) { return (b.x2 - b.x1) * (b.y2 - b.y1); };
+  std::stable_sort(boxes.begin(), boxes.end(),
+                   [&](const auto& a, const auto& b) { return area(a.box) < area(b.box); });
 }
 
 std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,
@@ -67,6 +208,20 @@ std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,
       const int c = int(cls[i][g].item<int64_t>());
       all[i].push_back({{b[0] - b[2] / 2, b[1] - b[3] / 2, b[0] + b[2] / 2, b[1] + b[3] / 2, c}, classes[c]});
     }
+    smallest_first(all[i]);
+  }
+  return all;
+}
+
+std::vector<std::vector<LabelledBox>> labelled_boxes(const std::vector<int64_t>& indices,
+                                                     const std::vector<Scale>& scales, const Dataset& data) {
+  std::vector<std::vector<LabelledBox>> all(indices.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (indices[i] < 0) continue;
+    const Scale s = scales[i];
+    for (const Box& b : data.records[indices[i]].boxes)
+      all[i].push_back({{b.x1 * s.x, b.y1 * s.y, b.x2 * s.x, b.y2 * s.y, b.cls}, data.classes[b.cls]});
+    smallest_first(all[i]);
   }
   return all;
 }
@@ -78,7 +233,7 @@ std::vector<std::vector<LabelledBox>> labelled_boxes(const std::vector<Tensor>& 
     const auto d = found[i].accessor<float, 2>();
     for (int64_t k = 0; k < d.size(0); ++k) {
       const float score = d[k][4] * d[k][5];
-      if (!(score >= 0.25f) || !std::isfinite(d[k][0] + d[k][1] + d[k][2] + d[k][3])) continue;
+      if (!(score >= kPictureScore) || !std::isfinite(d[k][0] + d[k][1] + d[k][2] + d[k][3])) continue;
       const int c = int(d[k][6]);
       char text[16];
       std::snprintf(text, sizeof text, " %.2f", double(score));
@@ -92,22 +247,23 @@ Image draw_label_statistics(const Dataset& data) {
   const auto counts = class_counts(data);
   const int bars = int(std::min<size_t>(counts.size(), 40)), side = 400, edge = 50;
   Image sheet({3 * side, side + 2 * edge}, 255);
-  const auto text = [&](const std::string& t, int x, int y, double size = 0.45) {
-    cv::putText(sheet, t, {x, y}, cv::FONT_HERSHEY_SIMPLEX, size, cv::Scalar::all(40), 1, cv::LINE_AA);
+  // y: of the middle of the line
+  const auto text = [&](const std::string& t, int x, int y, int em = 14) {
+    draw_text(sheet, t, {x, y - text_extent(t, em).height / 2}, em, cv::Scalar::all(40));
   };
 
   const auto order = classes_by_count(counts);
   text(concat("boxes per class",
               order.size() > size_t(bars) ? concat(" (", bars, " of ", order.size(), ")") : ""),
-       10, 30);
+       10, 25);
   const double most = std::max<double>(1, counts[order[0]]), step = std::min(40.0, double(side) / bars);
   for (int k = 0; k < bars; ++k) {
     const int y = int(edge + k * step), thick = std::max(1, int(step * 0.8)), c = int(order[k]);
     const int length = int(std::lround((side - 190) * counts[c] / most));
     cv::rectangle(sheet, {130, y, std::max(1, length), thick}, class_colour(c), cv::FILLED);
-    const double font = std::min(0.45, step / 25);
-    text(data.classes[c].substr(0, 16), 5, y + int(step * 0.6), font);
-    text(std::to_string(counts[c]), 135 + length, y + int(step * 0.6), font);
+    const int em = std::max(9, int(std::min(14.0, 0.9 * step)));
+    text(fitted_text(data.classes[c], em, 122), 5, y + thick / 2, em);
+    text(std::to_string(counts[c]), 135 + length, y + thick / 2, em);
   }
 
   // Draws a 2-D histogram with a logarithmic grey scale; dark means many boxes.
@@ -132,7 +288,7 @@ Image draw_label_statistics(const Dataset& data) {
     const cv::Rect place(left, edge, side - 40, side - 40);
     large.copyTo(sheet(place));
     cv::rectangle(sheet, place, cv::Scalar::all(120));
-    text(title, left, 30);
+    text(title, left, 25);
   };
   density(side + 20, "box centres, relative to the image", [](const Record& r, const Box& b) {
     return cv::Point2d((b.x1 + b.x2) / 2 / r.width, (b.y1 + b.y2) / 2 / r.height);

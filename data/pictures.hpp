@@ -15,25 +15,59 @@ namespace yolox {
 // clearly.
 cv::Scalar class_colour(int cls);
 
-// Draws a box, in pixels of the image. The text is above the box, or inside if there is no space above.
-void draw_box(cv::Mat& image, const Box& box, const std::string& text);
-
 struct LabelledBox {
-  Box box;  // in pixels of the image
-  std::string text;
+  Box box;           // in pixels of the image
+  std::string text;  // label, UTF-8
 };
 
-// Draws the first 16 images of a batch, [B, H, W, 3] uint8, with their boxes, in rows of four.
-Image draw_batch(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& boxes);
+enum class LabelStyle {
+  all,          // each box has its label, at the place where it hides least
+  unobtrusive,  // leaves out a label that would hide much of a box or of another label
+};
 
-// Returns the ground-truth boxes of each image, labelled with their class names.
+// A label at its place in the image.
+struct PlacedLabel {
+  cv::Rect place;  // empty: the label is left out
+  int em = 0;      // font size in pixels
+};
+
+// Chooses a place for the label of each box: above, below or beside it, or inside of a box that is much
+// larger than the label. Prefers places that hide no small box and no label of an earlier box. Labels of
+// small boxes are smaller. size: size of the image.
+std::vector<PlacedLabel> place_labels(cv::Size size, const std::vector<LabelledBox>& boxes, LabelStyle style);
+
+// Draws boxes with their labels, the most important box first. Boxes are drawn over the coloured areas of
+// labels, and earlier boxes over later ones. Small boxes have thin lines.
+void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& boxes, LabelStyle style);
+
+// Draws the first 16 images of a batch, [B, H, W, 3] uint8, with their boxes, in rows of four. titles: text
+// above each image; may be empty. Images smaller than 320 pixels are enlarged.
+Image draw_batch(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& boxes,
+                 const std::vector<std::string>& titles = {});
+
+// Draws the first 8 images of a batch twice, side by side: with the ground truth, and with the detections.
+// Two of these pairs are in a row. names: of the images.
+Image draw_comparison(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& truth,
+                      const std::vector<std::vector<LabelledBox>>& found,
+                      const std::vector<std::string>& names);
+
+// Returns the names of the images of a batch, without folders.
+std::vector<std::string> short_names(const std::vector<int64_t>& indices, const Dataset& data);
+
+// Returns the ground-truth boxes of each image, labelled with their class names, the smallest box first.
 std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,
                                                      const std::vector<std::string>& classes);
 
-// Returns the detections of each image with a score of at least 0.25, labelled with class name and score.
-// found: per image [D, 7] with x1, y1, x2, y2, objectness, class score, class.
+// Returns the same for images of a data set that are in a batch with these scales. An index of -1 is an
+// unreadable image. Crowds are not among the boxes.
+std::vector<std::vector<LabelledBox>> labelled_boxes(const std::vector<int64_t>& indices,
+                                                     const std::vector<Scale>& scales, const Dataset& data);
+
+// Returns the detections of each image with a score of at least kPictureScore, labelled with class name and
+// score. found: per image [D, 7] with x1, y1, x2, y2, objectness, class score, class.
 std::vector<std::vector<LabelledBox>> labelled_boxes(const std::vector<Tensor>& found,
                                                      const std::vector<std::string>& classes);
+constexpr float kPictureScore = 0.25F;
 
 // Draws the number of boxes per class, the density of box centres, and the density of box sizes. Centres and
 // sizes are relative to the image size.

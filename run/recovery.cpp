@@ -31,7 +31,8 @@ std::string save_failed_step(const std::string& run, Training& t, const StepReco
   file.insert("boxes", batch.targets.boxes.cpu());
   file.insert("classes", batch.targets.classes.cpu());
   file.insert("model", to_dict(state_dict(*t.model)));
-  save_image(name + ".jpg", draw_batch(batch.images, labelled_boxes(batch.targets, data.classes)));
+  save_image(name + ".jpg", draw_batch(batch.images, labelled_boxes(batch.targets, data.classes),
+                                       short_names(batch.indices, data)));
   try {
     write_pth(name + ".pth", file);
   } catch (const std::exception& e) {

@@ -12,6 +12,7 @@
 #include "data/cache.hpp"
 #include "data/pictures.hpp"
 #include "dtr/trace.hpp"
+#include "images/font.hpp"
 #include "run/crash.hpp"
 #include "run/profile.hpp"
 #include "run/report.hpp"
@@ -105,6 +106,7 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
   for (const auto& fact : facts)
     if (!fact.empty()) log.wrapped_line(fact);
   for (const auto& text : notes) log.wrapped_line(text);
+  if (const auto note = font_note(data.train.classes); !note.empty()) log.wrapped_line(note);
   progress->log_problems(data);
   if (first == 0 && ranks.first()) save_image(folder + "/labels.jpg", draw_label_statistics(data.train));
   if (!resumed && !profiling()) save(t, "last.pth");  // so that the run can be resumed from the start
@@ -146,7 +148,8 @@ void Run::start_step(int64_t step, const Batch& batch, double waited) {
       concat("step ", step, " of epoch ", plan.epoch_of(step), "; images: ", image_names(batch, data.train)));
   if (step < 3 && ranks.first())
     save_image(concat(folder, "/train_batch", step, ".jpg"),
-               draw_batch(batch.images, labelled_boxes(batch.targets, data.train.classes)));
+               draw_batch(batch.images, labelled_boxes(batch.targets, data.train.classes),
+                          short_names(batch.indices, data.train)));
 }
 
 void Run::end_step(Training& t, const StepRecord& record) {

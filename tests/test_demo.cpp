@@ -363,7 +363,7 @@ TEST_CASE("demo: class names come from the checkpoint; without them, 80 classes 
     const cv::Scalar colour = class_colour(c), next = class_colour(c + 1);
     CHECK(cv::norm(colour, next) > 60);
     Image canvas({400, 200}, 128);
-    draw_box(canvas, {50, 100, 350, 180, c}, "dog 0.93");
+    draw_boxes(canvas, {{{50, 100, 350, 180, c}, "dog 0.93"}}, LabelStyle::all);
     const auto luma = [](const cv::Scalar& v) { return 0.114 * v[0] + 0.587 * v[1] + 0.299 * v[2]; };
     double most = 0;
     const cv::Mat label = canvas(cv::Rect(52, 88, 40, 9));

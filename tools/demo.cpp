@@ -15,6 +15,7 @@
 #include "data/pictures.hpp"
 #include "data/yolo.hpp"
 #include "evaluate.hpp"
+#include "images/font.hpp"
 #include "tools/frames.hpp"
 #include "tools/window.hpp"
 
@@ -137,8 +138,10 @@ static std::vector<Crop> crops_of(const fs::path& folder, const std::string& nam
 }
 
 static void draw_found(Image& image, const std::vector<Found>& found, const std::vector<std::string>& names) {
-  for (auto f = found.rbegin(); f != found.rend(); ++f)  // lowest score first: the best box is on top
-    draw_box(image, f->box, concat(names[f->box.cls], " ", std::fixed, std::setprecision(2), f->score));
+  std::vector<LabelledBox> boxes;
+  for (const auto& [box, score] : found)
+    boxes.push_back({box, concat(names[box.cls], " ", std::fixed, std::setprecision(2), score)});
+  draw_boxes(image, boxes, LabelStyle::all);
 }
 
 // Writes one image of the --json file:
@@ -315,6 +318,8 @@ Demo::Demo(const Config& given) : config(given) {
   names = class_names(loaded.info, loaded.model->num_classes);
   for (int c = int(names.size()); c < loaded.model->num_classes; ++c) names.push_back(concat("class ", c));
   wanted = wanted_classes(config.classes, names);
+  if (const auto note = config.draw || config.show ? font_note(names) : ""; !note.empty())
+    log.wrapped_line(note);
   if (config.draw || config.txt || config.crop) make_folder(folder);
   if (config.txt) make_folder(folder / "labels");
   video.emplace((folder / source.stem).string(), source.fps);
