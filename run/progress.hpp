@@ -49,6 +49,11 @@ class RunProgress {
   void add_wait(double seconds) { waited += seconds; }
   // Deletes the metrics after `step`, because --keep-going repeats these steps.
   void roll_back(int64_t step);
+  // Continues an epoch after `step` steps of the run, so that its row in epochs.csv covers all of its steps.
+  // means: epoch_means() at that step. The time of the steps so far comes from metrics.csv.
+  void continue_epoch(int64_t step, const Means& means, const Plan& plan);
+  // Returns the means over the steps so far of the epoch of the latest step.
+  const Means& epoch_means() const { return of_epoch; }
 
   // Records step i (from 0). Prints a line for the first step, at most once a second, and at the end of each
   // epoch and of the run. within: statistics of DTR for this step.
@@ -81,6 +86,9 @@ class RunProgress {
   void log_classes(const Splits& splits);
 
  private:
+  // Sets epoch_row, whose evaluation is still to come. m: means over the epoch.
+  void start_epoch_row(double epoch, int64_t steps, const StepNumbers& m, double lr, double seconds);
+
   // ---- the progress line: 78 columns with usual values and four loss terms
 
   static std::string cell(size_t width, const std::string& text) {
