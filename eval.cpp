@@ -72,7 +72,9 @@ static void report(const EvalResult& result, const CocoDataset& truth,
   if (const fs::path folder = fs::path(config.report).parent_path(); !folder.empty())
     fs::create_directories(folder, no_folder);
   const std::string page = page_html(
-      title, concat("torch ", TORCH_VERSION, ", revision ", git_revision()),
+      title,
+      concat("torch ", TORCH_VERSION, ", revision ", git_revision(), "\n", date_text(std::time(nullptr)),
+             ", ", machine_text()),
       evaluation_html(heading, result, truth, analysis, data, voc) + settings_section(config.values()));
   const bool written = replace_text(config.report, page);
   check(written || !config.was_given("report"), "cannot write --report ", config.report,

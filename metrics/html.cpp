@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "metrics/html.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 
 #include "base/error.hpp"
+#include "base/threads.hpp"
 
 namespace yolox {
 
@@ -59,6 +63,26 @@ std::string axis_number(double value) {
   return formatted("%.4g", value);
 }
 
+std::string date_text(std::time_t time) {
+  std::tm local{};
+  localtime_r(&time, &local);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M", &local);
+  return text;
+}
+
+std::string machine_text() {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  std::string cpu;
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; cpu.empty() && std::getline(file, line);)
+    if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos)
+      cpu = ", " + line.substr(line.find(": ") + 2);
+  const int cores = usable_cores();
+  return concat(host, cpu, ", ", cores, cores == 1 ? " core" : " cores");
+}
+
 std::string base64(const std::vector<uint8_t>& bytes) {
   constexpr const char* digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string out;
@@ -109,12 +133,17 @@ std::string chart_html(const Chart& chart) {
   for (const Series& s : chart.series)
     if (!s.name.empty() && !s.points.empty())
       html += "<span class='" + s.style + "'><i></i>" + escaped(s.name) + "</span> ";
-  html += "</p>";
-  if (ys.empty()) return html + "<p class='none'>no data yet</p></div>";
   std::sort(ys.begin(), ys.end());
   // Clip outliers: losses and gradient norms of the first steps are many times larger than all others.
-  const double usual = ys[size_t(0.9 * double(ys.size() - 1))];
-  double y_hi = ys.back() > 3 * usual && usual > 0 ? 2 * usual : ys.back();
+  const double usual = ys.empty() ? 0 : ys[size_t(0.9 * double(ys.size() - 1))];
+  double y_hi = ys.empty() ? 0 : ys.back() > 3 * usual && usual > 0 ? 2 * usual : ys.back();
+  const bool limit_visible = chart.limit && chart.limit->first <= 3 * y_hi;
+  if (limit_visible) y_hi = std::max(y_hi, chart.limit->first);
+  if (chart.limit)
+    html += "<span class='limit'><i></i>" + escaped(chart.limit->second) +
+            (limit_visible || ys.empty() ? "" : ", above this chart") + "</span>";
+  html += "</p>";
+  if (ys.empty()) return html + "<p class='none'>no data yet</p></div>";
   if (chart.y_end) y_hi = *chart.y_end;
   if (chart.x_end) {
     x_lo = 0;
@@ -139,6 +168,9 @@ std::string chart_html(const Chart& chart) {
   if (chart.marked)
     html += concat("<line class='mark' y2='", plot_h, "' x1='", px(*chart.marked), "' x2='",
                    px(*chart.marked), "'/>");
+  if (limit_visible)
+    html += concat("<line class='mark limit' x2='", plot_w, "' y1='", py(chart.limit->first), "' y2='",
+                   py(chart.limit->first), "'><title>", escaped(chart.limit->second), "</title></line>");
   html += concat("<svg width='", plot_w, "' height='", plot_h,
                  "'>");  // the inner svg clips the curves to the plot
   for (const Series& s : chart.series) {
@@ -186,7 +218,7 @@ h2+.note{margin:-8px 0 12px}#worst{margin-top:28px}
 .wide{margin-top:16px}
 svg{display:block;width:100%;height:auto}
 .chart text,.matrix text{fill:var(--soft);font-size:11px;text-anchor:middle}.chart text.y,.matrix text.y{text-anchor:end}
-.matrix text.slant{text-anchor:start}.matrix text.n{fill:var(--ink)}.matrix text.on{fill:#fff;font-weight:600}
+.matrix text.slant{text-anchor:start}.matrix text.axis{fill:var(--ink);font-weight:600;text-anchor:start}.matrix text.n{fill:var(--ink)}.matrix text.on{fill:#fff;font-weight:600}
 .matrix rect{stroke:var(--line);stroke-width:1}.matrix .right{fill:#1d8a5f}.matrix .wrong{fill:#d04545}
 @media(min-width:1000px){.two .chart text{font-size:9px}}
 .grid{stroke:var(--line)}.mark{stroke:var(--soft);stroke-dasharray:3 3}
@@ -196,6 +228,8 @@ polyline{fill:none;stroke:currentColor;stroke-width:2;stroke-linejoin:round}circ
 .legend{margin:0 0 6px;font-size:.85rem;min-height:1.5em}.legend span,.key span{margin-right:12px;white-space:nowrap}
 .legend i,.key i{display:inline-block;width:12px;height:4px;border-radius:2px;background:currentColor;margin-right:6px;
  vertical-align:middle}.key i{height:12px;border-radius:3px}
+.limit{color:#d04545}line.limit{stroke:#d04545}.legend .limit i{height:0;border-top:2px dashed;background:none}
+.about{white-space:pre-line}
 .none{color:var(--soft);text-align:center;padding:48px 0;margin:0}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 .bars th{font-weight:500;text-align:left;padding:6px 12px 6px 0;line-height:1.25;width:44%}
@@ -232,7 +266,8 @@ dl{margin:0;columns:300px;column-gap:32px;font-size:.85rem}dl div{display:flex;j
          "'unsafe-inline'; "
          "img-src data:\">\n<meta name='viewport' content='width=device-width, initial-scale=1'>\n<title>" +
          escaped(title) + "</title><style>" + style + "</style></head>\n<body><main><header><h1>" +
-         escaped(title) + "</h1><p>" + escaped(about) + "</p></header>\n" + body + "</main></body></html>\n";
+         escaped(title) + "</h1><p class='about'>" + escaped(about) + "</p></header>\n" + body +
+         "</main></body></html>\n";
 }
 
 }  // namespace yolox

@@ -4,6 +4,7 @@
 // The layout suits phones and large screens, in light and dark mode.
 #pragma once
 #include <cstdint>
+#include <ctime>
 #include <opencv2/imgcodecs.hpp>
 #include <opencv2/imgproc.hpp>
 #include <optional>
@@ -34,6 +35,12 @@ std::string base64(const std::vector<uint8_t>& bytes);
 // Encodes an image as a data: URI of a JPEG whose longer side has at most `side` pixels.
 std::string data_uri(cv::Mat image, int side);
 
+// Returns a time of the system clock as local date and time: 2026-11-24 21:40.
+std::string date_text(std::time_t time);
+
+// Returns host, processor, and the cores that this process may use: "node7, AMD EPYC 7B13, 16 cores".
+std::string machine_text();
+
 // ---- charts
 
 constexpr size_t kCurveStyles = 5;  // CSS classes c0 to c4
@@ -51,6 +58,9 @@ struct Chart {
   std::optional<double> x_end, y_end;  // ends of the axes; default: the range of the points
   std::optional<double> marked;        // x of a dashed vertical line
   std::string note = {};               // text below the chart
+  // A dashed horizontal line, with its name for the legend. Extends the axis up to three times to show it;
+  // otherwise the legend says that it is above the chart.
+  std::optional<std::pair<double, std::string>> limit = {};
 };
 
 // Returns about 3 to 6 round numbers from lo to hi.
@@ -67,8 +77,8 @@ inline std::string tile(const std::string& value, const std::string& name) {
 
 std::string settings_section(const std::vector<std::pair<std::string, std::string>>& settings);
 
-// Returns the whole page. about: text below the title. body: HTML sections. The CSS colours --o0 .. --o6
-// belong to the values of ErrorKind (errors.hpp) and must be visible on photos.
+// Returns the whole page. about: text below the title, may have several lines. body: HTML sections. The CSS
+// colours --o0 .. --o6 belong to the values of ErrorKind (errors.hpp) and must be visible on photos.
 std::string page_html(const std::string& title, const std::string& about, const std::string& body);
 
 }  // namespace yolox

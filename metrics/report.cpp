@@ -153,11 +153,16 @@ std::string confusion_html(const ErrorAnalysis& analysis) {
     std::sort(shown.begin(), shown.end());
   }
   shown.push_back(classes);  // the row of background and the column of missed objects
-  const int n = int(shown.size()), cell = 30, left = 104, top = 84;
-  std::string html = concat("<div class='card wide' id='confusion'><h3>Confusion matrix</h3>",
-                            "<div class='matrix'><svg viewBox='0 0 ", left + n * cell + 40, " ",
-                            top + n * cell + 4, "' style='max-width:", int(1.25 * (left + n * cell + 40)),
-                            "px' role='img' aria-label='confusion matrix'>");
+  const int n = int(shown.size()), cell = 30, left = 122, top = 104;
+  std::string html =
+      concat("<div class='card wide' id='confusion'><h3>Confusion matrix</h3>",
+             "<p class='note'>Rows: truth. Columns: prediction.</p>",
+             "<div class='matrix'><svg viewBox='0 0 ", left + n * cell + 40, " ", top + n * cell + 4,
+             "' style='max-width:", int(1.25 * (left + n * cell + 40)),
+             "px' role='img' aria-label='confusion matrix; rows: truth, columns: prediction'>");
+  html += concat("<text class='axis' x='", left,
+                 "' y='11'>prediction →</text><text class='axis' transform='translate(11 ", top,
+                 ") rotate(90)'>truth →</text>");
   for (int r = 0; r < n; ++r) {
     const int t = shown[r];
     html +=
@@ -183,8 +188,8 @@ std::string confusion_html(const ErrorAnalysis& analysis) {
     }
   }
   html += concat(
-      "</svg></div><p class='note'>Rows: ground truth. Columns: detections. IoU 0.5, score threshold ",
-      formatted("%.2f", analysis.working_score), ". The shade is the fraction of the row",
+      "</svg></div><p class='note'>IoU 0.5, score threshold ", formatted("%.2f", analysis.working_score),
+      ". The shade is the fraction of the row",
       classes > most ? concat(". Shown: the ", most, " of ", classes, " classes that are confused most") : "",
       ".</p>");
   if (!mistakes.empty()) {

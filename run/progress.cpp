@@ -14,6 +14,7 @@
 
 #include "base/device.hpp"
 #include "base/printable.hpp"
+#include "metrics/html.hpp"
 #include "run/report.hpp"
 
 namespace yolox {
@@ -47,13 +48,17 @@ double parameter_count(const torch::nn::Module& model) {
   return count;
 }
 
-std::string config_json(const Flags& flags, torch::Device device) {
+std::string config_json(const Flags& flags, torch::Device device, const std::string& started, int ranks) {
   auto entries = flags.values();
   entries.insert(entries.end(), {{"device_name", device_name(device)},
                                  {"torch", TORCH_VERSION},
                                  {"OpenCV", CV_VERSION},
                                  {"compiler", __VERSION__},
-                                 {"revision", git_revision()}});
+                                 {"revision", git_revision()},
+                                 {"started", started},
+                                 {"machine", machine_text()},
+                                 {"ranks", concat(ranks)},
+                                 {"threads", concat(at::get_num_threads())}});
   rapidjson::StringBuffer text;
   rapidjson::Writer<rapidjson::StringBuffer> w(text);
   w.StartObject();

@@ -28,8 +28,9 @@ namespace yolox {
 double conv_flops(YOLOX& model, ImageSize size);
 double parameter_count(const torch::nn::Module& model);
 
-// Returns config.json of a run: all settings, device, versions and git revision.
-std::string config_json(const Flags& flags, torch::Device device);
+// Returns config.json of a run: all settings, device, versions, git revision, machine, and the date of the
+// start. ranks: number of ranks.
+std::string config_json(const Flags& flags, torch::Device device, const std::string& started, int ranks);
 
 // Reports the progress of training to the log, metrics.csv and TensorBoard. Used by the training thread.
 class RunProgress {

@@ -56,6 +56,21 @@ std::vector<std::pair<double, double>> curve(const std::vector<double>& x, const
   return points;
 }
 
+// Returns the seconds of training and of evaluation, from metrics.csv and epochs.csv. Steps that were lost or
+// rolled back do not count. bs: images per step.
+static std::pair<double, double> seconds_of(const std::string& run, MetricsTable& metrics, double bs) {
+  double training = 0, evaluation = 0, before = 0;
+  const auto &step = metrics.columns["iteration"], &speed = metrics.columns["images_per_second"];
+  for (size_t i = 0; i < speed.size(); ++i) {  // no column, if no step had finite numbers so far
+    if (!(speed[i] > 0) || step[i] <= before) continue;
+    training += (step[i] - before) * bs / speed[i];
+    before = step[i];
+  }
+  for (const double v : read_metrics(run + "/epochs.csv").columns["eval_seconds"])
+    if (std::isfinite(v)) evaluation += v;
+  return {training, evaluation};
+}
+
 std::string training_html(const std::string& run) {
   MetricsTable table = read_metrics(run + "/metrics.csv");
   auto& columns = table.columns;
@@ -78,6 +93,8 @@ std::string training_html(const std::string& run) {
   const auto chart = [&](const std::string& title, std::vector<Series> of) {
     return chart_html({title, x_name, std::move(of), {}, {}, {}});
   };
+  const auto settings = read_config_json(run);
+  std::map<std::string, std::string> by_name(settings.begin(), settings.end());
   double best = -1, best_epoch = 0, last = -1;
   for (size_t i = 0; i < step.size(); ++i) {
     const double ap = columns["AP"][i];
@@ -100,6 +117,11 @@ std::string training_html(const std::string& run) {
   html += tile(concat(epoch.back()), "epochs");
   html += tile(axis_number(step.back()), "steps");
   if (rows > 0) html += tile(formatted("%.3g", speed / rows), "images per second");
+  if (const double bs = std::atof(by_name["bs"].c_str()); bs > 0) {
+    const auto [training, evaluation] = seconds_of(run, table, bs);
+    html += tile(short_time(training), "training time");
+    if (evaluation > 0) html += tile(short_time(evaluation), "evaluation time");
+  }
   html += "</div><div class='cards'>";
   std::vector<Series> losses{series("loss", "total", "c0")};
   for (const auto& term : table.loss_terms())
@@ -107,7 +129,10 @@ std::string training_html(const std::string& run) {
   html += chart("Loss", losses);
   html += chart("AP on the evaluation images", {series("AP", "AP", "c0"), series("AP50", "AP50", "c1")});
   html += chart("Learning rate", {series("lr", "", "c0")});
-  html += chart("Gradient norm", {series("grad_norm", "", "c0")});
+  Chart norm{"Gradient norm", x_name, {series("grad_norm", "before clipping", "c0")}, {}, {}, {}};
+  if (const double clip = std::atof(by_name["clip"].c_str()); clip > 0)
+    norm.limit = {clip, concat("clipped to ", clip)};
+  html += chart_html(norm);
   html += chart("Images per second", {series("images_per_second", "", "c0")});
   html += chart("Time spent waiting for images, %", {series("waiting_share", "", "c0", 100)});
   return html + "</div></section>";
@@ -118,10 +143,11 @@ std::string pictures_html(const std::string& run) {
   for (const auto& [file, about] :
        {std::pair("labels.jpg", "Ground truth boxes of the training set"),
         {"train_batch0.jpg", "The first training batch after augmentation, with its ground truth"},
-        {"val_batch0_pred.jpg", "The first images of the last evaluation, with the detections"}}) {
+        {"val_batch0_pred.jpg",
+         "The first images of the last evaluation: truth on the left, prediction on the right"}}) {
     const std::string path = run + "/" + file;  // exists(), because imread() prints a warning otherwise
     if (const cv::Mat image = std::filesystem::exists(path) ? cv::imread(path) : cv::Mat(); !image.empty())
-      html += concat("<figure><img alt='", file, "' src='", data_uri(image, 1000), "'><figcaption>", about,
+      html += concat("<figure><img alt='", file, "' src='", data_uri(image, 1400), "'><figcaption>", about,
                      "</figcaption></figure>");
   }
   return html.empty()
@@ -150,6 +176,12 @@ std::string revision_of(const std::string& run) {
   return "";
 }
 
+std::string started_at(const std::string& run) {
+  for (const auto& [name, value] : run.empty() ? decltype(read_config_json(run))() : read_config_json(run))
+    if (name == "started") return value;
+  return date_text(std::time(nullptr));
+}
+
 bool write_run_report(const std::string& run, std::string evaluation) {
   const std::string path = run + "/report.html";
   if (evaluation.empty()) {
@@ -163,8 +195,14 @@ bool write_run_report(const std::string& run, std::string evaluation) {
   }
   const auto settings = read_config_json(run);
   std::map<std::string, std::string> by_name(settings.begin(), settings.end());
-  const std::string about = concat(by_name["model"], " on ", by_name["data"], "; ", by_name["device_name"],
-                                   ", torch ", by_name["torch"], ", revision ", by_name["revision"]);
+  const std::string &ranks = by_name["ranks"], &threads = by_name["threads"];
+  std::string about = concat(by_name["model"], " on ", by_name["data"], ", torch ", by_name["torch"],
+                             ", revision ", by_name["revision"]);
+  if (!ranks.empty())
+    about += concat("\nStarted ", by_name["started"], ", this report ", date_text(std::time(nullptr)), "\n",
+                    by_name["machine"], "; ", by_name["device_name"], "; ", ranks,
+                    ranks == "1" ? " rank with " : " ranks with ", threads,
+                    threads == "1" ? " thread" : " threads", ranks == "1" ? "" : " each");
   const std::string name = std::filesystem::absolute(run).lexically_normal().filename().string();
   return replace_text(path, page_html(name.empty() ? run : name, about,
                                       training_html(run) + evaluation_begin + evaluation + evaluation_end +

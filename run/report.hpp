@@ -18,6 +18,10 @@ std::vector<std::pair<std::string, std::string>> read_config_json(const std::str
 // Returns the git revision of the program that wrote a run; empty if config.json cannot be read.
 std::string revision_of(const std::string& run);
 
+// Returns the date at which a run was started first, from its config.json; now if that has none or `run` is
+// empty.
+std::string started_at(const std::string& run);
+
 // Contents of metrics.csv. An empty cell is NaN. An incomplete last line is left out.
 struct MetricsTable {
   std::vector<std::string> names;                      // of the columns, in the order of the file

@@ -43,12 +43,14 @@ Run::Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, c
       ranks(ranks),
       device(device),
       resumed(bool(saved)),
+      started(started_at(resumed ? folder : "")),
       notes(saved.notes),
       half(device.is_cuda() && !config.deterministic && (config.amp == "bf16" || config.amp == "fp16")
                ? Half::unchecked
                : Half::no) {
   log.line(saved ? concat("resuming ", folder, " at step ", saved.step) : "run " + folder);
-  crash_context(folder, config_json(config, device), concat("crash", rank_suffix(ranks), ".txt"));
+  crash_context(folder, config_json(config, device, started, ranks.info.world),
+                concat("crash", rank_suffix(ranks), ".txt"));
 }
 
 Run::~Run() = default;
@@ -94,7 +96,7 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
   progress.emplace(folder, log, first, from_scratch, ranks.info.rank, with_dtr);
   progress->continue_epoch(first, t.epoch_means, plan);
   eval_fit = RetryInParts{1, plan.batch_per_rank};
-  const std::string settings = config_json(config, device);
+  const std::string settings = config_json(config, device, started, ranks.info.world);
   crash_context(folder, settings, concat("crash", rank_suffix(ranks), ".txt"));
   if (const std::string before = resumed ? revision_of(folder) : "";
       !before.empty() && before != git_revision())

@@ -99,6 +99,47 @@ TEST_CASE("report: curves are reduced to at most 300 means; outliers at the star
   CHECK(has(chart_html({"a < b", "step", {}, {}, {}, {}}), "a &lt; b"));
 }
 
+TEST_CASE("report: a limit is a line in its chart; if it is far above the curve, the legend says so") {
+  const auto chart = [](double limit) {
+    return chart_html(
+        {"Norm", "step", {{"norm", {{1, 2}, {2, 4}}, "c0"}}, {}, {}, {}, {}, {{limit, "clipped"}}});
+  };
+  for (const double limit : {1., 3.9, 10.}) {
+    CHECK(count_of(chart(limit), "<line class='mark limit'") == 1);
+    CHECK(has(chart(limit), "clipped</span>"));
+  }
+  CHECK(has(chart(10), ">10<"));  // the axis reaches the limit
+  CHECK_FALSE(has(chart(100), "<line class='mark limit'"));
+  CHECK(has(chart(100), "clipped, above this chart"));
+  CHECK(has(chart_html({"Norm", "step", {}, {}, {}, {}, {}, {{10, "clipped"}}}), "no data yet"));
+}
+
+TEST_CASE("report: rows of the confusion matrix are the truth, columns are predictions") {
+  CocoDataset truth;
+  truth.categories = {{1, "cat"}, {2, "dog"}};
+  truth.images = {{1, "1.jpg", 200, 100}};
+  truth.annotations = {{1, 1, 1, 10, 10, 50, 50, 2500, false}};        // a cat,
+  const std::vector<Detection> found = {{1, 2, 10, 10, 50, 50, 0.9}};  // detected as a dog
+  const std::string html = confusion_html(analyse_errors(truth, found));
+  CHECK(has(html, "Rows: truth. Columns: prediction."));
+  CHECK(has(html, ">prediction →</text>"));
+  CHECK(has(html, ">truth →</text>"));
+  // The only count is in the first row and the second column.
+  const size_t count = html.find("<text class='on'");
+  REQUIRE(count != std::string::npos);
+  const auto attribute = [&](const std::string& name, size_t from) {
+    const size_t at = html.find(" " + name + "='", from) + name.size() + 3;
+    return std::atof(html.c_str() + at);
+  };
+  const auto row = [&](const std::string& name) {
+    return attribute(
+        "y", html.find("<text class='y'", html.rfind("<text class='y'", html.find(">" + name + "</text>"))));
+  };
+  CHECK(attribute("y", count) == row("cat"));
+  CHECK(attribute("y", count) < row("dog"));
+  CHECK(attribute("x", count) > attribute("x", html.find("<rect")) + 30);
+}
+
 TEST_CASE("report: the page of a run has its curves, evaluation, images and settings" * starts_programs) {
   const std::string page = contents(trained().dir / "a/report.html");
   for (const char* id :
@@ -114,6 +155,17 @@ TEST_CASE("report: the page of a run has its curves, evaluation, images and sett
   CHECK(has(page, concat("<b>", metric_text(rows.back()[kAP]), "</b><span>last AP</span>")));
   for (const auto& name : shapes_classes()) CHECK_MESSAGE(has(page, "<th>" + name + "</th>"), name);
   CHECK(has(page, "<dt>bs</dt><dd>2</dd>"));
+  CHECK(has(page, "clipped to 10"));
+  CHECK(has(page, "Rows: truth. Columns: prediction."));
+  CHECK(has(page, "truth on the left, prediction on the right"));
+  // Date, duration, machine.
+  CHECK(has(page, escaped(machine_text())));
+  CHECK(has(page, "; 1 rank with "));
+  const size_t started = page.find("\nStarted 20");
+  REQUIRE(started != std::string::npos);
+  CHECK(has(page.substr(started, 70), ", this report 20"));
+  CHECK(has(page, "</b><span>training time</span>"));
+  CHECK(has(page, "</b><span>evaluation time</span>"));
 
   // up to 8 images with errors, and 3 images of the run
   const std::string mark = "data:image/jpeg;base64,";
@@ -125,7 +177,7 @@ TEST_CASE("report: the page of a run has its curves, evaluation, images and sett
     const cv::Mat image =
         cv::imdecode(from_base64(page.substr(at, page.find('\'', at) - at)), cv::IMREAD_COLOR);
     CHECK(image.rows > 0);
-    CHECK(std::max(image.cols, image.rows) <= 1000);
+    CHECK(std::max(image.cols, image.rows) <= 1400);
   }
 }
 
@@ -133,6 +185,11 @@ TEST_CASE("report: a resumed run without a new evaluation keeps the old one on i
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out went_on --max-iters 4");
   const std::string before = contents(dir / "went_on/report.html");
+  std::string config = contents(dir / "went_on/config.json");
+  const size_t year = config.find("\"started\":\"20");
+  REQUIRE(year != std::string::npos);
+  config.replace(year + 11, 4, "2021");
+  write_text(dir / "went_on/config.json", config);
   CHECK(has(before, "After step 4, on 8 images"));
   CHECK(has(before, "<b>4</b><span>steps</span>"));
   succeed(dir, "train", "--resume went_on --max-iters 6 --eval-interval 0");
@@ -140,6 +197,7 @@ TEST_CASE("report: a resumed run without a new evaluation keeps the old one on i
   CHECK(has(after, "After step 4, on 8 images"));
   CHECK(count_of(after, "id='evaluation'") == 1);
   CHECK(has(after, "<b>6</b><span>steps</span>"));
+  CHECK(has(after, "\nStarted 2021-"));  // by the first process of the run
 }
 
 TEST_CASE("report: a report that cannot be written gives a warning, and training continues" *
