@@ -347,7 +347,9 @@ TEST_CASE(
   e.result.AP = 0.125;
   progress.log_evaluation(4, e, plan, true);
   progress.end_epoch(4);
-  const auto evaluated = metric_rows(dir / "epochs.csv").back();
+  const auto rows = metric_rows(dir / "epochs.csv");
+  REQUIRE(rows.size() == 1);
+  const auto& evaluated = rows[0];
   REQUIRE(evaluated.size() == 10);
   CHECK(evaluated[1] == 4);
   CHECK(evaluated[2] == 3);
