@@ -159,7 +159,7 @@ TEST_CASE("report: the page of a run has its curves, evaluation, images and sett
   CHECK(has(page, "Rows: truth. Columns: prediction."));
   CHECK(has(page, "truth on the left, prediction on the right"));
   // Date, duration, machine.
-  CHECK(has(page, escaped(machine_text())));
+  CHECK(has(page, concat("\n", escaped(machine_text()), "; ")));
   CHECK(has(page, "; 1 rank with "));
   const size_t started = page.find("\nStarted 20");
   REQUIRE(started != std::string::npos);
