@@ -48,8 +48,9 @@ void Log::wrapped_line(const std::string& text) {
   }
   std::string rest = text;
   while (rest.size() > kColumns) {
-    const size_t blank = rest.rfind(' ', kColumns);
-    if (blank == std::string::npos || blank <= kHeading) break;
+    size_t blank = rest.rfind(' ', kColumns);
+    if (blank == std::string::npos || blank <= kHeading) blank = rest.find(' ', kColumns);  // a long path
+    if (blank == std::string::npos) break;
     line(rest.substr(0, blank));
     rest = std::string(kHeading, ' ') + rest.substr(blank + 1);
   }

@@ -408,17 +408,21 @@ TEST_CASE("run: wrapped lines have at most 79 columns; a longer word is not spli
     log.wrapped_line(words);
     log.wrapped_line("run     " + std::string(100, 'x'));
     log.wrapped_line(std::string(100, 'y'));
+    log.wrapped_line("data    206 images in " + std::string(90, 'z') + words);
   });
   std::istringstream said(contents(dir / "log.txt"));
   std::vector<std::string> lines;
   for (std::string line; std::getline(said, line);) lines.push_back(line);
-  REQUIRE(lines.size() == 5);
+  REQUIRE(lines.size() == 10);
   CHECK(lines[0].size() <= 79);
   CHECK(lines[0].size() > 70);
   CHECK(lines[1].rfind("        word", 0) == 0);
   CHECK(lines[2].rfind("        word", 0) == 0);
   CHECK(lines[3].size() == 108);
   CHECK(lines[4].size() == 100);
+  CHECK(lines[5] == "data    206 images in");
+  CHECK(lines[6] == "        " + std::string(90, 'z') + "data");  // the words after the long one wrap again
+  for (const size_t k : {7, 8, 9}) CHECK(lines[k].size() <= 79);
 }
 
 TEST_CASE("run: the progress line is rewritten in place and cut to the terminal; a file omits it") {
