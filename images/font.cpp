@@ -104,11 +104,11 @@ class Fonts {
   const Glyph& glyph(char32_t c, int em) {
     const std::lock_guard lock(mutex);
     if (const auto known = glyphs.find({c, em}); known != glyphs.end()) return known->second;
-    const FT_Face face = face_of(c);
+    auto* face = face_of(c);
     Glyph made{{}, 0, 0, em / 2};
     if (face && FT_Set_Pixel_Sizes(face, 0, FT_UInt(em)) == 0 &&
         FT_Load_Char(face, c, FT_LOAD_RENDER | FT_LOAD_TARGET_LIGHT) == 0) {
-      const FT_GlyphSlot slot = face->glyph;
+      const auto* slot = face->glyph;
       made = {{}, slot->bitmap_left, slot->bitmap_top, int(slot->advance.x >> 6)};
       if (slot->bitmap.pixel_mode == FT_PIXEL_MODE_GRAY && slot->bitmap.rows > 0)
         made.coverage = cv::Mat(int(slot->bitmap.rows), int(slot->bitmap.width), CV_8U, slot->bitmap.buffer,

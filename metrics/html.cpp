@@ -252,7 +252,7 @@ figure .under{stroke:#000;stroke-opacity:.45;stroke-width:4;pointer-events:none}
 figure text{font-weight:600;paint-order:stroke;stroke:#10151c;stroke-width:.28em;stroke-linejoin:round;pointer-events:none}
 .o0{stroke:var(--o0)}.o1{stroke:var(--o1)}.o2{stroke:var(--o2)}.o3{stroke:var(--o3)}.o4{stroke:var(--o4)}
 .o5{stroke:var(--o5);stroke-dasharray:6 4}.o6,.o7{stroke:var(--o6)}figure .o6,figure .o7{stroke-width:1.5}
-.pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px;align-items:start}
+.pictures{display:grid;gap:16px}
 img{display:block;width:100%;height:auto}
 dl{margin:0;columns:300px;column-gap:32px;font-size:.85rem}dl div{display:flex;justify-content:space-between;gap:16px;
  break-inside:avoid;border-bottom:1px solid var(--line);padding:2px 0}dt{color:var(--soft)}dd{margin:0;text-align:right;

@@ -134,7 +134,10 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
     log.line(concat("warning: step ", i, " needed at least ", short_bytes(within.limit),
                     " of memory, more than the ", short_bytes(within.budget), " of --dtr"));
   }
-  if (i % plan.per_epoch == 0) of_epoch = {};
+  if (i % plan.per_epoch == 0) {
+    of_epoch = {};
+    epoch_start = last_time;  // after the evaluation and the report of the epoch before
+  }
   if (n.finite()) {
     recent.add(n);
     of_epoch.add(n);
@@ -206,7 +209,6 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
 }
 
 void RunProgress::end_epoch(int64_t steps) {
-  epoch_start = now();
   const Metrics::Row row = std::exchange(epoch_row, {});
   if (epochs && !row.empty() && row[1].second == double(steps)) epochs->row(row);
 }

@@ -66,7 +66,8 @@ static std::pair<double, double> seconds_of(const std::string& run, MetricsTable
     training += (step[i] - before) * bs / speed[i];
     before = step[i];
   }
-  for (const double v : read_metrics(run + "/epochs.csv").columns["eval_seconds"])
+  MetricsTable epochs = read_metrics(run + "/epochs.csv");
+  for (const double v : epochs.columns["eval_seconds"])
     if (std::isfinite(v)) evaluation += v;
   return {training, evaluation};
 }

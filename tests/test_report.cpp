@@ -140,6 +140,21 @@ TEST_CASE("report: rows of the confusion matrix are the truth, columns are predi
   CHECK(attribute("x", count) > attribute("x", html.find("<rect")) + 30);
 }
 
+TEST_CASE("report: the time of training is that of the steps, the time of evaluation that in epochs.csv") {
+  TempDir dir;
+  write_text(dir / "config.json", R"({"bs":4,"clip":10})");
+  // 10 steps in 10 s, 40 steps in 80 s; the rows of evaluations and of steps without finite numbers do not
+  // count.
+  write_text(dir / "metrics.csv",
+             "epoch,iteration,loss,images_per_second,AP,AP50\n1,10,2,4,,\n1,50,2,2,,\n1,50,,,0.5,0.6\n");
+  write_text(dir / "epochs.csv", "epoch,iteration,AP,eval_seconds\n1,25,,\n2,50,0.5,42\n");
+  const std::string html = training_html(dir.path.string());
+  CHECK_MESSAGE(has(html, "<b>1m30s</b><span>training time</span>"), html.substr(0, 1000));
+  CHECK_MESSAGE(has(html, "<b>42s</b><span>evaluation time</span>"), html.substr(0, 1000));
+  fs::remove(dir / "epochs.csv");
+  CHECK_FALSE(has(training_html(dir.path.string()), "evaluation time"));
+}
+
 TEST_CASE("report: the page of a run has its curves, evaluation, images and settings" * starts_programs) {
   const std::string page = contents(trained().dir / "a/report.html");
   for (const char* id :
@@ -215,7 +230,10 @@ TEST_CASE("report: a report that cannot be written gives a warning, and training
 TEST_CASE("report: rank 0 writes it from the detections of all ranks" * starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out two_ranks --procs 2 --max-iters 4 --epochs 1 --no-aug-epochs 0");
-  CHECK(has(contents(dir / "two_ranks/report.html"), "After step 4, on 8 images"));
+  const std::string page = contents(dir / "two_ranks/report.html");
+  CHECK(has(page, "After step 4, on 8 images"));
+  CHECK(has(page, "; 2 ranks with "));
+  CHECK(has(page, "</b><span>evaluation time</span>"));  // of the only epoch
 }
 
 TEST_CASE("report: eval writes the error analysis; names of classes and files are escaped" *
