@@ -12,7 +12,10 @@ int64_t Targets::total() const {
 }
 
 Targets Targets::slice(int64_t from, int64_t to) const {
-  return {boxes.slice(0, from, to), classes.slice(0, from, to), {counts.begin() + from, counts.begin() + to}};
+  return {boxes.slice(0, from, to),
+          classes.slice(0, from, to),
+          {counts.begin() + from, counts.begin() + to},
+          device_counts.defined() ? device_counts.slice(0, from, to) : Tensor()};
 }
 
 Targets make_targets(const std::vector<std::vector<Box>>& boxes) {
@@ -32,6 +35,7 @@ Targets make_targets(const std::vector<std::vector<Box>>& boxes) {
       cls[i * rows + g] = b.cls;
     }
   }
+  t.device_counts = torch::tensor(t.counts, torch::kLong);
   return t;
 }
 
@@ -44,11 +48,13 @@ Tensor preprocess(const Tensor& images, bool legacy) {
   const Tensor x = images.permute({0, 3, 1, 2}).to(torch::kFloat);
   if (!legacy) return x;
   const auto format = pixel_format(true);
-  const auto channel = [&](const std::array<double, 3>& v) {
-    return torch::tensor({v[0], v[1], v[2]}, x.options()).view({1, 3, 1, 1});
-  };
-  return ((x.flip(1) / 255 - channel(format.mean)) / channel(format.std))
-      .contiguous(torch::MemoryFormat::ChannelsLast);
+  std::vector<Tensor> channels;
+  for (size_t c = 0; c < 3; ++c) {
+    // On the device, because a copy from the host would wait for it.
+    const Tensor std = torch::full({}, format.std[c], x.options());
+    channels.push_back((x.select(1, 2 - int64_t(c)) / 255 - format.mean[c]) / std);
+  }
+  return torch::stack(channels, 1).contiguous(torch::MemoryFormat::ChannelsLast);
 }
 
 }  // namespace yolox

@@ -22,8 +22,12 @@ using torch::Tensor;
 struct Targets {
   Tensor boxes;    // [B, G, 4] float: cx, cy, w, h in pixels of the network's input
   Tensor classes;  // [B, G] int64
+  // Number of objects of each image. In a step that is recorded as a CUDA graph, an upper bound, because the
+  // graph must fit later batches, too.
   std::vector<int64_t> counts;
+  Tensor device_counts = {};  // [B] int64, the exact counts on the device of `boxes`; undefined: `counts`
 
+  // Sum of `counts`.
   int64_t total() const;
   Targets slice(int64_t from, int64_t to) const;
 };

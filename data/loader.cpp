@@ -110,7 +110,8 @@ Batch DeviceLoader::next() {
   ahead.reset();
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   sent.copied.block(stream);
-  for (const Tensor& t : {sent.batch.images, sent.batch.targets.boxes, sent.batch.targets.classes})
+  const Targets& targets = sent.batch.targets;
+  for (const Tensor& t : {sent.batch.images, targets.boxes, targets.classes, targets.device_counts})
     if (t.numel() > 0)
       t.record_stream(stream);  // the allocator must not reuse the memory before this stream has finished
   if (loader.ready()) ahead = start_copy(loader.next());
@@ -127,6 +128,7 @@ DeviceLoader::PendingCopy DeviceLoader::start_copy(Batch batch) {
   copy(batch.images);
   copy(batch.targets.boxes);
   copy(batch.targets.classes);
+  copy(batch.targets.device_counts);
   PendingCopy sent{std::move(batch), c10::Event(device.type())};
   sent.copied.record(*side);
   return sent;
