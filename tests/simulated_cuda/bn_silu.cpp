@@ -41,11 +41,15 @@ void launch(void (*kernel)(Parameters...), dim3 blocks, int threads, void* strea
   if (fault == "incomplete") --blocks.x;
   throw_if_failed();
   count(Kind::call, name);
-  const Lock lock(mutex());
   if (stream != native_handle(current_stream())) report_error(name + " not on the current stream");
-  do_copies_before(clock_of(current_stream()));
-  run_on_stream(name, {use_of(static_cast<Parameters>(arguments))...});
-  emulated_cuda::run(kernel, blocks, threads, on_host(static_cast<Parameters>(arguments))...);
+  const auto work = [=] {
+    const Lock lock(mutex());
+    do_copies_before(clock_of(current_stream()));
+    run_on_stream(name, {use_of(static_cast<Parameters>(arguments))...});
+    emulated_cuda::run(kernel, blocks, threads, on_host(static_cast<Parameters>(arguments))...);
+  };
+  work();
+  record(work);
 }
 
 }  // namespace yolox::bn_silu_kernels

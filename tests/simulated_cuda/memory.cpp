@@ -56,6 +56,7 @@ Block* Arena::allocate(size_t wanted) {
   block->bytes = at;
   block->size = rounded;
   block->stream = current_stream();
+  note_allocation(block);
   return blocks[at] = block;
 }
 
@@ -163,6 +164,7 @@ void do_copies_before(const Clock& clock) {
 
 void host_waits_for(const Clock& clock, const std::string& why) {
   const Lock lock(mutex());
+  refuse_in_recording(why);
   do_copies_before(clock);
   count(Kind::wait, why);
 }
@@ -178,6 +180,7 @@ void free_block(void* context) {
   if (!context) return;
   const Lock lock(mutex());
   auto* block = static_cast<Block*>(context);
+  if (keeps(block)) return;
   if (!block->recorded.empty()) throw_if_failed();  // the caching allocator records events
   do_copies([&](const Copy& c) { return within(c.to_device ? c.to : c.from, block->bytes, block->size); });
   const Clock& own = clock_of(block->stream);

@@ -165,6 +165,7 @@ struct Call {
   }
   // Marks new results, which are the tensors from `first` on, as written by the current stream.
   void write_results_on_stream(size_t first) {
+    if (recording()) return;
     const Lock lock(mutex());
     const int stream = current_stream();
     for (size_t i = first; i < tensors.size(); ++i) {
@@ -184,13 +185,14 @@ struct Call {
   const Operator& op;
   std::vector<Pair> tensors;
 
- private:
   static Tensor view(c10::Storage s, DispatchKey key, const Tensor& like) {
     Tensor t = at::detail::make_tensor<c10::TensorImpl>(std::move(s), c10::DispatchKeySet(key), like.dtype());
     t.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
     if (like.unsafeGetTensorImpl()->is_wrapped_number()) t.unsafeGetTensorImpl()->set_wrapped_number(true);
     return t;
   }
+
+ private:
   // Returns the memory of a CPU storage as device memory. It usually is in the arena already.
   static c10::DataPtr take_memory(c10::StorageImpl* cpu) {
     const Device device(kCUDA, DeviceIndex(current_device()));
@@ -240,13 +242,54 @@ void change_last_bit(const Tensor& weight_gradient) {
   weight_gradient.as_strided({1}, {1}).mul_(1 + step);
 }
 
+// Returns the argument with tensors on the same memory that do not keep the autograd graph alive.
+IValue without_autograd(const IValue& v) {
+  const auto plain = [](const Tensor& t) {
+    return t.defined() && t.is_cuda() ? Call::view(t.storage(), DispatchKey::CUDA, t) : t;
+  };
+  if (v.isTensor()) return plain(v.toTensor());
+  if (v.isTensorList()) {
+    c10::List<Tensor> list;
+    for (const Tensor& t : v.toTensorVector()) list.push_back(plain(t));
+    return list;
+  }
+  if (v.isOptionalTensorList()) {
+    c10::List<std::optional<Tensor>> list;
+    for (const auto& t : v.toOptionalTensorVector())
+      list.push_back(t && t->defined() ? std::optional<Tensor>(plain(*t)) : std::nullopt);
+    return list;
+  }
+  return v;
+}
+
+// Copies a result of a replay to the memory of the recorded result.
+void overwrite(const IValue& recorded, const IValue& now, const std::string& name) {
+  if (recorded.isTensorList()) {
+    const auto to = recorded.toTensorVector(), from = now.toTensorVector();
+    for (size_t i = 0; i < to.size(); ++i) overwrite(to[i], from[i], name);
+    return;
+  }
+  if (!recorded.isTensor() || !recorded.toTensor().defined()) return;
+  const Tensor to = recorded.toTensor(), from = now.toTensor();
+  if (!to.is_cuda() || to.numel() == 0 || to.storage().data() == from.storage().data()) return;
+  TORCH_CHECK(to.sizes() == from.sizes() && to.strides() == from.strides(), name,
+              " of a replay has another shape");
+  const Lock lock(mutex());
+  run_on_stream(name, {{arena().block_at(to.storage().data()), true}});
+  std::memcpy(arena().bytes_at(to.storage().data()), arena().bytes_at(from.storage().data()),
+              std::min(to.storage().nbytes(), from.storage().nbytes()));
+}
+
 void run_on_cpu(const c10::OperatorHandle& handle, const Operator& op, Stack* stack) {
   Call call(op);
   const size_t n = op.writes.size(), base = stack->size() - n;
+  const bool starts_kernel = !op.only_metadata || !op.why_host_waits.empty();
+  Stack given_to_graph;
+  if (starts_kernel && recording())
+    for (size_t i = 0; i < n; ++i) given_to_graph.push_back(without_autograd((*stack)[base + i]));
   for (size_t i = 0; i < n; ++i)
     (*stack)[base + i] = call.host((*stack)[base + i], op.writes[i], op.generators[i]);
   const size_t given = call.tensors.size();
-  const bool starts_kernel = !op.only_metadata || !op.why_host_waits.empty();
   {
     const Lock lock(mutex());
     do_copies_before(clock_of(current_stream()));
@@ -267,6 +310,16 @@ void run_on_cpu(const c10::OperatorHandle& handle, const Operator& op, Stack* st
   for (size_t i = stack->size() - handle.schema().returns().size(); i < stack->size(); ++i)
     (*stack)[i] = call.device((*stack)[i]);
   if (!op.only_metadata) call.write_results_on_stream(given);
+  if (given_to_graph.empty()) return;
+  Stack results;
+  for (size_t i = stack->size() - handle.schema().returns().size(); i < stack->size(); ++i)
+    results.push_back(without_autograd((*stack)[i]));
+  record([handle, &op, given_to_graph, results] {
+    Stack again = given_to_graph;
+    run_on_cpu(handle, op, &again);
+    for (size_t i = 0; i < results.size(); ++i)
+      overwrite(results[i], again[again.size() - results.size() + i], op.name);
+  });
 }
 
 // Returns how many kernels a _foreach_ operator starts: one, or one per tensor if the tensors differ in type
@@ -317,7 +370,10 @@ void fallback(const c10::OperatorHandle& handle, Stack* stack) {
     if (!op.takes_indices || (*stack)[i].isOptionalTensorList()) for_each_tensor((*stack)[i], check);
   if (!op.only_metadata)
     count(Kind::call, op.name, foreach_calls(op, c10::ArrayRef<IValue>(*stack).slice(base)));
-  if (!why.empty()) count(Kind::wait, why);
+  if (!why.empty()) {
+    refuse_in_recording(why);
+    count(Kind::wait, why);
+  }
   run_on_cpu(handle, op, stack);
 }
 
@@ -343,6 +399,8 @@ Tensor& copy(Tensor& self, const Tensor& src, bool non_blocking) {
   if (self.is_same(src) || self.numel() == 0) return self;
   const bool to_device = src.is_cpu(), to_host = self.is_cpu(), across = to_device || to_host;
   count(Kind::call, to_device ? "copy_ to the device" : to_host ? "copy_ to the host" : "copy_");
+  // CUDA could record a copy from pinned memory, but a replay would read this memory again.
+  if (across) refuse_in_recording("copy between host and device");
   const Tensor& on_host = to_device ? src : self;
   const bool same_layout = self.dtype() == src.dtype() && self.sizes() == src.sizes() &&
                            self.strides() == src.strides() && self.is_non_overlapping_and_dense();

@@ -4,8 +4,10 @@
 #include <ATen/ATen.h>
 #include <c10/core/Stream.h>
 
+#include <functional>
 #include <list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 
@@ -40,6 +42,7 @@ int64_t known(const Clock& clock, int stream);
 inline void* native_handle(int stream) { return reinterpret_cast<void*>(intptr_t(stream)); }
 
 // ---- memory
+struct Graph;
 struct Block {
   char* bytes;
   size_t size;
@@ -49,6 +52,7 @@ struct Block {
   std::string writer;              // the operator of the last write
   std::map<int, int64_t> read_at;  // stream -> its last read since then
   std::set<int> recorded;          // streams of record_stream()
+  std::weak_ptr<Graph> graph;      // the graph that allocated it while it was recorded
 };
 
 struct Use {
@@ -68,6 +72,10 @@ class Arena {
   Block* allocate(size_t size);
   void free(Block* block);
   Block* block_at(const void* address);  // nullptr if it is not in a block
+  template <class Function>
+  void for_each(const Function& f) const {
+    for (const auto& [bytes, block] : blocks) f(block);
+  }
   Block* block_of_bytes(void* bytes) { return blocks.at(static_cast<char*>(bytes)); }
   char* address_of(const char* byte) const { return addresses + (byte - bytes); }
   char* bytes_at(const void* address) const {
@@ -96,6 +104,19 @@ struct AllocateOnDevice {
   AllocateOnDevice();
   ~AllocateOnDevice();
 };
+
+// ---- CUDA graphs, see graphs.cpp
+
+// Returns true if work of this thread goes into a graph that is being recorded.
+bool recording();
+// Throws, and makes the recorded graph useless, if work of this thread goes into a graph: the host cannot
+// wait for work that does not run.
+void refuse_in_recording(const std::string& what);
+// Adds work to the graph that is being recorded, if any.
+void record(std::function<void()> work);
+void note_allocation(Block* block);
+// Returns true if the memory of a block that is freed stays with its graph.
+bool keeps(Block* block);
 
 // ---- asynchronous copies between pinned memory and the device
 struct Copy {

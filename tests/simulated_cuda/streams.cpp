@@ -111,6 +111,7 @@ int64_t known(const Clock& clock, int stream) {
 }
 
 void run_on_stream(const std::string& name, const std::vector<Use>& uses) {
+  if (recording()) return;  // it runs in the replays
   const Lock lock(mutex());
   const int stream = current_stream();
   Clock& clock = clock_of(stream);
@@ -218,6 +219,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeEvent(void* event) const override {
     throw_if_failed();
     if (!event) return;
+    refuse_in_recording("synchronisation of an event");
     const Lock lock(mutex());
     const auto* e = static_cast<Event*>(event);
     // If the stream has later work, the GPU stays busy while the host waits.
