@@ -96,6 +96,14 @@ inline std::vector<Tensor> gradients(const std::vector<ParamGroup>& groups) {
 
 // ---- optimizers
 
+// A number that changes from step to step. tensor: the same number as a scalar on the device, which a CUDA
+// graph reads in each replay (see StepGraphs). Undefined without graphs.
+struct StepScalar {
+  StepScalar(double value = 0, const Tensor& tensor = {}) : value(value), tensor(tensor) {}
+  double value;
+  Tensor tensor;
+};
+
 // SGD with Nesterov momentum, Adam (arXiv 1412.6980) or AdamW (arXiv 1711.05101). Uses torch's fused kernels,
 // one call per group. The state has the layout of torch.optim, so that checkpoints are compatible with the
 // official code.
@@ -143,47 +151,54 @@ struct Optimizer {
 
   // Updates the parameters with this learning rate. A parameter without a gradient does not change. skip: a
   // scalar on the device, see StepGuard; 1: nothing changes, also no momentum and no step count.
-  void step(double learning_rate, const std::optional<Tensor>& skip = {}) {
+  void step(const StepScalar& learning_rate, const std::optional<Tensor>& skip = {}) {
     RECORD_USER_SCOPE("optimizer");
     torch::NoGradGuard no_grad;
-    lr = learning_rate;
+    lr = learning_rate.value;
     for (size_t g = 0; g < groups.size(); ++g) {
-      std::vector<Tensor> grads, kept[4];
-      for (const Tensor& p : groups[g].params)
-        if (p.grad().defined()) grads.push_back(p.grad());
-      if (grads.empty()) continue;
-      // Returns the elements of a list that belong to parameters with a gradient.
-      const auto used = [&](const std::vector<Tensor>& list, std::vector<Tensor>& some) -> at::TensorList {
-        if (grads.size() == groups[g].params.size()) return list;
-        for (size_t i = 0; i < list.size(); ++i)
-          if (groups[g].params[i].grad().defined()) some.push_back(list[i]);
-        return some;
-      };
-      const at::TensorList params = used(groups[g].params, kept[0]), m = used(first[g], kept[1]),
-                           v = used(second[g], kept[2]), counts = used(steps[g], kept[3]);
-      const double decay = groups[g].weight_decay;
-      if (kind == "sgd") {
-        at::_fused_sgd_(params, grads, m, decay, momentum, lr, /*dampening=*/0, /*nesterov=*/true,
-                        /*maximize=*/false,
-                        /*is_first_step=*/false, /*grad_scale=*/{}, skip);
-      } else {
-        if (skip)
-          at::_foreach_add_(counts, 1 - *skip);
-        else
-          at::_foreach_add_(counts, 1);
-        const auto adam = kind == "adam" ? static_cast<FusedAdam>(at::_fused_adam_)
-                                         : static_cast<FusedAdam>(at::_fused_adamw_);
-        adam(params, grads, m, v, /*max_exp_avg_sqs=*/{}, counts, lr, beta1, beta2, decay, eps,
-             /*amsgrad=*/false,
-             /*maximize=*/false, /*grad_scale=*/{}, skip);
-      }
+      if (learning_rate.tensor.defined())
+        update(g, learning_rate.tensor, skip);
+      else
+        update(g, lr, skip);
     }
   }
 
  private:
-  using FusedAdam = void (*)(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-                             at::TensorList, double, double, double, double, double, bool, bool,
-                             const std::optional<Tensor>&, const std::optional<Tensor>&);
+  // Updates a group. rate: double or Tensor.
+  template <class Rate>
+  void update(size_t g, const Rate& rate, const std::optional<Tensor>& skip) {
+    std::vector<Tensor> grads, kept[4];
+    for (const Tensor& p : groups[g].params)
+      if (p.grad().defined()) grads.push_back(p.grad());
+    if (grads.empty()) return;
+    // Returns the elements of a list that belong to parameters with a gradient.
+    const auto used = [&](const std::vector<Tensor>& list, std::vector<Tensor>& some) -> at::TensorList {
+      if (grads.size() == groups[g].params.size()) return list;
+      for (size_t i = 0; i < list.size(); ++i)
+        if (groups[g].params[i].grad().defined()) some.push_back(list[i]);
+      return some;
+    };
+    const at::TensorList params = used(groups[g].params, kept[0]), m = used(first[g], kept[1]),
+                         v = used(second[g], kept[2]), counts = used(steps[g], kept[3]);
+    const double decay = groups[g].weight_decay;
+    if (kind == "sgd") {
+      at::_fused_sgd_(params, grads, m, decay, momentum, rate, /*dampening=*/0, /*nesterov=*/true,
+                      /*maximize=*/false, /*is_first_step=*/false, /*grad_scale=*/{}, skip);
+      return;
+    }
+    if (skip)
+      at::_foreach_add_(counts, 1 - *skip);
+    else
+      at::_foreach_add_(counts, 1);
+    const auto adam = [&](const auto& fused) {
+      fused(params, grads, m, v, /*max_exp_avg_sqs=*/at::TensorList(), counts, rate, beta1, beta2, decay, eps,
+            /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/std::optional<Tensor>(), skip);
+    };
+    if (kind == "adam")
+      adam([](const auto&... arguments) { at::_fused_adam_(arguments...); });
+    else
+      adam([](const auto&... arguments) { at::_fused_adamw_(arguments...); });
+  }
 };
 
 // Returns the optimizer state in the form of torch.optim's state_dict. Parameters are numbered through all
@@ -341,18 +356,21 @@ inline EmaTensors ema_tensors(const torch::nn::Module& target, const torch::nn::
   return pairs;
 }
 
-// Updates the EMA: target = d x target + (1 - d) x source. skip: a scalar on the device, see StepGuard; 1:
-// nothing changes.
-inline void ema_update(const EmaTensors& pairs, double d, const Tensor& skip = {}) {
+// Updates the EMA: target = d x target + (1 - d) x source. d.tensor: float64. skip: a scalar on the device,
+// see StepGuard; 1: nothing changes.
+inline void ema_update(const EmaTensors& pairs, const StepScalar& d, const Tensor& skip = {}) {
   RECORD_USER_SCOPE("EMA");
   torch::NoGradGuard no_grad;
   if (!skip.defined() || skip.is_cpu()) {
-    if (!skip.defined() || skip.item<double>() == 0) at::_foreach_lerp_(pairs.target, pairs.source, 1 - d);
+    if (!skip.defined() || skip.item<double>() == 0)
+      at::_foreach_lerp_(pairs.target, pairs.source, 1 - d.value);
     return;
   }
   // _foreach_lerp_ takes no weight on the device. The weight is (1 - d) x (1 - skip).
   const std::vector<Tensor> change = at::_foreach_sub(pairs.source, pairs.target);
-  at::_foreach_mul_(change, at::rsub(skip, 1 - d, 1 - d).to(change[0].scalar_type()));
+  const Tensor weight =
+      d.tensor.defined() ? (1 - d.tensor) * (1 - skip) : at::rsub(skip, 1 - d.value, 1 - d.value);
+  at::_foreach_mul_(change, weight.to(change[0].scalar_type()));
   at::_foreach_add_(pairs.target, change);
 }
 
@@ -372,7 +390,10 @@ class StepGuard {
     sum.add_(loss, 0);  // stays 0, or becomes NaN and stays NaN
     return sum.add(gradient_norm, 0).ne(0).to(torch::kFloat);
   }
-  void reset() { sum = Tensor(); }
+  // In place, because a CUDA graph may write to `sum`.
+  void reset() {
+    if (sum.defined()) sum.zero_();
+  }
 
  private:
   Tensor sum;

@@ -4,19 +4,20 @@
 //   ./train --data DIR --model yolox-s --weights yolox-s --bs 16 --epochs 100
 //   ./train --data DIR --gpus 4
 //   ./train --resume runs/NAME
-#include "base/program.hpp"    // signals, threads, exit codes
-#include "config.hpp"          // Config, Plan: settings and derived settings
-#include "data/batches.hpp"    // Batches: prefetched batches
-#include "ddp.hpp"             // Ranks, Reduction
-#include "ddp/launch.hpp"      // launch(): --gpus, --procs
-#include "dtr/budget.hpp"      // Dtr: --dtr
-#include "run/crash.hpp"       // crash.txt
-#include "run/fast_paths.hpp"  // use_fast_paths(): --fast
-#include "run/fit.hpp"         // MicroBatches, find_batch(), try_dtr_step()
-#include "run/recovery.hpp"    // Recovery: rollback after a non-finite loss
-#include "run/run.hpp"         // Run: run folder, log, checkpoints and reports
-#include "run/setup.hpp"       // data, model and weights
-#include "step.hpp"            // compute_gradients(), UnreadSteps
+#include "base/program.hpp"     // signals, threads, exit codes
+#include "config.hpp"           // Config, Plan: settings and derived settings
+#include "data/batches.hpp"     // Batches: prefetched batches
+#include "ddp.hpp"              // Ranks, Reduction
+#include "ddp/launch.hpp"       // launch(): --gpus, --procs
+#include "dtr/budget.hpp"       // Dtr: --dtr
+#include "run/crash.hpp"        // crash.txt
+#include "run/fast_paths.hpp"   // use_fast_paths(): --fast
+#include "run/fit.hpp"          // MicroBatches, find_batch(), try_dtr_step()
+#include "run/recovery.hpp"     // Recovery: rollback after a non-finite loss
+#include "run/run.hpp"          // Run: run folder, log, checkpoints and reports
+#include "run/setup.hpp"        // data, model and weights
+#include "run/step_graphs.hpp"  // StepGraphs: --fast graph
+#include "step.hpp"             // compute_gradients(), UnreadSteps
 
 using namespace yolox;
 
@@ -59,13 +60,14 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
 // Reads and logs the numbers of the steps that the host waits for. After a non-finite loss, goes back to the
 // last checkpoint and returns false, or throws.
 static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& recovery,
-                         MicroBatches& micro_batches) {
+                         MicroBatches& micro_batches, Batches& batches) {
   const bool all = run.must_read_all(t);
   for (auto read = unread.next(all); read; read = unread.next(all)) {
     if (const std::string why = recovery.failure_reason(*read); !why.empty()) {
       micro_batches.restore_statistics(/*second_latest=*/t.iteration > read->step + 1);
       recovery.roll_back(t, why, *read);
       unread.reset();
+      batches.start(t.iteration);
       return false;
     }
     run.end_step(t, *read);
@@ -101,7 +103,7 @@ static int train(int argc, char** argv) {
 
   // ---- model, weights, optimizer, EMA
   const std::string fast_fact =
-      use_fast_paths(config, int64_t(data.train.classes.size()), device, ranks, saved.notes);
+      use_fast_paths(config, int64_t(data.train.classes.size()), device, ranks, /*graphs=*/true, saved.notes);
   Dtr dtr(dtr_settings(dtr_bytes(config), device, rank_info.local_world));  // counts allocations from here on
   WeightsInfo info;
   YOLOX model = new_model(config, saved, data.train, device, info, saved.notes);
@@ -131,11 +133,14 @@ static int train(int argc, char** argv) {
   GradientReducer reducer(ranks, trainable_parameters(*model), dtype_of(config.compress));
   set_up_ddp(ranks, reducer, step, *model, config.sync_bn);
   if (!dtr.on()) step.cast_weights = cast_weights(*model, step.amp);
+  StepGraphs graphs(uses_fast_path(config, "graph"), *model, device, [&](const std::string& why) {
+    run.log.line(concat("warning: training goes on without CUDA graphs (--fast graph), because ", why));
+  });
 
   // ---- training loop
   Batches batches(data.train, config, plan, rank_info.rank, base, device);
   batches.start(t.iteration);
-  MicroBatches micro_batches(t, config.accum, plan.batch_per_rank, ranks, run.log);
+  MicroBatches micro_batches(t, config.accum, plan.batch_per_rank, ranks, graphs, run.log);
   Recovery recovery(run, ranks);
   const EmaTensors averaged = config.ema > 0 ? ema_tensors(*t.ema, *model) : EmaTensors();
   UnreadSteps unread;
@@ -149,33 +154,37 @@ static int train(int argc, char** argv) {
     const Batch batch = batches.next();
     run.start_step(i, batch, batches.reset_waiting_time());
 
-    // Gradients of the whole batch, at once or accumulated over micro-batches.
     step.use_l1 = i >= plan.first_no_aug_iteration;
     dtr.record_samples = i == traced;
-    const Losses losses = micro_batches.run(i, size, [&](int64_t parts) {
-      const Input input = make_network_input(batch, size, info.legacy_preproc, type);
-      return dtr.run([&] { return compute(input.images, input.targets, parts); });
-    });
-    const std::vector<Tensor> grads = gradients(t.optimizer.groups);
-    t.scaler.unscale(grads);
-    const Tensor norm = clip_on_all_ranks(grads, config.clip, ranks);
-    if (!config.sync_bn) ranks.average(model->buffers());
+    micro_batches.save_statistics();
+    const StepInput next{batch, lr, ema_decay(config.ema, t.ema_updates + 1)};
 
-    // Updates weights, EMA and loss scale. After an fp16 overflow, only the loss scale.
-    const Tensor skip = unread.guard.skip(losses.total, norm, !losses.anomaly.empty());
-    t.optimizer.step(lr, skip);
-    if (config.ema > 0) ema_update(averaged, ema_decay(config.ema, ++t.ema_updates), skip);
-    t.scaler.update();
-    t.count_step();
+    // The work of the device. With --fast graph, it is recorded once and then replayed.
+    const auto [losses, norm] = graphs.run(next, size, step.use_l1, [&](const StepInput& in) {
+      // Gradients of the whole batch, at once or accumulated over micro-batches.
+      const Losses losses = micro_batches.run(i, size, [&](int64_t parts) {
+        const Input input = make_network_input(in.batch, size, info.legacy_preproc, type);
+        return dtr.run([&] { return compute(input.images, input.targets, parts); });
+      });
+      const std::vector<Tensor> grads = gradients(t.optimizer.groups);
+      t.scaler.unscale(grads);
+      const Tensor norm = clip_on_all_ranks(grads, config.clip, ranks);
+      if (!config.sync_bn) ranks.average(model->buffers());
+
+      // Updates weights, EMA and loss scale. After an fp16 overflow, only the loss scale.
+      const Tensor skip = unread.guard.skip(losses.total, norm, !losses.anomaly.empty());
+      t.optimizer.step(in.lr, skip);
+      if (config.ema > 0) ema_update(averaged, in.ema_decay, skip);
+      t.scaler.update();
+      return std::pair(losses, norm);
+    });
+    t.count_step(lr);
 
     // Logs the step. On a GPU, the step before, so that the GPU does not wait for the host.
     const double objects = ranks.sum({double(batch.targets.total())})[0];
     unread.add({i, batch, lr, size, step.use_l1, losses.anomaly, dtr.step(), {}}, {losses, norm, objects});
     run.check_signals();
-    if (!read_numbers(t, unread, run, recovery, micro_batches)) {
-      batches.start(t.iteration);
-      continue;
-    }
+    if (!read_numbers(t, unread, run, recovery, micro_batches, batches)) continue;
     if (run.profiling())
       go_on = run.profile_step(t);
     else if (plan.ends_epoch(t.iteration))

@@ -3,6 +3,7 @@
 // train_step.py compares with the Python YOLOX and makes the table.
 #include <iostream>
 
+#include "base/cuda_graph.hpp"
 #include "base/device.hpp"
 #include "base/flags.hpp"
 #include "config.hpp"
@@ -25,6 +26,7 @@ struct BenchConfig : Flags {
   std::string device = flag(device, "Bench", "device", "cpu", "auto|cpu|cuda[:N]", "device to train on");
   std::string amp = flag(amp, "Bench", "amp", "off", "off|tf32|bf16|fp16", "precision");
   bool fused_norm = flag(fused_norm, "Bench", "fused-norm", false, "", "use the fused norm kernels of a GPU");
+  bool graph = flag(graph, "Bench", "graph", false, "", "replay the step as a CUDA graph");
 };
 
 int main(int argc, char** argv) {
@@ -52,21 +54,29 @@ int main(int argc, char** argv) {
     const Tensor r = torch::rand({c.bs, c.objects, 4});
     const Targets targets{
         torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2).to(device),
-        torch::randint(80, {c.bs, c.objects}, torch::kLong).to(device),
-        std::vector<int64_t>(c.bs, c.objects)};
+        torch::randint(80, {c.bs, c.objects}, torch::kLong).to(device), std::vector<int64_t>(c.bs, c.objects),
+        torch::full({c.bs}, c.objects, torch::TensorOptions(torch::kLong).device(device))};
     if (device.is_cuda()) empty_cache(device);
     const double before = memory_peak(device);
     // Training does not wait for the GPU after a step, so five steps are timed together.
     const int together = device.is_cuda() && c.steps >= 5 ? 5 : 1, warm_up = c.steps ? 2 * together : 0;
-    std::vector<double> times;
-    double start = now();
-    for (int i = 0; i < (c.steps ? c.steps + warm_up : 1); ++i) {
+    const auto step = [&] {
       compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, 1, optimizer, scaler,
                         settings);
       scaler.unscale(gradients(optimizer.groups));
       optimizer.step(1e-4);
       scaler.update();
       ema_update(averaged, 0.9998);
+    };
+    std::optional<CudaGraph> graph;
+    std::vector<double> times;
+    double start = now();
+    for (int i = 0; i < (c.steps ? c.steps + warm_up : 1); ++i) {
+      if (c.graph && i == 2) graph.emplace(device, step);
+      if (graph)
+        graph->replay();
+      else
+        step();
       if ((i + 1) % together != 0) continue;
       if (device.is_cuda()) torch::cuda::synchronize();
       if (i >= warm_up || c.steps == 0) times.push_back((now() - start) / together);

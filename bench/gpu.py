@@ -95,9 +95,9 @@ class Bench:
     def program(self, name):
         return pathlib.Path(self.f.programs, name).resolve()
 
-    def ours(self, batch, amp, fused):
+    def ours(self, batch, amp, *fast):
         command = [self.program("bench_train_step"), f"--model={self.model}", f"--size={self.size}", f"--bs={batch}", f"--amp={amp}",
-                   f"--steps={self.steps}", f"--device={self.f.device}"] + (["--fused-norm"] if fused else [])
+                   f"--steps={self.steps}", f"--device={self.f.device}", *fast]
         return last_json(run(command, 120))
 
     def theirs(self, batch, amp):
@@ -106,11 +106,12 @@ class Bench:
     def step(self):
         """Training step: images a second and memory."""
         rows, self.results["step"] = [], {}
+        kinds = {"plain": [], "norm": ["--fused-norm"], "graph": ["--graph"], "both": ["--fused-norm", "--graph"]}
         for batch in self.batches:
             for amp in self.precisions:
                 row = {}
-                for name, call in (("plain", lambda: self.ours(batch, amp, False)), ("norm", lambda: self.ours(batch, amp, True)),
-                                   ("python", lambda: self.theirs(batch, amp))):
+                calls = {name: lambda fast=fast: self.ours(batch, amp, *fast) for name, fast in kinds.items()}
+                for name, call in (*calls.items(), ("python", lambda: self.theirs(batch, amp))):
                     try:
                         found = call()
                         row[name] = {"images_per_second": batch / statistics.median(found["seconds"]), "gigabytes": found["peak_bytes"] / 1e9}
@@ -118,11 +119,12 @@ class Bench:
                         row[name] = {"error": str(e)}
                 self.results["step"][f"{amp} {batch}"] = row
                 text = lambda name, key: f"{row[name][key]:.4g}" if key in row[name] else row[name]["error"][:60]
-                best = max((row[n].get("images_per_second", 0) for n in ("plain", "norm")))
+                best = max((row[n].get("images_per_second", 0) for n in kinds))
                 ratio = f"{best / row['python']['images_per_second']:.2f}" if best and "error" not in row["python"] else ""
-                rows.append([f"{amp}, batch {batch}", *(text(n, "images_per_second") for n in ("plain", "norm", "python")), ratio,
-                             *(text(n, "gigabytes") if "error" not in row[n] else "" for n in ("plain", "norm", "python"))])
-        table(f"Training step, {self.model} {self.size}", ["", "plain: images/s", "fused norm", "Python", "best / Python", "plain: GB", "fused norm", "Python"], rows)
+                rows.append([f"{amp}, batch {batch}", *(text(n, "images_per_second") for n in row), ratio,
+                             *(text(n, "gigabytes") if "error" not in row[n] else "" for n in row)])
+        names = ["plain", "fused norm", "CUDA graph", "both", "Python"]
+        table(f"Training step, {self.model} {self.size}: images/s, then GB", ["", *names, "best / Python", *names], rows)
 
     def train(self, *more, limit=150):
         command = [self.program("train"), "--data", self.data, "--model", self.model, "--size", self.size, "--device", self.f.device,

@@ -259,7 +259,7 @@ static int train(int argc, char** argv) {
     names += "-" + s.name;
   }
   const std::string fast_fact =
-      use_fast_paths(c, int64_t(tasks[0].classes.size()), device, ranks, saved.notes);
+      use_fast_paths(c, int64_t(tasks[0].classes.size()), device, ranks, /*graphs=*/false, saved.notes);
   flags.fast = c.fast;
   const ImageSize base = base_size(c);
   WeightsInfo info;

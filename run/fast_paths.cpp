@@ -29,13 +29,18 @@
 #include "layers/bn_silu.hpp"
 #include "models.hpp"
 #include "run/setup.hpp"
+#include "run/step_graphs.hpp"
 #include "step.hpp"
 
 namespace yolox {
 
 std::vector<FastPath> fast_paths(torch::Device device, const std::string& amp) {
-  if (!device.is_cuda() || !has_fused_norm() || amp == "fp64") return {};
-  return {{"norm", "fused norm", [](bool on) { use_fused_norm(on); }}};
+  std::vector<FastPath> paths;
+  if (!device.is_cuda() || amp == "fp64") return paths;
+  if (has_fused_norm())
+    paths.push_back({"norm", "fused norm", [](bool on) { use_fused_norm(on); }, check_operations});
+  paths.push_back({"graph", "CUDA graphs", [](bool) {}, check_graphs});  // used by StepGraphs
+  return paths;
 }
 
 namespace {
@@ -82,25 +87,33 @@ std::vector<Tensor> layer_results(const std::vector<int64_t>& shape, torch::Devi
   return {y.detach(), x.grad(), bn->weight.grad(), bn->bias.grad(), bn->running_mean, bn->running_var};
 }
 
-// A model with its optimizer, and a batch of random images with random boxes.
+// Returns a batch of random images with random boxes.
+Batch random_batch(const FastPathCase& c, int64_t images, int64_t objects, torch::Device device) {
+  const ImageSize size = parse_size(c.size);
+  const auto options = torch::TensorOptions(device);
+  Tensor pixels = 255 * torch::rand({images, 3, size.height / 32, size.width / 32}, options);
+  pixels = torch::upsample_nearest2d(pixels, {size.height, size.width}).permute({0, 2, 3, 1});
+  const Tensor unit = torch::rand({images, objects, 4}, options);
+  const Tensor side = torch::tensor({double(size.width), double(size.height)}).to(device, torch::kFloat);
+  const Tensor counts = torch::full({images}, objects, options.dtype(torch::kLong));
+  Batch batch;
+  batch.images = pixels.to(torch::kByte).contiguous();
+  batch.targets = {torch::cat({unit.slice(2, 0, 2) * side, 16 + unit.slice(2, 2, 4) * side / 3}, 2),
+                   torch::randint(c.classes, {images, objects}, options.dtype(torch::kLong)),
+                   std::vector<int64_t>(images, objects), counts};
+  return batch;
+}
+
+// A model with its optimizer, and a batch.
 struct Trial {
   explicit Trial(const FastPathCase& c, int64_t images)
       : device(parse_device(c.device)), settings{device.type(), dtype_of(c.amp)}, training(train(c)) {
     if (c.sync_bn) use_sync_bn(*training.model, two_equal_ranks());
     settings.cast_weights = cast_weights(*training.model, settings.amp);
-    if (c.amp == "fp16") training.scaler.scale.fill_(4);  // large enough for two steps, and never an overflow
-    const ImageSize size = parse_size(c.size);
-    const auto options = torch::TensorOptions(device);
-    const int64_t cells = size.height / 32;
-    pixels = 255 * torch::rand({images, 3, cells, size.width / 32}, options);
-    pixels = torch::upsample_nearest2d(pixels, {size.height, size.width});
-    pixels = pixels.contiguous(torch::MemoryFormat::ChannelsLast);
-    constexpr int kObjects = 8;
-    const Tensor unit = torch::rand({images, kObjects, 4}, options);
-    const Tensor side = torch::tensor({double(size.width), double(size.height)}).to(device, torch::kFloat);
-    targets = {torch::cat({unit.slice(2, 0, 2) * side, 16 + unit.slice(2, 2, 4) * side / 3}, 2),
-               torch::randint(c.classes, {images, kObjects}, options.dtype(torch::kLong)),
-               std::vector<int64_t>(images, kObjects)};
+    if (c.amp == "fp16") training.scaler.scale.fill_(4);  // large enough for some steps, never an overflow
+    const Batch batch = random_batch(c, images, 8, device);
+    pixels = preprocess(batch.images, false);
+    targets = batch.targets;
   }
 
   // Returns loss and gradient norm of a step, and updates the weights.
@@ -146,7 +159,7 @@ struct Trial {
     to_channels_last(*model);
     Config config;
     config.amp = c.amp;
-    config.ema = 0;
+    config.optimizer = c.optimizer;
     return new_training(config, model, device);
   }
 };
@@ -204,37 +217,142 @@ StepResults step_results(const FastPathCase& c, int64_t images, double noise) {
   return {loss, norm, trial.step().first};
 }
 
+// Returns the relative rounding error of a precision.
+double rounding_of(const std::string& amp) { return amp == "bf16" ? 0x1p-8 : amp == "off" ? 1e-6 : 0x1p-11; }
+
+// Returns the limit of relative differences from `exact`. Rounding assigns other anchor points to some
+// objects. In a small batch it changes everything, as changes of the pixels by their rounding do, which lead
+// to the other two numbers.
+double limit_of(double least, double exact, double other, double third) {
+  const double effect = std::max(std::abs(other / exact - 1), std::abs(third / exact - 1));
+  return std::isfinite(effect) ? std::max(least, 10 * effect) : least;
+}
+
+// Returns what is wrong with a number, or "".
+std::string compare(const std::string& name, double value, double expected, double limit) {
+  if (!std::isfinite(expected)) return "";
+  if (!std::isfinite(value)) return concat("the ", name, " is not finite");
+  if (std::abs(value / expected - 1) <= limit) return "";
+  return concat("the ", name, " is ", value, " instead of ", expected);
+}
+
 std::string compare_steps(const FastPath& path, const FastPathCase& c, int64_t images) {
-  const double rounding = c.amp == "bf16" ? 0x1p-8 : c.amp == "off" ? 1e-6 : 0x1p-11;
-  const StepResults exact = step_results(c, images, 0), other = step_results(c, images, rounding),
-                    third = step_results(c, images, -rounding);
+  const double noise = rounding_of(c.amp);
+  const StepResults exact = step_results(c, images, 0), other = step_results(c, images, noise),
+                    third = step_results(c, images, -noise);
   const Using on(path);
   const StepResults fast = step_results(c, images, 0);
   const char* const names[] = {"loss", "gradient norm", "loss of the second step"};
   for (int i = 0; i < 3; ++i) {
-    const double value = fast.values[i], expected = exact.values[i];
-    if (!std::isfinite(expected)) continue;
-    const auto differs = [&](double x) { return std::abs(x / expected - 1); };
-    // Rounding assigns other anchor points to some objects. In a small batch it changes everything, as
-    // changes of the pixels by their rounding do.
-    const double limit =
-        std::max(limits_of(c.amp).loss, 10 * std::max(differs(other.values[i]), differs(third.values[i])));
-    if (!std::isfinite(value)) return concat("the ", names[i], " is not finite");
-    if (differs(value) > limit)
-      return concat("the ", names[i], " is ", rounded(value), " instead of ", rounded(expected));
+    const double limit = limit_of(limits_of(c.amp).loss, exact.values[i], other.values[i], third.values[i]);
+    const std::string failure = compare(names[i], fast.values[i], exact.values[i], limit);
+    if (!failure.empty()) return failure;
   }
   return "";
 }
 
+// The results of some steps.
+struct GraphSteps {
+  std::vector<double> values;           // loss and gradient norm of each step
+  std::vector<Tensor> weights, change;  // of model and EMA, and how much they have changed
+
+  // Returns the largest difference of the weights of model or EMA, relative to their change.
+  double difference(const GraphSteps& o) const {
+    double most = 0;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const double d = ((o.weights[i] - weights[i]).norm() / change[i].norm()).item<double>();
+      most = std::isfinite(d) ? std::max(most, d) : std::numeric_limits<double>::infinity();
+    }
+    return most;
+  }
+  bool equals(const GraphSteps& o) const {
+    for (size_t i = 0; i < weights.size(); ++i)
+      if (!torch::equal(weights[i], o.weights[i])) return false;
+    return true;
+  }
+};
+
+// Runs five steps as train.cpp does, the last two with L1 loss. noise: relative size of random changes of the
+// pixels.
+GraphSteps run_steps(const FastPathCase& c, int64_t images, bool with_graphs, double noise) {
+  constexpr int kSteps = 5;
+  Trial trial(c, images);
+  Training& t = trial.training;
+  StepGraphs graphs(with_graphs, *t.model, trial.device);
+  const EmaTensors averaged = ema_tensors(*t.ema, *t.model);
+  const auto weights = [&] {
+    std::vector<Tensor> all;
+    for (const YOLOX& model : {t.model, t.ema}) {
+      std::vector<Tensor> flat;
+      for (const Tensor& p : model->parameters()) flat.push_back(p.detach().flatten().to(torch::kDouble));
+      all.push_back(torch::cat(flat));
+    }
+    return all;
+  };
+  const auto before = weights();
+  StepGuard guard;
+  GraphSteps results;
+  for (int i = 0; i < kSteps; ++i) {
+    trial.settings.use_l1 = i >= 3;
+    torch::manual_seed(i);  // the noise must not change the batches
+    const StepInput next{random_batch(c, images, 4 + 3 * i, trial.device), 1e-4 * (1 + i % 3),
+                         ema_decay(0.9998, 500 * (i + 1))};
+    const auto [losses, norm] =
+        graphs.run(next, parse_size(c.size), trial.settings.use_l1, [&](const StepInput& in) {
+          Tensor pixels = preprocess(in.batch.images, false);
+          if (noise != 0) pixels = pixels + 255 * noise * torch::rand_like(pixels);
+          const Losses losses = compute_gradients(network_of(t.model), pixels, in.batch.targets, 1,
+                                                  t.optimizer, t.scaler, trial.settings);
+          const auto grads = gradients(t.optimizer.groups);
+          t.scaler.unscale(grads);
+          const Tensor norm = clip_gradients(grads, 10);
+          const Tensor skip = guard.skip(losses.total, norm);
+          t.optimizer.step(in.lr, skip);
+          ema_update(averaged, in.ema_decay, skip);
+          t.scaler.update();
+          return std::pair(losses, norm);
+        });
+    results.values.push_back(losses.total.item<double>());
+    results.values.push_back(norm.item<double>());
+  }
+  results.weights = weights();
+  for (size_t i = 0; i < before.size(); ++i) results.change.push_back(results.weights[i] - before[i]);
+  return results;
+}
+
 }  // namespace
+
+FastPathResult check_operations(const FastPath& path, const FastPathCase& c, int64_t images) {
+  Trial trial(c, images);
+  FastPathResult result = check_layers(path, c, trial);
+  if (result.failure.empty()) result.failure = compare_steps(path, c, images);
+  return result;
+}
+
+FastPathResult check_graphs(const FastPath&, const FastPathCase& c, int64_t images) {
+  const GraphSteps plain = run_steps(c, images, false, 0),
+                   other = run_steps(c, images, false, rounding_of(c.amp)),
+                   graphs = run_steps(c, images, true, 0);
+  for (size_t i = 0; i < plain.values.size(); ++i) {
+    const double limit = limit_of(limits_of(c.amp).loss, plain.values[i], other.values[i], other.values[i]);
+    const std::string name = concat(i % 2 == 0 ? "loss" : "gradient norm", " of step ", i / 2);
+    const std::string failure = compare(name, graphs.values[i], plain.values[i], limit);
+    if (!failure.empty()) return {failure, 0};
+  }
+  const double difference = plain.difference(graphs), limit = std::max(0.05, 10 * plain.difference(other));
+  if (!(difference <= limit))
+    return {concat("the weights differ by ", rounded(difference), " of their change (limit ", rounded(limit),
+                   ")"),
+            difference};
+  if (c.deterministic && !run_steps(c, images, true, 0).equals(graphs))
+    return {"the weights of two runs differ, which --deterministic excludes", 0};
+  return {"", difference};
+}
 
 FastPathResult check_fast_path(const FastPath& path, const FastPathCase& c) {
   for (int64_t images = c.images;; images = std::max<int64_t>(1, images / 2)) {
     try {
-      Trial trial(c, images);
-      FastPathResult result = check_layers(path, c, trial);
-      if (result.failure.empty()) result.failure = compare_steps(path, c, images);
-      return result;
+      return path.check(path, c, images);
     } catch (const std::exception& e) {
       if (!is_out_of_memory(e) || images == 1) throw;
     }
@@ -255,7 +373,9 @@ int fast_path_check(int argc, char** argv) {
     const torch::Device device = parse_device(c.device);
     allow_tf32(c.amp == "tf32");
     set_determinism(c.deterministic, /*memory_is_short=*/false);
+    const std::vector<std::string> with = split_list(c.with);
     for (const FastPath& path : fast_paths(device, c.amp)) {
+      if (std::find(with.begin(), with.end(), path.name) != with.end()) path.use(true);
       if (path.name != c.path) continue;
       const FastPathResult result = check_fast_path(path, c);
       std::cout << kResult << (result.failure.empty() ? concat(kOk, result.difference) : result.failure)
@@ -368,18 +488,35 @@ FastPathResult checked(const FastPathCase& c, torch::Device device) {
 
 }  // namespace
 
-std::string use_fast_paths(Config& config, int64_t classes, torch::Device device, Ranks& ranks,
+// Returns why a path cannot be used with these settings, or "".
+static std::string obstacle(const std::string& path, const Config& config, torch::Device device,
+                            const Ranks& ranks, bool graphs) {
+  if (!device.is_cuda()) return "needs a GPU";
+  if (config.amp == "fp64") return "does not support --amp fp64";
+  if (path == "norm")
+    return has_fused_norm() ? "" : "is not possible, because nvcc was not found when this program was built";
+  if (!graphs) return "is not possible in this program";
+  if (!ranks.alone()) return "is not possible with several ranks";
+  if (config.dtr != "off") return "is not possible with --dtr";
+  if (config.debug) return "is not possible with --debug";
+  if (config.profile) return "is not possible with --profile, which times the parts of a step";
+  if (config.bs == 0) return "is not possible with --bs auto, because a graph needs memory of its own";
+  return "";
+}
+
+bool uses_fast_path(const Config& config, const std::string& name) {
+  const std::vector<std::string> used = split_list(config.fast);
+  return std::find(used.begin(), used.end(), name) != used.end();
+}
+
+std::string use_fast_paths(Config& config, int64_t classes, torch::Device device, Ranks& ranks, bool graphs,
                            std::vector<std::string>& notes) {
-  const auto paths = fast_paths(device, config.amp);
-  const std::vector<std::string> wanted = split_list(config.fast);
-  for (const std::string& name : wanted) {
-    usage_check(name == "off" || name == "auto" || name == "norm", "--fast must be off, auto or norm, got '",
+  for (const std::string& name : split_list(config.fast)) {
+    const bool is_path = name == "norm" || name == "graph";
+    usage_check(is_path || name == "off" || name == "auto", "--fast must be off, auto, norm or graph, got '",
                 name, "'");
-    usage_check(name != "norm" || !paths.empty() || !config.was_given("fast"), "--fast norm ",
-                !device.is_cuda() ? "needs a GPU"
-                : !has_fused_norm()
-                    ? "is not possible, because nvcc was not found when this program was built"
-                    : "does not support --amp fp64");
+    const std::string why = is_path ? obstacle(name, config, device, ranks, graphs) : "";
+    usage_check(why.empty() || !config.was_given("fast"), "--fast ", name, " ", why);
   }
   const ImageSize size = base_size(config);
   FastPathCase c;
@@ -388,16 +525,16 @@ std::string use_fast_paths(Config& config, int64_t classes, torch::Device device
   c.size = concat(size.height, "x", size.width);
   c.images = std::max(1, (config.bs > 0 ? config.bs / ranks.info.world : 8) / config.accum);
   c.amp = config.amp;
+  c.optimizer = config.optimizer;
   c.sync_bn = config.sync_bn && !ranks.alone();
   c.deterministic = config.deterministic;
   c.device = concat("cuda:", int(device.index()));
-  const auto wants = [&](const std::string& name) {
-    return std::find(wanted.begin(), wanted.end(), name) != wanted.end();
-  };
   std::string used, shown;
-  for (const FastPath& path : paths) {
-    if (!wants("auto") && !wants(path.name)) continue;
+  for (const FastPath& path : fast_paths(device, config.amp)) {
+    if (!uses_fast_path(config, "auto") && !uses_fast_path(config, path.name)) continue;
+    if (!obstacle(path.name, config, device, ranks, graphs).empty()) continue;
     c.path = path.name;
+    c.with = used;
     const FastPathResult result = ranks.run_first_on_one_rank_per_machine([&] { return checked(c, device); });
     const double failed = ranks.max(!result.failure.empty());
     if (!result.failure.empty())

@@ -8,8 +8,9 @@
 
 namespace yolox {
 
-MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t share, const Ranks& ranks, Log& log)
-    : t(t), log(log), fit{accum, ranks.alone() ? share : accum}, statistics(*t.model) {
+MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t share, const Ranks& ranks, StepGraphs& graphs,
+                           Log& log)
+    : t(t), graphs(graphs), log(log), fit{accum, ranks.alone() ? share : accum}, statistics(*t.model) {
   if (!ranks.alone())
     fit.remedy = "with several ranks the number of micro-batches is fixed: give --accum or a smaller --bs";
 }
@@ -17,6 +18,7 @@ MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t share, const Rank
 void MicroBatches::prepare_retry(int64_t step, ImageSize size, int64_t parts) {
   t.optimizer.zero_grad();
   statistics.restore();
+  graphs.turn_off();  // their memory is needed
   empty_cache(t.scaler.scale.device());
   log.line(concat("note: out of memory at step ", step, " with ", size.height, "x", size.width,
                   " pixels; repeated in ", parts, " micro-batches"));

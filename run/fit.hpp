@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cuda_graph.hpp"
 #include "base/memory.hpp"
 #include "config.hpp"
 #include "data/batch.hpp"
@@ -19,6 +20,7 @@
 #include "optim.hpp"
 #include "run/log.hpp"
 #include "run/state.hpp"
+#include "run/step_graphs.hpp"
 
 namespace yolox {
 
@@ -40,7 +42,8 @@ struct RetryInParts {
         if (now > parts && ++retries > 1) parts = now;
         return result;
       } catch (const std::exception& e) {
-        if (!is_out_of_memory(e)) throw;
+        // Without its CUDA graph, the step needs less memory; see StepGraphs.
+        if (!is_out_of_memory(e) || CudaGraph::recording()) throw;
         const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
         check(now < most || remedy.empty(), "out of memory; ", remedy, cause);
         const char* least = most > 1 ? "one image at a time" : "a single image";
@@ -92,13 +95,14 @@ struct SavedStatistics {
 class MicroBatches {
  public:
   // share: images of a step that belong to this rank.
-  MicroBatches(Training& t, int64_t accum, int64_t share, const Ranks& ranks, Log& log);
+  MicroBatches(Training& t, int64_t accum, int64_t share, const Ranks& ranks, StepGraphs& graphs, Log& log);
+  // Copies the batch norm statistics. Call it before each step.
+  void save_statistics() { statistics.save(); }
   // Returns the result of compute(micro-batches), which computes the gradients of a step. Repeats the step
   // with smaller micro-batches if memory runs out, and throws if one image does not fit. With several ranks
   // the step is not repeated, because all ranks must compute the same number of micro-batches.
   template <class Compute>
   auto run(int64_t step, ImageSize size, const Compute& compute) {
-    statistics.save();
     return fit(compute, [&](int64_t parts) { prepare_retry(step, size, parts); });
   }
   // Restores the batch norm statistics from before the latest step, or from before the second latest.
@@ -111,6 +115,7 @@ class MicroBatches {
   void prepare_retry(int64_t step, ImageSize size, int64_t parts);
 
   Training& t;
+  StepGraphs& graphs;
   Log& log;
   RetryInParts fit;
   SavedStatistics statistics;

@@ -31,8 +31,10 @@ struct Training {
   int64_t rollbacks = 0;           // how often --keep-going went back to a checkpoint
   Means epoch_means = {};          // over the epoch of the latest step, for epochs.csv
 
-  // Counts a step whose model has not been evaluated.
-  void count_step() {
+  // Counts a step with this learning rate, whose model has not been evaluated.
+  void count_step(double lr) {
+    optimizer.lr = lr;
+    if (!ema.is_empty()) ++ema_updates;
     ++iteration;
     ap.reset();
   }

@@ -10,6 +10,7 @@
 #include "data/loader.hpp"
 #include "run/fit.hpp"
 #include "run/setup.hpp"
+#include "run/step_graphs.hpp"
 #include "step.hpp"
 
 #ifdef YOLOX_SIMULATED_CUDA
@@ -65,6 +66,7 @@ struct Trainer {
   EmaTensors averaged;
   StepGuard step_guard;
   StepSettings step;
+  std::unique_ptr<StepGraphs> graphs;  // null: without graphs
 
   Trainer(const std::string& name, torch::Device device, const std::string& amp,
           const std::string& optimizer = "sgd")
@@ -88,28 +90,43 @@ struct Trainer {
   // Launches the kernels of a step.
   PendingNumbers start(const Batch& batch, double lr) {
     Training& t = *training;
-    const auto type = model->parameters()[0].scalar_type();
-    const Input input = [&] {
+    const int side = int(batch.images.size(1));
+    {
       RECORD_USER_SCOPE("copy");
       statistics->save();
-      const int side = int(batch.images.size(1));
-      return make_network_input(batch, {side, side}, false, type);
-    }();
+    }
+    const StepInput next{batch, lr, ema_decay(config.ema, t.ema_updates + 1)};
+    const auto on_device = [&](const StepInput& in) { return compute(in, {side, side}); };
+    const auto [losses, norm] =
+        graphs ? graphs->run(next, {side, side}, step.use_l1, on_device) : on_device(next);
+    t.count_step(lr);
+    return {losses, norm, double(batch.targets.total())};
+  }
+
+ private:
+  std::pair<Losses, Tensor> compute(const StepInput& in, ImageSize size) {
+    Training& t = *training;
+    const auto type = model->parameters()[0].scalar_type();
+    const Input input = make_network_input(in.batch, size, false, type);
     const Losses losses =
         compute_gradients(network_of(model), input.images, input.targets, 1, t.optimizer, t.scaler, step);
+    if (after_loss) after_loss(losses);
     RECORD_USER_SCOPE("optimizer");
     const auto grads = gradients(t.optimizer.groups);
     t.scaler.unscale(grads);
     const Tensor norm = clip_gradients(grads, 10);
     const Tensor skip = step_guard.skip(losses.total, norm);
-    t.optimizer.step(lr, skip);
+    t.optimizer.step(in.lr, skip);
     {
       RECORD_USER_SCOPE("EMA");
-      ema_update(averaged, ema_decay(0.9998, ++t.ema_updates), skip);
+      ema_update(averaged, in.ema_decay, skip);
     }
     t.scaler.update();
-    return {losses, norm, double(batch.targets.total())};
+    return {losses, norm};
   }
+
+ public:
+  std::function<void(const Losses&)> after_loss;  // called in each step
 };
 
 struct Trajectory {

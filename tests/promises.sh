@@ -4,7 +4,7 @@
 #   tests/promises.sh PROGRAM
 set -uo pipefail
 cases=$("$1" -ltc --no-skip --no-colors) || exit 1
-rows=$(grep -E '^\| [a-g][1-8] \|' "$(dirname "$0")/README.md")
+rows=$(grep -E '^\| [a-g][0-9]+ \|' "$(dirname "$0")/README.md")
 wrong=$(while IFS='|' read -r _ code _ named; do
   grep -qE '`|measured' <<<"$named" || echo "$code has no case"
   while read -r name; do

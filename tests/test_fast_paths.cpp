@@ -19,7 +19,8 @@ struct BrokenPath {
     operation = name;
     fault = what;
     static at::CallbackHandle handle;
-    return {"broken", "broken path", [](bool on) {
+    return {"broken", "broken path",
+            [](bool on) {
               if (!on) return at::removeCallback(handle);
               const auto call = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
                 if (f.name() == operation) fault(f.inputs()[0].toTensor().variable_data());
@@ -27,7 +28,8 @@ struct BrokenPath {
               };
               handle = at::addGlobalCallback(
                   at::RecordFunctionCallback(call).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
-            }};
+            },
+            check_operations};
   }
 };
 
@@ -47,7 +49,7 @@ TEST_CASE(
   set_case(c);
   for (const bool sync_bn : {false, true}) {
     c.sync_bn = sync_bn;
-    const FastPathResult good = check_fast_path({"good", "good path", [](bool) {}}, c);
+    const FastPathResult good = check_fast_path({"good", "good path", [](bool) {}, check_operations}, c);
     CHECK_MESSAGE(good.failure == "", good.failure);
     CHECK(good.difference < 1e-6);
   }
@@ -59,16 +61,16 @@ TEST_CASE(
   const auto a_little = [](Tensor x) { x[0][0][0][0].add_(0.1); };
   CHECK_MESSAGE(has(said = failure(norm, a_little), "of a layer with shape [2, "), said);
   CHECK_MESSAGE(
-      has(said = failure("aten::convolution", [](Tensor x) { x.mul_(0.9); }), "the gradient norm is "), said);
+      has(said = failure("aten::convolution", [](Tensor x) { x.mul_(0.9); }), " instead of "), said);
   CHECK_MESSAGE(
       has(said = failure("aten::convolution", [](Tensor x) { x.fill_(NAN); }), "the loss is not finite"),
       said);
   const auto fails = [](bool on) {
     if (on) throw std::runtime_error("a launch failed");
   };
-  CHECK_THROWS_WITH(check_fast_path({"bad", "bad path", fails}, c), "a launch failed");
+  CHECK_THROWS_WITH(check_fast_path({"bad", "bad path", fails, check_operations}, c), "a launch failed");
   c.deterministic = true;
-  CHECK(check_fast_path({"good", "good path", [](bool) {}}, c).failure == "");
+  CHECK(check_fast_path({"good", "good path", [](bool) {}, check_operations}, c).failure == "");
   const auto noise = [](Tensor x) {
     static int calls = 0;
     x[0][0][0][0].add_(++calls * 1e-5);
@@ -81,7 +83,8 @@ TEST_CASE("train: --fast without a GPU is refused, and config.json says off" * s
   const std::string flags =
       "--data shapes --model yolox-nano --size 32 --bs 2 --max-iters 1 --eval-interval 0 --device cpu ";
   CHECK(has(run(dir, "train", flags + "--fast norm").err, "--fast norm needs a GPU"));
-  CHECK(has(run(dir, "train", flags + "--fast quick").err, "--fast must be off, auto or norm, got 'quick'"));
+  CHECK(has(run(dir, "train", flags + "--fast quick").err,
+            "--fast must be off, auto, norm or graph, got 'quick'"));
   succeed(dir, "train", flags + "--out r");
   CHECK(has(contents(dir / "r/config.json"), R"("fast":"off")"));
 }
@@ -102,7 +105,7 @@ TEST_CASE(
   };
   const std::string said = train("--out a");
   CHECK_MESSAGE(has(said, "fast    fused norm (differs by at most 0.0"), said);
-  CHECK(has(contents(dir / "a/config.json"), R"("fast":"norm")"));
+  CHECK(has(contents(dir / "a/config.json"), R"("fast":"norm,graph")"));
   // The next run reads the result from the cache.
   for (const auto& entry : fs::directory_iterator(dir / "cache")) {
     std::string text = contents(entry.path());
@@ -116,9 +119,38 @@ TEST_CASE(
   if (!kSimulated) return;
   const std::string crashed = train("--out e --accum 2", "SIMULATED_CUDA_KERNELS=crash");
   CHECK_MESSAGE(has(crashed, "because its check was killed by SIGSEGV"), crashed);
-  CHECK(has(contents(dir / "e/config.json"), R"("fast":"off")"));
+  CHECK(has(contents(dir / "e/config.json"), R"("fast":"graph")"));
   const std::string wrong = train("--out f --accum 2", "SIMULATED_CUDA_KERNELS=incomplete");
   CHECK_MESSAGE(has(wrong, "of a layer with shape"), wrong);
   // A crash is checked again the next time, a wrong result is not.
   CHECK(has(train("--out g --accum 2"), "of a layer with shape"));
+}
+
+TEST_CASE("gpu: train: CUDA graphs are checked and used; wrong ones are left out, and the run continues" *
+          needs_gpu * starts_programs) {
+  TempDir dir;
+  const std::string flags =
+      "--data shapes --model yolox-nano --size 64 --bs 4 --max-iters 5 --eval-interval 0 --device cuda ";
+  const auto train = [&](const std::string& more, const std::string& environment = "") {
+    return shell(
+        dir, concat("YOLOX_CACHE_DIR=", dir / "cache ", environment, " $YOLOX_PROGRAMS/train ", flags, more));
+  };
+  const Outcome good = train("--out a --fast graph");
+  CHECK_MESSAGE(has(unwrapped(good.out), "fast    CUDA graphs (differs by at most "), good.err);
+  CHECK(has(contents(dir / "a/config.json"), R"("fast":"graph")"));
+  const Outcome resumed = train("--resume a --max-iters 8");
+  CHECK_MESSAGE(has(resumed.out, "CUDA graphs"), resumed.err);
+  for (const std::string other : {"--dtr auto", "--debug", "--bs auto", "--profile", "--amp fp64"}) {
+    const Outcome refused = train("--out b --fast graph " + other);
+    CHECK_MESSAGE(refused.code == 2, refused.out);
+    CHECK_MESSAGE(has(refused.err, "--fast graph "), refused.err);
+    CHECK_MESSAGE(has(refused.err, other.substr(0, other.find(' '))), refused.err);
+  }
+  if (!kSimulated) return;
+  const Outcome wrong = train("--out c --accum 2", "SIMULATED_CUDA_GRAPHS=incomplete");
+  CHECK(wrong.code == 0);
+  CHECK_MESSAGE(
+      has(unwrapped(wrong.out), "warning: training goes on without the CUDA graphs (--fast graph), because "),
+      wrong.out);
+  CHECK_FALSE(has(contents(dir / "c/config.json"), "graph"));
 }

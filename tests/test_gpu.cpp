@@ -495,7 +495,8 @@ TEST_CASE("gpu: a step that runs out of memory is repeated in micro-batches" * n
   TempDir dir;
   Log log(dir / "log.txt", /*quiet=*/true);
   Ranks ranks(RankInfo(), kGpu, 60);
-  MicroBatches micro_batches(t, 1, kBatch, ranks, log);
+  StepGraphs graphs(false, *t.model, kGpu);
+  MicroBatches micro_batches(t, 1, kBatch, ranks, graphs, log);
   size_t free = 0, total = 0;
   cudaMemGetInfo(&free, &total);
   const struct NoLimit {

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA graphs: kernels that are recorded once, and then launched together with one call.
+#pragma once
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+
+namespace yolox {
+
+// Kernels that a function has launched. All graphs of the process share one memory pool, so that a replay
+// overwrites the memory of the other graphs: read the results of a replay, or copy them on the same stream,
+// before the next one.
+class CudaGraph {
+ public:
+  // Records the kernels that record() launches on the current stream of the device, also those of backward().
+  // They do not run. record() must not wait for the device and must not copy between host and device. Memory
+  // that it reads must stay where it is as long as the graph is used. Throws the exception of record(), or
+  // std::runtime_error if the kernels cannot be recorded, or if the program was built without CUDA.
+  CudaGraph(torch::Device device, const std::function<void()>& record);
+  ~CudaGraph();
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+
+  // Launches the kernels on the current stream.
+  void replay();
+
+  // Returns true while a graph is being recorded.
+  static bool recording();
+
+ private:
+  struct Implementation;
+  std::unique_ptr<Implementation> implementation;
+};
+
+}  // namespace yolox

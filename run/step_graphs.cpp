@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run/step_graphs.hpp"
+
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "base/error.hpp"
+#include "layers/constants.hpp"
+
+namespace yolox {
+
+static constexpr int64_t kMostGraphs = 128;  // a graph of yolox-s takes some MB of memory on the host
+// The loss of a graph computes with the largest number of objects for each image. With a crowded image in the
+// batch, that is more work than the graph saves.
+static constexpr int64_t kMostObjects = 512;
+
+StepGraphs::StepGraphs(bool on, const torch::nn::Module& model, torch::Device device,
+                       std::function<void(const std::string&)> failed)
+    : on(on), device(device), failed(std::move(failed)) {
+  if (!on) return;
+  for (const Tensor& t : model.buffers())
+    if (t.is_cpu()) counts.push_back(t);
+  // The kernels of the optimizers read the learning rate as float32.
+  lr = torch::zeros({}, torch::TensorOptions(torch::kFloat).device(device));
+  ema_decay = torch::zeros({}, torch::TensorOptions(torch::kDouble).device(device));
+  keep_constants = true;
+}
+
+StepGraphs::~StepGraphs() { keep_constants = false; }
+
+void StepGraphs::turn_off() {
+  if (!on) return;
+  on = false;
+  torch::cuda::synchronize(device.index());  // the latest replay may still run
+  for (auto& [key, kind] : kinds) kind.graph.reset();
+}
+
+StepGraphs::Kind* StepGraphs::kind_of(const StepInput& input, ImageSize size, bool use_l1) {
+  const Batch& batch = input.batch;
+  const Targets& from = batch.targets;
+  const int64_t most = *std::max_element(from.counts.begin(), from.counts.end()),
+                rows = std::max<int64_t>(1, (most + 31) / 32) * 32, n = batch.images.size(0);
+  if (!on || rows > kMostObjects) return nullptr;
+  if (use_l1 != with_l1) {  // the graphs of the other kinds are of no more use
+    torch::cuda::synchronize(device.index());
+    kinds.clear();
+    graphs = 0;
+    with_l1 = use_l1;
+  }
+  if (!images.defined()) images = torch::empty_like(batch.images);
+  check(images.sizes() == batch.images.sizes(), "all batches of a run must have the same size");
+  Kind& kind = kinds[{size.height, size.width, rows}];
+  Targets& targets = kind.input.batch.targets;
+  if (kind.steps == 0) {
+    kind.input = {batch, {0, lr}, {0, ema_decay}};
+    kind.input.batch.images = images;
+    targets = {torch::zeros({n, rows, 4}, from.boxes.options()),
+               torch::zeros({n, rows}, from.classes.options()), std::vector<int64_t>(n, rows),
+               torch::zeros({n}, from.classes.options())};
+  }
+  images.copy_(batch.images, /*non_blocking=*/true);
+  const int64_t used = from.boxes.size(1);
+  targets.boxes.slice(1, 0, used).copy_(from.boxes, true);
+  targets.classes.slice(1, 0, used).copy_(from.classes, true);
+  targets.device_counts.copy_(from.device_counts, true);
+  lr.fill_(input.lr.value);
+  ema_decay.fill_(input.ema_decay.value);
+  kind.input.lr.value = input.lr.value;
+  kind.input.ema_decay.value = input.ema_decay.value;
+  return &kind;
+}
+
+void StepGraphs::run_kind(Kind& kind, const std::function<void()>& step) {
+  const bool first = kind.steps++ == 0;
+  if (first || (!kind.graph && (graphs >= kMostGraphs || !record(kind, step)))) return step();
+  RECORD_USER_SCOPE("graph");
+  kind.graph->replay();
+  if (!counts.empty()) at::_foreach_add_(counts, kind.counts_per_step);
+}
+
+bool StepGraphs::record(Kind& kind, const std::function<void()>& step) {
+  std::vector<Tensor> before;
+  for (const Tensor& t : counts) before.push_back(t.clone());
+  const auto restore_counts = [&] {
+    for (size_t i = 0; i < counts.size(); ++i) counts[i].copy_(before[i]);
+  };
+  try {
+    kind.graph = std::make_unique<CudaGraph>(device, step);
+  } catch (const std::exception& e) {
+    restore_counts();
+    if (!failed) throw;
+    const std::string what = e.what();
+    failed(what.substr(0, what.find('\n')));
+    turn_off();
+    return false;
+  }
+  ++graphs;
+  for (size_t i = 0; i < counts.size(); ++i) kind.counts_per_step.push_back(counts[i] - before[i]);
+  restore_counts();
+  return true;
+}
+
+}  // namespace yolox

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training steps as CUDA graphs (run/step_graphs.hpp), on a real GPU and on the simulated one, which replays
+// the operators that it has recorded.
+#include "gpu.hpp"
+
+using namespace yolox;
+using namespace yolox::test;
+
+namespace {
+
+constexpr int kBatch = 2, kSide = 96;
+
+// BatchStream whose images have between 1 and 40 objects, for two kinds of steps.
+struct BatchStream {
+  Loader loader;
+  DeviceLoader device_loader;
+
+  explicit BatchStream(torch::Device device = kGpu)
+      : loader([](int64_t position,
+                  Image& image) { return noise(kSide, 1 + int(position * 13 % 40))(position, image); },
+               0, 1000 * kBatch, kBatch, {kSide, kSide}, 2, device.is_cuda()),
+        device_loader(loader, device) {}
+  Batch next() { return device_loader.next(); }
+};
+
+// Learning rates that are exact in float32.
+double lr_of(int step) { return (1 + step % 4) / 1024.0; }
+
+void use_graphs(Trainer& t, const std::function<void(const std::string&)>& failed = {}) {
+  t.graphs = std::make_unique<StepGraphs>(true, *t.model, kGpu, failed);
+}
+
+// Returns model, EMA, optimizer and scaler, on the CPU.
+std::vector<Tensor> state_of(Trainer& t) {
+  std::vector<Tensor> all;
+  for (const Tensor& x : tensors_of(*t.training)) all.push_back(x.detach().cpu().clone());
+  return all;
+}
+
+double largest_difference(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  REQUIRE(a.size() == b.size());
+  double most = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double scale = std::max(1e-3, b[i].to(torch::kDouble).abs().max().item<double>());
+    most = std::max(most,
+                    (a[i].to(torch::kDouble) - b[i].to(torch::kDouble)).abs().max().item<double>() / scale);
+  }
+  return most;
+}
+
+struct Deterministic {
+  Deterministic() { set_determinism(true, false); }
+  ~Deterministic() { set_determinism(false, false); }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "gpu: steps as CUDA graphs equal steps without: losses, weights, momentum, EMA, statistics and counts" *
+    needs_gpu) {
+  const NoStreamErrors no_stream_errors;
+  const Deterministic deterministic;
+  for (const auto& [amp, optimizer, limit] : {std::tuple("fp64", "sgd", 1e-9),
+                                              {"off", "adamw", 1e-3},
+                                              {"bf16", "sgd", 0.1},
+                                              {"fp16", "adam", 0.1}}) {
+    CAPTURE(amp);
+    Trainer plain("yolox-nano", kGpu, amp, optimizer), graphs("yolox-nano", kGpu, amp, optimizer);
+    use_graphs(graphs);
+    BatchStream a, b;
+    for (int i = 0; i < 10; ++i) {
+      plain.step.use_l1 = graphs.step.use_l1 = i >= 6;
+      const StepNumbers one = plain(a.next(), lr_of(i)), two = graphs(b.next(), lr_of(i));
+      CHECK(std::abs(two.total / one.total - 1) <= limit);
+      CHECK(two.objects == one.objects);
+      if (std::string(amp) == "fp64") CHECK(two.positives == one.positives);
+    }
+    CHECK(largest_difference(state_of(graphs), state_of(plain)) <= limit);
+    for (const auto& buffer : graphs.model->named_buffers())
+      if (has(buffer.key(), "num_batches_tracked")) CHECK(buffer.value().item<int64_t>() == 10);
+  }
+}
+
+TEST_CASE("gpu: with --deterministic, steps that are replayed have the bits of steps that run" * needs_gpu) {
+  const Deterministic deterministic;
+  // The second run is at another step when it records, as a resumed run is.
+  std::vector<std::vector<Tensor>> states;
+  for (const int record_from : {0, 3}) {
+    Trainer t("yolox-nano", kGpu, "bf16");
+    use_graphs(t);
+    BatchStream batches;
+    for (int i = 0; i < 7; ++i) {
+      if (i == record_from) use_graphs(t);
+      t(batches.next(), lr_of(i));
+    }
+    states.push_back(state_of(t));
+  }
+  for (size_t i = 0; i < states[0].size(); ++i) CHECK(torch::equal(states[0][i], states[1][i]));
+}
+
+TEST_CASE("gpu: a replayed step whose gradient overflows changes nothing but the loss scale" * needs_gpu) {
+  Trainer t("yolox-nano", kGpu, "fp16", "adam");
+  t.training->scaler.scale.fill_(4);
+  use_graphs(t);
+  BatchStream batches;
+  for (int i = 0; i < 6; ++i) t(batches.next(), lr_of(i));
+  const auto before = state_of(t);
+  t.training->scaler.scale.fill_(1e30);
+  for (int i = 6; i < 9; ++i) CHECK_FALSE(t(batches.next(), lr_of(i)).finite());
+  auto after = state_of(t);
+  CHECK(t.training->scaler.scale.item<double>() < 1e30);
+  t.training->scaler.scale.fill_(1);
+  size_t same = 0;
+  for (size_t i = 0; i < after.size(); ++i) same += torch::equal(after[i], before[i]);
+  // Batch norm statistics and the scaler have changed.
+  CHECK(same > after.size() / 2);
+  CHECK(torch::equal(t.training->optimizer.steps[0][0].cpu(), torch::full({}, 6.0f)));
+  t(batches.next(), lr_of(9));
+  CHECK(torch::equal(t.training->optimizer.steps[0][0].cpu(), torch::full({}, 7.0f)));
+}
+
+TEST_CASE("gpu: after a loss that is not finite, replays change nothing until the guard is reset" *
+          needs_gpu) {
+  Trainer t("yolox-nano", kGpu, "off");
+  use_graphs(t);
+  BatchStream batches;
+  for (int i = 0; i < 6; ++i) t(batches.next(), lr_of(i));
+  const auto weights = [&] { return t.model->parameters()[0].detach().cpu().clone(); };
+  const Tensor first = t.model->parameters()[0].detach(), good = first.clone(), before = weights();
+  first.fill_(NAN);
+  CHECK_FALSE(t(batches.next(), lr_of(6)).finite());
+  first.copy_(good);
+  for (const Tensor& buffer : t.model->buffers())
+    if (buffer.is_floating_point()) buffer.nan_to_num_(1);
+  CHECK(t(batches.next(), lr_of(7)).finite());
+  CHECK(torch::equal(weights(), before));
+  t.step_guard.reset();
+  CHECK(t(batches.next(), lr_of(8)).finite());
+  CHECK_FALSE(torch::equal(weights(), before));
+}
+
+TEST_CASE("gpu: a step that reads a result on the host is not recorded, and training goes on without graphs" *
+          needs_gpu) {
+  const Deterministic deterministic;
+  Trainer plain("yolox-nano", kGpu, "off"), t("yolox-nano", kGpu, "off");
+  std::vector<std::string> reasons;
+  use_graphs(t, [&](const std::string& why) { reasons.push_back(why); });
+  t.after_loss = [](const Losses& losses) { losses.total.item<double>(); };
+  BatchStream a, b;
+  for (int i = 0; i < 5; ++i) {
+    const StepNumbers one = plain(a.next(), lr_of(i)), two = t(b.next(), lr_of(i));
+    CHECK(std::abs(two.total / one.total - 1) < 1e-3);
+  }
+  REQUIRE(reasons.size() == 1);
+  CHECK_MESSAGE(has(reasons[0], "captur"), reasons[0]);
+  for (const auto& buffer : t.model->named_buffers())
+    if (has(buffer.key(), "num_batches_tracked")) CHECK(buffer.value().item<int64_t>() == 5);
+  // In the check of --fast, the exception is the result.
+  Trainer checked("yolox-nano", kGpu, "off");
+  use_graphs(checked);
+  checked.after_loss = t.after_loss;
+  BatchStream c;
+  const Batch batch = c.next();
+  checked(batch, 0.001);
+  CHECK_THROWS_WITH(checked(batch, 0.001), doctest::Contains("captur"));
+}
+
+TEST_CASE("gpu: a batch with a crowded image runs without a graph" * needs_gpu) {
+  Trainer t("yolox-nano", kGpu, "off");
+  use_graphs(t);
+  int run = 0;
+  t.after_loss = [&](const Losses&) { ++run; };
+  Loader loader(noise(kSide, 600), 0, 8 * kBatch, kBatch, {kSide, kSide}, 2, true);
+  DeviceLoader crowded(loader, kGpu);
+  for (int i = 0; i < 4; ++i) CHECK(t(crowded.next(), 0.001).finite());
+  CHECK(run == 4);
+  BatchStream usual;
+  const Batch batch = usual.next();
+  for (int i = 0; i < 4; ++i) t(batch, 0.001);
+  CHECK(run == 6);  // one step, one recording
+}
+
+TEST_CASE("constants: while there are graphs, none is freed, because a graph reads it at its address") {
+  const auto number = [](int key) { return constant(key, [&] { return std::make_shared<int>(key); }); };
+  const auto is_kept = [&] {
+    const std::weak_ptr<int> first = number(1000000);
+    for (int i = 0; i < 100; ++i) number(i);
+    return !first.expired();
+  };
+  CHECK_FALSE(is_kept());
+  const StepGraphs graphs(true, torch::nn::Conv2dImpl(torch::nn::Conv2dOptions(1, 1, 1)), torch::kCPU);
+  CHECK(is_kept());
+}
+
+#ifdef YOLOX_SIMULATED_CUDA
+TEST_CASE("gpu: a replay does not wait, and launches a graph and a few copies") {
+  const NoStreamErrors no_stream_errors;
+  Trainer t("yolox-s", kGpu, "bf16");
+  use_graphs(t);
+  Loader loader(noise(64, 20), 0, 100, kBatch, {64, 64}, 2, true);
+  DeviceLoader batches(loader, kGpu);
+  std::optional<PendingNumbers> before;
+  for (int i = 0; i < 4; ++i) {
+    const Batch batch = batches.next();
+    simulated_cuda::reset_counts();
+    PendingNumbers numbers = t.start(batch, lr_of(i));
+    if (before) before->read();
+    before = std::move(numbers);
+  }
+  for (const auto& w : simulated_cuda::host_waits()) FAIL_CHECK(w.phase << ": " << w.what);
+  int64_t graphs = 0;
+  for (const auto& c : simulated_cuda::operator_calls())
+    if (c.what == "CUDA graph") graphs += c.times;
+  CHECK(graphs == 1);
+  const int64_t calls = simulated_cuda::sum(simulated_cuda::operator_calls());
+  MESSAGE("calls of a replayed step: " << calls);
+  CHECK(calls <= 20);
+}
+
+TEST_CASE("gpu: if memory runs out while a graph is recorded, training goes on without graphs") {
+  Trainer t("yolox-nano", kGpu, "off");
+  std::vector<std::string> reasons;
+  use_graphs(t, [&](const std::string& why) { reasons.push_back(why); });
+  BatchStream batches;
+  const Batch batch = batches.next();
+  t(batch, 0.001);
+  const struct NoLimit {
+    ~NoLimit() { simulated_cuda::set_limit(INT64_MAX); }
+  } no_limit_afterwards;
+  simulated_cuda::reset_peak();
+  t(batch, 0.001);
+  CHECK(reasons.empty());
+  // Another size needs another graph, and there is no room for it.
+  Loader loader(noise(2 * kSide, 5), 0, 100, kBatch, {2 * kSide, 2 * kSide}, 2, true);
+  DeviceLoader large(loader, kGpu);
+  Trainer other("yolox-nano", kGpu, "off");
+  use_graphs(other, [&](const std::string& why) { reasons.push_back(why); });
+  simulated_cuda::reset_peak();
+  const int64_t start = simulated_cuda::allocated();
+  other(large.next(), 0.001);
+  simulated_cuda::set_limit(start + (simulated_cuda::peak_allocated() - start) * 6 / 5);
+  CHECK(other(large.next(), 0.001).finite());
+  REQUIRE(reasons.size() == 1);
+  CHECK_MESSAGE(has(reasons[0], "out of memory"), reasons[0]);
+  CHECK(other(large.next(), 0.001).finite());
+}
+
+TEST_CASE("gpu: the simulated device does not run what it records, and a replay sees only what is kept") {
+  const auto options = torch::TensorOptions(torch::kFloat).device(kGpu);
+  const Tensor x = torch::ones({3}, options), y = torch::zeros({3}, options);
+  Tensor result;
+  CudaGraph graph(kGpu, [&] {
+    y.add_(x);
+    result = y * 2;
+  });
+  CHECK(y.cpu()[0].item<float>() == 0);
+  CHECK(std::isnan(result.cpu()[0].item<float>()));
+  graph.replay();
+  x.fill_(10);
+  graph.replay();
+  CHECK(y.cpu()[0].item<float>() == 11);
+  CHECK(result.cpu()[0].item<float>() == 22);
+  CudaGraph other(kGpu, [&] { result.add_(1); });
+  other.replay();  // the memory of both graphs is in one pool
+  CHECK(std::isnan(result.cpu()[0].item<float>()));
+  CHECK_THROWS_WITH(CudaGraph(kGpu, [&] { y.cpu(); }), doctest::Contains("capturing"));
+  CHECK_THROWS_WITH(CudaGraph(kGpu, [&] { torch::cuda::synchronize(); }), doctest::Contains("capturing"));
+  CHECK_THROWS_WITH(CudaGraph(kGpu, [&] { fail("of its own"); }), "of its own");
+}
+#endif
