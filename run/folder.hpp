@@ -28,7 +28,12 @@ void remove_temporary_files(const std::string& run);
 // file system without locks.
 void lock_run_folder(const std::string& run);
 
-// Throws if the folder that lock_run_folder() has locked was moved away and another run now uses its name.
+// Watches a run folder that another rank has locked (base/new_file.hpp), so that no rank writes to the folder
+// of another run.
+void watch_run_folder(const std::string& run);
+
+// Throws if a folder of lock_run_folder() or watch_run_folder() was moved away and another run now uses its
+// name.
 void check_run_folder(const std::string& run);
 
 // Creates and locks the folder of a new run: `wanted`, or if that is empty runs/<name>, runs/<name>-2, ...
