@@ -117,7 +117,7 @@ static void check_flags(const Config& config) {
               config.workers);
   usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
   usage_check(config.nms > 0 && config.nms <= 1, "--nms must be above 0 and at most 1, got ", config.nms);
-  if (!config.size.empty()) parse_size(config.size);
+  if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 
 // Evaluates a detections file (--gt and --dt).

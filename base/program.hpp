@@ -59,7 +59,8 @@ void limit_spinning(char** argv);
 // Raises the limit of open file descriptors to the hard limit, because the soft limit is often only 1024.
 void allow_open_files();
 
-// Prints "error: " and the message of an exception on stderr, without the backtrace that torch appends.
+// Prints "error: " and the message of an exception on stderr, without the backtrace that torch appends, and
+// with lack of memory in plain words.
 void print_error(const std::string& what);
 
 // Runs `program` and returns the exit code of main(): 0, 2 after UsageError, 1 after any other exception.

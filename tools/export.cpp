@@ -138,7 +138,7 @@ static void check_flags(Config& config) {
   usage_check(config.nms_iou > 0 && config.nms_iou <= 1, "--nms-iou must be above 0 and at most 1, got ",
               config.nms_iou);
   protect_inputs("--out", config.out, {config.weights, config.image});
-  if (!config.size.empty()) parse_size(config.size);
+  if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 
 static void run(int argc, char** argv) {
