@@ -243,8 +243,7 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::st
       for (size_t at; (at = text.find("\n\n")) != std::string::npos;) text.erase(at, 1);
       text += " More flags, explained by --help all:\n" + other_flag_names(common);
     }
-    std::cout << text;
-    std::exit(0);
+    std::exit((std::cout << text << std::flush) ? 0 : 1);
   }
   if (!result.unmatched().empty()) {
     throw UsageError(concat("unexpected argument '", result.unmatched()[0],
