@@ -45,7 +45,7 @@ struct Config : Flags {
                              "model that weights/get has downloaded");
   std::string resume =
       flag_optional_value(resume, "Model", "resume", "newest", "RUN",
-                          "resume the run in this folder; the newest run if no folder is given");
+                          "resume the run in this folder; without RUN the newest one in runs/ and ./");
   std::string preproc = flag(
       preproc, "Model", "preproc", "auto", "auto|bgr|legacy",
       "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");

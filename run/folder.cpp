@@ -44,15 +44,18 @@ std::string newest_run() {
   std::string newest;
   fs::file_time_type latest{};
   std::error_code ignored;
-  for (const auto& run : fs::directory_iterator("runs", ignored)) {
-    for (const auto& path : list_checkpoints(run.path().string())) {
+  const auto look_at = [&](const std::string& run) {
+    for (const auto& path : list_checkpoints(run)) {
       const auto written = fs::last_write_time(path, ignored);
       if (newest.empty() || written > latest) {
-        newest = run.path().string();
+        newest = run;
         latest = written;
       }
     }
-  }
+  };
+  for (const auto& run : fs::directory_iterator("runs", ignored)) look_at(run.path().string());
+  for (const auto& folder : fs::directory_iterator(".", ignored))
+    if (fs::exists(folder.path() / ".lock", ignored)) look_at(folder.path().filename().string());
   return newest;
 }
 

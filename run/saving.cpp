@@ -158,7 +158,10 @@ SavedRun find_run(Config& config) {
     return none;
   }
   const std::string run = run_folder_of(config.resume);
-  usage_check(!run.empty(), "--resume: no run below runs/ has a checkpoint; give the folder of a run");
+  usage_check(
+      !run.empty(),
+      "--resume: no run in runs/ or in this folder has a checkpoint; give the folder of a run, as in its "
+      "--out");
   SavedRun saved = resume_settings(config, run);
   for (const auto& [flag, now] : {std::pair("freeze", config.freeze), {"optimizer", config.optimizer}})
     for (const auto& [name, value] : saved_settings(saved.file, saved.path))

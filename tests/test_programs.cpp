@@ -659,9 +659,9 @@ TEST_CASE("programs: waiting OpenMP threads spin only briefly, unless the user s
       return shell(dir, concat("env ", set, " OMP_DISPLAY_ENV=VERBOSE $YOLOX_PROGRAMS/", program, " --help"))
           .err;
     };
-    CHECK(has(shown("-u GOMP_SPINCOUNT"), "GOMP_SPINCOUNT = '10000'"));
-    CHECK_FALSE(has(shown("GOMP_SPINCOUNT=77"), "GOMP_SPINCOUNT = '10000'"));
-    CHECK_FALSE(has(shown("-u GOMP_SPINCOUNT OMP_WAIT_POLICY=active"), "GOMP_SPINCOUNT = '10000'"));
+    CHECK(has(shown("-u GOMP_SPINCOUNT"), "GOMP_SPINCOUNT = '1000'"));
+    CHECK_FALSE(has(shown("GOMP_SPINCOUNT=77"), "GOMP_SPINCOUNT = '1000'"));
+    CHECK_FALSE(has(shown("-u GOMP_SPINCOUNT OMP_WAIT_POLICY=active"), "GOMP_SPINCOUNT = '1000'"));
   }
 }
 

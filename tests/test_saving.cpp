@@ -266,7 +266,8 @@ TEST_CASE("run: each run has its own folder, which only one training at a time c
   write_text(dir / "file");
   CHECK(has(error_of([&] { create_run_folder(dir / "file", ""); }), "cannot write to"));
   const auto here = std::filesystem::current_path();
-  std::filesystem::current_path(dir.path);
+  const TempDir empty;
+  std::filesystem::current_path(empty.path);
   CHECK(newest_run() == "");
   CHECK(create_run_folder("", "nano-x") == "runs/nano-x");
   CHECK(create_run_folder("", "nano-x") == "runs/nano-x-2");
@@ -281,6 +282,14 @@ TEST_CASE("run: each run has its own folder, which only one training at a time c
     for (const auto& path : list_checkpoints(newer)) std::filesystem::last_write_time(path, written);
     CHECK(newest_run() == newer);
   }
+  for (const char* name : {"mine/last.pth", "no-run/last.pth"}) {  // --out mine, and a folder of other files
+    write_text(name);
+    std::filesystem::last_write_time(name,
+                                     std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  }
+  CHECK(newest_run() != "mine");
+  write_text("mine/.lock");
+  CHECK(newest_run() == "mine");
   std::filesystem::current_path(here);
 }
 
