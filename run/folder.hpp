@@ -10,8 +10,8 @@ namespace yolox {
 // Returns the paths of the checkpoints of a run, newest first: last.pth, then step_N.pth by falling N.
 std::vector<std::string> list_checkpoints(const std::string& run);
 
-// Returns the run with the newest checkpoint, or "" if no run has one. Looks at the folders in runs/, and at the
-// folders in the working folder that have been used by a run (--out NAME).
+// Returns the run with the newest checkpoint, or "" if no run has one. Looks at the folders in runs/, and at
+// the folders in the working folder that have been used by a run (--out NAME).
 std::string newest_run();
 
 // Returns the folder of the run that a value of --resume names: a folder, its last.pth, or "newest" or "last"
