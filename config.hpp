@@ -45,7 +45,7 @@ struct Config : Flags {
                              "model that weights/get has downloaded");
   std::string resume =
       flag_optional_value(resume, "Model", "resume", "newest", "RUN",
-                          "resume the run in this folder; the newest run if no folder is given");
+                          "resume the run in this folder; without RUN the newest one in runs/ and ./");
   std::string preproc = flag(
       preproc, "Model", "preproc", "auto", "auto|bgr|legacy",
       "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
@@ -197,12 +197,9 @@ inline void check_config(const Config& c) {
   at_least("restarts", c.restarts, 0);
   in("timeout", c.timeout, 1, 1e6);
   combination_check(c.gpus == 0 || c.procs == 0, "--gpus and --procs cannot be used together");
-  const size_t colon = c.master.rfind(':');
-  const int port = colon == std::string::npos ? 0 : std::atoi(c.master.c_str() + colon + 1);
   combination_check(c.nodes == 1 || !c.master.empty(),
                     "--nodes needs --master HOST:PORT, the same on all nodes");
-  usage_check(c.master.empty() || (colon > 0 && port > 0 && port < 65536),
-              "--master must be HOST:PORT, such as node0:29500, got '", c.master, "'");
+  if (!c.master.empty() || c.was_given("master")) parse_address("--master", c.master);
   in("min-lr-ratio", c.min_lr_ratio, 0, 1);
   in("ema", c.ema, 0, 0.999999);
   in("conf", c.conf, 0, 1);

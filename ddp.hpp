@@ -139,9 +139,21 @@ class Ranks {
  private:
   using Milliseconds = std::chrono::milliseconds;
   Milliseconds timeout() const { return Milliseconds(int64_t(1000 * seconds)); }
-  std::string store_address() const { return concat(info.host, ":", info.port); }
+  std::string store_address() const {
+    const bool is_ipv6 = info.host.find(':') != std::string::npos;
+    return concat(is_ipv6 ? "[" : "", info.host, is_ipv6 ? "]:" : ":", info.port);
+  }
 
-  c10::intrusive_ptr<c10d::Store> connect_store(bool serves);
+  // Returns the error of a rank that does not find rank 0.
+  std::string no_connection() const {
+    return concat(
+        "rank ", info.rank, " cannot connect to rank 0 at ", store_address(), " within ", seconds,
+        " s; check that rank 0 runs, the host name, the firewall, and that no other program uses the "
+        "port");
+  }
+
+  // most: seconds for the connection.
+  c10::intrusive_ptr<c10d::Store> connect_store(bool serves, double most);
   void open_store();
   // Returns the value that a rank stored under `key`. Polls for up to `most` seconds; returns an empty string
   // if the key does not appear. Throws LostRank if rank 0, which hosts the store, has ended.

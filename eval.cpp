@@ -3,6 +3,7 @@
 #include <iomanip>
 #include <iostream>
 #include <optional>
+#include <set>
 
 #include "base/flags.hpp"
 #include "base/printable.hpp"
@@ -79,7 +80,7 @@ static void report(const EvalResult& result, const CocoDataset& truth,
   const bool written = replace_text(config.report, page);
   check(written || !config.was_given("report"), "cannot write --report ", config.report,
         "; check folder, permissions and disk space");
-  std::cout << (written ? "\nreport: " : "\nwarning: cannot write ") << config.report << std::endl;
+  std::cout << (written ? "\nreport: " : "\nwarning: cannot write ") << printable(config.report) << std::endl;
 }
 
 // Prints the times of --speed. images: number of evaluated images.
@@ -119,12 +120,22 @@ static void check_flags(const Config& config) {
               config.workers);
   usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
   usage_check(config.nms > 0 && config.nms <= 1, "--nms must be above 0 and at most 1, got ", config.nms);
-  if (!config.size.empty()) parse_size(config.size);
+  if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 
 // Evaluates a detections file (--gt and --dt).
 static void evaluate_file(const Config& config) {
-  const CocoDataset truth = read_coco(config.gt);
+  CocoDataset truth = read_coco(config.gt);
+  if (truth.repeated_ids > 0)
+    std::cout << "note: " << printable(config.gt) << ": " << truth.repeated_ids
+              << " annotations have the id of another one\n";
+  std::set<std::string> names;
+  for (auto& category : truth.categories) {
+    category.name = printable(category.name);
+    if (!names.insert(category.name).second)
+      std::cout << "note: " << printable(config.gt) << ": several classes have the name " << category.name
+                << "\n";
+  }
   const auto detections = read_detections(config.dt);
   report(coco_eval(truth, detections), truth, detections, nullptr, fs::path(config.dt).filename().string(),
          concat(config.dt, " against ", config.gt), config);
@@ -153,18 +164,19 @@ static void evaluate_model(const Config& config) {
   settings.legacy = loaded.info.legacy_preproc;
   EvalTimes times;
   if (config.speed) settings.times = &times;
-  std::cout << loaded.info.model << ", " << data.classes.size() << " classes, " << data.records.size()
-            << " images of " << data.name << ", " << settings.size.height << "x" << settings.size.width
-            << ", pixels " << (settings.legacy ? "RGB mean/std (legacy)" : "BGR 0..255") << std::endl;
+  std::cout << printable(loaded.info.model) << ", " << data.classes.size() << " classes, "
+            << data.records.size() << " images of " << printable(data.name) << ", " << settings.size.height
+            << "x" << settings.size.width << ", pixels "
+            << (settings.legacy ? "RGB mean/std (legacy)" : "BGR 0..255") << std::endl;
   const auto list_images = [&] {  // unreadable images are excluded from AP
     size_t listed = 0;
     for (const auto& line : data.problems->lines())
-      if (line.rfind("image", 0) == 0 && ++listed <= 20) std::cout << "  " << line << "\n";
+      if (line.rfind("image", 0) == 0 && ++listed <= 20) std::cout << "  " << printable(line) << "\n";
     if (listed > 20) std::cout << "  and " << listed - 20 << " more\n";
   };
-  for (const auto& note : data.notes) std::cout << note << "\n";
+  for (const auto& note : data.notes) std::cout << printable(note) << "\n";
   for (const auto& [kind, count] : data.problems->summary())
-    std::cout << "note: " << kind << ": " << count << "\n";
+    std::cout << "note: " << printable(kind) << ": " << count << "\n";
   list_images();
 
   const bool tty = isatty(1);

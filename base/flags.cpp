@@ -243,8 +243,7 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::st
       for (size_t at; (at = text.find("\n\n")) != std::string::npos;) text.erase(at, 1);
       text += " More flags, explained by --help all:\n" + other_flag_names(common);
     }
-    std::cout << text;
-    std::exit(0);
+    std::exit((std::cout << text << std::flush) ? 0 : 1);
   }
   if (!result.unmatched().empty()) {
     throw UsageError(concat("unexpected argument '", result.unmatched()[0],
@@ -319,7 +318,9 @@ ImageSize parse_size(const std::string& text) {
   char x = 0, rest = 0;
   const int n = std::sscanf(text.c_str(), "%d%c%d%c", &size.height, &x, &size.width, &rest);
   if (n == 1) size.width = size.height;
-  usage_check(n == 1 || (n == 3 && x == 'x'), "--size must be N or HEIGHTxWIDTH, got '", text, "'");
+  const bool is_plain = text.find_first_not_of("-0123456789x") == std::string::npos;  // sscanf skips blanks
+  usage_check(is_plain && (n == 1 || (n == 3 && x == 'x')), "--size must be N or HEIGHTxWIDTH, got '", text,
+              "'");
   usage_check(size.height > 0 && size.width > 0 && size.height % 32 == 0 && size.width % 32 == 0, "--size ",
               text, ": height and width must be multiples of 32, such as ",
               std::max(32, (size.height + 16) / 32 * 32),

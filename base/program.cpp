@@ -36,18 +36,35 @@ void report_signals() {
     });
 }
 
+// Iterations, about 50 microseconds. Most gaps between two parallel regions are shorter. A longer wait would
+// take the core of another training on the same machine.
+static constexpr char kSpinCount[] = "1000";
+
 void limit_spinning(char** argv) {
   if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
   std::error_code error;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
-  setenv("GOMP_SPINCOUNT", "10000", 0);
+  setenv("GOMP_SPINCOUNT", kSpinCount, 0);
   if (!error) ::execv(program.c_str(), argv);  // on failure the program goes on, with the default spinning
+}
+
+// Returns a message with OpenCV's text about lack of memory, such as "OpenCV(4.6.0) alloc.cpp:73: error:
+// (-4:Insufficient memory) Failed to allocate 9 bytes in function 'f'", replaced by plain words and a remedy.
+static std::string without_opencv_text(const std::string& what) {
+  if (what == "std::bad_alloc") return "out of memory; give a smaller --bs or --size, or fewer --workers";
+  const std::string mark = "(-4:Insufficient memory) ";
+  const size_t from = what.find("OpenCV("), at = what.find(mark, from);
+  if (from == std::string::npos || at == std::string::npos) return what;
+  std::string cause = what.substr(at + mark.size());
+  cause.resize(std::min({cause.find(" in function"), cause.find('\n'), cause.size()}));
+  return concat(what.substr(0, from), "out of memory (", cause,
+                "); give a smaller --bs or --size, or fewer --workers");
 }
 
 void print_error(const std::string& what) {
   const size_t trace =
       std::min({what.find("\nException raised from"), what.find("\nCall stack"), what.find("\nframe #")});
-  std::string text = what.substr(0, trace);
+  std::string text = without_opencv_text(what.substr(0, trace));
   // torch appends advice for programmers to an error of CUDA, in lines of its own.
   if (text.rfind("CUDA error", 0) == 0) text.resize(std::min(text.find('\n'), text.size()));
   std::cerr << "error: " << printable(text, /*keep_newlines=*/true) << std::endl;

@@ -49,17 +49,17 @@ inline void ignore_hangup() {
 
 // ---- main()
 
-// Limits the spinning of OpenMP threads to 10000 iterations (GOMP_SPINCOUNT). By default they spin for so
-// long that a step takes several times as long if data loader threads or another program need the cores. With
-// this limit a step is as fast on an idle machine and three times as fast on a busy one. libgomp reads the
-// variable only when it is loaded, so the function restarts the program with execv(). Call it first in
-// main().
+// Limits the spinning of waiting OpenMP threads (GOMP_SPINCOUNT), unless the user has set a policy. By
+// default they spin for so long that a step takes several times as long if data loader threads or another
+// program need the cores. libgomp reads the variable only when it is loaded, so the function restarts the
+// program with execv(). Call it first in main().
 void limit_spinning(char** argv);
 
 // Raises the limit of open file descriptors to the hard limit, because the soft limit is often only 1024.
 void allow_open_files();
 
-// Prints "error: " and the message of an exception on stderr, without the backtrace that torch appends.
+// Prints "error: " and the message of an exception on stderr, without the backtrace that torch appends, and
+// with lack of memory in plain words.
 void print_error(const std::string& what);
 
 // Runs `program` and returns the exit code of main(): 0, 2 after UsageError, 1 after any other exception.

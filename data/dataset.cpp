@@ -232,11 +232,12 @@ Dataset make_dataset(Source source, const ImageChecks& checks, bool official_qui
 
   std::unordered_map<int64_t, size_t> record_of, class_of;
   std::unordered_map<std::string, int> names;
-  for (const auto& c : truth.categories) {
+  for (auto& c : truth.categories) {
+    c.name = printable(c.name);
     if (++names[c.name] > 1)
       data.problems->add("classes with equal names", concat(data.name, ": ", c.name, " (id ", c.id, ")"));
     class_of[c.id] = data.classes.size();
-    data.classes.push_back(printable(c.name));
+    data.classes.push_back(c.name);
   }
   std::vector<CocoImage> present;
   for (size_t i = 0; i < truth.images.size(); ++i) {

@@ -14,10 +14,12 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <sstream>
 #include <thread>
 
+#include "base/new_file.hpp"
 #include "base/program.hpp"
 #include "base/threads.hpp"
 #include "ddp/rank_info.hpp"
@@ -49,9 +51,10 @@ int listen_on_loopback(int port) {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   address.sin_port = htons(uint16_t(port));
   // Without SO_REUSEADDR, a port is refused for a minute after the end of the last run that used it.
-  check(fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-            bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 && listen(fd, 1024) == 0,
-        "failed to listen on a port of 127.0.0.1: ", std::strerror(errno));
+  const bool listens = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+                       bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
+                       listen(fd, 1024) == 0;
+  check(listens, "failed to listen on a port of 127.0.0.1: ", std::strerror(errno));
   return fd;
 }
 
@@ -59,8 +62,8 @@ int listen_on_free_port(int& port) {
   const int fd = listen_on_loopback(0);
   sockaddr_in address{};
   socklen_t size = sizeof address;
-  check(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0,
-        "cannot read the port of a socket: ", std::strerror(errno));
+  const bool known = getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  check(known, "cannot read the port of a socket: ", std::strerror(errno));
   port = ntohs(address.sin_port);
   return fd;
 }
@@ -76,7 +79,8 @@ void start_again(const std::vector<std::string>& words) {
 Child start_rank(const Launch& l, int local_rank, int port, int listening, int reports,
                  const std::vector<std::string>& words) {
   int ends[2];
-  check(pipe2(ends, O_CLOEXEC) == 0, "cannot create a pipe: ", std::strerror(errno));
+  const bool has_pipe = pipe2(ends, O_CLOEXEC) == 0;
+  check(has_pipe, "cannot create a pipe: ", std::strerror(errno));
   const int rank = l.node * l.ranks + local_rank, cores = std::max(1, usable_cores() / l.ranks);
   const pid_t launcher = getpid();
   Child child;
@@ -100,7 +104,7 @@ Child start_rank(const Launch& l, int local_rank, int port, int listening, int r
   set("WORLD_SIZE", concat(l.nodes * l.ranks));
   set("LOCAL_RANK", concat(local_rank));
   set("LOCAL_WORLD_SIZE", concat(l.ranks));
-  set("MASTER_ADDR", l.master.empty() ? "127.0.0.1" : l.master.substr(0, l.master.rfind(':')));
+  set("MASTER_ADDR", l.master.empty() ? "127.0.0.1" : parse_address("--master", l.master).first);
   set("MASTER_PORT", concat(port));
   setenv("OMP_NUM_THREADS", concat(cores).c_str(), /*overwrite=*/0);
   if (local_rank == 0) {
@@ -119,6 +123,14 @@ std::string describe_exit_status(int status) {
   const bool killed = WTERMSIG(status) == SIGKILL;
   return concat("was killed by SIG", sigabbrev_np(WTERMSIG(status)),
                 killed ? " (by a user, or by the kernel because memory ran out)" : "");
+}
+
+bool is_stopped(pid_t process) {
+  std::ifstream file(concat("/proc/", process, "/stat"));  // "123 (name) T ...", and the name may contain ")"
+  std::string line;
+  std::getline(file, line);
+  const size_t end = line.rfind(") ");
+  return end != std::string::npos && end + 2 < line.size() && line[end + 2] == 'T';
 }
 
 std::string last_lines(const std::string& text, size_t most) {
@@ -162,9 +174,10 @@ static bool read_output(std::vector<Child>& ranks, int& report_pipe, std::string
 }
 
 int run_ranks(const Launch& l, const std::vector<std::string>& words, std::string& run) {
-  int port = l.master.empty() ? 0 : std::atoi(l.master.c_str() + l.master.rfind(':') + 1), reports[2];
+  int port = l.master.empty() ? 0 : parse_address("--master", l.master).second, reports[2];
   const int listening = l.master.empty() ? listen_on_free_port(port) : -1;
-  check(pipe2(reports, O_CLOEXEC) == 0, "cannot create a pipe: ", std::strerror(errno));
+  const bool has_pipe = pipe2(reports, O_CLOEXEC) == 0;
+  check(has_pipe, "cannot create a pipe: ", std::strerror(errno));
   std::vector<Child> ranks;
   for (int i = 0; i < l.ranks; ++i) ranks.push_back(start_rank(l, i, port, listening, reports[1], words));
   close(reports[1]);
@@ -187,6 +200,8 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
       signal_all(stop_signal);
     }
     read_output(ranks, reports[0], run, 50);
+    if (reports[0] < 0 && !run.empty() && !lock_of(run))
+      watch_folder(run, open((run + "/.lock").c_str(), O_RDONLY | O_CLOEXEC));
     for (int i = 0; i < l.ranks; ++i) {
       Child& c = ranks[i];
       if (!c.pid || waitpid(c.pid, &c.status, WNOHANG) != c.pid) continue;
@@ -196,8 +211,10 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
       if (failed < 0) ended_at = now();
       if (failed < 0 || (lost(failed) && !lost(i) && !killed)) failed = i;
     }
+    const auto can_end = [](const Child& c) { return c.pid && !is_stopped(c.pid); };
     // The other ranks have 5 s to notice the failure, print their errors and end.
-    if (failed >= 0 && !killed && now() - ended_at > 5) {
+    if (failed >= 0 && !killed &&
+        (now() - ended_at > 5 || std::none_of(ranks.begin(), ranks.end(), can_end))) {
       signal_all(SIGKILL);
       killed = true;
     }
@@ -232,6 +249,7 @@ int launch(const Launch& l, int argc, char** argv) {
     const int code = launch_detail::run_ranks(l, words, told);
     if (!told.empty()) run = told;
     if (code == 0 || code == 2 || stop_signal || tries == l.restarts || run.empty()) return code;
+    if (is_in_replaced_folder(run + "/.lock")) return code;  // it is the folder of another run now
     // Waits, because ranks on other nodes may still be ending, and the new ranks must not connect to them.
     if (l.nodes > 1) std::this_thread::sleep_for(std::chrono::seconds(15));
     std::cerr << "restart " << tries + 1 << " of " << l.restarts << ": resuming " << run << std::endl;

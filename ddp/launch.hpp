@@ -18,7 +18,7 @@ struct Launch {
   int ranks = 1;       // number of ranks on this node
   int nodes = 1;       // number of nodes (machines)
   int node = 0;        // index of this node
-  std::string master;  // HOST:PORT of node 0; empty with a single node
+  std::string master;  // HOST:PORT of node 0, see parse_address(); empty with a single node
   int restarts = 0;    // maximum number of restarts after a failure
 };
 
@@ -54,6 +54,9 @@ Child start_rank(const Launch& l, int local_rank, int port, int listening, int r
 
 // Returns a description of a status from waitpid(): "failed with exit code 1", "was killed by SIGKILL".
 std::string describe_exit_status(int status);
+
+// Returns true if the process is stopped (SIGSTOP), so that it cannot end by itself.
+bool is_stopped(pid_t process);
 
 // Returns the last `most` lines of a text, indented, without empty lines.
 std::string last_lines(const std::string& text, size_t most);

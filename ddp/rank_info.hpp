@@ -2,6 +2,7 @@
 // Rank and world size of this process, from the environment variables of torchrun, SLURM or our launcher.
 #pragma once
 #include <string>
+#include <utility>
 
 namespace yolox {
 
@@ -31,6 +32,10 @@ std::string first_slurm_host(const std::string& list);
 // Returns entry `index` of a SLURM list with repetitions: "2(x3),1", 3 -> "1". Returns the last entry if the
 // list is shorter.
 std::string slurm_entry(const std::string& list, int index);
+
+// Splits HOST:PORT, or [ADDRESS]:PORT for an IPv6 address, into host (without brackets) and port. Throws
+// UsageError that begins with `what` if the text is not such an address.
+std::pair<std::string, int> parse_address(const std::string& what, const std::string& text);
 
 // Reads the environment variables of torchrun, SLURM or our launcher. Returns a world size of 1 if none are
 // set. Throws UsageError, with the name of the variable, if the values are invalid or inconsistent.

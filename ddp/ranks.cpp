@@ -8,14 +8,29 @@ static constexpr std::chrono::milliseconds kLongerThanWatchdog = std::chrono::ho
 
 Ranks::Ranks(const RankInfo& info, torch::Device device, double seconds) : info(info), seconds(seconds) {
   if (info.world == 1) return;
-  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);  // c10d warns if an address has no host name
-  c10::initLogging();
-  open_store();
-  exchange_peers(device);
+  {
+    // c10d warns if an address has no host name, and prints a stack trace before it throws the error of a
+    // failed connection, which open_store() reports in one line.
+    const std::string level = environment_variable("TORCH_CPP_LOG_LEVEL");
+    setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/level.empty());
+    c10::initLogging();
+    // Rank 0 names the missing ranks later than the others, see exchange_peers().
+    const double slack = first() ? 10 : 3;
+    {
+      const Deadline deadline(seconds + slack, no_connection());
+      open_store();
+    }
+    {
+      const Deadline deadline(seconds + slack, no_connection());
+      exchange_peers(device);
+    }
+    setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/level.empty());
+    c10::initLogging();
+  }
   std::vector<std::string> names;
   for (const Peer& p : peers) names.push_back(p.text());
   watchdog = std::make_unique<Watchdog>(info.rank, names, seconds,
-                                        [this] { return connect_store(/*serves=*/false); });
+                                        [this] { return connect_store(/*serves=*/false, this->seconds); });
   watchdog->reached("the rendezvous");  // a firewall may pass the port of the store and block all others
   connect(device);
   watchdog->reached("the data",
@@ -172,12 +187,12 @@ void Ranks::shutdown() {
   delete this;
 }
 
-c10::intrusive_ptr<c10d::Store> Ranks::connect_store(bool serves) {
+c10::intrusive_ptr<c10d::Store> Ranks::connect_store(bool serves, double most) {
   c10d::TCPStoreOptions options;
   options.port = uint16_t(info.port);
   options.isServer = serves;
   options.waitWorkers = false;
-  options.timeout = timeout();
+  options.timeout = Milliseconds(int64_t(1000 * most));
   // TCPStore itself would listen on all interfaces.
   const bool local_only = info.host == "127.0.0.1" || info.host == "localhost";
   if (serves && info.listening >= 0)
@@ -185,6 +200,7 @@ c10::intrusive_ptr<c10d::Store> Ranks::connect_store(bool serves) {
   else if (serves && local_only)
     options.masterListenFd = launch_detail::listen_on_loopback(info.port);
   auto tcp = c10::make_intrusive<c10d::TCPStore>(info.host, options);
+  tcp->setTimeout(timeout());
   // The prefix separates the keys of this attempt from those of earlier attempts of torchrun.
   return c10::make_intrusive<c10d::PrefixStore>("yolox/" + environment_variable("TORCHELASTIC_RESTART_COUNT"),
                                                 tcp);
@@ -192,16 +208,24 @@ c10::intrusive_ptr<c10d::Store> Ranks::connect_store(bool serves) {
 
 void Ranks::open_store() {
   const bool serves = first() && !info.agent_hosts_store;
+  // TCPStore may try twice, with the whole timeout each time.
+  const double start = now();
+  const auto left = [&] { return seconds - (now() - start); };
+  while (!serves && left() > 2) {
+    try {
+      store = connect_store(serves, std::min(5.0, left() / 2));
+      return;
+    } catch (const std::exception&) {}  // rank 0 may not have started yet
+  }
   try {
-    store = connect_store(serves);
+    store = connect_store(serves, serves ? seconds : std::max(0.5, left() / 2));
   } catch (const std::exception& e) {
     const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
     check(!serves || what.find("failed to listen") == std::string::npos, "rank 0 cannot listen on port ",
           info.port, "; if the port is in use, give another --master HOST:PORT or MASTER_PORT", cause);
     check(!serves, "rank 0 cannot connect to itself at ", store_address(),
           "; give an address of this machine as --master or MASTER_ADDR", cause);
-    fail("rank ", info.rank, " cannot connect to rank 0 at ", store_address(), " within ", seconds,
-         " s; check that rank 0 runs, the host name, and the firewall");
+    fail(no_connection());
   }
 }
 

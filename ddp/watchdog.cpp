@@ -44,20 +44,49 @@ void Watchdog::restart_timeout() {
 
 void Watchdog::heartbeat_loop() {
   c10::intrusive_ptr<c10d::Store> store;
-  while (pause(std::min(1.0, seconds / 5))) {
+  std::vector<Heartbeat> before;  // of all ranks at the start of the comparison; empty: not comparing
+  int compared = 0;               // intervals of kInterval since then
+  while (pause(before.empty() ? std::min(1.0, seconds / 5) : kInterval)) {
     try {
       if (!store) store = connect();
       send_heartbeat(*store);
+      store->check({concat("at/", rank)});  // set() does not wait for an answer, check() does
       silent = 0;
-      if (!expired() || !report_missing(*store)) continue;
-      store->set(concat("left/", rank), std::vector<uint8_t>{1});
-      pause(rank == 0 ? 6 : 3);        // the other ranks still read the store of this process
+      const int intervals = comparison_intervals();
+      if (!expires_within(kInterval * intervals)) {
+        before.clear();
+      } else if (before.empty()) {
+        before = read_heartbeats(*store);
+        compared = 0;
+      } else if (++compared >= intervals && expired()) {
+        if (report_missing(*store, before)) leave(*store, before);
+        before.clear();
+      }
     } catch (const std::exception&) {  // the store ended; at the end of a run it may end before this thread
       if (!expired() && !pause(5)) return;
       print_error(concat("rank 0 (", names[0], "), whose process ended"));
+      _exit(kLostRank);
     }
-    _exit(kLostRank);
   }
+}
+
+void Watchdog::leave(c10d::Store& store, const std::vector<Heartbeat>& before) {
+  try {
+    store.set(concat("left/", rank), std::vector<uint8_t>{1});
+    const auto after = read_heartbeats(store);
+    const auto is_reading = [&](size_t r) {
+      return int(r) != rank && after[r].number != before[r].number && !store.check({concat("left/", r)});
+    };
+    for (int i = 0; i < 30; ++i) {
+      size_t reading = 0;
+      for (size_t r = 0; r < after.size(); ++r) reading += is_reading(r);
+      if (reading == 0) break;
+      pause(0.2);
+    }
+    if (rank == 0 && names.size() > 2) pause(0.5);  // ranks that have left still look for the others
+  } catch (const std::exception&) {                 // rank 0 has ended first
+  }
+  _exit(kLostRank);
 }
 
 void Watchdog::timeout_loop() {
@@ -68,7 +97,7 @@ void Watchdog::timeout_loop() {
       age += ran;
       silent = silent + ran;
     }
-    if (!expired() || silent < 12) continue;
+    if (!expired() || silent < std::clamp(seconds, 5.0, 12.0)) continue;
     print_error(concat("rank 0 (", names[0], "), which does not respond"));
     _exit(kLostRank);
   }
@@ -82,6 +111,16 @@ bool Watchdog::pause(double time) {
 bool Watchdog::expired() {
   std::lock_guard lock(mutex);
   return count > 0 && age > seconds;
+}
+
+bool Watchdog::expires_within(double time) {
+  std::lock_guard lock(mutex);
+  return count > 0 && age > seconds - time;
+}
+
+int Watchdog::comparison_intervals() {
+  std::lock_guard lock(mutex);
+  return is_patient ? 20 : 5;
 }
 
 void Watchdog::send_heartbeat(c10d::Store& store) {
@@ -105,18 +144,11 @@ std::vector<Watchdog::Heartbeat> Watchdog::read_heartbeats(c10d::Store& store) c
   return all;
 }
 
-bool Watchdog::report_missing(c10d::Store& store) {
+bool Watchdog::report_missing(c10d::Store& store, const std::vector<Heartbeat>& before) {
   bool patient;
   {
     std::lock_guard lock(mutex);
     patient = is_patient;
-  }
-  const auto before = read_heartbeats(store);
-  for (int i = 0; i < (patient ? 20 : 5);
-       ++i) {  // keeps sending heartbeats, because other ranks read them now
-    pause(0.5);
-    send_heartbeat(store);
-    silent = 0;
   }
   const auto after = read_heartbeats(store);
   if (!expired()) return false;
@@ -152,6 +184,28 @@ bool Watchdog::report_missing(c10d::Store& store) {
     return print_error(concat(list, ", ", what));
   }
   return print_error("an unknown rank: all ranks are at the same barrier");
+}
+
+Deadline::Deadline(double seconds, std::string message)
+    : thread([this, seconds, message = "error: " + std::move(message) + "\n"] {
+        double age = 0, before = now();
+        for (std::unique_lock lock(mutex);
+             !wake.wait_for(lock, std::chrono::milliseconds(200), [this] { return ended; });) {
+          age += std::min(1.0, now() - before);  // as in timeout_loop()
+          before = now();
+          if (age < seconds) continue;
+          if (write(2, message.data(), message.size()) < 0) _exit(1);
+          _exit(kLostRank);
+        }
+      }) {}
+
+Deadline::~Deadline() {
+  {
+    std::lock_guard lock(mutex);
+    ended = true;
+  }
+  wake.notify_all();
+  thread.join();
 }
 
 bool Watchdog::print_error(const std::string& late) {

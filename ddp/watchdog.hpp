@@ -51,6 +51,14 @@ class Watchdog {
   bool pause(double time);
   // Returns true if the timeout has expired.
   bool expired();
+  // Returns true if the timeout expires within `time` seconds, or has expired.
+  bool expires_within(double time);
+
+  // Interval of heartbeats shortly before the timeout, in seconds.
+  static constexpr double kInterval = 0.5;
+  // Returns how many intervals lie between the two readings of the heartbeats that report_missing() compares.
+  // The first reading is this long before the timeout, so that the run ends when the timeout expires.
+  int comparison_intervals();
 
   // Heartbeat of a rank.
   struct Heartbeat {
@@ -64,10 +72,13 @@ class Watchdog {
   // Reads the latest heartbeats of all ranks.
   std::vector<Heartbeat> read_heartbeats(c10d::Store& store) const;
   // Finds the ranks that the others wait for and prints the error: ranks without heartbeat, else ranks at an
-  // earlier barrier, else ranks outside of a collective. Returns false if this rank must continue to wait:
-  // the timeout was restarted, or all processes run and another rank makes progress or the barrier is
-  // patient.
-  bool report_missing(c10d::Store& store);
+  // earlier barrier, else ranks outside of a collective. before: the heartbeats some time ago. Returns false
+  // if this rank must continue to wait: the timeout was restarted, or all processes run and another rank
+  // makes progress or the barrier is patient.
+  bool report_missing(c10d::Store& store, const std::vector<Heartbeat>& before);
+  // Ends the process after report_missing(). Waits up to 6 s for the ranks that run, because the end of a
+  // process breaks their connections, and the store ends with rank 0. before: as for report_missing().
+  [[noreturn]] void leave(c10d::Store& store, const std::vector<Heartbeat>& before);
   // Prints the error line. Returns true.
   bool print_error(const std::string& late);
 
@@ -83,6 +94,21 @@ class Watchdog {
   double age = 0;                 // seconds of run time since the barrier or the last restart of the timeout
   std::atomic<double> silent{0};  // seconds of run time since the last response of the store
   int64_t count = 0, beats = 0;
+};
+
+// Ends the process with an error if the object still exists after `seconds` of run time. The constructor of a
+// store and its first calls have no timeout if the other end accepts the connection and never answers.
+class Deadline {
+ public:
+  Deadline(double seconds, std::string message);
+  ~Deadline();
+  Deadline(const Deadline&) = delete;
+
+ private:
+  std::mutex mutex;
+  std::condition_variable wake;
+  bool ended = false;
+  std::thread thread;
 };
 
 }  // namespace yolox

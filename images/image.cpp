@@ -130,6 +130,7 @@ Image decode_with_opencv(std::string_view bytes, const std::string& path) {
     image =
         cv::imdecode(cv::Mat(1, int(bytes.size()), CV_8U, const_cast<char*>(bytes.data())), cv::IMREAD_COLOR);
   } catch (const cv::Exception& e) {
+    if (e.code == cv::Error::StsNoMem) throw;  // decode_region() reports it
     throw ImageError(concat(path, " cannot be decoded: ", e.err));
   }
   check_image(!image.empty(), path, " cannot be read as an image");
@@ -153,8 +154,9 @@ std::string read_bytes(const std::string& path, size_t limit) {
   return bytes;
 }
 
-ImageRegion decode_region(std::string_view bytes, const std::string& path, const cv::Rect& part, double scale,
-                          cv::Size expected) {
+// decode_region() without the error of lack of memory.
+static ImageRegion decode_part(std::string_view bytes, const std::string& path, const cv::Rect& part,
+                               double scale, cv::Size expected) {
   int reduction = 1;
   while (reduction < 1 << 12 && scale * reduction <= 0.5) reduction *= 2;
   const auto inside = [&](cv::Size size) {
@@ -208,6 +210,21 @@ ImageRegion decode_region(std::string_view bytes, const std::string& path, const
     piece.scale.y *= 1.0 * to.height / from.height;
   }
   return piece;
+}
+
+ImageRegion decode_region(std::string_view bytes, const std::string& path, const cv::Rect& part, double scale,
+                          cv::Size expected) {
+  std::string cause;
+  try {
+    return decode_part(bytes, path, part, scale, expected);
+  } catch (const cv::Exception& e) {
+    if (e.code != cv::Error::StsNoMem) throw;
+    cause = e.err;
+  } catch (const std::bad_alloc&) {
+    cause = "out of memory";
+  }
+  throw ImageError(concat(path, " cannot be decoded, because there is not enough memory (", cause,
+                          "); free memory, give fewer --workers, or make the image smaller"));
 }
 
 namespace image_detail {

@@ -136,7 +136,8 @@ std::string read_bytes(const std::string& path, size_t limit = std::string::npos
 
 // Decodes the region `part` of an image, in pixels after EXIF rotation, at a scale of at least `scale`. The
 // result may be larger than `part`, because it consists of whole reduced pixels. expected: size of the image
-// when it was checked, or empty if unknown. Throws ImageError, also if the size differs from `expected`.
+// when it was checked, or empty if unknown. Throws ImageError, also if the size differs from `expected` or
+// memory runs out.
 // path: for error messages.
 ImageRegion decode_region(std::string_view bytes, const std::string& path, const cv::Rect& part, double scale,
                           cv::Size expected = {});

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,7 +10,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <limits>
-#include <map>
 #include <system_error>
 
 #include "base/error.hpp"
@@ -46,15 +44,18 @@ std::string newest_run() {
   std::string newest;
   fs::file_time_type latest{};
   std::error_code ignored;
-  for (const auto& run : fs::directory_iterator("runs", ignored)) {
-    for (const auto& path : list_checkpoints(run.path().string())) {
+  const auto look_at = [&](const std::string& run) {
+    for (const auto& path : list_checkpoints(run)) {
       const auto written = fs::last_write_time(path, ignored);
       if (newest.empty() || written > latest) {
-        newest = run.path().string();
+        newest = run;
         latest = written;
       }
     }
-  }
+  };
+  for (const auto& run : fs::directory_iterator("runs", ignored)) look_at(run.path().string());
+  for (const auto& folder : fs::directory_iterator(".", ignored))
+    if (fs::exists(folder.path() / ".lock", ignored)) look_at(folder.path().filename().string());
   return newest;
 }
 
@@ -91,8 +92,6 @@ void remove_temporary_files(const std::string& run) {
       std::filesystem::remove(entry.path(), ignored);
 }
 
-static std::map<std::string, int> locks;  // run folder -> file descriptor of its .lock, which is never closed
-
 void lock_run_folder(const std::string& run) {
   for (const char* name : {"last.pth", "best.pth"}) {
     const std::string path = run + "/" + name;
@@ -102,17 +101,16 @@ void lock_run_folder(const std::string& run) {
   const int fd = open((run + "/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   check(fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "another training uses ", run,
         "; wait until it ends, or give another --out");
-  locks[run] = fd;
+  watch_folder(run, fd);
+}
+
+void watch_run_folder(const std::string& run) {
+  if (!lock_of(run)) watch_folder(run, open((run + "/.lock").c_str(), O_RDONLY | O_CLOEXEC));
 }
 
 void check_run_folder(const std::string& run) {
-  const auto lock = locks.find(run);
-  struct stat mine {
-  }, current{};
-  // A missing .lock is no proof: the file system may be unavailable for a while.
-  if (lock == locks.end() || fstat(lock->second, &mine) != 0 || stat((run + "/.lock").c_str(), &current) != 0)
-    return;
-  check(mine.st_ino == current.st_ino && mine.st_dev == current.st_dev, run,
+  const FolderLock* lock = lock_of(run);
+  check(!lock || !lock->was_replaced(), run,
         " was moved away while this run used it, and another run uses the name now; this run ends without "
         "saving; give the moved folder to --resume");
 }

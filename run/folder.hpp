@@ -10,7 +10,8 @@ namespace yolox {
 // Returns the paths of the checkpoints of a run, newest first: last.pth, then step_N.pth by falling N.
 std::vector<std::string> list_checkpoints(const std::string& run);
 
-// Returns the run below runs/ with the newest checkpoint, or "" if no run has a checkpoint.
+// Returns the run with the newest checkpoint, or "" if no run has one. Looks at the folders in runs/, and at
+// the folders in the working folder that have been used by a run (--out NAME).
 std::string newest_run();
 
 // Returns the folder of the run that a value of --resume names: a folder, its last.pth, or "newest" or "last"
@@ -28,7 +29,12 @@ void remove_temporary_files(const std::string& run);
 // file system without locks.
 void lock_run_folder(const std::string& run);
 
-// Throws if the folder that lock_run_folder() has locked was moved away and another run now uses its name.
+// Watches a run folder that another rank has locked (base/new_file.hpp), so that no rank writes to the folder
+// of another run.
+void watch_run_folder(const std::string& run);
+
+// Throws if a folder of lock_run_folder() or watch_run_folder() was moved away and another run now uses its
+// name.
 void check_run_folder(const std::string& run);
 
 // Creates and locks the folder of a new run: `wanted`, or if that is empty runs/<name>, runs/<name>-2, ...

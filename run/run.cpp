@@ -14,6 +14,7 @@
 #include "dtr/trace.hpp"
 #include "images/font.hpp"
 #include "run/crash.hpp"
+#include "run/folder.hpp"
 #include "run/profile.hpp"
 #include "run/report.hpp"
 #include "run/setup.hpp"
@@ -28,7 +29,9 @@ std::string open_run_folder(const SavedRun& saved, const std::string& wanted, co
                             Ranks& ranks) {
   std::string folder;
   if (ranks.first()) folder = saved ? saved.run : create_run_folder(wanted, name);
-  return ranks.broadcast(folder);
+  folder = ranks.broadcast(folder);
+  watch_run_folder(folder);
+  return folder;
 }
 
 std::string rank_suffix(const Ranks& ranks) { return ranks.first() ? "" : concat("_rank", ranks.info.rank); }
@@ -271,6 +274,7 @@ void Run::finish(Training& t) {
   if (profiling()) {
     if (!profile || stop) return;
     log.line(profile->profile.table(config.bs));
+    check_run_folder(folder);
     profile->profile.stop_and_write(folder + "/trace.json");
     log.line(concat("trace of the last steps: ", folder, "/trace.json, for https://ui.perfetto.dev"));
     return;

@@ -110,6 +110,7 @@ bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
 void Saver::measure_save(Training& t, Log& log) {
   if (!is_writer) return;
   RECORD_USER_SCOPE("saving");
+  check_run_folder(run);
   const auto file = checkpoint(t, info, settings, per_epoch, images);
   const std::string path = run + "/profile.pth";
   try_to_save([&] { write_pth(path, file); }, log, /*must=*/false);  // older checkpoints need not make room
@@ -157,7 +158,10 @@ SavedRun find_run(Config& config) {
     return none;
   }
   const std::string run = run_folder_of(config.resume);
-  usage_check(!run.empty(), "--resume: no run below runs/ has a checkpoint; give the folder of a run");
+  usage_check(
+      !run.empty(),
+      "--resume: no run in runs/ or in this folder has a checkpoint; give the folder of a run, as in its "
+      "--out");
   SavedRun saved = resume_settings(config, run);
   for (const auto& [flag, now] : {std::pair("freeze", config.freeze), {"optimizer", config.optimizer}})
     for (const auto& [name, value] : saved_settings(saved.file, saved.path))

@@ -620,12 +620,19 @@ TEST_CASE("ranks: a rank that does not arrive within the timeout is named" * sta
   o = shell(dir, train + "RANK=2 LOCAL_RANK=2" + flags);
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err, concat("rank 2 cannot connect to rank 0 at 127.0.0.1:", port)), o.err);
+  CHECK_MESSAGE(lines_of(o.err).size() == 1, o.err);  // without warnings and stack traces of torch
   // A port that is in use.
   int taken = 0;
   const int fd = launch_detail::listen_on_free_port(taken);
   o = shell(dir, concat(train, "MASTER_PORT=", taken, " RANK=0 LOCAL_RANK=0", flags));
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err, concat("cannot listen on port ", taken)), o.err);
+  CHECK_MESSAGE(has(o.err, "Address already in use"), o.err);
+  // Another program uses the port: it accepts the connection and never answers.
+  o = shell(dir,
+            concat("timeout 60 sh -c '", train, "MASTER_PORT=", taken, " RANK=1 LOCAL_RANK=1", flags, "'"));
+  CHECK(o.code == kLostRank);
+  CHECK_MESSAGE(has(o.err, concat("rank 1 cannot connect to rank 0 at 127.0.0.1:", taken)), o.err);
   close(fd);
 }
 
@@ -934,6 +941,35 @@ TEST_CASE("train: --bs auto, --cache, --profile and --patience work on two ranks
   CHECK_MESSAGE(has(patience, "stopping: 3 evaluations without a better AP"), patience);
 }
 
+TEST_CASE("launcher: a rank that is stopped is recognised, so that it is not waited for") {
+  const pid_t child = fork();
+  if (child == 0)
+    for (;;) pause();
+  CHECK_FALSE(launch_detail::is_stopped(child));
+  kill(child, SIGSTOP);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, WUNTRACED) == child);
+  CHECK(launch_detail::is_stopped(child));
+  kill(child, SIGKILL);
+  waitpid(child, &status, 0);
+  CHECK_FALSE(launch_detail::is_stopped(child));
+}
+
+TEST_CASE("ranks: addresses are HOST:PORT or [IPv6]:PORT, and others are refused in one line") {
+  CHECK(parse_address("--master", "node0:29500") == std::pair(std::string("node0"), 29500));
+  CHECK(parse_address("--master", "10.0.0.1:1") == std::pair(std::string("10.0.0.1"), 1));
+  CHECK(parse_address("--master", "[::1]:65535") == std::pair(std::string("::1"), 65535));
+  CHECK(parse_address("--master", "[fd00::2]:29500") == std::pair(std::string("fd00::2"), 29500));
+  for (const char* wrong : {"", ":", "node0", "node0:", ":29500", " :29500", "node0:29500x", "node0:0x10",
+                            "node0:65536", "node0:-1", "node0: 1", "[::1:29500", "::1]:29500", "[]:29500",
+                            "tcp://node0:29500", "node 0:29500", "node0:999999999999"})
+    CHECK_MESSAGE(has(error_of([&] { parse_address("--master", wrong); }),
+                      concat("--master must be HOST:PORT, such as node0:29500, got '", wrong, "'")),
+                  wrong);
+  CHECK(error_of([] { parse_address("--master", "fd00::2:29500"); }) ==
+        "--master 'fd00::2:29500': an IPv6 address needs brackets, such as [fd00::2]:29500");
+}
+
 TEST_CASE("ranks: rank, world size and master address are read from the variables of torchrun and SLURM") {
   const std::vector<const char*> names{"RANK",
                                        "WORLD_SIZE",
@@ -1008,6 +1044,8 @@ TEST_CASE("ranks: rank, world size and master address are read from the variable
         "127.0.0.1");
   CHECK(place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "gpu7"}}).host ==
         "gpu7");
+  CHECK(place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "[fd00::2]"}}).host ==
+        "fd00::2");
   for (const char* port : {"0", "65536"})
     CHECK(has(error_of([&] {
                 place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", port}});

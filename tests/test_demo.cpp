@@ -270,6 +270,25 @@ TEST_CASE("demo: cyclic links, pipes and overlong names neither end nor block th
   const Outcome list = shell(dir, demo + "round/list.txt --save round_list");
   CHECK_MESSAGE(list.code == 0, list.err);
   CHECK(has(list.out, "1 image skipped"));
+  // A pipe or a device as the source itself.
+  REQUIRE(mkfifo((dir / "round/clip").c_str(), 0600) == 0);
+  REQUIRE(mkfifo((dir / "round/pipe.txt").c_str(), 0600) == 0);
+  fs::create_symlink("/dev/zero", dir / "round/zero.txt");
+  for (const std::string source :
+       {"round/clip", "round/pipe.txt", "round/pipe.jpg", "round/zero.txt", "/dev/zero"}) {
+    const Outcome o = shell(dir, demo + source);
+    CHECK_MESSAGE(o.code == 1, source);
+    CHECK_MESSAGE(has(o.err, "--source " + source + " is a pipe or a device"), o.err);
+    CHECK(lines_of(o.err).size() == 1);
+  }
+  write_text(dir / "round/huge.txt", "");
+  fs::resize_file(dir / "round/huge.txt", 2000000000);  // takes no disk space
+  const Outcome huge = shell(dir, demo + "round/huge.txt");
+  CHECK(huge.code == 1);
+  CHECK_MESSAGE(has(huge.err, "round/huge.txt: cannot be read (larger than 1.0G)"), huge.err);
+  fs::create_directory(dir / "round/folder.jpg");
+  const Outcome folder = shell(dir, demo + "round/folder.jpg");
+  CHECK_MESSAGE(has(folder.err, "--source round/folder.jpg contains no images"), folder.err);
   const Outcome name = shell(dir, demo + std::string(6000, 'a'));
   CHECK(name.code == 1);
   CHECK(has(name.err, "aaa: File name too long; check the path"));

@@ -211,11 +211,22 @@ TEST_CASE("flags: --size is S or HxW, a multiple of 32") {
   CHECK(parse_size("480x640").height == 480);
   CHECK(parse_size("480x640").width == 640);
   for (const std::string text : {"", "x", "100", "640x", "x640", "640x100", "0", "-32", "640x640x3",
-                                 "640 480", "64.0", "640a", "16384"})
+                                 "640 480", "64.0", "640a", "16384", " 640", "640 ", "+640", "640x 640"})
     CHECK_MESSAGE(has(size_refusal(text), text), "--size '" << text << "'");
   CHECK(has(size_refusal("100"), "--size"));
   CHECK(has(size_refusal("100"), "96"));  // the nearest valid size
   CHECK(has(size_refusal("100x200"), "96x192"));
+}
+
+TEST_CASE("programs: an empty --size is refused by each of them" * starts_programs) {
+  TempDir dir;
+  for (const std::string call :
+       {"train --size ''", "eval --data shapes --weights x.pth --size ''",
+        "demo --source shapes --weights x.pth --size ''", "export --weights x.pth --out x.onnx --size ''"}) {
+    const Outcome o = shell(dir, "$YOLOX_PROGRAMS/" + call);
+    CHECK(o.code == 2);
+    CHECK_MESSAGE(has(o.err, "--size must be N or HEIGHTxWIDTH, got ''"), call << "\n" << o.err);
+  }
 }
 
 TEST_CASE("flags: exit codes are 0, 2 for a wrong command line, 1 for other errors; one line, no backtrace") {

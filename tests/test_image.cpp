@@ -5,12 +5,14 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <map>
 #include <random>
 
+#include "base/program.hpp"
 #include "common.hpp"
 
 using namespace yolox;
@@ -603,6 +605,48 @@ TEST_CASE("image: a header with a huge size is an error and allocates no memory 
     CHECK(has(image_error([&] { image_size(file(png)); }), file.path));
   }
   CHECK(peak_memory() - before < 300);
+}
+
+TEST_CASE("image: an image that does not fit in memory is an ImageError without OpenCV's text" *
+          not_sanitized) {
+  Dice dice(13);
+  for (const Way way : {baseline, cmyk}) {  // decoded by libjpeg, and by OpenCV
+    const std::string name = "large.jpg";
+    std::string bytes = jpeg(painted(dice, {64, 48}), way);
+    bytes.replace(bytes.find("\xFF\xC0") + 5, 4, number(16000, 2, false) + number(16000, 2, false));
+    const std::string file = (std::filesystem::temp_directory_path() / concat("memory_", getpid())).string();
+    const pid_t child = fork();
+    if (child == 0) {
+      const rlimit few{400 << 20, RLIM_INFINITY};  // the image takes 768 MB
+      setrlimit(RLIMIT_DATA, &few);
+      std::ofstream(file) << image_error([&] { decode_image(bytes, name); });
+      _exit(0);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    const std::string error = contents(file);
+    std::filesystem::remove(file);
+    CHECK_MESSAGE(has(error, name + " cannot be decoded, because there is not enough memory ("), error);
+    CHECK_MESSAGE(has(error, "fewer --workers"), error);
+    CHECK_FALSE(has(error, "OpenCV"));
+  }
+}
+
+TEST_CASE("programs: lack of memory in OpenCV and in operator new is printed in plain words") {
+  const auto printed = [](const std::string& what) {
+    std::ostringstream text;
+    std::streambuf* terminal = std::cerr.rdbuf(text.rdbuf());
+    print_error(what);
+    std::cerr.rdbuf(terminal);
+    return text.str();
+  };
+  CHECK(printed(
+            "a.jpg: OpenCV(4.6.0) ./modules/core/src/alloc.cpp:73: error: (-4:Insufficient memory) Failed to "
+            "allocate 99 bytes in function 'OutOfMemoryError'\n") ==
+        "error: a.jpg: out of memory (Failed to allocate 99 bytes); give a smaller --bs or --size, or fewer "
+        "--workers\n");
+  CHECK(has(printed(std::bad_alloc().what()), "out of memory; give a smaller --bs"));
+  CHECK(printed("no file") == "error: no file\n");
 }
 
 TEST_CASE("image: a damaged file gives an image or an ImageError, nothing else") {

@@ -10,11 +10,14 @@
 
 #include <csignal>
 #include <map>
+#include <set>
 #include <thread>
 
+#include "run/crash.hpp"
 #include "run/recovery.hpp"
 #include "run/saving.hpp"
 #include "run/setup.hpp"
+#include "run/tensorboard.hpp"
 
 using namespace yolox;
 
@@ -263,7 +266,8 @@ TEST_CASE("run: each run has its own folder, which only one training at a time c
   write_text(dir / "file");
   CHECK(has(error_of([&] { create_run_folder(dir / "file", ""); }), "cannot write to"));
   const auto here = std::filesystem::current_path();
-  std::filesystem::current_path(dir.path);
+  const TempDir empty;
+  std::filesystem::current_path(empty.path);
   CHECK(newest_run() == "");
   CHECK(create_run_folder("", "nano-x") == "runs/nano-x");
   CHECK(create_run_folder("", "nano-x") == "runs/nano-x-2");
@@ -278,6 +282,14 @@ TEST_CASE("run: each run has its own folder, which only one training at a time c
     for (const auto& path : list_checkpoints(newer)) std::filesystem::last_write_time(path, written);
     CHECK(newest_run() == newer);
   }
+  for (const char* name : {"mine/last.pth", "no-run/last.pth"}) {  // --out mine, and a folder of other files
+    write_text(name);
+    std::filesystem::last_write_time(name,
+                                     std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  }
+  CHECK(newest_run() != "mine");
+  write_text("mine/.lock");
+  CHECK(newest_run() == "mine");
   std::filesystem::current_path(here);
 }
 
@@ -346,6 +358,55 @@ TEST_CASE("run: a folder that was moved away and whose name another run uses is 
   for (const char* name : {"last.pth", "best.pth"})
     CHECK(has(error_of([&] { saver.save(t, name, log); }), run + " was moved away"));
   CHECK(list_checkpoints(run).empty());
+}
+
+TEST_CASE("run: log, metrics, events, pictures and crash report are not written to another run's folder") {
+  TempDir dir;
+  const std::string run = create_run_folder(dir / "r", "");
+  std::filesystem::create_directory(dir / "other");
+  write_text(dir / "other/.lock", "");
+  // Each writer is made before the folder is moved away, as in a run.
+  Log log(run + "/log.txt", /*quiet=*/true);
+  Metrics metrics(run + "/metrics.csv");
+  Events events(run, 1);
+  metrics.row({{"epoch", 1}, {"step", 2}, {"loss", 3}});
+  const auto use_all = [&] {
+    log.line("a line");
+    metrics.row({{"epoch", 1}, {"step", 3}, {"loss", 3}});
+    metrics.row({{"epoch", 1}, {"step", 3}, {"loss", 3}, {"AP", 0.5}});  // rewrites the file
+    events.scalars(1, {{"loss", 0.5}});
+    replace_text(run + "/config.json", "{}");
+    if (const pid_t child = fork(); child == 0) {
+      dup2(open("/dev/null", O_WRONLY), 2);
+      std::signal(SIGSEGV, SIG_DFL);  // not the handler of doctest
+      crash_context(run, "");
+      raise(SIGSEGV);
+      _exit(0);
+    } else {
+      int status = 0;
+      waitpid(child, &status, 0);
+    }
+  };
+  const auto files = [&](const std::string& folder) {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      const std::string name = entry.path().filename().string();
+      names.insert(has(name, "tfevents") ? "tfevents" : name);
+    }
+    return names;
+  };
+  std::filesystem::rename(run, dir / "moved");
+  std::filesystem::rename(dir / "other", run);
+  use_all();
+  CHECK(files(run) == std::set<std::string>{".lock"});
+  CHECK_FALSE(replace_text(run + "/config.json", "{}"));
+  CHECK(has(error_of([&] { NewFile(run + "/x.jpg"); }), "its folder was moved away"));
+
+  std::filesystem::rename(run, dir / "other");
+  std::filesystem::rename(dir / "moved", run);  // the folder is back
+  use_all();
+  CHECK(files(run) ==
+        std::set<std::string>{".lock", "config.json", "crash.txt", "log.txt", "metrics.csv", "tfevents"});
 }
 
 TEST_CASE("run: a folder or a pipe with the name of a checkpoint is refused at the start") {

@@ -64,7 +64,7 @@ static void check_config(const Config& config) {
   usage_check(config.bs >= 0, "--bs must be at least 1, got ", config.bs);
   usage_check(config.workers >= 0 && config.workers <= 256, "--workers must be in 1..256, got ",
               config.workers);
-  if (!config.size.empty()) parse_size(config.size);
+  if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 
 static void make_folder(const fs::path& folder) {

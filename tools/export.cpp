@@ -138,7 +138,7 @@ static void check_flags(Config& config) {
   usage_check(config.nms_iou > 0 && config.nms_iou <= 1, "--nms-iou must be above 0 and at most 1, got ",
               config.nms_iou);
   protect_inputs("--out", config.out, {config.weights, config.image});
-  if (!config.size.empty()) parse_size(config.size);
+  if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 
 static void run(int argc, char** argv) {
@@ -209,15 +209,18 @@ static void run(int argc, char** argv) {
   file.commit();
 
   std::cout
-      << config.out << ": " << loaded.info.model << ", " << loaded.model->num_classes << " classes, input "
+      << printable(config.out) << ": " << printable(loaded.info.model) << ", " << loaded.model->num_classes
+      << " classes, input "
       << (any_size ? "[B, 3, H, W] " : concat("[1, 3, ", size.height, ", ", size.width, "] "))
       << (loaded.info.legacy_preproc ? "RGB mean/std" : "BGR 0..255")
       << (config.fp16 ? ", computes in float16" : "") << ", output "
       << (config.nms ? "[D, 7]" : concat("[B, A, ", 5 + loaded.model->num_classes, "]")) << " ("
       << std::find_if(about.begin(), about.end(), [](const auto& e) { return e.first == "output"; })->second
-      << ")\nlargest difference from the model on " << (config.image.empty() ? "a drawn scene" : config.image)
-      << ": boxes " << rounded(boxes) << (config.decode ? " pixels" : " strides") << ", scores "
-      << rounded(scores) << "\n";
+      << ")\nlargest difference from the model on "
+      << (config.image.empty() ? "a drawn scene" : printable(config.image)) << ": boxes " << rounded(boxes)
+      << (config.decode ? " pixels" : " strides") << ", scores " << rounded(scores) << "\n";
+  check(std::cout.flush().good(), "cannot write to stdout; check the disk space. ", config.out,
+        " is complete");
 }
 
 int main(int argc, char** argv) {

@@ -22,6 +22,7 @@
 #include <mutex>
 #include <opencv2/core/utils/logger.hpp>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -33,6 +34,7 @@
 #include "base/error.hpp"
 #include "data/dataset.hpp"
 #include "data/shapes.hpp"
+#include "data/source.hpp"
 #include "images/image.hpp"
 #include "run/log.hpp"
 
@@ -105,10 +107,11 @@ inline std::vector<std::string> images_of_folder(const std::string& folder, bool
 }
 
 // Returns the image paths in a text file, one per line. A path that does not exist relative to the working
-// directory is taken relative to the folder of the list, if it exists there.
+// directory is taken relative to the folder of the list, if it exists there. Throws if the file is no text or
+// larger than kMaxTextFile.
 inline std::vector<std::string> images_of_list(const std::string& list) {
   std::vector<std::string> files;
-  std::ifstream in(list);
+  std::istringstream in(read_text(list));
   for (std::string line; std::getline(in, line);) {
     while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back()))) line.pop_back();
     if (line.empty()) continue;
@@ -352,8 +355,13 @@ inline FrameSource open_source(const std::string& given, bool recursive, const s
     };
     return source;
   }
+  // OpenCV would wait for a pipe, and read a device such as /dev/zero without end.
+  const bool is_camera = fs::path(given).lexically_normal().string().rfind("/dev/video", 0) == 0;
+  const auto status = fs::status(given);
+  check(!exists(status) || is_directory(status) || is_regular_file(status) || is_camera, "--source ", given,
+        " is a pipe or a device; give a file, a folder, a camera (0 or /dev/video0) or a URL");
   std::vector<std::string> files;
-  if (fs::is_directory(given)) {
+  if (is_directory(status)) {
     files = images_of_folder(given, recursive, results);
     check(!files.empty(), "--source ", given, " contains no images (.jpg .jpeg .png .bmp .webp .tif .tiff)",
           recursive ? "" : "; --recursive reads its subfolders too");
