@@ -7,6 +7,8 @@
 #include "base/error.hpp"
 
 #ifdef YOLOX_CUDA
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -22,10 +24,6 @@ bool CudaGraph::recording() { return in_record; }
 
 #ifdef YOLOX_CUDA
 
-struct CudaGraph::Implementation {
-  at::cuda::CUDAGraph graph;
-};
-
 namespace {
 
 struct Recording {
@@ -39,12 +37,60 @@ c10::Stream recording_stream(torch::Device device) {
   return stream;
 }
 
-c10::MempoolId_t pool() {
-  static const c10::MempoolId_t id = at::cuda::graph_pool_handle();
-  return id;
+// Returns the memory pool of the graphs that exist. A pool whose graphs are all destroyed cannot be used
+// again.
+using Pool = std::shared_ptr<const c10::MempoolId_t>;
+Pool pool() {
+  static std::weak_ptr<const c10::MempoolId_t> newest;
+  Pool pool = newest.lock();
+  if (!pool) newest = pool = std::make_shared<const c10::MempoolId_t>(at::cuda::graph_pool_handle());
+  return pool;
+}
+
+// Returns false if f() throws.
+template <class Function>
+bool succeeds(const Function& f) {
+  try {
+    f();
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 }  // namespace
+
+struct CudaGraph::Implementation {
+  struct Graph : at::cuda::CUDAGraph {
+    // After a failed recording, torch's generators of random numbers still record, and throw at their next
+    // use.
+    void end_recording_of_generators() {
+      for (auto& [state, increment] : captured_generator_states_) state->capturing_ = false;
+    }
+  };
+
+  Pool memory = pool();
+  Graph graph;
+
+  // After a recording that torch could not end: ends it for the allocators of torch, which otherwise free no
+  // memory that two streams have used. Returns true if an allocator still has a pointer to the graph.
+  bool end_recording(torch::Device device) {
+    const c10::MempoolId_t id = *memory;
+    const auto index = device.index();
+    namespace allocator = c10::cuda::CUDACachingAllocator;
+    const bool on_device = succeeds([&] { allocator::endAllocateToPool(index, id); });
+    if (on_device) succeeds([&] { allocator::releasePool(index, id); });
+    bool on_host = false;
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11
+    at::HostAllocator* host = at::getHostAllocator(at::kCUDA);
+    on_host = host && succeeds([&] { host->end_allocate_to_pool(id); });
+    if (on_host) succeeds([&] { host->release_pool(id); });
+#endif
+    graph.end_recording_of_generators();
+    cudaGetLastError();  // forgets the error, so that the next call does not report it
+    return on_device || on_host;
+  }
+};
 
 CudaGraph::CudaGraph(torch::Device device, const std::function<void()>& record)
     : implementation(new Implementation) {
@@ -52,10 +98,10 @@ CudaGraph::CudaGraph(torch::Device device, const std::function<void()>& record)
   // more.
   c10::cuda::CUDACachingAllocator::emptyCache();
   const c10::StreamGuard on(recording_stream(device));
-  // Thread-local: other threads, such as those of the loader, may allocate and copy meanwhile.
   std::exception_ptr error;
   try {
-    implementation->graph.capture_begin(pool(), cudaStreamCaptureModeThreadLocal);
+    // Thread-local: other threads, such as those of the loader, may allocate and copy meanwhile.
+    implementation->graph.capture_begin(*implementation->memory, cudaStreamCaptureModeThreadLocal);
     const Recording recording;
     record();
   } catch (...) {
@@ -65,14 +111,10 @@ CudaGraph::CudaGraph(torch::Device device, const std::function<void()>& record)
     implementation->graph.capture_end();
   } catch (...) {
     if (!error) error = std::current_exception();
-    // torch leaves its allocator in the state of a recording, in which it frees no memory that two streams
-    // have used. It also keeps a pointer to the graph, which therefore is not destroyed.
-    implementation.release();
-    try {
-      c10::cuda::CUDACachingAllocator::endAllocateToPool(device.index(), pool());
-      c10::cuda::CUDACachingAllocator::releasePool(device.index(), pool());
-    } catch (...) {}     // it has ended
-    cudaGetLastError();  // forgets the error, so that the next call does not report it
+    if (implementation->end_recording(device)) {
+      implementation->memory.reset();
+      implementation.release();  // not destroyed, because torch may still call it
+    }
   }
   if (error) std::rethrow_exception(error);
 }

@@ -8,9 +8,9 @@
 
 namespace yolox {
 
-// Kernels that a function has launched. All graphs of the process share one memory pool, so that a replay
-// overwrites the memory of the other graphs: read the results of a replay, or copy them on the same stream,
-// before the next one.
+// Kernels that a function has launched. Graphs that exist at the same time share one memory pool, so that a
+// replay overwrites the memory of the other graphs: read the results of a replay, or copy them on the same
+// stream, before the next one.
 class CudaGraph {
  public:
   // Records the kernels that record() launches on the current stream of the device, also those of backward().

@@ -10,8 +10,8 @@
 
 namespace yolox {
 
-// true: constant() keeps all results, because a CUDA graph reads them at fixed addresses.
-inline std::atomic<bool> keep_constants{false};
+// While this is above 0, constant() keeps all results, because CUDA graphs read them at fixed addresses.
+inline std::atomic<int> readers_of_constants{0};
 
 // Returns make(), and in the next call with this key and this type of `make` the same result. The key must
 // have everything that the result depends on, also device and dtype.
@@ -22,7 +22,7 @@ auto constant(const Key& key, const Make& make) {
   thread_local auto& all = *new std::map<Key, decltype(make())>;
   const auto found = all.find(key);
   if (found != all.end()) return found->second;
-  if (all.size() >= kMost && !keep_constants) all.clear();
+  if (all.size() >= kMost && readers_of_constants == 0) all.clear();
   // Plain tensors, although the first caller may be in inference mode or record for --dtr (dispatch key
   // Fake).
   const c10::InferenceMode no_inference_mode(false);

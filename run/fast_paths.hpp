@@ -26,6 +26,7 @@ struct FastPathCase : Flags {
   int classes = flag(classes, "Check", "classes", 80, "N", "number of classes");
   std::string size = flag(size, "Check", "size", "640", "HxW", "input size");
   int images = flag(images, "Check", "images", 16, "N", "images in a micro-batch of a rank");
+  int accum = flag(accum, "Check", "accum", 1, "N", "micro-batches of a step");
   std::string amp = flag(amp, "Check", "amp", "off", "NAME", "precision");
   std::string optimizer = flag(optimizer, "Check", "optimizer", "sgd", "NAME", "optimizer");
   bool sync_bn = flag(sync_bn, "Check", "sync-bn", false, "", "SyncBN over two ranks");
@@ -56,9 +57,11 @@ std::vector<FastPath> fast_paths(torch::Device device, const std::string& amp);
 //   3. with `deterministic`, the bits of two calls.
 FastPathResult check_operations(const FastPath& path, const FastPathCase& c, int64_t images);
 
-// The check of CUDA graphs: losses, gradient norms, and the change of weights and EMA in five steps with other
-// batches, learning rates and EMA decays, two of them with L1 loss (limit: 10 times the effect of rounding
-// the pixels). With `deterministic`, the bits of two runs.
+// The check of CUDA graphs: five steps with other batches, learning rates and EMA decays, two of them with L1
+// loss and at another size, with graphs and without.
+//   1. with deterministic algorithms: equal bits of model, EMA, optimizer and gradient scaler;
+//   2. with the algorithms of the run: losses (limit 0.1), gradient norms (limit 0.5), and the difference of
+//   the states relative to their change (limit 0.5). The limits are loose, because small differences grow.
 FastPathResult check_graphs(const FastPath& path, const FastPathCase& c, int64_t images);
 
 // Calls path.check(). Uses fewer images if memory runs out.

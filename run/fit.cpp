@@ -10,7 +10,12 @@ namespace yolox {
 
 MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t share, const Ranks& ranks, StepGraphs& graphs,
                            Log& log)
-    : t(t), graphs(graphs), log(log), fit{accum, ranks.alone() ? share : accum}, statistics(*t.model) {
+    : t(t), log(log), fit{accum, ranks.alone() ? share : accum}, statistics(*t.model) {
+  fit.free_memory = [&graphs, &log] {
+    if (!graphs.turn_off()) return false;
+    log.line("note: out of memory; training goes on without CUDA graphs, which keep the memory of a step");
+    return true;
+  };
   if (!ranks.alone())
     fit.remedy = "with several ranks the number of micro-batches is fixed: give --accum or a smaller --bs";
 }
@@ -18,10 +23,9 @@ MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t share, const Rank
 void MicroBatches::prepare_retry(int64_t step, ImageSize size, int64_t parts) {
   t.optimizer.zero_grad();
   statistics.restore();
-  graphs.turn_off();  // their memory is needed
   empty_cache(t.scaler.scale.device());
   log.line(concat("note: out of memory at step ", step, " with ", size.height, "x", size.width,
-                  " pixels; repeated in ", parts, " micro-batches"));
+                  " pixels; repeated", parts > 1 ? concat(" in ", parts, " micro-batches") : ""));
 }
 
 double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimizer, ImageSize base,

@@ -29,6 +29,9 @@ struct RetryInParts {
   int64_t parts, most;      // current and maximum number of parts
   int64_t retries = 0;      // number of computations that ran out of memory
   std::string remedy = {};  // the advice of the error message if `most` parts hold several images each
+  // Called when memory runs out. Returns true if it has freed memory: the computation is then repeated in as
+  // many parts.
+  std::function<bool()> free_memory = {};
 
   // Returns compute(parts). After an out-of-memory error, doubles the number of parts, calls
   // before_retry(parts) and tries again, up to `most` parts. Throws if `most` parts do not fit. The first
@@ -44,6 +47,10 @@ struct RetryInParts {
       } catch (const std::exception& e) {
         // Without its CUDA graph, the step needs less memory; see StepGraphs.
         if (!is_out_of_memory(e) || CudaGraph::recording()) throw;
+        if (free_memory && free_memory()) {
+          before_retry(now);
+          continue;
+        }
         const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
         check(now < most || remedy.empty(), "out of memory; ", remedy, cause);
         const char* least = most > 1 ? "one image at a time" : "a single image";
@@ -115,7 +122,6 @@ class MicroBatches {
   void prepare_retry(int64_t step, ImageSize size, int64_t parts);
 
   Training& t;
-  StepGraphs& graphs;
   Log& log;
   RetryInParts fit;
   SavedStatistics statistics;

@@ -11,30 +11,35 @@
 
 namespace yolox {
 
-static constexpr int64_t kMostGraphs = 128;  // a graph of yolox-s takes some MB of memory on the host
 // The loss of a graph computes with the largest number of objects for each image. With a crowded image in the
 // batch, that is more work than the graph saves.
 static constexpr int64_t kMostObjects = 512;
 
 StepGraphs::StepGraphs(bool on, const torch::nn::Module& model, torch::Device device,
-                       std::function<void(const std::string&)> failed)
-    : on(on), device(device), failed(std::move(failed)) {
+                       std::function<void(const std::string&)> failed, int64_t most_graphs)
+    : on(on), device(device), failed(std::move(failed)), most_graphs(most_graphs) {
+  ++readers_of_constants;
   if (!on) return;
   for (const Tensor& t : model.buffers())
     if (t.is_cpu()) counts.push_back(t);
   // The kernels of the optimizers read the learning rate as float32.
   lr = torch::zeros({}, torch::TensorOptions(torch::kFloat).device(device));
   ema_decay = torch::zeros({}, torch::TensorOptions(torch::kDouble).device(device));
-  keep_constants = true;
 }
 
-StepGraphs::~StepGraphs() { keep_constants = false; }
+StepGraphs::~StepGraphs() {
+  try {
+    turn_off();
+  } catch (const std::exception&) {}  // a GPU that has failed fails in every call
+  --readers_of_constants;
+}
 
-void StepGraphs::turn_off() {
-  if (!on) return;
+bool StepGraphs::turn_off() {
+  if (!on) return false;
   on = false;
   torch::cuda::synchronize(device.index());  // the latest replay may still run
   for (auto& [key, kind] : kinds) kind.graph.reset();
+  return true;
 }
 
 StepGraphs::Kind* StepGraphs::kind_of(const StepInput& input, ImageSize size, bool use_l1) {
@@ -72,15 +77,15 @@ StepGraphs::Kind* StepGraphs::kind_of(const StepInput& input, ImageSize size, bo
   return &kind;
 }
 
-void StepGraphs::run_kind(Kind& kind, const std::function<void()>& step) {
+void StepGraphs::run_step(Kind& kind, const std::function<void()>& step) {
   const bool first = kind.steps++ == 0;
-  if (first || (!kind.graph && (graphs >= kMostGraphs || !record(kind, step)))) return step();
+  if (first || (!kind.graph && (graphs >= most_graphs || !record_graph(kind, step)))) return step();
   RECORD_USER_SCOPE("graph");
   kind.graph->replay();
   if (!counts.empty()) at::_foreach_add_(counts, kind.counts_per_step);
 }
 
-bool StepGraphs::record(Kind& kind, const std::function<void()>& step) {
+bool StepGraphs::record_graph(Kind& kind, const std::function<void()>& step) {
   std::vector<Tensor> before;
   for (const Tensor& t : counts) before.push_back(t.clone());
   const auto restore_counts = [&] {

@@ -36,9 +36,10 @@ class StepGraphs {
  public:
   // on: use graphs; false: each step runs as it is. model: its counts on the CPU (num_batches_tracked) are
   // increased in each replay. failed(reason): called once if a step cannot be recorded. Graphs are then
-  // turned off. If empty, the exception is thrown.
+  // turned off. If empty, the exception is thrown. most_graphs: a graph of yolox-s takes some MB on the host;
+  // 0: the input is copied as for graphs, but no step is recorded.
   StepGraphs(bool on, const torch::nn::Module& model, torch::Device device,
-             std::function<void(const std::string&)> failed = {});
+             std::function<void(const std::string&)> failed = {}, int64_t most_graphs = 128);
   ~StepGraphs();
 
   // Returns step(input), or the result of a replay. size: of the network input. step() must launch the same
@@ -49,12 +50,13 @@ class StepGraphs {
     using Result = decltype(step(input));
     Kind* kind = kind_of(input, size, use_l1);
     if (!kind) return step(input);
-    run_kind(*kind, [&] { kind->result = step(kind->input); });
+    run_step(*kind, [&] { kind->result = step(kind->input); });
     return std::any_cast<Result>(kind->result);
   }
 
-  // Frees all graphs, also during a step. Later steps run without graphs.
-  void turn_off();
+  // Frees all graphs. Later steps run without graphs. May be called by step(). Returns false if graphs were
+  // off.
+  bool turn_off();
 
  private:
   struct Kind {
@@ -68,13 +70,14 @@ class StepGraphs {
   // Copies the input to the memory that graphs read. Returns the kind of the step, or null for a step without
   // a graph.
   Kind* kind_of(const StepInput& input, ImageSize size, bool use_l1);
-  void run_kind(Kind& kind, const std::function<void()>& step);
+  void run_step(Kind& kind, const std::function<void()>& step);
   // Records a step. Returns false if that is not possible.
-  bool record(Kind& kind, const std::function<void()>& step);
+  bool record_graph(Kind& kind, const std::function<void()>& step);
 
   bool on;
   const torch::Device device;
   const std::function<void(const std::string&)> failed;
+  const int64_t most_graphs;
   std::vector<Tensor> counts;  // integer buffers of the model on the CPU
   Tensor lr, ema_decay, images;
   bool with_l1 = false;  // of the latest step

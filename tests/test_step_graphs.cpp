@@ -267,4 +267,20 @@ TEST_CASE("gpu: the simulated device does not run what it records, and a replay 
   CHECK_THROWS_WITH(CudaGraph(kGpu, [&] { torch::cuda::synchronize(); }), doctest::Contains("capturing"));
   CHECK_THROWS_WITH(CudaGraph(kGpu, [&] { fail("of its own"); }), "of its own");
 }
+
+TEST_CASE("gpu: graphs can be recorded after the last graph is gone, and after a recording that failed") {
+  Tensor x = torch::zeros({3}, torch::TensorOptions(torch::kFloat).device(kGpu));
+  const auto adds_one = [&] {
+    CudaGraph graph(kGpu, [&] { x.add_(1); });
+    graph.replay();
+  };
+  adds_one();
+  adds_one();
+  const CudaGraph kept(kGpu, [&] { x.add_(1); });
+  CHECK_THROWS_WITH(CudaGraph(kGpu, [&] { x.cpu(); }), doctest::Contains("capturing"));
+  adds_one();
+  CHECK_THROWS_WITH(CudaGraph(kGpu, [&] { fail("of its own"); }), "of its own");
+  adds_one();
+  CHECK(x.cpu()[0].item<float>() == 4);
+}
 #endif

@@ -29,6 +29,35 @@ static std::set<Graph*>& graphs() {  // all use the same pool
   static auto* all = new std::set<Graph*>;
   return *all;
 }
+struct Pool {
+  int64_t users = 0;
+  bool allocates = false;
+};
+static std::map<uint64_t, Pool>& pools() {
+  static auto* all = new std::map<uint64_t, Pool>;
+  return *all;
+}
+
+void begin_allocate_to_pool(uint64_t id) {
+  const Lock lock(mutex());
+  const bool is_new = pools().count(id) == 0;
+  Pool& pool = pools()[id];
+  TORCH_CHECK(is_new || pool.users > 0, "use_count > 0 INTERNAL ASSERT FAILED");
+  TORCH_CHECK(!pool.allocates, "beginAllocateToPool: already recording to mempool_id");
+  pool.allocates = true;
+  ++pool.users;
+}
+void end_allocate_to_pool(uint64_t id) {
+  const Lock lock(mutex());
+  TORCH_CHECK(pools()[id].allocates, "endAllocatePool: not currently recording to mempool_id");
+  pools()[id].allocates = false;
+}
+void release_pool(uint64_t id) {
+  const Lock lock(mutex());
+  TORCH_CHECK(pools()[id].users > 0, "releasePool: the pool is not in use");
+  --pools()[id].users;
+}
+
 static std::shared_ptr<Graph>& recorded() {
   static auto* one = new std::shared_ptr<Graph>;
   return *one;
@@ -83,13 +112,18 @@ namespace at::cuda {
 
 using namespace simulated_cuda;
 
-c10::MempoolId_t graph_pool_handle() { return {0, 1}; }
+c10::MempoolId_t graph_pool_handle() {
+  static uint64_t last = 0;
+  return {0, ++last};
+}
 
-void CUDAGraph::capture_begin(c10::MempoolId_t, cudaStreamCaptureMode) {
+void CUDAGraph::capture_begin(c10::MempoolId_t pool, cudaStreamCaptureMode) {
   const Lock lock(mutex());
   throw_if_failed();
   TORCH_CHECK(current_stream() % kStreams != 0, "CUDA graphs must be captured on a non-default stream");
   TORCH_CHECK(!recorded(), "another graph is being recorded");
+  begin_allocate_to_pool(pool.second);
+  memory_pool = pool;
   graph = std::make_shared<Graph>();
   graph->stream = current_stream();
   arena().for_each([&](Block* b) {
@@ -112,6 +146,12 @@ void CUDAGraph::capture_end() {
   for (Block* b : graph->blocks) std::memset(b->bytes, 0xFF, b->size);
   TORCH_CHECK(graph->failure.empty(), "CUDA error: operation failed due to a previous error during capture (",
               graph->failure, ")");
+  end_allocate_to_pool(memory_pool.second);
+  ended = true;
+}
+
+CUDAGraph::~CUDAGraph() {
+  if (ended) release_pool(memory_pool.second);
 }
 
 void CUDAGraph::replay() {

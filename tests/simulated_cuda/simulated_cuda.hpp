@@ -59,6 +59,13 @@ int64_t limit();
 // on: an allocation with expandable segments throws, as on a GPU that cannot map memory in parts.
 void refuse_expandable_segments(bool on);
 
+// The memory pools of CUDA graphs, by the second part of their id. As in torch, a pool is used by the graphs
+// that were begun in it, and cannot be used again after the last one is released. A recording that has failed
+// must be ended and released.
+void begin_allocate_to_pool(uint64_t id);
+void end_allocate_to_pool(uint64_t id);
+void release_pool(uint64_t id);
+
 // From now on the device fails as a GPU after a kernel with an error: every call throws the same error, also
 // the deleters of memory that several streams used.
 void fail_from_now_on();
