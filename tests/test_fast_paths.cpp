@@ -60,8 +60,8 @@ TEST_CASE(
   };
   const auto a_little = [](Tensor x) { x[0][0][0][0].add_(0.1); };
   CHECK_MESSAGE(has(said = failure(norm, a_little), "of a layer with shape [2, "), said);
-  CHECK_MESSAGE(
-      has(said = failure("aten::convolution", [](Tensor x) { x.mul_(0.9); }), " instead of "), said);
+  CHECK_MESSAGE(has(said = failure("aten::convolution", [](Tensor x) { x.mul_(0.9); }), " instead of "),
+                said);
   CHECK_MESSAGE(
       has(said = failure("aten::convolution", [](Tensor x) { x.fill_(NAN); }), "the loss is not finite"),
       said);
