@@ -174,9 +174,9 @@ static void evaluate_model(const Config& config) {
       if (line.rfind("image", 0) == 0 && ++listed <= 20) std::cout << "  " << printable(line) << "\n";
     if (listed > 20) std::cout << "  and " << listed - 20 << " more\n";
   };
-  for (const auto& note : data.notes) std::cout << printable(note) << "\n";
+  for (const auto& note : data.notes) std::cout << wrapped(printable(note), 8) << "\n";
   for (const auto& [kind, count] : data.problems->summary())
-    std::cout << "note: " << printable(kind) << ": " << count << "\n";
+    std::cout << wrapped(printable(concat("note: ", kind, ": ", count)), 8) << "\n";
   list_images();
 
   const bool tty = isatty(1);
@@ -202,10 +202,16 @@ static void evaluate_model(const Config& config) {
       concat(config.weights, " on ", e.images, " images, ", settings.size.height, "x", settings.size.width),
       config);
   if (e.result.AP >= 0 && e.result.AP < 0.01) {
-    std::cout << "\nwarning: AP is near zero. If the model is trained, the pixel format may be wrong: it is "
-              << (settings.legacy ? "RGB mean/std (legacy, YOLOX 0.1.0); try --preproc bgr"
-                                  : "BGR 0..255; try --preproc legacy for weights of YOLOX 0.1.0")
-              << ".\nOr the class order of the model differs from that of the data set." << std::endl;
+    std::cout << "\n"
+              << wrapped(
+                     concat(
+                         "warning: AP is near zero. If the model is trained, the pixel format may be wrong: "
+                         "it is ",
+                         settings.legacy ? "RGB mean/std (legacy, YOLOX 0.1.0); try --preproc bgr"
+                                         : "BGR 0..255; try --preproc legacy for weights of YOLOX 0.1.0",
+                         ". Or the class order of the model differs from that of the data set."),
+                     8)
+              << std::endl;
   }
 }
 

@@ -61,7 +61,7 @@ void Flags::Flag::set(const std::string& text) const {
   const bool is_word = !keyword.empty() && text == keyword;
   const std::string number = is_word ? to_text(number_of_keyword(keyword)) : text;
   std::visit([&](auto* v) { from_text(name, number, *v); }, member);
-  if (keyword == "auto" && !is_word && get() == keyword)
+  if (keyword == "auto" && !is_word && (get() == keyword || text[0] == '-'))
     throw UsageError(concat("--", name, " must be a number above 0 or auto, got ", text));
 }
 
@@ -120,6 +120,17 @@ static const Alias aliases[] = {
     {"iou-thres", "nms-iou", ""},
     {"iou-thres", "nms", ""},
     {"j", "workers", ""},
+    {"data-dir", "data", ""},
+    {"dataset", "data", ""},
+    {"momentum", "optimizer", "the momentum of sgd is 0.9"},
+    {"cos-lr", "min-lr-ratio", "the schedule always is a cosine"},
+    {"mosaic", "mosaic-prob", "a probability; 0 = off"},
+    {"no-mosaic", "mosaic-prob", "a probability; 0 = off"},
+    {"mixup", "mixup-prob", "a probability; 0 = off"},
+    {"no-mixup", "mixup-prob", "a probability; 0 = off"},
+    {"close-mosaic", "no-aug-epochs", ""},
+    {"fliplr", "flip-prob", ""},
+    {"save-period", "save-minutes", "minutes, not epochs"},
     {"num-workers", "workers", ""},
 };
 

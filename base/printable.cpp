@@ -5,6 +5,8 @@
 #include <cctype>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
+#include <sstream>
 
 namespace yolox {
 
@@ -24,6 +26,73 @@ std::string printable(const std::string& text, bool keep_newlines) {
     i += c1;
   }
   return out;
+}
+
+// Returns the character of UTF-8 text that begins at byte `at`, and sets `bytes` to its length.
+static char32_t character_at(const std::string& text, size_t at, size_t& bytes) {
+  const auto first = static_cast<unsigned char>(text[at]);
+  bytes = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 1;
+  if (bytes == 1) return first;
+  char32_t character = first & (0xFF >> (bytes + 1));
+  for (size_t k = 1; k < bytes; ++k) {
+    const auto next = static_cast<unsigned char>(at + k < text.size() ? text[at + k] : 0);
+    if ((next & 0xC0) != 0x80) {  // not UTF-8
+      bytes = 1;
+      return first;
+    }
+    character = character << 6 | (next & 0x3F);
+  }
+  return character;
+}
+
+// Returns the columns of a character, by the blocks of Unicode.
+static size_t columns_of(char32_t c) {
+  struct Range {
+    char32_t first, last;
+  };
+  static constexpr Range combining[] = {{0x300, 0x36F}, {0x200B, 0x200F}, {0x20D0, 0x20FF}, {0xFE00, 0xFE0F}};
+  static constexpr Range wide[] = {
+      {0x1100, 0x115F},   {0x2E80, 0x303E},   {0x3041, 0xA4CF},  {0xA960, 0xA97F}, {0xAC00, 0xD7A3},
+      {0xF900, 0xFAFF},   {0xFE30, 0xFE6F},   {0xFF00, 0xFF60},  {0xFFE0, 0xFFE6}, {0x1F300, 0x1F64F},
+      {0x1F680, 0x1F6FF}, {0x1F900, 0x1F9FF}, {0x20000, 0x3FFFD}};
+  const auto includes = [c](const Range& r) { return r.first <= c && c <= r.last; };
+  if (std::any_of(std::begin(combining), std::end(combining), includes)) return 0;
+  return std::any_of(std::begin(wide), std::end(wide), includes) ? 2 : 1;
+}
+
+std::string cut_to_columns(const std::string& text, size_t columns) {
+  size_t at = 0;
+  for (size_t bytes = 0, used = 0; at < text.size(); at += bytes) {
+    used += columns_of(character_at(text, at, bytes));
+    if (used > columns) break;
+  }
+  return text.substr(0, at);
+}
+
+size_t terminal_columns(const std::string& text) {
+  size_t columns = 0;
+  for (size_t at = 0, bytes = 0; at < text.size(); at += bytes)
+    columns += columns_of(character_at(text, at, bytes));
+  return columns;
+}
+
+std::string wrapped(const std::string& text, size_t indent) {
+  constexpr size_t kColumns = 79;
+  std::string lines;
+  std::istringstream in(text);
+  for (std::string rest; std::getline(in, rest);) {
+    while (terminal_columns(rest) > kColumns) {
+      const size_t end = cut_to_columns(rest, kColumns).size();
+      size_t blank = rest.rfind(' ', end);
+      if (blank == std::string::npos || blank <= indent) blank = rest.find(' ', end);  // a long path
+      if (blank == std::string::npos) break;
+      lines += rest.substr(0, blank) + "\n";
+      rest = std::string(indent, ' ') + rest.substr(blank + 1);
+    }
+    lines += rest + "\n";
+  }
+  if (!lines.empty()) lines.pop_back();
+  return lines;
 }
 
 std::string shell_word(const std::string& word) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Text from files of unknown origin, such as class names, made safe to print.
 #pragma once
+#include <cstddef>
 #include <string>
 
 namespace yolox {
@@ -9,6 +10,18 @@ namespace yolox {
 // execute escape codes, and a line break in a name would add a false line to the log. keep_newlines: leaves
 // '\n' as it is, for texts of several lines.
 std::string printable(const std::string& text, bool keep_newlines = false);
+
+// Returns the width of UTF-8 text in a terminal: 2 columns for a wide character of East Asia and for an
+// emoji, 0 for a combining mark, 1 for every other character. A byte that is not UTF-8 counts as one
+// character.
+size_t terminal_columns(const std::string& text);
+
+// Returns the longest beginning of UTF-8 text that is at most `columns` wide.
+std::string cut_to_columns(const std::string& text, size_t columns);
+
+// Returns the text in lines of at most 79 columns. Breaks lines at blanks only, so that a longer word has a
+// line of its own. A line that continues another begins with `indent` blanks.
+std::string wrapped(const std::string& text, size_t indent);
 
 // Returns a word of a command line for the shell, in quotes if it needs them.
 std::string shell_word(const std::string& word);

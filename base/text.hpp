@@ -41,6 +41,18 @@ inline std::string short_bytes(double bytes) {
   return text;
 }
 
+// Returns a number per second in at most 5 characters, up to 9999M: 12.3, 1234, 150k, 2.1M.
+inline std::string short_rate(double rate) {
+  char text[32];
+  if (rate < 99999.5)
+    std::snprintf(text, sizeof text, rate < 999.95 ? "%.1f" : "%.0f", rate);
+  else if (rate < 999.5e3)
+    std::snprintf(text, sizeof text, "%.0fk", rate / 1e3);
+  else
+    std::snprintf(text, sizeof text, rate < 9.95e6 ? "%.1fM" : "%.0fM", rate / 1e6);
+  return text;
+}
+
 // Returns a time in at most 6 characters: 42s, 12m30s, 3h05m, 4d07h.
 inline std::string short_time(double seconds) {
   char text[48];

@@ -109,7 +109,8 @@ void check_finite(const torch::nn::Module& module, const std::string& path) {
   std::vector<std::string> bad;
   for (const auto& [name, tensor] : state_dict(module))
     if (!torch::isfinite(tensor).all().item<bool>()) bad.push_back(name);
-  check(bad.empty(), path, ": ", bad.size(), " tensors contain NaN or infinity (", listed(bad, 3),
+  check(bad.empty(), path, ": ", bad.size(), bad.size() == 1 ? " tensor contains" : " tensors contain",
+        " NaN or infinity (", listed(bad, 3),
         "); the training that wrote it has diverged; use an older checkpoint");
 }
 

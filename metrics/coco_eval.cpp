@@ -4,6 +4,7 @@
 #include <atomic>
 #include <future>
 
+#include "base/printable.hpp"
 #include "base/threads.hpp"
 
 namespace yolox {
@@ -246,12 +247,10 @@ void print_per_class(std::ostream& out, const EvalResult& result) {
                 "AP50", "AP75", "AR100");
   out << line;
   for (const ClassResult& c : result.per_class) {
-    std::string name = c.name.substr(0, 29);
-    if (name.size() < c.name.size())  // do not cut inside a UTF-8 character
-      while (!name.empty() && (c.name[name.size()] & 0xC0) == 0x80) name.pop_back();
-    std::snprintf(line, sizeof line, "%-30s%9lld%11lld", name.c_str(),
-                  static_cast<long long>(c.ground_truths), static_cast<long long>(c.detections));
-    out << line;
+    const std::string name = cut_to_columns(printable(c.name), 29);
+    std::snprintf(line, sizeof line, "%9lld%11lld", static_cast<long long>(c.ground_truths),
+                  static_cast<long long>(c.detections));
+    out << name << std::string(30 - terminal_columns(name), ' ') << line;
     for (const auto& [value, width] : {std::pair(c.AP, 7), {c.AP50, 7}, {c.AP75, 7}, {c.AR100, 9}}) {
       if (value < 0)
         std::snprintf(line, sizeof line, "%*s", width, "-");

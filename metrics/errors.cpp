@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "base/printable.hpp"
 #include "base/threads.hpp"
 #include "metrics/coco_eval.hpp"
 
@@ -364,7 +365,8 @@ void print_voc(std::ostream& out, const VocResult& voc) {
   std::snprintf(line, sizeof line, "\n%-30s%12s%12s\n", "VOC AP at IoU 0.5", "all points", "11 points");
   out << line;
   const auto row = [&](const std::string& name, double all, double eleven) {
-    out << name << std::string(name.size() < 30 ? 30 - name.size() : 1, ' ');
+    const std::string shown = cut_to_columns(printable(name), 29);
+    out << shown << std::string(30 - terminal_columns(shown), ' ');
     for (const double value : {all, eleven}) {
       if (value < 0)
         std::snprintf(line, sizeof line, "%12s", "-");

@@ -40,22 +40,7 @@ void Log::line(const std::string& given) {
   file.add(text);
 }
 
-void Log::wrapped_line(const std::string& text) {
-  constexpr size_t kHeading = 8, kColumns = 79;
-  if (const size_t end = text.find('\n'); end != std::string::npos) {
-    wrapped_line(text.substr(0, end));
-    return wrapped_line(text.substr(end + 1));
-  }
-  std::string rest = text;
-  while (rest.size() > kColumns) {
-    size_t blank = rest.rfind(' ', kColumns);
-    if (blank == std::string::npos || blank <= kHeading) blank = rest.find(' ', kColumns);  // a long path
-    if (blank == std::string::npos) break;
-    line(rest.substr(0, blank));
-    rest = std::string(kHeading, ' ') + rest.substr(blank + 1);
-  }
-  line(rest);
-}
+void Log::wrapped_line(const std::string& text) { line(wrapped(printable(text, /*keep_newlines=*/true), 8)); }
 
 void Log::progress(const std::string& text, bool keep) {
   if (keep || (!tty && now() - last > 30)) {
@@ -64,7 +49,7 @@ void Log::progress(const std::string& text, bool keep) {
   } else if (tty) {
     winsize window{};
     const size_t columns = ioctl(1, TIOCGWINSZ, &window) == 0 && window.ws_col > 1 ? window.ws_col - 1 : 79;
-    std::cout << "\r\033[K" << printable(text).substr(0, columns) << std::flush;
+    std::cout << "\r\033[K" << cut_to_columns(printable(text), columns) << std::flush;
     in_place = true;
   }
 }

@@ -142,7 +142,7 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
     recent.add(n);
     of_epoch.add(n);
   }
-  for (const auto& remark : remarks.check_step(n)) log.line(remark);
+  for (const auto& remark : remarks.check_step(n)) log.wrapped_line(remark);
   const bool keep = (i + 1) % plan.per_epoch == 0 || i + 1 == plan.iters;
   if (recent.steps == 0 || !(i == first || keep || now() - last_time > 1)) return;
   const double steps = double(recent.steps), seconds = now() - last_time, share = waited / seconds;
@@ -153,7 +153,7 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   if (metrics) record(i + 1, epoch, m, lr, speed, share, remade);
   total_waited += waited;
   total_seconds += seconds;
-  for (const auto& remark : remarks.check_waiting(total_waited, total_seconds)) log.line(remark);
+  for (const auto& remark : remarks.check_waiting(total_waited, total_seconds)) log.wrapped_line(remark);
   if (keep) m = Means(of_epoch).take();  // the last line of an epoch shows the means over the epoch
   if ((i + 1) % plan.per_epoch == 0) start_epoch_row(epoch, i + 1, m, lr, now() - epoch_start);
   std::string line = cell(7, concat(epoch, "/", plan.epochs)) +
@@ -162,7 +162,7 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   for (size_t k = 0; k < terms_shown(m); ++k) line += number(term_width(m, k), "%.2f", m.terms[k].second);
   if (dtr) line += number(5, "%.0f%%", 100 * remade.share());
   line += number(4, "%.1f", m.per_object()) + number(8, "%.1e", lr);
-  line += number(6, rate < 1000 ? "%.1f" : "%.0f", rate) + number(5, "%.0f%%", 100 * share);
+  line += cell(6, short_rate(rate)) + number(5, "%.0f%%", 100 * share);
   line += cell(6, short_bytes(dtr ? remade.peak : memory_used(device)));
   line += cell(7, short_time(double((plan.iters - i - 1) * plan.batch) / rate));
   if (!std::exchange(has_heading, true)) log.line(heading(m));
@@ -187,7 +187,8 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
     const auto names = [&](size_t from) {
       std::vector<std::string> list;
       for (size_t k = from; k < from + each; ++k)
-        list.push_back(concat(classes[k]->name, " ", std::fixed, std::setprecision(2), classes[k]->AP));
+        list.push_back(
+            concat(printable(classes[k]->name), " ", std::fixed, std::setprecision(2), classes[k]->AP));
       return listed(list);
     };
     remark += concat(best ? "; " : "  ", "AP of classes: highest ", names(0), "; lowest ",
@@ -222,7 +223,7 @@ void RunProgress::log_problems(const Splits& splits) {
 void RunProgress::log_problems(const Dataset& data, const std::string& list) {
   for (const auto& [kind, count] : data.problems->summary())
     if (std::exchange(logged_problems[data.name + kind], count) != count)
-      log.line(concat("note: ", data.name, ": ", kind, ": ", count, " (listed in ", list, ")"));
+      log.wrapped_line(concat("note: ", data.name, ": ", kind, ": ", count, " (listed in ", list, ")"));
   data.problems->write(list);
 }
 
@@ -336,6 +337,13 @@ void RunProgress::record(int64_t steps, double epoch, const StepNumbers& n, doub
   events->scalars(steps, scalars);
 }
 
+// Returns ", the first 5 with warm-up" for the log, or nothing for 0 epochs.
+static std::string part_of_run(const char* which, int epochs, const char* how) {
+  return epochs == 0   ? ""
+         : epochs == 1 ? concat(", the ", which, " one ", how)
+                       : concat(", the ", which, " ", epochs, " ", how);
+}
+
 void log_plan(RunProgress& progress, Log& log, const Config& config, const Splits& splits, YOLOX& model,
               ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks) {
   const Dataset &data = splits.train, &val = splits.val;
@@ -364,9 +372,10 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
   if (world > 1) log.wrapped_line(concat("ranks   ", listed(locations, 16)));
   log.wrapped_line(concat("steps   ", plan.iters, " with a batch of ", plan.batch, " images",
                           world > 1 ? concat(" (", plan.batch / world, " per rank)") : "", ", ",
-                          plan.per_epoch, " per epoch; ", config.epochs, " epochs, the first ",
-                          config.warmup_epochs, " with warm-up, the last ", config.no_aug_epochs,
-                          " without mosaic and MixUp"));
+                          plan.per_epoch, " per epoch; ", config.epochs,
+                          config.epochs == 1 ? " epoch" : " epochs",
+                          part_of_run("first", config.warmup_epochs, "with warm-up"),
+                          part_of_run("last", config.no_aug_epochs, "without mosaic and MixUp")));
   log.wrapped_line(concat("lr      ", lr, " for the batch (", config.lr, " per image), ", config.optimizer));
   const bool fine_tuned = !config.weights.empty() || !config.resume.empty();
   if (const auto odd = Remarks::check_learning_rate(config.optimizer, config.lr, plan.batch, fine_tuned);

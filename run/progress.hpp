@@ -92,8 +92,9 @@ class RunProgress {
 
   // ---- the progress line: 78 columns with usual values and four loss terms
 
+  // Right-aligns a text. A text that fills the column or exceeds it still has a blank before it.
   static std::string cell(size_t width, const std::string& text) {
-    return std::string(width - std::min(width, text.size()), ' ') + text;
+    return std::string(width > text.size() ? width - text.size() : 1, ' ') + text;
   }
   static std::string number(size_t width, const char* format, double value);
   // With DTR, the line shows the share of rematerialisation instead of the last loss term, for which there is

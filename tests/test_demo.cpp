@@ -298,12 +298,19 @@ TEST_CASE("demo: cyclic links, pipes and overlong names neither end nor block th
   CHECK(fs::exists(dir / "round_photo/photo.jpg"));
 }
 
-TEST_CASE("demo: --json is valid UTF-8 for any file name, and never overwrites an input" * starts_programs) {
+TEST_CASE(
+    "demo: --json is valid UTF-8 for any file name, and never overwrites an input; a line break in a name is "
+    "escaped" *
+    starts_programs) {
   const TempDir& dir = trained().dir;
   fs::create_directories(dir / "named");
   fs::copy(dir / "data/train/shapes_1.png", dir / "named/a\xFF\xC3\xA4\xED\xA0\x80.png");
   succeed(dir, "demo", "--weights a/last.pth --source named --no-draw --json named.json");
   CHECK(has(contents(dir / "named.json"), "named/a\uFFFD\u00E4\uFFFD\uFFFD\uFFFD.png"));
+  fs::create_directories(dir / "line");
+  fs::copy(dir / "data/train/shapes_1.png", dir / "line/a\nb.png");
+  const std::string printed = succeed(dir, "demo", "--weights a/last.pth --source line --no-draw --conf 1");
+  CHECK_MESSAGE(has(printed, "line/a\\x0ab.png: no detections\n"), printed);
   fs::copy(dir / "a/last.pth", dir / "mine.pth");
   write_text(dir / "named/list.txt", (dir / "data/train/shapes_1.png") + "\n");
   for (const std::string over : {"mine.pth", "named/list.txt"}) {

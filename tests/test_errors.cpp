@@ -352,7 +352,10 @@ TEST_CASE("errors: text and JSON contain all values") {
   print_error_analysis(out, analysis);
   for (int k = 0; k < error_kinds; ++k) CHECK(has(out.str(), error_kind_names[k]));
   std::ostringstream table;
-  print_voc(table, voc_ap(c.truths, c.found));
+  VocResult voc = voc_ap(c.truths, c.found);
+  voc.per_class[0].name = "\u4eba\x1b[2J\n";
+  print_voc(table, voc);
+  CHECK(has(table.str(), "\n\u4eba\\x1b[2J\\x0a" + std::string(17, ' ')));
   CHECK(has(table.str(), "mean"));
   TempDir dir;
   write_eval_json(dir / "e.json", coco_eval(c.truths, c.found), [&](JsonWriter& writer) {

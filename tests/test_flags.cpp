@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "base/flags.hpp"
+#include "base/printable.hpp"
 #include "base/program.hpp"
 #include "run/log.hpp"
 
@@ -355,13 +356,19 @@ TEST_CASE("files: a new file replaces the old one only on commit; temporary name
   close(reader);
 }
 
-TEST_CASE("run: short_time and short_bytes fit their columns") {
+TEST_CASE("run: short_time, short_rate and short_bytes fit their columns") {
   CHECK(short_time(0) == "0s");
   CHECK(short_time(59.9) == "59s");
   CHECK(short_time(750) == "12m30s");
   CHECK(short_time(3 * 3600 + 300) == "3h05m");
   CHECK(short_time(4 * 86400 + 7 * 3600) == "4d07h");
   CHECK(short_time(1e30).size() <= 6);
+  CHECK(short_rate(12.34) == "12.3");
+  CHECK(short_rate(1234.5) == "1234");
+  CHECK(short_rate(99999) == "99999");
+  CHECK(short_rate(150e3) == "150k");
+  CHECK(short_rate(2.14e6) == "2.1M");
+  for (const double rate : {999.96, 99999.7, 999.6e3, 9.96e6, 999e6}) CHECK(short_rate(rate).size() <= 5);
   CHECK(short_time(60) == "1m00s");
   CHECK(short_time(3600) == "1h00m");
   CHECK(short_time(86400) == "1d00h");
@@ -434,6 +441,56 @@ TEST_CASE("run: wrapped lines have at most 79 columns; a longer word is not spli
   CHECK(lines[5] == "data    206 images in");
   CHECK(lines[6] == "        " + std::string(90, 'z') + "data");  // the words after the long one wrap again
   for (const size_t k : {7, 8, 9}) CHECK(lines[k].size() <= 79);
+}
+
+TEST_CASE("flags: a flag that may be auto refuses negative numbers; flags of other trainers name ours") {
+  struct TrainFlags : Flags {
+    int bs = flag_auto(bs, "Training", "bs", 16, "N|auto", "batch size");
+    double mosaic_prob = flag(mosaic_prob, "Augmentation", "mosaic-prob", 1.0, "P", "mosaic");
+    double save_minutes = flag(save_minutes, "Output", "save-minutes", 10.0, "X", "save last.pth");
+  };
+  const auto refused = [](std::vector<std::string> words) -> std::string {
+    words.insert(words.begin(), "train");
+    std::vector<char*> argv;
+    for (auto& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    TrainFlags flags;
+    try {
+      flags.parse(int(words.size()), argv.data(), "trains");
+    } catch (const UsageError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  CHECK(refused({"--bs", "8"}) == "");
+  CHECK(refused({"--bs", "-4"}) == "--bs must be a number above 0 or auto, got -4");
+  CHECK(refused({"--no-mosaic"}) ==
+        "there is no flag --no-mosaic; use --mosaic-prob (a probability; 0 = off)");
+  CHECK(refused({"--save-period=5"}) ==
+        "there is no flag --save-period; use --save-minutes (minutes, not epochs)");
+}
+
+TEST_CASE("run: lines are wrapped by columns of the terminal, not by bytes") {
+  CHECK(terminal_columns("Stra\u00dfe") == 6);
+  CHECK(terminal_columns("\u4eba\u7269 a") == 6);  // two wide characters
+  CHECK(terminal_columns("e\u0301") == 1);         // a combining accent
+  CHECK(terminal_columns("\xff\xe4") == 2);        // not UTF-8
+  CHECK(cut_to_columns("\u4eba\u7269", 3) == "\u4eba");
+  CHECK(cut_to_columns("\u00e4e\u0301", 2) == "\u00e4e\u0301");
+  std::string narrow = "boxes  ", wide = narrow;
+  for (int i = 0; i < 30; ++i) {
+    narrow += " \u0416\u0416\u0416\u0416";
+    wide += " \u4eba\u7269";
+  }
+  for (const std::string& text : {narrow, wide}) {
+    size_t lines = 0;
+    std::istringstream in(wrapped(text, 8));
+    for (std::string line; std::getline(in, line); ++lines) {
+      CHECK(terminal_columns(line) <= 79);
+      if (lines == 0) CHECK(terminal_columns(line) > 70);
+    }
+    CHECK(lines == 3);
+  }
 }
 
 TEST_CASE("run: the progress line is rewritten in place and cut to the terminal; a file omits it") {

@@ -3,6 +3,8 @@
 #include "programs.hpp"
 
 #include <algorithm>
+#include <set>
+#include <sstream>
 
 #include "checkpoint/load.hpp"
 
@@ -70,6 +72,25 @@ TEST_CASE("library: add_subdirectory() adds yolox::yolox and neither programs no
   CHECK(has(o.out, "yolox_data"));
   for (const char* target : {"train", "tests", "demo"})
     CHECK_FALSE(has(o.out, concat("\n... ", target, "\n")));
+}
+
+TEST_CASE("docs: install.md lists every package that setup.sh installs") {
+  const std::string script = contents(YOLOX_SOURCE_DIR "/setup.sh"),
+                    list = contents(YOLOX_SOURCE_DIR "/docs/install.md");
+  std::set<std::string> names;
+  for (std::string begin : {"packages=(", "packages+=("}) {
+    const size_t at = script.find(begin);
+    REQUIRE(at != std::string::npos);
+    std::istringstream words(script.substr(at + begin.size(), script.find(')', at) - at - begin.size()));
+    for (std::string word; words >> word && word[0] != '$';) names.insert(word);
+  }
+  for (size_t at = 0; (at = script.find("==", at + 1)) != std::string::npos;) {  // PyPI: name==version
+    const size_t begin = script.find_last_of(" \"(\n", at) + 1;
+    if (at > begin && std::isdigit(static_cast<unsigned char>(script[at + 2])))
+      names.insert(script.substr(begin, at - begin));
+  }
+  CHECK(names.size() > 25);
+  for (const auto& name : names) CHECK_MESSAGE(has(list, concat("`", name, "`")), name);
 }
 
 TEST_CASE("Dockerfile: it copies what exists, and runs the commands of the README" * starts_programs) {

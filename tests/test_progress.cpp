@@ -177,7 +177,7 @@ TEST_CASE("progress: remarks are logged; classes without a box and problems are 
   quietly([&] {
     for (int i = 0; i < 100; ++i) test_run.progress->step(i, none, 0.5, {2, 1000, 1, 1000}, torch::kCPU);
   });
-  CHECK(has(test_run.log_text(), "nothing is learnt"));
+  CHECK(has(unwrapped(test_run.log_text()), "nothing is learnt"));
 
   Splits splits{shapes_dataset(0, 0, 4), shapes_dataset(0, 1, 4), false};
   for (Dataset* d : {&splits.train, &splits.val}) {
@@ -223,6 +223,71 @@ TEST_CASE("progress: remarks are logged; classes without a box and problems are 
   CHECK(has(test_run.log_text(), "note: 14 classes have no box for training"));
   for (const auto& line : lines_of(test_run.log_text()))
     if (has(line, "no box for")) CHECK_MESSAGE(line.size() <= 80, line);
+}
+
+TEST_CASE("progress: numbers wider than their columns do not join the columns beside them") {
+  TestRun test_run;
+  test_run.step(0, 123456.78);
+  test_run.step(1, 1e9, 1, {100000000, 2, 1000, 2000});  // more images a second than the column has digits
+  size_t rows = 0;
+  for (const auto& line : lines_of(test_run.log_text())) {
+    std::istringstream in(line);
+    std::vector<std::string> cells;
+    for (std::string cell; in >> cell;) cells.push_back(cell);
+    CHECK_MESSAGE(cells.size() == 13, line);
+    ++rows;
+  }
+  CHECK(rows == 2);
+}
+
+TEST_CASE("progress: control characters of class names do not reach the log; long notes are wrapped") {
+  TestRun test_run;
+  Evaluation e;
+  e.result.per_class.resize(2);
+  for (auto& c : e.result.per_class) {
+    c.name = "red\x1b[31m\nnew";
+    c.ground_truths = 1;
+    c.AP = 0.5;
+  }
+  Dataset data;
+  data.name = std::string(40, 'd');
+  data.problems->add("annotations with the id of another one", "a.json: 217");
+  quietly([&] {
+    test_run.progress->log_evaluation(400, e, {1000, 4, 2, 8}, true);
+    test_run.progress->log_problems(data, test_run.dir / "problems.txt");
+  });
+  CHECK(has(unwrapped(test_run.log_text()), "highest red\\x1b[31m\\x0anew 0.50; lowest red\\x1b[31m"));
+  CHECK(has(unwrapped(test_run.log_text()), "annotations with the id of another one: 1 (listed in "));
+  for (const auto& line : lines_of(test_run.log_text()))
+    if (has(line, "note: ")) CHECK_MESSAGE(line.size() <= 79, line);
+}
+
+TEST_CASE("progress: the log names no part of a run that has 0 epochs") {
+  const auto steps_line = [](int epochs) {
+    TestRun test_run;
+    Config config;
+    config.model = "yolox-nano";
+    config.epochs = epochs;
+    config.bs = 4;
+    fill_in(config);
+    Splits splits;
+    splits.same = true;
+    splits.train.classes = {"a"};
+    splits.train.records.resize(8);
+    YOLOX model = make_model("yolox-nano", 1);
+    Ranks ranks({}, torch::kCPU, 1);
+    const Plan plan = plan_of(config, 8, 1, {64, 64});
+    quietly([&] {
+      log_plan(*test_run.progress, test_run.log, config, splits, model, {64, 64}, torch::kCPU, plan, 0.1,
+               ranks);
+    });
+    return unwrapped(test_run.log_text());
+  };
+  CHECK(has(steps_line(1), "2 per epoch; 1 epoch\n"));
+  CHECK(has(steps_line(10),
+            "; 10 epochs, the first one with warm-up, the last one without mosaic and MixUp\n"));
+  CHECK(
+      has(steps_line(300), "; 300 epochs, the first 5 with warm-up, the last 15 without mosaic and MixUp\n"));
 }
 
 TEST_CASE("progress: with DTR, its peak and its share of the time are logged, the rest is in metrics.csv") {

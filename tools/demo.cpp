@@ -11,6 +11,7 @@
 #include <set>
 
 #include "base/flags.hpp"
+#include "base/printable.hpp"
 #include "base/threads.hpp"
 #include "data/pictures.hpp"
 #include "data/yolo.hpp"
@@ -437,9 +438,10 @@ void Demo::output(Frame& frame, const std::vector<Found>& found, JsonWriter* jso
     ++counts[f.box.cls];
   }
   if (!source.video && all <= 20) {
-    std::string line = (config.draw ? result.string() : frame.source) + ":";
-    for (const auto& [name, n] : here) line += concat(" ", n, " ", name);
-    log.line(line + (here.empty() ? " no detections" : ""));
+    std::vector<std::string> objects;
+    for (const auto& [name, n] : here) objects.push_back(concat(n, " ", name));
+    log.line(printable(concat(config.draw ? result.string() : frame.source, ": ",
+                              here.empty() ? "no detections" : listed(objects, objects.size()))));
   }
   const auto write = [this](const fs::path& path, const Image& image) {
     make_folder(path.parent_path());
