@@ -64,7 +64,8 @@ TEST_CASE(
                                               {"off", "adamw", 1e-3},
                                               {"bf16", "sgd", 0.1},
                                               {"fp16", "adam", 0.1}}) {
-    CAPTURE(amp);
+    const std::string precision = amp;
+    CAPTURE(precision);
     Trainer plain("yolox-nano", kGpu, amp, optimizer), graphs("yolox-nano", kGpu, amp, optimizer);
     use_graphs(graphs);
     BatchStream a, b;
@@ -73,7 +74,7 @@ TEST_CASE(
       const StepNumbers one = plain(a.next(), lr_of(i)), two = graphs(b.next(), lr_of(i));
       CHECK(std::abs(two.total / one.total - 1) <= limit);
       CHECK(two.objects == one.objects);
-      if (std::string(amp) == "fp64") CHECK(two.positives == one.positives);
+      if (precision == "fp64") CHECK(two.positives == one.positives);
     }
     CHECK(largest_difference(state_of(graphs), state_of(plain)) <= limit);
     for (const auto& buffer : graphs.model->named_buffers())
