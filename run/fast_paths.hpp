@@ -60,8 +60,9 @@ FastPathResult check_operations(const FastPath& path, const FastPathCase& c, int
 // The check of CUDA graphs: five steps with other batches, learning rates and EMA decays, two of them with L1
 // loss and at another size, with graphs and without.
 //   1. with deterministic algorithms: equal bits of model, EMA, optimizer and gradient scaler;
-//   2. with the algorithms of the run: losses (limit 0.1), gradient norms (limit 0.5), and the difference of
-//   the states relative to their change (limit 0.5). The limits are loose, because small differences grow.
+//   2. with the algorithms of the run, compared with the same steps: losses (limit 0.1), gradient norms
+//   (limit 0.5), and the difference of the states relative to their change (limit 0.5). The limits are loose,
+//   because small differences grow.
 FastPathResult check_graphs(const FastPath& path, const FastPathCase& c, int64_t images);
 
 // Calls path.check(). Uses fewer images if memory runs out.
