@@ -654,7 +654,7 @@ TEST_CASE(
     for (const auto& c : dog.categories)
       if (c.id == d.category_id) ++counts[c.name];
   std::string want = "drawn/dog.jpg:";
-  for (const auto& [name, count] : counts) want += concat(" ", count, " ", name);
+  for (const auto& [name, count] : counts) want += concat(want.back() == ':' ? " " : ", ", count, " ", name);
   CHECK(counts.at("dog") == 1);
   CHECK(lines_of(succeed(dir, "demo", "--source one --save drawn" + weights))[0] == want);
 }
