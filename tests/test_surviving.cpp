@@ -132,7 +132,7 @@ TEST_CASE("train: a second Ctrl-C ends the run at once; a lost terminal or a clo
           starts_programs) {
   const Folder dir;
   {
-    Process p(dir, "train", kLong + "--size 416 --bs 16 --no-multiscale ");
+    Process p(dir, "train", kLong + "--size 416 --bs 32 --no-multiscale ");  // more than a second a step
     REQUIRE(p.until([&] { return metric_rows(dir / "r/metrics.csv").size() >= 2; }));
     usleep(300000);  // within the next step
     kill(p.pid, SIGINT);
