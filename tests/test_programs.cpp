@@ -381,9 +381,10 @@ TEST_CASE("train: the run folder has images of the labels and first batches; --c
   const TempDir& dir = trained().dir;
   for (const char* name : {"labels", "train_batch0", "train_batch1", "train_batch2"})
     CHECK_FALSE(cv::imread(dir / concat("a/", name, ".jpg")).empty());
-  // Two images of 64 pixels side by side.
+  // Two images of 64 pixels side by side, enlarged to 320 pixels, with 4 pixels between and their names
+  // above.
   const cv::Mat sheet = cv::imread(dir / "a/train_batch0.jpg");
-  CHECK(sheet.size() == cv::Size(128, 64));
+  CHECK(sheet.size() == cv::Size(644, 338));
   CHECK(has(trained().printed, "boxes   "));
 
   const std::string cached =
