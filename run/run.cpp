@@ -109,6 +109,7 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
     log.line(concat("warning: cannot write ", folder, "/config.json"));
   log_plan(*progress, log, config, data, t.model, {int(info.height), int(info.width)}, device, plan,
            plan.schedule.lr * t.lr_factor, ranks);
+  threads.emplace(config, t.model, ImageSize{int(info.height), int(info.width)}, device, ranks.info.world);
   for (const auto& fact : facts)
     if (!fact.empty()) log.wrapped_line(fact);
   for (const auto& text : notes) log.wrapped_line(text);
@@ -150,6 +151,7 @@ bool Run::must_read_all(const Training& t) const {
 void Run::start_step(int64_t step, const Batch& batch, double waited) {
   progress->add_wait(waited);
   ranks.reached(concat("step ", step));
+  if (const std::string note = threads->adapt(); !note.empty()) log.wrapped_line(note);
   crash_step(
       concat("step ", step, " of epoch ", plan.epoch_of(step), "; images: ", image_names(batch, data.train)));
   if (step < 3 && ranks.first())
