@@ -226,6 +226,6 @@ int main(int argc, char** argv) {
       evaluate_model(config);
     else
       evaluate_file(config);
-    check(std::cout.flush().good(), "cannot write the results to stdout; check the disk space");
+    check_stdout();
   });
 }

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "base/error.hpp"
+#include "base/program.hpp"
 
 namespace yolox {
 
@@ -254,7 +255,9 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::st
       for (size_t at; (at = text.find("\n\n")) != std::string::npos;) text.erase(at, 1);
       text += " More flags, explained by --help all:\n" + other_flag_names(common);
     }
-    std::exit((std::cout << text << std::flush) ? 0 : 1);
+    std::cout << text;
+    check_stdout();
+    std::exit(0);
   }
   if (!result.unmatched().empty()) {
     throw UsageError(concat("unexpected argument '", result.unmatched()[0],

@@ -81,6 +81,9 @@ std::string wrapped(const std::string& text, size_t indent) {
   std::string lines;
   std::istringstream in(text);
   for (std::string rest; std::getline(in, rest);) {
+    const size_t colon = rest.find(": ./");
+    const std::string command = colon == std::string::npos ? "" : rest.substr(colon + 1);  // with a blank
+    if (!command.empty()) rest.resize(colon + 1);
     while (terminal_columns(rest) > kColumns) {
       const size_t end = cut_to_columns(rest, kColumns).size();
       size_t blank = rest.rfind(' ', end);
@@ -89,7 +92,9 @@ std::string wrapped(const std::string& text, size_t indent) {
       lines += rest.substr(0, blank) + "\n";
       rest = std::string(indent, ' ') + rest.substr(blank + 1);
     }
-    lines += rest + "\n";
+    const bool fits = terminal_columns(rest + command) <= kColumns;
+    lines +=
+        rest + (command.empty() || fits ? command : "\n" + std::string(indent - 1, ' ') + command) + "\n";
   }
   if (!lines.empty()) lines.pop_back();
   return lines;

@@ -62,6 +62,11 @@ void allow_open_files();
 // with lack of memory in plain words.
 void print_error(const std::string& what);
 
+// Throws if text that was printed to stdout could not be written, for example to a full disk. Programs whose
+// results are on stdout call it at their end. Training does not, because it has log.txt and must survive the
+// loss of its terminal.
+void check_stdout();
+
 // Runs `program` and returns the exit code of main(): 0, 2 after UsageError, 1 after any other exception.
 // Prints an exception as one line on stderr.
 template <class Program>

@@ -33,14 +33,12 @@ void AppendFile::add(const std::string& text) const {
 }
 
 void Log::line(const std::string& given) {
-  const std::string text = printable(given, /*keep_newlines=*/true);
+  const std::string text = wrapped(printable(given, /*keep_newlines=*/true), 8);
   if (tty && in_place) std::cout << "\r\033[K";
   in_place = false;
   if (!quiet) std::cout << text << std::endl;
   file.add(text);
 }
-
-void Log::wrapped_line(const std::string& text) { line(wrapped(printable(text, /*keep_newlines=*/true), 8)); }
 
 void Log::progress(const std::string& text, bool keep) {
   if (keep || (!tty && now() - last > 30)) {

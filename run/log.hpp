@@ -28,9 +28,8 @@ struct Log {
   explicit Log(const std::string& path, bool quiet = false)
       : file{path}, quiet(quiet), tty(!quiet && isatty(1)) {}
 
+  // Wraps the text to lines of at most 79 columns. The first line may begin with a heading of 8 columns.
   void line(const std::string& text);
-  // Prints a text that begins with a heading of 8 columns, wrapped to lines of at most 80 columns.
-  void wrapped_line(const std::string& text);
   // Replaces the progress line if stdout is a terminal. Otherwise logs a line at most every 30 seconds.
   // keep: always logs the line.
   void progress(const std::string& text, bool keep);

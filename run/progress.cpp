@@ -142,7 +142,7 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
     recent.add(n);
     of_epoch.add(n);
   }
-  for (const auto& remark : remarks.check_step(n)) log.wrapped_line(remark);
+  for (const auto& remark : remarks.check_step(n)) log.line(remark);
   const bool keep = (i + 1) % plan.per_epoch == 0 || i + 1 == plan.iters;
   if (recent.steps == 0 || !(i == first || keep || now() - last_time > 1)) return;
   const double steps = double(recent.steps), seconds = now() - last_time, share = waited / seconds;
@@ -153,7 +153,7 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   if (metrics) record(i + 1, epoch, m, lr, speed, share, remade);
   total_waited += waited;
   total_seconds += seconds;
-  for (const auto& remark : remarks.check_waiting(total_waited, total_seconds)) log.wrapped_line(remark);
+  for (const auto& remark : remarks.check_waiting(total_waited, total_seconds)) log.line(remark);
   if (keep) m = Means(of_epoch).take();  // the last line of an epoch shows the means over the epoch
   if ((i + 1) % plan.per_epoch == 0) start_epoch_row(epoch, i + 1, m, lr, now() - epoch_start);
   std::string line = cell(7, concat(epoch, "/", plan.epochs)) +
@@ -194,9 +194,9 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
     remark += concat(best ? "; " : "  ", "AP of classes: highest ", names(0), "; lowest ",
                      names(classes.size() - each));
   }
-  if (!remark.empty()) log.wrapped_line(remark);
+  if (!remark.empty()) log.line(remark);
   if (std::exchange(may_lag, false) && steps < kFewSteps)
-    log.wrapped_line(
+    log.line(
         "note: after so few steps AP lags behind the loss, because batch norm statistics and EMA follow the "
         "weights slowly");
   for (auto& [name, value] : epoch_row)
@@ -223,7 +223,7 @@ void RunProgress::log_problems(const Splits& splits) {
 void RunProgress::log_problems(const Dataset& data, const std::string& list) {
   for (const auto& [kind, count] : data.problems->summary())
     if (std::exchange(logged_problems[data.name + kind], count) != count)
-      log.wrapped_line(concat("note: ", data.name, ": ", kind, ": ", count, " (listed in ", list, ")"));
+      log.line(concat("note: ", data.name, ": ", kind, ": ", count, " (listed in ", list, ")"));
   data.problems->write(list);
 }
 
@@ -243,7 +243,7 @@ void RunProgress::log_settings(const Config& config) {
     text += is_switch ? concat(value == "true" ? " --" : " --no-", name)
                       : concat(" --", name, " ", shell_word(value));
   }
-  if (!text.empty()) log.wrapped_line("flags  " + text);
+  if (!text.empty()) log.line("flags  " + text);
 }
 
 void RunProgress::log_ranks(Ranks& ranks, torch::Device device) {
@@ -258,10 +258,9 @@ void RunProgress::log_ranks(Ranks& ranks, torch::Device device) {
     if (all[r][2] < all[slowest][2]) slowest = r;
     if (all[r][2] > all[fastest][2]) fastest = r;
   }
-  log.wrapped_line(concat("ranks   memory", memory, "; waiting for the data loader", waits,
-                          "; slowest: rank ", slowest, " (", ranks.location(int(slowest)), "); rank ",
-                          fastest, " has waited ", short_time(all[fastest][2] - all[slowest][2]),
-                          " longer for other ranks"));
+  log.line(concat("ranks   memory", memory, "; waiting for the data loader", waits, "; slowest: rank ",
+                  slowest, " (", ranks.location(int(slowest)), "); rank ", fastest, " has waited ",
+                  short_time(all[fastest][2] - all[slowest][2]), " longer for other ranks"));
 }
 
 void RunProgress::log_classes(const Splits& splits) {
@@ -272,19 +271,19 @@ void RunProgress::log_classes(const Splits& splits) {
     frequent.push_back(concat(train.classes[c], " ", counts[c]));
   const auto empty = std::count_if(train.records.begin(), train.records.end(),
                                    [](const Record& r) { return r.boxes.empty(); });
-  log.wrapped_line(concat("images  ", train.records.size(), " for training, ", empty, " without boxes"));
-  log.wrapped_line(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
-                          " for training: ", listed(frequent, 10)));
+  log.line(concat("images  ", train.records.size(), " for training, ", empty, " without boxes"));
+  log.line(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
+                  " for training: ", listed(frequent, 10)));
   const auto absent = [&](const std::vector<int64_t>& of, const char* split) {
     std::vector<std::string> names;
     for (size_t c = 0; c < of.size(); ++c)
       if (of[c] == 0) names.push_back(train.classes[c]);
     if (!names.empty())
-      log.wrapped_line(concat("note: ", names.size(), names.size() == 1 ? " class has" : " classes have",
-                              " no box for ", split, ": ", listed(names, 10)));
+      log.line(concat("note: ", names.size(), names.size() == 1 ? " class has" : " classes have",
+                      " no box for ", split, ": ", listed(names, 10)));
   };
-  for (const auto& note : train.notes) log.wrapped_line(note);
-  for (const auto& note : splits.same ? std::vector<std::string>() : val.notes) log.wrapped_line(note);
+  for (const auto& note : train.notes) log.line(note);
+  for (const auto& note : splits.same ? std::vector<std::string>() : val.notes) log.line(note);
   absent(counts, "training");
   if (!splits.same) absent(in_val, "evaluation");
 }
@@ -348,39 +347,36 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
               ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks) {
   const Dataset &data = splits.train, &val = splits.val;
   progress.log_settings(config);
-  log.wrapped_line(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
-                          val.records.size(), " for evaluation (",
-                          splits.same ? "the same images, because there is one split" : val.name, "), ",
-                          data.classes.size(), " classes; ", config.loader_threads, " loader thread",
-                          config.loader_threads > 1 ? "s" : ""));
+  log.line(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
+                  val.records.size(), " for evaluation (",
+                  splits.same ? "the same images, because there is one split" : val.name, "), ",
+                  data.classes.size(), " classes; ", config.loader_threads, " loader thread",
+                  config.loader_threads > 1 ? "s" : ""));
   if (splits.same)
-    log.wrapped_line(
+    log.line(
         "warning: AP is measured on the training images, because the data set has one split, and is too high "
         "for other images; --val-fraction 0.1 holds out a tenth of the images for evaluation");
   if (config.data == "shapes")
-    log.wrapped_line(
-        "note: these are scenes that the program draws; to train on your own images, give --data DIR");
+    log.line("note: these are scenes that the program draws; to train on your own images, give --data DIR");
   progress.log_classes(splits);
-  log.wrapped_line(concat("model   ", config.model, " ", base.height, "x", base.width,
-                          plan.sizes.max_decrease + plan.sizes.max_increase > 0 ? " multi-scale" : "", ", ",
-                          short_count(parameter_count(*model)), " parameters, ",
-                          short_count(conv_flops(model, base)), "FLOPs, on ", device.str(), ", ",
-                          precision_name(config.amp)));
+  log.line(concat("model   ", config.model, " ", base.height, "x", base.width,
+                  plan.sizes.max_decrease + plan.sizes.max_increase > 0 ? " multi-scale" : "", ", ",
+                  short_count(parameter_count(*model)), " parameters, ", short_count(conv_flops(model, base)),
+                  "FLOPs, on ", device.str(), ", ", precision_name(config.amp)));
   const int world = ranks.info.world;
   std::vector<std::string> locations;
   for (int r = 0; r < world && world > 1; ++r) locations.push_back(concat(r, " on ", ranks.location(r)));
-  if (world > 1) log.wrapped_line(concat("ranks   ", listed(locations, 16)));
-  log.wrapped_line(concat("steps   ", plan.iters, " with a batch of ", plan.batch, " images",
-                          world > 1 ? concat(" (", plan.batch / world, " per rank)") : "", ", ",
-                          plan.per_epoch, " per epoch; ", config.epochs,
-                          config.epochs == 1 ? " epoch" : " epochs",
-                          part_of_run("first", config.warmup_epochs, "with warm-up"),
-                          part_of_run("last", config.no_aug_epochs, "without mosaic and MixUp")));
-  log.wrapped_line(concat("lr      ", lr, " for the batch (", config.lr, " per image), ", config.optimizer));
+  if (world > 1) log.line(concat("ranks   ", listed(locations, 16)));
+  log.line(concat("steps   ", plan.iters, " with a batch of ", plan.batch, " images",
+                  world > 1 ? concat(" (", plan.batch / world, " per rank)") : "", ", ", plan.per_epoch,
+                  " per epoch; ", config.epochs, config.epochs == 1 ? " epoch" : " epochs",
+                  part_of_run("first", config.warmup_epochs, "with warm-up"),
+                  part_of_run("last", config.no_aug_epochs, "without mosaic and MixUp")));
+  log.line(concat("lr      ", lr, " for the batch (", config.lr, " per image), ", config.optimizer));
   const bool fine_tuned = !config.weights.empty() || !config.resume.empty();
   if (const auto odd = Remarks::check_learning_rate(config.optimizer, config.lr, plan.batch, fine_tuned);
       !odd.empty())
-    log.wrapped_line(odd);
+    log.line(odd);
 }
 
 }  // namespace yolox

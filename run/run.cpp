@@ -111,9 +111,9 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
            plan.schedule.lr * t.lr_factor, ranks);
   threads.emplace(config, t.model, ImageSize{int(info.height), int(info.width)}, device, ranks.info.world);
   for (const auto& fact : facts)
-    if (!fact.empty()) log.wrapped_line(fact);
-  for (const auto& text : notes) log.wrapped_line(text);
-  if (const auto note = font_note(data.train.classes); !note.empty()) log.wrapped_line(note);
+    if (!fact.empty()) log.line(fact);
+  for (const auto& text : notes) log.line(text);
+  if (const auto note = font_note(data.train.classes); !note.empty()) log.line(note);
   progress->log_problems(data);
   if (first == 0 && ranks.first()) save_image(folder + "/labels.jpg", draw_label_statistics(data.train));
   if (!resumed && !profiling()) save(t, "last.pth");  // so that the run can be resumed from the start
@@ -151,7 +151,7 @@ bool Run::must_read_all(const Training& t) const {
 void Run::start_step(int64_t step, const Batch& batch, double waited) {
   progress->add_wait(waited);
   ranks.reached(concat("step ", step));
-  if (const std::string note = threads->adapt(); !note.empty()) log.wrapped_line(note);
+  if (const std::string note = threads->adapt(); !note.empty()) log.line(note);
   crash_step(
       concat("step ", step, " of epoch ", plan.epoch_of(step), "; images: ", image_names(batch, data.train)));
   if (step < 3 && ranks.first())
@@ -283,13 +283,13 @@ void Run::finish(Training& t) {
   }
   if (stop && !complete) {
     if (!saved_at(t.iteration)) save(t, "last.pth", /*required=*/true);
-    log.wrapped_line(concat("stopped by ", strsignal(stop), " at step ", t.iteration,
-                            "; resume with: ./train --resume ", shell_word(folder)));
+    log.line(concat("stopped by ", strsignal(stop), " at step ", t.iteration,
+                    "; resume with: ./train --resume ", shell_word(folder)));
   } else {
     const std::string best = best_ap >= 0 ? concat(", best AP ", std::fixed, std::setprecision(4), best_ap,
                                                    " in ", folder, "/best.pth")
                                           : "";
-    log.wrapped_line(concat("done: ", folder, "/last.pth", best));
+    log.line(concat("done: ", folder, "/last.pth", best));
   }
   if (ranks.first() && reported != t.iteration) report(folder, log);
 }

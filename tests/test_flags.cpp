@@ -423,10 +423,10 @@ TEST_CASE("run: wrapped lines have at most 79 columns; a longer word is not spli
   std::string words = "data   ";
   for (int i = 0; i < 30; ++i) words += " word";
   quietly([&] {
-    log.wrapped_line(words);
-    log.wrapped_line("run     " + std::string(100, 'x'));
-    log.wrapped_line(std::string(100, 'y'));
-    log.wrapped_line("data    206 images in " + std::string(90, 'z') + words);
+    log.line(words);
+    log.line("run     " + std::string(100, 'x'));
+    log.line(std::string(100, 'y'));
+    log.line("data    206 images in " + std::string(90, 'z') + words);
   });
   std::istringstream said(contents(dir / "log.txt"));
   std::vector<std::string> lines;
@@ -491,6 +491,48 @@ TEST_CASE("run: lines are wrapped by columns of the terminal, not by bytes") {
     }
     CHECK(lines == 3);
   }
+}
+
+TEST_CASE("run: a command at the end of a message is not broken into lines, so that it can be copied") {
+  const std::string command =
+      "./train --resume '/data/runs of the week/a' --lr 0.0001 --data '/data/cats of the city'";
+  for (const std::string before :
+       {"stopped:", "stopped by Interrupt at step 12 of 20000 in the first epoch; resume with:"}) {
+    CAPTURE(before);
+    const auto lines = lines_of(wrapped(before + " " + command, 8));
+    REQUIRE(lines.size() == 2);
+    CHECK(lines[0] == before);
+    CHECK(lines[1] == "        " + command);
+  }
+  CHECK(wrapped("resume with: ./train --resume a", 8) == "resume with: ./train --resume a");
+  const std::string many =
+      "this text is longer than a line of a terminal, so that it is broken into two lines; go on with";
+  CHECK(lines_of(wrapped(many + ": " + command, 8)).size() == 3);
+}
+
+TEST_CASE("run: an error is wrapped on a terminal, and one line in a file") {
+  const TempDir dir;
+  const std::string message =
+      "a.pth: this message has more words than a line of a terminal has room for, and is broken between two "
+      "words";
+  const int pty = posix_openpt(O_RDWR | O_NOCTTY);
+  REQUIRE(pty >= 0);
+  REQUIRE((grantpt(pty) == 0 && unlockpt(pty) == 0));
+  const int terminal = open(ptsname(pty), O_RDWR | O_NOCTTY), error = dup(2);
+  const int file = open((dir / "err").c_str(), O_WRONLY | O_CREAT, 0600);
+  for (const int fd : {terminal, file}) {
+    dup2(fd, 2);
+    print_error(message);
+  }
+  dup2(error, 2);
+  for (const int fd : {terminal, error, file}) close(fd);
+  std::string shown;
+  for (char c; read(pty, &c, 1) == 1;) shown += c;
+  close(pty);
+  CHECK(contents(dir / "err") == "error: " + message + "\n");
+  CHECK(shown ==
+        "error: a.pth: this message has more words than a line of a terminal has room\r\n"
+        "       for, and is broken between two words\r\n");
 }
 
 TEST_CASE("run: the progress line is rewritten in place and cut to the terminal; a file omits it") {

@@ -509,17 +509,26 @@ SHARED_TEST("eval: the official nano of YOLOX 0.1.0 reaches its AP with --prepro
   CHECK(std::abs(json_number(dir / "e.json", "AP75") - 0.2955) < 5e-4);
 }
 
-TEST_CASE("eval: exits with 1 if stdout is full" * starts_programs) {
-  TempDir dir;
+TEST_CASE("programs: exit with 1 if their results do not fit on stdout, but training goes on" *
+          starts_programs) {
+  const TempDir& dir = trained().dir;
   write_text(dir / "gt.json",
              R"({"images": [{"id": 1, "file_name": "a.jpg", "width": 64, "height": 48}],
                  "categories": [{"id": 1, "name": "cat"}],
                  "annotations": [{"id": 7, "image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9]}]})");
   write_text(dir / "dt.json", R"([{"image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9], "score": 0.9}])");
-  succeed(dir, "eval", "--gt gt.json --dt dt.json");
-  const Outcome o = shell(dir, "($YOLOX_PROGRAMS/eval --gt gt.json --dt dt.json > /dev/full)");
-  CHECK(o.code == 1);
-  CHECK(has(o.err, "cannot write the results to stdout"));
+  for (const std::string command :
+       {"eval --gt gt.json --dt dt.json",
+        "demo --weights a/best.pth --source shapes --max-images 1 --save full",
+        "export --weights a/best.pth --out full.onnx", "pack --data data --out full.lmdb", "eval --help"}) {
+    CAPTURE(command);
+    const Outcome o = shell(dir, "($YOLOX_PROGRAMS/" + command + " > /dev/full)");
+    CHECK(o.code == 1);
+    CHECK(has(o.err, "cannot write to stdout"));
+    CHECK(shell(dir, "rm -rf full*; $YOLOX_PROGRAMS/" + command).code == 0);
+  }
+  CHECK(shell(dir, concat("($YOLOX_PROGRAMS/train ", kTrain, "--max-iters 1 --out full > /dev/full)")).code ==
+        0);
 }
 
 TEST_CASE("demo: writes each image of a folder in its size, skips other files, keeps the originals" *

@@ -248,7 +248,7 @@ static void print_times(Log& log, const Stages& t, double seconds, int64_t image
                                     {", draw ", &t.draw},
                                     {", save ", &t.save}})
     if (stage->nanoseconds > 0) stages << name << 1000 * stage->seconds() / double(images);
-  log.wrapped_line(stages.str());
+  log.line(stages.str());
   const double network = t.network.seconds() + t.nms.seconds(), reading = t.loader_wait.seconds(),
                writing = t.writer_wait.seconds();
   limit << std::fixed << std::setprecision(0) << "limit   "
@@ -257,7 +257,7 @@ static void print_times(Log& log, const Stages& t, double seconds, int64_t image
                                                   : "writing")
         << ": " << 100 * network / seconds << "% of the time in network and NMS, " << 100 * reading / seconds
         << "% waiting for images, " << 100 * writing / seconds << "% waiting for writers";
-  log.wrapped_line(limit.str());
+  log.line(limit.str());
 }
 
 // One run of ./demo. Loader threads read and letterbox images, the calling thread runs the network and NMS,
@@ -319,8 +319,7 @@ Demo::Demo(const Config& given) : config(given) {
   names = class_names(loaded.info, loaded.model->num_classes);
   for (int c = int(names.size()); c < loaded.model->num_classes; ++c) names.push_back(concat("class ", c));
   wanted = wanted_classes(config.classes, names);
-  if (const auto note = config.draw || config.show ? font_note(names) : ""; !note.empty())
-    log.wrapped_line(note);
+  if (const auto note = config.draw || config.show ? font_note(names) : ""; !note.empty()) log.line(note);
   if (config.draw || config.txt || config.crop) make_folder(folder);
   if (config.txt) make_folder(folder / "labels");
   video.emplace((folder / source.stem).string(), source.fps);
@@ -507,7 +506,7 @@ void Demo::print_end(double seconds) {
   std::string line = concat("boxes   ", boxes);
   for (const auto& [n, c] : order)
     line += concat(n == order[0].first && c == order[0].second ? ": " : ", ", -n, " ", names[c]);
-  log.wrapped_line(line);
+  log.line(line);
   if (used > 0) print_times(log, stages, seconds, used);
 }
 
@@ -520,6 +519,7 @@ int main(int argc, char** argv) {
     keep_freed_memory();
     opencv_single_thread();
     Demo(config).run();
+    check_stdout();
   });
   return code == 0 && stop_signal ? 128 + stop_signal : code;
 }

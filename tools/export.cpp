@@ -219,10 +219,11 @@ static void run(int argc, char** argv) {
       << ")\nlargest difference from the model on "
       << (config.image.empty() ? "a drawn scene" : printable(config.image)) << ": boxes " << rounded(boxes)
       << (config.decode ? " pixels" : " strides") << ", scores " << rounded(scores) << "\n";
-  check(std::cout.flush().good(), "cannot write to stdout; check the disk space. ", config.out,
-        " is complete");
 }
 
 int main(int argc, char** argv) {
-  return run_program([&] { run(argc, argv); });
+  return run_program([&] {
+    run(argc, argv);
+    check_stdout();
+  });
 }

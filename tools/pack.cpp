@@ -10,6 +10,7 @@
 #include <map>
 
 #include "base/flags.hpp"
+#include "base/printable.hpp"
 #include "base/program.hpp"
 #include "data/cache.hpp"
 #include "data/packed.hpp"
@@ -173,18 +174,22 @@ static void pack(int argc, char** argv) {
   }
   file.put("complete", "yes");
   file.commit();
-  std::cout << (isatty(1) ? "\r" : "") << config.out << ": " << all << " images";
+  std::cout << (isatty(1) ? "\r" : "") << printable(config.out) << ": " << all << " images";
   if (already_packed) std::cout << ", " << already_packed << " of them were already packed";
   std::cout << ", " << short_bytes(double(fs::file_size(config.out))) << "\n";
   for (const auto& [name, data] : parts) {
     if (splits.same && name == "val") break;
     const std::string list = concat(config.out, ".", name, ".problems.txt");
     for (const auto& [kind, count] : data->problems->summary())
-      std::cout << "note: " << data->name << ": " << kind << ": " << count << " (listed in " << list << ")\n";
+      std::cout << printable(concat("note: ", data->name, ": ", kind, ": ", count, " (listed in ", list, ")"))
+                << "\n";
     data->problems->write(list);
   }
 }
 
 int main(int argc, char** argv) {
-  return run_program([&] { pack(argc, argv); });
+  return run_program([&] {
+    pack(argc, argv);
+    check_stdout();
+  });
 }
