@@ -44,7 +44,7 @@ struct Config : Flags {
                              "pretrained weights: checkpoint (ours or official), ONNX file, or name of a "
                              "model that weights/get has downloaded");
   std::string resume =
-      flag_optional_value(resume, "Model", "resume", "newest", "RUN",
+      flag_optional_value(resume, "Model", "resume", "newest", "[RUN]",
                           "resume the run in this folder; without RUN the newest one in runs/ and ./");
   std::string preproc = flag(
       preproc, "Model", "preproc", "auto", "auto|bgr|legacy",
@@ -155,10 +155,10 @@ inline void check_dtr(const Config& c) {
 
 // Throws UsageError if a setting is out of range. Call fill_in() first.
 inline void check_config(const Config& c) {
-  const auto at_least = [](const char* name, double value, double least) {
+  const auto at_least = [](const char* name, auto value, auto least) {
     usage_check(value >= least, "--", name, " must be at least ", least, ", got ", value);
   };
-  const auto in = [](const char* name, double value, double lo, double hi) {
+  const auto in = [](const char* name, auto value, auto lo, auto hi) {
     usage_check(value >= lo && value <= hi, "--", name, " must be in ", lo, "..", hi, ", got ", value);
   };
   const auto one_of = [](const char* name, const std::string& value, const std::vector<std::string>& known) {
@@ -173,7 +173,7 @@ inline void check_config(const Config& c) {
   at_least("epochs", c.epochs, 1);
   in("workers", c.workers, 0, 256);
   in("val-fraction", c.val_fraction, 0, 0.9);
-  at_least("max-iters", double(c.max_iters), 0);
+  at_least("max-iters", c.max_iters, 0);
   at_least("accum", c.accum, 1);
   usage_check(c.bs == 0 || c.accum <= c.bs, "--accum must be at most the batch size (--bs ", c.bs, "), got ",
               c.accum);
@@ -187,7 +187,7 @@ inline void check_config(const Config& c) {
   at_least("weight-decay", c.weight_decay, 0);
   in("clip", c.clip, 0, 1e38);
   at_least("eval-interval", c.eval_interval, 0);
-  at_least("seed", double(c.seed), 0);
+  at_least("seed", c.seed, 0);
   usage_check(c.warmup_epochs + c.no_aug_epochs <= c.epochs, "--warmup-epochs ", c.warmup_epochs,
               " plus --no-aug-epochs ", c.no_aug_epochs, " exceeds --epochs ", c.epochs);
   in("gpus", c.gpus, 0, 1024);
@@ -195,10 +195,11 @@ inline void check_config(const Config& c) {
   in("nodes", c.nodes, 1, 65536);
   in("node", c.node, 0, c.nodes - 1);
   at_least("restarts", c.restarts, 0);
-  in("timeout", c.timeout, 1, 1e6);
+  in("timeout", c.timeout, 1, 1000000);
   combination_check(c.gpus == 0 || c.procs == 0, "--gpus and --procs cannot be used together");
   combination_check(c.nodes == 1 || !c.master.empty(),
                     "--nodes needs --master HOST:PORT, the same on all nodes");
+  combination_check(c.was_given("nodes") || !c.was_given("master"), "--master needs --nodes N and --node I");
   if (!c.master.empty() || c.was_given("master")) parse_address("--master", c.master);
   in("min-lr-ratio", c.min_lr_ratio, 0, 1);
   in("ema", c.ema, 0, 0.999999);

@@ -51,7 +51,10 @@ torch::Device parse_device(const std::string& name) {
   const std::string number = name == "cuda" ? "0" : name.rfind("cuda:", 0) == 0 ? name.substr(5) : "";
   usage_check(
       !number.empty() && number.size() < 4 && number.find_first_not_of("0123456789") == std::string::npos,
-      "--device must be auto, cpu, cuda or cuda:N, got '", name, "'");
+      "--device must be auto, cpu, cuda or cuda:N, got '", name, "'",
+      !name.empty() && name.find_first_not_of("0123456789") == std::string::npos
+          ? concat("; write cuda:", name)
+          : "");
   usage_check(
       has_gpu(), "--device ", name,
       ": this build cannot use a GPU; check nvidia-smi and run ./setup.sh again, or use --device cpu");

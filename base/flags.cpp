@@ -201,8 +201,8 @@ std::vector<std::string> Flags::words_of(const std::string& program, int argc, c
       for (const std::string& name : {"--" + f.name, "--no-" + f.name})
         if (f.is_bool() && word.rfind(name + "=", 0) == 0)
           throw UsageError(concat(name, " is a switch and takes no value, got '", word, "'"));
-      if (!f.implicit.empty() && word == "--" + f.name && i + 1 < argc && argv[i + 1][0] != '-')
-        word += concat("=", argv[++i]);
+      if (!f.implicit.empty() && word == "--" + f.name)
+        word += concat("=", i + 1 < argc && argv[i + 1][0] != '-' ? argv[++i] : f.implicit);
     }
     words.push_back(word);
     if (next_is_value) words.emplace_back(argv[++i]);
@@ -223,10 +223,7 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::st
     const std::string shown = f.get().empty() || f.is_bool() ? "" : " [" + f.get() + "]";
     const auto add_to = [&](cxxopts::Options& to) {
       to.add_options(f.group)(f.as_shown(), f.doc + shown,
-                              f.is_bool() ? cxxopts::value<bool>()
-                              : !f.implicit.empty()
-                                  ? cxxopts::value<std::string>()->implicit_value(f.implicit)
-                                  : cxxopts::value<std::string>(),
+                              f.is_bool() ? cxxopts::value<bool>() : cxxopts::value<std::string>(),
                               f.argument);
     };
     add_to(options);

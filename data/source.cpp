@@ -65,7 +65,7 @@ Source hold_out(Source& all, double fraction) {
     part.coco.annotations.push_back(a);
     if (!all.lines.empty()) part.lines.push_back(all.lines[k]);
   }
-  val.name = concat(all.name, " (", val.files.size(), " images held out)");
+  val.name = concat(all.name, ", ", val.files.size(), " images held out");
   all = std::move(train);
   return val;
 }

@@ -32,8 +32,10 @@ void AppendFile::add(const std::string& text) const {
   close(fd);
 }
 
-void Log::line(const std::string& given) {
-  const std::string text = wrapped(printable(given, /*keep_newlines=*/true), 8);
+void Log::line(const std::string& text) { row(wrapped(printable(text, /*keep_newlines=*/true), 8)); }
+
+void Log::row(const std::string& given) {
+  const std::string text = printable(given, /*keep_newlines=*/true);
   if (tty && in_place) std::cout << "\r\033[K";
   in_place = false;
   if (!quiet) std::cout << text << std::endl;
@@ -42,7 +44,7 @@ void Log::line(const std::string& given) {
 
 void Log::progress(const std::string& text, bool keep) {
   if (keep || (!tty && now() - last > 30)) {
-    line(text);
+    row(text);
     last = now();
   } else if (tty) {
     winsize window{};

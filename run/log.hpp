@@ -30,6 +30,8 @@ struct Log {
 
   // Wraps the text to lines of at most 79 columns. The first line may begin with a heading of 8 columns.
   void line(const std::string& text);
+  // Prints a row of a table, which is not wrapped.
+  void row(const std::string& text);
   // Replaces the progress line if stdout is a terminal. Otherwise logs a line at most every 30 seconds.
   // keep: always logs the line.
   void progress(const std::string& text, bool keep);

@@ -165,7 +165,7 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   line += cell(6, short_rate(rate)) + number(5, "%.0f%%", 100 * share);
   line += cell(6, short_bytes(dtr ? remade.peak : memory_used(device)));
   line += cell(7, short_time(double((plan.iters - i - 1) * plan.batch) / rate));
-  if (!std::exchange(has_heading, true)) log.line(heading(m));
+  if (!std::exchange(has_heading, true)) log.row(heading(m));
   log.progress(line, keep);
   restart_clock();
 }
@@ -367,7 +367,8 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
   std::vector<std::string> locations;
   for (int r = 0; r < world && world > 1; ++r) locations.push_back(concat(r, " on ", ranks.location(r)));
   if (world > 1) log.line(concat("ranks   ", listed(locations, 16)));
-  log.line(concat("steps   ", plan.iters, " with a batch of ", plan.batch, " images",
+  log.line(concat("steps   ", plan.iters, " with a batch of ", plan.batch,
+                  plan.batch == 1 ? " image" : " images",
                   world > 1 ? concat(" (", plan.batch / world, " per rank)") : "", ", ", plan.per_epoch,
                   " per epoch; ", config.epochs, config.epochs == 1 ? " epoch" : " epochs",
                   part_of_run("first", config.warmup_epochs, "with warm-up"),

@@ -565,7 +565,9 @@ TEST_CASE("train: bad batch sizes, missing GPUs and wrong node or rank settings 
   refused("", "--bs 16 --procs 2 --nodes 2", "--nodes needs --master HOST:PORT");
   refused("", "--bs 16 --procs 2 --nodes 2 --node 2 --master a:1", "--node must be in 0..1");
   refused("", "--bs 16 --procs 2 --nodes 2 --master node0", "--master must be HOST:PORT");
-  refused("", "--bs 16 --procs 2 --master node0:0", "--master must be HOST:PORT");
+  refused("", "--bs 16 --procs 2 --nodes 2 --master node0:0", "--master must be HOST:PORT");
+  refused("", "--bs 16 --procs 2 --master node0:1", "--master needs --nodes N and --node I");
+  refused("", "--procs 1000000", "--procs must be in 0..1024, got 1000000");
   refused("export WORLD_SIZE=2 LOCAL_RANK=0 RANK=x; ", "--bs 2", "RANK=x is not a number");
   refused("export WORLD_SIZE=2 LOCAL_RANK=0 RANK=2; ", "--bs 2", "rank 2 of 2");
   refused("export WORLD_SIZE=2 RANK=1; ", "--bs 2", "one of several ranks, but LOCAL_RANK is not set");

@@ -784,6 +784,7 @@ TEST_CASE("programs: invalid input gives one line that names it, and the right e
       {"train", train + "--bs 0", 2, "--bs"},
       {"train", train + "--bs 100000000", 1, "--bs"},
       {"train", train + "--device tpu", 2, "--device"},
+      {"train", train + "--device 0", 2, "write cuda:0"},
       {"train", train + "--data nowhere", 1, "nowhere"},
       {"train", train + "--data nothing", 1, "nothing"},
       {"train", train + "--data empty.json", 1, "empty.json"},

@@ -326,7 +326,7 @@ TEST_CASE(
   const auto tried = succeed(dir, "train",
                              "--data data --model yolox-nano --size 64 --bs auto --accum 64 --max-iters 1 "
                              "--eval-interval 0 --out s");
-  CHECK(has(tried, "of 1 images"));
+  CHECK(has(tried, "of 1 image,"));
 }
 
 TEST_CASE("train: a second training cannot use the run folder of a running one" * starts_programs) {

@@ -72,7 +72,7 @@ TEST_CASE("train: leaves cores to other programs, but not with --deterministic" 
         concat(
             "{ unset OMP_NUM_THREADS; for i in $(seq ", usable_cores(),
             "); do timeout 60 sh -c 'while :; do :; done' & busy=\"$busy $!\"; done; $YOLOX_PROGRAMS/train "
-            "--data shapes --model yolox-nano --size 160 --bs 8 --max-iters 60 "
+            "--data shapes --model yolox-nano --size 160 --bs 8 --max-iters 25 "
             "--eval-interval 0 ",
             flags, "; code=$?; kill $busy; (exit $code); }"));
   };
