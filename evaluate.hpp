@@ -27,8 +27,7 @@ namespace yolox {
 
 // Total seconds of each stage over all images (eval --speed).
 struct EvalTimes {
-  double load =
-      0;  // reading, decoding and letterbox; in the loader threads, in parallel with the other stages
+  double load = 0;  // reading, decoding and letterbox, in the loader threads beside the other stages
   double preprocess = 0, forward = 0, decode = 0, nms = 0;
 };
 

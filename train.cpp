@@ -134,7 +134,7 @@ static int train(int argc, char** argv) {
   set_up_ddp(ranks, reducer, step, *model, config.sync_bn);
   if (!dtr.on()) step.cast_weights = cast_weights(*model, step.amp);
   StepGraphs graphs(uses_fast_path(config, "graph"), *model, device, [&](const std::string& why) {
-    run.log.line(concat("warning: training goes on without CUDA graphs (--fast graph), because ", why));
+    run.log.line(concat("warning: training goes on without the CUDA graphs (--fast graph), because ", why));
   });
 
   // ---- training loop

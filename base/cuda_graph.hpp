@@ -8,15 +8,16 @@
 
 namespace yolox {
 
-// Kernels that a function has launched. Graphs that exist at the same time share one memory pool, so that a
-// replay overwrites the memory of the other graphs: read the results of a replay, or copy them on the same
-// stream, before the next one.
+// The kernels that a function has launched. Graphs that exist at the same time share one memory pool, so that
+// a replay overwrites the memory of the other graphs. Therefore read the results of a replay, or copy them on
+// the same stream, before the next replay.
 class CudaGraph {
  public:
   // Records the kernels that record() launches on the current stream of the device, also those of backward().
-  // They do not run. record() must not wait for the device and must not copy between host and device. Memory
-  // that it reads must stay where it is as long as the graph is used. Throws the exception of record(), or
-  // std::runtime_error if the kernels cannot be recorded, or if the program was built without CUDA.
+  // Recording does not run them. record() must not wait for the device and must not copy between host and
+  // device. Memory that it reads must stay where it is as long as the graph is used. Throws the exception of
+  // record(), or std::runtime_error if the kernels cannot be recorded, or if the program was built without
+  // CUDA.
   CudaGraph(torch::Device device, const std::function<void()>& record);
   ~CudaGraph();
   CudaGraph(const CudaGraph&) = delete;

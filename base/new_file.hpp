@@ -30,9 +30,10 @@ struct FolderLock {
   bool was_replaced() const;
 };
 
-// Watches a folder until this process ends: was_replaced() then tells if another process uses its name.
-// lock: descriptor of its file .lock, which stays open, because a closed and deleted file may lose its inode
-// to another one; negative: there is none, and nothing is watched. Call it before other threads write files.
+// Watches a folder until this process ends. FolderLock::was_replaced() then returns true if another process
+// uses its name. lock: descriptor of its file .lock, which stays open, because a closed and deleted file may
+// lose its inode to another one; negative: there is none, and nothing is watched. Call it before other
+// threads write files.
 void watch_folder(const std::string& folder, int lock);
 
 // Returns the lock of a watched folder, or null. The object lives as long as the process.

@@ -65,8 +65,8 @@ void start_workers(std::vector<std::thread>& workers, int n, const Work& work, c
 }
 
 // A queue of tasks with its own threads. Tasks are started in the order in which they were added, so with one
-// thread they also run in this order. add() blocks while `max_waiting` tasks are queued. After a
-// task has thrown, every add() and finish() rethrows the first exception, and the queued tasks are discarded.
+// thread they also run in this order. add() blocks while `max_waiting` tasks are queued. After a task has
+// thrown, every add() and finish() rethrows the first exception, and the queued tasks are discarded.
 class Tasks {
  public:
   Tasks(int threads, size_t max_waiting);

@@ -18,8 +18,8 @@ namespace yolox {
 // selects algorithms and the allocator caches memory per size.
 struct MultiScale {
   ImageSize base{0, 0};  // size of the first ten steps, pixels
-  int max_decrease = 0,
-      max_increase = 0;  // range of the height around `base`, in units of 32 pixels; 0, 0: fixed size
+  // Range of the height around `base`, in units of 32 pixels; 0, 0: fixed size.
+  int max_decrease = 0, max_increase = 0;
   int64_t seed = 0;
   int smallest = 1;  // minimum height in units of 32 pixels
 

@@ -34,15 +34,15 @@ class SharedMemoryGather {
   // Creates the shared memory on rank 0. Returns its address for open(), or an empty string on failure. The
   // memory is anonymous (memfd), so that the kernel frees it when the processes end.
   std::string create();
-  // Maps the memory that make() of rank 0 created. Returns false if that is impossible, as between
+  // Maps the memory that create() of rank 0 created. Returns false if that is impossible, as between
   // containers. In this case, call no other function.
   bool open(const std::string& place);
   // Sets the process id of another rank. exchange() uses it to detect that the process ended.
   void set_process(int other, pid_t pid) { pids[other] = pid; }
 
   // Calls take(values of a rank) for each rank in order. All ranks must call it with the same `count` <=
-  // kMost. Returns the rank whose process ended, or -1 if all ranks run. Throws std::runtime_error if the
-  // counts differ, because the ranks then execute different collectives.
+  // kMaxValues. Returns the rank whose process ended, or -1 if all ranks run. Throws std::runtime_error if
+  // the counts differ, because the ranks then execute different collectives.
   template <class Take>
   int exchange(const double* mine, size_t count, const Take& take) {
     ++turn;

@@ -161,7 +161,7 @@ inline void merge_moments(std::vector<double>& means, std::vector<double>& varia
   std::copy_n(all.variance.data_ptr<double>(), channels, variances.begin());
 }
 
-// ---- The operators. They are registered with torch's dispatcher, so that DTR (dtr.hpp) sees their inputs
+// ---- The operators. They are registered with torch's dispatcher, so that DTR (dtr/) sees their inputs
 // and outputs. DTR never repeats operators of the namespace yolox_once, because they all-reduce over the
 // ranks or update running statistics.
 
@@ -282,8 +282,8 @@ auto operation(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
 }
 
-// Registers the operators, once per program. Not at the start of the program, so that only sources that call
-// them compile them.
+// Registers the operators, once per program. This is a function and not a global object, so that only sources
+// that call it compile the operators.
 inline void register_operators() {
   sync_bn_detail::register_collectives();
   static const torch::Library once = [] {
@@ -353,7 +353,7 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
     return {dx, d_weight, d_bias, {}, {}, {}, {}, {}};
   }
 
-  // Return the gradients of x, weight and bias.
+  // Returns the gradients of x, weight and bias, as backward_on_gpu() does.
   static std::tuple<Tensor, Tensor, Tensor> backward_on_cpu(const Tensor& g, const Tensor& x,
                                                             const Tensor& saved, const Tensor& count,
                                                             const std::optional<CollectivesPtr>& over) {

@@ -29,7 +29,7 @@ inline SyncBnCollectives two_equal_ranks() {
           }};
 }
 
-// The same as a custom class of torch, so that operators accept it as an argument.
+// SyncBnCollectives as a custom class of torch, so that operators accept it as an argument.
 struct Collectives : torch::CustomClassHolder {
   explicit Collectives(SyncBnCollectives functions) : functions(std::move(functions)) {}
   const SyncBnCollectives functions;

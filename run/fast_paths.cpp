@@ -220,9 +220,9 @@ StepResults step_results(const FastPathCase& c, int64_t images, double noise) {
 // Returns the relative rounding error of a precision.
 double rounding_of(const std::string& amp) { return amp == "bf16" ? 0x1p-8 : amp == "off" ? 1e-6 : 0x1p-11; }
 
-// Returns the limit of relative differences from `exact`. Rounding assigns other anchor points to some
-// objects. In a small batch it changes everything, as changes of the pixels by their rounding do, which lead
-// to the other two numbers.
+// Returns the limit of relative differences from `exact`: 10 times the effect of rounding, at least `least`.
+// other, third: the results after the pixels were changed by their rounding error. Rounding assigns other
+// anchor points to some objects, which has a large effect in a small batch.
 double limit_of(double least, double exact, double other, double third) {
   const double effect = std::max(std::abs(other / exact - 1), std::abs(third / exact - 1));
   return std::isfinite(effect) ? std::max(least, 10 * effect) : least;
@@ -251,7 +251,7 @@ std::string compare_steps(const FastPath& path, const FastPathCase& c, int64_t i
   return "";
 }
 
-// The results of some steps.
+// Results of run_steps().
 struct GraphSteps {
   std::vector<double> values;         // loss and gradient norm of each step
   std::vector<Tensor> before, state;  // model, EMA, optimizer and gradient scaler, before and after the steps
@@ -275,8 +275,8 @@ struct GraphSteps {
   }
 };
 
-// Runs five steps as train.cpp does, the last two with L1 loss and at a larger size. most_graphs: 0: without
-// graphs, but on the same memory.
+// Runs five steps as train.cpp does, the last two with L1 loss and at a larger size. most_graphs: as in
+// StepGraphs; with 0, no step is recorded, but the input is copied to the same memory.
 GraphSteps run_steps(const FastPathCase& c, int64_t images, int64_t most_graphs) {
   Trial trial(c, 1);
   Training& t = trial.training;
@@ -335,8 +335,8 @@ FastPathResult check_graphs(const FastPath&, const FastPathCase& c, int64_t imag
   if (unequal > 0)
     return {concat("with deterministic algorithms, ", unequal, " tensors of the training state differ"), 0};
   if (c.deterministic) return {};
-  // The algorithms of the run. Their results differ from call to call, and small differences grow: rounding
-  // assigns other anchor points to some objects.
+  // Now with the algorithms of the run. Their results differ from call to call, and small differences grow,
+  // because rounding assigns other anchor points to some objects.
   const GraphSteps graphs = run_steps(c, images, kMost);
   for (size_t i = 0; i < plain.values.size(); ++i) {
     const std::string name = concat(i % 2 == 0 ? "loss" : "gradient norm", " of step ", i / 2);

@@ -17,8 +17,8 @@
 
 namespace yolox {
 
-// What the check of a fast path depends on, besides GPU, driver and program. The flags are those of the child
-// process.
+// Settings of the check of a fast path, which are the flags of the child process. The result also depends on
+// the GPU, the driver and the program.
 struct FastPathCase : Flags {
   std::string path = flag(path, "Check", "check-fast-path", "", "NAME", "name of the fast path");
   std::string with = flag(with, "Check", "with", "", "NAME,...", "other fast paths that are on");
@@ -41,7 +41,7 @@ struct FastPathResult {
 
 struct FastPath {
   std::string name;               // as in --fast
-  std::string what;               // for the log
+  std::string what;               // name in the log
   std::function<void(bool)> use;  // turns it on or off for this process
   // Compares the path with the plain path in this process, with this number of images.
   std::function<FastPathResult(const FastPath&, const FastPathCase&, int64_t images)> check;
@@ -50,17 +50,17 @@ struct FastPath {
 // Returns the fast paths that this program contains and that work on this device in this precision (--amp).
 std::vector<FastPath> fast_paths(torch::Device device, const std::string& amp);
 
-// A check of a path that replaces operations:
+// Checks a path that replaces operations. Compares
 //   1. each layer of batch norm and SiLU with a shape of its own: results, gradients and running statistics,
 //   with float32 as reference (limit 1e-4 in float32, 2e-3 in fp16, 2e-2 in bf16);
 //   2. losses and gradient norm of two training steps (limit: 10 times the effect of rounding the pixels);
 //   3. with `deterministic`, the bits of two calls.
 FastPathResult check_operations(const FastPath& path, const FastPathCase& c, int64_t images);
 
-// The check of CUDA graphs: five steps with other batches, learning rates and EMA decays, two of them with L1
-// loss and at another size, with graphs and without.
-//   1. with deterministic algorithms: equal bits of model, EMA, optimizer and gradient scaler;
-//   2. with the algorithms of the run, compared with the same steps: losses (limit 0.1), gradient norms
+// Checks CUDA graphs. Runs five steps with and without graphs. Each has another batch, learning rate and EMA
+// decay, and two have L1 loss and another size. Compares
+//   1. with deterministic algorithms: the bits of model, EMA, optimizer and gradient scaler;
+//   2. with the algorithms of the run: losses (limit 0.1), gradient norms
 //   (limit 0.5), and the difference of the states relative to their change (limit 0.5). The limits are loose,
 //   because small differences grow.
 FastPathResult check_graphs(const FastPath& path, const FastPathCase& c, int64_t images);

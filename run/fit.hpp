@@ -73,7 +73,7 @@ struct SavedStatistics {
       before.push_back(t.clone());
     }
   }
-  // Keeps the copy of the call before, too.
+  // Copies the current statistics. The previous copy is kept, too.
   void save() {
     torch::NoGradGuard no_grad;
     for (auto& [type, list] : lists) {
@@ -81,7 +81,7 @@ struct SavedStatistics {
       at::_foreach_copy_(list.saved, list.live);
     }
   }
-  // Forgets the latest copy: restore() uses the one before.
+  // Lets restore() use the previous copy instead of the latest one.
   void go_back() {
     for (auto& [type, list] : lists) std::swap(list.saved, list.before);
   }
@@ -164,8 +164,8 @@ double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimiz
                       ImageSize largest, torch::Device device, const ComputeStep& compute,
                       const std::function<void(const std::function<void()>&)>& run);
 
-// Tries steps of the largest size on each rank separately. A trial has no all-reduce,
-// whose buffers are small.
+// Tries steps of the largest size, on each rank separately and without all-reduce. The memory does not
+// include the buffers of the all-reduce, which are small.
 struct TrialStep {
   Training& t;
   ComputeStep compute;

@@ -22,7 +22,7 @@
 
 namespace yolox {
 
-// What changes from step to step.
+// Input of a step: everything that changes from step to step.
 struct StepInput {
   Batch batch;
   StepScalar lr, ema_decay;
@@ -63,7 +63,7 @@ class StepGraphs {
     StepInput input;  // in the memory that graphs read
     int64_t steps = 0;
     std::unique_ptr<CudaGraph> graph;
-    std::vector<Tensor> counts_per_step;  // by how much a step increases `counts`
+    std::vector<Tensor> counts_per_step;  // increase of `counts` in each step
     std::any result;
   };
 
@@ -71,7 +71,7 @@ class StepGraphs {
   // a graph.
   Kind* kind_of(const StepInput& input, ImageSize size, bool use_l1);
   void run_step(Kind& kind, const std::function<void()>& step);
-  // Records a step. Returns false if that is not possible.
+  // Records a step. Returns false if the step cannot be recorded.
   bool record_graph(Kind& kind, const std::function<void()>& step);
 
   bool on;

@@ -28,9 +28,9 @@ void varint(std::string& out, uint64_t value);
 // Appends a protobuf field that is a string or a message.
 void field(std::string& out, int number, std::string_view content);
 
-// Field numbers of Event, which has one of these fields besides time and step; the SessionLog {status:
-// START}.
+// Field numbers of Event. An Event has time, step, and one of these fields.
 constexpr int version_field = 3, summary_field = 5, session_field = 7;
+// The message SessionLog {status: START}, the content of session_field.
 constexpr char session_start[] = "\x08\x01";
 
 // Returns the record of an Event. time: seconds since 1970. number: field of `content`.

@@ -43,7 +43,7 @@ inline Tensor non_max_suppression(const Tensor& boxes, const Tensor& scores, int
 }
 
 // Returns the outputs of a node. An optional input that is absent is an undefined tensor. Throws if the
-// operation is not implemented.
+// operation is not implemented. The function is long, because each operation is a branch of its own.
 inline std::vector<Tensor> compute(const onnx::Node& node, const std::vector<Tensor>& in) {
   const std::string& op = node.op_type();
   const auto dim = [&](const Tensor& x, int64_t otherwise) {
