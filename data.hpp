@@ -3,13 +3,11 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <new>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>

@@ -2,27 +2,10 @@
 // Finds and reads data sets: COCO JSON, Pascal VOC XML and YOLO txt, in the folder layouts of common tools.
 // Images are not opened here.
 #pragma once
-#include <yaml-cpp/yaml.h>
 #include <numeric>
 
-#include <algorithm>
-#include <cctype>
-#include <cerrno>
-#include <charconv>
-#include <climits>
-#include <cmath>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <pugixml.hpp>
-#include <set>
 #include <string>
-#include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 

@@ -7,7 +7,7 @@
 #include "base/program.hpp"     // signals, threads, exit codes
 #include "config.hpp"           // Config, Plan: settings and derived settings
 #include "data/batches.hpp"     // Batches: prefetched batches
-#include "ddp.hpp"              // Ranks, Reduction
+#include "ddp.hpp"              // Ranks, GradientReducer
 #include "ddp/launch.hpp"       // launch(): --gpus, --procs
 #include "dtr/budget.hpp"       // Dtr: --dtr
 #include "run/crash.hpp"        // crash.txt

@@ -2,12 +2,9 @@
 // Memory: free memory of the machine, memory of this process, and out-of-memory errors.
 #pragma once
 
-#include <cstdint>
 #include <exception>
 #include <fstream>
-#include <new>
 #include <string>
-#include <vector>
 
 namespace yolox {
 

@@ -4,9 +4,11 @@
 #include <fcntl.h>
 
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <system_error>
+#include <utility>
 
 #include "base/error.hpp"
 

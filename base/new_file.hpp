@@ -6,11 +6,9 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace yolox {

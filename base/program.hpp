@@ -3,12 +3,10 @@
 // numbers, devices and memory. It includes no other folder of this project.
 // This file: the frame of main(), with exit codes, signal handlers and process limits.
 #pragma once
-#include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <cstring>
+#include <exception>
 #include <filesystem>
-#include <iostream>
 #include <string>
 #include <system_error>
 

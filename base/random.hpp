@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counter-based random numbers.
 #pragma once
+#include <cmath>
 #include <cstdint>
 
 namespace yolox {

@@ -8,7 +8,6 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <cstring>
 #include <string>
 #include <utility>
 #include <variant>

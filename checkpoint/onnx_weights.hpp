@@ -7,10 +7,8 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <cstring>
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "checkpoint/checkpoint.hpp"

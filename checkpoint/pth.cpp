@@ -2,7 +2,6 @@
 #include "checkpoint/pth.hpp"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "base/error.hpp"
 #include "base/new_file.hpp"

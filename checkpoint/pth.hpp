@@ -9,7 +9,6 @@
 #include <torch/torch.h>
 
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <unordered_map>

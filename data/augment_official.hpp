@@ -15,10 +15,8 @@
 #pragma once
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <opencv2/imgproc.hpp>
-#include <vector>
 
 #include "augment.hpp"
 

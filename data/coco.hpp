@@ -3,8 +3,6 @@
 #pragma once
 #include <filesystem>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "data/source.hpp"
 

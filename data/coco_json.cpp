@@ -3,8 +3,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <climits>
+#include <cstring>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "base/new_file.hpp"
 

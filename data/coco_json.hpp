@@ -12,12 +12,9 @@
 #include <rapidjson/reader.h>
 #include <rapidjson/writer.h>
 
-#include <charconv>
-#include <climits>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>

@@ -5,14 +5,12 @@
 #include <sys/stat.h>
 
 #include <cstdint>
-#include <exception>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/error.hpp"

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/loader.hpp"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/threads.hpp"

@@ -3,7 +3,6 @@
 #pragma once
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 #include <condition_variable>
 #include <deque>
@@ -13,7 +12,6 @@
 #include <mutex>
 #include <optional>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "data/batch.hpp"

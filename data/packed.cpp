@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/packed.hpp"
 
-#include <cerrno>
+#include <cstring>
 
 namespace yolox {
 

@@ -3,12 +3,9 @@
 #pragma once
 #include <lmdb.h>
 
-#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "data/dataset.hpp"
 

@@ -2,9 +2,6 @@
 // Annotations of a split as read from its files, and functions that the readers of all formats share.
 #pragma once
 #include <algorithm>
-#include <charconv>
-#include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <map>

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/voc.hpp"
 
+#include <pugixml.hpp>
+
 #include <algorithm>
+#include <climits>
 #include <memory>
 #include <set>
 

@@ -3,10 +3,7 @@
 #pragma once
 #include <filesystem>
 #include <map>
-#include <pugixml.hpp>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "data/source.hpp"
 

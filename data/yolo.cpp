@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/yolo.hpp"
 
+#include <yaml-cpp/yaml.h>
+
 #include <algorithm>
 #include <memory>
 #include <set>

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reader of YOLO data sets: a data.yaml and one text file per image.
 #pragma once
-#include <yaml-cpp/yaml.h>
 #include <filesystem>
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "data/source.hpp"

@@ -6,8 +6,6 @@
 // SLURM (rank_info.hpp). WORLD_SIZE=1 is ignored, because some clusters set it in every process.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
 #include <string>
 #include <vector>
 

@@ -1,6 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp.hpp"
 
+#include <c10/util/Logging.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <unordered_map>
+
 namespace yolox {
 
 // Timeout of collectives. The watchdog ends a run earlier, with a message that names the missing rank.

@@ -4,9 +4,8 @@
 // all-reduces per batch norm and iteration. An exchange through shared memory takes microseconds.
 #pragma once
 #include <fcntl.h>
-#include <linux/futex.h>
-#include <signal.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>

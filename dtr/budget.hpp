@@ -3,8 +3,7 @@
 // how used memory is measured on the CPU and on a GPU.
 #pragma once
 #include <torch/torch.h>
-
-#include <cstdlib>
+#include <cstdint>
 
 #include "dtr/dtr.hpp"
 

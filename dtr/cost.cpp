@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dtr/cost.hpp"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <string>
+
 #include "dtr/record.hpp"
 
 namespace yolox {

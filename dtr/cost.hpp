@@ -3,16 +3,13 @@
 // The events are read later, when the GPU has passed them, and the host never waits.
 #pragma once
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
 #include <deque>
 #include <functional>
 #include <memory>
-#include <string>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 namespace yolox {
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dtr/dtr.hpp"
 
+#include <torch/library.h>
+
 #include <cmath>
 #include <limits>
 #include <mutex>

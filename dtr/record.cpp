@@ -5,6 +5,8 @@
 #include <initializer_list>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <utility>
 
 namespace yolox {
 

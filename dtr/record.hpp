@@ -9,8 +9,6 @@
 
 #include <atomic>
 #include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
 namespace yolox {

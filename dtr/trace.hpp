@@ -3,7 +3,6 @@
 #pragma once
 #include <opencv2/imgproc.hpp>
 
-#include <string>
 #include <vector>
 
 #include "dtr/dtr.hpp"

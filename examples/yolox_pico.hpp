@@ -2,7 +2,6 @@
 // Example of a backbone of your own: yolox-pico, a plain chain of depthwise-separable convolutions with a
 // top-down neck and LeakyReLU in the neck. It has about a third of the parameters of yolox-nano.
 #pragma once
-#include <string>
 #include <vector>
 
 #include "yolox.hpp"

@@ -8,8 +8,6 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
-#include <set>
-#include <tuple>
 #include <utility>
 
 #include "base/text.hpp"

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <future>
+#include <utility>
 
 #include "base/printable.hpp"
 #include "base/threads.hpp"

@@ -7,7 +7,6 @@
 // one several times, and this code uses each annotation once.
 #pragma once
 #include <array>
-#include <future>
 #include <ostream>
 
 #include "data/coco_json.hpp"

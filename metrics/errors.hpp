@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "data/coco_json.hpp"
+
 namespace yolox {
 
 // Result of a detection, or of a ground truth (kMissed). The first six are the error types of TIDE.

@@ -9,7 +9,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "data/dataset.hpp"
 #include "metrics/coco_eval.hpp"

@@ -14,7 +14,6 @@
 #include <cxxabi.h>
 #include <fcntl.h>
 #include <link.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <atomic>

@@ -2,7 +2,6 @@
 // The run folder: creating, locking and finding runs and their checkpoints.
 #pragma once
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace yolox {

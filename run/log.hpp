@@ -3,7 +3,7 @@
 #pragma once
 #include <unistd.h>
 
-#include <cstring>
+#include <cstdint>
 #include <fstream>
 #include <string>
 #include <utility>

@@ -6,7 +6,6 @@
 #include <rapidjson/writer.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <iomanip>
 #include <memory>

@@ -43,7 +43,6 @@ std::string pictures_html(const std::string& run);
 
 // The evaluation of a report stands between these two comments.
 constexpr const char* evaluation_begin = "<!-- evaluation -->\n";
-
 constexpr const char* evaluation_end = "\n<!-- end of evaluation -->\n";
 
 // Writes RUN/report.html from the files of the run. evaluation: HTML; if empty, the evaluation of the

@@ -3,7 +3,6 @@
 
 #include <cstring>
 #include <iomanip>
-#include <utility>
 
 #include "base/new_file.hpp"
 #include "base/printable.hpp"

@@ -9,7 +9,6 @@
 #include <limits>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "base/flags.hpp"

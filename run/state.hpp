@@ -5,9 +5,9 @@
 
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "base/flags.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "optim.hpp"
 #include "run/numbers.hpp"

@@ -12,7 +12,6 @@
 #include <memory>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "base/cuda_graph.hpp"

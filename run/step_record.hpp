@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/flags.hpp"
 #include "data/batch.hpp"
 #include "dtr/dtr.hpp"
 #include "run/numbers.hpp"

@@ -3,7 +3,6 @@
 // on grey, and the measurement of the extent of a colour in an augmented image.
 #pragma once
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <map>

@@ -4,7 +4,6 @@
 // The fixtures hold random numbers recorded from the official pipeline, and its images and boxes for them.
 #include "tensors.hpp"
 //
-#include <thread>
 #include <type_traits>
 
 #include "album.hpp"

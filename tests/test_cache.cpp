@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 
 #include <cstdio>
+#include <cstring>
+#include <new>
 
 #include "common.hpp"
 

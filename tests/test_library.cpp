@@ -2,7 +2,7 @@
 // The model in other projects: find_package(), add_subdirectory(), the release archive, the Dockerfile.
 #include "programs.hpp"
 
-#include <algorithm>
+#include <cctype>
 #include <set>
 #include <sstream>
 

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensors.hpp"
 
-#include <cmath>
-#include <limits>
-
 #include "run/remarks.hpp"
 
 using namespace yolox;

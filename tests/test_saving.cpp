@@ -5,11 +5,9 @@
 #include "tensors.hpp"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <csignal>
-#include <map>
 #include <set>
 #include <thread>
 

@@ -4,6 +4,7 @@
 
 #include <ATen/record_function.h>
 #include <map>
+#include <new>
 #include <set>
 
 #include "base/device.hpp"

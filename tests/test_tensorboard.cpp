@@ -2,7 +2,6 @@
 #include "checkpoint/zip.hpp"
 #include "run/tensorboard.hpp"
 
-#include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <exception>
 #include <iomanip>
-#include <iostream>
 #include <limits>
 #include <map>
 #include <optional>

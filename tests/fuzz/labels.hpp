@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared by the fuzzers of labels: conversion of a Source to a Dataset.
 #pragma once
-#include <utility>
 
 #include "data/dataset.hpp"
 #include "fuzz.hpp"
