@@ -108,11 +108,11 @@ inline Sources read_sources(const std::string& data, const std::string& split = 
   Sources sources;
   sources.same = train == val;
   sources.val = there.at(val)();
-  if (with_train || sources.same) sources.train = sources.same ? sources.val : there.at(train)();
-  sources.same = sources.same || sources.train.name == sources.val.name;  // "a.json,a.json"
+  if (with_train || sources.same || val_fraction > 0)
+    sources.train = sources.same ? sources.val : there.at(train)();
+  if (!sources.same && !sources.train.files.empty()) compare_splits(sources);
   if (val_fraction > 0) {
     usage_check(sources.same, "--val-fraction is for data with one split, but --data ", data, " has ", names);
-    if (!with_train) sources.train = sources.val;
     sources.val = hold_out(sources.train, val_fraction);
     sources.same = false;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/flags.hpp"
 
+#include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
@@ -112,6 +113,10 @@ static const Alias aliases[] = {
     {"project", "save", "one path, such as runs/my-demo"},
     {"name", "out", "one path, such as runs/my-run"},
     {"name", "save", "one path, such as runs/my-demo"},
+    {"save-dir", "out", ""},
+    {"save-dir", "save", ""},
+    {"expn", "out", "one path, such as runs/my-run"},
+    {"experiment-name", "out", "one path, such as runs/my-run"},
     {"output", "out", ""},
     {"output", "save", ""},
     {"path", "source", ""},
@@ -133,6 +138,16 @@ static const Alias aliases[] = {
     {"fliplr", "flip-prob", ""},
     {"save-period", "save-minutes", "minutes, not epochs"},
     {"num-workers", "workers", ""},
+    {"num-machines", "nodes", ""},
+    {"machine-rank", "node", ""},
+    {"dist-url", "master", "HOST:PORT"},
+    {"multi-scale", "no-multiscale", "multi-scale training is on by default"},
+    {"legacy", "preproc", "--preproc legacy"},
+    {"save-txt", "txt", ""},
+    {"save-crop", "crop", ""},
+    {"save-json", "save-dt", ""},
+    {"camid", "source", "the number of the camera"},
+    {"include", "format", ""},
 };
 
 // Returns how many letters must be changed, inserted or deleted to turn a into b.
@@ -155,7 +170,8 @@ static size_t edit_distance(const std::string& a, const std::string& b) {
 // one. written: the flag with its dashes. names: the flags of the program, without dashes.
 static std::string unknown_flag(const std::string& program, const std::string& written,
                                 const std::vector<std::string>& names) {
-  const std::string name = written.substr(written.find_first_not_of('-'));
+  std::string name = written.substr(written.find_first_not_of('-'));
+  std::replace(name.begin(), name.end(), '_', '-');  // --batch_size
   for (const auto& alias : aliases)
     if (name == alias.other && std::find(names.begin(), names.end(), alias.name) != names.end())
       return concat("there is no flag ", written, "; use --", alias.name, *alias.note ? " (" : "", alias.note,

@@ -147,7 +147,7 @@ std::vector<size_t> classes_by_count(const std::vector<int64_t>& counts);
 
 struct Splits {
   Dataset train, val;
-  bool same = false;  // true if the data set has one split only, which then serves as train and val
+  bool same = false;  // true if train and val are the same images, see Sources
 };
 
 constexpr int64_t kShapesTrain = 2000, kShapesVal = 200;  // images per split of `shapes`

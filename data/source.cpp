@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "base/error.hpp"
 #include "base/random.hpp"
@@ -19,6 +20,27 @@ std::string Source::where(size_t annotation) const {
   const CocoAnnotation& a = coco.annotations[annotation];
   if (lines.empty()) return concat(name, ": annotation ", a.id, " of image ", a.image_id);
   return concat(label_files[a.image_id - 1], ":", lines[annotation]);
+}
+
+void compare_splits(Sources& sources) {
+  const Source &train = sources.train, &val = sources.val;
+  const std::unordered_set<std::string> trained(train.files.begin(), train.files.end());
+  const auto shared = std::count_if(val.files.begin(), val.files.end(),
+                                    [&](const std::string& file) { return trained.count(file) > 0; });
+  const auto equal = [](const CocoAnnotation& a, const CocoAnnotation& b) {
+    return a.image_id == b.image_id && a.category_id == b.category_id && a.x == b.x && a.y == b.y &&
+           a.w == b.w && a.h == b.h && a.crowd == b.crowd;
+  };
+  const auto named = [](const CocoCategory& a, const CocoCategory& b) { return a.name == b.name; };
+  sources.same = train.files == val.files &&
+                 std::equal(train.coco.categories.begin(), train.coco.categories.end(),
+                            val.coco.categories.begin(), val.coco.categories.end(), named) &&
+                 std::equal(train.coco.annotations.begin(), train.coco.annotations.end(),
+                            val.coco.annotations.begin(), val.coco.annotations.end(), equal);
+  if (shared > 0 && !sources.same)
+    sources.val.notes.push_back(concat("warning: ", val.name, ": ", shared, " of ", val.files.size(),
+                                       " images are training images, too, so that AP is too high for other "
+                                       "images"));
 }
 
 Source hold_out(Source& all, double fraction) {

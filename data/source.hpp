@@ -39,8 +39,14 @@ struct Source {
 
 struct Sources {
   Source train, val;
-  bool same = false;  // true if the data set has one split only; `val` is then a copy of `train`
+  // True if the data set has one split only, or two splits of the same images and boxes. `val` is then equal
+  // to `train`.
+  bool same = false;
 };
+
+// Sets `same` if both splits have the same images and boxes, as in a data.yaml with the same folder twice. If
+// some images are in both splits, a note of the evaluation split says how many.
+void compare_splits(Sources& sources);
 
 // Drops the category that is the supercategory of all others, if it has no annotation in any of the sources,
 // which are splits of one data set. Roboflow writes such a category. The notes say so.

@@ -49,17 +49,17 @@ def layers_in_float(path):
     return [n.name for n in [convolutions[0], *depthwise, *(n for n in convolutions if not reaches_convolution(n, set()))]]
 
 
-def evaluate(model, truth, folder, size, program, name):
+def evaluate(model, truth, classes, folder, size, program, name):
     """Writes the detections of a model, prints the AP that ./eval computes, and returns the milliseconds per image."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    ids, found, seconds = sorted(c["id"] for c in truth["categories"]), [], 0
+    ids, found, seconds = {c["name"]: c["id"] for c in truth["categories"]}, [], 0
     for image in truth["images"]:
         pixels, scale = letterbox(folder / image["file_name"], *size)
         start = time.perf_counter()
         rows = session.run(None, {"images": pixels})[0]
         seconds += time.perf_counter() - start
         for _, x1, y1, x2, y2, score, cls in rows:
-            found.append({"image_id": image["id"], "category_id": ids[int(cls)], "score": float(score),
+            found.append({"image_id": image["id"], "category_id": ids[classes[int(cls)]], "score": float(score),
                           "bbox": [float(v) / scale for v in (x1, y1, x2 - x1, y2 - y1)]})
     detections = pathlib.Path(model).with_suffix(".json")
     detections.write_text(json.dumps(found))
@@ -77,6 +77,9 @@ def main():
     args = parser.parse_args()
     metadata = onnxruntime.InferenceSession(args.model, providers=["CPUExecutionProvider"]).get_modelmeta().custom_metadata_map
     size = tuple(map(int, metadata["size"].split("x")))
+    truth, classes = json.loads(pathlib.Path(args.gt).read_text()), metadata["classes"].split("\n")
+    if missing := set(classes) - {c["name"] for c in truth["categories"]}:  # the file may have more categories than the model
+        sys.exit(f"error: {args.gt} has no category {', '.join(sorted(missing))}")
     photos = sorted(p for p in pathlib.Path(args.calibrate).iterdir() if p.suffix.lower() in (".jpg", ".jpeg", ".png"))[:args.count]
     if not photos:
         sys.exit(f"error: no image in {args.calibrate}")
@@ -85,8 +88,7 @@ def main():
     quantize_static(prepared, small, Calibration(photos, size), quant_format=QuantFormat.QDQ, per_channel=True, op_types_to_quantize=["Conv"],
                     activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, nodes_to_exclude=layers_in_float(prepared),
                     calibrate_method=CalibrationMethod.Percentile, extra_options={"CalibPercentile": 99.99})
-    truth = json.loads(pathlib.Path(args.gt).read_text())
-    before, after = (evaluate(m, truth, pathlib.Path(args.images), size, args.eval, args.gt) for m in (args.model, small))
+    before, after = (evaluate(m, truth, classes, pathlib.Path(args.images), size, args.eval, args.gt) for m in (args.model, small))
     print(f"time per image: {before:.1f} ms, int8 {after:.1f} ms; file: {small}, "
           f"{pathlib.Path(small).stat().st_size / 1e6:.1f} of {pathlib.Path(args.model).stat().st_size / 1e6:.1f} MB")
 

@@ -347,14 +347,14 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
   const Dataset &data = splits.train, &val = splits.val;
   progress.log_settings(config);
   log.line(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
-                  val.records.size(), " for evaluation (",
-                  splits.same ? "the same images, because there is one split" : val.name, "), ",
+                  val.records.size(), " for evaluation (", splits.same ? "the same images" : val.name, "), ",
                   data.classes.size(), " classes; ", config.loader_threads, " loader thread",
                   config.loader_threads > 1 ? "s" : ""));
   if (splits.same)
     log.line(
-        "warning: AP is measured on the training images, because the data set has one split, and is too high "
-        "for other images; --val-fraction 0.1 holds out a tenth of the images for evaluation");
+        "warning: AP is measured on the training images, because the data set has no others, and is too high "
+        "for "
+        "other images; --val-fraction 0.1 holds out a tenth of the images for evaluation");
   if (config.data == "shapes")
     log.line("note: these are scenes that the program draws; to train on your own images, give --data DIR");
   progress.log_classes(splits);

@@ -150,8 +150,7 @@ void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, co
   usage_check(state.at("per_epoch").toInt() == per_epoch, path, " has ", state.at("per_epoch").toInt(),
               " steps per epoch, but this --bs and data have ", per_epoch,
               ", so the run cannot be resumed with them; leave --bs and --data out, or start a new run from "
-              "its weights "
-              "with --weights ",
+              "its weights: ./train --weights ",
               shell_word(path));
 }
 

@@ -448,6 +448,7 @@ TEST_CASE("flags: a flag that may be auto refuses negative numbers; flags of oth
     int bs = flag_auto(bs, "Training", "bs", 16, "N|auto", "batch size");
     double mosaic_prob = flag(mosaic_prob, "Augmentation", "mosaic-prob", 1.0, "P", "mosaic");
     double save_minutes = flag(save_minutes, "Output", "save-minutes", 10.0, "X", "save last.pth");
+    std::string out = flag(out, "Output", "out", "", "DIR", "run folder");
   };
   const auto refused = [](std::vector<std::string> words) -> std::string {
     words.insert(words.begin(), "train");
@@ -468,6 +469,8 @@ TEST_CASE("flags: a flag that may be auto refuses negative numbers; flags of oth
         "there is no flag --no-mosaic; use --mosaic-prob (a probability; 0 = off)");
   CHECK(refused({"--save-period=5"}) ==
         "there is no flag --save-period; use --save-minutes (minutes, not epochs)");
+  CHECK(refused({"--batch_size", "8"}) == "there is no flag --batch_size; use --bs");
+  CHECK(refused({"-expn", "x"}) == "there is no flag -expn; use --out (one path, such as runs/my-run)");
 }
 
 TEST_CASE("run: lines are wrapped by columns of the terminal, not by bytes") {

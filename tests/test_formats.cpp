@@ -199,8 +199,8 @@ TEST_CASE("formats: the COCO files of a folder are chosen by split; an ambiguous
 
   TempDir people;  // only files of another task
   write_text(people / "annotations/person_keypoints_train2017.json", small_json("1.jpg"));
-  write_text(people / "annotations/person_keypoints_val2017.json", small_json("1.jpg"));
-  write_text(people / "images/1.jpg");
+  write_text(people / "annotations/person_keypoints_val2017.json", small_json("2.jpg"));
+  put_all(people, {"images/1.jpg", "images/2.jpg"});
   CHECK_FALSE(read_sources(people.path.string()).same);
 }
 
@@ -1048,10 +1048,39 @@ TEST_CASE("formats: --val-fraction holds out images of a single split, the same 
   const auto refused = [&](const std::string& data) {
     return error_of([&] { load_splits(data, "", 0, false, "", "", 0.2); });
   };
-  fs::copy(dir / "coco/a.json", dir / "coco/val.json");
+  write_text(dir / "coco/val.json",
+             R"({"categories": [{"id": 1}], "images": [)" + images + R"(], "annotations": []})");
   fs::rename(dir / "coco/a.json", dir / "coco/train.json");
   CHECK_HAS(refused(dir / "coco"), "--val-fraction is for data with one split, but --data");
   CHECK_HAS(refused("shapes"), "--val-fraction is for COCO, VOC and YOLO files");
+}
+
+TEST_CASE(
+    "formats: a data.yaml whose train and val are one folder has one split; images in both are counted") {
+  TempDir dir;
+  for (const char* name : {"a", "b", "c"}) {
+    put_all(dir, {concat("images/", name, ".jpg"), concat("other/images/", name, ".jpg")});
+    write_text(dir / concat("labels/", name, ".txt"), "0 0.5 0.5 0.2 0.2\n");
+  }
+  write_text(dir / "data.yaml", "train: images\nval: images\nnames: [cat]\n");
+  const Sources same = read_sources(dir.path.string());
+  CHECK(same.same);
+  CHECK(same.val.notes.empty());
+  const Sources held = read_sources(dir.path.string(), "", true, "", 0.4);
+  CHECK_FALSE(held.same);
+  CHECK(held.train.files.size() == 2);
+  CHECK(read_val_source(dir.path.string(), "", "", 0.4).files == held.val.files);
+
+  write_text(dir / "some.txt", "images/b.jpg\nother/images/b.jpg\n");
+  write_text(dir / "data.yaml", "train: images\nval: some.txt\nnames: [cat]\n");
+  const Sources some = read_sources(dir.path.string());
+  CHECK_FALSE(some.same);
+  REQUIRE(some.val.notes.size() == 2);  // and an image without a label file
+  CHECK_HAS(some.val.notes[1], "1 of 2 images are training images, too");
+  write_text(dir / "data.yaml", "train: images\nval: other/images\nnames: [cat]\n");
+  const Sources none = read_sources(dir.path.string());
+  CHECK_FALSE(none.same);
+  CHECK(none.val.notes.size() == 1);
 }
 
 TEST_CASE("formats: --images names the folder of the images of COCO JSON files") {

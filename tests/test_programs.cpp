@@ -84,7 +84,7 @@ TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints" *
   CHECK(has(config, concat(R"("device_name":")", device_name(parse_device("auto")))));
   CHECK(contents(dir / "a/log.txt") == trained().printed);
   CHECK(has(trained().printed, "8 images for training"));
-  CHECK(has(trained().printed, "because there is one split"));
+  CHECK(has(unwrapped(trained().printed), "for evaluation (the same images)"));
   CHECK(has(unwrapped(trained().printed), "warning: AP is measured on the training images"));
   CHECK(has(contents(dir / "a/report.html"), "(warning: the training images; --val-fraction 0.1 holds out"));
   CHECK_FALSE(has(trained().printed, "\r"));  // the progress line is for terminals
@@ -903,7 +903,9 @@ TEST_CASE(
          "start a new run from its weights: ./train --weights runs/a/last.pth"},
         {"--data other", "start a new run from its weights: ./train --data other --weights runs/a/last.pth"},
         {"--bs 3",
-         "steps per epoch, but this --bs and data have 2, so the run cannot be resumed with them"}}) {
+         "steps per epoch, but this --bs and data have 2, so the run cannot be resumed with them; leave --bs "
+         "and "
+         "--data out, or start a new run from its weights: ./train --weights runs/a/last.pth"}}) {
     const Outcome o = run(dir, "train", concat("--resume runs/a ", flags));
     CHECK(o.code == 2);
     CHECK_MESSAGE(has(o.err, message), o.err);
