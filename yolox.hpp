@@ -239,6 +239,10 @@ TORCH_MODULE(CSPDarknet);
 // Backbone and path-aggregation feature pyramid (a top-down and a bottom-up path).
 struct PAFPNImpl : Backbone {
   explicit PAFPNImpl(const ModelSize& size) {
+    // The blocks have multiples of width * 64 channels.
+    check(size.width > 0 && std::fmod(64 * size.width, 1) == 0, size.name,
+          ": the width must be a multiple of 1/64, such as ", std::max(1.0, std::round(64 * size.width)) / 64,
+          ", got ", size.width);
     const int c0 = static_cast<int>(256 * size.width), c1 = 2 * c0, c2 = 4 * c0;
     const int n = static_cast<int>(std::lround(3 * size.depth));
     const auto csp = [&](int in, int out) {

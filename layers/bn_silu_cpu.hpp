@@ -387,7 +387,7 @@ inline Tensor apply(const Tensor& x, torch::nn::BatchNorm2d& bn, const Collectiv
   const bool fused = has_kernels && bn->weight.scalar_type() == torch::kFloat && bn->is_training() &&
                      x.size(1) > 1 && (over || x.numel() > x.size(1)) &&
                      x.is_contiguous(torch::MemoryFormat::ChannelsLast);
-  if (!fused) return torch::silu(over && bn->is_training() ? sync_batch_norm(x, bn, over) : bn(x));
+  if (!fused) return torch::silu(sync_batch_norm(x, bn, over));
   bn->num_batches_tracked += 1;
   return BnSilu::apply(x, bn->weight, bn->bias, bn->running_mean, bn->running_var,
                        bn->options.momentum().value(), bn->options.eps(), over);

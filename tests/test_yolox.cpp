@@ -224,6 +224,15 @@ TEST_CASE("yolox: fuse_batch_norms removes all batch norms and keeps the output"
   }
 }
 
+TEST_CASE("yolox: a width that gives no whole numbers of channels is refused by name") {
+  const auto made = [](double width) {
+    return error_of([&] { make_yolox({"yolox-micro", 0.33, width, true, 416, {}}, 3); });
+  };
+  CHECK(made(0.2) == "yolox-micro: the width must be a multiple of 1/64, such as 0.203125, got 0.2");
+  CHECK(made(0) == "yolox-micro: the width must be a multiple of 1/64, such as 0.015625, got 0");
+  CHECK(made(0.203125) == "");
+}
+
 // README.md promises that the model can be copied to another project.
 TEST_CASE("yolox: yolox.hpp, layers/ and base/ compile in a project that has only LibTorch" *
           starts_programs * doctest::skip(std::system("command -v g++ >/dev/null 2>&1") != 0)) {
