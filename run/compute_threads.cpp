@@ -58,13 +58,14 @@ int threads_beside(double others, int cores, int most, int current) {
   return wanted == most || 8 * std::abs(wanted - current) >= most ? wanted : current;
 }
 
+int most_threads() { return std::min(usable_cores(), torch::get_num_threads()); }
+
 ComputeThreads::ComputeThreads(const Config& config, YOLOX& model, ImageSize base, torch::Device device,
                                int world) {
   if (device.is_cuda() || world > 1) return;
   for (const char* name : {"OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"})
     if (std::getenv(name)) return;
-  // torch's own number is smaller where two logical cores are one physical core.
-  most = std::min(usable_cores(), torch::get_num_threads());
+  most = most_threads();
   cpu_set_t set;
   cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : most;
   const bool small = conv_flops(model, base) < kSmallNetwork;

@@ -31,6 +31,10 @@ double cores_of_others(const CpuSeconds& before, const CpuSeconds& after, double
 // It grows only if half of a core is free, so that it does not change all the time.
 int threads_beside(double others, int cores, int most, int current);
 
+// Returns the largest useful number of threads: the cores that this process may use, but not more than
+// torch's number, which is smaller where two logical cores are one physical core.
+int most_threads();
+
 // Sets torch's number of threads before the first step, and follows the load of the machine.
 class ComputeThreads {
  public:

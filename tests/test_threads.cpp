@@ -6,9 +6,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <thread>
-
 #include "base/threads.hpp"
 #include "models.hpp"
 #include "run/compute_threads.hpp"
@@ -115,10 +112,7 @@ TEST_CASE(
   CHECK(threads(usable_cores() + 3) == usable_cores());
   // The number of torch is below that of the cores: logical cores of one physical core, MKL_NUM_THREADS
   torch::set_num_threads(1);
-  ComputeThreads fewer(Config(), model, {416, 416}, torch::kCPU, 1);
-  std::this_thread::sleep_for(std::chrono::milliseconds(2100));
-  CHECK(fewer.adapt().empty());
-  CHECK(torch::get_num_threads() == 1);
+  CHECK(most_threads() == 1);
   for (const char* name : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"}) {
     const Env given(name, "x");
     CHECK(threads(usable_cores() + 3) == usable_cores() + 3);
