@@ -60,13 +60,17 @@ static size_t columns_of(char32_t c) {
   return std::any_of(std::begin(wide), std::end(wide), includes) ? 2 : 1;
 }
 
-std::string cut_to_columns(const std::string& text, size_t columns) {
-  size_t at = 0;
+// Returns the end of the longest part of UTF-8 text from byte `at` on that is at most `columns` wide.
+static size_t end_of_columns(const std::string& text, size_t at, size_t columns) {
   for (size_t bytes = 0, used = 0; at < text.size(); at += bytes) {
     used += columns_of(character_at(text, at, bytes));
     if (used > columns) break;
   }
-  return text.substr(0, at);
+  return at;
+}
+
+std::string cut_to_columns(const std::string& text, size_t columns) {
+  return text.substr(0, end_of_columns(text, 0, columns));
 }
 
 size_t terminal_columns(const std::string& text) {
@@ -76,25 +80,39 @@ size_t terminal_columns(const std::string& text) {
   return columns;
 }
 
+// Returns the end of the text before a command such as ": ./train --resume RUN", behind its colon, or the
+// size of the line. Names from files, such as a class "a: ./b", are no commands.
+static size_t end_before_command(const std::string& line) {
+  for (size_t colon = 0; (colon = line.find(": ./", colon)) != std::string::npos; ++colon) {
+    size_t end = colon + 4;
+    while (end < line.size() && std::islower(static_cast<unsigned char>(line[end]))) ++end;
+    if (line.compare(end, 3, " --") == 0) return colon + 1;
+  }
+  return line.size();
+}
+
 std::string wrapped(const std::string& text, size_t indent) {
   constexpr size_t kColumns = 79;
+  indent = std::min(indent, kColumns / 2);
   std::string lines;
   std::istringstream in(text);
-  for (std::string rest; std::getline(in, rest);) {
-    const size_t colon = rest.find(": ./");
-    const std::string command = colon == std::string::npos ? "" : rest.substr(colon + 1);  // with a blank
-    if (!command.empty()) rest.resize(colon + 1);
-    while (terminal_columns(rest) > kColumns) {
-      const size_t end = cut_to_columns(rest, kColumns).size();
+  for (std::string line; std::getline(in, line);) {
+    const std::string rest = line.substr(0, end_before_command(line)), command = line.substr(rest.size());
+    size_t at = 0, blanks = 0;  // begin and indentation of the present line
+    for (;;) {
+      const size_t end = end_of_columns(rest, at, kColumns - blanks);
+      if (end == rest.size()) break;
       size_t blank = rest.rfind(' ', end);
-      if (blank == std::string::npos || blank <= indent) blank = rest.find(' ', end);  // a long path
+      if (blank == std::string::npos || blank <= at + (at == 0 ? indent : 0))
+        blank = rest.find(' ', end);  // a long path
       if (blank == std::string::npos) break;
-      lines += rest.substr(0, blank) + "\n";
-      rest = std::string(indent, ' ') + rest.substr(blank + 1);
+      lines += std::string(blanks, ' ') + rest.substr(at, blank - at) + "\n";
+      at = blank + 1;
+      blanks = indent;
     }
-    const bool fits = terminal_columns(rest + command) <= kColumns;
-    lines +=
-        rest + (command.empty() || fits ? command : "\n" + std::string(indent - 1, ' ') + command) + "\n";
+    const std::string last = std::string(blanks, ' ') + rest.substr(at);
+    const bool fits = command.empty() || terminal_columns(last + command) <= kColumns;
+    lines += last + (fits ? command : "\n" + std::string(indent, ' ') + command.substr(1)) + "\n";
   }
   if (!lines.empty()) lines.pop_back();
   return lines;

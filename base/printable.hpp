@@ -21,7 +21,7 @@ std::string cut_to_columns(const std::string& text, size_t columns);
 
 // Returns the text in lines of at most 79 columns. Breaks lines at blanks only, so that a longer word has a
 // line of its own. Leaves a command at the end of a line, such as ": ./train --resume RUN", in one line, so
-// that it can be copied. A line that continues another begins with `indent` blanks.
+// that it can be copied. A line that continues another begins with `indent` blanks, at most 39.
 std::string wrapped(const std::string& text, size_t indent);
 
 // Returns a word of a command line for the shell, in quotes if it needs them.

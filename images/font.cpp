@@ -223,7 +223,8 @@ void draw_text(cv::Mat& image, const std::string& text, cv::Point place, int em,
 
 std::string fitted_text(const std::string& text, int em, int width) {
   if (text_extent(text, em).width <= width) return text;
-  for (size_t end = text.size(); end > 0; --end) {
+  // Starts at 4 bytes for each pixel: no longer part fits, and names from files may have any length.
+  for (size_t end = std::min(text.size(), 4 * size_t(std::max(width, 0))); end > 0; --end) {
     if ((uint8_t(text[end]) & 0xC0) == 0x80) continue;  // within a character
     if (std::string part = text.substr(0, end) + ".."; text_extent(part, em).width <= width) return part;
   }

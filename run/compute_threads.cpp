@@ -23,13 +23,14 @@ static constexpr double kSmallNetwork = 1e8;
 
 static double seconds_of(const timeval& t) { return double(t.tv_sec) + 1e-6 * double(t.tv_usec); }
 
-CpuSeconds cpu_seconds() {
+CpuSeconds cpu_seconds(const std::string& proc) {
   CpuSeconds all;
   rusage own;
   if (getrusage(RUSAGE_SELF, &own) == 0) all.process = seconds_of(own.ru_utime) + seconds_of(own.ru_stime);
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) != 0) return all;
-  std::ifstream file("/proc/stat");
+  const bool low_priority = getpriority(PRIO_PROCESS, 0) > 0;  // then its own time is in "nice"
+  std::ifstream file(proc + "/stat");
   // Lines such as "cpu1 4705 356 584 3699 23 23 0 0 0 0": user, nice, system, idle, I/O wait, irq, soft irq
   for (std::string line, name; std::getline(file, line) && line.rfind("cpu", 0) == 0;) {
     std::istringstream in(line);
@@ -37,25 +38,38 @@ CpuSeconds cpu_seconds() {
     if (!(in >> name >> user >> nice >> system >> idle >> io >> irq >> soft_irq) || name == "cpu") continue;
     const int core = std::atoi(name.c_str() + 3);
     if (core >= 0 && core < CPU_SETSIZE && CPU_ISSET(core, &set))
-      all.machine += (user + nice + system + irq + soft_irq) / double(sysconf(_SC_CLK_TCK));
+      all.machine +=
+          (user + (low_priority ? nice : 0) + system + irq + soft_irq) / double(sysconf(_SC_CLK_TCK));
   }
   return all;
 }
 
+double cores_of_others(const CpuSeconds& before, const CpuSeconds& after, double elapsed) {
+  if (before.machine <= 0 || after.machine <= 0 || elapsed <= 0) return 0;
+  return std::max(0.0, after.machine - before.machine - (after.process - before.process)) / elapsed;
+}
+
 int threads_beside(double others, int cores, int most, int current) {
+  const auto threads = [&](double part) {
+    return int(std::clamp(std::floor(cores - others + part), 1.0, double(most)));
+  };
   // A core of which others use less than 3/4 still helps.
-  const int wanted = std::clamp(int(std::floor(cores - others + 0.75)), 1, most);
+  const int wanted = std::clamp(current, threads(0.5), threads(0.75));
   return wanted == most || 8 * std::abs(wanted - current) >= most ? wanted : current;
 }
 
+int most_threads() { return std::min(usable_cores(), torch::get_num_threads()); }
+
 ComputeThreads::ComputeThreads(const Config& config, YOLOX& model, ImageSize base, torch::Device device,
                                int world) {
-  if (device.is_cuda() || world > 1 || std::getenv("OMP_NUM_THREADS")) return;
-  most = usable_cores();
+  if (device.is_cuda() || world > 1) return;
+  for (const char* name : {"OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"})
+    if (std::getenv(name)) return;
+  most = most_threads();
   cpu_set_t set;
   cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : most;
   const bool small = conv_flops(model, base) < kSmallNetwork;
-  if (small) torch::set_num_threads(1);
+  if (small || torch::get_num_threads() > most) torch::set_num_threads(small ? 1 : most);
   adapts = !small && !config.deterministic && most > 1;
   before = cpu_seconds();
   measured = now();
@@ -65,7 +79,7 @@ std::string ComputeThreads::adapt() {
   const double elapsed = now() - measured;
   if (!adapts || elapsed < 2) return "";
   const CpuSeconds latest = cpu_seconds();
-  const double others = (latest.machine - before.machine - (latest.process - before.process)) / elapsed;
+  const double others = cores_of_others(before, latest, elapsed);
   before = latest;
   measured += elapsed;
   const int current = torch::get_num_threads();

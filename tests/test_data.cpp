@@ -11,6 +11,7 @@
 #include <numeric>
 #include <set>
 
+#include "base/printable.hpp"
 #include "base/program.hpp"
 #include "data.hpp"
 #include "data/cache.hpp"
@@ -522,19 +523,19 @@ TEST_CASE(
   TempDir dir;
   const Splits from_files = load_splits(forms().dir / "coco", "", 0, false, "");
   for (const bool decoded : {false, true}) {
-    const std::string file = dir / concat("packed", decoded, ".lmdb");
+    const std::string file = dir / concat("packed", decoded, "\x1b[31m.lmdb");
     const std::string pack =
         concat("$YOLOX_PROGRAMS/pack --data ", forms().dir / "coco", " --out ", file,
                decoded ? " --decoded" : "", " > ", dir / "out.txt", " 2> ", dir / "err.txt");
     // Room for some of the images only: ulimit -f limits the file size, in blocks of 1024 bytes.
     const std::string cut_off = concat("trap '' XFSZ; ulimit -f ", decoded ? 700 : 60, "; ", pack);
     CHECK(std::system(cut_off.c_str()) != 0);
-    CHECK(has(contents(dir / "err.txt"), "error: " + file));
+    CHECK(has(contents(dir / "err.txt"), "error: " + printable(file)));
     REQUIRE(fs::exists(file));
     CHECK(has(error_of([&] { load_splits(file, "", 0, false, ""); }), "pack"));
     REQUIRE(std::system(pack.c_str()) == 0);
     REQUIRE(std::system(pack.c_str()) == 0);
-    CHECK(has(contents(dir / "out.txt"), "is complete"));
+    CHECK(contents(dir / "out.txt") == printable(file) + " is complete\n");
 
     const Splits packed = load_splits(file, "", 0, false, "");
     CHECK(packed.same);

@@ -375,6 +375,10 @@ TEST_CASE("run: short_time, short_rate and short_bytes fit their columns") {
   CHECK(short_time(-5) == "0s");
   CHECK(short_bytes(640e6) == "640M");
   CHECK(short_bytes(1.24e9) == "1.2G");
+  CHECK(short_bytes(99.96e9) == "100G");
+  CHECK(short_bytes(9999e9) == "9999G");
+  CHECK(short_rate(999.6e3) == "1.0M");
+  CHECK(short_rate(9.96e6) == "10M");
 }
 
 TEST_CASE("programs: the soft limit of open files is raised to the hard limit") {
@@ -511,6 +515,32 @@ TEST_CASE("run: a command at the end of a message is not broken into lines, so t
   const std::string many =
       "this text is longer than a line of a terminal, so that it is broken into two lines; go on with";
   CHECK(lines_of(wrapped(many + ": " + command, 8)).size() == 3);
+}
+
+TEST_CASE("run: any text is wrapped, in a time that grows with its length only") {
+  CHECK(wrapped("", 8).empty());
+  CHECK(wrapped("\n", 8).empty());
+  CHECK(wrapped("a\n\nb\n", 8) == "a\n\nb");
+  CHECK(wrapped(" ", 8) == " ");
+  const std::string word(200, 'w');
+  CHECK(wrapped(word, 8) == word);
+  CHECK(wrapped("a " + word + " b", 0) == "a\n" + word + "\nb");
+  CHECK(wrapped("a\u4eba " + word + " " + word, 4) == "a\u4eba " + word + "\n    " + word);
+  CHECK(wrapped(std::string(200, ' ') + "w", 8).back() == 'w');
+  // A name from a file is no command.
+  CHECK(wrapped("boxes   3: ./cat " + word + " b", 8) == "boxes   3: ./cat\n        " + word + "\n        b");
+  for (const size_t indent : {0, 7, 8, 79, 500}) {
+    const auto parts = lines_of(wrapped(word + " b: ./train --resume " + word, indent));
+    REQUIRE(parts.size() == 3);
+    CHECK(parts[0] == word);
+    CHECK(parts[1] == std::string(std::min<size_t>(indent, 39), ' ') + "b:");
+    CHECK(parts[2] == std::string(std::min<size_t>(indent, 39), ' ') + "./train --resume " + word);
+  }
+  std::string name;  // a class of a million words
+  for (int i = 0; i < 1000000; ++i) name += "a ";
+  const auto lines = lines_of(wrapped(name + "b", 8));
+  CHECK(lines.size() == 27778);  // 40 words in the first line, 36 in the others
+  CHECK(has(lines.back(), "a b"));
 }
 
 TEST_CASE("run: an error is wrapped on a terminal, and one line in a file") {

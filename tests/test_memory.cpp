@@ -69,6 +69,53 @@ TEST_CASE("memory: a step out of memory is repeated in more parts; after the sec
         }) == "other");
 }
 
+TEST_CASE(
+    "memory: after memory was freed a step is repeated in as many parts, and in more only if none was "
+    "freed") {
+  int64_t room = 2;  // smallest number of parts that fits
+  bool has_graphs = true;
+  std::string order;
+  RetryInParts fit{1, 4};
+  fit.free_memory = [&] {
+    order += " free";
+    if (has_graphs) room /= 2;
+    return std::exchange(has_graphs, false);
+  };
+  const auto step = [&] {
+    order.clear();
+    return fit(
+        [&](int64_t parts) {
+          order += concat(" ", parts);
+          if (parts < room) throw std::runtime_error("out of memory");
+          return parts;
+        },
+        [&](int64_t parts) { order += concat(" undo", parts); });
+  };
+  CHECK(step() == 1);
+  CHECK(order == " 1 free undo1 1");
+  CHECK(fit.retries == 0);  // the number of parts did not cause it
+  room = 3;
+  CHECK(step() == 4);  // nothing left to free
+  CHECK(order == " 1 free undo2 2 free undo4 4");
+  has_graphs = true;
+  room = 8;
+  CHECK(step() == 4);
+  CHECK(order == " 1 free undo1 1 free undo2 2 free undo4 4");
+  CHECK(fit.parts == 4);
+  has_graphs = true;
+  room = 8;
+  CHECK(step() == 4);  // also where there cannot be more parts
+  CHECK(order == " 4 free undo4 4");
+  room = 8;
+  CHECK(has(error_of(step), "even with one image at a time"));
+
+  // Other errors free nothing.
+  order.clear();
+  CHECK(error_of([&] { fit([](int64_t) -> int { throw std::runtime_error("other"); }, [](int64_t) {}); }) ==
+        "other");
+  CHECK(order.empty());
+}
+
 TEST_CASE("memory: the largest batch within the budget is found for any growth of memory") {
   int tried = 0;
   double largest_tried = 0;

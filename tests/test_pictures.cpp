@@ -156,6 +156,9 @@ TEST_CASE("pictures: text of invalid UTF-8 and control characters is drawn as '?
     for (const char32_t c : code_points(part)) CHECK(c != 0xFFFD);
   }
   CHECK(fitted_text("cat", 14, 200) == "cat");
+  const std::string endless(1000000, 'a');  // names from files may have any length
+  CHECK(fitted_text(endless, 14, 122) == fitted_text(endless.substr(0, 200), 14, 122));
+  CHECK(fitted_text(endless, 14, -1).empty());
 }
 
 TEST_CASE("pictures: truth is on the left, predictions on the right, each with its title") {

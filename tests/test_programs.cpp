@@ -648,17 +648,18 @@ TEST_CASE(
   TempDir dir;
   const std::string boxes = R"([{"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9]},)"
                             R"( {"id": 1, "image_id": 1, "category_id": 2, "bbox": [20, 20, 9, 9]}])";
-  write_text(dir / "gt.json", R"({"images": [{"id": 1, "width": 64, "height": 64}], "categories": [)"
-                              R"({"id": 1, "name": "cat\u001b[31m\nAP 1.0"}, {"id": 2, "name": "dog"},)"
-                              R"({"id": 3, "name": "dog"}], "annotations": )" +
-                                  boxes + "}");
+  write_text(dir / "gt.json",
+             R"({"images": [{"id": 1, "width": 64, "height": 64}], "categories": [)"
+             R"({"id": 1, "name": "cat\u001b[31m\nAP 1.0"}, {"id": 2, "name": "dog\u001b[31m"},)"
+             R"({"id": 3, "name": "dog\u001b[31m"}], "annotations": )" +
+                 boxes + "}");
   write_text(dir / "dt.json", R"([{"image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "score": 0.5}])");
   const std::string out = succeed(dir, "eval", "--voc --gt gt.json --dt dt.json");
   CHECK_FALSE(has(out, "\x1b"));
   CHECK_FALSE(has(out, "\nAP 1.0"));
   CHECK_MESSAGE(has(out, "cat\\x1b[31m\\x0aAP 1.0 "), out);
   CHECK(has(out, "note: gt.json: 1 annotations have the id of another one\n"));
-  CHECK(has(out, "note: gt.json: several classes have the name dog\n"));
+  CHECK(has(out, "note: gt.json: several classes have the name dog\\x1b[31m\n"));
 }
 
 TEST_CASE("programs: waiting OpenMP threads spin only briefly, unless the user sets another policy" *

@@ -2,6 +2,10 @@
 // The number of CPU threads of a step: small networks, and other programs on the same machine.
 #include "programs.hpp"
 
+#include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include "base/threads.hpp"
 #include "models.hpp"
 #include "run/compute_threads.hpp"
@@ -28,9 +32,41 @@ TEST_CASE("threads: a step uses the cores that other programs leave, at least on
   // Small differences change nothing, until all cores are free.
   CHECK(threads_beside(20, 64, 64, 48) == 48);
   CHECK(threads_beside(0, 64, 64, 60) == 64);
+  // A load that is now above, now below 3/4 of a core does not change the number all the time.
+  CHECK(threads_beside(0.8, 2, 2, 2) == 1);
+  CHECK(threads_beside(0.7, 2, 2, 1) == 1);
+  CHECK(threads_beside(0.4, 2, 2, 1) == 2);
   // A container with a quota of 2 cores on a busy machine of 64
   CHECK(threads_beside(60, 64, 2, 2) == 2);
   CHECK(threads_beside(63, 64, 2, 2) == 1);
+  // Odd times
+  CHECK(threads_beside(1e12, 64, 64, 64) == 1);
+  CHECK(threads_beside(-1e12, 64, 64, 64) == 64);
+}
+
+TEST_CASE("threads: unknown times of the machine and programs of low priority count as no load") {
+  const TempDir dir;
+  const CpuSeconds unknown = cpu_seconds(dir.path.string());
+  CHECK(unknown.machine == 0);
+  CHECK(unknown.process > 0);
+  const CpuSeconds known{100000, 10}, later{100006, 12};
+  CHECK(cores_of_others(known, later, 2) == doctest::Approx(2));
+  CHECK(cores_of_others({0, 10}, later, 2) == 0);  // /proc/stat could not be read, for want of a descriptor
+  CHECK(cores_of_others(known, {0, 12}, 2) == 0);
+  CHECK(cores_of_others(known, {100001, 12}, 2) == 0);  // a container whose /proc/stat lacks some cores
+  CHECK(cores_of_others(known, later, 0) == 0);
+
+  cpu_set_t set;
+  REQUIRE(sched_getaffinity(0, sizeof set, &set) == 0);
+  int core = 0;
+  while (!CPU_ISSET(core, &set)) ++core;
+  const double ticks = double(sysconf(_SC_CLK_TCK));
+  const bool nice = getpriority(PRIO_PROCESS, 0) > 0;
+  write_text(dir / "stat", concat("cpu  9 9 9 9 9 9 9 0 0 0\ncpu", core, " 100 1000 20 5000 7 3 4 8 0 0\ncpu",
+                                  CPU_SETSIZE - 1, " 9 9 9 9 9 9 9 0 0 0\nintr 5\n"));
+  CHECK(cpu_seconds(dir.path.string()).machine == doctest::Approx((nice ? 1127 : 127) / ticks));
+  write_text(dir / "stat", "cpu  0 0\ncpu0 1\n");
+  CHECK(cpu_seconds(dir.path.string()).machine == 0);
 }
 
 TEST_CASE("threads: the CPU time of the machine includes that of this process") {
@@ -60,6 +96,37 @@ TEST_CASE("threads: one thread computes small networks, in a run without other s
   CHECK(threads(128, 1) == 1);  // the same in every run
   const Env given("OMP_NUM_THREADS", "2");
   CHECK(threads(128, 1) == 2);
+}
+
+TEST_CASE(
+    "threads: at most the cores of a quota, at most torch's own number, and none if OpenMP places them") {
+  if (usable_cores() < 2) return;
+  const KeepThreads keep;
+  const Env none("OMP_NUM_THREADS", nullptr);
+  YOLOX model = make_model("yolox-nano", 3);
+  const auto threads = [&](int before) {
+    torch::set_num_threads(before);
+    ComputeThreads set(Config(), model, {416, 416}, torch::kCPU, 1);
+    return torch::get_num_threads();
+  };
+  CHECK(threads(usable_cores() + 3) == usable_cores());
+  // The number of torch is below that of the cores: logical cores of one physical core, MKL_NUM_THREADS
+  torch::set_num_threads(1);
+  CHECK(most_threads() == 1);
+  for (const char* name : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"}) {
+    const Env given(name, "x");
+    CHECK(threads(usable_cores() + 3) == usable_cores() + 3);
+  }
+}
+
+TEST_CASE("train: config.json has the number of threads that compute" * starts_programs) {
+  const TempDir dir;
+  const Outcome trained =
+      shell(dir,
+            "unset OMP_NUM_THREADS; $YOLOX_PROGRAMS/train --data shapes --model yolox-nano "
+            "--size 64 --bs 8 --max-iters 1 --eval-interval 0 --out a");
+  REQUIRE_MESSAGE(trained.code == 0, trained.err);
+  CHECK(has(contents(dir / "a/config.json"), R"("threads":"1")"));
 }
 
 TEST_CASE("train: leaves cores to other programs, but not with --deterministic" * starts_programs) {

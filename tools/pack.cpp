@@ -147,7 +147,7 @@ static void pack(int argc, char** argv) {
         " holds other images or labels, or was packed with another setting of --decoded; ",
         "delete it or give another --out");
   if (!file.get("complete").empty()) {
-    std::cout << config.out << " is complete\n";
+    std::cout << printable(config.out) << " is complete\n";
     return;
   }
   file.put("yolox", head);
