@@ -2,6 +2,7 @@
 // The table of models: the names of --model, the sizes and their recipes. A new size is a row here. A model
 // with a backbone or head of its own is a header that is included here, and a row with its make function.
 #pragma once
+#include <cctype>
 #include <string>
 #include <vector>
 
@@ -38,10 +39,16 @@ inline std::string model_names() {
   return listed(names, names.size());
 }
 
-// Returns the row with this name, which may lack "yolox-". Throws UsageError if the name is unknown.
+// Returns the name of an official model as the table has it: "yolox-s" for "s", "yolox_s" and "YOLOX-S".
+inline std::string official_name(std::string name) {
+  for (char& c : name) c = c == '_' ? '-' : char(std::tolower(static_cast<unsigned char>(c)));
+  return name.rfind("yolox-", 0) == 0 ? name : "yolox-" + name;
+}
+
+// Returns the row with this name or official_name(). Throws UsageError if the name is unknown.
 inline const ModelSize& model_size(const std::string& name) {
   for (const auto& size : model_sizes())
-    if (size.name == name || size.name == "yolox-" + name) return size;
+    if (size.name == name || size.name == official_name(name)) return size;
   throw UsageError(concat("--model ", name, " is unknown; choose ", model_names()));
 }
 

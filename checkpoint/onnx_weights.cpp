@@ -230,10 +230,9 @@ std::string find_weights_file(const std::string& given) {
   std::ifstream sums(folder + "SHA256SUMS");  // lines "HASH  FILE" of the official weights
   std::string hash, file, names;
   while (sums >> hash >> file) {
-    std::string name = file.substr(0, file.find('.'));
-    std::replace(name.begin(), name.end(), '_', '-');
+    const std::string name = official_name(file.substr(0, file.find('.')));
     const std::string fetched = folder + file;
-    const bool by_name = given == name || "yolox-" + given == name;
+    const bool by_name = official_name(given) == name;
     if (by_name && fs::exists(fetched, error)) return fetched;
     check(!by_name && fs::path(given).filename() != file, by_name ? fetched : given,
           " is missing; weights/get ", name, " fetches the official weights");

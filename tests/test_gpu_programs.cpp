@@ -43,7 +43,7 @@ TEST_CASE(
       concat("--data ", shared("data/coco128_json"), " --model yolox-nano --weights ",
              shared("data/weights/yolox_nano_coco_v011_rebuilt.pth"),
              " --size 160 --bs 64 --epochs 1 --lr 0 --device cuda --amp bf16 --fast off ");
-  const std::string said = succeed(dir, "train", flags + "--out half");
+  const std::string said = unwrapped(succeed(dir, "train", flags + "--out half"));
   const bool uses = has(said, "note: evaluations use float16 from here on: the AP of float16 differs by ");
   const bool stays = has(said, "note: evaluations stay in float32: the AP of float16 would differ by ");
   CHECK_MESSAGE(uses != stays, said);

@@ -869,8 +869,9 @@ TEST_CASE("train: --model follows from --weights, and names need no \"yolox-\"" 
   const Outcome given = run(dir, "train", flags + "--model tiny --weights a --out c");
   CHECK_MESSAGE(has(given.err, "contains weights of yolox-nano"), given.err);
   // Evaluation and export take the folder of a run and a name without "yolox-", too.
-  CHECK(has(succeed(dir, "eval", "--data shapes --size 32 --model nano --weights a --report '' --device cpu"),
-            "weights a/last.pth, because the run has no best.pth"));
+  CHECK(has(
+      succeed(dir, "eval", "--data shapes --size 32 --model YOLOX_Nano --weights a --report '' --device cpu"),
+      "weights a/last.pth, because the run has no best.pth"));
   fs::copy(dir / "a/last.pth", dir / "a/best.pth");
   write_text(dir / "a/last.pth", "");  // must not be read
   CHECK(
