@@ -13,7 +13,6 @@
 
 #include "base/program.hpp"
 #include "base/threads.hpp"
-#include "run/progress.hpp"
 
 namespace yolox {
 
@@ -60,15 +59,13 @@ int threads_beside(double others, int cores, int most, int current) {
 
 int most_threads() { return std::min(usable_cores(), torch::get_num_threads()); }
 
-ComputeThreads::ComputeThreads(const Config& config, YOLOX& model, ImageSize base, torch::Device device,
-                               int world) {
+ComputeThreads::ComputeThreads(const Config& config, double image_flops, torch::Device device, int world) {
   if (device.is_cuda() || world > 1) return;
   for (const char* name : {"OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"})
     if (std::getenv(name)) return;
   most = most_threads();
-  cpu_set_t set;
-  cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : most;
-  const bool small = conv_flops(model, base) < kSmallNetwork;
+  cores = affinity_cores();
+  const bool small = image_flops < kSmallNetwork;
   if (small || torch::get_num_threads() > most) torch::set_num_threads(small ? 1 : most);
   adapts = !small && !config.deterministic && most > 1;
   before = cpu_seconds();

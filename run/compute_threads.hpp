@@ -6,7 +6,6 @@
 #include <string>
 
 #include "config.hpp"
-#include "yolox.hpp"
 
 namespace yolox {
 
@@ -38,12 +37,12 @@ int most_threads();
 // Sets torch's number of threads before the first step, and follows the load of the machine.
 class ComputeThreads {
  public:
-  // Selects one thread if the network needs less than 0.1 GFLOPs for an image of size `base`, because
-  // dividing so little work takes longer than the work. Otherwise selects at most as many threads as a CPU
+  // image_flops: conv_flops() of the run. Selects one thread if it is below 0.1 GFLOPs, because dividing so
+  // little work takes longer than the work. Otherwise selects at most as many threads as a CPU
   // quota allows. Leaves the number of threads alone on a GPU, with several ranks, and if a variable of
   // OpenMP sets threads or their cores. With --deterministic, the load of the machine has no influence,
   // because the order of additions depends on the number of threads.
-  ComputeThreads(const Config& config, YOLOX& model, ImageSize base, torch::Device device, int world);
+  ComputeThreads(const Config& config, double image_flops, torch::Device device, int world);
 
   // Follows the load of the machine, every 2 seconds. Call it between steps. Returns a note for the log when
   // the number becomes smaller for the first time, or "".

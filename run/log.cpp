@@ -32,10 +32,11 @@ void AppendFile::add(const std::string& text) const {
   close(fd);
 }
 
-void Log::line(const std::string& text) { row(wrapped(printable(text, /*keep_newlines=*/true), 8)); }
+void Log::line(const std::string& text) { write(wrapped(printable(text, /*keep_newlines=*/true), 8)); }
 
-void Log::row(const std::string& given) {
-  const std::string text = printable(given, /*keep_newlines=*/true);
+void Log::row(const std::string& text) { write(printable(text, /*keep_newlines=*/true)); }
+
+void Log::write(const std::string& text) {
   if (tty && in_place) std::cout << "\r\033[K";
   in_place = false;
   if (!quiet) std::cout << text << std::endl;

@@ -37,6 +37,9 @@ struct Log {
   void progress(const std::string& text, bool keep);
 
  private:
+  // Prints text that is safe to print.
+  void write(const std::string& text);
+
   AppendFile file;
   bool quiet, tty, in_place = false;
   double last = now();

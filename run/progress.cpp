@@ -343,7 +343,8 @@ static std::string part_of_run(const char* which, int epochs, const char* how) {
 }
 
 void log_plan(RunProgress& progress, Log& log, const Config& config, const Splits& splits, YOLOX& model,
-              ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks) {
+              ImageSize base, double flops, torch::Device device, const Plan& plan, double lr,
+              const Ranks& ranks) {
   const Dataset &data = splits.train, &val = splits.val;
   progress.log_settings(config);
   log.line(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
@@ -359,8 +360,8 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
   progress.log_classes(splits);
   log.line(concat("model   ", config.model, " ", base.height, "x", base.width,
                   plan.sizes.max_decrease + plan.sizes.max_increase > 0 ? " multi-scale" : "", ", ",
-                  short_count(parameter_count(*model)), " parameters, ", short_count(conv_flops(model, base)),
-                  "FLOPs, on ", device.str(), ", ", precision_name(config.amp)));
+                  short_count(parameter_count(*model)), " parameters, ", short_count(flops), "FLOPs, on ",
+                  device.str(), ", ", precision_name(config.amp)));
   const int world = ranks.info.world;
   std::vector<std::string> locations;
   for (int r = 0; r < world && world > 1; ++r) locations.push_back(concat(r, " on ", ranks.location(r)));

@@ -128,8 +128,9 @@ class RunProgress {
   double total_waited = 0, total_seconds = 0;
 };
 
-// Logs settings, data, model, ranks, and the length of the run.
+// Logs settings, data, model, ranks, and the length of the run. flops: conv_flops() of the model.
 void log_plan(RunProgress& progress, Log& log, const Config& config, const Splits& splits, YOLOX& model,
-              ImageSize base, torch::Device device, const Plan& plan, double lr, const Ranks& ranks);
+              ImageSize base, double flops, torch::Device device, const Plan& plan, double lr,
+              const Ranks& ranks);
 
 }  // namespace yolox

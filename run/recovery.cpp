@@ -51,7 +51,6 @@ void Recovery::roll_back(Training& t, const std::string& why, const StepRecord& 
                                   step.lr, "; images ", image_names(step.batch, run.data.train), ")");
   const std::string saved = save_failed_step(run.folder, t, step, run.data.train, ranks.info.rank);
   check(run.config.keep_going && t.rollbacks < 3, what, "; ", saved,
-
         "; continue from the last checkpoint with --keep-going, or with a lower lr: ./train --resume ",
         shell_word(run.folder), " --lr ", run.config.lr / 2);
   run.log.line(concat("warning: ", what, "; ", saved));

@@ -98,7 +98,9 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
   progress.emplace(folder, log, first, from_scratch, ranks.info.rank, with_dtr);
   progress->continue_epoch(first, t.epoch_means, plan);
   eval_fit = RetryInParts{1, plan.batch_per_rank};
-  threads.emplace(config, t.model, ImageSize{int(info.height), int(info.width)}, device, ranks.info.world);
+  const ImageSize base{int(info.height), int(info.width)};
+  const double flops = conv_flops(t.model, base);
+  threads.emplace(config, flops, device, ranks.info.world);
   const std::string settings = config_json(config, device, started, ranks.info.world);
   crash_context(folder, settings, concat("crash", rank_suffix(ranks), ".txt"));
   if (const std::string before = resumed ? revision_of(folder) : "";
@@ -107,8 +109,8 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
         concat("note: this program is of revision ", git_revision(), "; ", before, " wrote this run so far"));
   if (ranks.first() && !replace_text(folder + "/config.json", settings))
     log.line(concat("warning: cannot write ", folder, "/config.json"));
-  log_plan(*progress, log, config, data, t.model, {int(info.height), int(info.width)}, device, plan,
-           plan.schedule.lr * t.lr_factor, ranks);
+  log_plan(*progress, log, config, data, t.model, base, flops, device, plan, plan.schedule.lr * t.lr_factor,
+           ranks);
   for (const auto& fact : facts)
     if (!fact.empty()) log.line(fact);
   for (const auto& text : notes) log.line(text);

@@ -278,7 +278,7 @@ TEST_CASE("progress: the log names no part of a run that has 0 epochs") {
     Ranks ranks({}, torch::kCPU, 1);
     const Plan plan = plan_of(config, 8, 1, {64, 64});
     quietly([&] {
-      log_plan(*test_run.progress, test_run.log, config, splits, model, {64, 64}, torch::kCPU, plan, 0.1,
+      log_plan(*test_run.progress, test_run.log, config, splits, model, {64, 64}, 1e9, torch::kCPU, plan, 0.1,
                ranks);
     });
     return unwrapped(test_run.log_text());

@@ -9,6 +9,7 @@
 #include "base/threads.hpp"
 #include "models.hpp"
 #include "run/compute_threads.hpp"
+#include "run/progress.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -86,7 +87,7 @@ TEST_CASE("threads: one thread computes small networks, in a run without other s
   YOLOX model = make_model("yolox-nano", 3);
   const auto threads = [&](int size, int world) {
     torch::set_num_threads(2);
-    const ComputeThreads set(config, model, {size, size}, torch::kCPU, world);
+    const ComputeThreads set(config, conv_flops(model, {size, size}), torch::kCPU, world);
     return torch::get_num_threads();
   };
   CHECK(threads(128, 1) == 1);
@@ -106,7 +107,7 @@ TEST_CASE(
   YOLOX model = make_model("yolox-nano", 3);
   const auto threads = [&](int before) {
     torch::set_num_threads(before);
-    ComputeThreads set(Config(), model, {416, 416}, torch::kCPU, 1);
+    ComputeThreads set(Config(), conv_flops(model, {416, 416}), torch::kCPU, 1);
     return torch::get_num_threads();
   };
   CHECK(threads(usable_cores() + 3) == usable_cores());
