@@ -16,6 +16,18 @@
 
 using namespace yolox;
 
+// Runs a step that needs at least `room` parts. Returns its number of parts. order: set to the attempts.
+static int64_t parts_of_step(RetryInParts& fit, const int64_t& room, std::string& order) {
+  order.clear();
+  return fit(
+      [&](int64_t parts) {
+        order += concat(" ", parts);
+        if (parts < room) throw std::runtime_error("out of memory");
+        return parts;
+      },
+      [&](int64_t parts) { order += concat(" undo", parts); });
+}
+
 TEST_CASE("memory: out-of-memory errors are recognised, others are not") {
   CHECK(is_out_of_memory(std::bad_alloc()));
   CHECK(is_out_of_memory(std::runtime_error("CUDA out of memory. Tried to allocate 20.00 MiB")));
@@ -36,16 +48,7 @@ TEST_CASE("memory: a step out of memory is repeated in more parts; after the sec
   RetryInParts fit{2, 7};
   int64_t room = 7;  // smallest number of parts that fits
   std::string order;
-  const auto step = [&] {
-    order.clear();
-    return fit(
-        [&](int64_t parts) {
-          order += concat(" ", parts);
-          if (parts < room) throw std::runtime_error("out of memory");
-          return parts * 10;
-        },
-        [&](int64_t parts) { order += concat(" undo", parts); });
-  };
+  const auto step = [&] { return 10 * parts_of_step(fit, room, order); };
   CHECK(step() == 70);
   CHECK(order == " 2 undo4 4 undo7 7");
   room = 1;
@@ -81,16 +84,7 @@ TEST_CASE(
     if (has_graphs) room /= 2;
     return std::exchange(has_graphs, false);
   };
-  const auto step = [&] {
-    order.clear();
-    return fit(
-        [&](int64_t parts) {
-          order += concat(" ", parts);
-          if (parts < room) throw std::runtime_error("out of memory");
-          return parts;
-        },
-        [&](int64_t parts) { order += concat(" undo", parts); });
-  };
+  const auto step = [&] { return parts_of_step(fit, room, order); };
   CHECK(step() == 1);
   CHECK(order == " 1 free undo1 1");
   CHECK(fit.retries == 0);  // the number of parts did not cause it

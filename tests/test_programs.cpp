@@ -906,8 +906,7 @@ TEST_CASE(
         {"--data other", "start a new run from its weights: ./train --data other --weights runs/a/last.pth"},
         {"--bs 3",
          "steps per epoch, but this --bs and data have 2, so the run cannot be resumed with them; leave --bs "
-         "and "
-         "--data out, or start a new run from its weights: ./train --weights runs/a/last.pth"}}) {
+         "and --data out, or start a new run from its weights: ./train --weights runs/a/last.pth"}}) {
     const Outcome o = run(dir, "train", concat("--resume runs/a ", flags));
     CHECK(o.code == 2);
     CHECK_MESSAGE(has(o.err, message), o.err);
