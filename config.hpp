@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <optional>
@@ -21,6 +22,24 @@
 #include "optim.hpp"
 
 namespace yolox {
+
+// A training recipe (--recipe): defaults of ./train that do not depend on the size of the model. Each value
+// is also a flag. Learning rate and weight decay belong to the optimizer, see optim.hpp.
+struct TrainingRecipe {
+  const char* optimizer;
+  double min_lr_ratio;
+  double warmup_epochs, warmup_steps;  // maximum length of the warm-up, which also is at most 5 % of the run
+  double no_aug_epochs,
+      no_aug_share;       // maximum length of the final phase, in epochs and as a share of the run
+  double degrees, shear;  // maximum rotation and shear of a mosaic
+  bool ema_of_run;        // the EMA follows the length of the run, see ema_of_run()
+};
+
+// The recipe of official YOLOX, which trains from scratch for 300 epochs. Shorter runs have shorter phases.
+constexpr TrainingRecipe kOfficialRecipe = {"sgd", 0.05, 5, 1e9, 15, 0.1, 10, 2, false};
+// For pretrained weights and a few hundred images. The values were searched with bench/recipes.py, see
+// bench/RESULTS.md.
+constexpr TrainingRecipe kFineTuneRecipe = {"adamw", 0.05, 1, 100, 1e9, 0.2, 10, 2, true};
 
 // The flags of ./train. Each hyper-parameter is one declaration: member, flag, default and help text.
 struct Config : Flags {
@@ -57,22 +76,23 @@ struct Config : Flags {
   int epochs = flag(epochs, "Training", "epochs", 300, "N", "number of epochs");
   int64_t max_iters =
       flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after N steps; 0 = off");
-  std::string optimizer = flag(optimizer, "Training", "optimizer", "sgd", "NAME", "sgd, adam or adamw");
-  double lr =
-      flag(lr, "Training", "lr", 0.01 / 64, "X", "initial learning rate per image; multiplied by --bs");
-  double min_lr_ratio = flag(min_lr_ratio, "Training", "min-lr-ratio", 0.05, "X",
-                             "final learning rate as a fraction of the initial one");
-  int warmup_epochs = flag(warmup_epochs, "Training", "warmup-epochs", 5, "N",
-                           "epochs of learning rate warm-up; fewer if --epochs is below 100");
-  int no_aug_epochs =
-      flag(no_aug_epochs, "Training", "no-aug-epochs", 15, "N",
-           "last epochs without mosaic and MixUp, with L1 loss; fewer if --epochs is below 150");
-  double weight_decay = flag(weight_decay, "Training", "weight-decay", 5e-4, "X",
-                             "weight decay of convolution weights (not of biases and batch norms)");
+  std::string recipe =
+      flag(recipe, "Training", "recipe", "auto", "auto|finetune|official",
+           "recipe that sets the defaults of other flags; auto = finetune with --weights, else official");
+  std::string optimizer = flag(optimizer, "Training", "optimizer", "recipe", "NAME", "sgd, adam or adamw");
+  double lr = flag_recipe(lr, "Training", "lr", "X", "initial learning rate; by default scaled to --bs");
+  double min_lr_ratio = flag_recipe(min_lr_ratio, "Training", "min-lr-ratio", "X",
+                                    "final learning rate as a fraction of the initial one");
+  double warmup_epochs = flag_recipe(warmup_epochs, "Training", "warmup-epochs", "X",
+                                     "epochs of learning rate warm-up; may be a fraction");
+  double no_aug_epochs = flag_recipe(no_aug_epochs, "Training", "no-aug-epochs", "X",
+                                     "last epochs without mosaic and MixUp, with L1 loss");
+  double weight_decay = flag_recipe(weight_decay, "Training", "weight-decay", "X",
+                                    "weight decay of convolution weights (not of biases and batch norms)");
   std::string freeze = flag(freeze, "Training", "freeze", "", "PART,...",
                             "parts to freeze: backbone, neck, or prefixes of parameter names");
   double clip = flag(clip, "Training", "clip", 10.0, "X", "clip the gradient norm to X; 0 = off");
-  double ema = flag(ema, "Training", "ema", 0.9998, "X", "EMA decay; 0 = off");
+  double ema = flag_recipe(ema, "Training", "ema", "X", "EMA decay; 0 = off");
   std::string amp = flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp16|fp64",
                          "off = float32; auto = bf16 on a GPU (fp16 on old ones), off on the CPU");
   bool multiscale = flag(multiscale, "Training", "multiscale", true, "", "do not use multi-scale training");
@@ -124,7 +144,9 @@ struct Config : Flags {
                              "save last.pth every X minutes, also within an epoch; 0 = off");
   int keep = flag(keep, "Output", "keep", 1, "N", "number of older checkpoints kept beside last.pth");
   int patience = flag(patience, "Output", "patience", 0, "N",
-                      "early stopping after N evaluations without a better AP; 0 = off");
+                      "early stopping after N evaluations without a gain; 0 = off");
+  std::string patience_on = flag(patience_on, "Output", "patience-on", "ap", "ap|loss",
+                                 "gain for --patience: a better AP or a lower validation loss");
   double conf = flag(conf, "Output", "conf", 0.01, "P", "minimum score of a detection in evaluation");
   double nms = flag(nms, "Output", "nms", 0.65, "IOU", "NMS IoU threshold in evaluation");
   bool profile = flag(profile, "Output", "profile", false, "",
@@ -181,15 +203,16 @@ inline void check_config(const Config& c) {
   at_least("keep", c.keep, 0);
   at_least("patience", c.patience, 0);
   check_dtr(c);
-  at_least("lr", c.lr, 0);
-  at_least("warmup-epochs", c.warmup_epochs, 0);
-  at_least("no-aug-epochs", c.no_aug_epochs, 0);
-  at_least("weight-decay", c.weight_decay, 0);
+  for (const auto& [name, value] : {std::pair("lr", c.lr),
+                                    {"warmup-epochs", c.warmup_epochs},
+                                    {"no-aug-epochs", c.no_aug_epochs},
+                                    {"weight-decay", c.weight_decay}})
+    if (c.was_given(name)) at_least(name, value, 0);
   in("clip", c.clip, 0, 1e38);
   at_least("eval-interval", c.eval_interval, 0);
   at_least("seed", c.seed, 0);
-  usage_check(c.warmup_epochs + c.no_aug_epochs <= c.epochs, "--warmup-epochs ", c.warmup_epochs,
-              " plus --no-aug-epochs ", c.no_aug_epochs, " exceeds --epochs ", c.epochs);
+  usage_check(std::max(0.0, c.warmup_epochs) + std::max(0.0, c.no_aug_epochs) <= c.epochs, "--warmup-epochs ",
+              c.warmup_epochs, " plus --no-aug-epochs ", c.no_aug_epochs, " exceeds --epochs ", c.epochs);
   in("gpus", c.gpus, 0, 1024);
   in("procs", c.procs, 0, 1024);
   in("nodes", c.nodes, 1, 65536);
@@ -201,15 +224,18 @@ inline void check_config(const Config& c) {
                     "--nodes needs --master HOST:PORT, the same on all nodes");
   combination_check(c.was_given("nodes") || !c.was_given("master"), "--master needs --nodes N and --node I");
   if (!c.master.empty() || c.was_given("master")) parse_address("--master", c.master);
-  in("min-lr-ratio", c.min_lr_ratio, 0, 1);
-  in("ema", c.ema, 0, 0.999999);
+  if (c.was_given("min-lr-ratio")) in("min-lr-ratio", c.min_lr_ratio, 0, 1);
+  if (c.was_given("ema")) in("ema", c.ema, 0, 0.999999);
   in("conf", c.conf, 0, 1);
   in("nms", c.nms, 1e-6, 1);
   one_of("compress", c.compress, {"off", "fp16", "bf16"});
   one_of("amp", c.amp, {"auto", "off", "tf32", "bf16", "fp16", "fp64"});
   one_of("cache", c.cache, {"none", "ram", "disk"});
   one_of("aug", c.aug, {"default", "none"});
+  one_of("recipe", c.recipe, {"auto", "finetune", "official"});
   one_of("optimizer", c.optimizer, {"sgd", "adam", "adamw"});
+  one_of("patience-on", c.patience_on, {"ap", "loss"});
+  combination_check(c.patience > 0 || !c.was_given("patience-on"), "--patience-on needs --patience");
   one_of("preproc", c.preproc, {"auto", "bgr", "legacy"});
   try {
     check_augment_config(c.augment);
@@ -218,21 +244,42 @@ inline void check_config(const Config& c) {
   }
 }
 
-// Fills in the derived settings: the recipe of the model, and the warm-up and no-aug epochs of a short run.
+// Returns the row of --recipe, after fill_in().
+inline const TrainingRecipe& training_recipe(const Config& c) {
+  return c.recipe == "finetune" ? kFineTuneRecipe : kOfficialRecipe;
+}
+
+// Sets a value that is not set by a flag.
+inline void fill(double& value, double of_recipe) {
+  if (value == -1) value = of_recipe;
+}
+
+// Fills in the settings of the recipes that depend on flags only. A resumed run has the settings of its
+// checkpoint.
 inline void fill_in(Config& c) {
-  const Recipe recipe = model_size(c.model).recipe;
-  const auto fill = [](double& value, double of_recipe) {
-    if (value == -1) value = of_recipe;
-  };
-  fill(c.augment.mosaic_prob, recipe.mosaic_prob);
-  fill(c.augment.mosaic_scale_lo, recipe.mosaic_scale_lo);
-  fill(c.augment.mosaic_scale_hi, recipe.mosaic_scale_hi);
-  fill(c.augment.mixup_prob, recipe.mixup_prob);
-  if (!c.resume.empty()) return;
-  // The official 5 warm-up epochs and 15 no-aug epochs are for 300 epochs. A shorter run has fewer.
-  if (!c.was_given("warmup-epochs"))
-    c.warmup_epochs = std::min(c.warmup_epochs, std::max(c.epochs / 20, c.epochs < 3 ? 0 : 1));
-  if (!c.was_given("no-aug-epochs")) c.no_aug_epochs = std::min(c.no_aug_epochs, c.epochs / 10);
+  if (c.recipe == "auto") c.recipe = c.weights.empty() ? "official" : "finetune";
+  const Recipe of_size = model_size(c.model).recipe;
+  fill(c.augment.mosaic_prob, of_size.mosaic_prob);
+  fill(c.augment.mosaic_scale_lo, of_size.mosaic_scale_lo);
+  fill(c.augment.mosaic_scale_hi, of_size.mosaic_scale_hi);
+  fill(c.augment.mixup_prob, of_size.mixup_prob);
+  const TrainingRecipe& recipe = training_recipe(c);
+  fill(c.augment.degrees, recipe.degrees);
+  fill(c.augment.shear, recipe.shear);
+  if (c.optimizer == "recipe") c.optimizer = recipe.optimizer;
+  fill(c.weight_decay, default_weight_decay(c.optimizer));
+  fill(c.min_lr_ratio, recipe.min_lr_ratio);
+}
+
+// Fills in the settings of the recipe that depend on the batch size and the length of the run. images: number
+// of training images.
+inline void fill_in_steps(Config& c, int64_t images) {
+  const TrainingRecipe& recipe = training_recipe(c);
+  const double epochs = c.epochs, per_epoch = double((images + c.bs - 1) / c.bs);
+  fill(c.lr, default_lr(c.optimizer, c.bs));
+  fill(c.warmup_epochs, std::min({recipe.warmup_epochs, recipe.warmup_steps / per_epoch, 0.05 * epochs}));
+  fill(c.no_aug_epochs, std::min(recipe.no_aug_epochs, recipe.no_aug_share * epochs));
+  fill(c.ema, recipe.ema_of_run ? ema_of_run(per_epoch * epochs, per_epoch).decay : EmaSchedule().decay);
 }
 
 // Returns the device of this rank. A single process uses --device. Each of several ranks uses the GPU with
@@ -346,6 +393,7 @@ struct Plan {
   int64_t first_no_aug_iteration = 0;  // first iteration without mosaic and MixUp, with L1 loss
   int64_t eval_interval = 0;           // epochs; 0: no evaluation
   Schedule schedule = {};              // learning rate
+  EmaSchedule ema = {};                // EMA; a decay of 0: none
   MultiScale sizes = {};               // input size of each iteration
 
   int64_t epoch_of(int64_t step) const { return step / per_epoch + 1; }  // from 1
@@ -358,17 +406,21 @@ struct Plan {
   }
 };
 
-// Returns the plan of a run. images: number of training images. ranks: world size. base: input size.
-inline Plan plan_of(const Config& c, int64_t images, int ranks, ImageSize base) {
-  Plan plan{c.bs, (images + c.bs - 1) / c.bs, c.epochs, 0};
+// Returns the plan of a run, and fills in the settings that depend on its length. images: number of training
+// images. ranks: world size. base: input size.
+// heads: of a multi-task model, whose heads are trained in turn.
+inline Plan plan_of(Config& c, int64_t images, int ranks, ImageSize base, int64_t heads = 1) {
+  fill_in_steps(c, images);
+  Plan plan{c.bs, (images + c.bs - 1) / c.bs * heads, c.epochs, 0};
   plan.iters = plan.per_epoch * plan.epochs;
   if (c.max_iters) plan.iters = std::min(c.max_iters, plan.iters);
   plan.batch_per_rank = c.bs / ranks;
-  plan.first_no_aug_iteration =
-      plan.per_epoch * std::max<int64_t>(0, c.epochs - c.no_aug_epochs - (c.augment.official_quirks ? 1 : 0));
+  const double total = double(plan.per_epoch) * c.epochs, no_aug = c.no_aug_epochs * double(plan.per_epoch);
+  plan.first_no_aug_iteration = std::max<int64_t>(0, std::llround(total - no_aug));
   plan.eval_interval = c.eval_interval;
-  plan.schedule = {c.lr * c.bs, plan.per_epoch, c.epochs, c.warmup_epochs, c.no_aug_epochs,
-                   0,           c.min_lr_ratio};
+  plan.schedule = {c.lr, total, c.warmup_epochs * double(plan.per_epoch), no_aug, 0, c.min_lr_ratio};
+  if (training_recipe(c).ema_of_run) plan.ema = ema_of_run(total, double(plan.per_epoch));
+  plan.ema.decay = c.ema;
   plan.sizes = multi_scale(c, base, ranks);
   return plan;
 }

@@ -74,7 +74,8 @@ inline Loader::Make training_items(const Dataset& data, uint64_t seed, const Aug
   };
 }
 
-// Returns a function that makes the evaluation items: the images in order of the records, letterboxed. An
+// Returns a function that makes the evaluation items: the images in order of the records, letterboxed, with
+// their boxes. An
 // unreadable image is added to data.problems and gets index -1. In a strict data set, the function throws
 // ImageError instead.
 inline Loader::Make evaluation_items(const Dataset& data) {
@@ -82,7 +83,10 @@ inline Loader::Make evaluation_items(const Dataset& data) {
     try {
       const auto boxed = letterbox(read_image(data, position), image.size());
       boxed.image.copyTo(image);
-      return Item{{}, position, boxed.scale};
+      Item item{data.boxes(position), position, boxed.scale};
+      for (Box& b : item.boxes)
+        b = {b.x1 * boxed.scale.x, b.y1 * boxed.scale.y, b.x2 * boxed.scale.x, b.y2 * boxed.scale.y, b.cls};
+      return item;
     } catch (const ImageError& e) {
       if (data.strict) throw;
       data.problems->add("image cannot be used", e.what());

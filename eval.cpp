@@ -41,6 +41,7 @@ struct Config : Flags {
       preproc, "Evaluation", "preproc", "auto", "auto|bgr|legacy",
       "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
   std::string device = flag(device, "Evaluation", "device", "auto", "auto|cpu|cuda[:N]", "device to run on");
+  bool ema = flag(ema, "Evaluation", "ema", true, "", "evaluate the weights without EMA of a checkpoint");
   bool fuse = flag(fuse, "Evaluation", "fuse", false, "", "fold batch norms into the preceding convolutions");
   int64_t seed = flag(seed, "Evaluation", "seed", int64_t{0}, "N", "random seed of --data shapes");
   bool voc = flag(voc, "Output", "voc", false, "", "also compute Pascal VOC AP: all points and 11 points");
@@ -148,7 +149,7 @@ static void evaluate_model(const Config& config) {
 
   EvalSettings settings;
   settings.device = parse_device(config.device);
-  auto loaded = load_model(config.weights, config.model, config.preproc, settings.device);
+  auto loaded = load_model(config.weights, config.model, config.preproc, settings.device, config.ema);
   if (!loaded.report.empty()) std::cout << printable(loaded.report, /*keep_newlines=*/true) << "\n";
   if (config.fuse) fuse_batch_norms(*loaded.model);
   const Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks", config.images,

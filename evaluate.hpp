@@ -4,7 +4,9 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -31,6 +33,9 @@ struct EvalTimes {
   double preprocess = 0, forward = 0, decode = 0, nms = 0;
 };
 
+// Returns [2]: the loss of a batch times its number of positives, and this number. See validation_loss().
+using BatchLoss = Tensor(const Predictions&, ImageSize, const Targets&);
+
 // Settings of evaluate().
 struct EvalSettings {
   ImageSize size{640, 640};
@@ -46,6 +51,7 @@ struct EvalSettings {
   int rank = 0, ranks = 1;
   std::function<std::vector<std::vector<double>>(const std::vector<double>&)> gather = {};
   EvalTimes* times = nullptr;  // if not null, evaluate() adds the times here
+  BatchLoss* loss = nullptr;   // null: no validation loss
 };
 
 // Appends the detections of one image in COCO form: x, y, w, h in pixels of the original image, not clipped.
@@ -69,19 +75,25 @@ struct Evaluation {
   CocoDataset truth;  // ground truth of the data set without the unreadable images
   std::vector<Detection> detections;
   int64_t images = 0, unreadable = 0;
+  double loss = std::nan("");  // mean over the positives of all images; NaN without EvalSettings::loss
   double seconds = 0;
   bool complete = true;  // false: a signal interrupted the evaluation; `result` is empty
 };
 
-// Replaces the detections and unreadable images of this rank by those of all ranks.
-inline void gather_evaluation(Evaluation& e, std::unordered_set<int64_t>& unreadable, const EvalSettings& s) {
-  std::vector<double> mine{double(e.complete), double(unreadable.size())};
+// Replaces the detections, the unreadable images and the loss of this rank by those of all ranks. loss: sum
+// of EvalSettings::loss().
+inline void gather_evaluation(Evaluation& e, std::unordered_set<int64_t>& unreadable,
+                              std::array<double, 2>& loss, const EvalSettings& s) {
+  std::vector<double> mine{loss[0], loss[1], double(e.complete), double(unreadable.size())};
   mine.insert(mine.end(), unreadable.begin(), unreadable.end());
   for (const Detection& d : e.detections)
     mine.insert(mine.end(), {double(d.image_id), double(d.category_id), d.x, d.y, d.w, d.h, d.score});
   e.detections.clear();
+  loss = {};
   for (const auto& of_rank : s.gather(mine)) {
     const double* v = of_rank.data();
+    loss[0] += *v++;
+    loss[1] += *v++;
     const bool whole = *v++ > 0;
     e.complete = e.complete && whole;
     for (int64_t n = int64_t(*v++); n > 0; --n) unreadable.insert(int64_t(*v++));
@@ -106,6 +118,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   Evaluation e;
   e.truth = data.truth;
   std::unordered_set<int64_t> unreadable;
+  std::array<double, 2> loss{};
   const cv::Size size(s.size.width, s.size.height);
   const int64_t n = data.records.size(), from = n * s.rank / s.ranks, to = n * (s.rank + 1) / s.ranks;
   const auto type = model->parameters()[0].scalar_type();
@@ -146,6 +159,13 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
         timed(&EvalTimes::decode, [&] { return decode(predicted, s.size.height, s.size.width); });
     const auto detections =
         timed(&EvalTimes::nms, [&] { return postprocess(out.narrow(0, 0, count), s.conf, s.nms); });
+    if (s.loss) {
+      const auto part = [&](const Tensor& t) { return t.narrow(0, 0, count); };
+      const Tensor sums =
+          s.loss({part(predicted.reg), part(predicted.obj), part(predicted.cls), predicted.strides}, s.size,
+                 batch.targets);
+      for (int i = 0; i < 2; ++i) loss[i] += sums[i].item<double>();
+    }
     if (!s.pictures.empty() && k < 3)
       save_image(concat(s.pictures, k, "_pred.jpg"),
                  draw_comparison(batch.images, labelled_boxes(batch.indices, batch.scales, data),
@@ -160,8 +180,9 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
     e.complete = !stop_signal;
     if (!e.complete) break;
   }
-  if (s.gather) gather_evaluation(e, unreadable, s);
+  if (s.gather) gather_evaluation(e, unreadable, loss, s);
   if (!e.complete) return e;
+  if (s.loss) e.loss = loss[0] / loss[1];
   if (!unreadable.empty()) {
     auto& images = e.truth.images;
     images.erase(

@@ -113,6 +113,14 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   return losses;
 }
 
+// Returns [2]: the loss of a batch of the evaluation times its number of positives, and this number, for a
+// mean over all batches and ranks. Without L1, so that all epochs of a run are comparable.
+inline Tensor validation_loss(const Predictions& predictions, ImageSize size, const Targets& targets) {
+  const Losses losses = yolox_loss(predictions, size.height, size.width, targets, /*use_l1=*/false);
+  const Tensor weight = losses.num_fg.clamp_min(1).to(losses.total.scalar_type());
+  return torch::stack({losses.total * weight, weight});
+}
+
 // The loss of a micro-batch is divided by the positives of that micro-batch, the loss of a batch by all
 // positives. Weighting each micro-batch by its positives makes the weighted mean equal to the loss of the
 // batch.

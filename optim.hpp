@@ -6,6 +6,7 @@
 #include <ATen/record_function.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <optional>
@@ -298,31 +299,57 @@ inline Tensor clip_gradients(const std::vector<Tensor>& grads, double max_norm,
 
 // ---- learning rate
 
-// Settings of the learning rate schedule.
+// Returns the default learning rate for a batch of this size. That of SGD is proportional to the batch size
+// (arXiv 1706.02677), as in the official recipe. That of Adam and AdamW is proportional to its square root
+// (arXiv 2205.10287), because Adam divides the gradient by its own size.
+inline double default_lr(const std::string& optimizer, int64_t batch) {
+  const double batches_of_64 = double(batch) / 64;
+  return optimizer == "sgd" ? 0.01 * batches_of_64 : 0.0028 * std::sqrt(batches_of_64);
+}
+// Returns the default weight decay. AdamW does not divide it by the size of the gradient.
+inline double default_weight_decay(const std::string& optimizer) {
+  return optimizer == "adamw" ? 0.05 : 5e-4;
+}
+
+// Settings of the learning rate schedule. Lengths are in steps.
 struct Schedule {
-  double lr;  // learning rate after the warm-up, for the whole batch
-  int64_t iters_per_epoch, epochs, warmup_epochs, no_aug_epochs;
+  double lr;                // learning rate after the warm-up, for the whole batch
+  double iters;             // of the run
+  double warmup, constant;  // of the warm-up; of the last phase, whose learning rate is lr * min_ratio
   double warmup_lr = 0, min_ratio = 0.05;
 };
 
 // Returns the learning rate of iteration i, counted from 0: quadratic warm-up, cosine decay, and the constant
-// lr * min_ratio in the last no_aug_epochs. As in the official code, the first iteration of the warm-up has
-// warmup_lr.
+// lr * min_ratio. As in the official code, the first iteration of the warm-up has warmup_lr.
 inline double learning_rate(const Schedule& s, int64_t i) {
-  const double warmup = double(s.iters_per_epoch) * s.warmup_epochs,
-               total = double(s.iters_per_epoch) * s.epochs;
-  const double flat = double(s.iters_per_epoch) * s.no_aug_epochs, floor = s.lr * s.min_ratio;
-  if (warmup > 0 && i <= warmup) return (s.lr - s.warmup_lr) * std::pow(i / warmup, 2) + s.warmup_lr;
-  if (i >= total - flat) return floor;
-  return floor + 0.5 * (s.lr - floor) * (1 + std::cos(M_PI * (i - warmup) / (total - warmup - flat)));
+  const double floor = s.lr * s.min_ratio;
+  if (s.warmup > 0 && i <= s.warmup) return (s.lr - s.warmup_lr) * std::pow(i / s.warmup, 2) + s.warmup_lr;
+  if (i >= s.iters - s.constant) return floor;
+  const double done = (i - s.warmup) / (s.iters - s.warmup - s.constant);
+  return floor + 0.5 * (s.lr - floor) * (1 + std::cos(M_PI * done));
 }
 
 // ---- EMA
 
-// Returns the EMA decay of update u: decay x (1 - exp(-u / 2000)). The decay is small in the first updates,
+// Settings of the EMA. The defaults are those of the official recipe.
+struct EmaSchedule {
+  double decay = 0.9998;  // 0: no EMA
+  double tau = 2000;      // updates after which the decay has reached 63 % of `decay`
+};
+
+// Returns the EMA decay of update u: decay x (1 - exp(-u / tau)). The decay is small in the first updates,
 // so that the EMA follows the weights quickly.
-inline double ema_decay(double decay, int64_t update) {
-  return decay * (1 - std::exp(-double(update) / 2000));
+inline double ema_decay(const EmaSchedule& s, int64_t update) {
+  return s.decay * (1 - std::exp(-double(update) / s.tau));
+}
+
+// Returns the EMA of a run of `iters` steps, which averages over a fifteenth of the run, or over an epoch if
+// that is longer, but at most over a tenth. In runs of 75,000 steps and more it is the official EMA, whose
+// average over 5000 steps would never be reached in a short run.
+inline EmaSchedule ema_of_run(double iters, double per_epoch) {
+  const EmaSchedule official;
+  const double steps = std::max(iters / 15, std::min(per_epoch, iters / 10));
+  return {std::clamp(1 - 1 / steps, 0.0, official.decay), std::min(official.tau, iters / 10)};
 }
 
 // The tensors that the EMA averages: floating-point parameters and buffers. Frozen parameters, the buffers of

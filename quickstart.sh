@@ -9,7 +9,7 @@ run=runs/quickstart
 rm -rf "$run"
 
 echo "== training yolox-nano on the built-in shapes (about 3 minutes on 2 cores)"
-./train --data shapes --model yolox-nano --size 160 --bs 8 --epochs 10 --optimizer adam --lr 0.00025 --ema 0.998 \
+./train --data shapes --model yolox-nano --size 160 --bs 8 --epochs 10 --optimizer adam --lr 0.002 --ema 0.998 \
   --mosaic-prob 0 --no-multiscale --eval-interval 5 --out "$run"
 
 echo "== evaluating the best checkpoint"

@@ -33,26 +33,25 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   std::optional<Evaluation> evaluation;
   if (plan.evaluates_after(t.iteration)) {
     if (!run.saved_at(t.iteration)) run.save(t, "last.pth");  // a signal may interrupt the evaluation
-    evaluation = run.evaluate(t);
+    evaluation = run.evaluate(t, validation_loss);
     if (!evaluation->complete) return false;
     t.ap = evaluation->result.AP;  // selects best.pth; change this line to select by AP50, for example
-    const auto [ap_before, stale_before] = std::pair(t.best_ap, t.evals_without_gain);
-    ++t.evals_without_gain;
-    if (*t.ap > t.best_ap) {
-      t.best_ap = *t.ap;
-      t.evals_without_gain = 0;
-      if (!run.save(t, "best.pth")) t.best_ap = ap_before;
+    const Best before = t.best;
+    const bool better_ap = *t.ap > before.ap, lower_loss = evaluation->loss < before.loss;
+    ++t.best.evals_without_gain;
+    if (run.config.patience_on == "loss" ? lower_loss : better_ap) t.best.evals_without_gain = 0;
+    if (lower_loss) t.best.loss = evaluation->loss;
+    if (better_ap) {
+      t.best.ap = *t.ap;
+      if (!run.save(t, "best.pth")) t.best.ap = before.ap;
     }
-    run.best_ap = t.best_ap;
-    if (t.iteration % plan.per_epoch != 0) {
-      // --max-iters ended the run within an epoch. Restores the values of the last whole epoch, so that a
-      // resumed run equals a run without interruption.
-      t.best_ap = ap_before;
-      t.evals_without_gain = stale_before;
-    }
+    run.best_ap = t.best.ap;
+    // If --max-iters ended the run within an epoch, restores the values of the last whole epoch, so that a
+    // resumed run equals a run without interruption.
+    if (t.iteration % plan.per_epoch != 0) t.best = before;
   }
   t.epochs = t.iteration / plan.per_epoch;
-  const bool stop = run.config.patience > 0 && t.evals_without_gain >= run.config.patience && !last;
+  const bool stop = run.config.patience > 0 && t.best.evals_without_gain >= run.config.patience && !last;
   run.save(t, "last.pth", /*required=*/last || stop);
   return !run.end_of_epoch(t, evaluation ? &*evaluation : nullptr, stop);
 }
@@ -157,7 +156,7 @@ static int train(int argc, char** argv) {
     step.use_l1 = i >= plan.first_no_aug_iteration;
     dtr.record_samples = i == traced;
     micro_batches.save_statistics();
-    const StepInput next{batch, lr, ema_decay(config.ema, t.ema_updates + 1)};
+    const StepInput next{batch, lr, ema_decay(plan.ema, t.ema_updates + 1)};
 
     // The work of the device. With --fast graph, it is recorded once and then replayed.
     const auto [losses, norm] = graphs.run(next, size, step.use_l1, [&](const StepInput& in) {

@@ -103,8 +103,8 @@ static const Alias aliases[] = {
     {"imgsz", "size", "a multiple of 32, or HEIGHTxWIDTH"},
     {"img-size", "size", "a multiple of 32, or HEIGHTxWIDTH"},
     {"tsize", "size", "a multiple of 32, or HEIGHTxWIDTH"},
-    {"lr0", "lr", "the learning rate per image, which is multiplied by --bs"},
-    {"learning-rate", "lr", "the learning rate per image, which is multiplied by --bs"},
+    {"lr0", "lr", ""},
+    {"learning-rate", "lr", ""},
     {"lrf", "min-lr-ratio", ""},
     {"fp16", "amp", "--amp fp16"},
     {"half", "amp", "--amp fp16"},
@@ -193,7 +193,7 @@ static std::string unknown_flag(const std::string& program, const std::string& w
 // an unknown one. help_all: set to true by --help all.
 std::vector<std::string> Flags::words_of(const std::string& program, int argc, char** argv,
                                          bool& help_all) const {
-  std::vector<std::string> words{program}, names{"help"};
+  std::vector<std::string> words{program}, names{"help", "version"};
   for (const auto& f : flags) {
     names.push_back(f.name);
     if (f.is_bool()) names.push_back("no-" + f.name);
@@ -247,7 +247,8 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::st
     // The opposite of a switch is accepted too, because a resumed run may need to change the setting back.
     if (f.is_bool()) options.add_options("hidden")(f.on_by_default() ? f.name : "no-" + f.name, "");
   }
-  options.add_options("Help")("help", "this text (also -h)");
+  options.add_options("Help")("help", "this text (also -h)")("version",
+                                                             "version and revision of the program");
   groups.push_back("Help");
   bool help_all = common.empty();
   const std::vector<std::string> words = words_of(program, argc, argv, help_all);
@@ -261,6 +262,11 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::st
     for (const std::string quote : {"\u2018", "\u2019"})  // typographic quotes break in some terminals
       for (size_t at; (at = text.find(quote)) != std::string::npos;) text.replace(at, quote.size(), "'");
     throw UsageError(concat(text, "; ", program, " --help lists the flags"));
+  }
+  if (result.count("version")) {
+    std::cout << program << " " << version() << ", revision " << git_revision() << "\n";
+    check_stdout();
+    std::exit(0);
   }
   if (result.count("help")) {
     std::string text = help_all ? options.help(groups) : brief.help(groups);

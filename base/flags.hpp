@@ -30,8 +30,9 @@ struct Flags {
   // A complete command that works, for combination_check(). Set by parse().
   static inline std::string example = {};
 
-  // Parses the command line and sets the members. Prints help and exits with 0 on --help.
-  // about: one line for the help. common: the flags that --help explains; it lists the others by name, and
+  // Parses the command line and sets the members. Prints help or version and exits with 0 on --help,
+  // --version. about: one line for the help. common: the flags that --help explains; it lists the others by
+  // name, and
   // "--help all" explains all. If `common` is empty, --help explains all. example: flags of a complete
   // command. Throws UsageError for an unknown flag, a word without a flag, or a value of the wrong type.
   void parse(int argc, char** argv, const std::string& about, const std::string& example = "",

@@ -19,6 +19,9 @@ inline double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// Returns the version of the release, as in the file VERSION.
+const char* version();
+
 // Returns the git revision that this program was built from. "+edits": its sources differed from that
 // revision.
 const char* git_revision();

@@ -2,6 +2,7 @@
 #include "checkpoint/load.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 
 #include "checkpoint/onnx_weights.hpp"
@@ -91,14 +92,22 @@ static std::string file_of_run(const std::string& given, const std::string& path
   return concat("weights ", path, best ? "" : ", because the run has no best.pth");
 }
 
+// Returns the weights without EMA of a checkpoint of a training run.
+static GenericDict weights_without_ema(const c10::IValue& file, const std::string& path) {
+  usage_check(
+      file.isGenericDict() && file.toGenericDict().contains("train"), path,
+      " has no weights without EMA, because it is not a checkpoint of a training run; leave --no-ema out");
+  return file.toGenericDict().at("train").toGenericDict().at("model").toGenericDict();
+}
+
 LoadedModel load_model(const std::string& given, const std::string& model, const std::string& preproc,
-                       torch::Device device) {
+                       torch::Device device, bool ema) {
   combination_check(!given.empty(), "--weights FILE is needed");
   const std::string path = find_weights_file(given);
   usage_check(preproc == "auto" || preproc == "bgr" || preproc == "legacy",
               "--preproc must be auto, bgr or legacy, got '", preproc, "'");
   const auto file = read_weights(path);
-  const auto weights = find_weights(file, path);
+  const auto weights = ema ? find_weights(file, path) : weights_without_ema(file, path);
   LoadedModel loaded;
   loaded.info = weights_info(file, path);
   if (preproc != "auto") loaded.info.legacy_preproc = preproc == "legacy";
@@ -131,6 +140,56 @@ ImageSize input_size(const WeightsInfo& info, const std::string& flag) {
   return {side, side};
 }
 
+static std::string lower_case(std::string text) {
+  for (char& c : text) c = char(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+// Returns the parameters of the class layers.
+static StateDict class_layers(const YOLOX& model) {
+  StateDict layers;
+  for (const auto& [key, tensor] : state_dict(*model))
+    if (key.rfind("head.cls_preds.", 0) == 0) layers.emplace_back(key, tensor);
+  return layers;
+}
+
+// Returns the tensor of a key, with or without the prefix "module."; undefined: there is none.
+static torch::Tensor find_tensor(const GenericDict& weights, const std::string& key) {
+  for (const std::string& name : {key, "module." + key})
+    if (weights.contains(name) && weights.at(name).isTensor()) return weights.at(name).toTensor();
+  return {};
+}
+
+// Sets the class layers of a model whose classes differ from those of the weights. The rows of classes that
+// both have by name, without regard to case, come from the weights, the other rows from `fresh`. Returns the
+// names of the copied classes. Without any, the model does not change.
+static std::vector<std::string> copy_class_rows(YOLOX& model, const StateDict& fresh,
+                                                const GenericDict& weights,
+                                                const std::vector<std::string>& of_weights,
+                                                const std::vector<std::string>& wanted) {
+  std::vector<int64_t> from, to;
+  std::vector<std::string> copied;
+  for (size_t w = 0; w < wanted.size(); ++w) {
+    const auto same = [&](const std::string& name) { return lower_case(name) == lower_case(wanted[w]); };
+    const auto found = std::find_if(of_weights.begin(), of_weights.end(), same);
+    if (found == of_weights.end()) continue;
+    from.push_back(found - of_weights.begin());
+    to.push_back(int64_t(w));
+    copied.push_back(wanted[w]);
+  }
+  if (copied.empty()) return {};
+  const torch::NoGradGuard no_grad;
+  const StateDict layers = class_layers(model);
+  for (size_t k = 0; k < layers.size(); ++k) {
+    const torch::Tensor rows = find_tensor(weights, layers[k].first);
+    if (!rows.defined() || rows.sizes().slice(1) != layers[k].second.sizes().slice(1)) return {};
+    torch::Tensor layer = layers[k].second;
+    layer.copy_(fresh[k].second);
+    layer.index_copy_(0, torch::tensor(to), rows.to(layer).index_select(0, torch::tensor(from)));
+  }
+  return copied;
+}
+
 WeightsInfo load_pretrained(YOLOX& model, const std::string& given, const WeightsInfo& wanted,
                             std::vector<std::string>& notes) {
   const std::string path = find_weights_file(given);
@@ -140,7 +199,14 @@ WeightsInfo load_pretrained(YOLOX& model, const std::string& given, const Weight
   const std::string found = detect_model(weights, wanted.model);
   check(found.empty() || found == wanted.model, path, " contains weights of ", found, "; use --model ", found,
         " or other weights");
+  StateDict fresh = class_layers(model);
+  for (auto& [_, tensor] : fresh) tensor = tensor.clone();
   const LoadReport report = load_state_dict(*model, weights, path);
+  const auto info = weights_info(file, path);
+  const auto of_weights = class_names(info, num_classes_of(weights));
+  const auto copied = of_weights == wanted.classes
+                          ? std::vector<std::string>()
+                          : copy_class_rows(model, fresh, weights, of_weights, wanted.classes);
   const bool class_layers_only =
       report.missing.empty() && report.unexpected.empty() && !report.mismatched.empty() &&
       std::all_of(report.mismatched.begin(), report.mismatched.end(),
@@ -148,13 +214,16 @@ WeightsInfo load_pretrained(YOLOX& model, const std::string& given, const Weight
   if (class_layers_only)
     notes.push_back(concat("weights ", report.loaded.size(), " of ",
                            report.loaded.size() + report.mismatched.size(), " tensors of ", path,
-                           "; the class layers start fresh (", num_classes_of(weights), " -> ",
-                           model->num_classes, " classes)"));
+                           "; the class layers start fresh",
+                           copied.empty() ? "" : ", but for classes that the weights know", " (",
+                           num_classes_of(weights), " -> ", model->num_classes, " classes)"));
   else
     notes.push_back("weights " + to_string(report));
   check_finite(*model, path);
-  const auto info = weights_info(file, path);
-  if (info.classes != wanted.classes && info.classes.size() == wanted.classes.size())
+  if (!copied.empty())
+    notes.push_back(concat("classes ", copied.size(), " of ", model->num_classes,
+                           " start from the class layers of the weights, by name: ", listed(copied, 10)));
+  else if (info.classes != wanted.classes && info.classes.size() == wanted.classes.size())
     notes.push_back(
         "the weights have the same number of classes with other names; training starts from their class "
         "head");

@@ -51,8 +51,10 @@ struct MultiTaskConfig : Flags {
   int epochs = flag(epochs, "Training", "epochs", 300, "N", "epochs of the largest data set");
   int64_t max_iters =
       flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after N steps; 0 = off");
-  double lr =
-      flag(lr, "Training", "lr", 0.01 / 64, "X", "initial learning rate per image; multiplied by --bs");
+  std::string recipe =
+      flag(recipe, "Training", "recipe", "auto", "auto|finetune|official",
+           "recipe that sets the defaults of other flags; auto = finetune with --weights, else official");
+  double lr = flag_recipe(lr, "Training", "lr", "X", "initial learning rate; by default scaled to --bs");
   std::string amp = flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp64",
                          "off = float32; auto = bf16 on a GPU, off on the CPU");
   std::string fast =
@@ -115,6 +117,7 @@ static SavedRun read_settings(MultiTaskConfig& flags, Config& c, int argc, char*
   for (const auto& [name, value] : flags.values()) c.set(name, value);
   c.resume = "";
   fill_in(c);
+  flags.recipe = c.recipe;
   check_config(c);
   usage_check(c.bs > 0, "--bs must be a number");
   return saved;
@@ -277,12 +280,7 @@ static int train(int argc, char** argv) {
 
   // ---- iterations
   // An epoch is one pass over the largest data set. The heads are trained in turn, one head per iteration.
-  Plan plan = plan_of(c, largest, rank_info.world, base);
-  plan.per_epoch *= t.heads();
-  plan.iters = plan.per_epoch * c.epochs;
-  if (c.max_iters) plan.iters = std::min(c.max_iters, plan.iters);
-  plan.first_no_aug_iteration = plan.per_epoch * (c.epochs - c.no_aug_epochs);
-  plan.schedule.iters_per_epoch = plan.per_epoch;
+  const Plan plan = plan_of(c, largest, rank_info.world, base, t.heads());
 
   // ---- run folder and log
   const std::string folder = open_run_folder(saved, c.out, "multitask" + names, ranks);
@@ -353,7 +351,7 @@ static int train(int argc, char** argv) {
           to_string(numbers), ", lr ", lr, "; images ", image_names(batch, s.splits.train),
           "); continue from the last checkpoint with ./multitask --resume ", shell_word(folder),
           " and --lr below ", c.lr);
-    t.step(lr, c.ema);
+    t.step(lr, plan.ema);
     s.means.add(numbers);
     run.log.progress(concat(t.iteration, "/", plan.iters, "  ", s.name, ": loss ", rounded(numbers.total)),
                      false);

@@ -61,13 +61,13 @@ struct MultiTaskTraining {
   // Updates weights and EMA of the backbone and of next_head() from their gradients. The other heads have no
   // gradients, so the optimizer skips them: no momentum, no weight decay. Their EMA and their batch norm
   // statistics do not change.
-  void step(double lr, double decay) {
+  void step(double lr, const EmaSchedule& ema_schedule) {
     const int64_t head = next_head();
     YOLOX &from = model->detectors[head], &to = ema->detectors[head];
     optimizer.step(lr);
-    ema_update(ema_tensors(*to->backbone, *from->backbone), ema_decay(decay, iteration + 1));
+    ema_update(ema_tensors(*to->backbone, *from->backbone), ema_decay(ema_schedule, iteration + 1));
     ema_update(ema_tensors(*to->head, *from->head),
-               ema_decay(decay, steps_of(head) + 1));  // EMA warm-up per head
+               ema_decay(ema_schedule, steps_of(head) + 1));  // EMA warm-up per head
     ++iteration;
   }
 

@@ -296,7 +296,7 @@ GraphSteps run_steps(const FastPathCase& c, int64_t images, int64_t most_graphs)
     ImageSize size = parse_size(c.size);
     if (i >= 3) size = {size.height + 32, size.width + 32};
     const StepInput next{random_batch(c, images * c.accum, 4 + 3 * i, trial.device), 1e-4 * (1 + i % 3),
-                         ema_decay(0.9998, 500 * (i + 1))};
+                         ema_decay({}, 500 * (i + 1))};
     const auto [losses, norm] = graphs.run(next, size, trial.settings.use_l1, [&](const StepInput& in) {
       const Input input = make_network_input(in.batch, size, false, torch::kFloat);
       const Losses losses = compute_gradients(network_of(t.model), input.images, input.targets, c.accum,

@@ -74,7 +74,7 @@ std::string config_json(const Flags& flags, torch::Device device, const std::str
 
 RunProgress::RunProgress(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank,
                          bool dtr)
-    : log(log), run(run), rank(rank), first(first), dtr(dtr), remarks(from_scratch) {
+    : log(log), run(run), rank(rank), first(first), dtr(dtr), may_lag(from_scratch), remarks(from_scratch) {
   if (rank > 0) return;
   metrics.emplace(run + "/metrics.csv");
   metrics->truncate_after(first);
@@ -122,6 +122,7 @@ void RunProgress::start_epoch_row(double epoch, int64_t steps, const StepNumbers
                                      {"train_seconds", seconds},
                                      {"AP", std::nan("")},
                                      {"AP50", std::nan("")},
+                                     {"val_loss", std::nan("")},
                                      {"eval_seconds", std::nan("")}});
 }
 
@@ -180,7 +181,10 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
     if (c.ground_truths > 0) classes.push_back(&c);
   std::stable_sort(classes.begin(), classes.end(),
                    [](const auto* a, const auto* b) { return a->AP > b->AP; });
-  std::string remark = best ? "  best so far" : "";
+  std::vector<std::string> remarks_of;
+  if (!std::isnan(e.loss))
+    remarks_of.push_back(concat("validation loss ", std::fixed, std::setprecision(3), e.loss));
+  if (best) remarks_of.push_back("best so far");
   if (classes.size() > 1) {
     const size_t each = std::min<size_t>(3, classes.size() / 2);
     const auto names = [&](size_t from) {
@@ -190,22 +194,30 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
             concat(printable(classes[k]->name), " ", std::fixed, std::setprecision(2), classes[k]->AP));
       return listed(list);
     };
-    remark += concat(best ? "; " : "  ", "AP of classes: highest ", names(0), "; lowest ",
-                     names(classes.size() - each));
+    remarks_of.push_back(
+        concat("AP of classes: highest ", names(0), "; lowest ", names(classes.size() - each)));
   }
-  if (!remark.empty()) log.line(remark);
+  std::string line;
+  for (const auto& text : remarks_of) line += concat(line.empty() ? "  " : "; ", text);
+  if (!line.empty()) log.line(line);
   if (std::exchange(may_lag, false) && steps < kFewSteps)
     log.line(
         "note: after so few steps AP lags behind the loss, because batch norm statistics and EMA follow the "
         "weights slowly");
   for (auto& [name, value] : epoch_row)
-    value = name == "AP" ? r.AP : name == "AP50" ? r.AP50 : name == "eval_seconds" ? e.seconds : value;
+    value = name == "AP"             ? r.AP
+            : name == "AP50"         ? r.AP50
+            : name == "val_loss"     ? e.loss
+            : name == "eval_seconds" ? e.seconds
+                                     : value;
   if (!metrics) return;
   metrics->row({{"epoch", double((steps - 1) / plan.per_epoch + 1)},
                 {"iteration", double(steps)},
                 {"AP", r.AP},
-                {"AP50", r.AP50}});
-  events->scalars(steps, {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}});
+                {"AP50", r.AP50},
+                {"val_loss", e.loss}});
+  events->scalars(steps,
+                  {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}, {"val/loss", e.loss}});
 }
 
 void RunProgress::end_epoch(int64_t steps) {
@@ -226,12 +238,15 @@ void RunProgress::log_problems(const Dataset& data, const std::string& list) {
   data.problems->write(list);
 }
 
-void RunProgress::log_settings(const Config& config) {
-  // The default of some settings depends on others, which fill_in() applies.
+void RunProgress::log_settings(const Config& config, int64_t images) {
+  // The default of some settings depends on others.
   Config defaults;
   defaults.model = config.model;
   defaults.epochs = config.epochs;
+  defaults.bs = config.bs;
+  defaults.recipe = config.recipe;
   fill_in(defaults);
+  fill_in_steps(defaults, images);
   const auto usual = defaults.values();
   std::string text;
   size_t k = 0;
@@ -317,6 +332,7 @@ void RunProgress::record(int64_t steps, double epoch, const StepNumbers& n, doub
                          {"grad_norm", n.norm},
                          {"AP", none},
                          {"AP50", none},
+                         {"val_loss", none},
                          {"dtr_peak_bytes", dtr ? remade.peak : none},
                          {"dtr_dropped", dtr ? remade.evictions / remade.steps : none},
                          {"dtr_again", dtr ? remade.rematerialisations / remade.steps : none},
@@ -335,18 +351,16 @@ void RunProgress::record(int64_t steps, double epoch, const StepNumbers& n, doub
   events->scalars(steps, scalars);
 }
 
-// Returns ", the first 5 with warm-up" for the log, or nothing for 0 epochs.
-static std::string part_of_run(const char* which, int epochs, const char* how) {
-  return epochs == 0   ? ""
-         : epochs == 1 ? concat(", the ", which, " one ", how)
-                       : concat(", the ", which, " ", epochs, " ", how);
+// Returns ", the first 5 steps with warm-up" for the log, or nothing for 0 steps.
+static std::string part_of_run(const char* which, int64_t steps, const char* how) {
+  return steps == 0 ? "" : concat(", the ", which, " ", steps, steps == 1 ? " step " : " steps ", how);
 }
 
 void log_plan(RunProgress& progress, Log& log, const Config& config, const Splits& splits, YOLOX& model,
               ImageSize base, double flops, torch::Device device, const Plan& plan, double lr,
               const Ranks& ranks) {
   const Dataset &data = splits.train, &val = splits.val;
-  progress.log_settings(config);
+  progress.log_settings(config, int64_t(data.records.size()));
   log.line(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
                   val.records.size(), " for evaluation (", splits.same ? "the same images" : val.name, "), ",
                   data.classes.size(), " classes; ", config.loader_threads, " loader thread",
@@ -370,11 +384,19 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
                   plan.batch == 1 ? " image" : " images",
                   world > 1 ? concat(" (", plan.batch / world, " per rank)") : "", ", ", plan.per_epoch,
                   " per epoch; ", config.epochs, config.epochs == 1 ? " epoch" : " epochs",
-                  part_of_run("first", config.warmup_epochs, "with warm-up"),
-                  part_of_run("last", config.no_aug_epochs, "without mosaic and MixUp")));
-  log.line(concat("lr      ", lr, " for the batch (", config.lr, " per image), ", config.optimizer));
-  const bool fine_tuned = !config.weights.empty() || !config.resume.empty();
-  if (const auto odd = Remarks::check_learning_rate(config.optimizer, config.lr, plan.batch, fine_tuned);
+                  part_of_run("first", std::llround(plan.schedule.warmup), "with warm-up"),
+                  part_of_run("last", plan.per_epoch * plan.epochs - plan.first_no_aug_iteration,
+                              "without mosaic and MixUp")));
+  const bool fine_tunes = config.recipe == "finetune";
+  log.line(concat(
+      "recipe  ", config.recipe, ", ",
+      fine_tunes == config.weights.empty() ? "as --recipe says"
+      : fine_tunes                         ? "because of --weights"
+                                           : "because training starts from scratch",
+      ": ", config.optimizer, ", lr ", lr, " for a batch of ", plan.batch, ", weight decay ",
+      config.weight_decay,
+      config.ema == 0 ? ", no EMA" : concat(", EMA over ", std::llround(1 / (1 - config.ema)), " steps")));
+  if (const auto odd = Remarks::check_learning_rate(config.optimizer, config.lr, plan.batch, fine_tunes);
       !odd.empty())
     log.line(odd);
 }

@@ -74,8 +74,8 @@ class RunProgress {
   void log_problems(const Splits& splits);
   void log_problems(const Dataset& data, const std::string& list);
 
-  // Logs the settings that are not the default, as flags.
-  void log_settings(const Config& config);
+  // Logs the settings that are not the default, as flags. images: number of training images.
+  void log_settings(const Config& config, int64_t images);
 
   // Logs for several ranks: memory and data loader waiting time of each rank, and the slowest rank since the
   // last call. All ranks must call it together.
@@ -112,7 +112,8 @@ class RunProgress {
   const int rank;
   const int64_t first;
   const bool dtr;
-  bool has_heading = false, may_lag = true;
+  bool may_lag;  // in the next evaluation, AP may lag behind the loss
+  bool has_heading = false;
   DtrSteps again;       // statistics of DTR since the last row of metrics.csv
   double exceeded = 0;  // bytes; a step that needs more is worth a new warning
   std::optional<Metrics> metrics, epochs;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "optim.hpp"
 
 namespace yolox {
 
@@ -35,10 +36,10 @@ std::vector<std::string> Remarks::check_waiting(double waited, double seconds) {
 
 std::string Remarks::check_learning_rate(const std::string& optimizer, double lr, int64_t batch,
                                          bool fine_tuned) {
-  const double usual = optimizer == "sgd" ? 0.01 / 64 : 0.001 / 64;
+  const double usual = default_lr(optimizer, batch);
   if (lr <= 8 * usual && (fine_tuned || lr >= usual / 64)) return "";
-  return concat("note: --lr ", lr, " is per image, which is ", lr * double(batch), " for the batch of ",
-                batch, "; usual for ", optimizer, " is ", usual, ", which is ", usual * double(batch));
+  return concat("note: --lr ", lr, " is unusual; usual for ", optimizer, " and a batch of ", batch, " is ",
+                usual);
 }
 
 }  // namespace yolox

@@ -22,8 +22,7 @@ class Remarks {
   // Checks the time that training has waited for the data loader. waited: seconds of waiting in the last
   // `seconds` seconds.
   std::vector<std::string> check_waiting(double waited, double seconds);
-  // Returns a note if the learning rate is unusual, or "". lr: per image. A value that was meant for a batch
-  // of 64 images is 64 times too large.
+  // Returns a note if the learning rate is unusual, or "".
   static std::string check_learning_rate(const std::string& optimizer, double lr, int64_t batch,
                                          bool fine_tuned);
 

@@ -59,6 +59,11 @@ Run::~Run() = default;
 
 void Run::note(const std::string& text) { notes.push_back(text); }
 
+// Returns what --patience waits for.
+static std::string gain_of(const Config& config) {
+  return config.patience_on == "loss" ? "lower validation loss" : "better AP";
+}
+
 // ---- before the first step
 
 void Run::cache_images(Dataset& train) {
@@ -84,14 +89,14 @@ void Run::resume(Training& t, SavedRun& saved, const Plan& its_plan) {
   if (ranks.first()) remove_temporary_files(folder);
   usage_check(t.iteration < plan.iters || evaluation_due(t), folder, " is complete: ", t.iteration, " of ",
               plan.iters, " steps are done; increase --epochs or --max-iters to continue");
-  usage_check(config.patience == 0 || t.evals_without_gain < config.patience, folder,
-              " was stopped early after ", t.evals_without_gain,
-              " evaluations without a better AP; increase --patience to continue (0 = off)");
+  usage_check(config.patience == 0 || t.best.evals_without_gain < config.patience, folder,
+              " was stopped early after ", t.best.evals_without_gain, " evaluations without a ",
+              gain_of(config), "; increase --patience to continue (0 = off)");
 }
 
 void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<std::string>& facts) {
   first = t.iteration;
-  best_ap = t.best_ap;
+  best_ap = t.best.ap;
   if (profiling()) its_plan.iters = first + Profile(device).steps();
   plan = its_plan;
   const bool from_scratch = first == 0 && config.weights.empty();
@@ -211,21 +216,21 @@ static YOLOX half_of(const YOLOX& model, torch::Device device) {
   return copy;
 }
 
-Evaluation Run::evaluate(Training& t) {
+Evaluation Run::evaluate(Training& t, BatchLoss* loss) {
   crash_step(concat("evaluation after step ", t.iteration));
   ranks.reached(concat("the evaluation after step ", t.iteration));
   ranks.check_equal(tensors_of(t.eval_model()), concat("at step ", t.iteration));
   YOLOX model = half == Half::yes ? half_of(t.eval_model(), device) : t.eval_model();
-  Evaluation e = evaluate(model);
+  Evaluation e = evaluate(model, loss);
   if (half == Half::unchecked && e.complete && e.result.AP >= kEnoughAp) check_half(t, e);
-  if (e.complete) progress->log_evaluation(t.iteration, e, plan, e.result.AP > t.best_ap);
+  if (e.complete) progress->log_evaluation(t.iteration, e, plan, e.result.AP > t.best.ap);
   ranks.restart_timeout();
   return e;
 }
 
 void Run::check_half(Training& t, const Evaluation& exact) {
   YOLOX model = half_of(t.eval_model(), device);
-  const Evaluation e = evaluate(model);
+  const Evaluation e = evaluate(model, /*loss=*/nullptr);
   if (!e.complete) return;
   const double difference = std::abs(e.result.AP - exact.result.AP);
   const bool same = ranks.broadcast_flag(difference <= kSameAp);
@@ -234,8 +239,9 @@ void Run::check_half(Training& t, const Evaluation& exact) {
                   ": the AP of float16 ", same ? "differs by " : "would differ by ", difference));
 }
 
-Evaluation Run::evaluate(YOLOX& model) {
+Evaluation Run::evaluate(YOLOX& model, BatchLoss* loss) {
   EvalSettings settings = evaluation_settings(config, info, plan.batch_per_rank, device, ranks);
+  settings.loss = loss;
   if (ranks.first()) settings.pictures = folder + "/val_batch";
   return (*eval_fit)(
       [&](int64_t parts) {
@@ -263,7 +269,8 @@ bool Run::end_of_epoch(Training& t, const Evaluation* e, bool stop_early) {
   if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
   progress->log_problems(data);
   if (stop_early)
-    log.line(concat("stopping: ", t.evals_without_gain, " evaluations without a better AP (--patience)"));
+    log.line(concat("stopping: ", t.best.evals_without_gain, " evaluations without a ", gain_of(config),
+                    " (--patience)"));
   const bool stops = ranks.broadcast_flag(stop_early);
   ranks.collective_seconds();  // resets the waiting time, because evaluation and saving must not count
   progress->restart_clock();

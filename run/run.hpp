@@ -90,7 +90,8 @@ class Run {
   // Evaluates the EMA model, or the model without EMA. Repeats the evaluation with a smaller batch if memory
   // runs out. The result is incomplete if a signal arrived. On a GPU with --amp bf16 or fp16, evaluates in
   // float16 once its AP has been seen to equal that of float32; see kSameAp.
-  Evaluation evaluate(Training& t);
+  // loss: computes the validation loss.
+  Evaluation evaluate(Training& t, BatchLoss* loss);
   // Logs skipped steps and problems of the data, and writes report.html. e: the evaluation of this epoch, or
   // null. stop_early: rank 0 ends training before the last step (--patience). Returns stop_early of rank 0 on
   // all ranks.
@@ -116,7 +117,7 @@ class Run {
   enum class Half { no, unchecked, yes };
 
   // Evaluates one model.
-  Evaluation evaluate(YOLOX& model);
+  Evaluation evaluate(YOLOX& model, BatchLoss* loss);
   // Evaluates the same weights in float16, and decides whether later evaluations use it. exact: the result in
   // float32.
   void check_half(Training& t, const Evaluation& exact);

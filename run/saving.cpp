@@ -2,6 +2,7 @@
 #include "run/saving.hpp"
 
 #include <filesystem>
+#include <iomanip>
 #include <map>
 #include <system_error>
 
@@ -78,11 +79,18 @@ SavedRun resume_settings(Flags& flags, const std::string& run) {
   SavedRun saved = newest_checkpoint(run);
   const auto values = flags.values();
   const std::map<std::string, std::string> now(values.begin(), values.end());
-  for (const auto& [name, value] : saved_settings(saved.file, saved.path)) {
+  const Settings settings = saved_settings(saved.file, saved.path);
+  for (const auto& [name, value] : settings) {
     if (!flags.was_given(name))
       flags.set(name, value);
     else if (now.at(name) != value)
       saved.notes.push_back(concat("--", name, " ", now.at(name), " instead of the run's ", value));
+  }
+  const std::map<std::string, std::string> of_run(settings.begin(), settings.end());
+  if (!of_run.count("recipe")) {  // a run of an older version, whose learning rate is that of one image
+    flags.set("recipe", "official");
+    if (!flags.was_given("lr"))
+      flags.set("lr", concat(std::setprecision(17), std::stod(of_run.at("lr")) * std::stod(of_run.at("bs"))));
   }
   if (flags.was_given("gpus") != flags.was_given("procs"))  // the given flag replaces the other one
     flags.set(flags.was_given("gpus") ? "procs" : "gpus", "0");
@@ -163,7 +171,8 @@ SavedRun find_run(Config& config) {
       "--resume: no run in runs/ or in this folder has a checkpoint; give the folder of a run, as in its "
       "--out");
   SavedRun saved = resume_settings(config, run);
-  for (const auto& [flag, now] : {std::pair("freeze", config.freeze), {"optimizer", config.optimizer}})
+  for (const auto& [flag, now] :
+       {std::pair("freeze", config.freeze), {"optimizer", config.optimizer}, {"recipe", config.recipe}})
     for (const auto& [name, value] : saved_settings(saved.file, saved.path))
       usage_check(
           name != flag || value == now, "--", flag, " ", now, " differs from the run's '", value,

@@ -112,7 +112,7 @@ Training new_training(const Config& config, YOLOX model, torch::Device device) {
   usage_check(unknown.empty(), "--freeze ", unknown,
               ": no parameter name has this prefix; give backbone, neck or a prefix such as head.stems");
   const bool fp16 = config.amp == "fp16";
-  Training t{model, config.ema > 0 ? copy_of(model, device) : YOLOX(nullptr),
+  Training t{model, config.ema != 0 ? copy_of(model, device) : YOLOX(nullptr),
              Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
              GradScaler(fp16, device)};
   usage_check(!trainable_parameters(*model).empty(), "--freeze ", config.freeze, " leaves nothing to train");

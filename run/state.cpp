@@ -67,7 +67,8 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
   state.insert("iteration", t.iteration);
   state.insert("ema_updates", t.ema_updates);
   state.insert("skipped", t.skipped);
-  state.insert("stale", t.evals_without_gain);
+  state.insert("stale", t.best.evals_without_gain);
+  state.insert("lowest_loss", t.best.loss);
   state.insert("epochs", t.epochs);
   state.insert("lr_factor", t.lr_factor);
   state.insert("returns", t.rollbacks);
@@ -94,7 +95,7 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
   top.insert("start_epoch", t.iteration / per_epoch);
   top.insert("model", to_dict(state_dict(*t.eval_model())));
   top.insert("optimizer", state_dict(t.optimizer));
-  top.insert("best_ap", t.best_ap);
+  top.insert("best_ap", t.best.ap);
   top.insert("curr_ap", t.ap.value_or(std::nan("")));
   top.insert("yolox", to_dict(info));
   top.insert("train", state);
@@ -127,8 +128,8 @@ void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, co
   t.iteration = state.at("iteration").toInt();
   t.ema_updates = state.at("ema_updates").toInt();
   t.skipped = state.at("skipped").toInt();
-  t.evals_without_gain = state.at("stale").toInt();
-  t.best_ap = top.at("best_ap").toDouble();
+  t.best = {top.at("best_ap").toDouble(), Best().loss, state.at("stale").toInt()};
+  if (state.contains("lowest_loss")) t.best.loss = state.at("lowest_loss").toDouble();
   const double ap = top.at("curr_ap").toDouble();  // official files have a number or NaN
   t.ap = std::isnan(ap) ? std::nullopt : std::optional(ap);
   t.epochs = state.at("epochs").toInt();

@@ -3,6 +3,7 @@
 #pragma once
 #include <torch/torch.h>
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,21 +16,27 @@
 
 namespace yolox {
 
+// The best evaluations of a run so far.
+struct Best {
+  double ap = -1;                                         // -1: no evaluation yet
+  double loss = std::numeric_limits<double>::infinity();  // the lowest validation loss
+  int64_t evals_without_gain = 0;  // number of evaluations since the best one, for --patience
+};
+
 // Everything that training changes.
 struct Training {
   YOLOX model, ema{nullptr};  // ema: empty if --ema is 0
   Optimizer optimizer;
   GradScaler scaler;
-  int64_t iteration = 0;           // number of steps done
-  int64_t ema_updates = 0;         // number of steps done with an EMA, also of skipped ones
-  int64_t skipped = 0;             // number of skipped steps, whose gradients overflowed
-  int64_t epochs = 0;              // number of epochs that have ended, evaluation included
-  std::optional<double> ap = {};   // AP after the latest step; empty if it was not evaluated
-  double best_ap = -1;             // -1: no evaluation yet
-  int64_t evals_without_gain = 0;  // number of evaluations since the best one
-  double lr_factor = 1;            // factor of the learning rate; halved by --keep-going
-  int64_t rollbacks = 0;           // how often --keep-going went back to a checkpoint
-  Means epoch_means = {};          // over the epoch of the latest step, for epochs.csv
+  int64_t iteration = 0;          // number of steps done
+  int64_t ema_updates = 0;        // number of steps done with an EMA, also of skipped ones
+  int64_t skipped = 0;            // number of skipped steps, whose gradients overflowed
+  int64_t epochs = 0;             // number of epochs that have ended, evaluation included
+  std::optional<double> ap = {};  // AP after the latest step; empty if it was not evaluated
+  Best best = {};
+  double lr_factor = 1;    // factor of the learning rate; halved by --keep-going
+  int64_t rollbacks = 0;   // how often --keep-going went back to a checkpoint
+  Means epoch_means = {};  // over the epoch of the latest step, for epochs.csv
 
   // Counts a step with this learning rate, whose model has not been evaluated.
   void count_step(double lr) {

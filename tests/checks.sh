@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Checks the code with the tools of LLVM 14. Runs all checks, or those given as arguments (tests/checks.sh format fuzz), two at a
 # time. Prints one line per check: result, seconds, counts. Prints the full output of a failed check. Exit code 1 if any failed.
-#   format    every source is formatted as .clang-format says and has an SPDX line
+#   format    every source is formatted as .clang-format says and has an SPDX line; format --fix formats the sources
 #   tidy      clang-tidy finds nothing in the headers and the libraries (.clang-tidy)
 #   sanitize  the quick suite under the address and undefined behaviour sanitizers; prints the coverage
 #   threads   the suite "threads" under the thread sanitizer
@@ -12,6 +12,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 all=(sanitize format tidy threads gpu cuda fuzz)  # the longest first
+if [ "$*" = "format --fix" ]; then git ls-files '*.hpp' '*.cpp' '*.cu' | xargs clang-format-14 -i && exit; fi
 wanted=("${@:-${all[@]}}")
 for check in "${wanted[@]}"; do
   [[ " ${all[*]} " == *" $check "* ]] || { echo "error: unknown check $check; the checks are: ${all[*]}"; exit 2; }

@@ -95,7 +95,7 @@ struct Trainer {
       RECORD_USER_SCOPE("copy");
       statistics->save();
     }
-    const StepInput next{batch, lr, ema_decay(config.ema, t.ema_updates + 1)};
+    const StepInput next{batch, lr, ema_decay(EmaSchedule{config.ema}, t.ema_updates + 1)};
     const auto on_device = [&](const StepInput& in) { return compute(in, {side, side}); };
     const auto [losses, norm] =
         graphs ? graphs->run(next, {side, side}, step.use_l1, on_device) : on_device(next);

@@ -200,7 +200,9 @@ enum Column {
   kSpeed,
   kWaiting,
   kNorm,
-  kAP
+  kAP,
+  kAP50,
+  kValLoss
 };
 // Returns the AP of the last evaluation of a run, -1 without an evaluation.
 inline double last_ap(const TempDir& dir, const std::string& run) {

@@ -80,7 +80,7 @@ struct Steps {
   TempDir dir;
   std::string flags =
       "--data data --model yolox-nano --size 64 --bs 6 --epochs 6 --warmup-epochs 0 --mixup-prob 1 "
-      "--amp fp64 --lr 1e-6 --device " +
+      "--amp fp64 --lr 6e-6 --device " +
       test_device() + " ";
   Steps() { write_scenes(dir / "data", 7); }
 };
@@ -830,7 +830,7 @@ TEST_CASE("two launchers, as on two machines: they train as one process" * start
   int port = 0;
   close(launch_detail::listen_on_free_port(port));
   const std::string flags = concat(
-      "--data data --model yolox-nano --size 64 --bs 6 --epochs 6 --warmup-epochs 0 --amp fp64 --lr 1e-6 "
+      "--data data --model yolox-nano --size 64 --bs 6 --epochs 6 --warmup-epochs 0 --amp fp64 --lr 6e-6 "
       "--eval-interval 3 --max-iters 8 ");
   const auto train = [&](const std::string& more) {
     const auto node = [&](int i) {
@@ -871,7 +871,7 @@ TEST_CASE("two hosts: they train and evaluate as one process, and name the ranks
   write_scenes(dir / "data", 8);
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 8 --warmup-epochs 0 --amp fp64 --conf 0 --nms 0.9 --lr "
-      "1e-6 ";
+      "8e-6 ";
   const auto on_host = [&](char host, const std::string& more) {
     return concat("{ ip netns exec y", host, id, " unshare --uts sh -c 'hostname host", host,
                   "; exec $YOLOX_PROGRAMS/train ", flags, more, " --procs 2 --timeout 5 --nodes 2 --node ",

@@ -1048,7 +1048,7 @@ std::string smallest_budget(const TempDir& dir, const std::string& flags) {
 double rematerialisations_in(const TempDir& dir, const std::string& run_folder) {
   double again = 0;
   for (const auto& row : metric_rows(dir / (run_folder + "/metrics.csv")))
-    if (!std::isnan(row[16])) again += row[16];
+    if (!std::isnan(row[17])) again += row[17];
   return again;
 }
 
@@ -1075,7 +1075,7 @@ TEST_CASE("train: --dtr gives the same weights, names a sufficient budget, and w
   CHECK(cv::imread(dir / "within/dtr_trace.png").cols == 960);
   bool again = false;
   for (const auto& row : metric_rows(dir / "within/metrics.csv"))
-    if (!std::isnan(row[14])) again |= row[16] > 0 && row[14] <= 1e9 * gigabytes;
+    if (!std::isnan(row[15])) again |= row[17] > 0 && row[15] <= 1e9 * gigabytes;
   CHECK(again);
   // A resumed run keeps --dtr.
   CHECK(has(succeed(dir, "train", "--resume within --max-iters 6"), "dtr     "));

@@ -110,7 +110,7 @@ TEST_CASE(
     TempDir dir;
     const std::string flags =
         " --data shapes --size 64 --bs 4 --epochs 1 --warmup-epochs 0 --no-aug-epochs 0 --optimizer adam "
-        "--lr 0.0005 --mosaic-prob 0 --mixup-prob 0 --no-multiscale ";
+        "--lr 0.002 --mosaic-prob 0 --mixup-prob 0 --no-multiscale ";
     succeed(dir, "train", "--model " + name + flags + "--max-iters 50 --procs 2 --out r");
     const auto rows = metric_rows(dir / "r/metrics.csv");
     double last = 0;

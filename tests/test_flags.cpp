@@ -132,8 +132,7 @@ TEST_CASE(
     "nearest") {
   CHECK(refusal({"--batch", "4"}) == "there is no flag --batch; use --bs");
   CHECK(refusal({"-b", "4"}) == "there is no flag -b; use --bs");
-  CHECK(refusal({"--lr0=0.1"}) ==
-        "there is no flag --lr0; use --lr (the learning rate per image, which is multiplied by --bs)");
+  CHECK(refusal({"--lr0=0.1"}) == "there is no flag --lr0; use --lr");
   CHECK(refusal({"--sede", "4"}) ==
         "there is no flag --sede; did you mean --seed? train --help all lists the flags");
   CHECK(refusal({"--bogus"}) == "there is no flag --bogus; train --help all lists the flags");

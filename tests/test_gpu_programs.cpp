@@ -85,7 +85,7 @@ TEST_CASE(
   succeed(dir, "train",
           concat("--data ", data, " --model yolox-nano --device cuda --no-multiscale --mosaic-prob 0 --size ",
                  size, kSimulated ? " --bs 4 --epochs 2" : " --bs 8 --epochs 10",
-                 " --optimizer adam --lr 0.00025 --eval-interval 0 --ema 0.998 --out r"));
+                 " --optimizer adam --lr 0.002 --eval-interval 0 --ema 0.998 --out r"));
   const auto ap = [&](const std::string& weights, const std::string& device) {
     succeed(dir, "eval",
             concat("--data ", data, " --conf 0 --nms 0.9 --report '' --weights ", weights, " --device ",

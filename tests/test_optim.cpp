@@ -27,7 +27,7 @@ void train_steps(const std::string& size, torch::ScalarType dtype, int steps, F&
     optimizer.zero_grad();
     losses.total.backward();
     optimizer.step(tensor(f, "lrs")[i].item<double>());
-    ema_update(ema_tensors(*ema, *model), ema_decay(0.9998, ++updates));
+    ema_update(ema_tensors(*ema, *model), ema_decay(EmaSchedule(), ++updates));
     after(i, model, ema, losses, optimizer);
   }
 }
@@ -108,26 +108,27 @@ SHARED_TEST("optim: learning rate and EMA decay equal the official ones") {
     const Tensor cfg = tensor(f, name + "_cfg"), iters = tensor(f, name + "_iters"),
                  expected = tensor(f, name + "_yoloxwarmcos");
     const auto v = [&](int i) { return cfg[i].item<double>(); };
-    const Schedule s{v(0), int64_t(v(1)), int64_t(v(2)), int64_t(v(3)), int64_t(v(5)), v(4), v(6)};
+    const double per_epoch = v(1);
+    const Schedule s{v(0), per_epoch * v(2), per_epoch * v(3), per_epoch * v(5), v(4), v(6)};
     for (int64_t i = 0; i < iters.numel(); ++i)
       CHECK(learning_rate(s, iters[i].item<int64_t>()) ==
             doctest::Approx(expected[i].item<double>()).epsilon(1e-12));
   }
   const Tensor at = tensor(f, "ema_iters"), decay = tensor(f, "ema_decay");
   for (int64_t i = 0; i < at.numel(); ++i)
-    CHECK(ema_decay(0.9998, at[i].item<int64_t>()) ==
+    CHECK(ema_decay(EmaSchedule(), at[i].item<int64_t>()) ==
           doctest::Approx(decay[i].item<double>()).epsilon(1e-12));
 }
 
 TEST_CASE("optim: the learning rate is zero first, highest after the warm-up, and smallest at the end") {
-  const Schedule s{0.01, 10, 10, 1, 2};
+  const Schedule s{0.01, 100, 10, 20};
   CHECK(learning_rate(s, 0) == 0);
   CHECK(learning_rate(s, 5) == doctest::Approx(0.0025));
   CHECK(learning_rate(s, 10) == doctest::Approx(0.01));
   CHECK(learning_rate(s, 45) == doctest::Approx(0.00525));
   CHECK(learning_rate(s, 80) == doctest::Approx(0.0005));
   CHECK(learning_rate(s, 99) == doctest::Approx(0.0005));
-  CHECK(learning_rate({0.01, 10, 10, 0, 0}, 0) ==
+  CHECK(learning_rate({0.01, 100, 0, 0}, 0) ==
         doctest::Approx(0.01));  // no warm-up: starts at the highest rate
 }
 

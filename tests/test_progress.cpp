@@ -262,7 +262,7 @@ TEST_CASE("progress: control characters of class names do not reach the log; lon
     if (has(line, "note: ")) CHECK_MESSAGE(line.size() <= 79, line);
 }
 
-TEST_CASE("progress: the log names no part of a run that has 0 epochs") {
+TEST_CASE("progress: the log names no part of a run that has 0 steps") {
   const auto steps_line = [](int epochs) {
     TestRun test_run;
     Config config;
@@ -285,9 +285,9 @@ TEST_CASE("progress: the log names no part of a run that has 0 epochs") {
   };
   CHECK(has(steps_line(1), "2 per epoch; 1 epoch\n"));
   CHECK(has(steps_line(10),
-            "; 10 epochs, the first one with warm-up, the last one without mosaic and MixUp\n"));
-  CHECK(
-      has(steps_line(300), "; 300 epochs, the first 5 with warm-up, the last 15 without mosaic and MixUp\n"));
+            "; 10 epochs, the first 1 step with warm-up, the last 2 steps without mosaic and MixUp\n"));
+  CHECK(has(steps_line(300),
+            "; 300 epochs, the first 10 steps with warm-up, the last 30 steps without mosaic and MixUp\n"));
 }
 
 TEST_CASE("progress: with DTR, its peak and its share of the time are logged, the rest is in metrics.csv") {
@@ -324,8 +324,8 @@ TEST_CASE("progress: with DTR, its peak and its share of the time are logged, th
   CHECK_FALSE(has(log_text, "7.77"));
   CHECK(has(log_text, "warning: step 1 needed at least 1.2G of memory, more than the 1.0G of --dtr"));
   const auto row = metric_rows(dir / "metrics.csv").back();
-  REQUIRE(row.size() == 16);
-  CHECK(std::vector<double>(row.begin() + 12, row.end()) == std::vector<double>{2e9, 20, 30, 0.2});
+  REQUIRE(row.size() == 17);
+  CHECK(std::vector<double>(row.begin() + 13, row.end()) == std::vector<double>{2e9, 20, 30, 0.2});
 }
 
 TEST_CASE(
@@ -336,7 +336,8 @@ TEST_CASE(
   const auto rows = lines_of(contents(t.dir / "a/epochs.csv"));
   REQUIRE(rows.size() == 1 + 3);
   CHECK(rows[0] ==
-        "epoch,iteration,loss,iou,obj,cls,l1,positives_per_object,lr,train_seconds,AP,AP50,eval_seconds");
+        "epoch,iteration,loss,iou,obj,cls,l1,positives_per_object,lr,train_seconds,AP,AP50,val_loss,eval_"
+        "seconds");
   for (int epoch = 1; epoch <= 3; ++epoch)
     CHECK(rows[epoch].rfind(concat(epoch, ",", 4 * epoch, ","), 0) == 0);
   CHECK(has(unwrapped(t.printed), "  best so far; AP of classes: highest "));
@@ -398,7 +399,7 @@ TEST_CASE(
     progress.end_epoch(4);
   }
   const auto row = metric_rows(dir / "epochs.csv").back();
-  REQUIRE(row.size() == 10);
+  REQUIRE(row.size() == 11);
   CHECK(row[2] == 3);  // (0 + 1 + 2 + 9) / 4
   CHECK(row[3] == 6);
   CHECK(row[5] == 0.25);
@@ -415,7 +416,7 @@ TEST_CASE(
   const auto rows = metric_rows(dir / "epochs.csv");
   REQUIRE(rows.size() == 1);
   const auto& evaluated = rows[0];
-  REQUIRE(evaluated.size() == 10);
+  REQUIRE(evaluated.size() == 11);
   CHECK(evaluated[1] == 4);
   CHECK(evaluated[2] == 3);
   CHECK(evaluated[6] > 60);
@@ -425,12 +426,13 @@ TEST_CASE(
 }
 
 TEST_CASE("progress: settings that are the default are not logged") {
-  TestRun test_run;
-  Config config;
-  fill_in(config);
-  quietly([&] { test_run.progress->log_settings(config); });
-  CHECK(test_run.log_text() == "");
-  config.bs = 7;
-  quietly([&] { test_run.progress->log_settings(config); });
-  CHECK(test_run.log_text() == "flags   --bs 7\n");
+  for (const int bs : {16, 7}) {
+    TestRun test_run;
+    Config config;
+    config.bs = bs;
+    fill_in(config);
+    fill_in_steps(config, 80);
+    quietly([&] { test_run.progress->log_settings(config, 80); });
+    CHECK(test_run.log_text() == std::string(bs == 16 ? "" : "flags   --bs 7\n"));
+  }
 }

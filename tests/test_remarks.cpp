@@ -82,11 +82,13 @@ TEST_CASE("remarks: waiting for data half of the time is reported once, after ha
   CHECK(has(Remarks(true).check_waiting(31, 60).at(0), "51 %"));
 }
 
-TEST_CASE("remarks: a learning rate meant for the whole batch, or far too small, is reported") {
-  CHECK(Remarks::check_learning_rate("sgd", 0.01 / 64, 16, false) == "");
-  CHECK(Remarks::check_learning_rate("adamw", 0.001 / 64, 16, false) == "");
-  CHECK(has(Remarks::check_learning_rate("sgd", 0.01, 16, false), "which is 0.16 for the batch of 16"));
-  CHECK(has(Remarks::check_learning_rate("adam", 0.01 / 64, 16, false), "usual for adam"));
+TEST_CASE("remarks: a learning rate that is far from the usual one of the optimizer is reported") {
+  CHECK(Remarks::check_learning_rate("sgd", 0.0025, 16, false) == "");
+  CHECK(Remarks::check_learning_rate("adamw", 0.001, 16, false) == "");
+  CHECK(
+      has(Remarks::check_learning_rate("sgd", 0.1, 16, false), "usual for sgd and a batch of 16 is 0.0025"));
+  CHECK(has(Remarks::check_learning_rate("adam", 0.02, 16, false),
+            "usual for adam and a batch of 16 is 0.0014"));
   CHECK(has(Remarks::check_learning_rate("sgd", 1e-6, 16, false), "usual for sgd"));
   CHECK(Remarks::check_learning_rate("sgd", 1e-6, 16, true) == "");  // fine-tuning
 }

@@ -583,8 +583,17 @@ TEST_CASE("checkpoints: weights of another model are not resumed from; the messa
     return all;
   };
   CHECK_FALSE(has(notes_of(three.model, {"a", "b", "c"}), "other names"));
-  CHECK(has(notes_of(three.model, {"a", "b", "d"}), "the same number of classes with other names"));
-  CHECK_FALSE(has(notes_of(two.model, {"a", "b"}), "other names"));  // the note on the class head suffices
+  CHECK(has(notes_of(three.model, {"d", "e", "f"}), "the same number of classes with other names"));
+  CHECK_FALSE(has(notes_of(two.model, {"d", "e"}), "other names"));  // the note on the class head suffices
+  // Rows of classes with the same name, without regard to case, are copied, also if the number is the same.
+  const auto layer = [](YOLOX& model) {
+    return model->named_parameters()["head.cls_preds.1.weight"].clone();
+  };
+  Training other = small_training(false, 3);
+  const Tensor initial = layer(other.model), rows = layer(three.model);
+  CHECK(has(notes_of(other.model, {"C", "x", "a"}),
+            "classes 2 of 3 start from the class layers of the weights, by name: C, a"));
+  CHECK(torch::equal(layer(other.model), torch::stack({rows[2], initial[1], rows[0]})));
   std::vector<std::string> notes;
   WeightsInfo tiny;
   tiny.model = "yolox-tiny";
@@ -598,10 +607,9 @@ TEST_CASE("checkpoints: all counts of a run and the random number generator are 
   t.ema_updates = 28;
   t.skipped = 3;
   t.epochs = 2;
-  t.evals_without_gain = 1;
+  t.best = {0.5, 2.5, 1};
   t.rollbacks = 4;
   t.ap = 0.25;
-  t.best_ap = 0.5;
   t.lr_factor = 0.125;
   const auto file = checkpoint(t, nano_info(), {}, 10, 80);
   const Tensor next = torch::rand({3});
@@ -610,10 +618,13 @@ TEST_CASE("checkpoints: all counts of a run and the random number generator are 
   load_checkpoint(resumed, file, 10, "x.pth");
   CHECK(torch::equal(torch::rand({3}), next));
   for (const auto count : {&Training::iteration, &Training::ema_updates, &Training::skipped,
-                           &Training::epochs, &Training::evals_without_gain, &Training::rollbacks})
+                           &Training::epochs, &Training::rollbacks})
     CHECK(resumed.*count == t.*count);
   CHECK(resumed.ap == t.ap);
-  for (const auto number : {&Training::best_ap, &Training::lr_factor}) CHECK(resumed.*number == t.*number);
+  CHECK(resumed.lr_factor == t.lr_factor);
+  CHECK(resumed.best.ap == 0.5);
+  CHECK(resumed.best.loss == 2.5);
+  CHECK(resumed.best.evals_without_gain == 1);
 }
 
 TEST_CASE("checkpoints: for weights of an unknown model the message does not suggest --model") {

@@ -426,7 +426,7 @@ TEST_CASE("train: --bs auto prints the batch size, trains with it and resumes wi
               "--data data --model yolox-nano --size 64 --bs auto --epochs 2 --eval-interval 0 --out r");
   CHECK(has(printed, "--bs auto: 4 (at least ten steps in an epoch)"));
   CHECK(has(printed, "of 4 images"));
-  CHECK(has(printed, "lr      0.000625 for the batch (0.00015625 per image)"));  // scaled with the batch size
+  CHECK(has(printed, "sgd, lr 0.000625 for a batch of 4"));  // scaled with the batch size
   const Outcome again = run(dir, "train", "--resume r --epochs 3");
   CHECK_MESSAGE(again.code == 0, again.err);
   CHECK(has(again.out, "of 4 images"));

@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build} dest=${2:-.}
-name=yolox-$(git describe --always --dirty=+edits 2>/dev/null || echo unknown)-$(uname -m)
+name=yolox-$(cat VERSION)-$(git describe --always --dirty=+edits 2>/dev/null || echo unknown)-$(uname -m)
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 mkdir -p "$stage/$name/bin" "$stage/$name/lib" "$stage/$name/weights"

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tests of the training recipes (config.hpp): which one runs, its values, and their dependence on the length
+// of the run and the batch size.
+#include "config.hpp"
+#include "programs.hpp"
+#include "run/saving.hpp"
+
+using namespace yolox;
+
+namespace {
+
+// Settings of a run of 26 steps per epoch.
+struct Settings26 : Config {
+  explicit Settings26(const std::string& flags) {
+    std::vector<std::string> words{"train", "--model", "yolox-nano", "--bs", "8"};
+    std::istringstream in(flags);
+    for (std::string word; in >> word;) words.push_back(word);
+    std::vector<char*> argv;
+    for (auto& word : words) argv.push_back(word.data());
+    parse(int(argv.size()), argv.data(), "trains YOLOX");
+    fill_in(*this);
+  }
+  Plan plan() { return plan_of(*this, 205, 1, {64, 64}); }
+};
+
+std::string setting(const GenericDict& checkpoint, const std::string& name) {
+  return checkpoint.at("train").toGenericDict().at("settings").toGenericDict().at(name).toStringRef();
+}
+
+}  // namespace
+
+TEST_CASE("recipe: weights choose finetune, from scratch it is official, and --recipe chooses itself") {
+  CHECK(Settings26("").recipe == "official");
+  CHECK(Settings26("--weights x.pth").recipe == "finetune");
+  CHECK(Settings26("--weights x.pth --recipe official").recipe == "official");
+  CHECK(Settings26("--recipe finetune").recipe == "finetune");
+  CHECK(Settings26("").optimizer == "sgd");
+  CHECK(Settings26("--weights x.pth").optimizer == "adamw");
+}
+
+TEST_CASE("recipe: a flag overrides its value, and the learning rate follows the optimizer of the flag") {
+  Settings26 c("--recipe finetune --lr 0.5 --ema 0.9 --warmup-epochs 2");
+  const Plan plan = c.plan();
+  CHECK(plan.schedule.lr == 0.5);
+  CHECK(plan.schedule.warmup == 52);
+  CHECK(plan.ema.decay == 0.9);
+  Settings26 sgd("--recipe finetune --optimizer sgd");
+  CHECK(sgd.plan().schedule.lr == 0.01 / 8);
+  CHECK(sgd.weight_decay == 5e-4);
+}
+
+TEST_CASE("recipe: lengths are in steps and shrink with the run; official ones are those of 300 epochs") {
+  const auto plan = [](const std::string& recipe, int epochs) {
+    return Settings26(concat("--recipe ", recipe, " --epochs ", epochs)).plan();
+  };
+  // The warm-up has at most 5 % of the run, one epoch, and 100 steps.
+  CHECK(plan("finetune", 1).schedule.warmup == doctest::Approx(1.3));
+  CHECK(plan("finetune", 15).schedule.warmup == doctest::Approx(19.5));
+  CHECK(plan("finetune", 300).schedule.warmup == doctest::Approx(26));
+  const Plan official = plan("official", 300);
+  CHECK(official.schedule.warmup == 5 * 26);
+  CHECK(official.first_no_aug_iteration == 285 * 26);
+  CHECK(official.ema.decay == 0.9998);
+  CHECK(official.ema.tau == 2000);
+  CHECK(plan("official", 20).schedule.warmup == 26);
+  CHECK(plan("official", 20).first_no_aug_iteration == 18 * 26);
+}
+
+TEST_CASE("recipe: the EMA averages over a share of the run, and is the official one in long runs") {
+  for (const double iters : {20.0, 50.0, 400.0, 2000.0, 20000.0}) {
+    const EmaSchedule ema = ema_of_run(iters, 26);
+    const double steps = 1 / (1 - ema.decay);
+    CHECK(steps <= iters / 10 + 1e-9);
+    CHECK(steps >= iters / 15 - 1e-9);
+    CHECK(ema.tau <= iters / 10);
+  }
+  for (const double iters : {75000.0, 1e6}) {
+    CHECK(ema_of_run(iters, 26).decay == doctest::Approx(0.9998).epsilon(1e-12));
+    CHECK(ema_of_run(iters, 26).tau == 2000);
+  }
+  CHECK(ema_of_run(1, 1).decay == 0);
+}
+
+TEST_CASE("recipe: the learning rate is proportional to the batch size for SGD, to its root for Adam") {
+  CHECK(default_lr("sgd", 64) == 0.01);
+  CHECK(default_lr("sgd", 16) == 0.0025);
+  CHECK(default_lr("adamw", 16) / default_lr("adamw", 64) == doctest::Approx(0.5));
+  CHECK(default_lr("adam", 4) == default_lr("adamw", 4));
+}
+
+TEST_CASE("train: the recipe is logged with its reason, kept in the checkpoint, and not changed by a resume" *
+          starts_programs) {
+  const TempDir& dir = trained().dir;
+  const std::string flags = "--data data --model yolox-nano --size 64 --bs 2 --epochs 2 --eval-interval 0 ";
+  CHECK(has(unwrapped(trained().printed),
+            "recipe  official, because training starts from scratch: sgd, lr 0.001234"));
+  const std::string printed = succeed(dir, "train", flags + "--weights a/last.pth --max-iters 3 --out tuned");
+  CHECK(has(unwrapped(printed), "recipe  finetune, because of --weights: adamw, lr"));
+  const std::string again = succeed(dir, "train", "--resume tuned --max-iters 4");
+  CHECK(has(unwrapped(again), "recipe  finetune, because of --weights: adamw, lr"));
+  CHECK(setting(read_pth(dir / "tuned/last.pth").toGenericDict(), "recipe") == "finetune");
+  const std::string official =
+      succeed(dir, "train", flags + "--weights a/last.pth --recipe official --max-iters 1 --out plain");
+  CHECK(has(unwrapped(official), "recipe  official, as --recipe says: sgd, lr 0.0003125"));
+  const Outcome other = run(dir, "train", "--resume tuned --recipe official --max-iters 6");
+  CHECK(other.code == 2);
+  CHECK(has(other.err, "--recipe official differs from the run's 'finetune'"));
+}
+
+TEST_CASE(
+    "resuming: a run of a version without recipes goes on with its learning rate, which was per image") {
+  TempDir dir;
+  auto settings = empty_dict(), state = empty_dict(), file = empty_dict(), weights = empty_dict();
+  weights.insert("w", torch::zeros({1}));
+  settings.insert("lr", std::string("0.0001"));
+  settings.insert("bs", std::string("32"));
+  settings.insert("optimizer", std::string("adamw"));
+  state.insert("settings", settings);
+  state.insert("model", weights);
+  state.insert("iteration", int64_t{5});
+  state.insert("images", int64_t{8});
+  file.insert("train", state);
+  write_pth(dir / "last.pth", file);
+  Config c;
+  resume_settings(c, dir.path.string());
+  fill_in(c);
+  CHECK(c.recipe == "official");
+  CHECK(c.optimizer == "adamw");
+  CHECK(c.lr == doctest::Approx(0.0032));
+}
+
+TEST_CASE("train: the validation loss is that of the training code, with batch norms in evaluation mode" *
+          starts_programs) {
+  const TempDir& dir = trained().dir;
+  // Without augmentation, EMA and updates, a step over all images has the loss of the evaluation, but for the
+  // batch norms. Frozen batch norms are in evaluation mode, too.
+  const std::string flags =
+      "--data data --size 64 --bs 8 --epochs 1 --aug none --no-multiscale --lr 0 --ema 0 --no-aug-epochs 0 "
+      "--weights a/last.pth --amp fp64 --freeze backbone,neck,head.stems,head.cls_convs,head.reg_convs ";
+  const auto losses = [&](const std::string& run) {
+    const auto rows = metric_rows(dir / (run + "/metrics.csv"));
+    return std::pair(rows.at(0).at(kLoss), rows.at(1).at(kValLoss));
+  };
+  const std::string printed = succeed(dir, "train", flags + "--eval-interval 1 --out frozen");
+  const auto [training, validation] = losses("frozen");
+  CHECK(validation == doctest::Approx(training).epsilon(0.003));  // the two letterboxes differ by rounding
+  CHECK(has(printed, concat("validation loss ", std::fixed, std::setprecision(3), validation)));
+  CHECK(has(contents(dir / "frozen/report.html"), "validation"));
+  succeed(dir, "train", flags + "--eval-interval 1 --procs 2 --out frozen_ranks");
+  CHECK(losses("frozen_ranks").second == doctest::Approx(validation).epsilon(1e-9));
+}
+
+TEST_CASE("train: --patience-on loss ends a run whose validation loss does not fall" * starts_programs) {
+  const TempDir& dir = trained().dir;
+  // With a minimum score of 1, no detection is left: AP never improves, but the loss falls.
+  const std::string flags =
+      "--data data --model yolox-nano --size 64 --bs 4 --epochs 4 --eval-interval 1 --conf 1 --patience 2 ";
+  CHECK(has(succeed(dir, "train", flags + "--out by_ap"), "2 evaluations without a better AP"));
+  CHECK_FALSE(has(succeed(dir, "train", flags + "--patience-on loss --out by_loss"), "stopping:"));
+  const std::string still = succeed(dir, "train",
+                                    flags +
+                                        "--patience-on loss --lr 0 --ema 0 --freeze "
+                                        "backbone,neck,head.stems,head.cls_convs,head.reg_convs --out still");
+  CHECK(has(still, "2 evaluations without a lower validation loss"));
+}
