@@ -28,13 +28,13 @@
 
 #include "base/device.hpp"
 #include "base/error.hpp"
+#include "base/program.hpp"
 #include "ddp/launch.hpp"
 #include "ddp/rank_info.hpp"
 #include "ddp/rendezvous.hpp"
 #include "ddp/shared_memory.hpp"
 #include "ddp/watchdog.hpp"
 #include "layers/collectives.hpp"
-#include "run/log.hpp"
 
 namespace yolox {
 

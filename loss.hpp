@@ -45,12 +45,17 @@ struct Losses {
   }
 };
 
+// Weights of the loss terms.
+constexpr double kIouWeight = 5;
+constexpr double kObjWeight = 1;
+constexpr double kClsWeight = 1;
+constexpr double kL1Weight = 1;
+
 // Computes the loss of a batch. height, width: of the network input in pixels. Computes in float32, or in
 // float64 for float64 predictions, also when the network runs under autocast. Does not synchronise with the
 // device, because positives are packed into F rows, a number that the host knows.
 inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, const Targets& targets,
                          bool use_l1) {
-  namespace F = torch::nn::functional;
   const auto dtype = torch::promote_types(raw.reg.scalar_type(), torch::kFloat);
   const Tensor reg = raw.reg.to(dtype), obj = raw.obj.to(dtype), cls = raw.cls.to(dtype);
   const int64_t batch = reg.size(0), points = reg.size(1), classes = cls.size(2);
@@ -90,7 +95,7 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   const Tensor fg_reg = torch::where(used, reg.flatten(0, 1).index_select(0, fg), 0);  // [F, 4]
   const Tensor box = decode_boxes(fg_reg, cell);
   const Tensor iou = box_iou(box, gt_box, 1e-16);
-  const Tensor iou_loss = 5.0 * torch::where(used.squeeze(1), 1 - iou * iou, 0).sum() / divisor;
+  const Tensor iou_loss = kIouWeight * torch::where(used.squeeze(1), 1 - iou * iou, 0).sum() / divisor;
 
   // The target of the class score is the IoU.
   const Tensor cls_target = torch::zeros({rows, classes}, reg.options().requires_grad(false))
@@ -107,9 +112,9 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
     l1_loss = torch::where(used, (fg_reg - target).abs(), 0).sum() / divisor;
   }
   losses.add("iou", iou_loss);
-  losses.add("obj", obj_loss);
-  losses.add("cls", cls_loss);
-  losses.add("l1", l1_loss);
+  losses.add("obj", kObjWeight * obj_loss);
+  losses.add("cls", kClsWeight * cls_loss);
+  losses.add("l1", kL1Weight * l1_loss);
   return losses;
 }
 

@@ -125,7 +125,7 @@ inline Tensor simota_chunk(const Tensor& boxes, const Tensor& obj, const Tensor&
   // Loops over chunks of objects. Keeps for each candidate [n, K] the lowest cost with its object, and how
   // many objects selected the candidate, with the last of them.
   const double infinity = std::numeric_limits<double>::infinity();
-  Tensor best_cost, best_row, times_taken, taken_by;
+  Tensor best_cost, best_gt, n_matches, last_match;
   const int64_t row_step = std::max<int64_t>(1, max_pairs / (n * slots));
   for (int64_t r = 0; r < rows; r += row_step) {
     const int64_t end = std::min(rows, r + row_step);
@@ -135,36 +135,37 @@ inline Tensor simota_chunk(const Tensor& boxes, const Tensor& obj, const Tensor&
     const Tensor iou = box_iou(gt.slice(1, r, end).unsqueeze(2), slot_box.unsqueeze(1))
                            .nan_to_num_()
                            .masked_fill_(no_pair, 0);
-    const Tensor own = in_centre(slot_centre, gt_centre.slice(2, r, end), slot_radius);
+    const Tensor centred = in_centre(slot_centre, gt_centre.slice(2, r, end), slot_radius);
     const Tensor of_class = gt_class.slice(1, r, end).unsqueeze(2).expand({n, end - r, slots});
     // float64: in float32, adding the penalty of 1e6 would round away the cost differences between candidates
     // outside of the centre region.
     Tensor cost = exchange.gather(1, of_class) - all_absent - 3.0 * (iou + 1e-8).log();
-    cost.add_(own.logical_not(), 1e6).nan_to_num_(infinity, infinity).masked_fill_(no_pair, infinity);
+    cost.add_(centred.logical_not(), 1e6).nan_to_num_(infinity, infinity).masked_fill_(no_pair, infinity);
 
     const int64_t k = std::min(kTopK, slots);
-    const Tensor wanted = std::get<0>(iou.topk(k, 2)).sum(2).to(torch::kLong).clamp_min_(1);  // [n, g]
-    const auto [cheap_cost, cheap_slot] = cost.topk(k, 2, /*largest=*/false);                 // [n, g, k]
-    const Tensor take = (torch::arange(k, index) < wanted.unsqueeze(2)).logical_and_(cheap_cost < infinity);
-    const Tensor taken = torch::zeros_like(no_pair).scatter_(2, cheap_slot, take);  // [n, g, K]
+    const Tensor dynamic_k = std::get<0>(iou.topk(k, 2)).sum(2).to(torch::kLong).clamp_min_(1);  // [n, g]
+    const auto [topk_cost, topk_slot] = cost.topk(k, 2, /*largest=*/false);                      // [n, g, k]
+    const Tensor selected =
+        (torch::arange(k, index) < dynamic_k.unsqueeze(2)).logical_and_(topk_cost < infinity);
+    const Tensor matching = torch::zeros_like(no_pair).scatter_(2, topk_slot, selected);  // [n, g, K]
 
-    const Tensor times = taken.sum(1), by = torch::where(taken, row_id, -1).amax(1);
-    const auto [cost_here, row_here] = cost.min(1);
+    const Tensor matches_here = matching.sum(1), last_match_here = torch::where(matching, row_id, -1).amax(1);
+    const auto [cost_here, best_gt_here] = cost.min(1);
     if (r == 0) {
-      times_taken = times;
-      taken_by = by;
-      best_row = row_here;
+      n_matches = matches_here;
+      last_match = last_match_here;
+      best_gt = best_gt_here;
       best_cost = cost_here;
       continue;
     }
-    times_taken += times;
-    taken_by = torch::max(taken_by, by);
+    n_matches += matches_here;
+    last_match = torch::max(last_match, last_match_here);
     const Tensor better = cost_here < best_cost;
-    best_row = torch::where(better, row_here + r, best_row);
+    best_gt = torch::where(better, best_gt_here + r, best_gt);
     best_cost = torch::where(better, cost_here, best_cost);
   }
-  const Tensor winner = torch::where(times_taken > 1, best_row, taken_by);  // [n, K]
-  return torch::full({n, points + 1}, -1, index).scatter_(1, slot, winner).slice(1, 0, points);
+  const Tensor matched = torch::where(n_matches > 1, best_gt, last_match);  // [n, K]
+  return torch::full({n, points + 1}, -1, index).scatter_(1, slot, matched).slice(1, 0, points);
 }
 
 // Runs SimOTA on a batch, without autograd. Returns [B, A] int64: the row of the matched object in Targets;
