@@ -13,21 +13,36 @@
 
 namespace yolox {
 
+// Hyper-parameters of the official recipe that depend on the model size. Flags of ./train override them.
+struct Recipe {
+  double mosaic_prob;                       // probability of mosaic
+  double mosaic_scale_lo, mosaic_scale_hi;  // scale range of mosaic
+  double mixup_prob;                        // probability of MixUp
+  int smaller, larger;                      // multi-scale: range around the input size, in units of 32 pixels
+};
+
+// A row of the table of models.
+struct ModelRow : ModelSize {
+  int input;  // default input size for training and evaluation: side of the square in pixels
+  Recipe recipe;
+  YOLOX (*make)(const ModelSize& size, int num_classes) = make_yolox;
+};
+
 constexpr Recipe kNanoRecipe = {0.5, 0.5, 1.5, 0, 3, 7};
 constexpr Recipe kTinyRecipe = {1, 0.5, 1.5, 0, 3, 7};
 constexpr Recipe kFullRecipe = {1, 0.1, 2, 1, 5, 5};
 
 // Returns the table: six official sizes and two examples.
-inline const std::vector<ModelSize>& model_sizes() {
-  static const std::vector<ModelSize> sizes = {
-      {"yolox-nano", 0.33, 0.25, true, 416, kNanoRecipe},
-      {"yolox-tiny", 0.33, 0.375, false, 416, kTinyRecipe},
-      {"yolox-s", 0.33, 0.5, false, 640, kFullRecipe},
-      {"yolox-m", 0.67, 0.75, false, 640, kFullRecipe},
-      {"yolox-l", 1.0, 1.0, false, 640, kFullRecipe},
-      {"yolox-x", 1.33, 1.25, false, 640, kFullRecipe},
-      {"yolox-pico", 0.33, 0.25, true, 320, kNanoRecipe, make_yolox_pico},
-      {"yolox-s-p2", 0.33, 0.5, false, 640, kFullRecipe, make_yolox_p2},
+inline const std::vector<ModelRow>& model_sizes() {
+  static const std::vector<ModelRow> sizes = {
+      {{"yolox-nano", 0.33, 0.25, true}, 416, kNanoRecipe},
+      {{"yolox-tiny", 0.33, 0.375, false}, 416, kTinyRecipe},
+      {{"yolox-s", 0.33, 0.5, false}, 640, kFullRecipe},
+      {{"yolox-m", 0.67, 0.75, false}, 640, kFullRecipe},
+      {{"yolox-l", 1.0, 1.0, false}, 640, kFullRecipe},
+      {{"yolox-x", 1.33, 1.25, false}, 640, kFullRecipe},
+      {{"yolox-pico", 0.33, 0.25, true}, 320, kNanoRecipe, make_yolox_pico},
+      {{"yolox-s-p2", 0.33, 0.5, false}, 640, kFullRecipe, make_yolox_p2},
   };
   return sizes;
 }
@@ -46,7 +61,7 @@ inline std::string official_name(std::string name) {
 }
 
 // Returns the row with this name or official_name(). Throws UsageError if the name is unknown.
-inline const ModelSize& model_size(const std::string& name) {
+inline const ModelRow& model_size(const std::string& name) {
   for (const auto& size : model_sizes())
     if (size.name == name || size.name == official_name(name)) return size;
   throw UsageError(concat("--model ", name, " is unknown; choose ", model_names()));
@@ -56,7 +71,7 @@ inline const ModelSize& model_size(const std::string& name) {
 // if num_classes < 1.
 inline YOLOX make_model(const std::string& name, int num_classes) {
   check(num_classes >= 1, "a detector needs at least one class, got ", num_classes);
-  const ModelSize& size = model_size(name);
+  const ModelRow& size = model_size(name);
   return size.make(size, num_classes);
 }
 

@@ -176,36 +176,23 @@ struct FocusImpl : Block {
 
 // ---- backbone and neck
 
-// Hyper-parameters of the official recipe that depend on the model size. Flags of ./train override them.
-struct Recipe {
-  double mosaic_prob;                       // probability of mosaic
-  double mosaic_scale_lo, mosaic_scale_hi;  // scale range of mosaic
-  double mixup_prob;                        // probability of MixUp
-  int smaller, larger;                      // multi-scale: range around the input size, in units of 32 pixels
-};
-
-class YOLOX;
-struct ModelSize;
-YOLOX make_yolox(const ModelSize& size, int num_classes);
-
-// A row of the table of models in models.hpp.
+// Size of a model: factors of the numbers of bottlenecks and of channels, and whether the convolutions are
+// depthwise-separable.
 struct ModelSize {
   std::string name;
-  double depth, width;  // factors of the numbers of bottlenecks and of channels
+  double depth, width;
   bool depthwise;
-  int input;  // default input size for training and evaluation: side of the square in pixels
-  Recipe recipe;
-  YOLOX (*make)(const ModelSize& size, int num_classes) = make_yolox;
 };
 
-// Base class of backbones with neck. forward() maps images [B, 3, H, W] to the feature maps of the head's
-// strides s, [B, C_k, H/s, W/s].
+// Base class of backbones. forward() maps images [B, 3, H, W] to feature maps [B, C_k, H/s, W/s] of rising
+// strides s. A neck is a backbone that contains another one.
 struct Backbone : nn::Module {
   virtual std::vector<Tensor> forward(const Tensor& images) = 0;
+  std::vector<int> channels;  // C_k
 };
 
 // Backbone CSPDarknet.
-struct CSPDarknetImpl : nn::Module {
+struct CSPDarknetImpl : Backbone {
   explicit CSPDarknetImpl(const ModelSize& size) {
     const int c = static_cast<int>(size.width * 64);
     const int n = std::max(static_cast<int>(std::lround(size.depth * 3)), 1);
@@ -224,11 +211,13 @@ struct CSPDarknetImpl : nn::Module {
     const auto spp = std::make_shared<SPPBottleneckImpl>(16 * c, 16 * c);
     const auto csp = std::make_shared<CSPLayer>(16 * c, 16 * c, n, false, size.depthwise);
     dark5 = register_module("dark5", Seq(std::vector<BlockPtr>{down, spp, csp}));
+    channels = {4 * c, 8 * c, 16 * c};
   }
-  // Returns the feature maps of strides 8, 16 and 32. image: [B, 3, H, W].
-  std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& image) {
-    const Tensor x8 = dark3(dark2(stem->forward(image))), x16 = dark4(x8), x32 = dark5(x16);
-    return {x8, x16, x32};
+  // Returns the feature maps of strides 8, 16 and 32.
+  std::vector<Tensor> forward(const Tensor& images) override {
+    const Tensor x8 = dark3(dark2(stem->forward(images)));
+    const Tensor x16 = dark4(x8);
+    return {x8, x16, dark5(x16)};
   }
 
   std::shared_ptr<FocusImpl> stem;
@@ -237,31 +226,34 @@ struct CSPDarknetImpl : nn::Module {
 TORCH_MODULE(CSPDarknet);
 
 // Backbone and path-aggregation feature pyramid (a top-down and a bottom-up path).
-struct PAFPNImpl : Backbone {
-  explicit PAFPNImpl(const ModelSize& size) {
+struct YOLOPAFPNImpl : Backbone {
+  // backbone: returns feature maps of strides 8, 16 and 32.
+  YOLOPAFPNImpl(const ModelSize& size, const std::shared_ptr<Backbone>& backbone) {
     // The blocks have multiples of width * 64 channels.
     check(size.width > 0 && std::fmod(64 * size.width, 1) == 0, size.name,
           ": the width must be a multiple of 1/64, such as ", std::max(1.0, std::round(64 * size.width)) / 64,
           ", got ", size.width);
     const int c0 = static_cast<int>(256 * size.width), c1 = 2 * c0, c2 = 4 * c0;
     const int n = static_cast<int>(std::lround(3 * size.depth));
-    const auto csp = [&](int in, int out) {
-      return std::make_shared<CSPLayer>(in, out, n, false, size.depthwise);
+    const std::vector<int>& in = backbone->channels;
+    const auto csp = [&](int from, int to) {
+      return std::make_shared<CSPLayer>(from, to, n, false, size.depthwise);
     };
-    backbone = register_module("backbone", CSPDarknet(size));
-    lateral_conv0 = register_module("lateral_conv0", BaseConv(c2, c1, 1));
-    C3_p4 = register_module("C3_p4", csp(2 * c1, c1));
+    this->backbone = register_module("backbone", backbone);
+    lateral_conv0 = register_module("lateral_conv0", BaseConv(in.at(2), c1, 1));
+    C3_p4 = register_module("C3_p4", csp(c1 + in[1], c1));
     reduce_conv1 = register_module("reduce_conv1", BaseConv(c1, c0, 1));
-    C3_p3 = register_module("C3_p3", csp(2 * c0, c0));
+    C3_p3 = register_module("C3_p3", csp(c0 + in[0], c0));
     bu_conv2 = register_module("bu_conv2", make_conv(c0, c0, 3, 2, size.depthwise));
     C3_n3 = register_module("C3_n3", csp(2 * c0, c1));
     bu_conv1 = register_module("bu_conv1", make_conv(c1, c1, 3, 2, size.depthwise));
     C3_n4 = register_module("C3_n4", csp(2 * c1, c2));
+    channels = {c0, c1, c2};
   }
   // Returns the feature maps of strides 8, 16 and 32.
   std::vector<Tensor> forward(const Tensor& images) override {
-    const auto [x8, x16, x32] = backbone(images);
-    return neck(x8, x16, x32);
+    const std::vector<Tensor> features = backbone->forward(images);
+    return neck(features[0], features[1], features[2]);
   }
   // Returns the feature maps of the neck for those of the backbone.
   std::vector<Tensor> neck(const Tensor& x8, const Tensor& x16, const Tensor& x32) {
@@ -273,11 +265,11 @@ struct PAFPNImpl : Backbone {
     return {out8, out16, out32};
   }
 
-  CSPDarknet backbone{nullptr};
+  std::shared_ptr<Backbone> backbone;
   BaseConv lateral_conv0{nullptr}, reduce_conv1{nullptr};
   BlockPtr C3_p4, C3_p3, bu_conv2, C3_n3, bu_conv1, C3_n4;
 };
-TORCH_MODULE(PAFPN);
+TORCH_MODULE(YOLOPAFPN);
 
 // ---- head and decoding
 
@@ -339,10 +331,10 @@ inline Tensor decode_boxes(const Tensor& reg, const Anchors& anchors) {
 inline int head_channels(const ModelSize& size) { return static_cast<int>(256 * size.width); }
 
 // Decoupled head: separate branches for classes and for boxes with objectness, on each level.
-struct HeadImpl : DetectionHead {
+struct YOLOXHeadImpl : DetectionHead {
   // channels: of the feature maps. strides: of the feature maps, in pixels.
-  HeadImpl(const ModelSize& size, int num_classes, const std::vector<int>& channels,
-           const std::vector<int>& strides)
+  YOLOXHeadImpl(const ModelSize& size, int num_classes, const std::vector<int>& channels,
+                const std::vector<int>& strides)
       : strides(strides) {
     const int h = head_channels(size);
     // The registration order gives the official key order of the state dict. The construction order below
@@ -393,7 +385,7 @@ struct HeadImpl : DetectionHead {
   Seq cls_convs{nullptr}, reg_convs{nullptr}, stems{nullptr};
   nn::ModuleList cls_preds{nullptr}, reg_preds{nullptr}, obj_preds{nullptr};
 };
-TORCH_MODULE(Head);
+TORCH_MODULE(YOLOXHead);
 
 // ---- model
 
@@ -420,12 +412,13 @@ struct YOLOXImpl : nn::Module {
 };
 TORCH_MODULE(YOLOX);
 
-// Returns a YOLOX of this size: CSPDarknet, PAFPN and the decoupled head, with strides 8, 16 and 32.
+// Returns a YOLOX of this size: CSPDarknet, YOLOPAFPN and the decoupled head, with strides 8, 16 and 32.
 inline YOLOX make_yolox(const ModelSize& size, int num_classes) {
-  const PAFPN backbone(size);  // before the head, because the construction order decides the initialisation
-  const int h = head_channels(size);
-  return YOLOX(size.name, num_classes, backbone.ptr(),
-               Head(size, num_classes, std::vector<int>{h, 2 * h, 4 * h}, kStrides).ptr());
+  // In this order, because the construction order decides the initialisation.
+  const CSPDarknet darknet(size);
+  const YOLOPAFPN backbone(size, darknet.ptr());
+  const YOLOXHead head(size, num_classes, backbone->channels, kStrides);
+  return YOLOX(size.name, num_classes, backbone.ptr(), head.ptr());
 }
 
 // Turns on SyncBN in all batch norms of the model. {} turns SyncBN off. Throws std::runtime_error if a batch

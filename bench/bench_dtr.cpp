@@ -86,9 +86,9 @@ struct CheckpointedBlock : Block {
 // Wraps all blocks of the sequences in backbone and head, and the blocks of the neck.
 static void checkpoint_blocks(YOLOX& model) {
   const auto wrap = [](BlockPtr& b) { b = std::make_shared<CheckpointedBlock>(b); };
-  auto& neck = *model->backbone->as<PAFPN>();
-  auto& head = *model->head->as<Head>();
-  auto& darknet = *neck.backbone;
+  auto& neck = *model->backbone->as<YOLOPAFPN>();
+  auto& head = *model->head->as<YOLOXHead>();
+  auto& darknet = *neck.backbone->as<CSPDarknet>();
   for (Seq* seq : {&darknet.dark2, &darknet.dark3, &darknet.dark4, &darknet.dark5, &head.stems,
                    &head.cls_convs, &head.reg_convs})
     for (BlockPtr& b : (*seq)->blocks) wrap(b);

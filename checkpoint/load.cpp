@@ -21,7 +21,7 @@ EvalGuard::~EvalGuard() {
 
 std::string detect_model(const GenericDict& weights, const std::string& likely) {
   std::string first;
-  for (const ModelSize& size : model_sizes())
+  for (const ModelRow& size : model_sizes())
     if (size.name == likely && size.make != make_yolox) return likely;
   for (const auto& e : weights) {
     if (!e.key().isString()) continue;
@@ -30,7 +30,7 @@ std::string detect_model(const GenericDict& weights, const std::string& likely) 
     if (key != "backbone.backbone.stem.conv.conv.weight" || !e.value().isTensor() ||
         e.value().toTensor().dim() != 4)
       continue;
-    for (const ModelSize& size : model_sizes()) {
+    for (const ModelRow& size : model_sizes()) {
       if (size.make != make_yolox || e.value().toTensor().size(0) != int64_t(size.width * 64)) continue;
       if (first.empty() || size.name == likely) first = size.name;
     }

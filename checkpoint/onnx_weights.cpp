@@ -161,7 +161,7 @@ c10::IValue weights_from_onnx(const onnx::Model& file, const std::string& path) 
   std::string name;
   onnx::Model written;
   std::vector<Conv> wanted;
-  for (const ModelSize& size : model_sizes()) {
+  for (const ModelRow& size : model_sizes()) {
     if (size.make != make_yolox) continue;  // the file must have the convolutions of make_yolox()
     if (stem != Ints{int64_t(size.width * 64), 12, 3, 3} || int64_t(wanted.size()) == count) continue;
     name = size.name;

@@ -9,33 +9,37 @@
 
 namespace yolox {
 
-// PAFPN with a fourth feature map of stride 4: its smallest output, upsampled and joined with the features of
-// stride 4 of the backbone.
-struct P2PAFPNImpl : PAFPNImpl {
-  explicit P2PAFPNImpl(const ModelSize& size) : PAFPNImpl(size) {
+// YOLOPAFPN with a fourth feature map of stride 4: its smallest output, upsampled and joined with the
+// features of stride 4 of the backbone.
+struct P2PAFPNImpl : YOLOPAFPNImpl {
+  P2PAFPNImpl(const ModelSize& size, const CSPDarknet& darknet)
+      : YOLOPAFPNImpl(size, darknet.ptr()), darknet(darknet) {
     const int c8 = head_channels(size), c4 = c8 / 2;
     reduce_conv2 = register_module("reduce_conv2", BaseConv(c8, c4, 1));
     C3_p2 = register_module("C3_p2", std::make_shared<CSPLayer>(2 * c4, c4, 1, false, size.depthwise));
+    channels.push_back(c4);
   }
   // Returns the feature maps of strides 8, 16, 32 and 4.
   std::vector<Tensor> forward(const Tensor& images) override {
-    const Tensor x4 = backbone->dark2(backbone->stem->forward(images)), x8 = backbone->dark3(x4),
-                 x16 = backbone->dark4(x8), x32 = backbone->dark5(x16);
-    std::vector<Tensor> features = neck(x8, x16, x32);
+    const Tensor x4 = darknet->dark2(darknet->stem->forward(images));
+    const Tensor x8 = darknet->dark3(x4);
+    const Tensor x16 = darknet->dark4(x8);
+    std::vector<Tensor> features = neck(x8, x16, darknet->dark5(x16));
     features.push_back(C3_p2->forward(torch::cat({twice(reduce_conv2(features[0])), x4}, 1)));
     return features;
   }
 
+  CSPDarknet darknet;
   BaseConv reduce_conv2{nullptr};
   BlockPtr C3_p2;
 };
 TORCH_MODULE(P2PAFPN);
 
 inline YOLOX make_yolox_p2(const ModelSize& size, int num_classes) {
-  const P2PAFPN backbone(size);
-  const int h = head_channels(size);
-  const std::vector<int> channels = {h, 2 * h, 4 * h, h / 2}, strides = {8, 16, 32, 4};
-  return YOLOX(size.name, num_classes, backbone.ptr(), Head(size, num_classes, channels, strides).ptr());
+  const CSPDarknet darknet(size);
+  const P2PAFPN backbone(size, darknet);
+  const YOLOXHead head(size, num_classes, backbone->channels, std::vector<int>{8, 16, 32, 4});
+  return YOLOX(size.name, num_classes, backbone.ptr(), head.ptr());
 }
 
 }  // namespace yolox

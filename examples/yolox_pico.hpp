@@ -21,6 +21,7 @@ struct PicoImpl : Backbone {
       stages->push_back(Seq(std::vector<BlockPtr>{down, refine}).ptr());
       if (in > c) laterals->push_back(nn::Conv2d(nn::Conv2dOptions(2 * in, h, 1)));
     }
+    channels = {h, h, h};
   }
   // Returns the feature maps of strides 8, 16 and 32.
   std::vector<Tensor> forward(const Tensor& images) override {
@@ -43,9 +44,8 @@ TORCH_MODULE(Pico);
 
 inline YOLOX make_yolox_pico(const ModelSize& size, int num_classes) {
   const Pico backbone(size);
-  const int h = head_channels(size);
-  return YOLOX(size.name, num_classes, backbone.ptr(),
-               Head(size, num_classes, std::vector<int>{h, h, h}, kStrides).ptr());
+  const YOLOXHead head(size, num_classes, backbone->channels, kStrides);
+  return YOLOX(size.name, num_classes, backbone.ptr(), head.ptr());
 }
 
 }  // namespace yolox

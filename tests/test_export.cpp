@@ -63,7 +63,7 @@ YOLOX random_model(const std::string& name, int classes) {
     }
   }
   // These biases give high and low scores, all classes, and overlapping boxes.
-  auto& head = *model->head->as<Head>();
+  auto& head = *model->head->as<YOLOXHead>();
   for (const auto& pred : *head.reg_preds) pred->as<nn::Conv2d>()->bias.slice(0, 2, 4).fill_(1.2);
   for (auto* preds : {&head.cls_preds, &head.obj_preds})
     for (const auto& pred : **preds) pred->as<nn::Conv2d>()->bias.normal_(0, 1);

@@ -35,7 +35,7 @@ TEST_CASE("gpu: versions and memory of the GPU and of the libraries" * needs_gpu
 TEST_CASE("gpu: output and gradients of the six models equal those of the CPU in float64" * needs_gpu) {
   const NoStreamErrors no_stream_errors;
   allow_tf32(false);
-  for (const ModelSize& size : model_sizes()) {
+  for (const ModelRow& size : model_sizes()) {
     INFO(size.name);
     std::map<std::string, std::vector<Tensor>> results;
     for (const auto& [name, device, type] : {std::tuple("exact", torch::Device(torch::kCPU), torch::kDouble),
@@ -520,7 +520,7 @@ TEST_CASE("gpu: weights that are cast in groups stay as they were if memory runs
   YOLOX model = make_model("yolox-tiny", 3);  // 20 MB, three groups
   move(model, kGpu, torch::kFloat);
   const CastWeights casts(*model, torch::kBFloat16);
-  const auto& first = model->backbone->as<PAFPN>()->backbone->stem->conv->conv->weight;
+  const auto& first = model->backbone->as<YOLOPAFPN>()->backbone->as<CSPDarknet>()->stem->conv->conv->weight;
   const Tensor before = first;
   const struct NoLimit {
     ~NoLimit() { simulated_cuda::set_limit(INT64_MAX); }

@@ -44,7 +44,7 @@ TEST_CASE("library: the program of the README builds with find_package(yolox) an
   const fs::path image = fs::directory_iterator(dir / "data/train")->path();
   torch::manual_seed(0);
   YOLOX model = make_model("yolox-nano", 3);
-  for (auto* preds : {&model->head->as<Head>()->cls_preds, &model->head->as<Head>()->obj_preds})
+  for (auto* preds : {&model->head->as<YOLOXHead>()->cls_preds, &model->head->as<YOLOXHead>()->obj_preds})
     for (const auto& pred : **preds) pred->as<nn::Conv2d>()->bias.data().fill_(3);  // high scores
   auto file = empty_dict();
   file.insert("model", to_dict(state_dict(*model)));

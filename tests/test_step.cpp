@@ -89,17 +89,17 @@ TEST_CASE("amp: convolution weights that are cast together give the gradients of
   REQUIRE(freeze(*model, {"backbone.backbone.stem"}).empty());
   set_training_mode(*model);
   Optimizer optimizer("sgd", parameter_groups(*model, 0), false);
-  const auto weight = model->backbone->as<PAFPN>()->lateral_conv0->conv->weight;
+  const auto weight = model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv->weight;
   const auto grads = [&](at::ScalarType amp, bool cast, int64_t parts) {
     StepSettings settings{torch::kCPU, amp};
     if (cast) settings.cast_weights = cast_weights(*model, amp);
     const auto forward = [&](const Tensor& x) {
-      const auto type = model->backbone->as<PAFPN>()->lateral_conv0->conv->weight.scalar_type();
+      const auto type = model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv->weight.scalar_type();
       CHECK((type == (cast ? amp : torch::kFloat)));
       return model(x);
     };
     compute_gradients(forward, s.images, s.targets, parts, optimizer, s.scaler, settings);
-    CHECK(model->backbone->as<PAFPN>()->lateral_conv0->conv->weight.is_same(weight));
+    CHECK(model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv->weight.is_same(weight));
     return gradients(optimizer.groups);
   };
   for (const auto amp : {torch::kBFloat16, torch::kHalf})
@@ -115,7 +115,7 @@ TEST_CASE("amp: convolution weights that are cast together give the gradients of
   settings.cast_weights = cast_weights(*model, torch::kBFloat16);
   const auto fails = [](const Tensor&) -> Predictions { throw std::runtime_error("out of memory"); };
   CHECK_THROWS(compute_gradients(fails, s.images, s.targets, 1, optimizer, s.scaler, settings));
-  CHECK(model->backbone->as<PAFPN>()->lateral_conv0->conv->weight.is_same(weight));
+  CHECK(model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv->weight.is_same(weight));
 }
 
 TEST_CASE("step: a rank all-reduces six numbers and its gradients once, for any number of parts") {

@@ -197,7 +197,7 @@ TEST_CASE("yolox: channels-last weights and images give the same output") {
   to_channels_last(*b);
   a->to(torch::kDouble);
   b->to(torch::kDouble);
-  CHECK(b->backbone->as<PAFPN>()->backbone->dark2->parameters()[3].is_contiguous(
+  CHECK(b->backbone->as<YOLOPAFPN>()->backbone->as<CSPDarknet>()->dark2->parameters()[3].is_contiguous(
       torch::MemoryFormat::ChannelsLast));
   const Tensor x = torch::rand({2, 3, 96, 64}, torch::kDouble) * 255;
   const auto p = a(x), q = b(x.contiguous(torch::MemoryFormat::ChannelsLast));
@@ -226,7 +226,7 @@ TEST_CASE("yolox: fuse_batch_norms removes all batch norms and keeps the output"
 
 TEST_CASE("yolox: a width that gives no whole numbers of channels is refused by name") {
   const auto made = [](double width) {
-    return error_of([&] { make_yolox({"yolox-micro", 0.33, width, true, 416, {}}, 3); });
+    return error_of([&] { make_yolox({"yolox-micro", 0.33, width, true}, 3); });
   };
   CHECK(made(0.2) == "yolox-micro: the width must be a multiple of 1/64, such as 0.203125, got 0.2");
   CHECK(made(0) == "yolox-micro: the width must be a multiple of 1/64, such as 0.015625, got 0");
@@ -242,7 +242,7 @@ TEST_CASE("yolox: yolox.hpp, layers/ and base/ compile in a project that has onl
     std::filesystem::copy(YOLOX_SOURCE_DIR "/" + folder, dir / folder);
   write_text(dir / "main.cpp", R"(#include "yolox.hpp"
 int main() {
-  yolox::YOLOX model = yolox::make_yolox({"yolox-nano", 0.33, 0.25, true, 416, {}}, 3);
+  yolox::YOLOX model = yolox::make_yolox({"yolox-nano", 0.33, 0.25, true}, 3);
   model->eval();
   return yolox::decode(model(torch::zeros({1, 3, 64, 64})), 64, 64).size(1) == 84 ? 0 : 1;
 }
