@@ -80,6 +80,14 @@ struct Evaluation {
   bool complete = true;  // false: a signal interrupted the evaluation; `result` is empty
 };
 
+// The score that decides which evaluation of a run is the best one: for best.pth, --patience, log and report.
+// name: a column of metrics.csv. To select by AP50, return {"AP50", e.result.AP50}.
+struct Score {
+  std::string name;
+  double value;
+};
+inline Score score_of(const Evaluation& e) { return {"AP", e.result.AP}; }
+
 // Replaces the detections, the unreadable images and the loss of this rank by those of all ranks. loss: sum
 // of EvalSettings::loss().
 inline void gather_evaluation(Evaluation& e, std::unordered_set<int64_t>& unreadable,

@@ -211,11 +211,15 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
             : name == "eval_seconds" ? e.seconds
                                      : value;
   if (!metrics) return;
-  metrics->row({{"epoch", double((steps - 1) / plan.per_epoch + 1)},
-                {"iteration", double(steps)},
-                {"AP", r.AP},
-                {"AP50", r.AP50},
-                {"val_loss", e.loss}});
+  Metrics::Row row{{"epoch", double((steps - 1) / plan.per_epoch + 1)},
+                   {"iteration", double(steps)},
+                   {"AP", r.AP},
+                   {"AP50", r.AP50},
+                   {"val_loss", e.loss}};
+  const Score score = score_of(e);
+  const auto same_name = [&](const auto& cell) { return cell.first == score.name; };
+  if (std::none_of(row.begin(), row.end(), same_name)) row.emplace_back(score.name, score.value);
+  metrics->row(row);
   events->scalars(steps,
                   {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}, {"val/loss", e.loss}});
 }

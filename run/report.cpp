@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/new_file.hpp"
+#include "evaluate.hpp"
 #include "metrics/html.hpp"
 
 namespace yolox {
@@ -96,9 +97,11 @@ std::string training_html(const std::string& run) {
   };
   const auto settings = read_config_json(run);
   std::map<std::string, std::string> by_name(settings.begin(), settings.end());
+  const std::string score = score_of({}).name;
+  columns[score].resize(step.size(), std::nan(""));
   double best = -1, best_epoch = 0, last = -1;
   for (size_t i = 0; i < step.size(); ++i) {
-    const double ap = columns["AP"][i];
+    const double ap = columns[score][i];
     if (std::isnan(ap)) continue;
     last = ap;
     if (ap > best) {
@@ -113,8 +116,8 @@ std::string training_html(const std::string& run) {
       ++rows;
     }
   std::string html = "<section id='training'><h2>Training</h2><div class='tiles'>";
-  html += tile(metric_text(best), best < 0 ? "best AP" : concat("best AP, in epoch ", best_epoch));
-  html += tile(metric_text(last), "last AP");
+  html += tile(metric_text(best), concat("best ", score, best < 0 ? "" : concat(", in epoch ", best_epoch)));
+  html += tile(metric_text(last), "last " + score);
   html += tile(concat(epoch.back()), "epochs");
   html += tile(axis_number(step.back()), "steps");
   if (rows > 0) html += tile(formatted("%.3g", speed / rows), "images per second");

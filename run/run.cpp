@@ -61,7 +61,7 @@ void Run::note(const std::string& text) { notes.push_back(text); }
 
 // Returns what --patience waits for.
 static std::string gain_of(const Config& config) {
-  return config.patience_on == "loss" ? "lower validation loss" : "better AP";
+  return config.patience_on == "loss" ? "lower validation loss" : "better " + score_of({}).name;
 }
 
 // ---- before the first step
@@ -96,7 +96,7 @@ void Run::resume(Training& t, SavedRun& saved, const Plan& its_plan) {
 
 void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<std::string>& facts) {
   first = t.iteration;
-  best_ap = t.best.ap;
+  best_score = t.best.score;
   if (profiling()) its_plan.iters = first + Profile(device).steps();
   plan = its_plan;
   const bool from_scratch = first == 0 && config.weights.empty();
@@ -137,7 +137,7 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
 bool Run::evaluation_due(const Training& t) const {
   if (profiling()) return false;
   return t.epochs < t.iteration / plan.per_epoch ||
-         (t.iteration == plan.iters && config.eval_interval > 0 && !t.ap);
+         (t.iteration == plan.iters && config.eval_interval > 0 && !t.score);
 }
 
 void Run::check_signals() {
@@ -223,7 +223,7 @@ Evaluation Run::evaluate(Training& t, BatchLoss* loss) {
   YOLOX model = half == Half::yes ? half_of(t.eval_model(), device) : t.eval_model();
   Evaluation e = evaluate(model, loss);
   if (half == Half::unchecked && e.complete && e.result.AP >= kEnoughAp) check_half(t, e);
-  if (e.complete) progress->log_evaluation(t.iteration, e, plan, e.result.AP > t.best.ap);
+  if (e.complete) progress->log_evaluation(t.iteration, e, plan, score_of(e).value > t.best.score);
   ranks.restart_timeout();
   return e;
 }
@@ -294,9 +294,10 @@ void Run::finish(Training& t) {
     log.line(concat("stopped by ", strsignal(stop), " at step ", t.iteration,
                     "; resume with: ./train --resume ", shell_word(folder)));
   } else {
-    const std::string best = best_ap >= 0 ? concat(", best AP ", std::fixed, std::setprecision(4), best_ap,
-                                                   " in ", folder, "/best.pth")
-                                          : "";
+    const std::string best = best_score >= 0
+                                 ? concat(", best ", score_of({}).name, " ", std::fixed, std::setprecision(4),
+                                          best_score, " in ", folder, "/best.pth")
+                                 : "";
     log.line(concat("done: ", folder, "/last.pth", best));
   }
   if (ranks.first() && reported != t.iteration) report(folder, log);

@@ -110,7 +110,7 @@ class Run {
 
   const Config& config;
   const Splits& data;
-  double best_ap = -1;  // best AP of the run, for the last line of the log; -1: none
+  double best_score = -1;  // best score_of() of the run, for the last line of the log; -1: none
 
  private:
   struct Profiling;

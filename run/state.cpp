@@ -95,8 +95,8 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
   top.insert("start_epoch", t.iteration / per_epoch);
   top.insert("model", to_dict(state_dict(*t.eval_model())));
   top.insert("optimizer", state_dict(t.optimizer));
-  top.insert("best_ap", t.best.ap);
-  top.insert("curr_ap", t.ap.value_or(std::nan("")));
+  top.insert("best_ap", t.best.score);
+  top.insert("curr_ap", t.score.value_or(std::nan("")));
   top.insert("yolox", to_dict(info));
   top.insert("train", state);
   return top;
@@ -131,7 +131,7 @@ void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, co
   t.best = {top.at("best_ap").toDouble(), Best().loss, state.at("stale").toInt()};
   if (state.contains("lowest_loss")) t.best.loss = state.at("lowest_loss").toDouble();
   const double ap = top.at("curr_ap").toDouble();  // official files have a number or NaN
-  t.ap = std::isnan(ap) ? std::nullopt : std::optional(ap);
+  t.score = std::isnan(ap) ? std::nullopt : std::optional(ap);
   t.epochs = state.at("epochs").toInt();
   t.lr_factor = state.at("lr_factor").toDouble();
   t.rollbacks = state.at("returns").toInt();

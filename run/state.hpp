@@ -18,7 +18,7 @@ namespace yolox {
 
 // The best evaluations of a run so far.
 struct Best {
-  double ap = -1;                                         // -1: no evaluation yet
+  double score = -1;                                      // -1: no evaluation yet
   double loss = std::numeric_limits<double>::infinity();  // the lowest validation loss
   int64_t evals_without_gain = 0;  // number of evaluations since the best one, for --patience
 };
@@ -28,11 +28,11 @@ struct Training {
   YOLOX model, ema{nullptr};  // ema: empty if --ema is 0
   Optimizer optimizer;
   GradScaler scaler;
-  int64_t iteration = 0;          // number of steps done
-  int64_t ema_updates = 0;        // number of steps done with an EMA, also of skipped ones
-  int64_t skipped = 0;            // number of skipped steps, whose gradients overflowed
-  int64_t epochs = 0;             // number of epochs that have ended, evaluation included
-  std::optional<double> ap = {};  // AP after the latest step; empty if it was not evaluated
+  int64_t iteration = 0;             // number of steps done
+  int64_t ema_updates = 0;           // number of steps done with an EMA, also of skipped ones
+  int64_t skipped = 0;               // number of skipped steps, whose gradients overflowed
+  int64_t epochs = 0;                // number of epochs that have ended, evaluation included
+  std::optional<double> score = {};  // score_of() after the latest step; empty if it was not evaluated
   Best best = {};
   double lr_factor = 1;    // factor of the learning rate; halved by --keep-going
   int64_t rollbacks = 0;   // how often --keep-going went back to a checkpoint
@@ -43,7 +43,7 @@ struct Training {
     optimizer.lr = lr;
     if (!ema.is_empty()) ++ema_updates;
     ++iteration;
-    ap.reset();
+    score.reset();
   }
   // Returns the model that is evaluated and saved as the result: the EMA model, or the model without EMA.
   YOLOX& eval_model() { return ema.is_empty() ? model : ema; }

@@ -609,7 +609,7 @@ TEST_CASE("checkpoints: all counts of a run and the random number generator are 
   t.epochs = 2;
   t.best = {0.5, 2.5, 1};
   t.rollbacks = 4;
-  t.ap = 0.25;
+  t.score = 0.25;
   t.lr_factor = 0.125;
   const auto file = checkpoint(t, nano_info(), {}, 10, 80);
   const Tensor next = torch::rand({3});
@@ -620,9 +620,9 @@ TEST_CASE("checkpoints: all counts of a run and the random number generator are 
   for (const auto count : {&Training::iteration, &Training::ema_updates, &Training::skipped,
                            &Training::epochs, &Training::rollbacks})
     CHECK(resumed.*count == t.*count);
-  CHECK(resumed.ap == t.ap);
+  CHECK(resumed.score == t.score);
   CHECK(resumed.lr_factor == t.lr_factor);
-  CHECK(resumed.best.ap == 0.5);
+  CHECK(resumed.best.score == 0.5);
   CHECK(resumed.best.loss == 2.5);
   CHECK(resumed.best.evals_without_gain == 1);
 }
