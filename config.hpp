@@ -27,19 +27,19 @@ namespace yolox {
 // is also a flag. Learning rate and weight decay belong to the optimizer, see optim.hpp.
 struct TrainingRecipe {
   const char* optimizer;
+  const char* schedule;
   double min_lr_ratio;
   double warmup_epochs, warmup_steps;  // maximum length of the warm-up, which also is at most 5 % of the run
-  double no_aug_epochs,
-      no_aug_share;       // maximum length of the final phase, in epochs and as a share of the run
-  double degrees, shear;  // maximum rotation and shear of a mosaic
-  bool ema_of_run;        // the EMA follows the length of the run, see ema_of_run()
+  double no_aug_epochs, no_aug_share;  // maximum length of the final phase: epochs, share of the run
+  double degrees, shear;               // maximum rotation and shear of a mosaic
+  bool of_run;  // EMA and momentum of batch norms follow the length of the run, see ema_of_run()
 };
 
 // The recipe of official YOLOX, which trains from scratch for 300 epochs. Shorter runs have shorter phases.
-constexpr TrainingRecipe kOfficialRecipe = {"sgd", 0.05, 5, 1e9, 15, 0.1, 10, 2, false};
+constexpr TrainingRecipe kOfficialRecipe = {"sgd", "cosine", 0.05, 5, 1e9, 15, 0.1, 10, 2, false};
 // For pretrained weights and a few hundred images. The values were searched with bench/recipes.py, see
 // bench/RESULTS.md.
-constexpr TrainingRecipe kFineTuneRecipe = {"adamw", 0.05, 1, 100, 1e9, 0.2, 10, 2, true};
+constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 0.05, 1, 100, 20, 0.35, 0, 0, true};
 
 // The flags of ./train. Each hyper-parameter is one declaration: member, flag, default and help text.
 struct Config : Flags {
@@ -81,6 +81,10 @@ struct Config : Flags {
            "recipe that sets the defaults of other flags; auto = finetune with --weights, else official");
   std::string optimizer = flag(optimizer, "Training", "optimizer", "recipe", "NAME", "sgd, adam or adamw");
   double lr = flag_recipe(lr, "Training", "lr", "X", "initial learning rate; by default scaled to --bs");
+  std::string schedule = flag(
+      schedule, "Training", "schedule", "recipe", "cosine|flat-cosine",
+      "cosine = of YOLOX, constant in the last epochs without mosaic; flat-cosine = constant in the first "
+      "half of the run, then a cosine to its end");
   double min_lr_ratio = flag_recipe(min_lr_ratio, "Training", "min-lr-ratio", "X",
                                     "final learning rate as a fraction of the initial one");
   double warmup_epochs = flag_recipe(warmup_epochs, "Training", "warmup-epochs", "X",
@@ -93,6 +97,8 @@ struct Config : Flags {
                             "parts to freeze: backbone, neck, or prefixes of parameter names");
   double clip = flag(clip, "Training", "clip", 10.0, "X", "clip the gradient norm to X; 0 = off");
   double ema = flag_recipe(ema, "Training", "ema", "X", "EMA decay; 0 = off");
+  double bn_momentum = flag_recipe(bn_momentum, "Training", "bn-momentum", "X",
+                                   "momentum of the running statistics of batch norms");
   std::string amp = flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp16|fp64",
                          "off = float32; auto = bf16 on a GPU (fp16 on old ones), off on the CPU");
   bool multiscale = flag(multiscale, "Training", "multiscale", true, "", "do not use multi-scale training");
@@ -226,6 +232,7 @@ inline void check_config(const Config& c) {
   if (!c.master.empty() || c.was_given("master")) parse_address("--master", c.master);
   if (c.was_given("min-lr-ratio")) in("min-lr-ratio", c.min_lr_ratio, 0, 1);
   if (c.was_given("ema")) in("ema", c.ema, 0, 0.999999);
+  if (c.was_given("bn-momentum")) in("bn-momentum", c.bn_momentum, 0, 1);
   in("conf", c.conf, 0, 1);
   in("nms", c.nms, 1e-6, 1);
   one_of("compress", c.compress, {"off", "fp16", "bf16"});
@@ -234,6 +241,7 @@ inline void check_config(const Config& c) {
   one_of("aug", c.aug, {"default", "none"});
   one_of("recipe", c.recipe, {"auto", "finetune", "official"});
   one_of("optimizer", c.optimizer, {"sgd", "adam", "adamw"});
+  one_of("schedule", c.schedule, {"cosine", "flat-cosine"});
   one_of("patience-on", c.patience_on, {"ap", "loss"});
   combination_check(c.patience > 0 || !c.was_given("patience-on"), "--patience-on needs --patience");
   one_of("preproc", c.preproc, {"auto", "bgr", "legacy"});
@@ -267,6 +275,7 @@ inline void fill_in(Config& c) {
   fill(c.augment.degrees, recipe.degrees);
   fill(c.augment.shear, recipe.shear);
   if (c.optimizer == "recipe") c.optimizer = recipe.optimizer;
+  if (c.schedule == "recipe") c.schedule = recipe.schedule;
   fill(c.weight_decay, default_weight_decay(c.optimizer));
   fill(c.min_lr_ratio, recipe.min_lr_ratio);
 }
@@ -279,7 +288,8 @@ inline void fill_in_steps(Config& c, int64_t images) {
   fill(c.lr, default_lr(c.optimizer, c.bs));
   fill(c.warmup_epochs, std::min({recipe.warmup_epochs, recipe.warmup_steps / per_epoch, 0.05 * epochs}));
   fill(c.no_aug_epochs, std::min(recipe.no_aug_epochs, recipe.no_aug_share * epochs));
-  fill(c.ema, recipe.ema_of_run ? ema_of_run(per_epoch * epochs, per_epoch).decay : EmaSchedule().decay);
+  fill(c.ema, recipe.of_run ? ema_of_run(per_epoch * epochs).decay : EmaSchedule().decay);
+  fill(c.bn_momentum, recipe.of_run ? norm_momentum_of_run(per_epoch * epochs) : 0.03);
 }
 
 // Returns the device of this rank. A single process uses --device. Each of several ranks uses the GPU with
@@ -418,8 +428,11 @@ inline Plan plan_of(Config& c, int64_t images, int ranks, ImageSize base, int64_
   const double total = double(plan.per_epoch) * c.epochs, no_aug = c.no_aug_epochs * double(plan.per_epoch);
   plan.first_no_aug_iteration = std::max<int64_t>(0, std::llround(total - no_aug));
   plan.eval_interval = c.eval_interval;
-  plan.schedule = {c.lr, total, c.warmup_epochs * double(plan.per_epoch), no_aug, 0, c.min_lr_ratio};
-  if (training_recipe(c).ema_of_run) plan.ema = ema_of_run(total, double(plan.per_epoch));
+  const bool flat = c.schedule == "flat-cosine";
+  plan.schedule = {c.lr, total, c.warmup_epochs * double(plan.per_epoch), flat ? 0 : no_aug};
+  plan.schedule.min_ratio = c.min_lr_ratio;
+  plan.schedule.flat_until = flat ? total / 2 : 0;
+  if (training_recipe(c).of_run) plan.ema = ema_of_run(total);
   plan.ema.decay = c.ema;
   plan.sizes = multi_scale(c, base, ranks);
   return plan;

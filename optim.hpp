@@ -48,7 +48,7 @@ inline std::vector<ParamGroup> parameter_groups(const torch::nn::Module& model, 
 }
 
 // Freezes the parameters whose names begin with one of the prefixes. "backbone" means CSPDarknet, "neck" the
-// rest of the PAFPN. Returns the first prefix that matches no parameter, or an empty string if all prefixes
+// rest of YOLOPAFPN. Returns the first prefix that matches no parameter, or an empty string if all prefixes
 // match.
 inline std::string freeze(torch::nn::Module& model, const std::vector<std::string>& prefixes) {
   const std::string darknet = "backbone.backbone.";
@@ -304,7 +304,7 @@ inline Tensor clip_gradients(const std::vector<Tensor>& grads, double max_norm,
 // (arXiv 2205.10287), because Adam divides the gradient by its own size.
 inline double default_lr(const std::string& optimizer, int64_t batch) {
   const double batches_of_64 = double(batch) / 64;
-  return optimizer == "sgd" ? 0.01 * batches_of_64 : 0.0028 * std::sqrt(batches_of_64);
+  return optimizer == "sgd" ? 0.01 * batches_of_64 : 0.0056 * std::sqrt(batches_of_64);
 }
 // Returns the default weight decay. AdamW does not divide it by the size of the gradient.
 inline double default_weight_decay(const std::string& optimizer) {
@@ -313,20 +313,23 @@ inline double default_weight_decay(const std::string& optimizer) {
 
 // Settings of the learning rate schedule. Lengths are in steps.
 struct Schedule {
-  double lr;                // learning rate after the warm-up, for the whole batch
-  double iters;             // of the run
-  double warmup, constant;  // of the warm-up; of the last phase, whose learning rate is lr * min_ratio
+  double lr;        // highest learning rate, for the whole batch
+  double iters;     // of the run
+  double warmup;    // of the warm-up
+  double constant;  // of the final phase, whose learning rate is lr * min_ratio
   double warmup_lr = 0, min_ratio = 0.05;
+  double flat_until = 0;  // the learning rate stays at its highest value until this step
 };
 
-// Returns the learning rate of iteration i, counted from 0: quadratic warm-up, cosine decay, and the constant
-// lr * min_ratio. As in the official code, the first iteration of the warm-up has warmup_lr.
+// Returns the learning rate of iteration i, counted from 0: quadratic warm-up, the highest value, cosine
+// decay, and the constant lr * min_ratio. As in the official code, the first iteration of the warm-up has
+// warmup_lr.
 inline double learning_rate(const Schedule& s, int64_t i) {
-  const double floor = s.lr * s.min_ratio;
+  const double begin = std::max(s.warmup, s.flat_until), floor = s.lr * s.min_ratio;
   if (s.warmup > 0 && i <= s.warmup) return (s.lr - s.warmup_lr) * std::pow(i / s.warmup, 2) + s.warmup_lr;
+  if (i < begin) return s.lr;
   if (i >= s.iters - s.constant) return floor;
-  const double done = (i - s.warmup) / (s.iters - s.warmup - s.constant);
-  return floor + 0.5 * (s.lr - floor) * (1 + std::cos(M_PI * done));
+  return floor + 0.5 * (s.lr - floor) * (1 + std::cos(M_PI * (i - begin) / (s.iters - begin - s.constant)));
 }
 
 // ---- EMA
@@ -343,13 +346,22 @@ inline double ema_decay(const EmaSchedule& s, int64_t update) {
   return s.decay * (1 - std::exp(-double(update) / s.tau));
 }
 
-// Returns the EMA of a run of `iters` steps, which averages over a fifteenth of the run, or over an epoch if
-// that is longer, but at most over a tenth. In runs of 75,000 steps and more it is the official EMA, whose
-// average over 5000 steps would never be reached in a short run.
-inline EmaSchedule ema_of_run(double iters, double per_epoch) {
+// Returns the EMA of a run of `iters` steps, which averages over a fifteenth of the run. In runs of 75,000
+// steps and more it is the official EMA, whose average over 5000 steps a shorter run would never reach.
+inline EmaSchedule ema_of_run(double iters) {
   const EmaSchedule official;
-  const double steps = std::max(iters / 15, std::min(per_epoch, iters / 10));
-  return {std::clamp(1 - 1 / steps, 0.0, official.decay), std::min(official.tau, iters / 10)};
+  return {std::clamp(1 - 15 / iters, 0.0, official.decay), std::min(official.tau, iters / 10)};
+}
+
+// Returns the momentum of the batch norms in a run of `iters` steps, whose running statistics average over a
+// twentieth of the run, but at least over two steps. In runs of 667 steps and more it is the official one,
+// which averages over 33 steps. In a shorter run, these statistics would lag behind the weights at its end.
+inline double norm_momentum_of_run(double iters) { return std::clamp(20 / iters, 0.03, 0.5); }
+
+// Sets the momentum of all batch norms.
+inline void set_norm_momentum(torch::nn::Module& model, double momentum) {
+  for (const auto& module : model.modules())
+    if (auto* norm = module->as<torch::nn::BatchNorm2dImpl>()) norm->options.momentum(momentum);
 }
 
 // The tensors that the EMA averages: floating-point parameters and buffers. Frozen parameters, the buffers of

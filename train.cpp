@@ -22,9 +22,9 @@
 using namespace yolox;
 
 // The flags that --help explains. The other flags are listed by name.
-static const std::vector<std::string> kFrequentFlags = {"data",   "workers", "cache", "model",  "weights",
-                                                        "resume", "size",    "bs",    "epochs", "lr",
-                                                        "amp",    "dtr",     "gpus",  "out"};
+static const std::vector<std::string> kFrequentFlags = {"data",   "workers", "cache", "model", "weights",
+                                                        "resume", "recipe",  "size",  "bs",    "epochs",
+                                                        "lr",     "amp",     "dtr",   "gpus",  "out"};
 
 // Ends an epoch or the run: evaluates, and writes best.pth, last.pth and report.html. Returns false if
 // training is over.
@@ -35,17 +35,17 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
     if (!run.saved_at(t.iteration)) run.save(t, "last.pth");  // a signal may interrupt the evaluation
     evaluation = run.evaluate(t, validation_loss);
     if (!evaluation->complete) return false;
-    t.ap = evaluation->result.AP;  // selects best.pth; change this line to select by AP50, for example
+    t.score = score_of(*evaluation).value;
     const Best before = t.best;
-    const bool better_ap = *t.ap > before.ap, lower_loss = evaluation->loss < before.loss;
+    const bool better = *t.score > before.score, lower_loss = evaluation->loss < before.loss;
     ++t.best.evals_without_gain;
-    if (run.config.patience_on == "loss" ? lower_loss : better_ap) t.best.evals_without_gain = 0;
+    if (run.config.patience_on == "loss" ? lower_loss : better) t.best.evals_without_gain = 0;
     if (lower_loss) t.best.loss = evaluation->loss;
-    if (better_ap) {
-      t.best.ap = *t.ap;
-      if (!run.save(t, "best.pth")) t.best.ap = before.ap;
+    if (better) {
+      t.best.score = *t.score;
+      if (!run.save(t, "best.pth")) t.best.score = before.score;
     }
-    run.best_ap = t.best.ap;
+    run.best_score = t.best.score;
     // If --max-iters ended the run within an epoch, restores the values of the last whole epoch, so that a
     // resumed run equals a run without interruption.
     if (t.iteration % plan.per_epoch != 0) t.best = before;
@@ -123,6 +123,7 @@ static int train(int argc, char** argv) {
   const TrialStep trial{t, compute, base, multi_scale(config, base, rank_info.world).largest(), device, dtr};
   if (config.bs == 0) run.note(find_batch(config, trial, data.train.records.size(), ranks, run.log));
   Plan plan = plan_of(config, data.train.records.size(), rank_info.world, base);
+  set_norm_momentum(*model, config.bn_momentum);
   const std::string dtr_fact = dtr.on() ? try_dtr_step(config, trial, plan.batch_per_rank, ranks) : "";
   run.resume(t, saved, plan);
   run.start(t, plan, dtr.on(), {fast_fact, dtr_fact});

@@ -129,7 +129,7 @@ static const Alias aliases[] = {
     {"data-dir", "data", ""},
     {"dataset", "data", ""},
     {"momentum", "optimizer", "the momentum of sgd is 0.9"},
-    {"cos-lr", "min-lr-ratio", "the schedule always is a cosine"},
+    {"cos-lr", "schedule", "--schedule cosine"},
     {"mosaic", "mosaic-prob", "a probability; 0 = off"},
     {"no-mosaic", "mosaic-prob", "a probability; 0 = off"},
     {"mixup", "mixup-prob", "a probability; 0 = off"},

@@ -45,7 +45,7 @@ def parse():
 def evaluate(args, split, weights, *flags):
     """Returns (AP, AP50)."""
     result = weights.with_suffix(".json")
-    command = [f"{args.build}/eval", *split, "--weights", str(weights), "--json", str(result), "--report", "", *flags]
+    command = [f"{args.build}/eval", *split, "--weights", str(weights), "--json", str(result), "--report=", *flags]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     metrics = json.loads(result.read_text())
     return metrics["AP"], metrics["AP50"]

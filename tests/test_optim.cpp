@@ -130,6 +130,12 @@ TEST_CASE("optim: the learning rate is zero first, highest after the warm-up, an
   CHECK(learning_rate(s, 99) == doctest::Approx(0.0005));
   CHECK(learning_rate({0.01, 100, 0, 0}, 0) ==
         doctest::Approx(0.01));  // no warm-up: starts at the highest rate
+  Schedule flat{0.01, 100, 10, 0};
+  flat.flat_until = 50;
+  CHECK(learning_rate(flat, 11) == 0.01);
+  CHECK(learning_rate(flat, 49) == 0.01);
+  CHECK(learning_rate(flat, 75) == doctest::Approx(0.00525));
+  CHECK(learning_rate(flat, 100) == doctest::Approx(0.0005));
 }
 
 TEST_CASE("optim: SGD, Adam and AdamW equal torch's own optimizers") {
@@ -197,7 +203,8 @@ TEST_CASE("optim: the eps of Adam is 1e-3 under fp16, so that a tiny gradient ma
 TEST_CASE("optim: frozen parameters are in no group and stay unchanged in steps with weight decay") {
   YOLOX model = make_model("yolox-nano", 2);
   for (auto& p : model->backbone->parameters()) p.set_requires_grad(false);
-  const Tensor before = model->backbone->as<PAFPN>()->backbone->stem->conv->conv->weight.clone();
+  const Tensor before =
+      model->backbone->as<YOLOPAFPN>()->backbone->as<CSPDarknet>()->stem->conv->conv->weight.clone();
   Optimizer o("sgd", parameter_groups(*model, 0.5), false);
   size_t n = 0;
   for (const auto& g : o.groups) {
@@ -211,7 +218,8 @@ TEST_CASE("optim: frozen parameters are in no group and stay unchanged in steps 
     (p.reg.sum() + p.obj.sum() + p.cls.sum()).backward();
     o.step(0.1);
   }
-  CHECK(torch::equal(before, model->backbone->as<PAFPN>()->backbone->stem->conv->conv->weight));
+  CHECK(torch::equal(before,
+                     model->backbone->as<YOLOPAFPN>()->backbone->as<CSPDarknet>()->stem->conv->conv->weight));
 }
 
 TEST_CASE("clipping: large gradients are scaled to the norm, small ones stay, and 0 is off") {

@@ -66,19 +66,23 @@ TEST_CASE("recipe: lengths are in steps and shrink with the run; official ones a
   CHECK(plan("official", 20).first_no_aug_iteration == 18 * 26);
 }
 
-TEST_CASE("recipe: the EMA averages over a share of the run, and is the official one in long runs") {
-  for (const double iters : {20.0, 50.0, 400.0, 2000.0, 20000.0}) {
-    const EmaSchedule ema = ema_of_run(iters, 26);
-    const double steps = 1 / (1 - ema.decay);
-    CHECK(steps <= iters / 10 + 1e-9);
-    CHECK(steps >= iters / 15 - 1e-9);
-    CHECK(ema.tau <= iters / 10);
+TEST_CASE("recipe: EMA and batch norms average over a share of the run, and as officially in long runs") {
+  for (const double iters : {50.0, 400.0, 2000.0, 20000.0}) {
+    CHECK(1 / (1 - ema_of_run(iters).decay) == doctest::Approx(iters / 15));
+    CHECK(ema_of_run(iters).tau <= iters / 10);
   }
+  CHECK(1 / norm_momentum_of_run(100) == doctest::Approx(5));
+  CHECK(norm_momentum_of_run(10) == 0.5);
+  CHECK(norm_momentum_of_run(667) == 0.03);
   for (const double iters : {75000.0, 1e6}) {
-    CHECK(ema_of_run(iters, 26).decay == doctest::Approx(0.9998).epsilon(1e-12));
-    CHECK(ema_of_run(iters, 26).tau == 2000);
+    CHECK(ema_of_run(iters).decay == doctest::Approx(0.9998).epsilon(1e-12));
+    CHECK(ema_of_run(iters).tau == 2000);
   }
-  CHECK(ema_of_run(1, 1).decay == 0);
+  CHECK(ema_of_run(1).decay == 0);
+  YOLOX model = make_model("yolox-nano", 1);
+  set_norm_momentum(*model, 0.25);
+  for (const auto& module : model->modules())
+    if (auto* norm = module->as<torch::nn::BatchNorm2d>()) CHECK(norm->options.momentum() == 0.25);
 }
 
 TEST_CASE("recipe: the learning rate is proportional to the batch size for SGD, to its root for Adam") {

@@ -87,8 +87,8 @@ TEST_CASE("remarks: a learning rate that is far from the usual one of the optimi
   CHECK(Remarks::check_learning_rate("adamw", 0.001, 16, false) == "");
   CHECK(
       has(Remarks::check_learning_rate("sgd", 0.1, 16, false), "usual for sgd and a batch of 16 is 0.0025"));
-  CHECK(has(Remarks::check_learning_rate("adam", 0.02, 16, false),
-            "usual for adam and a batch of 16 is 0.0014"));
+  CHECK(has(Remarks::check_learning_rate("adam", 0.04, 16, false),
+            "usual for adam and a batch of 16 is 0.0028"));
   CHECK(has(Remarks::check_learning_rate("sgd", 1e-6, 16, false), "usual for sgd"));
   CHECK(Remarks::check_learning_rate("sgd", 1e-6, 16, true) == "");  // fine-tuning
 }
