@@ -100,7 +100,7 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
   eval_fit = RetryInParts{1, plan.batch_per_rank};
   const ImageSize base{int(info.height), int(info.width)};
   const double flops = conv_flops(t.model, base);
-  threads.emplace(config, flops, device, ranks.info.world);
+  set_compute_threads(flops, device, ranks.info.world);
   const std::string settings = config_json(config, device, started, ranks.info.world);
   crash_context(folder, settings, concat("crash", rank_suffix(ranks), ".txt"));
   if (const std::string before = resumed ? revision_of(folder) : "";
@@ -152,7 +152,6 @@ bool Run::must_read_all(const Training& t) const {
 void Run::start_step(int64_t step, const Batch& batch, double waited) {
   progress->add_wait(waited);
   ranks.reached(concat("step ", step));
-  if (const std::string note = threads->adapt(); !note.empty()) log.line(note);
   crash_step(
       concat("step ", step, " of epoch ", plan.epoch_of(step), "; images: ", image_names(batch, data.train)));
   if (step < 3 && ranks.first())

@@ -17,7 +17,6 @@
 #include "ddp.hpp"
 #include "dtr/dtr.hpp"
 #include "evaluate.hpp"
-#include "run/compute_threads.hpp"
 #include "run/fit.hpp"
 #include "run/log.hpp"
 #include "run/numbers.hpp"
@@ -71,9 +70,8 @@ class Run {
   // due. All ranks must call it together, once in a step.
   void check_signals();
   bool stopped() const { return stop != 0; }
-  // Reports the start of a step to the watchdog and the crash report, and lets the number of threads follow
-  // the load of the machine. Rank 0 saves pictures of the first three batches. waited: seconds that the step
-  // has waited for its batch.
+  // Reports the start of a step to the watchdog and the crash report. Rank 0 saves pictures of the first
+  // three batches. waited: seconds that the step has waited for its batch.
   void start_step(int64_t step, const Batch& batch, double waited);
   // Returns true on all ranks if the numbers of all steps must be read now: before a checkpoint, an
   // evaluation or the end of the run, and with --profile.
@@ -130,7 +128,6 @@ class Run {
   Saver saver;
   std::vector<std::string> notes;
   std::optional<RunProgress> progress;
-  std::optional<ComputeThreads> threads;
   std::unique_ptr<Profiling> profile;
   int64_t first = 0;      // first step of this process
   int64_t reported = -1;  // step of the latest report.html
