@@ -262,7 +262,6 @@ void crash_context(const std::string& folder, const std::string& text, const std
              git_revision(), "\ncompiler   C++ ", __VERSION__, "\n");
   c.fixed = strdup(fixed.c_str());
   c.path = strdup((fs::absolute(folder, ignored) / name).c_str());
-  c.folder = lock_of(folder);
   c.program = strdup(fs::read_symlink("/proc/self/exe", ignored).c_str());
   c.start = now();
   crash_step("before the first step");

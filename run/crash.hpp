@@ -25,8 +25,6 @@
 #include <string>
 #include <typeinfo>
 
-#include "base/new_file.hpp"
-
 namespace yolox {
 
 inline constexpr int kFatalSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
@@ -53,7 +51,6 @@ struct CrashState {
     char text[16384];
   } steps[2];
   const char *path, *program, *fixed;
-  const FolderLock* folder;  // lock of the run folder; null: there is none
   double start;
   const ElfW(Sym) * functions;  // symbol table of this program
   size_t function_count;
@@ -65,12 +62,9 @@ struct CrashState {
 };
 inline CrashState crash_state;
 
-// Appends to crash.txt. Writes to stderr after a write error, and if another run uses the name of the run
-// folder. All members are async-signal-safe.
+// Appends to crash.txt. Writes to stderr after a write error. All members are async-signal-safe.
 struct CrashFile {
-  const int file = crash_state.folder && crash_state.folder->was_replaced()
-                       ? -1
-                       : open(crash_state.path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  const int file = open(crash_state.path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   int fd = file < 0 ? 2 : file;
 
   CrashFile() { print_stderr(file < 0 ? "cannot write " : "crash report: "); }

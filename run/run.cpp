@@ -28,9 +28,7 @@ std::string open_run_folder(const SavedRun& saved, const std::string& wanted, co
                             Ranks& ranks) {
   std::string folder;
   if (ranks.first()) folder = saved ? saved.run : create_run_folder(wanted, name);
-  folder = ranks.broadcast(folder);
-  watch_run_folder(folder);
-  return folder;
+  return ranks.broadcast(folder);
 }
 
 std::string rank_suffix(const Ranks& ranks) { return ranks.first() ? "" : concat("_rank", ranks.info.rank); }
@@ -276,7 +274,6 @@ void Run::finish(Training& t) {
   if (profiling()) {
     if (!profile || stop) return;
     log.line(profile->profile.table(config.bs));
-    check_run_folder(folder);
     profile->profile.stop_and_write(folder + "/trace.json");
     log.line(concat("trace of the last steps: ", folder, "/trace.json, for https://ui.perfetto.dev"));
     return;
