@@ -94,7 +94,6 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
   plan = its_plan;
   const bool from_scratch = first == 0 && config.weights.empty();
   progress.emplace(folder, log, first, from_scratch, ranks.info.rank, with_dtr);
-  progress->continue_epoch(first, t.epoch_means, plan);
   eval_fit = RetryInParts{1, plan.batch_per_rank};
   const ImageSize base{int(info.height), int(info.width)};
   const double flops = conv_flops(t.model, base);
@@ -184,14 +183,12 @@ void Run::save_if_due(Training& t) {
 }
 
 bool Run::save(Training& t, const std::string& name, bool required) {
-  t.epoch_means = progress->epoch_means();
   return saver.save(t, name, log, required);
 }
 
 void Run::roll_back(Training& t) {
   saver.roll_back(t, log, [&] { ranks.barrier(); });
   progress->roll_back(t.iteration);
-  progress->continue_epoch(t.iteration, t.epoch_means, plan);
 }
 
 // ---- the end of an epoch

@@ -4,6 +4,7 @@
 #include "run/folder.hpp"
 #include "tensors.hpp"
 
+#include <fcntl.h>
 #include <sys/wait.h>
 
 #include <thread>
