@@ -44,10 +44,7 @@ Run::Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, c
       device(device),
       resumed(bool(saved)),
       started(started_at(resumed ? folder : "")),
-      notes(saved.notes),
-      half(device.is_cuda() && !config.deterministic && (config.amp == "bf16" || config.amp == "fp16")
-               ? Half::unchecked
-               : Half::no) {
+      notes(saved.notes) {
   log.line(saved ? concat("resuming ", folder, " at step ", saved.step) : "run " + folder);
   crash_context(folder, config_json(config, device, started, ranks.info.world),
                 concat("crash", rank_suffix(ranks), ".txt"));
@@ -193,48 +190,16 @@ void Run::roll_back(Training& t) {
 
 // ---- the end of an epoch
 
-// The AP of float16 and of float32 may differ by this. They are compared in the first evaluation whose AP is
-// large enough for the comparison to mean something.
-constexpr double kSameAp = 0.0005, kEnoughAp = 0.05;
-
-// Returns a copy for inference in float16, with batch norms folded into the convolutions.
-static YOLOX half_of(const YOLOX& model, torch::Device device) {
-  YOLOX copy = copy_of(model, device);
-  fuse_batch_norms(*copy);
-  copy->to(torch::kHalf);
-  return copy;
-}
-
 Evaluation Run::evaluate(Training& t) {
   crash_step(concat("evaluation after step ", t.iteration));
   ranks.reached(concat("the evaluation after step ", t.iteration));
   ranks.check_equal(tensors_of(t.eval_model()), concat("at step ", t.iteration));
-  YOLOX model = half == Half::yes ? half_of(t.eval_model(), device) : t.eval_model();
-  Evaluation e = evaluate(model);
-  if (half == Half::unchecked && e.complete && e.result.AP >= kEnoughAp) check_half(t, e);
-  if (e.complete) progress->log_evaluation(t.iteration, e, plan, e.result.AP > t.best_ap);
-  ranks.restart_timeout();
-  return e;
-}
-
-void Run::check_half(Training& t, const Evaluation& exact) {
-  YOLOX model = half_of(t.eval_model(), device);
-  const Evaluation e = evaluate(model);
-  if (!e.complete) return;
-  const double difference = std::abs(e.result.AP - exact.result.AP);
-  const bool same = ranks.broadcast_flag(difference <= kSameAp);
-  half = same ? Half::yes : Half::no;
-  log.line(concat("note: evaluations ", same ? "use float16 from here on" : "stay in float32",
-                  ": the AP of float16 ", same ? "differs by " : "would differ by ", difference));
-}
-
-Evaluation Run::evaluate(YOLOX& model) {
   EvalSettings settings = evaluation_settings(config, info, plan.batch_per_rank, device, ranks);
   if (ranks.first()) settings.pictures = folder + "/val_batch";
-  return (*eval_fit)(
+  Evaluation e = (*eval_fit)(
       [&](int64_t parts) {
         settings.batch = int(std::max<int64_t>(1, plan.batch_per_rank / parts));
-        return yolox::evaluate(model, data.val, settings, [&](int64_t done, int64_t images) {
+        return yolox::evaluate(t.eval_model(), data.val, settings, [&](int64_t done, int64_t images) {
           ranks.restart_timeout();
           progress->evaluated(done, images);
         });
@@ -244,6 +209,9 @@ Evaluation Run::evaluate(YOLOX& model) {
         log.line(concat("note: out of memory; the evaluation is repeated with batches of ",
                         plan.batch_per_rank / parts, " images"));
       });
+  if (e.complete) progress->log_evaluation(t.iteration, e, plan, e.result.AP > t.best_ap);
+  ranks.restart_timeout();
+  return e;
 }
 
 bool Run::end_of_epoch(Training& t, const Evaluation* e, bool stop_early) {

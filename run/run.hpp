@@ -86,8 +86,7 @@ class Run {
   // ---- the end of an epoch
 
   // Evaluates the EMA model, or the model without EMA. Repeats the evaluation with a smaller batch if memory
-  // runs out. The result is incomplete if a signal arrived. On a GPU with --amp bf16 or fp16, evaluates in
-  // float16 once its AP has been seen to equal that of float32; see kSameAp.
+  // runs out. The result is incomplete if a signal arrived.
   Evaluation evaluate(Training& t);
   // Logs skipped steps and problems of the data, and writes report.html. e: the evaluation of this epoch, or
   // null. stop_early: rank 0 ends training before the last step (--patience). Returns stop_early of rank 0 on
@@ -111,13 +110,6 @@ class Run {
 
  private:
   struct Profiling;
-  enum class Half { no, unchecked, yes };
-
-  // Evaluates one model.
-  Evaluation evaluate(YOLOX& model);
-  // Evaluates the same weights in float16, and decides whether later evaluations use it. exact: the result in
-  // float32.
-  void check_half(Training& t, const Evaluation& exact);
 
   const WeightsInfo info;
   Ranks& ranks;
@@ -135,7 +127,6 @@ class Run {
   bool save_due = false;  // on all ranks: last.pth is due
   bool complete = false;  // the last step is done, or --patience has ended the run
   std::optional<RetryInParts> eval_fit;
-  Half half;  // whether evaluations use float16
 };
 
 }  // namespace yolox
