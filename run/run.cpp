@@ -239,7 +239,7 @@ void Run::finish(Training& t) {
   if (profiling()) {
     if (!profile || stop) return;
     log.line(profile->profile.table(config.bs));
-    profile->profile.stop_and_write(folder + "/trace.json");
+    profile->profile.write_trace(folder + "/trace.json");
     log.line(concat("trace of the last steps: ", folder, "/trace.json, for https://ui.perfetto.dev"));
     return;
   }
