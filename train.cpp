@@ -200,5 +200,5 @@ static int train(int argc, char** argv) {
 int main(int argc, char** argv) {
   limit_spinning(argv);
   if (is_fast_path_check(argc, argv)) return fast_path_check(argc, argv);
-  return run_rank([&] { return train(argc, argv); }, [] { write_crash(memory_report().c_str()); });
+  return run_rank([&] { return train(argc, argv); }, [] { write_crash(memory_report()); });
 }

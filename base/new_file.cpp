@@ -2,11 +2,11 @@
 #include "base/new_file.hpp"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <map>
 #include <system_error>
 #include <utility>
 
@@ -19,44 +19,7 @@ bool is_irregular_file(const std::string& path) {
   return std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown);
 }
 
-bool FolderLock::was_replaced() const {
-  struct stat current {};
-  return stat(path.c_str(), &current) == 0 && (current.st_ino != inode || current.st_dev != device);
-}
-
-// The watched folders by their absolute path.
-static std::map<std::string, FolderLock>& watched() {
-  static auto& folders = *new std::map<std::string, FolderLock>;  // a crash report may be written at exit
-  return folders;
-}
-
-static std::filesystem::path absolute_path(const std::string& path) {
-  std::error_code unknown;
-  return std::filesystem::absolute(path, unknown).lexically_normal();
-}
-
-void watch_folder(const std::string& folder, int lock) {
-  struct stat file {};
-  if (lock < 0 || fstat(lock, &file) != 0) return;
-  const auto path = absolute_path(folder + "/.lock");
-  watched()[path.parent_path().string()] = {path.string(), file.st_dev, file.st_ino};
-}
-
-const FolderLock* lock_of(const std::string& folder) {
-  const auto found = watched().find(absolute_path(folder + "/.lock").parent_path().string());
-  return found == watched().end() ? nullptr : &found->second;
-}
-
-bool is_in_replaced_folder(const std::string& path) {
-  if (watched().empty()) return false;
-  const auto found = watched().find(absolute_path(path).parent_path().string());
-  return found != watched().end() && found->second.was_replaced();
-}
-
 NewFile::NewFile(const std::string& path) : path_(path), real_(path), part_(path) {
-  if (is_in_replaced_folder(path))
-    throw Error(concat("cannot write ", path, ": its folder was moved away, and another run uses the name"),
-                /*disk_full=*/false);
   direct_ = is_irregular_file(path);
   if (!direct_) {
     std::error_code unknown;

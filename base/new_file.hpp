@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Atomic writing of files: an error, a full disk or SIGKILL leaves the old file as it was. Watched folders:
-// nothing is written to the new owner of a name.
+// Atomic writing of files: an error, a full disk or SIGKILL leaves the old file as it was.
 #pragma once
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cstdio>
 #include <stdexcept>
 #include <string>
@@ -15,30 +11,6 @@ namespace yolox {
 
 // Returns true if a folder, a pipe or a device is at `path`. Reading a pipe or a device may never end.
 bool is_irregular_file(const std::string& path);
-
-// The file .lock of a folder. Its inode identifies the folder, even if the folder is moved away and another
-// process creates a folder of the same name.
-struct FolderLock {
-  std::string path;  // absolute path of the file .lock
-  dev_t device = 0;
-  ino_t inode = 0;
-
-  // Returns true if another file has the path now. A missing file is no proof, because the file system may be
-  // unavailable for a while. Async-signal-safe.
-  bool was_replaced() const;
-};
-
-// Watches a folder until this process ends. FolderLock::was_replaced() then returns true if another process
-// uses its name. lock: descriptor of its file .lock, which stays open, because a closed and deleted file may
-// lose its inode to another one; negative: there is none, and nothing is watched. Call it before other
-// threads write files.
-void watch_folder(const std::string& folder, int lock);
-
-// Returns the lock of a watched folder, or null. The object lives as long as the process.
-const FolderLock* lock_of(const std::string& folder);
-
-// Returns true if `path` is a file in a watched folder whose name another process uses now.
-bool is_in_replaced_folder(const std::string& path);
 
 // A file that replaces `path` atomically. Until commit() it has the temporary name PATH.tmp.PID, and the
 // destructor removes it if commit() was not reached. If `path` is a symbolic link, the target is replaced.

@@ -10,13 +10,9 @@
 
 namespace yolox {
 
-int affinity_cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 int usable_cores() {
-  const int cores = affinity_cores();
+  cpu_set_t set;
+  const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
   double quota = 0, period = 0;
   std::ifstream limit("/sys/fs/cgroup/cpu.max");  // "400000 100000", or "max 100000"
   if (!(limit >> quota >> period) || period <= 0) return cores;

@@ -17,9 +17,6 @@
 
 namespace yolox {
 
-// Returns the number of CPU cores that this process may run on, from its affinity mask.
-int affinity_cores();
-
 // Returns the number of CPU cores that this process may use: those of its affinity mask, and no more than the
 // CPU quota of its container (cgroup v2).
 int usable_cores();

@@ -20,10 +20,10 @@ def profile(train, model, size, batch):
             [train, "--data", "shapes", "--model", model, "--size", str(size), "--bs", str(batch),
              "--no-multiscale", "--profile", "--out", folder + "/r"],
             check=True, capture_output=True, text=True).stdout
-    row = r"^{} +([\d.]+) +([\d.]+) +([\d.]+)% +([\d.]+)$"
+    row = r"^{} +([\d.]+) +[\d.]+ +[\d.]+% +([\d.]+)$"
     parts = {name: re.search(row.format(name), text, re.M).groups() for name in ("logging", "saving", "step")}
     step = float(parts["step"][0]) - float(parts["saving"][0])
-    save = float(parts["saving"][0]) / float(parts["saving"][3])
+    save = float(parts["saving"][0]) / float(parts["saving"][1])
     return step, float(parts["logging"][0]), save
 
 

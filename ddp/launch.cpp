@@ -20,7 +20,6 @@
 #include <sstream>
 #include <thread>
 
-#include "base/new_file.hpp"
 #include "base/program.hpp"
 #include "base/threads.hpp"
 #include "ddp/rank_info.hpp"
@@ -201,8 +200,6 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
       signal_all(stop_signal);
     }
     read_output(ranks, reports[0], run, 50);
-    if (reports[0] < 0 && !run.empty() && !lock_of(run))
-      watch_folder(run, open((run + "/.lock").c_str(), O_RDONLY | O_CLOEXEC));
     for (int i = 0; i < l.ranks; ++i) {
       Child& c = ranks[i];
       if (!c.pid || waitpid(c.pid, &c.status, WNOHANG) != c.pid) continue;
@@ -250,7 +247,6 @@ int launch(const Launch& l, int argc, char** argv) {
     const int code = launch_detail::run_ranks(l, words, told);
     if (!told.empty()) run = told;
     if (code == 0 || code == 2 || stop_signal || tries == l.restarts || run.empty()) return code;
-    if (is_in_replaced_folder(run + "/.lock")) return code;  // it is the folder of another run now
     // Waits, because ranks on other nodes may still be ending, and the new ranks must not connect to them.
     if (l.nodes > 1) std::this_thread::sleep_for(std::chrono::seconds(15));
     std::cerr << "restart " << tries + 1 << " of " << l.restarts << ": resuming " << run << std::endl;

@@ -98,21 +98,10 @@ void lock_run_folder(const std::string& run) {
     check(!is_irregular_file(path), path,
           " is not a regular file, so no checkpoint can be saved there; remove it, or give another --out");
   }
+  // Stays open, and so locked, until this process ends.
   const int fd = open((run + "/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   check(fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "another training uses ", run,
         "; wait until it ends, or give another --out");
-  watch_folder(run, fd);
-}
-
-void watch_run_folder(const std::string& run) {
-  if (!lock_of(run)) watch_folder(run, open((run + "/.lock").c_str(), O_RDONLY | O_CLOEXEC));
-}
-
-void check_run_folder(const std::string& run) {
-  const FolderLock* lock = lock_of(run);
-  check(!lock || !lock->was_replaced(), run,
-        " was moved away while this run used it, and another run uses the name now; this run ends without "
-        "saving; give the moved folder to --resume");
 }
 
 std::string create_run_folder(const std::string& wanted, const std::string& name) {

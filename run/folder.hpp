@@ -28,14 +28,6 @@ void remove_temporary_files(const std::string& run);
 // file system without locks.
 void lock_run_folder(const std::string& run);
 
-// Watches a run folder that another rank has locked (base/new_file.hpp), so that no rank writes to the folder
-// of another run.
-void watch_run_folder(const std::string& run);
-
-// Throws if a folder of lock_run_folder() or watch_run_folder() was moved away and another run now uses its
-// name.
-void check_run_folder(const std::string& run);
-
 // Creates and locks the folder of a new run: `wanted`, or if that is empty runs/<name>, runs/<name>-2, ...
 // Throws if the folder cannot be written or already holds a run. Returns the path.
 std::string create_run_folder(const std::string& wanted, const std::string& name);

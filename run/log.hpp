@@ -15,8 +15,8 @@
 namespace yolox {
 
 // A text file that is appended line by line. The file is opened for each line, because the folder may be
-// unavailable for a while. On a full disk a line is lost as a whole, and so is a line after the folder was
-// moved away and another run uses its name. Never throws, because a log must not end a run.
+// unavailable for a while. On a full disk a line is lost as a whole. Never throws, because a log must not
+// end a run.
 struct AppendFile {
   std::string path;
 

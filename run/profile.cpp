@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/profile.hpp"
 
+#include <torch/csrc/autograd/profiler_kineto.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -9,82 +11,108 @@
 
 #include "base/error.hpp"
 #include "base/new_file.hpp"
+#include "base/program.hpp"
 
 namespace yolox {
 
+namespace kineto = torch::autograd::profiler;
+
 Profile::Profile(torch::Device device, int64_t warm_up, int64_t measured, int64_t traced)
     : device(device), warm_up(warm_up), measured(measured), traced(traced) {
-  if (device.is_cuda()) synchronize = [device] { torch::cuda::synchronize(device.index()); };
   // Otherwise torch with CUDA prints an error on a machine without a GPU. Set it here, before other threads
   // read the environment.
-  if (!device.is_cuda() && traced > 0) setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
+  if (!device.is_cuda()) setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
 }
 
 Profile::~Profile() {
-  stop_listening();
   try {
-    stop_tracing();
+    if (recording) kineto::disableProfiler();
   } catch (...) {}  // a destructor must not throw
 }
 
 void Profile::start() {
   done = 0;
+  parts.clear();
   next_phase();
 }
 
 bool Profile::step() {
-  check(done >= 0, "Profile::step() was called before start() or after stop_and_write()");
-  if (handle) {
-    charge_elapsed();
-    for (auto& part : parts) part.end_step();
-  }
   ++done;
   next_phase();
   return done >= steps();
 }
 
-std::vector<PartTime> Profile::times() const {
-  const size_t n = parts.empty() ? 0 : parts[0].seconds.size();
-  check(n > 0, "--profile needs more than ", warm_up, " steps; this run has ", std::max<int64_t>(0, done));
-  Part whole{"step", std::vector<double>(n), int64_t(n)};
-  for (const auto& part : parts)
-    for (size_t i = 0; i < n; ++i) whole.seconds[i] += part.seconds[i];
-  const double total = whole.sum();
-  std::vector<PartTime> times;
-  const auto add = [&](const Part& part) {
-    times.push_back({part.name, part.sum() / n, part.median(), total > 0 ? part.sum() / total : 0,
-                     double(part.calls) / n});
-  };
-  for (size_t k = 1; k < parts.size(); ++k)
-    if (parts[k].calls > 0) add(parts[k]);  // not a part that has begun in the unfinished step
-  add(parts[0]);
-  add(whole);
-  return times;
+void Profile::next_phase() {
+  using Scope = at::RecordScope;
+  if (done == warm_up) record({Scope::USER_SCOPE});
+  if (done != warm_up + measured) return;
+  measure();
+  record({Scope::FUNCTION, Scope::BACKWARD_FUNCTION, Scope::USER_SCOPE});
+}
+
+void Profile::record(const std::unordered_set<at::RecordScope>& scopes) {
+  std::set<kineto::ActivityType> activities{kineto::ActivityType::CPU};
+  if (device.is_cuda()) {
+    activities.insert(kineto::ActivityType::CUDA);
+    torch::cuda::synchronize(device.index());
+  }
+  const kineto::ProfilerConfig config(kineto::ProfilerState::KINETO);
+  kineto::prepareProfiler(config, activities);
+  kineto::enableProfiler(config, activities, scopes);
+  recording = true;
+  began = now();
+}
+
+void Profile::measure() {
+  if (device.is_cuda()) torch::cuda::synchronize(device.index());
+  const double seconds = now() - began;
+  recording = false;
+  const auto result = kineto::disableProfiler();
+  const double n = double(measured), ms = 1e-6 / n;
+  for (const auto& e : result->events()) {  // in the order of their starts
+    const auto named = [&](const PartTime& part) { return part.name == e.name(); };
+    auto part = std::find_if(parts.begin(), parts.end(), named);
+    if (e.scope() == uint8_t(at::RecordScope::USER_SCOPE)) {
+      if (part == parts.end()) part = parts.insert(part, PartTime{e.name()});
+      part->host += ms * double(e.durationNs());
+      part->calls += 1 / n;
+    } else if (part != parts.end() && e.deviceType() != torch::kCPU) {
+      // Kineto repeats each mark on the device, over the kernels that it launched.
+      part->device += ms * double(e.durationNs());
+    }
+  }
+  parts.push_back({"step", 1e3 * seconds / n, device.is_cuda() ? 1e3 * seconds / n : 0, 1});
+}
+
+const std::vector<PartTime>& Profile::times() const {
+  check(!parts.empty(), "--profile needs more than ", warm_up + measured, " steps; this run has ", done);
+  return parts;
 }
 
 std::string Profile::table(int64_t images) const {
-  const auto rows = times();
+  const double step = times().back().host;
   size_t width = 0;
-  for (const auto& row : rows) width = std::max(width, row.name.size());
+  for (const auto& part : parts) width = std::max(width, part.name.size());
   char text[96];
-  std::snprintf(text, sizeof text, "  %9s %9s %7s %6s\n", "ms/step", "median", "share", "calls");
+  std::snprintf(text, sizeof text, "  %9s %9s %7s %6s\n", "host ms", "GPU ms", "share", "calls");
   std::string table = std::string(width, ' ') + text;
-  for (const auto& row : rows) {
-    std::snprintf(text, sizeof text, "  %9.2f %9.2f %6.1f%% %6.4g\n", 1e3 * row.mean, 1e3 * row.median,
-                  100 * row.share, row.calls);
-    table += row.name + std::string(width - row.name.size(), ' ') + text;
+  for (const auto& part : parts) {
+    const double most = std::max(part.host, part.device);
+    std::snprintf(text, sizeof text, "  %9.2f %9.2f %6.1f%% %6.4g\n", part.host, part.device,
+                  100 * most / step, part.calls);
+    table += part.name + std::string(width - part.name.size(), ' ') + text;
   }
-  std::snprintf(text, sizeof text, "%.1f images/s", images / rows.back().mean);
-  return concat(table, text, ", mean of ", parts[0].seconds.size(), " steps of ", images, " images on ",
-                device.str(), synchronize ? "; a plain run, which synchronises less, is faster" : "");
+  std::snprintf(text, sizeof text, "%.1f images/s", 1e3 * double(images) / step);
+  return concat(table, text, ", mean of ", measured, " steps of ", images, " images on ", device.str(),
+                "; a part includes the parts inside it");
 }
 
-void Profile::stop_and_write(const std::string& path) {
-  done = -1;
-  stop_listening();
-  const auto trace = stop_tracing();
-  check(trace != nullptr, "no step was traced for ", path, "; --profile needs more than ", warm_up + measured,
-        " steps");
+void Profile::write_trace(const std::string& path) {
+  check(recording && done > warm_up + measured, "no step was traced for ", path,
+        "; --profile needs more than ", warm_up + measured, " steps");
+  if (device.is_cuda()) torch::cuda::synchronize(device.index());
+  recording = false;
+  const auto trace = kineto::disableProfiler();
   // torch would delete any file at this path, even a device, and does not report write errors. A complete
   // trace ends with a brace.
   check(!is_irregular_file(path), path, " is not a regular file; give another name");
@@ -97,97 +125,6 @@ void Profile::stop_and_write(const std::string& path) {
     file.get(end);
   }
   check(end == '}', "writing ", path, " failed; is the disk full?");
-}
-
-void Profile::Part::end_step() {
-  seconds.push_back(current);
-  calls += current_calls;
-  current = 0;
-  current_calls = 0;
-}
-
-double Profile::Part::median() const {
-  auto sorted = seconds;
-  std::sort(sorted.begin(), sorted.end());
-  return (sorted[(sorted.size() - 1) / 2] + sorted[sorted.size() / 2]) / 2;
-}
-
-void Profile::next_phase() {
-  if (done == warm_up && measured > 0) start_listening();
-  if (done == warm_up + measured) {
-    stop_listening();
-    if (traced > 0) start_tracing();
-  }
-}
-
-void Profile::charge_elapsed() {
-  if (synchronize) synchronize();
-  const double t = now();
-  parts[open.empty() ? 0 : open.back().part].current += t - last_time;
-  last_time = t;
-}
-
-void Profile::enter(const at::RecordFunction& mark) {
-  charge_elapsed();
-  const std::string name = mark.name();
-  size_t k = 0;
-  while (k < parts.size() && parts[k].name != name) ++k;
-  if (k == parts.size()) parts.push_back({name, std::vector<double>(parts[0].seconds.size())});
-  ++parts[k].current_calls;
-  open.push_back({&mark, k});
-}
-
-void Profile::leave(const at::RecordFunction& mark) {
-  const auto it = std::find_if(open.begin(), open.end(), [&](const Mark& m) { return m.mark == &mark; });
-  if (it == open.end()) return;
-  charge_elapsed();
-  open.erase(it);
-}
-
-void Profile::start_listening() {
-  check(!listener, "another Profile is already active on this thread; stop it first");
-  const auto began = [](const at::RecordFunction& mark) -> std::unique_ptr<at::ObserverContext> {
-    // Asynchronous marks belong to collectives and may end at any time on any thread.
-    if (listener && !mark.isAsync()) listener->enter(mark);
-    return nullptr;
-  };
-  const auto ended = [](const at::RecordFunction& mark, at::ObserverContext*) {
-    if (listener) listener->leave(mark);
-  };
-  parts = {{"other", {}}};
-  open.clear();
-  handle = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(began, ended).scopes({at::RecordScope::USER_SCOPE}));
-  listener = this;
-  if (synchronize) synchronize();
-  last_time = now();
-}
-
-void Profile::stop_listening() {
-  if (!handle) return;
-  at::removeCallback(*handle);
-  handle.reset();
-  listener = nullptr;
-}
-
-void Profile::start_tracing() {
-  namespace p = torch::autograd::profiler;
-  std::set<p::ActivityType> activities{p::ActivityType::CPU};
-  if (device.is_cuda()) activities.insert(p::ActivityType::CUDA);
-  if (synchronize) synchronize();
-  const p::ProfilerConfig config(p::ProfilerState::KINETO);
-  p::prepareProfiler(config, activities);
-  p::enableProfiler(
-      config, activities,
-      {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE});
-  tracing = true;
-}
-
-std::unique_ptr<torch::autograd::profiler::ProfilerResult> Profile::stop_tracing() {
-  if (!tracing) return nullptr;
-  tracing = false;
-  if (synchronize) synchronize();
-  return torch::autograd::profiler::disableProfiler();
 }
 
 }  // namespace yolox

@@ -14,7 +14,6 @@
 #include "base/device.hpp"
 #include "base/printable.hpp"
 #include "metrics/html.hpp"
-#include "run/report.hpp"
 
 namespace yolox {
 
@@ -85,45 +84,11 @@ RunProgress::RunProgress(const std::string& run, Log& log, int64_t first, bool f
 
 void RunProgress::roll_back(int64_t step) {
   recent = of_epoch = {};
+  epoch_start = now();
   if (rank > 0) return;
   metrics->truncate_after(step);
   epochs->truncate_after(step);
   events.emplace(run, step + 1);
-}
-
-void RunProgress::continue_epoch(int64_t step, const Means& means, const Plan& plan) {
-  of_epoch = means;
-  epoch_start = now();
-  if (rank > 0) return;
-  if (means.steps == 0) return;
-  MetricsTable table = read_metrics(run + "/metrics.csv");
-  const int64_t begin = (step - 1) / plan.per_epoch * plan.per_epoch;
-  double before = double(begin), seconds = 0, lr = 0;
-  for (size_t k = 0; k < table.columns["images_per_second"].size(); ++k) {
-    const double at = table.columns["iteration"][k], speed = table.columns["images_per_second"][k];
-    if (at <= before || at > double(step) || !(speed > 0)) continue;
-    seconds += (at - before) * double(plan.batch) / speed;
-    before = at;
-    lr = table.columns["lr"][k];
-  }
-  // The steps since the last row took as long as those before it.
-  if (before > double(begin)) seconds *= double(step - begin) / (before - double(begin));
-  epoch_start -= seconds;
-  if (step % plan.per_epoch == 0)  // only the evaluation is missing
-    start_epoch_row(double(step) / double(plan.per_epoch), step, Means(of_epoch).take(), lr, seconds);
-}
-
-void RunProgress::start_epoch_row(double epoch, int64_t steps, const StepNumbers& m, double lr,
-                                  double seconds) {
-  epoch_row = {{"epoch", epoch}, {"iteration", double(steps)}, {"loss", m.total}};
-  for (const auto& [name, value] : m.terms) epoch_row.emplace_back(name, value);
-  epoch_row.insert(epoch_row.end(), {{"positives_per_object", m.per_object()},
-                                     {"lr", lr},
-                                     {"train_seconds", seconds},
-                                     {"AP", std::nan("")},
-                                     {"AP50", std::nan("")},
-                                     {"val_loss", std::nan("")},
-                                     {"eval_seconds", std::nan("")}});
 }
 
 void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device,
@@ -154,8 +119,19 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   total_waited += waited;
   total_seconds += seconds;
   for (const auto& remark : remarks.check_waiting(total_waited, total_seconds)) log.line(remark);
-  if (keep) m = Means(of_epoch).take();  // the last line of an epoch shows the means over the epoch
-  if ((i + 1) % plan.per_epoch == 0) start_epoch_row(epoch, i + 1, m, lr, now() - epoch_start);
+  if (keep) m = of_epoch.take();  // the last line of an epoch shows the means over the epoch
+  if ((i + 1) % plan.per_epoch == 0) {
+    const double later = std::nan("");  // from the evaluation
+    epoch_row = {{"epoch", epoch}, {"iteration", double(i + 1)}, {"loss", m.total}};
+    epoch_row.insert(epoch_row.end(), m.terms.begin(), m.terms.end());
+    epoch_row.insert(epoch_row.end(), {{"positives_per_object", m.per_object()},
+                                       {"lr", lr},
+                                       {"train_seconds", now() - epoch_start},
+                                       {"AP", later},
+                                       {"AP50", later},
+                                       {"val_loss", later},
+                                       {"eval_seconds", later}});
+  }
   std::string line = cell(7, concat(epoch, "/", plan.epochs)) +
                      cell(10, concat(i % plan.per_epoch + 1, "/", plan.per_epoch)) +
                      number(6, "%.2f", m.total);
@@ -204,6 +180,13 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
     log.line(
         "note: after so few steps AP lags behind the loss, because batch norm statistics and EMA follow the "
         "weights slowly");
+  if (epoch_row.empty() && steps % plan.per_epoch == 0)  // a resumed run that repeats only the evaluation
+    epoch_row = {{"epoch", double(steps / plan.per_epoch)},
+                 {"iteration", double(steps)},
+                 {"AP", 0},
+                 {"AP50", 0},
+                 {"val_loss", std::nan("")},
+                 {"eval_seconds", 0}};
   for (auto& [name, value] : epoch_row)
     value = name == "AP"             ? r.AP
             : name == "AP50"         ? r.AP50

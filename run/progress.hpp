@@ -48,11 +48,6 @@ class RunProgress {
   void add_wait(double seconds) { waited += seconds; }
   // Deletes the metrics after `step`, because --keep-going repeats these steps.
   void roll_back(int64_t step);
-  // Continues an epoch after `step` steps of the run, so that its row in epochs.csv covers all of its steps.
-  // means: epoch_means() at that step. The time of the steps so far comes from metrics.csv.
-  void continue_epoch(int64_t step, const Means& means, const Plan& plan);
-  // Returns the means over the steps so far of the epoch of the latest step.
-  const Means& epoch_means() const { return of_epoch; }
 
   // Records step i (from 0). Prints a line for the first step, at most once a second, and at the end of each
   // epoch and of the run. within: statistics of DTR for this step.
@@ -65,8 +60,8 @@ class RunProgress {
   void evaluated(int64_t done, int64_t images) {
     log.progress(concat("  evaluated ", done, " of ", images, " images"), /*keep=*/false);
   }
-  // Appends the row of an epoch to epochs.csv, after step() and log_evaluation(). steps: number of steps
-  // done.
+  // Appends the row of an epoch to epochs.csv, after step() and log_evaluation(). The row covers the steps of
+  // this process, without those of the epoch before a resume. steps: number of steps done.
   void end_epoch(int64_t steps);
 
   // Logs the number of data problems of each kind if the number has changed, and writes all problems to
@@ -85,9 +80,6 @@ class RunProgress {
   void log_classes(const Splits& splits);
 
  private:
-  // Sets epoch_row, whose evaluation is still to come. m: means over the epoch.
-  void start_epoch_row(double epoch, int64_t steps, const StepNumbers& m, double lr, double seconds);
-
   // ---- the progress line: 78 columns with usual values and four loss terms
 
   // Right-aligns a text. A text that fills the column or exceeds it still has a blank before it.

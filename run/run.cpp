@@ -28,9 +28,7 @@ std::string open_run_folder(const SavedRun& saved, const std::string& wanted, co
                             Ranks& ranks) {
   std::string folder;
   if (ranks.first()) folder = saved ? saved.run : create_run_folder(wanted, name);
-  folder = ranks.broadcast(folder);
-  watch_run_folder(folder);
-  return folder;
+  return ranks.broadcast(folder);
 }
 
 std::string rank_suffix(const Ranks& ranks) { return ranks.first() ? "" : concat("_rank", ranks.info.rank); }
@@ -46,10 +44,7 @@ Run::Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, c
       device(device),
       resumed(bool(saved)),
       started(started_at(resumed ? folder : "")),
-      notes(saved.notes),
-      half(device.is_cuda() && !config.deterministic && (config.amp == "bf16" || config.amp == "fp16")
-               ? Half::unchecked
-               : Half::no) {
+      notes(saved.notes) {
   log.line(saved ? concat("resuming ", folder, " at step ", saved.step) : "run " + folder);
   crash_context(folder, config_json(config, device, started, ranks.info.world),
                 concat("crash", rank_suffix(ranks), ".txt"));
@@ -101,11 +96,10 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
   plan = its_plan;
   const bool from_scratch = first == 0 && config.weights.empty();
   progress.emplace(folder, log, first, from_scratch, ranks.info.rank, with_dtr);
-  progress->continue_epoch(first, t.epoch_means, plan);
   eval_fit = RetryInParts{1, plan.batch_per_rank};
   const ImageSize base{int(info.height), int(info.width)};
   const double flops = conv_flops(t.model, base);
-  threads.emplace(config, flops, device, ranks.info.world);
+  set_compute_threads(flops, device, ranks.info.world);
   const std::string settings = config_json(config, device, started, ranks.info.world);
   crash_context(folder, settings, concat("crash", rank_suffix(ranks), ".txt"));
   if (const std::string before = resumed ? revision_of(folder) : "";
@@ -157,7 +151,6 @@ bool Run::must_read_all(const Training& t) const {
 void Run::start_step(int64_t step, const Batch& batch, double waited) {
   progress->add_wait(waited);
   ranks.reached(concat("step ", step));
-  if (const std::string note = threads->adapt(); !note.empty()) log.line(note);
   crash_step(
       concat("step ", step, " of epoch ", plan.epoch_of(step), "; images: ", image_names(batch, data.train)));
   if (step < 3 && ranks.first())
@@ -192,61 +185,27 @@ void Run::save_if_due(Training& t) {
 }
 
 bool Run::save(Training& t, const std::string& name, bool required) {
-  t.epoch_means = progress->epoch_means();
   return saver.save(t, name, log, required);
 }
 
 void Run::roll_back(Training& t) {
   saver.roll_back(t, log, [&] { ranks.barrier(); });
   progress->roll_back(t.iteration);
-  progress->continue_epoch(t.iteration, t.epoch_means, plan);
 }
 
 // ---- the end of an epoch
-
-// The AP of float16 and of float32 may differ by this. They are compared in the first evaluation whose AP is
-// large enough for the comparison to mean something.
-constexpr double kSameAp = 0.0005, kEnoughAp = 0.05;
-
-// Returns a copy for inference in float16, with batch norms folded into the convolutions.
-static YOLOX half_of(const YOLOX& model, torch::Device device) {
-  YOLOX copy = copy_of(model, device);
-  fuse_batch_norms(*copy);
-  copy->to(torch::kHalf);
-  return copy;
-}
 
 Evaluation Run::evaluate(Training& t, BatchLoss* loss) {
   crash_step(concat("evaluation after step ", t.iteration));
   ranks.reached(concat("the evaluation after step ", t.iteration));
   ranks.check_equal(tensors_of(t.eval_model()), concat("at step ", t.iteration));
-  YOLOX model = half == Half::yes ? half_of(t.eval_model(), device) : t.eval_model();
-  Evaluation e = evaluate(model, loss);
-  if (half == Half::unchecked && e.complete && e.result.AP >= kEnoughAp) check_half(t, e);
-  if (e.complete) progress->log_evaluation(t.iteration, e, plan, score_of(e).value > t.best.score);
-  ranks.restart_timeout();
-  return e;
-}
-
-void Run::check_half(Training& t, const Evaluation& exact) {
-  YOLOX model = half_of(t.eval_model(), device);
-  const Evaluation e = evaluate(model, /*loss=*/nullptr);
-  if (!e.complete) return;
-  const double difference = std::abs(e.result.AP - exact.result.AP);
-  const bool same = ranks.broadcast_flag(difference <= kSameAp);
-  half = same ? Half::yes : Half::no;
-  log.line(concat("note: evaluations ", same ? "use float16 from here on" : "stay in float32",
-                  ": the AP of float16 ", same ? "differs by " : "would differ by ", difference));
-}
-
-Evaluation Run::evaluate(YOLOX& model, BatchLoss* loss) {
   EvalSettings settings = evaluation_settings(config, info, plan.batch_per_rank, device, ranks);
   settings.loss = loss;
   if (ranks.first()) settings.pictures = folder + "/val_batch";
-  return (*eval_fit)(
+  Evaluation e = (*eval_fit)(
       [&](int64_t parts) {
         settings.batch = int(std::max<int64_t>(1, plan.batch_per_rank / parts));
-        return yolox::evaluate(model, data.val, settings, [&](int64_t done, int64_t images) {
+        return yolox::evaluate(t.eval_model(), data.val, settings, [&](int64_t done, int64_t images) {
           ranks.restart_timeout();
           progress->evaluated(done, images);
         });
@@ -256,6 +215,9 @@ Evaluation Run::evaluate(YOLOX& model, BatchLoss* loss) {
         log.line(concat("note: out of memory; the evaluation is repeated with batches of ",
                         plan.batch_per_rank / parts, " images"));
       });
+  if (e.complete) progress->log_evaluation(t.iteration, e, plan, score_of(e).value > t.best.score);
+  ranks.restart_timeout();
+  return e;
 }
 
 bool Run::end_of_epoch(Training& t, const Evaluation* e, bool stop_early) {
@@ -284,8 +246,7 @@ void Run::finish(Training& t) {
   if (profiling()) {
     if (!profile || stop) return;
     log.line(profile->profile.table(config.bs));
-    check_run_folder(folder);
-    profile->profile.stop_and_write(folder + "/trace.json");
+    profile->profile.write_trace(folder + "/trace.json");
     log.line(concat("trace of the last steps: ", folder, "/trace.json, for https://ui.perfetto.dev"));
     return;
   }

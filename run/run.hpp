@@ -17,7 +17,6 @@
 #include "ddp.hpp"
 #include "dtr/dtr.hpp"
 #include "evaluate.hpp"
-#include "run/compute_threads.hpp"
 #include "run/fit.hpp"
 #include "run/log.hpp"
 #include "run/numbers.hpp"
@@ -71,9 +70,8 @@ class Run {
   // due. All ranks must call it together, once in a step.
   void check_signals();
   bool stopped() const { return stop != 0; }
-  // Reports the start of a step to the watchdog and the crash report, and lets the number of threads follow
-  // the load of the machine. Rank 0 saves pictures of the first three batches. waited: seconds that the step
-  // has waited for its batch.
+  // Reports the start of a step to the watchdog and the crash report. Rank 0 saves pictures of the first
+  // three batches. waited: seconds that the step has waited for its batch.
   void start_step(int64_t step, const Batch& batch, double waited);
   // Returns true on all ranks if the numbers of all steps must be read now: before a checkpoint, an
   // evaluation or the end of the run, and with --profile.
@@ -88,8 +86,7 @@ class Run {
   // ---- the end of an epoch
 
   // Evaluates the EMA model, or the model without EMA. Repeats the evaluation with a smaller batch if memory
-  // runs out. The result is incomplete if a signal arrived. On a GPU with --amp bf16 or fp16, evaluates in
-  // float16 once its AP has been seen to equal that of float32; see kSameAp.
+  // runs out. The result is incomplete if a signal arrived.
   // loss: computes the validation loss.
   Evaluation evaluate(Training& t, BatchLoss* loss);
   // Logs skipped steps and problems of the data, and writes report.html. e: the evaluation of this epoch, or
@@ -114,13 +111,6 @@ class Run {
 
  private:
   struct Profiling;
-  enum class Half { no, unchecked, yes };
-
-  // Evaluates one model.
-  Evaluation evaluate(YOLOX& model, BatchLoss* loss);
-  // Evaluates the same weights in float16, and decides whether later evaluations use it. exact: the result in
-  // float32.
-  void check_half(Training& t, const Evaluation& exact);
 
   const WeightsInfo info;
   Ranks& ranks;
@@ -131,7 +121,6 @@ class Run {
   Saver saver;
   std::vector<std::string> notes;
   std::optional<RunProgress> progress;
-  std::optional<ComputeThreads> threads;
   std::unique_ptr<Profiling> profile;
   int64_t first = 0;      // first step of this process
   int64_t reported = -1;  // step of the latest report.html
@@ -139,7 +128,6 @@ class Run {
   bool save_due = false;  // on all ranks: last.pth is due
   bool complete = false;  // the last step is done, or --patience has ended the run
   std::optional<RetryInParts> eval_fit;
-  Half half;  // whether evaluations use float16
 };
 
 }  // namespace yolox

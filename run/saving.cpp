@@ -104,7 +104,6 @@ bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
     if (name == "last.pth") last_step = t.iteration;
     return true;
   }
-  check_run_folder(run);
   const auto file = checkpoint(t, info, settings, per_epoch, images);
   last_save_time = now();
   const auto write = [&] {
@@ -118,7 +117,6 @@ bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
 void Saver::measure_save(Training& t, Log& log) {
   if (!is_writer) return;
   RECORD_USER_SCOPE("saving");
-  check_run_folder(run);
   const auto file = checkpoint(t, info, settings, per_epoch, images);
   const std::string path = run + "/profile.pth";
   try_to_save([&] { write_pth(path, file); }, log, /*must=*/false);  // older checkpoints need not make room

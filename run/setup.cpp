@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/setup.hpp"
 
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <utility>
 
@@ -16,6 +18,7 @@
 #include "images/boxes.hpp"
 #include "models.hpp"
 #include "optim.hpp"
+#include "run/folder.hpp"
 
 namespace yolox {
 
@@ -33,6 +36,17 @@ torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
   // With fp16, gradients overflow now and then. Anomaly mode must not report this as NaN.
   if (config.debug) torch::autograd::AnomalyMode::set_enabled(true, /*check_nan=*/config.amp != "fp16");
   return device;
+}
+
+// FLOPs of an image below which one thread is faster, up to 1.9 times: bench/RESULTS.md.
+static constexpr double kSmallNetwork = 1e8;
+
+void set_compute_threads(double image_flops, torch::Device device, int world) {
+  if (device.is_cuda() || world > 1) return;
+  for (const char* name : {"OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"})
+    if (std::getenv(name)) return;
+  torch::set_num_threads(image_flops < kSmallNetwork ? 1
+                                                     : std::min(usable_cores(), torch::get_num_threads()));
 }
 
 void lock_resumed_run(SavedRun& saved, Ranks& ranks) {

@@ -77,18 +77,6 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
     state.insert("scale", t.scaler.scale.item<double>());
     state.insert("growth_tracker", t.scaler.growth_tracker.item<int64_t>());
   }
-  if (t.epoch_means.steps > 0) {
-    const StepNumbers& sums = t.epoch_means.sums;
-    auto saved = empty_dict(), terms = empty_dict();
-    for (const auto& [name, value] : sums.terms) terms.insert(name, value);
-    saved.insert("steps", t.epoch_means.steps);
-    saved.insert("total", sums.total);
-    saved.insert("positives", sums.positives);
-    saved.insert("norm", sums.norm);
-    saved.insert("objects", sums.objects);
-    saved.insert("terms", terms);
-    state.insert("epoch_sums", saved);
-  }
   state.insert("per_epoch", per_epoch);
   state.insert("images", images);
   state.insert("settings", flags);
@@ -135,18 +123,6 @@ void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, co
   t.epochs = state.at("epochs").toInt();
   t.lr_factor = state.at("lr_factor").toDouble();
   t.rollbacks = state.at("returns").toInt();
-  t.epoch_means = {};
-  if (state.contains("epoch_sums")) {  // missing before the first step
-    const auto saved = state.at("epoch_sums").toGenericDict();
-    StepNumbers& sums = t.epoch_means.sums;
-    t.epoch_means.steps = saved.at("steps").toInt();
-    sums.total = saved.at("total").toDouble();
-    sums.positives = saved.at("positives").toDouble();
-    sums.norm = saved.at("norm").toDouble();
-    sums.objects = saved.at("objects").toDouble();
-    for (const auto& e : saved.at("terms").toGenericDict())
-      sums.terms.emplace_back(e.key().toStringRef(), e.value().toDouble());
-  }
   set_random_state(state.at("random"), t.scaler.scale.device());
   usage_check(state.at("per_epoch").toInt() == per_epoch, path, " has ", state.at("per_epoch").toInt(),
               " steps per epoch, but this --bs and data have ", per_epoch,

@@ -11,7 +11,6 @@
 #include "base/flags.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "optim.hpp"
-#include "run/numbers.hpp"
 #include "yolox.hpp"
 
 namespace yolox {
@@ -36,7 +35,6 @@ struct Training {
   Best best = {};
   double lr_factor = 1;    // factor of the learning rate; halved by --keep-going
   int64_t rollbacks = 0;   // how often --keep-going went back to a checkpoint
-  Means epoch_means = {};  // over the epoch of the latest step, for epochs.csv
 
   // Counts a step with this learning rate, whose model has not been evaluated.
   void count_step(double lr) {

@@ -68,7 +68,6 @@ struct Events {
   }
 
   // Writes the waiting records. Opens the file each time, because the folder may be unavailable for a while.
-  // Writes nothing if another run uses the name of the folder.
   void flush();
 
   // Creates a new event file, also if the old one was deleted. Returns its file descriptor, or -1 on failure.

@@ -41,7 +41,7 @@ inline const doctest::test_suite starts_programs("programs");
 // Cases of the loader and the cache. tests/checks.sh runs them under the thread sanitizer.
 inline const doctest::test_suite runs_threads("threads");
 
-// Sanitizers replace __cxa_throw() and the allocator. Cases that need ours are skipped under them.
+// Sanitizers replace the allocator. Cases that need ours are skipped under them.
 #ifdef YOLOX_SANITIZED
 inline const doctest::skip not_sanitized(true);
 #else

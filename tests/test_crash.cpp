@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Crash reports. Each case crashes a child process and checks its crash.txt, stderr and exit code.
+#include "base/program.hpp"
 #include "base/text.hpp"
-#include "ddp/rank_info.hpp"
-#include "ddp/rendezvous.hpp"
 #include "run/crash.hpp"
 
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
 
+#include <algorithm>
+#include <atomic>
+#include <csignal>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -85,23 +91,10 @@ void check_whole(const std::string& report, pid_t pid) {
         concat("\nfolder     ", std::filesystem::current_path().string(), "\n"),
         concat("\nhost       ", host, ", "), std::string(system.release),
         concat("\nsource     ", YOLOX_SOURCE_DIR, " at git revision "),
-        concat("\ncompiler   C++ ", __VERSION__, "\n"), std::string("\nstack: ")})
+        concat("\ncompiler   C++ ", __VERSION__, "\n")})
     CHECK_MESSAGE(has(report, part), part << "\nis not in\n" << report);
 }
 
-// Returns the index of the first stack frame that contains `text`, or -1.
-int frame_of(const std::string& stack, const std::string& text) {
-  const size_t at = stack.find(text);
-  return at == std::string::npos ? -1 : int(std::count(stack.begin(), stack.begin() + long(at), '\n')) - 2;
-}
-
-[[gnu::noinline]] void store_to(volatile int* place) { *place = 1; }
-[[gnu::noinline]] void give_up() { std::abort(); }
-[[gnu::noinline]] int recurse(volatile int* above, int depth) {
-  volatile int here[256];
-  here[depth % 256] = *above;
-  return depth < 0 ? 0 : recurse(here, depth + 1) + here[0];
-}
 volatile int* nowhere() {
   static volatile uintptr_t address = 0xbad0;  // volatile, so that the compiler does not know the value
   return reinterpret_cast<volatile int*>(address);
@@ -110,24 +103,23 @@ volatile int* nowhere() {
 struct Plain {
   int value;
 };
-[[gnu::noinline]] void throw_plain() { throw Plain{3}; }  // its last instruction is the call of __cxa_throw
+
+}  // namespace
+
+// Not static, because a stack has only the names of functions that the program exports.
+namespace crash_test {
+[[gnu::noinline]] void store_to(volatile int* place) { *place = 1; }
+[[gnu::noinline]] void give_up() { std::abort(); }
+[[gnu::noinline]] int recurse(volatile int* above, int depth) {
+  volatile int here[256];
+  here[depth % 256] = *above;
+  return depth < 0 ? 0 : recurse(here, depth + 1) + here[0];
+}
 [[gnu::noinline]] void decode(int i) {
   if (i >= 0) fail("cannot decode ", i);
 }
-[[gnu::noinline]] void harmless(int i) {
-  if (i >= 0) throw std::runtime_error("harmless");
-}
-[[gnu::noinline]] void throw_and_catch() {
-  try {
-    harmless(1);
-  } catch (const std::runtime_error&) {}
-}
-struct ThrowsWhenDestroyed {
-  ~ThrowsWhenDestroyed() { throw_and_catch(); }
-};
-[[gnu::noinline]] char read_past_the_end(const std::string& text) { return text.at(text.size() + 5); }
-
-}  // namespace
+}  // namespace crash_test
+using namespace crash_test;
 
 TEST_CASE(
     "crash: the report of a segmentation fault has its address and function, and the signal ends the "
@@ -140,22 +132,15 @@ TEST_CASE(
   check_whole(end.report, end.pid);
   CHECK(has(end.said, concat("\ncrash report: ", dir / "crash.txt", "\n")));
 
-  // The frame has the program and the offset of the faulting instruction, as addr2line expects them.
-  const std::string stack = end.stack(), program = std::filesystem::read_symlink("/proc/self/exe").string();
+  // The frame has the file, the function and the offset of the faulting instruction in it.
+  const std::string stack = end.stack();
   const size_t name = stack.find("store_to");
   REQUIRE(name != std::string::npos);
   const std::string line = stack.substr(stack.rfind('\n', name) + 1);
-  REQUIRE(line.rfind(program + "+0x", 0) == 0);
-  Dl_info info;
-  REQUIRE(dladdr(reinterpret_cast<void*>(&store_to), &info));
-  const uintptr_t start =
-      reinterpret_cast<uintptr_t>(&store_to) - reinterpret_cast<uintptr_t>(info.dli_fbase);
-  const uintptr_t offset = std::stoull(line.substr(program.size() + 1), nullptr, 16);
-  CHECK(offset >= start);
-  CHECK(offset < start + 200);
-  CHECK(!has(stack, "on_fatal_signal"));
-  CHECK(frame_of(stack, "end_of") > 0);
-  CHECK(frame_of(stack, " main\n") > 0);
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe").filename();
+  CHECK(has(line.substr(0, line.find("store_to")), program + "("));
+  CHECK(std::stoull(line.substr(line.find("+0x") + 1), nullptr, 16) < 200);
+  CHECK(has(stack, "(main+0x"));
 }
 
 TEST_CASE("crash: access to a page beyond the end of a mapped file is reported as SIGBUS with its address") {
@@ -185,13 +170,13 @@ TEST_CASE("crash: fatal signals sent by a process are reported with its pid") {
   CHECK(end.report.empty());
 }
 
-TEST_CASE("crash: abort() is reported with the calling function") {
+TEST_CASE("crash: abort() is reported with the stack of its call") {
   const End end = end_of(give_up);
   CHECK(end.code == 128 + SIGABRT);
   CHECK(end.reports() == 1);
   CHECK(has(end.report, "==== ended by SIGABRT from process "));
   check_whole(end.report, end.pid);
-  CHECK(frame_of(end.stack(), "give_up") > 0);  // even though the call of abort() is its last instruction
+  CHECK(has(end.stack(), "(main+0x"));
 }
 
 TEST_CASE("crash: a stack overflow is reported") {
@@ -205,8 +190,7 @@ TEST_CASE("crash: a stack overflow is reported") {
   CHECK(has(end.stack(), "recurse"));
 }
 
-TEST_CASE("crash: an uncaught exception is reported with its message and the stack of its throw" *
-          not_sanitized) {
+TEST_CASE("crash: an uncaught exception is reported with its message and the stack of its throw") {
   for (const bool in_thread : {false, true}) {
     const End end = end_of([&] {
       if (in_thread) std::thread(decode, 12).join();
@@ -216,80 +200,35 @@ TEST_CASE("crash: an uncaught exception is reported with its message and the sta
     CHECK(end.report.rfind("==== ended by std::runtime_error: cannot decode 12\nafter ", 0) == 0);
     CHECK(end.reports() == 1);
     check_whole(end.report, end.pid);
-    CHECK(frame_of(end.stack(), "__cxa_throw") >= 0);
-    CHECK(frame_of(end.stack(), "(anonymous namespace)::decode(int)") > frame_of(end.stack(), "__cxa_throw"));
+    if (in_thread) CHECK(has(end.stack(), "decode"));
     CHECK(has(end.said, "what():  cannot decode 12"));
   }
   const End end = end_of([] { std::terminate(); });
   CHECK(end.code == 128 + SIGABRT);
   CHECK(end.report.rfind("==== ended by std::terminate() without an exception\n", 0) == 0);
-  CHECK(frame_of(end.stack(), "end_of") > 0);
-  CHECK(!has(end.report, "not known"));
+  CHECK(has(end.stack(), "(main+0x"));
 }
 
-// A destructor that throws, as those of CUDA's memory and events do after a failed kernel.
-struct Throws {
-  const char* what;
-  ~Throws() noexcept(false) { throw std::runtime_error(what); }
-};
-
-TEST_CASE("crash: an error in a destructor ends the process with one line about the first error" *
-          not_sanitized) {
-  const auto end_in = [](const std::function<void()>& f) {
-    return end_of([&] {
-      try {
-        f();
-      } catch (const std::exception&) {
-        _exit(98);  // std::terminate() comes first
-      }
-    });
-  };
-  // The error is thrown here, or by another thread, as autograd does.
-  for (const bool in_thread : {false, true}) {
-    const End end = end_in([&] {
-      const Throws second{"second"};
-      if (!in_thread) decode(12);
-      std::exception_ptr error;
-      std::thread([&] {
-        try {
-          decode(12);
-        } catch (...) {
-          error = std::current_exception();
-        }
-      }).join();
-      std::rethrow_exception(error);
-    });
-    CHECK(end.code == 1);
-    CHECK(end.report.rfind("==== ended by std::runtime_error: cannot decode 12\nafter ", 0) == 0);
-    CHECK(frame_of(end.stack(), "(anonymous namespace)::decode(int)") > 0);
-    CHECK(has(end.said, "error: cannot decode 12\n"));
-    CHECK_FALSE(has(end.said, "second"));
-  }
-  const End lost = end_in([] {
-    const Throws second{"second"};
-    throw LostRank("rank 1 is gone");
-  });
-  CHECK(lost.code == kLostRank);
-  CHECK(has(lost.said, "error: rank 1 is gone\n"));
-  // The first error is that of a destructor that must not throw.
-  const End gpu = end_in([] {
+TEST_CASE("crash: an error of the GPU in a destructor ends the process with one line and exit code 1") {
+  const End gpu = end_of([] {
     const std::shared_ptr<int> memory(new int, [](const int* p) {
       delete p;
       throw std::runtime_error("CUDA error: unspecified launch failure\nCompile with TORCH_USE_CUDA_DSA");
     });
   });
   CHECK(gpu.code == 1);
+  CHECK(gpu.report.rfind("==== ended by std::runtime_error: CUDA error: unspecified launch failure\n", 0) ==
+        0);
   CHECK(has(gpu.said, "error: CUDA error: unspecified launch failure\n"));
   CHECK_FALSE(has(gpu.said, "DSA"));
   CHECK_FALSE(has(gpu.said, "terminate called"));
 }
 
-TEST_CASE("crash: an exception caught in main is reported with the stack of its throw" * not_sanitized) {
+TEST_CASE("crash: an exception caught in main is reported with its type, its message and the given lines") {
   const End end = end_of([] {
     try {
       decode(12);
     } catch (...) {
-      throw_and_catch();
       write_crash("GPU memory 3.1G of 16G");
       _exit(1);
     }
@@ -299,143 +238,17 @@ TEST_CASE("crash: an exception caught in main is reported with the stack of its 
   CHECK(end.reports() == 1);
   check_whole(end.report, end.pid);
   CHECK(has(end.report, " kB\nGPU memory 3.1G of 16G\n\nlr 0.1\n"));
+  CHECK_FALSE(has(end.report, "\nstack: "));  // that of the catch block explains nothing
   CHECK(has(end.said, "\ncrash report: "));
-  const std::string stack = end.stack();
-  CHECK(frame_of(stack, "__cxa_throw") >= 0);
-  CHECK(frame_of(stack, "(anonymous namespace)::decode(int)") > frame_of(stack, "__cxa_throw"));
-  CHECK(frame_of(stack, "end_of(") > frame_of(stack, "decode(int)"));
-  CHECK(!has(stack, "harmless"));
-}
-
-TEST_CASE("crash: exceptions of any type and of libraries are reported with the stack of their throw" *
-          not_sanitized) {
-  const auto end_by = [](auto f) {
-    return end_of([f] {
-      try {
-        f();
-      } catch (...) {
-        write_crash();
-      }
-    });
-  };
-  const End plain = end_by(throw_plain);
+  const End plain = end_of([] {
+    try {
+      throw Plain{3};
+    } catch (...) {
+      write_crash();
+    }
+  });
   CHECK(plain.code == kFinished);
   CHECK(plain.report.rfind("==== ended by (anonymous namespace)::Plain\nafter", 0) == 0);
-  CHECK(frame_of(plain.stack(), "(anonymous namespace)::throw_plain()") > 0);
-  const End library = end_by([] { read_past_the_end("text"); });
-  CHECK(has(library.report, "==== ended by std::out_of_range: basic_string::at: "));
-  CHECK(frame_of(library.stack(), "/libstdc++.so.6+0x") > frame_of(library.stack(), "__cxa_throw"));
-  CHECK(frame_of(library.stack(), "read_past_the_end(") > frame_of(library.stack(), "/libstdc++.so.6+0x"));
-}
-
-TEST_CASE("crash: an exception keeps its stack when rethrown in another thread and while others are thrown" *
-          not_sanitized) {
-  const End end = end_of([] {
-    std::exception_ptr error;
-    std::atomic<bool> over{false};
-    std::vector<std::thread> workers;
-    for (int t = 0; t < 4; ++t)
-      workers.emplace_back([&] {
-        while (!over) throw_and_catch();
-      });
-    std::thread([&] {
-      try {
-        const ThrowsWhenDestroyed guard;
-        decode(12);
-      } catch (...) {
-        error = std::current_exception();
-      }
-    }).join();
-    for (int i = 0; i < 1000; ++i) throw_and_catch();
-    try {
-      try {
-        std::rethrow_exception(error);
-      } catch (const std::exception&) {
-        throw_and_catch();
-        throw;
-      }
-    } catch (...) {
-      write_crash();
-    }
-    over = true;
-    for (auto& w : workers) w.join();
-  });
-  CHECK(end.code == kFinished);
-  CHECK(has(end.report, "==== ended by std::runtime_error: cannot decode 12\n"));
-  CHECK(frame_of(end.stack(), "(anonymous namespace)::decode(int)") > 0);
-  CHECK(!has(end.stack(), "harmless"));
-  CHECK(!has(end.stack(), "write_crash"));
-}
-
-TEST_CASE(
-    "crash: an exception from make_exception_ptr does not get the stack of an earlier one at its address" *
-    not_sanitized) {
-  const End end = end_of([] {
-    const void* earlier = nullptr;
-    try {
-      harmless(1);
-    } catch (const std::exception& e) {
-      earlier = &e;
-    }
-    try {
-      std::rethrow_exception(std::make_exception_ptr(std::runtime_error("made")));
-    } catch (const std::exception& e) {
-      if (&e != earlier) _exit(1);
-      write_crash();
-    }
-  });
-  REQUIRE(end.code == kFinished);
-  CHECK(has(end.report, "==== ended by std::runtime_error: made\n"));
-  CHECK(has(end.report, "\nThe stack of the throw is not known. The stack of the catch block:\nstack: "));
-  CHECK(!has(end.stack(), "harmless"));
-  CHECK(frame_of(end.stack(), "end_of(") >= 0);
-}
-
-TEST_CASE("crash: many live exceptions are each destroyed once, and later exceptions have their stack again" *
-          not_sanitized) {
-  const End end = end_of([] {
-    static std::atomic<int> alive{0};
-    struct Counted {
-      Counted() { ++alive; }
-      Counted(const Counted&) { ++alive; }
-      ~Counted() { --alive; }
-    };
-    for (int round = 0; round < 3; ++round) {
-      std::vector<std::exception_ptr> kept;
-      for (int i = 0; i < 200; ++i) {
-        try {
-          throw Counted();
-        } catch (...) {
-          kept.push_back(std::current_exception());
-        }
-      }
-      if (alive != 200) _exit(1);
-      if (round == 2) {
-        try {
-          throw_plain();
-        } catch (...) {
-          write_crash();
-        }
-      }
-    }
-    if (alive != 0) _exit(2);
-    for (int i = 0; i < 200; ++i) {
-      try {
-        throw_plain();  // its type has no destructor
-      } catch (const Plain&) {}
-    }
-    try {
-      decode(12);
-    } catch (...) {
-      write_crash();
-    }
-  });
-  CHECK(end.code == kFinished);
-  CHECK(end.reports() == 2);
-  const size_t second = end.report.rfind("==== ended by ");
-  CHECK(has(end.report.substr(0, second), "not known"));
-  CHECK(!has(end.report.substr(second), "not known"));
-  CHECK(frame_of(end.report.substr(end.report.rfind("\nstack: ")), "decode(int)") > 0);
 }
 
 TEST_CASE("crash: a signal during crash_step() finds the complete text of one step") {
@@ -493,7 +306,7 @@ TEST_CASE("crash: the report has the text of the last crash_step(), truncated to
         }) == "2");
 }
 
-TEST_CASE("crash: if crash.txt cannot be written, the report is on stderr" * not_sanitized) {
+TEST_CASE("crash: if crash.txt cannot be written, the report is on stderr") {
   for (const bool full : {false, true}) {
     for (const bool caught : {false, true}) {
       TempDir dir;
@@ -517,10 +330,10 @@ TEST_CASE("crash: if crash.txt cannot be written, the report is on stderr" * not
       CHECK(end.code == (caught ? kFinished : 128 + SIGSEGV));
       CHECK(end.seconds < 4);
       CHECK(has(end.said,
-                concat("\n", full ? "no room in " : "cannot write ", path, "\n==== ended by ",
+                concat("\n", "cannot write ", path, "\n==== ended by ",
                        caught ? "std::runtime_error: cannot decode 12\n" : "SIGSEGV at address 0xbad0\n")));
       check_whole(end.said, end.pid);
-      CHECK(has(end.said, caught ? "decode(int)" : "store_to"));
+      CHECK(has(end.said, "store_to") == !caught);
     }
   }
 }
@@ -562,32 +375,6 @@ TEST_CASE("crash: if several threads crash at the same time, one writes the repo
   }
 }
 
-TEST_CASE("crash: a fault while the report is written ends the process and keeps the part already written") {
-  const auto spoil = [] { crash_state.functions = reinterpret_cast<decltype(crash_state.functions)>(16); };
-  const End fault = end_of([&] {
-    spoil();
-    store_to(nowhere());
-  });
-  const End aborted = end_of([&] {
-    spoil();
-    give_up();
-  });
-  const End thrown = end_of([&] {
-    spoil();
-    try {
-      decode(12);
-    } catch (...) {
-      write_crash();
-    }
-  });
-  for (const End* end : {&fault, &aborted, &thrown}) {
-    CHECK(end->code == 128 + SIGSEGV);
-    CHECK(end->reports() == 1);
-    check_whole(end->report, end->pid);
-    CHECK(end->seconds < 4);
-  }
-}
-
 TEST_CASE("crash: a later crash appends its report, with the later step") {
   TempDir dir;
   write_text(dir / "crash.txt", "earlier\n");
@@ -608,20 +395,11 @@ TEST_CASE("crash: a later crash appends its report, with the later step") {
   CHECK(has(end.report.substr(second), "\nthe end\n"));
 }
 
-TEST_CASE("crash: a signal handler installed earlier runs after the report") {
-  const End end = end_of(
-      TempDir(), [] { store_to(nowhere()); }, [] { std::signal(SIGSEGV, [](int) { _exit(42); }); });
-  CHECK(end.code == 42);
-  CHECK(end.reports() == 1);
-}
-
-TEST_CASE("crash: without crash_context() nothing is recorded or written") {
-  REQUIRE(!crash_state.on);
+TEST_CASE("crash: without crash_context() nothing is written") {
   try {
     decode(12);
   } catch (...) {
-    for (const auto& t : crash_state.thrown) CHECK(t.object == nullptr);
     write_crash();
   }
-  CHECK(crash_state.writer == 0);
+  CHECK_FALSE(std::filesystem::exists("crash.txt"));
 }

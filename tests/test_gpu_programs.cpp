@@ -35,23 +35,6 @@ TEST_CASE("gpu: train, evaluation, a resume on the CPU, and demo work from end t
   succeed(dir, "demo", "--source data/train --weights off/last.pth --device cuda --save drawn");
 }
 
-TEST_CASE(
-    "gpu: train: evaluations use float16 if its AP equals that of float32, but not with --deterministic" *
-    starts_programs * doctest::skip(!torch::cuda::is_available() || !shared_exists())) {
-  TempDir dir;
-  const std::string flags =
-      concat("--data ", shared("data/coco128_json"), " --model yolox-nano --weights ",
-             shared("data/weights/yolox_nano_coco_v011_rebuilt.pth"),
-             " --size 160 --bs 64 --epochs 1 --lr 0 --device cuda --amp bf16 --fast off ");
-  const std::string said = unwrapped(succeed(dir, "train", flags + "--out half"));
-  const bool uses = has(said, "note: evaluations use float16 from here on: the AP of float16 differs by ");
-  const bool stays = has(said, "note: evaluations stay in float32: the AP of float16 would differ by ");
-  CHECK_MESSAGE(uses != stays, said);
-  const double difference = std::stod(said.substr(said.find("differ", said.find("AP of float16")) + 10));
-  CHECK_MESSAGE(uses == (difference <= 0.0005), said);
-  CHECK_FALSE(has(succeed(dir, "train", flags + "--deterministic --out same"), "note: evaluations"));
-}
-
 TEST_CASE("gpu: train: --bs auto and --dtr on a GPU" * needs_gpu * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);

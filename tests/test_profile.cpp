@@ -14,14 +14,15 @@
 #include <sstream>
 #include <thread>
 
-#include "tensors.hpp"
+#include "programs.hpp"
 
 using namespace yolox;
+using namespace yolox::test;
 using torch::Tensor;
 
 namespace {
 
-constexpr double kSlept = 0.999e-3;  // shortest sleep of 1 ms, in seconds
+constexpr double kSlept = 0.999;  // shortest sleep of 1 ms, in milliseconds
 
 void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
@@ -38,7 +39,7 @@ std::map<std::string, PartTime> by_name(const Profile& profile) {
 
 using Names = std::vector<std::string>;
 
-// One step: 3 ms outside of parts, 5 ms in "loss", and 12 ms in two "assignment" parts inside "loss".
+// One step: 3 ms outside of parts, 17 ms in "loss", of which 12 ms are in two "assignment" parts.
 void step_with_loss() {
   sleep_ms(3);
   RECORD_USER_SCOPE("loss");
@@ -99,321 +100,71 @@ std::vector<Event> named(const std::vector<Event>& events, const std::string& na
 
 }  // namespace
 
-TEST_CASE("profile: a part does not include the parts inside it; all parts add up to the step") {
-  Profile profile(torch::kCPU, 0, 2, 0);
-  const double before = now();
-  profile.start();
-  const double started = now();
-  step_with_loss();
-  CHECK_FALSE(profile.step());
-  step_with_loss();
-  {
-    RECORD_USER_SCOPE("telling");
-    sleep_ms(8);
-  }
-  const double ended = now();
-  CHECK(profile.step());
-  const double after = now();
-
-  CHECK(names(profile) == Names{"loss", "assignment", "telling", "other", "step"});
-  auto t = by_name(profile);
-  CHECK(t["loss"].mean >= 5 * kSlept);
-  CHECK(t["assignment"].mean >= 12 * kSlept);
-  CHECK(t["telling"].mean >= 4 * kSlept);
-  CHECK(t["other"].mean >= 3 * kSlept);
-  CHECK(t["step"].mean * 2 >= ended - started);
-  CHECK(t["step"].mean * 2 <= after - before);
-  CHECK(t["loss"].calls == 1);
-  CHECK(t["assignment"].calls == 2);
-  CHECK(t["telling"].calls == 0.5);
-  CHECK(t["other"].calls == 0);
-  CHECK(t["step"].calls == 1);
-  double seconds = 0, shares = 0;
-  for (const auto& row : profile.times()) {
-    CHECK(row.share == doctest::Approx(row.mean / t["step"].mean));
-    if (row.name != "step") {
-      seconds += row.mean;
-      shares += row.share;
-    }
-  }
-  CHECK(seconds == doctest::Approx(t["step"].mean));
-  CHECK(shares == doctest::Approx(1));
-  CHECK(t["step"].share == doctest::Approx(1));
-}
-
-TEST_CASE("profile: the median is over all steps, also those without the part") {
-  Profile profile(torch::kCPU, 0, 3, 0);
-  std::vector<double> whole;
-  profile.start();
-  for (const int ms : {40, 2, 3}) {
-    const double before = now();
-    {
-      RECORD_USER_SCOPE("forward");
-      sleep_ms(ms);
-    }
-    if (ms == 40) {
-      RECORD_USER_SCOPE("saving");
-      sleep_ms(6);
-    }
-    profile.step();
-    whole.push_back(now() - before);
-  }
-  auto t = by_name(profile);
-  std::sort(whole.begin(), whole.end());
-  CHECK(t["forward"].median >= 3 * kSlept);
-  CHECK(t["forward"].median <= whole[1]);
-  CHECK(t["forward"].mean >= 15 * kSlept);
-  CHECK(t["saving"].median == 0);
-  CHECK(t["saving"].mean >= 2 * kSlept);
-  CHECK(t["step"].median >= t["forward"].median);
-
-  Profile even(torch::kCPU, 0, 2, 0);
-  even.start();
-  for (const int ms : {20, 2}) {
-    RECORD_USER_SCOPE("forward");
-    sleep_ms(ms);
-    even.step();
-  }
-  CHECK(by_name(even)["forward"].median == doctest::Approx(by_name(even)["forward"].mean));
-}
-
-TEST_CASE("profile: marks may span several steps and end in any order") {
-  Profile profile(torch::kCPU, 0, 2, 0);
-  profile.start();
-  at::RecordFunction epoch(at::RecordScope::USER_SCOPE), copy(at::RecordScope::USER_SCOPE);
-  epoch.before("epoch");
-  sleep_ms(4);
-  profile.step();
-  sleep_ms(4);
-  copy.before("copy");
-  epoch.end();
-  sleep_ms(6);
-  copy.end();
-  sleep_ms(8);
-  profile.step();
-  CHECK(names(profile) == Names{"epoch", "copy", "other", "step"});
-  auto t = by_name(profile);
-  CHECK(t["epoch"].mean >= 4 * kSlept);
-  CHECK(t["epoch"].median >= 4 * kSlept);
-  CHECK(t["epoch"].calls == 0.5);
-  CHECK(t["copy"].mean >= 3 * kSlept);
-  CHECK(t["other"].mean >= 4 * kSlept);
-}
-
-TEST_CASE("profile: marks of other threads and of collective operations are not counted") {
-  Profile profile(torch::kCPU, 0, 1, 0);
-  profile.start();
-  const auto other_marks = [] {
-    RECORD_USER_SCOPE("elsewhere");
-    sleep_ms(2);
-  };
-  {
-    RECORD_USER_SCOPE("backward");
-    std::thread(other_marks).join();
-    on_autograd_like_thread(other_marks);
-  }
-  {
-    RECORD_USER_SCOPE("reduce");
-    at::RecordFunction work(at::RecordScope::USER_SCOPE);  // as ProcessGroup marks its operations
-    work._setAsync();
-    work.before("gloo:all_reduce");
-    sleep_ms(3);
-    on_autograd_like_thread([&] { work.end(); });
-  }
-  profile.step();
-  CHECK(names(profile) == Names{"backward", "reduce", "other", "step"});
-  CHECK(by_name(profile)["backward"].mean >= 4 * kSlept);
-  CHECK(by_name(profile)["reduce"].mean >= 3 * kSlept);
-}
-
-TEST_CASE("profile: only complete steps after the warm-up are measured") {
+TEST_CASE("profile: the table has the time and the calls of each part per step, and ends with the speed") {
+  Profile profile(torch::kCPU, 1, 2, 1);
   const auto mark = [](const char* name) {
     RECORD_USER_SCOPE(name);
     sleep_ms(1);
   };
-  at::RecordFunction before(at::RecordScope::USER_SCOPE);
-  before.before("open before");
-  Profile profile(torch::kCPU, 2, 3, 0);
-  CHECK(profile.steps() == 5);
+  CHECK(profile.steps() == 4);
   mark("before");
-  CHECK(has(error_of([&] { profile.step(); }), "before start()"));
   profile.start();
-  for (int i = 0; i < 2; ++i) {
-    mark("warming up");
-    CHECK_FALSE(profile.step());
-  }
-  CHECK(has(error_of([&] { profile.times(); }), "--profile needs more than 2 steps; this run has 2"));
-  before.end();
-  mark("measured");
-  profile.step();
-  mark("measured");
-  CHECK(has(error_of([&] { Profile(torch::kCPU, 0).start(); }), "already"));
-  mark("measured");
+  mark("warming up");
+  CHECK(has(error_of([&] { profile.times(); }), "--profile needs more than 3 steps; this run has 0"));
   CHECK_FALSE(profile.step());
-  const double seconds = by_name(profile)["step"].mean;
-  mark("unfinished");
-  CHECK(names(profile) == Names{"measured", "other", "step"});
-  CHECK(by_name(profile)["measured"].calls == 1.5);
-  CHECK(by_name(profile)["step"].mean == seconds);
+  const double started = now();
+  step_with_loss();
+  CHECK_FALSE(profile.step());
+  step_with_loss();
+  mark("telling");
+  const double ended = now();
+  CHECK_FALSE(profile.step());
+  mark("traced");
   CHECK(profile.step());
-  mark("after");
-  CHECK(profile.step());
-  CHECK(names(profile) == Names{"measured", "unfinished", "other", "step"});
-  CHECK(has(error_of([&] { profile.stop_and_write("none.json"); }), "no step was traced for none.json"));
-  CHECK(has(error_of([&] { profile.step(); }), "after stop_and_write()"));
+  CHECK(names(profile) == Names{"loss", "assignment", "telling", "step"});
+  auto t = by_name(profile);
+  CHECK(t["loss"].host >= 17 * kSlept);
+  CHECK(t["assignment"].host >= 12 * kSlept);
+  CHECK(t["telling"].host >= 0.5 * kSlept);
+  CHECK(t["telling"].host <= 500 * (ended - started));
+  CHECK(t["loss"].host >= t["assignment"].host + 5 * kSlept);
+  CHECK(t["step"].host >= 500 * (ended - started));
+  CHECK(t["step"].host >= t["loss"].host + 3 * kSlept);
+  CHECK(t["loss"].device == 0);
+  CHECK(t["loss"].calls == 1);
+  CHECK(t["assignment"].calls == 2);
+  CHECK(t["telling"].calls == 0.5);
+  CHECK(t["step"].calls == 1);
 
-  profile.start();  // a second start clears all times
-  for (int i = 0; i < 2; ++i) profile.step();
-  mark("again");
-  profile.step();
-  CHECK(names(profile) == Names{"again", "other", "step"});
-}
-
-// The simulated GPU has a callback of its own.
-TEST_CASE("profile: callbacks are for marks only, while steps are measured, and are removed at the end" *
-          doctest::skip(kSimulated)) {
-  const auto active = [](at::RecordScope scope) { return at::RecordFunction(scope).isActive(); };
-  const auto mark = at::RecordScope::USER_SCOPE, op = at::RecordScope::FUNCTION;
-  REQUIRE_FALSE(at::hasThreadLocalCallbacks());
-  auto profile = std::make_unique<Profile>(torch::kCPU, 1, 2, 2);
-  CHECK_FALSE(active(mark));
-  profile->start();
-  CHECK_FALSE(active(mark));
-  profile->step();
-  CHECK(active(mark));
-  CHECK_FALSE(active(op));
-  std::thread([&] { CHECK_FALSE(active(mark)); }).join();
-  {
-    RECORD_USER_SCOPE("outlives the profile");
-    profile.reset();
-  }
-  CHECK_FALSE(active(mark));
-  CHECK_FALSE(at::hasThreadLocalCallbacks());
-
-  profile = std::make_unique<Profile>(torch::kCPU, 0, 1, 2);
-  profile->start();
-  {
-    RECORD_USER_SCOPE("outlives the table");
-    profile->step();
-  }
-  CHECK(active(op));  // the trace has started
-  CHECK(torch::profiler::impl::profilerEnabled());
-  profile->step();
-  profile.reset();
-  CHECK_FALSE(active(op));
-  CHECK_FALSE(torch::profiler::impl::profilerEnabled());
-  CHECK_FALSE(at::hasThreadLocalCallbacks());
-  CHECK_FALSE(at::hasGlobalCallbacks());
-}
-
-TEST_CASE("profile: a mark that began in another profile is ignored") {
-  std::optional<at::RecordFunction> old;
-  {
-    Profile first(torch::kCPU, 0, 1, 0);
-    first.start();
-    old.emplace(at::RecordScope::USER_SCOPE).before("old");
-  }
-  Profile second(torch::kCPU, 0, 1, 0);
-  second.start();
-  {
-    RECORD_USER_SCOPE("new");
-    old.reset();
-    sleep_ms(3);
-  }
-  second.step();
-  CHECK(names(second) == Names{"new", "other", "step"});
-  CHECK(by_name(second)["new"].mean >= 3 * kSlept);
-}
-
-TEST_CASE("profile: a GPU is synchronized before the clock is read, a CPU is not") {
-  CHECK_FALSE(Profile(torch::kCPU).synchronize);
-  CHECK(Profile(torch::kCUDA).synchronize);
-
-  // A simulated device: milliseconds of queued work.
-  int pending = 0;
-  std::string log;
-  Profile profile(torch::kCPU, 1, 1, 1);
-  profile.synchronize = [&] {
-    log += "wait ";
-    sleep_ms(std::exchange(pending, 0));
-  };
-  profile.start();
-  CHECK(log.empty());  // no synchronization during the warm-up
-  pending = 50;        // done by the first synchronization, before the measured step
-  const double before = now();
-  profile.step();
-  {
-    RECORD_USER_SCOPE("forward");
-    log += "forward ";
-    pending = 12;
-  }
-  pending = 7;
-  {
-    RECORD_USER_SCOPE("loss");
-    log += "loss ";
-  }
-  pending = 5;
-  log += "end ";
-  profile.step();
-  CHECK(by_name(profile)["forward"].mean >= 12 * kSlept);
-  CHECK(by_name(profile)["other"].mean >= 12 * kSlept);
-  CHECK(by_name(profile)["step"].mean <= now() - before - 50 * kSlept);
-  // At the start, twice per part, at the end of the step, and at the start of the trace.
-  CHECK(log == "wait wait forward wait wait loss wait end wait wait ");
-  { RECORD_USER_SCOPE("forward"); }
-  profile.step();
-  TempDir dir;
-  profile.stop_and_write(dir / "trace.json");
-  CHECK(log == "wait wait forward wait wait loss wait end wait wait wait ");
-  CHECK(has(profile.table(4), "synchronises"));
-}
-
-TEST_CASE("profile: the table contains the measured times and ends with the speed") {
-  Profile profile(torch::kCPU, 0, 4, 0);
-  profile.start();
-  for (int i = 0; i < 4; ++i) {
-    step_with_loss();
-    if (i == 0) {
-      RECORD_USER_SCOPE("backward");
-      sleep_ms(5);
-    }
-    profile.step();
-  }
-  const auto times = profile.times();
   const std::string text = profile.table(16);
-  CHECK(text.back() != '\n');
-  std::istringstream lines(text);
-  std::string line;
-  std::getline(lines, line);
-  std::istringstream head(line);
-  for (const std::string column : {"ms/step", "median", "share", "calls"}) {
-    std::string word;
-    head >> word;
-    CHECK(word == column);
-  }
-  const size_t width = line.size();
-  double shares = 0;
-  for (const auto& row : times) {
-    REQUIRE(std::getline(lines, line));
-    CHECK(line.size() == width);
-    std::istringstream in(line);
+  const auto rows = lines_of(text);
+  REQUIRE(rows.size() == 6);
+  for (size_t k = 0; k < profile.times().size(); ++k) {
+    const PartTime& part = profile.times()[k];
+    CHECK(rows[k + 1].size() == rows[0].size());
+    std::istringstream in(rows[k + 1]);
     std::string name, percent;
-    double mean = 0, median = 0, share = 0, calls = 0;
-    in >> name >> mean >> median >> share >> percent >> calls;
-    CHECK(name == row.name);
-    CHECK(std::abs(mean - 1e3 * row.mean) <= 0.00501);
-    CHECK(std::abs(median - 1e3 * row.median) <= 0.00501);
-    CHECK(std::abs(share - 100 * row.share) <= 0.0501);
+    double host = 0, device = 0, share = 0, calls = 0;
+    in >> name >> host >> device >> share >> percent >> calls;
+    CHECK(name == part.name);
+    CHECK(std::abs(host - part.host) <= 0.00501);
+    CHECK(std::abs(share - 100 * part.host / t["step"].host) <= 0.0501);
     CHECK(percent == "%");
-    CHECK(calls == row.calls);
-    if (name != "step") shares += share;
+    CHECK(calls == part.calls);
   }
-  CHECK(std::abs(shares - 100) <= 0.0501 * (times.size() - 1));
-  REQUIRE(std::getline(lines, line));
-  CHECK(has(line, "images/s, mean of 4 steps of 16 images on cpu"));
-  CHECK(std::abs(std::stod(line) - 16 / times.back().mean) <= 0.0501);
-  CHECK_FALSE(has(text, "synchronises"));
-  CHECK_FALSE(std::getline(lines, line));
+  CHECK(has(rows[5], "images/s, mean of 2 steps of 16 images on cpu"));
+  CHECK(std::abs(std::stod(rows[5]) - 16e3 / t["step"].host) <= 0.0501);
+  CHECK(text.back() != '\n');
+}
+
+TEST_CASE("profile: the profiler of torch is off after the end, also without a trace") {
+  {
+    Profile profile(torch::kCPU, 0, 1, 1);
+    profile.start();
+    CHECK(torch::profiler::impl::profilerEnabled());
+    CHECK(has(error_of([&] { profile.write_trace("none.json"); }), "no step was traced for none.json"));
+  }
+  CHECK_FALSE(torch::profiler::impl::profilerEnabled());
 }
 
 TEST_CASE("profile: the trace contains marks and operators of forward, backward and autograd's threads") {
@@ -441,10 +192,10 @@ TEST_CASE("profile: the trace contains marks and operators of forward, backward 
     over = profile.step();
     CHECK(over == (i == 5));
   }
-  CHECK(names(profile) == Names{"measured", "forward", "backward", "other", "step"});
+  CHECK(names(profile) == Names{"measured", "forward", "backward", "on another thread", "step"});
   CHECK(by_name(profile)["forward"].calls == 1);
   write_text(path, "{\"an\": \"older file\"}");
-  profile.stop_and_write(path);
+  profile.write_trace(path);
   CHECK_FALSE(torch::profiler::impl::profilerEnabled());
   torch::ones({2}).sin();
 
@@ -475,11 +226,12 @@ TEST_CASE("profile: the trace contains marks and operators of forward, backward 
 
 TEST_CASE("profile: a trace that cannot be written is an error that names the file") {
   const auto error = [](const std::string& path) {
-    Profile profile(torch::kCPU, 0, 0, 1);
+    Profile profile(torch::kCPU, 0, 1, 1);
     profile.start();
+    profile.step();
     { RECORD_USER_SCOPE("forward"); }
     profile.step();
-    return error_of([&] { profile.stop_and_write(path); });
+    return error_of([&] { profile.write_trace(path); });
   };
   TempDir dir;
   const std::string path = dir / "trace.json", pipe = dir / "pipe";
@@ -520,8 +272,8 @@ TEST_CASE(
     RECORD_USER_SCOPE("loss");
     x.view({-1});
   }
-  CHECK(by_name(profile)["forward"].median > 10 * by_name(profile)["loss"].median);
-  profile.stop_and_write(dir / "trace.json");
+  CHECK(by_name(profile)["forward"].device > 10 * by_name(profile)["loss"].device);
+  profile.write_trace(dir / "trace.json");
   int64_t kernels = 0;
   for (const auto& e : read_trace(dir / "trace.json")) kernels += e.category == "kernel";
   CHECK(kernels >= 3 * 20);

@@ -7,15 +7,11 @@
 #include <fcntl.h>
 #include <sys/wait.h>
 
-#include <csignal>
-#include <set>
 #include <thread>
 
-#include "run/crash.hpp"
 #include "run/recovery.hpp"
 #include "run/saving.hpp"
 #include "run/setup.hpp"
-#include "run/tensorboard.hpp"
 
 using namespace yolox;
 
@@ -339,72 +335,6 @@ TEST_CASE("weights: NaN and infinity are refused by name, before training and in
                         "head.stems.2.bn.running_var)"),
                     error);
   }
-}
-
-TEST_CASE("run: a folder that was moved away and whose name another run uses is not written to") {
-  TempDir dir;
-  const std::string run = create_run_folder(dir / "r", "");
-  Log log("", /*quiet=*/true);
-  Training t = small_training();
-  t.iteration = 4;
-  Saver saver{run, nano_info(), {}, 10, 80, 3, true};
-  REQUIRE(saver.save(t, "last.pth", log));
-  std::filesystem::rename(run, dir / "moved");
-  check_run_folder(run);  // it may come back
-  std::filesystem::create_directory(run);
-  write_text(run + "/.lock", "");  // of another process
-  for (const char* name : {"last.pth", "best.pth"})
-    CHECK(has(error_of([&] { saver.save(t, name, log); }), run + " was moved away"));
-  CHECK(list_checkpoints(run).empty());
-}
-
-TEST_CASE("run: log, metrics, events, pictures and crash report are not written to another run's folder") {
-  TempDir dir;
-  const std::string run = create_run_folder(dir / "r", "");
-  std::filesystem::create_directory(dir / "other");
-  write_text(dir / "other/.lock", "");
-  // Each writer is made before the folder is moved away, as in a run.
-  Log log(run + "/log.txt", /*quiet=*/true);
-  Metrics metrics(run + "/metrics.csv");
-  Events events(run, 1);
-  metrics.row({{"epoch", 1}, {"step", 2}, {"loss", 3}});
-  const auto use_all = [&] {
-    log.line("a line");
-    metrics.row({{"epoch", 1}, {"step", 3}, {"loss", 3}});
-    metrics.row({{"epoch", 1}, {"step", 3}, {"loss", 3}, {"AP", 0.5}});  // rewrites the file
-    events.scalars(1, {{"loss", 0.5}});
-    replace_text(run + "/config.json", "{}");
-    if (const pid_t child = fork(); child == 0) {
-      dup2(open("/dev/null", O_WRONLY), 2);
-      std::signal(SIGSEGV, SIG_DFL);  // not the handler of doctest
-      crash_context(run, "");
-      raise(SIGSEGV);
-      _exit(0);
-    } else {
-      int status = 0;
-      waitpid(child, &status, 0);
-    }
-  };
-  const auto files = [&](const std::string& folder) {
-    std::set<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-      const std::string name = entry.path().filename().string();
-      names.insert(has(name, "tfevents") ? "tfevents" : name);
-    }
-    return names;
-  };
-  std::filesystem::rename(run, dir / "moved");
-  std::filesystem::rename(dir / "other", run);
-  use_all();
-  CHECK(files(run) == std::set<std::string>{".lock"});
-  CHECK_FALSE(replace_text(run + "/config.json", "{}"));
-  CHECK(has(error_of([&] { NewFile(run + "/x.jpg"); }), "its folder was moved away"));
-
-  std::filesystem::rename(run, dir / "other");
-  std::filesystem::rename(dir / "moved", run);  // the folder is back
-  use_all();
-  CHECK(files(run) ==
-        std::set<std::string>{".lock", "config.json", "crash.txt", "log.txt", "metrics.csv", "tfevents"});
 }
 
 TEST_CASE("run: a folder or a pipe with the name of a checkpoint is refused at the start") {
