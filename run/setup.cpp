@@ -8,7 +8,6 @@
 #include "base/memory.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
-#include "checkpoint/folded_norms.hpp"
 #include "checkpoint/load.hpp"
 #include "data/cache.hpp"
 #include "dtr/budget.hpp"
@@ -98,12 +97,6 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
   info.legacy_preproc = config.preproc == "auto" ? of_file.legacy_preproc : config.preproc == "legacy";
   move(model, device, config.amp == "fp64" ? torch::kDouble : torch::kFloat);
   to_channels_last(*model);
-  if (!config.weights.empty() && !saved) {
-    const int64_t used = restore_folded_norms(model, data, base, info.legacy_preproc, config.loader_threads);
-    if (used > 0)
-      notes.push_back(
-          concat("the weights have folded batch norms; computed new statistics from ", used, " images"));
-  }
   return model;
 }
 

@@ -11,7 +11,6 @@
 
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/load.hpp"
-#include "checkpoint/onnx_weights.hpp"
 
 using namespace yolox;
 
@@ -381,8 +380,6 @@ TEST_CASE("checkpoints: the error of a file of another kind names its kind") {
   CHECK_ERROR(read_pth(dir.path.string()), "is a folder");
   REQUIRE(mkfifo((dir / "pipe.pth").c_str(), 0600) == 0);  // opening it would block
   CHECK_ERROR(read_pth(dir / "pipe.pth"), "is not a regular file");
-  REQUIRE(mkfifo((dir / "pipe.onnx").c_str(), 0600) == 0);
-  CHECK_ERROR(read_weights(dir / "pipe.onnx"), "is not a regular file");
   CHECK_ERROR(read_pth(dir / "none.pth"), "no such file");
   write_bytes(dir / "x.pth", zip_bytes({{"arr_0.npy", "x"}}));
   CHECK_ERROR(read_pth(dir / "x.pth"), "without data.pkl");
@@ -765,6 +762,4 @@ SHARED_TEST("checkpoints: official checkpoints are read completely") {
               .at(entry.key())
               .toTensor()
               .equal(entry.value().toTensor()));
-  for (const char* onnx : {"yolox_nano_v010_legacy_rgbnorm.onnx", "yolox_nano_v011_bgr255.onnx"})
-    CHECK_ERROR(read_pth(shared(std::string("data/weights/") + onnx)), "ONNX");
 }

@@ -503,7 +503,7 @@ SHARED_TEST("eval: the official nano of YOLOX 0.1.0 reaches its AP with --prepro
   succeed(
       dir, "eval",
       concat("--data '", shared("data/coco_val2017_union"), "' --preproc legacy --json e.json --weights '",
-             shared("data/weights/yolox_nano_v010_legacy_rgbnorm.onnx"), "'"));
+             shared("data/weights/yolox_nano_coco_v010_legacy.pth"), "'"));
   CHECK(std::abs(json_number(dir / "e.json", "AP") - 0.2786) < 5e-4);
   CHECK(std::abs(json_number(dir / "e.json", "AP50") - 0.4382) < 5e-4);
   CHECK(std::abs(json_number(dir / "e.json", "AP75") - 0.2955) < 5e-4);
