@@ -364,8 +364,7 @@ inline Plan plan_of(const Config& c, int64_t images, int ranks, ImageSize base) 
   plan.iters = plan.per_epoch * plan.epochs;
   if (c.max_iters) plan.iters = std::min(c.max_iters, plan.iters);
   plan.batch_per_rank = c.bs / ranks;
-  plan.first_no_aug_iteration =
-      plan.per_epoch * std::max<int64_t>(0, c.epochs - c.no_aug_epochs - (c.augment.official_quirks ? 1 : 0));
+  plan.first_no_aug_iteration = plan.per_epoch * std::max<int64_t>(0, c.epochs - c.no_aug_epochs);
   plan.eval_interval = c.eval_interval;
   plan.schedule = {c.lr * c.bs, plan.per_epoch, c.epochs, c.warmup_epochs, c.no_aug_epochs,
                    0,           c.min_lr_ratio};

@@ -52,7 +52,7 @@ Splits load_data(const Config& config, const std::string& data, const std::strin
                                                        : config.out.empty() ? "runs/x"
                                                                             : config.out);
   Splits splits = ranks.run_first_on_one_rank_per_machine([&] {
-    return load_splits(data, config.split, config.seed, config.augment.official_quirks,
+    return load_splits(data, config.split, config.seed,
                        (beside.parent_path() / ".checks").string(),  // cached results of the image checks
                        config.images, config.val_fraction);
   });
