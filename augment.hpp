@@ -12,7 +12,7 @@
 // changed and replayed. compose() knows the visible part of each image before it reads the image. It decodes
 // only this part, at the needed resolution, and resamples it once, directly into the sample. The official
 // order of operations (resize, paste, warp, mix, jitter, flip; up to four resamplings) is in
-// data/augment_official.hpp.
+// tests/augment_official.hpp.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -62,8 +62,6 @@ struct AugmentConfig {
   double hsv_s = flag(hsv_s, "hsv-s", 30.0, "X", "HSV jitter: maximum change of saturation (0..255)");
   double hsv_v = flag(hsv_v, "hsv-v", 30.0, "X", "HSV jitter: maximum change of value (0..255)");
   double flip_prob = flag(flip_prob, "flip-prob", 0.5, "P", "probability of a horizontal flip");
-  bool official_quirks = flag(official_quirks, "official-quirks", false, "",
-                              "augment exactly as official YOLOX, bugs included (for comparisons)");
   int mixup_tries = 20;  // candidates for the second image of MixUp; no MixUp if none of them has boxes
 
  private:

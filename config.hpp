@@ -60,7 +60,7 @@ struct Config : Flags {
 
   std::string model = flag(model, "Model", "model", "yolox-s", "NAME", model_names());
   std::string weights = flag(weights, "Model", "weights", "", "FILE",
-                             "pretrained weights: checkpoint (ours or official), ONNX file, or name of a "
+                             "pretrained weights: checkpoint (ours or official), or name of a "
                              "model that weights/get has downloaded");
   std::string resume =
       flag_optional_value(resume, "Model", "resume", "newest", "[RUN]",

@@ -14,7 +14,6 @@
 
 #include "augment.hpp"
 #include "base/error.hpp"
-#include "data/augment_official.hpp"
 #include "data/batch.hpp"
 #include "data/dataset.hpp"
 #include "data/loader.hpp"
@@ -61,10 +60,7 @@ inline Loader::Make training_items(const Dataset& data, uint64_t seed, const Aug
     }
     Sample sample{image, {}};
     try {
-      if (augment.official_quirks)
-        official::compose(data, draw, sample);
-      else
-        compose(data, draw, sample);
+      compose(data, draw, sample);
     } catch (const cv::Exception& e) {
       fail(data.records[index].file, ", or an image beside it in a mosaic: ", e.what());
     } catch (const std::bad_alloc&) {
@@ -97,16 +93,14 @@ inline Loader::Make evaluation_items(const Dataset& data) {
 }
 
 // Wraps `make` and checks each box of its items (--debug). The wrapper throws std::runtime_error, with the
-// name of the image, if a box lies outside of the image, has an unknown class or no area. empty: boxes
-// without area are allowed, because the official augmentation produces some.
-inline Loader::Make checked_items(Loader::Make make, const Dataset& data, bool empty) {
-  return [make = std::move(make), &data, empty](int64_t position, Image& image) {
+// name of the image, if a box lies outside of the image, has an unknown class or no area.
+inline Loader::Make checked_items(Loader::Make make, const Dataset& data) {
+  return [make = std::move(make), &data](int64_t position, Image& image) {
     Item item = make(position, image);
     const double rounding = 1e-6;
     for (const Box& b : item.boxes)
       check(b.cls >= 0 && b.cls < int(data.classes.size()) && b.x1 >= -rounding && b.y1 >= -rounding &&
-                b.x2 <= image.cols + rounding && b.y2 <= image.rows + rounding &&
-                (empty || (b.x2 > b.x1 && b.y2 > b.y1)),
+                b.x2 <= image.cols + rounding && b.y2 <= image.rows + rounding && has_area(b),
             data.name_of(item.index), ", augmented: box ", b.x1, " ", b.y1, " ", b.x2, " ", b.y2,
             " of class ", b.cls, " is invalid: the image is ", image.cols, "x", image.rows,
             ", the data set has ", data.classes.size(), " classes");

@@ -25,7 +25,7 @@ struct Config : Flags {
                              "evaluate the images that ./train --val-fraction X has held out; 0 = off");
   std::string weights =
       flag(weights, "Model and data", "weights", "", "FILE",
-           "checkpoint (ours or official), ONNX file, or name of a model that weights/get has downloaded");
+           "checkpoint (ours or official), or name of a model that weights/get has downloaded");
   std::string gt = flag(gt, "Detection file", "gt", "", "GT.json", "ground truth in COCO format");
   std::string dt = flag(dt, "Detection file", "dt", "", "DT.json", "detections in COCO format");
   std::string model =

@@ -18,7 +18,6 @@
 #include "base/flags.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/load.hpp"
-#include "checkpoint/onnx_weights.hpp"
 #include "data.hpp"
 #include "data/pictures.hpp"
 #include "metrics/coco_eval.hpp"

@@ -129,21 +129,20 @@ inline Source read_val_source(const std::string& data, const std::string& split 
 // check_images(). Throws std::runtime_error if the splits have different classes or the train split has no
 // usable box.
 inline Splits load_splits(const std::string& data, const std::string& split, uint64_t seed,
-                          bool official_quirks, const std::string& keep, const std::string& images = "",
-                          double val_fraction = 0) {
+                          const std::string& keep, const std::string& images = "", double val_fraction = 0) {
   if (data == "shapes" || is_packed(data)) refuse_images(images, data, val_fraction);
   if (data == "shapes")
     return {shapes_dataset(seed, 0, kShapesTrain), shapes_dataset(seed, 1, kShapesVal), false};
   Splits splits;
   if (is_packed(data)) {
     const auto file = open_packed(data, split);
-    splits = {packed_dataset(file, "train", official_quirks), {}, file->get("val").empty()};
-    if (!splits.same) splits.val = packed_dataset(file, "val", official_quirks);
+    splits = {packed_dataset(file, "train"), {}, file->get("val").empty()};
+    if (!splits.same) splits.val = packed_dataset(file, "val");
   } else {
     Sources sources = read_sources(data, split, /*with_train=*/true, images, val_fraction);
     drop_parent_category({&sources.train, &sources.val});
-    splits = {load_dataset(std::move(sources.train), official_quirks, keep), {}, sources.same};
-    if (!splits.same) splits.val = load_dataset(std::move(sources.val), official_quirks, keep);
+    splits = {load_dataset(std::move(sources.train), keep), {}, sources.same};
+    if (!splits.same) splits.val = load_dataset(std::move(sources.val), keep);
   }
   if (splits.same) {
     splits.val = splits.train;
@@ -171,10 +170,10 @@ inline Dataset load_val(const std::string& data, const std::string& split, uint6
   if (!is_packed(data)) {
     Source source = read_val_source(data, split, images, val_fraction);
     if (source.coco.categories.size() != classes.size()) drop_parent_category({&source});
-    return load_dataset(std::move(source), false, keep);
+    return load_dataset(std::move(source), keep);
   }
   const auto file = open_packed(data, split);
-  return packed_dataset(file, file->get("val").empty() ? "train" : "val", false);
+  return packed_dataset(file, file->get("val").empty() ? "train" : "val");
 }
 
 }  // namespace yolox

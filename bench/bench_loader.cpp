@@ -39,10 +39,10 @@ int main(int argc, char** argv) {
   const double seconds = std::atof(argv[5]);
   const cv::Size size(side, side);
   const AugmentConfig config;
-  Dataset data = load_splits(argv[1], "", 0, false, "").train;
+  Dataset data = load_splits(argv[1], "", 0, "").train;
   const size_t n = data.records.size();
   const std::string cache = argc > 6 ? argv[6] : "none";
-  if (cache != "none") use_cache(data, cache == "ram" ? ram_place() : disk_place(), size, false, threads, {});
+  if (cache != "none") use_cache(data, cache == "ram" ? ram_place() : disk_place(), size, threads, {});
 
   int64_t images = 0;
   double took = 0;

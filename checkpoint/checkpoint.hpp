@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Folder checkpoint/: reading and writing .pth files without Python, loading weights into a model, and ONNX
-// export and import.
+// export.
 // This file: state dicts of modules, and the metadata of weights (class names, colour order, value range).
 // Keys and layout are those of official YOLOX (yolox/core/trainer.py, yolox/utils/checkpoint.py), so that
 // each program can read the files of the other one. The file format is in pth.hpp.

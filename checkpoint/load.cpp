@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
+#include <fstream>
 
-#include "checkpoint/onnx_weights.hpp"
+#include "base/error.hpp"
+#include "checkpoint/pth.hpp"
 
 namespace yolox {
 
@@ -18,6 +20,34 @@ EvalGuard::~EvalGuard() {
   for (const auto& [module, training] : modes)
     module->train(training);  // parents come first, because train() also sets the children
 }
+
+std::string find_weights_file(const std::string& given) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::is_directory(given, error)) {
+    for (const char* name : {"best.pth", "last.pth"})
+      if (fs::exists(fs::path(given) / name, error)) return fs::path(given) / name;
+    fail(given, " is a folder without best.pth and last.pth; give a weights file or the folder of a run");
+  }
+  if (fs::exists(given, error)) return given;
+  const std::string folder = YOLOX_SOURCE_DIR "/weights/";
+  std::ifstream sums(folder + "SHA256SUMS");  // lines "HASH  FILE" of the official weights
+  std::string hash, file, names;
+  while (sums >> hash >> file) {
+    const std::string name = official_name(file.substr(0, file.find('.')));
+    const std::string fetched = folder + file;
+    const bool by_name = official_name(given) == name;
+    if (by_name && fs::exists(fetched, error)) return fetched;
+    check(!by_name && fs::path(given).filename() != file, by_name ? fetched : given,
+          " is missing; weights/get ", name, " fetches the official weights");
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  check(fs::path(given).has_extension() || given.find('/') != std::string::npos, "--weights ", given,
+        " is neither a file nor an official model (", names, ")");
+  return given;
+}
+
+c10::IValue read_weights(const std::string& given) { return read_pth(find_weights_file(given)); }
 
 std::string detect_model(const GenericDict& weights, const std::string& likely) {
   std::string first;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads weights from a .pth or ONNX file into a model.
+// Finds and reads the weights file that a user names, and loads it into a model.
 #pragma once
 #include <torch/torch.h>
 #include <memory>
@@ -25,6 +25,14 @@ struct EvalGuard {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;
 };
 
+// Returns the path of a weights file. given: a path; the folder of a run, for its best.pth, or last.pth if
+// there is no best.pth; or the name of a model such as yolox-s or s, for the file that weights/get has
+// downloaded. Throws if a file of official weights is missing, or if a folder has no checkpoint.
+std::string find_weights_file(const std::string& given);
+
+// Reads a .pth checkpoint. given: as for find_weights_file().
+c10::IValue read_weights(const std::string& given);
+
 // Returns the name of the model to which weights belong, from the shape of the stem, or "" if no model fits.
 // If several models fit, prefers `likely`, else the first one. Returns `likely` if this model has a make
 // function of its own, because only the name tells such models apart.
@@ -48,8 +56,8 @@ struct LoadedModel {
 };
 
 // Loads a model with all of its weights, in evaluation mode, on the device. given: as for
-// find_weights_file(). model: expected model, or "" to
-// take the model from the file. preproc: "auto" (from the file), "bgr" or "legacy". ema: false for the
+// find_weights_file(). model: expected model, or "" to take the model from the file. preproc: "auto" (from
+// the file), "bgr" or "legacy". ema: false for the
 // weights without EMA of a checkpoint of a training run. Throws if the weights are incomplete.
 LoadedModel load_model(const std::string& given, const std::string& model, const std::string& preproc,
                        torch::Device device, bool ema = true);

@@ -11,61 +11,9 @@
 #include <tuple>
 
 #include "base/error.hpp"
-#include "base/new_file.hpp"
 #include "checkpoint/load.hpp"
 
 namespace yolox {
-
-Tensor to_torch(const onnx::Tensor& t, const std::string& path) {
-  const std::string name = concat(path, ": ", t.name());
-  check(t.data_location() == 0, name,
-        " is stored in another file (external data); export the network to one file");
-  const torch::IntArrayRef shape(t.dims().data(), t.dims_size());
-  const auto copy = [&](const auto& values, torch::ScalarType type) {
-    const int64_t bytes = int64_t(values.size()) * int64_t(sizeof *values.data());
-    int64_t wanted = int64_t(c10::elementSize(type));
-    for (const int64_t side :
-         shape) {  // -1 for a negative side, or a side so large that the product overflows
-      const bool possible = wanted >= 0 && side >= 0 && side <= INT32_MAX && wanted <= INT32_MAX;
-      wanted = possible ? wanted * side : -1;
-    }
-    check(wanted == bytes && shape.size() <= 8, name, " has the shape ",
-          shape.slice(0, std::min<size_t>(8, shape.size())), " and ", bytes,
-          " bytes of values; the file is damaged");
-    Tensor out = torch::empty(shape, type);
-    if (bytes) std::memcpy(out.data_ptr(), values.data(), bytes);
-    return out;
-  };
-  switch (t.data_type()) {
-    case onnx::Tensor::FLOAT:
-      return t.has_raw_data() ? copy(t.raw_data(), torch::kFloat) : copy(t.float_data(), torch::kFloat);
-    case onnx::Tensor::DOUBLE:
-      return t.has_raw_data() ? copy(t.raw_data(), torch::kDouble) : copy(t.double_data(), torch::kDouble);
-    case onnx::Tensor::INT64:
-      return t.has_raw_data() ? copy(t.raw_data(), torch::kLong) : copy(t.int64_data(), torch::kLong);
-    case onnx::Tensor::FLOAT16: return copy(t.raw_data(), torch::kHalf);
-    case onnx::Tensor::BFLOAT16: return copy(t.raw_data(), torch::kBFloat16);
-  }
-  fail(name, " has values of ONNX type ", t.data_type(),
-       "; supported are float32, float16, bfloat16, float64 and int64");
-}
-
-const onnx::Attribute* find_attribute(const onnx::Node& node, const std::string& name) {
-  for (const auto& a : node.attribute())
-    if (a.name() == name) return &a;
-  return nullptr;
-}
-
-int64_t attribute(const onnx::Node& node, const std::string& name, int64_t otherwise) {
-  const auto* a = find_attribute(node, name);
-  return a ? a->i() : otherwise;
-}
-
-std::vector<int64_t> attribute(const onnx::Node& node, const std::string& name,
-                               const std::vector<int64_t>& otherwise) {
-  const auto* a = find_attribute(node, name);
-  return a ? std::vector<int64_t>(a->ints().begin(), a->ints().end()) : otherwise;
-}
 
 onnx::Tensor::Type onnx_type(torch::ScalarType type) {
   if (type == torch::kHalf) return onnx::Tensor::FLOAT16;
@@ -106,7 +54,7 @@ Value OnnxGraph::constant(const std::string& name, const Tensor& tensor) {
   t.set_data_type(onnx_type(tensor.scalar_type()));
   t.mutable_dims()->Assign(tensor.sizes().begin(), tensor.sizes().end());
   const Tensor flat = tensor.contiguous();
-  if (with_values) t.set_raw_data(flat.data_ptr(), flat.nbytes());
+  t.set_raw_data(flat.data_ptr(), flat.nbytes());
   return name;
 }
 
@@ -116,7 +64,7 @@ Value OnnxGraph::scalar(const std::string& name, const torch::Scalar& value) {
 
 Value OnnxGraph::weights(const std::string& name, const Tensor& tensor) {
   const Tensor t = tensor.detach().to(torch::kCPU, settings.half ? torch::kHalf : torch::kFloat);
-  check(!with_values || t.isfinite().all().item<bool>(), name, " has values that are not finite",
+  check(t.isfinite().all().item<bool>(), name, " has values that are not finite",
         settings.half ? " in float16; leave --fp16 out" : "; use other weights");
   return constant(name, t);
 }
@@ -540,9 +488,9 @@ Value add_nms(OnnxGraph& g, const Value& decoded, int64_t classes) {
   return sorted(sorted(found, 5, true, "nms.by_score"), 0, false, "detections");
 }
 
-onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata, bool values) {
+onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata) {
   check(settings.decode || !settings.nms, "NMS needs decoded boxes");
-  OnnxGraph g{{}, settings, values};
+  OnnxGraph g{{}, settings};
   g.file.set_ir_version(8);  // the IR version of ONNX 1.12, which introduced opset 17
   g.file.set_producer_name("yolox_cpp");
   g.file.add_opset_import()->set_version(17);
@@ -589,16 +537,6 @@ void save_onnx(const onnx::Model& model, const std::string& path) {
   std::ofstream out(path, std::ios::binary);
   check(model.SerializeToOstream(&out) && out.flush(), "cannot write ", path,
         "; check folder, permissions and disk space");
-}
-
-onnx::Model read_onnx(const std::string& path) {
-  check(!is_irregular_file(path), path, " is not a regular file; use the .onnx file");
-  std::ifstream in(path, std::ios::binary);
-  check(bool(in), "cannot read ", path, "; check the path");
-  onnx::Model model;
-  check(model.ParseFromIstream(&in) && model.has_graph(), path,
-        " is not an ONNX file, or is cut off; export or download the file again");
-  return model;
 }
 
 }  // namespace yolox

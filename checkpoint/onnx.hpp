@@ -32,21 +32,9 @@ struct ExportSettings {
 // Metadata of the exported file (metadata_props): keys and texts.
 using Metadata = std::vector<std::pair<std::string, std::string>>;
 
-// ---- tensors and attributes
-
-// Converts an ONNX tensor of type float32, float16, bfloat16, float64 or int64. Throws if the values have
-// another type or are stored in another file (external data). path: for error messages.
-Tensor to_torch(const onnx::Tensor& t, const std::string& path);
-
-// Returns an attribute of a node, or null. The attribute() functions return its value, or `otherwise`.
-const onnx::Attribute* find_attribute(const onnx::Node& node, const std::string& name);
-int64_t attribute(const onnx::Node& node, const std::string& name, int64_t otherwise);
-std::vector<int64_t> attribute(const onnx::Node& node, const std::string& name,
-                               const std::vector<int64_t>& otherwise);
+// ---- graph builder
 
 onnx::Tensor::Type onnx_type(torch::ScalarType type);
-
-// ---- graph builder
 
 using Value = std::string;  // name of a value in the graph
 using Ints = std::vector<int64_t>;
@@ -56,8 +44,6 @@ using OnnxAttribute =
 struct OnnxGraph {
   onnx::Model file;
   ExportSettings settings;
-  bool with_values =
-      true;  // false: write initializers without values, only shapes (used by onnx_weights.hpp)
 
   // Adds a node and returns its first output, which has the name of the node. Further outputs are NAME/1,
   // NAME/2, ...
@@ -113,15 +99,10 @@ Value add_nms(OnnxGraph& g, const Value& decoded, int64_t classes);
 // ---- the file
 
 // Returns the graph of a model in evaluation mode. The input is "images". The output is "output" [B, A, 5 +
-// C], or with NMS "detections" [D, 7] (add_nms). values: OnnxGraph::values. Throws if settings.nms is set
-// without settings.decode.
-onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata,
-                    bool values = true);
+// C], or with NMS "detections" [D, 7] (add_nms). Throws if settings.nms is set without settings.decode.
+onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata);
 
 // Writes an ONNX file. Throws if the file cannot be written or would exceed 2 GB.
 void save_onnx(const onnx::Model& model, const std::string& path);
-
-// Reads an ONNX file. Throws if the file cannot be read or is not an ONNX file.
-onnx::Model read_onnx(const std::string& path);
 
 }  // namespace yolox

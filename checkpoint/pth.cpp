@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/pth.hpp"
 
+#include <caffe2/serialize/inline_container.h>
+
 #include <algorithm>
+#include <exception>
 
 #include "base/error.hpp"
 #include "base/new_file.hpp"
@@ -333,12 +336,12 @@ Unpickler::Id Unpickler::load_storage(Id tuple) {
   if (!zip_.has(name)) damaged("record ", name, " is missing");
   auto& storage = storages_[name];
   if (!storage.defined()) {
-    const uint64_t bytes = zip_.records.at(name).bytes;
+    const uint64_t bytes = zip_.bytes(name);
     // Overlapping records could make the program allocate more memory than the file has bytes.
-    if (bytes > zip_.size - loaded_) damaged("the records are longer than the file");
+    if (bytes > zip_.file_bytes() - loaded_) damaged("the records are longer than the file");
     loaded_ += bytes;
     storage = at::empty({int64_t(bytes)}, at::kByte);
-    read_record(zip_, name, static_cast<char*>(storage.mutable_data_ptr()));
+    zip_.read(name, static_cast<char*>(storage.mutable_data_ptr()));
   }
   const int64_t room = storage.numel() / int64_t(c10::elementSize(type->second));
   if (count < 0 || count > room) damaged("record ", name, " is shorter than its storage");
@@ -499,23 +502,20 @@ void Pickler::add_tensor(const at::Tensor& tensor) {
 
 c10::IValue read_pth(const std::string& path) {
   try {
-    auto zip = pth::open_zip(path);
+    pth::ZipReader zip(path);
     check(!zip.has("constants.pkl"),
           "is a TorchScript program or from the C++ torch::save; use a .pth that Python's "
           "torch.save or this program wrote");
     check(zip.has("data.pkl"), "is a zip archive without data.pkl, so not a checkpoint of torch.save");
     if (zip.has("byteorder")) {
-      std::string order(std::min<uint64_t>(zip.records.at("byteorder").bytes, zip.size), '\0');
-      pth::read_record(zip, "byteorder", order.data());
+      const std::string order = zip.read("byteorder");
       check(order == "little", "was written on a ", order,
             "-endian machine; save the checkpoint again on a little-endian machine");
     }
-    const uint64_t bytes = zip.records.at("data.pkl").bytes;
+    const uint64_t bytes = zip.bytes("data.pkl");
     // A node takes some fifty times the bytes that make it; the largest YOLOX checkpoint has 0.5 MB here.
     check(bytes <= 32 << 20, "data.pkl has ", bytes, " bytes, so it is not a checkpoint (limit 32 MB)");
-    std::string program(bytes, '\0');
-    pth::read_record(zip, "data.pkl", program.data());
-    return pth::Unpickler(zip, std::move(program)).run();
+    return pth::Unpickler(zip, zip.read("data.pkl")).run();
   } catch (const c10::Error& error) {
     fail(path, ": ", error.what_without_backtrace());
   } catch (const std::exception& error) {
@@ -530,9 +530,26 @@ void write_pth(const std::string& path, const c10::IValue& value) {
     pickler.program += '.';
     check(!is_irregular_file(path), "is not a regular file");
     NewFile file(path);
-    pth::ZipWriter zip([&](std::string_view bytes) { file.write(bytes); });
-    zip.add("data.pkl", pickler.program);
-    zip.add("byteorder", "little");
+    // An error of the disk is thrown after the writer has returned. The writer completes the archive when it
+    // is destroyed, and an error there would end the process.
+    std::exception_ptr failure;
+    caffe2::serialize::PyTorchStreamWriter zip([&](const void* data, size_t bytes) {
+      try {
+        if (!failure) file.write({static_cast<const char*>(data), bytes});
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      return bytes;
+    });
+    const auto rethrow_failure = [&] {
+      if (failure) std::rethrow_exception(failure);
+    };
+    const auto add = [&](const std::string& name, std::string_view bytes) {
+      zip.writeRecord(name, bytes.data(), bytes.size());
+      rethrow_failure();
+    };
+    add("data.pkl", pickler.program);
+    add("byteorder", "little");
     // Copies tensors from a GPU to pinned memory, and waits once for many of them.
     constexpr size_t kBytesOfWait = size_t{256} << 20;
     const auto& tensors = pickler.tensors;
@@ -551,12 +568,11 @@ void write_pth(const std::string& path, const c10::IValue& value) {
       if (waits) torch::cuda::synchronize();
       for (size_t k = 0; k < copies.size(); ++k) {
         const torch::Tensor t = copies[k].contiguous();
-        zip.add("data/" + std::to_string(first + k),
-                {static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
+        add("data/" + std::to_string(first + k), {static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
       }
     }
-    zip.add("version", "3\n");
-    zip.finish();
+    zip.writeEndOfFile();
+    rethrow_failure();
     file.commit();
   } catch (const NewFile::Error&) {
     throw;

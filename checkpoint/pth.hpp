@@ -2,9 +2,8 @@
 // Reader and writer of PyTorch's .pth files, without Python: the zip container and the part of pickle that
 // torch.save uses. Files may come from untrusted sources, so the reader executes no code from the file. It
 // builds only tensors, dicts, lists, tuples, numbers, strings and None, keeps the class name of every other
-// object, and checks each size against the file size. Formats: PKWARE APPNOTE 6.3.9 (zip, zip64, CRC-32),
-// CPython Lib/pickletools.py (opcodes, protocols 2 to 5), torch/serialization.py and torch/_utils.py (names
-// of records, storages and rebuild functions).
+// object, and checks each size against the file size. Formats: CPython Lib/pickletools.py (opcodes, protocols
+// 2 to 5), torch/serialization.py and torch/_utils.py (names of records, storages and rebuild functions).
 #pragma once
 #include <torch/torch.h>
 
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/bytes.hpp"
 #include "checkpoint/zip.hpp"
 
 namespace yolox {
@@ -48,6 +48,8 @@ struct Opaque : torch::CustomClassHolder {
 std::string describe(const c10::IValue& value);
 
 namespace pth {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "pickle is little-endian, and so are the tensors");
 
 // ---- pickle, reading
 

@@ -1,186 +1,106 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/zip.hpp"
 
-#include <array>
+#include <zip.h>
+
+#include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <string_view>
+
+#include "base/bytes.hpp"
 
 namespace yolox {
 
 namespace pth {
 
-uint32_t crc32(std::string_view bytes) {
-  static const auto table = [] {
-    std::array<std::array<uint32_t, 256>, 8> t{};
-    for (uint32_t i = 0; i < 256; ++i) {
-      t[0][i] = i;
-      for (int bit = 0; bit < 8; ++bit) t[0][i] = t[0][i] >> 1 ^ (t[0][i] & 1 ? 0xEDB88320u : 0);
-    }
-    for (int k = 1; k < 8; ++k)
-      for (int i = 0; i < 256; ++i) t[k][i] = t[k - 1][i] >> 8 ^ t[0][t[k - 1][i] & 255];
-    return t;
-  }();
-  uint32_t crc = ~0u;
-  size_t at = 0;
-  for (; at + 8 <= bytes.size(); at += 8) {
-    const uint64_t x = number<uint64_t>(bytes, at) ^ crc;
-    crc = 0;
-    for (int k = 0; k < 8; ++k) crc ^= table[7 - k][x >> 8 * k & 255];
-  }
-  for (; at < bytes.size(); ++at) crc = crc >> 8 ^ table[0][(crc ^ bytes[at]) & 255];
-  return ~crc;
+// Throws with the actual format of a file that is not a zip archive. head: the first 512 bytes, or fewer.
+[[noreturn]] static void refuse_other_format(const std::string& head, uint64_t size) {
+  const auto starts = [&](std::string_view with) { return head.compare(0, with.size(), with) == 0; };
+  if (size == 0) fail("the file is empty: its download or copy failed, get it again");
+  if (starts("version https://git-lfs"))
+    fail("is a git-lfs pointer, not the file itself; run \"git lfs pull\"");
+  if (starts("\x1f\x8b")) fail("is compressed with gzip; unpack it first");
+  if (starts("\x80") || head.compare(std::min<size_t>(257, head.size()), 5, "ustar") == 0)
+    fail(
+        "is in the format of torch.save before PyTorch 1.6 (or a plain pickle); convert it in Python: "
+        "torch.save(torch.load(FILE, map_location='cpu'), NEW_FILE)");
+  if (head.size() > 8 && head[8] == '{' && number<uint64_t>(head) < size)
+    fail(
+        "is a safetensors file; convert it in Python: torch.save(safetensors.torch.load_file(FILE), "
+        "NEW_FILE)");
+  if (head.size() > 2 && head[0] == 8 && head[1] < 32 && (head[2] == 0x12 || head[2] == 0x3a))
+    fail(
+        "is an ONNX file, which does not contain the names of the weights; use the .pth from which it was "
+        "exported");
+  const size_t text = head.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
+  if (text != std::string::npos && head[text] == '<')
+    fail("is a web page, not a checkpoint: the download was refused or redirected; download the file again");
+  fail("is not a .pth file (torch.save writes a zip archive, which starts with \"PK\")");
 }
 
-void read_at(ZipReader& zip, uint64_t offset, uint64_t bytes, char* to) {
-  if (offset > zip.size || bytes > zip.size - offset) damaged("data ends at byte ", zip.size);
-  zip.file.seekg(static_cast<std::streamoff>(offset));
-  zip.file.read(to, static_cast<std::streamsize>(bytes));
-  if (!zip.file) damaged("cannot read ", bytes, " bytes at ", offset);
-}
-
-std::string read_at(ZipReader& zip, uint64_t offset, uint64_t bytes) {
-  if (bytes > zip.size) damaged("data ends at byte ", zip.size);
-  std::string out(bytes, '\0');
-  read_at(zip, offset, bytes, out.data());
-  return out;
-}
-
-ZipReader open_zip(const std::string& path) {
-  ZipReader zip;
+ZipReader::ZipReader(const std::string& path) : archive_(nullptr, zip_discard) {
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
   check(std::filesystem::exists(status), "no such file");
   check(!std::filesystem::is_directory(status), "is a folder; use the .pth file");
   check(std::filesystem::is_regular_file(status), "is not a regular file; use the .pth file");
-  zip.file.open(path, std::ios::binary);
-  check(zip.file.is_open(), "cannot open the file: ", std::strerror(errno));
-  zip.size = std::filesystem::file_size(path, error);
+  std::ifstream file(path, std::ios::binary);
+  check(file.is_open(), "cannot open the file: ", std::strerror(errno));
+  file_bytes_ = std::filesystem::file_size(path, error);
   check(!error, "not a regular file: ", error.message());
-  const std::string head = read_at(zip, 0, std::min<uint64_t>(zip.size, 512));
-  if (head.compare(0, 4, "PK\x03\x04") != 0) refuse_other_format(head, zip.size);
+  std::string head(std::min<uint64_t>(file_bytes_, 512), '\0');
+  file.read(head.data(), std::streamsize(head.size()));
+  if (head.compare(0, 4, "PK\x03\x04") != 0) refuse_other_format(head, file_bytes_);
 
-  // The end-of-central-directory record is at the end of the file, followed by a comment of up to 65535
-  // bytes. The zip64 locator (20 bytes) right before that record contains the offset of the zip64 record.
-  const uint64_t tail_start = zip.size - std::min<uint64_t>(zip.size, 65535 + 22 + 20);
-  const std::string tail = read_at(zip, tail_start, zip.size - tail_start);
-  const size_t end = tail.rfind("PK\x05\x06");
-  if (end == std::string::npos || tail.size() - end < 22) damaged("the end of the zip archive is missing");
-  uint64_t directory_bytes = number<uint32_t>(tail, end + 12),
-           directory_start = number<uint32_t>(tail, end + 16);
-  if (end >= 20 && tail.compare(end - 20, 4, "PK\x06\x07") == 0) {
-    const std::string end64 = read_at(zip, number<uint64_t>(tail, end - 20 + 8), 56);
-    if (end64.compare(0, 4, "PK\x06\x06") != 0) damaged("the zip64 end record is missing");
-    directory_bytes = number<uint64_t>(end64, 40);
-    directory_start = number<uint64_t>(end64, 48);
+  int code = 0;
+  archive_.reset(zip_open(path.c_str(), ZIP_RDONLY, &code));
+  if (code == ZIP_ER_NOZIP) damaged("the end of the zip archive is missing");
+  if (!archive_) {
+    zip_error_t reason;
+    zip_error_init_with_code(&reason, code);
+    const std::string text = zip_error_strerror(&reason);
+    zip_error_fini(&reason);
+    damaged("bad zip directory (", text, ")");
   }
-
-  const std::string directory = read_at(zip, directory_start, directory_bytes);
-  for (size_t at = 0; at < directory.size();) {
-    if (directory.size() - at < 46 || directory.compare(at, 4, "PK\x01\x02") != 0)
+  for (zip_int64_t i = 0; i < zip_get_num_entries(archive_.get(), 0); ++i) {
+    zip_stat_t entry;
+    if (zip_stat_index(archive_.get(), zip_uint64_t(i), ZIP_FL_ENC_RAW, &entry) != 0 ||
+        !(entry.valid & ZIP_STAT_NAME) || !(entry.valid & ZIP_STAT_SIZE))
       damaged("bad zip directory");
-    Record record;
-    record.flags = number<uint16_t>(directory, at + 8);
-    record.method = number<uint16_t>(directory, at + 10);
-    record.crc = number<uint32_t>(directory, at + 16);
-    uint64_t packed = number<uint32_t>(directory, at + 20);
-    record.bytes = number<uint32_t>(directory, at + 24);
-    record.header = number<uint32_t>(directory, at + 42);
-    const size_t name_bytes = number<uint16_t>(directory, at + 28),
-                 extra_bytes = number<uint16_t>(directory, at + 30),
-                 comment_bytes = number<uint16_t>(directory, at + 32);
-    if (directory.size() - at - 46 < name_bytes + extra_bytes + comment_bytes) damaged("bad zip directory");
-    const std::string name = directory.substr(at + 46, name_bytes);
-    std::string_view extra = std::string_view(directory).substr(at + 46 + name_bytes, extra_bytes);
-    while (extra.size() >= 4) {
-      const size_t length = number<uint16_t>(extra, 2);
-      std::string_view field = extra.substr(4, length);
-      if (field.size() < length) damaged("bad zip directory");
-      if (number<uint16_t>(extra) ==
-          1)  // zip64 field: contains, in this order, those of the three numbers that do not fit 32 bits
-        for (uint64_t* value : {&record.bytes, &packed, &record.header})
-          if (*value == 0xFFFFFFFF && field.size() >= 8) {
-            *value = number<uint64_t>(field);
-            field.remove_prefix(8);
-          }
-      extra.remove_prefix(4 + length);
-    }
-    if (record.method == 0 && packed != record.bytes) damaged(name, " has two different lengths");
+    const std::string name = entry.name;
+    const bool stored = entry.comp_method == ZIP_CM_STORE && entry.encryption_method == ZIP_EM_NONE;
+    if (stored && entry.comp_size != entry.size) damaged(name, " has two different lengths");
     // torch puts all records in one folder, of any name.
-    if (!zip.records.emplace(name.substr(name.find('/') + 1), record).second)
+    const Record record{zip_uint64_t(i), entry.size, stored, entry.crc != 0};
+    if (!records_.emplace(name.substr(name.find('/') + 1), record).second)
       damaged(name, " occurs twice in the zip directory");
-    at += 46 + name_bytes + extra_bytes + comment_bytes;
   }
-  return zip;
 }
 
-void read_record(ZipReader& zip, const std::string& name, char* to) {
-  const Record& record = zip.records.at(name);
-  check(record.method == 0 && !(record.flags & 1), name,
+void ZipReader::read(const std::string& name, char* to) {
+  const Record& record = records_.at(name);
+  check(record.is_stored, name,
         " is compressed or encrypted, which torch.save never does; save the file with torch.save");
-  const std::string header = read_at(zip, record.header, 30);
-  if (header.compare(0, 4, "PK\x03\x04") != 0) damaged(name, " is not where the zip directory says");
-  const uint64_t names = number<uint16_t>(header, 26) + number<uint16_t>(header, 28);
-  read_at(zip, record.header + 30 + names, record.bytes, to);
-  // After torch.serialization.set_crc32_options(False), torch.save writes 0 instead of the checksum.
-  if (record.crc != 0 && crc32({to, record.bytes}) != record.crc) damaged(name, " has a wrong checksum");
+  const std::unique_ptr<zip_file_t, int (*)(zip_file_t*)> data(
+      zip_fopen_index(archive_.get(), record.index, 0), zip_fclose);
+  if (!data) damaged(name, " is not where the zip directory says");
+  for (uint64_t done = 0; done < record.bytes;) {
+    const zip_int64_t more = zip_fread(data.get(), to + done, record.bytes - done);
+    if (more <= 0) damaged("cannot read ", record.bytes, " bytes of ", name);
+    done += uint64_t(more);
+  }
+  char beyond;  // libzip compares the checksum when it meets the end of the data
+  if (record.has_checksum && zip_fread(data.get(), &beyond, 1) != 0) damaged(name, " has a wrong checksum");
 }
 
-void ZipWriter::add(const std::string& name, std::string_view data) {
-  const std::string full_name = "archive/" + name;
-  const uint64_t header = written_;
-  // Version 4.5, UTF-8 names, stored. The date is always 1980-01-01, so that equal contents give equal bytes.
-  std::string common;
-  for (const uint16_t field : {45, 0x800, 0, 0, 0x21}) append(common, field);
-  append(common, crc32(data));
-  append(common, ~uint32_t(0));
-  append(common, ~uint32_t(0));
-  append(common, uint16_t(full_name.size()));
-
-  std::string local = "PK\x03\x04" + common;
-  const size_t padding = 63 - (header + local.size() + 2 + full_name.size() + 20 + 4 + 63) % 64;
-  append(local, uint16_t(20 + 4 + padding));
-  local += full_name;
-  for (const uint16_t field : {1, 16}) append(local, field);
-  for (int copy = 0; copy < 2; ++copy) append(local, uint64_t(data.size()));
-  append(local, uint16_t(0x4246));  // tag of torch's padding field
-  append(local, uint16_t(padding));
-  write(local + std::string(padding, 'Z'));
-  write(data);
-
-  directory_ += "PK\x01\x02";
-  append(directory_, uint16_t(45));
-  directory_ += common;
-  append(directory_, uint16_t(28));
-  directory_.append(10, '\0');
-  append(directory_, ~uint32_t(0));
-  directory_ += full_name;
-  for (const uint16_t field : {1, 24}) append(directory_, field);
-  for (const uint64_t field : {uint64_t(data.size()), uint64_t(data.size()), header})
-    append(directory_, field);
-  ++records_;
-}
-
-void ZipWriter::finish() {
-  const uint64_t start = written_, bytes = directory_.size();
-  std::string end = directory_ + "PK\x06\x06";
-  append(end, uint64_t(44));
-  for (const uint16_t version : {45, 45}) append(end, version);
-  end.append(8, '\0');
-  for (const uint64_t field : {records_, records_, bytes, start}) append(end, field);
-  end += "PK\x06\x07";
-  end.append(4, '\0');
-  append(end, start + bytes);
-  append(end, uint32_t(1));
-  end += "PK\x05\x06";
-  end.append(4, '\0');
-  end.append(12, '\xff');
-  end.append(2, '\0');
-  write(end);
-}
-
-void ZipWriter::write(std::string_view bytes) {
-  write_(bytes);
-  written_ += bytes.size();
+std::string ZipReader::read(const std::string& name) {
+  if (bytes(name) > file_bytes_) damaged(name, " is longer than the file");
+  std::string out(bytes(name), '\0');
+  read(name, out.data());
+  return out;
 }
 
 }  // namespace pth

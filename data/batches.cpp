@@ -27,7 +27,7 @@ Batches::Batches(const Dataset& data, const Config& config, const Plan& plan, in
   };
   Loader::Make items =
       training_items(data, config.seed + head, config.augment, config.aug == "default", mosaic_at);
-  if (config.debug) items = checked_items(items, data, config.augment.official_quirks);
+  if (config.debug) items = checked_items(items, data);
   pipeline.reset(new Pipeline{std::move(items),
                               plan.batch,
                               plan.batch_per_rank,

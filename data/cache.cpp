@@ -248,11 +248,10 @@ ImageRegion read_pyramid_level(std::string_view blob, double scale) {
   return {view, {l.scale_x, l.scale_y}, {l.x, l.y}};
 }
 
-std::string use_cache(Dataset& data, const BlobCache::Place& place, cv::Size input, bool official_quirks,
-                      int threads, const BlobCache::Progress& progress) {
+std::string use_cache(Dataset& data, const BlobCache::Place& place, cv::Size input, int threads,
+                      const BlobCache::Progress& progress) {
   const auto sizes_of = [=](cv::Size picture) {
-    const Fit fit = fit_into(picture, input, official_quirks);
-    if (official_quirks) return std::vector<cv::Size>{fit.size};
+    const Fit fit = fit_into(picture, input, /*truncate=*/false);
     std::vector<cv::Size> sizes{fit.scale.x < 1 || fit.scale.y < 1 ? fit.size : picture};
     for (int r = 2; r <= 8; r *= 2)
       sizes.emplace_back(std::max(1, sizes[0].width / r), std::max(1, sizes[0].height / r));
@@ -269,9 +268,8 @@ std::string use_cache(Dataset& data, const BlobCache::Place& place, cv::Size inp
         if (!pieces.empty()) {
           cv::resize(pieces[0].image, piece.image, s, 0, 0, cv::INTER_AREA);
         } else {
-          const double scale = official_quirks ? 1 : std::max(piece.scale.x, piece.scale.y);
+          const double scale = std::max(piece.scale.x, piece.scale.y);
           cv::resize(data.image_region(i, {{0, 0}, picture}, scale).image, piece.image, s);
-          if (official_quirks) piece.scale = fit_into(picture, input, true).scale;
         }
         pieces.push_back(piece);
       }
@@ -283,7 +281,7 @@ std::string use_cache(Dataset& data, const BlobCache::Place& place, cv::Size inp
   };
   constexpr int kPixels = 1;  // version of the cached pixels; increase it when their computation changes
   ContentKey key;
-  const int parts[] = {kPixels, input.width, input.height, official_quirks};
+  const int parts[] = {kPixels, input.width, input.height};
   key.add(data.key);
   key.add(parts, sizeof parts);
   key.add(CV_VERSION);

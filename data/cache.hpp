@@ -153,9 +153,8 @@ void write_pyramid(const std::vector<ImageRegion>& pieces, unsigned char* out);
 ImageRegion read_pyramid_level(std::string_view blob, double scale);
 
 // Fills the cache, or opens an existing one, and makes `data` read its images from the cache. Images are
-// stored no larger than the input size. official_quirks: images are resized as official YOLOX does. Returns
-// the size and the path of the cache for the log.
-std::string use_cache(Dataset& data, const BlobCache::Place& place, cv::Size input, bool official_quirks,
-                      int threads, const BlobCache::Progress& progress);
+// stored no larger than the input size. Returns the size and the path of the cache for the log.
+std::string use_cache(Dataset& data, const BlobCache::Place& place, cv::Size input, int threads,
+                      const BlobCache::Progress& progress);
 
 }  // namespace yolox

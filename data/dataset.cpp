@@ -183,7 +183,7 @@ std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations
 // the record by image id. class_of: class by category id.
 static void add_boxes(Dataset& data, const Source& source,
                       const std::unordered_map<int64_t, size_t>& record_of,
-                      const std::unordered_map<int64_t, size_t>& class_of, bool official_quirks) {
+                      const std::unordered_map<int64_t, size_t>& class_of) {
   const CocoDataset& truth = source.coco;
   const auto duplicate = find_duplicates(truth.annotations);
   for (size_t i = 0; i < truth.annotations.size(); ++i) {
@@ -200,16 +200,16 @@ static void add_boxes(Dataset& data, const Source& source,
       data.problems->add("annotation of a skipped image", source.where(i));
     } else if (a.crowd) {
       continue;  // a crowd is for evaluation only (data.truth)
-    } else if (official_quirks ? !(a.area > 0) : !(a.w > 0 && a.h > 0)) {
+    } else if (!(a.w > 0 && a.h > 0)) {
       data.problems->add("box without area", where());
-    } else if (duplicate[i] && !official_quirks) {
+    } else if (duplicate[i]) {
       data.problems->add("duplicate box", where());
     } else {
       Record& r = data.records[record->second];
       if (a.x < -1 || a.y < -1 || a.x + a.w > r.width + 1 || a.y + a.h > r.height + 1)
         data.problems->add("box exceeds the image (clipped)",
                            concat(where(), " in ", r.width, "x", r.height));
-      if (const auto b = clip_box(a.x, a.y, a.w, a.h, int(cls->second), {r.width, r.height}, official_quirks))
+      if (const auto b = clip_box(a.x, a.y, a.w, a.h, int(cls->second), {r.width, r.height}))
         r.boxes.push_back(*b);
       else
         data.problems->add("box outside of the image", concat(where(), " in ", r.width, "x", r.height));
@@ -217,7 +217,7 @@ static void add_boxes(Dataset& data, const Source& source,
   }
 }
 
-Dataset make_dataset(Source source, const ImageChecks& checks, bool official_quirks) {
+Dataset make_dataset(Source source, const ImageChecks& checks) {
   Dataset data;
   data.name = source.name;
   CocoDataset& truth = source.coco;
@@ -277,7 +277,7 @@ Dataset make_dataset(Source source, const ImageChecks& checks, bool official_qui
       a.area = a.w * a.h;
     }
   }
-  add_boxes(data, source, record_of, class_of, official_quirks);
+  add_boxes(data, source, record_of, class_of);
   ContentKey used;
   used.add(checks.key);
   for (const Record& r : data.records) used.add(r.file);
@@ -300,9 +300,9 @@ std::vector<size_t> classes_by_count(const std::vector<int64_t>& counts) {
   return order;
 }
 
-Dataset load_dataset(Source source, bool official_quirks, const std::string& keep) {
+Dataset load_dataset(Source source, const std::string& keep) {
   const auto checks = check_images(source.files, keep);
-  return make_dataset(std::move(source), checks, official_quirks);
+  return make_dataset(std::move(source), checks);
 }
 
 }  // namespace yolox

@@ -135,7 +135,7 @@ std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations
 
 // Converts a split from the form of the readers to that of training and evaluation. `checks` holds the
 // results of check_images() for source.files. Throws if the split has no usable image.
-Dataset make_dataset(Source source, const ImageChecks& checks, bool official_quirks);
+Dataset make_dataset(Source source, const ImageChecks& checks);
 
 // Returns the number of boxes of each class.
 std::vector<int64_t> class_counts(const Dataset& data);
@@ -153,6 +153,6 @@ struct Splits {
 constexpr int64_t kShapesTrain = 2000, kShapesVal = 200;  // images per split of `shapes`
 
 // Checks the images of a split (check_images, keep) and converts the split (make_dataset).
-Dataset load_dataset(Source source, bool official_quirks, const std::string& keep);
+Dataset load_dataset(Source source, const std::string& keep);
 
 }  // namespace yolox

@@ -55,7 +55,7 @@ void Packed::close() {
   mdb_env_close(env);
 }
 
-Dataset packed_dataset(const std::shared_ptr<Packed>& file, const std::string& split, bool official_quirks) {
+Dataset packed_dataset(const std::shared_ptr<Packed>& file, const std::string& split) {
   Source source;
   source.name = concat(file->path, " (", split, ")");
   source.coco = parse_coco(file->get(split), source.name);
@@ -73,7 +73,7 @@ Dataset packed_dataset(const std::shared_ptr<Packed>& file, const std::string& s
   ::stat(file->path.c_str(), &s);
   key.add(file->path + split, s);
   checks.key = key.text();
-  Dataset data = make_dataset(std::move(source), checks, official_quirks);
+  Dataset data = make_dataset(std::move(source), checks);
   if (file->get("yolox").find("decoded") != std::string_view::npos) {
     data.stored = [file, images](size_t i, double scale) { return read_pyramid_level(images[i], scale); };
     data.read = [path = file->path](size_t i) -> std::string {

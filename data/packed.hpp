@@ -57,7 +57,7 @@ inline bool is_packed(const std::string& path) {
 }
 
 // Returns a split of a packed data set. The data set keeps the file open.
-Dataset packed_dataset(const std::shared_ptr<Packed>& file, const std::string& split, bool official_quirks);
+Dataset packed_dataset(const std::shared_ptr<Packed>& file, const std::string& split);
 
 // Opens a packed data set. split: the value of --split. Throws if `path` is not a complete packed data set,
 // or if `split` is neither empty nor val.

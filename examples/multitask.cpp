@@ -15,7 +15,6 @@
 #include "base/printable.hpp"
 #include "base/program.hpp"
 #include "base/threads.hpp"
-#include "checkpoint/folded_norms.hpp"
 #include "checkpoint/load.hpp"
 #include "config.hpp"
 #include "data.hpp"
@@ -42,7 +41,7 @@ struct MultiTaskConfig : Flags {
                           "threads that load images, per rank and data set; auto = cores / ranks");
   std::string model = flag(model, "Model", "model", "yolox-s", "NAME", model_names());
   std::string weights = flag(weights, "Model", "weights", "", "FILE",
-                             "pretrained weights: checkpoint (ours or official), ONNX file, or name of a "
+                             "pretrained weights: checkpoint (ours or official), or name of a "
                              "model that weights/get has downloaded");
   std::string resume = flag(resume, "Model", "resume", "", "RUN", "resume the run in this folder");
   std::string size =
@@ -125,9 +124,8 @@ static SavedRun read_settings(MultiTaskConfig& flags, Config& c, int argc, char*
 
 // Loads --weights into each head of a new run, moves model and EMA to the device, and creates the optimizer.
 // Appends remarks for the log to `notes`.
-static void load_weights(MultiTaskTraining& t, const Config& c, std::deque<HeadData>& streams,
-                         torch::Device device, bool resumed, WeightsInfo& info,
-                         std::vector<std::string>& notes) {
+static void load_weights(MultiTaskTraining& t, const Config& c, torch::Device device, bool resumed,
+                         WeightsInfo& info, std::vector<std::string>& notes) {
   const bool pretrained = !c.weights.empty() && !resumed;
   for (YOLOX& detector : t.model->detectors)
     if (pretrained) info.legacy_preproc = load_pretrained(detector, c.weights, info, notes).legacy_preproc;
@@ -137,14 +135,6 @@ static void load_weights(MultiTaskTraining& t, const Config& c, std::deque<HeadD
       move(detector, device, type);
       to_channels_last(*detector);
     }
-  }
-  for (size_t k = 0; k < streams.size() && pretrained; ++k) {
-    const int64_t used = restore_folded_norms(t.model->detectors[k], streams[k].splits.train, base_size(c),
-                                              info.legacy_preproc, c.loader_threads);
-    if (used > 0)
-      notes.push_back(concat("head ", streams[k].name,
-                             ": the weights have folded batch norms; computed new statistics from ", used,
-                             " images"));
   }
   load_state_dict(*t.ema, to_dict(state_dict(*t.model)), "the model");
   t.model->train();
@@ -271,7 +261,7 @@ static int train(int argc, char** argv) {
   info.width = base.width;
   torch::manual_seed(c.seed);
   MultiTaskTraining t{MultiTask(c.model, tasks), MultiTask(c.model, tasks), Optimizer("sgd", {}, false)};
-  load_weights(t, c, streams, device, bool(saved), info, saved.notes);
+  load_weights(t, c, device, bool(saved), info, saved.notes);
   const GradScaler scaler(false, device);
   if (saved) {
     load_checkpoint(t, saved.file, saved.path);

@@ -13,13 +13,10 @@ void opencv_single_thread() {
   cv::ocl::setUseOpenCL(false);
 }
 
-std::optional<Box> clip_box(double x, double y, double w, double h, int cls, cv::Size size,
-                            bool official_quirks) {
-  const double x1 = std::max(0.0, x), y1 = std::max(0.0, y);
-  const double x2 = std::min<double>(size.width, (official_quirks ? x1 : x) + std::max(0.0, w));
-  const double y2 = std::min<double>(size.height, (official_quirks ? y1 : y) + std::max(0.0, h));
-  const Box box{x1, y1, x2, y2, cls};
-  if (official_quirks ? x2 < x1 || y2 < y1 : !has_area(box)) return {};
+std::optional<Box> clip_box(double x, double y, double w, double h, int cls, cv::Size size) {
+  const Box box{std::max(0.0, x), std::max(0.0, y), std::min<double>(size.width, x + w),
+                std::min<double>(size.height, y + h), cls};
+  if (!has_area(box)) return {};
   return box;
 }
 

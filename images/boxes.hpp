@@ -34,10 +34,8 @@ struct Sample {
 inline bool has_area(const Box& b) { return b.x2 > b.x1 && b.y2 > b.y1; }
 
 // Clips a box, given as x, y (top left corner), w, h, to an image of this size. Returns nothing if the
-// clipped box has no area. official_quirks: as official YOLOX, adds width and height to the corner after
-// clipping the corner, and keeps boxes without area.
-std::optional<Box> clip_box(double x, double y, double w, double h, int cls, cv::Size size,
-                            bool official_quirks);
+// clipped box has no area.
+std::optional<Box> clip_box(double x, double y, double w, double h, int cls, cv::Size size);
 
 struct Fit {
   cv::Size size;

@@ -67,8 +67,7 @@ void Run::cache_images(Dataset& train) {
   const auto progress = [&](size_t done, size_t of) { log.progress(concat(done, "/", of), done == of); };
   const auto place = config.cache == "ram" ? ram_place() : disk_place();
   const cv::Size size(int(info.width), int(info.height));
-  log.line("cache   " +
-           use_cache(train, place, size, config.augment.official_quirks, config.loader_threads, progress));
+  log.line("cache   " + use_cache(train, place, size, config.loader_threads, progress));
 }
 
 void Run::resume(Training& t, SavedRun& saved, const Plan& its_plan) {

@@ -8,7 +8,6 @@
 
 #include "base/printable.hpp"
 #include "checkpoint/load.hpp"
-#include "checkpoint/onnx_weights.hpp"
 
 namespace yolox {
 

@@ -10,7 +10,6 @@
 #include "base/memory.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
-#include "checkpoint/folded_norms.hpp"
 #include "checkpoint/load.hpp"
 #include "data/cache.hpp"
 #include "dtr/budget.hpp"
@@ -67,7 +66,7 @@ Splits load_data(const Config& config, const std::string& data, const std::strin
                                                        : config.out.empty() ? "runs/x"
                                                                             : config.out);
   Splits splits = ranks.run_first_on_one_rank_per_machine([&] {
-    return load_splits(data, config.split, config.seed, config.augment.official_quirks,
+    return load_splits(data, config.split, config.seed,
                        (beside.parent_path() / ".checks").string(),  // cached results of the image checks
                        config.images, config.val_fraction);
   });
@@ -112,12 +111,6 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
   info.legacy_preproc = config.preproc == "auto" ? of_file.legacy_preproc : config.preproc == "legacy";
   move(model, device, config.amp == "fp64" ? torch::kDouble : torch::kFloat);
   to_channels_last(*model);
-  if (!config.weights.empty() && !saved) {
-    const int64_t used = restore_folded_norms(model, data, base, info.legacy_preproc, config.loader_threads);
-    if (used > 0)
-      notes.push_back(
-          concat("the weights have folded batch norms; computed new statistics from ", used, " images"));
-  }
   return model;
 }
 

@@ -45,7 +45,7 @@ outputs() {
   run train $common --accum 2 --out accum
   run train $common --amp bf16 --optimizer adamw --lr 0.0001 --out bf16
   run train $common --amp fp16 --clip 1 --out fp16
-  run train $common --official-quirks --freeze backbone --out quirks
+  run train $common --freeze backbone --out frozen
   run train ${common/12/5} --out resumed
   run train --resume resumed --max-iters 12
   run multitask --data a=shapes --data b=shapes --model yolox-nano --size 64 --bs 4 --epochs 1 --max-iters 6 \

@@ -16,7 +16,7 @@
 #include <type_traits>
 
 #include "album.hpp"
-#include "data/augment_official.hpp"
+#include "augment_official.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -501,19 +501,15 @@ TEST_CASE("augmentation: annotations are clipped at the border, not moved") {
   const auto is = [](const std::optional<Box>& b, double x1, double y1, double x2, double y2) {
     return b && b->x1 == x1 && b->y1 == y1 && b->x2 == x2 && b->y2 == y2 && b->cls == 4;
   };
-  CHECK(is(clip_box(-5, -3, 20, 10, 4, size, false), 0, 0, 15, 7));
-  CHECK(is(clip_box(90, 40, 30, 30, 4, size, false), 90, 40, 100, 50));
-  CHECK(is(clip_box(1.5, 2.25, 10, 20, 4, size, false), 1.5, 2.25, 11.5, 22.25));
-  CHECK(!clip_box(-50, 0, 20, 10, 4, size, false));  // entirely outside, on each side
-  CHECK(!clip_box(0, -50, 20, 10, 4, size, false));
-  CHECK(!clip_box(100, 0, 20, 10, 4, size, false));
-  CHECK(!clip_box(0, 60, 20, 10, 4, size, false));
-  CHECK(!clip_box(10, 10, 0, 5, 4, size, false));
-  CHECK(!clip_box(10, 10, 5, -5, 4, size, false));
-  CHECK(is(clip_box(-5, -3, 20, 10, 4, size, true), 0, 0, 20, 10));  // as the official code does
-  CHECK(is(clip_box(-50, 0, 20, 10, 4, size, true), 0, 0, 20, 10));
-  CHECK(is(clip_box(10, 10, 0, 5, 4, size, true), 10, 10, 10, 15));
-  CHECK(!clip_box(100.5, 0, 20, 10, 4, size, true));
+  CHECK(is(clip_box(-5, -3, 20, 10, 4, size), 0, 0, 15, 7));
+  CHECK(is(clip_box(90, 40, 30, 30, 4, size), 90, 40, 100, 50));
+  CHECK(is(clip_box(1.5, 2.25, 10, 20, 4, size), 1.5, 2.25, 11.5, 22.25));
+  CHECK(!clip_box(-50, 0, 20, 10, 4, size));  // entirely outside, on each side
+  CHECK(!clip_box(0, -50, 20, 10, 4, size));
+  CHECK(!clip_box(100, 0, 20, 10, 4, size));
+  CHECK(!clip_box(0, 60, 20, 10, 4, size));
+  CHECK(!clip_box(10, 10, 0, 5, 4, size));
+  CHECK(!clip_box(10, 10, 5, -5, 4, size));
 }
 
 TEST_CASE("augmentation: the number of labels is not limited") {

@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "album.hpp"
-#include "data/augment_official.hpp"
+#include "augment_official.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -194,6 +194,18 @@ TEST_CASE("official quirk: boxes outside the image are kept with zero width or h
   CHECK(official::mosaic({s, empty, empty, empty}, {16, 16}, {64, 64}).boxes.size() == 2);
   CHECK(official::random_affine(s, {0, 1, 0, 0, 0, 0}, {32, 32}).boxes.size() == 2);
   CHECK(official::mixup(empty, s, {1.5, false, {30, 30}, {}}).boxes.size() == 2);
+}
+
+TEST_CASE(
+    "official quirk: a box that crosses the left or top edge is moved, and boxes without area are kept") {
+  const cv::Size size(100, 50);
+  const auto is = [](const std::optional<Box>& b, double x1, double y1, double x2, double y2) {
+    return b && max_corner_difference(*b, {x1, y1, x2, y2, b->cls}) < 1e-12;
+  };
+  CHECK(is(official::clip_box(-5, -3, 20, 10, 4, size), 0, 0, 20, 10));
+  CHECK(is(official::clip_box(-50, 0, 20, 10, 4, size), 0, 0, 20, 10));
+  CHECK(is(official::clip_box(10, 10, 0, 5, 4, size), 10, 10, 10, 15));
+  CHECK(!official::clip_box(100.5, 0, 20, 10, 4, size));
 }
 
 TEST_CASE("official quirk: MixUp truncates, and its border is black") {
@@ -453,7 +465,7 @@ SHARED_TEST("official annotation parsing is reproduced") {
     const Fit to = fit_into(size, {416, 416}, true);
     std::vector<Box> boxes;
     for (const auto& a : annotations) {
-      if (const auto box = clip_box(a.x, a.y, a.w, a.h, a.cls, size, true)) {
+      if (const auto box = official::clip_box(a.x, a.y, a.w, a.h, a.cls, size)) {
         boxes.push_back(official::scaled_shifted(*box, to.scale));
       }
     }

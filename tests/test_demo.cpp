@@ -7,6 +7,7 @@
 
 #include "data/pictures.hpp"
 #include "tools/frames.hpp"
+#include "tools/onnx_run.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

@@ -966,7 +966,7 @@ TEST_CASE("formats: a category without boxes that is the supercategory of all ot
                                             category + R"(, "bbox": [1, 2, 10, 12]}]})");
   };
   cv::imwrite(dir / "a.png", cv::Mat(20, 20, CV_8UC3));
-  const auto load = [&] { return load_splits(dir.path.string(), "", 0, false, ""); };
+  const auto load = [&] { return load_splits(dir.path.string(), "", 0, ""); };
   const auto val = [&](const Names& classes) {
     return load_val(dir.path.string(), "", 0, "", "", classes).classes;
   };
@@ -1046,7 +1046,7 @@ TEST_CASE("formats: --val-fraction holds out images of a single split, the same 
     CHECK(yolo.val.where(i) == fs::path(yolo.val.files[i]).replace_extension(".txt").string() + ":2");
   CHECK(read_sources(dir / "yolo", "", true, "", 0.001).val.files.size() == 1);
   const auto refused = [&](const std::string& data) {
-    return error_of([&] { load_splits(data, "", 0, false, "", "", 0.2); });
+    return error_of([&] { load_splits(data, "", 0, "", "", 0.2); });
   };
   write_text(dir / "coco/val.json",
              R"({"categories": [{"id": 1}], "images": [)" + images + R"(], "annotations": []})");
@@ -1096,7 +1096,7 @@ TEST_CASE("formats: --images names the folder of the images of COCO JSON files")
   CHECK(below(dir, s.train.files) == Names{"far/away/a.png"});
   CHECK(below(dir, s.val.files) == Names{"far/away/b.png"});
   const auto refused = [&](const std::string& data, const std::string& folder) {
-    return error_of([&] { load_splits(data, "", 0, false, "", folder); });
+    return error_of([&] { load_splits(data, "", 0, "", folder); });
   };
   CHECK_HAS(refused(dir / "ann/one.json", dir / "ann"), "none of the images of");
   for (const std::string& data : {std::string("shapes"), dir.path.string(), dir / "x.lmdb"})

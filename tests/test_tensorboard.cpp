@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "checkpoint/zip.hpp"
+#include "base/bytes.hpp"
 #include "run/tensorboard.hpp"
 
 #include <sys/resource.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/load.hpp"
 #include "official.hpp"
 
 using namespace yolox;
@@ -70,6 +71,23 @@ SHARED_TEST(
         CHECK(relative_error(out, tensor(expected, "eval_" + kind)) < bar);
     }
   }
+}
+
+SHARED_TEST("yolox: the official nano computes the output that its official ONNX file computes for a photo") {
+  torch::NoGradGuard no_grad;
+  const auto floats = [](const std::string& path, const std::vector<int64_t>& shape) {
+    const std::string npy = contents(shared("data/weights/" + path));
+    Tensor t = torch::empty(shape);
+    std::memcpy(t.data_ptr(), npy.data() + npy.size() - t.nbytes(), t.nbytes());
+    return t;
+  };
+  auto loaded = load_model(shared("data/weights/yolox_nano_coco_v011_rebuilt.pth"), "", "auto", torch::kCPU);
+  CHECK(loaded.info.model == "yolox-nano");
+  CHECK(loaded.model->num_classes == 80);
+  const auto p = loaded.model(floats("dog_input_1x3x416x416_f32.npy", {1, 3, 416, 416}));
+  const Tensor out = torch::cat({p.reg, p.obj.unsqueeze(-1).sigmoid(), p.cls.sigmoid()}, -1);
+  const Tensor want = floats("dog_output_onnx_3549x85_f32.npy", {1, 3549, 85});
+  CHECK(((out - want).abs() / want.abs().clamp_min(1)).max().item<double>() < 2e-4);
 }
 
 SHARED_TEST("yolox: features of the neck and raw output equal the official ones") {

@@ -28,7 +28,7 @@ struct Config : Flags {
   bool recursive = flag(recursive, "Input", "recursive", false, "", "read the subfolders of the folder too");
   std::string weights =
       flag(weights, "Input", "weights", "", "FILE",
-           "checkpoint (ours or official), ONNX file, or name of a model that weights/get has downloaded");
+           "checkpoint (ours or official), or name of a model that weights/get has downloaded");
   int64_t max_images = flag(max_images, "Input", "max-images", int64_t{0}, "N",
                             "stop after N images or video frames; 0 = off");
   std::string save = flag(save, "Output", "save", "runs/demo", "DIR", "output folder");

@@ -15,7 +15,7 @@ using namespace yolox;
 struct Config : Flags {
   std::string weights =
       flag(weights, "Files", "weights", "", "FILE",
-           "checkpoint (ours or official), ONNX file, or name of a model that weights/get has downloaded");
+           "checkpoint (ours or official), or name of a model that weights/get has downloaded");
   std::string out = flag(out, "Files", "out", "", "FILE", "output file, such as model.onnx or model.ts");
   std::string format =
       flag(format, "Files", "format", "", "NAME", "onnx or torchscript [from the extension of --out]");

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Interpreter of ONNX graphs. Computes each node with torch, as https://onnx.ai/onnx/operators defines the
 // operation. ./export runs the file that it wrote in this interpreter, to compare the file with the model.
-// Therefore only the operations that onnx.hpp writes are implemented, and speed does not matter.
+// Therefore only the operations and types that onnx.hpp writes are implemented, and speed does not matter.
 #pragma once
 #include <torch/torch.h>
 
+#include <cstring>
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
@@ -14,6 +16,35 @@
 namespace yolox {
 
 namespace onnx_run_detail {
+
+// Returns an attribute of a node, or null. The attribute() functions return its value, or `otherwise`.
+inline const onnx::Attribute* find_attribute(const onnx::Node& node, const std::string& name) {
+  for (const auto& a : node.attribute())
+    if (a.name() == name) return &a;
+  return nullptr;
+}
+
+inline int64_t attribute(const onnx::Node& node, const std::string& name, int64_t otherwise) {
+  const auto* a = find_attribute(node, name);
+  return a ? a->i() : otherwise;
+}
+
+inline Ints attribute(const onnx::Node& node, const std::string& name, const Ints& otherwise) {
+  const auto* a = find_attribute(node, name);
+  return a ? Ints(a->ints().begin(), a->ints().end()) : otherwise;
+}
+
+// Converts an initializer: float32, float16 or int64.
+inline Tensor to_torch(const onnx::Tensor& t) {
+  const auto type = t.data_type() == onnx::Tensor::FLOAT16 ? torch::kHalf
+                    : t.data_type() == onnx::Tensor::INT64 ? torch::kLong
+                                                           : torch::kFloat;
+  Tensor out = torch::empty(torch::IntArrayRef(t.dims().data(), t.dims_size()), type);
+  check(out.nbytes() == t.raw_data().size(), "the ONNX tensor ", t.name(), " has ", t.raw_data().size(),
+        " bytes instead of ", out.nbytes());
+  std::memcpy(out.data_ptr(), t.raw_data().data(), out.nbytes());
+  return out;
+}
 
 inline Ints list_of(const Tensor& t) {
   const Tensor flat = t.contiguous().flatten();
@@ -134,13 +165,21 @@ inline std::vector<Tensor> compute(const onnx::Node& node, const std::vector<Ten
 
 }  // namespace onnx_run_detail
 
+// Reads an ONNX file. Throws if the file cannot be read or is not an ONNX file.
+inline onnx::Model read_onnx(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  onnx::Model model;
+  check(model.ParseFromIstream(&in) && model.has_graph(), "cannot read ", path, " as an ONNX file");
+  return model;
+}
+
 // Runs the graph on images [B, 3, H, W]. Returns the value named `output`, which can be an intermediate
 // value. Throws if the graph has no such value.
 inline Tensor run_onnx(const onnx::Model& model, const Tensor& images, const std::string& output) {
   const torch::InferenceMode inference;
   const auto& graph = model.graph();
   std::map<std::string, Tensor> values{{"", {}}, {graph.input(0).name(), images}};
-  for (const auto& t : graph.initializer()) values[t.name()] = to_torch(t, graph.name());
+  for (const auto& t : graph.initializer()) values[t.name()] = onnx_run_detail::to_torch(t);
   std::map<std::string, int> uses;  // a value is freed after its last use
   for (const auto& node : graph.node())
     for (const auto& name : node.input()) ++uses[name];

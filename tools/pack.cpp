@@ -129,8 +129,7 @@ static void pack(int argc, char** argv) {
   usage_check(fs::path(config.out).extension() == ".lmdb", "--out must end in .lmdb, got '", config.out, "'");
   check(!fs::is_directory(config.out), "--out ", config.out, " is a folder");
   opencv_single_thread();
-  const Splits splits =
-      load_splits(config.data, config.split, 0, /*official_quirks=*/false, "", config.images);
+  const Splits splits = load_splits(config.data, config.split, 0, "", config.images);
 
   const std::pair<std::string, const Dataset*> parts[] = {{"train", &splits.train}, {"val", &splits.val}};
   std::map<std::string, std::string> labels;

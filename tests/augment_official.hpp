@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The augmentation pipeline of official YOLOX, pixel for pixel (--official-quirks), for parity tests and for
-// training runs that must equal official ones. These are the known bugs of the official code, and the
-// behaviour of compose() in augment.hpp:
+// The augmentation pipeline of official YOLOX, pixel for pixel, for parity tests. These are the known bugs of
+// the official code, and the behaviour of compose() in augment.hpp:
 //   official                                                  compose()
 //   moves a box that crosses the left or top edge             clips the box (clip_box)
 //   truncates sizes, so that an image may be resized twice    rounds sizes; boxes use the rounded sizes
@@ -17,6 +16,7 @@
 #include <array>
 #include <cstddef>
 #include <opencv2/imgproc.hpp>
+#include <optional>
 
 #include "augment.hpp"
 
@@ -27,6 +27,16 @@ inline Box scaled_shifted(const Box& b, Scale scale, double dx = 0, double dy = 
 }
 
 inline Box mirrored(const Box& b, double width) { return {width - b.x2, b.y1, width - b.x1, b.y2, b.cls}; }
+
+// Converts an annotation (x, y, w, h) to a box. Adds width and height after the corner was clipped, and keeps
+// boxes without area.
+inline std::optional<Box> clip_box(double x, double y, double w, double h, int cls, cv::Size size) {
+  const double x1 = std::max(0.0, x), y1 = std::max(0.0, y);
+  const double x2 = std::min<double>(size.width, x1 + std::max(0.0, w));
+  const double y2 = std::min<double>(size.height, y1 + std::max(0.0, h));
+  if (x2 < x1 || y2 < y1) return {};
+  return Box{x1, y1, x2, y2, cls};
+}
 
 // Clamps a box to an image of this size. A box outside of the image becomes a line or a point on its edge.
 inline Box clamped(const Box& b, cv::Size size) {
