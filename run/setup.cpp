@@ -21,7 +21,7 @@ namespace yolox {
 
 torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
   opencv_single_thread();
-  BlobCache::sweep(ram_place());
+  sweep_caches(ram_place());
   const bool with_dtr = dtr_bytes(config) > 0;
   if (with_dtr) keep_freed_memory();
   const torch::Device device = device_of(config, rank_info);
