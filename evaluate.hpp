@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "base/device.hpp"
-#include "base/flags.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/load.hpp"
 #include "checkpoint/onnx_weights.hpp"
 #include "data.hpp"
 #include "data/pictures.hpp"
+#include "images/boxes.hpp"
 #include "metrics/coco_eval.hpp"
 #include "run/log.hpp"
 #include "yolox.hpp"

@@ -3,8 +3,8 @@
 #pragma once
 #include <torch/torch.h>
 
-#include "base/flags.hpp"
 #include "data/dataset.hpp"
+#include "images/boxes.hpp"
 #include "yolox.hpp"
 
 namespace yolox {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/flags.hpp"
 #include "checkpoint/checkpoint.hpp"
+#include "images/boxes.hpp"
 #include "models.hpp"
 
 namespace yolox {
@@ -32,10 +32,6 @@ std::string detect_model(const GenericDict& weights, const std::string& likely =
 
 // Returns the number of classes of the weights, or 0 if they have no head.
 int64_t num_classes_of(const GenericDict& weights);
-
-// Returns the 80 class names of COCO. Official checkpoints contain no class names; an official checkpoint
-// with 80 classes has these, in this order.
-const std::vector<std::string>& coco_classes();
 
 // Returns the class names of a model: those of its file, else those of COCO if the model has 80 classes, else
 // an empty list.

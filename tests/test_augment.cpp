@@ -11,11 +11,13 @@
 
 #include <chrono>
 #include <cstring>
+#include <opencv2/core/ocl.hpp>
 #include <set>
 #include <thread>
 #include <type_traits>
 
 #include "album.hpp"
+#include "base/program.hpp"
 #include "data/augment_official.hpp"
 
 using namespace yolox;
