@@ -307,8 +307,8 @@ auto with_readable(const Pictures& pictures, std::size_t index, const F& f) {
 //
 //   boxes(i) -> const std::vector<Box>&: boxes in pixels of image i
 //
-//   piece(i, part, scale) -> ImageRegion: the pixels of rectangle `part`, at `scale` times the resolution or
-//   more
+//   image_region(i, part, scale) -> ImageRegion: at least the rectangle `part`, at a scale of at least
+//   `scale`
 //
 //   replacement_index(i, error, tries) -> index: replacement for image i after image_region() threw this
 //   ImageError; may throw

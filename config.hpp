@@ -14,6 +14,7 @@
 #include "augment.hpp"
 #include "base/device.hpp"
 #include "base/flags.hpp"
+#include "data/batches.hpp"
 #include "data/dataset.hpp"
 #include "data/multiscale.hpp"
 #include "ddp/launch.hpp"
@@ -415,6 +416,12 @@ struct Plan {
            (steps == iters || epoch_of(steps - 1) % eval_interval == 0 || steps > first_no_aug_iteration);
   }
 };
+
+// Returns the settings of the training batches.
+inline BatchSettings batch_settings(const Config& c, const Plan& p) {
+  return {c.augment, c.aug == "default",      c.debug, c.seed, c.loader_threads, p.batch, p.batch_per_rank,
+          p.iters,   p.first_no_aug_iteration};
+}
 
 // Returns the plan of a run, and fills in the settings that depend on its length. images: number of training
 // images. ranks: world size. base: input size.

@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "base/device.hpp"
-#include "base/flags.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/load.hpp"
 #include "data.hpp"
 #include "data/pictures.hpp"
+#include "images/boxes.hpp"
 #include "metrics/coco_eval.hpp"
 #include "run/log.hpp"
 #include "yolox.hpp"

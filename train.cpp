@@ -138,7 +138,7 @@ static int train(int argc, char** argv) {
   });
 
   // ---- training loop
-  Batches batches(data.train, config, plan, rank_info.rank, base, device);
+  Batches batches(data.train, batch_settings(config, plan), rank_info.rank, base, device);
   batches.start(t.iteration);
   MicroBatches micro_batches(t, config.accum, plan.batch_per_rank, ranks, graphs, run.log);
   Recovery recovery(run, ranks);

@@ -129,14 +129,6 @@ void combination_check(bool condition, const Parts&... parts) {
 // Splits "a,b" into {"a", "b"}. Empty parts are left out.
 std::vector<std::string> split_list(const std::string& text);
 
-// Height and width of the network input in pixels.
-struct ImageSize {
-  int height, width;
-};
-// Parses "640" (640x640) or "480x640" (height x width). Throws UsageError unless both are multiples of 32,
-// from 32 to 8192.
-ImageSize parse_size(const std::string& text);
-
 using Settings = std::vector<std::pair<std::string, std::string>>;  // name and value of each flag
 
 }  // namespace yolox

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <opencv2/core/ocl.hpp>
+#include <opencv2/core/utility.hpp>
 
 #include "base/printable.hpp"
 
@@ -84,6 +86,11 @@ void allow_open_files() {
   if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
   files.rlim_cur = files.rlim_max;
   setrlimit(RLIMIT_NOFILE, &files);
+}
+
+void opencv_single_thread() {
+  cv::setNumThreads(0);
+  cv::ocl::setUseOpenCL(false);
 }
 
 }  // namespace yolox

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/flags.hpp"
 #include "checkpoint/checkpoint.hpp"
+#include "images/boxes.hpp"
 #include "models.hpp"
 
 namespace yolox {
@@ -41,10 +41,6 @@ std::string detect_model(const GenericDict& weights, const std::string& likely =
 // Returns the number of classes of the weights, or 0 if they have no head.
 int64_t num_classes_of(const GenericDict& weights);
 
-// Returns the 80 class names of COCO. Official checkpoints contain no class names; an official checkpoint
-// with 80 classes has these, in this order.
-const std::vector<std::string>& coco_classes();
-
 // Returns the class names of a model: those of its file, else those of COCO if the model has 80 classes, else
 // an empty list.
 std::vector<std::string> class_names(const WeightsInfo& info, int64_t classes);
@@ -57,8 +53,8 @@ struct LoadedModel {
 
 // Loads a model with all of its weights, in evaluation mode, on the device. given: as for
 // find_weights_file(). model: expected model, or "" to take the model from the file. preproc: "auto" (from
-// the file), "bgr" or "legacy". ema: false for the
-// weights without EMA of a checkpoint of a training run. Throws if the weights are incomplete.
+// the file), "bgr" or "legacy". ema: false for the weights without EMA of a checkpoint of a training run.
+// Throws if the weights are incomplete.
 LoadedModel load_model(const std::string& given, const std::string& model, const std::string& preproc,
                        torch::Device device, bool ema = true);
 

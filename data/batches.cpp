@@ -20,20 +20,20 @@ struct Batches::Pipeline {
   double waited = 0;
 };
 
-Batches::Batches(const Dataset& data, const Config& config, const Plan& plan, int rank, ImageSize size,
+Batches::Batches(const Dataset& data, const BatchSettings& settings, int rank, ImageSize size,
                  torch::Device device, int64_t head, int64_t heads) {
-  const auto mosaic_at = [=, batch = plan.batch, until = plan.first_no_aug_iteration](int64_t position) {
+  const auto mosaic_at = [=, batch = settings.batch, until = settings.mosaic_iters](int64_t position) {
     return position / batch * heads + head < until;
   };
   Loader::Make items =
-      training_items(data, config.seed + head, config.augment, config.aug == "default", mosaic_at);
-  if (config.debug) items = checked_items(items, data);
+      training_items(data, settings.seed + head, settings.augment, settings.augmented, mosaic_at);
+  if (settings.check_boxes) items = checked_items(items, data);
   pipeline.reset(new Pipeline{std::move(items),
-                              plan.batch,
-                              plan.batch_per_rank,
-                              plan.iters * plan.batch,
+                              settings.batch,
+                              settings.batch_per_rank,
+                              settings.iters * settings.batch,
                               rank,
-                              config.loader_threads,
+                              settings.workers,
                               cv::Size(size.width, size.height),
                               device,
                               {},

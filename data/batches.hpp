@@ -6,11 +6,21 @@
 
 #include <memory>
 
-#include "config.hpp"
+#include "augment.hpp"
 #include "data/batch.hpp"
 #include "data/dataset.hpp"
 
 namespace yolox {
+
+// What the stream of batches depends on, besides the data set.
+struct BatchSettings {
+  AugmentConfig augment;
+  bool augmented, check_boxes;  // augment the images; check the boxes before they are copied to the device
+  int64_t seed;
+  int workers;
+  int64_t batch, batch_per_rank;  // total batch size, batch size of this rank
+  int64_t iters, mosaic_iters;    // of the run; the first mosaic_iters iterations have mosaic and MixUp
+};
 
 // Stream of training batches of one rank. Not thread-safe.
 class Batches {
@@ -18,8 +28,8 @@ class Batches {
   // rank: rank of this process; the stream contains only the images of this rank in each batch. head, heads:
   // a multi-task model trains its heads in turn, each on its own data set. Step k of this head is step k *
   // heads + head of the run. `data` must outlive this object.
-  Batches(const Dataset& data, const Config& config, const Plan& plan, int rank, ImageSize size,
-          torch::Device device, int64_t head = 0, int64_t heads = 1);
+  Batches(const Dataset& data, const BatchSettings& settings, int rank, ImageSize size, torch::Device device,
+          int64_t head = 0, int64_t heads = 1);
   ~Batches();
   Batches(const Batches&) = delete;
   Batches& operator=(const Batches&) = delete;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reader of COCO data sets: one JSON file per split.
+// Reader of COCO data sets: one JSON file per split. The class names of COCO.
 #pragma once
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "data/source.hpp"
 
@@ -19,5 +20,9 @@ Source read_coco_source(const std::string& json, const std::string& images = "")
 // Finds the COCO JSON files of a data set: the files in the folder `annotations`, else in `root` itself, else
 // in its subfolders. Returns one reader per split.
 SplitReaders coco_splits(const fs::path& root);
+
+// Returns the 80 class names of COCO. Official checkpoints contain no class names; an official checkpoint
+// with 80 classes has these, in this order.
+const std::vector<std::string>& coco_classes();
 
 }  // namespace yolox

@@ -85,7 +85,8 @@ struct Record {
   std::vector<Box> boxes;  // in pixels, clipped to the image; without crowds
 };
 
-// One split of a data set. Has the functions that compose() in augment.hpp needs (piece, size, boxes, ...).
+// One split of a data set. Has the functions that compose() in augment.hpp needs (image_region, size, boxes,
+// ...).
 struct Dataset {
   std::string name;                  // file or folder and split, for messages
   std::vector<std::string> classes;  // class names; the position is the class id

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/flags.hpp"
 #include "base/random.hpp"
 #include "data/batch.hpp"
+#include "images/boxes.hpp"
 
 namespace yolox {
 

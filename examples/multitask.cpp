@@ -294,7 +294,7 @@ static int train(int argc, char** argv) {
                       rank_info.world, " x ", device.str()));
   for (int64_t k = 0; k < t.heads(); ++k) {
     HeadData& s = streams[k];
-    s.batches.emplace(s.splits.train, c, plan, rank_info.rank, base, device, k, t.heads());
+    s.batches.emplace(s.splits.train, batch_settings(c, plan), rank_info.rank, base, device, k, t.heads());
     s.batches->start(t.steps_of(k));
     run.log.line(concat("head ", s.name, ": ", s.splits.train.records.size(), " images for training (",
                         s.splits.train.name, "), ", s.splits.val.records.size(), " for evaluation, classes ",

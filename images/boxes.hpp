@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounding boxes, clipping and letterbox.
+// Input size, bounding boxes, clipping and letterbox.
 #pragma once
 #include <opencv2/core.hpp>
-#include <opencv2/core/ocl.hpp>
 #include <opencv2/imgproc.hpp>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "images/image.hpp"
@@ -14,10 +14,13 @@ namespace yolox {
 // Padding value: the grey of every pixel that no image covers.
 constexpr uchar border_grey = 114;
 
-// Turns off OpenCV's threads and OpenCL. Call this function first in main(). OpenCV's threads would compete
-// with the worker threads of the data loader, which already use all cores. The OpenCL setting holds for the
-// calling thread only; other threads do not use OpenCL as long as they use cv::Mat and not cv::UMat.
-void opencv_single_thread();
+// Height and width of the network input in pixels.
+struct ImageSize {
+  int height, width;
+};
+// Parses "640" (640x640) or "480x640" (height x width). Throws UsageError unless both are multiples of 32,
+// from 32 to 8192.
+ImageSize parse_size(const std::string& text);
 
 // Bounding box in pixels. Coordinates are pixel edges: an image of width W spans 0..W.
 struct Box {

@@ -9,12 +9,12 @@
 #include "base/device.hpp"
 #include "base/memory.hpp"
 #include "base/printable.hpp"
+#include "base/program.hpp"
 #include "base/threads.hpp"
 #include "checkpoint/load.hpp"
 #include "data/cache.hpp"
 #include "dtr/budget.hpp"
 #include "formats.hpp"
-#include "images/boxes.hpp"
 #include "models.hpp"
 #include "optim.hpp"
 #include "run/folder.hpp"
@@ -23,7 +23,7 @@ namespace yolox {
 
 torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
   opencv_single_thread();
-  BlobCache::sweep(ram_place());
+  sweep_caches(ram_place());
   const bool with_dtr = dtr_bytes(config) > 0;
   if (with_dtr) keep_freed_memory();
   const torch::Device device = device_of(config, rank_info);

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <string>
 
-#include "base/flags.hpp"
 #include "data/batch.hpp"
 #include "dtr/dtr.hpp"
+#include "images/boxes.hpp"
 #include "run/numbers.hpp"
 
 namespace yolox {

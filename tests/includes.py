@@ -17,8 +17,7 @@ LAYERS = [
     ['data/batch.', 'data/loader.'],
     ['augment.hpp'],
     ['data/'],
-    ['data.hpp'],
-    ['data/pictures.'],
+    ['data.hpp', 'data/batches.', 'data/pictures.'],
     ['formats.hpp'],
     ['layers/'],
     ['yolox.hpp'],
@@ -36,7 +35,6 @@ LAYERS = [
     ['evaluate.hpp'],
     ['run/state.'],
     ['config.hpp'],
-    ['data/batches.'],
     ['run/'],
     ['train.cpp', 'eval.cpp', 'tools/', 'examples/'],
 ]
@@ -45,7 +43,7 @@ ONLY = {
     'yolox.hpp': ['layers/', 'base/'],
     'layers/': ['layers/', 'base/'],
     'base/': ['base/'],
-    'data/loader.': ['data/loader.', 'data/batch.', 'images/', 'base/', 'run/log.'],
+    'data/loader.': ['data/loader.', 'data/batch.', 'images/', 'base/'],
 }
 # Files that the build writes.
 GENERATED = {'onnx.pb.h'}

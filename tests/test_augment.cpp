@@ -11,12 +11,14 @@
 
 #include <chrono>
 #include <cstring>
+#include <opencv2/core/ocl.hpp>
 #include <set>
 #include <thread>
 #include <type_traits>
 
 #include "album.hpp"
 #include "augment_official.hpp"
+#include "base/program.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

@@ -2,12 +2,18 @@
 #include "base/memory.hpp"
 #include "base/program.hpp"
 #include "data/cache.hpp"
+#include "data/packed.hpp"
 
+#include <sys/mman.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <cstdio>
-#include <cstring>
+#include <functional>
+#include <mutex>
 #include <new>
+#include <set>
+#include <thread>
 
 #include "common.hpp"
 
@@ -73,181 +79,138 @@ bool wait_until(F f) {
   return f();
 }
 
-// Irregular blob sizes, including 0.
-std::vector<size_t> some_sizes(size_t n = 40) {
-  std::vector<size_t> sizes(n);
-  for (size_t i = 0; i < n; ++i) sizes[i] = i * i * 37 % 3001;
-  return sizes;
-}
-unsigned char value(size_t i, size_t k) { return static_cast<unsigned char>(i * 31 + k * 7 + 1); }
-BlobCache::Fill filler(const std::vector<size_t>& sizes, std::atomic<int>* count = nullptr) {
-  return [sizes, count](size_t i, unsigned char* out) {
-    for (size_t k = 0; k < sizes[i]; ++k) out[k] = value(i, k);
-    if (count) ++*count;
+constexpr int kGrey = 150;  // more than a transaction writes
+
+// Returns a data set of grey images of several sizes. decoded(i) is called when image i is decoded.
+Dataset grey_images(const std::function<void(size_t i)>& decoded = {}, const std::string& key = "grey") {
+  Dataset data;
+  data.key = key;
+  for (int i = 0; i < kGrey; ++i) data.records.push_back({"", i + 1, 8 + i % 5, 6 + i % 7, {}});
+  data.stored = [decoded, records = data.records](size_t i, double) {
+    if (decoded) decoded(i);
+    return ImageRegion{Image({records[i].width, records[i].height}, uchar(i + 1))};
   };
+  return data;
 }
-void no_fill(size_t, unsigned char*) { throw std::runtime_error("fill is called"); }
+void not_decoded(size_t) { throw std::runtime_error("an image is decoded"); }
 
-bool has_values(const BlobCache& cache, const std::vector<size_t>& sizes) {
-  for (size_t i = 0; i < sizes.size(); ++i)
-    for (size_t k = 0; k < sizes[i]; ++k)
-      if (cache.blob(i)[k] != value(i, k)) return false;
-  return true;
-}
+// A data set that uses a cache, as in one process.
+struct User {
+  using Decoded = std::function<void(size_t)>;
+  Dataset data;
+  std::string path;
 
-std::string file_of(const std::string& folder, const std::string& key) {
-  return concat(folder, "/yolox-cache-", geteuid(), "-", key);
-}
+  explicit User(const CachePlace& place, const Decoded& decoded = {}, const std::string& key = "grey",
+                int threads = 1, const std::function<void(size_t, size_t)>& progress = {})
+      : data(grey_images(decoded, key)) {
+    const std::string line = use_cache(data, place, {64, 64}, false, threads, progress);
+    path = line.substr(line.find(" in ") + 4);
+  }
+  bool has_images() const {
+    for (int i = 0; i < kGrey; ++i) {
+      const Image image = read_image(data, i);
+      if (image.size() != data.size(i) ||
+          cv::norm(image, Image(image.size(), uchar(i + 1)), cv::NORM_INF) > 0)
+        return false;
+    }
+    return true;
+  }
+};
+
 size_t entries(const std::string& folder) {
   return size_t(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
 }
 
-// A RAM place and a disk place in a temporary folder.
+// A RAM place and a disk place in a temporary folder, and the path of the cache of grey_images().
 struct Places {
   TempDir dir;
-  BlobCache::Place ram{dir.path.string(), false}, disk{dir.path.string(), true};
-  std::string path = file_of(dir.path.string(), "c0ffee");
+  CachePlace ram{dir.path.string(), false}, disk{dir.path.string(), true};
+  std::string path = User(ram).path;
+
+  // The path of a file that a killed process could have left.
+  std::string left(const std::string& name) const {
+    return concat(dir.path.string(), "/yolox-cache-", geteuid(), "-", name);
+  }
 };
 
 }  // namespace
 
-TEST_CASE("cache: one or four threads fill every blob once, and blobs are aligned to 64 bytes" *
-          runs_threads) {
-  const auto sizes = some_sizes();
+TEST_CASE("cache: one or four threads decode every image once" * runs_threads) {
   for (const int threads : {1, 4}) {
     for (const bool keep : {false, true}) {
       const Places places;
-      std::atomic<int> fills{0}, inside{0};
-      std::vector<std::atomic<int>> per_blob(sizes.size());
+      std::atomic<int> inside{0};
+      std::vector<std::atomic<int>> per_image(kGrey);
       std::mutex mutex;
-      std::vector<std::thread::id> ids;
-      const auto fill = filler(sizes, &fills);
-      const BlobCache cache(
-          keep ? places.disk : places.ram, "c0ffee", sizes,
-          [&](size_t i, unsigned char* out) {
-            ++per_blob[i];
+      std::set<std::thread::id> ids;
+      size_t last = 0;
+      bool rising = true;
+      const User user(
+          keep ? places.disk : places.ram,
+          [&](size_t i) {
+            ++per_image[i];
             {
               const std::lock_guard<std::mutex> lock(mutex);
-              if (std::find(ids.begin(), ids.end(), std::this_thread::get_id()) == ids.end())
-                ids.push_back(std::this_thread::get_id());
+              ids.insert(std::this_thread::get_id());
             }
             // Wait until all threads are in this function.
             if (++inside <= threads) wait_until([&] { return inside >= threads; });
-            fill(i, out);
           },
-          threads);
+          "grey", threads,
+          [&](size_t done, size_t n) {
+            rising = rising && done > last && n == kGrey;
+            last = done;
+          });
       CHECK(ids.size() == size_t(threads));
-      CHECK(fills == int(sizes.size()));
-      for (const auto& times : per_blob) CHECK(times == 1);
-      CHECK(cache.filled_here());
-      CHECK(has_values(cache, sizes));
-      for (size_t i = 0; i < sizes.size(); ++i) CHECK(reinterpret_cast<uintptr_t>(cache.blob(i)) % 64 == 0);
-      CHECK(cache.bytes() == fs::file_size(places.path));
+      for (const auto& times : per_image) CHECK(times == 1);
+      CHECK(rising);
+      CHECK(last == kGrey);
+      CHECK(user.path == places.path);
+      CHECK(user.has_images());
       CHECK((fs::status(places.path).permissions() & fs::perms::all) ==
             (fs::perms::owner_read | fs::perms::owner_write));
     }
   }
-  const Places places;
-  const BlobCache none(places.ram, "c0ffee", {}, no_fill, 2);
-  CHECK(none.bytes() == 64);
-  // The space is allocated even if nothing is written.
-  const BlobCache large(
-      places.ram, "abc", {1000000}, [](size_t, unsigned char*) {}, 1);
-  struct stat s;
-  REQUIRE(stat(file_of(places.ram.folder, "abc").c_str(), &s) == 0);
-  CHECK(size_t(s.st_blocks) * 512 >= large.bytes());
-}
-
-TEST_CASE("cache: progress is reported by one thread at a time and ends with the number of blobs" *
-          runs_threads) {
-  const Places places;
-  const auto sizes = some_sizes(30);
-  std::atomic<int> inside{0}, calls{0};
-  size_t last = 0;
-  bool good = true;
-  const auto fill = filler(sizes);
-  const BlobCache cache(
-      places.ram, "c0ffee", sizes,
-      [&](size_t i, unsigned char* out) {
-        pause_ms(15);
-        fill(i, out);
-      },
-      3,
-      [&](size_t done, size_t n) {
-        good = good && ++inside == 1 && done > last && n == 30;
-        last = done;
-        ++calls;
-        pause_ms(5);
-        --inside;
-      });
-  CHECK(good);
-  CHECK(last == 30);
-  CHECK(calls > 1);
-  CHECK(calls < 15);  // fewer calls than blobs
 }
 
 TEST_CASE("cache: an existing file is used; on disk it is kept, in RAM the last user removes it" *
           runs_threads) {
-  const auto sizes = some_sizes();
   const Places places;
   {
-    auto first = std::make_unique<BlobCache>(places.ram, "c0ffee", sizes, filler(sizes), 2);
-    const BlobCache second(places.ram, "c0ffee", sizes, no_fill, 2);
-    CHECK(first->filled_here());
-    CHECK_FALSE(second.filled_here());
+    auto first = std::make_unique<User>(places.ram);
+    const User second(places.ram, not_decoded);
     first.reset();
     CHECK(fs::exists(places.path));
-    CHECK(has_values(second, sizes));
-    const BlobCache third(places.ram, "c0ffee", sizes, no_fill, 2);  // `second` still uses the file
-    CHECK(has_values(third, sizes));
+    CHECK(second.has_images());
+    const User third(places.ram, not_decoded);  // `second` still uses the file
+    CHECK(third.has_images());
   }
   CHECK_FALSE(fs::exists(places.path));
-  { const BlobCache cache(places.disk, "c0ffee", sizes, filler(sizes), 2); }
+  { const User user(places.disk); }
   CHECK(fs::exists(places.path));
-  const BlobCache again(places.disk, "c0ffee", sizes, no_fill, 2);
-  CHECK_FALSE(again.filled_here());
-  CHECK(has_values(again, sizes));
+  CHECK(User(places.disk, not_decoded).has_images());
+  CHECK(User(places.disk, {}, "other").path != places.path);
 }
 
-TEST_CASE("cache: a forked child does not remove the file of its parent" * runs_threads) {
-  const auto sizes = some_sizes();
-  const Places places;
-  auto cache = std::make_unique<BlobCache>(places.ram, "c0ffee", sizes, filler(sizes), 1);
-  Child child([&] {
-    const bool same = has_values(*cache, sizes);
-    cache.reset();
-    return same && fs::exists(places.path) ? "" : "the child removed it";
-  });
-  CHECK(child.wait() == "");
-  const Child other([&] {  // the parent still holds the lock
-    const BlobCache sweeper(places.ram, "bad", sizes, filler(sizes), 1);
-    return "";
-  });
-  const BlobCache second(places.ram, "c0ffee", sizes, no_fill, 1);
-  CHECK(has_values(second, sizes));
-}
-
-TEST_CASE("cache: of processes that start at the same time, only one fills" * runs_threads) {
-  const auto sizes = some_sizes();
+TEST_CASE("cache: of processes that start at the same time, only one decodes" * runs_threads) {
   for (int round = 0; round < 3; ++round) {
     const Places places;
     Shared& all = shared_counters();
     const auto process = [&]() -> std::string {
       ++all.ready;
       while (!all.go) continue;
-      const auto fill = filler(sizes, &all.fills);
-      size_t seen = 0;
-      const BlobCache cache(
-          places.ram, "c0ffee", sizes,
-          [&](size_t i, unsigned char* out) {
-            pause_ms(3);
-            fill(i, out);
+      int calls = 0;
+      const User user(
+          places.ram,
+          [&](size_t) {
+            ++all.fills;
+            pause_ms(1);
           },
-          1, [&](size_t done, size_t) { seen = done; });
+          "grey", 1, [&](size_t, size_t) { ++calls; });
       ++all.most;
       if (!wait_until([&] { return all.most == 3; })) return "a process is missing";
-      if (!cache.filled_here() && seen == 0) return "no progress while another process fills";
-      return has_values(cache, sizes) ? "" : "wrong contents";
+      if (calls == 0) return "no progress while another process writes";
+      return user.has_images() ? "" : "wrong contents";
     };
     Child a(process), b(process), c(process);
     CHECK(wait_until([&] { return all.ready == 3; }));
@@ -255,102 +218,85 @@ TEST_CASE("cache: of processes that start at the same time, only one fills" * ru
     CHECK(a.wait() == "");
     CHECK(b.wait() == "");
     CHECK(c.wait() == "");
-    CHECK(all.fills == int(sizes.size()));
+    CHECK(all.fills == kGrey);
     CHECK(entries(places.ram.folder) == 0);
   }
 }
 
-TEST_CASE("cache: a partly filled file of a killed process is not used; a waiting process fills it again" *
+TEST_CASE("cache: an incomplete file of a killed process is not used; a waiting process writes it again" *
           runs_threads) {
-  const auto sizes = some_sizes();
   for (const bool keep : {false, true}) {
-    const Places places;
-    const auto& place = keep ? places.disk : places.ram;
-    Shared& all = shared_counters();
-    const auto killed = [&] {
-      const BlobCache cache(
-          place, "c0ffee", sizes,
-          [&](size_t i, unsigned char* out) {
-            std::memset(out, 255, sizes[i]);
-            if (i == sizes.size() - 1) {
-              all.ready = 1;
-              pause();
-            }
-          },
-          1);
-      return "";
-    };
-    // No other process waits.
-    Child first(killed);
-    CHECK(wait_until([&] { return all.ready == 1; }));
-    kill(first.pid, SIGKILL);
-    first.wait();
-    CHECK(fs::exists(places.path));
-    {
-      const BlobCache cache(place, "c0ffee", sizes, filler(sizes), 2);
-      CHECK(cache.filled_here());
-      CHECK(has_values(cache, sizes));
-    }
-    fs::remove(places.path);
-
-    // Another process waits.
-    all.ready = 0;
-    Child second(killed);
-    CHECK(wait_until([&] { return all.ready == 1; }));
-    Child waiter([&]() -> std::string {
-      const BlobCache cache(place, "c0ffee", sizes, filler(sizes), 2, [&](size_t done, size_t) {
-        all.most = int(done);
-        all.go = 1;
+    for (const bool waits : {false, true}) {
+      const Places places;
+      const auto& place = keep ? places.disk : places.ram;
+      Shared& all = shared_counters();
+      Child killed([&] {
+        const User user(place, [&](size_t i) {
+          if (i < kGrey - 1) return;
+          all.ready = 1;
+          pause();
+        });
+        return "";
       });
-      return cache.filled_here() && has_values(cache, sizes) ? "" : "not taken over";
-    });
-    CHECK(wait_until([&] { return all.go == 1; }));
-    CHECK(all.most == int(sizes.size()) - 1);  // progress of the other process
-    CHECK(all.fills == 0);
-    kill(second.pid, SIGKILL);
-    second.wait();
-    CHECK(waiter.wait() == "");
+      CHECK(wait_until([&] { return all.ready == 1; }));
+      const auto use = [&]() -> std::string {
+        const User user(
+            place, [&](size_t) { ++all.fills; }, "grey", 2,
+            [&](size_t done, size_t) {
+              if (!all.fills) all.most = int(done);  // the progress of the other process
+              all.go = 1;
+            });
+        return all.fills == kGrey && user.has_images() ? "" : "not taken over";
+      };
+      if (waits) {
+        Child waiter(use);
+        CHECK(wait_until([&] { return all.go == 1; }));
+        CHECK(all.most > 0);
+        CHECK(all.most < kGrey);
+        CHECK(all.fills == 0);
+        kill(killed.pid, SIGKILL);
+        killed.wait();
+        CHECK(waiter.wait() == "");
+      } else {
+        kill(killed.pid, SIGKILL);
+        killed.wait();
+        CHECK(fs::exists(places.path));
+        CHECK(use() == "");
+      }
+    }
   }
 }
 
-TEST_CASE("cache: an exception in fill or progress is rethrown, and no file is left" * runs_threads) {
-  const auto sizes = some_sizes();
+TEST_CASE("cache: an exception while decoding or in progress is rethrown, and no file is left" *
+          runs_threads) {
   for (const int threads : {1, 4}) {
     const Places places;
-    const auto bad = [&] {
-      BlobCache(
-          places.disk, "c0ffee", sizes,
-          [](size_t i, unsigned char*) {
-            if (i == 5) fail("5.jpg is broken");
-          },
-          threads);
-    };
-    CHECK(error_of(bad) == "5.jpg is broken");
     std::atomic<int> calls{0};
-    const auto slow = [&](size_t i, unsigned char*) {
+    const auto bad = [&](size_t i) {
       ++calls;
-      if (i == 0) fail("0.jpg is broken");
+      if (i == 5) fail("5.jpg is broken");
       pause_ms(2);
     };
-    CHECK(error_of([&] { BlobCache(places.disk, "c0ffee", sizes, slow, threads); }) == "0.jpg is broken");
-    CHECK(calls < int(sizes.size()) / 2);  // the other threads stop
+    CHECK(error_of([&] { User(places.disk, bad, "grey", threads); }) == "5.jpg is broken");
+    CHECK(calls < kGrey / 2);  // the other threads stop
     CHECK(entries(places.disk.folder) == 0);
-    const auto stopped = [&] {
-      BlobCache(places.ram, "c0ffee", sizes, filler(sizes), threads, [](size_t, size_t) { fail("stop"); });
-    };
+    const auto stopped = [&] { User(places.ram, {}, "grey", threads, [](size_t, size_t) { fail("stop"); }); };
     CHECK(error_of(stopped) == "stop");
     CHECK(entries(places.disk.folder) == 0);
-    const BlobCache cache(places.disk, "c0ffee", sizes, filler(sizes), threads);
-    CHECK(has_values(cache, sizes));
+    CHECK(User(places.disk, {}, "grey", threads).has_images());
   }
 }
 
 TEST_CASE("cache: if the space is too small, the error gives both sizes and nothing is written" *
           runs_threads) {
   const Places places;
-  const std::vector<size_t> huge{size_t(1) << 50};
-  const std::string ram = error_of([&] { BlobCache(places.ram, "c0ffee", huge, no_fill, 1); });
-  CHECK(has(ram, "it needs 1125900G, free "));
+  const auto said = [&](const CachePlace& place) {
+    Dataset huge = grey_images(not_decoded);
+    huge.records.assign(100000, {"", 1, 20000, 20000, {}});
+    return error_of([&] { use_cache(huge, place, {20000, 20000}, false, 1, {}); });
+  };
+  const std::string ram = said(places.ram);
+  CHECK_MESSAGE(has(ram, "it needs 159375G, free "), ram);
   CHECK(has(ram, places.ram.folder));
   CHECK(has(ram, "; use --cache disk, or a larger /dev/shm (docker run --shm-size)"));
   CHECK_FALSE(has(ram, "\n"));
@@ -360,35 +306,41 @@ TEST_CASE("cache: if the space is too small, the error gives both sizes and noth
   CHECK(std::strtod(ram.c_str() + ram.find("free ") + 5, nullptr) < 1.2 * least / 1e9 + 1);
   if (folder > 2 * least) CHECK(has(ram, "G of memory (10 % of the memory are kept free); "));
   CHECK(entries(places.ram.folder) == 0);
-  const std::string disk = error_of([&] { BlobCache(places.disk, "c0ffee", huge, no_fill, 1); });
-  CHECK(has(disk, "it needs 1125900G, free "));
+  const std::string disk = said(places.disk);
+  CHECK(has(disk, "it needs 159375G, free "));
   CHECK(has(disk, "; free some space, set YOLOX_CACHE_DIR, or leave --cache out"));
   CHECK(entries(places.disk.folder) == 0);
 }
 
-TEST_CASE("cache: files of the same key and of killed processes count as free space" * runs_threads) {
+TEST_CASE("cache: old files count as free space; a disk that becomes full is reported and no file is left" *
+          runs_threads) {
   const Places places;
   const std::string& folder = places.ram.folder;
   Child child([&]() -> std::string {
     if (!mount_small_disk(folder, "size=4m")) return "cannot mount";
-    const std::string path = file_of(folder, "c0ffee"), other = file_of(folder, "bad");
     for (const auto& place : {places.ram, places.disk}) {
-      const auto filled = [&](size_t bytes) {
-        return error_of([&] {
-          BlobCache(
-              place, "c0ffee", {bytes}, [&](size_t, unsigned char* out) { std::memset(out, 1, bytes); }, 1);
-        });
+      const auto error = [&](int side, const std::function<void()>& decoded = {}) {
+        Dataset data = grey_images();
+        data.records.assign(1, {"", 1, side, side, {}});
+        data.stored = [=](size_t, double) {
+          if (decoded) decoded();
+          return ImageRegion{Image({side, side}, 1)};
+        };
+        return error_of([&] { use_cache(data, place, {side, side}, false, 1, {}); });
       };
-      const std::string refused = filled(5000000);
-      if (!has(refused, "it needs 5M, free 4M; ")) return "refused with " + refused;
+      const std::string refused = error(1200);
+      if (!has(refused, "it needs 6M, free 4M; ")) return "refused with " + refused;
       if (entries(folder) != 0) return "something is left";
-      write_text(path, std::string(3000000, 'x'));
-      if (const std::string said = filled(3500000); said != "") return "own file: " + said;
-      fs::remove(path);
-      write_text(other, std::string(3000000, 'x'));
-      if (const std::string said = filled(3500000); said != "") return "swept: " + said;
-      fs::remove(other);
-      fs::remove(path);
+      write_text(places.left("dead"), std::string(3000000, 'x'));
+      if (const std::string said = error(900); said != "") return "swept: " + said;
+      for (const auto& entry : fs::directory_iterator(folder)) fs::resize_file(entry.path(), 3000000);
+      if (const std::string said = error(900); said != "") return "own file: " + said;
+      for (const auto& entry : fs::directory_iterator(folder)) fs::remove(entry.path());
+      const std::string full = error(900, [&] { write_text(folder + "/else", std::string(3000000, 'x')); });
+      if (!has(full, "cannot be written: ") || !has(full, place.keep ? "; free some" : "; use --cache disk"))
+        return "full: " + full;
+      if (entries(folder) != 1) return "something is left on the full disk";
+      fs::remove(folder + "/else");
     }
     return "";
   });
@@ -433,73 +385,64 @@ TEST_CASE("cache: free memory is the available memory minus 10 %, within the lim
   CHECK(here < 1e15);
 }
 
-TEST_CASE("cache: a file that is damaged, of another program or of other sizes is filled again" *
+TEST_CASE("cache: a file that is damaged, of another program or of another data set is written again" *
           runs_threads) {
-  const auto sizes = some_sizes();
   const Places places;
-  const auto fill_again = [&](const std::vector<size_t>& wanted) {
-    std::atomic<int> fills{0};
-    const BlobCache cache(places.disk, "c0ffee", wanted, filler(wanted, &fills), 2);
-    return fills > 0 && cache.filled_here() && has_values(cache, wanted);
+  const auto decoded_again = [&] {
+    std::atomic<int> decoded{0};
+    const User user(places.disk, [&](size_t) { ++decoded; });
+    CHECK(user.has_images());
+    return decoded == kGrey;
   };
-  CHECK(fill_again(sizes));
-  CHECK_FALSE(fill_again(sizes));
-  fs::resize_file(places.path, fs::file_size(places.path) - 100);
-  CHECK(fill_again(sizes));
-  fs::resize_file(places.path, fs::file_size(places.path) + 4096);
-  CHECK(fill_again(sizes));
-  fs::resize_file(places.path, 10);
-  CHECK(fill_again(sizes));
-  write_text(places.path, std::string(100000, '\1'));
-  CHECK(fill_again(sizes));
-  std::string text = contents(places.path);
-  text[0] ^= 1;
-  write_text(places.path, text);
-  CHECK(fill_again(sizes));
-
-  auto other = sizes;
-  std::swap(other[3], other[4]);
-  CHECK(fill_again(other));
-  CHECK(fill_again(sizes));
-
-  const BlobCache user(places.disk, "c0ffee", sizes, no_fill, 1);
-  CHECK(has(error_of([&] { fill_again(other); }), "in use by another process"));
-  CHECK(has_values(user, sizes));
+  CHECK(decoded_again());
+  CHECK_FALSE(decoded_again());
+  const std::string whole = contents(places.path);
+  const std::string other = contents(User(places.disk, {}, "other").path);
+  for (const std::string& damaged :
+       {whole.substr(0, whole.size() - 100), whole.substr(0, 8192), whole.substr(0, 10), std::string(),
+        std::string(100000, '\1'), std::string(4096, '\1') + whole.substr(4096), other}) {
+    write_text(places.path, damaged);
+    CHECK_MESSAGE(decoded_again(), damaged.size());
+    CHECK_FALSE(decoded_again());
+  }
+  // A file that another process uses is replaced; that process keeps its own.
+  const User user(places.disk, not_decoded);
+  std::fstream(places.path, std::ios::in | std::ios::out | std::ios::binary) << std::string(8192, '\1');
+  CHECK(decoded_again());
+  CHECK(user.has_images());
 }
 
 TEST_CASE("cache: only files left by killed processes are removed" * runs_threads) {
-  const auto sizes = some_sizes();
   const Places places;
   const std::string& folder = places.ram.folder;
-  const std::string stale = file_of(folder, "dead"), link = file_of(folder, "1");
+  const std::string stale = places.left("dead"), link = places.left("1");
   write_text(stale, "x");
   write_text(folder + "/yolox-cache-999999-dead", "of another user");
   write_text(folder + "/else", "x");
   fs::create_symlink(folder + "/else", link);
-  const BlobCache used(places.ram, "aaaa", sizes, filler(sizes), 1);
+  const User used(places.ram);
   CHECK_FALSE(fs::exists(stale));
-  { const BlobCache cache(places.ram, "bbbb", sizes, filler(sizes), 1); }
-  CHECK(fs::exists(file_of(folder, "aaaa")));
+  { const User user(places.ram, {}, "other"); }
+  CHECK(fs::exists(used.path));
   CHECK(fs::exists(folder + "/yolox-cache-999999-dead"));
   CHECK(fs::exists(folder + "/else"));
   CHECK(fs::is_symlink(link));
   // On disk, complete files are kept and incomplete ones are removed.
   write_text(stale, "x");
-  { const BlobCache cache(places.disk, "cccc", sizes, filler(sizes), 1); }
+  const std::string third = User(places.disk, {}, "third").path;
   CHECK_FALSE(fs::exists(stale));
-  { const BlobCache cache(places.disk, "dddd", sizes, filler(sizes), 1); }
-  CHECK(fs::exists(file_of(folder, "cccc")));
+  { const User user(places.disk, {}, "fourth"); }
+  CHECK(fs::exists(third));
   write_text(stale, "x");
-  BlobCache::sweep(places.ram);
+  sweep_caches(places.ram);
   CHECK_FALSE(fs::exists(stale));
-  CHECK(fs::exists(used.path()));
+  CHECK_FALSE(fs::exists(third));
+  CHECK(fs::exists(used.path));
 }
 
-TEST_CASE("cache: a link, a pipe, a file of another user and a key that is a path are refused" *
-          runs_threads) {
-  const auto sizes = some_sizes();
+TEST_CASE("cache: a link, a pipe and a file of another user are refused" * runs_threads) {
   const Places places;
-  const auto said = [&] { return error_of([&] { BlobCache(places.ram, "c0ffee", sizes, no_fill, 1); }); };
+  const auto said = [&] { return error_of([&] { User(places.ram, not_decoded); }); };
   write_text(places.dir / "precious", "text");
   fs::create_symlink(places.dir / "precious", places.path);
   CHECK(has(said(), "not a regular file of this user"));
@@ -515,15 +458,10 @@ TEST_CASE("cache: a link, a pipe, a file of another user and a key that is a pat
     CHECK(has(said(), "not a regular file of this user"));
     CHECK(contents(places.path) == "text");
   }
-  CHECK(has(error_of([&] { BlobCache(places.ram, "../x", sizes, no_fill, 1); }), "hex"));
-  CHECK(has(error_of([&] {
-              BlobCache({places.dir / "none", false}, "1", sizes, no_fill, 1);
-            }),
-            "No such file"));
+  CHECK(has(error_of([&] { User({places.dir / "none", false}); }), "No such file"));
 }
 
 TEST_CASE("cache: no process uses a file that another process removes or replaces" * runs_threads) {
-  const auto sizes = some_sizes(3);
   // RAM allows more rounds than a disk.
   const Env memory("TMPDIR", fs::exists("/dev/shm") ? "/dev/shm" : nullptr);
   const Places places;
@@ -531,11 +469,10 @@ TEST_CASE("cache: no process uses a file that another process removes or replace
   const auto process = [&](int seed) -> std::string {
     ++all.ready;
     while (all.ready < 3) continue;
-    const double end = now() + 0.6;
-    for (int i = 0; now() < end; ++i) {
-      const bool own = (i + seed) % 4 == 0;  // creating one cache removes the stale file of the other
-      const BlobCache cache(places.ram, own ? "aa" : "bb", sizes, filler(sizes), 1);
-      if (!has_values(cache, sizes)) return "wrong contents";
+    for (int i = 0; i < 100; ++i) {
+      // Opening one cache removes the stale file of the other.
+      const User user(places.ram, {}, (i + seed) % 4 == 0 ? "a" : "b");
+      if (!user.has_images()) return "wrong contents";
       for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
         std::error_code gone;  // the descriptor of this iterator cannot be resolved
         const std::string name = fs::read_symlink(entry.path(), gone).string();
@@ -552,7 +489,6 @@ TEST_CASE("cache: no process uses a file that another process removes or replace
 }
 
 TEST_CASE("cache: no file descriptor and no mapping is leaked" * runs_threads) {
-  const auto sizes = some_sizes(5);
   const Places places;
   const auto count = [] {
     const std::string maps = contents("/proc/self/maps");
@@ -563,13 +499,12 @@ TEST_CASE("cache: no file descriptor and no mapping is leaked" * runs_threads) {
   const size_t before = count();
   for (int i = 0; i < 50; ++i) {
     const auto& place = i % 2 ? places.ram : places.disk;
-    { const BlobCache cache(place, i % 4 == 0 ? "aa" : "bb", sizes, filler(sizes), 2); }
-    error_of([&] { BlobCache(place, "cc", sizes, no_fill, 2); });
-    error_of([&] { BlobCache(place, "dd", {size_t(1) << 50}, no_fill, 2); });
+    { const User user(place, {}, i % 4 == 0 ? "a" : "b"); }
+    error_of([&] { User(place, not_decoded, "c"); });
   }
   CHECK(count() == before);
   // A started program does not inherit the descriptor, which would keep the lock.
-  const BlobCache cache(places.disk, "aa", sizes, filler(sizes), 1);
+  const User user(places.disk);
   FILE* list = popen("ls -l /proc/self/fd", "r");
   REQUIRE(list != nullptr);
   std::string text(4096, '\0');

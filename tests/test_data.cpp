@@ -10,6 +10,7 @@
 #include <iomanip>
 #include <map>
 #include <numeric>
+#include <opencv2/core/ocl.hpp>
 #include <set>
 
 #include "augment_official.hpp"
@@ -624,7 +625,7 @@ TEST_CASE(
   REQUIRE(mdb_env_open(env, file.c_str(), MDB_NOSUBDIR | MDB_NOLOCK, 0600) == 0);
   REQUIRE(mdb_txn_begin(env, nullptr, 0, &transaction) == 0);
   REQUIRE(mdb_dbi_open(transaction, nullptr, 0, &table) == 0);
-  MDB_val key = lmdb_value("key");
+  MDB_val key{3, const_cast<char*>("key")};
   REQUIRE(mdb_put(transaction, table, &key, &key, 0) == 0);
   REQUIRE(mdb_txn_commit(transaction) == 0);
   mdb_env_close(env);
@@ -667,8 +668,7 @@ TEST_CASE("data: generated images are cached too") {
 
 TEST_CASE("data: an incomplete pyramid level is read as an empty image") {
   const Image image({9, 7}, 3);
-  std::string blob(pyramid_bytes({image.size()}), 0);
-  write_pyramid({{image}}, reinterpret_cast<unsigned char*>(blob.data()));
+  std::string blob = pyramid_of({{image}});
   CHECK(cv::norm(read_pyramid_level(blob, 1).image, image, cv::NORM_INF) == 0);
   CHECK(read_pyramid_level(blob.substr(0, blob.size() - 1), 1).image.empty());
   CHECK(read_pyramid_level(blob.substr(0, 5), 1).image.empty());

@@ -16,6 +16,7 @@
 #include "base/flags.hpp"
 #include "base/printable.hpp"
 #include "base/program.hpp"
+#include "images/boxes.hpp"
 #include "run/log.hpp"
 
 using namespace yolox;

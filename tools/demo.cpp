@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tools/ contains the programs besides training and evaluation: demo (detection in images and videos), export
 // (ONNX and TorchScript files) and pack (a data set as one LMDB file). This file is ./demo.
-#include <atomic>
 #include <exception>
 #include <iomanip>
 #include <limits>
@@ -16,6 +15,7 @@
 #include "data/yolo.hpp"
 #include "evaluate.hpp"
 #include "images/font.hpp"
+#include "run/log.hpp"
 #include "tools/frames.hpp"
 #include "tools/window.hpp"
 
@@ -109,6 +109,13 @@ static std::set<int> wanted_classes(const std::string& text, const std::vector<s
   return wanted;
 }
 
+// Clips the box of a detection to the image.
+static Box clipped(const Box& b, cv::Size image) {
+  const auto in = [](double v, int side) { return std::clamp(v, 0.0, double(side)); };
+  return {in(b.x1, image.width), in(b.y1, image.height), in(b.x2, image.width), in(b.y2, image.height),
+          b.cls};
+}
+
 // The part of an image that shows a detection, and the path of its file.
 struct Crop {
   fs::path path;
@@ -120,13 +127,10 @@ static std::vector<Crop> crops_of(const fs::path& folder, const std::string& nam
                                   const std::vector<Found>& found, const std::vector<std::string>& names) {
   std::vector<Crop> crops;
   for (size_t i = 0; i < found.size(); ++i) {
-    const Box& b = found[i].box;
-    const cv::Rect whole(0, 0, image.cols, image.rows);
-    const auto side = [](double v) { return int(std::clamp(v, -1e6, 1e6)); };
-    const cv::Rect part = cv::Rect({side(std::floor(b.x1)), side(std::floor(b.y1))},
-                                   cv::Point(side(std::ceil(b.x2)), side(std::ceil(b.y2)))) &
-                          whole;
-    if (part.empty()) continue;
+    const Box b = clipped(found[i].box, image.size());
+    if (!has_area(b)) continue;
+    const cv::Rect part({int(std::floor(b.x1)), int(std::floor(b.y1))},
+                        cv::Point(int(std::ceil(b.x2)), int(std::ceil(b.y2))));
     std::string of_class = names[b.cls];
     std::replace(of_class.begin(), of_class.end(), '/', '_');  // names are untrusted
     if (of_class.find_first_not_of('.') == std::string::npos) of_class = concat("class ", b.cls);
@@ -172,12 +176,10 @@ static void write_found(JsonWriter& writer, const Frame& frame, bool video, cons
 static std::string yolo_lines(cv::Size size, const std::vector<Found>& found) {
   std::ostringstream lines;
   for (const Found& f : found) {
-    const auto part = [](double v, int side) { return std::clamp(v / side, 0.0, 1.0); };
-    const double x1 = part(f.box.x1, size.width), x2 = part(f.box.x2, size.width);
-    const double y1 = part(f.box.y1, size.height), y2 = part(f.box.y2, size.height);
-    if (x2 > x1 && y2 > y1)
-      lines << f.box.cls << " " << (x1 + x2) / 2 << " " << (y1 + y2) / 2 << " " << x2 - x1 << " " << y2 - y1
-            << "\n";
+    const Box b = clipped(f.box, size);
+    if (has_area(b))
+      lines << b.cls << " " << (b.x1 + b.x2) / 2 / size.width << " " << (b.y1 + b.y2) / 2 / size.height << " "
+            << (b.x2 - b.x1) / size.width << " " << (b.y2 - b.y1) / size.height << "\n";
   }
   return lines.str();
 }
@@ -185,78 +187,32 @@ static std::string yolo_lines(cv::Size size, const std::vector<Found>& found) {
 // Throws UsageError if an output file would overwrite an input, or if two images have the same label file.
 static void protect_sources(const FrameSource& source, const Config& config) {
   protect_inputs("--json", config.json, {config.weights, config.source});
-  std::map<std::pair<dev_t, ino_t>, std::string> sources;
   struct stat s;
-  for (const auto& file : source.files)
-    if (::stat(file.c_str(), &s) == 0) sources[{s.st_dev, s.st_ino}] = file;
-  const auto protect = [&](const fs::path& result, const char* flag) {
-    if (::stat(result.c_str(), &s) != 0) return;
-    const auto found = sources.find({s.st_dev, s.st_ino});
-    usage_check(found == sources.end(), flag, " would overwrite the source ", result.string(),
-                "; choose another output folder or file");
+  std::set<std::pair<dev_t, ino_t>> inputs;
+  const auto add = [&](const std::string& file) {
+    if (::stat(file.c_str(), &s) == 0) inputs.insert({s.st_dev, s.st_ino});
   };
-  std::set<fs::path> labels, of_sources;
-  std::error_code ignored;
-  for (const auto& file : source.files)
-    if (config.txt) of_sources.insert(fs::weakly_canonical(yolo_label_file(file), ignored));
-  if (!config.json.empty()) protect(config.json, "--json");
+  for (const auto& file : source.files) {
+    add(file);
+    if (config.txt) add(yolo_label_file(file));
+  }
+  const auto protect = [&](const char* flag, const fs::path& result) {
+    usage_check(::stat(result.c_str(), &s) != 0 || !inputs.count({s.st_dev, s.st_ino}), flag,
+                " would overwrite the source ", result.string(), "; choose another output folder or file");
+  };
+  if (!config.json.empty()) protect("--json", config.json);
+  const fs::path folder = config.save;
+  std::set<fs::path> labels;
   for (const auto& name : source.names) {
-    if (config.draw) protect(fs::path(config.save) / name, "--save");
-    const fs::path label = (fs::path(config.save) / "labels" / name).replace_extension(".txt");
-    usage_check(
-        !config.txt || !of_sources.count(fs::weakly_canonical(label, ignored)) || !fs::exists(label, ignored),
-        "--txt would overwrite ", label.string(), ", the labels of a source; choose another --save");
-    usage_check(!config.txt || labels.insert(fs::path(name).replace_extension()).second,
-                "--txt: two images are named ", fs::path(name).replace_extension().string(),
+    if (config.draw) protect("--save", folder / name);
+    if (!config.txt) continue;
+    const fs::path stem = fs::path(name).replace_extension();
+    protect("--txt", folder / "labels" / (stem.string() + ".txt"));
+    usage_check(labels.insert(stem).second, "--txt: two images are named ", stem.string(),
                 " and would have the same label file; rename one image");
   }
   if (config.draw && source.video)
-    for (const char* end : {".mp4", ".avi"}) protect(fs::path(config.save) / (source.stem + end), "--save");
-}
-
-// Time of one stage, summed over all images and all threads. Reading, letterboxing, drawing and saving run in
-// other threads than the network.
-struct Stage {
-  std::atomic<int64_t> nanoseconds{0};
-
-  template <class Work>
-  auto operator()(const Work& work) {
-    struct Timer {
-      Stage& stage;
-      double began = now();
-      ~Timer() { stage.nanoseconds += int64_t(1e9 * (now() - began)); }
-    } timer{*this};
-    return work();
-  }
-  double seconds() const { return 1e-9 * double(nanoseconds); }
-};
-struct Stages {
-  Stage read, letterbox, network, nms, draw, save;
-  // Time that the thread of the network waits: for letterboxed images, and for space in the queue of the
-  // writer threads.
-  Stage loader_wait, writer_wait;
-};
-
-static void print_times(Log& log, const Stages& t, double seconds, int64_t images) {
-  std::ostringstream stages, limit;
-  stages << std::fixed << std::setprecision(2) << "time    ms per image:";
-  for (const auto& [name, stage] : {std::pair(" read ", &t.read),
-                                    {", letterbox ", &t.letterbox},
-                                    {", network ", &t.network},
-                                    {", NMS ", &t.nms},
-                                    {", draw ", &t.draw},
-                                    {", save ", &t.save}})
-    if (stage->nanoseconds > 0) stages << name << 1000 * stage->seconds() / double(images);
-  log.line(stages.str());
-  const double network = t.network.seconds() + t.nms.seconds(), reading = t.loader_wait.seconds(),
-               writing = t.writer_wait.seconds();
-  limit << std::fixed << std::setprecision(0) << "limit   "
-        << (network >= std::max(reading, writing) ? "network"
-            : reading >= writing                  ? "reading"
-                                                  : "writing")
-        << ": " << 100 * network / seconds << "% of the time in network and NMS, " << 100 * reading / seconds
-        << "% waiting for images, " << 100 * writing / seconds << "% waiting for writers";
-  log.line(limit.str());
+    for (const char* end : {".mp4", ".avi"}) protect("--save", folder / (source.stem + end));
 }
 
 // One run of ./demo. Loader threads read and letterbox images, the calling thread runs the network and NMS,
@@ -288,7 +244,6 @@ class Demo {
   std::set<int> wanted;            // --classes; empty: all
   int64_t all = 0;                 // number of images to process; 0: unknown
   Log log{""};                     // to the terminal only
-  Stages stages;
 
   std::mutex mutex;
   std::map<int64_t, Frame> frames;  // original images by position, kept until their boxes are known
@@ -354,16 +309,15 @@ void Demo::run_with_json() {
 // read. Returns an empty Item after the end of the source. Called by the loader threads.
 Item Demo::load(int64_t position, Image& canvas) {
   Frame frame;
-  if (!stages.read([&] { return source.read(position, frame); })) return {};
+  if (!source.read(position, frame)) return {};
   Scale scale{1, 1};
-  if (frame.image.empty())
+  if (frame.image.empty()) {
     canvas.setTo(cv::Scalar::all(border_grey));
-  else
-    stages.letterbox([&] {
-      const auto boxed = letterbox(frame.image, canvas.size());  // the same as in evaluation
-      boxed.image.copyTo(canvas);
-      scale = boxed.scale;
-    });
+  } else {
+    const auto boxed = letterbox(frame.image, canvas.size());  // the same as in evaluation
+    boxed.image.copyTo(canvas);
+    scale = boxed.scale;
+  }
   const std::lock_guard lock(mutex);
   frames.emplace(position, std::move(frame));
   return {{}, position, scale};
@@ -379,26 +333,21 @@ void Demo::detect(JsonWriter* json) {
                                           : std::numeric_limits<int64_t>::max();
   const int threads = config.workers > 0 ? config.workers : std::min(usable_cores(), 16);
   Loader loader([&](int64_t position, Image& canvas) { return load(position, canvas); }, 0, end, bs,
-                {size.width, size.height}, source.live ? 1 : threads, device.is_cuda(), 0,
+                {size.width, size.height}, source.video ? 1 : threads, device.is_cuda(), 0,
                 /*ahead=*/one_by_one ? 1 : 2);
   DeviceLoader batches(loader, device);
   // A video has one writer thread, because its frames must be written in order.
   writing.emplace(source.video ? 1 : threads, size_t(bs + threads));
   const torch::InferenceMode inference;
   for (bool more = true; more && !user_quit && !stop_signal && !batches.done();) {
-    const Batch batch = stages.loader_wait([&] { return batches.next(); });
+    const Batch batch = batches.next();
     int64_t n = 0;
     while (n < int64_t(batch.indices.size()) && batch.indices[n] >= 0) ++n;
     more = n == int64_t(batch.indices.size());  // an incomplete batch is the last one
     if (n == 0) break;
-    const Tensor rows = stages.network([&] {
-      const Tensor out =
-          decode(loaded.model(preprocess(batch.images.slice(0, 0, n), loaded.info.legacy_preproc)),
-                 size.height, size.width);
-      if (device.is_cuda()) torch::cuda::synchronize(device.index());
-      return out;
-    });
-    const auto found = stages.nms([&] { return postprocess(rows, config.conf, config.nms); });
+    const Tensor input = preprocess(batch.images.slice(0, 0, n), loaded.info.legacy_preproc);
+    const auto found =
+        postprocess(decode(loaded.model(input), size.height, size.width), config.conf, config.nms);
     for (int64_t i = 0; i < n && !user_quit; ++i) {
       std::unique_lock lock(mutex);
       Frame frame = std::move(frames.extract(batch.indices[i]).mapped());
@@ -447,24 +396,18 @@ void Demo::output(Frame& frame, const std::vector<Found>& found, JsonWriter* jso
           "; is the disk full or the folder read-only?");
   };
   if (config.crop && !found.empty())
-    writing->add([this, write, crops = crops_of(folder, frame.name, frame.image, found, names)] {
-      stages.save([&] {
-        for (const Crop& crop : crops) write(crop.path, crop.image);
-      });
+    writing->add([write, crops = crops_of(folder, frame.name, frame.image, found, names)] {
+      for (const Crop& crop : crops) write(crop.path, crop.image);
     });
   if (window) {
-    stages.draw([&] { draw_found(frame.image, found, names); });
+    draw_found(frame.image, found, names);
     user_quit = !window->show(frame.image, source.video ? 0 : all == 1 ? -1 : 0.5);
   }
   if (!config.draw) return;
-  stages.writer_wait([&] {
-    writing->add([this, write, frame, found, result]() mutable {
-      if (!window) stages.draw([&] { draw_found(frame.image, found, names); });
-      stages.save([&] {
-        if (source.video) return video->add(frame.image, source.live ? frame.second : -1);
-        write(result, frame.image);
-      });
-    });
+  writing->add([this, write, frame, found, result]() mutable {
+    if (!window) draw_found(frame.image, found, names);
+    if (source.video) return video->add(frame.image, source.live ? frame.second : -1);
+    write(result, frame.image);
   });
 }
 
@@ -506,7 +449,6 @@ void Demo::print_end(double seconds) {
   for (const auto& [n, c] : order)
     line += concat(n == order[0].first && c == order[0].second ? ": " : ", ", -n, " ", names[c]);
   log.line(line);
-  if (used > 0) print_times(log, stages, seconds, used);
 }
 
 int main(int argc, char** argv) {

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cctype>
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
@@ -20,7 +19,6 @@
 #include <memory>
 #include <mutex>
 #include <opencv2/core/utils/logger.hpp>
-#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -31,11 +29,12 @@
 #endif
 
 #include "base/error.hpp"
+#include "base/flags.hpp"
+#include "base/program.hpp"
 #include "data/dataset.hpp"
 #include "data/shapes.hpp"
 #include "data/source.hpp"
 #include "images/image.hpp"
-#include "run/log.hpp"
 
 namespace yolox {
 
@@ -58,47 +57,32 @@ struct FrameSource {
   bool live = false;                    // camera or stream: frames arrive in real time
   double fps = 0;                       // frames per second
   std::string stem = {};                // of a video: name of the output without extension
-  // Reads the image at `position`. Returns false after the last one. Can be called from several threads. Each
-  // position is read once. The positions of a video must be consecutive, from 0.
+  // Reads the image at `position`. Returns false after the last one. Images can be read from several threads.
+  // The frames of a video must be read by one thread, in order.
   std::function<bool(int64_t position, Frame& frame)> read = {};
 };
 
 // ---- images
 
-inline bool is_image_name(const fs::path& path) {
-  std::string end = path.extension().string();
-  std::transform(end.begin(), end.end(), end.begin(), ::tolower);
-  for (const char* known : {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
-    if (end == known) return true;
-  return false;
-}
+inline bool is_image_name(const fs::path& path) { return has_extension(path, kImages); }
 
 // Returns the images in a folder in natural order of their names ("2.jpg" before "10.jpg"). Skips hidden
-// files and folders, and the folder `without`, which can contain results of another run. Follows links, but
-// enters each folder once. Throws if the folder cannot be read.
+// files and folders, and the subfolder `without`, which can contain results of another run.
 inline std::vector<std::string> images_of_folder(const std::string& folder, bool recursive,
-                                                 const fs::path& without) {
-  std::vector<std::string> files;
-  const fs::directory_iterator readable(folder);  // throws if unreadable
-  std::error_code ignored;
-  std::set<std::pair<dev_t, ino_t>> entered;
-  const auto enter = [&](const fs::path& into) {
-    struct stat s;
-    return ::stat(into.c_str(), &s) == 0 && entered.insert({s.st_dev, s.st_ino}).second;
+                                                 const std::string& without) {
+  std::vector<std::string> found, files;
+  if (recursive)
+    found = files_under(folder, kImages);
+  else
+    for (const fs::path& path : listing(folder))
+      if (is_image_name(path) && !fs::is_directory(path)) found.push_back(path.string());
+  const auto is_below = [](const std::string& path, const std::string& folder) {
+    const auto plain = [](const fs::path& p) { return (fs::current_path() / p).lexically_normal(); };
+    const fs::path first = *plain(path).lexically_relative(plain(folder)).begin();
+    return first != ".." && first != ".";
   };
-  enter(folder);
-  const auto options =
-      fs::directory_options::skip_permission_denied | fs::directory_options::follow_directory_symlink;
-  for (auto at = fs::recursive_directory_iterator(folder, options), end = fs::recursive_directory_iterator();
-       at != end; ++at) {
-    const bool hidden = at->path().filename().string()[0] == '.';
-    if (at->is_directory(ignored)) {
-      if (!recursive || hidden || fs::equivalent(at->path(), without, ignored) || !enter(at->path()))
-        at.disable_recursion_pending();
-    } else if (!hidden && is_image_name(at->path())) {
-      files.push_back(at->path().string());
-    }
-  }
+  for (const std::string& file : found)
+    if (!is_below(without, folder) || !is_below(file, without)) files.push_back(file);
   std::sort(files.begin(), files.end(), [](const std::string& a, const std::string& b) {
     return ::strverscmp(a.c_str(), b.c_str()) < 0;
   });
@@ -236,23 +220,10 @@ inline FrameSource video_source(const std::string& given) {
     source.read = [=](int64_t, Frame& frame) { return live->read(frame) && named(frame); };
     return source;
   }
-  struct Reading {
-    cv::VideoCapture video;
-    std::mutex mutex;
-    std::condition_variable turn;
-    int64_t next = 0;
-  };
-  auto reading = std::make_shared<Reading>();
-  reading->video = std::move(video);
+  auto reading = std::make_shared<cv::VideoCapture>(std::move(video));
   source.read = [=, fps = source.fps](int64_t position, Frame& frame) {
-    std::unique_lock lock(reading->mutex);
-    reading->turn.wait(lock, [&] { return reading->next == position; });
     cv::Mat image;
-    const bool got = reading->video.read(image) && !image.empty();
-    ++reading->next;
-    reading->turn.notify_all();
-    lock.unlock();
-    if (!got) return false;
+    if (!reading->read(image) || image.empty()) return false;
     frame.image = image;
     frame.number = position;
     frame.second = double(position) / fps;
@@ -261,8 +232,8 @@ inline FrameSource video_source(const std::string& given) {
   return source;
 }
 
-// Output video, written frame by frame. The codec is H.264, or MPEG-4 or MJPEG if this OpenCV cannot write
-// H.264. The file has a temporary name until finish().
+// Output video, written frame by frame. The codec is H.264, or MJPEG, which OpenCV itself writes, if this
+// OpenCV has no H.264. The file has a temporary name until finish().
 class VideoFile {
  public:
   // `path` has no extension, because the codec selects .mp4 or .avi.
@@ -301,19 +272,17 @@ class VideoFile {
  private:
   void start(cv::Size of) {
     size = of;
-    for (const auto& [codec, end] : {std::pair("avc1", ".mp4"), {"mp4v", ".mp4"}, {"MJPG", ".avi"}}) {
-      file = path + end;
-      part = concat(path, ".tmp.", getpid(), end);
-      if (writer.open(part, cv::VideoWriter::fourcc(codec[0], codec[1], codec[2], codec[3]), fps, size)) {
-        if (std::string(codec) != "avc1")
-          note = concat("note: this OpenCV cannot write H.264; ", file, " is ", codec,
-                        ", which browsers do not play");
-        return;
-      }
-      ::unlink(part.c_str());
-    }
-    fail("cannot write ", path,
-         ".mp4; is the folder writable, and has this OpenCV a codec (H.264, MPEG-4 or MJPEG)?");
+    if (opened("avc1", ".mp4")) return;
+    check(opened("MJPG", ".avi"), "cannot write ", path, ".mp4; is the folder writable?");
+    note = concat("note: this OpenCV cannot write H.264; ", file, " is MJPEG, which browsers do not play");
+  }
+  bool opened(const char* codec, const char* end) {
+    file = path + end;
+    part = concat(path, ".tmp.", getpid(), end);
+    if (writer.open(part, cv::VideoWriter::fourcc(codec[0], codec[1], codec[2], codec[3]), fps, size))
+      return true;
+    ::unlink(part.c_str());
+    return false;
   }
 
   std::string path, part;

@@ -2,17 +2,18 @@
 // ./pack: writes a data set into one LMDB file, which is fast to copy and fast to read from slow or network
 // disks. Training on the file produces the same batches as training on the data set, bit for bit.
 //   ./pack --data DIR --out FILE.lmdb
+#include <fcntl.h>
 #include <sys/file.h>
-
 #include <unistd.h>
+
 #include <cerrno>
+#include <cstring>
 #include <iostream>
 #include <map>
 
 #include "base/flags.hpp"
 #include "base/printable.hpp"
 #include "base/program.hpp"
-#include "data/cache.hpp"
 #include "data/packed.hpp"
 #include "formats.hpp"
 
@@ -30,93 +31,28 @@ struct Config : Flags {
                       "store decoded images: no decoding in training, about 10 times the size");
 };
 
-// LMDB file open for writing. Its memory map grows as needed.
-class LmdbWriter {
- public:
-  // Opens or creates the file. Throws if another ./pack writes it, or if it is not a packed data set.
-  explicit LmdbWriter(const std::string& path) : path(path) {
-    check_lmdb(mdb_env_create(&env), path, "cannot be created");
-    check_lmdb(mdb_env_set_mapsize(env, map_size), path, "cannot be created");
-    check_lmdb(mdb_env_open(env, path.c_str(), MDB_NOSUBDIR | MDB_NOLOCK, 0644), path, "cannot be created");
-    mdb_filehandle_t file;  // flock(), because LMDB's lock is a second file
-    check_lmdb(mdb_env_get_fd(env, &file), path, "cannot be locked");
-    check(flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, path,
-          " is being written by another ./pack; wait for it, or give another --out");
-    begin();
-    MDB_stat stat;
-    check_lmdb(mdb_stat(transaction, table, &stat), path, "cannot be read");
-    check(stat.ms_entries == 0 || !get("yolox").empty(), path,
-          " is an LMDB file of another program; give another --out");
-  }
-  ~LmdbWriter() {
-    if (transaction) mdb_txn_abort(transaction);
-    mdb_env_close(env);
-  }
-  // Returns the value of `key`, valid until the next put() or commit(). Empty if the file has no such key.
-  std::string_view get(const std::string& key) {
-    begin();
-    return lmdb_get(transaction, table, key, path);
-  }
-  // Writes a value. Commits every 64 values or 64 MiB.
-  void put(const std::string& key, std::string_view bytes) {
-    uncommitted_bytes += bytes.size() + 8192;
-    if (uncommitted_bytes > map_size / 4 ||
-        lmdb_used_bytes(env) + 2 * uncommitted_bytes >
-            map_size) {  // for the new values, and for the pages that LMDB copies
-      commit();
-      while (lmdb_used_bytes(env) + 4 * (bytes.size() + 8192) + (64u << 20) > map_size) map_size *= 2;
-      check_lmdb(mdb_env_set_mapsize(env, map_size), path, "cannot grow");
-      uncommitted_bytes = bytes.size() + 8192;
-    }
-    begin();
-    MDB_val k = lmdb_value(key), value = lmdb_value(bytes);
-    check_lmdb(mdb_put(transaction, table, &k, &value, 0), path, "cannot be written");
-    if (uncommitted_bytes > (64u << 20) || ++uncommitted_values >= 64) commit();
-  }
-  void commit() {
-    if (transaction)
-      check_lmdb(mdb_txn_commit(std::exchange(transaction, nullptr)), path, "cannot be written");
-    uncommitted_bytes = 0;
-    uncommitted_values = 0;
-  }
-
- private:
-  // Begins a transaction if none is open.
-  void begin() {
-    if (transaction) return;
-    check_lmdb(mdb_txn_begin(env, nullptr, 0, &transaction), path, "cannot be written");
-    check_lmdb(mdb_dbi_open(transaction, nullptr, 0, &table), path, "cannot be written");
-  }
-  const std::string path;
-  size_t map_size = size_t(1) << 30,
-         uncommitted_bytes = 0;  // bytes: size of the memory map; of uncommitted values
-  int uncommitted_values = 0;    // number of uncommitted values
-  MDB_env* env = nullptr;
-  MDB_txn* transaction = nullptr;
-  MDB_dbi table = 0;
-};
-
-// Returns an image, decoded, and its reductions by 2, 4, 8, ... as bytes (PyramidHeader in data/cache.hpp).
-// If the image cannot be decoded, there are no levels, and the image is added to the problems of the data
-// set.
+// Returns an image, decoded, and its reductions by 2, 4, 8, ... as a pyramid. If the image cannot be decoded,
+// there are no levels, and the image is added to the problems of the data set.
 static std::string decoded_image(const Dataset& data, size_t i) {
-  const cv::Size size = data.size(i);
-  std::vector<ImageRegion> pieces;
-  std::vector<cv::Size> sizes;
+  std::vector<ImageRegion> levels;
   try {
-    for (double scale = 1; pieces.size() < size_t(PyramidHeader::kMaxLevels); scale /= 2) {
-      pieces.push_back(data.image_region(i, {{0, 0}, size}, scale));
-      sizes.push_back(pieces.back().image.size());
-      if (sizes.back().area() == 1) break;
+    for (double scale = 1; levels.size() < size_t(PyramidHeader::kMaxLevels); scale /= 2) {
+      levels.push_back(data.image_region(i, {{0, 0}, data.size(i)}, scale));
+      if (levels.back().image.size().area() == 1) break;
     }
   } catch (const ImageError& e) {
     data.problems->add("image cannot be used", e.what());
-    pieces.clear();
-    sizes.clear();
+    levels.clear();
   }
-  std::string bytes(pyramid_bytes(sizes), '\0');
-  write_pyramid(pieces, reinterpret_cast<unsigned char*>(bytes.data()));
-  return bytes;
+  return pyramid_of(levels);
+}
+
+// Locks the output file until this program ends. Creates the file if needed.
+static void lock_output(const std::string& path) {
+  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  check(file >= 0, path, ": cannot be created: ", std::strerror(errno));
+  check(flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, path,
+        " is being written by another ./pack; wait for it, or give another --out");
 }
 
 static void pack(int argc, char** argv) {
@@ -140,7 +76,8 @@ static void pack(int argc, char** argv) {
     key.add(labels[name]);
   }
   const std::string head = concat("1 ", config.decoded ? "decoded " : "encoded ", key.text());
-  LmdbWriter file(config.out);
+  lock_output(config.out);
+  PackedWriter file(config.out, "; is the disk full? Free some space and run ./pack again to resume");
   const std::string found(file.get("yolox"));
   check(found.empty() || found == head, config.out,
         " holds other images or labels, or was packed with another setting of --decoded; ",
@@ -155,21 +92,13 @@ static void pack(int argc, char** argv) {
   for (const auto& [name, data] : parts) {
     file.put(name, labels[name]);
     if (splits.same && name == "val") break;
-    const size_t chunk = config.decoded ? 8 : 64;  // images in memory
-    for (size_t from = 0; from < data->records.size(); from += chunk) {
-      std::vector<std::string> images(std::min(chunk, data->records.size() - from));
-      std::vector<char> missing(images.size());
-      for (size_t k = 0; k < images.size(); ++k) missing[k] = file.get(image_key(name, from + k)).empty();
-      parallel_for(int64_t(images.size()), [&, data = data](int64_t k) {
-        if (missing[k]) images[k] = config.decoded ? decoded_image(*data, from + k) : data->bytes(from + k);
-      });
-      for (size_t k = 0; k < images.size(); ++k) {
-        if (missing[k]) file.put(image_key(name, from + k), images[k]);
-        already_packed += !missing[k];
-      }
-      done += images.size();
-      if (isatty(1)) std::cout << "\r" << done << "/" << all << std::flush;
-    }
+    already_packed += file.put_images(
+        name, data->records.size(), config.decoded ? 8 : 64, 0,
+        [&, data = data](size_t i) { return config.decoded ? decoded_image(*data, i) : data->bytes(i); },
+        [&](size_t n) {
+          if (isatty(1)) std::cout << "\r" << done + n << "/" << all << std::flush;
+        });
+    done += data->records.size();
   }
   file.put("complete", "yes");
   file.commit();

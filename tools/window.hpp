@@ -12,8 +12,8 @@
 #endif
 
 #include "base/error.hpp"
+#include "base/program.hpp"
 #include "images/image.hpp"
-#include "run/log.hpp"
 
 namespace yolox {
 
