@@ -41,8 +41,8 @@ struct Config : Flags {
       preproc, "Evaluation", "preproc", "auto", "auto|bgr|legacy",
       "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
   std::string device = flag(device, "Evaluation", "device", "auto", "auto|cpu|cuda[:N]", "device to run on");
-  bool ema = flag(ema, "Evaluation", "ema", true, "", "evaluate the weights without EMA of a checkpoint");
-  bool fuse = flag(fuse, "Evaluation", "fuse", false, "", "fold batch norms into the preceding convolutions");
+  bool ema = flag(ema, "Evaluation", "ema", true, "", "evaluate the weights without EMA");
+  bool fuse = flag(fuse, "Evaluation", "fuse", false, "", "fold batch norms into the convolutions");
   int64_t seed = flag(seed, "Evaluation", "seed", int64_t{0}, "N", "random seed of --data shapes");
   bool voc = flag(voc, "Output", "voc", false, "", "also compute Pascal VOC AP: all points and 11 points");
   bool speed = flag(speed, "Output", "speed", false, "", "print the time per image of each stage");

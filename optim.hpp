@@ -350,7 +350,7 @@ inline double ema_decay(const EmaSchedule& s, int64_t update) {
 // steps and more it is the official EMA, whose average over 5000 steps a shorter run would never reach.
 inline EmaSchedule ema_of_run(double iters) {
   const EmaSchedule official;
-  return {std::clamp(1 - 15 / iters, 0.0, official.decay), std::min(official.tau, iters / 10)};
+  return {std::clamp(1 - 15 / iters, 0.5, official.decay), std::min(official.tau, iters / 10)};
 }
 
 // Returns the momentum of the batch norms in a run of `iters` steps, whose running statistics average over a

@@ -142,7 +142,7 @@ static int train(int argc, char** argv) {
   batches.start(t.iteration);
   MicroBatches micro_batches(t, config.accum, plan.batch_per_rank, ranks, graphs, run.log);
   Recovery recovery(run, ranks);
-  const EmaTensors averaged = config.ema > 0 ? ema_tensors(*t.ema, *model) : EmaTensors();
+  const EmaTensors averaged = t.ema.is_empty() ? EmaTensors() : ema_tensors(*t.ema, *model);
   UnreadSteps unread;
   const int64_t traced = config.dtr_trace && ranks.first() ? t.iteration + 2 : -1;  // --dtr-trace
   bool go_on = !run.evaluation_due(t) || end_of_epoch(t, plan, run);
@@ -174,7 +174,7 @@ static int train(int argc, char** argv) {
       // Updates weights, EMA and loss scale. After an fp16 overflow, only the loss scale.
       const Tensor skip = unread.guard.skip(losses.total, norm, !losses.anomaly.empty());
       t.optimizer.step(in.lr, skip);
-      if (config.ema > 0) ema_update(averaged, in.ema_decay, skip);
+      if (!t.ema.is_empty()) ema_update(averaged, in.ema_decay, skip);
       t.scaler.update();
       return std::pair(losses, norm);
     });

@@ -184,6 +184,15 @@ struct ModelSize {
   bool depthwise;
 };
 
+// Returns the number of channels of the stem, width * 64, of which the other layers have multiples. Throws
+// std::runtime_error if it is not a whole number.
+inline int stem_channels(const ModelSize& size) {
+  check(size.width > 0 && std::fmod(64 * size.width, 1) == 0, size.name,
+        ": the width must be a multiple of 1/64, such as ", std::max(1.0, std::round(64 * size.width)) / 64,
+        ", got ", size.width);
+  return static_cast<int>(64 * size.width);
+}
+
 // Base class of backbones. forward() maps images [B, 3, H, W] to feature maps [B, C_k, H/s, W/s] of rising
 // strides s. A neck is a backbone that contains another one.
 struct Backbone : nn::Module {
@@ -194,7 +203,7 @@ struct Backbone : nn::Module {
 // Backbone CSPDarknet.
 struct CSPDarknetImpl : Backbone {
   explicit CSPDarknetImpl(const ModelSize& size) {
-    const int c = static_cast<int>(size.width * 64);
+    const int c = stem_channels(size);
     const int n = std::max(static_cast<int>(std::lround(size.depth * 3)), 1);
     const auto stage = [&](int in, int bottlenecks) {
       return Seq(std::vector<BlockPtr>{
@@ -229,11 +238,7 @@ TORCH_MODULE(CSPDarknet);
 struct YOLOPAFPNImpl : Backbone {
   // backbone: returns feature maps of strides 8, 16 and 32.
   YOLOPAFPNImpl(const ModelSize& size, const std::shared_ptr<Backbone>& backbone) {
-    // The blocks have multiples of width * 64 channels.
-    check(size.width > 0 && std::fmod(64 * size.width, 1) == 0, size.name,
-          ": the width must be a multiple of 1/64, such as ", std::max(1.0, std::round(64 * size.width)) / 64,
-          ", got ", size.width);
-    const int c0 = static_cast<int>(256 * size.width), c1 = 2 * c0, c2 = 4 * c0;
+    const int c0 = 4 * stem_channels(size), c1 = 2 * c0, c2 = 4 * c0;
     const int n = static_cast<int>(std::lround(3 * size.depth));
     const std::vector<int>& in = backbone->channels;
     const auto csp = [&](int from, int to) {
@@ -328,7 +333,7 @@ inline Tensor decode_boxes(const Tensor& reg, const Anchors& anchors) {
 }
 
 // Returns the number of channels inside the head.
-inline int head_channels(const ModelSize& size) { return static_cast<int>(256 * size.width); }
+inline int head_channels(const ModelSize& size) { return 4 * stem_channels(size); }
 
 // Decoupled head: separate branches for classes and for boxes with objectness, on each level.
 struct YOLOXHeadImpl : DetectionHead {

@@ -247,8 +247,8 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::st
     // The opposite of a switch is accepted too, because a resumed run may need to change the setting back.
     if (f.is_bool()) options.add_options("hidden")(f.on_by_default() ? f.name : "no-" + f.name, "");
   }
-  options.add_options("Help")("help", "this text (also -h)")("version",
-                                                             "version and revision of the program");
+  options.add_options("Help")("help", "this text (also -h); --version prints the version");
+  options.add_options("hidden")("version", "");
   groups.push_back("Help");
   bool help_all = common.empty();
   const std::vector<std::string> words = words_of(program, argc, argv, help_all);

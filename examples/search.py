@@ -13,8 +13,8 @@ import optuna
 
 
 def suggest(trial):
-    return {"lr": trial.suggest_float("lr", 2e-5, 1e-3, log=True), "weight-decay": trial.suggest_float("weight-decay", 1e-5, 1e-3, log=True),
-            "mosaic-prob": trial.suggest_float("mosaic-prob", 0, 1), "ema": trial.suggest_categorical("ema", [0.998, 0.9998])}
+    return {"lr": trial.suggest_float("lr", 2e-4, 1e-2, log=True), "weight-decay": trial.suggest_float("weight-decay", 1e-4, 0.1, log=True),
+            "mosaic-prob": trial.suggest_float("mosaic-prob", 0, 1)}
 
 
 def evaluations(run):

@@ -234,6 +234,7 @@ void RunProgress::log_settings(const Config& config, int64_t images) {
   defaults.recipe = config.recipe;
   fill_in(defaults);
   fill_in_steps(defaults, images);
+  defaults.bs = Config().bs;
   const auto usual = defaults.values();
   std::string text;
   size_t k = 0;

@@ -103,7 +103,7 @@ struct User {
   explicit User(const CachePlace& place, const Decoded& decoded = {}, const std::string& key = "grey",
                 int threads = 1, const std::function<void(size_t, size_t)>& progress = {})
       : data(grey_images(decoded, key)) {
-    const std::string line = use_cache(data, place, {64, 64}, false, threads, progress);
+    const std::string line = use_cache(data, place, {64, 64}, threads, progress);
     path = line.substr(line.find(" in ") + 4);
   }
   bool has_images() const {
@@ -293,7 +293,7 @@ TEST_CASE("cache: if the space is too small, the error gives both sizes and noth
   const auto said = [&](const CachePlace& place) {
     Dataset huge = grey_images(not_decoded);
     huge.records.assign(100000, {"", 1, 20000, 20000, {}});
-    return error_of([&] { use_cache(huge, place, {20000, 20000}, false, 1, {}); });
+    return error_of([&] { use_cache(huge, place, {20000, 20000}, 1, {}); });
   };
   const std::string ram = said(places.ram);
   CHECK_MESSAGE(has(ram, "it needs 159375G, free "), ram);
@@ -326,7 +326,7 @@ TEST_CASE("cache: old files count as free space; a disk that becomes full is rep
           if (decoded) decoded();
           return ImageRegion{Image({side, side}, 1)};
         };
-        return error_of([&] { use_cache(data, place, {side, side}, false, 1, {}); });
+        return error_of([&] { use_cache(data, place, {side, side}, 1, {}); });
       };
       const std::string refused = error(1200);
       if (!has(refused, "it needs 6M, free 4M; ")) return "refused with " + refused;

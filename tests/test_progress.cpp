@@ -340,7 +340,7 @@ TEST_CASE(
         "seconds");
   for (int epoch = 1; epoch <= 3; ++epoch)
     CHECK(rows[epoch].rfind(concat(epoch, ",", 4 * epoch, ","), 0) == 0);
-  CHECK(has(unwrapped(t.printed), "  best so far; AP of classes: highest "));
+  CHECK(has(unwrapped(t.printed), "; best so far; AP of classes: highest "));
   CHECK(has(unwrapped(t.printed), "note: after so few steps AP lags behind the loss"));
   TempDir dir;
   fs::copy(t.dir / "data", dir / "data", fs::copy_options::recursive);

@@ -377,6 +377,7 @@ TEST_CASE("resuming: flags on the command line override the settings of the run;
   settings.insert("bs", "4");
   settings.insert("seed", "5");
   settings.insert("lr", "0.5");
+  settings.insert("recipe", "official");
   file.at("train").toGenericDict().insert_or_assign("settings", settings);
   write_pth(dir / "last.pth", file);
   struct Three : Flags {

@@ -190,7 +190,7 @@ TEST_CASE(
   const Folder dir;
   const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0");
   CHECK(o.code == 1);
-  for (const char* part : {"the loss is not finite at step", "iou", "obj", "cls", "gradient norm", "lr 2e+30",
+  for (const char* part : {"the loss is not finite at step", "iou", "obj", "cls", "gradient norm", "lr 1e+30",
                            "shapes_", "nonfinite.pth", "--resume r"})
     CHECK_MESSAGE(has(o.err, part), part << " in " << o.err);
   const auto saved = read_pth(dir / "r/nonfinite.pth").toGenericDict();
@@ -217,7 +217,7 @@ TEST_CASE("train: --keep-going returns to the last checkpoint at half the lr, th
     CHECK_MESSAGE(has(o.out, factor), o.out);
   CHECK_FALSE(has(o.out, "0.0625"));
   CHECK(has(o.out, "back to step 0 "));
-  CHECK(has(o.err, "lr 2.5e+29"));
+  CHECK(has(o.err, "lr 1.25e+29"));
 }
 
 TEST_CASE("train: the checkpoint contains the lr factor and the number of returns of --keep-going" *
@@ -424,7 +424,7 @@ TEST_CASE("train: --bs auto prints the batch size, trains with it and resumes wi
               "--data data --model yolox-nano --size 64 --bs auto --epochs 2 --eval-interval 0 --out r");
   CHECK(has(printed, "--bs auto: 4 (at least ten steps in an epoch)"));
   CHECK(has(printed, "of 4 images"));
-  CHECK(has(printed, "sgd, lr 0.000625 for a batch of 4"));  // scaled with the batch size
+  CHECK(has(unwrapped(printed), "sgd, lr 0.000625 for a batch of 4"));  // scaled with the batch size
   const Outcome again = run(dir, "train", "--resume r --epochs 3");
   CHECK_MESSAGE(again.code == 0, again.err);
   CHECK(has(again.out, "of 4 images"));
