@@ -78,8 +78,8 @@ struct Config : Flags {
   int64_t max_iters =
       flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after N steps; 0 = off");
   std::string recipe =
-      flag(recipe, "Training", "recipe", "auto", "auto|finetune|official",
-           "recipe that sets the defaults of other flags; auto = finetune with --weights, else official");
+      flag(recipe, "Training", "recipe", "auto", "NAME",
+           "defaults of other flags: finetune or official; auto = finetune with --weights, else official");
   std::string optimizer = flag(optimizer, "Training", "optimizer", "recipe", "NAME", "sgd, adam or adamw");
   double lr = flag_recipe(lr, "Training", "lr", "X", "initial learning rate; by default scaled to --bs");
   std::string schedule = flag(

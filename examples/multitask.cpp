@@ -51,8 +51,8 @@ struct MultiTaskConfig : Flags {
   int64_t max_iters =
       flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after N steps; 0 = off");
   std::string recipe =
-      flag(recipe, "Training", "recipe", "auto", "auto|finetune|official",
-           "recipe that sets the defaults of other flags; auto = finetune with --weights, else official");
+      flag(recipe, "Training", "recipe", "auto", "NAME",
+           "defaults of other flags: finetune or official; auto = finetune with --weights, else official");
   double lr = flag_recipe(lr, "Training", "lr", "X", "initial learning rate; by default scaled to --bs");
   std::string amp = flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp64",
                          "off = float32; auto = bf16 on a GPU, off on the CPU");

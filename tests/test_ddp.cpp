@@ -517,8 +517,8 @@ SHARED_TEST("train: 1, 2 and 3 ranks make the same steps from the real nano, wit
     CHECK(relative_difference(dir, concat("r", ranks), "one", "start") < 1e-6);
   }
   // One step in fp32, with SGD, because the first step of Adam has the sign of each gradient, also of those
-  // that are rounding errors. The simulated GPU uses torch's batch norm for the CPU, whose sums in fp32 are inexact:
-  // with one rank the step differs by 2.5 % from that in fp64, with our kernel by 0.05 %.
+  // that are rounding errors. The simulated GPU uses torch's batch norm for the CPU, whose sums in fp32 are
+  // inexact: with one rank the step differs by 2.5 % from that in fp64, with our kernel by 0.05 %.
   if (on_gpus() && kSimulated) return;
   std::string single = flags;
   single.replace(single.find("--amp fp64"), 10, "--amp off --recipe official --warmup-epochs 0");

@@ -174,7 +174,9 @@ TEST_CASE("dtr: equal to a plain step in float64") {
 TEST_CASE("dtr: equal to a plain step under autocast to bfloat16") {
   Net net;
   net.settings.amp = torch::kBFloat16;
-  check_budgets(net);
+  // On a processor without instructions for bfloat16, a convolution of torch copies its input (im2col), which
+  // needs 0.53 of the memory of the step at once.
+  check_budgets(net, {0.7, 0.6});
 }
 TEST_CASE("dtr: equal to a plain step under autocast to float16, with a scaled loss") {
   Net net;

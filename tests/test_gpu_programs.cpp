@@ -58,9 +58,8 @@ TEST_CASE("gpu: ranks on the same GPU are refused" * needs_gpu * starts_programs
   CHECK_MESSAGE(has(o.err, "share a GPU"), o.err);
 }
 
-TEST_CASE(
-    "gpu: train: a trained model has the same AP on the CPU, and is exported as ONNX and TorchScript" *
-    needs_gpu * starts_programs) {
+TEST_CASE("gpu: train: a trained model has the same AP on the CPU, and is exported as ONNX and TorchScript" *
+          needs_gpu * starts_programs) {
   TempDir dir;
   if (kSimulated) write_scenes(dir / "data", 8);
   const std::string data = kSimulated ? "data" : "shapes", size = kSimulated ? "64" : "192";
