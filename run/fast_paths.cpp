@@ -160,6 +160,7 @@ struct Trial {
     Config config;
     config.amp = c.amp;
     config.optimizer = c.optimizer;
+    fill_in(config);
     return new_training(config, model, device);
   }
 };

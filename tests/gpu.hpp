@@ -74,6 +74,7 @@ struct Trainer {
     config.model = name;
     config.amp = amp;
     config.optimizer = optimizer;
+    fill_in(config);
     torch::manual_seed(0);
     model = make_model(name, 80);
     move(model, device, amp == "fp64" ? torch::kDouble : torch::kFloat);
@@ -95,7 +96,7 @@ struct Trainer {
       RECORD_USER_SCOPE("copy");
       statistics->save();
     }
-    const StepInput next{batch, lr, ema_decay(EmaSchedule{config.ema}, t.ema_updates + 1)};
+    const StepInput next{batch, lr, ema_decay({}, t.ema_updates + 1)};
     const auto on_device = [&](const StepInput& in) { return compute(in, {side, side}); };
     const auto [losses, norm] =
         graphs ? graphs->run(next, {side, side}, step.use_l1, on_device) : on_device(next);
