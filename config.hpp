@@ -38,8 +38,7 @@ struct TrainingRecipe {
 
 // The recipe of official YOLOX, which trains from scratch for 300 epochs. Shorter runs have shorter phases.
 constexpr TrainingRecipe kOfficialRecipe = {"sgd", "cosine", 0.05, 5, 1e9, 15, 0.1, 10, 2, false};
-// For pretrained weights and a few hundred images. The values were searched with bench/recipes.py, see
-// bench/RESULTS.md.
+// For pretrained weights and a few hundred images. bench/RESULTS.md says which values were compared.
 constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 0.05, 1, 100, 20, 0.35, 0, 0, true};
 
 // The flags of ./train. Each hyper-parameter is one declaration: member, flag, default and help text.
@@ -424,8 +423,7 @@ inline BatchSettings batch_settings(const Config& c, const Plan& p) {
 }
 
 // Returns the plan of a run, and fills in the settings that depend on its length. images: number of training
-// images. ranks: world size. base: input size.
-// heads: of a multi-task model, whose heads are trained in turn.
+// images. ranks: world size. base: input size. heads: of a multi-task model, whose heads are trained in turn.
 inline Plan plan_of(Config& c, int64_t images, int ranks, ImageSize base, int64_t heads = 1) {
   fill_in_steps(c, images);
   Plan plan{c.bs, (images + c.bs - 1) / c.bs * heads, c.epochs, 0};
