@@ -106,8 +106,8 @@ struct Config : Flags {
       flag(seed, "Training", "seed", int64_t{0}, "N", "random seed of weights, data order and augmentation");
   std::string fast =
       flag(fast, "Training", "fast", "auto", "off|auto|NAME,...",
-           "fast paths of a GPU, each checked at the start of the run: norm = fused norm kernels, "
-           "graph = CUDA graphs");
+           "fast paths of a GPU: norm = fused norm kernels, graph = CUDA graphs, "
+           "auto = those that ./gpu-check has found right on this machine");
   bool deterministic = flag(deterministic, "Training", "deterministic", false, "",
                             "bit-for-bit reproducible; slower on a GPU");
   bool keep_going =

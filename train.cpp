@@ -101,8 +101,7 @@ static int train(int argc, char** argv) {
   check_ranks(ranks, config, data, saved, device);
 
   // ---- model, weights, optimizer, EMA
-  const std::string fast_fact =
-      use_fast_paths(config, int64_t(data.train.classes.size()), device, ranks, /*graphs=*/true, saved.notes);
+  const std::string fast_fact = use_fast_paths(config, device, ranks, /*graphs=*/true);
   Dtr dtr(dtr_settings(dtr_bytes(config), device, rank_info.local_world));  // counts allocations from here on
   WeightsInfo info;
   YOLOX model = new_model(config, saved, data.train, device, info, saved.notes);
@@ -199,6 +198,5 @@ static int train(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   limit_spinning(argv);
-  if (is_fast_path_check(argc, argv)) return fast_path_check(argc, argv);
   return run_rank([&] { return train(argc, argv); }, [] { write_crash(memory_report()); });
 }

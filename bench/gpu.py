@@ -134,7 +134,7 @@ class Bench:
     def launches(self):
         """Kernels of a step and the time in which the GPU idles, from the trace of --profile."""
         rows, self.results["launches"] = [], {}
-        for fast in "off", "auto":
+        for fast in "off", "norm":
             out = self.train("--bs", self.batches[0], "--amp", "bf16", "--fast", fast, "--profile", "--out", f"profile_{fast}")
             events = json.load(open(pathlib.Path(self.folder, f"profile_{fast}", "trace.json")))["traceEvents"]
             kernels = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"))
@@ -153,7 +153,7 @@ class Bench:
         """./train with mosaic and MixUp, from the images of --data."""
         rows, self.results["train"] = [], {}
         for batch in self.batches:
-            for fast in "off", "auto":
+            for fast in "off", "norm,graph":
                 name = f"train_{batch}_{fast}"
                 self.train("--bs", batch, "--amp", "bf16", "--fast", fast, "--no-multiscale", "--max-iters", 6 if self.f.quick else 60 if batch > 16 else 150,
                            "--out", name)

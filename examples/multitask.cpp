@@ -58,7 +58,8 @@ struct MultiTaskConfig : Flags {
                          "off = float32; auto = bf16 on a GPU, off on the CPU");
   std::string fast =
       flag(fast, "Training", "fast", "auto", "off|auto|NAME,...",
-           "fast paths of a GPU, each checked at the start of the run: norm = fused norm kernels");
+           "fast paths of a GPU: norm = fused norm kernels, auto = those that ./gpu-check has found right on "
+           "this machine");
   int64_t seed =
       flag(seed, "Training", "seed", int64_t{0}, "N", "random seed of weights, data order and augmentation");
   std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda[:N]", "device to train on");
@@ -251,8 +252,7 @@ static int train(int argc, char** argv) {
     largest = std::max(largest, n);
     names += "-" + s.name;
   }
-  const std::string fast_fact =
-      use_fast_paths(c, int64_t(tasks[0].classes.size()), device, ranks, /*graphs=*/false, saved.notes);
+  const std::string fast_fact = use_fast_paths(c, device, ranks, /*graphs=*/false);
   flags.fast = c.fast;
   const ImageSize base = base_size(c);
   WeightsInfo info;
@@ -361,6 +361,5 @@ static int train(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   limit_spinning(argv);
-  if (is_fast_path_check(argc, argv)) return fast_path_check(argc, argv);
   return run_rank([&] { return train(argc, argv); });
 }

@@ -15,9 +15,12 @@ namespace yolox {
 // batch, that is more work than the graph saves.
 static constexpr int64_t kMostObjects = 512;
 
+// A graph of yolox-s takes some MB on the host.
+static constexpr int64_t kMostGraphs = 128;
+
 StepGraphs::StepGraphs(bool on, const torch::nn::Module& model, torch::Device device,
-                       std::function<void(const std::string&)> failed, int64_t most_graphs)
-    : on(on), device(device), failed(std::move(failed)), most_graphs(most_graphs) {
+                       std::function<void(const std::string&)> failed)
+    : on(on), device(device), failed(std::move(failed)) {
   ++readers_of_constants;
   if (!on) return;
   for (const Tensor& t : model.buffers())
@@ -79,7 +82,7 @@ StepGraphs::Kind* StepGraphs::kind_of(const StepInput& input, ImageSize size, bo
 
 void StepGraphs::run_step(Kind& kind, const std::function<void()>& step) {
   const bool first = kind.steps++ == 0;
-  if (first || (!kind.graph && (graphs >= most_graphs || !record_graph(kind, step)))) return step();
+  if (first || (!kind.graph && (graphs >= kMostGraphs || !record_graph(kind, step)))) return step();
   RECORD_USER_SCOPE("graph");
   kind.graph->replay();
   if (!counts.empty()) at::_foreach_add_(counts, kind.counts_per_step);

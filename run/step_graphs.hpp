@@ -35,10 +35,9 @@ class StepGraphs {
  public:
   // on: use graphs; false: each step runs as it is. model: its counts on the CPU (num_batches_tracked) are
   // increased in each replay. failed(reason): called once if a step cannot be recorded. Graphs are then
-  // turned off. If empty, the exception is thrown. most_graphs: a graph of yolox-s takes some MB on the host;
-  // 0: the input is copied as for graphs, but no step is recorded.
+  // turned off. If empty, the exception is thrown.
   StepGraphs(bool on, const torch::nn::Module& model, torch::Device device,
-             std::function<void(const std::string&)> failed = {}, int64_t most_graphs = 128);
+             std::function<void(const std::string&)> failed = {});
   ~StepGraphs();
 
   // Returns step(input), or the result of a replay. size: of the network input. step() must launch the same
@@ -76,7 +75,6 @@ class StepGraphs {
   bool on;
   const torch::Device device;
   const std::function<void(const std::string&)> failed;
-  const int64_t most_graphs;
   std::vector<Tensor> counts;  // integer buffers of the model on the CPU
   Tensor lr, ema_decay, images;
   bool with_l1 = false;  // of the latest step

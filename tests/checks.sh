@@ -92,8 +92,10 @@ check_gpu() {
   local bundle=$PWD/build-simulated/bundle log=build-simulated/gpu-check.log
   tests/bundle.sh build-simulated "$bundle" || return 1
   [ "$(du -sm "$bundle" | cut -f 1)" -lt 60 ] || { echo "the bundle of gpu-check has 60 MB or more"; return 1; }
-  (cd / && "$OLDPWD/.venv/bin/python" "$bundle/gpu-check" --json "$bundle/results.json") >"$log" 2>&1
+  local cache=$bundle/cache
+  (cd / && YOLOX_CACHE_DIR=$cache "$OLDPWD/.venv/bin/python" "$bundle/gpu-check" --json "$bundle/results.json") >"$log" 2>&1
   local status=$?
+  [ $status != 0 ] || grep -q ': norm graph$' "$cache/fast-paths.txt" || { echo "no fast paths in $cache" >>"$log"; status=1; }
   [ $status = 0 ] || cat "$log"
   tail -n 1 "$log"
   [ $status = 0 ] || return $status

@@ -156,7 +156,7 @@ TEST_CASE("gpu: a step that reads a result on the host is not recorded, and trai
   CHECK_MESSAGE(has(reasons[0], "captur"), reasons[0]);
   for (const auto& buffer : t.model->named_buffers())
     if (has(buffer.key(), "num_batches_tracked")) CHECK(buffer.value().item<int64_t>() == 5);
-  // In the check of --fast, the exception is the result.
+  // Without a function for the reason, the exception is thrown.
   Trainer checked("yolox-nano", kGpu, "off");
   use_graphs(checked);
   checked.after_loss = t.after_loss;
