@@ -21,18 +21,23 @@ sed -n 's/^ *NEEDED *libcudart\.so\.\([0-9]*\).*/ CUDA \1/p' <(objdump -p "$buil
 
 # Libraries that every Linux has, or that come with torch.
 theirs='^(libc|libm|libstdc\+\+|libgcc_s|libpthread|libdl|librt|ld-linux[^/]*)\.so|^lib(torch|c10|gomp|cud|nccl|cupti)'
-# OpenCV links GDAL and GDCM, 150 MB with their dependencies, and calls them for geographic and medical images only. An
-# empty library with the functions that OpenCV names takes the place of each.
+# OpenCV links GDAL and GDCM, 150 MB with their dependencies, and calls them for geographic and medical images only.
+# libzip calls libcrypto (5 MB) for encrypted files only. An empty library with the functions that they name takes the
+# place of each.
 empty_library() {  # NAME USER
-  nm -D --undefined-only "$2" | awk '$2 ~ /^(GDAL|OGR|OSR|CPL|VSI|_Z.*(GDAL|gdcm))/ {
+  local version
+  version=$(objdump -p "$2" | awk -v name="$1:" '/required from/ {mine = $3 == name; next} mine && NF == 4 {print $4; exit}')
+  nm -D --undefined-only "$2" | awk '$2 ~ /^(GDAL|OGR|OSR|CPL|VSI|_Z.*(GDAL|gdcm))|@OPENSSL/ {
+      sub(/@.*/, "", $2)
       printf ".globl %s\n.type %s, @function\n%s:\n  xor %%eax, %%eax\n  ret\n", $2, $2, $2 }' |
-    gcc -shared -fPIC -x assembler - -Wl,-z,noexecstack -Wl,-soname,"$1" -o "$dest/lib/$1"
+    gcc -shared -fPIC -x assembler - -Wl,-z,noexecstack -Wl,-soname,"$1" -o "$dest/lib/$1" \
+      ${version:+-Wl,--version-script=<(echo "$version { *; };")}
 }
 add_libraries() {  # FILE PROGRAM: the libraries of FILE, which PROGRAM loads
   local name path
   for name in $(objdump -p "$1" | awk '/NEEDED/ {print $2}'); do
     [ ! -e "$dest/lib/$name" ] && ! [[ $name =~ $theirs ]] || continue
-    case $name in libgdal* | libgdcm*) empty_library "$name" "$1"; continue ;; esac
+    case $name in libgdal* | libgdcm* | libcrypto.*) empty_library "$name" "$1"; continue ;; esac
     path=$(ldd "$2" | awk -v name="$name" '$1 == name {print $3}')
     cp -L "$path" "$dest/lib/$name"
     add_libraries "$path" "$2"
