@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Checks the code with the tools of LLVM 14. Runs all checks, or those given as arguments (tests/checks.sh format fuzz), two at a
+# Checks the code with the tools of LLVM 14. Runs all checks, or those given as arguments (tests/checks.sh format tidy), two at a
 # time. Prints one line per check: result, seconds, counts. Prints the full output of a failed check. Exit code 1 if any failed.
 #   format    every source is formatted as .clang-format says and has an SPDX line; format --fix formats the sources
 #   tidy      clang-tidy finds nothing in the headers and the libraries (.clang-tidy)
-#   sanitize  the quick suite under the address and undefined behaviour sanitizers; prints the coverage
+#   sanitize  the quick suite under the address and undefined behaviour sanitizers, then the fuzzers: each program of tests/fuzz
+#             for YOLOX_FUZZ_SECONDS (60), starting from tests/fuzz/corpus; findings go to tests/fuzz/found
 #   threads   the suite "threads" under the thread sanitizer
-#   cuda      train and benches compile and link for CUDA 13, and the tests of GPUs compile; no kernel spills registers
+#   cuda      train and bench_ddp compile and link for CUDA 13, and the tests of GPUs compile; no kernel spills registers
 #   gpu       gpu-check and bench/gpu.py in a bundle, on the simulated device of tests/simulated_cuda
-#   fuzz      each fuzzer of tests/fuzz for YOLOX_FUZZ_SECONDS (60), starting from tests/fuzz/corpus; findings go to tests/fuzz/found
 set -uo pipefail
 cd "$(dirname "$0")/.."
-all=(sanitize format tidy threads gpu cuda fuzz)  # the longest first
+all=(sanitize format tidy gpu cuda threads)  # the longest first
 if [ "$*" = "format --fix" ]; then git ls-files '*.hpp' '*.cpp' '*.cu' | xargs clang-format-14 -i && exit; fi
 wanted=("${@:-${all[@]}}")
 for check in "${wanted[@]}"; do
@@ -25,7 +25,7 @@ setup() {
   YOLOX_BUILD=$1 CXX=clang++-14 YOLOX_CMAKE_ARGS="-DYOLOX_CUDA=OFF ${*:3}" ./setup.sh $2
 }
 build_sanitize() {
-  setup build-sanitize "$1" -DYOLOX_SANITIZE=address,undefined -DYOLOX_COVERAGE=ON
+  setup build-sanitize "$1" -DYOLOX_SANITIZE=address,undefined -DYOLOX_FUZZ=ON
 }
 
 # Symbolizers of the sanitizers, and stack traces in their reports.
@@ -55,32 +55,37 @@ run_tests() {  # BUILD FOLDER, ARGUMENTS: the last line of the output is "N case
 # Leak detection is off, because torch and OpenCV keep allocations until the process ends. The quarantine of freed
 # memory is small, because cases that measure memory count it.
 check_sanitize() {
-  build_sanitize tests || return 1
-  rm -f build-sanitize/*.profraw
-  LLVM_PROFILE_FILE=$PWD/build-sanitize/%p.profraw ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=64 \
-    run_tests build-sanitize -tse=programs || return 1
-  llvm-profdata-14 merge -sparse build-sanitize/*.profraw -o build-sanitize/tests.profdata &&
-    llvm-cov-14 export build-sanitize/tests -instr-profile build-sanitize/tests.profdata -summary-only $(git ls-files "*.hpp" "*/*.cpp" ":!tests" ":!bench" ":!tools/*.cpp" ":!examples/*.cpp" | sed "s,^,$PWD/,") >build-sanitize/coverage.json &&
-    python3 - build-sanitize/coverage.json <<'END'
-import json, os, sys
-files = json.load(open(sys.argv[1]))['data'][0]['files']
-lines = sorted((f['summary']['lines']['percent'], f['summary']['lines']['count'], os.path.basename(f['filename'])) for f in files)
-total = sum(count for _, count, _ in lines)
-run = sum(percent * count for percent, count, _ in lines)
-print('line coverage %.1f %% of the %d lines of %d sources; lowest: ' % (run / total, total, len(lines)) +
-      ', '.join('%s (%.0f %%)' % (name, percent) for percent, _, name in lines[:3]))
-END
+  build_sanitize "tests fuzzers" || return 1
+  ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=64 run_tests build-sanitize -tse=programs >build-sanitize/cases || { cat build-sanitize/cases; return 1; }
+  export -f fuzz_one
+  printf '%s\n' checkpoint pickle coco voc yolo | xargs -P 2 -I {} bash -c 'fuzz_one {}' >build-sanitize/fuzz.log
+  local status=$?
+  if [ $status = 0 ]; then paste -sd, build-sanitize/cases build-sanitize/fuzz.log | sed 's/,/, /g'; else cat build-sanitize/fuzz.log; fi
+  return $status
+}
+# Inputs that reach new code are kept in build-sanitize/corpus, where the next run continues.
+fuzz_one() {
+  local new=build-sanitize/corpus/$1 log=build-sanitize/$1.log
+  mkdir -p "$new" tests/fuzz/found
+  if "build-sanitize/fuzz_$1" -max_total_time="${YOLOX_FUZZ_SECONDS:-60}" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 \
+    -artifact_prefix="tests/fuzz/found/$1-" "$new" "tests/fuzz/corpus/$1" >"$log" 2>&1; then
+    echo "$1 $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") inputs"
+  else
+    grep -v '^#' "$log"
+    echo "reproduce: build-sanitize/fuzz_$1 $(sed -n 's/.*Test unit written to //p' "$log")"
+    return 1
+  fi
 }
 
 check_threads() {
-  setup build-threads tests -DYOLOX_SANITIZE=thread || return 1
+  setup build-threads tests -DYOLOX_SANITIZE=thread "-DYOLOX_TEST_FILES=cache;data" || return 1
   TSAN_OPTIONS="suppressions=$PWD/tests/sanitizers/threads.txt:external_symbolizer_path=$ASAN_SYMBOLIZER_PATH" \
     run_tests build-threads -ts=threads
 }
 
 check_cuda() {
   # Only this part of the tests contains code for CUDA.
-  YOLOX_BUILD=build-cuda ./setup.sh train bench_train_step bench_ddp CMakeFiles/tests.dir/Unity/unity_gpu_cxx.cxx.o || return 1
+  YOLOX_BUILD=build-cuda ./setup.sh train bench_ddp CMakeFiles/tests.dir/Unity/unity_gpu_cxx.cxx.o || return 1
   local log=build-cuda/bn_silu.log
   # One line per kernel and architecture. It names a stack frame, and registers in memory.
   ! grep spill $log | grep -v '0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads' || return 1
@@ -88,7 +93,8 @@ check_cuda() {
 }
 
 check_gpu() {
-  YOLOX_BUILD=build-simulated YOLOX_CMAKE_ARGS="-DYOLOX_SIMULATED_CUDA=ON -DYOLOX_VIDEO=OFF" ./setup.sh tests train eval demo export bench_train_step bench_dtr bench_loader || return 1
+  YOLOX_BUILD=build-simulated YOLOX_CMAKE_ARGS="-DYOLOX_SIMULATED_CUDA=ON -DYOLOX_VIDEO=OFF -DYOLOX_TEST_FILES=bn_silu_cuda;checkpoint;ddp;dtr;fast_paths;gpu.*;simulated_cuda;step_graphs" \
+    ./setup.sh tests train eval demo export bench_train_step bench_dtr bench_loader || return 1
   local bundle=$PWD/build-simulated/bundle log=build-simulated/gpu-check.log
   tests/bundle.sh build-simulated "$bundle" || return 1
   [ "$(du -sm "$bundle" | cut -f 1)" -lt 60 ] || { echo "the bundle of gpu-check has 60 MB or more"; return 1; }
@@ -103,28 +109,6 @@ check_gpu() {
     { cat "$log"; return 1; }
   SIMULATED_CUDA_DEVICES=3 build-simulated/tests --device cuda \
     -tc='ranks: collectives*,ranks: SyncBN*,ranks: gradients*' >"$log" 2>&1 || { cat "$log"; return 1; }
-}
-
-# Inputs that reach new code are kept in build-fuzz/corpus, where the next run continues.
-fuzz_one() {
-  local new=build-fuzz/corpus/$1 log=build-fuzz/$1.log
-  mkdir -p "$new" tests/fuzz/found
-  if "build-fuzz/fuzz_$1" -max_total_time="${YOLOX_FUZZ_SECONDS:-60}" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 \
-    -artifact_prefix="tests/fuzz/found/$1-" "$new" "tests/fuzz/corpus/$1" >"$log" 2>&1; then
-    echo "$1 $(sed -n 's/^stat::number_of_executed_units: *//p' "$log")"
-  else
-    grep -v '^#' "$log"
-    echo "reproduce: build-fuzz/fuzz_$1 $(sed -n 's/.*Test unit written to //p' "$log")"
-    return 1
-  fi
-}
-check_fuzz() {
-  setup build-fuzz fuzzers -DYOLOX_TESTS=OFF -DYOLOX_FUZZ=ON -DYOLOX_SANITIZE=address,undefined || return 1
-  export -f fuzz_one
-  printf '%s\n' checkpoint pickle coco voc yolo | xargs -P 2 -I {} bash -c 'fuzz_one {}' >build-fuzz/fuzz.log
-  local status=$?
-  if [ $status = 0 ]; then paste -sd, build-fuzz/fuzz.log | sed 's/,/, /g; s/^/inputs: /'; else cat build-fuzz/fuzz.log; fi
-  return $status
 }
 
 run() {  # CHECK: runs it and prints its line
