@@ -388,7 +388,7 @@ void write_error_analysis(JsonWriter& writer, const ErrorAnalysis& analysis) {
     for (const double v : values) writer.Double(v);
     writer.EndArray();
   };
-  writer.Key("insight");
+  writer.Key("error_analysis");
   writer.StartObject();
   write_field(writer, "AP50", analysis.AP50);
   write_field(writer, "working_score", analysis.working_score);

@@ -204,7 +204,7 @@ void print_error_analysis(std::ostream& out, const ErrorAnalysis& analysis);
 
 void print_voc(std::ostream& out, const VocResult& voc);
 
-// Writes the field "insight": {...}.
+// Writes the field "error_analysis": {...}.
 void write_error_analysis(JsonWriter& writer, const ErrorAnalysis& analysis);
 
 // Writes the field "voc": {...}.

@@ -322,14 +322,14 @@ void RunProgress::record(int64_t steps, double epoch, const StepNumbers& n, doub
                          {"AP50", none},
                          {"val_loss", none},
                          {"dtr_peak_bytes", dtr ? remade.peak : none},
-                         {"dtr_dropped", dtr ? remade.evictions / remade.steps : none},
-                         {"dtr_again", dtr ? remade.rematerialisations / remade.steps : none},
+                         {"dtr_evictions", dtr ? remade.evictions / remade.steps : none},
+                         {"dtr_rematerialisations", dtr ? remade.rematerialisations / remade.steps : none},
                          {"dtr_share", dtr ? remade.share() : none}});
   metrics->row(row);
   if (dtr)
     events->scalars(steps, {{"dtr/peak_bytes", remade.peak},
-                            {"dtr/dropped", remade.evictions / remade.steps},
-                            {"dtr/again", remade.rematerialisations / remade.steps},
+                            {"dtr/evictions", remade.evictions / remade.steps},
+                            {"dtr/rematerialisations", remade.rematerialisations / remade.steps},
                             {"dtr/share", remade.share()}});
   scalars.insert(scalars.end(), {{"train/positives_per_object", n.per_object()},
                                  {"train/grad_norm", n.norm},

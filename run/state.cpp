@@ -67,11 +67,11 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
   state.insert("iteration", t.iteration);
   state.insert("ema_updates", t.ema_updates);
   state.insert("skipped", t.skipped);
-  state.insert("stale", t.best.evals_without_gain);
+  state.insert("evals_without_gain", t.best.evals_without_gain);
   state.insert("lowest_loss", t.best.loss);
   state.insert("epochs", t.epochs);
   state.insert("lr_factor", t.lr_factor);
-  state.insert("returns", t.rollbacks);
+  state.insert("rollbacks", t.rollbacks);
   state.insert("random", random_state(t.scaler.scale.device()));
   if (t.scaler.enabled) {
     state.insert("scale", t.scaler.scale.item<double>());
@@ -116,13 +116,16 @@ void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, co
   t.iteration = state.at("iteration").toInt();
   t.ema_updates = state.at("ema_updates").toInt();
   t.skipped = state.at("skipped").toInt();
-  t.best = {top.at("best_ap").toDouble(), Best().loss, state.at("stale").toInt()};
+  const auto renamed = [&](const char* key, const char* before) {  // version 0.1.0 had other names
+    return state.at(state.contains(key) ? key : before).toInt();
+  };
+  t.best = {top.at("best_ap").toDouble(), Best().loss, renamed("evals_without_gain", "stale")};
   if (state.contains("lowest_loss")) t.best.loss = state.at("lowest_loss").toDouble();
   const double ap = top.at("curr_ap").toDouble();  // official files have a number or NaN
   t.score = std::isnan(ap) ? std::nullopt : std::optional(ap);
   t.epochs = state.at("epochs").toInt();
   t.lr_factor = state.at("lr_factor").toDouble();
-  t.rollbacks = state.at("returns").toInt();
+  t.rollbacks = renamed("rollbacks", "returns");
   set_random_state(state.at("random"), t.scaler.scale.device());
   usage_check(state.at("per_epoch").toInt() == per_epoch, path, " has ", state.at("per_epoch").toInt(),
               " steps per epoch, but this --bs and data have ", per_epoch,

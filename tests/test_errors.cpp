@@ -363,7 +363,7 @@ TEST_CASE("errors: text and JSON contain all values") {
     write_voc(writer, voc_ap(c.truths, c.found));
   });
   const std::string json = contents(dir / "e.json");
-  for (const char* key : {"\"insight\":", "\"localisation\":{\"AP50\":", "\"F1_by_score\":[",
+  for (const char* key : {"\"error_analysis\":", "\"localisation\":{\"AP50\":", "\"F1_by_score\":[",
                           "\"confusion\":[", "\"voc\":{\"AP\":", "\"AP11\":"})
     CHECK_MESSAGE(has(json, key), key);
 }

@@ -94,7 +94,7 @@ TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints" *
   CHECK(
       lines_of(contents(dir / "a/metrics.csv")).at(0) ==
       "epoch,iteration,loss,iou,obj,cls,l1,positives_per_object,lr,images_per_second,waiting_share,grad_norm,"
-      "AP,AP50,val_loss,dtr_peak_bytes,dtr_dropped,dtr_again,dtr_share");
+      "AP,AP50,val_loss,dtr_peak_bytes,dtr_evictions,dtr_rematerialisations,dtr_share");
   int evaluations = 0;
   for (const auto& row : metric_rows(dir / "a/metrics.csv")) {
     REQUIRE(row.size() == 19);
@@ -265,7 +265,7 @@ TEST_CASE("train: the evaluation of a run stopped within an epoch does not count
           "--data data --model yolox-nano --size 64 --bs 5 --epochs 3 --max-iters 3 --eval-interval 1 "
           "--conf 1 --out amid");
   const auto last = read_pth(dir / "amid/last.pth").toGenericDict();
-  CHECK(last.at("train").toGenericDict().at("stale").toInt() == 0);
+  CHECK(last.at("train").toGenericDict().at("evals_without_gain").toInt() == 0);
   CHECK(last.at("best_ap").toDouble() == 0);
 }
 

@@ -556,6 +556,17 @@ TEST_CASE("checkpoints: all counts of a run and the random number generator are 
   CHECK(resumed.best.score == 0.5);
   CHECK(resumed.best.loss == 2.5);
   CHECK(resumed.best.evals_without_gain == 1);
+
+  // A checkpoint of version 0.1.0 has other names.
+  auto state = file.at("train").toGenericDict();
+  for (const auto& [now, before] : {std::pair("evals_without_gain", "stale"), {"rollbacks", "returns"}}) {
+    state.insert(before, state.at(now));
+    state.erase(now);
+  }
+  Training old = small_training();
+  load_checkpoint(old, file, 10, "x.pth");
+  CHECK(old.best.evals_without_gain == 1);
+  CHECK(old.rollbacks == 4);
 }
 
 TEST_CASE("checkpoints: for weights of an unknown model the message does not suggest --model") {

@@ -229,7 +229,7 @@ TEST_CASE("train: the checkpoint contains the lr factor and the number of return
   succeed(dir, "train", flags + "--max-iters 1");
   auto file = read_pth(dir / "r/last.pth").toGenericDict();
   file.at("train").toGenericDict().insert_or_assign("lr_factor", 0.25);
-  file.at("train").toGenericDict().insert_or_assign("returns", int64_t{3});
+  file.at("train").toGenericDict().insert_or_assign("rollbacks", int64_t{3});
   write_pth(dir / "r/last.pth", file);
   succeed(dir, "train", "--resume r --max-iters 2");
   const auto rows = metric_rows(dir / "r/metrics.csv");
