@@ -469,8 +469,7 @@ TEST_CASE("flags: a flag that may be auto refuses negative numbers; flags of oth
   };
   CHECK(refused({"--bs", "8"}) == "");
   CHECK(refused({"--bs", "-4"}) == "--bs must be a number above 0 or auto, got -4");
-  CHECK(refused({"--no-mosaic"}) ==
-        "there is no flag --no-mosaic; use --mosaic-prob (a probability; 0 = off)");
+  CHECK(refused({"--mosaic=0"}) == "there is no flag --mosaic; use --mosaic-prob (a probability; 0 = off)");
   CHECK(refused({"--save-period=5"}) ==
         "there is no flag --save-period; use --save-minutes (minutes, not epochs)");
   CHECK(refused({"--batch_size", "8"}) == "there is no flag --batch_size; use --bs");
