@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <limits>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "augment.hpp"
@@ -44,98 +43,114 @@ constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 0.05, 1, 100
 // The flags of ./train. Each hyper-parameter is one declaration: member, flag, default and help text.
 struct Config : Flags {
   std::string data = flag(data, "Data", "data", "shapes", "DIR|FILE|shapes",
-                          "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes = built-in scenes");
+                          "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes = built-in scenes",
+                          marked(kFrequent | kOfMachine));
   std::string split = flag(split, "Data", "split", "", "NAME", "split to evaluate on [val]");
-  std::string images = flag(images, "Data", "images", "", "DIR",
-                            "folder of the images of a COCO JSON file [the usual folders]");
+  std::string images =
+      flag(images, "Data", "images", "", "DIR",
+           "folder of the images of a COCO JSON file [the usual folders]", marked(kOfMachine));
   double val_fraction =
       flag(val_fraction, "Data", "val-fraction", 0.0, "X",
-           "hold out this fraction of the images for evaluation, if the data has one split; 0 = off");
+           "hold out this fraction of the images for evaluation, if the data has one split; 0 = off",
+           between(0, 0.9));
   int workers = flag_auto(workers, "Data", "workers", 0, "N|auto",
-                          "threads that load and augment images, per rank; auto = cores / ranks");
-  std::string cache =
-      flag(cache, "Data", "cache", "none", "none|ram|disk", "cache decoded images at the input size");
+                          "threads that load and augment images, per rank; auto = cores / ranks",
+                          between(0, 256) | kFrequent | kOfMachine);
+  std::string cache = flag(cache, "Data", "cache", "none", "none|ram|disk",
+                           "cache decoded images at the input size", marked(kFrequent | kOfMachine));
   bool strict =
       flag(strict, "Data", "strict", false, "", "stop at a bad image or label instead of skipping it");
 
-  std::string model = flag(model, "Model", "model", "yolox-s", "NAME", model_names());
+  std::string model = flag(model, "Model", "model", "yolox-s", "NAME", model_names(), marked(kFrequent));
   std::string weights = flag(weights, "Model", "weights", "", "FILE",
                              "pretrained weights: checkpoint (ours or official), or name of a "
-                             "model that weights/get has downloaded");
+                             "model that weights/get has downloaded",
+                             marked(kFrequent | kOfMachine));
   std::string resume =
       flag_optional_value(resume, "Model", "resume", "newest", "[RUN]",
-                          "resume the run in this folder; without RUN the newest one in runs/ and ./");
+                          "resume the run in this folder; without RUN the newest one in runs/ and ./",
+                          marked(kFrequent | kOfCall));
   std::string preproc = flag(
       preproc, "Model", "preproc", "auto", "auto|bgr|legacy",
       "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
 
-  std::string size =
-      flag(size, "Training", "size", "", "N|HxW", "input size in pixels [416 or 640, by model]");
+  std::string size = flag(size, "Training", "size", "", "N|HxW",
+                          "input size in pixels [416 or 640, by model]", marked(kFrequent));
   int bs = flag_auto(bs, "Training", "bs", 16, "N|auto",
-                     "total batch size over all ranks; auto = largest that fits in memory");
-  int epochs = flag(epochs, "Training", "epochs", 300, "N", "number of epochs");
+                     "total batch size over all ranks; auto = largest that fits in memory",
+                     at_least(0) | kFrequent);
+  int epochs = flag(epochs, "Training", "epochs", 300, "N", "number of epochs", at_least(1) | kFrequent);
   int64_t max_iters =
-      flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after N steps; 0 = off");
+      flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after N steps; 0 = off", at_least(0));
   std::string recipe =
-      flag(recipe, "Training", "recipe", "auto", "NAME",
-           "defaults of other flags: finetune or official; auto = finetune with --weights, else official");
-  std::string optimizer = flag(optimizer, "Training", "optimizer", "recipe", "NAME", "sgd, adam or adamw");
-  double lr = flag_recipe(lr, "Training", "lr", "X", "initial learning rate; by default scaled to --bs");
+      flag(recipe, "Training", "recipe", "auto", "auto|finetune|official",
+           "defaults of other flags; auto = finetune with --weights, else official", marked(kFrequent));
+  std::string optimizer = flag(optimizer, "Training", "optimizer", "recipe", "sgd|adam|adamw", "optimizer");
+  double lr = flag_recipe(lr, "Training", "lr", "X", "initial learning rate; by default scaled to --bs",
+                          at_least(0) | kFrequent);
   std::string schedule = flag(
       schedule, "Training", "schedule", "recipe", "cosine|flat-cosine",
       "cosine = of YOLOX, constant in the last epochs without mosaic; flat-cosine = constant in the first "
       "half of the run, then a cosine to its end");
   double min_lr_ratio = flag_recipe(min_lr_ratio, "Training", "min-lr-ratio", "X",
-                                    "final learning rate as a fraction of the initial one");
+                                    "final learning rate as a fraction of the initial one", between(0, 1));
   double warmup_epochs = flag_recipe(warmup_epochs, "Training", "warmup-epochs", "X",
-                                     "epochs of learning rate warm-up; may be a fraction");
+                                     "epochs of learning rate warm-up; may be a fraction", at_least(0));
   double no_aug_epochs = flag_recipe(no_aug_epochs, "Training", "no-aug-epochs", "X",
-                                     "last epochs without mosaic and MixUp, with L1 loss");
-  double weight_decay = flag_recipe(weight_decay, "Training", "weight-decay", "X",
-                                    "weight decay of convolution weights (not of biases and batch norms)");
+                                     "last epochs without mosaic and MixUp, with L1 loss", at_least(0));
+  double weight_decay =
+      flag_recipe(weight_decay, "Training", "weight-decay", "X",
+                  "weight decay of convolution weights (not of biases and batch norms)", at_least(0));
   std::string freeze = flag(freeze, "Training", "freeze", "", "PART,...",
                             "parts to freeze: backbone, neck, or prefixes of parameter names");
-  double clip = flag(clip, "Training", "clip", 10.0, "X", "clip the gradient norm to X; 0 = off");
-  double ema = flag_recipe(ema, "Training", "ema", "X", "EMA decay; 0 = off");
+  double clip =
+      flag(clip, "Training", "clip", 10.0, "X", "clip the gradient norm to X; 0 = off", between(0, 1e38));
+  double ema = flag_recipe(ema, "Training", "ema", "X", "EMA decay; 0 = off", between(0, 0.999999));
   double bn_momentum = flag_recipe(bn_momentum, "Training", "bn-momentum", "X",
-                                   "momentum of the running statistics of batch norms");
-  std::string amp = flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp16|fp64",
-                         "off = float32; auto = bf16 on a GPU (fp16 on old ones), off on the CPU");
+                                   "momentum of the running statistics of batch norms", between(0, 1));
+  std::string amp =
+      flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp16|fp64",
+           "off = float32; auto = bf16 on a GPU (fp16 on old ones), off on the CPU", marked(kFrequent));
   bool multiscale = flag(multiscale, "Training", "multiscale", true, "", "do not use multi-scale training");
-  int64_t seed =
-      flag(seed, "Training", "seed", int64_t{0}, "N", "random seed of weights, data order and augmentation");
-  std::string fast =
-      flag(fast, "Training", "fast", "auto", "off|auto|NAME,...",
-           "fast paths of a GPU: norm = fused norm kernels, graph = CUDA graphs, "
-           "auto = those that ./gpu-check has found right on this machine");
+  int64_t seed = flag(seed, "Training", "seed", int64_t{0}, "N",
+                      "random seed of weights, data order and augmentation", at_least(0));
+  std::string fast = flag(fast, "Training", "fast", "auto", "off|auto|NAME,...",
+                          "fast paths of a GPU: norm = fused norm kernels, graph = CUDA graphs, "
+                          "auto = those that ./gpu-check has found right on this machine");
   bool deterministic = flag(deterministic, "Training", "deterministic", false, "",
                             "bit-for-bit reproducible; slower on a GPU");
   bool keep_going =
       flag(keep_going, "Training", "keep-going", false, "",
            "after a non-finite loss, resume the last checkpoint at half the learning rate, up to 3 times");
-  std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda[:N]", "device to train on");
+  std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda[:N]", "device to train on",
+                            marked(kOfMachine));
 
-  int accum = flag(accum, "Memory", "accum", 1, "N", "gradient accumulation: split each batch into N parts");
+  int accum = flag(accum, "Memory", "accum", 1, "N", "gradient accumulation: split each batch into N parts",
+                   at_least(1));
   std::string dtr = flag(dtr, "Memory", "dtr", "off", "off|GB|auto",
-                         "DTR: evict and rematerialise activations to stay within GB; auto = free memory");
-  double dtr_slowdown =
-      flag(dtr_slowdown, "Memory", "dtr-slowdown", 1.3, "X", "--bs auto: maximum slowdown by DTR");
-  bool dtr_trace =
-      flag(dtr_trace, "Memory", "dtr-trace", false, "", "plot the memory of one step to dtr_trace.png");
+                         "DTR: evict and rematerialise activations to stay within GB; auto = free memory",
+                         marked(kFrequent));
+  double dtr_slowdown = flag(dtr_slowdown, "Memory", "dtr-slowdown", 1.3, "X",
+                             "--bs auto: maximum slowdown by DTR", between(1, 100));
+  bool dtr_trace = flag(dtr_trace, "Memory", "dtr-trace", false, "",
+                        "plot the memory of one step to dtr_trace.png", marked(kOfCall));
 
-  int gpus = flag(gpus, "Ranks", "gpus", 0, "N", "train on N GPUs of this machine, one rank per GPU");
-  int procs = flag(procs, "Ranks", "procs", 0, "N", "train on the CPU with N ranks");
+  int gpus = flag(gpus, "Ranks", "gpus", 0, "N", "train on N GPUs of this machine, one rank per GPU",
+                  between(0, 1024) | kFrequent);
+  int procs = flag(procs, "Ranks", "procs", 0, "N", "train on the CPU with N ranks", between(0, 1024));
   int nodes =
-      flag(nodes, "Ranks", "nodes", 1, "N", "number of nodes (machines), each with the same number of ranks");
-  int node = flag(node, "Ranks", "node", 0, "I", "index of this node, from 0");
+      flag(nodes, "Ranks", "nodes", 1, "N", "number of nodes (machines), each with the same number of ranks",
+           between(1, 65536) | kOfCall);
+  int node = flag(node, "Ranks", "node", 0, "I", "index of this node, from 0", marked(kOfCall));
   std::string master = flag(master, "Ranks", "master", "", "HOST:PORT",
-                            "address of node 0 and a free port (MASTER_ADDR:MASTER_PORT)");
+                            "address of node 0 and a free port (MASTER_ADDR:MASTER_PORT)", marked(kOfCall));
   bool sync_bn = flag(sync_bn, "Ranks", "sync-bn", true, "", "do not use SyncBN");
   std::string compress =
       flag(compress, "Ranks", "compress", "off", "off|fp16|bf16", "all-reduce gradients in fp16 or bf16");
-  double timeout =
-      flag(timeout, "Ranks", "timeout", 600.0, "X", "seconds before a missing rank ends the run");
-  int restarts = flag(restarts, "Ranks", "restarts", 0, "N", "resume up to N times after a rank failed");
+  double timeout = flag(timeout, "Ranks", "timeout", 600.0, "X", "seconds before a missing rank ends the run",
+                        between(1, 1000000));
+  int restarts = flag(restarts, "Ranks", "restarts", 0, "N", "resume up to N times after a rank failed",
+                      at_least(0) | kOfCall);
 
   std::string aug =
       flag(aug, "Augmentation", "aug", "default", "default|none", "augmentation; none = letterbox only");
@@ -143,22 +158,25 @@ struct Config : Flags {
 
   int loader_threads = 1;  // derived from --workers by prepare_process(); not a flag
 
-  std::string out = flag(out, "Output", "out", "", "DIR", "run folder [runs/MODEL-DATA]");
+  std::string out =
+      flag(out, "Output", "out", "", "DIR", "run folder [runs/MODEL-DATA]", marked(kFrequent | kOfMachine));
   int eval_interval = flag(eval_interval, "Output", "eval-interval", 10, "N",
-                           "evaluate every N epochs, and every epoch without mosaic; 0 = off");
+                           "evaluate every N epochs, and every epoch without mosaic; 0 = off", at_least(0));
   double save_minutes = flag(save_minutes, "Output", "save-minutes", 10.0, "X",
-                             "save last.pth every X minutes, also within an epoch; 0 = off");
-  int keep = flag(keep, "Output", "keep", 1, "N", "number of older checkpoints kept beside last.pth");
+                             "save last.pth every X minutes, also within an epoch; 0 = off", at_least(0));
+  int keep =
+      flag(keep, "Output", "keep", 1, "N", "number of older checkpoints kept beside last.pth", at_least(0));
   int patience = flag(patience, "Output", "patience", 0, "N",
-                      "early stopping after N evaluations without a gain; 0 = off");
+                      "early stopping after N evaluations without a gain; 0 = off", at_least(0));
   std::string patience_on = flag(patience_on, "Output", "patience-on", "ap", "ap|loss",
                                  "gain for --patience: a better AP or a lower validation loss");
-  double conf = flag(conf, "Output", "conf", 0.01, "P", "minimum score of a detection in evaluation");
-  double nms = flag(nms, "Output", "nms", 0.65, "IOU", "NMS IoU threshold in evaluation");
+  double conf =
+      flag(conf, "Output", "conf", 0.01, "P", "minimum score of a detection in evaluation", between(0, 1));
+  double nms = flag(nms, "Output", "nms", 0.65, "IOU", "NMS IoU threshold in evaluation", between(1e-6, 1));
   bool profile = flag(profile, "Output", "profile", false, "",
-                      "profile 20 steps of one size, write trace.json, and stop");
+                      "profile 20 steps of one size, write trace.json, and stop", marked(kOfCall));
   bool debug = flag(debug, "Output", "debug", false, "",
-                    "check all boxes, and report the operation that produces a NaN; slow");
+                    "check all boxes, and report the operation that produces a NaN; slow", marked(kOfCall));
 };
 
 // Returns the DTR budget in bytes: infinity for auto, 0 for off. Throws UsageError if --dtr is invalid.
@@ -175,76 +193,26 @@ inline double dtr_bytes(const Config& c) {
 // Throws UsageError if a flag of DTR is invalid.
 inline void check_dtr(const Config& c) {
   const bool on = dtr_bytes(c) > 0;
-  usage_check(c.dtr_slowdown >= 1 && c.dtr_slowdown <= 100, "--dtr-slowdown must be in 1..100, got ",
-              c.dtr_slowdown);
   combination_check(on || !c.was_given("dtr-slowdown"), "--dtr-slowdown needs --dtr");
   combination_check(on || !c.dtr_trace, "--dtr-trace needs --dtr GB or --dtr auto");
 }
 
 // Throws UsageError if a setting is out of range. Call fill_in() first.
 inline void check_config(const Config& c) {
-  const auto at_least = [](const char* name, auto value, auto least) {
-    usage_check(value >= least, "--", name, " must be at least ", least, ", got ", value);
-  };
-  const auto in = [](const char* name, auto value, auto lo, auto hi) {
-    usage_check(value >= lo && value <= hi, "--", name, " must be in ", lo, "..", hi, ", got ", value);
-  };
-  const auto one_of = [](const char* name, const std::string& value, const std::vector<std::string>& known) {
-    std::string list;
-    for (size_t i = 0; i < known.size(); ++i)
-      list += (i == 0 ? "" : i + 1 == known.size() ? " or " : ", ") + known[i];
-    usage_check(std::find(known.begin(), known.end(), value) != known.end(), "--", name, " must be ", list,
-                ", got '", value, "'");
-  };
+  c.check_values();
   if (!c.size.empty() || c.was_given("size")) parse_size(c.size);
-  at_least("bs", c.bs, 0);
-  at_least("epochs", c.epochs, 1);
-  in("workers", c.workers, 0, 256);
-  in("val-fraction", c.val_fraction, 0, 0.9);
-  at_least("max-iters", c.max_iters, 0);
-  at_least("accum", c.accum, 1);
   usage_check(c.bs == 0 || c.accum <= c.bs, "--accum must be at most the batch size (--bs ", c.bs, "), got ",
               c.accum);
-  at_least("save-minutes", c.save_minutes, 0);
-  at_least("keep", c.keep, 0);
-  at_least("patience", c.patience, 0);
   check_dtr(c);
-  for (const auto& [name, value] : {std::pair("lr", c.lr),
-                                    {"warmup-epochs", c.warmup_epochs},
-                                    {"no-aug-epochs", c.no_aug_epochs},
-                                    {"weight-decay", c.weight_decay}})
-    if (c.was_given(name)) at_least(name, value, 0);
-  in("clip", c.clip, 0, 1e38);
-  at_least("eval-interval", c.eval_interval, 0);
-  at_least("seed", c.seed, 0);
   usage_check(std::max(0.0, c.warmup_epochs) + std::max(0.0, c.no_aug_epochs) <= c.epochs, "--warmup-epochs ",
               c.warmup_epochs, " plus --no-aug-epochs ", c.no_aug_epochs, " exceeds --epochs ", c.epochs);
-  in("gpus", c.gpus, 0, 1024);
-  in("procs", c.procs, 0, 1024);
-  in("nodes", c.nodes, 1, 65536);
-  in("node", c.node, 0, c.nodes - 1);
-  at_least("restarts", c.restarts, 0);
-  in("timeout", c.timeout, 1, 1000000);
+  usage_check(c.node >= 0 && c.node < c.nodes, "--node must be in 0..", c.nodes - 1, ", got ", c.node);
   combination_check(c.gpus == 0 || c.procs == 0, "--gpus and --procs cannot be used together");
   combination_check(c.nodes == 1 || !c.master.empty(),
                     "--nodes needs --master HOST:PORT, the same on all nodes");
   combination_check(c.was_given("nodes") || !c.was_given("master"), "--master needs --nodes N and --node I");
   if (!c.master.empty() || c.was_given("master")) parse_address("--master", c.master);
-  if (c.was_given("min-lr-ratio")) in("min-lr-ratio", c.min_lr_ratio, 0, 1);
-  if (c.was_given("ema")) in("ema", c.ema, 0, 0.999999);
-  if (c.was_given("bn-momentum")) in("bn-momentum", c.bn_momentum, 0, 1);
-  in("conf", c.conf, 0, 1);
-  in("nms", c.nms, 1e-6, 1);
-  one_of("compress", c.compress, {"off", "fp16", "bf16"});
-  one_of("amp", c.amp, {"auto", "off", "tf32", "bf16", "fp16", "fp64"});
-  one_of("cache", c.cache, {"none", "ram", "disk"});
-  one_of("aug", c.aug, {"default", "none"});
-  one_of("recipe", c.recipe, {"auto", "finetune", "official"});
-  one_of("optimizer", c.optimizer, {"sgd", "adam", "adamw"});
-  one_of("schedule", c.schedule, {"cosine", "flat-cosine"});
-  one_of("patience-on", c.patience_on, {"ap", "loss"});
   combination_check(c.patience > 0 || !c.was_given("patience-on"), "--patience-on needs --patience");
-  one_of("preproc", c.preproc, {"auto", "bgr", "legacy"});
   try {
     check_augment_config(c.augment);
   } catch (const std::exception& e) {
@@ -372,17 +340,6 @@ inline MultiScale multi_scale(const Config& c, ImageSize base, int ranks) {
   return sizes;
 }
 
-// Returns the settings that a checkpoint stores. Leaves out flags of a single call, such as --profile or
-// --node.
-inline Settings saved_settings_of(const Flags& flags) {
-  Settings kept;
-  const std::set<std::string> of_the_call{"resume", "profile", "dtr-trace", "debug",
-                                          "nodes",  "node",    "master",    "restarts"};
-  for (const auto& [name, value] : flags.values())
-    if (!of_the_call.count(name)) kept.emplace_back(name, value);
-  return kept;
-}
-
 // Returns the name of a precision (--amp) for the log.
 inline std::string precision_name(const std::string& amp) {
   return amp == "off" ? "float32" : amp == "tf32" ? "TF32" : amp == "fp64" ? "float64" : amp;
@@ -447,13 +404,12 @@ inline Plan plan_of(Config& c, int64_t images, int ranks, ImageSize base, int64_
 // between machines.
 inline Settings common_settings(const Config& config, const Dataset& data, size_t evaluated, int64_t step,
                                 torch::Device device) {
-  const std::set<std::string> of_machine{"data", "images", "weights", "out", "workers", "cache", "device"};
   Settings common{
       {"images", concat(data.records.size())},          {"images to evaluate", concat(evaluated)},
       {"--profile", config.profile ? "true" : "false"}, {"device", device.is_cpu() ? "cpu" : "cuda"},
       {"classes", listed(data.classes, 1 << 30)},       {"steps done", concat(step)}};
-  for (const auto& [name, value] : saved_settings_of(config))
-    if (!of_machine.count(name)) common.emplace_back("--" + name, value);
+  for (const auto& [name, value] : config.values(/*without=*/kOfCall | kOfMachine))
+    common.emplace_back("--" + name, value);
   return common;
 }
 

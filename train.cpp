@@ -21,11 +21,6 @@
 
 using namespace yolox;
 
-// The flags that --help explains. The other flags are listed by name.
-static const std::vector<std::string> kFrequentFlags = {"data",   "workers", "cache", "model", "weights",
-                                                        "resume", "recipe",  "size",  "bs",    "epochs",
-                                                        "lr",     "amp",     "dtr",   "gpus",  "out"};
-
 // Ends an epoch or the run: evaluates, and writes best.pth, last.pth and report.html. Returns false if
 // training is over.
 static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
@@ -82,8 +77,7 @@ static int train(int argc, char** argv) {
 
   // ---- settings: from the flags, or from the resumed run
   Config config;
-  config.parse(argc, argv, "trains YOLOX", "--data DIR --weights yolox-s --bs 16 --epochs 100",
-               kFrequentFlags);
+  config.parse(argc, argv, "trains YOLOX", "--data DIR --weights yolox-s --bs 16 --epochs 100");
   SavedRun saved = find_run(config);
   fill_in(config);
   check_config(config);

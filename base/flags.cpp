@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cxxopts.hpp>
@@ -68,14 +69,16 @@ void Flags::Flag::set(const std::string& text) const {
 }
 
 Flags::Flag& Flags::add(const Member& member, std::string_view group, std::string_view name,
-                        std::string_view argument, std::string_view doc) {
-  flags.push_back({member, std::string(group), std::string(name), std::string(argument), std::string(doc)});
+                        std::string_view argument, std::string_view doc, FlagFacts facts) {
+  flags.push_back(
+      {member, std::string(group), std::string(name), std::string(argument), std::string(doc), facts});
   return flags.back();
 }
 
 // ---- the command line
 
-// A flag of another trainer, the flag here, and what differs. The first row whose flag the program has holds.
+// A flag that users of YOLOX, Ultralytics or MMDetection type, the flag here, and what differs. The first row
+// whose flag the program has holds.
 struct Alias {
   const char *other, *name, *note;
 };
@@ -186,8 +189,7 @@ std::vector<std::string> Flags::words_of(const std::string& program, int argc, c
   return words;
 }
 
-void Flags::parse(int argc, char** argv, const std::string& about, const std::string& example_flags,
-                  const std::vector<std::string>& common) {
+void Flags::parse(int argc, char** argv, const std::string& about, const std::string& example_flags) {
   const std::string program = std::string(argv[0]).substr(std::string(argv[0]).find_last_of('/') + 1);
   example = example_flags.empty() ? "" : concat("./", program, " ", example_flags);
   cxxopts::Options options(program, program + ": " + about), brief(program, program + ": " + about);
@@ -203,14 +205,15 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::st
                               f.argument);
     };
     add_to(options);
-    if (std::find(common.begin(), common.end(), f.name) != common.end()) add_to(brief);
+    if (f.facts.marks & kFrequent) add_to(brief);
     // The opposite of a switch is accepted too, because a resumed run may need to change the setting back.
     if (f.is_bool()) options.add_options("hidden")(f.on_by_default() ? f.name : "no-" + f.name, "");
   }
   options.add_options("Help")("help", "this text (also -h); --version prints the version");
   options.add_options("hidden")("version", "");
   groups.push_back("Help");
-  bool help_all = common.empty();
+  bool help_all =
+      std::none_of(flags.begin(), flags.end(), [](const Flag& f) { return f.facts.marks & kFrequent; });
   const std::vector<std::string> words = words_of(program, argc, argv, help_all);
   std::vector<const char*> pointers;
   for (const auto& word : words) pointers.push_back(word.c_str());
@@ -232,7 +235,7 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::st
     std::string text = help_all ? options.help(groups) : brief.help(groups);
     if (!help_all) {  // without empty lines, so that the text fits on one screen
       for (size_t at; (at = text.find("\n\n")) != std::string::npos;) text.erase(at, 1);
-      text += " More flags, explained by --help all:\n" + other_flag_names(common);
+      text += " More flags, explained by --help all:\n" + other_flag_names();
     }
     std::cout << text;
     check_stdout();
@@ -259,10 +262,47 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::st
   }
 }
 
-std::vector<std::pair<std::string, std::string>> Flags::values() const {
+std::vector<std::pair<std::string, std::string>> Flags::values(int without) const {
   std::vector<std::pair<std::string, std::string>> all;
-  for (const auto& f : flags) all.emplace_back(f.name, f.get());
+  for (const auto& f : flags)
+    if (!(f.facts.marks & without)) all.emplace_back(f.name, f.get());
   return all;
+}
+
+// Returns the words of a placeholder such as "off|fp16|bf16"; empty if it has a part that stands for a value.
+static std::vector<std::string> words_of_placeholder(const std::string& argument) {
+  const bool is_list =
+      argument.find('|') != std::string::npos &&
+      argument.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-|") == std::string::npos;
+  std::vector<std::string> words;
+  std::istringstream in(is_list ? argument : "");
+  for (std::string word; std::getline(in, word, '|');) words.push_back(word);
+  return words;
+}
+
+void Flags::check_values() const {
+  const auto text_of = [](double v) {
+    return std::abs(v) < 1e15 && v == std::floor(v) ? to_text(int64_t(v)) : to_text(v);
+  };
+  for (const auto& f : flags) {
+    const std::string value = f.get();
+    const bool is_word = !f.keyword.empty() && value == f.keyword;
+    if (is_word && !was_given(f.name)) continue;
+    if (is_word || (is_literal(f.name) && !f.is_bool())) {
+      const double number = is_word ? number_of_keyword(f.keyword) : std::strtod(value.c_str(), nullptr);
+      const auto& [least, most, marks] = f.facts;
+      const bool has_most = std::isfinite(most);
+      usage_check(number >= least && number <= most, "--", f.name, " must be ",
+                  has_most ? "in " : "at least ", text_of(least), has_most ? ".." + text_of(most) : "",
+                  ", got ", to_text(number));
+    }
+    const std::vector<std::string> known = words_of_placeholder(f.argument);
+    std::string list;
+    for (size_t i = 0; i < known.size(); ++i)
+      list += (i == 0 ? "" : i + 1 == known.size() ? " or " : ", ") + known[i];
+    usage_check(known.empty() || std::find(known.begin(), known.end(), value) != known.end(), "--", f.name,
+                " must be ", list, ", got '", value, "'");
+  }
 }
 
 bool Flags::is_literal(const std::string& name) const {
@@ -282,10 +322,10 @@ bool Flags::set(const std::string& name, const std::string& value) {
   return false;
 }
 
-std::string Flags::other_flag_names(const std::vector<std::string>& common) const {
+std::string Flags::other_flag_names() const {
   std::string text, group, line;
   for (const auto& f : flags) {
-    if (std::find(common.begin(), common.end(), f.name) != common.end()) continue;
+    if (f.facts.marks & kFrequent) continue;
     const std::string word = " --" + f.as_shown();
     const bool begins = f.group != group;
     if (begins || line.size() + word.size() > 79) {

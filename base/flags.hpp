@@ -12,6 +12,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,6 +23,21 @@
 
 namespace yolox {
 
+// What else is known of a flag, as the last argument of its declaration: at_least(1) | kFrequent.
+struct FlagFacts {
+  double least = -std::numeric_limits<double>::infinity(), most = std::numeric_limits<double>::infinity();
+  int marks = 0;
+};
+constexpr FlagFacts at_least(double least) { return {least}; }
+constexpr FlagFacts between(double least, double most) { return {least, most}; }
+constexpr int kFrequent = 1;   // --help explains it; other flags are explained by --help all
+constexpr int kOfCall = 2;     // not a setting of the run: a checkpoint does not keep it
+constexpr int kOfMachine = 4;  // may differ between ranks
+constexpr FlagFacts operator|(FlagFacts facts, int marks) {
+  return {facts.least, facts.most, facts.marks | marks};
+}
+constexpr FlagFacts marked(int marks) { return FlagFacts() | marks; }
+
 struct Flags {
   Flags() = default;
   Flags(const Flags&) = delete;  // `flags` holds pointers to the members of this object
@@ -31,20 +47,22 @@ struct Flags {
   static inline std::string example = {};
 
   // Parses the command line and sets the members. Prints help or version and exits with 0 on --help,
-  // --version. about: one line for the help. common: the flags that --help explains; it lists the others by
-  // name, and
-  // "--help all" explains all. If `common` is empty, --help explains all. example: flags of a complete
-  // command. Throws UsageError for an unknown flag, a word without a flag, or a value of the wrong type.
-  void parse(int argc, char** argv, const std::string& about, const std::string& example = "",
-             const std::vector<std::string>& common = {});
+  // --version. about: one line for the help. example: flags of a complete command. Throws UsageError for an
+  // unknown flag, a word without a flag, or a value of the wrong type.
+  void parse(int argc, char** argv, const std::string& about, const std::string& example = "");
+
+  // Throws UsageError if a value is out of range, or not one of the words of its placeholder, such as
+  // "off|fp16|bf16". Call it when the defaults of the recipe are known.
+  void check_values() const;
 
   // Returns true if the flag was on the command line.
   bool was_given(const std::string& name) const {
     return std::find(given.begin(), given.end(), name) != given.end();
   }
 
-  // Returns name and value of all flags as text, in the order of declaration.
-  std::vector<std::pair<std::string, std::string>> values() const;
+  // Returns name and value of all flags as text, in the order of declaration. without: marks of the flags
+  // that are left out.
+  std::vector<std::pair<std::string, std::string>> values(int without = 0) const;
 
   // Returns true if the flag is a number or a switch, so that its value in JSON needs no quotes.
   bool is_literal(const std::string& name) const;
@@ -54,42 +72,43 @@ struct Flags {
 
   // Declares a flag and returns its default, so that the call can initialise the member.
   // member: the variable that the flag sets. group: heading in the help. name: without "--". value: default.
-  // argument: placeholder of the value in the help, such as N. doc: one line of help.
+  // argument: placeholder of the value in the help, such as N, or all possible words: off|fp16. doc: one line
+  // of help.
   template <class T>
   T flag(T& member, std::string_view group, std::string_view name, const T& value, std::string_view argument,
-         std::string_view doc) {
-    add(&member, group, name, argument, doc);
+         std::string_view doc, FlagFacts facts = {}) {
+    add(&member, group, name, argument, doc, facts);
     return value;
   }
   const char* flag(std::string& member, std::string_view group, std::string_view name, const char* value,
-                   std::string_view argument, std::string_view doc) {
-    add(&member, group, name, argument, doc);
+                   std::string_view argument, std::string_view doc, FlagFacts facts = {}) {
+    add(&member, group, name, argument, doc, facts);
     return value;
   }
   // Declares a flag that is a number above 0 or "auto". The member is 0 for "auto".
   int flag_auto(int& member, std::string_view group, std::string_view name, int value,
-                std::string_view argument, std::string_view doc) {
-    add(&member, group, name, argument, doc).keyword = "auto";
+                std::string_view argument, std::string_view doc, FlagFacts facts = {}) {
+    add(&member, group, name, argument, doc, facts).keyword = "auto";
     return value;
   }
   // Declares a number whose default depends on the model's recipe. The member is -1 and the help shows
   // "recipe" until the recipe is known.
   double flag_recipe(double& member, std::string_view group, std::string_view name, std::string_view argument,
-                     std::string_view doc) {
-    add(&member, group, name, argument, doc).keyword = "recipe";
+                     std::string_view doc, FlagFacts facts = {}) {
+    add(&member, group, name, argument, doc, facts).keyword = "recipe";
     return -1;
   }
   // Declares a flag that may be given several times. As text, its values are joined by line breaks.
   std::vector<std::string> flag_list(std::vector<std::string>& member, std::string_view group,
                                      std::string_view name, std::string_view argument, std::string_view doc) {
-    add(&member, group, name, argument, doc);
+    add(&member, group, name, argument, doc, {});
     return {};
   }
   // Declares a flag whose value may be left out. --name without a value means --name=`implicit`.
   const char* flag_optional_value(std::string& member, std::string_view group, std::string_view name,
-                                  std::string_view implicit, std::string_view argument,
-                                  std::string_view doc) {
-    add(&member, group, name, argument, doc).implicit = implicit;
+                                  std::string_view implicit, std::string_view argument, std::string_view doc,
+                                  FlagFacts facts = {}) {
+    add(&member, group, name, argument, doc, facts).implicit = implicit;
     return "";
   }
 
@@ -100,6 +119,7 @@ struct Flags {
   struct Flag {
     Member member;
     std::string group, name, argument, doc;
+    FlagFacts facts;
     std::string keyword = {};   // "auto", the text of the value 0, or "recipe", the text of -1; or empty
     std::string implicit = {};  // the value if the flag has none on the command line; empty: it needs one
 
@@ -113,9 +133,9 @@ struct Flags {
   std::vector<std::string> given;
 
   Flag& add(const Member& member, std::string_view group, std::string_view name, std::string_view argument,
-            std::string_view doc);
-  // Returns the names of all flags that are not in `common`, by group, in lines of at most 79 columns.
-  std::string other_flag_names(const std::vector<std::string>& common) const;
+            std::string_view doc, FlagFacts facts);
+  // Returns the names of all flags that are not frequent, by group, in lines of at most 79 columns.
+  std::string other_flag_names() const;
 };
 
 // As usage_check(), for flags that do not go together or are missing. The message also has a complete

@@ -43,16 +43,16 @@ struct MultiTaskConfig : Flags {
   std::string weights = flag(weights, "Model", "weights", "", "FILE",
                              "pretrained weights: checkpoint (ours or official), or name of a "
                              "model that weights/get has downloaded");
-  std::string resume = flag(resume, "Model", "resume", "", "RUN", "resume the run in this folder");
+  std::string resume =
+      flag(resume, "Model", "resume", "", "RUN", "resume the run in this folder", marked(kOfCall));
   std::string size =
       flag(size, "Training", "size", "", "N|HxW", "input size in pixels [416 or 640, by model]");
   int bs = flag(bs, "Training", "bs", 16, "N", "total batch size over all ranks");
   int epochs = flag(epochs, "Training", "epochs", 300, "N", "epochs of the largest data set");
   int64_t max_iters =
       flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after N steps; 0 = off");
-  std::string recipe =
-      flag(recipe, "Training", "recipe", "auto", "NAME",
-           "defaults of other flags: finetune or official; auto = finetune with --weights, else official");
+  std::string recipe = flag(recipe, "Training", "recipe", "auto", "auto|finetune|official",
+                            "defaults of other flags; auto = finetune with --weights, else official");
   double lr = flag_recipe(lr, "Training", "lr", "X", "initial learning rate; by default scaled to --bs");
   std::string amp = flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp64",
                          "off = float32; auto = bf16 on a GPU, off on the CPU");
@@ -169,8 +169,8 @@ struct MultiTaskRun {
     const auto write = [&] {
       for (int64_t k = 0; k < t.heads(); ++k)
         write_pth(concat(folder, "/head_", streams[k].name, ".pth"), head_checkpoint(t.ema, k, info));
-      save_last(folder, checkpoint(t, info, saved_settings_of(flags), images), t.iteration, last_step,
-                config.keep);
+      save_last(folder, checkpoint(t, info, flags.values(/*without=*/kOfCall), images), t.iteration,
+                last_step, config.keep);
       last_step = t.iteration;
     };
     try_to_save(write, log, required);

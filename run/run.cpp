@@ -73,7 +73,8 @@ void Run::cache_images(Dataset& train) {
 void Run::resume(Training& t, SavedRun& saved, const Plan& its_plan) {
   plan = its_plan;
   const int64_t images = data.train.records.size();
-  saver = {folder, info, saved_settings_of(config), plan.per_epoch, images, config.keep, ranks.first()};
+  saver = {folder,      info,         config.values(/*without=*/kOfCall), plan.per_epoch, images,
+           config.keep, ranks.first()};
   if (!saved) return;
   saver.load(t, saved);
   if (saved.images != images)
