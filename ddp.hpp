@@ -4,7 +4,7 @@
 // the Reducer, which all-reduces gradients in buckets during backward.
 //
 // Every rank runs the same program on its share of each batch. SyncBN (layers/sync_bn.hpp), the number of
-// positives (step.hpp) and the gradients are all-reduced. An iteration therefore equals that of a single rank
+// positives (loss.hpp) and the gradients are all-reduced. An iteration therefore equals that of a single rank
 // with the whole batch, up to rounding.
 #pragma once
 #include <ATen/record_function.h>
@@ -76,6 +76,11 @@ class Ranks {
   bool broadcast_flag(bool mine) { return sum({double(first() && mine)})[0] > 0; }
   // All-gathers values. Returns the values of each rank, by rank. Ranks may have different numbers of values.
   std::vector<std::vector<double>> gather(const std::vector<double>& mine);
+  // Overwrites a value that all ranks have computed from equal numbers by that of rank 0, because processors
+  // of different machines may round it differently. Does nothing if all ranks are on one machine.
+  void agree(const Tensor& value) {
+    if (!same_machine()) broadcast({value});
+  }
   // Broadcasts from rank 0: overwrites the tensors, or returns the text of rank 0.
   void broadcast(const std::vector<Tensor>& tensors);
   std::string broadcast(const std::string& mine);

@@ -10,7 +10,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,26 +21,40 @@ namespace yolox {
 // The loss of a batch and its terms. All tensors are scalars on the device of the predictions. Reading a
 // value on the host synchronises with the device.
 struct Losses {
-  struct Term {
+  struct Value {
     std::string name;  // column name in the progress line and metrics.csv, and name of the curve
-    Tensor value;      // weighted
+    Tensor value;
   };
-  Tensor total;             // sum of the terms; call backward() on this tensor
-  std::vector<Term> terms;  // in the order of add()
-  Tensor num_fg;            // number of positives in the batch
-  std::string anomaly;      // message of torch's anomaly mode about backward; empty if there is none
+  Tensor total;               // sum of the terms; call backward() on this tensor
+  std::vector<Value> terms;   // weighted, in the order of add()
+  std::vector<Value> logged;  // detached, in the order of log()
+  Tensor num_fg;              // number of positives in the batch
+  std::string anomaly;        // message of torch's anomaly mode about backward; empty if there is none
 
-  // Adds a weighted term. A new term needs only this call: the progress line, metrics.csv, TensorBoard,
-  // report.html and the averages over micro-batches and ranks include all terms.
-  void add(const std::string& name, const Tensor& value) {
-    total = terms.empty() ? value : total + value;
-    terms.push_back({name, value});
+  // Adds a term. A new term needs only this call: the progress line, metrics.csv, TensorBoard, report.html
+  // and the averages over micro-batches and ranks include all terms.
+  void add(const std::string& name, const Tensor& value, double weight = 1) {
+    const Tensor term = weight == 1 ? value : weight * value;
+    total = total.defined() ? total + term : term;
+    terms.push_back({name, term});
   }
-  // Returns the term with this name. Throws std::runtime_error if there is none.
+  // Logs a scalar that is no loss, such as a mean IoU: metrics.csv, TensorBoard and report.html include it.
+  // It is averaged over micro-batches and ranks like a term.
+  void log(const std::string& name, const Tensor& value) { logged.push_back({name, value.detach()}); }
+  // Returns the term or the logged value with this name. Throws std::runtime_error if there is none.
   const Tensor& operator[](const std::string& name) const {
-    for (const Term& term : terms)
-      if (term.name == name) return term.value;
+    for (const auto* list : {&terms, &logged})
+      for (const Value& v : *list)
+        if (v.name == name) return v.value;
     fail("the loss has no term ", name);
+  }
+  // Weight of these losses in a mean over micro-batches or ranks, because each term is divided by the
+  // positives. It makes the mean equal to the losses of the whole batch.
+  Tensor weight() const { return num_fg.clamp_min(1); }
+  // Detaches the losses from the graph, after backward().
+  void detach() {
+    total = total.detach();
+    for (Value& term : terms) term.value = term.value.detach();
   }
 };
 
@@ -56,6 +69,7 @@ constexpr double kL1Weight = 1;
 // device, because positives are packed into F rows, a number that the host knows.
 inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, const Targets& targets,
                          bool use_l1) {
+  RECORD_USER_SCOPE("loss");
   const auto dtype = torch::promote_types(raw.reg.scalar_type(), torch::kFloat);
   const Tensor reg = raw.reg.to(dtype), obj = raw.obj.to(dtype), cls = raw.cls.to(dtype);
   const int64_t batch = reg.size(0), points = reg.size(1), classes = cls.size(2);
@@ -112,9 +126,9 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
     l1_loss = torch::where(used, (fg_reg - target).abs(), 0).sum() / divisor;
   }
   losses.add("iou", iou_loss);
-  losses.add("obj", kObjWeight * obj_loss);
-  losses.add("cls", kClsWeight * cls_loss);
-  losses.add("l1", kL1Weight * l1_loss);
+  losses.add("obj", obj_loss, kObjWeight);
+  losses.add("cls", cls_loss, kClsWeight);
+  losses.add("l1", l1_loss, kL1Weight);
   return losses;
 }
 
@@ -122,27 +136,27 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
 // mean over all batches and ranks. Without L1, so that all epochs of a run are comparable.
 inline Tensor validation_loss(const Predictions& predictions, ImageSize size, const Targets& targets) {
   const Losses losses = yolox_loss(predictions, size.height, size.width, targets, /*use_l1=*/false);
-  const Tensor weight = losses.num_fg.clamp_min(1).to(losses.total.scalar_type());
+  const Tensor weight = losses.weight().to(losses.total.scalar_type());
   return torch::stack({losses.total * weight, weight});
 }
 
-// The loss of a micro-batch is divided by the positives of that micro-batch, the loss of a batch by all
-// positives. Weighting each micro-batch by its positives makes the weighted mean equal to the loss of the
-// batch.
-
-// Replaces the losses of this rank by the losses of the whole batch. sum: all-reduces a tensor in place.
-inline void all_reduce(Losses& losses, const std::function<void(Tensor&)>& sum) {
-  const Tensor weight = losses.num_fg.clamp_min(1);
+// Replaces the losses of this rank by the losses of the whole batch. ranks: sum(tensor) all-reduces in place.
+template <class Ranks>
+void all_reduce(Losses& losses, Ranks& ranks) {
+  const Tensor weight = losses.weight();
   std::vector<Tensor> weighted{losses.total * weight};
-  for (const auto& term : losses.terms) weighted.push_back(term.value * weight);
+  for (const auto* list : {&losses.terms, &losses.logged})
+    for (const auto& v : *list) weighted.push_back(v.value.to(losses.total.scalar_type()) * weight);
   weighted.push_back(losses.num_fg.to(losses.total.scalar_type()));
   Tensor all = torch::stack(weighted).to(torch::kDouble);
-  sum(all);
+  ranks.sum(all);
   const Tensor num_fg = all[all.size(0) - 1];
   losses.num_fg = num_fg.to(losses.num_fg.scalar_type());
   all = (all / num_fg.clamp_min(1)).to(losses.total.scalar_type());
   losses.total = all[0];
-  for (size_t k = 0; k < losses.terms.size(); ++k) losses.terms[k].value = all[int64_t(k) + 1];
+  int64_t next = 1;
+  for (auto* list : {&losses.terms, &losses.logged})
+    for (auto& v : *list) v.value = all[next++];
 }
 
 // Returns the losses of a batch, computed from the losses of its micro-batches.
@@ -152,12 +166,15 @@ inline Losses join(const std::vector<Losses>& parts) {
   for (size_t i = 1; i < parts.size(); ++i) whole.num_fg = whole.num_fg + parts[i].num_fg;
   const auto mean = [&](const auto& value_of) {
     Tensor sum = torch::zeros_like(whole.total);
-    for (const auto& part : parts) sum = sum + value_of(part) * part.num_fg.clamp_min(1);
-    return sum / whole.num_fg.clamp_min(1);
+    for (const auto& part : parts) sum = sum + value_of(part) * part.weight();
+    return sum / whole.weight();
   };
   whole.total = mean([](const Losses& part) { return part.total; });
-  for (size_t k = 0; k < whole.terms.size(); ++k)
-    whole.terms[k].value = mean([k](const Losses& part) { return part.terms[k].value; });
+  for (const auto list : {&Losses::terms, &Losses::logged})
+    for (size_t k = 0; k < (whole.*list).size(); ++k)
+      (whole.*list)[k].value = mean([=](const Losses& part) { return (part.*list)[k].value; });
+  for (const auto& part : parts)
+    if (whole.anomaly.empty()) whole.anomaly = part.anomaly;
   return whole;
 }
 

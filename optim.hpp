@@ -284,16 +284,22 @@ inline void scale_gradients(const std::vector<Tensor>& grads, const Tensor& fact
   if (!grads.empty()) at::_foreach_mul_(grads, factor.to(grads[0].scalar_type()));
 }
 
-// Clips the global gradient norm to max_norm; 0: no clipping. Returns the norm before clipping, a scalar on
-// the device. agree(norm): overwrites the norm with the value of one rank, because rounding differs between
-// ranks and the weights of all ranks must stay equal.
-inline Tensor clip_gradients(const std::vector<Tensor>& grads, double max_norm,
-                             const std::function<void(const Tensor&)>& agree = {}) {
+// Returns the global gradient norm, a scalar on the device.
+inline Tensor gradient_norm(const std::vector<Tensor>& grads) {
   torch::NoGradGuard no_grad;
-  if (grads.empty()) return torch::zeros({});
-  const Tensor norm = torch::stack(at::_foreach_norm(grads, 2)).norm();
-  if (agree) agree(norm);
-  if (max_norm > 0) at::_foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp_max(1.0));
+  return grads.empty() ? torch::zeros({}) : torch::stack(at::_foreach_norm(grads, 2)).norm();
+}
+
+// Clips the gradients to the global norm max_norm; 0: no clipping. norm: their gradient_norm().
+inline void clip_gradients(const std::vector<Tensor>& grads, const Tensor& norm, double max_norm) {
+  torch::NoGradGuard no_grad;
+  if (max_norm > 0 && !grads.empty()) at::_foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp_max(1.0));
+}
+
+// The same. Returns the norm before clipping.
+inline Tensor clip_gradients(const std::vector<Tensor>& grads, double max_norm) {
+  const Tensor norm = gradient_norm(grads);
+  clip_gradients(grads, norm, max_norm);
   return norm;
 }
 
@@ -398,6 +404,7 @@ inline EmaTensors ema_tensors(const torch::nn::Module& target, const torch::nn::
 // Updates the EMA: target = d x target + (1 - d) x source. d.tensor: float64. skip: a scalar on the device,
 // see StepGuard; 1: nothing changes.
 inline void ema_update(const EmaTensors& pairs, const StepScalar& d, const Tensor& skip = {}) {
+  if (pairs.target.empty()) return;
   RECORD_USER_SCOPE("EMA");
   torch::NoGradGuard no_grad;
   if (!skip.defined() || skip.is_cpu()) {
@@ -465,6 +472,32 @@ struct AutocastGuard {
   bool was_enabled;
   at::ScalarType was_dtype;
 };
+
+// Frees the memory of a failed backward(). After a backward() that threw, autograd keeps the unfinished
+// tasks, and the activations that they hold, until the next backward() on this thread. An empty backward() on
+// the CPU and one on the device free them.
+inline void free_failed_backward(torch::Device device) {
+  try {
+    for (const torch::Device where : {torch::Device(torch::kCPU), device})
+      torch::zeros({1}, torch::TensorOptions(where).requires_grad(true)).sum().backward();
+  } catch (const std::exception&) {  // a GPU that has failed fails here, too; the first error is reported
+  }
+}
+
+// Calls loss.backward(). Returns the message of torch's anomaly mode (--debug) about a gradient that is NaN,
+// else "". Any other error is thrown, after its memory is freed.
+inline std::string backward(const Tensor& loss) {
+  RECORD_USER_SCOPE("backward");
+  try {
+    loss.backward();
+  } catch (const std::exception& e) {
+    free_failed_backward(loss.device());
+    const std::string what = e.what();
+    if (what.find("returned nan values") == std::string::npos) throw;
+    return what.substr(0, what.find('\n'));
+  }
+  return "";
+}
 
 // Gradient scaler for fp16. Scales the loss so that small gradients do not underflow. Halves the scale when a
 // gradient overflows, doubles it after 2000 iterations without overflow ("Mixed Precision Training", arXiv

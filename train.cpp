@@ -1,25 +1,117 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains YOLOX, on one rank or several: settings, ranks, data, model, run, plan, loop.
+// Trains YOLOX, on one rank or several. From top to bottom: the gradients of a batch, a step, the end of an
+// epoch, and train(): settings, ranks, data, model, run, plan, loop.
 //   ./train                                                          # yolox-s on built-in scenes
 //   ./train --data DIR --model yolox-s --weights yolox-s --bs 16 --epochs 100
 //   ./train --data DIR --gpus 4
 //   ./train --resume runs/NAME
-#include "base/program.hpp"     // signals, threads, exit codes
-#include "config.hpp"           // Config, Plan: settings and derived settings
-#include "data/batches.hpp"     // Batches: prefetched batches
-#include "ddp.hpp"              // Ranks, GradientReducer
-#include "ddp/launch.hpp"       // launch(): --gpus, --procs
-#include "dtr/budget.hpp"       // Dtr: --dtr
-#include "run/crash.hpp"        // crash.txt
-#include "run/fast_paths.hpp"   // use_fast_paths(): --fast
-#include "run/fit.hpp"          // MicroBatches, find_batch(), try_dtr_step()
-#include "run/recovery.hpp"     // Recovery: rollback after a non-finite loss
-#include "run/run.hpp"          // Run: run folder, log, checkpoints and reports
-#include "run/setup.hpp"        // data, model and weights
-#include "run/step_graphs.hpp"  // StepGraphs: --fast graph
-#include "step.hpp"             // compute_gradients(), UnreadSteps
+#include "base/program.hpp"         // signals, threads, exit codes
+#include "config.hpp"               // Config, Plan: settings and derived settings
+#include "data/batches.hpp"         // Batches: prefetched batches
+#include "ddp.hpp"                  // Ranks, GradientReducer
+#include "ddp/launch.hpp"           // launch(): --gpus, --procs
+#include "dtr/budget.hpp"           // Dtr: --dtr
+#include "layers/cast_weights.hpp"  // cast_weights(): the weights of a step in 16 bits
+#include "loss.hpp"                 // yolox_loss()
+#include "run/crash.hpp"            // crash.txt
+#include "run/fast_paths.hpp"       // use_fast_paths(): --fast
+#include "run/fit.hpp"              // MicroBatches, find_batch(), try_dtr_step()
+#include "run/recovery.hpp"         // Recovery: rollback after a non-finite loss
+#include "run/run.hpp"              // Run: run folder, log, checkpoints and reports
+#include "run/setup.hpp"            // data, model and weights
+#include "run/step_graphs.hpp"      // StepGraphs: --fast graph
+#include "run/unread_steps.hpp"     // UnreadSteps: losses on their way to the host
 
 using namespace yolox;
+
+// What all steps of a training have in common.
+struct StepSettings {
+  at::ScalarType amp = torch::kFloat;              // dtype of autocast; float32: no autocast
+  bool use_l1 = false;                             // of this step
+  double clip = 0;                                 // --clip
+  at::ScalarType type = torch::kFloat;             // of the weights
+  bool legacy_preproc = false;                     // see preprocess()
+  std::shared_ptr<CastWeights> cast_weights = {};  // null: autocast casts each weight by itself
+  EmaTensors averaged = {};                        // by the EMA; empty without an EMA
+  Ranks* ranks = nullptr;                          // null: one rank
+  GradientReducer* reducer = nullptr;              // averages gradients over the ranks; null: one rank
+  bool sync_bn = true;
+};
+
+// Computes the gradients of a batch, in `parts` micro-batches (--accum), into `param.grad()`. Returns the
+// losses, detached. model(images [b, 3, H, W]) returns Predictions. Gradients and losses are those of the
+// whole batch over all ranks. Only batch norm statistics differ, because they are computed per micro-batch.
+template <class Model>
+static Losses compute_gradients(Model model, const Input& input, int64_t parts, Optimizer& optimizer,
+                                const GradScaler& scaler, const StepSettings& s) {
+  optimizer.zero_grad();
+  const int64_t n = input.images.size(0), height = input.images.size(2), width = input.images.size(3);
+  const int64_t ranks = s.ranks ? s.ranks->info.world : 1;
+  // Each micro-batch divides its loss by its own positives. Multiplied by them, the gradients of all
+  // micro-batches and ranks can be added, and are divided by the positives of the whole batch at the end.
+  // `expected_positives` keeps these factors near 1, because fp16 gradients overflow otherwise.
+  const double expected_positives = 16.0 * double(n);
+  std::vector<Losses> all;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t from = n * part / parts, to = n * (part + 1) / parts;
+    Predictions predictions;
+    {
+      RECORD_USER_SCOPE("forward");
+      const AutocastGuard autocast(input.images.device().type(), s.amp);
+      const CastWeights::Guard cast(s.cast_weights.get());
+      predictions = model(input.images.slice(0, from, to));
+    }
+    Losses losses = yolox_loss(predictions, height, width, input.targets.slice(from, to), s.use_l1);
+    Tensor loss = losses.total;
+    if (parts * ranks > 1) loss = loss * losses.weight() / expected_positives;
+    if (s.reducer && part == parts - 1) s.reducer->before_backward({loss});  // all-reduces during backward
+    losses.anomaly = backward(scaler.scaled(loss));
+    check(losses.anomaly.empty() || !s.ranks, losses.anomaly);  // the other ranks wait for these gradients
+    losses.detach();
+    all.push_back(losses);
+  }
+  Losses losses = join(all);
+  if (s.ranks) all_reduce(losses, *s.ranks);
+  if (parts * ranks > 1)
+    scale_gradients(gradients(optimizer.groups),
+                    losses.weight().to(torch::kFloat).reciprocal() * (expected_positives * double(ranks)));
+  return losses;
+}
+
+// A training step: gradients, clipping, weights, EMA and loss scale. Repeats the gradients in more
+// micro-batches if memory runs out; nothing is updated before. Launches the work of the device and does not
+// wait for it, so that a CUDA graph can record the step (--fast graph). Returns the losses, and the gradient
+// norm before clipping.
+static std::pair<Losses, Tensor> train_step(Training& t, const StepInput& in, ImageSize size,
+                                            const StepSettings& s, Dtr& dtr, MicroBatches& micro_batches,
+                                            StepGuard& guard) {
+  Losses losses;
+  for (int64_t parts = micro_batches.begin();;) {
+    try {
+      const Input input = make_network_input(in.batch, size, s.legacy_preproc, s.type);
+      Dtr::Scope budget(dtr);
+      losses = compute_gradients(t.model, input, parts, t.optimizer, t.scaler, s);
+      budget.finish();
+      micro_batches.succeeded(parts);
+      break;
+    } catch (const std::exception& e) {
+      parts = micro_batches.retry(e, parts, size);
+    }
+  }
+  const std::vector<Tensor> grads = gradients(t.optimizer.groups);
+  t.scaler.unscale(grads);
+  const Tensor norm = gradient_norm(grads);
+  if (s.ranks) s.ranks->agree(norm);
+  clip_gradients(grads, norm, s.clip);
+  if (s.ranks && !s.sync_bn) s.ranks->average(t.model->buffers());
+
+  // After an fp16 overflow, only the loss scale changes.
+  const Tensor skip = guard.skip(losses.total, norm, !losses.anomaly.empty());
+  t.optimizer.step(in.lr, skip);
+  ema_update(s.averaged, in.ema_decay, skip);
+  t.scaler.update();
+  return {losses, norm};
+}
 
 // Ends an epoch or the run: evaluates, and writes best.pth, last.pth and report.html. Returns false if
 // training is over.
@@ -71,7 +163,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
 
 // Trains and returns the exit code. With --gpus or --procs, starts the ranks instead. One long function, so
 // that the whole training can be read from top to bottom.
-static int train(int argc, char** argv) {
+[[maybe_unused]] static int train(int argc, char** argv) {
   ignore_hangup();
   report_signals();
 
@@ -100,7 +192,12 @@ static int train(int argc, char** argv) {
   WeightsInfo info;
   YOLOX model = new_model(config, saved, data.train, device, info, saved.notes);
   Training t = new_training(config, model, device);
-  StepSettings step{device.type(), dtype_of(config.amp)};
+  StepSettings step;
+  step.amp = dtype_of(config.amp);
+  step.clip = config.clip;
+  step.type = model->parameters()[0].scalar_type();
+  step.legacy_preproc = info.legacy_preproc;
+  if (!t.ema.is_empty()) step.averaged = ema_tensors(*t.ema, *model);
 
   // ---- run folder, log, checkpoints
   Run run(config, info, saved, data, ranks, device);
@@ -108,11 +205,9 @@ static int train(int argc, char** argv) {
 
   // ---- batch size, plan, resume
   const ImageSize base{int(info.height), int(info.width)};
-  const auto forward = network_of(model);
-  const auto compute = [&](const Tensor& images, const Targets& targets, int64_t parts) {
-    return compute_gradients(forward, images, targets, parts, t.optimizer, t.scaler, step);
+  const auto compute = [&](const Input& input, int64_t parts) {
+    compute_gradients(model, input, parts, t.optimizer, t.scaler, step);
   };
-  const auto type = model->parameters()[0].scalar_type();
   const TrialStep trial{t, compute, base, multi_scale(config, base, rank_info.world).largest(), device, dtr};
   if (config.bs == 0) run.note(find_batch(config, trial, data.train.records.size(), ranks, run.log));
   Plan plan = plan_of(config, data.train.records.size(), rank_info.world, base);
@@ -124,7 +219,12 @@ static int train(int argc, char** argv) {
   // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN
   synchronize(ranks, t);
   GradientReducer reducer(ranks, trainable_parameters(*model), dtype_of(config.compress));
-  set_up_ddp(ranks, reducer, step, *model, config.sync_bn);
+  if (!ranks.alone()) {
+    step.ranks = &ranks;
+    step.reducer = &reducer;
+    step.sync_bn = config.sync_bn;
+    if (step.sync_bn) use_sync_bn(*model, ranks.sync_bn_collectives());
+  }
   if (!dtr.on()) step.cast_weights = cast_weights(*model, step.amp);
   StepGraphs graphs(uses_fast_path(config, "graph"), *model, device, [&](const std::string& why) {
     run.log.line(concat("warning: training goes on without the CUDA graphs (--fast graph), because ", why));
@@ -135,7 +235,6 @@ static int train(int argc, char** argv) {
   batches.start(t.iteration);
   MicroBatches micro_batches(t, config.accum, plan.batch_per_rank, ranks, graphs, run.log);
   Recovery recovery(run, ranks);
-  const EmaTensors averaged = t.ema.is_empty() ? EmaTensors() : ema_tensors(*t.ema, *model);
   UnreadSteps unread;
   const int64_t traced = config.dtr_trace && ranks.first() ? t.iteration + 2 : -1;  // --dtr-trace
   bool go_on = !run.evaluation_due(t) || end_of_epoch(t, plan, run);
@@ -152,24 +251,9 @@ static int train(int argc, char** argv) {
     micro_batches.save_statistics();
     const StepInput next{batch, lr, ema_decay(plan.ema, t.ema_updates + 1)};
 
-    // The work of the device. With --fast graph, it is recorded once and then replayed.
+    // With --fast graph, the step is recorded once and then replayed.
     const auto [losses, norm] = graphs.run(next, size, step.use_l1, [&](const StepInput& in) {
-      // Gradients of the whole batch, at once or accumulated over micro-batches.
-      const Losses losses = micro_batches.run(i, size, [&](int64_t parts) {
-        const Input input = make_network_input(in.batch, size, info.legacy_preproc, type);
-        return dtr.run([&] { return compute(input.images, input.targets, parts); });
-      });
-      const std::vector<Tensor> grads = gradients(t.optimizer.groups);
-      t.scaler.unscale(grads);
-      const Tensor norm = clip_on_all_ranks(grads, config.clip, ranks);
-      if (!config.sync_bn) ranks.average(model->buffers());
-
-      // Updates weights, EMA and loss scale. After an fp16 overflow, only the loss scale.
-      const Tensor skip = unread.guard.skip(losses.total, norm, !losses.anomaly.empty());
-      t.optimizer.step(in.lr, skip);
-      if (!t.ema.is_empty()) ema_update(averaged, in.ema_decay, skip);
-      t.scaler.update();
-      return std::pair(losses, norm);
+      return train_step(t, in, size, step, dtr, micro_batches, unread.guard);
     });
     t.count_step(lr);
 
@@ -190,7 +274,9 @@ static int train(int argc, char** argv) {
   return 0;
 }
 
+#ifndef YOLOX_WITHOUT_MAIN  // tests and benchmarks include this file for its step
 int main(int argc, char** argv) {
   limit_spinning(argv);
   return run_rank([&] { return train(argc, argv); }, [] { write_crash(memory_report()); });
 }
+#endif

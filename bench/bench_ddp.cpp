@@ -12,7 +12,9 @@
 #include "models.hpp"
 #include "optim.hpp"
 #include "run/log.hpp"
-#include "step.hpp"
+
+#define YOLOX_WITHOUT_MAIN
+#include "train.cpp"  // compute_gradients()
 
 using namespace yolox;
 
@@ -59,10 +61,11 @@ int main(int argc, char** argv) {
         std::vector<int64_t>(share, c.objects)};
     GradientReducer reducer(ranks, model->parameters(), torch::kFloat);
     const EmaTensors averaged = ema_tensors(*ema, *model);
-    StepSettings settings{device.type()};
-    settings.ranks = c.ranks;
-    settings.sum = [&](Tensor& x) { ranks.sum(x); };
-    settings.before_backward = [&](const std::vector<Tensor>& out) { reducer.before_backward(out); };
+    StepSettings settings;
+    if (!ranks.alone()) {
+      settings.ranks = &ranks;
+      settings.reducer = &reducer;
+    }
     // Returns the seconds of work() on the slowest rank, because of the barriers.
     const auto timed = [&](const auto& work) {
       ranks.barrier();
@@ -77,8 +80,7 @@ int main(int argc, char** argv) {
     std::vector<double> steps;
     for (int i = 0; i < c.steps + 2; ++i)
       steps.push_back(timed([&] {
-        compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, 1, optimizer, scaler,
-                          settings);
+        compute_gradients(model, {images, targets}, 1, optimizer, scaler, settings);
         clip_gradients(gradients(optimizer.groups), 10);
         optimizer.step(1e-4);
         ema_update(averaged, 0.9998);

@@ -21,7 +21,9 @@
 #include "models.hpp"
 #include "run/fit.hpp"
 #include "run/log.hpp"
-#include "step.hpp"
+
+#define YOLOX_WITHOUT_MAIN
+#include "train.cpp"  // compute_gradients()
 
 using namespace yolox;
 
@@ -166,7 +168,7 @@ int main(int argc, char** argv) {
     model->train();
     Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
     GradScaler scaler(false, device);
-    StepSettings settings{device.type(), c.amp == "bf16" ? torch::kBFloat16 : torch::kFloat};
+    StepSettings settings{c.amp == "bf16" ? torch::kBFloat16 : torch::kFloat};
     const Tensor images = (torch::rand({c.bs, c.size, c.size, 3}) * 255).to(device).permute({0, 3, 1, 2});
     const Tensor r = torch::rand({c.bs, 20, 4});
     const Targets targets{
@@ -184,8 +186,7 @@ int main(int argc, char** argv) {
       const double base = gpu ? allocated_bytes(device).now : double(allocator.live()),
                    faults = page_faults(), start = seconds_now();
       const Losses losses = dtr.run([&] {
-        return compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, 1, optimizer,
-                                 scaler, settings);
+        return compute_gradients(model, {images, targets}, 1, optimizer, scaler, settings);
       });
       if (gpu) torch::cuda::synchronize();
       const double seconds = seconds_now() - start;

@@ -10,7 +10,9 @@
 #include "models.hpp"
 #include "optim.hpp"
 #include "run/log.hpp"
-#include "step.hpp"
+
+#define YOLOX_WITHOUT_MAIN
+#include "train.cpp"  // compute_gradients()
 
 using namespace yolox;
 
@@ -48,7 +50,7 @@ int main(int argc, char** argv) {
     Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
     GradScaler scaler(c.amp == "fp16", device);
     const EmaTensors averaged = ema_tensors(*ema, *model);
-    StepSettings settings{device.type(), dtype_of(c.amp)};
+    StepSettings settings{dtype_of(c.amp)};
     settings.cast_weights = cast_weights(*model, settings.amp);
     const Tensor images = (torch::rand({c.bs, c.size, c.size, 3}) * 255).to(device).permute({0, 3, 1, 2});
     const Tensor r = torch::rand({c.bs, c.objects, 4});
@@ -61,8 +63,7 @@ int main(int argc, char** argv) {
     // Training does not wait for the GPU after a step, so five steps are timed together.
     const int together = device.is_cuda() && c.steps >= 5 ? 5 : 1, warm_up = c.steps ? 2 * together : 0;
     const auto step = [&] {
-      compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, 1, optimizer, scaler,
-                        settings);
+      compute_gradients(model, {images, targets}, 1, optimizer, scaler, settings);
       scaler.unscale(gradients(optimizer.groups));
       optimizer.step(1e-4);
       scaler.update();

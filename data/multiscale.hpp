@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multi-scale training: a new random input size every ten steps.
+// Input of the network in a step: pixels as floats, and multi-scale training, a new random input size every
+// ten steps.
 #pragma once
+#include <ATen/record_function.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -49,6 +51,20 @@ inline void resize_batch(Tensor& images, Targets& targets, ImageSize size) {
   const Tensor& b = targets.boxes;
   targets.boxes =
       torch::stack({b.select(2, 0) * sx, b.select(2, 1) * sy, b.select(2, 2) * sx, b.select(2, 3) * sy}, 2);
+}
+
+// Network input of one batch.
+struct Input {
+  Tensor images;    // [B, 3, H, W] float
+  Targets targets;  // in pixels of `images`
+};
+// Returns the network input of a batch, resized to `size`. legacy: pixel format of YOLOX 0.1.0, see
+// preprocess(). type: dtype of the weights.
+inline Input make_network_input(const Batch& batch, ImageSize size, bool legacy, at::ScalarType type) {
+  RECORD_USER_SCOPE("copy");
+  Input input{preprocess(batch.images, legacy).to(type), batch.targets};
+  resize_batch(input.images, input.targets, size);
+  return input;
 }
 
 }  // namespace yolox

@@ -70,18 +70,13 @@ void Dtr::check_budget(double limit) const {
               settings.relative_to_start ? concat(" (", mb(enough - before), " of them for the step)") : "");
 }
 
-void Dtr::Running::finish() {
-  dtr.finish();
-  finished = true;
-}
-
 void Dtr::Locks::release() {
   for (Cell* cell : cells) --cell->locks;
   cells.clear();
 }
 
 void Dtr::begin() {
-  check(!now_running, "Dtr::run() was called while another Dtr::run() is active");
+  check(!now_running, "a step with --dtr began while another one was running");
   const int64_t out_of_memory = std::exchange(done, {}).out_of_memory_count;
   const double used = settings.used().now;
   done.budget = settings.automatic ? settings.automatic(used, out_of_memory)

@@ -132,19 +132,42 @@ class Dtr {
   const DtrStep& step() const { return done; }  // statistics of the latest step
   bool record_samples = false;                  // whether to fill DtrStep::samples
 
-  // Runs body(), one step, within the budget and returns its result. All tensors that exist afterwards are
+  // A step within the budget, from the construction to finish(). All tensors that exist afterwards are
   // ordinary tensors with their contents. If the budget is too small, the step uses more memory instead of
-  // failing: step().limit is then above the budget, and check_budget() throws.
+  // failing: step().limit is then above the budget, and check_budget() throws. Does nothing without a budget.
+  // If an exception leaves the scope before finish(), tensors of the step may have lost their contents.
+  class Scope {
+   public:
+    explicit Scope(Dtr& dtr) : dtr(dtr) {
+      if (!dtr.on()) return;
+      key.emplace(dtr_detail::kKey);
+      dtr.begin();
+    }
+    ~Scope() {
+      if (key && !finished) dtr.end_after_exception();
+    }
+    Scope(const Scope&) = delete;
+    void finish() {
+      if (key) dtr.finish();
+      finished = true;
+    }
+
+   private:
+    Dtr& dtr;
+    bool finished = false;
+    std::optional<c10::impl::IncludeDispatchKeyGuard> key;
+  };
+
+  // Runs body() in a Scope and returns its result.
   template <class Body>
   auto run(const Body& body) -> decltype(body()) {
-    if (!on()) return body();
-    Running running(*this);
+    Scope scope(*this);
     if constexpr (std::is_void_v<decltype(body())>) {
       body();
-      running.finish();
+      scope.finish();
     } else {
       auto result = body();
-      running.finish();
+      scope.finish();
       return result;
     }
   }
@@ -184,18 +207,6 @@ class Dtr {
   using StoragePtr = dtr_detail::StoragePtr;
   using Tensor = torch::Tensor;
   using Time = std::chrono::steady_clock::time_point;
-
-  // Scope of a step. The destructor ends the step after an exception.
-  struct Running {
-    explicit Running(Dtr& d) : dtr(d) { dtr.begin(); }
-    ~Running() {
-      if (!finished) dtr.end_after_exception();
-    }
-    void finish();
-    Dtr& dtr;
-    bool finished = false;
-    c10::impl::IncludeDispatchKeyGuard key{dtr_detail::kKey};
-  };
 
   // A tensor argument of an operation that is about to run.
   struct Input {

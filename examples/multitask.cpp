@@ -24,13 +24,14 @@
 #include "ddp/launch.hpp"
 #include "evaluate.hpp"
 #include "examples/yolox_multitask.hpp"
+#include "loss.hpp"
 #include "run/fast_paths.hpp"
 #include "run/folder.hpp"
 #include "run/log.hpp"
 #include "run/run.hpp"
 #include "run/saving.hpp"
 #include "run/setup.hpp"
-#include "step.hpp"
+#include "run/unread_steps.hpp"
 
 using namespace yolox;
 
@@ -262,7 +263,6 @@ static int train(int argc, char** argv) {
   torch::manual_seed(c.seed);
   MultiTaskTraining t{MultiTask(c.model, tasks), MultiTask(c.model, tasks), Optimizer("sgd", {}, false)};
   load_weights(t, c, device, bool(saved), info, saved.notes);
-  const GradScaler scaler(false, device);
   if (saved) {
     load_checkpoint(t, saved.file, saved.path);
     info.legacy_preproc = weights_info(saved.file, saved.path).legacy_preproc;
@@ -271,6 +271,7 @@ static int train(int argc, char** argv) {
   // ---- iterations
   // An epoch is one pass over the largest data set. The heads are trained in turn, one head per iteration.
   const Plan plan = plan_of(c, largest, rank_info.world, base, t.heads());
+  set_norm_momentum(*t.model, c.bn_momentum);
 
   // ---- run folder and log
   const std::string folder = open_run_folder(saved, c.out, "multitask" + names, ranks);
@@ -312,8 +313,7 @@ static int train(int argc, char** argv) {
   ranks.check_same_settings(common_settings(c, images, names, t.iteration));
   ranks.broadcast(t.tensors());
   GradientReducer reducer(ranks, t.model->parameters(), torch::kFloat);
-  StepSettings step{device.type(), dtype_of(c.amp)};
-  set_up_ddp(ranks, reducer, step, *t.model, /*sync_bn=*/true);
+  if (!ranks.alone()) use_sync_bn(*t.model, ranks.sync_bn_collectives());
 
   // ---- training loop
   const auto type = t.model->parameters()[0].scalar_type();
@@ -329,14 +329,34 @@ static int train(int argc, char** argv) {
     if (i < t.heads() && ranks.first())
       save_image(concat(folder, "/", s.name, "_train_batch.jpg"),
                  draw_batch(batch.images, labelled_boxes(batch.targets, tasks[head].classes)));
-    const Input input =
-        make_network_input(batch, plan.sizes.size_at(i / t.heads()), info.legacy_preproc, type);
-    step.use_l1 = i >= plan.first_no_aug_iteration;
-    const Losses losses =
-        compute_gradients([&](const Tensor& x) { return t.model->detectors[head](x); }, input.images,
-                          input.targets, /*parts=*/1, t.optimizer, scaler, step);
-    const Tensor norm = clip_on_all_ranks(gradients(t.optimizer.groups), c.clip, ranks);
-    const StepNumbers numbers = step_numbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]);
+    const ImageSize size = plan.sizes.size_at(i / t.heads());
+    const Input input = make_network_input(batch, size, info.legacy_preproc, type);
+
+    // The step of train.cpp, without micro-batches and fp16.
+    t.optimizer.zero_grad();
+    Predictions predictions;
+    {
+      const AutocastGuard autocast(device.type(), dtype_of(c.amp));
+      predictions = t.model->detectors[head](input.images);
+    }
+    Losses losses = yolox_loss(predictions, size.height, size.width, input.targets,
+                               /*use_l1=*/i >= plan.first_no_aug_iteration);
+    const double expected_positives = 16.0 * double(input.images.size(0));
+    const Tensor loss = ranks.alone() ? losses.total : losses.total * losses.weight() / expected_positives;
+    reducer.before_backward({loss});
+    loss.backward();
+    losses.detach();
+    const std::vector<Tensor> grads = gradients(t.optimizer.groups);
+    if (!ranks.alone()) {
+      all_reduce(losses, ranks);
+      scale_gradients(grads, losses.weight().to(torch::kFloat).reciprocal() *
+                                 (expected_positives * double(rank_info.world)));
+    }
+    const Tensor norm = gradient_norm(grads);
+    ranks.agree(norm);
+    clip_gradients(grads, norm, c.clip);
+    const double objects = ranks.sum({double(batch.targets.total())})[0];
+    const StepNumbers numbers = PendingNumbers(losses, norm, objects).read();
     check(numbers.finite(), "the loss or the gradient of head ", s.name, " is not finite at step ", i, " (",
           to_string(numbers), ", lr ", lr, "; images ", image_names(batch, s.splits.train),
           "); continue from the last checkpoint with ./multitask --resume ", shell_word(folder),

@@ -3,7 +3,7 @@
 // has its own classes. multitask.cpp trains it.
 //
 // Each head is a complete YOLOX that shares the backbone of the first head. Therefore every function for a
-// YOLOX also accepts a head: compute_gradients(), evaluate() and the checkpoint functions.
+// YOLOX also accepts a head: evaluate() and the checkpoint functions.
 #pragma once
 #include <torch/torch.h>
 

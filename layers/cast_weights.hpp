@@ -113,4 +113,10 @@ class CastWeights {
   std::vector<std::vector<torch::Tensor*>> groups;
 };
 
+// Returns the weights to cast in each step, or null without autocast. All convolutions of the model must take
+// part in each step.
+inline std::shared_ptr<CastWeights> cast_weights(torch::nn::Module& model, at::ScalarType amp) {
+  return amp == torch::kFloat || amp == torch::kDouble ? nullptr : std::make_shared<CastWeights>(model, amp);
+}
+
 }  // namespace yolox

@@ -10,22 +10,23 @@ namespace yolox {
 
 MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t share, const Ranks& ranks, StepGraphs& graphs,
                            Log& log)
-    : t(t), log(log), fit{accum, ranks.alone() ? share : accum}, statistics(*t.model) {
-  fit.free_memory = [&graphs, &log] {
-    if (!graphs.turn_off()) return false;
-    log.line("note: out of memory; training goes on without CUDA graphs, which keep the memory of a step");
-    return true;
-  };
+    : t(t), graphs(graphs), log(log), fit{accum, ranks.alone() ? share : accum}, statistics(*t.model) {
   if (!ranks.alone())
     fit.remedy = "with several ranks the number of micro-batches is fixed: give --accum or a smaller --bs";
 }
 
-void MicroBatches::prepare_retry(int64_t step, ImageSize size, int64_t parts) {
+int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize size) {
+  int64_t next = parts;
+  if (is_out_of_memory(e) && !CudaGraph::recording() && graphs.turn_off())
+    log.line("note: out of memory; training goes on without CUDA graphs, which keep the memory of a step");
+  else
+    next = fit.more_parts(e, parts);
   t.optimizer.zero_grad();
   statistics.restore();
   empty_cache(t.scaler.scale.device());
-  log.line(concat("note: out of memory at step ", step, " with ", size.height, "x", size.width,
-                  " pixels; repeated", parts > 1 ? concat(" in ", parts, " micro-batches") : ""));
+  log.line(concat("note: out of memory at step ", t.iteration, " with ", size.height, "x", size.width,
+                  " pixels; repeated", next > 1 ? concat(" in ", next, " micro-batches") : ""));
+  return next;
 }
 
 double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimizer, ImageSize base,
@@ -50,13 +51,13 @@ double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimiz
   double bytes = std::numeric_limits<double>::infinity();
   empty_cache(device);
   try {
-    Tensor images = torch::full({n, base.height, base.width, 3}, 114, torch::kByte).to(device);
-    images = images.permute({0, 3, 1, 2}).to(model->parameters()[0].scalar_type());
-    Targets targets{torch::full({n, 20, 4}, base.width / 4.0, device),
-                    torch::zeros({n, 20}, torch::TensorOptions(torch::kLong).device(device)),
-                    std::vector<int64_t>(n, 20)};
-    resize_batch(images, targets, largest);
-    run([&] { compute(images, targets, parts); });
+    const Tensor pixels = torch::full({n, base.height, base.width, 3}, 114, torch::kByte).to(device);
+    Input input{pixels.permute({0, 3, 1, 2}).to(model->parameters()[0].scalar_type()),
+                {torch::full({n, 20, 4}, base.width / 4.0, device),
+                 torch::zeros({n, 20}, torch::TensorOptions(torch::kLong).device(device)),
+                 std::vector<int64_t>(n, 20)}};
+    resize_batch(input.images, input.targets, largest);
+    run([&] { compute(input, parts); });
     if (device.is_cuda()) torch::cuda::synchronize(device.index());
     bytes = memory_peak(device) + waiting;
   } catch (const std::exception& e) {

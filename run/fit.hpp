@@ -14,7 +14,7 @@
 #include "base/cuda_graph.hpp"
 #include "base/memory.hpp"
 #include "config.hpp"
-#include "data/batch.hpp"
+#include "data/multiscale.hpp"
 #include "ddp.hpp"
 #include "dtr/dtr.hpp"
 #include "optim.hpp"
@@ -24,41 +24,27 @@
 
 namespace yolox {
 
-// Repeats a computation in more parts while memory runs out.
+// The number of parts of a computation, which grows while memory runs out.
 struct RetryInParts {
   int64_t parts, most;      // current and maximum number of parts
   int64_t retries = 0;      // number of computations that ran out of memory
   std::string remedy = {};  // the advice of the error message if `most` parts hold several images each
-  // Called when memory runs out. Returns true if it has freed memory: the computation is then repeated in as
-  // many parts.
-  std::function<bool()> free_memory = {};
 
-  // Returns compute(parts). After an out-of-memory error, doubles the number of parts, calls
-  // before_retry(parts) and tries again, up to `most` parts. Throws if `most` parts do not fit. The first
-  // time, the larger number of parts is for this computation only, because one batch may be unusually large.
-  // From the second time on it is kept.
-  template <class Compute, class BeforeRetry>
-  auto operator()(const Compute& compute, const BeforeRetry& before_retry) {
-    for (int64_t now = parts;;) {
-      try {
-        auto result = compute(now);
-        if (now > parts && ++retries > 1) parts = now;
-        return result;
-      } catch (const std::exception& e) {
-        // Without its CUDA graph, the step needs less memory; see StepGraphs.
-        if (!is_out_of_memory(e) || CudaGraph::recording()) throw;
-        if (free_memory && free_memory()) {
-          before_retry(now);
-          continue;
-        }
-        const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
-        check(now < most || remedy.empty(), "out of memory; ", remedy, cause);
-        const char* least = most > 1 ? "one image at a time" : "a single image";
-        check(now < most, "out of memory, even with ", least, "; give a smaller --size or --model", cause);
-      }
-      now = std::min(2 * now, most);
-      before_retry(now);
-    }
+  // Returns the next number of parts to try, twice as many as `now`. Call it in the catch block of an attempt
+  // in `now` parts. Rethrows e if it is no out-of-memory error. Throws if `most` parts do not fit.
+  int64_t more_parts(const std::exception& e, int64_t now) const {
+    // Without its CUDA graph, the step needs less memory; see StepGraphs.
+    if (!is_out_of_memory(e) || CudaGraph::recording()) throw;
+    const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
+    check(now < most || remedy.empty(), "out of memory; ", remedy, cause);
+    const char* least = most > 1 ? "one image at a time" : "a single image";
+    check(now < most, "out of memory, even with ", least, "; give a smaller --size or --model", cause);
+    return std::min(2 * now, most);
+  }
+  // The computation has succeeded in `now` parts. The first time, the larger number of parts is for this
+  // computation only, because one batch may be unusually large. From the second time on it is kept.
+  void succeeded(int64_t now) {
+    if (now > parts && ++retries > 1) parts = now;
   }
 };
 
@@ -98,20 +84,21 @@ struct SavedStatistics {
   std::map<std::pair<torch::DeviceType, at::ScalarType>, Tensors> lists;
 };
 
-// Computes a step in --accum micro-batches, and in twice as many after an out-of-memory error.
+// The micro-batches of a step: --accum, and twice as many after an out-of-memory error.
 class MicroBatches {
  public:
-  // share: images of a step that belong to this rank.
+  // share: images of a step that belong to this rank. With several ranks a step is not repeated, because all
+  // ranks must compute the same number of micro-batches.
   MicroBatches(Training& t, int64_t accum, int64_t share, const Ranks& ranks, StepGraphs& graphs, Log& log);
   // Copies the batch norm statistics. Call it before each step.
   void save_statistics() { statistics.save(); }
-  // Returns the result of compute(micro-batches), which computes the gradients of a step. Repeats the step
-  // with smaller micro-batches if memory runs out, and throws if one image does not fit. With several ranks
-  // the step is not repeated, because all ranks must compute the same number of micro-batches.
-  template <class Compute>
-  auto run(int64_t step, ImageSize size, const Compute& compute) {
-    return fit(compute, [&](int64_t parts) { prepare_retry(step, size, parts); });
-  }
+  // Returns the number of micro-batches to begin with.
+  int64_t begin() const { return fit.parts; }
+  // Call it in the catch block of an attempt in `parts` micro-batches. Restores the state before the step and
+  // returns the next number of micro-batches to try. Rethrows e if it is no out-of-memory error. Throws if
+  // one image does not fit.
+  int64_t retry(const std::exception& e, int64_t parts, ImageSize size);
+  void succeeded(int64_t parts) { fit.succeeded(parts); }
   // Restores the batch norm statistics from before the latest step, or from before the second latest.
   void restore_statistics(bool second_latest) {
     if (second_latest) statistics.go_back();
@@ -119,9 +106,8 @@ class MicroBatches {
   }
 
  private:
-  void prepare_retry(int64_t step, ImageSize size, int64_t parts);
-
   Training& t;
+  StepGraphs& graphs;
   Log& log;
   RetryInParts fit;
   SavedStatistics statistics;
@@ -154,8 +140,8 @@ int64_t largest_batch(int64_t limit, double budget, const Peak& peak, const std:
   return fits;
 }
 
-// Computes the gradients of a step. Arguments: images [n, 3, H, W], their boxes, number of micro-batches.
-using ComputeStep = std::function<void(const Tensor&, const Targets&, int64_t)>;
+// Computes the gradients of a step. Arguments: images and their boxes, number of micro-batches.
+using ComputeStep = std::function<void(const Input&, int64_t)>;
 
 // Returns the peak memory of a step of n images in bytes, or infinity if memory runs out. base: size at which
 // the loader makes images. largest: largest size of multi-scale training. run(body) must call body(), the

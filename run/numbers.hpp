@@ -14,20 +14,31 @@ namespace yolox {
 
 // Statistics of one step, or means over several steps.
 struct StepNumbers {
-  double total = 0;                                   // total loss
-  std::vector<std::pair<std::string, double>> terms;  // loss terms, in the order of Losses::terms
-  double positives = 0;                               // number of positive anchor points
-  double norm = 0;                                    // gradient norm before clipping
-  double objects = 0;                                 // number of ground truth boxes
+  using Values = std::vector<std::pair<std::string, double>>;  // names and values
+
+  double total = 0;      // total loss
+  Values terms;          // loss terms, in the order of Losses::terms
+  double positives = 0;  // number of positive anchor points
+  double norm = 0;       // gradient norm before clipping
+  double objects = 0;    // number of ground truth boxes
+  Values logged = {};    // what losses.log() has logged
 
   bool finite() const { return std::isfinite(total) && std::isfinite(norm); }
   double per_object() const { return positives / std::max(objects, 1e-9); }
+  // Calls f with each value.
+  template <class F>
+  void for_each(const F& f) {
+    for (double* value : {&total, &positives, &norm, &objects}) f(*value);
+    for (Values* list : {&terms, &logged})
+      for (auto& [_, value] : *list) f(value);
+  }
 };
 
 // Returns text such as "iou 2.1, obj 1.3, cls 0.9, l1 0, gradient norm 12".
 inline std::string to_string(const StepNumbers& n) {
   std::string text;
-  for (const auto& [name, value] : n.terms) text += concat(name, " ", value, ", ");
+  for (const auto* list : {&n.terms, &n.logged})
+    for (const auto& [name, value] : *list) text += concat(name, " ", value, ", ");
   return concat(text, "gradient norm ", n.norm);
 }
 
@@ -36,25 +47,21 @@ struct Means {
   StepNumbers sums;
   int64_t steps = 0;
 
-  void add(const StepNumbers& n) {
-    if (sums.terms.empty())
-      for (const auto& [name, _] : n.terms) sums.terms.emplace_back(name, 0);
-    for (size_t k = 0; k < n.terms.size(); ++k) sums.terms[k].second += n.terms[k].second;
-    sums.total += n.total;
-    sums.positives += n.positives;
-    sums.norm += n.norm;
-    sums.objects += n.objects;
-    ++steps;
+  void add(StepNumbers n) {
+    std::vector<double> values;
+    n.for_each([&](double& value) { values.push_back(value); });
+    if (steps++ == 0) {
+      sums = std::move(n);
+      return;
+    }
+    size_t next = 0;
+    sums.for_each([&](double& sum) { sum += values[next++]; });
   }
   // Returns the means over the steps since the last call; NaN if there was no step.
   StepNumbers take() {
     StepNumbers means = std::exchange(sums, {});
     const auto n = double(std::exchange(steps, 0));
-    for (auto& [_, value] : means.terms) value /= n;
-    means.total /= n;
-    means.positives /= n;
-    means.norm /= n;
-    means.objects /= n;
+    means.for_each([&](double& value) { value /= n; });
     return means;
   }
 };

@@ -123,7 +123,8 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   if ((i + 1) % plan.per_epoch == 0) {
     const double later = std::nan("");  // from the evaluation
     epoch_row = {{"epoch", epoch}, {"iteration", double(i + 1)}, {"loss", m.total}};
-    epoch_row.insert(epoch_row.end(), m.terms.begin(), m.terms.end());
+    for (const auto* list : {&m.terms, &m.logged})
+      epoch_row.insert(epoch_row.end(), list->begin(), list->end());
     epoch_row.insert(epoch_row.end(), {{"positives_per_object", m.per_object()},
                                        {"lr", lr},
                                        {"train_seconds", now() - epoch_start},
@@ -309,10 +310,11 @@ void RunProgress::record(int64_t steps, double epoch, const StepNumbers& n, doub
   const double none = std::nan("");
   Metrics::Row row{{"epoch", epoch}, {"iteration", double(steps)}, {"loss", n.total}};
   std::vector<std::pair<std::string, double>> scalars{{"train/loss", n.total}};
-  for (const auto& [name, value] : n.terms) {
-    row.emplace_back(name, value);
-    scalars.emplace_back("train/" + name, value);
-  }
+  for (const auto* list : {&n.terms, &n.logged})
+    for (const auto& [name, value] : *list) {
+      row.emplace_back(name, value);
+      scalars.emplace_back("train/" + name, value);
+    }
   row.insert(row.end(), {{"positives_per_object", n.per_object()},
                          {"lr", lr},
                          {"images_per_second", speed},

@@ -16,7 +16,8 @@ std::string save_failed_step(const std::string& run, Training& t, const StepReco
   for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
   auto losses = empty_dict();
   losses.insert("total", numbers.total);
-  for (const auto& [term, value] : numbers.terms) losses.insert(term, value);
+  for (const auto* list : {&numbers.terms, &numbers.logged})
+    for (const auto& [name, value] : *list) losses.insert(name, value);
   losses.insert("gradient_norm", numbers.norm);
   auto file = empty_dict();
   file.insert("iteration", index);

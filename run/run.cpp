@@ -202,19 +202,23 @@ Evaluation Run::evaluate(Training& t, BatchLoss* loss) {
   EvalSettings settings = evaluation_settings(config, info, plan.batch_per_rank, device, ranks);
   settings.loss = loss;
   if (ranks.first()) settings.pictures = folder + "/val_batch";
-  Evaluation e = (*eval_fit)(
-      [&](int64_t parts) {
-        settings.batch = int(std::max<int64_t>(1, plan.batch_per_rank / parts));
-        return yolox::evaluate(t.eval_model(), data.val, settings, [&](int64_t done, int64_t images) {
-          ranks.restart_timeout();
-          progress->evaluated(done, images);
-        });
-      },
-      [&](int64_t parts) {
-        empty_cache(device);
-        log.line(concat("note: out of memory; the evaluation is repeated with batches of ",
-                        plan.batch_per_rank / parts, " images"));
+  Evaluation e;
+  for (int64_t parts = eval_fit->parts;;) {
+    settings.batch = int(std::max<int64_t>(1, plan.batch_per_rank / parts));
+    try {
+      e = yolox::evaluate(t.eval_model(), data.val, settings, [&](int64_t done, int64_t images) {
+        ranks.restart_timeout();
+        progress->evaluated(done, images);
       });
+      eval_fit->succeeded(parts);
+      break;
+    } catch (const std::exception& failure) {
+      parts = eval_fit->more_parts(failure, parts);
+    }
+    empty_cache(device);
+    log.line(concat("note: out of memory; the evaluation is repeated with batches of ",
+                    plan.batch_per_rank / parts, " images"));
+  }
   if (e.complete) progress->log_evaluation(t.iteration, e, plan, score_of(e).value > t.best.score);
   ranks.restart_timeout();
   return e;

@@ -127,10 +127,6 @@ Training new_training(const Config& config, YOLOX model, torch::Device device) {
   return t;
 }
 
-std::function<Predictions(const Tensor&)> network_of(YOLOX model) {
-  return [model = std::move(model)](const Tensor& images) mutable { return model(images); };
-}
-
 EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, int64_t share,
                                  torch::Device device, Ranks& ranks) {
   EvalSettings s;
@@ -152,12 +148,6 @@ void synchronize(Ranks& ranks, Training& t) {
   ranks.reached("the start");
   ranks.broadcast(tensors_of(t));
   ranks.check_equal(tensors_of(t), "at the start");
-}
-
-Tensor clip_on_all_ranks(const std::vector<Tensor>& gradients, double max_norm, Ranks& ranks) {
-  return clip_gradients(gradients, max_norm, [&](const Tensor& norm) {
-    if (!ranks.same_machine()) ranks.broadcast({norm});
-  });
 }
 
 }  // namespace yolox

@@ -50,19 +50,11 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
 // Returns model, optimizer, scaler and EMA, with the parts of --freeze frozen.
 Training new_training(const Config& config, YOLOX model, torch::Device device);
 
-// Returns the network as a function: images [B, 3, H, W] to predictions. It is defined in setup.cpp, so that
-// an edit of the loss does not compile the model again.
-std::function<Predictions(const Tensor&)> network_of(YOLOX model);
-
 // Returns the settings of evaluate() for this rank. share: batch size of this rank.
 EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, int64_t share,
                                  torch::Device device, Ranks& ranks);
 
 // Broadcasts the training state of rank 0 to all ranks, and throws if a rank then has another state.
 void synchronize(Ranks& ranks, Training& t);
-
-// Clips the gradient norm to `max_norm` and returns the norm before clipping. Ranks on several machines use
-// the norm of rank 0, because different processors may round it differently.
-Tensor clip_on_all_ranks(const std::vector<Tensor>& gradients, double max_norm, Ranks& ranks);
 
 }  // namespace yolox

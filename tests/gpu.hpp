@@ -11,7 +11,7 @@
 #include "run/fit.hpp"
 #include "run/setup.hpp"
 #include "run/step_graphs.hpp"
-#include "step.hpp"
+#include "train_step.hpp"
 
 #ifdef YOLOX_SIMULATED_CUDA
 #include "simulated_cuda.hpp"
@@ -56,21 +56,36 @@ struct FusedNorm {
 };
 inline const doctest::skip needs_fused_norm(!torch::cuda::is_available() || !has_fused_norm());
 
+// Calls after_forward() with the first output of the backbone that it contains.
+struct ObservedBackbone : Backbone {
+  explicit ObservedBackbone(std::shared_ptr<Backbone> inner) : inner(std::move(inner)) {}
+  std::vector<Tensor> forward(const Tensor& images) override {
+    auto out = inner->forward(images);
+    if (after_forward) after_forward(out[0]);
+    return out;
+  }
+  const std::shared_ptr<Backbone> inner;
+  std::function<void(const Tensor&)> after_forward;
+};
+
 // The steps of train.cpp on one device.
 struct Trainer {
+  TempDir folder;
+  Log log{folder / "log.txt", /*quiet=*/true};
   Config config;
   torch::Device device;
   YOLOX model{nullptr};
+  std::shared_ptr<ObservedBackbone> observed;  // of the model
   std::optional<Training> training;
-  std::optional<SavedStatistics> statistics;
-  EmaTensors averaged;
-  StepGuard step_guard;
   StepSettings step;
-  std::unique_ptr<StepGraphs> graphs;  // null: without graphs
+  StepGuard step_guard;
+  Dtr dtr;  // off
+  std::unique_ptr<StepGraphs> graphs;
+  std::optional<MicroBatches> micro_batches;
 
   Trainer(const std::string& name, torch::Device device, const std::string& amp,
           const std::string& optimizer = "sgd")
-      : device(device), step{device.type(), dtype_of(amp)} {
+      : device(device) {
     config.model = name;
     config.amp = amp;
     config.optimizer = optimizer;
@@ -80,9 +95,21 @@ struct Trainer {
     move(model, device, amp == "fp64" ? torch::kDouble : torch::kFloat);
     to_channels_last(*model);
     training.emplace(new_training(config, model, device));
-    statistics.emplace(*model);
-    averaged = ema_tensors(*training->ema, *model);
+    step.amp = dtype_of(amp);
+    step.type = model->parameters()[0].scalar_type();
+    step.clip = 10;
+    step.averaged = ema_tensors(*training->ema, *model);
     step.cast_weights = cast_weights(*model, step.amp);
+    observed = std::make_shared<ObservedBackbone>(model->backbone);
+    model->backbone = observed;
+    use_graphs(false);
+  }
+  // failed: see StepGraphs.
+  void use_graphs(bool on, const std::function<void(const std::string&)>& failed = {}) {
+    micro_batches.reset();
+    graphs = std::make_unique<StepGraphs>(on, *model, device, failed);
+    micro_batches.emplace(*training, 1, /*share=*/int64_t{1} << 20, Ranks(RankInfo(), device, 60), *graphs,
+                          log);
   }
 
   // Returns the numbers of a step.
@@ -92,42 +119,14 @@ struct Trainer {
   PendingNumbers start(const Batch& batch, double lr) {
     Training& t = *training;
     const int side = int(batch.images.size(1));
-    {
-      RECORD_USER_SCOPE("copy");
-      statistics->save();
-    }
+    micro_batches->save_statistics();
     const StepInput next{batch, lr, ema_decay({}, t.ema_updates + 1)};
-    const auto on_device = [&](const StepInput& in) { return compute(in, {side, side}); };
-    const auto [losses, norm] =
-        graphs ? graphs->run(next, {side, side}, step.use_l1, on_device) : on_device(next);
+    const auto [losses, norm] = graphs->run(next, {side, side}, step.use_l1, [&](const StepInput& in) {
+      return train_step(t, in, {side, side}, step, dtr, *micro_batches, step_guard);
+    });
     t.count_step(lr);
     return {losses, norm, double(batch.targets.total())};
   }
-
- private:
-  std::pair<Losses, Tensor> compute(const StepInput& in, ImageSize size) {
-    Training& t = *training;
-    const auto type = model->parameters()[0].scalar_type();
-    const Input input = make_network_input(in.batch, size, false, type);
-    const Losses losses =
-        compute_gradients(network_of(model), input.images, input.targets, 1, t.optimizer, t.scaler, step);
-    if (after_loss) after_loss(losses);
-    RECORD_USER_SCOPE("optimizer");
-    const auto grads = gradients(t.optimizer.groups);
-    t.scaler.unscale(grads);
-    const Tensor norm = clip_gradients(grads, 10);
-    const Tensor skip = step_guard.skip(losses.total, norm);
-    t.optimizer.step(in.lr, skip);
-    {
-      RECORD_USER_SCOPE("EMA");
-      ema_update(averaged, in.ema_decay, skip);
-    }
-    t.scaler.update();
-    return {losses, norm};
-  }
-
- public:
-  std::function<void(const Losses&)> after_loss;  // called in each step
 };
 
 struct Trajectory {

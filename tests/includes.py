@@ -12,7 +12,7 @@ import sys
 # Lowest first. A file may include files of its own layer and of those above it in this list.
 LAYERS = [
     ['base/'],
-    ['run/log.', 'run/numbers.'],
+    ['run/log.'],
     ['images/'],
     ['data/batch.', 'data/loader.'],
     ['augment.hpp'],
@@ -28,9 +28,7 @@ LAYERS = [
     ['checkpoint/'],
     ['optim.hpp'],
     ['ddp/', 'dtr/'],
-    ['run/step_record.'],
     ['ddp.hpp', 'ddp/ranks.'],
-    ['step.hpp'],
     ['metrics/'],
     ['evaluate.hpp'],
     ['run/state.'],

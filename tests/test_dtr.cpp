@@ -13,7 +13,7 @@
 #include "dtr/trace.hpp"
 #include "run/fit.hpp"
 #include "run/state.hpp"
-#include "step.hpp"
+#include "train_step.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -61,7 +61,7 @@ struct Net {
   GradScaler scaler{false, torch::kCPU};
   Tensor images;
   Targets targets;
-  StepSettings settings{torch::kCPU, torch::kFloat, /*use_l1=*/true};
+  StepSettings settings{torch::kFloat, /*use_l1=*/true};
   int64_t parts = 1;
   bool evicts_all = false;  // evict all storages after forward
 
@@ -71,7 +71,6 @@ struct Net {
     torch::manual_seed(3);
     model = make_model("yolox-nano", 3);
     move(model, device, type);
-    settings.device = device.type();
     if (in_order) to_channels_last(*model);
     model->train();
     optimizer = Optimizer("sgd", parameter_groups(*model, 0), false);
@@ -102,8 +101,9 @@ struct Net {
       if (evicts_all) dtr.evict_all();
       return predictions;
     };
-    const Losses l = dtr.run(
-        [&] { return compute_gradients(forward, images, targets, parts, optimizer, scaler, settings); });
+    const Losses l = dtr.run([&] {
+      return compute_gradients(forward, {images, targets}, parts, optimizer, scaler, settings);
+    });
     Step s;
     s.bytes = double(allocator.peak()) - before;
     for (const Tensor& g : gradients(optimizer.groups)) s.gradients.push_back(g.clone());
@@ -272,8 +272,8 @@ TEST_CASE(
     for (const int64_t size : {64, 96, 128, 64, 128}) {
       net.set_size(size);
       dtr.run([&] {
-        return compute_gradients([&](const Tensor& x) { return net.model(x); }, net.images, net.targets, 1,
-                                 net.optimizer, net.scaler, net.settings);
+        return compute_gradients(net.model, {net.images, net.targets}, 1, net.optimizer, net.scaler,
+                                 net.settings);
       });
       clip_gradients(gradients(net.optimizer.groups), 1.0);
       net.optimizer.step(0.01);

@@ -18,50 +18,63 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   return text.replace(at, from.size(), to);
 }
 
-// Returns the training loop of train.cpp, from `while` to the closing brace.
-std::string loop_of_train() {
-  std::string loop;
-  bool inside = false;
+// Returns the lines of train.cpp from the one that begins with `first` to the one that is `last`.
+std::string part_of_train(const std::string& first, const std::string& last) {
+  std::string part;
   for (const auto& line : lines_of(contents(YOLOX_SOURCE_DIR "/train.cpp"))) {
-    inside = inside || line.rfind("  while (", 0) == 0;
-    if (inside) loop += line + "\n";
-    if (inside && line == "  }") break;
+    if (part.empty() && line.rfind(first, 0) != 0) continue;
+    part += line + "\n";
+    if (line == last) break;
   }
-  return loop;
+  return part;
+}
+
+// Checks that a text contains these parts in this order.
+void check_order(const std::string& text, const std::vector<std::string>& parts) {
+  size_t at = 0;
+  for (const auto& part : parts) {
+    const size_t found = text.find(part, at);
+    CHECK_MESSAGE(found != std::string::npos, part);
+    at = std::min(found, text.size());
+  }
 }
 
 }  // namespace
 
-TEST_CASE("train.cpp: the training loop calls the steps of training directly and in order") {
-  const std::string loop = loop_of_train();
-  size_t at = 0;
-  for (const char* call : {"learning_rate(", "batches.next()", "make_network_input(", "compute(",
-                           "scaler.unscale(", "clip_on_all_ranks(", "optimizer.step(", "ema_update(",
-                           "scaler.update()", "read_numbers(", "end_of_epoch(", "run.save_if_due("}) {
-    const size_t found = loop.find(call, at);
-    CHECK_MESSAGE(found != std::string::npos, call);
-    at = std::min(found, loop.size());
+TEST_CASE(
+    "train.cpp: forward, loss, backward, all-reduce, clipping, weights and EMA stand there in order, without "
+    "a lambda") {
+  const std::string gradients = part_of_train("static Losses compute_gradients(", "}"),
+                    step = part_of_train("static std::pair<Losses, Tensor> train_step(", "}"),
+                    loop = part_of_train("  while (", "  }");
+  check_order(gradients, {"model(", "yolox_loss(", "before_backward(", "backward(", "all_reduce("});
+  check_order(step, {"make_network_input(", "compute_gradients(", "scaler.unscale(", "gradient_norm(",
+                     "clip_gradients(", "optimizer.step(", "ema_update(", "scaler.update()"});
+  check_order(loop, {"learning_rate(", "batches.next()", "train_step(", "read_numbers(", "end_of_epoch(",
+                     "run.save_if_due("});
+  for (const auto& text : {gradients, step}) {
+    CHECK_FALSE(has(text, "[&]"));
+    CHECK(lines_of(text).size() <= 45);
   }
   CHECK(lines_of(loop).size() <= 45);
 }
 
 // Compiles train.cpp with one more line in loss.hpp, with the commands of the build. Checks that all outputs
 // of a run contain the new term.
-TEST_CASE("train: a loss term added in one line is in the log, metrics.csv, TensorBoard and the report" *
-          starts_programs) {
+TEST_CASE(
+    "train: a loss term and a logged scalar, one line each, are in metrics.csv, TensorBoard and the report" *
+    starts_programs) {
   const std::string build = YOLOX_BINARY_DIR;
   if (!fs::exists(build + "/build.ninja")) {
     MESSAGE("skipped: the build folder is not one of Ninja");
     return;
   }
   TempDir dir;
-  for (const char* file : {"train.cpp", "step.hpp"})
-    fs::copy_file(std::string(YOLOX_SOURCE_DIR "/") + file, dir / file);
-  std::ofstream(dir / "loss.hpp") << replaced(
-      contents(YOLOX_SOURCE_DIR "/loss.hpp"), "  return losses;",
-      "  losses.add(\"extra\", 0.5 * l1_loss + 0.25);\n  return losses;");
-  // Runs the commands of the build on the copies. Includes are searched first in the folder of the including
-  // file, so step.hpp and loss.hpp of the copies are used.
+  fs::copy_file(YOLOX_SOURCE_DIR "/train.cpp", dir / "train.cpp");
+  std::ofstream(dir / "loss.hpp") << replaced(contents(YOLOX_SOURCE_DIR "/loss.hpp"), "  return losses;",
+                                              "  losses.add(\"extra\", 0.5 * l1_loss + 0.25);\n  "
+                                              "losses.log(\"double_iou\", 2 * iou_loss);\n  return losses;");
+  // Runs the commands of the build on the copies. Includes are searched first in their folder.
   std::ofstream(dir / "commands.py") << R"(
 import re, subprocess, sys
 build, source, folder = sys.argv[1:]
@@ -69,6 +82,7 @@ commands = subprocess.check_output(['ninja', '-C', build, '-t', 'commands', 'tra
 compiling = [c for c in commands if ' -c ' + source + '/train.cpp' in c][0]
 linking = commands[-1]
 compiling = compiling.replace(source + '/train.cpp', folder + '/train.cpp')
+compiling = compiling.replace(' -I' + source, ' -I' + folder + ' -I' + source, 1)
 compiling = re.sub(r' -MF \S+| -MT \S+| -MD', '', compiling)
 compiling = re.sub(r' -o (\S+train\.cpp\.o)', ' -o ' + folder + '/train.o', compiling)
 linking = re.sub(r'\S+train\.cpp\.o', folder + '/train.o', linking).replace(' -o train ', ' -o ' + folder + '/train ')
@@ -85,10 +99,11 @@ for command in compiling, linking:
   REQUIRE_MESSAGE(o.code == 0, o.err);
   CHECK(has(o.out, "total  iou  obj  cls   l1 extra"));
   const auto rows = lines_of(contents(dir / "r/metrics.csv"));
-  CHECK(has(rows.at(0), "loss,iou,obj,cls,l1,extra,positives_per_object"));
+  CHECK(has(rows.at(0), "loss,iou,obj,cls,l1,extra,double_iou,positives_per_object"));
   for (size_t i = 1; i < rows.size(); ++i) {
     const auto row = metric_rows(dir / "r/metrics.csv").at(i - 1);
     const double l1 = row[kL1], extra = row[kL1 + 1];
+    CHECK(row[kL1 + 2] == doctest::Approx(2 * row[kIou]).epsilon(1e-4));
     // The mean over two micro-batches and two ranks.
     CHECK(extra == doctest::Approx(0.5 * l1 + 0.25).epsilon(1e-4));
     CHECK(row[kLoss] == doctest::Approx(row[kIou] + row[kObj] + row[kCls] + l1 + extra).epsilon(1e-4));
@@ -96,9 +111,10 @@ for command in compiling, linking:
   bool in_events = false;
   for (const auto& file : fs::directory_iterator(dir / "r"))
     in_events = in_events || (has(file.path().filename().string(), "events.out") &&
-                              has(contents(file.path().string()), "train/extra"));
+                              has(contents(file.path().string()), "train/extra") &&
+                              has(contents(file.path().string()), "train/double_iou"));
   CHECK(in_events);
-  CHECK(has(contents(dir / "r/report.html"), "extra"));
+  for (const char* name : {"extra", "double_iou"}) CHECK(has(contents(dir / "r/report.html"), name));
 }
 
 // Own models are rows of model_sizes() with a make function. Every program accepts them by name.

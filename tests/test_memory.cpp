@@ -17,15 +17,19 @@
 using namespace yolox;
 
 // Runs a step that needs at least `room` parts. Returns its number of parts. order: set to the attempts.
-static int64_t parts_of_step(RetryInParts& fit, const int64_t& room, std::string& order) {
+static int64_t parts_of_step(RetryInParts& fit, int64_t room, std::string& order,
+                             const std::string& error = "out of memory") {
   order.clear();
-  return fit(
-      [&](int64_t parts) {
-        order += concat(" ", parts);
-        if (parts < room) throw std::runtime_error("out of memory");
-        return parts;
-      },
-      [&](int64_t parts) { order += concat(" undo", parts); });
+  for (int64_t parts = fit.parts;;) {
+    order += concat(" ", parts);
+    try {
+      check(parts >= room, error);
+      fit.succeeded(parts);
+      return parts;
+    } catch (const std::exception& e) {
+      parts = fit.more_parts(e, parts);
+    }
+  }
 }
 
 TEST_CASE("memory: out-of-memory errors are recognised, others are not") {
@@ -50,7 +54,7 @@ TEST_CASE("memory: a step out of memory is repeated in more parts; after the sec
   std::string order;
   const auto step = [&] { return 10 * parts_of_step(fit, room, order); };
   CHECK(step() == 70);
-  CHECK(order == " 2 undo4 4 undo7 7");
+  CHECK(order == " 2 4 7");
   room = 1;
   CHECK(step() == 20);  // After the first retry, a step starts with two parts again.
   CHECK(order == " 2");
@@ -63,51 +67,10 @@ TEST_CASE("memory: a step out of memory is repeated in more parts; after the sec
   room = 8;
   CHECK(has(error_of(step), "even with one image at a time"));
   CHECK(has(error_of(step), "(out of memory)"));  // the original message
-  CHECK(has(error_of([] {
-              RetryInParts{1, 1}([](int64_t) -> int { throw std::bad_alloc(); }, [](int64_t) {});
-            }),
-            "a single image"));
-  CHECK(error_of([] {
-          RetryInParts{1, 4}([](int64_t) -> int { throw std::runtime_error("other"); }, [](int64_t) {});
-        }) == "other");
-}
-
-TEST_CASE(
-    "memory: after memory was freed a step is repeated in as many parts, and in more only if none was "
-    "freed") {
-  int64_t room = 2;  // smallest number of parts that fits
-  bool has_graphs = true;
-  std::string order;
-  RetryInParts fit{1, 4};
-  fit.free_memory = [&] {
-    order += " free";
-    if (has_graphs) room /= 2;
-    return std::exchange(has_graphs, false);
-  };
-  const auto step = [&] { return parts_of_step(fit, room, order); };
-  CHECK(step() == 1);
-  CHECK(order == " 1 free undo1 1");
-  CHECK(fit.retries == 0);  // the number of parts did not cause it
-  room = 3;
-  CHECK(step() == 4);  // nothing left to free
-  CHECK(order == " 1 free undo2 2 free undo4 4");
-  has_graphs = true;
-  room = 8;
-  CHECK(step() == 4);
-  CHECK(order == " 1 free undo1 1 free undo2 2 free undo4 4");
-  CHECK(fit.parts == 4);
-  has_graphs = true;
-  room = 8;
-  CHECK(step() == 4);  // also where there cannot be more parts
-  CHECK(order == " 4 free undo4 4");
-  room = 8;
-  CHECK(has(error_of(step), "even with one image at a time"));
-
-  // Other errors free nothing.
-  order.clear();
-  CHECK(error_of([&] { fit([](int64_t) -> int { throw std::runtime_error("other"); }, [](int64_t) {}); }) ==
-        "other");
-  CHECK(order.empty());
+  RetryInParts single{1, 1};
+  CHECK(has(error_of([&] { parts_of_step(single, 2, order); }), "a single image"));
+  CHECK(error_of([&] { parts_of_step(fit, 8, order, "other"); }) == "other");
+  CHECK(order == " 4");
 }
 
 TEST_CASE("memory: the largest batch within the budget is found for any growth of memory") {

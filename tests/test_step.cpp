@@ -10,7 +10,7 @@
 #include "base/device.hpp"
 #include "models.hpp"
 #include "run/fit.hpp"
-#include "step.hpp"
+#include "train_step.hpp"
 
 using namespace yolox;
 
@@ -33,14 +33,12 @@ struct Small {
                {2, 1, 0, 2, 1}};
   }
   Losses gradients_in(int64_t parts) {
-    return compute_gradients([&](const Tensor& x) { return model(x); }, images, targets, parts, optimizer,
-                             scaler, {torch::kCPU, torch::kFloat, true});
+    return compute_gradients(model, {images, targets}, parts, optimizer, scaler, {torch::kFloat, true});
   }
   std::vector<Tensor> grads() const { return gradients(optimizer.groups); }
   ComputeStep compute() {
-    return [&](const Tensor& x, const Targets& t, int64_t parts) {
-      compute_gradients([&](const Tensor& y) { return model(y); }, x, t, parts, optimizer, scaler,
-                        {torch::kCPU});
+    return [&](const Input& input, int64_t parts) {
+      compute_gradients(model, input, parts, optimizer, scaler, {});
     };
   }
   double memory(int64_t count, int64_t parts, ImageSize largest) {
@@ -91,14 +89,14 @@ TEST_CASE("amp: convolution weights that are cast together give the gradients of
   Optimizer optimizer("sgd", parameter_groups(*model, 0), false);
   const auto weight = model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv->weight;
   const auto grads = [&](at::ScalarType amp, bool cast, int64_t parts) {
-    StepSettings settings{torch::kCPU, amp};
+    StepSettings settings{amp};
     if (cast) settings.cast_weights = cast_weights(*model, amp);
     const auto forward = [&](const Tensor& x) {
       const auto type = model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv->weight.scalar_type();
       CHECK((type == (cast ? amp : torch::kFloat)));
       return model(x);
     };
-    compute_gradients(forward, s.images, s.targets, parts, optimizer, s.scaler, settings);
+    compute_gradients(forward, {s.images, s.targets}, parts, optimizer, s.scaler, settings);
     CHECK(model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv->weight.is_same(weight));
     return gradients(optimizer.groups);
   };
@@ -111,43 +109,55 @@ TEST_CASE("amp: convolution weights that are cast together give the gradients of
         CHECK(torch::equal(got[i], expected[i]));
       }
     }
-  StepSettings settings{torch::kCPU, torch::kBFloat16};
+  StepSettings settings{torch::kBFloat16};
   settings.cast_weights = cast_weights(*model, torch::kBFloat16);
   const auto fails = [](const Tensor&) -> Predictions { throw std::runtime_error("out of memory"); };
-  CHECK_THROWS(compute_gradients(fails, s.images, s.targets, 1, optimizer, s.scaler, settings));
+  CHECK_THROWS(compute_gradients(fails, {s.images, s.targets}, 1, optimizer, s.scaler, settings));
   CHECK(model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv->weight.is_same(weight));
 }
 
-TEST_CASE("step: a rank all-reduces six numbers and its gradients once, for any number of parts") {
+TEST_CASE("step: a rank all-reduces six numbers, and the losses are those of the whole batch") {
   Small s;
   s.model->eval();
   const Losses whole = s.gradients_in(1);
-  std::vector<Tensor> want;
-  for (const Tensor& g : s.grads()) want.push_back(g.clone());
-  // Simulates two ranks with the same images, so that the mean gradient equals that of each rank.
-  std::vector<int64_t> summed;
-  int reductions = 0;
-  StepSettings settings{torch::kCPU, torch::kFloat, true, 2};
-  settings.sum = [&](Tensor& t) {
-    summed.push_back(t.numel());
-    t.mul_(2);
+  // Simulates two ranks with the same images.
+  struct TwoRanks {
+    std::vector<int64_t> summed;
+    void sum(Tensor& t) {
+      summed.push_back(t.numel());
+      t.mul_(2);
+    }
+  } ranks;
+  Losses l = whole;
+  all_reduce(l, ranks);
+  CHECK(ranks.summed == std::vector<int64_t>{6});
+  CHECK(l.num_fg.item<int64_t>() == 2 * whole.num_fg.item<int64_t>());
+  CHECK(l.total.item<double>() == doctest::Approx(whole.total.item<double>()).epsilon(1e-5));
+  CHECK(l["iou"].item<double>() == doctest::Approx(whole["iou"].item<double>()).epsilon(1e-5));
+}
+
+TEST_CASE(
+    "step: a logged value is no part of the loss, and is averaged like a term over micro-batches and ranks") {
+  const auto losses = [](double term, double logged, int64_t positives) {
+    Losses l;
+    l.log("objects", torch::full({}, int64_t(logged)));  // of any type, and before the first term
+    l.add("iou", torch::full({}, term));
+    l.num_fg = torch::full({}, positives);
+    return l;
   };
-  settings.before_backward = [&](const std::vector<Tensor>& outputs) {
-    ++reductions;
-    CHECK(outputs.at(0).requires_grad());
-  };
-  for (const int64_t parts : {1, 3}) {
-    summed.clear();
-    reductions = 0;
-    const Losses l = compute_gradients([&](const Tensor& x) { return s.model(x); }, s.images, s.targets,
-                                       parts, s.optimizer, s.scaler, settings);
-    CHECK(summed == std::vector<int64_t>{6});
-    CHECK(reductions == 1);
-    CHECK(l.num_fg.item<int64_t>() == 2 * whole.num_fg.item<int64_t>());
-    CHECK(l.total.item<double>() == doctest::Approx(whole.total.item<double>()).epsilon(1e-5));
-    CHECK(l["iou"].item<double>() == doctest::Approx(whole["iou"].item<double>()).epsilon(1e-5));
-    CHECK(largest_difference(want, s.grads()) < 1e-3);
-  }
+  Losses l = join({losses(1, 2, 1), losses(3, 6, 3)});
+  CHECK(l.total.item<double>() == 2.5);
+  CHECK(l["iou"].item<double>() == 2.5);
+  CHECK(l["objects"].item<double>() == 5);
+  struct OneMoreRank {
+    void sum(Tensor& t) { t.add_(torch::tensor({8.0, 8.0, 16.0, 4.0}, torch::kDouble)); }
+  } ranks;
+  all_reduce(l, ranks);
+  CHECK(l["iou"].item<double>() == 2.25);
+  CHECK(l["objects"].item<double>() == 4.5);
+  const StepNumbers n = PendingNumbers(l, torch::full({}, 7.0), 8).read();
+  CHECK(n.terms == StepNumbers::Values{{"iou", 2.25}});
+  CHECK(n.logged == StepNumbers::Values{{"objects", 4.5}});
 }
 
 TEST_CASE("step: after out of memory the step is repeated in parts; statistics are updated only once") {
@@ -169,12 +179,15 @@ TEST_CASE("step: after out of memory the step is repeated in parts; statistics a
     return p;
   };
   RetryInParts fit{1, 5};
-  const Losses losses = fit(
-      [&](int64_t parts) {
-        return compute_gradients(forward, s.images, s.targets, parts, s.optimizer, s.scaler,
-                                 {torch::kCPU, torch::kFloat, true});
-      },
-      [&](int64_t) { statistics.restore(); });
+  Losses losses;
+  for (int64_t parts = fit.parts; attempts < 3;) try {
+      losses = compute_gradients(forward, {s.images, s.targets}, parts, s.optimizer, s.scaler,
+                                 {torch::kFloat, true});
+      fit.succeeded(parts);
+    } catch (const std::exception& e) {
+      parts = fit.more_parts(e, parts);
+      statistics.restore();
+    }
   CHECK(attempts == 3);
   CHECK(fit.retries == 1);
   plain.gradients_in(2);
@@ -195,9 +208,9 @@ TEST_CASE("step: a failed backward keeps no activations of its step in memory") 
   // The deepest level is computed first in backward(), while tasks of the other levels are queued.
   s.model->named_parameters()["head.stems.2.conv.weight"].register_hook(
       [](const Tensor&) -> Tensor { throw std::bad_alloc(); });
-  CHECK_THROWS_AS(compute_gradients(forward, s.images, s.targets, 1, s.optimizer, s.scaler,
-                                    {torch::kCPU, torch::kFloat, true}),
-                  std::bad_alloc);
+  CHECK_THROWS_AS(
+      compute_gradients(forward, {s.images, s.targets}, 1, s.optimizer, s.scaler, {torch::kFloat, true}),
+      std::bad_alloc);
   CHECK(images.expired());
 }
 
@@ -229,7 +242,7 @@ TEST_CASE("step: a trial step does not change weights, statistics, gradients and
   CHECK(torch::equal(random, at::globalContext().defaultGenerator(torch::kCPU).get_state()));
 }
 
-TEST_CASE("step: step_numbers contains the losses") {
+TEST_CASE("step: the numbers of a step contain the losses") {
   Losses l;
   for (const auto& [name, value] : {std::pair("iou", 2.f), {"obj", 3.f}, {"new", 4.f}})
     l.add(name, torch::full({}, value));
@@ -237,7 +250,7 @@ TEST_CASE("step: step_numbers contains the losses") {
   CHECK(l["new"].item<float>() == 4);
   CHECK_THROWS(l["old"]);
   l.num_fg = torch::full({}, 6, torch::kLong);
-  const StepNumbers n = step_numbers(l, torch::full({}, 7.0, torch::kDouble), 8);
+  const StepNumbers n = PendingNumbers(l, torch::full({}, 7.0, torch::kDouble), 8).read();
   CHECK(n.terms == std::vector<std::pair<std::string, double>>{{"iou", 2}, {"obj", 3}, {"new", 4}});
   CHECK(std::vector<double>{n.total, n.positives, n.norm, n.objects} == std::vector<double>{9, 6, 7, 8});
 }
@@ -281,11 +294,11 @@ TEST_CASE("step: the loss is scaled for fp16, and the network runs under autocas
     autocast = at::autocast::is_autocast_enabled(at::kCPU);
     return s.model(x);
   };
-  compute_gradients(forward, s.images, s.targets, 1, s.optimizer, scaler, {torch::kCPU, torch::kFloat, true});
+  compute_gradients(forward, {s.images, s.targets}, 1, s.optimizer, scaler, {torch::kFloat, true});
   CHECK_FALSE(autocast);
   CHECK(largest_difference(want, s.grads()) < 1e-5);
-  const Losses l = compute_gradients(forward, s.images, s.targets, 1, s.optimizer, scaler,
-                                     {torch::kCPU, torch::kBFloat16, true});
+  const Losses l =
+      compute_gradients(forward, {s.images, s.targets}, 1, s.optimizer, scaler, {torch::kBFloat16, true});
   CHECK(autocast);
   CHECK_FALSE(l.total.requires_grad());  // the losses are detached
 }
@@ -299,7 +312,7 @@ TEST_CASE("step: an anomaly in backward is reported with its first line; any oth
           p.obj.register_hook([what](const Tensor&) -> Tensor { throw std::runtime_error(what); });
           return p;
         },
-        s.images, s.targets, 1, s.optimizer, s.scaler, {torch::kCPU, torch::kFloat, true});
+        {s.images, s.targets}, 1, s.optimizer, s.scaler, {torch::kFloat, true});
   };
   CHECK(failing("Function 'X' returned nan values in its 0th output.\nmore").anomaly ==
         "Function 'X' returned nan values in its 0th output.");

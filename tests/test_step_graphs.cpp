@@ -27,7 +27,7 @@ struct BatchStream {
 double lr_of(int step) { return (1 + step % 4) / 1024.0; }
 
 void use_graphs(Trainer& t, const std::function<void(const std::string&)>& failed = {}) {
-  t.graphs = std::make_unique<StepGraphs>(true, *t.model, kGpu, failed);
+  t.use_graphs(true, failed);
 }
 
 // Returns model, EMA, optimizer and scaler, on the CPU.
@@ -146,7 +146,7 @@ TEST_CASE("gpu: a step that reads a result on the host is not recorded, and trai
   Trainer plain("yolox-nano", kGpu, "off"), t("yolox-nano", kGpu, "off");
   std::vector<std::string> reasons;
   use_graphs(t, [&](const std::string& why) { reasons.push_back(why); });
-  t.after_loss = [](const Losses& losses) { losses.total.item<double>(); };
+  t.observed->after_forward = [](const Tensor& x) { x.sum().item<double>(); };
   BatchStream a, b;
   for (int i = 0; i < 5; ++i) {
     const StepNumbers one = plain(a.next(), lr_of(i)), two = t(b.next(), lr_of(i));
@@ -159,7 +159,7 @@ TEST_CASE("gpu: a step that reads a result on the host is not recorded, and trai
   // Without a function for the reason, the exception is thrown.
   Trainer checked("yolox-nano", kGpu, "off");
   use_graphs(checked);
-  checked.after_loss = t.after_loss;
+  checked.observed->after_forward = t.observed->after_forward;
   BatchStream c;
   const Batch batch = c.next();
   checked(batch, 0.001);
@@ -170,7 +170,7 @@ TEST_CASE("gpu: a batch with a crowded image runs without a graph" * needs_gpu) 
   Trainer t("yolox-nano", kGpu, "off");
   use_graphs(t);
   int run = 0;
-  t.after_loss = [&](const Losses&) { ++run; };
+  t.observed->after_forward = [&](const Tensor&) { ++run; };
   Loader loader(noise(kSide, 600), 0, 8 * kBatch, kBatch, {kSide, kSide}, 2, true);
   DeviceLoader crowded(loader, kGpu);
   for (int i = 0; i < 4; ++i) CHECK(t(crowded.next(), 0.001).finite());
@@ -244,6 +244,29 @@ TEST_CASE("gpu: if memory runs out while a graph is recorded, training goes on w
   REQUIRE(reasons.size() == 1);
   CHECK_MESSAGE(has(reasons[0], "out of memory"), reasons[0]);
   CHECK(other(large.next(), 0.001).finite());
+}
+
+TEST_CASE("gpu: if memory runs out beside graphs, they are freed, and the step is repeated as it was") {
+  BatchStream batches;
+  Loader loader(noise(kSide, 600), 0, 100, kBatch, {kSide, kSide}, 2, true);
+  DeviceLoader crowded(loader, kGpu);  // these steps run without a graph
+  const Batch few = batches.next(), many = crowded.next();
+  const struct NoLimit {
+    ~NoLimit() { simulated_cuda::set_limit(INT64_MAX); }
+  } no_limit_afterwards;
+  Trainer plain("yolox-nano", kGpu, "off"), t("yolox-nano", kGpu, "off");
+  plain(many, 0.001);
+  simulated_cuda::reset_peak();
+  const int64_t start = simulated_cuda::allocated();
+  plain(many, 0.001);
+  const int64_t needed = simulated_cuda::peak_allocated() - start;
+  t.use_graphs(true);
+  for (int i = 0; i < 3; ++i) t(few, 0.001);
+  simulated_cuda::set_limit(simulated_cuda::allocated() + needed * 3 / 4);
+  CHECK(t(many, 0.001).finite());
+  const std::string log = contents(t.folder / "log.txt");
+  CHECK_MESSAGE(has(log, "training goes on without CUDA graphs"), log);
+  CHECK_FALSE(has(log, "micro-batches"));
 }
 
 TEST_CASE("gpu: the simulated device does not run what it records, and a replay sees only what is kept") {

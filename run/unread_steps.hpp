@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Losses on their way from the device to the host. On a GPU, the numbers of a step are read while the next
+// step runs, so that the GPU never waits for the host.
+#pragma once
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/torch.h>
+
+#include <deque>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "loss.hpp"
+#include "optim.hpp"
+#include "run/step_record.hpp"
+
+namespace yolox {
+
+// Losses and gradient norm of a step on their way to the host.
+class PendingNumbers {
+ public:
+  // Starts the copy. objects: number of objects in the batch.
+  PendingNumbers(const Losses& l, const Tensor& norm, double objects) {
+    const auto type = l.total.scalar_type();  // float32 is exact for up to 16 million positives
+    std::vector<Tensor> all{l.total, l.num_fg.to(type), norm.to(l.total.device(), type)};
+    for (const auto& [from, to] : {std::pair(&l.terms, &names.terms), {&l.logged, &names.logged}})
+      for (const auto& v : *from) {
+        all.push_back(v.value.to(type));
+        to->emplace_back(v.name, 0);
+      }
+    names.objects = objects;
+    values = torch::stack(all).to(torch::kCPU, /*non_blocking=*/true);  // to pinned memory
+    if (!l.total.is_cuda()) return;
+    copied.emplace(torch::kCUDA);
+    copied->record(c10::impl::VirtualGuardImpl(torch::kCUDA).getStream(l.total.device()));
+  }
+  // Waits for the copy and returns the numbers.
+  StepNumbers read() const {
+    if (copied) copied->synchronize();
+    const Tensor read = values.to(torch::kDouble);
+    const double* next = read.data_ptr<double>();
+    StepNumbers numbers = names;
+    numbers.total = *next++;
+    numbers.positives = *next++;
+    numbers.norm = *next++;
+    for (auto* list : {&numbers.terms, &numbers.logged})
+      for (auto& [_, value] : *list) value = *next++;
+    return numbers;
+  }
+
+ private:
+  StepNumbers names;  // names of all numbers, and the number of objects
+  Tensor values;
+  std::optional<c10::Event> copied;
+};
+
+// The steps whose numbers are not read yet.
+class UnreadSteps {
+ public:
+  void add(StepRecord record, PendingNumbers numbers) {
+    steps.emplace_back(std::move(record), std::move(numbers));
+  }
+  // Returns the oldest step with its numbers. Returns nothing if all steps are read, or, unless `all`, if
+  // only the latest step is unread and its numbers are on a GPU.
+  std::optional<StepRecord> next(bool all) {
+    if (steps.empty() || (steps.size() == 1 && !all && steps[0].first.batch.images.is_cuda())) return {};
+    auto [record, numbers] = std::move(steps.front());
+    steps.pop_front();
+    record.numbers = numbers.read();
+    return std::move(record);
+  }
+  // Forgets all steps, because training goes back to a checkpoint.
+  void reset() {
+    steps.clear();
+    guard.reset();
+  }
+
+  StepGuard guard;
+
+ private:
+  std::deque<std::pair<StepRecord, PendingNumbers>> steps;
+};
+
+}  // namespace yolox
