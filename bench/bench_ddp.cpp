@@ -7,6 +7,7 @@
 #include "base/device.hpp"
 #include "base/flags.hpp"
 #include "base/threads.hpp"
+#include "bench/random_input.hpp"
 #include "ddp.hpp"
 #include "median.hpp"
 #include "models.hpp"
@@ -18,7 +19,7 @@
 
 using namespace yolox;
 
-struct Config : Flags {
+struct BenchConfig : Flags {
   std::string model = flag(model, "Bench", "model", "yolox-nano", "NAME", "model size");
   int size = flag(size, "Bench", "size", 416, "N", "input size");
   int bs = flag(bs, "Bench", "bs", 8, "N", "total batch size over all ranks");
@@ -32,7 +33,7 @@ struct Config : Flags {
 int main(int argc, char** argv) {
   int code = 0;
   const int failed = run_program([&] {
-    Config c;
+    BenchConfig c;
     c.parse(argc, argv, "times a training step on several ranks");
     const RankInfo rank_info = rank_info_from_environment();
     if (!rank_info.launched) {
@@ -53,12 +54,7 @@ int main(int argc, char** argv) {
     Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
     const GradScaler scaler(false, device);
     const int64_t share = c.bs / c.ranks;
-    const Tensor images = (torch::rand({share, c.size, c.size, 3}) * 255).to(device).permute({0, 3, 1, 2});
-    const Tensor r = torch::rand({share, c.objects, 4});
-    const Targets targets{
-        torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2).to(device),
-        torch::randint(80, {share, c.objects}, torch::kLong).to(device),
-        std::vector<int64_t>(share, c.objects)};
+    const Input input = random_input(share, c.size, c.objects, device);
     GradientReducer reducer(ranks, model->parameters(), torch::kFloat);
     const EmaTensors averaged = ema_tensors(*ema, *model);
     StepSettings settings;
@@ -80,7 +76,7 @@ int main(int argc, char** argv) {
     std::vector<double> steps;
     for (int i = 0; i < c.steps + 2; ++i)
       steps.push_back(timed([&] {
-        compute_gradients(model, {images, targets}, 1, optimizer, scaler, settings);
+        compute_gradients(model, input, 1, optimizer, scaler, settings);
         clip_gradients(gradients(optimizer.groups), 10);
         optimizer.step(1e-4);
         ema_update(averaged, 0.9998);
@@ -93,7 +89,7 @@ int main(int argc, char** argv) {
     for (int i = 0; i < c.steps + 2; ++i) {
       for (int kind = 0; kind < 3; ++kind) {
         optimizer.zero_grad();
-        const Tensor loss = yolox_loss(model(images), c.size, c.size, targets, false).total;
+        const Tensor loss = yolox_loss(model(input.images), c.size, c.size, input.targets, false).total;
         if (kind == 2) reducer.before_backward({loss});
         const double seconds = timed([&] {
           loss.backward();

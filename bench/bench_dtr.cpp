@@ -14,6 +14,7 @@
 #include "base/device.hpp"
 #include "base/flags.hpp"
 #include "base/program.hpp"
+#include "bench/random_input.hpp"
 #include "dtr/budget.hpp"
 #include "dtr/counting_allocator.hpp"
 #include "dtr/dtr.hpp"
@@ -169,11 +170,7 @@ int main(int argc, char** argv) {
     Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
     GradScaler scaler(false, device);
     StepSettings settings{c.amp == "bf16" ? torch::kBFloat16 : torch::kFloat};
-    const Tensor images = (torch::rand({c.bs, c.size, c.size, 3}) * 255).to(device).permute({0, 3, 1, 2});
-    const Tensor r = torch::rand({c.bs, 20, 4});
-    const Targets targets{
-        torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2).to(device),
-        torch::randint(80, {c.bs, 20}, torch::kLong).to(device), std::vector<int64_t>(c.bs, 20)};
+    const Input input = random_input(c.bs, c.size, 20, device);
 
     // On a GPU the peak is measured in the steps with empty_cache() only.
     const auto step = [&](Dtr& dtr, bool measure_memory) {
@@ -185,9 +182,8 @@ int main(int argc, char** argv) {
       const auto seconds_now = [&] { return gpu ? now() : cpu_seconds(); };
       const double base = gpu ? allocated_bytes(device).now : double(allocator.live()),
                    faults = page_faults(), start = seconds_now();
-      const Losses losses = dtr.run([&] {
-        return compute_gradients(model, {images, targets}, 1, optimizer, scaler, settings);
-      });
+      const Losses losses =
+          dtr.run([&] { return compute_gradients(model, input, 1, optimizer, scaler, settings); });
       if (gpu) torch::cuda::synchronize();
       const double seconds = seconds_now() - start;
       const double peak = !gpu             ? double(allocator.peak())

@@ -6,6 +6,7 @@
 #include "base/cuda_graph.hpp"
 #include "base/device.hpp"
 #include "base/flags.hpp"
+#include "bench/random_input.hpp"
 #include "config.hpp"
 #include "models.hpp"
 #include "optim.hpp"
@@ -52,18 +53,13 @@ int main(int argc, char** argv) {
     const EmaTensors averaged = ema_tensors(*ema, *model);
     StepSettings settings{dtype_of(c.amp)};
     settings.cast_weights = cast_weights(*model, settings.amp);
-    const Tensor images = (torch::rand({c.bs, c.size, c.size, 3}) * 255).to(device).permute({0, 3, 1, 2});
-    const Tensor r = torch::rand({c.bs, c.objects, 4});
-    const Targets targets{
-        torch::cat({r.slice(2, 0, 2) * c.size, 10 + r.slice(2, 2, 4) * c.size / 3}, 2).to(device),
-        torch::randint(80, {c.bs, c.objects}, torch::kLong).to(device), std::vector<int64_t>(c.bs, c.objects),
-        torch::full({c.bs}, c.objects, torch::TensorOptions(torch::kLong).device(device))};
+    const Input input = random_input(c.bs, c.size, c.objects, device);
     if (device.is_cuda()) empty_cache(device);
     const double before = memory_peak(device);
     // Training does not wait for the GPU after a step, so five steps are timed together.
     const int together = device.is_cuda() && c.steps >= 5 ? 5 : 1, warm_up = c.steps ? 2 * together : 0;
     const auto step = [&] {
-      compute_gradients(model, {images, targets}, 1, optimizer, scaler, settings);
+      compute_gradients(model, input, 1, optimizer, scaler, settings);
       scaler.unscale(gradients(optimizer.groups));
       optimizer.step(1e-4);
       scaler.update();

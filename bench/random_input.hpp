@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random input of a step, for the benchmarks.
+#pragma once
+#include <torch/torch.h>
+
+#include <vector>
+
+#include "data/multiscale.hpp"
+
+namespace yolox {
+
+// Returns images of size x size pixels, each with this number of boxes of 80 classes.
+inline Input random_input(int64_t images, int64_t size, int64_t objects, torch::Device device) {
+  const torch::Tensor pixels = (torch::rand({images, size, size, 3}) * 255).to(device);
+  const torch::Tensor r = torch::rand({images, objects, 4});
+  return {
+      pixels.permute({0, 3, 1, 2}),
+      {torch::cat({r.slice(2, 0, 2) * size, 10 + r.slice(2, 2, 4) * size / 3}, 2).to(device),
+       torch::randint(80, {images, objects}, torch::kLong).to(device), std::vector<int64_t>(images, objects),
+       torch::full({images}, objects, torch::TensorOptions(torch::kLong).device(device))}};
+}
+
+}  // namespace yolox
