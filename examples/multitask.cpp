@@ -221,6 +221,38 @@ static Settings common_settings(const Config& c, int64_t images, const std::stri
   return common;
 }
 
+// Computes the gradients of a batch for one head, and clips them: compute_gradients() of train.cpp, without
+// micro-batches and fp16. Returns the losses and the gradient norm.
+static StepNumbers compute_gradients(MultiTaskTraining& t, int64_t head, const Batch& batch, ImageSize size,
+                                     bool use_l1, const Config& c, bool legacy_preproc, Ranks& ranks,
+                                     GradientReducer& reducer) {
+  t.optimizer.zero_grad();
+  YOLOX& model = t.model->detectors[head];
+  const auto type = model->parameters()[0].scalar_type();
+  const Input input = make_network_input(batch, size, legacy_preproc, type);
+  Predictions predictions;
+  {
+    const AutocastGuard autocast(input.images.device().type(), dtype_of(c.amp));
+    predictions = model(input.images);
+  }
+  Losses losses = yolox_loss(predictions, size.height, size.width, input.targets, use_l1);
+  const double expected_positives = 16.0 * double(input.images.size(0));
+  const Tensor loss = ranks.alone() ? losses.total : losses.total * losses.weight() / expected_positives;
+  reducer.before_backward({loss});
+  loss.backward();
+  losses.detach();
+  const std::vector<Tensor> grads = gradients(t.optimizer.groups);
+  if (!ranks.alone()) {
+    all_reduce(losses, ranks);
+    scale_gradients(grads, losses.weight().to(torch::kFloat).reciprocal() *
+                               (expected_positives * double(ranks.info.world)));
+  }
+  const Tensor norm = gradient_norm(grads);
+  ranks.agree(norm);
+  clip_gradients(grads, norm, c.clip);
+  return PendingNumbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]).read();
+}
+
 // Trains one rank, or launches the ranks of this machine. Returns the exit code. One long function, so that a
 // training with several heads can be read from top to bottom, like that of train.cpp.
 static int train(int argc, char** argv) {
@@ -316,7 +348,6 @@ static int train(int argc, char** argv) {
   if (!ranks.alone()) use_sync_bn(*t.model, ranks.sync_bn_collectives());
 
   // ---- training loop
-  const auto type = t.model->parameters()[0].scalar_type();
   catch_signals();
   int stop = 0;  // signal of any rank; all ranks stop after the same iteration
   if (run.evaluation_due()) run.end_of_epoch();
@@ -329,34 +360,9 @@ static int train(int argc, char** argv) {
     if (i < t.heads() && ranks.first())
       save_image(concat(folder, "/", s.name, "_train_batch.jpg"),
                  draw_batch(batch.images, labelled_boxes(batch.targets, tasks[head].classes)));
-    const ImageSize size = plan.sizes.size_at(i / t.heads());
-    const Input input = make_network_input(batch, size, info.legacy_preproc, type);
-
-    // The step of train.cpp, without micro-batches and fp16.
-    t.optimizer.zero_grad();
-    Predictions predictions;
-    {
-      const AutocastGuard autocast(device.type(), dtype_of(c.amp));
-      predictions = t.model->detectors[head](input.images);
-    }
-    Losses losses = yolox_loss(predictions, size.height, size.width, input.targets,
-                               /*use_l1=*/i >= plan.first_no_aug_iteration);
-    const double expected_positives = 16.0 * double(input.images.size(0));
-    const Tensor loss = ranks.alone() ? losses.total : losses.total * losses.weight() / expected_positives;
-    reducer.before_backward({loss});
-    loss.backward();
-    losses.detach();
-    const std::vector<Tensor> grads = gradients(t.optimizer.groups);
-    if (!ranks.alone()) {
-      all_reduce(losses, ranks);
-      scale_gradients(grads, losses.weight().to(torch::kFloat).reciprocal() *
-                                 (expected_positives * double(rank_info.world)));
-    }
-    const Tensor norm = gradient_norm(grads);
-    ranks.agree(norm);
-    clip_gradients(grads, norm, c.clip);
-    const double objects = ranks.sum({double(batch.targets.total())})[0];
-    const StepNumbers numbers = PendingNumbers(losses, norm, objects).read();
+    const StepNumbers numbers = compute_gradients(t, head, batch, plan.sizes.size_at(i / t.heads()),
+                                                  /*use_l1=*/i >= plan.first_no_aug_iteration, c,
+                                                  info.legacy_preproc, ranks, reducer);
     check(numbers.finite(), "the loss or the gradient of head ", s.name, " is not finite at step ", i, " (",
           to_string(numbers), ", lr ", lr, "; images ", image_names(batch, s.splits.train),
           "); continue from the last checkpoint with ./multitask --resume ", shell_word(folder),
