@@ -44,13 +44,12 @@ struct BaseConvImpl : Block {
                                                   .padding((kernel - 1) / 2)
                                                   .groups(groups)
                                                   .bias(false)));
-    bn = register_module("bn", nn::BatchNorm2d(nn::BatchNorm2dOptions(out).eps(1e-3).momentum(0.03)));
+    bn = register_module("bn", SyncBatchNorm2d(nn::BatchNorm2dOptions(out).eps(1e-3).momentum(0.03)));
   }
-  Tensor forward(Tensor x) override { return bn ? bn_silu(conv(x), bn, sync_bn) : torch::silu(conv(x)); }
+  Tensor forward(Tensor x) override { return bn ? bn_silu(conv(x), *bn, bn->over) : torch::silu(conv(x)); }
 
   nn::Conv2d conv{nullptr};
-  nn::BatchNorm2d bn{nullptr};  // null after fuse_batch_norms()
-  CollectivesPtr sync_bn;       // null: no SyncBN
+  SyncBatchNorm2d bn{nullptr};  // null after fuse_batch_norms()
 };
 TORCH_MODULE(BaseConv);
 
@@ -427,19 +426,19 @@ inline YOLOX make_yolox(const ModelSize& size, int num_classes) {
 }
 
 // Turns on SyncBN in all batch norms of the model. {} turns SyncBN off. Throws std::runtime_error if a batch
-// norm is not part of a BaseConv.
+// norm is torch's BatchNorm2d, which knows no other ranks.
 inline void use_sync_bn(nn::Module& model, const SyncBnCollectives& collectives) {
   const auto over = collectives.sum ? c10::make_intrusive<Collectives>(collectives) : CollectivesPtr();
-  size_t norms = 0, blocks = 0;
+  size_t others = 0;
   for (const auto& module : model.modules()) {
-    norms += module->as<nn::BatchNorm2dImpl>() != nullptr;
-    auto* block = module->as<BaseConvImpl>();
-    if (!block) continue;
-    block->sync_bn = over;
-    blocks += bool(block->bn);
+    if (auto* norm = module->as<SyncBatchNorm2dImpl>())
+      norm->over = over;
+    else
+      others += module->as<nn::BatchNorm2dImpl>() != nullptr;
   }
-  check(!over || norms == blocks, "the model has ", norms - blocks,
-        " batch norms outside of BaseConv, where SyncBN does not work; use BaseConv, or give --no-sync-bn");
+  check(!over || others == 0, "the model has ", others,
+        " batch norms of type BatchNorm2d, where SyncBN does not work; make them SyncBatchNorm2d "
+        "(layers/bn_silu.hpp), or give --no-sync-bn");
 }
 
 // Converts the weights to channels-last memory format. Images from OpenCV have this format, so that no

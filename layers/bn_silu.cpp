@@ -5,7 +5,9 @@
 
 namespace yolox {
 
-torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2d& bn, const CollectivesPtr& over) {
+torch::Tensor SyncBatchNorm2dImpl::forward(const torch::Tensor& x) { return sync_batch_norm(x, *this, over); }
+
+torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2dImpl& bn, const CollectivesPtr& over) {
   return bn_silu_detail::apply(x, bn, over);
 }
 

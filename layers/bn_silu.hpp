@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batch norm followed by SiLU, with optional SyncBN, as one function.
+// Batch norm with optional SyncBN, alone and followed by SiLU.
 //
 // The programs of this repository compile it once, in bn_silu.cpp, because that takes 10 seconds. In another
 // project it is header-only.
@@ -14,13 +14,25 @@
 
 namespace yolox {
 
+// A batch norm that use_sync_bn() can synchronise: in training mode, its statistics are those of all ranks.
+struct SyncBatchNorm2dImpl : torch::nn::BatchNorm2dImpl {
+  explicit SyncBatchNorm2dImpl(const torch::nn::BatchNorm2dOptions& options) : BatchNorm2dImpl(options) {}
+  torch::Tensor forward(const torch::Tensor& x);  // x: [B, C, H, W]
+
+  CollectivesPtr over;  // the ranks; null: no SyncBN
+};
+TORCH_MODULE(SyncBatchNorm2d);
+
 // Returns silu(bn(x)). x: [B, C, H, W]. Updates the running statistics in training mode. over: all-reduce for
 // SyncBN in training mode; null: no SyncBN.
-#ifdef YOLOX_COMPILED_LAYERS
-torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2d& bn, const CollectivesPtr& over = {});
-#else
-inline torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2d& bn,
-                             const CollectivesPtr& over = {}) {
+torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2dImpl& bn,
+                      const CollectivesPtr& over = {});
+#ifndef YOLOX_COMPILED_LAYERS
+inline torch::Tensor SyncBatchNorm2dImpl::forward(const torch::Tensor& x) {
+  return sync_batch_norm(x, *this, over);
+}
+inline torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2dImpl& bn,
+                             const CollectivesPtr& over) {
   return bn_silu_detail::apply(x, bn, over);
 }
 #endif

@@ -380,17 +380,17 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
 };
 
 // Returns silu(bn(x)), see bn_silu().
-inline Tensor apply(const Tensor& x, torch::nn::BatchNorm2d& bn, const CollectivesPtr& over) {
+inline Tensor apply(const Tensor& x, torch::nn::BatchNorm2dImpl& bn, const CollectivesPtr& over) {
   const bool has_kernels =
       x.is_cpu() ? x.scalar_type() == torch::kFloat
                  : x.is_cuda() && bn_silu_kernels::enabled && bn_silu_cuda::supports(x.scalar_type());
-  const bool fused = has_kernels && bn->weight.scalar_type() == torch::kFloat && bn->is_training() &&
+  const bool fused = has_kernels && bn.weight.scalar_type() == torch::kFloat && bn.is_training() &&
                      x.size(1) > 1 && (over || x.numel() > x.size(1)) &&
                      x.is_contiguous(torch::MemoryFormat::ChannelsLast);
   if (!fused) return torch::silu(sync_batch_norm(x, bn, over));
-  bn->num_batches_tracked += 1;
-  return BnSilu::apply(x, bn->weight, bn->bias, bn->running_mean, bn->running_var,
-                       bn->options.momentum().value(), bn->options.eps(), over);
+  bn.num_batches_tracked += 1;
+  return BnSilu::apply(x, bn.weight, bn.bias, bn.running_mean, bn.running_var, bn.options.momentum().value(),
+                       bn.options.eps(), over);
 }
 
 }  // namespace bn_silu_detail

@@ -171,12 +171,12 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
 
 // Returns bn(x), in training mode with SyncBN. x: [B, C, H, W]. over: the ranks; null: plain batch norm.
 // Updates the running statistics in training mode.
-inline torch::Tensor sync_batch_norm(const torch::Tensor& x, torch::nn::BatchNorm2d& bn,
+inline torch::Tensor sync_batch_norm(const torch::Tensor& x, torch::nn::BatchNorm2dImpl& bn,
                                      const CollectivesPtr& over) {
-  if (!over || !bn->is_training()) return bn(x);
-  bn->num_batches_tracked += 1;
-  return sync_bn_detail::SyncBatchNorm::apply(x, bn->weight, bn->bias, bn->running_mean, bn->running_var,
-                                              bn->options.momentum().value(), bn->options.eps(), over);
+  if (!over || !bn.is_training()) return bn.forward(x);
+  bn.num_batches_tracked += 1;
+  return sync_bn_detail::SyncBatchNorm::apply(x, bn.weight, bn.bias, bn.running_mean, bn.running_var,
+                                              bn.options.momentum().value(), bn.options.eps(), over);
 }
 
 }  // namespace yolox

@@ -26,7 +26,7 @@ Result run(const Tensor& input, bool fused, bool training, torch::ScalarType dty
   bn->to(dtype);
   bn->train(training);
   const Tensor x = input.to(dtype).detach().clone().set_requires_grad(true);
-  const Tensor y = fused ? bn_silu(x, bn) : torch::silu(bn(x));
+  const Tensor y = fused ? bn_silu(x, *bn) : torch::silu(bn(x));
   torch::manual_seed(9);
   y.backward(torch::randn(y.sizes(), torch::kFloat).to(dtype));
   return {y, x.grad(), bn->weight.grad(), bn->bias.grad(), bn->running_mean, bn->running_var};
@@ -61,11 +61,11 @@ TEST_CASE("bn_silu: the fused operation is used only in training with channels-l
   const Tensor x =
       torch::randn({2, 8, 6, 6}).contiguous(torch::MemoryFormat::ChannelsLast).set_requires_grad(true);
   const auto name = [&](const Tensor& y) { return y.grad_fn()->name(); };
-  CHECK(name(bn_silu(x, bn)).find("BnSilu") != std::string::npos);
-  CHECK(name(bn_silu(x.contiguous(), bn)).find("Silu") == 0);
+  CHECK(name(bn_silu(x, *bn)).find("BnSilu") != std::string::npos);
+  CHECK(name(bn_silu(x.contiguous(), *bn)).find("Silu") == 0);
   bn->eval();
-  CHECK(name(bn_silu(x, bn)).find("Silu") == 0);
-  CHECK(bn_silu(x, bn).is_contiguous(torch::MemoryFormat::ChannelsLast));
+  CHECK(name(bn_silu(x, *bn)).find("Silu") == 0);
+  CHECK(bn_silu(x, *bn).is_contiguous(torch::MemoryFormat::ChannelsLast));
 }
 
 TEST_CASE("bn_silu: evaluation, other memory formats and other types equal batch norm and SiLU of torch") {
@@ -77,7 +77,7 @@ TEST_CASE("bn_silu: evaluation, other memory formats and other types equal batch
   }
   auto bn = norm(6);
   const int64_t before = bn->num_batches_tracked.item<int64_t>();
-  bn_silu(x.contiguous(torch::MemoryFormat::ChannelsLast), bn);
+  bn_silu(x.contiguous(torch::MemoryFormat::ChannelsLast), *bn);
   CHECK(bn->num_batches_tracked.item<int64_t>() == before + 1);
 }
 
@@ -103,7 +103,7 @@ TEST_CASE("bn_silu: large inputs saturate without NaN") {
   CHECK(torch::isfinite(r.y).all().item<bool>());
   auto bn = norm(2);
   CHECK(
-      torch::isnan(bn_silu(torch::full({1, 2, 2, 2}, NAN).contiguous(torch::MemoryFormat::ChannelsLast), bn))
+      torch::isnan(bn_silu(torch::full({1, 2, 2, 2}, NAN).contiguous(torch::MemoryFormat::ChannelsLast), *bn))
           .all()
           .item<bool>());
 }

@@ -331,7 +331,7 @@ RANK_CASE("rank: SyncBN equals batch norm over the whole batch") {
     const auto over = c10::make_intrusive<Collectives>(ranks.sync_bn_collectives());
     Tensor share =
         uneven_share(batch, p).to(type).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
-    const Tensor out = bn_silu(share, mine, over);
+    const Tensor out = bn_silu(share, *mine, over);
     (out * uneven_share(weight, p)).sum().backward();
     const double tolerance = type == torch::kDouble ? 1e-10 : type == torch::kFloat ? 2e-4 : 0.1;
     CHECK(max_difference(out, uneven_share(y, p)) < tolerance);

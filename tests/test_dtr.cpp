@@ -346,7 +346,7 @@ TEST_CASE("dtr: rematerialisation does not update the statistics of batch norms 
     const auto moved = [&](Dtr& dtr) {
       torch::nn::BatchNorm2d bn(16);
       const Tensor y = dtr.run([&] {
-        const Tensor y = bn_silu(x + 1, bn);
+        const Tensor y = bn_silu(x + 1, *bn);
         for (int i = 0; i < 3 && dtr.on(); ++i) {
           dtr.evict_all();
           (y * 2).sum();

@@ -172,21 +172,36 @@ TEST_CASE("export: an operator that ONNX export does not know is named before a 
   CHECK(has(error, "--format torchscript"));
 }
 
-TEST_CASE("SyncBN: a batch norm outside of BaseConv is refused, because it would not be synchronised") {
-  struct Plain : Backbone {
-    explicit Plain(std::shared_ptr<Backbone> inner) {
-      bn = register_module("bn", nn::BatchNorm2d(3));
-      this->inner = register_module("inner", inner);
-    }
-    std::vector<Tensor> forward(const Tensor& images) override { return inner->forward(bn(images)); }
-    nn::BatchNorm2d bn{nullptr};
-    std::shared_ptr<Backbone> inner;
-  };
+namespace {
+
+// A backbone behind a batch norm of its own.
+template <class Norm>
+struct NormFirst : Backbone {
+  explicit NormFirst(std::shared_ptr<Backbone> inner) {
+    bn = register_module("bn", Norm(nn::BatchNorm2dOptions(3)));
+    this->inner = register_module("inner", inner);
+  }
+  std::vector<Tensor> forward(const Tensor& images) override { return inner->forward(bn(images)); }
+  Norm bn{nullptr};
+  std::shared_ptr<Backbone> inner;
+};
+
+}  // namespace
+
+TEST_CASE("SyncBN: any SyncBatchNorm2d of a model is synchronised; a BatchNorm2d is refused") {
   YOLOX model = make_model("yolox-nano", 2);
-  YOLOX plain("plain", 2, std::make_shared<Plain>(model->backbone), model->head);
+  int calls = 0;
   SyncBnCollectives collectives;
-  collectives.sum = [](Tensor&) {};
-  use_sync_bn(*model, collectives);
+  collectives.sum = [&](Tensor&) { ++calls; };
+  YOLOX plain("plain", 2, std::make_shared<NormFirst<nn::BatchNorm2d>>(model->backbone), model->head);
   use_sync_bn(*plain, {});
-  CHECK(has(error_of([&] { use_sync_bn(*plain, collectives); }), "1 batch norms outside of BaseConv"));
+  CHECK(has(error_of([&] { use_sync_bn(*plain, collectives); }), "1 batch norms of type BatchNorm2d"));
+  YOLOX own("own", 2, std::make_shared<NormFirst<SyncBatchNorm2d>>(model->backbone), model->head);
+  use_sync_bn(*own, collectives);
+  const Tensor images = torch::rand({2, 3, 64, 64});
+  own->backbone->as<NormFirst<SyncBatchNorm2d>>()->bn(images);
+  CHECK(calls == 1);
+  use_sync_bn(*own, {});
+  own(images);
+  CHECK(calls == 1);
 }

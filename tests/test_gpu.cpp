@@ -278,7 +278,7 @@ std::vector<Tensor> norm_results(const Tensor& input, torch::Device device, torc
   }
   bn->to(device, type == torch::kDouble ? torch::kDouble : torch::kFloat);
   const Tensor x = input.to(device, type).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
-  const Tensor y = bn_silu(x, bn, over);
+  const Tensor y = bn_silu(x, *bn, over);
   CHECK((y.grad_fn()->name().find("BnSilu") != std::string::npos) == (type != torch::kDouble));
   y.backward(torch::randn(y.sizes(), torch::kDouble).to(device, type));
   std::vector<Tensor> all{y,
@@ -352,9 +352,9 @@ TEST_CASE("gpu: DTR repeats the CUDA kernels of bn_silu, but not the update of t
       const auto evict = [&] {
         if (dtr.on()) dtr.evict_all();
       };
-      const Tensor y = bn_silu(x * weight + 1, bn);
+      const Tensor y = bn_silu(x * weight + 1, *bn);
       evict();
-      const Tensor z = bn_silu(y * 2, second);
+      const Tensor z = bn_silu(y * 2, *second);
       evict();
       z.square().sum().backward();
     });
