@@ -35,8 +35,9 @@ struct TrainingRecipe {
   bool of_run;  // EMA and momentum of batch norms follow the length of the run, see ema_of_run()
 };
 
+constexpr double kAnyLength = 1e9;
 // The recipe of official YOLOX, which trains from scratch for 300 epochs. Shorter runs have shorter phases.
-constexpr TrainingRecipe kOfficialRecipe = {"sgd", "cosine", 0.05, 5, 1e9, 15, 0.1, 10, 2, false};
+constexpr TrainingRecipe kOfficialRecipe = {"sgd", "cosine", 0.05, 5, kAnyLength, 15, 0.1, 10, 2, false};
 // For pretrained weights and a few hundred images. bench/RESULTS.md says which values were compared.
 constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 0.05, 1, 100, 20, 0.35, 0, 0, true};
 
@@ -70,9 +71,9 @@ struct Config : Flags {
       flag_optional_value(resume, "Model", "resume", "newest", "[RUN]",
                           "resume the run in this folder; without RUN the newest one in runs/ and ./",
                           marked(kFrequent | kOfCall));
-  std::string preproc = flag(
-      preproc, "Model", "preproc", "auto", "auto|bgr|legacy",
-      "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
+  std::string preproc = flag(preproc, "Model", "preproc", "auto", "auto|bgr|imagenet|legacy",
+                             "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
+                             "as in YOLOX 0.1.0; auto = from the checkpoint");
 
   std::string size = flag(size, "Training", "size", "", "N|HxW",
                           "input size in pixels [416 or 640, by model]", marked(kFrequent));

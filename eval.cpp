@@ -37,9 +37,9 @@ struct Config : Flags {
   int bs = flag(bs, "Evaluation", "bs", 16, "N", "batch size");
   int workers = flag_auto(workers, "Evaluation", "workers", 0, "N|auto",
                           "threads that load images; auto = one per core");
-  std::string preproc = flag(
-      preproc, "Evaluation", "preproc", "auto", "auto|bgr|legacy",
-      "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
+  std::string preproc = flag(preproc, "Evaluation", "preproc", "auto", "auto|bgr|imagenet|legacy",
+                             "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
+                             "as in YOLOX 0.1.0; auto = from the checkpoint");
   std::string device = flag(device, "Evaluation", "device", "auto", "auto|cpu|cuda[:N]", "device to run on");
   bool ema = flag(ema, "Evaluation", "ema", true, "", "evaluate the weights without EMA");
   bool fuse = flag(fuse, "Evaluation", "fuse", false, "", "fold batch norms into the convolutions");
@@ -168,7 +168,7 @@ static void evaluate_model(const Config& config) {
   std::cout << printable(loaded.info.model) << ", " << data.classes.size() << " classes, "
             << data.records.size() << " images of " << printable(data.name) << ", " << settings.size.height
             << "x" << settings.size.width << ", pixels "
-            << (settings.legacy ? "RGB mean/std (legacy)" : "BGR 0..255") << std::endl;
+            << (settings.legacy ? "RGB, mean/std of ImageNet" : "BGR 0..255") << std::endl;
   const auto list_images = [&] {  // unreadable images are excluded from AP
     size_t listed = 0;
     for (const auto& line : data.problems->lines())
@@ -208,8 +208,8 @@ static void evaluate_model(const Config& config) {
                      concat(
                          "warning: AP is near zero. If the model is trained, the pixel format may be wrong: "
                          "it is ",
-                         settings.legacy ? "RGB mean/std (legacy, YOLOX 0.1.0); try --preproc bgr"
-                                         : "BGR 0..255; try --preproc legacy for weights of YOLOX 0.1.0",
+                         settings.legacy ? "RGB, mean/std of ImageNet (as in YOLOX 0.1.0); try --preproc bgr"
+                                         : "BGR 0..255; try --preproc imagenet for weights of YOLOX 0.1.0",
                          ". Or the class order of the model differs from that of the data set."),
                      8)
               << std::endl;

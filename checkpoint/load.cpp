@@ -105,13 +105,13 @@ LoadedModel load_model(const std::string& given, const std::string& model, const
                        torch::Device device, bool ema) {
   combination_check(!given.empty(), "--weights FILE is needed");
   const std::string path = find_weights_file(given);
-  usage_check(preproc == "auto" || preproc == "bgr" || preproc == "legacy",
-              "--preproc must be auto, bgr or legacy, got '", preproc, "'");
+  usage_check(preproc == "auto" || preproc == "bgr" || preproc == "imagenet" || preproc == "legacy",
+              "--preproc must be auto, bgr or imagenet, got '", preproc, "'");
   const auto file = read_weights(path);
   const auto weights = ema ? find_weights(file, path) : weights_without_ema(file, path);
   LoadedModel loaded;
   loaded.info = weights_info(file, path);
-  if (preproc != "auto") loaded.info.legacy_preproc = preproc == "legacy";
+  if (preproc != "auto") loaded.info.legacy_preproc = preproc != "bgr";
   const std::string wanted = model.empty() ? "" : model_size(model).name;
   const std::string found = detect_model(weights, model.empty() ? loaded.info.model : wanted);
   int64_t classes = num_classes_of(weights);

@@ -53,8 +53,8 @@ struct LoadedModel {
 
 // Loads a model with all of its weights, in evaluation mode, on the device. given: as for
 // find_weights_file(). model: expected model, or "" to take the model from the file. preproc: "auto" (from
-// the file), "bgr" or "legacy". ema: false for the weights without EMA of a checkpoint of a training run.
-// Throws if the weights are incomplete.
+// the file), "bgr", or "imagenet" alias "legacy". ema: false for the weights without EMA of a checkpoint of a
+// training run. Throws if the weights are incomplete.
 LoadedModel load_model(const std::string& given, const std::string& model, const std::string& preproc,
                        torch::Device device, bool ema = true);
 

@@ -108,7 +108,7 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
   } else if (!config.weights.empty()) {
     of_file = load_pretrained(model, config.weights, info, notes);
   }
-  info.legacy_preproc = config.preproc == "auto" ? of_file.legacy_preproc : config.preproc == "legacy";
+  info.legacy_preproc = config.preproc == "auto" ? of_file.legacy_preproc : config.preproc != "bgr";
   move(model, device, config.amp == "fp64" ? torch::kDouble : torch::kFloat);
   to_channels_last(*model);
   return model;

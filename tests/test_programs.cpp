@@ -496,7 +496,7 @@ SHARED_TEST(
     image.file_name = shared("data/coco_val2017_union/val2017/" + image.file_name);
   write_coco(dir / "part.json", part);
   const std::string legacy =
-      succeed(dir, "eval", "--data part.json --preproc legacy --json e.json " + weights);
+      succeed(dir, "eval", "--data part.json --preproc imagenet --json e.json " + weights);
   CHECK(json_number(dir / "e.json", "AP") < 0.01);
   CHECK(has(legacy, "warning: AP is near zero"));
   CHECK(has(legacy, "--preproc bgr"));

@@ -51,9 +51,9 @@ struct Config : Flags {
   int workers =
       flag_auto(workers, "Inference", "workers", 0, "N|auto",
                 "threads that read images, and as many that draw and write; auto = cores, up to 16");
-  std::string preproc = flag(
-      preproc, "Inference", "preproc", "auto", "auto|bgr|legacy",
-      "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
+  std::string preproc = flag(preproc, "Inference", "preproc", "auto", "auto|bgr|imagenet|legacy",
+                             "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
+                             "as in YOLOX 0.1.0; auto = from the checkpoint");
   std::string device = flag(device, "Inference", "device", "auto", "auto|cpu|cuda[:N]", "device to run on");
 };
 

@@ -32,9 +32,9 @@ struct Config : Flags {
   double nms_iou = flag(nms_iou, "Graph", "nms-iou", 0.45, "IOU", "with --nms: NMS IoU threshold");
   bool fp16 = flag(fp16, "Graph", "fp16", false, "",
                    "weights and computation in float16; input and output stay float32");
-  std::string preproc = flag(
-      preproc, "Model", "preproc", "auto", "auto|bgr|legacy",
-      "pixel format: bgr = BGR 0..255, legacy = RGB mean/std of YOLOX 0.1.0; auto = from the checkpoint");
+  std::string preproc = flag(preproc, "Model", "preproc", "auto", "auto|bgr|imagenet|legacy",
+                             "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
+                             "as in YOLOX 0.1.0; auto = from the checkpoint");
   std::string image =
       flag(image, "Check", "image", "", "FILE", "image for the comparison of file and model [a drawn scene]");
 };
