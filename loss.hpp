@@ -32,15 +32,21 @@ struct Losses {
   std::string anomaly;        // message of torch's anomaly mode about backward; empty if there is none
 
   // Adds a term. A new term needs only this call: the progress line, metrics.csv, TensorBoard, report.html
-  // and the averages over micro-batches and ranks include all terms.
+  // and the averages over micro-batches and ranks include all terms. These averages are weighted by
+  // positives, which is exact for a term that is divided by the positives. That of another term, such as a
+  // mean over all anchors, deviates a little with --accum or several ranks.
   void add(const std::string& name, const Tensor& value, double weight = 1) {
+    check_name(name, value);
     const Tensor term = weight == 1 ? value : weight * value;
     total = total.defined() ? total + term : term;
     terms.push_back({name, term});
   }
   // Logs a scalar that is no loss, such as a mean IoU: metrics.csv, TensorBoard and report.html include it.
   // It is averaged over micro-batches and ranks like a term.
-  void log(const std::string& name, const Tensor& value) { logged.push_back({name, value.detach()}); }
+  void log(const std::string& name, const Tensor& value) {
+    check_name(name, value);
+    logged.push_back({name, value.detach()});
+  }
   // Returns the term or the logged value with this name. Throws std::runtime_error if there is none.
   const Tensor& operator[](const std::string& name) const {
     for (const auto* list : {&terms, &logged})
@@ -55,6 +61,13 @@ struct Losses {
   void detach() {
     total = total.detach();
     for (Value& term : terms) term.value = term.value.detach();
+  }
+
+ private:
+  void check_name(const std::string& name, const Tensor& value) const {
+    check(value.dim() == 0, "the loss term ", name, " must be a scalar, but has the shape ", value.sizes());
+    for (const auto* list : {&terms, &logged})
+      for (const Value& v : *list) check(v.name != name, "the loss has two terms with the name ", name);
   }
 };
 
@@ -146,7 +159,7 @@ void all_reduce(Losses& losses, Ranks& ranks) {
   const Tensor weight = losses.weight();
   std::vector<Tensor> weighted{losses.total * weight};
   for (const auto* list : {&losses.terms, &losses.logged})
-    for (const auto& v : *list) weighted.push_back(v.value.to(losses.total.scalar_type()) * weight);
+    for (const auto& v : *list) weighted.push_back(v.value.to(losses.total.options()) * weight);
   weighted.push_back(losses.num_fg.to(losses.total.scalar_type()));
   Tensor all = torch::stack(weighted).to(torch::kDouble);
   ranks.sum(all);
@@ -163,7 +176,11 @@ void all_reduce(Losses& losses, Ranks& ranks) {
 inline Losses join(const std::vector<Losses>& parts) {
   if (parts.size() == 1) return parts[0];
   Losses whole = parts[0];
-  for (size_t i = 1; i < parts.size(); ++i) whole.num_fg = whole.num_fg + parts[i].num_fg;
+  for (size_t i = 1; i < parts.size(); ++i) {
+    check(parts[i].terms.size() == whole.terms.size() && parts[i].logged.size() == whole.logged.size(),
+          "each micro-batch must have the same loss terms and logged values");
+    whole.num_fg = whole.num_fg + parts[i].num_fg;
+  }
   const auto mean = [&](const auto& value_of) {
     Tensor sum = torch::zeros_like(whole.total);
     for (const auto& part : parts) sum = sum + value_of(part) * part.weight();

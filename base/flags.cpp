@@ -91,6 +91,7 @@ static const Alias aliases[] = {
     {"n", "model", ""},
     {"cfg", "model", "there are no configuration files: flags set everything"},
     {"f", "model", "there are no experiment files: flags set everything"},
+    {"exp-file", "model", "there are no experiment files: flags set everything"},
     {"d", "gpus", "the number of GPUs, not an index"},
     {"d", "device", ""},
     {"devices", "gpus", "the number of GPUs, not an index"},
@@ -142,6 +143,7 @@ static std::string unknown_flag(const std::string& program, const std::string& w
   std::string nearest;
   size_t distance = std::max<size_t>(1, (name.size() + 2) / 3) + 1;  // a name that differs more is no slip
   for (const auto& known : names) {
+    if (known == "help" || known == "version") continue;
     const size_t d = edit_distance(name, known);
     if (d >= distance) continue;
     nearest = known;
@@ -294,7 +296,7 @@ void Flags::check_values() const {
       const bool has_most = std::isfinite(most);
       usage_check(number >= least && number <= most, "--", f.name, " must be ",
                   has_most ? "in " : "at least ", text_of(least), has_most ? ".." + text_of(most) : "",
-                  ", got ", to_text(number));
+                  ", got ", text_of(number));
     }
     const std::vector<std::string> known = words_of_placeholder(f.argument);
     std::string list;

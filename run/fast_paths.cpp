@@ -71,15 +71,17 @@ std::string use_fast_paths(Config& config, torch::Device device, Ranks& ranks, b
   const bool by_note = uses_fast_path(config, "auto") && device.is_cuda() && config.amp != "fp64";
   const bool checked = by_note && ranks.max(!is_checked(device)) == 0;
   std::string used, shown;
+  bool possible = false;
   for (const auto& [name, text] : {std::pair("norm", "fused norm"), {"graph", "CUDA graphs"}}) {
-    if (!checked && !uses_fast_path(config, name)) continue;
     if (!obstacle(name, config, device, ranks, graphs).empty()) continue;
+    possible = true;
+    if (!checked && !uses_fast_path(config, name)) continue;
     used += concat(used.empty() ? "" : ",", name);
     shown += concat(shown.empty() ? "fast    " : ", ", text);
   }
   config.fast = used.empty() ? "off" : used;
   if (uses_fast_path(config, "norm")) use_fused_norm(true);  // graphs are turned on by StepGraphs
-  if (by_note && !checked && used.empty())
+  if (by_note && !checked && possible)
     return "fast    off, because ./gpu-check has not passed with this program on this GPU; run ./gpu-check "
            "once";
   return shown;

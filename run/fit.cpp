@@ -51,8 +51,10 @@ double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimiz
   double bytes = std::numeric_limits<double>::infinity();
   empty_cache(device);
   try {
-    const Tensor pixels = torch::full({n, base.height, base.width, 3}, 114, torch::kByte).to(device);
-    Input input{pixels.permute({0, 3, 1, 2}).to(model->parameters()[0].scalar_type()),
+    Input input{torch::full({n, base.height, base.width, 3}, 114, torch::kByte)
+                    .to(device)
+                    .permute({0, 3, 1, 2})
+                    .to(model->parameters()[0].scalar_type()),
                 {torch::full({n, 20, 4}, base.width / 4.0, device),
                  torch::zeros({n, 20}, torch::TensorOptions(torch::kLong).device(device)),
                  std::vector<int64_t>(n, 20)}};

@@ -78,8 +78,9 @@ void Metrics::row(const Row& cells) {
   line.precision(9);
   for (size_t c = 0; c < columns.size(); ++c) {
     if (c) line << ",";
-    for (const auto& [name, value] : cells)
-      if (name == columns[c] && !std::isnan(value)) line << value;
+    const auto named = [&](const auto& cell) { return cell.first == columns[c]; };
+    const auto cell = std::find_if(cells.begin(), cells.end(), named);
+    if (cell != cells.end() && !std::isnan(cell->second)) line << cell->second;
   }
   file.add(line.str());
 }

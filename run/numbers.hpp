@@ -25,13 +25,6 @@ struct StepNumbers {
 
   bool finite() const { return std::isfinite(total) && std::isfinite(norm); }
   double per_object() const { return positives / std::max(objects, 1e-9); }
-  // Calls f with each value.
-  template <class F>
-  void for_each(const F& f) {
-    for (double* value : {&total, &positives, &norm, &objects}) f(*value);
-    for (Values* list : {&terms, &logged})
-      for (auto& [_, value] : *list) f(value);
-  }
 };
 
 // Returns text such as "iou 2.1, obj 1.3, cls 0.9, l1 0, gradient norm 12".
@@ -47,22 +40,34 @@ struct Means {
   StepNumbers sums;
   int64_t steps = 0;
 
-  void add(StepNumbers n) {
-    std::vector<double> values;
-    n.for_each([&](double& value) { values.push_back(value); });
-    if (steps++ == 0) {
-      sums = std::move(n);
-      return;
-    }
-    size_t next = 0;
-    sums.for_each([&](double& sum) { sum += values[next++]; });
+  void add(const StepNumbers& n) {
+    sums.total += n.total;
+    sums.positives += n.positives;
+    sums.norm += n.norm;
+    sums.objects += n.objects;
+    add(sums.terms, n.terms);
+    add(sums.logged, n.logged);
+    ++steps;
   }
   // Returns the means over the steps since the last call; NaN if there was no step.
   StepNumbers take() {
     StepNumbers means = std::exchange(sums, {});
     const auto n = double(std::exchange(steps, 0));
-    means.for_each([&](double& value) { value /= n; });
+    for (double* value : {&means.total, &means.positives, &means.norm, &means.objects}) *value /= n;
+    for (auto* list : {&means.terms, &means.logged})
+      for (auto& [_, value] : *list) value /= n;
     return means;
+  }
+
+ private:
+  // By name, because a step may log a value that the step before did not.
+  static void add(StepNumbers::Values& to, const StepNumbers::Values& values) {
+    for (const auto& [name, value] : values) {
+      const auto same = [&, &name = name](const auto& sum) { return sum.first == name; };
+      auto sum = std::find_if(to.begin(), to.end(), same);
+      if (sum == to.end()) sum = to.insert(to.end(), {name, 0});
+      sum->second += value;
+    }
   }
 };
 

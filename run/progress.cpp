@@ -123,11 +123,10 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   if ((i + 1) % plan.per_epoch == 0) {
     const double later = std::nan("");  // from the evaluation
     epoch_row = {{"epoch", epoch}, {"iteration", double(i + 1)}, {"loss", m.total}};
-    for (const auto* list : {&m.terms, &m.logged})
-      epoch_row.insert(epoch_row.end(), list->begin(), list->end());
-    epoch_row.insert(epoch_row.end(), {{"positives_per_object", m.per_object()},
-                                       {"lr", lr},
-                                       {"train_seconds", now() - epoch_start},
+    epoch_row.insert(epoch_row.end(), m.terms.begin(), m.terms.end());
+    epoch_row.insert(epoch_row.end(), {{"positives_per_object", m.per_object()}, {"lr", lr}});
+    epoch_row.insert(epoch_row.end(), m.logged.begin(), m.logged.end());
+    epoch_row.insert(epoch_row.end(), {{"train_seconds", now() - epoch_start},
                                        {"AP", later},
                                        {"AP50", later},
                                        {"val_loss", later},
@@ -310,17 +309,16 @@ void RunProgress::record(int64_t steps, double epoch, const StepNumbers& n, doub
   const double none = std::nan("");
   Metrics::Row row{{"epoch", epoch}, {"iteration", double(steps)}, {"loss", n.total}};
   std::vector<std::pair<std::string, double>> scalars{{"train/loss", n.total}};
+  row.insert(row.end(), n.terms.begin(), n.terms.end());
   for (const auto* list : {&n.terms, &n.logged})
-    for (const auto& [name, value] : *list) {
-      row.emplace_back(name, value);
-      scalars.emplace_back("train/" + name, value);
-    }
+    for (const auto& [name, value] : *list) scalars.emplace_back("train/" + name, value);
   row.insert(row.end(), {{"positives_per_object", n.per_object()},
                          {"lr", lr},
                          {"images_per_second", speed},
                          {"waiting_share", share},
-                         {"grad_norm", n.norm},
-                         {"AP", none},
+                         {"grad_norm", n.norm}});
+  row.insert(row.end(), n.logged.begin(), n.logged.end());
+  row.insert(row.end(), {{"AP", none},
                          {"AP50", none},
                          {"val_loss", none},
                          {"dtr_peak_bytes", dtr ? remade.peak : none},

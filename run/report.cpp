@@ -13,9 +13,9 @@
 
 namespace yolox {
 
-std::vector<std::string> MetricsTable::loss_terms() const {
-  const auto first = std::find(names.begin(), names.end(), "loss");
-  const auto last = std::find(first, names.end(), "positives_per_object");
+std::vector<std::string> MetricsTable::between(const char* before, const char* after) const {
+  const auto first = std::find(names.begin(), names.end(), before);
+  const auto last = std::find(first, names.end(), after);
   return first == last ? std::vector<std::string>() : std::vector<std::string>(first + 1, last);
 }
 
@@ -128,7 +128,7 @@ std::string training_html(const std::string& run) {
   }
   html += "</div><div class='cards'>";
   std::vector<Series> losses{series("loss", "total", "c0")};
-  for (const auto& term : table.loss_terms())
+  for (const auto& term : table.between("loss", "positives_per_object"))
     losses.push_back(series(term, term, concat("c", losses.size() % kCurveStyles)));
   losses.push_back(series("val_loss", "validation, total without l1", "c1"));
   html += chart("Loss", losses);
@@ -138,6 +138,8 @@ std::string training_html(const std::string& run) {
   if (const double clip = std::atof(by_name["clip"].c_str()); clip > 0)
     norm.limit = {clip, concat("clipped to ", clip)};
   html += chart_html(norm);
+  for (const auto& logged : table.between("grad_norm", "AP"))
+    html += chart(logged, {series(logged, "", "c0")});
   html += chart("Images per second", {series("images_per_second", "", "c0")});
   html += chart("Time spent waiting for images, %", {series("waiting_share", "", "c0", 100)});
   return html + "</div></section>";

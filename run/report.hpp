@@ -27,8 +27,9 @@ struct MetricsTable {
   std::vector<std::string> names;                      // of the columns, in the order of the file
   std::map<std::string, std::vector<double>> columns;  // by name
 
-  // Returns the names of the loss terms, which are the columns between "loss" and "positives_per_object".
-  std::vector<std::string> loss_terms() const;
+  // Returns the names of the columns between two others. The loss terms are between "loss" and
+  // "positives_per_object", what losses.log() has logged is between "grad_norm" and "AP".
+  std::vector<std::string> between(const char* before, const char* after) const;
 };
 MetricsTable read_metrics(const std::string& path);
 

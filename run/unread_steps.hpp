@@ -26,7 +26,7 @@ class PendingNumbers {
     std::vector<Tensor> all{l.total, l.num_fg.to(type), norm.to(l.total.device(), type)};
     for (const auto& [from, to] : {std::pair(&l.terms, &names.terms), {&l.logged, &names.logged}})
       for (const auto& v : *from) {
-        all.push_back(v.value.to(type));
+        all.push_back(v.value.to(l.total.device(), type));
         to->emplace_back(v.name, 0);
       }
     names.objects = objects;

@@ -36,6 +36,11 @@ TEST_CASE("remarks: means are those of the steps since the last take()") {
   CHECK(means.steps == 0);
   means.add(b);
   CHECK(means.take().terms == b.terms);
+  StepNumbers logs = b;  // a value that not all steps log
+  logs.logged = {{"extra", 3}};
+  means.add(a);
+  means.add(logs);
+  CHECK(means.take().logged == StepNumbers::Values{{"extra", 1.5}});
   CHECK(step_with_loss_of(1).per_object() == 2.5);
   CHECK(StepNumbers().per_object() == 0);
   for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {

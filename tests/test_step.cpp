@@ -158,6 +158,8 @@ TEST_CASE(
   const StepNumbers n = PendingNumbers(l, torch::full({}, 7.0), 8).read();
   CHECK(n.terms == StepNumbers::Values{{"iou", 2.25}});
   CHECK(n.logged == StepNumbers::Values{{"objects", 4.5}});
+  CHECK(has(error_of([&] { l.log("iou", l.total); }), "two terms with the name iou"));
+  CHECK(has(error_of([&] { l.log("all", torch::zeros({3})); }), "must be a scalar"));
 }
 
 TEST_CASE("step: after out of memory the step is repeated in parts; statistics are updated only once") {
