@@ -561,7 +561,7 @@ TEST_CASE("checkpoints: all counts of a run and the random number generator are 
   auto state = file.at("train").toGenericDict();
   for (const auto& [now, before] : {std::pair("evals_without_gain", "stale"), {"rollbacks", "returns"}}) {
     state.insert(before, state.at(now));
-    state.erase(now);
+    CHECK(state.erase(now) == 1);
   }
   Training old = small_training();
   load_checkpoint(old, file, 10, "x.pth");
