@@ -153,13 +153,16 @@ CachePlace ram_place() {
   return {folder && *folder ? folder : "/dev/shm", false};
 }
 
-CachePlace disk_place() {
-  std::string folder;
+std::string cache_folder() {
   const char* const names[][2] = {
       {"YOLOX_CACHE_DIR", ""}, {"XDG_CACHE_HOME", "/yolox"}, {"HOME", "/.cache/yolox"}};
   for (const auto& [name, below] : names)
-    if (const char* value = std::getenv(name); folder.empty() && value && *value)
-      folder = concat(value, below);
+    if (const char* value = std::getenv(name); value && *value) return concat(value, below);
+  return "";
+}
+
+CachePlace disk_place() {
+  const std::string folder = cache_folder();
   check(!folder.empty(), "no folder for --cache disk: HOME is not set; set YOLOX_CACHE_DIR");
   std::error_code error;
   fs::create_directories(folder, error);

@@ -18,8 +18,11 @@ struct CachePlace {
 // Returns the folder of --cache ram: $YOLOX_CACHE_RAM, or /dev/shm if that is not set.
 CachePlace ram_place();
 
-// Returns the folder of --cache disk: $YOLOX_CACHE_DIR, else $XDG_CACHE_HOME/yolox, else ~/.cache/yolox.
-// Creates the folder.
+// Returns the folder for files that runs share: $YOLOX_CACHE_DIR, else $XDG_CACHE_HOME/yolox, else
+// ~/.cache/yolox, or "" if HOME is not set.
+std::string cache_folder();
+
+// Returns the folder of --cache disk, which is cache_folder(). Creates it.
 CachePlace disk_place();
 
 // Removes files that killed processes left behind: in RAM every file that no process uses, on disk every

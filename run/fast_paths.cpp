@@ -2,12 +2,12 @@
 #include "run/fast_paths.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
 #include <utility>
 
 #include "base/device.hpp"
 #include "base/program.hpp"
+#include "data/cache.hpp"
 #include "layers/bn_silu.hpp"
 
 namespace yolox {
@@ -21,18 +21,9 @@ std::string fast_path_note(torch::Device device) {
                 "; revision ", git_revision(), has_fused_norm() ? ": norm graph" : ": graph");
 }
 
-// Returns true if ./gpu-check has passed with this program on this GPU. gpu-check looks for the file in the
-// same order.
+// Returns true if ./gpu-check has passed with this program on this GPU. gpu-check knows cache_folder(), too.
 static bool is_checked(torch::Device device) {
-  const auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::string(value ? value : "");
-  };
-  std::string folder = variable("YOLOX_CACHE_DIR");
-  if (folder.empty()) folder = variable("XDG_CACHE_HOME");
-  if (folder.empty()) folder = variable("HOME") + "/.cache";
-  if (variable("YOLOX_CACHE_DIR").empty()) folder += "/yolox";
-  std::ifstream notes(folder + "/fast-paths.txt");
+  std::ifstream notes(cache_folder() + "/fast-paths.txt");
   const std::string wanted = fast_path_note(device);
   for (std::string line; std::getline(notes, line);)
     if (line == wanted) return true;
@@ -68,7 +59,7 @@ std::string use_fast_paths(Config& config, torch::Device device, Ranks& ranks, b
     const std::string why = is_path ? obstacle(name, config, device, ranks, graphs) : "";
     usage_check(why.empty() || !config.was_given("fast"), "--fast ", name, " ", why);
   }
-  const bool by_note = uses_fast_path(config, "auto") && device.is_cuda() && config.amp != "fp64";
+  const bool by_note = uses_fast_path(config, "auto") && device.is_cuda();
   const bool checked = by_note && ranks.max(!is_checked(device)) == 0;
   std::string used, shown;
   bool possible = false;
