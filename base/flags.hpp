@@ -33,10 +33,10 @@ constexpr FlagFacts between(double least, double most) { return {least, most}; }
 constexpr int kFrequent = 1;   // --help explains it; other flags are explained by --help all
 constexpr int kOfCall = 2;     // not a setting of the run: a checkpoint does not keep it
 constexpr int kOfMachine = 4;  // may differ between ranks
-constexpr FlagFacts marked(int marks) { return {FlagFacts().least, FlagFacts().most, marks}; }
 constexpr FlagFacts operator|(FlagFacts facts, int marks) {
   return {facts.least, facts.most, facts.marks | marks};
 }
+constexpr FlagFacts marked(int marks) { return FlagFacts() | marks; }
 
 struct Flags {
   Flags() = default;

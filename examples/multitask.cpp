@@ -228,7 +228,7 @@ static StepNumbers compute_gradients(MultiTaskTraining& t, int64_t head, const B
                                      GradientReducer& reducer) {
   t.optimizer.zero_grad();
   YOLOX& model = t.model->detectors[head];
-  const auto type = model->parameters()[0].scalar_type();
+  const auto type = c.amp == "fp64" ? torch::kDouble : torch::kFloat;
   const Input input = make_network_input(batch, size, legacy_preproc, type);
   Predictions predictions;
   {

@@ -60,7 +60,7 @@ check_sanitize() {
   export -f fuzz_one
   printf '%s\n' checkpoint pickle coco voc yolo | xargs -P 2 -I {} bash -c 'fuzz_one {}' >build-sanitize/fuzz.log
   local status=$?
-  if [ $status = 0 ]; then paste -sd, build-sanitize/cases build-sanitize/fuzz.log | sed 's/,/, /g'; else cat build-sanitize/fuzz.log; fi
+  if [ $status = 0 ]; then cat build-sanitize/cases build-sanitize/fuzz.log | paste -sd, | sed 's/,/, /g'; else cat build-sanitize/fuzz.log; fi
   return $status
 }
 # Inputs that reach new code are kept in build-sanitize/corpus, where the next run continues.
