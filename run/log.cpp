@@ -14,14 +14,13 @@
 
 namespace yolox {
 
-void AppendFile::add(const std::string& text) const {
+void AppendFile::append(const std::string& text) const {
   if (path.empty()) return;
-  const std::string line = text + "\n";
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (fd < 0) return;
   const off_t end = lseek(fd, 0, SEEK_END);
-  for (size_t done = 0; done < line.size();) {
-    const ssize_t n = write(fd, line.data() + done, line.size() - done);
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = write(fd, text.data() + done, text.size() - done);
     if (n <= 0 && errno == EINTR) continue;
     if (n <= 0) {
       if (ftruncate(fd, end) < 0) errno = 0;  // a pipe cannot be truncated
@@ -40,7 +39,7 @@ void Log::write(const std::string& text) {
   if (tty && in_place) std::cout << "\r\033[K";
   in_place = false;
   if (!quiet) std::cout << text << std::endl;
-  file.add(text);
+  file.line(text);
 }
 
 void Log::progress(const std::string& text, bool keep) {
@@ -82,7 +81,7 @@ void Metrics::row(const Row& cells) {
     const auto cell = std::find_if(cells.begin(), cells.end(), named);
     if (cell != cells.end() && !std::isnan(cell->second)) line << cell->second;
   }
-  file.add(line.str());
+  file.line(line.str());
 }
 
 void Metrics::add_columns(const Row& cells) {
@@ -94,7 +93,7 @@ void Metrics::add_columns(const Row& cells) {
     at = size_t(std::find(columns.begin(), columns.end(), cell.first) - columns.begin()) + 1;
   }
   if (columns == before) return;
-  if (before.empty()) return file.add(head());
+  if (before.empty()) return file.line(head());
   rewrite([&](const std::string& line) {  // moves the cells of old rows to the new positions of their columns
     std::vector<std::string> old;
     std::istringstream in(line + ",");

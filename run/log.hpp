@@ -14,13 +14,14 @@
 
 namespace yolox {
 
-// A text file that is appended line by line. The file is opened for each line, because the folder may be
-// unavailable for a while. On a full disk a line is lost as a whole. Never throws, because a log must not
-// end a run.
+// A file that is appended to. The file is opened for each call, because the folder may be unavailable for a
+// while. On a full disk the text of a call is lost as a whole. Never throws, because a log must not end a
+// run.
 struct AppendFile {
   std::string path;
 
-  void add(const std::string& text) const;
+  void append(const std::string& text) const;
+  void line(const std::string& text) const { append(text + "\n"); }
 };
 
 // Prints lines to stdout and to a file. path: log.txt of the run; empty: no file. quiet: to the file only.

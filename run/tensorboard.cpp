@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/tensorboard.hpp"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -74,43 +73,15 @@ std::string summary(const std::vector<std::pair<std::string, double>>& values) {
 
 }  // namespace tensorboard
 
-Events::Events(const std::string& folder, int64_t first_step)
-    : folder(folder),
-      opening(
-          tensorboard::event(time(), 0, tensorboard::version_field, "brain.Event:2") +
-          tensorboard::event(time(), first_step, tensorboard::session_field, tensorboard::session_start)) {
-  waiting.push_back(opening);
-  flush();
+static double time_now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-void Events::scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values) {
-  const std::string summary = tensorboard::summary(values);
-  if (summary.empty()) return;
-  if (waiting.size() < max_waiting_records)
-    waiting.push_back(tensorboard::event(time(), step, tensorboard::summary_field, summary));
-  flush();
-}
-
-void Events::flush() {
-  int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
-  if (fd < 0 && errno == ENOENT) fd = create_file();
-  if (fd < 0) return;
-  while (!waiting.empty()) {
-    const std::string& record = waiting.front();
-    const ssize_t n = write(fd, record.data() + written, record.size() - written);
-    if (n <= 0) break;
-    written += size_t(n);
-    if (written < record.size()) continue;
-    waiting.pop_front();
-    written = 0;
-    opened = true;
-  }
-  close(fd);
-}
-
-int Events::create_file() {
+// Returns the path of a new event file. TensorBoard reads files in the order of their names, so the time in
+// the name is later than in all others, even if the clock has been set back.
+static std::string new_event_file(const std::string& folder) {
   const std::string prefix = "events.out.tfevents.";
-  int64_t second = int64_t(time());
+  int64_t second = int64_t(time_now());
   std::error_code error;
   for (std::filesystem::directory_iterator i(folder, error), end; !error && i != end; i.increment(error)) {
     const std::string name = i->path().filename().string();
@@ -120,14 +91,19 @@ int Events::create_file() {
   }
   char host[256] = "";
   gethostname(host, sizeof host - 1);
-  const std::string name = concat(folder, "/", prefix, second, ".", host, ".", getpid());
-  const int fd = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
-  if (fd < 0) return fd;
-  path = name;
-  written = 0;
-  if (opened) waiting.push_front(opening);
-  opened = false;
-  return fd;
+  return concat(folder, "/", prefix, second, ".", host, ".", getpid());
+}
+
+Events::Events(const std::string& folder, int64_t first_step) : file{new_event_file(folder)} {
+  using namespace tensorboard;
+  file.append(event(time_now(), 0, version_field, "brain.Event:2") +
+              event(time_now(), first_step, session_field, session_start));
+}
+
+void Events::scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values) const {
+  const std::string summary = tensorboard::summary(values);
+  if (!summary.empty())
+    file.append(tensorboard::event(time_now(), step, tensorboard::summary_field, summary));
 }
 
 }  // namespace yolox

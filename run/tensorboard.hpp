@@ -3,14 +3,13 @@
 // Format of records and their masked CRC: tensorflow/core/lib/io/record_writer.cc. Messages and field
 // numbers: tensorflow/core/util/event.proto and tensorflow/core/framework/summary.proto.
 #pragma once
-
-#include <chrono>
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "run/log.hpp"
 
 namespace yolox {
 
@@ -41,9 +40,7 @@ std::string summary(const std::vector<std::pair<std::string, double>>& values);
 
 }  // namespace tensorboard
 
-// An event file. No function throws because of the file. Records that cannot be written are kept in memory
-// for a later call. If a full disk has cut a record, the rest of this record is appended later, because
-// TensorBoard may have read its first part already and would treat a new record at its place as damaged.
+// An event file. A record that cannot be written, for example on a full disk, is lost as a whole.
 struct Events {
   // Starts a session. TensorBoard then discards the events of earlier sessions at `first_step` or later,
   // which is the first step that this session writes. A session at step 0 writes the session event too,
@@ -54,26 +51,10 @@ struct Events {
 
   // Writes scalars. Names are UTF-8, and the part before a slash is the group, as in "train/loss". NaN values
   // are left out. Events that were written survive a kill of the process.
-  void scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values);
+  void scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values) const;
 
  private:
-  static constexpr size_t max_waiting_records = 10000;  // some megabytes
-  std::string folder, path, opening;
-  std::deque<std::string> waiting;  // records that are not yet completely in the file
-  size_t written = 0;               // bytes of waiting.front() that are in the file
-  bool opened = false;              // the opening events are in the file
-
-  static double time() {
-    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  }
-
-  // Writes the waiting records. Opens the file each time, because the folder may be unavailable for a while.
-  void flush();
-
-  // Creates a new event file, also if the old one was deleted. Returns its file descriptor, or -1 on failure.
-  // TensorBoard reads files in the order of their names, so the time in the name is later than in all others,
-  // even if the clock has been set back.
-  int create_file();
+  const AppendFile file;
 };
 
 }  // namespace yolox

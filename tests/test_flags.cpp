@@ -299,8 +299,8 @@ TEST_CASE("run: a full disk leaves metrics and settings unchanged and writes no 
   setrlimit(RLIMIT_FSIZE, &small);  // simulates a full disk: write() fails half-way
   m.truncate_after(50);
   const AppendFile lines{dir / "log.txt"};
-  lines.add("too long for the room");
-  lines.add("two");
+  lines.line("too long for the room");
+  lines.line("two");
   const bool replaced = replace_text(dir / "config.json", "much longer than the room there is");
   setrlimit(RLIMIT_FSIZE, &old);
   std::signal(SIGXFSZ, handler);
@@ -309,7 +309,7 @@ TEST_CASE("run: a full disk leaves metrics and settings unchanged and writes no 
   CHECK(contents(dir / "config.json") == "old");
   for (const auto& entry : std::filesystem::directory_iterator(dir.path))
     CHECK_FALSE(has(entry.path().filename().string(), ".tmp"));
-  lines.add("three");
+  lines.line("three");
   CHECK(contents(dir / "log.txt") == "one\ntwo\nthree\n");
   m.truncate_after(50);
   CHECK(contents(dir / "m.csv").size() < before.size());
@@ -401,7 +401,7 @@ TEST_CASE("run: git_revision() is known; AppendFile leaves no file open") {
     return std::distance(begin(fds), end(fds));
   };
   const auto before = open_files();
-  for (int i = 0; i < 3; ++i) AppendFile{dir / "log.txt"}.add("line");
+  for (int i = 0; i < 3; ++i) AppendFile{dir / "log.txt"}.line("line");
   CHECK(open_files() == before);
 }
 
