@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <set>
 
 #include "base/error.hpp"
-#include "base/new_file.hpp"
 #include "base/program.hpp"
 
 namespace yolox {
@@ -113,18 +113,12 @@ void Profile::write_trace(const std::string& path) {
   if (device.is_cuda()) torch::cuda::synchronize(device.index());
   recording = false;
   const auto trace = kineto::disableProfiler();
-  // torch would delete any file at this path, even a device, and does not report write errors. A complete
-  // trace ends with a brace.
-  check(!is_irregular_file(path), path, " is not a regular file; give another name");
-  check(std::ofstream(path).good(), "cannot write ", path, "; check folder, permissions and disk space");
-  trace->save(path);
-  std::ifstream file(path, std::ios::binary);
-  char end = 0;
-  for (int back = 1; back <= 4 && end != '}'; ++back) {
-    file.seekg(-back, std::ios::end);
-    file.get(end);
-  }
-  check(end == '}', "writing ", path, " failed; is the disk full?");
+  trace->save(path);  // does not report errors
+  std::ifstream file(path);
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  const size_t end = text.rfind('}');
+  check(end != std::string::npos && end + 4 > text.size(), "writing ", path,
+        " failed; check folder, permissions and disk space");
 }
 
 }  // namespace yolox

