@@ -30,6 +30,14 @@ struct BenchConfig : Flags {
   std::string device = flag(device, "Bench", "device", "cpu", "cpu|cuda", "cuda: a GPU for each rank");
 };
 
+// All-reduces the gradients as one tensor.
+static void sum_gradients(const Optimizer& optimizer, Ranks& ranks) {
+  std::vector<Tensor> flat;
+  for (const Tensor& g : gradients(optimizer.groups)) flat.push_back(g.reshape(-1));
+  Tensor all = torch::cat(flat);
+  ranks.sum(all);
+}
+
 int main(int argc, char** argv) {
   int code = 0;
   const int failed = run_program([&] {
@@ -93,11 +101,7 @@ int main(int argc, char** argv) {
         if (kind == 2) reducer.before_backward({loss});
         const double seconds = timed([&] {
           loss.backward();
-          if (kind != 1) return;
-          std::vector<Tensor> flat;
-          for (const Tensor& g : gradients(optimizer.groups)) flat.push_back(g.reshape(-1));
-          Tensor all = torch::cat(flat);
-          ranks.sum(all);
+          if (kind == 1) sum_gradients(optimizer, ranks);
         });
         if (i >= 2) backward[kind].push_back(seconds);
       }

@@ -153,6 +153,16 @@ static void print_table(std::vector<Kind>& kinds, double activations) {
   }
 }
 
+// Adds the result of a step with this kind, and compares it with that of a plain step. timed: not a warm-up.
+static void add_result(Kind& k, const Outcome& o, const Outcome& plain, bool timed) {
+  if (timed) k.ratios.push_back(o.seconds / plain.seconds);
+  k.bytes = std::max(k.bytes, o.bytes);
+  k.faults = o.faults;
+  k.equal &= o.loss == plain.loss && o.gradients.size() == plain.gradients.size();
+  for (size_t i = 0; i < o.gradients.size() && k.equal; ++i)
+    k.equal = torch::equal(o.gradients[i], plain.gradients[i]);
+}
+
 int main(int argc, char** argv) {
   return run_program([&] {
     keep_freed_memory();
@@ -213,12 +223,7 @@ int main(int argc, char** argv) {
           CheckpointedBlock::on = k.percent == 0;
           const Outcome o = step(*k.dtr, round < 0);
           CheckpointedBlock::on = false;
-          if (round >= 0) k.ratios.push_back(o.seconds / plain.seconds);
-          k.bytes = std::max(k.bytes, o.bytes);
-          k.faults = o.faults;
-          k.equal &= o.loss == plain.loss && o.gradients.size() == plain.gradients.size();
-          for (size_t i = 0; i < o.gradients.size() && k.equal; ++i)
-            k.equal = torch::equal(o.gradients[i], plain.gradients[i]);
+          add_result(k, o, plain, round >= 0);
         } catch (const std::exception& e) {
           k.error = e.what();
           k.error = k.error.substr(0, k.error.find(char(10)));

@@ -72,8 +72,24 @@ inline Tensor non_max_suppression(const Tensor& boxes, const Tensor& scores, int
   return torch::cat(chosen);
 }
 
+// Slice. in: data, starts, ends, axes, steps.
+inline Tensor slice(const std::vector<Tensor>& in) {
+  const Ints first = list_of(in[1]), end = list_of(in[2]), axes = list_of(in[3]), step = list_of(in[4]);
+  Tensor x = in[0];
+  for (size_t i = 0; i < axes.size(); ++i) x = x.slice(axes[i], first[i], end[i], step[i]);
+  return x;
+}
+
+// Gather. The shape of the indices replaces the axis.
+inline Tensor gather(const Tensor& x, const Tensor& indices, int64_t axis) {
+  Ints shape = x.sizes().vec();
+  shape.erase(shape.begin() + axis);
+  shape.insert(shape.begin() + axis, indices.sizes().begin(), indices.sizes().end());
+  return x.index_select(axis, indices.flatten()).reshape(shape);
+}
+
 // Returns the outputs of a node. An optional input that is absent is an undefined tensor. Throws if the
-// operation is not implemented. The function is long, because each operation is a branch of its own.
+// operation is not implemented. Each operation is a branch of its own.
 inline std::vector<Tensor> compute(const onnx::Node& node, const std::vector<Tensor>& in) {
   const std::string& op = node.op_type();
   const auto dim = [&](const Tensor& x, int64_t otherwise) {
@@ -125,12 +141,7 @@ inline std::vector<Tensor> compute(const onnx::Node& node, const std::vector<Ten
     return {torch::upsample_nearest2d(
         in[0], std::nullopt, std::vector<double>{scales[2].item<double>(), scales[3].item<double>()})};
   }
-  if (op == "Slice") {
-    const Ints first = list_of(in[1]), end = list_of(in[2]), axes = list_of(in[3]), step = list_of(in[4]);
-    Tensor x = in[0];
-    for (size_t i = 0; i < axes.size(); ++i) x = x.slice(axes[i], first[i], end[i], step[i]);
-    return {x};
-  }
+  if (op == "Slice") return {slice(in)};
   if (op == "Split") return in[0].split_with_sizes(list_of(in[1]), dim(in[0], 0));
   if (op == "Reshape") {
     Ints shape = list_of(in[1]);
@@ -138,13 +149,7 @@ inline std::vector<Tensor> compute(const onnx::Node& node, const std::vector<Ten
       if (shape[i] == 0) shape[i] = in[0].size(int64_t(i));
     return {in[0].reshape(shape)};
   }
-  if (op == "Gather") {  // the shape of the indices replaces the axis
-    const int64_t axis = dim(in[0], 0);
-    Ints shape = in[0].sizes().vec();
-    shape.erase(shape.begin() + axis);
-    shape.insert(shape.begin() + axis, in[1].sizes().begin(), in[1].sizes().end());
-    return {in[0].index_select(axis, in[1].flatten()).reshape(shape)};
-  }
+  if (op == "Gather") return {gather(in[0], in[1], dim(in[0], 0))};
   if (op == "OneHot") {  // inputs: indices, depth, [off value, on value]
     const int64_t depth = in[1].item<int64_t>(), axis = attribute(node, "axis", -1);
     const Tensor hot = torch::one_hot(in[0], depth).to(in[2].scalar_type());
