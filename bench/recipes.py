@@ -103,7 +103,8 @@ def main():
     table, lock = args.out / "runs.csv", threading.Lock()
     rows = list(csv.DictReader(table.open())) if table.exists() else []
     have = {(r["set"], int(r["epochs"]), int(r["seed"]), r["variant"]) for r in rows}
-    todo = [(name, e, seed, v, f) for e in args.epochs for seed in args.seeds for v, f in variants.items() for name in args.sets
+    # Variants are the innermost loop, so that an interrupted comparison has as many pairs as possible.
+    todo = [(name, e, seed, v, f) for e in args.epochs for seed in args.seeds for name in args.sets for v, f in variants.items()
             if (name, e, seed, v) not in have]
     if not table.exists():
         table.write_text(",".join(COLUMNS) + "\n")
