@@ -181,9 +181,7 @@ inline Tensor simota(const Tensor& boxes, const Tensor& obj, const Tensor& cls, 
   const auto index = torch::TensorOptions(torch::kLong).device(boxes.device());
   check(boxes.scalar_type() == torch::kFloat || boxes.scalar_type() == torch::kDouble,
         "SimOTA needs float32 or float64 boxes, got ", boxes.scalar_type());
-  const Tensor counts = targets.device_counts.defined()
-                            ? targets.device_counts
-                            : torch::tensor(targets.counts, torch::kLong).to(boxes.device());
+  const Tensor counts = targets.counts_on(boxes.device());
   std::vector<Tensor> matched;
   // A chunk has as many images as max_pairs allows, and is padded to its own largest count.
   for (int64_t b = 0; b < batch;) {

@@ -80,11 +80,9 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
 
 // A training step: gradients, clipping, weights, EMA and loss scale. Repeats the gradients in more
 // micro-batches if memory runs out; nothing is updated before. Launches the work of the device and does not
-// wait for it, so that a CUDA graph can record the step (--fast graph). Returns the losses, and the gradient
-// norm before clipping.
-static std::pair<Losses, Tensor> train_step(Training& t, const StepInput& in, ImageSize size,
-                                            const StepSettings& s, Dtr& dtr, MicroBatches& micro_batches,
-                                            StepGuard& guard) {
+// wait for it, so that a CUDA graph can record the step (--fast graph).
+static Losses train_step(Training& t, const StepInput& in, ImageSize size, const StepSettings& s, Dtr& dtr,
+                         MicroBatches& micro_batches, StepGuard& guard) {
   Losses losses;
   for (int64_t parts = micro_batches.begin();;) {
     try {
@@ -103,6 +101,7 @@ static std::pair<Losses, Tensor> train_step(Training& t, const StepInput& in, Im
   const Tensor norm = gradient_norm(grads);
   if (s.ranks) s.ranks->agree(norm);
   clip_gradients(grads, norm, s.clip);
+  losses.log("grad_norm", norm);
   if (s.ranks && !s.sync_bn) s.ranks->average(t.model->buffers());
 
   // After an fp16 overflow, only the loss scale changes.
@@ -110,7 +109,7 @@ static std::pair<Losses, Tensor> train_step(Training& t, const StepInput& in, Im
   t.optimizer.step(in.lr, skip);
   ema_update(s.averaged, in.ema_decay, skip);
   t.scaler.update();
-  return {losses, norm};
+  return losses;
 }
 
 // Ends an epoch or the run: evaluates, and writes best.pth, last.pth and report.html. Returns false if
@@ -252,14 +251,13 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
     const StepInput next{batch, lr, ema_decay(plan.ema, t.ema_updates + 1)};
 
     // With --fast graph, the step is recorded once and then replayed.
-    const auto [losses, norm] = graphs.run(next, size, step.use_l1, [&](const StepInput& in) {
+    const Losses losses = graphs.run(next, size, step.use_l1, [&](const StepInput& in) {
       return train_step(t, in, size, step, dtr, micro_batches, unread.guard);
     });
     t.count_step(lr);
 
     // Logs the step. On a GPU, the step before, so that the GPU does not wait for the host.
-    const double objects = ranks.sum({double(batch.targets.total())})[0];
-    unread.add({i, batch, lr, size, step.use_l1, losses.anomaly, dtr.step(), {}}, {losses, norm, objects});
+    unread.add({i, batch, lr, size, step.use_l1, losses.anomaly, dtr.step(), {}}, losses);
     run.check_signals();
     if (!read_numbers(t, unread, run, recovery, micro_batches, batches)) continue;
     if (run.profiling())

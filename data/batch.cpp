@@ -11,6 +11,10 @@ int64_t Targets::total() const {
   return n;
 }
 
+Tensor Targets::counts_on(torch::Device device) const {
+  return device_counts.defined() ? device_counts : torch::tensor(counts, torch::kLong).to(device);
+}
+
 Targets Targets::slice(int64_t from, int64_t to) const {
   return {boxes.slice(0, from, to),
           classes.slice(0, from, to),

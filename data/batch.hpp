@@ -29,6 +29,8 @@ struct Targets {
 
   // Sum of `counts`.
   int64_t total() const;
+  // Returns the exact number of objects of each image, [B] int64.
+  Tensor counts_on(torch::Device device) const;
   Targets slice(int64_t from, int64_t to) const;
 };
 

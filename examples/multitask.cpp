@@ -101,7 +101,7 @@ static std::deque<HeadData> parse_data_flags(const std::vector<std::string>& dat
 // Returns the terms of the loss as text: "iou 2.1 obj 1.3 cls 0.9 l1 0".
 static std::string rounded_terms(const StepNumbers& n) {
   std::string text;
-  for (const auto& [name, value] : n.terms)
+  for (const auto& [name, value] : n.all(Losses::Kind::kTerm))
     text += concat(text.empty() ? "" : " ", name, " ", rounded(value));
   return text;
 }
@@ -222,7 +222,7 @@ static Settings common_settings(const Config& c, int64_t images, const std::stri
 }
 
 // Computes the gradients of a batch for one head, and clips them: compute_gradients() of train.cpp, without
-// micro-batches and fp16. Returns the losses and the gradient norm.
+// micro-batches and fp16.
 static StepNumbers compute_gradients(MultiTaskTraining& t, int64_t head, const Batch& batch, ImageSize size,
                                      bool use_l1, const Config& c, bool legacy_preproc, Ranks& ranks,
                                      GradientReducer& reducer) {
@@ -250,7 +250,8 @@ static StepNumbers compute_gradients(MultiTaskTraining& t, int64_t head, const B
   const Tensor norm = gradient_norm(grads);
   ranks.agree(norm);
   clip_gradients(grads, norm, c.clip);
-  return PendingNumbers(losses, norm, ranks.sum({double(batch.targets.total())})[0]).read();
+  losses.log("grad_norm", norm);
+  return PendingNumbers(losses).read();
 }
 
 // Trains one rank, or launches the ranks of this machine. Returns the exit code. One long function, so that a

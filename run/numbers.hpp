@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Statistics of a training step: loss and its terms, positives and gradient norm, and their means over steps.
+// Statistics of a training step: the values of its Losses as numbers, and their means over steps.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -9,30 +9,43 @@
 #include <vector>
 
 #include "base/text.hpp"
+#include "loss.hpp"
 
 namespace yolox {
 
 // Statistics of one step, or means over several steps.
 struct StepNumbers {
-  using Values = std::vector<std::pair<std::string, double>>;  // names and values
+  using Kind = Losses::Kind;
+  struct Value {
+    std::string name;
+    Kind kind;
+    double value;
+  };
+  double total = 0;           // total loss
+  std::vector<Value> values;  // those of Losses, and "grad_norm", the gradient norm before clipping
 
-  double total = 0;      // total loss
-  Values terms;          // loss terms, in the order of Losses::terms
-  double positives = 0;  // number of positive anchor points
-  double norm = 0;       // gradient norm before clipping
-  double objects = 0;    // number of ground truth boxes
-  Values logged = {};    // what losses.log() has logged
-
-  bool finite() const { return std::isfinite(total) && std::isfinite(norm); }
-  double per_object() const { return positives / std::max(objects, 1e-9); }
+  // Returns the value with this name; 0 if there is none.
+  double operator[](const std::string& name) const {
+    for (const Value& v : values)
+      if (v.name == name) return v.value;
+    return 0;
+  }
+  // Returns the names and values of a kind.
+  std::vector<std::pair<std::string, double>> all(Kind kind) const {
+    std::vector<std::pair<std::string, double>> out;
+    for (const Value& v : values)
+      if (v.kind == kind) out.emplace_back(v.name, v.value);
+    return out;
+  }
+  bool finite() const { return std::isfinite(total) && std::isfinite((*this)["grad_norm"]); }
+  double per_object() const { return (*this)["positives"] / std::max((*this)["objects"], 1e-9); }
 };
 
-// Returns text such as "iou 2.1, obj 1.3, cls 0.9, l1 0, gradient norm 12".
+// Returns text such as "iou 2.1, obj 1.3, cls 0.9, l1 0, positives 31, objects 9, grad_norm 12".
 inline std::string to_string(const StepNumbers& n) {
   std::string text;
-  for (const auto* list : {&n.terms, &n.logged})
-    for (const auto& [name, value] : *list) text += concat(name, " ", value, ", ");
-  return concat(text, "gradient norm ", n.norm);
+  for (const auto& v : n.values) text += concat(text.empty() ? "" : ", ", v.name, " ", v.value);
+  return text;
 }
 
 // Accumulates means over steps.
@@ -42,32 +55,21 @@ struct Means {
 
   void add(const StepNumbers& n) {
     sums.total += n.total;
-    sums.positives += n.positives;
-    sums.norm += n.norm;
-    sums.objects += n.objects;
-    add(sums.terms, n.terms);
-    add(sums.logged, n.logged);
+    for (const auto& v : n.values) {  // by name, because a step may log a value that the step before did not
+      const auto same = [&](const auto& sum) { return sum.name == v.name; };
+      auto sum = std::find_if(sums.values.begin(), sums.values.end(), same);
+      if (sum == sums.values.end()) sum = sums.values.insert(sum, {v.name, v.kind, 0});
+      sum->value += v.value;
+    }
     ++steps;
   }
   // Returns the means over the steps since the last call; NaN if there was no step.
   StepNumbers take() {
     StepNumbers means = std::exchange(sums, {});
     const auto n = double(std::exchange(steps, 0));
-    for (double* value : {&means.total, &means.positives, &means.norm, &means.objects}) *value /= n;
-    for (auto* list : {&means.terms, &means.logged})
-      for (auto& [_, value] : *list) value /= n;
+    means.total /= n;
+    for (auto& v : means.values) v.value /= n;
     return means;
-  }
-
- private:
-  // By name, because a step may log a value that the step before did not.
-  static void add(StepNumbers::Values& to, const StepNumbers::Values& values) {
-    for (const auto& [name, value] : values) {
-      const auto same = [&, &name = name](const auto& sum) { return sum.first == name; };
-      auto sum = std::find_if(to.begin(), to.end(), same);
-      if (sum == to.end()) sum = to.insert(to.end(), {name, 0});
-      sum->second += value;
-    }
   }
 };
 

@@ -91,6 +91,18 @@ void RunProgress::roll_back(int64_t step) {
   events.emplace(run, step + 1);
 }
 
+// Returns the first columns of metrics.csv and epochs.csv: the loss, its terms, positives, `more` and what is
+// logged.
+static Metrics::Row row_of(const StepNumbers& n, double epoch, int64_t steps, const Metrics::Row& more) {
+  const auto terms = n.all(StepNumbers::Kind::kTerm), logged = n.all(StepNumbers::Kind::kLogged);
+  Metrics::Row row{{"epoch", epoch}, {"iteration", double(steps)}, {"loss", n.total}};
+  row.insert(row.end(), terms.begin(), terms.end());
+  row.emplace_back("positives_per_object", n.per_object());
+  row.insert(row.end(), more.begin(), more.end());
+  row.insert(row.end(), logged.begin(), logged.end());
+  return row;
+}
+
 void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device,
                        const DtrStep& within) {
   if (dtr) again.add(within);
@@ -122,10 +134,7 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   if (keep) m = of_epoch.take();  // the last line of an epoch shows the means over the epoch
   if ((i + 1) % plan.per_epoch == 0) {
     const double later = std::nan("");  // from the evaluation
-    epoch_row = {{"epoch", epoch}, {"iteration", double(i + 1)}, {"loss", m.total}};
-    epoch_row.insert(epoch_row.end(), m.terms.begin(), m.terms.end());
-    epoch_row.insert(epoch_row.end(), {{"positives_per_object", m.per_object()}, {"lr", lr}});
-    epoch_row.insert(epoch_row.end(), m.logged.begin(), m.logged.end());
+    epoch_row = row_of(m, epoch, i + 1, {{"lr", lr}});
     epoch_row.insert(epoch_row.end(), {{"train_seconds", now() - epoch_start},
                                        {"AP", later},
                                        {"AP50", later},
@@ -135,7 +144,7 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   std::string line = cell(7, concat(epoch, "/", plan.epochs)) +
                      cell(10, concat(i % plan.per_epoch + 1, "/", plan.per_epoch)) +
                      number(6, "%.2f", m.total);
-  for (size_t k = 0; k < terms_shown(m); ++k) line += number(term_width(m, k), "%.2f", m.terms[k].second);
+  for (const auto& [name, value] : terms_shown(m)) line += number(width_of(name), "%.2f", value);
   if (dtr) line += number(5, "%.0f%%", 100 * remade.share());
   line += number(4, "%.1f", m.per_object()) + number(8, "%.1e", lr);
   line += cell(6, short_rate(rate)) + number(5, "%.0f%%", 100 * share);
@@ -298,7 +307,7 @@ std::string RunProgress::number(size_t width, const char* format, double value) 
 
 std::string RunProgress::heading(const StepNumbers& n) const {
   std::string text = cell(7, "epoch") + cell(10, "iter") + cell(6, "total");
-  for (size_t k = 0; k < terms_shown(n); ++k) text += cell(term_width(n, k), n.terms[k].first);
+  for (const auto& [name, value] : terms_shown(n)) text += cell(width_of(name), name);
   if (dtr) text += cell(5, "dtr");
   return text + cell(4, "pos") + cell(8, "lr") + cell(6, "img/s") + cell(5, "wait") +
          cell(6, dtr ? "peak" : "mem") + cell(7, "left");
@@ -307,17 +316,8 @@ std::string RunProgress::heading(const StepNumbers& n) const {
 void RunProgress::record(int64_t steps, double epoch, const StepNumbers& n, double lr, double speed,
                          double share, const DtrSteps& remade) {
   const double none = std::nan("");
-  Metrics::Row row{{"epoch", epoch}, {"iteration", double(steps)}, {"loss", n.total}};
-  std::vector<std::pair<std::string, double>> scalars{{"train/loss", n.total}};
-  row.insert(row.end(), n.terms.begin(), n.terms.end());
-  for (const auto* list : {&n.terms, &n.logged})
-    for (const auto& [name, value] : *list) scalars.emplace_back("train/" + name, value);
-  row.insert(row.end(), {{"positives_per_object", n.per_object()},
-                         {"lr", lr},
-                         {"images_per_second", speed},
-                         {"waiting_share", share},
-                         {"grad_norm", n.norm}});
-  row.insert(row.end(), n.logged.begin(), n.logged.end());
+  Metrics::Row row =
+      row_of(n, epoch, steps, {{"lr", lr}, {"images_per_second", speed}, {"waiting_share", share}});
   row.insert(row.end(), {{"AP", none},
                          {"AP50", none},
                          {"val_loss", none},
@@ -326,16 +326,18 @@ void RunProgress::record(int64_t steps, double epoch, const StepNumbers& n, doub
                          {"dtr_rematerialisations", dtr ? remade.rematerialisations / remade.steps : none},
                          {"dtr_share", dtr ? remade.share() : none}});
   metrics->row(row);
+  std::vector<std::pair<std::string, double>> scalars{{"train/loss", n.total},
+                                                      {"train/positives_per_object", n.per_object()},
+                                                      {"train/lr", lr},
+                                                      {"speed/images_per_second", speed},
+                                                      {"speed/waiting_share", share}};
+  for (const auto& v : n.values)
+    if (v.kind != StepNumbers::Kind::kCount) scalars.emplace_back("train/" + v.name, v.value);
   if (dtr)
-    events->scalars(steps, {{"dtr/peak_bytes", remade.peak},
-                            {"dtr/evictions", remade.evictions / remade.steps},
-                            {"dtr/rematerialisations", remade.rematerialisations / remade.steps},
-                            {"dtr/share", remade.share()}});
-  scalars.insert(scalars.end(), {{"train/positives_per_object", n.per_object()},
-                                 {"train/grad_norm", n.norm},
-                                 {"train/lr", lr},
-                                 {"speed/images_per_second", speed},
-                                 {"speed/waiting_share", share}});
+    scalars.insert(scalars.end(), {{"dtr/peak_bytes", remade.peak},
+                                   {"dtr/evictions", remade.evictions / remade.steps},
+                                   {"dtr/rematerialisations", remade.rematerialisations / remade.steps},
+                                   {"dtr/share", remade.share()}});
   events->scalars(steps, scalars);
 }
 

@@ -89,11 +89,13 @@ class RunProgress {
   static std::string number(size_t width, const char* format, double value);
   // With DTR, the line shows the share of rematerialisation instead of the last loss term, for which there is
   // no room. metrics.csv has all terms.
-  size_t terms_shown(const StepNumbers& n) const { return n.terms.size() - (dtr && !n.terms.empty()); }
-  // Returns the width of the column of a loss term, with a space on its left.
-  static size_t term_width(const StepNumbers& n, size_t k) {
-    return std::max<size_t>(5, n.terms[k].first.size() + 1);
+  std::vector<std::pair<std::string, double>> terms_shown(const StepNumbers& n) const {
+    auto terms = n.all(Losses::Kind::kTerm);
+    if (dtr && !terms.empty()) terms.pop_back();
+    return terms;
   }
+  // Returns the width of the column of a loss term, with a space on its left.
+  static size_t width_of(const std::string& term) { return std::max<size_t>(5, term.size() + 1); }
   std::string heading(const StepNumbers& n) const;
   // Appends a row to metrics.csv and the same values to the TensorBoard events.
   void record(int64_t steps, double epoch, const StepNumbers& n, double lr, double speed, double share,

@@ -16,9 +16,7 @@ std::string save_failed_step(const std::string& run, Training& t, const StepReco
   for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
   auto losses = empty_dict();
   losses.insert("total", numbers.total);
-  for (const auto* list : {&numbers.terms, &numbers.logged})
-    for (const auto& [name, value] : *list) losses.insert(name, value);
-  losses.insert("gradient_norm", numbers.norm);
+  for (const auto& v : numbers.values) losses.insert(v.name, v.value);
   auto file = empty_dict();
   file.insert("iteration", index);
   file.insert("lr", lr);

@@ -10,7 +10,7 @@ namespace yolox {
 
 std::vector<std::string> Remarks::check_step(const StepNumbers& n) {
   std::vector<std::string> remarks;
-  without_positives = n.positives > 0 ? 0 : without_positives + 1;
+  without_positives = n["positives"] > 0 ? 0 : without_positives + 1;
   if (without_positives >= 100)
     say(remarks, noted_positives,
         "no object had a positive anchor point for 100 steps, so nothing is learnt; check in "

@@ -138,8 +138,8 @@ std::string training_html(const std::string& run) {
   if (const double clip = std::atof(by_name["clip"].c_str()); clip > 0)
     norm.limit = {clip, concat("clipped to ", clip)};
   html += chart_html(norm);
-  for (const auto& logged : table.between("grad_norm", "AP"))
-    html += chart(logged, {series(logged, "", "c0")});
+  for (const auto& logged : table.between("waiting_share", "AP"))
+    if (logged != "grad_norm") html += chart(logged, {series(logged, "", "c0")});
   html += chart("Images per second", {series("images_per_second", "", "c0")});
   html += chart("Time spent waiting for images, %", {series("waiting_share", "", "c0", 100)});
   return html + "</div></section>";

@@ -28,7 +28,7 @@ struct MetricsTable {
   std::map<std::string, std::vector<double>> columns;  // by name
 
   // Returns the names of the columns between two others. The loss terms are between "loss" and
-  // "positives_per_object", what losses.log() has logged is between "grad_norm" and "AP".
+  // "positives_per_object", what losses.log() has logged is between "waiting_share" and "AP".
   std::vector<std::string> between(const char* before, const char* after) const;
 };
 MetricsTable read_metrics(const std::string& path);

@@ -17,19 +17,16 @@
 
 namespace yolox {
 
-// Losses and gradient norm of a step on their way to the host.
+// The values of a step on their way to the host.
 class PendingNumbers {
  public:
-  // Starts the copy. objects: number of objects in the batch.
-  PendingNumbers(const Losses& l, const Tensor& norm, double objects) {
-    const auto type = l.total.scalar_type();  // float32 is exact for up to 16 million positives
-    std::vector<Tensor> all{l.total, l.num_fg.to(type), norm.to(l.total.device(), type)};
-    for (const auto& [from, to] : {std::pair(&l.terms, &names.terms), {&l.logged, &names.logged}})
-      for (const auto& v : *from) {
-        all.push_back(v.value.to(l.total.device(), type));
-        to->emplace_back(v.name, 0);
-      }
-    names.objects = objects;
+  // Starts the copy.
+  PendingNumbers(const Losses& l) {
+    std::vector<Tensor> all{l.total};
+    for (const auto& v : l.values) {
+      all.push_back(v.value.to(l.total.options()));  // float32 is exact for up to 16 million positives
+      names.values.push_back({v.name, v.kind, 0});
+    }
     values = torch::stack(all).to(torch::kCPU, /*non_blocking=*/true);  // to pinned memory
     if (!l.total.is_cuda()) return;
     copied.emplace(torch::kCUDA);
@@ -42,15 +39,12 @@ class PendingNumbers {
     const double* next = read.data_ptr<double>();
     StepNumbers numbers = names;
     numbers.total = *next++;
-    numbers.positives = *next++;
-    numbers.norm = *next++;
-    for (auto* list : {&numbers.terms, &numbers.logged})
-      for (auto& [_, value] : *list) value = *next++;
+    for (auto& v : numbers.values) v.value = *next++;
     return numbers;
   }
 
  private:
-  StepNumbers names;  // names of all numbers, and the number of objects
+  StepNumbers names;  // without the values
   Tensor values;
   std::optional<c10::Event> copied;
 };

@@ -121,11 +121,11 @@ struct Trainer {
     const int side = int(batch.images.size(1));
     micro_batches->save_statistics();
     const StepInput next{batch, lr, ema_decay({}, t.ema_updates + 1)};
-    const auto [losses, norm] = graphs->run(next, {side, side}, step.use_l1, [&](const StepInput& in) {
+    const Losses losses = graphs->run(next, {side, side}, step.use_l1, [&](const StepInput& in) {
       return train_step(t, in, {side, side}, step, dtr, *micro_batches, step_guard);
     });
     t.count_step(lr);
-    return {losses, norm, double(batch.targets.total())};
+    return losses;
   }
 };
 

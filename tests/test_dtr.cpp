@@ -108,7 +108,7 @@ struct Net {
     s.bytes = double(allocator.peak()) - before;
     for (const Tensor& g : gradients(optimizer.groups)) s.gradients.push_back(g.clone());
     for (const Tensor& b : model->buffers()) s.statistics.push_back(b.clone());
-    s.losses = {l.total, l["iou"], l["obj"], l["cls"], l["l1"], l.num_fg};
+    s.losses = {l.total, l["iou"], l["obj"], l["cls"], l["l1"], l["positives"]};
     optimizer.zero_grad();
     return s;
   }

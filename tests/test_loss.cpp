@@ -7,7 +7,8 @@ using torch::Tensor;
 
 namespace {
 Tensor as_row(const Losses& l, const Targets& t) {  // in the column order of the fixtures
-  const double objects = std::max<int64_t>(t.total(), 1), fg = std::max<int64_t>(l.num_fg.item<int64_t>(), 1);
+  const double objects = std::max<int64_t>(t.total(), 1),
+               fg = std::max<int64_t>(l["positives"].item<int64_t>(), 1);
   return torch::tensor({l.total.item<double>(), l["iou"].item<double>(), l["l1"].item<double>(),
                         l["obj"].item<double>(), l["cls"].item<double>(), fg / objects},
                        torch::kDouble);
@@ -84,7 +85,7 @@ TEST_CASE("loss: a perfect prediction has no box loss; losses are divided by the
   const auto l = yolox_loss(p, 64, 64, t, true);
   CHECK(l["iou"].item<float>() == doctest::Approx(0).epsilon(1e-4));
   CHECK(l["l1"].item<float>() < 1e-4);
-  CHECK(l.num_fg.item<int64_t>() == 10);  // ten IoUs of 1
+  CHECK(l["positives"].item<int64_t>() == 10);  // ten IoUs of 1
   CHECK(l["obj"].item<float>() == doctest::Approx(points * std::log(2.) / 10).epsilon(1e-5));
 }
 

@@ -19,12 +19,11 @@ struct TestRun {
 
   explicit TestRun(int64_t first = 0) { progress.emplace(dir.path.string(), log, first, true); }
   void step(int64_t i, double total, double norm = 1, const Plan& plan = {1000, 4, 2, 8}) {
-    StepNumbers n;
-    n.total = total;
-    n.positives = 6;
-    n.objects = 2;
-    n.norm = norm;
-    n.terms = {{"iou", 0}, {"obj", 0}, {"cls", 0}, {"l1", 0}};
+    StepNumbers n{total, {}};
+    for (const char* term : {"iou", "obj", "cls", "l1"}) n.values.push_back({term, Losses::Kind::kTerm, 0});
+    n.values.push_back({"positives", Losses::Kind::kCount, 6});
+    n.values.push_back({"objects", Losses::Kind::kCount, 2});
+    n.values.push_back({"grad_norm", Losses::Kind::kLogged, norm});
     quietly([&] { progress->step(i, n, 0.5, plan, torch::kCPU); });
   }
   std::vector<std::vector<double>> rows() const { return metric_rows(dir / "metrics.csv"); }
@@ -294,12 +293,12 @@ TEST_CASE("progress: with DTR, its peak and its share of the time are logged, th
   TempDir dir;
   Log log{dir / "log.txt"};
   RunProgress progress(dir.path.string(), log, 0, true, 0, /*dtr=*/true);
-  StepNumbers n;
-  n.total = 3;
-  n.terms = {{"iou", 1}, {"l1", 7.77}};
-  n.positives = 6;
-  n.objects = 2;
-  n.norm = 1;
+  const StepNumbers n{3,
+                      {{"iou", Losses::Kind::kTerm, 1},
+                       {"l1", Losses::Kind::kTerm, 7.77},
+                       {"positives", Losses::Kind::kCount, 6},
+                       {"objects", Losses::Kind::kCount, 2},
+                       {"grad_norm", Losses::Kind::kLogged, 1}}};
   DtrStep a, b;
   a.peak = 2e9;
   a.evictions = 10;
@@ -375,10 +374,11 @@ TEST_CASE(
   second_half.progress->end_epoch(4);
   auto rows = metric_rows(second_half.dir / "epochs.csv");
   REQUIRE(rows.size() == 1);
-  REQUIRE(rows[0].size() == 14);
+  REQUIRE(rows[0].size() == 15);
   CHECK(rows[0][1] == 4);
-  CHECK(rows[0][2] == 7);  // the mean of 6 and 8
-  CHECK(rows[0][9] < 60);
+  CHECK(rows[0][2] == 7);   // the mean of 6 and 8
+  CHECK(rows[0][9] == 1);   // grad_norm
+  CHECK(rows[0][10] < 60);  // train_seconds
 
   TestRun only_evaluates(4);
   const Plan plan{1000, 4, 2, 8};

@@ -7,12 +7,13 @@ using namespace yolox;
 
 namespace {
 
-StepNumbers step_with_loss_of(double total, double positives = 5) {
-  StepNumbers n;
-  n.total = total;
-  n.positives = positives;
-  n.objects = 2;
-  return n;
+using Kind = Losses::Kind;
+
+StepNumbers step_with_loss_of(double total, double positives = 5, double norm = 1) {
+  return {total,
+          {{"positives", Kind::kCount, positives},
+           {"objects", Kind::kCount, 2},
+           {"grad_norm", Kind::kLogged, norm}}};
 }
 
 std::string remarks_of(Remarks& remarks, const StepNumbers& n, int steps) {
@@ -26,28 +27,27 @@ std::string remarks_of(Remarks& remarks, const StepNumbers& n, int steps) {
 
 TEST_CASE("remarks: means are those of the steps since the last take()") {
   Means means;
-  const StepNumbers a{1, {{"iou", 2}, {"obj", 3}}, 4, 5, 6}, b{5, {{"iou", 6}, {"obj", 7}}, 8, 9, 10};
+  const StepNumbers a{1, {{"iou", Kind::kTerm, 2}, {"positives", Kind::kCount, 4}}},
+      b{5, {{"iou", Kind::kTerm, 6}, {"positives", Kind::kCount, 8}}};
   means.add(a);
   means.add(b);
   CHECK(means.steps == 2);
   const StepNumbers m = means.take();
-  CHECK(m.terms == std::vector<std::pair<std::string, double>>{{"iou", 4}, {"obj", 5}});
-  CHECK(std::vector<double>{m.total, m.positives, m.norm, m.objects} == std::vector<double>{3, 6, 7, 8});
+  CHECK(m.total == 3);
+  CHECK(to_string(m) == "iou 4, positives 6");
   CHECK(means.steps == 0);
   means.add(b);
-  CHECK(means.take().terms == b.terms);
+  CHECK(to_string(means.take()) == "iou 6, positives 8");
   StepNumbers logs = b;  // a value that not all steps log
-  logs.logged = {{"extra", 3}};
+  logs.values.push_back({"extra", Kind::kLogged, 3});
   means.add(a);
   means.add(logs);
-  CHECK(means.take().logged == StepNumbers::Values{{"extra", 1.5}});
+  CHECK(to_string(means.take()) == "iou 4, positives 6, extra 1.5");
   CHECK(step_with_loss_of(1).per_object() == 2.5);
   CHECK(StepNumbers().per_object() == 0);
   for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
-    StepNumbers n = step_with_loss_of(1);
-    CHECK(n.finite());
-    n.norm = bad;
-    CHECK_FALSE(n.finite());
+    CHECK(step_with_loss_of(1).finite());
+    CHECK_FALSE(step_with_loss_of(1, 5, bad).finite());
     CHECK_FALSE(step_with_loss_of(bad).finite());
   }
 }
@@ -100,8 +100,7 @@ TEST_CASE("remarks: a learning rate that is far from the usual one of the optimi
 
 TEST_CASE("remarks: a nonfinite loss ends the run, a nonfinite gradient only the 20th time in a row") {
   int64_t skipped = 0;
-  StepNumbers overflow = step_with_loss_of(1), broken = step_with_loss_of(std::nan(""));
-  overflow.norm = HUGE_VAL;
+  const StepNumbers overflow = step_with_loss_of(1, 5, HUGE_VAL), broken = step_with_loss_of(std::nan(""));
   for (int round = 0; round < 2; ++round) {
     for (int i = 0; i < 19; ++i) CHECK(stop_reason(overflow, skipped) == "");
     CHECK(skipped == 19);

@@ -473,10 +473,9 @@ TEST_CASE("saving: a failed step is saved with its batch, settings, losses and w
   batch.targets = {torch::tensor({{{20.f, 30.f, 16.f, 24.f}}}), torch::ones({1, 1}, torch::kLong), {1}};
   batch.indices = {2};
   const Dataset data = shapes_dataset(0, 0, 4);
-  StepNumbers n;
-  n.total = 1;
-  n.terms = {{"iou", 2}, {"obj", 3}, {"cls", 4}, {"l1", 5}};
-  n.norm = 6;
+  StepNumbers n{1, {}};
+  for (const char* name : {"iou", "obj", "cls", "l1", "grad_norm"})
+    n.values.push_back({name, Losses::Kind::kTerm, 2.0 + double(n.values.size())});
   const StepRecord step{41, batch, 0.5, {128, 192}, true, "", {}, n};
   CHECK(has(save_failed_step(dir.path.string(), t, step, data), "are in "));
   const auto file = read_pth(dir / "nonfinite.pth").toGenericDict();
@@ -492,7 +491,7 @@ TEST_CASE("saving: a failed step is saved with its batch, settings, losses and w
   CHECK(file.at("names").toListRef()[0].toStringRef() == data.name_of(2));
   const auto losses = file.at("losses").toGenericDict();
   double want = 1;
-  for (const char* name : {"total", "iou", "obj", "cls", "l1", "gradient_norm"})
+  for (const char* name : {"total", "iou", "obj", "cls", "l1", "grad_norm"})
     CHECK(losses.at(name).toDouble() == want++);
   // If the file cannot be written, the message says so.
   CHECK(has(save_failed_step(dir / "gone", t, step, data), "could not be saved"));

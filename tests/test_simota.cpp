@@ -166,7 +166,7 @@ TEST_CASE("simota: empty images, empty batches and objects out of reach have no 
     const auto a = s.assign(t);
     CHECK((a < 0).all().item<bool>());
     const auto loss = yolox_loss(s.raw, s.height, s.width, t, true);
-    CHECK(loss.num_fg.item<int64_t>() == 0);
+    CHECK(loss["positives"].item<int64_t>() == 0);
     CHECK(loss["iou"].item<float>() == 0);
     CHECK(std::isfinite(loss.total.item<float>()));
   }

@@ -71,12 +71,14 @@ TEST_CASE(
   const Losses whole = s.gradients_in(1);
   std::vector<Tensor> want;  // copies, because the next gradients overwrite them
   for (const Tensor& g : s.grads()) want.push_back(g.clone());
-  CHECK(whole.num_fg.item<int64_t>() >= 4);
+  CHECK(whole["positives"].item<int64_t>() >= 4);
+  CHECK(whole["objects"].item<int64_t>() == s.targets.total());
   CHECK_FALSE(whole.total.requires_grad());
   for (const int64_t parts : {2, 3, 5}) {
     const Losses in_parts = s.gradients_in(parts);
     CHECK(in_parts.total.item<double>() == doctest::Approx(whole.total.item<double>()).epsilon(1e-5));
-    CHECK(in_parts.num_fg.item<int64_t>() == whole.num_fg.item<int64_t>());
+    for (const char* count : {"positives", "objects"})
+      CHECK(in_parts[count].item<int64_t>() == whole[count].item<int64_t>());
     CHECK(largest_difference(want, s.grads()) < 1e-3);
   }
 }
@@ -116,7 +118,7 @@ TEST_CASE("amp: convolution weights that are cast together give the gradients of
   CHECK(model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv->weight.is_same(weight));
 }
 
-TEST_CASE("step: a rank all-reduces six numbers, and the losses are those of the whole batch") {
+TEST_CASE("step: a rank all-reduces seven numbers, and the losses are those of the whole batch") {
   Small s;
   s.model->eval();
   const Losses whole = s.gradients_in(1);
@@ -130,8 +132,9 @@ TEST_CASE("step: a rank all-reduces six numbers, and the losses are those of the
   } ranks;
   Losses l = whole;
   all_reduce(l, ranks);
-  CHECK(ranks.summed == std::vector<int64_t>{6});
-  CHECK(l.num_fg.item<int64_t>() == 2 * whole.num_fg.item<int64_t>());
+  CHECK(ranks.summed == std::vector<int64_t>{7});
+  for (const char* count : {"positives", "objects"})
+    CHECK(l[count].item<int64_t>() == 2 * whole[count].item<int64_t>());
   CHECK(l.total.item<double>() == doctest::Approx(whole.total.item<double>()).epsilon(1e-5));
   CHECK(l["iou"].item<double>() == doctest::Approx(whole["iou"].item<double>()).epsilon(1e-5));
 }
@@ -140,24 +143,28 @@ TEST_CASE(
     "step: a logged value is no part of the loss, and is averaged like a term over micro-batches and ranks") {
   const auto losses = [](double term, double logged, int64_t positives) {
     Losses l;
-    l.log("objects", torch::full({}, int64_t(logged)));  // of any type, and before the first term
+    l.log("mean", torch::full({}, int64_t(logged)));  // of any type, and before the first term
     l.add("iou", torch::full({}, term));
-    l.num_fg = torch::full({}, positives);
+    l.count("positives", torch::full({}, positives));
     return l;
   };
   Losses l = join({losses(1, 2, 1), losses(3, 6, 3)});
   CHECK(l.total.item<double>() == 2.5);
   CHECK(l["iou"].item<double>() == 2.5);
-  CHECK(l["objects"].item<double>() == 5);
+  CHECK(l["mean"].item<double>() == 5);
+  CHECK(l["positives"].item<int64_t>() == 4);
   struct OneMoreRank {
-    void sum(Tensor& t) { t.add_(torch::tensor({8.0, 8.0, 16.0, 4.0}, torch::kDouble)); }
+    void sum(Tensor& t) { t.add_(torch::tensor({8.0, 16.0, 8.0, 4.0}, torch::kDouble)); }
   } ranks;
   all_reduce(l, ranks);
   CHECK(l["iou"].item<double>() == 2.25);
-  CHECK(l["objects"].item<double>() == 4.5);
-  const StepNumbers n = PendingNumbers(l, torch::full({}, 7.0), 8).read();
-  CHECK(n.terms == StepNumbers::Values{{"iou", 2.25}});
-  CHECK(n.logged == StepNumbers::Values{{"objects", 4.5}});
+  CHECK(l["mean"].item<double>() == 4.5);
+  CHECK(l["positives"].item<int64_t>() == 8);
+  const StepNumbers n = PendingNumbers(l).read();
+  using Pairs = std::vector<std::pair<std::string, double>>;
+  CHECK(n.all(Losses::Kind::kTerm) == Pairs{{"iou", 2.25}});
+  CHECK(n.all(Losses::Kind::kLogged) == Pairs{{"mean", 4.5}});
+  CHECK(n.all(Losses::Kind::kCount) == Pairs{{"positives", 8}});
   CHECK(has(error_of([&] { l.log("iou", l.total); }), "two terms with the name iou"));
   CHECK(has(error_of([&] { l.log("all", torch::zeros({3})); }), "must be a scalar"));
 }
@@ -251,10 +258,15 @@ TEST_CASE("step: the numbers of a step contain the losses") {
   CHECK(l.total.item<float>() == 9);
   CHECK(l["new"].item<float>() == 4);
   CHECK_THROWS(l["old"]);
-  l.num_fg = torch::full({}, 6, torch::kLong);
-  const StepNumbers n = PendingNumbers(l, torch::full({}, 7.0, torch::kDouble), 8).read();
-  CHECK(n.terms == std::vector<std::pair<std::string, double>>{{"iou", 2}, {"obj", 3}, {"new", 4}});
-  CHECK(std::vector<double>{n.total, n.positives, n.norm, n.objects} == std::vector<double>{9, 6, 7, 8});
+  l.count("positives", torch::full({}, 6, torch::kLong));
+  l.count("objects", torch::full({}, 3, torch::kLong));
+  l.log("grad_norm", torch::full({}, 7.0, torch::kDouble));
+  const StepNumbers n = PendingNumbers(l).read();
+  CHECK(n.total == 9);
+  CHECK(to_string(n) == "iou 2, obj 3, new 4, positives 6, objects 3, grad_norm 7");
+  CHECK(n["positives"] == 6);
+  CHECK(n["old"] == 0);
+  CHECK(n.per_object() == 2);
 }
 
 TEST_CASE("step: deterministic_max_pool_5x5 has the values and the gradient of max_pool2d") {
@@ -272,7 +284,7 @@ TEST_CASE("step: a batch without objects has the same gradient in parts") {
   Small s;
   s.model->eval();
   s.targets.counts = {0, 0, 0, 0, 0};
-  CHECK(s.gradients_in(1).num_fg.item<int64_t>() == 0);
+  CHECK(s.gradients_in(1)["positives"].item<int64_t>() == 0);
   std::vector<Tensor> want;
   for (const Tensor& g : s.grads())
     if (g.defined()) want.push_back(g.clone());

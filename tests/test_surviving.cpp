@@ -190,7 +190,7 @@ TEST_CASE(
   const Folder dir;
   const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0");
   CHECK(o.code == 1);
-  for (const char* part : {"the loss is not finite at step", "iou", "obj", "cls", "gradient norm", "lr 1e+30",
+  for (const char* part : {"the loss is not finite at step", "iou", "obj", "cls", "grad_norm", "lr 1e+30",
                            "shapes_", "nonfinite.pth", "--resume r"})
     CHECK_MESSAGE(has(o.err, part), part << " in " << o.err);
   const auto saved = read_pth(dir / "r/nonfinite.pth").toGenericDict();
@@ -258,7 +258,7 @@ TEST_CASE(
   const Outcome o = run(dir, "train", kLong + "--weights steep.pth");
   CHECK(o.code == 1);
   for (const char* part :
-       {"the gradient was not finite 20 times in a row at step 19", "gradient norm inf", "nonfinite.pth"})
+       {"the gradient was not finite 20 times in a row at step 19", "grad_norm inf", "nonfinite.pth"})
     CHECK_MESSAGE(has(o.err, part), part << " in " << o.out << o.err);
   CHECK(fs::exists(dir / "r/nonfinite.pth"));
   succeed(dir, "train", kLong + "--out s --weights steep.pth --max-iters 19 --save-minutes 0.00001");
