@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Flags, exit codes, and the files of a run other than checkpoints.
-#include "tensors.hpp"
+#include "programs.hpp"
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -20,6 +20,7 @@
 #include "run/log.hpp"
 
 using namespace yolox;
+using namespace yolox::test;
 
 namespace {
 
