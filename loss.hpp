@@ -94,8 +94,9 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
     matched = simota(decode_boxes(reg.detach(), anchors), obj.detach(), cls.detach(), anchors, targets);
   }
 
-  const Tensor is_fg = matched >= 0;  // [B, A]
-  const Tensor num_fg = is_fg.sum(), divisor = num_fg.clamp_min(1).to(dtype);
+  const Tensor is_fg = matched >= 0, flat_fg = is_fg.flatten();  // [B, A], [B x A]
+  const Tensor number = flat_fg.cumsum(0);                       // of a positive, from 1
+  const Tensor num_fg = number[-1], divisor = num_fg.clamp_min(1).to(dtype);
   // The weight argument of binary_cross_entropy_with_logits gets no gradient. A weight that depends on the
   // predictions, as in focal loss, must be multiplied before the sum.
   const auto sum = at::Reduction::Sum;
@@ -108,10 +109,9 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   // Packed positives: row i < num_fg holds the i-th positive; the other rows are unused and have weight 0.
   const auto index = num_fg.options();
   const int64_t rows = std::min(batch * points, kTopK * targets.total());
-  const Tensor flat_fg = is_fg.flatten(), place = torch::where(flat_fg, flat_fg.cumsum(0) - 1, rows);
-  const Tensor fg = torch::zeros({rows + 1}, index)
-                        .scatter_(0, place, torch::arange(batch * points, index))
-                        .slice(0, 0, rows);
+  const Tensor fg = torch::zeros({rows + 1}, index)  // row 0 takes all points that are no positives
+                        .scatter_(0, number * flat_fg, torch::arange(batch * points, index))
+                        .slice(0, 1);
   const Tensor used = (torch::arange(rows, index) < num_fg).unsqueeze(1);  // [F, 1]
 
   const Tensor object =

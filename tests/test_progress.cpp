@@ -335,7 +335,8 @@ TEST_CASE(
   const auto rows = lines_of(contents(t.dir / "a/epochs.csv"));
   REQUIRE(rows.size() == 1 + 3);
   CHECK(rows[0] ==
-        "epoch,iteration,loss,iou,obj,cls,l1,positives_per_object,lr,train_seconds,AP,AP50,val_loss,eval_"
+        "epoch,iteration,loss,iou,obj,cls,l1,positives_per_object,lr,grad_norm,train_seconds,AP,AP50,val_"
+        "loss,eval_"
         "seconds");
   for (int epoch = 1; epoch <= 3; ++epoch)
     CHECK(rows[epoch].rfind(concat(epoch, ",", 4 * epoch, ","), 0) == 0);
