@@ -36,7 +36,24 @@ struct {
   alignas(16) char stack[1 << 16];  // of the signal handler, also after a stack overflow
 } crash;
 
-// The functions from here to on_fatal_signal() run in a signal handler. dprintf() of glibc does not allocate.
+// The functions from here to on_fatal_signal() run in a signal handler, also after a crash inside malloc().
+// They do not allocate. dprintf() does, in glibc before 2.37.
+
+// Returns false if the text cannot be written, for example on a full disk.
+bool put(int fd, const char* text, size_t size) {
+  while (size > 0) {
+    const ssize_t n = write(fd, text, size);
+    if (n <= 0) return false;
+    text += n;
+    size -= size_t(n);
+  }
+  return true;
+}
+bool put(int fd, std::initializer_list<const char*> texts) {
+  bool good = true;
+  for (const char* text : texts) good = good && put(fd, text, std::strlen(text));
+  return good;
+}
 
 // Copies the lines of a small file that begin with one of the words.
 void put_lines(int fd, const char* path, std::initializer_list<const char*> words) {
@@ -46,32 +63,34 @@ void put_lines(int fd, const char* path, std::initializer_list<const char*> word
   close(from);
   for (const char *line = text, *end; (end = std::strchr(line, '\n')); line = end + 1)
     for (const char* word : words)
-      if (std::strncmp(line, word, std::strlen(word)) == 0) dprintf(fd, "%.*s\n", int(end - line), line);
+      if (std::strncmp(line, word, std::strlen(word)) == 0) put(fd, line, size_t(end + 1 - line));
 }
 
 // Returns false if the file cannot be written, for example on a full disk.
 bool put_context(int fd, const char* cause, const char* more) {
-  dprintf(fd, "==== ended by %s\nafter %d s, in thread %d of process %d\n%s\n\n", cause,
-          int(now() - crash.start), int(gettid()), int(getpid()), crash.steps[crash.step]);
+  char when[80];
+  std::snprintf(when, sizeof when, "\nafter %d s, in thread %d of process %d\n", int(now() - crash.start),
+                int(gettid()), int(getpid()));
+  put(fd, {"==== ended by ", cause, when, crash.steps[crash.step], "\n\n"});
   put_lines(fd, "/proc/self/status", {"VmHWM:", "VmRSS:", "Threads:"});
   put_lines(fd, "/proc/meminfo", {"MemTotal:", "MemAvailable:"});
-  return dprintf(fd, "%s\n\n%s", more, crash.settings) > 0;
+  return put(fd, {more, "\n\n", crash.settings});
 }
 
 void report(const char* cause, const char* more, bool with_stack) {
   int fd = open(crash.path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   const bool in_file = fd >= 0 && put_context(fd, cause, more);
-  dprintf(2, "\n%s %s\n", in_file ? "crash report:" : "cannot write", crash.path);
+  put(2, {in_file ? "\ncrash report: " : "\ncannot write ", crash.path, "\n"});
   if (!in_file) {
     fd = 2;
     put_context(fd, cause, more);
   }
   if (with_stack) {
-    dprintf(fd, "\nstack: file(function+offset); addr2line -Cfie FILE OFFSET prints the source line\n");
+    put(fd, {"\nstack: file(function+offset); addr2line -Cfie FILE OFFSET prints the source line\n"});
     void* frames[64];
     backtrace_symbols_fd(frames, backtrace(frames, 64), fd);  // last, because a damaged stack may crash again
   }
-  dprintf(fd, "\n");
+  put(fd, {"\n"});
   if (fd != 2) close(fd);
 }
 
