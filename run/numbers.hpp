@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/text.hpp"
-#include "loss.hpp"
+#include "losses.hpp"
 
 namespace yolox {
 

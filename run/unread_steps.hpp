@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "loss.hpp"
+#include "losses.hpp"
 #include "optim.hpp"
 #include "run/step_record.hpp"
 

@@ -15,7 +15,7 @@ LAYERS = [
     ['images/', 'run/log.'],
     ['data/batch.', 'data/loader.', 'layers/'],
     ['augment.hpp', 'yolox.hpp'],
-    ['data/', 'examples/yolox_p', 'models.hpp', 'simota.hpp', 'loss.hpp'],
+    ['data/', 'examples/yolox_p', 'models.hpp', 'simota.hpp', 'losses.hpp', 'loss.hpp'],
     ['data.hpp', 'data/batches.', 'data/pictures.', 'formats.hpp'],
     ['checkpoint/'],
     ['optim.hpp', 'ddp/', 'dtr/'],
