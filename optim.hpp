@@ -46,15 +46,18 @@ inline std::vector<ParamGroup> parameter_groups(const torch::nn::Module& model, 
   return {norm, conv, bias};
 }
 
-// Freezes the parameters whose names begin with one of the prefixes. "backbone" means CSPDarknet, "neck" the
-// rest of YOLOPAFPN. Returns the first prefix that matches no parameter, or an empty string if all prefixes
-// match.
+// Freezes the parameters whose names begin with one of the prefixes. "backbone" means the backbone inside
+// YOLOPAFPN, "neck" the rest of YOLOPAFPN. Without YOLOPAFPN, "backbone" means all before the head, and there
+// is no neck. Returns the first prefix that matches no parameter, or an empty string if all prefixes match.
 inline std::string freeze(torch::nn::Module& model, const std::vector<std::string>& prefixes) {
-  const std::string darknet = "backbone.backbone.";
+  auto parameters = model.named_parameters();
+  std::string backbone = "backbone.";
+  for (const auto& p : parameters)
+    if (p.key().rfind("backbone.backbone.", 0) == 0) backbone = "backbone.backbone.";
   for (const auto& prefix : prefixes) {
     bool found = false;
-    for (auto& p : model.named_parameters()) {
-      const bool in_backbone = p.key().rfind(darknet, 0) == 0;
+    for (auto& p : parameters) {
+      const bool in_backbone = p.key().rfind(backbone, 0) == 0;
       const bool hit = prefix == "backbone" ? in_backbone
                        : prefix == "neck"   ? p.key().rfind("backbone.", 0) == 0 && !in_backbone
                                             : p.key().rfind(prefix, 0) == 0;

@@ -157,8 +157,10 @@ SavedRun find_run(Config& config) {
       const auto file = read_weights(config.weights);
       const std::string found =
           detect_model(find_weights(file, config.weights), weights_info(file, config.weights).model);
-      if (!found.empty()) config.model = found;
-      none.notes.push_back(concat("model ", config.model, ", as in ", config.weights));
+      if (!found.empty()) {
+        config.model = found;
+        none.notes.push_back(concat("model ", config.model, ", as in ", config.weights));
+      }
     }
     return none;
   }

@@ -6,6 +6,7 @@
 
 #include "checkpoint/load.hpp"
 #include "checkpoint/onnx.hpp"
+#include "optim.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -158,6 +159,22 @@ TEST_CASE("examples: official weights load into yolox-s-p2 by name; its fourth l
   const Anchors anchors = make_anchors(64, 96, torch::kFloat, p.strides);
   CHECK(anchors.stride[-1].item<double>() == 4);
   CHECK(anchors.centre.select(1, -1).equal(torch::tensor({94.f, 62.f})));
+}
+
+TEST_CASE("examples: --freeze backbone of a model without a neck is all before the head") {
+  YOLOX pico = make_model("yolox-pico", 3), p2 = make_model("yolox-s-p2", 3);
+  const auto frozen = [](const YOLOX& model, const std::string& prefix) {
+    for (const auto& p : model->named_parameters())
+      if (p.value().requires_grad() == (p.key().rfind(prefix, 0) == 0)) return false;
+    return true;
+  };
+  CHECK(freeze(*pico, {"neck"}) == "neck");
+  CHECK(freeze(*pico, {"backbone"}) == "");
+  CHECK(frozen(pico, "backbone."));
+  CHECK(freeze(*p2, {"backbone"}) == "");
+  CHECK(frozen(p2, "backbone.backbone."));
+  CHECK(freeze(*p2, {"neck"}) == "");
+  CHECK(frozen(p2, "backbone."));
 }
 
 TEST_CASE("export: an operator that ONNX export does not know is named before a file is written") {
