@@ -80,15 +80,14 @@ void all_reduce(Losses& losses, Ranks& ranks) {
   }
   Tensor sums = torch::stack(weighted).to(torch::kDouble);
   ranks.sum(sums);
-  int64_t next = 1;
-  for (auto& v : losses.values) {
-    const Tensor sum = sums[next++];
-    v.value = v.kind == Losses::Kind::kCount ? sum.to(v.value.scalar_type()) : sum;
-  }
-  const Tensor positives = losses.weight();
-  losses.total = (sums[0] / positives).to(options);
+  int64_t k = 0;
   for (auto& v : losses.values)
-    if (v.kind != Losses::Kind::kCount) v.value = (v.value / positives).to(options);
+    if (++k; v.kind == Losses::Kind::kCount) v.value = sums[k].to(v.value.scalar_type());
+  const Tensor means = (sums / losses.weight()).to(options);
+  losses.total = means[0];
+  k = 0;
+  for (auto& v : losses.values)
+    if (++k; v.kind != Losses::Kind::kCount) v.value = means[k];
 }
 
 // Returns the losses of a batch, computed from the losses of its micro-batches.

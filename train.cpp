@@ -80,7 +80,8 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
 
 // A training step: gradients, clipping, weights, EMA and loss scale. Repeats the gradients in more
 // micro-batches if memory runs out; nothing is updated before. Launches the work of the device and does not
-// wait for it, so that a CUDA graph can record the step (--fast graph).
+// wait for it, so that a CUDA graph can record the step (--fast graph). Returns the losses, with the gradient
+// norm before clipping as "grad_norm".
 static Losses train_step(Training& t, const StepInput& in, ImageSize size, const StepSettings& s, Dtr& dtr,
                          MicroBatches& micro_batches, StepGuard& guard) {
   Losses losses;

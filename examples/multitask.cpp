@@ -222,7 +222,7 @@ static Settings common_settings(const Config& c, int64_t images, const std::stri
 }
 
 // Computes the gradients of a batch for one head, and clips them: compute_gradients() of train.cpp, without
-// micro-batches and fp16.
+// micro-batches and fp16. Returns the numbers of the step.
 static StepNumbers compute_gradients(MultiTaskTraining& t, int64_t head, const Batch& batch, ImageSize size,
                                      bool use_l1, const Config& c, bool legacy_preproc, Ranks& ranks,
                                      GradientReducer& reducer) {

@@ -117,9 +117,8 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
 Training new_training(const Config& config, YOLOX model, torch::Device device) {
   const std::string unknown = freeze(*model, split_list(config.freeze));
   usage_check(unknown.empty(), "--freeze ", unknown,
-              ": no parameter name has this prefix; give backbone, neck (of a model with YOLOPAFPN), or a "
-              "prefix such "
-              "as head.stems");
+              ": no parameter name has this prefix; give backbone, neck (of a model with YOLOPAFPN), "
+              "or a prefix such as head.stems");
   const bool fp16 = config.amp == "fp16";
   Training t{model, config.ema != 0 ? copy_of(model, device) : YOLOX(nullptr),
              Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
