@@ -4,6 +4,7 @@
 # and test.sh call this script. Needs no network once everything is installed.
 #   YOLOX_BUILD=build       build folder
 #   YOLOX_DRIVER=580        version of the NVIDIA driver to build for [that of this machine]; none: without CUDA
+#   YOLOX_CARD=7.0          compute capability of the oldest card to build for [that of this machine]
 #   CMAKE_PREFIX_PATH=...   folder of another LibTorch; otherwise LibTorch is installed into .venv
 #   YOLOX_CMAKE_ARGS=...    additional arguments for CMake
 #   YOLOX_PACKAGES=...      additional Debian packages
@@ -54,29 +55,36 @@ if command -v dpkg-query >/dev/null; then
   fi
 fi
 
-# The driver decides which CUDA, and so which LibTorch, works on this machine.
-driver=${YOLOX_DRIVER-$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null ||
-  cat /proc/driver/nvidia/version 2>/dev/null || true)}
+# The driver and the oldest card decide which CUDA, and so which LibTorch, works on this machine.
+query() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null; }
+driver=${YOLOX_DRIVER-$(query driver_version || cat /proc/driver/nvidia/version 2>/dev/null || true)}
 driver=$(grep -oE '[0-9]{3}(\.[0-9]+)*' <<<"$driver" | head -n 1 || true)
-torch=2.11.0 cuda=ON
+card=${YOLOX_CARD-$([ -n "${YOLOX_DRIVER-}" ] || query compute_cap | sort -V || true)}
+card=$(grep -oE '[0-9]+\.[0-9]' <<<"$card" | head -n 1 || true)
+torch=2.15.0 cuda=ON machine="NVIDIA driver $driver${card:+, compute capability $card}" index=()
 if [ -z "$driver" ]; then
   machine="no NVIDIA driver" cuda=OFF
-elif [ "${driver%%.*}" -ge 580 ]; then
-  machine="NVIDIA driver $driver"
-elif [ "${driver%%.*}" -ge 525 ]; then
-  torch=2.10.0
-  machine="NVIDIA driver $driver"
-else
-  machine="NVIDIA driver $driver is too old (LibTorch 2.10 needs 525, 2.11 needs 580)" cuda=OFF
+elif [ "${driver%%.*}" -lt 525 ]; then
+  machine+=": the driver is too old (LibTorch 2.10 needs 525, 2.15 needs 580)" cuda=OFF
+elif [ "${driver%%.*}" -lt 580 ]; then
+  torch=2.10.0  # with CUDA 12.8
 fi
+case $card in
+  [1-4].*) machine+=": the card is too old (LibTorch 2.10 needs 5.0)" cuda=OFF ;;
+  # CUDA 13 has no kernels for cards below 7.5. CUDA 12.8 has them for 7.0 (V100), 12.6 also for P100 and GTX 10.
+  [56].*) torch=2.10.0 index=(--index-url https://download.pytorch.org/whl/cu126) ;;
+  7.[0-4]) torch=2.10.0 ;;
+esac
 
 # The libraries of CUDA that libtorch_cpu.so links, for each version of LibTorch.
+cuda_13_0="nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85"
 declare -A linked=(
   [2.10.0]="nvidia-cuda-runtime-cu12==12.8.90 nvidia-cuda-cupti-cu12==12.8.90"
-  [2.11.0]="nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85"
+  [2.11.0]=$cuda_13_0 [2.12.1]=$cuda_13_0 [2.13.0]=$cuda_13_0 [2.14.1]=$cuda_13_0
+  [2.15.0]="nvidia-cuda-runtime==13.2.86.* nvidia-cuda-cupti==13.2.86.*"
 )
 # nvcc, which compiles layers/bn_silu.cu. For CUDA 12, PyPI has none.
-declare -A nvcc=([2.11.0]="nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88")
+declare -A nvcc=([2.15.0]="nvidia-cuda-nvcc==13.2.86.* nvidia-cuda-crt==13.2.86.* nvidia-nvvm==13.2.86.*")
 # LibTorch is taken from CMAKE_PREFIX_PATH, else from the CMake cache of the build folder, else from the wheel in .venv.
 own_torch() {
   local IFS=':;' p
@@ -96,7 +104,7 @@ else
   # Without CUDA, installs only the two libraries of CUDA that libtorch_cpu.so links: 1.3 GB instead of 4.6 GB. `import
   # torch` and torchrun need all of them.
   wheels=("torch==$torch" --no-deps ${linked[$torch]}) size="0.6 GB"
-  [ $cuda = OFF ] || wheels=("torch==$torch") size="2 GB"
+  [ $cuda = OFF ] || wheels=("torch==$torch" ${index[@]+"${index[@]}"}) size="2 GB"
   if ! installed "torch-$torch*.dist-info" || { [ $cuda = ON ] && ! installed nvidia/nccl; }; then
     say "installing LibTorch $torch into .venv (downloads $size)"
     python3 -m venv .venv

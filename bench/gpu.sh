@@ -6,7 +6,7 @@
 #   bench/gpu.sh --data DIR --json gpu.json   with your images for the loader, training and evaluation
 #   bench/gpu.sh --programs DIR               with programs that were built elsewhere
 # For the columns of the Python YOLOX, give a Python that has it: YOLOX_PYTHON=peer/bin/python bench/gpu.sh
-#   python3 -m venv peer && peer/bin/pip install pixeltable-yolox==0.4.3 torch==2.11.0
+#   python3 -m venv peer && peer/bin/pip install pixeltable-yolox==0.4.3 torch==2.15.0
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 programs=()

@@ -3,7 +3,7 @@
 """Measures the throughput of our data loader and of the Python YOLOX (pixeltable-yolox of pip), alternately, and the
 ratio of each pair. Unit: complete training samples (mosaic, MixUp, affine, HSV jitter, letterbox) per second.
 
-  pip install pixeltable-yolox==0.4.3 torch==2.11.0     into the Python that runs this file
+  pip install pixeltable-yolox==0.4.3 torch==2.15.0     into the Python that runs this file
   cmake --build build --target bench_loader
   python bench/loader.py --data ../shared/data/coco128_json [--build build] [--rounds 3]
 """

@@ -3,7 +3,7 @@
 """Measures the training step of our program and of the Python YOLOX (pixeltable-yolox of pip), alternately, and the
 ratio of each pair.
 
-  pip install pixeltable-yolox==0.4.3 torch==2.11.0     into the Python that runs this file
+  pip install pixeltable-yolox==0.4.3 torch==2.15.0     into the Python that runs this file
   cmake --build build --target bench_train_step
   python bench/train_step.py [--build build] [--pairs 5]
 

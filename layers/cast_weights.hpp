@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/torch_versions.hpp"
+
 namespace yolox {
 
 // Casts gradients to the dtype of the weights, with one kernel for all of them.
@@ -80,8 +82,7 @@ class CastWeights {
         if (torch::GradMode::is_enabled()) {
           torch::autograd::edge_list parameters;
           for (const torch::Tensor* t : group) parameters.push_back(torch::autograd::impl::gradient_edge(*t));
-          const auto node =
-              std::make_shared<CastWeightsBackward>(std::move(parameters), from[0].scalar_type());
+          const auto node = make_node<CastWeightsBackward>(std::move(parameters), from[0].scalar_type());
           for (torch::Tensor& t : to) torch::autograd::set_history(t, node);
         }
         cast.insert(cast.end(), to.begin(), to.end());

@@ -116,8 +116,8 @@ void Profile::write_trace(const std::string& path) {
   trace->save(path);  // does not report errors
   std::ifstream file(path);
   const std::string text(std::istreambuf_iterator<char>(file), {});
-  const size_t end = text.rfind('}');
-  check(end != std::string::npos && end + 4 > text.size(), "writing ", path,
+  const size_t last = text.rfind("\"traceName\"");
+  check(last != std::string::npos && text.find('}', last) != std::string::npos, "writing ", path,
         " failed; check folder, permissions and disk space");
 }
 

@@ -266,7 +266,7 @@ int main() {
 }
 )");
   const std::string command = "cd '" + dir.path.string() +
-                              "' && g++ -std=c++17 -fsyntax-only -I. -isystem " YOLOX_TORCH_ROOT
+                              "' && g++ -std=c++20 -fsyntax-only -I. -isystem " YOLOX_TORCH_ROOT
                               "/include -isystem " YOLOX_TORCH_ROOT
                               "/include/torch/csrc/api/include main.cpp >errors 2>&1";
   CHECK_MESSAGE(std::system(command.c_str()) == 0, contents(dir / "errors"));

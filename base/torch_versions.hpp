@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// What differs between LibTorch 2.10 and 2.15.
+#pragma once
+#include <torch/csrc/autograd/function.h>
+#include <torch/version.h>
+
+#include <memory>
+#include <utility>
+
+namespace yolox {
+
+// Returns a new node of the autograd graph, as torch::autograd::set_history() takes it. From 2.13 on, nodes
+// have their own reference count.
+template <class Node, class... Args>
+auto make_node(Args&&... args) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+  return c10::make_intrusive<Node>(std::forward<Args>(args)...);
+#else
+  return std::make_shared<Node>(std::forward<Args>(args)...);
+#endif
+}
+
+}  // namespace yolox
