@@ -17,8 +17,9 @@ MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t share, const Rank
 
 int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize size) {
   int64_t next = parts;
-  if (is_out_of_memory(e) && !CudaGraph::recording() && graphs.turn_off())
-    log.line("note: out of memory; training goes on without CUDA graphs, which keep the memory of a step");
+  if (is_out_of_memory(e) && !CudaGraph::recording() && graphs.free_memory())
+    log.line(graphs.is_on() ? "note: out of memory; CUDA graphs, which keep the memory of a step, are freed"
+                            : "note: out of memory again; training goes on without CUDA graphs");
   else
     next = fit.more_parts(e, parts);
   t.optimizer.zero_grad();

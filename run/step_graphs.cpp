@@ -37,11 +37,22 @@ StepGraphs::~StepGraphs() {
   --readers_of_constants;
 }
 
-bool StepGraphs::turn_off() {
-  if (!on) return false;
-  on = false;
+void StepGraphs::free_graphs() {
   torch::cuda::synchronize(device.index());  // the latest replay may still run
   for (auto& [key, kind] : kinds) kind.graph.reset();
+  graphs = 0;
+}
+
+void StepGraphs::turn_off() {
+  if (on) free_graphs();
+  on = false;
+}
+
+bool StepGraphs::free_memory() {
+  if (!on || graphs == 0) return false;
+  free_graphs();
+  if (was_freed) turn_off();
+  was_freed = true;
   return true;
 }
 
@@ -52,9 +63,8 @@ StepGraphs::Kind* StepGraphs::kind_of(const StepInput& input, ImageSize size, bo
                 rows = std::max<int64_t>(1, (most + 31) / 32) * 32, n = batch.images.size(0);
   if (!on || rows > kMostObjects) return nullptr;
   if (use_l1 != with_l1) {  // the graphs of the other kinds are of no more use
-    torch::cuda::synchronize(device.index());
+    free_graphs();
     kinds.clear();
-    graphs = 0;
     with_l1 = use_l1;
   }
   if (!images.defined()) images = torch::empty_like(batch.images);
@@ -105,6 +115,7 @@ bool StepGraphs::record_graph(Kind& kind, const std::function<void()>& step) {
     return false;
   }
   ++graphs;
+  kind.counts_per_step.clear();
   for (size_t i = 0; i < counts.size(); ++i) kind.counts_per_step.push_back(counts[i] - before[i]);
   restore_counts();
   return true;

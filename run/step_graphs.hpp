@@ -52,9 +52,10 @@ class StepGraphs {
     return std::any_cast<Result>(kind->result);
   }
 
-  // Frees all graphs. Later steps run without graphs. May be called by step(). Returns false if graphs were
-  // off.
-  bool turn_off();
+  // After an out-of-memory error, frees all graphs, which keep the memory of a step. After the second one,
+  // later steps run without graphs. May be called by step(). Returns false if there were none.
+  bool free_memory();
+  bool is_on() const { return on; }
 
  private:
   struct Kind {
@@ -71,8 +72,12 @@ class StepGraphs {
   void run_step(Kind& kind, const std::function<void()>& step);
   // Records a step. Returns false if the step cannot be recorded.
   bool record_graph(Kind& kind, const std::function<void()>& step);
+  // Frees all graphs. Later steps run without graphs.
+  void turn_off();
+  void free_graphs();
 
   bool on;
+  bool was_freed = false;  // by free_memory()
   const torch::Device device;
   const std::function<void(const std::string&)> failed;
   std::vector<Tensor> counts;  // integer buffers of the model on the CPU

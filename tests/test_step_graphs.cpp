@@ -264,8 +264,18 @@ TEST_CASE("gpu: if memory runs out beside graphs, they are freed, and the step i
   for (int i = 0; i < 3; ++i) t(few, 0.001);
   simulated_cuda::set_limit(simulated_cuda::allocated() + needed * 3 / 4);
   CHECK(t(many, 0.001).finite());
-  const std::string log = contents(t.folder / "log.txt");
-  CHECK_MESSAGE(has(log, "training goes on without CUDA graphs"), log);
+  std::string log = contents(t.folder / "log.txt");
+  CHECK_MESSAGE(has(log, "CUDA graphs, which keep the memory of a step, are freed"), log);
+  CHECK_FALSE(has(log, "without CUDA graphs"));
+  simulated_cuda::set_limit(INT64_MAX);
+  t(few, 0.001);  // recorded again
+  simulated_cuda::reset_counts();
+  t(few, 0.001);
+  CHECK(simulated_cuda::sum(simulated_cuda::operator_calls()) < 20);
+  simulated_cuda::set_limit(simulated_cuda::allocated() + needed * 3 / 4);
+  CHECK(t(many, 0.001).finite());
+  log = contents(t.folder / "log.txt");
+  CHECK_MESSAGE(has(log, "out of memory again; training goes on without CUDA graphs"), log);
   CHECK_FALSE(has(log, "micro-batches"));
 }
 
