@@ -50,7 +50,7 @@ Ranks::Ranks(const RankInfo& info, torch::Device device, double seconds) : info(
 }
 
 bool Ranks::same_machine() const {
-  const auto elsewhere = [&](const Peer& p) { return p.host != peers[0].host; };
+  const auto elsewhere = [&](const Peer& p) { return p.machine() != peers[0].machine(); };
   return info.local_world == info.world && std::none_of(peers.begin(), peers.end(), elsewhere);
 }
 
@@ -255,7 +255,10 @@ std::string Ranks::wait_for_key(const std::string& key, double most) {
 void Ranks::exchange_peers(torch::Device own) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
-  const std::string me = concat(getpid(), " ", host, " ", gpu_uuid(own), " ", gpu_pci_address(own));
+  std::string boot = "-";
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  const std::string me =
+      concat(getpid(), " ", host, " ", boot, " ", gpu_uuid(own), " ", gpu_pci_address(own));
   store->set(concat("here/", info.rank), std::vector<uint8_t>(me.begin(), me.end()));
   std::vector<Peer> found(info.world);
   std::vector<std::string> missing;
@@ -263,7 +266,7 @@ void Ranks::exchange_peers(torch::Device own) {
   for (int r = 0; r < info.world; ++r) {
     std::istringstream in(wait_for_key(concat("here/", r), std::max(0.0, seconds - (now() - start))));
     Peer& p = found[r];
-    if (!(in >> p.process >> p.host)) missing.push_back(concat(r));
+    if (!(in >> p.process >> p.host >> p.boot)) missing.push_back(concat(r));
     in >> p.gpu >> p.pci;
   }
   if (!missing.empty()) {
@@ -329,15 +332,22 @@ c10::intrusive_ptr<c10d::Backend> Ranks::connect_nccl(const std::string& name, b
 SyncBnCollectives Ranks::sync_bn_collectives() {
 #ifdef YOLOX_CUDA
   if (device.is_cuda()) {
+    // Not asynchronous: on the current stream, without events and a second stream.
     return {[this](Tensor& t) {
               collective([&] {
                 std::vector<Tensor> one{t};
-                return sync_bn->allreduce(one);
+                c10d::AllreduceOptions options;
+                options.asyncOp = false;
+                return sync_bn->allreduce(one, options);
               });
             },
             [this](const Tensor& x) {
               Tensor all = torch::empty({info.world, x.numel()}, x.options()), mine = x;
-              collective([&] { return sync_bn->_allgather_base(all, mine); });
+              collective([&] {
+                c10d::AllgatherOptions options;
+                options.asyncOp = false;
+                return sync_bn->_allgather_base(all, mine, options);
+              });
               return all;
             }};
   }
@@ -368,6 +378,8 @@ void Ranks::connect(torch::Device where) {
     for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS",
                              "TORCH_NCCL_ENABLE_MONITORING"})
       setenv(name, "0", /*overwrite=*/0);
+    // "all" and "SyncBN" run at the same time. All ranks launch them in one order, which NCCL then keeps.
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
     processes->setBackend(torch::kCUDA, Kind::NCCL, connect_nccl("all", /*small=*/false));
     processes->setDefaultBackend(Kind::NCCL);
     // NCCL initialises at the first collective. Doing so here reports errors early, and --bs auto counts the

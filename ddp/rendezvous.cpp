@@ -25,11 +25,11 @@ bool is_lost_rank_error(const std::exception& e) {
 }
 
 void check_gpus_differ(const std::vector<Peer>& peers) {
-  std::map<std::pair<std::string, std::string>, size_t> gpus;  // (host, PCI address) -> rank
+  std::map<std::pair<std::string, std::string>, size_t> gpus;  // (machine, PCI address) -> rank
   for (size_t r = 0; r < peers.size(); ++r) {
     const Peer& p = peers[r];
     if (p.gpu.empty()) continue;
-    const auto [other, is_new] = gpus.emplace(std::pair(p.host, p.pci), r);
+    const auto [other, is_new] = gpus.emplace(std::pair(p.machine(), p.pci), r);
     if (is_new) continue;
     check(p.gpu == peers[other->second].gpu, "rank ", other->second, " and rank ", r,
           " use two MIG slices of one GPU (", p.text(),

@@ -26,8 +26,10 @@ bool is_lost_rank_error(const std::exception& e);
 struct Peer {
   std::string host;
   pid_t process = 0;
-  std::string gpu;  // UUID; empty for the CPU
-  std::string pci;  // PCI address of the GPU; empty for the CPU
+  std::string gpu;   // UUID; empty for the CPU
+  std::string pci;   // PCI address of the GPU; empty for the CPU
+  std::string boot;  // changes with each start of a machine, and so differs between machines of one name
+  std::string machine() const { return host + " " + boot; }
   std::string text() const {
     return concat(host, ", process ", process, gpu.empty() ? "" : ", " + gpu.substr(0, 12));
   }

@@ -440,10 +440,11 @@ TEST_CASE("ranks: an error of the rank itself is distinguished from the loss of 
   CHECK(is_lost_rank_error(LostRank("gone")));
 }
 TEST_CASE("ranks: two ranks with one GPU, or with two MIG slices of it, are refused") {
-  const auto ranks = [](const char* gpu, const char* pci, const char* host = "a") {
-    return std::vector<Peer>{{"a", 10, "GPU-1", "0000:3b:00"}, {host, 11, gpu, pci}};
+  const auto ranks = [](const char* gpu, const char* pci, const char* host = "a", const char* boot = "1") {
+    return std::vector<Peer>{{"a", 10, "GPU-1", "0000:3b:00", "1"}, {host, 11, gpu, pci, boot}};
   };
-  check_gpus_differ({{"a", 10, "", ""}, {"a", 11, "", ""}});
+  check_gpus_differ({{"a", 10, "", "", "1"}, {"a", 11, "", "", "1"}});
+  check_gpus_differ(ranks("GPU-2", "0000:3b:00", "a", "2"));  // two machines of one name
   check_gpus_differ(ranks("GPU-2", "0000:5e:00"));
   check_gpus_differ(ranks("GPU-2", "0000:3b:00", "b"));
   CHECK_THROWS_WITH(check_gpus_differ(ranks("GPU-1", "0000:3b:00")),
