@@ -54,9 +54,10 @@ struct Config : Flags {
       flag(val_fraction, "Data", "val-fraction", 0.0, "X",
            "hold out this fraction of the images for evaluation, if the data has one split; 0 = off",
            between(0, 0.9));
-  int workers = flag_auto(workers, "Data", "workers", 0, "N|auto",
-                          "threads that load and augment images, per rank; auto = cores / ranks",
-                          between(0, 256) | kFrequent | kOfMachine);
+  int workers = flag_auto(
+      workers, "Data", "workers", 0, "N|auto",
+      "threads that load and augment images, per rank; auto = cores / ranks, with a GPU up to 2 less",
+      between(0, 256) | kFrequent | kOfMachine);
   std::string cache = flag(cache, "Data", "cache", "none", "none|ram|disk",
                            "cache decoded images at the input size", marked(kFrequent | kOfMachine));
   bool strict =

@@ -161,7 +161,7 @@ static void evaluate_model(const Config& config) {
   settings.conf = config.conf;
   settings.nms = config.nms;
   settings.batch = config.bs;
-  settings.workers = loader_threads(config.workers);
+  settings.workers = loader_threads(config.workers, 1, settings.device.is_cuda());
   settings.legacy = loaded.info.legacy_preproc;
   EvalTimes times;
   if (config.speed) settings.times = &times;

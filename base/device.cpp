@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/device.hpp"
 
+#include <ATen/native/ConvUtils.h>
 #include <c10/core/AllocatorConfig.h>
 
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <sstream>
 
@@ -65,13 +67,27 @@ torch::Device parse_device(const std::string& name) {
   c10::cuda::set_device(c10::DeviceIndex(index));
 #endif
   use_expandable_segments();
+  const torch::Device device(torch::kCUDA, c10::DeviceIndex(index));
+  try {
+    torch::ones({1}, device);
+  } catch (const c10::OutOfMemoryError&) {  // the GPU is full; whoever needs memory will report it
+  } catch (const c10::Error& e) {
+    usage_check(std::string(e.what()).find("no kernel image") == std::string::npos, "--device ", name,
+                ": this LibTorch has no kernels for ", device_name(device),
+                "; run ./setup.sh again, which chooses one by the GPU, or use --device cpu");
+    throw;
+  }
   allow_tf32(false);
-  return torch::Device(torch::kCUDA, c10::DeviceIndex(index));
+  return device;
 }
 
 void use_expandable_segments() {
 #ifdef YOLOX_CUDA
   if (std::getenv("PYTORCH_ALLOC_CONF") || std::getenv("PYTORCH_CUDA_ALLOC_CONF")) return;
+  // The driver of WSL 2 fails to map memory, at once or only later.
+  std::string kernel;
+  std::getline(std::ifstream("/proc/sys/kernel/osrelease"), kernel);
+  if (kernel.find("microsoft") != std::string::npos) return;
   c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
   try {
     torch::empty({1 << 22}, torch::TensorOptions(torch::kByte).device(torch::kCUDA));
@@ -155,8 +171,12 @@ void allow_tf32(bool on) {
 }
 
 void set_determinism(bool on, bool memory_is_short) {
-  at::globalContext().setBenchmarkCuDNN(!on && !memory_is_short);
+  const char* benchmark = std::getenv("YOLOX_CUDNN_BENCHMARK");  // 0: cuDNN's own choice, for bench/gpu.py
+  const bool off = benchmark && std::string(benchmark) == "0";
+  at::globalContext().setBenchmarkCuDNN(!on && !memory_is_short && !off);
   at::globalContext().setBenchmarkLimitCuDNN(4);
+  // Otherwise each new convolution returns all cached memory to the driver.
+  at::native::_cudnn_set_conv_benchmark_empty_cache(false);
   if (!on) return;
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);

@@ -19,8 +19,9 @@ int usable_cores() {
   return std::clamp(int(std::ceil(quota / period)), 1, cores);
 }
 
-int loader_threads(int workers, int loaders) {
-  return workers > 0 ? workers : std::max(1, usable_cores() / loaders);
+int loader_threads(int workers, int loaders, bool gpu) {
+  const int share = usable_cores() / loaders, launching = gpu ? std::min(2, share / 4) : 0;
+  return workers > 0 ? workers : std::max(1, share - launching);
 }
 
 Tasks::Tasks(int threads, size_t max_waiting) : max_waiting(max_waiting) {

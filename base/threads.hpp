@@ -22,8 +22,9 @@ namespace yolox {
 int usable_cores();
 
 // Returns the number of threads for a data loader. workers: value of --workers; 0 means auto:
-// usable_cores() / loaders, at least 1. loaders: number of data loaders on this machine.
-int loader_threads(int workers, int loaders = 1);
+// usable_cores() / loaders, at least 1. loaders: number of data loaders on this machine. gpu: leaves up to
+// two cores to the threads that launch the work of the GPU.
+int loader_threads(int workers, int loaders = 1, bool gpu = false);
 
 // Calls f(i) for every i from 0 to n - 1 on up to `most` threads (0: one per core), and on fewer if the
 // system refuses to create them. Rethrows the first exception of f after all threads have ended.

@@ -4,17 +4,18 @@
 Called by bench/gpu.sh. Prints tables in the form of bench/RESULTS.md. A part that fails says why, and the others run."""
 import argparse, csv, json, os, pathlib, re, statistics, subprocess, sys, tempfile, time
 
-PARTS = ["step", "launches", "train", "loader", "eval", "dtr", "batch"]
+PARTS = ["step", "cudnn", "launches", "train", "loader", "eval", "dtr", "batch"]
 
 
 class Failed(Exception):
     pass
 
 
-def run(command, limit, folder=None):
+def run(command, limit, folder=None, variables=None):
     """Runs a command and returns its stdout. Throws Failed with the last line of its output."""
     try:
-        r = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=limit, cwd=folder)
+        r = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=limit, cwd=folder,
+                           env={**os.environ, **(variables or {})})
     except subprocess.TimeoutExpired:
         raise Failed(f"stopped after {limit} s")
     except OSError as e:
@@ -87,7 +88,7 @@ def table(title, heading, rows):
 class Bench:
     def __init__(self, flags, folder):
         self.f, self.folder, self.results = flags, folder, {}
-        self.size, self.batches, self.precisions = (64, [4], ["bf16"]) if flags.quick else (640, [16, 64], ["tf32", "bf16", "fp16"])
+        self.size, self.batches, self.precisions = (64, [4], ["bf16"]) if flags.quick else (640, [16, 64], ["bf16", "tf32"])
         self.model = "yolox-nano" if flags.quick else "yolox-s"
         self.steps = 5 if flags.quick else 30
         self.data = flags.data or "shapes"
@@ -95,10 +96,10 @@ class Bench:
     def program(self, name):
         return pathlib.Path(self.f.programs, name).resolve()
 
-    def ours(self, batch, amp, *fast):
+    def ours(self, batch, amp, *fast, variables=None):
         command = [self.program("bench_train_step"), f"--model={self.model}", f"--size={self.size}", f"--bs={batch}", f"--amp={amp}",
                    f"--steps={self.steps}", f"--device={self.f.device}", *fast]
-        return last_json(run(command, 120))
+        return last_json(run(command, 120, variables=variables))
 
     def theirs(self, batch, amp):
         return last_json(run([sys.executable, __file__, "--peer", self.model, self.size, batch, amp, self.steps, self.f.device], 180))
@@ -125,6 +126,23 @@ class Bench:
                              *(text(n, "gigabytes") if "error" not in row[n] else "" for n in row)])
         names = ["plain", "fused norm", "CUDA graph", "both", "Python"]
         table(f"Training step, {self.model} {self.size}: images/s, then GB", ["", *names, "best / Python", *names], rows)
+
+    def cudnn(self):
+        """How cuDNN chooses its algorithms: speed, and seconds of the whole process, most of which are its start."""
+        rows, self.results["cudnn"] = [], {}
+        kinds = {"benchmark": {}, "heuristic": {"YOLOX_CUDNN_BENCHMARK": "0"},
+                 "heuristic B": {"YOLOX_CUDNN_BENCHMARK": "0", "TORCH_CUDNN_USE_HEURISTIC_MODE_B": "1"}}
+        for batch in self.batches:
+            for name, variables in kinds.items():
+                start = time.perf_counter()
+                try:
+                    found = self.ours(batch, "bf16", variables=variables)
+                    speed, seconds = batch / statistics.median(found["seconds"]), time.perf_counter() - start
+                    self.results["cudnn"][f"{name} {batch}"] = {"images_per_second": speed, "seconds": seconds}
+                    rows.append([f"{name}, batch {batch}", f"{speed:.4g}", f"{seconds:.1f}"])
+                except Failed as e:
+                    rows.append([f"{name}, batch {batch}", str(e)[:60], ""])
+        table(f"cuDNN's choice of algorithms, {self.model} {self.size}, bf16", ["", "images/s", "seconds of the process"], rows)
 
     def train(self, *more, limit=150):
         command = [self.program("train"), "--data", self.data, "--model", self.model, "--size", self.size, "--device", self.f.device,

@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "base/error.hpp"
@@ -64,8 +65,14 @@ void Loader::start_batches() {
   while (pending.size() < ahead && position < end) {
     const size_t n = std::min<int64_t>(batch, end - position);
     auto p = std::make_shared<PendingBatch>();
-    p->images = torch::empty({int64_t(n), size.height, size.width, 3},
-                             torch::TensorOptions(torch::kByte).pinned_memory(pinned));
+    const std::vector<int64_t> shape{int64_t(n), size.height, size.width, 3};
+    try {
+      p->images = torch::empty(shape, torch::TensorOptions(torch::kByte).pinned_memory(pinned));
+    } catch (const c10::Error&) {  // WSL 2 has little pinned memory; without it, copies wait for the device
+      if (!pinned) throw;
+      pinned = false;
+      p->images = torch::empty(shape, torch::kByte);
+    }
     p->boxes.resize(n);
     p->indices.resize(n);
     p->scales.resize(n);
@@ -122,10 +129,16 @@ Batch DeviceLoader::next() {
 }
 
 DeviceLoader::PendingCopy DeviceLoader::start_copy(Batch batch) {
-  if (!side) side = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-  const c10::StreamGuard guard(*side);
+  // One stream for all loaders, because the memory of a stream is not for others.
+  static std::map<c10::DeviceIndex, c10::Stream> streams;
+  auto known = streams.find(device.index());
+  if (known == streams.end()) {
+    const c10::Stream side = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+    known = streams.emplace(device.index(), side).first;
+  }
+  const c10::StreamGuard guard(known->second);
   const auto copy = [&](Tensor& t) {
-    if (t.numel() > 0 && !t.is_pinned()) t = t.pin_memory();
+    if (t.numel() > 0 && !t.is_pinned() && loader.is_pinned()) t = t.pin_memory();
     t = t.to(device, /*non_blocking=*/true);
   };
   copy(batch.images);
@@ -133,7 +146,7 @@ DeviceLoader::PendingCopy DeviceLoader::start_copy(Batch batch) {
   copy(batch.targets.classes);
   copy(batch.targets.device_counts);
   PendingCopy sent{std::move(batch), c10::Event(device.type())};
-  sent.copied.record(*side);
+  sent.copied.record(known->second);
   return sent;
 }
 

@@ -28,9 +28,9 @@ class Loader {
 
   // first, end: the positions are first <= position < end. batch: images per batch; the last batch may be
   // smaller. size: width and height of the images in pixels. threads: worker threads; at most as many as
-  // images can be in progress. pinned: allocate images in pinned memory. stride: distance between the first
-  // positions of two batches, for a rank that loads its part of a larger batch; 0 means `batch`. ahead:
-  // maximum number of unfinished and waiting batches.
+  // images can be in progress. pinned: allocate images in pinned memory, if there is enough. stride: distance
+  // between the first positions of two batches, for a rank that loads its part of a larger batch; 0 means
+  // `batch`. ahead: maximum number of unfinished and waiting batches.
   Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, bool pinned,
          int64_t stride = 0, size_t ahead = 3);
   ~Loader() { end_workers(); }
@@ -41,6 +41,9 @@ class Loader {
   bool done();
   // Returns true if next() would return without waiting.
   bool ready();
+
+  // Images are in pinned memory, of which there was enough.
+  bool is_pinned() const { return pinned; }
 
   // Waits for the next batch and returns it. Throws after the last batch, or the exception of make().
   Batch next();
@@ -72,7 +75,7 @@ class Loader {
   const size_t ahead;
   const int batch;
   const cv::Size size;
-  const bool pinned;
+  bool pinned;
   std::mutex mutex;
   std::condition_variable has_work, has_batch;
   std::deque<std::shared_ptr<PendingBatch>> pending;
@@ -102,7 +105,6 @@ class DeviceLoader {
   Loader& loader;
   const torch::Device device;
   std::optional<PendingCopy> ahead;
-  std::optional<c10::Stream> side;
 };
 
 }  // namespace yolox

@@ -269,7 +269,7 @@ static int train(int argc, char** argv) {
   usage_check(c.amp != "fp16", "--amp ", flags.amp == "auto" ? "auto: this GPU has no bf16; give off" : c.amp,
               flags.amp == "auto" ? "" : " is not possible here; give off, tf32, bf16 or fp64");
   flags.amp = c.amp;
-  c.loader_threads = loader_threads(c.workers, rank_info.local_world * int(streams.size()));
+  c.loader_threads = loader_threads(c.workers, rank_info.local_world * int(streams.size()), device.is_cuda());
 
   // ---- rendezvous, data, model
   // `ranks` is never destroyed, because after an error its destructor would wait for the other ranks.

@@ -30,7 +30,7 @@ torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
   if (config.amp == "auto") config.amp = default_precision(device);
   usage_check(config.amp != "tf32" || device.is_cuda(), "--amp tf32 needs a GPU; give --amp off");
   allow_tf32(config.amp == "tf32");
-  config.loader_threads = loader_threads(config.workers, rank_info.local_world);
+  config.loader_threads = loader_threads(config.workers, rank_info.local_world, device.is_cuda());
   set_determinism(config.deterministic, /*memory_is_short=*/with_dtr);
   // With fp16, gradients overflow now and then. Anomaly mode must not report this as NaN.
   if (config.debug) torch::autograd::AnomalyMode::set_enabled(true, /*check_nan=*/config.amp != "fp16");

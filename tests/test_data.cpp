@@ -1003,6 +1003,7 @@ TEST_CASE(
   CHECK(loader_threads(5) == 5);
   CHECK(loader_threads(0) == usable_cores());
   CHECK(loader_threads(0, 1000) == 1);
+  CHECK(loader_threads(0, 1, true) == usable_cores() - std::min(2, usable_cores() / 4));
   CHECK(usable_cores() >= 1);
   CHECK(usable_cores() <= int(std::thread::hardware_concurrency()));
 }

@@ -564,6 +564,22 @@ TEST_CASE("gpu: after a failed kernel the run ends with one line, exit code 1 an
   CHECK_MESSAGE(has(report, "device-side assert triggered"), report);
 }
 
+#ifdef YOLOX_SIMULATED_CUDA
+TEST_CASE("gpu: child: LibTorch has no kernels for the GPU" * doctest::test_suite("ranks") *
+          doctest::skip()) {
+  simulated_cuda::fail_from_now_on("CUDA error: no kernel image is available for execution on the device");
+  _exit(run_program([] { parse_device("cuda"); }));
+}
+
+TEST_CASE("gpu: a LibTorch without kernels for the GPU is a usage error with the remedy" * needs_gpu) {
+  const Outcome o = shell(
+      TempDir(), "$YOLOX_PROGRAMS/tests --no-skip -tc='gpu: child: LibTorch has no kernels for the GPU'");
+  CHECK(o.code == 2);
+  CHECK_MESSAGE(has(o.err, "error: --device cuda: this LibTorch has no kernels for cuda:0 ("), o.err);
+  CHECK(has(o.err, "run ./setup.sh again"));
+}
+#endif
+
 // ---- data
 
 TEST_CASE("gpu: batches of DeviceLoader equal those of the loader" * needs_gpu) {
@@ -580,6 +596,19 @@ TEST_CASE("gpu: batches of DeviceLoader equal those of the loader" * needs_gpu) 
   }
   CHECK(batches.done());
 }
+
+#ifdef YOLOX_SIMULATED_CUDA
+TEST_CASE("gpu: if there is no pinned memory, the loader makes the same batches without it" * needs_gpu) {
+  const struct Refuses {
+    Refuses() { simulated_cuda::refuse_pinned_memory(true); }
+    ~Refuses() { simulated_cuda::refuse_pinned_memory(false); }
+  } refuses;
+  Loader loader(noise(64, 3), 0, 12, 2, {64, 64}, 2, true), plain(noise(64, 3), 0, 12, 2, {64, 64}, 2, false);
+  CHECK_FALSE(loader.is_pinned());
+  DeviceLoader batches(loader, kGpu);
+  while (!plain.done()) CHECK(torch::equal(batches.next().images.cpu(), plain.next().images));
+}
+#endif
 
 TEST_CASE("gpu: batches stay intact while both streams are busy" * needs_gpu) {
   const NoStreamErrors no_stream_errors;

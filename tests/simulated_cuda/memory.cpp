@@ -32,7 +32,7 @@ Arena::Arena() : size(size_t(4 * kMemory)) {
   holes[bytes] = size;
 }
 
-static bool refuses_expandable_segments = false;
+static bool refuses_expandable_segments = false, refuses_pinned_memory = false;
 
 Block* Arena::allocate(size_t wanted) {
   TORCH_CHECK(!refuses_expandable_segments ||
@@ -238,6 +238,7 @@ void free_pinned(void* p) {
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
     if (size == 0) return {nullptr, nullptr, &free_pinned, c10::kCPU};
+    TORCH_CHECK(!refuses_pinned_memory, "CUDA error: out of memory");
     char* p = static_cast<char*>(std::aligned_alloc(4096, (size + 4095) / 4096 * 4096));
     TORCH_CHECK(p, "cannot allocate ", size, " bytes of pinned memory");
     const Lock lock(mutex());
@@ -287,6 +288,11 @@ bool is_pinned(const void* p) {
 void refuse_expandable_segments(bool on) {
   const Lock lock(mutex());
   refuses_expandable_segments = on;
+}
+
+void refuse_pinned_memory(bool on) {
+  const Lock lock(mutex());
+  refuses_pinned_memory = on;
 }
 
 int64_t allocated() {

@@ -59,6 +59,9 @@ int64_t limit();
 // on: an allocation with expandable segments throws, as on a GPU that cannot map memory in parts.
 void refuse_expandable_segments(bool on);
 
+// on: allocations of pinned memory throw, as on a machine that has little of it.
+void refuse_pinned_memory(bool on);
+
 // The memory pools of CUDA graphs, by the second part of their id. As in torch, a pool is used by the graphs
 // that were begun in it, and cannot be used again after the last one is released. A recording that has failed
 // must be ended and released.
@@ -68,6 +71,6 @@ void release_pool(uint64_t id);
 
 // From now on the device fails as a GPU after a kernel with an error: every call throws the same error, also
 // the deleters of memory that several streams used.
-void fail_from_now_on();
+void fail_from_now_on(const char* error = "CUDA error: device-side assert triggered");
 
 }  // namespace simulated_cuda

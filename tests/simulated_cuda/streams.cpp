@@ -79,9 +79,9 @@ std::vector<std::string> errors() {
   return std::exchange(counts().errors, {});
 }
 
-static std::atomic<bool> failed{false};
-void fail_from_now_on() { failed = true; }
-void throw_if_failed() { TORCH_CHECK(!failed, "CUDA error: device-side assert triggered"); }
+static std::atomic<const char*> failed{nullptr};
+void fail_from_now_on(const char* error) { failed = error; }
+void throw_if_failed() { TORCH_CHECK(!failed, failed.load()); }
 
 // ---- streams
 
