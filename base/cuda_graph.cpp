@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "base/error.hpp"
+#include "base/torch_versions.hpp"
 
 #ifdef YOLOX_CUDA
 #include <ATen/core/CachingHostAllocator.h>
@@ -81,7 +82,7 @@ struct CudaGraph::Implementation {
     const bool on_device = succeeds([&] { allocator::endAllocateToPool(index, id); });
     if (on_device) succeeds([&] { allocator::releasePool(index, id); });
     bool on_host = false;
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11
+#if YOLOX_TORCH_AT_LEAST(11)
     at::HostAllocator* host = at::getHostAllocator(at::kCUDA);
     on_host = host && succeeds([&] { host->end_allocate_to_pool(id); });
     if (on_host) succeeds([&] { host->release_pool(id); });

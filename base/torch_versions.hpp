@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What differs between LibTorch 2.10 and 2.15.
+// What differs between LibTorch 2.10 and 2.15. Other files that depend on the version use
+// YOLOX_TORCH_AT_LEAST.
 #pragma once
 #include <torch/csrc/autograd/function.h>
 #include <torch/version.h>
@@ -7,13 +8,15 @@
 #include <memory>
 #include <utility>
 
+#define YOLOX_TORCH_AT_LEAST(minor) (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= (minor))
+
 namespace yolox {
 
 // Returns a new node of the autograd graph, as torch::autograd::set_history() takes it. From 2.13 on, nodes
 // have their own reference count.
 template <class Node, class... Args>
 auto make_node(Args&&... args) {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+#if YOLOX_TORCH_AT_LEAST(13)
   return c10::make_intrusive<Node>(std::forward<Args>(args)...);
 #else
   return std::make_shared<Node>(std::forward<Args>(args)...);

@@ -12,6 +12,8 @@
 
 #include <unordered_map>
 
+#include "base/torch_versions.hpp"
+
 namespace yolox {
 
 // Timeout of collectives. The watchdog ends a run earlier, with a message that names the missing rank.
@@ -457,7 +459,7 @@ GradientReducer::GradientReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& g
       params, std::move(buckets), group, sparse, others, /*find_unused_parameters=*/true,
       /*gradient_as_bucket_view=*/true, std::unordered_map<size_t, std::string>{}, first,
       /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false
-#if TORCH_VERSION_MINOR >= 11
+#if YOLOX_TORCH_AT_LEAST(11)
       ,
       std::vector<int64_t>{}
 #endif
