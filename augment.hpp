@@ -48,10 +48,10 @@ struct AugmentConfig {
   double mosaic_scale_lo = recipe(mosaic_scale_lo, "mosaic-scale-lo", 0.1, "X", "minimum scale of a mosaic");
   double mosaic_scale_hi = recipe(mosaic_scale_hi, "mosaic-scale-hi", 2, "X", "maximum scale of a mosaic");
   double degrees =
-      recipe(degrees, "degrees", 10, "X", "mosaic: maximum rotation in degrees, either direction");
+      flag(degrees, "degrees", 10.0, "X", "mosaic: maximum rotation in degrees, either direction");
   double translate =
       flag(translate, "translate", 0.1, "X", "mosaic: maximum shift as a fraction of the input size");
-  double shear = recipe(shear, "shear", 2, "X", "mosaic: maximum shear in degrees, either direction");
+  double shear = flag(shear, "shear", 2.0, "X", "mosaic: maximum shear in degrees, either direction");
   double mixup_prob = recipe(mixup_prob, "mixup-prob", 1, "P", "probability of MixUp in a mosaic");
   double mixup_scale_lo =
       flag(mixup_scale_lo, "mixup-scale-lo", 0.5, "X", "MixUp: minimum scale of the second image");

@@ -31,15 +31,14 @@ struct TrainingRecipe {
   double min_lr_ratio;
   double warmup_epochs, warmup_steps;  // maximum length of the warm-up, which also is at most 5 % of the run
   double no_aug_epochs, no_aug_share;  // maximum length of the final phase: epochs, share of the run
-  double degrees, shear;               // maximum rotation and shear of a mosaic
   bool of_run;  // EMA and momentum of batch norms follow the length of the run, see ema_of_run()
 };
 
 constexpr double kAnyLength = 1e9;
 // The recipe of official YOLOX, which trains from scratch for 300 epochs. Shorter runs have shorter phases.
-constexpr TrainingRecipe kOfficialRecipe = {"sgd", "cosine", 0.05, 5, kAnyLength, 15, 0.1, 10, 2, false};
+constexpr TrainingRecipe kOfficialRecipe = {"sgd", "cosine", 0.05, 5, kAnyLength, 15, 0.1, false};
 // For pretrained weights and a few hundred images. bench/RESULTS.md says which values were compared.
-constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 0.05, 1, 100, 20, 0.35, 0, 0, true};
+constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 0.05, 1, 100, 5, 0.35, true};
 
 // The flags of ./train. Each hyper-parameter is one declaration: member, flag, default and help text.
 struct Config : Flags {
@@ -54,10 +53,9 @@ struct Config : Flags {
       flag(val_fraction, "Data", "val-fraction", 0.0, "X",
            "hold out this fraction of the images for evaluation, if the data has one split; 0 = off",
            between(0, 0.9));
-  int workers = flag_auto(
-      workers, "Data", "workers", 0, "N|auto",
-      "threads that load and augment images, per rank; auto = cores / ranks, with a GPU up to 2 less",
-      between(0, 256) | kFrequent | kOfMachine);
+  int workers = flag_auto(workers, "Data", "workers", 0, "N|auto",
+                          "threads that load and augment images, per rank; auto = cores / ranks",
+                          between(0, 256) | kFrequent | kOfMachine);
   std::string cache = flag(cache, "Data", "cache", "none", "none|ram|disk",
                            "cache decoded images at the input size", marked(kFrequent | kOfMachine));
   bool strict =
@@ -242,8 +240,6 @@ inline void fill_in(Config& c) {
   fill(c.augment.mosaic_scale_hi, of_size.mosaic_scale_hi);
   fill(c.augment.mixup_prob, of_size.mixup_prob);
   const TrainingRecipe& recipe = training_recipe(c);
-  fill(c.augment.degrees, recipe.degrees);
-  fill(c.augment.shear, recipe.shear);
   if (c.optimizer == "recipe") c.optimizer = recipe.optimizer;
   if (c.schedule == "recipe") c.schedule = recipe.schedule;
   fill(c.weight_decay, default_weight_decay(c.optimizer));

@@ -57,6 +57,10 @@ TEST_CASE("recipe: lengths are in steps and shrink with the run; official ones a
   CHECK(plan("finetune", 1).schedule.warmup == doctest::Approx(1.3));
   CHECK(plan("finetune", 15).schedule.warmup == doctest::Approx(19.5));
   CHECK(plan("finetune", 300).schedule.warmup == doctest::Approx(26));
+  // Without mosaic: at most 35 % of the run and 5 epochs, so that long runs on few images do not over-fit.
+  CHECK(plan("finetune", 10).first_no_aug_iteration == 6.5 * 26);
+  CHECK(plan("finetune", 15).first_no_aug_iteration == 10 * 26);
+  CHECK(plan("finetune", 60).first_no_aug_iteration == 55 * 26);
   const Plan official = plan("official", 300);
   CHECK(official.schedule.warmup == 5 * 26);
   CHECK(official.first_no_aug_iteration == 285 * 26);
@@ -67,14 +71,15 @@ TEST_CASE("recipe: lengths are in steps and shrink with the run; official ones a
 }
 
 TEST_CASE("recipe: EMA and batch norms average over a share of the run, and as officially in long runs") {
-  for (const double iters : {50.0, 400.0, 2000.0, 20000.0}) {
-    CHECK(1 / (1 - ema_of_run(iters).decay) == doctest::Approx(iters / 15));
+  const std::pair<double, double> shares[] = {{50, 15}, {750, 15}, {1125, 10}, {1500, 7.5}, {20000, 7.5}};
+  for (const auto& [iters, share] : shares) {
+    CHECK(1 / (1 - ema_of_run(iters).decay) == doctest::Approx(iters / share));
     CHECK(ema_of_run(iters).tau <= iters / 10);
   }
   CHECK(1 / norm_momentum_of_run(100) == doctest::Approx(5));
   CHECK(norm_momentum_of_run(10) == 0.5);
   CHECK(norm_momentum_of_run(667) == 0.03);
-  for (const double iters : {75000.0, 1e6}) {
+  for (const double iters : {37500.0, 1e6}) {
     CHECK(ema_of_run(iters).decay == doctest::Approx(0.9998).epsilon(1e-12));
     CHECK(ema_of_run(iters).tau == 2000);
   }
