@@ -63,10 +63,12 @@ bool succeeds(const Function& f) {
 
 struct CudaGraph::Implementation {
   struct Graph : at::cuda::CUDAGraph {
-    // After a failed recording, torch's generators of random numbers still record, and throw at their next
-    // use.
+    // Up to 2.11, torch's generators of random numbers still record after a failed recording, and throw at
+    // their next use.
     void end_recording_of_generators() {
+#if !YOLOX_TORCH_AT_LEAST(12)
       for (auto& [state, increment] : captured_generator_states_) state->capturing_ = false;
+#endif
     }
   };
 

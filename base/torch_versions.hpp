@@ -4,6 +4,9 @@
 #pragma once
 #include <torch/csrc/autograd/function.h>
 #include <torch/version.h>
+#if defined(YOLOX_CUDA) && !defined(YOLOX_SIMULATED_CUDA)
+#include <c10/cuda/CUDAStream.h>
+#endif
 
 #include <memory>
 #include <utility>
@@ -20,6 +23,18 @@ auto make_node(Args&&... args) {
   return c10::make_intrusive<Node>(std::forward<Args>(args)...);
 #else
   return std::make_shared<Node>(std::forward<Args>(args)...);
+#endif
+}
+
+// Returns the cudaStream_t of a stream.
+inline void* native_stream(const c10::Stream& stream) {
+#if YOLOX_TORCH_AT_LEAST(11)
+  return stream.native_handle();
+#elif defined(YOLOX_CUDA) && !defined(YOLOX_SIMULATED_CUDA)
+  return c10::cuda::CUDAStream(stream).stream();
+#else
+  (void)stream;
+  return nullptr;
 #endif
 }
 

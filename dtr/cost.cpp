@@ -42,7 +42,7 @@ std::function<double(c10::ArrayRef<c10::IValue>)> DeviceCosts::operator()(
   if (const auto found = known.find(key); found != known.end() && found->second.times >= kTimes)
     return [seconds = found->second.seconds](auto) { return seconds; };
   std::shared_ptr<DeviceEvent> before = mark();
-  return [=, &operation](c10::ArrayRef<c10::IValue> results) {
+  return [=, this, &operation](c10::ArrayRef<c10::IValue> results) {
     waiting.push_back({key, before, mark()});
     const auto found = known.find(key);
     return found == known.end() || found->second.times < 2 ? estimated_cost(operation, given, results)

@@ -10,6 +10,7 @@
 #include <optional>
 #include <tuple>
 
+#include "base/torch_versions.hpp"
 #include "layers/bn_silu_kernels.hpp"
 #include "layers/sync_bn.hpp"
 
@@ -32,7 +33,7 @@ inline Shape shape_of(const Tensor& x) {
           x.numel() / x.size(1), int(x.size(1))};
 }
 inline void* stream_of(const Tensor& x) {
-  return c10::impl::VirtualGuardImpl(torch::kCUDA).getStream(x.device()).native_handle();
+  return native_stream(c10::impl::VirtualGuardImpl(torch::kCUDA).getStream(x.device()));
 }
 // Returns the distance of the rows of t [B, C, H, W] in elements if its memory is that of a channels-last
 // tensor with at least as many channels. Otherwise returns 0.
