@@ -354,9 +354,9 @@ inline double ema_decay(const EmaSchedule& s, int64_t update) {
   return s.decay * (1 - std::exp(-double(update) / s.tau));
 }
 
-// Returns the EMA of a run of `iters` steps. It averages over a fifteenth of a run of up to 750 steps, in which
-// the weights still change quickly, and over twice that share from 1500 steps on, against over-fitting. From
-// 37,500 steps on it is the official EMA, whose average over 5000 steps a shorter run would never reach.
+// Returns the EMA of a run of `iters` steps. It averages over a fifteenth of a run of up to 750 steps, in
+// which the weights still change quickly, and over twice that share from 1500 steps on, against over-fitting.
+// From 37,500 steps on it is the official EMA, whose average over 5000 steps a shorter run would never reach.
 inline EmaSchedule ema_of_run(double iters) {
   const EmaSchedule official;
   const double steps = iters / 15 * std::clamp(iters / 750, 1.0, 2.0);
