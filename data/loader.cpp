@@ -4,7 +4,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "base/error.hpp"
@@ -129,14 +128,9 @@ Batch DeviceLoader::next() {
 }
 
 DeviceLoader::PendingCopy DeviceLoader::start_copy(Batch batch) {
-  // One stream for all loaders, because the memory of a stream is not for others.
-  static std::map<c10::DeviceIndex, c10::Stream> streams;
-  auto known = streams.find(device.index());
-  if (known == streams.end()) {
-    const c10::Stream side = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-    known = streams.emplace(device.index(), side).first;
-  }
-  const c10::StreamGuard guard(known->second);
+  // One stream for all loaders, because the memory of a stream is not for others. A process has one device.
+  static const c10::Stream side = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  const c10::StreamGuard guard(side);
   const auto copy = [&](Tensor& t) {
     if (t.numel() > 0 && !t.is_pinned() && loader.is_pinned()) t = t.pin_memory();
     t = t.to(device, /*non_blocking=*/true);
@@ -146,7 +140,7 @@ DeviceLoader::PendingCopy DeviceLoader::start_copy(Batch batch) {
   copy(batch.targets.classes);
   copy(batch.targets.device_counts);
   PendingCopy sent{std::move(batch), c10::Event(device.type())};
-  sent.copied.record(known->second);
+  sent.copied.record(side);
   return sent;
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include "base/error.hpp"
 #include "layers/constants.hpp"
@@ -44,15 +45,13 @@ void StepGraphs::free_graphs() {
 }
 
 void StepGraphs::turn_off() {
-  if (on) free_graphs();
-  on = false;
+  if (std::exchange(on, false)) free_graphs();
 }
 
 bool StepGraphs::free_memory() {
   if (!on || graphs == 0) return false;
   free_graphs();
-  if (was_freed) turn_off();
-  was_freed = true;
+  on = !std::exchange(was_freed, true);
   return true;
 }
 

@@ -38,10 +38,7 @@ struct Results : doctest::IReporter {
   void test_case_end(const doctest::CurrentTestCaseStats& stats) override {
     write("end\t" + std::to_string(stats.seconds) + (stats.failure_flags == 0 ? "\tpassed" : "\tfailed"));
     // After an error of a kernel, every call of CUDA fails. The next cases need another process.
-    if (stats.failure_flags != 0 && one_failure && getpid() == process) {
-      std::cout.flush();
-      _exit(1);
-    }
+    if (stats.failure_flags != 0 && one_failure && getpid() == process) _exit(1);
   }
   void report_query(const doctest::QueryData&) override {}
   void test_run_start() override {}
