@@ -147,8 +147,9 @@ struct Config : Flags {
   bool sync_bn = flag(sync_bn, "Ranks", "sync-bn", true, "", "do not use SyncBN");
   std::string compress =
       flag(compress, "Ranks", "compress", "off", "off|fp16|bf16", "all-reduce gradients in fp16 or bf16");
-  double timeout = flag(timeout, "Ranks", "timeout", 600.0, "X", "seconds before a missing rank ends the run",
-                        between(1, 1000000));
+  double timeout =
+      flag(timeout, "Ranks", "timeout", 600.0, "X",
+           "seconds before a missing rank, or a GPU that hangs, ends the run", between(1, 1000000));
   int restarts = flag(restarts, "Ranks", "restarts", 0, "N", "resume up to N times after a rank failed",
                       at_least(0) | kOfCall);
 

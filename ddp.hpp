@@ -120,8 +120,9 @@ class Ranks {
   void restart_timeout() {
     if (watchdog) watchdog->restart_timeout();
   }
-  // Tells the watchdog that this rank may wait for other ranks in backward, in the all-reduce of the Reducer.
-  void enter_backward() {
+  // Tells the watchdog that this rank may wait for other ranks without a call of this class: in the Reducer,
+  // or in a CUDA graph.
+  void may_wait() {
     if (watchdog) watchdog->waiting = true;
   }
   // Returns the seconds in collectives since the last call. The slowest rank has the smallest value.
@@ -256,7 +257,7 @@ class GradientReducer {
   void before_backward(const std::vector<Tensor>& outputs);
 
  private:
-  std::function<void()> enter_backward = [] {};
+  std::function<void()> may_wait = [] {};
   std::shared_ptr<c10d::Reducer> reducer;
   std::shared_ptr<c10d::Logger> logger;
 };

@@ -119,12 +119,13 @@ inline Tensor simota_chunk(const Tensor& boxes, const Tensor& obj, const Tensor&
                     obj.gather(1, point).to(torch::kFloat).sigmoid().unsqueeze(2))
                        .sqrt();
   const Tensor absent = (-p).log1p().clamp_min(-100), present = p.log().clamp_min(-100);  // -cost, [n, K, C]
-  const Tensor all_absent = absent.sum(-1, false, torch::kDouble).unsqueeze(1);           // [n, 1, K]
-  const Tensor exchange = (absent.to(torch::kDouble) - present).transpose(1, 2);          // [n, C, K]
+  const Tensor all_absent =
+      absent.sum(-1, false, torch::kDouble).to(torch::kFloat).unsqueeze(1);  // [n, 1, K]
+  const Tensor exchange = (absent - present).transpose(1, 2);                // [n, C, K]
 
   // Loops over chunks of objects. Keeps for each candidate [n, K] the lowest cost with its object, and how
   // many objects selected the candidate, with the last of them.
-  const double infinity = std::numeric_limits<double>::infinity();
+  const float infinity = std::numeric_limits<float>::infinity();
   Tensor best_cost, best_gt, n_matches, last_match;
   const int64_t row_step = std::max<int64_t>(1, max_pairs / (n * slots));
   for (int64_t r = 0; r < rows; r += row_step) {
@@ -137,10 +138,11 @@ inline Tensor simota_chunk(const Tensor& boxes, const Tensor& obj, const Tensor&
                            .masked_fill_(no_pair, 0);
     const Tensor centred = in_centre(slot_centre, gt_centre.slice(2, r, end), slot_radius);
     const Tensor of_class = gt_class.slice(1, r, end).unsqueeze(2).expand({n, end - r, slots});
-    // float64: in float32, adding the penalty of 1e6 would round away the cost differences between candidates
-    // outside of the centre region.
-    Tensor cost = exchange.gather(1, of_class) - all_absent - 3.0 * (iou + 1e-8).log();
-    cost.add_(centred.logical_not(), 1e6).nan_to_num_(infinity, infinity).masked_fill_(no_pair, infinity);
+    Tensor cost = (exchange.gather(1, of_class) - all_absent).sub_((iou.to(torch::kFloat) + 1e-8).log_(), 3);
+    // Adding the penalty of 1e6 would round away the differences between costs. Instead, the costs inside of
+    // the centre region become negative, in the same order.
+    cost = torch::where(centred, (cost + 1).reciprocal_().neg_(), cost);
+    cost.nan_to_num_(infinity, infinity).masked_fill_(no_pair, infinity);
 
     const int64_t k = std::min(kTopK, slots);
     const Tensor dynamic_k = std::get<0>(iou.topk(k, 2)).sum(2).to(torch::kLong).clamp_min_(1);  // [n, g]

@@ -34,7 +34,7 @@ struct StepSettings {
   std::shared_ptr<CastWeights> cast_weights = {};  // null: autocast casts each weight by itself
   EmaTensors averaged = {};                        // by the EMA; empty without an EMA
   Ranks* ranks = nullptr;                          // null: one rank
-  GradientReducer* reducer = nullptr;              // averages gradients over the ranks; null: one rank
+  GradientReducer* reducer = nullptr;              // averages gradients during backward; null: afterwards
   bool sync_bn = true;
 };
 
@@ -72,6 +72,7 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
   }
   Losses losses = join(all);
   if (s.ranks) all_reduce(losses, *s.ranks);
+  if (s.ranks && !s.reducer) s.ranks->average(gradients(optimizer.groups));
   if (parts * ranks > 1)
     scale_gradients(gradients(optimizer.groups),
                     losses.weight().to(torch::kFloat).reciprocal() * (expected_positives * double(ranks)));
@@ -218,15 +219,17 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
 
   // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN
   synchronize(ranks, t);
-  GradientReducer reducer(ranks, trainable_parameters(*model), dtype_of(config.compress));
+  const bool uses_graphs = uses_fast_path(config, "graph");
+  std::optional<GradientReducer> reducer;  // cannot be recorded
   if (!ranks.alone()) {
     step.ranks = &ranks;
-    step.reducer = &reducer;
+    if (!uses_graphs)
+      step.reducer = &reducer.emplace(ranks, trainable_parameters(*model), dtype_of(config.compress));
     step.sync_bn = config.sync_bn;
     if (step.sync_bn) use_sync_bn(*model, ranks.sync_bn_collectives());
   }
   if (!dtr.on()) step.cast_weights = cast_weights(*model, step.amp);
-  StepGraphs graphs(uses_fast_path(config, "graph"), *model, device, [&](const std::string& why) {
+  StepGraphs graphs(uses_graphs, *model, device, ranks, [&](const std::string& why) {
     run.log.line(concat("warning: training goes on without the CUDA graphs (--fast graph), because ", why));
   });
 
@@ -235,7 +238,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
   batches.start(t.iteration);
   MicroBatches micro_batches(t, config.accum, plan.batch_per_rank, ranks, graphs, run.log);
   Recovery recovery(run, ranks);
-  UnreadSteps unread;
+  UnreadSteps unread(ranks, config.timeout);
   const int64_t traced = config.dtr_trace && ranks.first() ? t.iteration + 2 : -1;  // --dtr-trace
   bool go_on = !run.evaluation_due(t) || end_of_epoch(t, plan, run);
   run.check_signals();

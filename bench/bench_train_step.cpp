@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time and memory of our training step: forward, loss, backward, SGD, EMA. Prints one line of JSON;
-// train_step.py compares with the Python YOLOX and makes the table.
+// Time and memory of the training step of train.cpp with SGD, from a batch of the loader to the numbers on
+// the host. Prints one line of JSON; train_step.py compares with the Python YOLOX and makes the table.
 #include <iostream>
 
-#include "base/cuda_graph.hpp"
 #include "base/device.hpp"
 #include "base/flags.hpp"
 #include "bench/random_input.hpp"
 #include "config.hpp"
 #include "models.hpp"
-#include "optim.hpp"
 #include "run/log.hpp"
 
 #define YOLOX_WITHOUT_MAIN
-#include "train.cpp"  // compute_gradients()
+#include "train.cpp"  // train_step()
 
 using namespace yolox;
 
@@ -42,38 +40,43 @@ int main(int argc, char** argv) {
     use_fused_norm(c.fused_norm);
     allow_tf32(c.amp == "tf32");
     set_determinism(false, /*memory_is_short=*/false);
-    YOLOX model = make_model(c.model, 80), ema = make_model(c.model, 80);
-    model->to(device);
-    ema->to(device);
+    Config config;
+    config.model = c.model;
+    config.amp = c.amp;
+    config.optimizer = "sgd";
+    fill_in(config);
+    YOLOX model = make_model(c.model, 80);
+    move(model, device, torch::kFloat);
     to_channels_last(*model);
-    to_channels_last(*ema);
-    model->train();
-    Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
-    GradScaler scaler(c.amp == "fp16", device);
-    const EmaTensors averaged = ema_tensors(*ema, *model);
+    Training t = new_training(config, model, device);
     StepSettings settings{dtype_of(c.amp)};
+    settings.clip = config.clip;
+    settings.averaged = ema_tensors(*t.ema, *model);
     settings.cast_weights = cast_weights(*model, settings.amp);
-    const Input input = random_input(c.bs, c.size, c.objects, device);
+    Ranks one(RankInfo(), device, config.timeout);
+    Log log("");
+    Dtr no_dtr;
+    StepGuard guard;
+    StepGraphs graphs(c.graph, *model, device, one);
+    MicroBatches micro_batches(t, 1, c.bs, one, graphs, log);
+    const Batch batch = random_batch(c.bs, c.size, c.objects, device);
+    const ImageSize size{c.size, c.size};
     if (device.is_cuda()) empty_cache(device);
     const double before = memory_peak(device);
     // Training does not wait for the GPU after a step, so five steps are timed together.
     const int together = device.is_cuda() && c.steps >= 5 ? 5 : 1, warm_up = c.steps ? 2 * together : 0;
-    const auto step = [&] {
-      compute_gradients(model, input, 1, optimizer, scaler, settings);
-      scaler.unscale(gradients(optimizer.groups));
-      optimizer.step(1e-4);
-      scaler.update();
-      ema_update(averaged, 0.9998);
-    };
-    std::optional<CudaGraph> graph;
+    std::optional<PendingNumbers> numbers;  // of the step before
     std::vector<double> times;
     double start = now();
     for (int i = 0; i < (c.steps ? c.steps + warm_up : 1); ++i) {
-      if (c.graph && i == 2) graph.emplace(device, step);
-      if (graph)
-        graph->replay();
-      else
-        step();
+      micro_batches.save_statistics();
+      const StepInput next{batch, 1e-4, ema_decay({}, t.ema_updates + 1)};
+      const Losses losses = graphs.run(next, size, false, [&](const StepInput& in) {
+        return train_step(t, in, size, settings, no_dtr, micro_batches, guard);
+      });
+      t.count_step(1e-4);
+      if (numbers) numbers->read();
+      numbers = losses;
       if ((i + 1) % together != 0) continue;
       if (device.is_cuda()) torch::cuda::synchronize();
       if (i >= warm_up || c.steps == 0) times.push_back((now() - start) / together);

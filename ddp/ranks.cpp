@@ -443,7 +443,7 @@ void ReducerWarningFilter::process(const c10::Warning& warning) {
 
 GradientReducer::GradientReducer(Ranks& ranks, const std::vector<Tensor>& params, at::ScalarType compress)
     : GradientReducer(ranks.alone() ? nullptr : ranks.group(), params, compress) {
-  enter_backward = [&ranks] { ranks.enter_backward(); };
+  may_wait = [&ranks] { ranks.may_wait(); };
 }
 
 GradientReducer::GradientReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
@@ -473,7 +473,7 @@ void GradientReducer::before_backward(const std::vector<Tensor>& outputs) {
   if (!reducer) return;
   reducer->prepare_for_forward();
   reducer->prepare_for_backward(outputs);
-  enter_backward();
+  may_wait();
 }
 
 }  // namespace yolox

@@ -222,10 +222,10 @@ static Settings common_settings(const Config& c, int64_t images, const std::stri
 }
 
 // Computes the gradients of a batch for one head, and clips them: compute_gradients() of train.cpp, without
-// micro-batches and fp16. Returns the numbers of the step.
-static StepNumbers compute_gradients(MultiTaskTraining& t, int64_t head, const Batch& batch, ImageSize size,
-                                     bool use_l1, const Config& c, bool legacy_preproc, Ranks& ranks,
-                                     GradientReducer& reducer) {
+// micro-batches and fp16. Returns the losses, with the gradient norm as "grad_norm".
+static Losses compute_gradients(MultiTaskTraining& t, int64_t head, const Batch& batch, ImageSize size,
+                                bool use_l1, const Config& c, bool legacy_preproc, Ranks& ranks,
+                                GradientReducer& reducer) {
   t.optimizer.zero_grad();
   YOLOX& model = t.model->detectors[head];
   const auto type = c.amp == "fp64" ? torch::kDouble : torch::kFloat;
@@ -251,7 +251,7 @@ static StepNumbers compute_gradients(MultiTaskTraining& t, int64_t head, const B
   ranks.agree(norm);
   clip_gradients(grads, norm, c.clip);
   losses.log("grad_norm", norm);
-  return PendingNumbers(losses).read();
+  return losses;
 }
 
 // Trains one rank, or launches the ranks of this machine. Returns the exit code. One long function, so that a
@@ -351,6 +351,21 @@ static int train(int argc, char** argv) {
   // ---- training loop
   catch_signals();
   int stop = 0;  // signal of any rank; all ranks stop after the same iteration
+  UnreadSteps unread(ranks, c.timeout);
+  const auto read_numbers = [&](bool all) {
+    for (auto read = unread.next(all); read; read = unread.next(all)) {
+      HeadData& s = streams[read->step % t.heads()];
+      const StepNumbers& numbers = read->numbers;
+      check(numbers.finite(), "the loss or the gradient of head ", s.name, " is not finite at step ",
+            read->step, " (", to_string(numbers), ", lr ", read->lr, "; images ",
+            image_names(read->batch, s.splits.train),
+            "); continue from the last checkpoint with ./multitask --resume ", shell_word(folder),
+            " and --lr below ", c.lr);
+      s.means.add(numbers);
+      run.log.progress(
+          concat(read->step + 1, "/", plan.iters, "  ", s.name, ": loss ", rounded(numbers.total)), false);
+    }
+  };
   if (run.evaluation_due()) run.end_of_epoch();
   while (t.iteration < plan.iters && !(stop = int(ranks.max(stop_signal)))) {
     const int64_t i = t.iteration, head = t.next_head();
@@ -361,19 +376,16 @@ static int train(int argc, char** argv) {
     if (i < t.heads() && ranks.first())
       save_image(concat(folder, "/", s.name, "_train_batch.jpg"),
                  draw_batch(batch.images, labelled_boxes(batch.targets, tasks[head].classes)));
-    const StepNumbers numbers = compute_gradients(t, head, batch, plan.sizes.size_at(i / t.heads()),
-                                                  /*use_l1=*/i >= plan.first_no_aug_iteration, c,
-                                                  info.legacy_preproc, ranks, reducer);
-    check(numbers.finite(), "the loss or the gradient of head ", s.name, " is not finite at step ", i, " (",
-          to_string(numbers), ", lr ", lr, "; images ", image_names(batch, s.splits.train),
-          "); continue from the last checkpoint with ./multitask --resume ", shell_word(folder),
-          " and --lr below ", c.lr);
+    const ImageSize size = plan.sizes.size_at(i / t.heads());
+    const bool use_l1 = i >= plan.first_no_aug_iteration;
+    const Losses losses =
+        compute_gradients(t, head, batch, size, use_l1, c, info.legacy_preproc, ranks, reducer);
     t.step(lr, plan.ema);
-    s.means.add(numbers);
-    run.log.progress(concat(t.iteration, "/", plan.iters, "  ", s.name, ": loss ", rounded(numbers.total)),
-                     false);
+    unread.add({i, batch, lr, size, use_l1, "", {}, {}}, losses);
+    read_numbers(/*all=*/run.evaluation_due());
     if (run.evaluation_due()) run.end_of_epoch();
   }
+  read_numbers(/*all=*/true);
   if (!stop) stop = int(ranks.max(stop_signal));
   if (stop && t.evaluated_at != plan.iters) {
     run.save(/*required=*/true);

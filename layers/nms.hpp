@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // NMS: of one image on the host, and of a whole batch on a GPU.
 #pragma once
+#include <ATen/Parallel.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -23,19 +25,20 @@ inline Tensor nms(const Tensor& boxes, const Tensor& scores, const Tensor& class
   const int64_t n = order.numel();
   const float *x1 = b.data_ptr<float>(), *y1 = x1 + n, *x2 = y1 + n, *y2 = x2 + n;
   const int64_t* cls = c.data_ptr<int64_t>();
-  std::vector<char> dead(n, 0);
+  const auto area = [&](int64_t i) { return (x2[i] - x1[i]) * (y2[i] - y1[i]); };
   std::vector<int64_t> kept;
+  std::unordered_map<int64_t, std::vector<int64_t>> kept_of_class;
   for (int64_t i = 0; i < n; ++i) {
-    if (dead[i]) continue;
-    kept.push_back(i);
-    const float area = (x2[i] - x1[i]) * (y2[i] - y1[i]);
-    for (int64_t j = i + 1; j < n; ++j) {
-      if (dead[j] || cls[j] != cls[i]) continue;
-      const float w = std::max(0.f, std::min(x2[i], x2[j]) - std::max(x1[i], x1[j]));
-      const float h = std::max(0.f, std::min(y2[i], y2[j]) - std::max(y1[i], y1[j]));
+    std::vector<int64_t>& same = kept_of_class[cls[i]];
+    const bool suppressed = std::any_of(same.begin(), same.end(), [&](int64_t k) {
+      const float w = std::max(0.f, std::min(x2[k], x2[i]) - std::max(x1[k], x1[i]));
+      const float h = std::max(0.f, std::min(y2[k], y2[i]) - std::max(y1[k], y1[i]));
       const float both = w * h;
-      dead[j] = both / (area + (x2[j] - x1[j]) * (y2[j] - y1[j]) - both) > threshold;
-    }
+      return both / (area(k) + area(i) - both) > threshold;
+    });
+    if (suppressed) continue;
+    same.push_back(i);
+    kept.push_back(i);
   }
   return order.index_select(0, torch::tensor(kept, torch::kLong));
 }
@@ -75,8 +78,8 @@ inline std::pair<Tensor, Tensor> batched_nms(const Tensor& rows, const Tensor& v
 
 // NMS on a GPU. rows: [B, A, 7] as in postprocess(). keep: [B, A] bool, the rows above the score threshold.
 // Returns the detections of each image on the CPU. Waits once for all images, and once more for each image
-// with more than 1024 rows to keep, or with a long chain of boxes that suppress each other; nms() is then
-// called on the host.
+// with more than 1024 rows to keep, or with a long chain of boxes that suppress each other; on_host() then
+// runs for these images, on several threads.
 inline std::vector<Tensor> nms_on_gpu(const Tensor& rows, const Tensor& keep, double threshold, bool agnostic,
                                       const std::function<Tensor(const Tensor&, const Tensor&)>& on_host) {
   constexpr int64_t kMost = 1024, kImagesAtOnce = 16;  // [16, 1024, 1024] float32 is 67 MB
@@ -95,12 +98,18 @@ inline std::vector<Tensor> nms_on_gpu(const Tensor& rows, const Tensor& keep, do
   }
   const Tensor found = torch::cat(parts).cpu();  // [B, K, 8]; the last column is 1: kept, 0: not, -1: unknown
   std::vector<Tensor> detections;
+  std::vector<int64_t> unsolved;
   for (int64_t b = 0; b < rows.size(0); ++b) {
     const Tensor kept = found[b].select(1, 7);
     const bool solved = most == 0 || kept[0].item<float>() >= 0;
-    detections.push_back(solved ? found[b].index({kept > 0}).slice(1, 0, 7)
-                                : on_host(rows[b].cpu(), keep[b].cpu()));
+    if (!solved) unsolved.push_back(b);
+    detections.push_back(solved ? found[b].index({kept > 0}).slice(1, 0, 7) : rows[b].cpu());
   }
+  const auto is_unsolved = torch::tensor(unsolved, torch::kLong).to(keep.device());
+  const Tensor kept = keep.index_select(0, is_unsolved).cpu();
+  at::parallel_for(0, int64_t(unsolved.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) detections[unsolved[i]] = on_host(detections[unsolved[i]], kept[i]);
+  });
   return detections;
 }
 

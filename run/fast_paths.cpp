@@ -12,21 +12,23 @@
 
 namespace yolox {
 
-std::string fast_path_note(torch::Device device) {
+std::string fast_path_note(torch::Device device, bool several) {
   std::ifstream version("/proc/driver/nvidia/version");
   std::string driver;
   std::getline(version, driver);
   const std::string name = device_name(device);  // "cuda:0 (NVIDIA H100)"
   return concat(name.substr(name.find(' ') + 1), "; driver ", driver, "; LibTorch ", TORCH_VERSION,
-                "; revision ", git_revision(), has_fused_norm() ? ": norm graph" : ": graph");
+                "; revision ", git_revision(), has_fused_norm() ? ": norm graph" : ": graph",
+                several ? " ranks" : "");
 }
 
-// Returns true if ./gpu-check has passed with this program on this GPU. gpu-check knows cache_folder(), too.
-static bool is_checked(torch::Device device) {
+// Returns true if ./gpu-check has passed with this program on this GPU. several: with several GPUs. gpu-check
+// knows cache_folder(), too.
+static bool is_checked(torch::Device device, bool several) {
   std::ifstream notes(cache_folder() + "/fast-paths.txt");
-  const std::string wanted = fast_path_note(device);
+  const std::string on_several = fast_path_note(device, true), on_one = fast_path_note(device, false);
   for (std::string line; std::getline(notes, line);)
-    if (line == wanted) return true;
+    if (line == on_several || (line == on_one && !several)) return true;
   return false;
 }
 
@@ -34,11 +36,11 @@ static bool is_checked(torch::Device device) {
 static std::string obstacle(const std::string& path, const Config& config, torch::Device device,
                             const Ranks& ranks, bool graphs) {
   if (!device.is_cuda()) return "needs a GPU";
-  if (config.amp == "fp64") return "does not support --amp fp64";
+  if (path == "norm" && config.amp == "fp64") return "does not support --amp fp64";
   if (path == "norm")
     return has_fused_norm() ? "" : "is not possible, because nvcc was not found when this program was built";
   if (!graphs) return "is not possible in this program";
-  if (!ranks.alone()) return "is not possible with several ranks";
+  if (!ranks.alone() && config.compress != "off") return "is not possible with --compress";
   if (config.dtr != "off") return "is not possible with --dtr";
   if (config.debug) return "is not possible with --debug";
   if (config.profile) return "is not possible with --profile, which times the parts of a step";
@@ -60,22 +62,30 @@ std::string use_fast_paths(Config& config, torch::Device device, Ranks& ranks, b
     usage_check(why.empty() || !config.was_given("fast"), "--fast ", name, " ", why);
   }
   const bool by_note = uses_fast_path(config, "auto") && device.is_cuda();
-  const bool checked = by_note && ranks.max(!is_checked(device)) == 0;
-  std::string used, shown;
-  bool possible = false;
+  std::string used, shown, unchecked;
+  const auto append = [](std::string& list, const char* separator, const char* item) {
+    list += concat(list.empty() ? "" : separator, item);
+  };
   for (const auto& [name, text] : {std::pair("norm", "fused norm"), {"graph", "CUDA graphs"}}) {
     if (!obstacle(name, config, device, ranks, graphs).empty()) continue;
-    possible = true;
-    if (!checked && !uses_fast_path(config, name)) continue;
-    used += concat(used.empty() ? "" : ",", name);
-    shown += concat(shown.empty() ? "fast    " : ", ", text);
+    const bool several = !ranks.alone() && text == std::string("CUDA graphs");
+    const bool checked = by_note && ranks.max(!is_checked(device, several)) == 0;
+    if (checked || uses_fast_path(config, name)) {
+      append(used, ",", name);
+      append(shown, ", ", text);
+    } else if (by_note) {
+      append(unchecked, ", ", text);
+    }
   }
   config.fast = used.empty() ? "off" : used;
   if (uses_fast_path(config, "norm")) use_fused_norm(true);  // graphs are turned on by StepGraphs
-  if (by_note && !checked && possible)
-    return "fast    off, because ./gpu-check has not passed with this program on this GPU; run ./gpu-check "
-           "once";
-  return shown;
+  if (shown.empty() && unchecked.empty()) return "";
+  const char* where = ranks.alone() ? "this GPU" : "several GPUs of this machine";
+  const std::string advice =
+      concat("without ", unchecked, ", because ./gpu-check has not passed with this program on ", where,
+             "; run ./gpu-check once");
+  return concat("fast    ", shown, shown.empty() || unchecked.empty() ? "" : "; ",
+                unchecked.empty() ? "" : advice);
 }
 
 }  // namespace yolox

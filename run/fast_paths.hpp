@@ -13,8 +13,9 @@
 namespace yolox {
 
 // Returns the line of fast-paths.txt for this GPU and program: "GPU; driver; LibTorch; revision: norm graph".
-// The names are those of all fast paths that this program contains.
-std::string fast_path_note(torch::Device device);
+// The names are those of all fast paths that this program contains. several: with "ranks", which means that
+// graphs were checked on several GPUs.
+std::string fast_path_note(torch::Device device, bool several);
 
 // Selects the fast paths of a run and turns them on. Sets config.fast to their names, so that a resumed run
 // uses the same. auto: those of fast-paths.txt in ~/.cache/yolox ($XDG_CACHE_HOME/yolox, $YOLOX_CACHE_DIR),

@@ -19,9 +19,9 @@ static constexpr int64_t kMostObjects = 512;
 // A graph of yolox-s takes some MB on the host.
 static constexpr int64_t kMostGraphs = 128;
 
-StepGraphs::StepGraphs(bool on, const torch::nn::Module& model, torch::Device device,
+StepGraphs::StepGraphs(bool on, const torch::nn::Module& model, torch::Device device, Ranks& ranks,
                        std::function<void(const std::string&)> failed)
-    : on(on), device(device), failed(std::move(failed)) {
+    : on(on), device(device), ranks(ranks), failed(std::move(failed)) {
   ++readers_of_constants;
   if (!on) return;
   for (const Tensor& t : model.buffers())
@@ -56,11 +56,12 @@ bool StepGraphs::free_memory() {
 }
 
 StepGraphs::Kind* StepGraphs::kind_of(const StepInput& input, ImageSize size, bool use_l1) {
+  if (!on) return nullptr;
   const Batch& batch = input.batch;
   const Targets& from = batch.targets;
-  const int64_t most = *std::max_element(from.counts.begin(), from.counts.end()),
+  const int64_t most = int64_t(ranks.max(*std::max_element(from.counts.begin(), from.counts.end()))),
                 rows = std::max<int64_t>(1, (most + 31) / 32) * 32, n = batch.images.size(0);
-  if (!on || rows > kMostObjects) return nullptr;
+  if (rows > kMostObjects) return nullptr;
   if (use_l1 != with_l1) {  // the graphs of the other kinds are of no more use
     free_graphs();
     kinds.clear();
@@ -93,6 +94,7 @@ void StepGraphs::run_step(Kind& kind, const std::function<void()>& step) {
   const bool first = kind.steps++ == 0;
   if (first || (!kind.graph && (graphs >= kMostGraphs || !record_graph(kind, step)))) return step();
   RECORD_USER_SCOPE("graph");
+  ranks.may_wait();
   kind.graph->replay();
   if (!counts.empty()) at::_foreach_add_(counts, kind.counts_per_step);
 }
@@ -103,21 +105,23 @@ bool StepGraphs::record_graph(Kind& kind, const std::function<void()>& step) {
   const auto restore_counts = [&] {
     for (size_t i = 0; i < counts.size(); ++i) counts[i].copy_(before[i]);
   };
+  std::string why;
   try {
     kind.graph = std::make_unique<CudaGraph>(device, step);
   } catch (const std::exception& e) {
     restore_counts();
     if (!failed) throw;
-    const std::string what = e.what();
-    failed(what.substr(0, what.find('\n')));
-    turn_off();
-    return false;
+    why = e.what();
   }
   ++graphs;
   kind.counts_per_step.clear();
   for (size_t i = 0; i < counts.size(); ++i) kind.counts_per_step.push_back(counts[i] - before[i]);
   restore_counts();
-  return true;
+  // Recording does not wait for the other ranks, so that all arrive here.
+  if (ranks.max(!why.empty()) == 0) return true;
+  failed(why.empty() ? "another rank cannot record them" : why.substr(0, why.find('\n')));
+  turn_off();
+  return false;
 }
 
 }  // namespace yolox

@@ -17,6 +17,7 @@
 #include "base/cuda_graph.hpp"
 #include "data/batch.hpp"
 #include "data/multiscale.hpp"
+#include "ddp.hpp"
 #include "optim.hpp"
 
 namespace yolox {
@@ -30,13 +31,14 @@ struct StepInput {
 // Runs training steps, and replays them as CUDA graphs. There is a graph for each kind of step: input size,
 // with or without L1 loss, and the largest number of objects of an image, rounded up to a multiple of 32. The
 // first step of a kind runs without a graph, so that cuDNN selects its algorithms. The second one is
-// recorded. All graphs read their input from the same memory, to which each batch is copied.
+// recorded. All graphs read their input from the same memory, to which each batch is copied. All ranks record
+// and replay the same kinds: a graph contains the collectives of its step.
 class StepGraphs {
  public:
-  // on: use graphs; false: each step runs as it is. model: its counts on the CPU (num_batches_tracked) are
-  // increased in each replay. failed(reason): called once if a step cannot be recorded. Graphs are then
-  // turned off. If empty, the exception is thrown.
-  StepGraphs(bool on, const torch::nn::Module& model, torch::Device device,
+  // on: use graphs, on all ranks; false: each step runs as it is. model: its counts on the CPU
+  // (num_batches_tracked) are increased in each replay. failed(reason): called once if a rank cannot record a
+  // step. Graphs are then turned off. If empty, the exception is thrown.
+  StepGraphs(bool on, const torch::nn::Module& model, torch::Device device, Ranks& ranks,
              std::function<void(const std::string&)> failed = {});
   ~StepGraphs();
 
@@ -70,7 +72,7 @@ class StepGraphs {
   // a graph.
   Kind* kind_of(const StepInput& input, ImageSize size, bool use_l1);
   void run_step(Kind& kind, const std::function<void()>& step);
-  // Records a step. Returns false if the step cannot be recorded.
+  // Records a step. Returns false if a rank cannot record it.
   bool record_graph(Kind& kind, const std::function<void()>& step);
   // Frees all graphs. Later steps run without graphs.
   void turn_off();
@@ -79,6 +81,7 @@ class StepGraphs {
   bool on;
   bool was_freed = false;  // by free_memory()
   const torch::Device device;
+  Ranks& ranks;
   const std::function<void(const std::string&)> failed;
   std::vector<Tensor> counts;  // integer buffers of the model on the CPU
   Tensor lr, ema_decay, images;

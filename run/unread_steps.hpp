@@ -6,11 +6,16 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <deque>
+#include <limits>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/error.hpp"
+#include "ddp.hpp"
 #include "losses.hpp"
 #include "optim.hpp"
 #include "run/step_record.hpp"
@@ -32,9 +37,16 @@ class PendingNumbers {
     copied.emplace(torch::kCUDA);
     copied->record(c10::impl::VirtualGuardImpl(torch::kCUDA).getStream(l.total.device()));
   }
-  // Waits for the copy and returns the numbers.
-  StepNumbers read() const {
-    if (copied) copied->synchronize();
+  // Waits for the copy and returns the numbers. Throws std::runtime_error if the device needs longer than
+  // `seconds` of run time.
+  StepNumbers read(double seconds = std::numeric_limits<double>::infinity()) const {
+    constexpr double kPause = 1e-4;
+    for (double waited = 0; copied && !copied->query(); waited += kPause) {
+      check(waited < seconds, "the GPU has not ended this step within ", seconds,
+            " s (--timeout), so it has probably "
+            "failed; look for Xid in `dmesg`, and see docs/troubleshooting.md");
+      std::this_thread::sleep_for(std::chrono::duration<double>(kPause));
+    }
     const Tensor read = values.to(torch::kDouble);
     const double* next = read.data_ptr<double>();
     StepNumbers numbers = names;
@@ -52,6 +64,10 @@ class PendingNumbers {
 // The steps whose numbers are not read yet.
 class UnreadSteps {
  public:
+  // timeout: of a step, in seconds. With several ranks the watchdog ends the run, and names the rank.
+  UnreadSteps(const Ranks& ranks, double timeout)
+      : timeout(ranks.alone() ? timeout : std::numeric_limits<double>::infinity()) {}
+
   void add(StepRecord record, PendingNumbers numbers) {
     steps.emplace_back(std::move(record), std::move(numbers));
   }
@@ -61,7 +77,7 @@ class UnreadSteps {
     if (steps.empty() || (steps.size() == 1 && !all && steps[0].first.batch.images.is_cuda())) return {};
     auto [record, numbers] = std::move(steps.front());
     steps.pop_front();
-    record.numbers = numbers.read();
+    record.numbers = numbers.read(timeout);
     return std::move(record);
   }
   // Forgets all steps, because training goes back to a checkpoint.
@@ -73,6 +89,7 @@ class UnreadSteps {
   StepGuard guard;
 
  private:
+  const double timeout;
   std::deque<std::pair<StepRecord, PendingNumbers>> steps;
 };
 

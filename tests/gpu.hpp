@@ -20,6 +20,7 @@
 namespace yolox::test {
 
 inline const torch::Device kGpu(torch::kCUDA, 0);
+inline const int kGpus = kSimulated ? 3 : int(torch::cuda::device_count());
 
 // Fails the test case at the end of its scope if the simulated device found an error in the use of streams.
 struct NoStreamErrors {
@@ -74,6 +75,7 @@ struct Trainer {
   Log log{folder / "log.txt", /*quiet=*/true};
   Config config;
   torch::Device device;
+  Ranks ranks{RankInfo(), device, 60};
   YOLOX model{nullptr};
   std::shared_ptr<ObservedBackbone> observed;  // of the model
   std::optional<Training> training;
@@ -107,9 +109,8 @@ struct Trainer {
   // failed: see StepGraphs.
   void use_graphs(bool on, const std::function<void(const std::string&)>& failed = {}) {
     micro_batches.reset();
-    graphs = std::make_unique<StepGraphs>(on, *model, device, failed);
-    micro_batches.emplace(*training, 1, /*share=*/int64_t{1} << 20, Ranks(RankInfo(), device, 60), *graphs,
-                          log);
+    graphs = std::make_unique<StepGraphs>(on, *model, device, ranks, failed);
+    micro_batches.emplace(*training, 1, /*share=*/int64_t{1} << 20, ranks, *graphs, log);
   }
 
   // Returns the numbers of a step.

@@ -1085,10 +1085,11 @@ TEST_CASE("train: --dtr gives the same weights, names a sufficient budget, and w
   CHECK(same_bits(a.at("head.stems.0.conv.weight").toTensor(),
                   weights_of(dir, "free").at("head.stems.0.conv.weight").toTensor()));
 
+  write_scenes(dir / "many", 200);
   const auto found = [&](const std::string& more) {
     const std::string printed =
         succeed(dir, "train",
-                concat("--data shapes --model yolox-nano --size 96 --max-iters 1 --bs auto --device cpu "
+                concat("--data many --model yolox-nano --size 96 --max-iters 1 --bs auto --device cpu "
                        "--no-multiscale --eval-interval 0 ",
                        more, " --out bs"));
     fs::remove_all(dir / "bs");

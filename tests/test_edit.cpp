@@ -126,10 +126,12 @@ TEST_CASE(
   for (const std::string name : {"yolox-pico", "yolox-s-p2"}) {
     CAPTURE(name);
     TempDir dir;
+    write_scenes(dir / "data", 8);
     const std::string flags =
-        " --data shapes --size 64 --bs 4 --epochs 1 --warmup-epochs 0 --no-aug-epochs 0 --optimizer adam "
+        " --data data --size 64 --bs 4 --epochs 20 --eval-interval 0 --warmup-epochs 0 --no-aug-epochs 0 "
+        "--optimizer adam "
         "--lr 0.002 --mosaic-prob 0 --mixup-prob 0 --no-multiscale ";
-    succeed(dir, "train", "--model " + name + flags + "--max-iters 50 --procs 2 --out r");
+    succeed(dir, "train", "--model " + name + flags + "--procs 2 --out r");
     const auto rows = metric_rows(dir / "r/metrics.csv");
     double last = 0;
     for (const auto& row : rows)
@@ -138,8 +140,8 @@ TEST_CASE(
     CHECK(last < 0.95 * rows.at(0)[kObj]);
     const WeightsInfo info = weights_info(read_pth(dir / "r/last.pth"), "last.pth");
     CHECK(info.model == name);
-    CHECK(has(succeed(dir, "eval", "--data shapes --weights r/last.pth"), "AP"));
-    succeed(dir, "demo", "--source shapes --max-images 2 --weights r/last.pth --save pictures");
+    CHECK(has(succeed(dir, "eval", "--data data --weights r/last.pth"), "AP"));
+    succeed(dir, "demo", "--source data/train --max-images 2 --weights r/last.pth --save pictures");
     CHECK(has(succeed(dir, "export", "--weights r/last.pth --out m.onnx --dynamic"), name));
     CHECK(has(succeed(dir, "export", "--weights r/last.pth --out m.ts"), name));
   }

@@ -9,8 +9,9 @@ using namespace yolox::test;
 
 TEST_CASE("train: --fast without a GPU is refused, and config.json says off" * starts_programs) {
   TempDir dir;
+  write_scenes(dir / "data", 8);
   const std::string flags =
-      "--data shapes --model yolox-nano --size 32 --bs 2 --max-iters 1 --eval-interval 0 --device cpu ";
+      "--data data --model yolox-nano --size 32 --bs 2 --max-iters 1 --eval-interval 0 --device cpu ";
   CHECK(has(run(dir, "train", flags + "--fast norm").err, "--fast norm needs a GPU"));
   CHECK(has(run(dir, "train", flags + "--fast quick").err,
             "--fast must be off, auto, norm or graph, got 'quick'"));
@@ -22,20 +23,21 @@ TEST_CASE(
     "gpu: train: --fast auto uses the paths that gpu-check has noted; without its note it says to run it" *
     needs_fused_norm * starts_programs) {
   TempDir dir;
+  write_scenes(dir / "data", 8);
   const auto train = [&](const std::string& flags) {
     const Outcome o = shell(dir, concat("YOLOX_CACHE_DIR=", dir / "cache", " $YOLOX_PROGRAMS/train ", flags));
     CHECK_MESSAGE(o.code == 0, o.err);
     return unwrapped(o.out);
   };
   const std::string flags =
-      "--data shapes --model yolox-nano --size 64 --bs 4 --max-iters 3 --eval-interval 0 --device cuda ";
+      "--data data --model yolox-nano --size 64 --bs 4 --max-iters 3 --eval-interval 0 --device cuda ";
   const auto used = [&](const std::string& run) {
     const std::string text = contents(dir / (run + "/config.json"));
     const size_t from = text.find("\"fast\":\"") + 8;
     return text.substr(from, text.find('"', from) - from);
   };
   const std::string both = "fast    fused norm, CUDA graphs", advice = "run ./gpu-check once";
-  const std::string note = fast_path_note(kGpu);
+  const std::string note = fast_path_note(kGpu, false);
   CHECK(has(note, git_revision()));
   write_text(dir / "cache/fast-paths.txt", "another GPU: norm graph\n" + note + " of another revision\n");
   CHECK(has(train(flags + "--out none"), advice));
@@ -56,10 +58,11 @@ TEST_CASE(
 
 TEST_CASE("gpu: train: --fast graph is refused where graphs are not possible" * needs_gpu * starts_programs) {
   TempDir dir;
-  for (const std::string other : {"--dtr auto", "--debug", "--bs auto", "--profile", "--amp fp64"}) {
+  write_scenes(dir / "data", 8);
+  for (const std::string other : {"--dtr auto", "--debug", "--bs auto", "--profile"}) {
     const Outcome refused =
         run(dir, "train",
-            "--data shapes --model yolox-nano --size 64 --bs 4 --max-iters 5 --eval-interval 0 "
+            "--data data --model yolox-nano --size 64 --bs 4 --max-iters 5 --eval-interval 0 "
             "--device cuda --out b --fast graph " +
                 other);
     CHECK_MESSAGE(refused.code == 2, refused.out);
@@ -69,8 +72,9 @@ TEST_CASE("gpu: train: --fast graph is refused where graphs are not possible" * 
 }
 
 TEST_CASE("simulated: cases of gpu-check fail if kernels or replays leave out a part of their work" *
-          doctest::skip(!kSimulated) * starts_programs) {
+          doctest::skip(!torch::cuda::is_available() || !kSimulated) * starts_programs) {
   TempDir dir;
+  write_scenes(dir / "data", 8);
   const auto code = [&](const std::string& environment, const std::string& name) {
     return shell(dir, concat(environment, " $YOLOX_PROGRAMS/tests -tc='", name, "'")).code;
   };

@@ -28,7 +28,7 @@ TEST_CASE("gpu: versions and memory of the GPU and of the libraries" * needs_gpu
   }
   report_fact("allocator", c10::CachingAllocator::getAllocatorSettings());
   report_fact("precision of --amp auto", default_precision(kGpu));
-  report_fact("fast paths", fast_path_note(kGpu));  // gpu-check writes it to fast-paths.txt
+  report_fact("fast paths", fast_path_note(kGpu, kGpus > 1));  // gpu-check writes it to fast-paths.txt
   CHECK(gpu_memory(kGpu) > 1e9);
 }
 
@@ -503,7 +503,7 @@ TEST_CASE("gpu: a step that runs out of memory is repeated in micro-batches" * n
 }
 
 #ifdef YOLOX_SIMULATED_CUDA
-TEST_CASE("gpu: weights that are cast in groups stay as they were if memory runs out") {
+TEST_CASE("gpu: weights that are cast in groups stay as they were if memory runs out" * needs_gpu) {
   YOLOX model = make_model("yolox-tiny", 3);  // 20 MB, three groups
   move(model, kGpu, torch::kFloat);
   const CastWeights casts(*model, torch::kBFloat16);

@@ -45,6 +45,57 @@ TEST_CASE("gpu: train: --bs auto and --dtr on a GPU" * needs_gpu * starts_progra
   succeed(dir, "train", flags + "--bs 4 --dtr auto --max-iters 2 --out dtr");
 }
 
+TEST_CASE("gpu: yolox-s at 640 pixels trains, and how fast" * needs_gpu * starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", 32);
+  for (const std::string fast : {"off", has_fused_norm() ? "norm,graph" : "graph"}) {
+    const std::string said = succeed(
+        dir, "train",
+        concat("--data data --device cuda --eval-interval 0 --no-multiscale --fast ", fast, " --out ", fast,
+               kSimulated ? " --model yolox-nano --size 32 --bs 2 --max-iters 4"
+                          : " --model yolox-s --bs 16 --max-iters 60"));
+    const auto rows = metric_rows(dir / (fast + "/metrics.csv"));
+    REQUIRE(!rows.empty());
+    report_fact("images per second, --fast " + fast,
+                concat(rounded(rows[0][kSpeed]), " in the first step, ", rounded(rows.back()[kSpeed]),
+                       " in the last ones"));
+  }
+}
+
+TEST_CASE("gpu: ranks on several GPUs make the same steps with CUDA graphs as without" *
+          doctest::skip(!torch::cuda::is_available() || kGpus < 2) * starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", 12);
+  // One image has many objects. Alone, the ranks without it would record another graph.
+  const std::string truth = dir / "data/annotations/instances_train.json";
+  CocoDataset coco = read_coco(truth);
+  for (int i = 0; i < 90; ++i)
+    coco.annotations.push_back({1000 + i, coco.images[0].id, 1, double(i), double(i), 20, 20, 400});
+  write_coco(truth, coco);
+  const std::string flags =
+      "--data data --model yolox-nano --size 64 --bs 6 --epochs 6 --eval-interval 0 --deterministic "
+      "--recipe official --lr 6e-6 --mosaic-prob 0 --max-iters ";
+  const auto train = [&](int gpus, const std::string& of_run) {
+    return shell(dir,
+                 concat("SIMULATED_CUDA_DEVICES=3 $YOLOX_PROGRAMS/train ", flags, of_run, " --gpus ", gpus));
+  };
+  REQUIRE(train(2, "1 --lr 0 --amp off --out start").code == 0);
+  // With two ranks, sums do not depend on the order, so that the bits are equal. The learning rate of a graph
+  // is a float32.
+  for (const auto& [gpus, amp, limit] :
+       {std::tuple(2, " --amp off", 0.0), {std::min(kGpus, 3), " --amp fp64", 1e-4}}) {
+    const std::string plain = concat("plain", gpus, amp[7]), graphs = concat("graphs", gpus, amp[7]);
+    REQUIRE(train(gpus, concat("12 --fast off --out ", plain, amp)).code == 0);
+    const Outcome o = train(gpus, concat("12 --fast graph --out ", graphs, amp));
+    REQUIRE_MESSAGE(o.code == 0, o.out << o.err);
+    CHECK_MESSAGE(has(o.out, "fast    CUDA graphs"), o.out);
+    CHECK_MESSAGE(!has(o.out, "without the CUDA graphs"), o.out);
+    CHECK(relative_difference(dir, graphs, plain, "start") <= limit);
+  }
+  const Outcome refused = train(2, "1 --fast graph --compress fp16 --out c");
+  CHECK_MESSAGE(has(refused.err, "--fast graph is not possible with --compress"), refused.err);
+}
+
 TEST_CASE("gpu: ranks on the same GPU are refused" * needs_gpu * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 4);

@@ -860,7 +860,8 @@ TEST_CASE("programs: invalid input gives one line that names it, and the right e
 
 TEST_CASE("train: --model follows from --weights, and names need no \"yolox-\"" * starts_programs) {
   TempDir dir;
-  const std::string flags = "--data shapes --size 32 --bs 2 --max-iters 1 --eval-interval 0 --device cpu ";
+  write_scenes(dir / "data", 4);
+  const std::string flags = "--data data --size 32 --bs 2 --max-iters 1 --eval-interval 0 --device cpu ";
   const std::string first = succeed(dir, "train", flags + "--model nano --out a");
   CHECK_MESSAGE(has(first, "model   yolox-nano "), first);
   CHECK(has(contents(dir / "a/config.json"), R"("model":"yolox-nano")"));
@@ -874,15 +875,15 @@ TEST_CASE("train: --model follows from --weights, and names need no \"yolox-\"" 
   CHECK_MESSAGE(has(given.err, "contains weights of yolox-nano"), given.err);
   // Evaluation and export take the folder of a run and a name without "yolox-", too.
   CHECK(has(
-      succeed(dir, "eval", "--data shapes --size 32 --model YOLOX_Nano --weights a --report '' --device cpu"),
+      succeed(dir, "eval", "--data data --size 32 --model YOLOX_Nano --weights a --report '' --device cpu"),
       "weights a/last.pth, because the run has no best.pth"));
   fs::copy(dir / "a/last.pth", dir / "a/best.pth");
   write_text(dir / "a/last.pth", "");  // must not be read
   CHECK(
       has(succeed(dir, "export", "--model nano --weights a --size 32 --out m.onnx"), "weights a/best.pth\n"));
   fs::create_directories(dir / "empty");
-  CHECK(has(run(dir, "eval", "--data shapes --weights empty").err,
-            "is a folder without best.pth and last.pth"));
+  CHECK(
+      has(run(dir, "eval", "--data data --weights empty").err, "is a folder without best.pth and last.pth"));
 }
 
 TEST_CASE(

@@ -11,7 +11,7 @@
 using namespace yolox;
 using namespace yolox::test;
 
-TEST_CASE("gpu: training on two GPUs equals training on one" * starts_programs) {
+TEST_CASE("gpu: training on two GPUs equals training on one" * needs_gpu * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const Env two_gpus("SIMULATED_CUDA_DEVICES", "2");
@@ -31,7 +31,7 @@ TEST_CASE("gpu: training on two GPUs equals training on one" * starts_programs) 
   }
 }
 
-TEST_CASE("gpu: a rank on a GPU that loses another rank ends with a message, not with SIGABRT" *
+TEST_CASE("gpu: a rank on a GPU that loses another rank ends with a message, not with SIGABRT" * needs_gpu *
           starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);
@@ -49,7 +49,8 @@ TEST_CASE("gpu: a rank on a GPU that loses another rank ends with a message, not
   CHECK_MESSAGE(!has(err, "SIGABRT"), err);
 }
 
-TEST_CASE("gpu: a driver without a usable GPU is an error, unless the CPU is selected" * starts_programs) {
+TEST_CASE("gpu: a driver without a usable GPU is an error, unless the CPU is selected" * needs_gpu *
+          starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 4);
   fs::create_directories(dir / "driver/nvidia");
@@ -118,8 +119,22 @@ std::map<std::string, int64_t> calls_of_step(const std::string& amp, bool sync_b
 
 }  // namespace
 
+TEST_CASE("gpu: a step that the GPU does not end within --timeout ends the run of a single rank" *
+          needs_gpu) {
+  Trainer trainer("yolox-nano", kGpu, "off");
+  Loader loader(noise(64, 5), 0, 4, 2, {64, 64}, 2, true);
+  DeviceLoader batches(loader, kGpu);
+  const PendingNumbers numbers = trainer.start(batches.next(), 0.001);
+  simulated_cuda::hang(true);
+  const struct Works {
+    ~Works() { simulated_cuda::hang(false); }
+  } works_afterwards;
+  CHECK_THROWS_WITH(numbers.read(0.2), doctest::Contains("the GPU has not ended this step within 0.2 s"));
+}
+
 TEST_CASE(
-    "gpu: a step does not synchronise with the device, and the number of its operator calls has a limit") {
+    "gpu: a step does not synchronise with the device, and the number of its operator calls has a limit" *
+    needs_gpu) {
   const NoStreamErrors no_stream_errors;
   std::map<std::string, int64_t> all;
   for (const auto& [amp, sync_bn, fused] : {std::tuple("off", false, false),
@@ -146,7 +161,7 @@ TEST_CASE(
   CHECK(all.at("bf16+sync+fused") <= 1041);
 }
 
-TEST_CASE("gpu: a checkpoint synchronises at most 10 times, an evaluation once per batch") {
+TEST_CASE("gpu: a checkpoint synchronises at most 10 times, an evaluation once per batch" * needs_gpu) {
   const NoStreamErrors no_stream_errors;
   Trainer trainer("yolox-nano", kGpu, "off");
   TempDir dir;
@@ -188,7 +203,8 @@ TEST_CASE("gpu: a checkpoint synchronises at most 10 times, an evaluation once p
 
 TEST_CASE(
     "gpu: gradients of convolutions on the simulated device differ between calls, but not with "
-    "--deterministic") {
+    "--deterministic" *
+    needs_gpu) {
   const auto differ = [] {
     const auto options = torch::TensorOptions(kGpu);
     torch::manual_seed(9);
@@ -205,7 +221,7 @@ TEST_CASE(
   at::globalContext().setDeterministicAlgorithms(false, false);
 }
 
-TEST_CASE("gpu: the simulated device counts the waits of the host") {
+TEST_CASE("gpu: the simulated device counts the waits of the host" * needs_gpu) {
   const Tensor x = torch::arange(10, torch::TensorOptions(torch::kFloat).device(kGpu));
   simulated_cuda::reset_counts();
   const Tensor y = x * 2 + 1;
@@ -224,13 +240,14 @@ TEST_CASE("gpu: the simulated device counts the waits of the host") {
   CHECK(waits() == 6);
 }
 
-TEST_CASE("gpu: the simulated device refuses tensors of two devices and operators without a kernel") {
+TEST_CASE("gpu: the simulated device refuses tensors of two devices and operators without a kernel" *
+          needs_gpu) {
   const Tensor x = torch::ones({10}, kGpu);
   CHECK_THROWS_WITH(x + torch::ones({10}), doctest::Contains("same device"));
   CHECK_THROWS_WITH(x.view({2, 5}).to_mkldnn(), doctest::Contains("no kernel for CUDA"));
 }
 
-TEST_CASE("gpu: the simulated device detects unsynchronised access to memory from two streams") {
+TEST_CASE("gpu: the simulated device detects unsynchronised access to memory from two streams" * needs_gpu) {
   const c10::impl::VirtualGuardImpl guard(torch::kCUDA);
   // As DeviceLoader copies, but without the event, or without record_stream().
   for (const bool waits_for_event : {false, true}) {
@@ -252,7 +269,8 @@ TEST_CASE("gpu: the simulated device detects unsynchronised access to memory fro
   }
 }
 
-TEST_CASE("gpu: the simulated device finds pinned memory that is written before a copy from it is done") {
+TEST_CASE("gpu: the simulated device finds pinned memory that is written before a copy from it is done" *
+          needs_gpu) {
   simulated_cuda::errors();
   Tensor pinned = torch::arange(1000, torch::kFloat).pin_memory();
   Tensor there = pinned.to(kGpu, /*non_blocking=*/true);
@@ -277,7 +295,7 @@ TEST_CASE("gpu: the simulated device finds pinned memory that is written before 
   CHECK(host.data_ptr<float>()[5] == 5);
 }
 
-TEST_CASE("gpu: the host cannot dereference memory of the simulated device") {
+TEST_CASE("gpu: the host cannot dereference memory of the simulated device" * needs_gpu) {
   const Tensor x = torch::ones({10}, kGpu);
   const pid_t child = fork();
   if (child == 0) {
@@ -291,7 +309,8 @@ TEST_CASE("gpu: the host cannot dereference memory of the simulated device") {
   CHECK(WTERMSIG(status) == SIGSEGV);
 }
 
-TEST_CASE("gpu: an allocation beyond the limit of the simulated device is an out-of-memory error") {
+TEST_CASE("gpu: an allocation beyond the limit of the simulated device is an out-of-memory error" *
+          needs_gpu) {
   simulated_cuda::set_limit(simulated_cuda::allocated() + (1 << 20));
   bool out_of_memory = false;
   try {

@@ -189,12 +189,13 @@ TEST_CASE("constants: while there are graphs, none is freed, because a graph rea
     return !first.expired();
   };
   CHECK_FALSE(is_kept());
-  const StepGraphs graphs(true, torch::nn::Conv2dImpl(torch::nn::Conv2dOptions(1, 1, 1)), torch::kCPU);
+  Ranks ranks(RankInfo(), torch::kCPU, 60);
+  const StepGraphs graphs(true, torch::nn::Conv2dImpl(torch::nn::Conv2dOptions(1, 1, 1)), torch::kCPU, ranks);
   CHECK(is_kept());
 }
 
 #ifdef YOLOX_SIMULATED_CUDA
-TEST_CASE("gpu: a replay does not wait, and launches a graph and a few copies") {
+TEST_CASE("gpu: a replay does not wait, and launches a graph and a few copies" * needs_gpu) {
   const NoStreamErrors no_stream_errors;
   Trainer t("yolox-s", kGpu, "bf16");
   use_graphs(t);
@@ -218,7 +219,7 @@ TEST_CASE("gpu: a replay does not wait, and launches a graph and a few copies") 
   CHECK(calls <= 20);
 }
 
-TEST_CASE("gpu: if memory runs out while a graph is recorded, training goes on without graphs") {
+TEST_CASE("gpu: if memory runs out while a graph is recorded, training goes on without graphs" * needs_gpu) {
   Trainer t("yolox-nano", kGpu, "off");
   std::vector<std::string> reasons;
   use_graphs(t, [&](const std::string& why) { reasons.push_back(why); });
@@ -246,7 +247,8 @@ TEST_CASE("gpu: if memory runs out while a graph is recorded, training goes on w
   CHECK(other(large.next(), 0.001).finite());
 }
 
-TEST_CASE("gpu: if memory runs out beside graphs, they are freed, and the step is repeated as it was") {
+TEST_CASE("gpu: if memory runs out beside graphs, they are freed, and the step is repeated as it was" *
+          needs_gpu) {
   BatchStream batches;
   Loader loader(noise(kSide, 600), 0, 100, kBatch, {kSide, kSide}, 2, true);
   DeviceLoader crowded(loader, kGpu);  // these steps run without a graph
@@ -279,7 +281,8 @@ TEST_CASE("gpu: if memory runs out beside graphs, they are freed, and the step i
   CHECK_FALSE(has(log, "micro-batches"));
 }
 
-TEST_CASE("gpu: the simulated device does not run what it records, and a replay sees only what is kept") {
+TEST_CASE("gpu: the simulated device does not run what it records, and a replay sees only what is kept" *
+          needs_gpu) {
   const auto options = torch::TensorOptions(torch::kFloat).device(kGpu);
   const Tensor x = torch::ones({3}, options), y = torch::zeros({3}, options);
   Tensor result;
@@ -302,7 +305,8 @@ TEST_CASE("gpu: the simulated device does not run what it records, and a replay 
   CHECK_THROWS_WITH(CudaGraph(kGpu, [&] { fail("of its own"); }), "of its own");
 }
 
-TEST_CASE("gpu: graphs can be recorded after the last graph is gone, and after a recording that failed") {
+TEST_CASE("gpu: graphs can be recorded after the last graph is gone, and after a recording that failed" *
+          needs_gpu) {
   Tensor x = torch::zeros({3}, torch::TensorOptions(torch::kFloat).device(kGpu));
   const auto adds_one = [&] {
     CudaGraph graph(kGpu, [&] { x.add_(1); });

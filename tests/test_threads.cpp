@@ -58,10 +58,10 @@ TEST_CASE(
 
 TEST_CASE("train: config.json has the number of threads that compute" * starts_programs) {
   const TempDir dir;
-  const Outcome trained =
-      shell(dir,
-            "unset OMP_NUM_THREADS; $YOLOX_PROGRAMS/train --data shapes --model yolox-nano "
-            "--size 64 --bs 8 --max-iters 1 --eval-interval 0 --out a");
+  write_scenes(dir / "data", 8);
+  const Outcome trained = shell(dir,
+                                "unset OMP_NUM_THREADS; $YOLOX_PROGRAMS/train --data data --model yolox-nano "
+                                "--size 64 --bs 8 --max-iters 1 --eval-interval 0 --out a");
   REQUIRE_MESSAGE(trained.code == 0, trained.err);
   CHECK(has(contents(dir / "a/config.json"), R"("threads":"1")"));
 }

@@ -89,10 +89,14 @@ void refuse_in_recording(const std::string& what) {
   TORCH_CHECK(false, "CUDA error: operation not permitted when stream is capturing (", what, ")");
 }
 
-void record(std::function<void()> work) {
+bool record_only(std::function<void()> work) {
   const Lock lock(mutex());
-  if (recording()) recorded()->work.push_back(std::move(work));
+  if (!recording()) return false;
+  recorded()->work.push_back(std::move(work));
+  return true;
 }
+
+void record(std::function<void()> work) { record_only(std::move(work)); }
 
 void note_allocation(Block* block) {
   if (!recording()) return;

@@ -13,6 +13,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,9 @@ int64_t sum(const std::vector<Count>& counts);
 
 // Returns the errors that were found since the last call.
 std::vector<std::string> errors();
+
+// Adds work to the graph that is being recorded. Returns false if there is none.
+bool record_only(std::function<void()> work);
 
 // Returns a CPU tensor on the bytes of a device tensor, after the work of the current stream.
 at::Tensor host_view(const at::Tensor& t);
@@ -72,5 +76,8 @@ void release_pool(uint64_t id);
 // From now on the device fails as a GPU after a kernel with an error: every call throws the same error, also
 // the deleters of memory that several streams used.
 void fail_from_now_on(const char* error = "CUDA error: device-side assert triggered");
+
+// on: no event is reached, as on a GPU that hangs.
+void hang(bool on);
 
 }  // namespace simulated_cuda

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL of the simulated device: gloo on the bytes of its tensors.
+// NCCL of the simulated device: gloo on the bytes of its tensors. A collective that is recorded in a graph
+// communicates in the replays only.
 #pragma once
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -29,19 +30,25 @@ class ProcessGroupNCCL : public Backend {
   const std::string getBackendName() const override { return "nccl"; }
   void shutdown() override {}
   c10::intrusive_ptr<Work> allreduce(Tensors& tensors, const AllreduceOptions& options) override {
-    auto host = host_views(tensors);
-    return done(gloo->allreduce(host, options), OpType::ALLREDUCE, tensors);
+    return run(OpType::ALLREDUCE, tensors, [this, tensors, options] {
+      auto host = host_views(tensors);
+      return gloo->allreduce(host, options);
+    });
   }
   c10::intrusive_ptr<Work> broadcast(Tensors& tensors, const BroadcastOptions& options) override {
-    auto host = host_views(tensors);
-    return done(gloo->broadcast(host, options), OpType::BROADCAST, tensors);
+    return run(OpType::BROADCAST, tensors, [this, tensors, options] {
+      auto host = host_views(tensors);
+      return gloo->broadcast(host, options);
+    });
   }
   c10::intrusive_ptr<Work> allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                      const AllgatherOptions& options) override {
-    auto host_inputs = host_views(inputs);
-    std::vector<Tensors> host_outputs;
-    for (const auto& o : outputs) host_outputs.push_back(host_views(o));
-    return done(gloo->allgather(host_outputs, host_inputs, options), OpType::ALLGATHER, outputs[0]);
+    return run(OpType::ALLGATHER, outputs[0], [this, outputs, inputs, options] {
+      auto host_inputs = host_views(inputs);
+      std::vector<Tensors> host_outputs;
+      for (const auto& o : outputs) host_outputs.push_back(host_views(o));
+      return gloo->allgather(host_outputs, host_inputs, options);
+    });
   }
   c10::intrusive_ptr<Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                            const AllgatherOptions& options) override {
@@ -69,14 +76,19 @@ class ProcessGroupNCCL : public Backend {
     for (const auto& t : tensors) host.push_back(simulated_cuda::host_view(t));
     return host;
   }
-  c10::intrusive_ptr<Work> done(const c10::intrusive_ptr<Work>& work, OpType type, const Tensors& tensors) {
-    try {
-      work->wait();
-    } catch (...) {  // as NCCL's watchdog thread does
-      const char* handling = std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING");
-      if (!handling || *handling != '0') std::abort();
-      throw;
-    }
+  // start(): starts the collective.
+  template <class Start>
+  c10::intrusive_ptr<Work> run(OpType type, const Tensors& tensors, const Start& start) {
+    const auto work = [start] {
+      try {
+        start()->wait();
+      } catch (...) {  // as NCCL's watchdog thread does
+        const char* handling = std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING");
+        if (!handling || *handling != '0') std::abort();
+        throw;
+      }
+    };
+    if (!simulated_cuda::record_only(work)) work();
     return c10::make_intrusive<Done>(rank_, type, tensors);
   }
   c10::intrusive_ptr<ProcessGroupGloo> gloo;
