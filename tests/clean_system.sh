@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Packs a release archive and runs its programs on a clean system: a folder with the archive, glibc and a shell.
-#   tests/clean_system.sh BUILD FOLDER       needs root; FOLDER: an empty folder
+#   tests/clean_system.sh BUILD FOLDER       needs root; FOLDER: a folder with a data set "data" and nothing else
 set -euo pipefail
 source=$(cd "$(dirname "$0")/.." && pwd)
 build=$1
 cd "$2"
 "$source/tools/release.sh" "$build" "$PWD"
 mkdir -p root/bin root/tmp root/proc root/dev
+mv data root/tmp/
 tar -C root -xzf yolox-*.tar.gz
 rm yolox-*.tar.gz
 mv root/yolox-* root/yolox
@@ -25,5 +26,5 @@ mknod -m 666 root/dev/null c 1 3
 mknod -m 444 root/dev/urandom c 1 9
 unshare -m sh -c 'mount -t proc proc root/proc && exec chroot root /bin/sh -c "
   export PATH=/bin && cd /tmp &&
-  /yolox/train --data shapes --model yolox-nano --size 64 --bs 4 --epochs 1 --max-iters 2 --eval-interval 0 --procs 2 --out r &&
-  /yolox/eval --data shapes --weights r/last.pth --report="'
+  /yolox/train --data data --model yolox-nano --size 64 --bs 4 --epochs 1 --max-iters 2 --eval-interval 0 --procs 2 --out r &&
+  /yolox/eval --data data --weights r/last.pth --report="'

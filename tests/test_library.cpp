@@ -131,6 +131,7 @@ TEST_CASE(
     "release: the programs of the archive train and evaluate on a system that has only glibc and a shell" *
     starts_programs * doctest::skip(geteuid() != 0)) {
   TempDir dir;
+  write_scenes(dir / "data", 8);
   const Outcome o = shell(dir, "'" YOLOX_SOURCE_DIR "/tests/clean_system.sh' '" YOLOX_BINARY_DIR "' .");
   if (has(o.err, "mknod") || has(o.err, "unshare")) {
     MESSAGE("skipped: no device files or namespaces here: " << o.err);
