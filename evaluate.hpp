@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <functional>
@@ -92,9 +93,11 @@ inline Score score_of(const Evaluation& e) { return {"AP", e.result.AP}; }
 inline void gather_evaluation(Evaluation& e, std::unordered_set<int64_t>& unreadable,
                               std::array<double, 2>& loss, const EvalSettings& s) {
   std::vector<double> mine{loss[0], loss[1], double(e.complete), double(unreadable.size())};
-  mine.insert(mine.end(), unreadable.begin(), unreadable.end());
+  const auto packed = [](int64_t id) { return std::bit_cast<double>(id); };  // ids may exceed 2^53
+  const auto unpacked = [](double bits) { return std::bit_cast<int64_t>(bits); };
+  for (const int64_t id : unreadable) mine.push_back(packed(id));
   for (const Detection& d : e.detections)
-    mine.insert(mine.end(), {double(d.image_id), double(d.category_id), d.x, d.y, d.w, d.h, d.score});
+    mine.insert(mine.end(), {packed(d.image_id), packed(d.category_id), d.x, d.y, d.w, d.h, d.score});
   e.detections.clear();
   loss = {};
   for (const auto& of_rank : s.gather(mine)) {
@@ -103,9 +106,9 @@ inline void gather_evaluation(Evaluation& e, std::unordered_set<int64_t>& unread
     loss[1] += *v++;
     const bool whole = *v++ > 0;
     e.complete = e.complete && whole;
-    for (int64_t n = int64_t(*v++); n > 0; --n) unreadable.insert(int64_t(*v++));
+    for (int64_t n = int64_t(*v++); n > 0; --n) unreadable.insert(unpacked(*v++));
     for (; v < of_rank.data() + of_rank.size(); v += 7)
-      e.detections.push_back({int64_t(v[0]), int64_t(v[1]), v[2], v[3], v[4], v[5], v[6]});
+      e.detections.push_back({unpacked(v[0]), unpacked(v[1]), v[2], v[3], v[4], v[5], v[6]});
   }
   std::stable_sort(e.detections.begin(), e.detections.end(),
                    [](const Detection& a, const Detection& b) { return a.image_id < b.image_id; });

@@ -56,6 +56,8 @@ inline SplitReaders find_splits(const std::string& data, const std::string& imag
       " does not exist; give a folder (COCO, Pascal VOC or YOLO), a COCO JSON file, a data.yaml, or shapes");
   if (const SplitReaders coco = coco_splits(path); !coco.empty()) return coco;
   if (const SplitReaders voc = voc_splits(path); !voc.empty()) return voc;
+  if (const fs::path darknet = path / "obj.data"; is_file(darknet))
+    return yolo_splits(read_obj_data(darknet.string()));
   if (const std::string yaml = find_data_yaml(path.string()); !yaml.empty())
     return yolo_splits(read_data_yaml(yaml));
   std::vector<std::string> nested, entries;
@@ -75,7 +77,7 @@ inline SplitReaders find_splits(const std::string& data, const std::string& imag
   fail("--data ", data,
        " is no data set: looked for COCO (annotations/*.json, *.json, train/*.json), Pascal VOC "
        "(Annotations/*.xml with JPEGImages, train/*.xml, *.xml beside the images) and YOLO (data.yaml, "
-       "classes.txt), found ",
+       "classes.txt, obj.data), found ",
        entries.empty() ? "an empty folder" : listed(entries));
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/coco.hpp"
 
+#include <cstring>
+
 #include <algorithm>
 #include <map>
 
@@ -8,7 +10,8 @@
 
 namespace yolox {
 
-fs::path find_image_folder(const fs::path& json, const CocoDataset& coco) {
+// Returns the folders in which the images of a COCO JSON file usually are.
+static std::vector<fs::path> usual_folders(const fs::path& json) {
   const fs::path folder = json.parent_path().empty() ? "." : json.parent_path();
   const fs::path root = folder.filename() == "annotations" ? folder / ".." : folder;
   std::string split = json.stem().string();
@@ -27,6 +30,11 @@ fs::path find_image_folder(const fs::path& json, const CocoDataset& coco) {
     }
   }
   places.push_back(root / "..");  // for file names that begin with the folder of the data set
+  return places;
+}
+
+fs::path find_image_folder(const fs::path& json, const CocoDataset& coco) {
+  const std::vector<fs::path> places = usual_folders(json);
   const size_t step = coco.images.size() / 100 + 1;
   for (const auto& place : places)
     for (size_t i = 0; i < coco.images.size(); i += step) {
@@ -34,12 +42,23 @@ fs::path find_image_folder(const fs::path& json, const CocoDataset& coco) {
       if ((place != places.back() || file.has_parent_path()) && is_file(place / file))
         return place.lexically_normal();
     }
-  std::string looked;
-  for (const auto& place : places)
-    looked += "\n  " + (place / to_forward_slashes(coco.images[0].file_name)).lexically_normal().string();
-  fail(json.string(),
-       ": none of its images was found in the usual folders; give their folder with --images DIR. Looked for",
-       looked);
+  return {};
+}
+
+// Finds the images by the ends of their paths, which were written on another machine.
+static void find_moved_images(Source& source, const fs::path& root) {
+  const FilesByEnd files(root, kImages);
+  int64_t found = 0;
+  for (size_t i = 0; i < source.files.size(); ++i) {
+    const std::string file = files.find(source.coco.images[i].file_name);
+    found += !file.empty();
+    if (!file.empty()) source.files[i] = file;
+  }
+  if (found > 0)
+    source.notes.push_back(concat("note: ", source.name, ": ", found, " of ", source.files.size(),
+                                  " images were found under ", root.lexically_normal().string(),
+                                  " by the end of their file_name, such as ", source.files[0], " for ",
+                                  source.coco.images[0].file_name));
 }
 
 Source read_coco_source(const std::string& json, const std::string& images) {
@@ -51,31 +70,55 @@ Source read_coco_source(const std::string& json, const std::string& images) {
   const fs::path folder = images.empty() ? find_image_folder(json, source.coco) : fs::path(images);
   for (const CocoImage& image : source.coco.images)  // operator/ keeps an absolute file_name unchanged
     source.files.push_back((folder / to_forward_slashes(image.file_name)).string());
-  check(images.empty() ||
-            std::any_of(source.files.begin(), source.files.end(), [](const auto& f) { return is_file(f); }),
-        "--images ", images, ": none of the images of ", json, " is there, such as ", source.files[0],
-        "; file names in the JSON file are relative to this folder");
-  return source;
+  const auto any = [&] {
+    return std::any_of(source.files.begin(), source.files.end(), [](const auto& f) { return is_file(f); });
+  };
+  if (any()) return source;
+  const std::vector<fs::path> usual = usual_folders(json);
+  const fs::path root = images.empty() ? usual[3] : fs::path(images);
+  if (is_folder(root)) find_moved_images(source, root);
+  if (any()) return source;
+  check(images.empty(), "--images ", images, ": none of the images of ", json, " is there, such as ",
+        source.coco.images[0].file_name, "; give the folder with these images");
+  std::string looked;
+  for (const auto& place : usual)
+    looked +=
+        "\n  " + (place / to_forward_slashes(source.coco.images[0].file_name)).lexically_normal().string();
+  fail(json,
+       ": none of its images was found; give their folder with --images DIR. Looked for these names under ",
+       root.lexically_normal().string(), ", and for", looked);
+}
+
+// Returns true if a file contains the names of the three lists of COCO.
+static bool is_coco_file(const fs::path& path) {
+  std::vector<std::string> missing = {"\"images\"", "\"annotations\"", "\"categories\""};
+  const File file(std::fopen(path.c_str(), "rb"), std::fclose);
+  std::string text;
+  char buffer[1 << 16];
+  for (size_t n; file && !missing.empty() && (n = std::fread(buffer, 1, sizeof buffer, file.get())) > 0;) {
+    text.erase(0, text.size() - std::min<size_t>(text.size(), 16));  // a name may begin in the last buffer
+    text.append(buffer, n);
+    missing.erase(std::remove_if(missing.begin(), missing.end(),
+                                 [&](const std::string& name) {
+                                   return memmem(text.data(), text.size(), name.data(), name.size());
+                                 }),
+                  missing.end());
+  }
+  return missing.empty();
 }
 
 SplitReaders coco_splits(const fs::path& root) {
   std::vector<fs::path> files, boxes;
-  const auto add = [&](const fs::path& folder, bool known) {
-    for (const auto& path : listing(folder)) {
-      if (!has_extension(path, {".json"}) || !is_file(path)) continue;
-      char start[4096];  // a COCO file has one of its keys near the start; other JSON files have none
-      const File file(std::fopen(path.c_str(), "rb"), std::fclose);
-      const std::string_view text(start, file ? std::fread(start, 1, sizeof start, file.get()) : 0);
-      bool coco = known;
-      for (const char* key : {"\"images\"", "\"annotations\"", "\"categories\""})
-        coco = coco || text.find(key) != std::string_view::npos;
-      if (coco) files.push_back(path);
-    }
+  const auto add = [&](const fs::path& folder, bool all = false) {
+    for (const auto& path : listing(folder))
+      if (has_extension(path, {".json"}) && is_file(path) && (all || is_coco_file(path)))
+        files.push_back(path);
   };
-  add(root / "annotations", true);
-  if (files.empty()) add(root, false);
+  add(root / "annotations");
+  if (files.empty()) add(root / "annotations", /*all=*/true);  // whose error says what is missing
+  if (files.empty()) add(root);
   if (files.empty())
-    for (const auto& folder : listing(root, /*folders_only=*/true)) add(folder, false);
+    for (const auto& folder : listing(root, /*folders_only=*/true)) add(folder);
   for (const auto& file : files) {  // prefer files with boxes to files of other COCO tasks
     bool other = false;
     for (const char* task : {"caption", "keypoint", "panoptic", "stuff", "image_info"})

@@ -216,6 +216,7 @@ CocoDataset read_coco(File file, const std::string& path) {
   std::sort(data.categories.begin(), data.categories.end(), [](auto& a, auto& b) { return a.id < b.id; });
   std::vector<int64_t> annotation_ids;
   for (const auto& a : data.annotations) annotation_ids.push_back(a.id);
+  data.zero_ids = std::count(annotation_ids.begin(), annotation_ids.end(), 0);
   std::sort(annotation_ids.begin(), annotation_ids.end());
   for (size_t i = 1; i < annotation_ids.size(); ++i)
     data.repeated_ids += annotation_ids[i] == annotation_ids[i - 1];

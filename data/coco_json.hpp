@@ -50,6 +50,7 @@ struct CocoDataset {
   std::vector<CocoAnnotation> annotations;  // in file order, including those of unknown images or categories
   int64_t without_box = 0;                  // number of annotations skipped because they have no bbox
   int64_t repeated_ids = 0;                 // number of annotations whose id an earlier one has
+  int64_t zero_ids = 0;                     // number of annotations with id 0
 };
 struct Detection {
   int64_t image_id = 0, category_id = 0;

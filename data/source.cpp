@@ -181,6 +181,28 @@ std::map<std::string, std::string> names_under(const std::string& folder,
   return names;
 }
 
+FilesByEnd::FilesByEnd(const fs::path& folder, const std::set<std::string>& extensions) {
+  for (const std::string& file : files_under(folder, extensions))
+    named[fs::path(file).filename().string()].push_back(file);
+}
+
+std::string FilesByEnd::find(const std::string& path) const {
+  const std::string wanted = "/" + to_forward_slashes(path);
+  const auto same = named.find(wanted.substr(wanted.rfind('/') + 1));
+  if (same == named.end()) return "";
+  std::string best;
+  int64_t most = 0;
+  for (const std::string& file : same->second) {
+    const std::string whole = "/" + file;
+    const auto differ = std::mismatch(wanted.rbegin(), wanted.rend(), whole.rbegin(), whole.rend());
+    const int64_t shared = std::count(wanted.rbegin(), differ.first, '/');
+    if (shared == most) best.clear();
+    if (shared > most) best = file;
+    most = std::max(most, shared);
+  }
+  return best;
+}
+
 std::string to_forward_slashes(std::string path) {
   std::replace(path.begin(), path.end(), '\\', '/');
   return path;

@@ -97,6 +97,18 @@ std::vector<std::string> files_under(const fs::path& folder, const std::set<std:
 std::map<std::string, std::string> names_under(const std::string& folder,
                                                const std::set<std::string>& extensions);
 
+// The files under a folder, to find those whose paths were written on another machine.
+class FilesByEnd {
+ public:
+  FilesByEnd(const fs::path& folder, const std::set<std::string>& extensions);
+  // Returns the file that shares the longest end with `path`, counted in whole names: for "C:\\a\\1\\x.jpg",
+  // a file 1/x.jpg rather than 2/x.jpg. Returns "" if none has this name, or if several share as much.
+  std::string find(const std::string& path) const;
+
+ private:
+  std::map<std::string, std::vector<std::string>> named;  // by file name
+};
+
 // Replaces backslashes by slashes.
 std::string to_forward_slashes(std::string path);
 

@@ -5,12 +5,46 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <set>
 
 #include "base/error.hpp"
 #include "base/threads.hpp"
 
 namespace yolox {
+
+// Returns the class names of a file with a name in each line. The number of a line is the class id, so that
+// an empty line is an error, except at the end.
+static std::vector<std::string> read_names(const std::string& file) {
+  std::vector<std::string> names;
+  for_each_line(read_text(file), [&](std::string_view name, int number) {
+    check(
+        number == int(names.size()) + 1, file, ":", names.size() + 1,
+        ": empty line; each line is the name of a class, and its number is the class id; delete the line or "
+        "write the name");
+    names.emplace_back(name);
+  });
+  return names;
+}
+
+YoloYaml read_obj_data(const std::string& file) {
+  YoloYaml data;
+  data.file = file;
+  data.folder = data.root = fs::path(file).has_parent_path() ? fs::path(file).parent_path() : ".";
+  data.beside = true;
+  for_each_line(read_text(file), [&](std::string_view line, int) {
+    const size_t equals = std::min(line.find('='), line.size() - 1);
+    const std::string key = lower(std::string(trimmed(line.substr(0, equals)))),
+                      value = to_forward_slashes(std::string(trimmed(line.substr(equals + 1))));
+    if (key == "train" || key == "valid" || key == "test") data.splits[split_name(key)].push_back(value);
+    if (key != "names") return;
+    const fs::path names = is_file(data.root / value) ? fs::path(value) : fs::path(value).filename();
+    data.names = read_names((data.root / names).string());
+  });
+  check(!data.names.empty(), file, ": no names; add names = obj.names, a file with a class in each line");
+  check(!data.splits.empty(), file, ": no train and no valid; add train = train.txt, a list of images");
+  return data;
+}
 
 YoloYaml read_data_yaml(const std::string& file) {
   YoloYaml data;
@@ -64,7 +98,9 @@ YoloYaml read_data_yaml(const std::string& file) {
 
 std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& split) {
   std::vector<std::string> images;
-  for (const std::string& entry : data.splits.at(split)) {
+  std::optional<FilesByEnd> files;
+  for (const std::string& given : data.splits.at(split)) {
+    const std::string entry = to_forward_slashes(given);
     std::string inside = entry;  // Roboflow writes ../train/images for a folder beside data.yaml
     while (inside.rfind("../", 0) == 0) inside.erase(0, 3);
     fs::path place;
@@ -72,6 +108,14 @@ std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& sp
          {data.root / entry, data.root / inside, data.folder / entry, data.folder / inside})
       if (place.empty() && (is_folder(p) || (p.extension() == ".txt" && is_file(p))))
         place = p.lexically_normal();
+    // The end of a path of another machine: C:/sets/cells/images/val, data/train.txt. The last name of a
+    // folder alone, such as images, may be that of another split.
+    for (std::string end = inside; place.empty() && end.find('/') != std::string::npos;) {
+      end.erase(0, end.find('/') + 1);
+      const fs::path p = data.root / end;
+      const bool is_split = end.find('/') != std::string::npos && is_folder(p);
+      if (is_split || (p.extension() == ".txt" && is_file(p))) place = p.lexically_normal();
+    }
     check(!place.empty(), data.file, ": ", split,
           ": neither a folder nor a .txt: ", (data.root / entry).lexically_normal().string(),
           "; correct path or ", split);
@@ -83,7 +127,12 @@ std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& sp
       const std::string line = to_forward_slashes(std::string(text));
       fs::path file = data.root / line, other = place.parent_path() / line;
       if (line.rfind("./", 0) == 0) file.swap(other);  // "./" is relative to the list, as in COCO for YOLO
-      images.push_back((is_file(other) && !is_file(file) ? other : file).lexically_normal().string());
+      if (!is_file(file) && is_file(other)) file = other;
+      if (!is_file(file)) {
+        if (!files) files.emplace(data.root, kImages);
+        if (const std::string moved = files->find(line); !moved.empty()) file = moved;
+      }
+      images.push_back(file.lexically_normal().string());
     });
   }
   check(!images.empty(), data.file, ": ", split, ": no images in ", listed(data.splits.at(split)),
@@ -218,7 +267,7 @@ YoloYaml yolo_folders(const std::string& folder) {
     const fs::path names = data.root / place / "classes.txt";
     if (!data.names.empty() || !is_file(names)) continue;
     data.file = names.string();
-    for_each_line(read_text(data.file), [&](std::string_view name, int) { data.names.emplace_back(name); });
+    data.names = read_names(data.file);
   }
   if (!data.splits.empty() || data.names.empty()) return data;
   data.beside = true;

@@ -22,7 +22,12 @@ struct YoloYaml {
 // Reads a data.yaml (docs.ultralytics.com/datasets/detect). Throws if the file does not have this format.
 YoloYaml read_data_yaml(const std::string& file);
 
-// Returns the image files of a split, sorted by path. Throws if there are none.
+// Reads an obj.data of Darknet, as CVAT writes it: names, and a list of images for each split. Throws if the
+// file does not have this format.
+YoloYaml read_obj_data(const std::string& file);
+
+// Returns the image files of a split, sorted by path. A path that was written on another machine is found by
+// its end. Throws if there are none.
 std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& split);
 
 // Returns the path of the label file of an image: a/images/train/b.jpg -> a/labels/train/b.txt. If no folder

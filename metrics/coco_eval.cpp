@@ -68,7 +68,7 @@ void match_picture(const EvalGroundTruth* gts, size_t gt_count, const EvalDetect
           }
         }
         if (best) used[best->gt] |= bit;
-        const bool found = best && gts[best->gt].box->id != 0;
+        const bool found = best != nullptr;
         if (found) results[d].matched[area] |= bit;
         if (best_ignored || (!found && outside)) results[d].ignored[area] |= bit;
       }

@@ -2,9 +2,8 @@
 // Folder metrics/: COCO AP and AR, Pascal VOC AP, error analysis, and the HTML report of a run. This file: AP
 // and AR of boxes as defined by COCO (cocodataset.org/#detection-eval), with ten IoU thresholds .50:.05:.95,
 // 101 recall points, four area ranges, and at most 1, 10 or 100 detections per image. The results equal those
-// of pycocotools. As in pycocotools, a ground truth with id 0 never counts as matched, so annotation ids
-// should start at 1. There is one intended difference: if annotations share an id, pycocotools uses the last
-// one several times, and this code uses each annotation once.
+// of pycocotools. There are two intended differences: pycocotools never finds a ground truth with id 0, and
+// if annotations share an id, it uses the last one several times. This code uses each annotation once.
 #pragma once
 #include <array>
 #include <ostream>

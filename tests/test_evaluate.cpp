@@ -80,3 +80,18 @@ TEST_CASE("evaluate: the visible part of a box of a billion pixels is drawn") {
   CHECK(cv::norm(huge, drawn_with({20, -30, 120, 100, 0}), cv::NORM_INF) == 0);
   CHECK(cv::countNonZero(huge.reshape(1)) > 60);
 }
+
+TEST_CASE("evaluate: ids above 2^53 stay as they are when ranks gather their detections") {
+  const int64_t id = (int64_t{1} << 60) + 1;
+  Evaluation e;
+  e.detections = {{id, 1, 0, 0, 2, 2, 0.5}};
+  std::unordered_set<int64_t> unreadable{id + 1};
+  std::array<double, 2> loss{1, 2};
+  EvalSettings settings;
+  settings.gather = [](const std::vector<double>& mine) { return std::vector{mine, mine}; };
+  gather_evaluation(e, unreadable, loss, settings);
+  REQUIRE(e.detections.size() == 2);
+  CHECK(e.detections[0].image_id == id);
+  CHECK(unreadable == std::unordered_set<int64_t>{id + 1});
+  CHECK(loss == std::array<double, 2>{2, 4});
+}

@@ -183,7 +183,7 @@ TEST_CASE("formats: the COCO files of a folder are chosen by split; an ambiguous
   CHECK(read("test") == Names{"annotations/instances_train.json", "annotations/instances_test.json"});
   CHECK(read("valid").at(1) == "annotations/instances_val.json");
   CHECK_HAS(error_of(dir.path.string(), "dev"), "\"dev\"; it has test, train, val");
-  write_text(dir / "annotations/val_small.json");
+  write_text(dir / "annotations/val_small.json", small_json("1.jpg"));
   CHECK_HAS(error_of(dir.path.string()), "several files for 'val'");
   CHECK(read("test").at(1) == "annotations/instances_test.json");  // the ambiguous split is not needed
 
@@ -267,6 +267,42 @@ TEST_CASE("formats: COCO files without images, categories or image files are err
   CHECK_HAS(error_of(dir / "g"), "none of its images");
   write_text(dir / "f/x.json", small_json(""));  // a folder is no image
   CHECK_HAS(error_of(dir / "f"), "none of its images");
+}
+
+TEST_CASE("formats: JSON files beside a COCO data set that are no COCO files are ignored") {
+  TempDir dir;
+  put_all(dir, {"train/a.png", "val/b.png"});
+  const Names others = {R"({"categories": [{"id": 0, "name": "cat"}], "info": {"year": 2024}})",
+                        R"({"images": 12, "annotations": 90})", R"([{"id": 1}])", R"({"1": "cat"})", ""};
+  for (const std::string folder : {"annotations/", ""}) {
+    fs::remove_all(dir / "annotations");
+    for (size_t i = 0; i < others.size(); ++i)
+      write_text(dir / concat(folder, "stats_train", i, ".json"), others[i]);
+    write_text(dir / (folder + "train.json"), small_json("a.png"));
+    write_text(dir / (folder + "val.json"), small_json("b.png"));
+    CHECK(below(dir, read_sources(dir.path.string()).val.files) == Names{"val/b.png"});
+  }
+}
+
+TEST_CASE("formats: images of COCO are found by the end of a file_name that was written on another machine") {
+  for (const std::string name : {R"(..\\..\\upload\\1\\x.jpg)", "images/1/x.jpg", "/mnt/set/1/x.jpg",
+                                 R"(C:\\sets\\1\\x.jpg)", "https://bucket.example/a/1/x.jpg"}) {
+    INFO(name);
+    TempDir dir;
+    write_text(dir / "annotations/train.json", small_json(name));
+    put_all(dir, {"pictures/1/x.jpg", "pictures/2/x.jpg"});
+    const Source source = read_sources(dir.path.string()).train;
+    CHECK(below(dir, source.files) == Names{"pictures/1/x.jpg"});
+    REQUIRE(source.notes.size() == 1);
+    CHECK_HAS(source.notes[0], "1 of 1 images were found under");
+    // With --images, too. A name that two files have is not guessed.
+    CHECK(below(dir, read_val_source(dir / "annotations/train.json", "", dir / "pictures").files) ==
+          Names{"pictures/1/x.jpg"});
+    fs::rename(dir / "pictures/1", dir / "pictures/3");
+    CHECK_HAS(error_of(dir.path.string()), "none of its images was found");
+    fs::remove(dir / "pictures/2/x.jpg");
+    CHECK(below(dir, read_sources(dir.path.string()).train.files) == Names{"pictures/3/x.jpg"});
+  }
 }
 
 // ---- Pascal VOC
@@ -919,7 +955,7 @@ TEST_CASE("formats: a YOLO folder without class names is answered with a data.ya
     write_text(dir / (set + (set == "x"   ? "/classes.txt"
                              : set == "y" ? "/train/labels/classes.txt"
                                           : "/labels/classes.txt")),
-               "cat\nred dog\n\ncow\n");
+               "cat\nred dog\ncow\n\n");
     CHECK(names_of(read_sources(dir / set).train) == Names{"cat", "red dog", "cow"});
   }
   put_all(dir, {"w/images/train/a.jpg"});  // no labels
@@ -1101,4 +1137,44 @@ TEST_CASE("formats: --images names the folder of the images of COCO JSON files")
   CHECK_HAS(refused(dir / "ann/one.json", dir / "ann"), "none of the images of");
   for (const std::string& data : {std::string("shapes"), dir.path.string(), dir / "x.lmdb"})
     CHECK_HAS(refused(data, images), "--images is for a COCO JSON file, not for --data " + data);
+}
+
+TEST_CASE("formats: YOLO 1.1 of CVAT is read: obj.data, obj.names, and lists with paths of another machine") {
+  TempDir dir;
+  write_text(dir / "obj.data",
+             "classes = 2\ntrain = data/train.txt\nvalid = data/valid.txt\nnames = data/obj.names\nbackup = "
+             "backup/\n");
+  write_text(dir / "obj.names", "cat\nred dog\n");
+  write_text(dir / "train.txt", "data/obj_train_data/a.jpg\n");
+  write_text(dir / "valid.txt", "data/obj_valid_data/b.jpg\n");
+  for (const std::string image : {"obj_train_data/a", "obj_valid_data/b"}) {
+    write_text(dir / (image + ".jpg"));
+    write_text(dir / (image + ".txt"), "1 0.5 0.5 0.2 0.4\n");
+  }
+  const Sources s = read_sources(dir.path.string());
+  CHECK(names_of(s.train) == Names{"cat", "red dog"});
+  CHECK(below(dir, s.train.files) == Names{"obj_train_data/a.jpg"});
+  CHECK(below(dir, s.val.files) == Names{"obj_valid_data/b.jpg"});
+  REQUIRE(s.train.coco.annotations.size() == 1);
+  CHECK(s.train.coco.annotations[0].category_id == 1);
+  write_text(dir / "obj.data", "classes = 2\ntrain = data/train.txt\n");
+  CHECK_HAS(error_of(dir.path.string()), "no names; add names = obj.names");
+}
+
+TEST_CASE(
+    "formats: an empty line between the names of classes.txt is an error, because lines are class ids") {
+  TempDir dir;
+  put_all(dir, {"images/train/a.jpg"});
+  write_text(dir / "labels/train/a.txt", "1 0.5 0.5 0.2 0.4\n");
+  write_text(dir / "classes.txt", "cat\n\ndog\n");
+  CHECK_HAS(error_of(dir.path.string()), "classes.txt:2: empty line");
+}
+
+TEST_CASE("formats: data.yaml with paths of Windows is read") {
+  TempDir dir;
+  put_all(dir, {"images/train/a.jpg", "images/val/b.jpg"});
+  write_text(dir / "data.yaml", "train: C:\\sets\\cells\\images\\train\nval: images\\val\nnames: [cat]\n");
+  const Sources s = read_sources(dir.path.string());
+  CHECK(below(dir, s.train.files) == Names{"images/train/a.jpg"});
+  CHECK(below(dir, s.val.files) == Names{"images/val/b.jpg"});
 }
