@@ -101,7 +101,6 @@ check_gpu() {
     ./setup.sh tests train eval demo export multitask pack bench_train_step bench_dtr || return 1
   local bundle=$PWD/build-simulated/bundle log=build-simulated/gpu-check.log
   tests/bundle.sh build-simulated "$bundle" || return 1
-  [ "$(du -sm "$bundle" | cut -f 1)" -lt 200 ] || { echo "the bundle of gpu-check has 200 MB or more"; return 1; }
   local cache=$bundle/cache
   (cd / && YOLOX_CACHE_DIR=$cache "$OLDPWD/.venv/bin/python" "$bundle/gpu-check" --limit 1200 --case-limit 300 --json "$bundle/results.json") >"$log" 2>&1
   local status=$?
