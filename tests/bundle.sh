@@ -4,12 +4,12 @@
 # same version, but neither OpenCV nor a compiler.
 #   YOLOX_BUILD=build-bundle YOLOX_DRIVER=580 YOLOX_CMAKE_ARGS=-DYOLOX_VIDEO=OFF ./setup.sh tests train eval demo export
 #   (and bench_train_step bench_dtr bench_loader for the benchmarks)
-#   tests/bundle.sh build-bundle DEST
+#   tests/bundle.sh build-bundle DEST [PROGRAM...]     all programs, or the given ones
 #   DEST/gpu-check                      # on the GPU machine
 #   DEST/gpu.py --programs DEST
 # Build without videos and windows (YOLOX_VIDEO=OFF): their libraries are three times as large as all others.
 set -euo pipefail
-[ $# = 2 ] || { sed -n '3,11s/^# \?//p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '3,11s/^# \?//p' "$0"; exit 2; }
 build=$1 dest=$2
 rm -rf "$dest"
 mkdir -p "$dest/lib"
@@ -43,7 +43,8 @@ add_libraries() {  # FILE PROGRAM: the libraries of FILE, which PROGRAM loads
     add_libraries "$path" "$2"
   done
 }
-for program in tests train eval demo export bench_train_step bench_dtr bench_loader; do
+[ $# -gt 2 ] || set -- "$@" tests train eval demo export bench_train_step bench_dtr bench_loader
+for program in "${@:3}"; do
   [[ $program != bench_* || -e $build/$program ]] || continue
   strip -o "$dest/$program" "$build/$program"
   add_libraries "$build/$program" "$build/$program"
