@@ -119,9 +119,8 @@ inline Tensor simota_chunk(const Tensor& boxes, const Tensor& obj, const Tensor&
                     obj.gather(1, point).to(torch::kFloat).sigmoid().unsqueeze(2))
                        .sqrt();
   const Tensor absent = (-p).log1p().clamp_min(-100), present = p.log().clamp_min(-100);  // -cost, [n, K, C]
-  const Tensor all_absent =
-      absent.sum(-1, false, torch::kDouble).to(torch::kFloat).unsqueeze(1);  // [n, 1, K]
-  const Tensor exchange = (absent - present).transpose(1, 2);                // [n, C, K]
+  const Tensor all_absent = absent.sum(-1).unsqueeze(1);                                  // [n, 1, K]
+  const Tensor exchange = (absent - present).transpose(1, 2);                             // [n, C, K]
 
   // Loops over chunks of objects. Keeps for each candidate [n, K] the lowest cost with its object, and how
   // many objects selected the candidate, with the last of them.
@@ -141,7 +140,7 @@ inline Tensor simota_chunk(const Tensor& boxes, const Tensor& obj, const Tensor&
     Tensor cost = (exchange.gather(1, of_class) - all_absent).sub_((iou.to(torch::kFloat) + 1e-8).log_(), 3);
     // Adding the penalty of 1e6 would round away the differences between costs. Instead, the costs inside of
     // the centre region become negative, in the same order.
-    cost = torch::where(centred, (cost + 1).reciprocal_().neg_(), cost);
+    cost = torch::where(centred, (-1 - cost).reciprocal_(), cost);
     cost.nan_to_num_(infinity, infinity).masked_fill_(no_pair, infinity);
 
     const int64_t k = std::min(kTopK, slots);
