@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/coco.hpp"
 
-#include <cstring>
-
 #include <algorithm>
 #include <map>
 
@@ -10,10 +8,15 @@
 
 namespace yolox {
 
+// Returns the folder of the data set of a COCO JSON file.
+static fs::path root_of(const fs::path& json) {
+  const fs::path folder = json.parent_path().empty() ? "." : json.parent_path();
+  return folder.filename() == "annotations" ? folder / ".." : folder;
+}
+
 // Returns the folders in which the images of a COCO JSON file usually are.
 static std::vector<fs::path> usual_folders(const fs::path& json) {
-  const fs::path folder = json.parent_path().empty() ? "." : json.parent_path();
-  const fs::path root = folder.filename() == "annotations" ? folder / ".." : folder;
+  const fs::path root = root_of(json);
   std::string split = json.stem().string();
   if (split.rfind("instances_", 0) == 0) split = split.substr(10);
   std::vector<fs::path> places = {root / split, root / "images" / split, root / "images", root};
@@ -33,8 +36,8 @@ static std::vector<fs::path> usual_folders(const fs::path& json) {
   return places;
 }
 
-fs::path find_image_folder(const fs::path& json, const CocoDataset& coco) {
-  const std::vector<fs::path> places = usual_folders(json);
+// Returns the first of these folders in which at least one of about 100 sampled images exists, or "".
+static fs::path find_image_folder(const std::vector<fs::path>& places, const CocoDataset& coco) {
   const size_t step = coco.images.size() / 100 + 1;
   for (const auto& place : places)
     for (size_t i = 0; i < coco.images.size(); i += step) {
@@ -67,44 +70,40 @@ Source read_coco_source(const std::string& json, const std::string& images) {
   source.coco = read_coco(json);
   check(!source.coco.images.empty(), json, " lists no images; use a file with images");
   check(!source.coco.categories.empty(), json, " lists no categories; use a file with categories");
-  const fs::path folder = images.empty() ? find_image_folder(json, source.coco) : fs::path(images);
+  const std::vector<fs::path> usual = usual_folders(json);
+  const fs::path root = images.empty() ? root_of(json) : fs::path(images);
+  fs::path folder = images.empty() ? find_image_folder(usual, source.coco) : root;
+  if (folder.empty()) folder = root;
   for (const CocoImage& image : source.coco.images)  // operator/ keeps an absolute file_name unchanged
     source.files.push_back((folder / to_forward_slashes(image.file_name)).string());
   const auto any = [&] {
     return std::any_of(source.files.begin(), source.files.end(), [](const auto& f) { return is_file(f); });
   };
   if (any()) return source;
-  const std::vector<fs::path> usual = usual_folders(json);
-  const fs::path root = images.empty() ? usual[3] : fs::path(images);
   if (is_folder(root)) find_moved_images(source, root);
   if (any()) return source;
-  check(images.empty(), "--images ", images, ": none of the images of ", json, " is there, such as ",
-        source.coco.images[0].file_name, "; give the folder with these images");
+  const std::string& first = source.coco.images[0].file_name;
+  check(images.empty(), "--images ", images, ": none of the images of ", json, " is there, such as ", first,
+        "; give the folder with these images");
   std::string looked;
   for (const auto& place : usual)
-    looked +=
-        "\n  " + (place / to_forward_slashes(source.coco.images[0].file_name)).lexically_normal().string();
+    looked += "\n  " + (place / to_forward_slashes(first)).lexically_normal().string();
   fail(json,
        ": none of its images was found; give their folder with --images DIR. Looked for these names under ",
        root.lexically_normal().string(), ", and for", looked);
 }
 
-// Returns true if a file contains the names of the three lists of COCO.
+// Returns true if a file contains the names of the three lists of COCO. Of a large file only the start is
+// read, where one of them is enough.
 static bool is_coco_file(const fs::path& path) {
-  std::vector<std::string> missing = {"\"images\"", "\"annotations\"", "\"categories\""};
+  constexpr size_t kStart = 1 << 20;
+  std::string text(kStart, ' ');
   const File file(std::fopen(path.c_str(), "rb"), std::fclose);
-  std::string text;
-  char buffer[1 << 16];
-  for (size_t n; file && !missing.empty() && (n = std::fread(buffer, 1, sizeof buffer, file.get())) > 0;) {
-    text.erase(0, text.size() - std::min<size_t>(text.size(), 16));  // a name may begin in the last buffer
-    text.append(buffer, n);
-    missing.erase(std::remove_if(missing.begin(), missing.end(),
-                                 [&](const std::string& name) {
-                                   return memmem(text.data(), text.size(), name.data(), name.size());
-                                 }),
-                  missing.end());
-  }
-  return missing.empty();
+  text.resize(file ? std::fread(text.data(), 1, kStart, file.get()) : 0);
+  int found = 0;
+  for (const char* name : {"\"images\"", "\"annotations\"", "\"categories\""})
+    found += text.find(name) != std::string::npos;
+  return found >= (text.size() < kStart ? 3 : 1);
 }
 
 SplitReaders coco_splits(const fs::path& root) {

@@ -9,13 +9,9 @@
 
 namespace yolox {
 
-// Returns the folder that contains the images of a COCO JSON file: the first of the usual folders in which at
-// least one of about 100 sampled images exists. Returns "" if none contains any.
-fs::path find_image_folder(const fs::path& json, const CocoDataset& coco);
-
-// Reads the annotations and finds the images of a split: in the folder `images`, or if that is empty with
-// find_image_folder(), and otherwise by the ends of their paths (FilesByEnd). Throws if the file lists no
-// images or no categories, or if no image is found.
+// Reads the annotations and finds the images of a split: in the folder `images`, or if that is empty in one
+// of the usual folders, and otherwise by the ends of their paths (FilesByEnd). Throws if the file lists no
+// images or no categories, or, with a list of these folders, if no image is found.
 Source read_coco_source(const std::string& json, const std::string& images = "");
 
 // Finds the COCO JSON files of a data set, those with images, annotations and categories: in the folder

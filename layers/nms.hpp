@@ -25,19 +25,22 @@ inline Tensor nms(const Tensor& boxes, const Tensor& scores, const Tensor& class
   const int64_t n = order.numel();
   const float *x1 = b.data_ptr<float>(), *y1 = x1 + n, *x2 = y1 + n, *y2 = x2 + n;
   const int64_t* cls = c.data_ptr<int64_t>();
-  const auto area = [&](int64_t i) { return (x2[i] - x1[i]) * (y2[i] - y1[i]); };
+  struct Kept {
+    float x1, y1, x2, y2, area;
+  };
+  std::unordered_map<int64_t, std::vector<Kept>> kept_of_class;
   std::vector<int64_t> kept;
-  std::unordered_map<int64_t, std::vector<int64_t>> kept_of_class;
   for (int64_t i = 0; i < n; ++i) {
-    std::vector<int64_t>& same = kept_of_class[cls[i]];
-    const bool suppressed = std::any_of(same.begin(), same.end(), [&](int64_t k) {
-      const float w = std::max(0.f, std::min(x2[k], x2[i]) - std::max(x1[k], x1[i]));
-      const float h = std::max(0.f, std::min(y2[k], y2[i]) - std::max(y1[k], y1[i]));
+    const Kept box{x1[i], y1[i], x2[i], y2[i], (x2[i] - x1[i]) * (y2[i] - y1[i])};
+    std::vector<Kept>& same = kept_of_class[cls[i]];
+    const bool suppressed = std::any_of(same.begin(), same.end(), [&](const Kept& k) {
+      const float w = std::max(0.f, std::min(k.x2, box.x2) - std::max(k.x1, box.x1));
+      const float h = std::max(0.f, std::min(k.y2, box.y2) - std::max(k.y1, box.y1));
       const float both = w * h;
-      return both / (area(k) + area(i) - both) > threshold;
+      return both / (k.area + box.area - both) > threshold;
     });
     if (suppressed) continue;
-    same.push_back(i);
+    same.push_back(box);
     kept.push_back(i);
   }
   return order.index_select(0, torch::tensor(kept, torch::kLong));

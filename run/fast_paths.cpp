@@ -68,7 +68,7 @@ std::string use_fast_paths(Config& config, torch::Device device, Ranks& ranks, b
   };
   for (const auto& [name, text] : {std::pair("norm", "fused norm"), {"graph", "CUDA graphs"}}) {
     if (!obstacle(name, config, device, ranks, graphs).empty()) continue;
-    const bool several = !ranks.alone() && text == std::string("CUDA graphs");
+    const bool several = !ranks.alone() && name == std::string("graph");
     const bool checked = by_note && ranks.max(!is_checked(device, several)) == 0;
     if (checked || uses_fast_path(config, name)) {
       append(used, ",", name);

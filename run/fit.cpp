@@ -10,8 +10,13 @@ namespace yolox {
 
 MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t share, const Ranks& ranks, StepGraphs& graphs,
                            Log& log)
-    : t(t), graphs(graphs), log(log), fit{accum, ranks.alone() ? share : accum}, statistics(*t.model) {
-  if (!ranks.alone())
+    : t(t),
+      alone(ranks.alone()),
+      graphs(graphs),
+      log(log),
+      fit{accum, alone ? share : accum},
+      statistics(*t.model) {
+  if (!alone)
     fit.remedy =
         concat("with several ranks the number of micro-batches is fixed: give --accum or a smaller --bs",
                graphs.is_on() ? ", or --fast norm, because CUDA graphs keep the memory of a step" : "");
@@ -19,7 +24,7 @@ MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t share, const Rank
 
 int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize size) {
   int64_t next = parts;
-  if (is_out_of_memory(e) && !CudaGraph::recording() && fit.remedy.empty() && graphs.free_memory())
+  if (is_out_of_memory(e) && !CudaGraph::recording() && alone && graphs.free_memory())
     log.line(graphs.is_on() ? "note: out of memory; CUDA graphs, which keep the memory of a step, are freed"
                             : "note: out of memory again; training goes on without CUDA graphs");
   else

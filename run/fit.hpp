@@ -107,6 +107,7 @@ class MicroBatches {
 
  private:
   Training& t;
+  const bool alone;  // one rank
   StepGraphs& graphs;
   Log& log;
   RetryInParts fit;

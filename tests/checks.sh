@@ -4,7 +4,7 @@
 # time. Prints one line per check: result, seconds, counts. Prints the full output of a failed check. Exit code 1 if any failed.
 #   format    every source is formatted as .clang-format says and has an SPDX line; format --fix formats the sources
 #   tidy      clang-tidy finds nothing in the headers and the libraries (.clang-tidy)
-#   sanitize  half of the quick suite under the address and undefined behaviour sanitizers, then the fuzzers: each program of tests/fuzz
+#   sanitize  the tests of readers and of own memory under the address and undefined behaviour sanitizers, then the fuzzers: each program of tests/fuzz
 #             for YOLOX_FUZZ_SECONDS (60), starting from tests/fuzz/corpus; findings go to tests/fuzz/found
 #   threads   the suite "threads" under the thread sanitizer
 #   cuda      train and bench_ddp compile and link for CUDA 13, and the tests of GPUs compile; no kernel spills registers
