@@ -89,7 +89,7 @@ int64_t waits() { return simulated_cuda::sum(simulated_cuda::host_waits()); }
 // Returns the operator calls of one step in each phase of the step, and checks that the host does not wait
 // for work of this step.
 std::map<std::string, int64_t> calls_of_step(const std::string& amp, bool sync_bn) {
-  constexpr int kBatch = 4, kSide = 64;  // the counts do not depend on the size
+  constexpr int kBatch = 2, kSide = 64;  // the counts do not depend on the size
   Trainer trainer("yolox-s", kGpu, amp);
   if (sync_bn) use_sync_bn(*trainer.model, two_equal_ranks());
   Loader loader(noise(kSide, 20), 0, 4 * kBatch, kBatch, {kSide, kSide}, 2, true);

@@ -8,7 +8,7 @@ using namespace yolox::test;
 
 namespace {
 
-constexpr int kBatch = 2, kSide = 96;
+constexpr int kBatch = 2, kSide = kSimulated ? 64 : 96;
 
 // BatchStream whose images have between 1 and 40 objects, for two kinds of steps.
 struct BatchStream {
