@@ -335,7 +335,12 @@ inline MultiScale multi_scale(const Config& c, ImageSize base, int ranks) {
   if (!c.multiscale || c.profile) sizes.max_decrease = sizes.max_increase = 0;
   // A batch norm needs more than one value per channel. A batch of one image therefore needs a height of at
   // least 64 pixels.
-  if (c.bs / (c.accum * (c.sync_bn ? 1 : ranks)) < 2) sizes.smallest = 2;
+  if (c.bs / (c.accum * (c.sync_bn ? 1 : ranks)) < 2) {
+    usage_check(c.bs == 0 || base.height * base.width > 32 * 32, "--size ", base.height,
+                " with one image at a time gives each batch norm a single value per channel; give --size 64, "
+                "or more images");
+    sizes.smallest = 2;
+  }
   return sizes;
 }
 

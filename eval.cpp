@@ -2,6 +2,7 @@
 // Evaluates a checkpoint on a data set, or detections of any program against a ground truth.
 #include <iomanip>
 #include <iostream>
+#include <map>
 #include <optional>
 #include <set>
 
@@ -127,6 +128,10 @@ static void check_flags(const Config& config) {
 // Evaluates a detections file (--gt and --dt).
 static void evaluate_file(const Config& config) {
   CocoDataset truth = read_coco(config.gt);
+  if (!truth.problems.empty())
+    std::cout << "warning: " << printable(config.gt) << ": " << truth.problems.size()
+              << " entries cannot be read and are left out; the first: "
+              << printable(truth.problems[0].second) << "\n";
   if (truth.repeated_ids > 0)
     std::cout << "note: " << printable(config.gt) << ": " << truth.repeated_ids
               << " annotations have the id of another one\n";
@@ -155,11 +160,11 @@ static void evaluate_model(const Config& config) {
   auto loaded = load_model(config.weights, config.model, config.preproc, settings.device, config.ema);
   if (!loaded.report.empty()) std::cout << printable(loaded.report, /*keep_newlines=*/true) << "\n";
   if (config.fuse) fuse_batch_norms(*loaded.model);
-  const Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks", config.images,
-                                loaded.info.classes, config.val_fraction);
-  check(loaded.info.classes.empty() || loaded.info.classes == data.classes, config.weights,
-        " was trained on other classes (", loaded.info.classes.empty() ? "" : loaded.info.classes[0],
-        ", ...) than those of ", data.name, " (", data.classes[0], ", ...)");
+  Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks", config.images,
+                          loaded.info.classes, config.val_fraction);
+  const auto classes = class_names(loaded.info, loaded.model->num_classes);
+  const bool named = !loaded.info.classes.empty() || data.classes.size() != classes.size();
+  if (named && !classes.empty()) use_classes(data, classes);
   settings.size = input_size(loaded.info, config.size);
   settings.conf = config.conf;
   settings.nms = config.nms;
@@ -196,7 +201,20 @@ static void evaluate_model(const Config& config) {
     list_images();
     std::cout << "\n";
   }
-  if (!config.save_dt.empty()) write_detections(config.save_dt, e.detections);
+  if (!config.save_dt.empty()) {
+    std::map<int64_t, int64_t> in_file;  // category id in the data set by that of `truth`
+    for (size_t c = 0; c < data.classes.size(); ++c)
+      if (data.category_ids[c] >= 0) in_file[data.truth.categories[c].id] = data.category_ids[c];
+    std::map<int64_t, std::string> names;
+    for (const CocoImage& image : data.truth.images) names[image.id] = image.file_name;
+    std::vector<Detection> detections;
+    for (Detection d : e.detections)
+      if (const auto id = in_file.find(d.category_id); id != in_file.end()) {
+        d.category_id = id->second;
+        detections.push_back(d);
+      }
+    write_detections(config.save_dt, detections, names);
+  }
   const fs::path folder = fs::path(config.data).lexically_normal();
   if (config.speed) print_speed(times, int64_t(data.records.size()), settings.workers);
   report(

@@ -128,7 +128,7 @@ inline Source read_val_source(const std::string& data, const std::string& split 
 
 // Loads the train split and the evaluated split. data: any data set of read_sources(), a packed data set, or
 // "shapes". split: name of the split to evaluate on; empty: val. seed: of the shapes. keep: see
-// check_images(). Throws std::runtime_error if the splits have different classes or the train split has no
+// check_images(). Throws std::runtime_error if the splits have no class in common or the train split has no
 // usable box.
 inline Splits load_splits(const std::string& data, const std::string& split, uint64_t seed,
                           const std::string& keep, const std::string& images = "", double val_fraction = 0) {
@@ -150,9 +150,7 @@ inline Splits load_splits(const std::string& data, const std::string& split, uin
     splits.val = splits.train;
     splits.val.name += " (warning: the training images; --val-fraction 0.1 holds out a tenth for evaluation)";
   }
-  check(splits.train.classes == splits.val.classes, splits.train.name, " and ", splits.val.name,
-        " list different classes (", splits.train.classes.size(), " and ", splits.val.classes.size(),
-        "); they must be equal");
+  use_classes(splits.val, splits.train.classes);
   const auto counts = class_counts(splits.train);
   if (std::accumulate(counts.begin(), counts.end(), int64_t(0)) == 0) {
     const auto problems = splits.train.problems->lines();

@@ -125,9 +125,11 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
     if (!evaluation->complete) return false;
     t.score = score_of(*evaluation).value;
     const Best before = t.best;
-    const bool better = *t.score > before.score, lower_loss = evaluation->loss < before.loss;
+    const bool no_score = *t.score < 0;  // there is no object to find; best.pth gets the latest weights
+    const bool better = no_score ? before.score < 0 : *t.score > before.score;
+    const bool lower_loss = evaluation->loss < before.loss;
     ++t.best.evals_without_gain;
-    if (run.config.patience_on == "loss" ? lower_loss : better) t.best.evals_without_gain = 0;
+    if (no_score || (run.config.patience_on == "loss" ? lower_loss : better)) t.best.evals_without_gain = 0;
     if (lower_loss) t.best.loss = evaluation->loss;
     if (better) {
       t.best.score = *t.score;

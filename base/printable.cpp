@@ -10,38 +10,45 @@
 
 namespace yolox {
 
+size_t utf8_bytes(const std::string& text, size_t at) {
+  const auto byte = [&](size_t k) { return at + k < text.size() ? uint8_t(text[at + k]) : 0u; };
+  const unsigned first = byte(0), second = byte(1);
+  if (first < 0x80) return 1;
+  if (first < 0xC2 || first >= 0xF5) return 0;
+  const size_t bytes = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+  for (size_t k = 1; k < bytes; ++k)
+    if ((byte(k) & 0xC0) != 0x80) return 0;
+  // Overlong encodings, UTF-16 surrogates and code points above U+10FFFF.
+  if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second >= 0xA0)) return 0;
+  if ((first == 0xF0 && second < 0x90) || (first == 0xF4 && second >= 0x90)) return 0;
+  return bytes;
+}
+
 std::string printable(const std::string& text, bool keep_newlines) {
   std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
-    const bool c1 = byte == 0xC2 && next >= 0x80 && next <= 0x9F;  // U+0080 to U+009F in UTF-8
-    if (!c1 && ((byte >= 0x20 && byte != 0x7F) || (byte == '\n' && keep_newlines))) {
-      out += text[i];
+  for (size_t i = 0, bytes; i < text.size(); i += std::max<size_t>(1, bytes)) {
+    bytes = utf8_bytes(text, i);
+    const auto first = uint8_t(text[i]);
+    const bool c1 = first == 0xC2 && bytes == 2 && uint8_t(text[i + 1]) <= 0x9F;  // U+0080 to U+009F
+    if (bytes > 0 && !c1 && ((first >= 0x20 && first != 0x7F) || (first == '\n' && keep_newlines))) {
+      out += text.substr(i, bytes);
       continue;
     }
     char code[8];
-    std::snprintf(code, sizeof code, "\\x%02x", c1 ? next : byte);
+    std::snprintf(code, sizeof code, "\\x%02x", c1 ? uint8_t(text[i + 1]) : first);
     out += code;
-    i += c1;
   }
   return out;
 }
 
-// Returns the character of UTF-8 text that begins at byte `at`, and sets `bytes` to its length.
+// Returns the character of UTF-8 text that begins at byte `at`, and sets `bytes` to its length. A byte that
+// is not UTF-8 is a character.
 static char32_t character_at(const std::string& text, size_t at, size_t& bytes) {
-  const auto first = static_cast<unsigned char>(text[at]);
-  bytes = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 1;
+  bytes = std::max<size_t>(1, utf8_bytes(text, at));
+  const auto first = uint8_t(text[at]);
   if (bytes == 1) return first;
   char32_t character = first & (0xFF >> (bytes + 1));
-  for (size_t k = 1; k < bytes; ++k) {
-    const auto next = static_cast<unsigned char>(at + k < text.size() ? text[at + k] : 0);
-    if ((next & 0xC0) != 0x80) {  // not UTF-8
-      bytes = 1;
-      return first;
-    }
-    character = character << 6 | (next & 0x3F);
-  }
+  for (size_t k = 1; k < bytes; ++k) character = character << 6 | (uint8_t(text[at + k]) & 0x3F);
   return character;
 }
 

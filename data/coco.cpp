@@ -64,6 +64,39 @@ static void find_moved_images(Source& source, const fs::path& root) {
                                   source.coco.images[0].file_name));
 }
 
+// Merges images that are listed several times under one file name, because each entry has only a part of the
+// boxes. Throws if several names mean one file, or if the entries differ in size.
+static void merge_repeated_images(Source& source) {
+  CocoDataset& coco = source.coco;
+  std::map<std::string, size_t> first_of;  // index of the image by file
+  std::map<int64_t, int64_t> merged;       // id of the first entry by the id of a later one
+  std::vector<CocoImage> images;
+  std::vector<std::string> files;
+  for (size_t i = 0; i < coco.images.size(); ++i) {
+    const CocoImage& image = coco.images[i];
+    const auto [found, is_new] = first_of.emplace(source.files[i], images.size());
+    if (is_new) {
+      images.push_back(image);
+      files.push_back(source.files[i]);
+      continue;
+    }
+    const CocoImage& first = images[found->second];
+    check(first.file_name == image.file_name && first.width == image.width && first.height == image.height,
+          source.name, ": the images ", first.id, " (", first.file_name, ", ", first.width, "x", first.height,
+          ") and ", image.id, " (", image.file_name, ", ", image.width, "x", image.height,
+          ") are read from the same file, ", source.files[i], "; correct or remove one of them");
+    merged[image.id] = first.id;
+  }
+  if (merged.empty()) return;
+  source.notes.push_back(concat("note: ", source.name, ": ", merged.size(),
+                                " images repeat the file_name of another one, such as image ",
+                                merged.begin()->first, "; their annotations are put together"));
+  for (CocoAnnotation& a : coco.annotations)
+    if (const auto id = merged.find(a.image_id); id != merged.end()) a.image_id = id->second;
+  coco.images = std::move(images);
+  source.files = std::move(files);
+}
+
 Source read_coco_source(const std::string& json, const std::string& images) {
   Source source;
   source.name = json;
@@ -79,9 +112,11 @@ Source read_coco_source(const std::string& json, const std::string& images) {
   const auto any = [&] {
     return std::any_of(source.files.begin(), source.files.end(), [](const auto& f) { return is_file(f); });
   };
-  if (any()) return source;
-  if (is_folder(root)) find_moved_images(source, root);
-  if (any()) return source;
+  if (!any() && is_folder(root)) find_moved_images(source, root);
+  if (any()) {
+    merge_repeated_images(source);
+    return source;
+  }
   const std::string& first = source.coco.images[0].file_name;
   check(images.empty(), "--images ", images, ": none of the images of ", json, " is there, such as ", first,
         "; give the folder with these images");

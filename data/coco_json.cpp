@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/new_file.hpp"
+#include "base/printable.hpp"
 
 namespace yolox {
 
@@ -30,20 +31,63 @@ void JsonRecord::throw_bad_value(const char* key, const char* needed) const {
   fail(where(), ".", key, ": found ", found, ", ", needed, " is needed; repair the entry");
 }
 
+// A number, and if it is whole also as an integer.
+struct JsonNumber {
+  double value;
+  bool whole;
+  int64_t integer;
+};
+
+// Returns the number in a text, or nothing if the text is anything else.
+static std::optional<JsonNumber> parse_json_number(std::string_view text) {
+  const char *begin = text.data(), *end = begin + text.size();
+  int64_t i = 0;
+  if (const auto read = std::from_chars(begin, end, i); read.ec == std::errc() && read.ptr == end)
+    return JsonNumber{static_cast<double>(i), true, i};
+  double d = 0;
+  const auto read = std::from_chars(begin, end, d);
+  if (read.ec == std::errc::invalid_argument || read.ptr != end) return {};
+  if (read.ec == std::errc::result_out_of_range) {
+    // Out of range: the sign of the exponent tells underflow from overflow. Without an exponent the number is
+    // tiny, because the parser refuses numbers with too many digits before the decimal point.
+    const size_t e = text.find_first_of("eE");
+    d = e == text.npos || text[e + 1] == '-' ? 0 : HUGE_VAL;
+  }
+  // Accept 3.0 as an integer, because exporters that store all columns as floats write ids like that. Beyond
+  // 2^53 a double does not represent every integer.
+  const bool whole = std::abs(d) <= 0x1p53 && d == std::floor(d);
+  return JsonNumber{d, whole, whole ? static_cast<int64_t>(d) : 0};
+}
+
+// Returns the number of a field, also one in quotes.
+static std::optional<JsonNumber> number_of(const JsonField* field) {
+  if (field && field->kind == JsonField::text) return parse_json_number(field->string);
+  if (!field || field->kind != JsonField::number) return {};
+  return JsonNumber{field->number_value, field->whole, field->integer};
+}
+
 double JsonRecord::number(const char* key, std::optional<double> fallback) const {
   const JsonField* field = find(key);
   if (!field && fallback) return *fallback;
-  if (!field || field->kind != JsonField::number || !std::isfinite(field->number_value))
-    throw_bad_value(key, "a finite number");
-  return field->number_value;
+  const auto n = number_of(field);
+  if (!n || !std::isfinite(n->value)) throw_bad_value(key, "a finite number");
+  return n->value;
 }
 
 int64_t JsonRecord::integer(const char* key, std::optional<int64_t> fallback) const {
   const JsonField* field = find(key);
   if (!field && fallback) return *fallback;
-  if (!field || field->kind != JsonField::number || !field->whole)
-    throw_bad_value(key, "an integer of 64 bits");
-  return field->integer;
+  const auto n = number_of(field);
+  if (!n || !n->whole) throw_bad_value(key, "an integer of 64 bits");
+  return n->integer;
+}
+
+int64_t JsonRecord::id(const char* key, std::optional<int64_t> fallback) const {
+  const JsonField* field = find(key);
+  if (!field || field->kind != JsonField::text || number_of(field)) return integer(key, fallback);
+  uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
+  for (const unsigned char c : field->string) hash = (hash ^ c) * 0x100000001B3u;
+  return static_cast<int64_t>(hash | uint64_t{1} << 63);
 }
 
 int JsonRecord::pixels(const char* key) const {
@@ -54,8 +98,11 @@ int JsonRecord::pixels(const char* key) const {
 
 std::string JsonRecord::string(const char* key, const std::string& fallback) const {
   const JsonField* field = find(key);
-  if (field && field->kind != JsonField::text) throw_bad_value(key, "a text in quotes");
-  return field ? field->string : fallback;
+  if (!field) return fallback;
+  if (field->kind == JsonField::number)
+    return field->whole ? concat(field->integer) : concat(field->number_value);
+  if (field->kind != JsonField::text) throw_bad_value(key, "a text in quotes");
+  return field->string;
 }
 
 const std::vector<double>& JsonRecord::box(const char* key) const {
@@ -75,21 +122,8 @@ JsonTableReader::JsonTableReader(const std::string& file, std::vector<JsonTable>
 
 bool JsonTableReader::RawNumber(const char* s, size_t n, bool) {
   if (!table_ || depth_ > 4) return true;
-  const std::string_view text(s, n);
-  int64_t i = 0;
-  if (const auto read = std::from_chars(s, s + n, i); read.ec == std::errc() && read.ptr == s + n)
-    return value(JsonField::number, static_cast<double>(i), true, i);
-  double d = 0;
-  if (std::from_chars(s, s + n, d).ec == std::errc::result_out_of_range) {
-    // Out of range: the sign of the exponent tells underflow from overflow. Without an exponent the number is
-    // tiny, because the parser refuses numbers with too many digits before the decimal point.
-    const size_t e = text.find_first_of("eE");
-    d = e == text.npos || text[e + 1] == '-' ? 0 : HUGE_VAL;
-  }
-  // Accept 3.0 as an integer, because exporters that store all columns as floats write ids like that. Beyond
-  // 2^53 a double does not represent every integer.
-  const bool whole = std::abs(d) <= 0x1p53 && d == std::floor(d);
-  return value(JsonField::number, d, whole, whole ? static_cast<int64_t>(d) : 0);
+  const JsonNumber number = parse_json_number({s, n}).value_or(JsonNumber{HUGE_VAL, false, 0});
+  return value(JsonField::number, number.value, number.whole, number.integer);
 }
 
 bool JsonTableReader::Key(const char* s, size_t n, bool) {
@@ -115,7 +149,10 @@ bool JsonTableReader::value(JsonField::Kind kind, double number, bool whole, int
     field().integer = integer;
     field().string = string;
   } else if (depth_ == 4) {
-    if (kind != JsonField::number || !std::isfinite(number)) field().kind = JsonField::other;
+    if (kind == JsonField::text)
+      number = parse_json_number(string).value_or(JsonNumber{HUGE_VAL, false, 0}).value;
+    if ((kind != JsonField::number && kind != JsonField::text) || !std::isfinite(number))
+      field().kind = JsonField::other;
     field().numbers.push_back(number);
   }
   return true;
@@ -186,33 +223,45 @@ void read_json_tables(File file, const std::string& path, std::vector<JsonTable>
 
 CocoDataset read_coco(File file, const std::string& path) {
   CocoDataset data;
-  const auto image = [&](const JsonRecord& r) {
-    const int64_t id = r.integer("id");
+  const auto skipping = [&data](const char* kind, const auto& read) {
+    return [&data, kind, read](const JsonRecord& r) {
+      try {
+        read(r);
+      } catch (const std::runtime_error& e) {
+        data.problems.push_back({kind, e.what()});
+      }
+    };
+  };
+  const auto image = [&data](const JsonRecord& r) {
+    const int64_t id = r.id("id");
     char name[32];
     std::snprintf(name, sizeof name, "%012lld.jpg", static_cast<long long>(id));
     data.images.push_back({id, r.string("file_name", name), r.pixels("width"), r.pixels("height")});
   };
-  const auto category = [&](const JsonRecord& r) {
-    const int64_t id = r.integer("id");
+  const auto category = [&data](const JsonRecord& r) {
+    const int64_t id = r.id("id");
     const JsonField* parent = r.find("supercategory");
     data.categories.push_back({id, r.string("name", std::to_string(id)), parent ? parent->string : ""});
   };
-  const auto annotation = [&](const JsonRecord& r) {
+  const auto annotation = [&data](const JsonRecord& r) {
     if (!r.find("bbox")) {
       ++data.without_box;
       return;
     }
     const std::vector<double>& box = r.box("bbox");
-    data.annotations.push_back({r.integer("id", static_cast<int64_t>(r.index) + 1), r.integer("image_id"),
-                                r.integer("category_id"), box[0], box[1], box[2], box[3],
+    data.annotations.push_back({r.id("id", static_cast<int64_t>(r.index) + 1), r.id("image_id"),
+                                r.id("category_id"), box[0], box[1], box[2], box[3],
                                 r.number("area", box[2] * box[3]), r.integer("iscrowd", 0) != 0});
   };
-  std::vector<JsonTable> tables = {{"images", image}, {"categories", category}, {"annotations", annotation}};
+  std::vector<JsonTable> tables = {{"images", skipping("image entry cannot be read", image)},
+                                   {"categories", skipping("category cannot be read", category)},
+                                   {"annotations", skipping("annotation cannot be read", annotation)}};
   read_json_tables(std::move(file), path, tables);
   for (const JsonTable& table : tables)
     check(table.found, path, ": no list \"", table.name,
           "\" at the top level; a COCO annotation file has images, annotations and categories");
 
+  if (data.images.empty() && !data.problems.empty()) fail(data.problems[0].second);
   std::sort(data.categories.begin(), data.categories.end(), [](auto& a, auto& b) { return a.id < b.id; });
   std::vector<int64_t> annotation_ids;
   for (const auto& a : data.annotations) annotation_ids.push_back(a.id);
@@ -237,7 +286,7 @@ std::vector<Detection> read_detections(const std::string& path) {
   const auto detection = [&](const JsonRecord& r) {
     const std::vector<double>& box = r.box("bbox");
     detections.push_back(
-        {r.integer("image_id"), r.integer("category_id"), box[0], box[1], box[2], box[3], r.number("score")});
+        {r.id("image_id"), r.id("category_id"), box[0], box[1], box[2], box[3], r.number("score")});
   };
   std::vector<JsonTable> tables = {{"", detection}};
   read_json_tables(open_json(path), path, tables);
@@ -259,20 +308,9 @@ void write_json(const std::string& path, const std::function<void(JsonWriter&)>&
 
 std::string as_utf8(const std::string& text) {
   std::string out;
-  for (size_t at = 0; at < text.size();) {
-    const auto byte = [&](size_t k) { return at + k < text.size() ? uint8_t(text[at + k]) : 0u; };
-    const unsigned first = byte(0), second = byte(1);
-    const size_t n = first < 0x80                    ? 1
-                     : first >= 0xC2 && first < 0xE0 ? 2
-                     : first >= 0xE0 && first < 0xF0 ? 3
-                                                     : 4;
-    bool good = first < 0x80 || (first >= 0xC2 && first < 0xF5);
-    for (size_t k = 1; k < n; ++k) good = good && (byte(k) & 0xC0) == 0x80;
-    // Reject overlong encodings, UTF-16 surrogates and code points above U+10FFFF.
-    good = good && !(first == 0xE0 && second < 0xA0) && !(first == 0xED && second >= 0xA0) &&
-           !(first == 0xF0 && second < 0x90) && !(first == 0xF4 && second >= 0x90);
-    out += good ? text.substr(at, n) : "\xEF\xBF\xBD";
-    at += good ? n : 1;
+  for (size_t at = 0, bytes; at < text.size(); at += std::max<size_t>(1, bytes)) {
+    bytes = utf8_bytes(text, at);
+    out += bytes > 0 ? text.substr(at, bytes) : "\xEF\xBF\xBD";
   }
   return out;
 }
@@ -295,13 +333,16 @@ void write_field(JsonWriter& writer, const char* key, const std::string& value) 
   writer.String(text.data(), static_cast<rapidjson::SizeType>(text.size()));
 }
 
-void write_detections(const std::string& path, const std::vector<Detection>& detections) {
+void write_detections(const std::string& path, const std::vector<Detection>& detections,
+                      const std::map<int64_t, std::string>& file_names) {
   write_json(path, [&](JsonWriter& writer) {
     write_list(writer, detections, [&](const Detection& d) {
       write_field(writer, "image_id", d.image_id);
       write_field(writer, "category_id", d.category_id);
       write_bbox(writer, d);
       write_field(writer, "score", d.score);
+      if (const auto name = file_names.find(d.image_id); name != file_names.end())
+        write_field(writer, "file_name", name->second);
     });
   });
 }

@@ -16,10 +16,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -51,6 +53,7 @@ struct CocoDataset {
   int64_t without_box = 0;                  // number of annotations skipped because they have no bbox
   int64_t repeated_ids = 0;                 // number of annotations whose id an earlier one has
   int64_t zero_ids = 0;                     // number of annotations with id 0
+  std::vector<std::pair<std::string, std::string>> problems;  // entries that are skipped: kind, text
 };
 struct Detection {
   int64_t image_id = 0, category_id = 0;
@@ -69,8 +72,9 @@ struct JsonField {
 };
 
 // One JSON object of a top-level list, with its position for error messages. The getters return the fallback
-// if the key is missing or null. They throw if there is no fallback or if the value has the wrong type. If a
-// key occurs twice, its last value counts.
+// if the key is missing or null. They throw if there is no fallback or if the value has the wrong type. A
+// number in quotes is a number, and a number in the place of a text is that text. If a key occurs twice, its
+// last value counts.
 struct JsonRecord {
   std::string file, table;
   size_t index = 0;
@@ -84,6 +88,9 @@ struct JsonRecord {
   [[noreturn]] void throw_bad_value(const char* key, const char* needed) const;
   double number(const char* key, std::optional<double> fallback = {}) const;
   int64_t integer(const char* key, std::optional<int64_t> fallback = {}) const;
+  // An integer, or for a text such as "a5" a negative number that depends on the text alone, so that
+  // annotations and detections find their image.
+  int64_t id(const char* key, std::optional<int64_t> fallback = {}) const;
   int pixels(const char* key) const;
   std::string string(const char* key, const std::string& fallback) const;
   const std::vector<double>& box(const char* key) const;
@@ -139,8 +146,9 @@ File open_json(const std::string& path);
 // Reads the tables in file order. path: for error messages.
 void read_json_tables(File file, const std::string& path, std::vector<JsonTable>& tables);
 
-// Reads a COCO annotation file. Throws if the file has another format, if a value has the wrong type, or if
-// two images or two categories have the same id.
+// Reads a COCO annotation file. Skips entries in which a value is missing or has the wrong type
+// (CocoDataset::problems). Throws if the file has another format, or if two images or two categories have the
+// same id.
 CocoDataset read_coco(File file, const std::string& path);
 
 inline CocoDataset read_coco(const std::string& path) { return read_coco(open_json(path), path); }
@@ -192,7 +200,9 @@ void write_list(JsonWriter& writer, const Entries& entries, WriteEntry write_ent
   writer.EndArray();
 }
 
-void write_detections(const std::string& path, const std::vector<Detection>& detections);
+// Writes a list of detections. file_names: file name by image id, written beside the id.
+void write_detections(const std::string& path, const std::vector<Detection>& detections,
+                      const std::map<int64_t, std::string>& file_names = {});
 
 void write_coco(JsonWriter& writer, const CocoDataset& data);
 inline void write_coco(const std::string& path, const CocoDataset& data) {

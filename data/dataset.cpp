@@ -151,8 +151,10 @@ Dataset shapes_dataset(uint64_t seed, int split, int64_t count) {
     const auto scene = draw_shapes(seed, split, i);
     data.records[i] = {"", i + 1, scene.image.cols, scene.image.rows, scene.boxes};
   });
-  for (size_t c = 0; c < data.classes.size(); ++c)
+  for (size_t c = 0; c < data.classes.size(); ++c) {
     data.truth.categories.push_back({int64_t(c) + 1, data.classes[c]});
+    data.category_ids.push_back(int64_t(c) + 1);
+  }
   for (const Record& r : data.records) {
     data.truth.images.push_back({r.image_id, concat("shapes_", r.image_id, ".png"), r.width, r.height});
     for (const Box& b : r.boxes) {
@@ -223,7 +225,8 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   CocoDataset& truth = source.coco;
   check(!truth.images.empty(), data.name, " lists no images");
   check(!truth.categories.empty(), data.name, " lists no categories");
-  for (const auto& [kind, line] : source.problems) data.problems->add(kind, line);
+  for (const auto* problems : {&source.problems, &truth.problems})
+    for (const auto& [kind, line] : *problems) data.problems->add(kind, line);
   for (const auto& note : source.notes) data.notes.push_back(printable(note));
   if (truth.repeated_ids > 0)
     data.problems->add("annotations with the id of another one", concat(data.name, ": ", truth.repeated_ids));
@@ -238,6 +241,7 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
       data.problems->add("classes with equal names", concat(data.name, ": ", c.name, " (id ", c.id, ")"));
     class_of[c.id] = data.classes.size();
     data.classes.push_back(c.name);
+    data.category_ids.push_back(c.id);
   }
   std::vector<CocoImage> present;
   for (size_t i = 0; i < truth.images.size(); ++i) {
@@ -282,8 +286,58 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   used.add(checks.key);
   for (const Record& r : data.records) used.add(r.file);
   data.key = used.text();
+  truth.problems.clear();
   data.truth = std::move(truth);
   return data;
+}
+
+void use_classes(Dataset& data, const std::vector<std::string>& classes) {
+  if (data.classes == classes) return;
+  std::map<std::string, int> class_of;
+  for (size_t c = classes.size(); c-- > 0;) class_of[classes[c]] = int(c);  // of equal names, the first
+  std::vector<int> wanted;
+  std::vector<std::string> unknown;
+  std::vector<int64_t> ids(classes.size(), -1);
+  std::unordered_map<int64_t, int> class_of_id;
+  for (size_t c = 0; c < data.classes.size(); ++c) {
+    const auto found = class_of.find(data.classes[c]);
+    wanted.push_back(found == class_of.end() ? -1 : found->second);
+    if (wanted[c] < 0) {
+      unknown.push_back(data.classes[c]);
+      continue;
+    }
+    ids[wanted[c]] = data.category_ids[c];
+    class_of_id[data.truth.categories[c].id] = wanted[c];
+  }
+  check(unknown.size() < data.classes.size(), data.name, " has other classes (", listed(data.classes),
+        ") than ", listed(classes), "; classes are matched by name: give them the same names");
+  std::vector<std::string> without;
+  for (size_t c = 0; c < classes.size(); ++c)
+    if (ids[c] < 0) without.push_back(classes[c]);
+  if (!without.empty())
+    data.notes.push_back(concat("note: ", data.name, ": does not have the classes ", listed(without),
+                                ", which are left out of AP"));
+  if (!unknown.empty())
+    data.notes.push_back(concat("note: ", data.name, ": objects of the classes ", listed(unknown),
+                                " are left out, because the model does not learn these classes"));
+
+  const auto is_unknown = [&](const Box& b) { return wanted[b.cls] < 0; };
+  for (Record& r : data.records) {
+    r.boxes.erase(std::remove_if(r.boxes.begin(), r.boxes.end(), is_unknown), r.boxes.end());
+    for (Box& b : r.boxes) b.cls = wanted[b.cls];
+  }
+  std::vector<CocoAnnotation> known;
+  for (CocoAnnotation a : data.truth.annotations) {
+    const auto found = class_of_id.find(a.category_id);
+    if (found == class_of_id.end()) continue;
+    a.category_id = found->second;
+    known.push_back(a);
+  }
+  data.truth.annotations = std::move(known);
+  data.truth.categories.clear();
+  for (size_t c = 0; c < classes.size(); ++c) data.truth.categories.push_back({int64_t(c), classes[c]});
+  data.classes = classes;
+  data.category_ids = ids;
 }
 
 std::vector<int64_t> class_counts(const Dataset& data) {

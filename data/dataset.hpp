@@ -91,8 +91,9 @@ struct Dataset {
   std::string name;                  // file or folder and split, for messages
   std::vector<std::string> classes;  // class names; the position is the class id
   std::vector<Record> records;
-  CocoDataset truth;      // ground truth for evaluation: the images of `records`, all annotations unclipped
-  int shapes_split = -1;  // data set `shapes`: 0 (train) or 1 (val); -1 for any other data set
+  CocoDataset truth;  // ground truth for evaluation: the images of `records`, all annotations unclipped
+  std::vector<int64_t> category_ids;  // of each class in its file; -1 for a class that use_classes() added
+  int shapes_split = -1;              // data set `shapes`: 0 (train) or 1 (val); -1 for any other data set
   uint64_t shapes_seed = 0;
   bool strict = false;  // true: an unreadable image ends the run
   std::string key;      // hash (hex digits) of the image files and their order
@@ -137,6 +138,11 @@ std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations
 // Converts a split from the form of the readers to that of training and evaluation. `checks` holds the
 // results of check_images() for source.files. Throws if the split has no usable image.
 Dataset make_dataset(Source source, const ImageChecks& checks);
+
+// Gives a data set the classes of the training set or of a model. They are matched by name: objects of other
+// classes are left out, and classes that the data set does not have get no objects. Notes say so. The
+// category ids of `truth` become class ids. Throws if no name is the same.
+void use_classes(Dataset& data, const std::vector<std::string>& classes);
 
 // Returns the number of boxes of each class.
 std::vector<int64_t> class_counts(const Dataset& data);

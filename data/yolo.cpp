@@ -58,6 +58,10 @@ YoloYaml read_data_yaml(const std::string& file) {
     const auto line = [&](const YAML::Node& node) {
       return concat(file, ":", node ? node.Mark().line + 1 : 1, ": ");
     };
+    std::set<std::string> keys;
+    for (const auto& entry : yaml)
+      check(keys.insert(entry.first.Scalar()).second, line(entry.first), "a second ", entry.first.Scalar(),
+            "; delete one of them");
     const bool named = names && !names.IsNull(), counted = nc && !nc.IsNull();
     check(named || counted, file, ": no class names; add names: [first, second, ...]");
     check(!named || names.IsSequence() || names.IsMap(), line(names), "names must be a list or id: name");
@@ -147,6 +151,23 @@ std::string yolo_label_file(const std::string& image) {
   return file.substr(1);
 }
 
+// Returns the values per keypoint, 3 (x, y and a visibility of 0, 1 or 2) or 2, if a line can be a class, a
+// box and keypoints within the box, else -1. Nine columns are the corners of a box.
+static int keypoint_values(const std::vector<double>& v) {
+  const size_t rest = v.size() - 5;
+  bool visibilities = rest % 3 == 0;
+  for (size_t i = 7; visibilities && i < v.size(); i += 3) visibilities = v[i] == 0 || v[i] == 1 || v[i] == 2;
+  const int values = visibilities ? 3 : 2;
+  if (rest % values != 0 || v.size() == 9) return -1;
+  constexpr double kTolerance = 0.02;
+  const double w = v[3] / 2 + kTolerance, h = v[4] / 2 + kTolerance;
+  bool inside = v[1] - w > -0.05 && v[2] - h > -0.05 && v[1] + w < 1.05 && v[2] + h < 1.05;
+  for (size_t i = 5; i < v.size(); i += values)
+    inside = inside &&
+             ((v[i] == 0 && v[i + 1] == 0) || (std::abs(v[i] - v[1]) <= w && std::abs(v[i + 1] - v[2]) <= h));
+  return inside ? values : -1;
+}
+
 Labels read_yolo_txt(const std::string& path, bool keypoints) {
   Labels labels;
   std::string text;
@@ -168,6 +189,10 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
       const auto value = parse_number(line.substr(at, end - at));
       numbers = numbers && value && std::abs(*value) < 1e6;  // a class id or a fraction of the image size
       v.push_back(value.value_or(0));
+    }
+    if (numbers && v.size() > 5) {
+      const LongLines line{1, int64_t(v.size()), keypoint_values(v)};
+      labels.long_lines = labels.long_lines + line;
     }
     if (keypoints && v.size() > 5) v.resize(5);
     const bool box = v.size() == 5, outline = v.size() >= 7 && v.size() % 2 == 1;
@@ -212,6 +237,31 @@ static void check_fractions(const Source& source) {
        "height");
 }
 
+// Returns the number of columns of labels with keypoints, or 0 if they may be polygons: keypoints have the
+// same number in each line, and lie in the box of their line. Few lines without visibilities tell nothing.
+static int64_t keypoint_columns(const std::vector<Labels>& labels) {
+  LongLines all;
+  for (const Labels& l : labels) all = all + l.long_lines;
+  return all.values == 3 || (all.values == 2 && all.lines >= 10) ? all.columns : 0;
+}
+
+// Lists the label files in the folders of this split that have no image.
+static void find_orphans(Source& source) {
+  std::set<fs::path> folders;
+  for (const std::string& file : source.label_files) folders.insert(fs::path(file).parent_path());
+  for (const fs::path& folder : folders) {
+    std::string images = folder.string() + "/";
+    const size_t at = images.rfind("/labels/");
+    if (at == std::string::npos) continue;
+    std::set<fs::path> stems;
+    for (const fs::path& image : listing(images.replace(at, 8, "/images/"))) stems.insert(image.stem());
+    for (const fs::path& file : listing(folder))
+      if (!stems.empty() && has_extension(file, {".txt"}) && !stems.count(file.stem()) &&
+          file.filename() != "classes.txt")
+        source.problems.push_back({"label file without image", file.string()});
+  }
+}
+
 Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   Source source;
   source.name = concat(data.file, " (", split, ")");
@@ -225,8 +275,16 @@ Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   };
   parallel_for(int64_t(images.size()),
                [&](int64_t i) { labels[i] = read_yolo_txt(label_file(images[i]), data.keypoints); });
+  if (const int64_t columns = data.keypoints ? 0 : keypoint_columns(labels)) {
+    parallel_for(int64_t(images.size()),
+                 [&](int64_t i) { labels[i] = read_yolo_txt(label_file(images[i]), /*keypoints=*/true); });
+    source.notes.push_back(
+        concat("note: ", source.name, ": the labels with ", columns,
+               " columns are read as class, box and keypoints, and only the boxes are used"));
+  }
   for (size_t i = 0; i < images.size(); ++i) add_image(source, images[i], label_file(images[i]), labels[i]);
   check_fractions(source);
+  if (!data.beside) find_orphans(source);
   const auto missing = std::count_if(labels.begin(), labels.end(), [](const Labels& l) { return l.missing; });
   if (missing > 0)
     source.notes.push_back(concat("note: ", source.name, ": ", missing, " of ", images.size(),

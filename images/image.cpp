@@ -38,6 +38,20 @@ int exif_orientation(std::string_view app1) {
   return 1;
 }
 
+int webp_orientation(std::string_view bytes) {
+  for (size_t at = 12; at + 8 <= bytes.size();) {  // chunks: name, length, payload of an even length
+    size_t length = 0;
+    for (int i = 3; i >= 0; --i) length = length << 8 | uint8_t(bytes[at + 4 + i]);
+    const std::string_view payload = bytes.substr(at + 8, length);
+    if (bytes.substr(at, 4) == "EXIF") {
+      const std::string head("Exif\0\0", 6);  // which some programs leave out
+      return exif_orientation(payload.substr(0, 6) == head ? payload : head + std::string(payload));
+    }
+    at += 8 + length + length % 2;
+  }
+  return 1;
+}
+
 void apply_orientation(cv::Mat& image, int orientation) {
   if (transposed(orientation)) cv::transpose(image, image);
   if (flipped_x(orientation)) cv::flip(image, image, 1);
@@ -126,14 +140,17 @@ bool has_end_marker(std::string_view bytes) {
 Image decode_with_opencv(std::string_view bytes, const std::string& path) {
   check_image(has_end_marker(bytes), path, " cannot be decoded: the file is cut off");
   cv::Mat image;
+  // OpenCV before 5 does not rotate a WebP by its EXIF tag.
+  const bool webp = bytes.substr(0, 4) == "RIFF" && bytes.substr(8, 4) == "WEBP";
+  const int flags = webp ? cv::IMREAD_COLOR | cv::IMREAD_IGNORE_ORIENTATION : cv::IMREAD_COLOR;
   try {
-    image =
-        cv::imdecode(cv::Mat(1, int(bytes.size()), CV_8U, const_cast<char*>(bytes.data())), cv::IMREAD_COLOR);
+    image = cv::imdecode(cv::Mat(1, int(bytes.size()), CV_8U, const_cast<char*>(bytes.data())), flags);
   } catch (const cv::Exception& e) {
     if (e.code == cv::Error::StsNoMem) throw;  // decode_region() reports it
     throw ImageError(concat(path, " cannot be decoded: ", e.err));
   }
   check_image(!image.empty(), path, " cannot be read as an image");
+  if (webp) apply_orientation(image, webp_orientation(bytes));
   return image;
 }
 

@@ -73,6 +73,9 @@ inline bool is_png(std::string_view bytes) { return bytes.substr(0, 8) == "\x89P
 // 2.3, section 4.6.
 int exif_orientation(std::string_view app1);
 
+// Returns the EXIF orientation (1..8) of a WebP file, or 1 if it has none.
+int webp_orientation(std::string_view bytes);
+
 // Orientations 5..8 transpose the image before the flips.
 inline bool transposed(int orientation) { return orientation >= 5; }
 inline bool flipped_x(int o) { return o == 2 || o == 3 || o == 6 || o == 7; }

@@ -163,8 +163,12 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
   constexpr int64_t kFewSteps =
       300;  // batch norm statistics and EMA follow the weights over some hundred steps
   const EvalResult& r = e.result;
-  log.line(concat("  AP ", std::fixed, std::setprecision(4), r.AP, " AP50 ", r.AP50, " AP75 ", r.AP75, " S ",
-                  r.APs, " M ", r.APm, " L ", r.APl, "  ", e.images, " images ", short_time(e.seconds)));
+  std::string values;
+  for (const auto& [name, value] :
+       {std::pair("AP", r.AP), {"AP50", r.AP50}, {"AP75", r.AP75}, {"S", r.APs}, {"M", r.APm}, {"L", r.APl}})
+    values +=
+        value < 0 ? concat(" ", name, " -") : concat(" ", name, " ", std::fixed, std::setprecision(4), value);
+  log.line(concat(" ", values, "  ", e.images, " images ", short_time(e.seconds)));
   std::vector<const ClassResult*> classes;
   for (const ClassResult& c : r.per_class)
     if (c.ground_truths > 0) classes.push_back(&c);
@@ -301,6 +305,10 @@ void RunProgress::log_classes(const Splits& splits) {
   for (const auto& note : splits.same ? std::vector<std::string>() : val.notes) log.line(note);
   absent(counts, "training");
   if (!splits.same) absent(in_val, "evaluation");
+  if (std::accumulate(in_val.begin(), in_val.end(), int64_t(0)) == 0)
+    log.line(
+        "warning: no image for evaluation has an object to find, so that there is no AP; best.pth gets the "
+        "latest weights, and --patience does not end the run");
 }
 
 std::string RunProgress::number(size_t width, const char* format, double value) {

@@ -110,37 +110,92 @@ TEST_CASE("coco_json: defaults, order, unknown keys, nulls, nested values") {
   CHECK(c.crowd);
 }
 
-TEST_CASE("coco_json: wrong values are errors that name file, entry and key") {
-  const auto error = [](const std::string& annotation) { return coco_error(with_annotation(annotation)); };
+TEST_CASE("coco_json: an entry with a wrong value is skipped and reported with file, entry and key") {
   const std::string good = R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]})";
-  TempDir dir;
-  CHECK(read_coco(write_file(dir, with_annotation(good))).annotations.size() == 1);
-
-  CHECK_HAS(error(good + R"(, {"image_id": "1", "category_id": 1, "bbox": [1, 2, 3, 4]})"),
-            "annotations[1].image_id: found the text \"1\"");
-  CHECK_HAS(error(R"({"image_id": 1, "bbox": [1, 2, 3, 4]})"), "annotations[0] has no \"category_id\"");
-  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1.5, "bbox": [1, 2, 3, 4]})"), "category_id: found 1.5");
-  CHECK_HAS(error(R"({"image_id": 9223372036854775808, "category_id": 1, "bbox": [1, 2, 3, 4]})"), "64 bits");
-  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3]})"), "bbox: found 3 numbers");
-  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, "3", 4]})"), "annotations[0].bbox");
-  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, NaN, 4]})"), "annotations[0].bbox");
-  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, [4]]})"), "annotations[0].bbox");
-  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": [[1, 2, 3, 4]]})"), "annotations[0].bbox");
-  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": "1 2 3 4"})"), "annotations[0].bbox");
-  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "area": {}})"),
-            "annotations[0].area");
-  CHECK_HAS(error(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "iscrowd": "no"})"), ".iscrowd");
-  CHECK_HAS(error("3"), "annotations[0] is not an object");
-  CHECK_HAS(error(good + ", [1]"), "annotations[1] is not an object");
-  const auto image_error = [](const std::string& image) {
-    return coco_error(R"({"images": [{"id": 1}, )" + image + R"(], "categories": [], "annotations": []})");
+  // Reads a good annotation after the given one, and returns the problem.
+  const auto problem = [&](const std::string& annotation) {
+    const CocoDataset data = parse_coco(with_annotation(annotation + ", " + good), "a.json");
+    REQUIRE(data.annotations.size() == 1);
+    CHECK(data.annotations[0].id == 2);
+    REQUIRE(data.problems.size() == 1);
+    CHECK(data.problems[0].first == "annotation cannot be read");
+    return data.problems[0].second;
   };
-  CHECK_HAS(image_error(R"({"id": 1})"), "two images have the id 1");
-  CHECK_HAS(image_error(R"({"id": 2, "width": -3})"), "images[1].width: found -3");
-  CHECK_HAS(image_error(R"({"id": 2, "file_name": 3})"), "images[1].file_name: found 3");
-  CHECK_HAS(image_error(R"({"id": null})"), "images[1] has no \"id\"");
+  CHECK_HAS(problem(R"({"image_id": 1, "bbox": [1, 2, 3, 4]})"),
+            "a.json: annotations[0] has no \"category_id\"");
+  CHECK_HAS(problem(R"({"image_id": 1, "category_id": null, "bbox": [1, 2, 3, 4]})"),
+            "annotations[0] has no \"category_id\"");
+  CHECK_HAS(problem(R"({"image_id": 1, "category_id": 1.5, "bbox": [1, 2, 3, 4]})"),
+            "category_id: found 1.5");
+  CHECK_HAS(problem(R"({"image_id": 9223372036854775808, "category_id": 1, "bbox": [1, 2, 3, 4]})"),
+            "64 bits");
+  const auto bad_box = [&](const std::string& box) {
+    return problem(R"({"image_id": 1, "category_id": 1, "bbox": )" + box + "}");
+  };
+  CHECK_HAS(bad_box("[1, 2, 3]"), "annotations[0].bbox: found 3 numbers");
+  CHECK_HAS(bad_box("[]"), "annotations[0].bbox: found 0 numbers");
+  for (const std::string box : {"[1, 2, \"x\", 4]", "[1, 2, \"\", 4]", "[1, 2, NaN, 4]", "[1, 2, \"nan\", 4]",
+                                "[1, 2, null, 4]", "[1, 2, 3, [4]]", "[[1, 2, 3, 4]]", "\"1 2 3 4\"", "{}"})
+    CHECK_HAS(bad_box(box), "annotations[0].bbox");
+  CHECK_HAS(problem(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "area": {}})"),
+            "annotations[0].area");
+  CHECK_HAS(problem(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "iscrowd": "no"})"),
+            ".iscrowd");
+
+  const std::string entries = R"("images": [{"id": 1}, {"id": 2, "width": -3}, {"id": null}], )"
+                              R"("categories": [{"id": {}}, {"id": 1}], "annotations": [])";
+  const CocoDataset data = parse_coco("{" + entries + "}", "a.json");
+  CHECK(data.images.size() == 1);
+  CHECK(data.categories.size() == 1);
+  REQUIRE(data.problems.size() == 3);
+  CHECK_HAS(data.problems[0].second, "images[1].width: found -3");
+  CHECK_HAS(data.problems[1].second, "images[2] has no \"id\"");
+  CHECK_HAS(data.problems[2].second, "categories[0].id");
+  CHECK_HAS(coco_error(R"({"images": [{"id": []}], "categories": [], "annotations": []})"), "images[0].id");
+
+  CHECK_HAS(coco_error(with_annotation("3")), "annotations[0] is not an object");
+  CHECK_HAS(coco_error(with_annotation(good + ", [1]")), "annotations[1] is not an object");
+  CHECK_HAS(coco_error(R"({"images": [{"id": 1}, {"id": 1}], "categories": [], "annotations": []})"),
+            "two images have the id 1");
   CHECK_HAS(coco_error(R"({"images": [], "categories": [{"id": 4}, {"id": 4}], "annotations": []})"),
             "two categories have the id 4");
+}
+
+TEST_CASE("coco_json: numbers in quotes are numbers, names may be numbers, and ids may be text") {
+  const CocoDataset data = parse_coco(R"({
+    "images": [{"id": "12", "file_name": 7, "width": "640", "height": "480.0"}, {"id": "a5"}, {"id": "a6"}],
+    "categories": [{"id": 1, "name": 2025}, {"id": 2, "name": 1.5}, {"id": "dog", "name": "dog"}],
+    "annotations": [
+      {"id": "x1", "image_id": "12", "category_id": "1", "bbox": ["1", "2.5", 3, "4e1"], "iscrowd": "0"},
+      {"id": "x2", "image_id": "a5", "category_id": "dog", "bbox": [1, 2, 3, 4], "area": "7", "iscrowd": "1"}
+    ]})",
+                                      "a.json");
+  CHECK(data.problems.empty());
+  REQUIRE(data.images.size() == 3);
+  CHECK(data.images[0].id == 12);
+  CHECK(data.images[0].file_name == "7");
+  CHECK(data.images[0].width == 640);
+  CHECK(data.images[0].height == 480);
+  CHECK(data.images[1].id < 0);
+  CHECK(data.images[1].id != data.images[2].id);
+  REQUIRE(data.categories.size() == 3);
+  CHECK(data.categories[1].name == "2025");
+  CHECK(data.categories[2].name == "1.5");
+  REQUIRE(data.annotations.size() == 2);
+  CHECK(data.annotations[0].image_id == 12);
+  CHECK(data.annotations[0].h == 40);
+  CHECK_FALSE(data.annotations[0].crowd);
+  CHECK(data.annotations[1].image_id == data.images[1].id);
+  CHECK(data.annotations[1].category_id == data.categories[0].id);
+  CHECK(data.annotations[1].area == 7);
+  CHECK(data.annotations[1].crowd);
+  // The same text is the same id in a file of detections.
+  TempDir dir;
+  const auto found = read_detections(
+      write_file(dir, R"([{"image_id": "a5", "category_id": "dog", "bbox": [1, 2, 3, 4], "score": "0.5"}])"));
+  CHECK(found.at(0).image_id == data.images[1].id);
+  CHECK(found[0].category_id == data.categories[0].id);
+  CHECK(found[0].score == 0.5);
 }
 
 TEST_CASE("coco_json: files that are not COCO files are errors") {

@@ -19,6 +19,7 @@
 #include "data.hpp"
 #include "data/cache.hpp"
 #include "formats.hpp"
+#include "metrics/coco_eval.hpp"
 
 using namespace yolox;
 
@@ -258,16 +259,55 @@ TEST_CASE("data: a single split, from a folder or a file, serves as train and va
   CHECK(load_splits(dir.path.string(), "", 0, "").same);
 }
 
-TEST_CASE("data: train and val with different classes, and data without a usable box, are refused") {
+TEST_CASE("data: classes of the evaluated split are those of the training split, matched by name") {
   TempDir dir;
-  write_text(dir / "annotations/train.json", small_json("a.png"));
+  for (const std::string split : {"train", "val"}) write_image(dir / ("images/" + split + ".png"), 40, 30);
+  fs::create_directories(dir / "annotations");
+  const auto write = [&](const std::string& split, const std::vector<std::string>& classes, int first) {
+    CocoDataset coco;
+    coco.images = {{1, split + ".png", 40, 30}};
+    for (size_t c = 0; c < classes.size(); ++c) {
+      const int64_t id = first + 10 * int64_t(c);
+      coco.categories.push_back({id, classes[c]});
+      coco.annotations.push_back({int64_t(c) + 1, 1, id, double(classes[c][0] - 'a'), 1, 5, 5, 25, false});
+    }
+    write_coco(dir / ("annotations/" + split + ".json"), coco);
+  };
+  const auto splits = [&] { return load_splits(dir.path.string(), "", 0, ""); };
+  write("train", {"a", "b", "c", "d"}, 1);
+  write("val", {"d", "x", "b"}, 2);  // another order, others are missing, and one is unknown
+  const Dataset val = splits().val;
+  CHECK(val.classes == std::vector<std::string>{"a", "b", "c", "d"});
+  CHECK(val.category_ids == std::vector<int64_t>{-1, 22, -1, 2});
+  REQUIRE(val.records.at(0).boxes.size() == 2);
+  for (const Box& b : val.records[0].boxes) CHECK(b.x1 == b.cls);
+  REQUIRE(val.truth.annotations.size() == 2);
+  for (const auto& a : val.truth.annotations) CHECK(val.truth.categories.at(a.x).id == a.category_id);
+  REQUIRE(val.notes.size() == 2);
+  CHECK(has(val.notes[0], "does not have the classes a, c"));
+  CHECK(has(val.notes[1], "objects of the classes x are left out"));
+  std::vector<Detection> found;
+  for (const auto& a : val.truth.annotations) found.push_back({1, a.category_id, a.x, a.y, a.w, a.h, 0.9});
+  const EvalResult result = coco_eval(val.truth, found);
+  CHECK(result.AP == doctest::Approx(1));
+  CHECK(result.per_class.at(0).AP == -1);
+  CHECK(result.per_class.at(3).name == "d");
+
+  write("val", {"a", "b", "c", "d"}, 7);  // other ids of the same classes
+  CHECK(splits().val.notes.empty());
+  CHECK(splits().val.truth.categories.at(1).id == 17);
+  write("val", {"x", "y"}, 1);
+  const std::string refused = error_of([&] { splits(); });
+  CHECK_MESSAGE(has(refused, "has other classes (x, y) than a, b, c, d"), refused);
+}
+
+TEST_CASE("data: data without a usable box is refused") {
+  TempDir dir;
   write_text(dir / "annotations/val.json",
              R"({"images": [{"id": 1, "file_name": "a.png"}], "categories": [{"id": 1, "name": "b"}],
                  "annotations": []})");
   write_image(dir / "images/a.png", 40, 30);
   const auto refused = [&] { return error_of([&] { load_splits(dir.path.string(), "", 0, ""); }); };
-  CHECK(has(refused(), "different classes"));
-  fs::remove(dir / "annotations/train.json");
   CHECK(has(refused(), "no usable box"));
   write_text(dir / "annotations/val.json",
              R"({"images": [{"id": 1, "file_name": "a.png"}], "categories": [{"id": 1, "name": "b"}],

@@ -656,6 +656,9 @@ TEST_CASE("formats: a pipe, a device or a huge file in the place of a text file 
 TEST_CASE("formats: control characters in class names and problems are escaped") {
   CHECK(printable("a\x1b[2J\r\n\x7f\t") == "a\\x1b[2J\\x0d\\x0a\\x7f\\x09");
   CHECK(printable("a\nb", true) == "a\nb");
+  // Bytes of GBK and Latin-1, an overlong slash, a surrogate, and a character that is cut off.
+  CHECK(printable("\xc3\xa8\xca\xc6 caf\xe9") == "\xc3\xa8\\xca\\xc6 caf\\xe9");
+  CHECK(printable("\xc0\xaf\xed\xa0\x80\xe4\xb8") == "\\xc0\\xaf\\xed\\xa0\\x80\\xe4\\xb8");
   CHECK(printable("Stra\u00dfe \u4e2d\u009b1m") == "Stra\u00dfe \u4e2d\\x9b1m");
   CHECK(shell_word("runs/nano-2") == "runs/nano-2");
   CHECK(shell_word("my run's") == "'my run'\\''s'");
@@ -682,6 +685,86 @@ TEST_CASE("formats: YOLO keypoints after the box are not read as a polygon") {
         std::vector<double>{0.25, 0.25, 0.5, 0.5});
 }
 
+TEST_CASE("formats: YOLO labels with keypoints are recognised without kpt_shape; polygons stay polygons") {
+  const auto first_box = [](const Names& lines, std::string& note) {
+    TempDir dir;
+    put_yolo(dir, lines);
+    const Source source = read_val_source(dir.path.string());
+    for (const auto& text : source.notes) note += text;
+    CHECK_MESSAGE(source.problems.empty(), problems_of(source));
+    return box(source.coco.annotations.at(0));
+  };
+  const std::vector<double> whole = {0.25, 0.25, 0.5, 0.5};
+  std::string line = "0 0.5 0.5 0.5 0.5", points;
+  for (int k = 0; k < 4; ++k) points += concat(" 0.", 3 + k, " 0.4");
+  const std::string with_visibility = line + " 0.3 0.4 2 0.6 0.7 1 0 0 0\n", without = line + points + "\n";
+  std::string note;
+  CHECK(first_box({with_visibility, with_visibility}, note) == whole);  // 14 columns
+  CHECK_HAS(note, "the labels with 14 columns are read as class, box and keypoints");
+  note.clear();
+  CHECK(first_box({with_visibility + line + "\n"}, note) == whole);  // an object without keypoints
+  CHECK_HAS(note, "14 columns");
+  note.clear();
+  CHECK(first_box(Names(10, without), note) == whole);  // 13 columns
+  CHECK_HAS(note, "13 columns");
+
+  // A point outside of the box of any line, two lengths, corners of a box, and few lines without
+  // visibilities.
+  note.clear();
+  const std::string outside = line + " 0.3 0.4 0.3 0.4 0.3 0.4 0.99 0.4\n";
+  const std::string longer = line + points + " 0.5 0.5\n", corners = line + " 0.4 0.4 0.6 0.4\n";
+  Names one_outside(10, without), one_longer(10, without);
+  one_outside.back() = outside;
+  one_longer.back() = longer;
+  for (const Names& lines : {one_outside, one_longer, Names(10, corners), Names(2, without)})
+    CHECK(first_box(lines, note) != whole);
+  CHECK(!has(note, "keypoints"));
+}
+
+TEST_CASE("formats: YOLO label files without an image are reported") {
+  TempDir dir;
+  put_all(dir, {"images/train/a.jpg", "images/train/c.psd", "images/val/b.jpg"});
+  for (const std::string name : {"train/a", "train/gone", "train/c", "val/b", "train/classes"})
+    write_text(dir / ("labels/" + name + ".txt"), "0 0.5 0.5 1 1");
+  write_text(dir / "data.yaml", "train: images/train\nval: images/val\nnames: [cat]");
+  const Sources both = read_sources(dir.path.string());
+  CHECK(problems_of(both.train) == "label file without image: " + (dir / "labels/train/gone.txt") + "\n");
+  CHECK(problems_of(both.val) == "");
+  // A list names a part of the images of a folder: the others are no orphans.
+  write_text(dir / "images/train/d.jpg");
+  write_text(dir / "labels/train/d.txt", "0 0.5 0.5 1 1");
+  write_text(dir / "list.txt", "images/train/a.jpg\n");
+  write_text(dir / "data.yaml", "train: list.txt\nval: images/val\nnames: [cat]");
+  CHECK(problems_of(read_sources(dir.path.string()).train) ==
+        "label file without image: " + (dir / "labels/train/gone.txt") + "\n");
+}
+
+TEST_CASE("formats: COCO images that are listed twice are put together; two names of one file are an error") {
+  const auto json = [](const std::string& first, const std::string& second, int width) {
+    return concat(R"({"images": [{"id": 1, "file_name": ")", first, R"(", "width": 40, "height": 30},)",
+                  R"( {"id": 2, "file_name": "b.png"}, {"id": 3, "file_name": ")", second, R"(", "width": )",
+                  width, R"(, "height": 30}], "categories": [{"id": 1}], "annotations": [)",
+                  R"({"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4]},)",
+                  R"({"image_id": 1, "category_id": 1, "bbox": [5, 6, 7, 8]}]})");
+  };
+  TempDir dir;
+  put_all(dir, {"train/a.png", "train/b.png"});
+  write_text(dir / "train.json", json("a.png", "a.png", 40));
+  const Source source = read_sources(dir.path.string()).train;
+  CHECK(below(dir, source.files) == Names{"train/a.png", "train/b.png"});
+  CHECK(source.coco.images.size() == 2);
+  CHECK(source.coco.annotations.at(0).image_id == 1);
+  CHECK(source.coco.annotations.at(1).image_id == 1);
+  REQUIRE(source.notes.size() == 1);
+  CHECK_HAS(source.notes[0], "1 images repeat the file_name of another one, such as image 3");
+  write_text(dir / "train.json", json("a.png", "a.png", 41));
+  CHECK_HAS(error_of(dir.path.string()), "the images 1 (a.png, 40x30) and 3 (a.png, 41x30)");
+  fs::create_directories(dir / "pictures/of");
+  fs::rename(dir / "train", dir / "pictures/of/january");
+  write_text(dir / "train.json", json("x/1/a.png", "x/2/a.png", 40));
+  CHECK_HAS(error_of(dir.path.string()), "are read from the same file");
+}
+
 TEST_CASE("formats: YOLO images are listed recursively and paired with their label files") {
   TempDir dir;
   put_all(dir, {"images/a.JPG", "images/b.Jpeg", "images/sub/c.png", "images/sub/d.tiff", "images/e.bmp",
@@ -694,10 +777,10 @@ TEST_CASE("formats: YOLO images are listed recursively and paired with their lab
   write_text(dir / "data.yaml", "train: images\nnames: [cat]");
   Source source = read_val_source(dir.path.string());
   CHECK(below(dir, source.files) == Names{"images/a.JPG", "images/a.png", "images/b.Jpeg", "images/e.bmp",
-                                          "images/f.webp", "images/g.tif", "images/link/k.jpg",
-                                          "images/lost.jpg", "images/sub/c.png", "images/sub/d.tiff",
-                                          "images/x.jpg/i.jpg"});
-  CHECK(below(dir, source.label_files).at(8) == "labels/sub/c.txt");
+                                          "images/f.webp", "images/g.tif", "images/h.gif",
+                                          "images/link/k.jpg", "images/lost.jpg", "images/sub/c.png",
+                                          "images/sub/d.tiff", "images/x.jpg/i.jpg"});
+  CHECK(below(dir, source.label_files).at(9) == "labels/sub/c.txt");
   // If no label file exists, the path is wrong most of the time.
   CHECK(problems_of(source) ==
         "no image has labels: expected the first label file at " + (dir / "labels/a.txt") + "\n");
@@ -844,6 +927,7 @@ TEST_CASE("formats: errors in data.yaml are reported with their line") {
   CHECK_HAS(yaml_error(train + "names: [cat, dog"), "not valid YAML");
   CHECK_HAS(yaml_error(train + "names:\n  - cat\n dog: 1"), "data.yaml:4: not valid YAML");
   CHECK_HAS(yaml_error(train + "names: &x [*y]"), "data.yaml:2: not valid YAML");
+  CHECK_HAS(yaml_error(train + "names: [cat]\nval: a\nval: b"), "data.yaml:4: a second val");
   CHECK_HAS(yaml_error(""), "has no keys");
   CHECK_HAS(yaml_error("just text"), "has no keys");
   CHECK_HAS(yaml_error("- a\n- b"), "has no keys");

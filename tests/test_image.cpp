@@ -430,6 +430,39 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("image: a WebP is rotated by its EXIF tag") {
+  Dice dice(21);
+  const Image image = painted(dice, {41, 30});
+  std::vector<uchar> lossless;
+  REQUIRE(cv::imencode(".webp", image, lossless, {cv::IMWRITE_WEBP_QUALITY, 101}));
+  const auto little_endian = [](size_t value, int bytes) {
+    std::string text;
+    for (int i = 0; i < bytes; ++i) text += char(value >> 8 * i & 255);
+    return text;
+  };
+  const auto chunk = [&](const std::string& name, const std::string& payload) {
+    return name + little_endian(payload.size(), 4) + payload + std::string(payload.size() % 2, '\0');
+  };
+  const std::string canvas =
+      chunk("VP8X", std::string("\x08\0\0\0", 4) + little_endian(40, 3) + little_endian(29, 3));
+  const std::string pixels(lossless.begin() + 12, lossless.end());
+  const ImageFile file("rotated.webp");
+  for (const std::string& head : {std::string(), std::string("Exif\0\0", 6)})
+    for (int orientation = 1; orientation <= 8; ++orientation) {
+      const std::string chunks =
+          "WEBP" + canvas + pixels + chunk("EXIF", head + exif(orientation, orientation % 2));
+      const std::string bytes = "RIFF" + little_endian(chunks.size(), 4) + chunks;
+      cv::Mat upright = image.clone();
+      image_detail::apply_orientation(upright, orientation);
+      const Image decoded = decode_image(bytes, "picture");
+      REQUIRE(decoded.size() == upright.size());
+      CHECK(cv::norm(decoded, upright, cv::NORM_INF) == 0);
+      CHECK(image_size(file(bytes)) == upright.size());
+      for (size_t cut = 12; cut < bytes.size(); ++cut)
+        if (cut < 40 || cut + 60 > bytes.size()) image_detail::webp_orientation(bytes.substr(0, cut));
+    }
+}
+
 TEST_CASE("image: invalid EXIF causes no crash and no read beyond its end") {
   Dice dice(8);
   const std::string plain = jpeg(painted(dice, {40, 24}));

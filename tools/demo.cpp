@@ -122,8 +122,8 @@ struct Crop {
   Image image;
 };
 
-// Returns copies of the detected parts. name: Frame::name.
-static std::vector<Crop> crops_of(const fs::path& folder, const std::string& name, const Image& image,
+// Returns copies of the detected parts. stem: beginning of their names.
+static std::vector<Crop> crops_of(const fs::path& folder, const std::string& stem, const Image& image,
                                   const std::vector<Found>& found, const std::vector<std::string>& names) {
   std::vector<Crop> crops;
   for (size_t i = 0; i < found.size(); ++i) {
@@ -134,8 +134,7 @@ static std::vector<Crop> crops_of(const fs::path& folder, const std::string& nam
     std::string of_class = names[b.cls];
     std::replace(of_class.begin(), of_class.end(), '/', '_');  // names are untrusted
     if (of_class.find_first_not_of('.') == std::string::npos) of_class = concat("class ", b.cls);
-    fs::path path = folder / "crops" / of_class / name;
-    path.replace_extension();
+    const fs::path path = folder / "crops" / of_class / stem;
     crops.push_back({concat(path.string(), "_", i, ".jpg"), Image(image(part).clone())});
   }
   return crops;
@@ -240,10 +239,11 @@ class Demo {
   torch::Device device = torch::kCPU;
   LoadedModel loaded;
   ImageSize size;
-  std::vector<std::string> names;  // class names
-  std::set<int> wanted;            // --classes; empty: all
-  int64_t all = 0;                 // number of images to process; 0: unknown
-  Log log{""};                     // to the terminal only
+  std::vector<std::string> names;   // class names
+  std::set<int> wanted;             // --classes; empty: all
+  std::set<fs::path> shared_stems;  // names without extension that several images have
+  int64_t all = 0;                  // number of images to process; 0: unknown
+  Log log{""};                      // to the terminal only
 
   std::mutex mutex;
   std::map<int64_t, Frame> frames;  // original images by position, kept until their boxes are known
@@ -270,12 +270,22 @@ Demo::Demo(const Config& given) : config(given) {
   if (!loaded.report.empty()) log.line(loaded.report);
   fuse_batch_norms(*loaded.model);
   size = input_size(loaded.info, config.size);
+  std::set<fs::path> stems;
+  for (const std::string& name : source.names)
+    if (const fs::path stem = fs::path(name).replace_extension(); !stems.insert(stem).second)
+      shared_stems.insert(stem);
   names = class_names(loaded.info, loaded.model->num_classes);
   for (int c = int(names.size()); c < loaded.model->num_classes; ++c) names.push_back(concat("class ", c));
   wanted = wanted_classes(config.classes, names);
   if (const auto note = config.draw || config.show ? font_note(names) : ""; !note.empty()) log.line(note);
   if (config.draw || config.txt || config.crop) make_folder(folder);
-  if (config.txt) make_folder(folder / "labels");
+  if (config.txt) {
+    make_folder(folder / "labels");
+    std::string lines;
+    for (const std::string& name : names) lines += printable(name) + "\n";
+    check(replace_text((folder / "labels/classes.txt").string(), lines), "cannot write ",
+          (folder / "labels/classes.txt").string(), "; check permissions and disk space");
+  }
   video.emplace((folder / source.stem).string(), source.fps);
 }
 
@@ -395,10 +405,13 @@ void Demo::output(Frame& frame, const std::vector<Found>& found, JsonWriter* jso
     check(save_image(path.string(), image), "cannot write ", path.string(),
           "; is the disk full or the folder read-only?");
   };
-  if (config.crop && !found.empty())
-    writing->add([write, crops = crops_of(folder, frame.name, frame.image, found, names)] {
+  if (config.crop && !found.empty()) {
+    fs::path stem = fs::path(frame.name).replace_extension();
+    if (shared_stems.count(stem)) stem = frame.name;
+    writing->add([write, crops = crops_of(folder, stem.string(), frame.image, found, names)] {
       for (const Crop& crop : crops) write(crop.path, crop.image);
     });
+  }
   if (window) {
     draw_found(frame.image, found, names);
     user_quit = !window->show(frame.image, source.video ? 0 : all == 1 ? -1 : 0.5);

@@ -64,8 +64,6 @@ struct FrameSource {
 
 // ---- images
 
-inline bool is_image_name(const fs::path& path) { return has_extension(path, kImages); }
-
 // Returns the images in a folder in natural order of their names ("2.jpg" before "10.jpg"). Skips hidden
 // files and folders, and the subfolder `without`, which can contain results of another run.
 inline std::vector<std::string> images_of_folder(const std::string& folder, bool recursive,
@@ -75,7 +73,7 @@ inline std::vector<std::string> images_of_folder(const std::string& folder, bool
     found = files_under(folder, kImages);
   else
     for (const fs::path& path : listing(folder))
-      if (is_image_name(path) && !fs::is_directory(path)) found.push_back(path.string());
+      if (has_extension(path, kImages) && !fs::is_directory(path)) found.push_back(path.string());
   const auto is_below = [](const std::string& path, const std::string& folder) {
     const auto plain = [](const fs::path& p) { return (fs::current_path() / p).lexically_normal(); };
     const fs::path first = *plain(path).lexically_relative(plain(folder)).begin();
@@ -115,8 +113,10 @@ inline FrameSource image_source(const std::vector<std::string>& files) {
     while (std::mismatch(folder.begin(), folder.end(), file.begin(), file.end()).first != folder.end())
       folder = folder.parent_path();
   FrameSource source{files};
+  const std::set<std::string> written = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"};
   for (const fs::path& file : whole)  // the extension selects the output format
-    source.names.push_back(file.lexically_relative(folder).string() + (is_image_name(file) ? "" : ".jpg"));
+    source.names.push_back(file.lexically_relative(folder).string() +
+                           (has_extension(file, written) ? "" : ".jpg"));
   source.count = int64_t(files.size());
   source.read = [files, names = source.names](int64_t i, Frame& frame) {
     if (i >= int64_t(files.size())) return false;
