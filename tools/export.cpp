@@ -182,7 +182,7 @@ static void run(int argc, char** argv) {
   // Tolerances for rounding errors through some hundred layers, with 24-bit significands, or 11-bit ones with
   // --fp16. In float16 single boxes can be far off, so the mean error of the boxes is compared.
   const double score_tolerance = config.fp16 ? 0.25 : 1e-3, box_tolerance = config.fp16 ? 0.05 : 1e-3;
-  double boxes = 0, scores = 0;
+  double boxes = 0, mean_of_boxes = 0, scores = 0;
   for (size_t i = 0; i < images.size(); ++i) {
     const Tensor rows = compute(images[i], true), &want = expected[i];
     check(rows.sizes() == want.sizes(), config.out, " has output shape ", rows.sizes(), ", the model ",
@@ -197,6 +197,7 @@ static void run(int argc, char** argv) {
           score_off.max().item<double>(), " in scores; the file is not kept",
           config.fp16 ? " (weights or activations exceed the range of float16: leave --fp16 out)" : "");
     boxes = std::max(boxes, box_off.max().item<double>());
+    mean_of_boxes = std::max(mean_of_boxes, box_off.mean().item<double>());
     scores = std::max(scores, score_off.max().item<double>());
     if (!config.nms) continue;
     const Tensor found = compute(images[i], false), expected_detections = detections_of(rows, settings);
@@ -218,7 +219,8 @@ static void run(int argc, char** argv) {
       << std::find_if(about.begin(), about.end(), [](const auto& e) { return e.first == "output"; })->second
       << ")\nlargest difference from the model on "
       << (config.image.empty() ? "a drawn scene" : printable(config.image)) << ": boxes " << rounded(boxes)
-      << (config.decode ? " pixels" : " strides") << ", scores " << rounded(scores) << "\n";
+      << (config.decode ? " pixels" : " strides") << " (mean " << rounded(mean_of_boxes) << "), scores "
+      << rounded(scores) << "\n";
 }
 
 int main(int argc, char** argv) {

@@ -338,13 +338,13 @@ inline FrameSource open_source(const std::string& given, bool recursive, const s
     glob_t found{};
     ::glob(given.c_str(), 0, nullptr, &found);
     for (size_t i = 0; i < found.gl_pathc; ++i)
-      if (is_image_name(found.gl_pathv[i])) files.push_back(found.gl_pathv[i]);
+      if (has_extension(found.gl_pathv[i], kImages)) files.push_back(found.gl_pathv[i]);
     ::globfree(&found);
     check(!files.empty(), "--source ", given, ": no image matches this pattern");
   } else if (fs::path(given).extension() == ".txt" && fs::is_regular_file(given)) {
     files = images_of_list(given);
     check(!files.empty(), "--source ", given, " lists no images; write one path per line");
-  } else if (is_image_name(given) || (fs::is_regular_file(given) && cv::haveImageReader(given))) {
+  } else if (has_extension(given, kImages) || (fs::is_regular_file(given) && cv::haveImageReader(given))) {
     check(fs::exists(given), "--source ", given, " does not exist");
     files = {given};
   } else {
