@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training augmentation of images and boxes: letterbox, mosaic, random affine, MixUp, HSV jitter, flip.
+// Training augmentation of images and boxes: letterbox, mosaic, random affine, MixUp, HSV jitter, flip; by
+// flags also vertical flip, quarter turns, blur, grey images and cutout.
 //
 // Images are BGR, 8 bits per channel (type Image). Boxes are x1, y1, x2, y2 in pixels of their image.
 // Coordinates are pixel edges: an image of width W spans 0..W. Sizes are cv::Size, width first.
@@ -62,6 +63,13 @@ struct AugmentConfig {
   double hsv_s = flag(hsv_s, "hsv-s", 30.0, "X", "HSV jitter: maximum change of saturation (0..255)");
   double hsv_v = flag(hsv_v, "hsv-v", 30.0, "X", "HSV jitter: maximum change of value (0..255)");
   double flip_prob = flag(flip_prob, "flip-prob", 0.5, "P", "probability of a horizontal flip");
+  double vflip_prob = flag(vflip_prob, "vflip-prob", 0.0, "P", "probability of a vertical flip");
+  double turn_prob =
+      flag(turn_prob, "turn-prob", 0.0, "P", "probability of a turn by 90, 180 or 270 degrees");
+  double blur_prob = flag(blur_prob, "blur-prob", 0.0, "P", "probability of a blur by 0.5 to 2 pixels");
+  double grey_prob = flag(grey_prob, "grey-prob", 0.0, "P", "probability of a grey image");
+  double cutout_prob =
+      flag(cutout_prob, "cutout-prob", 0.0, "P", "probability of a grey rectangle that hides a part");
   int mixup_tries = 20;  // candidates for the second image of MixUp; no MixUp if none of them has boxes
 
  private:
@@ -96,6 +104,11 @@ inline void check_augment_config(const AugmentConfig& c) {
   in("hsv_s", c.hsv_s, 0, 255);
   in("hsv_v", c.hsv_v, 0, 255);
   in("flip_prob", c.flip_prob, 0, 1);
+  in("vflip_prob", c.vflip_prob, 0, 1);
+  in("turn_prob", c.turn_prob, 0, 1);
+  in("blur_prob", c.blur_prob, 0, 1);
+  in("grey_prob", c.grey_prob, 0, 1);
+  in("cutout_prob", c.cutout_prob, 0, 1);
 }
 
 // ---- draws ----
@@ -134,12 +147,22 @@ struct ColourFlipDraw {
   bool flip = false;
 };
 
+// Random parameters of the augmentations that are off by default.
+struct ExtraDraw {
+  bool flip_vertical = false;
+  int turns = 0;    // of each image, in quarters, clockwise
+  double blur = 0;  // standard deviation in pixels; 0: none
+  bool grey = false;
+  cv::Rect2d cutout;  // in fractions of the sample; empty: none
+};
+
 // All random parameters of one training sample.
 struct SampleDraw {
   std::size_t index;
   std::optional<MosaicDraw> mosaic;
   std::optional<MixupDraw> mixup;  // only with mosaic
   ColourFlipDraw colour_flip;
+  ExtraDraw extra = {};
 };
 
 inline HsvDraw draw_hsv(Rng& rng, const AugmentConfig& c) {
@@ -183,6 +206,21 @@ inline MixupDraw draw_mixup(Rng& rng, const AugmentConfig& c, std::size_t n, cv:
   return d;
 }
 
+inline ExtraDraw draw_extra(Rng& rng, const AugmentConfig& c) {
+  ExtraDraw d;
+  d.flip_vertical = rng.bernoulli(c.vflip_prob);
+  if (rng.bernoulli(c.turn_prob)) d.turns = static_cast<int>(rng.randint(1, 3));
+  if (rng.bernoulli(c.blur_prob)) d.blur = rng.uniform(0.5, 2);
+  d.grey = rng.bernoulli(c.grey_prob);
+  if (rng.bernoulli(c.cutout_prob)) {
+    d.cutout.width = rng.uniform(0.1, 0.4);
+    d.cutout.height = rng.uniform(0.1, 0.4);
+    d.cutout.x = rng.uniform(0, 1 - d.cutout.width);
+    d.cutout.y = rng.uniform(0, 1 - d.cutout.height);
+  }
+  return d;
+}
+
 // Draws the random parameters of sample `index` out of n. Depends only on the arguments, not on the contents
 // of the data set. mosaic_phase: false in the last epochs, which have neither mosaic nor MixUp. Throws
 // std::runtime_error if index >= n.
@@ -196,6 +234,7 @@ inline SampleDraw draw_sample(Rng& rng, const AugmentConfig& c, std::size_t n, s
   }
   if (rng.bernoulli(c.hsv_prob)) d.colour_flip.hsv = draw_hsv(rng, c);
   d.colour_flip.flip = rng.bernoulli(c.flip_prob);
+  d.extra = draw_extra(rng, c);
   return d;
 }
 
@@ -241,10 +280,18 @@ struct Affine {
 };
 inline Affine scale_shift(Scale scale, double dx, double dy) { return {{scale.x, 0, dx, 0, scale.y, dy}}; }
 inline Affine mirror(double width) { return {{-1, 0, width, 0, 1, 0}}; }
+inline Affine mirror_vertical(double height) { return {{1, 0, 0, 0, -1, height}}; }
+// Returns the clockwise turn of a picture by quarters, from pixels of the picture to those of the turned one.
+inline Affine turn(cv::Size picture, int quarters) {
+  const double w = picture.width, h = picture.height;
+  if (quarters == 1) return {{0, -1, h, 1, 0, 0}};
+  if (quarters == 2) return {{-1, 0, w, 0, -1, h}};
+  return quarters == 3 ? Affine{{0, 1, 0, -1, 0, w}} : Affine{};
+}
 
 // Position of an image in the sample.
 struct Placement {
-  Affine canvas_of_picture;  // image to canvas: scale, shift and flip only
+  Affine canvas_of_picture;  // image to canvas: quarter turns, scale, shift and flip only
   Affine sample_of_canvas;   // canvas to sample
   cv::Rect2d canvas;         // the image is clipped to this rectangle
 };
@@ -297,11 +344,28 @@ auto with_readable(const Pictures& pictures, std::size_t index, const F& f) {
   }
 }
 
+// Blurs the part of an image, turns it grey and hides a rectangle of it, as drawn. Returns the hidden pixels.
+inline cv::Rect2d change_pixels(Image& image, const cv::Rect& part, const ExtraDraw& draw) {
+  cv::Mat pixels = image(part);
+  if (draw.blur > 0)
+    cv::GaussianBlur(pixels, pixels, {0, 0}, draw.blur, 0, cv::BORDER_REPLICATE | cv::BORDER_ISOLATED);
+  if (draw.grey) {
+    cv::Mat grey;
+    cv::cvtColor(pixels, grey, cv::COLOR_BGR2GRAY);
+    cv::cvtColor(grey, pixels, cv::COLOR_GRAY2BGR);
+  }
+  const cv::Rect2d& c = draw.cutout;
+  const cv::Rect hidden(part.x + int(c.x * part.width), part.y + int(c.y * part.height),
+                        int(c.width * part.width), int(c.height * part.height));
+  image(hidden).setTo(cv::Scalar::all(border_grey));
+  return hidden;
+}
+
 }  // namespace augment_detail
 
 // Composes a training sample from its draw. Draws into sample.image, whose size must be the input size, and
-// overwrites sample.boxes. Drops boxes of at most one pixel in width or height. `pictures` needs these
-// functions:
+// overwrites sample.boxes. Drops boxes of at most one pixel in width or height, and boxes of which cutout
+// hides more than 0.7. `pictures` needs these functions:
 //
 //   size(i) -> cv::Size: size of image i; does not read the file
 //
@@ -315,9 +379,16 @@ auto with_readable(const Pictures& pictures, std::size_t index, const F& f) {
 template <class Pictures>
 void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
   const cv::Size size = sample.image.size();
-  const Affine flipped = draw.colour_flip.flip ? mirror(size.width) : Affine{};
+  const auto flips = [&](cv::Size in) {
+    const Affine across = draw.colour_flip.flip ? mirror(in.width) : Affine{};
+    return draw.extra.flip_vertical ? across.then(mirror_vertical(in.height)) : across;
+  };
+  const Affine flipped = flips(size);
+  const auto turned = [&](std::size_t index) { return turn(pictures.size(index), draw.extra.turns); };
   const auto fitted = [&](std::size_t index) {
-    return fit_into(pictures.size(index), size, /*truncate=*/false);
+    const cv::Size picture = pictures.size(index);
+    return fit_into(draw.extra.turns % 2 ? cv::Size(picture.height, picture.width) : picture, size,
+                    /*truncate=*/false);
   };
   const auto place = [&](std::size_t index, Sample& into, auto placing_of) {
     augment_detail::with_readable(
@@ -332,8 +403,8 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
     place(draw.index, sample, [&](std::size_t i) {
       const Fit to = fitted(i);
       jittered = {{0, 0}, to.size};
-      const Affine mirrored = draw.colour_flip.flip ? mirror(to.size.width) : Affine{};
-      return Placement{scale_shift(to.scale, 0, 0).then(mirrored), Affine{}, augment_detail::whole(size)};
+      return Placement{turned(i).then(scale_shift(to.scale, 0, 0)).then(flips(to.size)), Affine{},
+                       augment_detail::whole(size)};
     });
   } else {
     // Four images, each letterboxed to `size`, around the mosaic centre on a canvas of twice the size.
@@ -345,7 +416,8 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
         const Fit to = fitted(i);
         const int x = k % 2 == 0 ? centre.x - to.size.width : centre.x;
         const int y = k < 2 ? centre.y - to.size.height : centre.y;
-        return Placement{scale_shift(to.scale, x, y), sample_of_canvas, augment_detail::whole(size * 2)};
+        return Placement{turned(i).then(scale_shift(to.scale, x, y)), sample_of_canvas,
+                         augment_detail::whole(size * 2)};
       });
     }
   }
@@ -363,7 +435,7 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
       place(*found, other, [&](std::size_t i) {
         const Scale fit = fitted(i).scale;
         const Scale scale{fit.x * zoomed.width / size.width, fit.y * zoomed.height / size.height};
-        return Placement{scale_shift(scale, 0, 0), sample_of_canvas.then(flipped),
+        return Placement{turned(i).then(scale_shift(scale, 0, 0)), sample_of_canvas.then(flipped),
                          augment_detail::whole(zoomed)};
       });
       average_images(sample.image, other.image);
@@ -375,8 +447,12 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
     for (int y = 0; y < jittered.height; ++y)
       hsv_jitter(sample.image.ptr(y), jittered.width, float(int(hsv->h)), float(int(hsv->s)),
                  float(int(hsv->v)));
-  const auto small = [](const Box& b) { return !(b.x2 - b.x1 > 1 && b.y2 - b.y1 > 1); };
-  sample.boxes.erase(std::remove_if(sample.boxes.begin(), sample.boxes.end(), small), sample.boxes.end());
+  const cv::Rect2d hidden = augment_detail::change_pixels(sample.image, jittered, draw.extra);
+  const auto lost = [&](const Box& b) {
+    const cv::Rect2d box{b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1};
+    return !(box.width > 1 && box.height > 1) || (box & hidden).area() > 0.7 * box.area();
+  };
+  sample.boxes.erase(std::remove_if(sample.boxes.begin(), sample.boxes.end(), lost), sample.boxes.end());
 }
 
 }  // namespace yolox

@@ -137,6 +137,7 @@ TEST_CASE("augmentation: an error names the setting that is out of range") {
     CHECK_THROWS_WITH_AS(check_augment_config(c), doctest::Contains(name), std::runtime_error);
   };
   error([](auto& c) { c.flip_prob = 1.5; }, "flip_prob is 1.5; give 0 to 1");
+  error([](auto& c) { c.turn_prob = -1; }, "turn_prob is -1; give 0 to 1");
   error([](auto& c) { c.mosaic_scale_lo = 0; }, "mosaic_scale_lo");
   error([](auto& c) { c.mosaic_scale_hi = 0.05; }, "mosaic_scale_hi");
   error([](auto& c) { c.shear = 45; }, "shear");
@@ -578,6 +579,83 @@ TEST_CASE("augmentation: an image of the sample's size is copied or flipped exac
   Image mirrored;
   cv::flip(album.samples[0].image, mirrored, 1);
   CHECK(max_difference(composed(album, alone(0, true), {64, 48}).image, mirrored) == 0);
+}
+
+TEST_CASE("augmentation: vertical flips and quarter turns are exact, and keep boxes on their objects") {
+  const MemoryDataset square{{{noise({48, 48}), {}}}};
+  for (const auto& [turns, code] :
+       {std::pair(1, cv::ROTATE_90_CLOCKWISE), {2, cv::ROTATE_180}, {3, cv::ROTATE_90_COUNTERCLOCKWISE}}) {
+    SampleDraw draw = alone(0);
+    draw.extra.turns = turns;
+    cv::Mat expected;
+    cv::rotate(square.samples[0].image, expected, code);
+    CHECK(max_difference(composed(square, draw, {48, 48}).image, expected) == 0);
+    draw.extra.flip_vertical = true;
+    cv::flip(expected, expected, 0);
+    CHECK(max_difference(composed(square, draw, {48, 48}).image, expected) == 0);
+  }
+  Rng rng(31, 0, 0);
+  int compared = 0;
+  for (int i = 0; i < 300; ++i) {
+    const cv::Size size(32 * rng.randint(2, 6), 32 * rng.randint(2, 6));
+    MemoryDataset album;
+    for (int k = 0; k < 4; ++k) album.samples.push_back(marked_image(rng, random_size(rng, 40, 150), 2 * k));
+    album.most_reduced = i % 2 ? 8 : 1;
+    SampleDraw draw = alone(0, i % 2);
+    if (i % 3 == 1) draw = four(draw_mosaic(rng, {}, 4, size).centre, no_affine, i % 2);
+    if (i % 3 == 2) {
+      album.samples[0] = {Image(size, border_grey), {}};
+      draw.mixup = draw_mixup(rng, {}, 4, size);
+      draw.mixup->candidates = {1};
+    }
+    draw.extra.turns = int(rng.randint(0, 3));
+    draw.extra.flip_vertical = rng.bernoulli(0.5);
+    compared += check_marks(composed(album, draw, size), album.most_reduced == 1 ? 0.51 : 0.59,
+                            i % 3 == 2 ? 0.25 : 0.5);
+  }
+  CHECK(compared > 400);
+}
+
+TEST_CASE("augmentation: blur and grey change the image but not its border; cutout drops hidden boxes") {
+  const Image picture = noise({40, 20}, 5);
+  const MemoryDataset album{{{picture, {{0, 0, 10, 10, 1}, {10, 0, 30, 10, 2}}}}};
+  const auto with = [&](const auto& change) {
+    SampleDraw draw = alone(0);
+    change(draw.extra);
+    const Sample out = composed(album, draw, {40, 40});
+    CHECK(max_difference(Image(out.image(cv::Rect(0, 20, 40, 20))), Image({40, 20}, border_grey)) == 0);
+    return out;
+  };
+  const auto top = [](const Sample& s) { return Image(s.image(cv::Rect(0, 0, 40, 20))); };
+  cv::Mat expected, grey;
+  cv::GaussianBlur(picture, expected, {0, 0}, 1.5, 0, cv::BORDER_REPLICATE);
+  CHECK(max_difference(top(with([](ExtraDraw& d) { d.blur = 1.5; })), expected) == 0);
+  cv::cvtColor(picture, grey, cv::COLOR_BGR2GRAY);
+  cv::cvtColor(grey, expected, cv::COLOR_GRAY2BGR);
+  CHECK(max_difference(top(with([](ExtraDraw& d) { d.grey = true; })), expected) == 0);
+
+  // Hides 8 x 10 pixels: 0.8 of the first box and nothing of the second one; then 0.6 of the first one.
+  for (const auto& [width, left] : {std::pair(0.2, 1u), {0.15, 2u}}) {
+    const Sample out = with([&, width = width](ExtraDraw& d) { d.cutout = {0, 0, width, 0.5}; });
+    CHECK(out.boxes.size() == left);
+    cv::Mat hidden = picture.clone();
+    hidden(cv::Rect(0, 0, int(width * 40), 10)).setTo(cv::Scalar::all(border_grey));
+    CHECK(max_difference(top(out), hidden) == 0);
+  }
+
+  AugmentConfig config;
+  Rng rng(32, 0, 0);
+  for (int i = 0; i < 100; ++i) {
+    const ExtraDraw d = draw_sample(rng, config, 1, 0, {64, 64}, true).extra;
+    CHECK((!d.flip_vertical && d.turns == 0 && d.blur == 0 && !d.grey && d.cutout.empty()));
+  }
+  config.vflip_prob = config.turn_prob = config.blur_prob = config.grey_prob = config.cutout_prob = 1;
+  for (int i = 0; i < 100; ++i) {
+    const ExtraDraw d = draw_sample(rng, config, 1, 0, {64, 64}, true).extra;
+    CHECK((d.flip_vertical && d.turns >= 1 && d.turns <= 3 && d.blur > 0 && d.grey));
+    CHECK((d.cutout & cv::Rect2d(0, 0, 1, 1)) == d.cutout);
+    CHECK(d.cutout.area() > 0);
+  }
 }
 
 TEST_CASE("augmentation: mosaic keeps boxes on their objects") {
