@@ -6,7 +6,7 @@
 #   ./test.sh -tc='*simota*'     arguments go to doctest; -ltc lists the names
 set -uo pipefail
 cd "$(dirname "$0")"
-./setup.sh train multitask eval demo export pack tests || exit 1
+./setup.sh train multitask eval demo export check pack tests || exit 1
 build=${YOLOX_BUILD:-build}
 # What only some tests need is installed, too. What failed once, as it does offline, is not tried again.
 mkdir -p "$build/tried"

@@ -97,7 +97,7 @@ check_cuda() {
 check_gpu() {
   # .ci/run runs all tests with this build.
   local build=build-simulated arguments=-DYOLOX_SIMULATED_CUDA=ON
-  YOLOX_BUILD=$build YOLOX_CMAKE_ARGS=$arguments ./setup.sh tests train eval demo export multitask pack bench_train_step bench_dtr || return 1
+  YOLOX_BUILD=$build YOLOX_CMAKE_ARGS=$arguments ./setup.sh tests train eval demo export multitask check pack bench_train_step bench_dtr || return 1
   # Without tests and demo, which link the libraries of videos here.
   local bundle=$PWD/$build/bundle cache=$PWD/$build/cache log=$build/gpu-check.log
   tests/bundle.sh $build "$bundle" train eval export bench_train_step bench_dtr || return 1

@@ -18,6 +18,7 @@
 #include "base/program.hpp"
 #include "data.hpp"
 #include "data/cache.hpp"
+#include "data/doubles.hpp"
 #include "formats.hpp"
 #include "metrics/coco_eval.hpp"
 
@@ -299,6 +300,25 @@ TEST_CASE("data: classes of the evaluated split are those of the training split,
   write("val", {"x", "y"}, 1);
   const std::string refused = error_of([&] { splits(); });
   CHECK_MESSAGE(has(refused, "has other classes (x, y) than a, b, c, d"), refused);
+}
+
+TEST_CASE("data: images are found again after scaling, compression and brightening; flat images are not") {
+  const auto scene = [](int i) { return draw_shapes(7, 0, i).image; };
+  std::vector<Fingerprint> images;
+  const auto add = [&](const Image& image, uint64_t bytes) { images.push_back({bytes, look_of(image)}); };
+  for (int i = 0; i < 40; ++i) add(scene(i), uint64_t(i) + 1);
+  CHECK(similar_images(images).empty());
+  Image half, brighter;
+  cv::resize(scene(3), half, {}, 0.5, 0.5, cv::INTER_AREA);
+  add(half, 100);
+  scene(5).convertTo(brighter, -1, 0.9, 20);
+  std::vector<uchar> jpeg;
+  REQUIRE(cv::imencode(".jpg", brighter, jpeg, {cv::IMWRITE_JPEG_QUALITY, 60}));
+  add(cv::imdecode(jpeg, cv::IMREAD_COLOR), 101);
+  add(scene(8), 9);  // the same file
+  for (int i = 0; i < 2; ++i) add(Image({64, 48}, uchar(100 + i)), uint64_t(110 + i));
+  CHECK(similar_images(images) == std::vector<Pair>{{3, 40}, {5, 41}});
+  CHECK(equal_images(images) == std::vector<Pair>{{8, 42}});
 }
 
 TEST_CASE("data: data without a usable box is refused") {

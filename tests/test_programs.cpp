@@ -682,7 +682,7 @@ TEST_CASE("programs: waiting OpenMP threads spin only briefly, unless the user s
 
 TEST_CASE("programs: --help is one screen of 50 lines and 80 columns" * starts_programs) {
   TempDir dir;
-  for (const std::string program : {"train", "multitask", "eval", "demo", "export", "pack"}) {
+  for (const std::string program : {"train", "multitask", "eval", "demo", "export", "check", "pack"}) {
     CAPTURE(program);
     const std::string help = succeed(dir, program, "--help");
     CHECK(lines_of(help).size() <= 50);
@@ -753,6 +753,53 @@ TEST_CASE("train: invalid flags give one line that names them, and exit code 2")
     CHECK(has(said.str(), row.second));
     for (size_t i = 1; i < lines.size(); ++i) CHECK(lines[i].rfind("error: ", 0) != 0);
   }
+}
+
+TEST_CASE("check: counts classes, finds equal images and boxes of two classes, and exits with 1" *
+          starts_programs) {
+  TempDir dir;
+  const auto draw = [&](const std::string& file, int scene) {
+    cv::Mat small;
+    cv::resize(draw_shapes(1, 0, scene).image, small, {40, 30}, 0, 0, cv::INTER_AREA);
+    REQUIRE(cv::imwrite(dir / file, small));
+  };
+  fs::create_directories(dir / "images");
+  CocoDataset train, val;
+  train.categories = val.categories = {{1, "cat"}, {2, "dog"}};
+  for (int i = 0; i < 4; ++i) {
+    train.images.push_back({i + 1, concat(i, ".png"), 40, 30});
+    draw(concat("images/", i, ".png"), i);
+    train.annotations.push_back({i + 1, i + 1, 1, 2, 2, 20, 20, 400, false});
+  }
+  train.annotations.push_back({9, 2, 2, 2, 2, 20, 19, 380, false});
+  val.images = {{1, "v.png", 40, 30}};
+  val.annotations = {{1, 1, 2, 1, 1, 9, 9, 81, false}};
+  draw("images/v.png", 77);
+  fs::create_directories(dir / "annotations");
+  write_coco(dir / "annotations/train.json", train);
+  write_coco(dir / "annotations/val.json", val);
+  const auto check_program = [&] { return shell(dir, "$YOLOX_PROGRAMS/check --data . --json found.json"); };
+  Outcome o = check_program();
+  CHECK_MESSAGE(o.code == 0, o.out << o.err);
+  CHECK(has(o.out, "cat                                    4         0\n"));
+  CHECK(has(o.out, "cat and dog: 1 times, such as in ./images/1.png"));
+  CHECK(has(o.out, "found no problems"));
+  CHECK(has(contents(dir / "found.json"), "train_class_overlaps"));
+
+  fs::copy_file(dir / "images/2.png", dir / "images/v.png", fs::copy_options::overwrite_existing);
+  o = check_program();
+  CHECK(o.code == 1);
+  CHECK(has(o.out, "images for evaluation that equal a training image (AP is too high): 1"));
+  CHECK(has(o.out, "./images/2.png and ./images/v.png"));
+  CHECK(has(contents(dir / "found.json"), "equal_across_splits"));
+
+  draw("images/v.png", 77);
+  write_text(dir / "images/3.png", "no image");
+  o = check_program();
+  CHECK(o.code == 1);
+  CHECK(has(o.out, "problems (train): 1"));
+  CHECK(has(o.out, "found problems: 1"));
+  CHECK(shell(dir, "$YOLOX_PROGRAMS/check").code == 2);
 }
 
 TEST_CASE("programs: invalid input gives one line that names it, and the right exit code" * starts_programs) {
