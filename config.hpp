@@ -60,6 +60,14 @@ struct Config : Flags {
                            "cache decoded images at the input size", marked(kFrequent | kOfMachine));
   bool strict =
       flag(strict, "Data", "strict", false, "", "stop at a bad image or label instead of skipping it");
+  double class_weights = flag(class_weights, "Data", "class-weights", 0.0, "X",
+                              "weight of a class in the class loss: 1 / boxes to the power X; 0 = equal, "
+                              "1 = inverse frequency",
+                              between(0, 1));
+  double repeat_rare =
+      flag(repeat_rare, "Data", "repeat-rare", 0.0, "X",
+           "show images more often whose classes are in less than the fraction X of images; 0 = off",
+           between(0, 1));
 
   std::string model = flag(model, "Model", "model", "yolox-s", "NAME", model_names(), marked(kFrequent));
   std::string weights = flag(weights, "Model", "weights", "", "FILE",
@@ -86,8 +94,8 @@ struct Config : Flags {
       flag(recipe, "Training", "recipe", "auto", "auto|finetune|official",
            "defaults of other flags; auto = finetune with --weights, else official", marked(kFrequent));
   std::string optimizer = flag(optimizer, "Training", "optimizer", "recipe", "sgd|adam|adamw", "optimizer");
-  double lr = flag_recipe(lr, "Training", "lr", "X", "initial learning rate; by default scaled to --bs",
-                          at_least(0) | kFrequent);
+  double lr =
+      flag_recipe(lr, "Training", "lr", "X", "learning rate; default follows --bs", at_least(0) | kFrequent);
   std::string schedule = flag(
       schedule, "Training", "schedule", "recipe", "cosine|flat-cosine",
       "cosine = of YOLOX, constant in the last epochs without mosaic; flat-cosine = constant in the first "
@@ -379,8 +387,9 @@ struct Plan {
 
 // Returns the settings of the training batches.
 inline BatchSettings batch_settings(const Config& c, const Plan& p) {
-  return {c.augment, c.aug == "default",      c.debug, c.seed, c.loader_threads, p.batch, p.batch_per_rank,
-          p.iters,   p.first_no_aug_iteration};
+  return {c.augment,        c.aug == "default",      c.debug, c.seed,
+          c.loader_threads, c.repeat_rare,           p.batch, p.batch_per_rank,
+          p.iters,          p.first_no_aug_iteration};
 }
 
 // Returns the plan of a run, and fills in the settings that depend on its length. images: number of training

@@ -30,14 +30,31 @@ inline std::vector<int64_t> permutation(int64_t n, uint64_t seed, uint64_t pass)
   return order;
 }
 
+// Returns the n images of one epoch. repeats: factor of each image, see repeat_factors(); image i is in the
+// epoch in proportion to its factor, and images with a factor of 1 may be left out. Empty: permutation().
+inline std::vector<int64_t> epoch_order(int64_t n, uint64_t seed, uint64_t pass,
+                                        const std::vector<double>& repeats) {
+  if (repeats.empty()) return permutation(n, seed, pass);
+  Rng rng(seed, pass, ~uint64_t{1});
+  std::vector<int64_t> all;
+  for (int64_t i = 0; i < n; ++i) {
+    const double whole = std::floor(repeats[i]);
+    all.insert(all.end(), int64_t(whole) + rng.bernoulli(repeats[i] - whole), i);
+  }
+  for (int64_t i = int64_t(all.size()) - 1; i > 0; --i) std::swap(all[i], all[rng.randint(0, i)]);
+  all.resize(n);
+  return all;
+}
+
 // Returns a function that makes the training items: an endless stream, in which each epoch is a new
-// permutation. A batch may span two epochs, so that every batch is full. augmented: apply augmentation;
-// otherwise letterbox only. mosaic_at(position): true if mosaic and MixUp are on at this position of the
-// stream. An unreadable image is added to data.problems and replaced by the next image. The function may be
-// called from several threads.
+// permutation, or with `repeats` an epoch_order(). A batch may span two epochs, so that every batch is full.
+// augmented: apply augmentation; otherwise letterbox only. mosaic_at(position): true if mosaic and MixUp are
+// on at this position of the stream. An unreadable image is added to data.problems and replaced by the next
+// image. The function may be called from several threads.
 inline Loader::Make training_items(const Dataset& data, uint64_t seed, const AugmentConfig& augment,
-                                   bool augmented, std::function<bool(int64_t)> mosaic_at) {
-  struct Permutations {  // permutations of the two latest epochs, because a batch may span both
+                                   bool augmented, std::function<bool(int64_t)> mosaic_at,
+                                   std::vector<double> repeats = {}) {
+  struct Permutations {  // orders of the two latest epochs, because a batch may span both
     std::mutex mutex;
     std::map<int64_t, std::vector<int64_t>> of_pass;
   };
@@ -49,13 +66,13 @@ inline Loader::Make training_items(const Dataset& data, uint64_t seed, const Aug
     {
       std::lock_guard lock(orders->mutex);
       auto& order = orders->of_pass[pass];
-      if (order.empty()) order = permutation(n, seed, pass);
+      if (order.empty()) order = epoch_order(n, seed, pass, repeats);
       index = order[position % n];
       while (orders->of_pass.size() > 2) orders->of_pass.erase(orders->of_pass.begin());
     }
     SampleDraw draw{size_t(index), {}, {}, {}};
     if (augmented) {
-      Rng rng(seed, pass, index);
+      Rng rng(seed, pass, repeats.empty() ? index : n + position % n);  // repeats differ
       draw = draw_sample(rng, augment, n, index, image.size(), mosaic_at(position));
     }
     Sample sample{image, {}};

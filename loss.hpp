@@ -22,11 +22,12 @@ constexpr double kObjWeight = 1;
 constexpr double kClsWeight = 1;
 constexpr double kL1Weight = 1;
 
-// Computes the loss of a batch. height, width: of the network input in pixels. Computes in float32, or in
+// Computes the loss of a batch. height, width: of the network input in pixels. class_weights: [C], weight of
+// the class loss of positives of each class; undefined: 1. Computes in float32, or in
 // float64 for float64 predictions, also when the network runs under autocast. Does not synchronise with the
 // device, because positives are packed into F rows, a number that the host knows.
 inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, const Targets& targets,
-                         bool use_l1) {
+                         bool use_l1, const Tensor& class_weights = {}) {
   RECORD_USER_SCOPE("loss");
   const auto dtype = torch::promote_types(raw.reg.scalar_type(), torch::kFloat);
   const Tensor reg = raw.reg.to(dtype), obj = raw.obj.to(dtype), cls = raw.cls.to(dtype);
@@ -74,8 +75,11 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   const Tensor cls_target = torch::zeros({rows, classes}, reg.options().requires_grad(false))
                                 .scatter_(1, gt_class, iou.detach().unsqueeze(1));
   const Tensor fg_cls = torch::where(used, cls.flatten(0, 1).index_select(0, fg), 0);
+  Tensor cls_weight = used.to(dtype);  // [F, 1]
+  if (class_weights.defined())
+    cls_weight = cls_weight * class_weights.to(dtype).index_select(0, gt_class.flatten()).unsqueeze(1);
   const Tensor cls_loss =
-      torch::binary_cross_entropy_with_logits(fg_cls, cls_target, used.to(dtype), {}, sum) / divisor;
+      torch::binary_cross_entropy_with_logits(fg_cls, cls_target, cls_weight, {}, sum) / divisor;
 
   Tensor l1_loss = torch::zeros_like(iou_loss);
   if (use_l1) {

@@ -28,6 +28,7 @@ using namespace yolox;
 struct StepSettings {
   at::ScalarType amp = torch::kFloat;              // dtype of autocast; float32: no autocast
   bool use_l1 = false;                             // of this step
+  Tensor class_weights = {};                       // [classes], --class-weights; undefined: 1
   double clip = 0;                                 // --clip
   at::ScalarType type = torch::kFloat;             // of the weights
   bool legacy_preproc = false;                     // see preprocess()
@@ -61,7 +62,8 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
       const CastWeights::Guard cast(s.cast_weights.get());
       predictions = model(input.images.slice(0, from, to));
     }
-    Losses losses = yolox_loss(predictions, height, width, input.targets.slice(from, to), s.use_l1);
+    Losses losses =
+        yolox_loss(predictions, height, width, input.targets.slice(from, to), s.use_l1, s.class_weights);
     Tensor loss = losses.total;
     if (parts * ranks > 1) loss = loss * losses.weight() / expected_positives;
     if (s.reducer && part == parts - 1) s.reducer->before_backward({loss});  // all-reduces during backward
@@ -200,6 +202,10 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
   step.clip = config.clip;
   step.type = model->parameters()[0].scalar_type();
   step.legacy_preproc = info.legacy_preproc;
+  if (config.class_weights > 0)
+    step.class_weights =
+        torch::tensor(class_weights(class_counts(data.train), config.class_weights), torch::kFloat)
+            .to(device);
   if (!t.ema.is_empty()) step.averaged = ema_tensors(*t.ema, *model);
 
   // ---- run folder, log, checkpoints

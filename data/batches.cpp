@@ -25,8 +25,8 @@ Batches::Batches(const Dataset& data, const BatchSettings& settings, int rank, I
   const auto mosaic_at = [=, batch = settings.batch, until = settings.mosaic_iters](int64_t position) {
     return position / batch * heads + head < until;
   };
-  Loader::Make items =
-      training_items(data, settings.seed + head, settings.augment, settings.augmented, mosaic_at);
+  Loader::Make items = training_items(data, settings.seed + head, settings.augment, settings.augmented,
+                                      mosaic_at, repeat_factors(data, settings.repeat_rare));
   if (settings.check_boxes) items = checked_items(items, data);
   pipeline.reset(new Pipeline{std::move(items),
                               settings.batch,

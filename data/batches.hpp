@@ -18,6 +18,7 @@ struct BatchSettings {
   bool augmented, check_boxes;  // augment the images; check the boxes before they are copied to the device
   int64_t seed;
   int workers;
+  double repeat_rare;             // see repeat_factors()
   int64_t batch, batch_per_rank;  // total batch size, batch size of this rank
   int64_t iters, mosaic_iters;    // of the run; the first mosaic_iters iterations have mosaic and MixUp
 };

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <fstream>
 #include <numeric>
+#include <set>
 #include <sstream>
 #include <tuple>
 #include <unordered_map>
@@ -345,6 +347,38 @@ std::vector<int64_t> class_counts(const Dataset& data) {
   for (const Record& r : data.records)
     for (const Box& b : r.boxes) ++counts[b.cls];
   return counts;
+}
+
+std::vector<double> class_weights(const std::vector<int64_t>& counts, double power) {
+  constexpr double kMost = 10;
+  const double most = double(std::max<int64_t>(1, *std::max_element(counts.begin(), counts.end())));
+  std::vector<double> weights;
+  double sum = 0, boxes = 0;
+  for (const int64_t n : counts) {
+    weights.push_back(std::min(kMost, std::pow(most / double(std::max<int64_t>(1, n)), power)));
+    sum += weights.back() * double(n);
+    boxes += double(n);
+  }
+  for (double& w : weights) w *= boxes / std::max(sum, 1e-9);
+  return weights;
+}
+
+std::vector<double> repeat_factors(const Dataset& data, double threshold) {
+  if (threshold == 0) return {};
+  std::vector<int64_t> images(data.classes.size());  // with an object of the class
+  for (const Record& r : data.records) {
+    std::set<int> classes;
+    for (const Box& b : r.boxes) classes.insert(b.cls);
+    for (const int c : classes) ++images[c];
+  }
+  std::vector<double> factors;
+  for (const Record& r : data.records) {
+    double factor = 1;
+    for (const Box& b : r.boxes)
+      factor = std::max(factor, std::sqrt(threshold * double(data.records.size()) / double(images[b.cls])));
+    factors.push_back(factor);
+  }
+  return factors;
 }
 
 std::vector<size_t> classes_by_count(const std::vector<int64_t>& counts) {

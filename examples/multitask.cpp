@@ -5,8 +5,9 @@
 //   ./multitask --data helmets --data faces=/data/wider --model yolox-s --weights yolox_s.pth --epochs 100
 //   ./eval --data helmets --weights runs/multitask-helmets-faces/head_helmets.pth
 // Hyper-parameters without a flag here have the defaults of ./train (config.hpp). To stay short, this example
-// leaves out --accum, --amp fp16, --fast graph, --dtr, --bs auto, --cache, --freeze, best.pth, the repetition
-// of a step after out of memory, and most log lines. Copy them from train.cpp if you need them.
+// leaves out --accum, --amp fp16, --fast graph, --dtr, --bs auto, --cache, --freeze, --class-weights,
+// best.pth, the repetition of a step after out of memory, and most log lines. Copy them from train.cpp if you
+// need them.
 #include <cstring>
 #include <deque>
 #include <optional>

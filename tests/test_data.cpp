@@ -850,6 +850,55 @@ TEST_CASE("loader: batches depend on seed and position, not on the number of wor
   CHECK(same(rest, std::vector<Batch>(one.begin() + 3, one.end())));
 }
 
+TEST_CASE("data: weights of classes are inverse frequencies, capped, with a mean of 1 over the boxes") {
+  const std::vector<int64_t> counts = {400, 100, 1, 0};
+  for (const double power : {0.0, 0.5, 1.0}) {
+    const auto w = class_weights(counts, power);
+    double mean = 0;
+    for (size_t c = 0; c < counts.size(); ++c) mean += w[c] * double(counts[c]) / 501;
+    CHECK(mean == doctest::Approx(1));
+    CHECK(w[1] / w[0] == doctest::Approx(std::pow(4, power)));
+    CHECK(w[2] / w[0] == doctest::Approx(power == 0 ? 1 : 10));
+    CHECK(w[3] == w[2]);
+  }
+}
+
+TEST_CASE("loader: with --repeat-rare an epoch shows images of rare classes more often" * runs_threads) {
+  Dataset data;
+  data.classes = {"often", "rare"};
+  for (int i = 0; i < 100; ++i) data.records.push_back({concat(i), i, 40, 30, {{1, 1, 9, 9, 0}}});
+  for (int i = 0; i < 4; ++i) data.records[10 * i].boxes.push_back({1, 1, 9, 9, 1});
+  CHECK(repeat_factors(data, 0).empty());
+  const auto factors = repeat_factors(data, 0.25);  // sqrt(0.25 / 0.04)
+  CHECK(factors[10] == doctest::Approx(2.5));
+  CHECK(factors[11] == 1);
+  CHECK(epoch_order(100, 3, 7, {}) == permutation(100, 3, 7));
+  int64_t rare = 0, shown = 0;
+  for (uint64_t pass = 0; pass < 200; ++pass) {
+    const auto order = epoch_order(100, 3, pass, factors);
+    CHECK(order.size() == 100);
+    shown += int64_t(order.size());
+    for (const int64_t i : order) rare += i % 10 == 0 && i < 40;
+    if (pass == 1) CHECK(order == epoch_order(100, 3, pass, factors));
+  }
+  CHECK(double(rare) / double(shown) == doctest::Approx(4 * 2.5 / 106).epsilon(0.05));
+  // Items of one image in an epoch differ in their augmentation.
+  TempDir dir;
+  Dataset one;
+  one.classes = {"a"};
+  one.records.push_back({dir / "a.png", 1, 40, 30, {{1, 1, 9, 9, 0}}});
+  one.records.push_back({dir / "b.png", 2, 40, 30, {{1, 1, 9, 9, 0}}});
+  for (const Record& r : one.records) write_noise(r.file, 1);
+  const auto make = training_items(one, 0, {}, true, [](int64_t) { return true; }, {9, 1});
+  std::set<std::vector<uchar>> pictures;
+  for (int64_t position = 0; position < 8; ++position) {
+    Image image({64, 64}, 0);
+    make(position, image);
+    pictures.emplace(image.ptr(), image.ptr() + 3 * 64 * 64);
+  }
+  CHECK(pictures.size() == 8);
+}
+
 TEST_CASE("loader: each epoch has every image once, in a new permutation" * runs_threads) {
   const Dataset data = shapes_dataset(1, 0, 10);
   std::vector<int64_t> seen;

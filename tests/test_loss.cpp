@@ -105,6 +105,35 @@ TEST_CASE("loss: passes autograd's anomaly mode; computes float16 and bfloat16 p
   torch::autograd::AnomalyMode::set_enabled(false);
 }
 
+TEST_CASE("loss: class weights multiply the class loss of the positives of their class, and no other term") {
+  torch::manual_seed(4);
+  const int64_t points = make_anchors(96, 96, torch::kFloat).stride.numel();
+  const auto of = [&](int64_t first, int64_t second, const Tensor& weights) {
+    torch::manual_seed(5);
+    const Predictions p{torch::randn({1, points, 4}) * 0.1, torch::randn({1, points}),
+                        torch::randn({1, points, 3}).set_requires_grad(true)};
+    const Targets t{torch::tensor({{{20.f, 20.f, 30.f, 30.f}, {70.f, 70.f, 30.f, 30.f}}}),
+                    torch::tensor({{first, second}}),
+                    {2}};
+    const Losses losses = yolox_loss(p, 96, 96, t, true, weights);
+    losses.total.backward();
+    return std::pair(losses, p.cls.grad().clone());
+  };
+  const auto [plain, gradient] = of(0, 2, {});
+  const auto [weighted, weighted_gradient] = of(0, 2, torch::tensor({2.f, 100.f, 2.f}));
+  CHECK(weighted["cls"].item<float>() == doctest::Approx(2 * plain["cls"].item<float>()));
+  CHECK(torch::allclose(weighted_gradient, 2 * gradient));
+  for (const char* same : {"iou", "obj", "l1"})
+    CHECK(weighted[same].item<float>() == plain[same].item<float>());
+  // The weight is that of the class of each positive: without class 0, the loss of the other object remains.
+  const auto [second, of_second] = of(0, 2, torch::tensor({0.f, 1.f, 1.f}));
+  const auto [first, of_first] = of(0, 2, torch::tensor({1.f, 1.f, 0.f}));
+  CHECK(first["cls"].item<float>() > 0);
+  CHECK(second["cls"].item<float>() > 0);
+  CHECK(first["cls"].item<float>() + second["cls"].item<float>() ==
+        doctest::Approx(plain["cls"].item<float>()));
+}
+
 TEST_CASE("loss: an infinite prediction at a negative point gives no NaN in the gradient") {
   const int64_t points = make_anchors(96, 96, torch::kFloat).stride.numel();
   auto reg = torch::zeros({1, points, 4});
