@@ -755,6 +755,42 @@ TEST_CASE("train: invalid flags give one line that names them, and exit code 2")
   }
 }
 
+TEST_CASE("train: without objects to find there is no AP, best.pth is the latest, and --patience goes on" *
+          starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", 8);
+  CocoDataset val = read_coco(dir / "data/annotations/instances_train.json");
+  for (CocoAnnotation& a : val.annotations) a.crowd = true;
+  val.images.resize(2);
+  fs::create_directories(dir / "data/val");
+  for (const CocoImage& image : val.images)
+    fs::copy_file(dir / ("data/train/" + image.file_name), dir / ("data/val/" + image.file_name));
+  write_coco(dir / "data/annotations/instances_val.json", val);
+  const std::string printed = succeed(
+      dir, "train",
+      "--data data --model yolox-nano --size 64 --bs 8 --epochs 4 --eval-interval 1 --patience 1 --out r");
+  CHECK_MESSAGE(has(unwrapped(printed), "no image for evaluation has an object to find"), printed);
+  CHECK(has(printed, "AP - AP50 - "));
+  CHECK(!has(printed, "-1.0000"));
+  CHECK(!has(printed, "stopping"));
+  const auto weights = [&](const std::string& name) {
+    return c10::IValue(find_weights(read_pth(dir / ("r/" + name)), ""));
+  };
+  CHECK(difference(weights("best.pth"), weights("last.pth")) == "");
+}
+
+TEST_CASE("train: a batch norm of one value per channel is refused" * starts_programs) {
+  const TempDir& dir = trained().dir;
+  const std::string flags =
+      "--data data --model yolox-nano --size 32 --eval-interval 0 --max-iters 1 --out n ";
+  for (const std::string one : {"--bs 1", "--bs 4 --accum 4"}) {
+    const Outcome o = run(dir, "train", flags + one);
+    CHECK(o.code == 2);
+    CHECK_MESSAGE(has(unwrapped(o.err), "--size 32 with one image at a time"), o.err);
+  }
+  succeed(dir, "train", flags + "--bs 2");
+}
+
 TEST_CASE("check: counts classes, finds equal images and boxes of two classes, and exits with 1" *
           starts_programs) {
   TempDir dir;
