@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <tuple>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -64,8 +67,8 @@ static void find_moved_images(Source& source, const fs::path& root) {
                                   source.coco.images[0].file_name));
 }
 
-// Merges images that are listed several times under one file name, because each entry has only a part of the
-// boxes. Throws if several names mean one file, or if the entries differ in size.
+// Merges images that are listed several times under one file name, because each entry may have only a part of
+// the boxes. Throws if several names mean one file, or if the entries differ in size.
 static void merge_repeated_images(Source& source) {
   CocoDataset& coco = source.coco;
   std::map<std::string, size_t> first_of;  // index of the image by file
@@ -80,19 +83,35 @@ static void merge_repeated_images(Source& source) {
       files.push_back(source.files[i]);
       continue;
     }
-    const CocoImage& first = images[found->second];
-    check(first.file_name == image.file_name && first.width == image.width && first.height == image.height,
+    CocoImage& first = images[found->second];
+    const auto differ = [](int a, int b) { return a != b && a > 0 && b > 0; };  // 0: unknown
+    check(first.file_name == image.file_name && !differ(first.width, image.width) &&
+              !differ(first.height, image.height),
           source.name, ": the images ", first.id, " (", first.file_name, ", ", first.width, "x", first.height,
           ") and ", image.id, " (", image.file_name, ", ", image.width, "x", image.height,
           ") are read from the same file, ", source.files[i], "; correct or remove one of them");
+    first.width = std::max(first.width, image.width);
+    first.height = std::max(first.height, image.height);
     merged[image.id] = first.id;
   }
   if (merged.empty()) return;
   source.notes.push_back(concat("note: ", source.name, ": ", merged.size(),
                                 " images repeat the file_name of another one, such as image ",
                                 merged.begin()->first, "; their annotations are put together"));
-  for (CocoAnnotation& a : coco.annotations)
-    if (const auto id = merged.find(a.image_id); id != merged.end()) a.image_id = id->second;
+  // A list that was appended to itself has each annotation twice.
+  std::vector<CocoAnnotation> annotations;
+  std::set<std::tuple<int64_t, int64_t, double, double, double, double, bool>> known;
+  const auto key = [](const CocoAnnotation& a) {
+    return std::tuple(a.image_id, a.category_id, a.x, a.y, a.w, a.h, a.crowd);
+  };
+  for (const CocoAnnotation& a : coco.annotations)
+    if (!merged.count(a.image_id)) known.insert(key(a));
+  for (CocoAnnotation a : coco.annotations) {
+    const auto id = merged.find(a.image_id);
+    if (id != merged.end()) a.image_id = id->second;
+    if (id == merged.end() || known.insert(key(a)).second) annotations.push_back(a);
+  }
+  coco.annotations = std::move(annotations);
   coco.images = std::move(images);
   source.files = std::move(files);
 }

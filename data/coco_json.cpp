@@ -48,10 +48,11 @@ static std::optional<JsonNumber> parse_json_number(std::string_view text) {
   const auto read = std::from_chars(begin, end, d);
   if (read.ec == std::errc::invalid_argument || read.ptr != end) return {};
   if (read.ec == std::errc::result_out_of_range) {
-    // Out of range: the sign of the exponent tells underflow from overflow. Without an exponent the number is
-    // tiny, because the parser refuses numbers with too many digits before the decimal point.
+    // Out of range: the sign of the exponent tells underflow from overflow. Without an exponent, a number
+    // with a point is tiny, because the parser refuses too many digits before the point.
     const size_t e = text.find_first_of("eE");
-    d = e == text.npos || text[e + 1] == '-' ? 0 : HUGE_VAL;
+    const bool tiny = e == text.npos ? text.find('.') != text.npos : text[e + 1] == '-';
+    d = tiny ? 0 : HUGE_VAL;
   }
   // Accept 3.0 as an integer, because exporters that store all columns as floats write ids like that. Beyond
   // 2^53 a double does not represent every integer.
@@ -84,7 +85,9 @@ int64_t JsonRecord::integer(const char* key, std::optional<int64_t> fallback) co
 
 int64_t JsonRecord::id(const char* key, std::optional<int64_t> fallback) const {
   const JsonField* field = find(key);
-  if (!field || field->kind != JsonField::text || number_of(field)) return integer(key, fallback);
+  if (!field || field->kind != JsonField::text) return integer(key, fallback);
+  const auto n = number_of(field);
+  if (n && n->whole && concat(n->integer) == field->string) return n->integer;
   uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
   for (const unsigned char c : field->string) hash = (hash ^ c) * 0x100000001B3u;
   return static_cast<int64_t>(hash | uint64_t{1} << 63);

@@ -88,7 +88,7 @@ struct JsonRecord {
   [[noreturn]] void throw_bad_value(const char* key, const char* needed) const;
   double number(const char* key, std::optional<double> fallback = {}) const;
   int64_t integer(const char* key, std::optional<int64_t> fallback = {}) const;
-  // An integer, or for a text such as "a5" a negative number that depends on the text alone, so that
+  // An integer, or for a text such as "a5" or "007" a negative number that depends on the text alone, so that
   // annotations and detections find their image.
   int64_t id(const char* key, std::optional<int64_t> fallback = {}) const;
   int pixels(const char* key) const;

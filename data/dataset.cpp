@@ -68,6 +68,7 @@ ImageChecks check_images(const std::vector<std::string>& files, const std::strin
     }
   });
   ContentKey key;
+  key.add("2");  // a new number if this program reads other sizes from the same files than before
   for (size_t i = 0; i < files.size(); ++i) key.add(files[i], stats[i]);
   ImageChecks result{std::vector<ImageCheck>(files.size()), key.text()};
   std::vector<ImageCheck>& checks = result.images;
@@ -319,9 +320,9 @@ void use_classes(Dataset& data, const std::vector<std::string>& classes) {
   if (!without.empty())
     data.notes.push_back(concat("note: ", data.name, ": does not have the classes ", listed(without),
                                 ", which are left out of AP"));
-  if (!unknown.empty())
-    data.notes.push_back(concat("note: ", data.name, ": objects of the classes ", listed(unknown),
-                                " are left out, because the model does not learn these classes"));
+  for (const std::string& name : unknown)
+    data.problems->add("class that the model does not learn",
+                       concat(data.name, ": objects of the class ", name, " are left out"));
 
   const auto is_unknown = [&](const Box& b) { return wanted[b.cls] < 0; };
   for (Record& r : data.records) {

@@ -140,7 +140,7 @@ std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations
 Dataset make_dataset(Source source, const ImageChecks& checks);
 
 // Gives a data set the classes of the training set or of a model. They are matched by name: objects of other
-// classes are left out, and classes that the data set does not have get no objects. Notes say so. The
+// classes are left out (a problem), and classes that the data set does not have get no objects (a note). The
 // category ids of `truth` become class ids. Throws if no name is the same.
 void use_classes(Dataset& data, const std::vector<std::string>& classes);
 

@@ -29,16 +29,18 @@ std::vector<Fingerprint> fingerprints(const Dataset& data) {
   std::vector<Fingerprint> all(data.records.size());
   parallel_for(int64_t(all.size()), [&](int64_t i) {
     try {
-      const cv::Size size = data.size(i);
-      if (data.shapes_split < 0) {
-        const std::string bytes = data.bytes(i);
-        ContentKey key;
-        key.add(bytes.data(), bytes.size());
-        all[i].bytes = key.hash;
-      }
       // About 64 pixels on the shorter side are enough, and read a JPEG several times as fast.
+      const cv::Size size = data.size(i);
       const double scale = std::min(1.0, 64.0 / std::min(size.width, size.height));
-      all[i].look = look_of(data.image_region(i, {{0, 0}, size}, scale).image);
+      const bool is_file = data.shapes_split < 0 && !data.stored;
+      const std::string bytes = is_file ? data.bytes(i) : "";
+      const Image image = is_file
+                              ? decode_region(bytes, data.records[i].file, {{0, 0}, size}, scale, size).image
+                              : data.image_region(i, {{0, 0}, size}, scale).image;
+      ContentKey key;
+      if (is_file) key.add(bytes.data(), bytes.size());
+      for (int y = 0; !is_file && y < image.rows; ++y) key.add(image.ptr(y), 3 * size_t(image.cols));
+      all[i] = {key.hash, look_of(image)};
     } catch (const ImageError& e) {
       data.problems->add("image cannot be used", e.what());
     }

@@ -87,10 +87,10 @@ inline bool has_extension(const fs::path& path, const std::set<std::string>& wan
   return wanted.count(lower(path.extension().string())) > 0;
 }
 
-// Image files, also of formats that not every OpenCV reads: such a file is skipped, counted and listed.
-inline const std::set<std::string> kImages = {".jpg",  ".jpeg", ".jpe", ".jfif", ".png",
-                                              ".bmp",  ".webp", ".tif", ".tiff", ".gif",
-                                              ".avif", ".heic", ".jp2", ".pgm",  ".ppm"};
+inline const std::set<std::string> kImages = {".jpg",  ".jpeg", ".jpe",  ".jfif", ".png", ".bmp",
+                                              ".webp", ".tif",  ".tiff", ".pgm",  ".ppm"};
+// Formats that not every OpenCV reads. A labelled file of these is used, or skipped, counted and listed.
+inline const std::set<std::string> kOtherImages = {".gif", ".avif", ".heic", ".heif", ".jp2"};
 
 // Returns the files with these extensions in a folder and its subfolders, sorted. Skips names that begin with
 // a dot. Follows symbolic links, but enters each folder only once. Throws if a folder cannot be listed.

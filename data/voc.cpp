@@ -90,7 +90,8 @@ Source read_voc_split(Voc& voc, const std::string& split) {
   Source source;
   source.name = concat(voc.root, " (", split, ")");
   for (const auto& [name, id] : voc.classes) source.coco.categories.push_back({id, name});
-  const auto images = names_under(voc.images, kImages);
+  auto images = names_under(voc.images, kImages);
+  images.merge(names_under(voc.images, kOtherImages));
   for (const auto& [name, xml] : voc.splits.at(split)) {
     Labels& labels = voc.labels[xml];
     for (size_t i = 0; i < labels.boxes.size(); ++i)

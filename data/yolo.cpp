@@ -124,7 +124,12 @@ std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& sp
           ": neither a folder nor a .txt: ", (data.root / entry).lexically_normal().string(),
           "; correct path or ", split);
     if (is_folder(place)) {
-      for (const auto& file : files_under(place, kImages)) images.push_back(file);
+      const std::vector<std::string> found = files_under(place, kImages);
+      std::set<fs::path> stems;
+      for (const fs::path file : found) stems.insert(fs::path(file).replace_extension());
+      images.insert(images.end(), found.begin(), found.end());
+      for (const std::string& file : files_under(place, kOtherImages))
+        if (!stems.count(fs::path(file).replace_extension())) images.push_back(file);
       continue;
     }
     for_each_line(read_text(place.string()), [&](std::string_view text, int) {
@@ -237,24 +242,17 @@ static void check_fractions(const Source& source) {
        "height");
 }
 
-// Returns the number of columns of labels with keypoints, or 0 if they may be polygons: keypoints have the
-// same number in each line, and lie in the box of their line. Few lines without visibilities tell nothing.
-static int64_t keypoint_columns(const std::vector<Labels>& labels) {
-  LongLines all;
-  for (const Labels& l : labels) all = all + l.long_lines;
-  return all.values == 3 || (all.values == 2 && all.lines >= 10) ? all.columns : 0;
-}
-
 // Lists the label files in the folders of this split that have no image.
 static void find_orphans(Source& source) {
   std::set<fs::path> folders;
   for (const std::string& file : source.label_files) folders.insert(fs::path(file).parent_path());
   for (const fs::path& folder : folders) {
-    std::string images = folder.string() + "/";
+    std::string images = "/" + folder.string() + "/";
     const size_t at = images.rfind("/labels/");
     if (at == std::string::npos) continue;
+    images = images.replace(at, 8, "/images/").substr(1);
     std::set<fs::path> stems;
-    for (const fs::path& image : listing(images.replace(at, 8, "/images/"))) stems.insert(image.stem());
+    for (const fs::path& image : listing(images)) stems.insert(image.stem());
     for (const fs::path& file : listing(folder))
       if (!stems.empty() && has_extension(file, {".txt"}) && !stems.count(file.stem()) &&
           file.filename() != "classes.txt")
@@ -275,12 +273,19 @@ Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   };
   parallel_for(int64_t(images.size()),
                [&](int64_t i) { labels[i] = read_yolo_txt(label_file(images[i]), data.keypoints); });
-  if (const int64_t columns = data.keypoints ? 0 : keypoint_columns(labels)) {
+  LongLines lines;
+  for (const Labels& l : labels) lines = lines + l.long_lines;
+  const std::string with_columns =
+      concat("note: ", source.name, ": the labels with ", lines.columns, " columns");
+  if (!data.keypoints && lines.values == 3) {
     parallel_for(int64_t(images.size()),
                  [&](int64_t i) { labels[i] = read_yolo_txt(label_file(images[i]), /*keypoints=*/true); });
-    source.notes.push_back(
-        concat("note: ", source.name, ": the labels with ", columns,
-               " columns are read as class, box and keypoints, and only the boxes are used"));
+    source.notes.push_back(with_columns +
+                           " are read as class, box and keypoints, and only the boxes are used");
+  } else if (!data.keypoints && lines.values == 2) {
+    source.notes.push_back(concat(with_columns,
+                                  " are read as polygons; if they are boxes with keypoints, add ",
+                                  "this line to data.yaml: kpt_shape: [", (lines.columns - 5) / 2, ", 2]"));
   }
   for (size_t i = 0; i < images.size(); ++i) add_image(source, images[i], label_file(images[i]), labels[i]);
   check_fractions(source);

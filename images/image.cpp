@@ -141,7 +141,7 @@ Image decode_with_opencv(std::string_view bytes, const std::string& path) {
   check_image(has_end_marker(bytes), path, " cannot be decoded: the file is cut off");
   cv::Mat image;
   // OpenCV before 5 does not rotate a WebP by its EXIF tag.
-  const bool webp = bytes.substr(0, 4) == "RIFF" && bytes.substr(8, 4) == "WEBP";
+  const bool webp = bytes.size() >= 12 && bytes.substr(0, 4) == "RIFF" && bytes.substr(8, 4) == "WEBP";
   const int flags = webp ? cv::IMREAD_COLOR | cv::IMREAD_IGNORE_ORIENTATION : cv::IMREAD_COLOR;
   try {
     image = cv::imdecode(cv::Mat(1, int(bytes.size()), CV_8U, const_cast<char*>(bytes.data())), flags);

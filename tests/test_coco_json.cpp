@@ -196,6 +196,13 @@ TEST_CASE("coco_json: numbers in quotes are numbers, names may be numbers, and i
   CHECK(found.at(0).image_id == data.images[1].id);
   CHECK(found[0].category_id == data.categories[0].id);
   CHECK(found[0].score == 0.5);
+  // Numbers of more than 64 bits, other spellings and names of numbers are text.
+  const CocoDataset odd =
+      parse_coco(R"({"images": [{"id": 7}, {"id": "007"}, {"id": "20240131123456789012"}, {"id": "12e4567"},)"
+                 R"( {"id": "1.5"}, {"id": "nan"}, {"id": ""}], "categories": [], "annotations": []})",
+                 "a.json");
+  CHECK(odd.images.size() == 7);
+  CHECK(odd.problems.empty());
 }
 
 TEST_CASE("coco_json: files that are not COCO files are errors") {

@@ -175,7 +175,19 @@ TEST_CASE("demo: nested folders, patterns and lists are sources; unreadable imag
   fs::copy(dir / "tree/b/shapes_1.png", dir / "tree/b/shapes_1.bmp");
   const Outcome twice = run(dir, "demo", demo + "--source tree/b --txt --save twice");
   CHECK(twice.code == 2);
-  CHECK(has(twice.err, "two images are named shapes_1"));
+  CHECK(has(unwrapped(twice.err), "would be shapes_1.txt, which is that of another image"));
+  // Their crops have different names.
+  succeed(dir, "demo", demo + "--source tree/b --crop --no-draw --conf 0 --save stems");
+  std::map<std::string, int> crops;
+  for (const std::string& file : files_in(dir / "stems"))
+    ++crops[has(file, "shapes_1.png_") ? "png" : has(file, "shapes_1.bmp_") ? "bmp" : "other"];
+  CHECK(crops["png"] > 0);
+  CHECK(crops["bmp"] == crops["png"]);
+  // The class names are beside the labels.
+  succeed(dir, "demo", demo + "--source tree/a/train --txt --no-draw --save labelled");
+  CHECK(has(contents(dir / "labelled/labels/classes.txt"), shapes_classes()[0] + "\n"));
+  fs::copy(dir / "tree/b/shapes_1.png", dir / "tree/a/train/classes.png");
+  CHECK(run(dir, "demo", demo + "--source tree/a/train --txt --save labelled").code == 2);
 }
 
 TEST_CASE("demo: the result of a video is a video with the same frames" * starts_programs) {

@@ -704,21 +704,27 @@ TEST_CASE("formats: YOLO labels with keypoints are recognised without kpt_shape;
   note.clear();
   CHECK(first_box({with_visibility + line + "\n"}, note) == whole);  // an object without keypoints
   CHECK_HAS(note, "14 columns");
+  // Without visibilities, small polygons may look like that: only a note.
   note.clear();
-  CHECK(first_box(Names(10, without), note) == whole);  // 13 columns
-  CHECK_HAS(note, "13 columns");
+  CHECK(first_box(Names(10, without), note) != whole);
+  CHECK_HAS(note, "the labels with 13 columns are read as polygons");
+  CHECK_HAS(note, "add this line to data.yaml: kpt_shape: [4, 2]");
 
-  // A point outside of the box of any line, two lengths, corners of a box, and few lines without
-  // visibilities.
+  // A point outside of the box of its line, lines of two lengths, and corners of a box.
   note.clear();
   const std::string outside = line + " 0.3 0.4 0.3 0.4 0.3 0.4 0.99 0.4\n";
   const std::string longer = line + points + " 0.5 0.5\n", corners = line + " 0.4 0.4 0.6 0.4\n";
   Names one_outside(10, without), one_longer(10, without);
   one_outside.back() = outside;
   one_longer.back() = longer;
-  for (const Names& lines : {one_outside, one_longer, Names(10, corners), Names(2, without)})
+  Names one_far(10, with_visibility);
+  one_far.back() = line + " 0.3 0.4 2 0.99 0.7 1 0 0 0\n";
+  for (const Names& lines : {one_outside, one_longer, Names(10, corners)})
     CHECK(first_box(lines, note) != whole);
   CHECK(!has(note, "keypoints"));
+  TempDir dir;
+  put_yolo(dir, one_far);
+  CHECK(read_val_source(dir.path.string()).problems.size() == 10);  // 14 columns are no polygon
 }
 
 TEST_CASE("formats: YOLO label files without an image are reported") {
@@ -730,6 +736,10 @@ TEST_CASE("formats: YOLO label files without an image are reported") {
   const Sources both = read_sources(dir.path.string());
   CHECK(problems_of(both.train) == "label file without image: " + (dir / "labels/train/gone.txt") + "\n");
   CHECK(problems_of(both.val) == "");
+  const fs::path before = fs::current_path();  // relative paths, too
+  fs::current_path(dir.path);
+  CHECK(problems_of(read_sources("data.yaml").train) == "label file without image: labels/train/gone.txt\n");
+  fs::current_path(before);
   // A list names a part of the images of a folder: the others are no orphans.
   write_text(dir / "images/train/d.jpg");
   write_text(dir / "labels/train/d.txt", "0 0.5 0.5 1 1");
@@ -757,8 +767,15 @@ TEST_CASE("formats: COCO images that are listed twice are put together; two name
   CHECK(source.coco.annotations.at(1).image_id == 1);
   REQUIRE(source.notes.size() == 1);
   CHECK_HAS(source.notes[0], "1 images repeat the file_name of another one, such as image 3");
+  write_text(dir / "train.json", json("a.png", "a.png", 0));  // an unknown width
+  CHECK(read_sources(dir.path.string()).train.coco.images.at(0).width == 40);
   write_text(dir / "train.json", json("a.png", "a.png", 41));
   CHECK_HAS(error_of(dir.path.string()), "the images 1 (a.png, 40x30) and 3 (a.png, 41x30)");
+  // A list that was appended to itself, with new ids.
+  std::string twice = json("a.png", "a.png", 40);
+  twice.replace(twice.find("[5, 6, 7, 8]"), 12, "[1, 2, 3, 4]");
+  write_text(dir / "train.json", twice);
+  CHECK(read_sources(dir.path.string()).train.coco.annotations.size() == 1);
   fs::create_directories(dir / "pictures/of");
   fs::rename(dir / "train", dir / "pictures/of/january");
   write_text(dir / "train.json", json("x/1/a.png", "x/2/a.png", 40));

@@ -523,6 +523,11 @@ SHARED_TEST("image: odd files are read as in cv::imread, or are errors that name
   CHECK(errors == refused.size());
 }
 
+TEST_CASE("image: a file of a few bytes is an error, whatever they are") {
+  for (const std::string head : {"RIFF", "RIFF\1\2\3", "\xFF\xD8\xFF", "\x89PNG", "II*", "BM", "GIF8"})
+    CHECK(has(image_error([&] { decode_image(head, "a.jpg"); }), "a.jpg"));
+}
+
 TEST_CASE("image: a missing file, a folder, and an image smaller than its annotation are errors") {
   const ImageFile file("small.png");
   CHECK(has(image_error([&] { read_bytes(file.path); }), file.path + " cannot be opened"));

@@ -465,6 +465,21 @@ TEST_CASE("eval: the AP of best.pth equals the AP in training; --json has all ke
   // The saved detections have the same AP.
   succeed(dir, "eval", "--gt data/annotations/instances_train.json --dt dt.json --json again.json");
   CHECK(json_number(dir / "again.json", "AP") == doctest::Approx(ap).epsilon(1e-6));
+  CHECK(has(contents(dir / "dt.json"), R"("file_name":"shapes_1.png")"));
+
+  // A data set with other category ids, in another order: classes are matched by name, and the saved
+  // detections have its ids.
+  CocoDataset other = read_coco(dir / "data/annotations/instances_train.json");
+  for (CocoCategory& c : other.categories) c.id = 100 - c.id;
+  for (CocoAnnotation& a : other.annotations) a.category_id = 100 - a.category_id;
+  write_coco(dir / "other.json", other);
+  succeed(
+      dir, "eval",
+      "--data other.json --images data/train --weights a/best.pth --bs 2 --conf 0 --nms 0.9 --json o.json "
+      "--save-dt other_dt.json");
+  CHECK(json_number(dir / "o.json", "AP") == doctest::Approx(ap).epsilon(1e-9));
+  succeed(dir, "eval", "--gt other.json --dt other_dt.json --json again.json");
+  CHECK(json_number(dir / "again.json", "AP") == doctest::Approx(ap).epsilon(1e-6));
 }
 
 SHARED_TEST("eval: --gt and --dt compute the twelve COCO metrics" * starts_programs) {

@@ -35,8 +35,8 @@ struct Findings {
   // Adds a list, and prints its heading and its first lines.
   void add(const std::string& key, const std::string& heading, const std::vector<std::string>& lines) {
     constexpr size_t kShown = 10;
-    if (lines.empty()) return;
     lists.push_back({key, heading, lines});
+    if (lines.empty()) return;
     std::cout << "\n" << heading << ": " << lines.size() << "\n";
     for (size_t i = 0; i < std::min(lines.size(), kShown); ++i)
       std::cout << "  " << printable(lines[i]) << "\n";
@@ -48,8 +48,8 @@ struct Findings {
 // Prints the images and boxes of each class and split.
 static void print_classes(const Splits& splits) {
   const auto row = [&](const std::string& name, int64_t train, int64_t val) {
-    std::cout << std::left << std::setw(30) << cut_to_columns(name, 29) << std::right << std::setw(10)
-              << train;
+    const std::string shown = cut_to_columns(name, 29);
+    std::cout << shown << std::string(30 - terminal_columns(shown), ' ') << std::setw(10) << train;
     if (!splits.same) std::cout << std::setw(10) << val;
     std::cout << "\n";
   };
@@ -126,6 +126,17 @@ static int check_data(int argc, char** argv) {
   if (!config.json.empty())
     write_json(config.json, [&](JsonWriter& writer) {
       writer.StartObject();
+      for (const auto& [name, data] : {std::pair("train", &splits.train), {"val", &splits.val}}) {
+        writer.Key(name);
+        writer.StartObject();
+        write_field(writer, "images", int64_t(data->records.size()));
+        const auto counts = class_counts(*data);
+        writer.Key("boxes");
+        writer.StartObject();
+        for (size_t c = 0; c < counts.size(); ++c) write_field(writer, data->classes[c].c_str(), counts[c]);
+        writer.EndObject();
+        writer.EndObject();
+      }
       for (const auto& list : findings.lists) {
         writer.Key(list.key.c_str());
         writer.StartArray();
@@ -137,7 +148,7 @@ static int check_data(int argc, char** argv) {
   std::cout << "\n"
             << (problems > 0 || in_both
                     ? concat("found problems: ", problems, in_both ? ", and images in both splits" : "")
-                    : "found no problems")
+                    : "found no problems of files or labels, and no image in both splits")
             << "\n";
   return problems > 0 || in_both;
 }

@@ -201,14 +201,14 @@ static void protect_sources(const FrameSource& source, const Config& config) {
   };
   if (!config.json.empty()) protect("--json", config.json);
   const fs::path folder = config.save;
-  std::set<fs::path> labels;
+  std::set<fs::path> labels = {"classes"};  // the file with the class names
   for (const auto& name : source.names) {
     if (config.draw) protect("--save", folder / name);
     if (!config.txt) continue;
     const fs::path stem = fs::path(name).replace_extension();
     protect("--txt", folder / "labels" / (stem.string() + ".txt"));
-    usage_check(labels.insert(stem).second, "--txt: two images are named ", stem.string(),
-                " and would have the same label file; rename one image");
+    usage_check(labels.insert(stem).second, "--txt: the label file of ", name, " would be ", stem.string(),
+                ".txt, which is that of another image, or of the class names; rename the image");
   }
   if (config.draw && source.video)
     for (const char* end : {".mp4", ".avi"}) protect("--save", folder / (source.stem + end));
