@@ -856,6 +856,10 @@ TEST_CASE("check: counts classes, finds equal images and boxes of two classes, a
 TEST_CASE("programs: invalid input gives one line that names it, and the right exit code" * starts_programs) {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "pair", 4, 2);
+  write_scenes(dir / "others", 4, 2);
+  CocoDataset others = read_coco(dir / "others/annotations/instances_train.json");
+  for (CocoCategory& c : others.categories) c.name += " of another set";
+  write_coco(dir / "others/annotations/instances_train.json", others);
   fs::create_directories(dir / "nothing");
   // A copy for each command that locks the run, because two commands run at once.
   for (const char* copy : {"h", "h1", "h2", "h3"}) fs::copy(dir / "a", dir / copy);
@@ -915,7 +919,7 @@ TEST_CASE("programs: invalid input gives one line that names it, and the right e
       {"eval", "--gt data/annotations/instances_train.json --dt list.json", 1, "list.json"},
       {"eval", eval + "--conf 2", 2, "--conf"},
       {"eval", eval + "--model yolox-s", 1, "yolox-nano"},
-      {"eval", eval + "--data pair", 1, "pair"},
+      {"eval", eval + "--data others", 1, "has other classes"},
       {"eval", eval + "--weights text.pth", 1, "text.pth"},
       {"eval", eval + "--json nowhere/e.json", 1, "nowhere/e.json"},
       {"demo", "--weights a/last.pth", 2, "--source"},
