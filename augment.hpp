@@ -323,13 +323,14 @@ void place(const Pictures& pictures, std::size_t index, const Placement& p, Samp
     const ImageRegion piece = pictures.image_region(index, {x1, y1, x2 - x1, y2 - y1}, zoom);
     warp_image(sample.image, piece, picture_of_sample.m, p.sample_of_canvas.inverse().m, shown);
   }
-  for (const Box& b : pictures.boxes(index)) {
-    const cv::Rect2d on_canvas =
-        p.canvas_of_picture.bounding_box({b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1}) & p.canvas;
-    const cv::Rect2d in = p.sample_of_canvas.bounding_box(on_canvas) & whole(sample.image.size());
-    if (!on_canvas.empty() && !in.empty())
-      sample.boxes.push_back({in.x, in.y, in.x + in.width, in.y + in.height, b.cls});
-  }
+  for (const std::vector<Box>* boxes : {&pictures.boxes(index), &pictures.ignored(index)})
+    for (const Box& b : *boxes) {
+      const cv::Rect2d on_canvas =
+          p.canvas_of_picture.bounding_box({b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1}) & p.canvas;
+      const cv::Rect2d in = p.sample_of_canvas.bounding_box(on_canvas) & whole(sample.image.size());
+      if (!on_canvas.empty() && !in.empty())
+        sample.boxes.push_back({in.x, in.y, in.x + in.width, in.y + in.height, b.cls});
+    }
 }
 
 // Returns f(index). If f throws ImageError, retries with the image that pictures.replacement_index() returns.
@@ -370,6 +371,8 @@ inline cv::Rect2d change_pixels(Image& image, const cv::Rect& part, const ExtraD
 //   size(i) -> cv::Size: size of image i; does not read the file
 //
 //   boxes(i) -> const std::vector<Box>&: boxes in pixels of image i
+//
+//   ignored(i) -> const std::vector<Box>&: regions of the class kIgnored, which become boxes of the sample
 //
 //   image_region(i, part, scale) -> ImageRegion: at least the rectangle `part`, at a scale of at least
 //   `scale`

@@ -97,6 +97,7 @@ inline Loader::Make evaluation_items(const Dataset& data) {
       const auto boxed = letterbox(read_image(data, position), image.size());
       boxed.image.copyTo(image);
       Item item{data.boxes(position), position, boxed.scale};
+      item.boxes.insert(item.boxes.end(), data.ignored(position).begin(), data.ignored(position).end());
       for (Box& b : item.boxes)
         b = {b.x1 * boxed.scale.x, b.y1 * boxed.scale.y, b.x2 * boxed.scale.x, b.y2 * boxed.scale.y, b.cls};
       return item;
@@ -116,7 +117,7 @@ inline Loader::Make checked_items(Loader::Make make, const Dataset& data) {
     Item item = make(position, image);
     const double rounding = 1e-6;
     for (const Box& b : item.boxes)
-      check(b.cls >= 0 && b.cls < int(data.classes.size()) && b.x1 >= -rounding && b.y1 >= -rounding &&
+      check(b.cls >= kIgnored && b.cls < int(data.classes.size()) && b.x1 >= -rounding && b.y1 >= -rounding &&
                 b.x2 <= image.cols + rounding && b.y2 <= image.rows + rounding && has_area(b),
             data.name_of(item.index), ", augmented: box ", b.x1, " ", b.y1, " ", b.x2, " ", b.y2,
             " of class ", b.cls, " is invalid: the image is ", image.cols, "x", image.rows,

@@ -22,6 +22,13 @@ constexpr double kObjWeight = 1;
 constexpr double kClsWeight = 1;
 constexpr double kL1Weight = 1;
 
+// Returns [B, A]: true for an anchor point in at least one of the regions, [B, I, 4] as cx, cy, w, h.
+inline Tensor is_within(const Anchors& anchors, const Tensor& regions) {
+  const Tensor point = anchors.centre.t().unsqueeze(1);                     // [A, 1, 2]
+  const Tensor away = (point - regions.slice(2, 0, 2).unsqueeze(1)).abs();  // [B, A, I, 2]
+  return (away < regions.slice(2, 2, 4).unsqueeze(1) / 2).all(3).any(2);
+}
+
 // Computes the loss of a batch. height, width: of the network input in pixels. class_weights: [C], weight of
 // the class loss of positives of each class; undefined: 1. Computes in float32, or in
 // float64 for float64 predictions, also when the network runs under autocast. Does not synchronise with the
@@ -48,8 +55,12 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   Losses losses;
   losses.count("positives", num_fg);
   losses.count("objects", targets.counts_on(num_fg.device()).sum());
+  // Points in ignored regions are neither objects nor background.
+  Tensor obj_weight;
+  if (targets.ignored.defined())
+    obj_weight = is_fg.logical_or(is_within(anchors, targets.ignored).logical_not()).to(dtype);
   const Tensor obj_loss =
-      torch::binary_cross_entropy_with_logits(obj, is_fg.to(dtype), {}, {}, sum) / divisor;
+      torch::binary_cross_entropy_with_logits(obj, is_fg.to(dtype), obj_weight, {}, sum) / divisor;
 
   // Packed positives: row i < num_fg holds the i-th positive; the other rows are unused and have weight 0.
   const auto index = num_fg.options();

@@ -19,24 +19,33 @@ Targets Targets::slice(int64_t from, int64_t to) const {
   return {boxes.slice(0, from, to),
           classes.slice(0, from, to),
           {counts.begin() + from, counts.begin() + to},
-          device_counts.defined() ? device_counts.slice(0, from, to) : Tensor()};
+          device_counts.defined() ? device_counts.slice(0, from, to) : Tensor(),
+          ignored.defined() ? ignored.slice(0, from, to) : Tensor()};
 }
 
 Targets make_targets(const std::vector<std::vector<Box>>& boxes) {
-  size_t rows = 0;
-  for (const auto& b : boxes) rows = std::max(rows, b.size());
-  Targets t{torch::zeros({int64_t(boxes.size()), int64_t(rows), 4}),
-            torch::zeros({int64_t(boxes.size()), int64_t(rows)}, torch::kLong),
-            {}};
-  float* box = t.boxes.data_ptr<float>();
-  int64_t* cls = t.classes.data_ptr<int64_t>();
-  for (size_t i = 0; i < boxes.size(); ++i) {
-    t.counts.push_back(boxes[i].size());
-    for (size_t g = 0; g < boxes[i].size(); ++g) {
-      const Box& b = boxes[i][g];
+  const int64_t n = int64_t(boxes.size());
+  int64_t rows = 0, ignored_rows = 0;
+  Targets t;
+  for (const auto& of_image : boxes) {
+    const auto ignored =
+        std::count_if(of_image.begin(), of_image.end(), [](const Box& b) { return b.cls == kIgnored; });
+    t.counts.push_back(int64_t(of_image.size()) - ignored);
+    rows = std::max(rows, t.counts.back());
+    ignored_rows = std::max<int64_t>(ignored_rows, ignored);
+  }
+  t.boxes = torch::zeros({n, rows, 4});
+  t.classes = torch::zeros({n, rows}, torch::kLong);
+  if (ignored_rows > 0) t.ignored = torch::zeros({n, ignored_rows, 4});
+  for (int64_t i = 0; i < n; ++i) {
+    int64_t g = 0, k = 0;
+    for (const Box& b : boxes[i]) {
+      const bool is_ignored = b.cls == kIgnored;
       const double row[4] = {(b.x1 + b.x2) / 2, (b.y1 + b.y2) / 2, b.x2 - b.x1, b.y2 - b.y1};
-      std::copy(row, row + 4, box + 4 * (i * rows + g));
-      cls[i * rows + g] = b.cls;
+      float* to = is_ignored ? t.ignored.data_ptr<float>() + 4 * (i * ignored_rows + k++)
+                             : t.boxes.data_ptr<float>() + 4 * (i * rows + g);
+      std::copy(row, row + 4, to);
+      if (!is_ignored) t.classes.data_ptr<int64_t>()[i * rows + g++] = b.cls;
     }
   }
   t.device_counts = torch::tensor(t.counts, torch::kLong);

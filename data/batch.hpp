@@ -26,6 +26,7 @@ struct Targets {
   // graph must fit later batches, too.
   std::vector<int64_t> counts;
   Tensor device_counts = {};  // [B] int64, the exact counts on the device of `boxes`; undefined: `counts`
+  Tensor ignored = {};        // [B, I, 4] regions in the form of `boxes`, padded with zeros; undefined: none
 
   // Sum of `counts`.
   int64_t total() const;
@@ -36,7 +37,7 @@ struct Targets {
 
 // Everything about one image of a batch except its pixels.
 struct Item {
-  std::vector<Box> boxes;  // in pixels of the image of the batch
+  std::vector<Box> boxes;  // in pixels of the image of the batch; also of the class kIgnored
   int64_t index = -1;      // index of the record in the data set; -1 if the image is unreadable and grey
   Scale scale{1, 1};       // from pixels of the original image to pixels of the image of the batch
 };
@@ -49,7 +50,8 @@ struct Batch {
   int64_t first;                 // position of the first image in the stream of samples
 };
 
-// Converts the boxes of each image to the form that the loss uses, padded to the largest count.
+// Converts the boxes of each image to the form that the loss uses, padded to the largest count. Boxes of the
+// class kIgnored become `ignored`.
 Targets make_targets(const std::vector<std::vector<Box>>& boxes);
 
 // Normalisation of pixels before the network: (pixel / 255 * range - mean) / std, with the channels in

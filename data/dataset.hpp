@@ -81,8 +81,9 @@ ImageChecks check_images(const std::vector<std::string>& files, const std::strin
 struct Record {
   std::string file;  // empty for a synthetic image of `shapes`
   int64_t image_id;
-  int width, height;       // pixels, after EXIF rotation
-  std::vector<Box> boxes;  // in pixels, clipped to the image; without crowds
+  int width, height;              // pixels, after EXIF rotation
+  std::vector<Box> boxes;         // in pixels, clipped to the image; without crowds
+  std::vector<Box> ignored = {};  // crowds and difficult objects, as regions of the class kIgnored
 };
 
 // One split of a data set. Has the functions that compose() in augment.hpp needs (image_region, size, boxes,
@@ -108,6 +109,7 @@ struct Dataset {
 
   cv::Size size(size_t i) const { return {records[i].width, records[i].height}; }
   const std::vector<Box>& boxes(size_t i) const { return records[i].boxes; }
+  const std::vector<Box>& ignored(size_t i) const { return records[i].ignored; }
   // Returns at least the region `part` of image i, at a scale of at least `scale`. `part` is in pixels of the
   // image. Throws ImageError with the file name if the image is unreadable.
   ImageRegion image_region(size_t i, const cv::Rect& part, double scale) const;

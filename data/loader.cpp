@@ -120,7 +120,8 @@ Batch DeviceLoader::next() {
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   sent.copied.block(stream);
   const Targets& targets = sent.batch.targets;
-  for (const Tensor& t : {sent.batch.images, targets.boxes, targets.classes, targets.device_counts})
+  for (const Tensor& t :
+       {sent.batch.images, targets.boxes, targets.classes, targets.device_counts, targets.ignored})
     if (t.numel() > 0)
       t.record_stream(stream);  // the allocator must not reuse the memory before this stream has finished
   if (loader.ready()) ahead = start_copy(loader.next());
@@ -139,6 +140,7 @@ DeviceLoader::PendingCopy DeviceLoader::start_copy(Batch batch) {
   copy(batch.targets.boxes);
   copy(batch.targets.classes);
   copy(batch.targets.device_counts);
+  if (batch.targets.ignored.defined()) copy(batch.targets.ignored);
   PendingCopy sent{std::move(batch), c10::Event(device.type())};
   sent.copied.record(side);
   return sent;

@@ -48,9 +48,10 @@ inline void resize_batch(Tensor& images, Targets& targets, ImageSize size) {
   images = torch::upsample_bilinear2d(images, std::vector<int64_t>{size.height, size.width},
                                       /*align_corners=*/false);
   const double sx = double(size.width) / w, sy = double(size.height) / h;
-  const Tensor& b = targets.boxes;
-  targets.boxes =
-      torch::stack({b.select(2, 0) * sx, b.select(2, 1) * sy, b.select(2, 2) * sx, b.select(2, 3) * sy}, 2);
+  for (Tensor* b : {&targets.boxes, &targets.ignored})
+    if (b->defined())
+      *b = torch::stack(
+          {b->select(2, 0) * sx, b->select(2, 1) * sy, b->select(2, 2) * sx, b->select(2, 3) * sy}, 2);
 }
 
 // Network input of one batch.

@@ -102,7 +102,22 @@ std::vector<PlacedLabel> place_labels(cv::Size size, const std::vector<LabelledB
   return placed;
 }
 
-void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& boxes, LabelStyle style) {
+// Draws white diagonal lines over a region that is ignored.
+static void hatch(cv::Mat& image, const cv::Rect& region) {
+  constexpr int kSpace = 12;  // pixels
+  cv::Mat part = image(region & cv::Rect({0, 0}, image.size()));
+  for (int x = -part.rows; x < part.cols; x += kSpace)
+    cv::line(part, {x, 0}, {x + part.rows, part.rows}, cv::Scalar::all(255));
+}
+
+void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& all, LabelStyle style) {
+  std::vector<LabelledBox> boxes;
+  for (const LabelledBox& b : all) {
+    if (b.box.cls == kIgnored)
+      hatch(image, pixels_of(b.box, image.size()));
+    else
+      boxes.push_back(b);
+  }
   const auto placed = place_labels(image.size(), boxes, style);
   const auto for_each_backwards = [&](const auto& draw) {
     for (size_t i = boxes.size(); i-- > 0;) draw(boxes[i], placed[i], class_colour(boxes[i].box.cls));
@@ -202,12 +217,19 @@ std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,
                                                      const std::vector<std::string>& classes) {
   std::vector<std::vector<LabelledBox>> all(targets.counts.size());
   const Tensor boxes = targets.boxes.cpu(), cls = targets.classes.cpu();
+  const Tensor ignored =
+      targets.ignored.defined() ? targets.ignored.cpu() : torch::zeros({int64_t(all.size()), 0, 4});
+  const auto corners = [](const Tensor& row, int c) {
+    const float* b = row.data_ptr<float>();
+    return Box{b[0] - b[2] / 2, b[1] - b[3] / 2, b[0] + b[2] / 2, b[1] + b[3] / 2, c};
+  };
   for (size_t i = 0; i < all.size(); ++i) {
     for (int64_t g = 0; g < targets.counts[i]; ++g) {
-      const float* b = boxes[i][g].data_ptr<float>();
       const int c = int(cls[i][g].item<int64_t>());
-      all[i].push_back({{b[0] - b[2] / 2, b[1] - b[3] / 2, b[0] + b[2] / 2, b[1] + b[3] / 2, c}, classes[c]});
+      all[i].push_back({corners(boxes[i][g], c), classes[c]});
     }
+    for (int64_t k = 0; k < ignored.size(1); ++k)  // the padding has no area
+      if (const Box b = corners(ignored[i][k], kIgnored); has_area(b)) all[i].push_back({b, ""});
     smallest_first(all[i]);
   }
   return all;
@@ -221,6 +243,8 @@ std::vector<std::vector<LabelledBox>> labelled_boxes(const std::vector<int64_t>&
     const Scale s = scales[i];
     for (const Box& b : data.records[indices[i]].boxes)
       all[i].push_back({{b.x1 * s.x, b.y1 * s.y, b.x2 * s.x, b.y2 * s.y, b.cls}, data.classes[b.cls]});
+    for (const Box& b : data.records[indices[i]].ignored)
+      all[i].push_back({{b.x1 * s.x, b.y1 * s.y, b.x2 * s.x, b.y2 * s.y, kIgnored}, ""});
     smallest_first(all[i]);
   }
   return all;

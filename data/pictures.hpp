@@ -37,7 +37,8 @@ struct PlacedLabel {
 std::vector<PlacedLabel> place_labels(cv::Size size, const std::vector<LabelledBox>& boxes, LabelStyle style);
 
 // Draws boxes with their labels, the most important box first. Boxes are drawn over the coloured areas of
-// labels, and earlier boxes over later ones. Small boxes have thin lines.
+// labels, and earlier boxes over later ones. Small boxes have thin lines. Regions of the class kIgnored are
+// hatched.
 void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& boxes, LabelStyle style);
 
 // Draws the first 16 images of a batch, [B, H, W, 3] uint8, with their boxes, in rows of four. titles: text
@@ -54,12 +55,13 @@ Image draw_comparison(const Tensor& batch, const std::vector<std::vector<Labelle
 // Returns the names of the images of a batch, without folders.
 std::vector<std::string> short_names(const std::vector<int64_t>& indices, const Dataset& data);
 
-// Returns the ground-truth boxes of each image, labelled with their class names, the smallest box first.
+// Returns the ground-truth boxes of each image, labelled with their class names, and its ignored regions, the
+// smallest first.
 std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,
                                                      const std::vector<std::string>& classes);
 
 // Returns the same for images of a data set that are in a batch with these scales. An index of -1 is an
-// unreadable image. Crowds are not among the boxes.
+// unreadable image.
 std::vector<std::vector<LabelledBox>> labelled_boxes(const std::vector<int64_t>& indices,
                                                      const std::vector<Scale>& scales, const Dataset& data);
 

@@ -29,6 +29,7 @@ std::string save_failed_step(const std::string& run, Training& t, const StepReco
   file.insert("names", names);
   file.insert("boxes", batch.targets.boxes.cpu());
   file.insert("classes", batch.targets.classes.cpu());
+  if (batch.targets.ignored.defined()) file.insert("ignored", batch.targets.ignored.cpu());
   file.insert("model", to_dict(state_dict(*t.model)));
   save_image(name + ".jpg", draw_batch(batch.images, labelled_boxes(batch.targets, data.classes),
                                        short_names(batch.indices, data)));

@@ -59,9 +59,12 @@ StepGraphs::Kind* StepGraphs::kind_of(const StepInput& input, ImageSize size, bo
   if (!on) return nullptr;
   const Batch& batch = input.batch;
   const Targets& from = batch.targets;
-  const int64_t most = int64_t(ranks.max(*std::max_element(from.counts.begin(), from.counts.end()))),
-                rows = std::max<int64_t>(1, (most + 31) / 32) * 32, n = batch.images.size(0);
-  if (rows > kMostObjects) return nullptr;
+  const auto rows_for = [&](int64_t here) { return (int64_t(ranks.max(double(here))) + 31) / 32 * 32; };
+  const int64_t rows = std::max<int64_t>(32,
+                                         rows_for(*std::max_element(from.counts.begin(), from.counts.end()))),
+                regions = rows_for(from.ignored.defined() ? from.ignored.size(1) : 0),
+                n = batch.images.size(0);
+  if (std::max(rows, regions) > kMostObjects) return nullptr;
   if (use_l1 != with_l1) {  // the graphs of the other kinds are of no more use
     free_graphs();
     kinds.clear();
@@ -69,7 +72,7 @@ StepGraphs::Kind* StepGraphs::kind_of(const StepInput& input, ImageSize size, bo
   }
   if (!images.defined()) images = torch::empty_like(batch.images);
   check(images.sizes() == batch.images.sizes(), "all batches of a run must have the same size");
-  Kind& kind = kinds[{size.height, size.width, rows}];
+  Kind& kind = kinds[{size.height, size.width, rows, regions}];
   Targets& targets = kind.input.batch.targets;
   if (kind.steps == 0) {
     kind.input = {batch, {0, lr}, {0, ema_decay}};
@@ -77,12 +80,15 @@ StepGraphs::Kind* StepGraphs::kind_of(const StepInput& input, ImageSize size, bo
     targets = {torch::zeros({n, rows, 4}, from.boxes.options()),
                torch::zeros({n, rows}, from.classes.options()), std::vector<int64_t>(n, rows),
                torch::zeros({n}, from.classes.options())};
+    if (regions > 0) targets.ignored = torch::zeros({n, regions, 4}, from.boxes.options());
   }
   images.copy_(batch.images, /*non_blocking=*/true);
   const int64_t used = from.boxes.size(1);
   targets.boxes.slice(1, 0, used).copy_(from.boxes, true);
   targets.classes.slice(1, 0, used).copy_(from.classes, true);
   targets.device_counts.copy_(from.device_counts, true);
+  if (regions > 0) targets.ignored.zero_();
+  if (from.ignored.defined()) targets.ignored.slice(1, 0, from.ignored.size(1)).copy_(from.ignored, true);
   lr.fill_(input.lr.value);
   ema_decay.fill_(input.ema_decay.value);
   kind.input.lr.value = input.lr.value;

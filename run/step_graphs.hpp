@@ -87,7 +87,8 @@ class StepGraphs {
   Tensor lr, ema_decay, images;
   bool with_l1 = false;  // of the latest step
   int64_t graphs = 0;
-  using Key = std::tuple<int, int, int64_t>;  // height, width, rows of objects
+  using Key =
+      std::tuple<int, int, int64_t, int64_t>;  // height, width, rows of objects and of ignored regions
   std::map<Key, Kind> kinds;
 };
 

@@ -28,6 +28,7 @@ struct MemoryDataset {
   int most_reduced = 1;            // largest reduction of a piece (2, 4, ...), chosen like decode_region()
   bool whole = false;              // image_region() returns the whole image
   std::set<std::size_t> broken{};  // image_region() throws for these
+  std::vector<std::vector<Box>> regions{};  // ignored(), by index; empty: none
   std::vector<std::size_t> replacements{};  // results of replacement_index(), in turn; then it throws
 
   struct Asked {
@@ -41,6 +42,10 @@ struct MemoryDataset {
 
   cv::Size size(std::size_t i) const { return samples.at(i).image.size(); }
   const std::vector<Box>& boxes(std::size_t i) const { return samples.at(i).boxes; }
+  const std::vector<Box>& ignored(std::size_t i) const {
+    static const std::vector<Box> none;
+    return i < regions.size() ? regions[i] : none;
+  }
   ImageRegion image_region(std::size_t i, const cv::Rect& part, double scale) const {
     {
       static std::mutex mutex;

@@ -19,6 +19,7 @@
 #include "data.hpp"
 #include "data/cache.hpp"
 #include "data/doubles.hpp"
+#include "data/multiscale.hpp"
 #include "formats.hpp"
 #include "metrics/coco_eval.hpp"
 
@@ -191,6 +192,19 @@ TEST_CASE("data: boxes are clipped to the image; crowds and bad boxes are left o
   const std::vector<std::vector<double>> want = {
       {10, 10, 30, 40, 1}, {0, 0, 15, 7, 2}, {90, 40, 100, 50, 0}, {80, 5, 100, 15, 0}};
   CHECK(boxes == want);
+  // A crowd is an ignored region.
+  REQUIRE(data.records[0].ignored.size() == 1);
+  CHECK(numbers(data.records[0].ignored[0]) == std::vector<double>{0, 0, 50, 50, kIgnored});
+  CHECK(data.records[1].ignored.empty());
+  const Batch batch = batches(evaluation_items(data), 0, 2, 2, {200, 100}, 1).at(0);
+  CHECK(batch.targets.counts == std::vector<int64_t>{4, 0});
+  CHECK(torch::equal(batch.targets.ignored[0], torch::tensor({{50.f, 50.f, 100.f, 100.f}})));
+  CHECK(batch.targets.ignored[1].abs().sum().item<float>() == 0);
+  CHECK(batch.targets.slice(1, 2).ignored.size(0) == 1);
+  Tensor images = torch::zeros({2, 3, 100, 200});
+  Targets resized = batch.targets;
+  resize_batch(images, resized, {50, 100});
+  CHECK(torch::equal(resized.ignored * 2, batch.targets.ignored));
 
   const auto counts = data.problems->summary();
   const auto count = [&](const std::string& word) {

@@ -134,6 +134,47 @@ TEST_CASE("loss: class weights multiply the class loss of the positives of their
         doctest::Approx(plain["cls"].item<float>()));
 }
 
+TEST_CASE("loss: points in ignored regions are no background, and positives there count as before") {
+  const Anchors anchors = make_anchors(96, 96, torch::kFloat);
+  const int64_t points = anchors.stride.numel();
+  torch::manual_seed(6);
+  const Tensor reg = torch::randn({2, points, 4}) * 0.1, cls = torch::randn({2, points, 3}),
+               logits = torch::randn({2, points});
+  const auto of = [&](const Tensor& ignored) {
+    Tensor obj = logits.clone().set_requires_grad(true);
+    Targets t{torch::tensor({{{20.f, 20.f, 30.f, 30.f}}, {{70.f, 70.f, 30.f, 30.f}}}),
+              torch::tensor({{int64_t(0)}, {int64_t(1)}}),
+              {1, 1}};
+    t.ignored = ignored;
+    const Losses losses = yolox_loss({reg, obj, cls}, 96, 96, t, true);
+    losses.total.backward();
+    return std::pair(losses, obj.grad());
+  };
+  const auto [plain, before] = of({});
+  const auto [padded, same] = of(torch::zeros({2, 3, 4}));
+  CHECK(padded.total.item<float>() == plain.total.item<float>());
+  CHECK(torch::equal(same, before));
+  // The region of the second image covers its object and more; the first image has the padding only.
+  const Tensor regions = torch::tensor({{{0.f, 0.f, 0.f, 0.f}}, {{60.f, 60.f, 60.f, 60.f}}});
+  const auto [ignoring, after] = of(regions);
+  for (const char* name : {"iou", "cls", "l1"})
+    CHECK(ignoring[name].item<float>() == plain[name].item<float>());
+  CHECK(torch::equal(after[0], before[0]));
+  int64_t ignored = 0, positives = 0;
+  for (int64_t a = 0; a < points; ++a) {
+    const float x = anchors.centre[0][a].item<float>(), y = anchors.centre[1][a].item<float>();
+    const bool inside = x > 30 && x < 90 && y > 30 && y < 90;
+    const float was = before[1][a].item<float>(), is = after[1][a].item<float>();
+    const bool positive = was < 0;  // its target is 1
+    if (inside && !positive) CHECK(is == 0);
+    if (!inside || positive) CHECK(is == was);
+    ignored += inside && !positive;
+    positives += inside && positive;
+  }
+  CHECK(ignored > 20);
+  CHECK(positives >= 1);
+}
+
 TEST_CASE("loss: an infinite prediction at a negative point gives no NaN in the gradient") {
   const int64_t points = make_anchors(96, 96, torch::kFloat).stride.numel();
   auto reg = torch::zeros({1, points, 4});

@@ -16,9 +16,15 @@ struct BatchStream {
   DeviceLoader device_loader;
 
   explicit BatchStream(torch::Device device = kGpu)
-      : loader([](int64_t position,
-                  Image& image) { return noise(kSide, 1 + int(position * 13 % 40))(position, image); },
-               0, 1000 * kBatch, kBatch, {kSide, kSide}, 2, device.is_cuda()),
+      : loader(
+            [](int64_t position, Image& image) {
+              Item item = noise(kSide, 1 + int(position * 13 % 40))(position, image);
+              // Some batches have ignored regions, of one to three images.
+              for (int i = 0; i < position % 5 - 1; ++i)
+                item.boxes.push_back({4.0 * i, 8, 4.0 * i + 20, 60, kIgnored});
+              return item;
+            },
+            0, 1000 * kBatch, kBatch, {kSide, kSide}, 2, device.is_cuda()),
         device_loader(loader, device) {}
   Batch next() { return device_loader.next(); }
 };
