@@ -372,7 +372,8 @@ inline cv::Rect2d change_pixels(Image& image, const cv::Rect& part, const ExtraD
 //
 //   boxes(i) -> const std::vector<Box>&: boxes in pixels of image i
 //
-//   ignored(i) -> const std::vector<Box>&: regions of the class kIgnored, which become boxes of the sample
+//   ignored(i) -> const std::vector<Box>&: regions of the class kIgnoredRegion, which become boxes of the
+//   sample
 //
 //   image_region(i, part, scale) -> ImageRegion: at least the rectangle `part`, at a scale of at least
 //   `scale`

@@ -117,8 +117,9 @@ inline Loader::Make checked_items(Loader::Make make, const Dataset& data) {
     Item item = make(position, image);
     const double rounding = 1e-6;
     for (const Box& b : item.boxes)
-      check(b.cls >= kIgnored && b.cls < int(data.classes.size()) && b.x1 >= -rounding && b.y1 >= -rounding &&
-                b.x2 <= image.cols + rounding && b.y2 <= image.rows + rounding && has_area(b),
+      check(b.cls >= kIgnoredRegion && b.cls < int(data.classes.size()) && b.x1 >= -rounding &&
+                b.y1 >= -rounding && b.x2 <= image.cols + rounding && b.y2 <= image.rows + rounding &&
+                has_area(b),
             data.name_of(item.index), ", augmented: box ", b.x1, " ", b.y1, " ", b.x2, " ", b.y2,
             " of class ", b.cls, " is invalid: the image is ", image.cols, "x", image.rows,
             ", the data set has ", data.classes.size(), " classes");

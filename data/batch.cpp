@@ -29,7 +29,7 @@ Targets make_targets(const std::vector<std::vector<Box>>& boxes) {
   Targets t;
   for (const auto& of_image : boxes) {
     const auto ignored =
-        std::count_if(of_image.begin(), of_image.end(), [](const Box& b) { return b.cls == kIgnored; });
+        std::count_if(of_image.begin(), of_image.end(), [](const Box& b) { return b.cls == kIgnoredRegion; });
     t.counts.push_back(int64_t(of_image.size()) - ignored);
     rows = std::max(rows, t.counts.back());
     ignored_rows = std::max<int64_t>(ignored_rows, ignored);
@@ -40,7 +40,7 @@ Targets make_targets(const std::vector<std::vector<Box>>& boxes) {
   for (int64_t i = 0; i < n; ++i) {
     int64_t g = 0, k = 0;
     for (const Box& b : boxes[i]) {
-      const bool is_ignored = b.cls == kIgnored;
+      const bool is_ignored = b.cls == kIgnoredRegion;
       const double row[4] = {(b.x1 + b.x2) / 2, (b.y1 + b.y2) / 2, b.x2 - b.x1, b.y2 - b.y1};
       float* to = is_ignored ? t.ignored.data_ptr<float>() + 4 * (i * ignored_rows + k++)
                              : t.boxes.data_ptr<float>() + 4 * (i * rows + g);

@@ -37,7 +37,7 @@ struct Targets {
 
 // Everything about one image of a batch except its pixels.
 struct Item {
-  std::vector<Box> boxes;  // in pixels of the image of the batch; also of the class kIgnored
+  std::vector<Box> boxes;  // in pixels of the image of the batch; also of the class kIgnoredRegion
   int64_t index = -1;      // index of the record in the data set; -1 if the image is unreadable and grey
   Scale scale{1, 1};       // from pixels of the original image to pixels of the image of the batch
 };
@@ -51,7 +51,7 @@ struct Batch {
 };
 
 // Converts the boxes of each image to the form that the loss uses, padded to the largest count. Boxes of the
-// class kIgnored become `ignored`.
+// class kIgnoredRegion become `ignored`.
 Targets make_targets(const std::vector<std::vector<Box>>& boxes);
 
 // Normalisation of pixels before the network: (pixel / 255 * range - mean) / std, with the channels in

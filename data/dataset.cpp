@@ -205,7 +205,8 @@ static void add_boxes(Dataset& data, const Source& source,
       data.problems->add("annotation of a skipped image", source.where(i));
     } else if (a.crowd) {
       Record& r = data.records[record->second];
-      if (const auto b = clip_box(a.x, a.y, a.w, a.h, kIgnored, {r.width, r.height})) r.ignored.push_back(*b);
+      if (const auto b = clip_box(a.x, a.y, a.w, a.h, kIgnoredRegion, {r.width, r.height}))
+        r.ignored.push_back(*b);
     } else if (!(a.w > 0 && a.h > 0)) {
       data.problems->add("box without area", where());
     } else if (duplicate[i]) {

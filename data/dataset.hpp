@@ -83,7 +83,7 @@ struct Record {
   int64_t image_id;
   int width, height;              // pixels, after EXIF rotation
   std::vector<Box> boxes;         // in pixels, clipped to the image; without crowds
-  std::vector<Box> ignored = {};  // crowds and difficult objects, as regions of the class kIgnored
+  std::vector<Box> ignored = {};  // crowds and difficult objects, as regions of the class kIgnoredRegion
 };
 
 // One split of a data set. Has the functions that compose() in augment.hpp needs (image_region, size, boxes,

@@ -113,7 +113,7 @@ static void hatch(cv::Mat& image, const cv::Rect& region) {
 void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& all, LabelStyle style) {
   std::vector<LabelledBox> boxes;
   for (const LabelledBox& b : all) {
-    if (b.box.cls == kIgnored)
+    if (b.box.cls == kIgnoredRegion)
       hatch(image, pixels_of(b.box, image.size()));
     else
       boxes.push_back(b);
@@ -229,7 +229,7 @@ std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,
       all[i].push_back({corners(boxes[i][g], c), classes[c]});
     }
     for (int64_t k = 0; k < ignored.size(1); ++k)  // the padding has no area
-      if (const Box b = corners(ignored[i][k], kIgnored); has_area(b)) all[i].push_back({b, ""});
+      if (const Box b = corners(ignored[i][k], kIgnoredRegion); has_area(b)) all[i].push_back({b, ""});
     smallest_first(all[i]);
   }
   return all;
@@ -244,7 +244,7 @@ std::vector<std::vector<LabelledBox>> labelled_boxes(const std::vector<int64_t>&
     for (const Box& b : data.records[indices[i]].boxes)
       all[i].push_back({{b.x1 * s.x, b.y1 * s.y, b.x2 * s.x, b.y2 * s.y, b.cls}, data.classes[b.cls]});
     for (const Box& b : data.records[indices[i]].ignored)
-      all[i].push_back({{b.x1 * s.x, b.y1 * s.y, b.x2 * s.x, b.y2 * s.y, kIgnored}, ""});
+      all[i].push_back({{b.x1 * s.x, b.y1 * s.y, b.x2 * s.x, b.y2 * s.y, kIgnoredRegion}, ""});
     smallest_first(all[i]);
   }
   return all;

@@ -37,8 +37,8 @@ struct PlacedLabel {
 std::vector<PlacedLabel> place_labels(cv::Size size, const std::vector<LabelledBox>& boxes, LabelStyle style);
 
 // Draws boxes with their labels, the most important box first. Boxes are drawn over the coloured areas of
-// labels, and earlier boxes over later ones. Small boxes have thin lines. Regions of the class kIgnored are
-// hatched.
+// labels, and earlier boxes over later ones. Small boxes have thin lines. Regions of the class kIgnoredRegion
+// are hatched.
 void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& boxes, LabelStyle style);
 
 // Draws the first 16 images of a batch, [B, H, W, 3] uint8, with their boxes, in rows of four. titles: text

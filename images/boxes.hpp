@@ -25,10 +25,10 @@ ImageSize parse_size(const std::string& text);
 // Bounding box in pixels. Coordinates are pixel edges: an image of width W spans 0..W.
 struct Box {
   double x1, y1, x2, y2;
-  int cls;  // 0..classes-1, or kIgnored
+  int cls;  // 0..classes-1, or kIgnoredRegion
 };
 // Class of a region in which objects may be, such as a crowd: no target, and no background either.
-constexpr int kIgnored = -1;
+constexpr int kIgnoredRegion = -1;
 
 // An image with its boxes. The number of boxes is not limited.
 struct Sample {

@@ -663,7 +663,7 @@ TEST_CASE("augmentation: ignored regions move with their image") {
                        {noise({64, 64}), {}},
                        {noise({64, 64}), {}},
                        {noise({64, 64}), {{8, 8, 40, 40, 1}}}}};
-  album.regions = {{{4, 6, 24, 26, kIgnored}}, {}, {}, {{8, 8, 40, 40, kIgnored}}};
+  album.regions = {{{4, 6, 24, 26, kIgnoredRegion}}, {}, {}, {{8, 8, 40, 40, kIgnoredRegion}}};
   SampleDraw mixed = alone(0, true);
   mixed.mixup = MixupDraw{0.8, true, {0, 0}, {3}};
   SampleDraw turned = alone(0);
@@ -672,7 +672,7 @@ TEST_CASE("augmentation: ignored regions move with their image") {
        {alone(0), alone(0, true), four({40, 30}, {10, 0.9, 2, -2, 0.1, 0}), mixed, turned}) {
     const Sample out = composed(album, draw, {64, 64});
     std::vector<Box> objects, regions;
-    for (const Box& b : out.boxes) (b.cls == kIgnored ? regions : objects).push_back(b);
+    for (const Box& b : out.boxes) (b.cls == kIgnoredRegion ? regions : objects).push_back(b);
     REQUIRE(objects.size() == regions.size());
     CHECK(!objects.empty());
     for (size_t i = 0; i < objects.size(); ++i) CHECK(max_corner_difference(objects[i], regions[i]) == 0);

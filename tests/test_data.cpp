@@ -194,7 +194,7 @@ TEST_CASE("data: boxes are clipped to the image; crowds and bad boxes are left o
   CHECK(boxes == want);
   // A crowd is an ignored region.
   REQUIRE(data.records[0].ignored.size() == 1);
-  CHECK(numbers(data.records[0].ignored[0]) == std::vector<double>{0, 0, 50, 50, kIgnored});
+  CHECK(numbers(data.records[0].ignored[0]) == std::vector<double>{0, 0, 50, 50, kIgnoredRegion});
   CHECK(data.records[1].ignored.empty());
   const Batch batch = batches(evaluation_items(data), 0, 2, 2, {200, 100}, 1).at(0);
   CHECK(batch.targets.counts == std::vector<int64_t>{4, 0});

@@ -79,16 +79,16 @@ TEST_CASE(
 
 TEST_CASE("pictures: ignored regions are hatched") {
   cv::Mat image(100, 100, CV_8UC3, cv::Scalar::all(0));
-  draw_boxes(image, {{{20, 30, 80, 90, kIgnored}, ""}}, LabelStyle::all);
+  draw_boxes(image, {{{20, 30, 80, 90, kIgnoredRegion}, ""}}, LabelStyle::all);
   const int inside = ink(image(cv::Rect(20, 30, 60, 60)));
   CHECK(inside > 600);
   CHECK(inside < 3 * 60 * 60 / 4);
   CHECK(ink(image) == inside);
-  const Targets targets = make_targets({{{1, 1, 9, 9, 1}, {2, 2, 30, 40, kIgnored}}, {}});
+  const Targets targets = make_targets({{{1, 1, 9, 9, 1}, {2, 2, 30, 40, kIgnoredRegion}}, {}});
   const auto boxes = labelled_boxes(targets, {"a", "b"});
   REQUIRE(boxes[0].size() == 2);
   CHECK(boxes[0][0].text == "b");
-  CHECK(boxes[0][1].box.cls == kIgnored);
+  CHECK(boxes[0][1].box.cls == kIgnoredRegion);
   CHECK(boxes[0][1].box.x2 == 30);
   CHECK(boxes[1].empty());
 }

@@ -19,9 +19,9 @@ struct BatchStream {
       : loader(
             [](int64_t position, Image& image) {
               Item item = noise(kSide, 1 + int(position * 13 % 40))(position, image);
-              // Some batches have ignored regions, of one to three images.
+              // Some images have one to three ignored regions.
               for (int i = 0; i < position % 5 - 1; ++i)
-                item.boxes.push_back({4.0 * i, 8, 4.0 * i + 20, 60, kIgnored});
+                item.boxes.push_back({4.0 * i, 8, 4.0 * i + 20, 60, kIgnoredRegion});
               return item;
             },
             0, 1000 * kBatch, kBatch, {kSide, kSide}, 2, device.is_cuda()),
