@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "base/flags.hpp"
+#include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/program.hpp"
 #include "data/doubles.hpp"
