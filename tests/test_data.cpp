@@ -102,7 +102,7 @@ TEST_CASE("data: --debug checks each box before it is sent to a device, and name
   CHECK(error({0, 0, 64, 32, 6}) == "");
   CHECK(error({-1e-13, 0, 64 + 1e-13, 32, 0}) == "");  // within rounding
   for (const Box& bad : std::vector<Box>{{0, 0, 5, 5, 7},
-                                         {0, 0, 5, 5, -1},
+                                         {0, 0, 5, 5, kIgnoredRegion - 1},
                                          {-1, 0, 5, 5, 0},
                                          {0, -1, 5, 5, 0},
                                          {0, 0, 65, 5, 0},
