@@ -65,11 +65,12 @@ struct AugmentConfig {
   double flip_prob = flag(flip_prob, "flip-prob", 0.5, "P", "probability of a horizontal flip");
   double vflip_prob = flag(vflip_prob, "vflip-prob", 0.0, "P", "probability of a vertical flip");
   double turn_prob =
-      flag(turn_prob, "turn-prob", 0.0, "P", "probability of a turn by 90, 180 or 270 degrees");
-  double blur_prob = flag(blur_prob, "blur-prob", 0.0, "P", "probability of a blur by 0.5 to 2 pixels");
+      flag(turn_prob, "turn-prob", 0.0, "P", "probability of a rotation by 90, 180 or 270 degrees");
+  double blur_prob =
+      flag(blur_prob, "blur-prob", 0.0, "P", "probability of a Gaussian blur, sigma 0.5 to 2 pixels");
   double grey_prob = flag(grey_prob, "grey-prob", 0.0, "P", "probability of a grey image");
-  double cutout_prob =
-      flag(cutout_prob, "cutout-prob", 0.0, "P", "probability of a grey rectangle that hides a part");
+  double cutout_prob = flag(cutout_prob, "cutout-prob", 0.0, "P",
+                            "probability of a grey rectangle of 10 to 40 % of width and height");
   int mixup_tries = 20;  // candidates for the second image of MixUp; no MixUp if none of them has boxes
 
  private:
@@ -153,7 +154,7 @@ struct ExtraDraw {
   int turns = 0;    // of each image, in quarters, clockwise
   double blur = 0;  // standard deviation in pixels; 0: none
   bool grey = false;
-  cv::Rect2d cutout;  // in fractions of the sample; empty: none
+  cv::Rect2d cutout;  // in fractions of the sample without its letterbox border; empty: none
 };
 
 // All random parameters of one training sample.

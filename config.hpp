@@ -60,13 +60,15 @@ struct Config : Flags {
                            "cache decoded images at the input size", marked(kFrequent | kOfMachine));
   bool strict =
       flag(strict, "Data", "strict", false, "", "stop at a bad image or label instead of skipping it");
-  double class_weights = flag(class_weights, "Data", "class-weights", 0.0, "X",
-                              "weight of a class in the class loss: 1 / boxes to the power X; 0 = equal, "
-                              "1 = inverse frequency",
-                              between(0, 1));
+  double class_weights =
+      flag(class_weights, "Data", "class-weights", 0.0, "X",
+           "weight of each class in the class loss: (1 / number of boxes)^X, at most 10 times "
+           "that of the most frequent class; 0 = off",
+           between(0, 1));
   double repeat_rare =
       flag(repeat_rare, "Data", "repeat-rare", 0.0, "X",
-           "show images more often whose classes are in less than the fraction X of images; 0 = off",
+           "show images with a class that is in less than the fraction X of images more often, "
+           "by sqrt(X / fraction), and others less often; 0 = off",
            between(0, 1));
 
   std::string model = flag(model, "Model", "model", "yolox-s", "NAME", model_names(), marked(kFrequent));

@@ -55,16 +55,18 @@ static fs::path find_image_folder(const std::vector<fs::path>& places, const Coc
 static void find_moved_images(Source& source, const fs::path& root) {
   const FilesByEnd files(root, kImages);
   int64_t found = 0;
+  std::string example;
   for (size_t i = 0; i < source.files.size(); ++i) {
-    const std::string file = files.find(source.coco.images[i].file_name);
-    found += !file.empty();
-    if (!file.empty()) source.files[i] = file;
+    const std::string& name = source.coco.images[i].file_name;
+    const std::string file = files.find(name);
+    if (file.empty()) continue;
+    if (found++ == 0) example = concat(file, " for ", name);
+    source.files[i] = file;
   }
   if (found > 0)
     source.notes.push_back(concat("note: ", source.name, ": ", found, " of ", source.files.size(),
                                   " images were found under ", root.lexically_normal().string(),
-                                  " by the end of their file_name, such as ", source.files[0], " for ",
-                                  source.coco.images[0].file_name));
+                                  " by the end of their file_name, such as ", example));
 }
 
 // Merges images that are listed several times under one file name, because each entry may have only a part of
@@ -143,7 +145,8 @@ Source read_coco_source(const std::string& json, const std::string& images) {
   for (const auto& place : usual)
     looked += "\n  " + (place / to_forward_slashes(first)).lexically_normal().string();
   fail(json,
-       ": none of its images was found; give their folder with --images DIR. Looked for these names under ",
+       ": none of its images was found; give this file as --data and their folder with --images DIR. Looked "
+       "for these names under ",
        root.lexically_normal().string(), ", and for", looked);
 }
 

@@ -200,9 +200,9 @@ static void add_boxes(Dataset& data, const Source& source,
     const auto cls = class_of.find(a.category_id);
     if (cls == class_of.end()) {
       data.problems->add("annotation of an unknown class",
-                         concat(source.where(i), " has the class ", a.category_id));
+                         concat(source.where(i), " has the class id ", a.category_id));
     } else if (record == record_of.end()) {
-      data.problems->add("annotation of a skipped image", source.where(i));
+      data.problems->add("annotation of an image that is skipped or not listed", source.where(i));
     } else if (a.crowd) {
       Record& r = data.records[record->second];
       if (const auto b = clip_box(a.x, a.y, a.w, a.h, kIgnoredRegion, {r.width, r.height}))

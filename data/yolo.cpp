@@ -122,7 +122,7 @@ std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& sp
     }
     check(!place.empty(), data.file, ": ", split,
           ": neither a folder nor a .txt: ", (data.root / entry).lexically_normal().string(),
-          "; correct path or ", split);
+          "; correct the key \"path\" or \"", split, "\"");
     if (is_folder(place)) {
       const std::vector<std::string> found = files_under(place, kImages);
       std::set<fs::path> stems;

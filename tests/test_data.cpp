@@ -217,7 +217,7 @@ TEST_CASE("data: boxes are clipped to the image; crowds and bad boxes are left o
   CHECK(count("outside") == 1);
   CHECK(count("(clipped)") == 3);  // clipping by half a pixel (annotation 10) is not counted
   CHECK(count("annotation of an unknown class") == 1);
-  CHECK(count("annotation of a skipped image") == 1);
+  CHECK(count("annotation of an image that is skipped or not listed") == 1);
   CHECK(count("duplicate box") == 1);
   data.problems->write(dir / "problems.txt");
   const std::string listed = contents(dir / "problems.txt");

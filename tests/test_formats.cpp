@@ -1227,7 +1227,7 @@ TEST_CASE("formats: --images names the folder of the images of COCO JSON files")
   put_all(dir, {"far/away/a.png", "far/away/b.png"});
   const std::string images = dir / "far/away",
                     both = dir / "ann/one.json" + std::string(",") + (dir / "ann/two.json");
-  CHECK_HAS(error_of(dir / "ann/one.json"), "give their folder with --images DIR");
+  CHECK_HAS(error_of(dir / "ann/one.json"), "and their folder with --images DIR");
   CHECK(below(dir, read_val_source(dir / "ann/one.json", "", images).files) == Names{"far/away/a.png"});
   const Sources s = read_sources(both, "", true, images);
   CHECK(below(dir, s.train.files) == Names{"far/away/a.png"});

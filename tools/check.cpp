@@ -17,7 +17,7 @@ using namespace yolox;
 struct Config : Flags {
   std::string data = flag(data, "Data", "data", "", "DIR|FILE",
                           "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file, as for ./train");
-  std::string split = flag(split, "Data", "split", "", "NAME", "split to evaluate on [val]");
+  std::string split = flag(split, "Data", "split", "", "NAME", "split to compare with train [val]");
   std::string images = flag(images, "Data", "images", "", "DIR",
                             "folder of the images of a COCO JSON file [the usual folders]");
   double val_fraction =
@@ -146,11 +146,13 @@ static int check_data(int argc, char** argv) {
       }
       writer.EndObject();
     });
-  std::cout << "\n"
-            << (problems > 0 || in_both
-                    ? concat("found problems: ", problems, in_both ? ", and images in both splits" : "")
-                    : "found no problems of files or labels, and no image in both splits")
-            << "\n";
+  std::string result = "found no problems of files or labels";
+  if (problems > 0 || in_both)
+    result = concat("found problems: ", problems, in_both ? ", and images in both splits" : "");
+  std::cout << "\n" << result << "\n";
+  if (splits.same)
+    std::cout << "note: the data set has one split, so that ./train measures AP on the training images; "
+                 "--val-fraction 0.1 holds out a tenth\n";
   return problems > 0 || in_both;
 }
 
