@@ -20,13 +20,18 @@
 
 namespace yolox {
 
+// Brings the images into a random order.
+inline void shuffle(std::vector<int64_t>& order, Rng& rng) {
+  for (int64_t i = int64_t(order.size()) - 1; i > 0; --i) std::swap(order[i], order[rng.randint(0, i)]);
+}
+
 // Returns the permutation of n images for one epoch (`pass`, from 0). Depends only on (seed, pass), not on
 // the number of threads or ranks.
 inline std::vector<int64_t> permutation(int64_t n, uint64_t seed, uint64_t pass) {
   Rng rng(seed, pass, ~uint64_t{0});
   std::vector<int64_t> order(n);
   for (int64_t i = 0; i < n; ++i) order[i] = i;
-  for (int64_t i = n - 1; i > 0; --i) std::swap(order[i], order[rng.randint(0, i)]);
+  shuffle(order, rng);
   return order;
 }
 
@@ -41,7 +46,7 @@ inline std::vector<int64_t> epoch_order(int64_t n, uint64_t seed, uint64_t pass,
     const double whole = std::floor(repeats[i]);
     all.insert(all.end(), int64_t(whole) + rng.bernoulli(repeats[i] - whole), i);
   }
-  for (int64_t i = int64_t(all.size()) - 1; i > 0; --i) std::swap(all[i], all[rng.randint(0, i)]);
+  shuffle(all, rng);
   all.resize(n);
   return all;
 }

@@ -150,6 +150,24 @@ static void evaluate_file(const Config& config) {
          concat(config.dt, " against ", config.gt), config);
 }
 
+// Writes --save-dt, with the category ids of the files of the data set, and without the classes that these do
+// not have.
+static void save_detections(const std::string& path, const std::vector<Detection>& found,
+                            const Dataset& data) {
+  std::map<int64_t, int64_t> in_file;  // category id in the files by that of `truth`
+  for (size_t c = 0; c < data.classes.size(); ++c)
+    if (data.category_ids[c] >= 0) in_file[data.truth.categories[c].id] = data.category_ids[c];
+  std::map<int64_t, std::string> names;
+  for (const CocoImage& image : data.truth.images) names[image.id] = image.file_name;
+  std::vector<Detection> detections;
+  for (Detection d : found)
+    if (const auto id = in_file.find(d.category_id); id != in_file.end()) {
+      d.category_id = id->second;
+      detections.push_back(d);
+    }
+  write_detections(path, detections, names);
+}
+
 // Evaluates a model (--data and --weights).
 static void evaluate_model(const Config& config) {
   keep_freed_memory();
@@ -201,20 +219,7 @@ static void evaluate_model(const Config& config) {
     list_images();
     std::cout << "\n";
   }
-  if (!config.save_dt.empty()) {
-    std::map<int64_t, int64_t> in_file;  // category id in the data set by that of `truth`
-    for (size_t c = 0; c < data.classes.size(); ++c)
-      if (data.category_ids[c] >= 0) in_file[data.truth.categories[c].id] = data.category_ids[c];
-    std::map<int64_t, std::string> names;
-    for (const CocoImage& image : data.truth.images) names[image.id] = image.file_name;
-    std::vector<Detection> detections;
-    for (Detection d : e.detections)
-      if (const auto id = in_file.find(d.category_id); id != in_file.end()) {
-        d.category_id = id->second;
-        detections.push_back(d);
-      }
-    write_detections(config.save_dt, detections, names);
-  }
+  if (!config.save_dt.empty()) save_detections(config.save_dt, e.detections, data);
   const fs::path folder = fs::path(config.data).lexically_normal();
   if (config.speed) print_speed(times, int64_t(data.records.size()), settings.workers);
   report(

@@ -31,7 +31,7 @@ std::string printable(const std::string& text, bool keep_newlines) {
     const auto first = uint8_t(text[i]);
     const bool c1 = first == 0xC2 && bytes == 2 && uint8_t(text[i + 1]) <= 0x9F;  // U+0080 to U+009F
     if (bytes > 0 && !c1 && ((first >= 0x20 && first != 0x7F) || (first == '\n' && keep_newlines))) {
-      out += text.substr(i, bytes);
+      out.append(text, i, bytes);
       continue;
     }
     char code[8];

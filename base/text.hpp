@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formatting of text for messages: concatenation, lists, numbers, sizes and times.
+// Formatting of text for messages: concatenation, lists, numbers, sizes and times. Also the hash of a text.
 #pragma once
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace yolox {
@@ -15,6 +17,12 @@ std::string concat(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
   return out.str();
+}
+
+// Returns the FNV-1a hash (64 bits) of bytes, continued from `hash`, the hash of the bytes before them.
+inline uint64_t fnv1a(std::string_view bytes, uint64_t hash = 0xCBF29CE484222325u) {
+  for (const unsigned char byte : bytes) hash = (hash ^ byte) * 0x100000001B3u;
+  return hash;
 }
 
 // Returns "a, b, c". If there are more than `most` names, the rest is "...".

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "base/error.hpp"
@@ -102,16 +101,13 @@ static void merge_repeated_images(Source& source) {
                                 merged.begin()->first, "; their annotations are put together"));
   // A list that was appended to itself has each annotation twice.
   std::vector<CocoAnnotation> annotations;
-  std::set<std::tuple<int64_t, int64_t, double, double, double, double, bool>> known;
-  const auto key = [](const CocoAnnotation& a) {
-    return std::tuple(a.image_id, a.category_id, a.x, a.y, a.w, a.h, a.crowd);
-  };
+  std::set<decltype(identity(CocoAnnotation()))> known;
   for (const CocoAnnotation& a : coco.annotations)
-    if (!merged.count(a.image_id)) known.insert(key(a));
+    if (!merged.count(a.image_id)) known.insert(identity(a));
   for (CocoAnnotation a : coco.annotations) {
     const auto id = merged.find(a.image_id);
     if (id != merged.end()) a.image_id = id->second;
-    if (id == merged.end() || known.insert(key(a)).second) annotations.push_back(a);
+    if (id == merged.end() || known.insert(identity(a)).second) annotations.push_back(a);
   }
   coco.annotations = std::move(annotations);
   coco.images = std::move(images);

@@ -88,9 +88,7 @@ int64_t JsonRecord::id(const char* key, std::optional<int64_t> fallback) const {
   if (!field || field->kind != JsonField::text) return integer(key, fallback);
   const auto n = number_of(field);
   if (n && n->whole && concat(n->integer) == field->string) return n->integer;
-  uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
-  for (const unsigned char c : field->string) hash = (hash ^ c) * 0x100000001B3u;
-  return static_cast<int64_t>(hash | uint64_t{1} << 63);
+  return static_cast<int64_t>(fnv1a(field->string) | uint64_t{1} << 63);
 }
 
 int JsonRecord::pixels(const char* key) const {
@@ -313,7 +311,10 @@ std::string as_utf8(const std::string& text) {
   std::string out;
   for (size_t at = 0, bytes; at < text.size(); at += std::max<size_t>(1, bytes)) {
     bytes = utf8_bytes(text, at);
-    out += bytes > 0 ? text.substr(at, bytes) : "\xEF\xBF\xBD";
+    if (bytes > 0)
+      out.append(text, at, bytes);
+    else
+      out += "\xEF\xBF\xBD";
   }
   return out;
 }

@@ -21,6 +21,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -46,6 +47,10 @@ struct CocoAnnotation {
   double area = 0;     // area of the segmentation in square pixels; default: w * h
   bool crowd = false;  // iscrowd
 };
+// Returns the image, class, box and crowd flag. Annotations that are equal in these repeat each other.
+inline auto identity(const CocoAnnotation& a) {
+  return std::tuple(a.image_id, a.category_id, a.x, a.y, a.w, a.h, a.crowd);
+}
 struct CocoDataset {
   std::vector<CocoImage> images;            // in file order, with unique ids
   std::vector<CocoCategory> categories;     // sorted by id, with unique ids; the position is the class id

@@ -42,9 +42,7 @@ void Problems::write(const std::string& path) const {
   for (const auto& line : all) file << line << "\n";
 }
 
-void ContentKey::add(const void* data, size_t n) {
-  for (size_t i = 0; i < n; ++i) hash = (hash ^ static_cast<const unsigned char*>(data)[i]) * 0x100000001B3u;
-}
+void ContentKey::add(const void* data, size_t n) { hash = fnv1a({static_cast<const char*>(data), n}, hash); }
 
 void ContentKey::add(const std::string& file, const struct stat& s) {
   add(fs::path(file).is_absolute() ? file : (working_folder / file).string());
@@ -170,10 +168,7 @@ Dataset shapes_dataset(uint64_t seed, int split, int64_t count) {
 }
 
 std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations) {
-  const auto key = [&](size_t i) {
-    const auto& a = annotations[i];
-    return std::tuple(a.image_id, a.category_id, a.x, a.y, a.w, a.h, a.crowd);
-  };
+  const auto key = [&](size_t i) { return identity(annotations[i]); };
   std::vector<size_t> order(annotations.size());
   std::iota(order.begin(), order.end(), size_t(0));
   std::sort(order.begin(), order.end(), [&](size_t i, size_t j) {

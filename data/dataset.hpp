@@ -48,9 +48,9 @@ struct ImageCheck {
   std::string error;          // the reason if the image is unusable, else empty
 };
 
-// Incremental FNV-1a hash (64 bits) of everything that a cache depends on.
+// Incremental hash of everything that a cache depends on.
 struct ContentKey {
-  uint64_t hash = 0xCBF29CE484222325u;
+  uint64_t hash = fnv1a("");
   const fs::path working_folder = [] {
     std::error_code ignored;
     return fs::current_path(ignored);

@@ -37,10 +37,10 @@ std::vector<Fingerprint> fingerprints(const Dataset& data) {
       const Image image = is_file
                               ? decode_region(bytes, data.records[i].file, {{0, 0}, size}, scale, size).image
                               : data.image_region(i, {{0, 0}, size}, scale).image;
-      ContentKey key;
-      if (is_file) key.add(bytes.data(), bytes.size());
-      for (int y = 0; !is_file && y < image.rows; ++y) key.add(image.ptr(y), 3 * size_t(image.cols));
-      all[i] = {key.hash, look_of(image)};
+      uint64_t hash = fnv1a(bytes);
+      for (int y = 0; !is_file && y < image.rows; ++y)
+        hash = fnv1a({reinterpret_cast<const char*>(image.ptr(y)), 3 * size_t(image.cols)}, hash);
+      all[i] = {hash, look_of(image)};
     } catch (const ImageError& e) {
       data.problems->add("image cannot be used", e.what());
     }

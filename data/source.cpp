@@ -28,8 +28,7 @@ void compare_splits(Sources& sources) {
   const auto shared = std::count_if(val.files.begin(), val.files.end(),
                                     [&](const std::string& file) { return trained.count(file) > 0; });
   const auto equal = [](const CocoAnnotation& a, const CocoAnnotation& b) {
-    return a.image_id == b.image_id && a.category_id == b.category_id && a.x == b.x && a.y == b.y &&
-           a.w == b.w && a.h == b.h && a.crowd == b.crowd;
+    return identity(a) == identity(b);
   };
   const auto named = [](const CocoCategory& a, const CocoCategory& b) { return a.name == b.name; };
   sources.same = train.files == val.files &&
@@ -173,10 +172,24 @@ std::vector<std::string> files_under(const fs::path& folder, const std::set<std:
   return files;
 }
 
-std::map<std::string, std::string> names_under(const std::string& folder,
-                                               const std::set<std::string>& extensions) {
+std::vector<std::string> labelled_images(const fs::path& folder) {
+  std::set<std::string> extensions = kImages;
+  extensions.insert(kOtherImages.begin(), kOtherImages.end());
+  std::vector<std::string> files = files_under(folder, extensions);
+  std::set<fs::path> stems;
+  for (const fs::path file : files)
+    if (has_extension(file, kImages)) stems.insert(fs::path(file).replace_extension());
+  const auto is_other = [&](const fs::path& file) {
+    return has_extension(file, kOtherImages) && stems.count(fs::path(file).replace_extension());
+  };
+  files.erase(std::remove_if(files.begin(), files.end(), is_other), files.end());
+  return files;
+}
+
+std::map<std::string, std::string> names_of(const std::string& folder,
+                                            const std::vector<std::string>& files) {
   std::map<std::string, std::string> names;
-  for (const std::string& file : files_under(folder, extensions))
+  for (const std::string& file : files)
     names.emplace(file.substr(folder.size() + 1, file.rfind('.') - folder.size() - 1), file);
   return names;
 }

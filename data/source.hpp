@@ -96,9 +96,12 @@ inline const std::set<std::string> kOtherImages = {".gif", ".avif", ".heic", ".h
 // a dot. Follows symbolic links, but enters each folder only once. Throws if a folder cannot be listed.
 std::vector<std::string> files_under(const fs::path& folder, const std::set<std::string>& extensions);
 
-// Returns the same files as a map. The key is the path relative to `folder`, without the extension.
-std::map<std::string, std::string> names_under(const std::string& folder,
-                                               const std::set<std::string>& extensions);
+// Returns the image files in a folder and its subfolders, sorted. A file of kOtherImages is left out if there
+// is one of kImages with its name.
+std::vector<std::string> labelled_images(const fs::path& folder);
+
+// Returns files under `folder` as a map. The key is the path relative to `folder`, without the extension.
+std::map<std::string, std::string> names_of(const std::string& folder, const std::vector<std::string>& files);
 
 // The files under a folder, to find those whose paths were written on another machine.
 class FilesByEnd {

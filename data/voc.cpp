@@ -90,8 +90,7 @@ Source read_voc_split(Voc& voc, const std::string& split) {
   Source source;
   source.name = concat(voc.root, " (", split, ")");
   for (const auto& [name, id] : voc.classes) source.coco.categories.push_back({id, name});
-  auto images = names_under(voc.images, kImages);
-  images.merge(names_under(voc.images, kOtherImages));
+  const auto images = names_of(voc.images, labelled_images(voc.images));
   for (const auto& [name, xml] : voc.splits.at(split)) {
     Labels& labels = voc.labels[xml];
     for (size_t i = 0; i < labels.boxes.size(); ++i)
@@ -116,7 +115,7 @@ SplitReaders voc_splits(const fs::path& root) {
     for (const fs::path& images : {root / "JPEGImages", root / "images"}) {
       if (!voc->splits.empty() || !is_folder(xmls) || !is_folder(images)) continue;
       voc->images = images.string();
-      const Part all = names_under(xmls.string(), {".xml"});
+      const Part all = names_of(xmls.string(), files_under(xmls, {".xml"}));
       for (const auto& split : known) {
         const fs::path list = root / "ImageSets" / "Main" / (split + ".txt");
         Part part;

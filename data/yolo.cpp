@@ -124,12 +124,7 @@ std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& sp
           ": neither a folder nor a .txt: ", (data.root / entry).lexically_normal().string(),
           "; correct the key \"path\" or \"", split, "\"");
     if (is_folder(place)) {
-      const std::vector<std::string> found = files_under(place, kImages);
-      std::set<fs::path> stems;
-      for (const fs::path file : found) stems.insert(fs::path(file).replace_extension());
-      images.insert(images.end(), found.begin(), found.end());
-      for (const std::string& file : files_under(place, kOtherImages))
-        if (!stems.count(fs::path(file).replace_extension())) images.push_back(file);
+      for (const std::string& file : labelled_images(place)) images.push_back(file);
       continue;
     }
     for_each_line(read_text(place.string()), [&](std::string_view text, int) {

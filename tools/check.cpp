@@ -20,8 +20,8 @@ struct Config : Flags {
   std::string split = flag(split, "Data", "split", "", "NAME", "split to compare with train [val]");
   std::string images = flag(images, "Data", "images", "", "DIR",
                             "folder of the images of a COCO JSON file [the usual folders]");
-  double val_fraction =
-      flag(val_fraction, "Data", "val-fraction", 0.0, "X", "hold out a fraction for evaluation; 0 = off");
+  double val_fraction = flag(val_fraction, "Data", "val-fraction", 0.0, "X",
+                             "hold out a fraction for evaluation; 0 = off", between(0, 0.9));
   std::string json = flag(json, "Output", "json", "", "FILE", "write everything that was found");
 };
 
@@ -98,8 +98,7 @@ static int check_data(int argc, char** argv) {
   config.parse(argc, argv, "checks a data set", "--data DIR");
   combination_check(!config.data.empty(),
                     "--data is needed: a folder, or a COCO JSON or YOLO data.yaml file");
-  usage_check(config.val_fraction >= 0 && config.val_fraction <= 0.9,
-              "--val-fraction must be in 0..0.9, got ", config.val_fraction);
+  config.check_values();
   protect_inputs("--json", config.json, {config.data});
   opencv_single_thread();
   const Splits splits = load_splits(config.data, config.split, 0, "", config.images, config.val_fraction);

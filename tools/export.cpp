@@ -141,6 +141,24 @@ static void check_flags(Config& config) {
   if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 
+// Computes a model: images -> rows (true) or detections (false).
+using Compute = std::function<Tensor(const Tensor& images, bool rows)>;
+
+// Writes the model to a file, and returns what the file computes.
+static Compute save_model(const std::string& path, bool onnx, YOLOX& model, const ExportSettings& settings,
+                          const Metadata& about) {
+  if (onnx) {
+    save_onnx(to_onnx(model, settings, about), path);
+    return [graph = read_onnx(path)](const Tensor& x, bool rows) {
+      return run_onnx(graph, x, rows ? "output" : "detections");
+    };
+  }
+  save_torchscript(to_torchscript(model, settings), about, path);
+  return [module = torch::jit::load(path)](const Tensor& x, bool rows) mutable {
+    return rows ? module.run_method("rows", x).toTensor() : module.forward({x}).toTensor();
+  };
+}
+
 static void run(int argc, char** argv) {
   Config config;
   config.parse(argc, argv, "exports a model to ONNX or TorchScript",
@@ -167,18 +185,7 @@ static void run(int argc, char** argv) {
   // The file has a temporary name until it has passed the comparison, so that a wrong file never replaces a
   // good one.
   NewFile file(config.out);
-  std::function<Tensor(const Tensor&, bool)> compute;  // images -> rows (true) or detections (false)
-  if (to_file_onnx) {
-    save_onnx(to_onnx(loaded.model, settings, about), file.temporary_path());
-    compute = [graph = read_onnx(file.temporary_path())](const Tensor& x, bool rows) {
-      return run_onnx(graph, x, rows ? "output" : "detections");
-    };
-  } else {
-    save_torchscript(to_torchscript(loaded.model, settings), about, file.temporary_path());
-    compute = [module = torch::jit::load(file.temporary_path())](const Tensor& x, bool rows) mutable {
-      return rows ? module.run_method("rows", x).toTensor() : module.forward({x}).toTensor();
-    };
-  }
+  const Compute compute = save_model(file.temporary_path(), to_file_onnx, loaded.model, settings, about);
   // Tolerances for rounding errors through some hundred layers, with 24-bit significands, or 11-bit ones with
   // --fp16. In float16 single boxes can be far off, so the mean error of the boxes is compared.
   const double score_tolerance = config.fp16 ? 0.25 : 1e-3, box_tolerance = config.fp16 ? 0.05 : 1e-3;
