@@ -18,6 +18,7 @@ struct Timed {
   mutable double reading = 0;
   cv::Size size(size_t i) const { return data.size(i); }
   const std::vector<Box>& boxes(size_t i) const { return data.boxes(i); }
+  const std::vector<Box>& ignored(size_t i) const { return data.ignored(i); }
   ImageRegion image_region(size_t i, const cv::Rect& part, double scale) const {
     const double start = now();
     ImageRegion p = data.image_region(i, part, scale);

@@ -228,7 +228,9 @@ TEST_CASE("gpu: three steps in float64 equal those of the CPU, with SGD and with
     INFO(optimizer);
     const Trajectory cpu = train_nano(torch::kCPU, "fp64", optimizer);
     const Trajectory gpu = train_nano(kGpu, "fp64", optimizer);
-    check_figure(optimizer + ", losses", loss_error(gpu, cpu), 1e-9);
+    // Adam divides each gradient by its own size, so that rounding decides on the weights whose gradient is
+    // near 0.
+    check_figure(optimizer + ", losses", loss_error(gpu, cpu), optimizer == "adam" ? 1e-7 : 1e-9);
     REQUIRE(gpu.weights.size() == cpu.weights.size());
     double most = 0;
     for (size_t i = 0; i < cpu.weights.size(); ++i)
@@ -408,7 +410,6 @@ TEST_CASE("gpu: --amp auto is bf16 or fp16; TF32 is on with --amp tf32 only" * n
     CHECK(context.allowTF32CuBLAS() == (amp == "tf32"));
   }
   allow_tf32(false);
-  at::globalContext().setBenchmarkCuDNN(false);  // as before, for the next cases
 }
 
 TEST_CASE("--amp auto selects bf16, fp16 or off by compute capability and tensor cores") {
