@@ -3,7 +3,7 @@
 # Packs gpu-check, bench/gpu.py and the programs of a build folder, so that they run on a GPU machine that has Python's torch of the
 # same version, but neither OpenCV nor a compiler.
 #   YOLOX_BUILD=build-bundle YOLOX_DRIVER=580 YOLOX_CMAKE_ARGS=-DYOLOX_VIDEO=OFF ./setup.sh tests train eval demo export
-#   (and bench_train_step bench_dtr bench_loader for the benchmarks)
+#   (and bench_train_step bench_dtr bench_loader bench_bn_silu for the benchmarks)
 #   tests/bundle.sh build-bundle DEST [PROGRAM...]     all programs, or the given ones
 #   DEST/gpu-check                      # on the GPU machine
 #   DEST/gpu.py --programs DEST
@@ -43,7 +43,7 @@ add_libraries() {  # FILE PROGRAM: the libraries of FILE, which PROGRAM loads
     add_libraries "$path" "$2"
   done
 }
-[ $# -gt 2 ] || set -- "$@" tests train eval demo export bench_train_step bench_dtr bench_loader
+[ $# -gt 2 ] || set -- "$@" tests train eval demo export bench_train_step bench_dtr bench_loader bench_bn_silu
 for program in "${@:3}"; do
   [[ $program != bench_* || -e $build/$program ]] || continue
   strip -o "$dest/$program" "$build/$program"

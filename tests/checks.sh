@@ -7,7 +7,7 @@
 #   sanitize  the tests of readers and of own memory under the address and undefined behaviour sanitizers, then the fuzzers: each program of tests/fuzz
 #             for YOLOX_FUZZ_SECONDS (60), starting from tests/fuzz/corpus; findings go to tests/fuzz/found
 #   threads   the suite "threads" under the thread sanitizer
-#   cuda      train and bench_ddp compile and link for CUDA 13, and the tests of GPUs compile; no kernel spills registers
+#   cuda      train and the benchmarks compile and link for CUDA 13, and the tests of GPUs compile; no kernel spills registers
 #   gpu       gpu-check and bench/gpu.py in a bundle, on the simulated device of tests/simulated_cuda
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -87,7 +87,7 @@ check_threads() {
 
 check_cuda() {
   # Nothing of this build runs, so that it needs no optimisation. Only this part of the tests contains code for CUDA.
-  YOLOX_BUILD=build-cuda YOLOX_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=None ./setup.sh train bench_ddp CMakeFiles/tests.dir/Unity/unity_gpu_cxx.cxx.o || return 1
+  YOLOX_BUILD=build-cuda YOLOX_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=None ./setup.sh train bench_ddp bench_loader bench_coco_eval bench_bn_silu CMakeFiles/tests.dir/Unity/unity_gpu_cxx.cxx.o || return 1
   local log=build-cuda/bn_silu.log
   # One line per kernel and architecture. It names a stack frame, and registers in memory.
   ! grep spill $log | grep -v '0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads' || return 1
