@@ -170,14 +170,14 @@ void allow_tf32(bool on) {
   at::globalContext().setAllowTF32CuBLAS(on);
 }
 
-void set_determinism(bool on, bool memory_is_short) {
-  const char* benchmark = std::getenv("YOLOX_CUDNN_BENCHMARK");  // 0: cuDNN's own choice, for bench/gpu.py
-  const bool off = benchmark && std::string(benchmark) == "0";
-  at::globalContext().setBenchmarkCuDNN(!on && !memory_is_short && !off);
+void use_cudnn_benchmark(bool on) {
+  at::globalContext().setBenchmarkCuDNN(on);
   at::globalContext().setBenchmarkLimitCuDNN(4);
   // Otherwise each new convolution returns all cached memory to the driver.
   at::native::_cudnn_set_conv_benchmark_empty_cache(false);
-  if (!on) return;
+}
+
+void use_deterministic_algorithms() {
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   at::globalContext().setDeterministicCuDNN(true);

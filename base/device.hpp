@@ -55,13 +55,15 @@ std::string precision_of_gpu(int major, int minor, const std::string& name);
 // torch's default is on for convolutions.
 void allow_tf32(bool on);
 
-// on: selects deterministic algorithms, so that a run is bit-for-bit reproducible. Where torch has no
+// Selects deterministic algorithms, so that a run is bit-for-bit reproducible. Where torch has no
 // deterministic GPU kernel, the model uses other operations.
-// off: enables cuDNN benchmark mode, which tries all algorithms for each new input size, unless
-// `memory_is_short` (--dtr). A benchmark needs much memory, and an algorithm that was chosen while more
-// memory was free may not fit later. It tries the first four algorithms of cuDNN's own order instead of ten,
-// because with multi-scale training every convolution is tried at up to 11 sizes.
-void set_determinism(bool on, bool memory_is_short);
+void use_deterministic_algorithms();
+
+// on: for each new input size of a convolution, cuDNN times its algorithms and takes the fastest; off: it
+// chooses by rules. Timing all convolutions of yolox-s takes 7 seconds per input size. It times the first
+// four algorithms of cuDNN's own order instead of ten, because with multi-scale training there are up to 11
+// sizes.
+void use_cudnn_benchmark(bool on);
 
 // Returns the memory that this process uses on the device, in bytes: reserved by torch's caching allocator on
 // a GPU, resident in RAM on the CPU.

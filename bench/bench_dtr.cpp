@@ -171,7 +171,7 @@ int main(int argc, char** argv) {
     torch::set_num_threads(c.threads);
     auto& allocator = CountingAllocator::get();
     const torch::Device device = parse_device(c.device);
-    set_determinism(c.deterministic, /*memory_is_short=*/true);
+    if (c.deterministic) use_deterministic_algorithms();
     torch::manual_seed(0);
     YOLOX model = make_model(c.model, 80);
     model->to(device);

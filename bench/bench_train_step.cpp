@@ -27,6 +27,8 @@ struct BenchConfig : Flags {
   std::string device = flag(device, "Bench", "device", "cpu", "auto|cpu|cuda[:N]", "device to train on");
   std::string amp = flag(amp, "Bench", "amp", "off", "off|tf32|bf16|fp16", "precision");
   bool fused_norm = flag(fused_norm, "Bench", "fused-norm", false, "", "use the fused norm kernels of a GPU");
+  bool cudnn_benchmark = flag(cudnn_benchmark, "Bench", "cudnn-benchmark", false, "",
+                              "let cuDNN time its algorithms, as in long runs");
   bool graph = flag(graph, "Bench", "graph", false, "", "replay the step as a CUDA graph");
 };
 
@@ -39,7 +41,7 @@ int main(int argc, char** argv) {
     const torch::Device device = parse_device(c.device);
     use_fused_norm(c.fused_norm);
     allow_tf32(c.amp == "tf32");
-    set_determinism(false, /*memory_is_short=*/false);
+    use_cudnn_benchmark(c.cudnn_benchmark);
     Config config;
     config.model = c.model;
     config.amp = c.amp;

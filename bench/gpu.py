@@ -4,7 +4,7 @@
 Called by bench/gpu.sh. Prints tables in the form of bench/RESULTS.md. A part that fails says why, and the others run."""
 import argparse, csv, json, os, pathlib, re, statistics, subprocess, sys, tempfile, time
 
-PARTS = ["step", "cudnn", "launches", "train", "loader", "eval", "dtr", "batch"]
+PARTS = ["step", "cudnn", "launches", "train", "multiscale", "loader", "eval", "dtr", "batch"]
 
 
 class Failed(Exception):
@@ -88,7 +88,9 @@ def table(title, heading, rows):
 class Bench:
     def __init__(self, flags, folder):
         self.f, self.folder, self.results = flags, folder, {}
-        self.size, self.batches, self.precisions = (64, [4], ["bf16"]) if flags.quick else (640, [16, 64], ["bf16", "tf32"])
+        self.size = 64 if flags.quick else 640
+        self.batches = [int(n) for n in ("4" if flags.quick else flags.batches).split(",")]
+        self.precisions = ["bf16"] if flags.quick else flags.amp.split(",")
         self.model = "yolox-nano" if flags.quick else "yolox-s"
         self.steps = 5 if flags.quick else 30
         self.data = flags.data or "shapes"
@@ -128,15 +130,15 @@ class Bench:
         table(f"Training step, {self.model} {self.size}: images/s, then GB", ["", *names, "best / Python", *names], rows)
 
     def cudnn(self):
-        """How cuDNN chooses its algorithms: speed, and seconds of the whole process, most of which are its start."""
+        """How cuDNN chooses its algorithms: speed with both fast paths, and seconds of the process, most of which are its start."""
         rows, self.results["cudnn"] = [], {}
-        kinds = {"benchmark": {}, "heuristic": {"YOLOX_CUDNN_BENCHMARK": "0"},
-                 "heuristic B": {"YOLOX_CUDNN_BENCHMARK": "0", "TORCH_CUDNN_USE_HEURISTIC_MODE_B": "1"}}
+        kinds = {"benchmark": (["--cudnn-benchmark"], {}), "heuristic": ([], {}),
+                 "heuristic B": ([], {"TORCH_CUDNN_USE_HEURISTIC_MODE_B": "1"})}
         for batch in self.batches:
-            for name, variables in kinds.items():
+            for name, (more, variables) in kinds.items():
                 start = time.perf_counter()
                 try:
-                    found = self.ours(batch, "bf16", variables=variables)
+                    found = self.ours(batch, "bf16", "--fused-norm", "--graph", *more, variables=variables)
                     speed, seconds = batch / statistics.median(found["seconds"]), time.perf_counter() - start
                     self.results["cudnn"][f"{name} {batch}"] = {"images_per_second": speed, "seconds": seconds}
                     rows.append([f"{name}, batch {batch}", f"{speed:.4g}", f"{seconds:.1f}"])
@@ -150,7 +152,7 @@ class Bench:
         return run(command, limit, self.folder)
 
     def launches(self):
-        """Kernels of a step and the time in which the GPU idles, from the trace of --profile."""
+        """Kernels of a step, the time of each, and the time in which the GPU idles, from the trace of --profile."""
         rows, self.results["launches"] = [], {}
         for fast in "off", "norm":
             try:
@@ -159,8 +161,14 @@ class Bench:
                 rows.append([f"--fast {fast}", str(e), ""])
                 continue
             events = json.load(open(pathlib.Path(self.folder, f"profile_{fast}", "trace.json")))["traceEvents"]
-            kernels = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"))
-            row = {"table": out.strip().splitlines()[-30:]}
+            on_gpu = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+            kernels = sorted((e["ts"], e["ts"] + e["dur"]) for e in on_gpu)
+            names = {}  # -> calls, microseconds
+            for e in on_gpu:
+                calls, time_of = names.get(e["name"], (0, 0))
+                names[e["name"]] = calls + 1, time_of + e["dur"]
+            slowest = sorted(names.items(), key=lambda item: -item[1][1])
+            row = {"table": out.strip().splitlines()[-30:], "names": slowest[:60]}
             if kernels:
                 busy, end = 0, kernels[0][0]
                 for begin, until in kernels:
@@ -170,6 +178,23 @@ class Bench:
             self.results["launches"][fast] = row
             rows.append([f"--fast {fast}", row.get("kernels", "none in the trace"), f"{100 * row['idle']:.1f} %" if kernels else ""])
         table(f"Traced step, bf16, batch {self.batches[0]}", ["", "kernels and copies in trace.json", "GPU idle"], rows)
+
+    def multiscale(self):
+        """./train with multi-scale: each new size makes cuDNN choose its algorithms and records a graph."""
+        rows, self.results["multiscale"] = [], {}
+        for fast in "off", "graph":
+            try:
+                self.train("--bs", self.batches[0], "--amp", "bf16", "--fast", fast, "--max-iters", 6 if self.f.quick else 200,
+                           "--out", f"sizes_{fast}")
+            except Failed as e:
+                rows.append([f"--fast {fast}", str(e)])
+                continue
+            with open(pathlib.Path(self.folder, f"sizes_{fast}", "metrics.csv")) as file:
+                found = [float(r["images_per_second"]) for r in csv.DictReader(file) if r["images_per_second"]]
+            log = pathlib.Path(self.folder, f"sizes_{fast}", "log.txt").read_text().splitlines()
+            self.results["multiscale"][fast] = {"images_per_second": found, "log": log[-40:]}
+            rows.append([f"--fast {fast}", ", ".join(f"{speed:.4g}" for speed in found)])
+        table(f"./train with multi-scale, bf16, batch {self.batches[0]}", ["", "images/s of each interval of the log"], rows)
 
     def whole_training(self):
         """./train with mosaic and MixUp, from the images of --data."""
@@ -251,6 +276,8 @@ def main():
     parser.add_argument("--data", help="data set, as for ./train [built-in scenes]")
     parser.add_argument("--json", default="gpu.json", help="file for the results [gpu.json]")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"[{','.join(PARTS)}]")
+    parser.add_argument("--batches", default="16,64", help="batch sizes [16,64]")
+    parser.add_argument("--amp", default="bf16,tf32", help="precisions of part step [bf16,tf32]")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the script")
     parser.add_argument("--peer", nargs=6, help=argparse.SUPPRESS)
@@ -268,8 +295,8 @@ def main():
     print(f"GPU: {gpu_name()}")
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(flags, folder)
-        calls = {"step": bench.step, "launches": bench.launches, "train": bench.whole_training, "loader": bench.loader, "eval": bench.evaluation,
-                 "dtr": bench.dtr, "batch": bench.batch}
+        calls = {"step": bench.step, "cudnn": bench.cudnn, "launches": bench.launches, "train": bench.whole_training,
+                 "multiscale": bench.multiscale, "loader": bench.loader, "eval": bench.evaluation, "dtr": bench.dtr, "batch": bench.batch}
         for part in flags.parts.split(","):
             begin = time.monotonic()
             try:

@@ -33,14 +33,10 @@ double conv_flops(YOLOX& model, ImageSize size) {
   };
   const EvalGuard evaluation(*model);
   const torch::NoGradGuard no_grad;
-  // No convolution of the run has the size of this pass.
-  const bool benchmark = at::globalContext().benchmarkCuDNN();
-  at::globalContext().setBenchmarkCuDNN(false);
   const auto handle = at::addThreadLocalCallback(
       at::RecordFunctionCallback(began).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
   model(torch::zeros({1, 3, 64, 64}, model->parameters()[0].options()));
   at::removeCallback(handle);
-  at::globalContext().setBenchmarkCuDNN(benchmark);
   return count * size.height * size.width / (64.0 * 64.0);
 }
 

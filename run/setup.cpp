@@ -31,10 +31,19 @@ torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
   usage_check(config.amp != "tf32" || device.is_cuda(), "--amp tf32 needs a GPU; give --amp off");
   allow_tf32(config.amp == "tf32");
   config.loader_threads = loader_threads(config.workers, rank_info.local_world, device.is_cuda());
-  set_determinism(config.deterministic, /*memory_is_short=*/with_dtr);
+  if (config.deterministic) use_deterministic_algorithms();
   // With fp16, gradients overflow now and then. Anomaly mode must not report this as NaN.
   if (config.debug) torch::autograd::AnomalyMode::set_enabled(true, /*check_nan=*/config.amp != "fp16");
   return device;
+}
+
+// Measured on an H100 (bench/RESULTS.md): the benchmark takes 7 seconds per input size, of which multi-scale
+// training has 11, and saves 0.2 ms of a step of 16 images, and 1 ms of one of 64.
+static constexpr int64_t kStepsOfBenchmark = 50'000;
+
+bool cudnn_benchmark_pays(const Config& config, int64_t steps) {
+  // With --dtr, an algorithm that was chosen while more memory was free may not fit later.
+  return steps >= kStepsOfBenchmark && !config.deterministic && dtr_bytes(config) == 0;
 }
 
 // FLOPs of an image below which one thread is faster, up to 1.9 times: bench/RESULTS.md.

@@ -916,7 +916,7 @@ TEST_CASE(
     needs_gpu) {
 #ifdef YOLOX_CUDA
   struct Deterministic {
-    Deterministic() { set_determinism(true, true); }
+    Deterministic() { use_deterministic_algorithms(); }
     ~Deterministic() {
       at::globalContext().setDeterministicAlgorithms(false, false);
       at::globalContext().setDeterministicCuDNN(false);

@@ -409,13 +409,20 @@ TEST_CASE("multi-scale: a small set of equally frequent sizes, for which cuDNN r
   CHECK(wide.largest().width == 2 * wide.largest().height);
 
   auto& torch_settings = at::globalContext();
-  set_determinism(false, false);
+  use_cudnn_benchmark(true);
   CHECK(torch_settings.benchmarkCuDNN());
-  set_determinism(false, true);
+  use_cudnn_benchmark(false);
   CHECK_FALSE(torch_settings.benchmarkCuDNN());
-  set_determinism(false, false);
-  set_determinism(true, false);
-  CHECK_FALSE(torch_settings.benchmarkCuDNN());
+  // In a short run, it would take longer than it saves.
+  Config config;
+  CHECK(cudnn_benchmark_pays(config, 100000));
+  CHECK_FALSE(cudnn_benchmark_pays(config, 10000));
+  config.dtr = "8";
+  CHECK_FALSE(cudnn_benchmark_pays(config, 100000));
+  config.dtr = "off";
+  config.deterministic = true;
+  CHECK_FALSE(cudnn_benchmark_pays(config, 100000));
+  use_deterministic_algorithms();
   CHECK(torch_settings.deterministicCuDNN());
   CHECK(torch_settings.deterministicAlgorithms());
   torch_settings.setDeterministicAlgorithms(false, false);

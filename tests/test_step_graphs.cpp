@@ -55,8 +55,11 @@ double largest_difference(const std::vector<Tensor>& a, const std::vector<Tensor
 }
 
 struct Deterministic {
-  Deterministic() { set_determinism(true, false); }
-  ~Deterministic() { set_determinism(false, false); }
+  Deterministic() { use_deterministic_algorithms(); }
+  ~Deterministic() {
+    at::globalContext().setDeterministicAlgorithms(false, false);
+    at::globalContext().setDeterministicCuDNN(false);
+  }
 };
 
 }  // namespace
