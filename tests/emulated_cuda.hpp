@@ -8,11 +8,13 @@
 #pragma once
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -30,7 +32,7 @@ struct Position {
 inline thread_local Position thread_index, block_index;
 inline thread_local dim3 grid_size;
 
-// The threads of a block.
+// The threads of a block. setjmp() switches between fibers without system calls; swapcontext() makes two.
 class Block {
  public:
   explicit Block(int threads) : fibers(threads) {}
@@ -39,14 +41,7 @@ class Block {
   void run(const std::function<void()>& kernel) {
     current = this;
     body = &kernel;
-    for (Fiber& f : fibers) {
-      f.ends = false;
-      getcontext(&f.context);
-      f.context.uc_stack.ss_sp = f.stack.get();
-      f.context.uc_stack.ss_size = kStack;
-      f.context.uc_link = &caller;
-      makecontext(&f.context, &start, 0);
-    }
+    for (Fiber& f : fibers) f.ends = false;
     size_t left = fibers.size();
     for (bool forward = true; left > 0; forward = !forward) {
       const size_t before = left;
@@ -54,30 +49,52 @@ class Block {
         running = forward ? i : fibers.size() - 1 - i;
         if (fibers[running].ends) continue;
         thread_index.x = unsigned(running);
-        swapcontext(&caller, &fibers[running].context);
+        resume(fibers[running]);
         if (fibers[running].ends) --left;
       }
-      if (left > 0 && left < before)
-        throw std::logic_error("some threads of a block wait at __syncthreads(), and some have ended");
+      if (left == 0 || left == before) continue;
+      for (Fiber& f : fibers) f.has_begun = false;
+      throw std::logic_error("some threads of a block wait at __syncthreads(), and some have ended");
     }
   }
-  static void wait() { swapcontext(&current->fibers[current->running].context, &current->caller); }
+  // Returns to run(), which goes on with another fiber.
+  static void wait() {
+    if (_setjmp(current->fibers[current->running].place) == 0) _longjmp(current->caller, 1);
+  }
 
  private:
   static constexpr size_t kStack = 64 << 10;
   struct Fiber {
-    ucontext_t context{};
     std::unique_ptr<char[]> stack{new char[kStack]};
-    bool ends = false;
+    jmp_buf place{};
+    bool has_begun = false, ends = false;
   };
+  // A function of its own, because longjmp() does not restore the variables of the function that calls
+  // setjmp().
+  __attribute__((noinline)) void resume(Fiber& f) {
+    if (_setjmp(caller) == 0) enter(f);
+  }
+  static void enter(Fiber& f) {
+    if (f.has_begun) _longjmp(f.place, 1);
+    f.has_begun = true;
+    ucontext_t context{};
+    getcontext(&context);
+    context.uc_stack.ss_sp = f.stack.get();
+    context.uc_stack.ss_size = kStack;
+    makecontext(&context, &start, 0);
+    setcontext(&context);
+  }
   static void start() {
-    (*current->body)();
-    current->fibers[current->running].ends = true;
+    for (;;) {  // one kernel after the other
+      (*current->body)();
+      current->fibers[current->running].ends = true;
+      wait();
+    }
   }
 
   static inline thread_local Block* current = nullptr;
   std::vector<Fiber> fibers;
-  ucontext_t caller{};
+  jmp_buf caller{};
   const std::function<void()>* body = nullptr;
   size_t running = 0;
 };
@@ -85,7 +102,8 @@ class Block {
 // Runs the kernel for all blocks.
 template <class... Parameters, class... Arguments>
 void run(void (*kernel)(Parameters...), dim3 blocks, int threads, Arguments... arguments) {
-  Block block(threads);
+  static thread_local std::map<int, Block> all;  // by number of threads
+  Block& block = all.try_emplace(threads, threads).first->second;
   grid_size = blocks;
   for (block_index.y = 0; block_index.y < blocks.y; ++block_index.y)
     for (block_index.x = 0; block_index.x < blocks.x; ++block_index.x)
