@@ -5,7 +5,7 @@
 #   tests/torch_versions.sh 2.10.0     the given versions
 set -euo pipefail
 cd "$(dirname "$0")/.."
-eval "$(sed -n '/^declare -A linked=(/,/^)/p' setup.sh)"  # the versions, and the libraries that they link
+eval "$(sed -n '/^cuda_13_0=/,/^)/p' setup.sh)"  # the versions, and the libraries that they link
 [ $# -gt 0 ] || set -- "${!linked[@]}"
 for version; do
   build=build-torch-$version
