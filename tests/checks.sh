@@ -11,7 +11,7 @@
 #   gpu       gpu-check and bench/gpu.py in a bundle, on the simulated device of tests/simulated_cuda
 set -uo pipefail
 cd "$(dirname "$0")/.."
-all=(sanitize format tidy gpu cuda threads)  # the longest first
+all=(gpu sanitize format tidy cuda threads)  # the longest first
 if [ "$*" = "format --fix" ]; then git ls-files '*.hpp' '*.cpp' '*.cu' | xargs clang-format-14 -i && exit; fi
 wanted=("${@:-${all[@]}}")
 for check in "${wanted[@]}"; do

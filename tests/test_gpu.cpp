@@ -39,6 +39,9 @@ TEST_CASE("gpu: output and gradients of the six models equal those of the CPU in
   allow_tf32(false);
   for (const ModelRow& size : model_sizes()) {
     INFO(size.name);
+    // The simulated device computes with torch's kernels for the CPU. One depthwise and one plain model show
+    // that.
+    if (kSimulated && size.name != std::string("yolox-nano") && size.name != std::string("yolox-s")) continue;
     std::map<std::string, std::vector<Tensor>> results;
     for (const auto& [name, device, type] : {std::tuple("exact", torch::Device(torch::kCPU), torch::kDouble),
                                              {"float64", kGpu, torch::kDouble},
