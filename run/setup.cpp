@@ -37,13 +37,12 @@ torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
   return device;
 }
 
-// Measured on an H100 (bench/RESULTS.md): the benchmark takes 7 seconds per input size, of which multi-scale
-// training has 11, and saves 0.2 ms of a step of 16 images, and 1 ms of one of 64.
-static constexpr int64_t kStepsOfBenchmark = 50'000;
-
-bool cudnn_benchmark_pays(const Config& config, int64_t steps) {
+bool cudnn_benchmark_pays(const Config& config, int64_t images, int sizes) {
+  // Measured on an H100 (bench/RESULTS.md): the benchmark takes about 7 seconds per input size of yolox-s,
+  // and saves 0.01 to 0.02 ms per image.
+  const double cost = 7.0 * sizes, gain = 1e-5 * double(images);
   // With --dtr, an algorithm that was chosen while more memory was free may not fit later.
-  return steps >= kStepsOfBenchmark && !config.deterministic && dtr_bytes(config) == 0;
+  return gain > cost && !config.deterministic && dtr_bytes(config) == 0;
 }
 
 // FLOPs of an image below which one thread is faster, up to 1.9 times: bench/RESULTS.md.

@@ -415,13 +415,17 @@ TEST_CASE("multi-scale: a small set of equally frequent sizes, for which cuDNN r
   CHECK_FALSE(torch_settings.benchmarkCuDNN());
   // In a short run, it would take longer than it saves.
   Config config;
-  CHECK(cudnn_benchmark_pays(config, 100000));
-  CHECK_FALSE(cudnn_benchmark_pays(config, 10000));
+  CHECK(sizes.count() == 11);
+  CHECK(MultiScale{{640, 640}}.count() == 1);
+  CHECK(cudnn_benchmark_pays(config, 300 * 118000, 11));  // COCO
+  CHECK(cudnn_benchmark_pays(config, 1000000, 1));
+  CHECK_FALSE(cudnn_benchmark_pays(config, 1000000, 11));
+  CHECK_FALSE(cudnn_benchmark_pays(config, 60 * 300, 1));
   config.dtr = "8";
-  CHECK_FALSE(cudnn_benchmark_pays(config, 100000));
+  CHECK_FALSE(cudnn_benchmark_pays(config, 300 * 118000, 11));
   config.dtr = "off";
   config.deterministic = true;
-  CHECK_FALSE(cudnn_benchmark_pays(config, 100000));
+  CHECK_FALSE(cudnn_benchmark_pays(config, 300 * 118000, 11));
   use_deterministic_algorithms();
   CHECK(torch_settings.deterministicCuDNN());
   CHECK(torch_settings.deterministicAlgorithms());
