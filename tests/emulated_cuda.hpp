@@ -4,7 +4,7 @@
 //
 // A block runs on one thread of the CPU. Each of its CUDA threads is a fiber with a stack of its own. A fiber
 // runs until __syncthreads() or its end, then the next one runs. After a barrier the order is reversed, so
-// that a missing __syncthreads() leads to wrong results.
+// that a missing __syncthreads() leads to wrong results. A kernel must not throw.
 #pragma once
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
