@@ -221,7 +221,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
   if (config.bs == 0) run.note(find_batch(config, trial, data.train.records.size(), ranks, run.log));
   Plan plan = plan_of(config, data.train.records.size(), rank_info.world, base);
   set_norm_momentum(*model, config.bn_momentum);
-  use_cudnn_benchmark(cudnn_benchmark_pays(config, plan.iters * plan.batch_per_rank, plan.sizes.count()));
+  use_cudnn_benchmark(cudnn_benchmark_pays(config, plan));
   const std::string dtr_fact = dtr.on() ? try_dtr_step(config, trial, plan.batch_per_rank, ranks) : "";
   run.resume(t, saved, plan);
   run.start(t, plan, dtr.on(), {fast_fact, dtr_fact});

@@ -306,7 +306,7 @@ static int train(int argc, char** argv) {
   // An epoch is one pass over the largest data set. The heads are trained in turn, one head per iteration.
   const Plan plan = plan_of(c, largest, rank_info.world, base, t.heads());
   set_norm_momentum(*t.model, c.bn_momentum);
-  use_cudnn_benchmark(cudnn_benchmark_pays(c, plan.iters * plan.batch_per_rank, plan.sizes.count()));
+  use_cudnn_benchmark(cudnn_benchmark_pays(c, plan));
 
   // ---- run folder and log
   const std::string folder = open_run_folder(saved, c.out, "multitask" + names, ranks);

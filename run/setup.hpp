@@ -22,9 +22,9 @@ namespace yolox {
 // device.
 torch::Device prepare_process(Config& config, const RankInfo& rank_info);
 
-// Returns true if a run is so long that cuDNN should time its algorithms: see use_cudnn_benchmark(). images:
-// of a rank in the whole run, also if it is resumed. sizes: number of input sizes.
-bool cudnn_benchmark_pays(const Config& config, int64_t images, int sizes);
+// Returns true if a run is so long that cuDNN should time its algorithms: see use_cudnn_benchmark(). Does not
+// depend on the step at which the run is resumed.
+bool cudnn_benchmark_pays(const Config& config, const Plan& plan);
 
 // Sets torch's number of threads for the whole run: one if a step is small, otherwise at most as many as the
 // CPU quota allows. The number does not follow the load of the machine, because the order of additions

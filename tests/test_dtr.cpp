@@ -915,14 +915,10 @@ TEST_CASE(
     "gpu: with DTR a step equals a plain step, within a budget and when the allocator runs out of memory" *
     needs_gpu) {
 #ifdef YOLOX_CUDA
-  struct Deterministic {
-    Deterministic() { use_deterministic_algorithms(); }
-    ~Deterministic() {
-      at::globalContext().setDeterministicAlgorithms(false, false);
-      at::globalContext().setDeterministicCuDNN(false);
-      c10::cuda::CUDACachingAllocator::setMemoryFraction(1, 0);
-    }
-  } const deterministic;
+  const Deterministic deterministic;
+  struct NoLimit {
+    ~NoLimit() { c10::cuda::CUDACachingAllocator::setMemoryFraction(1, 0); }
+  } const no_limit;
   const torch::Device gpu(torch::kCUDA, 0);
   Net net(true, torch::kFloat, 416, gpu);
   Dtr off;

@@ -417,20 +417,26 @@ TEST_CASE("multi-scale: a small set of equally frequent sizes, for which cuDNN r
   Config config;
   CHECK(sizes.count() == 11);
   CHECK(MultiScale{{640, 640}}.count() == 1);
-  CHECK(cudnn_benchmark_pays(config, 300 * 118000, 11));  // COCO
-  CHECK(cudnn_benchmark_pays(config, 1000000, 1));
-  CHECK_FALSE(cudnn_benchmark_pays(config, 1000000, 11));
-  CHECK_FALSE(cudnn_benchmark_pays(config, 60 * 300, 1));
+  const auto pays = [&](int64_t images, const MultiScale& with) {
+    Plan plan{};
+    plan.batch_per_rank = 10;
+    plan.iters = images / 10;
+    plan.sizes = with;
+    return cudnn_benchmark_pays(config, plan);
+  };
+  const MultiScale one_size{{640, 640}};
+  CHECK(pays(300 * 118000, sizes));  // COCO
+  CHECK(pays(1000000, one_size));
+  CHECK_FALSE(pays(1000000, sizes));
+  CHECK_FALSE(pays(60 * 300, one_size));
   config.dtr = "8";
-  CHECK_FALSE(cudnn_benchmark_pays(config, 300 * 118000, 11));
+  CHECK_FALSE(pays(300 * 118000, sizes));
   config.dtr = "off";
   config.deterministic = true;
-  CHECK_FALSE(cudnn_benchmark_pays(config, 300 * 118000, 11));
-  use_deterministic_algorithms();
+  CHECK_FALSE(pays(300 * 118000, sizes));
+  const test::Deterministic deterministic;
   CHECK(torch_settings.deterministicCuDNN());
   CHECK(torch_settings.deterministicAlgorithms());
-  torch_settings.setDeterministicAlgorithms(false, false);
-  torch_settings.setDeterministicCuDNN(false);
 }
 
 TEST_CASE("multi-scale: range 0 keeps --size; small sizes stay large enough for batch norms") {

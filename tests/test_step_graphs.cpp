@@ -54,14 +54,6 @@ double largest_difference(const std::vector<Tensor>& a, const std::vector<Tensor
   return most;
 }
 
-struct Deterministic {
-  Deterministic() { use_deterministic_algorithms(); }
-  ~Deterministic() {
-    at::globalContext().setDeterministicAlgorithms(false, false);
-    at::globalContext().setDeterministicCuDNN(false);
-  }
-};
-
 }  // namespace
 
 TEST_CASE(

@@ -3,3 +3,16 @@
 #pragma once
 #define YOLOX_WITHOUT_MAIN
 #include "train.cpp"
+
+namespace yolox::test {
+
+// Uses deterministic algorithms in its scope.
+struct Deterministic {
+  Deterministic() { use_deterministic_algorithms(); }
+  ~Deterministic() {
+    at::globalContext().setDeterministicAlgorithms(false, false);
+    at::globalContext().setDeterministicCuDNN(false);
+  }
+};
+
+}  // namespace yolox::test
