@@ -44,8 +44,8 @@ inline const doctest::test_suite runs_threads("threads");
 // Sanitizers replace the allocator. Cases that need ours are skipped under them.
 #ifdef YOLOX_SANITIZED
 inline const doctest::skip not_sanitized(true);
-constexpr int kFewer =
-    5;  // divides the number of random inputs: sanitized tests are compiled without optimisation
+// Divides the number of random inputs: sanitized tests are compiled without optimisation.
+constexpr int kFewer = 4;
 #else
 inline const doctest::skip not_sanitized(false);
 constexpr int kFewer = 1;

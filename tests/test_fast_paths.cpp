@@ -31,8 +31,7 @@ TEST_CASE(
   };
   const std::string flags =
       "--data data --model yolox-nano --size 32 --bs 2 --max-iters 3 --eval-interval 0 --no-multiscale "
-      "--device "
-      "cuda ";
+      "--device cuda ";
   const auto used = [&](const std::string& run) {
     const std::string text = contents(dir / (run + "/config.json"));
     const size_t from = text.find("\"fast\":\"") + 8;
