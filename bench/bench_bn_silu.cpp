@@ -7,6 +7,7 @@
 // Does not use torch, which takes minutes to start under compute-sanitizer.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iostream>
 #include <random>
@@ -41,8 +42,7 @@ static void fill(const Memory& memory, Type type) {
   for (size_t i = 0; i < halves.size() && type != Type::float32; ++i) {
     uint32_t bits;
     std::memcpy(&bits, &numbers[i / 2], 4);
-    // The upper half of a float32 is a bfloat16. As a float16, the exponent of any number below 2 is in
-    // range.
+    // The upper half of a float32 is a bfloat16.
     halves[i] = type == Type::bfloat16 ? bits >> 16 : uint16_t(random() % 0x3f00 | (bits >> 16 & 0x8000));
   }
   const void* from = type == Type::float32 ? static_cast<void*>(numbers.data()) : halves.data();
@@ -72,7 +72,8 @@ struct Layer {
   }
   float* vector(int i) const { return vectors + int64_t{i} * s.channels; }
 
-  // Calls call(name, bytes per element, function) for each kernel that reads or writes matrices, in order.
+  // Calls call(name, number of matrices that it reads or writes, function) for each kernel of matrices, in
+  // order.
   template <class Call>
   void each(const Call& call) {
     call("moments", 1, [&] { moments(s, x.data, moments_of_parts, nullptr); });
@@ -103,6 +104,7 @@ static void check_all() {
           // As of one rank of several with SyncBN.
           merge_moments(channels, layer.moments_of_parts, parts_of(layer.s), layer.merged, nullptr);
           succeed(cudaDeviceSynchronize());
+          // So that initcheck finds an element that was not written.
           std::vector<char> y(layer.y.bytes), dx(layer.dx.bytes);
           succeed(cudaMemcpy(y.data(), layer.y.data, y.size(), cudaMemcpyDeviceToHost));
           succeed(cudaMemcpy(dx.data(), layer.dx.data, dx.size(), cudaMemcpyDeviceToHost));

@@ -151,6 +151,11 @@ class Bench:
                    "--eval-interval", 0, "--epochs", 100, *more]
         return run(command, limit, self.folder)
 
+    def intervals(self, name):
+        """The rows of metrics.csv of a run that have a speed."""
+        with open(pathlib.Path(self.folder, name, "metrics.csv")) as file:
+            return [row for row in csv.DictReader(file) if row["images_per_second"]]
+
     def launches(self):
         """Kernels of a step, the time of each, and the time in which the GPU idles, from the trace of --profile."""
         rows, self.results["launches"] = [], {}
@@ -189,8 +194,7 @@ class Bench:
             except Failed as e:
                 rows.append([f"--fast {fast}", str(e)])
                 continue
-            with open(pathlib.Path(self.folder, f"sizes_{fast}", "metrics.csv")) as file:
-                found = [float(r["images_per_second"]) for r in csv.DictReader(file) if r["images_per_second"]]
+            found = [float(row["images_per_second"]) for row in self.intervals(f"sizes_{fast}")]
             log = pathlib.Path(self.folder, f"sizes_{fast}", "log.txt").read_text().splitlines()
             self.results["multiscale"][fast] = {"images_per_second": found, "log": log[-40:]}
             rows.append([f"--fast {fast}", ", ".join(f"{speed:.4g}" for speed in found)])
@@ -208,8 +212,7 @@ class Bench:
                 except Failed as e:  # a build without nvcc has no fused norm
                     rows.append([f"batch {batch}, --fast {fast}", str(e), ""])
                     continue
-                with open(pathlib.Path(self.folder, name, "metrics.csv")) as file:
-                    found = [r for r in csv.DictReader(file) if r["images_per_second"]]
+                found = self.intervals(name)
                 late = found[len(found) // 2:] or found
                 row = {k: statistics.median(float(r[k]) for r in late) for k in ("images_per_second", "waiting_share")}
                 self.results["train"][f"{batch} {fast}"] = row
