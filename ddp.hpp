@@ -51,8 +51,6 @@ class Ranks {
   Ranks(const RankInfo& info, torch::Device device, double seconds);
   Ranks(const Ranks&) = delete;
 
-  static inline bool connected =
-      false;  // true after the rendezvous: this process has connections to other ranks
   const RankInfo info;
   bool first() const { return info.rank == 0; }
   bool alone() const { return info.world == 1; }
@@ -283,10 +281,7 @@ int run_rank(
       throw;
     }
   });
-  std::cout.flush();
-  // Exits without destructors, because they would wait for pending collectives with lost ranks.
-  if (error && Ranks::connected) _exit(code ? code : error);
-  return error ? error : code;
+  return code ? code : error;
 }
 
 }  // namespace yolox

@@ -244,7 +244,7 @@ static void evaluate_model(const Config& config) {
 
 int main(int argc, char** argv) {
   limit_spinning(argv);
-  return run_program([&] {
+  end_program(run_program([&] {
     Config config;
     config.parse(argc, argv, "evaluates a checkpoint on a data set, or a file of detections",
                  "--data DIR --weights runs/NAME/best.pth");
@@ -254,5 +254,5 @@ int main(int argc, char** argv) {
     else
       evaluate_file(config);
     check_stdout();
-  });
+  }));
 }

@@ -288,6 +288,6 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
 #ifndef YOLOX_WITHOUT_MAIN  // tests and benchmarks include this file for its step
 int main(int argc, char** argv) {
   limit_spinning(argv);
-  return run_rank([&] { return train(argc, argv); }, [] { write_crash(memory_report()); });
+  end_program(run_rank([&] { return train(argc, argv); }, [] { write_crash(memory_report()); }));
 }
 #endif

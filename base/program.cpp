@@ -52,6 +52,12 @@ void limit_spinning(char** argv) {
   if (!error) ::execv(program.c_str(), argv);  // on failure the program goes on, with the default spinning
 }
 
+void end_program(int code) {
+  std::cout.flush();
+  std::fflush(nullptr);
+  _exit(code);
+}
+
 // Returns a message with OpenCV's text about lack of memory, such as "OpenCV(4.6.0) alloc.cpp:73: error:
 // (-4:Insufficient memory) Failed to allocate 9 bytes in function 'f'", replaced by plain words and a remedy.
 static std::string without_opencv_text(const std::string& what) {

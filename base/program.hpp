@@ -56,6 +56,11 @@ inline void ignore_hangup() {
 // program with execv(). Call it first in main().
 void limit_spinning(char** argv);
 
+// Ends the program with this exit code, without the destructors of static objects: those of torch take a
+// quarter of a second, and after the loss of a rank they would wait for its collectives. Call it last in
+// main().
+[[noreturn]] void end_program(int code);
+
 // Raises the limit of open file descriptors to the hard limit, because the soft limit is often only 1024.
 void allow_open_files();
 

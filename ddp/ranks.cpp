@@ -48,7 +48,6 @@ Ranks::Ranks(const RankInfo& info, torch::Device device, double seconds) : info(
   connect(device);
   watchdog->reached("the data",
                     /*patient=*/true);  // checking the images is slow, and slower on some machines
-  connected = true;
 }
 
 bool Ranks::same_machine() const {

@@ -402,5 +402,5 @@ static int train(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   limit_spinning(argv);
-  return run_rank([&] { return train(argc, argv); });
+  end_program(run_rank([&] { return train(argc, argv); }));
 }

@@ -475,5 +475,5 @@ int main(int argc, char** argv) {
     Demo(config).run();
     check_stdout();
   });
-  return code == 0 && stop_signal ? 128 + stop_signal : code;
+  end_program(code == 0 && stop_signal ? 128 + stop_signal : code);
 }

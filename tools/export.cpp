@@ -231,8 +231,8 @@ static void run(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
-  return run_program([&] {
+  end_program(run_program([&] {
     run(argc, argv);
     check_stdout();
-  });
+  }));
 }
