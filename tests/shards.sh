@@ -58,7 +58,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/runs"
 # One OpenMP thread per process, because the other shards use the other cores.
-export OMP_NUM_THREADS=1 YOLOX_TEST_RUNS=$work/runs  # reference runs, shared by cases in several processes
+# Programs restart themselves with GOMP_SPINCOUNT, unless it is set.
+export GOMP_SPINCOUNT=1000 OMP_NUM_THREADS=1 YOLOX_TEST_RUNS=$work/runs  # reference runs, shared by cases in several processes
 times=$(dirname "$program")/test_seconds  # duration of the latest run of each case: SECONDS, FILE, NAME
 
 # Prints "SUITE	FILE	NAME" of each case, in the order in which they run.
@@ -69,13 +70,13 @@ list() {
 list "$@" >"$work/cases"
 skipped=$(($(list --no-skip "$@" | grep -cv '^ranks	') - $(grep -cv '^ranks	' "$work/cases")))
 touch "$times"
-# Writes shards "SECONDS NUMBER FIRST LAST": consecutive cases of about 10 s in total. The duration of a case that never ran is estimated.
+# Writes shards "SECONDS NUMBER FIRST LAST": consecutive cases of about 20 s in total. The duration of a case that never ran is estimated.
 awk -F '\t' -v OFS=' ' '
   function flush() { if (n) print sum, ++shards, first, first + n - 1; first += n; n = 0; sum = 0 }
   FILENAME == ARGV[1] { known[$2 "\t" $3] = $1; next }
   FNR == 1 { first = 1 }
   { key = $2 "\t" $3; s = key in known ? known[key] : $1 == "programs" ? 4 : 0.1
-    if (n && sum + s > 10) flush()
+    if (n && sum + s > 20) flush()
     sum += s; ++n }
   END { flush() }' "$times" "$work/cases" | sort -rn >"$work/shards"
 

@@ -471,7 +471,7 @@ TEST_CASE(
   if (too_few_gpus(3)) return;
   Steps s;
   succeed(s.dir, "train", s.flags + "--eval-interval 0 --max-iters 1 --lr 0 --out start");
-  const std::string flags = s.flags + "--eval-interval 0 --max-iters 12 --accum ";
+  const std::string flags = s.flags + "--eval-interval 0 --max-iters 6 --accum ";
   succeed(s.dir, "train", flags + "1 --out one");
   for (const int ranks : {2, 3}) {
     const std::string printed = succeed(s.dir, "train", concat(flags, "1", on(ranks), "--out r", ranks));
@@ -484,20 +484,20 @@ TEST_CASE(
     CHECK(has(printed, "ranks   memory "));
     CHECK(has(printed, "slowest"));
     for (int r = 1; r < ranks; ++r)
-      CHECK(has(contents(s.dir / concat("r", ranks, "/log_rank", r, ".txt")), "12"));
+      CHECK(has(contents(s.dir / concat("r", ranks, "/log_rank", r, ".txt")), "  3/6 "));
   }
   // Without SyncBN each rank has its own statistics, so the steps differ. Evaluation, checkpoints and a
   // resumed run use the mean of the statistics.
   const std::string own = s.flags + on(2) + "--no-sync-bn --deterministic --eval-interval 1 --out own";
-  succeed(s.dir, "train", own + " --max-iters 12");
+  succeed(s.dir, "train", own + " --max-iters 6");
   CHECK(relative_difference(s.dir, "own", "one", "start") > 1e-4);
-  succeed(s.dir, "train", own + "2 --max-iters 5");
-  succeed(s.dir, "train", "--resume own2 --max-iters 12");
+  succeed(s.dir, "train", own + "2 --max-iters 3");
+  succeed(s.dir, "train", "--resume own2 --max-iters 6");
   CHECK(relative_difference(s.dir, "own2", "own", "start") == 0);
 
-  succeed(s.dir, "train", s.flags + on(3) + "--eval-interval 0 --max-iters 5 --out moved");
-  succeed(s.dir, "train", "--resume moved --max-iters 9" + on(2));
-  succeed(s.dir, "train", "--resume moved --max-iters 12" + on(1));
+  succeed(s.dir, "train", s.flags + on(3) + "--eval-interval 0 --max-iters 3 --out moved");
+  succeed(s.dir, "train", "--resume moved --max-iters 5" + on(2));
+  succeed(s.dir, "train", "--resume moved --max-iters 6" + on(1));
   CHECK(relative_difference(s.dir, "moved", "one", "start") < 1e-7);
 }
 
@@ -509,7 +509,7 @@ SHARED_TEST("train: 1, 2 and 3 ranks make the same steps from the real nano, wit
   // much as the weights have changed.
   const std::string flags = concat("--data ", shared("data/coco128_json"), " --model yolox-nano --weights ",
                                    shared("data/weights/yolox_nano_coco_v011_rebuilt.pth"),
-                                   " --size 128 --bs 6 --epochs 10 --eval-interval 0 --amp fp64 --device ",
+                                   " --size 96 --bs 6 --epochs 10 --eval-interval 0 --amp fp64 --device ",
                                    test_device(), " --max-iters ");
   succeed(dir, "train", flags + "1 --lr 0 --out start");
   succeed(dir, "train", flags + "11 --out one");
@@ -661,13 +661,13 @@ TEST_CASE(
     const int64_t step = steps_of(dir);
     CHECK(step > 0);
     // With --restarts the run is resumed on the same ranks after another rank is killed.
-    Process again(dir, "train", concat("--resume r --restarts 1 --eval-interval 0 --max-iters ", step + 30));
+    Process again(dir, "train", concat("--resume r --restarts 1 --eval-interval 0 --max-iters ", step + 10));
     REQUIRE(again.until(
         [&] { return has(contents(again.out), "epoch      iter") && children_of(again.pid).size() == 2; }));
     kill(children_of(again.pid)[victim], SIGKILL);
     CHECK(again.wait() == 0);
     CHECK_MESSAGE(has(contents(again.err), "restart 1 of 1: resuming r"), contents(again.err));
-    CHECK(steps_of(dir) == step + 30);
+    CHECK(steps_of(dir) == step + 10);
   }
 }
 
@@ -773,18 +773,18 @@ TEST_CASE("train: a run stopped while two ranks evaluate repeats that evaluation
   TempDir dir;
   write_scenes(dir / "data", 40);
   const std::string flags =
-      "--data data --model yolox-nano --size 320 --bs 2 --procs 2 --conf 0 --eval-interval 1 --epochs 2 "
+      "--data data --model yolox-nano --size 256 --bs 4 --procs 2 --conf 0 --eval-interval 1 --epochs 2 "
       "--deterministic ";
   succeed(dir, "train", flags + "--out whole");
   {
     Process p(dir, "train", flags + "--out r");
     // The checkpoint of the last step of the epoch is written before the evaluation starts.
     REQUIRE(p.until(
-        [&] { return fs::exists(dir / "r/step_0.pth") || metric_rows(dir / "r/metrics.csv").size() >= 20; }));
+        [&] { return fs::exists(dir / "r/step_0.pth") || metric_rows(dir / "r/metrics.csv").size() >= 10; }));
     usleep(300000);
     kill(p.pid, SIGTERM);
     CHECK(p.wait() == 0);
-    CHECK_MESSAGE(has(contents(p.out), "stopped by Terminated at step 20"), contents(p.out));
+    CHECK_MESSAGE(has(contents(p.out), "stopped by Terminated at step 10"), contents(p.out));
   }
   CHECK_FALSE(fs::exists(dir / "r/best.pth"));  // the evaluation was not completed
   succeed(dir, "train", "--resume r");
@@ -942,8 +942,8 @@ TEST_CASE("train: --bs auto, --cache, --profile and --patience work on two ranks
   const std::string profile = succeed(dir, "train", flags + "--bs 6 --profile --out b");
   CHECK_MESSAGE(has(profile, "reduce"), profile);
   const std::string patience =
-      succeed(dir, "train", flags + "--bs 6 --lr 0 --eval-interval 1 --patience 3 --out c");
-  CHECK_MESSAGE(has(patience, "stopping: 3 evaluations without a better AP"), patience);
+      succeed(dir, "train", flags + "--bs 6 --lr 0 --eval-interval 1 --patience 2 --out c");
+  CHECK_MESSAGE(has(patience, "stopping: 2 evaluations without a better AP"), patience);
 }
 
 TEST_CASE("launcher: a rank that is stopped is recognised, so that it is not waited for") {

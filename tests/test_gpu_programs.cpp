@@ -85,8 +85,8 @@ TEST_CASE("gpu: ranks on several GPUs make the same steps with CUDA graphs as wi
   for (const auto& [gpus, amp, limit] :
        {std::tuple(2, " --amp off", 0.0), {std::min(kGpus, 3), " --amp fp64", 1e-4}}) {
     const std::string plain = concat("plain", gpus, amp[7]), graphs = concat("graphs", gpus, amp[7]);
-    REQUIRE(train(gpus, concat("12 --fast off --out ", plain, amp)).code == 0);
-    const Outcome o = train(gpus, concat("12 --fast graph --out ", graphs, amp));
+    REQUIRE(train(gpus, concat("8 --fast off --out ", plain, amp)).code == 0);
+    const Outcome o = train(gpus, concat("8 --fast graph --out ", graphs, amp));
     REQUIRE_MESSAGE(o.code == 0, o.out << o.err);
     CHECK_MESSAGE(has(o.out, "fast    CUDA graphs"), o.out);
     CHECK_MESSAGE(!has(o.out, "without the CUDA graphs"), o.out);
