@@ -43,7 +43,7 @@ constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 0.05, 1, 100
 // The flags of ./train. Each hyper-parameter is one declaration: member, flag, default and help text.
 struct Config : Flags {
   std::string data = flag(data, "Data", "data", "shapes", "DIR|FILE|shapes",
-                          "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes = built-in scenes",
+                          "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; A,B = several; shapes = drawn",
                           marked(kFrequent | kOfMachine));
   std::string split = flag(split, "Data", "split", "", "NAME", "split to evaluate on [val]");
   std::string images =
@@ -53,6 +53,11 @@ struct Config : Flags {
       flag(val_fraction, "Data", "val-fraction", 0.0, "X",
            "hold out this fraction of the images for evaluation, if the data has one split; 0 = off",
            between(0, 0.9));
+  std::string class_map = flag(class_map, "Data", "class-map", "", "OLD=NEW,...",
+                               "rename classes; several classes may get one name");
+  std::string ignore_class =
+      flag(ignore_class, "Data", "ignore-class", "", "NAME,...",
+           "objects of these classes are regions that teach neither objects nor background");
   int workers = flag_auto(workers, "Data", "workers", 0, "N|auto",
                           "threads that load and augment images, per rank; auto = cores / ranks",
                           between(0, 256) | kFrequent | kOfMachine);

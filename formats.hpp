@@ -2,14 +2,16 @@
 // Finds and reads data sets: COCO JSON, Pascal VOC XML and YOLO txt, in the folder layouts of common tools.
 // Images are not opened here.
 #pragma once
-#include <numeric>
-
+#include <algorithm>
 #include <filesystem>
+#include <map>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/flags.hpp"
 #include "base/threads.hpp"
 #include "data/coco.hpp"
 #include "data/coco_json.hpp"
@@ -113,42 +115,112 @@ inline Sources read_sources(const std::string& data, const std::string& split = 
   if (with_train || sources.same || val_fraction > 0)
     sources.train = sources.same ? sources.val : there.at(train)();
   if (!sources.same && !sources.train.files.empty()) compare_splits(sources);
-  if (val_fraction > 0) {
-    usage_check(sources.same, "--val-fraction is for data with one split, but --data ", data, " has ", names);
+  if (val_fraction > 0 && sources.same) {
     sources.val = hold_out(sources.train, val_fraction);
     sources.same = false;
+    sources.held_out = true;
   }
   return sources;
 }
+
 // Returns only the evaluated split: read_sources(data, split).val.
 inline Source read_val_source(const std::string& data, const std::string& split = "",
                               const std::string& images = "", double val_fraction = 0) {
   return read_sources(data, split, /*with_train=*/false, images, val_fraction).val;
 }
 
-// Loads the train split and the evaluated split. data: any data set of read_sources(), a packed data set, or
-// "shapes". split: name of the split to evaluate on; empty: val. seed: of the shapes. keep: see
-// check_images(). Throws std::runtime_error if the splits have no class in common or the train split has no
-// usable box.
+// Returns the data sets of --data A,B. TRAIN.json,VAL.json at the beginning are one data set, and so is a
+// name that contains a comma.
+inline std::vector<std::string> data_sets(const std::string& data) {
+  std::vector<std::string> parts = split_list(data);
+  if (parts.size() < 2 || fs::exists(data)) return {data};
+  const auto is_json = [](const std::string& part) { return has_extension(part, {".json"}); };
+  if (is_json(parts[0]) && is_json(parts[1])) {
+    parts[0] += "," + parts[1];
+    parts.erase(parts.begin() + 1);
+  }
+  for (const std::string& part : parts)
+    usage_check(
+        part != "shapes" && !is_packed(part), "--data ", data, ": ", part,
+        " cannot be one of several data sets; give folders, COCO JSON files or data.yaml files, which "
+        "./pack can put into one file");
+  return parts;
+}
+
+// Changes of the classes after reading (--class-map, --ignore-class).
+struct ClassChanges {
+  std::string renamed = {};  // "OLD=NEW,..."
+  std::string ignored = {};  // "NAME,...": classes whose objects become ignored regions
+};
+
+// Applies `changes` to a data set. Throws UsageError if they are malformed, or name a class that the data set
+// does not have. lenient: such a class is passed over.
+inline void change_classes(Dataset& data, const ClassChanges& changes, bool lenient = false) {
+  const auto has = [&](const std::string& flag, const std::string& name) {
+    const bool known = std::count(data.classes.begin(), data.classes.end(), name) > 0;
+    usage_check(known || lenient, flag, ": ", data.name, " has no class ", name, "; it has ",
+                listed(data.classes, 80));
+    return name;
+  };
+  std::map<std::string, std::string> names;
+  for (const std::string& pair : split_list(changes.renamed)) {
+    const size_t equals = pair.find('=');
+    usage_check(equals != std::string::npos && equals + 1 < pair.size(), "--class-map ", pair,
+                " is not OLD=NEW");
+    names[has("--class-map", pair.substr(0, equals))] = pair.substr(equals + 1);
+  }
+  rename_classes(data, names);
+  names.clear();
+  for (const std::string& name : split_list(changes.ignored)) names[has("--ignore-class", name)] = "";
+  rename_classes(data, names);
+}
+
+// Throws UsageError if --val-fraction is given for a data set that has an evaluation split.
+inline void check_held_out(const Sources& sources, const std::string& data, double val_fraction) {
+  usage_check(val_fraction == 0 || sources.held_out, "--val-fraction is for data with one split, but --data ",
+              data, " has several");
+}
+
+// Loads the train split and the evaluated split. data: any data set of read_sources(), several of them as
+// "A,B", a packed data set, or "shapes". Of several data sets, one that has no evaluation split is used for
+// training only, unless val_fraction holds out a part of it. split: name of the split to evaluate on; empty:
+// val. seed: of the shapes. keep: see check_images(). Throws std::runtime_error if the splits have no class
+// in common or the train split has no usable box.
 inline Splits load_splits(const std::string& data, const std::string& split, uint64_t seed,
-                          const std::string& keep, const std::string& images = "", double val_fraction = 0) {
+                          const std::string& keep, const std::string& images = "", double val_fraction = 0,
+                          const ClassChanges& changes = {}) {
   if (data == "shapes" || is_packed(data)) refuse_images(images, data, val_fraction);
-  if (data == "shapes")
-    return {shapes_dataset(seed, 0, kShapesTrain), shapes_dataset(seed, 1, kShapesVal), false};
   Splits splits;
-  if (is_packed(data)) {
+  const std::vector<std::string> parts = data_sets(data);
+  if (data == "shapes") {
+    splits = {shapes_dataset(seed, 0, kShapesTrain), shapes_dataset(seed, 1, kShapesVal), false};
+  } else if (is_packed(data)) {
     const auto file = open_packed(data, split);
     splits = {packed_dataset(file, "train"), {}, file->get("val").empty()};
     if (!splits.same) splits.val = packed_dataset(file, "val");
   } else {
-    Sources sources = read_sources(data, split, /*with_train=*/true, images, val_fraction);
-    drop_parent_category({&sources.train, &sources.val});
-    splits = {load_dataset(std::move(sources.train), keep), {}, sources.same};
-    if (!splits.same) splits.val = load_dataset(std::move(sources.val), keep);
+    splits.same = true;
+    for (const std::string& part : parts) {
+      Sources sources = read_sources(part, split, /*with_train=*/true, images, val_fraction);
+      if (parts.size() == 1) check_held_out(sources, data, val_fraction);
+      drop_parent_category({&sources.train, &sources.val});
+      Dataset train = load_dataset(std::move(sources.train), keep), val;
+      if (!sources.same) val = load_dataset(std::move(sources.val), keep);
+      if (parts.size() == 1) {
+        splits = {std::move(train), std::move(val), sources.same};
+        break;
+      }
+      append(splits.train, std::move(train));
+      if (!sources.same) append(splits.val, std::move(val));
+      splits.same = splits.same && sources.same;
+    }
   }
+  change_classes(splits.train, changes);
   if (splits.same) {
     splits.val = splits.train;
     splits.val.name += " (warning: the training images; --val-fraction 0.1 holds out a tenth for evaluation)";
+  } else {
+    change_classes(splits.val, changes, /*lenient=*/true);
   }
   use_classes(splits.val, splits.train.classes);
   const auto counts = class_counts(splits.train);
@@ -164,16 +236,35 @@ inline Splits load_splits(const std::string& data, const std::string& split, uin
 // a category that load_splits() drops is kept if the model has it.
 inline Dataset load_val(const std::string& data, const std::string& split, uint64_t seed,
                         const std::string& keep, const std::string& images = "",
-                        const std::vector<std::string>& classes = {}, double val_fraction = 0) {
+                        const std::vector<std::string>& classes = {}, double val_fraction = 0,
+                        const ClassChanges& changes = {}) {
   if (data == "shapes" || is_packed(data)) refuse_images(images, data, val_fraction);
-  if (data == "shapes") return shapes_dataset(seed, 1, kShapesVal);
-  if (!is_packed(data)) {
-    Source source = read_val_source(data, split, images, val_fraction);
-    if (source.coco.categories.size() != classes.size()) drop_parent_category({&source});
-    return load_dataset(std::move(source), keep);
+  Dataset val;
+  const std::vector<std::string> parts = data_sets(data);
+  if (data == "shapes") {
+    val = shapes_dataset(seed, 1, kShapesVal);
+  } else if (is_packed(data)) {
+    const auto file = open_packed(data, split);
+    val = packed_dataset(file, file->get("val").empty() ? "train" : "val");
+  } else {
+    std::vector<Sources> all;
+    for (const std::string& part : parts) {
+      all.push_back(read_sources(part, split, /*with_train=*/false, images, val_fraction));
+      if (parts.size() == 1) check_held_out(all[0], data, val_fraction);
+    }
+    const bool same = std::all_of(all.begin(), all.end(), [](const Sources& s) { return s.same; });
+    for (Sources& sources : all) {
+      if (sources.same && !same) continue;  // for training only
+      if (sources.val.coco.categories.size() != classes.size()) drop_parent_category({&sources.val});
+      Dataset one = load_dataset(std::move(sources.val), keep);
+      if (parts.size() == 1)
+        val = std::move(one);
+      else
+        append(val, std::move(one));
+    }
   }
-  const auto file = open_packed(data, split);
-  return packed_dataset(file, file->get("val").empty() ? "train" : "val");
+  change_classes(val, changes, /*lenient=*/true);
+  return val;
 }
 
 }  // namespace yolox

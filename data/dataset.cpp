@@ -23,6 +23,12 @@ void Problems::add(const std::string& kind, const std::string& text) {
   if (seen.emplace(kind + ": " + line, true).second) ++counts[kind];
 }
 
+void Problems::add(const Problems& other) {
+  std::scoped_lock lock(mutex, other.mutex);
+  for (const auto& [line, _] : other.seen)
+    if (seen.emplace(line, true).second) ++counts[line.substr(0, line.find(": "))];
+}
+
 std::map<std::string, int64_t> Problems::summary() const {
   std::lock_guard lock(mutex);
   return counts;
@@ -291,29 +297,57 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   return data;
 }
 
+constexpr int kLeftOut = -2;
+
+// Gives a data set other classes. to: new class of each old one; kIgnoredRegion: its objects become ignored
+// regions; kLeftOut: its objects are removed. The category ids of `truth` become class ids.
+static void set_classes(Dataset& data, const std::vector<int>& to, const std::vector<std::string>& classes) {
+  for (Record& r : data.records) {
+    std::vector<Box> kept;
+    for (Box b : r.boxes) {
+      b.cls = to[b.cls];
+      if (b.cls != kLeftOut) (b.cls == kIgnoredRegion ? r.ignored : kept).push_back(b);
+    }
+    r.boxes = std::move(kept);
+  }
+  std::vector<int64_t> ids(classes.size(), -1);
+  std::unordered_map<int64_t, int> class_of_id;
+  for (size_t c = 0; c < to.size(); ++c) {
+    if (to[c] < 0) continue;
+    class_of_id[data.truth.categories[c].id] = to[c];
+    if (ids[to[c]] < 0) ids[to[c]] = data.category_ids[c];
+  }
+  std::vector<CocoAnnotation> kept;
+  for (CocoAnnotation a : data.truth.annotations) {
+    const auto found = class_of_id.find(a.category_id);
+    if (found == class_of_id.end()) continue;
+    a.category_id = found->second;
+    kept.push_back(a);
+  }
+  data.truth.annotations = std::move(kept);
+  data.truth.categories.clear();
+  for (size_t c = 0; c < classes.size(); ++c) data.truth.categories.push_back({int64_t(c), classes[c]});
+  data.classes = classes;
+  data.category_ids = ids;
+}
+
 void use_classes(Dataset& data, const std::vector<std::string>& classes) {
   if (data.classes == classes) return;
   std::map<std::string, int> class_of;
   for (size_t c = classes.size(); c-- > 0;) class_of[classes[c]] = int(c);  // of equal names, the first
   std::vector<int> wanted;
   std::vector<std::string> unknown;
-  std::vector<int64_t> ids(classes.size(), -1);
-  std::unordered_map<int64_t, int> class_of_id;
-  for (size_t c = 0; c < data.classes.size(); ++c) {
-    const auto found = class_of.find(data.classes[c]);
-    wanted.push_back(found == class_of.end() ? -1 : found->second);
-    if (wanted[c] < 0) {
-      unknown.push_back(data.classes[c]);
-      continue;
-    }
-    ids[wanted[c]] = data.category_ids[c];
-    class_of_id[data.truth.categories[c].id] = wanted[c];
+  const std::set<std::string> own(data.classes.begin(), data.classes.end());
+  for (const std::string& name : data.classes) {
+    const auto found = class_of.find(name);
+    wanted.push_back(found == class_of.end() ? kLeftOut : found->second);
+    if (wanted.back() == kLeftOut) unknown.push_back(name);
   }
   check(unknown.size() < data.classes.size(), data.name, " has other classes (", listed(data.classes),
         ") than ", listed(classes), "; classes are matched by name: give them the same names");
   std::vector<std::string> without;
-  for (size_t c = 0; c < classes.size(); ++c)
-    if (ids[c] < 0) without.push_back(classes[c]);
+  for (const std::string& name : classes)
+    if (!own.count(name)) without.push_back(name);
   if (!without.empty())
     data.notes.push_back(concat("note: ", data.name, ": does not have the classes ", listed(without),
                                 ", which are left out of AP"));
@@ -321,23 +355,65 @@ void use_classes(Dataset& data, const std::vector<std::string>& classes) {
     data.problems->add("class that the model does not learn",
                        concat(data.name, ": objects of the class ", name, " are left out"));
 
-  const auto is_unknown = [&](const Box& b) { return wanted[b.cls] < 0; };
-  for (Record& r : data.records) {
-    r.boxes.erase(std::remove_if(r.boxes.begin(), r.boxes.end(), is_unknown), r.boxes.end());
-    for (Box& b : r.boxes) b.cls = wanted[b.cls];
+  set_classes(data, wanted, classes);
+}
+
+void rename_classes(Dataset& data, const std::map<std::string, std::string>& names) {
+  if (names.empty()) return;
+  std::vector<std::string> classes;
+  std::vector<int> wanted;
+  for (const std::string& name : data.classes) {
+    const auto found = names.find(name);
+    const std::string& renamed = found == names.end() ? name : found->second;
+    if (renamed.empty()) {
+      wanted.push_back(kIgnoredRegion);
+      continue;
+    }
+    const auto same = std::find(classes.begin(), classes.end(), renamed);
+    wanted.push_back(int(same - classes.begin()));
+    if (same == classes.end()) classes.push_back(renamed);
   }
-  std::vector<CocoAnnotation> known;
-  for (CocoAnnotation a : data.truth.annotations) {
-    const auto found = class_of_id.find(a.category_id);
-    if (found == class_of_id.end()) continue;
-    a.category_id = found->second;
-    known.push_back(a);
+  check(!classes.empty(), data.name, ": --ignore-class leaves no class");
+  if (classes != data.classes) set_classes(data, wanted, classes);
+}
+
+void append(Dataset& data, Dataset other) {
+  std::vector<std::string> classes = data.classes;
+  std::vector<int> wanted;
+  for (const std::string& name : other.classes) {
+    const auto same = std::find(classes.begin(), classes.end(), name);
+    wanted.push_back(int(same - classes.begin()));
+    if (same == classes.end()) classes.push_back(name);
   }
-  data.truth.annotations = std::move(known);
-  data.truth.categories.clear();
-  for (size_t c = 0; c < classes.size(); ++c) data.truth.categories.push_back({int64_t(c), classes[c]});
+  set_classes(other, wanted, classes);
   data.classes = classes;
-  data.category_ids = ids;
+  data.truth.categories = other.truth.categories;
+  data.category_ids.resize(classes.size());
+  std::iota(data.category_ids.begin(), data.category_ids.end(), int64_t(0));
+
+  std::unordered_map<int64_t, int64_t> new_id;
+  for (size_t i = 0; i < other.records.size(); ++i) {
+    Record& r = other.records[i];
+    const int64_t id = int64_t(data.records.size()) + 1;
+    new_id[r.image_id] = id;
+    r.image_id = other.truth.images[i].id = id;
+    data.truth.images.push_back(other.truth.images[i]);
+    data.records.push_back(std::move(r));
+  }
+  for (CocoAnnotation a : other.truth.annotations) {
+    const auto image = new_id.find(a.image_id);
+    if (image == new_id.end()) continue;  // its image is skipped
+    a.image_id = image->second;
+    a.id = int64_t(data.truth.annotations.size()) + 1;
+    data.truth.annotations.push_back(a);
+  }
+  ContentKey key;
+  key.add(data.key);
+  key.add(other.key);
+  data.key = key.text();
+  data.name += (data.name.empty() ? "" : ", ") + other.name;
+  data.notes.insert(data.notes.end(), other.notes.begin(), other.notes.end());
+  data.problems->add(*other.problems);
 }
 
 std::vector<int64_t> class_counts(const Dataset& data) {

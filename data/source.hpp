@@ -42,6 +42,7 @@ struct Sources {
   // True if the data set has one split only, or two splits of the same images and boxes. `val` is then equal
   // to `train`.
   bool same = false;
+  bool held_out = false;  // `val` is a part of the only split, see hold_out()
 };
 
 // Sets `same` if both splits have the same images and boxes, as in a data.yaml with the same folder twice. If

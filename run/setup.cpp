@@ -76,7 +76,7 @@ Splits load_data(const Config& config, const std::string& data, const std::strin
   Splits splits = ranks.run_first_on_one_rank_per_machine([&] {
     return load_splits(data, config.split, config.seed,
                        (beside.parent_path() / ".checks").string(),  // cached results of the image checks
-                       config.images, config.val_fraction);
+                       config.images, config.val_fraction, {config.class_map, config.ignore_class});
   });
   for (Dataset* d : {&splits.train, &splits.val}) {
     d->strict = config.strict;

@@ -317,6 +317,98 @@ TEST_CASE("data: classes of the evaluated split are those of the training split,
   CHECK_MESSAGE(has(refused, "has other classes (x, y) than a, b, c, d"), refused);
 }
 
+// Writes a COCO set with an image and a box for each class.
+static void write_set(const TempDir& dir, const std::string& name, const std::string& split,
+                      const std::vector<std::string>& classes) {
+  CocoDataset coco;
+  for (size_t c = 0; c < classes.size(); ++c) {
+    const int64_t id = 100 + int64_t(c);
+    write_image(dir / concat(name, "/", split, "/", id, ".png"), 40, 30);
+    coco.images.push_back({id, concat(id, ".png"), 40, 30});
+    coco.categories.push_back({int64_t(c) + 1, classes[c]});
+    coco.annotations.push_back({1 + int64_t(c), id, int64_t(c) + 1, 1.0 + double(c), 2, 5, 5, 25, false});
+  }
+  fs::create_directories(dir / (name + "/annotations"));
+  write_coco(dir / concat(name, "/annotations/", split, ".json"), coco);
+}
+
+TEST_CASE("data: several data sets are one, with the classes of all; those with one split are trained on") {
+  TempDir dir;
+  write_set(dir, "a", "train", {"cat", "dog"});
+  write_set(dir, "a", "val", {"cat", "dog"});
+  write_set(dir, "b", "train", {"cow", "dog"});
+  const std::string both = concat(dir / "a", ",", dir / "b");
+  const Splits splits = load_splits(both, "", 0, "");
+  const Dataset& train = splits.train;
+  CHECK_FALSE(splits.same);
+  CHECK(train.classes == std::vector<std::string>{"cat", "dog", "cow"});
+  REQUIRE(train.records.size() == 4);
+  std::set<int64_t> ids;
+  for (size_t i = 0; i < 4; ++i) {
+    const Record& r = train.records[i];
+    ids.insert(r.image_id);
+    CHECK(train.truth.images[i].id == r.image_id);
+    REQUIRE(r.boxes.size() == 1);
+    CHECK(train.truth.annotations[i].image_id == r.image_id);
+    CHECK(train.truth.annotations[i].category_id == train.truth.categories[size_t(r.boxes[0].cls)].id);
+    CHECK(read_image(train, i).size() == cv::Size(40, 30));
+  }
+  CHECK(ids.size() == 4);
+  CHECK(class_counts(train) == std::vector<int64_t>{1, 2, 1});
+  CHECK(has(train.records[2].file, "/b/train/"));
+  // b has no evaluation split. Its images are not evaluated, as nobody wants the training images to be.
+  CHECK(splits.val.records.size() == 2);
+  CHECK(splits.val.classes == train.classes);
+  CHECK(load_val(both, "", 0, "").records.size() == 2);
+  // A part of b is held out, and of a nothing more.
+  const Splits held = load_splits(both, "", 0, "", "", 0.5);
+  CHECK(held.train.records.size() == 3);
+  CHECK(held.val.records.size() == 3);
+  CHECK(load_val(both, "", 0, "", "", {}, 0.5).records.size() == 3);
+  // The first two files are a data set with two splits, the third is another one.
+  CHECK(load_splits(concat(dir / "a/annotations/train.json", ",", dir / "a/annotations/val.json", ",",
+                           dir / "b/annotations/train.json"),
+                    "", 0, "")
+            .val.records.size() == 2);
+  CHECK(load_splits(concat(dir / "b", ",", dir / "b"), "", 0, "").same);
+  CHECK(has(error_of([&] { load_splits(concat(dir / "a", ",shapes"), "", 0, ""); }),
+            "shapes cannot be one of several data sets"));
+  CHECK(
+      has(error_of([&] { load_splits(concat(dir / "a", ",", dir / "c"), "", 0, ""); }), "/c does not exist"));
+}
+
+TEST_CASE("data: --class-map renames and joins classes, --ignore-class makes regions of their objects") {
+  TempDir dir;
+  write_set(dir, "a", "train", {"car", "van", "dog", "crowd"});
+  write_set(dir, "a", "val", {"dog", "auto"});
+  const auto load = [&](const std::string& renamed, const std::string& ignored = "") {
+    return load_splits(dir / "a", "", 0, "", "", 0, {renamed, ignored});
+  };
+  const Splits splits = load("car=auto,van=auto", "crowd");
+  CHECK(splits.train.classes == std::vector<std::string>{"auto", "dog"});
+  CHECK(class_counts(splits.train) == std::vector<int64_t>{2, 1});
+  CHECK(splits.train.truth.annotations.size() == 3);
+  for (size_t i = 0; i < 3; ++i) CHECK(splits.train.ignored(i).empty());
+  CHECK(splits.train.boxes(3).empty());
+  REQUIRE(splits.train.ignored(3).size() == 1);
+  const Box region = splits.train.ignored(3)[0];
+  CHECK(region.cls == kIgnoredRegion);
+  CHECK(region.x1 == 4);
+  CHECK(splits.val.classes == splits.train.classes);
+  CHECK(class_counts(splits.val) == std::vector<int64_t>{1, 1});
+  CHECK(splits.val.problems->lines().empty());  // a class of another name is no problem
+  CHECK(class_counts(load("dog=car,car=dog").train) == std::vector<int64_t>{1, 1, 1, 1});
+  CHECK(load("dog=car,car=dog").train.classes == std::vector<std::string>{"dog", "van", "car", "crowd"});
+  // As for ./eval, whose data set may lack a class.
+  CHECK(load_val(dir / "a", "", 0, "", "", {}, 0, {"auto=car,van=car"}).classes ==
+        std::vector<std::string>{"dog", "car"});
+  CHECK(has(error_of([&] { load("cat=dog"); }), "--class-map: "));
+  CHECK(has(error_of([&] { load("cat=dog"); }), "has no class cat; it has car, van, dog, crowd"));
+  CHECK(has(error_of([&] { load("car"); }), "--class-map car is not OLD=NEW"));
+  CHECK(has(error_of([&] { load("", "bus"); }), "--ignore-class: "));
+  CHECK(has(error_of([&] { load("", "car,van,dog,crowd"); }), "--ignore-class leaves no class"));
+}
+
 TEST_CASE("data: images are found again after scaling, compression and brightening; flat images are not") {
   const auto scene = [](int i) { return draw_shapes(7, 0, i).image; };
   std::vector<Fingerprint> images;
