@@ -9,6 +9,7 @@
 #include "base/flags.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
+#include "data/tiles.hpp"
 #include "evaluate.hpp"
 #include "formats.hpp"
 #include "metrics/errors.hpp"
@@ -17,13 +18,16 @@
 using namespace yolox;
 
 struct Config : Flags {
-  std::string data = flag(data, "Model and data", "data", "", "DIR|FILE|shapes",
-                          "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes = built-in scenes");
+  std::string data =
+      flag(data, "Model and data", "data", "", "DIR|FILE|shapes",
+           "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; A,B = several; shapes = drawn");
   std::string split = flag(split, "Model and data", "split", "", "NAME", "split to evaluate on [val]");
   std::string images = flag(images, "Model and data", "images", "", "DIR",
                             "folder of the images of a COCO JSON file [the usual folders]");
   double val_fraction = flag(val_fraction, "Model and data", "val-fraction", 0.0, "X",
                              "evaluate the images that ./train --val-fraction X has held out; 0 = off");
+  std::string class_map = flag(class_map, "Model and data", "class-map", "", "OLD=NEW,...",
+                               "rename classes of the data, as in training");
   std::string weights =
       flag(weights, "Model and data", "weights", "", "FILE",
            "checkpoint (ours or official), or name of a model that weights/get has downloaded");
@@ -35,6 +39,11 @@ struct Config : Flags {
                           "input size in pixels [from the checkpoint or the model]");
   double conf = flag(conf, "Evaluation", "conf", 0.01, "P", "minimum score of a detection");
   double nms = flag(nms, "Evaluation", "nms", 0.65, "IOU", "NMS IoU threshold");
+  int tile = flag(tile, "Evaluation", "tile", 0, "N",
+                  "also detect in tiles of N x N pixels, for small objects in large images; 0 = off",
+                  between(0, 8192));
+  double overlap = flag(overlap, "Evaluation", "overlap", 0.2, "X",
+                        "overlap of neighbouring tiles, as a fraction of N", between(0, 0.9));
   int bs = flag(bs, "Evaluation", "bs", 16, "N", "batch size");
   int workers = flag_auto(workers, "Evaluation", "workers", 0, "N|auto",
                           "threads that load images; auto = one per core");
@@ -51,6 +60,9 @@ struct Config : Flags {
                             "write a page with curves, errors and the worst images");
   std::string json = flag(json, "Output", "json", "", "FILE", "write all metrics, also per class");
   std::string save_dt = flag(save_dt, "Output", "save-dt", "", "FILE", "write the detections in COCO format");
+  std::string hard_negatives =
+      flag(hard_negatives, "Output", "hard-negatives", "", "FILE.json",
+           "write a COCO file of the images without objects in which the model detects one");
 };
 
 // Prints the metrics and writes --json and --report. data: the data set with its images; null for the
@@ -106,17 +118,20 @@ static void check_flags(const Config& config) {
   protect_inputs("--json", config.json, inputs);
   protect_inputs("--report", config.report, inputs);
   protect_inputs("--save-dt", config.save_dt, inputs);
+  protect_inputs("--hard-negatives", config.hard_negatives, inputs);
   if (!config.gt.empty()) {
     usage_check(config.data.empty() && config.weights.empty(),
                 "--gt and --dt cannot be combined with --data and --weights");
-    for (const char* name : {"split", "images", "val-fraction", "model", "size", "conf", "nms", "bs",
-                             "workers", "preproc", "device", "fuse", "speed", "seed", "save-dt"})
+    for (const char* name :
+         {"split", "images", "val-fraction", "class-map", "model", "size", "conf", "nms", "tile", "overlap",
+          "hard-negatives", "bs", "workers", "preproc", "device", "fuse", "speed", "seed", "save-dt"})
       usage_check(!config.was_given(name), "--", name, " is for --data and --weights");
     return;
   }
   combination_check(!config.data.empty(), "--data is needed, or --gt and --dt");
   usage_check(config.val_fraction >= 0 && config.val_fraction <= 0.9,
               "--val-fraction must be in 0..0.9, got ", config.val_fraction);
+  config.check_values();
   usage_check(config.bs >= 1, "--bs must be at least 1, got ", config.bs);
   usage_check(config.workers >= 0 && config.workers <= 256, "--workers must be in 1..256, got ",
               config.workers);
@@ -168,6 +183,63 @@ static void save_detections(const std::string& path, const std::vector<Detection
   write_detections(path, detections, names);
 }
 
+// Replaces detections in tiles by those in whole images, and AP likewise.
+static void merge_evaluation(Evaluation& e, const Tiles& tiles, const Dataset& data) {
+  std::map<int64_t, int> class_of;  // by category id
+  for (const CocoCategory& c : data.truth.categories) class_of.emplace(c.id, int(class_of.size()));
+  std::vector<std::vector<TileDetection>> of_image(data.records.size());
+  for (const Detection& d : e.detections) {
+    const cv::Rect part = tiles.part[size_t(d.image_id - 1)];
+    const double x = d.x + part.x, y = d.y + part.y;
+    of_image[tiles.image[size_t(d.image_id - 1)]].push_back(
+        {{x, y, x + d.w, y + d.h, class_of[d.category_id]}, d.score, part});
+  }
+  std::set<int64_t> readable;
+  for (const CocoImage& tile : e.truth.images)
+    readable.insert(data.records[tiles.image[size_t(tile.id - 1)]].image_id);
+  e.truth = data.truth;
+  auto& images = e.truth.images;
+  images.erase(
+      std::remove_if(images.begin(), images.end(), [&](const CocoImage& i) { return !readable.count(i.id); }),
+      images.end());
+  e.detections.clear();
+  parallel_for(int64_t(of_image.size()),
+               [&](int64_t i) { of_image[i] = merge_tiles(std::move(of_image[i]), data.size(size_t(i))); });
+  for (size_t i = 0; i < of_image.size(); ++i)
+    for (const TileDetection& d : of_image[i])
+      e.detections.push_back({data.records[i].image_id, data.truth.categories[size_t(d.box.cls)].id, d.box.x1,
+                              d.box.y1, d.box.x2 - d.box.x1, d.box.y2 - d.box.y1, d.score});
+  e.result = coco_eval(e.truth, e.detections);
+  e.images = int64_t(images.size());
+  e.unreadable = int64_t(data.records.size()) - e.images;
+}
+
+// Writes --hard-negatives: the images without objects in which the model detects one, the worst first, as a
+// COCO file for training.
+static void write_hard_negatives(const std::string& path, const Evaluation& e, const Dataset& data) {
+  constexpr double kWrong = 0.3;  // score from which ./demo shows a detection
+  std::map<int64_t, double> score;
+  for (const Detection& d : e.detections) score[d.image_id] = std::max(score[d.image_id], d.score);
+  for (const CocoAnnotation& a : data.truth.annotations) score.erase(a.image_id);
+  std::vector<std::pair<double, size_t>> worst;
+  for (size_t i = 0; i < data.records.size(); ++i)
+    if (const auto found = score.find(data.records[i].image_id);
+        found != score.end() && found->second >= kWrong)
+      worst.emplace_back(-found->second, i);
+  std::sort(worst.begin(), worst.end());
+  CocoDataset negatives;
+  negatives.categories = data.truth.categories;
+  for (const auto& [_, i] : worst) {
+    const Record& r = data.records[i];
+    negatives.images.push_back({r.image_id, fs::absolute(r.file).string(), r.width, r.height});
+  }
+  if (!worst.empty()) write_coco(path, negatives);
+  std::cout << worst.size() << " images without objects have a detection of score " << kWrong << " or more";
+  if (!worst.empty())
+    std::cout << ": " << printable(path) << "; train with them: --data DATA," << printable(path);
+  std::cout << "\n\n";
+}
+
 // Evaluates a model (--data and --weights).
 static void evaluate_model(const Config& config) {
   keep_freed_memory();
@@ -179,7 +251,7 @@ static void evaluate_model(const Config& config) {
   if (!loaded.report.empty()) std::cout << printable(loaded.report, /*keep_newlines=*/true) << "\n";
   if (config.fuse) fuse_batch_norms(*loaded.model);
   Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks", config.images,
-                          loaded.info.classes, config.val_fraction);
+                          loaded.info.classes, config.val_fraction, {config.class_map});
   const auto classes = class_names(loaded.info, loaded.model->num_classes);
   const bool named = !loaded.info.classes.empty() || data.classes.size() != classes.size();
   if (named && !classes.empty()) use_classes(data, classes);
@@ -207,10 +279,13 @@ static void evaluate_model(const Config& config) {
   list_images();
 
   const bool tty = isatty(1);
-  const auto e = evaluate(loaded.model, data, settings, [&](int64_t done, int64_t images) {
+  std::optional<Tiles> tiles;
+  if (config.tile > 0) tiles = inference_tiles(data, config.tile, config.overlap);
+  auto e = evaluate(loaded.model, tiles ? tiles->data : data, settings, [&](int64_t done, int64_t images) {
     if (tty) std::cout << "\r" << done << "/" << images << std::flush;
   });
   if (tty) std::cout << "\r";
+  if (tiles) merge_evaluation(e, *tiles, data);
   std::cout << e.images << " images in " << std::fixed << std::setprecision(1) << e.seconds << " s ("
             << e.images / e.seconds << " img/s), " << e.detections.size() << " detections\n\n"
             << std::defaultfloat;
@@ -219,6 +294,7 @@ static void evaluate_model(const Config& config) {
     list_images();
     std::cout << "\n";
   }
+  if (!config.hard_negatives.empty()) write_hard_negatives(config.hard_negatives, e, data);
   if (!config.save_dt.empty()) save_detections(config.save_dt, e.detections, data);
   const fs::path folder = fs::path(config.data).lexically_normal();
   if (config.speed) print_speed(times, int64_t(data.records.size()), settings.workers);

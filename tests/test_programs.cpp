@@ -528,6 +528,104 @@ SHARED_TEST("eval: the official nano of YOLOX 0.1.0 reaches its AP with --prepro
   CHECK(std::abs(json_number(dir / "e.json", "AP75") - 0.2955) < 5e-4);
 }
 
+SHARED_TEST(
+    "programs: in tiles, eval and demo find the small objects of a large picture, and ./train learns from "
+    "them" *
+    starts_programs) {
+  TempDir dir;
+  // Pictures of 12 photos each.
+  const CocoDataset photos =
+      read_coco(shared("data/coco_val2017_union/annotations/instances_val2017_union.json"));
+  const int side = 640, columns = 4, rows = 3;
+  CocoDataset set;
+  set.categories = photos.categories;
+  for (int64_t k = 0; k < 3; ++k) {
+    Image picture({columns * side, rows * side}, 114);
+    for (int i = 0; i < columns * rows; ++i) {
+      const CocoImage& photo = photos.images.at(size_t(k * columns * rows + i));
+      const cv::Point place(i % columns * side, i / columns * side);
+      const Image pixels(cv::imread(shared("data/coco_val2017_union/val2017/" + photo.file_name)));
+      pixels.copyTo(picture(cv::Rect(place, pixels.size())));
+      for (CocoAnnotation a : photos.annotations) {
+        if (a.image_id != photo.id) continue;
+        a.x += place.x;
+        a.y += place.y;
+        a.image_id = k;
+        set.annotations.push_back(a);
+      }
+    }
+    set.images.push_back({k, concat(k, ".jpg"), picture.cols, picture.rows});
+    fs::create_directories(dir / "data/images");
+    cv::imwrite(dir / concat("data/images/", k, ".jpg"), picture);
+  }
+  write_coco(dir / "data/all.json", set);
+
+  const std::string weights = "--weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ";
+  const auto ap = [&](const std::string& flags) {
+    succeed(dir, "eval", "--data data --json e.json " + weights + flags);
+    return json_number(dir / "e.json", "AP");
+  };
+  const double whole = ap(""), tiles = ap("--tile 640 --overlap 0.5");
+  CHECK_MESSAGE(tiles > whole + 0.1, whole << " " << tiles);
+  CHECK(ap("--tile 2560") == whole);  // one tile is the whole picture
+
+  // The same detections as those of demo.
+  succeed(dir, "eval", "--data data --save-dt d.json --conf 0.3 --nms 0.45 --tile 640 " + weights);
+  succeed(dir, "demo", "--source data/images --json b.json --no-draw --tile 640 " + weights);
+  const auto count = [](const std::string& text, const std::string& part) {
+    size_t n = 0;
+    for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) ++n;
+    return n;
+  };
+  const size_t boxes = count(contents(dir / "b.json"), "\"score\"");
+  CHECK(boxes > 50);
+  CHECK(boxes == count(contents(dir / "d.json"), "\"score\""));
+
+  CHECK(has(succeed(dir, "pack", "--data data --tiles 640 --overlap 0 --out p.lmdb"), " 12 images") == false);
+  const std::string printed =
+      succeed(dir, "train",
+              "--data p.lmdb --model yolox-nano --size 64 --bs 2 --max-iters 1 --eval-interval 0 --out r");
+  CHECK_MESSAGE(has(unwrapped(printed), "36 images"), printed);
+}
+
+SHARED_TEST(
+    "eval: --hard-negatives lists images without objects in which the model sees one, for the next training" *
+    starts_programs) {
+  TempDir dir;
+  CocoDataset set = read_coco(shared("data/coco_val2017_union/annotations/instances_val2017_union.json"));
+  set.images.resize(12);
+  const auto crowded = [&](const CocoImage& image) {
+    return std::count_if(set.annotations.begin(), set.annotations.end(),
+                         [&](const auto& a) { return a.image_id == image.id; });
+  };
+  std::set<int64_t> emptied;  // the labels of four pictures are gone
+  for (size_t i = 0; i < 4; ++i) emptied.insert(set.images[i].id);
+  REQUIRE(crowded(set.images[0]) > 0);
+  for (auto& image : set.images)
+    image.file_name = shared("data/coco_val2017_union/val2017/" + image.file_name);
+  auto& all = set.annotations;
+  all.erase(
+      std::remove_if(all.begin(), all.end(), [&](const auto& a) { return emptied.count(a.image_id) > 0; }),
+      all.end());
+  fs::create_directories(dir / "data");
+  write_coco(dir / "data/train.json", set);
+  const std::string printed = succeed(dir, "eval",
+                                      "--data data --hard-negatives hard.json --weights '" +
+                                          shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ");
+  const CocoDataset hard = read_coco(dir / "hard.json");
+  CHECK(hard.images.size() >= 2);
+  CHECK(hard.annotations.empty());
+  CHECK(hard.categories.size() == set.categories.size());
+  for (const CocoImage& image : hard.images) CHECK(emptied.count(image.id) == 1);
+  CHECK_MESSAGE(
+      has(printed, concat(hard.images.size(), " images without objects have a detection of score 0.3")),
+      printed);
+  const std::string trained_on = succeed(
+      dir, "train",
+      "--data data,hard.json --model yolox-nano --size 64 --bs 2 --max-iters 1 --eval-interval 0 --out r");
+  CHECK_MESSAGE(has(unwrapped(trained_on), concat(12 + hard.images.size(), " images")), trained_on);
+}
+
 TEST_CASE("programs: exit with 1 if their results do not fit on stdout, but training goes on" *
           starts_programs) {
   const TempDir& dir = trained().dir;

@@ -12,6 +12,7 @@
 #include "base/printable.hpp"
 #include "base/threads.hpp"
 #include "data/pictures.hpp"
+#include "data/tiles.hpp"
 #include "data/yolo.hpp"
 #include "evaluate.hpp"
 #include "images/font.hpp"
@@ -46,6 +47,11 @@ struct Config : Flags {
                              "only these classes, by name or number from 0 [all]");
   double conf = flag(conf, "Inference", "conf", 0.3, "P", "minimum score of a detection");
   double nms = flag(nms, "Inference", "nms", 0.45, "IOU", "NMS IoU threshold");
+  int tile = flag(tile, "Inference", "tile", 0, "N",
+                  "also detect in tiles of N x N pixels, for small objects in large images; 0 = off",
+                  between(0, 8192));
+  double overlap = flag(overlap, "Inference", "overlap", 0.2, "X",
+                        "overlap of neighbouring tiles, as a fraction of N", between(0, 0.9));
   int bs = flag_auto(bs, "Inference", "bs", 0, "N|auto",
                      "batch size; auto = 1 for a camera, a stream or --show, otherwise 8");
   int workers =
@@ -58,6 +64,7 @@ struct Config : Flags {
 };
 
 static void check_config(const Config& config) {
+  config.check_values();
   usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
   usage_check(config.nms > 0 && config.nms <= 1, "--nms must be above 0 and at most 1, got ", config.nms);
   usage_check(config.max_images >= 0, "--max-images must be at least 0, got ", config.max_images);
@@ -225,6 +232,7 @@ class Demo {
   Item load(int64_t position, Image& canvas);
   void run_with_json();
   void detect(JsonWriter* json);
+  std::vector<Found> with_tiles(const std::vector<Found>& found, const Image& image);
   void output(Frame& frame, const std::vector<Found>& found, JsonWriter* json);
   void print_progress();
   void print_end(double seconds);
@@ -366,12 +374,43 @@ void Demo::detect(JsonWriter* json) {
       if (frame.image.empty())
         unreadable.push_back(frame.error);
       else
-        output(frame, to_image_pixels(found[i], batch.scales[i], wanted), json);
+        output(frame, with_tiles(to_image_pixels(found[i], batch.scales[i], wanted), frame.image), json);
     }
     print_progress();
   }
   writing->finish();
   video->finish();
+}
+
+// Adds the detections in the tiles of an image to those in the whole image (--tile).
+std::vector<Found> Demo::with_tiles(const std::vector<Found>& found, const Image& image) {
+  if (config.tile == 0) return found;
+  const std::vector<cv::Rect> tiles = tiles_of(image.size(), config.tile, config.overlap);
+  if (tiles.size() == 1) return found;
+  const size_t bs = config.bs ? size_t(config.bs) : size_t{8};
+  std::vector<TileDetection> all;
+  for (const Found& f : found) all.push_back({f.box, f.score, {{0, 0}, image.size()}});
+  for (size_t from = 0; from < tiles.size(); from += bs) {
+    const size_t n = std::min(bs, tiles.size() - from);
+    Tensor images = torch::empty({int64_t(n), size.height, size.width, 3}, torch::kByte);
+    std::vector<Scale> scales;
+    for (size_t i = 0; i < n; ++i) {
+      const auto boxed = letterbox(Image(image(tiles[from + i])), {size.width, size.height});
+      boxed.image.copyTo(cv::Mat(size.height, size.width, CV_8UC3, images[int64_t(i)].data_ptr()));
+      scales.push_back(boxed.scale);
+    }
+    const Tensor input = preprocess(images.to(device), loaded.info.legacy_preproc);
+    const auto rows =
+        postprocess(decode(loaded.model(input), size.height, size.width), config.conf, config.nms);
+    for (size_t i = 0; i < n; ++i) {
+      const cv::Rect& tile = tiles[from + i];
+      for (const auto& [b, score] : to_image_pixels(rows[i], scales[i], wanted))
+        all.push_back({{b.x1 + tile.x, b.y1 + tile.y, b.x2 + tile.x, b.y2 + tile.y, b.cls}, score, tile});
+    }
+  }
+  std::vector<Found> merged;
+  for (const TileDetection& d : merge_tiles(std::move(all), image.size())) merged.push_back({d.box, d.score});
+  return merged;
 }
 
 // Writes the detections of one image to --json and --txt, shows the image, and queues it for drawing and

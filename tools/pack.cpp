@@ -15,6 +15,7 @@
 #include "base/printable.hpp"
 #include "base/program.hpp"
 #include "data/packed.hpp"
+#include "data/tiles.hpp"
 #include "formats.hpp"
 
 using namespace yolox;
@@ -27,6 +28,12 @@ struct Config : Flags {
                             "folder of the images of a COCO JSON file [the usual folders]");
   std::string out =
       flag(out, "Files", "out", "", "FILE.lmdb", "output file; an interrupted ./pack is continued");
+  int tiles =
+      flag(tiles, "Files", "tiles", 0, "N",
+           "cut large images into tiles of N x N pixels, such as the input size; 0 = off", between(0, 8192));
+  double overlap = flag(overlap, "Files", "overlap", 0.2, "X",
+                        "overlap of neighbouring tiles, as a fraction of N; more than the largest object",
+                        between(0, 0.9));
   bool decoded = flag(decoded, "Files", "decoded", false, "",
                       "store decoded images: no decoding in training, about 10 times the size");
 };
@@ -64,8 +71,17 @@ static void pack(int argc, char** argv) {
               " needs no packing; train on it directly");
   usage_check(fs::path(config.out).extension() == ".lmdb", "--out must end in .lmdb, got '", config.out, "'");
   check(!fs::is_directory(config.out), "--out ", config.out, " is a folder");
+  config.check_values();
   opencv_single_thread();
-  const Splits splits = load_splits(config.data, config.split, 0, "", config.images);
+  Splits whole = load_splits(config.data, config.split, 0, "", config.images), splits;
+  if (config.tiles > 0) {
+    // In training, more background than objects only takes time.
+    splits = {
+        training_tiles(whole.train, config.tiles, config.overlap, /*most_empty=*/1).data, {}, whole.same};
+    if (!whole.same) splits.val = training_tiles(whole.val, config.tiles, config.overlap, 1e9).data;
+  } else {
+    splits = std::move(whole);
+  }
 
   const std::pair<std::string, const Dataset*> parts[] = {{"train", &splits.train}, {"val", &splits.val}};
   std::map<std::string, std::string> labels;
