@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -83,14 +84,10 @@ inline SplitReaders find_splits(const std::string& data, const std::string& imag
        entries.empty() ? "an empty folder" : listed(entries));
 }
 
-// Reads the train split and the evaluated split of a data set. data: a folder, a COCO JSON file,
-// "TRAIN.json,VAL.json" or a data.yaml. split: name of the split to evaluate on; empty: val, or test if there
-// is no val. with_train false: the train split is read only if it is also the evaluated split. images: as for
-// find_splits(). val_fraction: if the data set has one split, hold_out() this fraction of it; 0: off. Throws
-// std::runtime_error that names the file, or lists the expected files.
-inline Sources read_sources(const std::string& data, const std::string& split = "", bool with_train = true,
-                            const std::string& images = "", double val_fraction = 0) {
-  const SplitReaders there = find_splits(data, images);
+// Reads the train split and the evaluated split. there: the splits of the data set, from find_splits(). Other
+// parameters and errors as read_sources().
+inline Sources read_splits(const SplitReaders& there, const std::string& data, const std::string& split,
+                           bool with_train, double val_fraction) {
   const auto first = [&](const auto&... words) {
     std::string found;
     for (const char* word : {words...})
@@ -98,7 +95,6 @@ inline Sources read_sources(const std::string& data, const std::string& split = 
     return found;
   };
   std::string train = first("train", "trainval"), val = split, names;
-  if (val == "valid" || val == "validation") val = "val";
   for (const auto& entry : there) names += (names.empty() ? "" : ", ") + entry.first;
   check(split.empty() || there.count(val), "--data ", data, ": no split \"", split, "\"; it has ", names);
   // trainval contains val, so that the held-out split is test.
@@ -123,17 +119,26 @@ inline Sources read_sources(const std::string& data, const std::string& split = 
   return sources;
 }
 
-// Returns only the evaluated split: read_sources(data, split).val.
-inline Source read_val_source(const std::string& data, const std::string& split = "",
-                              const std::string& images = "", double val_fraction = 0) {
-  return read_sources(data, split, /*with_train=*/false, images, val_fraction).val;
+// Returns the name of a split as find_splits() has it.
+inline std::string plain_split(const std::string& split) {
+  return split == "valid" || split == "validation" ? "val" : split;
 }
 
-// Returns the data sets of --data A,B. TRAIN.json,VAL.json at the beginning are one data set, and so is a
-// name that contains a comma.
+// Reads the train split and the evaluated split of a data set. data: a folder, a COCO JSON file,
+// "TRAIN.json,VAL.json" or a data.yaml. split: name of the split to evaluate on; empty: val, or test if there
+// is no val. with_train false: the train split is read only if it is also the evaluated split. images: as for
+// find_splits(). val_fraction: if the data set has one split, hold_out() this fraction of it; 0: off. Throws
+// std::runtime_error that names the file, or lists the expected files.
+inline Sources read_sources(const std::string& data, const std::string& split = "", bool with_train = true,
+                            const std::string& images = "", double val_fraction = 0) {
+  return read_splits(find_splits(data, images), data, plain_split(split), with_train, val_fraction);
+}
+
+// Returns the data sets of --data A,B. TRAIN.json,VAL.json at the beginning are one data set, and so is the
+// name of a file or folder that contains a comma.
 inline std::vector<std::string> data_sets(const std::string& data) {
   std::vector<std::string> parts = split_list(data);
-  if (parts.size() < 2 || fs::exists(data)) return {data};
+  if (parts.size() < 2 || is_file(data) || is_folder(data)) return {data};
   const auto is_json = [](const std::string& part) { return has_extension(part, {".json"}); };
   if (is_json(parts[0]) && is_json(parts[1])) {
     parts[0] += "," + parts[1];
@@ -147,51 +152,92 @@ inline std::vector<std::string> data_sets(const std::string& data) {
   return parts;
 }
 
+// Reads the data sets of --data. Parameters as read_sources(). Of several data sets, one whose only split is
+// val or test is for evaluation only: `train` has no images. One that has no evaluation split, or not the
+// split that is asked for, is for training only: `val` has no images.
+inline std::vector<Sources> read_data_sets(const std::string& data, const std::string& split, bool with_train,
+                                           const std::string& images, double val_fraction) {
+  const std::vector<std::string> parts = data_sets(data);
+  std::vector<Sources> all;
+  bool evaluated = split.empty(), held_out = false;
+  for (const std::string& part : parts) {
+    const SplitReaders there = find_splits(part, images);
+    if (parts.size() == 1) {
+      all.push_back(read_splits(there, data, plain_split(split), with_train, val_fraction));
+      held_out = all[0].held_out;
+      evaluated = true;
+      break;
+    }
+    const bool has = there.count(plain_split(split)) > 0,
+               only_val = there.size() == 1 && (there.count("val") || there.count("test"));
+    Sources s = read_splits(there, part, has ? plain_split(split) : "", /*with_train=*/true,
+                            only_val ? 0 : val_fraction);
+    if (s.same) (only_val ? s.train : s.val) = Source();
+    if (!split.empty() && !has && !s.held_out) s.val = Source();
+    evaluated = evaluated || has;
+    held_out = held_out || s.held_out;
+    all.push_back(std::move(s));
+  }
+  check(evaluated, "--data ", data, ": none has a split \"", split, "\"");
+  usage_check(val_fraction == 0 || held_out, "--val-fraction is for data with one split, but --data ", data,
+              parts.size() > 1 ? " has no such data set" : " has several");
+  return all;
+}
+
 // Changes of the classes after reading (--class-map, --ignore-class).
 struct ClassChanges {
   std::string renamed = {};  // "OLD=NEW,..."
   std::string ignored = {};  // "NAME,...": classes whose objects become ignored regions
 };
 
-// Applies `changes` to a data set. Throws UsageError if they are malformed, or name a class that the data set
-// does not have. lenient: such a class is passed over.
-inline void change_classes(Dataset& data, const ClassChanges& changes, bool lenient = false) {
-  const auto has = [&](const std::string& flag, const std::string& name) {
-    const bool known = std::count(data.classes.begin(), data.classes.end(), name) > 0;
-    usage_check(known || lenient, flag, ": ", data.name, " has no class ", name, "; it has ",
-                listed(data.classes, 80));
-    return name;
+// Applies `changes` to the splits of a data set. Throws UsageError if they are malformed or name a class that
+// no split has. any_name: such a class is passed over, because the evaluation split alone may not have it.
+inline void change_classes(const std::vector<Dataset*>& splits, const ClassChanges& changes,
+                           bool any_name = false) {
+  const auto apply = [&](const char* flag, const std::map<std::string, std::string>& names) {
+    std::vector<std::string> known;
+    for (const Dataset* d : splits) known.insert(known.end(), d->classes.begin(), d->classes.end());
+    for (const auto& [name, _] : names)
+      usage_check(any_name || std::count(known.begin(), known.end(), name) > 0, flag, ": ", splits[0]->name,
+                  " has no class ", name, "; it has ", listed(splits[0]->classes, 80));
+    for (Dataset* d : splits) rename_classes(*d, names);
   };
   std::map<std::string, std::string> names;
   for (const std::string& pair : split_list(changes.renamed)) {
     const size_t equals = pair.find('=');
     usage_check(equals != std::string::npos && equals + 1 < pair.size(), "--class-map ", pair,
                 " is not OLD=NEW");
-    names[has("--class-map", pair.substr(0, equals))] = pair.substr(equals + 1);
+    names[pair.substr(0, equals)] = pair.substr(equals + 1);
   }
-  rename_classes(data, names);
+  apply("--class-map", names);
   names.clear();
-  for (const std::string& name : split_list(changes.ignored)) names[has("--ignore-class", name)] = "";
-  rename_classes(data, names);
+  for (const std::string& name : split_list(changes.ignored)) names[name] = "";
+  apply("--ignore-class", names);
 }
 
-// Throws UsageError if --val-fraction is given for a data set that has an evaluation split.
-inline void check_held_out(const Sources& sources, const std::string& data, double val_fraction) {
-  usage_check(val_fraction == 0 || sources.held_out, "--val-fraction is for data with one split, but --data ",
-              data, " has several");
+// Adds a note if images of the evaluation split are in the training split, or images are in it twice.
+inline void compare_files(Splits& splits) {
+  std::set<std::string> trained;
+  int64_t repeated = 0, evaluated = 0;
+  for (const Record& r : splits.train.records) repeated += !trained.insert(r.file).second;
+  for (const Record& r : splits.val.records) evaluated += int64_t(trained.count(r.file));
+  if (repeated > 0)
+    splits.train.notes.push_back(concat("warning: ", repeated,
+                                        " training images are in several data sets, and what ",
+                                        "is labelled in one of them only is background in the others"));
+  if (evaluated > 0)
+    splits.val.notes.push_back(overlap_warning(splits.val.name, evaluated, splits.val.records.size()));
 }
 
 // Loads the train split and the evaluated split. data: any data set of read_sources(), several of them as
-// "A,B", a packed data set, or "shapes". Of several data sets, one that has no evaluation split is used for
-// training only, unless val_fraction holds out a part of it. split: name of the split to evaluate on; empty:
-// val. seed: of the shapes. keep: see check_images(). Throws std::runtime_error if the splits have no class
-// in common or the train split has no usable box.
+// "A,B", see read_data_sets(), a packed data set, or "shapes". split: name of the split to evaluate on;
+// empty: val. seed: of the shapes. keep: see check_images(). Throws std::runtime_error if the splits have no
+// class in common or the train split has no usable box.
 inline Splits load_splits(const std::string& data, const std::string& split, uint64_t seed,
                           const std::string& keep, const std::string& images = "", double val_fraction = 0,
                           const ClassChanges& changes = {}) {
   if (data == "shapes" || is_packed(data)) refuse_images(images, data, val_fraction);
   Splits splits;
-  const std::vector<std::string> parts = data_sets(data);
   if (data == "shapes") {
     splits = {shapes_dataset(seed, 0, kShapesTrain), shapes_dataset(seed, 1, kShapesVal), false};
   } else if (is_packed(data)) {
@@ -199,28 +245,32 @@ inline Splits load_splits(const std::string& data, const std::string& split, uin
     splits = {packed_dataset(file, "train"), {}, file->get("val").empty()};
     if (!splits.same) splits.val = packed_dataset(file, "val");
   } else {
-    splits.same = true;
-    for (const std::string& part : parts) {
-      Sources sources = read_sources(part, split, /*with_train=*/true, images, val_fraction);
-      if (parts.size() == 1) check_held_out(sources, data, val_fraction);
-      drop_parent_category({&sources.train, &sources.val});
-      Dataset train = load_dataset(std::move(sources.train), keep), val;
-      if (!sources.same) val = load_dataset(std::move(sources.val), keep);
-      if (parts.size() == 1) {
-        splits = {std::move(train), std::move(val), sources.same};
-        break;
+    std::vector<Sources> all = read_data_sets(data, split, /*with_train=*/true, images, val_fraction);
+    if (all.size() == 1) {
+      Sources& only = all[0];
+      drop_parent_category({&only.train, &only.val});
+      splits = {load_dataset(std::move(only.train), keep), {}, only.same};
+      if (!only.same) splits.val = load_dataset(std::move(only.val), keep);
+    } else {
+      for (Sources& s : all) {
+        std::vector<Source*> read;
+        for (Source* part : {&s.train, &s.val})
+          if (!part->files.empty()) read.push_back(part);
+        drop_parent_category(read);
+        for (Source* part : read)
+          append(part == &s.train ? splits.train : splits.val, load_dataset(std::move(*part), keep));
       }
-      append(splits.train, std::move(train));
-      if (!sources.same) append(splits.val, std::move(val));
-      splits.same = splits.same && sources.same;
+      check(!splits.train.records.empty(), "--data ", data, ": none of the data sets has a training split");
+      splits.same = splits.val.records.empty();
+      compare_files(splits);
     }
   }
-  change_classes(splits.train, changes);
   if (splits.same) {
+    change_classes({&splits.train}, changes);
     splits.val = splits.train;
     splits.val.name += " (warning: the training images; --val-fraction 0.1 holds out a tenth for evaluation)";
   } else {
-    change_classes(splits.val, changes, /*lenient=*/true);
+    change_classes({&splits.train, &splits.val}, changes);
   }
   use_classes(splits.val, splits.train.classes);
   const auto counts = class_counts(splits.train);
@@ -240,30 +290,28 @@ inline Dataset load_val(const std::string& data, const std::string& split, uint6
                         const ClassChanges& changes = {}) {
   if (data == "shapes" || is_packed(data)) refuse_images(images, data, val_fraction);
   Dataset val;
-  const std::vector<std::string> parts = data_sets(data);
   if (data == "shapes") {
     val = shapes_dataset(seed, 1, kShapesVal);
   } else if (is_packed(data)) {
     const auto file = open_packed(data, split);
     val = packed_dataset(file, file->get("val").empty() ? "train" : "val");
   } else {
-    std::vector<Sources> all;
-    for (const std::string& part : parts) {
-      all.push_back(read_sources(part, split, /*with_train=*/false, images, val_fraction));
-      if (parts.size() == 1) check_held_out(all[0], data, val_fraction);
-    }
-    const bool same = std::all_of(all.begin(), all.end(), [](const Sources& s) { return s.same; });
-    for (Sources& sources : all) {
-      if (sources.same && !same) continue;  // for training only
-      if (sources.val.coco.categories.size() != classes.size()) drop_parent_category({&sources.val});
-      Dataset one = load_dataset(std::move(sources.val), keep);
-      if (parts.size() == 1)
+    std::vector<Sources> all = read_data_sets(data, split, /*with_train=*/false, images, val_fraction);
+    std::vector<Source*> evaluated;
+    for (Sources& s : all)
+      if (!s.val.files.empty()) evaluated.push_back(&s.val);
+    if (evaluated.empty())  // as in training, the training images
+      for (Sources& s : all) evaluated.push_back(&s.train);
+    for (Source* source : evaluated) {
+      if (source->coco.categories.size() != classes.size()) drop_parent_category({source});
+      Dataset one = load_dataset(std::move(*source), keep);
+      if (evaluated.size() == 1)
         val = std::move(one);
       else
         append(val, std::move(one));
     }
   }
-  change_classes(val, changes, /*lenient=*/true);
+  change_classes({&val}, changes, /*any_name=*/true);
   return val;
 }
 

@@ -374,7 +374,18 @@ void rename_classes(Dataset& data, const std::map<std::string, std::string>& nam
     if (same == classes.end()) classes.push_back(renamed);
   }
   check(!classes.empty(), data.name, ": --ignore-class leaves no class");
-  if (classes != data.classes) set_classes(data, wanted, classes);
+  if (classes == data.classes) return;
+  set_classes(data, wanted, classes);
+  // An object that had a label of two classes, which are one now, has one label.
+  auto& all = data.truth.annotations;
+  const auto repeats = find_duplicates(all);
+  size_t i = 0;
+  all.erase(std::remove_if(all.begin(), all.end(), [&](const auto&) { return repeats[i++]; }), all.end());
+  for (Record& r : data.records) {
+    std::set<std::tuple<int, double, double, double, double>> known;
+    const auto is_known = [&](const Box& b) { return !known.emplace(b.cls, b.x1, b.y1, b.x2, b.y2).second; };
+    r.boxes.erase(std::remove_if(r.boxes.begin(), r.boxes.end(), is_known), r.boxes.end());
+  }
 }
 
 void append(Dataset& data, Dataset other) {

@@ -49,6 +49,9 @@ struct Sources {
 // some images are in both splits, a note of the evaluation split says how many.
 void compare_splits(Sources& sources);
 
+// Returns the note about `shared` evaluated images that are training images.
+std::string overlap_warning(const std::string& name, int64_t shared, size_t evaluated);
+
 // Drops the category that is the supercategory of all others, if it has no annotation in any of the sources,
 // which are splits of one data set. Roboflow writes such a category. The notes say so.
 void drop_parent_category(const std::vector<Source*>& sources);

@@ -370,7 +370,28 @@ TEST_CASE("data: several data sets are one, with the classes of all; those with 
                            dir / "b/annotations/train.json"),
                     "", 0, "")
             .val.records.size() == 2);
-  CHECK(load_splits(concat(dir / "b", ",", dir / "b"), "", 0, "").same);
+  const Splits twice = load_splits(concat(dir / "b", ",", dir / "b"), "", 0, "");
+  CHECK(twice.same);
+  CHECK(has(twice.train.notes.at(0), "2 training images are in several data sets"));
+  // A file that is an evaluation split by its name is not trained on. A set without the wanted split is.
+  const Splits by_name = load_splits(concat(dir / "b", ",", dir / "a/annotations/val.json"), "", 0, "");
+  CHECK(by_name.train.records.size() == 2);
+  CHECK(by_name.val.records.size() == 2);
+  CHECK(load_splits(both, "val", 0, "").train.records.size() == 4);
+  CHECK(has(error_of([&] { load_splits(both, "test", 0, ""); }), "none has a split \"test\""));
+  CHECK(has(error_of([&] { load_splits(concat(dir / "a", ",", dir / "a"), "", 0, "", "", 0.2); }),
+            "--val-fraction is for data with one split"));
+  // Images that are evaluated, and trained on as images of another set.
+  CocoDataset more = read_coco(dir / "a/annotations/val.json");
+  for (auto& image : more.images) image.file_name = dir / ("a/val/" + image.file_name);
+  write_coco(dir / "more.json", more);
+  const Splits mixed = load_splits(concat(dir / "a", ",", dir / "more.json"), "", 0, "");
+  CHECK(has(mixed.val.notes.at(0), "2 of 2 images are training images, too"));
+  const Dataset val = load_val(concat(dir / "a", ",", dir / "more.json"), "", 0, "");
+  CHECK(val.records.at(0).image_id == 100);  // the ids of the file, because only one set is evaluated
+  // A list that is longer than the name of a file may be.
+  CHECK(has(error_of([&] { load_splits(std::string(200, 'x') + "," + std::string(200, 'y'), "", 0, ""); }),
+            "does not exist"));
   CHECK(has(error_of([&] { load_splits(concat(dir / "a", ",shapes"), "", 0, ""); }),
             "shapes cannot be one of several data sets"));
   CHECK(
@@ -402,6 +423,15 @@ TEST_CASE("data: --class-map renames and joins classes, --ignore-class makes reg
   // As for ./eval, whose data set may lack a class.
   CHECK(load_val(dir / "a", "", 0, "", "", {}, 0, {"auto=car,van=car"}).classes ==
         std::vector<std::string>{"dog", "car"});
+  CHECK(class_counts(load("auto=car").train) == std::vector<int64_t>{1, 1, 1, 1});  // only val has an auto
+  // Two labels of one object, which are one label afterwards.
+  CocoDataset twice = read_coco(dir / "a/annotations/train.json");
+  twice.annotations[1].image_id = twice.annotations[0].image_id;
+  twice.annotations[1].x = twice.annotations[0].x;
+  write_coco(dir / "a/annotations/train.json", twice);
+  CHECK(load("").train.boxes(0).size() == 2);
+  CHECK(load("van=car").train.boxes(0).size() == 1);
+  CHECK(load("van=car").train.truth.annotations.size() == 3);
   CHECK(has(error_of([&] { load("cat=dog"); }), "--class-map: "));
   CHECK(has(error_of([&] { load("cat=dog"); }), "has no class cat; it has car, van, dog, crowd"));
   CHECK(has(error_of([&] { load("car"); }), "--class-map car is not OLD=NEW"));

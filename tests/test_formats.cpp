@@ -17,6 +17,12 @@ void put_all(const TempDir& dir, const Names& files) {
   for (const auto& file : files) write_text(dir / file);
 }
 
+// The evaluated split alone, as ./eval reads it.
+Source read_val_source(const std::string& data, const std::string& split = "", const std::string& images = "",
+                       double val_fraction = 0) {
+  return read_sources(data, split, /*with_train=*/false, images, val_fraction).val;
+}
+
 // Returns the error message, or "". A message is one line, unless it lists paths or the text of a file.
 std::string error_of(const std::string& data, const std::string& split = "") {
   try {
