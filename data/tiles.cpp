@@ -3,7 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <opencv2/imgcodecs.hpp>
+#include <unordered_map>
 #include <utility>
 
 #include "base/random.hpp"
@@ -26,12 +32,30 @@ std::vector<cv::Rect> tiles_of(cv::Size image, int side, double overlap) {
   return tiles;
 }
 
-// Returns exactly the pixels of a part of an image.
-static Image pixels_of(const Dataset& data, size_t image, const cv::Rect& part) {
-  const ImageRegion region = data.image_region(image, part, 1);
-  const cv::Point origin(int(region.origin.x), int(region.origin.y));
-  return Image(region.image(part - origin));
-}
+// Decodes parts of images. Keeps the two images that were decoded last, because neighbouring tiles are of one
+// image. Thread-safe.
+class Decoder {
+ public:
+  explicit Decoder(const Dataset& data) : data(data) {}
+  // Throws ImageError.
+  Image operator()(size_t image, const cv::Rect& part) {
+    {
+      const std::lock_guard lock(mutex);
+      for (const auto& [i, pixels] : kept)
+        if (i == image) return Image(pixels(part));
+    }
+    const Image whole = read_image(data, image);
+    const std::lock_guard lock(mutex);
+    kept.emplace_front(image, whole);
+    kept.resize(std::min<size_t>(kept.size(), 2));
+    return Image(whole(part));
+  }
+
+ private:
+  const Dataset& data;
+  std::mutex mutex;
+  std::list<std::pair<size_t, Image>> kept;
+};
 
 static double area(const Box& b) { return std::max(0.0, b.x2 - b.x1) * std::max(0.0, b.y2 - b.y1); }
 
@@ -57,66 +81,91 @@ static Dataset without_images(const Dataset& data, const std::string& what) {
 static void add_tile(Tiles& tiles, const Dataset& data, size_t image, const cv::Rect& part) {
   const int64_t id = int64_t(tiles.part.size()) + 1;
   const fs::path file = data.truth.images[image].file_name;
-  const std::string name =
-      concat((file.parent_path() / file.stem()).string(), "_", part.x, "_", part.y, ".jpg");
+  const std::string place = part.size() == data.size(image) ? "" : concat("_", part.x, "_", part.y),
+                    name = concat((file.parent_path() / file.stem()).string(), place, ".jpg");
   tiles.data.records.push_back({data.records[image].file, id, part.width, part.height, {}});
   tiles.data.truth.images.push_back({id, name, part.width, part.height});
   tiles.image.push_back(image);
   tiles.part.push_back(part);
 }
 
-// Adds the objects of the image to the last tile.
-static void add_objects(Tiles& tiles, const Dataset& data) {
+// Adds the objects of an image to its last tile. crowds: of this image. hidden(box): objects that become
+// ignored regions.
+static void add_objects(Tiles& tiles, const Dataset& data, const std::vector<const CocoAnnotation*>& crowds,
+                        const std::function<bool(const Box&)>& hidden) {
   Record& r = tiles.data.records.back();
-  const Record& whole = data.records[tiles.image.back()];
-  const auto add = [&](const Box& b, bool is_region) {
+  const auto add = [&](const Box& b, int64_t category, bool crowd) {
     const Box seen = in_tile(b, tiles.part.back());
     if (!has_area(seen)) return;
-    const bool crowd = is_region || area(seen) < area(b) / 2;
-    // A region belongs to no class. As a crowd in a COCO file it needs one.
-    const int64_t category = data.truth.categories[size_t(std::max(0, b.cls))].id;
-    const double w = seen.x2 - seen.x1, h = seen.y2 - seen.y1;
     (crowd ? r.ignored : r.boxes)
         .push_back({seen.x1, seen.y1, seen.x2, seen.y2, crowd ? kIgnoredRegion : b.cls});
+    const double w = seen.x2 - seen.x1, h = seen.y2 - seen.y1;
     tiles.data.truth.annotations.push_back({int64_t(tiles.data.truth.annotations.size()) + 1, r.image_id,
                                             category, seen.x1, seen.y1, w, h, w * h, crowd});
   };
-  for (const Box& b : whole.boxes) add(b, false);
-  for (const Box& b : whole.ignored) add(b, true);
+  for (const Box& b : data.boxes(tiles.image.back()))
+    add(b, data.truth.categories[size_t(b.cls)].id, hidden(b));
+  for (const CocoAnnotation* a : crowds) add({a->x, a->y, a->x + a->w, a->y + a->h, 0}, a->category_id, true);
 }
 
-Tiles training_tiles(const Dataset& data, int side, double overlap, double most_empty) {
+Tiles training_tiles(const Dataset& data, int side, double overlap, bool all_empty) {
   struct Tile {
     size_t image;
     cv::Rect part;
   };
+  const auto shows = [](const cv::Rect& part, const Box& b, double share) {
+    return area(in_tile(b, part)) >= share * area(b);
+  };
   std::vector<Tile> with, without;
-  for (size_t i = 0; i < data.records.size(); ++i)
-    for (const cv::Rect& part : tiles_of(data.size(i), side, overlap)) {
-      const auto& boxes = data.boxes(i);
-      const bool any = std::any_of(boxes.begin(), boxes.end(),
-                                   [&](const Box& b) { return area(in_tile(b, part)) >= area(b) / 2; });
+  for (size_t i = 0; i < data.records.size(); ++i) {
+    const auto& boxes = data.boxes(i);
+    const auto parts = tiles_of(data.size(i), side, overlap);
+    for (const cv::Rect& part : parts) {
+      const bool any =
+          std::any_of(boxes.begin(), boxes.end(), [&](const Box& b) { return shows(part, b, 0.5); });
       (any ? with : without).push_back({i, part});
     }
-  Rng rng(0, 0, without.size());
-  for (size_t i = without.size(); i-- > 1;)
-    std::swap(without[i], without[size_t(rng.randint(0, int64_t(i)))]);
-  without.resize(std::min(without.size(), size_t(std::ceil(most_empty * double(with.size())))));
+    const bool large = std::any_of(boxes.begin(), boxes.end(), [&](const Box& b) {
+      return std::none_of(parts.begin(), parts.end(),
+                          [&](const cv::Rect& part) { return shows(part, b, 1); });
+    });
+    if (large) with.push_back({i, {{0, 0}, data.size(i)}});
+  }
+  if (!all_empty && without.size() > with.size()) {
+    Rng rng(0, 0, without.size());
+    for (size_t i = without.size(); i-- > 1;)
+      std::swap(without[i], without[size_t(rng.randint(0, int64_t(i)))]);
+    without.resize(with.size());
+  }
   with.insert(with.end(), without.begin(), without.end());
   std::stable_sort(with.begin(), with.end(), [](const Tile& a, const Tile& b) { return a.image < b.image; });
 
+  std::unordered_map<int64_t, std::vector<const CocoAnnotation*>> crowds;  // by image id
+  for (const CocoAnnotation& a : data.truth.annotations)
+    if (a.crowd) crowds[a.image_id].push_back(&a);
   Tiles tiles{without_images(data, concat(", tiles of ", side, " pixels")), {}, {}};
   for (const Tile& t : with) {
     add_tile(tiles, data, t.image, t.part);
-    add_objects(tiles, data);
+    const auto parts = tiles_of(data.size(t.image), side, overlap);
+    const bool whole = parts.size() > 1 && t.part.size() == data.size(t.image);
+    add_objects(tiles, data, crowds[data.records[t.image].image_id], [&](const Box& b) {
+      if (!whole) return !shows(t.part, b, 0.5);
+      return std::any_of(parts.begin(), parts.end(), [&](const cv::Rect& part) { return shows(part, b, 1); });
+    });
   }
   ContentKey key;
   key.add(data.key);
   for (const cv::Rect& part : tiles.part) key.add(&part, sizeof part);
   tiles.data.key = key.text();
-  tiles.data.read = [&data, image = tiles.image, part = tiles.part](size_t i) {
+  const auto decode = std::make_shared<Decoder>(data);
+  tiles.data.read = [decode, problems = data.problems, image = tiles.image, part = tiles.part](size_t i) {
     std::vector<uchar> bytes;
-    cv::imencode(".jpg", pixels_of(data, image[i], part[i]), bytes, {cv::IMWRITE_JPEG_QUALITY, 95});
+    try {
+      cv::imencode(".jpg", (*decode)(image[i], part[i]), bytes, {cv::IMWRITE_JPEG_QUALITY, 95});
+    } catch (const ImageError& e) {  // stays an image that cannot be decoded
+      problems->add("image cannot be used", e.what());
+      return std::string("no image: ") + e.what();
+    }
     return std::string(bytes.begin(), bytes.end());
   };
   return tiles;
@@ -129,16 +178,18 @@ Tiles inference_tiles(const Dataset& data, int side, double overlap) {
     for (const cv::Rect& part : parts) add_tile(tiles, data, i, part);
     if (parts.size() > 1) add_tile(tiles, data, i, {{0, 0}, data.size(i)});
   }
-  tiles.data.stored = [&data, image = tiles.image, part = tiles.part](size_t i, double) {
-    return ImageRegion{pixels_of(data, image[i], part[i])};
+  const auto decode = std::make_shared<Decoder>(data);
+  tiles.data.stored = [decode, image = tiles.image, part = tiles.part](size_t i, double) {
+    return ImageRegion{(*decode)(image[i], part[i])};
   };
   return tiles;
 }
 
 std::vector<TileDetection> merge_tiles(std::vector<TileDetection> found, cv::Size image) {
   const auto is_cut = [&](const TileDetection& d) {
-    const double near = 4;  // pixels: boxes of objects that are cut end about here
     const cv::Rect& t = d.tile;
+    const double near =
+        std::max(4.0, 0.01 * t.width);  // pixels; boxes of objects that are cut end about here
     return (t.x > 0 && d.box.x1 < t.x + near) || (t.y > 0 && d.box.y1 < t.y + near) ||
            (t.x + t.width < image.width && d.box.x2 > t.x + t.width - near) ||
            (t.y + t.height < image.height && d.box.y2 > t.y + t.height - near);
@@ -147,14 +198,17 @@ std::vector<TileDetection> merge_tiles(std::vector<TileDetection> found, cv::Siz
   std::stable_sort(found.begin(), found.end(),
                    [](const TileDetection& a, const TileDetection& b) { return a.score > b.score; });
   std::vector<TileDetection> kept;
+  std::map<int, std::vector<TileDetection>> of_class;
   for (const TileDetection& d : found) {
-    const bool repeats = std::any_of(kept.begin(), kept.end(), [&](const TileDetection& k) {
+    auto& same = of_class[d.box.cls];
+    const bool repeats = std::any_of(same.begin(), same.end(), [&](const TileDetection& k) {
       const Box both{std::max(k.box.x1, d.box.x1), std::max(k.box.y1, d.box.y1), std::min(k.box.x2, d.box.x2),
                      std::min(k.box.y2, d.box.y2), 0};
-      return k.box.cls == d.box.cls && k.tile != d.tile &&
-             area(both) > 0.5 * (area(k.box) + area(d.box) - area(both));
+      return k.tile != d.tile && area(both) > 0.5 * (area(k.box) + area(d.box) - area(both));
     });
-    if (!repeats) kept.push_back(d);
+    if (repeats) continue;
+    same.push_back(d);
+    kept.push_back(d);
   }
   return kept;
 }

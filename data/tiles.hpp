@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles: overlapping parts of large images, in which the network sees small objects at full resolution. Used
-// by
-// ./pack --tiles for training, and by ./eval and ./demo --tile.
+// by ./pack --tiles for training, and by ./eval and ./demo --tile.
 #pragma once
 #include <cstddef>
 #include <opencv2/core.hpp>
@@ -10,6 +9,8 @@
 #include "data/dataset.hpp"
 
 namespace yolox {
+
+constexpr int kSmallestTile = 32;
 
 // Returns the tiles of an image: squares of `side` pixels, evenly spaced, of which neighbours overlap by at
 // least `overlap` times the side. A side of the image that is shorter than a tile is covered by one tile,
@@ -24,12 +25,14 @@ struct Tiles {
 };
 
 // Returns the tiles of all images with the objects in them, as a data set that encodes each tile as a JPEG.
-// An object of which less than half is in a tile is an ignored region there. most_empty: keeps at most this
-// many tiles without objects per tile with objects, a random choice.
-Tiles training_tiles(const Dataset& data, int side, double overlap, double most_empty);
+// An object of which less than half is in a tile is an ignored region there. An image with an object that no
+// tile shows entirely is there as a whole, too; the objects that tiles show are ignored regions in it.
+// all_empty: keeps all tiles without objects, otherwise at most as many as there are tiles with objects, a
+// random choice. `data` must outlive the result.
+Tiles training_tiles(const Dataset& data, int side, double overlap, bool all_empty);
 
-// Returns the tiles of all images, and each image of more than one tile as a whole, without objects.
-// `data` must outlive the result.
+// Returns the tiles of all images, and each image of more than one tile as a whole, without objects. `data`
+// must outlive the result.
 Tiles inference_tiles(const Dataset& data, int side, double overlap);
 
 // A detection in a tile.

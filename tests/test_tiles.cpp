@@ -69,18 +69,20 @@ TEST_CASE(
   TempDir dir;
   // Tiles of 100 pixels without overlap begin at 0, 100, 200 and at 0, 100.
   const Dataset data = one_image(dir, {{10, 20, 30, 40, 0}, {90, 50, 120, 60, 1}, {210, 110, 290, 190, -1}});
-  const Tiles tiles = training_tiles(data, 100, 0, /*most_empty=*/1e9);
-  REQUIRE(tiles.data.records.size() == 6);
+  const Tiles tiles = training_tiles(data, 100, 0, /*all_empty=*/true);
+  REQUIRE(tiles.data.records.size() == 7);
   const Image whole = read_image(data, 0);
   std::map<std::pair<int, int>, Record> at;
-  for (size_t i = 0; i < 6; ++i) {
-    at[{tiles.part[i].x, tiles.part[i].y}] = tiles.data.records[i];
+  for (size_t i = 0; i < 7; ++i) {
+    const cv::Rect& part = tiles.part[i];
+    const bool all = part.width == 300;
+    at[{all ? -1 : part.x, part.y}] = tiles.data.records[i];
     const Image shown = read_image(tiles.data, i);
-    REQUIRE(shown.size() == cv::Size(100, 100));
-    CHECK(cv::norm(shown, whole(tiles.part[i]), cv::NORM_INF) < 20);  // a JPEG of quality 95
+    REQUIRE(shown.size() == (all ? cv::Size(300, 200) : cv::Size(100, 100)));
+    CHECK(cv::norm(shown, whole(part), cv::NORM_INF) < 20);  // a JPEG of quality 95
     CHECK(tiles.data.truth.images[i].id == tiles.data.records[i].image_id);
     CHECK(tiles.data.truth.images[i].file_name ==
-          concat("a_", tiles.part[i].x, "_", tiles.part[i].y, ".jpg"));
+          (all ? "a.jpg" : concat("a_", part.x, "_", part.y, ".jpg")));
   }
   const auto is = [](const std::vector<Box>& boxes, const Box& b) {
     return boxes.size() == 1 && boxes[0].x1 == b.x1 && boxes[0].y1 == b.y1 && boxes[0].x2 == b.x2 &&
@@ -92,17 +94,23 @@ TEST_CASE(
   CHECK(is(at[{200, 100}].ignored, {10, 10, 90, 90, kIgnoredRegion}));
   CHECK(at[{100, 100}].boxes.empty());
   CHECK(at[{100, 100}].ignored.empty());
+  CHECK(is(at[{-1, 0}].boxes, {90, 50, 120, 60, 1}));  // no tile shows all of it
+  CHECK(at[{-1, 0}].ignored.size() == 2);              // the cat, which a tile shows, and the crowd
   // Written and read again, the labels are the same.
   const CocoDataset again = parse_coco(coco_text(tiles.data.truth), "tiles");
-  CHECK(again.annotations.size() == 4);
-  CHECK(std::count_if(again.annotations.begin(), again.annotations.end(),
-                      [](const auto& a) { return a.crowd; }) == 2);
+  CHECK(again.annotations.size() == 7);
+  int64_t crowds = 0;
+  for (const CocoAnnotation& a : again.annotations) {
+    crowds += a.crowd;
+    if (a.w == 80) CHECK(a.category_id == 5);  // the crowd of dogs
+  }
+  CHECK(crowds == 4);
 
-  // Of the tiles without objects, half as many as there are with objects.
-  const Tiles fewer = training_tiles(data, 100, 0, 0.5);
-  CHECK(fewer.data.records.size() == 3);
+  // As many tiles without objects as with objects.
+  const Tiles fewer = training_tiles(data, 100, 0, /*all_empty=*/false);
+  CHECK(fewer.data.records.size() == 6);
   CHECK(std::count_if(fewer.data.records.begin(), fewer.data.records.end(),
-                      [](const Record& r) { return r.boxes.empty(); }) == 1);
+                      [](const Record& r) { return r.boxes.empty(); }) == 3);
 
   const Tiles seen = inference_tiles(data, 100, 0);
   REQUIRE(seen.data.records.size() == 7);
@@ -110,6 +118,11 @@ TEST_CASE(
   for (size_t i = 0; i < 7; ++i)
     CHECK(cv::norm(read_image(seen.data, i), whole(seen.part[i]), cv::NORM_INF) == 0);
   CHECK(inference_tiles(data, 300, 0.2).data.records.size() == 1);  // the whole image is its only tile
+
+  fs::remove(dir / "a.png");  // it cannot be decoded later either, and is listed
+  const Tiles damaged = training_tiles(data, 100, 0, true);
+  CHECK(has(damaged.data.bytes(0), "no image: "));
+  CHECK(has(data.problems->lines().at(0), "a.png"));
 }
 
 TEST_CASE("tiles: parts of objects and repetitions are left out, neighbours in one tile stay") {

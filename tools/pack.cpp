@@ -43,8 +43,10 @@ struct Config : Flags {
 static std::string decoded_image(const Dataset& data, size_t i) {
   std::vector<ImageRegion> levels;
   try {
+    const std::string bytes = data.bytes(i);
     for (double scale = 1; levels.size() < size_t(PyramidHeader::kMaxLevels); scale /= 2) {
-      levels.push_back(data.image_region(i, {{0, 0}, data.size(i)}, scale));
+      levels.push_back(
+          decode_region(bytes, data.records[i].file, {{0, 0}, data.size(i)}, scale, data.size(i)));
       if (levels.back().image.size().area() == 1) break;
     }
   } catch (const ImageError& e) {
@@ -75,10 +77,13 @@ static void pack(int argc, char** argv) {
   opencv_single_thread();
   Splits whole = load_splits(config.data, config.split, 0, "", config.images), splits;
   if (config.tiles > 0) {
+    usage_check(config.tiles >= kSmallestTile, "--tiles must be at least ", kSmallestTile, ", got ",
+                config.tiles);
     // In training, more background than objects only takes time.
     splits = {
-        training_tiles(whole.train, config.tiles, config.overlap, /*most_empty=*/1).data, {}, whole.same};
-    if (!whole.same) splits.val = training_tiles(whole.val, config.tiles, config.overlap, 1e9).data;
+        training_tiles(whole.train, config.tiles, config.overlap, /*all_empty=*/false).data, {}, whole.same};
+    if (!whole.same)
+      splits.val = training_tiles(whole.val, config.tiles, config.overlap, /*all_empty=*/true).data;
   } else {
     splits = std::move(whole);
   }
