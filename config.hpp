@@ -13,6 +13,7 @@
 #include "augment.hpp"
 #include "base/device.hpp"
 #include "base/flags.hpp"
+#include "base/program.hpp"
 #include "data/batches.hpp"
 #include "data/dataset.hpp"
 #include "data/multiscale.hpp"
@@ -81,18 +82,17 @@ struct Config : Flags {
                              "pretrained weights: checkpoint (ours or official), or name of a "
                              "model that weights/get has downloaded",
                              marked(kFrequent | kOfMachine));
-  std::string resume =
-      flag_optional_value(resume, "Model", "resume", "newest", "[RUN]",
-                          "resume the run in this folder; without RUN the newest one in runs/ and ./",
-                          marked(kFrequent | kOfCall));
+  std::string resume = flag_optional_value(
+      resume, "Model", "resume", "newest", "[RUN]",
+      "resume this run [the newest in runs/ and ./]; auto = resume, or begin, the run in --out",
+      marked(kFrequent | kOfCall));
   std::string preproc = flag(preproc, "Model", "preproc", "auto", "auto|bgr|imagenet|legacy",
                              "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
                              "as in YOLOX 0.1.0; auto = from the checkpoint");
 
   std::string size = flag(size, "Training", "size", "", "N|HxW",
                           "input size in pixels [416 or 640, by model]", marked(kFrequent));
-  int bs = flag_auto(bs, "Training", "bs", 16, "N|auto",
-                     "total batch size over all ranks; auto = largest that fits in memory",
+  int bs = flag_auto(bs, "Training", "bs", 16, "N|auto", "batch size of all ranks; auto = what fits",
                      at_least(0) | kFrequent);
   int epochs = flag(epochs, "Training", "epochs", 300, "N", "number of epochs", at_least(1) | kFrequent);
   int64_t max_iters =
@@ -420,14 +420,19 @@ inline Plan plan_of(Config& c, int64_t images, int ranks, ImageSize base, int64_
   return plan;
 }
 
-// Returns the settings that must be equal on all ranks. Paths, --workers, --cache and --device may differ
-// between machines.
+// Returns the settings and versions that must be equal on all ranks, because numbers depend on them. Paths,
+// --workers, --cache and --device may differ between machines.
 inline Settings common_settings(const Config& config, const Dataset& data, size_t evaluated, int64_t step,
                                 torch::Device device) {
-  Settings common{
-      {"images", concat(data.records.size())},          {"images to evaluate", concat(evaluated)},
-      {"--profile", config.profile ? "true" : "false"}, {"device", device.is_cpu() ? "cpu" : "cuda"},
-      {"classes", listed(data.classes, 1 << 30)},       {"steps done", concat(step)}};
+  Settings common{{"images", concat(data.records.size())},
+                  {"images to evaluate", concat(evaluated)},
+                  {"--profile", config.profile ? "true" : "false"},
+                  {"device", device.is_cpu() ? "cpu" : "cuda"},
+                  {"classes", listed(data.classes, 1 << 30)},
+                  {"steps done", concat(step)},
+                  {"revision", git_revision()},
+                  {"LibTorch", TORCH_VERSION},
+                  {"OpenCV", CV_VERSION}};
   for (const auto& [name, value] : config.values(/*without=*/kOfCall | kOfMachine))
     common.emplace_back("--" + name, value);
   return common;

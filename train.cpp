@@ -218,12 +218,15 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
     compute_gradients(model, input, parts, t.optimizer, t.scaler, step);
   };
   const TrialStep trial{t, compute, base, multi_scale(config, base, rank_info.world).largest(), device, dtr};
-  if (config.bs == 0) run.note(find_batch(config, trial, data.train.records.size(), ranks, run.log));
+  run.note(fit_batch(config, trial, data.train.records.size(), ranks, run.log));
   Plan plan = plan_of(config, data.train.records.size(), rank_info.world, base);
   set_norm_momentum(*model, config.bn_momentum);
   use_cudnn_benchmark(cudnn_benchmark_pays(config, plan));
   const std::string dtr_fact = dtr.on() ? try_dtr_step(config, trial, plan.batch_per_rank, ranks) : "";
-  run.resume(t, saved, plan);
+  if (!run.resume(t, saved, plan)) {  // complete
+    ranks.shutdown();
+    return 0;
+  }
   run.start(t, plan, dtr.on(), {fast_fact, dtr_fact});
 
   // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN

@@ -116,6 +116,22 @@ std::string find_batch(Config& config, const TrialStep& trial, int64_t n, Ranks&
                 "; the memory budget is ", short_bytes(mine), world > 1 ? " per rank" : "");
 }
 
+std::string fit_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log) {
+  if (config.bs == 0) return find_batch(config, trial, n, ranks, log);
+  if (ranks.alone() || trial.device.is_cpu() || trial.dtr.on()) return "";
+  const int given = config.accum, share = config.bs / ranks.info.world;
+  while (!std::isfinite(ranks.max(trial(share, config.accum)))) {
+    check(config.accum < share,
+          "the largest step does not fit in memory, even with one image at a time; give a smaller --size or "
+          "--model");
+    config.accum = std::min(2 * config.accum, share);
+  }
+  if (config.accum == given) return "";
+  return concat("accum   ", config.accum, " instead of ", given, ": with less, a step of ",
+                trial.largest.height, "x", trial.largest.width,
+                " pixels does not fit in the memory of each GPU");
+}
+
 std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t share, Ranks& ranks) {
   const double bytes = ranks.max(trial(share, config.accum));
   check(std::isfinite(bytes), "the first step does not fit in memory with --dtr ", config.dtr, "; give ",

@@ -169,6 +169,12 @@ struct TrialStep {
 // line for the log.
 std::string find_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log);
 
+// Makes steps fit into memory before the first one: find_batch() with --bs auto. With several ranks on GPUs,
+// where a step cannot be repeated, increases config.accum until the largest step fits on every rank. Returns
+// a line for the log, or "" if nothing changed. Throws if one image at a time does not fit. n: as
+// find_batch().
+std::string fit_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log);
+
 // --dtr: tries the largest step. Returns a line for the log with its memory and its cost. Throws if the step
 // does not fit in the budget. share: images of this rank.
 std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t share, Ranks& ranks);

@@ -52,7 +52,9 @@ Run::Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, c
 
 Run::~Run() = default;
 
-void Run::note(const std::string& text) { notes.push_back(text); }
+void Run::note(const std::string& text) {
+  if (!text.empty()) notes.push_back(text);
+}
 
 // Returns what --patience waits for.
 static std::string gain_of(const Config& config) {
@@ -70,23 +72,28 @@ void Run::cache_images(Dataset& train) {
   log.line("cache   " + use_cache(train, place, size, config.loader_threads, progress));
 }
 
-void Run::resume(Training& t, SavedRun& saved, const Plan& its_plan) {
+bool Run::resume(Training& t, SavedRun& saved, const Plan& its_plan) {
   plan = its_plan;
   const int64_t images = data.train.records.size();
   saver = {folder,      info,         config.values(/*without=*/kOfCall), plan.per_epoch, images,
            config.keep, ranks.first()};
-  if (!saved) return;
+  if (!saved) return true;
   saver.load(t, saved);
   if (saved.images != images)
     note(concat("warning: the data set has ", images, " images, but ", saved.images,
                 " in the checkpoint; their order changes from here on"));
   saved.file = {};
   if (ranks.first()) remove_temporary_files(folder);
-  usage_check(t.iteration < plan.iters || evaluation_due(t), folder, " is complete: ", t.iteration, " of ",
-              plan.iters, " steps are done; increase --epochs or --max-iters to continue");
-  usage_check(config.patience == 0 || t.best.evals_without_gain < config.patience, folder,
-              " was stopped early after ", t.best.evals_without_gain, " evaluations without a ",
-              gain_of(config), "; increase --patience to continue (0 = off)");
+  std::string over;
+  if (t.iteration >= plan.iters && !evaluation_due(t))
+    over = concat(" is complete: ", t.iteration, " of ", plan.iters,
+                  " steps are done; increase --epochs or --max-iters to continue");
+  else if (config.patience > 0 && t.best.evals_without_gain >= config.patience)
+    over = concat(" was stopped early after ", t.best.evals_without_gain, " evaluations without a ",
+                  gain_of(config), "; increase --patience to continue (0 = off)");
+  usage_check(over.empty() || config.resume == "auto", folder, over);
+  if (!over.empty()) log.line(folder + over);
+  return over.empty();
 }
 
 void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<std::string>& facts) {

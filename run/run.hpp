@@ -55,8 +55,8 @@ class Run {
   // Decodes all images of a data set into the cache (--cache).
   void cache_images(Dataset& train);
   // Sets the plan. Loads the checkpoint of a resumed run and frees the memory of `saved`. Throws UsageError
-  // if the run is complete or was stopped by --patience.
-  void resume(Training& t, SavedRun& saved, const Plan& plan);
+  // if the run is complete or was stopped by --patience; with --resume auto it logs this and returns false.
+  bool resume(Training& t, SavedRun& saved, const Plan& plan);
   // Logs settings, data, model and plan. Writes config.json, labels.jpg and the first last.pth. Installs the
   // signal handlers. facts: more lines for the log.
   void start(Training& t, Plan& plan, bool with_dtr, const std::vector<std::string>& facts);

@@ -70,17 +70,21 @@ void save_last(const std::string& run, const GenericDict& file, int64_t step, in
     if (path != last.string() && ++kept > keep) fs::remove(path, error);
 }
 
-SavedRun resume_settings(Flags& flags, const std::string& run) {
-  combination_check(!flags.was_given("weights"),
+SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command) {
+  combination_check(same_command || !flags.was_given("weights"),
                     "--weights and --resume cannot be used together: a resumed run has its own weights");
-  combination_check(!flags.was_given("out"),
-                    "--out and --resume cannot be used together: a resumed run stays in its folder");
+  combination_check(same_command || !flags.was_given("out"),
+                    "--out and --resume cannot be used together: a resumed run stays in its folder; "
+                    "--resume auto --out DIR resumes the run in DIR, or begins it");
   SavedRun saved = newest_checkpoint(run);
   const auto values = flags.values();
   const std::map<std::string, std::string> now(values.begin(), values.end());
   const Settings settings = saved_settings(saved.file, saved.path);
   for (const auto& [name, value] : settings) {
-    if (!flags.was_given(name))
+    const auto was_chosen = [&] {  // by the run, for a flag that said auto
+      return now.at(name) == "auto" || (name == "accum" && now.at("bs") == "auto");
+    };
+    if (!flags.was_given(name) || (same_command && was_chosen()))
       flags.set(name, value);
     else if (now.at(name) != value)
       saved.notes.push_back(concat("--", name, " ", now.at(name), " instead of the run's ", value));
@@ -151,7 +155,10 @@ void Saver::roll_back(Training& t, Log& log, const std::function<void()>& ready)
 
 SavedRun find_run(Config& config) {
   config.model = model_size(config.model).name;
-  if (config.resume.empty()) {
+  const bool same_command = config.resume == "auto";
+  combination_check(!same_command || config.was_given("out"),
+                    "--resume auto needs --out DIR, the folder of the run");
+  if (config.resume.empty() || (same_command && list_checkpoints(config.out).empty())) {
     SavedRun none;
     if (!config.weights.empty() && !config.was_given("model")) {
       const auto file = read_weights(config.weights);
@@ -164,12 +171,12 @@ SavedRun find_run(Config& config) {
     }
     return none;
   }
-  const std::string run = run_folder_of(config.resume);
+  const std::string run = same_command ? config.out : run_folder_of(config.resume);
   usage_check(
       !run.empty(),
       "--resume: no run in runs/ or in this folder has a checkpoint; give the folder of a run, as in its "
       "--out");
-  SavedRun saved = resume_settings(config, run);
+  SavedRun saved = resume_settings(config, run, same_command);
   for (const auto& [flag, now] :
        {std::pair("freeze", config.freeze), {"optimizer", config.optimizer}, {"recipe", config.recipe}})
     for (const auto& [name, value] : saved_settings(saved.file, saved.path))

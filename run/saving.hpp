@@ -47,8 +47,9 @@ void write_and_make_room(const std::string& run, const std::string& path, const 
 void save_last(const std::string& run, const GenericDict& file, int64_t step, int64_t before, int64_t keep);
 
 // Sets all flags that are not on the command line to the values of the run. Returns its newest undamaged
-// checkpoint.
-SavedRun resume_settings(Flags& flags, const std::string& run);
+// checkpoint. same_command: the command line is the one that began the run (--resume auto), so that a value
+// of auto stays what it was then.
+SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command = false);
 
 // Calls write(), which saves a file. Returns false and logs a warning if write() throws, because a full disk
 // must not end a run. must: for the last save of a run; tries 4 times, one second apart, and then throws.

@@ -57,6 +57,9 @@ void set_compute_threads(double image_flops, torch::Device device, int world) {
 }
 
 void lock_resumed_run(SavedRun& saved, Ranks& ranks) {
+  const double step = saved ? double(saved.step) : -1, latest = ranks.max(step);
+  check(latest == -ranks.max(-step), "some ranks find the checkpoint of step ", int64_t(latest),
+        " in the run folder, others an older one or none; is the file system slow? Repeat the command");
   if (!saved) return;
   if (ranks.first()) lock_run_folder(saved.run);
   ranks.barrier();

@@ -2,6 +2,7 @@
 // Training on several ranks. Each rank is a process, started by a test or by the launcher of ./train.
 #include "programs.hpp"
 
+#include "config.hpp"
 #include "ddp.hpp"
 #include "models.hpp"
 #include "run/state.hpp"
@@ -944,6 +945,18 @@ TEST_CASE("train: --bs auto, --cache, --profile and --patience work on two ranks
   const std::string patience =
       succeed(dir, "train", flags + "--bs 6 --lr 0 --eval-interval 1 --patience 2 --out c");
   CHECK_MESSAGE(has(patience, "stopping: 2 evaluations without a better AP"), patience);
+}
+
+TEST_CASE("ranks: all must have the same program, LibTorch and OpenCV, because numbers depend on them") {
+  Config config;
+  fill_in(config);
+  const Settings shared = common_settings(config, shapes_dataset(0, 0, 2), 2, 0, torch::kCPU);
+  const std::map<std::string, std::string> values(shared.begin(), shared.end());
+  CHECK(values.at("revision") == git_revision());
+  CHECK(values.at("LibTorch") == TORCH_VERSION);
+  CHECK(values.at("OpenCV") == cv::getVersionString());
+  CHECK(values.count("--lr") == 1);
+  CHECK(values.count("--workers") == 0);
 }
 
 TEST_CASE("launcher: a rank that is stopped is recognised, so that it is not waited for") {

@@ -31,6 +31,30 @@ TEST_CASE("gpu: training on two GPUs equals training on one" * needs_gpu * start
   }
 }
 
+TEST_CASE("gpu: ranks whose largest step does not fit begin with more micro-batches" * needs_gpu *
+          starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", 16);
+  const Env two_gpus("SIMULATED_CUDA_DEVICES", "2");
+  const std::string flags =
+      "--data data --model yolox-nano --size 256 --no-multiscale --bs 16 --gpus 2 --eval-interval 0 "
+      "--max-iters 1 ";
+  const auto peak = [&](const std::string& more) {  // bytes of the rank with more memory
+    const std::string said = succeed(dir, "train", flags + more), mark = "ranks   memory ";
+    const size_t at = said.find(mark);
+    REQUIRE_MESSAGE(at != std::string::npos, said);
+    CHECK_FALSE(has(said, "accum   "));
+    return 1e6 * std::max(std::stod(said.substr(at + mark.size())),
+                          std::stod(said.substr(said.find(' ', at + mark.size()))));
+  };
+  const double whole = peak("--out a"), quarters = peak("--accum 4 --out b");
+  REQUIRE(whole > 1.3 * quarters);
+  const Env limit("SIMULATED_CUDA_LIMIT", concat(int64_t(0.5 * (whole + quarters))).c_str());
+  const std::string said = succeed(dir, "train", flags + "--out c");
+  CHECK_MESSAGE(has(unwrapped(said), "instead of 1: with less, a step of 256x256 pixels does not fit"), said);
+  CHECK(has(contents(dir / "c/config.json"), "\"accum\":"));
+}
+
 TEST_CASE("gpu: a rank on a GPU that loses another rank ends with a message, not with SIGABRT" * needs_gpu *
           starts_programs) {
   TempDir dir;

@@ -430,6 +430,32 @@ TEST_CASE("train: --bs auto prints the batch size, trains with it and resumes wi
   CHECK(has(again.out, "of 4 images"));
 }
 
+TEST_CASE(
+    "train: --resume auto begins a run, resumes it with the same bytes, and ends quietly when it is "
+    "complete" *
+    starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", 49);
+  const std::string
+      flags =
+          "--data data --model yolox-nano --size 64 --bs auto --epochs 1 --eval-interval 0 --deterministic ",
+      same = flags + "--out r --resume auto ";
+  const std::string began = succeed(dir, "train", same + "--max-iters 4");
+  CHECK(has(began, "--bs auto: 4 ("));
+  const std::string resumed = succeed(dir, "train", same + "--max-iters 0");
+  CHECK_MESSAGE(has(resumed, "resuming r at step 4"), resumed);
+  CHECK_FALSE(has(resumed, "--bs auto: "));  // which might find another size now
+  succeed(dir, "train", flags + "--out whole");
+  CHECK(difference(dir / "r/last.pth", dir / "whole/last.pth") == "");
+  const Outcome complete = run(dir, "train", same + "--max-iters 0");
+  CHECK(complete.code == 0);
+  CHECK_MESSAGE(has(unwrapped(complete.out), "r is complete: 13 of 13 steps are done"), complete.out);
+  CHECK(run(dir, "train", "--resume r").code == 2);
+  const Outcome nowhere = run(dir, "train", flags + "--resume auto");
+  CHECK(nowhere.code == 2);
+  CHECK(has(nowhere.err, "--resume auto needs --out DIR"));
+}
+
 TEST_CASE("train: settings, parameters and FLOPs are printed before the first step" * starts_programs) {
   const std::string printed = trained().printed;
   for (const char* part :

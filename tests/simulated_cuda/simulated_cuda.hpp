@@ -56,7 +56,8 @@ constexpr int64_t kMemory = int64_t{16} << 30;
 int64_t allocated();
 int64_t peak_allocated();
 void reset_peak();
-// An allocation beyond the limit fails as on a GPU: "CUDA out of memory".
+// An allocation beyond the limit fails as on a GPU: "CUDA out of memory". At first it is SIMULATED_CUDA_LIMIT
+// bytes, or none.
 void set_limit(int64_t bytes);
 int64_t limit();
 

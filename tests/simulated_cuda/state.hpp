@@ -83,7 +83,9 @@ class Arena {
   }
   bool has_bytes(const void* p) const { return p >= bytes && p < bytes + size; }
 
-  int64_t allocated = 0, peak = 0, limit = INT64_MAX;
+  int64_t allocated = 0, peak = 0;
+  int64_t limit =
+      std::getenv("SIMULATED_CUDA_LIMIT") ? std::atoll(std::getenv("SIMULATED_CUDA_LIMIT")) : INT64_MAX;
 
  private:
   size_t size;
