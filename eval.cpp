@@ -18,48 +18,59 @@
 using namespace yolox;
 
 struct Config : Flags {
-  std::string data =
-      flag(data, "Model and data", "data", "", "DIR|FILE|shapes",
-           "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; A,B = several; shapes = drawn");
-  std::string split = flag(split, "Model and data", "split", "", "NAME", "split to evaluate on [val]");
+  std::string data = flag(data, "Model and data", "data", "", "DIR|FILE|shapes",
+                          "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; A,B = several; shapes = drawn",
+                          marked(kFrequent));
+  std::string split =
+      flag(split, "Model and data", "split", "", "NAME", "split to evaluate on [val]", marked(kFrequent));
   std::string images = flag(images, "Model and data", "images", "", "DIR",
                             "folder of the images of a COCO JSON file [the usual folders]");
-  double val_fraction = flag(val_fraction, "Model and data", "val-fraction", 0.0, "X",
-                             "evaluate the images that ./train --val-fraction X has held out; 0 = off");
+  double val_fraction =
+      flag(val_fraction, "Model and data", "val-fraction", 0.0, "X",
+           "evaluate the images that ./train --val-fraction X has held out; 0 = off", between(0, 0.9));
   std::string class_map = flag(class_map, "Model and data", "class-map", "", "OLD=NEW,...",
                                "rename classes of the data, as in training");
-  std::string weights =
-      flag(weights, "Model and data", "weights", "", "FILE",
-           "checkpoint (ours or official), or name of a model that weights/get has downloaded");
-  std::string gt = flag(gt, "Detection file", "gt", "", "GT.json", "ground truth in COCO format");
-  std::string dt = flag(dt, "Detection file", "dt", "", "DT.json", "detections in COCO format");
+  std::string weights = flag(
+      weights, "Model and data", "weights", "", "FILE",
+      "checkpoint (ours or official), or name of a model that weights/get has downloaded", marked(kFrequent));
+  std::string gt =
+      flag(gt, "Detection file", "gt", "", "GT.json", "ground truth in COCO format", marked(kFrequent));
+  std::string dt =
+      flag(dt, "Detection file", "dt", "", "DT.json", "detections in COCO format", marked(kFrequent));
   std::string model =
       flag(model, "Evaluation", "model", "", "NAME", model_names() + " [from the checkpoint]");
   std::string size = flag(size, "Evaluation", "size", "", "N|HxW",
-                          "input size in pixels [from the checkpoint or the model]");
-  double conf = flag(conf, "Evaluation", "conf", 0.01, "P", "minimum score of a detection");
-  double nms = flag(nms, "Evaluation", "nms", 0.65, "IOU", "NMS IoU threshold");
+                          "input size in pixels [from the checkpoint or the model]", marked(kFrequent));
+  double conf =
+      flag(conf, "Evaluation", "conf", 0.01, "P", "minimum score of a detection", between(0, 1) | kFrequent);
+  double nms = flag(nms, "Evaluation", "nms", 0.65, "IOU", "NMS IoU threshold", between(1e-6, 1) | kFrequent);
   int tile = flag(tile, "Evaluation", "tile", 0, "N",
                   "also detect in tiles of N x N pixels, for small objects in large images; 0 = off",
-                  between(0, 8192));
+                  between(0, 8192) | kFrequent);
   double overlap = flag(overlap, "Evaluation", "overlap", 0.2, "X",
                         "overlap of neighbouring tiles, as a fraction of N", between(0, 0.9));
-  int bs = flag(bs, "Evaluation", "bs", 16, "N", "batch size");
+  int bs = flag(bs, "Evaluation", "bs", 16, "N", "batch size", at_least(1) | kFrequent);
   int workers = flag_auto(workers, "Evaluation", "workers", 0, "N|auto",
-                          "threads that load images; auto = one per core");
+                          "threads that load images; auto = one per core", between(0, 256));
   std::string preproc = flag(preproc, "Evaluation", "preproc", "auto", "auto|bgr|imagenet|legacy",
                              "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
                              "as in YOLOX 0.1.0; auto = from the checkpoint");
-  std::string device = flag(device, "Evaluation", "device", "auto", "auto|cpu|cuda[:N]", "device to run on");
+  std::string device = flag(device, "Evaluation", "device", "auto", "auto|cpu|cuda[:N]", "device to run on",
+                            marked(kFrequent));
   bool ema = flag(ema, "Evaluation", "ema", true, "", "evaluate the weights without EMA");
-  bool fuse = flag(fuse, "Evaluation", "fuse", false, "", "fold batch norms into the convolutions");
+  bool fuse = flag(fuse, "Evaluation", "fuse", false, "", "fold batch norms into the convolutions",
+                   marked(kFrequent));
   int64_t seed = flag(seed, "Evaluation", "seed", int64_t{0}, "N", "random seed of --data shapes");
-  bool voc = flag(voc, "Output", "voc", false, "", "also compute Pascal VOC AP: all points and 11 points");
-  bool speed = flag(speed, "Output", "speed", false, "", "print the time per image of each stage");
+  bool voc = flag(voc, "Output", "voc", false, "", "also compute Pascal VOC AP: all points and 11 points",
+                  marked(kFrequent));
+  bool speed =
+      flag(speed, "Output", "speed", false, "", "print the time per image of each stage", marked(kFrequent));
   std::string report = flag(report, "Output", "report", "runs/eval/report.html", "FILE.html",
-                            "write a page with curves, errors and the worst images");
-  std::string json = flag(json, "Output", "json", "", "FILE", "write all metrics, also per class");
-  std::string save_dt = flag(save_dt, "Output", "save-dt", "", "FILE", "write the detections in COCO format");
+                            "write a page with curves, errors and the worst images", marked(kFrequent));
+  std::string json =
+      flag(json, "Output", "json", "", "FILE", "write all metrics, also per class", marked(kFrequent));
+  std::string save_dt = flag(save_dt, "Output", "save-dt", "", "FILE", "write the detections in COCO format",
+                             marked(kFrequent));
   std::string hard_negatives =
       flag(hard_negatives, "Output", "hard-negatives", "", "FILE.json",
            "write a COCO file of the images without objects in which the model detects one");
@@ -114,7 +125,8 @@ static void print_speed(const EvalTimes& times, int64_t images, int workers) {
 // Throws UsageError if a flag is invalid.
 static void check_flags(const Config& config) {
   combination_check(config.gt.empty() == config.dt.empty(), "--gt and --dt need each other");
-  const std::vector<std::string> inputs{config.gt, config.dt, config.data, config.weights};
+  std::vector<std::string> inputs = split_list(config.data);
+  inputs.insert(inputs.end(), {config.gt, config.dt, config.data, config.weights});
   protect_inputs("--json", config.json, inputs);
   protect_inputs("--report", config.report, inputs);
   protect_inputs("--save-dt", config.save_dt, inputs);
@@ -129,14 +141,15 @@ static void check_flags(const Config& config) {
     return;
   }
   combination_check(!config.data.empty(), "--data is needed, or --gt and --dt");
-  usage_check(config.val_fraction >= 0 && config.val_fraction <= 0.9,
-              "--val-fraction must be in 0..0.9, got ", config.val_fraction);
   config.check_values();
-  usage_check(config.bs >= 1, "--bs must be at least 1, got ", config.bs);
-  usage_check(config.workers >= 0 && config.workers <= 256, "--workers must be in 1..256, got ",
-              config.workers);
-  usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
-  usage_check(config.nms > 0 && config.nms <= 1, "--nms must be above 0 and at most 1, got ", config.nms);
+  usage_check(config.tile == 0 || config.tile >= kSmallestTile, "--tile must be at least ", kSmallestTile,
+              ", got ", config.tile);
+  const bool several = data_sets(config.data).size() > 1;
+  usage_check(
+      !several || config.save_dt.empty(),
+      "--save-dt is for one data set, because the images of several get new ids; evaluate one at a time");
+  usage_check(config.hard_negatives.empty() || (config.data != "shapes" && !is_packed(config.data)),
+              "--hard-negatives is for image files, not for --data ", config.data);
   if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 
@@ -215,28 +228,32 @@ static void merge_evaluation(Evaluation& e, const Tiles& tiles, const Dataset& d
 }
 
 // Writes --hard-negatives: the images without objects in which the model detects one, the worst first, as a
-// COCO file for training.
-static void write_hard_negatives(const std::string& path, const Evaluation& e, const Dataset& data) {
+// COCO file for training. labelled: the ids of the images with objects. classes: of the data set.
+static void write_hard_negatives(const std::string& path, const Evaluation& e, const Dataset& data,
+                                 const std::set<int64_t>& labelled, const std::vector<std::string>& classes) {
   constexpr double kWrong = 0.3;  // score from which ./demo shows a detection
   std::map<int64_t, double> score;
-  for (const Detection& d : e.detections) score[d.image_id] = std::max(score[d.image_id], d.score);
-  for (const CocoAnnotation& a : data.truth.annotations) score.erase(a.image_id);
+  for (const Detection& d : e.detections)
+    if (!labelled.count(d.image_id)) score[d.image_id] = std::max(score[d.image_id], d.score);
   std::vector<std::pair<double, size_t>> worst;
   for (size_t i = 0; i < data.records.size(); ++i)
-    if (const auto found = score.find(data.records[i].image_id);
-        found != score.end() && found->second >= kWrong)
-      worst.emplace_back(-found->second, i);
+    if (const double s = score[data.records[i].image_id]; s >= kWrong) worst.emplace_back(-s, i);
   std::sort(worst.begin(), worst.end());
   CocoDataset negatives;
-  negatives.categories = data.truth.categories;
+  for (const std::string& name : classes)
+    negatives.categories.push_back({int64_t(negatives.categories.size()) + 1, name});
   for (const auto& [_, i] : worst) {
     const Record& r = data.records[i];
     negatives.images.push_back({r.image_id, fs::absolute(r.file).string(), r.width, r.height});
   }
-  if (!worst.empty()) write_coco(path, negatives);
   std::cout << worst.size() << " images without objects have a detection of score " << kWrong << " or more";
-  if (!worst.empty())
-    std::cout << ": " << printable(path) << "; train with them: --data DATA," << printable(path);
+  if (worst.empty()) {
+    fs::remove(path);  // of an earlier evaluation
+  } else {
+    write_coco(path, negatives);
+    std::cout << ": " << printable(path) << "\nTrain with them, unless AP is measured on them: --data DIR,"
+              << printable(path) << ", or TRAIN.json,VAL.json," << printable(path);
+  }
   std::cout << "\n\n";
 }
 
@@ -252,6 +269,9 @@ static void evaluate_model(const Config& config) {
   if (config.fuse) fuse_batch_norms(*loaded.model);
   Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks", config.images,
                           loaded.info.classes, config.val_fraction, {config.class_map});
+  std::set<int64_t> labelled;  // also with classes that the model does not know
+  for (const CocoAnnotation& a : data.truth.annotations) labelled.insert(a.image_id);
+  const std::vector<std::string> own_classes = data.classes;
   const auto classes = class_names(loaded.info, loaded.model->num_classes);
   const bool named = !loaded.info.classes.empty() || data.classes.size() != classes.size();
   if (named && !classes.empty()) use_classes(data, classes);
@@ -294,14 +314,16 @@ static void evaluate_model(const Config& config) {
     list_images();
     std::cout << "\n";
   }
-  if (!config.hard_negatives.empty()) write_hard_negatives(config.hard_negatives, e, data);
+  if (!config.hard_negatives.empty())
+    write_hard_negatives(config.hard_negatives, e, data, labelled, own_classes);
   if (!config.save_dt.empty()) save_detections(config.save_dt, e.detections, data);
   const fs::path folder = fs::path(config.data).lexically_normal();
+  const std::string name = data_sets(config.data).size() > 1 ? config.data
+                           : folder.has_filename()           ? folder.filename().string()
+                                                             : folder.parent_path().filename().string();
   if (config.speed) print_speed(times, int64_t(data.records.size()), settings.workers);
   report(
-      e.result, e.truth, e.detections, &data,
-      concat(loaded.info.model, " on ",
-             folder.has_filename() ? folder.filename().string() : folder.parent_path().filename().string()),
+      e.result, e.truth, e.detections, &data, concat(loaded.info.model, " on ", name),
       concat(config.weights, " on ", e.images, " images, ", settings.size.height, "x", settings.size.width),
       config);
   if (e.result.AP >= 0 && e.result.AP < 0.01) {

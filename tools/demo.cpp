@@ -31,7 +31,7 @@ struct Config : Flags {
       flag(weights, "Input", "weights", "", "FILE",
            "checkpoint (ours or official), or name of a model that weights/get has downloaded");
   int64_t max_images = flag(max_images, "Input", "max-images", int64_t{0}, "N",
-                            "stop after N images or video frames; 0 = off");
+                            "stop after N images or video frames; 0 = off", at_least(0));
   std::string save = flag(save, "Output", "save", "runs/demo", "DIR", "output folder");
   bool draw = flag(draw, "Output", "draw", true, "", "do not write images and videos");
   std::string json = flag(json, "Output", "json", "", "FILE",
@@ -45,18 +45,18 @@ struct Config : Flags {
       flag(size, "Inference", "size", "", "N|HxW", "input size in pixels [from the checkpoint or the model]");
   std::string classes = flag(classes, "Inference", "classes", "", "NAME,...",
                              "only these classes, by name or number from 0 [all]");
-  double conf = flag(conf, "Inference", "conf", 0.3, "P", "minimum score of a detection");
-  double nms = flag(nms, "Inference", "nms", 0.45, "IOU", "NMS IoU threshold");
+  double conf = flag(conf, "Inference", "conf", 0.3, "P", "minimum score of a detection", between(0, 1));
+  double nms = flag(nms, "Inference", "nms", 0.45, "IOU", "NMS IoU threshold", between(1e-6, 1));
   int tile = flag(tile, "Inference", "tile", 0, "N",
                   "also detect in tiles of N x N pixels, for small objects in large images; 0 = off",
                   between(0, 8192));
   double overlap = flag(overlap, "Inference", "overlap", 0.2, "X",
                         "overlap of neighbouring tiles, as a fraction of N", between(0, 0.9));
   int bs = flag_auto(bs, "Inference", "bs", 0, "N|auto",
-                     "batch size; auto = 1 for a camera, a stream or --show, otherwise 8");
-  int workers =
-      flag_auto(workers, "Inference", "workers", 0, "N|auto",
-                "threads that read images, and as many that draw and write; auto = cores, up to 16");
+                     "batch size; auto = 1 for a camera, a stream or --show, otherwise 8", at_least(0));
+  int workers = flag_auto(workers, "Inference", "workers", 0, "N|auto",
+                          "threads that read images, and as many that draw and write; auto = cores, up to 16",
+                          between(0, 256));
   std::string preproc = flag(preproc, "Inference", "preproc", "auto", "auto|bgr|imagenet|legacy",
                              "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
                              "as in YOLOX 0.1.0; auto = from the checkpoint");
@@ -65,12 +65,8 @@ struct Config : Flags {
 
 static void check_config(const Config& config) {
   config.check_values();
-  usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
-  usage_check(config.nms > 0 && config.nms <= 1, "--nms must be above 0 and at most 1, got ", config.nms);
-  usage_check(config.max_images >= 0, "--max-images must be at least 0, got ", config.max_images);
-  usage_check(config.bs >= 0, "--bs must be at least 1, got ", config.bs);
-  usage_check(config.workers >= 0 && config.workers <= 256, "--workers must be in 1..256, got ",
-              config.workers);
+  usage_check(config.tile == 0 || config.tile >= kSmallestTile, "--tile must be at least ", kSmallestTile,
+              ", got ", config.tile);
   if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 
