@@ -81,10 +81,11 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
   const std::map<std::string, std::string> now(values.begin(), values.end());
   const Settings settings = saved_settings(saved.file, saved.path);
   for (const auto& [name, value] : settings) {
-    const auto was_chosen = [&] {  // by the run, for a flag that said auto
-      return now.at(name) == "auto" || (name == "accum" && now.at("bs") == "auto");
-    };
-    if (!flags.was_given(name) || (same_command && was_chosen()))
+    // With the same command, what the run chose for a flag that said auto stays.
+    const bool given = flags.was_given(name),
+               chosen = given && same_command &&
+                        (now.at(name) == "auto" || (name == "accum" && now.at("bs") == "auto"));
+    if (!given || chosen)
       flags.set(name, value);
     else if (now.at(name) != value)
       saved.notes.push_back(concat("--", name, " ", now.at(name), " instead of the run's ", value));
