@@ -20,11 +20,6 @@
 
 namespace yolox {
 
-// Brings the images into a random order.
-inline void shuffle(std::vector<int64_t>& order, Rng& rng) {
-  for (int64_t i = int64_t(order.size()) - 1; i > 0; --i) std::swap(order[i], order[rng.randint(0, i)]);
-}
-
 // Returns the permutation of n images for one epoch (`pass`, from 0). Depends only on (seed, pass), not on
 // the number of threads or ranks.
 inline std::vector<int64_t> permutation(int64_t n, uint64_t seed, uint64_t pass) {

@@ -142,8 +142,7 @@ static void check_flags(const Config& config) {
   }
   combination_check(!config.data.empty(), "--data is needed, or --gt and --dt");
   config.check_values();
-  usage_check(config.tile == 0 || config.tile >= kSmallestTile, "--tile must be at least ", kSmallestTile,
-              ", got ", config.tile);
+  check_tile_side("--tile", config.tile);
   const bool several = data_sets(config.data).size() > 1;
   usage_check(
       !several || config.save_dt.empty(),
@@ -257,6 +256,21 @@ static void write_hard_negatives(const std::string& path, const Evaluation& e, c
   std::cout << "\n\n";
 }
 
+// Warns if the model detects nothing right.
+static void warn_near_zero(const EvalResult& result, bool legacy) {
+  if (result.AP < 0 || result.AP >= 0.01) return;
+  const char* pixels = legacy ? "RGB, mean/std of ImageNet (as in YOLOX 0.1.0); try --preproc bgr"
+                              : "BGR 0..255; try --preproc imagenet for weights of YOLOX 0.1.0";
+  std::cout
+      << "\n"
+      << wrapped(
+             concat(
+                 "warning: AP is near zero. If the model is trained, the pixel format may be wrong: it is ",
+                 pixels, ". Or the class order of the model differs from that of the data set."),
+             8)
+      << std::endl;
+}
+
 // Evaluates a model (--data and --weights).
 static void evaluate_model(const Config& config) {
   keep_freed_memory();
@@ -326,18 +340,7 @@ static void evaluate_model(const Config& config) {
       e.result, e.truth, e.detections, &data, concat(loaded.info.model, " on ", name),
       concat(config.weights, " on ", e.images, " images, ", settings.size.height, "x", settings.size.width),
       config);
-  if (e.result.AP >= 0 && e.result.AP < 0.01) {
-    std::cout << "\n"
-              << wrapped(
-                     concat(
-                         "warning: AP is near zero. If the model is trained, the pixel format may be wrong: "
-                         "it is ",
-                         settings.legacy ? "RGB, mean/std of ImageNet (as in YOLOX 0.1.0); try --preproc bgr"
-                                         : "BGR 0..255; try --preproc imagenet for weights of YOLOX 0.1.0",
-                         ". Or the class order of the model differs from that of the data set."),
-                     8)
-              << std::endl;
-  }
+  warn_near_zero(e.result, settings.legacy);
 }
 
 int main(int argc, char** argv) {

@@ -159,28 +159,37 @@ inline std::vector<Sources> read_data_sets(const std::string& data, const std::s
                                            const std::string& images, double val_fraction) {
   const std::vector<std::string> parts = data_sets(data);
   std::vector<Sources> all;
-  bool evaluated = split.empty(), held_out = false;
-  for (const std::string& part : parts) {
-    const SplitReaders there = find_splits(part, images);
-    if (parts.size() == 1) {
-      all.push_back(read_splits(there, data, plain_split(split), with_train, val_fraction));
-      held_out = all[0].held_out;
-      evaluated = true;
-      break;
+  bool evaluated = true, held_out = false;
+  if (parts.size() == 1) {
+    all.push_back(read_sources(data, split, with_train, images, val_fraction));
+    held_out = all[0].held_out;
+  } else {
+    evaluated = split.empty();
+    for (const std::string& part : parts) {
+      const SplitReaders there = find_splits(part, images);
+      const bool has = there.count(plain_split(split)) > 0,
+                 only_val = there.size() == 1 && (there.count("val") || there.count("test"));
+      Sources s = read_splits(there, part, has ? plain_split(split) : "", /*with_train=*/true,
+                              only_val ? 0 : val_fraction);
+      if (s.same) (only_val ? s.train : s.val) = Source();
+      if (!split.empty() && !has && !s.held_out) s.val = Source();
+      s.same = false;
+      evaluated = evaluated || has;
+      held_out = held_out || s.held_out;
+      all.push_back(std::move(s));
     }
-    const bool has = there.count(plain_split(split)) > 0,
-               only_val = there.size() == 1 && (there.count("val") || there.count("test"));
-    Sources s = read_splits(there, part, has ? plain_split(split) : "", /*with_train=*/true,
-                            only_val ? 0 : val_fraction);
-    if (s.same) (only_val ? s.train : s.val) = Source();
-    if (!split.empty() && !has && !s.held_out) s.val = Source();
-    evaluated = evaluated || has;
-    held_out = held_out || s.held_out;
-    all.push_back(std::move(s));
   }
   check(evaluated, "--data ", data, ": none has a split \"", split, "\"");
   usage_check(val_fraction == 0 || held_out, "--val-fraction is for data with one split, but --data ", data,
               parts.size() > 1 ? " has no such data set" : " has several");
+  return all;
+}
+
+// Loads the sources as one data set. With several, images and classes get new ids. keep: see check_images().
+inline Dataset load_all(const std::vector<Source*>& sources, const std::string& keep) {
+  if (sources.size() == 1) return load_dataset(std::move(*sources[0]), keep);
+  Dataset all;
+  for (Source* source : sources) append(all, load_dataset(std::move(*source), keep));
   return all;
 }
 
@@ -246,24 +255,18 @@ inline Splits load_splits(const std::string& data, const std::string& split, uin
     if (!splits.same) splits.val = packed_dataset(file, "val");
   } else {
     std::vector<Sources> all = read_data_sets(data, split, /*with_train=*/true, images, val_fraction);
-    if (all.size() == 1) {
-      Sources& only = all[0];
-      drop_parent_category({&only.train, &only.val});
-      splits = {load_dataset(std::move(only.train), keep), {}, only.same};
-      if (!only.same) splits.val = load_dataset(std::move(only.val), keep);
-    } else {
-      for (Sources& s : all) {
-        std::vector<Source*> read;
-        for (Source* part : {&s.train, &s.val})
-          if (!part->files.empty()) read.push_back(part);
-        drop_parent_category(read);
-        for (Source* part : read)
-          append(part == &s.train ? splits.train : splits.val, load_dataset(std::move(*part), keep));
-      }
-      check(!splits.train.records.empty(), "--data ", data, ": none of the data sets has a training split");
-      splits.same = splits.val.records.empty();
-      compare_files(splits);
+    std::vector<Source*> train, val;
+    for (Sources& s : all) {
+      std::vector<Source*> read;
+      if (all.size() == 1 || !s.train.files.empty()) read.push_back(train.emplace_back(&s.train));
+      if (all.size() == 1 || !s.val.files.empty()) read.push_back(val.emplace_back(&s.val));
+      if (!read.empty()) drop_parent_category(read);
     }
+    if (all[0].same) val.clear();  // they are the training images
+    check(!train.empty(), "--data ", data, ": none of the data sets has a training split");
+    splits = {load_all(train, keep), {}, val.empty()};
+    if (!splits.same) splits.val = load_all(val, keep);
+    if (all.size() > 1) compare_files(splits);
   }
   if (splits.same) {
     change_classes({&splits.train}, changes);
@@ -302,14 +305,9 @@ inline Dataset load_val(const std::string& data, const std::string& split, uint6
       if (!s.val.files.empty()) evaluated.push_back(&s.val);
     if (evaluated.empty())  // as in training, the training images
       for (Sources& s : all) evaluated.push_back(&s.train);
-    for (Source* source : evaluated) {
+    for (Source* source : evaluated)
       if (source->coco.categories.size() != classes.size()) drop_parent_category({source});
-      Dataset one = load_dataset(std::move(*source), keep);
-      if (evaluated.size() == 1)
-        val = std::move(one);
-      else
-        append(val, std::move(one));
-    }
+    val = load_all(evaluated, keep);
   }
   change_classes({&val}, changes, /*any_name=*/true);
   return val;

@@ -3,6 +3,8 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 namespace yolox {
 
@@ -41,5 +43,12 @@ struct Rng {
   }
   std::uint64_t key, count = 0;
 };
+
+// Brings a list into a random order.
+template <class T>
+void shuffle(std::vector<T>& list, Rng& rng) {
+  for (std::int64_t i = std::int64_t(list.size()) - 1; i > 0; --i)
+    std::swap(list[i], list[rng.randint(0, i)]);
+}
 
 }  // namespace yolox

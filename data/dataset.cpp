@@ -297,6 +297,14 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   return data;
 }
 
+// Returns the class with this name, which is added if it is new.
+static int class_named(const std::string& name, std::vector<std::string>& classes) {
+  const auto same = std::find(classes.begin(), classes.end(), name);
+  const int cls = int(same - classes.begin());
+  if (same == classes.end()) classes.push_back(name);
+  return cls;
+}
+
 constexpr int kLeftOut = -2;
 
 // Gives a data set other classes. to: new class of each old one; kIgnoredRegion: its objects become ignored
@@ -365,13 +373,7 @@ void rename_classes(Dataset& data, const std::map<std::string, std::string>& nam
   for (const std::string& name : data.classes) {
     const auto found = names.find(name);
     const std::string& renamed = found == names.end() ? name : found->second;
-    if (renamed.empty()) {
-      wanted.push_back(kIgnoredRegion);
-      continue;
-    }
-    const auto same = std::find(classes.begin(), classes.end(), renamed);
-    wanted.push_back(int(same - classes.begin()));
-    if (same == classes.end()) classes.push_back(renamed);
+    wanted.push_back(renamed.empty() ? kIgnoredRegion : class_named(renamed, classes));
   }
   check(!classes.empty(), data.name, ": --ignore-class leaves no class");
   if (classes == data.classes) return;
@@ -391,11 +393,7 @@ void rename_classes(Dataset& data, const std::map<std::string, std::string>& nam
 void append(Dataset& data, Dataset other) {
   std::vector<std::string> classes = data.classes;
   std::vector<int> wanted;
-  for (const std::string& name : other.classes) {
-    const auto same = std::find(classes.begin(), classes.end(), name);
-    wanted.push_back(int(same - classes.begin()));
-    if (same == classes.end()) classes.push_back(name);
-  }
+  for (const std::string& name : other.classes) wanted.push_back(class_named(name, classes));
   set_classes(other, wanted, classes);
   data.classes = classes;
   data.truth.categories = other.truth.categories;

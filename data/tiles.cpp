@@ -16,6 +16,10 @@
 
 namespace yolox {
 
+void check_tile_side(const char* flag, int side) {
+  usage_check(side == 0 || side >= 32, flag, " must be at least 32, got ", side);
+}
+
 std::vector<cv::Rect> tiles_of(cv::Size image, int side, double overlap) {
   const auto starts = [&](int length) {
     std::vector<int> all{0};
@@ -133,8 +137,7 @@ Tiles training_tiles(const Dataset& data, int side, double overlap, bool all_emp
   }
   if (!all_empty && without.size() > with.size()) {
     Rng rng(0, 0, without.size());
-    for (size_t i = without.size(); i-- > 1;)
-      std::swap(without[i], without[size_t(rng.randint(0, int64_t(i)))]);
+    shuffle(without, rng);
     without.resize(with.size());
   }
   with.insert(with.end(), without.begin(), without.end());

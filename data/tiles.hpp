@@ -10,7 +10,8 @@
 
 namespace yolox {
 
-constexpr int kSmallestTile = 32;
+// Throws UsageError if the value of a flag is neither 0 (off) nor a side of 32 pixels or more.
+void check_tile_side(const char* flag, int side);
 
 // Returns the tiles of an image: squares of `side` pixels, evenly spaced, of which neighbours overlap by at
 // least `overlap` times the side. A side of the image that is shorter than a tile is covered by one tile,

@@ -378,6 +378,12 @@ TEST_CASE("data: several data sets are one, with the classes of all; those with 
   CHECK(by_name.train.records.size() == 2);
   CHECK(by_name.val.records.size() == 2);
   CHECK(load_splits(both, "val", 0, "").train.records.size() == 4);
+  write_set(dir, "c", "test", {"cat"});
+  const Splits tested =
+      load_splits(concat(both, ",", dir / "a/annotations/val.json", ",", dir / "c"), "test", 0, "");
+  CHECK(tested.train.records.size() == 4);
+  CHECK(tested.val.records.size() == 1);
+  fs::remove_all(dir / "c");
   CHECK(has(error_of([&] { load_splits(both, "test", 0, ""); }), "none has a split \"test\""));
   CHECK(has(error_of([&] { load_splits(concat(dir / "a", ",", dir / "a"), "", 0, "", "", 0.2); }),
             "--val-fraction is for data with one split"));

@@ -99,7 +99,9 @@ static int check_data(int argc, char** argv) {
   combination_check(!config.data.empty(),
                     "--data is needed: a folder, or a COCO JSON or YOLO data.yaml file");
   config.check_values();
-  protect_inputs("--json", config.json, {config.data});
+  std::vector<std::string> inputs = split_list(config.data);
+  inputs.push_back(config.data);
+  protect_inputs("--json", config.json, inputs);
   opencv_single_thread();
   const Splits splits = load_splits(config.data, config.split, 0, "", config.images, config.val_fraction);
   std::vector<const Dataset*> parts = {&splits.train};

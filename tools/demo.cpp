@@ -65,8 +65,7 @@ struct Config : Flags {
 
 static void check_config(const Config& config) {
   config.check_values();
-  usage_check(config.tile == 0 || config.tile >= kSmallestTile, "--tile must be at least ", kSmallestTile,
-              ", got ", config.tile);
+  check_tile_side("--tile", config.tile);
   if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 

@@ -74,11 +74,10 @@ static void pack(int argc, char** argv) {
   usage_check(fs::path(config.out).extension() == ".lmdb", "--out must end in .lmdb, got '", config.out, "'");
   check(!fs::is_directory(config.out), "--out ", config.out, " is a folder");
   config.check_values();
+  check_tile_side("--tiles", config.tiles);
   opencv_single_thread();
   Splits whole = load_splits(config.data, config.split, 0, "", config.images), splits;
   if (config.tiles > 0) {
-    usage_check(config.tiles >= kSmallestTile, "--tiles must be at least ", kSmallestTile, ", got ",
-                config.tiles);
     // In training, more background than objects only takes time.
     splits = {
         training_tiles(whole.train, config.tiles, config.overlap, /*all_empty=*/false).data, {}, whole.same};
