@@ -295,9 +295,11 @@ inline std::string data_name(const std::string& data) {
 }
 
 // Throws UsageError if the batch size is not divisible by the number of ranks, or --accum exceeds the images
-// per rank.
+// per rank. A resumed run, which may have lost ranks, keeps its batch size: then the shares of the ranks
+// differ by one image.
 inline void check_divisible_by_ranks(const Config& c, int ranks) {
-  usage_check(c.bs % ranks == 0, "--bs ", c.bs, " is not divisible by the ", ranks, " ranks; give ",
+  usage_check(c.bs % ranks == 0 || (!c.resume.empty() && c.bs > ranks), "--bs ", c.bs,
+              " is not divisible by the ", ranks, " ranks; give ",
               c.bs < ranks ? "" : concat(c.bs / ranks * ranks, " or "), (c.bs / ranks + 1) * ranks);
   usage_check(c.bs == 0 || c.accum <= c.bs / ranks, "--accum ", c.accum, " is too large: each rank has only ",
               c.bs / ranks, " images per step");
@@ -316,13 +318,16 @@ inline std::optional<Launch> ranks_to_launch(Config& config, const Flags& given,
   const Launch here{std::max({1, config.gpus, config.procs}), config.nodes, config.node, config.master,
                     config.restarts};
   const bool is_rank = rank_info.launched || rank_info.started_by_others();
+  const int ranks = is_rank ? rank_info.world : here.ranks * here.nodes;
+  if (!config.resume.empty())  // with fewer ranks before, a rank may have had more images to split
+    config.accum = std::min(config.accum, std::max(1, config.bs / ranks));
   if (!is_rank && config.gpus > 0) {
     const auto gpus = torch::cuda::device_count();
     usage_check(config.gpus <= gpus, "--gpus ", config.gpus, ": there are ", int(gpus),
                 " GPUs here that this build can use; check nvidia-smi, or train on the CPU with --procs ",
                 config.gpus);
   }
-  check_divisible_by_ranks(config, is_rank ? rank_info.world : here.ranks * here.nodes);
+  check_divisible_by_ranks(config, ranks);
   if (is_rank || (here.ranks * here.nodes == 1 && here.restarts == 0)) return {};
   return here;
 }
@@ -375,14 +380,15 @@ struct Plan {
   int64_t batch;                       // total batch size over all ranks
   int64_t per_epoch;                   // iterations per epoch
   int64_t epochs, iters;               // epochs and iterations of the run
-  int64_t batch_per_rank = 0;          // batch size of this rank
+  int64_t ranks = 1;                   // world size
   int64_t first_no_aug_iteration = 0;  // first iteration without mosaic and MixUp, with L1 loss
   int64_t eval_interval = 0;           // epochs; 0: no evaluation
   Schedule schedule = {};              // learning rate
   EmaSchedule ema = {};                // EMA; a decay of 0: none
   MultiScale sizes = {};               // input size of each iteration
 
-  int64_t epoch_of(int64_t step) const { return step / per_epoch + 1; }  // from 1
+  int64_t batch_per_rank() const { return (batch + ranks - 1) / ranks; }  // the largest share
+  int64_t epoch_of(int64_t step) const { return step / per_epoch + 1; }   // from 1
   // Returns true if an epoch, or the run, ends after this number of iterations.
   bool ends_epoch(int64_t steps) const { return steps % per_epoch == 0 || steps == iters; }
   // Returns true if the model is evaluated after this number of iterations. Call it at the end of an epoch.
@@ -395,7 +401,7 @@ struct Plan {
 // Returns the settings of the training batches.
 inline BatchSettings batch_settings(const Config& c, const Plan& p) {
   return {c.augment,        c.aug == "default",      c.debug, c.seed,
-          c.loader_threads, c.repeat_rare,           p.batch, p.batch_per_rank,
+          c.loader_threads, c.repeat_rare,           p.batch, p.ranks,
           p.iters,          p.first_no_aug_iteration};
 }
 
@@ -406,7 +412,7 @@ inline Plan plan_of(Config& c, int64_t images, int ranks, ImageSize base, int64_
   Plan plan{c.bs, (images + c.bs - 1) / c.bs * heads, c.epochs, 0};
   plan.iters = plan.per_epoch * plan.epochs;
   if (c.max_iters) plan.iters = std::min(c.max_iters, plan.iters);
-  plan.batch_per_rank = c.bs / ranks;
+  plan.ranks = ranks;
   const double total = double(plan.per_epoch) * c.epochs, no_aug = c.no_aug_epochs * double(plan.per_epoch);
   plan.first_no_aug_iteration = std::max<int64_t>(0, std::llround(total - no_aug));
   plan.eval_interval = c.eval_interval;

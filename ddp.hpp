@@ -74,6 +74,7 @@ class Ranks {
   bool broadcast_flag(bool mine) { return sum({double(first() && mine)})[0] > 0; }
   // All-gathers values. Returns the values of each rank, by rank. Ranks may have different numbers of values.
   std::vector<std::vector<double>> gather(const std::vector<double>& mine);
+  std::vector<std::string> gather_texts(const std::string& mine);
   // Overwrites a value that all ranks have computed from equal numbers by that of rank 0, because processors
   // of different machines may round it differently. Does nothing if all ranks are on one machine.
   void agree(const Tensor& value) {
@@ -262,8 +263,8 @@ class GradientReducer {
 
 // Runs program() like run_program() and returns the exit code of the process. program() returns the exit
 // code. The exit code is kLostRank if this rank ended because it lost another rank, so that the launcher can
-// find the rank that failed first. failed(): called before the error is printed if this rank failed itself,
-// but not for UsageError.
+// find the rank that failed first, and kNeedsRestart for NeedsRestart. failed(): called before any other
+// error is printed, but not for UsageError.
 template <class Program>
 int run_rank(
     const Program& program, const std::function<void()>& failed = [] {}) {
@@ -272,6 +273,9 @@ int run_rank(
     try {
       code = program();
     } catch (const UsageError&) {
+      throw;
+    } catch (const NeedsRestart&) {
+      code = kNeedsRestart;
       throw;
     } catch (const std::exception& e) {
       if (is_lost_rank_error(e))

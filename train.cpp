@@ -35,6 +35,7 @@ struct StepSettings {
   std::shared_ptr<CastWeights> cast_weights = {};  // null: autocast casts each weight by itself
   EmaTensors averaged = {};                        // by the EMA; empty without an EMA
   Ranks* ranks = nullptr;                          // null: one rank
+  double images_per_rank = 0;                      // mean over the ranks; not used with one rank
   GradientReducer* reducer = nullptr;              // averages gradients during backward; null: afterwards
   bool sync_bn = true;
 };
@@ -51,7 +52,7 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
   // Each micro-batch divides its loss by its own positives. Multiplied by them, the gradients of all
   // micro-batches and ranks can be added, and are divided by the positives of the whole batch at the end.
   // `expected_positives` keeps these factors near 1, because fp16 gradients overflow otherwise.
-  const double expected_positives = 16.0 * double(n);
+  const double expected_positives = 16.0 * (s.ranks ? s.images_per_rank : double(n));
   std::vector<Losses> all;
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t from = n * part / parts, to = n * (part + 1) / parts;
@@ -82,7 +83,8 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
 }
 
 // A training step: gradients, clipping, weights, EMA and loss scale. Repeats the gradients in more
-// micro-batches if memory runs out; nothing is updated before. Launches the work of the device and does not
+// micro-batches if memory runs out; nothing is updated before. With several ranks, throws NeedsRestart then.
+// Launches the work of the device and does not
 // wait for it, so that a CUDA graph can record the step (--fast graph). Returns the losses, with the gradient
 // norm before clipping as "grad_norm".
 static Losses train_step(Training& t, const StepInput& in, ImageSize size, const StepSettings& s, Dtr& dtr,
@@ -222,7 +224,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
   Plan plan = plan_of(config, data.train.records.size(), rank_info.world, base);
   set_norm_momentum(*model, config.bn_momentum);
   use_cudnn_benchmark(cudnn_benchmark_pays(config, plan));
-  const std::string dtr_fact = dtr.on() ? try_dtr_step(config, trial, plan.batch_per_rank, ranks) : "";
+  const std::string dtr_fact = dtr.on() ? try_dtr_step(config, trial, plan.batch_per_rank(), ranks) : "";
   if (!run.resume(t, saved, plan)) {  // complete
     ranks.shutdown();
     return 0;
@@ -235,6 +237,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
   std::optional<GradientReducer> reducer;  // cannot be recorded
   if (!ranks.alone()) {
     step.ranks = &ranks;
+    step.images_per_rank = double(config.bs) / rank_info.world;
     if (!uses_graphs)
       step.reducer = &reducer.emplace(ranks, trainable_parameters(*model), dtype_of(config.compress));
     step.sync_bn = config.sync_bn;
@@ -248,7 +251,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
   // ---- training loop
   Batches batches(data.train, batch_settings(config, plan), rank_info.rank, base, device);
   batches.start(t.iteration);
-  MicroBatches micro_batches(t, config.accum, plan.batch_per_rank, ranks, graphs, run.log);
+  MicroBatches micro_batches(t, config.accum, config.bs / rank_info.world, ranks, graphs, run.log);
   Recovery recovery(run, ranks);
   UnreadSteps unread(ranks, config.timeout);
   const int64_t traced = config.dtr_trace && ranks.first() ? t.iteration + 2 : -1;  // --dtr-trace
@@ -267,9 +270,15 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
     const StepInput next{batch, lr, ema_decay(plan.ema, t.ema_updates + 1)};
 
     // With --fast graph, the step is recorded once and then replayed.
-    const Losses losses = graphs.run(next, size, step.use_l1, [&](const StepInput& in) {
-      return train_step(t, in, size, step, dtr, micro_batches, unread.guard);
-    });
+    Losses losses;
+    try {
+      losses = graphs.run(next, size, step.use_l1, [&](const StepInput& in) {
+        return train_step(t, in, size, step, dtr, micro_batches, unread.guard);
+      });
+    } catch (const NeedsRestart& e) {
+      run.save_for_restart(t, e.accum);
+      throw;
+    }
     t.count_step(lr);
 
     // Logs the step. On a GPU, the step before, so that the GPU does not wait for the host.

@@ -4,6 +4,9 @@
 #include <ATen/native/ConvUtils.h>
 #include <c10/core/AllocatorConfig.h>
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +14,8 @@
 #include <fstream>
 #include <optional>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "base/error.hpp"
 
@@ -143,6 +148,49 @@ double gpu_memory(torch::Device device) {
 #endif
   (void)device;
   return 0;
+}
+
+std::string memory_of_others(torch::Device device) {
+#ifdef YOLOX_CUDA
+  size_t free = 0, total = 0;
+  if (!device.is_cuda() || cudaMemGetInfo(&free, &total) != cudaSuccess) return "";
+  constexpr double kContext = 0.6e9;  // of CUDA and its libraries in this process
+  const double held = double(total) - double(free) - memory_used(device) - kContext;
+  if (held < 1e9) return "";
+  std::vector<std::string> processes;
+  FILE* list = popen("nvidia-smi --query-compute-apps=gpu_uuid,pid --format=csv,noheader 2>/dev/null", "r");
+  char line[256];
+  while (list && std::fgets(line, sizeof line, list)) {
+    std::string text = line;
+    text.erase(std::remove(text.begin(), text.end(), '-'), text.end());
+    std::istringstream words(text);
+    std::string uuid;
+    int process = 0;
+    std::string own = gpu_uuid(device);
+    own.erase(std::remove(own.begin(), own.end(), '-'), own.end());
+    if (words >> uuid >> process && uuid == own + "," && process != getpid())
+      processes.push_back(concat(process));
+  }
+  if (list) pclose(list);
+  return concat("other processes hold ", short_bytes(held), " of the GPU's ", short_bytes(double(total)),
+                processes.empty() ? "" : concat(" (process ", listed(processes), ")"));
+#else
+  (void)device;
+  return "";
+#endif
+}
+
+std::string hardware_name(torch::Device device) {
+  std::string name = "CPU";
+#ifdef YOLOX_CUDA
+  int driver = 0;
+  if (const auto p = properties_of(device)) {
+    cudaDriverGetVersion(&driver);
+    name = concat(p->name, ", driver for CUDA ", driver / 1000, ".", driver % 1000 / 10);
+  }
+#endif
+  (void)device;
+  return concat(name, ", ", torch::get_num_threads(), torch::get_num_threads() == 1 ? " thread" : " threads");
 }
 
 std::string default_precision(torch::Device device) {

@@ -43,6 +43,13 @@ std::string gpu_pci_address(torch::Device device);
 // Returns the total memory of a GPU in bytes, 0 for the CPU.
 double gpu_memory(torch::Device device);
 
+// Returns a text about the memory of the current GPU that other processes hold, with their process ids if
+// nvidia-smi knows them. Returns "" if they hold less than 1 GB, and for the CPU.
+std::string memory_of_others(torch::Device device);
+
+// Returns what the speed of this process depends on: GPU, driver, threads.
+std::string hardware_name(torch::Device device);
+
 // Returns the precision for --amp auto: "off" on the CPU, precision_of_gpu() on a GPU.
 std::string default_precision(torch::Device device);
 

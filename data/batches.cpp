@@ -11,8 +11,8 @@ namespace yolox {
 
 struct Batches::Pipeline {
   Loader::Make items;
-  int64_t batch, share, end;  // total batch size, batch size of this rank, position after the last image
-  int rank, workers;
+  int64_t batch, from, to, end;  // total batch size, share of this rank in it, position after the last image
+  int workers;
   cv::Size size;
   torch::Device device;
   std::optional<Loader> loader;
@@ -30,9 +30,9 @@ Batches::Batches(const Dataset& data, const BatchSettings& settings, int rank, I
   if (settings.check_boxes) items = checked_items(items, data);
   pipeline.reset(new Pipeline{std::move(items),
                               settings.batch,
-                              settings.batch_per_rank,
+                              settings.batch * rank / settings.ranks,
+                              settings.batch * (rank + 1) / settings.ranks,
                               settings.iters * settings.batch,
-                              rank,
                               settings.workers,
                               cv::Size(size.width, size.height),
                               device,
@@ -46,7 +46,7 @@ void Batches::start(int64_t step) {
   Pipeline& s = *pipeline;
   s.batches.reset();
   s.loader.reset();
-  s.loader.emplace(s.items, step * s.batch + s.rank * s.share, s.end, int(s.share), s.size, s.workers,
+  s.loader.emplace(s.items, step * s.batch + s.from, s.end, int(s.to - s.from), s.size, s.workers,
                    s.device.is_cuda(), /*stride=*/s.batch);
   s.batches.emplace(*s.loader, s.device);
 }

@@ -18,9 +18,9 @@ struct BatchSettings {
   bool augmented, check_boxes;  // augment the images; check the boxes before they are copied to the device
   int64_t seed;
   int workers;
-  double repeat_rare;             // see repeat_factors()
-  int64_t batch, batch_per_rank;  // total batch size, batch size of this rank
-  int64_t iters, mosaic_iters;    // of the run; the first mosaic_iters iterations have mosaic and MixUp
+  double repeat_rare;           // see repeat_factors()
+  int64_t batch, ranks;         // total batch size; its shares differ by at most one image between ranks
+  int64_t iters, mosaic_iters;  // of the run; the first mosaic_iters iterations have mosaic and MixUp
 };
 
 // Stream of training batches of one rank. Not thread-safe.

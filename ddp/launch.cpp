@@ -27,10 +27,10 @@
 namespace yolox {
 
 std::vector<std::string> resume_command_line(const std::vector<std::string>& words, const std::string& run) {
-  std::vector<std::string> kept, beginning{"--out", "--weights", "--resume"};
+  std::vector<std::string> kept, beginning{"--out", "--weights", "--resume", "--accum"};
   for (size_t i = 0; i < words.size(); ++i)
     if (words[i] == "--bs=auto" || (words[i] == "--bs" && i + 1 < words.size() && words[i + 1] == "auto"))
-      beginning.insert(beginning.end(), {"--bs", "--accum"});
+      beginning.push_back("--bs");
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string name = words[i].substr(0, words[i].find('='));
     if (std::find(beginning.begin(), beginning.end(), name) == beginning.end())
@@ -242,14 +242,19 @@ int launch(const Launch& l, int argc, char** argv) {
   catch_signals(/*launcher=*/true);
   std::vector<std::string> words(argv, argv + argc);
   std::string run;  // kept over attempts, because an attempt that fails early does not report the run folder
-  for (int tries = 0;; ++tries) {
+  for (int restarts = 0;;) {
     std::string told;
     const int code = launch_detail::run_ranks(l, words, told);
     if (!told.empty()) run = told;
-    if (code == 0 || code == 2 || stop_signal || tries == l.restarts || run.empty()) return code;
+    if (code == 0 || code == 2 || stop_signal || run.empty()) return code;
+    std::string restart = "out of memory";  // not counted: each time, the ranks need less
+    if (code != kNeedsRestart) {
+      if (restarts == l.restarts) return code;
+      restart = concat("restart ", ++restarts, " of ", l.restarts);
+    }
     // Waits, because ranks on other nodes may still be ending, and the new ranks must not connect to them.
     if (l.nodes > 1) std::this_thread::sleep_for(std::chrono::seconds(15));
-    std::cerr << "restart " << tries + 1 << " of " << l.restarts << ": resuming " << run << std::endl;
+    std::cerr << restart << ": resuming " << run << std::endl;
     words = resume_command_line(std::vector<std::string>(argv, argv + argc), run);
   }
 }

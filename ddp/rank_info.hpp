@@ -22,6 +22,8 @@ struct RankInfo {
 
 // Exit code of a rank that ended because another rank ended.
 constexpr int kLostRank = 75;
+// Exit code of a rank that ended with NeedsRestart, so that the launcher resumes the run.
+constexpr int kNeedsRestart = 76;
 
 // Returns the value of an environment variable; empty if the variable is not set.
 std::string environment_variable(const char* name);

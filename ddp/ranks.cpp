@@ -140,6 +140,13 @@ std::vector<std::vector<double>> Ranks::gather(const std::vector<double>& mine) 
   return values;
 }
 
+std::vector<std::string> Ranks::gather_texts(const std::string& mine) {
+  std::vector<std::string> texts;
+  for (const auto& letters : gather(std::vector<double>(mine.begin(), mine.end())))
+    texts.emplace_back(letters.begin(), letters.end());
+  return texts;
+}
+
 void Ranks::broadcast(const std::vector<Tensor>& tensors) {
   for (const Tensor& tensor : tensors) {
     if (alone() || tensor.numel() == 0) continue;
@@ -213,7 +220,9 @@ c10::intrusive_ptr<c10d::Store> Ranks::connect_store(bool serves, double most) {
     options.masterListenFd = launch_detail::listen_on_loopback(info.port);
   auto tcp = c10::make_intrusive<c10d::TCPStore>(info.host, options);
   tcp->setTimeout(timeout());
-  // The prefix separates the keys of this attempt from those of earlier attempts of torchrun.
+  if (!info.agent_hosts_store) return tcp;
+  // The store of the agent still has the keys of earlier attempts. A store of rank 0 is new in each attempt,
+  // and the agents may have counted different numbers of restarts, if one of them joined later.
   return c10::make_intrusive<c10d::PrefixStore>("yolox/" + environment_variable("TORCHELASTIC_RESTART_COUNT"),
                                                 tcp);
 }

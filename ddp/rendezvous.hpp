@@ -2,6 +2,7 @@
 // Identity of ranks, and classification of errors in collectives.
 #pragma once
 #include <sys/types.h>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -13,6 +14,15 @@ namespace yolox {
 // Error of a rank that ends because another rank ended.
 struct LostRank : std::runtime_error {
   using std::runtime_error::runtime_error;
+};
+
+// A rank ran out of memory in a step, which has changed nothing yet. All ranks must repeat it in `accum`
+// micro-batches, and for this resume from a checkpoint.
+struct NeedsRestart : std::runtime_error {
+  NeedsRestart(int64_t accum, const std::string& what)
+      : std::runtime_error(concat(what, "; resume the run, which goes on from there with --accum ", accum)),
+        accum(accum) {}
+  int64_t accum;
 };
 
 // Returns true for errors that are caused by this rank although a collective threw them: CUDA errors and out

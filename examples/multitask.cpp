@@ -237,7 +237,7 @@ static Losses compute_gradients(MultiTaskTraining& t, int64_t head, const Batch&
     predictions = model(input.images);
   }
   Losses losses = yolox_loss(predictions, size.height, size.width, input.targets, use_l1);
-  const double expected_positives = 16.0 * double(input.images.size(0));
+  const double expected_positives = 16.0 * double(c.bs) / double(ranks.info.world);
   const Tensor loss = ranks.alone() ? losses.total : losses.total * losses.weight() / expected_positives;
   reducer.before_backward({loss});
   loss.backward();
@@ -320,7 +320,7 @@ static int train(int argc, char** argv) {
                    ranks,
                    folder,
                    Log(concat(folder, "/log", rank_suffix(ranks), ".txt"), !ranks.first()),
-                   evaluation_settings(c, info, plan.batch_per_rank, device, ranks),
+                   evaluation_settings(c, info, plan.batch_per_rank(), device, ranks),
                    images,
                    saved ? t.iteration : -1};
   usage_check(t.iteration < plan.iters || run.evaluation_due(), folder, " is complete: ", t.iteration, " of ",

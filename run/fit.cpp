@@ -8,23 +8,13 @@
 
 namespace yolox {
 
-MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t share, const Ranks& ranks, StepGraphs& graphs,
+MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t most, const Ranks& ranks, StepGraphs& graphs,
                            Log& log)
-    : t(t),
-      alone(ranks.alone()),
-      graphs(graphs),
-      log(log),
-      fit{accum, alone ? share : accum},
-      statistics(*t.model) {
-  if (!alone)
-    fit.remedy =
-        concat("with several ranks the number of micro-batches is fixed: give --accum or a smaller --bs",
-               graphs.is_on() ? ", or --fast norm, because CUDA graphs keep the memory of a step" : "");
-}
+    : t(t), ranks(ranks), graphs(graphs), log(log), fit{accum, most}, statistics(*t.model) {}
 
 int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize size) {
   int64_t next = parts;
-  if (is_out_of_memory(e) && !CudaGraph::recording() && alone && graphs.free_memory())
+  if (is_out_of_memory(e) && !CudaGraph::recording() && ranks.alone() && graphs.free_memory())
     log.line(graphs.is_on() ? "note: out of memory; CUDA graphs, which keep the memory of a step, are freed"
                             : "note: out of memory again; training goes on without CUDA graphs");
   else
@@ -32,8 +22,10 @@ int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize si
   t.optimizer.zero_grad();
   statistics.restore();
   empty_cache(t.scaler.scale.device());
-  log.line(concat("note: out of memory at step ", t.iteration, " with ", size.height, "x", size.width,
-                  " pixels; repeated", next > 1 ? concat(" in ", next, " micro-batches") : ""));
+  const std::string what =
+      concat("out of memory at step ", t.iteration, " with ", size.height, "x", size.width, " pixels");
+  if (!ranks.alone()) throw NeedsRestart(next, concat(what, " on rank ", ranks.info.rank));
+  log.line(concat("note: ", what, "; repeated", next > 1 ? concat(" in ", next, " micro-batches") : ""));
   return next;
 }
 
@@ -119,12 +111,13 @@ std::string find_batch(Config& config, const TrialStep& trial, int64_t n, Ranks&
 std::string fit_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log) {
   if (config.bs == 0) return find_batch(config, trial, n, ranks, log);
   if (ranks.alone() || trial.device.is_cpu() || trial.dtr.on()) return "";
-  const int given = config.accum, share = config.bs / ranks.info.world;
+  const int given = config.accum, world = ranks.info.world, most = config.bs / world,
+            share = (config.bs + world - 1) / world;
   while (!std::isfinite(ranks.max(trial(share, config.accum)))) {
-    check(config.accum < share,
+    check(config.accum < most,
           "the largest step does not fit in memory, even with one image at a time; give a smaller --size or "
           "--model");
-    config.accum = std::min(2 * config.accum, share);
+    config.accum = std::min(2 * config.accum, most);
   }
   if (config.accum == given) return "";
   return concat("accum   ", config.accum, " instead of ", given, ": with less, a step of ",

@@ -26,9 +26,8 @@ namespace yolox {
 
 // The number of parts of a computation, which grows while memory runs out.
 struct RetryInParts {
-  int64_t parts, most;      // current and maximum number of parts
-  int64_t retries = 0;      // number of computations that ran out of memory
-  std::string remedy = {};  // the advice of the error message if `most` parts hold several images each
+  int64_t parts, most;  // current and maximum number of parts
+  int64_t retries = 0;  // number of computations that ran out of memory
 
   // Returns the next number of parts to try, twice as many as `now`. Call it in the catch block of an attempt
   // in `now` parts. Rethrows e if it is no out-of-memory error. Throws if `most` parts do not fit.
@@ -36,7 +35,6 @@ struct RetryInParts {
     // Without its CUDA graph, the step needs less memory; see StepGraphs.
     if (!is_out_of_memory(e) || CudaGraph::recording()) throw;
     const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
-    check(now < most || remedy.empty(), "out of memory; ", remedy, cause);
     const char* least = most > 1 ? "one image at a time" : "a single image";
     check(now < most, "out of memory, even with ", least, "; give a smaller --size or --model", cause);
     return std::min(2 * now, most);
@@ -87,16 +85,16 @@ struct SavedStatistics {
 // The micro-batches of a step: --accum, and twice as many after an out-of-memory error.
 class MicroBatches {
  public:
-  // share: images of a step that belong to this rank. With several ranks a step is not repeated, because all
-  // ranks must compute the same number of micro-batches.
-  MicroBatches(Training& t, int64_t accum, int64_t share, const Ranks& ranks, StepGraphs& graphs, Log& log);
+  // most: maximum number of micro-batches, with one image each.
+  MicroBatches(Training& t, int64_t accum, int64_t most, const Ranks& ranks, StepGraphs& graphs, Log& log);
   // Copies the batch norm statistics. Call it before each step.
   void save_statistics() { statistics.save(); }
   // Returns the number of micro-batches to begin with.
   int64_t begin() const { return fit.parts; }
   // Call it in the catch block of an attempt in `parts` micro-batches. Restores the state before the step and
   // returns the next number of micro-batches to try. Rethrows e if it is no out-of-memory error. Throws if
-  // one image does not fit.
+  // one image does not fit, and NeedsRestart with several ranks, which must all compute the same number of
+  // micro-batches.
   int64_t retry(const std::exception& e, int64_t parts, ImageSize size);
   void succeeded(int64_t parts) { fit.succeeded(parts); }
   // Restores the batch norm statistics from before the latest step, or from before the second latest.
@@ -107,7 +105,7 @@ class MicroBatches {
 
  private:
   Training& t;
-  const bool alone;  // one rank
+  const Ranks& ranks;
   StepGraphs& graphs;
   Log& log;
   RetryInParts fit;

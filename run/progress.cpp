@@ -378,13 +378,14 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
   std::vector<std::string> locations;
   for (int r = 0; r < world && world > 1; ++r) locations.push_back(concat(r, " on ", ranks.location(r)));
   if (world > 1) log.line(concat("ranks   ", listed(locations, 16)));
-  log.line(concat("steps   ", plan.iters, " with a batch of ", plan.batch,
-                  plan.batch == 1 ? " image" : " images",
-                  world > 1 ? concat(" (", plan.batch / world, " per rank)") : "", ", ", plan.per_epoch,
-                  " per epoch; ", config.epochs, config.epochs == 1 ? " epoch" : " epochs",
-                  part_of_run("first", std::llround(plan.schedule.warmup), "with warm-up"),
-                  part_of_run("last", plan.per_epoch * plan.epochs - plan.first_no_aug_iteration,
-                              "without mosaic and MixUp")));
+  log.line(concat(
+      "steps   ", plan.iters, " with a batch of ", plan.batch, plan.batch == 1 ? " image" : " images",
+      world > 1 ? concat(" (", plan.batch_per_rank(), plan.batch % world ? " or one less" : "", " per rank)")
+                : "",
+      ", ", plan.per_epoch, " per epoch; ", config.epochs, config.epochs == 1 ? " epoch" : " epochs",
+      part_of_run("first", std::llround(plan.schedule.warmup), "with warm-up"),
+      part_of_run("last", plan.per_epoch * plan.epochs - plan.first_no_aug_iteration,
+                  "without mosaic and MixUp")));
   const bool fine_tunes = config.recipe == "finetune";
   log.line(concat(
       "recipe  ", config.recipe, ", ",

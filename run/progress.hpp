@@ -38,12 +38,14 @@ class RunProgress {
   RunProgress(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0,
               bool dtr = false);
 
-  // Restarts the measurement of speed and waiting time. Call it after an evaluation or a save, whose time
-  // must not count.
+  // Restarts the measurement of speed and waiting time. Call it after an evaluation, whose time must not
+  // count.
   void restart_clock() {
     last_time = now();
     waited = 0;
   }
+  // Excludes the time of a save between two steps from the measurement of speed.
+  void exclude(double seconds) { last_time += seconds; }
   // Adds time that training has waited for the data loader.
   void add_wait(double seconds) { waited += seconds; }
   // Deletes the metrics after `step`, because --keep-going repeats these steps.

@@ -33,6 +33,22 @@ std::string open_run_folder(const SavedRun& saved, const std::string& wanted, co
 
 std::string rank_suffix(const Ranks& ranks) { return ranks.first() ? "" : concat("_rank", ranks.info.rank); }
 
+// Logs what makes a rank slow, or lets its memory run out: memory of its GPU that other processes hold, and
+// hardware that the other ranks do not have.
+static void log_hardware(Ranks& ranks, torch::Device device, Log& log) {
+  const auto hardware = ranks.gather_texts(hardware_name(device)),
+             held = ranks.gather_texts(memory_of_others(device));
+  std::vector<std::string> others;
+  for (size_t r = 0; r < held.size(); ++r) {
+    if (!held[r].empty())
+      log.line(concat("warning: ", ranks.alone() ? "" : concat("rank ", r, ": "), held[r]));
+    if (hardware[r] != hardware[0]) others.push_back(concat("rank ", r, " ", hardware[r]));
+  }
+  if (!others.empty())
+    log.line(concat("note: rank 0 has ", hardware[0], ", but ", listed(others, 8),
+                    "; the slowest rank decides the speed"));
+}
+
 Run::Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, const Splits& data,
          Ranks& ranks, torch::Device device)
     : folder(open_run_folder(saved, config.out, config.model + "-" + data_name(config.data), ranks)),
@@ -48,6 +64,7 @@ Run::Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, c
   log.line(saved ? concat("resuming ", folder, " at step ", saved.step) : "run " + folder);
   crash_context(folder, config_json(config, device, started, ranks.info.world),
                 concat("crash", rank_suffix(ranks), ".txt"));
+  log_hardware(ranks, device, log);
 }
 
 Run::~Run() = default;
@@ -103,7 +120,7 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
   plan = its_plan;
   const bool from_scratch = first == 0 && config.weights.empty();
   progress.emplace(folder, log, first, from_scratch, ranks.info.rank, with_dtr);
-  eval_fit = RetryInParts{1, plan.batch_per_rank};
+  eval_fit = RetryInParts{1, plan.batch_per_rank()};
   const ImageSize base{int(info.height), int(info.width)};
   const double flops = conv_flops(t.model, base);
   set_compute_threads(flops, device, ranks.info.world);
@@ -187,16 +204,26 @@ bool Run::profile_step(Training& t) {
 void Run::save_if_due(Training& t) {
   if (!save_due) return;
   save_due = false;
+  const double start = now();
   save(t, "last.pth");
-  progress->restart_clock();
+  progress->exclude(now() - start);
 }
 
 bool Run::save(Training& t, const std::string& name, bool required) {
   return saver.save(t, name, log, required);
 }
 
+void Run::save_for_restart(Training& t, int64_t accum) {
+  for (auto& [name, value] : saver.settings)
+    if (name == "accum") value = concat(accum);
+  saver.is_writer = true;
+  saver.last_step = -1;  // another rank may save at the same time; only the newest file matters
+  save(t, "last.pth", /*required=*/true);
+}
+
 void Run::roll_back(Training& t) {
   saver.roll_back(t, log, [&] { ranks.barrier(); });
+  ranks.check_equal(tensors_of(t), concat("after going back to step ", t.iteration));
   progress->roll_back(t.iteration);
 }
 
@@ -206,12 +233,12 @@ Evaluation Run::evaluate(Training& t, BatchLoss* loss) {
   crash_step(concat("evaluation after step ", t.iteration));
   ranks.reached(concat("the evaluation after step ", t.iteration));
   ranks.check_equal(tensors_of(t.eval_model()), concat("at step ", t.iteration));
-  EvalSettings settings = evaluation_settings(config, info, plan.batch_per_rank, device, ranks);
+  EvalSettings settings = evaluation_settings(config, info, plan.batch_per_rank(), device, ranks);
   settings.loss = loss;
   if (ranks.first()) settings.pictures = folder + "/val_batch";
   Evaluation e;
   for (int64_t parts = eval_fit->parts;;) {
-    settings.batch = int(std::max<int64_t>(1, plan.batch_per_rank / parts));
+    settings.batch = int(std::max<int64_t>(1, plan.batch_per_rank() / parts));
     try {
       e = yolox::evaluate(t.eval_model(), data.val, settings, [&](int64_t done, int64_t images) {
         ranks.restart_timeout();
@@ -224,7 +251,7 @@ Evaluation Run::evaluate(Training& t, BatchLoss* loss) {
     }
     empty_cache(device);
     log.line(concat("note: out of memory; the evaluation is repeated with batches of ",
-                    plan.batch_per_rank / parts, " images"));
+                    plan.batch_per_rank() / parts, " images"));
   }
   if (e.complete) progress->log_evaluation(t.iteration, e, plan, score_of(e).value > t.best.score);
   ranks.restart_timeout();

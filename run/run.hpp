@@ -96,6 +96,9 @@ class Run {
   // Saves a checkpoint. If writing fails, for example on a full disk, it returns false, or throws if
   // `required`.
   bool save(Training& t, const std::string& name, bool required = false);
+  // Saves last.pth on this rank, which need not be rank 0, with another --accum for the resumed run. For
+  // NeedsRestart: weights are equal on all ranks, and no step can follow.
+  void save_for_restart(Training& t, int64_t accum);
   bool saved_at(int64_t step) const { return saver.last_step == step; }  // last.pth holds this step
   // Loads the newest good checkpoint and halves the learning rate (--keep-going).
   void roll_back(Training& t);

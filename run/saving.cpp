@@ -81,10 +81,10 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
   const std::map<std::string, std::string> now(values.begin(), values.end());
   const Settings settings = saved_settings(saved.file, saved.path);
   for (const auto& [name, value] : settings) {
-    // With the same command, what the run chose for a flag that said auto stays.
+    // With the same command, what the run chose for a flag that said auto stays, and so does --accum, which
+    // the run increases when memory runs out.
     const bool given = flags.was_given(name),
-               chosen = given && same_command &&
-                        (now.at(name) == "auto" || (name == "accum" && now.at("bs") == "auto"));
+               chosen = given && same_command && (now.at(name) == "auto" || name == "accum");
     if (!given || chosen)
       flags.set(name, value);
     else if (now.at(name) != value)

@@ -247,10 +247,15 @@ struct Process {
   std::string out, err;  // paths of the files with stdout and stderr
 
   Process(const TempDir& dir, const std::string& program, const std::string& arguments)
-      : out(dir / "out.txt"), err(dir / "err.txt") {
-    const std::string command =
-        concat("cd '", dir.path.string(), "' && export OMP_NUM_THREADS=1 && exec $YOLOX_PROGRAMS/", program,
-               " ", arguments, " >", out, " 2>", err, " </dev/null");
+      : Process(dir, {concat("$YOLOX_PROGRAMS/", program, " ", arguments)}) {}
+  struct Command {
+    std::string text;
+  };
+  // Runs a shell command. name: of the output files.
+  Process(const TempDir& dir, const Command& shell, const std::string& name = "")
+      : out(dir / (name + "out.txt")), err(dir / (name + "err.txt")) {
+    const std::string command = concat("cd '", dir.path.string(), "' && export OMP_NUM_THREADS=1 && exec ",
+                                       shell.text, " >", out, " 2>", err, " </dev/null");
     pid = fork();
     if (pid == 0) {
       execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);

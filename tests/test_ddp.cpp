@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training on several ranks. Each rank is a process, started by a test or by the launcher of ./train.
+#include <sys/resource.h>
+
 #include "programs.hpp"
 
 #include "config.hpp"
@@ -497,7 +499,8 @@ TEST_CASE(
   CHECK(relative_difference(s.dir, "own2", "own", "start") == 0);
 
   succeed(s.dir, "train", s.flags + on(3) + "--eval-interval 0 --max-iters 3 --out moved");
-  succeed(s.dir, "train", "--resume moved --max-iters 5" + on(2));
+  const std::string printed = succeed(s.dir, "train", "--resume moved --max-iters 5" + on(4));
+  CHECK_MESSAGE(has(printed, "of 6 images (2 or one less per rank)"), printed);
   succeed(s.dir, "train", "--resume moved --max-iters 6" + on(1));
   CHECK(relative_difference(s.dir, "moved", "one", "start") < 1e-7);
 }
@@ -560,6 +563,7 @@ TEST_CASE("train: bad batch sizes, missing GPUs and wrong node or rank settings 
   };
   refused("", "--bs 16 --procs 3", "--bs 16 is not divisible by the 3 ranks; give 15 or 18");
   refused("", "--bs 2 --procs 3", "--bs 2 is not divisible by the 3 ranks; give 3");
+  refused("", "--resume auto --bs 2 --procs 3", "--bs 2 is not divisible by the 3 ranks; give 3");
   refused("", "--bs 4 --procs 2 --accum 3", "each rank has only 2 images per step");
   refused("", "--procs 2 --gpus 2", "cannot be used together");
   refused("", "--bs 16 --gpus 16", "--gpus 16: there are");
@@ -734,8 +738,7 @@ TEST_CASE("launcher: a run suspended for longer than the timeout continues" * st
   CHECK_MESSAGE(p.wait() == 0, contents(p.err));
 }
 
-TEST_CASE("train: on two ranks --keep-going restores both; a full disk and lack of memory are reported" *
-          starts_programs) {
+TEST_CASE("train: on two ranks --keep-going restores both; a full disk is reported" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 6 --procs 2 --warmup-epochs 0 ";
@@ -753,20 +756,48 @@ TEST_CASE("train: on two ranks --keep-going restores both; a full disk and lack 
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err, "last.pth"), o.err);
   CHECK(contents(dir / "b/last.pth") == before);
+}
 
-  const std::string large =
-      "--data data --model yolox-nano --size 416 --no-multiscale --bs 16 --procs 2 --max-iters 2 --out c ";
-  const int64_t whole = peak_address_space(dir, large),
-                quarters = peak_address_space(dir, large + "--accum 4");
-  REQUIRE(whole - quarters > 200000);
-  o = shell(dir,
-            concat("ulimit -v ", quarters + (whole - quarters) / 4, "; ", "$YOLOX_PROGRAMS/train ", large));
-  CHECK(o.code == 1);
-  CHECK_MESSAGE(has(o.err,
-                    "out of memory; with several ranks the number of micro-batches is fixed: give "
-                    "--accum"),
-                o.err);
-  CHECK(fs::exists(dir / "c/last.pth"));
+TEST_CASE("train: ranks that run out of memory save the step, and all go on from it in more micro-batches" *
+          starts_programs) {
+  TempDir dir;
+  write_scenes(dir / "data", 8);
+  const std::string flags =
+      "--data data --model yolox-nano --size 416 --no-multiscale --bs 8 --procs 2 --epochs 12 "
+      "--eval-interval 0 --deterministic ";
+  const int64_t whole = peak_address_space(dir, flags + "--max-iters 2"),
+                images = peak_address_space(dir, flags + "--max-iters 2 --accum 4"),
+                limit = images + (whole - images) / 4;  // kB
+  REQUIRE(whole - images > 200000);
+
+  // Both ranks, from the first step on. With twice as many micro-batches each time, they find enough.
+  const Outcome o = shell(dir, concat("ulimit -v ", limit, "; $YOLOX_PROGRAMS/train ", flags,
+                                      "--accum 1 --max-iters 6 --out both"));
+  CHECK_MESSAGE(o.code == 0, o.err);
+  CHECK_MESSAGE(has(o.err, "error: out of memory at step 0 with 416x416 pixels on rank "), o.err);
+  CHECK(has(o.err, "resume the run, which goes on from there with --accum 2"));
+  CHECK(has(o.err, "out of memory: resuming both"));
+  CHECK_FALSE(fs::exists(dir / "both/crash.txt"));
+  CHECK(metric_rows(dir / "both/metrics.csv").size() == 6);
+  const std::string parts = has(o.err, "with --accum 4") ? "4" : "2";
+  succeed(dir, "train", flags + "--accum " + parts + " --max-iters 6 --out at_once");
+  CHECK(difference(dir / "both/last.pth", dir / "at_once/last.pth") == "");
+
+  // Rank 1 alone, during the run, which then equals one that is resumed by hand at this step.
+  Process p(dir, "train", flags + "--out one");
+  REQUIRE(p.until([&] { return metric_rows(dir / "one/metrics.csv").size() >= 2; }));
+  const rlimit most{rlim_t(limit) * 1024, RLIM_INFINITY};
+  REQUIRE(prlimit(children_of(p.pid).at(1), RLIMIT_AS, &most, nullptr) == 0);
+  CHECK_MESSAGE(p.wait() == 0, contents(p.err));
+  const std::string error = contents(p.err);
+  const size_t at = error.find("out of memory at step ");
+  REQUIRE_MESSAGE(at != std::string::npos, error);
+  CHECK(has(error, "pixels on rank 1"));
+  const int step = std::stoi(error.substr(at + 22));
+  succeed(dir, "train", concat(flags, "--out by_hand --max-iters ", step));
+  succeed(dir, "train", "--resume by_hand --max-iters 0 --accum 2");
+  CHECK(difference(dir / "one/last.pth", dir / "by_hand/last.pth") == "");
+  CHECK(metric_rows(dir / "one/metrics.csv").size() == 12);
 }
 
 TEST_CASE("train: a run stopped while two ranks evaluate repeats that evaluation when it is resumed" *
@@ -838,8 +869,8 @@ TEST_CASE("two launchers, as on two machines: they train as one process" * start
       "--eval-interval 3 --max-iters 8 ");
   const auto train = [&](const std::string& more) {
     const auto node = [&](int i) {
-      return concat("$YOLOX_PROGRAMS/train ", flags, more, " --nodes 2 --master 127.0.0.1:", port, " --node ",
-                    i, i == 1 ? " >two.txt 2>&1" : "");
+      return concat(i == 1 ? "OMP_NUM_THREADS=2 " : "", "$YOLOX_PROGRAMS/train ", flags, more,
+                    " --nodes 2 --master 127.0.0.1:", port, " --node ", i, i == 1 ? " >two.txt 2>&1" : "");
     };
     return shell(dir, concat("({ ", node(1), "; echo code $? >>two.txt; } & ", node(0), "; wait)"));
   };
@@ -847,27 +878,44 @@ TEST_CASE("two launchers, as on two machines: they train as one process" * start
   CHECK_MESSAGE(o.code == 0, o.out << o.err << contents(dir / "two.txt"));
   CHECK(has(contents(dir / "two.txt"), "code 0"));
   CHECK_FALSE(has(contents(dir / "two.txt"), "epoch"));
+  CHECK_MESSAGE(
+      has(unwrapped(o.out), "note: rank 0 has CPU, 1 thread, but rank 1 CPU, 2 threads; the slowest"), o.out);
   succeed(dir, "train", flags + "--out one");
   succeed(dir, "train", flags + "--out start --lr 0 --max-iters 1");
   CHECK(relative_difference(dir, "two", "one", "start") < 1e-7);
 }
 
-// Two hosts with 2 ranks each, simulated by network namespaces that a veth pair connects.
-TEST_CASE("two hosts: they train and evaluate as one process, and name the ranks of a host that is lost" *
-          starts_programs) {
-  const std::string id = concat(getpid());
-  const auto setup = [&](const std::string& commands) {
+// Two hosts, a and b, simulated by network namespaces that a veth pair connects.
+struct TwoHosts {
+  // Returns false if no network namespaces can be made here.
+  bool start() const {
+    return root(
+        "ip netns add $A && ip netns add $B && "
+        "ip link add va netns $A type veth peer name vb netns $B && "
+        "ip -n $A addr add 10.9.0.1/24 dev va && ip -n $B addr add 10.9.0.2/24 dev vb && "
+        "for n in $A $B; do ip -n $n link set lo up; done; "
+        "ip -n $A link set va up && ip -n $B link set vb up && "
+        "ip netns exec $A unshare --uts hostname hosta");
+  }
+  ~TwoHosts() { root("ip netns del $A; ip netns del $B"); }
+  bool root(const std::string& commands) const {
     return std::system(
                concat("PATH=$PATH:/usr/sbin:/sbin; A=ya", id, " B=yb", id, "; exec 2>/dev/null; ", commands)
                    .c_str()) == 0;
-  };
-  if (!setup(
-          "ip netns add $A && ip netns add $B && ip link add va netns $A type veth peer name vb netns $B && "
-          "ip -n $A addr add 10.9.0.1/24 dev va && ip -n $B addr add 10.9.0.2/24 dev vb && "
-          "for n in $A $B; do ip -n $n link set lo up; done; "
-          "ip -n $A link set va up && ip -n $B link set vb up && "
-          "ip netns exec $A unshare --uts hostname hosta")) {
-    setup("ip netns del $A; ip netns del $B");
+  }
+  // Returns the shell command that runs `command` on a host: 'a' or 'b'. All its processes end with it.
+  std::string on(char host, const std::string& command) const {
+    return concat("env PATH=$PATH:/usr/sbin:/sbin ip netns exec y", host, id,
+                  " unshare --uts --pid --mount-proc --fork --kill-child sh -c 'hostname host", host,
+                  "; exec ", command, "'");
+  }
+  const int id = getpid();
+};
+
+TEST_CASE("two hosts: they train and evaluate as one process, and name the ranks of a host that is lost" *
+          starts_programs) {
+  const TwoHosts hosts;
+  if (!hosts.start()) {
     MESSAGE("skipped: no network namespaces can be made here");
     return;
   }
@@ -877,16 +925,15 @@ TEST_CASE("two hosts: they train and evaluate as one process, and name the ranks
       "--data data --model yolox-nano --size 64 --bs 8 --warmup-epochs 0 --amp fp64 --conf 0 --nms 0.9 --lr "
       "8e-6 ";
   const auto on_host = [&](char host, const std::string& more) {
-    return concat("{ ip netns exec y", host, id, " unshare --uts sh -c 'hostname host", host,
-                  "; exec $YOLOX_PROGRAMS/train ", flags, more, " --procs 2 --timeout 5 --nodes 2 --node ",
-                  host == 'a' ? 0 : 1, " --master 10.9.0.1:29500' >", host, ".txt 2>&1; echo code $? >>",
-                  host, ".txt; }");
+    const std::string command =
+        concat("$YOLOX_PROGRAMS/train ", flags, more, " --procs 2 --timeout 5 --nodes 2 --node ",
+               host == 'a' ? 0 : 1, " --master 10.9.0.1:29500");
+    return concat("{ ", hosts.on(host, command), " >", host, ".txt 2>&1; echo code $? >>", host, ".txt; }");
   };
-  const std::string path = "export PATH=$PATH:/usr/sbin:/sbin; ";
 
   const std::string short_run = "--epochs 6 --eval-interval 6 --max-iters 6 ";
-  shell(dir, path + "(" + on_host('b', short_run + "--out two") + " & " +
-                 on_host('a', short_run + "--out two") + "; wait)");
+  shell(dir, "(" + on_host('b', short_run + "--out two") + " & " + on_host('a', short_run + "--out two") +
+                 "; wait)");
   const std::string a = contents(dir / "a.txt"), b = contents(dir / "b.txt");
   CHECK_MESSAGE(has(a, "code 0"), a);
   CHECK_MESSAGE(b == "code 0\n", b);
@@ -898,18 +945,17 @@ TEST_CASE("two hosts: they train and evaluate as one process, and name the ranks
 
   // The link goes down. No process ends and no connection is closed.
   const std::string long_run = "--epochs 10000 --eval-interval 0 --save-minutes 0.001 --out cut";
-  std::thread hosts(
-      [&] { shell(dir, path + "(" + on_host('b', long_run) + " & " + on_host('a', long_run) + "; wait)"); });
+  std::thread both(
+      [&] { shell(dir, "(" + on_host('b', long_run) + " & " + on_host('a', long_run) + "; wait)"); });
   for (int i = 0; i < 600 && !(fs::exists(dir / "cut/last.pth") && steps_of(dir, "cut") > 0); ++i)
     usleep(100000);
-  setup("ip -n $B link set vb down");
-  hosts.join();
+  hosts.root("ip -n $B link set vb down");
+  both.join();
   CHECK_MESSAGE(has(contents(dir / "a.txt"), "(--timeout 5), waiting for rank 2 (hostb, process "),
                 contents(dir / "a.txt"));
   CHECK_MESSAGE(has(contents(dir / "b.txt"), "waiting for rank 0 (hosta, process "), contents(dir / "b.txt"));
   for (const char* host : {"a.txt", "b.txt"}) CHECK(has(contents(dir / host), concat("code ", kLostRank)));
   CHECK(steps_of(dir, "cut") > 0);
-  setup("ip netns del $A; ip netns del $B");
 }
 
 TEST_CASE("torchrun starts the ranks" * starts_programs) {
@@ -929,6 +975,52 @@ TEST_CASE("torchrun starts the ranks" * starts_programs) {
   CHECK_MESSAGE(o.code == 0, o.out << o.err);
   CHECK(has(o.out, "done: r/last.pth"));
   CHECK(fs::exists(dir / "r/log_rank1.txt"));
+}
+
+TEST_CASE("torchrun: a host is lost, the other goes on with the same batches, and both do when it is back" *
+          starts_programs) {
+  const std::string python = python_with("torch");
+  const TwoHosts hosts;
+  if (python.empty() || !hosts.start()) {
+    MESSAGE("skipped: no Python with torch, or no network namespaces can be made here");
+    return;
+  }
+  TempDir dir;
+  write_scenes(dir / "data", 8);
+  const std::string flags =
+      "--data data --model yolox-nano --size 64 --bs 4 --epochs 20 --eval-interval 20 --warmup-epochs 0 "
+      "--amp fp64 --conf 0 --nms 0.9 --lr 4e-6 --device cpu ";
+  const auto command = [&](char host) {
+    return Process::Command{hosts.on(
+        host, concat("env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 GLOO_SOCKET_IFNAME=v", host, " \"", python,
+                     "\" -m torch.distributed.run --no-python --nnodes 1:2 --max-restarts 3 "
+                     "--nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 10.9.0.1:29500 "
+                     "--rdzv-conf last_call_timeout=1,is_host=",
+                     host == 'a', " --local-addr 10.9.0.", host == 'a' ? 1 : 2, " $YOLOX_PROGRAMS/train ",
+                     flags, "--timeout 5 --save-minutes 0.001 --resume auto --out r"))};
+  };
+  Process a(dir, command('a'), "a_");
+  {
+    Process b(dir, command('b'), "b_");
+    REQUIRE_MESSAGE(a.until([&] { return fs::exists(dir / "r/last.pth") && steps_of(dir) > 2; }),
+                    contents(a.err));
+    hosts.root("ip -n $B link set vb down");
+  }
+  REQUIRE_MESSAGE(a.until([&] { return has(contents(a.out), "resuming r at step "); }), contents(a.err));
+  hosts.root("ip -n $B link set vb up");
+  Process again(dir, command('b'), "again_");
+  REQUIRE_MESSAGE(a.ends(), contents(a.out));
+  CHECK_MESSAGE(a.wait() == 0, contents(a.out) << contents(a.err));
+  const std::string printed = contents(a.out);
+  const size_t alone = printed.find("a batch of 4 images, 2 per epoch");
+  REQUIRE_MESSAGE(alone != std::string::npos, printed);
+  CHECK(has(printed.substr(0, alone), "a batch of 4 images (2 per rank)"));
+  CHECK(has(printed.substr(alone), "a batch of 4 images (2 per rank)"));
+  CHECK(steps_of(dir) == 40);
+  succeed(dir, "train", flags + "--out one");
+  succeed(dir, "train", flags + "--eval-interval 0 --lr 0 --max-iters 1 --out start");
+  CHECK(relative_difference(dir, "r", "one", "start") < 1e-6);
+  CHECK(last_ap(dir, "r") == doctest::Approx(last_ap(dir, "one")).epsilon(1e-9));
 }
 
 TEST_CASE("train: --bs auto, --cache, --profile and --patience work on two ranks" * starts_programs) {
@@ -1079,7 +1171,7 @@ TEST_CASE("ranks: rank, world size and master address are read from the variable
   CHECK(resume_command_line(Words{"train", "--bs", "auto", "--accum", "4", "--procs", "2"}, "x") ==
         Words{"train", "--procs", "2", "--resume=x"});
   CHECK(resume_command_line(Words{"train", "--bs", "8", "--accum", "4"}, "x") ==
-        Words{"train", "--bs", "8", "--accum", "4", "--resume=x"});
+        Words{"train", "--bs", "8", "--resume=x"});
   CHECK(resume_command_line(Words{"train", "--resume", "--procs", "2"}, "x") ==
         Words{"train", "--procs", "2", "--resume=x"});
   CHECK(resume_command_line(Words{"train", "--resume", "y", "--procs", "2"}, "x") ==

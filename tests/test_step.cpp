@@ -419,7 +419,7 @@ TEST_CASE("multi-scale: a small set of equally frequent sizes, for which cuDNN r
   CHECK(MultiScale{{640, 640}}.count() == 1);
   const auto pays = [&](int64_t images, const MultiScale& with) {
     Plan plan{};
-    plan.batch_per_rank = 10;
+    plan.batch = 10;
     plan.iters = images / 10;
     plan.sizes = with;
     return cudnn_benchmark_pays(config, plan);

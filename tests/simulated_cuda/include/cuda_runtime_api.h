@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 
 #include "simulated_cuda.hpp"
 
@@ -23,6 +24,10 @@ inline cudaError_t cudaGetDeviceCount(int* count) {
   *count = simulated_cuda::device_count();
   return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
 }
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  *version = 13020;
+  return cudaSuccess;
+}
 inline const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaSuccess ? "no error" : "no CUDA-capable device is detected";
 }
@@ -31,6 +36,7 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   const int64_t limit = simulated_cuda::limit();
   *total = size_t(limit == INT64_MAX ? simulated_cuda::kMemory : limit);
-  *free = *total - size_t(simulated_cuda::peak_allocated());
+  const char* held = std::getenv("SIMULATED_CUDA_HELD");  // bytes that other processes hold
+  *free = *total - size_t(simulated_cuda::peak_allocated()) - size_t(held ? std::atoll(held) : 0);
   return cudaSuccess;
 }
