@@ -295,19 +295,21 @@ inline std::string data_name(const std::string& data) {
 }
 
 // Throws UsageError if the batch size is not divisible by the number of ranks, or --accum exceeds the images
-// per rank. A resumed run, which may have lost ranks, keeps its batch size: then the shares of the ranks
-// differ by one image.
-inline void check_divisible_by_ranks(const Config& c, int ranks) {
-  usage_check(c.bs % ranks == 0 || (!c.resume.empty() && c.bs > ranks), "--bs ", c.bs,
-              " is not divisible by the ", ranks, " ranks; give ",
-              c.bs < ranks ? "" : concat(c.bs / ranks * ranks, " or "), (c.bs / ranks + 1) * ranks);
-  usage_check(c.bs == 0 || c.accum <= c.bs / ranks, "--accum ", c.accum, " is too large: each rank has only ",
-              c.bs / ranks, " images per step");
+// per rank. A resumed run, which may have other ranks now, keeps both: then the shares of the ranks differ by
+// one image, and a rank splits its share in at most as many parts as it has images.
+inline void check_divisible_by_ranks(const Config& c, int ranks, bool resumed) {
+  usage_check(c.bs % ranks == 0 || (resumed && c.bs > ranks), "--bs ", c.bs, " is not divisible by the ",
+              ranks, " ranks; give ", c.bs < ranks ? "" : concat(c.bs / ranks * ranks, " or "),
+              (c.bs / ranks + 1) * ranks);
+  usage_check(c.bs == 0 || c.accum <= c.bs / ranks || resumed, "--accum ", c.accum,
+              " is too large: each rank has only ", c.bs / ranks, " images per step");
 }
 
 // Returns the ranks that this process must start; empty if this process trains, alone or as a rank. given:
-// the flags of the command line. Throws UsageError if a flag of the launcher is invalid here.
-inline std::optional<Launch> ranks_to_launch(Config& config, const Flags& given, const RankInfo& rank_info) {
+// the flags of the command line. resumed: the run has a checkpoint. Throws UsageError if a flag of the
+// launcher is invalid here.
+inline std::optional<Launch> ranks_to_launch(Config& config, const Flags& given, const RankInfo& rank_info,
+                                             bool resumed) {
   if (rank_info.started_by_others()) {
     for (const char* name : {"gpus", "procs", "nodes", "node", "master", "restarts"})
       usage_check(!given.was_given(name), "--", name, " starts ranks, but this process already is one of ",
@@ -318,16 +320,13 @@ inline std::optional<Launch> ranks_to_launch(Config& config, const Flags& given,
   const Launch here{std::max({1, config.gpus, config.procs}), config.nodes, config.node, config.master,
                     config.restarts};
   const bool is_rank = rank_info.launched || rank_info.started_by_others();
-  const int ranks = is_rank ? rank_info.world : here.ranks * here.nodes;
-  if (!config.resume.empty())  // with fewer ranks before, a rank may have had more images to split
-    config.accum = std::min(config.accum, std::max(1, config.bs / ranks));
   if (!is_rank && config.gpus > 0) {
     const auto gpus = torch::cuda::device_count();
     usage_check(config.gpus <= gpus, "--gpus ", config.gpus, ": there are ", int(gpus),
                 " GPUs here that this build can use; check nvidia-smi, or train on the CPU with --procs ",
                 config.gpus);
   }
-  check_divisible_by_ranks(config, ranks);
+  check_divisible_by_ranks(config, is_rank ? rank_info.world : here.ranks * here.nodes, resumed);
   if (is_rank || (here.ranks * here.nodes == 1 && here.restarts == 0)) return {};
   return here;
 }

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/flags.hpp"
+#include "base/limit_spinning.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
 #include "data/tiles.hpp"
@@ -344,7 +345,6 @@ static void evaluate_model(const Config& config) {
 }
 
 int main(int argc, char** argv) {
-  limit_spinning(argv);
   end_program(run_program([&] {
     Config config;
     config.parse(argc, argv, "evaluates a checkpoint on a data set, or a file of detections",

@@ -5,6 +5,7 @@
 //   ./train --data DIR --model yolox-s --weights yolox-s --bs 16 --epochs 100
 //   ./train --data DIR --gpus 4
 //   ./train --resume runs/NAME
+#include "base/limit_spinning.hpp"  // OpenMP threads that wait
 #include "base/program.hpp"         // signals, threads, exit codes
 #include "config.hpp"               // Config, Plan: settings and derived settings
 #include "data/batches.hpp"         // Batches: prefetched batches
@@ -181,7 +182,8 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
   fill_in(config);
   check_config(config);
   const RankInfo rank_info = rank_info_from_environment();
-  if (const auto ranks = ranks_to_launch(config, config, rank_info)) return launch(*ranks, argc, argv);
+  if (const auto ranks = ranks_to_launch(config, config, rank_info, bool(saved)))
+    return launch(*ranks, argc, argv);
   const torch::Device device = prepare_process(config, rank_info);
   check_memory_for_batches(config);
 
@@ -299,7 +301,6 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
 
 #ifndef YOLOX_WITHOUT_MAIN  // tests and benchmarks include this file for its step
 int main(int argc, char** argv) {
-  limit_spinning(argv);
   end_program(run_rank([&] { return train(argc, argv); }, [] { write_crash(memory_report()); }));
 }
 #endif

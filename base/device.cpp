@@ -154,11 +154,12 @@ std::string memory_of_others(torch::Device device) {
 #ifdef YOLOX_CUDA
   size_t free = 0, total = 0;
   if (!device.is_cuda() || cudaMemGetInfo(&free, &total) != cudaSuccess) return "";
-  constexpr double kContext = 0.6e9;  // of CUDA and its libraries in this process
-  const double held = double(total) - double(free) - memory_used(device) - kContext;
-  if (held < 1e9) return "";
+  // CUDA and its libraries use up to about 2 GB in this process.
+  const double held = double(total) - double(free) - memory_used(device);
+  if (held < std::max(3e9, 0.05 * double(total))) return "";
   std::vector<std::string> processes;
-  FILE* list = popen("nvidia-smi --query-compute-apps=gpu_uuid,pid --format=csv,noheader 2>/dev/null", "r");
+  FILE* list =
+      popen("timeout 5 nvidia-smi --query-compute-apps=gpu_uuid,pid --format=csv,noheader 2>/dev/null", "r");
   char line[256];
   while (list && std::fgets(line, sizeof line, list)) {
     std::string text = line;

@@ -44,7 +44,7 @@ std::string gpu_pci_address(torch::Device device);
 double gpu_memory(torch::Device device);
 
 // Returns a text about the memory of the current GPU that other processes hold, with their process ids if
-// nvidia-smi knows them. Returns "" if they hold less than 1 GB, and for the CPU.
+// nvidia-smi knows them. Returns "" if they hold less than 3 GB, and for the CPU.
 std::string memory_of_others(torch::Device device);
 
 // Returns what the speed of this process depends on: GPU, driver, threads.

@@ -40,18 +40,6 @@ void report_signals() {
     });
 }
 
-// Iterations, about 50 microseconds. Most gaps between two parallel regions are shorter. A longer wait would
-// take the core of another training on the same machine.
-static constexpr char kSpinCount[] = "1000";
-
-void limit_spinning(char** argv) {
-  if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
-  std::error_code error;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
-  setenv("GOMP_SPINCOUNT", kSpinCount, 0);
-  if (!error) ::execv(program.c_str(), argv);  // on failure the program goes on, with the default spinning
-}
-
 void end_program(int code) {
   std::cout.flush();
   std::fflush(nullptr);

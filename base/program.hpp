@@ -50,12 +50,6 @@ inline void ignore_hangup() {
 
 // ---- main()
 
-// Limits the spinning of waiting OpenMP threads (GOMP_SPINCOUNT), unless the user has set a policy. By
-// default they spin for so long that a step takes several times as long if data loader threads or another
-// program need the cores. libgomp reads the variable only when it is loaded, so the function restarts the
-// program with execv(). Call it first in main().
-void limit_spinning(char** argv);
-
 // Ends the program with this exit code, without the destructors of static objects: those of torch take a
 // quarter of a second, and after the loss of a rank they would wait for its collectives. Call it last in
 // main().

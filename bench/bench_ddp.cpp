@@ -68,6 +68,7 @@ int main(int argc, char** argv) {
     StepSettings settings;
     if (!ranks.alone()) {
       settings.ranks = &ranks;
+      settings.images_per_rank = double(share);
       settings.reducer = &reducer;
     }
     // Returns the seconds of work() on the slowest rank, because of the barriers.

@@ -27,18 +27,15 @@
 namespace yolox {
 
 std::vector<std::string> resume_command_line(const std::vector<std::string>& words, const std::string& run) {
-  std::vector<std::string> kept, beginning{"--out", "--weights", "--resume", "--accum"};
-  for (size_t i = 0; i < words.size(); ++i)
-    if (words[i] == "--bs=auto" || (words[i] == "--bs" && i + 1 < words.size() && words[i + 1] == "auto"))
-      beginning.push_back("--bs");
+  std::vector<std::string> kept;
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string name = words[i].substr(0, words[i].find('='));
-    if (std::find(beginning.begin(), beginning.end(), name) == beginning.end())
+    if (name != "--out" && name != "--resume")
       kept.push_back(words[i]);
     else if (name == words[i])  // the next word is the value of this flag
       i += i + 1 < words.size() && words[i + 1].rfind("--", 0) != 0;
   }
-  kept.push_back("--resume=" + run);
+  kept.insert(kept.end(), {"--out=" + run, "--resume=auto"});
   return kept;
 }
 
@@ -247,8 +244,10 @@ int launch(const Launch& l, int argc, char** argv) {
     const int code = launch_detail::run_ranks(l, words, told);
     if (!told.empty()) run = told;
     if (code == 0 || code == 2 || stop_signal || run.empty()) return code;
-    std::string restart = "out of memory";  // not counted: each time, the ranks need less
-    if (code != kNeedsRestart) {
+    // Not counted: each time, the ranks need less memory. With several nodes, the other launchers do not know
+    // the cause.
+    std::string restart = "out of memory";
+    if (code != kNeedsRestart || l.nodes > 1) {
       if (restarts == l.restarts) return code;
       restart = concat("restart ", ++restarts, " of ", l.restarts);
     }

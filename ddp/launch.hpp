@@ -20,8 +20,7 @@ struct Launch {
   int restarts = 0;    // maximum number of restarts after a failure
 };
 
-// Returns the command line that resumes a run. Removes the flags of a new run (--out, --weights, --resume),
-// and those that the run may have changed and that its checkpoint has: --accum and --bs auto.
+// Returns the command line that resumes a run as it was begun: with --resume auto --out RUN.
 std::vector<std::string> resume_command_line(const std::vector<std::string>& words, const std::string& run);
 
 namespace launch_detail {
@@ -66,8 +65,8 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
 }  // namespace launch_detail
 
 // Starts the ranks, waits for them and returns the exit code of the run. Forwards the signals that end a run
-// to the ranks. Resumes a failed run up to l.restarts times if a checkpoint was saved, and always if a rank
-// ended with kNeedsRestart.
+// to the ranks. Resumes a failed run up to l.restarts times if a checkpoint was saved, and on a single node
+// always if a rank ended with kNeedsRestart.
 int launch(const Launch& l, int argc, char** argv);
 
 }  // namespace yolox

@@ -221,8 +221,8 @@ c10::intrusive_ptr<c10d::Store> Ranks::connect_store(bool serves, double most) {
   auto tcp = c10::make_intrusive<c10d::TCPStore>(info.host, options);
   tcp->setTimeout(timeout());
   if (!info.agent_hosts_store) return tcp;
-  // The store of the agent still has the keys of earlier attempts. A store of rank 0 is new in each attempt,
-  // and the agents may have counted different numbers of restarts, if one of them joined later.
+  // The store of the agent still has the keys of attempts that failed. A store of rank 0 is new in each
+  // attempt, and agents have counted different numbers of restarts if one of them joined later.
   return c10::make_intrusive<c10d::PrefixStore>("yolox/" + environment_variable("TORCHELASTIC_RESTART_COUNT"),
                                                 tcp);
 }

@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 
+#include "base/limit_spinning.hpp"
 #include "base/printable.hpp"
 #include "base/program.hpp"
 #include "base/threads.hpp"
@@ -46,7 +47,8 @@ struct MultiTaskConfig : Flags {
                              "pretrained weights: checkpoint (ours or official), or name of a "
                              "model that weights/get has downloaded");
   std::string resume =
-      flag(resume, "Model", "resume", "", "RUN", "resume the run in this folder", marked(kOfCall));
+      flag(resume, "Model", "resume", "", "RUN",
+           "resume the run in this folder; auto = resume, or begin, the run in --out", marked(kOfCall));
   std::string size =
       flag(size, "Training", "size", "", "N|HxW", "input size in pixels [416 or 640, by model]");
   int bs = flag(bs, "Training", "bs", 16, "N", "total batch size over all ranks");
@@ -114,7 +116,8 @@ static SavedRun read_settings(MultiTaskConfig& flags, Config& c, int argc, char*
               "--data faces=DIR --data signs=DIR --weights yolox-s");
   SavedRun saved;
   flags.model = model_size(flags.model).name;
-  if (!flags.resume.empty()) saved = resume_settings(flags, run_folder_of(flags.resume));
+  if (const std::string run = run_to_resume(flags.resume, flags.out); !run.empty())
+    saved = resume_settings(flags, run, /*same_command=*/flags.resume == "auto");
   combination_check(!flags.data.empty(), "--data is needed; give it once for each head");
   for (const auto& [name, value] : flags.values()) c.set(name, value);
   c.resume = "";
@@ -265,7 +268,7 @@ static int train(int argc, char** argv) {
   SavedRun saved = read_settings(flags, c, argc, argv);
   std::deque<HeadData> streams = parse_data_flags(flags.data);
   const RankInfo rank_info = rank_info_from_environment();
-  if (const auto ranks = ranks_to_launch(c, flags, rank_info)) return launch(*ranks, argc, argv);
+  if (const auto ranks = ranks_to_launch(c, flags, rank_info, bool(saved))) return launch(*ranks, argc, argv);
   const torch::Device device = prepare_process(c, rank_info);
   usage_check(c.amp != "fp16", "--amp ", flags.amp == "auto" ? "auto: this GPU has no bf16; give off" : c.amp,
               flags.amp == "auto" ? "" : " is not possible here; give off, tf32, bf16 or fp64");
@@ -323,8 +326,14 @@ static int train(int argc, char** argv) {
                    evaluation_settings(c, info, plan.batch_per_rank(), device, ranks),
                    images,
                    saved ? t.iteration : -1};
-  usage_check(t.iteration < plan.iters || run.evaluation_due(), folder, " is complete: ", t.iteration, " of ",
-              plan.iters, " steps are done; increase --epochs or --max-iters to continue");
+  if (t.iteration >= plan.iters && !run.evaluation_due()) {
+    const std::string complete = concat(folder, " is complete: ", t.iteration, " of ", plan.iters,
+                                        " steps are done; increase --epochs or --max-iters to continue");
+    usage_check(flags.resume == "auto", complete);
+    run.log.line(complete);
+    ranks.shutdown();
+    return 0;
+  }
   run.log.line(concat("run ", folder, ": ", c.model, " with ", t.heads(), " heads, ", plan.iters,
                       " steps with a batch of ", c.bs, " images, ", plan.per_epoch, " per epoch, on ",
                       rank_info.world, " x ", device.str()));
@@ -401,6 +410,5 @@ static int train(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
-  limit_spinning(argv);
   end_program(run_rank([&] { return train(argc, argv); }));
 }

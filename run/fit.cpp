@@ -10,7 +10,7 @@ namespace yolox {
 
 MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t most, const Ranks& ranks, StepGraphs& graphs,
                            Log& log)
-    : t(t), ranks(ranks), graphs(graphs), log(log), fit{accum, most}, statistics(*t.model) {}
+    : t(t), ranks(ranks), graphs(graphs), log(log), fit{std::min(accum, most), most}, statistics(*t.model) {}
 
 int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize size) {
   int64_t next = parts;

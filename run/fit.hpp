@@ -85,7 +85,7 @@ struct SavedStatistics {
 // The micro-batches of a step: --accum, and twice as many after an out-of-memory error.
 class MicroBatches {
  public:
-  // most: maximum number of micro-batches, with one image each.
+  // most: maximum number of micro-batches: images of the smallest share of a rank.
   MicroBatches(Training& t, int64_t accum, int64_t most, const Ranks& ranks, StepGraphs& graphs, Log& log);
   // Copies the batch norm statistics. Call it before each step.
   void save_statistics() { statistics.save(); }

@@ -214,10 +214,12 @@ bool Run::save(Training& t, const std::string& name, bool required) {
 }
 
 void Run::save_for_restart(Training& t, int64_t accum) {
+  check(!profiling(), "out of memory; give --accum ", accum, " or a smaller --bs");
+  check(is_finite(to_dict(state_dict(*t.model))), "out of memory, and the weights are not finite");
   for (auto& [name, value] : saver.settings)
     if (name == "accum") value = concat(accum);
   saver.is_writer = true;
-  saver.last_step = -1;  // another rank may save at the same time; only the newest file matters
+  saver.last_step = -1;  // another rank may save the same step, so that last.pth must not become step_N.pth
   save(t, "last.pth", /*required=*/true);
 }
 

@@ -81,13 +81,15 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
   const std::map<std::string, std::string> now(values.begin(), values.end());
   const Settings settings = saved_settings(saved.file, saved.path);
   for (const auto& [name, value] : settings) {
-    // With the same command, what the run chose for a flag that said auto stays, and so does --accum, which
-    // the run increases when memory runs out.
-    const bool given = flags.was_given(name),
-               chosen = given && same_command && (now.at(name) == "auto" || name == "accum");
-    if (!given || chosen)
-      flags.set(name, value);
-    else if (now.at(name) != value)
+    const bool given = flags.was_given(name), same = given && same_command;
+    // With the same command, what the run chose for a flag that said auto stays.
+    const bool chosen = same && (now.at(name) == "auto" || (name == "accum" && now.at("bs") == "auto"));
+    const bool increased = same && name == "accum" && std::stoi(value) > std::stoi(now.at(name));
+    if (!given || chosen || increased) flags.set(name, value);
+    if (increased)
+      saved.notes.push_back(
+          concat("--accum ", value, " instead of ", now.at(name), ", because memory ran out"));
+    else if (given && !chosen && now.at(name) != value)
       saved.notes.push_back(concat("--", name, " ", now.at(name), " instead of the run's ", value));
   }
   const std::map<std::string, std::string> of_run(settings.begin(), settings.end());
@@ -154,12 +156,24 @@ void Saver::roll_back(Training& t, Log& log, const std::function<void()>& ready)
   save(t, "last.pth", log);  // includes lr_factor, so that --resume uses it
 }
 
+std::string run_to_resume(const std::string& resume, const std::string& out) {
+  if (resume.empty()) return "";
+  if (resume == "auto") {
+    combination_check(!out.empty(), "--resume auto needs --out DIR, the folder of the run");
+    return list_checkpoints(out).empty() ? "" : out;
+  }
+  const std::string run = run_folder_of(resume);
+  usage_check(
+      !run.empty(),
+      "--resume: no run in runs/ or in this folder has a checkpoint; give the folder of a run, as in its "
+      "--out");
+  return run;
+}
+
 SavedRun find_run(Config& config) {
   config.model = model_size(config.model).name;
-  const bool same_command = config.resume == "auto";
-  combination_check(!same_command || config.was_given("out"),
-                    "--resume auto needs --out DIR, the folder of the run");
-  if (config.resume.empty() || (same_command && list_checkpoints(config.out).empty())) {
+  const std::string run = run_to_resume(config.resume, config.out);
+  if (run.empty()) {
     SavedRun none;
     if (!config.weights.empty() && !config.was_given("model")) {
       const auto file = read_weights(config.weights);
@@ -172,12 +186,7 @@ SavedRun find_run(Config& config) {
     }
     return none;
   }
-  const std::string run = same_command ? config.out : run_folder_of(config.resume);
-  usage_check(
-      !run.empty(),
-      "--resume: no run in runs/ or in this folder has a checkpoint; give the folder of a run, as in its "
-      "--out");
-  SavedRun saved = resume_settings(config, run, same_command);
+  SavedRun saved = resume_settings(config, run, /*same_command=*/config.resume == "auto");
   for (const auto& [flag, now] :
        {std::pair("freeze", config.freeze), {"optimizer", config.optimizer}, {"recipe", config.recipe}})
     for (const auto& [name, value] : saved_settings(saved.file, saved.path))

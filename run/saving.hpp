@@ -97,6 +97,10 @@ struct Saver {
   void roll_back(Training& t, Log& log, const std::function<void()>& ready);
 };
 
+// Returns the folder of the run that --resume means, "" if a new run begins. out: --out. Throws UsageError if
+// there is no such run.
+std::string run_to_resume(const std::string& resume, const std::string& out);
+
 // With --resume, finds the run and sets `config` to its settings. Without --resume, returns a SavedRun that
 // is empty but for notes; if --weights is given without --model, sets config.model to the model of the
 // weights.

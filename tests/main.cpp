@@ -10,6 +10,7 @@
 #include <iostream>
 #include <string>
 
+#include "base/limit_spinning.hpp"  // also for programs that cases start
 #include "base/program.hpp"
 #include "base/threads.hpp"
 
@@ -62,7 +63,6 @@ void write_result(const std::string& line) {
 }
 
 int main(int argc, char** argv) {
-  yolox::limit_spinning(argv);  // also for programs that cases start
   // The programs that cases start are also given the device.
   for (int i = 1; i + 1 < argc; ++i)
     if (std::string(argv[i]) == "--device") setenv("YOLOX_TEST_DEVICE", argv[i + 1], 1);

@@ -563,7 +563,7 @@ TEST_CASE("train: bad batch sizes, missing GPUs and wrong node or rank settings 
   };
   refused("", "--bs 16 --procs 3", "--bs 16 is not divisible by the 3 ranks; give 15 or 18");
   refused("", "--bs 2 --procs 3", "--bs 2 is not divisible by the 3 ranks; give 3");
-  refused("", "--resume auto --bs 2 --procs 3", "--bs 2 is not divisible by the 3 ranks; give 3");
+  refused("", "--resume auto --bs 16 --procs 3", "--bs 16 is not divisible by the 3 ranks");  // a new run
   refused("", "--bs 4 --procs 2 --accum 3", "each rank has only 2 images per step");
   refused("", "--procs 2 --gpus 2", "cannot be used together");
   refused("", "--bs 16 --gpus 16", "--gpus 16: there are");
@@ -777,6 +777,7 @@ TEST_CASE("train: ranks that run out of memory save the step, and all go on from
   CHECK_MESSAGE(has(o.err, "error: out of memory at step 0 with 416x416 pixels on rank "), o.err);
   CHECK(has(o.err, "resume the run, which goes on from there with --accum 2"));
   CHECK(has(o.err, "out of memory: resuming both"));
+  CHECK(has(contents(dir / "both/log.txt"), "--accum 2 instead of 1, because memory ran out"));
   CHECK_FALSE(fs::exists(dir / "both/crash.txt"));
   CHECK(metric_rows(dir / "both/metrics.csv").size() == 6);
   const std::string parts = has(o.err, "with --accum 4") ? "4" : "2";
@@ -1164,16 +1165,14 @@ TEST_CASE("ranks: rank, world size and master address are read from the variable
   for (const char* name : names) unsetenv(name);
 
   using Words = std::vector<std::string>;
-  CHECK(resume_command_line(Words{"train", "--data", "d", "--out", "r", "--weights=w", "--bs", "4"}, "r") ==
-        Words{"train", "--data", "d", "--bs", "4", "--resume=r"});
-  CHECK(resume_command_line(Words{"train", "--bs", "auto", "--procs", "2", "--bs=auto"}, "x") ==
-        Words{"train", "--procs", "2", "--resume=x"});
-  CHECK(resume_command_line(Words{"train", "--bs", "auto", "--accum", "4", "--procs", "2"}, "x") ==
-        Words{"train", "--procs", "2", "--resume=x"});
-  CHECK(resume_command_line(Words{"train", "--bs", "8", "--accum", "4"}, "x") ==
-        Words{"train", "--bs", "8", "--resume=x"});
-  CHECK(resume_command_line(Words{"train", "--resume", "--procs", "2"}, "x") ==
-        Words{"train", "--procs", "2", "--resume=x"});
-  CHECK(resume_command_line(Words{"train", "--resume", "y", "--procs", "2"}, "x") ==
-        Words{"train", "--procs", "2", "--resume=x"});
+  const auto resumed = [](Words words) { return resume_command_line(words, "x"); };
+  CHECK(
+      resumed({"train", "--data", "d", "--out", "r", "--weights=w", "--bs", "auto", "--accum=4"}) ==
+      Words{"train", "--data", "d", "--weights=w", "--bs", "auto", "--accum=4", "--out=x", "--resume=auto"});
+  CHECK(resumed({"train", "--out=r", "--resume=auto", "--procs", "2"}) ==
+        Words{"train", "--procs", "2", "--out=x", "--resume=auto"});
+  CHECK(resumed({"train", "--resume", "--procs", "2"}) ==
+        Words{"train", "--procs", "2", "--out=x", "--resume=auto"});
+  CHECK(resumed({"train", "--resume", "y", "--procs", "2"}) ==
+        Words{"train", "--procs", "2", "--out=x", "--resume=auto"});
 }

@@ -126,7 +126,7 @@ TEST_CASE("multitask: a stopped and resumed run ends with the same bytes" * star
   TwoSets two;
   const std::string flags = kTwo + "--eval-interval 1 --out ";
   succeed(two.dir, "multitask", flags + "whole --max-iters 7");
-  succeed(two.dir, "multitask", flags + "cut --max-iters 3");
+  succeed(two.dir, "multitask", flags + "cut --resume auto --max-iters 3");  // begins it
   const std::string printed = succeed(two.dir, "multitask", "--resume cut --max-iters 7");
   CHECK(has(printed, "--max-iters 7 instead of the run's 3"));
   for (const std::string file : {"/last.pth", "/head_all.pth", "/head_few.pth"})
@@ -187,6 +187,8 @@ TEST_CASE("multitask: invalid flags are refused with a remedy" * starts_programs
   refuses(kTwo + "--out r", "r already holds a run");
   refuses("--resume r --data few --data all", "has other heads or classes than --data");
   refuses("--resume r", "r is complete: 1 of 1 steps are done; increase --epochs or --max-iters to continue");
+  CHECK(has(succeed(two.dir, "multitask", kTwo + "--max-iters 1 --eval-interval 0 --resume auto --out r"),
+            "r is complete: 1 of 1 steps are done"));
   refuses("--resume r --weights t/last.pth", "--weights and --resume cannot be used together");
   refuses("--resume r --out other", "--out and --resume cannot be used together");
   refuses(kTwo + "--gpus 99 --bs 99",

@@ -72,7 +72,7 @@ TEST_CASE("gpu: memory that other processes hold is said at the start, with thei
   const Env path("PATH", concat(dir.path.string(), ":", std::getenv("PATH")).c_str());
   const Env held("SIMULATED_CUDA_HELD", "5000000000");
   const std::string said = unwrapped(succeed(dir, "train", flags + "--out b"));
-  CHECK_MESSAGE(has(said, "warning: other processes hold 4."), said);
+  CHECK_MESSAGE(has(said, "warning: other processes hold 5."), said);
   CHECK_MESSAGE(has(said, " (process 4711)"), said);
 }
 

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/flags.hpp"
+#include "base/limit_spinning.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
 #include "data/pictures.hpp"
@@ -499,7 +500,6 @@ void Demo::print_end(double seconds) {
 }
 
 int main(int argc, char** argv) {
-  limit_spinning(argv);
   const int code = run_program([&] {
     Config config;
     config.parse(argc, argv, "detects objects in images and videos", "--source photo.jpg --weights yolox-s");
