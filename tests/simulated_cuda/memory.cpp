@@ -278,7 +278,7 @@ bool is_pinned(const void* p) {
   return within(static_cast<const char*>(p), at->first, at->second);
 }
 
-[[maybe_unused]] static const bool installed = [] {
+[[maybe_unused]] static const bool memory_installed = [] {
   static auto* cpu = new CpuAllocator;
   c10::SetAllocator(c10::kCUDA, device_allocator());
   c10::SetCPUAllocator(cpu);

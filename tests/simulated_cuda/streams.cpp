@@ -318,7 +318,7 @@ void record_on_stream(const c10::DataPtr& memory, const Stream& stream) {
   if (Block* b = arena().block_at(memory.get())) b->recorded.insert(number_of(stream));
 }
 
-[[maybe_unused]] static const bool installed = [] {
+[[maybe_unused]] static const bool hooks_installed = [] {
   c10::impl::registerDeviceGuard(kCUDA, &guard());
   at::CUDAHooksRegistry()->Register("CUDAHooks", [](const at::CUDAHooksArgs&) {
     return std::unique_ptr<at::CUDAHooksInterface>(std::make_unique<Hooks>());
