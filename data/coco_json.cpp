@@ -142,8 +142,13 @@ bool JsonTableReader::Key(const char* s, size_t n, bool) {
 bool JsonTableReader::value(JsonField::Kind kind, double number, bool whole, int64_t integer,
                             std::string_view string) {
   if (!table_) return true;
-  if (depth_ == 2) not_a_record();
-  if (depth_ == 3) {
+  if (depth_ == 2) {
+    record_.count = 0;
+    record_.is_object = false;
+    end_entry();
+  } else if (!record_.is_object) {
+    return true;
+  } else if (depth_ == 3) {
     field().kind = kind;
     field().number_value = number;
     field().whole = whole;
@@ -168,9 +173,9 @@ bool JsonTableReader::open(bool list) {
     record_.index = 0;
     if (!list) table_ = nullptr;
   } else if (table_ && depth_ == 2) {
-    if (list) not_a_record();
     record_.count = 0;
-  } else if (table_) {
+    record_.is_object = !list;
+  } else if (table_ && record_.is_object) {
     field().kind = list && depth_ == 3 ? JsonField::list : JsonField::other;
     field().numbers.clear();
   }
@@ -180,10 +185,7 @@ bool JsonTableReader::open(bool list) {
 
 bool JsonTableReader::close() {
   --depth_;
-  if (depth_ == 2 && table_) {
-    table_->read(record_);
-    ++record_.index;
-  }
+  if (depth_ == 2 && table_) end_entry();
   if (depth_ == 1) table_ = nullptr;
   return true;
 }
@@ -227,6 +229,7 @@ CocoDataset read_coco(File file, const std::string& path) {
   const auto skipping = [&data](const char* kind, const auto& read) {
     return [&data, kind, read](const JsonRecord& r) {
       try {
+        r.check_is_object();
         read(r);
       } catch (const std::runtime_error& e) {
         data.problems.push_back({kind, e.what()});
@@ -285,6 +288,7 @@ CocoDataset read_coco(File file, const std::string& path) {
 std::vector<Detection> read_detections(const std::string& path) {
   std::vector<Detection> detections;
   const auto detection = [&](const JsonRecord& r) {
+    r.check_is_object();
     const std::vector<double>& box = r.box("bbox");
     detections.push_back(
         {r.id("image_id"), r.id("category_id"), box[0], box[1], box[2], box[3], r.number("score")});

@@ -76,19 +76,23 @@ struct JsonField {
   std::vector<double> numbers;  // the values of a list of finite numbers; other lists have the kind `other`
 };
 
-// One JSON object of a top-level list, with its position for error messages. The getters return the fallback
-// if the key is missing or null. They throw if there is no fallback or if the value has the wrong type. A
-// number in quotes is a number, and a number in the place of a text is that text. If a key occurs twice, its
-// last value counts.
+// One entry of a top-level list, which should be a JSON object, with its position for error messages. The
+// getters return the fallback if the key is missing or null. They throw if there is no fallback or if the
+// value has the wrong type. A number in quotes is a number, and a number in the place of a text is that text.
+// If a key occurs twice, its last value counts.
 struct JsonRecord {
   std::string file, table;
   size_t index = 0;
+  bool is_object = true;
   std::vector<JsonField> fields;  // only the first `count` are valid; the rest is reused to save allocations
   size_t count = 0;
 
   // "file.json: annotations[12]"
   std::string where() const { return concat(file, ": ", table, "[", index, "]"); }
 
+  void check_is_object() const {
+    check(is_object, where(), " is not an object {...}; repair or remove the entry");
+  }
   const JsonField* find(const char* key) const;
   [[noreturn]] void throw_bad_value(const char* key, const char* needed) const;
   double number(const char* key, std::optional<double> fallback = {}) const;
@@ -105,13 +109,13 @@ struct JsonRecord {
 // empty.
 struct JsonTable {
   std::string name;
-  std::function<void(const JsonRecord&)> read;  // called for each record, in file order
+  std::function<void(const JsonRecord&)> read;  // called for each entry, in file order
   bool found = false;                           // output: true if the file contains the list
 };
 
 // Handler of RapidJSON's SAX events; builds the records. Depth 1 is inside the top-level object, 2 inside a
-// table, 3 inside a record, 4 inside a list of a record; deeper values are dropped. If the whole file is one
-// list, the depth starts at 1.
+// table, 3 inside a record, 4 inside a list of a record; deeper values are dropped, and so are those of an
+// entry that is no object. If the whole file is one list, the depth starts at 1.
 class JsonTableReader : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, JsonTableReader> {
  public:
   JsonTableReader(const std::string& file, std::vector<JsonTable>& tables);
@@ -133,8 +137,9 @@ class JsonTableReader : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, J
              std::string_view string = {});
   bool open(bool list);
   bool close();
-  [[noreturn]] void not_a_record() const {
-    fail(record_.where(), " is not an object {...}; repair the entry");
+  void end_entry() {
+    table_->read(record_);
+    ++record_.index;
   }
 
   std::vector<JsonTable>& tables_;

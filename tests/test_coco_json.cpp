@@ -153,8 +153,8 @@ TEST_CASE("coco_json: an entry with a wrong value is skipped and reported with f
   CHECK_HAS(data.problems[2].second, "categories[0].id");
   CHECK_HAS(coco_error(R"({"images": [{"id": []}], "categories": [], "annotations": []})"), "images[0].id");
 
-  CHECK_HAS(coco_error(with_annotation("3")), "annotations[0] is not an object");
-  CHECK_HAS(coco_error(with_annotation(good + ", [1]")), "annotations[1] is not an object");
+  for (const char* entry : {"3", "null", "\"a\"", "[]", R"([1, [2], {"id": [3, {"id": 4}]}])"})
+    CHECK_HAS(problem(entry), "annotations[0] is not an object");
   CHECK_HAS(coco_error(R"({"images": [{"id": 1}, {"id": 1}], "categories": [], "annotations": []})"),
             "two images have the id 1");
   CHECK_HAS(coco_error(R"({"images": [], "categories": [{"id": 4}, {"id": 4}], "annotations": []})"),
@@ -234,6 +234,7 @@ TEST_CASE("coco_json: files that are not COCO files are errors") {
   CHECK_HAS(detection_error(R"([{"image_id": 1, "category_id": 1, "score": 1}])"),
             "detections[0] has no \"bbox\"");
   CHECK_HAS(detection_error("[1]"), "detections[0] is not an object");
+  CHECK_HAS(detection_error("[[{}]]"), "detections[0] is not an object");
   CHECK_HAS(detection_error("[{}, {}"), "detections[0]");
 }
 
