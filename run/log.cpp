@@ -62,12 +62,13 @@ Metrics::Metrics(const std::string& path) : file{path} {
   while (std::getline(head, name, ',')) columns.push_back(name);
 }
 
-void Metrics::truncate_after(int64_t step) {
+void Metrics::truncate_after(int64_t step, bool evaluation) {
   rewrite([&](const std::string& line) {
     const size_t second = line.find(',') + 1, third = line.find(',', second) + 1;
     if (second == 0 || third == 0) return std::string();
     const int64_t count = std::atoll(line.c_str() + second);
-    return count < step || (count == step && line[third] != ',') ? line + "\n" : std::string();
+    return count < step || (count == step && (!evaluation || line[third] != ',')) ? line + "\n"
+                                                                                  : std::string();
   });
 }
 

@@ -55,9 +55,9 @@ class Metrics {
   // Continues the file if it exists.
   explicit Metrics(const std::string& path);
   // Deletes the rows of steps that will be repeated. These are the rows whose second column is greater than
-  // `step`, and the evaluations of step `step`, which have an empty third column. If the disk is full, the
-  // file stays unchanged.
-  void truncate_after(int64_t step);
+  // `step`, and if `evaluation`, the evaluations of step `step`, which have an empty third column. If the
+  // disk is full, the file stays unchanged.
+  void truncate_after(int64_t step, bool evaluation = true);
   // Appends a row. A NaN becomes an empty cell.
   void row(const Row& cells);
 

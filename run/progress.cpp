@@ -72,11 +72,11 @@ std::string config_json(const Flags& flags, torch::Device device, const std::str
 }
 
 RunProgress::RunProgress(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank,
-                         bool dtr)
+                         bool dtr, bool evaluates)
     : log(log), run(run), rank(rank), first(first), dtr(dtr), may_lag(from_scratch), remarks(from_scratch) {
   if (rank > 0) return;
   metrics.emplace(run + "/metrics.csv");
-  metrics->truncate_after(first);
+  metrics->truncate_after(first, evaluates);
   epochs.emplace(run + "/epochs.csv");
   epochs->truncate_after(first);
   events.emplace(run, first + 1);
@@ -86,7 +86,7 @@ void RunProgress::roll_back(int64_t step) {
   recent = of_epoch = {};
   epoch_start = now();
   if (rank > 0) return;
-  metrics->truncate_after(step);
+  metrics->truncate_after(step, /*evaluation=*/false);
   epochs->truncate_after(step);
   events.emplace(run, step + 1);
 }

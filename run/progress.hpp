@@ -34,9 +34,10 @@ std::string config_json(const Flags& flags, torch::Device device, const std::str
 class RunProgress {
  public:
   // run: the run folder. first: first step of this process. Only rank 0 writes metrics and events.
-  // from_scratch: see Remarks. dtr: show the statistics of DTR.
+  // from_scratch: see Remarks. dtr: show the statistics of DTR. evaluates: a resumed run evaluates before its
+  // first step, so that rows of an evaluation at this step are deleted.
   RunProgress(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0,
-              bool dtr = false);
+              bool dtr = false, bool evaluates = true);
 
   // Restarts the measurement of speed and waiting time. Call it after an evaluation, whose time must not
   // count.

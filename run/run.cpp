@@ -119,7 +119,7 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
   if (profiling()) its_plan.iters = first + Profile(device).steps();
   plan = its_plan;
   const bool from_scratch = first == 0 && config.weights.empty();
-  progress.emplace(folder, log, first, from_scratch, ranks.info.rank, with_dtr);
+  progress.emplace(folder, log, first, from_scratch, ranks.info.rank, with_dtr, evaluation_due(t));
   eval_fit = RetryInParts{1, plan.batch_per_rank()};
   const ImageSize base{int(info.height), int(info.width)};
   const double flops = conv_flops(t.model, base);

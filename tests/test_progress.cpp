@@ -65,6 +65,22 @@ TEST_CASE(
   CHECK(short_count(26.8e9) == "26.8G");
 }
 
+TEST_CASE("progress: a resumed run keeps the evaluation at its first step, unless it evaluates again") {
+  for (const bool evaluates : {false, true}) {
+    TestRun test_run;
+    for (int i = 0; i < 4; ++i) test_run.step(i, 8);
+    Evaluation e;
+    e.result.AP = 0.5;
+    quietly([&] { test_run.progress->log_evaluation(4, e, {1000, 4, 2, 8}, true); });
+    const size_t rows = test_run.rows().size();
+    CHECK(test_run.rows().back()[kAP] == 0.5);
+    test_run.progress.emplace(test_run.dir.path.string(), test_run.log, 4, true, 0, false, evaluates);
+    CHECK(test_run.rows().size() == rows - evaluates);
+    test_run.progress->roll_back(4);  // does not evaluate again
+    CHECK(test_run.rows().size() == rows - evaluates);
+  }
+}
+
 TEST_CASE("progress: the speed is that of all steps since the last row, without the time of a save") {
   TestRun test_run;
   const Plan plan{100, 50, 1, 50};
