@@ -85,9 +85,8 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
 
 // A training step: gradients, clipping, weights, EMA and loss scale. Repeats the gradients in more
 // micro-batches if memory runs out; nothing is updated before. With several ranks, throws NeedsRestart then.
-// Launches the work of the device and does not
-// wait for it, so that a CUDA graph can record the step (--fast graph). Returns the losses, with the gradient
-// norm before clipping as "grad_norm".
+// Launches the work of the device and does not wait for it, so that a CUDA graph can record the step
+// (--fast graph). Returns the losses, with the gradient norm before clipping as "grad_norm".
 static Losses train_step(Training& t, const StepInput& in, ImageSize size, const StepSettings& s, Dtr& dtr,
                          MicroBatches& micro_batches, StepGuard& guard) {
   Losses losses;
@@ -206,10 +205,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
   step.clip = config.clip;
   step.type = model->parameters()[0].scalar_type();
   step.legacy_preproc = info.legacy_preproc;
-  if (config.class_weights > 0)
-    step.class_weights =
-        torch::tensor(class_weights(class_counts(data.train), config.class_weights), torch::kFloat)
-            .to(device);
+  step.class_weights = class_weights_of(config, data.train, device);
   if (!t.ema.is_empty()) step.averaged = ema_tensors(*t.ema, *model);
 
   // ---- run folder, log, checkpoints

@@ -157,6 +157,7 @@ std::string memory_of_others(torch::Device device) {
   // CUDA and its libraries use up to about 2 GB in this process.
   const double held = double(total) - double(free) - memory_used(device);
   if (held < std::max(3e9, 0.05 * double(total))) return "";
+  const std::string own = "GPU" + gpu_uuid(device).substr(4) + ",";  // without hyphens
   std::vector<std::string> processes;
   FILE* list =
       popen("timeout 5 nvidia-smi --query-compute-apps=gpu_uuid,pid --format=csv,noheader 2>/dev/null", "r");
@@ -167,10 +168,7 @@ std::string memory_of_others(torch::Device device) {
     std::istringstream words(text);
     std::string uuid;
     int process = 0;
-    std::string own = gpu_uuid(device);
-    own.erase(std::remove(own.begin(), own.end(), '-'), own.end());
-    if (words >> uuid >> process && uuid == own + "," && process != getpid())
-      processes.push_back(concat(process));
+    if (words >> uuid >> process && uuid == own && process != getpid()) processes.push_back(concat(process));
   }
   if (list) pclose(list);
   return concat("other processes hold ", short_bytes(held), " of the GPU's ", short_bytes(double(total)),

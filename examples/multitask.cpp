@@ -167,6 +167,16 @@ struct MultiTaskRun {
   // Returns true if an epoch or the run has ended, and end_of_epoch() is not done yet.
   bool evaluation_due() const { return t.evaluated_at != t.iteration && plan.ends_epoch(t.iteration); }
 
+  // Returns true if no step is left. Throws UsageError then, unless with --resume auto.
+  bool complete() {
+    if (t.iteration < plan.iters || evaluation_due()) return false;
+    const std::string text = concat(folder, " is complete: ", t.iteration, " of ", plan.iters,
+                                    " steps are done; increase --epochs or --max-iters to continue");
+    usage_check(flags.resume == "auto", text);
+    log.line(text);
+    return true;
+  }
+
   // Writes head_NAME.pth of each head and last.pth, on rank 0 only. A failed write is a warning, or an
   // exception if `required`.
   void save(bool required = false) {
@@ -326,11 +336,7 @@ static int train(int argc, char** argv) {
                    evaluation_settings(c, info, plan.batch_per_rank(), device, ranks),
                    images,
                    saved ? t.iteration : -1};
-  if (t.iteration >= plan.iters && !run.evaluation_due()) {
-    const std::string complete = concat(folder, " is complete: ", t.iteration, " of ", plan.iters,
-                                        " steps are done; increase --epochs or --max-iters to continue");
-    usage_check(flags.resume == "auto", complete);
-    run.log.line(complete);
+  if (run.complete()) {
     ranks.shutdown();
     return 0;
   }

@@ -139,6 +139,11 @@ Training new_training(const Config& config, YOLOX model, torch::Device device) {
   return t;
 }
 
+Tensor class_weights_of(const Config& config, const Dataset& data, torch::Device device) {
+  if (config.class_weights == 0) return {};
+  return torch::tensor(class_weights(class_counts(data), config.class_weights), torch::kFloat).to(device);
+}
+
 EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, int64_t share,
                                  torch::Device device, Ranks& ranks) {
   EvalSettings s;

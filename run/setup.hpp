@@ -53,6 +53,9 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
 // Returns model, optimizer, scaler and EMA, with the parts of --freeze frozen.
 Training new_training(const Config& config, YOLOX model, torch::Device device);
 
+// Returns the weights of --class-weights, [classes]; undefined if all are equal.
+Tensor class_weights_of(const Config& config, const Dataset& data, torch::Device device);
+
 // Returns the settings of evaluate() for this rank. share: batch size of this rank.
 EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, int64_t share,
                                  torch::Device device, Ranks& ranks);
