@@ -267,8 +267,11 @@ void Ranks::exchange_peers(torch::Device own) {
   gethostname(host, sizeof host - 1);
   std::string boot = "-";
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  const std::string me =
-      concat(getpid(), " ", host, " ", boot, " ", gpu_uuid(own), " ", gpu_pci_address(own));
+  std::string gpu = concat(gpu_uuid(own), " ", gpu_pci_address(own));
+#ifdef YOLOX_CUDA
+  if (own.is_cuda()) gpu += " " + c10d::getNcclVersion();
+#endif
+  const std::string me = concat(getpid(), " ", host, " ", boot, " ", gpu);
   store->set(concat("here/", info.rank), std::vector<uint8_t>(me.begin(), me.end()));
   std::vector<Peer> found(info.world);
   std::vector<std::string> missing;
@@ -277,7 +280,7 @@ void Ranks::exchange_peers(torch::Device own) {
     std::istringstream in(wait_for_key(concat("here/", r), std::max(0.0, seconds - (now() - start))));
     Peer& p = found[r];
     if (!(in >> p.process >> p.host >> p.boot)) missing.push_back(concat(r));
-    in >> p.gpu >> p.pci;
+    in >> p.gpu >> p.pci >> p.nccl;
   }
   if (!missing.empty()) {
     if (first()) std::this_thread::sleep_for(std::chrono::seconds(2));  // other ranks still read the store
@@ -286,7 +289,7 @@ void Ranks::exchange_peers(torch::Device own) {
          found[0].text(), "; check that all ranks run, with the same world size");
   }
   peers = std::move(found);
-  check_gpus_differ(peers);
+  check_gpus(peers);
 }
 
 std::string Ranks::own_address() const {

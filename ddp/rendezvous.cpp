@@ -24,11 +24,13 @@ bool is_lost_rank_error(const std::exception& e) {
   return dynamic_cast<const LostRank*>(&e) != nullptr;
 }
 
-void check_gpus_differ(const std::vector<Peer>& peers) {
+void check_gpus(const std::vector<Peer>& peers) {
   std::map<std::pair<std::string, std::string>, size_t> gpus;  // (machine, PCI address) -> rank
   for (size_t r = 0; r < peers.size(); ++r) {
     const Peer& p = peers[r];
     if (p.gpu.empty()) continue;
+    check(p.nccl == peers[0].nccl, "rank 0 has NCCL ", peers[0].nccl, ", but rank ", r, " (", p.text(),
+          ") has ", p.nccl, "; all machines need the same libnccl, that of LibTorch: check LD_LIBRARY_PATH");
     const auto [other, is_new] = gpus.emplace(std::pair(p.machine(), p.pci), r);
     if (is_new) continue;
     check(p.gpu == peers[other->second].gpu, "rank ", other->second, " and rank ", r,

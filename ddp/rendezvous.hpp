@@ -36,17 +36,18 @@ bool is_lost_rank_error(const std::exception& e);
 struct Peer {
   std::string host;
   pid_t process = 0;
-  std::string gpu;   // UUID; empty for the CPU
-  std::string pci;   // PCI address of the GPU; empty for the CPU
-  std::string boot;  // changes with each start of a machine, and so differs between machines of one name
+  std::string gpu;        // UUID; empty for the CPU
+  std::string pci;        // PCI address of the GPU; empty for the CPU
+  std::string boot;       // changes with each start of a machine, and so differs between machines of one name
+  std::string nccl = "";  // version; empty for the CPU
   std::string machine() const { return host + " " + boot; }
   std::string text() const {
     return concat(host, ", process ", process, gpu.empty() ? "" : ", " + gpu.substr(0, 12));
   }
 };
 
-// Throws std::runtime_error if two ranks have the same GPU, or two MIG slices of one GPU, which NCCL refuses.
-// peers: of all ranks, by rank.
-void check_gpus_differ(const std::vector<Peer>& peers);
+// Throws std::runtime_error if NCCL cannot connect the GPUs: if two ranks have the same GPU, two MIG slices
+// of one GPU, or other versions of NCCL. peers: of all ranks, by rank.
+void check_gpus(const std::vector<Peer>& peers);
 
 }  // namespace yolox

@@ -446,14 +446,19 @@ TEST_CASE("ranks: two ranks with one GPU, or with two MIG slices of it, are refu
   const auto ranks = [](const char* gpu, const char* pci, const char* host = "a", const char* boot = "1") {
     return std::vector<Peer>{{"a", 10, "GPU-1", "0000:3b:00", "1"}, {host, 11, gpu, pci, boot}};
   };
-  check_gpus_differ({{"a", 10, "", "", "1"}, {"a", 11, "", "", "1"}});
-  check_gpus_differ(ranks("GPU-2", "0000:3b:00", "a", "2"));  // two machines of one name
-  check_gpus_differ(ranks("GPU-2", "0000:5e:00"));
-  check_gpus_differ(ranks("GPU-2", "0000:3b:00", "b"));
-  CHECK_THROWS_WITH(check_gpus_differ(ranks("GPU-1", "0000:3b:00")),
+  check_gpus({{"a", 10, "", "", "1"}, {"a", 11, "", "", "1"}});
+  check_gpus(ranks("GPU-2", "0000:3b:00", "a", "2"));  // two machines of one name
+  check_gpus(ranks("GPU-2", "0000:5e:00"));
+  check_gpus(ranks("GPU-2", "0000:3b:00", "b"));
+  CHECK_THROWS_WITH(check_gpus(ranks("GPU-1", "0000:3b:00")),
                     doctest::Contains("rank 0 and rank 1 share a GPU"));
-  CHECK_THROWS_WITH(check_gpus_differ(ranks("GPU-2", "0000:3b:00")),
-                    doctest::Contains("two MIG slices of one GPU"));
+  CHECK_THROWS_WITH(check_gpus(ranks("GPU-2", "0000:3b:00")), doctest::Contains("two MIG slices of one GPU"));
+  auto versions = ranks("GPU-2", "0000:5e:00", "b");
+  versions[0].nccl = "2.27.5";
+  versions[1].nccl = "2.21.5";
+  CHECK_THROWS_WITH(
+      check_gpus(versions),
+      doctest::Contains("rank 0 has NCCL 2.27.5, but rank 1 (b, process 11, GPU-2) has 2.21.5"));
 }
 TEST_CASE("ranks: SyncBN over uneven shares, one of them empty, equals batch norm over the whole batch" *
           starts_programs) {
