@@ -26,6 +26,8 @@ struct BenchConfig : Flags {
   int ranks = flag(ranks, "Bench", "ranks", 2, "N", "number of ranks, which share the cores of this machine");
   int steps = flag(steps, "Bench", "steps", 8, "N", "timed steps of each kind, after 2 warm-up steps");
   bool sync_bn = flag(sync_bn, "Bench", "sync-bn", true, "", "do not use SyncBN");
+  bool beside =
+      flag(beside, "Bench", "beside", false, "", "SyncBN also with one rank, to compare its computations");
   int objects = flag(objects, "Bench", "objects", 20, "N", "ground-truth boxes per image");
   std::string device = flag(device, "Bench", "device", "cpu", "cpu|cuda", "cuda: a GPU for each rank");
 };
@@ -44,11 +46,13 @@ int main(int argc, char** argv) {
     BenchConfig c;
     c.parse(argc, argv, "times a training step on several ranks");
     const RankInfo rank_info = rank_info_from_environment();
-    if (!rank_info.launched) {
-      code = launch({c.ranks}, argc, argv);
+    if (!rank_info.launched && !rank_info.started_by_others()) {
+      Launch ranks_here;
+      ranks_here.ranks = c.ranks;
+      code = launch(ranks_here, argc, argv);
       return;
     }
-    torch::set_num_threads(std::max(1, usable_cores() / c.ranks));
+    torch::set_num_threads(std::max(1, usable_cores() / rank_info.local_world));
     torch::manual_seed(0);
     const torch::Device device =
         parse_device(c.device == "cuda" ? concat("cuda:", rank_info.local_rank) : c.device);
@@ -61,7 +65,7 @@ int main(int argc, char** argv) {
     model->train();
     Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
     const GradScaler scaler(false, device);
-    const int64_t share = c.bs / c.ranks;
+    const int64_t share = c.bs / rank_info.world;
     const Input input = random_input(share, c.size, c.objects, device);
     GradientReducer reducer(ranks, model->parameters(), torch::kFloat);
     const EmaTensors averaged = ema_tensors(*ema, *model);
@@ -81,7 +85,7 @@ int main(int argc, char** argv) {
       return now() - start;
     };
 
-    if (c.ranks > 1 && c.sync_bn) use_sync_bn(*model, ranks.sync_bn_collectives());
+    if (c.beside || (!ranks.alone() && c.sync_bn)) use_sync_bn(*model, ranks.sync_bn_collectives());
     std::vector<double> steps;
     for (int i = 0; i < c.steps + 2; ++i)
       steps.push_back(timed([&] {
@@ -107,10 +111,20 @@ int main(int argc, char** argv) {
         if (i >= 2) backward[kind].push_back(seconds);
       }
     }
+    std::vector<double> small;  // all-reduces as SyncBN does them
+    Tensor sums = torch::zeros({257}, torch::kFloat);
+    for (int i = 0; i < 20; ++i)
+      small.push_back(timed([&] {
+                        for (int k = 0; k < 10; ++k) ranks.sum(sums);
+                      }) /
+                      10);
+    int norms = 0;
+    for (const auto& m : model->modules()) norms += m->as<torch::nn::BatchNorm2dImpl>() != nullptr;
     double bytes = 0;
     for (const Tensor& p : model->parameters()) bytes += double(p.nbytes());
     std::cout << "{\"step\": " << median(steps) << ", \"alone\": " << median(backward[0])
               << ", \"then\": " << median(backward[1]) << ", \"during\": " << median(backward[2])
+              << ", \"small\": " << median(small) << ", \"norms\": " << norms
               << ", \"gradient_bytes\": " << bytes << "}" << std::endl;
     ranks.shutdown();
   });
