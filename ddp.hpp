@@ -82,7 +82,7 @@ class Ranks {
   }
   // Broadcasts from rank 0: overwrites the tensors, or returns the text of rank 0.
   void broadcast(const std::vector<Tensor>& tensors);
-  std::string broadcast(const std::string& mine);
+  std::string broadcast(const std::string& mine) { return gather_texts(mine)[0]; }
   // Barrier: returns after all ranks have called it.
   void barrier() { max(0); }
   // Throws std::runtime_error with the number of a rank if the tensors are not bitwise equal on all ranks.
@@ -216,7 +216,7 @@ class Ranks {
   c10::intrusive_ptr<c10d::ProcessGroup> processes;
   c10::intrusive_ptr<c10d::Backend> sync_bn;  // on a GPU: the communicator of SyncBN
   std::vector<Peer> peers;                    // by rank; empty before the rendezvous
-  int64_t texts = 0, turns = 0;
+  int64_t turns = 0;
   double waiting = 0;
   torch::Device device = torch::kCPU;
   std::unique_ptr<SharedMemoryGather> local;

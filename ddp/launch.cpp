@@ -23,6 +23,7 @@
 #include "base/program.hpp"
 #include "base/threads.hpp"
 #include "ddp/rank_info.hpp"
+#include "ddp/shared_memory.hpp"
 
 namespace yolox {
 
@@ -65,16 +66,20 @@ int listen_on_free_port(int& port) {
   return fd;
 }
 
-void start_again(const std::vector<std::string>& words) {
-  std::vector<char*> argv;
-  for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
-  argv.push_back(nullptr);
-  execv("/proc/self/exe", argv.data());
-  _exit(127);
-}
+}  // namespace launch_detail
 
-Child start_rank(const Launch& l, int local_rank, int port, int listening, int reports,
-                 const std::vector<std::string>& words) {
+// Child process of the launcher: one rank.
+struct Child {
+  pid_t pid = 0;            // 0: the process has ended
+  int status = 0;           // from waitpid()
+  int output = -1;          // pipe of stdout and stderr; only stderr for the first rank of the node
+  std::string output_tail;  // the end of the output
+};
+
+// Starts this program again as a rank. listening: socket for the store, or -1. reports: pipe for
+// Ranks::report() of the first rank of the node. words: command line.
+static Child start_rank(const Launch& l, int local_rank, int port, int listening, int reports,
+                        const std::vector<std::string>& words) {
   int ends[2];
   const bool has_pipe = pipe2(ends, O_CLOEXEC) == 0;
   check(has_pipe, "cannot create a pipe: ", std::strerror(errno));
@@ -112,25 +117,23 @@ Child start_rank(const Launch& l, int local_rank, int port, int listening, int r
     fcntl(reports, F_SETFD, 0);
     set("YOLOX_REPORTS", concat(reports));
   }
-  start_again(words);
+  std::vector<char*> argv;
+  for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  execv("/proc/self/exe", argv.data());
+  _exit(127);
 }
 
-std::string describe_exit_status(int status) {
+// Returns a description of a status from waitpid(): "failed with exit code 1", "was killed by SIGKILL".
+static std::string describe_exit_status(int status) {
   if (!WIFSIGNALED(status)) return concat("failed with exit code ", WEXITSTATUS(status));
   const bool killed = WTERMSIG(status) == SIGKILL;
   return concat("was killed by SIG", sigabbrev_np(WTERMSIG(status)),
                 killed ? " (by a user, or by the kernel because memory ran out)" : "");
 }
 
-bool is_stopped(pid_t process) {
-  std::ifstream file(concat("/proc/", process, "/stat"));  // "123 (name) T ...", and the name may contain ")"
-  std::string line;
-  std::getline(file, line);
-  const size_t end = line.rfind(") ");
-  return end != std::string::npos && end + 2 < line.size() && line[end + 2] == 'T';
-}
-
-std::string last_lines(const std::string& text, size_t most) {
+// Returns the last `most` lines of a text, indented, without empty lines.
+static std::string last_lines(const std::string& text, size_t most) {
   std::vector<std::string> lines;
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);)
@@ -170,9 +173,11 @@ static bool read_output(std::vector<Child>& ranks, int& report_pipe, std::string
   return true;
 }
 
-int run_ranks(const Launch& l, const std::vector<std::string>& words, std::string& run) {
+// Runs the ranks until all have ended. Returns 0, or the exit code of the first rank that failed, which is
+// printed with its last lines. Sets `run` to the run folder if a checkpoint was saved.
+static int run_ranks(const Launch& l, const std::vector<std::string>& words, std::string& run) {
   int port = l.master.empty() ? 0 : parse_address("--master", l.master).second, reports[2];
-  const int listening = l.master.empty() ? listen_on_free_port(port) : -1;
+  const int listening = l.master.empty() ? launch_detail::listen_on_free_port(port) : -1;
   const bool has_pipe = pipe2(reports, O_CLOEXEC) == 0;
   check(has_pipe, "cannot create a pipe: ", std::strerror(errno));
   std::vector<Child> ranks;
@@ -206,7 +211,7 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
       if (failed < 0) ended_at = now();
       if (failed < 0 || (lost(failed) && !lost(i) && !killed)) failed = i;
     }
-    const auto can_end = [](const Child& c) { return c.pid && !is_stopped(c.pid); };
+    const auto can_end = [](const Child& c) { return c.pid && process_state(c.pid) != 'T'; };
     // The other ranks have 5 s to notice the failure, print their errors and end.
     if (failed >= 0 && !killed &&
         (now() - ended_at > 5 || std::none_of(ranks.begin(), ranks.end(), can_end))) {
@@ -233,15 +238,13 @@ int run_ranks(const Launch& l, const std::vector<std::string>& words, std::strin
   return code;
 }
 
-}  // namespace launch_detail
-
 int launch(const Launch& l, int argc, char** argv) {
   catch_signals(/*launcher=*/true);
   std::vector<std::string> words(argv, argv + argc);
   std::string run;  // kept over attempts, because an attempt that fails early does not report the run folder
   for (int restarts = 0;;) {
     std::string told;
-    const int code = launch_detail::run_ranks(l, words, told);
+    const int code = run_ranks(l, words, told);
     if (!told.empty()) run = told;
     if (code == 0 || code == 2 || stop_signal || run.empty()) return code;
     // Not counted: each time, the ranks need less memory. With several nodes, the other launchers do not know

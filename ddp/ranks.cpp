@@ -159,13 +159,6 @@ void Ranks::broadcast(const std::vector<Tensor>& tensors) {
   }
 }
 
-std::string Ranks::broadcast(const std::string& mine) {
-  if (alone()) return mine;
-  const std::string key = concat("text/", texts++);
-  if (first()) store->set(key, std::vector<uint8_t>(mine.begin(), mine.end()));
-  return wait_for_key(key);
-}
-
 void Ranks::check_equal(const std::vector<Tensor>& tensors, const std::string& when) {
   if (alone()) return;
   uint64_t hash = 0;
@@ -267,11 +260,10 @@ void Ranks::exchange_peers(torch::Device own) {
   gethostname(host, sizeof host - 1);
   std::string boot = "-";
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  std::string gpu = concat(gpu_uuid(own), " ", gpu_pci_address(own));
+  std::string me = concat(getpid(), " ", host, " ", boot, " ", gpu_uuid(own), " ", gpu_pci_address(own));
 #ifdef YOLOX_CUDA
-  if (own.is_cuda()) gpu += " " + c10d::getNcclVersion();
+  if (own.is_cuda()) me += " " + c10d::getNcclVersion();
 #endif
-  const std::string me = concat(getpid(), " ", host, " ", boot, " ", gpu);
   store->set(concat("here/", info.rank), std::vector<uint8_t>(me.begin(), me.end()));
   std::vector<Peer> found(info.world);
   std::vector<std::string> missing;

@@ -10,13 +10,11 @@
 
 namespace yolox {
 
-bool is_running(pid_t pid) {
-  std::ifstream in(concat("/proc/", pid, "/stat"));
-  std::string text;
-  std::getline(in, text);
-  const size_t name = text.rfind(')');
-  return name != std::string::npos && name + 2 < text.size() && text[name + 2] != 'Z' &&
-         text[name + 2] != 'X';
+char process_state(pid_t pid) {
+  std::string text;  // "123 (name) T ...", and the name may contain ")"
+  std::getline(std::ifstream(concat("/proc/", pid, "/stat")), text);
+  const size_t name = text.rfind(") ");
+  return name != std::string::npos && name + 2 < text.size() ? text[name + 2] : 'X';
 }
 
 SharedMemoryGather::~SharedMemoryGather() {
@@ -66,8 +64,8 @@ bool SharedMemoryGather::wait(int r) {
 #endif
   }
   const timespec most{0, 50000000};
-  for (bool runs = true; !there(); runs = is_running(pids[r])) {
-    if (!runs) return false;
+  for (char state = 'R'; !there(); state = process_state(pids[r])) {
+    if (state == 'Z' || state == 'X') return false;
     ++s.sleepers;
     std::atomic_thread_fence(std::memory_order_seq_cst);
     const uint32_t seen = s.turn.load();

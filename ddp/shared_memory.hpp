@@ -18,8 +18,9 @@
 
 namespace yolox {
 
-// Returns true if the process exists and is no zombie.
-bool is_running(pid_t pid);
+// Returns the state of a process, the third word of /proc/PID/stat: 'T' stopped, 'Z' and 'X' ended. 'X' if
+// there is no such process.
+char process_state(pid_t pid);
 
 // Shared-memory all-gather for the ranks of one machine.
 class SharedMemoryGather {

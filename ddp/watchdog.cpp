@@ -52,7 +52,9 @@ void Watchdog::heartbeat_loop() {
       send_heartbeat(*store);
       store->check({concat("at/", rank)});  // set() does not wait for an answer, check() does
       silent = 0;
-      const int intervals = comparison_intervals();
+      // The first of the two readings that report_missing() compares lies this many intervals before the
+      // timeout, so that the run ends when the timeout expires.
+      const int intervals = is_patient ? 20 : 5;
       if (!expires_within(kInterval * intervals)) {
         before.clear();
       } else if (before.empty()) {
@@ -108,19 +110,9 @@ bool Watchdog::pause(double time) {
   return !wake.wait_for(lock, std::chrono::milliseconds(int64_t(1000 * time)), [this] { return ended; });
 }
 
-bool Watchdog::expired() {
-  std::lock_guard lock(mutex);
-  return count > 0 && age > seconds;
-}
-
 bool Watchdog::expires_within(double time) {
   std::lock_guard lock(mutex);
   return count > 0 && age > seconds - time;
-}
-
-int Watchdog::comparison_intervals() {
-  std::lock_guard lock(mutex);
-  return is_patient ? 20 : 5;
 }
 
 void Watchdog::send_heartbeat(c10d::Store& store) {
@@ -145,11 +137,6 @@ std::vector<Watchdog::Heartbeat> Watchdog::read_heartbeats(c10d::Store& store) c
 }
 
 bool Watchdog::report_missing(c10d::Store& store, const std::vector<Heartbeat>& before) {
-  bool patient;
-  {
-    std::lock_guard lock(mutex);
-    patient = is_patient;
-  }
   const auto after = read_heartbeats(store);
   if (!expired()) return false;
   int64_t least = after[rank].count, most = least;
@@ -168,7 +155,7 @@ bool Watchdog::report_missing(c10d::Store& store, const std::vector<Heartbeat>& 
   for (const auto& [is, what] : {std::pair(dead, dead_is), std::pair(behind, "which is behind"),
                                  std::pair(busy, "which is not in a collective")}) {
     std::vector<size_t> found;
-    bool goes_on = patient;
+    bool goes_on = is_patient;
     for (size_t r = 0; r < after.size(); ++r) {
       if (is(r)) found.push_back(r);
       goes_on |= going_on(r);

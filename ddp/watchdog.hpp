@@ -48,17 +48,12 @@ class Watchdog {
 
   // Sleeps for `time` seconds. Returns false if the destructor has been called.
   bool pause(double time);
-  // Returns true if the timeout has expired.
-  bool expired();
   // Returns true if the timeout expires within `time` seconds, or has expired.
   bool expires_within(double time);
+  bool expired() { return expires_within(0); }
 
   // Interval of heartbeats shortly before the timeout, in seconds.
   static constexpr double kInterval = 0.5;
-  // Returns how many intervals lie between the two readings of the heartbeats that report_missing() compares.
-  // The first reading is this long before the timeout, so that the run ends when the timeout expires.
-  int comparison_intervals();
-
   // Heartbeat of a rank.
   struct Heartbeat {
     int64_t number = 0, count = 0;  // numbers of heartbeats and of barriers reached
@@ -88,7 +83,8 @@ class Watchdog {
   std::thread threads[2];
   std::mutex mutex;
   std::condition_variable wake;
-  bool ended = false, is_patient = false;
+  bool ended = false;
+  std::atomic<bool> is_patient{false};
   std::string here;
   double age = 0;                 // seconds of run time since the barrier or the last restart of the timeout
   std::atomic<double> silent{0};  // seconds of run time since the last response of the store
