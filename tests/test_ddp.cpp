@@ -964,6 +964,45 @@ TEST_CASE("two hosts: they train and evaluate as one process, and name the ranks
   CHECK(steps_of(dir, "cut") > 0);
 }
 
+TEST_CASE(
+    "two hosts: with --restarts, the launcher waits for a host that is lost, and both go on from the "
+    "checkpoint" *
+    starts_programs) {
+  const TwoHosts hosts;
+  if (!hosts.start()) {
+    MESSAGE("skipped: no network namespaces can be made here");
+    return;
+  }
+  TempDir dir;
+  write_scenes(dir / "data", 8);
+  const std::string flags =
+      "--data data --model yolox-nano --size 64 --bs 4 --epochs 20 --eval-interval 0 --warmup-epochs 0 "
+      "--amp fp64 --lr 4e-6 ";
+  const auto command = [&](char host) {
+    return Process::Command{hosts.on(
+        host,
+        concat("$YOLOX_PROGRAMS/train ", flags, "--procs 1 --timeout 20 --save-minutes 0.001 --resume auto ",
+               "--restarts 1 --out r --nodes 2 --node ", host == 'b', " --master 10.9.0.1:29500"))};
+  };
+  Process a(dir, command('a'), "a_");
+  {
+    Process b(dir, command('b'), "b_");
+    REQUIRE_MESSAGE(a.until([&] { return fs::exists(dir / "r/last.pth") && steps_of(dir) > 2; }),
+                    contents(a.err));
+  }  // host b ends with all its processes
+  REQUIRE_MESSAGE(a.until([&] { return has(contents(a.err), "lost another rank"); }), contents(a.err));
+  CHECK(steps_of(dir) < 40);
+  Process again(dir, command('b'), "again_");
+  REQUIRE_MESSAGE(a.ends(), contents(a.out));
+  CHECK_MESSAGE(a.wait() == 0, contents(a.out) << contents(a.err));
+  CHECK(has(contents(a.err), "restart 1 of 1: resuming r"));
+  CHECK_MESSAGE(again.wait() == 0, contents(again.out) << contents(again.err));
+  CHECK(steps_of(dir) == 40);
+  succeed(dir, "train", flags + "--out one");
+  succeed(dir, "train", flags + "--lr 0 --max-iters 1 --out start");
+  CHECK(relative_difference(dir, "r", "one", "start") < 1e-6);
+}
+
 TEST_CASE("torchrun starts the ranks" * starts_programs) {
   const std::string python = python_with("torch");
   if (python.empty()) {
