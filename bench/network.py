@@ -4,12 +4,13 @@ import ctypes
 import fcntl
 import heapq
 import os
-import pathlib
 import select
+import shutil
 import struct
 import subprocess
 import time
 
+IP = shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
 MTU = 32000  # bytes; large, so that few packets cost little time here
 
 
@@ -50,7 +51,7 @@ class Network:
 
     @staticmethod
     def ip(*words):
-        subprocess.run(["ip", *words], check=True, env=dict(os.environ, PATH=os.environ["PATH"] + ":/usr/sbin:/sbin"))
+        subprocess.run([IP, *words], check=True)
 
     @staticmethod
     def address(host):
@@ -58,7 +59,7 @@ class Network:
 
     def on(self, host, command):
         """Returns the command that runs `command` on a host."""
-        return [*(["/usr/sbin/ip"] if pathlib.Path("/usr/sbin/ip").exists() else ["ip"]), "netns", "exec", self.names[host], *command]
+        return [IP, "netns", "exec", self.names[host], *command]
 
     def forward(self, devices):
         """Passes packets on until this process is killed. A host sends its next packet after the last one has left, and

@@ -98,13 +98,7 @@ TEST_CASE("gpu: ranks on several GPUs make the same steps with CUDA graphs as wi
 
 TEST_CASE("gpu: ranks on the same GPU are refused" * needs_gpu * starts_programs) {
   TempDir dir;
-  write_scenes(dir / "data", 4);
-  const std::string ranks =
-      concat("CUDA_VISIBLE_DEVICES=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=",
-             20000 + getpid() % 9999,
-             " $YOLOX_PROGRAMS/train --data data --model yolox-nano --size 64 --bs 2 --timeout 60 --out a");
-  const Outcome o = shell(dir, concat("{ RANK=1 LOCAL_RANK=1 ", ranks, " & RANK=0 LOCAL_RANK=0 ", ranks,
-                                      "; code=$?; wait; exit $code; }"));
+  const Outcome o = train_two_ranks(dir, "CUDA_VISIBLE_DEVICES=0");
   CHECK(o.code != 0);
   CHECK_MESSAGE(has(o.err, "share a GPU"), o.err);
 }

@@ -369,13 +369,7 @@ TEST_CASE("gpu: an allocation beyond the limit of the simulated device is an out
 
 TEST_CASE("gpu: ranks with other versions of NCCL are refused" * needs_gpu * starts_programs) {
   TempDir dir;
-  write_scenes(dir / "data", 4);
-  const std::string ranks =
-      concat("SIMULATED_CUDA_DEVICES=2 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=",
-             20000 + getpid() % 9999,
-             " $YOLOX_PROGRAMS/train --data data --model yolox-nano --size 64 --bs 2 --out a");
-  const Outcome o = shell(dir, concat("{ SIMULATED_NCCL_VERSION=2.21.5 RANK=1 LOCAL_RANK=1 ", ranks,
-                                      " & RANK=0 LOCAL_RANK=0 ", ranks, "; code=$?; wait; exit $code; }"));
+  const Outcome o = train_two_ranks(dir, "SIMULATED_CUDA_DEVICES=2", "SIMULATED_NCCL_VERSION=2.21.5");
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(unwrapped(o.err), "rank 0 has NCCL 2.27.5, but rank 1 ("), o.err);
 }
