@@ -91,7 +91,7 @@ struct JsonRecord {
   std::string where() const { return concat(file, ": ", table, "[", index, "]"); }
 
   void check_is_object() const {
-    check(is_object, where(), " is not an object {...}; repair or remove the entry");
+    if (!is_object) fail(where(), " is not an object {...}; repair or remove the entry");
   }
   const JsonField* find(const char* key) const;
   [[noreturn]] void throw_bad_value(const char* key, const char* needed) const;
