@@ -41,6 +41,19 @@ struct StepSettings {
   bool sync_bn = true;
 };
 
+// Returns the settings of the steps on one rank. class_weights: see StepSettings.
+static StepSettings step_settings(const Config& config, const WeightsInfo& info, const Tensor& class_weights,
+                                  const Training& t) {
+  StepSettings step;
+  step.amp = dtype_of(config.amp);
+  step.class_weights = class_weights;
+  step.clip = config.clip;
+  step.type = t.model->parameters()[0].scalar_type();
+  step.legacy_preproc = info.legacy_preproc;
+  if (!t.ema.is_empty()) step.averaged = ema_tensors(*t.ema, *t.model);
+  return step;
+}
+
 // Computes the gradients of a batch, in `parts` micro-batches (--accum), into `param.grad()`. Returns the
 // losses, detached. model(images [b, 3, H, W]) returns Predictions. Gradients and losses are those of the
 // whole batch over all ranks. Only batch norm statistics differ, because they are computed per micro-batch.
@@ -200,13 +213,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
   WeightsInfo info;
   YOLOX model = new_model(config, saved, data.train, device, info, saved.notes);
   Training t = new_training(config, model, device);
-  StepSettings step;
-  step.amp = dtype_of(config.amp);
-  step.clip = config.clip;
-  step.type = model->parameters()[0].scalar_type();
-  step.legacy_preproc = info.legacy_preproc;
-  step.class_weights = class_weights_of(config, data.train, device);
-  if (!t.ema.is_empty()) step.averaged = ema_tensors(*t.ema, *model);
+  StepSettings step = step_settings(config, info, class_weights_of(config, data.train, device), t);
 
   // ---- run folder, log, checkpoints
   Run run(config, info, saved, data, ranks, device);
