@@ -49,8 +49,7 @@ ZipReader::ZipReader(const std::string& path) : archive_(nullptr, zip_discard) {
   check(std::filesystem::is_regular_file(status), "is not a regular file; use the .pth file");
   std::ifstream file(path, std::ios::binary);
   check(file.is_open(), "cannot open the file: ", std::strerror(errno));
-  file_bytes_ = std::filesystem::file_size(path, error);
-  check(!error, "not a regular file: ", error.message());
+  file_bytes_ = std::filesystem::file_size(path);
   std::string head(std::min<uint64_t>(file_bytes_, 512), '\0');
   file.read(head.data(), std::streamsize(head.size()));
   if (head.compare(0, 4, "PK\x03\x04") != 0) refuse_other_format(head, file_bytes_);

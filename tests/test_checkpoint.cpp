@@ -10,6 +10,7 @@
 #include <csignal>
 #include <random>
 
+#include "base/bytes.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/load.hpp"
 
@@ -274,10 +275,6 @@ TEST_CASE("checkpoints: Python reads files of write_pth(), and read_pth() reads 
   write_pth(dir / "cpp.pth", sample());
   REQUIRE(run_python(R"(
 import argparse, collections, torch
-try:
-  import numpy
-except ImportError:
-  numpy = None
 for options in ({}, {'mmap': True}):
   f = torch.load('cpp.pth', weights_only=True, **options)
   m = f['model']
@@ -293,18 +290,14 @@ for options in ({}, {'mmap': True}):
 torch.save(m, 'again.pth')
 
 net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
-attribute = torch.ones(2); attribute.note = 'x'
 value = {
-  'model': net.state_dict(), 'parameter': torch.nn.Parameter(torch.ones(2)), 'attribute': attribute,
+  'model': net.state_dict(), 'parameter': torch.nn.Parameter(torch.ones(2)),
   'base': base, 'view': base.view(4, 6).t()[1:3], 'channels_last': torch.arange(24.).view(1, 2, 3, 4).to(memory_format=torch.channels_last),
   'size': torch.Size([2, 3]), 'long': 2**70, 'negative': -2**40, 'small': -3, 'set': {1, 2}, 'frozen': frozenset([1]), 'bytes': b'abc\xff',
   'args': argparse.Namespace(lr=0.1), 'default': collections.defaultdict(list, {'a': [1]}), 'pairs': collections.OrderedDict(a=1, b=2),
   'dtype': torch.float16, 'text': 'caf\u00e9', 'half': torch.tensor([1.5]).half(), 'odd_keys': {(1, 2): 3}, 'deep': [[[(1, [2])]]],
   'scalar': torch.tensor(5), 'none': torch.empty(0), 'complex': torch.tensor([1j]), 'float8': torch.ones(2).to(torch.float8_e5m2),
 }
-if numpy:
-  value['numpy'] = [numpy.float64(0.25), numpy.float32(0.5), numpy.int64(-7), numpy.uint8(200), numpy.bool_(True)]
-  value['array'] = numpy.arange(3)
 for protocol in range(2, 6):
   torch.save(value, f'python{protocol}.pth', pickle_protocol=protocol)
 torch.save(value, 'legacy.pth', _use_new_zipfile_serialization=False)
@@ -325,7 +318,6 @@ torch.save(base.to(torch.float64).expand(5, 24), 'expanded.pth')
     CHECK(model.begin()->key().toStringRef() == "0.weight");
     CHECK(model.at("1.num_batches_tracked").toTensor().equal(torch::tensor(0, torch::kLong)));
     CHECK(same(file.at("parameter").toTensor(), torch::ones({2})));
-    CHECK(same(file.at("attribute").toTensor(), torch::ones({2})));
     const auto base = file.at("base").toTensor(), view = file.at("view").toTensor();
     CHECK(same(base, torch::arange(24, torch::kFloat)));
     CHECK(same(view, base.view({4, 6}).t().slice(0, 1, 3)));
@@ -347,10 +339,6 @@ torch.save(base.to(torch.float64).expand(5, 24), 'expanded.pth')
     for (const char* key : {"long", "set", "frozen", "bytes", "default", "odd_keys", "float8"}) {
       INFO(key);
       CHECK(file.at(key).isCapsule());
-    }
-    if (file.contains("numpy")) {
-      CHECK(file.at("numpy").toListRef().vec() == std::vector<c10::IValue>{0.25, 0.5, -7, 200, true});
-      CHECK(file.at("array").isCapsule());
     }
   }
   CHECK_ERROR(read_pth(dir / "legacy.pth"), "before PyTorch 1.6");
@@ -418,15 +406,6 @@ TEST_CASE("checkpoints: malicious pickles execute no code and do not exhaust mem
   CHECK(!std::filesystem::exists(dir / "ran"));
   CHECK(describe(read_pickle(kProto + "c__builtin__\neval\n(" + text("1+1") + "tR}" + text("x") +
                              "K\x01sb.")) == "the Python object __builtin__.eval");
-
-  // A big-endian numpy number stays a Python object.
-  const auto scalar = [](const std::string& order) {
-    return kProto + "cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\n" + text("f8") + "\x89\x88\x87R(K\x03" +
-           text(order) + "tbc_codecs\nencode\n" + text(std::string("\0\0\0\0\0\0\xC3\xB0?", 9)) +
-           text("latin1") + "\x86R\x86R.";
-  };
-  CHECK(read_pickle(scalar("<")).toDouble() == 1);
-  CHECK(read_pickle(scalar(">")).isCapsule());
 
   // Tensors that exceed their storage.
   const int64_t huge = int64_t(1) << 62;
@@ -500,12 +479,6 @@ TEST_CASE("checkpoints: malicious pickles execute no code and do not exhaust mem
            "0";
   for (int i = 0; i < 100000; ++i) calls += "h\x02h\x01R";
   CHECK_ERROR(read_pickle(calls + "."), "too often");
-  calls = kProto + text(std::string(1000000, 'x')) +
-          "\x85q\x01"
-          "0c_codecs\nencode\nq\x02"
-          "0";
-  for (int i = 0; i < 100000; ++i) calls += "h\x02h\x01R";
-  CHECK(describe(read_pickle(calls + ".")) == "the Python object bytes");
   CHECK_ERROR(read_pickle(kProto + "c" + std::string(2000, 'a') + "\nb\n."), "name of over");
 
   // Keys that collide in a c10::Dict of any size: multiples of the inverse of its hash factor.
@@ -568,14 +541,17 @@ TEST_CASE(
     try_read(bytes);
   }
   // Changes of the pickle, with a correct checksum.
-  pth::Pickler pickler;
-  pickler.add(value);
+  caffe2::serialize::PyTorchStreamReader zip(dir / "a.pth");
+  const auto record = [&](const std::string& name) {
+    const auto [data, size] = zip.getRecord(name);
+    return std::string(static_cast<const char*>(data.get()), size);
+  };
   Records records;
-  for (size_t i = 0; i < pickler.tensors.size(); ++i)
-    records.emplace_back(concat("data/", i), std::string(pickler.tensors[i].nbytes(), 'x'));
+  for (const auto& name : zip.getAllRecords())
+    if (name.starts_with("data/")) records.emplace_back(name, record(name));
   const int passed = total - errors;
   for (int i = 0; i < 1500; ++i) {
-    std::string program = pickler.program + ".";
+    std::string program = record("data.pkl");
     for (int changes = 1 + i % 3; changes-- > 0;) program[random() % program.size()] = char(random());
     try_read(pickle_bytes(program, records));
   }
@@ -748,8 +724,7 @@ SHARED_TEST("checkpoints: official checkpoints are read completely") {
   CHECK(state.at(int64_t(0)).toGenericDict().at("momentum_buffer").isTensor());
 
   const auto numpy = read_pth(shared("fixtures/ckpt_npfloat_truncated.pth")).toGenericDict();
-  CHECK(numpy.at("best_ap").toDouble() == 0.25);
-  CHECK(numpy.at("curr_ap").isDouble());
+  CHECK(numpy.at("best_ap").isCapsule());
   CHECK(find_weights(numpy, "f").size() == 7);
 
   const auto rebuilt = read_pth(shared("data/weights/yolox_nano_coco_v011_rebuilt.pth"));
