@@ -11,6 +11,7 @@
 #include <random>
 
 #include "base/bytes.hpp"
+#include "base/memory.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/load.hpp"
 
@@ -51,35 +52,16 @@ c10::IValue read_pickle(const std::string& program, const Records& records = {})
   return read_pth(dir / "a.pth");
 }
 
-// Returns the message of the runtime_error that f() throws. The test fails if f() throws none, or if the
-// message has several lines.
-template <class F>
-std::string refusal_of(F f) {
-  try {
-    f();
-  } catch (const std::runtime_error& error) {
-    const std::string what = error.what();
-    CHECK(what.find('\n') == std::string::npos);
-    CHECK(what.size() < 2000);
-    return what;
-  }
-  FAIL("no error");
-  return "";
-}
-
-#define CHECK_ERROR(expression, part)                                    \
-  do {                                                                   \
-    const std::string what = refusal_of([&] { expression; });            \
-    CHECK_MESSAGE(what.find(part) != std::string::npos, "said: ", what); \
+// Checks that the expression throws an error of one line with this part.
+#define CHECK_ERROR(expression, part)                       \
+  do {                                                      \
+    const std::string what = error_of([&] { expression; }); \
+    CHECK_MESSAGE(has(what, part), "said: ", what);         \
+    CHECK_FALSE(has(what, "\n"));                           \
+    CHECK(what.size() < 2000);                              \
   } while (0)
 
 bool same(const torch::Tensor& a, const torch::Tensor& b) { return a.dtype() == b.dtype() && a.equal(b); }
-
-double peak_memory_mb() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_maxrss / 1024.0;
-}
 
 std::string text(const std::string& s) {  // BINUNICODE
   std::string out = "X";
@@ -231,12 +213,7 @@ TEST_CASE("checkpoints: a failed write keeps the old file and leaves no temporar
   small.rlim_max = old.rlim_max;
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   setrlimit(RLIMIT_FSIZE, &small);  // simulates a full disk: write() fails partway
-  std::string what;
-  try {
-    write_pth(dir / "a.pth", big);
-  } catch (const std::runtime_error& error) {
-    what = error.what();
-  }
+  const std::string what = error_of([&] { write_pth(dir / "a.pth", big); });
   setrlimit(RLIMIT_FSIZE, &old);
   std::signal(SIGXFSZ, handler);
   CHECK_MESSAGE(what.find("a.pth: File too large") != std::string::npos, what);
@@ -391,7 +368,7 @@ TEST_CASE("checkpoints: the error of a file of another kind names its kind") {
 }
 
 TEST_CASE("checkpoints: malicious pickles execute no code and do not exhaust memory") {
-  const double before = peak_memory_mb();
+  const double before = peak_bytes();
   const std::string floats(16, '\0');
 
   // os.system("touch ran") is read as a name and not executed.
@@ -498,7 +475,7 @@ TEST_CASE("checkpoints: malicious pickles execute no code and do not exhaust mem
   write_bytes(dir / "a.pth", bytes);
   CHECK_ERROR(read_pth(dir / "a.pth"), "longer than the file");
 
-  CHECK(peak_memory_mb() - before < 300);
+  CHECK(peak_bytes() - before < 300e6);
 }
 
 TEST_CASE(
@@ -508,7 +485,7 @@ TEST_CASE(
   write_pth(dir / "a.pth", value);
   const std::string good = contents(dir / "a.pth");
   std::mt19937_64 random(1);
-  const double before = peak_memory_mb();
+  const double before = peak_bytes();
   int errors = 0, total = 0;
   const auto try_read = [&](const std::string& bytes) {
     write_bytes(dir / "b.pth", bytes);
@@ -552,7 +529,7 @@ TEST_CASE(
   }
   CHECK(errors > 1000);
   CHECK(total - errors > passed);  // some changed pickles are valid, so the pickle is reached
-  CHECK(peak_memory_mb() - before < 300);
+  CHECK(peak_bytes() - before < 300e6);
 }
 
 TEST_CASE("checkpoints: state_dict has the order of PyTorch") {
