@@ -4,7 +4,7 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/jit/ir/constants.h>
 
-#include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <limits>
 #include <map>
@@ -12,7 +12,6 @@
 #include <variant>
 
 #include "base/error.hpp"
-#include "checkpoint/load.hpp"
 
 namespace yolox {
 
@@ -302,22 +301,6 @@ void TraceWriter::write(const jit::Node& node) {
   }
 }
 
-// Sets parameters to requires_grad = false, which the tracer needs, and restores them at the end.
-struct WithoutGradients {
-  explicit WithoutGradients(nn::Module& model) {
-    for (auto& p : model.parameters())
-      if (p.requires_grad()) changed.push_back(p.set_requires_grad(false));
-  }
-  ~WithoutGradients() {
-    for (auto& p : changed) p.set_requires_grad(true);
-  }
-  WithoutGradients(const WithoutGradients&) = delete;
-  WithoutGradients& operator=(const WithoutGradients&) = delete;
-
- private:
-  std::vector<Tensor> changed;
-};
-
 // Output of the network before decoding, as Predictions of yolox.hpp, and the strides of its levels.
 struct Raw {
   Value reg, obj, cls;
@@ -329,8 +312,8 @@ struct Raw {
 // otherwise. Batch norms are folded into the convolutions.
 Raw add_network(GraphBuilder& g, YOLOX& model) {
   const torch::NoGradGuard no_grad;
-  const EvalGuard evaluation(*model);
-  const WithoutGradients without_gradients(*model);
+  model->eval();
+  for (auto& p : model->parameters()) p.set_requires_grad(false);  // the trace has them as constants
   const Tensor weight = model->parameters()[0];
   // A network for a fixed size is traced with this size, because its code may depend on it.
   const Tensor example = torch::zeros(

@@ -32,11 +32,12 @@ using Metadata = std::vector<std::pair<std::string, std::string>>;
 
 using Ints = std::vector<int64_t>;
 
-// Returns the graph of a model in evaluation mode. The input is "images". The output is "output" [B, A, 5 +
-// C]: box, objectness and class scores. A box is cx, cy, w, h in pixels, or Predictions::reg of yolox.hpp
-// without settings.decode. With NMS, the output is "detections" [D, 7]: index of the image in the batch, x1,
-// y1, x2, y2 in pixels, score, class. Throws if settings.nms is set without settings.decode, or if the model
-// uses an operator that the export does not know.
+// Returns the graph of a model. The input is "images". The output is "output" [B, A, 5 + C]: box, objectness
+// and class scores. A box is cx, cy, w, h in pixels, or Predictions::reg of yolox.hpp without
+// settings.decode. With NMS, the output is "detections" [D, 7]: index of the image in the batch, x1, y1, x2,
+// y2 in pixels, score, class. Changes `model`: sets it to evaluation mode, and its parameters no longer
+// require gradients. Throws if settings.nms is set without settings.decode, or if the model uses an operator
+// that the export does not know.
 onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata);
 
 // Writes an ONNX file. Throws if the file cannot be written or would exceed 2 GB.
