@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reader of the zip container of .pth files (libzip): records in one top-level folder. torch's own reader does
-// not compare the checksums, so that a damaged file would be read without an error.
+// Reader of the zip container of .pth files (libzip): records in one top-level folder. torch's own reader
+// does not compare the checksums, so that a damaged file would be read without an error.
 #pragma once
 
 #include <cstdint>
