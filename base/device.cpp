@@ -4,8 +4,6 @@
 #include <ATen/native/ConvUtils.h>
 #include <c10/core/AllocatorConfig.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
@@ -15,20 +13,47 @@
 #include <optional>
 #include <sstream>
 #include <string>
-#include <vector>
 
 #include "base/error.hpp"
 
 namespace yolox {
 
+// What CUDA says about a GPU.
+struct Gpu {
+  std::string name, uuid, pci_address;
+  int major = 0, minor = 0;  // compute capability
+};
+
+// Returns nothing for the CPU.
+static std::optional<Gpu> gpu_of([[maybe_unused]] torch::Device device) {
 #ifdef YOLOX_CUDA
-// Returns the properties of a GPU, nothing for the CPU.
-static std::optional<cudaDeviceProp> properties_of(torch::Device device) {
-  cudaDeviceProp properties;
-  if (!device.is_cuda() || cudaGetDeviceProperties(&properties, device.index()) != cudaSuccess) return {};
-  return properties;
-}
+  cudaDeviceProp p;
+  if (!device.is_cuda() || cudaGetDeviceProperties(&p, device.index()) != cudaSuccess) return {};
+  std::string uuid = "GPU-";
+  char text[32];
+  for (const char byte : p.uuid.bytes) {
+    std::snprintf(text, sizeof text, "%02x", unsigned(byte) & 255);
+    uuid += text;
+  }
+  std::snprintf(text, sizeof text, "%04x:%02x:%02x", unsigned(p.pciDomainID), unsigned(p.pciBusID),
+                unsigned(p.pciDeviceID));
+  return Gpu{p.name, uuid, text, p.major, p.minor};
+#else
+  return {};
 #endif
+}
+
+// Bytes of the current GPU. Both are 0 if `device` is the CPU.
+struct GpuMemory {
+  double free = 0, total = 0;
+};
+static GpuMemory memory_of_gpu([[maybe_unused]] torch::Device device) {
+#ifdef YOLOX_CUDA
+  size_t free = 0, total = 0;
+  if (device.is_cuda() && cudaMemGetInfo(&free, &total) == cudaSuccess) return {double(free), double(total)};
+#endif
+  return {};
+}
 
 bool has_gpu() {
   if (torch::cuda::is_available()) return true;
@@ -37,7 +62,7 @@ bool has_gpu() {
   std::string text = visible ? visible : "0";
   text.erase(0, text.find_first_not_of(' '));
   const bool hidden =
-      (text.empty() || !std::isdigit(text[0])) && text.rfind("GPU-", 0) != 0 && text.rfind("MIG-", 0) != 0;
+      (text.empty() || !std::isdigit(text[0])) && !text.starts_with("GPU-") && !text.starts_with("MIG-");
   if (!hidden && std::filesystem::exists("/proc/driver/nvidia/version")) {
     int count = 0;
     const cudaError_t error = cudaGetDeviceCount(&count);
@@ -105,99 +130,41 @@ void use_expandable_segments() {
 }
 
 std::string device_name(torch::Device device) {
-#ifdef YOLOX_CUDA
-  if (const auto p = properties_of(device)) return concat(device.str(), " (", p->name, ")");
-#endif
-  return device.str();
+  const auto gpu = gpu_of(device);
+  return gpu ? concat(device.str(), " (", gpu->name, ")") : device.str();
 }
 
-std::string gpu_uuid(torch::Device device) {
-#ifdef YOLOX_CUDA
-  if (const auto p = properties_of(device)) {
-    std::string text = "GPU-";
-    for (const char byte : p->uuid.bytes) {
-      char digits[3];
-      std::snprintf(digits, sizeof digits, "%02x", unsigned(byte) & 255);
-      text += digits;
-    }
-    return text;
-  }
-#endif
-  (void)device;
-  return "";
-}
+std::string gpu_uuid(torch::Device device) { return gpu_of(device).value_or(Gpu()).uuid; }
 
-std::string gpu_pci_address(torch::Device device) {
-#ifdef YOLOX_CUDA
-  if (const auto p = properties_of(device)) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%04x:%02x:%02x", unsigned(p->pciDomainID), unsigned(p->pciBusID),
-                  unsigned(p->pciDeviceID));
-    return text;
-  }
-#endif
-  (void)device;
-  return "";
-}
+std::string gpu_pci_address(torch::Device device) { return gpu_of(device).value_or(Gpu()).pci_address; }
 
-double gpu_memory(torch::Device device) {
-#ifdef YOLOX_CUDA
-  size_t free = 0, total = 0;
-  if (device.is_cuda() && cudaMemGetInfo(&free, &total) == cudaSuccess)  // of the current device
-    return double(total);
-#endif
-  (void)device;
-  return 0;
-}
+double gpu_memory(torch::Device device) { return memory_of_gpu(device).total; }
 
 std::string memory_of_others(torch::Device device) {
-#ifdef YOLOX_CUDA
-  size_t free = 0, total = 0;
-  if (!device.is_cuda() || cudaMemGetInfo(&free, &total) != cudaSuccess) return "";
+  const auto [free, total] = memory_of_gpu(device);
+  if (total == 0) return "";
   // CUDA and its libraries use up to about 2 GB in this process.
-  const double held = double(total) - double(free) - memory_used(device);
-  if (held < std::max(3e9, 0.05 * double(total))) return "";
-  const std::string own = "GPU" + gpu_uuid(device).substr(4) + ",";  // without hyphens
-  std::vector<std::string> processes;
-  FILE* list =
-      popen("timeout 5 nvidia-smi --query-compute-apps=gpu_uuid,pid --format=csv,noheader 2>/dev/null", "r");
-  char line[256];
-  while (list && std::fgets(line, sizeof line, list)) {
-    std::string text = line;
-    text.erase(std::remove(text.begin(), text.end(), '-'), text.end());
-    std::istringstream words(text);
-    std::string uuid;
-    int process = 0;
-    if (words >> uuid >> process && uuid == own && process != getpid()) processes.push_back(concat(process));
-  }
-  if (list) pclose(list);
-  return concat("other processes hold ", short_bytes(held), " of the GPU's ", short_bytes(double(total)),
-                processes.empty() ? "" : concat(" (process ", listed(processes), ")"));
-#else
-  (void)device;
-  return "";
-#endif
+  const double held = total - free - memory_used(device);
+  if (held < std::max(3e9, 0.05 * total)) return "";
+  return concat("other processes hold ", short_bytes(held), " of the GPU's ", short_bytes(total),
+                "; nvidia-smi lists them");
 }
 
-std::string hardware_name(torch::Device device) {
+std::string hardware_name([[maybe_unused]] torch::Device device) {
   std::string name = "CPU";
 #ifdef YOLOX_CUDA
   int driver = 0;
-  if (const auto p = properties_of(device)) {
+  if (const auto gpu = gpu_of(device)) {
     cudaDriverGetVersion(&driver);
-    name = concat(p->name, ", driver for CUDA ", driver / 1000, ".", driver % 1000 / 10);
+    name = concat(gpu->name, ", driver for CUDA ", driver / 1000, ".", driver % 1000 / 10);
   }
 #endif
-  (void)device;
   return concat(name, ", ", torch::get_num_threads(), torch::get_num_threads() == 1 ? " thread" : " threads");
 }
 
 std::string default_precision(torch::Device device) {
-#ifdef YOLOX_CUDA
-  if (const auto p = properties_of(device)) return precision_of_gpu(p->major, p->minor, p->name);
-#endif
-  (void)device;
-  return "off";
+  const auto gpu = gpu_of(device);
+  return gpu ? precision_of_gpu(gpu->major, gpu->minor, gpu->name) : "off";
 }
 
 std::string precision_of_gpu(int major, int minor, const std::string& name) {
@@ -233,44 +200,34 @@ void use_deterministic_algorithms() {
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
-double memory_used(torch::Device device) {
+double memory_used([[maybe_unused]] torch::Device device) {
 #ifdef YOLOX_CUDA
   if (device.is_cuda())
     return double(c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).reserved_bytes[0].current);
 #endif
-  (void)device;
   return resident_bytes();
 }
 
-AllocatedBytes allocated_bytes(torch::Device device) {
+AllocatedBytes allocated_bytes([[maybe_unused]] torch::Device device) {
 #ifdef YOLOX_CUDA
   if (device.is_cuda()) {
     const auto bytes = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0];
     return {double(bytes.current), double(bytes.peak)};
   }
 #endif
-  (void)device;
   return {0, 0};
 }
 
-double memory_peak(torch::Device device) {
+double memory_peak([[maybe_unused]] torch::Device device) {
 #ifdef YOLOX_CUDA
   if (device.is_cuda())
     return double(c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).reserved_bytes[0].peak);
 #endif
-  (void)device;
   return peak_bytes();
 }
 
 double memory_budget(torch::Device device) {
-#ifdef YOLOX_CUDA
-  if (device.is_cuda()) {
-    size_t free = 0, total = 0;
-    cudaMemGetInfo(&free, &total);  // of the current device
-    return 0.9 * (double(free) + memory_used(device));
-  }
-#endif
-  (void)device;
+  if (device.is_cuda()) return 0.9 * (memory_of_gpu(device).free + memory_used(device));
   return free_memory() + resident_bytes();  // free_memory() has subtracted its margin of 10 % already
 }
 

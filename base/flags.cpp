@@ -11,20 +11,14 @@
 #include <sstream>
 
 #include "base/error.hpp"
+#include "base/printable.hpp"
 #include "base/program.hpp"
 
 namespace yolox {
 
 // ---- values as text
 
-static std::string to_text(bool v) { return v ? "true" : "false"; }
-static std::string to_text(const std::string& v) { return v; }
-static std::string to_text(const std::vector<std::string>& v) {
-  std::string text;
-  for (const auto& line : v) text += (text.empty() ? "" : "\n") + line;
-  return text;
-}
-// Returns the shortest of 6, 15 or 17 digits that reads back as the same number.
+// A number has the least of 6, 15 or 17 digits with which it reads back as the same number.
 static std::string to_text(double v) {
   char text[32];
   for (const int digits : {6, 15, 17}) {
@@ -33,23 +27,31 @@ static std::string to_text(double v) {
   }
   return text;
 }
-static std::string to_text(int64_t v) { return std::to_string(v); }
+static std::string to_text(bool v) { return v ? "true" : "false"; }
 static std::string to_text(int v) { return std::to_string(v); }
-
-static void from_text(const std::string&, const std::string& text, bool& v) { v = text == "true"; }
-static void from_text(const std::string&, const std::string& text, std::string& v) { v = text; }
-static void from_text(const std::string&, const std::string& text, std::vector<std::string>& v) {
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) v.push_back(line);
+static std::string to_text(int64_t v) { return std::to_string(v); }
+static std::string to_text(const std::string& v) { return v; }
+static std::string to_text(const std::vector<std::string>& v) {
+  std::string text;
+  for (const auto& line : v) text += (text.empty() ? "" : "\n") + line;
+  return text;
 }
+
 template <class T>
 static void from_text(const std::string& name, const std::string& text, T& v) {
-  std::istringstream in(text);
-  T read;
-  if (!(in >> std::noskipws >> read) || !in.eof())
-    throw UsageError(concat("--", name, " must be ", std::is_integral_v<T> ? "an integer" : "a number",
-                            ", got '", text, "'"));
-  v = read;
+  if constexpr (std::is_same_v<T, bool>) {
+    v = text == "true";
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    v = text;
+  } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+    for (const auto& line : split_list(text, '\n')) v.push_back(line);
+  } else {
+    std::istringstream in(text);
+    T read;
+    usage_check(in >> std::noskipws >> read && in.eof(), "--", name, " must be ",
+                std::is_integral_v<T> ? "an integer" : "a number", ", got '", text, "'");
+    v = read;
+  }
 }
 
 // Returns the number that the word of a flag stands for.
@@ -276,10 +278,7 @@ static std::vector<std::string> words_of_placeholder(const std::string& argument
   const bool is_list =
       argument.find('|') != std::string::npos &&
       argument.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-|") == std::string::npos;
-  std::vector<std::string> words;
-  std::istringstream in(is_list ? argument : "");
-  for (std::string word; std::getline(in, word, '|');) words.push_back(word);
-  return words;
+  return is_list ? split_list(argument, '|') : std::vector<std::string>();
 }
 
 void Flags::check_values() const {
@@ -325,25 +324,20 @@ bool Flags::set(const std::string& name, const std::string& value) {
 }
 
 std::string Flags::other_flag_names() const {
-  std::string text, group, line;
+  std::string text, group;
   for (const auto& f : flags) {
     if (f.facts.marks & kFrequent) continue;
-    const std::string word = " --" + f.as_shown();
-    const bool begins = f.group != group;
-    if (begins || line.size() + word.size() > 79) {
-      if (!line.empty()) text += line + "\n";
-      line = begins ? "  " + f.group + ":" : "     ";
-    }
+    if (f.group != group) text += (text.empty() ? "  " : "\n  ") + f.group + ":";
     group = f.group;
-    line += word;
+    text += " --" + f.as_shown();
   }
-  return text + line + "\n";
+  return wrapped(text, 6) + "\n";
 }
 
-std::vector<std::string> split_list(const std::string& text) {
+std::vector<std::string> split_list(const std::string& text, char separator) {
   std::vector<std::string> parts;
   std::istringstream in(text);
-  for (std::string part; std::getline(in, part, ',');)
+  for (std::string part; std::getline(in, part, separator);)
     if (!part.empty()) parts.push_back(part);
   return parts;
 }

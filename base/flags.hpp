@@ -147,7 +147,7 @@ void combination_check(bool condition, const Parts&... parts) {
 }
 
 // Splits "a,b" into {"a", "b"}. Empty parts are left out.
-std::vector<std::string> split_list(const std::string& text);
+std::vector<std::string> split_list(const std::string& text, char separator = ',');
 
 using Settings = std::vector<std::pair<std::string, std::string>>;  // name and value of each flag
 

@@ -26,35 +26,30 @@ double free_memory(const std::string& proc, const std::string& cgroup) {
   const double infinity = std::numeric_limits<double>::infinity();
   const double all = 1024 * number(proc + "/meminfo", "MemTotal:", 0);
   double free = 1024 * number(proc + "/meminfo", "MemAvailable:", infinity) - 0.1 * all;
-  const auto group = [&](const std::string& folder, const char* most, const char* used, const char* total) {
-    const double limit = number(folder + most, "", infinity);
-    if (limit >= 1e18 || (all > 0 && limit > all)) return;  // this group has no limit
-    const auto now = [&](const char* name) {
-      return number(folder + "/memory.stat", concat(total, name), 0);
-    };
-    // The kernel reclaims pages of files when memory runs out, except those of tmpfs (shmem).
-    const double shared = now("shmem");
-    const double files = *total ? now("cache") : now("file");
-    free = std::min(free, 0.9 * limit - number(folder + used, "", 0) + files - shared);
+  // Respects the limits of a control group and of its parents, in version 2 or 1 of the files.
+  const auto respect = [&](const std::string& root, std::string path, bool v2) {
+    for (;; path.erase(path.rfind('/'))) {
+      const std::string folder = root + path;
+      const double limit = number(folder + (v2 ? "/memory.max" : "/memory.limit_in_bytes"), "", infinity);
+      if (limit < 1e18 && (all == 0 || limit <= all)) {  // otherwise this group has no limit
+        const double used = number(folder + (v2 ? "/memory.current" : "/memory.usage_in_bytes"), "", 0);
+        const double files = number(folder + "/memory.stat", v2 ? "file" : "total_cache", 0);
+        const double shared = number(folder + "/memory.stat", v2 ? "shmem" : "total_shmem", 0);
+        // The kernel reclaims pages of files when memory runs out, except those of tmpfs (shmem).
+        free = std::min(free, 0.9 * limit - used + files - shared);
+      }
+      if (path.find('/') == std::string::npos) break;
+    }
   };
-  std::vector<std::string> two{"/"}, one{"/"};  // paths of this process's group in versions 2 and 1
-  std::ifstream groups(proc + "/self/cgroup");
+  respect(cgroup, "/", true);
+  respect(cgroup + "/memory", "/", false);
+  std::ifstream groups(proc + "/self/cgroup");  // lines NUMBER:CONTROLLERS:PATH; 0::PATH is of version 2
   for (std::string line; std::getline(groups, line);) {
     const size_t path = line.find(':', line.find(':') + 1);
     if (path == std::string::npos) continue;
-    if (line.rfind("0::", 0) == 0) two.push_back(line.substr(path + 1));
-    if (line.substr(0, path).find("memory") != std::string::npos) one.push_back(line.substr(path + 1));
-  }
-  for (const bool newer : {true, false}) {
-    for (std::string path : newer ? two : one) {
-      for (;; path.erase(path.rfind('/'))) {
-        if (newer)
-          group(cgroup + path, "/memory.max", "/memory.current", "");
-        else
-          group(cgroup + "/memory" + path, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_");
-        if (path.find('/') == std::string::npos) break;
-      }
-    }
+    if (line.starts_with("0::")) respect(cgroup, line.substr(path + 1), true);
+    if (line.substr(0, path).find("memory") != std::string::npos)
+      respect(cgroup + "/memory", line.substr(path + 1), false);
   }
   return std::max(0.0, free);
 }

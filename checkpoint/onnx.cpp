@@ -4,87 +4,99 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/jit/ir/constants.h>
 
-#include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <limits>
 #include <map>
 #include <tuple>
+#include <variant>
 
 #include "base/error.hpp"
-#include "checkpoint/load.hpp"
 
 namespace yolox {
+
+namespace {
+
+namespace jit = torch::jit;
+
+using Value = std::string;  // name of a value in the graph
+using Attribute = std::pair<std::string, std::variant<int64_t, double, Ints, std::string>>;  // name, value
 
 onnx::Tensor::Type onnx_type(torch::ScalarType type) {
   if (type == torch::kHalf) return onnx::Tensor::FLOAT16;
   return type == torch::kLong ? onnx::Tensor::INT64 : onnx::Tensor::FLOAT;
 }
 
-Value OnnxGraph::add(const std::string& op, const std::vector<Value>& inputs, const std::string& name,
-                     const std::vector<OnnxAttribute>& attributes, int outputs) {
-  auto& node = *file.mutable_graph()->add_node();
-  node.set_op_type(op);
-  node.set_name(name);
-  node.add_output(name);
-  for (int i = 1; i < outputs; ++i) node.add_output(concat(name, "/", i));
-  for (const auto& input : inputs) node.add_input(input);
-  for (const auto& [key, value] : attributes) {
-    auto& a = *node.add_attribute();
-    a.set_name(key);
-    if (const auto* i = std::get_if<int64_t>(&value)) {
-      a.set_i(*i);
-      a.set_type(onnx::Attribute::INT);
-    } else if (const auto* f = std::get_if<double>(&value)) {
-      a.set_f(float(*f));
-      a.set_type(onnx::Attribute::FLOAT);
-    } else if (const auto* s = std::get_if<std::string>(&value)) {
-      a.set_s(*s);
-      a.set_type(onnx::Attribute::STRING);
-    } else {
-      a.mutable_ints()->Assign(std::get<Ints>(value).begin(), std::get<Ints>(value).end());
-      a.set_type(onnx::Attribute::INTS);
+struct GraphBuilder {
+  ExportSettings settings;
+  onnx::Model file = {};
+
+  // Adds a node and returns its first output, which has the name of the node. Further outputs are NAME/1,
+  // NAME/2, ... name: "" for a name such as Add_7.
+  Value add(const std::string& op, const std::vector<Value>& inputs,
+            const std::vector<Attribute>& attributes = {}, int outputs = 1, Value name = "") {
+    auto& graph = *file.mutable_graph();
+    if (name.empty()) name = concat(op, "_", graph.node_size());
+    auto& node = *graph.add_node();
+    node.set_op_type(op);
+    node.set_name(name);
+    node.add_output(name);
+    for (int i = 1; i < outputs; ++i) node.add_output(concat(name, "/", i));
+    for (const auto& input : inputs) node.add_input(input);
+    for (const auto& [key, value] : attributes) {
+      auto& a = *node.add_attribute();
+      a.set_name(key);
+      if (const auto* i = std::get_if<int64_t>(&value)) {
+        a.set_i(*i);
+        a.set_type(onnx::Attribute::INT);
+      } else if (const auto* f = std::get_if<double>(&value)) {
+        a.set_f(float(*f));
+        a.set_type(onnx::Attribute::FLOAT);
+      } else if (const auto* text = std::get_if<std::string>(&value)) {
+        a.set_s(*text);
+        a.set_type(onnx::Attribute::STRING);
+      } else {
+        a.mutable_ints()->Assign(std::get<Ints>(value).begin(), std::get<Ints>(value).end());
+        a.set_type(onnx::Attribute::INTS);
+      }
     }
+    return name;
   }
-  return name;
-}
 
-Value OnnxGraph::constant(const std::string& name, const Tensor& tensor) {
-  auto& t = *file.mutable_graph()->add_initializer();
-  t.set_name(name);
-  t.set_data_type(onnx_type(tensor.scalar_type()));
-  t.mutable_dims()->Assign(tensor.sizes().begin(), tensor.sizes().end());
-  const Tensor flat = tensor.contiguous();
-  t.set_raw_data(flat.data_ptr(), flat.nbytes());
-  return name;
-}
+  // Adds an initializer. name: "" for a name such as constant_7.
+  Value constant(const Tensor& tensor, Value name = "") {
+    auto& graph = *file.mutable_graph();
+    if (name.empty()) name = concat("constant_", graph.initializer_size());
+    auto& t = *graph.add_initializer();
+    t.set_name(name);
+    t.set_data_type(onnx_type(tensor.scalar_type()));
+    t.mutable_dims()->Assign(tensor.sizes().begin(), tensor.sizes().end());
+    const Tensor flat = tensor.contiguous();
+    t.set_raw_data(flat.data_ptr(), flat.nbytes());
+    return name;
+  }
+  Value ints(const Ints& list) { return constant(torch::tensor(list, torch::kLong)); }
+  Value floats(const std::vector<float>& list) { return constant(torch::tensor(list)); }
+  Value index(int64_t number) { return constant(torch::scalar_tensor(number, torch::kLong)); }
 
-Value OnnxGraph::scalar(const std::string& name, const torch::Scalar& value) {
-  return constant(name, torch::scalar_tensor(value, value.isIntegral(false) ? torch::kLong : torch::kFloat));
-}
+  // Adds weights as an initializer, in float32 or, with settings.half, in float16. Throws if a value is not
+  // finite.
+  Value weights(const Tensor& tensor, const std::string& name) {
+    const Tensor t = tensor.detach().to(torch::kCPU, settings.half ? torch::kHalf : torch::kFloat);
+    check(t.isfinite().all().item<bool>(), name, " has values that are not finite",
+          settings.half ? " in float16; leave --fp16 out" : "; use other weights");
+    return constant(t, name);
+  }
 
-Value OnnxGraph::weights(const std::string& name, const Tensor& tensor) {
-  const Tensor t = tensor.detach().to(torch::kCPU, settings.half ? torch::kHalf : torch::kFloat);
-  check(t.isfinite().all().item<bool>(), name, " has values that are not finite",
-        settings.half ? " in float16; leave --fp16 out" : "; use other weights");
-  return constant(name, t);
-}
-
-void OnnxGraph::describe(bool input, const std::string& name, const std::vector<onnx::Dimension>& dims) {
-  auto& info = *(input ? file.mutable_graph()->add_input() : file.mutable_graph()->add_output());
-  info.set_name(name);
-  auto& type = *info.mutable_type()->mutable_tensor_type();
-  type.set_elem_type(onnx::Tensor::FLOAT);
-  for (const auto& dim : dims) *type.mutable_shape()->add_dim() = dim;
-}
-
-namespace {
-
-namespace jit = torch::jit;
+  Value cast(const Value& x, torch::ScalarType type) {
+    return add("Cast", {x}, {{"to", int64_t(onnx_type(type))}});
+  }
+};
 
 // Writes the operators of a traced network as ONNX nodes, one after the other.
 class TraceWriter {
  public:
-  TraceWriter(OnnxGraph& graph, const nn::Module& model) : g(graph) {
+  TraceWriter(GraphBuilder& graph, const nn::Module& model) : g(graph) {
     for (const auto& p : model.named_parameters()) names[p.value().data_ptr()] = p.key();
     for (const auto& b : model.named_buffers()) names[b.value().data_ptr()] = b.key();
   }
@@ -100,10 +112,10 @@ class TraceWriter {
   }
 
  private:
-  OnnxGraph& g;
+  GraphBuilder& g;
   std::map<const void*, std::string> names;   // of parameters and buffers, by address
   std::map<const jit::Value*, Value> values;  // tensors of the trace
-  std::map<std::string, int> used;            // names of nodes
+  std::map<std::string, int> used;            // names of convolutions and unnamed constants
   std::map<std::string, Value> written;       // initializers by name
 
   // Returns a constant argument of an operator. A list is a list of constants. Throws if the argument
@@ -147,22 +159,9 @@ class TraceWriter {
     const int before = used[name]++;
     return before ? concat(name, ".", before + 1) : name;
   }
-  // Returns a name for a node: the module that contains all inputs, and the operator. For example, "a.b.conv"
-  // and "silu" give "a.b.silu".
-  std::string name_after(const std::vector<Value>& inputs, const std::string& op) {
-    std::string module = inputs[0];
-    for (const Value& x : inputs)
-      module.resize(
-          size_t(std::mismatch(module.begin(), module.end(), x.begin(), x.end()).first - module.begin()));
-    const size_t dot = module.rfind('.');
-    return unique(dot == std::string::npos ? op : module.substr(0, dot + 1) + op);
-  }
-  std::string name_after(const Value& x, const std::string& op) {
-    return name_after(std::vector<Value>{x}, op);
-  }
   // Returns the initializer with the values of a tensor.
   Value initializer(const std::string& name, const Tensor& tensor) {
-    if (!written.count(name)) written[name] = g.weights(name, tensor);
+    if (!written.count(name)) written[name] = g.weights(tensor, name);
     return written[name];
   }
   std::string name_of(const Tensor& constant) {
@@ -188,12 +187,7 @@ class TraceWriter {
 
   void write(const jit::Node& node);
   void write_convolution(const jit::Node& node);
-  Value pool(const std::string& op, const jit::Node& node, const Value& x, size_t ceil_mode);
-  Value reshape(const Value& x, const Ints& shape) {
-    const std::string name = name_after(x, "reshape");
-    return g.add("Reshape", {x, g.constant(name + ".shape", shape)}, name);
-  }
-
+  Value max_pool(const jit::Node& node, const Value& x);
   inline static const std::string kRemedy =
       "Add the operator in checkpoint/onnx.cpp, or export to TorchScript (--format torchscript), which "
       "supports all operators";
@@ -221,24 +215,23 @@ void TraceWriter::write_convolution(const jit::Node& node) {
   values[out] =
       g.add("Conv",
             {tensor(node.input(0)), initializer(name + ".weight", weight), initializer(name + ".bias", bias)},
-            unique(name),
             {{"kernel_shape", Ints{weight.size(2), weight.size(3)}},
              {"strides", pair(node, 3)},
              {"pads", Ints{pads[0], pads[1], pads[0], pads[1]}},
              {"dilations", pair(node, 5)},
-             {"group", integer(node, 8)}});
+             {"group", integer(node, 8)}},
+            1, unique(name));
 }
 
-// ceil_mode: position of this argument, which follows kernel size, stride, padding (and dilation).
-Value TraceWriter::pool(const std::string& op, const jit::Node& node, const Value& x, size_t ceil_mode) {
+Value TraceWriter::max_pool(const jit::Node& node, const Value& x) {
   const Ints kernel = pair(node, 1), pads = pair(node, 3);
   Ints strides = pair(node, 2);
   if (strides.empty()) strides = kernel;
-  return g.add(op, {x}, name_after(x, "pool"),
+  return g.add("MaxPool", {x},
                {{"kernel_shape", kernel},
                 {"strides", strides},
                 {"pads", Ints{pads[0], pads[1], pads[0], pads[1]}},
-                {"ceil_mode", int64_t(constant_of(node, ceil_mode).toBool())}});
+                {"ceil_mode", int64_t(constant_of(node, 5).toBool())}});
 }
 
 void TraceWriter::write(const jit::Node& node) {
@@ -249,54 +242,44 @@ void TraceWriter::write(const jit::Node& node) {
   if (values.count(out)) return;  // a folded batch norm
   Value& to = values[out];
   if (op == "aten::cat") {
-    const std::vector<Value> parts = tensors(node.input(0));
-    to = g.add("Concat", parts, name_after(parts, "cat"), {{"axis", dim_of(node, 1, out)}});
+    to = g.add("Concat", tensors(node.input(0)), {{"axis", dim_of(node, 1, out)}});
     return;
   }
   const jit::Value* input = node.input(0);
   const Value x = tensor(input);
-  const auto rank = [&] { return int64_t(shape_of(input).size()); };
   if (op == "aten::silu") {
-    to = g.add("Mul", {x, g.add("Sigmoid", {x}, name_after(x, "sigmoid"))}, name_after(x, "silu"));
+    to = g.add("Mul", {x, g.add("Sigmoid", {x})});
   } else if (op == "aten::sigmoid") {
-    to = g.add("Sigmoid", {x}, name_after(x, "sigmoid"));
+    to = g.add("Sigmoid", {x});
   } else if (op == "aten::relu") {
-    to = g.add("Relu", {x}, name_after(x, "relu"));
+    to = g.add("Relu", {x});
   } else if (op == "aten::leaky_relu") {
-    to = g.add("LeakyRelu", {x}, name_after(x, "leaky_relu"), {{"alpha", constant_of(node, 1).toDouble()}});
+    to = g.add("LeakyRelu", {x}, {{"alpha", constant_of(node, 1).toDouble()}});
   } else if (op == "aten::batch_norm") {
-    to =
-        g.add("BatchNormalization",
-              {x, tensor(node.input(1)), tensor(node.input(2)), tensor(node.input(3)), tensor(node.input(4))},
-              name_after(x, "bn"), {{"epsilon", constant_of(node, 7).toDouble()}});
+    const std::vector<Value> inputs{x, tensor(node.input(1)), tensor(node.input(2)), tensor(node.input(3)),
+                                    tensor(node.input(4))};
+    to = g.add("BatchNormalization", inputs, {{"epsilon", constant_of(node, 7).toDouble()}});
   } else if (op == "aten::max_pool2d" && pair(node, 4) == Ints{1, 1}) {
-    to = pool("MaxPool", node, x, 5);
+    to = max_pool(node, x);
   } else if (op == "aten::upsample_nearest2d") {
     const Ints from = shape_of(input), size = shape_of(out);
-    const std::string name = name_after(x, "up");
-    const Tensor scales =
-        torch::tensor({1.0, 1.0, double(size[2]) / double(from[2]), double(size[3]) / double(from[3])});
+    const float up = float(size[2]) / float(from[2]), across = float(size[3]) / float(from[3]);
     to = g.add(
-        "Resize", {x, "", g.constant(name + ".scales", scales.to(torch::kFloat))}, name,
+        "Resize", {x, "", g.floats({1, 1, up, across})},
         {{"mode", "nearest"}, {"coordinate_transformation_mode", "asymmetric"}, {"nearest_mode", "floor"}});
   } else if (op == "aten::add" || op == "aten::sub") {
     check(constant_of(node, 2).toScalar().toDouble() == 1, "the model adds with a factor (alpha). ", kRemedy);
-    const Value y = tensor(node.input(1));
-    to = g.add(op == "aten::add" ? "Add" : "Sub", {x, y}, name_after({x, y}, op.substr(6)));
+    to = g.add(op == "aten::add" ? "Add" : "Sub", {x, tensor(node.input(1))});
   } else if (op == "aten::mul") {
-    const Value y = tensor(node.input(1));
-    to = g.add("Mul", {x, y}, name_after({x, y}, "mul"));
+    to = g.add("Mul", {x, tensor(node.input(1))});
   } else if (op == "aten::slice") {
-    const std::string name = name_after(x, "slice");
-    const auto end = constant_of(node, 3), start = constant_of(node, 2);
-    const auto list = [&](const char* what, int64_t value) { return g.constant(name + what, Ints{value}); };
-    to = g.add("Slice",
-               {x, list(".start", start.isNone() ? 0 : start.toInt()),
-                list(".end", end.isNone() ? std::numeric_limits<int64_t>::max() : end.toInt()),
-                list(".axis", dim_of(node, 1, input)), list(".step", integer(node, 4))},
-               name);
+    const auto start = constant_of(node, 2), end = constant_of(node, 3);
+    const int64_t first = start.isNone() ? 0 : start.toInt();
+    const int64_t last = end.isNone() ? std::numeric_limits<int64_t>::max() : end.toInt();
+    to = g.add("Slice", {x, g.ints({first}), g.ints({last}), g.ints({dim_of(node, 1, input)}),
+                         g.ints({integer(node, 4)})});
   } else if (op == "aten::permute") {
-    to = g.add("Transpose", {x}, name_after(x, "permute"), {{"perm", integers(node, 1)}});
+    to = g.add("Transpose", {x}, {{"perm", integers(node, 1)}});
   } else if (op == "aten::flatten") {
     // 0: as in the input; -1: computed. A dimension behind the flattened ones is a number of channels.
     const Ints shape = shape_of(input);
@@ -304,14 +287,13 @@ void TraceWriter::write(const jit::Node& node) {
     Ints flat(first, 0);
     flat.push_back(-1);
     flat.insert(flat.end(), shape.begin() + last + 1, shape.end());
-    to = reshape(x, flat);
+    to = g.add("Reshape", {x, g.ints(flat)});
   } else if (op == "aten::view" || op == "aten::reshape") {
-    to = reshape(x, integers(node, 1));
-  } else if (op == "aten::squeeze" || op == "aten::unsqueeze") {
-    const std::string name = name_after(x, op.substr(6));
-    const int64_t dim = integer(node, 1), dims = rank() + (op == "aten::unsqueeze" ? 1 : 0);
-    to = g.add(op == "aten::squeeze" ? "Squeeze" : "Unsqueeze",
-               {x, g.constant(name + ".axis", Ints{dim < 0 ? dim + dims : dim})}, name);
+    to = g.add("Reshape", {x, g.ints(integers(node, 1))});
+  } else if (op == "aten::squeeze") {
+    to = g.add("Squeeze", {x, g.ints({dim_of(node, 1, input)})});
+  } else if (op == "aten::unsqueeze") {
+    to = g.add("Unsqueeze", {x, g.ints({dim_of(node, 1, out)})});
   } else if (op == "aten::contiguous" || op == "aten::detach" || op == "aten::dropout") {
     to = x;
   } else {
@@ -319,28 +301,19 @@ void TraceWriter::write(const jit::Node& node) {
   }
 }
 
-// Sets parameters to requires_grad = false, which the tracer needs, and restores them at the end.
-struct WithoutGradients {
-  explicit WithoutGradients(nn::Module& model) {
-    for (auto& p : model.parameters())
-      if (p.requires_grad()) changed.push_back(p.set_requires_grad(false));
-  }
-  ~WithoutGradients() {
-    for (auto& p : changed) p.set_requires_grad(true);
-  }
-  WithoutGradients(const WithoutGradients&) = delete;
-  WithoutGradients& operator=(const WithoutGradients&) = delete;
-
- private:
-  std::vector<Tensor> changed;
+// Output of the network before decoding, as Predictions of yolox.hpp, and the strides of its levels.
+struct Raw {
+  Value reg, obj, cls;
+  std::vector<int> strides;
 };
 
-}  // namespace
-
-Raw add_network(OnnxGraph& g, YOLOX& model, const Value& images) {
+// Adds the network: runs model->forward() once, and adds the nodes of each operator that it calls. An edit of
+// the model therefore needs no edit here, as long as its operators are known. Throws and names the operator
+// otherwise. Batch norms are folded into the convolutions.
+Raw add_network(GraphBuilder& g, YOLOX& model) {
   const torch::NoGradGuard no_grad;
-  const EvalGuard evaluation(*model);
-  const WithoutGradients without_gradients(*model);
+  model->eval();
+  for (auto& p : model->parameters()) p.set_requires_grad(false);  // the trace has them as constants
   const Tensor weight = model->parameters()[0];
   // A network for a fixed size is traced with this size, because its code may depend on it.
   const Tensor example = torch::zeros(
@@ -355,142 +328,129 @@ Raw add_network(OnnxGraph& g, YOLOX& model, const Value& images) {
         return jit::Stack{p.reg, p.obj, p.cls};
       },
       [](const torch::autograd::Variable&) { return ""; });
+  const bool half = g.settings.half;
+  const Value images = half ? g.cast("images", torch::kHalf) : "images";
   const std::vector<Value> outputs = TraceWriter(g, *model).write(*state->graph, images);
-  const auto single = [&](const Value& x, const char* name) {
-    return g.settings.half ? g.cast(x, name, torch::kFloat) : x;
-  };
-  raw.reg = single(outputs[0], "reg");
-  raw.obj = single(outputs[1], "obj");
-  raw.cls = single(outputs[2], "cls");
+  const auto in_float32 = [&](const Value& x) { return half ? g.cast(x, torch::kFloat) : x; };
+  raw.reg = in_float32(outputs[0]);
+  raw.obj = in_float32(outputs[1]);
+  raw.cls = in_float32(outputs[2]);
   return raw;
 }
 
-Value add_box_decoding(OnnxGraph& g, const Raw& raw, const Value& images) {
+// Decodes Raw::reg to boxes cx, cy, w, h in pixels, [B, A, 4], as decode_boxes() in yolox.hpp.
+Value add_box_decoding(GraphBuilder& g, const Raw& raw) {
   const auto& s = g.settings;
-  const auto ints = [&](const std::string& name, const Ints& list) {
-    return g.constant("decode." + name, list);
-  };
   Value grid, stride;
   if (!s.dynamic) {
     const Anchors anchors = make_anchors(s.height, s.width, torch::kFloat, raw.strides);
-    grid = g.constant("decode.grid", anchors.grid.unsqueeze(0));
-    stride = g.constant("decode.stride", anchors.stride.view({1, -1, 1}));
+    grid = g.constant(anchors.grid.unsqueeze(0));
+    stride = g.constant(anchors.stride.view({1, -1, 1}));
   } else {
-    const Value size = g.add("Shape", {images}, "decode.size");
+    const Value size = g.add("Gather", {g.add("Shape", {"images"}), g.ints({2, 3})});
     std::vector<Value> grids, strides;
     for (const int step : raw.strides) {
-      const std::string level = concat("decode.", step);
-      const auto of_level = [&](const char* name) { return concat(level, ".", name); };
-      const auto count = [&](const char* name, int64_t dim) {  // rows or columns of cells
-        const std::string of = of_level(name);
-        const Value pixels = g.add("Gather", {size, g.scalar(of + ".dim", dim)}, of + ".pixels");
-        return g.add("Div", {pixels, g.scalar(of + ".stride", int64_t(step))}, of);
+      const Value cells = g.add("Div", {size, g.index(step)});  // rows, columns
+      // The positions of all cells along a dimension of `cells`, [1, rows * columns, 1].
+      const auto positions = [&](int64_t dim, const Ints& shape) {
+        const Value count = g.add("Gather", {cells, g.index(dim)});
+        const Value line = g.add("Reshape", {g.add("Range", {g.index(0), count, g.index(1)}), g.ints(shape)});
+        const Value all = g.cast(g.add("Expand", {line, cells}), torch::kFloat);
+        return g.add("Reshape", {all, g.ints({1, -1, 1})});
       };
-      const Value rows = count("rows", 2), columns = count("columns", 3);
-      const auto as_list = [&](const Value& x) {
-        return g.add("Reshape", {x, ints(x + ".one", {1})}, x + ".list");
-      };
-      const Value cells =
-          g.add("Concat", {as_list(rows), as_list(columns)}, of_level("cells"), {{"axis", 0}});
-      const auto positions = [&](const char* name, const Value& n, const Ints& shape) {  // [cells, 1]
-        const std::string of = of_level(name);
-        const Value range =
-            g.add("Range", {g.scalar(of + ".first", int64_t{0}), n, g.scalar(of + ".step", int64_t{1})},
-                  of + ".range");
-        const Value line = g.add("Reshape", {range, g.constant(of + ".shape", shape)}, of + ".line");
-        const Value all = g.add("Expand", {line, cells}, of + ".all");
-        return g.add("Reshape",
-                     {g.cast(all, of + ".float", torch::kFloat), g.constant(of + ".flat", Ints{1, -1, 1})},
-                     of);
-      };
-      const Value x = positions("x", columns, {1, -1}), y = positions("y", rows, {-1, 1});
-      grids.push_back(g.add("Concat", {x, y}, of_level("grid"), {{"axis", 2}}));
-      const Value zeros = g.add("Mul", {x, g.scalar(of_level("zero"), 0.0)}, of_level("zeros"));
-      strides.push_back(
-          g.add("Add", {zeros, g.scalar(of_level("pixels"), double(step))}, of_level("strides")));
+      const Value x = positions(1, {1, -1}), y = positions(0, {-1, 1});
+      grids.push_back(g.add("Concat", {x, y}, {{"axis", 2}}));
+      const Value pixels = g.constant(torch::full({1, 1, 1}, float(step)));
+      strides.push_back(g.add("Expand", {pixels, g.add("Shape", {x})}));
     }
-    grid = g.add("Concat", grids, "decode.grid", {{"axis", 1}});
-    stride = g.add("Concat", strides, "decode.stride", {{"axis", 1}});
+    grid = g.add("Concat", grids, {{"axis", 1}});
+    stride = g.add("Concat", strides, {{"axis", 1}});
   }
-  const Value xy = g.add("Split", {raw.reg, ints("parts", {2, 2})}, "decode.split", {{"axis", 2}}, 2);
-  const Value in_strides =
-      g.add("Concat", {g.add("Add", {xy, grid}, "decode.xy"), g.add("Exp", {xy + "/1"}, "decode.wh")},
-            "decode.cells_of_boxes", {{"axis", 2}});
-  return g.add("Mul", {in_strides, stride}, "decode.boxes");
+  const Value offset = g.add("Split", {raw.reg, g.ints({2, 2})}, {{"axis", 2}}, 2), log_size = offset + "/1";
+  const Value centre = g.add("Add", {offset, grid});
+  const Value in_strides = g.add("Concat", {centre, g.add("Exp", {log_size})}, {{"axis", 2}});
+  return g.add("Mul", {in_strides, stride});
 }
 
-Value add_rows(OnnxGraph& g, const Raw& raw, const Value& images) {
-  const Value boxes = g.settings.decode ? add_box_decoding(g, raw, images) : raw.reg;
-  const Value obj =
-      g.add("Unsqueeze", {g.add("Sigmoid", {raw.obj}, "scores.obj"), g.constant("scores.axis", Ints{2})},
-            "scores.obj.column");
-  return g.add("Concat", {boxes, obj, g.add("Sigmoid", {raw.cls}, "scores.cls")}, "output", {{"axis", 2}});
+// Returns [B, A, 5 + C]: box, objectness and class scores in 0..1. A box is cx, cy, w, h in pixels, or
+// Predictions::reg of yolox.hpp without settings.decode.
+Value add_rows(GraphBuilder& g, const Raw& raw) {
+  const Value boxes = g.settings.decode ? add_box_decoding(g, raw) : raw.reg;
+  const Value obj = g.add("Unsqueeze", {g.add("Sigmoid", {raw.obj}), g.ints({2})});
+  return g.add("Concat", {boxes, obj, g.add("Sigmoid", {raw.cls})}, {{"axis", 2}}, 1, "output");
 }
 
-Value add_nms(OnnxGraph& g, const Value& decoded, int64_t classes) {
+// Adds NMS. Converts decoded rows [B, A, 5 + C] to detections [D, 7]: index of the image in the batch, x1,
+// y1, x2, y2 in pixels, score (objectness x class score), class. Detections are sorted by image, then by
+// descending score. The result equals that of postprocess() in yolox.hpp: each anchor point predicts its best
+// class only, and NMS runs per class.
+void add_nms(GraphBuilder& g, const Value& decoded, int64_t classes) {
   const auto& s = g.settings;
-  const auto name = [](const char* what) { return concat("nms.", what); };
-  const auto ints = [&](const char* what, const Ints& list) { return g.constant(name(what), list); };
-  const Value boxes =
-      g.add("Split", {decoded, ints("parts", {4, 1, classes})}, name("split"), {{"axis", 2}}, 3);
+  const Value boxes = g.add("Split", {decoded, g.ints({4, 1, classes})}, {{"axis", 2}}, 3);
   const Value obj = boxes + "/1", cls = boxes + "/2";
-  const Value best = g.add("ReduceMax", {cls}, name("best"), {{"axes", Ints{2}}, {"keepdims", 1}});
-  const Value score = g.add("Mul", {obj, best}, name("score"));  // [B, A, 1]
+  const Value best = g.add("ReduceMax", {cls}, {{"axes", Ints{2}}, {"keepdims", 1}});
+  const Value score = g.add("Mul", {obj, best});  // [B, A, 1]
   // [B, C, A]: the score for the best class of each anchor point, 0 for all other classes
-  const Value which = g.add("ArgMax", {cls}, name("class"), {{"axis", 2}, {"keepdims", 0}});
-  const Value one_hot = g.add(
-      "OneHot",
-      {which, g.scalar(name("classes"), classes), g.constant(name("off_on"), torch::tensor({0.f, 1.f}))},
-      name("one_hot"), {{"axis", 1}});
-  const Value scores =
-      g.add("Mul", {one_hot, g.add("Transpose", {score}, name("score.t"), {{"perm", Ints{0, 2, 1}}})},
-            name("scores"));
-  const auto count = [&](const Value& x, const char* what) {  // [1]: number of rows of x
-    const Value shape = g.add("Shape", {x}, concat(name(what), ".shape"));
-    const Value dim = g.constant(concat(name(what), ".dim"), Ints{x == boxes ? 1 : 0});
-    return g.add("Gather", {shape, dim}, name(what));
+  const Value which = g.add("ArgMax", {cls}, {{"axis", 2}, {"keepdims", 0}});
+  const Value one_hot = g.add("OneHot", {which, g.index(classes), g.floats({0, 1})}, {{"axis", 1}});
+  const Value scores = g.add("Mul", {one_hot, g.add("Transpose", {score}, {{"perm", Ints{0, 2, 1}}})});
+  const auto count = [&](const Value& x, int64_t dim) {  // [1]
+    return g.add("Gather", {g.add("Shape", {x}), g.ints({dim})});
   };
   // NonMaxSuppression keeps scores > threshold, postprocess() keeps scores >= threshold.
   const float conf = s.conf > 0 ? std::nextafter(float(s.conf), 0.f) : 0.f;
-  const auto threshold = [&](const char* what, float value) {
-    return g.constant(name(what), torch::tensor({value}));
-  };
   const Value chosen =
-      g.add("NonMaxSuppression",
-            {boxes, scores, count(boxes, "most"), threshold("iou", float(s.iou)), threshold("conf", conf)},
-            name("chosen"), {{"center_point_box", 1}});  // [D, 3]: image, class, anchor point
+      g.add("NonMaxSuppression", {boxes, scores, count(boxes, 1), g.floats({float(s.iou)}), g.floats({conf})},
+            {{"center_point_box", 1}});  // [D, 3]: image, class, anchor point
 
-  const Value parts = ints("two_two", {2, 2});
-  const Value centre = g.add("Split", {boxes, parts}, name("centre"), {{"axis", 2}}, 2);
-  const Value half = g.add("Mul", {centre + "/1", g.scalar(name("0.5"), 0.5)}, name("half"));
-  const Value rows =
-      g.add("Concat",
-            {g.add("Sub", {centre, half}, name("x1y1")), g.add("Add", {centre, half}, name("x2y2")), score},
-            name("rows"), {{"axis", 2}});  // [B, A, 5]
-  const Value where = g.add("Gather", {chosen, ints("image_anchor", {0, 2})}, name("where"), {{"axis", 1}});
-  const Value numbers = g.cast(chosen, name("numbers"), torch::kFloat);
-  const auto column = [&](const char* what, int64_t index) {  // [D, 1]
-    return g.add("Gather", {numbers, ints(concat(what, ".index").c_str(), {index})}, name(what),
-                 {{"axis", 1}});
+  const Value centre = g.add("Split", {boxes, g.ints({2, 2})}, {{"axis", 2}}, 2);
+  const Value half = g.add("Mul", {centre + "/1", g.floats({0.5f})});
+  const Value rows = g.add("Concat", {g.add("Sub", {centre, half}), g.add("Add", {centre, half}), score},
+                           {{"axis", 2}});  // [B, A, 5]
+  const Value where = g.add("Gather", {chosen, g.ints({0, 2})}, {{"axis", 1}});
+  const Value numbers = g.cast(chosen, torch::kFloat);
+  const auto column = [&](int64_t index) {  // [D, 1]
+    return g.add("Gather", {numbers, g.ints({index})}, {{"axis", 1}});
   };
   const Value found =
-      g.add("Concat", {column("image", 0), g.add("GatherND", {rows, where}, name("boxes")), column("cls", 1)},
-            name("found"), {{"axis", 1}});
+      g.add("Concat", {column(0), g.add("GatherND", {rows, where}), column(1)}, {{"axis", 1}});
   // Sort by score, then by image. TopK is stable, so the second sort keeps the order by score within an
   // image.
-  const Value n = count(found, "n");
-  const auto sorted = [&](const Value& x, int64_t by, bool largest, const std::string& out) {
-    const std::string key = concat("nms.by", by);
-    const Value values = g.add("Gather", {x, g.scalar(key + ".index", by)}, key, {{"axis", 1}});
-    const Value order = g.add("TopK", {values, n}, key + ".top", {{"largest", int64_t(largest)}}, 2) + "/1";
-    return g.add("Gather", {x, order}, out);
+  const Value n = count(found, 0);
+  const auto sorted = [&](const Value& x, int64_t by, int64_t largest, const Value& name) {
+    const Value key = g.add("Gather", {x, g.index(by)}, {{"axis", 1}});
+    const Value order = g.add("TopK", {key, n}, {{"largest", largest}}, 2) + "/1";
+    return g.add("Gather", {x, order}, {}, 1, name);
   };
-  return sorted(sorted(found, 5, true, "nms.by_score"), 0, false, "detections");
+  sorted(sorted(found, 5, 1, ""), 0, 0, "detections");
 }
+
+onnx::Dimension fixed_dim(int64_t size) {
+  onnx::Dimension dim;
+  dim.set_value(size);
+  return dim;
+}
+
+// A dimension of any size.
+onnx::Dimension any_dim(const char* name) {
+  onnx::Dimension dim;
+  dim.set_param(name);
+  return dim;
+}
+
+// Declares a float32 input or output of the graph.
+void declare(onnx::ValueInfo& value, const std::string& name, const std::vector<onnx::Dimension>& dims) {
+  value.set_name(name);
+  auto& type = *value.mutable_type()->mutable_tensor_type();
+  type.set_elem_type(onnx::Tensor::FLOAT);
+  for (const auto& dim : dims) *type.mutable_shape()->add_dim() = dim;
+}
+
+}  // namespace
 
 onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata) {
   check(settings.decode || !settings.nms, "NMS needs decoded boxes");
-  OnnxGraph g{{}, settings};
+  GraphBuilder g{settings};
   g.file.set_ir_version(8);  // the IR version of ONNX 1.12, which introduced opset 17
   g.file.set_producer_name("yolox_cpp");
   g.file.add_opset_import()->set_version(17);
@@ -500,33 +460,23 @@ onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata
     entry.set_key(key);
     entry.set_value(value);
   }
-  g.file.mutable_graph()->set_name(model->name);
-  const auto fixed = [](int64_t n) {
-    onnx::Dimension dim;
-    dim.set_value(n);
-    return dim;
-  };
-  const auto any = [](const char* name) {
-    onnx::Dimension dim;
-    dim.set_param(name);
-    return dim;
-  };
+  auto& graph = *g.file.mutable_graph();
+  graph.set_name(model->name);
   const auto& s = settings;
-  const Value images = s.half ? g.cast("images", "images.half", torch::kHalf) : "images";
-  const Raw raw = add_network(g, model, images);
-  const Value output = add_rows(g, raw, "images");
-  if (s.nms) add_nms(g, output, model->num_classes);
+  const Raw raw = add_network(g, model);
+  const Value rows = add_rows(g, raw);
+  if (s.nms) add_nms(g, rows, model->num_classes);
   int64_t anchors = 0;
   for (const int stride : raw.strides) anchors += (s.height / stride) * (s.width / stride);
-  g.describe(true, "images",
-             {s.dynamic ? any("batch") : fixed(1), fixed(3), s.dynamic ? any("height") : fixed(s.height),
-              s.dynamic ? any("width") : fixed(s.width)});
+  const auto batch = s.dynamic ? any_dim("batch") : fixed_dim(1);
+  declare(*graph.add_input(), "images",
+          {batch, fixed_dim(3), s.dynamic ? any_dim("height") : fixed_dim(s.height),
+           s.dynamic ? any_dim("width") : fixed_dim(s.width)});
   if (s.nms)
-    g.describe(false, "detections", {any("detections"), fixed(7)});
+    declare(*graph.add_output(), "detections", {any_dim("detections"), fixed_dim(7)});
   else
-    g.describe(false, "output",
-               {s.dynamic ? any("batch") : fixed(1), s.dynamic ? any("anchors") : fixed(anchors),
-                fixed(5 + model->num_classes)});
+    declare(*graph.add_output(), "output",
+            {batch, s.dynamic ? any_dim("anchors") : fixed_dim(anchors), fixed_dim(5 + model->num_classes)});
   return std::move(g.file);
 }
 

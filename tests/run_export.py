@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs an exported file with ONNX Runtime or torch.jit.load, without code of this repository.
 
-run_export.py detect MODEL IMAGES.json FOLDER OUT.json CONF IOU
-    detects in the images of a COCO file and writes COCO detections; the metadata of MODEL define the preprocessing
+run_export.py detect MODEL IMAGES.json FOLDER OUT.json
+    detects in the images of a COCO file and writes COCO detections; MODEL has NMS, its metadata define the preprocessing
 run_export.py tensors MODEL IN:B,H,W:OUT ...
     reads images from IN and writes the output to OUT, both as raw float32
 """
@@ -28,36 +28,7 @@ def load(path):
     return lambda images: module(torch.from_numpy(images)).numpy(), metadata
 
 
-def suppress(boxes, scores, classes, iou):
-    """NMS per class. Returns the indices of the kept boxes (x1, y1, x2, y2), best score first."""
-    order, kept = np.argsort(-scores, kind="stable"), []
-    while len(order):
-        a, rest = order[0], order[1:]
-        kept.append(a)
-        sides = np.minimum(boxes[a, 2:], boxes[rest, 2:]) - np.maximum(boxes[a, :2], boxes[rest, :2])
-        both = np.prod(np.maximum(sides, 0), 1)
-        areas = np.prod(boxes[:, 2:] - boxes[:, :2], 1)
-        overlap = both / (areas[a] + areas[rest] - both)
-        order = rest[(classes[rest] != classes[a]) | (overlap <= iou)]
-    return kept
-
-
-def detections(output, conf, iou):
-    """Returns rows (x1, y1, x2, y2, score, class) of the output for one image. Runs NMS if the file does not."""
-    if output.ndim == 2:
-        return output[:, 1:]
-    rows = output[0]
-    cls = rows[:, 5:].argmax(1)
-    score = rows[:, 4] * rows[:, 5:].max(1)
-    keep = score >= conf
-    rows, cls, score = rows[keep], cls[keep], score[keep]
-    half = rows[:, 2:4] / 2
-    boxes = np.concatenate([rows[:, :2] - half, rows[:, :2] + half], 1)
-    kept = suppress(boxes, score, cls, iou)
-    return np.concatenate([boxes, score[:, None], cls[:, None]], 1)[kept]
-
-
-def detect(model, images, folder, out, conf, iou):
+def detect(model, images, folder, out):
     import cv2
     run, metadata = load(model)
     assert metadata["channel_order"] == "BGR" and metadata["value_range"] == "255", metadata
@@ -73,8 +44,8 @@ def detect(model, images, folder, out, conf, iou):
         small = cv2.resize(image, (int(image.shape[1] * scale), int(image.shape[0] * scale)))
         boxed = np.full((1, height, width, 3), 114, np.uint8)
         boxed[0, :small.shape[0], :small.shape[1]] = small
-        output = run(np.ascontiguousarray(boxed.transpose(0, 3, 1, 2), np.float32))
-        for x1, y1, x2, y2, score, cls in detections(output, float(conf), float(iou)).tolist():
+        rows = run(np.ascontiguousarray(boxed.transpose(0, 3, 1, 2), np.float32))
+        for _, x1, y1, x2, y2, score, cls in rows.tolist():
             box = [x1 / scale, y1 / scale, (x2 - x1) / scale, (y2 - y1) / scale]
             found.append({"image_id": entry["id"], "category_id": categories[int(cls)], "bbox": box, "score": score})
     with open(out, "w") as file:

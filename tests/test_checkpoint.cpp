@@ -10,6 +10,8 @@
 #include <csignal>
 #include <random>
 
+#include "base/bytes.hpp"
+#include "base/memory.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/load.hpp"
 
@@ -50,35 +52,16 @@ c10::IValue read_pickle(const std::string& program, const Records& records = {})
   return read_pth(dir / "a.pth");
 }
 
-// Returns the message of the runtime_error that f() throws. The test fails if f() throws none, or if the
-// message has several lines.
-template <class F>
-std::string refusal_of(F f) {
-  try {
-    f();
-  } catch (const std::runtime_error& error) {
-    const std::string what = error.what();
-    CHECK(what.find('\n') == std::string::npos);
-    CHECK(what.size() < 2000);
-    return what;
-  }
-  FAIL("no error");
-  return "";
-}
-
-#define CHECK_ERROR(expression, part)                                    \
-  do {                                                                   \
-    const std::string what = refusal_of([&] { expression; });            \
-    CHECK_MESSAGE(what.find(part) != std::string::npos, "said: ", what); \
+// Checks that the expression throws an error of one line with this part.
+#define CHECK_ERROR(expression, part)                       \
+  do {                                                      \
+    const std::string what = error_of([&] { expression; }); \
+    CHECK_MESSAGE(has(what, part), "said: ", what);         \
+    CHECK_FALSE(has(what, "\n"));                           \
+    CHECK(what.size() < 2000);                              \
   } while (0)
 
 bool same(const torch::Tensor& a, const torch::Tensor& b) { return a.dtype() == b.dtype() && a.equal(b); }
-
-double peak_memory_mb() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_maxrss / 1024.0;
-}
 
 std::string text(const std::string& s) {  // BINUNICODE
   std::string out = "X";
@@ -230,12 +213,7 @@ TEST_CASE("checkpoints: a failed write keeps the old file and leaves no temporar
   small.rlim_max = old.rlim_max;
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   setrlimit(RLIMIT_FSIZE, &small);  // simulates a full disk: write() fails partway
-  std::string what;
-  try {
-    write_pth(dir / "a.pth", big);
-  } catch (const std::runtime_error& error) {
-    what = error.what();
-  }
+  const std::string what = error_of([&] { write_pth(dir / "a.pth", big); });
   setrlimit(RLIMIT_FSIZE, &old);
   std::signal(SIGXFSZ, handler);
   CHECK_MESSAGE(what.find("a.pth: File too large") != std::string::npos, what);
@@ -274,10 +252,6 @@ TEST_CASE("checkpoints: Python reads files of write_pth(), and read_pth() reads 
   write_pth(dir / "cpp.pth", sample());
   REQUIRE(run_python(R"(
 import argparse, collections, torch
-try:
-  import numpy
-except ImportError:
-  numpy = None
 for options in ({}, {'mmap': True}):
   f = torch.load('cpp.pth', weights_only=True, **options)
   m = f['model']
@@ -293,18 +267,14 @@ for options in ({}, {'mmap': True}):
 torch.save(m, 'again.pth')
 
 net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
-attribute = torch.ones(2); attribute.note = 'x'
 value = {
-  'model': net.state_dict(), 'parameter': torch.nn.Parameter(torch.ones(2)), 'attribute': attribute,
+  'model': net.state_dict(), 'parameter': torch.nn.Parameter(torch.ones(2)),
   'base': base, 'view': base.view(4, 6).t()[1:3], 'channels_last': torch.arange(24.).view(1, 2, 3, 4).to(memory_format=torch.channels_last),
   'size': torch.Size([2, 3]), 'long': 2**70, 'negative': -2**40, 'small': -3, 'set': {1, 2}, 'frozen': frozenset([1]), 'bytes': b'abc\xff',
   'args': argparse.Namespace(lr=0.1), 'default': collections.defaultdict(list, {'a': [1]}), 'pairs': collections.OrderedDict(a=1, b=2),
   'dtype': torch.float16, 'text': 'caf\u00e9', 'half': torch.tensor([1.5]).half(), 'odd_keys': {(1, 2): 3}, 'deep': [[[(1, [2])]]],
   'scalar': torch.tensor(5), 'none': torch.empty(0), 'complex': torch.tensor([1j]), 'float8': torch.ones(2).to(torch.float8_e5m2),
 }
-if numpy:
-  value['numpy'] = [numpy.float64(0.25), numpy.float32(0.5), numpy.int64(-7), numpy.uint8(200), numpy.bool_(True)]
-  value['array'] = numpy.arange(3)
 for protocol in range(2, 6):
   torch.save(value, f'python{protocol}.pth', pickle_protocol=protocol)
 torch.save(value, 'legacy.pth', _use_new_zipfile_serialization=False)
@@ -325,7 +295,6 @@ torch.save(base.to(torch.float64).expand(5, 24), 'expanded.pth')
     CHECK(model.begin()->key().toStringRef() == "0.weight");
     CHECK(model.at("1.num_batches_tracked").toTensor().equal(torch::tensor(0, torch::kLong)));
     CHECK(same(file.at("parameter").toTensor(), torch::ones({2})));
-    CHECK(same(file.at("attribute").toTensor(), torch::ones({2})));
     const auto base = file.at("base").toTensor(), view = file.at("view").toTensor();
     CHECK(same(base, torch::arange(24, torch::kFloat)));
     CHECK(same(view, base.view({4, 6}).t().slice(0, 1, 3)));
@@ -347,10 +316,6 @@ torch.save(base.to(torch.float64).expand(5, 24), 'expanded.pth')
     for (const char* key : {"long", "set", "frozen", "bytes", "default", "odd_keys", "float8"}) {
       INFO(key);
       CHECK(file.at(key).isCapsule());
-    }
-    if (file.contains("numpy")) {
-      CHECK(file.at("numpy").toListRef().vec() == std::vector<c10::IValue>{0.25, 0.5, -7, 200, true});
-      CHECK(file.at("array").isCapsule());
     }
   }
   CHECK_ERROR(read_pth(dir / "legacy.pth"), "before PyTorch 1.6");
@@ -391,11 +356,6 @@ TEST_CASE("checkpoints: the error of a file of another kind names its kind") {
     bytes.replace(at, second.size(), "archive/a");
   refuse(bytes, "twice");
 
-  // Compressed by a zip program: the compression method in the central directory is not 0.
-  write_pickle(dir / "x.pth", kProto + "N.");
-  bytes = contents(dir / "x.pth");
-  bytes[bytes.find("PK\x01\x02") + 10] = 8;
-  refuse(bytes, "compressed");
   // Without checksums, as written after torch.serialization.set_crc32_options(False).
   write_pickle(dir / "x.pth", kProto + "N.");
   bytes = contents(dir / "x.pth");
@@ -408,7 +368,7 @@ TEST_CASE("checkpoints: the error of a file of another kind names its kind") {
 }
 
 TEST_CASE("checkpoints: malicious pickles execute no code and do not exhaust memory") {
-  const double before = peak_memory_mb();
+  const double before = peak_bytes();
   const std::string floats(16, '\0');
 
   // os.system("touch ran") is read as a name and not executed.
@@ -418,15 +378,6 @@ TEST_CASE("checkpoints: malicious pickles execute no code and do not exhaust mem
   CHECK(!std::filesystem::exists(dir / "ran"));
   CHECK(describe(read_pickle(kProto + "c__builtin__\neval\n(" + text("1+1") + "tR}" + text("x") +
                              "K\x01sb.")) == "the Python object __builtin__.eval");
-
-  // A big-endian numpy number stays a Python object.
-  const auto scalar = [](const std::string& order) {
-    return kProto + "cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\n" + text("f8") + "\x89\x88\x87R(K\x03" +
-           text(order) + "tbc_codecs\nencode\n" + text(std::string("\0\0\0\0\0\0\xC3\xB0?", 9)) +
-           text("latin1") + "\x86R\x86R.";
-  };
-  CHECK(read_pickle(scalar("<")).toDouble() == 1);
-  CHECK(read_pickle(scalar(">")).isCapsule());
 
   // Tensors that exceed their storage.
   const int64_t huge = int64_t(1) << 62;
@@ -500,12 +451,6 @@ TEST_CASE("checkpoints: malicious pickles execute no code and do not exhaust mem
            "0";
   for (int i = 0; i < 100000; ++i) calls += "h\x02h\x01R";
   CHECK_ERROR(read_pickle(calls + "."), "too often");
-  calls = kProto + text(std::string(1000000, 'x')) +
-          "\x85q\x01"
-          "0c_codecs\nencode\nq\x02"
-          "0";
-  for (int i = 0; i < 100000; ++i) calls += "h\x02h\x01R";
-  CHECK(describe(read_pickle(calls + ".")) == "the Python object bytes");
   CHECK_ERROR(read_pickle(kProto + "c" + std::string(2000, 'a') + "\nb\n."), "name of over");
 
   // Keys that collide in a c10::Dict of any size: multiples of the inverse of its hash factor.
@@ -530,7 +475,7 @@ TEST_CASE("checkpoints: malicious pickles execute no code and do not exhaust mem
   write_bytes(dir / "a.pth", bytes);
   CHECK_ERROR(read_pth(dir / "a.pth"), "longer than the file");
 
-  CHECK(peak_memory_mb() - before < 300);
+  CHECK(peak_bytes() - before < 300e6);
 }
 
 TEST_CASE(
@@ -540,7 +485,7 @@ TEST_CASE(
   write_pth(dir / "a.pth", value);
   const std::string good = contents(dir / "a.pth");
   std::mt19937_64 random(1);
-  const double before = peak_memory_mb();
+  const double before = peak_bytes();
   int errors = 0, total = 0;
   const auto try_read = [&](const std::string& bytes) {
     write_bytes(dir / "b.pth", bytes);
@@ -568,20 +513,23 @@ TEST_CASE(
     try_read(bytes);
   }
   // Changes of the pickle, with a correct checksum.
-  pth::Pickler pickler;
-  pickler.add(value);
+  caffe2::serialize::PyTorchStreamReader zip(dir / "a.pth");
+  const auto record = [&](const std::string& name) {
+    const auto [data, size] = zip.getRecord(name);
+    return std::string(static_cast<const char*>(data.get()), size);
+  };
   Records records;
-  for (size_t i = 0; i < pickler.tensors.size(); ++i)
-    records.emplace_back(concat("data/", i), std::string(pickler.tensors[i].nbytes(), 'x'));
+  for (const auto& name : zip.getAllRecords())
+    if (name.starts_with("data/")) records.emplace_back(name, record(name));
   const int passed = total - errors;
   for (int i = 0; i < 1500; ++i) {
-    std::string program = pickler.program + ".";
+    std::string program = record("data.pkl");
     for (int changes = 1 + i % 3; changes-- > 0;) program[random() % program.size()] = char(random());
     try_read(pickle_bytes(program, records));
   }
   CHECK(errors > 1000);
   CHECK(total - errors > passed);  // some changed pickles are valid, so the pickle is reached
-  CHECK(peak_memory_mb() - before < 300);
+  CHECK(peak_bytes() - before < 300e6);
 }
 
 TEST_CASE("checkpoints: state_dict has the order of PyTorch") {
@@ -621,7 +569,7 @@ TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
       odd.insert("module." + key, tensor.is_floating_point() ? tensor.to(torch::kHalf) : tensor);
   odd.insert("module.head.extra.weight", torch::ones({1}));
   const auto before = other->preds[0]->as<torch::nn::Conv2d>()->weight.clone();
-  const auto partial = load_state_dict(*other, odd, "odd.pth");
+  const auto partial = load_state_dict(*other, find_weights(odd, "odd.pth"), "odd.pth");
   CHECK(partial.loaded.size() == 7);
   CHECK(partial.missing == std::vector<std::string>{"scale"});
   CHECK(partial.unexpected == std::vector<std::string>{"head.extra.weight"});
@@ -640,7 +588,7 @@ TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
         "not in the file: 1 in scale (scale): left at their initial values\n"
         "only in the file: 1 in head.extra (head.extra.weight): ignored");
 
-  auto foreign = empty_dict(), object = empty_dict(), integers = empty_dict(), twice = empty_dict();
+  auto foreign = empty_dict(), object = empty_dict(), integers = empty_dict();
   foreign.insert("layer1.weight", torch::ones({1}));
   CHECK_ERROR(load_state_dict(*to, foreign, "f.pth"),
               "f.pth: none of its 1 entries fits the model: the file has layer1.weight");
@@ -651,9 +599,6 @@ TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
   CHECK(to->named_parameters()["scale"].item<float>() == from->named_parameters()["scale"].item<float>());
   integers.insert("scale", torch::ones({1}, torch::kLong));
   CHECK_ERROR(load_state_dict(*to, integers, "f.pth"), "scale has the type Long");
-  twice.insert("scale", torch::ones({1}));
-  twice.insert("module.scale", torch::ones({1}));
-  CHECK_ERROR(load_state_dict(*to, twice, "f.pth"), "twice");
 }
 
 TEST_CASE("checkpoints: weights are found under model, state_dict or ema, or at the top level") {
@@ -711,18 +656,20 @@ TEST_CASE("checkpoints: class names, channel order and value range are stored wi
   CHECK_ERROR(weights_info(with("value_range", 1.0), "f.pth"), "BGR pixels of 0..1");
   CHECK_ERROR(weights_info(with("mean", std::vector<double>{1, 2, 3}), "f.pth"), "mean [1, 2, 3]");
   CHECK_ERROR(weights_info(with("std", std::vector<double>{}), "f.pth"), "std []");
-  CHECK_ERROR(weights_info(with("classes", 3), "f.pth"), "yolox.classes is the number 3");
-  CHECK_ERROR(weights_info(with("classes", std::vector<int64_t>{1}), "f.pth"), "names");
-  CHECK_ERROR(weights_info(with("size", std::vector<int64_t>{32}), "f.pth"), "height");
-  CHECK_ERROR(weights_info(with("size", std::vector<int64_t>{-32, 32}), "f.pth"), "multiples of 32");
-  CHECK_ERROR(weights_info(with("size", std::vector<double>{NAN, 32}), "f.pth"), "multiples of 32");
-  CHECK_ERROR(weights_info(with("model", {}), "f.pth"), "yolox.model");
-  CHECK_ERROR(weights_info(with("value_range", "255"), "f.pth"), "yolox.value_range");
-  auto broken = empty_dict();
-  broken.insert("yolox", 1);
-  CHECK_ERROR(weights_info(broken, "f.pth"), "\"yolox\" is the number 1");
-  broken.insert_or_assign("yolox", empty_dict());
-  CHECK_ERROR(weights_info(broken, "f.pth"), "yolox.model is missing");
+  const std::vector<std::pair<const char*, c10::IValue>> wrong = {{"classes", 3},
+                                                                  {"classes", std::vector<int64_t>{1}},
+                                                                  {"size", std::vector<int64_t>{32}},
+                                                                  {"size", std::vector<int64_t>{-32, 32}},
+                                                                  {"size", std::vector<double>{NAN, 32}},
+                                                                  {"model", {}},
+                                                                  {"value_range", "255"}};
+  for (const auto& [key, value] : wrong)
+    CHECK_ERROR(weights_info(with(key, value), "f.pth"), "f.pth: the entry \"yolox\" lacks a value");
+  for (const c10::IValue& value : {c10::IValue(1), c10::IValue(empty_dict())}) {
+    auto broken = empty_dict();
+    broken.insert("yolox", value);
+    CHECK_ERROR(weights_info(broken, "f.pth"), "f.pth: the entry \"yolox\" lacks a value");
+  }
 }
 
 SHARED_TEST("checkpoints: official checkpoints are read completely") {
@@ -748,8 +695,7 @@ SHARED_TEST("checkpoints: official checkpoints are read completely") {
   CHECK(state.at(int64_t(0)).toGenericDict().at("momentum_buffer").isTensor());
 
   const auto numpy = read_pth(shared("fixtures/ckpt_npfloat_truncated.pth")).toGenericDict();
-  CHECK(numpy.at("best_ap").toDouble() == 0.25);
-  CHECK(numpy.at("curr_ap").isDouble());
+  CHECK(numpy.at("best_ap").isCapsule());
   CHECK(find_weights(numpy, "f").size() == 7);
 
   const auto rebuilt = read_pth(shared("data/weights/yolox_nano_coco_v011_rebuilt.pth"));

@@ -329,9 +329,9 @@ TEST_CASE(
   if (!python_with("onnxruntime, cv2, torch").empty()) flags.push_back("--out m.ts");
   for (const std::string& f : flags) {
     CAPTURE(f);
-    const std::string file = f.substr(6, f.find(' ', 6) - 6);
-    succeed(dir, "export", f + weights);
-    run_python(dir, concat("detect ", file, " '", truth, "' '", folder, "/val2017' there.json 0.01 0.65"));
+    const std::string file = f.substr(6);
+    succeed(dir, "export", f + " --nms --conf 0.01 --nms-iou 0.65" + weights);
+    run_python(dir, concat("detect ", file, " '", truth, "' '", folder, "/val2017' there.json"));
     succeed(dir, "eval", "--gt '" + truth + "' --dt there.json --json there_ap.json");
     MESSAGE(file << ": AP " << json_number(dir / "there_ap.json", "AP") << ", eval " << ap);
     CHECK(std::abs(json_number(dir / "there_ap.json", "AP") - ap) < 5e-4);
@@ -347,7 +347,7 @@ TEST_CASE(
   dog.annotations.clear();
   write_coco(dir / "dog.json", dog);
   succeed(dir, "export", "--out nms.onnx --nms --image one/dog.jpg" + weights);
-  run_python(dir, "detect nms.onnx dog.json one dog_boxes.json 0 0");
+  run_python(dir, "detect nms.onnx dog.json one dog_boxes.json");
   std::map<std::string, int> counts;
   for (const Detection& d : read_detections(dir / "dog_boxes.json"))
     for (const auto& c : dog.categories)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model in other projects: find_package(), add_subdirectory(), the release archive, the Dockerfile.
+// The model in other projects: find_package(), add_subdirectory(), the release archive.
 #include "programs.hpp"
 
 #include <cctype>
@@ -110,21 +110,6 @@ TEST_CASE("setup: the driver and the oldest card decide which LibTorch is instal
   CHECK(choice("550.54", "9.0\\n") == "2.10.0 ON \n");
   CHECK(choice("550.54", "[N/A]\\n") == "2.10.0 ON \n");
   CHECK(choice("470.82", "8.0\\n") == "2.15.0 OFF \n");
-}
-
-TEST_CASE("Dockerfile: it copies what exists, and runs the commands of the README" * starts_programs) {
-  const std::string text = contents(YOLOX_SOURCE_DIR "/Dockerfile");
-  std::vector<std::string> instructions;
-  for (const auto& line : lines_of(text))
-    if (!line.empty() && line[0] != '#') instructions.push_back(line.substr(0, line.find(' ')));
-  CHECK(instructions ==
-        std::vector<std::string>{"ARG", "FROM", "ARG", "WORKDIR", "COPY", "RUN", "ENV", "WORKDIR", "CMD"});
-  CHECK(has(text, "./setup.sh"));
-  CHECK(has(contents(YOLOX_SOURCE_DIR "/setup.sh"), "YOLOX_DRIVER"));
-  // What .dockerignore leaves out is not needed: a clone has none of it.
-  TempDir dir;
-  const Outcome o = shell(dir, "cd '" YOLOX_SOURCE_DIR "' && git ls-files -ci --exclude-from=.dockerignore");
-  if (o.code == 0) CHECK(o.out == "");
 }
 
 TEST_CASE(

@@ -17,29 +17,26 @@ namespace yolox {
 
 namespace onnx_run_detail {
 
-// Returns an attribute of a node, or null. The attribute() functions return its value, or `otherwise`.
-inline const onnx::Attribute* find_attribute(const onnx::Node& node, const std::string& name) {
+// Returns an attribute of a node. Its values are 0 and empty if the node does not have it.
+inline const onnx::Attribute& attribute(const onnx::Node& node, const std::string& name) {
   for (const auto& a : node.attribute())
-    if (a.name() == name) return &a;
-  return nullptr;
+    if (a.name() == name) return a;
+  return onnx::Attribute::default_instance();
 }
 
-inline int64_t attribute(const onnx::Node& node, const std::string& name, int64_t otherwise) {
-  const auto* a = find_attribute(node, name);
-  return a ? a->i() : otherwise;
+inline Ints ints(const onnx::Node& node, const std::string& name) {
+  const auto& list = attribute(node, name).ints();
+  return {list.begin(), list.end()};
 }
 
-inline Ints attribute(const onnx::Node& node, const std::string& name, const Ints& otherwise) {
-  const auto* a = find_attribute(node, name);
-  return a ? Ints(a->ints().begin(), a->ints().end()) : otherwise;
+inline torch::ScalarType torch_type(int64_t type) {
+  if (type == onnx::Tensor::FLOAT16) return torch::kHalf;
+  return type == onnx::Tensor::INT64 ? torch::kLong : torch::kFloat;
 }
 
-// Converts an initializer: float32, float16 or int64.
+// Converts an initializer.
 inline Tensor to_torch(const onnx::Tensor& t) {
-  const auto type = t.data_type() == onnx::Tensor::FLOAT16 ? torch::kHalf
-                    : t.data_type() == onnx::Tensor::INT64 ? torch::kLong
-                                                           : torch::kFloat;
-  Tensor out = torch::empty(torch::IntArrayRef(t.dims().data(), t.dims_size()), type);
+  Tensor out = torch::empty(torch::IntArrayRef(t.dims().data(), t.dims_size()), torch_type(t.data_type()));
   check(out.nbytes() == t.raw_data().size(), "the ONNX tensor ", t.name(), " has ", t.raw_data().size(),
         " bytes instead of ", out.nbytes());
   std::memcpy(out.data_ptr(), t.raw_data().data(), out.nbytes());
@@ -72,14 +69,6 @@ inline Tensor non_max_suppression(const Tensor& boxes, const Tensor& scores, int
   return torch::cat(chosen);
 }
 
-// Slice. in: data, starts, ends, axes, steps.
-inline Tensor slice(const std::vector<Tensor>& in) {
-  const Ints first = list_of(in[1]), end = list_of(in[2]), axes = list_of(in[3]), step = list_of(in[4]);
-  Tensor x = in[0];
-  for (size_t i = 0; i < axes.size(); ++i) x = x.slice(axes[i], first[i], end[i], step[i]);
-  return x;
-}
-
 // Gather. The shape of the indices replaces the axis.
 inline Tensor gather(const Tensor& x, const Tensor& indices, int64_t axis) {
   Ints shape = x.sizes().vec();
@@ -89,13 +78,10 @@ inline Tensor gather(const Tensor& x, const Tensor& indices, int64_t axis) {
 }
 
 // Returns the outputs of a node. An optional input that is absent is an undefined tensor. Throws if the
-// operation is not implemented. Each operation is a branch of its own.
+// operation is not implemented. Each operation is a branch of its own. Dimensions are counted from 0.
 inline std::vector<Tensor> compute(const onnx::Node& node, const std::vector<Tensor>& in) {
   const std::string& op = node.op_type();
-  const auto dim = [&](const Tensor& x, int64_t otherwise) {
-    const int64_t axis = attribute(node, "axis", otherwise);
-    return axis < 0 ? axis + x.dim() : axis;
-  };
+  const int64_t axis = attribute(node, "axis").i();
   if (op == "Add") return {in[0] + in[1]};
   if (op == "Sub") return {in[0] - in[1]};
   if (op == "Mul") return {in[0] * in[1]};
@@ -104,62 +90,54 @@ inline std::vector<Tensor> compute(const onnx::Node& node, const std::vector<Ten
   if (op == "Unsqueeze") return {in[0].unsqueeze(list_of(in[1])[0])};
   if (op == "Squeeze") return {in[0].squeeze(list_of(in[1])[0])};
   if (op == "Relu") return {in[0].relu()};
-  if (op == "LeakyRelu") return {torch::leaky_relu(in[0], find_attribute(node, "alpha")->f())};
+  if (op == "LeakyRelu") return {torch::leaky_relu(in[0], attribute(node, "alpha").f())};
   if (op == "BatchNormalization")
     return {torch::batch_norm(in[0], in[1], in[2], in[3], in[4], /*training=*/false, 0,
-                              find_attribute(node, "epsilon")->f(), /*cudnn_enabled=*/false)};
+                              attribute(node, "epsilon").f(), /*cudnn_enabled=*/false)};
   if (op == "Exp") return {in[0].exp()};
   if (op == "Sigmoid") return {in[0].sigmoid()};
-  if (op == "Concat") return {torch::cat(in, dim(in[0], 0))};
-  if (op == "Transpose") return {in[0].permute(attribute(node, "perm", Ints{}))};
+  if (op == "Concat") return {torch::cat(in, axis)};
+  if (op == "Transpose") return {in[0].permute(ints(node, "perm"))};
   if (op == "Shape") return {torch::tensor(in[0].sizes().vec(), torch::kLong)};
   if (op == "GatherND") return {in[0].index({in[1].select(1, 0), in[1].select(1, 1)})};
-  if (op == "ReduceMax") return {in[0].amax(attribute(node, "axes", Ints{}), attribute(node, "keepdims", 1))};
-  if (op == "ArgMax") return {in[0].argmax(dim(in[0], 0), attribute(node, "keepdims", 1))};
+  if (op == "ReduceMax") return {in[0].amax(ints(node, "axes"), attribute(node, "keepdims").i() != 0)};
+  if (op == "ArgMax") return {in[0].argmax(axis, attribute(node, "keepdims").i() != 0)};
   if (op == "Range")
     return {torch::arange(in[0].item<int64_t>(), in[1].item<int64_t>(), in[2].item<int64_t>(), torch::kLong)};
-  if (op == "Cast") {
-    const int64_t to = attribute(node, "to", 0);
-    return {in[0].to(to == onnx::Tensor::FLOAT16 ? torch::kHalf
-                     : to == onnx::Tensor::INT64 ? torch::kLong
-                                                 : torch::kFloat)};
-  }
-  if (op == "Conv") {
-    const Ints pads = attribute(node, "pads", Ints{0, 0, 0, 0});
-    return {torch::conv2d(in[0], in[1], in.size() > 2 ? in[2] : Tensor(),
-                          attribute(node, "strides", Ints{1, 1}), {pads[0], pads[1]},
-                          attribute(node, "dilations", Ints{1, 1}), attribute(node, "group", 1))};
-  }
-  if (op == "MaxPool") {
-    const Ints pads = attribute(node, "pads", Ints{0, 0, 0, 0});
-    return {torch::max_pool2d(in[0], attribute(node, "kernel_shape", Ints{}),
-                              attribute(node, "strides", Ints{1, 1}), {pads[0], pads[1]}, 1,
-                              attribute(node, "ceil_mode", 0) != 0)};
+  if (op == "Cast") return {in[0].to(torch_type(attribute(node, "to").i()))};
+  if (op == "Conv" || op == "MaxPool") {
+    const Ints pads = ints(node, "pads"), before = {pads[0], pads[1]}, strides = ints(node, "strides");
+    if (op == "Conv")
+      return {torch::conv2d(in[0], in[1], in[2], strides, before, ints(node, "dilations"),
+                            attribute(node, "group").i())};
+    return {torch::max_pool2d(in[0], ints(node, "kernel_shape"), strides, before, 1,
+                              attribute(node, "ceil_mode").i() != 0)};
   }
   if (op == "Resize") {
     const Tensor scales = in[2].to(torch::kDouble);
     return {torch::upsample_nearest2d(
         in[0], std::nullopt, std::vector<double>{scales[2].item<double>(), scales[3].item<double>()})};
   }
-  if (op == "Slice") return {slice(in)};
-  if (op == "Split") return in[0].split_with_sizes(list_of(in[1]), dim(in[0], 0));
+  if (op == "Slice") {  // inputs: data, start, end, dimension, step
+    return {in[0].slice(list_of(in[3])[0], list_of(in[1])[0], list_of(in[2])[0], list_of(in[4])[0])};
+  }
+  if (op == "Split") return in[0].split_with_sizes(list_of(in[1]), axis);
   if (op == "Reshape") {
     Ints shape = list_of(in[1]);
     for (size_t i = 0; i < shape.size(); ++i)
       if (shape[i] == 0) shape[i] = in[0].size(int64_t(i));
     return {in[0].reshape(shape)};
   }
-  if (op == "Gather") return {gather(in[0], in[1], dim(in[0], 0))};
+  if (op == "Gather") return {gather(in[0], in[1], axis)};
   if (op == "OneHot") {  // inputs: indices, depth, [off value, on value]
-    const int64_t depth = in[1].item<int64_t>(), axis = attribute(node, "axis", -1);
-    const Tensor hot = torch::one_hot(in[0], depth).to(in[2].scalar_type());
+    const Tensor hot = torch::one_hot(in[0], in[1].item<int64_t>()).to(in[2].scalar_type());
     return {(in[2][0] + hot * (in[2][1] - in[2][0])).movedim(-1, axis)};
   }
-  if (op == "TopK") {
+  if (op == "TopK") {  // of a list
     const auto [values, order] =
-        in[0].sort(/*stable=*/true, dim(in[0], -1), /*descending=*/attribute(node, "largest", 1) != 0);
+        in[0].sort(/*stable=*/true, 0, /*descending=*/attribute(node, "largest").i() != 0);
     const int64_t k = in[1].item<int64_t>();
-    return {values.slice(dim(in[0], -1), 0, k), order.slice(dim(in[0], -1), 0, k)};
+    return {values.slice(0, 0, k), order.slice(0, 0, k)};
   }
   if (op == "NonMaxSuppression")
     return {
