@@ -20,9 +20,6 @@ struct Launch {
   int restarts = 0;    // maximum number of restarts after a failure
 };
 
-// Returns the command line that resumes a run as it was begun: with --resume auto --out RUN.
-std::vector<std::string> resume_command_line(const std::vector<std::string>& words, const std::string& run);
-
 namespace launch_detail {
 
 // Opens a listening socket on a port of the loopback interface; port 0: a free one. Returns the file

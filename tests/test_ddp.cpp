@@ -1204,16 +1204,4 @@ TEST_CASE("ranks: rank, world size and master address are read from the variable
               }),
               concat("MASTER_PORT=", port, " is not a port in 1..65535")));
   for (const char* name : names) unsetenv(name);
-
-  using Words = std::vector<std::string>;
-  const auto resumed = [](Words words) { return resume_command_line(words, "x"); };
-  CHECK(
-      resumed({"train", "--data", "d", "--out", "r", "--weights=w", "--bs", "auto", "--accum=4"}) ==
-      Words{"train", "--data", "d", "--weights=w", "--bs", "auto", "--accum=4", "--out=x", "--resume=auto"});
-  CHECK(resumed({"train", "--out=r", "--resume=auto", "--procs", "2"}) ==
-        Words{"train", "--procs", "2", "--out=x", "--resume=auto"});
-  CHECK(resumed({"train", "--resume", "--procs", "2"}) ==
-        Words{"train", "--procs", "2", "--out=x", "--resume=auto"});
-  CHECK(resumed({"train", "--resume", "y", "--procs", "2"}) ==
-        Words{"train", "--procs", "2", "--out=x", "--resume=auto"});
 }
