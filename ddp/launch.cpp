@@ -18,6 +18,7 @@
 #include <iostream>
 #include <sstream>
 #include <thread>
+#include <vector>
 
 #include "base/program.hpp"
 #include "base/threads.hpp"
