@@ -141,7 +141,7 @@ void check_budgets(Net& net, const std::vector<double>& budgets = {0.7, 0.55, 0.
   CHECK(plain.bytes > 1e6);
   Dtr ample(relative_budget(kNoLimit));
   CHECK(same_bits(net.step(ample), plain));
-  CHECK(ample.step().recorded > 200);
+  CHECK(ample.step().operations > 200);
   CHECK(ample.step().evictions == 0);
   for (const double part : budgets) {
     INFO("of the memory of a plain step: " << part);
@@ -461,7 +461,6 @@ TEST_CASE("dtr: an operation that may write to any argument runs once, and its s
     CHECK(x[0][0].item<float>() == 100);
   });
   CHECK(times == 1);
-  CHECK(dtr.step().pinned.count("dtr_test::odd: it may write to any argument") == 1);
 }
 
 TEST_CASE("dtr: the destination of an in-place operation is rematerialised if its source depends on it") {
