@@ -44,42 +44,34 @@ void Watchdog::restart_timeout() {
 
 void Watchdog::heartbeat_loop() {
   c10::intrusive_ptr<c10d::Store> store;
+  bool reported = false;
   while (pause(std::min(1.0, seconds / 5))) {
     try {
       if (!store) store = connect();
       send_heartbeat(*store);
       if (!expired()) continue;
       const std::vector<Heartbeat> before = read_heartbeats(*store);
-      for (int beats_left = is_patient ? 20 : 5; beats_left > 0 && expired(); --beats_left) {
+      for (int i = is_patient ? 20 : 5; i > 0 && expired(); --i) {
         if (!pause(0.5)) return;
         send_heartbeat(*store);
       }
-      if (report_missing(*store, before)) leave(*store, before);
+      if (!report_missing(before, read_heartbeats(*store))) continue;
+      reported = true;
+      // The end of this process breaks its connections, and the store ends with rank 0. Until then, the other
+      // ranks have time to find the missing rank, too.
+      for (int i = 0; i < 8; ++i) {
+        pause(0.5);
+        send_heartbeat(*store);
+      }
+      _exit(kLostRank);
     } catch (const std::exception&) {  // the store ended; at the end of a run it may end before this thread
-      if (!expired() && !pause(5)) return;
-      print_error(concat("rank 0 (", names[0], "), whose process ended"));
+      if (!reported) {
+        if (!expired() && !pause(5)) return;
+        print_error(concat("rank 0 (", names[0], "), whose process ended"));
+      }
       _exit(kLostRank);
     }
   }
-}
-
-void Watchdog::leave(c10d::Store& store, const std::vector<Heartbeat>& before) {
-  try {
-    store.set(concat("left/", rank), std::vector<uint8_t>{1});
-    const auto after = read_heartbeats(store);
-    const auto is_reading = [&](size_t r) {
-      return int(r) != rank && after[r].number != before[r].number && !store.check({concat("left/", r)});
-    };
-    for (int i = 0; i < 30; ++i) {
-      size_t reading = 0;
-      for (size_t r = 0; r < after.size(); ++r) reading += is_reading(r);
-      if (reading == 0) break;
-      pause(0.2);
-    }
-    if (rank == 0 && names.size() > 2) pause(0.5);  // ranks that have left still look for the others
-  } catch (const std::exception&) {                 // rank 0 has ended first
-  }
-  _exit(kLostRank);
 }
 
 void Watchdog::timeout_loop() {
@@ -130,8 +122,7 @@ std::vector<Watchdog::Heartbeat> Watchdog::read_heartbeats(c10d::Store& store) c
   return all;
 }
 
-bool Watchdog::report_missing(c10d::Store& store, const std::vector<Heartbeat>& before) {
-  const auto after = read_heartbeats(store);
+bool Watchdog::report_missing(const std::vector<Heartbeat>& before, const std::vector<Heartbeat>& after) {
   if (!expired()) return false;
   int64_t least = after[rank].count, most = least;
   for (const Heartbeat& b : after) {
@@ -140,9 +131,7 @@ bool Watchdog::report_missing(c10d::Store& store, const std::vector<Heartbeat>& 
   }
   using Is = std::function<bool(size_t)>;
   const char* dead_is = "whose process does not run";
-  const Is dead = [&](size_t r) {
-    return after[r].number == before[r].number && !store.check({concat("left/", r)});
-  };
+  const Is dead = [&](size_t r) { return after[r].number == before[r].number; };
   const Is behind = [&](size_t r) { return after[r].count == least && least < most; };
   const Is busy = [&](size_t r) { return !after[r].waiting; };
   const Is going_on = [&](size_t r) { return !dead(r) && after[r].age <= seconds; };

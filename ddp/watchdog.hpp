@@ -62,13 +62,10 @@ class Watchdog {
   // Reads the latest heartbeats of all ranks.
   std::vector<Heartbeat> read_heartbeats(c10d::Store& store) const;
   // Finds the ranks that the others wait for and prints the error: ranks without heartbeat, else ranks at an
-  // earlier barrier, else ranks outside of a collective. before: the heartbeats some time ago. Returns false
-  // if this rank must continue to wait: the timeout was restarted, or all processes run and another rank
-  // makes progress or the barrier is patient.
-  bool report_missing(c10d::Store& store, const std::vector<Heartbeat>& before);
-  // Ends the process after report_missing(). Waits up to 6 s for the ranks that run, because the end of a
-  // process breaks their connections, and the store ends with rank 0. before: as for report_missing().
-  [[noreturn]] void leave(c10d::Store& store, const std::vector<Heartbeat>& before);
+  // earlier barrier, else ranks outside of a collective. before, after: heartbeats of all ranks at two
+  // moments. Returns false if this rank must continue to wait: the timeout was restarted, or all processes
+  // run and another rank makes progress or the barrier is patient.
+  bool report_missing(const std::vector<Heartbeat>& before, const std::vector<Heartbeat>& after);
   // Prints the error line. Returns true.
   bool print_error(const std::string& late);
 
