@@ -34,7 +34,7 @@ struct SomeFlags : Flags {
   std::string resume = flag_optional_value(resume, "Data", "resume", "newest", "RUN", "go on");
 };
 
-void parse(SomeFlags& settings, std::vector<std::string> words) {
+void parse(Flags& settings, std::vector<std::string> words) {
   words.insert(words.begin(), "/some/where/train");
   std::vector<char*> argv;
   for (auto& word : words) argv.push_back(word.data());
@@ -42,24 +42,11 @@ void parse(SomeFlags& settings, std::vector<std::string> words) {
   settings.parse(int(words.size()), argv.data(), "trains");
 }
 
-// Returns the message of the UsageError, or "" if the words are accepted.
+// Returns the message of the error, or "" if the words are accepted.
+template <class Settings = SomeFlags>
 std::string refusal(const std::vector<std::string>& words) {
-  SomeFlags settings;
-  try {
-    parse(settings, words);
-  } catch (const UsageError& e) {
-    return e.what();
-  }
-  return "";
-}
-
-std::string size_refusal(const std::string& text) {
-  try {
-    parse_size(text);
-  } catch (const UsageError& e) {
-    return e.what();
-  }
-  return "";
+  Settings settings;
+  return error_of([&] { parse(settings, words); });
 }
 
 // Returns the exit code of run_program() and its output on stderr.
@@ -71,6 +58,25 @@ std::pair<int, std::string> outcome(Program program) {
   std::cerr.rdbuf(stderr_buffer);
   return {code, text.str()};
 }
+
+// A terminal of the test. To be written to through `fd`.
+struct Terminal {
+  Terminal() {
+    REQUIRE(pty >= 0);
+    REQUIRE((grantpt(pty) == 0 && unlockpt(pty) == 0));
+    fd = open(ptsname(pty), O_RDWR | O_NOCTTY);
+  }
+  ~Terminal() { close(pty); }
+  // Closes `fd` and returns what was written.
+  std::string text() {
+    close(fd);
+    std::string shown;
+    for (char c; read(pty, &c, 1) == 1;) shown += c;
+    return shown;
+  }
+  const int pty = posix_openpt(O_RDWR | O_NOCTTY);
+  int fd = -1;
+};
 
 }  // namespace
 
@@ -181,9 +187,7 @@ TEST_CASE("flags: each --data adds an element to a list; values() joins them wit
   Lists given;
   Lists restored;
   Lists none;
-  char words[4][9] = {"x", "--data", "a,b", "--data=c"};
-  std::vector<char*> argv{words[0], words[1], words[2], words[3], nullptr};
-  given.parse(4, argv.data(), "lists");
+  parse(given, {"--data", "a,b", "--data=c"});
   CHECK(given.data == std::vector<std::string>{"a,b", "c"});
   CHECK(given.was_given("data"));
   for (const auto& [name, value] : given.values()) restored.set(name, value);
@@ -210,16 +214,17 @@ TEST_CASE("flags: values() and set() restore all flags, numbers bit for bit") {
 }
 
 TEST_CASE("flags: --size is S or HxW, a multiple of 32") {
+  const auto refused = [](const std::string& text) { return error_of([&] { parse_size(text); }); };
   CHECK(parse_size("640").height == 640);
   CHECK(parse_size("640").width == 640);
   CHECK(parse_size("480x640").height == 480);
   CHECK(parse_size("480x640").width == 640);
   for (const std::string text : {"", "x", "100", "640x", "x640", "640x100", "0", "-32", "640x640x3",
                                  "640 480", "64.0", "640a", "16384", " 640", "640 ", "+640", "640x 640"})
-    CHECK_MESSAGE(has(size_refusal(text), text), "--size '" << text << "'");
-  CHECK(has(size_refusal("100"), "--size"));
-  CHECK(has(size_refusal("100"), "96"));  // the nearest valid size
-  CHECK(has(size_refusal("100x200"), "96x192"));
+    CHECK_MESSAGE(has(refused(text), text), "--size '" << text << "'");
+  CHECK(has(refused("100"), "--size"));
+  CHECK(has(refused("100"), "96"));  // the nearest valid size
+  CHECK(has(refused("100x200"), "96x192"));
 }
 
 TEST_CASE("programs: an empty --size is refused by each of them" * starts_programs) {
@@ -457,19 +462,7 @@ TEST_CASE("flags: a flag that may be auto refuses negative numbers; flags of oth
     double save_minutes = flag(save_minutes, "Output", "save-minutes", 10.0, "X", "save last.pth");
     std::string out = flag(out, "Output", "out", "", "DIR", "run folder");
   };
-  const auto refused = [](std::vector<std::string> words) -> std::string {
-    words.insert(words.begin(), "train");
-    std::vector<char*> argv;
-    for (auto& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    TrainFlags flags;
-    try {
-      flags.parse(int(words.size()), argv.data(), "trains");
-    } catch (const UsageError& e) {
-      return e.what();
-    }
-    return "";
-  };
+  const auto refused = refusal<TrainFlags>;
   CHECK(refused({"--bs", "8"}) == "");
   CHECK(refused({"--bs", "-4"}) == "--bs must be a number above 0 or auto, got -4");
   CHECK(refused({"--mosaic=0"}) == "there is no flag --mosaic; use --mosaic-prob (a probability; 0 = off)");
@@ -550,36 +543,27 @@ TEST_CASE("run: an error is wrapped on a terminal, and one line in a file") {
   const std::string message =
       "a.pth: this message has more words than a line of a terminal has room for, and is broken between two "
       "words";
-  const int pty = posix_openpt(O_RDWR | O_NOCTTY);
-  REQUIRE(pty >= 0);
-  REQUIRE((grantpt(pty) == 0 && unlockpt(pty) == 0));
-  const int terminal = open(ptsname(pty), O_RDWR | O_NOCTTY), error = dup(2);
-  const int file = open((dir / "err").c_str(), O_WRONLY | O_CREAT, 0600);
-  for (const int fd : {terminal, file}) {
+  Terminal terminal;
+  const int file = open((dir / "err").c_str(), O_WRONLY | O_CREAT, 0600), error = dup(2);
+  for (const int fd : {terminal.fd, file}) {
     dup2(fd, 2);
     print_error(message);
   }
   dup2(error, 2);
-  for (const int fd : {terminal, error, file}) close(fd);
-  std::string shown;
-  for (char c; read(pty, &c, 1) == 1;) shown += c;
-  close(pty);
+  for (const int fd : {error, file}) close(fd);
   CHECK(contents(dir / "err") == "error: " + message + "\n");
-  CHECK(shown ==
+  CHECK(terminal.text() ==
         "error: a.pth: this message has more words than a line of a terminal has room\r\n"
         "       for, and is broken between two words\r\n");
 }
 
 TEST_CASE("run: the progress line is rewritten in place and cut to the terminal; a file omits it") {
   TempDir dir;
-  const int pty = posix_openpt(O_RDWR | O_NOCTTY);
-  REQUIRE(pty >= 0);
-  REQUIRE((grantpt(pty) == 0 && unlockpt(pty) == 0));
-  const int terminal = open(ptsname(pty), O_RDWR | O_NOCTTY), out = dup(1);
+  Terminal terminal;
   winsize window{};
   window.ws_row = 5;
   window.ws_col = 9;
-  ioctl(terminal, TIOCSWINSZ, &window);
+  ioctl(terminal.fd, TIOCSWINSZ, &window);
   const auto write_log = [&] {
     Log log(dir / "log.txt");
     log.line("begin");
@@ -589,20 +573,17 @@ TEST_CASE("run: the progress line is rewritten in place and cut to the terminal;
     log.line("more");
     log.progress("3 of 3", true);
   };
-  const int file = open((dir / "out").c_str(), O_WRONLY | O_CREAT, 0600);
+  const int file = open((dir / "out").c_str(), O_WRONLY | O_CREAT, 0600), out = dup(1);
   std::cout << std::flush;
-  dup2(terminal, 1);
+  dup2(terminal.fd, 1);
   write_log();
   const std::string log = contents(dir / "log.txt");
   dup2(file, 1);
   write_log();
   dup2(out, 1);
-  for (const int fd : {terminal, out, file}) close(fd);
-  std::string shown;
-  for (char c; read(pty, &c, 1) == 1;) shown += c;
-  close(pty);
+  for (const int fd : {out, file}) close(fd);
   const std::string lines = "begin\nnote\nmore\n3 of 3\n";
-  CHECK(shown == "begin\r\n\r\033[K1 of man\r\033[K2\r\033[Knote\r\nmore\r\n3 of 3\r\n");
+  CHECK(terminal.text() == "begin\r\n\r\033[K1 of man\r\033[K2\r\033[Knote\r\nmore\r\n3 of 3\r\n");
   CHECK(log == lines);
   CHECK(contents(dir / "out") == lines);
   CHECK(contents(dir / "log.txt") == lines + lines);
