@@ -120,6 +120,12 @@ struct Net {
   }
 };
 
+// Returns the operator of this name. Function: its type.
+template <class Function>
+auto operator_of(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
+}
+
 // Registers the operation yolox::test_op(x), which calls a function of the test. DTR may repeat it.
 struct TestOperation {
   explicit TestOperation(std::function<Tensor(const Tensor&)> f) {
@@ -129,10 +135,7 @@ struct TestOperation {
   }
   Tensor operator()(const Tensor& x) const {
     const torch::NoGradGuard no_grad;
-    return c10::Dispatcher::singleton()
-        .findSchemaOrThrow("yolox::test_op", "")
-        .typed<Tensor(const Tensor&)>()
-        .call(x);
+    return operator_of<Tensor(const Tensor&)>("yolox::test_op").call(x);
   }
   torch::Library library{torch::Library::FRAGMENT, "yolox", std::nullopt, __FILE__, __LINE__};
   inline static std::function<Tensor(const Tensor&)> does;
@@ -429,8 +432,7 @@ TEST_CASE("dtr: an operation that may write to any argument runs once, and its s
                 x.data_ptr<float>()[0] = 100;  // not declared in the schema
                 return x + 1;
               }));
-  const auto odd =
-      c10::Dispatcher::singleton().findSchemaOrThrow("dtr_test::odd", "").typed<Tensor(const Tensor&)>();
+  const auto odd = operator_of<Tensor(const Tensor&)>("dtr_test::odd");
   Dtr dtr(relative_budget(kNoLimit));
   dtr.run([&] {
     const torch::NoGradGuard no_grad;
@@ -782,14 +784,10 @@ TEST_CASE(
                         mean.add_(1);
                         return TestOperation::does(x);
                       }));
-  const auto statistics = c10::Dispatcher::singleton()
-                              .findSchemaOrThrow("yolox_once::test_statistics", "")
-                              .typed<Tensor(const Tensor&, Tensor, const std::optional<CollectivesPtr>&)>();
-  const auto in_place =
-      c10::Dispatcher::singleton().findSchemaOrThrow("yolox::test_op_", "").typed<void(Tensor)>();
-  const auto norm = c10::Dispatcher::singleton()
-                        .findSchemaOrThrow("yolox::test_norm", "")
-                        .typed<Tensor(const Tensor&, Tensor)>();
+  const auto statistics = operator_of<Tensor(const Tensor&, Tensor, const std::optional<CollectivesPtr>&)>(
+      "yolox_once::test_statistics");
+  const auto in_place = operator_of<void(Tensor)>("yolox::test_op_");
+  const auto norm = operator_of<Tensor(const Tensor&, Tensor)>("yolox::test_norm");
   Dtr dtr(relative_budget(kNoLimit));
   dtr.run([&] {
     const torch::NoGradGuard no_grad;
@@ -797,24 +795,26 @@ TEST_CASE(
     const Tensor x = torch::full({64, 64}, 2.f);
     std::vector<Tensor> all;
     for (int i = 0; i < 10; ++i) all.push_back(x * i);
-    capacity = live() - 5 * size;
+    // Rematerialises all tensors, and then lets the operations run out of memory until five are evicted.
+    const auto leave_no_memory = [&] {
+      capacity = std::numeric_limits<int64_t>::max();
+      for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
+      capacity = live() - 5 * size;
+    };
+    leave_no_memory();
     const Tensor y = hungry(x);
     CHECK(live() <= capacity + size + 1024);
     CHECK(dtr.step().out_of_memory_count == 1);
     CHECK(y.sum().item<float>() == 3 * 64 * 64);
     // The same holds for a rematerialisation.
-    capacity = std::numeric_limits<int64_t>::max();
-    for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
+    leave_no_memory();
     dtr.evict_all();
-    for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
-    capacity = live() - 5 * size;
+    leave_no_memory();
     CHECK(y.sum().item<float>() == 3 * 64 * 64);
     CHECK(dtr.step().out_of_memory_count == 2);
     // A batch norm updates its statistics once, whether memory runs out or not.
     const Tensor mean = torch::full({3}, 7.f);
-    capacity = std::numeric_limits<int64_t>::max();
-    for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
-    capacity = live() - 5 * size;
+    leave_no_memory();
     const Tensor z = norm.call(x, mean);
     CHECK(dtr.step().out_of_memory_count == 3);
     CHECK(z.sum().item<float>() == 3 * 64 * 64);
@@ -824,14 +824,10 @@ TEST_CASE(
     CHECK(mean.sum().item<float>() == 3 * 8);
     // An operator of the namespace yolox_once is called again as well, unless it is a collective.
     const Tensor other_mean = torch::full({3}, 7.f);
-    capacity = std::numeric_limits<int64_t>::max();
-    for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
-    capacity = live() - 5 * size;
+    leave_no_memory();
     CHECK(statistics.call(x, other_mean, std::nullopt).sum().item<float>() == 3 * 64 * 64);
     CHECK(other_mean.sum().item<float>() == 3 * 8);
-    capacity = std::numeric_limits<int64_t>::max();
-    for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
-    capacity = live() - 5 * size;
+    leave_no_memory();
     const auto over = c10::make_intrusive<Collectives>(SyncBnCollectives{});
     CHECK_THROWS_WITH(statistics.call(x, other_mean, over), doctest::Contains("out of memory"));
     capacity = 0;  // evictions cannot help
