@@ -134,16 +134,14 @@ bool Watchdog::report_missing(const std::vector<Heartbeat>& before, const std::v
   const Is dead = [&](size_t r) { return after[r].number == before[r].number; };
   const Is behind = [&](size_t r) { return after[r].count == least && least < most; };
   const Is busy = [&](size_t r) { return !after[r].waiting; };
-  const Is going_on = [&](size_t r) { return !dead(r) && after[r].age <= seconds; };
+  bool goes_on = is_patient;
+  for (size_t r = 0; r < after.size(); ++r) goes_on |= !dead(r) && after[r].age <= seconds;
   for (const auto& [is, what] : {std::pair(dead, dead_is), std::pair(behind, "which is behind"),
                                  std::pair(busy, "which is not in a collective")}) {
-    std::vector<size_t> found;
-    bool goes_on = is_patient;
-    for (size_t r = 0; r < after.size(); ++r) {
-      if (is(r)) found.push_back(r);
-      goes_on |= going_on(r);
-    }
     if (what != dead_is && goes_on) return false;
+    std::vector<size_t> found;
+    for (size_t r = 0; r < after.size(); ++r)
+      if (is(r)) found.push_back(r);
     // On a GPU, the host does not see that a kernel waits for other ranks: no rank seems to be in a
     // collective.
     if (found.empty() || found.size() == after.size()) continue;
