@@ -206,20 +206,15 @@ inline double dtr_bytes(const Config& c) {
   return 1e9 * gb;
 }
 
-// Throws UsageError if a flag of DTR is invalid.
-inline void check_dtr(const Config& c) {
-  const bool on = dtr_bytes(c) > 0;
-  combination_check(on || !c.was_given("dtr-slowdown"), "--dtr-slowdown needs --dtr");
-  combination_check(on || !c.dtr_trace, "--dtr-trace needs --dtr GB or --dtr auto");
-}
-
 // Throws UsageError if a setting is out of range. Call fill_in() first.
 inline void check_config(const Config& c) {
   c.check_values();
   if (!c.size.empty() || c.was_given("size")) parse_size(c.size);
   usage_check(c.bs == 0 || c.accum <= c.bs, "--accum must be at most the batch size (--bs ", c.bs, "), got ",
               c.accum);
-  check_dtr(c);
+  const bool with_dtr = dtr_bytes(c) > 0;
+  combination_check(with_dtr || !c.was_given("dtr-slowdown"), "--dtr-slowdown needs --dtr");
+  combination_check(with_dtr || !c.dtr_trace, "--dtr-trace needs --dtr GB or --dtr auto");
   usage_check(std::max(0.0, c.warmup_epochs) + std::max(0.0, c.no_aug_epochs) <= c.epochs, "--warmup-epochs ",
               c.warmup_epochs, " plus --no-aug-epochs ", c.no_aug_epochs, " exceeds --epochs ", c.epochs);
   usage_check(c.node >= 0 && c.node < c.nodes, "--node must be in 0..", c.nodes - 1, ", got ", c.node);

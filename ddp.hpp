@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <iostream>
 #include <limits>
 #include <memory>
 #include <string>
@@ -155,12 +154,6 @@ class Ranks {
   // std::runtime_error if ranks are missing after the timeout or share a GPU.
   void exchange_peers(torch::Device own);
 
-  // Returns the address of this machine that other machines can connect to. The host name of a machine often
-  // resolves to a loopback address (127.0.1.1), which other machines cannot reach. In this case, returns the
-  // first IPv4 address of another network interface.
-  std::string own_address() const;
-  // Returns the local address of the route to rank 0.
-  std::string address_towards_first() const;
 #ifdef YOLOX_CUDA
   // Returns a new NCCL communicator over all ranks. small: for many small tensors beside large ones, so it
   // has precedence and takes few of the GPU's processors.
@@ -209,8 +202,6 @@ class Ranks {
     }
   }
 
-  static uint64_t hash_of(const Tensor& tensor);
-
   const double seconds;
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> processes;
@@ -221,22 +212,6 @@ class Ranks {
   torch::Device device = torch::kCPU;
   std::unique_ptr<SharedMemoryGather> local;
   std::unique_ptr<Watchdog> watchdog;
-};
-
-// Communication hook of the Reducer that all-reduces gradients in fp16 or bf16 (--compress). Halves the
-// traffic; sums have the precision of the 16-bit type.
-struct CompressHook : c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGroup>> {
-  CompressHook(c10::intrusive_ptr<c10d::ProcessGroup> group, at::ScalarType type)
-      : CppCommHookInterface(std::move(group)), type(type) {}
-  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override;
-  at::ScalarType type;
-};
-
-// Warning handler that drops two warnings of the Reducer about a negligible cost: find_unused_parameters is
-// not needed while all parameters are used, and gradient strides differ for weights with a dimension of
-// size 1.
-struct ReducerWarningFilter : c10::WarningHandler {
-  void process(const c10::Warning& warning) override;
 };
 
 // All-reduces gradients (mean over the ranks) during backward: a bucket is reduced as soon as its last

@@ -139,11 +139,16 @@ struct Optimizer {
     }
   }
 
+  // Returns the lists of the state under the names that torch.optim gives to their tensors.
+  std::vector<std::pair<const char*, const std::vector<std::vector<Tensor>>*>> named_state() const {
+    if (kind == "sgd") return {{"momentum_buffer", &first}};
+    return {{"step", &steps}, {"exp_avg", &first}, {"exp_avg_sq", &second}};
+  }
   // Returns all tensors of the optimizer state.
   std::vector<Tensor> state() const {
     std::vector<Tensor> all;
-    for (const auto* kind : {&first, &second, &steps})
-      for (const auto& group : *kind) all.insert(all.end(), group.begin(), group.end());
+    for (const auto& [name, list] : named_state())
+      for (const auto& group : *list) all.insert(all.end(), group.begin(), group.end());
     return all;
   }
 
@@ -170,19 +175,18 @@ struct Optimizer {
   // Updates a group. rate: double or Tensor.
   template <class Rate>
   void update(size_t g, const Rate& rate, const std::optional<Tensor>& skip) {
-    std::vector<Tensor> grads, kept[4];
-    for (const Tensor& p : groups[g].params)
-      if (p.grad().defined()) grads.push_back(p.grad());
-    if (grads.empty()) return;
     // Returns the elements of a list that belong to parameters with a gradient.
-    const auto used = [&](const std::vector<Tensor>& list, std::vector<Tensor>& some) -> at::TensorList {
-      if (grads.size() == groups[g].params.size()) return list;
+    const auto used = [&](const std::vector<Tensor>& list) {
+      std::vector<Tensor> some;
       for (size_t i = 0; i < list.size(); ++i)
         if (groups[g].params[i].grad().defined()) some.push_back(list[i]);
       return some;
     };
-    const at::TensorList params = used(groups[g].params, kept[0]), m = used(first[g], kept[1]),
-                         v = used(second[g], kept[2]), counts = used(steps[g], kept[3]);
+    const std::vector<Tensor> params = used(groups[g].params), m = used(first[g]), v = used(second[g]),
+                              counts = used(steps[g]);
+    if (params.empty()) return;
+    std::vector<Tensor> grads;
+    for (const Tensor& p : params) grads.push_back(p.grad());
     const double decay = groups[g].weight_decay;
     if (kind == "sgd") {
       at::_fused_sgd_(params, grads, m, decay, momentum, rate, /*dampening=*/0, /*nesterov=*/true,
@@ -214,13 +218,7 @@ inline GenericDict state_dict(const Optimizer& o) {
     auto ids = empty_list();
     for (size_t i = 0; i < o.groups[g].params.size(); ++i, ++n) {
       auto entry = empty_dict();
-      if (o.kind == "sgd") {
-        entry.insert("momentum_buffer", o.first[g][i]);
-      } else {
-        entry.insert("step", o.steps[g][i]);
-        entry.insert("exp_avg", o.first[g][i]);
-        entry.insert("exp_avg_sq", o.second[g][i]);
-      }
+      for (const auto& [name, list] : o.named_state()) entry.insert(name, (*list)[g][i]);
       state.insert(n, entry);
       ids.push_back(n);
     }
@@ -258,23 +256,16 @@ inline void load_state_dict(Optimizer& o, const GenericDict& dict, const std::st
   int64_t n = 0;
   for (size_t g = 0; g < o.groups.size(); ++g) {
     for (size_t i = 0; i < o.groups[g].params.size(); ++i, ++n) {
-      const auto take = [&](const char* key, Tensor& into) {
-        const std::string where = concat(path, ": optimizer state of ", o.groups[g].names[i]);
-        check(state.contains(n) && state.at(n).isGenericDict(), where,
-              " is missing; was it trained with --optimizer ", o.kind, "?");
-        const auto entry = state.at(n).toGenericDict();
-        check(entry.contains(key) && entry.at(key).isTensor(), where, " has no ", key,
+      const std::string where = concat(path, ": optimizer state of ", o.groups[g].names[i]);
+      check(state.contains(n) && state.at(n).isGenericDict(), where,
+            " is missing; was it trained with --optimizer ", o.kind, "?");
+      const auto entry = state.at(n).toGenericDict();
+      for (const auto& [name, list] : o.named_state()) {
+        check(entry.contains(name) && entry.at(name).isTensor(), where, " has no ", name,
               "; was it trained with --optimizer ", o.kind, "?");
-        const Tensor t = entry.at(key).toTensor();
+        const Tensor t = entry.at(name).toTensor(), into = (*list)[g][i];
         check(t.sizes() == into.sizes(), where, " has shape ", t.sizes(), ", the model needs ", into.sizes());
         into.copy_(t);
-      };
-      if (o.kind == "sgd") {
-        take("momentum_buffer", o.first[g][i]);
-      } else {
-        take("step", o.steps[g][i]);
-        take("exp_avg", o.first[g][i]);
-        take("exp_avg_sq", o.second[g][i]);
       }
     }
   }
@@ -296,13 +287,6 @@ inline Tensor gradient_norm(const std::vector<Tensor>& grads) {
 inline void clip_gradients(const std::vector<Tensor>& grads, const Tensor& norm, double max_norm) {
   torch::NoGradGuard no_grad;
   if (max_norm > 0 && !grads.empty()) at::_foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp_max(1.0));
-}
-
-// The same. Returns the norm before clipping.
-inline Tensor clip_gradients(const std::vector<Tensor>& grads, double max_norm) {
-  const Tensor norm = gradient_norm(grads);
-  clip_gradients(grads, norm, max_norm);
-  return norm;
 }
 
 // ---- learning rate

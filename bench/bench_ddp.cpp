@@ -90,7 +90,8 @@ int main(int argc, char** argv) {
     for (int i = 0; i < c.steps + 2; ++i)
       steps.push_back(timed([&] {
         compute_gradients(model, input, 1, optimizer, scaler, settings);
-        clip_gradients(gradients(optimizer.groups), 10);
+        const std::vector<Tensor> grads = gradients(optimizer.groups);
+        clip_gradients(grads, gradient_norm(grads), 10);
         optimizer.step(1e-4);
         ema_update(averaged, 0.9998);
       }));

@@ -42,7 +42,6 @@ struct BenchConfig : Flags {
       flag(budgets, "Bench", "budgets", "100,80,60,50,40,30,0", "P,...",
            "memory budgets in % of the activations; 100: no limit; 0: activation checkpointing");
   int min_kb = flag(min_kb, "Bench", "min-kb", 64, "N", "smallest storage that DTR evicts, in KiB");
-  bool pinned = flag(pinned, "Bench", "pinned", false, "", "list the pinned storages");
 };
 
 static double cpu_seconds() {
@@ -235,10 +234,6 @@ int main(int argc, char** argv) {
     std::printf("plain step: %.3f CPU s (a second plain step: x%.3f), %.0fk page faults\n\n", median(seconds),
                 median(again), plain.faults / 1e3);
     print_table(kinds, activations);
-    const DtrStep& d = kinds.front().dtr->step();
-    std::printf("\n%ld operations per step, %ld recorded\n", long(d.operations), long(d.recorded));
-    if (c.pinned)
-      for (const auto& [what, times] : d.pinned)
-        std::printf("pinned %ld times: %s\n", long(times), what.c_str());
+    std::printf("\n%ld operations per step\n", long(kinds.front().dtr->step().operations));
   });
 }

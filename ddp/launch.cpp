@@ -18,6 +18,7 @@
 #include <iostream>
 #include <sstream>
 #include <thread>
+#include <vector>
 
 #include "base/program.hpp"
 #include "base/threads.hpp"
@@ -25,19 +26,6 @@
 #include "ddp/shared_memory.hpp"
 
 namespace yolox {
-
-std::vector<std::string> resume_command_line(const std::vector<std::string>& words, const std::string& run) {
-  std::vector<std::string> kept;
-  for (size_t i = 0; i < words.size(); ++i) {
-    const std::string name = words[i].substr(0, words[i].find('='));
-    if (name != "--out" && name != "--resume")
-      kept.push_back(words[i]);
-    else if (name == words[i])  // the next word is the value of this flag
-      i += i + 1 < words.size() && words[i + 1].rfind("--", 0) != 0;
-  }
-  kept.insert(kept.end(), {"--out=" + run, "--resume=auto"});
-  return kept;
-}
 
 namespace launch_detail {
 
@@ -256,7 +244,8 @@ int launch(const Launch& l, int argc, char** argv) {
     // Waits, because ranks on other nodes may still be ending, and the new ranks must not connect to them.
     if (l.nodes > 1) std::this_thread::sleep_for(std::chrono::seconds(15));
     std::cerr << restart << ": resuming " << run << std::endl;
-    words = resume_command_line(std::vector<std::string>(argv, argv + argc), run);
+    words.assign(argv, argv + argc);
+    words.insert(words.end(), {"--out=" + run, "--resume=auto"});  // the last value of a flag counts
   }
 }
 

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 namespace yolox {
 
@@ -19,9 +18,6 @@ struct Launch {
   std::string master;  // HOST:PORT of node 0, see parse_address(); empty with a single node
   int restarts = 0;    // maximum number of restarts after a failure
 };
-
-// Returns the command line that resumes a run as it was begun: with --resume auto --out RUN.
-std::vector<std::string> resume_command_line(const std::vector<std::string>& words, const std::string& run);
 
 namespace launch_detail {
 

@@ -10,6 +10,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <iostream>
+#include <thread>
 #include <unordered_map>
 
 #include "base/torch_versions.hpp"
@@ -18,6 +20,22 @@ namespace yolox {
 
 // Timeout of collectives. The watchdog ends a run earlier, with a message that names the missing rank.
 static constexpr std::chrono::milliseconds kLongerThanWatchdog = std::chrono::hours(24);
+
+// Ends the process with an error if the object still exists after `seconds`, in which the process runs. The
+// constructor of a store and its first calls have no timeout if the other end accepts the connection and
+// never answers.
+struct Deadline {
+  Deadline(double seconds, const std::string& message)
+      : thread([=](const std::stop_token& met) {
+          for (double left = seconds; left > 0; left -= 0.05) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+            if (met.stop_requested()) return;
+          }
+          std::cerr << "error: " + message + "\n";
+          _exit(kLostRank);
+        }) {}
+  std::jthread thread;  // its destructor requests the stop
+};
 
 Ranks::Ranks(const RankInfo& info, torch::Device device, double seconds) : info(info), seconds(seconds) {
   if (info.world == 1) return;
@@ -159,6 +177,19 @@ void Ranks::broadcast(const std::vector<Tensor>& tensors) {
   }
 }
 
+// Returns a hash of the bytes of a tensor.
+static uint64_t hash_of(const Tensor& tensor) {
+  const Tensor t = tensor.detach().to(torch::kCPU).contiguous();
+  const char* bytes = static_cast<const char*>(t.const_data_ptr());
+  uint64_t hash = 0xcbf29ce484222325;
+  for (size_t i = 0; i < t.nbytes(); i += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes + i, std::min<size_t>(8, t.nbytes() - i));
+    hash = (hash ^ word) * 0x100000001b3;
+  }
+  return hash;
+}
+
 void Ranks::check_equal(const std::vector<Tensor>& tensors, const std::string& when) {
   if (alone()) return;
   uint64_t hash = 0;
@@ -284,9 +315,29 @@ void Ranks::exchange_peers(torch::Device own) {
   check_gpus(peers);
 }
 
-std::string Ranks::own_address() const {
-  const std::string address = address_towards_first();
-  if (same_machine() || (address.rfind("127.", 0) != 0 && address != "::1")) return address;
+// Returns the local address of the route to a host.
+static std::string address_towards(const std::string& host, int port) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  if (getaddrinfo(host.c_str(), concat(port).c_str(), &hints, &found) != 0) return "127.0.0.1";
+  const int fd = socket(found->ai_family, SOCK_DGRAM, 0);
+  sockaddr_storage own{};
+  socklen_t size = sizeof own;
+  char text[256] = "127.0.0.1";
+  if (::connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
+      getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0)
+    getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  close(fd);
+  freeaddrinfo(found);
+  return text;
+}
+
+// Returns the address of this machine that other machines can connect to. The host name of a machine often
+// resolves to a loopback address (127.0.1.1), which other machines cannot reach. In this case, returns the
+// first IPv4 address of another network interface. first: host of rank 0.
+static std::string own_address(const std::string& first, int port, bool same_machine) {
+  const std::string address = address_towards(first, port);
+  if (same_machine || (!address.starts_with("127.") && address != "::1")) return address;
   ifaddrs* all = nullptr;
   std::string found;
   if (getifaddrs(&all) == 0) {
@@ -300,26 +351,10 @@ std::string Ranks::own_address() const {
     }
     freeifaddrs(all);
   }
-  check(!found.empty(), info.host, " resolves to ", address, ", which other machines cannot reach, and this ",
+  check(!found.empty(), first, " resolves to ", address, ", which other machines cannot reach, and this ",
         "machine has no other address; give --master or MASTER_ADDR as a network address, or set ",
         "GLOO_SOCKET_IFNAME=INTERFACE");
   return found;
-}
-
-std::string Ranks::address_towards_first() const {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_DGRAM;
-  if (getaddrinfo(info.host.c_str(), concat(info.port).c_str(), &hints, &found) != 0) return "127.0.0.1";
-  const int fd = socket(found->ai_family, SOCK_DGRAM, 0);
-  sockaddr_storage own{};
-  socklen_t size = sizeof own;
-  char text[256] = "127.0.0.1";
-  if (::connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
-      getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0)
-    getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
-  close(fd);
-  freeaddrinfo(found);
-  return text;
 }
 
 #ifdef YOLOX_CUDA
@@ -366,9 +401,9 @@ void Ranks::connect(torch::Device where) {
   processes = c10::make_intrusive<c10d::ProcessGroup>(store, info.rank, info.world);
   auto options = c10d::ProcessGroupGloo::Options::create(kLongerThanWatchdog);
   const std::string interface = environment_variable("GLOO_SOCKET_IFNAME");
-  options->devices.push_back(interface.empty()
-                                 ? c10d::ProcessGroupGloo::createDeviceForHostname(own_address())
-                                 : c10d::ProcessGroupGloo::createDeviceForInterface(interface));
+  options->devices.push_back(interface.empty() ? c10d::ProcessGroupGloo::createDeviceForHostname(
+                                                     own_address(info.host, info.port, same_machine()))
+                                               : c10d::ProcessGroupGloo::createDeviceForInterface(interface));
   collective([&] {
     processes->setBackend(torch::kCPU, Kind::GLOO,
                           c10::make_intrusive<c10d::ProcessGroupGloo>(store, info.rank, info.world, options));
@@ -414,35 +449,35 @@ void Ranks::share_memory() {
   if (max(!open) == 0) local = std::move(sums);
 }
 
-uint64_t Ranks::hash_of(const Tensor& tensor) {
-  const Tensor t = tensor.detach().to(torch::kCPU).contiguous();
-  const char* bytes = static_cast<const char*>(t.const_data_ptr());
-  uint64_t hash = 0xcbf29ce484222325;
-  for (size_t i = 0; i < t.nbytes(); i += 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, bytes + i, std::min<size_t>(8, t.nbytes() - i));
-    hash = (hash ^ word) * 0x100000001b3;
+// Communication hook of the Reducer that all-reduces gradients in fp16 or bf16 (--compress). Halves the
+// traffic; sums have the precision of the 16-bit type.
+struct CompressHook : c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGroup>> {
+  CompressHook(c10::intrusive_ptr<c10d::ProcessGroup> group, at::ScalarType type)
+      : CppCommHookInterface(std::move(group)), type(type) {}
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    const Tensor whole = bucket.getBufferRef();
+    std::vector<Tensor> small{(whole / state_->getSize()).to(type)};
+    return state_->allreduce(small)->getFuture()->then(
+        [whole](c10::ivalue::Future& done) -> c10::IValue {
+          whole.copy_(done.value().toTensorVector()[0]);
+          return std::vector<Tensor>{whole};
+        },
+        c10::ListType::ofTensors());
   }
-  return hash;
-}
+  at::ScalarType type;
+};
 
-c10::intrusive_ptr<c10::ivalue::Future> CompressHook::runHook(c10d::GradBucket& bucket) {
-  const Tensor whole = bucket.getBufferRef();
-  std::vector<Tensor> small{(whole / state_->getSize()).to(type)};
-  return state_->allreduce(small)->getFuture()->then(
-      [whole](c10::ivalue::Future& done) -> c10::IValue {
-        whole.copy_(done.value().toTensorVector()[0]);
-        return std::vector<Tensor>{whole};
-      },
-      c10::ListType::ofTensors());
-}
-
-void ReducerWarningFilter::process(const c10::Warning& warning) {
-  const std::string& text = warning.msg();
-  if (text.find("find_unused_parameters=True") == std::string::npos &&
-      text.find("Grad strides do not match") == std::string::npos)
-    c10::WarningHandler::process(warning);
-}
+// Warning handler that drops two warnings of the Reducer about a negligible cost: find_unused_parameters is
+// not needed while all parameters are used, and gradient strides differ for weights with a dimension of
+// size 1.
+struct ReducerWarningFilter : c10::WarningHandler {
+  void process(const c10::Warning& warning) override {
+    const std::string& text = warning.msg();
+    if (text.find("find_unused_parameters=True") == std::string::npos &&
+        text.find("Grad strides do not match") == std::string::npos)
+      c10::WarningHandler::process(warning);
+  }
+};
 
 GradientReducer::GradientReducer(Ranks& ranks, const std::vector<Tensor>& params, at::ScalarType compress)
     : GradientReducer(ranks.alone() ? nullptr : ranks.group(), params, compress) {

@@ -467,8 +467,7 @@ std::shared_ptr<dtr_detail::Record> Dtr::record_of(const c10::OperatorHandle& op
   return r;
 }
 
-void Dtr::record_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bool empty,
-                         const std::string& name, const char* why,
+void Dtr::record_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bool empty, bool once,
                          const std::function<std::shared_ptr<Record>()>& record) {
   const auto computed = [&](StorageImpl* storage, Result result) {
     const auto by = record();  // before end_cell(), because the record may read the old cell
@@ -479,18 +478,15 @@ void Dtr::record_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bo
     result.cell = cell;
     by->results.push_back(std::move(result));
   };
-  const auto pinned = [&](const char* reason) { ++done.pinned[concat(name, ": ", reason)]; };
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Input& in = inputs[i];
     if (!in.written || !in.cell) continue;
     const auto same = [&](const Input& other) { return other.written && other.storage == in.storage; };
     if (std::any_of(inputs.begin(), inputs.begin() + i, same)) continue;
-    if (!*why && !in.statistics) {
-      computed(in.storage, {-1, -1, int(i), {}, 0, {}});
-    } else {
-      if (*why) pinned(why);
+    if (once || in.statistics)
       end_cell(in.storage);
-    }
+    else
+      computed(in.storage, {-1, -1, int(i), {}, 0, {}});
   }
   for (size_t r = 0; r < results.size(); ++r) {
     int item = results[r].isTensor() ? -1 : 0;
@@ -504,11 +500,7 @@ void Dtr::record_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bo
         if (in.storage == storage) return;  // a view of an input
       if (empty)
         new_cell(storage);
-      else if (*why)
-        pinned(why);
-      else if (t.storage().use_count() > 1)
-        pinned("another object holds the storage");
-      else
+      else if (!once && t.storage().use_count() == 1)  // else another object may hold the storage
         computed(storage, {int(r), this_item, -1, dtr_detail::shape_of(t), t.storage_offset()});
     });
   }
@@ -538,8 +530,8 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
   const auto cost_by = settings.cost ? settings.cost(operation, given) : nullptr;
   const auto writes = [](const Input& in) { return in.written && !in.statistics; };
   // A collective cannot be repeated after an error, because the other ranks may have taken part in it.
-  const bool collective = *info.pinned_reason && std::any_of(given.begin(), given.end(),
-                                                             [](const IValue& v) { return v.isObject(); });
+  const bool collective =
+      info.once && std::any_of(given.begin(), given.end(), [](const IValue& v) { return v.isObject(); });
   const bool anew =
       std::none_of(inputs.begin(), inputs.end(), writes) && !info.random && !info.unknown && !collective;
   std::vector<Tensor> statistics;
@@ -558,17 +550,13 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
   } else {
     std::shared_ptr<Record> record;
     const auto resized = [](const Input& in) { return in.storage && in.storage->nbytes() != in.bytes; };
-    const char* why = *info.pinned_reason                                  ? info.pinned_reason
-                      : writes_constant                                    ? "it writes to a pinned storage"
-                      : std::any_of(inputs.begin(), inputs.end(), resized) ? "it resizes an input"
-                                                                           : "";
-    record_results(inputs, results, info.empty, operation.schema().name(), why, [&] {
+    const bool once = info.once || writes_constant || std::any_of(inputs.begin(), inputs.end(), resized);
+    record_results(inputs, results, info.empty, once, [&] {
       if (record) return record;
       record = record_of(operation, keys, given, inputs);
       record->cost = cost;
       record->generator = generator;
       record->random = random;
-      ++done.recorded;
       return record;
     });
   }

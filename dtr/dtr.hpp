@@ -48,7 +48,6 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -97,15 +96,13 @@ struct DtrStep {
   double limit = 0;  // bytes; above `budget` if the step did not fit in the budget and used this much instead
   double peak = 0;   // maximum of the allocated bytes
   int64_t operations = 0;           // executed, without repetitions
-  int64_t recorded = 0;             // records made
   int64_t evictions = 0;            // evictions
   int64_t rematerialisations = 0;   // operations repeated to rematerialise a storage
   double cost = 0, remat_cost = 0;  // of all operations and of all repetitions, in the unit of the cost
   double remat_seconds = 0;         // time of the repetitions on the host
   int64_t out_of_memory_count = 0;  // out-of-memory errors that happened within the budget
-  std::map<std::string, int64_t> pinned = {};  // number of pinned large outputs, by "operation: reason"
-  std::vector<MemorySample> samples = {};      // one after each operation, if record_samples
-  double backward = 0;                         // seconds at which backward began, if record_samples
+  std::vector<MemorySample> samples = {};  // one after each operation, if record_samples
+  double backward = 0;                     // seconds at which backward began, if record_samples
 
   // Returns the cost of the step relative to a step without DTR, at least 1.
   double slowdown() const { return cost > 0 ? (cost + remat_cost) / cost : 1; }
@@ -326,10 +323,9 @@ class Dtr {
   std::shared_ptr<Record> record_of(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
                                     c10::ArrayRef<IValue> given, const Inputs& inputs);
   // Makes cells for the storages that the operation wrote or returned. record() returns the record that
-  // computes these cells. empty: the memory is uninitialised. why: the reason why the results are pinned, or
-  // "". name: of the operation.
-  void record_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bool empty,
-                      const std::string& name, const char* why,
+  // computes these cells. empty: the memory is uninitialised. once: the results are pinned, because the
+  // operation must not be repeated.
+  void record_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bool empty, bool once,
                       const std::function<std::shared_ptr<Record>()>& record);
 
   static double seconds_since(Time start) {

@@ -67,9 +67,7 @@ OpInfo::OpInfo(const OperatorHandle& operation) {
   unknown =
       (!begins("aten::") && !begins("yolox::") && !begins("yolox_once::")) ||
       is_one_of({"aten::set_", "aten::resize_", "aten::resize_as_", "aten::set_data", "aten::record_stream"});
-  pinned_reason = unknown                  ? "it may write to any argument"
-                  : begins("yolox_once::") ? "it must not be repeated"
-                                           : "";
+  once = unknown || begins("yolox_once::");
   empty = begins("aten::empty") || begins("aten::new_empty") || begins("aten::_empty");
   overwrites = is_one_of({"aten::copy_", "aten::fill_", "aten::zero_", "aten::uniform_", "aten::normal_",
                           "aten::bernoulli_", "aten::exponential_"});

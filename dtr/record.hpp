@@ -119,10 +119,10 @@ struct OpInfo {
   bool empty = false;       // returns uninitialised memory
   bool overwrites = false;  // overwrites its whole first argument without reading it
   bool random = false;
-  const char* pinned_reason = "";  // why the operation must not be repeated; "": it may be
-  std::vector<bool> written;       // per argument: the schema says that the operation writes to it
-  std::vector<bool> statistics;    // per argument: batch norm statistics that the operation updates
-  int training = -1;               // index of the flag that enables this update; -1: it is always enabled
+  bool once = false;             // must not be repeated, so that its results are pinned
+  std::vector<bool> written;     // per argument: the schema says that the operation writes to it
+  std::vector<bool> statistics;  // per argument: batch norm statistics that the operation updates
+  int training = -1;             // index of the flag that enables this update; -1: it is always enabled
 
   explicit OpInfo(const OperatorHandle& operation);
 };

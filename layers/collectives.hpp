@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The collectives of SyncBN, as an argument of layers and operators.
 #pragma once
-#include <ATen/record_function.h>
 #include <torch/custom_class.h>
 #include <torch/torch.h>
 
@@ -16,18 +15,6 @@ struct SyncBnCollectives {
   // All-gathers x [n]. Returns [world size, n]. Called for tensors on a GPU only.
   std::function<torch::Tensor(const torch::Tensor&)> gather = {};
 };
-
-// Returns the collectives of two ranks that have the same images, to try SyncBN in one process.
-inline SyncBnCollectives two_equal_ranks() {
-  return {[](torch::Tensor& x) {
-            RECORD_USER_SCOPE("collectives");
-            x.mul_(2);
-          },
-          [](const torch::Tensor& x) {
-            RECORD_USER_SCOPE("collectives");
-            return torch::stack({x, x});
-          }};
-}
 
 // SyncBnCollectives as a custom class of torch, so that operators accept it as an argument.
 struct Collectives : torch::CustomClassHolder {

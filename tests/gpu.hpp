@@ -57,6 +57,18 @@ struct FusedNorm {
 };
 inline const doctest::skip needs_fused_norm(!torch::cuda::is_available() || !has_fused_norm());
 
+// Returns the collectives of two ranks that have the same images, to try SyncBN in one process.
+inline SyncBnCollectives two_equal_ranks() {
+  return {[](torch::Tensor& x) {
+            RECORD_USER_SCOPE("collectives");
+            x.mul_(2);
+          },
+          [](const torch::Tensor& x) {
+            RECORD_USER_SCOPE("collectives");
+            return torch::stack({x, x});
+          }};
+}
+
 // Calls after_forward() with the first output of the backbone that it contains.
 struct ObservedBackbone : Backbone {
   explicit ObservedBackbone(std::shared_ptr<Backbone> inner) : inner(std::move(inner)) {}

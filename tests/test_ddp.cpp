@@ -2,6 +2,9 @@
 // Training on several ranks. Each rank is a process, started by a test or by the launcher of ./train.
 #include <sys/resource.h>
 
+#include <list>
+#include <optional>
+
 #include "programs.hpp"
 
 #include "config.hpp"
@@ -32,31 +35,40 @@ bool too_few_gpus(int ranks) {
   return few;
 }
 
-// Runs the RANK_CASE `name` on `ranks` ranks and returns their exit codes and outputs.
-std::vector<Outcome> outcomes_on_ranks(int ranks, const std::string& name) {
-  TempDir dir;
+// Environment variables that are set in its scope.
+struct Variables {
+  explicit Variables(std::map<std::string, std::string> values) : all(std::move(values)) {
+    for (const auto& [name, value] : all) setenv(name.c_str(), value.c_str(), 1);
+  }
+  ~Variables() {
+    for (const auto& [name, value] : all) unsetenv(name.c_str());
+  }
+  const std::map<std::string, std::string> all;
+};
+
+// Returns a port of the loopback interface that is free.
+int free_port() {
   int port = 0;
   close(launch_detail::listen_on_free_port(port));
-  std::vector<pid_t> started;
+  return port;
+}
+
+// Runs the RANK_CASE `name` on `ranks` ranks and returns their exit codes and outputs.
+std::vector<Outcome> outcomes_on_ranks(int ranks, const std::string& name) {
+  const TempDir dir;
+  const int port = free_port();
+  std::list<Process> started;
   for (int r = 0; r < ranks; ++r) {
-    const std::string command =
-        concat("export OMP_NUM_THREADS=1 WORLD_SIZE=", ranks, " RANK=", r, " LOCAL_RANK=", r,
-               " LOCAL_WORLD_SIZE=", ranks, " MASTER_ADDR=127.0.0.1 MASTER_PORT=", port,
-               "; exec $YOLOX_PROGRAMS/tests --no-skip --no-colors -tc='", name, "' >",
-               dir / concat("out", r), " 2>&1");
-    const pid_t pid = fork();
-    if (pid == 0) {
-      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-      _exit(127);
-    }
-    started.push_back(pid);
+    const Process::Command command{concat("env WORLD_SIZE=", ranks, " RANK=", r, " LOCAL_RANK=", r,
+                                          " LOCAL_WORLD_SIZE=", ranks,
+                                          " MASTER_ADDR=127.0.0.1 MASTER_PORT=", port,
+                                          " $YOLOX_PROGRAMS/tests --no-skip --no-colors -tc='", name, "'")};
+    started.emplace_back(dir, command, concat("rank", r, "_"));
   }
   std::vector<Outcome> outcomes;
-  for (int r = 0; r < ranks; ++r) {
-    int status = 1;
-    waitpid(started[r], &status, 0);
-    outcomes.push_back({WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
-                        contents(dir / concat("out", r)), ""});
+  for (Process& p : started) {
+    const int code = p.wait();
+    outcomes.push_back({code, contents(p.out) + contents(p.err), ""});
   }
   return outcomes;
 }
@@ -98,13 +110,26 @@ bool all_gone(const std::vector<pid_t>& pids, double seconds) {
   return false;
 }
 
-const std::string kEndless =
-    "--data data --model yolox-nano --size 64 --bs 6 --epochs 10000 --eval-interval 0 --save-minutes 0.001 "
-    "--procs 2 --out r ";
-bool trains(Process& p, const TempDir& dir) {
-  return p.until(
-      [&] { return metric_rows(dir / "r/metrics.csv").size() >= 2 && fs::exists(dir / "r/step_1.pth"); });
-}
+// A run on two ranks that does not end by itself, and has made a few steps.
+struct Endless {
+  explicit Endless(const std::string& flags = "") {
+    write_scenes(dir / "data", 7);
+    process.emplace(dir, "train",
+                    "--data data --model yolox-nano --size 64 --bs 6 --epochs 10000 --eval-interval 0 "
+                    "--save-minutes 0.001 --procs 2 --out r " +
+                        flags);
+    const bool trains = process->until(
+        [&] { return metric_rows(dir / "r/metrics.csv").size() >= 2 && fs::exists(dir / "r/step_1.pth"); });
+    REQUIRE_MESSAGE(trains, contents(process->out) << contents(process->err));
+    ranks = children_of(process->pid);
+    REQUIRE(ranks.size() == 2);
+  }
+  std::string said() const { return contents(process->err); }
+
+  TempDir dir;
+  std::optional<Process> process;
+  std::vector<pid_t> ranks;
+};
 
 }  // namespace
 
@@ -594,8 +619,7 @@ TEST_CASE("train: bad batch sizes, missing GPUs and wrong node or rank settings 
 TEST_CASE("ranks: the store listens on the loopback interface only if MASTER_ADDR is 127.0.0.1" *
           starts_programs) {
   const TempDir& dir = trained().dir;
-  int port = 0;
-  close(launch_detail::listen_on_free_port(port));
+  const int port = free_port();
   char hex[16];
   std::snprintf(hex, sizeof hex, ":%04X ", port);
   const auto listeners = [&] {  // local addresses in state 0A, LISTEN
@@ -607,22 +631,17 @@ TEST_CASE("ranks: the store listens on the loopback interface only if MASTER_ADD
     }
     return found;
   };
-  const std::map<std::string, std::string> variables{{"MASTER_ADDR", "127.0.0.1"},
-                                                     {"MASTER_PORT", concat(port)},
-                                                     {"WORLD_SIZE", "2"},
-                                                     {"RANK", "0"},
-                                                     {"LOCAL_RANK", "0"}};
-  for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
-  Process p(dir, "train", kTrain + "--bs 2 --out no --timeout 30");
-  for (const auto& [name, _] : variables) unsetenv(name.c_str());
+  const Process::Command command{concat("env MASTER_ADDR=127.0.0.1 MASTER_PORT=", port,
+                                        " WORLD_SIZE=2 RANK=0 LOCAL_RANK=0 $YOLOX_PROGRAMS/train ", kTrain,
+                                        "--bs 2 --out no --timeout 30")};
+  Process p(dir, command);
   REQUIRE(p.until([&] { return !listeners().empty(); }));
   CHECK(listeners() == std::vector<std::string>{"0100007F"});
 }
 
 TEST_CASE("ranks: a rank that does not arrive within the timeout is named" * starts_programs) {
   const TempDir& dir = trained().dir;
-  int port = 0;
-  close(launch_detail::listen_on_free_port(port));
+  const int port = free_port();
   const std::string train = concat("export MASTER_ADDR=127.0.0.1 MASTER_PORT=", port,
                                    " WORLD_SIZE=3 OMP_NUM_THREADS=1; "),
                     flags = " $YOLOX_PROGRAMS/train " + kTrain + "--bs 3 --out no --timeout 2";
@@ -655,19 +674,14 @@ TEST_CASE(
     "launcher: a killed rank is named, the others end, the checkpoint is valid; --restarts resumes the run" *
     starts_programs) {
   for (const int victim : {1, 0}) {
-    TempDir dir;
-    write_scenes(dir / "data", 7);
-    Process p(dir, "train", kEndless);
-    REQUIRE_MESSAGE(trains(p, dir), contents(p.out) << contents(p.err));
-    const auto ranks = children_of(p.pid);
-    REQUIRE(ranks.size() == 2);
-    kill(ranks[victim], SIGKILL);
-    REQUIRE(p.ends());
-    CHECK(p.wait() == 128 + SIGKILL);
-    CHECK(all_gone(ranks, 1));
-    const std::string said = contents(p.err);
-    CHECK_MESSAGE(has(said, concat("error: rank ", victim, " of 2 on ")), said);
-    CHECK(has(said, "was killed by SIGKILL"));
+    Endless run;
+    kill(run.ranks[victim], SIGKILL);
+    REQUIRE(run.process->ends());
+    CHECK(run.process->wait() == 128 + SIGKILL);
+    CHECK(all_gone(run.ranks, 1));
+    CHECK_MESSAGE(has(run.said(), concat("error: rank ", victim, " of 2 on ")), run.said());
+    CHECK(has(run.said(), "was killed by SIGKILL"));
+    const TempDir& dir = run.dir;
     const int64_t step = steps_of(dir);
     CHECK(step > 0);
     // With --restarts the run is resumed on the same ranks after another rank is killed.
@@ -683,16 +697,11 @@ TEST_CASE(
 
 TEST_CASE("launcher: if it is killed, all ranks end; on SIGTERM all ranks save at the same step" *
           starts_programs) {
-  TempDir dir;
-  write_scenes(dir / "data", 7);
-  {
-    Process p(dir, "train", kEndless);
-    REQUIRE(trains(p, dir));
-    const auto ranks = children_of(p.pid);
-    kill(p.pid, SIGKILL);
-    p.wait();
-    CHECK(all_gone(ranks, 5));
-  }
+  Endless run;
+  kill(run.process->pid, SIGKILL);
+  run.process->wait();
+  CHECK(all_gone(run.ranks, 5));
+  const TempDir& dir = run.dir;
   fs::remove(dir / "out.txt");  // output of the previous run
   Process p(dir, "train", "--resume r");
   REQUIRE(p.until([&] { return has(contents(p.out), "epoch      iter"); }));
@@ -709,33 +718,26 @@ TEST_CASE("launcher: if it is killed, all ranks end; on SIGTERM all ranks save a
 
 TEST_CASE("launcher: a rank that hangs is named after the timeout, and all ranks end" * starts_programs) {
   for (const int victim : {1, 0}) {
-    TempDir dir;
-    write_scenes(dir / "data", 7);
-    Process p(dir, "train", kEndless + "--timeout 3");
-    REQUIRE(trains(p, dir));
-    const auto ranks = children_of(p.pid);
-    kill(ranks[victim], SIGSTOP);
-    REQUIRE(p.ends());
-    CHECK(p.wait() == kLostRank);
-    CHECK(all_gone(ranks, 1));
-    const std::string said = contents(p.err);
-    CHECK_MESSAGE(has(said, concat("(--timeout 3), waiting for rank ", victim, " (")), said);
-    CHECK(has(said, victim == 1 ? "whose process does not run" : "which does not respond"));
-    CHECK_FALSE(has(said, "SIGKILL"));  // by which the launcher ended it
+    Endless run("--timeout 3");
+    kill(run.ranks[victim], SIGSTOP);
+    REQUIRE(run.process->ends());
+    CHECK(run.process->wait() == kLostRank);
+    CHECK(all_gone(run.ranks, 1));
+    CHECK_MESSAGE(has(run.said(), concat("(--timeout 3), waiting for rank ", victim, " (")), run.said());
+    CHECK(has(run.said(), victim == 1 ? "whose process does not run" : "which does not respond"));
+    CHECK_FALSE(has(run.said(), "SIGKILL"));  // by which the launcher ended it
   }
 }
 
 TEST_CASE("launcher: a run suspended for longer than the timeout continues" * starts_programs) {
-  TempDir dir;
-  write_scenes(dir / "data", 7);
-  Process p(dir, "train", kEndless + "--timeout 2");
-  REQUIRE(trains(p, dir));
-  auto all = children_of(p.pid);
+  Endless run("--timeout 2");
+  Process& p = *run.process;
+  std::vector<pid_t> all = run.ranks;
   all.push_back(p.pid);
   for (const pid_t pid : all) kill(pid, SIGSTOP);
   sleep(13);  // a store that does not respond ends a rank after 12 s
   for (const pid_t pid : all) kill(pid, SIGCONT);
-  const auto rows = [&] { return contents(dir / "r/metrics.csv").size(); };
+  const auto rows = [&] { return contents(run.dir / "r/metrics.csv").size(); };
   const size_t before = rows();
   CHECK(p.until([&] { return rows() > before + 200; }));
   sleep(3);
@@ -868,8 +870,7 @@ TEST_CASE("launcher: the message and exit code of a failed rank are reported" * 
 TEST_CASE("two launchers, as on two machines: they train as one process" * starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 8);
-  int port = 0;
-  close(launch_detail::listen_on_free_port(port));
+  const int port = free_port();
   const std::string flags = concat(
       "--data data --model yolox-nano --size 64 --bs 6 --epochs 6 --warmup-epochs 0 --amp fp64 --lr 6e-6 "
       "--eval-interval 3 --max-iters 8 ");
@@ -1123,26 +1124,9 @@ TEST_CASE("ranks: addresses are HOST:PORT or [IPv6]:PORT, and others are refused
 }
 
 TEST_CASE("ranks: rank, world size and master address are read from the variables of torchrun and SLURM") {
-  const std::vector<const char*> names{"RANK",
-                                       "WORLD_SIZE",
-                                       "LOCAL_RANK",
-                                       "LOCAL_WORLD_SIZE",
-                                       "MASTER_ADDR",
-                                       "MASTER_PORT",
-                                       "TORCHELASTIC_USE_AGENT_STORE",
-                                       "SLURM_STEP_NUM_TASKS",
-                                       "SLURM_PROCID",
-                                       "SLURM_LOCALID",
-                                       "SLURM_STEP_TASKS_PER_NODE",
-                                       "SLURM_STEP_NODELIST",
-                                       "SLURM_NODEID",
-                                       "SLURM_JOB_ID"};
   const auto place = [&](const std::map<std::string, std::string>& variables) {
-    for (const char* name : names) unsetenv(name);
-    for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
-    const RankInfo p = rank_info_from_environment();
-    for (const char* name : names) unsetenv(name);
-    return p;
+    const Variables set{variables};
+    return rank_info_from_environment();
   };
   CHECK(place({}).world == 1);
   CHECK(place({{"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}}).world == 1);  // sbatch without srun
@@ -1186,34 +1170,19 @@ TEST_CASE("ranks: rank, world size and master address are read from the variable
   CHECK(first_slurm_host("n3-ib,n[4-5]") == "n3-ib");
   CHECK(first_slurm_host("alone") == "alone");
 
+  const std::map<std::string, std::string> two{{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}};
+  const auto with = [](std::map<std::string, std::string> variables, const char* name, const char* value) {
+    variables[name] = value;
+    return variables;
+  };
   const std::map<std::string, std::string> one_node{
       {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "2"}, {"SLURM_STEP_NODELIST", "gpu7"}};
   CHECK(place(one_node).host == "127.0.0.1");
-  auto with_address = one_node;
-  with_address["MASTER_ADDR"] = "gpu7";
-  CHECK(place(with_address).host == "127.0.0.1");
-  CHECK(place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "::1"}}).host ==
-        "127.0.0.1");
-  CHECK(place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "gpu7"}}).host ==
-        "gpu7");
-  CHECK(place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "[fd00::2]"}}).host ==
-        "fd00::2");
+  CHECK(place(with(one_node, "MASTER_ADDR", "gpu7")).host == "127.0.0.1");
+  CHECK(place(with(two, "MASTER_ADDR", "::1")).host == "127.0.0.1");
+  CHECK(place(with(two, "MASTER_ADDR", "gpu7")).host == "gpu7");
+  CHECK(place(with(two, "MASTER_ADDR", "[fd00::2]")).host == "fd00::2");
   for (const char* port : {"0", "65536"})
-    CHECK(has(error_of([&] {
-                place({{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", port}});
-              }),
+    CHECK(has(error_of([&] { place(with(two, "MASTER_PORT", port)); }),
               concat("MASTER_PORT=", port, " is not a port in 1..65535")));
-  for (const char* name : names) unsetenv(name);
-
-  using Words = std::vector<std::string>;
-  const auto resumed = [](Words words) { return resume_command_line(words, "x"); };
-  CHECK(
-      resumed({"train", "--data", "d", "--out", "r", "--weights=w", "--bs", "auto", "--accum=4"}) ==
-      Words{"train", "--data", "d", "--weights=w", "--bs", "auto", "--accum=4", "--out=x", "--resume=auto"});
-  CHECK(resumed({"train", "--out=r", "--resume=auto", "--procs", "2"}) ==
-        Words{"train", "--procs", "2", "--out=x", "--resume=auto"});
-  CHECK(resumed({"train", "--resume", "--procs", "2"}) ==
-        Words{"train", "--procs", "2", "--out=x", "--resume=auto"});
-  CHECK(resumed({"train", "--resume", "y", "--procs", "2"}) ==
-        Words{"train", "--procs", "2", "--out=x", "--resume=auto"});
 }

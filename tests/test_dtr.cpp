@@ -112,7 +112,19 @@ struct Net {
     optimizer.zero_grad();
     return s;
   }
+  // Computes a step without DTR, after one that allocates buffers that later steps reuse.
+  Step plain_step() {
+    Dtr off;
+    step(off);
+    return step(off);
+  }
 };
+
+// Returns the operator of this name. Function: its type.
+template <class Function>
+auto operator_of(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
+}
 
 // Registers the operation yolox::test_op(x), which calls a function of the test. DTR may repeat it.
 struct TestOperation {
@@ -123,10 +135,7 @@ struct TestOperation {
   }
   Tensor operator()(const Tensor& x) const {
     const torch::NoGradGuard no_grad;
-    return c10::Dispatcher::singleton()
-        .findSchemaOrThrow("yolox::test_op", "")
-        .typed<Tensor(const Tensor&)>()
-        .call(x);
+    return operator_of<Tensor(const Tensor&)>("yolox::test_op").call(x);
   }
   torch::Library library{torch::Library::FRAGMENT, "yolox", std::nullopt, __FILE__, __LINE__};
   inline static std::function<Tensor(const Tensor&)> does;
@@ -141,7 +150,7 @@ void check_budgets(Net& net, const std::vector<double>& budgets = {0.7, 0.55, 0.
   CHECK(plain.bytes > 1e6);
   Dtr ample(relative_budget(kNoLimit));
   CHECK(same_bits(net.step(ample), plain));
-  CHECK(ample.step().recorded > 200);
+  CHECK(ample.step().operations > 200);
   CHECK(ample.step().evictions == 0);
   for (const double part : budgets) {
     INFO("of the memory of a plain step: " << part);
@@ -187,9 +196,7 @@ TEST_CASE("dtr: equal to a plain step under autocast to float16, with a scaled l
 // As on a GPU: the size of an allocation is not known in advance, so DTR reserves room for one operation.
 TEST_CASE("dtr: equal to a plain step if the memory is measured only between operations") {
   Net net;
-  Dtr off;
-  net.step(off);
-  const Step plain = net.step(off);
+  const Step plain = net.plain_step();
   DtrSettings s = relative_budget(0.7 * plain.bytes);
   s.used = [] { return AllocatedBytes{double(live()), double(CountingAllocator::get().peak())}; };
   s.cost = [](const auto& operation, auto given) {  // deterministic
@@ -254,9 +261,7 @@ TEST_CASE("dtr: equal to a plain step with a frozen backbone") {
   freeze(*net.model, {"backbone"});
   set_training_mode(*net.model);
   net.optimizer = Optimizer("sgd", parameter_groups(*net.model, 0), false);
-  Dtr off;
-  net.step(off);
-  const Step plain = net.step(off);
+  const Step plain = net.plain_step();
   Dtr dtr(relative_budget(0.6 * plain.bytes));
   CHECK(same_bits(net.step(dtr), plain));
   CHECK(dtr.step().rematerialisations > 0);
@@ -275,7 +280,8 @@ TEST_CASE(
         return compute_gradients(net.model, {net.images, net.targets}, 1, net.optimizer, net.scaler,
                                  net.settings);
       });
-      clip_gradients(gradients(net.optimizer.groups), 1.0);
+      const std::vector<Tensor> grads = gradients(net.optimizer.groups);
+      clip_gradients(grads, gradient_norm(grads), 1.0);
       net.optimizer.step(0.01);
       again += dtr.step().rematerialisations;
     }
@@ -337,29 +343,6 @@ TEST_CASE(
   CHECK(dtr.step().rematerialisations > 10);
   REQUIRE(plain.size() == again.size());
   for (size_t i = 0; i < plain.size(); ++i) CHECK_MESSAGE(same_bits(plain[i], again[i]), i);
-}
-
-TEST_CASE("dtr: rematerialisation does not update the statistics of batch norms again") {
-  for (const bool fused : {false, true}) {
-    Tensor x = torch::randn({2, 16, 24, 24});
-    if (fused) x = x.contiguous(torch::MemoryFormat::ChannelsLast);
-    const auto moved = [&](Dtr& dtr) {
-      torch::nn::BatchNorm2d bn(16);
-      const Tensor y = dtr.run([&] {
-        const Tensor y = bn_silu(x + 1, *bn);
-        for (int i = 0; i < 3 && dtr.on(); ++i) {
-          dtr.evict_all();
-          (y * 2).sum();
-        }
-        return y;
-      });
-      return std::vector<Tensor>{y, bn->running_mean, bn->running_var, bn->num_batches_tracked};
-    };
-    Dtr off, dtr(relative_budget(kNoLimit));
-    const auto plain = moved(off), again = moved(dtr);
-    CHECK(dtr.step().rematerialisations >= 3);
-    for (size_t i = 0; i < plain.size(); ++i) CHECK(same_bits(plain[i], again[i]));
-  }
 }
 
 TEST_CASE("dtr: rematerialisation repeats no all-reduce of SyncBN") {
@@ -449,8 +432,7 @@ TEST_CASE("dtr: an operation that may write to any argument runs once, and its s
                 x.data_ptr<float>()[0] = 100;  // not declared in the schema
                 return x + 1;
               }));
-  const auto odd =
-      c10::Dispatcher::singleton().findSchemaOrThrow("dtr_test::odd", "").typed<Tensor(const Tensor&)>();
+  const auto odd = operator_of<Tensor(const Tensor&)>("dtr_test::odd");
   Dtr dtr(relative_budget(kNoLimit));
   dtr.run([&] {
     const torch::NoGradGuard no_grad;
@@ -461,7 +443,6 @@ TEST_CASE("dtr: an operation that may write to any argument runs once, and its s
     CHECK(x[0][0].item<float>() == 100);
   });
   CHECK(times == 1);
-  CHECK(dtr.step().pinned.count("dtr_test::odd: it may write to any argument") == 1);
 }
 
 TEST_CASE("dtr: the destination of an in-place operation is rematerialised if its source depends on it") {
@@ -577,27 +558,6 @@ TEST_CASE("dtr: a rematerialisation with another result or an exception is an er
 
 // ---- limits and errors
 
-TEST_CASE("dtr: the error of a budget that is too small names one that is sufficient") {
-  Net net;
-  Dtr off;
-  net.step(off);
-  const Step plain = net.step(off);
-  Dtr small(relative_budget(0.05 * plain.bytes));
-  CHECK(same_bits(net.step(small), plain));
-  const std::string error = error_of([&] { small.check_budget(); });
-  REQUIRE_MESSAGE(has(error, " of them for the step"), error);
-  CHECK_FALSE(is_out_of_memory(std::runtime_error(error)));
-  const double named = 1e6 * std::stod(error.substr(error.find('(') + 1));
-  CHECK(named > 0.05 * plain.bytes);
-  CHECK(named < 0.6 * plain.bytes);
-  Dtr enough(relative_budget(named));
-  const Step step = net.step(enough);
-  CHECK_NOTHROW(enough.check_budget());
-  CHECK_THROWS_AS(enough.check_budget(1e12), UsageError);  // memory that another rank needs
-  CHECK(same_bits(step, plain));
-  CHECK(step.bytes <= named);
-}
-
 TEST_CASE("dtr: a step that rematerialises too much exceeds the budget, which is an error") {
   Dtr dtr([] {
     DtrSettings s;
@@ -622,9 +582,7 @@ TEST_CASE("dtr: a step that rematerialises too much exceeds the budget, which is
 
 TEST_CASE("dtr: after an exception all tensors are plain, and the next step works") {
   Net net;
-  Dtr off;
-  net.step(off);
-  const Step plain = net.step(off);
+  const Step plain = net.plain_step();
   Dtr dtr(relative_budget(0.5 * plain.bytes));
   const Tensor x = torch::randn({64, 64});
   Tensor kept;
@@ -652,24 +610,6 @@ TEST_CASE("dtr: after an exception all tensors are plain, and the next step work
   CHECK(dtr_detail::alive == 0);
   CHECK(live() == before);
   CHECK(same_bits(net.step(dtr), plain));
-}
-
-TEST_CASE("dtr: tensors that outlive a step are plain, and the next step may use them") {
-  Dtr dtr(relative_budget(kNoLimit));
-  const Tensor x = torch::randn({64, 64});
-  const Tensor y = dtr.run([&] {
-    const Tensor y = x.exp();
-    dtr.evict_all();
-    return y;
-  });
-  CHECK(same_bits(y, x.exp()));
-  CHECK(dtr_detail::alive == 0);
-  const Tensor z = dtr.run([&] {
-    const Tensor z = y * 2;
-    dtr.evict_all();
-    return z;
-  });
-  CHECK(same_bits(z, x.exp() * 2));
 }
 
 TEST_CASE("dtr: two hundred steps leak no memory") {
@@ -844,14 +784,10 @@ TEST_CASE(
                         mean.add_(1);
                         return TestOperation::does(x);
                       }));
-  const auto statistics = c10::Dispatcher::singleton()
-                              .findSchemaOrThrow("yolox_once::test_statistics", "")
-                              .typed<Tensor(const Tensor&, Tensor, const std::optional<CollectivesPtr>&)>();
-  const auto in_place =
-      c10::Dispatcher::singleton().findSchemaOrThrow("yolox::test_op_", "").typed<void(Tensor)>();
-  const auto norm = c10::Dispatcher::singleton()
-                        .findSchemaOrThrow("yolox::test_norm", "")
-                        .typed<Tensor(const Tensor&, Tensor)>();
+  const auto statistics = operator_of<Tensor(const Tensor&, Tensor, const std::optional<CollectivesPtr>&)>(
+      "yolox_once::test_statistics");
+  const auto in_place = operator_of<void(Tensor)>("yolox::test_op_");
+  const auto norm = operator_of<Tensor(const Tensor&, Tensor)>("yolox::test_norm");
   Dtr dtr(relative_budget(kNoLimit));
   dtr.run([&] {
     const torch::NoGradGuard no_grad;
@@ -859,24 +795,26 @@ TEST_CASE(
     const Tensor x = torch::full({64, 64}, 2.f);
     std::vector<Tensor> all;
     for (int i = 0; i < 10; ++i) all.push_back(x * i);
-    capacity = live() - 5 * size;
+    // Rematerialises all tensors, and then lets the operations run out of memory until five are evicted.
+    const auto leave_no_memory = [&] {
+      capacity = std::numeric_limits<int64_t>::max();
+      for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
+      capacity = live() - 5 * size;
+    };
+    leave_no_memory();
     const Tensor y = hungry(x);
     CHECK(live() <= capacity + size + 1024);
     CHECK(dtr.step().out_of_memory_count == 1);
     CHECK(y.sum().item<float>() == 3 * 64 * 64);
     // The same holds for a rematerialisation.
-    capacity = std::numeric_limits<int64_t>::max();
-    for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
+    leave_no_memory();
     dtr.evict_all();
-    for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
-    capacity = live() - 5 * size;
+    leave_no_memory();
     CHECK(y.sum().item<float>() == 3 * 64 * 64);
     CHECK(dtr.step().out_of_memory_count == 2);
     // A batch norm updates its statistics once, whether memory runs out or not.
     const Tensor mean = torch::full({3}, 7.f);
-    capacity = std::numeric_limits<int64_t>::max();
-    for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
-    capacity = live() - 5 * size;
+    leave_no_memory();
     const Tensor z = norm.call(x, mean);
     CHECK(dtr.step().out_of_memory_count == 3);
     CHECK(z.sum().item<float>() == 3 * 64 * 64);
@@ -886,14 +824,10 @@ TEST_CASE(
     CHECK(mean.sum().item<float>() == 3 * 8);
     // An operator of the namespace yolox_once is called again as well, unless it is a collective.
     const Tensor other_mean = torch::full({3}, 7.f);
-    capacity = std::numeric_limits<int64_t>::max();
-    for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
-    capacity = live() - 5 * size;
+    leave_no_memory();
     CHECK(statistics.call(x, other_mean, std::nullopt).sum().item<float>() == 3 * 64 * 64);
     CHECK(other_mean.sum().item<float>() == 3 * 8);
-    capacity = std::numeric_limits<int64_t>::max();
-    for (int i = 0; i < 10; ++i) CHECK(all[i].sum().item<float>() == 2 * i * 64 * 64);
-    capacity = live() - 5 * size;
+    leave_no_memory();
     const auto over = c10::make_intrusive<Collectives>(SyncBnCollectives{});
     CHECK_THROWS_WITH(statistics.call(x, other_mean, over), doctest::Contains("out of memory"));
     capacity = 0;  // evictions cannot help
@@ -1006,9 +940,7 @@ TEST_CASE(
 
   // A step keeps the automatic budget. If that is impossible, it is no error.
   Net net;
-  Dtr off;
-  net.step(off);
-  const Step plain = net.step(off);
+  const Step plain = net.plain_step();
   DtrSettings s = relative_budget(0);
   double asked = 0;
   s.automatic = [&](double used, int64_t) { return ++asked == 1 ? used + 0.6 * plain.bytes : 1e6; };

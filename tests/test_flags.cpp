@@ -157,6 +157,8 @@ TEST_CASE("flags: the value of --resume is optional") {
   CHECK(resumed({"--resume=runs/a"}) == "runs/a");
   CHECK(resumed({"--resume", "runs/a"}) == "runs/a");
   CHECK(resumed({"--resume", "runs/a", "--bs", "2"}) == "runs/a");
+  CHECK(resumed({"--resume", "runs/a", "--resume=auto"}) == "auto");  // as the launcher resumes a run
+  CHECK(resumed({"--resume", "--resume=auto"}) == "auto");
 }
 
 TEST_CASE("flags: each --data adds an element to a list; values() joins them with newlines") {

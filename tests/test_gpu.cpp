@@ -198,7 +198,8 @@ TEST_CASE("gpu: SGD, Adam and AdamW update weights and EMA as on the CPU" * need
       for (int step = 0; step < 3; ++step) {
         for (const Tensor& w : model->parameters())
           w.mutable_grad() = torch::randn(w.sizes(), torch::kDouble).to(device);
-        clip_gradients(gradients(optimizer.groups), 10);
+        const std::vector<Tensor> grads = gradients(optimizer.groups);
+        clip_gradients(grads, gradient_norm(grads), 10);
         optimizer.step(0.01);
         ema_update(ema_tensors(*ema, *model), 0.9);
       }
