@@ -4,6 +4,8 @@
 #include <ATen/native/ConvUtils.h>
 #include <c10/core/AllocatorConfig.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
@@ -13,6 +15,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "base/error.hpp"
 
@@ -62,7 +65,7 @@ bool has_gpu() {
   std::string text = visible ? visible : "0";
   text.erase(0, text.find_first_not_of(' '));
   const bool hidden =
-      (text.empty() || !std::isdigit(text[0])) && !text.starts_with("GPU-") && !text.starts_with("MIG-");
+      (text.empty() || !std::isdigit(text[0])) && text.rfind("GPU-", 0) != 0 && text.rfind("MIG-", 0) != 0;
   if (!hidden && std::filesystem::exists("/proc/driver/nvidia/version")) {
     int count = 0;
     const cudaError_t error = cudaGetDeviceCount(&count);
@@ -146,8 +149,22 @@ std::string memory_of_others(torch::Device device) {
   // CUDA and its libraries use up to about 2 GB in this process.
   const double held = total - free - memory_used(device);
   if (held < std::max(3e9, 0.05 * total)) return "";
+  const std::string own = "GPU" + gpu_uuid(device).substr(4) + ",";  // without hyphens
+  std::vector<std::string> processes;
+  FILE* list =
+      popen("timeout 5 nvidia-smi --query-compute-apps=gpu_uuid,pid --format=csv,noheader 2>/dev/null", "r");
+  char line[256];
+  while (list && std::fgets(line, sizeof line, list)) {
+    std::string text = line;
+    std::erase(text, '-');
+    std::istringstream words(text);
+    std::string uuid;
+    int process = 0;
+    if (words >> uuid >> process && uuid == own && process != getpid()) processes.push_back(concat(process));
+  }
+  if (list) pclose(list);
   return concat("other processes hold ", short_bytes(held), " of the GPU's ", short_bytes(total),
-                "; nvidia-smi lists them");
+                processes.empty() ? "" : concat(" (process ", listed(processes), ")"));
 }
 
 std::string hardware_name([[maybe_unused]] torch::Device device) {
