@@ -284,7 +284,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
     run.check_signals();
     if (!read_numbers(t, unread, run, recovery, micro_batches, batches)) continue;
     if (run.profiling())
-      go_on = run.profile_step(t);
+      go_on = run.profile_step();
     else if (plan.ends_epoch(t.iteration))
       go_on = end_of_epoch(t, plan, run);
     else

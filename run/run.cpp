@@ -14,15 +14,10 @@
 #include "images/font.hpp"
 #include "run/crash.hpp"
 #include "run/folder.hpp"
-#include "run/profile.hpp"
 #include "run/report.hpp"
 #include "run/setup.hpp"
 
 namespace yolox {
-
-struct Run::Profiling {
-  Profile profile;
-};
 
 std::string open_run_folder(const SavedRun& saved, const std::string& wanted, const std::string& name,
                             Ranks& ranks) {
@@ -66,8 +61,6 @@ Run::Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, c
                 concat("crash", rank_suffix(ranks), ".txt"));
   log_hardware(ranks, device, log);
 }
-
-Run::~Run() = default;
 
 void Run::note(const std::string& text) {
   if (!text.empty()) notes.push_back(text);
@@ -145,8 +138,8 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
   ranks.report_run_folder(folder);
   catch_signals();
   if (profiling() && ranks.first()) {
-    profile.reset(new Profiling{Profile(device)});
-    profile->profile.start();
+    profile.emplace(device);
+    profile->start();
   }
 }
 
@@ -195,11 +188,7 @@ void Run::end_step(Training& t, const StepRecord& record) {
   if (!profiling() && plan.ends_epoch(step + 1)) progress->log_ranks(ranks, device);
 }
 
-bool Run::profile_step(Training& t) {
-  if (!profile) return true;
-  if (t.iteration == first + 11) saver.measure_save(t, log);
-  return !profile->profile.step();
-}
+bool Run::profile_step() { return !profile || !profile->step(); }
 
 void Run::save_if_due(Training& t) {
   if (!save_due) return;
@@ -285,8 +274,8 @@ void Run::finish(Training& t) {
   check_signals();
   if (profiling()) {
     if (!profile || stop) return;
-    log.line(profile->profile.table(config.bs));
-    profile->profile.write_trace(folder + "/trace.json");
+    log.line(profile->table(config.bs));
+    profile->write_trace(folder + "/trace.json");
     log.line(concat("trace of the last steps: ", folder, "/trace.json, for https://ui.perfetto.dev"));
     return;
   }

@@ -6,7 +6,6 @@
 #include <torch/torch.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "run/fit.hpp"
 #include "run/log.hpp"
 #include "run/numbers.hpp"
+#include "run/profile.hpp"
 #include "run/progress.hpp"
 #include "run/saving.hpp"
 #include "run/state.hpp"
@@ -41,7 +41,6 @@ class Run {
  public:
   Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, const Splits& data, Ranks& ranks,
       torch::Device device);
-  ~Run();
   Run(const Run&) = delete;
 
   const std::string folder;
@@ -79,7 +78,7 @@ class Run {
   // Counts and logs a step whose numbers have been read.
   void end_step(Training& t, const StepRecord& record);
   // Reports the end of a step to the profile (--profile). Returns false after the last step of the profile.
-  bool profile_step(Training& t);
+  bool profile_step();
   // Saves last.pth if more than --save-minutes have passed since the last save of rank 0.
   void save_if_due(Training& t);
 
@@ -113,8 +112,6 @@ class Run {
   double best_score = -1;  // best score_of() of the run, for the last line of the log; -1: none
 
  private:
-  struct Profiling;
-
   const WeightsInfo info;
   Ranks& ranks;
   const torch::Device device;
@@ -124,7 +121,7 @@ class Run {
   Saver saver;
   std::vector<std::string> notes;
   std::optional<RunProgress> progress;
-  std::unique_ptr<Profiling> profile;
+  std::optional<Profile> profile;  // on rank 0, with --profile
   int64_t first = 0;      // first step of this process
   int64_t reported = -1;  // step of the latest report.html
   int stop = 0;           // the signal that ends the run on all ranks; 0: none

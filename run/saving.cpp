@@ -104,7 +104,6 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
 }
 
 bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
-  RECORD_USER_SCOPE("saving");
   if (!is_writer) {
     last_save_time = now();
     if (name == "last.pth") last_step = t.iteration;
@@ -118,16 +117,6 @@ bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
     last_step = t.iteration;
   };
   return try_to_save(write, log, must);
-}
-
-void Saver::measure_save(Training& t, Log& log) {
-  if (!is_writer) return;
-  RECORD_USER_SCOPE("saving");
-  const auto file = checkpoint(t, info, settings, per_epoch, images);
-  const std::string path = run + "/profile.pth";
-  try_to_save([&] { write_pth(path, file); }, log, /*must=*/false);  // older checkpoints need not make room
-  std::error_code ignored;
-  std::filesystem::remove(path, ignored);
 }
 
 void Saver::load(Training& t, const SavedRun& saved) {

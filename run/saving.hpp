@@ -86,9 +86,6 @@ struct Saver {
   // Saves a checkpoint under `name`, with try_to_save().
   bool save(Training& t, const std::string& name, Log& log, bool must = false);
 
-  // Saves a checkpoint and deletes it, so that --profile includes the time of a save.
-  void measure_save(Training& t, Log& log);
-
   void load(Training& t, const SavedRun& saved);
 
   // --keep-going: loads the newest good checkpoint and halves the learning rate. If the run went back to this
