@@ -17,7 +17,6 @@
 #include "run/crash.hpp"            // crash.txt
 #include "run/fast_paths.hpp"       // use_fast_paths(): --fast
 #include "run/fit.hpp"              // MicroBatches, find_batch(), try_dtr_step()
-#include "run/recovery.hpp"         // Recovery: rollback after a non-finite loss
 #include "run/run.hpp"              // Run: run folder, log, checkpoints and reports
 #include "run/setup.hpp"            // data, model and weights
 #include "run/step_graphs.hpp"      // StepGraphs: --fast graph
@@ -152,13 +151,13 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
 
 // Reads and logs the numbers of the steps that the host waits for. After a non-finite loss, goes back to the
 // last checkpoint and returns false, or throws.
-static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& recovery,
-                         MicroBatches& micro_batches, Batches& batches) {
+static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatches& micro_batches,
+                         Batches& batches) {
   const bool all = run.must_read_all(t);
   for (auto read = unread.next(all); read; read = unread.next(all)) {
-    if (const std::string why = recovery.failure_reason(*read); !why.empty()) {
+    if (const std::string why = run.failure_reason(*read); !why.empty()) {
       micro_batches.restore_statistics(/*second_latest=*/t.iteration > read->step + 1);
-      recovery.roll_back(t, why, *read);
+      run.roll_back(t, why, *read);
       unread.reset();
       batches.start(t.iteration);
       return false;
@@ -250,7 +249,6 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
   Batches batches(data.train, batch_settings(config, plan), rank_info.rank, base, device);
   batches.start(t.iteration);
   MicroBatches micro_batches(t, config.accum, config.bs / rank_info.world, ranks, graphs, run.log);
-  Recovery recovery(run, ranks);
   UnreadSteps unread(ranks, config.timeout);
   const int64_t traced = config.dtr_trace && ranks.first() ? t.iteration + 2 : -1;  // --dtr-trace
   bool go_on = !run.evaluation_due(t) || end_of_epoch(t, plan, run);
@@ -282,7 +280,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
     // Logs the step. On a GPU, the step before, so that the GPU does not wait for the host.
     unread.add({i, batch, lr, size, step.use_l1, losses.anomaly, dtr.step(), {}}, losses);
     run.check_signals();
-    if (!read_numbers(t, unread, run, recovery, micro_batches, batches)) continue;
+    if (!read_numbers(t, unread, run, micro_batches, batches)) continue;
     if (run.profiling())
       go_on = run.profile_step();
     else if (plan.ends_epoch(t.iteration))

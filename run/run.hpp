@@ -23,7 +23,6 @@
 #include "run/progress.hpp"
 #include "run/saving.hpp"
 #include "run/state.hpp"
-#include "run/step_record.hpp"
 
 namespace yolox {
 
@@ -34,6 +33,11 @@ std::string open_run_folder(const SavedRun& saved, const std::string& wanted, co
 
 // Returns the suffix of this rank's files (log, problems, crash report): "" for rank 0, "_rank3" for rank 3.
 std::string rank_suffix(const Ranks& ranks);
+
+// Writes nonfinite.pth, with batch, weights and statistics of a step, and nonfinite.jpg. Returns a text with
+// the paths of these files, or with the reason why they could not be written.
+std::string save_failed_step(const std::string& run, Training& t, const StepRecord& step, const Dataset& data,
+                             int rank = 0);
 
 // A training run: its folder, log, checkpoints and evaluations. Every rank has one. All member functions are
 // called by the training thread.
@@ -77,6 +81,12 @@ class Run {
   bool must_read_all(const Training& t) const;
   // Counts and logs a step whose numbers have been read.
   void end_step(Training& t, const StepRecord& record);
+  // Returns why training cannot continue after this step, or "" if it can. A step with a non-finite gradient
+  // is only skipped, unless it is the 20th in a row.
+  std::string failure_reason(const StepRecord& step);
+  // Saves the failed step. With --keep-going, loads the newest good checkpoint on all ranks and halves the
+  // learning rate, at most 3 times in a run. Throws otherwise.
+  void roll_back(Training& t, const std::string& why, const StepRecord& step);
   // Reports the end of a step to the profile (--profile). Returns false after the last step of the profile.
   bool profile_step();
   // Saves last.pth if more than --save-minutes have passed since the last save of rank 0.
@@ -99,8 +109,6 @@ class Run {
   // NeedsRestart: weights are equal on all ranks, and no step can follow.
   void save_for_restart(Training& t, int64_t accum);
   bool saved_at(int64_t step) const { return saver.last_step == step; }  // last.pth holds this step
-  // Loads the newest good checkpoint and halves the learning rate (--keep-going).
-  void roll_back(Training& t);
 
   // ---- the end of the run
 
@@ -122,11 +130,12 @@ class Run {
   std::vector<std::string> notes;
   std::optional<RunProgress> progress;
   std::optional<Profile> profile;  // on rank 0, with --profile
-  int64_t first = 0;      // first step of this process
-  int64_t reported = -1;  // step of the latest report.html
-  int stop = 0;           // the signal that ends the run on all ranks; 0: none
-  bool save_due = false;  // on all ranks: last.pth is due
-  bool complete = false;  // the last step is done, or --patience has ended the run
+  int64_t first = 0;               // first step of this process
+  int64_t skipped = 0;             // steps in a row whose gradient was not finite
+  int64_t reported = -1;           // step of the latest report.html
+  int stop = 0;                    // the signal that ends the run on all ranks; 0: none
+  bool save_due = false;           // on all ranks: last.pth is due
+  bool complete = false;           // the last step is done, or --patience has ended the run
   std::optional<RetryInParts> eval_fit;
 };
 

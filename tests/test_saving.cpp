@@ -9,7 +9,7 @@
 
 #include <thread>
 
-#include "run/recovery.hpp"
+#include "run/run.hpp"
 #include "run/saving.hpp"
 #include "run/setup.hpp"
 
