@@ -28,7 +28,6 @@
 #include "examples/yolox_multitask.hpp"
 #include "loss.hpp"
 #include "run/fast_paths.hpp"
-#include "run/folder.hpp"
 #include "run/log.hpp"
 #include "run/run.hpp"
 #include "run/saving.hpp"

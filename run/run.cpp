@@ -14,7 +14,6 @@
 #include "dtr/trace.hpp"
 #include "images/font.hpp"
 #include "run/crash.hpp"
-#include "run/folder.hpp"
 #include "run/report.hpp"
 #include "run/setup.hpp"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints of a run: save, load and roll back; the run folder.
 #include "models.hpp"
-#include "run/folder.hpp"
 #include "tensors.hpp"
 
 #include <fcntl.h>
