@@ -194,7 +194,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatche
   check_ranks(ranks, config, data, saved, device);
 
   // ---- model, weights, optimizer, EMA
-  const std::string fast_fact = use_fast_paths(config, device, ranks, /*graphs=*/true);
+  saved.notes.push_back(use_fast_paths(config, device, ranks, /*graphs=*/true));
   Dtr dtr(dtr_settings(dtr_bytes(config), device, rank_info.local_world));  // counts allocations from here on
   WeightsInfo info;
   YOLOX model = new_model(config, saved, data.train, device, info, saved.notes);
@@ -221,12 +221,12 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatche
   Plan plan = plan_of(config, data.train.records.size(), rank_info.world, base);
   set_norm_momentum(*model, config.bn_momentum);
   use_cudnn_benchmark(cudnn_benchmark_pays(config, plan));
-  const std::string dtr_fact = dtr.on() ? try_dtr_step(config, trial, plan.batch_per_rank(), ranks) : "";
+  if (dtr.on()) run.note(try_dtr_step(config, trial, plan.batch_per_rank(), ranks));
   if (!run.resume(t, saved, plan)) {  // complete
     ranks.shutdown();
     return 0;
   }
-  run.start(t, plan, dtr.on(), {fast_fact, dtr_fact});
+  run.start(t, plan, dtr.on());
 
   // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN
   synchronize(ranks, t);

@@ -31,7 +31,9 @@ void AppendFile::append(const std::string& text) const {
   close(fd);
 }
 
-void Log::line(const std::string& text) { write(wrapped(printable(text, /*keep_newlines=*/true), 8)); }
+void Log::line(const std::string& text) {
+  if (!text.empty()) write(wrapped(printable(text, /*keep_newlines=*/true), 8));
+}
 
 void Log::row(const std::string& text) { write(printable(text, /*keep_newlines=*/true)); }
 

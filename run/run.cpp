@@ -62,10 +62,6 @@ Run::Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, c
   log_hardware(ranks, device, log);
 }
 
-void Run::note(const std::string& text) {
-  if (!text.empty()) notes.push_back(text);
-}
-
 // Returns what --patience waits for.
 static std::string gain_of(const Config& config) {
   return config.patience_on == "loss" ? "lower validation loss" : "better " + score_of({}).name;
@@ -106,7 +102,7 @@ bool Run::resume(Training& t, SavedRun& saved, const Plan& its_plan) {
   return over.empty();
 }
 
-void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<std::string>& facts) {
+void Run::start(Training& t, Plan& its_plan, bool with_dtr) {
   first = t.iteration;
   best_score = t.best.score;
   if (profiling()) its_plan.iters = first + Profile(device).steps();
@@ -127,10 +123,8 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
     log.line(concat("warning: cannot write ", folder, "/config.json"));
   log_plan(*progress, log, config, data, t.model, base, flops, device, plan, plan.schedule.lr * t.lr_factor,
            ranks);
-  for (const auto& fact : facts)
-    if (!fact.empty()) log.line(fact);
   for (const auto& text : notes) log.line(text);
-  if (const auto note = font_note(data.train.classes); !note.empty()) log.line(note);
+  log.line(font_note(data.train.classes));
   progress->log_problems(data);
   if (first == 0 && ranks.first()) save_image(folder + "/labels.jpg", draw_label_statistics(data.train));
   if (!resumed && !profiling()) save(t, "last.pth");  // so that the run can be resumed from the start
@@ -299,7 +293,7 @@ Evaluation Run::evaluate(Training& t, BatchLoss* loss) {
 bool Run::end_of_epoch(Training& t, const Evaluation* e, bool stop_early) {
   complete = stop_early || t.iteration == plan.iters;
   ranks.restart_timeout();
-  progress->end_epoch(t.iteration);  // before the report, which reads epochs.csv
+  progress->end_epoch(t.iteration, plan, e);  // before the report, which reads epochs.csv
   const auto restart_timeout = [&] { ranks.restart_timeout(); };
   if (ranks.first() && e && report(folder, log, t.iteration, e, &data.val, restart_timeout))
     reported = t.iteration;

@@ -50,8 +50,8 @@ class Run {
   const std::string folder;
   Log log;
 
-  // Adds a line that start() logs after the settings.
-  void note(const std::string& text);
+  // Adds a line that start() logs after the settings. An empty text is no line.
+  void note(const std::string& text) { notes.push_back(text); }
 
   // ---- before the first step
 
@@ -61,8 +61,8 @@ class Run {
   // if the run is complete or was stopped by --patience; with --resume auto it logs this and returns false.
   bool resume(Training& t, SavedRun& saved, const Plan& plan);
   // Logs settings, data, model and plan. Writes config.json, labels.jpg and the first last.pth. Installs the
-  // signal handlers. facts: more lines for the log.
-  void start(Training& t, Plan& plan, bool with_dtr, const std::vector<std::string>& facts);
+  // signal handlers.
+  void start(Training& t, Plan& plan, bool with_dtr);
 
   // ---- each step
 

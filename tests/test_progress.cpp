@@ -395,13 +395,14 @@ TEST_CASE(
 TEST_CASE(
     "progress: the row of an epoch in epochs.csv covers the steps of this process; an evaluation that is "
     "repeated has a row") {
+  const Plan plan{1000, 4, 2, 8};
   TestRun first_half, second_half(2);
   first_half.step(0, 1);
-  first_half.progress->end_epoch(1);
+  first_half.progress->end_epoch(1, plan, nullptr);
   CHECK(metric_rows(first_half.dir / "epochs.csv").empty());
   second_half.step(2, 6);
   second_half.step(3, 8);
-  second_half.progress->end_epoch(4);
+  second_half.progress->end_epoch(4, plan, nullptr);
   auto rows = metric_rows(second_half.dir / "epochs.csv");
   REQUIRE(rows.size() == 1);
   REQUIRE(rows[0].size() == 15);
@@ -411,19 +412,16 @@ TEST_CASE(
   CHECK(rows[0][10] < 60);  // train_seconds
 
   TestRun only_evaluates(4);
-  const Plan plan{1000, 4, 2, 8};
   Evaluation e;
   e.result.AP = 0.125;
   e.result.AP50 = 0.25;
   e.loss = 1.5;
-  only_evaluates.progress->log_evaluation(4, e, plan, true);
-  only_evaluates.progress->end_epoch(4);
+  only_evaluates.progress->end_epoch(4, plan, &e);
   rows = metric_rows(only_evaluates.dir / "epochs.csv");
   REQUIRE(rows.size() == 1);
   CHECK(rows[0] == std::vector<double>{1, 4, 0.125, 0.25, 1.5, 0});
   only_evaluates.step(4, 7);
-  only_evaluates.progress->log_evaluation(5, e, plan, true);  // at the end of --max-iters
-  only_evaluates.progress->end_epoch(5);
+  only_evaluates.progress->end_epoch(5, plan, &e);  // at the end of --max-iters
   CHECK(metric_rows(only_evaluates.dir / "epochs.csv").size() == 1);
 }
 
