@@ -54,8 +54,16 @@ Run::Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, c
       ranks(ranks),
       device(device),
       resumed(bool(saved)),
-      started(started_at(resumed ? folder : "")),
+      started(date_text(std::time(nullptr))),
       notes(saved.notes) {
+  if (resumed) {
+    for (const auto& [name, value] : read_config_json(folder)) {
+      if (name == "started") started = value;
+      if (name == "revision" && value != git_revision())
+        note(concat("note: this program is of revision ", git_revision(), "; ", value,
+                    " wrote this run so far"));
+    }
+  }
   log.line(saved ? concat("resuming ", folder, " at step ", saved.step) : "run " + folder);
   crash_context(folder, config_json(config, device, started, ranks.info.world),
                 concat("crash", rank_suffix(ranks), ".txt"));
@@ -115,10 +123,6 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr) {
   set_compute_threads(flops, device, ranks.info.world);
   const std::string settings = config_json(config, device, started, ranks.info.world);
   crash_context(folder, settings, concat("crash", rank_suffix(ranks), ".txt"));
-  if (const std::string before = resumed ? revision_of(folder) : "";
-      !before.empty() && before != git_revision())
-    log.line(
-        concat("note: this program is of revision ", git_revision(), "; ", before, " wrote this run so far"));
   if (ranks.first() && !replace_text(folder + "/config.json", settings))
     log.line(concat("warning: cannot write ", folder, "/config.json"));
   log_plan(*progress, log, config, data, t.model, base, flops, device, plan, plan.schedule.lr * t.lr_factor,

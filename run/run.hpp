@@ -124,7 +124,7 @@ class Run {
   Ranks& ranks;
   const torch::Device device;
   const bool resumed;
-  const std::string started;  // date of the first start of the run
+  std::string started;  // date of the first start of the run
   Plan plan{};
   Saver saver;
   std::vector<std::string> notes;
