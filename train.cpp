@@ -16,7 +16,7 @@
 #include "loss.hpp"                 // yolox_loss()
 #include "run/crash.hpp"            // crash.txt
 #include "run/fast_paths.hpp"       // use_fast_paths(): --fast
-#include "run/fit.hpp"              // MicroBatches, find_batch(), try_dtr_step()
+#include "run/fit.hpp"              // MicroBatches, fit_batch(), try_dtr_step()
 #include "run/run.hpp"              // Run: run folder, log, checkpoints and reports
 #include "run/setup.hpp"            // data, model and weights
 #include "run/step_graphs.hpp"      // StepGraphs: --fast graph

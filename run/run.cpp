@@ -13,6 +13,7 @@
 #include "data/pictures.hpp"
 #include "dtr/trace.hpp"
 #include "images/font.hpp"
+#include "metrics/html.hpp"
 #include "run/crash.hpp"
 #include "run/report.hpp"
 #include "run/setup.hpp"

@@ -112,8 +112,7 @@ std::string create_run_folder(const std::string& wanted, const std::string& name
 
 // ---- checkpoints
 
-// Returns true if all tensors are finite.
-static bool is_finite(const GenericDict& weights) {
+bool is_finite(const GenericDict& weights) {
   for (const auto& e : weights)
     if (e.value().isTensor() && !torch::isfinite(e.value().toTensor()).all().item<bool>()) return false;
   return true;

@@ -53,6 +53,9 @@ struct SavedRun {
   explicit operator bool() const { return !path.empty(); }
 };
 
+// Returns true if all tensors are finite.
+bool is_finite(const GenericDict& weights);
+
 // Returns the newest undamaged checkpoint of a run from before step `below`. Its notes have the errors of the
 // newer checkpoints. Throws if no checkpoint is usable.
 SavedRun newest_checkpoint(const std::string& run, int64_t below = std::numeric_limits<int64_t>::max());
