@@ -45,8 +45,6 @@ class RunProgress {
     last_time = now();
     waited = 0;
   }
-  // Excludes the time of a save between two steps from the measurement of speed.
-  void exclude(double seconds) { last_time += seconds; }
   // Adds time that training has waited for the data loader.
   void add_wait(double seconds) { waited += seconds; }
   // Deletes the metrics after `step`, because --keep-going repeats these steps.

@@ -192,9 +192,7 @@ bool Run::profile_step() { return !profile || !profile->step(); }
 void Run::save_if_due(Training& t) {
   if (!save_due) return;
   save_due = false;
-  const double start = now();
   save(t, "last.pth");
-  progress->exclude(now() - start);
 }
 
 bool Run::save(Training& t, const std::string& name, bool required) {

@@ -81,19 +81,6 @@ TEST_CASE("progress: a resumed run keeps the evaluation at its first step, unles
   }
 }
 
-TEST_CASE("progress: the speed is that of all steps since the last row, without the time of a save") {
-  TestRun test_run;
-  const Plan plan{100, 50, 1, 50};
-  test_run.step(0, 8, 1, plan);
-  test_run.step(1, 8, 1, plan);
-  test_run.progress->exclude(-1000);  // as if it were 1000 s later
-  test_run.progress->exclude(500);
-  test_run.step(2, 8, 1, plan);
-  const auto rows = test_run.rows();
-  REQUIRE(rows.size() == 2);
-  CHECK(rows[1][kSpeed] == doctest::Approx(2 * 100 / 500.0).epsilon(0.01));
-}
-
 TEST_CASE("progress: a row after the first step, every second, and at the end of each epoch and the run") {
   TestRun test_run;
   test_run.step(0, 8);
