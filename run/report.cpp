@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <sstream>
 #include <string_view>
 
+#include "base/flags.hpp"
 #include "base/new_file.hpp"
 #include "metrics/html.hpp"
 #include "metrics/report.hpp"
@@ -39,8 +39,7 @@ static MetricsTable read_metrics(const std::string& path) {
   auto& [names, columns] = table;
   for (std::string line; std::getline(file, line) && !file.eof();) {
     if (names.empty()) {
-      std::istringstream head(line);
-      for (std::string name; std::getline(head, name, ',');) names.push_back(name);
+      names = split_list(line);
       continue;
     }
     const char* at = line.c_str();

@@ -163,27 +163,6 @@ TEST_CASE("events: a file has a version, a session start and a record per call; 
   CHECK(files(dir.path) == Strings{path});
 }
 
-TEST_CASE("events: the file of a later session sorts later, for any state of the clock") {
-  const TempDir dir;
-  for (int i = 0; i < 12; ++i) Events(dir.path.string(), i).scalars(i, {{"a", i}});  // within a second
-  Strings paths = files(dir.path);
-  REQUIRE(paths.size() == 12);
-  for (int i = 0; i < 12; ++i) CHECK(events_in(paths[i]) == file_with(i, {scalars_of(i, {{"a", i}})}));
-
-  // Files of a machine whose clock is ahead, and of other programs.
-  for (const char* name :
-       {"events.out.tfevents.4000000000.elsewhere.7.0", "events.out.tfevents.99999999999.x",
-        "events.out.tfevents.", "Events.out.tfevents.5000000000.x", "name_of_20_letters__6000000000"})
-    write_text(dir / name);
-  Events(dir.path.string(), 12);
-  paths = files(dir.path);
-  REQUIRE(paths.size() == 18);
-  const auto ours = std::find_if(paths.begin(), paths.end(),
-                                 [&](const std::string& path) { return has(path, "tfevents.4000000001."); });
-  REQUIRE(ours != paths.end());
-  CHECK(events_in(*ours) == file_with(12));
-}
-
 TENSORBOARD_TEST(
     "events: TensorBoard drops events of a session after the step at which the next session starts" *
     starts_programs) {
