@@ -16,8 +16,7 @@
 #include "loss.hpp"                 // yolox_loss()
 #include "run/crash.hpp"            // crash.txt
 #include "run/fast_paths.hpp"       // use_fast_paths(): --fast
-#include "run/fit.hpp"              // MicroBatches, find_batch(), try_dtr_step()
-#include "run/recovery.hpp"         // Recovery: rollback after a non-finite loss
+#include "run/fit.hpp"              // MicroBatches, fit_batch(), try_dtr_step()
 #include "run/run.hpp"              // Run: run folder, log, checkpoints and reports
 #include "run/setup.hpp"            // data, model and weights
 #include "run/step_graphs.hpp"      // StepGraphs: --fast graph
@@ -165,13 +164,13 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
 
 // Reads and logs the numbers of the steps that the host waits for. After a non-finite loss, goes back to the
 // last checkpoint and returns false, or throws.
-static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& recovery,
-                         MicroBatches& micro_batches, Batches& batches) {
+static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatches& micro_batches,
+                         Batches& batches) {
   const bool all = run.must_read_all(t);
   for (auto read = unread.next(all); read; read = unread.next(all)) {
-    if (const std::string why = recovery.failure_reason(*read); !why.empty()) {
+    if (const std::string why = run.failure_reason(*read); !why.empty()) {
       micro_batches.restore_statistics(/*second_latest=*/t.iteration > read->step + 1);
-      recovery.roll_back(t, why, *read);
+      run.roll_back(t, why, *read);
       unread.reset();
       batches.start(t.iteration);
       return false;
@@ -208,7 +207,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
   check_ranks(ranks, config, data, saved, device);
 
   // ---- model, weights, optimizer, EMA
-  const std::string fast_fact = use_fast_paths(config, device, ranks, /*graphs=*/true);
+  saved.notes.push_back(use_fast_paths(config, device, ranks, /*graphs=*/true));
   Dtr dtr(dtr_settings(dtr_bytes(config), device, rank_info.local_world));  // counts allocations from here on
   WeightsInfo info;
   YOLOX model = new_model(config, saved, data.train, device, info, saved.notes);
@@ -229,12 +228,12 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
   Plan plan = plan_of(config, data.train.records.size(), rank_info.world, base);
   set_norm_momentum(*model, config.bn_momentum);
   use_cudnn_benchmark(cudnn_benchmark_pays(config, plan));
-  const std::string dtr_fact = dtr.on() ? try_dtr_step(config, trial, plan.batch_per_rank(), ranks) : "";
+  if (dtr.on()) run.note(try_dtr_step(config, trial, plan.batch_per_rank(), ranks));
   if (!run.resume(t, saved, plan)) {  // complete
     ranks.shutdown();
     return 0;
   }
-  run.start(t, plan, dtr.on(), {fast_fact, dtr_fact});
+  run.start(t, plan, dtr.on());
 
   // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN
   synchronize(ranks, t);
@@ -257,7 +256,6 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
   Batches batches(data.train, batch_settings(config, plan), rank_info.rank, base, device);
   batches.start(t.iteration);
   MicroBatches micro_batches(t, config.accum, config.bs / rank_info.world, ranks, graphs, run.log);
-  Recovery recovery(run, ranks);
   UnreadSteps unread(ranks, config.timeout);
   const int64_t traced = config.dtr_trace && ranks.first() ? t.iteration + 2 : -1;  // --dtr-trace
   bool go_on = !run.evaluation_due(t) || end_of_epoch(t, plan, run);
@@ -289,9 +287,9 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, Recovery& r
     // Logs the step. On a GPU, the step before, so that the GPU does not wait for the host.
     unread.add({i, batch, lr, size, step.use_l1, losses.anomaly, dtr.step(), {}}, losses);
     run.check_signals();
-    if (!read_numbers(t, unread, run, recovery, micro_batches, batches)) continue;
+    if (!read_numbers(t, unread, run, micro_batches, batches)) continue;
     if (run.profiling())
-      go_on = run.profile_step(t);
+      go_on = run.profile_step();
     else if (plan.ends_epoch(t.iteration))
       go_on = end_of_epoch(t, plan, run);
     else

@@ -28,7 +28,6 @@
 #include "examples/yolox_multitask.hpp"
 #include "loss.hpp"
 #include "run/fast_paths.hpp"
-#include "run/folder.hpp"
 #include "run/log.hpp"
 #include "run/run.hpp"
 #include "run/saving.hpp"
@@ -300,7 +299,7 @@ static int train(int argc, char** argv) {
     largest = std::max(largest, n);
     names += "-" + s.name;
   }
-  const std::string fast_fact = use_fast_paths(c, device, ranks, /*graphs=*/false);
+  saved.notes.push_back(use_fast_paths(c, device, ranks, /*graphs=*/false));
   flags.fast = c.fast;
   const ImageSize base = base_size(c);
   WeightsInfo info;
@@ -351,7 +350,6 @@ static int train(int argc, char** argv) {
                         s.splits.train.name, "), ", s.splits.val.records.size(), " for evaluation, classes ",
                         listed(s.splits.train.classes)));
   }
-  if (!fast_fact.empty()) run.log.line(fast_fact);
   for (const auto& note : saved.notes) run.log.line(note);
   if (ranks.first()) {
     run.metrics.emplace(folder + "/metrics.csv");

@@ -62,30 +62,27 @@ std::string use_fast_paths(Config& config, torch::Device device, Ranks& ranks, b
     usage_check(why.empty() || !config.was_given("fast"), "--fast ", name, " ", why);
   }
   const bool by_note = uses_fast_path(config, "auto") && device.is_cuda();
-  std::string used, shown, unchecked;
-  const auto append = [](std::string& list, const char* separator, const char* item) {
-    list += concat(list.empty() ? "" : separator, item);
-  };
+  std::string used;
+  std::vector<std::string> shown, unchecked;
   for (const auto& [name, text] : {std::pair("norm", "fused norm"), {"graph", "CUDA graphs"}}) {
     if (!obstacle(name, config, device, ranks, graphs).empty()) continue;
     const bool several = !ranks.alone() && name == std::string("graph");
     const bool checked = by_note && ranks.max(!is_checked(device, several)) == 0;
     if (checked || uses_fast_path(config, name)) {
-      append(used, ",", name);
-      append(shown, ", ", text);
+      used += concat(used.empty() ? "" : ",", name);
+      shown.push_back(text);
     } else if (by_note) {
-      append(unchecked, ", ", text);
+      unchecked.push_back(text);
     }
   }
   config.fast = used.empty() ? "off" : used;
   if (uses_fast_path(config, "norm")) use_fused_norm(true);  // graphs are turned on by StepGraphs
-  if (shown.empty() && unchecked.empty()) return "";
-  const char* where = ranks.alone() ? "this GPU" : "several GPUs of this machine";
-  const std::string advice =
-      concat("without ", unchecked, ", because ./gpu-check has not passed with this program on ", where,
-             "; run ./gpu-check once");
-  return concat("fast    ", shown, shown.empty() || unchecked.empty() ? "" : "; ",
-                unchecked.empty() ? "" : advice);
+  std::string fact = listed(shown);
+  if (!unchecked.empty())
+    fact += concat(fact.empty() ? "" : "; ", "without ", listed(unchecked),
+                   ", because ./gpu-check has not passed with this program on ",
+                   ranks.alone() ? "this GPU" : "several GPUs of this machine", "; run ./gpu-check once");
+  return fact.empty() ? "" : "fast    " + fact;
 }
 
 }  // namespace yolox

@@ -29,55 +29,39 @@ int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize si
   return next;
 }
 
-double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimizer, ImageSize base,
-                      ImageSize largest, torch::Device device, const ComputeStep& compute,
-                      const std::function<void(const std::function<void()>&)>& run) {
-  struct AsBefore {  // restores the model, also after an exception
-    Optimizer& optimizer;
-    torch::Device device;
-    SavedStatistics statistics;
-    ~AsBefore() {
-      optimizer.zero_grad();
-      try {
-        statistics.restore();
-        empty_cache(device);
-      } catch (
-          const std::exception&) {  // a GPU that has failed fails in every call; the first error is reported
-      }
-    }
-  } as_before{optimizer, device, SavedStatistics(*model)};
+double TrialStep::operator()(int64_t images, int64_t accum) const {
+  const int64_t parts = std::min(accum, images);
   // On the CPU, the data loader holds three batches and copies one more.
-  const double waiting = device.is_cpu() ? 4.0 * double(n) * base.height * base.width * 3 : 0;
+  const double waiting = device.is_cpu() ? 4.0 * double(images) * base.height * base.width * 3 : 0;
   double bytes = std::numeric_limits<double>::infinity();
+  SavedStatistics statistics(*t.model);
   empty_cache(device);
   try {
-    Input input{torch::full({n, base.height, base.width, 3}, 114, torch::kByte)
+    Input input{torch::full({images, base.height, base.width, 3}, 114, torch::kByte)
                     .to(device)
                     .permute({0, 3, 1, 2})
-                    .to(model->parameters()[0].scalar_type()),
-                {torch::full({n, 20, 4}, base.width / 4.0, device),
-                 torch::zeros({n, 20}, torch::TensorOptions(torch::kLong).device(device)),
-                 std::vector<int64_t>(n, 20)}};
+                    .to(t.model->parameters()[0].scalar_type()),
+                {torch::full({images, 20, 4}, base.width / 4.0, device),
+                 torch::zeros({images, 20}, torch::TensorOptions(torch::kLong).device(device)),
+                 std::vector<int64_t>(images, 20)}};
     resize_batch(input.images, input.targets, largest);
-    run([&] { compute(input, parts); });
+    // Warm-up: the first step is slow, and DTR first has to measure costs on a GPU.
+    const int warm_ups = !dtr.on() ? 0 : device.is_cpu() ? 1 : 2;
+    for (int i = 0; i <= warm_ups; ++i) dtr.run([&] { compute(input, parts); });
     if (device.is_cuda()) torch::cuda::synchronize(device.index());
     bytes = memory_peak(device) + waiting;
   } catch (const std::exception& e) {
     if (!is_out_of_memory(e)) throw;
   }
+  t.optimizer.zero_grad();
+  statistics.restore();
+  empty_cache(device);
   return bytes;
 }
 
-double TrialStep::operator()(int64_t images, int64_t accum) const {
-  return memory_of_step(images, std::min(accum, images), t.model, t.optimizer, base, largest, device, compute,
-                        [&](const std::function<void()>& body) {
-                          // Warm-up: the first step is slow, and DTR first has to measure costs on a GPU.
-                          for (int i = 0; dtr.on() && i < (device.is_cpu() ? 1 : 2); ++i) dtr.run(body);
-                          dtr.run(body);
-                        });
-}
-
-std::string find_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log) {
+// --bs auto: sets config.bs to the largest batch size that fits, at most n images over all ranks. Returns a
+// line for the log.
+static std::string find_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log) {
   const int world = ranks.info.world;
   // Ranks on the CPU share the memory of their machine. The rank with the least memory decides for all.
   const double mine = memory_budget(trial.device) / (trial.device.is_cpu() ? ranks.info.local_world : 1),

@@ -139,38 +139,24 @@ int64_t largest_batch(int64_t limit, double budget, const Peak& peak, const std:
   return fits;
 }
 
-// Computes the gradients of a step. Arguments: images and their boxes, number of micro-batches.
-using ComputeStep = std::function<void(const Input&, int64_t)>;
-
-// Returns the peak memory of a step of n images in bytes, or infinity if memory runs out. base: size at which
-// the loader makes images. largest: largest size of multi-scale training. run(body) must call body(), the
-// step. Restores the batch norm statistics and zeroes the gradients.
-double memory_of_step(int64_t n, int64_t parts, YOLOX& model, Optimizer& optimizer, ImageSize base,
-                      ImageSize largest, torch::Device device, const ComputeStep& compute,
-                      const std::function<void(const std::function<void()>&)>& run);
-
 // Tries steps of the largest size, on each rank separately and without all-reduce. The memory does not
 // include the buffers of the all-reduce, which are small.
 struct TrialStep {
   Training& t;
-  ComputeStep compute;
-  ImageSize base, largest;
+  std::function<void(const Input&, int64_t)> compute;  // the gradients of a step, in this many micro-batches
+  ImageSize base, largest;  // at which the loader makes images; of multi-scale training
   torch::Device device;
   Dtr& dtr;
 
   // Returns the peak memory of a step in bytes, or infinity if memory runs out. Afterwards dtr.step() has the
-  // statistics of this step.
+  // statistics of this step, batch norm statistics are as before, and the gradients are zero.
   double operator()(int64_t images, int64_t accum) const;
 };
 
-// --bs auto: sets config.bs to the largest batch size that fits, at most n images over all ranks. Returns a
-// line for the log.
-std::string find_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log);
-
-// Makes steps fit into memory before the first one: find_batch() with --bs auto. With several ranks on GPUs,
-// where a step cannot be repeated, increases config.accum until the largest step fits on every rank. Returns
-// a line for the log, or "" if nothing changed. Throws if one image at a time does not fit. n: as
-// find_batch().
+// Makes steps fit into memory before the first one. With --bs auto, sets config.bs to the largest batch size
+// that fits, at most n images over all ranks. With several ranks on GPUs, where a step cannot be repeated,
+// increases config.accum until the largest step fits on every rank. Returns a line for the log, or "" if
+// nothing changed. Throws if one image at a time does not fit.
 std::string fit_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log);
 
 // --dtr: tries the largest step. Returns a line for the log with its memory and its cost. Throws if the step

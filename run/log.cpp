@@ -10,6 +10,7 @@
 #include <iostream>
 #include <sstream>
 
+#include "base/flags.hpp"
 #include "base/printable.hpp"
 
 namespace yolox {
@@ -31,7 +32,9 @@ void AppendFile::append(const std::string& text) const {
   close(fd);
 }
 
-void Log::line(const std::string& text) { write(wrapped(printable(text, /*keep_newlines=*/true), 8)); }
+void Log::line(const std::string& text) {
+  if (!text.empty()) write(wrapped(printable(text, /*keep_newlines=*/true), 8));
+}
 
 void Log::row(const std::string& text) { write(printable(text, /*keep_newlines=*/true)); }
 
@@ -56,10 +59,9 @@ void Log::progress(const std::string& text, bool keep) {
 
 Metrics::Metrics(const std::string& path) : file{path} {
   std::ifstream old(path);
-  std::string line, name;
+  std::string line;
   std::getline(old, line);
-  std::istringstream head(line);
-  while (std::getline(head, name, ',')) columns.push_back(name);
+  columns = split_list(line);
 }
 
 void Metrics::truncate_after(int64_t step, bool evaluation) {

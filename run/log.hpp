@@ -29,7 +29,8 @@ struct Log {
   explicit Log(const std::string& path, bool quiet = false)
       : file{path}, quiet(quiet), tty(!quiet && isatty(1)) {}
 
-  // Wraps the text to lines of at most 79 columns. The first line may begin with a heading of 8 columns.
+  // Wraps the text to lines of at most 79 columns. The first line may begin with a heading of 8 columns. An
+  // empty text is no line.
   void line(const std::string& text);
   // Prints a row of a table, which is not wrapped.
   void row(const std::string& text);

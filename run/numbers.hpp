@@ -9,6 +9,9 @@
 #include <vector>
 
 #include "base/text.hpp"
+#include "data/batch.hpp"
+#include "dtr/dtr.hpp"
+#include "images/boxes.hpp"
 #include "losses.hpp"
 
 namespace yolox {
@@ -81,5 +84,17 @@ inline std::string stop_reason(const StepNumbers& n, int64_t& skipped) {
   if (!std::isfinite(n.total)) return "the loss is not finite";
   return skipped == 20 ? "the gradient was not finite 20 times in a row" : "";
 }
+
+// A step whose kernels have been launched.
+struct StepRecord {
+  int64_t step;
+  Batch batch;
+  double lr;
+  ImageSize size;       // of the network input
+  bool use_l1;          // the L1 loss was on
+  std::string anomaly;  // message of torch's anomaly mode, or ""
+  DtrStep dtr;
+  StepNumbers numbers;  // set by UnreadSteps::next()
+};
 
 }  // namespace yolox

@@ -6,8 +6,6 @@
 #include <rapidjson/writer.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <iomanip>
 #include <memory>
 #include <numeric>
 
@@ -103,6 +101,23 @@ static Metrics::Row row_of(const StepNumbers& n, double epoch, int64_t steps, co
   return row;
 }
 
+// A column of the progress line, which has 78 characters with usual values and four loss terms.
+struct Column {
+  size_t width;
+  std::string title, text;
+};
+
+// Returns the titles or the texts, aligned to the right. One that fills its column or exceeds it still has a
+// blank before it.
+static std::string line_of(const std::vector<Column>& columns, std::string Column::*part) {
+  std::string line;
+  for (const Column& c : columns) {
+    const std::string& text = c.*part;
+    line += std::string(c.width > text.size() ? c.width - text.size() : 1, ' ') + text;
+  }
+  return line;
+}
+
 void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device,
                        const DtrStep& within) {
   if (dtr) again.add(within);
@@ -119,7 +134,7 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
     recent.add(n);
     of_epoch.add(n);
   }
-  for (const auto& remark : remarks.check_step(n)) log.line(remark);
+  log.line(remarks.check_step(n));
   const bool keep = (i + 1) % plan.per_epoch == 0 || i + 1 == plan.iters;
   if (recent.steps == 0 || !(i == first || keep || now() - last_time > 1)) return;
   const double steps = double(recent.steps), seconds = now() - last_time, share = waited / seconds;
@@ -130,28 +145,30 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   if (metrics) record(i + 1, epoch, m, lr, speed, share, remade);
   total_waited += waited;
   total_seconds += seconds;
-  for (const auto& remark : remarks.check_waiting(total_waited, total_seconds)) log.line(remark);
+  log.line(remarks.check_waiting(total_waited, total_seconds));
   if (keep) m = of_epoch.take();  // the last line of an epoch shows the means over the epoch
   if ((i + 1) % plan.per_epoch == 0) {
-    const double later = std::nan("");  // from the evaluation
     epoch_row = row_of(m, epoch, i + 1, {{"lr", lr}});
-    epoch_row.insert(epoch_row.end(), {{"train_seconds", now() - epoch_start},
-                                       {"AP", later},
-                                       {"AP50", later},
-                                       {"val_loss", later},
-                                       {"eval_seconds", later}});
+    epoch_row.emplace_back("train_seconds", now() - epoch_start);
   }
-  std::string line = cell(7, concat(epoch, "/", plan.epochs)) +
-                     cell(10, concat(i % plan.per_epoch + 1, "/", plan.per_epoch)) +
-                     number(6, "%.2f", m.total);
-  for (const auto& [name, value] : terms_shown(m)) line += number(width_of(name), "%.2f", value);
-  if (dtr) line += number(5, "%.0f%%", 100 * remade.share());
-  line += number(4, "%.1f", m.per_object()) + number(8, "%.1e", lr);
-  line += cell(6, short_rate(rate)) + number(5, "%.0f%%", 100 * share);
-  line += cell(6, short_bytes(dtr ? remade.peak : memory_used(device)));
-  line += cell(7, short_time(double((plan.iters - i - 1) * plan.batch) / rate));
-  if (!std::exchange(has_heading, true)) log.row(heading(m));
-  log.progress(line, keep);
+
+  std::vector<Column> columns{{7, "epoch", concat(epoch, "/", plan.epochs)},
+                              {10, "iter", concat(i % plan.per_epoch + 1, "/", plan.per_epoch)},
+                              {6, "total", formatted("%.2f", m.total)}};
+  auto terms = m.all(StepNumbers::Kind::kTerm);
+  if (dtr && !terms.empty()) terms.pop_back();  // there is no room; metrics.csv has all terms
+  for (const auto& [name, value] : terms)
+    columns.push_back({std::max<size_t>(5, name.size() + 1), name, formatted("%.2f", value)});
+  if (dtr) columns.push_back({5, "dtr", formatted("%.0f%%", 100 * remade.share())});
+  columns.insert(columns.end(),
+                 {{4, "pos", formatted("%.1f", m.per_object())},
+                  {8, "lr", formatted("%.1e", lr)},
+                  {6, "img/s", short_rate(rate)},
+                  {5, "wait", formatted("%.0f%%", 100 * share)},
+                  {6, dtr ? "peak" : "mem", short_bytes(dtr ? remade.peak : memory_used(device))},
+                  {7, "left", short_time(double((plan.iters - i - 1) * plan.batch) / rate)}});
+  if (!std::exchange(has_heading, true)) log.row(line_of(columns, &Column::title));
+  log.progress(line_of(columns, &Column::text), keep);
   restart_clock();
 }
 
@@ -162,8 +179,7 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
   std::string values;
   for (const auto& [name, value] :
        {std::pair("AP", r.AP), {"AP50", r.AP50}, {"AP75", r.AP75}, {"S", r.APs}, {"M", r.APm}, {"L", r.APl}})
-    values +=
-        value < 0 ? concat(" ", name, " -") : concat(" ", name, " ", std::fixed, std::setprecision(4), value);
+    values += concat(" ", name, " ", value < 0 ? "-" : formatted("%.4f", value));
   log.line(concat(" ", values, "  ", e.images, " images ", short_time(e.seconds)));
   std::vector<const ClassResult*> classes;
   for (const ClassResult& c : r.per_class)
@@ -171,16 +187,14 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
   std::stable_sort(classes.begin(), classes.end(),
                    [](const auto* a, const auto* b) { return a->AP > b->AP; });
   std::vector<std::string> remarks_of;
-  if (!std::isnan(e.loss))
-    remarks_of.push_back(concat("validation loss ", std::fixed, std::setprecision(3), e.loss));
+  if (!std::isnan(e.loss)) remarks_of.push_back("validation loss " + formatted("%.3f", e.loss));
   if (best) remarks_of.push_back("best so far");
   if (classes.size() > 1) {
     const size_t each = std::min<size_t>(3, classes.size() / 2);
     const auto names = [&](size_t from) {
       std::vector<std::string> list;
       for (size_t k = from; k < from + each; ++k)
-        list.push_back(
-            concat(printable(classes[k]->name), " ", std::fixed, std::setprecision(2), classes[k]->AP));
+        list.push_back(printable(classes[k]->name) + " " + formatted("%.2f", classes[k]->AP));
       return listed(list);
     };
     remarks_of.push_back(
@@ -188,24 +202,11 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
   }
   std::string line;
   for (const auto& text : remarks_of) line += concat(line.empty() ? "  " : "; ", text);
-  if (!line.empty()) log.line(line);
+  log.line(line);
   if (std::exchange(may_lag, false) && steps < kFewSteps)
     log.line(
         "note: after so few steps AP lags behind the loss, because batch norm statistics and EMA follow the "
         "weights slowly");
-  if (epoch_row.empty() && steps % plan.per_epoch == 0)  // a resumed run that repeats only the evaluation
-    epoch_row = {{"epoch", double(steps / plan.per_epoch)},
-                 {"iteration", double(steps)},
-                 {"AP", 0},
-                 {"AP50", 0},
-                 {"val_loss", std::nan("")},
-                 {"eval_seconds", 0}};
-  for (auto& [name, value] : epoch_row)
-    value = name == "AP"             ? r.AP
-            : name == "AP50"         ? r.AP50
-            : name == "val_loss"     ? e.loss
-            : name == "eval_seconds" ? e.seconds
-                                     : value;
   if (!metrics) return;
   Metrics::Row row{{"epoch", double((steps - 1) / plan.per_epoch + 1)},
                    {"iteration", double(steps)},
@@ -220,9 +221,17 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
                   {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}, {"val/loss", e.loss}});
 }
 
-void RunProgress::end_epoch(int64_t steps) {
-  const Metrics::Row row = std::exchange(epoch_row, {});
-  if (epochs && !row.empty() && row[1].second == double(steps)) epochs->row(row);
+void RunProgress::end_epoch(int64_t steps, const Plan& plan, const Evaluation* e) {
+  Metrics::Row row = std::exchange(epoch_row, {});
+  if (!epochs || steps % plan.per_epoch != 0 || (row.empty() && !e)) return;
+  if (row.empty())  // a resumed run that repeats only the evaluation
+    row = {{"epoch", double(steps / plan.per_epoch)}, {"iteration", double(steps)}};
+  const double none = std::nan("");
+  row.insert(row.end(), {{"AP", e ? e->result.AP : none},
+                         {"AP50", e ? e->result.AP50 : none},
+                         {"val_loss", e ? e->loss : none},
+                         {"eval_seconds", e ? e->seconds : none}});
+  epochs->row(row);
 }
 
 void RunProgress::log_problems(const Splits& splits) {
@@ -307,18 +316,10 @@ void RunProgress::log_classes(const Splits& splits) {
         "latest weights, and --patience does not end the run");
 }
 
-std::string RunProgress::number(size_t width, const char* format, double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, format, value);
-  return cell(width, text);
-}
-
-std::string RunProgress::heading(const StepNumbers& n) const {
-  std::string text = cell(7, "epoch") + cell(10, "iter") + cell(6, "total");
-  for (const auto& [name, value] : terms_shown(n)) text += cell(width_of(name), name);
-  if (dtr) text += cell(5, "dtr");
-  return text + cell(4, "pos") + cell(8, "lr") + cell(6, "img/s") + cell(5, "wait") +
-         cell(6, dtr ? "peak" : "mem") + cell(7, "left");
+// Returns the name of a column of metrics.csv in TensorBoard.
+static std::string tag_of(const std::string& column) {
+  if (column == "images_per_second" || column == "waiting_share") return "speed/" + column;
+  return column.starts_with("dtr_") ? "dtr/" + column.substr(4) : "train/" + column;
 }
 
 void RunProgress::record(int64_t steps, double epoch, const StepNumbers& n, double lr, double speed,
@@ -334,18 +335,9 @@ void RunProgress::record(int64_t steps, double epoch, const StepNumbers& n, doub
                          {"dtr_rematerialisations", dtr ? remade.rematerialisations / remade.steps : none},
                          {"dtr_share", dtr ? remade.share() : none}});
   metrics->row(row);
-  std::vector<std::pair<std::string, double>> scalars{{"train/loss", n.total},
-                                                      {"train/positives_per_object", n.per_object()},
-                                                      {"train/lr", lr},
-                                                      {"speed/images_per_second", speed},
-                                                      {"speed/waiting_share", share}};
-  for (const auto& v : n.values)
-    if (v.kind != StepNumbers::Kind::kCount) scalars.emplace_back("train/" + v.name, v.value);
-  if (dtr)
-    scalars.insert(scalars.end(), {{"dtr/peak_bytes", remade.peak},
-                                   {"dtr/evictions", remade.evictions / remade.steps},
-                                   {"dtr/rematerialisations", remade.rematerialisations / remade.steps},
-                                   {"dtr/share", remade.share()}});
+  Metrics::Row scalars;
+  for (const auto& [column, value] : row)
+    if (column != "epoch" && column != "iteration") scalars.emplace_back(tag_of(column), value);
   events->scalars(steps, scalars);
 }
 
@@ -395,9 +387,7 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
       ": ", config.optimizer, ", lr ", lr, " for a batch of ", plan.batch, ", weight decay ",
       config.weight_decay,
       config.ema == 0 ? ", no EMA" : concat(", EMA over ", std::llround(1 / (1 - config.ema)), " steps")));
-  if (const auto odd = Remarks::check_learning_rate(config.optimizer, config.lr, plan.batch, fine_tunes);
-      !odd.empty())
-    log.line(odd);
+  log.line(Remarks::check_learning_rate(config.optimizer, config.lr, plan.batch, fine_tunes));
 }
 
 }  // namespace yolox

@@ -45,8 +45,6 @@ class RunProgress {
     last_time = now();
     waited = 0;
   }
-  // Excludes the time of a save between two steps from the measurement of speed.
-  void exclude(double seconds) { last_time += seconds; }
   // Adds time that training has waited for the data loader.
   void add_wait(double seconds) { waited += seconds; }
   // Deletes the metrics after `step`, because --keep-going repeats these steps.
@@ -63,9 +61,9 @@ class RunProgress {
   void evaluated(int64_t done, int64_t images) {
     log.progress(concat("  evaluated ", done, " of ", images, " images"), /*keep=*/false);
   }
-  // Appends the row of an epoch to epochs.csv, after step() and log_evaluation(). The row covers the steps of
-  // this process, without those of the epoch before a resume. steps: number of steps done.
-  void end_epoch(int64_t steps);
+  // Appends the row of an epoch to epochs.csv. The row covers the steps of this process, without those of the
+  // epoch before a resume. steps: number of steps done. e: the evaluation after the epoch, or null.
+  void end_epoch(int64_t steps, const Plan& plan, const Evaluation* e);
 
   // Logs the number of data problems of each kind if the number has changed, and writes all problems to
   // problems.txt or to `list`.
@@ -83,23 +81,6 @@ class RunProgress {
   void log_classes(const Splits& splits);
 
  private:
-  // ---- the progress line: 78 columns with usual values and four loss terms
-
-  // Right-aligns a text. A text that fills the column or exceeds it still has a blank before it.
-  static std::string cell(size_t width, const std::string& text) {
-    return std::string(width > text.size() ? width - text.size() : 1, ' ') + text;
-  }
-  static std::string number(size_t width, const char* format, double value);
-  // With DTR, the line shows the share of rematerialisation instead of the last loss term, for which there is
-  // no room. metrics.csv has all terms.
-  std::vector<std::pair<std::string, double>> terms_shown(const StepNumbers& n) const {
-    auto terms = n.all(Losses::Kind::kTerm);
-    if (dtr && !terms.empty()) terms.pop_back();
-    return terms;
-  }
-  // Returns the width of the column of a loss term, with a space on its left.
-  static size_t width_of(const std::string& term) { return std::max<size_t>(5, term.size() + 1); }
-  std::string heading(const StepNumbers& n) const;
   // Appends a row to metrics.csv and the same values to the TensorBoard events.
   void record(int64_t steps, double epoch, const StepNumbers& n, double lr, double speed, double share,
               const DtrSteps& remade);

@@ -5,28 +5,41 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
+#include <map>
+#include <string_view>
 
+#include "base/flags.hpp"
 #include "base/new_file.hpp"
-#include "evaluate.hpp"
 #include "metrics/html.hpp"
+#include "metrics/report.hpp"
 
 namespace yolox {
 
-std::vector<std::string> MetricsTable::between(const char* before, const char* after) const {
-  const auto first = std::find(names.begin(), names.end(), before);
-  const auto last = std::find(first, names.end(), after);
-  return first == last ? std::vector<std::string>() : std::vector<std::string>(first + 1, last);
-}
+// The evaluation of a report stands between these two comments.
+static constexpr std::string_view evaluation_begin = "<!-- evaluation -->\n";
+static constexpr std::string_view evaluation_end = "\n<!-- end of evaluation -->\n";
 
-MetricsTable read_metrics(const std::string& path) {
+// Contents of metrics.csv. An empty cell is NaN. An incomplete last line is left out.
+struct MetricsTable {
+  std::vector<std::string> names;                      // of the columns, in the order of the file
+  std::map<std::string, std::vector<double>> columns;  // by name
+
+  // Returns the names of the columns between two others. The loss terms are between "loss" and
+  // "positives_per_object", what losses.log() has logged is between "waiting_share" and "AP".
+  std::vector<std::string> between(const char* before, const char* after) const {
+    const auto first = std::find(names.begin(), names.end(), before);
+    const auto last = std::find(first, names.end(), after);
+    return first == last ? std::vector<std::string>() : std::vector<std::string>(first + 1, last);
+  }
+};
+
+static MetricsTable read_metrics(const std::string& path) {
   std::ifstream file(path);
   MetricsTable table;
   auto& [names, columns] = table;
   for (std::string line; std::getline(file, line) && !file.eof();) {
     if (names.empty()) {
-      std::istringstream head(line);
-      for (std::string name; std::getline(head, name, ',');) names.push_back(name);
+      names = split_list(line);
       continue;
     }
     const char* at = line.c_str();
@@ -145,7 +158,8 @@ std::string training_html(const std::string& run) {
   return html + "</div></section>";
 }
 
-std::string pictures_html(const std::string& run) {
+// Returns the HTML section with the pictures of the run folder, or "" without pictures.
+static std::string pictures_html(const std::string& run) {
   std::string html;
   for (const auto& [file, about] :
        {std::pair("labels.jpg", "Ground truth boxes of the training set"),
@@ -177,26 +191,16 @@ std::vector<std::pair<std::string, std::string>> read_config_json(const std::str
   return settings;
 }
 
-std::string revision_of(const std::string& run) {
-  for (const auto& [name, value] : read_config_json(run))
-    if (name == "revision") return value;
-  return "";
-}
-
-std::string started_at(const std::string& run) {
-  for (const auto& [name, value] : run.empty() ? decltype(read_config_json(run))() : read_config_json(run))
-    if (name == "started") return value;
-  return date_text(std::time(nullptr));
-}
-
-bool write_run_report(const std::string& run, std::string evaluation) {
+// Writes RUN/report.html from the files of the run. evaluation: HTML; if empty, the evaluation of the
+// existing report is kept. Returns false if the report cannot be written.
+static bool write_run_report(const std::string& run, std::string evaluation) {
   const std::string path = run + "/report.html";
   if (evaluation.empty()) {
     std::ifstream old(path, std::ios::binary);
     const std::string page{std::istreambuf_iterator<char>(old), {}};
     const size_t begin = page.find(evaluation_begin), end = page.find(evaluation_end);
     if (begin != std::string::npos && end != std::string::npos) {
-      const size_t text = begin + std::string(evaluation_begin).size();
+      const size_t text = begin + evaluation_begin.size();
       evaluation = page.substr(text, end - text);
     }
   }
@@ -211,9 +215,26 @@ bool write_run_report(const std::string& run, std::string evaluation) {
                     ranks == "1" ? " rank with " : " ranks with ", threads,
                     threads == "1" ? " thread" : " threads", ranks == "1" ? "" : " each");
   const std::string name = std::filesystem::absolute(run).lexically_normal().filename().string();
-  return replace_text(path, page_html(name.empty() ? run : name, about,
-                                      training_html(run) + evaluation_begin + evaluation + evaluation_end +
-                                          pictures_html(run) + settings_section(settings)));
+  const std::string html = concat(training_html(run), evaluation_begin, evaluation, evaluation_end,
+                                  pictures_html(run), settings_section(settings));
+  return replace_text(path, page_html(name.empty() ? run : name, about, html));
+}
+
+bool report(const std::string& run, Log& log, int64_t step, const Evaluation* e, const Dataset* val,
+            const std::function<void()>& between) {
+  std::string why = "is the disk full?";
+  try {
+    std::string evaluated;
+    if (e)
+      evaluated =
+          evaluation_html(concat("After step ", step, ", on ", e->images, " images of ", val->name),
+                          e->result, e->truth, analyse_errors(e->truth, e->detections), val, {}, between);
+    if (write_run_report(run, evaluated)) return true;
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  log.line(concat("warning: cannot write ", run, "/report.html; ", why));
+  return false;
 }
 
 }  // namespace yolox

@@ -7,22 +7,18 @@
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/program.hpp"
+#include "checkpoint/pth.hpp"
 #include "data.hpp"
 #include "data/cache.hpp"
 #include "data/pictures.hpp"
 #include "dtr/trace.hpp"
 #include "images/font.hpp"
+#include "metrics/html.hpp"
 #include "run/crash.hpp"
-#include "run/folder.hpp"
-#include "run/profile.hpp"
 #include "run/report.hpp"
 #include "run/setup.hpp"
 
 namespace yolox {
-
-struct Run::Profiling {
-  Profile profile;
-};
 
 std::string open_run_folder(const SavedRun& saved, const std::string& wanted, const std::string& name,
                             Ranks& ranks) {
@@ -59,18 +55,20 @@ Run::Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, c
       ranks(ranks),
       device(device),
       resumed(bool(saved)),
-      started(started_at(resumed ? folder : "")),
+      started(date_text(std::time(nullptr))),
       notes(saved.notes) {
+  if (resumed) {
+    for (const auto& [name, value] : read_config_json(folder)) {
+      if (name == "started") started = value;
+      if (name == "revision" && value != git_revision())
+        note(concat("note: this program is of revision ", git_revision(), "; ", value,
+                    " wrote this run so far"));
+    }
+  }
   log.line(saved ? concat("resuming ", folder, " at step ", saved.step) : "run " + folder);
   crash_context(folder, config_json(config, device, started, ranks.info.world),
                 concat("crash", rank_suffix(ranks), ".txt"));
   log_hardware(ranks, device, log);
-}
-
-Run::~Run() = default;
-
-void Run::note(const std::string& text) {
-  if (!text.empty()) notes.push_back(text);
 }
 
 // Returns what --patience waits for.
@@ -113,7 +111,7 @@ bool Run::resume(Training& t, SavedRun& saved, const Plan& its_plan) {
   return over.empty();
 }
 
-void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<std::string>& facts) {
+void Run::start(Training& t, Plan& its_plan, bool with_dtr) {
   first = t.iteration;
   best_score = t.best.score;
   if (profiling()) its_plan.iters = first + Profile(device).steps();
@@ -126,18 +124,12 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
   set_compute_threads(flops, device, ranks.info.world);
   const std::string settings = config_json(config, device, started, ranks.info.world);
   crash_context(folder, settings, concat("crash", rank_suffix(ranks), ".txt"));
-  if (const std::string before = resumed ? revision_of(folder) : "";
-      !before.empty() && before != git_revision())
-    log.line(
-        concat("note: this program is of revision ", git_revision(), "; ", before, " wrote this run so far"));
   if (ranks.first() && !replace_text(folder + "/config.json", settings))
     log.line(concat("warning: cannot write ", folder, "/config.json"));
   log_plan(*progress, log, config, data, t.model, base, flops, device, plan, plan.schedule.lr * t.lr_factor,
            ranks);
-  for (const auto& fact : facts)
-    if (!fact.empty()) log.line(fact);
   for (const auto& text : notes) log.line(text);
-  if (const auto note = font_note(data.train.classes); !note.empty()) log.line(note);
+  log.line(font_note(data.train.classes));
   progress->log_problems(data);
   if (first == 0 && ranks.first()) save_image(folder + "/labels.jpg", draw_label_statistics(data.train));
   if (!resumed && !profiling()) save(t, "last.pth");  // so that the run can be resumed from the start
@@ -145,8 +137,8 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr, const std::vector<st
   ranks.report_run_folder(folder);
   catch_signals();
   if (profiling() && ranks.first()) {
-    profile.reset(new Profiling{Profile(device)});
-    profile->profile.start();
+    profile.emplace(device);
+    profile->start();
   }
 }
 
@@ -195,18 +187,12 @@ void Run::end_step(Training& t, const StepRecord& record) {
   if (!profiling() && plan.ends_epoch(step + 1)) progress->log_ranks(ranks, device);
 }
 
-bool Run::profile_step(Training& t) {
-  if (!profile) return true;
-  if (t.iteration == first + 11) saver.measure_save(t, log);
-  return !profile->profile.step();
-}
+bool Run::profile_step() { return !profile || !profile->step(); }
 
 void Run::save_if_due(Training& t) {
   if (!save_due) return;
   save_due = false;
-  const double start = now();
   save(t, "last.pth");
-  progress->exclude(now() - start);
 }
 
 bool Run::save(Training& t, const std::string& name, bool required) {
@@ -223,10 +209,57 @@ void Run::save_for_restart(Training& t, int64_t accum) {
   save(t, "last.pth", /*required=*/true);
 }
 
-void Run::roll_back(Training& t) {
+std::string save_failed_step(const std::string& run, Training& t, const StepRecord& step, const Dataset& data,
+                             int rank) {
+  const std::string name = rank > 0 ? concat(run, "/nonfinite_rank", rank) : run + "/nonfinite";
+  const auto& [index, batch, lr, size, use_l1, anomaly, dtr, numbers] = step;
+  auto names = empty_list();
+  for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
+  auto losses = empty_dict();
+  losses.insert("total", numbers.total);
+  for (const auto& v : numbers.values) losses.insert(v.name, v.value);
+  auto file = empty_dict();
+  file.insert("iteration", index);
+  file.insert("lr", lr);
+  file.insert("losses", losses);
+  file.insert("height", int64_t{size.height});
+  file.insert("width", int64_t{size.width});
+  file.insert("use_l1", use_l1);
+  file.insert("scale", t.scaler.scale.item<double>());
+  file.insert("images", batch.images.cpu());
+  file.insert("names", names);
+  file.insert("boxes", batch.targets.boxes.cpu());
+  file.insert("classes", batch.targets.classes.cpu());
+  if (batch.targets.ignored.defined()) file.insert("ignored", batch.targets.ignored.cpu());
+  file.insert("model", to_dict(state_dict(*t.model)));
+  save_image(name + ".jpg", draw_batch(batch.images, labelled_boxes(batch.targets, data.classes),
+                                       short_names(batch.indices, data)));
+  try {
+    write_pth(name + ".pth", file);
+  } catch (const std::exception& e) {
+    return concat("the batch and the weights could not be saved: ", e.what());
+  }
+  return concat("the batch and the weights are in ", name, ".pth and .jpg");
+}
+
+std::string Run::failure_reason(const StepRecord& step) {
+  const std::string why = stop_reason(step.numbers, skipped);
+  return step.anomaly.empty() ? why : step.anomaly;
+}
+
+void Run::roll_back(Training& t, const std::string& why, const StepRecord& step) {
+  const std::string what = concat(why, " at step ", step.step, " (", to_string(step.numbers), ", lr ",
+                                  step.lr, "; images ", image_names(step.batch, data.train), ")");
+  const std::string saved = save_failed_step(folder, t, step, data.train, ranks.info.rank);
+  check(config.keep_going && t.rollbacks < 3, what, "; ", saved,
+        "; continue from the last checkpoint with --keep-going, or with a lower lr: ./train --resume ",
+        shell_word(folder), " --lr ", config.lr / 2);
+  log.line(concat("warning: ", what, "; ", saved));
   saver.roll_back(t, log, [&] { ranks.barrier(); });
   ranks.check_equal(tensors_of(t), concat("after going back to step ", t.iteration));
   progress->roll_back(t.iteration);
+  log.line(concat("warning: back to step ", t.iteration, " with ", t.lr_factor, " times the lr"));
+  skipped = 0;
 }
 
 // ---- the end of an epoch
@@ -263,7 +296,7 @@ Evaluation Run::evaluate(Training& t, BatchLoss* loss) {
 bool Run::end_of_epoch(Training& t, const Evaluation* e, bool stop_early) {
   complete = stop_early || t.iteration == plan.iters;
   ranks.restart_timeout();
-  progress->end_epoch(t.iteration);  // before the report, which reads epochs.csv
+  progress->end_epoch(t.iteration, plan, e);  // before the report, which reads epochs.csv
   const auto restart_timeout = [&] { ranks.restart_timeout(); };
   if (ranks.first() && e && report(folder, log, t.iteration, e, &data.val, restart_timeout))
     reported = t.iteration;
@@ -285,8 +318,8 @@ void Run::finish(Training& t) {
   check_signals();
   if (profiling()) {
     if (!profile || stop) return;
-    log.line(profile->profile.table(config.bs));
-    profile->profile.write_trace(folder + "/trace.json");
+    log.line(profile->table(config.bs));
+    profile->write_trace(folder + "/trace.json");
     log.line(concat("trace of the last steps: ", folder, "/trace.json, for https://ui.perfetto.dev"));
     return;
   }

@@ -6,7 +6,6 @@
 #include <torch/torch.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,10 +19,10 @@
 #include "run/fit.hpp"
 #include "run/log.hpp"
 #include "run/numbers.hpp"
+#include "run/profile.hpp"
 #include "run/progress.hpp"
 #include "run/saving.hpp"
 #include "run/state.hpp"
-#include "run/step_record.hpp"
 
 namespace yolox {
 
@@ -35,20 +34,24 @@ std::string open_run_folder(const SavedRun& saved, const std::string& wanted, co
 // Returns the suffix of this rank's files (log, problems, crash report): "" for rank 0, "_rank3" for rank 3.
 std::string rank_suffix(const Ranks& ranks);
 
+// Writes nonfinite.pth, with batch, weights and statistics of a step, and nonfinite.jpg. Returns a text with
+// the paths of these files, or with the reason why they could not be written.
+std::string save_failed_step(const std::string& run, Training& t, const StepRecord& step, const Dataset& data,
+                             int rank = 0);
+
 // A training run: its folder, log, checkpoints and evaluations. Every rank has one. All member functions are
 // called by the training thread.
 class Run {
  public:
   Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, const Splits& data, Ranks& ranks,
       torch::Device device);
-  ~Run();
   Run(const Run&) = delete;
 
   const std::string folder;
   Log log;
 
-  // Adds a line that start() logs after the settings.
-  void note(const std::string& text);
+  // Adds a line that start() logs after the settings. An empty text is no line.
+  void note(const std::string& text) { notes.push_back(text); }
 
   // ---- before the first step
 
@@ -58,8 +61,8 @@ class Run {
   // if the run is complete or was stopped by --patience; with --resume auto it logs this and returns false.
   bool resume(Training& t, SavedRun& saved, const Plan& plan);
   // Logs settings, data, model and plan. Writes config.json, labels.jpg and the first last.pth. Installs the
-  // signal handlers. facts: more lines for the log.
-  void start(Training& t, Plan& plan, bool with_dtr, const std::vector<std::string>& facts);
+  // signal handlers.
+  void start(Training& t, Plan& plan, bool with_dtr);
 
   // ---- each step
 
@@ -78,8 +81,14 @@ class Run {
   bool must_read_all(const Training& t) const;
   // Counts and logs a step whose numbers have been read.
   void end_step(Training& t, const StepRecord& record);
+  // Returns why training cannot continue after this step, or "" if it can. A step with a non-finite gradient
+  // is only skipped, unless it is the 20th in a row.
+  std::string failure_reason(const StepRecord& step);
+  // Saves the failed step. With --keep-going, loads the newest good checkpoint on all ranks and halves the
+  // learning rate, at most 3 times in a run. Throws otherwise.
+  void roll_back(Training& t, const std::string& why, const StepRecord& step);
   // Reports the end of a step to the profile (--profile). Returns false after the last step of the profile.
-  bool profile_step(Training& t);
+  bool profile_step();
   // Saves last.pth if more than --save-minutes have passed since the last save of rank 0.
   void save_if_due(Training& t);
 
@@ -100,8 +109,6 @@ class Run {
   // NeedsRestart: weights are equal on all ranks, and no step can follow.
   void save_for_restart(Training& t, int64_t accum);
   bool saved_at(int64_t step) const { return saver.last_step == step; }  // last.pth holds this step
-  // Loads the newest good checkpoint and halves the learning rate (--keep-going).
-  void roll_back(Training& t);
 
   // ---- the end of the run
 
@@ -113,23 +120,22 @@ class Run {
   double best_score = -1;  // best score_of() of the run, for the last line of the log; -1: none
 
  private:
-  struct Profiling;
-
   const WeightsInfo info;
   Ranks& ranks;
   const torch::Device device;
   const bool resumed;
-  const std::string started;  // date of the first start of the run
+  std::string started;  // date of the first start of the run
   Plan plan{};
   Saver saver;
   std::vector<std::string> notes;
   std::optional<RunProgress> progress;
-  std::unique_ptr<Profiling> profile;
-  int64_t first = 0;      // first step of this process
-  int64_t reported = -1;  // step of the latest report.html
-  int stop = 0;           // the signal that ends the run on all ranks; 0: none
-  bool save_due = false;  // on all ranks: last.pth is due
-  bool complete = false;  // the last step is done, or --patience has ended the run
+  std::optional<Profile> profile;  // on rank 0, with --profile
+  int64_t first = 0;               // first step of this process
+  int64_t skipped = 0;             // steps in a row whose gradient was not finite
+  int64_t reported = -1;           // step of the latest report.html
+  int stop = 0;                    // the signal that ends the run on all ranks; 0: none
+  bool save_due = false;           // on all ranks: last.pth is due
+  bool complete = false;           // the last step is done, or --patience has ended the run
   std::optional<RetryInParts> eval_fit;
 };
 

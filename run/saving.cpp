@@ -1,15 +1,116 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/saving.hpp"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <iomanip>
 #include <map>
 #include <system_error>
+#include <thread>
 
+#include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "checkpoint/load.hpp"
+#include "checkpoint/pth.hpp"
 
 namespace yolox {
+
+namespace fs = std::filesystem;
+
+// ---- the run folder
+
+std::vector<std::string> list_checkpoints(const std::string& run) {
+  std::vector<std::pair<int64_t, std::string>> found;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(run, ignored)) {
+    const std::string name = entry.path().filename().string();
+    int64_t step = 0;
+    int end = 0;
+    if (name == "last.pth")
+      found.emplace_back(std::numeric_limits<int64_t>::max(), entry.path().string());
+    else if (std::sscanf(name.c_str(), "step_%ld.pth%n", &step, &end) == 1 && size_t(end) == name.size())
+      found.emplace_back(step, entry.path().string());
+  }
+  std::sort(found.rbegin(), found.rend());
+  std::vector<std::string> paths;
+  for (const auto& [_, path] : found) paths.push_back(path);
+  return paths;
+}
+
+std::string newest_run() {
+  std::string newest;
+  fs::file_time_type latest{};
+  std::error_code ignored;
+  const auto look_at = [&](const std::string& run) {
+    for (const auto& path : list_checkpoints(run)) {
+      const auto written = fs::last_write_time(path, ignored);
+      if (newest.empty() || written > latest) {
+        newest = run;
+        latest = written;
+      }
+    }
+  };
+  for (const auto& run : fs::directory_iterator("runs", ignored)) look_at(run.path().string());
+  for (const auto& folder : fs::directory_iterator(".", ignored))
+    if (fs::exists(folder.path() / ".lock", ignored)) look_at(folder.path().filename().string());
+  return newest;
+}
+
+void remove_unstarted_checkpoint(const std::string& run) {
+  try {
+    const SavedRun newest = newest_checkpoint(run);
+    if (newest.step == 0) fs::remove(newest.path);
+  } catch (const std::exception&) {  // no last.pth, or one of another program, which stays
+  }
+}
+
+void remove_temporary_files(const std::string& run) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(run, ignored))
+    if (entry.path().filename().string().find(".tmp.") != std::string::npos)
+      fs::remove(entry.path(), ignored);
+}
+
+void lock_run_folder(const std::string& run) {
+  for (const char* name : {"last.pth", "best.pth"}) {
+    const std::string path = run + "/" + name;
+    check(!is_irregular_file(path), path,
+          " is not a regular file, so no checkpoint can be saved there; remove it, or give another --out");
+  }
+  // Stays open, and so locked, until this process ends.
+  const int fd = open((run + "/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  check(fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "another training uses ", run,
+        "; wait until it ends, or give another --out");
+}
+
+std::string create_run_folder(const std::string& wanted, const std::string& name) {
+  std::string folder = wanted;
+  std::error_code error;
+  if (wanted.empty()) {
+    fs::create_directories("runs", error);
+    folder = "runs/" + name;
+    for (int i = 2; !fs::create_directory(folder, error) && !error; ++i)
+      folder = concat("runs/", name, "-", i);
+  } else {
+    fs::create_directories(wanted, error);
+  }
+  check(!error && access(folder.c_str(), W_OK) == 0, "cannot write to ", folder,
+        error ? ": " + error.message() : "", "; give another --out");
+  lock_run_folder(folder);
+  remove_unstarted_checkpoint(folder);
+  check(list_checkpoints(folder).empty(), folder, " already holds a run; resume it with --resume ",
+        shell_word(folder), ", or give another --out");
+  return folder;
+}
+
+// ---- checkpoints
 
 bool is_finite(const GenericDict& weights) {
   for (const auto& e : weights)
@@ -40,21 +141,23 @@ SavedRun newest_checkpoint(const std::string& run, int64_t below) {
   fail(wrong);
 }
 
-void write_and_make_room(const std::string& run, const std::string& path, const GenericDict& file) {
+// Writes a checkpoint of a run. While the disk is full, deletes the oldest step_N.pth of the run and tries
+// again, because a new checkpoint is worth more than an old one. Throws if the disk is full and no step_N.pth
+// is left.
+static void write_and_make_room(const std::string& run, const std::string& path, const GenericDict& file) {
   for (;;) {
     try {
       return write_pth(path, file);
     } catch (const NewFile::Error& e) {
       const auto saved = list_checkpoints(run);
-      const bool has_older = !saved.empty() && std::filesystem::path(saved.back()).filename() != "last.pth";
+      const bool has_older = !saved.empty() && fs::path(saved.back()).filename() != "last.pth";
       std::error_code error;
-      if (!e.disk_full || !has_older || !std::filesystem::remove(saved.back(), error)) throw;
+      if (!e.disk_full || !has_older || !fs::remove(saved.back(), error)) throw;
     }
   }
 }
 
 void save_last(const std::string& run, const GenericDict& file, int64_t step, int64_t before, int64_t keep) {
-  namespace fs = std::filesystem;
   const fs::path last = fs::path(run) / "last.pth";
   std::error_code error;
   if (keep > 0 && before >= 0 && before != step) {
@@ -103,8 +206,23 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
   return saved;
 }
 
+bool try_to_save(const std::function<void()>& write, Log& log, bool must) {
+  for (int tries = 1;; ++tries) {
+    try {
+      write();
+      return true;
+    } catch (const std::exception& e) {
+      if (must && tries == 4) throw;
+      if (!must) {
+        log.line(concat("warning: ", e.what(), "; training continues, and the next save tries again"));
+        return false;
+      }
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+    }
+  }
+}
+
 bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
-  RECORD_USER_SCOPE("saving");
   if (!is_writer) {
     last_save_time = now();
     if (name == "last.pth") last_step = t.iteration;
@@ -120,34 +238,22 @@ bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
   return try_to_save(write, log, must);
 }
 
-void Saver::measure_save(Training& t, Log& log) {
-  if (!is_writer) return;
-  RECORD_USER_SCOPE("saving");
-  const auto file = checkpoint(t, info, settings, per_epoch, images);
-  const std::string path = run + "/profile.pth";
-  try_to_save([&] { write_pth(path, file); }, log, /*must=*/false);  // older checkpoints need not make room
-  std::error_code ignored;
-  std::filesystem::remove(path, ignored);
-}
-
 void Saver::load(Training& t, const SavedRun& saved) {
   load_checkpoint(t, saved.file, per_epoch, saved.path);
-  last_step = std::filesystem::path(saved.path).filename() == "last.pth" ? t.iteration : -1;
+  last_step = fs::path(saved.path).filename() == "last.pth" ? t.iteration : -1;
 }
 
 void Saver::roll_back(Training& t, Log& log, const std::function<void()>& ready) {
   const double factor = t.lr_factor / 2;
   const int64_t returns = t.rollbacks + 1;
   SavedRun good = newest_checkpoint(run);
-  load(t, good);
-  if (t.iteration == rolled_back_to) {
+  if (good.step == rolled_back_to) {
     try {
-      const SavedRun older = newest_checkpoint(run, rolled_back_to);
-      load(t, older);
-      good.notes.insert(good.notes.end(), older.notes.begin(), older.notes.end());
+      good = newest_checkpoint(run, rolled_back_to);
     } catch (const std::exception&) {  // there is no older checkpoint
     }
   }
+  load(t, good);
   for (const auto& note : good.notes) log.line(note);
   ready();
   rolled_back_to = t.iteration;
@@ -162,12 +268,23 @@ std::string run_to_resume(const std::string& resume, const std::string& out) {
     combination_check(!out.empty(), "--resume auto needs --out DIR, the folder of the run");
     return list_checkpoints(out).empty() ? "" : out;
   }
-  const std::string run = run_folder_of(resume);
-  usage_check(
-      !run.empty(),
-      "--resume: no run in runs/ or in this folder has a checkpoint; give the folder of a run, as in its "
-      "--out");
-  return run;
+  std::error_code ignored;
+  if (fs::is_directory(resume, ignored)) return resume;
+  if (resume == "newest" || resume == "last") {
+    const std::string run = newest_run();
+    usage_check(!run.empty(),
+                "--resume: no run in runs/ or in this folder has a checkpoint; give the folder of a run, as "
+                "in its --out");
+    return run;
+  }
+  const fs::path path = resume;
+  const bool is_last = path.filename() == "last.pth";
+  usage_check(is_last || !fs::is_regular_file(path, ignored),
+              "--resume continues the newest checkpoint of a run; give its folder or last.pth. To start a "
+              "new run from ",
+              resume, ", give it to --weights");
+  if (!is_last) return resume;
+  return path.has_parent_path() ? path.parent_path().string() : ".";
 }
 
 SavedRun find_run(Config& config) {

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Saving and loading the checkpoints of a run: last.pth, step_N.pth, best.pth.
+// The run folder (creating, locking and finding it), and the checkpoints in it: last.pth, step_N.pth,
+// best.pth.
 #pragma once
 #include <torch/torch.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <functional>
 #include <limits>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/flags.hpp"
@@ -18,6 +16,32 @@
 #include "run/state.hpp"
 
 namespace yolox {
+
+// ---- the run folder
+
+// Returns the paths of the checkpoints of a run, newest first: last.pth, then step_N.pth by falling N.
+std::vector<std::string> list_checkpoints(const std::string& run);
+
+// Returns the run with the newest checkpoint, or "" if no run has one. Looks at the folders in runs/, and at
+// the folders in the working folder that have been used by a run (--out NAME).
+std::string newest_run();
+
+// Deletes last.pth if it was saved before the first step, so that a new run can use the folder.
+void remove_unstarted_checkpoint(const std::string& run);
+
+// Deletes the temporary files (*.tmp.*) of a process that was killed while it wrote.
+void remove_temporary_files(const std::string& run);
+
+// Locks a run folder (flock) until this process ends, because only one training may use a folder. Throws if
+// another process holds the lock, or if a folder or a pipe has the name of a checkpoint. Locks nothing on a
+// file system without locks.
+void lock_run_folder(const std::string& run);
+
+// Creates and locks the folder of a new run: `wanted`, or if that is empty runs/<name>, runs/<name>-2, ...
+// Throws if the folder cannot be written or already holds a run. Returns the path.
+std::string create_run_folder(const std::string& wanted, const std::string& name);
+
+// ---- checkpoints
 
 // A run that is resumed, with its checkpoint.
 struct SavedRun {
@@ -36,11 +60,6 @@ bool is_finite(const GenericDict& weights);
 // newer checkpoints. Throws if no checkpoint is usable.
 SavedRun newest_checkpoint(const std::string& run, int64_t below = std::numeric_limits<int64_t>::max());
 
-// Writes a checkpoint of a run. While the disk is full, deletes the oldest step_N.pth of the run and tries
-// again, because a new checkpoint is worth more than an old one. Throws if the disk is full and no step_N.pth
-// is left.
-void write_and_make_room(const std::string& run, const std::string& path, const GenericDict& file);
-
 // Writes last.pth. Keeps the old last.pth as step_N.pth, and deletes all step_N.pth but the `keep` newest,
 // and more of them if the disk is full. step: of the new file. before: step of the old last.pth; -1: do not
 // keep it.
@@ -53,22 +72,7 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
 
 // Calls write(), which saves a file. Returns false and logs a warning if write() throws, because a full disk
 // must not end a run. must: for the last save of a run; tries 4 times, one second apart, and then throws.
-template <class Write>
-bool try_to_save(const Write& write, Log& log, bool must) {
-  for (int tries = 1;; ++tries) {
-    try {
-      write();
-      return true;
-    } catch (const std::exception& e) {
-      if (must && tries == 4) throw;
-      if (!must) {
-        log.line(concat("warning: ", e.what(), "; training continues, and the next save tries again"));
-        return false;
-      }
-      std::this_thread::sleep_for(std::chrono::seconds(1));
-    }
-  }
-}
+bool try_to_save(const std::function<void()>& write, Log& log, bool must);
 
 // Writes the checkpoints of a run, and loads them to resume or to go back.
 struct Saver {
@@ -86,9 +90,6 @@ struct Saver {
   // Saves a checkpoint under `name`, with try_to_save().
   bool save(Training& t, const std::string& name, Log& log, bool must = false);
 
-  // Saves a checkpoint and deletes it, so that --profile includes the time of a save.
-  void measure_save(Training& t, Log& log);
-
   void load(Training& t, const SavedRun& saved);
 
   // --keep-going: loads the newest good checkpoint and halves the learning rate. If the run went back to this
@@ -97,8 +98,9 @@ struct Saver {
   void roll_back(Training& t, Log& log, const std::function<void()>& ready);
 };
 
-// Returns the folder of the run that --resume means, "" if a new run begins. out: --out. Throws UsageError if
-// there is no such run.
+// Returns the folder of the run that --resume means: a folder, its last.pth, "newest" or "last" for
+// newest_run(), or "auto" for `out` (--out); "" if a new run begins. Throws UsageError if there is no such
+// run.
 std::string run_to_resume(const std::string& resume, const std::string& out);
 
 // With --resume, finds the run and sets `config` to its settings. Without --resume, returns a SavedRun that

@@ -17,7 +17,6 @@
 #include "formats.hpp"
 #include "models.hpp"
 #include "optim.hpp"
-#include "run/folder.hpp"
 
 namespace yolox {
 

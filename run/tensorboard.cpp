@@ -3,11 +3,8 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 
 #include "base/bytes.hpp"
 #include "base/error.hpp"
@@ -77,24 +74,14 @@ static double time_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// Returns the path of a new event file. TensorBoard reads files in the order of their names, so the time in
-// the name is later than in all others, even if the clock has been set back.
-static std::string new_event_file(const std::string& folder) {
-  const std::string prefix = "events.out.tfevents.";
-  int64_t second = int64_t(time_now());
-  std::error_code error;
-  for (std::filesystem::directory_iterator i(folder, error), end; !error && i != end; i.increment(error)) {
-    const std::string name = i->path().filename().string();
-    if (name.rfind(prefix, 0) != 0) continue;
-    const int64_t other = std::strtoll(name.c_str() + prefix.size(), nullptr, 10);
-    if (other < 9999999999) second = std::max(second, other + 1);  // more digits would not sort later as text
-  }
+// Returns the path of the event file of a session. TensorBoard reads files in the order of their names.
+static std::string event_file(const std::string& folder) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
-  return concat(folder, "/", prefix, second, ".", host, ".", getpid());
+  return concat(folder, "/events.out.tfevents.", int64_t(time_now()), ".", host, ".", getpid());
 }
 
-Events::Events(const std::string& folder, int64_t first_step) : file{new_event_file(folder)} {
+Events::Events(const std::string& folder, int64_t first_step) : file{event_file(folder)} {
   using namespace tensorboard;
   file.append(event(time_now(), 0, version_field, "brain.Event:2") +
               event(time_now(), first_step, session_field, session_start));

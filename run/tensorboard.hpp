@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalars for TensorBoard: one event file per session in the run folder.
+// Scalars for TensorBoard: event files in the run folder, one for each session.
 // Format of records and their masked CRC: tensorflow/core/lib/io/record_writer.cc. Messages and field
 // numbers: tensorflow/core/util/event.proto and tensorflow/core/framework/summary.proto.
 #pragma once

@@ -18,7 +18,7 @@
 #include "ddp.hpp"
 #include "losses.hpp"
 #include "optim.hpp"
-#include "run/step_record.hpp"
+#include "run/numbers.hpp"
 
 namespace yolox {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints of a run: save, load and roll back; the run folder.
 #include "models.hpp"
-#include "run/folder.hpp"
 #include "tensors.hpp"
 
 #include <fcntl.h>
@@ -9,7 +8,7 @@
 
 #include <thread>
 
-#include "run/recovery.hpp"
+#include "run/run.hpp"
 #include "run/saving.hpp"
 #include "run/setup.hpp"
 
@@ -422,25 +421,6 @@ TEST_CASE("saving: a failed save is reported and the run continues; the last sav
   CHECK(error == "");
   CHECK(saver.last_step == 4);
   CHECK(step_of(read_pth(dir / "gone/last.pth")) == 4);
-
-  saver.measure_save(t, log);
-  CHECK(names_in(dir).empty());
-  CHECK_FALSE(std::filesystem::exists(dir / "gone/profile.pth"));
-}
-
-TEST_CASE("saving: the save that --profile measures deletes no checkpoint on a full disk") {
-  TempDir dir;
-  Log log("", /*quiet=*/true);
-  Training t = small_training();
-  Saver saver{dir.path.string(), nano_info(), {}, 10, 80, 1, true};
-  saver.save(t, "last.pth", log);
-  const auto bytes = std::filesystem::file_size(dir / "last.pth");
-  on_small_disk(dir.path.string(), concat("size=", (1 << 20) + bytes / 2), [&] {
-    write_text(dir / "step_1.pth", std::string(1 << 20, 'x'));
-    saver.measure_save(t, log);
-    if (std::filesystem::exists(dir / "profile.pth")) return 2;
-    return std::filesystem::exists(dir / "step_1.pth") ? 0 : 1;
-  });
 }
 
 TEST_CASE("saving: the resumed checkpoint is kept as the previous one; a damaged one is not kept") {

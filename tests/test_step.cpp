@@ -36,14 +36,16 @@ struct Small {
     return compute_gradients(model, {images, targets}, parts, optimizer, scaler, {torch::kFloat, true});
   }
   std::vector<Tensor> grads() const { return gradients(optimizer.groups); }
-  ComputeStep compute() {
-    return [&](const Input& input, int64_t parts) {
+  // Returns the memory of a trial step. after: called after the gradients.
+  double memory(
+      int64_t count, int64_t accum, ImageSize largest, const std::function<void()>& after = [] {}) {
+    Training t{model, YOLOX(nullptr), Optimizer("sgd", parameter_groups(*model, 0), false), scaler};
+    Dtr off;
+    const auto compute = [&](const Input& input, int64_t parts) {
       compute_gradients(model, input, parts, optimizer, scaler, {});
+      after();
     };
-  }
-  double memory(int64_t count, int64_t parts, ImageSize largest) {
-    return memory_of_step(count, parts, model, optimizer, {64, 64}, largest, torch::kCPU, compute(),
-                          [](const auto& step) { step(); });
+    return TrialStep{t, compute, {64, 64}, largest, torch::kCPU, off}(count, accum);
   }
 };
 
@@ -232,23 +234,18 @@ TEST_CASE("step: a trial step does not change weights, statistics, gradients and
   s.model->train();
   CHECK(s.memory(6, 1, {96, 96}) > 1e6);
   int runs = 0;
-  CHECK(memory_of_step(2, 1, s.model, s.optimizer, {64, 64}, {64, 64}, torch::kCPU, s.compute(),
-                       [&](const auto&) {
-                         ++runs;
-                         throw std::bad_alloc();
-                       }) == std::numeric_limits<double>::infinity());
+  const auto run_out = [&] {
+    ++runs;
+    throw std::bad_alloc();
+  };
+  CHECK(s.memory(2, 1, {64, 64}, run_out) == std::numeric_limits<double>::infinity());
   CHECK(runs == 1);
-  CHECK_THROWS_AS(memory_of_step(2, 1, s.model, s.optimizer, {64, 64}, {64, 64}, torch::kCPU, s.compute(),
-                                 [](const auto& step) {
-                                   step();
-                                   throw UsageError("too small");
-                                 }),
-                  UsageError);
   size_t i = 0;
   for (const Tensor& t : s.model->parameters()) CHECK(torch::equal(t, before[i++]));
   for (const Tensor& t : s.model->buffers()) CHECK(torch::equal(t, before[i++]));
   for (const auto& p : s.model->parameters()) CHECK_FALSE(p.grad().defined());
   CHECK(torch::equal(random, at::globalContext().defaultGenerator(torch::kCPU).get_state()));
+  CHECK_THROWS_AS(s.memory(2, 1, {64, 64}, [] { throw UsageError("too small"); }), UsageError);
 }
 
 TEST_CASE("step: the numbers of a step contain the losses") {
