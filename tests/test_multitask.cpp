@@ -21,10 +21,6 @@ struct TwoSets {
 // Two steps per head and epoch. The first step already has the full learning rate.
 const std::string kTwo = "--data all --data few --model yolox-nano --size 64 --bs 4 --epochs 2 ";
 
-GenericDict weights_in(const std::string& path) {
-  return read_pth(path).toGenericDict().at("model").toGenericDict();
-}
-
 // Counts the tensors whose names begin with the prefix. Returns the number that differ, and the number of
 // all.
 std::pair<int, int> count_changed(const GenericDict& before, const GenericDict& after,
@@ -46,7 +42,8 @@ TEST_CASE("multitask: with one head the weights equal those of ./train, byte for
   const std::string flags = "--data all --model yolox-nano --size 64 --bs 4 --epochs 10 --eval-interval 0 ";
   succeed(two.dir, "train", flags + "--out one");
   succeed(two.dir, "multitask", flags + "--out multi");
-  CHECK(difference(weights_in(two.dir / "one/last.pth"), weights_in(two.dir / "multi/head_all.pth")) == "");
+  const auto head = read_pth(two.dir / "multi/head_all.pth").toGenericDict().at("model");
+  CHECK(difference(weights_of(two.dir, "one"), head) == "");
 }
 
 TEST_CASE("multitask: with two heads, two ranks compute the same steps as one rank" * starts_programs) {
@@ -81,8 +78,7 @@ TEST_CASE("multitask: a step does not change the weights and momentum of a head 
   MultiTask model("yolox-nano", tasks);
   const auto momentum = [&](const std::string& run) {
     Optimizer o("sgd", parameter_groups(*model, 0), false);
-    load_state_dict(
-        o, read_pth(two.dir / (run + "/last.pth")).toGenericDict().at("optimizer").toGenericDict(), run);
+    load_state_dict(o, last_checkpoint(two.dir, run).at("optimizer").toGenericDict(), run);
     auto named = empty_dict();
     for (size_t g = 0; g < o.groups.size(); ++g)
       for (size_t i = 0; i < o.first[g].size(); ++i) named.insert(o.groups[g].names[i], o.first[g][i]);
