@@ -113,10 +113,10 @@ SHARED_TEST("simota: the assignment equals the official one, point by point") {
   for (const std::string size : {"nano", "tiny", "s"}) {
     const auto f = fixture("train_" + size + ".pth");
     for (const auto dtype : {torch::kFloat, torch::kDouble}) {
+      auto model = official_model(size, dtype);
+      model->train();
       for (const std::string kind : {"sq", "rect"}) {
         const Tensor images = tensor(inputs, kind).to(dtype);
-        auto model = official_model(size, dtype);
-        model->train();
         const auto p = model(images);
         const auto anchors = make_anchors(images.size(2), images.size(3), p.reg.options());
         const auto t = official_targets(tensor(labels, "labels_" + kind).to(dtype));
