@@ -2,6 +2,7 @@
 // Time of a training step on several ranks of one machine, on its CPU or its GPUs, to compare with one rank
 // with the same total batch size and the same cores. Also the time of the gradient all-reduce, and how much
 // of it overlaps with backward. Prints one line of JSON; ddp.py makes the table.
+#include <array>
 #include <iostream>
 
 #include "base/device.hpp"
@@ -40,6 +41,51 @@ static void sum_gradients(const Optimizer& optimizer, Ranks& ranks) {
   ranks.sum(all);
 }
 
+// Returns the seconds of work() on the slowest rank, because of the barriers.
+template <class Work>
+static double timed(Ranks& ranks, torch::Device device, const Work& work) {
+  ranks.barrier();
+  const double start = now();
+  work();
+  if (device.is_cuda()) torch::cuda::synchronize(device.index());
+  ranks.barrier();
+  return now() - start;
+}
+
+// Returns the median seconds of three kinds of backward: without all-reduce of the gradients; with one
+// all-reduce after backward; with the all-reduces of the Reducer during backward.
+static std::array<double, 3> time_backward(const BenchConfig& c, YOLOX& model, const Input& input,
+                                           Optimizer& optimizer, GradientReducer& reducer, Ranks& ranks,
+                                           torch::Device device) {
+  std::vector<double> seconds[3];
+  for (int i = 0; i < c.steps + 2; ++i) {
+    for (int kind = 0; kind < 3; ++kind) {
+      optimizer.zero_grad();
+      const Tensor loss = yolox_loss(model(input.images), c.size, c.size, input.targets, false).total;
+      if (kind == 2) reducer.before_backward({loss});
+      const double of_step = timed(ranks, device, [&] {
+        loss.backward();
+        if (kind == 1) sum_gradients(optimizer, ranks);
+      });
+      if (i >= 2) seconds[kind].push_back(of_step);
+    }
+  }
+  return {median(seconds[0]), median(seconds[1]), median(seconds[2])};
+}
+
+// Returns the median seconds of an all-reduce as SyncBN does it.
+static double time_small_all_reduce(Ranks& ranks, torch::Device device) {
+  std::vector<double> seconds;
+  Tensor sums = torch::zeros({257}, torch::kFloat);
+  for (int i = 0; i < 20; ++i)
+    seconds.push_back(timed(ranks, device,
+                            [&] {
+                              for (int k = 0; k < 10; ++k) ranks.sum(sums);
+                            }) /
+                      10);
+  return median(seconds);
+}
+
 int main(int argc, char** argv) {
   int code = 0;
   const int failed = run_program([&] {
@@ -75,20 +121,10 @@ int main(int argc, char** argv) {
       settings.images_per_rank = double(share);
       settings.reducer = &reducer;
     }
-    // Returns the seconds of work() on the slowest rank, because of the barriers.
-    const auto timed = [&](const auto& work) {
-      ranks.barrier();
-      const double start = now();
-      work();
-      if (device.is_cuda()) torch::cuda::synchronize(device.index());
-      ranks.barrier();
-      return now() - start;
-    };
-
     if (c.beside || (!ranks.alone() && c.sync_bn)) use_sync_bn(*model, ranks.sync_bn_collectives());
     std::vector<double> steps;
     for (int i = 0; i < c.steps + 2; ++i)
-      steps.push_back(timed([&] {
+      steps.push_back(timed(ranks, device, [&] {
         compute_gradients(model, input, 1, optimizer, scaler, settings);
         const std::vector<Tensor> grads = gradients(optimizer.groups);
         clip_gradients(grads, gradient_norm(grads), 10);
@@ -97,35 +133,14 @@ int main(int argc, char** argv) {
       }));
     steps.erase(steps.begin(), steps.begin() + 2);
     use_sync_bn(*model, {});
-    // Three kinds of backward: without all-reduce of the gradients; with one all-reduce after backward; with
-    // the all-reduces of the Reducer during backward.
-    std::vector<double> backward[3];
-    for (int i = 0; i < c.steps + 2; ++i) {
-      for (int kind = 0; kind < 3; ++kind) {
-        optimizer.zero_grad();
-        const Tensor loss = yolox_loss(model(input.images), c.size, c.size, input.targets, false).total;
-        if (kind == 2) reducer.before_backward({loss});
-        const double seconds = timed([&] {
-          loss.backward();
-          if (kind == 1) sum_gradients(optimizer, ranks);
-        });
-        if (i >= 2) backward[kind].push_back(seconds);
-      }
-    }
-    std::vector<double> small;  // all-reduces as SyncBN does them
-    Tensor sums = torch::zeros({257}, torch::kFloat);
-    for (int i = 0; i < 20; ++i)
-      small.push_back(timed([&] {
-                        for (int k = 0; k < 10; ++k) ranks.sum(sums);
-                      }) /
-                      10);
+    const auto [alone, then, during] = time_backward(c, model, input, optimizer, reducer, ranks, device);
+    const double small = time_small_all_reduce(ranks, device);
     int norms = 0;
     for (const auto& m : model->modules()) norms += m->as<torch::nn::BatchNorm2dImpl>() != nullptr;
     double bytes = 0;
     for (const Tensor& p : model->parameters()) bytes += double(p.nbytes());
-    std::cout << "{\"step\": " << median(steps) << ", \"alone\": " << median(backward[0])
-              << ", \"then\": " << median(backward[1]) << ", \"during\": " << median(backward[2])
-              << ", \"small\": " << median(small) << ", \"norms\": " << norms
+    std::cout << "{\"step\": " << median(steps) << ", \"alone\": " << alone << ", \"then\": " << then
+              << ", \"during\": " << during << ", \"small\": " << small << ", \"norms\": " << norms
               << ", \"gradient_bytes\": " << bytes << "}" << std::endl;
     ranks.shutdown();
   });

@@ -12,16 +12,18 @@ inline uint64_t fnv1a64(const std::string& text) {
   for (const unsigned char c : text) h = (h ^ c) * 0x100000001B3ull;
   return h;
 }
-inline double signed_unit(uint64_t seed, uint64_t i) {  // in -1..1
-  uint64_t z = seed + (i + 1) * 0x9E3779B97F4A7C15ull;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  z ^= z >> 31;
-  return double(z >> 40) * 0x1p-24 * 2 - 1;
-}
+// Returns n numbers in -1..1.
 inline torch::Tensor signed_units(const std::string& name, int64_t n) {
   auto t = torch::empty({n}, torch::kDouble);
-  for (int64_t i = 0; i < n; ++i) t.data_ptr<double>()[i] = signed_unit(fnv1a64(name), i);
+  double* const values = t.data_ptr<double>();
+  const uint64_t seed = fnv1a64(name);
+  for (int64_t i = 0; i < n; ++i) {
+    uint64_t z = seed + uint64_t(i + 1) * 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    z ^= z >> 31;
+    values[i] = double(z >> 40) * 0x1p-24 * 2 - 1;
+  }
   return t;
 }
 
@@ -45,30 +47,24 @@ inline yolox::YOLOX official_model(const std::string& size, torch::ScalarType dt
   const auto statistics = fixture("bn_" + size + ".pth");
   torch::NoGradGuard no_grad;
   for (auto& [key, t] : yolox::state_dict(*model)) {
-    const auto ends = [&, &key = key](const std::string& s) {
-      return key.size() >= s.size() && key.compare(key.size() - s.size(), s.size(), s) == 0;
-    };
-    if (ends("num_batches_tracked")) {
+    if (key.ends_with("num_batches_tracked")) {
       t.fill_(7);
-    } else if (ends("running_mean") || ends("running_var")) {
+    } else if (key.ends_with("running_mean") || key.ends_with("running_var")) {
       t.copy_(tensor(statistics, key));
     } else {
       auto v = signed_units(key, t.numel()).view(t.sizes());
-      const bool pred = key.find("_preds.") != std::string::npos;
       if (t.dim() == 4) {
-        v *= std::sqrt(2.0 / (t.numel() / t.size(0))) * (pred ? 0.25
+        v *= std::sqrt(2.0 / (t.numel() / t.size(0))) * (has(key, "_preds.") ? 0.25
                                                          : key == "backbone.backbone.stem.conv.conv.weight"
                                                              ? 0x1p-7
                                                              : 1);
-      } else if (ends("bn.weight")) {
+      } else if (key.ends_with("bn.weight")) {
         v = 1 + 0.25 * v;
-      } else if (ends("bn.bias")) {
+      } else if (key.ends_with("bn.bias")) {
         v = 0.25 * v;
       } else {
-        v = 0.5 * v - (key.find("cls_preds") != std::string::npos   ? 3
-                       : key.find("obj_preds") != std::string::npos ? 1
-                                                                    : 0);
-        if (key.find("reg_preds") != std::string::npos) v.slice(0, 2) += 0.75;
+        v = 0.5 * v - (has(key, "cls_preds") ? 3 : has(key, "obj_preds") ? 1 : 0);
+        if (has(key, "reg_preds")) v.slice(0, 2) += 0.75;
       }
       t.copy_(v.to(torch::kFloat));
     }

@@ -212,17 +212,21 @@ inline double last_ap(const TempDir& dir, const std::string& run) {
   return last;
 }
 
+// Returns last.pth of a run.
+inline c10::impl::GenericDict last_checkpoint(const TempDir& dir, const std::string& run_folder) {
+  return read_pth(dir / (run_folder + "/last.pth")).toGenericDict();
+}
+
 // Returns the weights in last.pth of a run: the EMA if `averaged`, otherwise the trained weights.
 inline c10::impl::GenericDict weights_of(const TempDir& dir, const std::string& run_folder,
                                          bool averaged = true) {
-  const auto top = read_pth(dir / (run_folder + "/last.pth")).toGenericDict();
+  const auto top = last_checkpoint(dir, run_folder);
   return (averaged ? top : top.at("train").toGenericDict()).at("model").toGenericDict();
 }
 
 // Returns the number of iterations done in last.pth of a run.
 inline int64_t steps_of(const TempDir& dir, const std::string& run_folder = "r") {
-  const auto file = read_pth(dir / (run_folder + "/last.pth")).toGenericDict();
-  return file.at("train").toGenericDict().at("iteration").toInt();
+  return last_checkpoint(dir, run_folder).at("train").toGenericDict().at("iteration").toInt();
 }
 
 // Returns the relative difference of two runs, the larger of two L2 ratios: parameters |a - b| / |b - start|,

@@ -58,7 +58,7 @@ outputs() {
   run demo --source shapes --weights model.onnx --max-images 6 --conf 0.005 --no-draw --json onnx.json --device cpu
   # Times differ between runs.
   sed -i -E 's/"(seconds|load|preprocess|forward|decode|nms|images_per_second)[a-z_]*": ?[0-9.e+-]+/"\1": 0/g' eval.json
-  for name in plain ranks ranks_accum dtr accum bf16 fp16 quirks resumed multitask evaluated; do
+  for name in plain ranks ranks_accum dtr accum bf16 fp16 frozen resumed multitask evaluated; do
     sha256sum "$name"/*.pth
   done
   # The other columns of metrics.csv depend on time.

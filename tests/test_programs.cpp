@@ -118,7 +118,7 @@ TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints" *
   CHECK(evaluations == 3);
   CHECK(metric_rows(dir / "a/metrics.csv").back()[kIteration] == 12);
 
-  const auto last = read_pth(dir / "a/last.pth").toGenericDict();
+  const auto last = last_checkpoint(dir, "a");
   CHECK(last.at("start_epoch").toInt() == 3);
   CHECK(last.contains("optimizer"));
   const WeightsInfo info = weights_info(last, "last.pth");
@@ -134,9 +134,10 @@ TEST_CASE("train: a repeated run with another number of workers ends with the sa
   succeed(dir, "train", kTrain + "--out b --workers 5");
   CHECK(difference(dir / "a/last.pth", dir / "b/last.pth") == "");
   CHECK(difference(dir / "a/best.pth", dir / "b/best.pth") == "");
-  succeed(dir, "train", kTrain + "--out c --max-iters 4 --seed 1");
-  succeed(dir, "train", kTrain + "--out d --max-iters 4");
-  CHECK(difference(dir / "c/last.pth", dir / "d/last.pth") != "");
+  succeed(dir, "train", kTrain + "--out c --max-iters 1 --eval-interval 0 --seed 1");
+  const std::string batch = contents(dir / "a/train_batch0.jpg");
+  CHECK(contents(dir / "b/train_batch0.jpg") == batch);
+  CHECK(contents(dir / "c/train_batch0.jpg") != batch);
 }
 
 TEST_CASE("train: a run that was stopped within an epoch and resumed equals an undisturbed run" *
@@ -144,9 +145,7 @@ TEST_CASE("train: a run that was stopped within an epoch and resumed equals an u
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--max-iters 6");  // into runs/yolox-nano-data
   const std::string run_folder = "runs/yolox-nano-data";
-  REQUIRE(fs::exists(dir / (run_folder + "/last.pth")));
-  const auto half = read_pth(dir / (run_folder + "/last.pth")).toGenericDict();
-  CHECK(half.at("train").toGenericDict().at("iteration").toInt() == 6);
+  CHECK(steps_of(dir, run_folder) == 6);
 
   const Outcome complete =
       run(dir, "train", "--resume " + run_folder);  // --max-iters of the run still applies
@@ -157,8 +156,7 @@ TEST_CASE("train: a run that was stopped within an epoch and resumed equals an u
       succeed(dir, "train", "--resume --max-iters 0");  // the newest run, without limit
   CHECK(has(printed, "resuming " + run_folder + " at step 6"));
   CHECK(has(printed, "--max-iters 0 instead of the run's 6"));
-  const auto whole = read_pth(dir / "a/last.pth").toGenericDict();
-  const auto resumed = read_pth(dir / (run_folder + "/last.pth")).toGenericDict();
+  const auto whole = last_checkpoint(dir, "a"), resumed = last_checkpoint(dir, run_folder);
   for (const char* part : {"model", "optimizer", "train", "yolox", "start_epoch"})
     CHECK(difference(whole.at(part), resumed.at(part), part) == "");
 
@@ -167,15 +165,6 @@ TEST_CASE("train: a run that was stopped within an epoch and resumed equals an u
   for (size_t i = 1; i < rows.size(); ++i) CHECK(rows[i][kIteration] >= rows[i - 1][kIteration]);
   const std::string log = contents(dir / (run_folder + "/log.txt"));
   CHECK(log.find("run runs/") < log.find("resuming runs/"));
-}
-
-TEST_CASE("train: a new --size of a resumed run is written to its checkpoint" * starts_programs) {
-  const TempDir& dir = trained().dir;
-  succeed(dir, "train", kTrain + "--out resized --max-iters 1 --eval-interval 0");
-  succeed(dir, "train", "--resume=resized --max-iters 2 --size 96x128");
-  const WeightsInfo info = weights_info(read_pth(dir / "resized/last.pth"), "last.pth");
-  CHECK(info.height == 96);
-  CHECK(info.width == 128);
 }
 
 TEST_CASE("train: a full disk is reported and does not end the run early" * starts_programs) {
@@ -190,18 +179,17 @@ TEST_CASE("train: a full disk is reported and does not end the run early" * star
   CHECK(has(contents(dir / "a/log.txt"), "3/3"));
 }
 
-TEST_CASE("train: runs with mixed precision, without EMA, with AdamW, and without augmentation" *
+TEST_CASE("train: runs with bf16 and without augmentation, and with AdamW and without EMA" *
           starts_programs) {
   const TempDir& dir = trained().dir;
   for (const std::string flags :
-       {"--amp bf16", "--amp fp16", "--optimizer adamw --ema 0", "--aug none --clip 0 --no-multiscale"}) {
+       {"--amp bf16 --aug none --clip 0 --no-multiscale", "--optimizer adamw --ema 0"}) {
     INFO(flags);
     fs::remove_all(dir / "e");
     succeed(dir, "train", kTrain + "--out e --max-iters 2 --eval-interval 0 " + flags);
     for (const auto& row : metric_rows(dir / "e/metrics.csv")) CHECK(row[kLoss] > 0);
     CHECK_FALSE(fs::exists(dir / "e/best.pth"));  // nothing was evaluated
-    const auto last = read_pth(dir / "e/last.pth").toGenericDict();
-    const bool averaged = difference(last.at("model"), last.at("train").toGenericDict().at("model")) != "";
+    const bool averaged = difference(weights_of(dir, "e", true), weights_of(dir, "e", false)) != "";
     CHECK(averaged == !has(flags, "--ema 0"));
   }
 }
@@ -252,7 +240,6 @@ TEST_CASE("train: --accum computes the step of the whole batch, with parts of un
     CHECK(way > 0);
     CHECK((at(parts) - at(whole)).norm().template item<double>() < 1e-3 * way);
   }
-  CHECK(run(dir, "train", flags + "--out g --accum 6").code == 2);
 }
 
 TEST_CASE("train: --patience ends a run whose AP does not improve" * starts_programs) {
@@ -272,7 +259,7 @@ TEST_CASE("train: the evaluation of a run stopped within an epoch does not count
   succeed(dir, "train",
           "--data data --model yolox-nano --size 64 --bs 5 --epochs 3 --max-iters 3 --eval-interval 1 "
           "--conf 1 --out amid");
-  const auto last = read_pth(dir / "amid/last.pth").toGenericDict();
+  const auto last = last_checkpoint(dir, "amid");
   CHECK(last.at("train").toGenericDict().at("evals_without_gain").toInt() == 0);
   CHECK(last.at("best_ap").toDouble() == 0);
 }
@@ -351,20 +338,26 @@ TEST_CASE("train: the eps of Adam is 1e-3 with --amp fp16 and 1e-8 without" * st
     const std::string out = concat("eps_", amp);
     succeed(dir, "train",
             concat(kTrain, "--max-iters 1 --eval-interval 0 --optimizer adam --amp ", amp, " --out ", out));
-    const auto optimizer =
-        read_pth(dir / (out + "/last.pth")).toGenericDict().at("optimizer").toGenericDict();
+    CHECK(metric_rows(dir / (out + "/metrics.csv")).at(0)[kLoss] > 0);
+    const auto optimizer = last_checkpoint(dir, out).at("optimizer").toGenericDict();
     const auto groups = optimizer.at("param_groups").toListRef();
     CHECK(groups.size() == 3);
     for (const auto& group : groups) CHECK(group.toGenericDict().at("eps").toDouble() == eps);
   }
 }
 
-TEST_CASE("train: flags given with --resume override those of the run, with a message" * starts_programs) {
+TEST_CASE(
+    "train: flags given with --resume override those of the run, with a message, also in its checkpoint" *
+    starts_programs) {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out turned --max-iters 1 --eval-interval 0");
-  const std::string printed = succeed(dir, "train", "--resume=turned --max-iters 2 --preproc legacy");
+  const std::string printed =
+      succeed(dir, "train", "--resume=turned --max-iters 2 --preproc legacy --size 96x128");
   CHECK(has(printed, "--preproc legacy instead of the run's auto"));
-  CHECK(weights_info(read_pth(dir / "turned/last.pth"), "last.pth").legacy_preproc);
+  const WeightsInfo info = weights_info(read_pth(dir / "turned/last.pth"), "last.pth");
+  CHECK(info.legacy_preproc);
+  CHECK(info.height == 96);
+  CHECK(info.width == 128);
 }
 
 TEST_CASE("train: weights for other classes are loaded without the class head, with a message" *
@@ -380,16 +373,14 @@ TEST_CASE("train: weights for other classes are loaded without the class head, w
           "weights 636 of 642 tensors of a/last.pth; the class layers start fresh, but for classes that the "
           "weights know (7 -> 2 classes)"));
   CHECK(has(unwrapped(printed), "classes 2 of 2 start from the class layers of the weights, by name"));
-  const auto from = read_pth(dir / "a/last.pth").toGenericDict().at("model").toGenericDict();
-  const auto into = read_pth(dir / "f/last.pth").toGenericDict().at("model").toGenericDict();
+  const auto from = weights_of(dir, "a"), into = weights_of(dir, "f");
   for (const char* key : {"backbone.backbone.stem.conv.conv.weight", "head.obj_preds.0.bias"})
     CHECK(torch::equal(into.at(key).toTensor(), from.at(key).toTensor()));
   CHECK(torch::equal(into.at("head.cls_preds.0.bias").toTensor(),
                      from.at("head.cls_preds.0.bias").toTensor().slice(0, 0, 2)));
 }
 
-TEST_CASE("train: the run folder has images of the labels and first batches; --cache and --split" *
-          starts_programs) {
+TEST_CASE("train: the run folder has images of the labels and first batches; --cache" * starts_programs) {
   const TempDir& dir = trained().dir;
   for (const char* name : {"labels", "train_batch0", "train_batch1", "train_batch2"})
     CHECK_FALSE(cv::imread(dir / concat("a/", name, ".jpg")).empty());
@@ -402,12 +393,6 @@ TEST_CASE("train: the run folder has images of the labels and first batches; --c
   const std::string cached =
       succeed(dir, "train", kTrain + "--max-iters 2 --eval-interval 0 --cache ram --out cached");
   CHECK(has(cached, "cache   ram"));
-  const Outcome bad = run(dir, "train", kTrain + "--cache floppy --out x");
-  CHECK(bad.code == 2);
-  CHECK(has(bad.err, "floppy"));
-  const Outcome split = run(dir, "eval", "--data data --weights a/last.pth --split test");
-  CHECK(split.code == 1);
-  CHECK(has(split.err, "test"));
 }
 
 TEST_CASE("pack: invalid flags are refused; a packed data set trains to the same weights" * starts_programs) {
@@ -541,31 +526,29 @@ SHARED_TEST(
     "them" *
     starts_programs) {
   TempDir dir;
-  // Pictures of 12 photos each.
+  // A picture of 12 photos.
   const CocoDataset photos =
       read_coco(shared("data/coco_val2017_union/annotations/instances_val2017_union.json"));
   const int side = 640, columns = 4, rows = 3;
   CocoDataset set;
   set.categories = photos.categories;
-  for (int64_t k = 0; k < 3; ++k) {
-    Image picture({columns * side, rows * side}, 114);
-    for (int i = 0; i < columns * rows; ++i) {
-      const CocoImage& photo = photos.images.at(size_t(k * columns * rows + i));
-      const cv::Point place(i % columns * side, i / columns * side);
-      const Image pixels(cv::imread(shared("data/coco_val2017_union/val2017/" + photo.file_name)));
-      pixels.copyTo(picture(cv::Rect(place, pixels.size())));
-      for (CocoAnnotation a : photos.annotations) {
-        if (a.image_id != photo.id) continue;
-        a.x += place.x;
-        a.y += place.y;
-        a.image_id = k;
-        set.annotations.push_back(a);
-      }
+  Image picture({columns * side, rows * side}, 114);
+  for (int i = 0; i < columns * rows; ++i) {
+    const CocoImage& photo = photos.images.at(size_t(i));
+    const cv::Point place(i % columns * side, i / columns * side);
+    const Image pixels(cv::imread(shared("data/coco_val2017_union/val2017/" + photo.file_name)));
+    pixels.copyTo(picture(cv::Rect(place, pixels.size())));
+    for (CocoAnnotation a : photos.annotations) {
+      if (a.image_id != photo.id) continue;
+      a.x += place.x;
+      a.y += place.y;
+      a.image_id = 1;
+      set.annotations.push_back(a);
     }
-    set.images.push_back({k, concat(k, ".jpg"), picture.cols, picture.rows});
-    fs::create_directories(dir / "data/images");
-    cv::imwrite(dir / concat("data/images/", k, ".jpg"), picture);
   }
+  set.images = {{1, "1.jpg", picture.cols, picture.rows}};
+  fs::create_directories(dir / "data/images");
+  cv::imwrite(dir / "data/images/1.jpg", picture);
   write_coco(dir / "data/all.json", set);
 
   const std::string weights = "--weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ";
@@ -580,20 +563,20 @@ SHARED_TEST(
   // The same detections as those of demo.
   succeed(dir, "eval", "--data data --save-dt d.json --conf 0.3 --nms 0.45 --tile 640 " + weights);
   succeed(dir, "demo", "--source data/images --json b.json --no-draw --tile 640 " + weights);
-  const auto count = [](const std::string& text, const std::string& part) {
+  const auto boxes_in = [&](const std::string& file) {
+    const std::string text = contents(dir / file);
     size_t n = 0;
-    for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) ++n;
+    for (size_t at = 0; (at = text.find("\"score\"", at)) != std::string::npos; ++at) ++n;
     return n;
   };
-  const size_t boxes = count(contents(dir / "b.json"), "\"score\"");
-  CHECK(boxes > 50);
-  CHECK(boxes == count(contents(dir / "d.json"), "\"score\""));
+  CHECK(boxes_in("b.json") > 15);
+  CHECK(boxes_in("b.json") == boxes_in("d.json"));
 
   succeed(dir, "pack", "--data data --tiles 640 --overlap 0 --out p.lmdb");
   const std::string printed =
       succeed(dir, "train",
               "--data p.lmdb --model yolox-nano --size 64 --bs 2 --max-iters 1 --eval-interval 0 --out r");
-  CHECK_MESSAGE(has(unwrapped(printed), "36 images"), printed);
+  CHECK_MESSAGE(has(unwrapped(printed), "12 images"), printed);
 }
 
 SHARED_TEST(
@@ -654,10 +637,10 @@ TEST_CASE("programs: exit with 1 if their results do not fit on stdout, but trai
     const Outcome o = shell(dir, "($YOLOX_PROGRAMS/" + command + " > /dev/full)");
     CHECK(o.code == 1);
     CHECK(has(o.err, "cannot write to stdout"));
-    CHECK(shell(dir, "rm -rf full*; $YOLOX_PROGRAMS/" + command).code == 0);
   }
-  CHECK(shell(dir, concat("($YOLOX_PROGRAMS/train ", kTrain, "--max-iters 1 --out full > /dev/full)")).code ==
-        0);
+  CHECK(shell(dir, concat("($YOLOX_PROGRAMS/train ", kTrain,
+                          "--max-iters 1 --eval-interval 0 --out goes_on > /dev/full)"))
+            .code == 0);
 }
 
 TEST_CASE("demo: writes each image of a folder in its size, skips other files, keeps the originals" *
@@ -710,8 +693,7 @@ SHARED_TEST("demo: the dog is found; pixels away from the boxes stay unchanged" 
   CHECK(cv::countNonZero(changed(cv::Rect(600, 400, 160, 170))) == 0);
 }
 
-TEST_CASE("export: the TorchScript file computes the outputs of the model, and loads in Python" *
-          starts_programs) {
+TEST_CASE("export: the TorchScript file computes the outputs of the model" * starts_programs) {
   const TempDir& dir = trained().dir;
   const std::string printed = succeed(dir, "export", "--weights a/last.pth --out model.ts");
   CHECK(has(printed, "model.ts: yolox-nano, 7 classes, input [B, 3, H, W] BGR 0..255, output [B, A, 12]"));
@@ -727,49 +709,9 @@ TEST_CASE("export: the TorchScript file computes the outputs of the model, and l
     CHECK(out.sizes() == c10::IntArrayRef{b, 84, 12});
     CHECK(torch::allclose(out, decode(loaded.model(images), 64, 64), 1e-4, 1e-3));
   }
-
-  const std::string python = python_with("torch");
-  if (python.empty()) return;
-  std::ofstream(dir / "try.py") << R"(
-import torch
-f = torch.load("a/last.pth", weights_only=True)
-print(f["start_epoch"], len(f["model"]), sorted(f["optimizer"]), f["yolox"]["classes"][0])
-m = torch.jit.load("model.ts")
-print(list(m(torch.zeros(2, 3, 64, 64)).shape))
-)";
-  const Outcome o = shell(dir, concat("'", python, "' try.py"));
-  CHECK_MESSAGE(o.code == 0, o.err);
-  CHECK(o.out == "3 642 ['param_groups', 'state'] circle\n[2, 84, 12]\n");
 }
 
 // ---- the command line
-
-TEST_CASE("programs: --help lists every flag and ends with 0" * starts_programs) {
-  TempDir dir;
-  const std::string config = contents(trained().dir / "a/config.json");
-  const std::string help = succeed(dir, "train", "--help"), all = succeed(dir, "train", "--help all");
-  CHECK(succeed(dir, "train", "-h") == help);
-  int flags = 0;
-  for (size_t at = 0; (at = config.find("\":", at)) != std::string::npos; ++at) {
-    const std::string name = config.substr(config.rfind('"', at - 1) + 1, at - config.rfind('"', at - 1) - 1);
-    if (name == "device_name") break;  // what is no flag follows
-    const auto lists = [&](const std::string& text, const std::string& begin) {
-      for (const std::string end : {" ", "\n"})
-        if (has(text, begin + name + end) || has(text, begin + "no-" + name + end)) return true;
-      return false;
-    };
-    CHECK_MESSAGE(lists(all, "\n      --"), name);  // with its description
-    CHECK_MESSAGE(lists(help, " --"), name);
-    ++flags;
-  }
-  CHECK(flags > 30);
-  const std::string eval_help = succeed(dir, "eval", "--help");
-  for (const char* name :
-       {"--data", "--weights", "--gt", "--dt", "--conf", "--nms", "--bs", "--json", "--preproc"})
-    CHECK_MESSAGE(has(eval_help, name), name);
-  CHECK(has(succeed(dir, "demo", "--help"), "--source"));
-  CHECK(has(succeed(dir, "export", "--help"), "--format"));
-}
 
 TEST_CASE(
     "eval: names in a ground truth are printed without control characters; equal names and ids are noted" *
@@ -794,31 +736,56 @@ TEST_CASE(
 TEST_CASE("programs: waiting OpenMP threads spin only briefly, unless the user sets another policy" *
           starts_programs) {
   const TempDir dir;
-  for (const char* program : {"train", "multitask", "eval", "demo"}) {
-    const auto shown = [&](const char* set) {
-      return shell(dir, concat("env ", set, " OMP_DISPLAY_ENV=VERBOSE $YOLOX_PROGRAMS/", program, " --help"))
-          .err;
-    };
-    CHECK(has(shown("-u GOMP_SPINCOUNT"), "GOMP_SPINCOUNT = '1000'"));
-    CHECK_FALSE(has(shown("GOMP_SPINCOUNT=77"), "GOMP_SPINCOUNT = '1000'"));
-    CHECK_FALSE(has(shown("-u GOMP_SPINCOUNT OMP_WAIT_POLICY=active"), "GOMP_SPINCOUNT = '1000'"));
-  }
+  const auto is_brief = [&](const std::string& program, const std::string& set) {
+    const std::string command = " OMP_DISPLAY_ENV=VERBOSE $YOLOX_PROGRAMS/" + program + " --help";
+    return has(shell(dir, "env " + set + command).err, "GOMP_SPINCOUNT = '1000'");
+  };
+  for (const char* program : {"train", "multitask", "eval", "demo"})
+    CHECK_MESSAGE(is_brief(program, "-u GOMP_SPINCOUNT"), program);
+  for (const char* set : {"GOMP_SPINCOUNT=77", "-u GOMP_SPINCOUNT OMP_WAIT_POLICY=active"})
+    CHECK_FALSE(is_brief("eval", set));
 }
 
-TEST_CASE("programs: --help is one screen of 50 lines and 80 columns" * starts_programs) {
-  TempDir dir;
+TEST_CASE("programs: --help is one screen of 50 lines and 80 columns, and lists every flag" *
+          starts_programs) {
+  const TempDir& dir = trained().dir;
+  std::map<std::string, std::string> helps;
   for (const std::string program : {"train", "multitask", "eval", "demo", "export", "check", "pack"}) {
     CAPTURE(program);
-    const std::string help = succeed(dir, program, "--help");
+    const std::string help = helps[program] = succeed(dir, program, "--help");
     CHECK(lines_of(help).size() <= 50);
     CHECK(lines_of(help).size() > 10);
     for (const auto& line : lines_of(help)) CHECK_MESSAGE(line.size() <= 80, line);
   }
-  const std::string all = succeed(dir, "train", "--help all");
+  for (const auto& [program, flags] : {std::pair("eval", "data weights gt dt conf nms bs json preproc"),
+                                       {"demo", "source"},
+                                       {"export", "format"}}) {
+    std::istringstream names(flags);
+    for (std::string name; names >> name;) CHECK_MESSAGE(has(helps[program], "--" + name), name);
+  }
+  CHECK(succeed(dir, "export", "--help all") == helps["export"]);
+
+  const std::string brief = helps["train"], all = succeed(dir, "train", "--help all");
+  CHECK(succeed(dir, "train", "-h") == brief);
+  CHECK(has(brief, "--help all"));
   CHECK(lines_of(all).size() > 100);
-  CHECK(has(succeed(dir, "train", "--help"), "--help all"));
   CHECK(has(all, "--min-lr-ratio X  "));
-  CHECK(succeed(dir, "export", "--help all") == succeed(dir, "export", "--help"));
+  const std::string config = contents(dir / "a/config.json");
+  int flags = 0;
+  for (size_t at = 0; (at = config.find("\":", at)) != std::string::npos; ++at) {
+    const size_t begin = config.rfind('"', at - 1) + 1;
+    const std::string name = config.substr(begin, at - begin);
+    if (name == "device_name") break;  // what is no flag follows
+    const auto lists = [&](const std::string& text, const std::string& before) {
+      for (const std::string end : {" ", "\n"})
+        if (has(text, before + name + end) || has(text, before + "no-" + name + end)) return true;
+      return false;
+    };
+    CHECK_MESSAGE(lists(all, "\n      --"), name);  // with its description
+    CHECK_MESSAGE(lists(brief, " --"), name);
+    ++flags;
+  }
+  CHECK(flags > 30);
 }
 
 TEST_CASE("train: the default data set is shapes, the default model is yolox-s") {
@@ -838,6 +805,9 @@ TEST_CASE("train: invalid flags give one line that names them, and exit code 2")
       {"--size 100", "--size"},
       {"--bs many", "--bs"},
       {"--bs", "bs"},
+      {"--bs 0", "--bs"},
+      {"--bs 5 --accum 6", "--accum"},
+      {"--cache floppy", "floppy"},
       {"--workers 0", "--workers"},
       {"--epochs 0", "--epochs"},
       {"--epochs 3 --warmup-epochs 4", "--warmup-epochs"},
@@ -854,6 +824,8 @@ TEST_CASE("train: invalid flags give one line that names them, and exit code 2")
   };
   Config blank;
   CHECK(has(error_of([&] { blank.set("workers", " 1"); }), "--workers must be an integer, got ' 1'"));
+  CHECK_THROWS_WITH_AS(parse_device("tpu"), doctest::Contains("--device"), UsageError);
+  CHECK_THROWS_WITH_AS(parse_device("0"), doctest::Contains("write cuda:0"), UsageError);
   for (const auto& row : rows) {
     INFO(row.first);
     std::vector<std::string> words{"train", "--data", "data", "--max-iters", "1"};
@@ -913,7 +885,6 @@ TEST_CASE("train: a batch norm of one value per channel is refused" * starts_pro
     CHECK(o.code == 2);
     CHECK_MESSAGE(has(unwrapped(o.err), "--size 32 with one image at a time"), o.err);
   }
-  succeed(dir, "train", flags + "--bs 2");
 }
 
 TEST_CASE("check: counts classes, finds equal images and boxes of two classes, and exits with 1" *
@@ -965,27 +936,22 @@ TEST_CASE("check: counts classes, finds equal images and boxes of two classes, a
 
 TEST_CASE("programs: invalid input gives one line that names it, and the right exit code" * starts_programs) {
   const TempDir& dir = trained().dir;
-  write_scenes(dir / "pair", 4, 2);
   write_scenes(dir / "others", 4, 2);
   CocoDataset others = read_coco(dir / "others/annotations/instances_train.json");
   for (CocoCategory& c : others.categories) c.name += " of another set";
   write_coco(dir / "others/annotations/instances_train.json", others);
   fs::create_directories(dir / "nothing");
-  // A copy for each command that locks the run, because two commands run at once.
-  for (const char* copy : {"h", "h1", "h2", "h3"}) fs::copy(dir / "a", dir / copy);
+  fs::copy(dir / "a", dir / "h");
   const auto file = [&](const std::string& name, const std::string& text) { write_text(dir / name, text); };
   const std::string json = contents(dir / "data/annotations/instances_train.json");
   const std::string weights = contents(dir / "a/last.pth");
   file("text.txt", "words\n");
-  file("empty.json", "");
   file("cut.json", json.substr(0, json.size() / 2));
   file("list.json", "[1, 2]");
   file("none.json", "[]");
   file("absent.json", R"({"images": [{"id": 1, "file_name": "absent_1.jpg"}], "categories": [{"id": 1}],
                           "annotations": []})");
-  file("text.pth", "words\n");
   file("cut.pth", weights.substr(0, weights.size() / 2));
-  TempDir elsewhere;  // no runs/ here
 
   const std::string train =
       "--data data --model yolox-nano --size 64 --bs 2 --max-iters 1 --eval-interval 0 ";
@@ -997,48 +963,40 @@ TEST_CASE("programs: invalid input gives one line that names it, and the right e
     std::string named;
   };
   const std::vector<Row> rows = {
-      {"eval", "--gt a.json --dt b.json --conf 0.5", 2, "--conf is for --data and --weights"},
-      {"train", train + "--bs 0", 2, "--bs"},
+      {"train", "--gpus 2 --procs 2", 2, "usage: ./train --data DIR --weights yolox-s --bs 16 --epochs 100"},
       {"train", train + "--bs 100000000", 1, "--bs"},
       {"train", train + "--device tpu", 2, "--device"},
-      {"train", train + "--device 0", 2, "write cuda:0"},
       {"train", train + "--data nowhere", 1, "nowhere"},
       {"train", train + "--data nothing", 1, "nothing"},
-      {"train", train + "--data empty.json", 1, "empty.json"},
       {"train", train + "--data cut.json", 1, "cut.json"},
-      {"train", train + "--data list.json", 1, "list.json"},
       {"train", train + "--data absent.json", 1, "absent_1.jpg"},
       {"train", train + "--data text.txt", 1, "text.txt"},
       {"train", train + "--weights nowhere.pth", 1, "nowhere.pth"},
       {"train", train + "--weights cut.pth", 1, "cut.pth"},
-      {"train", train + "--weights text.pth", 1, "text.pth"},
       {"train", train + "--weights a/last.pth --model yolox-tiny", 1, "yolox-nano"},
       {"train", train + "--out text.txt/run", 1, "text.txt/run"},
       {"train", train + "--out a", 1, "--resume"},
       {"train", "--resume=nowhere", 1, "nowhere"},
       {"train", "--resume=h", 2, "--epochs"},  // the run is complete
-      {"train", "--resume=h1 --epochs 4 --model yolox-tiny", 2, "yolox-nano"},
-      {"train", "--resume=h2 --epochs 4 --data pair", 2, "classes"},
-      {"train", "--resume=h3 --epochs 4 --bs 4", 2, "steps per epoch"},
       {"train", "--resume=h --epochs 4 --weights a/best.pth", 2, "--weights"},
       {"train", "--resume=h --epochs 4 --out g", 2, "--out"},
-      {"eval", "", 2, "--data"},
+      {"eval", "--gt a.json", 2, "usage: ./eval --data DIR --weights runs/NAME/best.pth"},
       {"eval", "--data data", 2, "--weights"},
-      {"eval", "--gt empty.json", 2, "--dt"},
+      {"eval", "--gt a.json --dt b.json --conf 0.5", 2, "--conf is for --data and --weights"},
       {"eval", "--gt nowhere.json --dt none.json", 1, "nowhere.json"},
       {"eval", "--gt data/annotations/instances_train.json --dt list.json", 1, "list.json"},
+      {"eval", eval + "--split test", 1, "test"},
       {"eval", eval + "--conf 2", 2, "--conf"},
       {"eval", eval + "--model yolox-s", 1, "yolox-nano"},
       {"eval", eval + "--data others", 1, "has other classes"},
-      {"eval", eval + "--weights text.pth", 1, "text.pth"},
       {"eval", eval + "--json nowhere/e.json", 1, "nowhere/e.json"},
-      {"demo", "--weights a/last.pth", 2, "--source"},
+      {"demo", "", 2, "usage: ./demo --source photo.jpg --weights yolox-s"},
       {"demo", demo + "--source nowhere", 1, "nowhere"},
       {"demo", demo + "--source nothing", 1, "nothing"},
       {"demo", demo + "--source text.txt", 1, "text.txt"},
       {"demo", demo + "--save text.txt", 1, "text.txt"},
       {"demo", demo + "--max-images -1", 2, "--max-images"},
-      {"export", "--weights a/last.pth", 2, "--out"},
+      {"export", "", 2, "usage: ./export --weights runs/NAME/best.pth --out model.onnx"},
       {"export", "--weights a/last.pth --out m.x --format paper", 2, "--format"},
       {"export", "--weights cut.pth --out m.ts", 1, "cut.pth"},
       {"export", "--weights a/last.pth --out nowhere/m.ts", 1, "nowhere/m.ts"},
@@ -1051,6 +1009,7 @@ TEST_CASE("programs: invalid input gives one line that names it, and the right e
       if (line.rfind("error: ", 0) == 0) errors.push_back(line);
     CHECK(errors.size() == 1);
     CHECK(has(o.err, row.named));
+    if (has(row.named, "usage: ")) CHECK(lines_of(o.err).size() == 2);
     for (const char* trace :
          {"Exception raised from", "terminate called", "frame #", "Segmentation", "Aborted"})
       CHECK_MESSAGE(!has(o.out + o.err, trace), trace);
@@ -1064,9 +1023,7 @@ TEST_CASE("programs: invalid input gives one line that names it, and the right e
   work();
   other.join();
   for (size_t i = 0; i < rows.size(); ++i) verify(rows[i], outcomes[i]);
-  verify({"train", "--resume", 2, "--resume"}, run(elsewhere, "train", "--resume"));
-  fs::remove(dir / "h/crash.txt");
-  run(dir, "train", "--resume=h");
+  verify({"train", "--resume", 2, "--resume"}, run(TempDir(), "train", "--resume"));  // no runs/ there
   CHECK_FALSE(fs::exists(dir / "h/crash.txt"));  // resuming a complete run is no crash
 }
 
@@ -1077,12 +1034,9 @@ TEST_CASE("train: --model follows from --weights, and names need no \"yolox-\"" 
   const std::string first = succeed(dir, "train", flags + "--model nano --out a");
   CHECK_MESSAGE(has(first, "model   yolox-nano "), first);
   CHECK(has(contents(dir / "a/config.json"), R"("model":"yolox-nano")"));
-  for (const std::string weights : {"a/last.pth", "a"}) {
-    fs::remove_all(dir / "b");
-    const std::string second = succeed(dir, "train", flags + "--out b --weights " + weights);
-    CHECK_MESSAGE(has(second, "model   yolox-nano "), second);
-    CHECK_MESSAGE(has(second, concat("model yolox-nano, as in ", weights)), second);
-  }
+  const std::string second = succeed(dir, "train", flags + "--out b --weights a");
+  CHECK_MESSAGE(has(second, "model   yolox-nano "), second);
+  CHECK_MESSAGE(has(second, "model yolox-nano, as in a"), second);
   const Outcome given = run(dir, "train", flags + "--model tiny --weights a --out c");
   CHECK_MESSAGE(has(given.err, "contains weights of yolox-nano"), given.err);
   // Evaluation and export take the folder of a run and a name without "yolox-", too.
@@ -1133,19 +1087,4 @@ TEST_CASE(
   const Outcome best = run(dir, "train", "--resume runs/a/best.pth");
   CHECK(best.code == 2);
   CHECK_MESSAGE(has(best.err, "To start a new run from runs/a/best.pth, give it to --weights"), best.err);
-}
-
-TEST_CASE("programs: a usage error shows a complete command" * starts_programs) {
-  TempDir dir;
-  for (const auto& [program, flags, usage] :
-       {std::tuple("train", "--gpus 2 --procs 2",
-                   "usage: ./train --data DIR --weights yolox-s --bs 16 --epochs 100"),
-        {"eval", "--gt a.json", "usage: ./eval --data DIR --weights runs/NAME/best.pth"},
-        {"demo", "", "usage: ./demo --source photo.jpg --weights yolox-s"},
-        {"export", "", "usage: ./export --weights runs/NAME/best.pth --out model.onnx"}}) {
-    const Outcome o = run(dir, program, flags);
-    CHECK(o.code == 2);
-    CHECK_MESSAGE(has(o.err, usage), o.err);
-    CHECK(lines_of(o.err).size() == 2);
-  }
 }

@@ -6,17 +6,21 @@ using namespace yolox;
 using torch::Tensor;
 
 namespace {
+constexpr int64_t kClasses = 4;
+
+float random_between(float low, float high) { return low + (high - low) * (std::rand() / float(RAND_MAX)); }
+
 struct Scene {  // random predictions over a small image, and their decoded boxes
   Predictions raw;
   Anchors anchors;
   Tensor boxes;
-  int64_t height = 128, width = 160;
-  explicit Scene(int64_t batch, int64_t classes = 4, torch::ScalarType dtype = torch::kFloat) {
+  int64_t height, width;
+  explicit Scene(int64_t batch, int64_t height = 128, int64_t width = 160) : height(height), width(width) {
     torch::manual_seed(3);
-    anchors = make_anchors(height, width, dtype);
+    anchors = make_anchors(height, width, torch::kFloat);
     const int64_t points = anchors.stride.numel();
-    raw = {torch::randn({batch, points, 4}, dtype), torch::randn({batch, points}, dtype),
-           torch::randn({batch, points, classes}, dtype)};
+    raw = {torch::randn({batch, points, 4}), torch::randn({batch, points}),
+           torch::randn({batch, points, kClasses})};
     boxes = decode_boxes(raw.reg, anchors);
   }
   Tensor assign(const Targets& t, int64_t max_pairs = 0) const {
@@ -44,7 +48,7 @@ Targets targets(const std::vector<std::vector<std::array<float, 5>>>& images) {
 // Computes SimOTA with plain loops over objects and points, as a reference. Returns the object of each point,
 // or -1.
 std::vector<int64_t> assign_by_loops(const Scene& s, int64_t b, const Targets& t) {
-  const int64_t points = s.anchors.stride.numel(), objects = t.counts[b], classes = s.raw.cls.size(2);
+  const int64_t points = s.anchors.stride.numel(), objects = t.counts[b];
   std::vector<int64_t> candidates;
   std::vector<std::vector<char>> own(objects, std::vector<char>(points));
   for (int64_t a = 0; a < points; ++a) {
@@ -75,7 +79,7 @@ std::vector<int64_t> assign_by_loops(const Scene& s, int64_t b, const Targets& t
                    iou = both / (at(p, 2) * at(p, 3) + at(q, 2) * at(q, 3) - both);
       ious.push_back(iou);
       double cost = -3 * std::log(iou + 1e-8) + (own[g][a] ? 0 : 1e6);
-      for (int64_t c = 0; c < classes; ++c) {
+      for (int64_t c = 0; c < kClasses; ++c) {
         const auto sigmoid = [](double v) { return 1 / (1 + std::exp(-v)); };
         const double prob =
             std::sqrt(sigmoid(s.raw.cls[b][a][c].item<double>()) * sigmoid(s.raw.obj[b][a].item<double>()));
@@ -109,10 +113,10 @@ SHARED_TEST("simota: the assignment equals the official one, point by point") {
   for (const std::string size : {"nano", "tiny", "s"}) {
     const auto f = fixture("train_" + size + ".pth");
     for (const auto dtype : {torch::kFloat, torch::kDouble}) {
+      auto model = official_model(size, dtype);
+      model->train();
       for (const std::string kind : {"sq", "rect"}) {
         const Tensor images = tensor(inputs, kind).to(dtype);
-        auto model = official_model(size, dtype);
-        model->train();
         const auto p = model(images);
         const auto anchors = make_anchors(images.size(2), images.size(3), p.reg.options());
         const auto t = official_targets(tensor(labels, "labels_" + kind).to(dtype));
@@ -144,12 +148,12 @@ TEST_CASE("simota: the assignment equals the definition in plain loops") {
   const Scene s(3);
   std::vector<std::vector<std::array<float, 5>>> images(3);
   std::srand(1);
-  const auto random = [](float lo, float hi) { return lo + (hi - lo) * (std::rand() / float(RAND_MAX)); };
   for (const int count : {1, 5, 40}) {
     for (size_t b = 0; b < 3; ++b) {
       images[b].clear();
       for (int i = 0; i < count + int(b) - 1; ++i)
-        images[b].push_back({float(i % 4), random(0, 160), random(0, 128), random(4, 80), random(4, 80)});
+        images[b].push_back({float(i % 4), random_between(0, 160), random_between(0, 128),
+                             random_between(4, 80), random_between(4, 80)});
     }
     const auto t = targets(images);
     const auto a = s.assign(t);
@@ -191,18 +195,13 @@ TEST_CASE("simota: boxes of one pixel and of zero area have a finite loss") {
 }
 
 TEST_CASE("simota: with 3000 boxes in one image, the assignment in chunks equals the one without") {
-  Scene s(2);
-  s.height = 416;
-  s.width = 416;
-  s.anchors = make_anchors(416, 416, torch::kFloat);
+  const Scene s(2, 256, 256);
   const int64_t points = s.anchors.stride.numel();
-  s.raw = {torch::randn({2, points, 4}), torch::randn({2, points}), torch::randn({2, points, 4})};
-  s.boxes = decode_boxes(s.raw.reg, s.anchors);
   std::vector<std::vector<std::array<float, 5>>> images(2);
   std::srand(5);
-  const auto random = [](float lo, float hi) { return lo + (hi - lo) * (std::rand() / float(RAND_MAX)); };
   for (int i = 0; i < 3000; ++i)
-    images[0].push_back({float(i % 4), random(0, 416), random(0, 416), random(2, 60), random(2, 60)});
+    images[0].push_back({float(i % 4), random_between(0, 256), random_between(0, 256), random_between(2, 60),
+                         random_between(2, 60)});
   images[1] = {{0, 100, 100, 50, 50}};
   const auto t = targets(images);
   const int64_t pairs = 2 * int64_t(images[0].size()) * points;
@@ -215,7 +214,7 @@ TEST_CASE("simota: with 3000 boxes in one image, the assignment in chunks equals
   }
   // Objects of the first and of the last chunk are matched.
   const Tensor fg = (a[0] >= 0).nonzero().squeeze(1);
-  CHECK(fg.numel() > 1000);
+  CHECK(fg.numel() > 200);
   const Tensor row = a[0].index_select(0, fg);
   CHECK((row > 2900).any().item<bool>());
   CHECK((row < 100).any().item<bool>());

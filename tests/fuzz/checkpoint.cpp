@@ -5,8 +5,7 @@
 using namespace yolox;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static fuzz::MemoryFile file;
-  file.write({reinterpret_cast<const char*>(data), size});
-  fuzz::expect_own_exceptions([] { fuzz::to_module(read_pth(file.path), file.path); });
+  const std::string& path = fuzz::file_with(data, size);
+  fuzz::expect_own_exceptions([&] { fuzz::to_module(read_pth(path), path); });
   return 0;
 }

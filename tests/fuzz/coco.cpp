@@ -6,16 +6,15 @@
 using namespace yolox;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static fuzz::MemoryFile file;
-  file.write({reinterpret_cast<const char*>(data), size});
-  fuzz::expect_own_exceptions([] {
+  const std::string& path = fuzz::file_with(data, size);
+  fuzz::expect_own_exceptions([&] {
     Source source;
-    source.name = file.path;
-    source.coco = read_coco(file.path);
+    source.name = path;
+    source.coco = read_coco(path);
     for (const CocoImage& image : source.coco.images)
       source.files.push_back(to_forward_slashes(image.file_name));
     fuzz::to_dataset(source);
   });
-  fuzz::expect_own_exceptions([] { read_detections(file.path); });
+  fuzz::expect_own_exceptions([&] { read_detections(path); });
   return 0;
 }

@@ -12,36 +12,22 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <typeinfo>
 
 #include "base/error.hpp"
 
 namespace yolox::fuzz {
 
-// A file in memory with a path for open(). Each write() replaces the contents.
-class MemoryFile {
- public:
-  MemoryFile() : fd(memfd_create("fuzz", MFD_CLOEXEC)), path(concat("/proc/self/fd/", fd)) {
-    require(fd >= 0);
-  }
-  MemoryFile(const MemoryFile&) = delete;
-  ~MemoryFile() { close(fd); }
-  void write(std::string_view bytes) {
-    require(ftruncate(fd, 0) == 0 && pwrite(fd, bytes.data(), bytes.size(), 0) == ssize_t(bytes.size()));
-  }
-
- private:
-  static void require(bool done) {
-    if (done) return;
+// Writes the bytes to a file in memory, which replaces those of the last call. Returns its path.
+inline const std::string& file_with(const void* bytes, size_t size) {
+  static const int fd = memfd_create("fuzz", MFD_CLOEXEC);
+  static const std::string path = concat("/proc/self/fd/", fd);
+  if (fd < 0 || ftruncate(fd, 0) != 0 || pwrite(fd, bytes, size, 0) != ssize_t(size)) {
     std::perror("memfd");
     std::abort();
   }
-  const int fd;
-
- public:
-  const std::string path;
-};
+  return path;
+}
 
 // Calls f(). Aborts if f() throws anything but the exceptions of base/error.hpp, because the readers must
 // convert exceptions of libraries.

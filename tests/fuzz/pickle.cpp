@@ -8,7 +8,6 @@
 using namespace yolox;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static fuzz::MemoryFile file;
   std::string bytes;
   caffe2::serialize::PyTorchStreamWriter zip([&](const void* more, size_t count) {
     bytes.append(static_cast<const char*>(more), count);
@@ -19,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   zip.writeRecord("data/1", std::string(8, '\1').data(), 8);
   zip.writeRecord("data/2", data, 0);
   zip.writeEndOfFile();
-  file.write(bytes);
-  fuzz::expect_own_exceptions([] { fuzz::to_module(read_pth(file.path), file.path); });
+  const std::string& path = fuzz::file_with(bytes.data(), bytes.size());
+  fuzz::expect_own_exceptions([&] { fuzz::to_module(read_pth(path), path); });
   return 0;
 }

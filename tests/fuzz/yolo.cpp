@@ -7,16 +7,15 @@
 using namespace yolox;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static fuzz::MemoryFile file;
-  file.write({reinterpret_cast<const char*>(data), size});
-  fuzz::expect_own_exceptions([] { read_data_yaml(file.path); });
+  const std::string& path = fuzz::file_with(data, size);
+  fuzz::expect_own_exceptions([&] { read_data_yaml(path); });
   for (const bool keypoints : {false, true})
     fuzz::expect_own_exceptions([&] {
       Source source;
       source.name = "yolo";
       source.relative = true;
       source.coco.categories = {{0, "a"}, {1, "b"}};
-      add_image(source, "a.jpg", file.path, read_yolo_txt(file.path, keypoints));
+      add_image(source, "a.jpg", path, read_yolo_txt(path, keypoints));
       fuzz::to_dataset(source);
     });
   return 0;
