@@ -116,13 +116,10 @@ std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t s
   const DtrStep& s = trial.dtr.step();
   trial.dtr.check_budget(ranks.max(s.limit));
   const double peak = ranks.max(s.peak), slowdown = ranks.max(s.slowdown());
-  std::vector<std::string> pinned;
-  for (const auto& [what, times] : s.pinned) pinned.push_back(concat(what, " (", times, " times)"));
   return concat("dtr     ", trial.largest.height, "x", trial.largest.width, ": a step needs ",
                 short_bytes(peak), " of ", short_bytes(s.budget), "; ", s.rematerialisations,
                 " rematerialisations, ", rounded(slowdown), " times the computation",
-                s.limit > Dtr::kSlack * s.budget ? "; warning: this exceeds the free memory" : "",
-                pinned.empty() ? "" : "; pinned: " + listed(pinned, 5));
+                s.limit > Dtr::kSlack * s.budget ? "; warning: this exceeds the free memory" : "");
 }
 
 }  // namespace yolox
