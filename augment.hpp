@@ -12,8 +12,8 @@
 // draw_sample() draws the random parameters, compose() computes the pixels. A draw can therefore be logged,
 // changed and replayed. compose() knows the visible part of each image before it reads the image. It decodes
 // only this part, at the needed resolution, and resamples it once, directly into the sample. The official
-// order of operations (resize, paste, warp, mix, jitter, flip; up to four resamplings) is in
-// tests/augment_official.hpp.
+// code resizes, pastes, warps, mixes, jitters and flips, with up to four resamplings; docs/official.md lists
+// the effects of this that are corrected here.
 #pragma once
 #include <algorithm>
 #include <array>

@@ -17,7 +17,6 @@
 #include <type_traits>
 
 #include "album.hpp"
-#include "augment_official.hpp"
 #include "base/program.hpp"
 
 using namespace yolox;
