@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/flags.hpp"
 
 namespace yolox {
 
@@ -193,33 +194,15 @@ SplitReaders coco_splits(const fs::path& root) {
 }
 
 const std::vector<std::string>& coco_classes() {
-  static const std::vector<std::string> names = {"person",        "bicycle",      "car",
-                                                 "motorcycle",    "airplane",     "bus",
-                                                 "train",         "truck",        "boat",
-                                                 "traffic light", "fire hydrant", "stop sign",
-                                                 "parking meter", "bench",        "bird",
-                                                 "cat",           "dog",          "horse",
-                                                 "sheep",         "cow",          "elephant",
-                                                 "bear",          "zebra",        "giraffe",
-                                                 "backpack",      "umbrella",     "handbag",
-                                                 "tie",           "suitcase",     "frisbee",
-                                                 "skis",          "snowboard",    "sports ball",
-                                                 "kite",          "baseball bat", "baseball glove",
-                                                 "skateboard",    "surfboard",    "tennis racket",
-                                                 "bottle",        "wine glass",   "cup",
-                                                 "fork",          "knife",        "spoon",
-                                                 "bowl",          "banana",       "apple",
-                                                 "sandwich",      "orange",       "broccoli",
-                                                 "carrot",        "hot dog",      "pizza",
-                                                 "donut",         "cake",         "chair",
-                                                 "couch",         "potted plant", "bed",
-                                                 "dining table",  "toilet",       "tv",
-                                                 "laptop",        "mouse",        "remote",
-                                                 "keyboard",      "cell phone",   "microwave",
-                                                 "oven",          "toaster",      "sink",
-                                                 "refrigerator",  "book",         "clock",
-                                                 "vase",          "scissors",     "teddy bear",
-                                                 "hair drier",    "toothbrush"};
+  static const std::vector<std::string> names = split_list(
+      "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,"
+      "stop sign,parking meter,bench,bird,cat,dog,horse,sheep,cow,elephant,bear,zebra,giraffe,"
+      "backpack,umbrella,handbag,tie,suitcase,frisbee,skis,snowboard,sports ball,kite,"
+      "baseball bat,baseball glove,skateboard,surfboard,tennis racket,bottle,wine glass,cup,"
+      "fork,knife,spoon,bowl,banana,apple,sandwich,orange,broccoli,carrot,hot dog,pizza,donut,"
+      "cake,chair,couch,potted plant,bed,dining table,toilet,tv,laptop,mouse,remote,keyboard,"
+      "cell phone,microwave,oven,toaster,sink,refrigerator,book,clock,vase,scissors,teddy bear,"
+      "hair drier,toothbrush");
   return names;
 }
 
