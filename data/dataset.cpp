@@ -18,26 +18,26 @@
 namespace yolox {
 
 void Problems::add(const std::string& kind, const std::string& text) {
-  const std::string line = printable(text);
   std::lock_guard lock(mutex);
-  if (seen.emplace(kind + ": " + line, true).second) ++counts[kind];
+  seen.emplace(kind, printable(text));
 }
 
 void Problems::add(const Problems& other) {
   std::scoped_lock lock(mutex, other.mutex);
-  for (const auto& [line, _] : other.seen)
-    if (seen.emplace(line, true).second) ++counts[line.substr(0, line.find(": "))];
+  seen.insert(other.seen.begin(), other.seen.end());
 }
 
 std::map<std::string, int64_t> Problems::summary() const {
   std::lock_guard lock(mutex);
+  std::map<std::string, int64_t> counts;
+  for (const auto& [kind, _] : seen) ++counts[kind];
   return counts;
 }
 
 std::vector<std::string> Problems::lines() const {
   std::lock_guard lock(mutex);
   std::vector<std::string> all;
-  for (const auto& [line, _] : seen) all.push_back(line);
+  for (const auto& [kind, line] : seen) all.push_back(kind + ": " + line);
   return all;
 }
 

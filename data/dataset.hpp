@@ -10,7 +10,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -38,8 +40,7 @@ struct Problems {
 
  private:
   mutable std::mutex mutex;
-  std::map<std::string, int64_t> counts;
-  std::map<std::string, bool> seen;
+  std::set<std::pair<std::string, std::string>> seen;  // kind, line
 };
 
 // ---- images
