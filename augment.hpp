@@ -319,18 +319,6 @@ void place(const Pictures& pictures, std::size_t index, const Placement& p, Samp
     }
 }
 
-// Returns f(index). If f throws ImageError, retries with the image that pictures.replacement_index() returns.
-template <class Pictures, class F>
-auto with_readable(const Pictures& pictures, std::size_t index, const F& f) {
-  for (std::size_t tries = 1;; ++tries) {
-    try {
-      return f(index);
-    } catch (const ImageError& e) {
-      index = pictures.replacement_index(index, e, tries);
-    }
-  }
-}
-
 // Blurs the part of an image, turns it grey and hides a rectangle of it, as drawn. Returns the hidden pixels.
 inline cv::Rect2d change_pixels(Image& image, const cv::Rect& part, const ExtraDraw& draw) {
   cv::Mat pixels = image(part);
@@ -381,8 +369,13 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
                     /*truncate=*/false);
   };
   const auto place = [&](std::size_t index, Sample& into, auto placing_of) {
-    augment_detail::with_readable(
-        pictures, index, [&](std::size_t i) { augment_detail::place(pictures, i, placing_of(i), into); });
+    for (std::size_t tries = 1;; ++tries) {
+      try {
+        return augment_detail::place(pictures, index, placing_of(index), into);
+      } catch (const ImageError& e) {
+        index = pictures.replacement_index(index, e, tries);
+      }
+    }
   };
   sample.image.setTo(cv::Scalar::all(border_grey));
   sample.boxes.clear();
