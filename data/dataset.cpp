@@ -11,6 +11,7 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
 #include "data/shapes.hpp"
@@ -51,7 +52,8 @@ void Problems::write(const std::string& path) const {
 void ContentKey::add(const void* data, size_t n) { hash = fnv1a({static_cast<const char*>(data), n}, hash); }
 
 void ContentKey::add(const std::string& file, const struct stat& s) {
-  add(fs::path(file).is_absolute() ? file : (working_folder / file).string());
+  std::error_code ignored;
+  add(fs::absolute(file, ignored).string());
   const int64_t of_file[] = {s.st_size, s.st_mtim.tv_sec, s.st_mtim.tv_nsec, s.st_ctim.tv_sec,
                              s.st_ctim.tv_nsec};
   add(of_file, sizeof of_file);
@@ -173,7 +175,8 @@ Dataset shapes_dataset(uint64_t seed, int split, int64_t count) {
   return data;
 }
 
-std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations) {
+// Returns true for each annotation that repeats an earlier one: same image, class, box and crowd flag.
+static std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations) {
   const auto key = [&](size_t i) { return identity(annotations[i]); };
   std::vector<size_t> order(annotations.size());
   std::iota(order.begin(), order.end(), size_t(0));

@@ -54,10 +54,6 @@ struct ImageCheck {
 // Incremental hash of everything that a cache depends on.
 struct ContentKey {
   uint64_t hash = fnv1a("");
-  const fs::path working_folder = [] {
-    std::error_code ignored;
-    return fs::current_path(ignored);
-  }();
   void add(const void* data, size_t n);
   void add(const std::string& text) { add(text.c_str(), text.size() + 1); }
   // Adds the path, size, mtime and ctime of a file. ctime matters because cp -p, tar and touch can restore an
@@ -136,9 +132,6 @@ Image read_image(const Dataset& data, size_t i);
 // Returns the synthetic data set `shapes`, which needs no files: `count` scenes of split 0 (train) or 1
 // (val).
 Dataset shapes_dataset(uint64_t seed, int split, int64_t count);
-
-// Returns true for each annotation that repeats an earlier one: same image, class, box and crowd flag.
-std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations);
 
 // Converts a split from the form of the readers to that of training and evaluation. `checks` holds the
 // results of check_images() for source.files. Throws if the split has no usable image.

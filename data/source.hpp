@@ -19,8 +19,8 @@ namespace yolox {
 
 namespace fs = std::filesystem;
 
-// One split as read from its files. In VOC and YOLO, an image id is 1 + position and a category id is a
-// position.
+// One split as read from its files. In VOC and YOLO, an image id is 1 + its position in the files and a
+// category id is a position.
 struct Source {
   std::string name;                // for messages: the JSON file, "DIR (train)" or "data.yaml (train)"
   CocoDataset coco;                // may contain annotations of unknown categories
@@ -28,7 +28,7 @@ struct Source {
   // True for YOLO: boxes (x, y of the top left corner, w, h) are fractions of the image width and height, and
   // the areas of boxes and the sizes of images are 0.
   bool relative = false;
-  std::vector<std::string> label_files;  // parallel to coco.images; empty for COCO
+  std::vector<std::string> label_files;  // of the image with the id 1 + index; empty for COCO
   std::vector<int> lines;  // line in the label file, parallel to coco.annotations; empty for COCO
   std::vector<std::pair<std::string, std::string>> problems;  // skipped files and lines: kind, text
   std::vector<std::string> notes;                             // lines for the log that are no problems
