@@ -120,7 +120,6 @@ ImageRegion Dataset::image_region(size_t i, const cv::Rect& part, double scale) 
   const Record& r = records[i];
   ImageRegion found = stored ? stored(i, scale) : ImageRegion();
   if (!found.image.empty()) return found;
-  if (shapes_split >= 0) return {draw_shapes(shapes_seed, shapes_split, r.image_id - 1).image};
   return decode_region(bytes(i), r.file, part, scale, size(i));
 }
 
@@ -149,8 +148,7 @@ Dataset shapes_dataset(uint64_t seed, int split, int64_t count) {
   Dataset data;
   data.name = split == 0 ? "shapes (train)" : "shapes (val)";
   data.classes = shapes_classes();
-  data.shapes_split = split;
-  data.shapes_seed = seed;
+  data.stored = [=](size_t i, double) { return ImageRegion{draw_shapes(seed, split, int64_t(i)).image}; };
   ContentKey key;
   const uint64_t drawn[] = {seed, uint64_t(split), uint64_t(count)};
   key.add(drawn, sizeof drawn);

@@ -93,15 +93,13 @@ struct Dataset {
   std::vector<Record> records;
   CocoDataset truth;  // ground truth for evaluation: the images of `records`, all annotations unclipped
   std::vector<int64_t> category_ids;  // of each class in its file; -1 for a class that use_classes() added
-  int shapes_split = -1;              // data set `shapes`: 0 (train) or 1 (val); -1 for any other data set
-  uint64_t shapes_seed = 0;
-  bool strict = false;  // true: an unreadable image ends the run
-  std::string key;      // hash (hex digits) of the image files and their order
+  bool strict = false;                // true: an unreadable image ends the run
+  std::string key;                    // hash (hex digits) of the image files and their order
   // Source of encoded images. Not set: the file of the record.
   std::function<std::string(size_t i)> read;
-  // Source of decoded images: the image cache or a packed data set (packed.hpp). Returns image i at a scale
-  // of at least `scale`, or an empty ImageRegion if the image could not be decoded when it was stored. May be
-  // empty.
+  // Source of decoded images: the image cache, a packed data set (packed.hpp), tiles or `shapes`. Returns
+  // image i at a scale of at least `scale`, or an empty ImageRegion if the image could not be decoded when it
+  // was stored. May be empty.
   std::function<ImageRegion(size_t i, double scale)> stored;
   std::shared_ptr<Problems> problems = std::make_shared<Problems>();
   std::vector<std::string> notes = {};  // lines for the log
