@@ -1042,13 +1042,6 @@ TEST_CASE("loader: each epoch has every image once, in a new permutation" * runs
   CHECK(permutation(10, 0, 0) != permutation(10, 1, 0));
 }
 
-TEST_CASE("loader: the augmentation of an image differs between epochs" * runs_threads) {
-  const Dataset data = shapes_dataset(1, 0, 1);
-  const auto all = batches(augmented_items(data, 0), 0, 3, 1, {64, 64}, 2);
-  CHECK_FALSE(torch::equal(all[0].images, all[1].images));
-  CHECK_FALSE(torch::equal(all[1].images, all[2].images));
-}
-
 TEST_CASE("loader: batches larger than the data set do not depend on the number of workers" * runs_threads) {
   const Dataset data = shapes_dataset(1, 0, 2);
   const auto one = batches(augmented_items(data, 0), 0, 48, 16, {64, 64}, 1);

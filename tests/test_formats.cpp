@@ -231,29 +231,6 @@ TEST_CASE("formats: file_name in COCO files may be absolute or relative to sever
   }
 }
 
-TEST_CASE("formats: COCO annotations are not changed") {
-  TempDir dir;
-  write_text(dir / "annotations/x.json", R"({
-    "images": [{"id": 70, "file_name": "a.png", "width": 100, "height": 50},
-               {"id": 5, "file_name": "gone.png"}],
-    "categories": [{"id": 90, "name": "brush"}, {"id": 3, "name": "person"}],
-    "annotations": [
-      {"id": 1, "image_id": 70, "category_id": 90, "bbox": [10, 10, 20, 30], "area": 500},
-      {"id": 2, "image_id": 70, "category_id": 3, "bbox": [-5, -3, 0, 10], "iscrowd": 1},
-      {"id": 3, "image_id": 70, "category_id": 3},
-      {"id": 4, "image_id": 99, "category_id": 4, "bbox": [0, 0, 1, 1]}]})");
-  write_text(dir / "images/a.png");
-  const Source source = read_sources(dir.path.string()).train;
-  CHECK(names_of(source) == Names{"person", "brush"});
-  CHECK(below(dir, source.files) == Names{"images/a.png", "images/gone.png"});
-  CHECK(source.coco.images.at(0).width == 100);
-  REQUIRE(source.coco.annotations.size() == 3);
-  CHECK(source.coco.annotations[0].area == 500);
-  CHECK(source.coco.annotations[1].crowd);
-  CHECK(source.where(2) == dir / "annotations/x.json" + ": annotation 4 of image 99");
-  CHECK(source.coco.without_box == 1);
-}
-
 TEST_CASE("formats: COCO files without images, categories or image files are errors") {
   TempDir dir;
   write_text(dir / "a/annotations/x.json", small_json("a.png"));
@@ -517,21 +494,6 @@ TEST_CASE("formats: unreadable Pascal VOC files and objects are skipped and repo
   CHECK_HAS(error_of(dir.path.string()), "train.txt: is not UTF-8 text");
 }
 
-SHARED_TEST("formats: the BCCD data set is read completely") {
-  const Sources s = read_sources(shared("data/bccd"));
-  const Source test = read_val_source(shared("data/bccd"), "test");
-  CHECK(s.train.files.size() == 205);
-  CHECK(s.val.files.size() == 87);
-  CHECK(test.files.size() == 72);
-  CHECK(s.train.coco.annotations.size() + s.val.coco.annotations.size() + test.coco.annotations.size() ==
-        4888);
-  for (const Source* source : {&s.train, &s.val, &test}) {
-    CHECK(names_of(*source) == Names{"Platelets", "RBC", "WBC"});
-    CHECK(source->problems.empty());
-    for (const auto& file : source->files) CHECK(fs::is_regular_file(file));
-  }
-}
-
 // ---- YOLO
 
 namespace {
@@ -777,25 +739,6 @@ TEST_CASE("formats: YOLO images are listed recursively and paired with their lab
   write_text(dir / "data.yaml", "train: photos\nnames: [cat]");
   source = read_val_source(dir.path.string());
   CHECK(source.where(0) == dir / "photos/a.txt:1");
-}
-
-TEST_CASE("formats: many YOLO files are read in the order of their paths") {
-  TempDir dir;
-  Names labels;
-  for (int i = 0; i < 400; ++i) {
-    write_text(dir / concat("images/", 10000 + i, ".jpg"));
-    write_text(dir / concat("labels/", 10000 + i, ".txt"),
-               i % 5 ? concat("0 0.5 0.5 1 0.", i + 100, "\n") : "bad\n");
-  }
-  write_text(dir / "data.yaml", "val: images\nnc: 1");
-  const Source source = read_val_source(dir.path.string());
-  REQUIRE(source.files.size() == 400);
-  CHECK(std::is_sorted(source.files.begin(), source.files.end()));
-  bool right = source.coco.annotations.size() == 320 && source.problems.size() == 80;
-  for (const CocoAnnotation& a : source.coco.annotations)
-    right = right && a.h == double(a.image_id + 99) / 1000;
-  CHECK(right);
-  CHECK(std::is_sorted(source.problems.begin(), source.problems.end()));
 }
 
 TEST_CASE("formats: data.yaml: image paths may be absolute or relative to several folders") {
