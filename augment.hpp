@@ -12,8 +12,8 @@
 // draw_sample() draws the random parameters, compose() computes the pixels. A draw can therefore be logged,
 // changed and replayed. compose() knows the visible part of each image before it reads the image. It decodes
 // only this part, at the needed resolution, and resamples it once, directly into the sample. The official
-// order of operations (resize, paste, warp, mix, jitter, flip; up to four resamplings) is in
-// tests/augment_official.hpp.
+// code resizes, pastes, warps, mixes, jitters and flips, with up to four resamplings; docs/official.md lists
+// the effects of this that are corrected here.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -45,72 +45,57 @@ struct AugmentConfig {
   Flags* flags = nullptr;
 
  public:
-  double mosaic_prob = recipe(mosaic_prob, "mosaic-prob", 1, "P", "probability of mosaic");
-  double mosaic_scale_lo = recipe(mosaic_scale_lo, "mosaic-scale-lo", 0.1, "X", "minimum scale of a mosaic");
-  double mosaic_scale_hi = recipe(mosaic_scale_hi, "mosaic-scale-hi", 2, "X", "maximum scale of a mosaic");
-  double degrees =
-      flag(degrees, "degrees", 10.0, "X", "mosaic: maximum rotation in degrees, either direction");
-  double translate =
-      flag(translate, "translate", 0.1, "X", "mosaic: maximum shift as a fraction of the input size");
-  double shear = flag(shear, "shear", 2.0, "X", "mosaic: maximum shear in degrees, either direction");
-  double mixup_prob = recipe(mixup_prob, "mixup-prob", 1, "P", "probability of MixUp in a mosaic");
-  double mixup_scale_lo =
-      flag(mixup_scale_lo, "mixup-scale-lo", 0.5, "X", "MixUp: minimum scale of the second image");
-  double mixup_scale_hi =
-      flag(mixup_scale_hi, "mixup-scale-hi", 1.5, "X", "MixUp: maximum scale of the second image");
-  double hsv_prob = flag(hsv_prob, "hsv-prob", 1.0, "P", "probability of HSV jitter");
-  double hsv_h = flag(hsv_h, "hsv-h", 5.0, "X", "HSV jitter: maximum change of hue in units of 2 degrees");
-  double hsv_s = flag(hsv_s, "hsv-s", 30.0, "X", "HSV jitter: maximum change of saturation (0..255)");
-  double hsv_v = flag(hsv_v, "hsv-v", 30.0, "X", "HSV jitter: maximum change of value (0..255)");
-  double flip_prob = flag(flip_prob, "flip-prob", 0.5, "P", "probability of a horizontal flip");
-  double vflip_prob = flag(vflip_prob, "vflip-prob", 0.0, "P", "probability of a vertical flip");
-  double turn_prob =
-      flag(turn_prob, "turn-prob", 0.0, "P", "probability of a rotation by 90, 180 or 270 degrees");
-  double blur_prob =
-      flag(blur_prob, "blur-prob", 0.0, "P", "probability of a Gaussian blur, sigma 0.5 to 2 pixels");
-  double grey_prob = flag(grey_prob, "grey-prob", 0.0, "P", "probability of a grey image");
-  double cutout_prob = flag(cutout_prob, "cutout-prob", 0.0, "P",
-                            "probability of a grey rectangle of 10 to 40 % of width and height");
+  double mosaic_prob = recipe(mosaic_prob, "mosaic-prob", 1, "P", "probability of mosaic", between(0, 1));
+  double mosaic_scale_lo =
+      recipe(mosaic_scale_lo, "mosaic-scale-lo", 0.1, "X", "minimum scale of a mosaic", between(0.01, 100));
+  double mosaic_scale_hi =
+      recipe(mosaic_scale_hi, "mosaic-scale-hi", 2, "X", "maximum scale of a mosaic", between(0.01, 100));
+  double degrees = flag(degrees, "degrees", 10.0, "X",
+                        "mosaic: maximum rotation in degrees, either direction", between(0, 180));
+  double translate = flag(translate, "translate", 0.1, "X",
+                          "mosaic: maximum shift as a fraction of the input size", between(0, 1));
+  // At 45 degrees on both axes the image degenerates to a line.
+  double shear =
+      flag(shear, "shear", 2.0, "X", "mosaic: maximum shear in degrees, either direction", between(0, 44));
+  double mixup_prob =
+      recipe(mixup_prob, "mixup-prob", 1, "P", "probability of MixUp in a mosaic", between(0, 1));
+  double mixup_scale_lo = flag(mixup_scale_lo, "mixup-scale-lo", 0.5, "X",
+                               "MixUp: minimum scale of the second image", between(0.01, 100));
+  double mixup_scale_hi = flag(mixup_scale_hi, "mixup-scale-hi", 1.5, "X",
+                               "MixUp: maximum scale of the second image", between(0.01, 100));
+  double hsv_prob = flag(hsv_prob, "hsv-prob", 1.0, "P", "probability of HSV jitter", between(0, 1));
+  double hsv_h = flag(hsv_h, "hsv-h", 5.0, "X", "HSV jitter: maximum change of hue in units of 2 degrees",
+                      between(0, 90));
+  double hsv_s =
+      flag(hsv_s, "hsv-s", 30.0, "X", "HSV jitter: maximum change of saturation (0..255)", between(0, 255));
+  double hsv_v =
+      flag(hsv_v, "hsv-v", 30.0, "X", "HSV jitter: maximum change of value (0..255)", between(0, 255));
+  double flip_prob =
+      flag(flip_prob, "flip-prob", 0.5, "P", "probability of a horizontal flip", between(0, 1));
+  double vflip_prob =
+      flag(vflip_prob, "vflip-prob", 0.0, "P", "probability of a vertical flip", between(0, 1));
+  double turn_prob = flag(turn_prob, "turn-prob", 0.0, "P",
+                          "probability of a rotation by 90, 180 or 270 degrees", between(0, 1));
+  double blur_prob = flag(blur_prob, "blur-prob", 0.0, "P",
+                          "probability of a Gaussian blur, sigma 0.5 to 2 pixels", between(0, 1));
+  double grey_prob = flag(grey_prob, "grey-prob", 0.0, "P", "probability of a grey image", between(0, 1));
+  double cutout_prob =
+      flag(cutout_prob, "cutout-prob", 0.0, "P",
+           "probability of a grey rectangle of 10 to 40 % of width and height", between(0, 1));
   int mixup_tries = 20;  // candidates for the second image of MixUp; no MixUp if none of them has boxes
 
  private:
-  // Declares a setting: member, flag name, default, argument name, and help text. Returns the default.
-  template <class T>
-  T flag(T& member, const char* name, const T& value, const char* argument, const char* doc) {
-    return flags ? flags->flag(member, "Augmentation", name, value, argument, doc) : value;
+  // Declares a setting: member, flag name, default, argument name, help text, and range. Returns the default.
+  double flag(double& member, const char* name, double value, const char* argument, const char* doc,
+              FlagFacts range) {
+    return flags ? flags->flag(member, "Augmentation", name, value, argument, doc, range) : value;
   }
   // Declares a setting whose default is that of the model's recipe. Returns `value` if there are no flags.
-  double recipe(double& member, const char* name, double value, const char* argument, const char* doc) {
-    return flags ? flags->flag_recipe(member, "Augmentation", name, argument, doc) : value;
+  double recipe(double& member, const char* name, double value, const char* argument, const char* doc,
+                FlagFacts range) {
+    return flags ? flags->flag_recipe(member, "Augmentation", name, argument, doc, range) : value;
   }
 };
-
-// Throws std::runtime_error, with the name of the setting, if a value is out of range.
-inline void check_augment_config(const AugmentConfig& c) {
-  const auto in = [](const char* name, double value, double lo, double hi) {
-    check(value >= lo && value <= hi, "augmentation: ", name, " is ", value, "; give ", lo, " to ", hi);
-  };
-  in("mosaic_prob", c.mosaic_prob, 0, 1);
-  in("mosaic_scale_lo", c.mosaic_scale_lo, 0.01, 100);
-  in("mosaic_scale_hi", c.mosaic_scale_hi, c.mosaic_scale_lo, 100);
-  in("degrees", c.degrees, 0, 180);
-  in("translate", c.translate, 0, 1);
-  in("shear", c.shear, 0, 44);  // at 45 degrees on both axes the image degenerates to a line
-  in("mixup_prob", c.mixup_prob, 0, 1);
-  in("mixup_scale_lo", c.mixup_scale_lo, 0.01, 100);
-  in("mixup_scale_hi", c.mixup_scale_hi, c.mixup_scale_lo, 100);
-  in("mixup_tries", c.mixup_tries, 1, 1000);
-  in("hsv_prob", c.hsv_prob, 0, 1);
-  in("hsv_h", c.hsv_h, 0, 90);
-  in("hsv_s", c.hsv_s, 0, 255);
-  in("hsv_v", c.hsv_v, 0, 255);
-  in("flip_prob", c.flip_prob, 0, 1);
-  in("vflip_prob", c.vflip_prob, 0, 1);
-  in("turn_prob", c.turn_prob, 0, 1);
-  in("blur_prob", c.blur_prob, 0, 1);
-  in("grey_prob", c.grey_prob, 0, 1);
-  in("cutout_prob", c.cutout_prob, 0, 1);
-}
 
 // ---- draws ----
 
@@ -334,18 +319,6 @@ void place(const Pictures& pictures, std::size_t index, const Placement& p, Samp
     }
 }
 
-// Returns f(index). If f throws ImageError, retries with the image that pictures.replacement_index() returns.
-template <class Pictures, class F>
-auto with_readable(const Pictures& pictures, std::size_t index, const F& f) {
-  for (std::size_t tries = 1;; ++tries) {
-    try {
-      return f(index);
-    } catch (const ImageError& e) {
-      index = pictures.replacement_index(index, e, tries);
-    }
-  }
-}
-
 // Blurs the part of an image, turns it grey and hides a rectangle of it, as drawn. Returns the hidden pixels.
 inline cv::Rect2d change_pixels(Image& image, const cv::Rect& part, const ExtraDraw& draw) {
   cv::Mat pixels = image(part);
@@ -396,8 +369,13 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
                     /*truncate=*/false);
   };
   const auto place = [&](std::size_t index, Sample& into, auto placing_of) {
-    augment_detail::with_readable(
-        pictures, index, [&](std::size_t i) { augment_detail::place(pictures, i, placing_of(i), into); });
+    for (std::size_t tries = 1;; ++tries) {
+      try {
+        return augment_detail::place(pictures, index, placing_of(index), into);
+      } catch (const ImageError& e) {
+        index = pictures.replacement_index(index, e, tries);
+      }
+    }
   };
   sample.image.setTo(cv::Scalar::all(border_grey));
   sample.boxes.clear();

@@ -224,11 +224,11 @@ inline void check_config(const Config& c) {
   combination_check(c.was_given("nodes") || !c.was_given("master"), "--master needs --nodes N and --node I");
   if (!c.master.empty() || c.was_given("master")) parse_address("--master", c.master);
   combination_check(c.patience > 0 || !c.was_given("patience-on"), "--patience-on needs --patience");
-  try {
-    check_augment_config(c.augment);
-  } catch (const std::exception& e) {
-    throw UsageError(e.what());
-  }
+  const AugmentConfig& a = c.augment;
+  usage_check(a.mosaic_scale_lo <= a.mosaic_scale_hi, "--mosaic-scale-lo must be at most --mosaic-scale-hi, ",
+              a.mosaic_scale_hi, ", got ", a.mosaic_scale_lo);
+  usage_check(a.mixup_scale_lo <= a.mixup_scale_hi, "--mixup-scale-lo must be at most --mixup-scale-hi, ",
+              a.mixup_scale_hi, ", got ", a.mixup_scale_lo);
 }
 
 // Returns the row of --recipe, after fill_in().

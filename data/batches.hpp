@@ -4,11 +4,12 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <memory>
+#include <optional>
 
 #include "augment.hpp"
 #include "data/batch.hpp"
 #include "data/dataset.hpp"
+#include "data/loader.hpp"
 
 namespace yolox {
 
@@ -31,7 +32,6 @@ class Batches {
   // heads + head of the run. `data` must outlive this object.
   Batches(const Dataset& data, const BatchSettings& settings, int rank, ImageSize size, torch::Device device,
           int64_t head = 0, int64_t heads = 1);
-  ~Batches();
   Batches(const Batches&) = delete;
   Batches& operator=(const Batches&) = delete;
 
@@ -43,8 +43,14 @@ class Batches {
   double reset_waiting_time();
 
  private:
-  struct Pipeline;
-  std::unique_ptr<Pipeline> pipeline;
+  Loader::Make items;
+  const BatchSettings settings;
+  const int64_t from, to;  // share of this rank in a batch
+  const cv::Size size;
+  const torch::Device device;
+  std::optional<Loader> loader;
+  std::optional<DeviceLoader> batches;
+  double waited = 0;  // seconds
 };
 
 }  // namespace yolox

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/flags.hpp"
 
 namespace yolox {
 
@@ -99,17 +99,8 @@ static void merge_repeated_images(Source& source) {
   source.notes.push_back(concat("note: ", source.name, ": ", merged.size(),
                                 " images repeat the file_name of another one, such as image ",
                                 merged.begin()->first, "; their annotations are put together"));
-  // A list that was appended to itself has each annotation twice.
-  std::vector<CocoAnnotation> annotations;
-  std::set<decltype(identity(CocoAnnotation()))> known;
-  for (const CocoAnnotation& a : coco.annotations)
-    if (!merged.count(a.image_id)) known.insert(identity(a));
-  for (CocoAnnotation a : coco.annotations) {
-    const auto id = merged.find(a.image_id);
-    if (id != merged.end()) a.image_id = id->second;
-    if (id == merged.end() || known.insert(identity(a)).second) annotations.push_back(a);
-  }
-  coco.annotations = std::move(annotations);
+  for (CocoAnnotation& a : coco.annotations)
+    if (const auto id = merged.find(a.image_id); id != merged.end()) a.image_id = id->second;
   coco.images = std::move(images);
   source.files = std::move(files);
 }
@@ -193,33 +184,15 @@ SplitReaders coco_splits(const fs::path& root) {
 }
 
 const std::vector<std::string>& coco_classes() {
-  static const std::vector<std::string> names = {"person",        "bicycle",      "car",
-                                                 "motorcycle",    "airplane",     "bus",
-                                                 "train",         "truck",        "boat",
-                                                 "traffic light", "fire hydrant", "stop sign",
-                                                 "parking meter", "bench",        "bird",
-                                                 "cat",           "dog",          "horse",
-                                                 "sheep",         "cow",          "elephant",
-                                                 "bear",          "zebra",        "giraffe",
-                                                 "backpack",      "umbrella",     "handbag",
-                                                 "tie",           "suitcase",     "frisbee",
-                                                 "skis",          "snowboard",    "sports ball",
-                                                 "kite",          "baseball bat", "baseball glove",
-                                                 "skateboard",    "surfboard",    "tennis racket",
-                                                 "bottle",        "wine glass",   "cup",
-                                                 "fork",          "knife",        "spoon",
-                                                 "bowl",          "banana",       "apple",
-                                                 "sandwich",      "orange",       "broccoli",
-                                                 "carrot",        "hot dog",      "pizza",
-                                                 "donut",         "cake",         "chair",
-                                                 "couch",         "potted plant", "bed",
-                                                 "dining table",  "toilet",       "tv",
-                                                 "laptop",        "mouse",        "remote",
-                                                 "keyboard",      "cell phone",   "microwave",
-                                                 "oven",          "toaster",      "sink",
-                                                 "refrigerator",  "book",         "clock",
-                                                 "vase",          "scissors",     "teddy bear",
-                                                 "hair drier",    "toothbrush"};
+  static const std::vector<std::string> names = split_list(
+      "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,"
+      "stop sign,parking meter,bench,bird,cat,dog,horse,sheep,cow,elephant,bear,zebra,giraffe,"
+      "backpack,umbrella,handbag,tie,suitcase,frisbee,skis,snowboard,sports ball,kite,"
+      "baseball bat,baseball glove,skateboard,surfboard,tennis racket,bottle,wine glass,cup,"
+      "fork,knife,spoon,bowl,banana,apple,sandwich,orange,broccoli,carrot,hot dog,pizza,donut,"
+      "cake,chair,couch,potted plant,bed,dining table,toilet,tv,laptop,mouse,remote,keyboard,"
+      "cell phone,microwave,oven,toaster,sink,refrigerator,book,clock,vase,scissors,teddy bear,"
+      "hair drier,toothbrush");
   return names;
 }
 

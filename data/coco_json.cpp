@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/coco_json.hpp"
 
+#include <rapidjson/error/en.h>
+#include <rapidjson/filereadstream.h>
+#include <rapidjson/reader.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <climits>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -15,21 +20,7 @@
 
 namespace yolox {
 
-const JsonField* JsonRecord::find(const char* key) const {
-  for (size_t i = count; i-- > 0;)
-    if (fields[i].key == key) return fields[i].kind == JsonField::null ? nullptr : &fields[i];
-  return nullptr;
-}
-
-void JsonRecord::throw_bad_value(const char* key, const char* needed) const {
-  const JsonField* field = find(key);
-  if (!field) fail(where(), " has no \"", key, "\", ", needed, " is needed; add it or remove the entry");
-  std::string found = "an object, or a list with other values than finite numbers";
-  if (field->kind == JsonField::number) found = concat(field->number_value);
-  if (field->kind == JsonField::text) found = "the text \"" + field->string.substr(0, 80) + "\"";
-  if (field->kind == JsonField::list) found = concat(field->numbers.size(), " numbers");
-  fail(where(), ".", key, ": found ", found, ", ", needed, " is needed; repair the entry");
-}
+namespace {
 
 // A number, and if it is whole also as an integer.
 struct JsonNumber {
@@ -39,7 +30,7 @@ struct JsonNumber {
 };
 
 // Returns the number in a text, or nothing if the text is anything else.
-static std::optional<JsonNumber> parse_json_number(std::string_view text) {
+std::optional<JsonNumber> parse_json_number(std::string_view text) {
   const char *begin = text.data(), *end = begin + text.size();
   int64_t i = 0;
   if (const auto read = std::from_chars(begin, end, i); read.ec == std::errc() && read.ptr == end)
@@ -60,136 +51,212 @@ static std::optional<JsonNumber> parse_json_number(std::string_view text) {
   return JsonNumber{d, whole, whole ? static_cast<int64_t>(d) : 0};
 }
 
+// One key of a JSON object and its value.
+struct JsonField {
+  enum Kind { null, number, text, list, other } kind = null;
+  std::string key, string;           // string: the value of a text
+  JsonNumber value = {0, false, 0};  // the value of a number; 0 for false and 1 for true
+  std::vector<double> numbers;       // the values of a list of finite numbers; other lists are `other`
+};
+
 // Returns the number of a field, also one in quotes.
-static std::optional<JsonNumber> number_of(const JsonField* field) {
+std::optional<JsonNumber> number_of(const JsonField* field) {
   if (field && field->kind == JsonField::text) return parse_json_number(field->string);
   if (!field || field->kind != JsonField::number) return {};
-  return JsonNumber{field->number_value, field->whole, field->integer};
+  return field->value;
 }
 
-double JsonRecord::number(const char* key, std::optional<double> fallback) const {
-  const JsonField* field = find(key);
-  if (!field && fallback) return *fallback;
-  const auto n = number_of(field);
-  if (!n || !std::isfinite(n->value)) throw_bad_value(key, "a finite number");
-  return n->value;
-}
+// One entry of a top-level list, which should be a JSON object, with its position for error messages. The
+// getters return the fallback if the key is missing or null. They throw if there is no fallback or if the
+// value has the wrong type. A number in quotes is a number, and a number in the place of a text is that text.
+// If a key occurs twice, its last value counts.
+struct JsonRecord {
+  std::string file, table;
+  size_t index = 0;
+  bool is_object = true;
+  std::vector<JsonField> fields;  // only the first `count` are valid; the rest is reused to save allocations
+  size_t count = 0;
 
-int64_t JsonRecord::integer(const char* key, std::optional<int64_t> fallback) const {
-  const JsonField* field = find(key);
-  if (!field && fallback) return *fallback;
-  const auto n = number_of(field);
-  if (!n || !n->whole) throw_bad_value(key, "an integer of 64 bits");
-  return n->integer;
-}
+  // "file.json: annotations[12]"
+  std::string where() const { return concat(file, ": ", table, "[", index, "]"); }
 
-int64_t JsonRecord::id(const char* key, std::optional<int64_t> fallback) const {
-  const JsonField* field = find(key);
-  if (!field || field->kind != JsonField::text) return integer(key, fallback);
-  const auto n = number_of(field);
-  if (n && n->whole && concat(n->integer) == field->string) return n->integer;
-  return static_cast<int64_t>(fnv1a(field->string) | uint64_t{1} << 63);
-}
-
-int JsonRecord::pixels(const char* key) const {
-  const int64_t value = integer(key, 0);
-  if (value < 0 || value > INT_MAX) throw_bad_value(key, "a size in pixels");
-  return static_cast<int>(value);
-}
-
-std::string JsonRecord::string(const char* key, const std::string& fallback) const {
-  const JsonField* field = find(key);
-  if (!field) return fallback;
-  if (field->kind == JsonField::number)
-    return field->whole ? concat(field->integer) : concat(field->number_value);
-  if (field->kind != JsonField::text) throw_bad_value(key, "a text in quotes");
-  return field->string;
-}
-
-const std::vector<double>& JsonRecord::box(const char* key) const {
-  const JsonField* field = find(key);
-  if (!field || field->kind != JsonField::list || field->numbers.size() != 4)
-    throw_bad_value(key, "a list of four finite numbers");
-  return field->numbers;
-}
-
-JsonTableReader::JsonTableReader(const std::string& file, std::vector<JsonTable>& tables) : tables_(tables) {
-  record_.file = file;
-  if (tables[0].name.empty()) {
-    table_ = &tables[0];
-    depth_ = 1;
+  void check_is_object() const {
+    if (!is_object) fail(where(), " is not an object {...}; repair or remove the entry");
   }
-}
 
-bool JsonTableReader::RawNumber(const char* s, size_t n, bool) {
-  if (!table_ || depth_ > 4) return true;
-  const JsonNumber number = parse_json_number({s, n}).value_or(JsonNumber{HUGE_VAL, false, 0});
-  return value(JsonField::number, number.value, number.whole, number.integer);
-}
-
-bool JsonTableReader::Key(const char* s, size_t n, bool) {
-  if (depth_ == 1) {
-    table_ = nullptr;
-    for (JsonTable& table : tables_)
-      if (table.name == std::string_view(s, n)) table_ = &table;
-  } else if (depth_ == 3 && table_) {
-    if (record_.count == record_.fields.size()) record_.fields.emplace_back();
-    record_.fields[record_.count++].key.assign(s, n);
+  const JsonField* find(const char* key) const {
+    for (size_t i = count; i-- > 0;)
+      if (fields[i].key == key) return fields[i].kind == JsonField::null ? nullptr : &fields[i];
+    return nullptr;
   }
-  return true;
-}
 
-bool JsonTableReader::value(JsonField::Kind kind, double number, bool whole, int64_t integer,
-                            std::string_view string) {
-  if (!table_) return true;
-  if (depth_ == 2) {
-    record_.count = 0;
-    record_.is_object = false;
-    end_entry();
-  } else if (!record_.is_object) {
+  [[noreturn]] void throw_bad_value(const char* key, const char* needed) const {
+    const JsonField* field = find(key);
+    if (!field) fail(where(), " has no \"", key, "\", ", needed, " is needed; add it or remove the entry");
+    std::string found = "an object, or a list with other values than finite numbers";
+    if (field->kind == JsonField::number) found = concat(field->value.value);
+    if (field->kind == JsonField::text) found = "the text \"" + field->string.substr(0, 80) + "\"";
+    if (field->kind == JsonField::list) found = concat(field->numbers.size(), " numbers");
+    fail(where(), ".", key, ": found ", found, ", ", needed, " is needed; repair the entry");
+  }
+
+  double number(const char* key, std::optional<double> fallback = {}) const {
+    const JsonField* field = find(key);
+    if (!field && fallback) return *fallback;
+    const auto n = number_of(field);
+    if (!n || !std::isfinite(n->value)) throw_bad_value(key, "a finite number");
+    return n->value;
+  }
+
+  int64_t integer(const char* key, std::optional<int64_t> fallback = {}) const {
+    const JsonField* field = find(key);
+    if (!field && fallback) return *fallback;
+    const auto n = number_of(field);
+    if (!n || !n->whole) throw_bad_value(key, "an integer of 64 bits");
+    return n->integer;
+  }
+
+  // An integer, or for a text such as "a5" or "007" a negative number that depends on the text alone, so that
+  // annotations and detections find their image.
+  int64_t id(const char* key, std::optional<int64_t> fallback = {}) const {
+    const JsonField* field = find(key);
+    if (!field || field->kind != JsonField::text) return integer(key, fallback);
+    const auto n = number_of(field);
+    if (n && n->whole && concat(n->integer) == field->string) return n->integer;
+    return static_cast<int64_t>(fnv1a(field->string) | uint64_t{1} << 63);
+  }
+
+  int pixels(const char* key) const {
+    const int64_t size = integer(key, 0);
+    if (size < 0 || size > INT_MAX) throw_bad_value(key, "a size in pixels");
+    return static_cast<int>(size);
+  }
+
+  std::string string(const char* key, const std::string& fallback) const {
+    const JsonField* field = find(key);
+    if (!field) return fallback;
+    if (field->kind == JsonField::number)
+      return field->value.whole ? concat(field->value.integer) : concat(field->value.value);
+    if (field->kind != JsonField::text) throw_bad_value(key, "a text in quotes");
+    return field->string;
+  }
+
+  const std::vector<double>& box(const char* key) const {
+    const JsonField* field = find(key);
+    if (!field || field->kind != JsonField::list || field->numbers.size() != 4)
+      throw_bad_value(key, "a list of four finite numbers");
+    return field->numbers;
+  }
+};
+
+// A list of JSON objects to read: the value of the top-level key `name`, or the whole file if the name is
+// empty.
+struct JsonTable {
+  std::string name;
+  std::function<void(const JsonRecord&)> read;  // called for each entry, in file order
+  bool found = false;                           // output: true if the file contains the list
+};
+
+// Handler of RapidJSON's SAX events; builds the records. Depth 1 is inside the top-level object, 2 inside a
+// table, 3 inside a record, 4 inside a list of a record; deeper values are dropped, and so are those of an
+// entry that is no object. If the whole file is one list, the depth starts at 1.
+class JsonTableReader : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, JsonTableReader> {
+ public:
+  JsonTableReader(const std::string& file, std::vector<JsonTable>& tables) : tables_(tables) {
+    record_.file = file;
+    if (tables[0].name.empty()) {
+      table_ = &tables[0];
+      depth_ = 1;
+    }
+  }
+  bool Null() { return value(JsonField::null); }
+  bool Bool(bool b) { return value(JsonField::number, {double(b), true, b}); }
+  // Numbers arrive as text, because RapidJSON converts numbers such as 0e30 incorrectly.
+  bool RawNumber(const char* s, size_t n, bool) {
+    if (!table_ || depth_ > 4) return true;
+    return value(JsonField::number, parse_json_number({s, n}).value_or(kNoNumber));
+  }
+  bool String(const char* s, size_t n, bool) { return value(JsonField::text, {0, false, 0}, {s, n}); }
+  bool StartObject() { return open(false); }
+  bool StartArray() { return open(true); }
+  bool EndObject(size_t) { return close(); }
+  bool EndArray(size_t) { return close(); }
+  bool Key(const char* s, size_t n, bool) {
+    if (depth_ == 1) {
+      table_ = nullptr;
+      for (JsonTable& table : tables_)
+        if (table.name == std::string_view(s, n)) table_ = &table;
+    } else if (depth_ == 3 && table_) {
+      if (record_.count == record_.fields.size()) record_.fields.emplace_back();
+      record_.fields[record_.count++].key.assign(s, n);
+    }
     return true;
-  } else if (depth_ == 3) {
-    field().kind = kind;
-    field().number_value = number;
-    field().whole = whole;
-    field().integer = integer;
-    field().string = string;
-  } else if (depth_ == 4) {
-    if (kind == JsonField::text)
-      number = parse_json_number(string).value_or(JsonNumber{HUGE_VAL, false, 0}).value;
-    if ((kind != JsonField::number && kind != JsonField::text) || !std::isfinite(number))
-      field().kind = JsonField::other;
-    field().numbers.push_back(number);
   }
-  return true;
-}
 
-bool JsonTableReader::open(bool list) {
-  // The parser recurses, so a file of a million "[" would overflow the stack. COCO's own files are 5 deep.
-  check(depth_ < 200, record_.file, ": nested more than 200 deep, so not a COCO file; use another file");
-  if (table_ && depth_ == 1) {
-    table_->found = list;
-    record_.table = table_->name.empty() ? "detections" : table_->name;
-    record_.index = 0;
-    if (!list) table_ = nullptr;
-  } else if (table_ && depth_ == 2) {
-    record_.count = 0;
-    record_.is_object = !list;
-  } else if (table_ && record_.is_object) {
-    field().kind = list && depth_ == 3 ? JsonField::list : JsonField::other;
-    field().numbers.clear();
+ private:
+  static constexpr JsonNumber kNoNumber{HUGE_VAL, false, 0};
+
+  JsonField& field() { return record_.fields[record_.count - 1]; }
+
+  bool value(JsonField::Kind kind, JsonNumber number = {0, false, 0}, std::string_view string = {}) {
+    if (!table_) return true;
+    if (depth_ == 2) {
+      record_.count = 0;
+      record_.is_object = false;
+      end_entry();
+    } else if (!record_.is_object) {
+      return true;
+    } else if (depth_ == 3) {
+      field().kind = kind;
+      field().value = number;
+      field().string = string;
+    } else if (depth_ == 4) {
+      if (kind == JsonField::text) number = parse_json_number(string).value_or(kNoNumber);
+      if ((kind != JsonField::number && kind != JsonField::text) || !std::isfinite(number.value))
+        field().kind = JsonField::other;
+      field().numbers.push_back(number.value);
+    }
+    return true;
   }
-  ++depth_;
-  return true;
-}
 
-bool JsonTableReader::close() {
-  --depth_;
-  if (depth_ == 2 && table_) end_entry();
-  if (depth_ == 1) table_ = nullptr;
-  return true;
-}
+  bool open(bool list) {
+    // The parser recurses, so a file of a million "[" would overflow the stack. COCO's own files are 5 deep.
+    check(depth_ < 200, record_.file, ": nested more than 200 deep, so not a COCO file; use another file");
+    if (table_ && depth_ == 1) {
+      table_->found = list;
+      record_.table = table_->name.empty() ? "detections" : table_->name;
+      record_.index = 0;
+      if (!list) table_ = nullptr;
+    } else if (table_ && depth_ == 2) {
+      record_.count = 0;
+      record_.is_object = !list;
+    } else if (table_ && record_.is_object) {
+      field().kind = list && depth_ == 3 ? JsonField::list : JsonField::other;
+      field().numbers.clear();
+    }
+    ++depth_;
+    return true;
+  }
 
+  bool close() {
+    --depth_;
+    if (depth_ == 2 && table_) end_entry();
+    if (depth_ == 1) table_ = nullptr;
+    return true;
+  }
+
+  void end_entry() {
+    table_->read(record_);
+    ++record_.index;
+  }
+
+  std::vector<JsonTable>& tables_;
+  JsonTable* table_ = nullptr;  // the table that is being read, or null
+  JsonRecord record_;
+  int depth_ = 0;
+};
+
+// Opens a file for reading. Throws if the file does not exist or is a folder.
 File open_json(const std::string& path) {
   std::error_code unknown;
   check(!std::filesystem::is_directory(path, unknown), path, ": is a folder, a JSON file is needed");
@@ -199,6 +266,7 @@ File open_json(const std::string& path) {
   return file;
 }
 
+// Reads the tables in file order. path: for error messages.
 void read_json_tables(File file, const std::string& path, std::vector<JsonTable>& tables) {
   const int first = std::getc(file.get());
   if (first == 0xEF) {  // skip the UTF-8 byte order mark that some Windows programs write
@@ -224,7 +292,7 @@ void read_json_tables(File file, const std::string& path, std::vector<JsonTable>
   }
 }
 
-CocoDataset read_coco(File file, const std::string& path) {
+CocoDataset read_tables_of_coco(File file, const std::string& path) {
   CocoDataset data;
   const auto skipping = [&data](const char* kind, const auto& read) {
     return [&data, kind, read](const JsonRecord& r) {
@@ -283,6 +351,15 @@ CocoDataset read_coco(File file, const std::string& path) {
   check_unique(data.images, "images");
   check_unique(data.categories, "categories");
   return data;
+}
+
+}  // namespace
+
+CocoDataset read_coco(const std::string& path) { return read_tables_of_coco(open_json(path), path); }
+
+CocoDataset parse_coco(std::string_view text, const std::string& name) {
+  File file(fmemopen(const_cast<char*>(text.data()), text.size(), "rb"), std::fclose);
+  return read_tables_of_coco(std::move(file), name);
 }
 
 std::vector<Detection> read_detections(const std::string& path) {
@@ -355,7 +432,7 @@ void write_detections(const std::string& path, const std::vector<Detection>& det
   });
 }
 
-void write_coco(JsonWriter& writer, const CocoDataset& data) {
+static void write_coco(JsonWriter& writer, const CocoDataset& data) {
   writer.StartObject();
   writer.Key("images");
   write_list(writer, data.images, [&](const CocoImage& image) {
@@ -379,6 +456,10 @@ void write_coco(JsonWriter& writer, const CocoDataset& data) {
     write_field(writer, "iscrowd", int64_t{a.crowd});
   });
   writer.EndObject();
+}
+
+void write_coco(const std::string& path, const CocoDataset& data) {
+  write_json(path, [&](JsonWriter& writer) { write_coco(writer, data); });
 }
 
 std::string coco_text(const CocoDataset& data) {

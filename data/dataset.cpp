@@ -11,6 +11,7 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
 #include "data/shapes.hpp"
@@ -18,26 +19,26 @@
 namespace yolox {
 
 void Problems::add(const std::string& kind, const std::string& text) {
-  const std::string line = printable(text);
   std::lock_guard lock(mutex);
-  if (seen.emplace(kind + ": " + line, true).second) ++counts[kind];
+  seen.emplace(kind, printable(text));
 }
 
 void Problems::add(const Problems& other) {
   std::scoped_lock lock(mutex, other.mutex);
-  for (const auto& [line, _] : other.seen)
-    if (seen.emplace(line, true).second) ++counts[line.substr(0, line.find(": "))];
+  seen.insert(other.seen.begin(), other.seen.end());
 }
 
 std::map<std::string, int64_t> Problems::summary() const {
   std::lock_guard lock(mutex);
+  std::map<std::string, int64_t> counts;
+  for (const auto& [kind, _] : seen) ++counts[kind];
   return counts;
 }
 
 std::vector<std::string> Problems::lines() const {
   std::lock_guard lock(mutex);
   std::vector<std::string> all;
-  for (const auto& [line, _] : seen) all.push_back(line);
+  for (const auto& [kind, line] : seen) all.push_back(kind + ": " + line);
   return all;
 }
 
@@ -51,7 +52,8 @@ void Problems::write(const std::string& path) const {
 void ContentKey::add(const void* data, size_t n) { hash = fnv1a({static_cast<const char*>(data), n}, hash); }
 
 void ContentKey::add(const std::string& file, const struct stat& s) {
-  add(fs::path(file).is_absolute() ? file : (working_folder / file).string());
+  std::error_code ignored;
+  add(fs::absolute(file, ignored).string());
   const int64_t of_file[] = {s.st_size, s.st_mtim.tv_sec, s.st_mtim.tv_nsec, s.st_ctim.tv_sec,
                              s.st_ctim.tv_nsec};
   add(of_file, sizeof of_file);
@@ -118,7 +120,6 @@ ImageRegion Dataset::image_region(size_t i, const cv::Rect& part, double scale) 
   const Record& r = records[i];
   ImageRegion found = stored ? stored(i, scale) : ImageRegion();
   if (!found.image.empty()) return found;
-  if (shapes_split >= 0) return {draw_shapes(shapes_seed, shapes_split, r.image_id - 1).image};
   return decode_region(bytes(i), r.file, part, scale, size(i));
 }
 
@@ -147,8 +148,7 @@ Dataset shapes_dataset(uint64_t seed, int split, int64_t count) {
   Dataset data;
   data.name = split == 0 ? "shapes (train)" : "shapes (val)";
   data.classes = shapes_classes();
-  data.shapes_split = split;
-  data.shapes_seed = seed;
+  data.stored = [=](size_t i, double) { return ImageRegion{draw_shapes(seed, split, int64_t(i)).image}; };
   ContentKey key;
   const uint64_t drawn[] = {seed, uint64_t(split), uint64_t(count)};
   key.add(drawn, sizeof drawn);
@@ -173,7 +173,8 @@ Dataset shapes_dataset(uint64_t seed, int split, int64_t count) {
   return data;
 }
 
-std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations) {
+// Returns true for each annotation that repeats an earlier one: same image, class, box and crowd flag.
+static std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations) {
   const auto key = [&](size_t i) { return identity(annotations[i]); };
   std::vector<size_t> order(annotations.size());
   std::iota(order.begin(), order.end(), size_t(0));

@@ -10,7 +10,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -38,8 +40,7 @@ struct Problems {
 
  private:
   mutable std::mutex mutex;
-  std::map<std::string, int64_t> counts;
-  std::map<std::string, bool> seen;
+  std::set<std::pair<std::string, std::string>> seen;  // kind, line
 };
 
 // ---- images
@@ -53,10 +54,6 @@ struct ImageCheck {
 // Incremental hash of everything that a cache depends on.
 struct ContentKey {
   uint64_t hash = fnv1a("");
-  const fs::path working_folder = [] {
-    std::error_code ignored;
-    return fs::current_path(ignored);
-  }();
   void add(const void* data, size_t n);
   void add(const std::string& text) { add(text.c_str(), text.size() + 1); }
   // Adds the path, size, mtime and ctime of a file. ctime matters because cp -p, tar and touch can restore an
@@ -96,15 +93,13 @@ struct Dataset {
   std::vector<Record> records;
   CocoDataset truth;  // ground truth for evaluation: the images of `records`, all annotations unclipped
   std::vector<int64_t> category_ids;  // of each class in its file; -1 for a class that use_classes() added
-  int shapes_split = -1;              // data set `shapes`: 0 (train) or 1 (val); -1 for any other data set
-  uint64_t shapes_seed = 0;
-  bool strict = false;  // true: an unreadable image ends the run
-  std::string key;      // hash (hex digits) of the image files and their order
+  bool strict = false;                // true: an unreadable image ends the run
+  std::string key;                    // hash (hex digits) of the image files and their order
   // Source of encoded images. Not set: the file of the record.
   std::function<std::string(size_t i)> read;
-  // Source of decoded images: the image cache or a packed data set (packed.hpp). Returns image i at a scale
-  // of at least `scale`, or an empty ImageRegion if the image could not be decoded when it was stored. May be
-  // empty.
+  // Source of decoded images: the image cache, a packed data set (packed.hpp), tiles or `shapes`. Returns
+  // image i at a scale of at least `scale`, or an empty ImageRegion if the image could not be decoded when it
+  // was stored. May be empty.
   std::function<ImageRegion(size_t i, double scale)> stored;
   std::shared_ptr<Problems> problems = std::make_shared<Problems>();
   std::vector<std::string> notes = {};  // lines for the log
@@ -135,9 +130,6 @@ Image read_image(const Dataset& data, size_t i);
 // Returns the synthetic data set `shapes`, which needs no files: `count` scenes of split 0 (train) or 1
 // (val).
 Dataset shapes_dataset(uint64_t seed, int split, int64_t count);
-
-// Returns true for each annotation that repeats an earlier one: same image, class, box and crowd flag.
-std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations);
 
 // Converts a split from the form of the readers to that of training and evaluation. `checks` holds the
 // results of check_images() for source.files. Throws if the split has no usable image.

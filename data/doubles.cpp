@@ -32,7 +32,7 @@ std::vector<Fingerprint> fingerprints(const Dataset& data) {
       // About 64 pixels on the shorter side are enough, and read a JPEG several times as fast.
       const cv::Size size = data.size(i);
       const double scale = std::min(1.0, 64.0 / std::min(size.width, size.height));
-      const bool is_file = data.shapes_split < 0 && !data.stored;
+      const bool is_file = !data.stored;
       const std::string bytes = is_file ? data.bytes(i) : "";
       const Image image = is_file
                               ? decode_region(bytes, data.records[i].file, {{0, 0}, size}, scale, size).image

@@ -1,25 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/shapes.hpp"
 
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <iterator>
+
 #include "base/error.hpp"
+#include "base/random.hpp"
 
 namespace yolox {
 
-namespace shapes_detail {
+namespace {
 
-cv::Vec2d SceneRng::direction() {
-  for (;;) {
-    const double x = uniform(-1, 1), y = uniform(-1, 1), norm = std::sqrt(x * x + y * y);
-    if (norm > 0.1 && norm <= 1) return {x / norm, y / norm};
+constexpr double kMinVisible = 0.3;  // minimum visible fraction of an object that gets a box
+constexpr int kMinSide = 5;          // minimum box side in pixels; drops slivers of occluded objects
+constexpr double kMinRadius = 5;     // minimum radius in pixels; the smallest boxes are about 8 pixels wide
+constexpr double kReach = 1.2;       // every outline lies inside the circle of this radius
+
+// Random number generator of a scene, with helpers for directions and colours.
+struct SceneRng : Rng {
+  using Rng::Rng;
+  int randint(int lo, int hi) { return int(Rng::randint(lo, hi)); }
+  cv::Vec2d direction() {
+    for (;;) {
+      const double x = uniform(-1, 1), y = uniform(-1, 1), norm = std::sqrt(x * x + y * y);
+      if (norm > 0.1 && norm <= 1) return {x / norm, y / norm};
+    }
   }
+  cv::Vec3i color_near(const cv::Vec3i& c, int delta) {
+    cv::Vec3i out;
+    for (int k = 0; k < 3; k++) out[k] = std::clamp(c[k] + randint(-delta, delta), 0, 255);
+    return out;
+  }
+  cv::Vec3i color() { return color_near({128, 128, 128}, 128); }
+};
+
+// Signed distance function of a shape with a radius of about 1: negative inside, with a slope of about 1 at
+// the edge.
+using Outline = double (*)(double x, double y);
+
+struct ShapeClass {
+  const char* name;
+  Outline outline;
+};
+
+double length(double x, double y) { return std::sqrt(x * x + y * y); }
+double box_distance(double x, double y, double half_w, double half_h) {
+  return std::max(std::abs(x) - half_w, std::abs(y) - half_h);
 }
 
-cv::Vec3i SceneRng::color_near(const cv::Vec3i& c, int delta) {
-  cv::Vec3i out;
-  for (int k = 0; k < 3; k++) out[k] = std::clamp(c[k] + randint(-delta, delta), 0, 255);
-  return out;
-}
-
+// Regular pentagram: the points that are outside of at most one of its five half planes.
 double star(double x, double y) {
   constexpr double kX[] = {0, 0.9510565, 0.5877853, -0.5877853, -0.9510565};
   constexpr double kY[] = {1, 0.3090170, -0.8090170, -0.8090170, 0.3090170};
@@ -32,6 +63,40 @@ double star(double x, double y) {
   return second;
 }
 
+// The classes of the data set. A new line adds a class.
+constexpr ShapeClass kClasses[] = {
+    {"circle", [](double x, double y) { return length(x, y) - 1; }},
+    {"ring", [](double x, double y) { return std::abs(length(x, y) - 0.75) - 0.25; }},
+    {"crescent", [](double x, double y) { return std::max(length(x, y) - 1, 0.8 - length(x - 0.55, y)); }},
+    {"square", [](double x, double y) { return box_distance(x, y, 0.8, 0.8); }},
+    {"cross",
+     [](double x, double y) { return std::min(box_distance(x, y, 1, 0.32), box_distance(x, y, 0.32, 1)); }},
+    {"triangle", [](double x, double y) { return std::max(-y, 0.8660254 * std::abs(x) + 0.5 * y) - 0.575; }},
+    {"star", star},
+};
+constexpr int kNumClasses = int(std::size(kClasses));
+
+// Distractors without annotation: line, bar, arc, corner, blob.
+constexpr Outline kDistractors[] = {
+    [](double x, double y) { return box_distance(x, y, 1, 0.03); },
+    [](double x, double y) { return box_distance(x, y, 1, 0.14); },
+    [](double x, double y) { return std::max(std::abs(length(x, y) - 0.9) - 0.08, x); },
+    [](double x, double y) { return std::max(std::abs(box_distance(x, y, 0.7, 0.7)) - 0.1, x - y); },
+    [](double x, double y) { return std::min(length(x - 0.4, y) - 0.6, length(x + 0.4, y + 0.3) - 0.5); },
+};
+
+// One object or distractor of a scene.
+struct Shape {
+  Outline outline;
+  int cls;                                         // class id; -1 for a distractor
+  double radius, cx, cy, depth;                    // pixels; a smaller depth is in front
+  int pixels = 0, visible = 0;                     // area in pixels; visible area inside the image
+  int x1 = INT_MAX, y1 = INT_MAX, x2 = 0, y2 = 0;  // bounding box of the visible pixels
+};
+
+enum Texture { kPlain, kGradient, kStripes, kEdge, kNumTextures };
+
+// Returns (1 - t) a + t b. t is clamped to [0, 1] and rounded to 1/256.
 cv::Vec3i blend(const cv::Vec3i& a, const cv::Vec3i& b, double t) {
   const int w = int(std::clamp(t, 0.0, 1.0) * 256 + 0.5);
   cv::Vec3i out;
@@ -39,6 +104,10 @@ cv::Vec3i blend(const cv::Vec3i& a, const cv::Vec3i& b, double t) {
   return out;
 }
 
+// Periodic function with period 1 and values 0..1, flat at both extremes.
+double wave(double x) { return std::clamp(6 * std::abs(x - std::floor(x) - 0.5) - 1, 0.0, 1.0); }
+
+// Value noise: random values at the points of a unit grid, with smooth interpolation.
 double value_noise(const cv::Mat_<double>& grid, double x, double y) {
   const int kx = int(x), ky = int(y);
   const double fx = x - kx, fy = y - ky, sx = fx * fx * (3 - 2 * fx), sy = fy * fy * (3 - 2 * fy);
@@ -47,6 +116,8 @@ double value_noise(const cv::Mat_<double>& grid, double x, double y) {
   return left + sx * (right - left);
 }
 
+// Paints the background with two similar colours in a pattern: plain, gradient, stripes, checkerboard or
+// value noise (twice as likely as the others).
 void paint_background(SceneRng& rng, cv::Mat_<cv::Vec3b>& image) {
   const cv::Vec3i from = rng.color(), to = rng.color_near(from, 60);
   const cv::Vec2d dir = rng.direction();
@@ -69,6 +140,7 @@ void paint_background(SceneRng& rng, cv::Mat_<cv::Vec3b>& image) {
   }
 }
 
+// Draws an item on the image, counts its pixels and writes `id` to its pixels of the mask.
 void paint(SceneRng& rng, Shape& item, int id, cv::Mat_<cv::Vec3b>& image, cv::Mat_<uint8_t>& mask) {
   const cv::Vec2d dir = rng.direction();
   const double stretch = rng.uniform(0.88, 1.14), stripes = rng.uniform(0.8, 2.5);
@@ -98,7 +170,9 @@ void paint(SceneRng& rng, Shape& item, int id, cv::Mat_<cv::Vec3b>& image, cv::M
   }
 }
 
-std::vector<Shape> compose(SceneRng& rng, int width, int height) {
+// Draws the layout of a scene: empty, many small objects, one large object with others, or a few objects of
+// any size. Returns the items from back to front.
+std::vector<Shape> draw_layout(SceneRng& rng, int width, int height) {
   const double side = std::min(width, height), kind = rng.uniform(0, 1);
   const bool empty = kind < 0.04, large = kind >= 0.74 && kind < 0.94, crowd = kind >= 0.94;
   const int objects = empty ? 0 : crowd ? rng.randint(15, 30) : rng.randint(1, 6);
@@ -133,6 +207,8 @@ std::vector<Shape> compose(SceneRng& rng, int width, int height) {
   return items;
 }
 
+// Returns the boxes of the items. In the mask, item i has the number i + 1. Renumbers the mask for
+// ShapesScene.
 std::vector<Box> find_boxes(std::vector<Shape>& items, cv::Mat_<uint8_t>& mask) {
   for (int y = 0; y < mask.rows; y++) {
     for (int x = 0; x < mask.cols; x++) {
@@ -157,6 +233,7 @@ std::vector<Box> find_boxes(std::vector<Shape>& items, cv::Mat_<uint8_t>& mask) 
   return boxes;
 }
 
+// Applies random contrast, brightness and camera noise, in integer arithmetic.
 void add_camera_noise(SceneRng& rng, cv::Mat_<cv::Vec3b>& image) {
   const int contrast = rng.randint(180, 280), brightness = rng.randint(-35, 35);
   const int grain = rng.bernoulli(0.3) ? 0 : rng.randint(0, 20);
@@ -170,19 +247,18 @@ void add_camera_noise(SceneRng& rng, cv::Mat_<cv::Vec3b>& image) {
   }
 }
 
-}  // namespace shapes_detail
+}  // namespace
 
 const std::vector<std::string>& shapes_classes() {
   static const auto names = [] {
     std::vector<std::string> out;
-    for (const auto& shape : shapes_detail::kClasses) out.push_back(shape.name);
+    for (const auto& shape : kClasses) out.push_back(shape.name);
     return out;
   }();
   return names;
 }
 
 ShapesScene draw_shapes(uint64_t seed, int split, int64_t index, int nominal_size) {
-  using namespace shapes_detail;
   check(split == 0 || split == 1, "shapes: split ", split, " does not exist; use 0 (train) or 1 (val)");
   check(index >= 0, "shapes: index ", index, " is negative; use 0 or more");
   check(nominal_size >= 96, "shapes: a nominal size of ", nominal_size, " px is too small; use 96 or more");
@@ -192,7 +268,7 @@ ShapesScene draw_shapes(uint64_t seed, int split, int64_t index, int nominal_siz
 
   ShapesScene scene{cv::Mat_<cv::Vec3b>(height, width), cv::Mat_<uint8_t>(height, width, uint8_t{0}), {}};
   paint_background(rng, scene.image);
-  std::vector<Shape> items = compose(rng, width, height);
+  std::vector<Shape> items = draw_layout(rng, width, height);
   for (size_t i = 0; i < items.size(); i++) paint(rng, items[i], int(i) + 1, scene.image, scene.mask);
   add_camera_noise(rng, scene.image);
   scene.boxes = find_boxes(items, scene.mask);

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "base/error.hpp"
@@ -56,40 +55,28 @@ Source hold_out(Source& all, double fraction) {
   }
   std::sort(order.begin(), order.end());
   const size_t wanted = size_t(std::llround(fraction * double(n)));
-  std::vector<bool> held(n);
-  for (size_t k = 0; k < std::clamp<size_t>(wanted, 1, n - 1); ++k) held[order[k].second] = true;
+  std::unordered_set<int64_t> held;  // image ids
+  for (size_t k = 0; k < std::clamp<size_t>(wanted, 1, n - 1); ++k)
+    held.insert(all.coco.images[order[k].second].id);
 
   Source train = all, val;
-  for (Source* part : {&train, &val}) {
-    part->coco.categories = all.coco.categories;
-    part->coco.images.clear();
-    part->coco.annotations.clear();
-    part->files.clear();
-    part->label_files.clear();
-    part->lines.clear();
-  }
+  train.coco.images.clear();
+  train.coco.annotations.clear();
+  train.files.clear();
+  train.lines.clear();
+  val.coco.categories = all.coco.categories;
+  val.label_files = all.label_files;
   val.relative = all.relative;
-  std::unordered_map<int64_t, size_t> index_of;
-  std::vector<int64_t> ids;
+  const auto part_of = [&](int64_t image_id) -> Source& { return held.count(image_id) ? val : train; };
   for (size_t i = 0; i < n; ++i) {
-    Source& part = held[i] ? val : train;
-    CocoImage image = all.coco.images[i];
-    index_of[image.id] = i;
-    if (!all.label_files.empty()) {
-      image.id = int64_t(part.files.size()) + 1;  // 1 + position, see Source
-      part.label_files.push_back(all.label_files[i]);
-    }
-    ids.push_back(image.id);
-    part.coco.images.push_back(image);
-    part.files.push_back(all.files[i]);
+    const CocoImage& image = all.coco.images[i];
+    part_of(image.id).coco.images.push_back(image);
+    part_of(image.id).files.push_back(all.files[i]);
   }
   for (size_t k = 0; k < all.coco.annotations.size(); ++k) {
-    CocoAnnotation a = all.coco.annotations[k];
-    const auto image = index_of.find(a.image_id);
-    Source& part = image != index_of.end() && held[image->second] ? val : train;
-    if (image != index_of.end()) a.image_id = ids[image->second];
-    part.coco.annotations.push_back(a);
-    if (!all.lines.empty()) part.lines.push_back(all.lines[k]);
+    const CocoAnnotation& a = all.coco.annotations[k];
+    part_of(a.image_id).coco.annotations.push_back(a);
+    if (!all.lines.empty()) part_of(a.image_id).lines.push_back(all.lines[k]);
   }
   val.name = concat(all.name, ", ", val.files.size(), " images held out");
   all = std::move(train);

@@ -19,8 +19,8 @@ namespace yolox {
 
 namespace fs = std::filesystem;
 
-// One split as read from its files. In VOC and YOLO, an image id is 1 + position and a category id is a
-// position.
+// One split as read from its files. In VOC and YOLO, an image id is 1 + its position in the files and a
+// category id is a position.
 struct Source {
   std::string name;                // for messages: the JSON file, "DIR (train)" or "data.yaml (train)"
   CocoDataset coco;                // may contain annotations of unknown categories
@@ -28,7 +28,7 @@ struct Source {
   // True for YOLO: boxes (x, y of the top left corner, w, h) are fractions of the image width and height, and
   // the areas of boxes and the sizes of images are 0.
   bool relative = false;
-  std::vector<std::string> label_files;  // parallel to coco.images; empty for COCO
+  std::vector<std::string> label_files;  // of the image with the id 1 + index; empty for COCO
   std::vector<int> lines;  // line in the label file, parallel to coco.annotations; empty for COCO
   std::vector<std::pair<std::string, std::string>> problems;  // skipped files and lines: kind, text
   std::vector<std::string> notes;                             // lines for the log that are no problems
@@ -152,18 +152,6 @@ using SplitReaders = std::map<std::string, std::function<Source()>>;
 
 // ---- VOC and YOLO: a label file for each image
 
-// YOLO: lines with more columns than a box has, which are polygons, or boxes with keypoints.
-struct LongLines {
-  int64_t lines = 0;
-  int64_t columns = 0;  // of each line
-  int values = 0;  // per keypoint, 2 or 3; -1 if some lines have no keypoints or another number of columns
-  LongLines operator+(const LongLines& other) const {
-    if (lines == 0 || other.lines == 0) return lines == 0 ? other : *this;
-    const bool alike = columns == other.columns && values == other.values;
-    return {lines + other.lines, columns, alike ? values : -1};
-  }
-};
-
 // Contents of one label file.
 struct Labels {
   bool usable = false;        // false if the objects of the image are unknown; the image is then skipped
@@ -173,7 +161,6 @@ struct Labels {
   std::vector<CocoAnnotation> boxes;                          // VOC: category_id is not set yet, see `names`
   std::vector<std::string> names;                             // VOC: class name of each box
   std::vector<int> lines;                                     // line of each box in the label file
-  LongLines long_lines;                                       // YOLO
   std::vector<std::pair<std::string, std::string>> problems;  // kind, text
 };
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <map>
 #include <memory>
 #include <set>
 
@@ -74,7 +75,21 @@ Labels read_voc_xml(const std::string& path) {
   return labels;
 }
 
-Source read_voc_split(Voc& voc, const std::string& split) {
+namespace {
+
+// Files of a VOC data set.
+struct Voc {
+  std::string root, images;                                          // folders
+  std::map<std::string, std::map<std::string, std::string>> splits;  // split -> image name -> XML file
+  std::map<std::string, Labels> labels;  // contents of the XML files of all splits, read with the first split
+  std::map<std::string, int64_t> classes;  // classes of all splits, so that ids do not depend on the split
+};
+
+}  // namespace
+
+// Reads one split. The first call reads the label files of all splits. Throws if no file of the split is
+// usable.
+static Source read_voc_split(Voc& voc, const std::string& split) {
   if (voc.labels.empty()) {
     for (const auto& [_, part] : voc.splits)
       for (const auto& [name, xml] : part) voc.labels[xml];

@@ -188,3 +188,23 @@ void call_in_threads(int n, const F& f) {
 }
 
 }  // namespace yolox::test
+
+namespace yolox::official {
+
+// Returns the image with the HSV jitter of official YOLOX (data/data_augment.py), with tables of OpenCV. Hue
+// wraps around; saturation and value are clamped to 0..255.
+inline Image hsv(const Image& image, const HsvDraw& draw) {
+  const int h = static_cast<int>(draw.h), s = static_cast<int>(draw.s), v = static_cast<int>(draw.v);
+  Image::Pixels table(1, 256);
+  for (int i = 0; i < 256; ++i) {
+    const int hue = ((i + h) % 180 + 180) % 180;  // OpenCV's hue: 0..179
+    table(0, i) = {static_cast<uchar>(hue), cv::saturate_cast<uchar>(i + s), cv::saturate_cast<uchar>(i + v)};
+  }
+  Image jittered, out;
+  cv::cvtColor(image, jittered, cv::COLOR_BGR2HSV);
+  cv::LUT(jittered, table, jittered);
+  cv::cvtColor(jittered, out, cv::COLOR_HSV2BGR);
+  return out;
+}
+
+}  // namespace yolox::official

@@ -231,29 +231,6 @@ TEST_CASE("formats: file_name in COCO files may be absolute or relative to sever
   }
 }
 
-TEST_CASE("formats: COCO annotations are not changed") {
-  TempDir dir;
-  write_text(dir / "annotations/x.json", R"({
-    "images": [{"id": 70, "file_name": "a.png", "width": 100, "height": 50},
-               {"id": 5, "file_name": "gone.png"}],
-    "categories": [{"id": 90, "name": "brush"}, {"id": 3, "name": "person"}],
-    "annotations": [
-      {"id": 1, "image_id": 70, "category_id": 90, "bbox": [10, 10, 20, 30], "area": 500},
-      {"id": 2, "image_id": 70, "category_id": 3, "bbox": [-5, -3, 0, 10], "iscrowd": 1},
-      {"id": 3, "image_id": 70, "category_id": 3},
-      {"id": 4, "image_id": 99, "category_id": 4, "bbox": [0, 0, 1, 1]}]})");
-  write_text(dir / "images/a.png");
-  const Source source = read_sources(dir.path.string()).train;
-  CHECK(names_of(source) == Names{"person", "brush"});
-  CHECK(below(dir, source.files) == Names{"images/a.png", "images/gone.png"});
-  CHECK(source.coco.images.at(0).width == 100);
-  REQUIRE(source.coco.annotations.size() == 3);
-  CHECK(source.coco.annotations[0].area == 500);
-  CHECK(source.coco.annotations[1].crowd);
-  CHECK(source.where(2) == dir / "annotations/x.json" + ": annotation 4 of image 99");
-  CHECK(source.coco.without_box == 1);
-}
-
 TEST_CASE("formats: COCO files without images, categories or image files are errors") {
   TempDir dir;
   write_text(dir / "a/annotations/x.json", small_json("a.png"));
@@ -517,21 +494,6 @@ TEST_CASE("formats: unreadable Pascal VOC files and objects are skipped and repo
   CHECK_HAS(error_of(dir.path.string()), "train.txt: is not UTF-8 text");
 }
 
-SHARED_TEST("formats: the BCCD data set is read completely") {
-  const Sources s = read_sources(shared("data/bccd"));
-  const Source test = read_val_source(shared("data/bccd"), "test");
-  CHECK(s.train.files.size() == 205);
-  CHECK(s.val.files.size() == 87);
-  CHECK(test.files.size() == 72);
-  CHECK(s.train.coco.annotations.size() + s.val.coco.annotations.size() + test.coco.annotations.size() ==
-        4888);
-  for (const Source* source : {&s.train, &s.val, &test}) {
-    CHECK(names_of(*source) == Names{"Platelets", "RBC", "WBC"});
-    CHECK(source->problems.empty());
-    for (const auto& file : source->files) CHECK(fs::is_regular_file(file));
-  }
-}
-
 // ---- YOLO
 
 namespace {
@@ -691,48 +653,6 @@ TEST_CASE("formats: YOLO keypoints after the box are not read as a polygon") {
         std::vector<double>{0.25, 0.25, 0.5, 0.5});
 }
 
-TEST_CASE("formats: YOLO labels with keypoints are recognised without kpt_shape; polygons stay polygons") {
-  const auto first_box = [](const Names& lines, std::string& note) {
-    TempDir dir;
-    put_yolo(dir, lines);
-    const Source source = read_val_source(dir.path.string());
-    for (const auto& text : source.notes) note += text;
-    CHECK_MESSAGE(source.problems.empty(), problems_of(source));
-    return box(source.coco.annotations.at(0));
-  };
-  const std::vector<double> whole = {0.25, 0.25, 0.5, 0.5};
-  std::string line = "0 0.5 0.5 0.5 0.5", points;
-  for (int k = 0; k < 4; ++k) points += concat(" 0.", 3 + k, " 0.4");
-  const std::string with_visibility = line + " 0.3 0.4 2 0.6 0.7 1 0 0 0\n", without = line + points + "\n";
-  std::string note;
-  CHECK(first_box({with_visibility, with_visibility}, note) == whole);  // 14 columns
-  CHECK_HAS(note, "the labels with 14 columns are read as class, box and keypoints");
-  note.clear();
-  CHECK(first_box({with_visibility + line + "\n"}, note) == whole);  // an object without keypoints
-  CHECK_HAS(note, "14 columns");
-  // Without visibilities, small polygons may look like that: only a note.
-  note.clear();
-  CHECK(first_box(Names(10, without), note) != whole);
-  CHECK_HAS(note, "the labels with 13 columns are read as polygons");
-  CHECK_HAS(note, "add this line to data.yaml: kpt_shape: [4, 2]");
-
-  // A point outside of the box of its line, lines of two lengths, and corners of a box.
-  note.clear();
-  const std::string outside = line + " 0.3 0.4 0.3 0.4 0.3 0.4 0.99 0.4\n";
-  const std::string longer = line + points + " 0.5 0.5\n", corners = line + " 0.4 0.4 0.6 0.4\n";
-  Names one_outside(10, without), one_longer(10, without);
-  one_outside.back() = outside;
-  one_longer.back() = longer;
-  Names one_far(10, with_visibility);
-  one_far.back() = line + " 0.3 0.4 2 0.99 0.7 1 0 0 0\n";
-  for (const Names& lines : {one_outside, one_longer, Names(10, corners)})
-    CHECK(first_box(lines, note) != whole);
-  CHECK(!has(note, "keypoints"));
-  TempDir dir;
-  put_yolo(dir, one_far);
-  CHECK(read_val_source(dir.path.string()).problems.size() == 10);  // 14 columns are no polygon
-}
-
 TEST_CASE("formats: YOLO label files without an image are reported") {
   TempDir dir;
   put_all(dir, {"images/train/a.jpg", "images/train/c.psd", "images/val/b.jpg"});
@@ -777,11 +697,6 @@ TEST_CASE("formats: COCO images that are listed twice are put together; two name
   CHECK(read_sources(dir.path.string()).train.coco.images.at(0).width == 40);
   write_text(dir / "train.json", json("a.png", "a.png", 41));
   CHECK_HAS(error_of(dir.path.string()), "the images 1 (a.png, 40x30) and 3 (a.png, 41x30)");
-  // A list that was appended to itself, with new ids.
-  std::string twice = json("a.png", "a.png", 40);
-  twice.replace(twice.find("[5, 6, 7, 8]"), 12, "[1, 2, 3, 4]");
-  write_text(dir / "train.json", twice);
-  CHECK(read_sources(dir.path.string()).train.coco.annotations.size() == 1);
   fs::create_directories(dir / "pictures/of");
   fs::rename(dir / "train", dir / "pictures/of/january");
   write_text(dir / "train.json", json("x/1/a.png", "x/2/a.png", 40));
@@ -819,25 +734,6 @@ TEST_CASE("formats: YOLO images are listed recursively and paired with their lab
   write_text(dir / "data.yaml", "train: photos\nnames: [cat]");
   source = read_val_source(dir.path.string());
   CHECK(source.where(0) == dir / "photos/a.txt:1");
-}
-
-TEST_CASE("formats: many YOLO files are read in the order of their paths") {
-  TempDir dir;
-  Names labels;
-  for (int i = 0; i < 400; ++i) {
-    write_text(dir / concat("images/", 10000 + i, ".jpg"));
-    write_text(dir / concat("labels/", 10000 + i, ".txt"),
-               i % 5 ? concat("0 0.5 0.5 1 0.", i + 100, "\n") : "bad\n");
-  }
-  write_text(dir / "data.yaml", "val: images\nnc: 1");
-  const Source source = read_val_source(dir.path.string());
-  REQUIRE(source.files.size() == 400);
-  CHECK(std::is_sorted(source.files.begin(), source.files.end()));
-  bool right = source.coco.annotations.size() == 320 && source.problems.size() == 80;
-  for (const CocoAnnotation& a : source.coco.annotations)
-    right = right && a.h == double(a.image_id + 99) / 1000;
-  CHECK(right);
-  CHECK(std::is_sorted(source.problems.begin(), source.problems.end()));
 }
 
 TEST_CASE("formats: data.yaml: image paths may be absolute or relative to several folders") {
