@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "metrics/coco_eval.hpp"
 
-#include <atomic>
-#include <future>
+#include <algorithm>
+#include <span>
 #include <utility>
 
 #include "base/printable.hpp"
@@ -23,7 +23,33 @@ double coco_iou(const Detection& d, const CocoAnnotation& g) {
   return both / (g.crowd ? d.w * d.h : d.w * d.h + g.w * g.h - both);
 }
 
-void match_picture(const EvalGroundTruth* gts, size_t gt_count, const EvalDetection* dets, size_t det_count,
+namespace {
+
+// Match result of a detection. In each mask, bit t is the result at IoU threshold t.
+struct ScoredDetection {
+  double score;
+  int rank;                                  // rank by score in its image and class; 0 is the best
+  std::array<uint16_t, eval_areas> matched;  // true positive: matched to a ground truth
+  // Neither true nor false positive: matched to an ignored ground truth, or unmatched with an area out of
+  // range.
+  std::array<uint16_t, eval_areas> ignored;
+};
+
+struct EvalGroundTruth {
+  int image;
+  const CocoAnnotation* box;
+};
+struct EvalDetection {
+  int image;
+  double score;
+  const Detection* box;  // all point into one list, so that comparing addresses gives the input order
+};
+
+// Matches the detections of one class in one image (at most 100, by descending score) with the ground truths
+// (in file order). Appends one entry per detection to `out`. Each detection is matched to the unmatched
+// ground truth with the highest IoU, or the last one in case of a tie. Ignored ground truths (crowds, or area
+// out of range) are considered only if no other one matches. A crowd can be matched any number of times.
+void match_picture(std::span<const EvalGroundTruth> gts, std::span<const EvalDetection> dets,
                    std::vector<ScoredDetection>& out) {
   struct Pair {
     size_t gt;
@@ -34,8 +60,8 @@ void match_picture(const EvalGroundTruth* gts, size_t gt_count, const EvalDetect
   thread_local std::vector<uint16_t> used;  // [G] bit t: matched at threshold t
   pairs.clear();
   first.assign(1, 0);
-  for (size_t d = 0; d < det_count; ++d) {
-    for (size_t g = 0; g < gt_count; ++g) {
+  for (size_t d = 0; d < dets.size(); ++d) {
+    for (size_t g = 0; g < gts.size(); ++g) {
       const double iou = coco_iou(*dets[d].box, *gts[g].box);
       if (iou >= eval_iou[0]) pairs.push_back({g, iou});
     }
@@ -43,10 +69,10 @@ void match_picture(const EvalGroundTruth* gts, size_t gt_count, const EvalDetect
     out.push_back({dets[d].score, static_cast<int>(d), {}, {}});
   }
   constexpr uint16_t all_thresholds = (1 << eval_thresholds) - 1;
-  ScoredDetection* results = out.data() + out.size() - det_count;
+  ScoredDetection* results = out.data() + out.size() - dets.size();
   for (int area = 0; area < eval_areas; ++area) {
-    used.assign(gt_count, 0);
-    for (size_t d = 0; d < det_count; ++d) {
+    used.assign(gts.size(), 0);
+    for (size_t d = 0; d < dets.size(); ++d) {
       const bool outside = !in_area(dets[d].box->w * dets[d].box->h, area);
       if (first[d] == first[d + 1]) {  // fast path: most detections overlap no ground truth
         results[d].ignored[area] = outside ? all_thresholds : 0;
@@ -76,6 +102,7 @@ void match_picture(const EvalGroundTruth* gts, size_t gt_count, const EvalDetect
   }
 }
 
+// Computes precision and recall of one class from the detections of all images, sorted by descending score.
 void accumulate(const std::vector<ScoredDetection>& dets, const std::array<int64_t, eval_areas>& gt_counts,
                 ClassResult& result) {
   std::vector<double> precision;  // after each true positive
@@ -112,7 +139,8 @@ void accumulate(const std::vector<ScoredDetection>& dets, const std::array<int64
   }
 }
 
-double mean_metric(const CocoMetric& metric, const ClassResult* begin, const ClassResult* end) {
+// Returns the mean of a metric over the classes that have ground truth in its area range, or -1 if none has.
+double mean_metric(const CocoMetric& metric, std::span<const ClassResult> classes) {
   double sum = 0;
   int64_t count = 0;
   const auto add = [&](double value) {
@@ -121,15 +149,16 @@ double mean_metric(const CocoMetric& metric, const ClassResult* begin, const Cla
       ++count;
     }
   };
-  for (const ClassResult* c = begin; c != end; ++c)
+  for (const ClassResult& c : classes)
     for (int t = metric.t_begin; t < metric.t_end; ++t)
       if (metric.precision)
-        for (const double precision : c->precision[metric.area][t]) add(precision);
+        for (const double precision : c.precision[metric.area][t]) add(precision);
       else
-        add(c->recall[metric.area][metric.max_detections][t]);
+        add(c.recall[metric.area][metric.max_detections][t]);
   return count ? sum / static_cast<double>(count) : -1;
 }
 
+// Evaluates one class. Sorts its ground truths and detections.
 void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection>& dets,
                     ClassResult& result) {
   std::array<int64_t, eval_areas> gt_counts = {};
@@ -154,8 +183,8 @@ void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection
     while (d_end < dets.size() && dets[d_end].image == image) ++d_end;
     while (g < gts.size() && gts[g].image < image) ++g;
     for (g_end = g; g_end < gts.size() && gts[g_end].image == image;) ++g_end;
-    match_picture(gts.data() + g, g_end - g, dets.data() + d,
-                  std::min<size_t>(d_end - d, eval_max_detections[2]), scored);
+    match_picture({gts.data() + g, g_end - g},
+                  {dets.data() + d, std::min<size_t>(d_end - d, eval_max_detections[2])}, scored);
     d = d_end;
     g = g_end;
   }
@@ -163,11 +192,13 @@ void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection
   std::stable_sort(scored.begin(), scored.end(),
                    [](const auto& a, const auto& b) { return a.score > b.score; });
   accumulate(scored, gt_counts, result);
-  result.AP = mean_metric(coco_metrics[0], &result, &result + 1);
-  result.AP50 = mean_metric(coco_metrics[1], &result, &result + 1);
-  result.AP75 = mean_metric(coco_metrics[2], &result, &result + 1);
-  result.AR100 = mean_metric(coco_metrics[8], &result, &result + 1);
+  result.AP = mean_metric(coco_metrics[0], {&result, 1});
+  result.AP50 = mean_metric(coco_metrics[1], {&result, 1});
+  result.AP75 = mean_metric(coco_metrics[2], {&result, 1});
+  result.AR100 = mean_metric(coco_metrics[8], {&result, 1});
 }
+
+}  // namespace
 
 EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detections, int threads) {
   std::vector<int64_t> images, classes;  // sorted ids; the evaluation uses positions in these lists
@@ -205,24 +236,13 @@ EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detect
   }
 
   result.per_class.resize(classes.size());
-  std::atomic<size_t> next = 0;
-  const auto work = [&] {
-    for (size_t c; (c = next++) < classes.size();) {
-      result.per_class[c].id = gt.categories[c].id;
-      result.per_class[c].name = gt.categories[c].name;
-      evaluate_class(gts[c], dets[c], result.per_class[c]);
-    }
+  const auto evaluate = [&](int64_t c) {
+    result.per_class[c].id = gt.categories[c].id;
+    result.per_class[c].name = gt.categories[c].name;
+    evaluate_class(gts[c], dets[c], result.per_class[c]);
   };
-  if (threads <= 0) threads = usable_cores();
-  std::vector<std::future<void>> workers;
-  for (size_t i = 1; i < std::min<size_t>(threads, classes.size()); ++i)
-    workers.push_back(std::async(std::launch::async, work));
-  work();
-  for (auto& worker : workers) worker.get();
-
-  const ClassResult* first = result.per_class.data();
-  for (const CocoMetric& metric : coco_metrics)
-    result.*metric.value = mean_metric(metric, first, first + classes.size());
+  parallel_for(int64_t(classes.size()), evaluate, unsigned(threads));
+  for (const CocoMetric& metric : coco_metrics) result.*metric.value = mean_metric(metric, result.per_class);
   return result;
 }
 
@@ -242,25 +262,26 @@ void print_summary(std::ostream& out, const EvalResult& r) {
         << " detections of categories that are not in the ground truth.\n";
 }
 
+std::string name_cell(const std::string& name) {
+  const std::string shown = cut_to_columns(printable(name), 29);
+  return shown + std::string(30 - terminal_columns(shown), ' ');
+}
+
+std::string number_cell(double value, int width, int decimals) {
+  char text[32];
+  if (value < 0)
+    std::snprintf(text, sizeof text, "%*s", width, "-");
+  else
+    std::snprintf(text, sizeof text, "%*.*f", width, decimals, value);
+  return text;
+}
+
 void print_per_class(std::ostream& out, const EvalResult& result) {
-  char line[160];
-  std::snprintf(line, sizeof line, "%-30s%9s%11s%7s%7s%7s%9s\n", "class", "truths", "detections", "AP",
-                "AP50", "AP75", "AR100");
-  out << line;
-  for (const ClassResult& c : result.per_class) {
-    const std::string name = cut_to_columns(printable(c.name), 29);
-    std::snprintf(line, sizeof line, "%9lld%11lld", static_cast<long long>(c.ground_truths),
-                  static_cast<long long>(c.detections));
-    out << name << std::string(30 - terminal_columns(name), ' ') << line;
-    for (const auto& [value, width] : {std::pair(c.AP, 7), {c.AP50, 7}, {c.AP75, 7}, {c.AR100, 9}}) {
-      if (value < 0)
-        std::snprintf(line, sizeof line, "%*s", width, "-");
-      else
-        std::snprintf(line, sizeof line, "%*.3f", width, value);
-      out << line;
-    }
-    out << "\n";
-  }
+  out << name_cell("class") << "   truths detections     AP   AP50   AP75    AR100\n";
+  for (const ClassResult& c : result.per_class)
+    out << name_cell(c.name) << number_cell(double(c.ground_truths), 9, 0)
+        << number_cell(double(c.detections), 11, 0) << number_cell(c.AP, 7, 3) << number_cell(c.AP50, 7, 3)
+        << number_cell(c.AP75, 7, 3) << number_cell(c.AR100, 9, 3) << "\n";
 }
 
 void write_eval_json(const std::string& path, const EvalResult& r,

@@ -69,54 +69,21 @@ constexpr CocoMetric coco_metrics[] = {
 };
 constexpr const char* eval_area_names[] = {"all", "small", "medium", "large"};
 
-// Match result of a detection. In each mask, bit t is the result at IoU threshold t.
-struct ScoredDetection {
-  double score;
-  int rank;                                  // rank by score in its image and class; 0 is the best
-  std::array<uint16_t, eval_areas> matched;  // true positive: matched to a ground truth
-  // Neither true nor false positive: matched to an ignored ground truth, or unmatched with an area out of
-  // range.
-  std::array<uint16_t, eval_areas> ignored;
-};
-
-struct EvalGroundTruth {
-  int image;
-  const CocoAnnotation* box;
-};
-struct EvalDetection {
-  int image;
-  double score;
-  const Detection* box;  // all point into one list, so that comparing addresses gives the input order
-};
-
 // Returns true if an area in square pixels is in the range (an EvalArea).
 bool in_area(double area, int range);
 
 // Returns the IoU. If the ground truth is a crowd, returns the intersection over the area of the detection.
 double coco_iou(const Detection& d, const CocoAnnotation& g);
 
-// Matches the detections of one class in one image (at most 100, by descending score) with the ground truths
-// (in file order). Appends one entry per detection to `out`. Each detection is matched to the unmatched
-// ground truth with the highest IoU, or the last one in case of a tie. Ignored ground truths (crowds, or area
-// out of range) are considered only if no other one matches. A crowd can be matched any number of times.
-void match_picture(const EvalGroundTruth* gts, size_t gt_count, const EvalDetection* dets, size_t det_count,
-                   std::vector<ScoredDetection>& out);
-
-// Computes precision and recall of one class from the detections of all images, sorted by descending score.
-void accumulate(const std::vector<ScoredDetection>& dets, const std::array<int64_t, eval_areas>& gt_counts,
-                ClassResult& result);
-
-// Returns the mean of a metric over the classes [begin, end) that have ground truth in its area range, or -1
-// if none has.
-double mean_metric(const CocoMetric& metric, const ClassResult* begin, const ClassResult* end);
-
-// Evaluates one class. Sorts its ground truths and detections.
-void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection>& dets, ClassResult& result);
-
 // Evaluates detections against the ground truth, with the classes distributed over `threads` threads (0: all
 // cores). Throws if a detection is not finite or belongs to an unknown image, or if the categories are not
 // sorted.
 EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detections, int threads = 0);
+
+// Returns the first column of a table: a name, cut to 29 columns and padded to 30.
+std::string name_cell(const std::string& name);
+// Returns a number of a table, or "-" if it is negative.
+std::string number_cell(double value, int width, int decimals);
 
 // Prints the twelve lines of pycocotools, then the number of ignored annotations and detections, if any.
 void print_summary(std::ostream& out, const EvalResult& r);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <tuple>
 
-#include "base/printable.hpp"
 #include "base/threads.hpp"
 #include "metrics/coco_eval.hpp"
 
@@ -361,20 +360,9 @@ void print_error_analysis(std::ostream& out, const ErrorAnalysis& analysis) {
 }
 
 void print_voc(std::ostream& out, const VocResult& voc) {
-  char line[160];
-  std::snprintf(line, sizeof line, "\n%-30s%12s%12s\n", "VOC AP at IoU 0.5", "all points", "11 points");
-  out << line;
+  out << "\n" << name_cell("VOC AP at IoU 0.5") << "  all points   11 points\n";
   const auto row = [&](const std::string& name, double all, double eleven) {
-    const std::string shown = cut_to_columns(printable(name), 29);
-    out << shown << std::string(30 - terminal_columns(shown), ' ');
-    for (const double value : {all, eleven}) {
-      if (value < 0)
-        std::snprintf(line, sizeof line, "%12s", "-");
-      else
-        std::snprintf(line, sizeof line, "%12.4f", value);
-      out << line;
-    }
-    out << "\n";
+    out << name_cell(name) << number_cell(all, 12, 4) << number_cell(eleven, 12, 4) << "\n";
   };
   for (const auto& c : voc.per_class) row(c.name, c.AP, c.AP11);
   row("mean", voc.AP, voc.AP11);
