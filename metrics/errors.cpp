@@ -9,6 +9,27 @@
 
 namespace yolox {
 
+namespace {
+
+constexpr double match_threshold = 0.5, background_threshold = 0.1;
+
+// Ground truths and detections of one image.
+struct ImageBoxes {
+  struct Truth {
+    const CocoAnnotation* box;
+    int cls;  // position in CocoDataset::categories
+  };
+  struct Found {
+    const Detection* box;
+    int cls;
+  };
+  int64_t id = 0;
+  std::vector<Truth> truths;
+  std::vector<Found> found;  // detections by descending score
+};
+
+// Groups ground truths and detections by image, sorted by image id. Ignores boxes of unknown images and
+// categories. The results point into the arguments.
 std::vector<ImageBoxes> boxes_by_image(const CocoDataset& truth, const std::vector<Detection>& detections) {
   std::vector<ImageBoxes> images(truth.images.size());
   for (size_t i = 0; i < images.size(); ++i) images[i].id = truth.images[i].id;
@@ -32,6 +53,13 @@ std::vector<ImageBoxes> boxes_by_image(const CocoDataset& truth, const std::vect
   return images;
 }
 
+// Detections of one class by descending score, and the number of ground truths, which must be above 0.
+struct RankedMatches {
+  std::vector<char> right;  // 1 for a true positive, 0 for a false positive
+  int64_t truths = 0;
+};
+
+// Returns, for each true positive, the maximum precision at its recall or any higher recall.
 std::vector<double> precision_envelope(const RankedMatches& hits) {
   std::vector<double> precision;
   for (size_t i = 0; i < hits.right.size(); ++i)
@@ -40,6 +68,8 @@ std::vector<double> precision_envelope(const RankedMatches& hits) {
   return precision;
 }
 
+// Returns the mean precision at `points` equidistant recalls 0..1. COCO uses 101 points, VOC until 2009 11
+// points.
 double ap_at_points(const RankedMatches& hits, int points) {
   const auto precision = precision_envelope(hits);
   double sum = 0;
@@ -51,13 +81,14 @@ double ap_at_points(const RankedMatches& hits, int points) {
   return sum / points;
 }
 
+// Returns the area under the precision-recall curve: VOC AP since 2010.
 double ap_area(const RankedMatches& hits) {
   double sum = 0;
   for (const double p : precision_envelope(hits)) sum += p;
   return sum / double(hits.truths);
 }
 
-ClassifiedImage classify_errors(const ImageBoxes& image) {
+ClassifiedImage classify_image(const ImageBoxes& image) {
   ClassifiedImage out;
   out.id = image.id;
   for (const auto& t : image.truths)
@@ -120,8 +151,15 @@ ClassifiedImage classify_errors(const ImageBoxes& image) {
   return out;
 }
 
-namespace error_detail {
+// A detection in the list of its own class. corrected_class: a copy in the list of the correct class.
+struct Entry {
+  double score;
+  ErrorKind kind, fix;
+  bool fixes_truth, corrected_class;
+};
 
+// Returns the AP of one class at IoU 0.5 after correcting all errors of one kind. An error becomes a true
+// positive if it then matches a free ground truth; otherwise it is removed. kTruePositive: corrects nothing.
 double ap_after_fixing(const std::vector<Entry>& entries, int64_t truths, ErrorKind kind) {
   RankedMatches hits{{}, truths};
   for (const Entry& e : entries) {
@@ -133,6 +171,8 @@ double ap_after_fixing(const std::vector<Entry>& entries, int64_t truths, ErrorK
   return ap_at_points(hits, eval_recalls);
 }
 
+// Adds an image to the confusion matrix at a score threshold. Counts the true positives, then pairs the
+// remaining ground truths and detections of any class by descending IoU.
 void add_to_confusion_matrix(const ClassifiedImage& image, double score, int classes,
                              std::map<std::pair<int, int>, int64_t>& counts) {
   std::vector<char> free_truth, free_found;
@@ -164,6 +204,7 @@ void add_to_confusion_matrix(const ClassifiedImage& image, double score, int cla
     if (free_found[d]) ++counts[{classes, image.found[d].cls}];
 }
 
+// Returns the errors of an image at a score threshold.
 ImageErrors image_errors(const ClassifiedImage& image, double score) {
   ImageErrors out;
   out.id = image.id;
@@ -180,6 +221,13 @@ ImageErrors image_errors(const ClassifiedImage& image, double score) {
   }
   return out;
 }
+
+// The curves of a class; -1 where a value is undefined.
+struct ClassCurves {
+  // AP after correcting each kind of error; the last one corrects nothing.
+  std::array<double, error_kinds + 1> ap;
+  std::array<double, score_steps> precision, recall, f1;  // at each score threshold
+};
 
 // Returns the curves of a class. entries: its detections, which are sorted here. truths: number of its ground
 // truth boxes. missed: number of those that no detection matches.
@@ -210,16 +258,19 @@ ClassCurves class_curves(std::vector<Entry>& entries, int64_t truths, int64_t mi
   return out;
 }
 
-}  // namespace error_detail
+}  // namespace
+
+std::vector<ClassifiedImage> classify_errors(const CocoDataset& truth,
+                                             const std::vector<Detection>& detections) {
+  const auto boxes = boxes_by_image(truth, detections);
+  std::vector<ClassifiedImage> images(boxes.size());
+  parallel_for(int64_t(images.size()), [&](int64_t i) { images[i] = classify_image(boxes[i]); });
+  return images;
+}
 
 ErrorAnalysis analyse_errors(const CocoDataset& truth, const std::vector<Detection>& detections) {
-  using namespace error_detail;
   const int classes = int(truth.categories.size());
-  std::vector<ClassifiedImage> images(truth.images.size());
-  {
-    const auto boxes = boxes_by_image(truth, detections);
-    parallel_for(int64_t(images.size()), [&](int64_t i) { images[i] = classify_errors(boxes[i]); });
-  }
+  const std::vector<ClassifiedImage> images = classify_errors(truth, detections);
   ErrorAnalysis out;
   out.classes.resize(classes);
   std::vector<std::vector<Entry>> entries(classes);
@@ -351,7 +402,7 @@ void print_error_analysis(std::ostream& out, const ErrorAnalysis& analysis) {
     std::snprintf(text, sizeof text, " %s %.1f", error_kind_names[k], 100 * analysis.cost[k]);
     out << text;
   }
-  const int s = int(analysis.working_score * 100 + 0.5);
+  const int s = analysis.working_step();
   std::snprintf(text, sizeof text,
                 "\nBest F1 %.3f at score threshold %.2f: precision %.3f, recall %.3f (means over classes)\n",
                 analysis.f1[s], analysis.working_score, std::max(0.0, analysis.precision[s]),

@@ -5,6 +5,7 @@
 // section 2.
 #pragma once
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <ostream>
@@ -30,48 +31,6 @@ enum ErrorKind {
 constexpr int error_kinds = 6;
 constexpr const char* error_kind_names[] = {"class",      "localisation", "both",  "duplicate",
                                             "background", "missed",       "right", "not counted"};
-constexpr double match_threshold = 0.5, background_threshold = 0.1;
-
-// ---- boxes by image
-
-// Ground truths and detections of one image.
-struct ImageBoxes {
-  struct Truth {
-    const CocoAnnotation* box;
-    int cls;  // position in CocoDataset::categories
-  };
-  struct Found {
-    const Detection* box;
-    int cls;
-  };
-  int64_t id = 0;
-  std::vector<Truth> truths;
-  std::vector<Found> found;  // detections by descending score
-};
-
-// Groups ground truths and detections by image, sorted by image id. Ignores boxes of unknown images and
-// categories. The results point into the arguments.
-std::vector<ImageBoxes> boxes_by_image(const CocoDataset& truth, const std::vector<Detection>& detections);
-
-// ---- average precision
-
-// Detections of one class by descending score, and the number of ground truths, which must be above 0.
-struct RankedMatches {
-  std::vector<char> right;  // 1 for a true positive, 0 for a false positive
-  int64_t truths = 0;
-};
-
-// Returns, for each true positive, the maximum precision at its recall or any higher recall.
-std::vector<double> precision_envelope(const RankedMatches& hits);
-
-// Returns the mean precision at `points` equidistant recalls 0..1. COCO uses 101 points, VOC until 2009 11
-// points.
-double ap_at_points(const RankedMatches& hits, int points);
-
-// Returns the area under the precision-recall curve: VOC AP since 2010.
-double ap_area(const RankedMatches& hits);
-
-// ---- result of each box
 
 struct ClassifiedBox {
   double x, y, w, h;  // pixels of the image
@@ -102,11 +61,11 @@ struct ClassifiedImage {
   std::vector<Truth> truths;
 };
 
-// Classifies all boxes of an image. Matching is that of COCO AP (match_picture()), so that a true positive
-// here is a true positive there.
-ClassifiedImage classify_errors(const ImageBoxes& image);
-
-// ---- error analysis of a data set
+// Classifies all boxes, image by image, sorted by image id. Matching is that of COCO AP, so that a true
+// positive here is a true positive there. Ignores boxes of unknown images and categories. The results point
+// into `truth`.
+std::vector<ClassifiedImage> classify_errors(const CocoDataset& truth,
+                                             const std::vector<Detection>& detections);
 
 constexpr int score_steps = 101;  // score thresholds 0, 0.01, ..., 1
 // Returns the score threshold of a step. Divides, because 35 * 0.01 is greater than 0.35, so that a score of
@@ -145,43 +104,14 @@ struct ErrorAnalysis {
   // (second).
   std::map<std::pair<int, int>, int64_t> confusion;
   std::vector<ImageErrors> worst;  // at most 25 images with errors, by descending cost
+
+  // Returns the step of working_score.
+  int working_step() const { return int(std::lround(100 * working_score)); }
 };
-
-namespace error_detail {
-
-// A detection in the list of its own class. corrected_class: a copy in the list of the correct class.
-struct Entry {
-  double score;
-  ErrorKind kind, fix;
-  bool fixes_truth, corrected_class;
-};
-
-// Returns the AP of one class at IoU 0.5 after correcting all errors of one kind. An error becomes a true
-// positive if it then matches a free ground truth; otherwise it is removed. kTruePositive: corrects nothing.
-double ap_after_fixing(const std::vector<Entry>& entries, int64_t truths, ErrorKind kind);
-
-// The curves of a class; -1 where a value is undefined.
-struct ClassCurves {
-  std::array<double, error_kinds + 1>
-      ap;  // AP after correcting each kind of error; the last one corrects nothing
-  std::array<double, score_steps> precision, recall, f1;  // at each score threshold
-};
-
-// Adds an image to the confusion matrix at a score threshold. Counts the true positives, then pairs the
-// remaining ground truths and detections of any class by descending IoU.
-void add_to_confusion_matrix(const ClassifiedImage& image, double score, int classes,
-                             std::map<std::pair<int, int>, int64_t>& counts);
-
-// Returns the errors of an image at a score threshold.
-ImageErrors image_errors(const ClassifiedImage& image, double score);
-
-}  // namespace error_detail
 
 // Analyses detections. `truth` must be sorted as for coco_eval() and contain only the images that were
 // evaluated.
 ErrorAnalysis analyse_errors(const CocoDataset& truth, const std::vector<Detection>& detections);
-
-// ---- Pascal VOC AP
 
 struct VocResult {
   double AP11 = -1, AP = -1;  // means over the classes with objects: 11-point AP (VOC 2007), area (VOC 2010)
@@ -197,8 +127,6 @@ struct VocResult {
 // overlaps most, even if that object is already matched; boxes include the pixels of both ends (width = x2 -
 // x1 + 1); the number of detections per image is not limited. Difficult objects (crowds) are ignored.
 VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detections);
-
-// ---- output as text and JSON
 
 void print_error_analysis(std::ostream& out, const ErrorAnalysis& analysis);
 

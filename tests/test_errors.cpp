@@ -67,7 +67,7 @@ TEST_CASE("errors: each detection is classified, and missed objects are found") 
       {1, 1, 0, 0, 100, 100, .95},   {1, 1, 5, 0, 100, 100, .9},   {1, 1, 200, 0, 100, 45, .85},
       {1, 1, 200, 0, 100, 30, .8},   {1, 1, 0, 200, 100, 90, .75}, {1, 1, 200, 200, 100, 40, .7},
       {1, 2, 300, 400, 20, 20, .65}, {1, 1, 420, 10, 50, 50, .6},  {1, 1, 0, 0, 100, 9, .55}};
-  const ClassifiedImage judged = classify_errors(boxes_by_image(t, found)[0]);
+  const ClassifiedImage judged = classify_errors(t, found)[0];
   const std::vector<ErrorKind> want = {kTruePositive, kDuplicate,  kLocalisation, kLocalisation, kWrongClass,
                                        kBoth,         kBackground, kIgnored,      kBackground};
   REQUIRE(judged.found.size() == want.size());
@@ -189,7 +189,7 @@ TEST_CASE(
   CHECK(analysis.count == std::array<int64_t, error_kinds>{0, 1, 0, 0, 0, 0});
   // It is neither a false positive nor an error of an image.
   CHECK(analysis.precision[0] == -1);
-  const ClassifiedImage image = classify_errors(boxes_by_image(t, found)[0]);
+  const ClassifiedImage image = classify_errors(t, found)[0];
   CHECK(image.found[0].kind == kIgnored);
   CHECK(image.found[0].fix == kLocalisation);
   // Far from the object, it does not count, and the object is missed.
