@@ -103,13 +103,12 @@ void match_picture(std::span<const EvalGroundTruth> gts, std::span<const EvalDet
 }
 
 // Computes precision and recall of one class from the detections of all images, sorted by descending score.
-void accumulate(const std::vector<ScoredDetection>& dets, const std::array<int64_t, eval_areas>& gt_counts,
-                ClassResult& result) {
+void accumulate(const std::vector<ScoredDetection>& dets, ClassResult& result) {
   std::vector<double> precision;  // after each true positive
   for (int area = 0; area < eval_areas; ++area) {
-    const double count = static_cast<double>(gt_counts[area]);
+    const double count = static_cast<double>(result.ground_truths_of_area[area]);
     for (int t = 0; t < eval_thresholds; ++t) {
-      if (gt_counts[area] == 0) {
+      if (count == 0) {
         result.precision[area][t].fill(-1);
         for (auto& recall : result.recall[area]) recall[t] = -1;
         continue;
@@ -161,11 +160,10 @@ double mean_metric(const CocoMetric& metric, std::span<const ClassResult> classe
 // Evaluates one class. Sorts its ground truths and detections.
 void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection>& dets,
                     ClassResult& result) {
-  std::array<int64_t, eval_areas> gt_counts = {};
   for (const EvalGroundTruth& gt : gts) {
     result.crowds += gt.box->crowd;
     for (int area = 0; area < eval_areas; ++area)
-      gt_counts[area] += !gt.box->crowd && in_area(gt.box->area, area);
+      result.ground_truths_of_area[area] += !gt.box->crowd && in_area(gt.box->area, area);
   }
   result.ground_truths = static_cast<int64_t>(gts.size()) - result.crowds;
   result.detections = static_cast<int64_t>(dets.size());
@@ -191,7 +189,7 @@ void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection
   // A stable sort, so that among equal scores the image with the smaller id comes first, as in pycocotools.
   std::stable_sort(scored.begin(), scored.end(),
                    [](const auto& a, const auto& b) { return a.score > b.score; });
-  accumulate(scored, gt_counts, result);
+  accumulate(scored, result);
   result.AP = mean_metric(coco_metrics[0], {&result, 1});
   result.AP50 = mean_metric(coco_metrics[1], {&result, 1});
   result.AP75 = mean_metric(coco_metrics[2], {&result, 1});

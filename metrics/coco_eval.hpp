@@ -25,7 +25,8 @@ struct ClassResult {
   int64_t id = 0;
   std::string name;
   double AP = -1, AP50 = -1, AP75 = -1, AR100 = -1;
-  int64_t ground_truths = 0, crowds = 0, detections = 0;  // ground_truths does not include crowds
+  int64_t ground_truths = 0, crowds = 0, detections = 0;    // ground_truths does not include crowds
+  std::array<int64_t, eval_areas> ground_truths_of_area{};  // by EvalArea, without crowds
   // Maximum precision at recall >= r / 100, with at most 100 detections per image: [area, threshold, r].
   std::array<std::array<std::array<double, eval_recalls>, eval_thresholds>, eval_areas> precision;
   // Recall with at most 1, 10 or 100 detections per image: [area, max detections, threshold].

@@ -32,16 +32,6 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-std::string truncated_text(const std::string& text, size_t most) {
-  size_t at = 0, count = 0;
-  while (at < text.size() && count < most) {
-    do ++at;
-    while (at < text.size() && (text[at] & 0xC0) == 0x80);
-    ++count;
-  }
-  return at < text.size() ? text.substr(0, at) + "…" : text;
-}
-
 std::string formatted(const char* format, double value) {
   char text[64];
   std::snprintf(text, sizeof text, format, value);
@@ -49,15 +39,7 @@ std::string formatted(const char* format, double value) {
 }
 
 std::string axis_number(double value) {
-  if (value != 0 && std::abs(value) < 1e-3) {
-    std::string text = formatted("%.1e", value);  // 1.5e-04
-    const size_t e = text.find('e');
-    std::string power = text.substr(e + 1);
-    power.erase(1, power.find_first_not_of('0', 1) - 1);
-    std::string digits = text.substr(0, e);
-    if (digits.size() > 2 && digits.substr(digits.size() - 2) == ".0") digits.resize(digits.size() - 2);
-    return digits + "e" + power;
-  }
+  if (value != 0 && std::abs(value) < 1e-3) return formatted("%.1e", value);
   if (std::abs(value) >= 1e6) return formatted("%.3gM", value / 1e6);
   if (std::abs(value) >= 1e4) return formatted("%.3gk", value / 1e3);
   return formatted("%.4g", value);
@@ -144,13 +126,12 @@ std::string chart_html(const Chart& chart) {
             (limit_visible || ys.empty() ? "" : ", above this chart") + "</span>";
   html += "</p>";
   if (ys.empty()) return html + "<p class='none'>no data yet</p></div>";
-  if (chart.y_end) y_hi = *chart.y_end;
-  if (chart.x_end) {
-    x_lo = 0;
-    x_hi = *chart.x_end;
-  }
   if (!(y_hi > 0)) y_hi = 1;
-  if (!chart.y_end) y_hi *= 1.05;
+  y_hi *= 1.05;
+  if (chart.unit) {
+    x_lo = 0;
+    x_hi = y_hi = 1;
+  }
   if (!(x_hi > x_lo)) x_hi = x_lo + 1;
   constexpr double w = 360, h = 210, left = 44, right = 12, top = 8, bottom = 34;
   constexpr double plot_w = w - left - right, plot_h = h - top - bottom;
@@ -177,7 +158,7 @@ std::string chart_html(const Chart& chart) {
     html += "<polyline class='" + s.style + "' points='";
     for (const auto& [x, y] : s.points) html += px(x) + "," + py(y) + " ";
     html += "'><title>" + escaped(s.name) + "</title></polyline>";
-    if (s.points.size() <= 30 && !s.name.empty() && !chart.y_end)
+    if (s.points.size() <= 30 && !s.name.empty() && !chart.unit)
       for (const auto& [x, y] : s.points)
         html += concat("<circle class='", s.style, "' cx='", px(x), "' cy='", py(y), "' r='3'><title>",
                        escaped(s.name), " ", axis_number(y), " at ", axis_number(x), "</title></circle>");

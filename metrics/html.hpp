@@ -19,15 +19,12 @@ namespace yolox {
 // Escapes text for HTML elements and quoted attributes. Drops control characters.
 std::string escaped(const std::string& text);
 
-// Returns the first `most` characters of UTF-8 text, followed by "…" if the text is longer.
-std::string truncated_text(const std::string& text, size_t most);
-
 // Formats one number with a printf format.
 std::string formatted(const char* format, double value);
 // Formats a metric in 0..1. A negative value means undefined and becomes a dash.
 inline std::string metric_text(double value) { return value < 0 ? "–" : formatted("%.3f", value); }
 
-// Formats a number for an axis: 20k, 1.5e-4, 0.25.
+// Formats a number for an axis: 20k, 1.5e-04, 0.25.
 std::string axis_number(double value);
 
 std::string base64(const std::vector<uint8_t>& bytes);
@@ -55,9 +52,9 @@ struct Series {
 struct Chart {
   std::string title, x_name;
   std::vector<Series> series;
-  std::optional<double> x_end, y_end;  // ends of the axes; default: the range of the points
-  std::optional<double> marked;        // x of a dashed vertical line
-  std::string note = {};               // text below the chart
+  bool unit = false;                  // both axes end at 1, and x begins at 0; otherwise at the points
+  std::optional<double> marked = {};  // x of a dashed vertical line
+  std::string note = {};              // text below the chart
   // A dashed horizontal line, with its name for the legend. Extends the axis up to three times to show it;
   // otherwise the legend says that it is above the chart.
   std::optional<std::pair<double, std::string>> limit = {};

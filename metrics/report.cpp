@@ -8,7 +8,24 @@
 #include <numeric>
 #include <unordered_map>
 
+#include "base/printable.hpp"
+#include "metrics/html.hpp"
+
 namespace yolox {
+
+namespace {
+
+// Descriptions of the error types, by ErrorKind.
+constexpr const char* error_kind_descriptions[] = {
+    "wrong class, IoU at least 0.5", "right class, IoU 0.1 to 0.5",        "wrong class, IoU 0.1 to 0.5",
+    "second detection of an object", "detection of background, IoU < 0.1", "object without detection",
+};
+
+// Returns the beginning of a name, at most `columns` wide, followed by "…" if the name is longer.
+std::string short_name(const std::string& name, size_t columns) {
+  const std::string begin = cut_to_columns(name, columns);
+  return begin.size() < name.size() ? begin + "…" : name;
+}
 
 std::string errors_html(const ErrorAnalysis& analysis) {
   std::string html =
@@ -24,12 +41,10 @@ std::string errors_html(const ErrorAnalysis& analysis) {
          "(TIDE). The values of different types do not add up.</p></div>";
 }
 
-std::string sizes_html(const EvalResult& result, const CocoDataset& truth) {
+std::string sizes_html(const EvalResult& result) {
   std::array<int64_t, eval_areas> counts{};
-  for (const ImageBoxes& image : boxes_by_image(truth, {}))  // ignores unknown images, as AP does
-    for (const auto& t : image.truths)
-      for (int area = 0; area < eval_areas; ++area)
-        counts[area] += !t.box->crowd && in_area(t.box->area, area);
+  for (const ClassResult& c : result.per_class)
+    for (int area = 0; area < eval_areas; ++area) counts[area] += c.ground_truths_of_area[area];
   const double ap[] = {result.AP, result.APs, result.APm, result.APl},
                ar[] = {result.AR100, result.ARs, result.ARm, result.ARl};
   constexpr const char* extents[] = {"", "up to 32², ", "32² to 96², ", "from 96², "};
@@ -66,13 +81,11 @@ std::string precision_recall_html(const EvalResult& result) {
   series.push_back({"0.75", curve_of(all, 5, 6), "c1"});
   series.push_back({"0.5 to 0.95", curve_of(all, 0, 10), "c2"});
   const bool thin = all.size() > 1 && all.size() <= 20;
-  return chart_html({"Precision over recall",
-                     "recall",
-                     std::move(series),
-                     1,
-                     1,
-                     {},
-                     concat("Means over classes", thin ? "; thin: each class at IoU 0.5." : ".")});
+  return chart_html({.title = "Precision over recall",
+                     .x_name = "recall",
+                     .series = std::move(series),
+                     .unit = true,
+                     .note = concat("Means over classes", thin ? "; thin: each class at IoU 0.5." : ".")});
 }
 
 std::string f1_html(const ErrorAnalysis& analysis) {
@@ -82,17 +95,16 @@ std::string f1_html(const ErrorAnalysis& analysis) {
       if (values[k] >= 0) s.points.emplace_back(k * 0.01, values[k]);
     return s;
   };
-  const int at = int(analysis.working_score * 100 + 0.5);
-  return chart_html({"F1 by score threshold",
-                     "score threshold",
-                     {series("F1", analysis.f1, "c0"), series("precision", analysis.precision, "c1"),
-                      series("recall", analysis.recall, "c2")},
-                     1,
-                     1,
-                     analysis.working_score,
-                     concat("IoU 0.5, means over classes. Best F1 ", metric_text(analysis.f1[at]),
-                            " at a score threshold of ", formatted("%.2f", analysis.working_score),
-                            "; use this value for ./demo --conf.")});
+  return chart_html(
+      {.title = "F1 by score threshold",
+       .x_name = "score threshold",
+       .series = {series("F1", analysis.f1, "c0"), series("precision", analysis.precision, "c1"),
+                  series("recall", analysis.recall, "c2")},
+       .unit = true,
+       .marked = analysis.working_score,
+       .note = concat("IoU 0.5, means over classes. Best F1 ",
+                      metric_text(analysis.f1[analysis.working_step()]), " at a score threshold of ",
+                      formatted("%.2f", analysis.working_score), "; use this value for ./demo --conf.")});
 }
 
 std::string classes_html(const EvalResult& result, const ErrorAnalysis& analysis,
@@ -129,6 +141,8 @@ std::string classes_html(const EvalResult& result, const ErrorAnalysis& analysis
                 formatted("%.2f", analysis.working_score), ".</p></div>");
 }
 
+// Shows the confusion matrix, with the 20 classes that are confused most if there are more, and a list of the
+// most frequent confusions.
 std::string confusion_html(const ErrorAnalysis& analysis) {
   const int classes = int(analysis.classes.size());
   std::vector<int64_t> mixed(classes), row_sum(classes + 1);
@@ -166,12 +180,11 @@ std::string confusion_html(const ErrorAnalysis& analysis) {
                  ") rotate(90)'>truth →</text>");
   for (int r = 0; r < n; ++r) {
     const int t = shown[r];
-    html +=
-        concat("<text class='y' x='", left - 6, "' y='", top + r * cell + cell / 2, "' dy='.35em'>",
-               escaped(t < classes ? truncated_text(analysis.classes[t].name, 15) : "background"), "</text>");
+    html += concat("<text class='y' x='", left - 6, "' y='", top + r * cell + cell / 2, "' dy='.35em'>",
+                   escaped(t < classes ? short_name(analysis.classes[t].name, 15) : "background"), "</text>");
     html += concat("<text class='slant' transform='translate(", left + r * cell + cell / 2 + 3, " ", top - 6,
                    ") rotate(-45)'>",
-                   escaped(t < classes ? truncated_text(analysis.classes[t].name, 15) : "missed"), "</text>");
+                   escaped(t < classes ? short_name(analysis.classes[t].name, 15) : "missed"), "</text>");
     for (int k = 0; k < n; ++k) {
       const int f = shown[k];
       const auto entry = analysis.confusion.find({t, f});
@@ -206,6 +219,7 @@ std::string confusion_html(const ErrorAnalysis& analysis) {
   return html + "</div>";
 }
 
+// Shows an image with its boxes as SVG. data: source of the image; if null, only the boxes are shown.
 std::string image_html(const ImageErrors& image, const ErrorAnalysis& analysis, const CocoImage& about,
                        const Dataset* data, int64_t record) {
   int w = about.width, h = about.height;
@@ -223,11 +237,6 @@ std::string image_html(const ImageErrors& image, const ErrorAnalysis& analysis, 
       error = e.what();
     }
   }
-  for (const ClassifiedBox& b : image.boxes)  // if the image size is unknown, use the extent of the boxes
-    if (about.width <= 0 && uri.empty()) {
-      w = std::max(w, int(std::clamp(b.x + b.w + 1, 0., 1e5)));
-      h = std::max(h, int(std::clamp(b.y + b.h + 1, 0., 1e5)));
-    }
   const double font = std::max(w, h) / 34.0;
   const auto number = [](double value) { return formatted("%.1f", value); };
   std::string boxes, texts;
@@ -240,7 +249,7 @@ std::string image_html(const ImageErrors& image, const ErrorAnalysis& analysis, 
       if (errors) ++counts[b.kind];
       if (++drawn > 200) continue;
       const std::string score = b.kind == kMissed ? "" : " " + formatted("%.2f", b.score),
-                        name = analysis.classes[b.cls].name, label = truncated_text(name, 20) + score;
+                        name = analysis.classes[b.cls].name, label = short_name(name, 20) + score;
       const std::string place =
           concat("x='", number(b.x), "' y='", number(b.y), "' width='", number(std::max(0.0, b.w)),
                  "' height='", number(std::max(0.0, b.h)), "'");
@@ -271,8 +280,8 @@ std::string image_html(const ImageErrors& image, const ErrorAnalysis& analysis, 
   return html + "</figcaption></figure>";
 }
 
-std::string worst_html(const ErrorAnalysis& analysis, const CocoDataset& truth, const Dataset* data,
-                       const std::function<void()>& between) {
+// Shows the images with the most errors.
+std::string worst_html(const ErrorAnalysis& analysis, const CocoDataset& truth, const Dataset* data) {
   std::unordered_map<int64_t, const CocoImage*> images;
   for (const auto& i : truth.images) images[i.id] = &i;
   std::unordered_map<int64_t, int64_t> records;
@@ -291,12 +300,31 @@ std::string worst_html(const ErrorAnalysis& analysis, const CocoDataset& truth, 
                  ", and missed objects. Sorted by the number of missed objects plus the sum of the scores of "
                  "wrong detections.</p><div class='images'>");
   for (const ImageErrors& image : analysis.worst) {
-    between();
     const auto record = records.find(image.id);
     html += image_html(image, analysis, *images[image.id], record == records.end() ? nullptr : data,
                        record == records.end() ? 0 : record->second);
   }
   return html + "</div>";
+}
+
+}  // namespace
+
+std::string evaluation_html(const std::string& heading, const EvalResult& result, const CocoDataset& truth,
+                            const ErrorAnalysis& analysis, const Dataset* data,
+                            const std::optional<VocResult>& voc) {
+  std::string html = "<section id='evaluation'><h2>Evaluation</h2><p class='note'>" + escaped(heading) +
+                     "</p><div class='tiles'>";
+  for (const auto& [value, name] : {std::pair(result.AP, "AP"),
+                                    {result.AP50, "AP50"},
+                                    {result.AP75, "AP75"},
+                                    {result.AR100, "AR"},
+                                    {analysis.f1[analysis.working_step()], "best F1"}})
+    html += tile(metric_text(value), name);
+  if (voc) html += tile(metric_text(voc->AP), "VOC AP") + tile(metric_text(voc->AP11), "VOC AP, 11 points");
+  html += "</div><div class='cards two'>" + errors_html(analysis) + sizes_html(result) +
+          precision_recall_html(result) + f1_html(analysis) + "</div>" + classes_html(result, analysis, voc) +
+          confusion_html(analysis) + worst_html(analysis, truth, data);
+  return html + "</section>";
 }
 
 }  // namespace yolox

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/report.hpp"
 
+#include <rapidjson/document.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -220,15 +222,13 @@ static bool write_run_report(const std::string& run, std::string evaluation) {
   return replace_text(path, page_html(name.empty() ? run : name, about, html));
 }
 
-bool report(const std::string& run, Log& log, int64_t step, const Evaluation* e, const Dataset* val,
-            const std::function<void()>& between) {
+bool report(const std::string& run, Log& log, int64_t step, const Evaluation* e, const Dataset* val) {
   std::string why = "is the disk full?";
   try {
     std::string evaluated;
     if (e)
-      evaluated =
-          evaluation_html(concat("After step ", step, ", on ", e->images, " images of ", val->name),
-                          e->result, e->truth, analyse_errors(e->truth, e->detections), val, {}, between);
+      evaluated = evaluation_html(concat("After step ", step, ", on ", e->images, " images of ", val->name),
+                                  e->result, e->truth, analyse_errors(e->truth, e->detections), val);
     if (write_run_report(run, evaluated)) return true;
   } catch (const std::exception& error) {
     why = error.what();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // report.html of a run: training curves, the last evaluation, pictures and settings.
 #pragma once
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,10 +21,8 @@ std::string training_html(const std::string& run);
 
 // Writes report.html. e: the evaluation after `step` on `val`; null keeps the one of the existing report.
 // Returns false and logs a warning if the report cannot be written; the old one then stays. Never throws,
-// because a missing report must not end a run. between: called from time to time, to restart the timeout of
-// the watchdog.
-bool report(
-    const std::string& run, Log& log, int64_t step = 0, const Evaluation* e = nullptr,
-    const Dataset* val = nullptr, const std::function<void()>& between = [] {});
+// because a missing report must not end a run.
+bool report(const std::string& run, Log& log, int64_t step = 0, const Evaluation* e = nullptr,
+            const Dataset* val = nullptr);
 
 }  // namespace yolox
