@@ -14,6 +14,7 @@
 #include "evaluate.hpp"
 #include "formats.hpp"
 #include "metrics/errors.hpp"
+#include "metrics/html.hpp"
 #include "metrics/report.hpp"
 
 using namespace yolox;
@@ -110,7 +111,7 @@ static void report(const EvalResult& result, const CocoDataset& truth,
 }
 
 // Prints the times of --speed. images: number of evaluated images.
-static void print_speed(const EvalTimes& times, int64_t images, int workers) {
+static void print_speed(const EvalTimes& times, int64_t images) {
   std::cout << "milliseconds per image:\n" << std::fixed << std::setprecision(3);
   for (const auto& [name, seconds] : {std::pair("preprocess", times.preprocess),
                                       {"forward", times.forward},
@@ -118,9 +119,7 @@ static void print_speed(const EvalTimes& times, int64_t images, int workers) {
                                       {"NMS", times.nms}})
     std::cout << "  " << std::left << std::setw(12) << name << std::right << std::setw(8)
               << 1000 * seconds / double(images) << "\n";
-  std::cout << "  load        " << std::setw(8) << 1000 * times.load / double(images) << "  in each of the "
-            << workers << " loader threads, in parallel: reading, decoding, letterbox\n\n"
-            << std::defaultfloat;
+  std::cout << "\n" << std::defaultfloat;
 }
 
 // Throws UsageError if a flag is invalid.
@@ -211,10 +210,7 @@ static void merge_evaluation(Evaluation& e, const Tiles& tiles, const Dataset& d
   for (const CocoImage& tile : e.truth.images)
     readable.insert(data.records[tiles.image[size_t(tile.id - 1)]].image_id);
   e.truth = data.truth;
-  auto& images = e.truth.images;
-  images.erase(
-      std::remove_if(images.begin(), images.end(), [&](const CocoImage& i) { return !readable.count(i.id); }),
-      images.end());
+  std::erase_if(e.truth.images, [&](const CocoImage& i) { return !readable.contains(i.id); });
   e.detections.clear();
   parallel_for(int64_t(of_image.size()),
                [&](int64_t i) { of_image[i] = merge_tiles(std::move(of_image[i]), data.size(size_t(i))); });
@@ -223,7 +219,7 @@ static void merge_evaluation(Evaluation& e, const Tiles& tiles, const Dataset& d
       e.detections.push_back({data.records[i].image_id, data.truth.categories[size_t(d.box.cls)].id, d.box.x1,
                               d.box.y1, d.box.x2 - d.box.x1, d.box.y2 - d.box.y1, d.score});
   e.result = coco_eval(e.truth, e.detections);
-  e.images = int64_t(images.size());
+  e.images = int64_t(e.truth.images.size());
   e.unreadable = int64_t(data.records.size()) - e.images;
 }
 
@@ -336,7 +332,7 @@ static void evaluate_model(const Config& config) {
   const std::string name = data_sets(config.data).size() > 1 ? config.data
                            : folder.has_filename()           ? folder.filename().string()
                                                              : folder.parent_path().filename().string();
-  if (config.speed) print_speed(times, int64_t(data.records.size()), settings.workers);
+  if (config.speed) print_speed(times, int64_t(data.records.size()));
   report(
       e.result, e.truth, e.detections, &data, concat(loaded.info.model, " on ", name),
       concat(config.weights, " on ", e.images, " images, ", settings.size.height, "x", settings.size.width),

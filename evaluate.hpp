@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -27,9 +26,8 @@
 
 namespace yolox {
 
-// Total seconds of each stage over all images (eval --speed).
+// Total seconds of each stage over all images (eval --speed). Loading runs in other threads beside them.
 struct EvalTimes {
-  double load = 0;  // reading, decoding and letterbox, in the loader threads beside the other stages
   double preprocess = 0, forward = 0, decode = 0, nms = 0;
 };
 
@@ -140,17 +138,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
     s.times->*stage += now() - began;
     return made;
   };
-  std::mutex loading;
-  Loader::Make items = evaluation_items(data);
-  if (s.times)
-    items = [make = std::move(items), &loading, &s](int64_t position, Image& image) {
-      const double began = now();
-      Item item = make(position, image);
-      const std::lock_guard lock(loading);
-      s.times->load += now() - began;
-      return item;
-    };
-  Loader loader(std::move(items), from, to, s.batch, size, s.workers, s.device.is_cuda());
+  Loader loader(evaluation_items(data), from, to, s.batch, size, s.workers, s.device.is_cuda());
   DeviceLoader batches(loader, s.device);
   for (int64_t at = from, k = 0; at < to; ++k) {
     const Batch batch = batches.next();
@@ -193,12 +181,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   if (s.gather) gather_evaluation(e, unreadable, loss, s);
   if (!e.complete) return e;
   if (s.loss) e.loss = loss[0] / loss[1];
-  if (!unreadable.empty()) {
-    auto& images = e.truth.images;
-    images.erase(
-        std::remove_if(images.begin(), images.end(), [&](const auto& i) { return unreadable.count(i.id); }),
-        images.end());
-  }
+  std::erase_if(e.truth.images, [&](const CocoImage& i) { return unreadable.contains(i.id); });
   e.unreadable = unreadable.size();
   e.images = n - e.unreadable;
   e.result = coco_eval(e.truth, e.detections, s.ranks > 1 ? at::get_num_threads() : 0);

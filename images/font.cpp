@@ -10,6 +10,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/printable.hpp"
 #include "base/text.hpp"
 
 #ifdef YOLOX_FREETYPE
@@ -21,16 +22,13 @@ namespace yolox {
 
 std::vector<char32_t> code_points(const std::string& text) {
   std::vector<char32_t> out;
-  for (size_t i = 0; i < text.size();) {
-    const auto first = uint8_t(text[i++]);
-    const int more = first < 0x80 ? 0 : first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : 1;
-    char32_t c = more == 0 ? first : first & (0x3F >> more);
-    bool valid = first < 0x80 || (first >= 0xC2 && first < 0xF5);
-    for (int k = 0; k < more && valid; ++k) {
-      valid = i < text.size() && (uint8_t(text[i]) & 0xC0) == 0x80;
-      if (valid) c = c << 6 | (uint8_t(text[i++]) & 0x3F);
-    }
-    out.push_back(valid && c >= ' ' && (c < 0x7F || c >= 0xA0) ? c : 0xFFFD);
+  for (size_t at = 0, bytes; at < text.size(); at += std::max<size_t>(1, bytes)) {
+    bytes = utf8_bytes(text, at);
+    const auto first = uint8_t(text[at]);
+    char32_t c = bytes == 0 ? 0xFFFD : bytes == 1 ? first : first & (0xFF >> (bytes + 1));
+    for (size_t k = 1; k < bytes; ++k) c = c << 6 | (uint8_t(text[at + k]) & 0x3F);
+    const bool is_control = c < ' ' || (c >= 0x7F && c < 0xA0);
+    out.push_back(is_control ? 0xFFFD : c);
   }
   return out;
 }
@@ -41,15 +39,11 @@ std::vector<char32_t> code_points(const std::string& text) {
 static int font_rank(const std::filesystem::path& file) {
   std::string name = file.stem().string();
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
-  int rank = name == "dejavusans"                                             ? 0
-             : name == "notosans-regular" || name == "liberationsans-regular" ? 1
-             : name.rfind("notosanscjk", 0) == 0                              ? 2
-             : name.find("sans") != std::string::npos                         ? 3
-                                                                              : 4;
-  for (const char* odd :
-       {"bold", "italic", "oblique", "mono", "serif", "condensed", "light", "thin", "black"})
-    if (name.find(odd) != std::string::npos) rank += 10;
-  return rank;
+  const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
+  constexpr const char* odd[] = {"bold",      "italic", "oblique", "mono", "serif",
+                                 "condensed", "light",  "thin",    "black"};
+  if (std::any_of(std::begin(odd), std::end(odd), has)) return 3;
+  return name == "dejavusans" ? 0 : has("sans") ? 1 : 2;
 }
 
 // Returns the font files of this machine, the most suitable ones first.

@@ -2,6 +2,7 @@
 // report.html: contents, and rendering in a browser.
 #include "programs.hpp"
 
+#include "metrics/html.hpp"
 #include "metrics/report.hpp"
 #include "run/report.hpp"
 
@@ -295,7 +296,7 @@ TEST_CASE("eval: --fuse has the same AP; --speed prints the time of each stage" 
   const std::string printed = succeed(dir, "eval", eval + "--json fused.json --fuse --speed");
   CHECK(json_number(dir / "fused.json", "AP") ==
         doctest::Approx(json_number(dir / "plain.json", "AP")).epsilon(1e-2));
-  for (const std::string stage : {"preprocess", "forward", "decode", "NMS", "load"}) {
+  for (const std::string stage : {"preprocess", "forward", "decode", "NMS"}) {
     const size_t at = printed.find("\n  " + stage + " ");
     REQUIRE_MESSAGE(at != std::string::npos, stage);
     CHECK(std::stod(printed.substr(at + 3 + stage.size())) > 0);
