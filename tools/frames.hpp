@@ -68,19 +68,19 @@ struct FrameSource {
 // files and folders, and the subfolder `without`, which can contain results of another run.
 inline std::vector<std::string> images_of_folder(const std::string& folder, bool recursive,
                                                  const std::string& without) {
-  std::vector<std::string> found, files;
+  std::vector<std::string> files;
   if (recursive)
-    found = files_under(folder, kImages);
+    files = files_under(folder, kImages);
   else
     for (const fs::path& path : listing(folder))
-      if (has_extension(path, kImages) && !fs::is_directory(path)) found.push_back(path.string());
+      if (has_extension(path, kImages) && !fs::is_directory(path)) files.push_back(path.string());
   const auto is_below = [](const std::string& path, const std::string& folder) {
     const auto plain = [](const fs::path& p) { return (fs::current_path() / p).lexically_normal(); };
     const fs::path first = *plain(path).lexically_relative(plain(folder)).begin();
     return first != ".." && first != ".";
   };
-  for (const std::string& file : found)
-    if (!is_below(without, folder) || !is_below(file, without)) files.push_back(file);
+  if (is_below(without, folder))
+    std::erase_if(files, [&](const std::string& file) { return is_below(file, without); });
   std::sort(files.begin(), files.end(), [](const std::string& a, const std::string& b) {
     return ::strverscmp(a.c_str(), b.c_str()) < 0;
   });
