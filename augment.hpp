@@ -435,7 +435,7 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
     const cv::Rect2d box{b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1};
     return !(box.width > 1 && box.height > 1) || (box & hidden).area() > 0.7 * box.area();
   };
-  sample.boxes.erase(std::remove_if(sample.boxes.begin(), sample.boxes.end(), lost), sample.boxes.end());
+  std::erase_if(sample.boxes, lost);
 }
 
 }  // namespace yolox

@@ -174,7 +174,7 @@ void sweep_caches(const CachePlace& place, const std::string& except) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(place.folder, ignored)) {
     const std::string name = entry.path().filename().string(), path = place.folder + "/" + name;
-    if (name.rfind(cache_prefix(), 0) != 0 || path == except) continue;
+    if (!name.starts_with(cache_prefix()) || path == except) continue;
     const CacheFile file(path, O_RDONLY);
     if (file.fd >= 0 && flock(file.fd, LOCK_EX | LOCK_NB) == 0 &&
         !(place.keep && open_complete(path, cache_head)))

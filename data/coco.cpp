@@ -20,7 +20,7 @@ static fs::path root_of(const fs::path& json) {
 static std::vector<fs::path> usual_folders(const fs::path& json) {
   const fs::path root = root_of(json);
   std::string split = json.stem().string();
-  if (split.rfind("instances_", 0) == 0) split = split.substr(10);
+  if (split.starts_with("instances_")) split = split.substr(10);
   std::vector<fs::path> places = {root / split, root / "images" / split, root / "images", root};
   for (const fs::path& parent : {root, root / "images"}) {
     std::vector<fs::path> others = listing(parent, /*folders_only=*/true);

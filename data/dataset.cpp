@@ -383,11 +383,11 @@ void rename_classes(Dataset& data, const std::map<std::string, std::string>& nam
   auto& all = data.truth.annotations;
   const auto repeats = find_duplicates(all);
   size_t i = 0;
-  all.erase(std::remove_if(all.begin(), all.end(), [&](const auto&) { return repeats[i++]; }), all.end());
+  std::erase_if(all, [&](const auto&) { return repeats[i++]; });
   for (Record& r : data.records) {
     std::set<std::tuple<int, double, double, double, double>> known;
     const auto is_known = [&](const Box& b) { return !known.emplace(b.cls, b.x1, b.y1, b.x2, b.y2).second; };
-    r.boxes.erase(std::remove_if(r.boxes.begin(), r.boxes.end(), is_known), r.boxes.end());
+    std::erase_if(r.boxes, is_known);
   }
 }
 

@@ -94,7 +94,7 @@ void drop_parent_category(const std::vector<Source*>& sources) {
     for (Source* source : sources) {
       auto& own = source->coco.categories;
       const auto same = [&](const CocoCategory& c) { return c.id == parent.id && c.name == parent.name; };
-      own.erase(std::remove_if(own.begin(), own.end(), same), own.end());
+      std::erase_if(own, same);
       source->notes.push_back(concat("note: ", source->name, ": left out the category ", parent.name,
                                      ", which has no boxes and is the supercategory of all others"));
     }
@@ -116,7 +116,7 @@ std::string read_all(const std::string& path, std::string& text, bool* missing) 
   char buffer[1 << 14];
   for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, file.get())) > 0;) text.append(buffer, n);
   if (std::ferror(file.get())) return std::strerror(errno);
-  if (text.rfind("\xEF\xBB\xBF", 0) == 0) text.erase(0, 3);
+  if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
   return "";
 }
 
@@ -172,7 +172,7 @@ std::vector<std::string> labelled_images(const fs::path& folder) {
   const auto is_other = [&](const fs::path& file) {
     return has_extension(file, kOtherImages) && stems.count(fs::path(file).replace_extension());
   };
-  files.erase(std::remove_if(files.begin(), files.end(), is_other), files.end());
+  std::erase_if(files, is_other);
   return files;
 }
 

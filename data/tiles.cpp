@@ -197,7 +197,7 @@ std::vector<TileDetection> merge_tiles(std::vector<TileDetection> found, cv::Siz
            (t.x + t.width < image.width && d.box.x2 > t.x + t.width - near) ||
            (t.y + t.height < image.height && d.box.y2 > t.y + t.height - near);
   };
-  found.erase(std::remove_if(found.begin(), found.end(), is_cut), found.end());
+  std::erase_if(found, is_cut);
   std::stable_sort(found.begin(), found.end(),
                    [](const TileDetection& a, const TileDetection& b) { return a.score > b.score; });
   std::vector<TileDetection> kept;

@@ -108,7 +108,7 @@ static std::vector<std::string> yolo_images(const YoloYaml& data, const std::str
   for (const std::string& given : data.splits.at(split)) {
     const std::string entry = to_forward_slashes(given);
     std::string inside = entry;  // Roboflow writes ../train/images for a folder beside data.yaml
-    while (inside.rfind("../", 0) == 0) inside.erase(0, 3);
+    while (inside.starts_with("../")) inside.erase(0, 3);
     fs::path place;
     for (const fs::path& p :
          {data.root / entry, data.root / inside, data.folder / entry, data.folder / inside})
@@ -132,7 +132,7 @@ static std::vector<std::string> yolo_images(const YoloYaml& data, const std::str
     for_each_line(read_text(place.string()), [&](std::string_view text, int) {
       const std::string line = to_forward_slashes(std::string(text));
       fs::path file = data.root / line, other = place.parent_path() / line;
-      if (line.rfind("./", 0) == 0) file.swap(other);  // "./" is relative to the list, as in COCO for YOLO
+      if (line.starts_with("./")) file.swap(other);  // "./" is relative to the list, as in COCO for YOLO
       if (!is_file(file) && is_file(other)) file = other;
       if (!is_file(file)) {
         if (!files) files.emplace(data.root, kImages);

@@ -39,13 +39,20 @@ Image write_noise(const std::string& path, int seed) {
   return image;
 }
 
-// Returns COCO JSON with one image and one box.
-std::string small_json(const std::string& file, int64_t id = 1) {
-  return concat(R"({"images": [{"id": )", id, R"(, "file_name": ")", file,
-                R"(", "width": 40, "height": 30}], "categories": [{"id": 1, "name": "a"}], "annotations": [)",
-                R"({"id": 1, "image_id": )", id,
-                R"(, "category_id": 1, "bbox": [1, 2, 10, 12], "area": 120,)", R"( "iscrowd": 0}]})");
-}
+// A COCO file that is built entry by entry. Images have the ids 1, 2, ... The only class is "a".
+struct CocoFile : CocoDataset {
+  CocoFile() { categories = {{1, "a"}}; }
+  void add_image(const std::string& file, int width = 0, int height = 0) {
+    images.push_back({int64_t(images.size()) + 1, file, width, height});
+  }
+  void add_box(int64_t image, double x, double y, double w, double h, int64_t category = 1) {
+    annotations.push_back({int64_t(annotations.size()) + 1, image, category, x, y, w, h, w * h, false});
+  }
+  void write(const std::string& path) const {
+    fs::create_directories(fs::path(path).parent_path());
+    write_coco(path, *this);
+  }
+};
 
 std::vector<double> numbers(const Box& b) { return {b.x1, b.y1, b.x2, b.y2, double(b.cls)}; }
 
@@ -238,7 +245,10 @@ TEST_CASE("data: equal annotation ids and equal class names of a COCO file are r
 
 TEST_CASE("data: a single split, from a folder or a file, serves as train and val") {
   TempDir dir;
-  write_text(dir / "annotations/things.json", small_json("a.png"));
+  CocoFile coco;
+  coco.add_image("a.png");
+  coco.add_box(1, 1, 2, 10, 12);
+  coco.write(dir / "annotations/things.json");
   write_image(dir / "images/a.png", 40, 30);
   for (const std::string& given : {dir.path.string(), dir / "annotations/things.json"}) {
     const Splits splits = load_splits(given, "", 0, "");
@@ -470,13 +480,10 @@ SHARED_TEST("data: images are decoded as by OpenCV in Python, with the EXIF orie
 
 TEST_CASE("data: unusable images are found before training and reported with name and reason") {
   TempDir dir;
-  std::string images, annotations;
+  CocoFile coco;
   const auto list = [&](const std::string& name, int width, int height) {
-    const auto id = std::count(images.begin(), images.end(), '{') + 1;
-    images += concat(id > 1 ? "," : "", R"({"id": )", id, R"(, "file_name": ")", name, R"(", "width": )",
-                     width, R"(, "height": )", height, "}");
-    annotations +=
-        concat(id > 1 ? "," : "", R"({"image_id": )", id, R"(, "category_id": 1, "bbox": [1, 1, 9, 9]})");
+    coco.add_image(name, width, height);
+    coco.add_box(int64_t(coco.images.size()), 1, 1, 9, 9);
   };
   write_image(dir / "images/good.jpg", 64, 48);
   list("good.jpg", 64, 48);
@@ -496,8 +503,7 @@ TEST_CASE("data: unusable images are found before training and reported with nam
   list("pipe.jpg", 64, 48);
   list(std::string(300, 'n') + ".jpg", 64, 48);  // longer than the limit of a file name
   list("gone.jpg", 64, 48);
-  write_text(dir / "annotations/x.json", R"({"categories": [{"id": 1}], "images": [)" + images +
-                                             R"(], "annotations": [)" + annotations + "]}");
+  coco.write(dir / "annotations/x.json");
   const Dataset data = dataset(dir / "annotations/x.json");
   CHECK(data.records.size() == 1);
   CHECK(data.truth.images.size() == 1);
@@ -553,11 +559,10 @@ TEST_CASE("data: results of the image check are stored under a key of the files 
 TEST_CASE("data: the key of a data set depends on its images and on which of them are used") {
   TempDir dir;
   const auto key = [&](int width_of_a, int width_of_b) {
-    write_text(dir / "x.json", concat(R"({"categories": [{"id": 1}], "annotations": [], "images": [
-      {"id": 1, "file_name": "a.png", "height": 30, "width": )",
-                                      width_of_a, R"(},
-      {"id": 2, "file_name": "b.png", "height": 30, "width": )",
-                                      width_of_b, "}]}"));
+    CocoFile coco;
+    coco.add_image("a.png", width_of_a, 30);
+    coco.add_image("b.png", width_of_b, 30);
+    coco.write(dir / "x.json");
     return dataset(dir / "x.json").key;
   };
   write_image(dir / "images/a.png", 40, 30);
@@ -584,16 +589,13 @@ TEST_CASE(
     "data: an image that became unreadable is replaced in training, skipped in evaluation, fatal with "
     "--strict") {
   TempDir dir;
-  std::string images, annotations;
+  CocoFile coco;
   for (int i = 0; i < 4; ++i) {
-    const std::string name = concat(i, ".png");
-    write_image(dir / ("images/" + name), 64, 64, cv::Scalar::all(50 * (i + 1)));
-    images += concat(i ? "," : "", R"({"id": )", i + 1, R"(, "file_name": ")", name, R"("})");
-    annotations += concat(i ? "," : "", R"({"image_id": )", i + 1, R"(, "category_id": 1, "bbox": [)", i,
-                          R"(, 0, 10, 10]})");
+    write_image(dir / concat("images/", i, ".png"), 64, 64, cv::Scalar::all(50 * (i + 1)));
+    coco.add_image(concat(i, ".png"));
+    coco.add_box(i + 1, i, 0, 10, 10);
   }
-  write_text(dir / "annotations/x.json", R"({"categories": [{"id": 1}], "images": [)" + images +
-                                             R"(], "annotations": [)" + annotations + "]}");
+  coco.write(dir / "annotations/x.json");
   Dataset data = dataset(dir / "annotations/x.json");
   CHECK(data.problems->summary().empty());
   write_image(dir / "images/2.png", 64, 65);  // after the check
@@ -636,8 +638,8 @@ struct ThreeForms {
   static constexpr int kImages = 6;
   ThreeForms() {
     Rng rng(1, 2, 3);
-    std::string images, annotations, listed;
-    int id = 0;
+    CocoFile coco;
+    coco.categories = {{0, "cat"}, {1, "dog"}};
     for (int i = 0; i < kImages; ++i) {
       const int w = 8 * int(rng.randint(12, 40)), h = 8 * int(rng.randint(12, 40));
       const std::string name = concat("photo", i), file = name + (i % 3 == 2 ? ".png" : ".jpg");
@@ -649,8 +651,7 @@ struct ThreeForms {
         fs::create_directories(dir / folder);
         REQUIRE(cv::imwrite(dir / (folder + file), picture));
       }
-      images += concat(i ? "," : "", R"({"id": )", i + 1, R"(, "file_name": ")", file, R"(", "width": )", w,
-                       R"(, "height": )", h, "}");
+      coco.add_image(file, w, h);
       std::string xml = concat("<annotation><filename>", file, "</filename><size><width>", w,
                                "</width><height>", h, "</height></size>");
       std::string txt;
@@ -658,10 +659,7 @@ struct ThreeForms {
         const int x = int(rng.randint(0, w / 2)), y = int(rng.randint(0, h / 2)),
                   bw = int(rng.randint(8, w / 2)), bh = int(rng.randint(8, h / 2)),
                   cls = int(rng.randint(0, 1));
-        annotations +=
-            concat(id ? "," : "", R"({"id": )", id + 1, R"(, "image_id": )", i + 1, R"(, "category_id": )",
-                   cls, R"(, "bbox": [)", x, ",", y, ",", bw, ",", bh, "]}");
-        ++id;
+        coco.add_box(i + 1, x, y, bw, bh, cls);
         xml += concat("<object><name>", cls ? "dog" : "cat", "</name><bndbox><xmin>", x, "</xmin><ymin>", y,
                       "</ymin><xmax>", x + bw, "</xmax><ymax>", y + bh, "</ymax></bndbox></object>");
         txt += concat(cls, std::setprecision(17), " ", (x + bw / 2.0) / w, " ", (y + bh / 2.0) / h, " ",
@@ -670,9 +668,7 @@ struct ThreeForms {
       write_text(dir / ("voc/Annotations/" + name + ".xml"), xml + "</annotation>");
       if (!txt.empty()) write_text(dir / ("yolo/labels/" + name + ".txt"), txt);
     }
-    write_text(dir / "coco/annotations/all.json",
-               R"({"categories": [{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}], "images": [)" +
-                   images + R"(], "annotations": [)" + annotations + "]}");
+    coco.write(dir / "coco/annotations/all.json");
     write_text(dir / "yolo/data.yaml", "train: images\nval: images\nnames: [cat, dog]\n");
   }
 };
@@ -746,17 +742,17 @@ TEST_CASE(
     "refused" *
     starts_programs) {
   TempDir dir;
-  std::string images;
+  CocoFile coco;
   std::vector<Image> pictures;
   for (int i = 0; i < 150; ++i) {
     pictures.push_back(write_noise(dir / concat("images/", i, ".png"), i));
-    images += concat(i ? "," : "", R"({"id": )", i + 1, R"(, "file_name": ")", i, R"(.png"})");
+    coco.add_image(concat(i, ".png"));
   }
   const auto label = [&](const std::string& name, int x) {
-    write_text(
-        dir / "x.json",
-        concat(R"({"categories": [{"id": 1, "name": ")", name, R"("}], "images": [)", images,
-               R"(], "annotations": [{"image_id": 1, "category_id": 1, "bbox": [)", x, ", 1, 9, 9]}]}"));
+    coco.categories[0].name = name;
+    coco.annotations.clear();
+    coco.add_box(1, x, 1, 9, 9);
+    coco.write(dir / "x.json");
   };
   label("a", 1);
   const std::string file = dir / "p.lmdb";
@@ -821,8 +817,11 @@ TEST_CASE("data: an image that cannot be decoded is listed by ./pack and replace
   std::string damaged = contents(dir / "images/a.png");
   damaged.replace(damaged.size() / 2, 4, "nope");  // its header and its end are intact
   write_text(dir / "images/a.png", damaged);
-  write_text(dir / "x.json", R"({"categories": [{"id": 1}], "images": [{"id": 1, "file_name": "a.png"},
-    {"id": 2, "file_name": "b.png"}], "annotations": [{"image_id": 2, "category_id": 1, "bbox": [1, 1, 9, 9]}]})");
+  CocoFile coco;
+  coco.add_image("a.png");
+  coco.add_image("b.png");
+  coco.add_box(2, 1, 1, 9, 9);
+  coco.write(dir / "x.json");
   for (const bool decoded : {false, true}) {
     const std::string file = dir / concat("p", decoded, ".lmdb");
     REQUIRE(std::system(concat("$YOLOX_PROGRAMS/pack --data ", dir / "x.json", " --out ", file,
@@ -892,8 +891,10 @@ TEST_CASE("data: an image that became unreadable before the cache was filled is 
   TempDir dir;
   write_image(dir / "images/a.png", 40, 30);
   write_image(dir / "images/b.png", 40, 30, {1, 1, 1});
-  write_text(dir / "x.json", R"({"categories": [{"id": 1}], "annotations": [], "images": [
-    {"id": 1, "file_name": "a.png"}, {"id": 2, "file_name": "b.png"}]})");
+  CocoFile coco;
+  coco.add_image("a.png");
+  coco.add_image("b.png");
+  coco.write(dir / "x.json");
   Dataset data = dataset(dir / "x.json");
   write_text(dir / "images/a.png", "this is no image");
   use_cache(data, {dir.path.string(), false}, {32, 32}, 1, {});
@@ -925,12 +926,12 @@ SHARED_TEST("data: the two degenerate boxes of BCCD (Pascal VOC) are reported wi
 TEST_CASE("loader: threads live as long as the loader; memory, files and threads do not grow over 20 epochs" *
           runs_threads) {
   TempDir dir;
-  std::string images;
+  CocoFile coco;
   for (int i = 0; i < 6; ++i) {
     write_image(dir / concat("images/", i, ".jpg"), 640, 480);
-    images += concat(i ? "," : "", R"({"id": )", i + 1, R"(, "file_name": ")", i, R"(.jpg"})");
+    coco.add_image(concat(i, ".jpg"));
   }
-  write_text(dir / "x.json", R"({"categories": [{"id": 1}], "annotations": [], "images": [)" + images + "]}");
+  coco.write(dir / "x.json");
   const Dataset data = dataset(dir / "x.json");
   batches(augmented_items(data, 0), 0, 6, 2, {64, 64}, 3);  // makes torch start its own threads
   // Linux lists a thread for a moment after it was joined.
