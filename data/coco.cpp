@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/error.hpp"
@@ -99,8 +100,17 @@ static void merge_repeated_images(Source& source) {
   source.notes.push_back(concat("note: ", source.name, ": ", merged.size(),
                                 " images repeat the file_name of another one, such as image ",
                                 merged.begin()->first, "; their annotations are put together"));
-  for (CocoAnnotation& a : coco.annotations)
-    if (const auto id = merged.find(a.image_id); id != merged.end()) a.image_id = id->second;
+  // A list that was appended to itself has each annotation twice.
+  std::vector<CocoAnnotation> annotations;
+  std::set<decltype(identity(CocoAnnotation()))> known;
+  for (const CocoAnnotation& a : coco.annotations)
+    if (!merged.count(a.image_id)) known.insert(identity(a));
+  for (CocoAnnotation a : coco.annotations) {
+    const auto id = merged.find(a.image_id);
+    if (id != merged.end()) a.image_id = id->second;
+    if (id == merged.end() || known.insert(identity(a)).second) annotations.push_back(a);
+  }
+  coco.annotations = std::move(annotations);
   coco.images = std::move(images);
   source.files = std::move(files);
 }

@@ -697,6 +697,11 @@ TEST_CASE("formats: COCO images that are listed twice are put together; two name
   CHECK(read_sources(dir.path.string()).train.coco.images.at(0).width == 40);
   write_text(dir / "train.json", json("a.png", "a.png", 41));
   CHECK_HAS(error_of(dir.path.string()), "the images 1 (a.png, 40x30) and 3 (a.png, 41x30)");
+  // A list that was appended to itself, with new ids.
+  std::string twice = json("a.png", "a.png", 40);
+  twice.replace(twice.find("[5, 6, 7, 8]"), 12, "[1, 2, 3, 4]");
+  write_text(dir / "train.json", twice);
+  CHECK(read_sources(dir.path.string()).train.coco.annotations.size() == 1);
   fs::create_directories(dir / "pictures/of");
   fs::rename(dir / "train", dir / "pictures/of/january");
   write_text(dir / "train.json", json("x/1/a.png", "x/2/a.png", 40));
