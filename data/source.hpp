@@ -152,6 +152,18 @@ using SplitReaders = std::map<std::string, std::function<Source()>>;
 
 // ---- VOC and YOLO: a label file for each image
 
+// YOLO: lines with more columns than a box has, which are polygons, or boxes with keypoints.
+struct LongLines {
+  int64_t lines = 0;
+  int64_t columns = 0;  // of each line
+  int values = 0;  // per keypoint, 2 or 3; -1 if some lines have no keypoints or another number of columns
+  LongLines operator+(const LongLines& other) const {
+    if (lines == 0 || other.lines == 0) return lines == 0 ? other : *this;
+    const bool alike = columns == other.columns && values == other.values;
+    return {lines + other.lines, columns, alike ? values : -1};
+  }
+};
+
 // Contents of one label file.
 struct Labels {
   bool usable = false;        // false if the objects of the image are unknown; the image is then skipped
@@ -161,6 +173,7 @@ struct Labels {
   std::vector<CocoAnnotation> boxes;                          // VOC: category_id is not set yet, see `names`
   std::vector<std::string> names;                             // VOC: class name of each box
   std::vector<int> lines;                                     // line of each box in the label file
+  LongLines long_lines;                                       // YOLO
   std::vector<std::pair<std::string, std::string>> problems;  // kind, text
 };
 

@@ -100,9 +100,7 @@ YoloYaml read_data_yaml(const std::string& file) {
   return data;
 }
 
-// Returns the image files of a split, sorted by path. A path that was written on another machine is found by
-// its end. Throws if there are none.
-static std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& split) {
+std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& split) {
   std::vector<std::string> images;
   std::optional<FilesByEnd> files;
   for (const std::string& given : data.splits.at(split)) {
@@ -153,6 +151,23 @@ std::string yolo_label_file(const std::string& image) {
   return file.substr(1);
 }
 
+// Returns the values per keypoint, 3 (x, y and a visibility of 0, 1 or 2) or 2, if a line can be a class, a
+// box and keypoints within the box, else -1. Nine columns are the corners of a box.
+static int keypoint_values(const std::vector<double>& v) {
+  const size_t rest = v.size() - 5;
+  bool visibilities = rest % 3 == 0;
+  for (size_t i = 7; visibilities && i < v.size(); i += 3) visibilities = v[i] == 0 || v[i] == 1 || v[i] == 2;
+  const int values = visibilities ? 3 : 2;
+  if (rest % values != 0 || v.size() == 9) return -1;
+  constexpr double kTolerance = 0.02;
+  const double w = v[3] / 2 + kTolerance, h = v[4] / 2 + kTolerance;
+  bool inside = v[1] - w > -0.05 && v[2] - h > -0.05 && v[1] + w < 1.05 && v[2] + h < 1.05;
+  for (size_t i = 5; i < v.size(); i += values)
+    inside = inside &&
+             ((v[i] == 0 && v[i + 1] == 0) || (std::abs(v[i] - v[1]) <= w && std::abs(v[i + 1] - v[2]) <= h));
+  return inside ? values : -1;
+}
+
 Labels read_yolo_txt(const std::string& path, bool keypoints) {
   Labels labels;
   std::string text;
@@ -174,6 +189,10 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
       const auto value = parse_number(line.substr(at, end - at));
       numbers = numbers && value && std::abs(*value) < 1e6;  // a class id or a fraction of the image size
       v.push_back(value.value_or(0));
+    }
+    if (numbers && v.size() > 5) {
+      const LongLines line{1, int64_t(v.size()), keypoint_values(v)};
+      labels.long_lines = labels.long_lines + line;
     }
     if (keypoints && v.size() > 5) v.resize(5);
     const bool box = v.size() == 5, outline = v.size() >= 7 && v.size() % 2 == 1;
@@ -236,7 +255,7 @@ static void find_orphans(Source& source) {
   }
 }
 
-static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
+Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   Source source;
   source.name = concat(data.file, " (", split, ")");
   source.relative = true;
@@ -249,6 +268,20 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   };
   parallel_for(int64_t(images.size()),
                [&](int64_t i) { labels[i] = read_yolo_txt(label_file(images[i]), data.keypoints); });
+  LongLines lines;
+  for (const Labels& l : labels) lines = lines + l.long_lines;
+  const std::string with_columns =
+      concat("note: ", source.name, ": the labels with ", lines.columns, " columns");
+  if (!data.keypoints && lines.values == 3) {
+    parallel_for(int64_t(images.size()),
+                 [&](int64_t i) { labels[i] = read_yolo_txt(label_file(images[i]), /*keypoints=*/true); });
+    source.notes.push_back(with_columns +
+                           " are read as class, box and keypoints, and only the boxes are used");
+  } else if (!data.keypoints && lines.values == 2) {
+    source.notes.push_back(concat(with_columns,
+                                  " are read as polygons; if they are boxes with keypoints, add ",
+                                  "this line to data.yaml: kpt_shape: [", (lines.columns - 5) / 2, ", 2]"));
+  }
   for (size_t i = 0; i < images.size(); ++i) add_image(source, images[i], label_file(images[i]), labels[i]);
   check_fractions(source);
   if (!data.beside) find_orphans(source);

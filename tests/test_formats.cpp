@@ -653,6 +653,48 @@ TEST_CASE("formats: YOLO keypoints after the box are not read as a polygon") {
         std::vector<double>{0.25, 0.25, 0.5, 0.5});
 }
 
+TEST_CASE("formats: YOLO labels with keypoints are recognised without kpt_shape; polygons stay polygons") {
+  const auto first_box = [](const Names& lines, std::string& note) {
+    TempDir dir;
+    put_yolo(dir, lines);
+    const Source source = read_val_source(dir.path.string());
+    for (const auto& text : source.notes) note += text;
+    CHECK_MESSAGE(source.problems.empty(), problems_of(source));
+    return box(source.coco.annotations.at(0));
+  };
+  const std::vector<double> whole = {0.25, 0.25, 0.5, 0.5};
+  std::string line = "0 0.5 0.5 0.5 0.5", points;
+  for (int k = 0; k < 4; ++k) points += concat(" 0.", 3 + k, " 0.4");
+  const std::string with_visibility = line + " 0.3 0.4 2 0.6 0.7 1 0 0 0\n", without = line + points + "\n";
+  std::string note;
+  CHECK(first_box({with_visibility, with_visibility}, note) == whole);  // 14 columns
+  CHECK_HAS(note, "the labels with 14 columns are read as class, box and keypoints");
+  note.clear();
+  CHECK(first_box({with_visibility + line + "\n"}, note) == whole);  // an object without keypoints
+  CHECK_HAS(note, "14 columns");
+  // Without visibilities, small polygons may look like that: only a note.
+  note.clear();
+  CHECK(first_box(Names(10, without), note) != whole);
+  CHECK_HAS(note, "the labels with 13 columns are read as polygons");
+  CHECK_HAS(note, "add this line to data.yaml: kpt_shape: [4, 2]");
+
+  // A point outside of the box of its line, lines of two lengths, and corners of a box.
+  note.clear();
+  const std::string outside = line + " 0.3 0.4 0.3 0.4 0.3 0.4 0.99 0.4\n";
+  const std::string longer = line + points + " 0.5 0.5\n", corners = line + " 0.4 0.4 0.6 0.4\n";
+  Names one_outside(10, without), one_longer(10, without);
+  one_outside.back() = outside;
+  one_longer.back() = longer;
+  Names one_far(10, with_visibility);
+  one_far.back() = line + " 0.3 0.4 2 0.99 0.7 1 0 0 0\n";
+  for (const Names& lines : {one_outside, one_longer, Names(10, corners)})
+    CHECK(first_box(lines, note) != whole);
+  CHECK(!has(note, "keypoints"));
+  TempDir dir;
+  put_yolo(dir, one_far);
+  CHECK(read_val_source(dir.path.string()).problems.size() == 10);  // 14 columns are no polygon
+}
+
 TEST_CASE("formats: YOLO label files without an image are reported") {
   TempDir dir;
   put_all(dir, {"images/train/a.jpg", "images/train/c.psd", "images/val/b.jpg"});
