@@ -338,7 +338,6 @@ TEST_CASE("train: the eps of Adam is 1e-3 with --amp fp16 and 1e-8 without" * st
     const std::string out = concat("eps_", amp);
     succeed(dir, "train",
             concat(kTrain, "--max-iters 1 --eval-interval 0 --optimizer adam --amp ", amp, " --out ", out));
-    CHECK(metric_rows(dir / (out + "/metrics.csv")).at(0)[kLoss] > 0);
     const auto optimizer = last_checkpoint(dir, out).at("optimizer").toGenericDict();
     const auto groups = optimizer.at("param_groups").toListRef();
     CHECK(groups.size() == 3);
