@@ -83,7 +83,7 @@ LoadReport load_state_dict(torch::nn::Module& module, const GenericDict& weights
     const c10::IValue value = weights.at(key);
     check(value.isTensor(), path, ": ", key, " is ", describe(value),
           ", not a tensor; save model.state_dict()");
-    const auto source = value.toTensor();
+    const torch::Tensor& source = value.toTensor();
     if (source.sizes() != target.sizes()) {
       report.mismatched.push_back({key, source.sizes().vec(), target.sizes().vec()});
       continue;

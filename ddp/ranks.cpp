@@ -10,8 +10,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <iostream>
-#include <thread>
 #include <unordered_map>
 
 #include "base/torch_versions.hpp"
@@ -20,22 +18,6 @@ namespace yolox {
 
 // Timeout of collectives. The watchdog ends a run earlier, with a message that names the missing rank.
 static constexpr std::chrono::milliseconds kLongerThanWatchdog = std::chrono::hours(24);
-
-// Ends the process with an error if the object still exists after `seconds`, in which the process runs. The
-// constructor of a store and its first calls have no timeout if the other end accepts the connection and
-// never answers.
-struct Deadline {
-  Deadline(double seconds, const std::string& message)
-      : thread([=](const std::stop_token& met) {
-          for (double left = seconds; left > 0; left -= 0.05) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(50));
-            if (met.stop_requested()) return;
-          }
-          std::cerr << "error: " + message + "\n";
-          _exit(kLostRank);
-        }) {}
-  std::jthread thread;  // its destructor requests the stop
-};
 
 Ranks::Ranks(const RankInfo& info, torch::Device device, double seconds) : info(info), seconds(seconds) {
   if (info.world == 1) return;

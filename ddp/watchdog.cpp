@@ -44,43 +44,60 @@ void Watchdog::restart_timeout() {
 
 void Watchdog::heartbeat_loop() {
   c10::intrusive_ptr<c10d::Store> store;
-  bool reported = false;
-  while (pause(std::min(1.0, seconds / 5))) {
+  std::vector<Heartbeat> before;  // of all ranks at the start of the comparison; empty: not comparing
+  int compared = 0;               // intervals of kInterval since then
+  while (pause(before.empty() ? std::min(1.0, seconds / 5) : kInterval)) {
     try {
       if (!store) store = connect();
       send_heartbeat(*store);
-      if (!expired()) continue;
-      const std::vector<Heartbeat> before = read_heartbeats(*store);
-      for (int i = is_patient ? 20 : 5; i > 0 && expired(); --i) {
-        if (!pause(0.5)) return;
-        send_heartbeat(*store);
+      store->check({concat("at/", rank)});  // set() does not wait for an answer, check() does
+      silent = 0;
+      // The first of the two readings that report_missing() compares lies this many intervals before the
+      // timeout, so that the run ends when the timeout expires.
+      const int intervals = is_patient ? 20 : 5;
+      if (!expires_within(kInterval * intervals)) {
+        before.clear();
+      } else if (before.empty()) {
+        before = read_heartbeats(*store);
+        compared = 0;
+      } else if (++compared >= intervals && expired()) {
+        if (report_missing(*store, before)) leave(*store, before);
+        before.clear();
       }
-      if (!report_missing(before, read_heartbeats(*store))) continue;
-      reported = true;
-      // The end of this process breaks its connections, and the store ends with rank 0. Until then, the other
-      // ranks have time to find the missing rank, too.
-      for (int i = 0; i < 8; ++i) {
-        pause(0.5);
-        send_heartbeat(*store);
-      }
-      _exit(kLostRank);
     } catch (const std::exception&) {  // the store ended; at the end of a run it may end before this thread
-      if (!reported) {
-        if (!expired() && !pause(5)) return;
-        print_error(concat("rank 0 (", names[0], "), whose process ended"));
-      }
+      if (!expired() && !pause(5)) return;
+      print_error(concat("rank 0 (", names[0], "), whose process ended"));
       _exit(kLostRank);
     }
   }
 }
 
+void Watchdog::leave(c10d::Store& store, const std::vector<Heartbeat>& before) {
+  try {
+    store.set(concat("left/", rank), std::vector<uint8_t>{1});
+    const auto after = read_heartbeats(store);
+    const auto is_reading = [&](size_t r) {
+      return int(r) != rank && after[r].number != before[r].number && !store.check({concat("left/", r)});
+    };
+    for (int i = 0; i < 30; ++i) {
+      size_t reading = 0;
+      for (size_t r = 0; r < after.size(); ++r) reading += is_reading(r);
+      if (reading == 0) break;
+      pause(0.2);
+    }
+    if (rank == 0 && names.size() > 2) pause(0.5);  // ranks that have left still look for the others
+  } catch (const std::exception&) {                 // rank 0 has ended first
+  }
+  _exit(kLostRank);
+}
+
 void Watchdog::timeout_loop() {
-  constexpr double kStep = 0.2;  // also if the pause is longer, because the process was suspended
-  while (pause(kStep)) {
+  for (double before = now(); pause(0.2); before = now()) {
     {
       std::lock_guard lock(mutex);
-      age += kStep;
-      silent = silent + kStep;
+      const double ran = std::min(1.0, now() - before);  // a longer interval means a suspended process
+      age += ran;
+      silent = silent + ran;
     }
     if (!expired() || silent < std::clamp(seconds, 5.0, 12.0)) continue;
     print_error(concat("rank 0 (", names[0], "), which does not respond"));
@@ -93,9 +110,9 @@ bool Watchdog::pause(double time) {
   return !wake.wait_for(lock, std::chrono::milliseconds(int64_t(1000 * time)), [this] { return ended; });
 }
 
-bool Watchdog::expired() {
+bool Watchdog::expires_within(double time) {
   std::lock_guard lock(mutex);
-  return count > 0 && age > seconds;
+  return count > 0 && age > seconds - time;
 }
 
 void Watchdog::send_heartbeat(c10d::Store& store) {
@@ -104,10 +121,7 @@ void Watchdog::send_heartbeat(c10d::Store& store) {
     std::lock_guard lock(mutex);
     text = concat(++beats, " ", count, " ", waiting, " ", age, " ", here);
   }
-  const std::string key = concat("at/", rank);
-  store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
-  store.check({key});  // set() does not wait for an answer, check() does
-  silent = 0;
+  store.set(concat("at/", rank), std::vector<uint8_t>(text.begin(), text.end()));
 }
 
 std::vector<Watchdog::Heartbeat> Watchdog::read_heartbeats(c10d::Store& store) const {
@@ -122,7 +136,8 @@ std::vector<Watchdog::Heartbeat> Watchdog::read_heartbeats(c10d::Store& store) c
   return all;
 }
 
-bool Watchdog::report_missing(const std::vector<Heartbeat>& before, const std::vector<Heartbeat>& after) {
+bool Watchdog::report_missing(c10d::Store& store, const std::vector<Heartbeat>& before) {
+  const auto after = read_heartbeats(store);
   if (!expired()) return false;
   int64_t least = after[rank].count, most = least;
   for (const Heartbeat& b : after) {
@@ -131,17 +146,21 @@ bool Watchdog::report_missing(const std::vector<Heartbeat>& before, const std::v
   }
   using Is = std::function<bool(size_t)>;
   const char* dead_is = "whose process does not run";
-  const Is dead = [&](size_t r) { return after[r].number == before[r].number; };
+  const Is dead = [&](size_t r) {
+    return after[r].number == before[r].number && !store.check({concat("left/", r)});
+  };
   const Is behind = [&](size_t r) { return after[r].count == least && least < most; };
   const Is busy = [&](size_t r) { return !after[r].waiting; };
-  bool goes_on = is_patient;
-  for (size_t r = 0; r < after.size(); ++r) goes_on |= !dead(r) && after[r].age <= seconds;
+  const Is going_on = [&](size_t r) { return !dead(r) && after[r].age <= seconds; };
   for (const auto& [is, what] : {std::pair(dead, dead_is), std::pair(behind, "which is behind"),
                                  std::pair(busy, "which is not in a collective")}) {
-    if (what != dead_is && goes_on) return false;
     std::vector<size_t> found;
-    for (size_t r = 0; r < after.size(); ++r)
+    bool goes_on = is_patient;
+    for (size_t r = 0; r < after.size(); ++r) {
       if (is(r)) found.push_back(r);
+      goes_on |= going_on(r);
+    }
+    if (what != dead_is && goes_on) return false;
     // On a GPU, the host does not see that a kernel waits for other ranks: no rank seems to be in a
     // collective.
     if (found.empty() || found.size() == after.size()) continue;
@@ -152,6 +171,28 @@ bool Watchdog::report_missing(const std::vector<Heartbeat>& before, const std::v
     return print_error(concat(list, ", ", what));
   }
   return print_error("an unknown rank: all ranks are at the same barrier");
+}
+
+Deadline::Deadline(double seconds, std::string message)
+    : thread([this, seconds, message = "error: " + std::move(message) + "\n"] {
+        double age = 0, before = now();
+        for (std::unique_lock lock(mutex);
+             !wake.wait_for(lock, std::chrono::milliseconds(200), [this] { return ended; });) {
+          age += std::min(1.0, now() - before);  // as in timeout_loop()
+          before = now();
+          if (age < seconds) continue;
+          if (write(2, message.data(), message.size()) < 0) _exit(1);
+          _exit(kLostRank);
+        }
+      }) {}
+
+Deadline::~Deadline() {
+  {
+    std::lock_guard lock(mutex);
+    ended = true;
+  }
+  wake.notify_all();
+  thread.join();
 }
 
 bool Watchdog::print_error(const std::string& late) {

@@ -39,8 +39,8 @@ class Watchdog {
   std::atomic<bool> waiting{false};  // this rank is in a collective, or may be (in backward)
 
  private:
-  // Heartbeat thread: writes a heartbeat to the store about every second. After the timeout, it compares the
-  // heartbeats of all ranks over a few seconds to find missing ranks.
+  // Heartbeat thread: writes a heartbeat to the store about every second, and looks for missing ranks after
+  // the timeout.
   void heartbeat_loop();
   // Timer thread: counts the time and ends the process if the store does not respond. Needs no connection,
   // because the heartbeat thread hangs if rank 0 hangs, which hosts the store.
@@ -48,8 +48,12 @@ class Watchdog {
 
   // Sleeps for `time` seconds. Returns false if the destructor has been called.
   bool pause(double time);
-  bool expired();
+  // Returns true if the timeout expires within `time` seconds, or has expired.
+  bool expires_within(double time);
+  bool expired() { return expires_within(0); }
 
+  // Interval of heartbeats shortly before the timeout, in seconds.
+  static constexpr double kInterval = 0.5;
   // Heartbeat of a rank.
   struct Heartbeat {
     int64_t number = 0, count = 0;  // numbers of heartbeats and of barriers reached
@@ -57,15 +61,18 @@ class Watchdog {
     double age = 0;                 // seconds since the barrier or the last restart of the timeout
     std::string where;              // name of the barrier
   };
-  // Writes the heartbeat of this rank, and waits for an answer of the store.
+  // Writes the heartbeat of this rank.
   void send_heartbeat(c10d::Store& store);
   // Reads the latest heartbeats of all ranks.
   std::vector<Heartbeat> read_heartbeats(c10d::Store& store) const;
   // Finds the ranks that the others wait for and prints the error: ranks without heartbeat, else ranks at an
-  // earlier barrier, else ranks outside of a collective. before, after: heartbeats of all ranks at two
-  // moments. Returns false if this rank must continue to wait: the timeout was restarted, or all processes
-  // run and another rank makes progress or the barrier is patient.
-  bool report_missing(const std::vector<Heartbeat>& before, const std::vector<Heartbeat>& after);
+  // earlier barrier, else ranks outside of a collective. before: the heartbeats some time ago. Returns false
+  // if this rank must continue to wait: the timeout was restarted, or all processes run and another rank
+  // makes progress or the barrier is patient.
+  bool report_missing(c10d::Store& store, const std::vector<Heartbeat>& before);
+  // Ends the process after report_missing(). Waits up to 6 s for the ranks that run, because the end of a
+  // process breaks their connections, and the store ends with rank 0. before: as for report_missing().
+  [[noreturn]] void leave(c10d::Store& store, const std::vector<Heartbeat>& before);
   // Prints the error line. Returns true.
   bool print_error(const std::string& late);
 
@@ -82,6 +89,21 @@ class Watchdog {
   double age = 0;                 // seconds of run time since the barrier or the last restart of the timeout
   std::atomic<double> silent{0};  // seconds of run time since the last response of the store
   int64_t count = 0, beats = 0;
+};
+
+// Ends the process with an error if the object still exists after `seconds` of run time. The constructor of a
+// store and its first calls have no timeout if the other end accepts the connection and never answers.
+class Deadline {
+ public:
+  Deadline(double seconds, std::string message);
+  ~Deadline();
+  Deadline(const Deadline&) = delete;
+
+ private:
+  std::mutex mutex;
+  std::condition_variable wake;
+  bool ended = false;
+  std::thread thread;
 };
 
 }  // namespace yolox

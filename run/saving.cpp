@@ -66,7 +66,7 @@ std::string newest_run() {
 void remove_unstarted_checkpoint(const std::string& run) {
   try {
     const SavedRun newest = newest_checkpoint(run);
-    if (newest.step == 0) fs::remove(newest.path);
+    if (newest.step == 0 && fs::path(newest.path).filename() == "last.pth") fs::remove(newest.path);
   } catch (const std::exception&) {  // no last.pth, or one of another program, which stays
   }
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "layers/constants.hpp"
 
 namespace yolox {
 
@@ -21,6 +22,7 @@ static constexpr int64_t kMostGraphs = 128;
 StepGraphs::StepGraphs(bool on, const torch::nn::Module& model, torch::Device device, Ranks& ranks,
                        std::function<void(const std::string&)> failed)
     : on(on), device(device), ranks(ranks), failed(std::move(failed)) {
+  ++readers_of_constants;
   if (!on) return;
   for (const Tensor& t : model.buffers())
     if (t.is_cpu()) counts.push_back(t);
@@ -33,6 +35,7 @@ StepGraphs::~StepGraphs() {
   try {
     turn_off();
   } catch (const std::exception&) {}  // a GPU that has failed fails in every call
+  --readers_of_constants;
 }
 
 void StepGraphs::free_graphs() {

@@ -663,8 +663,8 @@ TEST_CASE("checkpoints: class names, channel order and value range are stored wi
                                                                   {"size", std::vector<double>{NAN, 32}},
                                                                   {"model", {}},
                                                                   {"value_range", "255"}};
-  for (const auto& [key, value] : wrong)
-    CHECK_ERROR(weights_info(with(key, value), "f.pth"), "f.pth: the entry \"yolox\" lacks a value");
+  for (const auto& entry : wrong)
+    CHECK_ERROR(weights_info(with(entry.first, entry.second), "f.pth"), "the entry \"yolox\" lacks a value");
   for (const c10::IValue& value : {c10::IValue(1), c10::IValue(empty_dict())}) {
     auto broken = empty_dict();
     broken.insert("yolox", value);

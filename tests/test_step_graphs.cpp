@@ -183,6 +183,19 @@ TEST_CASE("gpu: a batch with a crowded image runs without a graph" * needs_gpu) 
   CHECK(run == 6);  // one step, one recording
 }
 
+TEST_CASE("constants: while there are graphs, none is freed, because a graph reads it at its address") {
+  const auto number = [](int key) { return constant(key, [&] { return std::make_shared<int>(key); }); };
+  const auto is_kept = [&] {
+    const std::weak_ptr<int> first = number(1000000);
+    for (int i = 0; i < 100; ++i) number(i);
+    return !first.expired();
+  };
+  CHECK_FALSE(is_kept());
+  Ranks ranks(RankInfo(), torch::kCPU, 60);
+  const StepGraphs graphs(true, torch::nn::Conv2dImpl(torch::nn::Conv2dOptions(1, 1, 1)), torch::kCPU, ranks);
+  CHECK(is_kept());
+}
+
 #ifdef YOLOX_SIMULATED_CUDA
 TEST_CASE("gpu: a replay does not wait, and launches a graph and a few copies" * needs_gpu) {
   const NoStreamErrors no_stream_errors;
