@@ -17,8 +17,8 @@ struct Config : Flags {
       flag(weights, "Files", "weights", "", "FILE",
            "checkpoint (ours or official), or name of a model that weights/get has downloaded");
   std::string out = flag(out, "Files", "out", "", "FILE", "output file, such as model.onnx or model.ts");
-  std::string format = flag(format, "Files", "format", "", "onnx|torchscript",
-                            "format of the file [from the extension of --out]");
+  std::string format =
+      flag(format, "Files", "format", "", "NAME", "onnx or torchscript [from the extension of --out]");
   std::string model = flag(model, "Model", "model", "", "NAME", model_names() + " [from the checkpoint]");
   std::string size =
       flag(size, "Model", "size", "", "N|HxW", "input size in pixels [from the checkpoint or the model]");
@@ -28,10 +28,8 @@ struct Config : Flags {
       flag(decode, "Graph", "decode", true, "",
            "do not decode boxes; output offsets and log sizes in strides, as the official exporter does");
   bool nms = flag(nms, "Graph", "nms", false, "", "include NMS in the exported graph; outputs final boxes");
-  double conf =
-      flag(conf, "Graph", "conf", 0.3, "P", "with --nms: minimum score of a detection", between(0, 1));
-  double nms_iou =
-      flag(nms_iou, "Graph", "nms-iou", 0.45, "IOU", "with --nms: NMS IoU threshold", between(1e-6, 1));
+  double conf = flag(conf, "Graph", "conf", 0.3, "P", "with --nms: minimum score of a detection");
+  double nms_iou = flag(nms_iou, "Graph", "nms-iou", 0.45, "IOU", "with --nms: NMS IoU threshold");
   bool fp16 = flag(fp16, "Graph", "fp16", false, "",
                    "weights and computation in float16; input and output stay float32");
   std::string preproc = flag(preproc, "Model", "preproc", "auto", "auto|bgr|imagenet|legacy",
@@ -68,14 +66,16 @@ static Metadata metadata(const WeightsInfo& info, const ExportSettings& s, int c
 // Returns the inputs of the comparison, uint8: the letterboxed image [1, H, W, 3]. With any_size also a batch
 // [2, H, W + 32, 3] of the image and its mirror image.
 static std::vector<Tensor> comparison_inputs(const Image& image, const ExportSettings& s, bool any_size) {
-  const auto view = [&](int64_t width) {
-    const Image boxed(letterbox(image, {int(width), int(s.height)}).image.clone());
-    return torch::from_blob(boxed.data, {1, s.height, width, 3}, torch::kByte).clone();
+  const auto view = [&](const Image& picture, int64_t width) {
+    const Image boxed = letterbox(picture, {int(width), int(s.height)}).image;
+    const Image whole = boxed.isContinuous() ? boxed : Image(boxed.clone());
+    return torch::from_blob(whole.data, {1, s.height, width, 3}, torch::kByte).clone();
   };
-  std::vector<Tensor> all{view(s.width)};
+  std::vector<Tensor> all{view(image, s.width)};
   if (!any_size) return all;
-  const Tensor wide = view(s.width + 32);
-  all.push_back(torch::cat({wide, wide.flip({2})}));
+  Image mirrored;
+  cv::flip(image, mirrored, 1);
+  all.push_back(torch::cat({view(image, s.width + 32), view(mirrored, s.width + 32)}));
   return all;
 }
 
@@ -91,6 +91,32 @@ static Tensor abs_difference(const Tensor& a, const Tensor& b) {
   return torch::where(a == b, torch::zeros_like(a), (a - b).abs());
 }
 
+// Returns the expected output of a file with NMS for `rows` [B, A, 5 + C]: detections [D, 7], columns as in
+// the metadata.
+static Tensor detections_of(const Tensor& rows, const ExportSettings& s) {
+  std::vector<Tensor> all{torch::zeros({0, 7})};
+  const auto found = postprocess(rows, s.conf, s.iou);
+  for (size_t image = 0; image < found.size(); ++image) {
+    const Tensor& d = found[image];
+    all.push_back(torch::cat({torch::full({d.size(0), 1}, double(image)), d.slice(1, 0, 4),
+                              (d.select(1, 4) * d.select(1, 5)).unsqueeze(1), d.slice(1, 6)},
+                             1));
+  }
+  return torch::cat(all);
+}
+
+// Returns detections sorted by image, class and coordinates, because rows of equal score can be in any order.
+static Tensor sorted_detections(Tensor rows) {
+  for (const int64_t column : {1, 2, 3, 4, 6, 0})
+    rows = rows.index_select(0, rows.select(1, column).argsort(/*stable=*/true, 0, /*descending=*/false));
+  return rows;
+}
+
+// Returns the sum of |a - b|, relative to values of b above 1.
+static double relative_sum(const Tensor& a, const Tensor& b) {
+  return (abs_difference(a, b) / b.abs().clamp_min(1)).sum().item<double>();
+}
+
 // Sets --format from the extension of --out. Throws UsageError if a flag is invalid.
 static void check_flags(Config& config) {
   combination_check(!config.out.empty(), "--out FILE is needed");
@@ -103,26 +129,33 @@ static void check_flags(Config& config) {
         "these, or give --format");
     config.format = torchscript ? "torchscript" : "onnx";
   }
-  config.check_values();
+  usage_check(config.format == "onnx" || config.format == "torchscript",
+              "--format must be onnx or torchscript, got '", config.format, "'");
   usage_check(config.decode || !config.nms, "--nms needs decoded boxes; leave --no-decode out");
   for (const std::string name : {"conf", "nms-iou"})
     combination_check(config.nms || !config.was_given(name), "--", name, " needs --nms");
+  usage_check(config.conf >= 0 && config.conf <= 1, "--conf must be in 0..1, got ", config.conf);
+  usage_check(config.nms_iou > 0 && config.nms_iou <= 1, "--nms-iou must be above 0 and at most 1, got ",
+              config.nms_iou);
   protect_inputs("--out", config.out, {config.weights, config.image});
   if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 
-// Writes the model to a file. Returns what the file computes from images, before NMS, which is the same for
-// all models.
-static std::function<Tensor(const Tensor&)> save_model(const std::string& path, bool onnx, YOLOX& model,
-                                                       const ExportSettings& settings,
-                                                       const Metadata& about) {
+// Computes a model: images -> rows (true) or detections (false).
+using Compute = std::function<Tensor(const Tensor& images, bool rows)>;
+
+// Writes the model to a file, and returns what the file computes.
+static Compute save_model(const std::string& path, bool onnx, YOLOX& model, const ExportSettings& settings,
+                          const Metadata& about) {
   if (onnx) {
     save_onnx(to_onnx(model, settings, about), path);
-    return [graph = read_onnx(path)](const Tensor& images) { return run_onnx(graph, images, "output"); };
+    return [graph = read_onnx(path)](const Tensor& x, bool rows) {
+      return run_onnx(graph, x, rows ? "output" : "detections");
+    };
   }
   save_torchscript(to_torchscript(model, settings), about, path);
-  return [module = torch::jit::load(path)](const Tensor& images) mutable {
-    return module.run_method("rows", images).toTensor();
+  return [module = torch::jit::load(path)](const Tensor& x, bool rows) mutable {
+    return rows ? module.run_method("rows", x).toTensor() : module.forward({x}).toTensor();
   };
 }
 
@@ -152,13 +185,13 @@ static void run(int argc, char** argv) {
   // The file has a temporary name until it has passed the comparison, so that a wrong file never replaces a
   // good one.
   NewFile file(config.out);
-  const auto compute = save_model(file.temporary_path(), to_file_onnx, loaded.model, settings, about);
+  const Compute compute = save_model(file.temporary_path(), to_file_onnx, loaded.model, settings, about);
   // Tolerances for rounding errors through some hundred layers, with 24-bit significands, or 11-bit ones with
   // --fp16. In float16 single boxes can be far off, so the mean error of the boxes is compared.
   const double score_tolerance = config.fp16 ? 0.25 : 1e-3, box_tolerance = config.fp16 ? 0.05 : 1e-3;
   double boxes = 0, mean_of_boxes = 0, scores = 0;
   for (size_t i = 0; i < images.size(); ++i) {
-    const Tensor rows = compute(images[i]), &want = expected[i];
+    const Tensor rows = compute(images[i], true), &want = expected[i];
     check(rows.sizes() == want.sizes(), config.out, " has output shape ", rows.sizes(), ", the model ",
           want.sizes(), "; the file is not kept");
     const Tensor box_off = abs_difference(rows.slice(-1, 0, 4), want.slice(-1, 0, 4)),
@@ -173,6 +206,13 @@ static void run(int argc, char** argv) {
     boxes = std::max(boxes, box_off.max().item<double>());
     mean_of_boxes = std::max(mean_of_boxes, box_off.mean().item<double>());
     scores = std::max(scores, score_off.max().item<double>());
+    if (!config.nms) continue;
+    const Tensor found = compute(images[i], false), expected_detections = detections_of(rows, settings);
+    check(found.sizes() == expected_detections.sizes() &&
+              relative_sum(sorted_detections(found), sorted_detections(expected_detections)) <
+                  1e-3 * double(1 + found.size(0)),
+          config.out, ": NMS in the file finds ", found.size(0), " boxes, NMS of the model ",
+          expected_detections.size(0), " or different ones; the file is not kept");
   }
   file.commit();
 
