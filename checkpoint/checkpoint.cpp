@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/checkpoint.hpp"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
-#include <exception>
 #include <map>
 #include <set>
 #include <sstream>
@@ -34,17 +32,6 @@ GenericDict to_dict(const StateDict& state) {
   return dict;
 }
 
-// Returns the entries whose keys are text, without the prefix "module." (DataParallel).
-static GenericDict without_prefix(const GenericDict& weights) {
-  auto out = empty_dict();
-  for (const auto& entry : weights) {
-    if (!entry.key().isString()) continue;
-    const std::string& key = entry.key().toStringRef();
-    out.insert_or_assign(key.starts_with("module.") ? key.substr(7) : key, entry.value());
-  }
-  return out;
-}
-
 GenericDict find_weights(const c10::IValue& file, const std::string& path) {
   check(file.isGenericDict(), path, ": contains ", describe(file),
         ", not a dict of weights; save model.state_dict()");
@@ -53,12 +40,12 @@ GenericDict find_weights(const c10::IValue& file, const std::string& path) {
   for (const char* key : {"model", "state_dict", "ema"}) {
     if (!dict.contains(key)) continue;
     const auto value = dict.at(key);
-    if (value.isGenericDict()) return without_prefix(value.toGenericDict());
+    if (value.isGenericDict()) return value.toGenericDict();
     if (!value.isTensor()) found += concat(found.empty() ? "" : ", ", "\"", key, "\" is ", describe(value));
   }
   if (found.empty()) {
     for (const auto& entry : dict)
-      if (entry.value().isTensor()) return without_prefix(dict);
+      if (entry.value().isTensor()) return dict;
     for (const auto& entry : dict) {
       if (found.size() > 200) break;
       found += concat(found.empty() ? "its keys are " : ", ",
@@ -71,19 +58,30 @@ GenericDict find_weights(const c10::IValue& file, const std::string& path) {
 
 LoadReport load_state_dict(torch::nn::Module& module, const GenericDict& weights, const std::string& path) {
   LoadReport report;
+  std::map<std::string, c10::IValue> in_file;
+  std::vector<std::string> file_keys;
+  for (const auto& entry : weights) {
+    if (!entry.key().isString()) continue;
+    std::string key = entry.key().toStringRef();
+    if (key.rfind("module.", 0) == 0) key.erase(0, 7);
+    check(in_file.emplace(key, entry.value()).second, path, ": has ", key,
+          " twice, with and without \"module.\"");
+    file_keys.push_back(key);
+  }
+
   const StateDict state = state_dict(module);
   std::vector<std::pair<torch::Tensor, torch::Tensor>> copies;  // to, from
   std::set<std::string> in_model;
   for (const auto& [key, target] : state) {
     in_model.insert(key);
-    if (!weights.contains(key)) {
+    const auto found = in_file.find(key);
+    if (found == in_file.end()) {
       report.missing.push_back(key);
       continue;
     }
-    const c10::IValue value = weights.at(key);
-    check(value.isTensor(), path, ": ", key, " is ", describe(value),
+    check(found->second.isTensor(), path, ": ", key, " is ", describe(found->second),
           ", not a tensor; save model.state_dict()");
-    const torch::Tensor& source = value.toTensor();
+    const auto source = found->second.toTensor();
     if (source.sizes() != target.sizes()) {
       report.mismatched.push_back({key, source.sizes().vec(), target.sizes().vec()});
       continue;
@@ -94,13 +92,12 @@ LoadReport load_state_dict(torch::nn::Module& module, const GenericDict& weights
     copies.emplace_back(target, source);
     report.loaded.push_back(key);
   }
-  for (const auto& entry : weights)
-    if (!in_model.contains(entry.key().toStringRef())) report.unexpected.push_back(entry.key().toStringRef());
+  for (const auto& key : file_keys)
+    if (!in_model.count(key)) report.unexpected.push_back(key);
 
-  check(!copies.empty() || state.empty(), path, ": none of its ", weights.size(),
-        " entries fits the model: the file has ",
-        weights.empty() ? "none" : weights.begin()->key().toStringRef(), ", ..., the model ",
-        state.empty() ? "none" : state.front().first,
+  check(!copies.empty() || state.empty(), path, ": none of its ", file_keys.size(),
+        " entries fits the model: the file has ", file_keys.empty() ? "none" : file_keys.front(),
+        ", ..., the model ", state.empty() ? "none" : state.front().first,
         report.mismatched.empty() ? ", ...; are these the weights of another network?"
                                   : ", ... in other shapes; are these the weights of another --model?");
   torch::NoGradGuard no_grad;
@@ -168,37 +165,53 @@ GenericDict to_dict(const WeightsInfo& info) {
 WeightsInfo weights_info(const c10::IValue& file, const std::string& path) {
   WeightsInfo info;
   if (!file.isGenericDict() || !file.toGenericDict().contains("yolox")) return info;
-  std::string order;
-  double range = 0;
-  std::vector<double> mean, deviation;
-  try {
-    const auto dict = file.toGenericDict().at("yolox").toGenericDict();
-    const auto numbers = [&](const std::string& key) {
-      std::vector<double> out;
-      for (const c10::IValue& value : dict.at(key).toListRef()) out.push_back(value.toScalar().toDouble());
-      return out;
-    };
-    info.model = dict.at("model").toStringRef();
-    for (const c10::IValue& name : dict.at("classes").toListRef())
-      info.classes.push_back(printable(name.toStringRef()));
-    const auto size = numbers("size");
-    check(size.size() == 2, "not a height and a width");
-    // A side may have up to 2^15 pixels, twice the limit of OpenCV's remap, and must be a multiple of the
-    // largest stride, 32.
-    for (const double side : size)
-      check(side >= 0 && side <= 32768 && std::fmod(side, 32) == 0, "not a multiple of 32");
-    info.height = static_cast<int64_t>(size[0]);
-    info.width = static_cast<int64_t>(size[1]);
-    order = dict.at("channel_order").toStringRef();
-    range = dict.at("value_range").toScalar().toDouble();
-    mean = numbers("mean");
-    deviation = numbers("std");
-  } catch (const std::exception&) {
-    fail(path, ": the entry \"yolox\" lacks a value, or has one of another type; the file is damaged");
+  const auto entry = file.toGenericDict().at("yolox");
+  check(entry.isGenericDict(), path, ": \"yolox\" is ", describe(entry), ", not a dict; the file is damaged");
+  const auto dict = entry.toGenericDict();
+  const auto wrong = [&](const std::string& key, const char* expected) {
+    fail(path, ": yolox.", key, dict.contains(key) ? " is " + describe(dict.at(key)) : " is missing",
+         ", not ", expected, "; the file is damaged");
+  };
+  const auto text = [&](const std::string& key) {
+    if (!dict.contains(key) || !dict.at(key).isString()) wrong(key, "text");
+    return dict.at(key).toStringRef();
+  };
+  const auto list = [&](const std::string& key) {
+    if (!dict.contains(key) || !dict.at(key).isList()) wrong(key, "a list");
+    return dict.at(key).toListRef().vec();
+  };
+  const auto numbers = [&](const std::string& key) {
+    std::vector<double> out;
+    for (const auto& value : list(key)) {
+      if (!value.isInt() && !value.isDouble()) wrong(key, "a list of numbers");
+      out.push_back(value.isInt() ? double(value.toInt()) : value.toDouble());
+    }
+    return out;
+  };
+
+  info.model = text("model");
+  for (const auto& name : list("classes")) {
+    if (!name.isString()) wrong("classes", "a list of names");
+    info.classes.push_back(printable(name.toStringRef()));
   }
+  const auto size = numbers("size");
+  // A side may have up to 2^15 pixels, twice the limit of OpenCV's remap, and must be a multiple of the
+  // largest stride, 32.
+  for (const double side : size)
+    if (!(side >= 0 && side <= 32768) || std::fmod(side, 32) != 0) wrong("size", "two multiples of 32");
+  if (size.size() != 2) wrong("size", "a height and a width");
+  info.height = static_cast<int64_t>(size[0]);
+  info.width = static_cast<int64_t>(size[1]);
+
+  if (!dict.contains("value_range") || !(dict.at("value_range").isDouble() || dict.at("value_range").isInt()))
+    wrong("value_range", "a number");
+  const std::string order = text("channel_order");
+  const double range = dict.at("value_range").toScalar().toDouble();
+  const auto mean = numbers("mean"), deviation = numbers("std");
   const auto equal = [](const std::vector<double>& a, const std::array<double, 3>& b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                      [](double x, double y) { return std::abs(x - y) < 1e-6; });
+    bool same = a.size() == 3;
+    for (size_t i = 0; same && i < 3; ++i) same = std::abs(a[i] - b[i]) < 1e-6;
+    return same;
   };
   for (const bool legacy : {false, true}) {
     const PixelFormat format = pixel_format(legacy);

@@ -41,14 +41,14 @@ struct LoadReport {
 };
 
 // Returns the state dict of a file: the dict under "model" (official YOLOX), "state_dict" or "ema", else the
-// file itself if it is a dict of tensors. The keys lose the prefix "module." (DataParallel). Throws if the
-// file contains no state dict. path: for error messages.
+// file itself if it is a dict of tensors. Throws if the file contains no state dict. path: for error
+// messages.
 GenericDict find_weights(const c10::IValue& file, const std::string& path);
 
 // Copies the tensors of `weights` (name -> tensor) to the tensors of the module with the same name and shape,
-// and converts type and device. All other tensors of the module keep their values and are listed in the
-// report. Throws, before it copies anything, if no tensor fits, or if an entry with the name of a tensor is
-// not a tensor. path: for error messages.
+// and converts type and device. Ignores the prefix "module." (DataParallel). All other tensors of the module
+// keep their values and are listed in the report. Throws, before it copies anything, if no tensor fits, or if
+// an entry with the name of a tensor is not a tensor. path: for error messages.
 LoadReport load_state_dict(torch::nn::Module& module, const GenericDict& weights, const std::string& path);
 
 // Throws if a tensor of the module, with weights from the file `path`, contains NaN or infinity.

@@ -51,27 +51,34 @@ std::string find_weights_file(const std::string& given) {
 
 c10::IValue read_weights(const std::string& given) { return read_pth(find_weights_file(given)); }
 
-// Returns the tensor of a key. Undefined if there is none.
-static torch::Tensor find_tensor(const GenericDict& weights, const std::string& key) {
-  return weights.contains(key) && weights.at(key).isTensor() ? weights.at(key).toTensor() : torch::Tensor();
-}
-
 std::string detect_model(const GenericDict& weights, const std::string& likely) {
+  std::string first;
   for (const ModelRow& size : model_sizes())
     if (size.name == likely && size.make != make_yolox) return likely;
-  const torch::Tensor stem = find_tensor(weights, "backbone.backbone.stem.conv.conv.weight");
-  if (!stem.defined() || stem.dim() != 4) return "";
-  std::string first;
-  for (const ModelRow& size : model_sizes()) {
-    if (size.make != make_yolox || stem.size(0) != int64_t(size.width * 64)) continue;
-    if (first.empty() || size.name == likely) first = size.name;
+  for (const auto& e : weights) {
+    if (!e.key().isString()) continue;
+    std::string key = e.key().toStringRef();
+    if (key.rfind("module.", 0) == 0) key = key.substr(7);
+    if (key != "backbone.backbone.stem.conv.conv.weight" || !e.value().isTensor() ||
+        e.value().toTensor().dim() != 4)
+      continue;
+    for (const ModelRow& size : model_sizes()) {
+      if (size.make != make_yolox || e.value().toTensor().size(0) != int64_t(size.width * 64)) continue;
+      if (first.empty() || size.name == likely) first = size.name;
+    }
   }
   return first;
 }
 
 int64_t num_classes_of(const GenericDict& weights) {
-  const torch::Tensor scores = find_tensor(weights, "head.cls_preds.0.weight");
-  return scores.defined() && scores.dim() == 4 && scores.numel() > 0 ? scores.size(0) : 0;
+  for (const auto& e : weights) {
+    if (!e.key().isString()) continue;
+    const std::string key = e.key().toStringRef(), end = "head.cls_preds.0.weight";
+    if (key.size() >= end.size() && key.compare(key.size() - end.size(), end.size(), end) == 0 &&
+        e.value().isTensor() && e.value().toTensor().dim() == 4 && e.value().toTensor().numel() > 0)
+      return e.value().toTensor().size(0);
+  }
+  return 0;
 }
 
 std::vector<std::string> class_names(const WeightsInfo& info, int64_t classes) {
@@ -143,8 +150,15 @@ static std::string lower_case(std::string text) {
 static StateDict class_layers(const YOLOX& model) {
   StateDict layers;
   for (const auto& [key, tensor] : state_dict(*model))
-    if (key.starts_with("head.cls_preds.")) layers.emplace_back(key, tensor);
+    if (key.rfind("head.cls_preds.", 0) == 0) layers.emplace_back(key, tensor);
   return layers;
+}
+
+// Returns the tensor of a key, with or without the prefix "module."; undefined: there is none.
+static torch::Tensor find_tensor(const GenericDict& weights, const std::string& key) {
+  for (const std::string& name : {key, "module." + key})
+    if (weights.contains(name) && weights.at(name).isTensor()) return weights.at(name).toTensor();
+  return {};
 }
 
 // Sets the class layers of a model whose classes differ from those of the weights. The rows of classes that

@@ -569,7 +569,7 @@ TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
       odd.insert("module." + key, tensor.is_floating_point() ? tensor.to(torch::kHalf) : tensor);
   odd.insert("module.head.extra.weight", torch::ones({1}));
   const auto before = other->preds[0]->as<torch::nn::Conv2d>()->weight.clone();
-  const auto partial = load_state_dict(*other, find_weights(odd, "odd.pth"), "odd.pth");
+  const auto partial = load_state_dict(*other, odd, "odd.pth");
   CHECK(partial.loaded.size() == 7);
   CHECK(partial.missing == std::vector<std::string>{"scale"});
   CHECK(partial.unexpected == std::vector<std::string>{"head.extra.weight"});
@@ -588,7 +588,7 @@ TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
         "not in the file: 1 in scale (scale): left at their initial values\n"
         "only in the file: 1 in head.extra (head.extra.weight): ignored");
 
-  auto foreign = empty_dict(), object = empty_dict(), integers = empty_dict();
+  auto foreign = empty_dict(), object = empty_dict(), integers = empty_dict(), twice = empty_dict();
   foreign.insert("layer1.weight", torch::ones({1}));
   CHECK_ERROR(load_state_dict(*to, foreign, "f.pth"),
               "f.pth: none of its 1 entries fits the model: the file has layer1.weight");
@@ -599,6 +599,9 @@ TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
   CHECK(to->named_parameters()["scale"].item<float>() == from->named_parameters()["scale"].item<float>());
   integers.insert("scale", torch::ones({1}, torch::kLong));
   CHECK_ERROR(load_state_dict(*to, integers, "f.pth"), "scale has the type Long");
+  twice.insert("scale", torch::ones({1}));
+  twice.insert("module.scale", torch::ones({1}));
+  CHECK_ERROR(load_state_dict(*to, twice, "f.pth"), "twice");
 }
 
 TEST_CASE("checkpoints: weights are found under model, state_dict or ema, or at the top level") {
@@ -656,20 +659,18 @@ TEST_CASE("checkpoints: class names, channel order and value range are stored wi
   CHECK_ERROR(weights_info(with("value_range", 1.0), "f.pth"), "BGR pixels of 0..1");
   CHECK_ERROR(weights_info(with("mean", std::vector<double>{1, 2, 3}), "f.pth"), "mean [1, 2, 3]");
   CHECK_ERROR(weights_info(with("std", std::vector<double>{}), "f.pth"), "std []");
-  const std::vector<std::pair<const char*, c10::IValue>> wrong = {{"classes", 3},
-                                                                  {"classes", std::vector<int64_t>{1}},
-                                                                  {"size", std::vector<int64_t>{32}},
-                                                                  {"size", std::vector<int64_t>{-32, 32}},
-                                                                  {"size", std::vector<double>{NAN, 32}},
-                                                                  {"model", {}},
-                                                                  {"value_range", "255"}};
-  for (const auto& entry : wrong)
-    CHECK_ERROR(weights_info(with(entry.first, entry.second), "f.pth"), "the entry \"yolox\" lacks a value");
-  for (const c10::IValue& value : {c10::IValue(1), c10::IValue(empty_dict())}) {
-    auto broken = empty_dict();
-    broken.insert("yolox", value);
-    CHECK_ERROR(weights_info(broken, "f.pth"), "f.pth: the entry \"yolox\" lacks a value");
-  }
+  CHECK_ERROR(weights_info(with("classes", 3), "f.pth"), "yolox.classes is the number 3");
+  CHECK_ERROR(weights_info(with("classes", std::vector<int64_t>{1}), "f.pth"), "names");
+  CHECK_ERROR(weights_info(with("size", std::vector<int64_t>{32}), "f.pth"), "height");
+  CHECK_ERROR(weights_info(with("size", std::vector<int64_t>{-32, 32}), "f.pth"), "multiples of 32");
+  CHECK_ERROR(weights_info(with("size", std::vector<double>{NAN, 32}), "f.pth"), "multiples of 32");
+  CHECK_ERROR(weights_info(with("model", {}), "f.pth"), "yolox.model");
+  CHECK_ERROR(weights_info(with("value_range", "255"), "f.pth"), "yolox.value_range");
+  auto broken = empty_dict();
+  broken.insert("yolox", 1);
+  CHECK_ERROR(weights_info(broken, "f.pth"), "\"yolox\" is the number 1");
+  broken.insert_or_assign("yolox", empty_dict());
+  CHECK_ERROR(weights_info(broken, "f.pth"), "yolox.model is missing");
 }
 
 SHARED_TEST("checkpoints: official checkpoints are read completely") {
