@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <string_view>
 
 #include "base/bytes.hpp"
 
@@ -17,11 +18,12 @@ namespace pth {
 
 // Throws with the actual format of a file that is not a zip archive. head: the first 512 bytes, or fewer.
 [[noreturn]] static void refuse_other_format(const std::string& head, uint64_t size) {
+  const auto starts = [&](std::string_view with) { return head.compare(0, with.size(), with) == 0; };
   if (size == 0) fail("the file is empty: its download or copy failed, get it again");
-  if (head.starts_with("version https://git-lfs"))
+  if (starts("version https://git-lfs"))
     fail("is a git-lfs pointer, not the file itself; run \"git lfs pull\"");
-  if (head.starts_with("\x1f\x8b")) fail("is compressed with gzip; unpack it first");
-  if (head.starts_with("\x80") || head.compare(std::min<size_t>(257, head.size()), 5, "ustar") == 0)
+  if (starts("\x1f\x8b")) fail("is compressed with gzip; unpack it first");
+  if (starts("\x80") || head.compare(std::min<size_t>(257, head.size()), 5, "ustar") == 0)
     fail(
         "is in the format of torch.save before PyTorch 1.6 (or a plain pickle); convert it in Python: "
         "torch.save(torch.load(FILE, map_location='cpu'), NEW_FILE)");
@@ -50,7 +52,7 @@ ZipReader::ZipReader(const std::string& path) : archive_(nullptr, zip_discard) {
   file_bytes_ = std::filesystem::file_size(path);
   std::string head(std::min<uint64_t>(file_bytes_, 512), '\0');
   file.read(head.data(), std::streamsize(head.size()));
-  if (!head.starts_with("PK\x03\x04")) refuse_other_format(head, file_bytes_);
+  if (head.compare(0, 4, "PK\x03\x04") != 0) refuse_other_format(head, file_bytes_);
 
   int code = 0;
   archive_.reset(zip_open(path.c_str(), ZIP_RDONLY, &code));
@@ -68,8 +70,10 @@ ZipReader::ZipReader(const std::string& path) : archive_(nullptr, zip_discard) {
         !(entry.valid & ZIP_STAT_NAME) || !(entry.valid & ZIP_STAT_SIZE))
       damaged("bad zip directory");
     const std::string name = entry.name;
+    const bool stored = entry.comp_method == ZIP_CM_STORE && entry.encryption_method == ZIP_EM_NONE;
+    if (stored && entry.comp_size != entry.size) damaged(name, " has two different lengths");
     // torch puts all records in one folder, of any name.
-    const Record record{zip_uint64_t(i), entry.size, entry.crc != 0};
+    const Record record{zip_uint64_t(i), entry.size, stored, entry.crc != 0};
     if (!records_.emplace(name.substr(name.find('/') + 1), record).second)
       damaged(name, " occurs twice in the zip directory");
   }
@@ -77,6 +81,8 @@ ZipReader::ZipReader(const std::string& path) : archive_(nullptr, zip_discard) {
 
 void ZipReader::read(const std::string& name, char* to) {
   const Record& record = records_.at(name);
+  check(record.is_stored, name,
+        " is compressed or encrypted, which torch.save never does; save the file with torch.save");
   const std::unique_ptr<zip_file_t, int (*)(zip_file_t*)> data(
       zip_fopen_index(archive_.get(), record.index, 0), zip_fclose);
   if (!data) damaged(name, " is not where the zip directory says");

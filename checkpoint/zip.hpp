@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reader of the zip container of .pth files (libzip): records in one top-level folder. torch's own reader
-// does not compare the checksums, so that a damaged file would be read without an error.
+// Reader of the zip container of .pth files (libzip): uncompressed records in one top-level folder. torch's
+// own reader does not compare the checksums, so that a damaged file would be read without an error.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +42,7 @@ class ZipReader {
  private:
   struct Record {
     uint64_t index = 0, bytes = 0;
+    bool is_stored = false;     // neither compressed nor encrypted
     bool has_checksum = false;  // false after torch.serialization.set_crc32_options(False)
   };
   uint64_t file_bytes_ = 0;

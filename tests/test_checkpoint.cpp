@@ -356,6 +356,11 @@ TEST_CASE("checkpoints: the error of a file of another kind names its kind") {
     bytes.replace(at, second.size(), "archive/a");
   refuse(bytes, "twice");
 
+  // Compressed by a zip program: the compression method in the central directory is not 0.
+  write_pickle(dir / "x.pth", kProto + "N.");
+  bytes = contents(dir / "x.pth");
+  bytes[bytes.find("PK\x01\x02") + 10] = 8;
+  refuse(bytes, "compressed");
   // Without checksums, as written after torch.serialization.set_crc32_options(False).
   write_pickle(dir / "x.pth", kProto + "N.");
   bytes = contents(dir / "x.pth");
