@@ -237,6 +237,11 @@ std::string image_html(const ImageErrors& image, const ErrorAnalysis& analysis, 
       error = e.what();
     }
   }
+  for (const ClassifiedBox& b : image.boxes)  // if the image size is unknown, use the extent of the boxes
+    if (about.width <= 0 && uri.empty()) {
+      w = std::max(w, int(std::clamp(b.x + b.w + 1, 0., 1e5)));
+      h = std::max(h, int(std::clamp(b.y + b.h + 1, 0., 1e5)));
+    }
   const double font = std::max(w, h) / 34.0;
   const auto number = [](double value) { return formatted("%.1f", value); };
   std::string boxes, texts;

@@ -61,6 +61,15 @@ void check_self_contained(const std::string& page) {
 
 }  // namespace
 
+TEST_CASE("report: without image sizes, a drawing is as large as its boxes") {
+  CocoDataset truth;
+  truth.categories = {{1, "cat"}};
+  truth.images = {{1, "1.jpg", 0, 0}};
+  truth.annotations = {{1, 1, 1, 0, 0, 9, 9, 81, false}};
+  const std::vector<Detection> found{{1, 1, -1e12, -1e12, 1, 1, .9}};  // must not determine the size
+  CHECK(has(evaluation_of(truth, found), "viewBox='0 0 10 10'"));
+}
+
 TEST_CASE("report: HTML escapes, numbers on axes, and base64") {
   CHECK(escaped("<b>\"x\" & 'y'\x01") == "&lt;b&gt;&quot;x&quot; &amp; &#39;y&#39;");
   const std::vector<std::pair<double, std::string>> numbers = {
