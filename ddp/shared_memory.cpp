@@ -37,8 +37,10 @@ bool SharedMemoryGather::open(const std::string& place) {
 }
 
 std::string SharedMemoryGather::identity() const {
-  struct stat s {};
-  return fstat(fd, &s) == 0 ? concat(s.st_dev, ":", s.st_ino) : "";
+  struct stat s {
+  }, processes{};
+  const bool known = fstat(fd, &s) == 0 && stat("/proc/self/ns/pid", &processes) == 0;
+  return known ? concat(s.st_dev, ":", s.st_ino, ":", processes.st_ino) : "";
 }
 
 bool SharedMemoryGather::map() {

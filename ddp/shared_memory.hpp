@@ -69,7 +69,8 @@ class SharedMemoryGather {
     alignas(64) double values[2][kMaxValues];
   };
 
-  // Returns device and inode of the memory. In another container, the path of create() may lead elsewhere.
+  // Returns device and inode of the memory, and the inode of the PID namespace. The PID namespace must be
+  // equal, because process ids of another container have no meaning here.
   std::string identity() const;
   size_t bytes() const { return pids.size() * sizeof(Slot); }
   Slot& slot(int r) { return static_cast<Slot*>(memory)[r]; }

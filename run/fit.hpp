@@ -149,7 +149,7 @@ struct TrialStep {
   Dtr& dtr;
 
   // Returns the peak memory of a step in bytes, or infinity if memory runs out. Afterwards dtr.step() has the
-  // statistics of this step, batch norm statistics are as before, and the gradients are zero.
+  // statistics of this step, batch norm statistics are as before, and there are no gradients.
   double operator()(int64_t images, int64_t accum) const;
 };
 

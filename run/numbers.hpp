@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Statistics of a training step: the values of its Losses as numbers, and their means over steps.
+// The values of the Losses of a training step as numbers, their means over steps, and the record of a step.
 #pragma once
 #include <algorithm>
 #include <cmath>
