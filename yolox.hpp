@@ -21,6 +21,7 @@
 #include "base/error.hpp"
 #include "layers/bn_silu.hpp"
 #include "layers/constants.hpp"
+#include "layers/conv_silu.hpp"
 #include "layers/nms.hpp"
 
 namespace yolox {
@@ -46,10 +47,13 @@ struct BaseConvImpl : Block {
                                                   .bias(false)));
     bn = register_module("bn", SyncBatchNorm2d(nn::BatchNorm2dOptions(out).eps(1e-3).momentum(0.03)));
   }
-  Tensor forward(Tensor x) override { return bn ? bn_silu(conv(x), *bn, bn->over) : torch::silu(conv(x)); }
+  Tensor forward(Tensor x) override {
+    return bn ? bn_silu(conv(x), *bn, bn->over) : conv_silu(x, *conv, reordered);
+  }
 
   nn::Conv2d conv{nullptr};
   SyncBatchNorm2d bn{nullptr};  // null after fuse_batch_norms()
+  Tensor reordered;             // weights of conv, see conv_silu()
 };
 TORCH_MODULE(BaseConv);
 

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the training step of our program and of the Python YOLOX (pixeltable-yolox of pip), alternately, and the
-ratio of each pair.
+"""Measures the training step of our program and of the Python YOLOX (pixeltable-yolox of pip), in turn, and the
+ratio of our time to that of each Python variant.
 
   pip install pixeltable-yolox==0.4.3 torch==2.15.0     into the Python that runs this file
   cmake --build build --target bench_train_step
-  python bench/train_step.py [--build build] [--pairs 5]
+  python bench/train_step.py [--build build] [--rounds 3] [--amp off,bf16] [--variants default,tuned,compiled]
 
 A step is forward, loss, backward, SGD and EMA, with the same torch version, threads, input size, batch size and number
-of objects. A pair is one process of ours and one Python process. The start-up time is the time from exec to the end of
-the first step.
+of objects. Variants of Python: `default` is the official step; `tuned` has channels-last weights and images, fused SGD
+and an EMA by foreach operators; `compiled` is `tuned` with torch.compile of backbone and neck. A round is one process
+of ours and one of each variant. The start-up time is the time from exec to the end of the first step, without
+torch.compile.
 """
 import argparse
 import json
@@ -22,7 +24,7 @@ import time
 CASES = [("yolox-nano", 416, 8), ("yolox-s", 640, 2)]
 
 
-def peer(model, size, batch, steps, threads):
+def peer(variant, amp, model, size, batch, steps, threads):
     """Measures the Python YOLOX and prints JSON. Runs in a process of its own."""
     import copy
     import resource
@@ -38,6 +40,9 @@ def peer(model, size, batch, steps, threads):
     for p in ema.parameters():
         p.requires_grad_(False)
     net.train()
+    tuned = variant != "default"
+    if tuned:
+        net.to(memory_format=torch.channels_last)
     groups = [[], [], []]  # batch norm weights, convolution weights, biases
     for _, module in net.named_modules():
         if isinstance(getattr(module, "bias", None), torch.nn.Parameter):
@@ -46,10 +51,16 @@ def peer(model, size, batch, steps, threads):
             groups[0].append(module.weight)
         elif isinstance(getattr(module, "weight", None), torch.nn.Parameter):
             groups[1].append(module.weight)
-    sgd = torch.optim.SGD(groups[0], lr=1e-4, momentum=0.9, nesterov=True)
+    sgd = torch.optim.SGD(groups[0], lr=1e-4, momentum=0.9, nesterov=True, fused=tuned)
     sgd.add_param_group({"params": groups[1], "weight_decay": 5e-4})
     sgd.add_param_group({"params": groups[2]})
+    if variant == "compiled":
+        net.backbone = torch.compile(net.backbone)
+    averaged = [v for v in ema.state_dict().values() if v.dtype.is_floating_point]
+    values = [v for v in net.state_dict().values() if v.dtype.is_floating_point]
     images = torch.rand(batch, 3, size, size) * 255
+    if tuned:
+        images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.zeros(batch, 120, 5)
     r = torch.rand(batch, 20, 4)
     labels[:, :20, 0] = torch.randint(80, (batch, 20)).float()
@@ -58,17 +69,21 @@ def peer(model, size, batch, steps, threads):
     times = []
     for i in range(steps + 2):
         start = time.perf_counter()
-        out = net(images, labels)
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp == "bf16"):
+            out = net(images, labels)
         loss = out["total_loss"] if isinstance(out, dict) else out.total_loss
         sgd.zero_grad()
         loss.backward()
         sgd.step()
         with torch.no_grad():
-            state = net.state_dict()
-            for key, value in ema.state_dict().items():
-                if value.dtype.is_floating_point:
-                    value *= 0.9998
-                    value += (1 - 0.9998) * state[key].detach()
+            if tuned:
+                torch._foreach_lerp_(averaged, values, 1 - 0.9998)
+            else:
+                state = net.state_dict()
+                for key, value in ema.state_dict().items():
+                    if value.dtype.is_floating_point:
+                        value *= 0.9998
+                        value += (1 - 0.9998) * state[key].detach()
         if i >= 2 or steps == 0:
             times.append(time.perf_counter() - start)
         if steps == 0:
@@ -86,37 +101,48 @@ def run(command):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", default="build")
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--peer", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--amp", default="off,bf16", help="precisions")
+    parser.add_argument("--variants", default="default,tuned,compiled", help="of the Python step")
+    parser.add_argument("--peer", nargs=7, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peer:
-        return peer(args.peer[0], *map(int, args.peer[1:]))
+        return peer(*args.peer[:3], *map(int, args.peer[3:]))
 
-    def ours(model, size, batch, steps):
-        flags = dict(model=model, size=size, bs=batch, steps=steps, threads=args.threads)
-        return run([f"{args.build}/bench_train_step"] + [f"--{k}={v}" for k, v in flags.items()])
+    def measure(who, amp, model, size, batch, steps):
+        if who == "ours":
+            flags = dict(model=model, size=size, bs=batch, steps=steps, threads=args.threads, amp=amp)
+            return run([f"{args.build}/bench_train_step"] + [f"--{k}={v}" for k, v in flags.items()])
+        case = [who, amp, model, *map(str, (size, batch, steps, args.threads))]
+        return run([sys.executable, __file__, "--peer", *case])
 
-    def theirs(model, size, batch, steps):
-        return run([sys.executable, __file__, "--peer", model, *map(str, (size, batch, steps, args.threads))])
+    programs = ["ours"] + args.variants.split(",")
 
-    print(f"{args.threads} threads, {args.pairs} pairs, medians\n")
-    print("| | ours | Python | ratio (min to max over the pairs) |\n|---|---|---|---|")
-    for model, size, batch in CASES:
-        pairs = [(ours(model, size, batch, args.steps)[0], theirs(model, size, batch, args.steps)[0]) for _ in range(args.pairs)]
-        step = [(statistics.median(a["seconds"]), statistics.median(b["seconds"])) for a, b in pairs]
-        peak = [(a["peak_bytes"] / 1e9, b["peak_bytes"] / 1e9) for a, b in pairs]
-        for name, unit, rows in (("step", "s", step), ("peak memory of the process", "GB", peak)):
-            ratios = sorted(a / b for a, b in rows)
-            a, b = (statistics.median(r[i] for r in rows) for i in (0, 1))
-            print(f"| {model} {size} batch {batch}: {name} | {a:.3f} {unit} | {b:.3f} {unit} | "
-                  f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |", flush=True)
-    model, size, batch = CASES[0]
-    rows = [(ours(model, size, batch, 0)[1], theirs(model, size, batch, 0)[1]) for _ in range(args.pairs)]
-    ratios = sorted(a / b for a, b in rows)
-    print(f"| {model} {size} batch {batch}: start-up to the end of the first step | {statistics.median(r[0] for r in rows):.2f} s | "
-          f"{statistics.median(r[1] for r in rows):.2f} s | {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |")
+    def row(name, unit, rounds):
+        """rounds: for each round, one value per program."""
+        cells = [f"{statistics.median(r[0] for r in rounds):.3f} {unit}"]
+        for i in range(1, len(rounds[0])):
+            ratios = sorted(r[0] / r[i] for r in rounds)
+            cells.append(f"{statistics.median(r[i] for r in rounds):.3f} {unit}: {statistics.median(ratios):.2f} "
+                         f"({ratios[0]:.2f} to {ratios[-1]:.2f})")
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+    print(f"{args.threads} threads, {args.rounds} rounds, medians; ratio of ours to Python's (min to max)\n")
+    print("| | ours | " + " | ".join(args.variants.split(",")) + " |")
+    print("|---" * (len(programs) + 1) + "|")
+    for amp in args.amp.split(","):
+        for model, size, batch in CASES:
+            case = (amp, model, size, batch)
+            rounds = [[measure(who, *case, args.steps)[0] for who in programs] for _ in range(args.rounds)]
+            name = f"{model} {size} batch {batch}, {'float32' if amp == 'off' else amp}"
+            row(f"{name}: step", "s", [[statistics.median(p["seconds"]) for p in r] for r in rounds])
+            row(f"{name}: peak memory of the process", "GB", [[p["peak_bytes"] / 1e9 for p in r] for r in rounds])
+    started = [who for who in programs if who != "compiled"]
+    case = ("off", *CASES[0])
+    row(f"{CASES[0][0]}: start to the end of the first step", "s",
+        [[measure(who, *case, 0)[1] for who in started] for _ in range(args.rounds)])
 
 
 if __name__ == "__main__":

@@ -242,6 +242,23 @@ TEST_CASE("yolox: fuse_batch_norms removes all batch norms and keeps the output"
   }
 }
 
+TEST_CASE("yolox: convolution and SiLU in one operation equal the two, for every size, stride and group") {
+  torch::manual_seed(0);
+  for (const int groups : {1, 16})
+    for (const int stride : {1, 2}) {
+      nn::Conv2d conv(nn::Conv2dOptions(16, 32, 3).padding(1).stride(stride).groups(groups));
+      Tensor reordered;
+      for (const int64_t size : {13, 40, 20}) {
+        const Tensor x = torch::randn({2, 16, size, size + 3}).contiguous(torch::MemoryFormat::ChannelsLast);
+        const Tensor two = torch::silu(conv(x));
+        CHECK(torch::equal(conv_silu(x, *conv, reordered), two));  // with gradients: the two operations
+        const torch::NoGradGuard no_grad;
+        CHECK(torch::allclose(conv_silu(x, *conv, reordered), two, 1e-5, 1e-5));
+        CHECK(reordered.defined());
+      }
+    }
+}
+
 TEST_CASE("yolox: a width that gives no whole numbers of channels is refused by name") {
   const auto made = [](double width) {
     return error_of([&] { make_yolox({"yolox-micro", 0.33, width, true}, 3); });
