@@ -2,6 +2,7 @@
 #include "base/memory.hpp"
 
 #include <malloc.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -72,7 +73,10 @@ double peak_bytes() {
 
 void keep_freed_memory() {
 #ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the maximum of glibc; larger blocks are still returned at once
+  rlimit space;
+  if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) return;
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TOP_PAD, 64 << 20);
   mallopt(M_TRIM_THRESHOLD, -1);
 #endif
 }

@@ -5,6 +5,7 @@
 
 #include "base/device.hpp"
 #include "base/flags.hpp"
+#include "base/memory.hpp"
 #include "bench/random_input.hpp"
 #include "config.hpp"
 #include "models.hpp"
@@ -39,6 +40,7 @@ int main(int argc, char** argv) {
     torch::set_num_threads(c.threads);
     torch::manual_seed(0);
     const torch::Device device = parse_device(c.device);
+    if (device.is_cpu()) keep_freed_memory();
     use_fused_norm(c.fused_norm);
     allow_tf32(c.amp == "tf32");
     use_cudnn_benchmark(c.cudnn_benchmark);

@@ -23,9 +23,8 @@ namespace yolox {
 torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
   opencv_single_thread();
   sweep_caches(ram_place());
-  const bool with_dtr = dtr_bytes(config) > 0;
-  if (with_dtr) keep_freed_memory();
   const torch::Device device = device_of(config, rank_info);
+  if (device.is_cpu()) keep_freed_memory();
   if (config.amp == "auto") config.amp = default_precision(device);
   usage_check(config.amp != "tf32" || device.is_cuda(), "--amp tf32 needs a GPU; give --amp off");
   allow_tf32(config.amp == "tf32");

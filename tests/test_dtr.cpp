@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // DTR: training within a memory budget gives bit-identical results, keeps the budget and leaks no memory.
+#include <malloc.h>
+
 #include "dtr/counting_allocator.hpp"
 #include "layers/sync_bn.hpp"
 #include "models.hpp"
@@ -657,6 +659,11 @@ TEST_CASE("dtr: freed memory is reused for allocations of the same size, so that
     REQUIRE(uintptr_t(blocks[i % 8].data_ptr()) % 64 == 0);
   }
   CHECK(resident_bytes() - before < 40e6);
+  // The defaults of glibc again, for the cases that follow in this process.
+  mallopt(M_MMAP_MAX, 65536);
+  mallopt(M_TOP_PAD, 0);
+  mallopt(M_TRIM_THRESHOLD, 128 << 10);
+  return_freed_memory();
 }
 
 TEST_CASE("dtr: a chain of twenty thousand operations is rematerialised without recursion") {
