@@ -32,6 +32,28 @@ packages=(g++ cmake ninja-build ccache python3-venv libopencv-dev libjpeg-dev li
   libfreetype-dev fonts-dejavu-core doctest-dev ${YOLOX_PACKAGES:-})
 # weights/get downloads with curl or wget.
 command -v curl >/dev/null || command -v wget >/dev/null || packages+=(curl ca-certificates)
+# Without root, the packages are unpacked into .packages. DT_RPATH, unlike the default DT_RUNPATH, is also used for the
+# libraries that those in .packages need.
+unpacked=$PWD/.packages
+use_unpacked() {
+  local lib arch
+  lib=$(dirname "$unpacked"/usr/lib/*/libopencv_core.so)
+  arch=$(basename "$lib")
+  export PATH=$PATH:$unpacked/usr/bin CMAKE_PREFIX_PATH=${CMAKE_PREFIX_PATH:+$CMAKE_PREFIX_PATH:}$unpacked/usr
+  export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$lib  # for protoc
+  export CXXFLAGS="${CXXFLAGS:-} -isystem $unpacked/usr/include/$arch"
+  export LDFLAGS="${LDFLAGS:-} -Wl,--disable-new-dtags,-rpath,$lib:$lib/blas:$lib/lapack:$unpacked/usr/lib:$unpacked/lib/$arch"
+}
+unpack() {
+  local apt deb
+  apt=(apt-get -qq -o Debug::NoLocking=1 -o Dir::State::lists="$unpacked/lists" -o Dir::Cache="$unpacked/cache")
+  rm -rf "$unpacked"
+  mkdir -p "$unpacked"/{lists,cache/archives}/partial
+  "${apt[@]}" update && "${apt[@]}" install -y --no-install-recommends --download-only "$@" || return 1
+  for deb in "$unpacked"/cache/archives/*.deb; do dpkg -x "$deb" "$unpacked" || return 1; done
+  rm -r "$unpacked"/{lists,cache}
+  echo "$@" >"$unpacked/done"
+}
 if command -v dpkg-query >/dev/null; then
   missing=()
   for p in "${packages[@]}"; do
@@ -48,11 +70,20 @@ if command -v dpkg-query >/dev/null; then
       say "installing ${missing[*]}"
       sudo sh -c "$command" >/dev/null
     else
-      echo "error: packages are missing; run this command, then run setup.sh again:"
-      echo "  sudo sh -c '$command'"
-      exit 1
+      if [ "$(cat "$unpacked/done" 2>/dev/null)" != "${missing[*]}" ]; then
+        say "no root: unpacking ${missing[*]} into .packages"
+        unpack "${missing[@]}" >"$build.log" 2>&1 || {
+          tail -n 5 "$build.log"
+          echo "error: packages are missing; let somebody with root run this, then run setup.sh again:"
+          echo "  sudo sh -c '$command'"
+          exit 1
+        }
+      fi
+      use_unpacked
     fi
   fi
+else
+  say "no Debian packages here: if libraries are missing, install those of docs/install.md, or use Docker"
 fi
 
 # The driver and the oldest card decide which CUDA, and so which LibTorch, works on this machine.
