@@ -29,9 +29,11 @@ def last_json(text):
     return json.loads(text.strip().splitlines()[-1])
 
 
-def peer_step(model, size, batch, amp, steps, device):
-    """The training step of the Python YOLOX with its best settings, as JSON. Runs in a process of its own."""
+def peer_step(model, size, batch, amp, steps, device, compiled=False):
+    """The training step of the Python YOLOX with its best settings, as JSON. Runs in a process of its own. steps: 0
+    times the first step. compiled: with torch.compile of backbone and neck."""
     import copy
+    import resource
     import torch
     from yolox.config import YoloxConfig
 
@@ -44,7 +46,7 @@ def peer_step(model, size, batch, amp, steps, device):
     net.train()
     decay = [p for n, p in net.named_parameters() if p.dim() > 1]
     rest = [p for n, p in net.named_parameters() if p.dim() <= 1]
-    sgd = torch.optim.SGD([{"params": decay, "weight_decay": 5e-4}, {"params": rest}], lr=1e-4, momentum=0.9, nesterov=True, fused=cuda)
+    sgd = torch.optim.SGD([{"params": decay, "weight_decay": 5e-4}, {"params": rest}], lr=1e-4, momentum=0.9, nesterov=True, fused=True)
     scaler = torch.amp.GradScaler(enabled=amp == "fp16" and cuda)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(amp)
     images = (torch.rand(batch, 3, size, size) * 255).to(device).to(memory_format=torch.channels_last)
@@ -54,14 +56,17 @@ def peer_step(model, size, batch, amp, steps, device):
     labels[:, :20, 3:] = 10 + r[:, :, 2:] * size / 3
     labels = labels.to(device)
     floats = [[v for v in m.state_dict().values() if v.dtype.is_floating_point] for m in (ema, net)]
-    together, times = min(5, steps), []
+    if compiled:
+        net.backbone = torch.compile(net.backbone)
+    together, times = min(5, steps) if cuda else 1, []
+    warm_up = 2 * together if steps else 0
 
     def wait():
         if cuda:
             torch.cuda.synchronize()
 
     start = time.perf_counter()
-    for i in range(steps + 2 * together):
+    for i in range(max(1, steps + warm_up)):
         with torch.autocast(device.split(":")[0], dtype=dtype, enabled=dtype is not None):
             out = net(images, labels)
         loss = out["total_loss"] if isinstance(out, dict) else out.total_loss
@@ -73,10 +78,11 @@ def peer_step(model, size, batch, amp, steps, device):
             torch._foreach_lerp_(floats[0], floats[1], 1 - 0.9998)
         if (i + 1) % together == 0:
             wait()
-            if i >= 2 * together:
+            if i >= warm_up:
                 times.append((time.perf_counter() - start) / together)
             start = time.perf_counter()
-    print(json.dumps({"seconds": times, "peak_bytes": torch.cuda.max_memory_reserved() if cuda else 0}))
+    peak = torch.cuda.max_memory_reserved() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"seconds": times, "peak_bytes": peak}))
 
 
 def table(title, heading, rows):

@@ -21,28 +21,25 @@ import subprocess
 import sys
 import time
 
+from gpu import peer_step
+
 CASES = [("yolox-nano", 416, 8), ("yolox-s", 640, 2)]
 
 
-def peer(variant, amp, model, size, batch, steps, threads):
-    """Measures the Python YOLOX and prints JSON. Runs in a process of its own."""
+def official_step(model, size, batch, amp, steps):
+    """The training step of the official repository, as JSON. Runs in a process of its own."""
     import copy
     import resource
 
     import torch
     from yolox.config import YoloxConfig
 
-    torch.set_num_threads(threads)
     torch.manual_seed(0)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     net = YoloxConfig.get_named_config(model).get_model()
     ema = copy.deepcopy(net).eval()
     for p in ema.parameters():
         p.requires_grad_(False)
     net.train()
-    tuned = variant != "default"
-    if tuned:
-        net.to(memory_format=torch.channels_last)
     groups = [[], [], []]  # batch norm weights, convolution weights, biases
     for _, module in net.named_modules():
         if isinstance(getattr(module, "bias", None), torch.nn.Parameter):
@@ -51,16 +48,10 @@ def peer(variant, amp, model, size, batch, steps, threads):
             groups[0].append(module.weight)
         elif isinstance(getattr(module, "weight", None), torch.nn.Parameter):
             groups[1].append(module.weight)
-    sgd = torch.optim.SGD(groups[0], lr=1e-4, momentum=0.9, nesterov=True, fused=tuned)
+    sgd = torch.optim.SGD(groups[0], lr=1e-4, momentum=0.9, nesterov=True)
     sgd.add_param_group({"params": groups[1], "weight_decay": 5e-4})
     sgd.add_param_group({"params": groups[2]})
-    if variant == "compiled":
-        net.backbone = torch.compile(net.backbone)
-    averaged = [v for v in ema.state_dict().values() if v.dtype.is_floating_point]
-    values = [v for v in net.state_dict().values() if v.dtype.is_floating_point]
     images = torch.rand(batch, 3, size, size) * 255
-    if tuned:
-        images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.zeros(batch, 120, 5)
     r = torch.rand(batch, 20, 4)
     labels[:, :20, 0] = torch.randint(80, (batch, 20)).float()
@@ -76,20 +67,17 @@ def peer(variant, amp, model, size, batch, steps, threads):
         loss.backward()
         sgd.step()
         with torch.no_grad():
-            if tuned:
-                torch._foreach_lerp_(averaged, values, 1 - 0.9998)
-            else:
-                state = net.state_dict()
-                for key, value in ema.state_dict().items():
-                    if value.dtype.is_floating_point:
-                        value *= 0.9998
-                        value += (1 - 0.9998) * state[key].detach()
+            state = net.state_dict()
+            for key, value in ema.state_dict().items():
+                if value.dtype.is_floating_point:
+                    value *= 0.9998
+                    value += (1 - 0.9998) * state[key].detach()
         if i >= 2 or steps == 0:
             times.append(time.perf_counter() - start)
         if steps == 0:
             break
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"seconds": times, "peak_bytes": peak, "before_bytes": before}))
+    print(json.dumps({"seconds": times, "peak_bytes": peak}))
 
 
 def run(command):
@@ -106,17 +94,23 @@ def main():
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--amp", default="off,bf16", help="precisions")
     parser.add_argument("--variants", default="default,tuned,compiled", help="of the Python step")
-    parser.add_argument("--peer", nargs=7, help=argparse.SUPPRESS)
+    parser.add_argument("--peer", nargs=6, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peer:
-        return peer(*args.peer[:3], *map(int, args.peer[3:]))
+        import torch
+        torch.set_num_threads(args.threads)
+        variant, amp, model = args.peer[:3]
+        size, batch, steps = map(int, args.peer[3:])
+        if variant == "default":
+            return official_step(model, size, batch, amp, steps)
+        return peer_step(model, size, batch, amp, steps, "cpu", compiled=variant == "compiled")
 
     def measure(who, amp, model, size, batch, steps):
         if who == "ours":
             flags = dict(model=model, size=size, bs=batch, steps=steps, threads=args.threads, amp=amp)
             return run([f"{args.build}/bench_train_step"] + [f"--{k}={v}" for k, v in flags.items()])
-        case = [who, amp, model, *map(str, (size, batch, steps, args.threads))]
-        return run([sys.executable, __file__, "--peer", *case])
+        case = [who, amp, model, *map(str, (size, batch, steps))]
+        return run([sys.executable, __file__, f"--threads={args.threads}", "--peer", *case])
 
     programs = ["ours"] + args.variants.split(",")
 
