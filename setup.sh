@@ -69,16 +69,16 @@ if command -v dpkg-query >/dev/null; then
     elif sudo -n true 2>/dev/null; then
       say "installing ${missing[*]}"
       sudo sh -c "$command" >/dev/null
+    elif [ "$(cat "$unpacked/done" 2>/dev/null)" = "${missing[*]}" ]; then
+      use_unpacked
     else
-      if [ "$(cat "$unpacked/done" 2>/dev/null)" != "${missing[*]}" ]; then
-        say "no root: unpacking ${missing[*]} into .packages"
-        unpack "${missing[@]}" >"$build.log" 2>&1 || {
-          tail -n 5 "$build.log"
-          echo "error: packages are missing; let somebody with root run this, then run setup.sh again:"
-          echo "  sudo sh -c '$command'"
-          exit 1
-        }
-      fi
+      say "no root: unpacking ${missing[*]} into .packages"
+      unpack "${missing[@]}" >"$build.log" 2>&1 || {
+        tail -n 5 "$build.log"
+        echo "error: packages are missing; let somebody with root run this, then run setup.sh again:"
+        echo "  sudo sh -c '$command'"
+        exit 1
+      }
       use_unpacked
     fi
   fi

@@ -4,8 +4,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/torch.h>
 
-#include <string>
-#include <vector>
+#include <optional>
+#include <variant>
 
 namespace yolox {
 
@@ -22,21 +22,18 @@ inline torch::Tensor call_mkldnn(const char* name, torch::jit::Stack arguments) 
 inline torch::Tensor conv_silu(const torch::Tensor& x, const torch::nn::Conv2dImpl& conv,
                                torch::Tensor& reordered) {
   const auto plain = [](const torch::Tensor& t) { return t.is_cpu() && t.scalar_type() == torch::kFloat; };
-  const auto& options = conv.options;
-  const auto sizes = [](at::IntArrayRef values) { return values.vec(); };
+  const at::IntArrayRef padding = std::get<torch::ExpandingArray<2>>(conv.options.padding());
+  const at::IntArrayRef stride = conv.options.stride();
+  const at::IntArrayRef dilation = conv.options.dilation();
+  const int64_t groups = conv.options.groups();
   if (torch::GradMode::is_enabled() || !plain(x) || !plain(conv.weight) || !at::globalContext().hasMKLDNN() ||
       !at::globalContext().userEnabledMkldnn())
-    return torch::silu(torch::conv2d(x, conv.weight, conv.bias, options.stride(),
-                                     std::get<torch::ExpandingArray<2>>(options.padding()),
-                                     options.dilation(), options.groups()));
-  const auto padding = sizes(std::get<torch::ExpandingArray<2>>(options.padding())),
-             stride = sizes(options.stride()), dilation = sizes(options.dilation());
+    return torch::silu(torch::conv2d(x, conv.weight, conv.bias, stride, padding, dilation, groups));
   if (!reordered.defined())
-    reordered =
-        call_mkldnn("mkldnn::_reorder_convolution_weight",
-                    {conv.weight.detach(), padding, stride, dilation, options.groups(), x.sizes().vec()});
+    reordered = call_mkldnn("mkldnn::_reorder_convolution_weight",
+                            {conv.weight.detach(), padding, stride, dilation, groups, x.sizes()});
   return call_mkldnn("mkldnn::_convolution_pointwise",
-                     {x, reordered, conv.bias, padding, stride, dilation, options.groups(), "swish",
+                     {x, reordered, conv.bias, padding, stride, dilation, groups, "swish",
                       c10::List<std::optional<at::Scalar>>(), ""});
 }
 
