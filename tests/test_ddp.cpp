@@ -812,6 +812,9 @@ TEST_CASE("train: a run stopped while two ranks evaluate repeats that evaluation
           starts_programs) {
   TempDir dir;
   write_scenes(dir / "data", 40);
+  write_scenes(dir / "large", 200);  // their evaluation takes a second
+  fs::rename(dir / "large/train", dir / "data/val");
+  fs::rename(dir / "large/annotations/instances_train.json", dir / "data/annotations/instances_val.json");
   const std::string flags =
       "--data data --model yolox-nano --size 256 --bs 4 --procs 2 --conf 0 --eval-interval 1 --epochs 2 "
       "--deterministic ";
