@@ -791,8 +791,10 @@ TEST_CASE("train: ranks that run out of memory save the step, and all go on from
   succeed(dir, "train", flags + "--accum " + parts + " --max-iters 3 --out at_once");
   CHECK(difference(dir / "both/last.pth", dir / "at_once/last.pth") == "");
 
-  // Rank 1 alone, during the run, which then equals one that is resumed by hand at this step.
-  Process p(dir, "train", flags + "--out one");
+  // Rank 1 alone, during the run, which then equals one that is resumed by hand at this step. With any limit
+  // from the start on, it returns freed memory, so that each step has to ask for it again.
+  Process p(dir, {concat("sh -c 'ulimit -S -v ", 10 * whole, "; exec $YOLOX_PROGRAMS/train ", flags,
+                         "--out one'")});
   REQUIRE(p.until([&] { return metric_rows(dir / "one/metrics.csv").size() >= 2; }));
   const rlimit most{rlim_t(limit) * 1024, RLIM_INFINITY};
   REQUIRE(prlimit(children_of(p.pid).at(1), RLIMIT_AS, &most, nullptr) == 0);
