@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Implementation of bn_silu(): fused batch norm and SiLU for the CPU, float32, channels-last.
-// bn_silu_cuda.hpp has the operators for GPUs. All other cases use the two operations of torch.
+// Implementation of bn_silu(): fused batch norm and SiLU for the CPU, float32 or bfloat16,
+// channels-last. bn_silu_cuda.hpp has the operators for GPUs. All other cases use the two operations of
+// torch.
 //
 // As separate operations, batch norm and SiLU make five passes over memory forward and more backward, and
 // save two tensors for backward. The fused operation makes two passes forward and two backward. It saves only
@@ -66,54 +67,75 @@ inline __attribute__((always_inline)) float exponential(float x) {
 }
 inline __attribute__((always_inline)) float sigmoid(float z) { return 1.0f / (1.0f + exponential(-z)); }
 
+// Elements in memory: float32, or bfloat16 as its bits, which are the upper half of a float32. c10::BFloat16
+// is not vectorised. Loops compute in float32.
+inline __attribute__((always_inline)) float load(float x) { return x; }
+inline __attribute__((always_inline)) float load(uint16_t x) {
+  const uint32_t bits = uint32_t(x) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline __attribute__((always_inline)) void store(float& to, float x) { to = x; }
+// Rounds to the nearest, ties to even.
+inline __attribute__((always_inline)) void store(uint16_t& to, float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  to = x == x ? uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : uint16_t(0x7fc0);
+}
+
 // Accumulates over the rows: sums += x - centre, squares += (x - centre)^2. sums, squares, centre: [C].
-YOLOX_SIMD static inline void stats_rows(const float* __restrict x, int64_t rows, int64_t channels,
+template <class T>
+YOLOX_SIMD static inline void stats_rows(const T* __restrict x, int64_t rows, int64_t channels,
                                          const float* __restrict centre, float* __restrict sums,
                                          float* __restrict squares) {
   for (int64_t r = 0; r < rows; ++r, x += channels)
     for (int64_t c = 0; c < channels; ++c) {
-      const float d = x[c] - centre[c];
+      const float d = load(x[c]) - centre[c];
       sums[c] += d;
       squares[c] += d * d;
     }
 }
 
 // Computes y = silu((x - mean) * scale + bias).
-YOLOX_SIMD static inline void forward_rows(const float* __restrict x, float* __restrict y, int64_t rows,
+template <class T>
+YOLOX_SIMD static inline void forward_rows(const T* __restrict x, T* __restrict y, int64_t rows,
                                            int64_t channels, const float* __restrict mean,
                                            const float* __restrict scale, const float* __restrict bias) {
   for (int64_t r = 0; r < rows; ++r, x += channels, y += channels)
     for (int64_t c = 0; c < channels; ++c) {
-      const float z = (x[c] - mean[c]) * scale[c] + bias[c];
-      y[c] = z * sigmoid(z);
+      const float z = (load(x[c]) - mean[c]) * scale[c] + bias[c];
+      store(y[c], z * sigmoid(z));
     }
 }
 
 // Computes dz, the gradient of the batch norm output, and accumulates sums += dz, products += dz * (x -
 // mean).
-YOLOX_SIMD static inline void backward_sums_rows(const float* __restrict g, const float* __restrict x,
-                                                 float* __restrict dz, int64_t rows, int64_t channels,
+template <class T>
+YOLOX_SIMD static inline void backward_sums_rows(const T* __restrict g, const T* __restrict x,
+                                                 T* __restrict dz, int64_t rows, int64_t channels,
                                                  const float* __restrict mean, const float* __restrict scale,
                                                  const float* __restrict bias, float* __restrict sums,
                                                  float* __restrict products) {
   for (int64_t r = 0; r < rows; ++r, x += channels, g += channels, dz += channels)
     for (int64_t c = 0; c < channels; ++c) {
-      const float z = (x[c] - mean[c]) * scale[c] + bias[c], s = sigmoid(z),
-                  d = g[c] * s * (1.0f + z * (1.0f - s));
-      dz[c] = d;
+      const float centred = load(x[c]) - mean[c], z = centred * scale[c] + bias[c], s = sigmoid(z),
+                  d = load(g[c]) * s * (1.0f + z * (1.0f - s));
+      store(dz[c], d);
       sums[c] += d;
-      products[c] += d * (x[c] - mean[c]);
+      products[c] += d * centred;
     }
 }
 
 // Computes dx = scale * (dz - mean_dz - (x - mean) * slope) in place. dx: contains dz before the call.
-YOLOX_SIMD static inline void backward_rows(const float* __restrict x, float* __restrict dx, int64_t rows,
+template <class T>
+YOLOX_SIMD static inline void backward_rows(const T* __restrict x, T* __restrict dx, int64_t rows,
                                             int64_t channels, const float* __restrict scale,
                                             const float* __restrict mean, const float* __restrict mean_dz,
                                             const float* __restrict slope) {
   for (int64_t r = 0; r < rows; ++r, x += channels, dx += channels)
     for (int64_t c = 0; c < channels; ++c)
-      dx[c] = scale[c] * (dx[c] - mean_dz[c] - (x[c] - mean[c]) * slope[c]);
+      store(dx[c], scale[c] * (load(dx[c]) - mean_dz[c] - (load(x[c]) - mean[c]) * slope[c]));
 }
 
 // Calls rows(first, count) for each work item of `total` rows, in parallel.
@@ -164,6 +186,20 @@ inline void merge_moments(std::vector<double>& means, std::vector<double>& varia
   std::copy_n(all.variance.data_ptr<double>(), channels, variances.begin());
 }
 
+// Calls run(T()) with the type of the elements of x in memory.
+template <class Run>
+void with_type_of(const Tensor& x, const Run& run) {
+  x.scalar_type() == torch::kFloat ? run(float()) : run(uint16_t());
+}
+template <class T>
+const T* elements(const Tensor& x, T) {
+  return static_cast<const T*>(x.const_data_ptr());
+}
+template <class T>
+T* elements_to_write(const Tensor& x, T) {
+  return static_cast<T*>(x.data_ptr());
+}
+
 // ---- The operators. They are registered with torch's dispatcher, so that DTR (dtr/) sees their inputs
 // and outputs. DTR never repeats operators of the namespace yolox_once, because they all-reduce over the
 // ranks or update running statistics.
@@ -176,20 +212,25 @@ inline std::tuple<Tensor, Tensor> statistics(const Tensor& x, const Tensor& weig
                                              double momentum, double eps,
                                              const std::optional<CollectivesPtr>& over) {
   const int64_t channels = x.size(1), rows = x.numel() / channels;
-  const float* in = x.const_data_ptr<float>();
   // Sums are computed relative to the first row, so that large means do not cost precision.
-  const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
-    stats_rows(in + first * channels, count, channels, in, s, s + channels);
+  std::vector<float> centre(channels);
+  std::vector<double> sums;
+  with_type_of(x, [&](auto type) {
+    const auto* in = elements(x, type);
+    for (int64_t c = 0; c < channels && rows > 0; ++c) centre[c] = load(in[c]);
+    sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
+      stats_rows(in + first * channels, count, channels, centre.data(), s, s + channels);
+    });
   });
   std::vector<double> means(channels), variances(channels);
   for (int64_t c = 0; c < channels && rows > 0; ++c) {
     const double d = sums[c] / rows;
-    means[c] = in[c] + d;
+    means[c] = centre[c] + d;
     variances[c] = std::max(0.0, sums[channels + c] / rows - d * d);
   }
   double count = double(rows);
   if (over) merge_moments(means, variances, count, *over);
-  const Tensor saved = torch::empty({4, channels}, x.options());
+  const Tensor saved = torch::empty({4, channels}, weight.options());
   float *mean = saved.data_ptr<float>(), *inverse = mean + channels, *scale = inverse + channels,
         *offset = scale + channels;
   const float *w = weight.const_data_ptr<float>(), *b = bias.const_data_ptr<float>();
@@ -210,11 +251,13 @@ inline std::tuple<Tensor, Tensor> statistics(const Tensor& x, const Tensor& weig
 inline Tensor forward(const Tensor& x, const Tensor& saved) {
   const int64_t channels = x.size(1), rows = x.numel() / channels;
   const Tensor y = torch::empty_like(x);
-  const float *in = x.const_data_ptr<float>(), *mean = saved.const_data_ptr<float>(),
-              *scale = mean + 2 * channels, *offset = scale + channels;
-  float* out = y.data_ptr<float>();
-  for_rows(rows, channels, [&](int64_t first, int64_t count) {
-    forward_rows(in + first * channels, out + first * channels, count, channels, mean, scale, offset);
+  const float *mean = saved.const_data_ptr<float>(), *scale = mean + 2 * channels, *offset = scale + channels;
+  with_type_of(x, [&](auto type) {
+    const auto* in = elements(x, type);
+    auto* out = elements_to_write(y, type);
+    for_rows(rows, channels, [&](int64_t first, int64_t count) {
+      forward_rows(in + first * channels, out + first * channels, count, channels, mean, scale, offset);
+    });
   });
   return y;
 }
@@ -223,13 +266,16 @@ inline Tensor forward(const Tensor& x, const Tensor& saved) {
 // [2, C] float64. g: gradient of y, with the shape and memory format of x.
 inline std::tuple<Tensor, Tensor> backward_silu(const Tensor& g, const Tensor& x, const Tensor& saved) {
   const int64_t channels = x.size(1), rows = x.numel() / channels;
-  const float *gradient = g.const_data_ptr<float>(), *in = x.const_data_ptr<float>(),
-              *mean = saved.const_data_ptr<float>(), *scale = mean + 2 * channels, *offset = scale + channels;
+  const float *mean = saved.const_data_ptr<float>(), *scale = mean + 2 * channels, *offset = scale + channels;
   const Tensor dz = torch::empty_like(x);
-  float* out = dz.data_ptr<float>();
-  const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
-    backward_sums_rows(gradient + first * channels, in + first * channels, out + first * channels, count,
-                       channels, mean, scale, offset, s, s + channels);
+  std::vector<double> sums;
+  with_type_of(x, [&](auto type) {
+    const auto *gradient = elements(g, type), *in = elements(x, type);
+    auto* out = elements_to_write(dz, type);
+    sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
+      backward_sums_rows(gradient + first * channels, in + first * channels, out + first * channels, count,
+                         channels, mean, scale, offset, s, s + channels);
+    });
   });
   const Tensor both = torch::empty({2, channels}, x.options().dtype(torch::kDouble));
   std::copy(sums.begin(), sums.end(), both.data_ptr<double>());
@@ -269,13 +315,15 @@ inline std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& sums_here,
 // Computes dx in place of dz. means: mean_dz and slope from backward_sums().
 inline void backward_norm(const Tensor& dz, const Tensor& x, const Tensor& saved, const Tensor& means) {
   const int64_t channels = x.size(1), rows = x.numel() / channels;
-  const float *in = x.const_data_ptr<float>(), *mean = saved.const_data_ptr<float>(),
-              *scale = mean + 2 * channels, *mean_dz = means.const_data_ptr<float>(),
-              *slope = mean_dz + channels;
-  float* out = dz.data_ptr<float>();
-  for_rows(rows, channels, [&](int64_t first, int64_t count) {
-    backward_rows(in + first * channels, out + first * channels, count, channels, scale, mean, mean_dz,
-                  slope);
+  const float *mean = saved.const_data_ptr<float>(), *scale = mean + 2 * channels,
+              *mean_dz = means.const_data_ptr<float>(), *slope = mean_dz + channels;
+  with_type_of(x, [&](auto type) {
+    const auto* in = elements(x, type);
+    auto* out = elements_to_write(dz, type);
+    for_rows(rows, channels, [&](int64_t first, int64_t count) {
+      backward_rows(in + first * channels, out + first * channels, count, channels, scale, mean, mean_dz,
+                    slope);
+    });
   });
 }
 
@@ -385,7 +433,7 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
 // Returns silu(bn(x)), see bn_silu().
 inline Tensor apply(const Tensor& x, torch::nn::BatchNorm2dImpl& bn, const CollectivesPtr& over) {
   const bool has_kernels =
-      x.is_cpu() ? x.scalar_type() == torch::kFloat
+      x.is_cpu() ? x.scalar_type() == torch::kFloat || x.scalar_type() == torch::kBFloat16
                  : x.is_cuda() && bn_silu_kernels::enabled && bn_silu_cuda::supports(x.scalar_type());
   const bool fused = has_kernels && bn.weight.scalar_type() == torch::kFloat && bn.is_training() &&
                      x.size(1) > 1 && (over || x.numel() > x.size(1)) &&

@@ -56,6 +56,33 @@ TEST_CASE("bn_silu: output, gradients and statistics equal batch norm and SiLU i
   }
 }
 
+TEST_CASE("bn_silu: bfloat16 is rounded once, its statistics and sums are those of float32") {
+  torch::manual_seed(2);
+  for (const int64_t channels : {3, 16, 640}) {
+    CAPTURE(channels);
+    const auto bf16 = [&](const std::vector<int64_t>& shape) {
+      return (torch::randn(shape) * 3 + 1).to(torch::kBFloat16).contiguous(torch::MemoryFormat::ChannelsLast);
+    };
+    const Tensor x = bf16({2, channels, 40, 33}), gradient = bf16({2, channels, 40, 33});
+    auto bn = norm(int(channels)), exact = norm(int(channels));
+    exact->to(torch::kDouble);
+    const Tensor in = x.clone().set_requires_grad(true),
+                 exact_in = x.to(torch::kDouble).set_requires_grad(true), y = bn_silu(in, *bn),
+                 exact_y = torch::silu(exact(exact_in));
+    CHECK(y.grad_fn()->name().find("BnSilu") != std::string::npos);
+    y.backward(gradient);
+    exact_y.backward(gradient.to(torch::kDouble));
+    CHECK((y.scalar_type() == torch::kBFloat16));
+    CHECK((in.grad().scalar_type() == torch::kBFloat16));
+    CHECK(((y.to(torch::kDouble) - exact_y).abs() <= exact_y.abs() * 0x1p-8 + 1e-5).all().item<bool>());
+    CHECK(relative_error(in.grad(), exact_in.grad()) < 0x1p-8);  // rounded twice
+    CHECK(relative_error(bn->weight.grad(), exact->weight.grad()) < 1e-5);
+    CHECK(relative_error(bn->bias.grad(), exact->bias.grad()) < 1e-5);
+    CHECK(relative_error(bn->running_mean, exact->running_mean) < 1e-5);
+    CHECK(relative_error(bn->running_var, exact->running_var) < 1e-5);
+  }
+}
+
 TEST_CASE("bn_silu: the fused operation is used only in training with channels-last input") {
   auto bn = norm(8);
   const Tensor x =
@@ -97,6 +124,8 @@ TEST_CASE("bn_silu: results are bit-identical for any number of threads") {
 }
 
 TEST_CASE("bn_silu: large inputs saturate without NaN") {
+  auto nan = torch::full({1, 2, 2, 2}, NAN, torch::kBFloat16).contiguous(torch::MemoryFormat::ChannelsLast);
+  CHECK(torch::isnan(bn_silu(nan, *norm(2))).all().item<bool>());
   Tensor x = torch::zeros({1, 2, 2, 4}).contiguous(torch::MemoryFormat::ChannelsLast);
   x.select(3, 0).fill_(1e18f);
   auto r = run(x, true, true, torch::kFloat);
