@@ -2,7 +2,6 @@
 #include "data/coco_json.hpp"
 
 #include <rapidjson/error/en.h>
-#include <rapidjson/filereadstream.h>
 #include <rapidjson/reader.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -256,43 +256,43 @@ class JsonTableReader : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, J
   int depth_ = 0;
 };
 
-// Opens a file for reading. Throws if the file does not exist or is a folder.
-File open_json(const std::string& path) {
+// Returns the content of a file. Throws if it cannot be read.
+std::string read_json(const std::string& path) {
   std::error_code unknown;
   check(!std::filesystem::is_directory(path, unknown), path, ": is a folder, a JSON file is needed");
   check(!is_irregular_file(path), path, ": is not a regular file, a JSON file is needed");
-  File file(std::fopen(path.c_str(), "rb"), std::fclose);
+  const File file(std::fopen(path.c_str(), "rb"), std::fclose);
   check(file != nullptr, path, ": cannot be read (", std::strerror(errno), "); check the path");
-  return file;
+  std::string text(std::filesystem::file_size(path), '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
+  check(!std::ferror(file.get()), path, ": error while reading (", std::strerror(errno), "); check the disk");
+  return text;
 }
 
-// Reads the tables in file order. path: for error messages.
-void read_json_tables(File file, const std::string& path, std::vector<JsonTable>& tables) {
-  const int first = std::getc(file.get());
-  if (first == 0xEF) {  // skip the UTF-8 byte order mark that some Windows programs write
-    std::getc(file.get());
-    std::getc(file.get());
-  } else if (first != EOF) {
-    std::ungetc(first, file.get());
-  }
-  std::vector<char> buffer(1 << 16);
-  rapidjson::FileReadStream stream(file.get(), buffer.data(), buffer.size());
+// Reads the tables in file order. text: is overwritten. path: for error messages.
+void read_json_tables(std::string text, const std::string& path, std::vector<JsonTable>& tables) {
+  // Skip the UTF-8 byte order mark that some Windows programs write.
+  const size_t mark = text.starts_with("\xEF\xBB\xBF") ? 3 : 0;
+  rapidjson::InsituStringStream stream(text.data() + mark);
   rapidjson::Reader reader;
   JsonTableReader handler(path, tables);
   // Accept NaN and Infinity, because Python's json module writes them. The getters of JsonRecord reject them
   // with a message that names the entry; elsewhere they do no harm.
-  const auto flags = rapidjson::kParseNumbersAsStringsFlag | rapidjson::kParseNanAndInfFlag;
+  const auto flags =
+      rapidjson::kParseInsituFlag | rapidjson::kParseNumbersAsStringsFlag | rapidjson::kParseNanAndInfFlag;
   const auto result = reader.Parse<flags>(stream, handler);
-  check(!std::ferror(file.get()), path, ": error while reading (", std::strerror(errno), "); check the disk");
   if (result.IsError()) {
     const bool at_end = stream.Peek() == '\0';
-    fail(path, ": not valid JSON at byte ", result.Offset(), ": ", rapidjson::GetParseError_En(result.Code()),
+    fail(path, ": not valid JSON at byte ", result.Offset() + mark, ": ",
+         rapidjson::GetParseError_En(result.Code()),
          at_end ? " The file ends there: is it empty or cut off? Copy the file again"
                 : " Repair or replace the file");
   }
 }
 
-CocoDataset read_tables_of_coco(File file, const std::string& path) {
+}  // namespace
+
+CocoDataset parse_coco(std::string text, const std::string& path) {
   CocoDataset data;
   const auto skipping = [&data](const char* kind, const auto& read) {
     return [&data, kind, read](const JsonRecord& r) {
@@ -328,7 +328,7 @@ CocoDataset read_tables_of_coco(File file, const std::string& path) {
   std::vector<JsonTable> tables = {{"images", skipping("image entry cannot be read", image)},
                                    {"categories", skipping("category cannot be read", category)},
                                    {"annotations", skipping("annotation cannot be read", annotation)}};
-  read_json_tables(std::move(file), path, tables);
+  read_json_tables(std::move(text), path, tables);
   for (const JsonTable& table : tables)
     check(table.found, path, ": no list \"", table.name,
           "\" at the top level; a COCO annotation file has images, annotations and categories");
@@ -353,14 +353,7 @@ CocoDataset read_tables_of_coco(File file, const std::string& path) {
   return data;
 }
 
-}  // namespace
-
-CocoDataset read_coco(const std::string& path) { return read_tables_of_coco(open_json(path), path); }
-
-CocoDataset parse_coco(std::string_view text, const std::string& name) {
-  File file(fmemopen(const_cast<char*>(text.data()), text.size(), "rb"), std::fclose);
-  return read_tables_of_coco(std::move(file), name);
-}
+CocoDataset read_coco(const std::string& path) { return parse_coco(read_json(path), path); }
 
 std::vector<Detection> read_detections(const std::string& path) {
   std::vector<Detection> detections;
@@ -371,7 +364,7 @@ std::vector<Detection> read_detections(const std::string& path) {
         {r.id("image_id"), r.id("category_id"), box[0], box[1], box[2], box[3], r.number("score")});
   };
   std::vector<JsonTable> tables = {{"", detection}};
-  read_json_tables(open_json(path), path, tables);
+  read_json_tables(read_json(path), path, tables);
   check(tables[0].found, path,
         ": not a list of detections [{\"image_id\", \"category_id\", \"bbox\", \"score\"}, ",
         "...]; use a file of detections");

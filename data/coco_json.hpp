@@ -2,9 +2,8 @@
 // Reader and writer of COCO JSON: annotation files (images, categories, annotations) and result files (the
 // list of detections that the COCO evaluation server accepts). Formats: cocodataset.org/#format-data and
 // #format-results.
-// The reader streams: it never holds the whole file and skips segmentations, so that memory use is that of
-// the structs below. Each error message is one line with the file and either the entry and key, or the byte
-// offset of a syntax error.
+// The reader skips segmentations. Each error message is one line with the file and either the entry and key,
+// or the byte offset of a syntax error.
 #pragma once
 #include <rapidjson/filewritestream.h>
 #include <rapidjson/writer.h>
@@ -16,7 +15,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -68,8 +66,8 @@ using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 // (CocoDataset::problems). Throws if the file has another format, or if two images or two categories have the
 // same id.
 CocoDataset read_coco(const std::string& path);
-// Parses COCO JSON text, which must not be empty. name: for error messages.
-CocoDataset parse_coco(std::string_view text, const std::string& name);
+// Parses COCO JSON text. path: for error messages.
+CocoDataset parse_coco(std::string text, const std::string& path);
 
 // Reads a list of detections. Throws if the file has another format, or if a value is missing, not finite or
 // of the wrong type.

@@ -190,7 +190,7 @@ void PackedWriter::commit() {
 Dataset packed_dataset(const std::shared_ptr<Packed>& file, const std::string& split) {
   Source source;
   source.name = concat(file->path, " (", split, ")");
-  source.coco = parse_coco(file->get(split), source.name);
+  source.coco = parse_coco(std::string(file->get(split)), source.name);
   ImageChecks checks;
   std::vector<std::string_view> images;  // read here, because an LMDB transaction belongs to one thread
   for (size_t i = 0; i < source.coco.images.size(); ++i) {
