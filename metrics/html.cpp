@@ -133,7 +133,7 @@ std::string chart_html(const Chart& chart) {
     x_hi = y_hi = 1;
   }
   if (!(x_hi > x_lo)) x_hi = x_lo + 1;
-  constexpr double w = 360, h = 210, left = 44, right = 12, top = 8, bottom = 34;
+  constexpr double w = 360, h = 210, left = 52, right = 12, top = 8, bottom = 34;
   constexpr double plot_w = w - left - right, plot_h = h - top - bottom;
   const auto px = [&](double x) { return formatted("%.1f", (x - x_lo) / (x_hi - x_lo) * plot_w); };
   const auto py = [&](double y) { return formatted("%.1f", plot_h - y / y_hi * plot_h); };
