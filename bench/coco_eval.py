@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times COCO evaluation, from JSON files to the 12 metrics: our C++ and
-faster-coco-eval of pip, alternately, and the ratio of each pair.
+"""Times COCO evaluation, from JSON files to the 12 metrics: our C++,
+faster-coco-eval and ultrafast-pycocotools of pip, in turn, and the ratios.
 
     python bench/coco_eval.py --program build/bench_coco_eval [--rounds 5]
         [--images 5000] [--detections 500000]
 
-This Python needs numpy, pycocotools and faster-coco-eval. The data set is
+This Python needs numpy and the three packages of PEERS. The data set is
 synthetic, seeded, and has the size of COCO val2017: ground truths with the
 size distribution of COCO, detections that are jittered ground truths and noise.
 """
@@ -21,6 +21,7 @@ import time
 
 import numpy as np
 
+PEERS = ["faster-coco-eval", "ultrafast-pycocotools"]  # and pycocotools, for the metrics
 KEYS = "AP AP50 AP75 APs APm APl AR1 AR10 AR100 ARs ARm ARl".split()
 
 
@@ -78,6 +79,8 @@ def run_python(package, gt_path, dt_path):
     if package == "pycocotools":
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval as Eval
+    elif package == "ultrafast-pycocotools":
+        from ultrafast_pycocotools import COCO, COCOeval as Eval
     else:
         from faster_coco_eval import COCO, COCOeval_faster as Eval
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
@@ -115,20 +118,20 @@ def main():
         paths = make_data(folder, args.images, args.truths, args.detections, args.classes)
         print(f"{args.images} images, {args.truths} ground truths, {args.detections} detections, "
               f"{args.classes} classes, {os.cpu_count()} cores\n")
-        print(f"{'round':8}{'ours [s]':>10}{'faster-coco-eval [s]':>23}{'ratio':>8}   ours: gt + dt + evaluation")
-        ours, theirs = [], []
-        for n in range(args.rounds):
-            seconds, report, stats = run_ours(args.program, *paths)
-            their_seconds, their_stats = run_python("faster-coco-eval", *paths)
-            ours.append(seconds)
-            theirs.append(their_seconds)
-            parts = " + ".join(f"{report[k]:.3f}" for k in ("read_gt", "read_dt", "evaluate"))
-            print(f"{n + 1:<8}{seconds:10.3f}{their_seconds:23.3f}{seconds / their_seconds:8.3f}   {parts}", flush=True)
-        a, b = statistics.median(ours), statistics.median(theirs)
-        ratio = statistics.median(x / y for x, y in zip(ours, theirs))
-        print(f"{'median':8}{a:10.3f}{b:23.3f}{ratio:8.3f}\n")
-        difference = max(abs(x - y) for x, y in zip(stats, their_stats))
-        print(f"largest difference of the 12 metrics from faster-coco-eval: {difference:.1e}")
+        print("| from files to the 12 numbers | time | ours / this (min to max) |\n|---|---|---|")
+        ours, theirs = [], {peer: [] for peer in PEERS}
+        for _ in range(args.rounds):
+            ours.append(run_ours(args.program, *paths))
+            for peer in PEERS:
+                theirs[peer].append(run_python(peer, *paths)[0])
+        seconds = [run[0] for run in ours]
+        stats = ours[0][2]
+        parts = [f"{statistics.median(run[1][k] for run in ours):.3f}" for k in ("read_gt", "read_dt", "evaluate")]
+        print(f"| ours: ground truth {parts[0]}, detections {parts[1]}, evaluation {parts[2]} s | {statistics.median(seconds):.3f} s | |")
+        for peer in PEERS:
+            ratios = sorted(x / y for x, y in zip(seconds, theirs[peer]))
+            print(f"| {peer} | {statistics.median(theirs[peer]):.3f} s | "
+                  f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |")
         if not args.no_pycocotools:
             seconds, exact = run_python("pycocotools", *paths)
             print(f"pycocotools ({seconds:.1f} s):")
