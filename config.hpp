@@ -33,13 +33,14 @@ struct TrainingRecipe {
   double warmup_epochs, warmup_steps;  // maximum length of the warm-up, which also is at most 5 % of the run
   double no_aug_epochs, no_aug_share;  // maximum length of the final phase: epochs, share of the run
   bool of_run;  // EMA and momentum of batch norms follow the length of the run, see ema_of_run()
+  bool multiscale;
 };
 
 constexpr double kAnyLength = 1e9;
 // The recipe of official YOLOX, which trains from scratch for 300 epochs. Shorter runs have shorter phases.
-constexpr TrainingRecipe kOfficialRecipe = {"sgd", "cosine", 0.05, 5, kAnyLength, 15, 0.1, false};
+constexpr TrainingRecipe kOfficialRecipe = {"sgd", "cosine", 0.05, 5, kAnyLength, 15, 0.1, false, true};
 // For pretrained weights and a few hundred images. bench/RESULTS.md says which values were compared.
-constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 0.05, 1, 100, 5, 0.35, true};
+constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 0.05, 1, 100, 5, 0.35, true, false};
 
 // The flags of ./train. Each hyper-parameter is one declaration: member, flag, default and help text.
 struct Config : Flags {
@@ -126,7 +127,9 @@ struct Config : Flags {
   std::string amp =
       flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp16|fp64",
            "off = float32; auto = bf16 on a GPU (fp16 on old ones), off on the CPU", marked(kFrequent));
-  bool multiscale = flag(multiscale, "Training", "multiscale", true, "", "do not use multi-scale training");
+  bool multiscale =
+      flag(multiscale, "Training", "multiscale", true, "",
+           "one input size, as the recipe finetune has; --multiscale = a new one every 10 steps");
   int64_t seed = flag(seed, "Training", "seed", int64_t{0}, "N",
                       "random seed of weights, data order and augmentation", at_least(0));
   std::string fast = flag(fast, "Training", "fast", "auto", "off|auto|NAME,...",
@@ -244,6 +247,7 @@ inline void fill(double& value, double of_recipe) {
 // Fills in the settings of the recipes that depend on flags only. A resumed run has the settings of its
 // checkpoint.
 inline void fill_in(Config& c) {
+  const bool resumed = c.recipe != "auto" && !c.was_given("recipe");
   if (c.recipe == "auto") c.recipe = c.weights.empty() ? "official" : "finetune";
   const Recipe of_size = model_size(c.model).recipe;
   fill(c.augment.mosaic_prob, of_size.mosaic_prob);
@@ -255,6 +259,7 @@ inline void fill_in(Config& c) {
   if (c.schedule == "recipe") c.schedule = recipe.schedule;
   fill(c.weight_decay, default_weight_decay(c.optimizer));
   fill(c.min_lr_ratio, recipe.min_lr_ratio);
+  if (!resumed && !c.was_given("multiscale")) c.multiscale = recipe.multiscale;
 }
 
 // Fills in the settings of the recipe that depend on the batch size and the length of the run. images: number

@@ -38,6 +38,19 @@ TEST_CASE("recipe: weights choose finetune, from scratch it is official, and --r
   CHECK(Settings26("--weights x.pth").optimizer == "adamw");
 }
 
+TEST_CASE("recipe: finetune has one input size, unless --multiscale or a resumed run says otherwise") {
+  CHECK(Settings26("").multiscale);
+  CHECK_FALSE(Settings26("--no-multiscale").multiscale);
+  CHECK_FALSE(Settings26("--weights x.pth").multiscale);
+  CHECK_FALSE(Settings26("--recipe finetune").multiscale);
+  CHECK(Settings26("--weights x.pth --multiscale").multiscale);
+  CHECK(Settings26("--weights x.pth --recipe official").multiscale);
+  Config resumed;
+  resumed.recipe = "finetune";  // of the checkpoint, whose run has several sizes
+  fill_in(resumed);
+  CHECK(resumed.multiscale);
+}
+
 TEST_CASE("recipe: a flag overrides its value, and the learning rate follows the optimizer of the flag") {
   Settings26 c("--recipe finetune --lr 0.5 --ema 0.9 --warmup-epochs 2");
   const Plan plan = c.plan();
