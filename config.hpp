@@ -245,9 +245,8 @@ inline void fill(double& value, double of_recipe) {
 }
 
 // Fills in the settings of the recipes that depend on flags only. A resumed run has the settings of its
-// checkpoint.
-inline void fill_in(Config& c) {
-  const bool resumed = c.recipe != "auto" && !c.was_given("recipe");
+// checkpoint. resumed: c has them, and a switch does not show whether it was filled in.
+inline void fill_in(Config& c, bool resumed = false) {
   if (c.recipe == "auto") c.recipe = c.weights.empty() ? "official" : "finetune";
   const Recipe of_size = model_size(c.model).recipe;
   fill(c.augment.mosaic_prob, of_size.mosaic_prob);

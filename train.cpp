@@ -190,7 +190,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatche
   Config config;
   config.parse(argc, argv, "trains YOLOX", "--data DIR --weights yolox-s --bs 16 --epochs 100");
   SavedRun saved = find_run(config);
-  fill_in(config);
+  fill_in(config, bool(saved));
   check_config(config);
   const RankInfo rank_info = rank_info_from_environment();
   if (const auto ranks = ranks_to_launch(config, config, rank_info, bool(saved)))

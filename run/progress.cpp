@@ -254,7 +254,6 @@ void RunProgress::log_settings(const Config& config, int64_t images) {
   defaults.epochs = config.epochs;
   defaults.bs = config.bs;
   defaults.recipe = config.recipe;
-  defaults.multiscale = training_recipe(config).multiscale;
   fill_in(defaults);
   fill_in_steps(defaults, images);
   defaults.bs = Config().bs;

@@ -47,7 +47,7 @@ TEST_CASE("recipe: finetune has one input size, unless --multiscale or a resumed
   CHECK(Settings26("--weights x.pth --recipe official").multiscale);
   Config resumed;
   resumed.recipe = "finetune";  // of the checkpoint, whose run has several sizes
-  fill_in(resumed);
+  fill_in(resumed, /*resumed=*/true);
   CHECK(resumed.multiscale);
 }
 
