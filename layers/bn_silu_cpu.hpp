@@ -28,13 +28,14 @@
 #if !defined(__x86_64__) || !defined(__GNUC__) || defined(__clang__) || defined(__SANITIZE_ADDRESS__) || \
     defined(__SANITIZE_THREAD__)
 #define YOLOX_SIMD
-#elif __GNUC__ < 12  // does not know v3 and v4
-#define YOLOX_SIMD \
-  __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3", "no-trapping-math")))
 #else
-#define YOLOX_SIMD                                                             \
-  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), \
-                 optimize("O3", "no-trapping-math")))
+#if __GNUC__ < 12  // does not know v3 and v4
+#define YOLOX_SIMD_SETS "avx512f", "avx2"
+#else
+#define YOLOX_SIMD_SETS "arch=x86-64-v4", "arch=x86-64-v3"
+#endif
+#define YOLOX_SIMD \
+  __attribute__((target_clones(YOLOX_SIMD_SETS, "default"), optimize("O3", "no-trapping-math")))
 #endif
 
 namespace yolox {
