@@ -5,7 +5,7 @@ faster-coco-eval and ultrafast-pycocotools of pip, in turn, and the ratios.
     python bench/coco_eval.py --program build/bench_coco_eval [--rounds 5]
         [--images 5000] [--detections 500000]
 
-This Python needs numpy and the three packages of PEERS. The data set is
+This Python needs numpy, pycocotools and the packages of PEERS. The data set is
 synthetic, seeded, and has the size of COCO val2017: ground truths with the
 size distribution of COCO, detections that are jittered ground truths and noise.
 """
@@ -21,7 +21,7 @@ import time
 
 import numpy as np
 
-PEERS = ["faster-coco-eval", "ultrafast-pycocotools"]  # and pycocotools, for the metrics
+PEERS = ["faster-coco-eval", "ultrafast-pycocotools"]
 KEYS = "AP AP50 AP75 APs APm APl AR1 AR10 AR100 ARs ARm ARl".split()
 
 
