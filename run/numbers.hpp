@@ -51,9 +51,10 @@ inline std::string to_string(const StepNumbers& n) {
   return text;
 }
 
-// Accumulates means over steps.
+// Accumulates means over steps. The mean of a value is that of the steps that have it.
 struct Means {
   StepNumbers sums;
+  std::vector<int64_t> counts;  // number of steps that have the values of `sums`
   int64_t steps = 0;
 
   void add(const StepNumbers& n) {
@@ -61,17 +62,21 @@ struct Means {
     for (const auto& v : n.values) {  // by name, because a step may log a value that the step before did not
       const auto same = [&](const auto& sum) { return sum.name == v.name; };
       auto sum = std::find_if(sums.values.begin(), sums.values.end(), same);
-      if (sum == sums.values.end()) sum = sums.values.insert(sum, {v.name, v.kind, 0});
+      if (sum == sums.values.end()) {
+        sum = sums.values.insert(sum, {v.name, v.kind, 0});
+        counts.push_back(0);
+      }
       sum->value += v.value;
+      ++counts[size_t(sum - sums.values.begin())];
     }
     ++steps;
   }
   // Returns the means over the steps since the last call; NaN if there was no step.
   StepNumbers take() {
     StepNumbers means = std::exchange(sums, {});
-    const auto n = double(std::exchange(steps, 0));
-    means.total /= n;
-    for (auto& v : means.values) v.value /= n;
+    const std::vector<int64_t> of_value = std::exchange(counts, {});
+    means.total /= double(std::exchange(steps, 0));
+    for (size_t k = 0; k < of_value.size(); ++k) means.values[k].value /= double(of_value[k]);
     return means;
   }
 };
