@@ -188,7 +188,7 @@ struct Config : Flags {
   int patience = flag(patience, "Output", "patience", 0, "N",
                       "early stopping after N evaluations without a gain; 0 = off", at_least(0));
   std::string patience_on = flag(patience_on, "Output", "patience-on", "ap", "ap|loss",
-                                 "gain for --patience: a better score (AP) or a lower validation loss");
+                                 "gain for --patience: a better score or a lower validation loss");
   double conf =
       flag(conf, "Output", "conf", 0.01, "P", "minimum score of a detection in evaluation", between(0, 1));
   double nms = flag(nms, "Output", "nms", 0.65, "IOU", "NMS IoU threshold in evaluation", between(1e-6, 1));

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/state.hpp"
-#include "models.hpp"
 
 #include <cmath>
+
+#include "evaluate.hpp"
+#include "models.hpp"
 
 namespace yolox {
 
@@ -67,6 +69,7 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
   state.insert("iteration", t.iteration);
   state.insert("ema_updates", t.ema_updates);
   state.insert("skipped", t.skipped);
+  state.insert("score", score_of({}).name);  // what best_ap and curr_ap are
   state.insert("evals_without_gain", t.best.evals_without_gain);
   state.insert("lowest_loss", t.best.loss);
   state.insert("epochs", t.epochs);
@@ -123,6 +126,11 @@ void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, co
   if (state.contains("lowest_loss")) t.best.loss = state.at("lowest_loss").toDouble();
   const double ap = top.at("curr_ap").toDouble();  // official files have a number or NaN
   t.score = std::isnan(ap) ? std::nullopt : std::optional(ap);
+  const std::string score = state.contains("score") ? state.at("score").toStringRef() : "AP";
+  if (score != score_of({}).name) {
+    t.best = {-1, t.best.loss, 0};
+    t.score.reset();
+  }
   t.epochs = state.at("epochs").toInt();
   t.lr_factor = state.at("lr_factor").toDouble();
   t.rollbacks = renamed("rollbacks", "returns");

@@ -536,6 +536,16 @@ TEST_CASE("checkpoints: all counts of a run and the random number generator are 
   CHECK(resumed.best.loss == 2.5);
   CHECK(resumed.best.evals_without_gain == 1);
 
+  // Scores of another kind cannot be compared.
+  file.at("train").toGenericDict().insert_or_assign("score", "AP75");
+  Training changed = small_training();
+  load_checkpoint(changed, file, 10, "x.pth");
+  CHECK(changed.best.score == -1);
+  CHECK(changed.best.loss == 2.5);
+  CHECK(changed.best.evals_without_gain == 0);
+  CHECK_FALSE(changed.score);
+  file.at("train").toGenericDict().insert_or_assign("score", score_of({}).name);
+
   // A checkpoint of version 0.1.0 has other names.
   auto state = file.at("train").toGenericDict();
   for (const auto& [now, before] : {std::pair("evals_without_gain", "stale"), {"rollbacks", "returns"}}) {
