@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cmath>
 #include <iostream>
+#include <set>
 #include <sstream>
 
 #include "base/flags.hpp"
@@ -75,6 +76,10 @@ void Metrics::truncate_after(int64_t step, bool evaluation) {
 }
 
 void Metrics::row(const Row& cells) {
+  std::set<std::string> names;
+  for (const auto& cell : cells)
+    check(names.insert(cell.first).second, file.path, " already has a column ", cell.first,
+          "; give the value in the loss another name");
   add_columns(cells);
   std::ostringstream line;
   line.precision(9);

@@ -59,7 +59,7 @@ class Metrics {
   // `step`, and if `evaluation`, the evaluations of step `step`, which have an empty third column. If the
   // disk is full, the file stays unchanged.
   void truncate_after(int64_t step, bool evaluation = true);
-  // Appends a row. A NaN becomes an empty cell.
+  // Appends a row. A NaN becomes an empty cell. Throws if two cells have the same name.
   void row(const Row& cells);
 
  private:

@@ -244,6 +244,7 @@ TEST_CASE("run: metrics.csv keeps more than six digits; a resumed run removes th
   const std::string head = "epoch,iteration,loss,AP\n", first = "1,2198917,2,\n", ap = "1,2198917,,0.5\n",
                     second = "2,2198918,1.5,\n";
   CHECK(contents(dir / "m.csv") == head + first + ap + second);
+  CHECK(has(error_of([&] { m.row({{"epoch", 1}, {"loss", 2}, {"loss", 3}}); }), "already has a column loss"));
   std::ofstream(dir / "m.csv", std::ios::app) << "3,21989";  // a truncated line
   m.truncate_after(2198918);
   CHECK(contents(dir / "m.csv") == head + first + ap + second);
