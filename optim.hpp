@@ -29,16 +29,16 @@ struct ParamGroup {
   double weight_decay;
 };
 
-// Returns three groups in the official order: batch norm weights, convolution weights, biases (including
-// those of batch norms). Only convolution weights have weight decay. Parameters without requires_grad are in
-// no group, because weight decay and momentum would change a frozen parameter.
+// Returns three groups in the official order: weights of norms, weights of convolutions, biases (including
+// those of norms). Only the weights of convolutions have weight decay; those of norms and layer scales are
+// known by having one dimension at most. Parameters without requires_grad are in no group, because weight
+// decay and momentum would change a frozen parameter.
 inline std::vector<ParamGroup> parameter_groups(const torch::nn::Module& model, double weight_decay) {
   ParamGroup norm{{}, {}, 0}, conv{{}, {}, weight_decay}, bias{{}, {}, 0};
   for (const auto& module : model.named_modules()) {
     for (auto& p : module.value()->named_parameters(/*recurse=*/false)) {
       if (!p->requires_grad()) continue;
-      const bool is_norm = module.value()->as<torch::nn::BatchNorm2d>() != nullptr;
-      ParamGroup& group = p.key() == "bias" ? bias : is_norm ? norm : conv;
+      ParamGroup& group = p.key() == "bias" ? bias : p->dim() <= 1 ? norm : conv;
       group.names.push_back(module.key().empty() ? p.key() : module.key() + "." + p.key());
       group.params.push_back(p.value());
     }

@@ -49,6 +49,16 @@ SHARED_TEST("optim: the three parameter groups contain the official names in the
   }
 }
 
+TEST_CASE("optim: weights of every kind of norm have no weight decay") {
+  const torch::nn::Sequential model(torch::nn::Conv2d(4, 4, 1), torch::nn::BatchNorm2d(4),
+                                    torch::nn::GroupNorm(2, 4), torch::nn::Linear(4, 4));
+  const auto groups = parameter_groups(*model, 0.05);
+  CHECK(groups[0].names == std::vector<std::string>{"1.weight", "2.weight"});
+  CHECK(groups[0].weight_decay == 0);
+  CHECK(groups[1].names == std::vector<std::string>{"0.weight", "3.weight"});
+  CHECK(groups[1].weight_decay == 0.05);
+}
+
 SHARED_TEST("optim: three SGD steps and EMA in float64 equal the official ones") {
   for (const std::string size : {"nano", "s"}) {
     const auto f = fixture("steps_" + size + ".pth");
