@@ -80,9 +80,9 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   const Tensor fg_reg = torch::where(used, reg.flatten(0, 1).index_select(0, fg), 0);  // [F, 4]
   const Tensor box = decode_boxes(fg_reg, cell);
   const Tensor iou = box_iou(box, gt_box, 1e-16);
-  const Tensor iou_loss = kIouWeight * torch::where(used.squeeze(1), 1 - iou * iou, 0).sum() / divisor;
+  const Tensor iou_loss = torch::where(used.squeeze(1), 1 - iou * iou, 0).sum() / divisor;
 
-  // The target of the class score is the IoU.
+  // The target of the class score is the IoU, also with another box loss.
   const Tensor cls_target = torch::zeros({rows, classes}, reg.options().requires_grad(false))
                                 .scatter_(1, gt_class, iou.detach().unsqueeze(1));
   const Tensor fg_cls = torch::where(used, cls.flatten(0, 1).index_select(0, fg), 0);
@@ -99,7 +99,7 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
         {gt_box.slice(1, 0, 2) / stride - cell.grid, (gt_box.slice(1, 2, 4) / stride + 1e-8).log()}, 1);
     l1_loss = torch::where(used, (fg_reg - target).abs(), 0).sum() / divisor;
   }
-  losses.add("iou", iou_loss);
+  losses.add("iou", iou_loss, kIouWeight);
   losses.add("obj", obj_loss, kObjWeight);
   losses.add("cls", cls_loss, kClsWeight);
   losses.add("l1", l1_loss, kL1Weight);

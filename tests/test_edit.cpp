@@ -72,9 +72,10 @@ TEST_CASE(
   }
   TempDir dir;
   fs::copy_file(YOLOX_SOURCE_DIR "/train.cpp", dir / "train.cpp");
-  std::ofstream(dir / "loss.hpp") << replaced(contents(YOLOX_SOURCE_DIR "/loss.hpp"), "  return losses;",
-                                              "  losses.add(\"extra\", 0.5 * l1_loss + 0.25);\n  "
-                                              "losses.log(\"double_iou\", 2 * iou_loss);\n  return losses;");
+  std::ofstream(dir / "loss.hpp") << replaced(
+      contents(YOLOX_SOURCE_DIR "/loss.hpp"), "  return losses;",
+      "  losses.add(\"extra\", 0.5 * l1_loss + 0.25);\n  "
+      "losses.log(\"double_iou\", 2 * kIouWeight * iou_loss);\n  return losses;");
   // Runs the commands of the build on the copies. Includes are searched first in their folder.
   std::ofstream(dir / "commands.py") << R"(
 import re, subprocess, sys
