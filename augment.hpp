@@ -368,7 +368,7 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
     return fit_into(draw.extra.turns % 2 ? cv::Size(picture.height, picture.width) : picture, size,
                     /*truncate=*/false);
   };
-  const auto place = [&](std::size_t index, Sample& into, auto placing_of) {
+  const auto place_image = [&](std::size_t index, Sample& into, auto placing_of) {
     for (std::size_t tries = 1;; ++tries) {
       try {
         return augment_detail::place(pictures, index, placing_of(index), into);
@@ -380,12 +380,12 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
   sample.image.setTo(cv::Scalar::all(border_grey));
   sample.boxes.clear();
 
-  cv::Rect jittered({0, 0}, size);
+  cv::Rect without_border({0, 0}, size);
   if (!draw.mosaic) {
     // Flip and jitter exclude the grey border, because evaluation has the same border at the same place.
-    place(draw.index, sample, [&](std::size_t i) {
+    place_image(draw.index, sample, [&](std::size_t i) {
       const Fit to = fitted(i);
-      jittered = {{0, 0}, to.size};
+      without_border = {{0, 0}, to.size};
       return Placement{turned(i).then(scale_shift(to.scale, 0, 0)).then(flips(to.size)), Affine{},
                        augment_detail::whole(size)};
     });
@@ -395,7 +395,7 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
     const std::array<std::size_t, 4> tiles{draw.index, others[0], others[1], others[2]};
     const Affine sample_of_canvas = Affine{affine_matrix(affine, size)}.then(flipped);
     for (std::size_t k = 0; k < 4; ++k) {
-      place(tiles[k], sample, [&, centre = centre](std::size_t i) {
+      place_image(tiles[k], sample, [&, centre = centre](std::size_t i) {
         const Fit to = fitted(i);
         const int x = k % 2 == 0 ? centre.x - to.size.width : centre.x;
         const int y = k < 2 ? centre.y - to.size.height : centre.y;
@@ -415,7 +415,7 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
       const Affine sample_of_canvas = (mix_in.flip ? mirror(zoomed.width) : Affine{})
                                           .then(scale_shift({1, 1}, -mix_in.offset.x, -mix_in.offset.y));
       Sample other{Image(size, border_grey), {}};
-      place(*found, other, [&](std::size_t i) {
+      place_image(*found, other, [&](std::size_t i) {
         const Scale fit = fitted(i).scale;
         const Scale scale{fit.x * zoomed.width / size.width, fit.y * zoomed.height / size.height};
         return Placement{turned(i).then(scale_shift(scale, 0, 0)), sample_of_canvas.then(flipped),
@@ -427,10 +427,10 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
   }
 
   if (const auto& hsv = draw.colour_flip.hsv; hsv && (int(hsv->h) || int(hsv->s) || int(hsv->v)))
-    for (int y = 0; y < jittered.height; ++y)
-      hsv_jitter(sample.image.ptr(y), jittered.width, float(int(hsv->h)), float(int(hsv->s)),
+    for (int y = 0; y < without_border.height; ++y)
+      hsv_jitter(sample.image.ptr(y), without_border.width, float(int(hsv->h)), float(int(hsv->s)),
                  float(int(hsv->v)));
-  const cv::Rect2d hidden = augment_detail::change_pixels(sample.image, jittered, draw.extra);
+  const cv::Rect2d hidden = augment_detail::change_pixels(sample.image, without_border, draw.extra);
   const auto lost = [&](const Box& b) {
     const cv::Rect2d box{b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1};
     return !(box.width > 1 && box.height > 1) || (box & hidden).area() > 0.7 * box.area();

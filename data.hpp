@@ -83,14 +83,14 @@ inline Loader::Make training_items(const Dataset& data, uint64_t seed, const Aug
     } catch (const std::bad_alloc&) {
       fail(data.records[index].file, ", or an image beside it in a mosaic: out of memory");
     }
+    check(sample.image.data == image.data, "compose() must draw into the image of the sample");
     return Item{std::move(sample.boxes), index};
   };
 }
 
 // Returns a function that makes the evaluation items: the images in order of the records, letterboxed, with
-// their boxes. An
-// unreadable image is added to data.problems and gets index -1. In a strict data set, the function throws
-// ImageError instead.
+// their boxes. An unreadable image is added to data.problems and gets index -1. In a strict data set, the
+// function throws ImageError instead.
 inline Loader::Make evaluation_items(const Dataset& data) {
   return [&data](int64_t position, Image& image) {
     try {

@@ -33,7 +33,7 @@ constexpr int kIgnoredRegion = -1;
 // An image with its boxes. The number of boxes is not limited.
 struct Sample {
   Image image;
-  std::vector<Box> boxes;
+  std::vector<Box> boxes;  // and ignored regions
 };
 
 inline bool has_area(const Box& b) { return b.x2 > b.x1 && b.y2 > b.y1; }
