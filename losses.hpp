@@ -43,7 +43,8 @@ struct Losses {
   // Logs a scalar that is no loss, such as a mean IoU: metrics.csv, TensorBoard and report.html include it.
   // It is averaged over micro-batches and ranks like a term.
   void log(const std::string& name, const Tensor& value) { insert(name, Kind::kLogged, value.detach()); }
-  // Counts something in the batch. yolox_loss() counts "positives" and "objects".
+  // Counts something in the batch, for the message of a failed step. yolox_loss() counts "positives" and
+  // "objects", from which the column positives_per_object is computed.
   void count(const std::string& name, const Tensor& value) { insert(name, Kind::kCount, value); }
   // Returns the value with this name. Throws std::runtime_error if there is none.
   const Tensor& operator[](const std::string& name) const {

@@ -24,7 +24,8 @@
 
 using namespace yolox;
 
-// What all steps of a training have in common.
+// What all steps of a training have in common. A number that changes from step to step belongs in StepInput
+// as a StepScalar, because a CUDA graph replays the numbers of its recording.
 struct StepSettings {
   at::ScalarType amp = torch::kFloat;              // dtype of autocast; float32: no autocast
   bool use_l1 = false;                             // of this step
