@@ -33,14 +33,10 @@ static std::optional<Gpu> gpu_of([[maybe_unused]] torch::Device device) {
   cudaDeviceProp p;
   if (!device.is_cuda() || cudaGetDeviceProperties(&p, device.index()) != cudaSuccess) return {};
   std::string uuid = "GPU-";
-  char text[32];
-  for (const char byte : p.uuid.bytes) {
-    std::snprintf(text, sizeof text, "%02x", unsigned(byte) & 255);
-    uuid += text;
-  }
-  std::snprintf(text, sizeof text, "%04x:%02x:%02x", unsigned(p.pciDomainID), unsigned(p.pciBusID),
-                unsigned(p.pciDeviceID));
-  return Gpu{p.name, uuid, text, p.major, p.minor};
+  for (const char byte : p.uuid.bytes) uuid += formatted("%02x", unsigned(byte) & 255);
+  const std::string address =
+      formatted("%04x:%02x:%02x", unsigned(p.pciDomainID), unsigned(p.pciBusID), unsigned(p.pciDeviceID));
+  return Gpu{p.name, uuid, address, p.major, p.minor};
 #else
   return {};
 #endif

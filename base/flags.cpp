@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <cxxopts.hpp>
 #include <iostream>
@@ -20,10 +19,10 @@ namespace yolox {
 
 // A number has the least of 6, 15 or 17 digits with which it reads back as the same number.
 static std::string to_text(double v) {
-  char text[32];
+  std::string text;
   for (const int digits : {6, 15, 17}) {
-    std::snprintf(text, sizeof text, "%.*g", digits, v);
-    if (std::strtod(text, nullptr) == v) break;
+    text = formatted("%.*g", digits, v);
+    if (std::strtod(text.c_str(), nullptr) == v) break;
   }
   return text;
 }

@@ -3,10 +3,11 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstdio>
 #include <cstring>
 #include <iterator>
 #include <sstream>
+
+#include "base/text.hpp"
 
 namespace yolox {
 
@@ -34,9 +35,7 @@ std::string printable(const std::string& text, bool keep_newlines) {
       out.append(text, i, bytes);
       continue;
     }
-    char code[8];
-    std::snprintf(code, sizeof code, "\\x%02x", c1 ? uint8_t(text[i + 1]) : first);
-    out += code;
+    out += formatted("\\x%02x", c1 ? uint8_t(text[i + 1]) : first);
   }
   return out;
 }

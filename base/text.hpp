@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formatting of text for messages: concatenation, lists, numbers, sizes and times. Also the hash of a text.
+// Formatting of text for messages: concatenation, printf formats, lists, numbers, sizes and times. Also the
+// hash of a text.
 #pragma once
 #include <algorithm>
+#include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <sstream>
@@ -19,6 +21,16 @@ std::string concat(const Parts&... parts) {
   return out.str();
 }
 
+// Returns at most 255 bytes of text, formatted with a printf format.
+[[gnu::format(printf, 1, 2)]] inline std::string formatted(const char* format, ...) {
+  char text[256];
+  std::va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  return text;
+}
+
 // Returns the FNV-1a hash (64 bits) of bytes, continued from `hash`, the hash of the bytes before them.
 inline uint64_t fnv1a(std::string_view bytes, uint64_t hash = 0xCBF29CE484222325u) {
   for (const unsigned char byte : bytes) hash = (hash ^ byte) * 0x100000001B3u;
@@ -33,54 +45,33 @@ inline std::string listed(const std::vector<std::string>& names, size_t most = 8
 }
 
 // Returns a number with three significant digits: 1.21, 12.3.
-inline std::string rounded(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", value);
-  return text;
-}
+inline std::string rounded(double value) { return formatted("%.3g", value); }
 
 // Returns a number of bytes in at most 5 characters, up to 9999 GB: 128G, 1.2G, 640M.
 inline std::string short_bytes(double bytes) {
-  char text[16];
-  if (bytes >= 1e9)
-    std::snprintf(text, sizeof text, bytes >= 99.95e9 ? "%.0fG" : "%.1fG", bytes / 1e9);
-  else
-    std::snprintf(text, sizeof text, "%.0fM", bytes / 1e6);
-  return text;
+  if (bytes >= 1e9) return formatted(bytes >= 99.95e9 ? "%.0fG" : "%.1fG", bytes / 1e9);
+  return formatted("%.0fM", bytes / 1e6);
 }
 
 // Returns a number per second in at most 5 characters, up to 9999M: 12.3, 1234, 150k, 2.1M.
 inline std::string short_rate(double rate) {
-  char text[32];
-  if (rate < 99999.5)
-    std::snprintf(text, sizeof text, rate < 999.95 ? "%.1f" : "%.0f", rate);
-  else if (rate < 999.5e3)
-    std::snprintf(text, sizeof text, "%.0fk", rate / 1e3);
-  else
-    std::snprintf(text, sizeof text, rate < 9.95e6 ? "%.1fM" : "%.0fM", rate / 1e6);
-  return text;
+  if (rate < 99999.5) return formatted(rate < 999.95 ? "%.1f" : "%.0f", rate);
+  if (rate < 999.5e3) return formatted("%.0fk", rate / 1e3);
+  return formatted(rate < 9.95e6 ? "%.1fM" : "%.0fM", rate / 1e6);
 }
 
 // Returns a time in at most 6 characters: 42s, 12m30s, 3h05m, 4d07h.
 inline std::string short_time(double seconds) {
-  char text[48];
   const auto s = static_cast<int>(std::max(0.0, std::min(seconds, 99.0 * 86400)));
-  if (s < 60)
-    std::snprintf(text, sizeof text, "%ds", s);
-  else if (s < 3600)
-    std::snprintf(text, sizeof text, "%dm%02ds", s / 60, s % 60);
-  else if (s < 86400)
-    std::snprintf(text, sizeof text, "%dh%02dm", s / 3600, s / 60 % 60);
-  else
-    std::snprintf(text, sizeof text, "%dd%02dh", s / 86400, s / 3600 % 24);
-  return text;
+  if (s < 60) return formatted("%ds", s);
+  if (s < 3600) return formatted("%dm%02ds", s / 60, s % 60);
+  if (s < 86400) return formatted("%dh%02dm", s / 3600, s / 60 % 60);
+  return formatted("%dd%02dh", s / 86400, s / 3600 % 24);
 }
 
 // Returns a count in millions or billions, with three digits: 0.91M, 26.8G.
 inline std::string short_count(double count) {
-  char text[16];
-  std::snprintf(text, sizeof text, "%.3g%s", count / (count >= 1e9 ? 1e9 : 1e6), count >= 1e9 ? "G" : "M");
-  return text;
+  return formatted("%.3g%s", count / (count >= 1e9 ? 1e9 : 1e6), count >= 1e9 ? "G" : "M");
 }
 
 }  // namespace yolox

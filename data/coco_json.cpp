@@ -306,8 +306,7 @@ CocoDataset parse_coco(std::string text, const std::string& path) {
   };
   const auto image = [&data](const JsonRecord& r) {
     const int64_t id = r.id("id");
-    char name[32];
-    std::snprintf(name, sizeof name, "%012lld.jpg", static_cast<long long>(id));
+    const std::string name = formatted("%012lld.jpg", static_cast<long long>(id));
     data.images.push_back({id, r.string("file_name", name), r.pixels("width"), r.pixels("height")});
   };
   const auto category = [&data](const JsonRecord& r) {

@@ -82,11 +82,7 @@ ImageRegion read_pyramid_level(std::string_view pyramid, double scale) {
 
 // ---- the file
 
-std::string image_key(const std::string& split, size_t i) {
-  char number[24];
-  std::snprintf(number, sizeof number, "/%09zu", i);
-  return split + number;
-}
+std::string image_key(const std::string& split, size_t i) { return split + formatted("/%09zu", i); }
 
 Packed::Packed(const std::string& path) : path(path) {
   check_lmdb(mdb_env_create(&env), path, "cannot be opened");

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 
 #include "base/new_file.hpp"
@@ -259,9 +258,8 @@ std::vector<std::vector<LabelledBox>> labelled_boxes(const std::vector<Tensor>& 
       const float score = d[k][4] * d[k][5];
       if (!(score >= kPictureScore) || !std::isfinite(d[k][0] + d[k][1] + d[k][2] + d[k][3])) continue;
       const int c = int(d[k][6]);
-      char text[16];
-      std::snprintf(text, sizeof text, " %.2f", double(score));
-      all[i].push_back({{d[k][0], d[k][1], d[k][2], d[k][3], c}, classes[c] + text});
+      all[i].push_back(
+          {{d[k][0], d[k][1], d[k][2], d[k][3], c}, classes[c] + formatted(" %.2f", double(score))});
     }
   }
   return all;

@@ -245,14 +245,11 @@ EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detect
 }
 
 void print_summary(std::ostream& out, const EvalResult& r) {
-  for (const CocoMetric& metric : coco_metrics) {
-    char line[128];
-    std::snprintf(line, sizeof line, " %-18s %s @[ IoU=%-9s | area=%6s | maxDets=%3d ] = %0.3f\n",
-                  metric.precision ? "Average Precision" : "Average Recall",
-                  metric.precision ? "(AP)" : "(AR)", metric.iou, eval_area_names[metric.area],
-                  eval_max_detections[metric.max_detections], r.*metric.value);
-    out << line;
-  }
+  for (const CocoMetric& metric : coco_metrics)
+    out << formatted(" %-18s %s @[ IoU=%-9s | area=%6s | maxDets=%3d ] = %0.3f\n",
+                     metric.precision ? "Average Precision" : "Average Recall",
+                     metric.precision ? "(AP)" : "(AR)", metric.iou, eval_area_names[metric.area],
+                     eval_max_detections[metric.max_detections], r.*metric.value);
   if (r.unknown_annotations > 0)
     out << "Ignored: " << r.unknown_annotations << " annotations of unknown images or categories.\n";
   if (r.unknown_detections > 0)
@@ -266,12 +263,7 @@ std::string name_cell(const std::string& name) {
 }
 
 std::string number_cell(double value, int width, int decimals) {
-  char text[32];
-  if (value < 0)
-    std::snprintf(text, sizeof text, "%*s", width, "-");
-  else
-    std::snprintf(text, sizeof text, "%*.*f", width, decimals, value);
-  return text;
+  return value < 0 ? formatted("%*s", width, "-") : formatted("%*.*f", width, decimals, value);
 }
 
 void print_per_class(std::ostream& out, const EvalResult& result) {

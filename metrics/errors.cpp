@@ -396,18 +396,13 @@ VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detecti
 
 void print_error_analysis(std::ostream& out, const ErrorAnalysis& analysis) {
   if (analysis.AP50 < 0) return;
-  char text[160];
   out << "\nCost of each error type in AP50 points (TIDE):\n ";
-  for (int k = 0; k < error_kinds; ++k) {
-    std::snprintf(text, sizeof text, " %s %.1f", error_kind_names[k], 100 * analysis.cost[k]);
-    out << text;
-  }
+  for (int k = 0; k < error_kinds; ++k)
+    out << formatted(" %s %.1f", error_kind_names[k], 100 * analysis.cost[k]);
   const int s = analysis.working_step();
-  std::snprintf(text, sizeof text,
-                "\nBest F1 %.3f at score threshold %.2f: precision %.3f, recall %.3f (means over classes)\n",
-                analysis.f1[s], analysis.working_score, std::max(0.0, analysis.precision[s]),
-                analysis.recall[s]);
-  out << text;
+  out << formatted(
+      "\nBest F1 %.3f at score threshold %.2f: precision %.3f, recall %.3f (means over classes)\n",
+      analysis.f1[s], analysis.working_score, std::max(0.0, analysis.precision[s]), analysis.recall[s]);
 }
 
 void print_voc(std::ostream& out, const VocResult& voc) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <fstream>
 
 #include "base/error.hpp"
@@ -30,12 +29,6 @@ std::string escaped(const std::string& text) {
       out += c;  // HTML does not allow other control characters
   }
   return out;
-}
-
-std::string formatted(const char* format, double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
 }
 
 std::string axis_number(double value) {

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.hpp"
+
 namespace yolox {
 
 // ---- text
@@ -19,8 +21,6 @@ namespace yolox {
 // Escapes text for HTML elements and quoted attributes. Drops control characters.
 std::string escaped(const std::string& text);
 
-// Formats one number with a printf format.
-std::string formatted(const char* format, double value);
 // Formats a metric in 0..1. A negative value means undefined and becomes a dash.
 inline std::string metric_text(double value) { return value < 0 ? "–" : formatted("%.3f", value); }
 

@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -93,18 +92,16 @@ std::string Profile::table(int64_t images) const {
   const double step = times().back().host;
   size_t width = 0;
   for (const auto& part : parts) width = std::max(width, part.name.size());
-  char text[96];
-  std::snprintf(text, sizeof text, "  %9s %9s %7s %6s\n", "host ms", "GPU ms", "share", "calls");
-  std::string table = std::string(width, ' ') + text;
+  std::string table =
+      std::string(width, ' ') + formatted("  %9s %9s %7s %6s\n", "host ms", "GPU ms", "share", "calls");
   for (const auto& part : parts) {
     const double most = std::max(part.host, part.device);
-    std::snprintf(text, sizeof text, "  %9.2f %9.2f %6.1f%% %6.4g\n", part.host, part.device,
-                  100 * most / step, part.calls);
-    table += part.name + std::string(width - part.name.size(), ' ') + text;
+    table +=
+        part.name + std::string(width - part.name.size(), ' ') +
+        formatted("  %9.2f %9.2f %6.1f%% %6.4g\n", part.host, part.device, 100 * most / step, part.calls);
   }
-  std::snprintf(text, sizeof text, "%.1f images/s", 1e3 * double(images) / step);
-  return concat(table, text, ", mean of ", measured, " steps of ", images, " images on ", device.str(),
-                "; a part includes the parts inside it");
+  return concat(table, formatted("%.1f images/s", 1e3 * double(images) / step), ", mean of ", measured,
+                " steps of ", images, " images on ", device.str(), "; a part includes the parts inside it");
 }
 
 void Profile::write_trace(const std::string& path) {

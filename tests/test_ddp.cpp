@@ -620,8 +620,7 @@ TEST_CASE("ranks: the store listens on the loopback interface only if MASTER_ADD
           starts_programs) {
   const TempDir& dir = trained().dir;
   const int port = free_port();
-  char hex[16];
-  std::snprintf(hex, sizeof hex, ":%04X ", port);
+  const std::string hex = formatted(":%04X ", port);
   const auto listeners = [&] {  // local addresses in state 0A, LISTEN
     std::vector<std::string> found;
     for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {

@@ -8,7 +8,6 @@
 
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <map>
 #include <thread>
 
@@ -141,9 +140,8 @@ TEST_CASE("profile: the table has the time and the calls of each part per step, 
     CHECK(rows[k + 1].size() == rows[0].size());
     CHECK(rows[k + 1].starts_with(profile.times()[k].name + " "));
   }
-  char loss[96];
-  std::snprintf(loss, sizeof loss, "%9.2f %9.2f %6.1f%% %6g", t["loss"].host, 0.0,
-                100 * t["loss"].host / t["step"].host, 1.0);
+  const std::string loss =
+      formatted("%9.2f %9.2f %6.1f%% %6g", t["loss"].host, 0.0, 100 * t["loss"].host / t["step"].host, 1.0);
   CHECK_MESSAGE(has(rows[1], loss), text);
   CHECK(has(rows[5], "images/s, mean of 2 steps of 16 images on cpu"));
   CHECK(std::abs(std::stod(rows[5]) - 16e3 / t["step"].host) <= 0.0501);

@@ -396,10 +396,7 @@ TEST_CASE("train: AP in training equals the AP of eval on the saved file, digit 
   for (const auto& [file, ap] : {std::pair("last", last), std::pair("best", best)}) {
     succeed(dir, "eval",
             concat("--data data --weights a/", file, ".pth --conf 0 --nms 0.9 --bs 2 --json ap.json"));
-    char want[32], got[32];
-    std::snprintf(want, sizeof want, "%.9g", ap);
-    std::snprintf(got, sizeof got, "%.9g", json_number(dir / "ap.json", "AP"));
-    CHECK(std::string(got) == want);
+    CHECK(formatted("%.9g", json_number(dir / "ap.json", "AP")) == formatted("%.9g", ap));
   }
 }
 

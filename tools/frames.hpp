@@ -11,7 +11,6 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
@@ -209,10 +208,8 @@ inline FrameSource video_source(const std::string& given) {
   source.stem = number ? "camera" + given : fs::path(given.substr(0, given.find('?'))).stem().string();
   if (source.stem.empty()) source.stem = "stream";
   const auto named = [given, stem = source.stem](Frame& frame) {
-    char digits[32];
-    std::snprintf(digits, sizeof digits, "_%06lld.jpg", static_cast<long long>(frame.number));
     frame.source = given;
-    frame.name = stem + digits;
+    frame.name = stem + formatted("_%06lld.jpg", static_cast<long long>(frame.number));
     return true;
   };
   if (source.live) {

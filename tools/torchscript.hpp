@@ -18,11 +18,7 @@
 namespace yolox {
 
 // Returns a TorchScript expression of type float that equals `value` exactly.
-inline std::string script_number(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "float('%.17g')", value);
-  return text;
-}
+inline std::string script_number(double value) { return formatted("float('%.17g')", value); }
 
 // Returns the source of forward() with NMS.
 inline std::string forward_with_nms(const ExportSettings& settings) {
