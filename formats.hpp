@@ -14,14 +14,11 @@
 #include "base/error.hpp"
 #include "base/flags.hpp"
 #include "base/threads.hpp"
-#include "data/coco.hpp"
 #include "data/coco_json.hpp"
 #include "data/dataset.hpp"
 #include "data/packed.hpp"
 #include "data/shapes.hpp"
 #include "data/source.hpp"
-#include "data/voc.hpp"
-#include "data/yolo.hpp"
 
 namespace yolox {
 

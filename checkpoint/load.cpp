@@ -9,7 +9,7 @@
 #include "base/error.hpp"
 #include "base/flags.hpp"
 #include "checkpoint/pth.hpp"
-#include "data/coco.hpp"
+#include "data/source.hpp"
 
 namespace yolox {
 

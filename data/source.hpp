@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Annotations of a split as read from its files, and functions that the readers of all formats share.
+// Annotations of a split as read from its files, the readers of COCO, Pascal VOC and YOLO, and functions that
+// they share.
 #pragma once
 #include <algorithm>
 #include <filesystem>
@@ -150,7 +151,7 @@ std::string split_name(const std::string& name);
 // The reader of each split of a data set, by the name of the split.
 using SplitReaders = std::map<std::string, std::function<Source()>>;
 
-// ---- VOC and YOLO: a label file for each image
+// ---- label files of VOC and YOLO
 
 // YOLO: lines with more columns than a box has, which are polygons, or boxes with keypoints.
 struct LongLines {
@@ -179,5 +180,82 @@ struct Labels {
 
 // Adds an image and its annotations to a split. Adds only the problems if the labels are not usable.
 void add_image(Source& source, const std::string& file, const std::string& label_file, const Labels& labels);
+
+// ---- COCO: a JSON file for each split
+
+// Reads the annotations and finds the images of a split: in the folder `images`, or if that is empty in one
+// of the usual folders, and otherwise by the ends of their paths (FilesByEnd). Throws if the file lists no
+// images or no categories, or, with a list of these folders, if no image is found.
+Source read_coco_source(const std::string& json, const std::string& images = "");
+
+// Finds the COCO JSON files of a data set, those with images, annotations and categories: in the folder
+// `annotations`, else in `root` itself, else in its subfolders. Returns one reader per split.
+SplitReaders coco_splits(const fs::path& root);
+
+// Returns the 80 class names of COCO. Official checkpoints contain no class names; an official checkpoint
+// with 80 classes has these, in this order.
+const std::vector<std::string>& coco_classes();
+
+// ---- Pascal VOC: an XML file for each image
+
+// Reads one annotation file. A box is x = xmin, y = ymin, w = xmax - xmin, h = ymax - ymin, without +-1.
+// Objects marked as difficult become crowds, so that evaluation ignores them, as in VOC, and training does
+// not use them. Errors are in Labels::problems.
+Labels read_voc_xml(const std::string& path);
+
+// Finds the splits of a folder with Annotations, JPEGImages (Kaggle: annotations, images) and lists in
+// ImageSets/Main, or of a folder with train, valid and test that contain XML files beside the images
+// (Roboflow), or the single split of a folder with XML files beside the images (labelImg). Returns an empty
+// map for any other folder.
+SplitReaders voc_splits(const fs::path& root);
+
+// ---- YOLO: a data.yaml, and a text file for each image
+
+struct YoloYaml {
+  std::string file;
+  fs::path folder, root;                                   // folder of the file; base of relative paths
+  std::vector<std::string> names;                          // class names
+  bool keypoints = false;                                  // true: keypoints follow the box in each line
+  bool beside = false;                                     // true: the label files are beside the images
+  std::map<std::string, std::vector<std::string>> splits;  // split -> image folders and lists of images
+};
+
+// Reads a data.yaml (docs.ultralytics.com/datasets/detect). Throws if the file does not have this format.
+YoloYaml read_data_yaml(const std::string& file);
+
+// Reads an obj.data of Darknet, as CVAT writes it: names, and a list of images for each split. Throws if the
+// file does not have this format.
+YoloYaml read_obj_data(const std::string& file);
+
+// Returns the image files of a split, sorted by path. A path that was written on another machine is found by
+// its end. Throws if there are none.
+std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& split);
+
+// Returns the path of the label file of an image: a/images/train/b.jpg -> a/labels/train/b.txt. If no folder
+// is called images, the label file is beside the image.
+std::string yolo_label_file(const std::string& image);
+
+// Reads a label file. A line is "class cx cy w h", or "class x1 y1 x2 y2 x3 y3 ...": a polygon, of which the
+// bounding box is read. Coordinates are fractions of the image size. A missing file means an image without
+// objects. Errors are in Labels::problems.
+Labels read_yolo_txt(const std::string& path, bool keypoints);
+
+Source read_yolo_split(const YoloYaml& data, const std::string& split);
+
+// Returns the readers of the splits.
+SplitReaders yolo_splits(const YoloYaml& yaml);
+
+// Returns the data set of a YOLO folder without data.yaml, from the folders that exist: images/train or
+// train/images and so on, images, or images beside their label files. The names are those of a classes.txt
+// (labelImg), empty if there is none. `splits` is empty if the folder has no such layout.
+YoloYaml yolo_folders(const std::string& folder);
+
+// Returns the text of a data.yaml for the splits of yolo_folders(). The names are placeholders for the
+// classes that occur in the label files.
+std::string suggested_yaml(const YoloYaml& data);
+
+// Returns data.yaml or dataset.yaml of a folder, else its only YAML file with `names`, or "" if the folder
+// has none. Throws if several files have `names`.
+std::string find_data_yaml(const std::string& data);
 
 }  // namespace yolox

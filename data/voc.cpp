@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/voc.hpp"
+#include "data/source.hpp"
 
 #include <pugixml.hpp>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/yolo.hpp"
+#include "data/source.hpp"
 
 #include <yaml-cpp/yaml.h>
 

@@ -5,8 +5,8 @@
 #include <rapidjson/document.h>
 #include <sys/stat.h>
 
-#include "data/coco.hpp"
 #include "data/pictures.hpp"
+#include "data/source.hpp"
 #include "tools/frames.hpp"
 #include "tools/onnx_run.hpp"
 

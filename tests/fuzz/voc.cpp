@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzzes the reader of Pascal VOC XML.
-#include "data/voc.hpp"
+#include "data/source.hpp"
 #include "labels.hpp"
 
 using namespace yolox;
