@@ -14,7 +14,7 @@
 #include "base/device.hpp"
 #include "base/flags.hpp"
 #include "base/program.hpp"
-#include "data/batches.hpp"
+#include "data.hpp"
 #include "data/dataset.hpp"
 #include "data/multiscale.hpp"
 #include "ddp/launch.hpp"

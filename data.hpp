@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The items that the data loader produces, for training and for evaluation.
+// The items that the data loader produces, for training and for evaluation. Training batches: an endless
+// stream whose next batches are loaded, augmented and copied to the device in the background.
 #pragma once
 #include <torch/torch.h>
 
@@ -8,12 +9,14 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "augment.hpp"
 #include "base/error.hpp"
+#include "base/program.hpp"
 #include "data/batch.hpp"
 #include "data/dataset.hpp"
 #include "data/loader.hpp"
@@ -133,5 +136,71 @@ inline std::string image_names(const Batch& batch, const Dataset& data) {
   for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
   return listed(names, 64);
 }
+
+// What the stream of batches depends on, besides the data set.
+struct BatchSettings {
+  AugmentConfig augment;
+  bool augmented, check_boxes;  // augment the images; check the boxes before they are copied to the device
+  int64_t seed;
+  int workers;
+  double repeat_rare;           // see repeat_factors()
+  int64_t batch, ranks;         // total batch size; its shares differ by at most one image between ranks
+  int64_t iters, mosaic_iters;  // of the run; the first mosaic_iters iterations have mosaic and MixUp
+};
+
+// Stream of training batches of one rank. Not thread-safe.
+class Batches {
+ public:
+  // rank: rank of this process; the stream contains only the images of this rank in each batch. head, heads:
+  // a multi-task model trains its heads in turn, each on its own data set. Step k of this head is step k *
+  // heads + head of the run. `data` must outlive this object.
+  Batches(const Dataset& data, const BatchSettings& settings, int rank, ImageSize size, torch::Device device,
+          int64_t head = 0, int64_t heads = 1)
+      : settings(settings),
+        from(settings.batch * rank / settings.ranks),
+        to(settings.batch * (rank + 1) / settings.ranks),
+        size(size.width, size.height),
+        device(device) {
+    const auto mosaic_at = [=, batch = settings.batch, until = settings.mosaic_iters](int64_t position) {
+      return position / batch * heads + head < until;
+    };
+    items = training_items(data, settings.seed + head, settings.augment, settings.augmented, mosaic_at,
+                           repeat_factors(data, settings.repeat_rare));
+    if (settings.check_boxes) items = checked_items(items, data);
+  }
+  Batches(const Batches&) = delete;
+  Batches& operator=(const Batches&) = delete;
+
+  // Starts loading at a step, counted from 0. Discards the batches that were loaded in advance.
+  void start(int64_t step) {
+    batches.reset();
+    loader.reset();
+    loader.emplace(items, step * settings.batch + from, settings.iters * settings.batch, int(to - from), size,
+                   settings.workers, device.is_cuda(), /*stride=*/settings.batch);
+    batches.emplace(*loader, device);
+  }
+
+  // Returns the next batch, on the device. Throws the exception of a worker thread that failed.
+  Batch next() {
+    RECORD_USER_SCOPE("data");
+    const double start = now();
+    Batch batch = batches->next();
+    waited += now() - start;
+    return batch;
+  }
+
+  // Returns the seconds spent in next() since the last call of this function.
+  double reset_waiting_time() { return std::exchange(waited, 0.0); }
+
+ private:
+  Loader::Make items;
+  const BatchSettings settings;
+  const int64_t from, to;  // share of this rank in a batch
+  const cv::Size size;
+  const torch::Device device;
+  std::optional<Loader> loader;
+  std::optional<DeviceLoader> batches;
+  double waited = 0;  // seconds
+};
 
 }  // namespace yolox

@@ -8,7 +8,7 @@
 #include "base/limit_spinning.hpp"  // OpenMP threads that wait
 #include "base/program.hpp"         // signals, threads, exit codes
 #include "config.hpp"               // Config, Plan: settings and derived settings
-#include "data/batches.hpp"         // Batches: prefetched batches
+#include "data.hpp"                 // Batches: prefetched batches
 #include "ddp.hpp"                  // Ranks, GradientReducer
 #include "ddp/launch.hpp"           // launch(): --gpus, --procs
 #include "dtr/budget.hpp"           // Dtr: --dtr

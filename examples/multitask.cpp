@@ -20,7 +20,6 @@
 #include "checkpoint/load.hpp"
 #include "config.hpp"
 #include "data.hpp"
-#include "data/batches.hpp"
 #include "data/pictures.hpp"
 #include "ddp.hpp"
 #include "ddp/launch.hpp"

@@ -16,7 +16,7 @@ LAYERS = [
     ['data/batch.', 'data/loader.', 'layers/'],
     ['augment.hpp', 'yolox.hpp'],
     ['data/', 'examples/yolox_', 'models.hpp', 'simota.hpp', 'losses.hpp', 'loss.hpp'],
-    ['data.hpp', 'data/batches.', 'data/pictures.', 'formats.hpp'],
+    ['data.hpp', 'data/pictures.', 'formats.hpp'],
     ['checkpoint/'],
     ['optim.hpp', 'ddp/', 'dtr/'],
     ['ddp.hpp', 'ddp/ranks.', 'metrics/'],
