@@ -15,7 +15,7 @@
 #include "formats.hpp"
 #include "metrics/errors.hpp"
 #include "metrics/html.hpp"
-#include "metrics/report.hpp"
+#include "run/report.hpp"
 
 using namespace yolox;
 

@@ -1,14 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// report.html of a run: training curves, the last evaluation, pictures and settings.
+// report.html of a run: training curves, the last evaluation, pictures and settings. The evaluation section,
+// also for ./eval: metrics, curves, per-class results, confusion matrix and the images with the most errors.
 #pragma once
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "data/dataset.hpp"
 #include "evaluate.hpp"
+#include "metrics/coco_eval.hpp"
+#include "metrics/errors.hpp"
 #include "run/log.hpp"
 
 namespace yolox {
+
+// Returns the evaluation section. heading: such as "after step 100". data: source of the images; may be null.
+std::string evaluation_html(const std::string& heading, const EvalResult& result, const CocoDataset& truth,
+                            const ErrorAnalysis& analysis, const Dataset* data,
+                            const std::optional<VocResult>& voc = {});
 
 // Returns the settings and versions in config.json of a run. Empty if the file cannot be read.
 std::vector<std::pair<std::string, std::string>> read_config_json(const std::string& run);

@@ -3,7 +3,6 @@
 #include "programs.hpp"
 
 #include "metrics/html.hpp"
-#include "metrics/report.hpp"
 #include "run/report.hpp"
 
 using namespace yolox;
