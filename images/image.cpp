@@ -2,9 +2,13 @@
 #include "images/image.hpp"
 
 #include <algorithm>
+#include <csetjmp>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+// libjpeg's headers need <cstdio> before them.
+#include <jerror.h>
+#include <jpeglib.h>
 
 namespace yolox {
 
@@ -15,6 +19,13 @@ const cv::Mat& Image::checked(const cv::Mat& mat) {
         "after it");
   return mat;
 }
+
+static bool is_png(std::string_view bytes) { return bytes.substr(0, 8) == "\x89PNG\r\n\x1A\n"; }
+
+// Orientations 5..8 transpose the image before the flips.
+static bool transposed(int orientation) { return orientation >= 5; }
+static bool flipped_x(int o) { return o == 2 || o == 3 || o == 6 || o == 7; }
+static bool flipped_y(int o) { return o == 3 || o == 4 || o == 7 || o == 8; }
 
 namespace image_detail {
 
@@ -58,27 +69,61 @@ void apply_orientation(cv::Mat& image, int orientation) {
   if (flipped_y(orientation)) cv::flip(image, image, 0);
 }
 
-JpegErrors::JpegErrors() {
-  jpeg_std_error(this);
-  error_exit = [](j_common_ptr info) {
-    auto& self = *static_cast<JpegErrors*>(info->err);
-    self.format_message(info, self.text);
-    std::longjmp(self.back, 1);
-  };
-  emit_message = [](j_common_ptr info, int level) {
-    auto& self = *static_cast<JpegErrors*>(info->err);
-    if (level >= 0 || self.msg_code != JWRN_JPEG_EOF) return;
-    std::snprintf(self.text, sizeof self.text, "the file is cut off");
-    std::longjmp(self.back, 1);
-  };
-}
+}  // namespace image_detail
 
-Decompress::Decompress(JpegErrors& errors) : jpeg_decompress_struct{} {
-  err = &errors;
-  jpeg_create_decompress(this);
-}
+// Error manager of libjpeg. Treats the warning about a premature end of file as an error, because libjpeg
+// would fill the rest of the image with grey. Errors call longjmp, so no object with a destructor may be
+// constructed between setjmp and a call of libjpeg.
+struct JpegErrors : jpeg_error_mgr {
+  std::jmp_buf back;
+  char text[JMSG_LENGTH_MAX] = "";
 
-bool needs_full_decode(const jpeg_decompress_struct& info) {
+  JpegErrors() {
+    jpeg_std_error(this);
+    error_exit = [](j_common_ptr info) {
+      auto& self = *static_cast<JpegErrors*>(info->err);
+      self.format_message(info, self.text);
+      std::longjmp(self.back, 1);
+    };
+    emit_message = [](j_common_ptr info, int level) {
+      auto& self = *static_cast<JpegErrors*>(info->err);
+      if (level >= 0 || self.msg_code != JWRN_JPEG_EOF) return;
+      std::snprintf(self.text, sizeof self.text, "the file is cut off");
+      std::longjmp(self.back, 1);
+    };
+  }
+};
+
+struct Decompress : jpeg_decompress_struct {  // the destructor also runs if OpenCV throws
+  explicit Decompress(JpegErrors& errors) : jpeg_decompress_struct{} {
+    err = &errors;
+    jpeg_create_decompress(this);
+  }
+  ~Decompress() { jpeg_destroy_decompress(this); }
+};
+
+// Input and output of read_jpeg(). "Stored" means before EXIF rotation.
+struct Jpeg {
+  // output
+  int width = 0, height = 0, orientation = 1;  // stored size in pixels; EXIF orientation
+  bool four_channels = false;                  // true for CMYK or YCCK, which OpenCV decodes
+  cv::Rect decoded;                            // region in `pixels`, in reduced stored pixels
+  // input
+  int reduction = 1;  // 1, 2, 4 or 8
+  cv::Rect part;      // requested region in stored pixels; empty: read the header only
+  cv::Mat pixels;     // output; its memory is reused if the size fits
+
+  cv::Size upright() const {
+    return transposed(orientation) ? cv::Size(height, width) : cv::Size(width, height);
+  }
+};
+
+// Returns true if the whole image must be decoded, because libjpeg-turbo (2.1.5) decodes a region to
+// different bits than the same region of the whole image. This happens in two cases. First, in a progressive
+// file without its last scans, libjpeg smooths each block with blocks up to two blocks away. Second, a
+// component can be decoded at a larger scale than the others and upsampled afterwards, for example chroma at
+// a quarter of the width.
+static bool needs_full_decode(const jpeg_decompress_struct& info) {
   for (int i = 0; i < info.num_components; ++i) {
     const jpeg_component_info& c = info.comp_info[i];
     const bool full_size =
@@ -91,7 +136,10 @@ bool needs_full_decode(const jpeg_decompress_struct& info) {
   return false;
 }
 
-std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
+// Decodes the header, and the region jpeg.part if requested. Returns an error message, or "" on success. A
+// region has the same bits as in the whole image. A border around the region is decoded too and then cut off,
+// because chroma upsampling at the border needs neighbours.
+static std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
   constexpr int kBorder = 16;  // chroma smoothing reads at most one neighbouring block of 16 pixels
   JpegErrors errors;
   Decompress info(errors);
@@ -100,11 +148,12 @@ std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
   jpeg_save_markers(&info, JPEG_APP0 + 1, 0xFFFF);
   jpeg_read_header(&info, TRUE);
   for (auto m = info.marker_list; m && jpeg.orientation == 1; m = m->next)
-    jpeg.orientation = exif_orientation({reinterpret_cast<const char*>(m->data), size_t(m->data_length)});
+    jpeg.orientation =
+        image_detail::exif_orientation({reinterpret_cast<const char*>(m->data), size_t(m->data_length)});
   jpeg.width = int(info.image_width);
   jpeg.height = int(info.image_height);
   jpeg.four_channels = info.num_components == 4;
-  if (!is_size(jpeg.width, jpeg.height))
+  if (!image_detail::is_size(jpeg.width, jpeg.height))
     return concat("the header says ", jpeg.width, "x", jpeg.height, ", more than 2^30 pixels");
   if (!jpeg.part.empty() && !jpeg.four_channels) {
     info.out_color_space = JCS_EXT_BGR;
@@ -132,12 +181,16 @@ std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
   return "";
 }
 
-bool has_end_marker(std::string_view bytes) {
+// Returns true if a PNG or JPEG contains its end marker. In a JPEG the marker must follow the last scan,
+// because the thumbnail in the EXIF data has an end marker, too.
+static bool has_end_marker(std::string_view bytes) {
   if (is_png(bytes)) return bytes.rfind("IEND") != std::string_view::npos;
-  return !is_jpeg(bytes) || bytes.find("\xFF\xD9", bytes.rfind("\xFF\xDA")) != std::string_view::npos;
+  return !image_detail::is_jpeg(bytes) ||
+         bytes.find("\xFF\xD9", bytes.rfind("\xFF\xDA")) != std::string_view::npos;
 }
 
-Image decode_with_opencv(std::string_view bytes, const std::string& path) {
+// Decodes any format that OpenCV supports. Throws ImageError.
+static Image decode_with_opencv(std::string_view bytes, const std::string& path) {
   check_image(has_end_marker(bytes), path, " cannot be decoded: the file is cut off");
   cv::Mat image;
   // OpenCV before 5 does not rotate a WebP by its EXIF tag.
@@ -150,11 +203,9 @@ Image decode_with_opencv(std::string_view bytes, const std::string& path) {
     throw ImageError(concat(path, " cannot be decoded: ", e.err));
   }
   check_image(!image.empty(), path, " cannot be read as an image");
-  if (webp) apply_orientation(image, webp_orientation(bytes));
+  if (webp) image_detail::apply_orientation(image, image_detail::webp_orientation(bytes));
   return image;
 }
-
-}  // namespace image_detail
 
 std::string read_bytes(const std::string& path, size_t limit) {
   std::error_code unknown;
@@ -186,35 +237,35 @@ static ImageRegion decode_part(std::string_view bytes, const std::string& path, 
   };
   ImageRegion piece;
   if (image_detail::is_jpeg(bytes)) {
-    image_detail::Jpeg jpeg;
-    std::string error = image_detail::read_jpeg(bytes, jpeg);  // the header
+    Jpeg jpeg;
+    std::string error = read_jpeg(bytes, jpeg);  // the header
     check_image(error.empty(), path, " cannot be decoded: ", error);
     if (!jpeg.four_channels) {
       const int o = jpeg.orientation;
-      const bool turned = image_detail::transposed(o);
+      const bool turned = transposed(o);
       const cv::Size upright = jpeg.upright();
       cv::Rect stored = inside(upright);
       if (reduction > 8)
         stored = {{0, 0}, upright};  // the further reduction must have the same pixel grid for every part
-      if (image_detail::flipped_x(o)) stored.x = upright.width - stored.x - stored.width;
-      if (image_detail::flipped_y(o)) stored.y = upright.height - stored.y - stored.height;
+      if (flipped_x(o)) stored.x = upright.width - stored.x - stored.width;
+      if (flipped_y(o)) stored.y = upright.height - stored.y - stored.height;
       if (turned) stored = {stored.y, stored.x, stored.height, stored.width};
       jpeg.part = stored;
       const int r = jpeg.reduction = std::min(reduction, 8);
-      error = image_detail::read_jpeg(bytes, jpeg);
+      error = read_jpeg(bytes, jpeg);
       check_image(error.empty(), path, " cannot be decoded: ", error);
       cv::Rect got(jpeg.decoded.tl() * r,
                    jpeg.decoded.size() * r);  // in stored pixels; may exceed the image
       if (turned) got = {got.y, got.x, got.height, got.width};
-      if (image_detail::flipped_x(o)) got.x = upright.width - got.x - got.width;
-      if (image_detail::flipped_y(o)) got.y = upright.height - got.y - got.height;
+      if (flipped_x(o)) got.x = upright.width - got.x - got.width;
+      if (flipped_y(o)) got.y = upright.height - got.y - got.height;
       image_detail::apply_orientation(jpeg.pixels, o);
       piece = {jpeg.pixels, {1.0 / r, 1.0 / r}, got.tl()};
       reduction /= r;
     }
   }
   if (piece.image.empty()) {
-    piece.image = image_detail::decode_with_opencv(bytes, path);
+    piece.image = decode_with_opencv(bytes, path);
     inside(piece.image.size());
   }
   if (reduction > 1) {
@@ -244,15 +295,15 @@ ImageRegion decode_region(std::string_view bytes, const std::string& path, const
                           "); free memory, give fewer --workers, or make the image smaller"));
 }
 
-namespace image_detail {
-
-uint32_t big_endian(const char* bytes) {
+static uint32_t big_endian(const char* bytes) {
   uint32_t v = 0;
   for (int i = 0; i < 4; ++i) v = v << 8 | uint8_t(bytes[i]);
   return v;
 }
 
-cv::Size png_size(const std::string& path) {
+// Returns the size of a complete PNG (with its end marker) from its header. Returns an empty size if the file
+// is truncated or has an EXIF tag, because OpenCV rotates such an image.
+static cv::Size png_size(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   cv::Size size;
   char chunk[20];  // length and type of a chunk; in the first chunk (IHDR) width and height follow
@@ -260,14 +311,12 @@ cv::Size png_size(const std::string& path) {
        at += 12 + int64_t(big_endian(chunk))) {
     const std::string_view kind(chunk + 4, 4);
     const uint32_t width = big_endian(chunk + 8), height = big_endian(chunk + 12);
-    if (at == 8 && is_size(width, height)) size = {int(width), int(height)};
+    if (at == 8 && image_detail::is_size(width, height)) size = {int(width), int(height)};
     if (kind == "IEND") return size;
     if (kind == "eXIf") break;
   }
   return {};
 }
-
-}  // namespace image_detail
 
 cv::Size image_size(const std::string& path) {
   const auto ends = [&] {
@@ -277,13 +326,13 @@ cv::Size image_size(const std::string& path) {
   };
   for (const size_t limit : {size_t(1) << 12, size_t(1) << 17}) {  // EXIF with a thumbnail needs up to 64 KB
     const std::string head = read_bytes(path, limit);
-    if (image_detail::is_png(head)) {
-      const cv::Size size = image_detail::png_size(path);
+    if (is_png(head)) {
+      const cv::Size size = png_size(path);
       if (!size.empty()) return size;
     }
     if (!image_detail::is_jpeg(head) || !ends()) break;
-    image_detail::Jpeg jpeg;
-    const std::string error = image_detail::read_jpeg(head, jpeg);
+    Jpeg jpeg;
+    const std::string error = read_jpeg(head, jpeg);
     if (error.empty() && jpeg.width > 0) return jpeg.upright();
   }
   return decode_image(read_bytes(path), path).size();

@@ -9,8 +9,11 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdio>
 #include <map>
 #include <random>
+// libjpeg's headers need <cstdio> before them.
+#include <jpeglib.h>
 
 #include "base/program.hpp"
 #include "common.hpp"
