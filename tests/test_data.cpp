@@ -17,10 +17,10 @@
 #include "base/program.hpp"
 #include "data.hpp"
 #include "data/cache.hpp"
-#include "data/doubles.hpp"
 #include "data/multiscale.hpp"
 #include "formats.hpp"
 #include "metrics/coco_eval.hpp"
+#include "tools/doubles.hpp"
 
 using namespace yolox;
 

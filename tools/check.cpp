@@ -9,8 +9,8 @@
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/program.hpp"
-#include "data/doubles.hpp"
 #include "formats.hpp"
+#include "tools/doubles.hpp"
 
 using namespace yolox;
 

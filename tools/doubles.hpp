@@ -1,17 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/doubles.hpp"
-
+// Finds images that a data set has twice, and boxes of different classes on the same object.
+#pragma once
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstdint>
 #include <map>
+#include <optional>
+#include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "base/threads.hpp"
+#include "data/dataset.hpp"
 
 namespace yolox {
 
-std::optional<uint64_t> look_of(const Image& image) {
+// What two images are compared by.
+struct Fingerprint {
+  uint64_t bytes = 0;            // hash of the file
+  std::optional<uint64_t> look;  // see look_of()
+};
+
+// Returns a hash of what an image looks like, which changes by few bits if the image is scaled, compressed
+// or made brighter: for each of 8 x 8 places, whether the next place to the right is brighter (dHash).
+// Returns nothing if the image has too little contrast.
+inline std::optional<uint64_t> look_of(const Image& image) {
   constexpr double kLeastContrast = 4;  // standard deviation of the brightness, of 255 levels
   cv::Mat grey, small, mean, deviation;
   cv::cvtColor(image, grey, cv::COLOR_BGR2GRAY);
@@ -25,7 +40,8 @@ std::optional<uint64_t> look_of(const Image& image) {
   return look;
 }
 
-std::vector<Fingerprint> fingerprints(const Dataset& data) {
+// Reads all images. An unreadable one is added to data.problems and gets an empty fingerprint.
+inline std::vector<Fingerprint> fingerprints(const Dataset& data) {
   std::vector<Fingerprint> all(data.records.size());
   parallel_for(int64_t(all.size()), [&](int64_t i) {
     try {
@@ -48,7 +64,11 @@ std::vector<Fingerprint> fingerprints(const Dataset& data) {
   return all;
 }
 
-std::vector<Pair> equal_images(const std::vector<Fingerprint>& images) {
+// Two images, by index, the earlier one first.
+using Pair = std::pair<size_t, size_t>;
+
+// Returns for each image the first earlier one with the same bytes, if any.
+inline std::vector<Pair> equal_images(const std::vector<Fingerprint>& images) {
   std::vector<Pair> pairs;
   std::unordered_map<uint64_t, size_t> first_of;
   for (size_t i = 0; i < images.size(); ++i) {
@@ -59,7 +79,9 @@ std::vector<Pair> equal_images(const std::vector<Fingerprint>& images) {
   return pairs;
 }
 
-std::vector<Pair> similar_images(const std::vector<Fingerprint>& images) {
+// Returns for each image the first earlier one whose look differs in at most 3 of 64 bits, if any, without
+// images of the same bytes.
+inline std::vector<Pair> similar_images(const std::vector<Fingerprint>& images) {
   constexpr int kMostBits = 3;
   // Of four parts of 16 bits, at least one is equal if at most three bits differ.
   std::array<std::unordered_map<uint16_t, std::vector<size_t>>, kMostBits + 1> parts;
@@ -84,7 +106,15 @@ std::vector<Pair> similar_images(const std::vector<Fingerprint>& images) {
   return pairs;
 }
 
-std::vector<ClassOverlap> class_overlaps(const Dataset& data, double iou) {
+// Two classes, the lower one first, whose boxes cover each other in a number of images.
+struct ClassOverlap {
+  int first, second;
+  int64_t boxes = 0;  // pairs of boxes
+  size_t image = 0;   // index of the first such image
+};
+
+// Returns the pairs of classes of which some boxes have an IoU of at least `iou`, the most frequent first.
+inline std::vector<ClassOverlap> class_overlaps(const Dataset& data, double iou = 0.8) {
   std::map<std::pair<int, int>, ClassOverlap> found;
   for (size_t i = 0; i < data.records.size(); ++i) {
     const std::vector<Box>& boxes = data.records[i].boxes;
