@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Formatting of text for messages: concatenation, printf formats, lists, numbers, sizes and times. Also the
-// hash of a text.
+// hash of a text, and numbers as bytes.
 #pragma once
 #include <algorithm>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -35,6 +36,21 @@ std::string concat(const Parts&... parts) {
 inline uint64_t fnv1a(std::string_view bytes, uint64_t hash = 0xCBF29CE484222325u) {
   for (const unsigned char byte : bytes) hash = (hash ^ byte) * 0x100000001B3u;
   return hash;
+}
+
+// Reads a T of raw little-endian bytes from offset `at`. The caller has checked that bytes.size() >= at +
+// sizeof(T).
+template <class T>
+T read_number(std::string_view bytes, size_t at = 0) {
+  T value;
+  std::memcpy(&value, bytes.data() + at, sizeof(T));
+  return value;
+}
+
+// Appends the raw little-endian bytes of `value` to `out`.
+template <class T>
+void append_number(std::string& out, T value) {
+  out.append(reinterpret_cast<const char*>(&value), sizeof(T));
 }
 
 // Returns "a, b, c". If there are more than `most` names, the rest is "...".

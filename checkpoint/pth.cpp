@@ -11,7 +11,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/bytes.hpp"
 #include "base/error.hpp"
 #include "base/new_file.hpp"
 #include "checkpoint/zip.hpp"
@@ -120,7 +119,7 @@ class Unpickler {
   }
   template <class T>
   T take() {
-    return number<T>(take(sizeof(T)));
+    return read_number<T>(take(sizeof(T)));
   }
   std::string line() {
     const size_t end = program_.find('\n', at_);
@@ -464,10 +463,10 @@ class Pickler {
   void add_int(int64_t value) {
     if (value == int32_t(value)) {
       put("J");
-      append(program, int32_t(value));
+      append_number(program, int32_t(value));
     } else {
       put("\x8a\x08");
-      append(program, value);
+      append_number(program, value);
     }
   }
 
@@ -475,13 +474,13 @@ class Pickler {
     uint64_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
     put("G");
-    append(program, __builtin_bswap64(bits));
+    append_number(program, __builtin_bswap64(bits));
   }
 
   void add_text(const std::string& text) {
     check(text.size() < (1u << 31), "cannot store a text of ", text.size(), " bytes in a .pth");
     put("X");
-    append(program, uint32_t(text.size()));
+    append_number(program, uint32_t(text.size()));
     put(text);
   }
 

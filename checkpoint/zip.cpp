@@ -10,8 +10,6 @@
 #include <fstream>
 #include <string_view>
 
-#include "base/bytes.hpp"
-
 namespace yolox {
 
 namespace pth {
@@ -27,7 +25,7 @@ namespace pth {
     fail(
         "is in the format of torch.save before PyTorch 1.6 (or a plain pickle); convert it in Python: "
         "torch.save(torch.load(FILE, map_location='cpu'), NEW_FILE)");
-  if (head.size() > 8 && head[8] == '{' && number<uint64_t>(head) < size)
+  if (head.size() > 8 && head[8] == '{' && read_number<uint64_t>(head) < size)
     fail(
         "is a safetensors file; convert it in Python: torch.save(safetensors.torch.load_file(FILE), "
         "NEW_FILE)");

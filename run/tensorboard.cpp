@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cmath>
 
-#include "base/bytes.hpp"
 #include "base/error.hpp"
 
 namespace yolox {
@@ -26,9 +25,9 @@ std::string record(std::string_view data) {
   std::string out;
   const auto checksum = [&](std::string_view of) {
     const uint32_t crc = crc32c(of);
-    pth::append(out, (crc >> 15 | crc << 17) + 0xA282EAD8u);
+    append_number(out, (crc >> 15 | crc << 17) + 0xA282EAD8u);
   };
-  pth::append(out, uint64_t(data.size()));
+  append_number(out, uint64_t(data.size()));
   checksum(out);
   out += data;
   checksum(data);
@@ -48,7 +47,7 @@ void field(std::string& out, int number, std::string_view content) {
 
 std::string event(double time, int64_t step, int number, std::string_view content) {
   std::string out = "\x09";
-  pth::append(out, time);
+  append_number(out, time);
   out += '\x10';
   varint(out, uint64_t(step));
   field(out, number, content);
@@ -62,7 +61,7 @@ std::string summary(const std::vector<std::pair<std::string, double>>& values) {
     std::string one;
     field(one, 1, name);
     one += '\x15';
-    pth::append(one, float(value));
+    append_number(one, float(value));
     field(out, 1, one);
   }
   return out;

@@ -10,7 +10,6 @@
 #include <csignal>
 #include <random>
 
-#include "base/bytes.hpp"
 #include "base/memory.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/load.hpp"
@@ -65,12 +64,12 @@ bool same(const torch::Tensor& a, const torch::Tensor& b) { return a.dtype() == 
 
 std::string text(const std::string& s) {  // BINUNICODE
   std::string out = "X";
-  pth::append(out, uint32_t(s.size()));
+  append_number(out, uint32_t(s.size()));
   return out + s;
 }
 std::string number(int64_t value) {  // LONG1
   std::string out = "\x8a\x08";
-  pth::append(out, value);
+  append_number(out, value);
   return out;
 }
 std::string tuple(const std::vector<int64_t>& values) {

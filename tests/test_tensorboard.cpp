@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/bytes.hpp"
 #include "run/tensorboard.hpp"
 
 #include <unistd.h>
@@ -41,11 +40,11 @@ Strings events_in(const std::string& path) {
   const std::string all = contents(path);
   Strings events;
   for (size_t at = 0; at < all.size();) {
-    const auto length = pth::number<uint64_t>(all, at);
+    const auto length = read_number<uint64_t>(all, at);
     const std::string data = all.substr(at + 12, length);
     REQUIRE(all.substr(at, 16 + length) == tensorboard::record(data));
     REQUIRE(data[0] == '\x09');
-    CHECK(std::abs(pth::number<double>(data, 1) - unix_time()) < 600);
+    CHECK(std::abs(read_number<double>(data, 1) - unix_time()) < 600);
     events.push_back(data.substr(9));
     at += 16 + length;
   }
