@@ -19,6 +19,7 @@
 #include "checkpoint/load.hpp"
 #include "data.hpp"
 #include "data/pictures.hpp"
+#include "data/tiles.hpp"
 #include "images/boxes.hpp"
 #include "metrics/coco_eval.hpp"
 #include "run/log.hpp"
@@ -52,19 +53,22 @@ struct EvalSettings {
   BatchLoss* loss = nullptr;   // null: no validation loss
 };
 
-// Appends the detections of one image in COCO form: x, y, w, h in pixels of the original image, not clipped.
-// rows: output of postprocess(). scale: from the original image to the network input.
-inline void add_detections(std::vector<Detection>& out, const Tensor& rows, Scale scale, int64_t image_id,
-                           const CocoDataset& truth) {
+// Converts `rows` [D, 7] of postprocess() (x1, y1, x2, y2 in pixels of the letterboxed image, objectness,
+// class score, class; best score first) to boxes in pixels of the original image, not clipped. Skips boxes
+// that are not finite. tile: the part of the image that was letterboxed, if not all of it. scale: of the
+// letterbox.
+inline std::vector<TileDetection> to_image_pixels(const Tensor& rows, Scale scale,
+                                                  const cv::Rect& tile = {}) {
+  std::vector<TileDetection> found;
   const auto d = rows.accessor<float, 2>();
   for (int64_t i = 0; i < d.size(0); ++i) {
-    const double x1 = d[i][0] / scale.x, y1 = d[i][1] / scale.y, x2 = d[i][2] / scale.x,
-                 y2 = d[i][3] / scale.y;
-    if (!std::isfinite(x2 - x1) || !std::isfinite(y2 - y1))
+    const Box box{tile.x + d[i][0] / scale.x, tile.y + d[i][1] / scale.y, tile.x + d[i][2] / scale.x,
+                  tile.y + d[i][3] / scale.y, int(d[i][6])};
+    if (!std::isfinite(box.x2 - box.x1) || !std::isfinite(box.y2 - box.y1))
       continue;  // exp() overflows if the model is untrained or diverges
-    out.push_back({image_id, truth.categories[int64_t(d[i][6])].id, x1, y1, x2 - x1, y2 - y1,
-                   double(d[i][4] * d[i][5])});
+    found.push_back({box, double(d[i][4] * d[i][5]), tile});
   }
+  return found;
 }
 
 // Result of evaluate().
@@ -170,10 +174,14 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
                  draw_comparison(batch.images, labelled_boxes(batch.indices, batch.scales, data),
                                  labelled_boxes(detections, data.classes), short_names(batch.indices, data)));
     for (size_t i = 0; i < detections.size(); ++i, ++at) {
-      if (batch.indices[i] < 0)
-        unreadable.insert(data.records[at].image_id);
-      else
-        add_detections(e.detections, detections[i], batch.scales[i], data.records[at].image_id, data.truth);
+      const int64_t id = data.records[at].image_id;
+      if (batch.indices[i] < 0) {
+        unreadable.insert(id);
+        continue;
+      }
+      for (const auto& [b, score, tile] : to_image_pixels(detections[i], batch.scales[i]))
+        e.detections.push_back(
+            {id, data.truth.categories[b.cls].id, b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1, score});
     }
     if (progress) progress(at - from, to - from);
     e.complete = !stop_signal;

@@ -36,11 +36,11 @@ Tiles training_tiles(const Dataset& data, int side, double overlap, bool all_emp
 // must outlive the result.
 Tiles inference_tiles(const Dataset& data, int side, double overlap);
 
-// A detection in a tile.
+// A detection in an image, or in a tile of it.
 struct TileDetection {
   Box box;  // in pixels of the whole image
   double score;
-  cv::Rect tile;
+  cv::Rect tile;  // the whole image, if it was not found in a tile
 };
 
 // Returns the detections in an image of those in its tiles, best first. Leaves out boxes that touch an inner

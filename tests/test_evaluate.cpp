@@ -24,22 +24,18 @@ TEST_CASE("evaluate: evaluation restores the mode of the model and does not chan
 }
 
 TEST_CASE("evaluate: detections have the coordinates of the original image; non-finite boxes are left out") {
-  CocoDataset truth;
-  truth.categories = {{7, "a"}, {9, "b"}};
   const float inf = std::numeric_limits<float>::infinity();
   const Tensor rows = torch::tensor({{10.f, 20.f, 30.f, 60.f, 0.5f, 0.5f, 1.f},
                                      {0.f, 0.f, inf, 5.f, 1.f, 1.f, 0.f},
                                      {-inf, 0.f, inf, 5.f, 1.f, 1.f, 0.f}});
-  std::vector<Detection> out;
-  add_detections(out, rows, {0.5, 2}, 42, truth);
-  REQUIRE(out.size() == 1);
-  CHECK(out[0].image_id == 42);
-  CHECK(out[0].category_id == 9);
-  CHECK(out[0].x == 20);
-  CHECK(out[0].y == 10);
-  CHECK(out[0].w == 40);
-  CHECK(out[0].h == 20);
-  CHECK(out[0].score == 0.25);
+  const cv::Rect tile(100, 200, 64, 64);
+  const auto found = to_image_pixels(rows, {0.5, 2}, tile);
+  REQUIRE(found.size() == 1);
+  const Box& b = found[0].box;
+  CHECK(std::array{b.x1, b.y1, b.x2, b.y2} == std::array{120., 210., 160., 230.});
+  CHECK(b.cls == 1);
+  CHECK(found[0].score == 0.25);
+  CHECK(found[0].tile == tile);
 }
 
 TEST_CASE("evaluate: the model and the number of classes are detected from the weights") {

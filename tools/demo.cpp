@@ -76,27 +76,6 @@ static void make_folder(const fs::path& folder) {
   check(!error, "cannot create ", folder.string(), ": ", error.message(), "; give another --save");
 }
 
-// A detection in one image.
-struct Found {
-  Box box;  // in pixels of the original image, not clipped
-  double score;
-};
-
-// Converts `rows` [D, 7] of postprocess() (x1, y1, x2, y2 in pixels of the letterboxed image, objectness,
-// class score, class; best score first) to boxes in pixels of the original image. Skips boxes that are not
-// finite, and classes that are not `wanted` (empty: all are).
-static std::vector<Found> to_image_pixels(const Tensor& rows, Scale scale, const std::set<int>& wanted) {
-  std::vector<Found> found;
-  const auto d = rows.accessor<float, 2>();
-  for (int64_t i = 0; i < d.size(0); ++i) {
-    const Box box{d[i][0] / scale.x, d[i][1] / scale.y, d[i][2] / scale.x, d[i][3] / scale.y, int(d[i][6])};
-    if (!wanted.empty() && !wanted.count(box.cls)) continue;
-    if (std::isfinite(box.x2 - box.x1) && std::isfinite(box.y2 - box.y1))  // exp() can overflow
-      found.push_back({box, double(d[i][4] * d[i][5])});
-  }
-  return found;
-}
-
 // Returns the classes of --classes, empty for all. Throws UsageError if one is unknown.
 static std::set<int> wanted_classes(const std::string& text, const std::vector<std::string>& names) {
   std::set<int> wanted;
@@ -127,7 +106,8 @@ struct Crop {
 
 // Returns copies of the detected parts. stem: beginning of their names.
 static std::vector<Crop> crops_of(const fs::path& folder, const std::string& stem, const Image& image,
-                                  const std::vector<Found>& found, const std::vector<std::string>& names) {
+                                  const std::vector<TileDetection>& found,
+                                  const std::vector<std::string>& names) {
   std::vector<Crop> crops;
   for (size_t i = 0; i < found.size(); ++i) {
     const Box b = clipped(found[i].box, image.size());
@@ -143,18 +123,19 @@ static std::vector<Crop> crops_of(const fs::path& folder, const std::string& ste
   return crops;
 }
 
-static void draw_found(Image& image, const std::vector<Found>& found, const std::vector<std::string>& names) {
+static void draw_found(Image& image, const std::vector<TileDetection>& found,
+                       const std::vector<std::string>& names) {
   std::vector<LabelledBox> boxes;
-  for (const auto& [box, score] : found)
-    boxes.push_back({box, concat(names[box.cls], " ", std::fixed, std::setprecision(2), score)});
+  for (const TileDetection& d : found)
+    boxes.push_back({d.box, concat(names[d.box.cls], " ", std::fixed, std::setprecision(2), d.score)});
   draw_boxes(image, boxes, LabelStyle::all);
 }
 
 // Writes one image of the --json file:
 //         {"image": "clip.mp4", "frame": 7, "second": 0.28, "width": 640, "height": 480, "boxes":
 //          [{"class": 16, "name": "dog", "score": 0.93, "bbox": [132.1, 222.6, 178.2, 320.4]}, ...]}
-static void write_found(JsonWriter& writer, const Frame& frame, bool video, const std::vector<Found>& found,
-                        const std::vector<std::string>& names) {
+static void write_found(JsonWriter& writer, const Frame& frame, bool video,
+                        const std::vector<TileDetection>& found, const std::vector<std::string>& names) {
   writer.StartObject();
   write_field(writer, "image", frame.source);
   if (video) {
@@ -164,21 +145,21 @@ static void write_found(JsonWriter& writer, const Frame& frame, bool video, cons
   write_field(writer, "width", int64_t{frame.image.cols});
   write_field(writer, "height", int64_t{frame.image.rows});
   writer.Key("boxes");
-  write_list(writer, found, [&](const Found& f) {
-    write_field(writer, "class", int64_t{f.box.cls});
-    write_field(writer, "name", names[f.box.cls]);
-    write_field(writer, "score", f.score);
-    write_bbox(writer, Detection{0, 0, f.box.x1, f.box.y1, f.box.x2 - f.box.x1, f.box.y2 - f.box.y1});
+  write_list(writer, found, [&](const TileDetection& d) {
+    write_field(writer, "class", int64_t{d.box.cls});
+    write_field(writer, "name", names[d.box.cls]);
+    write_field(writer, "score", d.score);
+    write_bbox(writer, Detection{0, 0, d.box.x1, d.box.y1, d.box.x2 - d.box.x1, d.box.y2 - d.box.y1});
   });
   writer.EndObject();
 }
 
 // Returns the lines of a YOLO label file, one per box: class, centre x, centre y, width and height as
 // fractions of the image. Boxes are clipped to the image.
-static std::string yolo_lines(cv::Size size, const std::vector<Found>& found) {
+static std::string yolo_lines(cv::Size size, const std::vector<TileDetection>& found) {
   std::ostringstream lines;
-  for (const Found& f : found) {
-    const Box b = clipped(f.box, size);
+  for (const TileDetection& d : found) {
+    const Box b = clipped(d.box, size);
     if (has_area(b))
       lines << b.cls << " " << (b.x1 + b.x2) / 2 / size.width << " " << (b.y1 + b.y2) / 2 / size.height << " "
             << (b.x2 - b.x1) / size.width << " " << (b.y2 - b.y1) / size.height << "\n";
@@ -228,8 +209,8 @@ class Demo {
   Item load(int64_t position, Image& canvas);
   void run_with_json();
   void detect(JsonWriter* json);
-  std::vector<Found> with_tiles(const std::vector<Found>& found, const Image& image);
-  void output(Frame& frame, const std::vector<Found>& found, JsonWriter* json);
+  std::vector<TileDetection> with_tiles(std::vector<TileDetection> found, const Image& image);
+  void output(Frame& frame, const std::vector<TileDetection>& found, JsonWriter* json);
   void print_progress();
   void print_end(double seconds);
   std::string counted(int64_t n) const {
@@ -360,17 +341,22 @@ void Demo::detect(JsonWriter* json) {
     more = n == int64_t(batch.indices.size());  // an incomplete batch is the last one
     if (n == 0) break;
     const Tensor input = preprocess(batch.images.slice(0, 0, n), loaded.info.legacy_preproc);
-    const auto found =
+    const auto rows =
         postprocess(decode(loaded.model(input), size.height, size.width), config.conf, config.nms);
     for (int64_t i = 0; i < n && !user_quit; ++i) {
       std::unique_lock lock(mutex);
       Frame frame = std::move(frames.extract(batch.indices[i]).mapped());
       lock.unlock();
       ++done;
-      if (frame.image.empty())
+      if (frame.image.empty()) {
         unreadable.push_back(frame.error);
-      else
-        output(frame, with_tiles(to_image_pixels(found[i], batch.scales[i], wanted), frame.image), json);
+        continue;
+      }
+      const cv::Rect whole({0, 0}, frame.image.size());
+      auto found = with_tiles(to_image_pixels(rows[i], batch.scales[i], whole), frame.image);
+      std::erase_if(found,
+                    [&](const TileDetection& d) { return !wanted.empty() && !wanted.count(d.box.cls); });
+      output(frame, found, json);
     }
     print_progress();
   }
@@ -379,13 +365,11 @@ void Demo::detect(JsonWriter* json) {
 }
 
 // Adds the detections in the tiles of an image to those in the whole image (--tile).
-std::vector<Found> Demo::with_tiles(const std::vector<Found>& found, const Image& image) {
+std::vector<TileDetection> Demo::with_tiles(std::vector<TileDetection> found, const Image& image) {
   if (config.tile == 0) return found;
   const std::vector<cv::Rect> tiles = tiles_of(image.size(), config.tile, config.overlap);
   if (tiles.size() == 1) return found;
   const size_t bs = config.bs ? size_t(config.bs) : size_t{8};
-  std::vector<TileDetection> all;
-  for (const Found& f : found) all.push_back({f.box, f.score, {{0, 0}, image.size()}});
   for (size_t from = 0; from < tiles.size(); from += bs) {
     const size_t n = std::min(bs, tiles.size() - from);
     Tensor images = torch::empty({int64_t(n), size.height, size.width, 3}, torch::kByte);
@@ -399,19 +383,16 @@ std::vector<Found> Demo::with_tiles(const std::vector<Found>& found, const Image
     const auto rows =
         postprocess(decode(loaded.model(input), size.height, size.width), config.conf, config.nms);
     for (size_t i = 0; i < n; ++i) {
-      const cv::Rect& tile = tiles[from + i];
-      for (const auto& [b, score] : to_image_pixels(rows[i], scales[i], wanted))
-        all.push_back({{b.x1 + tile.x, b.y1 + tile.y, b.x2 + tile.x, b.y2 + tile.y, b.cls}, score, tile});
+      const auto in_tile = to_image_pixels(rows[i], scales[i], tiles[from + i]);
+      found.insert(found.end(), in_tile.begin(), in_tile.end());
     }
   }
-  std::vector<Found> merged;
-  for (const TileDetection& d : merge_tiles(std::move(all), image.size())) merged.push_back({d.box, d.score});
-  return merged;
+  return merge_tiles(std::move(found), image.size());
 }
 
 // Writes the detections of one image to --json and --txt, shows the image, and queues it for drawing and
 // saving.
-void Demo::output(Frame& frame, const std::vector<Found>& found, JsonWriter* json) {
+void Demo::output(Frame& frame, const std::vector<TileDetection>& found, JsonWriter* json) {
   const fs::path result = folder / frame.name;
   if (json) {
     json_consistent = false;
@@ -425,9 +406,9 @@ void Demo::output(Frame& frame, const std::vector<Found>& found, JsonWriter* jso
           labels.string(), "; is the disk full or the folder read-only?");
   }
   std::map<std::string, int64_t> here;
-  for (const Found& f : found) {
-    ++here[names[f.box.cls]];
-    ++counts[f.box.cls];
+  for (const TileDetection& d : found) {
+    ++here[names[d.box.cls]];
+    ++counts[d.box.cls];
   }
   if (!source.video && all <= 20) {
     std::vector<std::string> objects;
