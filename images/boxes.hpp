@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Input size, bounding boxes, clipping and letterbox.
 #pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
 #include <opencv2/core.hpp>
 #include <opencv2/imgproc.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/error.hpp"
 #include "images/image.hpp"
 
 namespace yolox {
@@ -20,7 +24,21 @@ struct ImageSize {
 };
 // Parses "640" (640x640) or "480x640" (height x width). Throws UsageError unless both are multiples of 32,
 // from 32 to 8192.
-ImageSize parse_size(const std::string& text);
+inline ImageSize parse_size(const std::string& text) {
+  ImageSize size{0, 0};
+  char x = 0, rest = 0;
+  const int n = std::sscanf(text.c_str(), "%d%c%d%c", &size.height, &x, &size.width, &rest);
+  if (n == 1) size.width = size.height;
+  const bool is_plain = text.find_first_not_of("-0123456789x") == std::string::npos;  // sscanf skips blanks
+  usage_check(is_plain && (n == 1 || (n == 3 && x == 'x')), "--size must be N or HEIGHTxWIDTH, got '", text,
+              "'");
+  usage_check(size.height > 0 && size.width > 0 && size.height % 32 == 0 && size.width % 32 == 0, "--size ",
+              text, ": height and width must be multiples of 32, such as ",
+              std::max(32, (size.height + 16) / 32 * 32),
+              size.height == size.width ? "" : concat("x", std::max(32, (size.width + 16) / 32 * 32)));
+  usage_check(size.height <= 8192 && size.width <= 8192, "--size ", text, " is larger than 8192");
+  return size;
+}
 
 // Bounding box in pixels. Coordinates are pixel edges: an image of width W spans 0..W.
 struct Box {
@@ -40,7 +58,12 @@ inline bool has_area(const Box& b) { return b.x2 > b.x1 && b.y2 > b.y1; }
 
 // Clips a box, given as x, y (top left corner), w, h, to an image of this size. Returns nothing if the
 // clipped box has no area.
-std::optional<Box> clip_box(double x, double y, double w, double h, int cls, cv::Size size);
+inline std::optional<Box> clip_box(double x, double y, double w, double h, int cls, cv::Size size) {
+  const Box box{std::max(0.0, x), std::max(0.0, y), std::min<double>(size.width, x + w),
+                std::min<double>(size.height, y + h), cls};
+  if (!has_area(box)) return {};
+  return box;
+}
 
 struct Fit {
   cv::Size size;
@@ -49,7 +72,17 @@ struct Fit {
 
 // Returns the largest size with the aspect ratio of the image that fits into `room`. truncate: as official
 // YOLOX, truncates the size instead of rounding, and returns the scale before truncation.
-Fit fit_into(cv::Size picture, cv::Size room, bool truncate);
+inline Fit fit_into(cv::Size picture, cv::Size room, bool truncate) {
+  check(!picture.empty(), "the image is empty; was the file read?");
+  const double r = std::min(1.0 * room.height / picture.height, 1.0 * room.width / picture.width);
+  const auto pixels = [&](int length) {
+    const double exact = length * r;
+    return std::max(1, static_cast<int>(truncate ? exact : std::round(exact)));
+  };
+  const cv::Size size(pixels(picture.width), pixels(picture.height));
+  if (truncate) return {size, {r, r}};
+  return {size, {1.0 * size.width / picture.width, 1.0 * size.height / picture.height}};
+}
 
 struct Letterbox {
   Image image;
@@ -60,6 +93,12 @@ struct Letterbox {
 // Letterbox: resizes an image to fit into `size`, places it at the top left, and pads with grey. This is the
 // only transform in evaluation. It equals that of official YOLOX, so that AP values are comparable. The
 // result shares the pixels of `image` if the image already has this size.
-Letterbox letterbox(const Image& image, cv::Size size);
+inline Letterbox letterbox(const Image& image, cv::Size size) {
+  const Fit to = fit_into(image.size(), size, /*truncate=*/true);
+  if (image.size() == size) return {image, to.scale};
+  Image canvas(size, border_grey);
+  cv::resize(image, canvas(cv::Rect({0, 0}, to.size)), to.size);
+  return {canvas, to.scale};
+}
 
 }  // namespace yolox
