@@ -19,7 +19,6 @@
 #include "images/font.hpp"
 #include "run/log.hpp"
 #include "tools/frames.hpp"
-#include "tools/window.hpp"
 
 using namespace yolox;
 
