@@ -66,11 +66,11 @@ void protect_inputs(const char* what, const std::string& result, const std::vect
                 ", which is an input; give another name");
 }
 
-bool replace_text(const std::string& path, const std::string& text) {
+bool replace_text(const std::string& path, std::string_view text, bool durable) {
   try {
     NewFile file(path);
     file.write(text);
-    file.commit();
+    file.commit(durable);
     return true;
   } catch (const NewFile::Error&) {
     return false;

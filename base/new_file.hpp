@@ -50,7 +50,8 @@ class NewFile {
 // what: the flag that named the result.
 void protect_inputs(const char* what, const std::string& result, const std::vector<std::string>& inputs);
 
-// Replaces the contents of a file atomically. Returns false on failure; the old file then stays.
-bool replace_text(const std::string& path, const std::string& text);
+// Replaces the contents of a file atomically. Returns false on failure; the old file then stays. durable: see
+// NewFile::commit().
+bool replace_text(const std::string& path, std::string_view text, bool durable = true);
 
 }  // namespace yolox

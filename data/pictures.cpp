@@ -325,15 +325,10 @@ bool save_image(const std::string& path, const Image& image) {
   std::vector<unsigned char> bytes;
   try {
     if (!cv::imencode(std::filesystem::path(path).extension().string(), image, bytes)) return false;
-    NewFile file(path);
-    file.write({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-    file.commit(/*durable=*/false);
-    return true;
   } catch (const cv::Exception&) {  // no encoder for this extension, or the image is too large for it
     return false;
-  } catch (const NewFile::Error&) {
-    return false;
   }
+  return replace_text(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, /*durable=*/false);
 }
 
 }  // namespace yolox
