@@ -113,8 +113,7 @@ inline void gather_evaluation(Evaluation& e, std::unordered_set<int64_t>& unread
     for (; v < of_rank.data() + of_rank.size(); v += 7)
       e.detections.push_back({unpacked(v[0]), unpacked(v[1]), v[2], v[3], v[4], v[5], v[6]});
   }
-  std::stable_sort(e.detections.begin(), e.detections.end(),
-                   [](const Detection& a, const Detection& b) { return a.image_id < b.image_id; });
+  std::ranges::stable_sort(e.detections, {}, &Detection::image_id);
 }
 
 // Evaluates the model on all images of the data set. progress(done, images): called after each batch, with

@@ -86,8 +86,7 @@ void Loader::start_batches() {
 void Loader::work() {
   std::unique_lock lock(mutex);
   for (;;) {
-    const auto free = std::find_if(pending.begin(), pending.end(),
-                                   [](const auto& p) { return p->taken < p->boxes.size(); });
+    const auto free = std::ranges::find_if(pending, [](const auto& p) { return p->taken < p->boxes.size(); });
     if (stop) return;
     if (free == pending.end()) {
       has_work.wait(lock);

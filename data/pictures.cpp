@@ -207,9 +207,8 @@ std::vector<std::string> short_names(const std::vector<int64_t>& indices, const 
 // Sorts boxes by area, so that small boxes are drawn over large ones and get the best places for their
 // labels.
 static void smallest_first(std::vector<LabelledBox>& boxes) {
-  const auto area = [](const Box& b) { return (b.x2 - b.x1) * (b.y2 - b.y1); };
-  std::stable_sort(boxes.begin(), boxes.end(),
-                   [&](const auto& a, const auto& b) { return area(a.box) < area(b.box); });
+  const auto area = [](const LabelledBox& b) { return (b.box.x2 - b.box.x1) * (b.box.y2 - b.box.y1); };
+  std::ranges::stable_sort(boxes, {}, area);
 }
 
 std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,

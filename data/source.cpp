@@ -24,17 +24,12 @@ std::string Source::where(size_t annotation) const {
 void compare_splits(Sources& sources) {
   const Source &train = sources.train, &val = sources.val;
   const std::unordered_set<std::string> trained(train.files.begin(), train.files.end());
-  const auto shared = std::count_if(val.files.begin(), val.files.end(),
-                                    [&](const std::string& file) { return trained.count(file) > 0; });
-  const auto equal = [](const CocoAnnotation& a, const CocoAnnotation& b) {
-    return identity(a) == identity(b);
-  };
-  const auto named = [](const CocoCategory& a, const CocoCategory& b) { return a.name == b.name; };
+  const auto shared =
+      std::ranges::count_if(val.files, [&](const std::string& file) { return trained.count(file) > 0; });
   sources.same = train.files == val.files &&
-                 std::equal(train.coco.categories.begin(), train.coco.categories.end(),
-                            val.coco.categories.begin(), val.coco.categories.end(), named) &&
-                 std::equal(train.coco.annotations.begin(), train.coco.annotations.end(),
-                            val.coco.annotations.begin(), val.coco.annotations.end(), equal);
+                 std::ranges::equal(train.coco.categories, val.coco.categories, {}, &CocoCategory::name,
+                                    &CocoCategory::name) &&
+                 std::ranges::equal(train.coco.annotations, val.coco.annotations, {}, identity, identity);
   if (shared > 0 && !sources.same)
     sources.val.notes.push_back(overlap_warning(val.name, shared, val.files.size()));
 }

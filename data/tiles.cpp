@@ -125,13 +125,11 @@ Tiles training_tiles(const Dataset& data, int side, double overlap, bool all_emp
     const auto& boxes = data.boxes(i);
     const auto parts = tiles_of(data.size(i), side, overlap);
     for (const cv::Rect& part : parts) {
-      const bool any =
-          std::any_of(boxes.begin(), boxes.end(), [&](const Box& b) { return shows(part, b, 0.5); });
+      const bool any = std::ranges::any_of(boxes, [&](const Box& b) { return shows(part, b, 0.5); });
       (any ? with : without).push_back({i, part});
     }
-    const bool large = std::any_of(boxes.begin(), boxes.end(), [&](const Box& b) {
-      return std::none_of(parts.begin(), parts.end(),
-                          [&](const cv::Rect& part) { return shows(part, b, 1); });
+    const bool large = std::ranges::any_of(boxes, [&](const Box& b) {
+      return std::ranges::none_of(parts, [&](const cv::Rect& part) { return shows(part, b, 1); });
     });
     if (large) with.push_back({i, {{0, 0}, data.size(i)}});
   }
@@ -141,7 +139,7 @@ Tiles training_tiles(const Dataset& data, int side, double overlap, bool all_emp
     without.resize(with.size());
   }
   with.insert(with.end(), without.begin(), without.end());
-  std::stable_sort(with.begin(), with.end(), [](const Tile& a, const Tile& b) { return a.image < b.image; });
+  std::ranges::stable_sort(with, {}, &Tile::image);
 
   std::unordered_map<int64_t, std::vector<const CocoAnnotation*>> crowds;  // by image id
   for (const CocoAnnotation& a : data.truth.annotations)
@@ -153,7 +151,7 @@ Tiles training_tiles(const Dataset& data, int side, double overlap, bool all_emp
     const bool whole = parts.size() > 1 && t.part.size() == data.size(t.image);
     add_objects(tiles, data, crowds[data.records[t.image].image_id], [&](const Box& b) {
       if (!whole) return !shows(t.part, b, 0.5);
-      return std::any_of(parts.begin(), parts.end(), [&](const cv::Rect& part) { return shows(part, b, 1); });
+      return std::ranges::any_of(parts, [&](const cv::Rect& part) { return shows(part, b, 1); });
     });
   }
   ContentKey key;
@@ -198,13 +196,12 @@ std::vector<TileDetection> merge_tiles(std::vector<TileDetection> found, cv::Siz
            (t.y + t.height < image.height && d.box.y2 > t.y + t.height - near);
   };
   std::erase_if(found, is_cut);
-  std::stable_sort(found.begin(), found.end(),
-                   [](const TileDetection& a, const TileDetection& b) { return a.score > b.score; });
+  std::ranges::stable_sort(found, std::ranges::greater(), &TileDetection::score);
   std::vector<TileDetection> kept;
   std::map<int, std::vector<TileDetection>> of_class;
   for (const TileDetection& d : found) {
     auto& same = of_class[d.box.cls];
-    const bool repeats = std::any_of(same.begin(), same.end(), [&](const TileDetection& k) {
+    const bool repeats = std::ranges::any_of(same, [&](const TileDetection& k) {
       const Box both{std::max(k.box.x1, d.box.x1), std::max(k.box.y1, d.box.y1), std::min(k.box.x2, d.box.x2),
                      std::min(k.box.y2, d.box.y2), 0};
       return k.tile != d.tile && area(both) > 0.5 * (area(k.box) + area(d.box) - area(both));

@@ -308,9 +308,8 @@ YoloYaml yolo_folders(const std::string& folder) {
   data.folder = data.root = folder;
   const std::vector<std::string> known = {"train", "trainval", "val", "valid", "validation", "test"};
   const auto has_images = [&](const std::string& place) {
-    const auto entries = listing(data.root / place);
-    return std::any_of(entries.begin(), entries.end(),
-                       [](const auto& e) { return has_extension(e, kImages); });
+    return std::ranges::any_of(listing(data.root / place),
+                               [](const auto& e) { return has_extension(e, kImages); });
   };
   for (const auto& split : known)
     for (const auto& [place, labels] :

@@ -2,6 +2,7 @@
 #include "metrics/coco_eval.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <span>
 #include <utility>
 
@@ -168,7 +169,7 @@ void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection
   result.ground_truths = static_cast<int64_t>(gts.size()) - result.crowds;
   result.detections = static_cast<int64_t>(dets.size());
 
-  std::stable_sort(gts.begin(), gts.end(), [](const auto& a, const auto& b) { return a.image < b.image; });
+  std::ranges::stable_sort(gts, {}, &EvalGroundTruth::image);
   std::sort(dets.begin(), dets.end(), [](const EvalDetection& a, const EvalDetection& b) {
     if (a.image != b.image) return a.image < b.image;
     return a.score != b.score ? a.score > b.score : a.box < b.box;
@@ -187,8 +188,7 @@ void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection
     g = g_end;
   }
   // A stable sort, so that among equal scores the image with the smaller id comes first, as in pycocotools.
-  std::stable_sort(scored.begin(), scored.end(),
-                   [](const auto& a, const auto& b) { return a.score > b.score; });
+  std::ranges::stable_sort(scored, std::ranges::greater(), &ScoredDetection::score);
   accumulate(scored, result);
   result.AP = mean_metric(coco_metrics[0], {&result, 1});
   result.AP50 = mean_metric(coco_metrics[1], {&result, 1});

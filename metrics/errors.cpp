@@ -2,6 +2,7 @@
 #include "metrics/errors.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <tuple>
 
 #include "base/threads.hpp"
@@ -33,12 +34,10 @@ struct ImageBoxes {
 std::vector<ImageBoxes> boxes_by_image(const CocoDataset& truth, const std::vector<Detection>& detections) {
   std::vector<ImageBoxes> images(truth.images.size());
   for (size_t i = 0; i < images.size(); ++i) images[i].id = truth.images[i].id;
-  std::sort(images.begin(), images.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+  std::ranges::sort(images, {}, &ImageBoxes::id);
   const auto put = [&](const auto& box, auto member) {
-    const auto image = std::lower_bound(images.begin(), images.end(), box.image_id,
-                                        [](const ImageBoxes& i, int64_t id) { return i.id < id; });
-    const auto category = std::lower_bound(truth.categories.begin(), truth.categories.end(), box.category_id,
-                                           [](const CocoCategory& c, int64_t id) { return c.id < id; });
+    const auto image = std::ranges::lower_bound(images, box.image_id, {}, &ImageBoxes::id);
+    const auto category = std::ranges::lower_bound(truth.categories, box.category_id, {}, &CocoCategory::id);
     if (image == images.end() || image->id != box.image_id || category == truth.categories.end() ||
         category->id != box.category_id)
       return;
@@ -47,8 +46,8 @@ std::vector<ImageBoxes> boxes_by_image(const CocoDataset& truth, const std::vect
   for (const auto& a : truth.annotations) put(a, &ImageBoxes::truths);
   for (const auto& d : detections) put(d, &ImageBoxes::found);
   parallel_for(int64_t(images.size()), [&](int64_t i) {
-    std::stable_sort(images[i].found.begin(), images[i].found.end(),
-                     [](const auto& a, const auto& b) { return a.box->score > b.box->score; });
+    std::ranges::stable_sort(images[i].found, std::ranges::greater(),
+                             [](const auto& f) { return f.box->score; });
   });
   return images;
 }
@@ -235,8 +234,7 @@ ClassCurves class_curves(std::vector<Entry>& entries, int64_t truths, int64_t mi
   ClassCurves out;
   out.ap.fill(-1);
   for (auto* values : {&out.precision, &out.recall, &out.f1}) values->fill(-1);
-  std::stable_sort(entries.begin(), entries.end(),
-                   [](const auto& a, const auto& b) { return a.score > b.score; });
+  std::ranges::stable_sort(entries, std::ranges::greater(), &Entry::score);
   if (truths == 0) return out;
   for (int k = 0; k <= error_kinds; ++k) {
     const int64_t left = k == kMissed ? truths - missed : truths;
@@ -376,8 +374,7 @@ VocResult voc_ap(const CocoDataset& truth, const std::vector<Detection>& detecti
   for (size_t c = 0; c < classes; ++c) {
     out.per_class.push_back({truth.categories[c].name});
     if (truths[c] == 0) continue;
-    std::stable_sort(found[c].begin(), found[c].end(),
-                     [](const auto& a, const auto& b) { return a.first > b.first; });
+    std::ranges::stable_sort(found[c], std::ranges::greater(), &std::pair<double, bool>::first);
     RankedMatches hits{{}, truths[c]};
     for (const auto& [_, right] : found[c]) hits.right.push_back(right);
     VocResult::Class& of_class = out.per_class.back();

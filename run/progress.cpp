@@ -6,6 +6,7 @@
 #include <rapidjson/writer.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <numeric>
 
@@ -184,8 +185,7 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
   std::vector<const ClassResult*> classes;
   for (const ClassResult& c : r.per_class)
     if (c.ground_truths > 0) classes.push_back(&c);
-  std::stable_sort(classes.begin(), classes.end(),
-                   [](const auto* a, const auto* b) { return a->AP > b->AP; });
+  std::ranges::stable_sort(classes, std::ranges::greater(), &ClassResult::AP);
   std::vector<std::string> remarks_of;
   if (!std::isnan(e.loss)) remarks_of.push_back("validation loss " + formatted("%.3f", e.loss));
   if (best) remarks_of.push_back("best so far");
@@ -293,8 +293,7 @@ void RunProgress::log_classes(const Splits& splits) {
   std::vector<std::string> frequent;
   for (const size_t c : classes_by_count(counts))
     frequent.push_back(concat(train.classes[c], " ", counts[c]));
-  const auto empty = std::count_if(train.records.begin(), train.records.end(),
-                                   [](const Record& r) { return r.boxes.empty(); });
+  const auto empty = std::ranges::count_if(train.records, [](const Record& r) { return r.boxes.empty(); });
   log.line(concat("images  ", train.records.size(), " for training, ", empty, " without boxes"));
   log.line(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
                   " for training: ", listed(frequent, 10)));

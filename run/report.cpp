@@ -9,6 +9,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <string_view>
@@ -119,8 +120,7 @@ static std::string classes_html(const EvalResult& result, const ErrorAnalysis& a
                                 const std::optional<VocResult>& voc) {
   std::vector<size_t> order(result.per_class.size());
   std::iota(order.begin(), order.end(), size_t(0));
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return result.per_class[a].AP > result.per_class[b].AP; });
+  std::ranges::stable_sort(order, std::ranges::greater(), [&](size_t c) { return result.per_class[c].AP; });
   std::string html = concat(
       "<div class='card wide' id='classes'><h3>Classes</h3><div class='scroll'><table class='classes'><tr>"
       "<th>class</th><th class='w'>objects</th><th>AP</th><th>AP50</th><th class='w'>AP75</th>",
@@ -168,10 +168,8 @@ static std::string confusion_html(const ErrorAnalysis& analysis) {
   std::iota(shown.begin(), shown.end(), 0);
   constexpr int most = 20;
   if (classes > most) {
-    std::stable_sort(shown.begin(), shown.end(), [&](int a, int b) {
-      return std::pair(mixed[a], analysis.classes[a].truths) >
-             std::pair(mixed[b], analysis.classes[b].truths);
-    });
+    std::ranges::stable_sort(shown, std::ranges::greater(),
+                             [&](int c) { return std::pair(mixed[c], analysis.classes[c].truths); });
     shown.resize(most);
     std::sort(shown.begin(), shown.end());
   }
@@ -272,8 +270,7 @@ static std::string image_html(const ImageErrors& image, const ErrorAnalysis& ana
       const double width = 0.6 * font * double(label.size());
       const cv::Rect2d text(std::max(0.0, std::min(b.x, w - width)),
                             std::max(0.0, std::min(b.y - font / 4, double(h)) - font), width, font);
-      if (std::any_of(written.begin(), written.end(), [&](const auto& r) { return (r & text).area() > 0; }))
-        continue;
+      if (std::ranges::any_of(written, [&](const auto& r) { return (r & text).area() > 0; })) continue;
       written.push_back(text);
       texts += concat("<text x='", number(text.x), "' y='", number(text.y + font), "' style='fill:var(--o",
                       int(b.kind), ")'>", escaped(label), "</text>");

@@ -57,8 +57,7 @@ static void print_classes(const Splits& splits) {
   std::cout << std::setw(40) << "train" << (splits.same ? "" : "       val") << "\n";
   const auto train = class_counts(splits.train), val = class_counts(splits.val);
   const auto empty = [](const Dataset& data) {
-    return std::count_if(data.records.begin(), data.records.end(),
-                         [](const Record& r) { return r.boxes.empty(); });
+    return std::ranges::count_if(data.records, [](const Record& r) { return r.boxes.empty(); });
   };
   row("images", int64_t(splits.train.records.size()), int64_t(splits.val.records.size()));
   row("images without boxes", empty(splits.train), empty(splits.val));

@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -131,7 +132,7 @@ inline std::vector<ClassOverlap> class_overlaps(const Dataset& data, double iou 
   }
   std::vector<ClassOverlap> all;
   for (const auto& entry : found) all.push_back(entry.second);
-  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.boxes > b.boxes; });
+  std::ranges::stable_sort(all, std::ranges::greater(), &ClassOverlap::boxes);
   return all;
 }
 
