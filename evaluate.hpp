@@ -11,7 +11,6 @@
 #include <functional>
 #include <string>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include "base/device.hpp"

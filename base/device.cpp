@@ -14,7 +14,6 @@
 #include <fstream>
 #include <optional>
 #include <sstream>
-#include <string>
 #include <vector>
 
 #include "base/error.hpp"

@@ -3,7 +3,6 @@
 // remedy. It has no backtrace, because the reader is a user and the cause is usually a file or a flag.
 #pragma once
 #include <stdexcept>
-#include <string>
 
 #include "base/text.hpp"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/flags.hpp"
 
-#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
@@ -9,7 +8,6 @@
 #include <iostream>
 #include <sstream>
 
-#include "base/error.hpp"
 #include "base/printable.hpp"
 #include "base/program.hpp"
 

@@ -2,7 +2,6 @@
 // Text from files of unknown origin, such as class names, made safe to print.
 #pragma once
 #include <cstddef>
-#include <cstdint>
 #include <string>
 
 namespace yolox {

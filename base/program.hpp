@@ -8,7 +8,6 @@
 #include <exception>
 #include <filesystem>
 #include <string>
-#include <system_error>
 
 #include "base/error.hpp"
 

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/source.hpp"
 
-#include <algorithm>
-#include <map>
-#include <set>
-#include <utility>
-
 #include "base/error.hpp"
 #include "base/flags.hpp"
 

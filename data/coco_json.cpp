@@ -13,7 +13,6 @@
 #include <optional>
 #include <string_view>
 #include <system_error>
-#include <utility>
 
 #include "base/new_file.hpp"
 #include "base/printable.hpp"

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <fstream>
 #include <numeric>
-#include <set>
 #include <sstream>
 #include <tuple>
 #include <unordered_map>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/source.hpp"
 
-#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <charconv>

@@ -3,11 +3,8 @@
 
 #include <pugixml.hpp>
 
-#include <algorithm>
 #include <climits>
-#include <map>
 #include <memory>
-#include <set>
 
 #include "base/error.hpp"
 #include "base/threads.hpp"

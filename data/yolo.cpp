@@ -3,10 +3,7 @@
 
 #include <yaml-cpp/yaml.h>
 
-#include <algorithm>
 #include <memory>
-#include <optional>
-#include <set>
 
 #include "base/error.hpp"
 #include "base/threads.hpp"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <functional>
 #include <span>
-#include <utility>
 
 #include "base/printable.hpp"
 #include "base/threads.hpp"
