@@ -25,8 +25,7 @@ int loader_threads(int workers, int loaders, bool gpu) {
 }
 
 Tasks::Tasks(int threads, size_t max_waiting) : max_waiting(max_waiting) {
-  start_workers(
-      workers, threads, [this] { work(); }, [this] { end_workers(); });
+  start_workers(workers, threads, [this](const std::stop_token& stop) { work(stop); });
 }
 
 void Tasks::add(std::function<void()> task) {
@@ -43,19 +42,10 @@ void Tasks::finish() {
   if (error) std::rethrow_exception(error);
 }
 
-void Tasks::end_workers() {
-  {
-    std::lock_guard lock(mutex);
-    stop = true;
-  }
-  changed.notify_all();
-  for (auto& w : workers) w.join();
-}
-
-void Tasks::work() {
+void Tasks::work(const std::stop_token& stop) {
   std::unique_lock lock(mutex);
   for (;;) {
-    changed.wait(lock, [&] { return stop || !waiting.empty(); });
+    changed.wait(lock, stop, [&] { return !waiting.empty(); });
     if (waiting.empty()) return;
     auto task = std::move(waiting.front());
     waiting.pop_front();

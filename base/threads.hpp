@@ -9,6 +9,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <stop_token>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -52,44 +53,38 @@ void parallel_for(int64_t n, const F& f, unsigned most = 0) {
   if (error) std::rethrow_exception(error);
 }
 
-// Starts n threads that call work(). If a thread cannot be created, calls end(), which must end the threads
-// that were started, and throws.
-template <class Work, class End>
-void start_workers(std::vector<std::thread>& workers, int n, const Work& work, const End& end) {
+// Starts n threads that call work(stop) with their std::stop_token. Throws if a thread cannot be created.
+template <class Work>
+void start_workers(std::vector<std::jthread>& workers, int n, const Work& work) {
   try {
     for (int i = 0; i < n; ++i) workers.emplace_back(work);
   } catch (const std::system_error& e) {
-    end();
     fail("cannot start ", n, " threads (", e.what(), "); give fewer --workers");
   }
 }
 
 // A queue of tasks with its own threads. Tasks are started in the order in which they were added, so with one
 // thread they also run in this order. add() blocks while `max_waiting` tasks are queued. After a task has
-// thrown, every add() and finish() rethrows the first exception, and the queued tasks are discarded.
+// thrown, every add() and finish() rethrows the first exception, and the queued tasks are discarded. The
+// destructor runs the tasks that are still in the queue.
 class Tasks {
  public:
   Tasks(int threads, size_t max_waiting);
-  ~Tasks() { end_workers(); }  // runs the tasks that are still in the queue
-  Tasks(const Tasks&) = delete;
-  Tasks& operator=(const Tasks&) = delete;
 
   void add(std::function<void()> task);
   // Waits until all tasks have ended.
   void finish();
 
  private:
-  void end_workers();
-  void work();
+  void work(const std::stop_token& stop);
 
   const size_t max_waiting;
   std::mutex mutex;
-  std::condition_variable changed;
+  std::condition_variable_any changed;
   std::deque<std::function<void()>> waiting;
   size_t busy = 0;
-  bool stop = false;
   std::exception_ptr error;
-  std::vector<std::thread> workers;
+  std::vector<std::jthread> workers;  // last, because they use the other members until they are joined
 };
 
 }  // namespace yolox

@@ -22,8 +22,13 @@ Loader::Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, 
       size(size),
       pinned(pinned) {
   start_batches();
-  start_workers(
-      workers, std::clamp(threads, 1, int(ahead) * batch), [this] { work(); }, [this] { end_workers(); });
+  start_workers(workers, std::clamp(threads, 1, int(ahead) * batch),
+                [this](const std::stop_token& stop) { work(stop); });
+}
+
+Loader::~Loader() {
+  // All at once, so that no thread begins another image while the first ones are joined.
+  for (auto& w : workers) w.request_stop();
 }
 
 bool Loader::done() {
@@ -51,15 +56,6 @@ Batch Loader::next() {
   return out;
 }
 
-void Loader::end_workers() {
-  {
-    std::lock_guard lock(mutex);
-    stop = true;
-  }
-  has_work.notify_all();
-  for (auto& w : workers) w.join();
-}
-
 void Loader::start_batches() {
   while (pending.size() < ahead && position < end) {
     const size_t n = std::min<int64_t>(batch, end - position);
@@ -83,16 +79,12 @@ void Loader::start_batches() {
   }
 }
 
-void Loader::work() {
+void Loader::work(const std::stop_token& stop) {
+  const auto has_free = [](const auto& p) { return p->taken < p->boxes.size(); };
+  const auto any_free = [&] { return std::ranges::any_of(pending, has_free); };
   std::unique_lock lock(mutex);
-  for (;;) {
-    const auto free = std::ranges::find_if(pending, [](const auto& p) { return p->taken < p->boxes.size(); });
-    if (stop) return;
-    if (free == pending.end()) {
-      has_work.wait(lock);
-      continue;
-    }
-    const auto p = *free;
+  while (has_work.wait(lock, stop, any_free) && !stop.stop_requested()) {
+    const auto p = *std::ranges::find_if(pending, has_free);
     const size_t slot = p->taken++;
     lock.unlock();
     std::exception_ptr error;

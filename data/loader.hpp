@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <thread>
 #include <vector>
 
@@ -33,7 +34,7 @@ class Loader {
   // `batch`. ahead: maximum number of unfinished and waiting batches.
   Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, bool pinned,
          int64_t stride = 0, size_t ahead = 3);
-  ~Loader() { end_workers(); }
+  ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
@@ -60,14 +61,12 @@ class Loader {
     std::exception_ptr error;   // the first exception of make()
   };
 
-  void end_workers();
-
   // Appends batches to `pending` until there are `ahead`. The caller must hold the mutex, except in the
   // constructor.
   void start_batches();
 
   // Loop of a worker thread.
-  void work();
+  void work(const std::stop_token& stop);
 
   const Make make;
   int64_t position;
@@ -77,10 +76,10 @@ class Loader {
   const cv::Size size;
   bool pinned;
   std::mutex mutex;
-  std::condition_variable has_work, has_batch;
+  std::condition_variable_any has_work;
+  std::condition_variable has_batch;
   std::deque<std::shared_ptr<PendingBatch>> pending;
-  bool stop = false;
-  std::vector<std::thread> workers;
+  std::vector<std::jthread> workers;  // last, because they use the other members until they are joined
 };
 
 // Returns the batches of a loader on the device. On a GPU, the next batch is copied on a side stream while

@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <thread>
 #include <unordered_map>
 
 #include "base/torch_versions.hpp"
@@ -30,11 +31,11 @@ Ranks::Ranks(const RankInfo& info, torch::Device device, double seconds) : info(
     // Rank 0 names the missing ranks later than the others, see exchange_peers().
     const double slack = first() ? 10 : 3;
     {
-      const Deadline deadline(seconds + slack, no_connection());
+      const std::jthread deadline = start_deadline(seconds + slack, no_connection());
       open_store();
     }
     {
-      const Deadline deadline(seconds + slack, no_connection());
+      const std::jthread deadline = start_deadline(seconds + slack, no_connection());
       exchange_peers(device);
     }
     setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/level.empty());

@@ -5,27 +5,29 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <sstream>
 
 #include "base/error.hpp"
+#include "base/program.hpp"
 #include "ddp/rank_info.hpp"
 
 namespace yolox {
 
+// Sleeps for `time` seconds. Returns false if a stop has been requested.
+static bool pause(double time, const std::stop_token& stop) {
+  std::mutex mutex;
+  std::condition_variable_any wake;
+  std::unique_lock lock(mutex);
+  wake.wait_for(lock, stop, std::chrono::milliseconds(int64_t(1000 * time)), [] { return false; });
+  return !stop.stop_requested();
+}
+
 Watchdog::Watchdog(int rank, std::vector<std::string> names, double seconds,
                    std::function<c10::intrusive_ptr<c10d::Store>()> connect)
     : rank(rank), names(std::move(names)), seconds(seconds), connect(std::move(connect)) {
-  threads[0] = std::thread([this] { heartbeat_loop(); });
-  threads[1] = std::thread([this] { timeout_loop(); });
-}
-
-Watchdog::~Watchdog() {
-  {
-    std::lock_guard lock(mutex);
-    ended = true;
-  }
-  wake.notify_all();
-  for (auto& thread : threads) thread.join();
+  heartbeats = std::jthread([this](const std::stop_token& stop) { heartbeat_loop(stop); });
+  timer = std::jthread([this](const std::stop_token& stop) { timeout_loop(stop); });
 }
 
 void Watchdog::reached(const std::string& where, bool patient) {
@@ -42,11 +44,11 @@ void Watchdog::restart_timeout() {
   age = 0;
 }
 
-void Watchdog::heartbeat_loop() {
+void Watchdog::heartbeat_loop(const std::stop_token& stop) {
   c10::intrusive_ptr<c10d::Store> store;
   std::vector<Heartbeat> before;  // of all ranks at the start of the comparison; empty: not comparing
   int compared = 0;               // intervals of kInterval since then
-  while (pause(before.empty() ? std::min(1.0, seconds / 5) : kInterval)) {
+  while (pause(before.empty() ? std::min(1.0, seconds / 5) : kInterval, stop)) {
     try {
       if (!store) store = connect();
       send_heartbeat(*store);
@@ -61,18 +63,18 @@ void Watchdog::heartbeat_loop() {
         before = read_heartbeats(*store);
         compared = 0;
       } else if (++compared >= intervals && expired()) {
-        if (report_missing(*store, before)) leave(*store, before);
+        if (report_missing(*store, before)) leave(*store, before, stop);
         before.clear();
       }
     } catch (const std::exception&) {  // the store ended; at the end of a run it may end before this thread
-      if (!expired() && !pause(5)) return;
+      if (!expired() && !pause(5, stop)) return;
       print_error(concat("rank 0 (", names[0], "), whose process ended"));
       _exit(kLostRank);
     }
   }
 }
 
-void Watchdog::leave(c10d::Store& store, const std::vector<Heartbeat>& before) {
+void Watchdog::leave(c10d::Store& store, const std::vector<Heartbeat>& before, const std::stop_token& stop) {
   try {
     store.set(concat("left/", rank), std::vector<uint8_t>{1});
     const auto after = read_heartbeats(store);
@@ -83,16 +85,16 @@ void Watchdog::leave(c10d::Store& store, const std::vector<Heartbeat>& before) {
       size_t reading = 0;
       for (size_t r = 0; r < after.size(); ++r) reading += is_reading(r);
       if (reading == 0) break;
-      pause(0.2);
+      pause(0.2, stop);
     }
-    if (rank == 0 && names.size() > 2) pause(0.5);  // ranks that have left still look for the others
-  } catch (const std::exception&) {                 // rank 0 has ended first
+    if (rank == 0 && names.size() > 2) pause(0.5, stop);  // ranks that have left still look for the others
+  } catch (const std::exception&) {                       // rank 0 has ended first
   }
   _exit(kLostRank);
 }
 
-void Watchdog::timeout_loop() {
-  for (double before = now(); pause(0.2); before = now()) {
+void Watchdog::timeout_loop(const std::stop_token& stop) {
+  for (double before = now(); pause(0.2, stop); before = now()) {
     {
       std::lock_guard lock(mutex);
       const double ran = std::min(1.0, now() - before);  // a longer interval means a suspended process
@@ -103,11 +105,6 @@ void Watchdog::timeout_loop() {
     print_error(concat("rank 0 (", names[0], "), which does not respond"));
     _exit(kLostRank);
   }
-}
-
-bool Watchdog::pause(double time) {
-  std::unique_lock lock(mutex);
-  return !wake.wait_for(lock, std::chrono::milliseconds(int64_t(1000 * time)), [this] { return ended; });
 }
 
 bool Watchdog::expires_within(double time) {
@@ -173,28 +170,6 @@ bool Watchdog::report_missing(c10d::Store& store, const std::vector<Heartbeat>& 
   return print_error("an unknown rank: all ranks are at the same barrier");
 }
 
-Deadline::Deadline(double seconds, std::string message)
-    : thread([this, seconds, message = "error: " + std::move(message) + "\n"] {
-        double age = 0, before = now();
-        for (std::unique_lock lock(mutex);
-             !wake.wait_for(lock, std::chrono::milliseconds(200), [this] { return ended; });) {
-          age += std::min(1.0, now() - before);  // as in timeout_loop()
-          before = now();
-          if (age < seconds) continue;
-          if (write(2, message.data(), message.size()) < 0) _exit(1);
-          _exit(kLostRank);
-        }
-      }) {}
-
-Deadline::~Deadline() {
-  {
-    std::lock_guard lock(mutex);
-    ended = true;
-  }
-  wake.notify_all();
-  thread.join();
-}
-
 bool Watchdog::print_error(const std::string& late) {
   std::string text;
   {
@@ -203,6 +178,19 @@ bool Watchdog::print_error(const std::string& late) {
                   seconds, "), waiting for ", late, "\n");
   }
   return write(2, text.data(), text.size()) != 0;
+}
+
+std::jthread start_deadline(double seconds, std::string message) {
+  return std::jthread(
+      [seconds, message = "error: " + std::move(message) + "\n"](const std::stop_token& stop) {
+        double age = 0;
+        for (double before = now(); pause(0.2, stop); before = now()) {
+          age += std::min(1.0, now() - before);  // as in timeout_loop()
+          if (age < seconds) continue;
+          if (write(2, message.data(), message.size()) < 0) _exit(1);
+          _exit(kLostRank);
+        }
+      });
 }
 
 }  // namespace yolox

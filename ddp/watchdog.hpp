@@ -9,10 +9,10 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,8 +26,6 @@ class Watchdog {
   // connection to the store, which rank 0 hosts. Starts two threads.
   Watchdog(int rank, std::vector<std::string> names, double seconds,
            std::function<c10::intrusive_ptr<c10d::Store>()> connect);
-  ~Watchdog();
-  Watchdog(const Watchdog&) = delete;
 
   // Reports that this rank has reached the named barrier and restarts the timeout. The timeout is off before
   // the first call. patient: at this barrier, the run ends only if the process of a rank does not run.
@@ -41,13 +39,11 @@ class Watchdog {
  private:
   // Heartbeat thread: writes a heartbeat to the store about every second, and looks for missing ranks after
   // the timeout.
-  void heartbeat_loop();
+  void heartbeat_loop(const std::stop_token& stop);
   // Timer thread: counts the time and ends the process if the store does not respond. Needs no connection,
   // because the heartbeat thread hangs if rank 0 hangs, which hosts the store.
-  void timeout_loop();
+  void timeout_loop(const std::stop_token& stop);
 
-  // Sleeps for `time` seconds. Returns false if the destructor has been called.
-  bool pause(double time);
   // Returns true if the timeout expires within `time` seconds, or has expired.
   bool expires_within(double time);
   bool expired() { return expires_within(0); }
@@ -72,7 +68,8 @@ class Watchdog {
   bool report_missing(c10d::Store& store, const std::vector<Heartbeat>& before);
   // Ends the process after report_missing(). Waits up to 6 s for the ranks that run, because the end of a
   // process breaks their connections, and the store ends with rank 0. before: as for report_missing().
-  [[noreturn]] void leave(c10d::Store& store, const std::vector<Heartbeat>& before);
+  [[noreturn]] void leave(c10d::Store& store, const std::vector<Heartbeat>& before,
+                          const std::stop_token& stop);
   // Prints the error line. Returns true.
   bool print_error(const std::string& late);
 
@@ -80,30 +77,19 @@ class Watchdog {
   const std::vector<std::string> names;
   const double seconds;
   const std::function<c10::intrusive_ptr<c10d::Store>()> connect;
-  std::thread threads[2];
   std::mutex mutex;
-  std::condition_variable wake;
-  bool ended = false;
   std::atomic<bool> is_patient{false};
   std::string here;
   double age = 0;                 // seconds of run time since the barrier or the last restart of the timeout
   std::atomic<double> silent{0};  // seconds of run time since the last response of the store
   int64_t count = 0, beats = 0;
+  // The last members, because the threads use the others until they are joined.
+  std::jthread heartbeats, timer;
 };
 
-// Ends the process with an error if the object still exists after `seconds` of run time. The constructor of a
-// store and its first calls have no timeout if the other end accepts the connection and never answers.
-class Deadline {
- public:
-  Deadline(double seconds, std::string message);
-  ~Deadline();
-  Deadline(const Deadline&) = delete;
-
- private:
-  std::mutex mutex;
-  std::condition_variable wake;
-  bool ended = false;
-  std::thread thread;
-};
+// Returns a thread that ends the process with an error if the thread still exists after `seconds` of run
+// time. The constructor of a store and its first calls have no timeout if the other end accepts the
+// connection and never answers.
+[[nodiscard]] std::jthread start_deadline(double seconds, std::string message);
 
 }  // namespace yolox
