@@ -8,9 +8,13 @@
 // rematerialisation a process needed three times the memory that way.
 #pragma once
 #include <c10/core/CPUAllocator.h>
+#include <malloc.h>
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
+
+#include "base/error.hpp"
 
 namespace yolox {
 
@@ -18,7 +22,14 @@ class CountingAllocator final : public c10::Allocator {
  public:
   // Returns the allocator. The first call installs it for the rest of the process, because a tensor must be
   // freed by the allocator that has allocated it. Memory allocated before is not counted.
-  static CountingAllocator& get();
+  static CountingAllocator& get() {
+    static CountingAllocator* const one = [] {
+      auto* allocator = new CountingAllocator;
+      c10::SetCPUAllocator(allocator, /*priority=*/1);
+      return allocator;
+    }();
+    return *one;
+  }
 
   int64_t live() const { return bytes; }  // bytes allocated now
   // Returns the maximum of live() since the last call of reset_peak().
@@ -29,7 +40,20 @@ class CountingAllocator final : public c10::Allocator {
   // hook.
   std::atomic<void (*)(int64_t)> before_allocation{nullptr};
 
-  c10::DataPtr allocate(size_t size) override;
+  c10::DataPtr allocate(size_t size) override {
+    if (size == 0) return {nullptr, nullptr, &release, c10::kCPU};
+    // malloc allocates slightly more; it rounds large blocks up to whole pages.
+    if (const auto make_room = before_allocation.load(std::memory_order_relaxed))
+      make_room(int64_t(size) + (size < 65536 ? 128 : 8192));
+    void* block = std::malloc(size + sizeof(void*) + kAlignment);
+    check(block, "can't allocate memory: ", size, " bytes requested");
+    const int64_t now = bytes += int64_t(malloc_usable_size(block));
+    for (int64_t before = most; now > before && !most.compare_exchange_weak(before, now);) continue;
+    const uintptr_t first = uintptr_t(block) + sizeof(void*) + kAlignment - 1;
+    void** data = reinterpret_cast<void**>(first / kAlignment * kAlignment);
+    data[-1] = block;
+    return {data, data, &release, c10::kCPU};
+  }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t size) const override {
     default_copy_data(to, from, size);
@@ -38,7 +62,12 @@ class CountingAllocator final : public c10::Allocator {
  private:
   CountingAllocator() = default;
   static constexpr size_t kAlignment = 64;
-  static void release(void* data);
+  static void release(void* data) {
+    if (!data) return;
+    void* block = static_cast<void**>(data)[-1];
+    get().bytes -= int64_t(malloc_usable_size(block));
+    std::free(block);
+  }
 
   std::atomic<int64_t> bytes{0}, most{0};
 };

@@ -4,21 +4,20 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/text.hpp"
+
 namespace yolox {
 
-namespace dtr_trace_detail {
-
-double tick_distance(double most) {
+// Returns the distance of ticks on an axis from 0 to `most`: 1, 2 or 5 times a power of ten, so that the axis
+// has 4 to 9 of them.
+static double tick_distance(double most) {
   const double power = std::pow(10.0, std::floor(std::log10(most / 4)));
   for (const double times : {5.0, 2.0})
     if (most / (times * power) >= 4) return times * power;
   return power;
 }
 
-}  // namespace dtr_trace_detail
-
 cv::Mat draw_memory_chart(const std::vector<MemorySample>& samples, double budget, double backward) {
-  using dtr_trace_detail::tick_distance;
   const cv::Rect plot(80, 50, 850, 370);
   const cv::Scalar paper(255, 255, 255), ink(60, 60, 60), lines(225, 225, 225), plain(200, 190, 180),
       kept(170, 105, 30), limit(40, 40, 205);

@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "dtr/budget.hpp"
-#include "dtr/cost.hpp"
 #include "dtr/dtr.hpp"
 #include "dtr/trace.hpp"
 #include "run/fit.hpp"
