@@ -17,10 +17,10 @@
 #include "run/crash.hpp"            // crash.txt
 #include "run/fast_paths.hpp"       // use_fast_paths(): --fast
 #include "run/fit.hpp"              // MicroBatches, fit_batch(), try_dtr_step()
+#include "run/numbers.hpp"          // UnreadSteps: losses on their way to the host
 #include "run/run.hpp"              // Run: run folder, log, checkpoints and reports
 #include "run/setup.hpp"            // data, model and weights
 #include "run/step_graphs.hpp"      // StepGraphs: --fast graph
-#include "run/unread_steps.hpp"     // UnreadSteps: losses on their way to the host
 
 using namespace yolox;
 

@@ -28,10 +28,10 @@
 #include "loss.hpp"
 #include "run/fast_paths.hpp"
 #include "run/log.hpp"
+#include "run/numbers.hpp"
 #include "run/run.hpp"
 #include "run/saving.hpp"
 #include "run/setup.hpp"
-#include "run/unread_steps.hpp"
 
 using namespace yolox;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensors.hpp"
 
-#include "run/remarks.hpp"
+#include "run/progress.hpp"
 
 using namespace yolox;
 
