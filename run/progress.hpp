@@ -20,7 +20,6 @@
 #include "optim.hpp"
 #include "run/log.hpp"
 #include "run/numbers.hpp"
-#include "run/tensorboard.hpp"
 
 namespace yolox {
 

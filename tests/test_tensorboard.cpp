@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "run/tensorboard.hpp"
+#include "run/log.hpp"
 
 #include <unistd.h>
 
