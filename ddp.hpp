@@ -30,7 +30,6 @@
 #include "base/program.hpp"
 #include "ddp/launch.hpp"
 #include "ddp/rank_info.hpp"
-#include "ddp/rendezvous.hpp"
 #include "ddp/shared_memory.hpp"
 #include "ddp/watchdog.hpp"
 #include "layers/collectives.hpp"

@@ -20,7 +20,7 @@
 #include <iterator>
 
 #include "base/program.hpp"
-#include "ddp/rendezvous.hpp"
+#include "ddp/rank_info.hpp"
 
 namespace yolox {
 
