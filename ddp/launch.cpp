@@ -27,8 +27,6 @@
 
 namespace yolox {
 
-namespace launch_detail {
-
 int listen_on_loopback(int port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
   sockaddr_in address{};
@@ -52,8 +50,6 @@ int listen_on_free_port(int& port) {
   port = ntohs(address.sin_port);
   return fd;
 }
-
-}  // namespace launch_detail
 
 // Child process of the launcher: one rank.
 struct Child {
@@ -164,7 +160,7 @@ static bool read_output(std::vector<Child>& ranks, int& report_pipe, std::string
 // printed with its last lines. Sets `run` to the run folder if a checkpoint was saved.
 static int run_ranks(const Launch& l, const std::vector<std::string>& words, std::string& run) {
   int port = l.master.empty() ? 0 : parse_address("--master", l.master).second, reports[2];
-  const int listening = l.master.empty() ? launch_detail::listen_on_free_port(port) : -1;
+  const int listening = l.master.empty() ? listen_on_free_port(port) : -1;
   const bool has_pipe = pipe2(reports, O_CLOEXEC) == 0;
   check(has_pipe, "cannot create a pipe: ", std::strerror(errno));
   std::vector<Child> ranks;

@@ -19,8 +19,6 @@ struct Launch {
   int restarts = 0;    // maximum number of restarts after a failure
 };
 
-namespace launch_detail {
-
 // Opens a listening socket on a port of the loopback interface; port 0: a free one. Returns the file
 // descriptor.
 int listen_on_loopback(int port);
@@ -28,8 +26,6 @@ int listen_on_loopback(int port);
 // Opens a listening socket on a free port of the loopback interface. Returns the file descriptor and sets
 // `port`.
 int listen_on_free_port(int& port);
-
-}  // namespace launch_detail
 
 // Starts the ranks, waits for them and returns the exit code of the run. Forwards the signals that end a run
 // to the ranks. Resumes a failed run up to l.restarts times if a checkpoint was saved, and on a single node

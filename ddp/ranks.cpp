@@ -224,7 +224,7 @@ c10::intrusive_ptr<c10d::Store> Ranks::connect_store(bool serves, double most) {
   if (serves && info.listening >= 0)
     options.masterListenFd = info.listening;
   else if (serves && local_only)
-    options.masterListenFd = launch_detail::listen_on_loopback(info.port);
+    options.masterListenFd = listen_on_loopback(info.port);
   auto tcp = c10::make_intrusive<c10d::TCPStore>(info.host, options);
   tcp->setTimeout(timeout());
   if (!info.agent_hosts_store) return tcp;

@@ -49,7 +49,7 @@ struct Variables {
 // Returns a port of the loopback interface that is free.
 int free_port() {
   int port = 0;
-  close(launch_detail::listen_on_free_port(port));
+  close(listen_on_free_port(port));
   return port;
 }
 
@@ -656,7 +656,7 @@ TEST_CASE("ranks: a rank that does not arrive within the timeout is named" * sta
   CHECK_MESSAGE(lines_of(o.err).size() == 1, o.err);  // without warnings and stack traces of torch
   // A port that is in use.
   int taken = 0;
-  const int fd = launch_detail::listen_on_free_port(taken);
+  const int fd = listen_on_free_port(taken);
   o = shell(dir, concat(train, "MASTER_PORT=", taken, " RANK=0 LOCAL_RANK=0", flags));
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err, concat("cannot listen on port ", taken)), o.err);
