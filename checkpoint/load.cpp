@@ -51,21 +51,22 @@ std::string find_weights_file(const std::string& given) {
 
 c10::IValue read_weights(const std::string& given) { return read_pth(find_weights_file(given)); }
 
+// Returns the tensor of a key, with or without the prefix "module."; undefined: there is none.
+static torch::Tensor find_tensor(const GenericDict& weights, const std::string& key) {
+  for (const std::string& name : {key, "module." + key})
+    if (weights.contains(name) && weights.at(name).isTensor()) return weights.at(name).toTensor();
+  return {};
+}
+
 std::string detect_model(const GenericDict& weights, const std::string& likely) {
-  std::string first;
   for (const ModelRow& size : model_sizes())
     if (size.name == likely && size.make != make_yolox) return likely;
-  for (const auto& e : weights) {
-    if (!e.key().isString()) continue;
-    std::string key = e.key().toStringRef();
-    if (key.rfind("module.", 0) == 0) key = key.substr(7);
-    if (key != "backbone.backbone.stem.conv.conv.weight" || !e.value().isTensor() ||
-        e.value().toTensor().dim() != 4)
-      continue;
-    for (const ModelRow& size : model_sizes()) {
-      if (size.make != make_yolox || e.value().toTensor().size(0) != int64_t(size.width * 64)) continue;
-      if (first.empty() || size.name == likely) first = size.name;
-    }
+  const torch::Tensor stem = find_tensor(weights, "backbone.backbone.stem.conv.conv.weight");
+  if (!stem.defined() || stem.dim() != 4) return "";
+  std::string first;
+  for (const ModelRow& size : model_sizes()) {
+    if (size.make != make_yolox || stem.size(0) != int64_t(size.width * 64)) continue;
+    if (first.empty() || size.name == likely) first = size.name;
   }
   return first;
 }
@@ -73,9 +74,8 @@ std::string detect_model(const GenericDict& weights, const std::string& likely) 
 int64_t num_classes_of(const GenericDict& weights) {
   for (const auto& e : weights) {
     if (!e.key().isString()) continue;
-    const std::string key = e.key().toStringRef(), end = "head.cls_preds.0.weight";
-    if (key.size() >= end.size() && key.compare(key.size() - end.size(), end.size(), end) == 0 &&
-        e.value().isTensor() && e.value().toTensor().dim() == 4 && e.value().toTensor().numel() > 0)
+    if (e.key().toStringRef().ends_with("head.cls_preds.0.weight") && e.value().isTensor() &&
+        e.value().toTensor().dim() == 4 && e.value().toTensor().numel() > 0)
       return e.value().toTensor().size(0);
   }
   return 0;
@@ -152,13 +152,6 @@ static StateDict class_layers(const YOLOX& model) {
   for (const auto& [key, tensor] : state_dict(*model))
     if (key.rfind("head.cls_preds.", 0) == 0) layers.emplace_back(key, tensor);
   return layers;
-}
-
-// Returns the tensor of a key, with or without the prefix "module."; undefined: there is none.
-static torch::Tensor find_tensor(const GenericDict& weights, const std::string& key) {
-  for (const std::string& name : {key, "module." + key})
-    if (weights.contains(name) && weights.at(name).isTensor()) return weights.at(name).toTensor();
-  return {};
 }
 
 // Sets the class layers of a model whose classes differ from those of the weights. The rows of classes that
