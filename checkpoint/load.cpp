@@ -2,7 +2,6 @@
 #include "checkpoint/load.hpp"
 
 #include <algorithm>
-#include <cctype>
 #include <filesystem>
 #include <fstream>
 
@@ -141,11 +140,6 @@ ImageSize input_size(const WeightsInfo& info, const std::string& flag) {
   return {side, side};
 }
 
-static std::string lower_case(std::string text) {
-  for (char& c : text) c = char(std::tolower(static_cast<unsigned char>(c)));
-  return text;
-}
-
 // Returns the parameters of the class layers.
 static StateDict class_layers(const YOLOX& model) {
   StateDict layers;
@@ -164,7 +158,7 @@ static std::vector<std::string> copy_class_rows(YOLOX& model, const StateDict& f
   std::vector<int64_t> from, to;
   std::vector<std::string> copied;
   for (size_t w = 0; w < wanted.size(); ++w) {
-    const auto same = [&](const std::string& name) { return lower_case(name) == lower_case(wanted[w]); };
+    const auto same = [&](const std::string& name) { return lower(name) == lower(wanted[w]); };
     const auto found = std::find_if(of_weights.begin(), of_weights.end(), same);
     if (found == of_weights.end()) continue;
     from.push_back(found - of_weights.begin());
