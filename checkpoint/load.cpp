@@ -22,7 +22,8 @@ EvalGuard::~EvalGuard() {
     module->train(training);  // parents come first, because train() also sets the children
 }
 
-std::string find_weights_file(const std::string& given) {
+// Returns the path of a weights file. given: as for read_weights().
+static std::string find_weights_file(const std::string& given) {
   namespace fs = std::filesystem;
   std::error_code error;
   if (fs::is_directory(given, error)) {

@@ -25,12 +25,9 @@ struct EvalGuard {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;
 };
 
-// Returns the path of a weights file. given: a path; the folder of a run, for its best.pth, or last.pth if
-// there is no best.pth; or the name of a model such as yolox-s or s, for the file that weights/get has
-// downloaded. Throws if a file of official weights is missing, or if a folder has no checkpoint.
-std::string find_weights_file(const std::string& given);
-
-// Reads a .pth checkpoint. given: as for find_weights_file().
+// Reads a .pth checkpoint. given: a path; the folder of a run, for its best.pth, or last.pth if there is no
+// best.pth; or the name of a model such as yolox-s or s, for the file that weights/get has downloaded. Throws
+// if a file of official weights is missing, or if a folder has no checkpoint.
 c10::IValue read_weights(const std::string& given);
 
 // Returns the name of the model to which weights belong, from the shape of the stem, or "" if no model fits.
@@ -51,10 +48,10 @@ struct LoadedModel {
   std::string report;  // the file used of a run folder, entries that the model does not have; may be empty
 };
 
-// Loads a model with all of its weights, in evaluation mode, on the device. given: as for
-// find_weights_file(). model: expected model, or "" to take the model from the file. preproc: "auto" (from
-// the file), "bgr", or "imagenet" alias "legacy". ema: false for the weights without EMA of a checkpoint of a
-// training run. Throws if the weights are incomplete.
+// Loads a model with all of its weights, in evaluation mode, on the device. given: as for read_weights().
+// model: expected model, or "" to take the model from the file. preproc: "auto" (from the file), "bgr", or
+// "imagenet" alias "legacy". ema: false for the weights without EMA of a checkpoint of a training run. Throws
+// if the weights are incomplete.
 LoadedModel load_model(const std::string& given, const std::string& model, const std::string& preproc,
                        torch::Device device, bool ema = true);
 

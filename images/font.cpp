@@ -148,13 +148,17 @@ class Fonts {
 
 static bool has_fonts() { return Fonts::of_machine().any(); }
 
-bool can_draw(char32_t c) { return c != 0xFFFD && (has_fonts() ? Fonts::of_machine().has(c) : c < 0x7F); }
+// Returns true if a font has this character. The first call with a character beyond the usual font looks
+// through all fonts of the machine.
+static bool can_draw(char32_t c) {
+  return c != 0xFFFD && (has_fonts() ? Fonts::of_machine().has(c) : c < 0x7F);
+}
 
 #else
 
 static bool has_fonts() { return false; }
 
-bool can_draw(char32_t c) { return c < 0x7F; }
+static bool can_draw(char32_t c) { return c < 0x7F; }
 
 #endif
 

@@ -13,10 +13,6 @@ namespace yolox {
 // Returns the code points of UTF-8 text. An invalid byte and a control character become U+FFFD.
 std::vector<char32_t> code_points(const std::string& text);
 
-// Returns true if a font has this character. The first call with a character beyond the usual font looks
-// through all fonts of the machine.
-bool can_draw(char32_t c);
-
 // Returns the width and the height in pixels of a line of text. em: font size in pixels. Capitals have about
 // 0.7 em. The height depends on em only.
 cv::Size text_extent(const std::string& text, int em);
