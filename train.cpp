@@ -41,12 +41,14 @@ struct StepSettings {
   bool sync_bn = true;
 };
 
-// Returns the settings of the steps on one rank. class_weights: see StepSettings.
-static StepSettings step_settings(const Config& config, const WeightsInfo& info, const Tensor& class_weights,
-                                  const Training& t) {
+// Returns the settings of the steps on one rank.
+static StepSettings step_settings(const Config& config, const WeightsInfo& info, const Dataset& data,
+                                  const Training& t, torch::Device device) {
   StepSettings step;
   step.amp = dtype_of(config.amp);
-  step.class_weights = class_weights;
+  if (config.class_weights != 0)
+    step.class_weights =
+        torch::tensor(class_weights(class_counts(data), config.class_weights), torch::kFloat).to(device);
   step.clip = config.clip;
   step.type = t.model->parameters()[0].scalar_type();
   step.legacy_preproc = info.legacy_preproc;
@@ -213,7 +215,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatche
   WeightsInfo info;
   YOLOX model = new_model(config, saved, data.train, device, info, saved.notes);
   Training t = new_training(config, model, device);
-  StepSettings step = step_settings(config, info, class_weights_of(config, data.train, device), t);
+  StepSettings step = step_settings(config, info, data.train, t, device);
 
   // ---- run folder, log, checkpoints
   Run run(config, info, saved, data, ranks, device);
@@ -237,7 +239,9 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatche
   run.start(t, plan, dtr.on());
 
   // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN
-  synchronize(ranks, t);
+  ranks.reached("the start");
+  ranks.broadcast(tensors_of(t));
+  ranks.check_equal(tensors_of(t), "at the start");
   const bool uses_graphs = uses_fast_path(config, "graph");
   std::optional<GradientReducer> reducer;  // cannot be recorded
   if (!ranks.alone()) {

@@ -137,11 +137,6 @@ Training new_training(const Config& config, YOLOX model, torch::Device device) {
   return t;
 }
 
-Tensor class_weights_of(const Config& config, const Dataset& data, torch::Device device) {
-  if (config.class_weights == 0) return {};
-  return torch::tensor(class_weights(class_counts(data), config.class_weights), torch::kFloat).to(device);
-}
-
 EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, int64_t share,
                                  torch::Device device, Ranks& ranks) {
   EvalSettings s;
@@ -157,12 +152,6 @@ EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, 
   s.ranks = ranks.info.world;
   s.gather = [&](const std::vector<double>& mine) { return ranks.gather(mine); };
   return s;
-}
-
-void synchronize(Ranks& ranks, Training& t) {
-  ranks.reached("the start");
-  ranks.broadcast(tensors_of(t));
-  ranks.check_equal(tensors_of(t), "at the start");
 }
 
 }  // namespace yolox

@@ -53,14 +53,8 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
 // Returns model, optimizer, scaler and EMA, with the parts of --freeze frozen.
 Training new_training(const Config& config, YOLOX model, torch::Device device);
 
-// Returns the weights of --class-weights, [classes]; undefined if all are equal.
-Tensor class_weights_of(const Config& config, const Dataset& data, torch::Device device);
-
 // Returns the settings of evaluate() for this rank. share: batch size of this rank.
 EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, int64_t share,
                                  torch::Device device, Ranks& ranks);
-
-// Broadcasts the training state of rank 0 to all ranks, and throws if a rank then has another state.
-void synchronize(Ranks& ranks, Training& t);
 
 }  // namespace yolox
