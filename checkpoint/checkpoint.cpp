@@ -7,9 +7,7 @@
 #include <set>
 #include <sstream>
 
-#include "base/error.hpp"
 #include "base/printable.hpp"
-#include "checkpoint/pth.hpp"
 #include "data/batch.hpp"
 
 namespace yolox {

@@ -5,8 +5,6 @@
 
 #include <cmath>
 #include <limits>
-#include <mutex>
-#include <optional>
 
 #include "base/error.hpp"
 #include "dtr/counting_allocator.hpp"

@@ -49,8 +49,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
-#include <string>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
