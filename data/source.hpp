@@ -227,10 +227,6 @@ YoloYaml read_data_yaml(const std::string& file);
 // file does not have this format.
 YoloYaml read_obj_data(const std::string& file);
 
-// Returns the image files of a split, sorted by path. A path that was written on another machine is found by
-// its end. Throws if there are none.
-std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& split);
-
 // Returns the path of the label file of an image: a/images/train/b.jpg -> a/labels/train/b.txt. If no folder
 // is called images, the label file is beside the image.
 std::string yolo_label_file(const std::string& image);
@@ -239,8 +235,6 @@ std::string yolo_label_file(const std::string& image);
 // bounding box is read. Coordinates are fractions of the image size. A missing file means an image without
 // objects. Errors are in Labels::problems.
 Labels read_yolo_txt(const std::string& path, bool keypoints);
-
-Source read_yolo_split(const YoloYaml& data, const std::string& split);
 
 // Returns the readers of the splits.
 SplitReaders yolo_splits(const YoloYaml& yaml);

@@ -97,7 +97,9 @@ YoloYaml read_data_yaml(const std::string& file) {
   return data;
 }
 
-std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& split) {
+// Returns the image files of a split, sorted by path. A path that was written on another machine is found by
+// its end. Throws if there are none.
+static std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& split) {
   std::vector<std::string> images;
   std::optional<FilesByEnd> files;
   for (const std::string& given : data.splits.at(split)) {
@@ -252,7 +254,7 @@ static void find_orphans(Source& source) {
   }
 }
 
-Source read_yolo_split(const YoloYaml& data, const std::string& split) {
+static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   Source source;
   source.name = concat(data.file, " (", split, ")");
   source.relative = true;
