@@ -54,8 +54,8 @@ struct EvalSettings {
 
 // Converts `rows` [D, 7] of postprocess() (x1, y1, x2, y2 in pixels of the letterboxed image, objectness,
 // class score, class; best score first) to boxes in pixels of the original image, not clipped. Skips boxes
-// that are not finite. tile: the part of the image that was letterboxed, if not all of it. scale: of the
-// letterbox.
+// that are not finite. scale: of the letterbox. tile: the part of the image that was letterboxed; not needed
+// for a whole image, unless merge_tiles() follows.
 inline std::vector<TileDetection> to_image_pixels(const Tensor& rows, Scale scale,
                                                   const cv::Rect& tile = {}) {
   std::vector<TileDetection> found;

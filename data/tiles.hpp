@@ -40,7 +40,7 @@ Tiles inference_tiles(const Dataset& data, int side, double overlap);
 struct TileDetection {
   Box box;  // in pixels of the whole image
   double score;
-  cv::Rect tile;  // the whole image, if it was not found in a tile
+  cv::Rect tile;  // the part of the image that the network has seen, maybe all of it
 };
 
 // Returns the detections in an image of those in its tiles, best first. Leaves out boxes that touch an inner
