@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Included by every test file: doctest, temporary folders, and the folder of reference data. Tests that need
-// the reference data are declared with SHARED_TEST, and are skipped if the folder does not exist. Files that
-// use torch include tensors.hpp first.
+// the reference data are declared with SHARED_TEST or SHARED_PROGRAM_TEST, and are skipped if the folder does
+// not exist. Files that use torch include tensors.hpp first.
 #pragma once
 #include <doctest/doctest.h>
 #include <sched.h>
@@ -33,11 +33,12 @@ inline std::string test_device() {
   return env ? env : "cpu";
 }
 
-#define SHARED_TEST(name) TEST_CASE(name* doctest::skip(!shared_exists()))
-
-// Decorators: TEST_CASE("eval: ..." * starts_programs).
 // Cases that start another program. ./test.sh quick and the sanitizers leave them out.
 inline const doctest::test_suite starts_programs("programs");
+#define PROGRAM_TEST(name) TEST_CASE(name* starts_programs)
+#define SHARED_TEST(name) TEST_CASE(name* doctest::skip(!shared_exists()))
+#define SHARED_PROGRAM_TEST(name) PROGRAM_TEST(name* doctest::skip(!shared_exists()))
+
 // Cases of the loader and the cache. tests/checks.sh runs them under the thread sanitizer.
 inline const doctest::test_suite runs_threads("threads");
 

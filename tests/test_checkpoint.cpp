@@ -241,8 +241,7 @@ TEST_CASE("checkpoints: a failed write keeps the old file and leaves no temporar
   CHECK(read_pth(dir / "a.pth").toInt() == 2);
 }
 
-TEST_CASE("checkpoints: Python reads files of write_pth(), and read_pth() reads files of torch.save()" *
-          starts_programs) {
+PROGRAM_TEST("checkpoints: Python reads files of write_pth(), and read_pth() reads files of torch.save()") {
   if (python_with("torch").empty()) {
     MESSAGE("skipped: no Python with torch (set YOLOX_PYTHON)");
     return;

@@ -703,10 +703,9 @@ TEST_CASE("data: the same data in COCO, VOC and YOLO format gives the same batch
   }
 }
 
-TEST_CASE(
+PROGRAM_TEST(
     "data: a packed data set gives the same batches bit for bit; an incomplete one is refused and can be "
-    "completed" *
-    starts_programs) {
+    "completed") {
   TempDir dir;
   const Splits from_files = load_splits(forms().dir / "coco", "", 0, "");
   for (const bool decoded : {false, true}) {
@@ -737,10 +736,9 @@ TEST_CASE(
   CHECK(has(error_of([&] { load_splits(dir / "other.lmdb", "", 0, ""); }), "other.lmdb"));
 }
 
-TEST_CASE(
+PROGRAM_TEST(
     "data: an interrupted ./pack continues; files of other data, other programs or without their end are "
-    "refused" *
-    starts_programs) {
+    "refused") {
   TempDir dir;
   CocoFile coco;
   std::vector<Image> pictures;
@@ -809,8 +807,7 @@ TEST_CASE(
   refused("of another program");
 }
 
-TEST_CASE("data: an image that cannot be decoded is listed by ./pack and replaced in training" *
-          starts_programs) {
+PROGRAM_TEST("data: an image that cannot be decoded is listed by ./pack and replaced in training") {
   TempDir dir;
   write_noise(dir / "images/a.png", 0);
   write_image(dir / "images/b.png", 40, 30, {1, 1, 1});

@@ -427,12 +427,11 @@ RANK_CASE("rank: gradients of two heads are all-reduced once") {
   }
 }
 
-TEST_CASE("ranks: collectives give the right results, and different weights or settings are detected" *
-          starts_programs) {
+PROGRAM_TEST("ranks: collectives give the right results, and different weights or settings are detected") {
   on_ranks(3, "rank: collectives*");
   on_ranks(3, "rank: averages*");
 }
-TEST_CASE("ranks: all ranks name the rank that keeps them waiting" * starts_programs) {
+PROGRAM_TEST("ranks: all ranks name the rank that keeps them waiting") {
   const auto all_say = [](const std::vector<Outcome>& ranks, int to_blame, const std::string& part) {
     for (int r = 0; r < int(ranks.size()); ++r) {
       if (r == to_blame) continue;
@@ -485,22 +484,19 @@ TEST_CASE("ranks: two ranks with one GPU, or with two MIG slices of it, are refu
       check_gpus(versions),
       doctest::Contains("rank 0 has NCCL 2.27.5, but rank 1 (b, process 11, GPU-2) has 2.21.5"));
 }
-TEST_CASE("ranks: SyncBN over uneven shares, one of them empty, equals batch norm over the whole batch" *
-          starts_programs) {
+PROGRAM_TEST("ranks: SyncBN over uneven shares, one of them empty, equals batch norm over the whole batch") {
   on_ranks(2, "rank: SyncBN equals batch norm over the whole batch");
   on_ranks(3, "rank: SyncBN equals batch norm over the whole batch");
 }
-TEST_CASE(
-    "ranks: gradients of two heads, of which a step uses one, are all-reduced once after all micro-batches" *
-    starts_programs) {
+PROGRAM_TEST(
+    "ranks: gradients of two heads, of which a step uses one, are all-reduced once after all micro-batches") {
   on_ranks(2, "rank: gradients of two heads are all-reduced once");
 }
 
 // ---- training runs
 
-TEST_CASE(
-    "train: 1, 2 and 3 ranks make the same steps, also when a run is resumed with another number of ranks" *
-    starts_programs) {
+PROGRAM_TEST(
+    "train: 1, 2 and 3 ranks make the same steps, also when a run is resumed with another number of ranks") {
   if (too_few_gpus(3)) return;
   Steps s;
   succeed(s.dir, "train", s.flags + "--eval-interval 0 --max-iters 1 --lr 0 --out start");
@@ -535,8 +531,8 @@ TEST_CASE(
   CHECK(relative_difference(s.dir, "moved", "one", "start") < 1e-7);
 }
 
-SHARED_TEST("train: 1, 2 and 3 ranks make the same steps from the real nano, with mosaic and multi-scale" *
-            starts_programs) {
+SHARED_PROGRAM_TEST(
+    "train: 1, 2 and 3 ranks make the same steps from the real nano, with mosaic and multi-scale") {
   if (too_few_gpus(3)) return;
   TempDir dir;
   // In fp64, because in fp32 two runs on one rank, with one thread and with two, differ after ten steps as
@@ -562,8 +558,7 @@ SHARED_TEST("train: 1, 2 and 3 ranks make the same steps from the real nano, wit
   CHECK(relative_difference(dir, "two32", "one32", "start") < 1e-4);
 }
 
-TEST_CASE("train: ranks evaluate each image once in total, and AP equals that of one rank and of eval" *
-          starts_programs) {
+PROGRAM_TEST("train: ranks evaluate each image once in total, and AP equals that of one rank and of eval") {
   if (too_few_gpus(3)) return;
   Steps s;
   const std::string flags = s.flags + "--max-iters 4 --eval-interval 1 --conf 0 --nms 0.9 ";
@@ -583,8 +578,7 @@ TEST_CASE("train: ranks evaluate each image once in total, and AP equals that of
   }
 }
 
-TEST_CASE("train: bad batch sizes, missing GPUs and wrong node or rank settings are refused at once" *
-          starts_programs) {
+PROGRAM_TEST("train: bad batch sizes, missing GPUs and wrong node or rank settings are refused at once") {
   const TempDir& dir = trained().dir;
   const auto refused = [&](const std::string& before, const std::string& flags, const std::string& part) {
     const Outcome o = shell(dir, before + "$YOLOX_PROGRAMS/train " + kTrain + "--out no " + flags);
@@ -616,8 +610,7 @@ TEST_CASE("train: bad batch sizes, missing GPUs and wrong node or rank settings 
   CHECK(has(few.err, "9 ranks and only 8 images"));
 }
 
-TEST_CASE("ranks: the store listens on the loopback interface only if MASTER_ADDR is 127.0.0.1" *
-          starts_programs) {
+PROGRAM_TEST("ranks: the store listens on the loopback interface only if MASTER_ADDR is 127.0.0.1") {
   const TempDir& dir = trained().dir;
   const int port = free_port();
   const std::string hex = formatted(":%04X ", port);
@@ -638,7 +631,7 @@ TEST_CASE("ranks: the store listens on the loopback interface only if MASTER_ADD
   CHECK(listeners() == std::vector<std::string>{"0100007F"});
 }
 
-TEST_CASE("ranks: a rank that does not arrive within the timeout is named" * starts_programs) {
+PROGRAM_TEST("ranks: a rank that does not arrive within the timeout is named") {
   const TempDir& dir = trained().dir;
   const int port = free_port();
   const std::string train = concat("export MASTER_ADDR=127.0.0.1 MASTER_PORT=", port,
@@ -669,9 +662,8 @@ TEST_CASE("ranks: a rank that does not arrive within the timeout is named" * sta
   close(fd);
 }
 
-TEST_CASE(
-    "launcher: a killed rank is named, the others end, the checkpoint is valid; --restarts resumes the run" *
-    starts_programs) {
+PROGRAM_TEST(
+    "launcher: a killed rank is named, the others end, the checkpoint is valid; --restarts resumes the run") {
   for (const int victim : {1, 0}) {
     Endless run;
     kill(run.ranks[victim], SIGKILL);
@@ -694,8 +686,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("launcher: if it is killed, all ranks end; on SIGTERM all ranks save at the same step" *
-          starts_programs) {
+PROGRAM_TEST("launcher: if it is killed, all ranks end; on SIGTERM all ranks save at the same step") {
   Endless run;
   kill(run.process->pid, SIGKILL);
   run.process->wait();
@@ -715,7 +706,7 @@ TEST_CASE("launcher: if it is killed, all ranks end; on SIGTERM all ranks save a
   CHECK(last("r/log.txt") == last("r/log_rank1.txt"));
 }
 
-TEST_CASE("launcher: a rank that hangs is named after the timeout, and all ranks end" * starts_programs) {
+PROGRAM_TEST("launcher: a rank that hangs is named after the timeout, and all ranks end") {
   for (const int victim : {1, 0}) {
     Endless run("--timeout 3");
     kill(run.ranks[victim], SIGSTOP);
@@ -728,7 +719,7 @@ TEST_CASE("launcher: a rank that hangs is named after the timeout, and all ranks
   }
 }
 
-TEST_CASE("launcher: a run suspended for longer than the timeout continues" * starts_programs) {
+PROGRAM_TEST("launcher: a run suspended for longer than the timeout continues") {
   Endless run("--timeout 2");
   Process& p = *run.process;
   std::vector<pid_t> all = run.ranks;
@@ -744,7 +735,7 @@ TEST_CASE("launcher: a run suspended for longer than the timeout continues" * st
   CHECK_MESSAGE(p.wait() == 0, contents(p.err));
 }
 
-TEST_CASE("train: on two ranks --keep-going restores both; a full disk is reported" * starts_programs) {
+PROGRAM_TEST("train: on two ranks --keep-going restores both; a full disk is reported") {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 6 --procs 2 --warmup-epochs 0 ";
@@ -764,8 +755,8 @@ TEST_CASE("train: on two ranks --keep-going restores both; a full disk is report
   CHECK(contents(dir / "b/last.pth") == before);
 }
 
-TEST_CASE("train: ranks that run out of memory save the step, and all go on from it in more micro-batches" *
-          starts_programs) {
+PROGRAM_TEST(
+    "train: ranks that run out of memory save the step, and all go on from it in more micro-batches") {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags =
@@ -809,8 +800,7 @@ TEST_CASE("train: ranks that run out of memory save the step, and all go on from
   CHECK(metric_rows(dir / "one/metrics.csv").size() == 8);
 }
 
-TEST_CASE("train: a run stopped while two ranks evaluate repeats that evaluation when it is resumed" *
-          starts_programs) {
+PROGRAM_TEST("train: a run stopped while two ranks evaluate repeats that evaluation when it is resumed") {
   TempDir dir;
   write_scenes(dir / "data", 40);
   write_scenes(dir / "large", 200);  // their evaluation takes a second
@@ -836,7 +826,7 @@ TEST_CASE("train: a run stopped while two ranks evaluate repeats that evaluation
   CHECK(last_ap(dir, "r") == last_ap(dir, "whole"));
 }
 
-TEST_CASE("train: gradients all-reduced in fp16 or bf16 give nearly the same step" * starts_programs) {
+PROGRAM_TEST("train: gradients all-reduced in fp16 or bf16 give nearly the same step") {
   if (too_few_gpus(2)) return;
   Steps s;
   const std::string flags = s.flags + "--eval-interval 0 ";
@@ -851,7 +841,7 @@ TEST_CASE("train: gradients all-reduced in fp16 or bf16 give nearly the same ste
   }
 }
 
-TEST_CASE("launcher: the message and exit code of a failed rank are reported" * starts_programs) {
+PROGRAM_TEST("launcher: the message and exit code of a failed rank are reported") {
   TempDir dir;
   write_scenes(dir / "data", 8);
   // The image is damaged after it was checked, and only one rank reads it.
@@ -871,7 +861,7 @@ TEST_CASE("launcher: the message and exit code of a failed rank are reported" * 
   CHECK(has(o.err, " failed with exit code 1"));
 }
 
-TEST_CASE("two launchers, as on two machines: they train as one process" * starts_programs) {
+PROGRAM_TEST("two launchers, as on two machines: they train as one process") {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const int port = free_port();
@@ -925,8 +915,7 @@ struct TwoHosts {
   const int id = getpid();
 };
 
-TEST_CASE("two hosts: they train and evaluate as one process, and name the ranks of a host that is lost" *
-          starts_programs) {
+PROGRAM_TEST("two hosts: they train and evaluate as one process, and name the ranks of a host that is lost") {
   const TwoHosts hosts;
   if (!hosts.start()) return;
   TempDir dir;
@@ -968,10 +957,9 @@ TEST_CASE("two hosts: they train and evaluate as one process, and name the ranks
   CHECK(steps_of(dir, "cut") > 0);
 }
 
-TEST_CASE(
+PROGRAM_TEST(
     "two hosts: with --restarts, the launcher waits for a host that is lost, and both go on from the "
-    "checkpoint" *
-    starts_programs) {
+    "checkpoint") {
   const TwoHosts hosts;
   if (!hosts.start()) return;
   TempDir dir;
@@ -1004,7 +992,7 @@ TEST_CASE(
   CHECK(relative_difference(dir, "r", "one", "start") < 1e-6);
 }
 
-TEST_CASE("torchrun starts the ranks" * starts_programs) {
+PROGRAM_TEST("torchrun starts the ranks") {
   const std::string python = python_with("torch");
   if (python.empty()) {
     MESSAGE("skipped: no Python with torch");
@@ -1023,8 +1011,8 @@ TEST_CASE("torchrun starts the ranks" * starts_programs) {
   CHECK(fs::exists(dir / "r/log_rank1.txt"));
 }
 
-TEST_CASE("torchrun: a host is lost, the other goes on with the same batches, and both do when it is back" *
-          starts_programs) {
+PROGRAM_TEST(
+    "torchrun: a host is lost, the other goes on with the same batches, and both do when it is back") {
   const std::string python = python_with("torch");
   if (python.empty()) {
     MESSAGE("skipped: no Python with torch");
@@ -1070,7 +1058,7 @@ TEST_CASE("torchrun: a host is lost, the other goes on with the same batches, an
   CHECK(last_ap(dir, "r") == doctest::Approx(last_ap(dir, "one")).epsilon(1e-9));
 }
 
-TEST_CASE("train: --bs auto, --cache, --profile and --patience work on two ranks" * starts_programs) {
+PROGRAM_TEST("train: --bs auto, --cache, --profile and --patience work on two ranks") {
   TempDir dir;
   write_scenes(dir / "data", 67);
   const std::string flags = "--data data --model yolox-nano --size 64 --epochs 40 --procs 2 ";

@@ -68,10 +68,9 @@ std::vector<std::string> files_in(const std::string& folder) {
 
 }  // namespace
 
-SHARED_TEST(
+SHARED_PROGRAM_TEST(
     "demo: detections equal those of eval, with batches of 1 and 8, in --json and --txt, sorted by file "
-    "name" *
-    starts_programs) {
+    "name") {
   TempDir dir;
   CocoDataset part = read_coco(shared("data/coco_val2017_union/annotations/instances_val2017_union.json"));
   part.images.resize(11);
@@ -141,8 +140,8 @@ SHARED_TEST(
   }
 }
 
-TEST_CASE("demo: nested folders, patterns and lists are sources; unreadable images are counted and listed" *
-          starts_programs) {
+PROGRAM_TEST(
+    "demo: nested folders, patterns and lists are sources; unreadable images are counted and listed") {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "tree/a", 2);
   fs::create_directories(dir / "tree/b");
@@ -190,7 +189,7 @@ TEST_CASE("demo: nested folders, patterns and lists are sources; unreadable imag
   CHECK(run(dir, "demo", demo + "--source tree/a/train --txt --save labelled").code == 2);
 }
 
-TEST_CASE("demo: the result of a video is a video with the same frames" * starts_programs) {
+PROGRAM_TEST("demo: the result of a video is a video with the same frames") {
   const TempDir& dir = trained().dir;
   if (!write_video(dir / "clip.avi", 11)) return;
   const std::string printed = succeed(
@@ -237,8 +236,7 @@ TEST_CASE("demo: the result of a video is a video with the same frames" * starts
   CHECK(contents(dir / ("same/clip" + fs::path(out).extension().string())) == before);
 }
 
-TEST_CASE("demo: after Ctrl-C the images, the JSON and the video are complete up to that point" *
-          starts_programs) {
+PROGRAM_TEST("demo: after Ctrl-C the images, the JSON and the video are complete up to that point") {
   const TempDir& dir = trained().dir;
   fs::create_directories(dir / "many");
   for (int i = 0; i < 4000; ++i)
@@ -267,7 +265,7 @@ TEST_CASE("demo: after Ctrl-C the images, the JSON and the video are complete up
   CHECK(frames == int(json_of(dir / "long.json").Size()));
 }
 
-TEST_CASE("demo: cyclic links, pipes and overlong names neither end nor block the run" * starts_programs) {
+PROGRAM_TEST("demo: cyclic links, pipes and overlong names neither end nor block the run") {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "round", 2);
   fs::create_directory_symlink("..", dir / "round/train/up");
@@ -312,10 +310,9 @@ TEST_CASE("demo: cyclic links, pipes and overlong names neither end nor block th
   CHECK(fs::exists(dir / "round_photo/photo.jpg"));
 }
 
-TEST_CASE(
+PROGRAM_TEST(
     "demo: --json is valid UTF-8 for any file name, and never overwrites an input; a line break in a name is "
-    "escaped" *
-    starts_programs) {
+    "escaped") {
   const TempDir& dir = trained().dir;
   fs::create_directories(dir / "named");
   fs::copy(dir / "data/train/shapes_1.png", dir / "named/a\xFF\xC3\xA4\xED\xA0\x80.png");
@@ -337,8 +334,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("demo: if an image or video cannot be written, --json is written and the previous video is kept" *
-          starts_programs) {
+PROGRAM_TEST(
+    "demo: if an image or video cannot be written, --json is written and the previous video is kept") {
   const TempDir& dir = trained().dir;
   fs::create_directories(dir / "limit/shapes_2.png");  // a folder with the name of a result
   const Outcome o = run(dir, "demo",
@@ -362,7 +359,7 @@ TEST_CASE("demo: if an image or video cannot be written, --json is written and t
   CHECK(files_in(dir / "full").size() == 1);
 }
 
-TEST_CASE("demo: a missing camera, address, file or display is an error of one line" * starts_programs) {
+PROGRAM_TEST("demo: a missing camera, address, file or display is an error of one line") {
   const TempDir& dir = trained().dir;
   write_text(dir / "words.mp4", "no video");
   for (const auto& [flags, named] :
@@ -416,7 +413,7 @@ TEST_CASE("demo: class names come from the checkpoint; without them, 80 classes 
   }
 }
 
-SHARED_TEST("export: an ONNX file of the official weights has the class names of COCO" * starts_programs) {
+SHARED_PROGRAM_TEST("export: an ONNX file of the official weights has the class names of COCO") {
   TempDir dir;
   succeed(dir, "export", "--out m.onnx" + official_weights());
   std::string classes;
@@ -426,9 +423,8 @@ SHARED_TEST("export: an ONNX file of the official weights has the class names of
   CHECK(lines_of(classes) == coco_classes());
 }
 
-TEST_CASE(
-    "demo: --classes selects classes, --crop writes each detection, --txt keeps the labels of a source" *
-    starts_programs) {
+PROGRAM_TEST(
+    "demo: --classes selects classes, --crop writes each detection, --txt keeps the labels of a source") {
   const TempDir& dir = trained().dir;
   TempDir out;
   const std::string demo =

@@ -990,8 +990,7 @@ double rematerialisations_in(const TempDir& dir, const std::string& run_folder) 
 
 }  // namespace
 
-TEST_CASE("train: --dtr gives the same weights, names a sufficient budget, and works with --bs auto" *
-          starts_programs) {
+PROGRAM_TEST("train: --dtr gives the same weights, names a sufficient budget, and works with --bs auto") {
   TempDir dir;
   write_scenes(dir / "data", 16);
   const std::string flags =
@@ -1047,7 +1046,7 @@ TEST_CASE("train: --dtr gives the same weights, names a sufficient budget, and w
   }
 }
 
-TEST_CASE("train: --dtr works with fp16, --debug, --profile and --resume" * starts_programs) {
+PROGRAM_TEST("train: --dtr works with fp16, --debug, --profile and --resume") {
   TempDir dir;
   write_scenes(dir / "data", 12);
   const std::string flags =
@@ -1073,7 +1072,7 @@ TEST_CASE("train: --dtr works with fp16, --debug, --profile and --resume" * star
   CHECK(has(succeed(dir, "train", flags + budget + "--epochs 20 --profile --out p"), "p/trace.json"));
 }
 
-TEST_CASE("train: two ranks train to the same weights with and without --dtr" * starts_programs) {
+PROGRAM_TEST("train: two ranks train to the same weights with and without --dtr") {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags =

@@ -62,9 +62,8 @@ TEST_CASE(
 
 // Compiles train.cpp with one more line in loss.hpp, with the commands of the build. Checks that all outputs
 // of a run contain the new term.
-TEST_CASE(
-    "train: a loss term and a logged scalar, one line each, are in metrics.csv, TensorBoard and the report" *
-    starts_programs) {
+PROGRAM_TEST(
+    "train: a loss term and a logged scalar, one line each, are in metrics.csv, TensorBoard and the report") {
   const std::string build = YOLOX_BINARY_DIR;
   if (!fs::exists(build + "/build.ninja")) {
     MESSAGE("skipped: the build folder is not one of Ninja");
@@ -126,8 +125,7 @@ for command in compiling, linking:
 }
 
 // Own models are rows of model_sizes() with a make function. Every program accepts them by name.
-TEST_CASE("examples: a model with a backbone or neck of its own trains, evaluates, draws and exports" *
-          starts_programs) {
+PROGRAM_TEST("examples: a model with a backbone or neck of its own trains, evaluates, draws and exports") {
   for (const std::string name : {"yolox-pico", "yolox-s-p2"}) {
     CAPTURE(name);
     TempDir dir;

@@ -19,7 +19,6 @@ const std::string& python_for_export() {
   static const std::string found = python_with("onnxruntime, cv2");
   return found;
 }
-#define ONNXRUNTIME_TEST(name) TEST_CASE(name* doctest::skip(python_for_export().empty()))
 
 void run_python(const TempDir& dir, const std::string& arguments) {
   const Outcome o =
@@ -107,8 +106,8 @@ Tensor random_images(int64_t batch, int64_t height, int64_t width) {
 
 }  // namespace
 
-ONNXRUNTIME_TEST("onnx: ONNX Runtime computes the outputs of the model, for all six model sizes" *
-                 starts_programs) {
+PROGRAM_TEST("onnx: ONNX Runtime computes the outputs of the model, for all six model sizes" *
+             doctest::skip(python_for_export().empty())) {
   TempDir dir;
   for (const std::string name : {"yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x"}) {
     CAPTURE(name);
@@ -120,9 +119,8 @@ ONNXRUNTIME_TEST("onnx: ONNX Runtime computes the outputs of the model, for all 
   }
 }
 
-TEST_CASE(
-    "onnx: files of all export options compute the outputs of the model, for several batch and input sizes" *
-    starts_programs) {
+PROGRAM_TEST(
+    "onnx: files of all export options compute the outputs of the model, for several batch and input sizes") {
   TempDir dir;
   YOLOX model = random_model("yolox-nano", 4);
   const std::vector<Tensor> batches{random_images(1, 64, 64), random_images(3, 96, 160)};
@@ -199,7 +197,7 @@ TEST_CASE("torchscript: any batch and input size; NMS in the graph equals postpr
 
 // ---- the program
 
-TEST_CASE("export: the metadata of an ONNX file describes the model and its input" * starts_programs) {
+PROGRAM_TEST("export: the metadata of an ONNX file describes the model and its input") {
   const TempDir& dir = trained().dir;
   const std::string printed = succeed(dir, "export", "--weights a/last.pth --out model.onnx");
   CHECK(has(printed,
@@ -228,7 +226,7 @@ TEST_CASE("export: the metadata of an ONNX file describes the model and its inpu
   CHECK(lines_of(o.err).size() == 1);
 }
 
-TEST_CASE("export: bad flags and files are refused" * starts_programs) {
+PROGRAM_TEST("export: bad flags and files are refused") {
   const TempDir& dir = trained().dir;
   const auto refused = [&](const std::string& arguments, int code, const std::string& what) {
     const Outcome o = run(dir, "export", "--weights a/last.pth " + arguments);
@@ -254,8 +252,7 @@ TEST_CASE("export: bad flags and files are refused" * starts_programs) {
   CHECK(has(o.err, "leave --fp16 out"));
 }
 
-TEST_CASE("export: a file that differs from the model is not kept; an existing file stays" *
-          starts_programs) {
+PROGRAM_TEST("export: a file that differs from the model is not kept; an existing file stays") {
   const TempDir& dir = trained().dir;
   // The weights fit in float16, but the activations overflow.
   auto file = read_pth(dir / "a/last.pth").toGenericDict();
@@ -315,9 +312,9 @@ double shared_boxes(const std::string& a, const std::string& b, double score) {
 
 }  // namespace
 
-TEST_CASE(
+PROGRAM_TEST(
     "export: ONNX Runtime and TorchScript in Python reach the AP of eval, with the boxes of eval and demo" *
-    doctest::skip(!shared_exists() || python_for_export().empty()) * starts_programs) {
+    doctest::skip(!shared_exists() || python_for_export().empty())) {
   TempDir dir;
   const std::string weights = " --weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ",
                     folder = shared("data/coco_val2017_union"),

@@ -7,7 +7,7 @@
 using namespace yolox;
 using namespace yolox::test;
 
-TEST_CASE("train: --fast without a GPU is refused, and config.json says off" * starts_programs) {
+PROGRAM_TEST("train: --fast without a GPU is refused, and config.json says off") {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags =
@@ -19,9 +19,9 @@ TEST_CASE("train: --fast without a GPU is refused, and config.json says off" * s
   CHECK(has(contents(dir / "r/config.json"), R"("fast":"off")"));
 }
 
-TEST_CASE(
+PROGRAM_TEST(
     "gpu: train: --fast auto uses the paths that gpu-check has noted; without its note it says to run it" *
-    needs_fused_norm * starts_programs) {
+    needs_fused_norm) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const auto train = [&](const std::string& flags) {
@@ -57,7 +57,7 @@ TEST_CASE(
   CHECK(used("none") == "off");
 }
 
-TEST_CASE("gpu: train: --fast graph is refused where graphs are not possible" * needs_gpu * starts_programs) {
+PROGRAM_TEST("gpu: train: --fast graph is refused where graphs are not possible" * needs_gpu) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   for (const std::string other : {"--dtr auto", "--debug", "--bs auto", "--profile"}) {
@@ -72,8 +72,8 @@ TEST_CASE("gpu: train: --fast graph is refused where graphs are not possible" * 
   }
 }
 
-TEST_CASE("simulated: cases of gpu-check fail if kernels or replays leave out a part of their work" *
-          doctest::skip(!torch::cuda::is_available() || !kSimulated) * starts_programs) {
+PROGRAM_TEST("simulated: cases of gpu-check fail if kernels or replays leave out a part of their work" *
+             doctest::skip(!torch::cuda::is_available() || !kSimulated)) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const auto code = [&](const std::string& environment, const std::string& name) {

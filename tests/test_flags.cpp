@@ -207,7 +207,7 @@ TEST_CASE("flags: --size is S or HxW, a multiple of 32") {
   CHECK(has(error_of([] { parse_size("100x200"); }), "96x192"));
 }
 
-TEST_CASE("programs: an empty --size is refused by each of them" * starts_programs) {
+PROGRAM_TEST("programs: an empty --size is refused by each of them") {
   TempDir dir;
   for (const std::string call :
        {"train --size ''", "eval --data shapes --weights x.pth --size ''",

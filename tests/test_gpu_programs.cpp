@@ -10,8 +10,7 @@
 using namespace yolox;
 using namespace yolox::test;
 
-TEST_CASE("gpu: train, evaluation, a resume on the CPU, and demo work from end to end" * needs_gpu *
-          starts_programs) {
+PROGRAM_TEST("gpu: train, evaluation, a resume on the CPU, and demo work from end to end" * needs_gpu) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 4 --epochs 4 --eval-interval 1 ";
@@ -35,7 +34,7 @@ TEST_CASE("gpu: train, evaluation, a resume on the CPU, and demo work from end t
   succeed(dir, "demo", "--source data/train --weights off/last.pth --device cuda --save drawn");
 }
 
-TEST_CASE("gpu: train: --bs auto and --dtr on a GPU" * needs_gpu * starts_programs) {
+PROGRAM_TEST("gpu: train: --bs auto and --dtr on a GPU" * needs_gpu) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags =
@@ -45,7 +44,7 @@ TEST_CASE("gpu: train: --bs auto and --dtr on a GPU" * needs_gpu * starts_progra
   succeed(dir, "train", flags + "--bs 4 --dtr auto --max-iters 2 --out dtr");
 }
 
-TEST_CASE("gpu: yolox-s at 640 pixels trains, and how fast" * needs_gpu * starts_programs) {
+PROGRAM_TEST("gpu: yolox-s at 640 pixels trains, and how fast" * needs_gpu) {
   TempDir dir;
   write_scenes(dir / "data", 32);
   for (const std::string fast : {"off", has_fused_norm() ? "norm,graph" : "graph"}) {
@@ -62,8 +61,8 @@ TEST_CASE("gpu: yolox-s at 640 pixels trains, and how fast" * needs_gpu * starts
   }
 }
 
-TEST_CASE("gpu: ranks on several GPUs make the same steps with CUDA graphs as without" *
-          doctest::skip(!torch::cuda::is_available() || kGpus < 2) * starts_programs) {
+PROGRAM_TEST("gpu: ranks on several GPUs make the same steps with CUDA graphs as without" *
+             doctest::skip(!torch::cuda::is_available() || kGpus < 2)) {
   TempDir dir;
   write_scenes(dir / "data", 12);
   // One image has many objects. Alone, the ranks without it would record another graph.
@@ -88,15 +87,16 @@ TEST_CASE("gpu: ranks on several GPUs make the same steps with CUDA graphs as wi
   CHECK_MESSAGE(has(refused.err, "--fast graph is not possible with --compress"), refused.err);
 }
 
-TEST_CASE("gpu: ranks on the same GPU are refused" * needs_gpu * starts_programs) {
+PROGRAM_TEST("gpu: ranks on the same GPU are refused" * needs_gpu) {
   TempDir dir;
   const Outcome o = train_two_ranks(dir, "CUDA_VISIBLE_DEVICES=0");
   CHECK(o.code != 0);
   CHECK_MESSAGE(has(o.err, "share a GPU"), o.err);
 }
 
-TEST_CASE("gpu: train: a trained model has the same AP on the CPU, and is exported as ONNX and TorchScript" *
-          needs_gpu * starts_programs) {
+PROGRAM_TEST(
+    "gpu: train: a trained model has the same AP on the CPU, and is exported as ONNX and TorchScript" *
+    needs_gpu) {
   TempDir dir;
   if (kSimulated) write_scenes(dir / "data", 8);
   const std::string data = kSimulated ? "data" : "shapes", size = kSimulated ? "64" : "192";
@@ -121,11 +121,10 @@ TEST_CASE("gpu: train: a trained model has the same AP on the CPU, and is export
   CHECK(fs::file_size(dir / "r/model.ts") > 1e6);
 }
 
-TEST_CASE(
+PROGRAM_TEST(
     "gpu: train: with --deterministic, a run that was killed and resumed has the checkpoint of an "
-    "undisturbed "
-    "one" *
-    needs_gpu * starts_programs) {
+    "undisturbed one" *
+    needs_gpu) {
   TempDir dir;
   write_scenes(dir / "data", 12);
   const std::string flags =
@@ -144,7 +143,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("gpu: train: SIGTERM ends a run after its step, with a checkpoint" * needs_gpu * starts_programs) {
+PROGRAM_TEST("gpu: train: SIGTERM ends a run after its step, with a checkpoint" * needs_gpu) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   Process p(dir, "train",
@@ -228,9 +227,9 @@ TEST_CASE("gpu: rank: SyncBN, Reducer and compression" * doctest::test_suite("ra
   CHECK(relative_error(gradients_of(kGpu, from, to, true, torch::kBFloat16), whole) < 1e-2);
 }
 
-TEST_CASE(
+PROGRAM_TEST(
     "gpu: two processes on one GPU compute the gradients of the whole batch, with SyncBN and the Reducer" *
-    needs_gpu * starts_programs) {
+    needs_gpu) {
   TempDir dir;
   const std::string rank =
       concat(" WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_PORT=29500 YOLOX_TEST_STORE=", dir / "store",

@@ -31,8 +31,8 @@ void write_project(const TempDir& dir, const std::string& find) {
 
 }  // namespace
 
-TEST_CASE("library: the program of the README builds with find_package(yolox) and prints the boxes of demo" *
-          starts_programs) {
+PROGRAM_TEST(
+    "library: the program of the README builds with find_package(yolox) and prints the boxes of demo") {
   TempDir dir;
   write_project(dir, "find_package(yolox REQUIRED)");
   const Outcome built = shell(
@@ -61,7 +61,7 @@ TEST_CASE("library: the program of the README builds with find_package(yolox) an
   CHECK(has(lines[0], " at "));
 }
 
-TEST_CASE("library: add_subdirectory() adds yolox::yolox and neither programs nor tests" * starts_programs) {
+PROGRAM_TEST("library: add_subdirectory() adds yolox::yolox and neither programs nor tests") {
   TempDir dir;
   write_project(dir, "add_subdirectory(" YOLOX_SOURCE_DIR " yolox EXCLUDE_FROM_ALL)");
   const Outcome o = shell(dir, "cmake -S . -B b >log 2>&1 && cmake --build b --target help");
@@ -91,7 +91,7 @@ TEST_CASE("docs: install.md lists every package that setup.sh installs") {
   for (const auto& name : names) CHECK_MESSAGE(has(list, concat("`", name, "`")), name);
 }
 
-TEST_CASE("setup: the driver and the oldest card decide which LibTorch is installed" * starts_programs) {
+PROGRAM_TEST("setup: the driver and the oldest card decide which LibTorch is installed") {
   TempDir dir;
   // Runs the part of setup.sh that decides, with a driver that names these cards.
   const auto choice = [&](const std::string& driver, const std::string& cards) {
@@ -112,9 +112,9 @@ TEST_CASE("setup: the driver and the oldest card decide which LibTorch is instal
   CHECK(choice("470.82", "8.0\\n") == "2.15.0 OFF \n");
 }
 
-TEST_CASE(
+PROGRAM_TEST(
     "release: the programs of the archive train and evaluate on a system that has only glibc and a shell" *
-    starts_programs * doctest::skip(geteuid() != 0)) {
+    doctest::skip(geteuid() != 0)) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const Outcome o = shell(dir, "'" YOLOX_SOURCE_DIR "/tests/clean_system.sh' '" YOLOX_BINARY_DIR "' .");

@@ -36,7 +36,7 @@ std::pair<int, int> count_changed(const GenericDict& before, const GenericDict& 
 
 }  // namespace
 
-TEST_CASE("multitask: with one head the weights equal those of ./train, byte for byte" * starts_programs) {
+PROGRAM_TEST("multitask: with one head the weights equal those of ./train, byte for byte") {
   TwoSets two;
   // With mosaic, warm-up, multi-scale from step 10 on, and L1 without mosaic in the last epoch.
   const std::string flags = "--data all --model yolox-nano --size 64 --bs 4 --epochs 10 --eval-interval 0 ";
@@ -46,7 +46,7 @@ TEST_CASE("multitask: with one head the weights equal those of ./train, byte for
   CHECK(difference(weights_of(two.dir, "one"), head) == "");
 }
 
-TEST_CASE("multitask: with two heads, two ranks compute the same steps as one rank" * starts_programs) {
+PROGRAM_TEST("multitask: with two heads, two ranks compute the same steps as one rank") {
   TwoSets two;
   const std::string flags = kTwo + "--amp fp64 --lr 4e-6 --eval-interval 0 --out ";
   succeed(two.dir, "multitask", flags + "start --max-iters 1 --lr 0");
@@ -59,8 +59,7 @@ TEST_CASE("multitask: with two heads, two ranks compute the same steps as one ra
     CHECK(count_changed(start, one, part).first > 0);
 }
 
-TEST_CASE("multitask: a step does not change the weights and momentum of a head that it does not use" *
-          starts_programs) {
+PROGRAM_TEST("multitask: a step does not change the weights and momentum of a head that it does not use") {
   TwoSets two;
   succeed(two.dir, "multitask", kTwo + "--eval-interval 0 --out r --max-iters 2");  // one step per head
   fs::copy(two.dir / "r", two.dir / "before", fs::copy_options::recursive);
@@ -90,8 +89,7 @@ TEST_CASE("multitask: a step does not change the weights and momentum of a head 
   CHECK(before.at("head_few.obj_preds.0.bias").toTensor().abs().min().item<double>() > 0);
 }
 
-TEST_CASE("multitask: the file of a head has the AP of the run and is accepted like any checkpoint" *
-          starts_programs) {
+PROGRAM_TEST("multitask: the file of a head has the AP of the run and is accepted like any checkpoint") {
   TwoSets two;
   const std::string printed = succeed(
       two.dir, "multitask",
@@ -117,7 +115,7 @@ TEST_CASE("multitask: the file of a head has the AP of the run and is accepted l
   CHECK(weights_info(file, "").classes == std::vector<std::string>{"circle", "ring", "crescent"});
 }
 
-TEST_CASE("multitask: a stopped and resumed run ends with the same bytes" * starts_programs) {
+PROGRAM_TEST("multitask: a stopped and resumed run ends with the same bytes") {
   TwoSets two;
   const std::string flags = kTwo + "--eval-interval 1 --out ";
   succeed(two.dir, "multitask", flags + "whole --max-iters 7");
@@ -128,8 +126,8 @@ TEST_CASE("multitask: a stopped and resumed run ends with the same bytes" * star
     CHECK(difference(two.dir / ("whole" + file), two.dir / ("cut" + file)) == "");
 }
 
-TEST_CASE("multitask: stopped during an evaluation, the resumed run repeats it and ends with the same bytes" *
-          starts_programs) {
+PROGRAM_TEST(
+    "multitask: stopped during an evaluation, the resumed run repeats it and ends with the same bytes") {
   TwoSets two;
   write_scenes(two.dir / "many", 100);  // an evaluation that takes so long that it can be stopped
   const std::string flags =
@@ -154,7 +152,7 @@ TEST_CASE("multitask: stopped during an evaluation, the resumed run repeats it a
   for (const int column : {0, 1, 3, 5}) CHECK(cut[0].at(column) == whole.at(0).at(column));
 }
 
-TEST_CASE("multitask: a full disk is reported and does not end the run early" * starts_programs) {
+PROGRAM_TEST("multitask: a full disk is reported and does not end the run early") {
   TwoSets two;
   const Outcome o = run_with_full_disk(two.dir, "multitask", kTwo + "--eval-interval 0 --out r");
   CHECK(o.code == 1);
@@ -163,7 +161,7 @@ TEST_CASE("multitask: a full disk is reported and does not end the run early" * 
   CHECK(has(contents(two.dir / "r/log.txt"), "epoch 2/2"));
 }
 
-TEST_CASE("multitask: invalid flags are refused with a remedy" * starts_programs) {
+PROGRAM_TEST("multitask: invalid flags are refused with a remedy") {
   TwoSets two;
   succeed(two.dir, "multitask", kTwo + "--max-iters 1 --eval-interval 0 --out r");
   succeed(two.dir, "train", kTwo + "--data all --max-iters 1 --eval-interval 0 --out t");

@@ -83,7 +83,7 @@ std::set<std::string> threads_of(pid_t pid) {
 
 // ---- train
 
-TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints" * starts_programs) {
+PROGRAM_TEST("train: a run folder has settings, log, metrics and two checkpoints") {
   const TempDir& dir = trained().dir;
   const std::string config = contents(dir / "a/config.json");
   CHECK(has(config, R"("model":"yolox-nano")"));
@@ -128,8 +128,7 @@ TEST_CASE("train: a run folder has settings, log, metrics and two checkpoints" *
   CHECK(fs::exists(dir / "a/best.pth"));
 }
 
-TEST_CASE("train: a repeated run with another number of workers ends with the same weights" *
-          starts_programs) {
+PROGRAM_TEST("train: a repeated run with another number of workers ends with the same weights") {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out b --workers 5");
   CHECK(difference(dir / "a/last.pth", dir / "b/last.pth") == "");
@@ -140,8 +139,7 @@ TEST_CASE("train: a repeated run with another number of workers ends with the sa
   CHECK(contents(dir / "c/train_batch0.jpg") != batch);
 }
 
-TEST_CASE("train: a run that was stopped within an epoch and resumed equals an undisturbed run" *
-          starts_programs) {
+PROGRAM_TEST("train: a run that was stopped within an epoch and resumed equals an undisturbed run") {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--max-iters 6");  // into runs/yolox-nano-data
   const std::string run_folder = "runs/yolox-nano-data";
@@ -167,7 +165,7 @@ TEST_CASE("train: a run that was stopped within an epoch and resumed equals an u
   CHECK(log.find("run runs/") < log.find("resuming runs/"));
 }
 
-TEST_CASE("train: a full disk is reported and does not end the run early" * starts_programs) {
+PROGRAM_TEST("train: a full disk is reported and does not end the run early") {
   TempDir dir;
   write_scenes(dir / "data", 4);
   const Outcome o = run_with_full_disk(dir, "train",
@@ -179,8 +177,7 @@ TEST_CASE("train: a full disk is reported and does not end the run early" * star
   CHECK(has(contents(dir / "a/log.txt"), "3/3"));
 }
 
-TEST_CASE("train: runs with bf16 and without augmentation, and with AdamW and without EMA" *
-          starts_programs) {
+PROGRAM_TEST("train: runs with bf16 and without augmentation, and with AdamW and without EMA") {
   const TempDir& dir = trained().dir;
   for (const std::string flags :
        {"--amp bf16 --aug none --clip 0 --no-multiscale", "--optimizer adamw --ema 0"}) {
@@ -194,8 +191,7 @@ TEST_CASE("train: runs with bf16 and without augmentation, and with AdamW and wi
   }
 }
 
-TEST_CASE("train: frozen parameters and their batch norms stay unchanged, the rest is trained" *
-          starts_programs) {
+PROGRAM_TEST("train: frozen parameters and their batch norms stay unchanged, the rest is trained") {
   const TempDir& dir = trained().dir;
   succeed(
       dir, "train",
@@ -220,8 +216,7 @@ TEST_CASE("train: frozen parameters and their batch norms stay unchanged, the re
   CHECK(run(dir, "train", kTrain + "--freeze backbone,neck,head --out g").code == 2);  // nothing to train
 }
 
-TEST_CASE("train: --accum computes the step of the whole batch, with parts of unequal size too" *
-          starts_programs) {
+PROGRAM_TEST("train: --accum computes the step of the whole batch, with parts of unequal size too") {
   const TempDir& dir = trained().dir;
   // Only the last convolutions are trained, because batch norms depend on the micro-batch.
   const std::string flags =
@@ -242,7 +237,7 @@ TEST_CASE("train: --accum computes the step of the whole batch, with parts of un
   }
 }
 
-TEST_CASE("train: --patience ends a run whose AP does not improve" * starts_programs) {
+PROGRAM_TEST("train: --patience ends a run whose AP does not improve") {
   const TempDir& dir = trained().dir;
   const std::string printed = succeed(dir, "train",
                                       "--data data --model yolox-nano --size 64 --bs 8 --epochs 9 "
@@ -253,8 +248,7 @@ TEST_CASE("train: --patience ends a run whose AP does not improve" * starts_prog
   succeed(dir, "train", "--resume patient --patience 3 --max-iters 4");
 }
 
-TEST_CASE("train: the evaluation of a run stopped within an epoch does not count for --patience" *
-          starts_programs) {
+PROGRAM_TEST("train: the evaluation of a run stopped within an epoch does not count for --patience") {
   const TempDir& dir = trained().dir;
   succeed(dir, "train",
           "--data data --model yolox-nano --size 64 --bs 5 --epochs 3 --max-iters 3 --eval-interval 1 "
@@ -264,7 +258,7 @@ TEST_CASE("train: the evaluation of a run stopped within an epoch does not count
   CHECK(last.at("best_ap").toDouble() == 0);
 }
 
-TEST_CASE("train: two runs with --deterministic on two threads end with the same bytes" * starts_programs) {
+PROGRAM_TEST("train: two runs with --deterministic on two threads end with the same bytes") {
   const TempDir& dir = trained().dir;
   for (const char* out : {"d1", "d2"}) {
     const Outcome o = shell(dir, concat("OMP_NUM_THREADS=2 $YOLOX_PROGRAMS/train ", kTrain,
@@ -274,8 +268,8 @@ TEST_CASE("train: two runs with --deterministic on two threads end with the same
   CHECK(difference(weights_of(dir, "d1", false), weights_of(dir, "d2", false)) == "");
 }
 
-TEST_CASE("train: only --deterministic turns on torch's deterministic algorithms" * starts_programs *
-          doctest::skip(!have_compiler())) {
+PROGRAM_TEST("train: only --deterministic turns on torch's deterministic algorithms" *
+             doctest::skip(!have_compiler())) {
   const TempDir& dir = trained().dir;
   const std::string flags = kTrain + "--max-iters 1 --eval-interval 0 --out probed ";
   for (const std::string flag : {"", "--deterministic"}) {
@@ -286,8 +280,8 @@ TEST_CASE("train: only --deterministic turns on torch's deterministic algorithms
   }
 }
 
-TEST_CASE("programs: threads of OpenCV and OpenCL are off in train, multitask, eval and demo" *
-          starts_programs * doctest::skip(!have_compiler())) {
+PROGRAM_TEST("programs: threads of OpenCV and OpenCL are off in train, multitask, eval and demo" *
+             doctest::skip(!have_compiler())) {
   const TempDir& dir = trained().dir;
   const std::vector<std::pair<std::string, std::string>> programs = {
       {"train", kTrain + "--max-iters 1 --eval-interval 0 --out cv_train"},
@@ -302,7 +296,7 @@ TEST_CASE("programs: threads of OpenCV and OpenCL are off in train, multitask, e
   }
 }
 
-TEST_CASE("train: all epochs run on the same threads; each loader worker is one thread" * starts_programs) {
+PROGRAM_TEST("train: all epochs run on the same threads; each loader worker is one thread") {
   const TempDir& dir = trained().dir;
   size_t with_one = 0;
   for (const int workers : {1, 4}) {
@@ -332,7 +326,7 @@ TEST_CASE("train: all epochs run on the same threads; each loader worker is one 
   }
 }
 
-TEST_CASE("train: the eps of Adam is 1e-3 with --amp fp16 and 1e-8 without" * starts_programs) {
+PROGRAM_TEST("train: the eps of Adam is 1e-3 with --amp fp16 and 1e-8 without") {
   const TempDir& dir = trained().dir;
   for (const auto& [amp, eps] : {std::pair("fp16", 1e-3), {"off", 1e-8}}) {
     const std::string out = concat("eps_", amp);
@@ -345,9 +339,8 @@ TEST_CASE("train: the eps of Adam is 1e-3 with --amp fp16 and 1e-8 without" * st
   }
 }
 
-TEST_CASE(
-    "train: flags given with --resume override those of the run, with a message, also in its checkpoint" *
-    starts_programs) {
+PROGRAM_TEST(
+    "train: flags given with --resume override those of the run, with a message, also in its checkpoint") {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out turned --max-iters 1 --eval-interval 0");
   const std::string printed =
@@ -359,8 +352,7 @@ TEST_CASE(
   CHECK(info.width == 128);
 }
 
-TEST_CASE("train: weights for other classes are loaded without the class head, with a message" *
-          starts_programs) {
+PROGRAM_TEST("train: weights for other classes are loaded without the class head, with a message") {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "two", 4, 2);
   const std::string printed =
@@ -379,7 +371,7 @@ TEST_CASE("train: weights for other classes are loaded without the class head, w
                      from.at("head.cls_preds.0.bias").toTensor().slice(0, 0, 2)));
 }
 
-TEST_CASE("train: the run folder has images of the labels and first batches; --cache" * starts_programs) {
+PROGRAM_TEST("train: the run folder has images of the labels and first batches; --cache") {
   const TempDir& dir = trained().dir;
   for (const char* name : {"labels", "train_batch0", "train_batch1", "train_batch2"})
     CHECK_FALSE(cv::imread(dir / concat("a/", name, ".jpg")).empty());
@@ -394,7 +386,7 @@ TEST_CASE("train: the run folder has images of the labels and first batches; --c
   CHECK(has(cached, "cache   ram"));
 }
 
-TEST_CASE("pack: invalid flags are refused; a packed data set trains to the same weights" * starts_programs) {
+PROGRAM_TEST("pack: invalid flags are refused; a packed data set trains to the same weights") {
   const TempDir& dir = trained().dir;
   for (const std::string flags : {"", "--data data", "--data data --out x.zip", "--data shapes --out x.lmdb"})
     CHECK(run(dir, "pack", flags).code == 2);
@@ -404,8 +396,7 @@ TEST_CASE("pack: invalid flags are refused; a packed data set trains to the same
   CHECK(difference(weights_of(dir, "a", false), weights_of(dir, "from_packed", false)) == "");
 }
 
-TEST_CASE("train: bad images and labels are counted, listed and skipped; --strict stops at them" *
-          starts_programs) {
+PROGRAM_TEST("train: bad images and labels are counted, listed and skipped; --strict stops at them") {
   TempDir dir;
   write_scenes(dir / "data", 4);
   const std::string bad = dir / "data/train/shapes_2.png";
@@ -432,7 +423,7 @@ TEST_CASE("train: bad images and labels are counted, listed and skipped; --stric
 
 // ---- eval, demo, export
 
-TEST_CASE("eval: the AP of best.pth equals the AP in training; --json has all keys" * starts_programs) {
+PROGRAM_TEST("eval: the AP of best.pth equals the AP in training; --json has all keys") {
   const TempDir& dir = trained().dir;
   const std::string printed =
       succeed(dir, "eval",
@@ -474,9 +465,8 @@ TEST_CASE("eval: the AP of best.pth equals the AP in training; --json has all ke
   CHECK(json_number(dir / "again.json", "AP") == doctest::Approx(ap).epsilon(1e-6));
 }
 
-SHARED_TEST(
-    "eval: the official nano reaches its AP; the wrong --preproc gives an AP near zero and a warning" *
-    starts_programs) {
+SHARED_PROGRAM_TEST(
+    "eval: the official nano reaches its AP; the wrong --preproc gives an AP near zero and a warning") {
   TempDir dir;
   const std::string weights = "--weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ";
   const std::string printed =
@@ -496,7 +486,7 @@ SHARED_TEST(
   CHECK(has(legacy, "--preproc bgr"));
 }
 
-SHARED_TEST("eval: the official nano of YOLOX 0.1.0 reaches its AP with --preproc legacy" * starts_programs) {
+SHARED_PROGRAM_TEST("eval: the official nano of YOLOX 0.1.0 reaches its AP with --preproc legacy") {
   TempDir dir;
   succeed(
       dir, "eval",
@@ -507,10 +497,9 @@ SHARED_TEST("eval: the official nano of YOLOX 0.1.0 reaches its AP with --prepro
   CHECK(std::abs(json_number(dir / "e.json", "AP75") - 0.2955) < 5e-4);
 }
 
-SHARED_TEST(
+SHARED_PROGRAM_TEST(
     "programs: in tiles, eval and demo find the small objects of a large picture, and ./train learns from "
-    "them" *
-    starts_programs) {
+    "them") {
   TempDir dir;
   // A picture of 12 photos.
   const CocoDataset photos =
@@ -565,9 +554,9 @@ SHARED_TEST(
   CHECK_MESSAGE(has(unwrapped(printed), "12 images"), printed);
 }
 
-SHARED_TEST(
-    "eval: --hard-negatives lists images without objects in which the model sees one, for the next training" *
-    starts_programs) {
+SHARED_PROGRAM_TEST(
+    "eval: --hard-negatives lists images without objects in which the model sees one, for the next "
+    "training") {
   TempDir dir;
   CocoDataset set = read_coco(shared("data/coco_val2017_union/annotations/instances_val2017_union.json"));
   set.images.resize(12);
@@ -607,8 +596,7 @@ SHARED_TEST(
   CHECK_MESSAGE(has(unwrapped(trained_on), concat(12 + hard.images.size(), " images")), trained_on);
 }
 
-TEST_CASE("programs: exit with 1 if their results do not fit on stdout, but training goes on" *
-          starts_programs) {
+PROGRAM_TEST("programs: exit with 1 if their results do not fit on stdout, but training goes on") {
   const TempDir& dir = trained().dir;
   write_text(dir / "gt.json",
              R"({"images": [{"id": 1, "file_name": "a.jpg", "width": 64, "height": 48}],
@@ -629,8 +617,7 @@ TEST_CASE("programs: exit with 1 if their results do not fit on stdout, but trai
             .code == 0);
 }
 
-TEST_CASE("demo: writes each image of a folder in its size, skips other files, keeps the originals" *
-          starts_programs) {
+PROGRAM_TEST("demo: writes each image of a folder in its size, skips other files, keeps the originals") {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "pictures", 2);
   write_text(dir / "pictures/train/text.jpg", "this is no image");
@@ -655,7 +642,7 @@ TEST_CASE("demo: writes each image of a folder in its size, skips other files, k
   CHECK(contents(dir / "pictures/train/shapes_1.png") == before);
 }
 
-SHARED_TEST("demo: the dog is found; pixels away from the boxes stay unchanged" * starts_programs) {
+SHARED_PROGRAM_TEST("demo: the dog is found; pixels away from the boxes stay unchanged") {
   TempDir dir;
   const std::string source = shared("data/weights/dog.jpg");
   fs::copy(source, dir / "dog.jpg");
@@ -679,7 +666,7 @@ SHARED_TEST("demo: the dog is found; pixels away from the boxes stay unchanged" 
   CHECK(cv::countNonZero(changed(cv::Rect(600, 400, 160, 170))) == 0);
 }
 
-TEST_CASE("export: the TorchScript file computes the outputs of the model" * starts_programs) {
+PROGRAM_TEST("export: the TorchScript file computes the outputs of the model") {
   const TempDir& dir = trained().dir;
   const std::string printed = succeed(dir, "export", "--weights a/last.pth --out model.ts");
   CHECK(has(printed, "model.ts: yolox-nano, 7 classes, input [B, 3, H, W] BGR 0..255, output [B, A, 12]"));
@@ -699,9 +686,8 @@ TEST_CASE("export: the TorchScript file computes the outputs of the model" * sta
 
 // ---- the command line
 
-TEST_CASE(
-    "eval: names in a ground truth are printed without control characters; equal names and ids are noted" *
-    starts_programs) {
+PROGRAM_TEST(
+    "eval: names in a ground truth are printed without control characters; equal names and ids are noted") {
   TempDir dir;
   const std::string boxes = R"([{"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9]},)"
                             R"( {"id": 1, "image_id": 1, "category_id": 2, "bbox": [20, 20, 9, 9]}])";
@@ -719,8 +705,7 @@ TEST_CASE(
   CHECK(has(out, "note: gt.json: several classes have the name dog\\x1b[31m\n"));
 }
 
-TEST_CASE("programs: waiting OpenMP threads spin only briefly, unless the user sets another policy" *
-          starts_programs) {
+PROGRAM_TEST("programs: waiting OpenMP threads spin only briefly, unless the user sets another policy") {
   const TempDir dir;
   const auto is_brief = [&](const std::string& program, const std::string& set) {
     const std::string command = " OMP_DISPLAY_ENV=VERBOSE $YOLOX_PROGRAMS/" + program + " --help";
@@ -732,8 +717,7 @@ TEST_CASE("programs: waiting OpenMP threads spin only briefly, unless the user s
     CHECK_FALSE(is_brief("eval", set));
 }
 
-TEST_CASE("programs: --help is one screen of 50 lines and 80 columns, and lists every flag" *
-          starts_programs) {
+PROGRAM_TEST("programs: --help is one screen of 50 lines and 80 columns, and lists every flag") {
   const TempDir& dir = trained().dir;
   std::map<std::string, std::string> helps;
   for (const std::string program : {"train", "multitask", "eval", "demo", "export", "check", "pack"}) {
@@ -840,8 +824,8 @@ TEST_CASE("train: invalid flags give one line that names them, and exit code 2")
   }
 }
 
-TEST_CASE("train: without objects to find there is no AP, best.pth is the latest, and --patience goes on" *
-          starts_programs) {
+PROGRAM_TEST(
+    "train: without objects to find there is no AP, best.pth is the latest, and --patience goes on") {
   TempDir dir;
   write_scenes(dir / "data", 8);
   CocoDataset val = read_coco(dir / "data/annotations/instances_train.json");
@@ -864,7 +848,7 @@ TEST_CASE("train: without objects to find there is no AP, best.pth is the latest
   CHECK(difference(weights("best.pth"), weights("last.pth")) == "");
 }
 
-TEST_CASE("train: a batch norm of one value per channel is refused" * starts_programs) {
+PROGRAM_TEST("train: a batch norm of one value per channel is refused") {
   const TempDir& dir = trained().dir;
   const std::string flags =
       "--data data --model yolox-nano --size 32 --eval-interval 0 --max-iters 1 --out n ";
@@ -875,8 +859,7 @@ TEST_CASE("train: a batch norm of one value per channel is refused" * starts_pro
   }
 }
 
-TEST_CASE("check: counts classes, finds equal images and boxes of two classes, and exits with 1" *
-          starts_programs) {
+PROGRAM_TEST("check: counts classes, finds equal images and boxes of two classes, and exits with 1") {
   TempDir dir;
   const auto draw = [&](const std::string& file, int scene) {
     cv::Mat small;
@@ -922,7 +905,7 @@ TEST_CASE("check: counts classes, finds equal images and boxes of two classes, a
   CHECK(shell(dir, "$YOLOX_PROGRAMS/check").code == 2);
 }
 
-TEST_CASE("programs: invalid input gives one line that names it, and the right exit code" * starts_programs) {
+PROGRAM_TEST("programs: invalid input gives one line that names it, and the right exit code") {
   const TempDir& dir = trained().dir;
   write_scenes(dir / "others", 4, 2);
   CocoDataset others = read_coco(dir / "others/annotations/instances_train.json");
@@ -1015,7 +998,7 @@ TEST_CASE("programs: invalid input gives one line that names it, and the right e
   CHECK_FALSE(fs::exists(dir / "h/crash.txt"));  // resuming a complete run is no crash
 }
 
-TEST_CASE("train: --model follows from --weights, and names need no \"yolox-\"" * starts_programs) {
+PROGRAM_TEST("train: --model follows from --weights, and names need no \"yolox-\"") {
   TempDir dir;
   write_scenes(dir / "data", 4);
   const std::string flags = "--data data --size 32 --bs 2 --max-iters 1 --eval-interval 0 --device cpu ";
@@ -1040,10 +1023,9 @@ TEST_CASE("train: --model follows from --weights, and names need no \"yolox-\"" 
       has(run(dir, "eval", "--data data --weights empty").err, "is a folder without best.pth and last.pth"));
 }
 
-TEST_CASE(
+PROGRAM_TEST(
     "train: --resume takes last.pth and \"last\"; a setting that cannot be resumed is a usage error without "
-    "crash.txt" *
-    starts_programs) {
+    "crash.txt") {
   TempDir dir;
   write_scenes(dir / "data", 6);
   succeed(

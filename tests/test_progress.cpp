@@ -338,10 +338,9 @@ TEST_CASE("progress: with DTR, its peak and its share of the time are logged, th
   CHECK(std::vector<double>(row.begin() + 13, row.end()) == std::vector<double>{2e9, 20, 30, 0.2});
 }
 
-TEST_CASE(
+PROGRAM_TEST(
     "train: epochs.csv has a row for each epoch; a resumed run continues it; the log marks the best "
-    "evaluation" *
-    starts_programs) {
+    "evaluation") {
   const Trained& t = trained();
   const auto rows = lines_of(contents(t.dir / "a/epochs.csv"));
   REQUIRE(rows.size() == 1 + 3);

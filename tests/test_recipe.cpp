@@ -110,8 +110,8 @@ TEST_CASE("recipe: the learning rate is proportional to the batch size for SGD, 
   CHECK(default_lr("adam", 4) == default_lr("adamw", 4));
 }
 
-TEST_CASE("train: the recipe is logged with its reason, kept in the checkpoint, and not changed by a resume" *
-          starts_programs) {
+PROGRAM_TEST(
+    "train: the recipe is logged with its reason, kept in the checkpoint, and not changed by a resume") {
   const TempDir& dir = trained().dir;
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 2 --epochs 2 --eval-interval 0 ";
   CHECK(has(unwrapped(trained().printed),
@@ -151,8 +151,7 @@ TEST_CASE(
   CHECK(c.lr == doctest::Approx(0.0032));
 }
 
-TEST_CASE("train: the validation loss is that of the training code, with batch norms in evaluation mode" *
-          starts_programs) {
+PROGRAM_TEST("train: the validation loss is that of the training code, with batch norms in evaluation mode") {
   const TempDir& dir = trained().dir;
   // Without augmentation, EMA and updates, a step over all images has the loss of the evaluation, but for the
   // batch norms. Frozen batch norms are in evaluation mode, too.
@@ -172,7 +171,7 @@ TEST_CASE("train: the validation loss is that of the training code, with batch n
   CHECK(losses("frozen_ranks").second == doctest::Approx(validation).epsilon(1e-9));
 }
 
-TEST_CASE("train: --patience-on loss ends a run whose validation loss does not fall" * starts_programs) {
+PROGRAM_TEST("train: --patience-on loss ends a run whose validation loss does not fall") {
   const TempDir& dir = trained().dir;
   // With a minimum score of 1, no detection is left: AP never improves, but the loss falls.
   const std::string flags =

@@ -19,7 +19,6 @@ const std::string& chromium() {
   }();
   return found;
 }
-#define CHROMIUM_TEST(name) TEST_CASE(name* doctest::skip(chromium().empty()))
 
 // Opens a page. `what` is --dump-dom, which prints the loaded document, or --screenshot=FILE.
 Outcome browse(const TempDir& dir, const std::string& page, const std::string& what) {
@@ -169,7 +168,7 @@ TEST_CASE("report: the time of training is that of the steps, the time of evalua
   CHECK_FALSE(has(training_html(dir.path.string()), "evaluation time"));
 }
 
-TEST_CASE("report: the page of a run has its curves, evaluation, images and settings" * starts_programs) {
+PROGRAM_TEST("report: the page of a run has its curves, evaluation, images and settings") {
   const std::string page = contents(trained().dir / "a/report.html");
   for (const char* id :
        {"training", "evaluation", "errors", "sizes", "classes", "confusion", "worst", "pictures", "settings"})
@@ -210,7 +209,7 @@ TEST_CASE("report: the page of a run has its curves, evaluation, images and sett
   }
 }
 
-TEST_CASE("report: a resumed run without a new evaluation keeps the old one on its page" * starts_programs) {
+PROGRAM_TEST("report: a resumed run without a new evaluation keeps the old one on its page") {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out went_on --max-iters 4");
   const std::string before = contents(dir / "went_on/report.html");
@@ -229,8 +228,7 @@ TEST_CASE("report: a resumed run without a new evaluation keeps the old one on i
   CHECK(has(after, "\nStarted 2021-"));  // by the first process of the run
 }
 
-TEST_CASE("report: a report that cannot be written gives a warning, and training continues" *
-          starts_programs) {
+PROGRAM_TEST("report: a report that cannot be written gives a warning, and training continues") {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out no_room --max-iters 4");
   fs::remove(dir / "no_room/report.html");
@@ -241,7 +239,7 @@ TEST_CASE("report: a report that cannot be written gives a warning, and training
   CHECK(fs::exists(dir / "no_room/report.html/in_the_way"));
 }
 
-TEST_CASE("report: rank 0 writes it from the detections of all ranks" * starts_programs) {
+PROGRAM_TEST("report: rank 0 writes it from the detections of all ranks") {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--out two_ranks --procs 2 --max-iters 4 --epochs 1 --no-aug-epochs 0");
   const std::string page = contents(dir / "two_ranks/report.html");
@@ -250,8 +248,7 @@ TEST_CASE("report: rank 0 writes it from the detections of all ranks" * starts_p
   CHECK(has(page, "</b><span>evaluation time</span>"));  // of the only epoch
 }
 
-TEST_CASE("report: eval writes the error analysis; names of classes and files are escaped" *
-          starts_programs) {
+PROGRAM_TEST("report: eval writes the error analysis; names of classes and files are escaped") {
   const TempDir& dir = trained().dir;
   CocoDataset truth;
   truth.images = {{1, "a<b>&.jpg", 200, 100}, {2, "", 0, 0}, {3, "c.jpg", 2000, 1}};
@@ -297,7 +294,7 @@ TEST_CASE("report: the numbers of objects by size are those of the AP") {
     CHECK_MESSAGE(has(html, text), text);
 }
 
-TEST_CASE("eval: --fuse has the same AP; --speed prints the time of each stage" * starts_programs) {
+PROGRAM_TEST("eval: --fuse has the same AP; --speed prints the time of each stage") {
   const TempDir& dir = trained().dir;
   const std::string eval = "--data data --weights a/best.pth --conf 0 --nms 0.9 --bs 4 --report= ";
   succeed(dir, "eval", eval + "--json plain.json");
@@ -312,8 +309,8 @@ TEST_CASE("eval: --fuse has the same AP; --speed prints the time of each stage" 
   CHECK_FALSE(has(printed, "report:"));
 }
 
-CHROMIUM_TEST("report: a browser shows it without errors, on a phone too, in light and dark mode" *
-              starts_programs) {
+PROGRAM_TEST("report: a browser shows it without errors, on a phone too, in light and dark mode" *
+             doctest::skip(chromium().empty())) {
   TempDir dir;
   const std::string original = (trained().dir.path / "a/report.html").string();
   const Outcome plain = browse(dir, original, "--dump-dom");

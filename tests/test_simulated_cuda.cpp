@@ -11,7 +11,7 @@
 using namespace yolox;
 using namespace yolox::test;
 
-TEST_CASE("gpu: training on two GPUs equals training on one" * needs_gpu * starts_programs) {
+PROGRAM_TEST("gpu: training on two GPUs equals training on one" * needs_gpu) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const Env two_gpus("SIMULATED_CUDA_DEVICES", "2");
@@ -28,8 +28,7 @@ TEST_CASE("gpu: training on two GPUs equals training on one" * needs_gpu * start
   CHECK(difference(dir / "grouped/last.pth", dir / "single/last.pth") == "");
 }
 
-TEST_CASE("gpu: ranks whose largest step does not fit begin with more micro-batches" * needs_gpu *
-          starts_programs) {
+PROGRAM_TEST("gpu: ranks whose largest step does not fit begin with more micro-batches" * needs_gpu) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const Env two_gpus("SIMULATED_CUDA_DEVICES", "2");
@@ -54,8 +53,8 @@ TEST_CASE("gpu: ranks whose largest step does not fit begin with more micro-batc
   CHECK(json_number(dir / "c/config.json", "accum") == accum);
 }
 
-TEST_CASE("gpu: memory that other processes hold is said at the start, with their process ids" * needs_gpu *
-          starts_programs) {
+PROGRAM_TEST("gpu: memory that other processes hold is said at the start, with their process ids" *
+             needs_gpu) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags =
@@ -73,8 +72,8 @@ TEST_CASE("gpu: memory that other processes hold is said at the start, with thei
   CHECK_MESSAGE(has(said, " (process 4711)"), said);
 }
 
-TEST_CASE("gpu: a rank on a GPU that loses another rank ends with a message, not with SIGABRT" * needs_gpu *
-          starts_programs) {
+PROGRAM_TEST("gpu: a rank on a GPU that loses another rank ends with a message, not with SIGABRT" *
+             needs_gpu) {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const Env two_gpus("SIMULATED_CUDA_DEVICES", "2");
@@ -91,8 +90,7 @@ TEST_CASE("gpu: a rank on a GPU that loses another rank ends with a message, not
   CHECK_MESSAGE(!has(err, "SIGABRT"), err);
 }
 
-TEST_CASE("gpu: a driver without a usable GPU is an error, unless the CPU is selected" * needs_gpu *
-          starts_programs) {
+PROGRAM_TEST("gpu: a driver without a usable GPU is an error, unless the CPU is selected" * needs_gpu) {
   TempDir dir;
   write_scenes(dir / "data", 4);
   fs::create_directories(dir / "driver/nvidia");
@@ -364,7 +362,7 @@ TEST_CASE("gpu: an allocation beyond the limit of the simulated device is an out
   CHECK(out_of_memory);
 }
 
-TEST_CASE("gpu: ranks with other versions of NCCL are refused" * needs_gpu * starts_programs) {
+PROGRAM_TEST("gpu: ranks with other versions of NCCL are refused" * needs_gpu) {
   TempDir dir;
   const Outcome o = train_two_ranks(dir, "SIMULATED_CUDA_DEVICES=2", "SIMULATED_NCCL_VERSION=2.21.5");
   CHECK(o.code == 1);

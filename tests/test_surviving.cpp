@@ -51,8 +51,7 @@ const std::string kLong =
 
 }  // namespace
 
-TEST_CASE("train: a run that is killed at random moments and resumed each time ends with the same bytes" *
-          starts_programs) {
+PROGRAM_TEST("train: a run that is killed at random moments and resumed each time ends with the same bytes") {
   const char* kills_given = std::getenv("YOLOX_KILLS");
   const int kills = kills_given ? std::atoi(kills_given) : 5;
   const Folder dir;
@@ -91,9 +90,8 @@ TEST_CASE("train: a run that is killed at random moments and resumed each time e
     CHECK_FALSE(has(entry.path().filename().string(), ".tmp"));
 }
 
-TEST_CASE(
-    "train: SIGHUP is ignored; SIGTERM, SIGUSR1 and Ctrl-C end the run after its step, with a checkpoint" *
-    starts_programs) {
+PROGRAM_TEST(
+    "train: SIGHUP is ignored; SIGTERM, SIGUSR1 and Ctrl-C end the run after its step, with a checkpoint") {
   const Folder dir;
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) {
     fs::remove_all(dir / "r");
@@ -115,7 +113,7 @@ TEST_CASE(
       has(succeed(dir, "train", concat("--resume r --max-iters ", steps_of(dir) + 1)), "resuming r at step"));
 }
 
-TEST_CASE("train: a signal before the first step ends the run with a message" * starts_programs) {
+PROGRAM_TEST("train: a signal before the first step ends the run with a message") {
   const Folder dir;
   Process p(dir, "train", kLong);
   REQUIRE(p.until([&] { return fs::exists(dir / "r"); }));
@@ -128,8 +126,8 @@ TEST_CASE("train: a signal before the first step ends the run with a message" * 
                   contents(p.err));
 }
 
-TEST_CASE("train: a second Ctrl-C ends the run at once; a lost terminal or a closed pipe does not end it" *
-          starts_programs) {
+PROGRAM_TEST(
+    "train: a second Ctrl-C ends the run at once; a lost terminal or a closed pipe does not end it") {
   const Folder dir;
   {
     Process p(dir, "train", kLong + "--size 416 --bs 32 --no-multiscale ");  // more than a second a step
@@ -151,8 +149,7 @@ TEST_CASE("train: a second Ctrl-C ends the run at once; a lost terminal or a clo
   CHECK(steps_of(dir) == 40);
 }
 
-TEST_CASE("train: stopped during an evaluation, the resumed run repeats it and ends with the same bytes" *
-          starts_programs) {
+PROGRAM_TEST("train: stopped during an evaluation, the resumed run repeats it and ends with the same bytes") {
   const Folder dir;
   Process p(dir, "train", kCrossing);
   // The log line of the first epoch is written right before its evaluation.
@@ -163,9 +160,8 @@ TEST_CASE("train: stopped during an evaluation, the resumed run repeats it and e
   CHECK(dir.different_files() == "");
 }
 
-TEST_CASE(
-    "train: a damaged checkpoint is reported and the previous one is used, with the same bytes at the end" *
-    starts_programs) {
+PROGRAM_TEST(
+    "train: a damaged checkpoint is reported and the previous one is used, with the same bytes at the end") {
   const Folder dir;
   succeed(dir, "train", kCrossing + "--max-iters 8 --keep 2");
   const std::string whole = contents(dir / "r/last.pth");
@@ -184,9 +180,8 @@ TEST_CASE(
   CHECK(difference(dir / "r/best.pth", undisturbed().dir / "r/best.pth") == "");
 }
 
-TEST_CASE(
-    "train: a nonfinite loss ends the run; its terms, images and lr are printed, batch and weights saved" *
-    starts_programs) {
+PROGRAM_TEST(
+    "train: a nonfinite loss ends the run; its terms, images and lr are printed, batch and weights saved") {
   const Folder dir;
   const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0");
   CHECK(o.code == 1);
@@ -208,8 +203,7 @@ TEST_CASE(
     CHECK_MESSAGE(has(crash, part), part << " in " << crash);
 }
 
-TEST_CASE("train: --keep-going returns to the last checkpoint at half the lr, three times at most" *
-          starts_programs) {
+PROGRAM_TEST("train: --keep-going returns to the last checkpoint at half the lr, three times at most") {
   const Folder dir;
   const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0 --keep-going");
   CHECK(o.code == 1);
@@ -220,8 +214,7 @@ TEST_CASE("train: --keep-going returns to the last checkpoint at half the lr, th
   CHECK(has(o.err, "lr 1.25e+29"));
 }
 
-TEST_CASE("train: the checkpoint contains the lr factor and the number of returns of --keep-going" *
-          starts_programs) {
+PROGRAM_TEST("train: the checkpoint contains the lr factor and the number of returns of --keep-going") {
   const Folder dir;
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 2 --epochs 2 --warmup-epochs 0 "
@@ -241,9 +234,8 @@ TEST_CASE("train: the checkpoint contains the lr factor and the number of return
   CHECK_FALSE(has(again.out, "back to step"));
 }
 
-TEST_CASE(
-    "train: steps whose gradient overflows are skipped and counted; 20 in a row end the run, and are saved" *
-    starts_programs) {
+PROGRAM_TEST(
+    "train: steps whose gradient overflows are skipped and counted; 20 in a row end the run, and are saved") {
   const Folder dir;
   // The scales cancel in the forward pass, so that the loss is finite, but the gradient overflows.
   torch::manual_seed(0);
@@ -271,8 +263,7 @@ TEST_CASE(
     CHECK(torch::equal(weights.at(p.key()).toTensor(), p.value()));
 }
 
-TEST_CASE("train: a step that runs out of memory is repeated in parts, and training continues" *
-          starts_programs) {
+PROGRAM_TEST("train: a step that runs out of memory is repeated in parts, and training continues") {
   const Folder dir;
   const std::string flags =
       kLong + "--device cpu --bs 8 --size 416 --no-multiscale --max-iters 3 --save-minutes 0 ";
@@ -286,9 +277,8 @@ TEST_CASE("train: a step that runs out of memory is repeated in parts, and train
   CHECK(steps_of(dir) == 3);
 }
 
-TEST_CASE(
-    "train: a run with fp16 and Adam, stopped and resumed, ends with the same bytes as an undisturbed one" *
-    starts_programs) {
+PROGRAM_TEST(
+    "train: a run with fp16 and Adam, stopped and resumed, ends with the same bytes as an undisturbed one") {
   const Folder dir;
   const std::string flags = kCrossing + "--amp fp16 --optimizer adamw --out ";
   succeed(dir, "train", flags + "a");
@@ -301,9 +291,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "train: settings of a resumed run can be changed; changes that are impossible or risky are reported" *
-    starts_programs) {
+PROGRAM_TEST(
+    "train: settings of a resumed run can be changed; changes that are impossible or risky are reported") {
   const Folder dir;
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 2 --epochs 2 --eval-interval 0 --out r ";
@@ -329,7 +318,7 @@ TEST_CASE(
   CHECK(has(tried, "of 1 image,"));
 }
 
-TEST_CASE("train: a second training cannot use the run folder of a running one" * starts_programs) {
+PROGRAM_TEST("train: a second training cannot use the run folder of a running one") {
   const Folder dir;
   Process p(dir, "train", kLong);
   REQUIRE(p.until([&] { return metric_rows(dir / "r/metrics.csv").size() >= 2; }));
@@ -343,8 +332,7 @@ TEST_CASE("train: a second training cannot use the run folder of a running one" 
   succeed(dir, "train", concat("--resume r --max-iters ", steps_of(dir) + 1));
 }
 
-TEST_CASE("train: a run that is stopped on a full disk fails with a message, and can be resumed later" *
-          starts_programs) {
+PROGRAM_TEST("train: a run that is stopped on a full disk fails with a message, and can be resumed later") {
   const Folder dir;
   succeed(dir, "train", kLong + "--max-iters 2");
   const std::string before = contents(dir / "r/last.pth");
@@ -360,7 +348,7 @@ TEST_CASE("train: a run that is stopped on a full disk fails with a message, and
   CHECK(steps_of(dir) == 4);
 }
 
-TEST_CASE("train: --debug names the operation whose gradient is NaN, and saves the batch" * starts_programs) {
+PROGRAM_TEST("train: --debug names the operation whose gradient is NaN, and saves the batch") {
   const Folder dir;
   const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0 --debug");
   CHECK(o.code == 1);
@@ -369,7 +357,7 @@ TEST_CASE("train: --debug names the operation whose gradient is NaN, and saves t
   CHECK(fs::exists(dir / "r/nonfinite.pth"));
 }
 
-TEST_CASE("train: a crash writes crash.txt and exits with its signal" * starts_programs) {
+PROGRAM_TEST("train: a crash writes crash.txt and exits with its signal") {
   const Folder dir;
   Process p(dir, "train", kLong);
   REQUIRE(p.until([&] { return metric_rows(dir / "r/metrics.csv").size() >= 2; }));
@@ -382,8 +370,7 @@ TEST_CASE("train: a crash writes crash.txt and exits with its signal" * starts_p
   CHECK(has(contents(p.err), "crash.txt"));
 }
 
-TEST_CASE("train: AP in training equals the AP of eval on the saved file, digit for digit" *
-          starts_programs) {
+PROGRAM_TEST("train: AP in training equals the AP of eval on the saved file, digit for digit") {
   const TempDir& dir = trained().dir;
   const auto rows = metric_rows(dir / "a/metrics.csv");
   double last = -1, best = -1;
@@ -400,8 +387,7 @@ TEST_CASE("train: AP in training equals the AP of eval on the saved file, digit 
   }
 }
 
-TEST_CASE("train: --profile prints where the time goes and writes a trace; --debug passes" *
-          starts_programs) {
+PROGRAM_TEST("train: --profile prints where the time goes and writes a trace; --debug passes") {
   const Folder dir;
   const std::string printed = succeed(dir, "train", kLong + "--profile");
   for (const char* part : {"data", "copy", "forward", "assignment", "loss", "backward", "optimizer", "EMA",
@@ -413,7 +399,7 @@ TEST_CASE("train: --profile prints where the time goes and writes a trace; --deb
   succeed(dir, "train", kCrossing + "--debug --max-iters 6");
 }
 
-TEST_CASE("train: --bs auto prints the batch size, trains with it and resumes with it" * starts_programs) {
+PROGRAM_TEST("train: --bs auto prints the batch size, trains with it and resumes with it") {
   TempDir dir;
   write_scenes(dir / "data", 49);
   const std::string printed =
@@ -427,10 +413,9 @@ TEST_CASE("train: --bs auto prints the batch size, trains with it and resumes wi
   CHECK(has(again.out, "of 4 images"));
 }
 
-TEST_CASE(
+PROGRAM_TEST(
     "train: --resume auto begins a run, resumes it with the same bytes, and ends quietly when it is "
-    "complete" *
-    starts_programs) {
+    "complete") {
   TempDir dir;
   write_scenes(dir / "data", 49);
   const std::string
@@ -453,7 +438,7 @@ TEST_CASE(
   CHECK(has(nowhere.err, "--resume auto needs --out DIR"));
 }
 
-TEST_CASE("train: settings, parameters and FLOPs are printed before the first step" * starts_programs) {
+PROGRAM_TEST("train: settings, parameters and FLOPs are printed before the first step") {
   const std::string printed = trained().printed;
   for (const char* part :
        {"--bs 2", "--warmup-epochs 1", "--lr 0.00123456789", "0.898M parameters", "MFLOPs"})
@@ -464,9 +449,8 @@ TEST_CASE("train: settings, parameters and FLOPs are printed before the first st
   for (const auto& line : lines_of(printed)) CHECK_MESSAGE(line.size() <= 80, line);
 }
 
-TEST_CASE(
-    "train: the folder of a run without a step is used again; events and prediction images are written" *
-    starts_programs) {
+PROGRAM_TEST(
+    "train: the folder of a run without a step is used again; events and prediction images are written") {
   const Folder dir;
   CHECK(run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0").code == 1);
   CHECK(steps_of(dir) == 0);

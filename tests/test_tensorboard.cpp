@@ -73,8 +73,6 @@ const std::string& python() {
   return found;
 }
 
-#define TENSORBOARD_TEST(name) TEST_CASE(name* doctest::skip(python().empty()))
-
 // Prints "tag step value" for all values that TensorBoard shows of folder argv[1]. Reads them with the class
 // for scripts and with the class of its server, and checks that both agree.
 const char* const script = R"(import sys
@@ -162,9 +160,8 @@ TEST_CASE("events: a file has a version, a session start and a record per call; 
   CHECK(files(dir.path) == Strings{path});
 }
 
-TENSORBOARD_TEST(
-    "events: TensorBoard drops events of a session after the step at which the next session starts" *
-    starts_programs) {
+PROGRAM_TEST("events: TensorBoard drops events of a session after the step at which the next session starts" *
+             doctest::skip(python().empty())) {
   const TempDir dir;
   const auto session = [&](int first, int last, int value) {
     Events events(dir.path.string(), first);

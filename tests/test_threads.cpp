@@ -56,7 +56,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("train: config.json has the number of threads that compute" * starts_programs) {
+PROGRAM_TEST("train: config.json has the number of threads that compute") {
   const TempDir dir;
   write_scenes(dir / "data", 8);
   const Outcome trained = shell(dir,

@@ -69,8 +69,8 @@ struct Server {
 
 }  // namespace
 
-TEST_CASE("weights: get downloads and checks a file; an existing file is not changed" *
-          doctest::skip(!have_curl()) * starts_programs) {
+PROGRAM_TEST("weights: get downloads and checks a file; an existing file is not changed" *
+             doctest::skip(!have_curl())) {
   Fetch p;
   const Outcome first = p.get();
   CHECK_MESSAGE(first.code == 0, first.err);
@@ -88,8 +88,8 @@ TEST_CASE("weights: get downloads and checks a file; an existing file is not cha
   CHECK(contents(p.file) == "mine");
 }
 
-TEST_CASE("weights: get resumes a partial download, or starts again if the server cannot resume" *
-          doctest::skip(!have_curl()) * starts_programs) {
+PROGRAM_TEST("weights: get resumes a partial download, or starts again if the server cannot resume" *
+             doctest::skip(!have_curl())) {
   Fetch p;
   write_text(p.file + ".part", p.bytes.substr(0, 150000));
   Outcome o = p.get();
@@ -128,8 +128,8 @@ TEST_CASE("weights: get resumes a partial download, or starts again if the serve
   CHECK(fs::file_size(p.file + ".part") == 150000);
 }
 
-TEST_CASE("weights: two downloads at the same time leave one correct file" *
-          doctest::skip(!have_curl() || !have_python()) * starts_programs) {
+PROGRAM_TEST("weights: two downloads at the same time leave one correct file" *
+             doctest::skip(!have_curl() || !have_python())) {
   Fetch p;
   const Server server(p.dir);
   p.url = "http://127.0.0.1:" + contents(p.dir / "port") + "/slow";
@@ -141,8 +141,8 @@ TEST_CASE("weights: two downloads at the same time leave one correct file" *
   CHECK(contents(p.file) == p.bytes);
 }
 
-TEST_CASE("weights: get never saves a wrong file under the right name, and reports the error" *
-          doctest::skip(!have_curl()) * starts_programs) {
+PROGRAM_TEST("weights: get never saves a wrong file under the right name, and reports the error" *
+             doctest::skip(!have_curl())) {
   Fetch p;
   write_text(p.dir / "server/yolox_nano.pth", "a page of a proxy");
   Outcome o = p.get();
@@ -162,8 +162,7 @@ TEST_CASE("weights: get never saves a wrong file under the right name, and repor
   CHECK(p.get("").code == 2);
 }
 
-TEST_CASE("weights: all six models have hashes; the message about missing weights names weights/get" *
-          starts_programs) {
+PROGRAM_TEST("weights: all six models have hashes; the message about missing weights names weights/get") {
   const std::string sums = contents(YOLOX_SOURCE_DIR "/weights/SHA256SUMS");
   CHECK(lines_of(sums).size() == 6);
   TempDir dir;

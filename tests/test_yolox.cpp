@@ -269,8 +269,8 @@ TEST_CASE("yolox: a width that gives no whole numbers of channels is refused by 
 }
 
 // README.md promises that the model can be copied to another project.
-TEST_CASE("yolox: yolox.hpp, layers/ and base/ compile in a project that has only LibTorch" *
-          starts_programs * doctest::skip(std::system("command -v g++ >/dev/null 2>&1") != 0)) {
+PROGRAM_TEST("yolox: yolox.hpp, layers/ and base/ compile in a project that has only LibTorch" *
+             doctest::skip(std::system("command -v g++ >/dev/null 2>&1") != 0)) {
   const TempDir dir;
   std::filesystem::copy(YOLOX_SOURCE_DIR "/yolox.hpp", dir / "yolox.hpp");
   for (const std::string folder : {"layers", "base"})
