@@ -57,7 +57,7 @@ PROGRAM_TEST(
   CHECK(used("none") == "off");
 }
 
-PROGRAM_TEST("gpu: train: --fast graph is refused where graphs are not possible" * needs_gpu) {
+GPU_PROGRAM_TEST("gpu: train: --fast graph is refused where graphs are not possible") {
   TempDir dir;
   write_scenes(dir / "data", 8);
   for (const std::string other : {"--dtr auto", "--debug", "--bs auto", "--profile"}) {

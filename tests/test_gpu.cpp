@@ -17,7 +17,7 @@ using namespace yolox::test;
 
 // ---- the machine
 
-TEST_CASE("gpu: versions and memory of the GPU and of the libraries" * needs_gpu) {
+GPU_TEST("gpu: versions and memory of the GPU and of the libraries") {
   parse_device("cuda");
   report_fact("GPU", device_name(kGpu));
   report_fact("memory", short_bytes(gpu_memory(kGpu)));
@@ -34,8 +34,7 @@ TEST_CASE("gpu: versions and memory of the GPU and of the libraries" * needs_gpu
 
 // ---- numbers
 
-TEST_CASE("gpu: output and gradients of the six models equal those of the CPU in float64" * needs_gpu) {
-  const NoStreamErrors no_stream_errors;
+GPU_TEST("gpu: output and gradients of the six models equal those of the CPU in float64") {
   allow_tf32(false);
   for (const ModelRow& size : model_sizes()) {
     INFO(size.name);
@@ -75,8 +74,7 @@ TEST_CASE("gpu: output and gradients of the six models equal those of the CPU in
   }
 }
 
-TEST_CASE("gpu: losses, assignment and gradients equal those of the CPU" * needs_gpu) {
-  const NoStreamErrors no_stream_errors;
+GPU_TEST("gpu: losses, assignment and gradients equal those of the CPU") {
   constexpr int kSide = 320, kClasses = 8;
   cv::RNG random(3);
   const auto boxes = [&](int count, double from, double to) {  // centres between from and to
@@ -122,8 +120,7 @@ TEST_CASE("gpu: losses, assignment and gradients equal those of the CPU" * needs
   }
 }
 
-TEST_CASE("gpu: the network's input at several sizes equals that of the CPU" * needs_gpu) {
-  const NoStreamErrors no_stream_errors;
+GPU_TEST("gpu: the network's input at several sizes equals that of the CPU") {
   torch::manual_seed(5);
   Batch batch;
   batch.images = torch::randint(256, {2, 96, 128, 3}, torch::kByte);
@@ -149,8 +146,7 @@ TEST_CASE("gpu: the loader uses its pinned memory again" * needs_real_gpu) {
   CHECK(places.size() <= 8);
 }
 
-TEST_CASE("gpu: NMS keeps the boxes that it keeps on the CPU" * needs_gpu) {
-  const NoStreamErrors no_stream_errors;
+GPU_TEST("gpu: NMS keeps the boxes that it keeps on the CPU") {
   torch::manual_seed(6);
   Tensor decoded = torch::rand({19, 3000, 5 + 4});
   decoded.slice(-1, 0, 2) *= 400;
@@ -184,8 +180,7 @@ TEST_CASE("gpu: NMS keeps the boxes that it keeps on the CPU" * needs_gpu) {
 #endif
 }
 
-TEST_CASE("gpu: SGD, Adam and AdamW update weights and EMA as on the CPU" * needs_gpu) {
-  const NoStreamErrors no_stream_errors;
+GPU_TEST("gpu: SGD, Adam and AdamW update weights and EMA as on the CPU") {
   for (const std::string kind : {"sgd", "adam", "adamw"}) {
     INFO(kind);
     std::vector<std::vector<Tensor>> results;
@@ -211,7 +206,7 @@ TEST_CASE("gpu: SGD, Adam and AdamW update weights and EMA as on the CPU" * need
   }
 }
 
-TEST_CASE("gpu: an overflow in fp16 skips the step and halves the loss scale" * needs_gpu) {
+GPU_TEST("gpu: an overflow in fp16 skips the step and halves the loss scale") {
   Trainer trainer("yolox-nano", kGpu, "fp16", "adam");
   Training& t = *trainer.training;
   t.scaler.scale.fill_(1e30);
@@ -226,8 +221,7 @@ TEST_CASE("gpu: an overflow in fp16 skips the step and halves the loss scale" * 
   CHECK(t.optimizer.steps[0][0].item<double>() == 0);
 }
 
-TEST_CASE("gpu: three steps in float64 equal those of the CPU, with SGD and with Adam" * needs_gpu) {
-  const NoStreamErrors no_stream_errors;
+GPU_TEST("gpu: three steps in float64 equal those of the CPU, with SGD and with Adam") {
   for (const std::string optimizer : {"sgd", "adam"}) {
     INFO(optimizer);
     const Trajectory cpu = train_nano(torch::kCPU, "fp64", optimizer);
@@ -243,9 +237,7 @@ TEST_CASE("gpu: three steps in float64 equal those of the CPU, with SGD and with
   }
 }
 
-TEST_CASE("gpu: the first loss in float32, bf16 and fp16 equals that of float64 within a tolerance" *
-          needs_gpu) {
-  const NoStreamErrors no_stream_errors;
+GPU_TEST("gpu: the first loss in float32, bf16 and fp16 equals that of float64 within a tolerance") {
   allow_tf32(false);
   const Trajectory cpu = train_nano(torch::kCPU, "fp64");
   const auto small_scale = [](Trainer& t) { t.training->scaler.scale.fill_(4); };
@@ -291,8 +283,8 @@ std::vector<Tensor> norm_results(const Tensor& input, torch::Device device, torc
 
 }  // namespace
 
-TEST_CASE("gpu: the CUDA kernels of bn_silu equal batch norm and SiLU in float64" * needs_fused_norm) {
-  const NoStreamErrors no_stream_errors;
+TEST_CASE_FIXTURE(NoStreamErrors, "gpu: the CUDA kernels of bn_silu equal batch norm and SiLU in float64" *
+                                      needs_fused_norm) {
   const FusedNorm fused_norm;
   torch::manual_seed(2);
   for (const auto& shape : {std::vector<int64_t>{2, 16, 40, 33}, {3, 5, 7, 9}, {1, 640, 4, 3}})
@@ -307,8 +299,9 @@ TEST_CASE("gpu: the CUDA kernels of bn_silu equal batch norm and SiLU in float64
     }
 }
 
-TEST_CASE("gpu: the CUDA kernels of bn_silu over two ranks with SyncBN equal one rank" * needs_fused_norm) {
-  const NoStreamErrors no_stream_errors;
+TEST_CASE_FIXTURE(NoStreamErrors,
+                  "gpu: the CUDA kernels of bn_silu over two ranks with SyncBN equal one rank" *
+                      needs_fused_norm) {
   const FusedNorm fused_norm;
   const auto over = c10::make_intrusive<Collectives>(two_equal_ranks());
   torch::manual_seed(2);
@@ -322,9 +315,9 @@ TEST_CASE("gpu: the CUDA kernels of bn_silu over two ranks with SyncBN equal one
   CHECK(torch::isfinite(none[5]).all().item<bool>());
 }
 
-TEST_CASE("gpu: the CUDA kernels of bn_silu train yolox-nano as the operations of torch do" *
-          needs_fused_norm) {
-  const NoStreamErrors no_stream_errors;
+TEST_CASE_FIXTURE(NoStreamErrors,
+                  "gpu: the CUDA kernels of bn_silu train yolox-nano as the operations of torch do" *
+                      needs_fused_norm) {
   allow_tf32(false);
   const auto prepare = [](Trainer& t) { use_sync_bn(*t.model, two_equal_ranks()); };
   const Trajectory plain = train_nano(kGpu, "off", "sgd", prepare);
@@ -334,9 +327,9 @@ TEST_CASE("gpu: the CUDA kernels of bn_silu train yolox-nano as the operations o
   CHECK(std::abs(fused.steps[0]["grad_norm"] / plain.steps[0]["grad_norm"] - 1) < 1e-3);
 }
 
-TEST_CASE("gpu: DTR repeats the CUDA kernels of bn_silu, but not the update of the statistics" *
-          needs_fused_norm) {
-  const NoStreamErrors no_stream_errors;
+TEST_CASE_FIXTURE(NoStreamErrors,
+                  "gpu: DTR repeats the CUDA kernels of bn_silu, but not the update of the statistics" *
+                      needs_fused_norm) {
   const FusedNorm fused_norm;
   torch::manual_seed(2);
   const Tensor x = torch::randn({2, 16, 24, 24}).to(kGpu).contiguous(torch::MemoryFormat::ChannelsLast);
@@ -366,7 +359,7 @@ TEST_CASE("gpu: DTR repeats the CUDA kernels of bn_silu, but not the update of t
   for (size_t i = 0; i < plain.size(); ++i) CHECK(torch::equal(plain[i], again[i]));
 }
 
-TEST_CASE("gpu: deterministic max pooling equals the default one, forward and backward" * needs_gpu) {
+GPU_TEST("gpu: deterministic max pooling equals the default one, forward and backward") {
   torch::manual_seed(4);
   YOLOX model = make_model("yolox-nano", 3);
   model->to(kGpu, torch::kDouble);
@@ -387,7 +380,7 @@ TEST_CASE("gpu: deterministic max pooling equals the default one, forward and ba
 
 // ---- settings
 
-TEST_CASE("gpu: --amp auto is bf16 or fp16; TF32 is on with --amp tf32 only" * needs_gpu) {
+GPU_TEST("gpu: --amp auto is bf16 or fp16; TF32 is on with --amp tf32 only") {
   const auto prepared = [](const std::string& amp) {
     Config config;
     config.amp = amp;
@@ -416,7 +409,7 @@ TEST_CASE("--amp auto selects bf16, fp16 or off by compute capability and tensor
   CHECK(precision_of_gpu(7, 5, "NVIDIA T400 4GB") == "off");
 }
 
-TEST_CASE("gpu: the allocator uses expandable segments" * needs_gpu) {
+GPU_TEST("gpu: the allocator uses expandable segments") {
   parse_device("cuda");
   if (std::getenv("PYTORCH_ALLOC_CONF") || std::getenv("PYTORCH_CUDA_ALLOC_CONF"))
     return;  // the user's choice
@@ -433,13 +426,13 @@ TEST_CASE("gpu: the allocator uses expandable segments" * needs_gpu) {
 #endif
 }
 
-TEST_CASE("gpu: the chunks of SimOTA take 8 % of the memory of the GPU" * needs_gpu) {
+GPU_TEST("gpu: the chunks of SimOTA take 8 % of the memory of the GPU") {
   CHECK(default_max_pairs(kGpu) * 80.0 == doctest::Approx(0.08 * gpu_memory(kGpu)).epsilon(0.1));
 }
 
 // ---- memory and errors
 
-TEST_CASE("gpu: a backward() that fails leaves no memory allocated" * needs_gpu) {
+GPU_TEST("gpu: a backward() that fails leaves no memory allocated") {
   const Tensor x = torch::rand({1 << 20}, torch::TensorOptions(kGpu).requires_grad(true));
   const auto step = [&](bool fails) {
     Tensor y = x;
@@ -458,7 +451,7 @@ TEST_CASE("gpu: a backward() that fails leaves no memory allocated" * needs_gpu)
   CHECK(allocated_bytes(kGpu).now == before);
 }
 
-TEST_CASE("gpu: a step that runs out of memory is repeated in micro-batches" * needs_gpu) {
+GPU_TEST("gpu: a step that runs out of memory is repeated in micro-batches") {
 #ifdef YOLOX_CUDA
   constexpr int kBatch = 8;
   const int side = kSimulated ? 96 : 416;
@@ -490,7 +483,7 @@ TEST_CASE("gpu: a step that runs out of memory is repeated in micro-batches" * n
 }
 
 #ifdef YOLOX_SIMULATED_CUDA
-TEST_CASE("gpu: weights that are cast in groups stay as they were if memory runs out" * needs_gpu) {
+GPU_TEST("gpu: weights that are cast in groups stay as they were if memory runs out") {
   YOLOX model = make_model("yolox-tiny", 3);  // 20 MB, three groups
   move(model, kGpu, torch::kFloat);
   const CastWeights casts(*model, torch::kBFloat16);
@@ -539,7 +532,7 @@ TEST_CASE("gpu: child: a kernel fails" * doctest::test_suite("ranks") * doctest:
   _exit(code);
 }
 
-TEST_CASE("gpu: after a failed kernel the run ends with one line, exit code 1 and crash.txt" * needs_gpu) {
+GPU_TEST("gpu: after a failed kernel the run ends with one line, exit code 1 and crash.txt") {
   TempDir dir;
   const Outcome o = shell(dir, "$YOLOX_PROGRAMS/tests --no-skip -tc='gpu: child: a kernel fails'");
   INFO(o.out << o.err);
@@ -558,7 +551,7 @@ TEST_CASE("gpu: child: LibTorch has no kernels for the GPU" * doctest::test_suit
   _exit(run_program([] { parse_device("cuda"); }));
 }
 
-TEST_CASE("gpu: a LibTorch without kernels for the GPU is a usage error with the remedy" * needs_gpu) {
+GPU_TEST("gpu: a LibTorch without kernels for the GPU is a usage error with the remedy") {
   const Outcome o = shell(
       TempDir(), "$YOLOX_PROGRAMS/tests --no-skip -tc='gpu: child: LibTorch has no kernels for the GPU'");
   CHECK(o.code == 2);
@@ -569,8 +562,7 @@ TEST_CASE("gpu: a LibTorch without kernels for the GPU is a usage error with the
 
 // ---- data
 
-TEST_CASE("gpu: batches of DeviceLoader equal those of the loader" * needs_gpu) {
-  const NoStreamErrors no_stream_errors;
+GPU_TEST("gpu: batches of DeviceLoader equal those of the loader") {
   Loader pinned(noise(64, 3), 0, 12, 2, {64, 64}, 2, true), plain(noise(64, 3), 0, 12, 2, {64, 64}, 2, false);
   DeviceLoader batches(pinned, kGpu);
   while (!plain.done()) {
@@ -585,7 +577,7 @@ TEST_CASE("gpu: batches of DeviceLoader equal those of the loader" * needs_gpu) 
 }
 
 #ifdef YOLOX_SIMULATED_CUDA
-TEST_CASE("gpu: if there is no pinned memory, the loader makes the same batches without it" * needs_gpu) {
+GPU_TEST("gpu: if there is no pinned memory, the loader makes the same batches without it") {
   const struct Refuses {
     Refuses() { simulated_cuda::refuse_pinned_memory(true); }
     ~Refuses() { simulated_cuda::refuse_pinned_memory(false); }
@@ -597,8 +589,7 @@ TEST_CASE("gpu: if there is no pinned memory, the loader makes the same batches 
 }
 #endif
 
-TEST_CASE("gpu: batches stay intact while both streams are busy" * needs_gpu) {
-  const NoStreamErrors no_stream_errors;
+GPU_TEST("gpu: batches stay intact while both streams are busy") {
   Loader pinned(noise(64, 3), 0, 24, 2, {64, 64}, 2, true), plain(noise(64, 3), 0, 24, 2, {64, 64}, 2, false);
   DeviceLoader batches(pinned, kGpu);
   const Tensor x = torch::rand({kSimulated ? 16 : 4096, kSimulated ? 16 : 4096}, kGpu);
@@ -618,7 +609,7 @@ TEST_CASE("gpu: batches stay intact while both streams are busy" * needs_gpu) {
 }
 
 #if defined(YOLOX_CUDA) && !defined(YOLOX_SIMULATED_CUDA)
-TEST_CASE("gpu: a step does not synchronise with the device" * needs_gpu) {
+GPU_TEST("gpu: a step does not synchronise with the device") {
   struct Counter : c10::WarningHandler {
     std::vector<std::string> all;
     void process(const c10::Warning& warning) override {

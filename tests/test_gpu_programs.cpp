@@ -10,7 +10,7 @@
 using namespace yolox;
 using namespace yolox::test;
 
-PROGRAM_TEST("gpu: train, evaluation, a resume on the CPU, and demo work from end to end" * needs_gpu) {
+GPU_PROGRAM_TEST("gpu: train, evaluation, a resume on the CPU, and demo work from end to end") {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 4 --epochs 4 --eval-interval 1 ";
@@ -34,7 +34,7 @@ PROGRAM_TEST("gpu: train, evaluation, a resume on the CPU, and demo work from en
   succeed(dir, "demo", "--source data/train --weights off/last.pth --device cuda --save drawn");
 }
 
-PROGRAM_TEST("gpu: train: --bs auto and --dtr on a GPU" * needs_gpu) {
+GPU_PROGRAM_TEST("gpu: train: --bs auto and --dtr on a GPU") {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags =
@@ -44,7 +44,7 @@ PROGRAM_TEST("gpu: train: --bs auto and --dtr on a GPU" * needs_gpu) {
   succeed(dir, "train", flags + "--bs 4 --dtr auto --max-iters 2 --out dtr");
 }
 
-PROGRAM_TEST("gpu: yolox-s at 640 pixels trains, and how fast" * needs_gpu) {
+GPU_PROGRAM_TEST("gpu: yolox-s at 640 pixels trains, and how fast") {
   TempDir dir;
   write_scenes(dir / "data", 32);
   for (const std::string fast : {"off", has_fused_norm() ? "norm,graph" : "graph"}) {
@@ -87,16 +87,15 @@ PROGRAM_TEST("gpu: ranks on several GPUs make the same steps with CUDA graphs as
   CHECK_MESSAGE(has(refused.err, "--fast graph is not possible with --compress"), refused.err);
 }
 
-PROGRAM_TEST("gpu: ranks on the same GPU are refused" * needs_gpu) {
+GPU_PROGRAM_TEST("gpu: ranks on the same GPU are refused") {
   TempDir dir;
   const Outcome o = train_two_ranks(dir, "CUDA_VISIBLE_DEVICES=0");
   CHECK(o.code != 0);
   CHECK_MESSAGE(has(o.err, "share a GPU"), o.err);
 }
 
-PROGRAM_TEST(
-    "gpu: train: a trained model has the same AP on the CPU, and is exported as ONNX and TorchScript" *
-    needs_gpu) {
+GPU_PROGRAM_TEST(
+    "gpu: train: a trained model has the same AP on the CPU, and is exported as ONNX and TorchScript") {
   TempDir dir;
   if (kSimulated) write_scenes(dir / "data", 8);
   const std::string data = kSimulated ? "data" : "shapes", size = kSimulated ? "64" : "192";
@@ -121,10 +120,9 @@ PROGRAM_TEST(
   CHECK(fs::file_size(dir / "r/model.ts") > 1e6);
 }
 
-PROGRAM_TEST(
+GPU_PROGRAM_TEST(
     "gpu: train: with --deterministic, a run that was killed and resumed has the checkpoint of an "
-    "undisturbed one" *
-    needs_gpu) {
+    "undisturbed one") {
   TempDir dir;
   write_scenes(dir / "data", 12);
   const std::string flags =
@@ -143,7 +141,7 @@ PROGRAM_TEST(
   }
 }
 
-PROGRAM_TEST("gpu: train: SIGTERM ends a run after its step, with a checkpoint" * needs_gpu) {
+GPU_PROGRAM_TEST("gpu: train: SIGTERM ends a run after its step, with a checkpoint") {
   TempDir dir;
   write_scenes(dir / "data", 8);
   Process p(dir, "train",
@@ -227,9 +225,8 @@ TEST_CASE("gpu: rank: SyncBN, Reducer and compression" * doctest::test_suite("ra
   CHECK(relative_error(gradients_of(kGpu, from, to, true, torch::kBFloat16), whole) < 1e-2);
 }
 
-PROGRAM_TEST(
-    "gpu: two processes on one GPU compute the gradients of the whole batch, with SyncBN and the Reducer" *
-    needs_gpu) {
+GPU_PROGRAM_TEST(
+    "gpu: two processes on one GPU compute the gradients of the whole batch, with SyncBN and the Reducer") {
   TempDir dir;
   const std::string rank =
       concat(" WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_PORT=29500 YOLOX_TEST_STORE=", dir / "store",
@@ -239,7 +236,7 @@ PROGRAM_TEST(
   CHECK_MESSAGE(o.code == 0, o.out << o.err);
 }
 
-TEST_CASE("gpu: collectives of NCCL with one rank" * needs_gpu) {
+GPU_TEST("gpu: collectives of NCCL with one rank") {
   auto store = c10::make_intrusive<c10d::HashStore>();
   auto nccl =
       c10::make_intrusive<c10d::ProcessGroupNCCL>(store, 0, 1, c10d::ProcessGroupNCCL::Options::create());

@@ -11,7 +11,7 @@
 using namespace yolox;
 using namespace yolox::test;
 
-PROGRAM_TEST("gpu: training on two GPUs equals training on one" * needs_gpu) {
+GPU_PROGRAM_TEST("gpu: training on two GPUs equals training on one") {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const Env two_gpus("SIMULATED_CUDA_DEVICES", "2");
@@ -28,7 +28,7 @@ PROGRAM_TEST("gpu: training on two GPUs equals training on one" * needs_gpu) {
   CHECK(difference(dir / "grouped/last.pth", dir / "single/last.pth") == "");
 }
 
-PROGRAM_TEST("gpu: ranks whose largest step does not fit begin with more micro-batches" * needs_gpu) {
+GPU_PROGRAM_TEST("gpu: ranks whose largest step does not fit begin with more micro-batches") {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const Env two_gpus("SIMULATED_CUDA_DEVICES", "2");
@@ -53,8 +53,7 @@ PROGRAM_TEST("gpu: ranks whose largest step does not fit begin with more micro-b
   CHECK(json_number(dir / "c/config.json", "accum") == accum);
 }
 
-PROGRAM_TEST("gpu: memory that other processes hold is said at the start, with their process ids" *
-             needs_gpu) {
+GPU_PROGRAM_TEST("gpu: memory that other processes hold is said at the start, with their process ids") {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const std::string flags =
@@ -72,8 +71,7 @@ PROGRAM_TEST("gpu: memory that other processes hold is said at the start, with t
   CHECK_MESSAGE(has(said, " (process 4711)"), said);
 }
 
-PROGRAM_TEST("gpu: a rank on a GPU that loses another rank ends with a message, not with SIGABRT" *
-             needs_gpu) {
+GPU_PROGRAM_TEST("gpu: a rank on a GPU that loses another rank ends with a message, not with SIGABRT") {
   TempDir dir;
   write_scenes(dir / "data", 8);
   const Env two_gpus("SIMULATED_CUDA_DEVICES", "2");
@@ -90,7 +88,7 @@ PROGRAM_TEST("gpu: a rank on a GPU that loses another rank ends with a message, 
   CHECK_MESSAGE(!has(err, "SIGABRT"), err);
 }
 
-PROGRAM_TEST("gpu: a driver without a usable GPU is an error, unless the CPU is selected" * needs_gpu) {
+GPU_PROGRAM_TEST("gpu: a driver without a usable GPU is an error, unless the CPU is selected") {
   TempDir dir;
   write_scenes(dir / "data", 4);
   fs::create_directories(dir / "driver/nvidia");
@@ -159,8 +157,7 @@ std::map<std::string, int64_t> calls_of_step(const std::string& amp, bool sync_b
 
 }  // namespace
 
-TEST_CASE("gpu: a step that the GPU does not end within --timeout ends the run of a single rank" *
-          needs_gpu) {
+GPU_TEST("gpu: a step that the GPU does not end within --timeout ends the run of a single rank") {
   Trainer trainer("yolox-nano", kGpu, "off");
   Loader loader(noise(64, 5), 0, 4, 2, {64, 64}, 2, true);
   DeviceLoader batches(loader, kGpu);
@@ -172,10 +169,8 @@ TEST_CASE("gpu: a step that the GPU does not end within --timeout ends the run o
   CHECK_THROWS_WITH(numbers.read(0.2), doctest::Contains("the GPU has not ended this step within 0.2 s"));
 }
 
-TEST_CASE(
-    "gpu: a step does not synchronise with the device, and the number of its operator calls has a limit" *
-    needs_gpu) {
-  const NoStreamErrors no_stream_errors;
+GPU_TEST(
+    "gpu: a step does not synchronise with the device, and the number of its operator calls has a limit") {
   std::map<std::string, int64_t> all;
   for (const auto& [amp, sync_bn, fused] : {std::tuple("off", false, false),
                                             {"bf16", false, false},
@@ -201,8 +196,7 @@ TEST_CASE(
   CHECK(all.at("bf16+sync+fused") <= 1041);
 }
 
-TEST_CASE("gpu: a checkpoint synchronises at most 10 times, an evaluation once per batch" * needs_gpu) {
-  const NoStreamErrors no_stream_errors;
+GPU_TEST("gpu: a checkpoint synchronises at most 10 times, an evaluation once per batch") {
   Trainer trainer("yolox-nano", kGpu, "off");
   TempDir dir;
   Log log(dir / "log.txt", /*quiet=*/true);
@@ -241,10 +235,9 @@ TEST_CASE("gpu: a checkpoint synchronises at most 10 times, an evaluation once p
   CHECK(of_evaluation == (kImages + settings.batch - 1) / settings.batch);
 }
 
-TEST_CASE(
+GPU_TEST(
     "gpu: gradients of convolutions on the simulated device differ between calls, but not with "
-    "--deterministic" *
-    needs_gpu) {
+    "--deterministic") {
   const auto differ = [] {
     const auto options = torch::TensorOptions(kGpu);
     torch::manual_seed(9);
@@ -261,7 +254,7 @@ TEST_CASE(
   at::globalContext().setDeterministicAlgorithms(false, false);
 }
 
-TEST_CASE("gpu: the simulated device counts the waits of the host" * needs_gpu) {
+GPU_TEST("gpu: the simulated device counts the waits of the host") {
   const Tensor x = torch::arange(10, torch::TensorOptions(torch::kFloat).device(kGpu));
   simulated_cuda::reset_counts();
   const Tensor y = x * 2 + 1;
@@ -280,18 +273,16 @@ TEST_CASE("gpu: the simulated device counts the waits of the host" * needs_gpu) 
   CHECK(waits() == 6);
 }
 
-TEST_CASE("gpu: the simulated device refuses tensors of two devices and operators without a kernel" *
-          needs_gpu) {
+GPU_TEST("gpu: the simulated device refuses tensors of two devices and operators without a kernel") {
   const Tensor x = torch::ones({10}, kGpu);
   CHECK_THROWS_WITH(x + torch::ones({10}), doctest::Contains("same device"));
   CHECK_THROWS_WITH(x.view({2, 5}).to_mkldnn(), doctest::Contains("no kernel for CUDA"));
 }
 
-TEST_CASE("gpu: the simulated device detects unsynchronised access to memory from two streams" * needs_gpu) {
+GPU_TEST("gpu: the simulated device detects unsynchronised access to memory from two streams") {
   const c10::impl::VirtualGuardImpl guard(torch::kCUDA);
   // As DeviceLoader copies, but without the event, or without record_stream().
   for (const bool waits_for_event : {false, true}) {
-    simulated_cuda::errors();
     const c10::Stream side = guard.getStreamFromGlobalPool(kGpu);
     c10::Event copied(torch::kCUDA);
     Tensor there;
@@ -309,9 +300,7 @@ TEST_CASE("gpu: the simulated device detects unsynchronised access to memory fro
   }
 }
 
-TEST_CASE("gpu: the simulated device finds pinned memory that is written before a copy from it is done" *
-          needs_gpu) {
-  simulated_cuda::errors();
+GPU_TEST("gpu: the simulated device finds pinned memory that is written before a copy from it is done") {
   Tensor pinned = torch::arange(1000, torch::kFloat).pin_memory();
   Tensor there = pinned.to(kGpu, /*non_blocking=*/true);
   CHECK(simulated_cuda::pending_copies() == 1);
@@ -335,7 +324,7 @@ TEST_CASE("gpu: the simulated device finds pinned memory that is written before 
   CHECK(host.data_ptr<float>()[5] == 5);
 }
 
-TEST_CASE("gpu: the host cannot dereference memory of the simulated device" * needs_gpu) {
+GPU_TEST("gpu: the host cannot dereference memory of the simulated device") {
   const Tensor x = torch::ones({10}, kGpu);
   const pid_t child = fork();
   if (child == 0) {
@@ -349,8 +338,7 @@ TEST_CASE("gpu: the host cannot dereference memory of the simulated device" * ne
   CHECK(WTERMSIG(status) == SIGSEGV);
 }
 
-TEST_CASE("gpu: an allocation beyond the limit of the simulated device is an out-of-memory error" *
-          needs_gpu) {
+GPU_TEST("gpu: an allocation beyond the limit of the simulated device is an out-of-memory error") {
   simulated_cuda::set_limit(simulated_cuda::allocated() + (1 << 20));
   bool out_of_memory = false;
   try {
@@ -362,7 +350,7 @@ TEST_CASE("gpu: an allocation beyond the limit of the simulated device is an out
   CHECK(out_of_memory);
 }
 
-PROGRAM_TEST("gpu: ranks with other versions of NCCL are refused" * needs_gpu) {
+GPU_PROGRAM_TEST("gpu: ranks with other versions of NCCL are refused") {
   TempDir dir;
   const Outcome o = train_two_ranks(dir, "SIMULATED_CUDA_DEVICES=2", "SIMULATED_NCCL_VERSION=2.21.5");
   CHECK(o.code == 1);

@@ -56,10 +56,8 @@ double largest_difference(const std::vector<Tensor>& a, const std::vector<Tensor
 
 }  // namespace
 
-TEST_CASE(
-    "gpu: steps as CUDA graphs equal steps without: losses, weights, momentum, EMA, statistics and counts" *
-    needs_gpu) {
-  const NoStreamErrors no_stream_errors;
+GPU_TEST(
+    "gpu: steps as CUDA graphs equal steps without: losses, weights, momentum, EMA, statistics and counts") {
   const Deterministic deterministic;
   for (const auto& [amp, optimizer, limit] : {std::tuple("fp64", "sgd", 1e-9),
                                               {"off", "adamw", 1e-3},
@@ -84,7 +82,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("gpu: with --deterministic, steps that are replayed have the bits of steps that run" * needs_gpu) {
+GPU_TEST("gpu: with --deterministic, steps that are replayed have the bits of steps that run") {
   const Deterministic deterministic;
   // The second run is at another step when it records, as a resumed run is.
   std::vector<std::vector<Tensor>> states;
@@ -101,7 +99,7 @@ TEST_CASE("gpu: with --deterministic, steps that are replayed have the bits of s
   for (size_t i = 0; i < states[0].size(); ++i) CHECK(torch::equal(states[0][i], states[1][i]));
 }
 
-TEST_CASE("gpu: a replayed step whose gradient overflows changes nothing but the loss scale" * needs_gpu) {
+GPU_TEST("gpu: a replayed step whose gradient overflows changes nothing but the loss scale") {
   Trainer t("yolox-nano", kGpu, "fp16", "adam");
   t.training->scaler.scale.fill_(4);
   use_graphs(t);
@@ -122,8 +120,7 @@ TEST_CASE("gpu: a replayed step whose gradient overflows changes nothing but the
   CHECK(torch::equal(t.training->optimizer.steps[0][0].cpu(), torch::full({}, 7.0f)));
 }
 
-TEST_CASE("gpu: after a loss that is not finite, replays change nothing until the guard is reset" *
-          needs_gpu) {
+GPU_TEST("gpu: after a loss that is not finite, replays change nothing until the guard is reset") {
   Trainer t("yolox-nano", kGpu, "off");
   use_graphs(t);
   BatchStream batches;
@@ -142,8 +139,7 @@ TEST_CASE("gpu: after a loss that is not finite, replays change nothing until th
   CHECK_FALSE(torch::equal(weights(), before));
 }
 
-TEST_CASE("gpu: a step that reads a result on the host is not recorded, and training goes on without graphs" *
-          needs_gpu) {
+GPU_TEST("gpu: a step that reads a result on the host is not recorded, and training goes on without graphs") {
   const Deterministic deterministic;
   Trainer plain("yolox-nano", kGpu, "off"), t("yolox-nano", kGpu, "off");
   std::vector<std::string> reasons;
@@ -168,7 +164,7 @@ TEST_CASE("gpu: a step that reads a result on the host is not recorded, and trai
   CHECK_THROWS_WITH(checked(batch, 0.001), doctest::Contains("captur"));
 }
 
-TEST_CASE("gpu: a batch with a crowded image runs without a graph" * needs_gpu) {
+GPU_TEST("gpu: a batch with a crowded image runs without a graph") {
   Trainer t("yolox-nano", kGpu, "off");
   use_graphs(t);
   int run = 0;
@@ -197,8 +193,7 @@ TEST_CASE("constants: while there are graphs, none is freed, because a graph rea
 }
 
 #ifdef YOLOX_SIMULATED_CUDA
-TEST_CASE("gpu: a replay does not wait, and launches a graph and a few copies" * needs_gpu) {
-  const NoStreamErrors no_stream_errors;
+GPU_TEST("gpu: a replay does not wait, and launches a graph and a few copies") {
   Trainer t("yolox-s", kGpu, "bf16");
   use_graphs(t);
   Loader loader(noise(64, 20), 0, 100, kBatch, {64, 64}, 2, true);
@@ -221,7 +216,7 @@ TEST_CASE("gpu: a replay does not wait, and launches a graph and a few copies" *
   CHECK(calls <= 20);
 }
 
-TEST_CASE("gpu: if memory runs out while a graph is recorded, training goes on without graphs" * needs_gpu) {
+GPU_TEST("gpu: if memory runs out while a graph is recorded, training goes on without graphs") {
   Trainer t("yolox-nano", kGpu, "off");
   std::vector<std::string> reasons;
   use_graphs(t, [&](const std::string& why) { reasons.push_back(why); });
@@ -249,8 +244,7 @@ TEST_CASE("gpu: if memory runs out while a graph is recorded, training goes on w
   CHECK(other(large.next(), 0.001).finite());
 }
 
-TEST_CASE("gpu: if memory runs out beside graphs, they are freed, and the step is repeated as it was" *
-          needs_gpu) {
+GPU_TEST("gpu: if memory runs out beside graphs, they are freed, and the step is repeated as it was") {
   BatchStream batches;
   Loader loader(noise(kSide, 600), 0, 100, kBatch, {kSide, kSide}, 2, true);
   DeviceLoader crowded(loader, kGpu);  // these steps run without a graph
@@ -283,8 +277,7 @@ TEST_CASE("gpu: if memory runs out beside graphs, they are freed, and the step i
   CHECK_FALSE(has(log, "micro-batches"));
 }
 
-TEST_CASE("gpu: the simulated device does not run what it records, and a replay sees only what is kept" *
-          needs_gpu) {
+GPU_TEST("gpu: the simulated device does not run what it records, and a replay sees only what is kept") {
   const auto options = torch::TensorOptions(torch::kFloat).device(kGpu);
   const Tensor x = torch::ones({3}, options), y = torch::zeros({3}, options);
   Tensor result;
@@ -307,8 +300,7 @@ TEST_CASE("gpu: the simulated device does not run what it records, and a replay 
   CHECK_THROWS_WITH(CudaGraph(kGpu, [&] { fail("of its own"); }), "of its own");
 }
 
-TEST_CASE("gpu: graphs can be recorded after the last graph is gone, and after a recording that failed" *
-          needs_gpu) {
+GPU_TEST("gpu: graphs can be recorded after the last graph is gone, and after a recording that failed") {
   Tensor x = torch::zeros({3}, torch::TensorOptions(torch::kFloat).device(kGpu));
   const auto adds_one = [&] {
     CudaGraph graph(kGpu, [&] { x.add_(1); });
