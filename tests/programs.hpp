@@ -75,6 +75,11 @@ inline void write_scenes(const std::string& folder, int64_t count, size_t classe
   write_coco(folder + "/annotations/instances_train.json", coco);
 }
 
+// Temporary folder with drawn scenes in data/.
+struct DataDir : TempDir {
+  explicit DataDir(int64_t images) { write_scenes(*this / "data", images); }
+};
+
 // Runs a program as run() does, with a limit of `kb` KiB on the size of each file. This simulates a full
 // disk.
 inline Outcome run_with_full_disk(const TempDir& dir, const std::string& program,

@@ -92,12 +92,11 @@ Tensor uneven_share(const Tensor& batch, const RankInfo& p) {
 }
 
 struct Steps {
-  TempDir dir;
+  DataDir dir{7};
   std::string flags =
       "--data data --model yolox-nano --size 64 --bs 6 --epochs 6 --warmup-epochs 0 --mixup-prob 1 "
       "--amp fp64 --lr 6e-6 --device " +
       test_device() + " ";
-  Steps() { write_scenes(dir / "data", 7); }
 };
 
 bool alive(pid_t pid) {
@@ -113,7 +112,6 @@ bool all_gone(const std::vector<pid_t>& pids, double seconds) {
 // A run on two ranks that does not end by itself, and has made a few steps.
 struct Endless {
   explicit Endless(const std::string& flags = "") {
-    write_scenes(dir / "data", 7);
     process.emplace(dir, "train",
                     "--data data --model yolox-nano --size 64 --bs 6 --epochs 10000 --eval-interval 0 "
                     "--save-minutes 0.001 --procs 2 --out r " +
@@ -126,7 +124,7 @@ struct Endless {
   }
   std::string said() const { return contents(process->err); }
 
-  TempDir dir;
+  DataDir dir{7};
   std::optional<Process> process;
   std::vector<pid_t> ranks;
 };
@@ -736,8 +734,7 @@ PROGRAM_TEST("launcher: a run suspended for longer than the timeout continues") 
 }
 
 PROGRAM_TEST("train: on two ranks --keep-going restores both; a full disk is reported") {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 6 --procs 2 --warmup-epochs 0 ";
   Outcome o = run(dir, "train", flags + "--lr 1e30 --keep-going --save-minutes 0.001 --out a");
   CHECK(o.code == 1);
@@ -757,8 +754,7 @@ PROGRAM_TEST("train: on two ranks --keep-going restores both; a full disk is rep
 
 PROGRAM_TEST(
     "train: ranks that run out of memory save the step, and all go on from it in more micro-batches") {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const std::string flags =
       "--data data --model yolox-nano --size 416 --no-multiscale --bs 16 --procs 2 --epochs 8 "
       "--eval-interval 0 --deterministic ";
@@ -801,8 +797,7 @@ PROGRAM_TEST(
 }
 
 PROGRAM_TEST("train: a run stopped while two ranks evaluate repeats that evaluation when it is resumed") {
-  TempDir dir;
-  write_scenes(dir / "data", 40);
+  DataDir dir(40);
   write_scenes(dir / "large", 200);  // their evaluation takes a second
   fs::rename(dir / "large/train", dir / "data/val");
   fs::rename(dir / "large/annotations/instances_train.json", dir / "data/annotations/instances_val.json");
@@ -842,8 +837,7 @@ PROGRAM_TEST("train: gradients all-reduced in fp16 or bf16 give nearly the same 
 }
 
 PROGRAM_TEST("launcher: the message and exit code of a failed rank are reported") {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   // The image is damaged after it was checked, and only one rank reads it.
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 8 --epochs 1 --aug none --strict --procs 2 ";
@@ -862,8 +856,7 @@ PROGRAM_TEST("launcher: the message and exit code of a failed rank are reported"
 }
 
 PROGRAM_TEST("two launchers, as on two machines: they train as one process") {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const int port = free_port();
   const std::string flags = concat(
       "--data data --model yolox-nano --size 64 --bs 6 --epochs 6 --warmup-epochs 0 --amp fp64 --lr 6e-6 "
@@ -918,8 +911,7 @@ struct TwoHosts {
 PROGRAM_TEST("two hosts: they train and evaluate as one process, and name the ranks of a host that is lost") {
   const TwoHosts hosts;
   if (!hosts.start()) return;
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 8 --warmup-epochs 0 --amp fp64 --conf 0 --nms 0.9 --lr "
       "8e-6 ";
@@ -962,8 +954,7 @@ PROGRAM_TEST(
     "checkpoint") {
   const TwoHosts hosts;
   if (!hosts.start()) return;
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 4 --epochs 20 --eval-interval 0 --warmup-epochs 0 "
       "--amp fp64 --lr 4e-6 ";
@@ -999,8 +990,7 @@ PROGRAM_TEST("torchrun starts the ranks") {
     return;
   }
   const std::string torchrun = concat("'", python, "' -m torch.distributed.run");
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 6 --epochs 2 --eval-interval 2 --device cpu ";
   const Outcome o =
@@ -1020,8 +1010,7 @@ PROGRAM_TEST(
   }
   const TwoHosts hosts;
   if (!hosts.start()) return;
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 4 --epochs 20 --eval-interval 20 --warmup-epochs 0 "
       "--amp fp64 --conf 0 --nms 0.9 --lr 4e-6 --device cpu ";
@@ -1059,8 +1048,7 @@ PROGRAM_TEST(
 }
 
 PROGRAM_TEST("train: --bs auto, --cache, --profile and --patience work on two ranks") {
-  TempDir dir;
-  write_scenes(dir / "data", 67);
+  DataDir dir(67);
   const std::string flags = "--data data --model yolox-nano --size 64 --epochs 40 --procs 2 ";
   const std::string found =
       succeed(dir, "train", flags + "--bs auto --accum 9 --cache ram --max-iters 2 --out a");

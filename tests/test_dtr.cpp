@@ -991,8 +991,7 @@ double rematerialisations_in(const TempDir& dir, const std::string& run_folder) 
 }  // namespace
 
 PROGRAM_TEST("train: --dtr gives the same weights, names a sufficient budget, and works with --bs auto") {
-  TempDir dir;
-  write_scenes(dir / "data", 16);
+  DataDir dir(16);
   const std::string flags =
       "--data data --model yolox-nano --size 96 --bs 8 --epochs 3 --eval-interval 3 --max-iters 5 "
       "--deterministic --no-multiscale --warmup-epochs 0 --device cpu ";
@@ -1047,8 +1046,7 @@ PROGRAM_TEST("train: --dtr gives the same weights, names a sufficient budget, an
 }
 
 PROGRAM_TEST("train: --dtr works with fp16, --debug, --profile and --resume") {
-  TempDir dir;
-  write_scenes(dir / "data", 12);
+  DataDir dir(12);
   const std::string flags =
       "--data data --model yolox-nano --size 96 --bs 4 --epochs 2 --eval-interval 0 --deterministic "
       "--no-multiscale --device cpu ";
@@ -1073,8 +1071,7 @@ PROGRAM_TEST("train: --dtr works with fp16, --debug, --profile and --resume") {
 }
 
 PROGRAM_TEST("train: two ranks train to the same weights with and without --dtr") {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const std::string flags =
       "--data data --model yolox-nano --size 96 --bs 4 --epochs 2 --eval-interval 0 --procs 2 "
       "--deterministic --no-multiscale ";

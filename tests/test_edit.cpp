@@ -128,8 +128,7 @@ for command in compiling, linking:
 PROGRAM_TEST("examples: a model with a backbone or neck of its own trains, evaluates, draws and exports") {
   for (const std::string name : {"yolox-pico", "yolox-s-p2"}) {
     CAPTURE(name);
-    TempDir dir;
-    write_scenes(dir / "data", 8);
+    DataDir dir(8);
     const std::string flags =
         " --data data --size 64 --bs 4 --epochs 8 --eval-interval 0 --warmup-epochs 0 --no-aug-epochs 0 "
         "--optimizer adam "

@@ -8,8 +8,7 @@ using namespace yolox;
 using namespace yolox::test;
 
 PROGRAM_TEST("train: --fast without a GPU is refused, and config.json says off") {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const std::string flags =
       "--data data --model yolox-nano --size 32 --bs 2 --max-iters 1 --eval-interval 0 --device cpu ";
   CHECK(has(run(dir, "train", flags + "--fast norm").err, "--fast norm needs a GPU"));
@@ -22,8 +21,7 @@ PROGRAM_TEST("train: --fast without a GPU is refused, and config.json says off")
 PROGRAM_TEST(
     "gpu: train: --fast auto uses the paths that gpu-check has noted; without its note it says to run it" *
     needs_fused_norm) {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const auto train = [&](const std::string& flags) {
     const Outcome o = shell(dir, concat("YOLOX_CACHE_DIR=", dir / "cache", " $YOLOX_PROGRAMS/train ", flags));
     CHECK_MESSAGE(o.code == 0, o.err);
@@ -58,8 +56,7 @@ PROGRAM_TEST(
 }
 
 GPU_PROGRAM_TEST("gpu: train: --fast graph is refused where graphs are not possible") {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   for (const std::string other : {"--dtr auto", "--debug", "--bs auto", "--profile"}) {
     const Outcome refused =
         run(dir, "train",
@@ -74,8 +71,7 @@ GPU_PROGRAM_TEST("gpu: train: --fast graph is refused where graphs are not possi
 
 PROGRAM_TEST("simulated: cases of gpu-check fail if kernels or replays leave out a part of their work" *
              doctest::skip(!torch::cuda::is_available() || !kSimulated)) {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const auto code = [&](const std::string& environment, const std::string& name) {
     return shell(dir, concat(environment, " $YOLOX_PROGRAMS/tests -tc='", name, "'")).code;
   };

@@ -11,8 +11,7 @@ using namespace yolox;
 using namespace yolox::test;
 
 GPU_PROGRAM_TEST("gpu: train, evaluation, a resume on the CPU, and demo work from end to end") {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 4 --epochs 4 --eval-interval 1 ";
   const std::string paths = has_fused_norm() ? "norm,graph" : "graph";
   for (const std::string amp : {"off", "bf16", "fp16"}) {
@@ -35,8 +34,7 @@ GPU_PROGRAM_TEST("gpu: train, evaluation, a resume on the CPU, and demo work fro
 }
 
 GPU_PROGRAM_TEST("gpu: train: --bs auto and --dtr on a GPU") {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const std::string flags =
       "--data data --model yolox-nano --size 64 --epochs 2 --eval-interval 0 --device cuda ";
   const std::string found = succeed(dir, "train", flags + "--bs auto --max-iters 1 --out auto");
@@ -45,8 +43,7 @@ GPU_PROGRAM_TEST("gpu: train: --bs auto and --dtr on a GPU") {
 }
 
 GPU_PROGRAM_TEST("gpu: yolox-s at 640 pixels trains, and how fast") {
-  TempDir dir;
-  write_scenes(dir / "data", 32);
+  DataDir dir(32);
   for (const std::string fast : {"off", has_fused_norm() ? "norm,graph" : "graph"}) {
     const std::string said = succeed(
         dir, "train",
@@ -63,8 +60,7 @@ GPU_PROGRAM_TEST("gpu: yolox-s at 640 pixels trains, and how fast") {
 
 PROGRAM_TEST("gpu: ranks on several GPUs make the same steps with CUDA graphs as without" *
              doctest::skip(!torch::cuda::is_available() || kGpus < 2)) {
-  TempDir dir;
-  write_scenes(dir / "data", 12);
+  DataDir dir(12);
   // One image has many objects. Alone, the ranks without it would record another graph.
   const std::string truth = dir / "data/annotations/instances_train.json";
   CocoDataset coco = read_coco(truth);
@@ -123,8 +119,7 @@ GPU_PROGRAM_TEST(
 GPU_PROGRAM_TEST(
     "gpu: train: with --deterministic, a run that was killed and resumed has the checkpoint of an "
     "undisturbed one") {
-  TempDir dir;
-  write_scenes(dir / "data", 12);
+  DataDir dir(12);
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 4 --epochs 4 --eval-interval 0 --save-minutes 0.00001 "
       "--deterministic --device cuda --out ";
@@ -142,8 +137,7 @@ GPU_PROGRAM_TEST(
 }
 
 GPU_PROGRAM_TEST("gpu: train: SIGTERM ends a run after its step, with a checkpoint") {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   Process p(dir, "train",
             "--data data --model yolox-nano --size 64 --bs 4 --epochs 1000 --eval-interval 0 --device cuda "
             "--out r");

@@ -115,8 +115,7 @@ PROGRAM_TEST("setup: the driver and the oldest card decide which LibTorch is ins
 PROGRAM_TEST(
     "release: the programs of the archive train and evaluate on a system that has only glibc and a shell" *
     doctest::skip(geteuid() != 0)) {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const Outcome o = shell(dir, "'" YOLOX_SOURCE_DIR "/tests/clean_system.sh' '" YOLOX_BINARY_DIR "' .");
   if (has(o.err, "mknod") || has(o.err, "unshare")) {
     MESSAGE("skipped: no device files or namespaces here: " << o.err);

@@ -166,8 +166,7 @@ PROGRAM_TEST("train: a run that was stopped within an epoch and resumed equals a
 }
 
 PROGRAM_TEST("train: a full disk is reported and does not end the run early") {
-  TempDir dir;
-  write_scenes(dir / "data", 4);
+  DataDir dir(4);
   const Outcome o = run_with_full_disk(dir, "train",
                                        "--data data --model yolox-nano --size 64 --bs 4 --epochs 3 "
                                        "--no-aug-epochs 1 --eval-interval 0 --out a");
@@ -397,8 +396,7 @@ PROGRAM_TEST("pack: invalid flags are refused; a packed data set trains to the s
 }
 
 PROGRAM_TEST("train: bad images and labels are counted, listed and skipped; --strict stops at them") {
-  TempDir dir;
-  write_scenes(dir / "data", 4);
+  DataDir dir(4);
   const std::string bad = dir / "data/train/shapes_2.png";
   write_text(bad, "this is no image");
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 2 --epochs 1 --eval-interval 1 ";
@@ -826,8 +824,7 @@ TEST_CASE("train: invalid flags give one line that names them, and exit code 2")
 
 PROGRAM_TEST(
     "train: without objects to find there is no AP, best.pth is the latest, and --patience goes on") {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   CocoDataset val = read_coco(dir / "data/annotations/instances_train.json");
   for (CocoAnnotation& a : val.annotations) a.crowd = true;
   val.images.resize(2);
@@ -999,8 +996,7 @@ PROGRAM_TEST("programs: invalid input gives one line that names it, and the righ
 }
 
 PROGRAM_TEST("train: --model follows from --weights, and names need no \"yolox-\"") {
-  TempDir dir;
-  write_scenes(dir / "data", 4);
+  DataDir dir(4);
   const std::string flags = "--data data --size 32 --bs 2 --max-iters 1 --eval-interval 0 --device cpu ";
   const std::string first = succeed(dir, "train", flags + "--model nano --out a");
   CHECK_MESSAGE(has(first, "model   yolox-nano "), first);
@@ -1026,8 +1022,7 @@ PROGRAM_TEST("train: --model follows from --weights, and names need no \"yolox-\
 PROGRAM_TEST(
     "train: --resume takes last.pth and \"last\"; a setting that cannot be resumed is a usage error without "
     "crash.txt") {
-  TempDir dir;
-  write_scenes(dir / "data", 6);
+  DataDir dir(6);
   succeed(
       dir, "train",
       "--data data --model nano --size 32 --bs 2 --max-iters 1 --eval-interval 0 --device cpu --out runs/a");

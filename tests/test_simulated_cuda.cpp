@@ -12,8 +12,7 @@ using namespace yolox;
 using namespace yolox::test;
 
 GPU_PROGRAM_TEST("gpu: training on two GPUs equals training on one") {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const Env two_gpus("SIMULATED_CUDA_DEVICES", "2");
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 4 --epochs 2 --eval-interval 0 --max-iters 3 --amp ";
@@ -29,8 +28,7 @@ GPU_PROGRAM_TEST("gpu: training on two GPUs equals training on one") {
 }
 
 GPU_PROGRAM_TEST("gpu: ranks whose largest step does not fit begin with more micro-batches") {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const Env two_gpus("SIMULATED_CUDA_DEVICES", "2");
   const std::string flags =
       "--data data --model yolox-nano --size 192 --no-multiscale --bs 8 --gpus 2 --eval-interval 0 "
@@ -54,8 +52,7 @@ GPU_PROGRAM_TEST("gpu: ranks whose largest step does not fit begin with more mic
 }
 
 GPU_PROGRAM_TEST("gpu: memory that other processes hold is said at the start, with their process ids") {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 4 --eval-interval 0 --max-iters 1 --device cuda ";
   CHECK_FALSE(has(succeed(dir, "train", flags + "--out a"), "other processes"));
@@ -72,8 +69,7 @@ GPU_PROGRAM_TEST("gpu: memory that other processes hold is said at the start, wi
 }
 
 GPU_PROGRAM_TEST("gpu: a rank on a GPU that loses another rank ends with a message, not with SIGABRT") {
-  TempDir dir;
-  write_scenes(dir / "data", 8);
+  DataDir dir(8);
   const Env two_gpus("SIMULATED_CUDA_DEVICES", "2");
   Process p(dir, "train", "--data data --model yolox-nano --size 64 --bs 4 --gpus 2 --out r --timeout 20");
   REQUIRE(p.until([&] { return has(contents(dir / "r/metrics.csv"), "\n1,"); }));
@@ -89,8 +85,7 @@ GPU_PROGRAM_TEST("gpu: a rank on a GPU that loses another rank ends with a messa
 }
 
 GPU_PROGRAM_TEST("gpu: a driver without a usable GPU is an error, unless the CPU is selected") {
-  TempDir dir;
-  write_scenes(dir / "data", 4);
+  DataDir dir(4);
   fs::create_directories(dir / "driver/nvidia");
   write_text(dir / "driver/nvidia/version", "NVRM version: 470.1");
   const auto run = [&](const std::string& before, const std::string& flags) {

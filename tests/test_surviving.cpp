@@ -400,8 +400,7 @@ PROGRAM_TEST("train: --profile prints where the time goes and writes a trace; --
 }
 
 PROGRAM_TEST("train: --bs auto prints the batch size, trains with it and resumes with it") {
-  TempDir dir;
-  write_scenes(dir / "data", 49);
+  DataDir dir(49);
   const std::string printed =
       succeed(dir, "train",
               "--data data --model yolox-nano --size 64 --bs auto --epochs 2 --eval-interval 0 --out r");
@@ -416,8 +415,7 @@ PROGRAM_TEST("train: --bs auto prints the batch size, trains with it and resumes
 PROGRAM_TEST(
     "train: --resume auto begins a run, resumes it with the same bytes, and ends quietly when it is "
     "complete") {
-  TempDir dir;
-  write_scenes(dir / "data", 49);
+  DataDir dir(49);
   const std::string
       flags =
           "--data data --model yolox-nano --size 64 --bs auto --epochs 1 --eval-interval 0 --deterministic ",

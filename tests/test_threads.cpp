@@ -57,8 +57,7 @@ TEST_CASE(
 }
 
 PROGRAM_TEST("train: config.json has the number of threads that compute") {
-  const TempDir dir;
-  write_scenes(dir / "data", 8);
+  const DataDir dir(8);
   const Outcome trained = shell(dir,
                                 "unset OMP_NUM_THREADS; $YOLOX_PROGRAMS/train --data data --model yolox-nano "
                                 "--size 64 --bs 8 --max-iters 1 --eval-interval 0 --out a");
