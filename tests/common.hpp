@@ -16,6 +16,7 @@
 #include <iterator>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 // Returns the folder of reference data, with fixtures/ and data/: $YOLOX_SHARED, or ../shared beside the
@@ -109,16 +110,21 @@ std::string error_of(Function f) {
   return "";
 }
 
+// Calls f() at the end of its scope.
+template <class Function>
+struct AtEnd {
+  explicit AtEnd(Function f) : f(std::move(f)) {}
+  AtEnd(const AtEnd&) = delete;
+  ~AtEnd() { f(); }
+  const Function f;
+};
+
 // Calls f() and discards its output to std::cout. f() must not contain a CHECK, because the output of doctest
 // would be discarded too.
 template <class Function>
 void quietly(Function f) {
-  struct Back {
-    std::streambuf* terminal;
-    ~Back() { std::cout.rdbuf(terminal); }
-  };
   std::ostringstream nowhere;
-  const Back back{std::cout.rdbuf(nowhere.rdbuf())};
+  const AtEnd back([terminal = std::cout.rdbuf(nowhere.rdbuf())] { std::cout.rdbuf(terminal); });
   f();
 }
 

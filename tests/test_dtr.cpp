@@ -90,10 +90,8 @@ struct Net {
   // Computes one step. Always starts from the same weights and statistics.
   Step step(Dtr& dtr) {
     optimizer.zero_grad();
-    struct Restored : SavedStatistics {
-      using SavedStatistics::SavedStatistics;
-      ~Restored() { restore(); }
-    } const buffers(*model);
+    SavedStatistics buffers(*model);
+    const AtEnd restored([&] { buffers.restore(); });
     auto& allocator = CountingAllocator::get();
     allocator.reset_peak();
     const double before = double(live());
@@ -856,9 +854,7 @@ TEST_CASE(
     needs_gpu) {
 #ifdef YOLOX_CUDA
   const Deterministic deterministic;
-  struct NoLimit {
-    ~NoLimit() { c10::cuda::CUDACachingAllocator::setMemoryFraction(1, 0); }
-  } const no_limit;
+  const AtEnd no_limit([] { c10::cuda::CUDACachingAllocator::setMemoryFraction(1, 0); });
   const torch::Device gpu(torch::kCUDA, 0);
   Net net(true, torch::kFloat, 416, gpu);
   Dtr off;

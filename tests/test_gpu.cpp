@@ -471,9 +471,7 @@ GPU_TEST("gpu: a step that runs out of memory is repeated in micro-batches") {
 
   size_t free = 0, total = 0;
   cudaMemGetInfo(&free, &total);
-  const struct NoLimit {
-    ~NoLimit() { c10::cuda::CUDACachingAllocator::setMemoryFraction(1, 0); }
-  } no_limit_afterwards;
+  const AtEnd no_limit([] { c10::cuda::CUDACachingAllocator::setMemoryFraction(1, 0); });
   c10::cuda::CUDACachingAllocator::setMemoryFraction((memory_used(kGpu) + 0.75 * step) / double(total), 0);
   CHECK(trainer(batch, 0.001).finite());
   CHECK_MESSAGE(has(contents(trainer.folder / "log.txt"), "out of memory at step 2 with"),
@@ -489,9 +487,7 @@ GPU_TEST("gpu: weights that are cast in groups stay as they were if memory runs 
   const CastWeights casts(*model, torch::kBFloat16);
   const auto& first = model->backbone->as<YOLOPAFPN>()->backbone->as<CSPDarknet>()->stem->conv->conv->weight;
   const Tensor before = first;
-  const struct NoLimit {
-    ~NoLimit() { simulated_cuda::set_limit(INT64_MAX); }
-  } no_limit_afterwards;
+  const AtEnd no_limit([] { simulated_cuda::set_limit(INT64_MAX); });
   simulated_cuda::set_limit(simulated_cuda::allocated() + (6 << 20));  // the first group fits
   CHECK_THROWS_AS([&] { const CastWeights::Guard guard(&casts); }(), c10::OutOfMemoryError);
   CHECK(first.is_same(before));
@@ -578,10 +574,8 @@ GPU_TEST("gpu: batches of DeviceLoader equal those of the loader") {
 
 #ifdef YOLOX_SIMULATED_CUDA
 GPU_TEST("gpu: if there is no pinned memory, the loader makes the same batches without it") {
-  const struct Refuses {
-    Refuses() { simulated_cuda::refuse_pinned_memory(true); }
-    ~Refuses() { simulated_cuda::refuse_pinned_memory(false); }
-  } refuses;
+  simulated_cuda::refuse_pinned_memory(true);
+  const AtEnd accepted([] { simulated_cuda::refuse_pinned_memory(false); });
   Loader loader(noise(64, 3), 0, 12, 2, {64, 64}, 2, true), plain(noise(64, 3), 0, 12, 2, {64, 64}, 2, false);
   CHECK_FALSE(loader.is_pinned());
   DeviceLoader batches(loader, kGpu);
@@ -616,9 +610,8 @@ GPU_TEST("gpu: a step does not synchronise with the device") {
       if (has(warning.msg(), "synchronizing CUDA")) all.push_back(warning.msg());
     }
   } counter;
-  const struct NoWarnings {
-    ~NoWarnings() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
-  } no_warnings_afterwards;
+  const AtEnd no_warnings(
+      [] { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); });
   for (const std::string amp : {"off", "bf16", "fp16"}) {
     INFO(amp);
     Trainer trainer("yolox-s", kGpu, amp);

@@ -158,9 +158,7 @@ GPU_TEST("gpu: a step that the GPU does not end within --timeout ends the run of
   DeviceLoader batches(loader, kGpu);
   const PendingNumbers numbers = trainer.start(batches.next(), 0.001);
   simulated_cuda::hang(true);
-  const struct Works {
-    ~Works() { simulated_cuda::hang(false); }
-  } works_afterwards;
+  const AtEnd works([] { simulated_cuda::hang(false); });
   CHECK_THROWS_WITH(numbers.read(0.2), doctest::Contains("the GPU has not ended this step within 0.2 s"));
 }
 

@@ -223,9 +223,7 @@ GPU_TEST("gpu: if memory runs out while a graph is recorded, training goes on wi
   BatchStream batches;
   const Batch batch = batches.next();
   t(batch, 0.001);
-  const struct NoLimit {
-    ~NoLimit() { simulated_cuda::set_limit(INT64_MAX); }
-  } no_limit_afterwards;
+  const AtEnd no_limit([] { simulated_cuda::set_limit(INT64_MAX); });
   simulated_cuda::reset_peak();
   t(batch, 0.001);
   CHECK(reasons.empty());
@@ -249,9 +247,7 @@ GPU_TEST("gpu: if memory runs out beside graphs, they are freed, and the step is
   Loader loader(noise(kSide, 600), 0, 100, kBatch, {kSide, kSide}, 2, true);
   DeviceLoader crowded(loader, kGpu);  // these steps run without a graph
   const Batch few = batches.next(), many = crowded.next();
-  const struct NoLimit {
-    ~NoLimit() { simulated_cuda::set_limit(INT64_MAX); }
-  } no_limit_afterwards;
+  const AtEnd no_limit([] { simulated_cuda::set_limit(INT64_MAX); });
   Trainer plain("yolox-nano", kGpu, "off"), t("yolox-nano", kGpu, "off");
   plain(many, 0.001);
   simulated_cuda::reset_peak();

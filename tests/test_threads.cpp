@@ -10,18 +10,9 @@
 using namespace yolox;
 using namespace yolox::test;
 
-namespace {
-
-struct KeepThreads {
-  const int before = torch::get_num_threads();
-  ~KeepThreads() { torch::set_num_threads(before); }
-};
-
-}  // namespace
-
 TEST_CASE("threads: one thread computes small networks, in a run without other settings") {
   if (usable_cores() < 2) return;
-  const KeepThreads keep;
+  const AtEnd restored([before = torch::get_num_threads()] { torch::set_num_threads(before); });
   const Env none("OMP_NUM_THREADS", nullptr);
   YOLOX model = make_model("yolox-nano", 3);
   const auto threads = [&](int size, int world) {
@@ -39,7 +30,7 @@ TEST_CASE("threads: one thread computes small networks, in a run without other s
 TEST_CASE(
     "threads: at most the cores of a quota, at most torch's own number, and none if OpenMP places them") {
   if (usable_cores() < 2) return;
-  const KeepThreads keep;
+  const AtEnd restored([before = torch::get_num_threads()] { torch::set_num_threads(before); });
   const Env none("OMP_NUM_THREADS", nullptr);
   YOLOX model = make_model("yolox-nano", 3);
   const auto threads = [&](int before) {
