@@ -56,6 +56,13 @@ inline std::string succeed(const TempDir& dir, const std::string& program, const
   REQUIRE_MESSAGE(o.code == 0, program << " " << arguments << "\n" << o.out << o.err);
   return o.out;
 }
+// Runs a program that must end with this exit code, and with the text on stderr.
+inline void check_refusal(const TempDir& dir, const std::string& program, const std::string& arguments,
+                          int code, const std::string& text) {
+  const Outcome o = run(dir, program, arguments);
+  CHECK_MESSAGE(o.code == code, program << " " << arguments << "\n" << o.out << o.err);
+  CHECK_MESSAGE(has(unwrapped(o.err), text), program << " " << arguments << "\n" << o.err);
+}
 
 // Writes a COCO folder with the first `count` drawn scenes. Keeps the first `classes` classes and their
 // boxes.

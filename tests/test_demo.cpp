@@ -148,9 +148,7 @@ PROGRAM_TEST(
   fs::copy(dir / "tree/a/train/shapes_1.png", dir / "tree/b/shapes_1.png");
   write_text(dir / "tree/b/bad.jpg", "no image");
   const std::string demo = "--weights a/last.pth --conf 0.5 ";
-  const Outcome flat = run(dir, "demo", demo + "--source tree");
-  CHECK(flat.code == 1);
-  CHECK(has(flat.err, "--recursive"));
+  check_refusal(dir, "demo", demo + "--source tree", 1, "--recursive");
   const std::string deep = succeed(dir, "demo", demo + "--source tree --recursive --save deep");
   CHECK(has(deep, "warning: 1 image skipped:\n  tree/b/bad.jpg"));
   CHECK(has(deep, "3 images in "));
@@ -167,14 +165,12 @@ PROGRAM_TEST(
   CHECK(has(listed, "nowhere.png cannot be opened"));
   CHECK(has(listed, "2 images in "));
   write_text(dir / "tree/none.txt", "nowhere.png\n");
-  const Outcome none = run(dir, "demo", demo + "--source tree/none.txt");
-  CHECK(none.code == 1);
-  CHECK(has(none.err, "error: --source tree/none.txt: no image can be read"));
+  check_refusal(dir, "demo", demo + "--source tree/none.txt", 1,
+                "error: --source tree/none.txt: no image can be read");
   // Two images with the same stem would share a label file.
   fs::copy(dir / "tree/b/shapes_1.png", dir / "tree/b/shapes_1.bmp");
-  const Outcome twice = run(dir, "demo", demo + "--source tree/b --txt --save twice");
-  CHECK(twice.code == 2);
-  CHECK(has(unwrapped(twice.err), "would be shapes_1.txt, which is that of another image"));
+  check_refusal(dir, "demo", demo + "--source tree/b --txt --save twice", 2,
+                "would be shapes_1.txt, which is that of another image");
   // Their crops have different names.
   succeed(dir, "demo", demo + "--source tree/b --crop --no-draw --conf 0 --save stems");
   std::map<std::string, int> crops;
@@ -228,11 +224,10 @@ PROGRAM_TEST("demo: the result of a video is a video with the same frames") {
   fs::create_directories(dir / "same");
   fs::copy(out, dir / ("same/clip" + fs::path(out).extension().string()));
   const std::string before = contents(out);
-  const Outcome over =
-      run(dir, "demo",
-          "--source same/clip" + fs::path(out).extension().string() + " --weights a/last.pth --save same");
-  CHECK(over.code == 2);
-  CHECK(has(over.err, "would overwrite the source same/clip"));
+  check_refusal(
+      dir, "demo",
+      "--source same/clip" + fs::path(out).extension().string() + " --weights a/last.pth --save same", 2,
+      "would overwrite the source same/clip");
   CHECK(contents(dir / ("same/clip" + fs::path(out).extension().string())) == before);
 }
 
@@ -326,10 +321,8 @@ PROGRAM_TEST(
   write_text(dir / "named/list.txt", (dir / "data/train/shapes_1.png") + "\n");
   for (const std::string over : {"mine.pth", "named/list.txt"}) {
     const std::string before = contents(dir / over);
-    const Outcome o =
-        run(dir, "demo", "--weights mine.pth --source named/list.txt --no-draw --json named/../" + over);
-    CHECK(o.code == 2);
-    CHECK_MESSAGE(has(o.err, "--json would overwrite " + over), o.err);
+    check_refusal(dir, "demo", "--weights mine.pth --source named/list.txt --no-draw --json named/../" + over,
+                  2, "--json would overwrite " + over);
     CHECK(contents(dir / over) == before);
   }
 }
@@ -338,11 +331,9 @@ PROGRAM_TEST(
     "demo: if an image or video cannot be written, --json is written and the previous video is kept") {
   const TempDir& dir = trained().dir;
   fs::create_directories(dir / "limit/shapes_2.png");  // a folder with the name of a result
-  const Outcome o = run(dir, "demo",
-                        "--weights a/last.pth --source data/train --bs 1 --workers 1 --json limit.json "
-                        "--save limit");
-  CHECK(o.code == 1);
-  CHECK(has(o.err, "cannot write limit/shapes_2.png"));
+  check_refusal(dir, "demo",
+                "--weights a/last.pth --source data/train --bs 1 --workers 1 --json limit.json --save limit",
+                1, "cannot write limit/shapes_2.png");
   REQUIRE(fs::exists(dir / "limit.json"));
   CHECK(json_of(dir / "limit.json").Size() >= 2);
   if (!write_video(dir / "full.avi", 60)) return;
@@ -458,10 +449,9 @@ PROGRAM_TEST(
   fs::create_directories(out / "set/labels");
   fs::copy(dir / "data/train/shapes_1.png", out / "set/images/x.png");
   write_text(out / "set/labels/x.txt", "0 0.5 0.5 0.1 0.1\n");
-  const Outcome o = run(
+  check_refusal(
       dir, "demo",
-      concat("--weights a/last.pth --no-draw --txt --source ", out / "set/images", " --save ", out / "set"));
-  CHECK(o.code == 2);
-  CHECK_MESSAGE(has(o.err, "--txt would overwrite"), o.err);
+      concat("--weights a/last.pth --no-draw --txt --source ", out / "set/images", " --save ", out / "set"),
+      2, "--txt would overwrite");
   CHECK(contents(out / "set/labels/x.txt") == "0 0.5 0.5 0.1 0.1\n");
 }

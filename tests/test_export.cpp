@@ -247,9 +247,7 @@ PROGRAM_TEST("export: bad flags and files are refused") {
   auto file = read_pth(dir / "a/last.pth").toGenericDict();
   find_weights(file, "a").at("backbone.lateral_conv0.bn.bias").toTensor().fill_(1e5);
   write_pth(dir / "large.pth", file);
-  const Outcome o = run(dir, "export", "--weights large.pth --out large.onnx --fp16");
-  CHECK(o.code == 1);
-  CHECK(has(o.err, "leave --fp16 out"));
+  check_refusal(dir, "export", "--weights large.pth --out large.onnx --fp16", 1, "leave --fp16 out");
 }
 
 PROGRAM_TEST("export: a file that differs from the model is not kept; an existing file stays") {

@@ -208,14 +208,12 @@ TEST_CASE("flags: --size is S or HxW, a multiple of 32") {
 }
 
 PROGRAM_TEST("programs: an empty --size is refused by each of them") {
-  TempDir dir;
-  for (const std::string call :
-       {"train --size ''", "eval --data shapes --weights x.pth --size ''",
-        "demo --source shapes --weights x.pth --size ''", "export --weights x.pth --out x.onnx --size ''"}) {
-    const Outcome o = shell(dir, "$YOLOX_PROGRAMS/" + call);
-    CHECK(o.code == 2);
-    CHECK_MESSAGE(has(o.err, "--size must be N or HEIGHTxWIDTH, got ''"), call << "\n" << o.err);
-  }
+  for (const auto& [program, flags] : {std::pair("train", ""),
+                                       {"eval", "--data shapes --weights x.pth"},
+                                       {"demo", "--source shapes --weights x.pth"},
+                                       {"export", "--weights x.pth --out x.onnx"}})
+    check_refusal(TempDir(), program, concat(flags, " --size ''"), 2,
+                  "--size must be N or HEIGHTxWIDTH, got ''");
 }
 
 TEST_CASE("flags: exit codes are 0, 2 for a wrong command line, 1 for other errors; one line, no backtrace") {

@@ -124,9 +124,8 @@ PROGRAM_TEST(
   const std::string official =
       succeed(dir, "train", flags + "--weights a/last.pth --recipe official --max-iters 1 --out plain");
   CHECK(has(unwrapped(official), "recipe  official, as --recipe says: sgd, lr 0.0003125"));
-  const Outcome other = run(dir, "train", "--resume tuned --recipe official --max-iters 6");
-  CHECK(other.code == 2);
-  CHECK(has(other.err, "--recipe official differs from the run's 'finetune'"));
+  check_refusal(dir, "train", "--resume tuned --recipe official --max-iters 6", 2,
+                "--recipe official differs from the run's 'finetune'");
 }
 
 TEST_CASE(

@@ -273,9 +273,8 @@ PROGRAM_TEST("report: eval writes the error analysis; names of classes and files
   CHECK(has(contents(dir / "odd_e.json"), R"("voc":{"AP":)"));
 
   write_text(dir / "words.txt", "no folder");
-  const Outcome no_place = run(dir, "eval", "--gt odd.json --dt odd_dt.json --report words.txt/r.html");
-  CHECK(no_place.code == 1);
-  CHECK(has(no_place.err, "--report words.txt/r.html"));
+  check_refusal(dir, "eval", "--gt odd.json --dt odd_dt.json --report words.txt/r.html", 1,
+                "--report words.txt/r.html");
   CHECK(run(dir, "eval", "--gt odd.json --dt odd_dt.json --speed").code == 2);
 }
 
