@@ -19,6 +19,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/flags.hpp"
+#include "base/program.hpp"
+
 // Returns the folder of reference data, with fixtures/ and data/: $YOLOX_SHARED, or ../shared beside the
 // repository.
 inline std::string shared_dir() {
@@ -119,13 +122,35 @@ struct AtEnd {
   const Function f;
 };
 
-// Calls f() and discards its output to std::cout. f() must not contain a CHECK, because the output of doctest
-// would be discarded too.
+// Calls f(). Returns what it writes to the stream. f() must not contain a CHECK, because the output of
+// doctest would be part of it.
+template <class Function>
+std::string output_of(std::ostream& stream, Function f) {
+  std::ostringstream text;
+  const AtEnd back([&, terminal = stream.rdbuf(text.rdbuf())] { stream.rdbuf(terminal); });
+  f();
+  return text.str();
+}
 template <class Function>
 void quietly(Function f) {
-  std::ostringstream nowhere;
-  const AtEnd back([terminal = std::cout.rdbuf(nowhere.rdbuf())] { std::cout.rdbuf(terminal); });
-  f();
+  output_of(std::cout, f);
+}
+
+// Parses the command line of a program.
+inline void parse(yolox::Flags& flags, std::vector<std::string> words) {
+  words.insert(words.begin(), "/some/where/train");
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  flags.parse(int(words.size()), argv.data(), "trains");
+}
+
+// Returns the exit code of run_program() and its output on stderr.
+template <class Program>
+std::pair<int, std::string> outcome(Program program) {
+  int code = 0;
+  const std::string errors = output_of(std::cerr, [&] { code = yolox::run_program(program); });
+  return {code, errors};
 }
 
 // Writes a line to $YOLOX_TEST_RESULTS, where gpu-check finds it. Defined in main.cpp.

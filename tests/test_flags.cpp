@@ -34,14 +34,6 @@ struct SomeFlags : Flags {
   std::string resume = flag_optional_value(resume, "Data", "resume", "newest", "RUN", "go on");
 };
 
-void parse(Flags& settings, std::vector<std::string> words) {
-  words.insert(words.begin(), "/some/where/train");
-  std::vector<char*> argv;
-  for (auto& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  settings.parse(int(words.size()), argv.data(), "trains");
-}
-
 // Returns the message of the error, or "" if the words are accepted.
 template <class Settings = SomeFlags>
 std::string refusal(const std::vector<std::string>& words) {
@@ -67,16 +59,6 @@ struct Terminal {
     return text;
   }
 };
-
-// Returns the exit code of run_program() and its output on stderr.
-template <class Program>
-std::pair<int, std::string> outcome(Program program) {
-  std::ostringstream text;
-  auto* const stderr_buffer = std::cerr.rdbuf(text.rdbuf());
-  const int code = run_program(program);
-  std::cerr.rdbuf(stderr_buffer);
-  return {code, text.str()};
-}
 
 }  // namespace
 

@@ -681,11 +681,7 @@ TEST_CASE("image: an image that does not fit in memory is an ImageError without 
 
 TEST_CASE("programs: lack of memory in OpenCV and in operator new is printed in plain words") {
   const auto printed = [](const std::string& what) {
-    std::ostringstream text;
-    std::streambuf* terminal = std::cerr.rdbuf(text.rdbuf());
-    print_error(what);
-    std::cerr.rdbuf(terminal);
-    return text.str();
+    return output_of(std::cerr, [&] { print_error(what); });
   };
   CHECK(printed(
             "a.jpg: OpenCV(4.6.0) ./modules/core/src/alloc.cpp:73: error: (-4:Insufficient memory) Failed to "

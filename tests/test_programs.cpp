@@ -792,26 +792,17 @@ TEST_CASE("train: invalid flags give one line that names them, and exit code 2")
   CHECK_THROWS_WITH_AS(parse_device("0"), doctest::Contains("write cuda:0"), UsageError);
   for (const auto& row : rows) {
     INFO(row.first);
-    std::vector<std::string> words{"train", "--data", "data", "--max-iters", "1"};
-    std::istringstream in(row.first);
-    for (std::string word; in >> word;) words.push_back(word);
-    std::vector<char*> argv;
-    for (auto& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    std::ostringstream said;
-    auto* const terminal = std::cerr.rdbuf(said.rdbuf());
-    const int code = run_program([&] {
+    const auto [code, said] = outcome([&] {
       Config config;
-      config.parse(int(words.size()), argv.data(), "trains YOLOX");
+      parse(config, split_list("--data data --max-iters 1 " + row.first, ' '));
       fill_in(config);
       check_config(config);
     });
-    std::cerr.rdbuf(terminal);
     CHECK(code == 2);
-    const auto lines = lines_of(said.str());
+    const auto lines = lines_of(said);
     REQUIRE(lines.size() >= 1);
     CHECK(lines[0].rfind("error: ", 0) == 0);
-    CHECK(has(said.str(), row.second));
+    CHECK(has(said, row.second));
     for (size_t i = 1; i < lines.size(); ++i) CHECK(lines[i].rfind("error: ", 0) != 0);
   }
 }

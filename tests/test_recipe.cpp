@@ -12,12 +12,7 @@ namespace {
 // Settings of a run of 26 steps per epoch.
 struct Settings26 : Config {
   explicit Settings26(const std::string& flags) {
-    std::vector<std::string> words{"train", "--model", "yolox-nano", "--bs", "8"};
-    std::istringstream in(flags);
-    for (std::string word; in >> word;) words.push_back(word);
-    std::vector<char*> argv;
-    for (auto& word : words) argv.push_back(word.data());
-    parse(int(argv.size()), argv.data(), "trains YOLOX");
+    ::parse(*this, split_list("--model yolox-nano --bs 8 " + flags, ' '));
     fill_in(*this);
   }
   Plan plan() { return plan_of(*this, 205, 1, {64, 64}); }
