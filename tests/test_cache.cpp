@@ -491,10 +491,7 @@ TEST_CASE("cache: no process uses a file that another process removes or replace
 TEST_CASE("cache: no file descriptor and no mapping is leaked" * runs_threads) {
   const Places places;
   const auto count = [] {
-    const std::string maps = contents("/proc/self/maps");
-    size_t mapped = 0;
-    for (size_t at = 0; (at = maps.find("yolox-cache", at)) != std::string::npos; ++at) ++mapped;
-    return entries("/proc/self/fd") * 1000 + mapped;
+    return entries("/proc/self/fd") * 1000 + count_of(contents("/proc/self/maps"), "yolox-cache");
   };
   const size_t before = count();
   for (int i = 0; i < 50; ++i) {

@@ -35,11 +35,7 @@ struct End {
   std::string report, said;  // crash.txt, stderr
   double seconds;
 
-  size_t reports() const {
-    size_t n = 0;
-    for (size_t at = 0; (at = report.find("==== ended by ", at)) != std::string::npos; ++at) ++n;
-    return n;
-  }
+  size_t reports() const { return count_of(report, "==== ended by "); }
   std::string step() const {
     const size_t from = report.find('\n', report.find(" of process ")) + 1;
     return report.substr(from, report.find("\n\n", from) - from);

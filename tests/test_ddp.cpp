@@ -503,9 +503,7 @@ PROGRAM_TEST(
   for (const int ranks : {2, 3}) {
     const std::string printed = succeed(s.dir, "train", concat(flags, "1", on(ranks), "--out r", ranks));
     CHECK(relative_difference(s.dir, concat("r", ranks), "one", "start") < 1e-7);
-    size_t headings = 0;  // only rank 0 prints
-    for (const auto& line : lines_of(printed)) headings += has(line, "epoch      iter");
-    CHECK(headings == 1);
+    CHECK(count_of(printed, "epoch      iter") == 1);  // only rank 0 prints
     CHECK(has(printed, concat("of 6 images (", 6 / ranks, " per rank)")));
     CHECK(has(printed, "ranks   0 on "));
     CHECK(has(printed, "ranks   memory "));

@@ -530,12 +530,7 @@ SHARED_PROGRAM_TEST(
   // The same detections as those of demo.
   succeed(dir, "eval", "--data data --save-dt d.json --conf 0.3 --nms 0.45 --tile 640 " + weights);
   succeed(dir, "demo", "--source data/images --json b.json --no-draw --tile 640 " + weights);
-  const auto boxes_in = [&](const std::string& file) {
-    const std::string text = contents(dir / file);
-    size_t n = 0;
-    for (size_t at = 0; (at = text.find("\"score\"", at)) != std::string::npos; ++at) ++n;
-    return n;
-  };
+  const auto boxes_in = [&](const std::string& file) { return count_of(contents(dir / file), "\"score\""); };
   CHECK(boxes_in("b.json") > 15);
   CHECK(boxes_in("b.json") == boxes_in("d.json"));
 

@@ -205,27 +205,22 @@ TEST_CASE("progress: remarks are logged; classes without a box and problems are 
   CHECK(has(test_run.log_text(), "images  4 for training, 0 without boxes"));
   CHECK(has(test_run.log_text(), "note: 2 classes have no box for training: dog, cow"));
   CHECK(has(test_run.log_text(), "note: 2 classes have no box for evaluation: cat, cow"));
-  const auto count_lines = [&](const std::string& part) {
-    int64_t n = 0;
-    for (const auto& line : lines_of(test_run.log_text())) n += has(line, part);
-    return n;
-  };
   quietly([&] {
     test_run.progress->log_problems(splits);
     test_run.progress->log_problems(splits);
   });
-  CHECK(count_lines("note: there: image missing: 1") == 1);
+  CHECK(count_of(test_run.log_text(), "note: there: image missing: 1") == 1);
   CHECK(has(contents(test_run.dir / "problems_val.txt"), "a.jpg"));
   splits.val.problems->add("image missing", "b.jpg");
   quietly([&] { test_run.progress->log_problems(splits); });
-  CHECK(count_lines("note: there: image missing: 2") == 1);
+  CHECK(count_of(test_run.log_text(), "note: there: image missing: 2") == 1);
 
   splits.same = true;
   quietly([&] {
     test_run.progress->log_classes(splits);
     test_run.progress->log_problems(splits);
   });
-  CHECK(count_lines("for evaluation") == 1);
+  CHECK(count_of(test_run.log_text(), "for evaluation") == 1);
 
   for (int i = 0; i < 12; ++i)
     for (Dataset* d : {&splits.train, &splits.val}) d->classes.push_back(concat("a long name, ", i));

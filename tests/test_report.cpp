@@ -28,12 +28,6 @@ Outcome browse(const TempDir& dir, const std::string& page, const std::string& w
                            dir / "profile", "' ", what, " 'file://", page, "'"));
 }
 
-int64_t count_of(const std::string& text, const std::string& part) {
-  int64_t n = 0;
-  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;
-  return n;
-}
-
 std::vector<uint8_t> from_base64(const std::string& text) {
   const std::string digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::vector<uint8_t> bytes;
@@ -197,7 +191,7 @@ PROGRAM_TEST("report: the page of a run has its curves, evaluation, images and s
 
   // up to 8 images with errors, and 3 images of the run
   const std::string mark = "data:image/jpeg;base64,";
-  const int64_t images = count_of(page, mark);
+  const size_t images = count_of(page, mark);
   CHECK(images > 3);
   CHECK(images <= 11);
   for (size_t at = 0; (at = page.find(mark, at)) != std::string::npos;) {

@@ -56,17 +56,12 @@ PROGRAM_TEST("train: a run that is killed at random moments and resumed each tim
   const int kills = kills_given ? std::atoi(kills_given) : 5;
   const Folder dir;
   std::mt19937 random(7);
-  const auto runs_started = [&] {  // number of runs that started to train
-    const std::string log = contents(dir / "r/log.txt"), heading = "  epoch      iter";
-    int n = 0;
-    for (size_t at = 0; (at = log.find(heading, at)) != std::string::npos; ++at) ++n;
-    return n;
-  };
+  const auto runs_started = [&] { return count_of(contents(dir / "r/log.txt"), "  epoch      iter"); };
   std::set<int64_t> seen;  // steps of the kills
   int done = 0;
   for (int runs = 0; done < kills; ++runs) {
     REQUIRE(runs < 10 + 4 * kills);
-    const int before = runs_started();
+    const size_t before = runs_started();
     Process p(dir, "train", fs::exists(dir / "r/last.pth") ? "--resume r" : kCrossing);
     if (runs % 3) p.until([&] { return runs_started() > before; });  // otherwise also during the start
     usleep(useconds_t(random() % 1500000));
