@@ -51,6 +51,17 @@ inline Loader::Make noise(int side, int objects) {
   };
 }
 
+// Square batches on the device.
+struct GpuBatches {
+  Loader loader;
+  DeviceLoader device_loader;
+
+  GpuBatches(const Loader::Make& make, int side, int64_t images, int batch = 2, torch::Device device = kGpu)
+      : loader(make, 0, images, batch, {side, side}, 2, device.is_cuda()), device_loader(loader, device) {}
+  Batch next() { return device_loader.next(); }
+  bool done() { return device_loader.done(); }
+};
+
 // Uses the CUDA kernels of bn_silu() in its scope.
 struct FusedNorm {
   FusedNorm() { use_fused_norm(true); }
@@ -154,8 +165,7 @@ inline Trajectory train_nano(torch::Device device, const std::string& amp,
   constexpr int kSteps = 3, kBatch = 2, kSide = 96;
   Trainer trainer("yolox-nano", device, amp, optimizer);
   if (prepare) prepare(trainer);
-  Loader loader(noise(kSide, 6), 0, kSteps * kBatch, kBatch, {kSide, kSide}, 2, device.is_cuda());
-  DeviceLoader batches(loader, device);
+  GpuBatches batches(noise(kSide, 6), kSide, kSteps * kBatch, kBatch, device);
   Trajectory out;
   for (int i = 0; i < kSteps; ++i) out.steps.push_back(trainer(batches.next(), 0.01));
   for (const YOLOX& m : {trainer.model, trainer.training->ema})

@@ -210,8 +210,7 @@ GPU_TEST("gpu: an overflow in fp16 skips the step and halves the loss scale") {
   Trainer trainer("yolox-nano", kGpu, "fp16", "adam");
   Training& t = *trainer.training;
   t.scaler.scale.fill_(1e30);
-  Loader loader(noise(64, 6), 0, 2, 2, {64, 64}, 2, true);
-  DeviceLoader batches(loader, kGpu);
+  GpuBatches batches(noise(64, 6), 64, 2);
   const Tensor before = trainer.model->parameters()[0].detach().clone();
   CHECK_FALSE(trainer(batches.next(), 0.01).finite());
   CHECK(torch::equal(trainer.model->parameters()[0].detach(), before));
@@ -456,8 +455,7 @@ GPU_TEST("gpu: a step that runs out of memory is repeated in micro-batches") {
   constexpr int kBatch = 8;
   const int side = kSimulated ? 96 : 416;
   Trainer trainer("yolox-nano", kGpu, "off");
-  Loader loader(noise(side, 6), 0, kBatch, kBatch, {side, side}, 2, true);
-  DeviceLoader batches(loader, kGpu);
+  GpuBatches batches(noise(side, 6), side, kBatch, kBatch);
   const Batch batch = batches.next();
   Training& t = *trainer.training;
   trainer(batch, 0.001);
@@ -517,8 +515,7 @@ TEST_CASE("gpu: child: a kernel fails" * doctest::test_suite("ranks") * doctest:
   crash_context(".", "settings");
   const int code = run_rank(
       [&] {
-        Loader loader(noise(64, 3), 0, 12, 2, {64, 64}, 2, true);
-        DeviceLoader batches(loader, kGpu);
+        GpuBatches batches(noise(64, 3), 64, 12);
         batches.next();
         const Batch batch = batches.next();
         break_gpu();
@@ -576,16 +573,16 @@ GPU_TEST("gpu: batches of DeviceLoader equal those of the loader") {
 GPU_TEST("gpu: if there is no pinned memory, the loader makes the same batches without it") {
   simulated_cuda::refuse_pinned_memory(true);
   const AtEnd accepted([] { simulated_cuda::refuse_pinned_memory(false); });
-  Loader loader(noise(64, 3), 0, 12, 2, {64, 64}, 2, true), plain(noise(64, 3), 0, 12, 2, {64, 64}, 2, false);
-  CHECK_FALSE(loader.is_pinned());
-  DeviceLoader batches(loader, kGpu);
+  GpuBatches batches(noise(64, 3), 64, 12);
+  CHECK_FALSE(batches.loader.is_pinned());
+  Loader plain(noise(64, 3), 0, 12, 2, {64, 64}, 2, false);
   while (!plain.done()) CHECK(torch::equal(batches.next().images.cpu(), plain.next().images));
 }
 #endif
 
 GPU_TEST("gpu: batches stay intact while both streams are busy") {
-  Loader pinned(noise(64, 3), 0, 24, 2, {64, 64}, 2, true), plain(noise(64, 3), 0, 24, 2, {64, 64}, 2, false);
-  DeviceLoader batches(pinned, kGpu);
+  GpuBatches batches(noise(64, 3), 64, 24);
+  Loader plain(noise(64, 3), 0, 24, 2, {64, 64}, 2, false);
   const Tensor x = torch::rand({kSimulated ? 16 : 4096, kSimulated ? 16 : 4096}, kGpu);
   const auto busy = [&] {
     for (int i = 0; i < 30; ++i) x.mm(x);
@@ -616,8 +613,7 @@ GPU_TEST("gpu: a step does not synchronise with the device") {
     INFO(amp);
     Trainer trainer("yolox-s", kGpu, amp);
     const int side = kSimulated ? 64 : 256;
-    Loader loader(noise(side, 20), 0, 4 * 4, 4, {side, side}, 2, true);
-    DeviceLoader batches(loader, kGpu);
+    GpuBatches batches(noise(side, 20), side, 4 * 4, 4);
     for (int i = 0; i < 3; ++i) trainer(batches.next(), 0.001);
     const Batch batch = batches.next();
     {

@@ -125,8 +125,7 @@ std::map<std::string, int64_t> calls_of_step(const std::string& amp, bool sync_b
   constexpr int kBatch = 2, kSide = 64;  // the counts do not depend on the size
   Trainer trainer("yolox-s", kGpu, amp);
   if (sync_bn) use_sync_bn(*trainer.model, two_equal_ranks());
-  Loader loader(noise(kSide, 20), 0, 4 * kBatch, kBatch, {kSide, kSide}, 2, true);
-  DeviceLoader batches(loader, kGpu);
+  GpuBatches batches(noise(kSide, 20), kSide, 4 * kBatch, kBatch);
   std::optional<PendingNumbers> before;  // of the step before
   for (int i = 0; i < 3; ++i) {
     if (i == 2) simulated_cuda::reset_counts();
@@ -154,8 +153,7 @@ std::map<std::string, int64_t> calls_of_step(const std::string& amp, bool sync_b
 
 GPU_TEST("gpu: a step that the GPU does not end within --timeout ends the run of a single rank") {
   Trainer trainer("yolox-nano", kGpu, "off");
-  Loader loader(noise(64, 5), 0, 4, 2, {64, 64}, 2, true);
-  DeviceLoader batches(loader, kGpu);
+  GpuBatches batches(noise(64, 5), 64, 4);
   const PendingNumbers numbers = trainer.start(batches.next(), 0.001);
   simulated_cuda::hang(true);
   const AtEnd works([] { simulated_cuda::hang(false); });

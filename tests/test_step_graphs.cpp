@@ -10,13 +10,10 @@ namespace {
 
 constexpr int kBatch = 2, kSide = kSimulated ? 64 : 96;
 
-// BatchStream whose images have between 1 and 40 objects, for two kinds of steps.
-struct BatchStream {
-  Loader loader;
-  DeviceLoader device_loader;
-
-  explicit BatchStream(torch::Device device = kGpu)
-      : loader(
+// Batches whose images have between 1 and 40 objects, for two kinds of steps.
+struct BatchStream : GpuBatches {
+  BatchStream()
+      : GpuBatches(
             [](int64_t position, Image& image) {
               Item item = noise(kSide, 1 + int(position * 13 % 40))(position, image);
               // Some images have one to three ignored regions.
@@ -24,9 +21,7 @@ struct BatchStream {
                 item.boxes.push_back({4.0 * i, 8, 4.0 * i + 20, 60, kIgnoredRegion});
               return item;
             },
-            0, 1000 * kBatch, kBatch, {kSide, kSide}, 2, device.is_cuda()),
-        device_loader(loader, device) {}
-  Batch next() { return device_loader.next(); }
+            kSide, 1000 * kBatch, kBatch) {}
 };
 
 // Learning rates that are exact in float32.
@@ -169,8 +164,7 @@ GPU_TEST("gpu: a batch with a crowded image runs without a graph") {
   use_graphs(t);
   int run = 0;
   t.observed->after_forward = [&](const Tensor&) { ++run; };
-  Loader loader(noise(kSide, 600), 0, 8 * kBatch, kBatch, {kSide, kSide}, 2, true);
-  DeviceLoader crowded(loader, kGpu);
+  GpuBatches crowded(noise(kSide, 600), kSide, 8 * kBatch, kBatch);
   for (int i = 0; i < 4; ++i) CHECK(t(crowded.next(), 0.001).finite());
   CHECK(run == 4);
   BatchStream usual;
@@ -196,8 +190,7 @@ TEST_CASE("constants: while there are graphs, none is freed, because a graph rea
 GPU_TEST("gpu: a replay does not wait, and launches a graph and a few copies") {
   Trainer t("yolox-s", kGpu, "bf16");
   use_graphs(t);
-  Loader loader(noise(64, 20), 0, 100, kBatch, {64, 64}, 2, true);
-  DeviceLoader batches(loader, kGpu);
+  GpuBatches batches(noise(64, 20), 64, 100, kBatch);
   std::optional<PendingNumbers> before;
   for (int i = 0; i < 4; ++i) {
     const Batch batch = batches.next();
@@ -228,8 +221,7 @@ GPU_TEST("gpu: if memory runs out while a graph is recorded, training goes on wi
   t(batch, 0.001);
   CHECK(reasons.empty());
   // Another size needs another graph, and there is no room for it.
-  Loader loader(noise(2 * kSide, 5), 0, 100, kBatch, {2 * kSide, 2 * kSide}, 2, true);
-  DeviceLoader large(loader, kGpu);
+  GpuBatches large(noise(2 * kSide, 5), 2 * kSide, 100, kBatch);
   Trainer other("yolox-nano", kGpu, "off");
   use_graphs(other, [&](const std::string& why) { reasons.push_back(why); });
   simulated_cuda::reset_peak();
@@ -244,8 +236,7 @@ GPU_TEST("gpu: if memory runs out while a graph is recorded, training goes on wi
 
 GPU_TEST("gpu: if memory runs out beside graphs, they are freed, and the step is repeated as it was") {
   BatchStream batches;
-  Loader loader(noise(kSide, 600), 0, 100, kBatch, {kSide, kSide}, 2, true);
-  DeviceLoader crowded(loader, kGpu);  // these steps run without a graph
+  GpuBatches crowded(noise(kSide, 600), kSide, 100, kBatch);  // these steps run without a graph
   const Batch few = batches.next(), many = crowded.next();
   const AtEnd no_limit([] { simulated_cuda::set_limit(INT64_MAX); });
   Trainer plain("yolox-nano", kGpu, "off"), t("yolox-nano", kGpu, "off");
