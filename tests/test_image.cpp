@@ -113,11 +113,14 @@ std::string jpeg(const cv::Mat& bgr, Way way = baseline,
   return bytes;
 }
 
-std::string encoded(const char* extension, const Image& image, const std::vector<int>& settings = {}) {
+std::string encoded(const std::string& extension, const cv::Mat& image,
+                    const std::vector<int>& settings = {}) {
   std::vector<uchar> bytes;
   REQUIRE(cv::imencode(extension, image, bytes, settings));
   return {bytes.begin(), bytes.end()};
 }
+
+const std::vector<int> kLossless = {cv::IMWRITE_WEBP_QUALITY, 101};
 
 std::string number(uint64_t value, int bytes, bool little) {
   std::string text;
@@ -398,11 +401,8 @@ TEST_CASE(
                      {".webp", alpha, image},    {".png", deep_grey, grey_image}};
   for (const auto& c : cases) {
     INFO(c.extension << " " << cv::typeToString(c.in.type()));
-    std::vector<uchar> encoding;
-    std::vector<int> settings;
-    if (c.extension == ".webp") settings = {cv::IMWRITE_WEBP_QUALITY, 101};  // lossless
-    REQUIRE(cv::imencode(c.extension, c.in, encoding, settings));
-    const std::string bytes(encoding.begin(), encoding.end());
+    const std::string bytes =
+        encoded(c.extension, c.in, c.extension == ".webp" ? kLossless : std::vector<int>());
     const Image whole = decode_image(bytes, "picture");
     CHECK(cv::norm(whole, c.out, cv::NORM_INF) == 0);
     CHECK(image_size(file(bytes)) == image.size());
@@ -420,25 +420,18 @@ TEST_CASE(
 TEST_CASE("image: a WebP is rotated by its EXIF tag") {
   Dice dice(21);
   const Image image = painted(dice, {41, 30});
-  std::vector<uchar> lossless;
-  REQUIRE(cv::imencode(".webp", image, lossless, {cv::IMWRITE_WEBP_QUALITY, 101}));
-  const auto little_endian = [](size_t value, int bytes) {
-    std::string text;
-    for (int i = 0; i < bytes; ++i) text += char(value >> 8 * i & 255);
-    return text;
-  };
   const auto chunk = [&](const std::string& name, const std::string& payload) {
-    return name + little_endian(payload.size(), 4) + payload + std::string(payload.size() % 2, '\0');
+    return name + number(payload.size(), 4, true) + payload + std::string(payload.size() % 2, '\0');
   };
   const std::string canvas =
-      chunk("VP8X", std::string("\x08\0\0\0", 4) + little_endian(40, 3) + little_endian(29, 3));
-  const std::string pixels(lossless.begin() + 12, lossless.end());
+      chunk("VP8X", std::string("\x08\0\0\0", 4) + number(40, 3, true) + number(29, 3, true));
+  const std::string pixels = encoded(".webp", image, kLossless).substr(12);
   const ImageFile file("rotated.webp");
   for (const std::string& head : {std::string(), std::string("Exif\0\0", 6)})
     for (int orientation = 1; orientation <= 8; ++orientation) {
       const std::string chunks =
           "WEBP" + canvas + pixels + chunk("EXIF", head + exif(orientation, orientation % 2));
-      const std::string bytes = "RIFF" + little_endian(chunks.size(), 4) + chunks;
+      const std::string bytes = "RIFF" + number(chunks.size(), 4, true) + chunks;
       cv::Mat upright = image.clone();
       image_detail::apply_orientation(upright, orientation);
       const Image decoded = decode_image(bytes, "picture");
