@@ -167,6 +167,10 @@ TEST_CASE(
   CHECK(n.all(Losses::Kind::kTerm) == Pairs{{"iou", 2.25}});
   CHECK(n.all(Losses::Kind::kLogged) == Pairs{{"mean", 4.5}});
   CHECK(n.all(Losses::Kind::kCount) == Pairs{{"positives", 8}});
+  CHECK(to_string(n) == "mean 4.5, iou 2.25, positives 8");
+  CHECK(n.total == 2.25);
+  CHECK(n["old"] == 0);
+  CHECK_THROWS(l["old"]);
   CHECK(has(error_of([&] { l.log("iou", l.total); }), "two terms with the name iou"));
   CHECK(has(error_of([&] { l.log("all", torch::zeros({3})); }), "must be a scalar"));
 }
@@ -246,24 +250,6 @@ TEST_CASE("step: a trial step does not change weights, statistics, gradients and
   for (const auto& p : s.model->parameters()) CHECK_FALSE(p.grad().defined());
   CHECK(torch::equal(random, at::globalContext().defaultGenerator(torch::kCPU).get_state()));
   CHECK_THROWS_AS(s.memory(2, 1, {64, 64}, [] { throw UsageError("too small"); }), UsageError);
-}
-
-TEST_CASE("step: the numbers of a step contain the losses") {
-  Losses l;
-  for (const auto& [name, value] : {std::pair("iou", 2.f), {"obj", 3.f}, {"new", 4.f}})
-    l.add(name, torch::full({}, value));
-  CHECK(l.total.item<float>() == 9);
-  CHECK(l["new"].item<float>() == 4);
-  CHECK_THROWS(l["old"]);
-  l.count("positives", torch::full({}, 6, torch::kLong));
-  l.count("objects", torch::full({}, 3, torch::kLong));
-  l.log("grad_norm", torch::full({}, 7.0, torch::kDouble));
-  const StepNumbers n = PendingNumbers(l).read();
-  CHECK(n.total == 9);
-  CHECK(to_string(n) == "iou 2, obj 3, new 4, positives 6, objects 3, grad_norm 7");
-  CHECK(n["positives"] == 6);
-  CHECK(n["old"] == 0);
-  CHECK(n.per_object() == 2);
 }
 
 TEST_CASE("step: deterministic_max_pool_5x5 has the values and the gradient of max_pool2d") {
