@@ -173,19 +173,6 @@ TEST_CASE("optim: SGD, Adam and AdamW equal torch's own optimizers") {
   CHECK_THROWS_WITH_AS(Optimizer("lion", {}, false), doctest::Contains("choose sgd"), std::runtime_error);
 }
 
-TEST_CASE("optim: the eps of Adam is 1e-3 under fp16, so that a tiny gradient makes a small step") {
-  auto move = [](bool fp16) {
-    torch::nn::Linear l(1, 1);
-    const Tensor before = l->weight.detach().clone();
-    Optimizer o("adam", parameter_groups(*l, 0), fp16);
-    l->weight.mutable_grad() = torch::full_like(l->weight, 1e-7);
-    o.step(0.1);
-    return (l->weight.detach() - before).abs().item<double>();
-  };
-  CHECK(move(true) < 1e-4);
-  CHECK(move(false) > 1e-2);
-}
-
 TEST_CASE("optim: frozen parameters are in no group and stay unchanged in steps with weight decay") {
   YOLOX model = make_model("yolox-nano", 2);
   for (auto& p : model->backbone->parameters()) p.set_requires_grad(false);
