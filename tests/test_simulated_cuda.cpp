@@ -329,18 +329,6 @@ GPU_TEST("gpu: the host cannot dereference memory of the simulated device") {
   CHECK(WTERMSIG(status) == SIGSEGV);
 }
 
-GPU_TEST("gpu: an allocation beyond the limit of the simulated device is an out-of-memory error") {
-  simulated_cuda::set_limit(simulated_cuda::allocated() + (1 << 20));
-  bool out_of_memory = false;
-  try {
-    torch::empty({1 << 20}, torch::TensorOptions(torch::kFloat).device(kGpu));
-  } catch (const std::exception& e) {
-    out_of_memory = is_out_of_memory(e);
-  }
-  simulated_cuda::set_limit(INT64_MAX);
-  CHECK(out_of_memory);
-}
-
 GPU_PROGRAM_TEST("gpu: ranks with other versions of NCCL are refused") {
   TempDir dir;
   const Outcome o = train_two_ranks(dir, "SIMULATED_CUDA_DEVICES=2", "SIMULATED_NCCL_VERSION=2.21.5");
