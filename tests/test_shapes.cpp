@@ -20,19 +20,11 @@ uint64_t hash(const ShapesScene& scene) {
   };
   add_int(scene.image.cols);
   add_int(scene.image.rows);
-  for (const cv::Vec3b& pixel : scene.image) {
-    add(pixel[0]);
-    add(pixel[1]);
-    add(pixel[2]);
-  }
+  for (const cv::Vec3b& pixel : scene.image)
+    for (const uchar value : pixel.val) add(value);
   for (const uint8_t id : scene.mask) add(id);
-  for (const Box& b : scene.boxes) {
-    add_int(int(b.x1));
-    add_int(int(b.y1));
-    add_int(int(b.x2));
-    add_int(int(b.y2));
-    add_int(b.cls);
-  }
+  for (const Box& b : scene.boxes)
+    for (const double value : {b.x1, b.y1, b.x2, b.y2, double(b.cls)}) add_int(int(value));
   return h;
 }
 
