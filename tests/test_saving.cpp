@@ -165,16 +165,6 @@ TEST_CASE("checkpoints: that of a run without a step is removed, and temporary f
   CHECK(std::filesystem::exists(dir / "notes.txt"));
 }
 
-TEST_CASE("checkpoints: the state of torch's random number generator is restored") {
-  torch::manual_seed(5);
-  torch::rand({7});
-  const auto state = random_state(torch::kCPU);
-  const Tensor next = torch::rand({3});
-  torch::manual_seed(6);
-  set_random_state(state, torch::kCPU);
-  CHECK(torch::equal(torch::rand({3}), next));
-}
-
 TEST_CASE("checkpoints: one with nonfinite weights is not resumed from") {
   TempDir dir;
   save_last(dir.path.string(), file_of_step(5), 5, -1, 1);
