@@ -757,9 +757,7 @@ TEST_CASE("train: invalid flags give one line that names them, and exit code 2")
   const std::vector<std::pair<std::string, std::string>> rows = {
       {"--bogus 1", "bogus"},
       {"word", "word"},
-      {"--no-multiscale false", "false"},
       {"--strict=false", "strict"},
-      {"--size 100", "--size"},
       {"--bs many", "--bs"},
       {"--bs", "bs"},
       {"--bs 0", "--bs"},
@@ -779,7 +777,6 @@ TEST_CASE("train: invalid flags give one line that names them, and exit code 2")
        "--mosaic-scale-lo must be at most --mosaic-scale-hi, 0.5"},
       {"--model yolo", "--model"},
       {"--clip 1e308", "--clip"},
-      {"--size=", "--size"},
   };
   Config blank;
   CHECK(has(error_of([&] { blank.set("workers", " 1"); }), "--workers must be an integer, got ' 1'"));
@@ -910,7 +907,6 @@ PROGRAM_TEST("programs: invalid input gives one line that names it, and the righ
   const std::vector<Row> rows = {
       {"train", "--gpus 2 --procs 2", 2, "usage: ./train --data DIR --weights yolox-s --bs 16 --epochs 100"},
       {"train", train + "--bs 100000000", 1, "--bs"},
-      {"train", train + "--device tpu", 2, "--device"},
       {"train", train + "--data nowhere", 1, "nowhere"},
       {"train", train + "--data nothing", 1, "nothing"},
       {"train", train + "--data cut.json", 1, "cut.json"},
@@ -918,7 +914,6 @@ PROGRAM_TEST("programs: invalid input gives one line that names it, and the righ
       {"train", train + "--data text.txt", 1, "text.txt"},
       {"train", train + "--weights nowhere.pth", 1, "nowhere.pth"},
       {"train", train + "--weights cut.pth", 1, "cut.pth"},
-      {"train", train + "--weights a/last.pth --model yolox-tiny", 1, "yolox-nano"},
       {"train", train + "--out text.txt/run", 1, "text.txt/run"},
       {"train", train + "--out a", 1, "--resume"},
       {"train", "--resume=nowhere", 1, "nowhere"},
@@ -936,15 +931,10 @@ PROGRAM_TEST("programs: invalid input gives one line that names it, and the righ
       {"eval", eval + "--data others", 1, "has other classes"},
       {"eval", eval + "--json nowhere/e.json", 1, "nowhere/e.json"},
       {"demo", "", 2, "usage: ./demo --source photo.jpg --weights yolox-s"},
-      {"demo", demo + "--source nowhere", 1, "nowhere"},
-      {"demo", demo + "--source nothing", 1, "nothing"},
-      {"demo", demo + "--source text.txt", 1, "text.txt"},
       {"demo", demo + "--save text.txt", 1, "text.txt"},
       {"demo", demo + "--max-images -1", 2, "--max-images"},
       {"export", "", 2, "usage: ./export --weights runs/NAME/best.pth --out model.onnx"},
       {"export", "--weights a/last.pth --out m.x --format paper", 2, "--format"},
-      {"export", "--weights cut.pth --out m.ts", 1, "cut.pth"},
-      {"export", "--weights a/last.pth --out nowhere/m.ts", 1, "nowhere/m.ts"},
   };
   const auto verify = [](const Row& row, const Outcome& o) {
     INFO(row.program << " " << row.arguments << "\n" << o.out << o.err);
@@ -981,8 +971,8 @@ PROGRAM_TEST("train: --model follows from --weights, and names need no \"yolox-\
   const std::string second = succeed(dir, "train", flags + "--out b --weights a");
   CHECK_MESSAGE(has(second, "model   yolox-nano "), second);
   CHECK_MESSAGE(has(second, "model yolox-nano, as in a"), second);
-  const Outcome given = run(dir, "train", flags + "--model tiny --weights a --out c");
-  CHECK_MESSAGE(has(given.err, "contains weights of yolox-nano"), given.err);
+  check_refusal(dir, "train", flags + "--model tiny --weights a --out c", 1,
+                "contains weights of yolox-nano");
   // Evaluation and export take the folder of a run and a name without "yolox-", too.
   CHECK(has(
       succeed(dir, "eval", "--data data --size 32 --model YOLOX_Nano --weights a --report '' --device cpu"),
