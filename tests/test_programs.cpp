@@ -90,7 +90,14 @@ PROGRAM_TEST("train: a run folder has settings, log, metrics and two checkpoints
   CHECK(has(config, R"("bs":2,)"));
   CHECK(has(config, R"("device":"auto")"));
   CHECK(has(config, concat(R"("device_name":")", device_name(parse_device("auto")))));
+  CHECK(has(config, R"("clip":10,)"));
   CHECK(contents(dir / "a/log.txt") == trained().printed);
+  for (const char* part :
+       {"--bs 2", "--warmup-epochs 1", "--lr 0.00123456789", "0.898M parameters", "MFLOPs"})
+    CHECK_MESSAGE(has(unwrapped(trained().printed), part), part << " in " << trained().printed);
+  CHECK_FALSE(has(trained().printed, "--clip"));  // the default; config.json has it
+  CHECK_FALSE(has(trained().printed, "--mosaic-prob"));
+  for (const auto& line : lines_of(trained().printed)) CHECK_MESSAGE(line.size() <= 80, line);
   CHECK(has(trained().printed, "8 images for training"));
   CHECK(has(unwrapped(trained().printed), "for evaluation (the same images)"));
   CHECK(has(unwrapped(trained().printed), "warning: AP is measured on the training images"));

@@ -425,17 +425,6 @@ PROGRAM_TEST(
   check_refusal(dir, "train", flags + "--resume auto", 2, "--resume auto needs --out DIR");
 }
 
-PROGRAM_TEST("train: settings, parameters and FLOPs are printed before the first step") {
-  const std::string printed = trained().printed;
-  for (const char* part :
-       {"--bs 2", "--warmup-epochs 1", "--lr 0.00123456789", "0.898M parameters", "MFLOPs"})
-    CHECK_MESSAGE(has(unwrapped(printed), part), part << " in " << printed);
-  CHECK_FALSE(has(printed, "--clip"));  // the default; config.json has it
-  CHECK_FALSE(has(printed, "--mosaic-prob"));
-  CHECK(has(contents(trained().dir / "a/config.json"), R"("clip":10,)"));
-  for (const auto& line : lines_of(printed)) CHECK_MESSAGE(line.size() <= 80, line);
-}
-
 PROGRAM_TEST(
     "train: the folder of a run without a step is used again; events and prediction images are written") {
   const Folder dir;
