@@ -18,10 +18,6 @@ struct Settings26 : Config {
   Plan plan() { return plan_of(*this, 205, 1, {64, 64}); }
 };
 
-std::string setting(const GenericDict& checkpoint, const std::string& name) {
-  return checkpoint.at("train").toGenericDict().at("settings").toGenericDict().at(name).toStringRef();
-}
-
 }  // namespace
 
 TEST_CASE("recipe: weights choose finetune, from scratch it is official, and --recipe chooses itself") {
@@ -115,7 +111,6 @@ PROGRAM_TEST(
   CHECK(has(unwrapped(printed), "recipe  finetune, because of --weights: adamw, lr"));
   const std::string again = succeed(dir, "train", "--resume tuned --max-iters 4");
   CHECK(has(unwrapped(again), "recipe  finetune, because of --weights: adamw, lr"));
-  CHECK(setting(read_pth(dir / "tuned/last.pth").toGenericDict(), "recipe") == "finetune");
   const std::string official =
       succeed(dir, "train", flags + "--weights a/last.pth --recipe official --max-iters 1 --out plain");
   CHECK(has(unwrapped(official), "recipe  official, as --recipe says: sgd, lr 0.0003125"));
