@@ -27,10 +27,6 @@ struct BatchStream : GpuBatches {
 // Learning rates that are exact in float32.
 double lr_of(int step) { return (1 + step % 4) / 1024.0; }
 
-void use_graphs(Trainer& t, const std::function<void(const std::string&)>& failed = {}) {
-  t.use_graphs(true, failed);
-}
-
 // Returns model, EMA, optimizer and scaler, on the CPU.
 std::vector<Tensor> state_of(Trainer& t) {
   std::vector<Tensor> all;
@@ -62,7 +58,7 @@ GPU_TEST(
     if (kSimulated && (precision == "off" || precision == "bf16")) continue;  // for time
     CAPTURE(precision);
     Trainer plain("yolox-nano", kGpu, amp, optimizer), graphs("yolox-nano", kGpu, amp, optimizer);
-    use_graphs(graphs);
+    graphs.use_graphs(true);
     BatchStream a, b;
     for (int i = 0; i < 10; ++i) {
       plain.step.use_l1 = graphs.step.use_l1 = i >= 6;
@@ -83,10 +79,10 @@ GPU_TEST("gpu: with --deterministic, steps that are replayed have the bits of st
   std::vector<std::vector<Tensor>> states;
   for (const int record_from : {0, 3}) {
     Trainer t("yolox-nano", kGpu, "bf16");
-    use_graphs(t);
+    t.use_graphs(true);
     BatchStream batches;
     for (int i = 0; i < 7; ++i) {
-      if (i == record_from) use_graphs(t);
+      if (i == record_from) t.use_graphs(true);
       t(batches.next(), lr_of(i));
     }
     states.push_back(state_of(t));
@@ -97,7 +93,7 @@ GPU_TEST("gpu: with --deterministic, steps that are replayed have the bits of st
 GPU_TEST("gpu: a replayed step whose gradient overflows changes nothing but the loss scale") {
   Trainer t("yolox-nano", kGpu, "fp16", "adam");
   t.training->scaler.scale.fill_(4);
-  use_graphs(t);
+  t.use_graphs(true);
   BatchStream batches;
   for (int i = 0; i < 6; ++i) t(batches.next(), lr_of(i));
   const auto before = state_of(t);
@@ -117,7 +113,7 @@ GPU_TEST("gpu: a replayed step whose gradient overflows changes nothing but the 
 
 GPU_TEST("gpu: after a loss that is not finite, replays change nothing until the guard is reset") {
   Trainer t("yolox-nano", kGpu, "off");
-  use_graphs(t);
+  t.use_graphs(true);
   BatchStream batches;
   for (int i = 0; i < 6; ++i) t(batches.next(), lr_of(i));
   const auto weights = [&] { return t.model->parameters()[0].detach().cpu().clone(); };
@@ -138,7 +134,7 @@ GPU_TEST("gpu: a step that reads a result on the host is not recorded, and train
   const Deterministic deterministic;
   Trainer plain("yolox-nano", kGpu, "off"), t("yolox-nano", kGpu, "off");
   std::vector<std::string> reasons;
-  use_graphs(t, [&](const std::string& why) { reasons.push_back(why); });
+  t.use_graphs(true, [&](const std::string& why) { reasons.push_back(why); });
   t.observed->after_forward = [](const Tensor& x) { x.sum().item<double>(); };
   BatchStream a, b;
   for (int i = 0; i < 5; ++i) {
@@ -151,7 +147,7 @@ GPU_TEST("gpu: a step that reads a result on the host is not recorded, and train
     if (has(buffer.key(), "num_batches_tracked")) CHECK(buffer.value().item<int64_t>() == 5);
   // Without a function for the reason, the exception is thrown.
   Trainer checked("yolox-nano", kGpu, "off");
-  use_graphs(checked);
+  checked.use_graphs(true);
   checked.observed->after_forward = t.observed->after_forward;
   BatchStream c;
   const Batch batch = c.next();
@@ -161,7 +157,7 @@ GPU_TEST("gpu: a step that reads a result on the host is not recorded, and train
 
 GPU_TEST("gpu: a batch with a crowded image runs without a graph") {
   Trainer t("yolox-nano", kGpu, "off");
-  use_graphs(t);
+  t.use_graphs(true);
   int run = 0;
   t.observed->after_forward = [&](const Tensor&) { ++run; };
   GpuBatches crowded(noise(kSide, 600), kSide, 8 * kBatch, kBatch);
@@ -189,7 +185,7 @@ TEST_CASE("constants: while there are graphs, none is freed, because a graph rea
 #ifdef YOLOX_SIMULATED_CUDA
 GPU_TEST("gpu: a replay does not wait, and launches a graph and a few copies") {
   Trainer t("yolox-s", kGpu, "bf16");
-  use_graphs(t);
+  t.use_graphs(true);
   GpuBatches batches(noise(64, 20), 64, 100, kBatch);
   std::optional<PendingNumbers> before;
   for (int i = 0; i < 4; ++i) {
@@ -212,7 +208,7 @@ GPU_TEST("gpu: a replay does not wait, and launches a graph and a few copies") {
 GPU_TEST("gpu: if memory runs out while a graph is recorded, training goes on without graphs") {
   Trainer t("yolox-nano", kGpu, "off");
   std::vector<std::string> reasons;
-  use_graphs(t, [&](const std::string& why) { reasons.push_back(why); });
+  t.use_graphs(true, [&](const std::string& why) { reasons.push_back(why); });
   BatchStream batches;
   const Batch batch = batches.next();
   t(batch, 0.001);
@@ -223,7 +219,7 @@ GPU_TEST("gpu: if memory runs out while a graph is recorded, training goes on wi
   // Another size needs another graph, and there is no room for it.
   GpuBatches large(noise(2 * kSide, 5), 2 * kSide, 100, kBatch);
   Trainer other("yolox-nano", kGpu, "off");
-  use_graphs(other, [&](const std::string& why) { reasons.push_back(why); });
+  other.use_graphs(true, [&](const std::string& why) { reasons.push_back(why); });
   simulated_cuda::reset_peak();
   const int64_t start = simulated_cuda::allocated();
   other(large.next(), 0.001);
