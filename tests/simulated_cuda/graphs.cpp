@@ -96,8 +96,6 @@ bool record_only(std::function<void()> work) {
   return true;
 }
 
-void record(std::function<void()> work) { record_only(std::move(work)); }
-
 void note_allocation(Block* block) {
   if (!recording()) return;
   block->graph = recorded();

@@ -314,7 +314,7 @@ void run_on_cpu(const c10::OperatorHandle& handle, const Operator& op, Stack* st
   Stack results;
   for (size_t i = stack->size() - handle.schema().returns().size(); i < stack->size(); ++i)
     results.push_back(without_autograd((*stack)[i]));
-  record([handle, &op, given_to_graph, results] {
+  record_only([handle, &op, given_to_graph, results] {
     Stack again = given_to_graph;
     run_on_cpu(handle, op, &again);
     for (size_t i = 0; i < results.size(); ++i)

@@ -114,8 +114,6 @@ bool recording();
 // Throws, and makes the recorded graph useless, if work of this thread goes into a graph: the host cannot
 // wait for work that does not run.
 void refuse_in_recording(const std::string& what);
-// Adds work to the graph that is being recorded, if any.
-void record(std::function<void()> work);
 void note_allocation(Block* block);
 // Returns true if the memory of a block that is freed stays with its graph.
 bool keeps(Block* block);
