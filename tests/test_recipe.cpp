@@ -6,6 +6,7 @@
 #include "run/saving.hpp"
 
 using namespace yolox;
+using namespace yolox::test;
 
 namespace {
 
