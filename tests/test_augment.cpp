@@ -98,6 +98,7 @@ TEST_CASE("augmentation: the types of transforms accept and return uint8 images 
       std::is_invocable_v<decltype(warp_image), Image&, ImageRegion, cv::Matx23d, cv::Matx23d, cv::Rect2d> &&
       !std::is_invocable_v<decltype(warp_image), cv::Mat_<cv::Vec3f>&, ImageRegion, cv::Matx23d, cv::Matx23d,
                            cv::Rect2d>);
+  static_assert(!std::is_invocable_v<decltype(letterbox), cv::Mat_<cv::Vec3f>, cv::Size>);
   CHECK_THROWS_WITH_AS(Image(cv::Mat(2, 2, CV_32FC3)), doctest::Contains("the image is CV_32FC3"),
                        std::runtime_error);
   CHECK_THROWS_WITH_AS(Image(cv::Mat(2, 2, CV_8UC1)), doctest::Contains("CV_8UC1"), std::runtime_error);

@@ -2,8 +2,6 @@
 // Comparison of letterbox, affine map and HSV jitter with recorded results of official YOLOX.
 #include "tensors.hpp"
 //
-#include <type_traits>
-
 #include "album.hpp"
 
 using namespace yolox;
@@ -22,28 +20,6 @@ double number(const c10::impl::GenericDict& d, const std::string& key) {
 }
 
 }  // namespace
-
-TEST_CASE("official: hue shifts act on BGR") {
-  const auto jitter = [](cv::Vec3b pixel, HsvDraw d) {
-    return official::hsv(coloured({8, 8}, pixel), d)(3, 3);
-  };
-  CHECK(jitter({0, 0, 255}, {60, 0, 0}) == cv::Vec3b(0, 255, 0));         // red + 120 degrees = green
-  CHECK(jitter({0, 0, 255}, {-60, 0, 0}) == cv::Vec3b(255, 0, 0));        // red - 120 degrees = blue
-  CHECK(jitter({255, 0, 0}, {60, 0, 0}) == cv::Vec3b(0, 0, 255));         // blue + 120 degrees = red
-  CHECK(jitter({0, 0, 255}, {0, 0, -300}) == cv::Vec3b(0, 0, 0));         // saturates at 0
-  CHECK(jitter({0, 0, 200}, {0, 30, 90}) == cv::Vec3b(0, 0, 255));        // saturates at 255
-  CHECK(jitter({90, 90, 90}, {0, 0, 10.9}) == cv::Vec3b(100, 100, 100));  // truncated
-}
-
-TEST_CASE("official: the types of the stages accept uint8 images only, and the input stays unchanged") {
-  static_assert(std::is_same_v<decltype(official::hsv(Image(), HsvDraw())), Image>);
-  static_assert(!std::is_invocable_v<decltype(official::hsv), cv::Mat_<cv::Vec3f>, HsvDraw>);
-  static_assert(!std::is_invocable_v<decltype(letterbox), cv::Mat_<cv::Vec3f>, cv::Size>);
-  const Image in = noise({33, 17}), before(in.clone());
-  CHECK(max_difference(official::hsv(in, {5, 30, -30}), in) > 20);
-  CHECK(letterbox(in, {64, 64}).image.type() == CV_8UC3);
-  CHECK(max_difference(in, before) == 0);
-}
 
 SHARED_TEST("official letterbox is reproduced pixel for pixel") {
   const auto d = fixture("aug_cv46.pth");
