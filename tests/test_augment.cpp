@@ -401,24 +401,6 @@ TEST_CASE("augmentation: warping from a crop, also a downscaled one, equals warp
   }
 }
 
-// ---- boxes ----
-
-TEST_CASE("augmentation: annotations are clipped at the border, not moved") {
-  const cv::Size size(100, 50);
-  const auto is = [](const std::optional<Box>& b, double x1, double y1, double x2, double y2) {
-    return b && b->x1 == x1 && b->y1 == y1 && b->x2 == x2 && b->y2 == y2 && b->cls == 4;
-  };
-  CHECK(is(clip_box(-5, -3, 20, 10, 4, size), 0, 0, 15, 7));
-  CHECK(is(clip_box(90, 40, 30, 30, 4, size), 90, 40, 100, 50));
-  CHECK(is(clip_box(1.5, 2.25, 10, 20, 4, size), 1.5, 2.25, 11.5, 22.25));
-  CHECK(!clip_box(-50, 0, 20, 10, 4, size));  // entirely outside, on each side
-  CHECK(!clip_box(0, -50, 20, 10, 4, size));
-  CHECK(!clip_box(100, 0, 20, 10, 4, size));
-  CHECK(!clip_box(0, 60, 20, 10, 4, size));
-  CHECK(!clip_box(10, 10, 0, 5, 4, size));
-  CHECK(!clip_box(10, 10, 5, -5, 4, size));
-}
-
 // ---- geometry ----
 
 TEST_CASE("augmentation: a single image keeps boxes on their objects, also flipped") {
