@@ -244,25 +244,6 @@ TEST_CASE("data: equal annotation ids and equal class names of a COCO file are r
   CHECK(has(all, "cat (id 2)"));
 }
 
-TEST_CASE("data: a single split, from a folder or a file, serves as train and val") {
-  TempDir dir;
-  CocoFile coco;
-  coco.add_image("a.png");
-  coco.add_box(1, 1, 2, 10, 12);
-  coco.write(dir / "annotations/things.json");
-  write_image(dir / "images/a.png", 40, 30);
-  for (const std::string& given : {dir.path.string(), dir / "annotations/things.json"}) {
-    const Splits splits = load_splits(given, "", 0, "");
-    CHECK(splits.same);
-    CHECK(has(splits.val.name, "warning: the training images; --val-fraction"));
-    CHECK(splits.val.records.size() == 1);
-    CHECK(load_val(given, "", 0, "").records.size() == 1);
-  }
-  fs::rename(dir / "annotations/things.json", dir / "annotations/instances_train.json");
-  write_text(dir / "annotations/captions_train.json", "{}");
-  CHECK(load_splits(dir.path.string(), "", 0, "").same);
-}
-
 TEST_CASE("data: classes of the evaluated split are those of the training split, matched by name") {
   TempDir dir;
   for (const std::string split : {"train", "val"}) write_image(dir / ("images/" + split + ".png"), 40, 30);
@@ -689,8 +670,11 @@ TEST_CASE("data: the same data in COCO, VOC and YOLO format gives the same batch
   const Splits coco = load_splits(forms().dir / "coco", "", 0, "");
   CHECK(coco.train.problems->lines().empty());
   const auto want = training_batches(coco.train);
-  for (const std::string form : {"voc", "yolo", "yolo/data.yaml"}) {
+  for (const std::string form : {"coco/annotations/all.json", "voc", "yolo", "yolo/data.yaml"}) {
     const Splits splits = load_splits(forms().dir / form, "", 0, "");
+    CHECK(splits.same);
+    CHECK(has(splits.val.name, "warning: the training images; --val-fraction"));
+    CHECK(load_val(forms().dir / form, "", 0, "").records.size() == ThreeForms::kImages);
     CHECK_MESSAGE(splits.train.problems->lines().empty(), splits.train.problems->lines().front());
     CHECK(splits.train.classes == coco.train.classes);
     REQUIRE(splits.train.records.size() == coco.train.records.size());
