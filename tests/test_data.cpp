@@ -205,28 +205,16 @@ TEST_CASE("data: boxes are clipped to the image; crowds and bad boxes are left o
   CHECK(count("annotation of an unknown class") == 1);
   CHECK(count("annotation of an image that is skipped or not listed") == 1);
   CHECK(count("duplicate box") == 1);
+  Problems().write(dir / "problems.txt");
+  CHECK_FALSE(fs::exists(dir / "problems.txt"));
   data.problems->write(dir / "problems.txt");
   const std::string listed = contents(dir / "problems.txt");
   CHECK(std::count(listed.begin(), listed.end(), '\n') ==
         std::accumulate(counts.begin(), counts.end(), int64_t{0},
                         [](int64_t n, const auto& kind) { return n + kind.second; }));
-  CHECK(has(listed, "annotation 7 of image 70 [200, 10, 5, 5] in 100x50"));
+  CHECK(has(listed, "box outside of the image: " + json + ": annotation 7 of image 70 [200, 10, 5, 5] in 100x50"));
   CHECK(has(listed, "gone.png"));
   CHECK(class_counts(data) == std::vector<int64_t>{2, 1, 1});
-}
-
-TEST_CASE("data: each problem is counted once, and no file is written if there is none") {
-  TempDir dir;
-  Problems problems;
-  problems.write(dir / "problems.txt");
-  CHECK_FALSE(fs::exists(dir / "problems.txt"));
-  problems.add("a", "x");
-  problems.add("a", "x");  // an image is read again in every epoch
-  problems.add("a", "y");
-  problems.add("b", "x");
-  CHECK(problems.summary() == std::map<std::string, int64_t>{{"a", 2}, {"b", 1}});
-  problems.write(dir / "problems.txt");
-  CHECK(contents(dir / "problems.txt") == "a: x\na: y\nb: x\n");
 }
 
 TEST_CASE("data: equal annotation ids and equal class names of a COCO file are reported") {
