@@ -150,8 +150,9 @@ TEST_CASE("data: boxes are clipped to the image; crowds and bad boxes are left o
   write_image(dir / "train/a.png", 100, 50);
   write_image(dir / "train/b.png", 30, 40);
   const std::string json = dir / "annotations/instances_train.json";
+  // Without the size of a.png, which is read from the file.
   write_text(json, R"({
-    "images": [{"id": 70, "file_name": "a.png", "width": 100, "height": 50},
+    "images": [{"id": 70, "file_name": "a.png"},
                {"id": 5, "file_name": "gone.png", "width": 10, "height": 10},
                {"id": 6, "file_name": "b.png", "width": 30, "height": 40}],
     "categories": [{"id": 90, "name": "brush"}, {"id": 3, "name": "person"}, {"id": 18, "name": "dog"}],
@@ -200,7 +201,7 @@ TEST_CASE("data: boxes are clipped to the image; crowds and bad boxes are left o
   };
   CHECK(count("image missing") == 1);
   CHECK(count("box without area") == 2);
-  CHECK(count("outside") == 2);  // one of them touches the lower border
+  CHECK(count("outside") == 2);    // one of them touches the lower border
   CHECK(count("(clipped)") == 4);  // clipping by half a pixel (annotation 10) is not counted
   CHECK(count("annotation of an unknown class") == 1);
   CHECK(count("annotation of an image that is skipped or not listed") == 1);
@@ -212,7 +213,8 @@ TEST_CASE("data: boxes are clipped to the image; crowds and bad boxes are left o
   CHECK(std::count(listed.begin(), listed.end(), '\n') ==
         std::accumulate(counts.begin(), counts.end(), int64_t{0},
                         [](int64_t n, const auto& kind) { return n + kind.second; }));
-  CHECK(has(listed, "box outside of the image: " + json + ": annotation 7 of image 70 [200, 10, 5, 5] in 100x50"));
+  CHECK(has(listed,
+            "box outside of the image: " + json + ": annotation 7 of image 70 [200, 10, 5, 5] in 100x50"));
   CHECK(has(listed, "gone.png"));
   CHECK(class_counts(data) == std::vector<int64_t>{2, 1, 1});
 }
@@ -542,17 +544,6 @@ TEST_CASE("data: the key of a data set depends on its images and on which of the
   CHECK(key(40, 40) == both);
   write_image(dir / "images/a.png", 40, 30, {9, 9, 9});
   CHECK(key(40, 40) != both);
-}
-
-TEST_CASE("data: an image size missing from the JSON is read from the image") {
-  TempDir dir;
-  write_image(dir / "images/a.png", 40, 30);
-  write_text(dir / "annotations/x.json", R"({"images": [{"id": 1, "file_name": "a.png"}],
-    "categories": [{"id": 1, "name": "a"}],
-    "annotations": [{"image_id": 1, "category_id": 1, "bbox": [30, 20, 50, 50]}]})");
-  const Dataset data = dataset(dir / "annotations/x.json");
-  REQUIRE(data.records.at(0).boxes.size() == 1);
-  CHECK(numbers(data.records[0].boxes[0]) == std::vector<double>{30, 20, 40, 30, 0});
 }
 
 TEST_CASE(
