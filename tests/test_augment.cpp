@@ -921,51 +921,33 @@ TEST_CASE("augmentation: an unreadable image is replaced, also by an image of an
   SampleDraw draw = four({100, 60}, {5, 0.6, 1, -1, 0.1, 0.05}, true);
   draw.mixup = MixupDraw{0.8, true, {0, 0}, {1}};
   draw.colour_flip.hsv = HsvDraw{3, 20, -20};
-  const auto same = [&](const SampleDraw& asked_for, const SampleDraw& meant) {
-    MemoryDataset good = album;
-    good.broken.clear();
-    const Sample a = composed(album, asked_for, size), b = composed(good, meant, size);
+  using Indices = std::vector<std::size_t>;
+  using Tries = std::vector<std::pair<std::size_t, std::size_t>>;
+  // Checks that `asked` of an album with broken images equals `meant` of the intact album.
+  const auto same = [&](const SampleDraw& asked, const SampleDraw& meant, const std::set<std::size_t>& broken,
+                        const Indices& replacements, const Tries& tries) {
+    MemoryDataset damaged = album;
+    damaged.broken = broken;
+    damaged.replacements = replacements;
+    const Sample a = composed(damaged, asked, size), b = composed(album, meant, size);
     CHECK(max_difference(a.image, b.image) == 0);
     REQUIRE(a.boxes.size() == b.boxes.size());
     for (std::size_t i = 0; i < a.boxes.size(); ++i)
       CHECK(max_corner_difference(a.boxes[i], b.boxes[i]) == 0);
+    CHECK(damaged.replaced == tries);
   };
-  using Tries = std::vector<std::pair<std::size_t, std::size_t>>;
-  SUBCASE("the first tile, twice") {
-    album.broken = {0, 4};
-    album.replacements = {4, 5};
-    SampleDraw meant = draw;
-    meant.index = 5;
-    same(draw, meant);
-    CHECK(album.replaced == Tries{{0, 1}, {4, 2}});
-  }
-  SUBCASE("two other tiles, with separate counts of attempts") {
-    album.broken = {2, 3};
-    album.replacements = {5, 4};
-    SampleDraw meant = draw;
-    meant.mosaic->others = {1, 5, 4};
-    same(draw, meant);
-    CHECK(album.replaced == Tries{{2, 1}, {3, 1}});
-  }
-  SUBCASE("the MixUp image") {
-    album.broken = {4};
-    album.replacements = {5};
-    draw.mixup->candidates = {4};
-    SampleDraw meant = draw;
-    meant.mixup->candidates = {5};
-    same(draw, meant);
-    CHECK(album.replaced == Tries{{4, 1}});
-  }
-  SUBCASE("a single image") {
-    album.broken = {0};
-    album.replacements = {4};
-    same(alone(0), alone(4));
-  }
-  SUBCASE("no replacement is left") {
-    album.broken = {0, 4};
-    album.replacements = {4};
-    CHECK_THROWS_WITH_AS(composed(album, draw, size), "picture 4 is damaged", ImageError);
-  }
+  SampleDraw first = draw, others = draw, mixed = draw, mixed_meant = draw;
+  first.index = 5;
+  same(draw, first, {0, 4}, {4, 5}, {{0, 1}, {4, 2}});
+  others.mosaic->others = {1, 5, 4};
+  same(draw, others, {2, 3}, {5, 4}, {{2, 1}, {3, 1}});  // each tile has its own count of attempts
+  mixed.mixup->candidates = {4};
+  mixed_meant.mixup->candidates = {5};
+  same(mixed, mixed_meant, {4}, {5}, {{4, 1}});
+  same(alone(0), alone(4), {0}, {4}, {{0, 1}});
+  album.broken = {0, 4};
+  album.replacements = {4};
+  CHECK_THROWS_WITH_AS(composed(album, draw, size), "picture 4 is damaged", ImageError);
 }
 
 TEST_CASE("augmentation: an error other than ImageError is rethrown") {
