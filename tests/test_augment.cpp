@@ -473,10 +473,11 @@ TEST_CASE("augmentation: vertical flips and quarter turns are exact, and keep bo
   for (int i = 0; i < 300 / kFewer; ++i) {
     const cv::Size size(32 * rng.randint(2, 6), 32 * rng.randint(2, 6));
     MemoryDataset album;
-    for (int k = 0; k < 4; ++k) album.samples.push_back(marked_image(rng, random_size(rng, 40, 150), 2 * k));
+    for (int k = 0; k < 4; ++k)
+      album.samples.push_back(marked_image(rng, random_size(rng, 40, i % 9 == 2 ? 500 : 150), 2 * k));
     album.most_reduced = i % 2 ? 8 : 1;
-    SampleDraw draw = alone(0, i % 2);
-    if (i % 3 == 1) draw = four(draw_mosaic(rng, {}, 4, size).centre, no_affine, i % 2);
+    SampleDraw draw = alone(0, i % 4 < 2);
+    if (i % 3 == 1) draw = four(draw_mosaic(rng, {}, 4, size).centre, no_affine, i % 4 < 2);
     if (i % 3 == 2) {
       album.samples[0] = {Image(size, border_grey), {}};
       draw.mixup = draw_mixup(rng, {}, 4, size);
@@ -659,22 +660,6 @@ TEST_CASE("augmentation: tiles of a mosaic meet without gap or overlap under any
   }
   CHECK(tiles > 200000);
   CHECK(grey > 100000);
-}
-
-TEST_CASE("augmentation: MixUp keeps boxes on their objects") {
-  Rng rng(13, 0, 0);
-  int compared = 0;
-  for (int i = 0; i < 300 / kFewer; ++i) {
-    const cv::Size size(32 * rng.randint(2, 5), 32 * rng.randint(2, 5));
-    MemoryDataset album{{{Image(size, border_grey), {}},
-                         marked_image(rng, random_size(rng, 40, i % 3 ? 150 : 500), 2 * (i % 4))}};
-    album.most_reduced = i % 2 ? 8 : 1;
-    SampleDraw draw = alone(0, i % 5 < 2);
-    draw.mixup = draw_mixup(rng, {}, 4, size);
-    draw.mixup->candidates = {1};
-    compared += check_marks(composed(album, draw, size), album.most_reduced == 1 ? 0.51 : 0.59, 0.25);
-  }
-  CHECK(compared > 250 / kFewer);
 }
 
 TEST_CASE(
