@@ -9,15 +9,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstring>
-#include <opencv2/core/ocl.hpp>
 #include <set>
-#include <thread>
 #include <type_traits>
 
 #include "album.hpp"
-#include "base/program.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -107,26 +103,6 @@ TEST_CASE("augmentation: the types of transforms accept and return uint8 images 
   Image image;
   CHECK_THROWS_AS((image = cv::Mat(2, 2, CV_32FC3)), std::runtime_error);
   CHECK(Image(cv::Mat(2, 3, CV_8UC3)).size() == cv::Size(3, 2));
-}
-
-TEST_CASE("opencv: loops of OpenCV run on the calling thread, and OpenCL is off") {
-  std::set<std::thread::id> ids;  // threads that ran parts of OpenCV's loops
-  const auto loop = [&] {
-    std::mutex mutex;
-    const auto body = [&](const cv::Range&) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      std::lock_guard lock(mutex);
-      ids.insert(std::this_thread::get_id());
-    };
-    cv::parallel_for_({0, 32}, body, 32);
-  };
-  cv::setNumThreads(2);
-  loop();  // starts OpenCV's thread pool; on a busy machine its threads may still get no part
-  opencv_single_thread();
-  ids.clear();
-  for (int i = 0; i < 3; ++i) loop();
-  CHECK(ids == std::set<std::thread::id>{std::this_thread::get_id()});
-  CHECK(!cv::ocl::useOpenCL());
 }
 
 // ---- random numbers ----
