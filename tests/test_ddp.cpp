@@ -35,17 +35,6 @@ bool too_few_gpus(int ranks) {
   return few;
 }
 
-// Environment variables that are set in its scope.
-struct Variables {
-  explicit Variables(std::map<std::string, std::string> values) : all(std::move(values)) {
-    for (const auto& [name, value] : all) setenv(name.c_str(), value.c_str(), 1);
-  }
-  ~Variables() {
-    for (const auto& [name, value] : all) unsetenv(name.c_str());
-  }
-  const std::map<std::string, std::string> all;
-};
-
 // Returns a port of the loopback interface that is free.
 int free_port() {
   int port = 0;
@@ -178,7 +167,6 @@ RANK_CASE("rank: collectives give the right results, and different weights are d
   CHECK(torch::equal(weight.detach().cpu(), torch::rand({2, 3, 3, 3})));
   CHECK(error_of([&] { ranks.check_equal({weight, count}, "now"); }) == "");
 
-  static std::atomic<int> order{0};
   const std::string made = (fs::temp_directory_path() / concat("yolox-turn-", p.port)).string();
   CHECK(ranks.run_first_on_one_rank_per_machine([&] {
     if (p.rank == 0) {
@@ -1101,19 +1089,20 @@ TEST_CASE("ranks: addresses are HOST:PORT or [IPv6]:PORT, and others are refused
 }
 
 TEST_CASE("ranks: rank, world size and master address are read from the variables of torchrun and SLURM") {
-  const auto place = [&](const std::map<std::string, std::string>& variables) {
-    const Variables set{variables};
+  const auto place = [](const std::string& variables) {
+    std::list<Env> set;
+    std::istringstream words(variables);
+    for (std::string word; words >> word;) {
+      const size_t name = word.find('=');
+      set.emplace_back(word.substr(0, name), word.c_str() + name + 1);
+    }
     return rank_info_from_environment();
   };
-  CHECK(place({}).world == 1);
-  CHECK(place({{"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}}).world == 1);  // sbatch without srun
-  RankInfo p = place({{"RANK", "5"},
-                      {"WORLD_SIZE", "8"},
-                      {"LOCAL_RANK", "1"},
-                      {"LOCAL_WORLD_SIZE", "4"},
-                      {"MASTER_ADDR", "a"},
-                      {"MASTER_PORT", "1234"},
-                      {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+  CHECK(place("").world == 1);
+  CHECK(place("SLURM_JOB_ID=7 SLURM_PROCID=0").world == 1);  // sbatch without srun
+  RankInfo p = place(
+      "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1234 "
+      "TORCHELASTIC_USE_AGENT_STORE=True");
   CHECK(p.rank == 5);
   CHECK(p.world == 8);
   CHECK(p.local_rank == 1);  // the local rank selects the device
@@ -1121,21 +1110,17 @@ TEST_CASE("ranks: rank, world size and master address are read from the variable
   CHECK(p.host == "a");
   CHECK(p.port == 1234);
   CHECK(p.agent_hosts_store);
-  p = place({{"SLURM_STEP_NUM_TASKS", "8"},
-             {"SLURM_PROCID", "6"},
-             {"SLURM_LOCALID", "2"},
-             {"SLURM_STEP_TASKS_PER_NODE", "2,4(x1)"},
-             {"SLURM_NODEID", "1"},
-             {"SLURM_STEP_NODELIST", "gpu[007-009,12],x"},
-             {"SLURM_JOB_ID", "12345678"}});
+  p = place(
+      "SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=6 SLURM_LOCALID=2 SLURM_STEP_TASKS_PER_NODE=2,4(x1) "
+      "SLURM_NODEID=1 SLURM_STEP_NODELIST=gpu[007-009,12],x SLURM_JOB_ID=12345678");
   CHECK(p.rank == 6);
   CHECK(p.world == 8);
   CHECK(p.local_rank == 2);
   CHECK(p.local_world == 4);
   CHECK(p.host == "gpu007");
   CHECK(p.port == 20000 + 12345678 % 20000);
-  CHECK(place({{"WORLD_SIZE", "1"}}).world == 1);
-  CHECK_FALSE(place({{"WORLD_SIZE", "1"}}).started_by_others());
+  CHECK(place("WORLD_SIZE=1").world == 1);
+  CHECK_FALSE(place("WORLD_SIZE=1").started_by_others());
   CHECK(p.started_by_others());
   CHECK(slurm_entry("2(x3),1", 0) == "2");
   CHECK(slurm_entry("2(x3),1", 2) == "2");
@@ -1147,19 +1132,14 @@ TEST_CASE("ranks: rank, world size and master address are read from the variable
   CHECK(first_slurm_host("n3-ib,n[4-5]") == "n3-ib");
   CHECK(first_slurm_host("alone") == "alone");
 
-  const std::map<std::string, std::string> two{{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}};
-  const auto with = [](std::map<std::string, std::string> variables, const char* name, const char* value) {
-    variables[name] = value;
-    return variables;
-  };
-  const std::map<std::string, std::string> one_node{
-      {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "2"}, {"SLURM_STEP_NODELIST", "gpu7"}};
+  const std::string two = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 ",
+                    one_node = "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2 SLURM_STEP_NODELIST=gpu7 ";
   CHECK(place(one_node).host == "127.0.0.1");
-  CHECK(place(with(one_node, "MASTER_ADDR", "gpu7")).host == "127.0.0.1");
-  CHECK(place(with(two, "MASTER_ADDR", "::1")).host == "127.0.0.1");
-  CHECK(place(with(two, "MASTER_ADDR", "gpu7")).host == "gpu7");
-  CHECK(place(with(two, "MASTER_ADDR", "[fd00::2]")).host == "fd00::2");
+  CHECK(place(one_node + "MASTER_ADDR=gpu7").host == "127.0.0.1");
+  CHECK(place(two + "MASTER_ADDR=::1").host == "127.0.0.1");
+  CHECK(place(two + "MASTER_ADDR=gpu7").host == "gpu7");
+  CHECK(place(two + "MASTER_ADDR=[fd00::2]").host == "fd00::2");
   for (const char* port : {"0", "65536"})
-    CHECK(has(error_of([&] { place(with(two, "MASTER_PORT", port)); }),
+    CHECK(has(error_of([&] { place(two + "MASTER_PORT=" + port); }),
               concat("MASTER_PORT=", port, " is not a port in 1..65535")));
 }
