@@ -6,8 +6,10 @@
 #include <doctest/doctest.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
@@ -139,6 +141,21 @@ std::string output_of(std::ostream& stream, Function f) {
 template <class Function>
 void quietly(Function f) {
   output_of(std::cout, f);
+}
+
+// Returns f(), during which no file can grow beyond this number of bytes. This simulates a full disk: write()
+// fails partway.
+template <class Function>
+auto on_full_disk(rlim_t bytes, Function f) {
+  rlimit old{};
+  getrlimit(RLIMIT_FSIZE, &old);
+  const rlimit small{bytes, old.rlim_max};
+  const AtEnd back([&, handler = std::signal(SIGXFSZ, SIG_IGN)] {
+    setrlimit(RLIMIT_FSIZE, &old);
+    std::signal(SIGXFSZ, handler);
+  });
+  setrlimit(RLIMIT_FSIZE, &small);
+  return f();
 }
 
 // Parses the command line of a program.

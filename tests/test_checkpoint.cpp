@@ -4,10 +4,8 @@
 #include "tensors.hpp"
 
 #include <caffe2/serialize/inline_container.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
-#include <csignal>
 #include <random>
 
 #include "base/memory.hpp"
@@ -206,15 +204,8 @@ TEST_CASE("checkpoints: a failed write keeps the old file and leaves no temporar
   const TempDir dir;
   write_pth(dir / "a.pth", 1);
   const auto big = torch::zeros({1 << 20});
-
-  rlimit old{}, small{1 << 16, 0};
-  getrlimit(RLIMIT_FSIZE, &old);
-  small.rlim_max = old.rlim_max;
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  setrlimit(RLIMIT_FSIZE, &small);  // simulates a full disk: write() fails partway
-  const std::string what = error_of([&] { write_pth(dir / "a.pth", big); });
-  setrlimit(RLIMIT_FSIZE, &old);
-  std::signal(SIGXFSZ, handler);
+  const auto write = [&] { return error_of([&] { write_pth(dir / "a.pth", big); }); };
+  const std::string what = on_full_disk(1 << 16, write);
   CHECK_MESSAGE(what.find("a.pth: File too large") != std::string::npos, what);
   CHECK(read_pth(dir / "a.pth").toInt() == 1);
 

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common.hpp"
-// common.hpp comes first because it includes torch before doctest
-#include <sys/resource.h>
-
-#include <csignal>
-
+//
 #include "data/coco_json.hpp"
 
 using namespace yolox;
@@ -281,16 +277,9 @@ TEST_CASE("coco_json: a failed write keeps the old file and leaves no temporary 
   CHECK(std::distance(std::filesystem::directory_iterator(dir.path), {}) == 1);
   CHECK_HAS(error_of([&] { write_detections(dir / "none/dt.json", {}); }),
             "cannot write " + (dir / "none/dt.json"));
-  rlimit old{}, small{};
-  getrlimit(RLIMIT_FSIZE, &old);
-  small = old;
-  small.rlim_cur = 1000;
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  setrlimit(RLIMIT_FSIZE, &small);  // simulates a full disk: write() fails partway
-  const std::string full =
-      error_of([&] { write_detections(dir / "dt.json", std::vector<Detection>(10000)); });
-  setrlimit(RLIMIT_FSIZE, &old);
-  std::signal(SIGXFSZ, handler);
+  const std::vector<Detection> many(10000);
+  const auto write = [&] { return error_of([&] { write_detections(dir / "dt.json", many); }); };
+  const std::string full = on_full_disk(1000, write);
   CHECK_HAS(full, "cannot write " + (dir / "dt.json") + ": File too large");
   CHECK(read_detections(dir / "dt.json").size() == 1);
   CHECK(std::distance(std::filesystem::directory_iterator(dir.path), {}) == 1);

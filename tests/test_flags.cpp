@@ -260,19 +260,13 @@ TEST_CASE("run: a full disk leaves metrics and settings unchanged and writes no 
   const std::string before = contents(dir / "m.csv");
   write_text(dir / "log.txt", "one\n");
   write_text(dir / "config.json", "old");
-  rlimit old, small;
-  getrlimit(RLIMIT_FSIZE, &old);
-  small = old;
-  small.rlim_cur = 10;
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  setrlimit(RLIMIT_FSIZE, &small);  // simulates a full disk: write() fails half-way
-  m.truncate_after(50);
   const AppendFile lines{dir / "log.txt"};
-  lines.line("too long for the room");
-  lines.line("two");
-  const bool replaced = replace_text(dir / "config.json", "much longer than the room there is");
-  setrlimit(RLIMIT_FSIZE, &old);
-  std::signal(SIGXFSZ, handler);
+  const bool replaced = on_full_disk(10, [&] {
+    m.truncate_after(50);
+    lines.line("too long for the room");
+    lines.line("two");
+    return replace_text(dir / "config.json", "much longer than the room there is");
+  });
   CHECK(contents(dir / "m.csv") == before);
   CHECK_FALSE(replaced);
   CHECK(contents(dir / "config.json") == "old");

@@ -4,10 +4,8 @@
 #include "run/profile.hpp"
 
 #include <rapidjson/document.h>
-#include <sys/resource.h>
 
 #include <chrono>
-#include <csignal>
 #include <map>
 #include <thread>
 
@@ -229,14 +227,7 @@ TEST_CASE("profile: a trace that cannot be written is an error that names the fi
   CHECK(error(dir / "none/trace.json") == "writing " + (dir / "none/trace.json") + failed);
   CHECK(error(path) == "");
   CHECK(named(read_trace(path), "forward").size() == 1);
-  rlimit old{};
-  getrlimit(RLIMIT_FSIZE, &old);
-  const rlimit small{1000, old.rlim_max};
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  setrlimit(RLIMIT_FSIZE, &small);  // simulates a full disk: write() fails half-way
-  const std::string full = error(path);
-  setrlimit(RLIMIT_FSIZE, &old);
-  std::signal(SIGXFSZ, handler);
+  const std::string full = on_full_disk(1000, [&] { return error(path); });
   CHECK(full == "writing " + path + failed);
   CHECK_FALSE(torch::profiler::impl::profilerEnabled());
 }
