@@ -61,6 +61,13 @@ constexpr int kFewer = 1;
 inline bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
+// Checks that the text contains the part, and prints both if not. Evaluates `text` before the check: doctest
+// holds a lock while it formats a message, so a check inside `text` would deadlock.
+#define CHECK_HAS(text, part)                                                     \
+  do {                                                                            \
+    const std::string in_text = text;                                             \
+    CHECK_MESSAGE(has(in_text, part), "in: " << in_text << "\nwanted: " << part); \
+  } while (false)
 inline size_t count_of(const std::string& text, const std::string& part) {
   size_t n = 0;
   for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common.hpp"
-//
 #include "data/coco_json.hpp"
 
 using namespace yolox;
@@ -26,13 +25,6 @@ static std::string detection_error(const std::string& text) {
   const std::string path = write_file(dir, text);
   return error_of([&] { read_detections(path); });
 }
-// Evaluates `text` before the check: doctest holds a lock while it formats a message, so a check inside
-// `text` would deadlock.
-#define CHECK_HAS(text, part)                                                                      \
-  do {                                                                                             \
-    const std::string whole = text;                                                                \
-    CHECK_MESSAGE(whole.find(part) != std::string::npos, "in: " << whole << "\nwanted: " << part); \
-  } while (false)
 
 TEST_CASE("coco_json: numbers are parsed in every form of JSON") {
   const auto x = [](const std::string& number) {

@@ -34,11 +34,6 @@ std::string error_of(const std::string& data, const std::string& split = "") {
   }
   return "";
 }
-#define CHECK_HAS(text, part)                                                                      \
-  do {                                                                                             \
-    const std::string whole = text;                                                                \
-    CHECK_MESSAGE(whole.find(part) != std::string::npos, "in: " << whole << "\nwanted: " << part); \
-  } while (false)
 
 Names names_of(const Source& source) {
   Names names;
