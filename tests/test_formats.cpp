@@ -556,21 +556,12 @@ TEST_CASE("formats: YOLO label lines are boxes or polygons") {
 }
 
 TEST_CASE("formats: unreadable YOLO lines and files are skipped and reported with their line") {
-  const Names bad = {"0 0.5 0.5 0.5",
-                     "0 0.5 0.5 0.5 0.5 0.9",  // with a confidence
-                     "0 0.1 0.1 0.2 0.2 0.3 0.3 0.9",
-                     "0.5 0.5 0.5 0.5 0.5",
-                     "cat 0.5 0.5 0.5 0.5",
-                     "0 nan 0.5 0.5 0.5",
-                     "0 0.5 inf 0.5 0.5",
-                     "0 0.5 0.5 1e999 0.5",
-                     "0 0.5 0.5 0.5 0.5x",
-                     "0 0,5 0,5 0,5 0,5",
-                     "0,0.5,0.5,0.5,0.5",
-                     "1e300 0.5 0.5 0.5 0.5",
-                     "0 0.5 0.5 1e300 0.5",
-                     "\xFF\xFE\x01\x02",
-                     "# a comment"};
+  // The second one has a confidence.
+  const Names bad = {"0 0.5 0.5 0.5",       "0 0.5 0.5 0.5 0.5 0.9", "0 0.1 0.1 0.2 0.2 0.3 0.3 0.9",
+                     "0.5 0.5 0.5 0.5 0.5", "cat 0.5 0.5 0.5 0.5",   "0 nan 0.5 0.5 0.5",
+                     "0 0.5 inf 0.5 0.5",   "0 0.5 0.5 1e999 0.5",   "0 0.5 0.5 0.5 0.5x",
+                     "0 0,5 0,5 0,5 0,5",   "0,0.5,0.5,0.5,0.5",     "1e300 0.5 0.5 0.5 0.5",
+                     "0 0.5 0.5 1e300 0.5", "\xFF\xFE\x01\x02",      "# a comment"};
   std::string lines;
   for (const auto& line : bad) lines += line + "\n0 0.5 0.5 0.5 0.5\n";
   TempDir dir;
