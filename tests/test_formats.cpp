@@ -994,6 +994,8 @@ TEST_CASE("formats: a YOLO folder without class names is answered with a data.ya
                "cat\nred dog\ncow\n\n");
     CHECK(names_of(read_sources(dir / set).train) == Names{"cat", "red dog", "cow"});
   }
+  write_text(dir / "x/classes.txt", "cat\n\ndog\n");  // lines are class ids
+  CHECK_HAS(error_of(dir / "x"), "classes.txt:2: empty line");
   put_all(dir, {"w/images/train/a.jpg"});  // no labels
   CHECK_HAS(error_of(dir / "w"), "is no data set");
 }
@@ -1195,15 +1197,6 @@ TEST_CASE("formats: YOLO 1.1 of CVAT is read: obj.data, obj.names, and lists wit
   CHECK(s.train.coco.annotations[0].category_id == 1);
   write_text(dir / "obj.data", "classes = 2\ntrain = data/train.txt\n");
   CHECK_HAS(error_of(dir.path.string()), "no names; add names = obj.names");
-}
-
-TEST_CASE(
-    "formats: an empty line between the names of classes.txt is an error, because lines are class ids") {
-  TempDir dir;
-  put_all(dir, {"images/train/a.jpg"});
-  write_text(dir / "labels/train/a.txt", "1 0.5 0.5 0.2 0.4\n");
-  write_text(dir / "classes.txt", "cat\n\ndog\n");
-  CHECK_HAS(error_of(dir.path.string()), "classes.txt:2: empty line");
 }
 
 TEST_CASE("formats: data.yaml with paths of Windows is read") {
