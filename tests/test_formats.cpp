@@ -631,18 +631,11 @@ TEST_CASE("formats: control characters in class names and problems are escaped")
   CHECK(contents(dir / "log.txt") == "a\\x1b[31m\n");
 }
 
-TEST_CASE("formats: YOLO keypoints after the box are not read as a polygon") {
-  TempDir dir;
-  const std::string line = "0 0.5 0.5 0.5 0.5 0.1 0.1 2 0.2 0.2 2\n";
-  put_yolo(dir, {line}, "kpt_shape: [2, 3]\n");
-  CHECK(box(read_val_source(dir.path.string()).coco.annotations.at(0)) ==
-        std::vector<double>{0.25, 0.25, 0.5, 0.5});
-}
-
-TEST_CASE("formats: YOLO labels with keypoints are recognised without kpt_shape; polygons stay polygons") {
-  const auto first_box = [](const Names& lines, std::string& note) {
+TEST_CASE(
+    "formats: YOLO labels with keypoints are recognised, also without kpt_shape; polygons stay polygons") {
+  const auto first_box = [](const Names& lines, std::string& note, const std::string& more = "") {
     TempDir dir;
-    put_yolo(dir, lines);
+    put_yolo(dir, lines, more);
     const Source source = read_val_source(dir.path.string());
     for (const auto& text : source.notes) note += text;
     CHECK_MESSAGE(source.problems.empty(), problems_of(source));
@@ -653,6 +646,8 @@ TEST_CASE("formats: YOLO labels with keypoints are recognised without kpt_shape;
   for (int k = 0; k < 4; ++k) points += concat(" 0.", 3 + k, " 0.4");
   const std::string with_visibility = line + " 0.3 0.4 2 0.6 0.7 1 0 0 0\n", without = line + points + "\n";
   std::string note;
+  CHECK(first_box({line + " 0.1 0.1 2 0.2 0.2 2\n"}, note, "kpt_shape: [2, 3]\n") == whole);
+  note.clear();
   CHECK(first_box({with_visibility, with_visibility}, note) == whole);  // 14 columns
   CHECK_HAS(note, "the labels with 14 columns are read as class, box and keypoints");
   note.clear();
