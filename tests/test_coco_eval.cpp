@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common.hpp"
-// common.hpp comes first because it includes torch before doctest
+//
 #include <sstream>
 
 #include "base/printable.hpp"
@@ -166,8 +166,8 @@ TEST_CASE(
   CHECK(r.unknown_detections == 1);
   std::ostringstream out;
   print_summary(out, r);
-  CHECK(out.str().find("2 annotations of unknown images or categories") != std::string::npos);
-  CHECK(out.str().find("1 detections of categories") != std::string::npos);
+  CHECK(has(out.str(), "2 annotations of unknown images or categories"));
+  CHECK(has(out.str(), "1 detections of categories"));
   gt.annotations[0].id = 0;  // pycocotools never finds it
   CHECK(coco_eval(gt, {{1, 3, 0, 0, 40, 40, .5}}).AP == doctest::Approx(1));
 }
@@ -181,7 +181,7 @@ TEST_CASE("coco_eval: a detection of an unknown image or with a non-finite numbe
   CHECK(error_of(gt, {{1, 1, 0, 0, 40, 40, NAN}}).find("detections[0]: the score or the box is not finite") ==
         0);
   CHECK(error_of(gt, {{1, 1, 0, INFINITY, 40, 40, 1}}).find("detections[0]") == 0);
-  CHECK(error_of(dataset(1, {2, 1}), {}).find("sort the categories") != std::string::npos);
+  CHECK(has(error_of(dataset(1, {2, 1}), {}), "sort the categories"));
 }
 
 TEST_CASE("coco_eval: threads and the order of images do not change the result") {
@@ -215,13 +215,12 @@ TEST_CASE(
   const EvalResult r = coco_eval(gt, {{1, 1, 0, 0, 40, 40, .5}});
   std::ostringstream out;
   print_summary(out, r);
-  CHECK(out.str().find(" Average Precision  (AP) @[ IoU=0.50:0.95 | area=   all | maxDets=100 ] = 1.000\n") ==
-        0);
-  CHECK(
-      out.str().find(" Average Recall     (AR) @[ IoU=0.50:0.95 | area= small | maxDets=100 ] = -1.000\n") !=
-      std::string::npos);
-  CHECK(out.str().find(" Average Precision  (AP) @[ IoU=0.50      | area=   all | maxDets=100 ]") !=
-        std::string::npos);
+  CHECK(out.str().starts_with(
+      " Average Precision  (AP) @[ IoU=0.50:0.95 | area=   all | maxDets=100 ] = 1.000\n"));
+  for (const char* line :
+       {" Average Recall     (AR) @[ IoU=0.50:0.95 | area= small | maxDets=100 ] = -1.000\n",
+        " Average Precision  (AP) @[ IoU=0.50      | area=   all | maxDets=100 ]"})
+    CHECK(has(out.str(), line));
   std::ostringstream table;
   print_per_class(table, r);
   std::istringstream lines(table.str());
@@ -230,25 +229,23 @@ TEST_CASE(
   REQUIRE(rows.size() == 3);
   for (const std::string& row : rows) CHECK(terminal_columns(row) == 80);
   CHECK(rows[1].find("class 1 ") == 0);
-  CHECK(rows[1].find("1.000") != std::string::npos);
+  CHECK(has(rows[1], "1.000"));
   CHECK(rows[2].find(std::string(24, 'n') + "\\x0a\xC3\xA9 ") == 0);  // truncated to 29 columns
   CHECK(rows[2].back() == '-');
 
   TempDir dir;
   write_eval_json(dir / "eval.json", r);
-  std::ifstream file(dir / "eval.json");
-  const std::string json((std::istreambuf_iterator<char>(file)), {});
+  const std::string json = contents(dir / "eval.json");
   CHECK(json.find(R"({"AP":)") == 0);
   for (const char* key : {"AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"})
-    CHECK(json.find(concat("\"", key, "\":")) != std::string::npos);
-  CHECK(json.find(R"("per_class":[{"id":1,"name":"class 1","AP":)") != std::string::npos);
-  CHECK(json.find(R"("ground_truths":1)") != std::string::npos);
+    CHECK(has(json, concat("\"", key, "\":")));
+  CHECK(has(json, R"("per_class":[{"id":1,"name":"class 1","AP":)"));
+  CHECK(has(json, R"("ground_truths":1)"));
 }
 
 // Reads a list of numbers from NN_expected.json. null becomes -1.
 static std::vector<double> expected_list(const std::string& path, const std::string& key) {
-  std::ifstream file(path);
-  std::string text((std::istreambuf_iterator<char>(file)), {});
+  std::string text = contents(path);
   const size_t begin = text.find('[', text.find("\"" + key + "\"")) + 1;
   text = text.substr(begin, text.find(']', begin) - begin);
   std::replace(text.begin(), text.end(), ',', ' ');
