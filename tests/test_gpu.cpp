@@ -597,8 +597,18 @@ GPU_TEST("gpu: a step does not synchronise with the device") {
       if (has(warning.msg(), "synchronizing CUDA")) all.push_back(warning.msg());
     }
   } counter;
-  const AtEnd no_warnings(
-      [] { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); });
+  const auto warnings = [&](const auto& work) {
+    const c10::WarningUtils::WarningHandlerGuard guard(&counter);
+    const c10::WarningUtils::WarnAlways always(true);
+    const AtEnd off(
+        [] { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); });
+    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_WARN);
+    work();
+    return std::exchange(counter.all, {});
+  };
+  // Shows that a synchronisation would be found.
+  const Tensor one = torch::ones({}, kGpu);
+  CHECK(warnings([&] { one.item<float>(); }).size() == 1);
   for (const std::string amp : {"off", "bf16", "fp16"}) {
     INFO(amp);
     Trainer trainer("yolox-s", kGpu, amp);
@@ -606,16 +616,10 @@ GPU_TEST("gpu: a step does not synchronise with the device") {
     GpuBatches batches(noise(side, 20), side, 4 * 4, 4);
     for (int i = 0; i < 3; ++i) trainer(batches.next(), 0.001);
     const Batch batch = batches.next();
-    {
-      const c10::WarningUtils::WarningHandlerGuard guard(&counter);
-      const c10::WarningUtils::WarnAlways always(true);
-      c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_WARN);
-      const PendingNumbers numbers = trainer.start(batch, 0.001);
-      c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
-    }
-    for (const auto& text : counter.all) MESSAGE(text);
-    CHECK(counter.all.empty());
-    counter.all.clear();
+    std::optional<PendingNumbers> numbers;  // lives until warnings are off
+    const auto found = warnings([&] { numbers = trainer.start(batch, 0.001); });
+    for (const auto& text : found) MESSAGE(text);
+    CHECK(found.empty());
   }
 }
 #endif
