@@ -112,15 +112,16 @@ TEST_CASE("amp: convolution weights that are cast together give the gradients of
     CHECK(model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv->weight.is_same(weight));
     return gradients(optimizer.groups);
   };
-  for (const auto amp : {torch::kBFloat16, torch::kHalf})
-    for (const int64_t parts : {1, 2}) {
-      const auto expected = grads(amp, false, parts), got = grads(amp, true, parts);
-      REQUIRE(got.size() == expected.size());
-      for (size_t i = 0; i < got.size(); ++i) {
-        CHECK((got[i].scalar_type() == torch::kFloat));
-        CHECK(torch::equal(got[i], expected[i]));
-      }
+  // float16 takes minutes on a processor without instructions for it, so that it is tried in one part only.
+  for (const auto& [amp, parts] :
+       {std::pair(torch::kBFloat16, int64_t{1}), {torch::kBFloat16, 2}, {torch::kHalf, 1}}) {
+    const auto expected = grads(amp, false, parts), got = grads(amp, true, parts);
+    REQUIRE(got.size() == expected.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      CHECK((got[i].scalar_type() == torch::kFloat));
+      CHECK(torch::equal(got[i], expected[i]));
     }
+  }
   StepSettings settings{torch::kBFloat16};
   settings.cast_weights = cast_weights(*model, torch::kBFloat16);
   const auto fails = [](const Tensor&) -> Predictions { throw std::runtime_error("out of memory"); };
