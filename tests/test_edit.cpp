@@ -177,7 +177,7 @@ TEST_CASE("examples: --freeze backbone of a model without a neck is all before t
   CHECK(frozen(p2, "backbone."));
 }
 
-TEST_CASE("export: an operator that ONNX export does not know is named before a file is written") {
+TEST_CASE("export: an operator that ONNX export does not know is named, with a format that takes it") {
   struct Odd : Backbone {
     explicit Odd(std::shared_ptr<Backbone> inner) { this->inner = register_module("inner", inner); }
     std::vector<Tensor> forward(const Tensor& images) override { return inner->forward(images.erf()); }
