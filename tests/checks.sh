@@ -54,7 +54,7 @@ run_tests() {  # BUILD FOLDER, ARGUMENTS: the last line of the output is "N case
 }
 
 # Cases that take long at -O0, and whose code others run, too.
-slow='loader: batches depend on seed*,loader: batches larger than*,dtr: equal to a plain step under*,dtr: equal to a plain step if*'
+slow='loader: batches depend on seed*,dtr: equal to a plain step under*,dtr: equal to a plain step if*'
 slow+=',dtr: equal to a plain step with*,dtr: training with changing*,dtr: rematerialisation repeats no*,dtr: the automatic budget*'
 slow+=',augmentation: scale and translation*,augmentation: a single image keeps*'
 # Leak detection is off, because torch and OpenCV keep allocations until the process ends. The quarantine of freed
@@ -85,7 +85,7 @@ fuzz_one() {
 check_threads() {
   setup build-threads tests -DYOLOX_SANITIZE=thread "-DYOLOX_TEST_FILES=cache;data" || return 1
   TSAN_OPTIONS="suppressions=$PWD/tests/sanitizers/threads.txt:external_symbolizer_path=$ASAN_SYMBOLIZER_PATH" \
-    run_tests build-threads -ts=threads '-tce=loader: batches larger than*'
+    run_tests build-threads -ts=threads
 }
 
 check_cuda() {
