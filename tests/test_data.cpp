@@ -96,7 +96,6 @@ Loader::Make plain_items(const Dataset& data) {
 }  // namespace
 
 TEST_CASE("data: --debug checks each box before it is sent to a device, and names its image") {
-  TempDir dir;
   Dataset data = shapes_dataset(0, 0, 2);
   std::vector<Box> boxes;
   const Loader::Make make = [&](int64_t, Image&) { return Item{boxes, 1}; };
