@@ -400,32 +400,13 @@ TEST_CASE("checkpoints: malicious pickles execute no code and do not exhaust mem
         std::string("\x8a\xff"), std::string("\x8b\xff\xff\xff\xff"), std::string("B\xff\xff\xff\xff"),
         std::string("\x8e\xff\xff\xff\xff\xff\xff\xff\xff"), std::string("cno_end"), std::string("J\x01")})
     CHECK_ERROR(read_pickle(kProto + program), "ends too early");
-  for (const char* program : {".",
-                              "0.",
-                              "t.",
-                              "u.",
-                              "K\x01s.",
-                              "NR.",
-                              "(.",
-                              "}N"
-                              "a.",
-                              "]N"
-                              "Ns.",
-                              "}(Nu.",
-                              "Q.",
-                              "NQ.",
-                              "h\x07.",
-                              "Nr\xff\xff\xff\x7f.",
-                              "Nb.",
-                              "i\n\n.",
-                              "(R.",
-                              "NN\x81.",
-                              "N\x93.",
-                              "\xff.",
-                              "ccollections\nOrderedDict\n(](NNNte"
-                              "tR.",
-                              "ctorch._utils\n_rebuild_tensor_v2\n)R."})
+  for (const char* program :
+       {".",    "0.",     "t.",    "u.",      "K\x01s.", "NR.",    "(.",
+        "}Na.", "]NNs.",  "}(Nu.", "Q.",      "NQ.",     "h\x07.", "Nr\xff\xff\xff\x7f.",
+        "Nb.",  "i\n\n.", "(R.",   "NN\x81.", "N\x93.",  "\xff."})
     CHECK_THROWS_AS(read_pickle(kProto + program), std::runtime_error);
+  CHECK_THROWS_AS(read_pickle(kProto + "ccollections\nOrderedDict\n(](NNNtetR."), std::runtime_error);
+  CHECK_THROWS_AS(read_pickle(kProto + "ctorch._utils\n_rebuild_tensor_v2\n)R."), std::runtime_error);
 
   // Small programs with huge results: exponentially nested lists, deep nesting, a list in itself, many calls
   // with the same large argument.
