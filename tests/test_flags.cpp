@@ -320,28 +320,17 @@ TEST_CASE("files: a new file replaces the old one only on commit; temporary name
 }
 
 TEST_CASE("run: short_time, short_rate and short_bytes fit their columns") {
-  CHECK(short_time(0) == "0s");
-  CHECK(short_time(59.9) == "59s");
-  CHECK(short_time(750) == "12m30s");
-  CHECK(short_time(3 * 3600 + 300) == "3h05m");
-  CHECK(short_time(4 * 86400 + 7 * 3600) == "4d07h");
+  using Cases = std::vector<std::pair<double, std::string>>;
+  const Cases times = {{-5, "0s"},      {0, "0s"},        {59.9, "59s"},    {60, "1m00s"},    {750, "12m30s"},
+                       {3600, "1h00m"}, {11100, "3h05m"}, {86400, "1d00h"}, {370800, "4d07h"}};
+  const Cases rates = {{12.34, "12.3"},   {1234.5, "1234"}, {99999, "99999"}, {150e3, "150k"},
+                       {999.6e3, "1.0M"}, {2.14e6, "2.1M"}, {9.96e6, "10M"}};
+  const Cases bytes = {{640e6, "640M"}, {1.24e9, "1.2G"}, {99.96e9, "100G"}, {9999e9, "9999G"}};
+  for (const auto& [value, text] : times) CHECK(short_time(value) == text);
+  for (const auto& [value, text] : rates) CHECK(short_rate(value) == text);
+  for (const auto& [value, text] : bytes) CHECK(short_bytes(value) == text);
   CHECK(short_time(1e30).size() <= 6);
-  CHECK(short_rate(12.34) == "12.3");
-  CHECK(short_rate(1234.5) == "1234");
-  CHECK(short_rate(99999) == "99999");
-  CHECK(short_rate(150e3) == "150k");
-  CHECK(short_rate(2.14e6) == "2.1M");
   for (const double rate : {999.96, 99999.7, 999.6e3, 9.96e6, 999e6}) CHECK(short_rate(rate).size() <= 5);
-  CHECK(short_time(60) == "1m00s");
-  CHECK(short_time(3600) == "1h00m");
-  CHECK(short_time(86400) == "1d00h");
-  CHECK(short_time(-5) == "0s");
-  CHECK(short_bytes(640e6) == "640M");
-  CHECK(short_bytes(1.24e9) == "1.2G");
-  CHECK(short_bytes(99.96e9) == "100G");
-  CHECK(short_bytes(9999e9) == "9999G");
-  CHECK(short_rate(999.6e3) == "1.0M");
-  CHECK(short_rate(9.96e6) == "10M");
 }
 
 TEST_CASE("programs: the soft limit of open files is raised to the hard limit") {
