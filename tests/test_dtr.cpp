@@ -170,27 +170,21 @@ TEST_CASE(
     "dtr: gradients, losses and statistics equal those of a plain step bit for bit, within the budget") {
   Net net;
   check_budgets(net, {1.05, 0.7, 0.55, 0.48});
+  Net contiguous(/*in_order=*/false);  // with torch's own batch norms
+  check_budgets(contiguous);
+  Net exact(true, torch::kDouble);
+  check_budgets(exact);
 }
-TEST_CASE("dtr: equal to a plain step in contiguous memory format, with torch's own batch norms") {
-  Net net(/*in_order=*/false);
-  check_budgets(net);
-}
-TEST_CASE("dtr: equal to a plain step in float64") {
-  Net net(true, torch::kDouble);
-  check_budgets(net);
-}
-TEST_CASE("dtr: equal to a plain step under autocast to bfloat16") {
+TEST_CASE("dtr: equal to a plain step under autocast to bfloat16, and to float16 with a scaled loss") {
   Net net;
   net.settings.amp = torch::kBFloat16;
   // On a processor without instructions for bfloat16, a convolution of torch copies its input (im2col), which
   // needs 0.53 of the memory of the step at once.
   check_budgets(net, {0.7, 0.6});
-}
-TEST_CASE("dtr: equal to a plain step under autocast to float16, with a scaled loss") {
-  Net net;
-  net.settings.amp = torch::kHalf;
-  net.scaler = GradScaler(true, torch::kCPU);
-  check_budgets(net, {0.6});
+  Net half;
+  half.settings.amp = torch::kHalf;
+  half.scaler = GradScaler(true, torch::kCPU);
+  check_budgets(half, {0.6});
 }
 // As on a GPU: the size of an allocation is not known in advance, so DTR reserves room for one operation.
 TEST_CASE("dtr: equal to a plain step if the memory is measured only between operations") {
