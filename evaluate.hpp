@@ -82,8 +82,8 @@ struct Evaluation {
 };
 
 // The score that decides which evaluation of a run is the best one: for best.pth, --patience, log and report.
-// name: a column of metrics.csv. value: the higher, the better; negative if there is no object to find. To
-// select by AP50, return {"AP50", e.result.AP50}.
+// name: a column of metrics.csv. value: the higher, the better; negative if there is no object to find. Is
+// also called with an empty Evaluation, for the name. To select by AP50, return {"AP50", e.result.AP50}.
 struct Score {
   std::string name;
   double value;

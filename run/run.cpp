@@ -93,7 +93,7 @@ bool Run::resume(Training& t, SavedRun& saved, const Plan& its_plan) {
   saver = {folder,      info,         config.values(/*without=*/kOfCall), plan.per_epoch, images,
            config.keep, ranks.first()};
   if (!saved) return true;
-  saver.load(t, saved);
+  note(saver.load(t, saved));
   if (saved.images != images)
     note(concat("warning: the data set has ", images, " images, but ", saved.images,
                 " in the checkpoint; their order changes from here on"));

@@ -238,9 +238,10 @@ bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
   return try_to_save(write, log, must);
 }
 
-void Saver::load(Training& t, const SavedRun& saved) {
-  load_checkpoint(t, saved.file, per_epoch, saved.path);
+std::string Saver::load(Training& t, const SavedRun& saved) {
+  const std::string note = load_checkpoint(t, saved.file, per_epoch, saved.path);
   last_step = fs::path(saved.path).filename() == "last.pth" ? t.iteration : -1;
+  return note;
 }
 
 void Saver::roll_back(Training& t, Log& log, const std::function<void()>& ready) {

@@ -90,7 +90,8 @@ struct Saver {
   // Saves a checkpoint under `name`, with try_to_save().
   bool save(Training& t, const std::string& name, Log& log, bool must = false);
 
-  void load(Training& t, const SavedRun& saved);
+  // Returns a note for the log, or "".
+  std::string load(Training& t, const SavedRun& saved);
 
   // --keep-going: loads the newest good checkpoint and halves the learning rate. If the run went back to this
   // checkpoint the last time too, uses the one before it. ready() must wait until all ranks have read the

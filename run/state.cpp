@@ -102,7 +102,8 @@ Settings saved_settings(const c10::IValue& file, const std::string& path) {
   return settings;
 }
 
-void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, const std::string& path) {
+std::string load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch,
+                            const std::string& path) {
   const auto top = file.toGenericDict();
   const auto state = top.at("train").toGenericDict();
   const auto load_all = [&](YOLOX& into, const c10::IValue& weights) {
@@ -126,11 +127,6 @@ void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, co
   if (state.contains("lowest_loss")) t.best.loss = state.at("lowest_loss").toDouble();
   const double ap = top.at("curr_ap").toDouble();  // official files have a number or NaN
   t.score = std::isnan(ap) ? std::nullopt : std::optional(ap);
-  const std::string score = state.contains("score") ? state.at("score").toStringRef() : "AP";
-  if (score != score_of({}).name) {
-    t.best = {-1, t.best.loss, 0};
-    t.score.reset();
-  }
   t.epochs = state.at("epochs").toInt();
   t.lr_factor = state.at("lr_factor").toDouble();
   t.rollbacks = renamed("rollbacks", "returns");
@@ -140,6 +136,12 @@ void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, co
               ", so the run cannot be resumed with them; leave --bs and --data out, or start a new run from "
               "its weights: ./train --weights ",
               shell_word(path));
+  const std::string now = score_of({}).name,
+                    before = state.contains("score") ? state.at("score").toStringRef() : now;
+  if (now == before) return "";
+  t.best.score = -1;
+  return concat("note: the score of an evaluation is ", now, ", and was ", before,
+                " before; the next evaluation replaces best.pth");
 }
 
 }  // namespace yolox

@@ -76,7 +76,7 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
 Settings saved_settings(const c10::IValue& file, const std::string& path);
 
 // Loads a checkpoint. Throws if it has another model or another number of steps per epoch. If the name of
-// score_of() has changed, the run has no best evaluation yet.
-void load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, const std::string& path);
+// score_of() has changed, the run has no best score yet. Returns a note about that for the log, or "".
+std::string load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, const std::string& path);
 
 }  // namespace yolox

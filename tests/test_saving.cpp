@@ -532,21 +532,20 @@ TEST_CASE("checkpoints: all counts of a run and the random number generator are 
   // Scores of another kind cannot be compared.
   file.at("train").toGenericDict().insert_or_assign("score", "AP75");
   Training changed = small_training();
-  load_checkpoint(changed, file, 10, "x.pth");
+  CHECK(has(load_checkpoint(changed, file, 10, "x.pth"), "the score of an evaluation is AP, and was AP75"));
   CHECK(changed.best.score == -1);
   CHECK(changed.best.loss == 2.5);
-  CHECK(changed.best.evals_without_gain == 0);
-  CHECK_FALSE(changed.score);
-  file.at("train").toGenericDict().insert_or_assign("score", score_of({}).name);
 
   // A checkpoint of version 0.1.0 has other names.
   auto state = file.at("train").toGenericDict();
+  CHECK(state.erase("score") == 1);
   for (const auto& [now, before] : {std::pair("evals_without_gain", "stale"), {"rollbacks", "returns"}}) {
     state.insert(before, state.at(now));
     CHECK(state.erase(now) == 1);
   }
   Training old = small_training();
   load_checkpoint(old, file, 10, "x.pth");
+  CHECK(old.best.score == 0.5);
   CHECK(old.best.evals_without_gain == 1);
   CHECK(old.rollbacks == 4);
 }
