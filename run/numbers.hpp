@@ -65,7 +65,8 @@ inline std::string to_string(const StepNumbers& n) {
   return text;
 }
 
-// Accumulates means over steps. The mean of a value is that of the steps that have it.
+// Accumulates means over steps. The mean of a logged value is that of the steps that have it. A term counts
+// as 0 in the steps that do not have it, so that the terms add up to the total.
 struct Means {
   StepNumbers sums;
   std::vector<int64_t> counts;  // number of steps that have the values of `sums`
@@ -89,8 +90,12 @@ struct Means {
   StepNumbers take() {
     StepNumbers means = std::exchange(sums, {});
     const std::vector<int64_t> of_value = std::exchange(counts, {});
-    means.total /= double(std::exchange(steps, 0));
-    for (size_t k = 0; k < of_value.size(); ++k) means.values[k].value /= double(of_value[k]);
+    const auto all = double(std::exchange(steps, 0));
+    means.total /= all;
+    for (size_t k = 0; k < of_value.size(); ++k) {
+      auto& v = means.values[k];
+      v.value /= v.kind == StepNumbers::Kind::kTerm ? all : double(of_value[k]);
+    }
     return means;
   }
 };

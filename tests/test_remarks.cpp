@@ -39,9 +39,10 @@ TEST_CASE("remarks: means are those of the steps since the last take()") {
   CHECK(to_string(means.take()) == "iou 6, positives 8");
   StepNumbers logs = b;  // a value that not all steps log
   logs.values.push_back({"extra", Kind::kLogged, 3});
+  logs.values.push_back({"term", Kind::kTerm, 3});
   means.add(a);
   means.add(logs);
-  CHECK(to_string(means.take()) == "iou 4, positives 6, extra 3");
+  CHECK(to_string(means.take()) == "iou 4, positives 6, extra 3, term 1.5");
   CHECK(step_with_loss_of(1).per_object() == 2.5);
   CHECK(StepNumbers().per_object() == 0);
   for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
