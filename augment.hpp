@@ -319,9 +319,14 @@ void place(const Pictures& pictures, std::size_t index, const Placement& p, Samp
     }
 }
 
-// Blurs the part of an image, turns it grey and hides a rectangle of it, as drawn. Returns the hidden pixels.
-inline cv::Rect2d change_pixels(Image& image, const cv::Rect& part, const ExtraDraw& draw) {
+// Jitters the colours of a part of an image, blurs it, turns it grey and hides a rectangle of it, as drawn.
+// Returns the hidden pixels.
+inline cv::Rect2d change_pixels(Image& image, const cv::Rect& part, const std::optional<HsvDraw>& hsv,
+                                const ExtraDraw& draw) {
   cv::Mat pixels = image(part);
+  if (hsv && (int(hsv->h) || int(hsv->s) || int(hsv->v)))
+    for (int y = 0; y < pixels.rows; ++y)
+      hsv_jitter(pixels.ptr(y), pixels.cols, float(int(hsv->h)), float(int(hsv->s)), float(int(hsv->v)));
   if (draw.blur > 0)
     cv::GaussianBlur(pixels, pixels, {0, 0}, draw.blur, 0, cv::BORDER_REPLICATE | cv::BORDER_ISOLATED);
   if (draw.grey) {
@@ -426,11 +431,8 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
     }
   }
 
-  if (const auto& hsv = draw.colour_flip.hsv; hsv && (int(hsv->h) || int(hsv->s) || int(hsv->v)))
-    for (int y = 0; y < without_border.height; ++y)
-      hsv_jitter(sample.image.ptr(y), without_border.width, float(int(hsv->h)), float(int(hsv->s)),
-                 float(int(hsv->v)));
-  const cv::Rect2d hidden = augment_detail::change_pixels(sample.image, without_border, draw.extra);
+  const cv::Rect2d hidden =
+      augment_detail::change_pixels(sample.image, without_border, draw.colour_flip.hsv, draw.extra);
   const auto lost = [&](const Box& b) {
     const cv::Rect2d box{b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1};
     return !(box.width > 1 && box.height > 1) || (box & hidden).area() > 0.7 * box.area();
