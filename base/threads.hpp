@@ -59,6 +59,7 @@ void start_workers(std::vector<std::jthread>& workers, int n, const Work& work) 
   try {
     for (int i = 0; i < n; ++i) workers.emplace_back(work);
   } catch (const std::system_error& e) {
+    for (std::jthread& w : workers) w.request_stop();  // all, before the first is joined
     fail("cannot start ", n, " threads (", e.what(), "); give fewer --workers");
   }
 }

@@ -134,11 +134,15 @@ void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& all, LabelStyle 
   });
 }
 
+namespace {
+
 struct Tile {
   cv::Mat image;
   const std::vector<LabelledBox>* boxes;
   std::string title;
 };
+
+}  // namespace
 
 // Draws images of equal size in rows. An image smaller than 320 pixels is enlarged by a whole factor, so that
 // its labels are legible. Leaves more space after each `group` columns.

@@ -72,6 +72,8 @@ Labels read_voc_xml(const std::string& path) {
   return labels;
 }
 
+namespace {
+
 // Files of a VOC data set.
 struct Voc {
   std::string root, images;                                          // folders
@@ -79,6 +81,8 @@ struct Voc {
   std::map<std::string, Labels> labels;  // contents of the XML files of all splits, read with the first split
   std::map<std::string, int64_t> classes;  // classes of all splits, so that ids do not depend on the split
 };
+
+}  // namespace
 
 // Reads one split. The first call reads the label files of all splits. Throws if no file of the split is
 // usable.

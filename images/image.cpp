@@ -71,6 +71,8 @@ void apply_orientation(cv::Mat& image, int orientation) {
 
 }  // namespace image_detail
 
+namespace {
+
 // Error manager of libjpeg. Treats the warning about a premature end of file as an error, because libjpeg
 // would fill the rest of the image with grey. Errors call longjmp, so no object with a destructor may be
 // constructed between setjmp and a call of libjpeg.
@@ -117,6 +119,8 @@ struct Jpeg {
     return transposed(orientation) ? cv::Size(height, width) : cv::Size(width, height);
   }
 };
+
+}  // namespace
 
 // Returns true if the whole image must be decoded, because libjpeg-turbo (2.1.5) decodes a region to
 // different bits than the same region of the whole image. This happens in two cases. First, in a progressive
