@@ -116,7 +116,7 @@ struct Config : Flags {
                                      "last epochs without mosaic and MixUp, with L1 loss", at_least(0));
   double weight_decay =
       flag_recipe(weight_decay, "Training", "weight-decay", "X",
-                  "weight decay of convolution weights (not of biases and batch norms)", at_least(0));
+                  "weight decay of convolution weights (not of biases and norms)", at_least(0));
   std::string freeze = flag(freeze, "Training", "freeze", "", "PART,...",
                             "parts to freeze: backbone, neck, or prefixes of parameter names");
   double clip =

@@ -86,7 +86,9 @@ inline Loader::Make training_items(const Dataset& data, uint64_t seed, const Aug
     } catch (const std::bad_alloc&) {
       fail(data.records[index].file, ", or an image beside it in a mosaic: out of memory");
     }
-    check(sample.image.data == image.data, "compose() must draw into the image of the sample");
+    check(sample.image.data == image.data,
+          "compose() must draw into sample.image, not replace it; copy the pixels: "
+          "result.copyTo(sample.image)");
     return Item{std::move(sample.boxes), index};
   };
 }

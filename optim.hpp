@@ -30,9 +30,9 @@ struct ParamGroup {
 };
 
 // Returns three groups in the official order: weights of norms, weights of convolutions, biases (including
-// those of norms). Only the weights of convolutions have weight decay; those of norms and layer scales are
-// known by having one dimension at most. Parameters without requires_grad are in no group, because weight
-// decay and momentum would change a frozen parameter.
+// those of norms). Only weights of two or more dimensions have weight decay, as those of convolutions; those
+// of norms have one. Parameters without requires_grad are in no group, because weight decay and momentum
+// would change a frozen parameter.
 inline std::vector<ParamGroup> parameter_groups(const torch::nn::Module& model, double weight_decay) {
   ParamGroup norm{{}, {}, 0}, conv{{}, {}, weight_decay}, bias{{}, {}, 0};
   for (const auto& module : model.named_modules()) {
@@ -264,7 +264,8 @@ inline void load_state_dict(Optimizer& o, const GenericDict& dict, const std::st
         check(entry.contains(name) && entry.at(name).isTensor(), where, " has no ", name,
               "; was it trained with --optimizer ", o.kind, "?");
         const Tensor t = entry.at(name).toTensor(), into = (*list)[g][i];
-        check(t.sizes() == into.sizes(), where, " has shape ", t.sizes(), ", the model needs ", into.sizes());
+        check(t.sizes() == into.sizes(), where, " has shape ", t.sizes(), ", the model needs ", into.sizes(),
+              "; start a new run from its weights, with --weights");
         into.copy_(t);
       }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Folder metrics/: COCO AP and AR, Pascal VOC AP, error analysis, and the HTML report of a run. This file: AP
+// Folder metrics/: COCO AP and AR, Pascal VOC AP, error analysis, and HTML pages and charts. This file: AP
 // and AR of boxes as defined by COCO (cocodataset.org/#detection-eval), with ten IoU thresholds .50:.05:.95,
 // 101 recall points, four area ranges, and at most 1, 10 or 100 detections per image. The results equal those
 // of pycocotools. There are two intended differences: pycocotools never finds a ground truth with id 0, and

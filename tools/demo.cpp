@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tools/ contains the programs besides training and evaluation: demo (detection in images and videos), export
-// (ONNX and TorchScript files) and pack (a data set as one LMDB file). This file is ./demo.
+// (ONNX and TorchScript files), check (a report on a data set) and pack (a data set as one LMDB file). This
+// file is ./demo.
 #include <exception>
 #include <iomanip>
 #include <limits>
