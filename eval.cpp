@@ -216,8 +216,7 @@ static void merge_evaluation(Evaluation& e, const Tiles& tiles, const Dataset& d
                [&](int64_t i) { of_image[i] = merge_tiles(std::move(of_image[i]), data.size(size_t(i))); });
   for (size_t i = 0; i < of_image.size(); ++i)
     for (const TileDetection& d : of_image[i])
-      e.detections.push_back({data.records[i].image_id, data.truth.categories[size_t(d.box.cls)].id, d.box.x1,
-                              d.box.y1, d.box.x2 - d.box.x1, d.box.y2 - d.box.y1, d.score});
+      e.detections.push_back(to_coco(d, data.records[i].image_id, data.truth));
   e.result = coco_eval(e.truth, e.detections);
   e.images = int64_t(e.truth.images.size());
   e.unreadable = int64_t(data.records.size()) - e.images;

@@ -70,6 +70,12 @@ inline std::vector<TileDetection> to_image_pixels(const Tensor& rows, Scale scal
   return found;
 }
 
+// Returns a detection in the form of COCO: x, y, w, h in pixels of the image. truth: its categories.
+inline Detection to_coco(const TileDetection& d, int64_t image_id, const CocoDataset& truth) {
+  const Box& b = d.box;
+  return {image_id, truth.categories[size_t(b.cls)].id, b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1, d.score};
+}
+
 // Result of evaluate().
 struct Evaluation {
   EvalResult result;
@@ -177,9 +183,8 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
         unreadable.insert(id);
         continue;
       }
-      for (const auto& [b, score, tile] : to_image_pixels(detections[i], batch.scales[i]))
-        e.detections.push_back(
-            {id, data.truth.categories[b.cls].id, b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1, score});
+      for (const TileDetection& d : to_image_pixels(detections[i], batch.scales[i]))
+        e.detections.push_back(to_coco(d, id, data.truth));
     }
     if (progress) progress(at - from, to - from);
     e.complete = !stop_signal;

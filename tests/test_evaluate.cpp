@@ -36,6 +36,12 @@ TEST_CASE("evaluate: detections have the coordinates of the original image; non-
   CHECK(b.cls == 1);
   CHECK(found[0].score == 0.25);
   CHECK(found[0].tile == tile);
+  CocoDataset truth;
+  truth.categories = {{7, "a"}, {9, "b"}};
+  const Detection d = to_coco(found[0], 42, truth);
+  CHECK(d.image_id == 42);
+  CHECK(d.category_id == 9);
+  CHECK(std::array{d.x, d.y, d.w, d.h, d.score} == std::array{120., 210., 40., 20., 0.25});
 }
 
 TEST_CASE("evaluate: the model and the number of classes are detected from the weights") {
