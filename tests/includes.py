@@ -15,14 +15,14 @@ LAYERS = [
     ['images/', 'run/log.'],
     ['data/batch.', 'data/loader.', 'layers/'],
     ['augment.hpp', 'yolox.hpp'],
-    ['data/', 'examples/yolox_', 'models.hpp', 'simota.hpp', 'losses.hpp', 'loss.hpp'],
+    ['data/', 'examples/', 'models.hpp', 'simota.hpp', 'losses.hpp', 'loss.hpp'],
     ['data.hpp', 'data/pictures.', 'formats.hpp'],
     ['checkpoint/'],
     ['optim.hpp', 'ddp/', 'dtr/'],
     ['ddp.hpp', 'ddp/ranks.', 'metrics/'],
     ['evaluate.hpp', 'config.hpp', 'run/state.'],
     ['run/'],
-    ['train.cpp', 'eval.cpp', 'tools/', 'examples/', 'examples/yolox_multitask'],
+    ['train.cpp', 'eval.cpp', 'tools/', 'examples/multitask', 'examples/yolox_multitask'],
 ]
 # These may include nothing else of the project. The model can be copied to another project with these folders alone.
 ONLY = {
