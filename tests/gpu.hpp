@@ -13,27 +13,10 @@
 #include "run/step_graphs.hpp"
 #include "train_step.hpp"
 
-#ifdef YOLOX_SIMULATED_CUDA
-#include "simulated_cuda.hpp"
-#endif
-
 namespace yolox::test {
 
 inline const torch::Device kGpu(torch::kCUDA, 0);
 inline const int kGpus = kSimulated ? 3 : int(torch::cuda::device_count());
-
-// Cases on a GPU. They fail at their end if the simulated device found an error in the use of streams. A case
-// that makes such errors on purpose takes them with simulated_cuda::errors().
-struct NoStreamErrors {
-#ifdef YOLOX_SIMULATED_CUDA
-  NoStreamErrors() { simulated_cuda::errors(); }
-  ~NoStreamErrors() {
-    for (const auto& error : simulated_cuda::errors()) FAIL_CHECK(error);
-  }
-#endif
-};
-#define GPU_TEST(name) TEST_CASE_FIXTURE(NoStreamErrors, name* needs_gpu)
-#define GPU_PROGRAM_TEST(name) PROGRAM_TEST(name* needs_gpu)
 
 // Random images with random boxes of 80 classes.
 inline Loader::Make noise(int side, int objects) {

@@ -7,12 +7,26 @@
 #include "common.hpp"
 
 #ifdef YOLOX_SIMULATED_CUDA
+#include "simulated_cuda.hpp"
 constexpr bool kSimulated = true;  // the GPU is the one of tests/simulated_cuda
 #else
 constexpr bool kSimulated = false;
 #endif
 inline const doctest::skip needs_gpu(!torch::cuda::is_available());
 inline const doctest::skip needs_real_gpu(!torch::cuda::is_available() || kSimulated);
+
+// Cases on a GPU. Those of this process fail at their end if the simulated device found an error in the use
+// of streams. A case that makes such errors on purpose takes them with simulated_cuda::errors().
+struct NoStreamErrors {
+#ifdef YOLOX_SIMULATED_CUDA
+  NoStreamErrors() { simulated_cuda::errors(); }
+  ~NoStreamErrors() {
+    for (const auto& error : simulated_cuda::errors()) FAIL_CHECK(error);
+  }
+#endif
+};
+#define GPU_TEST(name) TEST_CASE_FIXTURE(NoStreamErrors, name* needs_gpu)
+#define GPU_PROGRAM_TEST(name) PROGRAM_TEST(name* needs_gpu)
 
 // Reads a fixture file, a dict of str -> tensor, number or list. Uses the reader of torch, so that the tests
 // do not depend on checkpoint.hpp.

@@ -194,7 +194,7 @@ TEST_CASE("checkpoints: a file is read as it was written") {
   CHECK_ERROR(write_pth(dir / "d.pth", torch::Tensor()), "undefined");
 }
 
-TEST_CASE("gpu: checkpoints store cuda tensors as cpu tensors" * needs_gpu) {
+GPU_TEST("gpu: checkpoints store cuda tensors as cpu tensors") {
   const TempDir dir;
   write_pth(dir / "a.pth", torch::arange(6, torch::kCUDA).view({2, 3}).t());
   CHECK(read_pth(dir / "a.pth").toTensor().equal(torch::arange(6).view({2, 3}).t()));

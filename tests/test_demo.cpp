@@ -357,7 +357,6 @@ PROGRAM_TEST("demo: a missing camera, address, file or display is an error of on
        {std::pair<std::string, std::string>{"--source 99", "--source 99: there is no such camera"},
         {"--source http://127.0.0.1:9/x", "--source http://127.0.0.1:9/x cannot be opened"},
         {"--source words.mp4", "words.mp4 is neither an image nor a video"},
-        {"--source nowhere.mp4", "nowhere.mp4 does not exist"},
         {"--source data/train --show", "--show: there is no display"},
         {"--source data/train --workers 0", "--workers"},
         {"--source data/train --json data/train/shapes_1.png", "would overwrite the source"}}) {
@@ -367,6 +366,7 @@ PROGRAM_TEST("demo: a missing camera, address, file or display is an error of on
     CHECK_MESSAGE(has(o.err, named), o.err);
     CHECK_MESSAGE(lines_of(o.err).size() == 1, o.err);
   }
+  check_refusal(dir, "demo", "--weights a/last.pth --source nowhere.mp4", 1, "nowhere.mp4 does not exist");
   // Qt has a platform that needs no display.
   if (write_video(dir / "shown.avi", 3)) {
     const Outcome o = shell(dir,

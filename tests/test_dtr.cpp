@@ -843,9 +843,8 @@ TEST_CASE(
   });
 }
 
-TEST_CASE(
-    "gpu: with DTR a step equals a plain step, within a budget and when the allocator runs out of memory" *
-    needs_gpu) {
+GPU_TEST(
+    "gpu: with DTR a step equals a plain step, within a budget and when the allocator runs out of memory") {
 #ifdef YOLOX_CUDA
   const Deterministic deterministic;
   const AtEnd no_limit([] { c10::cuda::CUDACachingAllocator::setMemoryFraction(1, 0); });
