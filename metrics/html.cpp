@@ -198,7 +198,7 @@ svg{display:block;width:100%;height:auto}
 .grid{stroke:var(--line)}.mark{stroke:var(--soft);stroke-dasharray:3 3}
 polyline{fill:none;stroke:currentColor;stroke-width:2;stroke-linejoin:round}circle{fill:currentColor}
 .thin{stroke:var(--soft);stroke-width:1;opacity:.35}
-.c0{color:var(--c0)}.c1{color:var(--c1)}.c2{color:var(--c2)}.c3{color:var(--c3)}.c4{color:var(--c4)}
+.c0{color:var(--c0)}.c1{color:var(--c1)}.c2{color:var(--c2)}.c3{color:var(--c3)}.c4{color:var(--c4)}.ink{color:var(--ink)}
 .legend{margin:0 0 6px;font-size:.85rem;min-height:1.5em}.legend span,.key span{margin-right:12px;white-space:nowrap}
 .legend i,.key i{display:inline-block;width:12px;height:4px;border-radius:2px;background:currentColor;margin-right:6px;
  vertical-align:middle}.key i{height:12px;border-radius:3px}

@@ -465,7 +465,7 @@ std::string training_html(const std::string& run) {
   std::vector<Series> losses{series("loss", "total", "c0")};
   for (const auto& term : table.between("loss", "positives_per_object"))
     losses.push_back(series(term, term, concat("c", losses.size() % kCurveStyles)));
-  losses.push_back(series("val_loss", "validation, without l1", "c1"));
+  losses.push_back(series("val_loss", "validation, without l1", "ink"));
   html += chart("Loss", losses);
   html += chart("AP on the evaluation images", {series("AP", "AP", "c0"), series("AP50", "AP50", "c1")});
   html += chart("Learning rate", {series("lr", "", "c0")});
