@@ -104,7 +104,7 @@ static void report(const EvalResult& result, const CocoDataset& truth,
       concat("torch ", TORCH_VERSION, ", revision ", git_revision(), "\n", date_text(std::time(nullptr)),
              ", ", machine_text()),
       evaluation_html(heading, result, truth, analysis, data, voc) + settings_section(config.values()));
-  const bool written = replace_text(config.report, page);
+  const bool written = replace_file(config.report, page);
   check(written || !config.was_given("report"), "cannot write --report ", config.report,
         "; check folder, permissions and disk space");
   std::cout << (written ? "\nreport: " : "\nwarning: cannot write ") << printable(config.report) << std::endl;

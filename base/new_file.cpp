@@ -66,10 +66,10 @@ void protect_inputs(const char* what, const std::string& result, const std::vect
                 ", which is an input; give another name");
 }
 
-bool replace_text(const std::string& path, std::string_view text, bool durable) {
+bool replace_file(const std::string& path, std::string_view bytes, bool durable) {
   try {
     NewFile file(path);
-    file.write(text);
+    file.write(bytes);
     file.commit(durable);
     return true;
   } catch (const NewFile::Error&) {

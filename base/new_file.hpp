@@ -52,6 +52,6 @@ void protect_inputs(const char* what, const std::string& result, const std::vect
 
 // Replaces the contents of a file atomically. Returns false on failure; the old file then stays. durable: see
 // NewFile::commit().
-bool replace_text(const std::string& path, std::string_view text, bool durable = true);
+bool replace_file(const std::string& path, std::string_view bytes, bool durable = true);
 
 }  // namespace yolox

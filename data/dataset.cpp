@@ -110,7 +110,7 @@ ImageChecks check_images(const std::vector<std::string>& files, const std::strin
     fs::create_directories(keep, ignored);
     std::ostringstream text;
     for (const ImageCheck& c : checks) text << c.width << " " << c.height << "\n";
-    replace_text(path, text.str() + "end\n");
+    replace_file(path, text.str() + "end\n");
   }
   return result;
 }

@@ -327,7 +327,7 @@ bool save_image(const std::string& path, const Image& image) {
   } catch (const cv::Exception&) {  // no encoder for this extension, or the image is too large for it
     return false;
   }
-  return replace_text(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, /*durable=*/false);
+  return replace_file(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, /*durable=*/false);
 }
 
 }  // namespace yolox

@@ -73,7 +73,7 @@ class Metrics {
     std::getline(old, line);
     while (std::getline(old, line) && !old.eof())
       text += change(line);  // an incomplete last line is left out
-    if (!columns.empty()) replace_text(file.path, text);
+    if (!columns.empty()) replace_file(file.path, text);
   }
   std::string head() const;
 

@@ -539,7 +539,7 @@ static bool write_run_report(const std::string& run, std::string evaluation) {
   const std::string name = std::filesystem::absolute(run).lexically_normal().filename().string();
   const std::string html = concat(training_html(run), evaluation_begin, evaluation, evaluation_end,
                                   pictures_html(run), settings_section(settings));
-  return replace_text(path, page_html(name.empty() ? run : name, about, html));
+  return replace_file(path, page_html(name.empty() ? run : name, about, html));
 }
 
 bool report(const std::string& run, Log& log, int64_t step, const Evaluation* e, const Dataset* val) {

@@ -124,7 +124,7 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr) {
   set_compute_threads(flops, device, ranks.info.world);
   const std::string settings = config_json(config, device, started, ranks.info.world);
   crash_context(folder, settings, concat("crash", rank_suffix(ranks), ".txt"));
-  if (ranks.first() && !replace_text(folder + "/config.json", settings))
+  if (ranks.first() && !replace_file(folder + "/config.json", settings))
     log.line(concat("warning: cannot write ", folder, "/config.json"));
   log_plan(*progress, log, config, data, t.model, base, flops, device, plan, plan.schedule.lr * t.lr_factor,
            ranks);

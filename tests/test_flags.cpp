@@ -265,7 +265,7 @@ TEST_CASE("run: a full disk leaves metrics and settings unchanged and writes no 
     m.truncate_after(50);
     lines.line("too long for the room");
     lines.line("two");
-    return replace_text(dir / "config.json", "much longer than the room there is");
+    return replace_file(dir / "config.json", "much longer than the room there is");
   });
   CHECK(contents(dir / "m.csv") == before);
   CHECK_FALSE(replaced);
@@ -309,7 +309,7 @@ TEST_CASE("files: a new file replaces the old one only on commit; temporary name
   std::filesystem::create_symlink("pipe", dir / "link_to_pipe");
   const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
   for (const std::string& name : {pipe, dir / "link_to_pipe"}) {
-    CHECK(replace_text(name, "text"));
+    CHECK(replace_file(name, "text"));
     char text[8] = "";
     CHECK(read(reader, text, sizeof text) == 4);
     CHECK(text == std::string("text"));

@@ -268,7 +268,7 @@ Demo::Demo(const Config& given) : config(given) {
     make_folder(folder / "labels");
     std::string lines;
     for (const std::string& name : names) lines += printable(name) + "\n";
-    check(replace_text((folder / "labels/classes.txt").string(), lines), "cannot write ",
+    check(replace_file((folder / "labels/classes.txt").string(), lines), "cannot write ",
           (folder / "labels/classes.txt").string(), "; check permissions and disk space");
   }
   video.emplace((folder / source.stem).string(), source.fps);
@@ -402,7 +402,7 @@ void Demo::output(Frame& frame, const std::vector<TileDetection>& found, JsonWri
   if (config.txt) {
     const fs::path labels = (folder / "labels" / frame.name).replace_extension(".txt");
     make_folder(labels.parent_path());
-    check(replace_text(labels.string(), yolo_lines(frame.image.size(), found)), "cannot write ",
+    check(replace_file(labels.string(), yolo_lines(frame.image.size(), found)), "cannot write ",
           labels.string(), "; is the disk full or the folder read-only?");
   }
   std::map<std::string, int64_t> here;
