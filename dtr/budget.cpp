@@ -45,6 +45,8 @@ double estimated_cost(const c10::OperatorHandle& operation, c10::ArrayRef<c10::I
   return 5e-6 + bytes / 2e12 + operations / 5e13;
 }
 
+namespace {
+
 // An event that is recorded at the end of the current stream.
 struct StreamEvent : DeviceEvent {
   explicit StreamEvent(c10::DeviceType device) : event(device, c10::EventFlag::BACKEND_DEFAULT) {
@@ -57,6 +59,8 @@ struct StreamEvent : DeviceEvent {
   }
   c10::Event event;
 };
+
+}  // namespace
 
 std::function<double(c10::ArrayRef<c10::IValue>)> DeviceCosts::operator()(
     const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given) {
