@@ -3,14 +3,15 @@
 """Measures the network of one image on the CPU: ours, ONNX Runtime and OpenVINO, in turn.
 
   pip install onnxruntime openvino     into the Python that runs this file
-  python bench/forward.py --data DIR --weights FILE [--build build] [--rounds 3]
+  cmake --build build --target export bench_forward
+  python bench/forward.py --weights FILE [--build build] [--rounds 3]
 
-Ours is the row `forward` of `eval --speed --fuse --bs 1`. The peers run the file that `export` writes for the same
-weights and size, in float32, with images of random numbers.
+Ours is bench_forward: the network and the decoding of boxes, as demo runs them. The peers run the file that `export`
+writes for the same weights and size. All have an image of random numbers, and all cores.
 """
 import argparse
+import json
 import os
-import re
 import statistics
 import subprocess
 import tempfile
@@ -28,11 +29,10 @@ def median_ms(call, runs):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", required=True)
     parser.add_argument("--weights", required=True)
     parser.add_argument("--build", default="build")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--runs", type=int, default=50, help="images per peer and round")
+    parser.add_argument("--runs", type=int, default=50, help="runs of each per round")
     args = parser.parse_args()
     import numpy
     import onnxruntime
@@ -51,9 +51,9 @@ def main():
             for p in ("f32", "bf16")}
 
         def ours():
-            command = [f"{args.build}/eval", "--data", args.data, "--weights", args.weights, "--fuse", "--speed", "--bs", "1"]
+            command = [f"{args.build}/bench_forward", "--weights", args.weights, "--runs", str(args.runs), "--threads", str(threads)]
             text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            return float(re.search(r"^ *forward +([0-9.]+)", text, re.M)[1])
+            return 1e3 * statistics.median(json.loads(text)["seconds"])
 
         programs = {
             "ours": ours,
