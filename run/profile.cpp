@@ -18,9 +18,9 @@ namespace kineto = torch::autograd::profiler;
 
 Profile::Profile(torch::Device device, int64_t warm_up, int64_t measured, int64_t traced)
     : device(device), warm_up(warm_up), measured(measured), traced(traced) {
-  // Otherwise torch with CUDA prints an error on a machine without a GPU. Set it here, before other threads
-  // read the environment.
-  if (!device.is_cuda()) setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
+  // Otherwise torch with CUDA prints an error on a machine without a GPU, and its start and stop. Set it
+  // here, before other threads read the environment.
+  if (!device.is_cuda()) setenv("KINETO_LOG_LEVEL", "6", /*overwrite=*/0);
 }
 
 Profile::~Profile() {

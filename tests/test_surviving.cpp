@@ -387,7 +387,7 @@ PROGRAM_TEST("train: --profile prints where the time goes and writes a trace; --
   CHECK(has(contents(dir / "r/trace.json"), "aten::convolution"));
   CHECK_FALSE(fs::exists(dir / "r/last.pth"));  // --profile saves no checkpoint
   fs::remove_all(dir / "r");
-  succeed(dir, "train", kCrossing + "--debug --max-iters 6");
+  succeed(dir, "train", kCrossing + "--debug --max-iters 2");
 }
 
 PROGRAM_TEST("train: --bs auto prints the batch size, trains with it and resumes with it") {
