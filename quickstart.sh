@@ -10,7 +10,7 @@ rm -rf "$run"
 
 echo "== training yolox-nano on the built-in shapes (about 3 minutes on 2 cores)"
 ./train --data shapes --model yolox-nano --size 160 --bs 8 --epochs 10 --recipe finetune --mosaic-prob 0 \
-  --no-multiscale --eval-interval 5 --out "$run"
+  --eval-interval 5 --out "$run"
 
 echo "== evaluating the best checkpoint"
 ./eval --data shapes --weights "$run/best.pth" --json "$run/eval.json" --report "$run/eval.html"

@@ -1032,15 +1032,15 @@ PROGRAM_TEST("train: --dtr gives the same weights, names a sufficient budget, an
 }
 
 PROGRAM_TEST("train: --dtr works with fp16, --debug, --profile and --resume") {
-  DataDir dir(12);
+  DataDir dir(8);
   const std::string flags =
-      "--data data --model yolox-nano --size 96 --bs 4 --epochs 2 --eval-interval 0 --deterministic "
+      "--data data --model yolox-nano --size 64 --bs 4 --epochs 2 --eval-interval 0 --deterministic "
       "--no-multiscale --device cpu ";
   for (const std::string more : {"", "--amp fp16 --optimizer adamw "}) {
     INFO(more);
     const std::string budget = smallest_budget(dir, flags + more);
     succeed(dir, "train", flags + more + "--out plain");
-    succeed(dir, "train", flags + more + budget + "--max-iters 4 --out cut");
+    succeed(dir, "train", flags + more + budget + "--max-iters 3 --out cut");
     const std::string printed = succeed(dir, "train", "--resume cut --max-iters 0");
     CHECK(difference(dir / "cut/last.pth", dir / "plain/last.pth") == "");
     CHECK_MESSAGE(has(printed, " rematerialisations"), printed);
