@@ -88,6 +88,13 @@ inline std::vector<Tensor> trainable_parameters(const torch::nn::Module& model) 
   return parameters;
 }
 
+// Returns the weights of the first convolution, or an undefined tensor if they are frozen.
+inline Tensor stem_weights(const torch::nn::Module& model) {
+  for (const Tensor& p : model.parameters())
+    if (p.dim() == 4) return p.requires_grad() ? p : Tensor();
+  return {};
+}
+
 // Returns the defined gradients of all groups.
 inline std::vector<Tensor> gradients(const std::vector<ParamGroup>& groups) {
   std::vector<Tensor> grads;
@@ -110,9 +117,15 @@ struct StepScalar {
 // SGD with Nesterov momentum, Adam (arXiv 1412.6980) or AdamW (arXiv 1711.05101). Uses torch's fused kernels,
 // one call per group. The state has the layout of torch.optim, so that checkpoints are compatible with the
 // official code.
+//
+// Pixels are 0 to 255, so that the stem of the official weights has weights of about 0.001, and other layers
+// of 0.1. But Adam changes each weight by the learning rate, about 0.001 per step, and would overwrite the
+// pretrained stem in a few steps. Therefore it trains 256 times the weights of the stem, as if pixels were 0
+// to 1. 256 is a power of two, and so nothing is rounded.
 struct Optimizer {
   std::string kind;  // "sgd", "adam" or "adamw"
   std::vector<ParamGroup> groups;
+  Tensor stem;  // weights that Adam trains in this way, or undefined
   double momentum = 0.9, beta1 = 0.9, beta2 = 0.999;
   double eps;                               // of Adam: 1e-8, or 1e-3 with fp16, where 1e-8 is too small
   double lr = 0;                            // learning rate of the latest iteration
@@ -157,21 +170,32 @@ struct Optimizer {
       for (auto& p : group.params) p.mutable_grad() = Tensor();
   }
 
+  // Makes the gradient of the stem that of 256 times its weights. Call it before the gradients are clipped:
+  // a pretrained stem has gradients of 10,000, other layers of 10.
+  void scale_stem_gradient() {
+    torch::NoGradGuard no_grad;
+    if (stem.defined() && stem.grad().defined()) stem.mutable_grad().mul_(1 / kPixelScale);
+  }
+
   // Updates the parameters with this learning rate. A parameter without a gradient does not change. skip: a
   // scalar on the device, see StepGuard; 1: nothing changes, also no momentum and no step count.
   void step(const StepScalar& learning_rate, const std::optional<Tensor>& skip = {}) {
     RECORD_USER_SCOPE("optimizer");
     torch::NoGradGuard no_grad;
     lr = learning_rate.value;
+    if (stem.defined()) stem.mul_(kPixelScale);
     for (size_t g = 0; g < groups.size(); ++g) {
       if (learning_rate.tensor.defined())
         update(g, learning_rate.tensor, skip);
       else
         update(g, lr, skip);
     }
+    if (stem.defined()) stem.mul_(1 / kPixelScale);
   }
 
  private:
+  static constexpr double kPixelScale = 256;
+
   // Updates a group. rate: double or Tensor.
   template <class Rate>
   void update(size_t g, const Rate& rate, const std::optional<Tensor>& skip) {

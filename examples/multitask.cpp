@@ -253,6 +253,7 @@ static Losses compute_gradients(MultiTaskTraining& t, int64_t head, const Batch&
   reducer.before_backward({loss});
   loss.backward();
   losses.detach();
+  t.optimizer.scale_stem_gradient();
   const std::vector<Tensor> grads = gradients(t.optimizer.groups);
   if (!ranks.alone()) {
     all_reduce(losses, ranks);
@@ -312,6 +313,7 @@ static int train(int argc, char** argv) {
     load_checkpoint(t, saved.file, saved.path);
     info.legacy_preproc = weights_info(saved.file, saved.path).legacy_preproc;
   }
+  if (c.optimizer != "sgd" && !info.legacy_preproc) t.optimizer.stem = stem_weights(*t.model);
 
   // ---- iterations
   // An epoch is one pass over the largest data set. The heads are trained in turn, one head per iteration.

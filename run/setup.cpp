@@ -123,7 +123,7 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
   return model;
 }
 
-Training new_training(const Config& config, YOLOX model, torch::Device device) {
+Training new_training(const Config& config, YOLOX model, const WeightsInfo& info, torch::Device device) {
   const std::string unknown = freeze(*model, split_list(config.freeze));
   usage_check(unknown.empty(), "--freeze ", unknown,
               ": no parameter name has this prefix; give backbone, neck (of a model with YOLOPAFPN), "
@@ -132,6 +132,8 @@ Training new_training(const Config& config, YOLOX model, torch::Device device) {
   Training t{model, config.ema != 0 ? copy_of(model, device) : YOLOX(nullptr),
              Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
              GradScaler(fp16, device)};
+  const bool pixels_to_255 = !info.legacy_preproc;
+  if (config.optimizer != "sgd" && pixels_to_255) t.optimizer.stem = stem_weights(*model);
   usage_check(!trainable_parameters(*model).empty(), "--freeze ", config.freeze, " leaves nothing to train");
   set_training_mode(*model);
   return t;

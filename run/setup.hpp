@@ -51,7 +51,7 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
                 WeightsInfo& info, std::vector<std::string>& notes);
 
 // Returns model, optimizer, scaler and EMA, with the parts of --freeze frozen.
-Training new_training(const Config& config, YOLOX model, torch::Device device);
+Training new_training(const Config& config, YOLOX model, const WeightsInfo& info, torch::Device device);
 
 // Returns the settings of evaluate() for this rank. share: batch size of this rank.
 EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, int64_t share,
