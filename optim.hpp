@@ -88,13 +88,6 @@ inline std::vector<Tensor> trainable_parameters(const torch::nn::Module& model) 
   return parameters;
 }
 
-// Returns the weights of the first convolution, or an undefined tensor if they are frozen.
-inline Tensor stem_weights(const torch::nn::Module& model) {
-  for (const Tensor& p : model.parameters())
-    if (p.dim() == 4) return p.requires_grad() ? p : Tensor();
-  return {};
-}
-
 // Returns the defined gradients of all groups.
 inline std::vector<Tensor> gradients(const std::vector<ParamGroup>& groups) {
   std::vector<Tensor> grads;
@@ -118,14 +111,14 @@ struct StepScalar {
 // one call per group. The state has the layout of torch.optim, so that checkpoints are compatible with the
 // official code.
 //
-// Pixels are 0 to 255, so that the stem of the official weights has weights of about 0.001, and other layers
-// of 0.1. But Adam changes each weight by the learning rate, about 0.001 per step, and would overwrite the
-// pretrained stem in a few steps. Therefore it trains 256 times the weights of the stem, as if pixels were 0
-// to 1. 256 is a power of two, and so nothing is rounded.
+// Pixels are 0 to 255, so that the weights of a pretrained stem are about 0.001, those of other layers 0.1.
+// Adam changes each weight by about the learning rate per step, whatever its size, and would overwrite this
+// stem in a few steps. Therefore it trains 256 times the weights, as if pixels were 0 to 1. 256 is a power of
+// two, and so nothing is rounded.
 struct Optimizer {
   std::string kind;  // "sgd", "adam" or "adamw"
   std::vector<ParamGroup> groups;
-  Tensor stem;  // weights that Adam trains in this way, or undefined
+  Tensor stem;  // weights that are trained in this way, or undefined, see scaled_stem()
   double momentum = 0.9, beta1 = 0.9, beta2 = 0.999;
   double eps;                               // of Adam: 1e-8, or 1e-3 with fp16, where 1e-8 is too small
   double lr = 0;                            // learning rate of the latest iteration

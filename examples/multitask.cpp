@@ -313,7 +313,7 @@ static int train(int argc, char** argv) {
     load_checkpoint(t, saved.file, saved.path);
     info.legacy_preproc = weights_info(saved.file, saved.path).legacy_preproc;
   }
-  if (c.optimizer != "sgd" && !info.legacy_preproc) t.optimizer.stem = stem_weights(*t.model);
+  t.optimizer.stem = scaled_stem(c, info, *t.model);
 
   // ---- iterations
   // An epoch is one pass over the largest data set. The heads are trained in turn, one head per iteration.

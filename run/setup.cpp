@@ -123,6 +123,13 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
   return model;
 }
 
+torch::Tensor scaled_stem(const Config& config, const WeightsInfo& info, const torch::nn::Module& model) {
+  if (config.optimizer == "sgd" || config.weights.empty() || info.legacy_preproc) return {};
+  for (const torch::Tensor& p : model.parameters())
+    if (p.dim() == 4) return p.requires_grad() ? p : torch::Tensor();
+  return {};
+}
+
 Training new_training(const Config& config, YOLOX model, const WeightsInfo& info, torch::Device device) {
   const std::string unknown = freeze(*model, split_list(config.freeze));
   usage_check(unknown.empty(), "--freeze ", unknown,
@@ -132,8 +139,7 @@ Training new_training(const Config& config, YOLOX model, const WeightsInfo& info
   Training t{model, config.ema != 0 ? copy_of(model, device) : YOLOX(nullptr),
              Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
              GradScaler(fp16, device)};
-  const bool pixels_to_255 = !info.legacy_preproc;
-  if (config.optimizer != "sgd" && pixels_to_255) t.optimizer.stem = stem_weights(*model);
+  t.optimizer.stem = scaled_stem(config, info, *model);
   usage_check(!trainable_parameters(*model).empty(), "--freeze ", config.freeze, " leaves nothing to train");
   set_training_mode(*model);
   return t;
