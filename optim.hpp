@@ -110,15 +110,9 @@ struct StepScalar {
 // SGD with Nesterov momentum, Adam (arXiv 1412.6980) or AdamW (arXiv 1711.05101). Uses torch's fused kernels,
 // one call per group. The state has the layout of torch.optim, so that checkpoints are compatible with the
 // official code.
-//
-// Pixels are 0 to 255, so that the weights of a pretrained stem are about 0.001, those of other layers 0.1.
-// Adam changes each weight by about the learning rate per step, whatever its size, and would overwrite this
-// stem in a few steps. Therefore it trains 256 times the weights, as if pixels were 0 to 1. 256 is a power of
-// two, and so nothing is rounded.
 struct Optimizer {
   std::string kind;  // "sgd", "adam" or "adamw"
   std::vector<ParamGroup> groups;
-  Tensor stem;  // weights that are trained in this way, or undefined, see scaled_stem()
   double momentum = 0.9, beta1 = 0.9, beta2 = 0.999;
   double eps;                               // of Adam: 1e-8, or 1e-3 with fp16, where 1e-8 is too small
   double lr = 0;                            // learning rate of the latest iteration
@@ -163,32 +157,21 @@ struct Optimizer {
       for (auto& p : group.params) p.mutable_grad() = Tensor();
   }
 
-  // Makes the gradient of the stem that of 256 times its weights. Call it before the gradients are clipped:
-  // a pretrained stem has gradients of 10,000, other layers of 10.
-  void scale_stem_gradient() {
-    torch::NoGradGuard no_grad;
-    if (stem.defined() && stem.grad().defined()) stem.mutable_grad().mul_(1 / kPixelScale);
-  }
-
   // Updates the parameters with this learning rate. A parameter without a gradient does not change. skip: a
   // scalar on the device, see StepGuard; 1: nothing changes, also no momentum and no step count.
   void step(const StepScalar& learning_rate, const std::optional<Tensor>& skip = {}) {
     RECORD_USER_SCOPE("optimizer");
     torch::NoGradGuard no_grad;
     lr = learning_rate.value;
-    if (stem.defined()) stem.mul_(kPixelScale);
     for (size_t g = 0; g < groups.size(); ++g) {
       if (learning_rate.tensor.defined())
         update(g, learning_rate.tensor, skip);
       else
         update(g, lr, skip);
     }
-    if (stem.defined()) stem.mul_(1 / kPixelScale);
   }
 
  private:
-  static constexpr double kPixelScale = 256;
-
   // Updates a group. rate: double or Tensor.
   template <class Rate>
   void update(size_t g, const Rate& rate, const std::optional<Tensor>& skip) {

@@ -119,7 +119,6 @@ static Losses train_step(Training& t, const StepInput& in, ImageSize size, const
   }
   const std::vector<Tensor> grads = gradients(t.optimizer.groups);
   t.scaler.unscale(grads);
-  t.optimizer.scale_stem_gradient();
   const Tensor norm = gradient_norm(grads);
   if (s.ranks) s.ranks->agree(norm);
   clip_gradients(grads, norm, s.clip);
@@ -215,7 +214,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatche
   Dtr dtr(dtr_settings(dtr_bytes(config), device, rank_info.local_world));  // counts allocations from here on
   WeightsInfo info;
   YOLOX model = new_model(config, saved, data.train, device, info, saved.notes);
-  Training t = new_training(config, model, info, device);
+  Training t = new_training(config, model, device);
   StepSettings step = step_settings(config, info, data.train, t, device);
 
   // ---- run folder, log, checkpoints

@@ -487,6 +487,31 @@ inline void fuse_batch_norms(nn::Module& model) {
   }
 }
 
+// Scales each filter that a batch norm follows, together with the batch norm. The output in evaluation mode
+// stays the same up to rounding. Adam changes a weight by about the learning rate per step, whatever its
+// size, but the size of such a filter is arbitrary: it depends on the origin of the weights. Afterwards a
+// filter is as large as if its batch norm were folded into it, rounded to a power of two. The filters of the
+// stem are pixel_scale times as large, because Adam would overwrite those of pixels of 0 to 255 in a few
+// steps.
+inline void scale_filters(nn::Module& model, double pixel_scale) {
+  const torch::NoGradGuard no_grad;
+  double scale = pixel_scale;  // of the first block, which is the stem
+  for (const auto& module : model.modules()) {
+    auto* block = module->as<BaseConvImpl>();
+    if (!block || !block->bn) continue;
+    auto& bn = *block->bn;
+    const Tensor var = bn.running_var + bn.options.eps(), folded = bn.weight.abs() / var.sqrt();  // [O]
+    const Tensor exponent = (scale * folded).log2().round();
+    const Tensor factor = torch::where(exponent.isfinite(), exponent.exp2(), torch::ones_like(folded));
+    const Tensor scaled = bn.running_var * factor.square();
+    block->conv->weight.mul_(factor.view({-1, 1, 1, 1}));
+    bn.weight.mul_(((scaled + bn.options.eps()) / var).sqrt() / factor);
+    bn.running_mean.mul_(factor);
+    bn.running_var.copy_(scaled);
+    scale = 1;
+  }
+}
+
 // Decodes predictions to [B, A, 5 + C]: cx, cy, w, h in pixels of the network input, then objectness and
 // class scores in 0..1. height, width: of the network input in pixels. Returns float32, or float64 for
 // float64 predictions.

@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
     YOLOX model = make_model(c.model, 80);
     move(model, device, torch::kFloat);
     to_channels_last(*model);
-    Training t = new_training(config, model, {}, device);
+    Training t = new_training(config, model, device);
     StepSettings settings{dtype_of(c.amp)};
     settings.clip = config.clip;
     settings.averaged = ema_tensors(*t.ema, *model);

@@ -133,6 +133,7 @@ static void load_weights(MultiTaskTraining& t, const Config& c, torch::Device de
   const bool pretrained = !c.weights.empty() && !resumed;
   for (YOLOX& detector : t.model->detectors)
     if (pretrained) info.legacy_preproc = load_pretrained(detector, c.weights, info, notes).legacy_preproc;
+  if (pretrained && c.optimizer != "sgd") scale_filters(*t.model, info.legacy_preproc ? 1 : 256);
   const auto type = c.amp == "fp64" ? torch::kDouble : torch::kFloat;
   for (auto* m : {&t.model, &t.ema}) {
     for (YOLOX& detector : (*m)->detectors) {
@@ -253,7 +254,6 @@ static Losses compute_gradients(MultiTaskTraining& t, int64_t head, const Batch&
   reducer.before_backward({loss});
   loss.backward();
   losses.detach();
-  t.optimizer.scale_stem_gradient();
   const std::vector<Tensor> grads = gradients(t.optimizer.groups);
   if (!ranks.alone()) {
     all_reduce(losses, ranks);
@@ -313,7 +313,6 @@ static int train(int argc, char** argv) {
     load_checkpoint(t, saved.file, saved.path);
     info.legacy_preproc = weights_info(saved.file, saved.path).legacy_preproc;
   }
-  t.optimizer.stem = scaled_stem(c, info, *t.model);
 
   // ---- iterations
   // An epoch is one pass over the largest data set. The heads are trained in turn, one head per iteration.

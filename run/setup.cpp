@@ -118,19 +118,14 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
     of_file = load_pretrained(model, config.weights, info, notes);
   }
   info.legacy_preproc = config.preproc == "auto" ? of_file.legacy_preproc : config.preproc != "bgr";
+  if (!saved && !config.weights.empty() && config.optimizer != "sgd")
+    scale_filters(*model, info.legacy_preproc ? 1 : 256);
   move(model, device, config.amp == "fp64" ? torch::kDouble : torch::kFloat);
   to_channels_last(*model);
   return model;
 }
 
-torch::Tensor scaled_stem(const Config& config, const WeightsInfo& info, const torch::nn::Module& model) {
-  if (config.optimizer == "sgd" || config.weights.empty() || info.legacy_preproc) return {};
-  for (const torch::Tensor& p : model.parameters())
-    if (p.dim() == 4) return p.requires_grad() ? p : torch::Tensor();
-  return {};
-}
-
-Training new_training(const Config& config, YOLOX model, const WeightsInfo& info, torch::Device device) {
+Training new_training(const Config& config, YOLOX model, torch::Device device) {
   const std::string unknown = freeze(*model, split_list(config.freeze));
   usage_check(unknown.empty(), "--freeze ", unknown,
               ": no parameter name has this prefix; give backbone, neck (of a model with YOLOPAFPN), "
@@ -139,7 +134,6 @@ Training new_training(const Config& config, YOLOX model, const WeightsInfo& info
   Training t{model, config.ema != 0 ? copy_of(model, device) : YOLOX(nullptr),
              Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
              GradScaler(fp16, device)};
-  t.optimizer.stem = scaled_stem(config, info, *model);
   usage_check(!trainable_parameters(*model).empty(), "--freeze ", config.freeze, " leaves nothing to train");
   set_training_mode(*model);
   return t;

@@ -50,12 +50,8 @@ void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const
 YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data, torch::Device device,
                 WeightsInfo& info, std::vector<std::string>& notes);
 
-// Returns the weights of the first convolution for Optimizer::stem: if Adam trains pretrained weights on
-// pixels of 0 to 255. Otherwise, or if they are frozen, returns an undefined tensor.
-torch::Tensor scaled_stem(const Config& config, const WeightsInfo& info, const torch::nn::Module& model);
-
 // Returns model, optimizer, scaler and EMA, with the parts of --freeze frozen.
-Training new_training(const Config& config, YOLOX model, const WeightsInfo& info, torch::Device device);
+Training new_training(const Config& config, YOLOX model, torch::Device device);
 
 // Returns the settings of evaluate() for this rank. share: batch size of this rank.
 EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, int64_t share,

@@ -103,7 +103,7 @@ struct Trainer {
     model = make_model(name, 80);
     move(model, device, amp == "fp64" ? torch::kDouble : torch::kFloat);
     to_channels_last(*model);
-    training.emplace(new_training(config, model, {}, device));
+    training.emplace(new_training(config, model, device));
     step.amp = dtype_of(amp);
     step.type = model->parameters()[0].scalar_type();
     step.clip = 10;

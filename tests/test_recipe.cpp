@@ -4,7 +4,6 @@
 #include "config.hpp"
 #include "programs.hpp"
 #include "run/saving.hpp"
-#include "run/setup.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -42,19 +41,6 @@ TEST_CASE("recipe: finetune has one input size, unless --multiscale or a resumed
   resumed.recipe = "finetune";  // of the checkpoint, whose run has several sizes
   fill_in(resumed, /*resumed=*/true);
   CHECK(resumed.multiscale);
-}
-
-TEST_CASE("recipe: Adam scales the stem of pretrained weights for pixels of 0 to 255, and nothing else") {
-  YOLOX model = make_model("yolox-nano", 2);
-  const torch::Tensor stem = model->named_parameters()["backbone.backbone.stem.conv.conv.weight"];
-  WeightsInfo normalised;
-  normalised.legacy_preproc = true;
-  CHECK(scaled_stem(Settings26("--weights x.pth"), {}, *model).is_same(stem));
-  CHECK_FALSE(scaled_stem(Settings26("--weights x.pth"), normalised, *model).defined());
-  CHECK_FALSE(scaled_stem(Settings26("--weights x.pth --recipe official"), {}, *model).defined());
-  CHECK_FALSE(scaled_stem(Settings26("--recipe finetune"), {}, *model).defined());
-  stem.set_requires_grad(false);
-  CHECK_FALSE(scaled_stem(Settings26("--weights x.pth"), {}, *model).defined());
 }
 
 TEST_CASE("recipe: a flag overrides its value, and the learning rate follows the optimizer of the flag") {

@@ -203,6 +203,45 @@ TEST_CASE("yolox: channels-last weights and images give the same output") {
   CHECK(relative_error(q.cls, p.cls) < 1e-11);
 }
 
+TEST_CASE(
+    "yolox: scaled filters have a size that does not depend on the given one, and the output stays the "
+    "same") {
+  torch::manual_seed(0);
+  const torch::NoGradGuard no_grad;
+  const Tensor images = torch::randint(0, 256, {2, 3, 64, 64}).to(torch::kFloat);
+  const auto make = [&](double factor, double of_stem) {  // the same function with filters of another size
+    torch::manual_seed(1);
+    YOLOX model = make_model("yolox-nano", 3);
+    model->train();
+    for (int i = 0; i < 30; ++i) model(images);  // sets the running statistics
+    model->eval();
+    for (const auto& module : model->named_modules()) {
+      auto* block = module.value()->as<BaseConvImpl>();
+      if (!block) continue;
+      const double f = module.key() == "backbone.backbone.stem.conv" ? of_stem : factor;
+      auto& bn = *block->bn;
+      bn.weight.mul_((f * f * bn.running_var + bn.options.eps()).sqrt() /
+                     (f * (bn.running_var + bn.options.eps()).sqrt()));
+      block->conv->weight.mul_(f);
+      bn.running_mean.mul_(f);
+      bn.running_var.mul_(f * f);
+    }
+    return model;
+  };
+  YOLOX a = make(1, 1), b = make(8, 1. / 1024);
+  const Tensor output = a(images).reg.clone();
+  CHECK(relative_error(b(images).reg, output) < 1e-3);
+  for (YOLOX& model : {std::ref(a), std::ref(b)}) {
+    scale_filters(*model, 256);
+    CHECK(relative_error(model(images).reg, output) < 1e-3);
+  }
+  const auto of_a = a->named_parameters(), of_b = b->named_parameters();
+  for (const auto& p : of_a) CHECK_MESSAGE(relative_error(of_b[p.key()], p.value()) < 1e-3, p.key());
+  const Tensor stem = of_b["backbone.backbone.stem.conv.conv.weight"], before = stem.clone();
+  scale_filters(*b, 1);
+  CHECK(torch::equal(256 * stem, before));
+}
+
 TEST_CASE("yolox: fuse_batch_norms removes all batch norms and keeps the output") {
   for (const std::string name : {"yolox-nano", "yolox-tiny"}) {
     torch::manual_seed(0);
