@@ -490,12 +490,12 @@ inline void fuse_batch_norms(nn::Module& model) {
 // Scales each filter that a batch norm follows, together with the batch norm. The output in evaluation mode
 // stays the same up to rounding. Adam changes a weight by about the learning rate per step, whatever its
 // size, but the size of such a filter is arbitrary: it depends on the origin of the weights. Afterwards a
-// filter is as large as if its batch norm were folded into it, rounded to a power of two. The filters of the
-// stem are pixel_scale times as large, because Adam would overwrite those of pixels of 0 to 255 in a few
-// steps.
-inline void scale_filters(nn::Module& model, double pixel_scale) {
+// filter is as large as if its batch norm were folded into it, rounded to a power of two. Without
+// legacy_preproc, pixels are 0 to 255, and Adam would overwrite such a small stem in a few steps. Its filters
+// are 256 times as large, as if pixels were 0 to 1.
+inline void scale_filters(nn::Module& model, bool legacy_preproc) {
   const torch::NoGradGuard no_grad;
-  double scale = pixel_scale;  // of the first block, which is the stem
+  double scale = legacy_preproc ? 1 : 256;  // of the first block, which is the stem
   for (const auto& module : model.modules()) {
     auto* block = module->as<BaseConvImpl>();
     if (!block || !block->bn) continue;

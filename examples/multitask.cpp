@@ -133,7 +133,7 @@ static void load_weights(MultiTaskTraining& t, const Config& c, torch::Device de
   const bool pretrained = !c.weights.empty() && !resumed;
   for (YOLOX& detector : t.model->detectors)
     if (pretrained) info.legacy_preproc = load_pretrained(detector, c.weights, info, notes).legacy_preproc;
-  if (pretrained && c.optimizer != "sgd") scale_filters(*t.model, info.legacy_preproc ? 1 : 256);
+  if (pretrained && c.optimizer != "sgd") scale_filters(*t.model, info.legacy_preproc);
   const auto type = c.amp == "fp64" ? torch::kDouble : torch::kFloat;
   for (auto* m : {&t.model, &t.ema}) {
     for (YOLOX& detector : (*m)->detectors) {

@@ -119,7 +119,7 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
   }
   info.legacy_preproc = config.preproc == "auto" ? of_file.legacy_preproc : config.preproc != "bgr";
   if (!saved && !config.weights.empty() && config.optimizer != "sgd")
-    scale_filters(*model, info.legacy_preproc ? 1 : 256);
+    scale_filters(*model, info.legacy_preproc);
   move(model, device, config.amp == "fp64" ? torch::kDouble : torch::kFloat);
   to_channels_last(*model);
   return model;

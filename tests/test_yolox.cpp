@@ -232,13 +232,13 @@ TEST_CASE(
   const Tensor output = a(images).reg.clone();
   CHECK(relative_error(b(images).reg, output) < 1e-3);
   for (YOLOX& model : {std::ref(a), std::ref(b)}) {
-    scale_filters(*model, 256);
+    scale_filters(*model, /*legacy_preproc=*/false);
     CHECK(relative_error(model(images).reg, output) < 1e-3);
   }
   const auto of_a = a->named_parameters(), of_b = b->named_parameters();
   for (const auto& p : of_a) CHECK_MESSAGE(relative_error(of_b[p.key()], p.value()) < 1e-3, p.key());
   const Tensor stem = of_b["backbone.backbone.stem.conv.conv.weight"], before = stem.clone();
-  scale_filters(*b, 1);
+  scale_filters(*b, /*legacy_preproc=*/true);
   CHECK(torch::equal(256 * stem, before));
 }
 
