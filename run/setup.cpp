@@ -118,6 +118,11 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
     of_file = load_pretrained(model, config.weights, info, notes);
   }
   info.legacy_preproc = config.preproc == "auto" ? of_file.legacy_preproc : config.preproc != "bgr";
+  const std::string unknown = freeze(*model, split_list(config.freeze));
+  usage_check(unknown.empty(), "--freeze ", unknown,
+              ": no parameter name has this prefix; give backbone, neck (of a model with YOLOPAFPN), "
+              "or a prefix such as head.stems");
+  usage_check(!trainable_parameters(*model).empty(), "--freeze ", config.freeze, " leaves nothing to train");
   if (!saved && !config.weights.empty() && config.optimizer != "sgd")
     scale_filters(*model, info.legacy_preproc);
   move(model, device, config.amp == "fp64" ? torch::kDouble : torch::kFloat);
@@ -126,15 +131,10 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
 }
 
 Training new_training(const Config& config, YOLOX model, torch::Device device) {
-  const std::string unknown = freeze(*model, split_list(config.freeze));
-  usage_check(unknown.empty(), "--freeze ", unknown,
-              ": no parameter name has this prefix; give backbone, neck (of a model with YOLOPAFPN), "
-              "or a prefix such as head.stems");
   const bool fp16 = config.amp == "fp16";
   Training t{model, config.ema != 0 ? copy_of(model, device) : YOLOX(nullptr),
              Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
              GradScaler(fp16, device)};
-  usage_check(!trainable_parameters(*model).empty(), "--freeze ", config.freeze, " leaves nothing to train");
   set_training_mode(*model);
   return t;
 }

@@ -45,12 +45,12 @@ void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const
                  torch::Device device);
 
 // Returns a new model on the device, in the channels-last memory format, with the weights of --weights if
-// given. Sets `info`. Adds lines for the log to `notes`. saved: the resumed run; Run::resume() loads its
-// weights later.
+// given, and the parts of --freeze frozen. Sets `info`. Adds lines for the log to `notes`. saved: the resumed
+// run; Run::resume() loads its weights later.
 YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data, torch::Device device,
                 WeightsInfo& info, std::vector<std::string>& notes);
 
-// Returns model, optimizer, scaler and EMA, with the parts of --freeze frozen.
+// Returns model, optimizer, scaler and EMA.
 Training new_training(const Config& config, YOLOX model, torch::Device device);
 
 // Returns the settings of evaluate() for this rank. share: batch size of this rank.

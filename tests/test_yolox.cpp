@@ -240,6 +240,19 @@ TEST_CASE(
   const Tensor stem = of_b["backbone.backbone.stem.conv.conv.weight"], before = stem.clone();
   scale_filters(*b, /*legacy_preproc=*/true);
   CHECK(torch::equal(256 * stem, before));
+
+  // A frozen filter stays as it is, and so does one that is dead or would overflow.
+  YOLOX c = make(8, 1. / 1024);
+  const auto of_c = c->named_parameters();
+  const Tensor frozen = of_c["backbone.backbone.stem.conv.conv.weight"];
+  Tensor gamma = of_c["backbone.backbone.dark2.0.dconv.bn.weight"];
+  frozen.set_requires_grad(false);
+  gamma[0].fill_(1e20);
+  gamma[1].fill_(0);
+  const Tensor stem_before = frozen.clone(), gamma_before = gamma.clone();
+  scale_filters(*c, /*legacy_preproc=*/false);
+  CHECK(torch::equal(frozen, stem_before));
+  CHECK(torch::equal(gamma.slice(0, 0, 2), gamma_before.slice(0, 0, 2)));
 }
 
 TEST_CASE("yolox: fuse_batch_norms removes all batch norms and keeps the output") {
