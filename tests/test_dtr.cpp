@@ -178,9 +178,9 @@ TEST_CASE(
 TEST_CASE("dtr: equal to a plain step under autocast to bfloat16, and to float16 with a scaled loss") {
   Net net;
   net.settings.amp = torch::kBFloat16;
-  // On a processor without instructions for bfloat16, a convolution of torch copies its input (im2col), which
-  // needs 0.53 of the memory of the step at once.
-  check_budgets(net, {0.7, 0.6});
+  // On a processor without instructions for bfloat16, a convolution of torch copies its input (im2col). That
+  // of the stem, with the weights and gradients of all layers, needs 0.72 of the memory of the step at once.
+  check_budgets(net, {0.85, 0.75});
   Net half;
   half.settings.amp = torch::kHalf;
   half.scaler = GradScaler(true, torch::kCPU);
