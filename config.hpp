@@ -34,13 +34,15 @@ struct TrainingRecipe {
   double no_aug_epochs, no_aug_share;  // maximum length of the final phase: epochs, share of the run
   bool of_run;  // EMA and momentum of batch norms follow the length of the run, see ema_of_run()
   bool multiscale;
+  const char* freeze;  // nothing if training starts from scratch
 };
 
 constexpr double kAnyLength = 1e9;
 // The recipe of official YOLOX, which trains from scratch for 300 epochs. Shorter runs have shorter phases.
-constexpr TrainingRecipe kOfficialRecipe = {"sgd", "cosine", 0.05, 5, kAnyLength, 15, 0.1, false, true};
+constexpr TrainingRecipe kOfficialRecipe = {"sgd", "cosine", 0.05, 5, kAnyLength, 15, 0.1, false, true, ""};
 // For pretrained weights and a few hundred images. bench/RESULTS.md says which values were compared.
-constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 0.05, 1, 100, 5, 0.35, true, false};
+constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 0.05, 1,     100,
+                                            5,       0.35,          true, false, "stem"};
 
 // The flags of ./train. Each hyper-parameter is one declaration: member, flag, default and help text.
 struct Config : Flags {
@@ -117,8 +119,8 @@ struct Config : Flags {
   double weight_decay =
       flag_recipe(weight_decay, "Training", "weight-decay", "X",
                   "weight decay of convolution weights (not of biases and norms)", at_least(0));
-  std::string freeze = flag(freeze, "Training", "freeze", "", "PART,...",
-                            "parts to freeze: backbone, neck, or prefixes of parameter names");
+  std::string freeze = flag(freeze, "Training", "freeze", "recipe", "none|PART,...",
+                            "parts to freeze: stem, backbone, neck, or prefixes of parameter names");
   double clip =
       flag(clip, "Training", "clip", 10.0, "X", "clip the gradient norm to X; 0 = off", between(0, 1e38));
   double ema = flag_recipe(ema, "Training", "ema", "X", "EMA decay; 0 = off", between(0, 0.999999));
@@ -256,6 +258,8 @@ inline void fill_in(Config& c, bool resumed = false) {
   const TrainingRecipe& recipe = training_recipe(c);
   if (c.optimizer == "recipe") c.optimizer = recipe.optimizer;
   if (c.schedule == "recipe") c.schedule = recipe.schedule;
+  if (c.freeze == "recipe") c.freeze = c.weights.empty() ? "" : recipe.freeze;
+  if (c.freeze == "none") c.freeze = "";
   fill(c.weight_decay, default_weight_decay(c.optimizer));
   fill(c.min_lr_ratio, recipe.min_lr_ratio);
   if (!resumed && !c.was_given("multiscale")) c.multiscale = recipe.multiscale;

@@ -47,8 +47,9 @@ inline std::vector<ParamGroup> parameter_groups(const torch::nn::Module& model, 
 }
 
 // Freezes the parameters whose names begin with one of the prefixes. "backbone" means the backbone inside
-// YOLOPAFPN, "neck" the rest of YOLOPAFPN. Without YOLOPAFPN, "backbone" means all before the head, and there
-// is no neck. Returns the first prefix that matches no parameter, or an empty string if all prefixes match.
+// YOLOPAFPN, "stem" the first block of the backbone, "neck" the rest of YOLOPAFPN. Without YOLOPAFPN,
+// "backbone" means all before the head, and there is no neck. Returns the first prefix that matches no
+// parameter, or an empty string if all prefixes match.
 inline std::string freeze(torch::nn::Module& model, const std::vector<std::string>& prefixes) {
   auto parameters = model.named_parameters();
   std::string backbone = "backbone.";
@@ -59,6 +60,7 @@ inline std::string freeze(torch::nn::Module& model, const std::vector<std::strin
     for (auto& p : parameters) {
       const bool in_backbone = p.key().rfind(backbone, 0) == 0;
       const bool hit = prefix == "backbone" ? in_backbone
+                       : prefix == "stem"   ? p.key().rfind(backbone + "stem.", 0) == 0
                        : prefix == "neck"   ? p.key().rfind("backbone.", 0) == 0 && !in_backbone
                                             : p.key().rfind(prefix, 0) == 0;
       if (hit) {

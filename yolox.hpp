@@ -487,23 +487,20 @@ inline void fuse_batch_norms(nn::Module& model) {
   }
 }
 
-// Scales each trained filter that a batch norm follows, together with the batch norm. The output in
-// evaluation mode stays the same up to rounding. Adam changes a weight by about the learning rate per step,
-// whatever its size, but the size of such a filter is arbitrary: it depends on the origin of the weights.
-// Afterwards a filter is as large as if its batch norm were folded into it, rounded to a power of two.
-// Without legacy_preproc, pixels are 0 to 255, and Adam would overwrite such a small stem in a few steps. Its
-// filters are 256 times as large, as if pixels were 0 to 1.
-inline void scale_filters(nn::Module& model, bool legacy_preproc) {
+// Scales the trained filters of each BaseConv, together with their batch norms. The output in evaluation mode
+// stays the same up to rounding. Adam changes a weight by about the learning rate per step, whatever its
+// size, but the size of a filter before a batch norm is arbitrary: it depends on the origin of the weights.
+// Afterwards a filter is as large as if its batch norm were folded into it, up to a factor of 1.4, because it
+// is multiplied by a power of two.
+inline void scale_filters(nn::Module& model) {
   const torch::NoGradGuard no_grad;
-  double scale = legacy_preproc ? 1 : 256;  // of the first block, which is the stem
   for (const auto& module : model.modules()) {
     auto* block = module->as<BaseConvImpl>();
     if (!block || !block->bn) continue;
-    const double of_block = std::exchange(scale, 1);
     if (!block->conv->weight.requires_grad() || !block->bn->weight.requires_grad()) continue;
     auto& bn = *block->bn;
     const Tensor var = bn.running_var + bn.options.eps(), folded = bn.weight.abs() / var.sqrt();  // [O]
-    const Tensor exponent = (of_block * folded).log2().round();
+    const Tensor exponent = folded.log2().round();
     // A dead filter, or one so large that its variance would overflow, stays as it is.
     const Tensor factor = torch::where(exponent.abs() <= 20, exponent.exp2(), torch::ones_like(folded));
     const Tensor scaled = bn.running_var * factor.square();

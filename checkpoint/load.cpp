@@ -179,8 +179,16 @@ static std::vector<std::string> copy_class_rows(YOLOX& model, const StateDict& f
   return copied;
 }
 
-WeightsInfo load_pretrained(YOLOX& model, const std::string& given, const WeightsInfo& wanted,
-                            std::vector<std::string>& notes) {
+bool Pretrained::has_stem() const {
+  const auto of_stem = [](const std::string& key) { return key.find("backbone.stem.") != std::string::npos; };
+  return std::any_of(report.loaded.begin(), report.loaded.end(), of_stem) &&
+         std::none_of(report.missing.begin(), report.missing.end(), of_stem) &&
+         std::none_of(report.mismatched.begin(), report.mismatched.end(),
+                      [&](const auto& m) { return of_stem(m.key); });
+}
+
+Pretrained load_pretrained(YOLOX& model, const std::string& given, const WeightsInfo& wanted,
+                           std::vector<std::string>& notes) {
   const std::string path = find_weights_file(given);
   if (const std::string note = file_of_run(given, path); !note.empty()) notes.push_back(note);
   const auto file = read_weights(path);
@@ -216,7 +224,7 @@ WeightsInfo load_pretrained(YOLOX& model, const std::string& given, const Weight
     notes.push_back(
         "the weights have the same number of classes with other names; training starts from their class "
         "head");
-  return info;
+  return {info, report};
 }
 
 }  // namespace yolox

@@ -59,9 +59,17 @@ LoadedModel load_model(const std::string& given, const std::string& model, const
 // the default size of the model.
 ImageSize input_size(const WeightsInfo& info, const std::string& flag);
 
+// Metadata of a weights file, and the tensors that were loaded from it.
+struct Pretrained {
+  WeightsInfo info;
+  LoadReport report;
+  // Returns whether the stem of the backbone was loaded, and completely.
+  bool has_stem() const;
+};
+
 // Initialises a new model with the weights of a file, for fine-tuning. Appends a report of skipped tensors to
-// `notes`. Returns the metadata of the file. Throws if the weights belong to another model than wanted.model.
-WeightsInfo load_pretrained(YOLOX& model, const std::string& given, const WeightsInfo& wanted,
-                            std::vector<std::string>& notes);
+// `notes`. Throws if the weights belong to another model than wanted.model.
+Pretrained load_pretrained(YOLOX& model, const std::string& given, const WeightsInfo& wanted,
+                           std::vector<std::string>& notes);
 
 }  // namespace yolox

@@ -5,7 +5,7 @@
 //   ./multitask --data helmets --data faces=/data/wider --model yolox-s --weights yolox_s.pth --epochs 100
 //   ./eval --data helmets --weights runs/multitask-helmets-faces/head_helmets.pth
 // Hyper-parameters without a flag here have the defaults of ./train (config.hpp). To stay short, this example
-// leaves out --accum, --amp fp16, --fast graph, --dtr, --bs auto, --cache, --freeze, --class-weights,
+// leaves out --accum, --amp fp16, --fast graph, --dtr, --bs auto, --cache, --class-weights,
 // best.pth, the repetition of a step after out of memory, and most log lines. Copy them from train.cpp if you
 // need them.
 #include <cstring>
@@ -55,7 +55,9 @@ struct MultiTaskConfig : Flags {
       flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after N steps; 0 = off");
   std::string recipe = flag(recipe, "Training", "recipe", "auto", "auto|finetune|official",
                             "defaults of other flags; auto = finetune with --weights, else official");
-  double lr = flag_recipe(lr, "Training", "lr", "X", "initial learning rate; by default scaled to --bs");
+  std::string freeze = flag(freeze, "Training", "freeze", "recipe", "none|PART,...",
+                            "parts to freeze: stem, backbone, neck, or prefixes of parameter names");
+  double lr = flag_recipe(lr, "Training", "lr", "X", "learning rate; default follows --bs");
   std::string amp = flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp64",
                          "off = float32; auto = bf16 on a GPU, off on the CPU");
   std::string fast =
@@ -121,19 +123,26 @@ static SavedRun read_settings(MultiTaskConfig& flags, Config& c, int argc, char*
   c.resume = "";
   fill_in(c);
   flags.recipe = c.recipe;
+  flags.freeze = c.freeze;
   check_config(c);
   usage_check(c.bs > 0, "--bs must be a number");
   return saved;
 }
 
-// Loads --weights into each head of a new run, moves model and EMA to the device, and creates the optimizer.
-// Appends remarks for the log to `notes`.
-static void load_weights(MultiTaskTraining& t, const Config& c, torch::Device device, bool resumed,
-                         WeightsInfo& info, std::vector<std::string>& notes) {
+// Loads --weights into each head of a new run, freezes the parts of --freeze, moves model and EMA to the
+// device, and creates the optimizer. Appends remarks for the log to `notes`.
+static void load_weights(MultiTaskTraining& t, MultiTaskConfig& flags, const Config& c, torch::Device device,
+                         bool resumed, WeightsInfo& info, std::vector<std::string>& notes) {
   const bool pretrained = !c.weights.empty() && !resumed;
-  for (YOLOX& detector : t.model->detectors)
-    if (pretrained) info.legacy_preproc = load_pretrained(detector, c.weights, info, notes).legacy_preproc;
-  if (pretrained && c.optimizer != "sgd") scale_filters(*t.model, info.legacy_preproc);
+  for (YOLOX& detector : t.model->detectors) {
+    if (pretrained) {
+      const Pretrained from = load_pretrained(detector, c.weights, info, notes);
+      info.legacy_preproc = from.info.legacy_preproc;
+      if (!flags.was_given("freeze") && !from.has_stem()) flags.freeze = "";
+    }
+    freeze_parts(*detector, flags.freeze);
+  }
+  if (pretrained && c.optimizer != "sgd") scale_filters(*t.model);
   const auto type = c.amp == "fp64" ? torch::kDouble : torch::kFloat;
   for (auto* m : {&t.model, &t.ema}) {
     for (YOLOX& detector : (*m)->detectors) {
@@ -142,7 +151,7 @@ static void load_weights(MultiTaskTraining& t, const Config& c, torch::Device de
     }
   }
   load_state_dict(*t.ema, to_dict(state_dict(*t.model)), "the model");
-  t.model->train();
+  set_training_mode(*t.model);
   t.ema->eval();
   t.optimizer = Optimizer(c.optimizer, parameter_groups(*t.model, c.weight_decay), /*fp16=*/false);
 }
@@ -308,7 +317,7 @@ static int train(int argc, char** argv) {
   info.width = base.width;
   torch::manual_seed(c.seed);
   MultiTaskTraining t{MultiTask(c.model, tasks), MultiTask(c.model, tasks), Optimizer("sgd", {}, false)};
-  load_weights(t, c, device, bool(saved), info, saved.notes);
+  load_weights(t, flags, c, device, bool(saved), info, saved.notes);
   if (saved) {
     load_checkpoint(t, saved.file, saved.path);
     info.legacy_preproc = weights_info(saved.file, saved.path).legacy_preproc;
@@ -360,7 +369,7 @@ static int train(int argc, char** argv) {
   // ---- several ranks: broadcast of the weights, all-reduce of the gradients, SyncBN
   ranks.check_same_settings(common_settings(c, images, names, t.iteration));
   ranks.broadcast(t.tensors());
-  GradientReducer reducer(ranks, t.model->parameters(), torch::kFloat);
+  GradientReducer reducer(ranks, trainable_parameters(*t.model), torch::kFloat);
   if (!ranks.alone()) use_sync_bn(*t.model, ranks.sync_bn_collectives());
 
   // ---- training loop

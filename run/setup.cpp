@@ -95,7 +95,15 @@ void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const
       common_settings(config, splits.train, splits.val.records.size(), saved.step, device));
 }
 
-YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data, torch::Device device,
+void freeze_parts(torch::nn::Module& model, const std::string& parts) {
+  const std::string unknown = freeze(model, split_list(parts));
+  usage_check(unknown.empty(), "--freeze ", unknown,
+              ": no parameter name has this prefix; give stem, backbone, neck (of a model with YOLOPAFPN), "
+              "or a prefix such as head.stems");
+  usage_check(!trainable_parameters(model).empty(), "--freeze ", parts, " leaves nothing to train");
+}
+
+YOLOX new_model(Config& config, const SavedRun& saved, const Dataset& data, torch::Device device,
                 WeightsInfo& info, std::vector<std::string>& notes) {
   info.model = config.model;
   const ImageSize base = base_size(config);
@@ -115,16 +123,13 @@ YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data
                 " and cannot be resumed with them; start a new run from its weights: ./train --data ",
                 shell_word(config.data), " --weights ", shell_word(saved.run + "/last.pth"));
   } else if (!config.weights.empty()) {
-    of_file = load_pretrained(model, config.weights, info, notes);
+    const Pretrained pretrained = load_pretrained(model, config.weights, info, notes);
+    of_file = pretrained.info;
+    if (!config.was_given("freeze") && !pretrained.has_stem()) config.freeze = "";
   }
   info.legacy_preproc = config.preproc == "auto" ? of_file.legacy_preproc : config.preproc != "bgr";
-  const std::string unknown = freeze(*model, split_list(config.freeze));
-  usage_check(unknown.empty(), "--freeze ", unknown,
-              ": no parameter name has this prefix; give backbone, neck (of a model with YOLOPAFPN), "
-              "or a prefix such as head.stems");
-  usage_check(!trainable_parameters(*model).empty(), "--freeze ", config.freeze, " leaves nothing to train");
-  if (!saved && !config.weights.empty() && config.optimizer != "sgd")
-    scale_filters(*model, info.legacy_preproc);
+  freeze_parts(*model, config.freeze);
+  if (!saved && !config.weights.empty() && config.optimizer != "sgd") scale_filters(*model);
   move(model, device, config.amp == "fp64" ? torch::kDouble : torch::kFloat);
   to_channels_last(*model);
   return model;

@@ -44,10 +44,13 @@ Splits load_data(const Config& config, const std::string& data, const std::strin
 void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const SavedRun& saved,
                  torch::Device device);
 
+// Freezes the parts of --freeze. Throws UsageError if a part does not exist, or nothing is left to train.
+void freeze_parts(torch::nn::Module& model, const std::string& parts);
+
 // Returns a new model on the device, in the channels-last memory format, with the weights of --weights if
-// given, and the parts of --freeze frozen. Sets `info`. Adds lines for the log to `notes`. saved: the resumed
-// run; Run::resume() loads its weights later.
-YOLOX new_model(const Config& config, const SavedRun& saved, const Dataset& data, torch::Device device,
+// given, and the parts of --freeze frozen. The recipe freezes the stem only if all of it is in the file. Sets
+// `info`. Adds lines for the log to `notes`. saved: the resumed run; Run::resume() loads its weights later.
+YOLOX new_model(Config& config, const SavedRun& saved, const Dataset& data, torch::Device device,
                 WeightsInfo& info, std::vector<std::string>& notes);
 
 // Returns model, optimizer, scaler and EMA.

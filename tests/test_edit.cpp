@@ -169,8 +169,12 @@ TEST_CASE("examples: --freeze backbone of a model without a neck is all before t
     return true;
   };
   CHECK(freeze(*pico, {"neck"}) == "neck");
+  CHECK(freeze(*pico, {"stem"}) == "");
+  CHECK(frozen(pico, "backbone.stem."));
   CHECK(freeze(*pico, {"backbone"}) == "");
   CHECK(frozen(pico, "backbone."));
+  CHECK(freeze(*p2, {"stem"}) == "");
+  CHECK(frozen(p2, "backbone.backbone.stem."));
   CHECK(freeze(*p2, {"backbone"}) == "");
   CHECK(frozen(p2, "backbone.backbone."));
   CHECK(freeze(*p2, {"neck"}) == "");

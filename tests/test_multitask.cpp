@@ -44,6 +44,14 @@ PROGRAM_TEST("multitask: with one head the weights equal those of ./train, byte 
   succeed(two.dir, "multitask", flags + "--out multi");
   const auto head = read_pth(two.dir / "multi/head_all.pth").toGenericDict().at("model");
   CHECK(difference(weights_of(two.dir, "one"), head) == "");
+
+  // Fine-tuning, with a frozen stem.
+  const std::string tuned = flags + "--weights one/last.pth ";
+  succeed(two.dir, "train", tuned + "--out tuned --max-iters 3");
+  succeed(two.dir, "multitask", tuned + "--out multi_tuned --max-iters 2");
+  succeed(two.dir, "multitask", "--resume multi_tuned --max-iters 3");
+  const auto tuned_head = read_pth(two.dir / "multi_tuned/head_all.pth").toGenericDict().at("model");
+  CHECK(difference(weights_of(two.dir, "tuned"), tuned_head) == "");
 }
 
 PROGRAM_TEST("multitask: with two heads, two ranks compute the same steps as one rank") {

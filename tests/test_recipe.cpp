@@ -43,6 +43,20 @@ TEST_CASE("recipe: finetune has one input size, unless --multiscale or a resumed
   CHECK(resumed.multiscale);
 }
 
+TEST_CASE("recipe: finetune freezes the stem of pretrained weights, unless --freeze says otherwise") {
+  CHECK(Settings26("--weights x.pth").freeze == "stem");
+  CHECK(Settings26("--weights x.pth --freeze none").freeze == "");
+  CHECK(Settings26("--weights x.pth --freeze backbone").freeze == "backbone");
+  CHECK(Settings26("--weights x.pth --recipe official").freeze == "");
+  CHECK(Settings26("--recipe finetune").freeze == "");
+  Config resumed;
+  resumed.weights = "x.pth";
+  resumed.recipe = "finetune";
+  resumed.freeze = "";  // of the checkpoint
+  fill_in(resumed, /*resumed=*/true);
+  CHECK(resumed.freeze == "");
+}
+
 TEST_CASE("recipe: a flag overrides its value, and the learning rate follows the optimizer of the flag") {
   Settings26 c("--recipe finetune --lr 0.5 --ema 0.9 --warmup-epochs 2");
   const Plan plan = c.plan();
@@ -117,6 +131,59 @@ PROGRAM_TEST(
   CHECK(has(unwrapped(official), "recipe  official, as --recipe says: sgd, lr 0.0003125"));
   check_refusal(dir, "train", "--resume tuned --recipe official --max-iters 6", 2,
                 "--recipe official differs from the run's 'finetune'");
+}
+
+PROGRAM_TEST("train: finetune keeps the stem of the weights, and trains one that the weights do not have") {
+  const TempDir& dir = trained().dir;
+  const auto before = weights_of(dir, "a");
+  auto without = empty_dict();
+  for (const auto& e : before)
+    if (!has(e.key().toStringRef(), "backbone.stem.")) without.insert(e.key(), e.value());
+  write_pth(dir / "without_stem.pth", without);
+  const std::string flags = "--data data --model yolox-nano --size 64 --bs 4 --epochs 2 --eval-interval 0 ";
+  const auto changed = [&](const std::string& run) {
+    int count = 0;
+    for (const auto& e : weights_of(dir, run, false))
+      if (has(e.key().toStringRef(), "backbone.stem."))
+        count += !torch::equal(e.value().toTensor(), before.at(e.key()).toTensor());
+    return count;
+  };
+  const std::string printed = succeed(dir, "train", flags + "--weights a/last.pth --out kept --max-iters 2");
+  CHECK(has(unwrapped(printed), "frozen stem"));
+  CHECK(changed("kept") == 0);
+  succeed(dir, "train", flags + "--weights a/last.pth --freeze none --out moved --max-iters 2");
+  CHECK(changed("moved") > 4);
+  succeed(dir, "train", flags + "--weights without_stem.pth --out fresh --max-iters 2");
+  CHECK(changed("fresh") > 4);
+  CHECK_FALSE(has(unwrapped(succeed(dir, "train", "--resume fresh --max-iters 3")), "frozen"));
+  CHECK(has(unwrapped(succeed(dir, "train", "--resume kept --max-iters 3")), "frozen stem"));
+  CHECK(changed("kept") == 0);
+}
+
+PROGRAM_TEST("train: finetune scales large filters of the weights down, by powers of two, but not the stem") {
+  const TempDir& dir = trained().dir;
+  auto large = empty_dict();  // the same function, but for rounding
+  for (const auto& e : weights_of(dir, "a")) {
+    const std::string key = e.key().toStringRef();
+    const bool times_8 = has(key, ".conv.weight") || has(key, "running_mean");
+    large.insert(key, e.value().toTensor() * (times_8 ? 8 : has(key, "running_var") ? 64 : 1));
+  }
+  write_pth(dir / "large.pth", large);
+  succeed(dir, "train",
+          "--data data --model yolox-nano --size 64 --bs 4 --max-iters 1 --lr 0 --eval-interval 0 "
+          "--weights large.pth --out scaled");
+  int64_t scaled = 0, filters = 0;
+  for (const auto& e : weights_of(dir, "scaled", false)) {
+    const std::string key = e.key().toStringRef();
+    if (!has(key, ".conv.weight")) continue;
+    const Tensor now = e.value().toTensor().flatten(1), given = large.at(key).toTensor().flatten(1);
+    const Tensor factor = (now.norm(2, 1) / given.norm(2, 1)).log2().round().exp2();  // [O]
+    CHECK_MESSAGE(torch::equal(now, given * factor.unsqueeze(1)), key);
+    if (has(key, "backbone.stem.")) CHECK(torch::equal(now, given));
+    scaled += (factor <= 0.25).sum().item<int64_t>();
+    filters += factor.numel();
+  }
+  CHECK(double(scaled) > 0.9 * double(filters));
 }
 
 TEST_CASE(
