@@ -179,7 +179,8 @@ static std::vector<std::string> copy_class_rows(YOLOX& model, const StateDict& f
   return copied;
 }
 
-bool Pretrained::has_stem() const {
+// Returns whether the stem of the backbone was loaded, and completely.
+static bool has_stem(const LoadReport& report) {
   const auto of_stem = [](const std::string& key) { return key.find("backbone.stem.") != std::string::npos; };
   return std::any_of(report.loaded.begin(), report.loaded.end(), of_stem) &&
          std::none_of(report.missing.begin(), report.missing.end(), of_stem) &&
@@ -224,7 +225,7 @@ Pretrained load_pretrained(YOLOX& model, const std::string& given, const Weights
     notes.push_back(
         "the weights have the same number of classes with other names; training starts from their class "
         "head");
-  return {info, report};
+  return {info, has_stem(report)};
 }
 
 }  // namespace yolox

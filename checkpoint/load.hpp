@@ -59,12 +59,9 @@ LoadedModel load_model(const std::string& given, const std::string& model, const
 // the default size of the model.
 ImageSize input_size(const WeightsInfo& info, const std::string& flag);
 
-// Metadata of a weights file, and the tensors that were loaded from it.
 struct Pretrained {
-  WeightsInfo info;
-  LoadReport report;
-  // Returns whether the stem of the backbone was loaded, and completely.
-  bool has_stem() const;
+  WeightsInfo info;  // metadata of the file
+  bool has_stem;     // whether the stem of the backbone was loaded, and completely
 };
 
 // Initialises a new model with the weights of a file, for fine-tuning. Appends a report of skipped tensors to

@@ -138,7 +138,7 @@ static void load_weights(MultiTaskTraining& t, MultiTaskConfig& flags, const Con
     if (pretrained) {
       const Pretrained from = load_pretrained(detector, c.weights, info, notes);
       info.legacy_preproc = from.info.legacy_preproc;
-      if (!flags.was_given("freeze") && !from.has_stem()) flags.freeze = "";
+      if (!flags.was_given("freeze") && !from.has_stem) flags.freeze = "";
     }
     freeze_parts(*detector, flags.freeze);
   }

@@ -125,7 +125,7 @@ YOLOX new_model(Config& config, const SavedRun& saved, const Dataset& data, torc
   } else if (!config.weights.empty()) {
     const Pretrained pretrained = load_pretrained(model, config.weights, info, notes);
     of_file = pretrained.info;
-    if (!config.was_given("freeze") && !pretrained.has_stem()) config.freeze = "";
+    if (!config.was_given("freeze") && !pretrained.has_stem) config.freeze = "";
   }
   info.legacy_preproc = config.preproc == "auto" ? of_file.legacy_preproc : config.preproc != "bgr";
   freeze_parts(*model, config.freeze);
