@@ -34,12 +34,13 @@ struct TrainingRecipe {
   double no_aug_epochs, no_aug_share;  // maximum length of the final phase: epochs, share of the run
   bool of_run;  // EMA and momentum of batch norms follow the length of the run, see ema_of_run()
   bool multiscale;
-  const char* freeze;  // nothing if training starts from scratch
+  const char* freeze;  // of the parts that pretrained weights have
 };
 
 constexpr double kAnyLength = 1e9;
 // The recipe of official YOLOX, which trains from scratch for 300 epochs. Shorter runs have shorter phases.
-constexpr TrainingRecipe kOfficialRecipe = {"sgd", "cosine", 0.05, 5, kAnyLength, 15, 0.1, false, true, ""};
+constexpr TrainingRecipe kOfficialRecipe = {"sgd", "cosine", 0.05,  5,    kAnyLength,
+                                            15,    0.1,      false, true, "none"};
 // For pretrained weights and a few hundred images. bench/RESULTS.md says which values were compared.
 constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 0.05, 1,     100,
                                             5,       0.35,          true, false, "stem"};
@@ -246,8 +247,9 @@ inline void fill(double& value, double of_recipe) {
   if (value == -1) value = of_recipe;
 }
 
-// Fills in the settings of the recipes that depend on flags only. A resumed run has the settings of its
-// checkpoint. resumed: c has them, and a switch does not show whether it was filled in.
+// Fills in the settings of the recipes that depend on flags only; --freeze also depends on the weights. A
+// resumed run has the settings of its checkpoint. resumed: c has them, and a switch does not show whether it
+// was filled in.
 inline void fill_in(Config& c, bool resumed = false) {
   if (c.recipe == "auto") c.recipe = c.weights.empty() ? "official" : "finetune";
   const Recipe of_size = model_size(c.model).recipe;
@@ -258,8 +260,6 @@ inline void fill_in(Config& c, bool resumed = false) {
   const TrainingRecipe& recipe = training_recipe(c);
   if (c.optimizer == "recipe") c.optimizer = recipe.optimizer;
   if (c.schedule == "recipe") c.schedule = recipe.schedule;
-  if (c.freeze == "recipe") c.freeze = c.weights.empty() ? "" : recipe.freeze;
-  if (c.freeze == "none") c.freeze = "";
   fill(c.weight_decay, default_weight_decay(c.optimizer));
   fill(c.min_lr_ratio, recipe.min_lr_ratio);
   if (!resumed && !c.was_given("multiscale")) c.multiscale = recipe.multiscale;

@@ -123,7 +123,6 @@ static SavedRun read_settings(MultiTaskConfig& flags, Config& c, int argc, char*
   c.resume = "";
   fill_in(c);
   flags.recipe = c.recipe;
-  flags.freeze = c.freeze;
   check_config(c);
   usage_check(c.bs > 0, "--bs must be a number");
   return saved;
@@ -134,13 +133,14 @@ static SavedRun read_settings(MultiTaskConfig& flags, Config& c, int argc, char*
 static void load_weights(MultiTaskTraining& t, MultiTaskConfig& flags, const Config& c, torch::Device device,
                          bool resumed, WeightsInfo& info, std::vector<std::string>& notes) {
   const bool pretrained = !c.weights.empty() && !resumed;
+  std::string freeze_by_default = "none";
   for (YOLOX& detector : t.model->detectors) {
     if (pretrained) {
       const Pretrained from = load_pretrained(detector, c.weights, info, notes);
       info.legacy_preproc = from.info.legacy_preproc;
-      if (!flags.was_given("freeze") && !from.has_stem) flags.freeze = "";
+      if (from.has_stem) freeze_by_default = training_recipe(c).freeze;
     }
-    freeze_parts(*detector, flags.freeze);
+    freeze_parts(*detector, flags.freeze, freeze_by_default);
   }
   if (pretrained && c.optimizer != "sgd") scale_filters(*t.model);
   const auto type = c.amp == "fp64" ? torch::kDouble : torch::kFloat;
@@ -350,7 +350,8 @@ static int train(int argc, char** argv) {
   }
   run.log.line(concat("run ", folder, ": ", c.model, " with ", t.heads(), " heads, ", plan.iters,
                       " steps with a batch of ", c.bs, " images, ", plan.per_epoch, " per epoch, on ",
-                      rank_info.world, " x ", device.str()));
+                      rank_info.world, " x ", device.str(), "; recipe ", c.recipe, ": ", c.optimizer, ", lr ",
+                      c.lr, flags.freeze == "none" ? "" : ", frozen " + flags.freeze));
   for (int64_t k = 0; k < t.heads(); ++k) {
     HeadData& s = streams[k];
     s.batches.emplace(s.splits.train, batch_settings(c, plan), rank_info.rank, base, device, k, t.heads());

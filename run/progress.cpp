@@ -256,6 +256,7 @@ void RunProgress::log_settings(const Config& config, int64_t images) {
   defaults.recipe = config.recipe;
   fill_in(defaults);
   fill_in_steps(defaults, images);
+  defaults.freeze = config.weights.empty() ? "none" : training_recipe(config).freeze;
   defaults.bs = Config().bs;
   const auto usual = defaults.values();
   std::string text;
@@ -384,7 +385,7 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
       : fine_tunes                         ? "because of --weights"
                                            : "because training starts from scratch",
       ": ", config.optimizer, ", lr ", lr, " for a batch of ", plan.batch, ", weight decay ",
-      config.weight_decay, config.freeze.empty() ? "" : ", frozen " + config.freeze,
+      config.weight_decay, config.freeze == "none" ? "" : ", frozen " + config.freeze,
       config.ema == 0 ? ", no EMA" : concat(", EMA over ", std::llround(1 / (1 - config.ema)), " steps")));
   log.line(Remarks::check_learning_rate(config.optimizer, config.lr, plan.batch, fine_tunes));
 }

@@ -186,7 +186,13 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
   for (const auto& [name, value] : settings) {
     const bool given = flags.was_given(name), same = given && same_command;
     // With the same command, what the run chose for a flag that said auto stays.
-    const bool chosen = same && (now.at(name) == "auto" || (name == "accum" && now.at("bs") == "auto"));
+    const bool chosen = same && (now.at(name) == "auto" || now.at(name) == "recipe" ||
+                                 (name == "accum" && now.at("bs") == "auto"));
+    const bool of_optimizer = name == "freeze" || name == "optimizer" || name == "recipe";
+    usage_check(!given || chosen || !of_optimizer || now.at(name) == value, "--", name, " ", now.at(name),
+                " differs from the run's '", value,
+                "', so its optimizer state does not match; start a new run from its weights: --weights ",
+                shell_word(run + "/last.pth"));
     const bool increased = same && name == "accum" && std::stoi(value) > std::stoi(now.at(name));
     if (!given || chosen || increased) flags.set(name, value);
     if (increased)
@@ -304,15 +310,7 @@ SavedRun find_run(Config& config) {
     }
     return none;
   }
-  SavedRun saved = resume_settings(config, run, /*same_command=*/config.resume == "auto");
-  for (const auto& [flag, now] :
-       {std::pair("freeze", config.freeze), {"optimizer", config.optimizer}, {"recipe", config.recipe}})
-    for (const auto& [name, value] : saved_settings(saved.file, saved.path))
-      usage_check(
-          name != flag || value == now, "--", flag, " ", now, " differs from the run's '", value,
-          "', so its optimizer state does not match; start a new run from its weights: ./train --weights ",
-          shell_word(saved.run + "/last.pth"));
-  return saved;
+  return resume_settings(config, run, /*same_command=*/config.resume == "auto");
 }
 
 }  // namespace yolox

@@ -95,7 +95,10 @@ void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const
       common_settings(config, splits.train, splits.val.records.size(), saved.step, device));
 }
 
-void freeze_parts(torch::nn::Module& model, const std::string& parts) {
+void freeze_parts(torch::nn::Module& model, std::string& parts, const std::string& of_recipe) {
+  if (parts == "recipe") parts = of_recipe;
+  if (parts.empty()) parts = "none";  // of a run of an older version
+  if (parts == "none") return;
   const std::string unknown = freeze(model, split_list(parts));
   usage_check(unknown.empty(), "--freeze ", unknown,
               ": no parameter name has this prefix; give stem, backbone, neck (of a model with YOLOPAFPN), "
@@ -113,6 +116,7 @@ YOLOX new_model(Config& config, const SavedRun& saved, const Dataset& data, torc
   info.height = base.height;
   info.width = base.width;
   WeightsInfo of_file;
+  std::string freeze_by_default = "none";
   if (saved) {
     of_file = weights_info(saved.file, saved.path);
     usage_check(of_file.model == config.model, saved.run, " is a run of ", of_file.model,
@@ -125,10 +129,10 @@ YOLOX new_model(Config& config, const SavedRun& saved, const Dataset& data, torc
   } else if (!config.weights.empty()) {
     const Pretrained pretrained = load_pretrained(model, config.weights, info, notes);
     of_file = pretrained.info;
-    if (!config.was_given("freeze") && !pretrained.has_stem) config.freeze = "";
+    if (pretrained.has_stem) freeze_by_default = training_recipe(config).freeze;
   }
   info.legacy_preproc = config.preproc == "auto" ? of_file.legacy_preproc : config.preproc != "bgr";
-  freeze_parts(*model, config.freeze);
+  freeze_parts(*model, config.freeze, freeze_by_default);
   if (!saved && !config.weights.empty() && config.optimizer != "sgd") scale_filters(*model);
   move(model, device, config.amp == "fp64" ? torch::kDouble : torch::kFloat);
   to_channels_last(*model);

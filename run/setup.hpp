@@ -44,8 +44,9 @@ Splits load_data(const Config& config, const std::string& data, const std::strin
 void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const SavedRun& saved,
                  torch::Device device);
 
-// Freezes the parts of --freeze. Throws UsageError if a part does not exist, or nothing is left to train.
-void freeze_parts(torch::nn::Module& model, const std::string& parts);
+// Freezes the parts of --freeze, or none. Sets `parts` to `of_recipe` if it is "recipe". Throws UsageError if
+// a part does not exist, or nothing is left to train.
+void freeze_parts(torch::nn::Module& model, std::string& parts, const std::string& of_recipe);
 
 // Returns a new model on the device, in the channels-last memory format, with the weights of --weights if
 // given, and the parts of --freeze frozen. The recipe freezes the stem only if all of it is in the file. Sets

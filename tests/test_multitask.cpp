@@ -188,6 +188,7 @@ PROGRAM_TEST("multitask: invalid flags are refused with a remedy") {
   refuses(kTwo + "--amp fp16", "--amp fp16 is not possible here; give off, tf32, bf16 or fp64");
   refuses(kTwo + "--out r", "r already holds a run");
   refuses("--resume r --data few --data all", "has other heads or classes than --data");
+  refuses("--resume r --freeze stem --max-iters 2", "--freeze stem differs from the run's 'none'");
   refuses("--resume r", "r is complete: 1 of 1 steps are done; increase --epochs or --max-iters to continue");
   CHECK(has(succeed(two.dir, "multitask", kTwo + "--max-iters 1 --eval-interval 0 --resume auto --out r"),
             "r is complete: 1 of 1 steps are done"));

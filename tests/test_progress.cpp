@@ -395,6 +395,14 @@ TEST_CASE(
 }
 
 TEST_CASE("progress: settings that are the default are not logged") {
+  TestRun fine_tunes;
+  Config pretrained;
+  pretrained.weights = "w.pth";
+  fill_in(pretrained);
+  fill_in_steps(pretrained, 80);
+  pretrained.freeze = "stem";  // as new_model() does
+  quietly([&] { fine_tunes.progress->log_settings(pretrained, 80); });
+  CHECK(fine_tunes.log_text() == "flags   --weights w.pth --no-multiscale\n");
   for (const int bs : {16, 7}) {
     TestRun test_run;
     Config config;

@@ -43,18 +43,20 @@ TEST_CASE("recipe: finetune has one input size, unless --multiscale or a resumed
   CHECK(resumed.multiscale);
 }
 
-TEST_CASE("recipe: finetune freezes the stem of pretrained weights, unless --freeze says otherwise") {
-  CHECK(Settings26("--weights x.pth").freeze == "stem");
-  CHECK(Settings26("--weights x.pth --freeze none").freeze == "");
-  CHECK(Settings26("--weights x.pth --freeze backbone").freeze == "backbone");
-  CHECK(Settings26("--weights x.pth --recipe official").freeze == "");
-  CHECK(Settings26("--recipe finetune").freeze == "");
-  Config resumed;
-  resumed.weights = "x.pth";
-  resumed.recipe = "finetune";
-  resumed.freeze = "";  // of the checkpoint
-  fill_in(resumed, /*resumed=*/true);
-  CHECK(resumed.freeze == "");
+TEST_CASE(
+    "recipe: --freeze follows the recipe, unless it names parts or none, as old checkpoints do with an empty "
+    "text") {
+  YOLOX model = make_model("yolox-nano", 2);
+  const size_t all = trainable_parameters(*model).size();
+  const auto frozen = [&](std::string parts, const std::string& of_recipe) {
+    freeze_parts(*model, parts, of_recipe);
+    return concat(parts, " ", all - trainable_parameters(*model).size());
+  };
+  CHECK(frozen("recipe", "none") == "none 0");
+  CHECK(frozen("none", "stem") == "none 0");
+  CHECK(frozen("", "stem") == "none 0");
+  CHECK(frozen("recipe", "stem") == "stem 3");
+  CHECK(frozen("head.obj_preds", "stem") == "head.obj_preds 9");
 }
 
 TEST_CASE("recipe: a flag overrides its value, and the learning rate follows the optimizer of the flag") {
@@ -129,6 +131,7 @@ PROGRAM_TEST(
   const std::string official =
       succeed(dir, "train", flags + "--weights a/last.pth --recipe official --max-iters 1 --out plain");
   CHECK(has(unwrapped(official), "recipe  official, as --recipe says: sgd, lr 0.0003125"));
+  CHECK_FALSE(has(official, "frozen"));
   check_refusal(dir, "train", "--resume tuned --recipe official --max-iters 6", 2,
                 "--recipe official differs from the run's 'finetune'");
 }
@@ -141,23 +144,34 @@ PROGRAM_TEST("train: finetune keeps the stem of the weights, and trains one that
     if (!has(e.key().toStringRef(), "backbone.stem.")) without.insert(e.key(), e.value());
   write_pth(dir / "without_stem.pth", without);
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 4 --epochs 2 --eval-interval 0 ";
-  const auto changed = [&](const std::string& run) {
+  // Tensors of the stem that differ from other weights.
+  const auto changed = [&](const std::string& run, const c10::impl::GenericDict& other) {
     int count = 0;
     for (const auto& e : weights_of(dir, run, false))
       if (has(e.key().toStringRef(), "backbone.stem."))
-        count += !torch::equal(e.value().toTensor(), before.at(e.key()).toTensor());
+        count += !torch::equal(e.value().toTensor(), other.at(e.key()).toTensor());
     return count;
   };
-  const std::string printed = succeed(dir, "train", flags + "--weights a/last.pth --out kept --max-iters 2");
-  CHECK(has(unwrapped(printed), "frozen stem"));
-  CHECK(changed("kept") == 0);
-  succeed(dir, "train", flags + "--weights a/last.pth --freeze none --out moved --max-iters 2");
-  CHECK(changed("moved") > 4);
-  succeed(dir, "train", flags + "--weights without_stem.pth --out fresh --max-iters 2");
-  CHECK(changed("fresh") > 4);
-  CHECK_FALSE(has(unwrapped(succeed(dir, "train", "--resume fresh --max-iters 3")), "frozen"));
-  CHECK(has(unwrapped(succeed(dir, "train", "--resume kept --max-iters 3")), "frozen stem"));
-  CHECK(changed("kept") == 0);
+  // The same command begins a run and resumes it.
+  const auto steps = [&](const std::string& flags_of_run, int count) {
+    return unwrapped(
+        succeed(dir, "train", concat(flags, "--resume auto ", flags_of_run, " --max-iters ", count)));
+  };
+  const std::string kept = "--weights a/last.pth --out kept";
+  const std::string printed = steps(kept, 2);
+  CHECK(has(printed, "frozen stem"));
+  CHECK_FALSE(has(printed, "--freeze"));  // in the line of flags that are not the default
+  CHECK(changed("kept", before) == 0);
+  CHECK(has(steps(kept + " --freeze recipe --optimizer recipe", 3), "frozen stem"));
+  CHECK(changed("kept", before) == 0);
+  const std::string moved = "--weights a/last.pth --freeze none --out moved";
+  CHECK(has(steps(moved, 2), "--freeze none"));
+  CHECK(changed("moved", before) > 4);
+  CHECK_FALSE(has(steps(moved, 3), "frozen"));
+  CHECK_FALSE(has(steps("--weights without_stem.pth --out fresh", 1), "frozen"));
+  const auto first = weights_of(dir, "fresh", false);
+  CHECK_FALSE(has(steps("--weights without_stem.pth --out fresh", 3), "frozen"));
+  CHECK(changed("fresh", first) > 4);
 }
 
 PROGRAM_TEST("train: finetune scales large filters of the weights down, by powers of two, but not the stem") {
