@@ -153,8 +153,6 @@ struct Config : Flags {
                          marked(kFrequent));
   double dtr_slowdown = flag(dtr_slowdown, "Memory", "dtr-slowdown", 1.3, "X",
                              "--bs auto: maximum slowdown by DTR", between(1, 100));
-  bool dtr_trace = flag(dtr_trace, "Memory", "dtr-trace", false, "",
-                        "plot the memory of one step to dtr_trace.png", marked(kOfCall));
 
   int gpus = flag(gpus, "Ranks", "gpus", 0, "N", "train on N GPUs of this machine, one rank per GPU",
                   between(0, 1024) | kFrequent);
@@ -220,7 +218,6 @@ inline void check_config(const Config& c) {
               c.accum);
   const bool with_dtr = dtr_bytes(c) > 0;
   combination_check(with_dtr || !c.was_given("dtr-slowdown"), "--dtr-slowdown needs --dtr");
-  combination_check(with_dtr || !c.dtr_trace, "--dtr-trace needs --dtr GB or --dtr auto");
   usage_check(std::max(0.0, c.warmup_epochs) + std::max(0.0, c.no_aug_epochs) <= c.epochs, "--warmup-epochs ",
               c.warmup_epochs, " plus --no-aug-epochs ", c.no_aug_epochs, " exceeds --epochs ", c.epochs);
   usage_check(c.node >= 0 && c.node < c.nodes, "--node must be in 0..", c.nodes - 1, ", got ", c.node);

@@ -262,7 +262,6 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatche
   batches.start(t.iteration);
   MicroBatches micro_batches(t, config.accum, config.bs / rank_info.world, ranks, graphs, run.log);
   UnreadSteps unread(ranks, config.timeout);
-  const int64_t traced = config.dtr_trace && ranks.first() ? t.iteration + 2 : -1;  // --dtr-trace
   bool go_on = !run.evaluation_due(t) || end_of_epoch(t, plan, run);
   run.check_signals();
   while (go_on && t.iteration < plan.iters && !run.stopped()) {
@@ -273,7 +272,6 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatche
     run.start_step(i, batch, batches.reset_waiting_time());
 
     step.use_l1 = i >= plan.first_no_aug_iteration;
-    dtr.record_samples = i == traced;
     micro_batches.save_statistics();
     const StepInput next{batch, lr, ema_decay(plan.ema, t.ema_updates + 1)};
 

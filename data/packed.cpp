@@ -202,14 +202,7 @@ Dataset packed_dataset(const std::shared_ptr<Packed>& file, const std::string& s
   key.add(file->path + split, s);
   checks.key = key.text();
   Dataset data = make_dataset(std::move(source), checks);
-  if (file->get("yolox").find("decoded") != std::string_view::npos) {
-    data.stored = [file, images](size_t i, double scale) { return read_pyramid_level(images[i], scale); };
-    data.read = [path = file->path](size_t i) -> std::string {
-      throw ImageError(concat(path, ": image ", i, " could not be decoded when it was packed"));
-    };
-  } else {
-    data.read = [file, images](size_t i) { return std::string(images[i]); };
-  }
+  data.read = [file, images](size_t i) { return std::string(images[i]); };
   return data;
 }
 
@@ -217,7 +210,8 @@ std::shared_ptr<Packed> open_packed(const std::string& path, const std::string& 
   check(split.empty() || split == "val", "--split ", split, ": a packed data set has train and val only");
   const auto file = std::make_shared<Packed>(path);
   const std::string_view head = file->get("yolox");
-  check(head.substr(0, 2) == "1 ", path, " is not a packed data set of this program; make one with ./pack");
+  check(head.starts_with("1 encoded "), path,
+        " is not a packed data set of this program; make one with ./pack");
   check(!file->get("complete").empty(), path, " is incomplete; run the same ./pack command again to resume");
   return file;
 }

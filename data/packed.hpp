@@ -16,12 +16,12 @@ namespace yolox {
 
 // Format: an LMDB file with these keys.
 //
-//   yolox         "1 encoded|decoded|cache KEY": version, form of the images, hash of what the file contains
+//   yolox         "1 encoded|cache KEY": version, form of the images, hash of what the file contains
 //
 //   train, val    COCO JSON of a split; val is empty if the data set has one split only. Not in a cache
 //
-//   train/N       image N of train: the bytes of its file, or an image pyramid (PyramidHeader); val/N in the
-//   same way
+//   train/N       image N of train: the bytes of its file, or in a cache an image pyramid (PyramidHeader);
+//   val/N in the same way
 //
 //   complete      written last
 

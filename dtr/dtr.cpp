@@ -82,9 +82,7 @@ void Dtr::begin() {
   limit = done.budget;
   peak = used;
   cost_at_last_raise = 0;
-  started = std::chrono::steady_clock::now();
   largest_allocation_before = std::exchange(largest_allocation, 0);
-  if (record_samples) take_sample();
   now_running = this;
   if (!on_cpu) return;
   CountingAllocator::get().before_allocation = [](int64_t bytes) {
@@ -358,16 +356,6 @@ void Dtr::compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys
   }
 }
 
-void Dtr::take_sample() {
-  const double used = settings.used().now;
-  double without = used;
-  for (const auto& [storage, cell] : cells)
-    if (cell->evicted && !cell->program.expired()) without += double(cell->bytes);
-  for (const Cell* cell : evictable)
-    if (cell->held_memory && cell->program.expired()) without -= double(cell->bytes);
-  done.samples.push_back({seconds_since(started), used, without});
-}
-
 const Dtr::About& Dtr::info_of(const c10::OperatorHandle& operation) {
   auto& one = known[&operation.schema()];
   if (!one) one = std::make_unique<About>(operation);
@@ -566,9 +554,6 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
         for (const Input& in : inputs) pin(*in.tensor);
     });
   keep_reserve();
-  if (!record_samples) return;
-  if (backward && done.backward == 0) done.backward = seconds_since(started);
-  take_sample();
 }
 
 namespace dtr_detail {

@@ -83,13 +83,6 @@ struct DtrSettings {
       cost = {};
 };
 
-// Memory after one operation of a step.
-struct MemorySample {
-  double seconds;      // since the start of the step
-  double with_dtr;     // bytes that the device's allocator has allocated
-  double without_dtr;  // the same without DTR, computed from the evicted and the recomputed bytes
-};
-
 // Statistics of one step.
 struct DtrStep {
   double budget = 0;  // bytes
@@ -101,8 +94,6 @@ struct DtrStep {
   double cost = 0, remat_cost = 0;  // of all operations and of all repetitions, in the unit of the cost
   double remat_seconds = 0;         // time of the repetitions on the host
   int64_t out_of_memory_count = 0;  // out-of-memory errors that happened within the budget
-  std::vector<MemorySample> samples = {};  // one after each operation, if record_samples
-  double backward = 0;                     // seconds at which backward began, if record_samples
 
   // Returns the cost of the step relative to a step without DTR, at least 1.
   double slowdown() const { return cost > 0 ? (cost + remat_cost) / cost : 1; }
@@ -128,7 +119,6 @@ class Dtr {
 
   bool on() const { return settings.budget > 0 || settings.automatic; }
   const DtrStep& step() const { return done; }  // statistics of the latest step
-  bool record_samples = false;                  // whether to fill DtrStep::samples
 
   // A step within the budget, from the construction to finish(). All tensors that exist afterwards are
   // ordinary tensors with their contents. If the budget is too small, the step uses more memory instead of
@@ -311,7 +301,6 @@ class Dtr {
   // number generator. statistics: tensors that get their old values back before the kernel is called again.
   void compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::ArrayRef<IValue> given,
                bool anew, c10::ArrayRef<Tensor> statistics, Stack& stack);
-  void take_sample();
   // Returns the properties of an operation; cached.
   const About& info_of(const c10::OperatorHandle& operation);
   Inputs inputs_of(const About& info, c10::ArrayRef<IValue> given) const;
@@ -341,8 +330,7 @@ class Dtr {
   std::atomic<double> peak{0};   // bytes; maximum in this step
   double largest_allocation = 0,
          largest_allocation_before = 0;  // bytes; largest allocation of an operation, and in the last step
-  Time started;
-  double cost_at_last_raise = 0;  // done.remat_cost when the limit was last raised
+  double cost_at_last_raise = 0;         // done.remat_cost when the limit was last raised
   std::recursive_mutex mutex;
   std::vector<Cell*> evictable;  // evictable cells, locked ones included; must outlive `cells`
   std::unordered_map<StorageImpl*, std::shared_ptr<Cell>> cells;  // the current cell of each storage

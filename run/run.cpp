@@ -11,7 +11,6 @@
 #include "data.hpp"
 #include "data/cache.hpp"
 #include "data/pictures.hpp"
-#include "dtr/trace.hpp"
 #include "images/font.hpp"
 #include "metrics/html.hpp"
 #include "run/crash.hpp"
@@ -178,10 +177,6 @@ void Run::start_step(int64_t step, const Batch& batch, double waited) {
 void Run::end_step(Training& t, const StepRecord& record) {
   const auto& [step, batch, lr, size, use_l1, anomaly, dtr, numbers] = record;
   if (!numbers.finite()) ++t.skipped;
-  if (!dtr.samples.empty()) {
-    save_image(folder + "/dtr_trace.png", draw_memory_chart(dtr.samples, dtr.budget, dtr.backward));
-    log.line(concat("memory over step ", step, ", with --dtr and without: ", folder, "/dtr_trace.png"));
-  }
   RECORD_USER_SCOPE("logging");
   progress->step(step, numbers, lr, plan, device, dtr);
   if (!profiling() && plan.ends_epoch(step + 1)) progress->log_ranks(ranks, device);

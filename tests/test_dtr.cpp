@@ -11,7 +11,6 @@
 
 #include "dtr/budget.hpp"
 #include "dtr/dtr.hpp"
-#include "dtr/trace.hpp"
 #include "run/fit.hpp"
 #include "run/state.hpp"
 #include "train_step.hpp"
@@ -879,44 +878,6 @@ GPU_TEST(
 #endif
 }
 
-TEST_CASE("dtr: samples have the memory of a step with DTR and the memory that it would need without") {
-  Net net;
-  Dtr off;
-  net.step(off);
-  const double plain = net.step(off).bytes, before = double(live());
-  Dtr dtr(relative_budget(0.6 * plain));
-  dtr.record_samples = true;
-  net.step(dtr);
-  const DtrStep& s = dtr.step();
-  REQUIRE(s.samples.size() > 500);
-  double with = 0, without = 0, last = 0;
-  for (const auto& sample : s.samples) {
-    CHECK(sample.seconds >= last);
-    last = sample.seconds;
-    with = std::max(with, sample.with_dtr - before);
-    without = std::max(without, sample.without_dtr - before);
-  }
-  CHECK(with + before <= s.budget);
-  CHECK(with > 0.5 * plain);
-  CHECK(without == doctest::Approx(plain).epsilon(0.1));  // except for workspace of operations
-  CHECK(s.backward > 0);
-  CHECK(s.backward < last);
-  CHECK(s.peak - before == doctest::Approx(0.6 * plain).epsilon(0.05));
-
-  const cv::Mat picture = draw_memory_chart(s.samples, s.budget, s.backward);
-  CHECK(picture.size() == cv::Size(960, 480));
-  const auto count = [&](const cv::Scalar& colour) {
-    cv::Mat mask;
-    cv::inRange(picture, colour, colour, mask);
-    return cv::countNonZero(mask);
-  };
-  CHECK(count({170, 105, 30}) > 20000);
-  CHECK(count({200, 190, 180}) > 5000);
-  dtr.record_samples = false;
-  net.step(dtr);
-  CHECK(dtr.step().samples.empty());
-}
-
 TEST_CASE(
     "dtr: the automatic budget follows free memory, down at once and up slowly, and shrinks when memory runs "
     "out") {
@@ -988,14 +949,12 @@ PROGRAM_TEST("train: --dtr gives the same weights, names a sufficient budget, an
   const std::string budget = smallest_budget(dir, flags);
   const double gigabytes = std::stod(budget.substr(budget.find("dtr ") + 4));
   CHECK(gigabytes > 0.01);
-  const std::string within = succeed(dir, "train", flags + "--out within --dtr-trace" + budget);
+  const std::string within = succeed(dir, "train", flags + "--out within" + budget);
   const auto a = weights_of(dir, "plain"), b = weights_of(dir, "within");
   for (const auto& e : a) CHECK(same_bits(e.value().toTensor(), b.at(e.key()).toTensor()));
   CHECK(last_ap(dir, "within") == last_ap(dir, "plain"));
   CHECK_MESSAGE(has(within, "dtr     "), within);
   CHECK(has(unwrapped(within), "times the computation"));
-  CHECK(has(within, "memory over step 2, with --dtr and without: within/dtr_trace.png"));
-  CHECK(cv::imread(dir / "within/dtr_trace.png").cols == 960);
   bool again = false;
   for (const auto& row : metric_rows(dir / "within/metrics.csv"))
     if (!std::isnan(row[15])) again |= row[17] > 0 && row[15] <= 1e9 * gigabytes;
@@ -1026,8 +985,7 @@ PROGRAM_TEST("train: --dtr gives the same weights, names a sufficient budget, an
   for (const auto& [more, part] : {std::pair("--dtr x", "--dtr must be off, auto or GB, got 'x'"),
                                    {"--dtr -1", "--dtr must be off, auto or GB"},
                                    {"--dtr 1 --dtr-slowdown 0.5", "--dtr-slowdown must be in 1..100"},
-                                   {"--dtr-slowdown 2", "--dtr-slowdown needs --dtr"},
-                                   {"--dtr-trace", "--dtr-trace needs --dtr"}})
+                                   {"--dtr-slowdown 2", "--dtr-slowdown needs --dtr"}})
     check_refusal(dir, "train", flags + "--out no " + more, 2, part);
 }
 

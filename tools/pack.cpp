@@ -34,27 +34,7 @@ struct Config : Flags {
   double overlap = flag(overlap, "Files", "overlap", 0.2, "X",
                         "overlap of neighbouring tiles, as a fraction of N; more than the largest object",
                         between(0, 0.9));
-  bool decoded = flag(decoded, "Files", "decoded", false, "",
-                      "store decoded images: no decoding in training, about 10 times the size");
 };
-
-// Returns an image, decoded, and its reductions by 2, 4, 8, ... as a pyramid. If the image cannot be decoded,
-// there are no levels, and the image is added to the problems of the data set.
-static std::string decoded_image(const Dataset& data, size_t i) {
-  std::vector<ImageRegion> levels;
-  try {
-    const std::string bytes = data.bytes(i);
-    for (double scale = 1; levels.size() < size_t(PyramidHeader::kMaxLevels); scale /= 2) {
-      levels.push_back(
-          decode_region(bytes, data.records[i].file, {{0, 0}, data.size(i)}, scale, data.size(i)));
-      if (levels.back().image.size().area() == 1) break;
-    }
-  } catch (const ImageError& e) {
-    data.problems->add("image cannot be used", e.what());
-    levels.clear();
-  }
-  return pyramid_of(levels);
-}
 
 // Locks the output file until this program ends. Creates the file if needed.
 static void lock_output(const std::string& path) {
@@ -95,13 +75,12 @@ static void pack(int argc, char** argv) {
     key.add(data->key);
     key.add(labels[name]);
   }
-  const std::string head = concat("1 ", config.decoded ? "decoded " : "encoded ", key.text());
+  const std::string head = "1 encoded " + key.text();
   lock_output(config.out);
   PackedWriter file(config.out, "; is the disk full? Free some space and run ./pack again to resume");
   const std::string found(file.get("yolox"));
   check(found.empty() || found == head, config.out,
-        " holds other images or labels, or was packed with another setting of --decoded; ",
-        "delete it or give another --out");
+        " holds other images or labels; delete it or give another --out");
   if (!file.get("complete").empty()) {
     std::cout << printable(config.out) << " is complete\n";
     return;
@@ -113,8 +92,7 @@ static void pack(int argc, char** argv) {
     file.put(name, labels[name]);
     if (splits.same && name == "val") break;
     already_packed += file.put_images(
-        name, data->records.size(), config.decoded ? 8 : 64, 0,
-        [&, data = data](size_t i) { return config.decoded ? decoded_image(*data, i) : data->bytes(i); },
+        name, data->records.size(), 64, 0, [data = data](size_t i) { return data->bytes(i); },
         [&](size_t n) {
           if (isatty(1)) std::cout << "\r" << done + n << "/" << all << std::flush;
         });
