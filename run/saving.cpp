@@ -189,10 +189,10 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
     const bool chosen = same && (now.at(name) == "auto" || now.at(name) == "recipe" ||
                                  (name == "accum" && now.at("bs") == "auto"));
     const bool of_optimizer = name == "freeze" || name == "optimizer" || name == "recipe";
-    usage_check(!given || chosen || !of_optimizer || now.at(name) == value, "--", name, " ", now.at(name),
-                " differs from the run's '", value,
-                "', so its optimizer state does not match; start a new run from its weights: --weights ",
-                shell_word(run + "/last.pth"));
+    if (given && !chosen && of_optimizer)
+      usage_check(now.at(name) == value, "--", name, " ", now.at(name), " differs from the run's '", value,
+                  "', so its optimizer state does not match; leave --", name,
+                  " out, or start a new run from its weights");
     const bool increased = same && name == "accum" && std::stoi(value) > std::stoi(now.at(name));
     if (!given || chosen || increased) flags.set(name, value);
     if (increased)

@@ -402,13 +402,14 @@ TEST_CASE("progress: settings that are the default are not logged") {
   fill_in_steps(pretrained, 80);
   pretrained.freeze = "stem";  // as new_model() does
   quietly([&] { fine_tunes.progress->log_settings(pretrained, 80); });
-  CHECK(fine_tunes.log_text() == "flags   --weights w.pth --no-multiscale\n");
+  CHECK(fine_tunes.log_text() == "flags   --weights w.pth\n");
   for (const int bs : {16, 7}) {
     TestRun test_run;
     Config config;
     config.bs = bs;
     fill_in(config);
     fill_in_steps(config, 80);
+    config.freeze = "none";
     quietly([&] { test_run.progress->log_settings(config, 80); });
     CHECK(test_run.log_text() == std::string(bs == 16 ? "" : "flags   --bs 7\n"));
   }
