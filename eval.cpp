@@ -270,7 +270,6 @@ static void warn_near_zero(const EvalResult& result, bool legacy) {
 // Evaluates a model (--data and --weights).
 static void evaluate_model(const Config& config) {
   keep_freed_memory();
-  opencv_single_thread();
 
   EvalSettings settings;
   settings.device = parse_device(config.device);

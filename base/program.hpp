@@ -57,9 +57,9 @@ inline void ignore_hangup() {
 // Raises the limit of open file descriptors to the hard limit, because the soft limit is often only 1024.
 void allow_open_files();
 
-// Turns off OpenCV's threads and OpenCL. Call this function first in main(). OpenCV's threads would compete
-// with the worker threads of the data loader, which already use all cores. The OpenCL setting holds for the
-// calling thread only; other threads do not use OpenCL as long as they use cv::Mat and not cv::UMat.
+// Turns off OpenCV's threads and OpenCL. OpenCV's threads would compete with the worker threads of the data
+// loader, which already use all cores. The OpenCL setting holds for the calling thread only; other threads do
+// not use OpenCL as long as they use cv::Mat and not cv::UMat.
 void opencv_single_thread();
 
 // Prints "error: " and the message of an exception on stderr, without the backtrace that torch appends, and
@@ -76,6 +76,7 @@ void check_stdout();
 template <class Program>
 int run_program(Program&& program) {
   allow_open_files();
+  opencv_single_thread();
   std::signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails as on a full disk
   try {
     program();

@@ -21,7 +21,6 @@
 namespace yolox {
 
 torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
-  opencv_single_thread();
   sweep_caches(ram_place());
   const torch::Device device = device_of(config, rank_info);
   if (device.is_cpu()) keep_freed_memory();

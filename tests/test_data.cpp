@@ -1153,7 +1153,7 @@ SHARED_TEST("preprocess: legacy preprocessing equals that of YOLOX 0.1.0") {
   CHECK(torch::allclose(preprocess(batch, true)[0], want, 1e-6, 1e-6));
 }
 
-TEST_CASE("opencv: loops of OpenCV use one thread in the main thread and in a worker, and OpenCL is off") {
+TEST_CASE("programs: loops of OpenCV use one thread, also in a worker, and OpenCL is off") {
   const auto threads_used = [] {
     std::mutex mutex;
     std::set<std::thread::id> ids;
@@ -1168,12 +1168,14 @@ TEST_CASE("opencv: loops of OpenCV use one thread in the main thread and in a wo
   cv::setNumThreads(2);
   cv::ocl::setUseOpenCL(true);
   threads_used();  // starts OpenCV's thread pool
-  opencv_single_thread();
-  CHECK(uses_only_this());
   bool in_worker = false;
-  std::thread([&] { in_worker = uses_only_this(); }).join();
+  const int code = run_program([&] {
+    CHECK(uses_only_this());
+    std::thread([&] { in_worker = uses_only_this(); }).join();
+    CHECK_FALSE(cv::ocl::useOpenCL());
+  });
+  CHECK(code == 0);
   CHECK(in_worker);
-  CHECK_FALSE(cv::ocl::useOpenCL());
 }
 
 TEST_CASE(

@@ -101,7 +101,6 @@ static int check_data(int argc, char** argv) {
   std::vector<std::string> inputs = split_list(config.data);
   inputs.push_back(config.data);
   protect_inputs("--json", config.json, inputs);
-  opencv_single_thread();
   const Splits splits = load_splits(config.data, config.split, 0, "", config.images, config.val_fraction);
   std::vector<const Dataset*> parts = {&splits.train};
   if (!splits.same) parts.push_back(&splits.val);

@@ -486,7 +486,6 @@ int main(int argc, char** argv) {
     config.parse(argc, argv, "detects objects in images and videos", "--source photo.jpg --weights yolox-s");
     check_config(config);
     keep_freed_memory();
-    opencv_single_thread();
     Demo(config).run();
     check_stdout();
   });

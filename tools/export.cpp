@@ -164,7 +164,6 @@ static void run(int argc, char** argv) {
   config.parse(argc, argv, "exports a model to ONNX or TorchScript",
                "--weights runs/NAME/best.pth --out model.onnx");
   check_flags(config);
-  opencv_single_thread();
   const Image image = config.image.empty() ? Image(draw_shapes(0, 1, 0).image)
                                            : decode_image(read_bytes(config.image), config.image);
   auto loaded = load_model(config.weights, config.model, config.preproc, torch::kCPU);

@@ -55,7 +55,6 @@ static void pack(int argc, char** argv) {
   check(!fs::is_directory(config.out), "--out ", config.out, " is a folder");
   config.check_values();
   check_tile_side("--tiles", config.tiles);
-  opencv_single_thread();
   Splits whole = load_splits(config.data, config.split, 0, "", config.images), splits;
   if (config.tiles > 0) {
     // In training, more background than objects only takes time.
