@@ -75,7 +75,7 @@ awk -F '\t' -v OFS=' ' '
   function flush() { if (n) print sum, ++shards, first, first + n - 1; first += n; n = 0; sum = 0 }
   FILENAME == ARGV[1] { known[$2 "\t" $3] = $1; next }
   FNR == 1 { first = 1 }
-  { key = $2 "\t" $3; s = key in known ? known[key] : $1 == "programs" ? 4 : 0.5
+  { key = $2 "\t" $3; s = key in known ? known[key] : $2 ~ /ddp|edit|library/ ? 25 : $1 == "programs" ? 4 : 0.5
     if (n && sum + s > 20) flush()
     sum += s; ++n }
   END { flush() }' "$times" "$work/cases" | sort -rn >"$work/shards"

@@ -250,30 +250,6 @@ TEST_CASE(
   hsv_jitter(fenced.image.ptr(), 77, 1, 2, 3);
 }
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-// The AVX2 and the default version of jitter() by their mangled names. Null if the compiler names them
-// differently.
-__attribute__((weak)) void jitter_avx2(uchar*, int64_t, float, float,
-                                       float) asm("_ZN5yolox6jitterEPhlfff.avx2");
-__attribute__((weak)) void jitter_plain(uchar*, int64_t, float, float,
-                                        float) asm("_ZN5yolox6jitterEPhlfff.default");
-const bool two_jitters = jitter_avx2 && jitter_plain && __builtin_cpu_supports("avx2");
-TEST_CASE("augmentation: HSV jitter with AVX2 equals the default version bit for bit" *
-          doctest::skip(!two_jitters)) {
-  Rng rng(2, 0, 0);
-  const Image image = noise({1000, 300});
-  for (int i = 0; i < 20; ++i) {
-    Image a(image.clone()), b(image.clone());
-    const auto whole = [&](int most) { return float(rng.randint(-most, most)); };
-    const float h = whole(90), s = whole(255), v = whole(255);
-    jitter_avx2(a.ptr(), int64_t(a.total()), h, s, v);
-    jitter_plain(b.ptr(), int64_t(b.total()), h, s, v);
-    CHECK(max_difference(a, b) == 0);
-    CHECK(max_difference(a, image) > 0);
-  }
-}
-#endif
-
 TEST_CASE("augmentation: the average of two images rounds halves up") {
   Image a({256, 256}, 0), b({256, 256}, 0);
   for (int y = 0; y < 256; ++y)

@@ -133,14 +133,16 @@ PROGRAM_TEST("examples: a model with a backbone or neck of its own trains, evalu
         " --data data --size 64 --bs 4 --epochs 8 --eval-interval 0 --warmup-epochs 0 --no-aug-epochs 0 "
         "--optimizer adam "
         "--lr 0.002 --mosaic-prob 0 --mixup-prob 0 --no-multiscale ";
-    succeed(dir, "train", "--model " + name + flags + "--procs 2 --out r");
+    const bool pico = name == "yolox-pico";
+    succeed(dir, "train", concat("--model ", name, flags, pico ? "--procs 2" : "", " --out r"));
     const auto rows = metric_rows(dir / "r/metrics.csv");
     CHECK(rows.back()[kObj] > 0);
     CHECK(rows.back()[kObj] < 0.95 * rows.at(0)[kObj]);
     CHECK(weights_info(read_pth(dir / "r/last.pth"), "last.pth").model == name);
+    CHECK(has(succeed(dir, "export", "--weights r/last.pth --out m.onnx --dynamic"), name));
+    if (!pico) continue;
     CHECK(has(succeed(dir, "eval", "--data data --weights r/last.pth"), "AP"));
     succeed(dir, "demo", "--source data/train --max-images 2 --weights r/last.pth --save pictures");
-    CHECK(has(succeed(dir, "export", "--weights r/last.pth --out m.onnx --dynamic"), name));
     CHECK(has(succeed(dir, "export", "--weights r/last.pth --out m.ts"), name));
   }
 }
