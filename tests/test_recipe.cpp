@@ -160,7 +160,7 @@ PROGRAM_TEST("train: finetune keeps the stem of the weights, and trains one that
   const std::string kept = "--weights a/last.pth --out kept";
   const std::string printed = steps(kept, 2);
   CHECK(has(printed, "frozen stem"));
-  CHECK_FALSE(has(printed, "--freeze"));  // in the line of flags that are not the default
+  CHECK_FALSE(has(printed, "--freeze"));
   CHECK(changed("kept", before) == 0);
   CHECK(has(steps(kept + " --freeze recipe --optimizer recipe", 3), "frozen stem"));
   CHECK(changed("kept", before) == 0);
@@ -174,7 +174,9 @@ PROGRAM_TEST("train: finetune keeps the stem of the weights, and trains one that
   CHECK(changed("fresh", first) > 4);
 }
 
-PROGRAM_TEST("train: finetune scales large filters of the weights down, by powers of two, but not the stem") {
+PROGRAM_TEST(
+    "train, multitask: finetune scales large filters of the weights down, by powers of two, but not the "
+    "stem") {
   const TempDir& dir = trained().dir;
   auto large = empty_dict();  // the same function, but for rounding
   for (const auto& e : weights_of(dir, "a")) {
@@ -183,9 +185,12 @@ PROGRAM_TEST("train: finetune scales large filters of the weights down, by power
     large.insert(key, e.value().toTensor() * (times_8 ? 8 : has(key, "running_var") ? 64 : 1));
   }
   write_pth(dir / "large.pth", large);
-  succeed(dir, "train",
-          "--data data --model yolox-nano --size 64 --bs 4 --max-iters 1 --lr 0 --eval-interval 0 "
-          "--weights large.pth --out scaled");
+  const std::string flags =
+      "--data data --model yolox-nano --size 64 --bs 4 --max-iters 1 --lr 0 --eval-interval 0 "
+      "--weights large.pth --out ";
+  succeed(dir, "train", flags + "scaled");
+  succeed(dir, "multitask", flags + "heads");
+  const auto of_head = read_pth(dir / "heads/head_data.pth").toGenericDict().at("model").toGenericDict();
   int64_t scaled = 0, filters = 0;
   for (const auto& e : weights_of(dir, "scaled", false)) {
     const std::string key = e.key().toStringRef();
@@ -193,6 +198,7 @@ PROGRAM_TEST("train: finetune scales large filters of the weights down, by power
     const Tensor now = e.value().toTensor().flatten(1), given = large.at(key).toTensor().flatten(1);
     const Tensor factor = (now.norm(2, 1) / given.norm(2, 1)).log2().round().exp2();  // [O]
     CHECK_MESSAGE(torch::equal(now, given * factor.unsqueeze(1)), key);
+    CHECK_MESSAGE(torch::equal(now, of_head.at(key).toTensor().flatten(1)), key);
     if (has(key, "backbone.stem.")) CHECK(torch::equal(now, given));
     scaled += (factor <= 0.25).sum().item<int64_t>();
     filters += factor.numel();
