@@ -247,23 +247,10 @@ void RunProgress::log_problems(const Dataset& data, const std::string& list) {
   data.problems->write(list);
 }
 
-void RunProgress::log_settings(const Config& config, int64_t images) {
-  // The default of some settings depends on others.
-  Config defaults;
-  defaults.model = config.model;
-  defaults.epochs = config.epochs;
-  defaults.bs = config.bs;
-  defaults.recipe = config.recipe;
-  fill_in(defaults);
-  fill_in_steps(defaults, images);
-  defaults.freeze = config.weights.empty() ? "none" : training_recipe(config).freeze;
-  defaults.bs = Config().bs;
-  const auto usual = defaults.values();
+void RunProgress::log_flags(const Config& config) {
   std::string text;
-  size_t k = 0;
   for (const auto& [name, value] : config.values()) {
-    const std::string& by_default = usual[k++].second;
-    if (!config.was_given(name) && (value == by_default || by_default == "auto")) continue;
+    if (!config.was_given(name)) continue;
     const bool is_switch = value == "true" || value == "false";
     text += is_switch ? concat(value == "true" ? " --" : " --no-", name)
                       : concat(" --", name, " ", shell_word(value));
@@ -350,7 +337,7 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
               ImageSize base, double flops, torch::Device device, const Plan& plan, double lr,
               const Ranks& ranks) {
   const Dataset &data = splits.train, &val = splits.val;
-  progress.log_settings(config, int64_t(data.records.size()));
+  progress.log_flags(config);
   log.line(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
                   val.records.size(), " for evaluation (", splits.same ? "the same images" : val.name, "), ",
                   data.classes.size(), " classes; ", config.loader_threads, " loader thread",

@@ -120,8 +120,8 @@ class RunProgress {
   void log_problems(const Splits& splits);
   void log_problems(const Dataset& data, const std::string& list);
 
-  // Logs the settings that are not the default, as flags. images: number of training images.
-  void log_settings(const Config& config, int64_t images);
+  // Logs the flags that were given.
+  void log_flags(const Config& config);
 
   // Logs for several ranks: memory and data loader waiting time of each rank, and the slowest rank since the
   // last call. All ranks must call it together.

@@ -394,23 +394,10 @@ TEST_CASE(
   CHECK(metric_rows(only_evaluates.dir / "epochs.csv").size() == 1);
 }
 
-TEST_CASE("progress: settings that are the default are not logged") {
-  TestRun fine_tunes;
-  Config pretrained;
-  pretrained.weights = "w.pth";
-  fill_in(pretrained);
-  fill_in_steps(pretrained, 80);
-  pretrained.freeze = "stem";  // as new_model() does
-  quietly([&] { fine_tunes.progress->log_settings(pretrained, 80); });
-  CHECK(fine_tunes.log_text() == "flags   --weights w.pth\n");
-  for (const int bs : {16, 7}) {
-    TestRun test_run;
-    Config config;
-    config.bs = bs;
-    fill_in(config);
-    fill_in_steps(config, 80);
-    config.freeze = "none";
-    quietly([&] { test_run.progress->log_settings(config, 80); });
-    CHECK(test_run.log_text() == std::string(bs == 16 ? "" : "flags   --bs 7\n"));
-  }
+TEST_CASE("progress: the flags of the command line are logged") {
+  TestRun test_run;
+  Config config;
+  parse(config, {"--bs", "7", "--data", "my data", "--no-multiscale"});
+  quietly([&] { test_run.progress->log_flags(config); });
+  CHECK(test_run.log_text() == "flags   --data 'my data' --bs 7 --no-multiscale\n");
 }
