@@ -810,12 +810,17 @@ PROGRAM_TEST("programs: invalid input gives one line that names it, and the righ
   CocoDataset others = read_coco(dir / "others/annotations/instances_train.json");
   for (CocoCategory& c : others.categories) c.name += " of another set";
   write_coco(dir / "others/annotations/instances_train.json", others);
+  fs::create_directories(dir / "nothing");
   fs::copy(dir / "a", dir / "h");
   const auto file = [&](const std::string& name, const std::string& text) { write_text(dir / name, text); };
   const std::string json = contents(dir / "data/annotations/instances_train.json");
   const std::string weights = contents(dir / "a/last.pth");
   file("text.txt", "words\n");
   file("cut.json", json.substr(0, json.size() / 2));
+  file("list.json", "[1, 2]");
+  file("none.json", "[]");
+  file("absent.json", R"({"images": [{"id": 1, "file_name": "absent_1.jpg"}], "categories": [{"id": 1}],
+                          "annotations": []})");
   file("cut.pth", weights.substr(0, weights.size() / 2));
 
   const std::string train =
@@ -831,7 +836,10 @@ PROGRAM_TEST("programs: invalid input gives one line that names it, and the righ
       {"train", "--gpus 2 --procs 2", 2, "usage: ./train --data DIR --weights yolox-s --bs 16 --epochs 100"},
       {"train", train + "--bs 100000000", 1, "--bs"},
       {"train", train + "--data nowhere", 1, "nowhere"},
+      {"train", train + "--data nothing", 1, "nothing"},
       {"train", train + "--data cut.json", 1, "cut.json"},
+      {"train", train + "--data absent.json", 1, "absent_1.jpg"},
+      {"train", train + "--data text.txt", 1, "text.txt"},
       {"train", train + "--weights nowhere.pth", 1, "nowhere.pth"},
       {"train", train + "--weights cut.pth", 1, "cut.pth"},
       {"train", train + "--out text.txt/run", 1, "text.txt/run"},
@@ -843,9 +851,13 @@ PROGRAM_TEST("programs: invalid input gives one line that names it, and the righ
       {"eval", "--gt a.json", 2, "usage: ./eval --data DIR --weights runs/NAME/best.pth"},
       {"eval", "--data data", 2, "--weights"},
       {"eval", "--gt a.json --dt b.json --conf 0.5", 2, "--conf is for --data and --weights"},
+      {"eval", "--gt nowhere.json --dt none.json", 1, "nowhere.json"},
+      {"eval", "--gt data/annotations/instances_train.json --dt list.json", 1, "list.json"},
+      {"eval", eval + "--split test", 1, "test"},
       {"eval", eval + "--conf 2", 2, "--conf"},
       {"eval", eval + "--model yolox-s", 1, "yolox-nano"},
       {"eval", eval + "--data others", 1, "has other classes"},
+      {"eval", eval + "--json nowhere/e.json", 1, "nowhere/e.json"},
       {"demo", "", 2, "usage: ./demo --source photo.jpg --weights yolox-s"},
       {"demo", demo + "--save text.txt", 1, "text.txt"},
       {"demo", demo + "--max-images -1", 2, "--max-images"},

@@ -253,6 +253,7 @@ PROGRAM_TEST("train: --patience-on loss ends a run whose validation loss does no
   // With a minimum score of 1, no detection is left: AP never improves, but the loss falls.
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 4 --epochs 4 --eval-interval 1 --conf 1 --patience 2 ";
+  CHECK(has(succeed(dir, "train", flags + "--out by_ap"), "2 evaluations without a better AP"));
   CHECK_FALSE(has(succeed(dir, "train", flags + "--patience-on loss --out by_loss"), "stopping:"));
   const std::string still = succeed(dir, "train",
                                     flags +
