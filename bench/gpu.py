@@ -109,8 +109,8 @@ class Bench:
                    f"--steps={self.steps}", f"--device={self.f.device}", *fast]
         return last_json(run(command, 120, variables=variables))
 
-    def theirs(self, batch, amp):
-        return last_json(run([sys.executable, __file__, "--peer", self.model, self.size, batch, amp, self.steps, self.f.device], 180))
+    def theirs(self, batch, amp, compiled=0):
+        return last_json(run([sys.executable, __file__, "--peer", self.model, self.size, batch, amp, self.steps, self.f.device, compiled], 180))
 
     def step(self):
         """Training step: images a second and memory."""
@@ -120,7 +120,8 @@ class Bench:
             for amp in self.precisions:
                 row = {}
                 calls = {name: lambda fast=fast: self.ours(batch, amp, "--cudnn-benchmark", *fast) for name, fast in kinds.items()}
-                for name, call in (*calls.items(), ("python", lambda: self.theirs(batch, amp))):
+                peers = {"python": lambda: self.theirs(batch, amp), "compiled": lambda: self.theirs(batch, amp, 1)}
+                for name, call in (calls | peers).items():
                     try:
                         found = call()
                         row[name] = {"images_per_second": batch / statistics.median(found["seconds"]), "gigabytes": found["peak_bytes"] / 1e9}
@@ -128,12 +129,12 @@ class Bench:
                         row[name] = {"error": str(e)}
                 self.results["step"][f"{amp} {batch}"] = row
                 text = lambda name, key: f"{row[name][key]:.4g}" if key in row[name] else row[name]["error"][:60]
-                best = max((row[n].get("images_per_second", 0) for n in kinds))
-                ratio = f"{best / row['python']['images_per_second']:.2f}" if best and "error" not in row["python"] else ""
+                best, other = (max(row[n].get("images_per_second", 0) for n in group) for group in (kinds, peers))
+                ratio = f"{best / other:.2f}" if best and other else ""
                 rows.append([f"{amp}, batch {batch}", *(text(n, "images_per_second") for n in row), ratio,
                              *(text(n, "gigabytes") if "error" not in row[n] else "" for n in row)])
-        names = ["plain", "fused norm", "CUDA graph", "both", "Python"]
-        table(f"Training step, {self.model} {self.size}: images/s, then GB", ["", *names, "best / Python", *names], rows)
+        names = ["plain", "fused norm", "CUDA graph", "both", "Python", "Python, torch.compile"]
+        table(f"Training step, {self.model} {self.size}: images/s, then GB", ["", *names, "ours / Python", *names], rows)
 
     def cudnn(self):
         """How cuDNN chooses its algorithms: speed with both fast paths, and seconds of the process, most of which are its start."""
@@ -289,11 +290,11 @@ def main():
     parser.add_argument("--amp", default="bf16,tf32", help="precisions of part step [bf16,tf32]")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the script")
-    parser.add_argument("--peer", nargs=6, help=argparse.SUPPRESS)
+    parser.add_argument("--peer", nargs=7, help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.peer:
-        model, size, batch, amp, steps, device = flags.peer
-        return peer_step(model, int(size), int(batch), amp, int(steps), device)
+        model, size, batch, amp, steps, device, compiled = flags.peer
+        return peer_step(model, int(size), int(batch), amp, int(steps), device, compiled == "1")
     if flags.data and flags.data != "shapes":
         flags.data = os.path.abspath(flags.data)
     unknown = set(flags.parts.split(",")) - set(PARTS)
