@@ -16,7 +16,7 @@ say() { printf '== %s\n' "$*"; }
 # Runs a command. Prints every 30 seconds how long it has been running, and the output of progress().
 patiently() {
   local start=$SECONDS status=0 beat
-  while sleep 30 >/dev/null 2>&1; do say "  $((SECONDS - start)) s$(progress)"; done &
+  while sleep 30 >/dev/null 2>&1; do say "  $((SECONDS - start)) s$(progress)"; done 9>&- &
   beat=$!
   disown $beat
   trap "kill $beat" EXIT
@@ -149,6 +149,10 @@ else
       echo "warning: cannot install nvcc; building without the fused norm kernels"
   fi
 fi
+# Another setup.sh may build in the same folder: ./test.sh in a second window.
+mkdir -p "$build"
+exec 9>"$build/.lock"
+flock -n 9 || { say "waiting for another setup.sh in $build"; flock 9; }
 generator=()
 if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
 cmake -S . -B "$build" ${search[@]+"${search[@]}"} "${generator[@]}" -DYOLOX_CUDA=$cuda ${YOLOX_CMAKE_ARGS:-} >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
