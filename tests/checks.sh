@@ -18,8 +18,9 @@ for check in "${wanted[@]}"; do
   [[ " ${all[*]} " == *" $check "* ]] || { echo "error: unknown check $check; the checks are: ${all[*]}"; exit 2; }
 done
 
-# All checks use one LibTorch, which is complete: `import torch` works in the tests of exported models.
-export YOLOX_DRIVER=580
+# All checks use one LibTorch. The checks cuda and gpu need all of it, also for `import torch`. With YOLOX_DRIVER=none the others do
+# without the libraries of CUDA.
+export YOLOX_DRIVER=${YOLOX_DRIVER-580}
 # setup FOLDER TARGET SETTINGS...: builds TARGET with clang, without CUDA because these checks need no GPU.
 setup() {
   YOLOX_BUILD=$1 CXX=clang++-14 YOLOX_CMAKE_ARGS="-DYOLOX_CUDA=OFF ${*:3}" ./setup.sh $2
@@ -91,6 +92,7 @@ check_threads() {
 check_cuda() {
   # Nothing of this build runs, so that it needs no optimisation; clang compiles it in half the time. Only this part of the
   # tests contains code for CUDA.
+  export YOLOX_DRIVER=580
   YOLOX_BUILD=build-cuda CXX=clang++-14 YOLOX_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=None ./setup.sh train bench_ddp bench_dtr bench_forward bench_loader bench_coco_eval bench_bn_silu CMakeFiles/tests.dir/Unity/unity_gpu_cxx.cxx.o || return 1
   local log=build-cuda/bn_silu.log
   # One line per kernel and architecture. It names a stack frame, and registers in memory.
@@ -101,6 +103,7 @@ check_cuda() {
 check_gpu() {
   # .ci/run runs all tests with this build.
   local build=build-simulated arguments=-DYOLOX_SIMULATED_CUDA=ON
+  export YOLOX_DRIVER=580
   YOLOX_BUILD=$build YOLOX_CMAKE_ARGS=$arguments ./setup.sh tests train eval demo export multitask check pack bench_train_step || return 1
   # Without tests and demo, which link the libraries of videos here.
   local bundle=$PWD/$build/bundle cache=$PWD/$build/cache log=$build/gpu-check.log
@@ -131,7 +134,10 @@ trap 'rm -rf "$logs"' EXIT
 export YOLOX_PACKAGES="clang-14 clang-tidy-14 clang-format-14 llvm-14 libclang-rt-14-dev"
 start=$SECONDS
 # Before the parallel checks, which need the same packages; clang-tidy needs onnx.pb.h and the precompiled header.
-build_sanitize "yolox_onnx CMakeFiles/yolox.dir/cmake_pch.hxx.pch" || exit 1
+case "${wanted[*]}" in
+  cuda | gpu) ;;
+  *) build_sanitize "yolox_onnx CMakeFiles/yolox.dir/cmake_pch.hxx.pch" || exit 1 ;;
+esac
 for check in "${wanted[@]}"; do
   while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
   run "$check" &
