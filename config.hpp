@@ -218,8 +218,9 @@ inline void check_config(const Config& c) {
               c.accum);
   const bool with_dtr = dtr_bytes(c) > 0;
   combination_check(with_dtr || !c.was_given("dtr-slowdown"), "--dtr-slowdown needs --dtr");
-  usage_check(std::max(0.0, c.warmup_epochs) + std::max(0.0, c.no_aug_epochs) <= c.epochs, "--warmup-epochs ",
-              c.warmup_epochs, " plus --no-aug-epochs ", c.no_aug_epochs, " exceeds --epochs ", c.epochs);
+  usage_check(std::max(0.0, c.warmup_epochs) + std::max(0.0, c.no_aug_epochs) <= c.epochs * (1 + 1e-9),
+              "--warmup-epochs ", c.warmup_epochs, " plus --no-aug-epochs ", c.no_aug_epochs,
+              " exceeds --epochs ", c.epochs);
   usage_check(c.node >= 0 && c.node < c.nodes, "--node must be in 0..", c.nodes - 1, ", got ", c.node);
   combination_check(c.gpus == 0 || c.procs == 0, "--gpus and --procs cannot be used together");
   combination_check(c.nodes == 1 || !c.master.empty(),
@@ -268,8 +269,11 @@ inline void fill_in_steps(Config& c, int64_t images) {
   const TrainingRecipe& recipe = training_recipe(c);
   const double epochs = c.epochs, per_epoch = double((images + c.bs - 1) / c.bs);
   fill(c.lr, default_lr(c.optimizer, c.bs));
-  fill(c.warmup_epochs, std::min({recipe.warmup_epochs, recipe.warmup_steps / per_epoch, 0.05 * epochs}));
-  fill(c.no_aug_epochs, std::min(recipe.no_aug_epochs, recipe.no_aug_share * epochs));
+  // What a flag leaves of the epochs: a resumed run has both values, which check_config() adds.
+  fill(c.warmup_epochs, std::min({recipe.warmup_epochs, recipe.warmup_steps / per_epoch, 0.05 * epochs,
+                                  epochs - std::max(0.0, c.no_aug_epochs)}));
+  fill(c.no_aug_epochs,
+       std::min({recipe.no_aug_epochs, recipe.no_aug_share * epochs, epochs - c.warmup_epochs}));
   fill(c.ema, recipe.of_run ? ema_of_run(per_epoch * epochs).decay : EmaSchedule().decay);
   fill(c.bn_momentum, recipe.of_run ? norm_momentum_of_run(per_epoch * epochs) : 0.03);
 }

@@ -30,6 +30,19 @@ TEST_CASE("recipe: weights choose finetune, from scratch it is official, and --r
   CHECK(Settings26("--weights x.pth").optimizer == "adamw");
 }
 
+TEST_CASE("recipe: warm-up and the phase without mosaic fit into the run, so that it can be resumed") {
+  for (const std::string flags :
+       {"--epochs 2 --no-aug-epochs 2", "--epochs 1 --warmup-epochs 1", "--epochs 3 --warmup-epochs 2.9",
+        "--epochs 7 --weights x.pth --no-aug-epochs 6.9"}) {
+    CAPTURE(flags);
+    Settings26 c(flags);
+    c.plan();
+    CHECK(error_of([&] { check_config(c); }) == "");
+    CHECK(c.warmup_epochs >= 0);
+    CHECK(c.no_aug_epochs >= 0);
+  }
+}
+
 TEST_CASE("recipe: finetune has one input size, unless --multiscale or a resumed run says otherwise") {
   CHECK(Settings26("").multiscale);
   CHECK_FALSE(Settings26("--no-multiscale").multiscale);
