@@ -134,9 +134,12 @@ static void load_weights(MultiTaskTraining& t, MultiTaskConfig& flags, const Con
                          bool resumed, WeightsInfo& info, std::vector<std::string>& notes) {
   const bool pretrained = !c.weights.empty() && !resumed;
   std::string freeze_by_default = "none";
-  for (YOLOX& detector : t.model->detectors) {
+  for (int64_t k = 0; k < t.heads(); ++k) {
+    YOLOX& detector = t.model->detectors[k];
     if (pretrained) {
-      const Pretrained from = load_pretrained(detector, c.weights, info, notes);
+      WeightsInfo wanted = info;
+      wanted.classes = t.model->tasks[k].classes;
+      const Pretrained from = load_pretrained(detector, c.weights, wanted, notes);
       info.legacy_preproc = from.info.legacy_preproc;
       if (from.has_stem) freeze_by_default = training_recipe(c).freeze;
     }

@@ -52,6 +52,15 @@ PROGRAM_TEST("multitask: with one head the weights equal those of ./train, byte 
   succeed(two.dir, "multitask", "--resume multi_tuned --max-iters 3");
   const auto tuned_head = read_pth(two.dir / "multi_tuned/head_all.pth").toGenericDict().at("model");
   CHECK(difference(weights_of(two.dir, "tuned"), tuned_head) == "");
+
+  // Three of the seven classes of the weights, found by their names.
+  const std::string few =
+      "--data few --model yolox-nano --size 64 --bs 4 --weights one/last.pth --eval-interval 0 --max-iters "
+      "1 ";
+  succeed(two.dir, "train", few + "--out few");
+  CHECK(has(succeed(two.dir, "multitask", few + "--out multi_few"), "classes 3 of 3 start from"));
+  const auto few_head = read_pth(two.dir / "multi_few/head_few.pth").toGenericDict().at("model");
+  CHECK(difference(weights_of(two.dir, "few"), few_head) == "");
 }
 
 PROGRAM_TEST("multitask: with two heads, two ranks compute the same steps as one rank") {
