@@ -94,7 +94,7 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
   if (s.ranks && !s.reducer) s.ranks->average(gradients(optimizer.groups));
   if (parts * ranks > 1)
     scale_gradients(gradients(optimizer.groups),
-                    losses.weight().to(torch::kFloat).reciprocal() * (expected_positives * double(ranks)));
+                    losses.weight().to(torch::kDouble).reciprocal() * (expected_positives * double(ranks)));
   return losses;
 }
 

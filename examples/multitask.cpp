@@ -269,7 +269,7 @@ static Losses compute_gradients(MultiTaskTraining& t, int64_t head, const Batch&
   const std::vector<Tensor> grads = gradients(t.optimizer.groups);
   if (!ranks.alone()) {
     all_reduce(losses, ranks);
-    scale_gradients(grads, losses.weight().to(torch::kFloat).reciprocal() *
+    scale_gradients(grads, losses.weight().to(torch::kDouble).reciprocal() *
                                (expected_positives * double(ranks.info.world)));
   }
   const Tensor norm = gradient_norm(grads);
