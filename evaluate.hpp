@@ -192,7 +192,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   }
   if (s.gather) gather_evaluation(e, unreadable, loss, s);
   if (!e.complete) return e;
-  if (s.loss) e.loss = loss[0] / loss[1];
+  if (s.loss) e.loss = loss[0] / std::max(1.0, loss[1]);
   std::erase_if(e.truth.images, [&](const CocoImage& i) { return unreadable.contains(i.id); });
   e.unreadable = unreadable.size();
   e.images = n - e.unreadable;

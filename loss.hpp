@@ -106,12 +106,12 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   return losses;
 }
 
-// Returns [2]: the loss of a batch of the evaluation times its number of positives, and this number, for a
-// mean over all batches and ranks. Without L1, so that all epochs of a run are comparable.
+// Returns [2]: the sum of the losses of a batch of the evaluation, and its number of positives, for a mean
+// over all batches and ranks. Without L1, so that all epochs of a run are comparable.
 inline Tensor validation_loss(const Predictions& predictions, ImageSize size, const Targets& targets) {
   const Losses losses = yolox_loss(predictions, size.height, size.width, targets, /*use_l1=*/false);
-  const Tensor weight = losses.weight().to(losses.total.scalar_type());
-  return torch::stack({losses.total * weight, weight});
+  const auto type = losses.total.scalar_type();
+  return torch::stack({losses.total * losses.weight().to(type), losses["positives"].to(type)});
 }
 
 }  // namespace yolox

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "evaluate.hpp"
 
+#include "loss.hpp"
 #include "models.hpp"
 #include "tensors.hpp"
 
@@ -21,6 +22,20 @@ TEST_CASE("evaluate: evaluation restores the mode of the model and does not chan
     CHECK(model->is_training() == training);
     CHECK(torch::equal(before, model->buffers()[0]));
   }
+}
+
+TEST_CASE("evaluate: the validation loss does not depend on the batch size, also with images of background") {
+  Dataset data = shapes_dataset(0, 1, 6);
+  for (const int k : {1, 3, 4}) data.records[k].boxes.clear();
+  torch::manual_seed(0);
+  YOLOX model = make_model("yolox-nano", int(data.classes.size()));
+  EvalSettings settings;
+  settings.size = {64, 64};
+  settings.loss = validation_loss;
+  settings.batch = 6;
+  const double whole = evaluate(model, data, settings).loss;
+  settings.batch = 1;
+  CHECK(evaluate(model, data, settings).loss == doctest::Approx(whole).epsilon(1e-5));
 }
 
 TEST_CASE("evaluate: detections have the coordinates of the original image; non-finite boxes are left out") {
