@@ -160,7 +160,8 @@ PROGRAM_TEST(
   CHECK(has(succeed(dir, "demo", demo + "--source 'tree/a/train/*_2.png' --save pattern"), "1 image in "));
   CHECK(files_in(dir / "pattern") == std::vector<std::string>{"shapes_2.png"});
   CHECK(has(succeed(dir, "demo", demo + "--source pattern --save ."), "1 image in "));
-  write_text(dir / "tree/list.txt", "a/train/shapes_1.png\ntree/b/shapes_1.png\r\n\nnowhere.png\n");
+  write_text(dir / "tree/list.txt",
+             "a/train/shapes_1.png\ntree/b/shapes_1.png\r\n\nnowhere.png\n./tree/b/shapes_1.png\n");
   const std::string listed = succeed(dir, "demo", demo + "--source tree/list.txt --save list");
   CHECK(has(listed, "nowhere.png cannot be opened"));
   CHECK(has(listed, "2 images in "));
@@ -220,6 +221,13 @@ PROGRAM_TEST("demo: the result of a video is a video with the same frames") {
   }
   CHECK(has(succeed(dir, "demo", "--source clip.avi --weights a/last.pth --max-images 3 --save v3"),
             "3 frames in "));
+  // A stream in a file does not say how many frames it has. All of them are read.
+  cv::VideoWriter stream(dir / "stream.h264", cv::VideoWriter::fourcc('H', '2', '6', '4'), 10, {64, 48});
+  if (stream.isOpened()) {
+    for (int i = 0; i < 200; ++i) stream.write(cv::Mat(48, 64, CV_8UC3, cv::Scalar::all(i)));
+    stream.release();
+    CHECK(has(succeed(dir, "demo", "--source stream.h264 --weights a/last.pth --save stream"), "200 frames"));
+  }
   // The source is never overwritten.
   fs::create_directories(dir / "same");
   fs::copy(out, dir / ("same/clip" + fs::path(out).extension().string()));

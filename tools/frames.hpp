@@ -90,18 +90,20 @@ inline std::vector<std::string> images_of_folder(const std::string& folder, bool
   return files;
 }
 
-// Returns the image paths in a text file, one per line. A path that does not exist relative to the working
-// directory is taken relative to the folder of the list, if it exists there. Throws if the file is no text or
-// larger than kMaxTextFile.
+// Returns the image paths in a text file, one per line, each once. A path that does not exist relative to the
+// working directory is taken relative to the folder of the list, if it exists there. Throws if the file is no
+// text or larger than kMaxTextFile.
 inline std::vector<std::string> images_of_list(const std::string& list) {
   std::vector<std::string> files;
+  std::set<fs::path> known;
   std::istringstream in(read_text(list));
   for (std::string line; std::getline(in, line);) {
     while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back()))) line.pop_back();
     if (line.empty()) continue;
     const fs::path beside = fs::path(list).parent_path() / line;
     std::error_code ignored;
-    files.push_back(!fs::exists(line, ignored) && fs::exists(beside, ignored) ? beside.string() : line);
+    const fs::path file = !fs::exists(line, ignored) && fs::exists(beside, ignored) ? beside : fs::path(line);
+    if (known.insert(fs::absolute(file).lexically_normal()).second) files.push_back(file.string());
   }
   return files;
 }
@@ -206,7 +208,7 @@ inline FrameSource video_source(const std::string& given) {
   FrameSource source{{given}};
   source.video = true;
   source.count = device ? 0 : int64_t(std::max(0.0, video.get(cv::CAP_PROP_FRAME_COUNT)));
-  source.live = source.count == 0;
+  source.live = source.count == 0 && !is_file(given);  // a stream in a file may not have its length
   source.fps = video.get(cv::CAP_PROP_FPS);
   if (!(source.fps >= 1 && source.fps <= 240)) source.fps = 25;  // unknown
   source.stem = number ? "camera" + given : fs::path(given.substr(0, given.find('?'))).stem().string();
