@@ -137,13 +137,13 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   }
   log.line(remarks.check_step(n));
   const bool keep = (i + 1) % plan.per_epoch == 0 || i + 1 == plan.iters;
-  if (recent.steps == 0 || !(i == first || keep || now() - last_time > 1)) return;
+  if ((keep ? of_epoch : recent).steps == 0 || !(i == first || keep || now() - last_time > 1)) return;
   const double steps = double(recent.steps), seconds = now() - last_time, share = waited / seconds;
   const double speed = steps * double(plan.batch) / seconds, epoch = double(i / plan.per_epoch + 1);
-  rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
+  if (steps > 0) rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
   StepNumbers m = recent.take();
   const DtrSteps remade = std::exchange(again, {});
-  if (metrics) record(i + 1, epoch, m, lr, speed, share, remade);
+  if (metrics && steps > 0) record(i + 1, epoch, m, lr, speed, share, remade);
   total_waited += waited;
   total_seconds += seconds;
   log.line(remarks.check_waiting(total_waited, total_seconds));

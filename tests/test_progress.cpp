@@ -380,6 +380,13 @@ TEST_CASE(
   second_half.progress->end_epoch(8, plan, nullptr);
   CHECK(metric_rows(second_half.dir / "epochs.csv").at(1)[2] == 1);  // without the epoch before
 
+  TestRun overflows(0);
+  overflows.step(0, 2);  // is printed at once, and no number of a later step is finite
+  for (int i = 1; i < 4; ++i) overflows.step(i, std::nan(""));
+  overflows.progress->end_epoch(4, plan, nullptr);
+  REQUIRE(metric_rows(overflows.dir / "epochs.csv").size() == 1);
+  CHECK(metric_rows(overflows.dir / "epochs.csv")[0][2] == 2);
+
   TestRun only_evaluates(4);
   Evaluation e;
   e.result.AP = 0.125;
