@@ -22,7 +22,7 @@ Loader::Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, 
       size(size),
       pinned(pinned) {
   start_batches();
-  start_workers(workers, std::clamp(threads, 1, int(ahead) * batch),
+  start_workers(workers, int(std::clamp<int64_t>(threads, 1, int64_t(ahead) * batch)),
                 [this](const std::stop_token& stop) { work(stop); });
 }
 
