@@ -27,7 +27,8 @@ namespace fs = std::filesystem;
 // Throws UsageError if --images is given, or --val-fraction if not 0.
 inline void refuse_images(const std::string& images, const std::string& data, double val_fraction = 0) {
   usage_check(images.empty(), "--images is for a COCO JSON file, not for --data ", data);
-  usage_check(val_fraction == 0, "--val-fraction is for COCO, VOC and YOLO files, not for --data ", data);
+  usage_check(val_fraction == 0, "--val-fraction is for COCO, VOC and YOLO files, not for --data ", data,
+              is_packed(data) ? "; give it to ./pack" : "");
 }
 
 // Detects the format of a data set and returns a reader per split. images: folder of the images of COCO JSON
@@ -268,7 +269,8 @@ inline Splits load_splits(const std::string& data, const std::string& split, uin
   if (splits.same) {
     change_classes({&splits.train}, changes);
     splits.val = splits.train;
-    splits.val.name += " (warning: the training images; --val-fraction 0.1 holds out a tenth for evaluation)";
+    splits.val.name += concat(" (warning: the training images; ", is_packed(data) ? "./pack " : "",
+                              "--val-fraction 0.1 holds out a tenth for evaluation)");
   } else {
     change_classes({&splits.train, &splits.val}, changes);
   }
@@ -290,11 +292,13 @@ inline Dataset load_val(const std::string& data, const std::string& split, uint6
                         const ClassChanges& changes = {}) {
   if (data == "shapes" || is_packed(data)) refuse_images(images, data, val_fraction);
   Dataset val;
+  bool same = false;
   if (data == "shapes") {
     val = shapes_dataset(seed, 1, kShapesVal);
   } else if (is_packed(data)) {
     const auto file = open_packed(data, split);
-    val = packed_dataset(file, file->get("val").empty() ? "train" : "val");
+    same = file->get("val").empty();
+    val = packed_dataset(file, same ? "train" : "val");
   } else {
     std::vector<Sources> all = read_data_sets(data, split, /*with_train=*/false, images, val_fraction);
     std::vector<Source*> evaluated;
@@ -304,8 +308,13 @@ inline Dataset load_val(const std::string& data, const std::string& split, uint6
       for (Sources& s : all) evaluated.push_back(&s.train);
     for (Source* source : evaluated)
       if (source->coco.categories.size() != classes.size()) drop_parent_category({source});
+    same = all[0].same && all.size() == 1;
     val = load_all(evaluated, keep);
   }
+  if (same)
+    val.notes.push_back(
+        "warning: these are the images that ./train would train on, and AP may be too high for other images; "
+        "if it held some out, give its --val-fraction here");
   change_classes({&val}, changes, /*any_name=*/true);
   return val;
 }

@@ -12,6 +12,7 @@
 
 #include "base/device.hpp"
 #include "base/printable.hpp"
+#include "data/packed.hpp"
 #include "metrics/html.hpp"
 
 namespace yolox {
@@ -344,8 +345,9 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
                   config.loader_threads > 1 ? "s" : ""));
   if (splits.same)
     log.line(
-        "warning: AP is measured on the training images, because the data set has no others, and is too high "
-        "for other images; --val-fraction 0.1 holds out a tenth of the images for evaluation");
+        concat("warning: AP is measured on the training images, because the data set has no others, and is ",
+               "too high for other images; ", is_packed(config.data) ? "./pack " : "",
+               "--val-fraction 0.1 holds out a tenth of the images for evaluation"));
   if (config.data == "shapes")
     log.line("note: these are scenes that the program draws; to train on your own images, give --data DIR");
   progress.log_classes(splits);

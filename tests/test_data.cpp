@@ -652,7 +652,14 @@ TEST_CASE("data: the same data in COCO, VOC and YOLO format gives the same batch
     const Splits splits = load_splits(forms().dir / form, "", 0, "");
     CHECK(splits.same);
     CHECK(has(splits.val.name, "warning: the training images; --val-fraction"));
-    CHECK(load_val(forms().dir / form, "", 0, "").records.size() == ThreeForms::kImages);
+    const auto warns = [](const Dataset& val) {
+      return std::any_of(val.notes.begin(), val.notes.end(),
+                         [](const auto& note) { return has(note, "images that ./train would train on"); });
+    };
+    const Dataset val = load_val(forms().dir / form, "", 0, "");
+    CHECK(val.records.size() == ThreeForms::kImages);
+    CHECK(warns(val));
+    CHECK_FALSE(warns(load_val(forms().dir / form, "", 0, "", "", {}, 0.2)));
     CHECK_MESSAGE(splits.train.problems->lines().empty(), splits.train.problems->lines().front());
     CHECK(splits.train.classes == coco.train.classes);
     REQUIRE(splits.train.records.size() == coco.train.records.size());

@@ -334,6 +334,11 @@ PROGRAM_TEST("pack: invalid flags are refused; a packed data set trains to the s
   CHECK(has(succeed(dir, "pack", "--data data --out data.lmdb"), "8 images"));
   succeed(dir, "train", kTrain + "--out from_packed --data data.lmdb");
   CHECK(difference(weights_of(dir, "a", false), weights_of(dir, "from_packed", false)) == "");
+  CHECK(has(error_of([&] { load_val(dir / "data.lmdb", "", 0, "", "", {}, 0.25); }), "give it to ./pack"));
+  succeed(dir, "pack", "--data data --val-fraction 0.25 --out held_out.lmdb");
+  const Splits held_out = load_splits(dir / "held_out.lmdb", "", 0, "");
+  CHECK(held_out.train.records.size() == 6);
+  CHECK(held_out.val.records.size() == 2);
 }
 
 PROGRAM_TEST("train: bad images and labels are counted, listed and skipped; --strict stops at them") {

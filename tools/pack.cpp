@@ -26,6 +26,9 @@ struct Config : Flags {
   std::string split = flag(split, "Files", "split", "", "NAME", "split to evaluate on [val]");
   std::string images = flag(images, "Files", "images", "", "DIR",
                             "folder of the images of a COCO JSON file [the usual folders]");
+  double val_fraction =
+      flag(val_fraction, "Files", "val-fraction", 0.0, "X",
+           "data with one split: hold out this fraction of its images for evaluation", between(0, 0.9));
   std::string out =
       flag(out, "Files", "out", "", "FILE.lmdb", "output file; an interrupted ./pack is continued");
   int tiles =
@@ -55,7 +58,7 @@ static void pack(int argc, char** argv) {
   check(!fs::is_directory(config.out), "--out ", config.out, " is a folder");
   config.check_values();
   check_tile_side("--tiles", config.tiles);
-  Splits whole = load_splits(config.data, config.split, 0, "", config.images), splits;
+  Splits whole = load_splits(config.data, config.split, 0, "", config.images, config.val_fraction), splits;
   if (config.tiles > 0) {
     // In training, more background than objects only takes time.
     splits = {
