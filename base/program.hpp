@@ -21,8 +21,8 @@ inline double now() {
 // Returns the version of the release, as in the file VERSION.
 const char* version();
 
-// Returns the git revision that this program was built from. "+edits": its sources differed from that
-// revision.
+// Returns the git revision that this program was built from. "+edits-HASH": its sources differed from
+// that revision.
 const char* git_revision();
 
 // ---- signals
