@@ -2,7 +2,7 @@
 // examples/ contains a model (yolox_multitask.hpp) and a training loop (this file) to copy and edit.
 // ./multitask trains several detection heads on one backbone and neck. Each head has its own data set. Each
 // iteration trains one head, in turn.
-//   ./multitask --data helmets --data faces=/data/wider --model yolox-s --weights yolox_s.pth --epochs 100
+//   ./multitask --data helmets --data faces=/data/wider --model yolox-s --weights yolox-s --epochs 30
 //   ./eval --data helmets --weights runs/multitask-helmets-faces/head_helmets.pth
 // Hyper-parameters without a flag here have the defaults of ./train (config.hpp). To stay short, this example
 // leaves out --accum, --amp fp16, --fast graph, --dtr, --bs auto, --cache, --class-weights,
