@@ -97,7 +97,8 @@ PROGRAM_TEST("setup: the driver and the oldest card decide which LibTorch is ins
   const auto choice = [&](const std::string& driver, const std::string& cards) {
     write_text(dir / "nvidia-smi", concat("#!/bin/sh\ncase $1 in\n*driver*) echo ", driver,
                                           " ;;\n*) printf '", cards, "' ;;\nesac\n"));
-    const Outcome o = shell(dir, R"sh(chmod +x nvidia-smi && unset YOLOX_DRIVER YOLOX_CARD && PATH=$PWD:$PATH bash -euc '
+    const Outcome o = shell(dir, R"sh(unset YOLOX_DRIVER YOLOX_CARD
+      chmod +x nvidia-smi && PATH=$PWD:$PATH bash -euc '
       eval "$(sed -n "/^query()/,/^esac/p" ")sh" YOLOX_SOURCE_DIR R"sh(/setup.sh")"
       echo "$torch $cuda ${index[1]-}"')sh");
     return o.code == 0 ? o.out : o.err;
