@@ -4,6 +4,7 @@
 #include "config.hpp"
 #include "programs.hpp"
 #include "run/saving.hpp"
+#include "run/setup.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
