@@ -4,7 +4,7 @@
 execute_process(COMMAND git --no-optional-locks -C ${SOURCE} describe --always --dirty=+edits
                 OUTPUT_VARIABLE revision OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 if(revision MATCHES "edits$")
-  execute_process(COMMAND git -C ${SOURCE} diff HEAD COMMAND git hash-object --stdin OUTPUT_VARIABLE edits ERROR_QUIET)
+  execute_process(COMMAND git --no-optional-locks -C ${SOURCE} diff HEAD COMMAND git hash-object --stdin OUTPUT_VARIABLE edits ERROR_QUIET)
   string(SUBSTRING "${edits}" 0 7 edits)
   string(APPEND revision "-${edits}")
 endif()
