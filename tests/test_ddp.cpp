@@ -733,7 +733,7 @@ PROGRAM_TEST(
     "train: ranks that run out of memory save the step, and all go on from it in more micro-batches") {
   DataDir dir(8);
   const std::string flags =
-      "--data data --model yolox-nano --size 416 --no-multiscale --bs 16 --procs 2 --epochs 5 "
+      "--data data --model yolox-nano --size 320 --no-multiscale --bs 16 --procs 2 --epochs 5 "
       "--eval-interval 0 --deterministic ";
   const int64_t whole = peak_address_space(dir, flags + "--max-iters 2"),
                 images = peak_address_space(dir, flags + "--max-iters 2 --accum 4"),
@@ -744,7 +744,7 @@ PROGRAM_TEST(
   const Outcome o = shell(dir, concat("ulimit -v ", limit, "; $YOLOX_PROGRAMS/train ", flags,
                                       "--accum 1 --max-iters 2 --out both"));
   CHECK_MESSAGE(o.code == 0, o.err);
-  CHECK_MESSAGE(has(o.err, "error: out of memory at step 0 with 416x416 pixels on rank "), o.err);
+  CHECK_MESSAGE(has(o.err, "error: out of memory at step 0 with 320x320 pixels on rank "), o.err);
   CHECK(has(o.err, "resume the run, which goes on from there with --accum 2"));
   CHECK(has(o.err, "out of memory: resuming both"));
   CHECK(has(contents(dir / "both/log.txt"), "--accum 2 instead of 1, because memory ran out"));
