@@ -84,7 +84,7 @@ fuzz_one() {
 }
 
 check_threads() {
-  setup build-threads tests -DYOLOX_SANITIZE=thread "-DYOLOX_TEST_FILES=cache;data" || return 1
+  setup build-threads tests -DYOLOX_SANITIZE=thread "-DYOLOX_TEST_FILES=cache;data" "-DYOLOX_FOLDERS=base;data;layers" || return 1
   TSAN_OPTIONS="suppressions=$PWD/tests/sanitizers/threads.txt:external_symbolizer_path=$ASAN_SYMBOLIZER_PATH" \
     run_tests build-threads -ts=threads
 }
