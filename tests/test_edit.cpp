@@ -84,7 +84,7 @@ compiling = [c for c in commands if ' -c ' + source + '/train.cpp' in c][0]
 linking = commands[-1]
 compiling = compiling.replace(source + '/train.cpp', folder + '/train.cpp')
 compiling = compiling.replace(' -I' + source, ' -I' + folder + ' -I' + source, 1)
-compiling = re.sub(r' -MF \S+| -MT \S+| -MD', '', compiling).replace(' -O2 ', ' -Og ')
+compiling = re.sub(r' -MF \S+| -MT \S+| -MD', '', compiling)
 compiling = re.sub(r' -o (\S+train\.cpp\.o)', ' -o ' + folder + '/train.o', compiling)
 linking = re.sub(r'\S+train\.cpp\.o', folder + '/train.o', linking).replace(' -o train ', ' -o ' + folder + '/train ')
 for command in compiling, linking:
