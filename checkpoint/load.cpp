@@ -32,7 +32,8 @@ static std::string find_weights_file(const std::string& given) {
     fail(given, " is a folder without best.pth and last.pth; give a weights file or the folder of a run");
   }
   if (fs::exists(given, error)) return given;
-  const std::string folder = YOLOX_SOURCE_DIR "/weights/";
+  const char* folder_of_archive = std::getenv("YOLOX_WEIGHTS_DIR");  // tools/release.sh
+  const std::string folder = concat(folder_of_archive ? folder_of_archive : YOLOX_SOURCE_DIR "/weights", "/");
   std::ifstream sums(folder + "SHA256SUMS");  // lines "HASH  FILE" of the official weights
   std::string hash, file, names;
   while (sums >> hash >> file) {
