@@ -124,9 +124,13 @@ own_torch() {
   done
   return 1
 }
+# Another setup.sh may run: ./test.sh in a second window. One at a time installs, and builds in the same folder.
+alone() { flock -n 9 || { say "waiting for another setup.sh"; flock 9; }; }
 installed() { ls -d .venv/lib/python3*/site-packages/$1 >/dev/null 2>&1; }
 known=$(sed -n 's/^TORCH_CMAKE:[^=]*=//p' "$build/CMakeCache.txt" 2>/dev/null || true)
 search=(-U TORCH_CMAKE)
+exec 9<setup.sh
+alone
 if own_torch; then
   :
 elif [ -e "$known/TorchConfig.cmake" ] && [[ $known != "$PWD"/.venv/* ]]; then
@@ -149,10 +153,9 @@ else
       echo "warning: cannot install nvcc; building without the fused norm kernels"
   fi
 fi
-# Another setup.sh may build in the same folder: ./test.sh in a second window.
 mkdir -p "$build"
 exec 9>"$build/.lock"
-flock -n 9 || { say "waiting for another setup.sh in $build"; flock 9; }
+alone
 generator=()
 if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
 cmake -S . -B "$build" ${search[@]+"${search[@]}"} "${generator[@]}" -DYOLOX_CUDA=$cuda ${YOLOX_CMAKE_ARGS:-} >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
