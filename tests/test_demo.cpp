@@ -39,8 +39,8 @@ std::vector<std::array<double, 6>> boxes_of(const rapidjson::Value& image) {
 }
 
 // Writes a video of n generated scenes at 10 frames per second. Returns false if OpenCV cannot write videos.
-bool write_video(const std::string& path, int n) {
-  cv::VideoWriter video(path, cv::VideoWriter::fourcc('M', 'J', 'P', 'G'), 10, {256, 256});
+bool write_video(const std::string& path, int n, double fps = 10) {
+  cv::VideoWriter video(path, cv::VideoWriter::fourcc('M', 'J', 'P', 'G'), fps, {256, 256});
   if (!video.isOpened()) MESSAGE("this OpenCV writes no videos: skipped");
   for (int i = 0; i < n && video.isOpened(); ++i) {
     cv::Mat frame;
@@ -182,6 +182,16 @@ PROGRAM_TEST(
   // The class names are beside the labels.
   succeed(dir, "demo", demo + "--source tree/a/train --txt --no-draw --save labelled");
   CHECK(has(contents(dir / "labelled/labels/classes.txt"), shapes_classes()[0] + "\n"));
+  write_text(dir / "labelled/labels/classes.txt", "cat\ndog\n");
+  check_refusal(dir, "demo", demo + "--source tree/a/train --txt --no-draw --save labelled", 2,
+                "labelled/labels/classes.txt has other classes than the model");
+  CHECK(contents(dir / "labelled/labels/classes.txt") == "cat\ndog\n");
+  // Labels are where the trainer looks for them: with the subfolders of the source, and for any image format.
+  fs::create_directories(dir / "set/images/train");
+  fs::copy(dir / "tree/a/train/shapes_2.png", dir / "set/images/train/photo.jfif");
+  succeed(dir, "demo", demo + "--source set/images --recursive --txt --save set/out");
+  CHECK(files_in(dir / "set/out") ==
+        std::vector<std::string>{"labels/classes.txt", "labels/train/photo.txt", "train/photo.jfif.jpg"});
   fs::copy(dir / "tree/b/shapes_1.png", dir / "tree/a/train/classes.png");
   CHECK(run(dir, "demo", demo + "--source tree/a/train --txt --save labelled").code == 2);
 }
@@ -197,6 +207,9 @@ PROGRAM_TEST("demo: the result of a video is a video with the same frames") {
   cv::VideoCapture video(out);
   CHECK(video.get(cv::CAP_PROP_FPS) == doctest::Approx(10));
   CHECK(frames_in(out) == 11);
+  REQUIRE(write_video(dir / "slow.avi", 3, 0.5));
+  succeed(dir, "demo", "--source slow.avi --weights a/last.pth --no-draw --json slow.json");
+  CHECK(json_of(dir / "slow.json")[2]["second"].GetDouble() == doctest::Approx(4));
   const auto json = json_of(dir / "v.json");
   REQUIRE(json.Size() == 11);
   for (unsigned i = 0; i < 11; ++i) {

@@ -187,7 +187,7 @@ static void protect_sources(const FrameSource& source, const Config& config) {
   const fs::path folder = config.save;
   std::set<fs::path> labels = {"classes"};  // the file with the class names
   for (const auto& name : source.names) {
-    if (config.draw) protect("--save", folder / name);
+    if (config.draw) protect("--save", folder / drawn_name(name));
     if (!config.txt) continue;
     const fs::path stem = fs::path(name).replace_extension();
     protect("--txt", folder / "labels" / (stem.string() + ".txt"));
@@ -268,8 +268,12 @@ Demo::Demo(const Config& given) : config(given) {
     make_folder(folder / "labels");
     std::string lines;
     for (const std::string& name : names) lines += printable(name) + "\n";
-    check(replace_file((folder / "labels/classes.txt").string(), lines), "cannot write ",
-          (folder / "labels/classes.txt").string(), "; check permissions and disk space");
+    const std::string list = (folder / "labels/classes.txt").string();
+    std::string there;
+    usage_check(
+        !read_all(list, there).empty() || there == lines, "--txt: ", list,
+        " has other classes than the model, and labels beside it would change; choose another --save");
+    check(replace_file(list, lines), "cannot write ", list, "; check permissions and disk space");
   }
   video.emplace((folder / source.stem).string(), source.fps);
 }
@@ -393,7 +397,7 @@ std::vector<TileDetection> Demo::with_tiles(std::vector<TileDetection> found, co
 // Writes the detections of one image to --json and --txt, shows the image, and queues it for drawing and
 // saving.
 void Demo::output(Frame& frame, const std::vector<TileDetection>& found, JsonWriter* json) {
-  const fs::path result = folder / frame.name;
+  const fs::path result = folder / drawn_name(frame.name);
   if (json) {
     json_consistent = false;
     write_found(*json, frame, source.video, found, names);

@@ -44,7 +44,7 @@ namespace yolox {
 // An image or a video frame, and its origin.
 struct Frame {
   std::string source;  // file, camera or stream
-  std::string name;    // path in the output folder: "cats/1.jpg"; of a video frame: "clip_000012.jpg"
+  std::string name;    // path below the source folder: "cats/1.jpg"; of a video frame: "clip_000012.jpg"
   int64_t number = 0;  // index in the source; dropped frames count
   double second = 0;   // of a video frame: time since the first frame, in seconds
   Image image;         // empty if unreadable
@@ -54,7 +54,7 @@ struct Frame {
 // An open --source.
 struct FrameSource {
   std::vector<std::string> files;       // input files, which must not be overwritten
-  std::vector<std::string> names = {};  // of the output images, as Frame::name
+  std::vector<std::string> names = {};  // as Frame::name
   int64_t count = 0;                    // number of images or frames; 0: unknown
   bool video = false;                   // video file, camera or stream
   bool live = false;                    // camera or stream: frames arrive in real time
@@ -108,20 +108,23 @@ inline std::vector<std::string> images_of_list(const std::string& list) {
   return files;
 }
 
-// Returns a source of image files. The output paths are the input paths relative to the deepest folder that
-// contains all files.
-inline FrameSource image_source(const std::vector<std::string>& files) {
+// Returns the path of a drawn image in the output folder. Its extension selects the format.
+inline std::string drawn_name(const std::string& name) {
+  return name +
+         (has_extension(name, {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"}) ? "" : ".jpg");
+}
+
+// Returns a source of image files. Their names are the paths relative to `folder`; if it is empty, to the
+// deepest folder that contains all files.
+inline FrameSource image_source(const std::vector<std::string>& files, fs::path folder) {
   std::vector<fs::path> whole;
   for (const auto& file : files) whole.push_back(fs::absolute(file).lexically_normal());
-  fs::path folder = whole[0].parent_path();
+  folder = folder.empty() ? whole[0].parent_path() : fs::absolute(folder).lexically_normal();
   for (const fs::path& file : whole)
     while (std::mismatch(folder.begin(), folder.end(), file.begin(), file.end()).first != folder.end())
       folder = folder.parent_path();
   FrameSource source{files};
-  const std::set<std::string> written = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"};
-  for (const fs::path& file : whole)  // the extension selects the output format
-    source.names.push_back(file.lexically_relative(folder).string() +
-                           (has_extension(file, written) ? "" : ".jpg"));
+  for (const fs::path& file : whole) source.names.push_back(file.lexically_relative(folder).string());
   source.count = int64_t(files.size());
   source.read = [files, names = source.names](int64_t i, Frame& frame) {
     if (i >= int64_t(files.size())) return false;
@@ -210,7 +213,8 @@ inline FrameSource video_source(const std::string& given) {
   source.count = device ? 0 : int64_t(std::max(0.0, video.get(cv::CAP_PROP_FRAME_COUNT)));
   source.live = source.count == 0 && !is_file(given);  // a stream in a file may not have its length
   source.fps = video.get(cv::CAP_PROP_FPS);
-  if (!(source.fps >= 1 && source.fps <= 240)) source.fps = 25;  // unknown
+  if (!(source.fps > 0 && (source.fps >= 1 || !source.live) && source.fps <= 240))
+    source.fps = 25;  // unknown
   source.stem = number ? "camera" + given : fs::path(given.substr(0, given.find('?'))).stem().string();
   if (source.stem.empty()) source.stem = "stream";
   const auto named = [given, stem = source.stem](Frame& frame) {
@@ -356,7 +360,7 @@ inline FrameSource open_source(const std::string& given, bool recursive, const s
           " does not exist");
     return video_source(given);
   }
-  return image_source(files);
+  return image_source(files, is_directory(status) ? given : "");
 }
 
 // ---- the window of --show
