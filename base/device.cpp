@@ -212,31 +212,26 @@ void use_deterministic_algorithms() {
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
-double memory_used([[maybe_unused]] torch::Device device) {
-#ifdef YOLOX_CUDA
-  if (device.is_cuda())
-    return double(c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).reserved_bytes[0].current);
-#endif
-  return resident_bytes();
-}
-
-AllocatedBytes allocated_bytes([[maybe_unused]] torch::Device device) {
+// Returns the bytes in blocks of torch's allocator on a GPU, and of them those that tensors have. 0 on the
+// CPU.
+static std::pair<AllocatedBytes, AllocatedBytes> bytes_on_gpu([[maybe_unused]] torch::Device device) {
 #ifdef YOLOX_CUDA
   if (device.is_cuda()) {
-    const auto bytes = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0];
-    return {double(bytes.current), double(bytes.peak)};
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+    const auto &all = stats.reserved_bytes[0], &used = stats.allocated_bytes[0];
+    return {{double(all.current), double(all.peak)}, {double(used.current), double(used.peak)}};
   }
 #endif
-  return {0, 0};
+  return {};
 }
 
-double memory_peak([[maybe_unused]] torch::Device device) {
-#ifdef YOLOX_CUDA
-  if (device.is_cuda())
-    return double(c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).reserved_bytes[0].peak);
-#endif
-  return peak_bytes();
+double memory_used(torch::Device device) {
+  return device.is_cuda() ? bytes_on_gpu(device).first.now : resident_bytes();
 }
+double memory_peak(torch::Device device) {
+  return device.is_cuda() ? bytes_on_gpu(device).first.peak : peak_bytes();
+}
+AllocatedBytes allocated_bytes(torch::Device device) { return bytes_on_gpu(device).second; }
 
 double memory_budget(torch::Device device) {
   if (device.is_cuda()) return 0.9 * (memory_of_gpu(device).free + memory_used(device));

@@ -83,19 +83,9 @@ std::vector<double> Ranks::sum(std::vector<double> values) {
 }
 
 double Ranks::max(double mine) {
-  if (alone()) return mine;
-  if (local) {
-    exchange({mine}, [&](const double* v) { mine = std::max(mine, *v); });
-    return mine;
-  }
-  Tensor t = torch::full({1}, mine, torch::kDouble);
-  collective([&] {
-    std::vector<Tensor> one{t};
-    c10d::AllreduceOptions options;
-    options.reduceOp = c10d::ReduceOp::MAX;
-    return processes->allreduce(one, options);
-  });
-  return t.item<double>();
+  std::vector<double> all(info.world);
+  all[info.rank] = mine;
+  return std::ranges::max(sum(std::move(all)));
 }
 
 void Ranks::average(const std::vector<Tensor>& tensors) {
