@@ -131,6 +131,11 @@ static void check_flags(const Config& config) {
   protect_inputs("--report", config.report, inputs);
   protect_inputs("--save-dt", config.save_dt, inputs);
   protect_inputs("--hard-negatives", config.hard_negatives, inputs);
+  for (const auto& [flag, path] : {std::pair("--json", config.json),
+                                   {"--save-dt", config.save_dt},
+                                   {"--hard-negatives", config.hard_negatives}})
+    usage_check(path.empty() || ::access((fs::absolute(path).parent_path()).c_str(), W_OK) == 0, flag, " ",
+                path, ": cannot write to this folder; create it, or choose another");
   if (!config.gt.empty()) {
     usage_check(config.data.empty() && config.weights.empty(),
                 "--gt and --dt cannot be combined with --data and --weights");
@@ -183,7 +188,7 @@ static void save_detections(const std::string& path, const std::vector<Detection
                             const Dataset& data) {
   std::map<int64_t, int64_t> in_file;  // category id in the files by that of `truth`
   for (size_t c = 0; c < data.classes.size(); ++c)
-    if (data.category_ids[c] >= 0) in_file[data.truth.categories[c].id] = data.category_ids[c];
+    if (data.category_ids[c] != kNoCategory) in_file[data.truth.categories[c].id] = data.category_ids[c];
   std::map<int64_t, std::string> names;
   for (const CocoImage& image : data.truth.images) names[image.id] = image.file_name;
   std::vector<Detection> detections;
@@ -282,7 +287,9 @@ static void evaluate_model(const Config& config) {
   for (const CocoAnnotation& a : data.truth.annotations) labelled.insert(a.image_id);
   const std::vector<std::string> own_classes = data.classes;
   const auto classes = class_names(loaded.info, loaded.model->num_classes);
-  const bool named = !loaded.info.classes.empty() || data.classes.size() != classes.size();
+  // Official weights may be evaluated on classes of other names, but not of the same names in another order.
+  const bool named = !loaded.info.classes.empty() || data.classes.size() != classes.size() ||
+                     std::is_permutation(data.classes.begin(), data.classes.end(), classes.begin());
   if (named && !classes.empty()) use_classes(data, classes);
   settings.size = input_size(loaded.info, config.size);
   settings.conf = config.conf;
@@ -323,9 +330,6 @@ static void evaluate_model(const Config& config) {
     list_images();
     std::cout << "\n";
   }
-  if (!config.hard_negatives.empty())
-    write_hard_negatives(config.hard_negatives, e, data, labelled, own_classes);
-  if (!config.save_dt.empty()) save_detections(config.save_dt, e.detections, data);
   const fs::path folder = fs::path(config.data).lexically_normal();
   const std::string name = data_sets(config.data).size() > 1 ? config.data
                            : folder.has_filename()           ? folder.filename().string()
@@ -335,6 +339,9 @@ static void evaluate_model(const Config& config) {
       e.result, e.truth, e.detections, &data, concat(loaded.info.model, " on ", name),
       concat(config.weights, " on ", e.images, " images, ", settings.size.height, "x", settings.size.width),
       config);
+  if (!config.hard_negatives.empty())
+    write_hard_negatives(config.hard_negatives, e, data, labelled, own_classes);
+  if (!config.save_dt.empty()) save_detections(config.save_dt, e.detections, data);
   warn_near_zero(e.result, settings.legacy);
 }
 

@@ -386,11 +386,14 @@ PROGRAM_TEST("eval: the AP of best.pth equals the AP in training; --json has all
   CHECK(json_number(dir / "again.json", "AP") == doctest::Approx(ap).epsilon(1e-6));
   CHECK(has(contents(dir / "dt.json"), R"("file_name":"shapes_1.png")"));
 
-  // A data set with other category ids, in another order: classes are matched by name, and the saved
-  // detections have its ids.
+  check_refusal(dir, "eval", "--data data --weights a/best.pth --save-dt none/dt.json", 2,
+                "--save-dt none/dt.json: cannot write to this folder");
+
+  // A data set with other category ids, some negative, in another order: classes are matched by name, and the
+  // saved detections have its ids.
   CocoDataset other = read_coco(dir / "data/annotations/instances_train.json");
-  for (CocoCategory& c : other.categories) c.id = 100 - c.id;
-  for (CocoAnnotation& a : other.annotations) a.category_id = 100 - a.category_id;
+  for (CocoCategory& c : other.categories) c.id = 3 - c.id;
+  for (CocoAnnotation& a : other.annotations) a.category_id = 3 - a.category_id;
   write_coco(dir / "other.json", other);
   succeed(
       dir, "eval",
@@ -420,6 +423,15 @@ SHARED_PROGRAM_TEST(
   CHECK(json_number(dir / "e.json", "AP") < 0.01);
   CHECK(has(legacy, "warning: AP is near zero"));
   CHECK(has(legacy, "--preproc bgr"));
+
+  // The same classes in another order. The file of the weights has no names; those of COCO are meant.
+  succeed(dir, "eval", "--data part.json --json e.json " + weights);
+  const double ap = json_number(dir / "e.json", "AP");
+  for (CocoCategory& c : part.categories) c.id = -c.id;
+  for (CocoAnnotation& a : part.annotations) a.category_id = -a.category_id;
+  write_coco(dir / "part.json", part);
+  succeed(dir, "eval", "--data part.json --json e.json " + weights);
+  CHECK(json_number(dir / "e.json", "AP") == doctest::Approx(ap).epsilon(1e-6));
 }
 
 SHARED_PROGRAM_TEST("eval: the official nano of YOLOX 0.1.0 reaches its AP with --preproc legacy") {
