@@ -55,6 +55,8 @@ inline SplitReaders find_splits(const std::string& data, const std::string& imag
   check(
       is_folder(path), "--data ", data,
       " does not exist; give a folder (COCO, Pascal VOC or YOLO), a COCO JSON file, a data.yaml, or shapes");
+  if (const std::string yaml = find_data_yaml(path.string(), /*both=*/true); !yaml.empty())
+    return yolo_splits(read_data_yaml(yaml));
   if (const SplitReaders coco = coco_splits(path); !coco.empty()) return coco;
   if (const SplitReaders voc = voc_splits(path); !voc.empty()) return voc;
   if (const fs::path darknet = path / "obj.data"; is_file(darknet))
@@ -170,6 +172,8 @@ inline std::vector<Sources> read_data_sets(const std::string& data, const std::s
       Sources s = read_splits(there, part, has ? plain_split(split) : "", /*with_train=*/true,
                               only_val ? 0 : val_fraction);
       if (s.same) (only_val ? s.train : s.val) = Source();
+      if (only_val)
+        s.val.notes.push_back(concat("note: ", part, ": by its name for evaluation, not for training"));
       if (!split.empty() && !has && !s.held_out) s.val = Source();
       s.same = false;
       evaluated = evaluated || has;
@@ -305,7 +309,8 @@ inline Dataset load_val(const std::string& data, const std::string& split, uint6
     for (Sources& s : all)
       if (!s.val.files.empty()) evaluated.push_back(&s.val);
     if (evaluated.empty())  // as in training, the training images
-      for (Sources& s : all) evaluated.push_back(&s.train);
+      for (Sources& s : all)
+        if (!s.train.files.empty() || all.size() == 1) evaluated.push_back(&s.train);
     for (Source* source : evaluated)
       if (source->coco.categories.size() != classes.size()) drop_parent_category({source});
     same = all[0].same && all.size() == 1;

@@ -318,12 +318,12 @@ static void set_classes(Dataset& data, const std::vector<int>& to, const std::ve
     }
     r.boxes = std::move(kept);
   }
-  std::vector<int64_t> ids(classes.size(), -1);
+  std::vector<int64_t> ids(classes.size(), kNoCategory);
   std::unordered_map<int64_t, int> class_of_id;
   for (size_t c = 0; c < to.size(); ++c) {
     if (to[c] < 0) continue;
     class_of_id[data.truth.categories[c].id] = to[c];
-    if (ids[to[c]] < 0) ids[to[c]] = data.category_ids[c];
+    if (ids[to[c]] == kNoCategory) ids[to[c]] = data.category_ids[c];
   }
   std::vector<CocoAnnotation> kept;
   for (CocoAnnotation a : data.truth.annotations) {

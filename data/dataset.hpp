@@ -84,6 +84,8 @@ struct Record {
   std::vector<Box> ignored = {};  // crowds and difficult objects, as regions of the class kIgnoredRegion
 };
 
+constexpr int64_t kNoCategory = INT64_MIN;  // the id of a class that no category of a file has
+
 // One split of a data set. Has the functions that compose() in augment.hpp needs (image_region, size, boxes,
 // ...).
 struct Dataset {
@@ -91,9 +93,10 @@ struct Dataset {
   std::vector<std::string> classes;  // class names; the position is the class id
   std::vector<Record> records;
   CocoDataset truth;  // ground truth for evaluation: the images of `records`, all annotations unclipped
-  std::vector<int64_t> category_ids;  // of each class in its file; -1 for a class that use_classes() added
-  bool strict = false;                // true: an unreadable image ends the run
-  std::string key;                    // hash (hex digits) of the image files and their order
+  std::vector<int64_t>
+      category_ids;     // of each class in its file; kNoCategory if use_classes() added the class
+  bool strict = false;  // true: an unreadable image ends the run
+  std::string key;      // hash (hex digits) of the image files and their order
   // Source of encoded images. Not set: the file of the record.
   std::function<std::string(size_t i)> read;
   // Source of decoded images: the image cache, a packed data set (packed.hpp), tiles or `shapes`. Returns

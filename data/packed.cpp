@@ -207,7 +207,8 @@ Dataset packed_dataset(const std::shared_ptr<Packed>& file, const std::string& s
 }
 
 std::shared_ptr<Packed> open_packed(const std::string& path, const std::string& split) {
-  check(split.empty() || split == "val", "--split ", split, ": a packed data set has train and val only");
+  check(split.empty() || split == "val", "--split ", split,
+        ": of a packed data set, only val can be evaluated; leave --split out");
   const auto file = std::make_shared<Packed>(path);
   const std::string_view head = file->get("yolox");
   check(head.starts_with("1 encoded "), path,

@@ -141,9 +141,10 @@ std::vector<std::string> files_under(const fs::path& folder, const std::set<std:
   std::vector<std::string> files;
   std::error_code error, ignored;
   std::set<fs::path> entered = {fs::canonical(folder, ignored)};
+  fs::path last = folder;  // which cannot be listed if there is an error
   fs::recursive_directory_iterator it(folder, fs::directory_options::follow_directory_symlink, error), end;
   for (; !error && it != end; it.increment(error)) {
-    const fs::path& path = it->path();
+    const fs::path& path = last = it->path();
     const bool hidden = path.filename().string()[0] == '.';
     if (it->is_directory(ignored)) {
       if (hidden || !entered.insert(fs::canonical(path, ignored)).second) it.disable_recursion_pending();
@@ -151,7 +152,7 @@ std::vector<std::string> files_under(const fs::path& folder, const std::set<std:
       files.push_back(path.string());
     }
   }
-  check(!error, folder.string(), ": cannot be listed (", error.message(), "); check its permissions");
+  check(!error, last.string(), ": cannot be listed (", error.message(), "); check its permissions");
   std::sort(files.begin(), files.end());
   return files;
 }

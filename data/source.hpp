@@ -249,7 +249,8 @@ YoloYaml yolo_folders(const std::string& folder);
 std::string suggested_yaml(const YoloYaml& data);
 
 // Returns data.yaml or dataset.yaml of a folder, else its only YAML file with `names`, or "" if the folder
-// has none. Throws if several files have `names`.
-std::string find_data_yaml(const std::string& data);
+// has none. Throws if several files have `names`. both: returns data.yaml or dataset.yaml only, and only if
+// it has `names`.
+std::string find_data_yaml(const std::string& data, bool both = false);
 
 }  // namespace yolox

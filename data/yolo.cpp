@@ -288,6 +288,9 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   if (missing > 0)
     source.notes.push_back(concat("note: ", source.name, ": ", missing, " of ", images.size(),
                                   " images have no label file and count as images without objects"));
+  if (source.files.empty() && !images.empty())
+    fail(source.name, ": none of its ", images.size(),
+         " label files can be read; correct them: ", source.problems[0].second);
   if (source.coco.annotations.empty() && source.problems.empty())
     source.problems.push_back(
         {"no image has labels", concat("expected the first label file at ", source.label_files[0])});
@@ -348,15 +351,18 @@ std::string suggested_yaml(const YoloYaml& data) {
   return text;
 }
 
-std::string find_data_yaml(const std::string& data) {
+std::string find_data_yaml(const std::string& data, bool both) {
   std::vector<std::string> found;
   for (const fs::path& path : listing(data)) {
     std::string text;
     if (!has_extension(path, {".yaml", ".yml"}) || !read_all(path.string(), text).empty()) continue;
-    if (path.stem() == "data" || path.stem() == "dataset") return path.string();
+    const bool usual = path.stem() == "data" || path.stem() == "dataset";
+    if (usual && !both) return path.string();
     try {
       const YAML::Node yaml = YAML::Load(text);
-      if (yaml.IsMap() && yaml["names"]) found.push_back(path.string());
+      if (!yaml.IsMap() || !yaml["names"]) continue;
+      if (usual) return path.string();
+      if (!both) found.push_back(path.string());
     } catch (const YAML::Exception&) {}  // not the YAML file of a data set
   }
   check(found.size() <= 1, "--data ", data, " has several YAML files with names: ", listed(found),

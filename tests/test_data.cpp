@@ -252,7 +252,7 @@ TEST_CASE("data: classes of the evaluated split are those of the training split,
   write("val", {"d", "x", "b"}, 2);  // another order, others are missing, and one is unknown
   const Dataset val = splits().val;
   CHECK(val.classes == std::vector<std::string>{"a", "b", "c", "d"});
-  CHECK(val.category_ids == std::vector<int64_t>{-1, 22, -1, 2});
+  CHECK(val.category_ids == std::vector<int64_t>{kNoCategory, 22, kNoCategory, 2});
   REQUIRE(val.records.at(0).boxes.size() == 2);
   for (const Box& b : val.records[0].boxes) CHECK(b.x1 == b.cls);
   REQUIRE(val.truth.annotations.size() == 2);
@@ -336,6 +336,8 @@ TEST_CASE("data: several data sets are one, with the classes of all; those with 
   const Splits by_name = load_splits(concat(dir / "b", ",", dir / "a/annotations/val.json"), "", 0, "");
   CHECK(by_name.train.records.size() == 2);
   CHECK(by_name.val.records.size() == 2);
+  CHECK(has(by_name.val.notes.at(0), "val.json: by its name for evaluation, not for training"));
+  CHECK(load_val(concat(dir / "b", ",", dir / "a/annotations/val.json"), "train", 0, "").records.size() == 2);
   CHECK(load_splits(both, "val", 0, "").train.records.size() == 4);
   write_set(dir, "c", "test", {"cat"});
   const Splits tested =
@@ -698,7 +700,7 @@ PROGRAM_TEST(
   const int64_t n = from_files.val.records.size();
   CHECK(same(batches(evaluation_items(load_val(file, "", 0, "")), 0, n, 4, kInput, 2),
              batches(evaluation_items(from_files.val), 0, n, 4, kInput, 2)));
-  CHECK(has(error_of([&] { load_val(file, "test", 0, ""); }), "train and val only"));
+  CHECK(has(error_of([&] { load_val(file, "test", 0, ""); }), "only val can be evaluated"));
   write_text(dir / "other.lmdb", std::string(10000, 'x'));
   CHECK(has(error_of([&] { load_splits(dir / "other.lmdb", "", 0, ""); }), "other.lmdb"));
 }

@@ -585,6 +585,10 @@ TEST_CASE("formats: unreadable YOLO lines and files are skipped and reported wit
   CHECK(source.problems.size() == bad.size() + 3);
   CHECK(std::count(problems.begin(), problems.end(), '\n') == int(source.problems.size()));
   for (const auto& problem : source.problems) CHECK(problem.second.size() < 300);
+
+  for (const char* image : {"a", "b", "c"}) fs::remove(dir / concat("images/", image, ".jpg"));
+  CHECK_HAS(error_of(dir.path.string()), "none of its 1 label files can be read");
+  CHECK_HAS(error_of(dir.path.string()), "labels/d.txt: Is a directory");
 }
 
 TEST_CASE("formats: a pipe, a device or a huge file in the place of a text file is reported, and not read") {
@@ -914,7 +918,7 @@ TEST_CASE("formats: errors in data.yaml are reported with their line") {
 
 // ---- which format a folder has
 
-TEST_CASE("formats: in an ambiguous folder COCO has priority over Pascal VOC, and Pascal VOC over YOLO") {
+TEST_CASE("formats: in an ambiguous folder data.yaml has priority, then COCO, Pascal VOC and YOLO") {
   TempDir dir;
   put_yolo(dir, {"0 0.5 0.5 1 1"});
   const auto kind = [&] { return fs::path(read_val_source(dir.path.string()).name).extension().string(); };
@@ -924,13 +928,18 @@ TEST_CASE("formats: in an ambiguous folder COCO has priority over Pascal VOC, an
   write_text(dir / "images/a.json", R"({"shapes": [], "imagePath": "a.jpg"})");  // a file of labelme
   CHECK(kind() == ".yaml (train)");
   write_text(dir / "labels.json", small_json("a.jpg"));
+  put_voc(dir.path.string(), {"b"});
+  CHECK(kind() == ".yaml (train)");
+  // The same with another name, which a file of any program may have.
+  fs::rename(dir / "data.yaml", dir / "own.yaml");
   CHECK(kind() == ".json");
   fs::remove(dir / "labels.json");
-  put_voc(dir.path.string(), {"b"});
   CHECK(has(read_val_source(dir.path.string()).name, "(all)"));
-  CHECK(read_val_source(dir / "data.yaml").relative);  // an explicit path decides
+  CHECK(read_val_source(dir / "own.yaml").relative);  // an explicit path decides
+  write_text(dir / "data.yaml", "seed: 3\n");         // of another program
   write_text(dir / "annotations/train.json", small_json("a.jpg"));
   CHECK(kind() == ".json");
+  fs::rename(dir / "own.yaml", dir / "data.yaml");
   fs::remove_all(dir / "annotations");
   fs::remove_all(dir / "Annotations");
   put_voc(dir / "backup", {"b"});  // deeper folders have the lowest priority
