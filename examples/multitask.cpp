@@ -195,8 +195,8 @@ struct MultiTaskRun {
     const auto write = [&] {
       for (int64_t k = 0; k < t.heads(); ++k)
         write_pth(concat(folder, "/head_", streams[k].name, ".pth"), head_checkpoint(t.ema, k, info));
-      save_last(folder, checkpoint(t, info, flags.values(/*without=*/kOfCall), images), t.iteration,
-                last_step, config.keep);
+      save_last(folder, checkpoint(t, info, flags.values(/*without=*/kOfCall), images, plan.per_epoch),
+                t.iteration, last_step, config.keep);
       last_step = t.iteration;
     };
     try_to_save(write, log, required);
@@ -289,7 +289,10 @@ static int train(int argc, char** argv) {
   SavedRun saved = read_settings(flags, c, argc, argv);
   std::deque<HeadData> streams = parse_data_flags(flags.data);
   const RankInfo rank_info = rank_info_from_environment();
-  if (const auto ranks = ranks_to_launch(c, flags, rank_info, bool(saved))) return launch(*ranks, argc, argv);
+  if (const auto ranks = ranks_to_launch(c, flags, rank_info, bool(saved))) {
+    saved.file = {};
+    return launch(*ranks, argc, argv);
+  }
   const torch::Device device = prepare_process(c, rank_info);
   usage_check(c.amp != "fp16", "--amp ", flags.amp == "auto" ? "auto: this GPU has no bf16; give off" : c.amp,
               flags.amp == "auto" ? "" : " is not possible here; give off, tf32, bf16 or fp64");
@@ -329,6 +332,9 @@ static int train(int argc, char** argv) {
   // ---- iterations
   // An epoch is one pass over the largest data set. The heads are trained in turn, one head per iteration.
   const Plan plan = plan_of(c, largest, rank_info.world, base, t.heads());
+  if (saved)
+    check_steps_per_epoch(saved.file, plan.per_epoch, saved.path, "./multitask --weights head_NAME.pth");
+  saved.file = {};
   set_norm_momentum(*t.model, c.bn_momentum);
   use_cudnn_benchmark(cudnn_benchmark_pays(c, plan));
 
@@ -346,7 +352,7 @@ static int train(int argc, char** argv) {
                    Log(concat(folder, "/log", rank_suffix(ranks), ".txt"), !ranks.first()),
                    evaluation_settings(c, info, plan.batch_per_rank(), device, ranks),
                    images,
-                   saved ? t.iteration : -1};
+                   fs::path(saved.path).filename() == "last.pth" ? t.iteration : -1};
   if (run.complete()) {
     ranks.shutdown();
     return 0;

@@ -94,7 +94,7 @@ inline GenericDict head_checkpoint(MultiTask& model, int64_t head, WeightsInfo i
 // of ./train, so that the functions of saving.hpp find and read these files too. images: total over all data
 // sets.
 inline GenericDict checkpoint(MultiTaskTraining& t, const WeightsInfo& info, const Settings& settings,
-                              int64_t images) {
+                              int64_t images, int64_t per_epoch) {
   auto tasks = empty_dict(), flags = empty_dict(), state = empty_dict(), top = empty_dict();
   for (const Task& task : t.model->tasks) {
     auto classes = empty_list();
@@ -106,6 +106,7 @@ inline GenericDict checkpoint(MultiTaskTraining& t, const WeightsInfo& info, con
   state.insert("iteration", t.iteration);
   state.insert("ended", t.evaluated_at);
   state.insert("images", images);
+  state.insert("per_epoch", per_epoch);
   state.insert("tasks", tasks);
   state.insert("settings", flags);
   top.insert("model", to_dict(state_dict(*t.ema)));

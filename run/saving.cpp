@@ -310,7 +310,11 @@ SavedRun find_run(Config& config) {
     }
     return none;
   }
-  return resume_settings(config, run, /*same_command=*/config.resume == "auto");
+  SavedRun saved = resume_settings(config, run, /*same_command=*/config.resume == "auto");
+  usage_check(
+      !saved.file.toGenericDict().at("train").toGenericDict().contains("tasks"), saved.path,
+      " is a checkpoint of ./multitask; resume it there, or give one of its head_NAME.pth to --weights");
+  return saved;
 }
 
 }  // namespace yolox

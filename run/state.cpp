@@ -102,6 +102,16 @@ Settings saved_settings(const c10::IValue& file, const std::string& path) {
   return settings;
 }
 
+void check_steps_per_epoch(const c10::IValue& file, int64_t per_epoch, const std::string& path,
+                           const std::string& weights) {
+  const auto state = file.toGenericDict().at("train").toGenericDict();
+  const int64_t before = state.contains("per_epoch") ? state.at("per_epoch").toInt() : per_epoch;
+  usage_check(before == per_epoch, path, " has ", before, " steps per epoch, but this --bs and data have ",
+              per_epoch,
+              ", so the run cannot be resumed with them; leave --bs and --data out, or start a new run ",
+              "from its weights: ", weights);
+}
+
 std::string load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch,
                             const std::string& path) {
   const auto top = file.toGenericDict();
@@ -131,11 +141,7 @@ std::string load_checkpoint(Training& t, const c10::IValue& file, int64_t per_ep
   t.lr_factor = state.at("lr_factor").toDouble();
   t.rollbacks = renamed("rollbacks", "returns");
   set_random_state(state.at("random"), t.scaler.scale.device());
-  usage_check(state.at("per_epoch").toInt() == per_epoch, path, " has ", state.at("per_epoch").toInt(),
-              " steps per epoch, but this --bs and data have ", per_epoch,
-              ", so the run cannot be resumed with them; leave --bs and --data out, or start a new run from "
-              "its weights: ./train --weights ",
-              shell_word(path));
+  check_steps_per_epoch(file, per_epoch, path, "./train --weights " + shell_word(path));
   const std::string now = score_of({}).name,
                     before = state.contains("score") ? state.at("score").toStringRef() : now;
   if (now == before) return "";

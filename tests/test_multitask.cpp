@@ -204,4 +204,6 @@ PROGRAM_TEST("multitask: invalid flags are refused with a remedy") {
   refuses(kTwo + "--gpus 99 --bs 99",
           concat("--gpus 99: there are ", int(torch::cuda::device_count()), " GPUs here"));
   refuses("--resume t --data all", "t/last.pth is a checkpoint of ./train");
+  check_refusal(two.dir, "train", "--resume r", 2, "r/last.pth is a checkpoint of ./multitask");
+  refuses("--resume r --max-iters 2 --bs 1", " steps per epoch, but this --bs and data have ");
 }
