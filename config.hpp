@@ -324,6 +324,12 @@ inline std::optional<Launch> ranks_to_launch(Config& config, const Flags& given,
   const Launch here{std::max({1, config.gpus, config.procs}), config.nodes, config.node, config.master,
                     config.restarts};
   const bool is_rank = rank_info.launched || rank_info.started_by_others();
+  combination_check(
+      !given.was_given("device") || config.device == "auto" ||
+          (config.gpus > 0 ? config.device == "cuda" : config.procs == 0 || config.device == "cpu"),
+      "--device ", config.device, " cannot be used with ",
+      config.gpus > 0 ? "--gpus, which takes the first GPUs; set CUDA_VISIBLE_DEVICES to choose them"
+                      : "--procs, which starts ranks on the CPU");
   if (!is_rank && config.gpus > 0) {
     const auto gpus = torch::cuda::device_count();
     usage_check(config.gpus <= gpus, "--gpus ", config.gpus, ": there are ", int(gpus),

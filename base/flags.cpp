@@ -63,8 +63,9 @@ void Flags::Flag::set(const std::string& text) const {
   const bool is_word = !keyword.empty() && text == keyword;
   const std::string number = is_word ? to_text(number_of_keyword(keyword)) : text;
   std::visit([&](auto* v) { from_text(name, number, *v); }, member);
-  if (keyword == "auto" && !is_word && (get() == keyword || text[0] == '-'))
-    throw UsageError(concat("--", name, " must be a number above 0 or auto, got ", text));
+  if (!keyword.empty() && !is_word && (get() == keyword || (keyword == "auto" && text[0] == '-')))
+    throw UsageError(concat("--", name, " must be a number ", keyword == "auto" ? "above" : "from", " 0 or ",
+                            keyword, ", got ", text));
 }
 
 Flags::Flag& Flags::add(const Member& member, std::string_view group, std::string_view name,
@@ -284,10 +285,9 @@ void Flags::check_values() const {
   };
   for (const auto& f : flags) {
     const std::string value = f.get();
-    const bool is_word = !f.keyword.empty() && value == f.keyword;
-    if (is_word && !was_given(f.name)) continue;
-    if (is_word || (is_literal(f.name) && !f.is_bool())) {
-      const double number = is_word ? number_of_keyword(f.keyword) : std::strtod(value.c_str(), nullptr);
+    if (!f.keyword.empty() && value == f.keyword) continue;
+    if (is_literal(f.name) && !f.is_bool()) {
+      const double number = std::strtod(value.c_str(), nullptr);
       const auto& [least, most, marks] = f.facts;
       const bool has_most = std::isfinite(most);
       usage_check(number >= least && number <= most, "--", f.name, " must be ",

@@ -565,6 +565,9 @@ PROGRAM_TEST("train: bad batch sizes, missing GPUs and wrong node or rank settin
   refused("", "--resume auto --bs 16 --procs 3", "--bs 16 is not divisible by the 3 ranks");  // a new run
   refused("", "--bs 4 --procs 2 --accum 3", "each rank has only 2 images per step");
   refused("", "--procs 2 --gpus 2", "cannot be used together");
+  refused("", "--gpus 1 --device cuda:1",
+          "--device cuda:1 cannot be used with --gpus, which takes the first");
+  refused("", "--bs 16 --procs 2 --device cuda", "--device cuda cannot be used with --procs");
   refused("", "--bs 16 --gpus 16", "--gpus 16: there are");
   refused("", "--bs 16 --gpus 99", "--gpus 99: there are");  // although 16 is not divisible by 99
   refused("", "--bs auto --accum 0", "--accum must be at least 1, got 0");

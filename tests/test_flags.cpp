@@ -376,6 +376,7 @@ TEST_CASE("run: signals are recorded every time and restart interrupted system c
 TEST_CASE("flags: a flag that may be auto refuses negative numbers; flags of other trainers name ours") {
   struct TrainFlags : Flags {
     int bs = flag_auto(bs, "Training", "bs", 16, "N|auto", "batch size");
+    double lr = flag_recipe(lr, "Training", "lr", "X", "learning rate", at_least(0));
     double mosaic_prob = flag(mosaic_prob, "Augmentation", "mosaic-prob", 1.0, "P", "mosaic");
     double save_minutes = flag(save_minutes, "Output", "save-minutes", 10.0, "X", "save last.pth");
     std::string out = flag(out, "Output", "out", "", "DIR", "run folder");
@@ -383,6 +384,11 @@ TEST_CASE("flags: a flag that may be auto refuses negative numbers; flags of oth
   const auto refused = refusal<TrainFlags>;
   CHECK(refused({"--bs", "8"}) == "");
   CHECK(refused({"--bs", "-4"}) == "--bs must be a number above 0 or auto, got -4");
+  CHECK(refused({"--lr", "-1"}) == "--lr must be a number from 0 or recipe, got -1");
+  TrainFlags flags;
+  parse(flags, {"--lr", "recipe"});
+  flags.check_values();
+  CHECK(flags.lr == -1);
   CHECK(refused({"--mosaic=0"}) == "there is no flag --mosaic; use --mosaic-prob (a probability; 0 = off)");
   CHECK(refused({"--save-period=5"}) ==
         "there is no flag --save-period; use --save-minutes (minutes, not epochs)");
