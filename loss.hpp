@@ -24,9 +24,14 @@ constexpr double kL1Weight = 1;
 
 // Returns [B, A]: true for an anchor point in at least one of the regions, [B, I, 4] as cx, cy, w, h.
 inline Tensor is_within(const Anchors& anchors, const Tensor& regions) {
-  const Tensor point = anchors.centre.t().unsqueeze(1);                     // [A, 1, 2]
-  const Tensor away = (point - regions.slice(2, 0, 2).unsqueeze(1)).abs();  // [B, A, I, 2]
-  return (away < regions.slice(2, 2, 4).unsqueeze(1) / 2).all(3).any(2);
+  const Tensor point = anchors.centre.t().unsqueeze(1);  // [A, 1, 2]
+  Tensor within;
+  for (const Tensor& some : regions.split(32, 1)) {                        // [B, 32, 4], to save memory
+    const Tensor away = (point - some.slice(2, 0, 2).unsqueeze(1)).abs();  // [B, A, 32, 2]
+    const Tensor in_some = (away < some.slice(2, 2, 4).unsqueeze(1) / 2).all(3).any(2);
+    within = within.defined() ? within.logical_or(in_some) : in_some;
+  }
+  return within;
 }
 
 // Computes the loss of a batch. height, width: of the network input in pixels. class_weights: [C], weight of
