@@ -196,8 +196,10 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatche
   fill_in(config, bool(saved));
   check_config(config);
   const RankInfo rank_info = rank_info_from_environment();
-  if (const auto ranks = ranks_to_launch(config, config, rank_info, bool(saved)))
+  if (const auto ranks = ranks_to_launch(config, config, rank_info, bool(saved))) {
+    saved.file = {};  // 1.6 GB for yolox-x
     return launch(*ranks, argc, argv);
+  }
   const torch::Device device = prepare_process(config, rank_info);
   check_memory_for_batches(config);
 
@@ -241,7 +243,6 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatche
   // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN
   ranks.reached("the start");
   ranks.broadcast(tensors_of(t));
-  ranks.check_equal(tensors_of(t), "at the start");
   const bool uses_graphs = uses_fast_path(config, "graph");
   std::optional<GradientReducer> reducer;  // cannot be recorded
   if (!ranks.alone()) {
@@ -253,7 +254,8 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatche
     if (step.sync_bn) use_sync_bn(*model, ranks.sync_bn_collectives());
   }
   if (!dtr.on()) step.cast_weights = cast_weights(*model, step.amp);
-  StepGraphs graphs(uses_graphs, *model, device, ranks, [&](const std::string& why) {
+  // Not destroyed after an error either: it would wait for a GPU that waits for dead ranks.
+  StepGraphs& graphs = *new StepGraphs(uses_graphs, *model, device, ranks, [&](const std::string& why) {
     run.log.line(concat("warning: training goes on without the CUDA graphs (--fast graph), because ", why));
   });
 
@@ -299,6 +301,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatche
       run.save_if_due(t);
   }
   run.finish(t);
+  graphs.free_graphs();  // NCCL waits for graphs that contain its collectives
   ranks.shutdown();
   return 0;
 }

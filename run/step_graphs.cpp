@@ -39,6 +39,7 @@ StepGraphs::~StepGraphs() {
 }
 
 void StepGraphs::free_graphs() {
+  if (graphs == 0) return;
   torch::cuda::synchronize(device.index());  // the latest replay may still run
   for (auto& [key, kind] : kinds) kind.graph.reset();
   graphs = 0;

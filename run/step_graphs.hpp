@@ -57,6 +57,8 @@ class StepGraphs {
   // After an out-of-memory error, frees all graphs, which keep the memory of a step. After the second one,
   // later steps run without graphs. May be called by step(). Returns false if there were none.
   bool free_memory();
+  // Frees all graphs, after the latest replay.
+  void free_graphs();
   bool is_on() const { return on; }
 
  private:
@@ -76,7 +78,6 @@ class StepGraphs {
   bool record_graph(Kind& kind, const std::function<void()>& step);
   // Frees all graphs. Later steps run without graphs.
   void turn_off();
-  void free_graphs();
 
   bool on;
   bool was_freed = false;  // by free_memory()

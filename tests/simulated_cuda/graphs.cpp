@@ -52,6 +52,10 @@ void end_allocate_to_pool(uint64_t id) {
   TORCH_CHECK(pools()[id].allocates, "endAllocatePool: not currently recording to mempool_id");
   pools()[id].allocates = false;
 }
+bool has_graphs() {
+  const Lock lock(mutex());
+  return !graphs().empty();
+}
 void release_pool(uint64_t id) {
   const Lock lock(mutex());
   TORCH_CHECK(pools()[id].users > 0, "releasePool: the pool is not in use");

@@ -74,6 +74,9 @@ void begin_allocate_to_pool(uint64_t id);
 void end_allocate_to_pool(uint64_t id);
 void release_pool(uint64_t id);
 
+// Returns true if a graph exists.
+bool has_graphs();
+
 // From now on the device fails as a GPU after a kernel with an error: every call throws the same error, also
 // the deleters of memory that several streams used.
 void fail_from_now_on(const char* error = "CUDA error: device-side assert triggered");

@@ -33,7 +33,9 @@ class ProcessGroupNCCL : public Backend {
                                                  rank, size, gloo_options);
   }
   const std::string getBackendName() const override { return "nccl"; }
-  void shutdown() override {}
+  void shutdown() override {
+    TORCH_CHECK(!simulated_cuda::has_graphs(), "NCCL would wait for the end of graphs with its collectives");
+  }
   c10::intrusive_ptr<Work> allreduce(Tensors& tensors, const AllreduceOptions& options) override {
     return run(OpType::ALLREDUCE, tensors, [this, tensors, options] {
       auto host = host_views(tensors);
