@@ -18,8 +18,7 @@ inline Batch random_batch(int64_t images, int64_t size, int64_t objects, torch::
        torch::randint(80, {images, objects}, torch::kLong).to(device), std::vector<int64_t>(images, objects),
        torch::full({images}, objects, torch::TensorOptions(torch::kLong).device(device))},
       std::vector<int64_t>(images),
-      std::vector<Scale>(images, {1, 1}),
-      0};
+      std::vector<Scale>(images, {1, 1})};
 }
 inline Input random_input(int64_t images, int64_t size, int64_t objects, torch::Device device) {
   const Batch batch = random_batch(images, size, objects, device);

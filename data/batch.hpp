@@ -47,7 +47,6 @@ struct Batch {
   Targets targets;               // in pixels of the images
   std::vector<int64_t> indices;  // [B] Item::index
   std::vector<Scale> scales;     // [B] Item::scale
-  int64_t first;                 // position of the first image in the stream of samples
 };
 
 // Converts the boxes of each image to the form that the loss uses, padded to the largest count. Boxes of the

@@ -52,7 +52,7 @@ Batch Loader::next() {
   lock.unlock();
   has_work.notify_all();
   if (first->error) std::rethrow_exception(first->error);
-  Batch out{first->images, make_targets(first->boxes), first->indices, first->scales, first->first};
+  Batch out{first->images, make_targets(first->boxes), first->indices, first->scales};
   return out;
 }
 

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/error.hpp"
+#include "base/program.hpp"
 #include "dtr/counting_allocator.hpp"
 
 namespace yolox {
@@ -255,7 +256,6 @@ Dtr::StoragePtr Dtr::to_overwrite(Cell& cell, const Record& by) {
 
 void Dtr::rematerialise(Record& r) {
   keep_reserve();
-  const Time start = std::chrono::steady_clock::now();
   std::vector<StoragePtr> storages(r.arguments.size());
   const auto all = [&](const auto& f) {
     for (size_t i = 0; i < storages.size(); ++i) f(r.arguments[i], storages[i]);
@@ -299,7 +299,6 @@ void Dtr::rematerialise(Record& r) {
   }
   ++done.rematerialisations;
   done.remat_cost += r.cost;
-  done.remat_seconds += seconds_since(start);
   // If the limit is much too small, every evicted storage is needed again at once, and the step would not
   // end.
   if (done.remat_cost - cost_at_last_raise > settings.max_remat_ratio * done.cost &&
@@ -512,7 +511,7 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
     random = generator.get_state();
   }
 
-  const Time start = std::chrono::steady_clock::now();
+  const double start = now();
   const auto cost_by = settings.cost ? settings.cost(operation, given) : nullptr;
   const auto writes = [](const Input& in) { return in.written && !in.statistics; };
   // A collective cannot be repeated after an error, because the other ranks may have taken part in it.
@@ -526,7 +525,7 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
   compute(operation, keys, given, anew, statistics, *stack);
 
   const c10::ArrayRef<IValue> results(stack->data() + stack->size() - info.returns, info.returns);
-  const double cost = cost_by ? cost_by(results) : seconds_since(start);
+  const double cost = cost_by ? cost_by(results) : now() - start;
   done.cost += cost;
   locks.release();
   std::optional<NoEviction> noting(*this);  // the cells of written storages are still the old ones

@@ -45,7 +45,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -92,7 +91,6 @@ struct DtrStep {
   int64_t evictions = 0;            // evictions
   int64_t rematerialisations = 0;   // operations repeated to rematerialise a storage
   double cost = 0, remat_cost = 0;  // of all operations and of all repetitions, in the unit of the cost
-  double remat_seconds = 0;         // time of the repetitions on the host
   int64_t out_of_memory_count = 0;  // out-of-memory errors that happened within the budget
 
   // Returns the cost of the step relative to a step without DTR, at least 1.
@@ -194,7 +192,6 @@ class Dtr {
   using StorageImpl = c10::StorageImpl;
   using StoragePtr = dtr_detail::StoragePtr;
   using Tensor = torch::Tensor;
-  using Time = std::chrono::steady_clock::time_point;
 
   // A tensor argument of an operation that is about to run.
   struct Input {
@@ -316,10 +313,6 @@ class Dtr {
   // operation must not be repeated.
   void record_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bool empty, bool once,
                       const std::function<std::shared_ptr<Record>()>& record);
-
-  static double seconds_since(Time start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  }
 
   inline static std::atomic<Dtr*> now_running{nullptr};
 
