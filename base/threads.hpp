@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parallel loops and background tasks on CPU threads.
+// Parallel loops and worker threads on the CPU.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <exception>
-#include <functional>
 #include <mutex>
 #include <stop_token>
 #include <system_error>
@@ -63,29 +60,5 @@ void start_workers(std::vector<std::jthread>& workers, int n, const Work& work) 
     fail("cannot start ", n, " threads (", e.what(), "); give fewer --workers");
   }
 }
-
-// A queue of tasks with its own threads. Tasks are started in the order in which they were added, so with one
-// thread they also run in this order. add() blocks while `max_waiting` tasks are queued. After a task has
-// thrown, every add() and finish() rethrows the first exception, and the queued tasks are discarded. The
-// destructor runs the tasks that are still in the queue.
-class Tasks {
- public:
-  Tasks(int threads, size_t max_waiting);
-
-  void add(std::function<void()> task);
-  // Waits until all tasks have ended.
-  void finish();
-
- private:
-  void work(const std::stop_token& stop);
-
-  const size_t max_waiting;
-  std::mutex mutex;
-  std::condition_variable_any changed;
-  std::deque<std::function<void()>> waiting;
-  size_t busy = 0;
-  std::exception_ptr error;
-  std::vector<std::jthread> workers;  // last, because they use the other members until they are joined
-};
 
 }  // namespace yolox

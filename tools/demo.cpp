@@ -2,12 +2,16 @@
 // tools/ contains the programs besides training and evaluation: demo (detection in images and videos), export
 // (ONNX and TorchScript files), check (a report on a data set) and pack (a data set as one LMDB file). This
 // file is ./demo.
+#include <deque>
 #include <exception>
+#include <functional>
+#include <future>
 #include <iomanip>
 #include <limits>
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "base/flags.hpp"
 #include "base/limit_spinning.hpp"
@@ -167,6 +171,13 @@ static std::string yolo_lines(cv::Size size, const std::vector<TileDetection>& f
   return lines.str();
 }
 
+// Returns the path of a label file in the folder "labels", without extension: the part of the name below
+// "images".
+static fs::path label_stem(const std::string& name) {
+  const size_t images = ("/" + name).rfind("/images/");
+  return fs::path(images == name.npos ? name : name.substr(images + 7)).replace_extension();
+}
+
 // Throws UsageError if an output file would overwrite an input, or if two images have the same label file.
 static void protect_sources(const FrameSource& source, const Config& config) {
   protect_inputs("--json", config.json, {config.weights, config.source});
@@ -189,7 +200,7 @@ static void protect_sources(const FrameSource& source, const Config& config) {
   for (const auto& name : source.names) {
     if (config.draw) protect("--save", folder / drawn_name(name));
     if (!config.txt) continue;
-    const fs::path stem = fs::path(name).replace_extension();
+    const fs::path stem = label_stem(name);
     protect("--txt", folder / "labels" / (stem.string() + ".txt"));
     usage_check(labels.insert(stem).second, "--txt: the label file of ", name, " would be ", stem.string(),
                 ".txt, which is that of another image, or of the class names; rename the image");
@@ -210,6 +221,9 @@ class Demo {
   void run_with_json();
   void detect(JsonWriter* json);
   std::vector<TileDetection> with_tiles(std::vector<TileDetection> found, const Image& image);
+  // Runs a task on a thread of its own: after the last one if it is a frame of a video. Rethrows the error of
+  // an earlier task.
+  void write_later(std::function<void()> task);
   void output(Frame& frame, const std::vector<TileDetection>& found, JsonWriter* json);
   void print_progress();
   void print_end(double seconds);
@@ -233,7 +247,6 @@ class Demo {
   std::mutex mutex;
   std::map<int64_t, Frame> frames;  // original images by position, kept until their boxes are known
   std::optional<VideoFile> video;
-  std::optional<Tasks> writing;
 
   double began = 0;
   int64_t done = 0;
@@ -241,6 +254,8 @@ class Demo {
   bool json_consistent = true;    // false while an image is being written to the JSON file
   std::map<int, int64_t> counts;  // boxes per class
   std::vector<std::string> unreadable;
+  size_t most_writing = 1;
+  std::deque<std::shared_future<void>> writing;  // the oldest first; last, because it uses the other members
 };
 
 Demo::Demo(const Config& given) : config(given) {
@@ -270,8 +285,10 @@ Demo::Demo(const Config& given) : config(given) {
     for (const std::string& name : names) lines += printable(name) + "\n";
     const std::string list = (folder / "labels/classes.txt").string();
     std::string there;
+    const bool known = read_all(list, there).empty();
+    std::erase(there, '\r');
     usage_check(
-        !read_all(list, there).empty() || there == lines, "--txt: ", list,
+        !known || there == lines || there + "\n" == lines, "--txt: ", list,
         " has other classes than the model, and labels beside it would change; choose another --save");
     check(replace_file(list, lines), "cannot write ", list, "; check permissions and disk space");
   }
@@ -335,8 +352,7 @@ void Demo::detect(JsonWriter* json) {
                 {size.width, size.height}, source.video ? 1 : threads, device.is_cuda(), 0,
                 /*ahead=*/one_by_one ? 1 : 2);
   DeviceLoader batches(loader, device);
-  // A video has one writer thread, because its frames must be written in order.
-  writing.emplace(source.video ? 1 : threads, size_t(bs + threads));
+  most_writing = size_t(threads);
   const torch::InferenceMode inference;
   for (bool more = true; more && !user_quit && !stop_signal && !batches.done();) {
     const Batch batch = batches.next();
@@ -364,8 +380,26 @@ void Demo::detect(JsonWriter* json) {
     }
     print_progress();
   }
-  writing->finish();
+  for (const auto& written : writing) written.get();
   video->finish();
+}
+
+void Demo::write_later(std::function<void()> task) {
+  if (writing.size() == most_writing) {
+    writing.front().get();
+    writing.pop_front();
+  }
+  const bool waits = source.video && !writing.empty();
+  auto run = [before = waits ? writing.back() : std::shared_future<void>(),
+              task = std::move(task)]() mutable {
+    if (before.valid()) std::exchange(before, {}).get();
+    std::exchange(task, nullptr)();  // its images are freed at the end of this line
+  };
+  try {
+    writing.push_back(std::async(std::launch::async, std::move(run)));
+  } catch (const std::system_error& e) {
+    fail("cannot start a thread (", e.what(), "); give fewer --workers");
+  }
 }
 
 // Adds the detections in the tiles of an image to those in the whole image (--tile).
@@ -404,7 +438,7 @@ void Demo::output(Frame& frame, const std::vector<TileDetection>& found, JsonWri
     json_consistent = true;
   }
   if (config.txt) {
-    const fs::path labels = (folder / "labels" / frame.name).replace_extension(".txt");
+    const fs::path labels = folder / "labels" / (label_stem(frame.name).string() + ".txt");
     make_folder(labels.parent_path());
     check(replace_file(labels.string(), yolo_lines(frame.image.size(), found)), "cannot write ",
           labels.string(), "; is the disk full or the folder read-only?");
@@ -428,7 +462,7 @@ void Demo::output(Frame& frame, const std::vector<TileDetection>& found, JsonWri
   if (config.crop && !found.empty()) {
     fs::path stem = fs::path(frame.name).replace_extension();
     if (shared_stems.count(stem)) stem = frame.name;
-    writing->add([write, crops = crops_of(folder, stem.string(), frame.image, found, names)] {
+    write_later([write, crops = crops_of(folder, stem.string(), frame.image, found, names)] {
       for (const Crop& crop : crops) write(crop.path, crop.image);
     });
   }
@@ -437,7 +471,7 @@ void Demo::output(Frame& frame, const std::vector<TileDetection>& found, JsonWri
     user_quit = !window->show(frame.image, source.video ? 0 : all == 1 ? -1 : 0.5);
   }
   if (!config.draw) return;
-  writing->add([this, write, frame, found, result]() mutable {
+  write_later([this, write, frame, found, result]() mutable {
     if (!window) draw_found(frame.image, found, names);
     if (source.video) return video->add(frame.image, source.live ? frame.second : -1);
     write(result, frame.image);
