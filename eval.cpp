@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Evaluates a checkpoint on a data set, or detections of any program against a ground truth.
+#include <unistd.h>
+
 #include <iomanip>
 #include <iostream>
 #include <map>
@@ -8,6 +10,7 @@
 
 #include "base/flags.hpp"
 #include "base/limit_spinning.hpp"
+#include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
 #include "data/tiles.hpp"
@@ -134,8 +137,9 @@ static void check_flags(const Config& config) {
   for (const auto& [flag, path] : {std::pair("--json", config.json),
                                    {"--save-dt", config.save_dt},
                                    {"--hard-negatives", config.hard_negatives}})
-    usage_check(path.empty() || ::access((fs::absolute(path).parent_path()).c_str(), W_OK) == 0, flag, " ",
-                path, ": cannot write to this folder; create it, or choose another");
+    usage_check(path.empty() || is_irregular_file(path) ||
+                    ::access(fs::weakly_canonical(fs::absolute(path)).parent_path().c_str(), W_OK) == 0,
+                flag, " ", path, ": cannot write to the folder of this file; create it, or choose another");
   if (!config.gt.empty()) {
     usage_check(config.data.empty() && config.weights.empty(),
                 "--gt and --dt cannot be combined with --data and --weights");
