@@ -329,7 +329,10 @@ inline std::optional<Launch> ranks_to_launch(Config& config, const Flags& given,
           (config.gpus > 0 ? config.device == "cuda" : config.procs == 0 || config.device == "cpu"),
       "--device ", config.device, " cannot be used with ",
       config.gpus > 0 ? "--gpus, which takes the first GPUs; set CUDA_VISIBLE_DEVICES to choose them"
-                      : "--procs, which starts ranks on the CPU");
+                      : "--procs, which starts ranks on the CPU",
+      given.was_given("gpus") || given.was_given("procs")
+          ? ""
+          : "; the run has this flag: give --gpus 0 or --procs 0, too");
   if (!is_rank && config.gpus > 0) {
     const auto gpus = torch::cuda::device_count();
     usage_check(config.gpus <= gpus, "--gpus ", config.gpus, ": there are ", int(gpus),

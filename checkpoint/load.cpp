@@ -2,6 +2,7 @@
 #include "checkpoint/load.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 

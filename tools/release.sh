@@ -17,7 +17,7 @@ for program in train eval demo export check pack; do
   [ -e "$build/$program" ] || { echo "error: $build/$program is missing; run ./setup.sh"; exit 1; }
   strip -o "$stage/$name/bin/$program" "$build/$program"
   # A program finds its libraries and the official weights by these variables. The ranks that train starts inherit them.
-  printf '#!/bin/sh\nhere=$(dirname "$(readlink -f "$0")")\nexport YOLOX_WEIGHTS_DIR=$here/weights\nLD_LIBRARY_PATH=$here/lib:$LD_LIBRARY_PATH exec "$here/bin/%s" "$@"\n' \
+  printf '#!/bin/sh\nhere=$(dirname "$(readlink -f "$0")")\nexport YOLOX_WEIGHTS_DIR="$here/weights"\nLD_LIBRARY_PATH=$here/lib:$LD_LIBRARY_PATH exec "$here/bin/%s" "$@"\n' \
     "$program" >"$stage/$name/$program"
   chmod +x "$stage/$name/$program"
   missing=$(ldd "$build/$program" | grep 'not found' || true)
