@@ -137,9 +137,9 @@ static void check_flags(const Config& config) {
   for (const auto& [flag, path] : {std::pair("--json", config.json),
                                    {"--save-dt", config.save_dt},
                                    {"--hard-negatives", config.hard_negatives}})
-    usage_check(path.empty() || is_irregular_file(path) ||
-                    ::access(fs::weakly_canonical(fs::absolute(path)).parent_path().c_str(), W_OK) == 0,
-                flag, " ", path, ": cannot write to the folder of this file; create it, or choose another");
+    check(path.empty() || is_irregular_file(path) ||
+              ::access(fs::weakly_canonical(fs::absolute(path)).parent_path().c_str(), W_OK) == 0,
+          flag, " ", path, ": cannot write to the folder of this file; create it, or choose another");
   if (!config.gt.empty()) {
     usage_check(config.data.empty() && config.weights.empty(),
                 "--gt and --dt cannot be combined with --data and --weights");

@@ -386,7 +386,7 @@ PROGRAM_TEST("eval: the AP of best.pth equals the AP in training; --json has all
   CHECK(json_number(dir / "again.json", "AP") == doctest::Approx(ap).epsilon(1e-6));
   CHECK(has(contents(dir / "dt.json"), R"("file_name":"shapes_1.png")"));
 
-  check_refusal(dir, "eval", "--data data --weights a/best.pth --save-dt none/dt.json", 2,
+  check_refusal(dir, "eval", "--data data --weights a/best.pth --save-dt none/dt.json", 1,
                 "--save-dt none/dt.json: cannot write to the folder of this file");
 
   // A data set with other category ids, some negative, in another order: classes are matched by name, and the
@@ -883,7 +883,7 @@ PROGRAM_TEST("programs: invalid input gives one line that names it, and the righ
       {"eval", eval + "--conf 2", 2, "--conf"},
       {"eval", eval + "--model yolox-s", 1, "yolox-nano"},
       {"eval", eval + "--data others", 1, "has other classes"},
-      {"eval", eval + "--json nowhere/e.json", 2, "nowhere/e.json"},
+      {"eval", eval + "--json nowhere/e.json", 1, "nowhere/e.json"},
       {"demo", "", 2, "usage: ./demo --source photo.jpg --weights yolox-s"},
       {"demo", demo + "--save text.txt", 1, "text.txt"},
       {"demo", demo + "--max-images -1", 2, "--max-images"},

@@ -110,8 +110,8 @@ inline std::vector<std::string> images_of_list(const std::string& list) {
 
 // Returns the path of a drawn image in the output folder. Its extension selects the format.
 inline std::string drawn_name(const std::string& name) {
-  return name +
-         (has_extension(name, {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"}) ? "" : ".jpg");
+  static const std::set<std::string> written = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"};
+  return name + (has_extension(name, written) ? "" : ".jpg");
 }
 
 // Returns a source of image files. Their names are the paths relative to `folder`; if it is empty, to the
@@ -213,8 +213,8 @@ inline FrameSource video_source(const std::string& given) {
   source.count = device ? 0 : int64_t(std::max(0.0, video.get(cv::CAP_PROP_FRAME_COUNT)));
   source.live = source.count == 0 && !is_file(given);  // a stream in a file may not have its length
   source.fps = video.get(cv::CAP_PROP_FPS);
-  if (!(source.fps > 0 && (source.fps >= 1 || !source.live) && source.fps <= 240))
-    source.fps = 25;  // unknown
+  const bool known = source.live ? source.fps >= 1 : source.fps > 0;
+  if (!known || source.fps > 240) source.fps = 25;
   source.stem = number ? "camera" + given : fs::path(given.substr(0, given.find('?'))).stem().string();
   if (source.stem.empty()) source.stem = "stream";
   const auto named = [given, stem = source.stem](Frame& frame) {
