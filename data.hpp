@@ -23,10 +23,10 @@
 
 namespace yolox {
 
-// Returns the permutation of n images for one epoch (`pass`, from 0). Depends only on (seed, pass), not on
+// Returns the permutation of n images for one epoch (from 0). Depends only on (seed, epoch), not on
 // the number of threads or ranks.
-inline std::vector<int64_t> permutation(int64_t n, uint64_t seed, uint64_t pass) {
-  Rng rng(seed, pass, ~uint64_t{0});
+inline std::vector<int64_t> permutation(int64_t n, uint64_t seed, uint64_t epoch) {
+  Rng rng(seed, epoch, ~uint64_t{0});
   std::vector<int64_t> order(n);
   for (int64_t i = 0; i < n; ++i) order[i] = i;
   shuffle(order, rng);
@@ -35,10 +35,10 @@ inline std::vector<int64_t> permutation(int64_t n, uint64_t seed, uint64_t pass)
 
 // Returns the n images of one epoch. repeats: factor of each image, see repeat_factors(); image i is in the
 // epoch in proportion to its factor, and images with a factor of 1 may be left out. Empty: permutation().
-inline std::vector<int64_t> epoch_order(int64_t n, uint64_t seed, uint64_t pass,
+inline std::vector<int64_t> epoch_order(int64_t n, uint64_t seed, uint64_t epoch,
                                         const std::vector<double>& repeats) {
-  if (repeats.empty()) return permutation(n, seed, pass);
-  Rng rng(seed, pass, ~uint64_t{1});
+  if (repeats.empty()) return permutation(n, seed, epoch);
+  Rng rng(seed, epoch, ~uint64_t{1});
   std::vector<int64_t> all;
   for (int64_t i = 0; i < n; ++i) {
     const double whole = std::floor(repeats[i]);
@@ -59,23 +59,23 @@ inline Loader::Make training_items(const Dataset& data, uint64_t seed, const Aug
                                    std::vector<double> repeats = {}) {
   struct Permutations {  // orders of the two latest epochs, because a batch may span both
     std::mutex mutex;
-    std::map<int64_t, std::vector<int64_t>> of_pass;
+    std::map<int64_t, std::vector<int64_t>> of_epoch;
   };
   const auto orders = std::make_shared<Permutations>();
   const int64_t n = data.records.size();
   return [=, &data](int64_t position, Image& image) {
-    const int64_t pass = position / n;
+    const int64_t epoch = position / n;
     int64_t index;
     {
       std::lock_guard lock(orders->mutex);
-      auto& order = orders->of_pass[pass];
-      if (order.empty()) order = epoch_order(n, seed, pass, repeats);
+      auto& order = orders->of_epoch[epoch];
+      if (order.empty()) order = epoch_order(n, seed, epoch, repeats);
       index = order[position % n];
-      while (orders->of_pass.size() > 2) orders->of_pass.erase(orders->of_pass.begin());
+      while (orders->of_epoch.size() > 2) orders->of_epoch.erase(orders->of_epoch.begin());
     }
     SampleDraw draw{size_t(index), {}, {}, {}};
     if (augmented) {
-      Rng rng(seed, pass, repeats.empty() ? index : n + position % n);  // repeats differ
+      Rng rng(seed, epoch, repeats.empty() ? index : n + position % n);  // repeats differ
       draw = draw_sample(rng, augment, n, index, image.size(), mosaic_at(position));
     }
     Sample sample{image, {}};

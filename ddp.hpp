@@ -25,10 +25,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/device.hpp"
 #include "base/error.hpp"
 #include "base/program.hpp"
-#include "ddp/launch.hpp"
 #include "ddp/rank_info.hpp"
 #include "ddp/shared_memory.hpp"
 #include "ddp/watchdog.hpp"

@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 
+#include "base/device.hpp"
 #include "base/flags.hpp"
 #include "base/limit_spinning.hpp"
 #include "base/new_file.hpp"

@@ -13,7 +13,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "base/device.hpp"
+#include "base/program.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/load.hpp"
 #include "data.hpp"
@@ -21,7 +21,6 @@
 #include "data/tiles.hpp"
 #include "images/boxes.hpp"
 #include "metrics/coco_eval.hpp"
-#include "run/log.hpp"
 #include "yolox.hpp"
 
 namespace yolox {

@@ -17,7 +17,6 @@
 #include "data/coco_json.hpp"
 #include "data/dataset.hpp"
 #include "data/packed.hpp"
-#include "data/shapes.hpp"
 #include "data/source.hpp"
 
 namespace yolox {

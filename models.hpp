@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "examples/yolox_p2.hpp"
-#include "examples/yolox_pico.hpp"
+#include "models/yolox_p2.hpp"
+#include "models/yolox_pico.hpp"
 #include "yolox.hpp"
 
 namespace yolox {

@@ -16,11 +16,11 @@
 #include "loss.hpp"                 // yolox_loss()
 #include "run/crash.hpp"            // crash.txt
 #include "run/fast_paths.hpp"       // use_fast_paths(): --fast
-#include "run/fit.hpp"              // MicroBatches, fit_batch(), try_dtr_step()
-#include "run/numbers.hpp"          // UnreadSteps: losses on their way to the host
 #include "run/run.hpp"              // Run: run folder, log, checkpoints and reports
 #include "run/setup.hpp"            // data, model and weights
 #include "run/step_graphs.hpp"      // StepGraphs: --fast graph
+#include "run/step_memory.hpp"      // MicroBatches, choose_batch(), try_dtr_step()
+#include "run/step_metrics.hpp"     // UnreadSteps: losses on their way to the host
 
 using namespace yolox;
 
@@ -167,7 +167,7 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
 
 // Reads and logs the numbers of the steps that the host waits for. After a non-finite loss, goes back to the
 // last checkpoint and returns false, or throws.
-static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatches& micro_batches,
+static bool read_metrics(Training& t, UnreadSteps& unread, Run& run, MicroBatches& micro_batches,
                          Batches& batches) {
   const bool all = run.must_read_all(t);
   for (auto read = unread.next(all); read; read = unread.next(all)) {
@@ -229,7 +229,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatche
     compute_gradients(model, input, parts, t.optimizer, t.scaler, step);
   };
   const TrialStep trial{t, compute, base, multi_scale(config, base, rank_info.world).largest(), device, dtr};
-  run.note(fit_batch(config, trial, data.train.records.size(), ranks, run.log));
+  run.note(choose_batch(config, trial, data.train.records.size(), ranks, run.log));
   Plan plan = plan_of(config, data.train.records.size(), rank_info.world, base);
   set_norm_momentum(*model, config.bn_momentum);
   use_cudnn_benchmark(cudnn_benchmark_pays(config, plan));
@@ -292,7 +292,7 @@ static bool read_numbers(Training& t, UnreadSteps& unread, Run& run, MicroBatche
     // Logs the step. On a GPU, the step before, so that the GPU does not wait for the host.
     unread.add({i, batch, lr, size, step.use_l1, losses.anomaly, dtr.step(), {}}, losses);
     run.check_signals();
-    if (!read_numbers(t, unread, run, micro_batches, batches)) continue;
+    if (!read_metrics(t, unread, run, micro_batches, batches)) continue;
     if (run.profiling())
       go_on = run.profile_step();
     else if (plan.ends_epoch(t.iteration))

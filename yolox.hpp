@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The YOLOX model: CSPDarknet, PAFPN, the decoupled anchor-free head, decoding and NMS. models.hpp lists the
-// sizes. A backbone or head of your own is a file of its own, as examples/yolox_pico.hpp is. Method:
+// sizes. A backbone or head of your own is a file of its own, as models/yolox_pico.hpp is. Method:
 // "YOLOX: Exceeding YOLO Series in 2021" (arXiv 2107.08430), section 2. Names, shapes and initialisation
 // order of the parameters equal those of the official repository, so that official weights load by name.
 //

@@ -20,8 +20,8 @@
 #include "dtr/dtr.hpp"
 #include "median.hpp"
 #include "models.hpp"
-#include "run/fit.hpp"
 #include "run/log.hpp"
+#include "run/step_memory.hpp"
 
 #define YOLOX_WITHOUT_MAIN
 #include "train.cpp"  // compute_gradients()

@@ -13,7 +13,9 @@
 #include <thread>
 #include <unordered_map>
 
+#include "base/device.hpp"
 #include "base/torch_versions.hpp"
+#include "ddp/launch.hpp"
 
 namespace yolox {
 

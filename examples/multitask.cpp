@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 
+#include "base/device.hpp"
 #include "base/limit_spinning.hpp"
 #include "base/printable.hpp"
 #include "base/program.hpp"
@@ -28,7 +29,6 @@
 #include "loss.hpp"
 #include "run/fast_paths.hpp"
 #include "run/log.hpp"
-#include "run/numbers.hpp"
 #include "run/run.hpp"
 #include "run/saving.hpp"
 #include "run/setup.hpp"
@@ -102,7 +102,7 @@ static std::deque<HeadData> parse_data_flags(const std::vector<std::string>& dat
 }
 
 // Returns the terms of the loss as text: "iou 2.1 obj 1.3 cls 0.9 l1 0".
-static std::string rounded_terms(const StepNumbers& n) {
+static std::string rounded_terms(const StepMetrics& n) {
   std::string text;
   for (const auto& [name, value] : n.all(Losses::Kind::kTerm))
     text += concat(text.empty() ? "" : " ", name, " ", rounded(value));
@@ -213,7 +213,7 @@ struct MultiTaskRun {
     for (int64_t k = 0; k < t.heads(); ++k) {
       HeadData& s = streams[k];
       const bool trained = s.means.steps > 0;  // false if its iterations ran before a resume
-      const StepNumbers m = s.means.take();
+      const StepMetrics m = s.means.take();
       std::optional<Evaluation> e;
       if (evaluates) {
         ranks.reached(concat("the evaluation of ", s.name, " after step ", t.iteration));
@@ -386,10 +386,10 @@ static int train(int argc, char** argv) {
   catch_signals();
   int stop = 0;  // signal of any rank; all ranks stop after the same iteration
   UnreadSteps unread(ranks, c.timeout);
-  const auto read_numbers = [&](bool all) {
+  const auto read_metrics = [&](bool all) {
     for (auto read = unread.next(all); read; read = unread.next(all)) {
       HeadData& s = streams[read->step % t.heads()];
-      const StepNumbers& numbers = read->numbers;
+      const StepMetrics& numbers = read->numbers;
       check(numbers.finite(), "the loss or the gradient of head ", s.name, " is not finite at step ",
             read->step, " (", to_string(numbers), ", lr ", read->lr, "; images ",
             image_names(read->batch, s.splits.train),
@@ -416,10 +416,10 @@ static int train(int argc, char** argv) {
         compute_gradients(t, head, batch, size, use_l1, c, info.legacy_preproc, ranks, reducer);
     t.step(lr, plan.ema);
     unread.add({i, batch, lr, size, use_l1, "", {}, {}}, losses);
-    read_numbers(/*all=*/run.evaluation_due());
+    read_metrics(/*all=*/run.evaluation_due());
     if (run.evaluation_due()) run.end_of_epoch();
   }
-  read_numbers(/*all=*/true);
+  read_metrics(/*all=*/true);
   if (!stop) stop = int(ranks.max(stop_signal));
   if (stop && t.evaluated_at != plan.iters) {
     run.save(/*required=*/true);

@@ -93,8 +93,8 @@ void RunProgress::roll_back(int64_t step) {
 
 // Returns the first columns of metrics.csv and epochs.csv: the loss, its terms, positives, `more` and what is
 // logged.
-static Metrics::Row row_of(const StepNumbers& n, double epoch, int64_t steps, const Metrics::Row& more) {
-  const auto terms = n.all(StepNumbers::Kind::kTerm), logged = n.all(StepNumbers::Kind::kLogged);
+static Metrics::Row row_of(const StepMetrics& n, double epoch, int64_t steps, const Metrics::Row& more) {
+  const auto terms = n.all(StepMetrics::Kind::kTerm), logged = n.all(StepMetrics::Kind::kLogged);
   Metrics::Row row{{"epoch", epoch}, {"iteration", double(steps)}, {"loss", n.total}};
   row.insert(row.end(), terms.begin(), terms.end());
   row.emplace_back("positives_per_object", n.per_object());
@@ -120,7 +120,7 @@ static std::string line_of(const std::vector<Column>& columns, std::string Colum
   return line;
 }
 
-void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device,
+void RunProgress::step(int64_t i, const StepMetrics& n, double lr, const Plan& plan, torch::Device device,
                        const DtrStep& within) {
   if (dtr) again.add(within);
   if (within.limit > Dtr::kSlack * within.budget && within.limit > exceeded) {
@@ -142,7 +142,7 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   const double steps = double(recent.steps), seconds = now() - last_time, share = waited / seconds;
   const double speed = steps * double(plan.batch) / seconds, epoch = double(i / plan.per_epoch + 1);
   if (steps > 0) rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
-  StepNumbers m = recent.take();
+  StepMetrics m = recent.take();
   const DtrSteps remade = std::exchange(again, {});
   if (metrics && steps > 0) record(i + 1, epoch, m, lr, speed, share, remade);
   total_waited += waited;
@@ -157,7 +157,7 @@ void RunProgress::step(int64_t i, const StepNumbers& n, double lr, const Plan& p
   std::vector<Column> columns{{7, "epoch", concat(epoch, "/", plan.epochs)},
                               {10, "iter", concat(i % plan.per_epoch + 1, "/", plan.per_epoch)},
                               {6, "total", formatted("%.2f", m.total)}};
-  auto terms = m.all(StepNumbers::Kind::kTerm);
+  auto terms = m.all(StepMetrics::Kind::kTerm);
   if (dtr && !terms.empty()) terms.pop_back();  // there is no room; metrics.csv has all terms
   for (const auto& [name, value] : terms)
     columns.push_back({std::max<size_t>(5, name.size() + 1), name, formatted("%.2f", value)});
@@ -310,7 +310,7 @@ static std::string tag_of(const std::string& column) {
   return column.starts_with("dtr_") ? "dtr/" + column.substr(4) : "train/" + column;
 }
 
-void RunProgress::record(int64_t steps, double epoch, const StepNumbers& n, double lr, double speed,
+void RunProgress::record(int64_t steps, double epoch, const StepMetrics& n, double lr, double speed,
                          double share, const DtrSteps& remade) {
   const double none = std::nan("");
   Metrics::Row row =

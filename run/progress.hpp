@@ -19,7 +19,7 @@
 #include "evaluate.hpp"
 #include "optim.hpp"
 #include "run/log.hpp"
-#include "run/numbers.hpp"
+#include "run/step_metrics.hpp"
 
 namespace yolox {
 
@@ -40,7 +40,7 @@ class Remarks {
   explicit Remarks(bool from_scratch) : from_scratch(from_scratch) {}
 
   // Checks positives and loss after a step.
-  std::string check_step(const StepNumbers& n) {
+  std::string check_step(const StepMetrics& n) {
     if (steps < kFew) first += n.total / kFew;
     ++steps;
     latest += (n.total - latest) / std::min(double(kFew), double(steps));
@@ -102,7 +102,7 @@ class RunProgress {
 
   // Records step i (from 0). Prints a line for the first step, at most once a second, and at the end of each
   // epoch and of the run. within: statistics of DTR for this step.
-  void step(int64_t i, const StepNumbers& n, double lr, const Plan& plan, torch::Device device,
+  void step(int64_t i, const StepMetrics& n, double lr, const Plan& plan, torch::Device device,
             const DtrStep& within = {});
 
   // Reports the evaluation after `steps` steps. best: it is the best of the run so far.
@@ -132,7 +132,7 @@ class RunProgress {
 
  private:
   // Appends a row to metrics.csv and the same values to the TensorBoard events.
-  void record(int64_t steps, double epoch, const StepNumbers& n, double lr, double speed, double share,
+  void record(int64_t steps, double epoch, const StepMetrics& n, double lr, double speed, double share,
               const DtrSteps& remade);
 
   Log& log;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <iomanip>
 
+#include "base/device.hpp"
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/program.hpp"
@@ -117,7 +118,7 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr) {
   plan = its_plan;
   const bool from_scratch = first == 0 && config.weights.empty();
   progress.emplace(folder, log, first, from_scratch, ranks.info.rank, with_dtr, evaluation_due(t));
-  eval_fit = RetryInParts{1, plan.batch_per_rank()};
+  eval_parts = RetryInParts{1, plan.batch_per_rank()};
   const ImageSize base{int(info.height), int(info.width)};
   const double flops = conv_flops(t.model, base);
   set_compute_threads(flops, device, ranks.info.world);
@@ -267,17 +268,17 @@ Evaluation Run::evaluate(Training& t, BatchLoss* loss) {
   settings.loss = loss;
   if (ranks.first()) settings.pictures = folder + "/val_batch";
   Evaluation e;
-  for (int64_t parts = eval_fit->parts;;) {
+  for (int64_t parts = eval_parts->parts;;) {
     settings.batch = int(std::max<int64_t>(1, plan.batch_per_rank() / parts));
     try {
       e = yolox::evaluate(t.eval_model(), data.val, settings, [&](int64_t done, int64_t images) {
         ranks.restart_timeout();
         progress->evaluated(done, images);
       });
-      eval_fit->succeeded(parts);
+      eval_parts->succeeded(parts);
       break;
     } catch (const std::exception& failure) {
-      parts = eval_fit->more_parts(failure, parts);
+      parts = eval_parts->more_parts(failure, parts);
     }
     empty_cache(device);
     log.line(concat("note: out of memory; the evaluation is repeated with batches of ",

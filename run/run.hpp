@@ -16,13 +16,13 @@
 #include "ddp.hpp"
 #include "dtr/dtr.hpp"
 #include "evaluate.hpp"
-#include "run/fit.hpp"
 #include "run/log.hpp"
-#include "run/numbers.hpp"
 #include "run/profile.hpp"
 #include "run/progress.hpp"
 #include "run/saving.hpp"
 #include "run/state.hpp"
+#include "run/step_memory.hpp"
+#include "run/step_metrics.hpp"
 
 namespace yolox {
 
@@ -136,7 +136,7 @@ class Run {
   int stop = 0;                    // the signal that ends the run on all ranks; 0: none
   bool save_due = false;           // on all ranks: last.pth is due
   bool complete = false;           // the last step is done, or --patience has ended the run
-  std::optional<RetryInParts> eval_fit;
+  std::optional<RetryInParts> eval_parts;
 };
 
 }  // namespace yolox

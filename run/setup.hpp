@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/device.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "config.hpp"
 #include "data/dataset.hpp"

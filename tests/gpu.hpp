@@ -8,9 +8,9 @@
 #include <ATen/record_function.h>
 
 #include "data/loader.hpp"
-#include "run/fit.hpp"
 #include "run/setup.hpp"
 #include "run/step_graphs.hpp"
+#include "run/step_memory.hpp"
 #include "train_step.hpp"
 
 namespace yolox::test {
@@ -120,11 +120,13 @@ struct Trainer {
     micro_batches.emplace(*training, 1, /*share=*/int64_t{1} << 20, ranks, *graphs, log);
   }
 
-  // Returns the numbers of a step.
-  StepNumbers operator()(const Batch& batch, double lr) { return start(batch, lr).read(); }
+  // Returns the numbers of a step. side: of the network input; 0: that of the images.
+  StepMetrics operator()(const Batch& batch, double lr, int side = 0) {
+    return start(batch, lr, side).read();
+  }
 
   // Launches the kernels of a step.
-  PendingNumbers start(const Batch& batch, double lr) {
+  PendingMetrics start(const Batch& batch, double lr, int side = 0) {
     Training& t = *training;
     const int side = int(batch.images.size(1));
     micro_batches->save_statistics();
@@ -138,7 +140,7 @@ struct Trainer {
 };
 
 struct Trajectory {
-  std::vector<StepNumbers> steps;
+  std::vector<StepMetrics> steps;
   std::vector<Tensor> weights;  // of the model and the EMA, on the CPU
 };
 

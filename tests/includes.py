@@ -12,17 +12,13 @@ import sys
 # Lowest first. A file may include files of its own layer and of those above it in this list.
 LAYERS = [
     ['base/'],
-    ['images/', 'run/log.'],
-    ['data/batch.', 'data/loader.', 'layers/'],
-    ['augment.hpp', 'yolox.hpp'],
-    ['data/', 'examples/', 'models.hpp', 'simota.hpp', 'losses.hpp', 'loss.hpp'],
-    ['data.hpp', 'data/pictures.', 'formats.hpp'],
-    ['checkpoint/'],
-    ['optim.hpp', 'ddp/', 'dtr/'],
-    ['ddp.hpp', 'ddp/ranks.', 'metrics/'],
-    ['evaluate.hpp', 'config.hpp', 'run/state.'],
+    ['images/', 'layers/'],
+    ['yolox.hpp', 'augment.hpp', 'data/'],
+    ['models/', 'models.hpp', 'simota.hpp', 'losses.hpp', 'loss.hpp', 'data.hpp', 'formats.hpp'],
+    ['checkpoint/', 'optim.hpp', 'metrics/', 'dtr/', 'ddp/', 'ddp.hpp'],
+    ['evaluate.hpp', 'config.hpp'],
     ['run/'],
-    ['train.cpp', 'eval.cpp', 'tools/', 'examples/multitask', 'examples/yolox_multitask'],
+    ['train.cpp', 'eval.cpp', 'tools/', 'examples/'],
 ]
 # These may include nothing else of the project. The model can be copied to another project with these folders alone.
 ONLY = {

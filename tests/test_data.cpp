@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data sets, the errors of bad ones, packed and cached data sets, and the loader.
 #include "base/memory.hpp"
+#include "data/shapes.hpp"
 #include "tensors.hpp"
 
 #include <fcntl.h>

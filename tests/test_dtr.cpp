@@ -11,8 +11,8 @@
 
 #include "dtr/budget.hpp"
 #include "dtr/dtr.hpp"
-#include "run/fit.hpp"
 #include "run/state.hpp"
+#include "run/step_memory.hpp"
 #include "train_step.hpp"
 
 using namespace yolox;

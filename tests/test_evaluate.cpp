@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "evaluate.hpp"
 
+#include "base/new_file.hpp"
 #include "loss.hpp"
 #include "models.hpp"
 #include "tensors.hpp"

@@ -245,7 +245,7 @@ GPU_TEST("gpu: the first loss in float32, bf16 and fp16 equals that of float64 w
     const std::string name = amp;  // INFO cannot capture a structured binding
     INFO(name);
     const Trajectory gpu = train_nano(kGpu, amp, "sgd", small_scale);
-    for (const StepNumbers& n : gpu.steps) CHECK(n.finite());
+    for (const StepMetrics& n : gpu.steps) CHECK(n.finite());
     check_figure(name, std::abs(gpu.steps[0].total / cpu.steps[0].total - 1), most);
   }
 }
@@ -616,7 +616,7 @@ GPU_TEST("gpu: a step does not synchronise with the device") {
     GpuBatches batches(noise(side, 20), side, 4 * 4, 4);
     for (int i = 0; i < 3; ++i) trainer(batches.next(), 0.001);
     const Batch batch = batches.next();
-    std::optional<PendingNumbers> numbers;  // lives until warnings are off
+    std::optional<PendingMetrics> numbers;  // lives until warnings are off
     const auto found = warnings([&] { numbers = trainer.start(batch, 0.001); });
     for (const auto& text : found) MESSAGE(text);
     CHECK(found.empty());

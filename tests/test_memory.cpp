@@ -12,22 +12,22 @@
 #include <stdexcept>
 
 #include "base/memory.hpp"
-#include "run/fit.hpp"
+#include "run/step_memory.hpp"
 
 using namespace yolox;
 
 // Runs a step that needs at least `room` parts. Returns its number of parts. order: set to the attempts.
-static int64_t parts_of_step(RetryInParts& fit, int64_t room, std::string& order,
+static int64_t parts_of_step(RetryInParts& in_parts, int64_t room, std::string& order,
                              const std::string& error = "out of memory") {
   order.clear();
-  for (int64_t parts = fit.parts;;) {
+  for (int64_t parts = in_parts.parts;;) {
     order += concat(" ", parts);
     try {
       check(parts >= room, error);
-      fit.succeeded(parts);
+      in_parts.succeeded(parts);
       return parts;
     } catch (const std::exception& e) {
-      parts = fit.more_parts(e, parts);
+      parts = in_parts.more_parts(e, parts);
     }
   }
 }
@@ -49,10 +49,10 @@ TEST_CASE("memory: out-of-memory errors are recognised, others are not") {
 }
 
 TEST_CASE("memory: a step out of memory is repeated in more parts; after the second time the number stays") {
-  RetryInParts fit{2, 7};
+  RetryInParts in_parts{2, 7};
   int64_t room = 7;  // smallest number of parts that fits
   std::string order;
-  const auto step = [&] { return 10 * parts_of_step(fit, room, order); };
+  const auto step = [&] { return 10 * parts_of_step(in_parts, room, order); };
   CHECK(step() == 70);
   CHECK(order == " 2 4 7");
   room = 1;
@@ -63,13 +63,13 @@ TEST_CASE("memory: a step out of memory is repeated in more parts; after the sec
   room = 1;
   CHECK(step() == 40);
   CHECK(order == " 4");
-  CHECK(fit.retries == 2);
+  CHECK(in_parts.retries == 2);
   room = 8;
   CHECK(has(error_of(step), "even with one image at a time"));
   CHECK(has(error_of(step), "(out of memory)"));  // the original message
   RetryInParts single{1, 1};
   CHECK(has(error_of([&] { parts_of_step(single, 2, order); }), "a single image"));
-  CHECK(error_of([&] { parts_of_step(fit, 8, order, "other"); }) == "other");
+  CHECK(error_of([&] { parts_of_step(in_parts, 8, order, "other"); }) == "other");
   CHECK(order == " 4");
 }
 

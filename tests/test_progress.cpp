@@ -19,7 +19,7 @@ struct TestRun {
 
   explicit TestRun(int64_t first = 0) { progress.emplace(dir.path.string(), log, first, true); }
   void step(int64_t i, double total, double norm = 1, const Plan& plan = {1000, 4, 2, 8}) {
-    StepNumbers n{total, {}};
+    StepMetrics n{total, {}};
     for (const char* term : {"iou", "obj", "cls", "l1"}) n.values.push_back({term, Losses::Kind::kTerm, 0});
     n.values.push_back({"positives", Losses::Kind::kCount, 6});
     n.values.push_back({"objects", Losses::Kind::kCount, 2});
@@ -183,7 +183,7 @@ TEST_CASE(
 
 TEST_CASE("progress: remarks are logged; classes without a box and problems are logged once") {
   TestRun test_run;
-  StepNumbers none;
+  StepMetrics none;
   quietly([&] {
     for (int i = 0; i < 100; ++i) test_run.progress->step(i, none, 0.5, {2, 1000, 1, 1000}, torch::kCPU);
   });
@@ -299,7 +299,7 @@ TEST_CASE("progress: with DTR, its peak and its share of the time are logged, th
   TempDir dir;
   Log log{dir / "log.txt"};
   RunProgress progress(dir.path.string(), log, 0, true, 0, /*dtr=*/true);
-  const StepNumbers n{3,
+  const StepMetrics n{3,
                       {{"iou", Losses::Kind::kTerm, 1},
                        {"l1", Losses::Kind::kTerm, 7.77},
                        {"positives", Losses::Kind::kCount, 6},

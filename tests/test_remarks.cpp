@@ -9,14 +9,14 @@ namespace {
 
 using Kind = Losses::Kind;
 
-StepNumbers step_with_loss_of(double total, double positives = 5, double norm = 1) {
+StepMetrics step_with_loss_of(double total, double positives = 5, double norm = 1) {
   return {total,
           {{"positives", Kind::kCount, positives},
            {"objects", Kind::kCount, 2},
            {"grad_norm", Kind::kLogged, norm}}};
 }
 
-std::string remarks_of(Remarks& remarks, const StepNumbers& n, int steps) {
+std::string remarks_of(Remarks& remarks, const StepMetrics& n, int steps) {
   std::string all;
   for (int i = 0; i < steps; ++i) all += remarks.check_step(n);
   return all;
@@ -26,25 +26,25 @@ std::string remarks_of(Remarks& remarks, const StepNumbers& n, int steps) {
 
 TEST_CASE("remarks: means are those of the steps since the last take()") {
   Means means;
-  const StepNumbers a{1, {{"iou", Kind::kTerm, 2}, {"positives", Kind::kCount, 4}}},
+  const StepMetrics a{1, {{"iou", Kind::kTerm, 2}, {"positives", Kind::kCount, 4}}},
       b{5, {{"iou", Kind::kTerm, 6}, {"positives", Kind::kCount, 8}}};
   means.add(a);
   means.add(b);
   CHECK(means.steps == 2);
-  const StepNumbers m = means.take();
+  const StepMetrics m = means.take();
   CHECK(m.total == 3);
   CHECK(to_string(m) == "iou 4, positives 6");
   CHECK(means.steps == 0);
   means.add(b);
   CHECK(to_string(means.take()) == "iou 6, positives 8");
-  StepNumbers logs = b;  // a value that not all steps log
+  StepMetrics logs = b;  // a value that not all steps log
   logs.values.push_back({"extra", Kind::kLogged, 3});
   logs.values.push_back({"term", Kind::kTerm, 3});
   means.add(a);
   means.add(logs);
   CHECK(to_string(means.take()) == "iou 4, positives 6, extra 3, term 1.5");
   CHECK(step_with_loss_of(1).per_object() == 2.5);
-  CHECK(StepNumbers().per_object() == 0);
+  CHECK(StepMetrics().per_object() == 0);
   for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
     CHECK(step_with_loss_of(1).finite());
     CHECK_FALSE(step_with_loss_of(1, 5, bad).finite());
@@ -98,7 +98,7 @@ TEST_CASE("remarks: a learning rate that is far from the usual one of the optimi
 
 TEST_CASE("remarks: a nonfinite loss ends the run, a nonfinite gradient only the 20th time in a row") {
   int64_t skipped = 0;
-  const StepNumbers overflow = step_with_loss_of(1, 5, HUGE_VAL), broken = step_with_loss_of(std::nan(""));
+  const StepMetrics overflow = step_with_loss_of(1, 5, HUGE_VAL), broken = step_with_loss_of(std::nan(""));
   for (int round = 0; round < 2; ++round) {
     for (int i = 0; i < 19; ++i) CHECK(stop_reason(overflow, skipped) == "");
     CHECK(skipped == 19);

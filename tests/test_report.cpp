@@ -2,6 +2,7 @@
 // report.html: contents, and rendering in a browser.
 #include "programs.hpp"
 
+#include "data/shapes.hpp"
 #include "metrics/html.hpp"
 #include "run/report.hpp"
 

@@ -439,7 +439,7 @@ TEST_CASE("saving: a failed step is saved with its batch, settings, losses and w
   batch.targets = {torch::tensor({{{20.f, 30.f, 16.f, 24.f}}}), torch::ones({1, 1}, torch::kLong), {1}};
   batch.indices = {2};
   const Dataset data = shapes_dataset(0, 0, 4);
-  StepNumbers n{1, {}};
+  StepMetrics n{1, {}};
   for (const char* name : {"iou", "obj", "cls", "l1", "grad_norm"})
     n.values.push_back({name, Losses::Kind::kTerm, 2.0 + double(n.values.size())});
   const StepRecord step{41, batch, 0.5, {128, 192}, true, "", {}, n};

@@ -126,14 +126,14 @@ std::map<std::string, int64_t> calls_of_step(const std::string& amp, bool sync_b
   Trainer trainer("yolox-s", kGpu, amp);
   if (sync_bn) use_sync_bn(*trainer.model, two_equal_ranks());
   GpuBatches batches(noise(kSide, 20), kSide, 4 * kBatch, kBatch);
-  std::optional<PendingNumbers> before;  // of the step before
+  std::optional<PendingMetrics> before;  // of the step before
   for (int i = 0; i < 3; ++i) {
     if (i == 2) simulated_cuda::reset_counts();
     const Batch batch = [&] {
       RECORD_USER_SCOPE("data");
       return batches.next();
     }();
-    PendingNumbers numbers = trainer.start(batch, 0.001);
+    PendingMetrics numbers = trainer.start(batch, 0.001);
     if (before) before->read();
     before = std::move(numbers);
   }
@@ -154,7 +154,7 @@ std::map<std::string, int64_t> calls_of_step(const std::string& amp, bool sync_b
 GPU_TEST("gpu: a step that the GPU does not end within --timeout ends the run of a single rank") {
   Trainer trainer("yolox-nano", kGpu, "off");
   GpuBatches batches(noise(64, 5), 64, 4);
-  const PendingNumbers numbers = trainer.start(batches.next(), 0.001);
+  const PendingMetrics numbers = trainer.start(batches.next(), 0.001);
   simulated_cuda::hang(true);
   const AtEnd works([] { simulated_cuda::hang(false); });
   CHECK_THROWS_WITH(numbers.read(0.2), doctest::Contains("the GPU has not ended this step within 0.2 s"));

@@ -9,7 +9,7 @@
 
 #include "base/device.hpp"
 #include "models.hpp"
-#include "run/fit.hpp"
+#include "run/step_memory.hpp"
 #include "train_step.hpp"
 
 using namespace yolox;
@@ -166,7 +166,7 @@ TEST_CASE(
   CHECK(l["iou"].item<double>() == 2.25);
   CHECK(l["mean"].item<double>() == 4.5);
   CHECK(l["positives"].item<int64_t>() == 8);
-  const StepNumbers n = PendingNumbers(l).read();
+  const StepMetrics n = PendingMetrics(l).read();
   using Pairs = std::vector<std::pair<std::string, double>>;
   CHECK(n.all(Losses::Kind::kTerm) == Pairs{{"iou", 2.25}});
   CHECK(n.all(Losses::Kind::kLogged) == Pairs{{"mean", 4.5}});
@@ -197,18 +197,18 @@ TEST_CASE("step: after out of memory the step is repeated in parts; statistics a
     if (x.size(0) > 3) throw c10::OutOfMemoryError(c10::SourceLocation{"", "", 0}, "CUDA out of memory");
     return p;
   };
-  RetryInParts fit{1, 5};
+  RetryInParts in_parts{1, 5};
   Losses losses;
-  for (int64_t parts = fit.parts; attempts < 3;) try {
+  for (int64_t parts = in_parts.parts; attempts < 3;) try {
       losses = compute_gradients(forward, {s.images, s.targets}, parts, s.optimizer, s.scaler,
                                  {torch::kFloat, true});
-      fit.succeeded(parts);
+      in_parts.succeeded(parts);
     } catch (const std::exception& e) {
-      parts = fit.more_parts(e, parts);
+      parts = in_parts.more_parts(e, parts);
       statistics.restore();
     }
   CHECK(attempts == 3);
-  CHECK(fit.retries == 1);
+  CHECK(in_parts.retries == 1);
   plain.gradients_in(2);
   for (size_t i = 0; i < s.grads().size(); ++i) CHECK(torch::equal(s.grads()[i], plain.grads()[i]));
   const auto a = s.model->named_buffers(), b = plain.model->named_buffers();

@@ -60,9 +60,10 @@ GPU_TEST(
     Trainer plain("yolox-nano", kGpu, amp, optimizer), graphs("yolox-nano", kGpu, amp, optimizer);
     graphs.use_graphs(true);
     BatchStream a, b;
-    for (int i = 0; i < 10; ++i) {
-      plain.step.use_l1 = graphs.step.use_l1 = i >= 6;
-      const StepNumbers one = plain(a.next(), lr_of(i)), two = graphs(b.next(), lr_of(i));
+    for (int i = 0; i < 14; ++i) {
+      plain.step.use_l1 = graphs.step.use_l1 = i >= 8;
+      const int side = i % 2 == 0 ? kSide : kSide - 32;  // the graphs of two sizes are replayed in turn
+      const StepMetrics one = plain(a.next(), lr_of(i), side), two = graphs(b.next(), lr_of(i), side);
       CHECK(std::abs(two.total / one.total - 1) <= limit);
       CHECK(two["objects"] == one["objects"]);
       if (precision == "fp64") CHECK(two["positives"] == one["positives"]);
@@ -141,7 +142,7 @@ GPU_TEST("gpu: a step that reads a result on the host is not recorded, and train
   t.observed->after_forward = [](const Tensor& x) { x.sum().item<double>(); };
   BatchStream a, b;
   for (int i = 0; i < 5; ++i) {
-    const StepNumbers one = plain(a.next(), lr_of(i)), two = t(b.next(), lr_of(i));
+    const StepMetrics one = plain(a.next(), lr_of(i)), two = t(b.next(), lr_of(i));
     CHECK(std::abs(two.total / one.total - 1) < 1e-3);
   }
   REQUIRE(reasons.size() == 1);
@@ -190,11 +191,11 @@ GPU_TEST("gpu: a replay does not wait, and launches a graph and a few copies") {
   Trainer t("yolox-s", kGpu, "bf16");
   t.use_graphs(true);
   GpuBatches batches(noise(64, 20), 64, 100, kBatch);
-  std::optional<PendingNumbers> before;
+  std::optional<PendingMetrics> before;
   for (int i = 0; i < 4; ++i) {
     const Batch batch = batches.next();
     simulated_cuda::reset_counts();
-    PendingNumbers numbers = t.start(batch, lr_of(i));
+    PendingMetrics numbers = t.start(batch, lr_of(i));
     if (before) before->read();
     before = std::move(numbers);
   }

@@ -13,6 +13,7 @@
 #include <set>
 #include <utility>
 
+#include "base/device.hpp"
 #include "base/flags.hpp"
 #include "base/limit_spinning.hpp"
 #include "base/printable.hpp"

@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "base/flags.hpp"
+#include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "data/shapes.hpp"
 #include "evaluate.hpp"

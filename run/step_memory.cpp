@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "run/fit.hpp"
+#include "run/step_memory.hpp"
 
 #include <cmath>
 #include <limits>
@@ -10,7 +10,12 @@ namespace yolox {
 
 MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t most, const Ranks& ranks, StepGraphs& graphs,
                            Log& log)
-    : t(t), ranks(ranks), graphs(graphs), log(log), fit{std::min(accum, most), most}, statistics(*t.model) {}
+    : t(t),
+      ranks(ranks),
+      graphs(graphs),
+      log(log),
+      in_parts{std::min(accum, most), most},
+      statistics(*t.model) {}
 
 int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize size) {
   int64_t next = parts;
@@ -18,7 +23,7 @@ int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize si
     log.line(graphs.is_on() ? "note: out of memory; CUDA graphs, which keep the memory of a step, are freed"
                             : "note: out of memory again; training goes on without CUDA graphs");
   else
-    next = fit.more_parts(e, parts);
+    next = in_parts.more_parts(e, parts);
   t.optimizer.zero_grad();
   statistics.restore();
   empty_cache(t.scaler.scale.device());
@@ -92,7 +97,7 @@ static std::string find_batch(Config& config, const TrialStep& trial, int64_t n,
                 "; the memory budget is ", short_bytes(mine), world > 1 ? " per rank" : "");
 }
 
-std::string fit_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log) {
+std::string choose_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log) {
   if (config.bs == 0) return find_batch(config, trial, n, ranks, log);
   if (ranks.alone() || trial.device.is_cpu() || trial.dtr.on()) return "";
   const int given = config.accum, world = ranks.info.world, most = config.bs / world,

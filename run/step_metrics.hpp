@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/program.hpp"
 #include "base/text.hpp"
 #include "data/batch.hpp"
 #include "ddp.hpp"
@@ -31,7 +32,7 @@
 namespace yolox {
 
 // Statistics of one step, or means over several steps.
-struct StepNumbers {
+struct StepMetrics {
   using Kind = Losses::Kind;
   struct Value {
     std::string name;
@@ -59,7 +60,7 @@ struct StepNumbers {
 };
 
 // Returns text such as "iou 2.1, obj 1.3, cls 0.9, l1 0, positives 31, objects 9, grad_norm 12".
-inline std::string to_string(const StepNumbers& n) {
+inline std::string to_string(const StepMetrics& n) {
   std::string text;
   for (const auto& v : n.values) text += concat(text.empty() ? "" : ", ", v.name, " ", v.value);
   return text;
@@ -68,11 +69,11 @@ inline std::string to_string(const StepNumbers& n) {
 // Accumulates means over steps. The mean of a logged value is that of the steps that have it. A term counts
 // as 0 in the steps that do not have it, so that the terms add up to the total.
 struct Means {
-  StepNumbers sums;
+  StepMetrics sums;
   std::vector<int64_t> counts;  // number of steps that have the values of `sums`
   int64_t steps = 0;
 
-  void add(const StepNumbers& n) {
+  void add(const StepMetrics& n) {
     sums.total += n.total;
     for (const auto& v : n.values) {  // by name, because a step may log a value that the step before did not
       const auto same = [&](const auto& sum) { return sum.name == v.name; };
@@ -87,14 +88,14 @@ struct Means {
     ++steps;
   }
   // Returns the means over the steps since the last call; NaN if there was no step.
-  StepNumbers take() {
-    StepNumbers means = std::exchange(sums, {});
+  StepMetrics take() {
+    StepMetrics means = std::exchange(sums, {});
     const std::vector<int64_t> of_value = std::exchange(counts, {});
     const auto all = double(std::exchange(steps, 0));
     means.total /= all;
     for (size_t k = 0; k < of_value.size(); ++k) {
       auto& v = means.values[k];
-      v.value /= v.kind == StepNumbers::Kind::kTerm ? all : double(of_value[k]);
+      v.value /= v.kind == StepMetrics::Kind::kTerm ? all : double(of_value[k]);
     }
     return means;
   }
@@ -103,7 +104,7 @@ struct Means {
 // Returns why training cannot continue after this step, or "" if it can. A non-finite gradient alone does not
 // stop a run, because fp16 training overflows now and then and skips such a step. `skipped` counts these
 // steps in a row; 20 of them stop the run.
-inline std::string stop_reason(const StepNumbers& n, int64_t& skipped) {
+inline std::string stop_reason(const StepMetrics& n, int64_t& skipped) {
   skipped = n.finite() ? 0 : skipped + 1;
   if (!std::isfinite(n.total)) return "the loss is not finite";
   return skipped == 20 ? "the gradient was not finite 20 times in a row" : "";
@@ -118,44 +119,52 @@ struct StepRecord {
   bool use_l1;          // the L1 loss was on
   std::string anomaly;  // message of torch's anomaly mode, or ""
   DtrStep dtr;
-  StepNumbers numbers;  // set by UnreadSteps::next()
+  StepMetrics numbers;  // set by UnreadSteps::next()
 };
 
 // The values of a step on their way to the host.
-class PendingNumbers {
+class PendingMetrics {
  public:
   // Starts the copy.
-  PendingNumbers(const Losses& l) {
+  PendingMetrics(const Losses& l) {
     std::vector<Tensor> all{l.total};
     for (const auto& v : l.values) {
       all.push_back(v.value.to(l.total.options()));  // float32 is exact for up to 16 million positives
       names.values.push_back({v.name, v.kind, 0});
     }
-    values = torch::stack(all).to(torch::kCPU, /*non_blocking=*/true);  // to pinned memory
+    const Tensor stacked = torch::stack(all);
+    try {
+      values = stacked.to(torch::kCPU, /*non_blocking=*/true);  // to pinned memory
+    } catch (const c10::Error&) {                               // WSL 2 has little of it
+      values = stacked.to(torch::kCPU);
+    }
     if (!l.total.is_cuda()) return;
     copied.emplace(torch::kCUDA);
     copied->record(c10::impl::VirtualGuardImpl(torch::kCUDA).getStream(l.total.device()));
   }
   // Waits for the copy and returns the numbers. Throws std::runtime_error if the device needs longer than
   // `seconds` of run time.
-  StepNumbers read(double seconds = std::numeric_limits<double>::infinity()) const {
-    constexpr double kPause = 1e-4;
-    for (double waited = 0; copied && !copied->query(); waited += kPause) {
+  StepMetrics read(double seconds = std::numeric_limits<double>::infinity()) const {
+    double waited = 0;
+    for (double last = now(); copied && !copied->query();) {
       check(waited < seconds, "the GPU has not ended this step within ", seconds,
             " s (--timeout), so it has probably "
             "failed; look for Xid in `dmesg`, and see docs/troubleshooting.md");
-      std::this_thread::sleep_for(std::chrono::duration<double>(kPause));
+      std::this_thread::sleep_for(std::chrono::duration<double>(1e-4));
+      const double time = now();
+      waited += std::min(time - last, 1.0);  // the time in which this process is suspended does not count
+      last = time;
     }
     const Tensor read = values.to(torch::kDouble);
     const double* next = read.data_ptr<double>();
-    StepNumbers numbers = names;
+    StepMetrics numbers = names;
     numbers.total = *next++;
     for (auto& v : numbers.values) v.value = *next++;
     return numbers;
   }
 
  private:
-  StepNumbers names;  // without the values
+  StepMetrics names;  // without the values
   Tensor values;
   std::optional<c10::Event> copied;
 };
@@ -167,7 +176,7 @@ class UnreadSteps {
   UnreadSteps(const Ranks& ranks, double timeout)
       : timeout(ranks.alone() ? timeout : std::numeric_limits<double>::infinity()) {}
 
-  void add(StepRecord record, PendingNumbers numbers) {
+  void add(StepRecord record, PendingMetrics numbers) {
     steps.emplace_back(std::move(record), std::move(numbers));
   }
   // Returns the oldest step with its numbers. Returns nothing if all steps are read, or, unless `all`, if
@@ -189,7 +198,7 @@ class UnreadSteps {
 
  private:
   const double timeout;
-  std::deque<std::pair<StepRecord, PendingNumbers>> steps;
+  std::deque<std::pair<StepRecord, PendingMetrics>> steps;
 };
 
 }  // namespace yolox

@@ -90,13 +90,13 @@ class MicroBatches {
   // Copies the batch norm statistics. Call it before each step.
   void save_statistics() { statistics.save(); }
   // Returns the number of micro-batches to begin with.
-  int64_t begin() const { return fit.parts; }
+  int64_t begin() const { return in_parts.parts; }
   // Call it in the catch block of an attempt in `parts` micro-batches. Restores the state before the step and
   // returns the next number of micro-batches to try. Rethrows e if it is no out-of-memory error. Throws if
   // one image does not fit, and NeedsRestart with several ranks, which must all compute the same number of
   // micro-batches.
   int64_t retry(const std::exception& e, int64_t parts, ImageSize size);
-  void succeeded(int64_t parts) { fit.succeeded(parts); }
+  void succeeded(int64_t parts) { in_parts.succeeded(parts); }
   // Restores the batch norm statistics from before the latest step, or from before the second latest.
   void restore_statistics(bool second_latest) {
     if (second_latest) statistics.go_back();
@@ -108,7 +108,7 @@ class MicroBatches {
   const Ranks& ranks;
   StepGraphs& graphs;
   Log& log;
-  RetryInParts fit;
+  RetryInParts in_parts;
   SavedStatistics statistics;
 };
 
@@ -157,7 +157,7 @@ struct TrialStep {
 // that fits, at most n images over all ranks. With several ranks on GPUs, where a step cannot be repeated,
 // increases config.accum until the largest step fits on every rank. Returns a line for the log, or "" if
 // nothing changed. Throws if one image at a time does not fit.
-std::string fit_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log);
+std::string choose_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log);
 
 // --dtr: tries the largest step. Returns a line for the log with its memory and its cost. Throws if the step
 // does not fit in the budget. share: images of this rank.
