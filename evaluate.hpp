@@ -30,7 +30,7 @@ struct EvalTimes {
   double preprocess = 0, forward = 0, decode = 0, nms = 0;
 };
 
-// Returns [2]: the loss of a batch times its number of positives, and this number. See validation_loss().
+// Returns [4]: sums and counts of a batch. See validation_loss().
 using BatchLoss = Tensor(const Predictions&, ImageSize, const Targets&);
 
 // Settings of evaluate().
@@ -98,8 +98,9 @@ inline Score score_of(const Evaluation& e) { return {"AP", e.result.AP}; }
 // Replaces the detections, the unreadable images and the loss of this rank by those of all ranks. loss: sum
 // of EvalSettings::loss().
 inline void gather_evaluation(Evaluation& e, std::unordered_set<int64_t>& unreadable,
-                              std::array<double, 2>& loss, const EvalSettings& s) {
-  std::vector<double> mine{loss[0], loss[1], double(e.complete), double(unreadable.size())};
+                              std::array<double, 4>& loss, const EvalSettings& s) {
+  std::vector<double> mine(loss.begin(), loss.end());
+  mine.insert(mine.end(), {double(e.complete), double(unreadable.size())});
   const auto packed = [](int64_t id) { return std::bit_cast<double>(id); };  // ids may exceed 2^53
   const auto unpacked = [](double bits) { return std::bit_cast<int64_t>(bits); };
   for (const int64_t id : unreadable) mine.push_back(packed(id));
@@ -109,8 +110,7 @@ inline void gather_evaluation(Evaluation& e, std::unordered_set<int64_t>& unread
   loss = {};
   for (const auto& of_rank : s.gather(mine)) {
     const double* v = of_rank.data();
-    loss[0] += *v++;
-    loss[1] += *v++;
+    for (double& sum : loss) sum += *v++;
     const bool whole = *v++ > 0;
     e.complete = e.complete && whole;
     for (int64_t n = int64_t(*v++); n > 0; --n) unreadable.insert(unpacked(*v++));
@@ -134,7 +134,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   Evaluation e;
   e.truth = data.truth;
   std::unordered_set<int64_t> unreadable;
-  std::array<double, 2> loss{};
+  std::array<double, 4> loss{};
   const cv::Size size(s.size.width, s.size.height);
   const int64_t n = data.records.size(), from = n * s.rank / s.ranks, to = n * (s.rank + 1) / s.ranks;
   const auto type = model->parameters()[0].scalar_type();
@@ -170,7 +170,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
       const Tensor sums =
           s.loss({part(predicted.reg), part(predicted.obj), part(predicted.cls), predicted.strides}, s.size,
                  batch.targets);
-      for (int i = 0; i < 2; ++i) loss[i] += sums[i].item<double>();
+      for (int i = 0; i < 4; ++i) loss[i] += sums[i].item<double>();
     }
     if (!s.pictures.empty() && k < 3)
       save_image(concat(s.pictures, k, "_pred.jpg"),
@@ -191,7 +191,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   }
   if (s.gather) gather_evaluation(e, unreadable, loss, s);
   if (!e.complete) return e;
-  if (s.loss) e.loss = loss[0] / std::max(1.0, loss[1]);
+  if (s.loss) e.loss = loss[0] / std::max(1.0, loss[1]) + loss[2] / std::max(1.0, loss[3]);
   std::erase_if(e.truth.images, [&](const CocoImage& i) { return unreadable.contains(i.id); });
   e.unreadable = unreadable.size();
   e.images = n - e.unreadable;

@@ -58,6 +58,7 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   // predictions, as in focal loss, must be multiplied before the sum.
   const auto sum = at::Reduction::Sum;
   Losses losses;
+  losses.images = batch;
   losses.count("positives", num_fg);
   losses.count("objects", targets.counts_on(num_fg.device()).sum());
   // Points in ignored regions are neither objects nor background.
@@ -111,12 +112,14 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   return losses;
 }
 
-// Returns [2]: the sum of the losses of a batch of the evaluation, and its number of positives, for a mean
-// over all batches and ranks. Without L1, so that all epochs of a run are comparable.
+// Returns [4]: the losses per positive of a batch of the evaluation, times its positives; the positives; the
+// losses per image, times the images; the images. For a mean over all batches and ranks. Without L1, so that
+// all epochs of a run are comparable.
 inline Tensor validation_loss(const Predictions& predictions, ImageSize size, const Targets& targets) {
   const Losses losses = yolox_loss(predictions, size.height, size.width, targets, /*use_l1=*/false);
-  const auto type = losses.total.scalar_type();
-  return torch::stack({losses.total * losses.weight().to(type), losses["positives"].to(type)});
+  const Tensor per_positive = losses.per_positive(), images = torch::full_like(per_positive, losses.images);
+  return torch::stack({per_positive * losses.weight().to(per_positive), losses["positives"].to(per_positive),
+                       losses.per_image.defined() ? losses.per_image * images : 0 * images, images});
 }
 
 }  // namespace yolox

@@ -475,20 +475,70 @@ inline void free_failed_backward(torch::Device device) {
   }
 }
 
-// Calls loss.backward(). Returns the message of torch's anomaly mode (--debug) about a gradient that is NaN,
-// else "". Any other error is thrown, after its memory is freed.
-inline std::string backward(const Tensor& loss) {
+// Calls `work`, which runs autograd on this device. Returns the message of torch's anomaly mode (--debug)
+// about a gradient that is NaN, else "". Any other error is thrown, after its memory is freed.
+template <class Work>
+std::string run_backward(torch::Device device, const Work& work) {
   RECORD_USER_SCOPE("backward");
   try {
-    loss.backward();
+    work();
   } catch (const std::exception& e) {
-    free_failed_backward(loss.device());
+    free_failed_backward(device);
     const std::string what = e.what();
     if (what.find("returned nan values") == std::string::npos) throw;
     return what.substr(0, what.find('\n'));
   }
   return "";
 }
+
+// Calls loss.backward(). Returns and throws what run_backward() does.
+inline std::string backward(const Tensor& loss) {
+  return run_backward(loss.device(), [&] { loss.backward(); });
+}
+
+// The gradients of loss terms per image (Losses::Per::kImage), if a batch has several micro-batches or ranks.
+// The gradients of the other terms are divided by the positives of the whole batch, which are known only at
+// the end, so that these terms need a backward of their own.
+struct ImageTermGradients {
+  std::vector<Tensor> params, sums;  // sums: undefined for a parameter that the loss does not use
+
+  explicit ImageTermGradients(const std::vector<ParamGroup>& groups) {
+    for (const auto& group : groups)
+      for (const Tensor& p : group.params)
+        if (p.requires_grad()) params.push_back(p);
+  }
+  // Adds the gradients of `loss`, and keeps its graph. With several ranks, all must use the same parameters.
+  // Returns and throws what run_backward() does.
+  std::string add(const Tensor& loss) {
+    return run_backward(loss.device(), [&] {
+      const auto grads =
+          torch::autograd::grad({loss}, params, {}, /*retain_graph=*/true, /*create_graph=*/false,
+                                /*allow_unused=*/true);
+      torch::NoGradGuard no_grad;
+      sums.resize(params.size());
+      for (size_t i = 0; i < grads.size(); ++i) {
+        if (!grads[i].defined()) continue;
+        if (!sums[i].defined()) sums[i] = torch::zeros_like(params[i]);
+        sums[i].add_(grads[i]);
+      }
+    });
+  }
+  // Adds the sums to param.grad(), averaged over the ranks. ranks: null: one rank.
+  template <class Ranks>
+  void add_to_gradients(Ranks* ranks) {
+    torch::NoGradGuard no_grad;
+    std::vector<Tensor> used;
+    for (const Tensor& sum : sums)
+      if (sum.defined()) used.push_back(sum);
+    if (ranks && !used.empty()) ranks->average(used);
+    for (size_t i = 0; i < sums.size(); ++i) {
+      if (!sums[i].defined()) continue;
+      Tensor& grad = params[i].mutable_grad();
+      if (grad.defined()) sums[i].add_(grad);
+      grad = sums[i];
+    }
+  }
+};
 
 // Gradient scaler for fp16. Scales the loss so that small gradients do not underflow. Halves the scale when a
 // gradient overflows, doubles it after 2000 iterations without overflow ("Mixed Precision Training", arXiv
@@ -506,7 +556,7 @@ struct GradScaler {
   Tensor scaled(const Tensor& loss) const { return enabled ? loss * scale : loss; }
 
   // Divides the gradients by the scale and records for update() if any of them is not finite. Does not
-  // synchronise with the device: read the gradient norm of clip_gradients() to know if a gradient is not
+  // synchronise with the device: read gradient_norm() to know if a gradient is not
   // finite.
   void unscale(const std::vector<Tensor>& grads) {
     if (!enabled || grads.empty()) return;

@@ -65,10 +65,11 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
   optimizer.zero_grad();
   const int64_t n = input.images.size(0), height = input.images.size(2), width = input.images.size(3);
   const int64_t ranks = s.ranks ? s.ranks->info.world : 1;
-  // Each micro-batch divides its loss by its own positives. Multiplied by them, the gradients of all
+  // Each micro-batch divides its terms by its own positives. Multiplied by them, the gradients of all
   // micro-batches and ranks can be added, and are divided by the positives of the whole batch at the end.
   // `expected_positives` keeps these factors near 1, because fp16 gradients overflow otherwise.
   const double expected_positives = 16.0 * (s.ranks ? s.images_per_rank : double(n));
+  ImageTermGradients image_terms(optimizer.groups);
   std::vector<Losses> all;
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t from = n * part / parts, to = n * (part + 1) / parts;
@@ -82,9 +83,14 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
     Losses losses =
         yolox_loss(predictions, height, width, input.targets.slice(from, to), s.use_l1, s.class_weights);
     Tensor loss = losses.total;
-    if (parts * ranks > 1) loss = loss * losses.weight() / expected_positives;
+    if (parts * ranks > 1) {
+      loss = losses.per_positive() * losses.weight() / expected_positives;
+      const double share = double(to - from) / (s.ranks ? s.images_per_rank : double(n));
+      if (losses.per_image.defined())  // 0 * total: its graph is the same on all ranks
+        losses.anomaly = image_terms.add(scaler.scaled(losses.per_image * share + 0 * losses.total));
+    }
     if (s.reducer && part == parts - 1) s.reducer->before_backward({loss});  // all-reduces during backward
-    losses.anomaly = backward(scaler.scaled(loss));
+    if (losses.anomaly.empty()) losses.anomaly = backward(scaler.scaled(loss));
     check(losses.anomaly.empty() || !s.ranks, losses.anomaly);  // the other ranks wait for these gradients
     losses.detach();
     all.push_back(losses);
@@ -92,9 +98,11 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
   Losses losses = join(all);
   if (s.ranks) all_reduce(losses, *s.ranks);
   if (s.ranks && !s.reducer) s.ranks->average(gradients(optimizer.groups));
-  if (parts * ranks > 1)
+  if (parts * ranks > 1) {
     scale_gradients(gradients(optimizer.groups),
                     losses.weight().to(torch::kDouble).reciprocal() * (expected_positives * double(ranks)));
+    image_terms.add_to_gradients(s.ranks);
+  }
   return losses;
 }
 

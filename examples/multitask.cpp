@@ -32,6 +32,7 @@
 #include "run/run.hpp"
 #include "run/saving.hpp"
 #include "run/setup.hpp"
+#include "run/step_metrics.hpp"
 
 using namespace yolox;
 
@@ -262,16 +263,22 @@ static Losses compute_gradients(MultiTaskTraining& t, int64_t head, const Batch&
   }
   Losses losses = yolox_loss(predictions, size.height, size.width, input.targets, use_l1);
   const double expected_positives = 16.0 * double(c.bs) / double(ranks.info.world);
-  const Tensor loss = ranks.alone() ? losses.total : losses.total * losses.weight() / expected_positives;
+  const Tensor loss =
+      ranks.alone() ? losses.total : losses.per_positive() * losses.weight() / expected_positives;
+  ImageTermGradients image_terms(t.optimizer.groups);
+  const double share = double(batch.images.size(0)) * double(ranks.info.world) / double(c.bs);
+  if (!ranks.alone() && losses.per_image.defined())
+    image_terms.add(losses.per_image * share + 0 * losses.total);
   reducer.before_backward({loss});
   loss.backward();
   losses.detach();
-  const std::vector<Tensor> grads = gradients(t.optimizer.groups);
   if (!ranks.alone()) {
     all_reduce(losses, ranks);
-    scale_gradients(grads, losses.weight().to(torch::kDouble).reciprocal() *
-                               (expected_positives * double(ranks.info.world)));
+    scale_gradients(gradients(t.optimizer.groups), losses.weight().to(torch::kDouble).reciprocal() *
+                                                       (expected_positives * double(ranks.info.world)));
+    image_terms.add_to_gradients(&ranks);
   }
+  const std::vector<Tensor> grads = gradients(t.optimizer.groups);
   const Tensor norm = gradient_norm(grads);
   ranks.agree(norm);
   clip_gradients(grads, norm, c.clip);

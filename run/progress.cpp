@@ -35,7 +35,10 @@ double conv_flops(YOLOX& model, ImageSize size) {
   const torch::NoGradGuard no_grad;
   const auto handle = at::addThreadLocalCallback(
       at::RecordFunctionCallback(began).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  const bool benchmark = at::globalContext().benchmarkCuDNN();
+  at::globalContext().setBenchmarkCuDNN(false);  // these sizes are not those of training
   model(torch::zeros({1, 3, 64, 64}, model->parameters()[0].options()));
+  at::globalContext().setBenchmarkCuDNN(benchmark);
   at::removeCallback(handle);
   return count * size.height * size.width / (64.0 * 64.0);
 }

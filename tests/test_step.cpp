@@ -160,7 +160,7 @@ TEST_CASE(
   CHECK(l["mean"].item<double>() == 5);
   CHECK(l["positives"].item<int64_t>() == 4);
   struct OneMoreRank {
-    void sum(Tensor& t) { t.add_(torch::tensor({8.0, 16.0, 8.0, 4.0}, torch::kDouble)); }
+    void sum(Tensor& t) { t.add_(torch::tensor({16.0, 8.0, 4.0, 0.0}, torch::kDouble)); }
   } ranks;
   all_reduce(l, ranks);
   CHECK(l["iou"].item<double>() == 2.25);
@@ -177,6 +177,52 @@ TEST_CASE(
   CHECK_THROWS(l["old"]);
   CHECK(has(error_of([&] { l.log("iou", l.total); }), "two terms with the name iou"));
   CHECK(has(error_of([&] { l.log("all", torch::zeros({3})); }), "must be a scalar"));
+}
+
+TEST_CASE("step: values per image are averaged by images, those per positive by positives") {
+  const auto losses = [](double value, int64_t positives, int64_t images) {
+    Losses l;
+    l.images = images;
+    l.count("positives", torch::full({}, positives));
+    l.add("iou", torch::full({}, value));
+    l.add("distance", torch::full({}, value), 2, Losses::Per::kImage);
+    l.log("area", torch::full({}, value), Losses::Per::kImage);
+    return l;
+  };
+  Losses l = losses(8, 3, 1);
+  CHECK(l.total.item<double>() == 24);
+  CHECK(l.per_positive().item<double>() == 8);
+  CHECK(l.per_image.item<double>() == 16);
+  l = join({l, losses(0, 1, 3)});
+  CHECK(l["iou"].item<double>() == 6);       // 3 of 4 positives
+  CHECK(l["distance"].item<double>() == 4);  // 1 of 4 images
+  CHECK(l["area"].item<double>() == 2);
+  CHECK(l.total.item<double>() == 10);
+  struct OneMoreRank {  // with 4 positives in 12 images
+    void sum(Tensor& t) { t.add_(torch::tensor({4.0, 0.0, 0.0, 0.0, 12.0}, torch::kDouble)); }
+  } ranks;
+  all_reduce(l, ranks);
+  CHECK(l["positives"].item<int64_t>() == 8);
+  CHECK(l["iou"].item<double>() == 3);
+  CHECK(l["distance"].item<double>() == 1);
+  CHECK(l["area"].item<double>() == 0.5);
+  CHECK(l.total.item<double>() == 4);
+  Losses none;
+  CHECK(has(error_of([&] { none.add("distance", torch::zeros({}), 1, Losses::Per::kImage); }),
+            "set `images` before the value per image distance"));
+}
+
+TEST_CASE("step: gradients of terms per image are added to those of the other terms") {
+  ParamGroup group;
+  for (int i = 0; i < 3; ++i) group.params.push_back(torch::full({2}, 3.0f).requires_grad_());
+  const auto& [a, b, c] = std::tie(group.params[0], group.params[1], group.params[2]);
+  ImageTermGradients terms({group});
+  for (int part = 0; part < 2; ++part) CHECK(terms.add((a * a * b).sum()) == "");
+  a.sum().backward();
+  terms.add_to_gradients<Ranks>(nullptr);
+  CHECK(torch::equal(a.grad(), torch::full({2}, 2 * 18 + 1.0f)));
+  CHECK(torch::equal(b.grad(), torch::full({2}, 2 * 9.0f)));
+  CHECK_FALSE(c.grad().defined());
 }
 
 TEST_CASE("step: after out of memory the step is repeated in parts; statistics are updated only once") {
