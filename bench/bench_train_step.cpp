@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Time and memory of the training step of train.cpp with SGD, from a batch of the loader to the numbers on
-// the host. Prints one line of JSON; train_step.py compares with the Python YOLOX and makes the table.
+// the host. Prints a line of JSON for each of --kinds; train_step.py and gpu.py compare with the Python YOLOX
+// and make the tables.
+#include <iomanip>
 #include <iostream>
+#include <sstream>
 
 #include "base/device.hpp"
 #include "base/flags.hpp"
@@ -27,67 +30,85 @@ struct BenchConfig : Flags {
   int objects = flag(objects, "Bench", "objects", 20, "N", "ground-truth boxes per image");
   std::string device = flag(device, "Bench", "device", "cpu", "auto|cpu|cuda[:N]", "device to train on");
   std::string amp = flag(amp, "Bench", "amp", "off", "off|tf32|bf16|fp16", "precision");
-  bool fused_norm = flag(fused_norm, "Bench", "fused-norm", false, "", "use the fused norm kernels of a GPU");
+  std::string kinds =
+      flag(kinds, "Bench", "kinds", "plain", "LIST",
+           "fast paths to time: plain, norm (the fused norm kernels of a GPU), graph (replay the step "
+           "as a CUDA graph), both");
   bool cudnn_benchmark = flag(cudnn_benchmark, "Bench", "cudnn-benchmark", false, "",
                               "let cuDNN time its algorithms, as in long runs");
-  bool graph = flag(graph, "Bench", "graph", false, "", "replay the step as a CUDA graph");
 };
+
+// Prints times and memory of a kind of step.
+static void time_steps(const BenchConfig& c, const std::string& kind, torch::Device device) {
+  torch::manual_seed(0);
+  use_fused_norm(kind == "norm" || kind == "both");
+  Config config;
+  config.model = c.model;
+  config.amp = c.amp;
+  config.optimizer = "sgd";
+  fill_in(config);
+  YOLOX model = make_model(c.model, 80);
+  move(model, device, torch::kFloat);
+  to_channels_last(*model);
+  Training t = new_training(config, model, device);
+  StepSettings settings{dtype_of(c.amp)};
+  settings.clip = config.clip;
+  settings.averaged = ema_tensors(*t.ema, *model);
+  settings.cast_weights = cast_weights(*model, settings.amp);
+  Ranks one(RankInfo(), device, config.timeout);
+  Log log("");
+  Dtr no_dtr;
+  StepGuard guard;
+  StepGraphs graphs(kind == "graph" || kind == "both", *model, device, one);
+  MicroBatches micro_batches(t, 1, c.bs, one, graphs, log);
+  const Batch batch = random_batch(c.bs, c.size, c.objects, device);
+  const ImageSize size{c.size, c.size};
+  if (device.is_cuda()) empty_cache(device);
+  const double before = memory_peak(device);
+  // Training does not wait for the GPU after a step, so five steps are timed together.
+  const int together = device.is_cuda() && c.steps >= 5 ? 5 : 1, warm_up = c.steps ? 2 * together : 0;
+  std::optional<PendingMetrics> numbers;  // of the step before
+  std::vector<double> times;
+  double start = now();
+  for (int i = 0; i < (c.steps ? c.steps + warm_up : 1); ++i) {
+    micro_batches.save_statistics();
+    const StepInput next{batch, 1e-4, ema_decay({}, t.ema_updates + 1)};
+    const Losses losses = graphs.run(next, size, false, [&](const StepInput& in) {
+      return train_step(t, in, size, settings, no_dtr, micro_batches, guard);
+    });
+    t.count_step(1e-4);
+    if (numbers) numbers->read();
+    numbers = losses;
+    if ((i + 1) % together != 0) continue;
+    if (device.is_cuda()) torch::cuda::synchronize();
+    if (i >= warm_up || c.steps == 0) times.push_back((now() - start) / together);
+    start = now();
+  }
+  std::cout << "{\"kind\": \"" << kind << "\", \"seconds\": [";
+  for (size_t i = 0; i < times.size(); ++i) std::cout << (i ? ", " : "") << times[i];
+  std::cout << "], \"peak_bytes\": " << memory_peak(device) << ", \"before_bytes\": " << before << "}\n";
+}
 
 int main(int argc, char** argv) {
   return run_program([&] {
     BenchConfig c;
     c.parse(argc, argv, "times a training step");
     torch::set_num_threads(c.threads);
-    torch::manual_seed(0);
     const torch::Device device = parse_device(c.device);
     if (device.is_cpu()) keep_freed_memory();
-    use_fused_norm(c.fused_norm);
     allow_tf32(c.amp == "tf32");
     use_cudnn_benchmark(c.cudnn_benchmark);
-    Config config;
-    config.model = c.model;
-    config.amp = c.amp;
-    config.optimizer = "sgd";
-    fill_in(config);
-    YOLOX model = make_model(c.model, 80);
-    move(model, device, torch::kFloat);
-    to_channels_last(*model);
-    Training t = new_training(config, model, device);
-    StepSettings settings{dtype_of(c.amp)};
-    settings.clip = config.clip;
-    settings.averaged = ema_tensors(*t.ema, *model);
-    settings.cast_weights = cast_weights(*model, settings.amp);
-    Ranks one(RankInfo(), device, config.timeout);
-    Log log("");
-    Dtr no_dtr;
-    StepGuard guard;
-    StepGraphs graphs(c.graph, *model, device, one);
-    MicroBatches micro_batches(t, 1, c.bs, one, graphs, log);
-    const Batch batch = random_batch(c.bs, c.size, c.objects, device);
-    const ImageSize size{c.size, c.size};
-    if (device.is_cuda()) empty_cache(device);
-    const double before = memory_peak(device);
-    // Training does not wait for the GPU after a step, so five steps are timed together.
-    const int together = device.is_cuda() && c.steps >= 5 ? 5 : 1, warm_up = c.steps ? 2 * together : 0;
-    std::optional<PendingNumbers> numbers;  // of the step before
-    std::vector<double> times;
-    double start = now();
-    for (int i = 0; i < (c.steps ? c.steps + warm_up : 1); ++i) {
-      micro_batches.save_statistics();
-      const StepInput next{batch, 1e-4, ema_decay({}, t.ema_updates + 1)};
-      const Losses losses = graphs.run(next, size, false, [&](const StepInput& in) {
-        return train_step(t, in, size, settings, no_dtr, micro_batches, guard);
-      });
-      t.count_step(1e-4);
-      if (numbers) numbers->read();
-      numbers = losses;
-      if ((i + 1) % together != 0) continue;
-      if (device.is_cuda()) torch::cuda::synchronize();
-      if (i >= warm_up || c.steps == 0) times.push_back((now() - start) / together);
-      start = now();
+    std::istringstream kinds(c.kinds);
+    for (std::string kind; std::getline(kinds, kind, ',');) {
+      usage_check(kind == "plain" || kind == "norm" || kind == "graph" || kind == "both", "--kinds ", kind,
+                  ": expected plain, norm, graph or both");
+      try {
+        time_steps(c, kind, device);
+      } catch (const std::exception& e) {  // the other kinds still count
+        const std::string why = e.what();
+        std::cout << "{\"kind\": \"" << kind
+                  << "\", \"error\": " << std::quoted(why.substr(0, why.find('\n'))) << "}\n";
+      }
     }
-    std::cout << "{\"seconds\": [";
-    for (size_t i = 0; i < times.size(); ++i) std::cout << (i ? ", " : "") << times[i];
-    std::cout << "], \"peak_bytes\": " << memory_peak(device) << ", \"before_bytes\": " << before << "}\n";
   });
 }

@@ -104,10 +104,11 @@ class Bench:
     def program(self, name):
         return pathlib.Path(self.f.programs, name).resolve()
 
-    def ours(self, batch, amp, *fast, variables=None):
+    def ours(self, batch, amp, kinds, *more, variables=None):
+        """Times kinds of steps in one process. Returns a dictionary for each."""
         command = [self.program("bench_train_step"), f"--model={self.model}", f"--size={self.size}", f"--bs={batch}", f"--amp={amp}",
-                   f"--steps={self.steps}", f"--device={self.f.device}", *fast]
-        return last_json(run(command, 120, variables=variables))
+                   f"--steps={self.steps}", f"--device={self.f.device}", f"--kinds={kinds}", *more]
+        return [json.loads(line) for line in run(command, 120, variables=variables).splitlines() if line.startswith("{")]
 
     def theirs(self, batch, amp, compiled=0):
         return last_json(run([sys.executable, __file__, "--peer", self.model, self.size, batch, amp, self.steps, self.f.device, compiled], 180))
@@ -115,18 +116,20 @@ class Bench:
     def step(self):
         """Training step: images a second and memory."""
         rows, self.results["step"] = [], {}
-        kinds = {"plain": [], "norm": ["--fused-norm"], "graph": ["--graph"], "both": ["--fused-norm", "--graph"]}
-        for batch in self.batches:
-            for amp in self.precisions:
-                row = {}
-                calls = {name: lambda fast=fast: self.ours(batch, amp, "--cudnn-benchmark", *fast) for name, fast in kinds.items()}
-                peers = {"python": lambda: self.theirs(batch, amp), "compiled": lambda: self.theirs(batch, amp, 1)}
-                for name, call in (calls | peers).items():
+        kinds, peers = ["plain", "norm", "graph", "both"], {"python": 0, "compiled": 1}
+        for amp in self.precisions:
+            for batch in self.batches:
+                try:
+                    found = {line["kind"]: line for line in self.ours(batch, amp, ",".join(kinds), "--cudnn-benchmark")}
+                except Failed as e:
+                    found = {kind: {"error": str(e)} for kind in kinds}
+                for name, compiled in peers.items():
                     try:
-                        found = call()
-                        row[name] = {"images_per_second": batch / statistics.median(found["seconds"]), "gigabytes": found["peak_bytes"] / 1e9}
+                        found[name] = self.theirs(batch, amp, compiled)
                     except Failed as e:
-                        row[name] = {"error": str(e)}
+                        found[name] = {"error": str(e)}
+                row = {name: one if "error" in one else {"images_per_second": batch / statistics.median(one["seconds"]),
+                                                         "gigabytes": one["peak_bytes"] / 1e9} for name, one in found.items()}
                 self.results["step"][f"{amp} {batch}"] = row
                 text = lambda name, key: f"{row[name][key]:.4g}" if key in row[name] else row[name]["error"][:60]
                 best, other = (max(row[n].get("images_per_second", 0) for n in group) for group in (kinds, peers))
@@ -145,7 +148,9 @@ class Bench:
             for name, (more, variables) in kinds.items():
                 start = time.perf_counter()
                 try:
-                    found = self.ours(batch, "bf16", "--fused-norm", "--graph", *more, variables=variables)
+                    found = self.ours(batch, "bf16", "both", *more, variables=variables)[0]
+                    if "error" in found:
+                        raise Failed(found["error"])
                     speed, seconds = batch / statistics.median(found["seconds"]), time.perf_counter() - start
                     self.results["cudnn"][f"{name} {batch}"] = {"images_per_second": speed, "seconds": seconds}
                     rows.append([f"{name}, batch {batch}", f"{speed:.4g}", f"{seconds:.1f}"])

@@ -128,7 +128,7 @@ struct Trainer {
   // Launches the kernels of a step.
   PendingMetrics start(const Batch& batch, double lr, int side = 0) {
     Training& t = *training;
-    const int side = int(batch.images.size(1));
+    if (side == 0) side = int(batch.images.size(1));
     micro_batches->save_statistics();
     const StepInput next{batch, lr, ema_decay({}, t.ema_updates + 1)};
     const Losses losses = graphs->run(next, {side, side}, step.use_l1, [&](const StepInput& in) {
