@@ -91,8 +91,8 @@ class Ranks {
   template <class Work>
   auto run_first_on_one_rank_per_machine(const Work& work) {
     if (alone()) return work();
-    const std::string here = peers[info.rank].host, key = concat("turn/", here, "/", turns++);
-    const auto there = [&](const Peer& p) { return p.host == here; };
+    const std::string here = peers[info.rank].machine(), key = concat("turn/", here, "/", turns++);
+    const auto there = [&](const Peer& p) { return p.machine() == here; };
     const auto first = std::find_if(peers.begin(), peers.end(), there) - peers.begin();
     if (info.rank != first) wait_for_key(key);
     auto result = work();

@@ -138,9 +138,9 @@ elif [ -e "$known/TorchConfig.cmake" ] && [[ $known != "$PWD"/.venv/* ]]; then
 else
   # Without CUDA, installs only the two libraries of CUDA that libtorch_cpu.so links: 1.3 GB instead of 4.6 GB. `import
   # torch` and torchrun need all of them.
-  wheels=("torch==$torch" --no-deps ${linked[$torch]}) size="0.6 GB"
-  [ $cuda = OFF ] || wheels=("torch==$torch" ${index[@]+"${index[@]}"}) size="2 GB"
-  if ! installed "torch-$torch*.dist-info" || { [ $cuda = ON ] && ! installed nvidia/nccl; }; then
+  wheels=("torch==$torch" --no-deps ${linked[$torch]}) size="0.6 GB" suffix=
+  [ $cuda = OFF ] || wheels=("torch==$torch" ${index[@]+"${index[@]}"}) size="2 GB" suffix=${index:++cu126}
+  if ! installed "torch-$torch$suffix*.dist-info" || { [ $cuda = ON ] && ! installed nvidia/nccl; }; then
     say "installing LibTorch $torch into .venv (downloads $size)"
     python3 -m venv .venv
     patiently .venv/bin/pip install -q --disable-pip-version-check "${wheels[@]}" ||

@@ -102,7 +102,8 @@ torch::Device parse_device(const std::string& name) {
   } catch (const c10::Error& e) {
     usage_check(std::string(e.what()).find("no kernel image") == std::string::npos, "--device ", name,
                 ": this LibTorch has no kernels for ", device_name(device),
-                "; run ./setup.sh again, which chooses one by the GPU, or use --device cpu");
+                "; give its compute capability to setup.sh, which chooses LibTorch by it (for a V100: "
+                "YOLOX_CARD=7.0 ./setup.sh), or use --device cpu");
     throw;
   }
   allow_tf32(false);

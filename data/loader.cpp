@@ -124,7 +124,10 @@ DeviceLoader::PendingCopy DeviceLoader::start_copy(Batch batch) {
   static const c10::Stream side = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
   const c10::StreamGuard guard(side);
   const auto copy = [&](Tensor& t) {
-    if (t.numel() > 0 && !t.is_pinned() && loader.is_pinned()) t = t.pin_memory();
+    try {
+      if (t.numel() > 0 && !t.is_pinned() && loader.is_pinned()) t = t.pin_memory();
+    } catch (const c10::Error&) {  // as in start_batches()
+    }
     t = t.to(device, /*non_blocking=*/true);
   };
   copy(batch.images);

@@ -395,6 +395,9 @@ void Ranks::connect(torch::Device where) {
       setenv(name, "0", /*overwrite=*/0);
     // "all" and "SyncBN" run at the same time. All ranks launch them in one order, which NCCL then keeps.
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
+    // Registering the buffers of CUDA graphs lets the ranks of a machine wait for each other while they
+    // record, also for one whose recording has failed.
+    setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
     processes->setBackend(torch::kCUDA, Kind::NCCL, connect_nccl("all", /*small=*/false));
     processes->setDefaultBackend(Kind::NCCL);
     // NCCL initialises at the first collective. Doing so here reports errors early, and --bs auto counts the
