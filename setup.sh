@@ -139,7 +139,8 @@ else
   # Without CUDA, installs only the two libraries of CUDA that libtorch_cpu.so links: 1.3 GB instead of 4.6 GB. `import
   # torch` and torchrun need all of them.
   wheels=("torch==$torch" --no-deps ${linked[$torch]}) size="0.6 GB" suffix=
-  [ $cuda = OFF ] || wheels=("torch==$torch" ${index[@]+"${index[@]}"}) size="2 GB" suffix=${index:++cu126}
+  [ $cuda = OFF ] || suffix=${index:++cu126}
+  [ $cuda = OFF ] || wheels=("torch==$torch$suffix" ${index[@]+"${index[@]}"}) size="2 GB"
   if ! installed "torch-$torch$suffix*.dist-info" || { [ $cuda = ON ] && ! installed nvidia/nccl; }; then
     say "installing LibTorch $torch into .venv (downloads $size)"
     python3 -m venv .venv

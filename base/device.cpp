@@ -100,10 +100,10 @@ torch::Device parse_device(const std::string& name) {
     torch::ones({1}, device);
   } catch (const c10::OutOfMemoryError&) {  // the GPU is full; whoever needs memory will report it
   } catch (const c10::Error& e) {
+    const auto gpu = gpu_of(device).value_or(Gpu());
     usage_check(std::string(e.what()).find("no kernel image") == std::string::npos, "--device ", name,
-                ": this LibTorch has no kernels for ", device_name(device),
-                "; give its compute capability to setup.sh, which chooses LibTorch by it (for a V100: "
-                "YOLOX_CARD=7.0 ./setup.sh), or use --device cpu");
+                ": this LibTorch has no kernels for ", device_name(device), "; run YOLOX_CARD=", gpu.major,
+                ".", gpu.minor, " ./setup.sh, which installs another one, or use --device cpu");
     throw;
   }
   allow_tf32(false);

@@ -8,7 +8,11 @@ PARTS = ["step", "cudnn", "launches", "train", "multiscale", "loader", "eval", "
 
 
 class Failed(Exception):
-    pass
+    """A command that failed: why, and its stdout until then."""
+
+    def __init__(self, why, output=""):
+        super().__init__(why)
+        self.output = output or ""
 
 
 def run(command, limit, folder=None, variables=None):
@@ -16,12 +20,12 @@ def run(command, limit, folder=None, variables=None):
     try:
         r = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=limit, cwd=folder,
                            env={**os.environ, **(variables or {})})
-    except subprocess.TimeoutExpired:
-        raise Failed(f"stopped after {limit} s")
+    except subprocess.TimeoutExpired as e:
+        raise Failed(f"stopped after {limit} s", e.stdout.decode() if isinstance(e.stdout, bytes) else e.stdout)
     except OSError as e:
         raise Failed(str(e))
     if r.returncode:
-        raise Failed(((r.stderr or r.stdout).strip().splitlines() or [f"exit code {r.returncode}"])[-1])
+        raise Failed(((r.stderr or r.stdout).strip().splitlines() or [f"exit code {r.returncode}"])[-1], r.stdout)
     return r.stdout
 
 
@@ -105,10 +109,22 @@ class Bench:
         return pathlib.Path(self.f.programs, name).resolve()
 
     def ours(self, batch, amp, kinds, *more, variables=None):
-        """Times kinds of steps in one process. Returns a dictionary for each."""
-        command = [self.program("bench_train_step"), f"--model={self.model}", f"--size={self.size}", f"--bs={batch}", f"--amp={amp}",
-                   f"--steps={self.steps}", f"--device={self.f.device}", f"--kinds={kinds}", *more]
-        return [json.loads(line) for line in run(command, 120, variables=variables).splitlines() if line.startswith("{")]
+        """Times kinds of steps in one process, and those after a kind that fails in another one. Returns a dictionary for each."""
+        found, left = {}, list(kinds)
+        while left:
+            command = [self.program("bench_train_step"), f"--model={self.model}", f"--size={self.size}", f"--bs={batch}", f"--amp={amp}",
+                       f"--steps={self.steps}", f"--device={self.f.device}", f"--kinds={','.join(left)}", *more]
+            try:
+                output, why = run(command, 120 * len(left), variables=variables), "no result"
+            except Failed as e:
+                output, why = e.output, str(e)
+            for line in output.splitlines():
+                result = json.loads(line)
+                found[result["kind"]] = result
+            left = [kind for kind in left if kind not in found]
+            if left:
+                found[left.pop(0)] = {"error": why}
+        return found
 
     def theirs(self, batch, amp, compiled=0):
         return last_json(run([sys.executable, __file__, "--peer", self.model, self.size, batch, amp, self.steps, self.f.device, compiled], 180))
@@ -119,10 +135,7 @@ class Bench:
         kinds, peers = ["plain", "norm", "graph", "both"], {"python": 0, "compiled": 1}
         for amp in self.precisions:
             for batch in self.batches:
-                try:
-                    found = {line["kind"]: line for line in self.ours(batch, amp, ",".join(kinds), "--cudnn-benchmark")}
-                except Failed as e:
-                    found = {kind: {"error": str(e)} for kind in kinds}
+                found = self.ours(batch, amp, kinds, "--cudnn-benchmark")
                 for name, compiled in peers.items():
                     try:
                         found[name] = self.theirs(batch, amp, compiled)
@@ -148,7 +161,7 @@ class Bench:
             for name, (more, variables) in kinds.items():
                 start = time.perf_counter()
                 try:
-                    found = self.ours(batch, "bf16", "both", *more, variables=variables)[0]
+                    found = self.ours(batch, "bf16", ["both"], *more, variables=variables)["both"]
                     if "error" in found:
                         raise Failed(found["error"])
                     speed, seconds = batch / statistics.median(found["seconds"]), time.perf_counter() - start

@@ -395,8 +395,8 @@ void Ranks::connect(torch::Device where) {
       setenv(name, "0", /*overwrite=*/0);
     // "all" and "SyncBN" run at the same time. All ranks launch them in one order, which NCCL then keeps.
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
-    // Registering the buffers of CUDA graphs lets the ranks of a machine wait for each other while they
-    // record, also for one whose recording has failed.
+    // With registered buffers of CUDA graphs, the ranks of a machine wait for each other while they record. A
+    // rank whose recording has failed would never arrive.
     setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
     processes->setBackend(torch::kCUDA, Kind::NCCL, connect_nccl("all", /*small=*/false));
     processes->setDefaultBackend(Kind::NCCL);

@@ -155,7 +155,7 @@ void Run::check_signals() {
   // Rank 0 writes the checkpoints, so its clock counts.
   const bool due = ranks.first() && config.save_minutes > 0 && !profiling() &&
                    now() - saver.last_save_time > 60 * config.save_minutes;
-  // A collective of its own, because on a GPU the host reads those of the step one step later.
+  // Not part of the step's collectives, because on a GPU the host reads their results one step later.
   const int most = int(ranks.max(2 * int(stop_signal) + int(due)));
   stop = most / 2;
   save_due = most % 2 == 1;

@@ -135,7 +135,7 @@ class PendingMetrics {
     const Tensor stacked = torch::stack(all);
     try {
       values = stacked.to(torch::kCPU, /*non_blocking=*/true);  // to pinned memory
-    } catch (const c10::Error&) {                               // WSL 2 has little of it
+    } catch (const c10::Error&) {  // WSL 2 has little pinned memory; this copy waits for the GPU
       values = stacked.to(torch::kCPU);
     }
     if (!l.total.is_cuda()) return;

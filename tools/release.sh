@@ -11,6 +11,9 @@ bundle=
 [ "${1:-}" != --bundle ] || { bundle=yes; shift; }
 build=${1:-build} dest=${2:-.}
 name=yolox-$(cat VERSION)-$(git describe --always --dirty=+edits 2>/dev/null || echo unknown)-$(uname -m)
+for program in ${bundle:+tests bench_train_step bench_dtr bench_loader}; do
+  [ -e "$build/$program" ] || { echo "error: $build/$program is missing; run ./setup.sh tests train eval demo export bench_train_step bench_dtr bench_loader"; exit 1; }
+done
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 mkdir -p "$stage/$name/bin" "$stage/$name/lib" "$stage/$name/weights"
