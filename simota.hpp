@@ -9,8 +9,8 @@
 //   4. A candidate that several objects select goes to the object of lowest cost among all objects.
 //
 // The batch is computed with tensor operations whose shapes are known on the host: without a loop over
-// objects and without device synchronisation. Memory is bounded, because pairs are formed in chunks of at
-// most max_pairs. The size of the chunks does not change the result.
+// objects and without device synchronisation. Pairs are formed in chunks of images with similar numbers of
+// objects. Memory is bounded, because a chunk has at most max_pairs. The chunks do not change the result.
 //
 // B: images. G: objects per image (padded). A: anchor points. K: candidate slots per image. C: classes.
 #pragma once
@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -37,6 +38,13 @@ inline int64_t default_max_pairs(torch::Device device) {
   if (device.is_cpu()) return on_cpu;
   static const auto on_gpu = int64_t(gpu_memory(device) / 1024);  // a process uses a single GPU
   return std::max(on_gpu, on_cpu / 4);
+}
+
+// Returns the maximum number of candidates of an image with `rows` objects: on each level, a centre region
+// covers at most side x side cells.
+inline int64_t max_candidates(int64_t rows, int64_t points, int64_t levels) {
+  const auto side = int64_t(std::ceil(2 * kCentreRadius));
+  return std::min(points, levels * side * side * rows);
 }
 
 // Returns width x height of sizes [..., 2].
@@ -68,8 +76,7 @@ inline Tensor in_centre(const Tensor& point, const Tensor& gt, const Tensor& rad
 
 // Returns the anchor points that lie in the centre region of at least one object, packed into slots in the
 // order of the anchor points: [n, K]; A marks an unused slot. centre [2, A] and radius [A] of the points in
-// pixels. gt_centre: [2, n, rows, 1]. valid: [n, rows]. On each level, a centre region covers at most side x
-// side cells, which bounds the number K of slots.
+// pixels. gt_centre: [2, n, rows, 1]. valid: [n, rows].
 inline Tensor candidate_slots(const Tensor& centre, const Tensor& radius, const Tensor& gt_centre,
                               const Tensor& valid, int64_t levels, int64_t max_pairs) {
   const int64_t n = valid.size(0), rows = valid.size(1), points = radius.size(0);
@@ -82,8 +89,7 @@ inline Tensor candidate_slots(const Tensor& centre, const Tensor& radius, const 
                               .logical_and_(valid.slice(1, r, end).unsqueeze(2))
                               .any(1));
   }
-  const auto side = int64_t(std::ceil(2 * kCentreRadius));
-  const int64_t slots = std::min(points, levels * side * side * rows);
+  const int64_t slots = max_candidates(rows, points, levels);
   const Tensor place = torch::where(candidate, candidate.cumsum(1) - 1, slots).clamp_max_(slots);
   return torch::full({n, slots + 1}, points, index)
       .scatter_(1, place, torch::arange(points, index).expand({n, points}))
@@ -183,26 +189,39 @@ inline Tensor simota(const Tensor& boxes, const Tensor& obj, const Tensor& cls, 
   check(boxes.scalar_type() == torch::kFloat || boxes.scalar_type() == torch::kDouble,
         "SimOTA needs float32 or float64 boxes, got ", boxes.scalar_type());
   const Tensor counts = targets.counts_on(boxes.device());
-  std::vector<Tensor> matched;
-  // A chunk has as many images as max_pairs allows, and is padded to its own largest count.
-  for (int64_t b = 0; b < batch;) {
-    int64_t end = b, rows = 0;
-    for (; end < batch; ++end) {
-      const int64_t padded = std::max(rows, targets.counts[end]);
-      if (end > b && (end + 1 - b) * padded * points > max_pairs) break;
-      rows = padded;
+  // A chunk is padded to its largest count. It ends where a chunk more costs less than this padding.
+  const int64_t most_padding = boxes.is_cpu() ? int64_t{1} << 14 : int64_t{1} << 22;
+  const auto pairs = [&](int64_t rows) { return rows * max_candidates(rows, points, anchors.levels); };
+  std::vector<int64_t> sorted = targets.counts, ends;
+  std::ranges::sort(sorted, std::greater());
+  for (int64_t end = 0; end < batch; ends.push_back(end)) {
+    const int64_t begin = end, rows = sorted[begin];
+    for (int64_t padding = 0; ++end < batch;) {
+      padding += pairs(rows) - pairs(sorted[end]);
+      if (padding > most_padding || (end + 1 - begin) * rows * points > max_pairs) break;
     }
-    if (rows == 0) {
-      matched.push_back(torch::full({end - b, points}, -1, index));
-    } else {
-      matched.push_back(simota_chunk(
-          boxes.slice(0, b, end), obj.slice(0, b, end), cls.slice(0, b, end), anchors,
-          targets.boxes.slice(0, b, end).slice(1, 0, rows).to(boxes.scalar_type()),
-          targets.classes.slice(0, b, end).slice(1, 0, rows), counts.slice(0, b, end), max_pairs));
-    }
-    b = end;
   }
-  return matched.size() == 1 ? matched[0] : torch::cat(matched);
+  // Undefined: a single chunk. If all counts of the host are one upper bound, any order will do.
+  Tensor order;
+  if (ends.size() > 1) order = counts.argsort(/*stable=*/true, 0, /*descending=*/true);
+  std::vector<Tensor> matched;
+  int64_t begin = 0;
+  for (const int64_t end : ends) {
+    const auto images = [&](const Tensor& t) {
+      return order.defined() ? t.index_select(0, order.slice(0, begin, end)) : t;
+    };
+    const int64_t rows = sorted[begin];
+    if (rows == 0) {
+      matched.push_back(torch::full({end - begin, points}, -1, index));
+    } else {
+      matched.push_back(simota_chunk(images(boxes), images(obj), images(cls), anchors,
+                                     images(targets.boxes.slice(1, 0, rows)).to(boxes.scalar_type()),
+                                     images(targets.classes.slice(1, 0, rows)), images(counts), max_pairs));
+    }
+    begin = end;
+  }
+  if (!order.defined()) return matched[0];
+  return torch::empty({batch, points}, index).index_copy_(0, order, torch::cat(matched));
 }
 
 }  // namespace yolox

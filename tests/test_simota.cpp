@@ -225,6 +225,32 @@ TEST_CASE("simota: with 3000 boxes in one image, the assignment in chunks equals
   CHECK(torch::equal(a[1], b[0]));
 }
 
+TEST_CASE("simota: images with different numbers of objects are assigned as each of them alone") {
+  const std::vector<int64_t> counts{2, 90, 0, 100, 40, 0, 5};
+  const auto batch = int64_t(counts.size());
+  const Scene s(batch, 256, 256);
+  std::srand(6);
+  std::vector<std::vector<std::array<float, 5>>> images(counts.size());
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t i = 0; i < counts[b]; ++i)
+      images[b].push_back({float(i % 4), random_between(0, 256), random_between(0, 256),
+                           random_between(2, 60), random_between(2, 60)});
+  Targets t = targets(images);
+  const Tensor a = s.assign(t);
+  for (int64_t b = 0; b < batch; ++b) {
+    CAPTURE(b);
+    const Tensor alone = simota(s.boxes.slice(0, b, b + 1), s.raw.obj.slice(0, b, b + 1),
+                                s.raw.cls.slice(0, b, b + 1), s.anchors, t.slice(b, b + 1));
+    CHECK(torch::equal(a[b], alone[0]));
+    CHECK((a[b] >= 0).any().item<bool>() == (counts[b] > 0));
+  }
+  // As in a CUDA graph: the host knows an upper bound only.
+  t.device_counts = torch::tensor(counts, torch::kLong);
+  t.counts.assign(counts.size(), 100);
+  CHECK(torch::equal(s.assign(t), a));
+  CHECK(torch::equal(s.assign(t, 3 * 100 * s.anchors.stride.numel()), a));  // in chunks of three images
+}
+
 TEST_CASE("simota: infinite and NaN predictions cause no crash and no NaN in the assignment") {
   Scene s(1);
   s.raw.reg.index_put_({0, torch::indexing::Slice(0, 40)}, 200.f);  // exp overflows
