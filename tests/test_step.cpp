@@ -124,6 +124,22 @@ TEST_CASE("amp: convolution weights that are cast together give the gradients of
   CHECK(model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv->weight.is_same(weight));
 }
 
+TEST_CASE("amp: gradients of the last layers are cast before those of the first layers are computed") {
+  Small s;
+  YOLOX model = make_model("yolox-tiny", 3);
+  Optimizer optimizer("sgd", parameter_groups(*model, 0), false);
+  StepSettings settings{torch::kBFloat16};
+  settings.cast_weights = cast_weights(*model, settings.amp);
+  std::vector<std::string> order;
+  for (const auto& p : model->named_parameters())
+    p.value().register_hook([&order, name = p.key()](const Tensor&) { order.push_back(name); });
+  const auto forward = [&](const Tensor& x) { return model(x); };
+  compute_gradients(forward, {s.images, s.targets}, 1, optimizer, s.scaler, settings);
+  REQUIRE(order.size() == model->parameters().size());
+  const auto place = [&](const std::string& name) { return std::ranges::find(order, name) - order.begin(); };
+  CHECK(place("head.obj_preds.0.weight") < place("backbone.backbone.stem.conv.bn.weight"));
+}
+
 TEST_CASE("step: a rank all-reduces seven numbers, and the losses are those of the whole batch") {
   Small s;
   s.model->eval();
