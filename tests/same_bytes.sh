@@ -53,9 +53,9 @@ outputs() {
   run train ${common/--eval-interval 0/--eval-interval 1 --conf 0.001} --out evaluated
   run eval --data shapes --weights evaluated/best.pth --conf 0.001 --json eval.json --report eval.html --device cpu
   run demo --source shapes --weights plain/last.pth --max-images 6 --conf 0.005 --save demo --json demo.json --device cpu
-  # An ONNX file contains the git revision, so the detections of the exported model are compared instead of the file.
   run export --weights plain/last.pth --out model.onnx --nms --dynamic
-  run demo --source shapes --weights model.onnx --max-images 6 --conf 0.005 --no-draw --json onnx.json --device cpu
+  # An ONNX file contains the git revision.
+  protoc --decode_raw <model.onnx | grep -vE '^  2: "[0-9a-f]{7,}[^"]*"$' >onnx.txt
   # Times differ between runs.
   sed -i -E 's/"(seconds|load|preprocess|forward|decode|nms|images_per_second)[a-z_]*": ?[0-9.e+-]+/"\1": 0/g' eval.json
   for name in plain ranks ranks_accum dtr accum bf16 fp16 frozen resumed multitask evaluated; do
@@ -63,7 +63,7 @@ outputs() {
   done
   # The other columns of metrics.csv depend on time.
   cut -d, -f2,13,14 evaluated/metrics.csv | grep -v ',,$' | sha256sum | sed 's,-,evaluated/metrics.csv,'
-  sha256sum eval.json demo.json onnx.json
+  sha256sum eval.json demo.json onnx.txt
   find demo -type f | sort | xargs sha256sum
 }
 
