@@ -169,7 +169,8 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
       const auto part = [&](const Tensor& t) { return t.narrow(0, 0, count); };
       const Tensor sums =
           s.loss({part(predicted.reg), part(predicted.obj), part(predicted.cls), predicted.strides}, s.size,
-                 batch.targets);
+                 batch.targets)
+              .cpu();
       for (int i = 0; i < 4; ++i) loss[i] += sums[i].item<double>();
     }
     if (!s.pictures.empty() && k < 3)

@@ -500,16 +500,15 @@ inline std::string backward(const Tensor& loss) {
 // The gradients of the other terms are divided by the positives of the whole batch, which are known only at
 // the end, so that these terms need a backward of their own.
 struct ImageTermGradients {
-  std::vector<Tensor> params, sums;  // sums: undefined for a parameter that the loss does not use
+  const std::vector<ParamGroup>& groups;
+  std::vector<Tensor> params, sums;  // empty before add(). sums: undefined for a parameter without a gradient
 
-  explicit ImageTermGradients(const std::vector<ParamGroup>& groups) {
-    for (const auto& group : groups)
-      for (const Tensor& p : group.params)
-        if (p.requires_grad()) params.push_back(p);
-  }
+  explicit ImageTermGradients(const std::vector<ParamGroup>& groups) : groups(groups) {}
   // Adds the gradients of `loss`, and keeps its graph. With several ranks, all must use the same parameters.
   // Returns and throws what run_backward() does.
   std::string add(const Tensor& loss) {
+    if (params.empty())
+      for (const auto& group : groups) params.insert(params.end(), group.params.begin(), group.params.end());
     return run_backward(loss.device(), [&] {
       const auto grads =
           torch::autograd::grad({loss}, params, {}, /*retain_graph=*/true, /*create_graph=*/false,
@@ -556,8 +555,7 @@ struct GradScaler {
   Tensor scaled(const Tensor& loss) const { return enabled ? loss * scale : loss; }
 
   // Divides the gradients by the scale and records for update() if any of them is not finite. Does not
-  // synchronise with the device: read gradient_norm() to know if a gradient is not
-  // finite.
+  // synchronise with the device: read gradient_norm() to know if a gradient is not finite.
   void unscale(const std::vector<Tensor>& grads) {
     if (!enabled || grads.empty()) return;
     found_inf.zero_();

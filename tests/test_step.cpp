@@ -229,10 +229,10 @@ TEST_CASE("step: values per image are averaged by images, those per positive by 
 }
 
 TEST_CASE("step: gradients of terms per image are added to those of the other terms") {
-  ParamGroup group;
-  for (int i = 0; i < 3; ++i) group.params.push_back(torch::full({2}, 3.0f).requires_grad_());
-  const auto& [a, b, c] = std::tie(group.params[0], group.params[1], group.params[2]);
-  ImageTermGradients terms({group});
+  std::vector<ParamGroup> groups(1);
+  for (int i = 0; i < 3; ++i) groups[0].params.push_back(torch::full({2}, 3.0f).requires_grad_());
+  const auto& [a, b, c] = std::tie(groups[0].params[0], groups[0].params[1], groups[0].params[2]);
+  ImageTermGradients terms(groups);
   for (int part = 0; part < 2; ++part) CHECK(terms.add((a * a * b).sum()) == "");
   a.sum().backward();
   terms.add_to_gradients<Ranks>(nullptr);
