@@ -59,7 +59,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/runs"
 # One OpenMP thread per process, because the other shards use the other cores.
 # Programs restart themselves with GOMP_SPINCOUNT, unless it is set.
-export GOMP_SPINCOUNT=1000 OMP_NUM_THREADS=1 YOLOX_TEST_RUNS=$work/runs  # reference runs, shared by cases in several processes
+export GOMP_SPINCOUNT=10000 OMP_NUM_THREADS=1 YOLOX_TEST_RUNS=$work/runs  # reference runs, shared by cases in several processes
 times=$(dirname "$program")/test_seconds  # duration of the latest run of each case: SECONDS, FILE, NAME
 
 # Prints "SUITE	FILE	NAME" of each case, in the order in which they run.

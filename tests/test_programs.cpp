@@ -650,7 +650,7 @@ PROGRAM_TEST("programs: waiting OpenMP threads spin only briefly, unless the use
   const TempDir dir;
   const auto is_brief = [&](const std::string& program, const std::string& set) {
     const std::string command = " OMP_DISPLAY_ENV=VERBOSE $YOLOX_PROGRAMS/" + program + " --help";
-    return has(shell(dir, "env " + set + command).err, "GOMP_SPINCOUNT = '1000'");
+    return has(shell(dir, "env " + set + command).err, "GOMP_SPINCOUNT = '10000'");
   };
   for (const char* program : {"train", "multitask", "eval", "demo"})
     CHECK_MESSAGE(is_brief(program, "-u GOMP_SPINCOUNT"), program);
