@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Checks the code with the tools of LLVM 14. Runs all checks, or those given as arguments (tests/checks.sh format tidy), two at a
 # time. Prints one line per check: result, seconds, counts. Prints the full output of a failed check. Exit code 1 if any failed.
-#   format    every source is formatted as .clang-format says and has an SPDX line; format --fix formats the sources
+#   format    every source is formatted as .clang-format says and has an SPDX line, and nothing exceeds the limits of tests/caps.txt;
+#             format --fix formats the sources
 #   tidy      clang-tidy finds nothing in the headers and the libraries (.clang-tidy)
 #   sanitize  the tests of readers and of own memory under the address and undefined behaviour sanitizers, then the fuzzers: each program of tests/fuzz
 #             for YOLOX_FUZZ_SECONDS (60), starting from tests/fuzz/corpus; findings go to tests/fuzz/found
@@ -38,6 +39,7 @@ check_format() {
   local without
   without=$(git ls-files '*.h' '*.hpp' '*.cpp' '*.cu' '*.py' '*.sh' '*.cmake' '*.proto' CMakeLists.txt | xargs grep -L 'SPDX-License-Identifier: Apache-2.0')
   [ -z "$without" ] || { echo "no SPDX line: $without"; return 1; }
+  tests/caps.py || return 1
   git ls-files '*.hpp' '*.cpp' '*.cu' | xargs clang-format-14 --dry-run -Werror && git ls-files '*.hpp' '*.cpp' '*.cu' | wc -l | sed 's/$/ files/'
 }
 
