@@ -20,7 +20,7 @@
 #include "data/pictures.hpp"
 #include "data/tiles.hpp"
 #include "images/boxes.hpp"
-#include "metrics/coco_eval.hpp"
+#include "coco_eval.hpp"
 #include "yolox.hpp"
 
 namespace yolox {

@@ -114,7 +114,7 @@ declare -A linked=(
   [2.11.0]=$cuda_13_0 [2.12.1]=$cuda_13_0 [2.13.0]=$cuda_13_0 [2.14.1]=$cuda_13_0
   [2.15.0]="nvidia-cuda-runtime==13.2.86.* nvidia-cuda-cupti==13.2.86.*"
 )
-# nvcc, which compiles layers/bn_silu.cu. For CUDA 12, PyPI has none.
+# nvcc, which compiles lib/layers/bn_silu.cu. For CUDA 12, PyPI has none.
 declare -A nvcc=([2.15.0]="nvidia-cuda-nvcc==13.2.86.* nvidia-cuda-crt==13.2.86.* nvidia-nvvm==13.2.86.*")
 # LibTorch is taken from CMAKE_PREFIX_PATH, else from the CMake cache of the build folder, else from the wheel in .venv.
 own_torch() {

@@ -442,7 +442,7 @@ inline void use_sync_bn(nn::Module& model, const SyncBnCollectives& collectives)
   }
   check(!over || others == 0, "the model has ", others,
         " batch norms of type BatchNorm2d, where SyncBN does not work; make them SyncBatchNorm2d "
-        "(layers/bn_silu.hpp), or give --no-sync-bn");
+        "(lib/layers/bn_silu.hpp), or give --no-sync-bn");
 }
 
 // Converts the weights to channels-last memory format. Images from OpenCV have this format, so that no

@@ -2,7 +2,7 @@
 // Times COCO evaluation from JSON files. Prints one line of JSON: the seconds of each stage and the 12 COCO
 // metrics. bench/coco_eval.py makes the files and compares with other programs.
 //   build/bench_coco_eval --gt GT.json --dt DT.json [--threads N]
-#include "metrics/coco_eval.hpp"
+#include "coco_eval.hpp"
 
 #include <chrono>
 #include <cstdlib>

@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "base/threads.hpp"
-#include "metrics/coco_eval.hpp"
+#include "coco_eval.hpp"
 
 namespace yolox {
 

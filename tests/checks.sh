@@ -44,8 +44,8 @@ check_format() {
 }
 
 check_tidy() {
-  clang-tidy-14 --quiet --checks=-bugprone-suspicious-include -p build-sanitize --header-filter="^$PWD/([a-z]*/)?[^/]*\.[hc]pp\$" build-sanitize/all.cpp &&
-    echo "$(git ls-files '*.hpp' '*/*.cpp' ':!tests' ':!bench' ':!tools/*.cpp' ':!examples/*.cpp' | wc -l) files"
+  clang-tidy-14 --quiet --checks=-bugprone-suspicious-include -p build-sanitize --header-filter="^$PWD/(lib/)?([a-z]*/)?[^/]*\.[hc]pp\$" build-sanitize/all.cpp &&
+    echo "$(git ls-files '*.hpp' 'lib/*.cpp' 'metrics/*.cpp' ':!tests' ':!bench' | wc -l) files"
 }
 
 run_tests() {  # BUILD FOLDER, ARGUMENTS: the last line of the output is "N cases"

@@ -11,21 +11,21 @@ import sys
 
 # Lowest first. A file may include files of its own layer and of those above it in this list.
 LAYERS = [
-    ['base/'],
-    ['images/', 'layers/'],
-    ['yolox.hpp', 'augment.hpp', 'data/'],
+    ['lib/base/'],
+    ['lib/images/', 'lib/layers/'],
+    ['yolox.hpp', 'augment.hpp', 'lib/data/'],
     ['models/', 'models.hpp', 'simota.hpp', 'losses.hpp', 'loss.hpp', 'data.hpp', 'formats.hpp'],
-    ['checkpoint/', 'optim.hpp', 'metrics/', 'dtr/', 'ddp/', 'ddp.hpp'],
+    ['lib/checkpoint/', 'optim.hpp', 'lib/coco_eval.', 'metrics/', 'lib/dtr/', 'lib/ddp/', 'ddp.hpp'],
     ['evaluate.hpp', 'config.hpp'],
-    ['run/'],
-    ['train.cpp', 'eval.cpp', 'tools/', 'examples/'],
+    ['lib/run/'],
+    ['train.cpp', 'eval.cpp', 'demo.cpp', 'export.cpp', 'pack.cpp', 'tools/', 'models/multitask.cpp', 'models/yolox_multitask.hpp'],
 ]
 # These may include nothing else of the project. The model can be copied to another project with these folders alone.
 ONLY = {
-    'yolox.hpp': ['layers/', 'base/'],
-    'layers/': ['layers/', 'base/'],
-    'base/': ['base/'],
-    'data/loader.': ['data/loader.', 'data/batch.', 'images/', 'base/'],
+    'yolox.hpp': ['lib/layers/', 'lib/base/'],
+    'lib/layers/': ['lib/layers/', 'lib/base/'],
+    'lib/base/': ['lib/base/'],
+    'lib/data/loader.': ['lib/data/loader.', 'lib/data/batch.', 'lib/images/', 'lib/base/'],
 }
 # Files that the build writes.
 GENERATED = {'onnx.pb.h'}
@@ -38,7 +38,8 @@ def layer_of(path):
 
 def includes_of(path):
     with open(path, encoding='utf-8') as file:
-        return [name for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', file.read(), re.M) if name not in GENERATED]
+        names = re.findall(r'^\s*#\s*include\s*"([^"]+)"', file.read(), re.M)
+    return [name if os.path.exists(name) else 'lib/' + name for name in names if name not in GENERATED]
 
 
 def cycles(graph):
@@ -69,7 +70,7 @@ def problems(graph):
         for name in names:
             other = layer_of(name)
             if name not in graph:
-                found.append('%s includes "%s", which is not there; give the path from the top folder' % (path, name))
+                found.append('%s includes "%s", which is not there; give the path from the top folder or from lib/' % (path, name))
             elif other is not None and other > own:
                 found.append('%s includes %s, which is of a higher layer' % (path, name))
             for prefix, allowed in ONLY.items():
@@ -80,7 +81,7 @@ def problems(graph):
 
 if __name__ == '__main__':
     os.chdir(sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'))
-    paths = [p for end in ('*.hpp', '*.cpp') for p in glob.glob(end) + glob.glob('*/' + end)]
+    paths = [p for end in ('*.hpp', '*.cpp') for p in glob.glob(end) + glob.glob('*/' + end) + glob.glob('lib/*/' + end)]
     sources = [p for p in paths if not re.match(r'(tests|bench|build[^/]*)/', p)]
     wrong = problems({path: includes_of(path) for path in sources})
     print('\n'.join(wrong) if wrong else '%d files, %d layers' % (len(sources), len(LAYERS)))

@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "base/printable.hpp"
-#include "metrics/coco_eval.hpp"
+#include "coco_eval.hpp"
 
 using namespace yolox;
 

@@ -20,7 +20,7 @@
 #include "data/cache.hpp"
 #include "data/multiscale.hpp"
 #include "formats.hpp"
-#include "metrics/coco_eval.hpp"
+#include "coco_eval.hpp"
 #include "tools/doubles.hpp"
 
 using namespace yolox;

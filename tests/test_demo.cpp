@@ -7,7 +7,7 @@
 
 #include "data/pictures.hpp"
 #include "data/source.hpp"
-#include "tools/frames.hpp"
+#include "data/frames.hpp"
 #include "tools/onnx_run.hpp"
 
 using namespace yolox;

@@ -2,7 +2,7 @@
 #include "metrics/errors.hpp"
 
 #include "common.hpp"
-#include "metrics/coco_eval.hpp"
+#include "coco_eval.hpp"
 
 using namespace yolox;
 

@@ -7,7 +7,7 @@
 #include "models.hpp"
 #include "run/state.hpp"
 #include "tools/onnx_run.hpp"
-#include "tools/torchscript.hpp"
+#include "checkpoint/torchscript.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

@@ -2,7 +2,7 @@
 // ./multitask: several heads on one backbone, each with its own data set.
 #include "programs.hpp"
 
-#include "examples/yolox_multitask.hpp"
+#include "models/yolox_multitask.hpp"
 #include "optim.hpp"
 
 using namespace yolox;

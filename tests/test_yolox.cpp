@@ -297,12 +297,12 @@ TEST_CASE("yolox: a width that gives no whole numbers of channels is refused by 
 }
 
 // README.md promises that the model can be copied to another project.
-PROGRAM_TEST("yolox: yolox.hpp, layers/ and base/ compile in a project that has only LibTorch" *
+PROGRAM_TEST("yolox: yolox.hpp, lib/layers and lib/base compile in a project that has only LibTorch" *
              doctest::skip(std::system("command -v g++ >/dev/null 2>&1") != 0)) {
   const TempDir dir;
   std::filesystem::copy(YOLOX_SOURCE_DIR "/yolox.hpp", dir / "yolox.hpp");
   for (const std::string folder : {"layers", "base"})
-    std::filesystem::copy(YOLOX_SOURCE_DIR "/" + folder, dir / folder);
+    std::filesystem::copy(YOLOX_SOURCE_DIR "/lib/" + folder, dir / folder);
   write_text(dir / "main.cpp", R"(#include "yolox.hpp"
 int main() {
   yolox::YOLOX model = yolox::make_yolox({"yolox-nano", 0.33, 0.25, true}, 3);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "metrics/coco_eval.hpp"
+#include "coco_eval.hpp"
 
 #include <algorithm>
 #include <functional>

@@ -9,7 +9,7 @@
 
 #include "data/dataset.hpp"
 #include "evaluate.hpp"
-#include "metrics/coco_eval.hpp"
+#include "coco_eval.hpp"
 #include "metrics/errors.hpp"
 #include "run/log.hpp"
 

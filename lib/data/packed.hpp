@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Images in one LMDB file: packed data sets, written by ./pack (tools/pack.cpp), and image caches
+// Images in one LMDB file: packed data sets, written by ./pack (pack.cpp), and image caches
 // (cache.hpp).
 #pragma once
 #include <lmdb.h>

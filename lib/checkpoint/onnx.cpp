@@ -189,7 +189,7 @@ class TraceWriter {
   void write_convolution(const jit::Node& node);
   Value max_pool(const jit::Node& node, const Value& x);
   inline static const std::string kRemedy =
-      "Add the operator in checkpoint/onnx.cpp, or export to TorchScript (--format torchscript), which "
+      "Add the operator in lib/checkpoint/onnx.cpp, or export to TorchScript (--format torchscript), which "
       "supports all operators";
 };
 

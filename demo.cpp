@@ -24,7 +24,7 @@
 #include "evaluate.hpp"
 #include "images/font.hpp"
 #include "run/log.hpp"
-#include "tools/frames.hpp"
+#include "data/frames.hpp"
 
 using namespace yolox;
 

@@ -9,7 +9,7 @@
 #include "data/shapes.hpp"
 #include "evaluate.hpp"
 #include "tools/onnx_run.hpp"
-#include "tools/torchscript.hpp"
+#include "checkpoint/torchscript.hpp"
 
 using namespace yolox;
 

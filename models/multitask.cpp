@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/ contains a model (yolox_multitask.hpp) and a training loop (this file) to copy and edit.
+// A model (yolox_multitask.hpp) and a training loop (this file) to copy and edit.
 // ./multitask trains several detection heads on one backbone and neck. Each head has its own data set. Each
 // iteration trains one head, in turn.
 //   ./multitask --data helmets --data faces=/data/wider --model yolox-s --weights yolox-s --epochs 30
@@ -25,7 +25,7 @@
 #include "ddp.hpp"
 #include "ddp/launch.hpp"
 #include "evaluate.hpp"
-#include "examples/yolox_multitask.hpp"
+#include "models/yolox_multitask.hpp"
 #include "loss.hpp"
 #include "run/fast_paths.hpp"
 #include "run/log.hpp"

@@ -26,7 +26,7 @@ void launch(void (*kernel)(Parameters...), dim3 blocks, int threads, void* strea
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess)
     throw std::runtime_error(std::string("CUDA error: ") + cudaGetErrorString(error) +
-                             " (a kernel of layers/bn_silu.cu)");
+                             " (a kernel of lib/layers/bn_silu.cu)");
 }
 #endif
 

@@ -4,7 +4,7 @@
 
   pip install onnxruntime onnx opencv-python-headless
   ./export --weights runs/NAME/best.pth --nms --conf 0.01 --nms-iou 0.65 --out model.onnx
-  examples/int8.py --model model.onnx --calibrate DIR/train --gt DIR/annotations/instances_val.json --images DIR/val
+  tools/int8.py --model model.onnx --calibrate DIR/train --gt DIR/annotations/instances_val.json --images DIR/val
 
 The first layer, depthwise layers and the last layer of each branch of the head stay in float32: 256 values are too few for them."""
 import argparse, json, pathlib, subprocess, sys, time
