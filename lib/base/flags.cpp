@@ -107,6 +107,20 @@ static const Alias aliases[] = {
     {"close-mosaic", "no-aug-epochs", ""},
 };
 
+// A flag of older versions, its value without effect, and what to do now.
+struct Gone {
+  const char *name, *off, *remedy;
+};
+static const Gone gone_flags[] = {
+    {"keep-going", "false", "--resume RUN --lr X continues after a non-finite loss"},
+};
+
+std::string gone_flag(const std::string& name, const std::string& value) {
+  for (const auto& flag : gone_flags)
+    if (flag.name == name && flag.off != value) return concat("--", name, " is gone: ", flag.remedy);
+  return "";
+}
+
 // Returns how many letters must be changed, inserted or deleted to turn a into b.
 static size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<size_t> row(b.size() + 1);
@@ -133,6 +147,7 @@ static std::string unknown_flag(const std::string& program, const std::string& w
     if (name == alias.other && std::find(names.begin(), names.end(), alias.name) != names.end())
       return concat("there is no flag ", written, "; use --", alias.name, *alias.note ? " (" : "", alias.note,
                     *alias.note ? ")" : "");
+  if (const std::string gone = gone_flag(name, ""); !gone.empty()) return gone;
   std::string nearest;
   size_t distance = std::max<size_t>(1, (name.size() + 2) / 3) + 1;  // a name that differs more is no slip
   for (const auto& known : names) {

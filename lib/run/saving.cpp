@@ -194,6 +194,8 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
                   "', so its optimizer state does not match; leave --", name,
                   " out, or start a new run from its weights");
     const bool increased = same && name == "accum" && std::stoi(value) > std::stoi(now.at(name));
+    if (const std::string gone = gone_flag(name, value); !gone.empty())
+      saved.notes.push_back(concat("warning: the run has ", value, " for it, but ", gone));
     if (!given || chosen || increased) flags.set(name, value);
     if (increased)
       saved.notes.push_back(
