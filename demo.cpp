@@ -18,13 +18,12 @@
 #include "base/limit_spinning.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
+#include "data/frames.hpp"
 #include "data/pictures.hpp"
 #include "data/source.hpp"
-#include "data/tiles.hpp"
 #include "evaluate.hpp"
 #include "images/font.hpp"
 #include "run/log.hpp"
-#include "data/frames.hpp"
 
 using namespace yolox;
 
@@ -53,11 +52,6 @@ struct Config : Flags {
                              "only these classes, by name or number from 0 [all]");
   double conf = flag(conf, "Inference", "conf", 0.3, "P", "minimum score of a detection", between(0, 1));
   double nms = flag(nms, "Inference", "nms", 0.45, "IOU", "NMS IoU threshold", between(1e-6, 1));
-  int tile = flag(tile, "Inference", "tile", 0, "N",
-                  "also detect in tiles of N x N pixels, for small objects in large images; 0 = off",
-                  between(0, 8192));
-  double overlap = flag(overlap, "Inference", "overlap", 0.2, "X",
-                        "overlap of neighbouring tiles, as a fraction of N", between(0, 0.9));
   int bs = flag_auto(bs, "Inference", "bs", 0, "N|auto",
                      "batch size; auto = 1 for a camera, a stream or --show, otherwise 8", at_least(0));
   int workers = flag_auto(workers, "Inference", "workers", 0, "N|auto",
@@ -71,7 +65,6 @@ struct Config : Flags {
 
 static void check_config(const Config& config) {
   config.check_values();
-  check_tile_side("--tile", config.tile);
   if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 
@@ -111,7 +104,7 @@ struct Crop {
 
 // Returns copies of the detected parts. stem: beginning of their names.
 static std::vector<Crop> crops_of(const fs::path& folder, const std::string& stem, const Image& image,
-                                  const std::vector<TileDetection>& found,
+                                  const std::vector<ScoredBox>& found,
                                   const std::vector<std::string>& names) {
   std::vector<Crop> crops;
   for (size_t i = 0; i < found.size(); ++i) {
@@ -128,10 +121,10 @@ static std::vector<Crop> crops_of(const fs::path& folder, const std::string& ste
   return crops;
 }
 
-static void draw_found(Image& image, const std::vector<TileDetection>& found,
+static void draw_found(Image& image, const std::vector<ScoredBox>& found,
                        const std::vector<std::string>& names) {
   std::vector<LabelledBox> boxes;
-  for (const TileDetection& d : found)
+  for (const ScoredBox& d : found)
     boxes.push_back({d.box, concat(names[d.box.cls], " ", std::fixed, std::setprecision(2), d.score)});
   draw_boxes(image, boxes, LabelStyle::all);
 }
@@ -140,7 +133,7 @@ static void draw_found(Image& image, const std::vector<TileDetection>& found,
 //         {"image": "clip.mp4", "frame": 7, "second": 0.28, "width": 640, "height": 480, "boxes":
 //          [{"class": 16, "name": "dog", "score": 0.93, "bbox": [132.1, 222.6, 178.2, 320.4]}, ...]}
 static void write_found(JsonWriter& writer, const Frame& frame, bool video,
-                        const std::vector<TileDetection>& found, const std::vector<std::string>& names) {
+                        const std::vector<ScoredBox>& found, const std::vector<std::string>& names) {
   writer.StartObject();
   write_field(writer, "image", frame.source);
   if (video) {
@@ -150,7 +143,7 @@ static void write_found(JsonWriter& writer, const Frame& frame, bool video,
   write_field(writer, "width", int64_t{frame.image.cols});
   write_field(writer, "height", int64_t{frame.image.rows});
   writer.Key("boxes");
-  write_list(writer, found, [&](const TileDetection& d) {
+  write_list(writer, found, [&](const ScoredBox& d) {
     write_field(writer, "class", int64_t{d.box.cls});
     write_field(writer, "name", names[d.box.cls]);
     write_field(writer, "score", d.score);
@@ -161,9 +154,9 @@ static void write_found(JsonWriter& writer, const Frame& frame, bool video,
 
 // Returns the lines of a YOLO label file, one per box: class, centre x, centre y, width and height as
 // fractions of the image. Boxes are clipped to the image.
-static std::string yolo_lines(cv::Size size, const std::vector<TileDetection>& found) {
+static std::string yolo_lines(cv::Size size, const std::vector<ScoredBox>& found) {
   std::ostringstream lines;
-  for (const TileDetection& d : found) {
+  for (const ScoredBox& d : found) {
     const Box b = clipped(d.box, size);
     if (has_area(b))
       lines << b.cls << " " << (b.x1 + b.x2) / 2 / size.width << " " << (b.y1 + b.y2) / 2 / size.height << " "
@@ -221,11 +214,10 @@ class Demo {
   Item load(int64_t position, Image& canvas);
   void run_with_json();
   void detect(JsonWriter* json);
-  std::vector<TileDetection> with_tiles(std::vector<TileDetection> found, const Image& image);
   // Runs a task on a thread of its own: after the last one if it is a frame of a video. Rethrows the error of
   // an earlier task.
   void write_later(std::function<void()> task);
-  void output(Frame& frame, const std::vector<TileDetection>& found, JsonWriter* json);
+  void output(Frame& frame, const std::vector<ScoredBox>& found, JsonWriter* json);
   void print_progress();
   void print_end(double seconds);
   std::string counted(int64_t n) const {
@@ -373,10 +365,8 @@ void Demo::detect(JsonWriter* json) {
         unreadable.push_back(frame.error);
         continue;
       }
-      const cv::Rect whole({0, 0}, frame.image.size());
-      auto found = with_tiles(to_image_pixels(rows[i], batch.scales[i], whole), frame.image);
-      std::erase_if(found,
-                    [&](const TileDetection& d) { return !wanted.empty() && !wanted.count(d.box.cls); });
+      auto found = to_image_pixels(rows[i], batch.scales[i]);
+      std::erase_if(found, [&](const ScoredBox& d) { return !wanted.empty() && !wanted.count(d.box.cls); });
       output(frame, found, json);
     }
     print_progress();
@@ -403,35 +393,9 @@ void Demo::write_later(std::function<void()> task) {
   }
 }
 
-// Adds the detections in the tiles of an image to those in the whole image (--tile).
-std::vector<TileDetection> Demo::with_tiles(std::vector<TileDetection> found, const Image& image) {
-  if (config.tile == 0) return found;
-  const std::vector<cv::Rect> tiles = tiles_of(image.size(), config.tile, config.overlap);
-  if (tiles.size() == 1) return found;
-  const size_t bs = config.bs ? size_t(config.bs) : size_t{8};
-  for (size_t from = 0; from < tiles.size(); from += bs) {
-    const size_t n = std::min(bs, tiles.size() - from);
-    Tensor images = torch::empty({int64_t(n), size.height, size.width, 3}, torch::kByte);
-    std::vector<Scale> scales;
-    for (size_t i = 0; i < n; ++i) {
-      const auto boxed = letterbox(Image(image(tiles[from + i])), {size.width, size.height});
-      boxed.image.copyTo(cv::Mat(size.height, size.width, CV_8UC3, images[int64_t(i)].data_ptr()));
-      scales.push_back(boxed.scale);
-    }
-    const Tensor input = preprocess(images.to(device), loaded.info.legacy_preproc);
-    const auto rows =
-        postprocess(decode(loaded.model(input), size.height, size.width), config.conf, config.nms);
-    for (size_t i = 0; i < n; ++i) {
-      const auto in_tile = to_image_pixels(rows[i], scales[i], tiles[from + i]);
-      found.insert(found.end(), in_tile.begin(), in_tile.end());
-    }
-  }
-  return merge_tiles(std::move(found), image.size());
-}
-
 // Writes the detections of one image to --json and --txt, shows the image, and queues it for drawing and
 // saving.
-void Demo::output(Frame& frame, const std::vector<TileDetection>& found, JsonWriter* json) {
+void Demo::output(Frame& frame, const std::vector<ScoredBox>& found, JsonWriter* json) {
   const fs::path result = folder / drawn_name(frame.name);
   if (json) {
     json_consistent = false;
@@ -445,7 +409,7 @@ void Demo::output(Frame& frame, const std::vector<TileDetection>& found, JsonWri
           labels.string(), "; is the disk full or the folder read-only?");
   }
   std::map<std::string, int64_t> here;
-  for (const TileDetection& d : found) {
+  for (const ScoredBox& d : found) {
     ++here[names[d.box.cls]];
     ++counts[d.box.cls];
   }

@@ -14,7 +14,6 @@
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
-#include "data/tiles.hpp"
 #include "evaluate.hpp"
 #include "formats.hpp"
 #include "metrics/errors.hpp"
@@ -50,11 +49,6 @@ struct Config : Flags {
   double conf =
       flag(conf, "Evaluation", "conf", 0.01, "P", "minimum score of a detection", between(0, 1) | kFrequent);
   double nms = flag(nms, "Evaluation", "nms", 0.65, "IOU", "NMS IoU threshold", between(1e-6, 1) | kFrequent);
-  int tile = flag(tile, "Evaluation", "tile", 0, "N",
-                  "also detect in tiles of N x N pixels, for small objects in large images; 0 = off",
-                  between(0, 8192) | kFrequent);
-  double overlap = flag(overlap, "Evaluation", "overlap", 0.2, "X",
-                        "overlap of neighbouring tiles, as a fraction of N", between(0, 0.9));
   int bs = flag(bs, "Evaluation", "bs", 16, "N", "batch size", at_least(1) | kFrequent);
   int workers = flag_auto(workers, "Evaluation", "workers", 0, "N|auto",
                           "threads that load images; auto = one per core", between(0, 256));
@@ -145,14 +139,13 @@ static void check_flags(const Config& config) {
     usage_check(config.data.empty() && config.weights.empty(),
                 "--gt and --dt cannot be combined with --data and --weights");
     for (const char* name :
-         {"split", "images", "val-fraction", "class-map", "model", "size", "conf", "nms", "tile", "overlap",
-          "hard-negatives", "bs", "workers", "preproc", "device", "fuse", "speed", "seed", "save-dt"})
+         {"split", "images", "val-fraction", "class-map", "model", "size", "conf", "nms", "hard-negatives",
+          "bs", "workers", "preproc", "device", "fuse", "speed", "seed", "save-dt"})
       usage_check(!config.was_given(name), "--", name, " is for --data and --weights");
     return;
   }
   combination_check(!config.data.empty(), "--data is needed, or --gt and --dt");
   config.check_values();
-  check_tile_side("--tile", config.tile);
   const bool several = data_sets(config.data).size() > 1;
   usage_check(
       !several || config.save_dt.empty(),
@@ -203,33 +196,6 @@ static void save_detections(const std::string& path, const std::vector<Detection
       detections.push_back(d);
     }
   write_detections(path, detections, names);
-}
-
-// Replaces detections in tiles by those in whole images, and AP likewise.
-static void merge_evaluation(Evaluation& e, const Tiles& tiles, const Dataset& data) {
-  std::map<int64_t, int> class_of;  // by category id
-  for (const CocoCategory& c : data.truth.categories) class_of.emplace(c.id, int(class_of.size()));
-  std::vector<std::vector<TileDetection>> of_image(data.records.size());
-  for (const Detection& d : e.detections) {
-    const cv::Rect part = tiles.part[size_t(d.image_id - 1)];
-    const double x = d.x + part.x, y = d.y + part.y;
-    of_image[tiles.image[size_t(d.image_id - 1)]].push_back(
-        {{x, y, x + d.w, y + d.h, class_of[d.category_id]}, d.score, part});
-  }
-  std::set<int64_t> readable;
-  for (const CocoImage& tile : e.truth.images)
-    readable.insert(data.records[tiles.image[size_t(tile.id - 1)]].image_id);
-  e.truth = data.truth;
-  std::erase_if(e.truth.images, [&](const CocoImage& i) { return !readable.contains(i.id); });
-  e.detections.clear();
-  parallel_for(int64_t(of_image.size()),
-               [&](int64_t i) { of_image[i] = merge_tiles(std::move(of_image[i]), data.size(size_t(i))); });
-  for (size_t i = 0; i < of_image.size(); ++i)
-    for (const TileDetection& d : of_image[i])
-      e.detections.push_back(to_coco(d, data.records[i].image_id, data.truth));
-  e.result = coco_eval(e.truth, e.detections);
-  e.images = int64_t(e.truth.images.size());
-  e.unreadable = int64_t(data.records.size()) - e.images;
 }
 
 // Writes --hard-negatives: the images without objects in which the model detects one, the worst first, as a
@@ -320,13 +286,10 @@ static void evaluate_model(const Config& config) {
   list_images();
 
   const bool tty = isatty(1);
-  std::optional<Tiles> tiles;
-  if (config.tile > 0) tiles = inference_tiles(data, config.tile, config.overlap);
-  auto e = evaluate(loaded.model, tiles ? tiles->data : data, settings, [&](int64_t done, int64_t images) {
+  auto e = evaluate(loaded.model, data, settings, [&](int64_t done, int64_t images) {
     if (tty) std::cout << "\r" << done << "/" << images << std::flush;
   });
   if (tty) std::cout << "\r";
-  if (tiles) merge_evaluation(e, *tiles, data);
   std::cout << e.images << " images in " << std::fixed << std::setprecision(1) << e.seconds << " s ("
             << e.images / e.seconds << " img/s), " << e.detections.size() << " detections\n\n"
             << std::defaultfloat;

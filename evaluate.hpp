@@ -16,11 +16,10 @@
 #include "base/program.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/load.hpp"
+#include "coco_eval.hpp"
 #include "data.hpp"
 #include "data/pictures.hpp"
-#include "data/tiles.hpp"
 #include "images/boxes.hpp"
-#include "coco_eval.hpp"
 #include "yolox.hpp"
 
 namespace yolox {
@@ -51,26 +50,29 @@ struct EvalSettings {
   BatchLoss* loss = nullptr;   // null: no validation loss
 };
 
+// A detection: class and corners in pixels of the image, and score.
+struct ScoredBox {
+  Box box;
+  double score;
+};
+
 // Converts `rows` [D, 7] of postprocess() (x1, y1, x2, y2 in pixels of the letterboxed image, objectness,
 // class score, class; best score first) to boxes in pixels of the original image, not clipped. Skips boxes
-// that are not finite. scale: of the letterbox. tile: the part of the image that was letterboxed; not needed
-// for a whole image, unless merge_tiles() follows.
-inline std::vector<TileDetection> to_image_pixels(const Tensor& rows, Scale scale,
-                                                  const cv::Rect& tile = {}) {
-  std::vector<TileDetection> found;
+// that are not finite. scale: of the letterbox.
+inline std::vector<ScoredBox> to_image_pixels(const Tensor& rows, Scale scale) {
+  std::vector<ScoredBox> found;
   const auto d = rows.accessor<float, 2>();
   for (int64_t i = 0; i < d.size(0); ++i) {
-    const Box box{tile.x + d[i][0] / scale.x, tile.y + d[i][1] / scale.y, tile.x + d[i][2] / scale.x,
-                  tile.y + d[i][3] / scale.y, int(d[i][6])};
+    const Box box{d[i][0] / scale.x, d[i][1] / scale.y, d[i][2] / scale.x, d[i][3] / scale.y, int(d[i][6])};
     if (!std::isfinite(box.x2 - box.x1) || !std::isfinite(box.y2 - box.y1))
       continue;  // exp() overflows if the model is untrained or diverges
-    found.push_back({box, double(d[i][4] * d[i][5]), tile});
+    found.push_back({box, double(d[i][4] * d[i][5])});
   }
   return found;
 }
 
 // Returns a detection in the form of COCO: x, y, w, h in pixels of the image. truth: its categories.
-inline Detection to_coco(const TileDetection& d, int64_t image_id, const CocoDataset& truth) {
+inline Detection to_coco(const ScoredBox& d, int64_t image_id, const CocoDataset& truth) {
   const Box& b = d.box;
   return {image_id, truth.categories[size_t(b.cls)].id, b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1, d.score};
 }
@@ -183,7 +185,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
         unreadable.insert(id);
         continue;
       }
-      for (const TileDetection& d : to_image_pixels(detections[i], batch.scales[i]))
+      for (const ScoredBox& d : to_image_pixels(detections[i], batch.scales[i]))
         e.detections.push_back(to_coco(d, id, data.truth));
     }
     if (progress) progress(at - from, to - from);

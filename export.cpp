@@ -6,10 +6,10 @@
 #include "base/flags.hpp"
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
+#include "checkpoint/torchscript.hpp"
 #include "data/shapes.hpp"
 #include "evaluate.hpp"
 #include "tools/onnx_run.hpp"
-#include "checkpoint/torchscript.hpp"
 
 using namespace yolox;
 

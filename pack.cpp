@@ -15,7 +15,6 @@
 #include "base/printable.hpp"
 #include "base/program.hpp"
 #include "data/packed.hpp"
-#include "data/tiles.hpp"
 #include "formats.hpp"
 
 using namespace yolox;
@@ -31,12 +30,6 @@ struct Config : Flags {
            "data with one split: hold out this fraction of its images for evaluation", between(0, 0.9));
   std::string out =
       flag(out, "Files", "out", "", "FILE.lmdb", "output file; an interrupted ./pack is continued");
-  int tiles =
-      flag(tiles, "Files", "tiles", 0, "N",
-           "cut large images into tiles of N x N pixels, such as the input size; 0 = off", between(0, 8192));
-  double overlap = flag(overlap, "Files", "overlap", 0.2, "X",
-                        "overlap of neighbouring tiles, as a fraction of N; more than the largest object",
-                        between(0, 0.9));
 };
 
 // Locks the output file until this program ends. Creates the file if needed.
@@ -57,17 +50,7 @@ static void pack(int argc, char** argv) {
   usage_check(fs::path(config.out).extension() == ".lmdb", "--out must end in .lmdb, got '", config.out, "'");
   check(!fs::is_directory(config.out), "--out ", config.out, " is a folder");
   config.check_values();
-  check_tile_side("--tiles", config.tiles);
-  Splits whole = load_splits(config.data, config.split, 0, "", config.images, config.val_fraction), splits;
-  if (config.tiles > 0) {
-    // In training, more background than objects only takes time.
-    splits = {
-        training_tiles(whole.train, config.tiles, config.overlap, /*all_empty=*/false).data, {}, whole.same};
-    if (!whole.same)
-      splits.val = training_tiles(whole.val, config.tiles, config.overlap, /*all_empty=*/true).data;
-  } else {
-    splits = std::move(whole);
-  }
+  const Splits splits = load_splits(config.data, config.split, 0, "", config.images, config.val_fraction);
 
   const std::pair<std::string, const Dataset*> parts[] = {{"train", &splits.train}, {"val", &splits.val}};
   std::map<std::string, std::string> labels;

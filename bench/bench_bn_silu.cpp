@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time of each kernel of lib/layers/bn_silu.cu on a GPU, and bytes of its matrices divided by the time, as lines
-// of JSON, for the largest layers of yolox-s at 640 x 640. Matrices below 50 MB fit into the L2 cache of an
-// H100. With --check it runs all kernels on small matrices of many sizes instead, for compute-sanitizer. It
-// compares no result.
+// Time of each kernel of lib/layers/bn_silu.cu on a GPU, and bytes of its matrices divided by the time, as
+// lines of JSON, for the largest layers of yolox-s at 640 x 640. Matrices below 50 MB fit into the L2 cache
+// of an H100. With --check it runs all kernels on small matrices of many sizes instead, for
+// compute-sanitizer. It compares no result.
 //   compute-sanitizer --tool memcheck bench_bn_silu --check     (also racecheck and initcheck)
 // Does not use torch, which takes minutes to start under compute-sanitizer.
 #include <cuda_runtime.h>

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws data sets whose difficulty is known: circles, squares and triangles on a ground of blurred noise, in COCO format.
+"""Draws a data set whose difficulty is known: circles, squares and triangles on a ground of blurred noise, in COCO format.
 
-  bench/drawn.py large DIR    photos of 4000 x 3000 pixels with objects of 10 to 40 pixels: 6 for training, 4 for evaluation
   bench/drawn.py rare DIR     photos of 160 x 160 pixels: 300 for training, in which 86 % of the objects are circles, 12 %
                               squares and 2 % triangles, and 300 for evaluation with a third of each
 
@@ -55,11 +54,9 @@ def write_set(folder, splits, width, height, objects, sizes):
 
 def main():
     kind, folder = sys.argv[1:] if len(sys.argv) == 3 else sys.exit(__doc__)
-    equal = (1 / 3, 1 / 3, 1 / 3)
-    if kind == "large":
-        write_set(pathlib.Path(folder), [("train", 6, equal), ("val", 4, equal)], 4000, 3000, 120, (10, 40))
-    elif kind == "rare":
-        write_set(pathlib.Path(folder), [("train", 300, (0.86, 0.12, 0.02)), ("val", 300, equal)], 160, 160, 4, (14, 60))
+    if kind == "rare":
+        splits = [("train", 300, (0.86, 0.12, 0.02)), ("val", 300, (1 / 3, 1 / 3, 1 / 3))]
+        write_set(pathlib.Path(folder), splits, 160, 160, 4, (14, 60))
     else:
         sys.exit(__doc__)
 

@@ -34,6 +34,7 @@ done <<END
 tensorboard tensorboard.backend
 onnxruntime onnxruntime
 opencv-python-headless cv2
+pyyaml yaml
 END
 ls -d .venv/lib/python3*/site-packages/nvidia/nccl >/dev/null 2>&1 ||
   echo "LibTorch in .venv is without the libraries of CUDA: tests that start torchrun or import torch are skipped; type: $venv -m pip install torch"

@@ -16,11 +16,11 @@
 
 #include "base/printable.hpp"
 #include "base/program.hpp"
+#include "coco_eval.hpp"
 #include "data.hpp"
 #include "data/cache.hpp"
 #include "data/multiscale.hpp"
 #include "formats.hpp"
-#include "coco_eval.hpp"
 #include "tools/doubles.hpp"
 
 using namespace yolox;

@@ -5,9 +5,9 @@
 #include <rapidjson/document.h>
 #include <sys/stat.h>
 
+#include "data/frames.hpp"
 #include "data/pictures.hpp"
 #include "data/source.hpp"
-#include "data/frames.hpp"
 #include "tools/onnx_run.hpp"
 
 using namespace yolox;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "metrics/errors.hpp"
 
-#include "common.hpp"
 #include "coco_eval.hpp"
+#include "common.hpp"
 
 using namespace yolox;
 

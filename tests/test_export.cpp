@@ -4,10 +4,10 @@
 
 #include <torch/script.h>
 
+#include "checkpoint/torchscript.hpp"
 #include "models.hpp"
 #include "run/state.hpp"
 #include "tools/onnx_run.hpp"
-#include "checkpoint/torchscript.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "config.hpp"
+#include "data/shapes.hpp"
 #include "run/setup.hpp"
 
 using namespace yolox;
@@ -446,58 +447,6 @@ SHARED_PROGRAM_TEST("eval: the official nano of YOLOX 0.1.0 reaches its AP with 
 }
 
 SHARED_PROGRAM_TEST(
-    "programs: in tiles, eval and demo find the small objects of a large picture, and ./train learns from "
-    "them") {
-  TempDir dir;
-  // A picture of 12 photos.
-  const CocoDataset photos =
-      read_coco(shared("data/coco_val2017_union/annotations/instances_val2017_union.json"));
-  const int side = 640, columns = 4, rows = 3;
-  CocoDataset set;
-  set.categories = photos.categories;
-  Image picture({columns * side, rows * side}, 114);
-  for (int i = 0; i < columns * rows; ++i) {
-    const CocoImage& photo = photos.images.at(size_t(i));
-    const cv::Point place(i % columns * side, i / columns * side);
-    const Image pixels(cv::imread(shared("data/coco_val2017_union/val2017/" + photo.file_name)));
-    pixels.copyTo(picture(cv::Rect(place, pixels.size())));
-    for (CocoAnnotation a : photos.annotations) {
-      if (a.image_id != photo.id) continue;
-      a.x += place.x;
-      a.y += place.y;
-      a.image_id = 1;
-      set.annotations.push_back(a);
-    }
-  }
-  set.images = {{1, "1.jpg", picture.cols, picture.rows}};
-  fs::create_directories(dir / "data/images");
-  cv::imwrite(dir / "data/images/1.jpg", picture);
-  write_coco(dir / "data/all.json", set);
-
-  const std::string weights = "--weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ";
-  const auto ap = [&](const std::string& flags) {
-    succeed(dir, "eval", "--data data --json e.json " + weights + flags);
-    return json_number(dir / "e.json", "AP");
-  };
-  const double whole = ap(""), tiles = ap("--tile 640 --overlap 0.5");
-  CHECK_MESSAGE(tiles > whole + 0.1, whole << " " << tiles);
-  CHECK(ap("--tile 2560") == whole);  // one tile is the whole picture
-
-  // The same detections as those of demo.
-  succeed(dir, "eval", "--data data --save-dt d.json --conf 0.3 --nms 0.45 --tile 640 " + weights);
-  succeed(dir, "demo", "--source data/images --json b.json --no-draw --tile 640 " + weights);
-  const auto boxes_in = [&](const std::string& file) { return count_of(contents(dir / file), "\"score\""); };
-  CHECK(boxes_in("b.json") > 15);
-  CHECK(boxes_in("b.json") == boxes_in("d.json"));
-
-  succeed(dir, "pack", "--data data --tiles 640 --overlap 0 --out p.lmdb");
-  const std::string printed =
-      succeed(dir, "train",
-              "--data p.lmdb --model yolox-nano --size 64 --bs 2 --max-iters 1 --eval-interval 0 --out r");
-  CHECK_MESSAGE(has(unwrapped(printed), "12 images"), printed);
-}
-
-SHARED_PROGRAM_TEST(
     "eval: --hard-negatives lists images without objects in which the model sees one, for the next "
     "training") {
   TempDir dir;
@@ -531,7 +480,7 @@ SHARED_PROGRAM_TEST(
       printed);
   for (const std::string flags :
        {"--data shapes --hard-negatives h.json", "--data data,hard.json --save-dt d.json",
-        "--data data,hard.json --hard-negatives hard.json", "--data data --tile 16"})
+        "--data data,hard.json --hard-negatives hard.json"})
     CHECK_MESSAGE(run(dir, "eval", flags + " --weights x.pth").code == 2, flags);
   const std::string trained_on = succeed(
       dir, "train",

@@ -113,6 +113,9 @@ struct Gone {
 };
 static const Gone gone_flags[] = {
     {"keep-going", "false", "--resume RUN --lr X continues after a non-finite loss"},
+    {"tile", "0", "tools/tiles.py cuts images into tiles, and merges the detections"},
+    {"tiles", "0", "tools/tiles.py cuts images and labels into tiles"},
+    {"overlap", "0.2", "tools/tiles.py --overlap"},
 };
 
 std::string gone_flag(const std::string& name, const std::string& value) {
@@ -147,7 +150,7 @@ static std::string unknown_flag(const std::string& program, const std::string& w
     if (name == alias.other && std::find(names.begin(), names.end(), alias.name) != names.end())
       return concat("there is no flag ", written, "; use --", alias.name, *alias.note ? " (" : "", alias.note,
                     *alias.note ? ")" : "");
-  if (const std::string gone = gone_flag(name, ""); !gone.empty()) return gone;
+  if (const std::string gone = gone_flag(name, "?"); !gone.empty()) return gone;
   std::string nearest;
   size_t distance = std::max<size_t>(1, (name.size() + 2) / 3) + 1;  // a name that differs more is no slip
   for (const auto& known : names) {

@@ -14,8 +14,8 @@ namespace yolox {
 // Runs before the constructors of all libraries: those of torch take a fifth of a second, twice if the
 // program started again in main(). The C library is not initialised yet.
 [[maybe_unused]] inline void limit_spinning(int, char** argv, char** environment) {
-  // Iterations, about half a millisecond. Waking a thread takes longer than that on virtual machines. A longer wait
-  // would take the core of another training on the same machine.
+  // Iterations, about half a millisecond. Waking a thread takes longer than that on virtual machines. A
+  // longer wait would take the core of another training on the same machine.
   static char spin_count[] = "GOMP_SPINCOUNT=10000";
   static char* longer[10000];
   size_t n = 0;

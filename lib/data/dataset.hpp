@@ -99,7 +99,7 @@ struct Dataset {
   std::string key;      // hash (hex digits) of the image files and their order
   // Source of encoded images. Not set: the file of the record.
   std::function<std::string(size_t i)> read;
-  // Source of decoded images: the image cache, a packed data set (packed.hpp), tiles or `shapes`. Returns
+  // Source of decoded images: the image cache, a packed data set (packed.hpp) or `shapes`. Returns
   // image i at a scale of at least `scale`, or an empty ImageRegion if the image could not be decoded when it
   // was stored. May be empty.
   std::function<ImageRegion(size_t i, double scale)> stored;

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "coco_eval.hpp"
 #include "data/dataset.hpp"
 #include "evaluate.hpp"
-#include "coco_eval.hpp"
 #include "metrics/errors.hpp"
 #include "run/log.hpp"
 

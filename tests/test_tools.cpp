@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scripts of tools/, on real files.
+#include "programs.hpp"
+
+using namespace yolox;
+using namespace yolox::test;
+
+namespace {
+
+// Runs a script of tools/ in the folder. modules: those that it needs. Returns its stdout, or "" and a
+// message if no Python has the modules.
+std::string run_script(const TempDir& dir, const std::string& modules, const std::string& command) {
+  const std::string python = python_with(modules);
+  if (python.empty()) {
+    MESSAGE("skipped: no Python with " << modules << " (set YOLOX_PYTHON)");
+    return "";
+  }
+  const Outcome o = shell(dir, concat("'", python, "' " YOLOX_SOURCE_DIR "/tools/", command));
+  REQUIRE_MESSAGE(o.code == 0, command << "\n" << o.out << o.err);
+  return o.out;
+}
+
+const std::string kPhotos = "data/coco_val2017_union/val2017/";
+
+}  // namespace
+
+SHARED_PROGRAM_TEST("tools: with tiles.py, eval and demo find the small objects of a large picture") {
+  TempDir dir;
+  // A picture of 12 photos.
+  const CocoDataset photos =
+      read_coco(shared("data/coco_val2017_union/annotations/instances_val2017_union.json"));
+  const int side = 640, columns = 4, rows = 3;
+  CocoDataset set;
+  set.categories = photos.categories;
+  Image picture({columns * side, rows * side}, 114);
+  for (int i = 0; i < columns * rows; ++i) {
+    const CocoImage& photo = photos.images.at(size_t(i));
+    const cv::Point place(i % columns * side, i / columns * side);
+    const Image pixels(cv::imread(shared(kPhotos + photo.file_name)));
+    pixels.copyTo(picture(cv::Rect(place, pixels.size())));
+    for (CocoAnnotation a : photos.annotations) {
+      if (a.image_id != photo.id) continue;
+      a.x += place.x;
+      a.y += place.y;
+      a.image_id = 7;
+      set.annotations.push_back(a);
+    }
+  }
+  set.images = {{7, "1.jpg", picture.cols, picture.rows}};
+  fs::create_directories(dir / "data/images");
+  cv::imwrite(dir / "data/images/1.jpg", picture);
+  write_coco(dir / "data/all.json", set);
+  if (run_script(dir, "cv2", "tiles.py cut data/all.json tiles/val.json --overlap 0.5").empty()) return;
+
+  // Tiles of 640 pixels, 320 apart, and the whole picture, in which all objects are.
+  const Dataset tiles = load_splits(dir / "tiles/val.json", "", 0, "").train;
+  CHECK(tiles.records.size() == 7 * 5 + 1);
+  CHECK(tiles.boxes(35).size() == load_splits(dir / "data/all.json", "", 0, "").train.boxes(0).size());
+  const std::string weights = "--weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "' ";
+  const auto ap = [&](const std::string& flags) {
+    succeed(dir, "eval", flags + " --json e.json");
+    return json_number(dir / "e.json", "AP");
+  };
+  succeed(dir, "eval", "--data tiles/val.json --save-dt found.json " + weights);
+  succeed(dir, "demo", "--source tiles/val --conf 0.01 --nms 0.65 --no-draw --json drawn.json " + weights);
+  run_script(dir, "cv2", "tiles.py merge tiles/val.json found.json whole.json");
+  run_script(dir, "cv2", "tiles.py merge tiles/val.json drawn.json of_demo.json");
+  const double whole = ap("--data data " + weights), merged = ap("--gt data/all.json --dt whole.json");
+  CHECK_MESSAGE(merged > whole + 0.1, whole << " " << merged);
+  CHECK(ap("--gt data/all.json --dt of_demo.json") == doctest::Approx(merged).epsilon(0.01));
+}
+
+SHARED_PROGRAM_TEST(
+    "tools: tiles.py cuts the images of a YOLO folder, with the objects that their labels have") {
+  TempDir dir;
+  const std::string source = "'" + shared("data/deeppcb/val/images") + "'";
+  if (run_script(dir, "cv2, yaml", "tiles.py cut " + source + " tiles.json --size 320 --overlap 0").empty())
+    return;
+  const Dataset tiles = load_splits(dir / "tiles.json", "", 0, "").train,
+                data = load_splits(shared("data/deeppcb"), "", 0, "").val;
+  CHECK(tiles.classes == data.classes);
+  REQUIRE(tiles.records.size() == 5 * data.records.size());  // four quarters and the whole image
+  const auto boxes = [](const Dataset& d, size_t i) { return d.boxes(i).size(); };
+  for (size_t i = 0; i < data.records.size(); ++i) {
+    CHECK(boxes(tiles, 5 * i + 4) == boxes(data, i));
+    for (size_t k = 0; k < 4; ++k) CHECK(tiles.size(5 * i + k) == cv::Size(320, 320));
+  }
+  CHECK(tiles.problems->lines().empty());
+}
