@@ -57,10 +57,7 @@ Image painted(Dice& dice, cv::Size size) {
 
 // ---- image files ----
 
-enum Way { baseline, restarts, progressive, first_scan, scans_apart, arithmetic, grey, rgb, cmyk };
-const std::vector<std::string> way_names = {"baseline",    "restarts",   "progressive", "first scan only",
-                                            "scans apart", "arithmetic", "grey",        "rgb",
-                                            "cmyk"};
+enum Way { baseline, restarts, progressive, first_scan, scans_apart, grey, rgb, cmyk };
 using Sampling = std::array<cv::Size, 3>;  // sampling factors of luma and both chromas
 
 std::string jpeg(const cv::Mat& bgr, Way way = baseline,
@@ -100,7 +97,6 @@ std::string jpeg(const cv::Mat& bgr, Way way = baseline,
     info.num_scans = 3;
   }
   if (way == restarts) info.restart_interval = 5;
-  if (way == arithmetic) info.arith_code = TRUE;
   jpeg_start_compress(&info, TRUE);
   while (info.next_scanline < info.image_height) {
     unsigned char* row = image.ptr(int(info.next_scanline));
@@ -244,10 +240,7 @@ TEST_CASE("image: all kinds of JPEG decode as in OpenCV; a region equals that pa
     for (int way = baseline; way <= rgb; ++way) {
       const int blocks = sampling[0].area() + sampling[1].area() + sampling[2].area();
       if (blocks > 10 && way != grey && way != scans_apart) continue;  // more than the standard allows
-#if !defined(C_ARITH_CODING_SUPPORTED) || !defined(D_ARITH_CODING_SUPPORTED)
-      if (way == arithmetic) continue;
-#endif
-      CAPTURE(way_names[way]);
+      CAPTURE(way);
       CAPTURE(sampling[0]);
       for (int i = 0; i < 3; ++i) {
         const std::string bytes = jpeg(painted(dice, random_size(dice, i ? 160 : 300)), Way(way), sampling);
@@ -274,13 +267,9 @@ SHARED_TEST("image: photos of COCO decode as in OpenCV, whole and in regions") {
 TEST_CASE("image: only the requested region is decoded") {
   Dice dice(4);
   const std::string bytes = jpeg(painted(dice, {640, 480}));
-  for (int reduction : {1, 2, 4, 8}) {
-    const Image part = decode_region(bytes, "part", {304, 200, 80, 60}, 1.0 / reduction).image;
-    CHECK(part.size() == cv::Size((80 + reduction - 1) / reduction, (60 + reduction - 1) / reduction));
-    // The buffer behind the region contains only the border that decoding needs.
-    const auto bytes_held = part.datalimit - part.datastart;
-    CHECK(bytes_held <= 3 * (part.cols + 64) * (part.rows + 32));
-  }
+  const Image part = decode_region(bytes, "part", {304, 200, 80, 60}, 1).image;
+  CHECK(part.size() == cv::Size(80, 60));
+  CHECK(part.datalimit - part.datastart <= 3 * (80 + 64) * (60 + 32));  // and the border for decoding
 }
 
 TEST_CASE("image: below scale 1/8, and in other formats than JPEG, decode_region returns the whole image") {
@@ -342,24 +331,61 @@ TEST_CASE("image: origin and scale of a region map its pixels to the upright ima
 
 // ---- EXIF orientation ----
 
-TEST_CASE("image: EXIF orientation is applied as in cv::imread, in regions too") {
-  const ImageFile file("turned.jpg");
+// Returns a WebP with EXIF data, which some programs write without the head of a JPEG's.
+std::string webp_with_exif(const Image& image, const std::string& tiff, bool head) {
+  const auto chunk = [](const std::string& name, const std::string& payload) {
+    return name + number(payload.size(), 4, true) + payload + std::string(payload.size() % 2, '\0');
+  };
+  const std::string size = number(image.cols - 1, 3, true) + number(image.rows - 1, 3, true);
+  const std::string chunks = "WEBP" + chunk("VP8X", std::string("\x08\0\0\0", 4) + size) +
+                             encoded(".webp", image, kLossless).substr(12) +
+                             chunk("EXIF", (head ? std::string("Exif\0\0", 6) : "") + tiff);
+  return "RIFF" + number(chunks.size(), 4, true) + chunks;
+}
+
+// Returns an uncompressed TIFF whose directory has an orientation.
+std::string turned_tiff(const Image& image, int orientation) {
+  const auto bytes = uint32_t(image.total() * 3), head = 8 + 2 + 10 * 12 + 4u;
+  const std::pair<int, uint32_t> entries[] = {
+      {256, image.cols}, {257, image.rows},  {258, head}, {259, 1},          {262, 2},
+      {273, head + 6},   {274, orientation}, {277, 3},    {278, image.rows}, {279, bytes}};
+  std::string text = "II" + number(42, 2, true) + number(8, 4, true) + number(10, 2, true);
+  for (const auto& [tag, value] : entries)
+    text += number(tag, 2, true) + number(tag == 258 ? 3 : 4, 2, true) + number(tag == 258 ? 3 : 1, 4, true) +
+            number(value, 4, true);
+  text += number(0, 4, true) + std::string("\x08\0\x08\0\x08\0", 6);
+  for (const cv::Vec3b& p : image) text += {char(p[2]), char(p[1]), char(p[0])};
+  return text;
+}
+
+TEST_CASE("image: the orientation of JPEG, PNG, WebP and TIFF is applied, in regions too") {
+  const ImageFile file("turned");
   Dice dice(6);
-  for (cv::Size size :
-       {cv::Size(77, 50), cv::Size(40, 64), cv::Size(33, 33), cv::Size(61, 1), cv::Size(1, 1)}) {
+  for (const cv::Size size : {cv::Size(77, 50), cv::Size(40, 64), cv::Size(61, 1)}) {
     const Image image = painted(dice, size);
+    const std::string png = encoded(".png", image);
     for (int orientation = 0; orientation <= 9; ++orientation) {  // 0 and 9 are invalid
-      for (bool little : {false, true}) {
+      cv::Mat upright = image.clone();
+      if (orientation >= 1 && orientation <= 8) image_detail::apply_orientation(upright, orientation);
+      for (const bool little : {false, true}) {
         CAPTURE(orientation);
-        const std::string bytes =
-            with_exif(jpeg(image, little ? baseline : progressive), exif(orientation, little));
-        check_file(file(bytes));
-        const bool rotated = orientation >= 5 && orientation <= 8;
-        CHECK(image_size(file.path) == (rotated ? cv::Size(size.height, size.width) : size));
-        for (int reduction : {1, 2, 4, 8}) check_parts(bytes, dice, reduction, 3);
+        const std::string tiff = exif(orientation, little);
+        const std::string photo = with_exif(jpeg(image, little ? baseline : progressive), tiff);
+        check_file(file(photo));
+        CHECK(image_size(file.path) == upright.size());
+        for (int reduction : {1, 2, 4, 8}) check_parts(photo, dice, reduction, 3);
+        check_file(file(with_exif(jpeg(image, cmyk), tiff)));
+        check_file(file(with_chunk(png, "eXIf", tiff, /*first=*/little)));
+        CHECK(image_size(file.path) == upright.size());
+        const std::string webp = webp_with_exif(image, tiff, /*head=*/little);
+        CHECK(same(decode_image(webp, "webp"), upright));
+        CHECK(image_size(file(webp)) == upright.size());
+        if (orientation < 1 || orientation > 8) continue;
+        const std::string scan = turned_tiff(image, orientation);
+        CHECK(same(decode_image(scan, "tiff"), upright));
+        CHECK(image_size(file(scan)) == upright.size());
       }
     }
-    check_file(file(with_exif(jpeg(image, cmyk), exif(6, true))));
     // OpenCV reads only the first APP1 segment, which may be XMP. image_size() must read the second one.
     file(segment(with_exif(jpeg(image), exif(8, true)), "http://ns.adobe.com/xap/1.0/"));
     CHECK(image_size(file.path) == cv::Size(size.height, size.width));
@@ -367,30 +393,44 @@ TEST_CASE("image: EXIF orientation is applied as in cv::imread, in regions too")
   }
 }
 
-TEST_CASE("image: EXIF orientation of PNGs is applied, before or after the pixel data") {
-  const ImageFile file("turned.png");
-  Dice dice(7);
-  const std::string png = encoded(".png", painted(dice, {31, 20}));
-  for (int orientation = 1; orientation <= 8; ++orientation)
-    for (bool first : {false, true})
-      check_file(file(with_chunk(png, "eXIf", exif(orientation, orientation % 2), first)));
-  CHECK(image_size(file.path) == cv::Size(20, 31));
+TEST_CASE("image: invalid EXIF causes no crash and no read beyond its end") {
+  Dice dice(8);
+  const Image image = painted(dice, {40, 24});
+  const std::string plain = jpeg(image), webp = webp_with_exif(image, exif(6, true), true);
+  const ImageFile file("lies.jpg");
+  for (uint32_t directory : {0u, 8u, 24u, 25u, 26u, 1000u, 0x7FFFFFFFu, 0xFFFFFFF0u, 0xFFFFFFFFu}) {
+    for (int entries : {0, 1, 2, 65535}) {
+      const std::string tiff = exif(6, directory % 2, directory, entries);
+      for (size_t length = 0; length <= tiff.size(); ++length) {
+        const int orientation =
+            image_detail::exif_orientation(std::string("Exif\0\0", 6) + tiff.substr(0, length));
+        CHECK((orientation == 1 || orientation == 6));
+        if (directory == 8 && entries > 0 && length == tiff.size()) CHECK(orientation == 6);
+      }
+      check_file(file(with_exif(plain, tiff)));
+    }
+  }
+  for (int i = 0; i < 1000; ++i) {
+    std::string bytes = std::string("Exif\0\0", 6) + exif(dice(1, 8), i % 2);
+    for (int k = dice(1, 4); k > 0; --k) bytes[dice(6, int(bytes.size()) - 1)] = char(dice(0, 255));
+    const int orientation = image_detail::exif_orientation(bytes.substr(0, dice(0, int(bytes.size()))));
+    CHECK((orientation >= 1 && orientation <= 8));
+    if (i % 50 == 0) check_file(file(segment(plain, bytes)));
+    image_detail::webp_orientation(webp.substr(0, dice(12, int(webp.size()))));
+  }
 }
 
-TEST_CASE(
-    "image: BMP, TIFF and WebP are read in colour, grey, 16 bits and with alpha; truncated files are "
-    "errors") {
+TEST_CASE("image: BMP, TIFF, WebP and PNG are read in colour, grey, 16 bits and with alpha") {
   const Quiet quiet;
   const ImageFile file("picture");
   Dice dice(15);
   const Image image = painted(dice, {90, 61});
-  cv::Mat grey, deep_colour, alpha, deep_grey;
+  cv::Mat grey, deep_colour, alpha, deep_grey, grey_image;
   cv::cvtColor(image, grey, cv::COLOR_BGR2GRAY);
+  cv::cvtColor(grey, grey_image, cv::COLOR_GRAY2BGR);
+  cv::cvtColor(image, alpha, cv::COLOR_BGR2BGRA);
   image.convertTo(deep_colour, CV_16U, 257);
   grey.convertTo(deep_grey, CV_16U, 257);
-  cv::cvtColor(image, alpha, cv::COLOR_BGR2BGRA);
-  cv::Mat grey_image;
-  cv::cvtColor(grey, grey_image, cv::COLOR_GRAY2BGR);
   struct {
     std::string extension;
     cv::Mat in, out;
@@ -403,72 +443,15 @@ TEST_CASE(
     INFO(c.extension << " " << cv::typeToString(c.in.type()));
     const std::string bytes =
         encoded(c.extension, c.in, c.extension == ".webp" ? kLossless : std::vector<int>());
-    const Image whole = decode_image(bytes, "picture");
-    CHECK(cv::norm(whole, c.out, cv::NORM_INF) == 0);
+    CHECK(same(decode_image(bytes, "picture"), c.out));
     CHECK(image_size(file(bytes)) == image.size());
     const ImageRegion half = decode_region(bytes, "picture", {70, 40, 10, 10}, 0.5);
-    CHECK(half.image.size() == cv::Size(45, 31));
-    CHECK(half.scale.x == 0.5);
+    CHECK((half.image.size() == cv::Size(45, 31) && half.scale.x == 0.5));
     for (const double part : {0.1, 0.5, 0.95}) {
       const std::string cut = bytes.substr(0, size_t(double(bytes.size()) * part));
       CHECK(has(image_error([&] { decode_image(cut, "cut file"); }), "cut file"));
       CHECK(has(image_error([&] { image_size(file(cut)); }), file.path));
     }
-  }
-}
-
-TEST_CASE("image: a WebP is rotated by its EXIF tag") {
-  Dice dice(21);
-  const Image image = painted(dice, {41, 30});
-  const auto chunk = [&](const std::string& name, const std::string& payload) {
-    return name + number(payload.size(), 4, true) + payload + std::string(payload.size() % 2, '\0');
-  };
-  const std::string canvas =
-      chunk("VP8X", std::string("\x08\0\0\0", 4) + number(40, 3, true) + number(29, 3, true));
-  const std::string pixels = encoded(".webp", image, kLossless).substr(12);
-  const ImageFile file("rotated.webp");
-  for (const std::string& head : {std::string(), std::string("Exif\0\0", 6)})
-    for (int orientation = 1; orientation <= 8; ++orientation) {
-      const std::string chunks =
-          "WEBP" + canvas + pixels + chunk("EXIF", head + exif(orientation, orientation % 2));
-      const std::string bytes = "RIFF" + number(chunks.size(), 4, true) + chunks;
-      cv::Mat upright = image.clone();
-      image_detail::apply_orientation(upright, orientation);
-      const Image decoded = decode_image(bytes, "picture");
-      REQUIRE(decoded.size() == upright.size());
-      CHECK(cv::norm(decoded, upright, cv::NORM_INF) == 0);
-      CHECK(image_size(file(bytes)) == upright.size());
-      for (size_t cut = 12; cut < bytes.size(); ++cut)
-        if (cut < 40 || cut + 60 > bytes.size()) image_detail::webp_orientation(bytes.substr(0, cut));
-    }
-}
-
-TEST_CASE("image: invalid EXIF causes no crash and no read beyond its end") {
-  Dice dice(8);
-  const std::string plain = jpeg(painted(dice, {40, 24}));
-  const ImageFile file("lies.jpg");
-  for (bool little : {false, true}) {
-    for (uint32_t directory :
-         {0u, 8u, 9u, 20u, 24u, 25u, 26u, 1000u, 0x7FFFFFFFu, 0xFFFFFFF0u, 0xFFFFFFFFu}) {
-      for (int entries : {0, 1, 2, 65535}) {
-        const std::string tiff = exif(6, little, directory, entries);
-        for (size_t length = 0; length <= tiff.size(); ++length) {
-          const std::string cut = std::string("Exif\0\0", 6) + tiff.substr(0, length);
-          const int orientation = image_detail::exif_orientation(cut);
-          CHECK((orientation == 1 || orientation == 6));
-          if (directory == 8 && entries > 0 && length == tiff.size()) CHECK(orientation == 6);
-          if (length < 20) CHECK(orientation == 1);
-        }
-        check_file(file(with_exif(plain, tiff)));
-      }
-    }
-  }
-  for (int i = 0; i < 3000; ++i) {
-    std::string bytes = std::string("Exif\0\0", 6) + exif(dice(1, 8), i % 2);
-    for (int k = dice(1, 4); k > 0; --k) bytes[dice(6, int(bytes.size()) - 1)] = char(dice(0, 255));
-    const int orientation = image_detail::exif_orientation(bytes.substr(0, dice(0, int(bytes.size()))));
-    CHECK((orientation >= 1 && orientation <= 8));
-    if (i % 50 == 0) check_file(file(segment(plain, bytes)));
   }
 }
 
@@ -503,12 +486,9 @@ SHARED_TEST("image: odd files are read as in cv::imread, or are errors that name
   CHECK(errors == refused.size());
 }
 
-TEST_CASE("image: a file of a few bytes is an error, whatever they are") {
+TEST_CASE("image: a missing file, a few bytes, and an image smaller than its annotation are errors") {
   for (const std::string head : {"RIFF", "RIFF\1\2\3", "\xFF\xD8\xFF", "\x89PNG", "II*", "BM", "GIF8"})
     CHECK(has(image_error([&] { decode_image(head, "a.jpg"); }), "a.jpg"));
-}
-
-TEST_CASE("image: a missing file, a folder, and an image smaller than its annotation are errors") {
   const ImageFile file("small.png");
   CHECK(has(image_error([&] { read_bytes(file.path); }), file.path + " cannot be opened"));
   CHECK(has(image_error([&] { image_size(file.path.substr(0, file.path.size() - 10)); }),
@@ -517,13 +497,13 @@ TEST_CASE("image: a missing file, a folder, and an image smaller than its annota
   const Image image = painted(dice, {20, 10});
   for (const std::string& bytes :
        {encoded(".png", image), jpeg(image), with_exif(jpeg(image), exif(6, true))}) {
-    const std::string error = image_error([&] { decode_region(bytes, "a.jpg", {20, 10, 5, 5}, 1); });
-    CHECK(has(error, "a.jpg is "));
-    CHECK(has(error, "smaller than its annotation says"));
+    CHECK_HAS(image_error([&] {
+                decode_region(bytes, "a.jpg", {20, 10, 5, 5}, 1);
+              }),
+              "smaller than its annotation says");
     CHECK(!decode_region(bytes, "a.jpg", {5, 5, 50, 50}, 1).image.empty());  // partly inside of the image
   }
   CHECK(read_bytes(file("abcdef"), 4) == "abcd");
-  CHECK(read_bytes(file.path) == "abcdef");
 }
 
 TEST_CASE("image: image_size reads only the header of a JPEG or PNG, with a long EXIF segment too") {
@@ -541,16 +521,7 @@ TEST_CASE("image: image_size reads only the header of a JPEG or PNG, with a long
   }
 }
 
-TEST_CASE("image: bytes after the end marker are ignored") {
-  Dice dice(10);
-  const ImageFile file("long");
-  const Image image = painted(dice, {41, 30});
-  for (const std::string& bytes :
-       {jpeg(image), jpeg(image, progressive), jpeg(image, cmyk), encoded(".png", image)})
-    check_file(file(bytes + std::string(100, '\0')));
-}
-
-TEST_CASE("image: a truncated file is an error, wherever the cut is") {
+TEST_CASE("image: a truncated file is an error, wherever the cut is; bytes after the end are ignored") {
   const Quiet quiet;
   const ImageFile file("cut");
   Dice dice(11);
@@ -560,7 +531,7 @@ TEST_CASE("image: a truncated file is an error, wherever the cut is") {
        {jpeg(image), jpeg(image, restarts), jpeg(image, progressive), jpeg(image, scans_apart),
         jpeg(image, grey), jpeg(image, cmyk), with_exif(jpeg(image), exif(6, true) + preview),
         with_exif(jpeg(image, cmyk), exif(6, true) + preview), encoded(".png", image)}) {
-    check_file(file(bytes));
+    check_file(file(bytes + std::string(100, '\0')));
     for (size_t length = bytes.size() - 1; length > 0; --length) {
       std::filesystem::resize_file(file.path, length);
       CAPTURE(length);
@@ -568,19 +539,11 @@ TEST_CASE("image: a truncated file is an error, wherever the cut is") {
       REQUIRE(has(image_error([&] { decode_image(read_bytes(file.path), file.path); }), file.path));
     }
   }
-}
-
-TEST_CASE("image: regions above the cut of a truncated JPEG can be decoded") {
-  Dice dice(12);
-  const std::string bytes = jpeg(painted(dice, {200, 160}));
-  const std::string cut = bytes.substr(0, bytes.size() / 2);
-  const cv::Rect top(30, 0, 100, 40);
+  // Regions above the cut can be decoded.
+  const std::string bytes = jpeg(painted(dice, {200, 160})), cut = bytes.substr(0, bytes.size() / 2);
+  const cv::Rect top(30, 0, 100, 40), below(30, 100, 100, 40);
   CHECK(same(decode_region(cut, "cut", top, 1).image, decode_region(bytes, "whole", top, 1).image));
-  CHECK(has(image_error([&] {
-              decode_region(cut, "cut.jpg", {30, 100, 100, 40}, 1);
-            }),
-            "cut.jpg cannot be decoded"));
-  CHECK(has(image_error([&] { decode_image(cut, "cut.jpg"); }), "cut off"));
+  CHECK_HAS(image_error([&] { decode_region(cut, "cut.jpg", below, 1); }), "cut.jpg cannot be decoded");
 }
 
 TEST_CASE("image: a header with a huge size is an error and allocates no memory for it") {
@@ -594,34 +557,20 @@ TEST_CASE("image: a header with a huge size is an error and allocates no memory 
     return usage.ru_maxrss / 1024;  // MB
   };
   const auto before = peak_memory();
-  for (Way way : {baseline, progressive, grey, cmyk}) {
-    for (const int side :
-         {65535, 65500, 16000}) {  // above the limits of libjpeg, of decode_image(), and of the data
-      std::string bytes = jpeg(image, way);
-      size_t at = 0;
-      for (const char* frame : {"\xFF\xC0", "\xFF\xC2"})
-        at = std::min(bytes.find(frame), at ? at : bytes.npos);
-      bytes.replace(at + 5, 4, number(side, 2, false) + number(side, 2, false));
-      if (side > 16000) {
-        const std::string says = side == 65500 ? "65500x65500" : "65500 pixels";
-        CHECK(has(image_error([&] { image_size(file(bytes)); }), file.path));
-        CHECK(has(image_error([&] { decode_image(bytes, "large.jpg"); }), says));
-        CHECK(has(image_error([&] { decode_region(bytes, "large.jpg", {0, 0, 9, 9}, 1); }), says));
-      } else if (way == baseline || way == grey) {  // decoded from top to bottom
-        bytes.resize(bytes.size() - 2);
-        CHECK(has(image_error([&] { decode_image(bytes, "large.jpg"); }), "cut off"));
-      }
-    }
-  }
-  std::string png = encoded(".png", image);
+  std::string png = encoded(".png", image), photo = jpeg(image), four = jpeg(image, cmyk);
   png.replace(16, 8, number(65535, 4, false) + number(65535, 4, false));
-  CHECK(has(image_error([&] { image_size(file(png)); }), file.path));
-  CHECK(has(image_error([&] { decode_image(png, "large.png"); }), "large.png"));
-  png = encoded(".png", image);
-  for (uint32_t length : {0xFFFFFFF4u, 0xFFFFFFFFu, 0x80000000u}) {  // length of the second chunk
-    png.replace(33, 4, number(length, 4, false));
-    CHECK(has(image_error([&] { image_size(file(png)); }), file.path));
+  for (std::string* bytes : {&photo, &four})
+    bytes->replace(bytes->find("\xFF\xC0") + 5, 4, number(65500, 2, false) + number(65500, 2, false));
+  std::string chunk = encoded(".png", image);
+  chunk.replace(33, 4, number(0xFFFFFFF4u, 4, false));  // length of the second chunk
+  for (const std::string& bytes : {photo, four, png, chunk}) {
+    CHECK(has(image_error([&] { image_size(file(bytes)); }), file.path));
+    CHECK(has(image_error([&] { decode_image(bytes, "large"); }), "large"));
   }
+  photo = jpeg(image);  // a size within the limits, of which most is missing
+  photo.replace(photo.find("\xFF\xC0") + 5, 4, number(16000, 2, false) + number(16000, 2, false));
+  photo.resize(photo.size() - 2);
+  CHECK_HAS(image_error([&] { decode_image(photo, "large.jpg"); }), "cut off");
   CHECK(peak_memory() - before < 300);
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <csetjmp>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 // libjpeg's headers need <cstdio> before them.
@@ -51,12 +52,11 @@ int exif_orientation(std::string_view app1) {
 
 int webp_orientation(std::string_view bytes) {
   for (size_t at = 12; at + 8 <= bytes.size();) {  // chunks: name, length, payload of an even length
-    size_t length = 0;
-    for (int i = 3; i >= 0; --i) length = length << 8 | uint8_t(bytes[at + 4 + i]);
-    const std::string_view payload = bytes.substr(at + 8, length);
+    const size_t length = read_number<uint32_t>(bytes, at + 4);
     if (bytes.substr(at, 4) == "EXIF") {
-      const std::string head("Exif\0\0", 6);  // which some programs leave out
-      return exif_orientation(payload.substr(0, 6) == head ? payload : head + std::string(payload));
+      const std::string head("Exif\0\0", 6), payload(bytes.substr(at + 8, length));
+      return exif_orientation(payload.starts_with(head) ? payload
+                                                        : head + payload);  // some leave out the head
     }
     at += 8 + length + length % 2;
   }
@@ -245,24 +245,24 @@ static ImageRegion decode_part(std::string_view bytes, const std::string& path, 
     std::string error = read_jpeg(bytes, jpeg);  // the header
     check_image(error.empty(), path, " cannot be decoded: ", error);
     if (!jpeg.four_channels) {
-      const int o = jpeg.orientation;
-      const bool turned = transposed(o);
+      const int o = jpeg.orientation, r = jpeg.reduction = std::min(reduction, 8);
       const cv::Size upright = jpeg.upright();
-      cv::Rect stored = inside(upright);
+      const auto flip = [&](cv::Rect rect) {
+        if (flipped_x(o)) rect.x = upright.width - rect.x - rect.width;
+        if (flipped_y(o)) rect.y = upright.height - rect.y - rect.height;
+        return rect;
+      };
+      const auto transpose = [&](const cv::Rect& rect) {
+        return transposed(o) ? cv::Rect(rect.y, rect.x, rect.height, rect.width) : rect;
+      };
+      jpeg.part = inside(upright);
       if (reduction > 8)
-        stored = {{0, 0}, upright};  // the further reduction must have the same pixel grid for every part
-      if (flipped_x(o)) stored.x = upright.width - stored.x - stored.width;
-      if (flipped_y(o)) stored.y = upright.height - stored.y - stored.height;
-      if (turned) stored = {stored.y, stored.x, stored.height, stored.width};
-      jpeg.part = stored;
-      const int r = jpeg.reduction = std::min(reduction, 8);
+        jpeg.part = {{0, 0}, upright};  // the further reduction must have the same pixel grid for every part
+      jpeg.part = transpose(flip(jpeg.part));
       error = read_jpeg(bytes, jpeg);
       check_image(error.empty(), path, " cannot be decoded: ", error);
-      cv::Rect got(jpeg.decoded.tl() * r,
-                   jpeg.decoded.size() * r);  // in stored pixels; may exceed the image
-      if (turned) got = {got.y, got.x, got.height, got.width};
-      if (flipped_x(o)) got.x = upright.width - got.x - got.width;
-      if (flipped_y(o)) got.y = upright.height - got.y - got.height;
+      // In upright pixels; may exceed the image.
+      const cv::Rect got = flip(transpose({jpeg.decoded.tl() * r, jpeg.decoded.size() * r}));
       image_detail::apply_orientation(jpeg.pixels, o);
       piece = {jpeg.pixels, {1.0 / r, 1.0 / r}, got.tl()};
       reduction /= r;
@@ -299,23 +299,18 @@ ImageRegion decode_region(std::string_view bytes, const std::string& path, const
                           "); free memory, give fewer --workers, or make the image smaller"));
 }
 
-static uint32_t big_endian(const char* bytes) {
-  uint32_t v = 0;
-  for (int i = 0; i < 4; ++i) v = v << 8 | uint8_t(bytes[i]);
-  return v;
-}
-
 // Returns the size of a complete PNG (with its end marker) from its header. Returns an empty size if the file
 // is truncated or has an EXIF tag, because OpenCV rotates such an image.
 static cv::Size png_size(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
+  std::string chunk(20,
+                    '\0');  // length and type of a chunk; in the first chunk (IHDR) width and height follow
+  const auto number = [&](size_t at) { return __builtin_bswap32(read_number<uint32_t>(chunk, at)); };
   cv::Size size;
-  char chunk[20];  // length and type of a chunk; in the first chunk (IHDR) width and height follow
-  for (int64_t at = 8; file.seekg(at) && file.read(chunk, at == 8 ? 20 : 12);
-       at += 12 + int64_t(big_endian(chunk))) {
-    const std::string_view kind(chunk + 4, 4);
-    const uint32_t width = big_endian(chunk + 8), height = big_endian(chunk + 12);
-    if (at == 8 && image_detail::is_size(width, height)) size = {int(width), int(height)};
+  for (int64_t at = 8; file.seekg(at) && file.read(chunk.data(), at == 8 ? 20 : 12);
+       at += 12 + int64_t(number(0))) {
+    const std::string kind = chunk.substr(4, 4);
+    if (at == 8 && image_detail::is_size(number(8), number(12))) size = {int(number(8)), int(number(12))};
     if (kind == "IEND") return size;
     if (kind == "eXIf") break;
   }
@@ -323,21 +318,19 @@ static cv::Size png_size(const std::string& path) {
 }
 
 cv::Size image_size(const std::string& path) {
-  const auto ends = [&] {
-    std::ifstream file(path, std::ios::binary);
-    char tail[2];
-    return file.seekg(-2, std::ios::end) && file.read(tail, 2) && tail[0] == '\xFF' && tail[1] == '\xD9';
-  };
   for (const size_t limit : {size_t(1) << 12, size_t(1) << 17}) {  // EXIF with a thumbnail needs up to 64 KB
     const std::string head = read_bytes(path, limit);
     if (is_png(head)) {
       const cv::Size size = png_size(path);
       if (!size.empty()) return size;
     }
-    if (!image_detail::is_jpeg(head) || !ends()) break;
+    std::ifstream file(path, std::ios::binary);
+    char tail[2];
+    const bool ends =
+        file.seekg(-2, std::ios::end) && file.read(tail, 2) && !std::memcmp(tail, "\xFF\xD9", 2);
+    if (!image_detail::is_jpeg(head) || !ends) break;
     Jpeg jpeg;
-    const std::string error = read_jpeg(head, jpeg);
-    if (error.empty() && jpeg.width > 0) return jpeg.upright();
+    if (read_jpeg(head, jpeg).empty() && jpeg.width > 0) return jpeg.upright();
   }
   return decode_image(read_bytes(path), path).size();
 }
