@@ -86,14 +86,19 @@ class Ranks {
   void check_equal(const std::vector<Tensor>& tensors, const std::string& when);
   // Barrier that throws std::runtime_error if a setting (flag, value) of this rank differs from rank 0.
   void check_same_settings(const std::vector<std::pair<std::string, std::string>>& settings);
+  // Returns the lowest rank of this machine.
+  int first_of_machine() const {
+    if (alone()) return 0;
+    const auto is_here = [&](const Peer& p) { return p.machine() == peers[info.rank].machine(); };
+    return int(std::find_if(peers.begin(), peers.end(), is_here) - peers.begin());
+  }
   // Returns work(), which runs on one rank of each machine first, and then on the other ranks of that
   // machine. Use it for work that writes a cache on disk, which the other ranks then read.
   template <class Work>
   auto run_first_on_one_rank_per_machine(const Work& work) {
     if (alone()) return work();
-    const std::string here = peers[info.rank].machine(), key = concat("turn/", here, "/", turns++);
-    const auto there = [&](const Peer& p) { return p.machine() == here; };
-    const auto first = std::find_if(peers.begin(), peers.end(), there) - peers.begin();
+    const int first = first_of_machine();
+    const std::string key = concat("turn/", first, "/", turns++);
     if (info.rank != first) wait_for_key(key);
     auto result = work();
     if (info.rank == first) store->set(key, std::vector<uint8_t>{1});

@@ -16,8 +16,8 @@
 #include "base/threads.hpp"
 #include "data/coco_json.hpp"
 #include "data/dataset.hpp"
-#include "data/packed.hpp"
 #include "data/source.hpp"
+#include "data/store.hpp"
 
 namespace yolox {
 

@@ -2,19 +2,18 @@
 // ./pack: writes a data set into one LMDB file, which is fast to copy and fast to read from slow or network
 // disks. Training on the file produces the same batches as training on the data set, bit for bit.
 //   ./pack --data DIR --out FILE.lmdb
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
+#include <algorithm>
 #include <iostream>
 #include <map>
+#include <vector>
 
 #include "base/flags.hpp"
 #include "base/printable.hpp"
 #include "base/program.hpp"
-#include "data/packed.hpp"
+#include "base/threads.hpp"
+#include "data/store.hpp"
 #include "formats.hpp"
 
 using namespace yolox;
@@ -32,14 +31,6 @@ struct Config : Flags {
       flag(out, "Files", "out", "", "FILE.lmdb", "output file; an interrupted ./pack is continued");
 };
 
-// Locks the output file until this program ends. Creates the file if needed.
-static void lock_output(const std::string& path) {
-  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  check(file >= 0, path, ": cannot be created: ", std::strerror(errno));
-  check(flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, path,
-        " is being written by another ./pack; wait for it, or give another --out");
-}
-
 static void pack(int argc, char** argv) {
   Config config;
   config.parse(argc, argv, "packs a data set into one LMDB file", "--data DIR --out FILE.lmdb");
@@ -51,18 +42,21 @@ static void pack(int argc, char** argv) {
   check(!fs::is_directory(config.out), "--out ", config.out, " is a folder");
   config.check_values();
   const Splits splits = load_splits(config.data, config.split, 0, "", config.images, config.val_fraction);
+  std::map<std::string, const Dataset*> parts{{"train", &splits.train}};
+  if (!splits.same) parts["val"] = &splits.val;
 
-  const std::pair<std::string, const Dataset*> parts[] = {{"train", &splits.train}, {"val", &splits.val}};
   std::map<std::string, std::string> labels;
-  ContentKey key;  // of images and labels
+  std::string keys;
+  size_t room = 0, images = 0, done = 0, packed_before = 0;
   for (const auto& [name, data] : parts) {
-    labels[name] = splits.same && name == "val" ? "" : coco_text(data->truth);
-    key.add(data->key);
-    key.add(labels[name]);
+    labels[name] = coco_text(data->truth);
+    keys += data->key + labels[name];
+    images += data->records.size();
+    room += 2 * labels[name].size();
+    for (const Record& r : data->records) room += fs::file_size(r.file) + 8192;  // and pages of LMDB
   }
-  const std::string head = "1 encoded " + key.text();
-  lock_output(config.out);
-  PackedWriter file(config.out, "; is the disk full? Free some space and run ./pack again to resume");
+  const std::string head = "1 encoded " + content_key(keys);
+  PackedFile file(config.out, room);
   const std::string found(file.get("yolox"));
   check(found.empty() || found == head, config.out,
         " holds other images or labels; delete it or give another --out");
@@ -71,25 +65,27 @@ static void pack(int argc, char** argv) {
     return;
   }
   file.put("yolox", head);
-  size_t done = 0, already_packed = 0;
-  const size_t all = splits.train.records.size() + (splits.same ? 0 : splits.val.records.size());
   for (const auto& [name, data] : parts) {
     file.put(name, labels[name]);
-    if (splits.same && name == "val") break;
-    already_packed += file.put_images(
-        name, data->records.size(), 64, 0, [data = data](size_t i) { return data->bytes(i); },
-        [&](size_t n) {
-          if (isatty(1)) std::cout << "\r" << done + n << "/" << all << std::flush;
-        });
-    done += data->records.size();
+    for (size_t first = 0; first < data->records.size(); first += 64) {
+      std::vector<std::string> some(std::min<size_t>(64, data->records.size() - first));
+      done += some.size();
+      if (!file.get(image_key(name, first)).empty()) {  // those of a commit are there together
+        packed_before += some.size();
+        continue;
+      }
+      parallel_for(int64_t(some.size()), [&, data = data](int64_t k) { some[k] = data->bytes(first + k); });
+      for (size_t k = 0; k < some.size(); ++k) file.put(image_key(name, first + k), some[k]);
+      file.commit();
+      if (isatty(1)) std::cout << "\r" << done << "/" << images << std::flush;
+    }
   }
   file.put("complete", "yes");
   file.commit();
-  std::cout << (isatty(1) ? "\r" : "") << printable(config.out) << ": " << all << " images";
-  if (already_packed) std::cout << ", " << already_packed << " of them were already packed";
+  std::cout << (isatty(1) ? "\r" : "") << printable(config.out) << ": " << images << " images";
+  if (packed_before) std::cout << ", " << packed_before << " of them were already packed";
   std::cout << ", " << short_bytes(double(fs::file_size(config.out))) << "\n";
   for (const auto& [name, data] : parts) {
-    if (splits.same && name == "val") break;
     const std::string list = concat(config.out, ".", name, ".problems.txt");
     for (const auto& [kind, count] : data->problems->summary())
       std::cout << printable(concat("note: ", data->name, ": ", kind, ": ", count, " (listed in ", list, ")"))

@@ -7,7 +7,7 @@
 
 #include "base/program.hpp"
 #include "data.hpp"
-#include "data/cache.hpp"
+#include "data/store.hpp"
 #include "formats.hpp"
 
 using namespace yolox;
@@ -43,7 +43,14 @@ int main(int argc, char** argv) {
   Dataset data = load_splits(argv[1], "", 0, "").train;
   const size_t n = data.records.size();
   const std::string cache = argc > 6 ? argv[6] : "none";
-  if (cache != "none") use_cache(data, cache == "ram" ? ram_place() : disk_place(), size, threads, {});
+  if (cache != "none") {
+    const auto images = std::make_shared<ImageCache>(data, size);
+    if (cache == "ram")
+      images->create_in_memory(data, threads, {});
+    else
+      images->open_on_disk(cache_folder(), data, threads, {});
+    use_cache(data, images);
+  }
 
   int64_t images = 0;
   double took = 0;

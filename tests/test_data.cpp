@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 #include <iomanip>
@@ -18,8 +19,8 @@
 #include "base/program.hpp"
 #include "coco_eval.hpp"
 #include "data.hpp"
-#include "data/cache.hpp"
 #include "data/multiscale.hpp"
+#include "data/store.hpp"
 #include "formats.hpp"
 #include "tools/doubles.hpp"
 
@@ -500,52 +501,45 @@ TEST_CASE("data: results of the image check are stored under a key of the files 
   CHECK(first.images[0].width == 40);
   CHECK(has(first.images[1].error, "b.jpg"));
   CHECK(has(first.images[2].error, "missing"));
-  const std::string kept = (fs::path(keep) / ("images-" + first.key + ".txt")).string();
+  const std::string kept = concat(keep, "/images-", first.key, ".txt");
   REQUIRE(fs::exists(kept));
-  write_text(kept, "41 30\n0 0\n0 0\nend\n");  // a wrong width shows that the file is read
-  const ImageChecks second = check_images(files, keep);
-  CHECK(second.images[0].width == 41);
-  CHECK(has(second.images[1].error, "b.jpg"));
-  write_text(kept, "0 0\n7 7\n0 0\nend\n");  // an image with an error is checked again, because the cause may
-                                             // have been a file permission
-  CHECK(check_images(files, keep).images[0].width == 40);
-  write_text(kept, "41 30\n7 7\n7 7\n");  // a truncated file is not used
-  CHECK(check_images(files, keep).images[0].width == 40);
+  // A wrong width shows that the file is read. It is not if it was cut off. An image with an error is checked
+  // again, because the cause may have been a file permission.
+  for (const auto& [text, width] : std::map<std::string, int>{
+           {"41 30\n0 0\n0 0\nend\n", 41}, {"0 0\n7 7\n0 0\nend\n", 40}, {"41 30\n7 7\n7 7\n", 40}}) {
+    write_text(kept, text);
+    CHECK(check_images(files, keep).images[0].width == width);
+  }
+  const auto key = [](const std::string& file) { return check_images({file}, "").key; };
   write_image(dir / "b.jpg", 20, 10);
-  const ImageChecks changed = check_images(files, keep);
-  CHECK(changed.key != first.key);
-  CHECK(changed.images[1].width == 20);
+  const std::string before = key(files[0]);
+  CHECK(check_images(files, keep).key != first.key);
+  CHECK(check_images(files, keep).images[1].width == 20);
   const auto touched = fs::last_write_time(files[0]);
   write_image(files[0], 41, 30);
   fs::last_write_time(files[0], touched);  // as unpacking does; the ctime still differs
-  CHECK(check_images(files, "").key != changed.key);
+  CHECK(key(files[0]) != before);
   fs::create_hard_link(files[0], dir / "d.png");
-  CHECK(check_images({files[0]}, "").key != check_images({dir / "d.png"}, "").key);
+  CHECK(key(files[0]) != key(dir / "d.png"));
   const fs::path here = fs::current_path();
   fs::current_path(dir.path);
-  const std::string relative = check_images({"a.png"}, "").key;
+  const std::string relative = key("a.png");
   fs::current_path(here);
-  CHECK(relative == check_images({files[0]}, "").key);
+  CHECK(relative == key(files[0]));
   // The results cannot be stored, which is no error.
   CHECK(check_images(files, dir / "a.png/no/folder").images[0].width == 41);
-}
-
-TEST_CASE("data: the key of a data set depends on its images and on which of them are used") {
-  TempDir dir;
-  const auto key = [&](int width_of_a, int width_of_b) {
+  // The key of a data set depends on which of its images are used.
+  const auto data_key = [&](int width_of_a, int width_of_b) {
     CocoFile coco;
     coco.add_image("a.png", width_of_a, 30);
     coco.add_image("b.png", width_of_b, 30);
     coco.write(dir / "x.json");
     return dataset(dir / "x.json").key;
   };
-  write_image(dir / "images/a.png", 40, 30);
-  write_image(dir / "images/b.png", 40, 30);
-  const std::string both = key(40, 40), first = key(40, 41), second = key(41, 40);
-  CHECK(std::set<std::string>{both, first, second}.size() == 3);
-  CHECK(key(40, 40) == both);
-  write_image(dir / "images/a.png", 40, 30, {9, 9, 9});
-  CHECK(key(40, 40) != both);
+  for (const char* name : {"images/a.png", "images/b.png"}) write_image(dir / name, 40, 30);
+  const std::string both = data_key(40, 40);
+  CHECK(std::set<std::string>{both, data_key(40, 41), data_key(41, 40)}.size() == 3);
+  CHECK(data_key(40, 40) == both);
 }
 
 TEST_CASE(
@@ -743,6 +737,7 @@ PROGRAM_TEST(
     refused("is being written by another ./pack");
     close(lock);
   }
+  CHECK_HAS(error_of([&] { load_splits(file, "", 0, ""); }), "is incomplete; run the same ./pack command");
   const std::string before = contents(file);
   label("a", 2);
   refused("holds other images or labels");
@@ -763,79 +758,29 @@ PROGRAM_TEST(
   write_text(file, whole.substr(0, whole.size() - 20000));
   CHECK(has(error_of([&] { load_splits(file, "", 0, ""); }), "is cut off"));
   fs::remove(file);
-  MDB_env* env = nullptr;
-  MDB_txn* transaction = nullptr;
-  MDB_dbi table;
-  REQUIRE(mdb_env_create(&env) == 0);
-  REQUIRE(mdb_env_open(env, file.c_str(), MDB_NOSUBDIR | MDB_NOLOCK, 0600) == 0);
-  REQUIRE(mdb_txn_begin(env, nullptr, 0, &transaction) == 0);
-  REQUIRE(mdb_dbi_open(transaction, nullptr, 0, &table) == 0);
-  MDB_val key{3, const_cast<char*>("key")};
-  REQUIRE(mdb_put(transaction, table, &key, &key, 0) == 0);
-  REQUIRE(mdb_txn_commit(transaction) == 0);
-  mdb_env_close(env);
+  {
+    PackedFile other(file, 1);
+    other.put("key", "value");
+    other.commit();
+  }
   refused("of another program");
 }
 
-PROGRAM_TEST(
-    "data: an image of a packed data set that cannot be decoded is replaced in training, and listed") {
-  TempDir dir;
-  write_noise(dir / "images/a.png", 0);
-  write_image(dir / "images/b.png", 40, 30, {1, 1, 1});
-  std::string damaged = contents(dir / "images/a.png");
-  damaged.replace(damaged.size() / 2, 4, "nope");  // its header and its end are intact
-  write_text(dir / "images/a.png", damaged);
-  CocoFile coco;
-  coco.add_image("a.png");
-  coco.add_image("b.png");
-  coco.add_box(2, 1, 1, 9, 9);
-  coco.write(dir / "x.json");
-  const std::string file = dir / "p.lmdb";
-  REQUIRE(std::system(
-              concat("$YOLOX_PROGRAMS/pack --data ", dir / "x.json", " --out ", file, " > ", dir / "out.txt")
-                  .c_str()) == 0);
-  CHECK_FALSE(fs::exists(file + ".train.problems.txt"));  // ./pack copies the bytes
-  const Dataset packed = load_splits(file, "", 0, "").train;
-  REQUIRE(packed.records.size() == 2);
-  const Batch batch = batches(plain_items(packed), 0, 2, 2, {32, 32}, 1).at(0);
-  for (int b = 0; b < 2; ++b) CHECK(batch.images[b][0][0][0].item<int>() == 1);
-  CHECK(packed.problems->summary() == std::map<std::string, int64_t>{{"image cannot be used", 1}});
-}
-
-TEST_CASE("data: generated images are cached too") {
-  TempDir dir;
-  Dataset data = shapes_dataset(1, 0, 3);
-  use_cache(data, {dir.path.string(), false}, {32, 32}, 1, {});
-  for (size_t i = 0; i < 3; ++i) CHECK(std::max(read_image(data, i).rows, read_image(data, i).cols) == 32);
-}
-
-TEST_CASE("data: an incomplete pyramid level is read as an empty image") {
-  const Image image({9, 7}, 3);
-  std::string blob = pyramid_of({{image}});
-  CHECK(cv::norm(read_pyramid_level(blob, 1).image, image, cv::NORM_INF) == 0);
-  CHECK(read_pyramid_level(blob.substr(0, blob.size() - 1), 1).image.empty());
-  CHECK(read_pyramid_level(blob.substr(0, 5), 1).image.empty());
-  for (const int64_t count : {int64_t(14), int64_t(-1), int64_t(2), int64_t(1) << 60}) {
-    std::string wrong = blob;
-    std::memcpy(wrong.data(), &count, sizeof count);
-    CHECK(read_pyramid_level(wrong, 1).image.empty());
-  }
-  const int32_t width = -9;
-  std::memcpy(blob.data() + sizeof(int64_t), &width, sizeof width);
-  CHECK(read_pyramid_level(blob, 1).image.empty());
-}
-
 TEST_CASE("data: cached images give the same boxes and similar pixels, bit-identical in RAM and on disk") {
-  TempDir dir;
+  const TempDir dir;
   const Splits files = load_splits(forms().dir / "coco", "", 0, "");
   const auto want = training_batches(files.train);
   std::vector<std::vector<Batch>> got;
-  for (const bool keep : {false, true}) {
+  for (const bool on_disk : {false, true}) {
     Dataset cached = files.train;
-    use_cache(cached, {dir.path.string(), keep}, kInput, 2, {});
+    const auto cache = std::make_shared<ImageCache>(cached, kInput);
+    if (on_disk)
+      cache->open_on_disk(dir.path.string(), cached, 2, {});
+    else
+      cache->create_in_memory(cached, 2, {});
+    use_cache(cached, cache);
     got.push_back(training_batches(cached));
     CHECK(same(got.back(), training_batches(cached, 1)));
-    CHECK(entries_of(dir.path.string()).size() == 1);
   }
   CHECK(same(got[0], got[1]));
   double difference = 0;
@@ -846,27 +791,42 @@ TEST_CASE("data: cached images give the same boxes and similar pixels, bit-ident
         (got[0][i].images.to(torch::kFloat) - want[i].images.to(torch::kFloat)).abs().mean().item<double>() /
         want.size();
   }
-  CHECK(difference < 4);                             // of 255: cached images are resampled once more
-  CHECK(entries_of(dir.path.string()).size() == 1);  // the file on disk is kept, that in RAM is removed
+  CHECK(difference < 4);  // of 255: cached images are resampled once more
 }
 
-TEST_CASE("data: an image that became unreadable before the cache was filled is reported and replaced") {
+PROGRAM_TEST(
+    "data: an image that cannot be decoded from a packed or cached data set is replaced, and listed") {
   TempDir dir;
-  write_image(dir / "images/a.png", 40, 30);
+  write_noise(dir / "images/a.png", 0);
   write_image(dir / "images/b.png", 40, 30, {1, 1, 1});
   CocoFile coco;
   coco.add_image("a.png");
   coco.add_image("b.png");
+  coco.add_box(2, 1, 1, 9, 9);
   coco.write(dir / "x.json");
-  Dataset data = dataset(dir / "x.json");
-  write_text(dir / "images/a.png", "this is no image");
-  use_cache(data, {dir.path.string(), false}, {32, 32}, 1, {});
-  const Batch batch = batches(plain_items(data), 0, 2, 2, {32, 32}, 1).at(0);
-  for (int b = 0; b < 2; ++b) CHECK(batch.images[b][0][0][0].item<int>() == 1);
-  CHECK(data.problems->summary() == std::map<std::string, int64_t>{{"image cannot be used", 1}});
-  CHECK(has(data.problems->lines().at(0), "a.png cannot be read as an image"));
+  const auto check_replaced = [](const Dataset& data) {
+    const Batch batch = batches(plain_items(data), 0, 2, 2, {32, 32}, 1).at(0);
+    for (int b = 0; b < 2; ++b) CHECK(batch.images[b][0][0][0].item<int>() == 1);
+    CHECK(data.problems->summary() == std::map<std::string, int64_t>{{"image cannot be used", 1}});
+    CHECK_HAS(data.problems->lines().at(0), "a.png");
+  };
+  std::string damaged = contents(dir / "images/a.png");
+  damaged.replace(damaged.size() / 2, 4, "nope");  // its header and its end are intact
+  write_text(dir / "images/a.png", damaged);
+  const std::string file = dir / "p.lmdb";
+  REQUIRE(std::system(
+              concat("$YOLOX_PROGRAMS/pack --data ", dir / "x.json", " --out ", file, " > ", dir / "out.txt")
+                  .c_str()) == 0);
+  CHECK_FALSE(fs::exists(file + ".train.problems.txt"));  // ./pack copies the bytes
+  check_replaced(load_splits(file, "", 0, "").train);
+
+  Dataset cached = dataset(dir / "x.json");
+  const auto cache = std::make_shared<ImageCache>(cached, cv::Size(32, 32));
+  cache->create_in_memory(cached, 1, {});
+  use_cache(cached, cache);
+  check_replaced(cached);
   write_image(dir / "images/a.png", 40, 30, {2, 2, 2});  // repaired in the meantime
-  const Batch mended = batches(plain_items(data), 0, 2, 2, {32, 32}, 1).at(0);
+  const Batch mended = batches(plain_items(cached), 0, 2, 2, {32, 32}, 1).at(0);
   CHECK(mended.images.select(1, 0).max().item<int>() == 2);
 }
 
@@ -963,23 +923,17 @@ TEST_CASE("loader: with --repeat-rare an epoch shows images of rare classes more
   CHECK(factors[10] == doctest::Approx(2.5));
   CHECK(factors[11] == 1);
   CHECK(epoch_order(100, 3, 7, {}) == permutation(100, 3, 7));
-  int64_t rare = 0, shown = 0;
+  int64_t rare = 0;
   for (uint64_t pass = 0; pass < 200; ++pass) {
     const auto order = epoch_order(100, 3, pass, factors);
-    CHECK(order.size() == 100);
-    shown += int64_t(order.size());
+    REQUIRE(order.size() == 100);
     for (const int64_t i : order) rare += i % 10 == 0 && i < 40;
     if (pass == 1) CHECK(order == epoch_order(100, 3, pass, factors));
   }
-  CHECK(double(rare) / double(shown) == doctest::Approx(4 * 2.5 / 106).epsilon(0.05));
+  CHECK(double(rare) / (200 * 100) == doctest::Approx(4 * 2.5 / 106).epsilon(0.05));
   // Items of one image in an epoch differ in their augmentation.
-  TempDir dir;
-  Dataset one;
-  one.classes = {"a"};
-  one.records.push_back({dir / "a.png", 1, 40, 30, {{1, 1, 9, 9, 0}}});
-  one.records.push_back({dir / "b.png", 2, 40, 30, {{1, 1, 9, 9, 0}}});
-  for (const Record& r : one.records) write_noise(r.file, 1);
-  const auto make = training_items(one, 0, {}, true, [](int64_t) { return true; }, {9, 1});
+  const Dataset two = shapes_dataset(1, 0, 2);
+  const auto make = training_items(two, 0, {}, true, always, {9, 1});
   std::set<std::vector<uchar>> pictures;
   for (int64_t position = 0; position < 8; ++position) {
     Image image({64, 64}, 0);
@@ -1064,38 +1018,30 @@ TEST_CASE("loader: the same threads work in all epochs, and there is no pause be
 TEST_CASE("loader: the message of an error in a library names the image" * runs_threads) {
   Dataset data;
   data.records = {{"some/a.png", 1, 64, 64, {}}};
+  const auto error = [&] { return error_of([&] { batches(plain_items(data), 0, 1, 1, {64, 64}, 1); }); };
   data.stored = [](size_t, double) -> ImageRegion { throw std::bad_alloc(); };
-  CHECK(has(error_of([&] { batches(plain_items(data), 0, 1, 1, {64, 64}, 1); }), "some/a.png"));
+  CHECK_HAS(error(), "some/a.png");
   data.stored = [](size_t, double) -> ImageRegion { CV_Error(cv::Error::StsError, "odd"); };
-  const std::string said = error_of([&] { batches(plain_items(data), 0, 1, 1, {64, 64}, 1); });
-  CHECK(has(said, "some/a.png"));
-  CHECK(has(said, "odd"));
+  CHECK_HAS(error(), "some/a.png, or an image beside it in a mosaic: ");
+  CHECK_HAS(error(), "odd");
 }
 
-TEST_CASE(
-    "loader: the number of boxes is not limited: an image with 500 keeps them in a batch with an empty "
-    "image" *
-    runs_threads) {
-  TempDir dir;
-  write_image(dir / "a.png", 640, 480);
-  write_image(dir / "b.png", 640, 480);
-  Dataset data;
-  data.records = {{dir / "a.png", 1, 640, 480, {}}, {dir / "b.png", 2, 640, 480, {}}};
-  for (int i = 0; i < 500; ++i) {
-    const double x = i % 25 * 24, y = i / 25 * 24;
-    data.records[0].boxes.push_back({x, y, x + 20, y + 10, i % 7});
-  }
-  const Batch batch = batches(plain_items(data), 0, 2, 2, {640, 640}, 2).at(0);
+TEST_CASE("loader: the number of boxes is not limited: an image with 500 beside one without" * runs_threads) {
+  Dataset data = shapes_dataset(0, 0, 2);
+  for (Record& r : data.records) r.boxes.clear();
+  for (int i = 0; i < 500; ++i)
+    data.records[0].boxes.push_back({i % 25 * 2.0, i / 25 * 2.0, i % 25 * 2 + 3.0, i / 25 * 2 + 4.0, i % 7});
+  const cv::Size size = data.size(0);
+  const Batch batch = batches(plain_items(data), 0, 2, 2, size, 2).at(0);
   const int full = batch.indices[0] == 0 ? 0 : 1;
   REQUIRE(batch.targets.boxes.sizes() == c10::IntArrayRef{2, 500, 4});
   CHECK(batch.targets.counts[full] == 500);
   CHECK(batch.targets.counts[1 - full] == 0);
   CHECK(batch.targets.total() == 500);
-  const auto boxes = batch.targets.boxes[full];
   for (const int i : {0, 1, 26, 499}) {
     const Box& b = data.records[0].boxes[i];
-    const auto want = torch::tensor({(b.x1 + b.x2) / 2, (b.y1 + b.y2) / 2, 20.0, 10.0}, torch::kFloat);
-    CHECK(torch::allclose(boxes[i], want));
+    const auto want = torch::tensor({(b.x1 + b.x2) / 2, (b.y1 + b.y2) / 2, 3.0, 4.0}, torch::kFloat);
+    CHECK(torch::allclose(batch.targets.boxes[full][i], want));
     CHECK(batch.targets.classes[full][i].item<int64_t>() == i % 7);
   }
   CHECK(batch.targets.boxes[1 - full].abs().sum().item<float>() == 0);

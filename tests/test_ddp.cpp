@@ -2,6 +2,7 @@
 // Training on several ranks. Each rank is a process, started by a test or by the launcher of ./train.
 #include <sys/resource.h>
 
+#include <atomic>
 #include <list>
 #include <optional>
 
@@ -10,6 +11,7 @@
 #include "config.hpp"
 #include "ddp.hpp"
 #include "models.hpp"
+#include "run/setup.hpp"
 #include "run/state.hpp"
 
 using namespace yolox;
@@ -222,6 +224,30 @@ RANK_CASE("rank: averages are right, different settings are detected, weights ar
   ranks.barrier();
 }
 
+RANK_CASE("rank: one rank decodes for --cache, the others read its memory or file") {
+  const RankInfo p = rank_info_from_environment();
+  Ranks ranks(p, device_of(p), 60);
+  const TempDir dir;
+  const Env folder("YOLOX_CACHE_DIR", ranks.broadcast(dir.path.string()).c_str());
+  for (const std::string where : {"ram", "disk"}) {
+    std::atomic<int> decoded{0};
+    Dataset data;
+    data.records.assign(5, {"", 1, 8, 8, {}});
+    data.stored = [&](size_t i, double) {
+      ++decoded;
+      return ImageRegion{Image({8, 8}, uchar(i))};
+    };
+    cache_images(data, where, {64, 64}, 1, ranks, {});
+    CHECK(decoded == (p.rank == 0 ? 5 : 0));
+    for (int i = 0; i < 5; ++i) CHECK(read_image(data, i)(0, 0) == cv::Vec3b::all(uchar(i)));
+    // The inode of the mapped file.
+    std::string line, inode;
+    for (std::ifstream maps("/proc/self/maps"); std::getline(maps, line);)
+      if (has(line, "yolox-cache-")) std::istringstream(line) >> inode >> inode >> inode >> inode >> inode;
+    const auto inodes = ranks.gather_texts(inode);
+    CHECK_MESSAGE((inode.size() > 1 && inodes[0] == inodes[1]), inode);
+  }
+}
 RANK_CASE("rank: sums of different lengths are an error") {
   const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, device_of(p), 60);
@@ -415,6 +441,9 @@ RANK_CASE("rank: gradients of two heads are all-reduced once") {
 PROGRAM_TEST("ranks: collectives give the right results, and different weights or settings are detected") {
   on_ranks(3, "rank: collectives*");
   on_ranks(3, "rank: averages*");
+}
+PROGRAM_TEST("ranks: --cache holds the images once on a machine, in memory or on disk") {
+  on_ranks(2, "rank: one rank decodes*");
 }
 PROGRAM_TEST("ranks: all ranks name the rank that keeps them waiting") {
   const auto all_say = [](const std::vector<Outcome>& ranks, int to_blame, const std::string& part) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/dataset.hpp"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -48,69 +50,54 @@ void Problems::write(const std::string& path) const {
   for (const auto& line : all) file << line << "\n";
 }
 
-void ContentKey::add(const void* data, size_t n) { hash = fnv1a({static_cast<const char*>(data), n}, hash); }
-
-void ContentKey::add(const std::string& file, const struct stat& s) {
-  std::error_code ignored;
-  add(fs::absolute(file, ignored).string());
-  const int64_t of_file[] = {s.st_size, s.st_mtim.tv_sec, s.st_mtim.tv_nsec, s.st_ctim.tv_sec,
-                             s.st_ctim.tv_nsec};
-  add(of_file, sizeof of_file);
+std::string file_state(const std::string& file) {
+  std::error_code unknown;
+  const std::string path = fs::absolute(file, unknown).string();
+  struct stat s {};
+  if (::stat(file.c_str(), &s) != 0 || !S_ISREG(s.st_mode)) return path + "\n";
+  return concat(path, " ", s.st_size, " ", s.st_mtim.tv_sec, " ", s.st_mtim.tv_nsec, " ", s.st_ctim.tv_sec,
+                " ", s.st_ctim.tv_nsec, "\n");
 }
 
-std::string ContentKey::text() const {
-  std::ostringstream out;
-  out << std::hex << hash;
-  return out.str();
+// Returns the check of one image.
+static ImageCheck check_file(const std::string& file) {
+  if (!is_file(file)) return {0, 0, file + " is missing"};
+  try {
+    const cv::Size size = image_size(file);
+    return {size.width, size.height, ""};
+  } catch (const ImageError& e) {
+    std::string error = e.what();
+    std::replace(error.begin(), error.end(), '\n', ' ');
+    return {0, 0, error};
+  } catch (const std::exception& e) {
+    return {0, 0, concat(file, ": ", e.what())};
+  }
 }
 
 ImageChecks check_images(const std::vector<std::string>& files, const std::string& keep) {
-  std::vector<struct stat> stats(files.size());
-  parallel_for(int64_t(files.size()), [&](int64_t i) {
-    if (::stat(files[i].c_str(), &stats[i]) != 0 || !S_ISREG(stats[i].st_mode)) {
-      stats[i] = {};
-      stats[i].st_size = -1;
-    }
-  });
-  ContentKey key;
-  key.add("2");  // a new number if this program reads other sizes from the same files than before
-  for (size_t i = 0; i < files.size(); ++i) key.add(files[i], stats[i]);
-  ImageChecks result{std::vector<ImageCheck>(files.size()), key.text()};
+  std::vector<std::string> states(files.size());
+  parallel_for(int64_t(files.size()), [&](int64_t i) { states[i] = file_state(files[i]); });
+  // The number changes if this program reads other sizes from the same files than before.
+  std::string all = "2\n";
+  for (const std::string& state : states) all += state;
+  ImageChecks result{std::vector<ImageCheck>(files.size()), content_key(all)};
   std::vector<ImageCheck>& checks = result.images;
-  const std::string path = keep.empty() ? "" : (fs::path(keep) / ("images-" + result.key + ".txt")).string();
-  if (std::ifstream kept(path); !path.empty() && kept) {
-    size_t lines = 0;
-    for (ImageCheck& c : checks)
-      if (kept >> c.width >> c.height) ++lines;
-    std::string end;
-    if (lines < checks.size() || !(kept >> end) || end != "end") checks.assign(files.size(), {});
-  }
+  const std::string path = keep.empty() ? "" : concat(keep, "/images-", result.key, ".txt");
+  std::ifstream kept(path);
+  for (ImageCheck& c : checks) kept >> c.width >> c.height;
+  if (std::string end; !(kept >> end) || end != "end") checks.assign(files.size(), {});  // cut off
   std::atomic<bool> found{false};
   parallel_for(int64_t(files.size()), [&](int64_t i) {
-    ImageCheck& c = checks[i];
-    if (c.width > 0) return;
-    if (stats[i].st_size < 0) {
-      c.error = files[i] + " is missing";
-      return;
-    }
-    try {
-      const cv::Size size = image_size(files[i]);
-      c.width = size.width;
-      c.height = size.height;
-      found = true;
-    } catch (const ImageError& e) {
-      c.error = e.what();
-      std::replace(c.error.begin(), c.error.end(), '\n', ' ');
-    } catch (const std::exception& e) {
-      c.error = concat(files[i], ": ", e.what());
-    }
+    if (checks[i].width > 0) return;
+    checks[i] = check_file(files[i]);
+    if (checks[i].width > 0) found = true;
   });
   if (!path.empty() && found) {  // ignore errors, because the run works without the stored results
     std::error_code ignored;
     fs::create_directories(keep, ignored);
-    std::ostringstream text;
-    for (const ImageCheck& c : checks) text << c.width << " " << c.height << "\n";
-    replace_file(path, text.str() + "end\n");
+    std::string text;
+    for (const ImageCheck& c : checks) text += concat(c.width, " ", c.height, "\n");
+    replace_file(path, text + "end\n");
   }
   return result;
 }
@@ -148,10 +135,7 @@ Dataset shapes_dataset(uint64_t seed, int split, int64_t count) {
   data.name = split == 0 ? "shapes (train)" : "shapes (val)";
   data.classes = shapes_classes();
   data.stored = [=](size_t i, double) { return ImageRegion{draw_shapes(seed, split, int64_t(i)).image}; };
-  ContentKey key;
-  const uint64_t drawn[] = {seed, uint64_t(split), uint64_t(count)};
-  key.add(drawn, sizeof drawn);
-  data.key = key.text();
+  data.key = content_key(seed, split, count);
   data.records.resize(count);
   parallel_for(count, [&](int64_t i) {
     const auto scene = draw_shapes(seed, split, i);
@@ -288,10 +272,9 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
     }
   }
   add_boxes(data, source, record_of, class_of);
-  ContentKey used;
-  used.add(checks.key);
-  for (const Record& r : data.records) used.add(r.file);
-  data.key = used.text();
+  std::string used = checks.key;
+  for (const Record& r : data.records) used += "\n" + r.file;
+  data.key = content_key(used);
   truth.problems.clear();
   data.truth = std::move(truth);
   return data;
@@ -416,10 +399,7 @@ void append(Dataset& data, Dataset other) {
     a.id = int64_t(data.truth.annotations.size()) + 1;
     data.truth.annotations.push_back(a);
   }
-  ContentKey key;
-  key.add(data.key);
-  key.add(other.key);
-  data.key = key.text();
+  data.key = content_key(data.key, other.key);
   data.name += (data.name.empty() ? "" : ", ") + other.name;
   data.notes.insert(data.notes.end(), other.notes.begin(), other.notes.end());
   data.problems->add(*other.problems);

@@ -2,8 +2,6 @@
 // Data sets for training and evaluation. Every image file and every annotation is checked. Valid ones are
 // used; invalid ones are skipped, counted and listed in problems.txt.
 #pragma once
-#include <sys/stat.h>
-
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -50,21 +48,19 @@ struct ImageCheck {
   std::string error;          // the reason if the image is unusable, else empty
 };
 
-// Incremental hash of everything that a cache depends on.
-struct ContentKey {
-  uint64_t hash = fnv1a("");
-  void add(const void* data, size_t n);
-  void add(const std::string& text) { add(text.c_str(), text.size() + 1); }
-  // Adds the path, size, mtime and ctime of a file. ctime matters because cp -p, tar and touch can restore an
-  // old mtime, but not the ctime.
-  void add(const std::string& file, const struct stat& s);
-  // Returns the hash as hex digits.
-  std::string text() const;
-};
+// Returns a hash of the parts as hex digits: the key of results that depend on them.
+template <class... Parts>
+std::string content_key(const Parts&... parts) {
+  return formatted("%016lx", fnv1a(concat(concat(parts, "\n")...)));
+}
+
+// Returns a line with path, size, mtime and ctime of a file, or with its path if it is no regular file. ctime
+// matters because cp -p, tar and touch can restore an old mtime, but not the ctime.
+std::string file_state(const std::string& file);
 
 struct ImageChecks {
   std::vector<ImageCheck> images;
-  std::string key;  // hash (hex digits) of the paths, sizes, mtimes and ctimes of all files
+  std::string key;  // content_key() of the states of all files
 };
 
 // Reads the header and the end of every image file, in parallel. Stores the results in the folder `keep`
@@ -99,9 +95,8 @@ struct Dataset {
   std::string key;      // hash (hex digits) of the image files and their order
   // Source of encoded images. Not set: the file of the record.
   std::function<std::string(size_t i)> read;
-  // Source of decoded images: the image cache, a packed data set (packed.hpp) or `shapes`. Returns
-  // image i at a scale of at least `scale`, or an empty ImageRegion if the image could not be decoded when it
-  // was stored. May be empty.
+  // Source of decoded images: the image cache or `shapes`. Returns image i at a scale of at least `scale`, or
+  // an empty ImageRegion if the image could not be decoded when it was stored. May be empty.
   std::function<ImageRegion(size_t i, double scale)> stored;
   std::shared_ptr<Problems> problems = std::make_shared<Problems>();
   std::vector<std::string> notes = {};  // lines for the log

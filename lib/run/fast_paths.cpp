@@ -7,7 +7,7 @@
 
 #include "base/device.hpp"
 #include "base/program.hpp"
-#include "data/cache.hpp"
+#include "data/store.hpp"
 #include "layers/bn_silu.hpp"
 
 namespace yolox {

@@ -12,7 +12,7 @@
 
 #include "base/device.hpp"
 #include "base/printable.hpp"
-#include "data/packed.hpp"
+#include "data/store.hpp"
 #include "metrics/html.hpp"
 
 namespace yolox {

@@ -10,7 +10,6 @@
 #include "base/program.hpp"
 #include "checkpoint/pth.hpp"
 #include "data.hpp"
-#include "data/cache.hpp"
 #include "data/pictures.hpp"
 #include "images/font.hpp"
 #include "metrics/html.hpp"
@@ -82,9 +81,9 @@ void Run::cache_images(Dataset& train) {
   if (config.cache == "none") return;
   log.line(concat("cache   ", config.cache, ": decoding the images"));
   const auto progress = [&](size_t done, size_t of) { log.progress(concat(done, "/", of), done == of); };
-  const auto place = config.cache == "ram" ? ram_place() : disk_place();
   const cv::Size size(int(info.width), int(info.height));
-  log.line("cache   " + use_cache(train, place, size, config.loader_threads, progress));
+  log.line("cache   " +
+           yolox::cache_images(train, config.cache, size, config.loader_threads, ranks, progress));
 }
 
 bool Run::resume(Training& t, SavedRun& saved, const Plan& its_plan) {

@@ -12,7 +12,7 @@
 #include "base/program.hpp"
 #include "base/threads.hpp"
 #include "checkpoint/load.hpp"
-#include "data/cache.hpp"
+#include "data/store.hpp"
 #include "dtr/budget.hpp"
 #include "formats.hpp"
 #include "models.hpp"
@@ -21,7 +21,6 @@
 namespace yolox {
 
 torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
-  sweep_caches(ram_place());
   const torch::Device device = device_of(config, rank_info);
   if (device.is_cpu()) keep_freed_memory();
   if (config.amp == "auto") config.amp = default_precision(device);
@@ -83,6 +82,25 @@ Splits load_data(const Config& config, const std::string& data, const std::strin
     check_strict(*d);
   }
   return splits;
+}
+
+std::string cache_images(Dataset& data, const std::string& where, cv::Size input, int threads, Ranks& ranks,
+                         const std::function<void(size_t done, size_t n)>& progress) {
+  const auto cache = std::make_shared<ImageCache>(data, input);
+  threads *= ranks.info.local_world;  // the other ranks of the machine wait
+  std::string place;
+  if (where == "disk") {
+    place = ranks.run_first_on_one_rank_per_machine(
+        [&] { return cache->open_on_disk(cache_folder(), data, threads, progress); });
+  } else {
+    const int first = ranks.first_of_machine();
+    const bool decodes = ranks.info.rank == first;
+    const auto paths = ranks.gather_texts(decodes ? cache->create_in_memory(data, threads, progress) : "");
+    if (!decodes) cache->open_memory(paths[first]);
+    place = "memory, for this run (runs share --cache disk)";
+  }
+  use_cache(data, cache);
+  return concat(short_bytes(cache->bytes()), " in ", place);
 }
 
 void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const SavedRun& saved,

@@ -4,6 +4,7 @@
 #pragma once
 #include <torch/torch.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,11 @@ void lock_resumed_run(SavedRun& saved, Ranks& ranks);
 // Loads the data sets. On each machine one rank checks the images first, and the others read its results.
 // Throws if a data set is empty or --strict finds a problem.
 Splits load_data(const Config& config, const std::string& data, const std::string& run, Ranks& ranks);
+// Decodes the images of a data set once on each machine, whose ranks share them, and makes `data` read them.
+// where: ram or disk. threads: of each rank. Returns size and place for the log. All ranks must call it
+// together.
+std::string cache_images(Dataset& data, const std::string& where, cv::Size input, int threads, Ranks& ranks,
+                         const std::function<void(size_t done, size_t n)>& progress);
 // Throws if the ranks have different data or settings, or if there are more ranks than images.
 void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const SavedRun& saved,
                  torch::Device device);
