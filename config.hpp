@@ -49,7 +49,7 @@ constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 0.05, 1,    
 struct Config : Flags {
   std::string data = flag(data, "Data", "data", "shapes", "DIR|FILE|shapes",
                           "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; A,B = several; shapes = drawn",
-                          marked(kFrequent | kOfMachine));
+                          marked(kOfMachine));
   std::string split = flag(split, "Data", "split", "", "NAME", "split to evaluate on [val]");
   std::string images =
       flag(images, "Data", "images", "", "DIR",
@@ -65,9 +65,9 @@ struct Config : Flags {
            "objects of these classes are regions that teach neither objects nor background");
   int workers = flag_auto(workers, "Data", "workers", 0, "N|auto",
                           "threads that load and augment images, per rank; auto = cores / ranks",
-                          between(0, 256) | kFrequent | kOfMachine);
+                          between(0, 256) | kOfMachine);
   std::string cache = flag(cache, "Data", "cache", "none", "none|ram|disk",
-                           "cache decoded images at the input size", marked(kFrequent | kOfMachine));
+                           "cache decoded images at the input size", marked(kOfMachine));
   bool strict =
       flag(strict, "Data", "strict", false, "", "stop at a bad image or label instead of skipping it");
   double class_weights =
@@ -81,32 +81,32 @@ struct Config : Flags {
            "by sqrt(X / fraction), and others less often; 0 = off",
            between(0, 1));
 
-  std::string model = flag(model, "Model", "model", "yolox-s", "NAME", model_names(), marked(kFrequent));
+  std::string model = flag(model, "Model", "model", "yolox-s", "NAME", model_names());
   std::string weights = flag(weights, "Model", "weights", "", "FILE",
                              "pretrained weights: checkpoint (ours or official), or name of a "
                              "model that weights/get has downloaded",
-                             marked(kFrequent | kOfMachine));
+                             marked(kOfMachine));
   std::string resume = flag_optional_value(
       resume, "Model", "resume", "newest", "[RUN]",
       "resume this run [the newest in runs/ and ./]; auto = resume, or begin, the run in --out",
-      marked(kFrequent | kOfCall));
+      marked(kOfCall));
   std::string preproc = flag(preproc, "Model", "preproc", "auto", "auto|bgr|imagenet|legacy",
                              "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
                              "as in YOLOX 0.1.0; auto = from the checkpoint");
 
-  std::string size = flag(size, "Training", "size", "", "N|HxW",
-                          "input size in pixels [416 or 640, by model]", marked(kFrequent));
-  int bs = flag_auto(bs, "Training", "bs", 16, "N|auto", "batch size of all ranks; auto = what fits",
-                     at_least(0) | kFrequent);
-  int epochs = flag(epochs, "Training", "epochs", 300, "N", "number of epochs", at_least(1) | kFrequent);
+  std::string size =
+      flag(size, "Training", "size", "", "N|HxW", "input size in pixels [416 or 640, by model]");
+  int bs =
+      flag_auto(bs, "Training", "bs", 16, "N|auto", "batch size of all ranks; auto = what fits", at_least(0));
+  int epochs = flag(epochs, "Training", "epochs", 300, "N", "number of epochs", at_least(1));
+  std::string recipe = flag(recipe, "Training", "recipe", "auto", "auto|finetune|official",
+                            "defaults of other flags; auto = finetune with --weights, else official");
+  double lr = flag_recipe(lr, "Training", "lr", "X", "learning rate; default follows --bs", at_least(0));
+  std::string amp = flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp16|fp64",
+                         "off = float32; auto = bf16 on a GPU (fp16 on old ones), off on the CPU");
   int64_t max_iters =
       flag(max_iters, "Training", "max-iters", int64_t{0}, "N", "stop after N steps; 0 = off", at_least(0));
-  std::string recipe =
-      flag(recipe, "Training", "recipe", "auto", "auto|finetune|official",
-           "defaults of other flags; auto = finetune with --weights, else official", marked(kFrequent));
   std::string optimizer = flag(optimizer, "Training", "optimizer", "recipe", "sgd|adam|adamw", "optimizer");
-  double lr =
-      flag_recipe(lr, "Training", "lr", "X", "learning rate; default follows --bs", at_least(0) | kFrequent);
   std::string schedule = flag(
       schedule, "Training", "schedule", "recipe", "cosine|flat-cosine",
       "cosine = of YOLOX, constant in the last epochs without mosaic; flat-cosine = constant in the first "
@@ -127,12 +127,8 @@ struct Config : Flags {
   double ema = flag_recipe(ema, "Training", "ema", "X", "EMA decay; 0 = off", between(0, 0.999999));
   double bn_momentum = flag_recipe(bn_momentum, "Training", "bn-momentum", "X",
                                    "momentum of the running statistics of batch norms", between(0, 1));
-  std::string amp =
-      flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp16|fp64",
-           "off = float32; auto = bf16 on a GPU (fp16 on old ones), off on the CPU", marked(kFrequent));
-  bool multiscale =
-      flag(multiscale, "Training", "multiscale", true, "",
-           "one input size, as the recipe finetune has; --multiscale = a new one every 10 steps");
+  bool multiscale = flag(multiscale, "Training", "multiscale", true, "",
+                         "multi-scale training, a new input size every 10 steps (finetune has one size)");
   int64_t seed = flag(seed, "Training", "seed", int64_t{0}, "N",
                       "random seed of weights, data order and augmentation", at_least(0));
   std::string fast = flag(fast, "Training", "fast", "auto", "off|auto|NAME,...",
@@ -149,13 +145,12 @@ struct Config : Flags {
   int accum = flag(accum, "Memory", "accum", 1, "N", "gradient accumulation: split each batch into N parts",
                    at_least(1));
   std::string dtr = flag(dtr, "Memory", "dtr", "off", "off|GB|auto",
-                         "DTR: evict and rematerialise activations to stay within GB; auto = free memory",
-                         marked(kFrequent));
+                         "DTR: evict and rematerialise activations to stay within GB; auto = free memory");
   double dtr_slowdown = flag(dtr_slowdown, "Memory", "dtr-slowdown", 1.3, "X",
                              "--bs auto: maximum slowdown by DTR", between(1, 100));
 
   int gpus = flag(gpus, "Ranks", "gpus", 0, "N", "train on N GPUs of this machine, one rank per GPU",
-                  between(0, 1024) | kFrequent);
+                  between(0, 1024));
   int procs = flag(procs, "Ranks", "procs", 0, "N", "train on the CPU with N ranks", between(0, 1024));
   int nodes =
       flag(nodes, "Ranks", "nodes", 1, "N", "number of nodes (machines), each with the same number of ranks",
@@ -163,7 +158,8 @@ struct Config : Flags {
   int node = flag(node, "Ranks", "node", 0, "I", "index of this node, from 0", marked(kOfCall));
   std::string master = flag(master, "Ranks", "master", "", "HOST:PORT",
                             "address of node 0 and a free port (MASTER_ADDR:MASTER_PORT)", marked(kOfCall));
-  bool sync_bn = flag(sync_bn, "Ranks", "sync-bn", true, "", "do not use SyncBN");
+  bool sync_bn =
+      flag(sync_bn, "Ranks", "sync-bn", true, "", "SyncBN, batch norms over the images of all ranks");
   std::string compress =
       flag(compress, "Ranks", "compress", "off", "off|fp16|bf16", "all-reduce gradients in fp16 or bf16");
   double timeout =
@@ -178,8 +174,7 @@ struct Config : Flags {
 
   int loader_threads = 1;  // derived from --workers by prepare_process(); not a flag
 
-  std::string out =
-      flag(out, "Output", "out", "", "DIR", "run folder [runs/MODEL-DATA]", marked(kFrequent | kOfMachine));
+  std::string out = flag(out, "Output", "out", "", "DIR", "run folder [runs/MODEL-DATA]", marked(kOfMachine));
   int eval_interval = flag(eval_interval, "Output", "eval-interval", 10, "N",
                            "evaluate every N epochs, and every epoch without mosaic; 0 = off", at_least(0));
   double save_minutes = flag(save_minutes, "Output", "save-minutes", 10.0, "X",

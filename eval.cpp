@@ -23,11 +23,10 @@
 using namespace yolox;
 
 struct Config : Flags {
-  std::string data = flag(data, "Model and data", "data", "", "DIR|FILE|shapes",
-                          "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; A,B = several; shapes = drawn",
-                          marked(kFrequent));
-  std::string split =
-      flag(split, "Model and data", "split", "", "NAME", "split to evaluate on [val]", marked(kFrequent));
+  std::string data =
+      flag(data, "Model and data", "data", "", "DIR|FILE|shapes",
+           "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; A,B = several; shapes = drawn");
+  std::string split = flag(split, "Model and data", "split", "", "NAME", "split to evaluate on [val]");
   std::string images = flag(images, "Model and data", "images", "", "DIR",
                             "folder of the images of a COCO JSON file [the usual folders]");
   double val_fraction =
@@ -35,42 +34,33 @@ struct Config : Flags {
            "evaluate the images that ./train --val-fraction X has held out; 0 = off", between(0, 0.9));
   std::string class_map = flag(class_map, "Model and data", "class-map", "", "OLD=NEW,...",
                                "rename classes of the data, as in training");
-  std::string weights = flag(
-      weights, "Model and data", "weights", "", "FILE",
-      "checkpoint (ours or official), or name of a model that weights/get has downloaded", marked(kFrequent));
-  std::string gt =
-      flag(gt, "Detection file", "gt", "", "GT.json", "ground truth in COCO format", marked(kFrequent));
-  std::string dt =
-      flag(dt, "Detection file", "dt", "", "DT.json", "detections in COCO format", marked(kFrequent));
+  std::string weights =
+      flag(weights, "Model and data", "weights", "", "FILE",
+           "checkpoint (ours or official), or name of a model that weights/get has downloaded");
+  std::string gt = flag(gt, "Detection file", "gt", "", "GT.json", "ground truth in COCO format");
+  std::string dt = flag(dt, "Detection file", "dt", "", "DT.json", "detections in COCO format");
   std::string model =
       flag(model, "Evaluation", "model", "", "NAME", model_names() + " [from the checkpoint]");
   std::string size = flag(size, "Evaluation", "size", "", "N|HxW",
-                          "input size in pixels [from the checkpoint or the model]", marked(kFrequent));
-  double conf =
-      flag(conf, "Evaluation", "conf", 0.01, "P", "minimum score of a detection", between(0, 1) | kFrequent);
-  double nms = flag(nms, "Evaluation", "nms", 0.65, "IOU", "NMS IoU threshold", between(1e-6, 1) | kFrequent);
-  int bs = flag(bs, "Evaluation", "bs", 16, "N", "batch size", at_least(1) | kFrequent);
+                          "input size in pixels [from the checkpoint or the model]");
+  double conf = flag(conf, "Evaluation", "conf", 0.01, "P", "minimum score of a detection", between(0, 1));
+  double nms = flag(nms, "Evaluation", "nms", 0.65, "IOU", "NMS IoU threshold", between(1e-6, 1));
+  int bs = flag(bs, "Evaluation", "bs", 16, "N", "batch size", at_least(1));
   int workers = flag_auto(workers, "Evaluation", "workers", 0, "N|auto",
                           "threads that load images; auto = one per core", between(0, 256));
   std::string preproc = flag(preproc, "Evaluation", "preproc", "auto", "auto|bgr|imagenet|legacy",
                              "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
                              "as in YOLOX 0.1.0; auto = from the checkpoint");
-  std::string device = flag(device, "Evaluation", "device", "auto", "auto|cpu|cuda[:N]", "device to run on",
-                            marked(kFrequent));
-  bool ema = flag(ema, "Evaluation", "ema", true, "", "evaluate the weights without EMA");
-  bool fuse = flag(fuse, "Evaluation", "fuse", false, "", "fold batch norms into the convolutions",
-                   marked(kFrequent));
+  std::string device = flag(device, "Evaluation", "device", "auto", "auto|cpu|cuda[:N]", "device to run on");
+  bool ema = flag(ema, "Evaluation", "ema", true, "", "the EMA of the weights");
+  bool fuse = flag(fuse, "Evaluation", "fuse", false, "", "fold batch norms into the convolutions");
   int64_t seed = flag(seed, "Evaluation", "seed", int64_t{0}, "N", "random seed of --data shapes");
-  bool voc = flag(voc, "Output", "voc", false, "", "also compute Pascal VOC AP: all points and 11 points",
-                  marked(kFrequent));
-  bool speed =
-      flag(speed, "Output", "speed", false, "", "print the time per image of each stage", marked(kFrequent));
+  bool voc = flag(voc, "Output", "voc", false, "", "also compute Pascal VOC AP: all points and 11 points");
+  bool speed = flag(speed, "Output", "speed", false, "", "print the time per image of each stage");
   std::string report = flag(report, "Output", "report", "runs/eval/report.html", "FILE.html",
-                            "write a page with curves, errors and the worst images", marked(kFrequent));
-  std::string json =
-      flag(json, "Output", "json", "", "FILE", "write all metrics, also per class", marked(kFrequent));
-  std::string save_dt = flag(save_dt, "Output", "save-dt", "", "FILE", "write the detections in COCO format",
-                             marked(kFrequent));
+                            "write a page with curves, errors and the worst images");
+  std::string json = flag(json, "Output", "json", "", "FILE", "write all metrics, also per class");
+  std::string save_dt = flag(save_dt, "Output", "save-dt", "", "FILE", "write the detections in COCO format");
   std::string hard_negatives =
       flag(hard_negatives, "Output", "hard-negatives", "", "FILE.json",
            "write a COCO file of the images without objects in which the model detects one");

@@ -25,9 +25,9 @@ struct Config : Flags {
       flag(size, "Model", "size", "", "N|HxW", "input size in pixels [from the checkpoint or the model]");
   bool dynamic = flag(dynamic, "Graph", "dynamic", false, "",
                       "ONNX with dynamic batch, height and width; TorchScript is always dynamic");
-  bool decode =
-      flag(decode, "Graph", "decode", true, "",
-           "do not decode boxes; output offsets and log sizes in strides, as the official exporter does");
+  bool decode = flag(
+      decode, "Graph", "decode", true, "",
+      "box decoding; without it, boxes are offsets and log sizes in strides, as of the official exporter");
   bool nms = flag(nms, "Graph", "nms", false, "", "include NMS in the exported graph; outputs final boxes");
   double conf = flag(conf, "Graph", "conf", 0.3, "P", "with --nms: minimum score of a detection");
   double nms_iou = flag(nms_iou, "Graph", "nms-iou", 0.45, "IOU", "with --nms: NMS IoU threshold");

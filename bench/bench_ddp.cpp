@@ -26,7 +26,7 @@ struct BenchConfig : Flags {
   int bs = flag(bs, "Bench", "bs", 8, "N", "total batch size over all ranks");
   int ranks = flag(ranks, "Bench", "ranks", 2, "N", "number of ranks, which share the cores of this machine");
   int steps = flag(steps, "Bench", "steps", 8, "N", "timed steps of each kind, after 2 warm-up steps");
-  bool sync_bn = flag(sync_bn, "Bench", "sync-bn", true, "", "do not use SyncBN");
+  bool sync_bn = flag(sync_bn, "Bench", "sync-bn", true, "", "SyncBN");
   bool beside =
       flag(beside, "Bench", "beside", false, "", "SyncBN also with one rank, to compare its computations");
   int objects = flag(objects, "Bench", "objects", 20, "N", "ground-truth boxes per image");

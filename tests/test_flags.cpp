@@ -32,6 +32,7 @@ struct SomeFlags : Flags {
   bool mosaic = flag(mosaic, "Data", "mosaic", true, "", "four images in one");
   std::string name = flag(name, "Data", "name", "", "NAME", "a name");
   std::string resume = flag_optional_value(resume, "Data", "resume", "newest", "RUN", "go on");
+  std::vector<std::string> data = flag_list(data, "Data", "data", "DIR", "data sets");
 };
 
 // Returns the message of the error, or "" if the words are accepted.
@@ -62,71 +63,55 @@ struct Terminal {
 
 }  // namespace
 
-TEST_CASE("flags: values are given as --name value or --name=value; the last one wins") {
+TEST_CASE(
+    "flags: --name value or --name=value, the last one wins; --name and --no-name turn a switch on, off") {
   SomeFlags s;
-  parse(s, {"--bs", "4", "--lr=1e-3", "--seed", "-9000000000", "--name", "a b=c", "--bs=5"});
+  parse(s,
+        {"--bs", "4", "--lr=1e-3", "--seed", "-9000000000", "--name", "--batch a=c", "--bs=5", "--strict"});
   CHECK(s.bs == 5);
   CHECK(s.lr == 1e-3);
   CHECK(s.seed == -9000000000);
-  CHECK(s.name == "a b=c");
-  CHECK(s.was_given("bs"));
-  CHECK_FALSE(s.was_given("strict"));
-  CHECK_FALSE(s.strict);
-  CHECK(s.mosaic);
-}
-
-TEST_CASE("flags: --name turns a switch on, --no-name turns it off") {
-  SomeFlags s;
-  parse(s, {"--strict", "--no-mosaic"});
+  CHECK(s.name == "--batch a=c");  // a value may look like a flag
   CHECK(s.strict);
-  CHECK_FALSE(s.mosaic);
-  CHECK(s.was_given("mosaic"));
+  CHECK(s.mosaic);
+  CHECK(s.was_given("bs"));
+  CHECK_FALSE(s.was_given("mosaic"));
   SomeFlags undone;  // a resumed run can undo its original switches
-  parse(undone, {"--mosaic", "--no-strict"});
-  CHECK(undone.mosaic);
+  parse(undone, {"--no-mosaic", "--no-strict"});
+  CHECK_FALSE(undone.mosaic);
   CHECK_FALSE(undone.strict);
   CHECK(undone.was_given("mosaic"));
   CHECK(undone.was_given("strict"));
-  CHECK(has(refusal({"--strict", "--no-strict"}), "cannot be used together"));
 }
 
-TEST_CASE("flags: unknown flags and stray words are refused by name") {
-  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
-           {"word"}, {"--bs", "4", "word"}, {"--strict", "word"}, {"--no-mosaic", "word"}, {"--", "word"}})
-    CHECK(has(refusal(words), "'word'"));
-  for (const std::string word : {"--strict=false", "--strict=true", "--mosaic=false", "--no-mosaic=false"})
-    CHECK(has(refusal({word}), word.substr(0, word.find('=')) + " is a switch"));
-  CHECK(has(refusal({"--bs_", "1"}), "bs_"));
-}
-
-TEST_CASE(
-    "flags: an unknown flag is answered with the flag that another trainer's name stands for, or the "
-    "nearest") {
-  CHECK(refusal({"--batch", "4"}) == "there is no flag --batch; use --bs");
-  CHECK(refusal({"-b", "4"}) == "there is no flag -b; use --bs");
-  CHECK(refusal({"--lr0=0.1"}) ==
-        "there is no flag --lr0; did you mean --lr? train --help all lists the flags");
-  CHECK(refusal({"--sede", "4"}) ==
-        "there is no flag --sede; did you mean --seed? train --help all lists the flags");
-  CHECK(refusal({"--bogus"}) == "there is no flag --bogus; train --help all lists the flags");
-  CHECK(has(refusal({"--no-mosiac"}), "did you mean --no-mosaic?"));
-  CHECK(has(refusal({"--imgsz", "64"}), "--help all"));  // these flags have no --size
-  CHECK(refusal({"--name", "--batch"}).empty());         // a value may look like a flag
-  CHECK(refusal({"--bs"}) == "Option 'bs' is missing an argument; train --help lists the flags");
-}
-
-TEST_CASE("flags: values of the wrong type are refused; the message names the flag and the value") {
-  for (const std::string text : {"3.5", "x", "4x", "0x10", "99999999999", "", " "}) {
-    INFO("--bs '" << text << "'");
-    const std::string message = refusal({"--bs=" + text});
-    CHECK(has(message, "bs"));
-    CHECK(has(message, text));
-  }
-  for (const std::string text : {"x", "1e", "1,5", "nan", "inf", "1e999"}) {
-    INFO("--lr " << text);
-    CHECK(has(refusal({"--lr", text}), "--lr"));
-    CHECK(has(refusal({"--lr", text}), text));
-  }
+TEST_CASE("flags: what is no flag or no value is refused by name, with the flag for other trainers' names") {
+  const std::string help = "; --help lists the flags";
+  using Words = std::vector<std::string>;
+  for (const auto& [words, text] :
+       {std::pair(Words{"word"}, std::string("unexpected argument 'word'")),
+        {{"--bs", "4", "word"}, "unexpected argument 'word'"},
+        {{"--mosaic", "false"}, "unexpected argument 'false'"},
+        {{"--", "word"}, "unexpected argument 'word'"},
+        {{"--strict=false"}, "--strict is a switch and takes no value, got 'false'"},
+        {{"--no-mosaic=false"}, "--no-mosaic is a switch"},
+        {{"--strict", "--no-strict"}, "cannot be used together"},
+        {{"--bs_=1"}, "there is no flag --bs_" + help},
+        {{"---"}, "there is no flag ---" + help},
+        {{"--imgsz", "64"}, "there is no flag --imgsz" + help},  // no --size here
+        {{"--batch_size=4"}, "there is no flag --batch_size; use --bs"},
+        {{"-b", "4"}, "there is no flag -b; use --bs"},
+        {{"-batch", "4"}, "there is no flag -batch; use --bs"},
+        {{"-hx"}, "there is no flag -x" + help},
+        {{"--keep-going"}, "--keep-going is gone: --resume RUN"},
+        {{"--bs"}, "is missing an argument" + help},
+        {{"--bs", "3.5"}, "--bs must be an integer, got '3.5'"},
+        {{"--bs=0x10"}, "--bs must be an integer, got '0x10'"},
+        {{"--bs=99999999999"}, "'99999999999'"},
+        {{"--bs="}, "--bs must be an integer, got ''"},
+        {{"--lr", "1,5"}, "--lr must be a number, got '1,5'"},
+        {{"--lr", "nan"}, "--lr must be a number, got 'nan'"},
+        {{"--lr", "1e999"}, "--lr must be a number, got '1e999'"}})
+    CHECK_MESSAGE(has(refusal(words), text), words[0] << ": " << refusal(words));
 }
 
 TEST_CASE("flags: the value of --resume is optional") {
@@ -138,31 +123,14 @@ TEST_CASE("flags: the value of --resume is optional") {
   CHECK(resumed({"--resume"}) == "newest");
   CHECK(resumed({"--resume", "--bs", "2"}) == "newest");
   CHECK(resumed({"--resume=runs/a"}) == "runs/a");
-  CHECK(resumed({"--resume", "runs/a"}) == "runs/a");
   CHECK(resumed({"--resume", "runs/a", "--bs", "2"}) == "runs/a");
   CHECK(resumed({"--resume", "runs/a", "--resume=auto"}) == "auto");  // as the launcher resumes a run
-  CHECK(resumed({"--resume", "--resume=auto"}) == "auto");
 }
 
-TEST_CASE("flags: each --data adds an element to a list; values() joins them with newlines") {
-  struct Lists : Flags {
-    std::vector<std::string> data = flag_list(data, "Data", "data", "DIR", "data sets");
-  };
-  Lists given;
-  Lists restored;
-  Lists none;
-  parse(given, {"--data", "a,b", "--data=c"});
-  CHECK(given.data == std::vector<std::string>{"a,b", "c"});
-  CHECK(given.was_given("data"));
-  for (const auto& [name, value] : given.values()) restored.set(name, value);
-  CHECK(restored.data == given.data);
-  CHECK(none.data.empty());
-  CHECK(none.values()[0].second == "");
-}
-
-TEST_CASE("flags: values() and set() restore all flags, numbers bit for bit") {
+TEST_CASE("flags: values() and set() restore all flags, numbers bit for bit, and lists") {
   SomeFlags a, b;
-  parse(a, {"--strict", "--no-mosaic", "--name", "x y", "--seed", "9007199254740993"});
+  parse(a, {"--strict", "--no-mosaic", "--name", "x y", "--seed", "9007199254740993", "--data", "a,b",
+            "--data=c"});
   a.lr = 0.1 + 0.2;
   for (const auto& [name, text] : a.values()) CHECK(b.set(name, text));
   CHECK(b.lr == a.lr);
@@ -170,33 +138,34 @@ TEST_CASE("flags: values() and set() restore all flags, numbers bit for bit") {
   CHECK(b.strict);
   CHECK_FALSE(b.mosaic);
   CHECK(b.name == "x y");
+  CHECK(b.data == std::vector<std::string>{"a,b", "c"});
   CHECK_FALSE(b.set("bogus", "1"));
-  std::vector<std::string> names;
-  for (const auto& [name, text] : a.values()) names.push_back(name);
-  CHECK(names == std::vector<std::string>{"bs", "seed", "lr", "strict", "mosaic", "name", "resume"});
   CHECK(SomeFlags().values()[2].second == "0.00015625");  // the shortest text that reads back exactly
 }
 
+TEST_CASE("flags: auto and recipe are words for numbers, which are not below 0") {
+  struct TrainFlags : Flags {
+    int bs = flag_auto(bs, "Training", "bs", 16, "N|auto", "batch size");
+    double lr = flag_recipe(lr, "Training", "lr", "X", "learning rate", at_least(0));
+  };
+  CHECK(refusal<TrainFlags>({"--bs", "-4"}) == "--bs must be a number above 0 or auto, got -4");
+  CHECK(refusal<TrainFlags>({"--lr", "-1"}) == "--lr must be a number from 0 or recipe, got -1");
+  TrainFlags flags;
+  parse(flags, {"--lr", "recipe", "--bs", "auto"});
+  flags.check_values();
+  CHECK(flags.lr == -1);
+  CHECK(flags.bs == 0);
+}
+
 TEST_CASE("flags: --size is S or HxW, a multiple of 32") {
-  CHECK(parse_size("640").height == 640);
-  CHECK(parse_size("640").width == 640);
-  CHECK(parse_size("480x640").height == 480);
-  CHECK(parse_size("480x640").width == 640);
+  CHECK((parse_size("640").height == 640 && parse_size("640").width == 640));
+  CHECK((parse_size("480x640").height == 480 && parse_size("480x640").width == 640));
   for (const std::string text : {"", "x", "100", "640x", "x640", "640x100", "0", "-32", "640x640x3",
                                  "640 480", "64.0", "640a", "16384", " 640", "640 ", "+640", "640x 640"})
     CHECK_MESSAGE(has(error_of([&] { parse_size(text); }), text), "--size '" << text << "'");
   CHECK(has(error_of([] { parse_size("100"); }), "--size"));
   CHECK(has(error_of([] { parse_size("100"); }), "96"));  // the nearest valid size
   CHECK(has(error_of([] { parse_size("100x200"); }), "96x192"));
-}
-
-PROGRAM_TEST("programs: an empty --size is refused by each of them") {
-  for (const auto& [program, flags] : {std::pair("train", ""),
-                                       {"eval", "--data shapes --weights x.pth"},
-                                       {"demo", "--source shapes --weights x.pth"},
-                                       {"export", "--weights x.pth --out x.onnx"}})
-    check_refusal(TempDir(), program, concat(flags, " --size ''"), 2,
-                  "--size must be N or HEIGHTxWIDTH, got ''");
 }
 
 TEST_CASE("flags: exit codes are 0, 2 for a wrong command line, 1 for other errors; one line, no backtrace") {
@@ -321,17 +290,18 @@ TEST_CASE("files: a new file replaces the old one only on commit; temporary name
 }
 
 TEST_CASE("run: short_time, short_rate and short_bytes fit their columns") {
-  using Cases = std::vector<std::pair<double, std::string>>;
-  const Cases times = {{-5, "0s"},      {0, "0s"},        {59.9, "59s"},    {60, "1m00s"},    {750, "12m30s"},
-                       {3600, "1h00m"}, {11100, "3h05m"}, {86400, "1d00h"}, {370800, "4d07h"}};
-  const Cases rates = {{12.34, "12.3"},   {1234.5, "1234"}, {99999, "99999"}, {150e3, "150k"},
-                       {999.6e3, "1.0M"}, {2.14e6, "2.1M"}, {9.96e6, "10M"}};
-  const Cases bytes = {{640e6, "640M"}, {1.24e9, "1.2G"}, {99.96e9, "100G"}, {9999e9, "9999G"}};
-  for (const auto& [value, text] : times) CHECK(short_time(value) == text);
-  for (const auto& [value, text] : rates) CHECK(short_rate(value) == text);
-  for (const auto& [value, text] : bytes) CHECK(short_bytes(value) == text);
-  CHECK(short_time(1e30).size() <= 6);
-  for (const double rate : {999.96, 99999.7, 999.6e3, 9.96e6, 999e6}) CHECK(short_rate(rate).size() <= 5);
+  for (const auto& [seconds, text] : {std::pair(-5.0, "0s"),
+                                      {59.9, "59s"},
+                                      {750, "12m30s"},
+                                      {11100, "3h05m"},
+                                      {370800, "4d07h"},
+                                      {1e30, "99d00h"}})
+    CHECK(short_time(seconds) == text);
+  for (const auto& [rate, text] :
+       {std::pair(12.34, "12.3"), {999.96, "1000"}, {99999.7, "100k"}, {9.96e6, "10M"}})
+    CHECK(short_rate(rate) == text);
+  for (const auto& [bytes, text] : {std::pair(640e6, "640M"), {1.24e9, "1.2G"}, {99.96e9, "100G"}})
+    CHECK(short_bytes(bytes) == text);
 }
 
 TEST_CASE("programs: the soft limit of open files is raised to the hard limit") {
@@ -372,27 +342,6 @@ TEST_CASE("run: signals are recorded every time and restart interrupted system c
   }
   stop_signal = 0;
   for (const auto& [signal, action] : before) sigaction(signal, &action, nullptr);
-}
-
-TEST_CASE("flags: a flag that may be auto refuses negative numbers; flags of other trainers name ours") {
-  struct TrainFlags : Flags {
-    int bs = flag_auto(bs, "Training", "bs", 16, "N|auto", "batch size");
-    double lr = flag_recipe(lr, "Training", "lr", "X", "learning rate", at_least(0));
-    double mosaic_prob = flag(mosaic_prob, "Augmentation", "mosaic-prob", 1.0, "P", "mosaic");
-    double save_minutes = flag(save_minutes, "Output", "save-minutes", 10.0, "X", "save last.pth");
-    std::string out = flag(out, "Output", "out", "", "DIR", "run folder");
-  };
-  const auto refused = refusal<TrainFlags>;
-  CHECK(refused({"--bs", "8"}) == "");
-  CHECK(refused({"--bs", "-4"}) == "--bs must be a number above 0 or auto, got -4");
-  CHECK(refused({"--lr", "-1"}) == "--lr must be a number from 0 or recipe, got -1");
-  TrainFlags flags;
-  parse(flags, {"--lr", "recipe"});
-  flags.check_values();
-  CHECK(flags.lr == -1);
-  CHECK(refused({"--mosaic=0"}) == "there is no flag --mosaic; use --mosaic-prob (a probability; 0 = off)");
-  CHECK(refused({"--batch_size", "8"}) == "there is no flag --batch_size; use --bs");
-  CHECK(refused({"-expn", "x"}) == "there is no flag -expn; use --out (one path, such as runs/my-run)");
 }
 
 TEST_CASE("run: lines are wrapped by columns of the terminal, not by bytes") {

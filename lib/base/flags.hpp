@@ -23,18 +23,17 @@
 
 namespace yolox {
 
-// What else is known of a flag, as the last argument of its declaration: at_least(1) | kFrequent.
+// Range and marks of a flag, as the last argument of its declaration: at_least(1) | kOfCall.
 struct FlagFacts {
-  double least = -std::numeric_limits<double>::infinity(), most = std::numeric_limits<double>::infinity();
+  double min = -std::numeric_limits<double>::infinity(), max = std::numeric_limits<double>::infinity();
   int marks = 0;
 };
-constexpr FlagFacts at_least(double least) { return {least}; }
-constexpr FlagFacts between(double least, double most) { return {least, most}; }
-constexpr int kFrequent = 1;   // --help explains it; other flags are explained by --help all
-constexpr int kOfCall = 2;     // not a setting of the run: a checkpoint does not keep it
-constexpr int kOfMachine = 4;  // may differ between ranks
+constexpr FlagFacts at_least(double min) { return {min}; }
+constexpr FlagFacts between(double min, double max) { return {min, max}; }
+constexpr int kOfCall = 1;     // not a setting of the run: a checkpoint does not keep it
+constexpr int kOfMachine = 2;  // may differ between ranks
 constexpr FlagFacts operator|(FlagFacts facts, int marks) {
-  return {facts.least, facts.most, facts.marks | marks};
+  return {facts.min, facts.max, facts.marks | marks};
 }
 constexpr FlagFacts marked(int marks) { return FlagFacts() | marks; }
 
@@ -47,8 +46,9 @@ struct Flags {
   static inline std::string example = {};
 
   // Parses the command line and sets the members. Prints help or version and exits with 0 on --help,
-  // --version. about: one line for the help. example: flags of a complete command. Throws UsageError for an
-  // unknown flag, a word without a flag, or a value of the wrong type.
+  // --version. The help of a switch that is on by default shows --no-NAME. about: one line for the help.
+  // example: flags of a complete command. Throws UsageError for an unknown flag, a word without a flag, or a
+  // value of the wrong type.
   void parse(int argc, char** argv, const std::string& about, const std::string& example = "");
 
   // Throws UsageError if a value is out of range, or not one of the words of its placeholder, such as
@@ -113,8 +113,6 @@ struct Flags {
   }
 
  private:
-  std::vector<std::string> words_of(const std::string& program, int argc, char** argv, bool& help_all) const;
-
   using Member = std::variant<bool*, int*, int64_t*, double*, std::string*, std::vector<std::string>*>;
   struct Flag {
     Member member;
@@ -125,7 +123,6 @@ struct Flags {
 
     bool is_bool() const { return std::holds_alternative<bool*>(member); }
     bool on_by_default() const { return is_bool() && *std::get<bool*>(member); }
-    std::string as_shown() const { return on_by_default() ? "no-" + name : name; }
     std::string get() const;
     void set(const std::string& text) const;
   };
@@ -134,8 +131,10 @@ struct Flags {
 
   Flag& add(const Member& member, std::string_view group, std::string_view name, std::string_view argument,
             std::string_view doc, FlagFacts facts);
-  // Returns the names of all flags that are not frequent, by group, in lines of at most 79 columns.
-  std::string other_flag_names() const;
+  // Returns the flag, or null if there is none of this name.
+  const Flag* find(const std::string& name) const;
+  // Returns the message for an unknown flag. word: as on the command line, such as --batch=4.
+  std::string unknown_flag(const std::string& word) const;
 };
 
 // As usage_check(), for flags that do not go together or are missing. The message also has a complete
