@@ -223,14 +223,8 @@ static void warn_near_zero(const EvalResult& result, bool legacy) {
   if (result.AP < 0 || result.AP >= 0.01) return;
   const char* pixels = legacy ? "RGB, mean/std of ImageNet (as in YOLOX 0.1.0); try --preproc bgr"
                               : "BGR 0..255; try --preproc imagenet for weights of YOLOX 0.1.0";
-  std::cout
-      << "\n"
-      << wrapped(
-             concat(
-                 "warning: AP is near zero. If the model is trained, the pixel format may be wrong: it is ",
-                 pixels, ". Or the class order of the model differs from that of the data set."),
-             8)
-      << std::endl;
+  std::cout << "\nwarning: AP is near zero. If the model is trained, the pixel format may be wrong: it is "
+            << pixels << ". Or the class order of the model differs from that of the data set." << std::endl;
 }
 
 // Evaluates a model (--data and --weights).
@@ -270,9 +264,9 @@ static void evaluate_model(const Config& config) {
       if (line.rfind("image", 0) == 0 && ++listed <= 20) std::cout << "  " << printable(line) << "\n";
     if (listed > 20) std::cout << "  and " << listed - 20 << " more\n";
   };
-  for (const auto& note : data.notes) std::cout << wrapped(printable(note), 8) << "\n";
+  for (const auto& note : data.notes) std::cout << printable(note) << "\n";
   for (const auto& [kind, count] : data.problems->summary())
-    std::cout << wrapped(printable(concat("note: ", kind, ": ", count)), 8) << "\n";
+    std::cout << "note: " << printable(kind) << ": " << count << "\n";
   list_images();
 
   const bool tty = isatty(1);

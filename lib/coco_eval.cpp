@@ -257,8 +257,8 @@ void print_summary(std::ostream& out, const EvalResult& r) {
 }
 
 std::string name_cell(const std::string& name) {
-  const std::string shown = cut_to_columns(printable(name), 29);
-  return shown + std::string(30 - terminal_columns(shown), ' ');
+  const std::string shown = cut_text(printable(name), 29);
+  return shown + std::string(30 - count_characters(shown), ' ');
 }
 
 std::string number_cell(double value, int width, int decimals) {

@@ -29,14 +29,6 @@ inline std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// Undoes the line breaks of Log::fact().
-inline std::string unwrapped(std::string text) {
-  const std::string line_break = "\n        ";
-  for (size_t at; (at = text.find(line_break)) != std::string::npos;)
-    text.replace(at, line_break.size(), " ");
-  return text;
-}
-
 // Runs a shell command in the folder, with one OpenMP thread, because small networks are fastest on one
 // thread.
 inline Outcome shell(const TempDir& dir, const std::string& command) {
@@ -61,7 +53,7 @@ inline void check_refusal(const TempDir& dir, const std::string& program, const 
                           int code, const std::string& text) {
   const Outcome o = run(dir, program, arguments);
   CHECK_MESSAGE(o.code == code, program << " " << arguments << "\n" << o.out << o.err);
-  CHECK_MESSAGE(has(unwrapped(o.err), text), program << " " << arguments << "\n" << o.err);
+  CHECK_MESSAGE(has(o.err, text), program << " " << arguments << "\n" << o.err);
 }
 
 // Writes a COCO folder with the first `count` drawn scenes. Keeps the first `classes` classes and their

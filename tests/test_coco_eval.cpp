@@ -227,10 +227,10 @@ TEST_CASE(
   std::vector<std::string> rows;
   for (std::string line; std::getline(lines, line);) rows.push_back(line);
   REQUIRE(rows.size() == 3);
-  for (const std::string& row : rows) CHECK(terminal_columns(row) == 80);
+  for (const std::string& row : rows) CHECK(count_characters(row) == 80);
   CHECK(rows[1].find("class 1 ") == 0);
   CHECK(has(rows[1], "1.000"));
-  CHECK(rows[2].find(std::string(24, 'n') + "\\x0a\xC3\xA9 ") == 0);  // truncated to 29 columns
+  CHECK(rows[2].find(std::string(24, 'n') + "\\x0a\xC3\xA9 ") == 0);  // truncated to 29 characters
   CHECK(rows[2].back() == '-');
 
   TempDir dir;

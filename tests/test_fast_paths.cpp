@@ -25,7 +25,7 @@ PROGRAM_TEST(
   const auto train = [&](const std::string& flags) {
     const Outcome o = shell(dir, concat("YOLOX_CACHE_DIR=", dir / "cache", " $YOLOX_PROGRAMS/train ", flags));
     CHECK_MESSAGE(o.code == 0, o.err);
-    return unwrapped(o.out);
+    return o.out;
   };
   const std::string flags =
       "--data data --model yolox-nano --size 32 --bs 2 --max-iters 3 --eval-interval 0 --no-multiscale "

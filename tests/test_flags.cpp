@@ -14,7 +14,6 @@
 #include <sstream>
 
 #include "base/flags.hpp"
-#include "base/printable.hpp"
 #include "base/program.hpp"
 #include "images/boxes.hpp"
 #include "run/log.hpp"
@@ -344,91 +343,6 @@ TEST_CASE("run: signals are recorded every time and restart interrupted system c
   for (const auto& [signal, action] : before) sigaction(signal, &action, nullptr);
 }
 
-TEST_CASE("run: lines are wrapped by columns of the terminal, not by bytes") {
-  CHECK(terminal_columns("Stra\u00dfe") == 6);
-  CHECK(terminal_columns("\u4eba\u7269 a") == 6);  // two wide characters
-  CHECK(terminal_columns("e\u0301") == 1);         // a combining accent
-  CHECK(terminal_columns("\xff\xe4") == 2);        // not UTF-8
-  CHECK(cut_to_columns("\u4eba\u7269", 3) == "\u4eba");
-  CHECK(cut_to_columns("\u00e4e\u0301", 2) == "\u00e4e\u0301");
-  std::string narrow = "boxes  ", wide = narrow;
-  for (int i = 0; i < 30; ++i) {
-    narrow += " \u0416\u0416\u0416\u0416";
-    wide += " \u4eba\u7269";
-  }
-  for (const std::string& text : {narrow, wide}) {
-    size_t lines = 0;
-    std::istringstream in(wrapped(text, 8));
-    for (std::string line; std::getline(in, line); ++lines) {
-      CHECK(terminal_columns(line) <= 79);
-      if (lines == 0) CHECK(terminal_columns(line) > 70);
-    }
-    CHECK(lines == 3);
-  }
-}
-
-TEST_CASE("run: a command at the end of a message is not broken into lines, so that it can be copied") {
-  const std::string command =
-      "./train --resume '/data/runs of the week/a' --lr 0.0001 --data '/data/cats of the city'";
-  for (const std::string before :
-       {"stopped:", "stopped by Interrupt at step 12 of 20000 in the first epoch; resume with:"}) {
-    CAPTURE(before);
-    const auto lines = lines_of(wrapped(before + " " + command, 8));
-    REQUIRE(lines.size() == 2);
-    CHECK(lines[0] == before);
-    CHECK(lines[1] == "        " + command);
-  }
-  CHECK(wrapped("resume with: ./train --resume a", 8) == "resume with: ./train --resume a");
-  const std::string many =
-      "this text is longer than a line of a terminal, so that it is broken into two lines; go on with";
-  CHECK(lines_of(wrapped(many + ": " + command, 8)).size() == 3);
-}
-
-TEST_CASE("run: any text is wrapped, in a time that grows with its length only") {
-  CHECK(wrapped("", 8).empty());
-  CHECK(wrapped("\n", 8).empty());
-  CHECK(wrapped("a\n\nb\n", 8) == "a\n\nb");
-  CHECK(wrapped(" ", 8) == " ");
-  const std::string word(200, 'w');
-  CHECK(wrapped(word, 8) == word);
-  CHECK(wrapped("a " + word + " b", 0) == "a\n" + word + "\nb");
-  CHECK(wrapped("a\u4eba " + word + " " + word, 4) == "a\u4eba " + word + "\n    " + word);
-  CHECK(wrapped(std::string(200, ' ') + "w", 8).back() == 'w');
-  // A name from a file is no command.
-  CHECK(wrapped("boxes   3: ./cat " + word + " b", 8) == "boxes   3: ./cat\n        " + word + "\n        b");
-  for (const size_t indent : {0, 7, 8, 79, 500}) {
-    const auto parts = lines_of(wrapped(word + " b: ./train --resume " + word, indent));
-    REQUIRE(parts.size() == 3);
-    CHECK(parts[0] == word);
-    CHECK(parts[1] == std::string(std::min<size_t>(indent, 39), ' ') + "b:");
-    CHECK(parts[2] == std::string(std::min<size_t>(indent, 39), ' ') + "./train --resume " + word);
-  }
-  std::string name;  // a class of a million words
-  for (int i = 0; i < 1000000; ++i) name += "a ";
-  const auto lines = lines_of(wrapped(name + "b", 8));
-  CHECK(lines.size() == 27778);  // 40 words in the first line, 36 in the others
-  CHECK(has(lines.back(), "a b"));
-}
-
-TEST_CASE("run: an error is wrapped on a terminal, and one line in a file") {
-  const TempDir dir;
-  const std::string message =
-      "a.pth: this message has more words than a line of a terminal has room for, and is broken between two "
-      "words";
-  Terminal terminal;
-  const int error = dup(2), file = open((dir / "err").c_str(), O_WRONLY | O_CREAT, 0600);
-  for (const int fd : {terminal.fd, file}) {
-    dup2(fd, 2);
-    print_error(message);
-  }
-  dup2(error, 2);
-  for (const int fd : {error, file}) close(fd);
-  CHECK(contents(dir / "err") == "error: " + message + "\n");
-  CHECK(terminal.shown() ==
-        "error: a.pth: this message has more words than a line of a terminal has room\r\n"
-        "       for, and is broken between two words\r\n");
-}
-
 TEST_CASE("run: the progress line is rewritten in place and cut to the terminal; a file omits it") {
   TempDir dir;
   Terminal terminal;
@@ -440,7 +354,7 @@ TEST_CASE("run: the progress line is rewritten in place and cut to the terminal;
   const auto write_log = [&] {
     Log log(dir / "log.txt");
     log.line("begin");
-    log.progress("1 of many steps", false);
+    log.progress("1 \u4eba many steps", false);  // cut between characters
     log.progress("2", false);
     log.line("note");
     log.line("more");
@@ -456,7 +370,7 @@ TEST_CASE("run: the progress line is rewritten in place and cut to the terminal;
   dup2(out, 1);
   for (const int fd : {out, file}) close(fd);
   const std::string lines = "begin\nnote\nmore\n3 of 3\n";
-  CHECK(terminal.shown() == "begin\r\n\r\033[K1 of man\r\033[K2\r\033[Knote\r\nmore\r\n3 of 3\r\n");
+  CHECK(terminal.shown() == "begin\r\n\r\033[K1 \u4eba many\r\033[K2\r\033[Knote\r\nmore\r\n3 of 3\r\n");
   CHECK(log == lines);
   CHECK(contents(dir / "out") == lines);
   CHECK(contents(dir / "log.txt") == lines + lines);

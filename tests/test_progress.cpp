@@ -187,7 +187,7 @@ TEST_CASE("progress: remarks are logged; classes without a box and problems are 
   quietly([&] {
     for (int i = 0; i < 100; ++i) test_run.progress->step(i, none, 0.5, {2, 1000, 1, 1000}, torch::kCPU);
   });
-  CHECK(has(unwrapped(test_run.log_text()), "nothing is learnt"));
+  CHECK(has(test_run.log_text(), "nothing is learnt"));
 
   Splits splits{shapes_dataset(0, 0, 4), shapes_dataset(0, 1, 4), false};
   for (Dataset* d : {&splits.train, &splits.val}) {
@@ -226,8 +226,6 @@ TEST_CASE("progress: remarks are logged; classes without a box and problems are 
     for (Dataset* d : {&splits.train, &splits.val}) d->classes.push_back(concat("a long name, ", i));
   quietly([&] { test_run.progress->log_classes(splits); });
   CHECK(has(test_run.log_text(), "note: 14 classes have no box for training"));
-  for (const auto& line : lines_of(test_run.log_text()))
-    if (has(line, "no box for")) CHECK_MESSAGE(line.size() <= 80, line);
 }
 
 TEST_CASE("progress: numbers wider than their columns do not join the columns beside them") {
@@ -245,7 +243,7 @@ TEST_CASE("progress: numbers wider than their columns do not join the columns be
   CHECK(rows == 2);
 }
 
-TEST_CASE("progress: control characters of class names do not reach the log; long notes are wrapped") {
+TEST_CASE("progress: control characters of class names do not reach the log") {
   TestRun test_run;
   Evaluation e;
   e.result.per_class.resize(2);
@@ -261,10 +259,8 @@ TEST_CASE("progress: control characters of class names do not reach the log; lon
     test_run.progress->log_evaluation(400, e, {1000, 4, 2, 8}, true);
     test_run.progress->log_problems(data, test_run.dir / "problems.txt");
   });
-  CHECK(has(unwrapped(test_run.log_text()), "highest red\\x1b[31m\\x0anew 0.50; lowest red\\x1b[31m"));
-  CHECK(has(unwrapped(test_run.log_text()), "annotations with the id of another one: 1 (listed in "));
-  for (const auto& line : lines_of(test_run.log_text()))
-    if (has(line, "note: ")) CHECK_MESSAGE(line.size() <= 79, line);
+  CHECK(has(test_run.log_text(), "highest red\\x1b[31m\\x0anew 0.50; lowest red\\x1b[31m"));
+  CHECK(has(test_run.log_text(), "annotations with the id of another one: 1 (listed in "));
 }
 
 TEST_CASE("progress: the log names no part of a run that has 0 steps") {
@@ -286,7 +282,7 @@ TEST_CASE("progress: the log names no part of a run that has 0 steps") {
       log_plan(*test_run.progress, test_run.log, config, splits, model, {64, 64}, 1e9, torch::kCPU, plan, 0.1,
                ranks);
     });
-    return unwrapped(test_run.log_text());
+    return test_run.log_text();
   };
   CHECK(has(steps_line(1), "2 per epoch; 1 epoch\n"));
   CHECK(has(steps_line(10),
@@ -345,8 +341,8 @@ PROGRAM_TEST(
         "seconds");
   for (int epoch = 1; epoch <= 3; ++epoch)
     CHECK(rows[epoch].rfind(concat(epoch, ",", 4 * epoch, ","), 0) == 0);
-  CHECK(has(unwrapped(t.printed), "; best so far; AP of classes: highest "));
-  CHECK(has(unwrapped(t.printed), "note: after so few steps AP lags behind the loss"));
+  CHECK(has(t.printed, "; best so far; AP of classes: highest "));
+  CHECK(has(t.printed, "note: after so few steps AP lags behind the loss"));
   TempDir dir;
   fs::copy(t.dir / "data", dir / "data", fs::copy_options::recursive);
   succeed(dir, "train", kTrain + "--max-iters 6 --out r");

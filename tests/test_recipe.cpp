@@ -136,15 +136,14 @@ PROGRAM_TEST(
     "train: the recipe is logged with its reason, kept in the checkpoint, and not changed by a resume") {
   const TempDir& dir = trained().dir;
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 2 --epochs 2 --eval-interval 0 ";
-  CHECK(has(unwrapped(trained().printed),
-            "recipe  official, because training starts from scratch: sgd, lr 0.001234"));
+  CHECK(has(trained().printed, "recipe  official, because training starts from scratch: sgd, lr 0.001234"));
   const std::string printed = succeed(dir, "train", flags + "--weights a/last.pth --max-iters 3 --out tuned");
-  CHECK(has(unwrapped(printed), "recipe  finetune, because of --weights: adamw, lr"));
+  CHECK(has(printed, "recipe  finetune, because of --weights: adamw, lr"));
   const std::string again = succeed(dir, "train", "--resume tuned --max-iters 4");
-  CHECK(has(unwrapped(again), "recipe  finetune, because of --weights: adamw, lr"));
+  CHECK(has(again, "recipe  finetune, because of --weights: adamw, lr"));
   const std::string official =
       succeed(dir, "train", flags + "--weights a/last.pth --recipe official --max-iters 1 --out plain");
-  CHECK(has(unwrapped(official), "recipe  official, as --recipe says: sgd, lr 0.0003125"));
+  CHECK(has(official, "recipe  official, as --recipe says: sgd, lr 0.0003125"));
   CHECK_FALSE(has(official, "frozen"));
   check_refusal(dir, "train", "--resume tuned --recipe official --max-iters 6", 2,
                 "--recipe official differs from the run's 'finetune'");
@@ -168,8 +167,7 @@ PROGRAM_TEST("train: finetune keeps the stem of the weights, and trains one that
   };
   // The same command begins a run and resumes it.
   const auto steps = [&](const std::string& flags_of_run, int count) {
-    return unwrapped(
-        succeed(dir, "train", concat(flags, "--resume auto ", flags_of_run, " --max-iters ", count)));
+    return succeed(dir, "train", concat(flags, "--resume auto ", flags_of_run, " --max-iters ", count));
   };
   const std::string kept = "--weights a/last.pth --out kept";
   const std::string printed = steps(kept, 2);

@@ -49,8 +49,8 @@ struct Findings {
 // Prints the images and boxes of each class and split.
 static void print_classes(const Splits& splits) {
   const auto row = [&](const std::string& name, int64_t train, int64_t val) {
-    const std::string shown = cut_to_columns(name, 29);
-    std::cout << shown << std::string(30 - terminal_columns(shown), ' ') << std::setw(10) << train;
+    const std::string shown = cut_text(name, 29);
+    std::cout << shown << std::string(30 - count_characters(shown), ' ') << std::setw(10) << train;
     if (!splits.same) std::cout << std::setw(10) << val;
     std::cout << "\n";
   };
@@ -106,7 +106,7 @@ static int check_data(int argc, char** argv) {
   if (!splits.same) parts.push_back(&splits.val);
   print_classes(splits);
   for (const Dataset* data : parts)
-    for (const std::string& note : data->notes) std::cout << wrapped(printable(note), 6) << "\n";
+    for (const std::string& note : data->notes) std::cout << printable(note) << "\n";
 
   Findings findings;
   const bool in_both = compare_images(splits, findings);

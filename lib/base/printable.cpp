@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstring>
-#include <iterator>
-#include <sstream>
 
 #include "base/text.hpp"
 
@@ -40,88 +38,14 @@ std::string printable(const std::string& text, bool keep_newlines) {
   return out;
 }
 
-// Returns the character of UTF-8 text that begins at byte `at`, and sets `bytes` to its length. A byte that
-// is not UTF-8 is a character.
-static char32_t character_at(const std::string& text, size_t at, size_t& bytes) {
-  bytes = std::max<size_t>(1, utf8_bytes(text, at));
-  const auto first = uint8_t(text[at]);
-  if (bytes == 1) return first;
-  char32_t character = first & (0xFF >> (bytes + 1));
-  for (size_t k = 1; k < bytes; ++k) character = character << 6 | (uint8_t(text[at + k]) & 0x3F);
-  return character;
+size_t count_characters(const std::string& text) {
+  return size_t(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-// Returns the columns of a character, by the blocks of Unicode.
-static size_t columns_of(char32_t c) {
-  struct Range {
-    char32_t first, last;
-  };
-  static constexpr Range combining[] = {{0x300, 0x36F}, {0x200B, 0x200F}, {0x20D0, 0x20FF}, {0xFE00, 0xFE0F}};
-  static constexpr Range wide[] = {
-      {0x1100, 0x115F},   {0x2E80, 0x303E},   {0x3041, 0xA4CF},  {0xA960, 0xA97F}, {0xAC00, 0xD7A3},
-      {0xF900, 0xFAFF},   {0xFE30, 0xFE6F},   {0xFF00, 0xFF60},  {0xFFE0, 0xFFE6}, {0x1F300, 0x1F64F},
-      {0x1F680, 0x1F6FF}, {0x1F900, 0x1F9FF}, {0x20000, 0x3FFFD}};
-  const auto includes = [c](const Range& r) { return r.first <= c && c <= r.last; };
-  if (std::any_of(std::begin(combining), std::end(combining), includes)) return 0;
-  return std::any_of(std::begin(wide), std::end(wide), includes) ? 2 : 1;
-}
-
-// Returns the end of the longest part of UTF-8 text from byte `at` on that is at most `columns` wide.
-static size_t end_of_columns(const std::string& text, size_t at, size_t columns) {
-  for (size_t bytes = 0, used = 0; at < text.size(); at += bytes) {
-    used += columns_of(character_at(text, at, bytes));
-    if (used > columns) break;
-  }
-  return at;
-}
-
-std::string cut_to_columns(const std::string& text, size_t columns) {
-  return text.substr(0, end_of_columns(text, 0, columns));
-}
-
-size_t terminal_columns(const std::string& text) {
-  size_t columns = 0;
-  for (size_t at = 0, bytes = 0; at < text.size(); at += bytes)
-    columns += columns_of(character_at(text, at, bytes));
-  return columns;
-}
-
-// Returns the end of the text before a command such as ": ./train --resume RUN", behind its colon, or the
-// size of the line. Names from files, such as a class "a: ./b", are no commands.
-static size_t end_before_command(const std::string& line) {
-  for (size_t colon = 0; (colon = line.find(": ./", colon)) != std::string::npos; ++colon) {
-    size_t end = colon + 4;
-    while (end < line.size() && std::islower(static_cast<unsigned char>(line[end]))) ++end;
-    if (line.compare(end, 3, " --") == 0) return colon + 1;
-  }
-  return line.size();
-}
-
-std::string wrapped(const std::string& text, size_t indent) {
-  constexpr size_t kColumns = 79;
-  indent = std::min(indent, kColumns / 2);
-  std::string lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) {
-    const std::string rest = line.substr(0, end_before_command(line)), command = line.substr(rest.size());
-    size_t at = 0, blanks = 0;  // begin and indentation of the present line
-    for (;;) {
-      const size_t end = end_of_columns(rest, at, kColumns - blanks);
-      if (end == rest.size()) break;
-      size_t blank = rest.rfind(' ', end);
-      if (blank == std::string::npos || blank <= at + (at == 0 ? indent : 0))
-        blank = rest.find(' ', end);  // a long path
-      if (blank == std::string::npos) break;
-      lines += std::string(blanks, ' ') + rest.substr(at, blank - at) + "\n";
-      at = blank + 1;
-      blanks = indent;
-    }
-    const std::string last = std::string(blanks, ' ') + rest.substr(at);
-    const bool fits = command.empty() || terminal_columns(last + command) <= kColumns;
-    lines += last + (fits ? command : "\n" + std::string(indent, ' ') + command.substr(1)) + "\n";
-  }
-  if (!lines.empty()) lines.pop_back();
-  return lines;
+std::string cut_text(const std::string& text, size_t characters) {
+  size_t end = 0;
+  for (; end < text.size() && characters > 0; --characters) end += std::max<size_t>(1, utf8_bytes(text, end));
+  return text.substr(0, end);
 }
 
 std::string shell_word(const std::string& word) {

@@ -15,18 +15,11 @@ size_t utf8_bytes(const std::string& text, size_t at);
 // leaves '\n' as it is, for texts of several lines.
 std::string printable(const std::string& text, bool keep_newlines = false);
 
-// Returns the width of UTF-8 text in a terminal: 2 columns for a wide character of East Asia and for an
-// emoji, 0 for a combining mark, 1 for every other character. A byte that is not UTF-8 counts as one
-// character.
-size_t terminal_columns(const std::string& text);
+// Returns the number of characters of UTF-8 text.
+size_t count_characters(const std::string& text);
 
-// Returns the longest beginning of UTF-8 text that is at most `columns` wide.
-std::string cut_to_columns(const std::string& text, size_t columns);
-
-// Returns the text in lines of at most 79 columns. Breaks lines at blanks only, so that a longer word has a
-// line of its own. Leaves a command at the end of a line, such as ": ./train --resume RUN", in one line, so
-// that it can be copied. A line that continues another begins with `indent` blanks, at most 39.
-std::string wrapped(const std::string& text, size_t indent);
+// Returns the first `characters` characters of UTF-8 text.
+std::string cut_text(const std::string& text, size_t characters);
 
 // Returns a word of a command line for the shell, in quotes if it needs them.
 std::string shell_word(const std::string& word);

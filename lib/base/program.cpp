@@ -64,8 +64,7 @@ void print_error(const std::string& what) {
   std::string text = without_opencv_text(what.substr(0, trace));
   // torch appends advice for programmers to an error of CUDA, in lines of its own.
   if (text.rfind("CUDA error", 0) == 0) text.resize(std::min(text.find('\n'), text.size()));
-  text = "error: " + printable(text, /*keep_newlines=*/true);
-  std::cerr << (isatty(2) ? wrapped(text, 7) : text) << std::endl;  // a log file has one line for an error
+  std::cerr << "error: " << printable(text, /*keep_newlines=*/true) << std::endl;
 }
 
 void check_stdout() {

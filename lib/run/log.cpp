@@ -36,26 +36,22 @@ void AppendFile::append(const std::string& text) const {
 }
 
 void Log::line(const std::string& text) {
-  if (!text.empty()) write(wrapped(printable(text, /*keep_newlines=*/true), 8));
-}
-
-void Log::row(const std::string& text) { write(printable(text, /*keep_newlines=*/true)); }
-
-void Log::write(const std::string& text) {
+  if (text.empty()) return;
+  const std::string safe = printable(text, /*keep_newlines=*/true);
   if (tty && in_place) std::cout << "\r\033[K";
   in_place = false;
-  if (!quiet) std::cout << text << std::endl;
-  file.line(text);
+  if (!quiet) std::cout << safe << std::endl;
+  file.line(safe);
 }
 
 void Log::progress(const std::string& text, bool keep) {
   if (keep || (!tty && now() - last > 30)) {
-    row(text);
+    line(text);
     last = now();
   } else if (tty) {
     winsize window{};
     const size_t columns = ioctl(1, TIOCGWINSZ, &window) == 0 && window.ws_col > 1 ? window.ws_col - 1 : 79;
-    std::cout << "\r\033[K" << cut_to_columns(printable(text), columns) << std::flush;
+    std::cout << "\r\033[K" << cut_text(printable(text), columns) << std::flush;
     in_place = true;
   }
 }

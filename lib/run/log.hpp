@@ -30,19 +30,13 @@ struct Log {
   explicit Log(const std::string& path, bool quiet = false)
       : file{path}, quiet(quiet), tty(!quiet && isatty(1)) {}
 
-  // Wraps the text to lines of at most 79 columns. The first line may begin with a heading of 8 columns. An
-  // empty text is no line.
+  // Prints a line, with control characters escaped. Does nothing if the text is empty.
   void line(const std::string& text);
-  // Prints a row of a table, which is not wrapped.
-  void row(const std::string& text);
-  // Replaces the progress line if stdout is a terminal. Otherwise logs a line at most every 30 seconds.
-  // keep: always logs the line.
+  // Replaces the progress line, cut to the width of the terminal, if stdout is a terminal. Otherwise logs a
+  // line at most every 30 seconds. keep: always logs the line.
   void progress(const std::string& text, bool keep);
 
  private:
-  // Prints text that is safe to print.
-  void write(const std::string& text);
-
   AppendFile file;
   bool quiet, tty, in_place = false;
   double last = now();

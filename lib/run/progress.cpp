@@ -172,7 +172,7 @@ void RunProgress::step(int64_t i, const StepMetrics& n, double lr, const Plan& p
                   {5, "wait", formatted("%.0f%%", 100 * share)},
                   {6, dtr ? "peak" : "mem", short_bytes(dtr ? remade.peak : memory_used(device))},
                   {7, "left", short_time(double((plan.iters - i - 1) * plan.batch) / rate)}});
-  if (!std::exchange(has_heading, true)) log.row(line_of(columns, &Column::title));
+  if (!std::exchange(has_heading, true)) log.line(line_of(columns, &Column::title));
   log.progress(line_of(columns, &Column::text), keep);
   restart_clock();
 }

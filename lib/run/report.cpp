@@ -32,7 +32,7 @@ static constexpr const char* error_kind_descriptions[] = {
 
 // Returns the beginning of a name, at most `columns` wide, followed by "…" if the name is longer.
 static std::string short_name(const std::string& name, size_t columns) {
-  const std::string begin = cut_to_columns(name, columns);
+  const std::string begin = cut_text(name, columns);
   return begin.size() < name.size() ? begin + "…" : name;
 }
 
