@@ -25,7 +25,6 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/flags.hpp"
 #include "base/random.hpp"
 #include "images/boxes.hpp"
 #include "images/image.hpp"
@@ -35,66 +34,27 @@ namespace yolox {
 
 // ---- settings ----
 
-// Settings of the augmentation. Without flags, the defaults are those of yolox-s to yolox-x.
+// Settings of the augmentation, with the defaults of yolox-s to yolox-x. config.hpp declares flags for some
+// of them; models.hpp has mosaic_prob, mosaic_scale_lo, mosaic_scale_hi and mixup_prob of each model.
 struct AugmentConfig {
-  // flags: registers a command-line flag per setting; null: no flags.
-  AugmentConfig() = default;
-  explicit AugmentConfig(Flags* flags) : flags(flags) {}
-
- private:
-  Flags* flags = nullptr;
-
- public:
-  double mosaic_prob = recipe(mosaic_prob, "mosaic-prob", 1, "P", "probability of mosaic", between(0, 1));
-  double mosaic_scale_lo =
-      recipe(mosaic_scale_lo, "mosaic-scale-lo", 0.1, "X", "minimum scale of a mosaic", between(0.01, 100));
-  double mosaic_scale_hi =
-      recipe(mosaic_scale_hi, "mosaic-scale-hi", 2, "X", "maximum scale of a mosaic", between(0.01, 100));
-  double degrees = flag(degrees, "degrees", 10.0, "X",
-                        "mosaic: maximum rotation in degrees, either direction", between(0, 180));
-  double translate = flag(translate, "translate", 0.1, "X",
-                          "mosaic: maximum shift as a fraction of the input size", between(0, 1));
-  // At 45 degrees on both axes the image degenerates to a line.
-  double shear =
-      flag(shear, "shear", 2.0, "X", "mosaic: maximum shear in degrees, either direction", between(0, 44));
-  double mixup_prob =
-      recipe(mixup_prob, "mixup-prob", 1, "P", "probability of MixUp in a mosaic", between(0, 1));
-  double mixup_scale_lo = flag(mixup_scale_lo, "mixup-scale-lo", 0.5, "X",
-                               "MixUp: minimum scale of the second image", between(0.01, 100));
-  double mixup_scale_hi = flag(mixup_scale_hi, "mixup-scale-hi", 1.5, "X",
-                               "MixUp: maximum scale of the second image", between(0.01, 100));
-  double hsv_prob = flag(hsv_prob, "hsv-prob", 1.0, "P", "probability of HSV jitter", between(0, 1));
-  double hsv_h = flag(hsv_h, "hsv-h", 5.0, "X", "HSV jitter: maximum change of hue in units of 2 degrees",
-                      between(0, 90));
-  double hsv_s =
-      flag(hsv_s, "hsv-s", 30.0, "X", "HSV jitter: maximum change of saturation (0..255)", between(0, 255));
-  double hsv_v =
-      flag(hsv_v, "hsv-v", 30.0, "X", "HSV jitter: maximum change of value (0..255)", between(0, 255));
-  double flip_prob =
-      flag(flip_prob, "flip-prob", 0.5, "P", "probability of a horizontal flip", between(0, 1));
-  double vflip_prob =
-      flag(vflip_prob, "vflip-prob", 0.0, "P", "probability of a vertical flip", between(0, 1));
-  double turn_prob = flag(turn_prob, "turn-prob", 0.0, "P",
-                          "probability of a rotation by 90, 180 or 270 degrees", between(0, 1));
-  double blur_prob = flag(blur_prob, "blur-prob", 0.0, "P",
-                          "probability of a Gaussian blur, sigma 0.5 to 2 pixels", between(0, 1));
-  double grey_prob = flag(grey_prob, "grey-prob", 0.0, "P", "probability of a grey image", between(0, 1));
-  double cutout_prob =
-      flag(cutout_prob, "cutout-prob", 0.0, "P",
-           "probability of a grey rectangle of 10 to 40 % of width and height", between(0, 1));
-  int mixup_tries = 20;  // candidates for the second image of MixUp; no MixUp if none of them has boxes
-
- private:
-  // Declares a setting: member, flag name, default, argument name, help text, and range. Returns the default.
-  double flag(double& member, const char* name, double value, const char* argument, const char* doc,
-              FlagFacts range) {
-    return flags ? flags->flag(member, "Augmentation", name, value, argument, doc, range) : value;
-  }
-  // Declares a setting whose default is that of the model's recipe. Returns `value` if there are no flags.
-  double recipe(double& member, const char* name, double value, const char* argument, const char* doc,
-                FlagFacts range) {
-    return flags ? flags->flag_recipe(member, "Augmentation", name, argument, doc, range) : value;
-  }
+  double mosaic_prob = 1;                             // probability of mosaic
+  double mosaic_scale_lo = 0.1, mosaic_scale_hi = 2;  // range of the scale of a mosaic
+  double degrees = 10;                                // mosaic: maximum rotation, either direction
+  double translate = 0.1;                             // mosaic: maximum shift as a fraction of the input size
+  double shear = 2;                                   // mosaic: maximum shear in degrees, below 45
+  double mixup_prob = 1;                              // probability of MixUp in a mosaic
+  double mixup_scale_lo = 0.5, mixup_scale_hi = 1.5;  // MixUp: range of the scale of the second image
+  int mixup_tries = 20;    // candidates for the second image of MixUp; no MixUp if none of them has boxes
+  double hsv_prob = 1;     // probability of HSV jitter
+  double hsv_h = 5;        // maximum change of hue in units of 2 degrees
+  double hsv_s = 30;       // maximum change of saturation (0..255)
+  double hsv_v = 30;       // maximum change of value (0..255)
+  double flip_prob = 0.5;  // probability of a horizontal flip
+  double vflip_prob = 0;   // probability of a vertical flip
+  double turn_prob = 0;    // probability of a rotation by 90, 180 or 270 degrees
+  double blur_prob = 0;    // probability of a Gaussian blur, sigma 0.5 to 2 pixels
+  double grey_prob = 0;    // probability of a grey image
+  double cutout_prob = 0;  // probability of a grey rectangle of 10 to 40 % of width and height
 };
 
 // ---- draws ----
@@ -250,11 +210,6 @@ struct Affine {
     };
     return {(full(n.m) * full(m)).get_minor<2, 3>(0, 0)};
   }
-  Affine inverse() const {
-    cv::Matx23d out;
-    cv::invertAffineTransform(m, out);
-    return {out};
-  }
   // Returns the axis-aligned bounding box of the transformed rectangle.
   cv::Rect2d bounding_box(const cv::Rect2d& r) const {
     const auto a = (*this)(r.x, r.y), b = (*this)(r.x + r.width, r.y), c = (*this)(r.x, r.y + r.height),
@@ -264,10 +219,15 @@ struct Affine {
     return {x1, y1, x2 - x1, y2 - y1};
   }
 };
+inline Affine inverse(const Affine& map) {
+  cv::Matx23d m;
+  cv::invertAffineTransform(map.m, m);
+  return {m};
+}
 inline Affine scale_shift(Scale scale, double dx, double dy) { return {{scale.x, 0, dx, 0, scale.y, dy}}; }
 inline Affine mirror(double width) { return {{-1, 0, width, 0, 1, 0}}; }
 inline Affine mirror_vertical(double height) { return {{1, 0, 0, 0, -1, height}}; }
-// Returns the clockwise turn of a picture by quarters, from pixels of the picture to those of the turned one.
+// Returns the clockwise rotation of an image by quarters of a turn, from image to rotated image.
 inline Affine turn(cv::Size picture, int quarters) {
   const double w = picture.width, h = picture.height;
   if (quarters == 1) return {{0, -1, h, 1, 0, 0}};
@@ -277,9 +237,9 @@ inline Affine turn(cv::Size picture, int quarters) {
 
 // Position of an image in the sample.
 struct Placement {
-  Affine canvas_of_picture;  // image to canvas: quarter turns, scale, shift and flip only
-  Affine sample_of_canvas;   // canvas to sample
-  cv::Rect2d canvas;         // the image is clipped to this rectangle
+  Affine picture_to_canvas;  // quarter turns, scale, shift and flip only
+  Affine canvas_to_sample;
+  cv::Rect2d canvas;  // the image is clipped to this rectangle
 };
 
 // ---- samples ----
@@ -292,30 +252,32 @@ inline cv::Rect2d whole(cv::Size size) { return {0, 0, double(size.width), doubl
 template <class Pictures>
 void place(const Pictures& pictures, std::size_t index, const Placement& p, Sample& sample) {
   const cv::Size size = pictures.size(index);
-  const Affine sample_of_picture = p.canvas_of_picture.then(p.sample_of_canvas);
-  const cv::Rect2d shown = p.canvas & p.canvas_of_picture.bounding_box(whole(size));
-  const Affine picture_of_sample = sample_of_picture.inverse();
-  const cv::Rect2d needed =
-      picture_of_sample.bounding_box(p.sample_of_canvas.bounding_box(shown) & whole(sample.image.size())) &
-      p.canvas_of_picture.inverse().bounding_box(shown);
-  if (!needed.empty()) {
-    const cv::Matx23d& m = sample_of_picture.m;
+  const cv::Rect2d frame = whole(sample.image.size());
+  const Affine picture_to_sample = p.picture_to_canvas.then(p.canvas_to_sample);
+  const Affine sample_to_picture = inverse(picture_to_sample);
+  const cv::Rect2d on_canvas = p.canvas & p.picture_to_canvas.bounding_box(whole(size));
+  const cv::Rect2d visible =
+      sample_to_picture.bounding_box(p.canvas_to_sample.bounding_box(on_canvas) & frame) &
+      inverse(p.picture_to_canvas).bounding_box(on_canvas);
+  if (!visible.empty()) {
+    const cv::Matx23d& m = picture_to_sample.m;
     const double zoom = std::sqrt(std::abs(m(0, 0) * m(1, 1) - m(0, 1) * m(1, 0)));
     const double margin =
-        2 / std::min(zoom, 1.0);  // pixels that bilinear interpolation reads outside of `needed`
-    const int x1 = std::max(0, int(std::floor(needed.x - margin))), y1 = std::max(0, int(needed.y - margin));
-    const int x2 = int(std::min<double>(size.width, std::ceil(needed.x + needed.width + margin)));
-    const int y2 = int(std::min<double>(size.height, std::ceil(needed.y + needed.height + margin)));
-    const ImageRegion piece = pictures.image_region(index, {x1, y1, x2 - x1, y2 - y1}, zoom);
-    warp_image(sample.image, piece, picture_of_sample.m, p.sample_of_canvas.inverse().m, shown);
+        2 / std::min(zoom, 1.0);  // pixels that bilinear interpolation reads beside `visible`
+    const int x1 = std::max(0, int(std::floor(visible.x - margin)));
+    const int y1 = std::max(0, int(visible.y - margin));
+    const int x2 = int(std::min<double>(size.width, std::ceil(visible.x + visible.width + margin)));
+    const int y2 = int(std::min<double>(size.height, std::ceil(visible.y + visible.height + margin)));
+    const ImageRegion region = pictures.image_region(index, {x1, y1, x2 - x1, y2 - y1}, zoom);
+    warp_image(sample.image, region, sample_to_picture.m, inverse(p.canvas_to_sample).m, on_canvas);
   }
   for (const std::vector<Box>* boxes : {&pictures.boxes(index), &pictures.ignored(index)})
     for (const Box& b : *boxes) {
-      const cv::Rect2d on_canvas =
-          p.canvas_of_picture.bounding_box({b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1}) & p.canvas;
-      const cv::Rect2d in = p.sample_of_canvas.bounding_box(on_canvas) & whole(sample.image.size());
-      if (!on_canvas.empty() && !in.empty())
-        sample.boxes.push_back({in.x, in.y, in.x + in.width, in.y + in.height, b.cls});
+      const cv::Rect2d box_on_canvas =
+          p.picture_to_canvas.bounding_box({b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1}) & p.canvas;
+      const cv::Rect2d box = p.canvas_to_sample.bounding_box(box_on_canvas) & frame;
+      if (!box_on_canvas.empty() && !box.empty())
+        sample.boxes.push_back({box.x, box.y, box.x + box.width, box.y + box.height, b.cls});
     }
 }
 
@@ -362,21 +324,20 @@ inline cv::Rect2d change_pixels(Image& image, const cv::Rect& part, const std::o
 template <class Pictures>
 void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
   const cv::Size size = sample.image.size();
-  const auto flips = [&](cv::Size in) {
-    const Affine across = draw.colour_flip.flip ? mirror(in.width) : Affine{};
-    return draw.extra.flip_vertical ? across.then(mirror_vertical(in.height)) : across;
+  const auto flip = [&](cv::Size area) {
+    const Affine horizontal = draw.colour_flip.flip ? mirror(area.width) : Affine{};
+    return draw.extra.flip_vertical ? horizontal.then(mirror_vertical(area.height)) : horizontal;
   };
-  const Affine flipped = flips(size);
-  const auto turned = [&](std::size_t index) { return turn(pictures.size(index), draw.extra.turns); };
+  const auto turn_picture = [&](std::size_t index) { return turn(pictures.size(index), draw.extra.turns); };
   const auto fitted = [&](std::size_t index) {
     const cv::Size picture = pictures.size(index);
     return fit_into(draw.extra.turns % 2 ? cv::Size(picture.height, picture.width) : picture, size,
                     /*truncate=*/false);
   };
-  const auto place_image = [&](std::size_t index, Sample& into, auto placing_of) {
+  const auto place_image = [&](std::size_t index, Sample& into, auto placement) {
     for (std::size_t tries = 1;; ++tries) {
       try {
-        return augment_detail::place(pictures, index, placing_of(index), into);
+        return augment_detail::place(pictures, index, placement(index), into);
       } catch (const ImageError& e) {
         index = pictures.replacement_index(index, e, tries);
       }
@@ -391,20 +352,20 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
     place_image(draw.index, sample, [&](std::size_t i) {
       const Fit to = fitted(i);
       without_border = {{0, 0}, to.size};
-      return Placement{turned(i).then(scale_shift(to.scale, 0, 0)).then(flips(to.size)), Affine{},
+      return Placement{turn_picture(i).then(scale_shift(to.scale, 0, 0)).then(flip(to.size)), Affine{},
                        augment_detail::whole(size)};
     });
   } else {
     // Four images, each letterboxed to `size`, around the mosaic centre on a canvas of twice the size.
     const auto& [centre, others, affine] = *draw.mosaic;
     const std::array<std::size_t, 4> tiles{draw.index, others[0], others[1], others[2]};
-    const Affine sample_of_canvas = Affine{affine_matrix(affine, size)}.then(flipped);
+    const Affine canvas_to_sample = Affine{affine_matrix(affine, size)}.then(flip(size));
     for (std::size_t k = 0; k < 4; ++k) {
       place_image(tiles[k], sample, [&, centre = centre](std::size_t i) {
         const Fit to = fitted(i);
         const int x = k % 2 == 0 ? centre.x - to.size.width : centre.x;
         const int y = k < 2 ? centre.y - to.size.height : centre.y;
-        return Placement{turned(i).then(scale_shift(to.scale, x, y)), sample_of_canvas,
+        return Placement{turn_picture(i).then(scale_shift(to.scale, x, y)), canvas_to_sample,
                          augment_detail::whole(size * 2)};
       });
     }
@@ -417,13 +378,13 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
                                     [&](std::size_t i) { return !pictures.boxes(i).empty(); });
     if (found != mix_in.candidates.end()) {
       const cv::Size zoomed = mixup_size(size, mix_in.scale);
-      const Affine sample_of_canvas = (mix_in.flip ? mirror(zoomed.width) : Affine{})
+      const Affine canvas_to_sample = (mix_in.flip ? mirror(zoomed.width) : Affine{})
                                           .then(scale_shift({1, 1}, -mix_in.offset.x, -mix_in.offset.y));
       Sample other{Image(size, border_grey), {}};
       place_image(*found, other, [&](std::size_t i) {
         const Scale fit = fitted(i).scale;
         const Scale scale{fit.x * zoomed.width / size.width, fit.y * zoomed.height / size.height};
-        return Placement{turned(i).then(scale_shift(scale, 0, 0)), sample_of_canvas.then(flipped),
+        return Placement{turn_picture(i).then(scale_shift(scale, 0, 0)), canvas_to_sample.then(flip(size)),
                          augment_detail::whole(zoomed)};
       });
       average_images(sample.image, other.image);

@@ -24,12 +24,11 @@
 
 namespace yolox {
 
-// A training recipe (--recipe): defaults of ./train that do not depend on the size of the model. Each value
-// is also a flag. Learning rate and weight decay belong to the optimizer, see optim.hpp.
+// A training recipe (--recipe): defaults of ./train that do not depend on the size of the model. Most
+// values are also flags. Learning rate and weight decay belong to the optimizer, see optim.hpp.
 struct TrainingRecipe {
   const char* optimizer;
   const char* schedule;
-  double min_lr_ratio;
   double warmup_epochs, warmup_steps;  // maximum length of the warm-up, which also is at most 5 % of the run
   double no_aug_epochs, no_aug_share;  // maximum length of the final phase: epochs, share of the run
   bool of_run;  // EMA and momentum of batch norms follow the length of the run, see ema_of_run()
@@ -39,11 +38,9 @@ struct TrainingRecipe {
 
 constexpr double kAnyLength = 1e9;
 // The recipe of official YOLOX, which trains from scratch for 300 epochs. Shorter runs have shorter phases.
-constexpr TrainingRecipe kOfficialRecipe = {"sgd", "cosine", 0.05,  5,    kAnyLength,
-                                            15,    0.1,      false, true, "none"};
+constexpr TrainingRecipe kOfficialRecipe = {"sgd", "cosine", 5, kAnyLength, 15, 0.1, false, true, "none"};
 // For pretrained weights and a few hundred images. bench/RESULTS.md says which values were compared.
-constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 0.05, 1,     100,
-                                            5,       0.35,          true, false, "stem"};
+constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 1, 100, 5, 0.35, true, false, "stem"};
 
 // The flags of ./train. Each hyper-parameter is one declaration: member, flag, default and help text.
 struct Config : Flags {
@@ -111,8 +108,6 @@ struct Config : Flags {
       schedule, "Training", "schedule", "recipe", "cosine|flat-cosine",
       "cosine = of YOLOX, constant in the last epochs without mosaic; flat-cosine = constant in the first "
       "half of the run, then a cosine to its end");
-  double min_lr_ratio = flag_recipe(min_lr_ratio, "Training", "min-lr-ratio", "X",
-                                    "final learning rate as a fraction of the initial one", between(0, 1));
   double warmup_epochs = flag_recipe(warmup_epochs, "Training", "warmup-epochs", "X",
                                      "epochs of learning rate warm-up; may be a fraction", at_least(0));
   double no_aug_epochs = flag_recipe(no_aug_epochs, "Training", "no-aug-epochs", "X",
@@ -125,8 +120,6 @@ struct Config : Flags {
   double clip =
       flag(clip, "Training", "clip", 10.0, "X", "clip the gradient norm to X; 0 = off", between(0, 1e38));
   double ema = flag_recipe(ema, "Training", "ema", "X", "EMA decay; 0 = off", between(0, 0.999999));
-  double bn_momentum = flag_recipe(bn_momentum, "Training", "bn-momentum", "X",
-                                   "momentum of the running statistics of batch norms", between(0, 1));
   bool multiscale = flag(multiscale, "Training", "multiscale", true, "",
                          "multi-scale training, a new input size every 10 steps (finetune has one size)");
   int64_t seed = flag(seed, "Training", "seed", int64_t{0}, "N",
@@ -168,10 +161,6 @@ struct Config : Flags {
   int restarts = flag(restarts, "Ranks", "restarts", 0, "N", "resume up to N times after a rank failed",
                       at_least(0) | kOfCall);
 
-  std::string aug =
-      flag(aug, "Augmentation", "aug", "default", "default|none", "augmentation; none = letterbox only");
-  AugmentConfig augment{this};  // the other flags of this group, see augment.hpp
-
   int loader_threads = 1;  // derived from --workers by prepare_process(); not a flag
 
   std::string out = flag(out, "Output", "out", "", "DIR", "run folder [runs/MODEL-DATA]", marked(kOfMachine));
@@ -192,6 +181,33 @@ struct Config : Flags {
                       "profile 20 steps of one size, write trace.json, and stop", marked(kOfCall));
   bool debug = flag(debug, "Output", "debug", false, "",
                     "check all boxes, and report the operation that produces a NaN; slow", marked(kOfCall));
+
+  std::string aug =
+      flag(aug, "Augmentation", "aug", "default", "default|none", "augmentation; none = letterbox only");
+  AugmentConfig augment;  // augment.hpp and models.hpp have the settings without a flag
+
+  Config() {
+    AugmentConfig& a = augment;
+    a.mosaic_prob = flag_recipe(a.mosaic_prob, "Augmentation", "mosaic-prob", "P", "probability of mosaic",
+                                between(0, 1));
+    a.mixup_prob = flag_recipe(a.mixup_prob, "Augmentation", "mixup-prob", "P",
+                               "probability of MixUp in a mosaic", between(0, 1));
+    flag(a.degrees, "Augmentation", "degrees", a.degrees, "X",
+         "mosaic: maximum rotation in degrees, either direction", between(0, 180));
+    flag(a.hsv_prob, "Augmentation", "hsv-prob", a.hsv_prob, "P", "probability of HSV jitter", between(0, 1));
+    flag(a.flip_prob, "Augmentation", "flip-prob", a.flip_prob, "P", "probability of a horizontal flip",
+         between(0, 1));
+    flag(a.vflip_prob, "Augmentation", "vflip-prob", a.vflip_prob, "P", "probability of a vertical flip",
+         between(0, 1));
+    flag(a.turn_prob, "Augmentation", "turn-prob", a.turn_prob, "P",
+         "probability of a rotation by 90, 180 or 270 degrees", between(0, 1));
+    flag(a.blur_prob, "Augmentation", "blur-prob", a.blur_prob, "P",
+         "probability of a Gaussian blur, sigma 0.5 to 2 pixels", between(0, 1));
+    flag(a.grey_prob, "Augmentation", "grey-prob", a.grey_prob, "P", "probability of a grey image",
+         between(0, 1));
+    flag(a.cutout_prob, "Augmentation", "cutout-prob", a.cutout_prob, "P",
+         "probability of a grey rectangle of 10 to 40 % of width and height", between(0, 1));
+  }
 };
 
 // Returns the DTR budget in bytes: infinity for auto, 0 for off. Throws UsageError if --dtr is invalid.
@@ -223,11 +239,6 @@ inline void check_config(const Config& c) {
   combination_check(c.was_given("nodes") || !c.was_given("master"), "--master needs --nodes N and --node I");
   if (!c.master.empty() || c.was_given("master")) parse_address("--master", c.master);
   combination_check(c.patience > 0 || !c.was_given("patience-on"), "--patience-on needs --patience");
-  const AugmentConfig& a = c.augment;
-  usage_check(a.mosaic_scale_lo <= a.mosaic_scale_hi, "--mosaic-scale-lo must be at most --mosaic-scale-hi, ",
-              a.mosaic_scale_hi, ", got ", a.mosaic_scale_lo);
-  usage_check(a.mixup_scale_lo <= a.mixup_scale_hi, "--mixup-scale-lo must be at most --mixup-scale-hi, ",
-              a.mixup_scale_hi, ", got ", a.mixup_scale_lo);
 }
 
 // Returns the row of --recipe, after fill_in().
@@ -247,14 +258,13 @@ inline void fill_in(Config& c, bool resumed = false) {
   if (c.recipe == "auto") c.recipe = c.weights.empty() ? "official" : "finetune";
   const Recipe of_size = model_size(c.model).recipe;
   fill(c.augment.mosaic_prob, of_size.mosaic_prob);
-  fill(c.augment.mosaic_scale_lo, of_size.mosaic_scale_lo);
-  fill(c.augment.mosaic_scale_hi, of_size.mosaic_scale_hi);
+  c.augment.mosaic_scale_lo = of_size.mosaic_scale_lo;
+  c.augment.mosaic_scale_hi = of_size.mosaic_scale_hi;
   fill(c.augment.mixup_prob, of_size.mixup_prob);
   const TrainingRecipe& recipe = training_recipe(c);
   if (c.optimizer == "recipe") c.optimizer = recipe.optimizer;
   if (c.schedule == "recipe") c.schedule = recipe.schedule;
   fill(c.weight_decay, default_weight_decay(c.optimizer));
-  fill(c.min_lr_ratio, recipe.min_lr_ratio);
   if (!resumed && !c.was_given("multiscale")) c.multiscale = recipe.multiscale;
 }
 
@@ -270,7 +280,6 @@ inline void fill_in_steps(Config& c, int64_t images) {
   fill(c.no_aug_epochs,
        std::min({recipe.no_aug_epochs, recipe.no_aug_share * epochs, epochs - c.warmup_epochs}));
   fill(c.ema, recipe.of_run ? ema_of_run(per_epoch * epochs).decay : EmaSchedule().decay);
-  fill(c.bn_momentum, recipe.of_run ? norm_momentum_of_run(per_epoch * epochs) : 0.03);
 }
 
 // Returns the device of this rank. A single process uses --device. Each of several ranks uses the GPU with
@@ -392,6 +401,7 @@ struct Plan {
   int64_t eval_interval = 0;           // epochs; 0: no evaluation
   Schedule schedule = {};              // learning rate
   EmaSchedule ema = {};                // EMA; a decay of 0: none
+  double norm_momentum = 0.03;         // of the running statistics of batch norms
   MultiScale sizes = {};               // input size of each iteration
 
   int64_t batch_per_rank() const { return (batch + ranks - 1) / ranks; }  // the largest share
@@ -425,9 +435,11 @@ inline Plan plan_of(Config& c, int64_t images, int ranks, ImageSize base, int64_
   plan.eval_interval = c.eval_interval;
   const bool flat = c.schedule == "flat-cosine";
   plan.schedule = {c.lr, total, c.warmup_epochs * double(plan.per_epoch), flat ? 0 : no_aug};
-  plan.schedule.min_ratio = c.min_lr_ratio;
   plan.schedule.flat_until = flat ? total / 2 : 0;
-  if (training_recipe(c).of_run) plan.ema = ema_of_run(total);
+  if (training_recipe(c).of_run) {
+    plan.ema = ema_of_run(total);
+    plan.norm_momentum = norm_momentum_of_run(total / double(heads));
+  }
   plan.ema.decay = c.ema;
   plan.sizes = multi_scale(c, base, ranks);
   return plan;

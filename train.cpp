@@ -239,7 +239,7 @@ static bool read_metrics(Training& t, UnreadSteps& unread, Run& run, MicroBatche
   const TrialStep trial{t, compute, base, multi_scale(config, base, rank_info.world).largest(), device, dtr};
   run.note(choose_batch(config, trial, data.train.records.size(), ranks, run.log));
   Plan plan = plan_of(config, data.train.records.size(), rank_info.world, base);
-  set_norm_momentum(*model, config.bn_momentum);
+  set_norm_momentum(*model, plan.norm_momentum);
   use_cudnn_benchmark(cudnn_benchmark_pays(config, plan));
   if (dtr.on()) run.note(try_dtr_step(config, trial, plan.batch_per_rank(), ranks));
   if (!run.resume(t, saved, plan)) {  // complete

@@ -342,7 +342,7 @@ static int train(int argc, char** argv) {
   if (saved)
     check_steps_per_epoch(saved.file, plan.per_epoch, saved.path, "./multitask --weights head_NAME.pth");
   saved.file = {};
-  set_norm_momentum(*t.model, c.bn_momentum);
+  set_norm_momentum(*t.model, plan.norm_momentum);
   use_cudnn_benchmark(cudnn_benchmark_pays(c, plan));
 
   // ---- run folder and log

@@ -85,14 +85,6 @@ inline Image noise(cv::Size size, std::uint64_t seed = 0) {
   return image;
 }
 
-// Returns smooth noise: adjacent pixels differ by a few levels.
-inline Image smooth(cv::Size size, std::uint64_t seed = 0) {
-  Image image;
-  cv::resize(noise({(size.width + 79) / 40, (size.height + 79) / 40}, seed), image, size, 0, 0,
-             cv::INTER_LINEAR);
-  return image;
-}
-
 inline Image coloured(cv::Size size, const cv::Vec3b& colour) {
   Image image(size, 0);
   image.setTo(colour);

@@ -652,8 +652,7 @@ TEST_CASE("train: invalid flags give one line that names them, and exit code 2")
       {"--optimizer x", "--optimizer"},
       {"--preproc x", "--preproc"},
       {"--mosaic-prob 2", "--mosaic-prob must be in 0..1, got 2"},
-      {"--mosaic-scale-lo 1 --mosaic-scale-hi 0.5",
-       "--mosaic-scale-lo must be at most --mosaic-scale-hi, 0.5"},
+      {"--mosaic-scale-lo 1", "--mosaic-scale-lo is gone: edit the recipes in models.hpp"},
       {"--model yolo", "--model"},
       {"--clip 1e308", "--clip"},
   };

@@ -366,6 +366,11 @@ TEST_CASE("resuming: flags on the command line override the settings of the run;
   settings.insert("seed", "5");
   settings.insert("lr", "0.5");
   settings.insert("recipe", "official");
+  settings.insert("model", "yolox-nano");
+  settings.insert("mosaic-scale-lo", "0.5");  // that of the nano
+  settings.insert("mosaic-scale-hi", "2");
+  settings.insert("shear", "2");
+  settings.insert("min-lr-ratio", "0.1");
   file.at("train").toGenericDict().insert_or_assign("settings", settings);
   write_pth(dir / "last.pth", file);
   struct Three : Flags {
@@ -379,7 +384,12 @@ TEST_CASE("resuming: flags on the command line override the settings of the run;
   CHECK(flags.bs == 4);
   CHECK(flags.seed == 6);
   CHECK(flags.lr == 0.5);
-  CHECK(resumed.notes == std::vector<std::string>{"--seed 6 instead of the run's 5"});
+  CHECK(resumed.notes ==
+        std::vector<std::string>{
+            "--seed 6 instead of the run's 5",
+            "warning: the run has 2 for it, but --mosaic-scale-hi is gone: edit the recipes in models.hpp",
+            "warning: the run has 0.1 for it, but --min-lr-ratio is gone: edit Schedule::min_ratio in "
+            "optim.hpp"});
 }
 
 TEST_CASE("saving: a failed save is reported and the run continues; the last save is repeated") {

@@ -115,10 +115,22 @@ struct Gone {
   const char *name, *off, *remedy;
 };
 static const Gone gone_flags[] = {
+    {"bn-momentum", "0.03",
+     "it follows from the recipe and the length of the run; edit norm_momentum in config.hpp"},
+    {"hsv-h", "5", "edit AugmentConfig in augment.hpp"},
+    {"hsv-s", "30", "edit AugmentConfig in augment.hpp"},
+    {"hsv-v", "30", "edit AugmentConfig in augment.hpp"},
     {"keep-going", "false", "--resume RUN --lr X continues after a non-finite loss"},
+    {"min-lr-ratio", "0.05", "edit Schedule::min_ratio in optim.hpp"},
+    {"mixup-scale-hi", "1.5", "edit AugmentConfig in augment.hpp"},
+    {"mixup-scale-lo", "0.5", "edit AugmentConfig in augment.hpp"},
+    {"mosaic-scale-hi", "", "edit the recipes in models.hpp"},
+    {"mosaic-scale-lo", "", "edit the recipes in models.hpp"},
+    {"overlap", "0.2", "tools/tiles.py --overlap"},
+    {"shear", "2", "edit AugmentConfig in augment.hpp"},
     {"tile", "0", "tools/tiles.py cuts images into tiles, and merges the detections"},
     {"tiles", "0", "tools/tiles.py cuts images and labels into tiles"},
-    {"overlap", "0.2", "tools/tiles.py --overlap"},
+    {"translate", "0.1", "edit AugmentConfig in augment.hpp"},
 };
 
 std::string gone_flag(const std::string& name, const std::string& value) {

@@ -114,13 +114,13 @@ inline Span span_of_interval(double a, double b, double lo, double hi, Span in) 
 }  // namespace pixels_detail
 
 // Warps an image into `out` with bilinear interpolation. Writes the pixels of `out` whose centres
-// canvas_of_out maps into the rectangle `shown`. Both matrices map positions (pixel edges) of `out`:
-// picture_of_out to the image, canvas_of_out to the canvas on which the image lies.
-inline void warp_image(Image& out, const ImageRegion& piece, const cv::Matx23d& picture_of_out,
-                       const cv::Matx23d& canvas_of_out, const cv::Rect2d& shown) {
+// out_to_canvas maps into the rectangle `shown`. Both matrices map positions (pixel edges) of `out`:
+// out_to_picture to the image, out_to_canvas to the canvas on which the image lies.
+inline void warp_image(Image& out, const ImageRegion& piece, const cv::Matx23d& out_to_picture,
+                       const cv::Matx23d& out_to_canvas, const cv::Rect2d& shown) {
   using namespace pixels_detail;
   const Image& image = piece.image;
-  const cv::Matx23d &p = picture_of_out, &c = canvas_of_out;
+  const cv::Matx23d &p = out_to_picture, &c = out_to_canvas;
   const Position step{fixed(p(0, 0) * piece.scale.x), fixed(p(1, 0) * piece.scale.y)};
   for (int y = 0; y < out.rows; ++y) {
     const auto at_first = [&](const cv::Matx23d& m, int row) {

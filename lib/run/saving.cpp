@@ -183,7 +183,12 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
   const auto values = flags.values();
   const std::map<std::string, std::string> now(values.begin(), values.end());
   const Settings settings = saved_settings(saved.file, saved.path);
+  const std::map<std::string, std::string> of_run(settings.begin(), settings.end());
+  const Recipe recipe = model_size(of_run.count("model") ? of_run.at("model") : "yolox-s").recipe;
   for (const auto& [name, value] : settings) {
+    const bool is_lo = name == "mosaic-scale-lo", is_hi = name == "mosaic-scale-hi";
+    if ((is_lo || is_hi) && std::stod(value) == (is_lo ? recipe.mosaic_scale_lo : recipe.mosaic_scale_hi))
+      continue;  // flags of older versions, whose value is that of the model
     const bool given = flags.was_given(name), same = given && same_command;
     // With the same command, what the run chose for a flag that said auto stays.
     const bool chosen = same && (now.at(name) == "auto" || now.at(name) == "recipe" ||
@@ -203,7 +208,6 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
     else if (given && !chosen && now.at(name) != value)
       saved.notes.push_back(concat("--", name, " ", now.at(name), " instead of the run's ", value));
   }
-  const std::map<std::string, std::string> of_run(settings.begin(), settings.end());
   if (!of_run.count("recipe")) {  // a run of an older version, whose learning rate is that of one image
     flags.set("recipe", "official");
     if (!flags.was_given("lr"))
