@@ -9,6 +9,7 @@
 #   YOLOX_CMAKE_ARGS=...    additional arguments for CMake
 #   YOLOX_PACKAGES=...      additional Debian packages
 set -euo pipefail
+[ "${1:-}" != --help ] || { sed -n '3,/^set/s/^# \?//p' "$0"; exit; }
 cd "$(dirname "$0")"
 build=${YOLOX_BUILD:-build}
 

@@ -3,8 +3,9 @@
 # Sets up, builds and runs the tests: a few minutes for all.
 #   ./test.sh                    all
 #   ./test.sh quick              those that start no program: less than a minute
-#   ./test.sh -tc='*simota*'     arguments go to doctest; -ltc lists the names
+#   ./test.sh -tc='*simota*'     arguments go to doctest; -ltc lists the names, -h the arguments
 set -uo pipefail
+[ "${1:-}" != --help ] || { sed -n '3,/^set/s/^# \?//p' "$0"; exit; }
 cd "$(dirname "$0")"
 ./setup.sh train multitask eval demo export check pack tests || exit 1
 build=${YOLOX_BUILD:-build}
@@ -18,7 +19,7 @@ done
 [ ${#missing[@]} = 0 ] ||
   echo "missing reference data in $shared (or \$YOLOX_SHARED): ${missing[*]}; tests that compare with it are skipped"
 case " $* " in
-  *" -ltc "* | *" -lts "* | *" -lr "* | *" -c "* | *" -h "* | *" --help "* | *" --list-"* | *" --count "*)
+  *" -ltc "* | *" -lts "* | *" -lr "* | *" -c "* | *" -h "* | *" --list-"* | *" --count "*)
     exec "$build/tests" "$@" ;;
 esac
 scripts=(tests/includes.py "tests/promises.sh $build/tests")
