@@ -209,20 +209,13 @@ TEST_CASE("checkpoints: a failed write keeps the old file and leaves no temporar
   CHECK_MESSAGE(what.find("a.pth: File too large") != std::string::npos, what);
   CHECK(read_pth(dir / "a.pth").toInt() == 1);
 
-  auto unknown = empty_dict();
-  unknown.insert("x", c10::IValue::make_capsule(c10::make_intrusive<Opaque>("a.B")));
-  CHECK_ERROR(write_pth(dir / "a.pth", unknown), "a.B");
   CHECK_ERROR(write_pth(dir / "missing/a.pth", 1), "No such file");
-  CHECK_ERROR(write_pth(dir / "a.pth/b.pth", 1), "Not a directory");
   CHECK_ERROR(write_pth("/dev/full", 1), "not a regular file");
-  CHECK(std::filesystem::is_character_file("/dev/full"));
-  CHECK_ERROR(write_pth(dir.path.string(), 1), "not a regular file");
   if (geteuid() != 0) {
     ::chmod(dir.path.c_str(), 0555);
     CHECK_ERROR(write_pth(dir / "a.pth", 1), "Permission denied");
     ::chmod(dir.path.c_str(), 0755);
   }
-  CHECK(read_pth(dir / "a.pth").toInt() == 1);
   CHECK(std::distance(std::filesystem::directory_iterator(dir.path), {}) == 1);
 
   // A symbolic link stays, and its target is replaced.
@@ -259,10 +252,10 @@ net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
 value = {
   'model': net.state_dict(), 'parameter': torch.nn.Parameter(torch.ones(2)),
   'base': base, 'view': base.view(4, 6).t()[1:3], 'channels_last': torch.arange(24.).view(1, 2, 3, 4).to(memory_format=torch.channels_last),
-  'size': torch.Size([2, 3]), 'long': 2**70, 'negative': -2**40, 'small': -3, 'set': {1, 2}, 'frozen': frozenset([1]), 'bytes': b'abc\xff',
+  'size': torch.Size([2, 3]), 'long': 2**70, 'negative': -2**40, 'set': {1, 2}, 'frozen': frozenset([1]), 'bytes': b'abc\xff',
   'args': argparse.Namespace(lr=0.1), 'default': collections.defaultdict(list, {'a': [1]}), 'pairs': collections.OrderedDict(a=1, b=2),
-  'dtype': torch.float16, 'text': 'caf\u00e9', 'half': torch.tensor([1.5]).half(), 'odd_keys': {(1, 2): 3}, 'deep': [[[(1, [2])]]],
-  'scalar': torch.tensor(5), 'none': torch.empty(0), 'complex': torch.tensor([1j]), 'float8': torch.ones(2).to(torch.float8_e5m2),
+  'text': 'caf\u00e9', 'half': torch.tensor([1.5]).half(), 'odd_keys': {(1, 2): 3},
+  'scalar': torch.tensor(5), 'none': torch.empty(0), 'float8': torch.ones(2).to(torch.float8_e5m2),
 }
 for protocol in range(2, 6):
   torch.save(value, f'python{protocol}.pth', pickle_protocol=protocol)
@@ -282,30 +275,22 @@ torch.save(base.to(torch.float64).expand(5, 24), 'expanded.pth')
     const auto model = file.at("model").toGenericDict();
     REQUIRE(model.size() == 7);
     CHECK(model.begin()->key().toStringRef() == "0.weight");
-    CHECK(model.at("1.num_batches_tracked").toTensor().equal(torch::tensor(0, torch::kLong)));
     CHECK(same(file.at("parameter").toTensor(), torch::ones({2})));
     const auto base = file.at("base").toTensor(), view = file.at("view").toTensor();
-    CHECK(same(base, torch::arange(24, torch::kFloat)));
     CHECK(same(view, base.view({4, 6}).t().slice(0, 1, 3)));
     base.zero_();
     CHECK(view.abs().sum().item<float>() == 0);  // views share their storage as before
     CHECK(same(file.at("channels_last").toTensor(), torch::arange(24, torch::kFloat).view({1, 2, 3, 4})));
-    CHECK(file.at("size").toTupleRef().elements()[1].toInt() == 3);
-    CHECK(file.at("negative").toInt() == -(int64_t(1) << 40));
-    CHECK(file.at("small").toInt() == -3);
-    CHECK(file.at("pairs").toGenericDict().at("b").toInt() == 2);
-    CHECK(file.at("text").toStringRef() == "caf\xC3\xA9");
     CHECK(same(file.at("half").toTensor(), torch::tensor({1.5}).to(torch::kHalf)));
-    CHECK(file.at("deep").toListRef().size() == 1);
     CHECK(file.at("scalar").toTensor().dim() == 0);
     CHECK(file.at("none").toTensor().numel() == 0);
-    CHECK(file.at("complex").toTensor().is_complex());
+    CHECK(file.at("size").toTupleRef().elements()[1].toInt() == 3);
+    CHECK(file.at("negative").toInt() == -(int64_t(1) << 40));
+    CHECK(file.at("pairs").toGenericDict().at("b").toInt() == 2);
+    CHECK(file.at("text").toStringRef() == "caf\xC3\xA9");
     CHECK(describe(file.at("args")) == "the Python object argparse.Namespace");
-    CHECK(describe(file.at("dtype")) == "the Python object torch.float16");
-    for (const char* key : {"long", "set", "frozen", "bytes", "default", "odd_keys", "float8"}) {
-      INFO(key);
-      CHECK(file.at(key).isCapsule());
-    }
+    for (const char* key : {"long", "set", "frozen", "bytes", "default", "odd_keys", "float8"})
+      CHECK_MESSAGE(file.at(key).isCapsule(), key);
   }
   CHECK_ERROR(read_pth(dir / "legacy.pth"), "before PyTorch 1.6");
   CHECK_ERROR(read_pth(dir / "script.pth"), "TorchScript");
@@ -633,19 +618,12 @@ TEST_CASE("checkpoints: class names, channel order and value range are stored wi
               "f.pth: its weights need RGB pixels of 0..255");
   CHECK_ERROR(weights_info(with("value_range", 1.0), "f.pth"), "BGR pixels of 0..1");
   CHECK_ERROR(weights_info(with("mean", std::vector<double>{1, 2, 3}), "f.pth"), "mean [1, 2, 3]");
-  CHECK_ERROR(weights_info(with("std", std::vector<double>{}), "f.pth"), "std []");
   CHECK_ERROR(weights_info(with("classes", 3), "f.pth"), "yolox.classes is the number 3");
-  CHECK_ERROR(weights_info(with("classes", std::vector<int64_t>{1}), "f.pth"), "names");
-  CHECK_ERROR(weights_info(with("size", std::vector<int64_t>{32}), "f.pth"), "height");
   CHECK_ERROR(weights_info(with("size", std::vector<int64_t>{-32, 32}), "f.pth"), "multiples of 32");
-  CHECK_ERROR(weights_info(with("size", std::vector<double>{NAN, 32}), "f.pth"), "multiples of 32");
   CHECK_ERROR(weights_info(with("model", {}), "f.pth"), "yolox.model");
-  CHECK_ERROR(weights_info(with("value_range", "255"), "f.pth"), "yolox.value_range");
   auto broken = empty_dict();
   broken.insert("yolox", 1);
   CHECK_ERROR(weights_info(broken, "f.pth"), "\"yolox\" is the number 1");
-  broken.insert_or_assign("yolox", empty_dict());
-  CHECK_ERROR(weights_info(broken, "f.pth"), "yolox.model is missing");
 }
 
 SHARED_TEST("checkpoints: official checkpoints are read completely") {

@@ -11,25 +11,17 @@
 using namespace yolox;
 using namespace yolox::test;
 
-// Returns the program of the section "The model in your own program" of the README.
-namespace {
-
-std::string program_of_readme() {
+// Writes a project with the program in the section "The model in your own program" of the README, which links
+// yolox::yolox, and with the line that finds it.
+static void write_project(const TempDir& dir, const std::string& find) {
   const std::string readme = contents(YOLOX_SOURCE_DIR "/README.md"), begin = "```cpp\n";
   const size_t from = readme.find(begin) + begin.size();
-  return readme.substr(from, readme.find("```", from) - from);
-}
-
-// Writes a project that links yolox::yolox, with the line that finds it.
-void write_project(const TempDir& dir, const std::string& find) {
-  write_text(dir / "detect.cpp", program_of_readme());
+  write_text(dir / "detect.cpp", readme.substr(from, readme.find("```", from) - from));
   write_text(dir / "CMakeLists.txt",
              concat("cmake_minimum_required(VERSION 3.25)\nproject(other CXX)\n", find,
                     "\nadd_executable(detect detect.cpp)\n"
                     "target_link_libraries(detect PRIVATE yolox::yolox)\n"));
 }
-
-}  // namespace
 
 PROGRAM_TEST(
     "library: the program of the README builds with find_package(yolox) and prints the boxes of demo") {
@@ -56,8 +48,7 @@ PROGRAM_TEST(
   // demo clips boxes to the image, and leaves out those without area.
   const auto drawn = lines_of(contents(dir / ("s/labels/" + image.stem().string() + ".txt")));
   CHECK(drawn.size() > 10);
-  CHECK(drawn.size() <= lines.size());
-  CHECK(drawn.size() > lines.size() / 2);
+  CHECK((drawn.size() <= lines.size() && drawn.size() > lines.size() / 2));
   CHECK(has(lines[0], " at "));
 }
 
@@ -87,7 +78,7 @@ TEST_CASE("docs: install.md lists every package that setup.sh installs") {
     if (at > begin && std::isdigit(static_cast<unsigned char>(script[at + 2])))
       names.insert(script.substr(begin, at - begin));
   }
-  CHECK(names.size() > 25);
+  CHECK(names.size() > 20);
   for (const auto& name : names) CHECK_MESSAGE(has(list, concat("`", name, "`")), name);
 }
 

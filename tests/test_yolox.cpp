@@ -135,15 +135,10 @@ SHARED_TEST("yolox: detections after NMS equal the official ones") {
 TEST_CASE("yolox: NMS of a small example: overlap, classes, class-agnostic, and no detection") {
   // Three overlapping boxes of classes 0, 0 and 1, the first two with IoU 0.6. The score of the fourth is too
   // low.
-  auto row = [](float cx, float cy, float w, float h, float obj, int cls) {
-    auto r = torch::zeros({8});
-    r[0] = cx;
-    r[1] = cy;
-    r[2] = w;
-    r[3] = h;
-    r[4] = obj;
-    r[5 + cls] = 1;
-    return r;
+  const auto row = [](float cx, float cy, float w, float h, float obj, int cls) {
+    std::vector<float> values{cx, cy, w, h, obj, 0, 0, 0};
+    values[5 + cls] = 1;
+    return torch::tensor(values);
   };
   const Tensor out = torch::stack({row(50, 50, 40, 40, .8, 0), row(60, 50, 40, 40, .9, 0),
                                    row(55, 50, 40, 40, .7, 1), row(9, 9, 4, 4, .001, 2)})
@@ -176,7 +171,7 @@ TEST_CASE("yolox: NMS of a small example: overlap, classes, class-agnostic, and 
 }
 
 TEST_CASE(
-    "yolox: any number of classes and any input size divisible by 32; other sizes and names are refused") {
+    "yolox: any number of classes and any input size divisible by 32; other sizes are refused by name") {
   YOLOX model = make_model("yolox-nano", 3);
   model->eval();
   torch::NoGradGuard no_grad;
@@ -186,6 +181,9 @@ TEST_CASE(
                        std::runtime_error);
   CHECK_THROWS_WITH_AS(make_model("yolov5", 3), doctest::Contains("choose yolox-nano"), UsageError);
   CHECK_THROWS_WITH_AS(make_model("yolox-s", 0), doctest::Contains("at least one class"), std::runtime_error);
+  CHECK(error_of([&] {
+          make_yolox({"yolox-micro", 0.33, 0.2, true}, 3);
+        }) == "yolox-micro: the width must be a multiple of 1/64, such as 0.203125, got 0.2");
 }
 
 TEST_CASE("yolox: channels-last weights and images give the same output") {
@@ -262,11 +260,11 @@ TEST_CASE("yolox: fuse_batch_norms removes all batch norms and keeps the output"
     to_channels_last(*model);
     const Tensor images = torch::rand({2, 3, 96, 64}) * 255;
     const Tensor before = decode(model(images), 96, 64);
-    fuse_batch_norms(*model);
-    for (const auto& m : model->modules()) CHECK(m->as<nn::BatchNorm2d>() == nullptr);
-    CHECK(torch::allclose(decode(model(images), 96, 64), before, 1e-3, 1e-3));
-    fuse_batch_norms(*model);  // a second call changes nothing
-    CHECK(torch::allclose(decode(model(images), 96, 64), before, 1e-3, 1e-3));
+    for (int times = 0; times < 2; ++times) {  // a second call changes nothing
+      fuse_batch_norms(*model);
+      for (const auto& m : model->modules()) CHECK(m->as<nn::BatchNorm2d>() == nullptr);
+      CHECK(torch::allclose(decode(model(images), 96, 64), before, 1e-3, 1e-3));
+    }
   }
 }
 
@@ -285,15 +283,6 @@ TEST_CASE("yolox: convolution and SiLU in one operation equal the two, for every
         CHECK(reordered.defined());
       }
     }
-}
-
-TEST_CASE("yolox: a width that gives no whole numbers of channels is refused by name") {
-  const auto made = [](double width) {
-    return error_of([&] { make_yolox({"yolox-micro", 0.33, width, true}, 3); });
-  };
-  CHECK(made(0.2) == "yolox-micro: the width must be a multiple of 1/64, such as 0.203125, got 0.2");
-  CHECK(made(0) == "yolox-micro: the width must be a multiple of 1/64, such as 0.015625, got 0");
-  CHECK(made(0.203125) == "");
 }
 
 // README.md promises that the model can be copied to another project.
