@@ -41,6 +41,10 @@ PackedFile::PackedFile(const std::string& path, size_t room) : path(path) {
   // The space for writing includes the pages that LMDB copies.
   if (room) check_done(mdb_env_set_mapsize(opened, size + room + (size_t(1) << 30)), "cannot be opened");
   check_done(mdb_env_open(opened, path.c_str(), flags | MDB_NOSUBDIR | MDB_NOLOCK, 0644), "cannot be opened");
+  mdb_filehandle_t file;
+  mdb_env_get_fd(opened, &file);
+  check(!room || flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, path,
+        " is being written by another ./pack; wait for it, or give another --out");
   begin(flags);
   check_done(mdb_dbi_open(transaction.get(), nullptr, 0, &table), "cannot be read");
   MDB_envinfo info;
@@ -48,10 +52,6 @@ PackedFile::PackedFile(const std::string& path, size_t room) : path(path) {
   mdb_env_info(opened, &info);
   check_done(mdb_stat(transaction.get(), table, &stat), "cannot be read");
   if (room) {
-    mdb_filehandle_t file;
-    mdb_env_get_fd(opened, &file);
-    check(flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, path,
-          " is being written by another ./pack; wait for it, or give another --out");
     check(stat.ms_entries == 0 || !get("yolox").empty(), path,
           " is an LMDB file of another program; give another --out");
   } else {
