@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -221,3 +222,19 @@ struct TempDir {
   }
   std::string operator/(const std::string& name) const { return (path / name).string(); }
 };
+
+// Runs f() in a child process. Returns its text, or the message of its exception.
+template <class Function>
+std::string in_child(Function f) {
+  const TempDir dir;
+  const pid_t child = fork();
+  if (child == 0) {
+    std::string text;
+    if (const std::string error = error_of([&] { text = f(); }); !error.empty()) text = error;
+    write_text(dir / "text", text);
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status == 0 ? contents(dir / "text") : "status " + std::to_string(status);
+}

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cache of decoded images (store.hpp), and the free memory that it may take.
-#include <sys/wait.h>
-
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -59,21 +57,6 @@ std::set<std::string> entries(const std::string& folder) {
   std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
   return names;
-}
-
-// Runs f() in a child process and returns its text, or the message of its exception.
-std::string in_child(const std::function<std::string()>& f) {
-  const TempDir dir;
-  const pid_t child = fork();
-  if (child == 0) {
-    std::string text;
-    if (const std::string error = error_of([&] { text = f(); }); !error.empty()) text = error;
-    write_text(dir / "text", text);
-    _exit(0);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  return status == 0 ? contents(dir / "text") : concat("status ", status);
 }
 
 }  // namespace

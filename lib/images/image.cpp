@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <csetjmp>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 // libjpeg's headers need <cstdio> before them.
@@ -188,7 +187,8 @@ static std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
 // Returns true if a PNG or JPEG contains its end marker. In a JPEG the marker must follow the last scan,
 // because the thumbnail in the EXIF data has an end marker, too.
 static bool has_end_marker(std::string_view bytes) {
-  if (is_png(bytes)) return bytes.rfind("IEND") != std::string_view::npos;
+  const size_t end = bytes.rfind("IEND");
+  if (is_png(bytes)) return end != std::string_view::npos && end + 8 <= bytes.size();
   return !image_detail::is_jpeg(bytes) ||
          bytes.find("\xFF\xD9", bytes.rfind("\xFF\xDA")) != std::string_view::npos;
 }
@@ -299,40 +299,29 @@ ImageRegion decode_region(std::string_view bytes, const std::string& path, const
                           "); free memory, give fewer --workers, or make the image smaller"));
 }
 
-// Returns the size of a complete PNG (with its end marker) from its header. Returns an empty size if the file
-// is truncated or has an EXIF tag, because OpenCV rotates such an image.
-static cv::Size png_size(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string chunk(20,
-                    '\0');  // length and type of a chunk; in the first chunk (IHDR) width and height follow
-  const auto number = [&](size_t at) { return __builtin_bswap32(read_number<uint32_t>(chunk, at)); };
-  cv::Size size;
-  for (int64_t at = 8; file.seekg(at) && file.read(chunk.data(), at == 8 ? 20 : 12);
-       at += 12 + int64_t(number(0))) {
-    const std::string kind = chunk.substr(4, 4);
-    if (at == 8 && image_detail::is_size(number(8), number(12))) size = {int(number(8)), int(number(12))};
-    if (kind == "IEND") return size;
-    if (kind == "eXIf") break;
-  }
-  return {};
-}
-
 cv::Size image_size(const std::string& path) {
-  for (const size_t limit : {size_t(1) << 12, size_t(1) << 17}) {  // EXIF with a thumbnail needs up to 64 KB
-    const std::string head = read_bytes(path, limit);
-    if (is_png(head)) {
-      const cv::Size size = png_size(path);
-      if (!size.empty()) return size;
-    }
+  const auto ends = [&] {
     std::ifstream file(path, std::ios::binary);
     char tail[2];
-    const bool ends =
-        file.seekg(-2, std::ios::end) && file.read(tail, 2) && !std::memcmp(tail, "\xFF\xD9", 2);
-    if (!image_detail::is_jpeg(head) || !ends) break;
+    return file.seekg(-2, std::ios::end) && file.read(tail, 2) && tail[0] == '\xFF' && tail[1] == '\xD9';
+  };
+  for (const size_t limit : {size_t(1) << 12, size_t(1) << 17}) {  // EXIF with a thumbnail needs up to 64 KB
+    const std::string head = read_bytes(path, limit);
+    if (!image_detail::is_jpeg(head) || !ends()) break;
     Jpeg jpeg;
     if (read_jpeg(head, jpeg).empty() && jpeg.width > 0) return jpeg.upright();
   }
-  return decode_image(read_bytes(path), path).size();
+  const std::string bytes = read_bytes(path);
+  // OpenCV rotates a PNG that has an EXIF tag.
+  if (bytes.size() > 24 && is_png(bytes) && has_end_marker(bytes) &&
+      bytes.find("eXIf") == std::string::npos) {
+    const auto number = [&](size_t at) {
+      return int64_t(__builtin_bswap32(read_number<uint32_t>(bytes, at)));
+    };
+    const int64_t width = number(16), height = number(20);
+    if (image_detail::is_size(width, height)) return {int(width), int(height)};
+  }
+  return decode_image(bytes, path).size();
 }
 
 }  // namespace yolox

@@ -90,7 +90,7 @@ inline Image decode_image(std::string_view bytes, const std::string& path) {
   return decode_region(bytes, path, {0, 0, 1 << 20, 1 << 20}, 1).image;
 }
 
-// Returns the size of an image after EXIF rotation. Reads only the header of a JPEG or PNG that ends with its
+// Returns the size of an image after EXIF rotation. Takes it from the header of a JPEG or PNG that has its
 // end marker, and decodes any other file, so that a truncated file is found. Throws ImageError.
 cv::Size image_size(const std::string& path);
 
