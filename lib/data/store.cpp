@@ -132,11 +132,11 @@ ImageCache::ImageCache(const Dataset& data, cv::Size input) : input(input) {
     sizes.push_back(data.size(i));
     files += data.records[i].file + "\n";
   }
-  places.push_back(sizes.size());
+  offsets.push_back(sizes.size());
   for (size_t i = 0; i < sizes.size(); ++i) {
     size_t bytes = 0;
     for (const cv::Size s : level_sizes(i)) bytes += size_t(s.area()) * 3;
-    places.push_back(places.back() + bytes);
+    offsets.push_back(offsets.back() + bytes);
   }
   constexpr int kPixels = 1;  // version of the cached pixels; increase it when their computation changes
   data_name = concat("yolox-cache-", content_key(files, input), "-");
@@ -144,7 +144,7 @@ ImageCache::ImageCache(const Dataset& data, cv::Size input) : input(input) {
 }
 
 ImageCache::~ImageCache() {
-  if (start) munmap(const_cast<char*>(start), places.back());
+  if (memory) munmap(const_cast<char*>(memory), offsets.back());
   if (fd >= 0) close(fd);
 }
 
@@ -190,7 +190,7 @@ std::string ImageCache::open_on_disk(const std::string& folder, const Dataset& d
   }
   struct stat s {};
   fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd >= 0 && fstat(fd, &s) == 0 && size_t(s.st_size) == places.back()) {
+  if (fd >= 0 && fstat(fd, &s) == 0 && size_t(s.st_size) == offsets.back()) {
     map();
     return path;
   }
@@ -199,14 +199,15 @@ std::string ImageCache::open_on_disk(const std::string& folder, const Dataset& d
   // Two processes may write the same file at the same time, because both write the same bytes.
   fd = open(part.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   struct statvfs disk {};
-  check(fd >= 0 && fstat(fd, &s) == 0 && fstatvfs(fd, &disk) == 0, "cannot write ", part, ": ",
-        std::strerror(errno), remedy);
+  const bool opened = fd >= 0 && fstat(fd, &s) == 0 && fstatvfs(fd, &disk) == 0;
+  check(opened, "cannot write ", part, ": ", std::strerror(errno), remedy);
   const double free = double(disk.f_bavail) * double(disk.f_frsize) + 512.0 * double(s.st_blocks);
   try {
     check(bytes() <= free, "no room for the cache in ", folder, ": it needs ", short_bytes(bytes()),
           ", free ", short_bytes(free), remedy);
     fill(data, threads, progress);
-    check(fsync(fd) == 0, "cannot write the image cache: ", std::strerror(errno), remedy);
+    const bool written = fsync(fd) == 0;
+    check(written, "cannot write the image cache: ", std::strerror(errno), remedy);
   } catch (...) {
     fs::remove(part, error);
     throw;
@@ -216,8 +217,8 @@ std::string ImageCache::open_on_disk(const std::string& folder, const Dataset& d
 }
 
 void ImageCache::fill(const Dataset& data, int threads, const Progress& progress) {
-  check(ftruncate(fd, off_t(places.back())) == 0, "cannot write the image cache: ", std::strerror(errno),
-        remedy);
+  const bool sized = ftruncate(fd, off_t(offsets.back())) == 0;
+  check(sized, "cannot write the image cache: ", std::strerror(errno), remedy);
   std::mutex mutex;
   size_t done = 0;
   const size_t n = sizes.size();
@@ -225,7 +226,7 @@ void ImageCache::fill(const Dataset& data, int threads, const Progress& progress
       int64_t(n),
       [&](int64_t i) {
         const std::vector<cv::Size> levels = level_sizes(i);
-        std::string pixels(places[i + 1] - places[i], '\0');
+        std::string pixels(offsets[i + 1] - offsets[i], '\0');
         const cv::Mat largest(levels[0], CV_8UC3, pixels.data());
         try {
           const double scale =
@@ -237,7 +238,7 @@ void ImageCache::fill(const Dataset& data, int threads, const Progress& progress
             cv::resize(at ? largest : image, level, s, 0, 0, at ? cv::INTER_AREA : cv::INTER_LINEAR);
             at += size_t(s.area()) * 3;
           }
-          write(pixels, places[i]);
+          write(pixels, offsets[i]);
           write("\1", size_t(i));
         } catch (const ImageError&) {  // the file was damaged after it was checked
           if (data.strict) throw;
@@ -259,15 +260,15 @@ void ImageCache::write(std::string_view bytes, size_t at) const {
 }
 
 void ImageCache::map() {
-  void* memory = mmap(nullptr, places.back(), PROT_READ, MAP_SHARED, fd, 0);
-  check(memory != MAP_FAILED, "cannot map the image cache: ", std::strerror(errno));
-  start = static_cast<const char*>(memory);
+  void* mapped = mmap(nullptr, offsets.back(), PROT_READ, MAP_SHARED, fd, 0);
+  check(mapped != MAP_FAILED, "cannot map the image cache: ", std::strerror(errno));
+  memory = static_cast<const char*>(mapped);
 }
 
 ImageRegion ImageCache::read(size_t i, double scale) const {
-  if (!start[i]) return {};
+  if (!memory[i]) return {};
   const std::vector<cv::Size> levels = level_sizes(i);
-  const char* pixels = start + places[i];
+  const char* pixels = memory + offsets[i];
   size_t level = 0;
   for (double s = scale / (1.0 * levels[0].width / sizes[i].width); s <= 0.5 && level + 1 < levels.size();
        s *= 2)

@@ -74,8 +74,7 @@ std::string cache_folder();
 
 // The decoded images of a data set, no larger than the network's input, in one block of memory or one file
 // that the processes of a machine share. Beside each image are its reductions by 2, 4 and 8, so that a sample
-// that shows an image at a small scale reads few bytes. All sizes, and so all places, follow from the sizes
-// of the images.
+// that shows an image at a small scale reads few bytes. All offsets follow from the sizes of the images.
 class ImageCache {
  public:
   using Progress = std::function<void(size_t done, size_t n)>;
@@ -100,7 +99,7 @@ class ImageCache {
   // empty ImageRegion if the image could not be decoded. The pixels are a view, and read-only.
   ImageRegion read(size_t i, double scale) const;
 
-  double bytes() const { return double(places.back()); }
+  double bytes() const { return double(offsets.back()); }
 
  private:
   std::vector<cv::Size> level_sizes(size_t i) const;
@@ -110,11 +109,11 @@ class ImageCache {
 
   const cv::Size input;
   std::vector<cv::Size> sizes;  // of the original images
-  std::vector<size_t> places;   // of the pixels of each image, after one byte an image: 1 if it was decoded
+  std::vector<size_t> offsets;  // of the pixels of each image, after one byte an image: 1 if it was decoded
   std::string data_name, name;  // of the file: without and with what changes when a file changes
   std::string remedy;           // end of the message if there is no room
   int fd = -1;
-  const char* start = nullptr;
+  const char* memory = nullptr;
 };
 
 // Makes a data set read its images from the cache.
