@@ -4,7 +4,6 @@
 // the medians of the ratios. Gradients and losses must be bit-for-bit equal to those of the plain step; on a
 // GPU, see --deterministic.
 //   ./build/bench_dtr --model yolox-tiny --bs 4 --size 416
-#include <sys/resource.h>
 #include <time.h>
 
 #include <algorithm>
@@ -41,18 +40,12 @@ struct BenchConfig : Flags {
   std::string budgets =
       flag(budgets, "Bench", "budgets", "100,80,60,50,40,30,0", "P,...",
            "memory budgets in % of the activations; 100: no limit; 0: activation checkpointing");
-  int min_kb = flag(min_kb, "Bench", "min-kb", 64, "N", "smallest storage that DTR evicts, in KiB");
 };
 
 static double cpu_seconds() {
   timespec t;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
   return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
-}
-static double page_faults() {
-  rusage usage;
-  getrusage(RUSAGE_SELF, &usage);
-  return double(usage.ru_minflt);
 }
 
 // Activation checkpointing, the usual alternative to DTR. A block keeps only its input, and backward
@@ -100,7 +93,7 @@ static void checkpoint_blocks(YOLOX& model) {
 
 // Result of a step. bytes: peak above the start of the step.
 struct Outcome {
-  double seconds, bytes, faults, loss;
+  double seconds, bytes, loss;
   std::vector<Tensor> gradients;
 };
 
@@ -109,7 +102,7 @@ struct Kind {
   double percent;
   std::unique_ptr<Dtr> dtr;
   std::vector<double> ratios;
-  double bytes = 0, faults = 0;
+  double bytes = 0;
   bool equal = true;
   std::string error;
 };
@@ -125,7 +118,6 @@ static std::vector<Kind> kinds_of(const BenchConfig& c, double activations, torc
                : k.percent >= 100 ? std::numeric_limits<double>::infinity()
                                   : activations * k.percent / 100;
     s.relative_to_start = true;
-    s.min_size = int64_t(c.min_kb) << 10;
     k.dtr = std::make_unique<Dtr>(s);
     kinds.push_back(std::move(k));
   }
@@ -134,9 +126,8 @@ static std::vector<Kind> kinds_of(const BenchConfig& c, double activations, torc
 
 static void print_table(std::vector<Kind>& kinds, double activations) {
   std::printf(
-      "| budget, %% of activations | peak, %% | step | min to max | equal | evicted | rematerialised | page "
-      "faults |\n");
-  std::printf("|---|---|---|---|---|---|---|---|\n");
+      "| budget, %% of activations | peak, %% | step | min to max | equal | evicted | rematerialised |\n");
+  std::printf("|---|---|---|---|---|---|---|\n");
   for (Kind& k : kinds) {
     const std::string label = k.percent > 0 ? rounded(k.percent) : "checkpointing";
     if (!k.error.empty()) {
@@ -145,9 +136,9 @@ static void print_table(std::vector<Kind>& kinds, double activations) {
     }
     std::sort(k.ratios.begin(), k.ratios.end());
     const DtrStep& d = k.dtr->step();
-    std::printf("| %s | %.1f | x%.3f | %.3f to %.3f | %s | %ld | %ld | %.0fk |\n", label.c_str(),
+    std::printf("| %s | %.1f | x%.3f | %.3f to %.3f | %s | %ld | %ld |\n", label.c_str(),
                 100 * k.bytes / activations, median(k.ratios), k.ratios.front(), k.ratios.back(),
-                k.equal ? "yes" : "NO", long(d.evictions), long(d.rematerialisations), k.faults / 1e3);
+                k.equal ? "yes" : "NO", long(d.evictions), long(d.rematerialisations));
   }
 }
 
@@ -155,7 +146,6 @@ static void print_table(std::vector<Kind>& kinds, double activations) {
 static void add_result(Kind& k, const Outcome& o, const Outcome& plain, bool timed) {
   if (timed) k.ratios.push_back(o.seconds / plain.seconds);
   k.bytes = std::max(k.bytes, o.bytes);
-  k.faults = o.faults;
   k.equal &= o.loss == plain.loss && o.gradients.size() == plain.gradients.size();
   for (size_t i = 0; i < o.gradients.size() && k.equal; ++i)
     k.equal = torch::equal(o.gradients[i], plain.gradients[i]);
@@ -188,8 +178,8 @@ int main(int argc, char** argv) {
       if (gpu && measure_memory) empty_cache(device);
       if (gpu) torch::cuda::synchronize();
       const auto seconds_now = [&] { return gpu ? now() : cpu_seconds(); };
-      const double base = gpu ? allocated_bytes(device).now : double(allocator.live()),
-                   faults = page_faults(), start = seconds_now();
+      const double base = gpu ? allocated_bytes(device).now : double(allocator.live());
+      const double start = seconds_now();
       const Losses losses =
           dtr.run([&] { return compute_gradients(model, input, 1, optimizer, scaler, settings); });
       if (gpu) torch::cuda::synchronize();
@@ -197,8 +187,7 @@ int main(int argc, char** argv) {
       const double peak = !gpu             ? double(allocator.peak())
                           : measure_memory ? allocated_bytes(device).peak
                                            : base;
-      return Outcome{seconds, peak - base, page_faults() - faults, losses.total.item<double>(),
-                     gradients(optimizer.groups)};
+      return Outcome{seconds, peak - base, losses.total.item<double>(), gradients(optimizer.groups)};
     };
     Dtr off;
     step(off, true);
@@ -230,8 +219,7 @@ int main(int argc, char** argv) {
       const double s = step(off, false).seconds;
       if (round >= 0) again.push_back(s / plain.seconds);
     }
-    std::printf("plain step: %.3f CPU s (a second plain step: x%.3f), %.0fk page faults\n\n", median(seconds),
-                median(again), plain.faults / 1e3);
+    std::printf("plain step: %.3f CPU s (a second plain step: x%.3f)\n\n", median(seconds), median(again));
     print_table(kinds, activations);
     std::printf("\n%ld operations per step\n", long(kinds.front().dtr->step().operations));
   });
