@@ -129,9 +129,6 @@ struct Config : Flags {
                           "auto = those that ./gpu-check has found right on this machine");
   bool deterministic = flag(deterministic, "Training", "deterministic", false, "",
                             "bit-for-bit reproducible; slower on a GPU");
-  bool keep_going =
-      flag(keep_going, "Training", "keep-going", false, "",
-           "after a non-finite loss, resume the last checkpoint at half the learning rate, up to 3 times");
   std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda[:N]", "device to train on",
                             marked(kOfMachine));
 

@@ -415,7 +415,7 @@ inline void ema_update(const EmaTensors& pairs, const StepScalar& d, const Tenso
 
 // Decides on the device whether a step is skipped, so that the host does not wait for it. A step is skipped
 // if a gradient is not finite, as happens now and then in fp16. After a loss that is not finite, all steps
-// are skipped until reset(), so that the weights of the failed step can be saved.
+// are skipped, so that the weights of the failed step can be saved.
 class StepGuard {
  public:
   // Returns a scalar on the device of the loss: 1 if this step must be skipped, else 0. failed: skips this
@@ -426,10 +426,6 @@ class StepGuard {
     if (failed) sum.fill_(std::nan(""));
     sum.add_(loss, 0);  // stays 0, or becomes NaN and stays NaN
     return sum.add(gradient_norm, 0).ne(0).to(torch::kFloat);
-  }
-  // In place, because a CUDA graph may write to `sum`.
-  void reset() {
-    if (sum.defined()) sum.zero_();
   }
 
  private:

@@ -173,24 +173,6 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   return !run.end_of_epoch(t, evaluation ? &*evaluation : nullptr, stop);
 }
 
-// Reads and logs the numbers of the steps that the host waits for. After a non-finite loss, goes back to the
-// last checkpoint and returns false, or throws.
-static bool read_metrics(Training& t, UnreadSteps& unread, Run& run, MicroBatches& micro_batches,
-                         Batches& batches) {
-  const bool all = run.must_read_all(t);
-  for (auto read = unread.next(all); read; read = unread.next(all)) {
-    if (const std::string why = run.failure_reason(*read); !why.empty()) {
-      micro_batches.restore_statistics(/*second_latest=*/t.iteration > read->step + 1);
-      run.roll_back(t, why, *read);
-      unread.reset();
-      batches.start(t.iteration);
-      return false;
-    }
-    run.end_step(t, *read);
-  }
-  return true;
-}
-
 // Trains and returns the exit code. With --gpus or --procs, starts the ranks instead. One long function, so
 // that the whole training can be read from top to bottom.
 [[maybe_unused]] static int train(int argc, char** argv) {
@@ -276,7 +258,7 @@ static bool read_metrics(Training& t, UnreadSteps& unread, Run& run, MicroBatche
   run.check_signals();
   while (go_on && t.iteration < plan.iters && !run.stopped()) {
     const int64_t i = t.iteration;
-    const double lr = learning_rate(plan.schedule, i) * t.lr_factor;
+    const double lr = learning_rate(plan.schedule, i);
     const ImageSize size = plan.sizes.size_at(i);
     const Batch batch = batches.next();
     run.start_step(i, batch, batches.reset_waiting_time());
@@ -300,7 +282,8 @@ static bool read_metrics(Training& t, UnreadSteps& unread, Run& run, MicroBatche
     // Logs the step. On a GPU, the step before, so that the GPU does not wait for the host.
     unread.add({i, batch, lr, size, step.use_l1, losses.anomaly, dtr.step(), {}}, losses);
     run.check_signals();
-    if (!read_metrics(t, unread, run, micro_batches, batches)) continue;
+    const bool all = run.must_read_all(t);
+    for (auto read = unread.next(all); read; read = unread.next(all)) run.end_step(t, *read);
     if (run.profiling())
       go_on = run.profile_step();
     else if (plan.ends_epoch(t.iteration))

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Prints the SHA-256 of what must not change in the outputs of a run, for same_bytes.sh: of a checkpoint all but its
-settings, of metrics.csv the steps, AP and validation loss. Reads checkpoints without torch.
+settings and what older versions stored for flags that are gone, of metrics.csv the steps, AP and validation loss. Reads
+checkpoints without torch.
 
   same_bytes.py FILE.pth... FILE.csv..."""
 import csv
@@ -9,6 +10,9 @@ import hashlib
 import pickle
 import sys
 import zipfile
+
+
+SKIPPED = 'settings', 'lr_factor', 'rollbacks'
 
 
 class Reader(pickle.Unpickler):
@@ -28,7 +32,7 @@ class Reader(pickle.Unpickler):
 
 def without_settings(value):
     if isinstance(value, dict):
-        return {k: without_settings(v) for k, v in value.items() if k != 'settings'}
+        return {k: without_settings(v) for k, v in value.items() if k not in SKIPPED}
     return [without_settings(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 

@@ -303,8 +303,6 @@ TEST_CASE("optim: a skipped step changes no weight, no momentum, no step count a
     CHECK(changed(1, 0.5) == all);
     CHECK(changed(infinity, 0.5) == 0);
     CHECK(changed(1, 0.5) == 0);  // all steps after a loss that is not finite
-    guard.reset();
-    CHECK(changed(1, 0.5) == all);
   }
 }
 

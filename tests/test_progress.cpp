@@ -74,8 +74,6 @@ TEST_CASE("progress: a resumed run keeps the evaluation at its first step, unles
     CHECK(test_run.rows().back()[kAP] == 0.5);
     test_run.progress.emplace(test_run.dir.path.string(), test_run.log, 4, true, 0, false, evaluates);
     CHECK(test_run.rows().size() == rows - evaluates);
-    test_run.progress->roll_back(4);  // does not evaluate again
-    CHECK(test_run.rows().size() == rows - evaluates);
   }
 }
 
@@ -142,23 +140,6 @@ TEST_CASE("progress: speed and waiting time are those of the steps only; the rem
   const std::string line = lines_of(test_run.log_text()).back();
   CHECK(line.substr(line.size() - 3) == " 0s");
   CHECK(has(line, concat(" ", std::llround(row[kSpeed]), " ")));  // the first speeds are not smoothed
-}
-
-TEST_CASE("progress: roll_back removes later rows and events, and the unfinished mean") {
-  TestRun test_run;
-  test_run.step(0, 8);
-  test_run.step(3, 4);
-  test_run.step(4, 100);
-  test_run.step(5, 100);
-  test_run.progress->roll_back(2);
-  REQUIRE(test_run.rows().size() == 1);
-  test_run.step(2, 1);
-  test_run.step(3, 3);
-  REQUIRE(test_run.rows().size() == 2);
-  CHECK(test_run.rows()[1][kLoss] == 2);
-  CHECK(has(test_run.log_text(), "1/2       4/4  2.00"));
-  CHECK(has(test_run.events(), session_event(1)));
-  CHECK(has(test_run.events(), session_event(3)));
 }
 
 TEST_CASE(
@@ -279,7 +260,7 @@ TEST_CASE("progress: the log names no part of a run that has 0 steps") {
     Ranks ranks({}, torch::kCPU, 1);
     const Plan plan = plan_of(config, 8, 1, {64, 64});
     quietly([&] {
-      log_plan(*test_run.progress, test_run.log, config, splits, model, {64, 64}, 1e9, torch::kCPU, plan, 0.1,
+      log_plan(*test_run.progress, test_run.log, config, splits, model, {64, 64}, 1e9, torch::kCPU, plan,
                ranks);
     });
     return test_run.log_text();

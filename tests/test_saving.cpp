@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints of a run: save, load and roll back; the run folder.
+// Checkpoints of a run: save and load; the run folder.
 #include "models.hpp"
 #include "tensors.hpp"
 
@@ -113,7 +113,7 @@ TEST_CASE("checkpoints: --keep N keeps N older ones, 0 none; the same step is no
   save_last(dir.path.string(), file_of_step(5), 5, -1,
             3);  // -1: the existing last.pth is damaged and not kept
   CHECK(names_in(dir) == Names{"last.pth"});
-  write_text(dir / "step_5.pth", "of a step that was done before going back");
+  write_text(dir / "step_5.pth", "of a step that is done again");
   save_last(dir.path.string(), file_of_step(6), 6, 5, 3);
   CHECK(step_of(read_pth(dir / "step_5.pth")) == 5);
 }
@@ -176,57 +176,25 @@ TEST_CASE("checkpoints: one with nonfinite weights is not resumed from") {
   CHECK(found.images == 8);
   REQUIRE(found.notes.size() == 1);
   CHECK(has(found.notes[0], "not finite"));
-  CHECK(has(error_of([&] { newest_checkpoint(dir.path.string(), 5); }),
-            "step_5.pth is the checkpoint of step 5"));
 }
 
-TEST_CASE(
-    "checkpoints: roll_back restores the gradient scaler and counts, and goes back further at the next "
-    "failure") {
+TEST_CASE("checkpoints: the gradient scaler is restored; a run may be resumed with and without fp16") {
   TempDir dir;
-  const auto training = [](bool fp16) { return small_training(fp16); };
-  Training t = training(true);
   Log log(dir / "log.txt");
   Saver saver{dir.path.string(), nano_info(), {}, 10, 80, 3, true};
-  t.iteration = 1;
+  Training t = small_training(true), resumed = small_training(true);
   t.scaler.scale.fill_(512);
   t.scaler.growth_tracker.fill_(7);
   REQUIRE(saver.save(t, "last.pth", log));
-  t.iteration = 2;
-  t.scaler.scale.fill_(256);
-  REQUIRE(saver.save(t, "last.pth", log));
-  t.iteration = 9;
-  t.scaler.scale.fill_(1);
-  saver.roll_back(t, log, [] {});
-  CHECK(t.iteration == 2);
-  CHECK(t.scaler.scale.item<double>() == 256);
-  CHECK(t.scaler.growth_tracker.item<int64_t>() == 7);
-  CHECK(t.lr_factor == 0.5);
-  Training resumed = training(true);
   saver.load(resumed, newest_checkpoint(saver.run));
-  CHECK(resumed.lr_factor == 0.5);  // roll_back() saves the new factor at once
+  CHECK(resumed.scaler.scale.item<double>() == 512);
   CHECK(resumed.scaler.growth_tracker.item<int64_t>() == 7);
-  CHECK(resumed.rollbacks == 1);
-  // The next failure comes before a new checkpoint.
-  t.iteration = 7;
-  saver.roll_back(t, log, [] {});
-  CHECK(t.iteration == 1);
-  CHECK(t.scaler.scale.item<double>() == 512);
-  CHECK(t.lr_factor == 0.25);
-  CHECK(t.rollbacks == 2);
-  t.iteration = 5;
-  saver.roll_back(t, log, [] {});  // no earlier checkpoint
-  CHECK(t.iteration == 1);
-  CHECK(t.lr_factor == 0.125);
-  write_text(dir / "last.pth", "torn");
-  quietly([&] { saver.roll_back(t, log, [] {}); });
-  CHECK(has(contents(dir / "log.txt"), "using the previous checkpoint"));
 
-  // A run without fp16 is resumed with fp16: the scaler starts as in a new run. Then the other way round.
-  Training plain = training(false);
+  // The scaler of a run without fp16 starts as in a new run.
+  Training plain = small_training(false);
   plain.iteration = 20;
   REQUIRE(saver.save(plain, "last.pth", log));
-  Training mixed = training(true);
+  Training mixed = small_training(true);
   saver.load(mixed, newest_checkpoint(saver.run));
   CHECK(mixed.iteration == 20);
   CHECK(mixed.scaler.scale.item<double>() == 65536);
@@ -371,7 +339,9 @@ TEST_CASE("resuming: flags on the command line override the settings of the run;
   settings.insert("mosaic-scale-hi", "2");
   settings.insert("shear", "2");
   settings.insert("min-lr-ratio", "0.1");
-  file.at("train").toGenericDict().insert_or_assign("settings", settings);
+  auto state = file.at("train").toGenericDict();
+  state.insert_or_assign("settings", settings);
+  state.insert("lr_factor", 0.25);  // --keep-going of an older version went back twice
   write_pth(dir / "last.pth", file);
   struct Three : Flags {
     int bs = flag(bs, "Training", "bs", 16, "N", "images in a step");
@@ -383,7 +353,7 @@ TEST_CASE("resuming: flags on the command line override the settings of the run;
   CHECK(resumed.step == 3);
   CHECK(flags.bs == 4);
   CHECK(flags.seed == 6);
-  CHECK(flags.lr == 0.5);
+  CHECK(flags.lr == 0.125);
   CHECK(resumed.notes ==
         std::vector<std::string>{
             "--seed 6 instead of the run's 5",
@@ -521,20 +491,17 @@ TEST_CASE("checkpoints: all counts of a run and the random number generator are 
   t.skipped = 3;
   t.epochs = 2;
   t.best = {0.5, 2.5, 1};
-  t.rollbacks = 4;
   t.score = 0.25;
-  t.lr_factor = 0.125;
   const auto file = checkpoint(t, nano_info(), {}, 10, 80);
   const Tensor next = torch::rand({3});
   Training resumed = small_training();
   torch::manual_seed(9);
   load_checkpoint(resumed, file, 10, "x.pth");
   CHECK(torch::equal(torch::rand({3}), next));
-  for (const auto count : {&Training::iteration, &Training::ema_updates, &Training::skipped,
-                           &Training::epochs, &Training::rollbacks})
+  for (const auto count :
+       {&Training::iteration, &Training::ema_updates, &Training::skipped, &Training::epochs})
     CHECK(resumed.*count == t.*count);
   CHECK(resumed.score == t.score);
-  CHECK(resumed.lr_factor == t.lr_factor);
   CHECK(resumed.best.score == 0.5);
   CHECK(resumed.best.loss == 2.5);
   CHECK(resumed.best.evals_without_gain == 1);
@@ -546,16 +513,13 @@ TEST_CASE("checkpoints: all counts of a run and the random number generator are 
   CHECK(changed.best.score == -1);
   CHECK(changed.best.loss == 2.5);
 
-  // A checkpoint of version 0.1.0 has other names.
+  // A checkpoint of version 0.1.0 has another name.
   auto state = file.at("train").toGenericDict();
   CHECK(state.erase("score") == 1);
-  for (const auto& [now, before] : {std::pair("evals_without_gain", "stale"), {"rollbacks", "returns"}}) {
-    state.insert(before, state.at(now));
-    CHECK(state.erase(now) == 1);
-  }
+  state.insert("stale", state.at("evals_without_gain"));
+  CHECK(state.erase("evals_without_gain") == 1);
   Training old = small_training();
   load_checkpoint(old, file, 10, "x.pth");
   CHECK(old.best.score == 0.5);
   CHECK(old.best.evals_without_gain == 1);
-  CHECK(old.rollbacks == 4);
 }

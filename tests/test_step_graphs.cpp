@@ -115,7 +115,7 @@ GPU_TEST("gpu: a replayed step whose gradient overflows changes nothing but the 
   CHECK(torch::equal(t.training->optimizer.steps[0][0].cpu(), torch::full({}, 7.0f)));
 }
 
-GPU_TEST("gpu: after a loss that is not finite, replays change nothing until the guard is reset") {
+GPU_TEST("gpu: after a loss that is not finite, later replays change nothing") {
   Trainer t("yolox-nano", kGpu, "off");
   t.use_graphs(true);
   BatchStream batches;
@@ -129,9 +129,6 @@ GPU_TEST("gpu: after a loss that is not finite, replays change nothing until the
     if (buffer.is_floating_point()) buffer.nan_to_num_(1);
   CHECK(t(batches.next(), lr_of(7)).finite());
   CHECK(torch::equal(weights(), before));
-  t.step_guard.reset();
-  CHECK(t(batches.next(), lr_of(8)).finite());
-  CHECK_FALSE(torch::equal(weights(), before));
 }
 
 GPU_TEST("gpu: a step that reads a result on the host is not recorded, and training goes on without graphs") {

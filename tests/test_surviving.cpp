@@ -181,7 +181,7 @@ PROGRAM_TEST(
   const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0");
   CHECK(o.code == 1);
   for (const char* part : {"the loss is not finite at step", "iou", "obj", "cls", "grad_norm", "lr 1e+30",
-                           "shapes_", "nonfinite.pth", "--resume r"})
+                           "shapes_", "nonfinite.pth", "./train --resume r --lr 5e+29"})
     CHECK_MESSAGE(has(o.err, part), part << " in " << o.err);
   const auto saved = read_pth(dir / "r/nonfinite.pth").toGenericDict();
   CHECK(saved.at("images").toTensor().sizes() == c10::IntArrayRef{2, 64, 64, 3});
@@ -196,37 +196,6 @@ PROGRAM_TEST(
   const std::string crash = contents(dir / "r/crash.txt");
   for (const char* part : {"not finite", "step ", "shapes_", "\"model\":\"yolox-nano\"", TORCH_VERSION})
     CHECK_MESSAGE(has(crash, part), part << " in " << crash);
-}
-
-PROGRAM_TEST("train: --keep-going returns to the last checkpoint at half the lr, three times at most") {
-  const Folder dir;
-  const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0 --keep-going");
-  CHECK(o.code == 1);
-  for (const char* factor : {"with 0.5 times the lr", "with 0.25 times the lr", "with 0.125 times the lr"})
-    CHECK_MESSAGE(has(o.out, factor), o.out);
-  CHECK_FALSE(has(o.out, "0.0625"));
-  CHECK(has(o.out, "back to step 0 "));
-  CHECK(has(o.err, "lr 1.25e+29"));
-}
-
-PROGRAM_TEST("train: the checkpoint contains the lr factor and the number of returns of --keep-going") {
-  const Folder dir;
-  const std::string flags =
-      "--data data --model yolox-nano --size 64 --bs 2 --epochs 2 --warmup-epochs 0 "
-      "--eval-interval 0 --out r ";
-  succeed(dir, "train", flags + "--max-iters 1");
-  auto file = read_pth(dir / "r/last.pth").toGenericDict();
-  file.at("train").toGenericDict().insert_or_assign("lr_factor", 0.25);
-  file.at("train").toGenericDict().insert_or_assign("rollbacks", int64_t{3});
-  write_pth(dir / "r/last.pth", file);
-  succeed(dir, "train", "--resume r --max-iters 2");
-  const auto rows = metric_rows(dir / "r/metrics.csv");
-  REQUIRE(rows.size() == 2);
-  CHECK(rows[0][kLr] == doctest::Approx(2 * 0.01 / 64).epsilon(0.05));
-  CHECK(rows[1][kLr] == doctest::Approx(2 * 0.01 / 64 / 4).epsilon(0.15));
-  const Outcome again = run(dir, "train", "--resume r --max-iters 8 --lr 1e30 --keep-going");
-  CHECK(again.code == 1);
-  CHECK_FALSE(has(again.out, "back to step"));
 }
 
 PROGRAM_TEST(

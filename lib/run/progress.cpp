@@ -85,15 +85,6 @@ RunProgress::RunProgress(const std::string& run, Log& log, int64_t first, bool f
   events.emplace(run, first + 1);
 }
 
-void RunProgress::roll_back(int64_t step) {
-  recent = of_epoch = {};
-  epoch_start = now();
-  if (rank > 0) return;
-  metrics->truncate_after(step, /*evaluation=*/false);
-  epochs->truncate_after(step);
-  events.emplace(run, step + 1);
-}
-
 // Returns the first columns of metrics.csv and epochs.csv: the loss, its terms, positives, `more` and what is
 // logged.
 static Metrics::Row row_of(const StepMetrics& n, double epoch, int64_t steps, const Metrics::Row& more) {
@@ -338,8 +329,7 @@ static std::string part_of_run(const char* which, int64_t steps, const char* how
 }
 
 void log_plan(RunProgress& progress, Log& log, const Config& config, const Splits& splits, YOLOX& model,
-              ImageSize base, double flops, torch::Device device, const Plan& plan, double lr,
-              const Ranks& ranks) {
+              ImageSize base, double flops, torch::Device device, const Plan& plan, const Ranks& ranks) {
   const Dataset &data = splits.train, &val = splits.val;
   progress.log_flags(config);
   log.line(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
@@ -376,7 +366,7 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
       fine_tunes == config.weights.empty() ? "as --recipe says"
       : fine_tunes                         ? "because of --weights"
                                            : "because training starts from scratch",
-      ": ", config.optimizer, ", lr ", lr, " for a batch of ", plan.batch, ", weight decay ",
+      ": ", config.optimizer, ", lr ", plan.schedule.lr, " for a batch of ", plan.batch, ", weight decay ",
       config.weight_decay, config.freeze == "none" ? "" : ", frozen " + config.freeze,
       config.ema == 0 ? ", no EMA" : concat(", EMA over ", std::llround(1 / (1 - config.ema)), " steps")));
   log.line(Remarks::check_learning_rate(config.optimizer, config.lr, plan.batch, fine_tunes));

@@ -97,8 +97,6 @@ class RunProgress {
   }
   // Adds time that training has waited for the data loader.
   void add_wait(double seconds) { waited += seconds; }
-  // Deletes the metrics after `step`, because --keep-going repeats these steps.
-  void roll_back(int64_t step);
 
   // Records step i (from 0). Prints a line for the first step, at most once a second, and at the end of each
   // epoch and of the run. within: statistics of DTR for this step.
@@ -159,7 +157,6 @@ class RunProgress {
 
 // Logs settings, data, model, ranks, and the length of the run. flops: conv_flops() of the model.
 void log_plan(RunProgress& progress, Log& log, const Config& config, const Splits& splits, YOLOX& model,
-              ImageSize base, double flops, torch::Device device, const Plan& plan, double lr,
-              const Ranks& ranks);
+              ImageSize base, double flops, torch::Device device, const Plan& plan, const Ranks& ranks);
 
 }  // namespace yolox

@@ -125,8 +125,7 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr) {
   crash_context(folder, settings, concat("crash", rank_suffix(ranks), ".txt"));
   if (ranks.first() && !replace_file(folder + "/config.json", settings))
     log.line(concat("warning: cannot write ", folder, "/config.json"));
-  log_plan(*progress, log, config, data, t.model, base, flops, device, plan, plan.schedule.lr * t.lr_factor,
-           ranks);
+  log_plan(*progress, log, config, data, t.model, base, flops, device, plan, ranks);
   for (const auto& text : notes) log.line(text);
   log.line(font_note(data.train.classes));
   progress->log_problems(data);
@@ -177,6 +176,13 @@ void Run::start_step(int64_t step, const Batch& batch, double waited) {
 
 void Run::end_step(Training& t, const StepRecord& record) {
   const auto& [step, batch, lr, size, use_l1, anomaly, dtr, numbers] = record;
+  const std::string why = anomaly.empty() ? stop_reason(numbers, skipped) : anomaly;
+  if (!why.empty())
+    fail(why, " at step ", step, " (", to_string(numbers), ", lr ", lr, "; images ",
+         image_names(batch, data.train), "); ",
+         save_failed_step(folder, t, record, data.train, ranks.info.rank),
+         "; continue from the last checkpoint with a lower lr: ./train --resume ", shell_word(folder),
+         " --lr ", config.lr / 2);
   if (!numbers.finite()) ++t.skipped;
   RECORD_USER_SCOPE("logging");
   progress->step(step, numbers, lr, plan, device, dtr);
@@ -236,26 +242,6 @@ std::string save_failed_step(const std::string& run, Training& t, const StepReco
     return concat("the batch and the weights could not be saved: ", e.what());
   }
   return concat("the batch and the weights are in ", name, ".pth and .jpg");
-}
-
-std::string Run::failure_reason(const StepRecord& step) {
-  const std::string why = stop_reason(step.numbers, skipped);
-  return step.anomaly.empty() ? why : step.anomaly;
-}
-
-void Run::roll_back(Training& t, const std::string& why, const StepRecord& step) {
-  const std::string what = concat(why, " at step ", step.step, " (", to_string(step.numbers), ", lr ",
-                                  step.lr, "; images ", image_names(step.batch, data.train), ")");
-  const std::string saved = save_failed_step(folder, t, step, data.train, ranks.info.rank);
-  check(config.keep_going && t.rollbacks < 3, what, "; ", saved,
-        "; continue from the last checkpoint with --keep-going, or with a lower lr: ./train --resume ",
-        shell_word(folder), " --lr ", config.lr / 2);
-  log.line(concat("warning: ", what, "; ", saved));
-  saver.roll_back(t, log, [&] { ranks.barrier(); });
-  ranks.check_equal(tensors_of(t), concat("after going back to step ", t.iteration));
-  progress->roll_back(t.iteration);
-  log.line(concat("warning: back to step ", t.iteration, " with ", t.lr_factor, " times the lr"));
-  skipped = 0;
 }
 
 // ---- the end of an epoch

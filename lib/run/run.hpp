@@ -79,14 +79,9 @@ class Run {
   // Returns true on all ranks if the numbers of all steps must be read now: before a checkpoint, an
   // evaluation or the end of the run, and with --profile.
   bool must_read_all(const Training& t) const;
-  // Counts and logs a step whose numbers have been read.
+  // Counts and logs a step whose numbers have been read. If training cannot continue after it, see
+  // stop_reason(), saves the step (nonfinite.pth) and throws std::runtime_error with the command to continue.
   void end_step(Training& t, const StepRecord& record);
-  // Returns why training cannot continue after this step, or "" if it can. A step with a non-finite gradient
-  // is only skipped, unless it is the 20th in a row.
-  std::string failure_reason(const StepRecord& step);
-  // Saves the failed step. With --keep-going, loads the newest good checkpoint on all ranks and halves the
-  // learning rate, at most 3 times in a run. Throws otherwise.
-  void roll_back(Training& t, const std::string& why, const StepRecord& step);
   // Reports the end of a step to the profile (--profile). Returns false after the last step of the profile.
   bool profile_step();
   // Saves last.pth if more than --save-minutes have passed since the last save of rank 0.

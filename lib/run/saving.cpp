@@ -118,7 +118,7 @@ bool is_finite(const GenericDict& weights) {
   return true;
 }
 
-SavedRun newest_checkpoint(const std::string& run, int64_t below) {
+SavedRun newest_checkpoint(const std::string& run) {
   const auto paths = list_checkpoints(run);
   check(!paths.empty(), run, " has no checkpoint (last.pth or step_N.pth); give the folder of a run");
   std::vector<std::string> notes;
@@ -129,9 +129,7 @@ SavedRun newest_checkpoint(const std::string& run, int64_t below) {
       saved_settings(file, path);
       const auto state = file.toGenericDict().at("train").toGenericDict();
       check(is_finite(state.at("model").toGenericDict()), path, " has weights that are not finite");
-      const int64_t step = state.at("iteration").toInt();
-      if (step < below) return {run, path, file, step, state.at("images").toInt(), notes};
-      wrong = concat(path, " is the checkpoint of step ", step, "; an older one is needed");
+      return {run, path, file, state.at("iteration").toInt(), state.at("images").toInt(), notes};
     } catch (const std::exception& e) {
       wrong = e.what();
       if (path != paths.back())
@@ -208,11 +206,15 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
     else if (given && !chosen && now.at(name) != value)
       saved.notes.push_back(concat("--", name, " ", now.at(name), " instead of the run's ", value));
   }
-  if (!of_run.count("recipe")) {  // a run of an older version, whose learning rate is that of one image
+  double lr_factor = 1;           // of a run of an older version
+  if (!of_run.count("recipe")) {  // its learning rate is that of one image
     flags.set("recipe", "official");
-    if (!flags.was_given("lr"))
-      flags.set("lr", concat(std::setprecision(17), std::stod(of_run.at("lr")) * std::stod(of_run.at("bs"))));
+    lr_factor = std::stod(of_run.at("bs"));
   }
+  const auto state = saved.file.toGenericDict().at("train").toGenericDict();
+  if (state.contains("lr_factor")) lr_factor *= state.at("lr_factor").toDouble();  // lowered by --keep-going
+  if (lr_factor != 1 && !flags.was_given("lr"))
+    flags.set("lr", concat(std::setprecision(17), std::stod(of_run.at("lr")) * lr_factor));
   if (flags.was_given("gpus") != flags.was_given("procs"))  // the given flag replaces the other one
     flags.set(flags.was_given("gpus") ? "procs" : "gpus", "0");
   return saved;
@@ -254,25 +256,6 @@ std::string Saver::load(Training& t, const SavedRun& saved) {
   const std::string note = load_checkpoint(t, saved.file, per_epoch, saved.path);
   last_step = fs::path(saved.path).filename() == "last.pth" ? t.iteration : -1;
   return note;
-}
-
-void Saver::roll_back(Training& t, Log& log, const std::function<void()>& ready) {
-  const double factor = t.lr_factor / 2;
-  const int64_t returns = t.rollbacks + 1;
-  SavedRun good = newest_checkpoint(run);
-  if (good.step == rolled_back_to) {
-    try {
-      good = newest_checkpoint(run, rolled_back_to);
-    } catch (const std::exception&) {  // there is no older checkpoint
-    }
-  }
-  load(t, good);
-  for (const auto& note : good.notes) log.line(note);
-  ready();
-  rolled_back_to = t.iteration;
-  t.lr_factor = factor;
-  t.rollbacks = returns;
-  save(t, "last.pth", log);  // includes lr_factor, so that --resume uses it
 }
 
 std::string run_to_resume(const std::string& resume, const std::string& out) {

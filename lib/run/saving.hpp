@@ -5,7 +5,6 @@
 #include <torch/torch.h>
 
 #include <functional>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -56,9 +55,9 @@ struct SavedRun {
 // Returns true if all tensors are finite.
 bool is_finite(const GenericDict& weights);
 
-// Returns the newest undamaged checkpoint of a run from before step `below`. Its notes have the errors of the
-// newer checkpoints. Throws if no checkpoint is usable.
-SavedRun newest_checkpoint(const std::string& run, int64_t below = std::numeric_limits<int64_t>::max());
+// Returns the newest undamaged checkpoint of a run. Its notes have the errors of the newer checkpoints.
+// Throws if no checkpoint is usable.
+SavedRun newest_checkpoint(const std::string& run);
 
 // Writes last.pth. Keeps the old last.pth as step_N.pth, and deletes all step_N.pth but the `keep` newest,
 // and more of them if the disk is full. step: of the new file. before: step of the old last.pth; -1: do not
@@ -74,7 +73,7 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
 // must not end a run. must: for the last save of a run; tries 4 times, one second apart, and then throws.
 bool try_to_save(const std::function<void()>& write, Log& log, bool must);
 
-// Writes the checkpoints of a run, and loads them to resume or to go back.
+// Writes the checkpoints of a run, and loads the one to resume.
 struct Saver {
   std::string run;  // run folder
   WeightsInfo info;
@@ -84,7 +83,6 @@ struct Saver {
   int64_t keep;                   // number of step_N.pth to keep (--keep)
   bool is_writer;                 // true on rank 0, which writes the files
   int64_t last_step = -1;         // step of last.pth; -1: no last.pth worth keeping
-  int64_t rolled_back_to = -1;    // step to which the run last went back; -1: never
   double last_save_time = now();  // time of the last save
 
   // Saves a checkpoint under `name`, with try_to_save().
@@ -92,11 +90,6 @@ struct Saver {
 
   // Returns a note for the log, or "".
   std::string load(Training& t, const SavedRun& saved);
-
-  // --keep-going: loads the newest good checkpoint and halves the learning rate. If the run went back to this
-  // checkpoint the last time too, uses the one before it. ready() must wait until all ranks have read the
-  // file, because rank 0 then writes last.pth.
-  void roll_back(Training& t, Log& log, const std::function<void()>& ready);
 };
 
 // Returns the folder of the run that --resume means: a folder, its last.pth, "newest" or "last" for

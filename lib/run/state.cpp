@@ -73,8 +73,6 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
   state.insert("evals_without_gain", t.best.evals_without_gain);
   state.insert("lowest_loss", t.best.loss);
   state.insert("epochs", t.epochs);
-  state.insert("lr_factor", t.lr_factor);
-  state.insert("rollbacks", t.rollbacks);
   state.insert("random", random_state(t.scaler.scale.device()));
   if (t.scaler.enabled) {
     state.insert("scale", t.scaler.scale.item<double>());
@@ -130,16 +128,13 @@ std::string load_checkpoint(Training& t, const c10::IValue& file, int64_t per_ep
   t.iteration = state.at("iteration").toInt();
   t.ema_updates = state.at("ema_updates").toInt();
   t.skipped = state.at("skipped").toInt();
-  const auto renamed = [&](const char* key, const char* before) {  // version 0.1.0 had other names
-    return state.at(state.contains(key) ? key : before).toInt();
-  };
-  t.best = {top.at("best_ap").toDouble(), Best().loss, renamed("evals_without_gain", "stale")};
+  const char* waited = "evals_without_gain";
+  t.best = {top.at("best_ap").toDouble(), Best().loss,
+            state.at(state.contains(waited) ? waited : "stale").toInt()};  // the name in version 0.1.0
   if (state.contains("lowest_loss")) t.best.loss = state.at("lowest_loss").toDouble();
   const double ap = top.at("curr_ap").toDouble();  // official files have a number or NaN
   t.score = std::isnan(ap) ? std::nullopt : std::optional(ap);
   t.epochs = state.at("epochs").toInt();
-  t.lr_factor = state.at("lr_factor").toDouble();
-  t.rollbacks = renamed("rollbacks", "returns");
   set_random_state(state.at("random"), t.scaler.scale.device());
   check_steps_per_epoch(file, per_epoch, path, "./train --weights " + shell_word(path));
   const std::string now = score_of({}).name,

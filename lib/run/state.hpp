@@ -33,8 +33,6 @@ struct Training {
   int64_t epochs = 0;                // number of epochs that have ended, evaluation included
   std::optional<double> score = {};  // score_of() after the latest step; empty if it was not evaluated
   Best best = {};
-  double lr_factor = 1;   // factor of the learning rate; halved by --keep-going
-  int64_t rollbacks = 0;  // how often --keep-going went back to a checkpoint
 
   // Counts a step with this learning rate, whose model has not been evaluated.
   void count_step(double lr) {

@@ -51,23 +51,15 @@ struct RetryInParts {
 struct SavedStatistics {
   explicit SavedStatistics(const torch::nn::Module& model) {
     for (const Tensor& t : model.buffers()) {
-      auto& [live, saved, before] = lists[{t.device().type(), t.scalar_type()}];
+      auto& [live, saved] = lists[{t.device().type(), t.scalar_type()}];
       live.push_back(t);
       saved.push_back(t.clone());
-      before.push_back(t.clone());
     }
   }
-  // Copies the current statistics. The previous copy is kept, too.
+  // Copies the current statistics.
   void save() {
     torch::NoGradGuard no_grad;
-    for (auto& [type, list] : lists) {
-      std::swap(list.saved, list.before);
-      at::_foreach_copy_(list.saved, list.live);
-    }
-  }
-  // Lets restore() use the previous copy instead of the latest one.
-  void go_back() {
-    for (auto& [type, list] : lists) std::swap(list.saved, list.before);
+    for (auto& [type, list] : lists) at::_foreach_copy_(list.saved, list.live);
   }
   void restore() {
     torch::NoGradGuard no_grad;
@@ -76,7 +68,7 @@ struct SavedStatistics {
 
  private:
   struct Tensors {
-    std::vector<Tensor> live, saved, before;
+    std::vector<Tensor> live, saved;
   };
   // A foreach operator uses one kernel for tensors of one type on one device.
   std::map<std::pair<torch::DeviceType, at::ScalarType>, Tensors> lists;
@@ -97,11 +89,6 @@ class MicroBatches {
   // micro-batches.
   int64_t retry(const std::exception& e, int64_t parts, ImageSize size);
   void succeeded(int64_t parts) { in_parts.succeeded(parts); }
-  // Restores the batch norm statistics from before the latest step, or from before the second latest.
-  void restore_statistics(bool second_latest) {
-    if (second_latest) statistics.go_back();
-    statistics.restore();
-  }
 
  private:
   Training& t;

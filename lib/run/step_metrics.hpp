@@ -188,11 +188,6 @@ class UnreadSteps {
     record.numbers = numbers.read(timeout);
     return std::move(record);
   }
-  // Forgets all steps, because training goes back to a checkpoint.
-  void reset() {
-    steps.clear();
-    guard.reset();
-  }
 
   StepGuard guard;
 
