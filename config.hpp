@@ -142,16 +142,8 @@ struct Config : Flags {
   int gpus = flag(gpus, "Ranks", "gpus", 0, "N", "train on N GPUs of this machine, one rank per GPU",
                   between(0, 1024));
   int procs = flag(procs, "Ranks", "procs", 0, "N", "train on the CPU with N ranks", between(0, 1024));
-  int nodes =
-      flag(nodes, "Ranks", "nodes", 1, "N", "number of nodes (machines), each with the same number of ranks",
-           between(1, 65536) | kOfCall);
-  int node = flag(node, "Ranks", "node", 0, "I", "index of this node, from 0", marked(kOfCall));
-  std::string master = flag(master, "Ranks", "master", "", "HOST:PORT",
-                            "address of node 0 and a free port (MASTER_ADDR:MASTER_PORT)", marked(kOfCall));
   bool sync_bn =
       flag(sync_bn, "Ranks", "sync-bn", true, "", "SyncBN, batch norms over the images of all ranks");
-  std::string compress =
-      flag(compress, "Ranks", "compress", "off", "off|fp16|bf16", "all-reduce gradients in fp16 or bf16");
   double timeout =
       flag(timeout, "Ranks", "timeout", 600.0, "X",
            "seconds before a missing rank, or a GPU that hangs, ends the run", between(1, 1000000));
@@ -229,12 +221,7 @@ inline void check_config(const Config& c) {
   usage_check(std::max(0.0, c.warmup_epochs) + std::max(0.0, c.no_aug_epochs) <= c.epochs * (1 + 1e-9),
               "--warmup-epochs ", c.warmup_epochs, " plus --no-aug-epochs ", c.no_aug_epochs,
               " exceeds --epochs ", c.epochs);
-  usage_check(c.node >= 0 && c.node < c.nodes, "--node must be in 0..", c.nodes - 1, ", got ", c.node);
   combination_check(c.gpus == 0 || c.procs == 0, "--gpus and --procs cannot be used together");
-  combination_check(c.nodes == 1 || !c.master.empty(),
-                    "--nodes needs --master HOST:PORT, the same on all nodes");
-  combination_check(c.was_given("nodes") || !c.was_given("master"), "--master needs --nodes N and --node I");
-  if (!c.master.empty() || c.was_given("master")) parse_address("--master", c.master);
   combination_check(c.patience > 0 || !c.was_given("patience-on"), "--patience-on needs --patience");
 }
 
@@ -316,14 +303,13 @@ inline void check_divisible_by_ranks(const Config& c, int ranks, bool resumed) {
 inline std::optional<Launch> ranks_to_launch(Config& config, const Flags& given, const RankInfo& rank_info,
                                              bool resumed) {
   if (rank_info.started_by_others()) {
-    for (const char* name : {"gpus", "procs", "nodes", "node", "master", "restarts"})
+    for (const char* name : {"gpus", "procs", "restarts"})
       usage_check(!given.was_given(name), "--", name, " starts ranks, but this process already is one of ",
                   rank_info.world,
                   " ranks of torchrun or srun; leave the flag out, or start one process per node");
     config.gpus = config.procs = 0;
   }
-  const Launch here{std::max({1, config.gpus, config.procs}), config.nodes, config.node, config.master,
-                    config.restarts};
+  const Launch here{std::max({1, config.gpus, config.procs}), config.restarts};
   const bool is_rank = rank_info.launched || rank_info.started_by_others();
   combination_check(
       !given.was_given("device") || config.device == "auto" ||
@@ -340,8 +326,8 @@ inline std::optional<Launch> ranks_to_launch(Config& config, const Flags& given,
                 " GPUs here that this build can use; check nvidia-smi, or train on the CPU with --procs ",
                 config.gpus);
   }
-  check_divisible_by_ranks(config, is_rank ? rank_info.world : here.ranks * here.nodes, resumed);
-  if (is_rank || (here.ranks * here.nodes == 1 && here.restarts == 0)) return {};
+  check_divisible_by_ranks(config, is_rank ? rank_info.world : here.ranks, resumed);
+  if (is_rank || (here.ranks == 1 && here.restarts == 0)) return {};
   return here;
 }
 
@@ -382,8 +368,7 @@ inline std::string precision_name(const std::string& amp) {
   return amp == "off" ? "float32" : amp == "tf32" ? "TF32" : amp == "fp64" ? "float64" : amp;
 }
 
-// Returns the dtype of autocast for a value of --amp, or of the all-reduce for one of --compress; float32 for
-// off, tf32 and fp64.
+// Returns the dtype of autocast for a value of --amp; float32 for off, tf32 and fp64.
 inline at::ScalarType dtype_of(const std::string& name) {
   return name == "fp16" ? torch::kHalf : name == "bf16" ? torch::kBFloat16 : torch::kFloat;
 }

@@ -222,11 +222,9 @@ class Ranks {
 class GradientReducer {
  public:
   // params: in the order of use in the forward pass, so that the gradients of a bucket become ready together.
-  // compress: dtype of the all-reduce; float32: no compression.
-  GradientReducer(Ranks& ranks, const std::vector<Tensor>& params, at::ScalarType compress);
+  GradientReducer(Ranks& ranks, const std::vector<Tensor>& params);
   // The same for a process group; null: does nothing.
-  GradientReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::vector<Tensor>& params,
-                  at::ScalarType compress);
+  GradientReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::vector<Tensor>& params);
   // Prepares the all-reduce. Call it only before the last backward() of an iteration, because the gradients
   // of earlier micro-batches accumulate on each rank without communication. outputs: the tensors that
   // backward() starts from.

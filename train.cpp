@@ -238,8 +238,7 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   if (!ranks.alone()) {
     step.ranks = &ranks;
     step.images_per_rank = double(config.bs) / rank_info.world;
-    if (!uses_graphs)
-      step.reducer = &reducer.emplace(ranks, trainable_parameters(*model), dtype_of(config.compress));
+    if (!uses_graphs) step.reducer = &reducer.emplace(ranks, trainable_parameters(*model));
     step.sync_bn = config.sync_bn;
     if (step.sync_bn) use_sync_bn(*model, ranks.sync_bn_collectives());
   }

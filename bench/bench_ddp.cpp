@@ -27,8 +27,6 @@ struct BenchConfig : Flags {
   int ranks = flag(ranks, "Bench", "ranks", 2, "N", "number of ranks, which share the cores of this machine");
   int steps = flag(steps, "Bench", "steps", 8, "N", "timed steps of each kind, after 2 warm-up steps");
   bool sync_bn = flag(sync_bn, "Bench", "sync-bn", true, "", "SyncBN");
-  bool beside =
-      flag(beside, "Bench", "beside", false, "", "SyncBN also with one rank, to compare its computations");
   int objects = flag(objects, "Bench", "objects", 20, "N", "ground-truth boxes per image");
   std::string device = flag(device, "Bench", "device", "cpu", "cpu|cuda", "cuda: a GPU for each rank");
 };
@@ -73,19 +71,6 @@ static std::array<double, 3> time_backward(const BenchConfig& c, YOLOX& model, c
   return {median(seconds[0]), median(seconds[1]), median(seconds[2])};
 }
 
-// Returns the median seconds of an all-reduce as SyncBN does it.
-static double time_small_all_reduce(Ranks& ranks, torch::Device device) {
-  std::vector<double> seconds;
-  Tensor sums = torch::zeros({257}, torch::kFloat);
-  for (int i = 0; i < 20; ++i)
-    seconds.push_back(timed(ranks, device,
-                            [&] {
-                              for (int k = 0; k < 10; ++k) ranks.sum(sums);
-                            }) /
-                      10);
-  return median(seconds);
-}
-
 int main(int argc, char** argv) {
   int code = 0;
   const int failed = run_program([&] {
@@ -113,7 +98,7 @@ int main(int argc, char** argv) {
     const GradScaler scaler(false, device);
     const int64_t share = c.bs / rank_info.world;
     const Input input = random_input(share, c.size, c.objects, device);
-    GradientReducer reducer(ranks, model->parameters(), torch::kFloat);
+    GradientReducer reducer(ranks, model->parameters());
     const EmaTensors averaged = ema_tensors(*ema, *model);
     StepSettings settings;
     if (!ranks.alone()) {
@@ -121,7 +106,7 @@ int main(int argc, char** argv) {
       settings.images_per_rank = double(share);
       settings.reducer = &reducer;
     }
-    if (c.beside || (!ranks.alone() && c.sync_bn)) use_sync_bn(*model, ranks.sync_bn_collectives());
+    if (!ranks.alone() && c.sync_bn) use_sync_bn(*model, ranks.sync_bn_collectives());
     std::vector<double> steps;
     for (int i = 0; i < c.steps + 2; ++i)
       steps.push_back(timed(ranks, device, [&] {
@@ -134,14 +119,10 @@ int main(int argc, char** argv) {
     steps.erase(steps.begin(), steps.begin() + 2);
     use_sync_bn(*model, {});
     const auto [alone, then, during] = time_backward(c, model, input, optimizer, reducer, ranks, device);
-    const double small = time_small_all_reduce(ranks, device);
-    int norms = 0;
-    for (const auto& m : model->modules()) norms += m->as<torch::nn::BatchNorm2dImpl>() != nullptr;
     double bytes = 0;
     for (const Tensor& p : model->parameters()) bytes += double(p.nbytes());
     std::cout << "{\"step\": " << median(steps) << ", \"alone\": " << alone << ", \"then\": " << then
-              << ", \"during\": " << during << ", \"small\": " << small << ", \"norms\": " << norms
-              << ", \"gradient_bytes\": " << bytes << "}" << std::endl;
+              << ", \"during\": " << during << ", \"gradient_bytes\": " << bytes << "}" << std::endl;
     ranks.shutdown();
   });
   return failed ? failed : code;

@@ -85,31 +85,32 @@ def send(pids, number):
 
 
 class Attempt:
-    """One start of ./train with two ranks: one launcher with both, or two hosts with a launcher and a rank each."""
+    """One start of ./train with two ranks: a launcher with both, or a rank on each of two hosts, as srun starts them."""
 
     def __init__(self, args, run, two_hosts):
         flags = [str(args.build.resolve() / "train"), "--data", str(pathlib.Path(args.data).resolve()), *FLAGS, "--resume", "auto", "--out", str(run)]
         self.run, self.log = run, open(run.parent / (run.name + ".log"), "ab")
-        self.launchers = {}
+        self.two_hosts, self.started = two_hosts, {}
         for host in ("a", "b") if two_hosts else ("a",):
             command = flags + ["--procs", "2"]
-            if two_hosts:
-                command = ["ip", "netns", "exec", "soak" + host] + flags + [
-                    "--procs", "1", "--nodes", "2", "--node", "01"["ab".index(host)], "--master", "10.77.0.1:29511"]
             environment = dict(os.environ, OMP_NUM_THREADS="1", PATH=os.environ["PATH"] + ":/usr/sbin:/sbin")
+            if two_hosts:
+                command = ["ip", "netns", "exec", "soak" + host] + flags
+                environment.update(RANK="01"["ab".index(host)], WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
+                                   MASTER_ADDR="10.77.0.1", MASTER_PORT="29511")
             # A file that is too large is then an error, and not a signal, like a full disk.
-            self.launchers[host] = subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL,
-                                                    preexec_fn=lambda: signal.signal(signal.SIGXFSZ, signal.SIG_IGN))
+            self.started[host] = subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL,
+                                                  preexec_fn=lambda: signal.signal(signal.SIGXFSZ, signal.SIG_IGN))
 
     def ended(self):
-        return all(p.poll() is not None for p in self.launchers.values())
+        return all(p.poll() is not None for p in self.started.values())
 
     def ranks(self):
-        pids = [p.pid for p in self.launchers.values()]
-        return [p for pid in pids for p in descendants(pid) if p not in pids]
+        pids = [p.pid for p in self.started.values() if p.poll() is None]
+        return pids if self.two_hosts else [p for pid in pids for p in descendants(pid) if p not in pids]
 
     def everything(self, host=None):
-        return [p for h, l in self.launchers.items() if host in (None, h) for p in descendants(l.pid)]
+        return [p for h, l in self.started.items() if host in (None, h) for p in descendants(l.pid)]
 
     def wait(self, seconds):
         end = time.time() + seconds
@@ -123,15 +124,17 @@ def disturb(kind, attempt, rng):
     ranks = attempt.ranks()
     if not ranks:
         return False
-    host = rng.choice(list(attempt.launchers))
+    host = rng.choice(list(attempt.started))
     if kind == "kill a rank":
         send([rng.choice(ranks)], signal.SIGKILL)
     elif kind == "kill a launcher":
-        attempt.launchers[host].kill()
+        if attempt.two_hosts:
+            return False
+        attempt.started[host].kill()
     elif kind == "kill a host":
         send(attempt.everything(host), signal.SIGKILL)
     elif kind == "terminate":
-        send([l.pid for l in attempt.launchers.values()], rng.choice([signal.SIGTERM, signal.SIGINT]))
+        send([l.pid for l in attempt.started.values()], rng.choice([signal.SIGTERM, signal.SIGINT]))
     elif kind == "stop a rank for a while":
         rank = [rng.choice(ranks)]
         send(rank, signal.SIGSTOP)
@@ -141,6 +144,8 @@ def disturb(kind, attempt, rng):
         rank = [rng.choice(ranks)]
         send(rank, signal.SIGSTOP)
         attempt.wait(25)  # the other rank ends after --timeout, and the launcher then ends this one
+        if attempt.two_hosts:
+            send(rank, signal.SIGKILL)  # as srun does
     elif kind == "suspend all":
         pids = attempt.everything()
         send(pids, signal.SIGSTOP)
@@ -153,7 +158,7 @@ def disturb(kind, attempt, rng):
         for p in ranks:
             subprocess.run(["prlimit", "--pid", str(p), "--fsize=unlimited"], stderr=subprocess.DEVNULL)
     elif kind == "cut the network":
-        if len(attempt.launchers) < 2:
+        if not attempt.two_hosts:
             return False
         root("ip -n soakb link set vb down")
         attempt.wait(rng.choice([rng.uniform(0.1, 2), 25]))

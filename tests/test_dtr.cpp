@@ -993,7 +993,7 @@ PROGRAM_TEST("train: two ranks train to the same weights with and without --dtr"
   DataDir dir(8);
   const std::string flags =
       "--data data --model yolox-nano --size 96 --bs 4 --epochs 2 --eval-interval 0 --procs 2 "
-      "--accum 2 --compress fp16 --deterministic --no-multiscale ";
+      "--accum 2 --deterministic --no-multiscale ";
   const std::string budget = smallest_budget(dir, flags);
   succeed(dir, "train", flags + "--out plain");
   succeed(dir, "train", flags + budget + "--out within");

@@ -114,12 +114,16 @@ static const Alias aliases[] = {
 struct Gone {
   const char *name, *off, *remedy;
 };
+static const char several_machines[] =
+    "torchrun and srun start ranks on several machines: torchrun --no-python --nnodes 2 --nproc-per-node 4 "
+    "--rdzv-backend c10d --rdzv-endpoint HOST0:29500 ./train ...";
 static const Gone gone_flags[] = {
     {"bn-momentum", "0.03",
      "it follows from the recipe and the length of the run; edit norm_momentum in config.hpp"},
     {"hsv-h", "5", "edit AugmentConfig in augment.hpp"},
     {"hsv-s", "30", "edit AugmentConfig in augment.hpp"},
     {"hsv-v", "30", "edit AugmentConfig in augment.hpp"},
+    {"compress", "off", "gradients are all-reduced in float32"},
     {"keep-going", "false", "--resume RUN --lr X continues after a non-finite loss"},
     {"min-lr-ratio", "0.05", "edit Schedule::min_ratio in optim.hpp"},
     {"mixup-scale-hi", "1.5", "edit AugmentConfig in augment.hpp"},
@@ -130,6 +134,9 @@ static const Gone gone_flags[] = {
     {"shear", "2", "edit AugmentConfig in augment.hpp"},
     {"tile", "0", "tools/tiles.py cuts images into tiles, and merges the detections"},
     {"tiles", "0", "tools/tiles.py cuts images and labels into tiles"},
+    {"master", "none", several_machines},
+    {"node", "0", several_machines},
+    {"nodes", "1", several_machines},
     {"translate", "0.1", "edit AugmentConfig in augment.hpp"},
 };
 

@@ -11,13 +11,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <sstream>
-#include <thread>
 #include <vector>
 
 #include "base/program.hpp"
@@ -55,18 +53,18 @@ int listen_on_free_port(int& port) {
 struct Child {
   pid_t pid = 0;            // 0: the process has ended
   int status = 0;           // from waitpid()
-  int output = -1;          // pipe of stdout and stderr; only stderr for the first rank of the node
+  int output = -1;          // pipe of stdout and stderr; only stderr for rank 0
   std::string output_tail;  // the end of the output
 };
 
-// Starts this program again as a rank. listening: socket for the store, or -1. reports: pipe for
-// Ranks::report() of the first rank of the node. words: command line.
-static Child start_rank(const Launch& l, int local_rank, int port, int listening, int reports,
+// Starts this program again as a rank. listening: socket for the store. reports: pipe for
+// Ranks::report_run_folder() of rank 0. words: command line.
+static Child start_rank(const Launch& l, int rank, int port, int listening, int reports,
                         const std::vector<std::string>& words) {
   int ends[2];
   const bool has_pipe = pipe2(ends, O_CLOEXEC) == 0;
   check(has_pipe, "cannot create a pipe: ", std::strerror(errno));
-  const int rank = l.node * l.ranks + local_rank, cores = std::max(1, usable_cores() / l.ranks);
+  const int cores = std::max(1, usable_cores() / l.ranks);
   const pid_t launcher = getpid();
   Child child;
   child.output = ends[0];
@@ -80,23 +78,21 @@ static Child start_rank(const Launch& l, int local_rank, int port, int listening
   if (getppid() != launcher) _exit(1);
   setpgid(0, 0);  // own process group: Ctrl-C reaches the rank only through the launcher, once
   dup2(ends[1], 2);
-  if (local_rank > 0) dup2(ends[1], 1);
+  if (rank > 0) dup2(ends[1], 1);
   std::signal(SIGTTOU, SIG_IGN);  // `stty tostop` would stop a rank that prints
   const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
   set("YOLOX_LAUNCHED", "1");
   unsetenv("TORCHELASTIC_USE_AGENT_STORE");
   set("RANK", concat(rank));
-  set("WORLD_SIZE", concat(l.nodes * l.ranks));
-  set("LOCAL_RANK", concat(local_rank));
+  set("WORLD_SIZE", concat(l.ranks));
+  set("LOCAL_RANK", concat(rank));
   set("LOCAL_WORLD_SIZE", concat(l.ranks));
-  set("MASTER_ADDR", l.master.empty() ? "127.0.0.1" : parse_address("--master", l.master).first);
+  set("MASTER_ADDR", "127.0.0.1");
   set("MASTER_PORT", concat(port));
   setenv("OMP_NUM_THREADS", concat(cores).c_str(), /*overwrite=*/0);
-  if (local_rank == 0) {
-    if (listening >= 0) {
-      fcntl(listening, F_SETFD, 0);
-      set("YOLOX_LISTENING", concat(listening));
-    }
+  if (rank == 0) {
+    fcntl(listening, F_SETFD, 0);
+    set("YOLOX_LISTENING", concat(listening));
     fcntl(reports, F_SETFD, 0);
     set("YOLOX_REPORTS", concat(reports));
   }
@@ -128,7 +124,7 @@ static std::string last_lines(const std::string& text, size_t most) {
 }
 
 // Reads the output of the ranks into their output_tail, and what they write to report_pipe into `run`. Shows
-// the output of the first rank. Waits for up to `milliseconds`; returns false if there was no output. Closes
+// the output of rank 0. Waits for up to `milliseconds`; returns false if there was no output. Closes
 // a pipe whose other end is closed, and sets it to -1.
 static bool read_output(std::vector<Child>& ranks, int& report_pipe, std::string& run, int milliseconds) {
   std::vector<pollfd> open{{report_pipe, POLLIN, 0}};
@@ -159,14 +155,14 @@ static bool read_output(std::vector<Child>& ranks, int& report_pipe, std::string
 // Runs the ranks until all have ended. Returns 0, or the exit code of the first rank that failed, which is
 // printed with its last lines. Sets `run` to the run folder if a checkpoint was saved.
 static int run_ranks(const Launch& l, const std::vector<std::string>& words, std::string& run) {
-  int port = l.master.empty() ? 0 : parse_address("--master", l.master).second, reports[2];
-  const int listening = l.master.empty() ? listen_on_free_port(port) : -1;
+  int port = 0, reports[2];
+  const int listening = listen_on_free_port(port);
   const bool has_pipe = pipe2(reports, O_CLOEXEC) == 0;
   check(has_pipe, "cannot create a pipe: ", std::strerror(errno));
   std::vector<Child> ranks;
   for (int i = 0; i < l.ranks; ++i) ranks.push_back(start_rank(l, i, port, listening, reports[1], words));
   close(reports[1]);
-  if (listening >= 0) close(listening);
+  close(listening);
 
   const auto signal_all = [&](int signal) {
     for (const Child& c : ranks)
@@ -213,8 +209,8 @@ static int run_ranks(const Launch& l, const std::vector<std::string>& words, std
   if (code == 128 + SIGINT) return code;  // the second Ctrl-C
   char host[256] = "";
   gethostname(host, sizeof host - 1);
-  std::cerr << "error: rank " << l.node * l.ranks + failed << " of " << l.nodes * l.ranks << " on " << host
-            << " " << (lost(failed) ? "lost another rank" : describe_exit_status(c.status))
+  std::cerr << "error: rank " << failed << " of " << l.ranks << " on " << host << " "
+            << (lost(failed) ? "lost another rank" : describe_exit_status(c.status))
             << (failed == 0 || c.output_tail.empty() ? ""
                                                      : "; its last output:" + last_lines(c.output_tail, 8))
             << std::endl;
@@ -230,15 +226,11 @@ int launch(const Launch& l, int argc, char** argv) {
     const int code = run_ranks(l, words, told);
     if (!told.empty()) run = told;
     if (code == 0 || code == 2 || stop_signal || run.empty()) return code;
-    // Not counted: each time, the ranks need less memory. With several nodes, the other launchers do not know
-    // the cause.
-    std::string restart = "out of memory";
-    if (code != kNeedsRestart || l.nodes > 1) {
+    std::string restart = "out of memory";  // not counted: each time, the ranks need less memory
+    if (code != kNeedsRestart) {
       if (restarts == l.restarts) return code;
       restart = concat("restart ", ++restarts, " of ", l.restarts);
     }
-    // Waits, because ranks on other nodes may still be ending, and the new ranks must not connect to them.
-    if (l.nodes > 1) std::this_thread::sleep_for(std::chrono::seconds(15));
     std::cerr << restart << ": resuming " << run << std::endl;
     words.assign(argv, argv + argc);
     words.insert(words.end(), {"--out=" + run, "--resume=auto"});  // the last value of a flag counts

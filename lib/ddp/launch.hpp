@@ -6,17 +6,12 @@
 // SLURM (rank_info.hpp). WORLD_SIZE=1 is ignored, because some clusters set it in every process.
 #pragma once
 
-#include <string>
-
 namespace yolox {
 
 // Settings of the launcher.
 struct Launch {
-  int ranks = 1;       // number of ranks on this node
-  int nodes = 1;       // number of nodes (machines)
-  int node = 0;        // index of this node
-  std::string master;  // HOST:PORT of node 0, see parse_address(); empty with a single node
-  int restarts = 0;    // maximum number of restarts after a failure
+  int ranks = 1;     // number of ranks
+  int restarts = 0;  // maximum number of restarts after a failure
 };
 
 // Opens a listening socket on a port of the loopback interface; port 0: a free one. Returns the file
@@ -28,8 +23,8 @@ int listen_on_loopback(int port);
 int listen_on_free_port(int& port);
 
 // Starts the ranks, waits for them and returns the exit code of the run. Forwards the signals that end a run
-// to the ranks. Resumes a failed run up to l.restarts times if a checkpoint was saved, and on a single node
-// always if a rank ended with kNeedsRestart.
+// to the ranks. Resumes a failed run up to l.restarts times if a checkpoint was saved, and always if a rank
+// ended with kNeedsRestart.
 int launch(const Launch& l, int argc, char** argv);
 
 }  // namespace yolox

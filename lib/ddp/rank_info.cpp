@@ -41,21 +41,6 @@ static std::string without_brackets(const std::string& host) {
   return bracketed ? host.substr(1, host.size() - 2) : host;
 }
 
-std::pair<std::string, int> parse_address(const std::string& what, const std::string& text) {
-  const size_t colon = text.rfind(':');
-  const std::string host = text.substr(0, colon),
-                    port = colon == std::string::npos ? "" : text.substr(colon + 1);
-  const bool is_number =
-      !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
-  const std::string name = without_brackets(host);
-  const bool is_host = !name.empty() && name.find_first_of(" \t[]/") == std::string::npos;
-  usage_check(is_number && std::stoi(port) >= 1 && std::stoi(port) <= 65535 && is_host, what,
-              " must be HOST:PORT, such as node0:29500, got '", text, "'");
-  usage_check(name != host || name.find(':') == std::string::npos, what, " '", text,
-              "': an IPv6 address needs brackets, such as [", host, "]:", port);
-  return {name, std::stoi(port)};
-}
-
 RankInfo rank_info_from_environment() {
   RankInfo p;
   const auto parse = [](const char* name, const std::string& text) {

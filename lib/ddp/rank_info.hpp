@@ -43,10 +43,6 @@ std::string first_slurm_host(const std::string& list);
 // list is shorter.
 std::string slurm_entry(const std::string& list, int index);
 
-// Splits HOST:PORT, or [ADDRESS]:PORT for an IPv6 address, into host (without brackets) and port. Throws
-// UsageError that begins with `what` if the text is not such an address.
-std::pair<std::string, int> parse_address(const std::string& what, const std::string& text);
-
 // Reads the environment variables of torchrun, SLURM or our launcher. Returns a world size of 1 if none are
 // set. Throws UsageError, with the name of the variable, if the values are invalid or inconsistent.
 RankInfo rank_info_from_environment();

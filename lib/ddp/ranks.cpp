@@ -242,9 +242,9 @@ void Ranks::open_store() {
   } catch (const std::exception& e) {
     const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
     check(!serves || what.find("failed to listen") == std::string::npos, "rank 0 cannot listen on port ",
-          info.port, "; if the port is in use, give another --master HOST:PORT or MASTER_PORT", cause);
+          info.port, "; if the port is in use, give another MASTER_PORT", cause);
     check(!serves, "rank 0 cannot connect to itself at ", store_address(),
-          "; give an address of this machine as --master or MASTER_ADDR", cause);
+          "; give an address of this machine as MASTER_ADDR", cause);
     fail(no_connection());
   }
 }
@@ -327,7 +327,7 @@ static std::string own_address(const std::string& first, int port, bool same_mac
     freeifaddrs(all);
   }
   check(!found.empty(), first, " resolves to ", address, ", which other machines cannot reach, and this ",
-        "machine has no other address; give --master or MASTER_ADDR as a network address, or set ",
+        "machine has no other address; give MASTER_ADDR as a network address, or set ",
         "GLOO_SOCKET_IFNAME=INTERFACE");
   return found;
 }
@@ -427,24 +427,6 @@ void Ranks::share_memory() {
   if (max(!open) == 0) local = std::move(sums);
 }
 
-// Communication hook of the Reducer that all-reduces gradients in fp16 or bf16 (--compress). Halves the
-// traffic; sums have the precision of the 16-bit type.
-struct CompressHook : c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGroup>> {
-  CompressHook(c10::intrusive_ptr<c10d::ProcessGroup> group, at::ScalarType type)
-      : CppCommHookInterface(std::move(group)), type(type) {}
-  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
-    const Tensor whole = bucket.getBufferRef();
-    std::vector<Tensor> small{(whole / state_->getSize()).to(type)};
-    return state_->allreduce(small)->getFuture()->then(
-        [whole](c10::ivalue::Future& done) -> c10::IValue {
-          whole.copy_(done.value().toTensorVector()[0]);
-          return std::vector<Tensor>{whole};
-        },
-        c10::ListType::ofTensors());
-  }
-  at::ScalarType type;
-};
-
 // Warning handler that drops two warnings of the Reducer about a negligible cost: find_unused_parameters is
 // not needed while all parameters are used, and gradient strides differ for weights with a dimension of
 // size 1.
@@ -457,13 +439,13 @@ struct ReducerWarningFilter : c10::WarningHandler {
   }
 };
 
-GradientReducer::GradientReducer(Ranks& ranks, const std::vector<Tensor>& params, at::ScalarType compress)
-    : GradientReducer(ranks.alone() ? nullptr : ranks.group(), params, compress) {
+GradientReducer::GradientReducer(Ranks& ranks, const std::vector<Tensor>& params)
+    : GradientReducer(ranks.alone() ? nullptr : ranks.group(), params) {
   may_wait = [&ranks] { ranks.may_wait(); };
 }
 
 GradientReducer::GradientReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                                 const std::vector<Tensor>& params, at::ScalarType compress) {
+                                 const std::vector<Tensor>& params) {
   if (!group) return;
   static ReducerWarningFilter quiet;
   c10::WarningUtils::set_warning_handler(&quiet);
@@ -482,7 +464,6 @@ GradientReducer::GradientReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& g
   );
   logger = std::make_shared<c10d::Logger>(reducer);  // the Reducer dereferences its logger without a check
   reducer->set_logger(logger);
-  if (compress != torch::kFloat) reducer->register_comm_hook(std::make_unique<CompressHook>(group, compress));
 }
 
 void GradientReducer::before_backward(const std::vector<Tensor>& outputs) {

@@ -34,13 +34,12 @@ static bool is_checked(torch::Device device, bool several) {
 
 // Returns why a path cannot be used with these settings, or "".
 static std::string obstacle(const std::string& path, const Config& config, torch::Device device,
-                            const Ranks& ranks, bool graphs) {
+                            bool graphs) {
   if (!device.is_cuda()) return "needs a GPU";
   if (path == "norm" && config.amp == "fp64") return "does not support --amp fp64";
   if (path == "norm")
     return has_fused_norm() ? "" : "is not possible, because nvcc was not found when this program was built";
   if (!graphs) return "is not possible in this program";
-  if (!ranks.alone() && config.compress != "off") return "is not possible with --compress";
   if (config.dtr != "off") return "is not possible with --dtr";
   if (config.debug) return "is not possible with --debug";
   if (config.profile) return "is not possible with --profile, which times the parts of a step";
@@ -58,14 +57,14 @@ std::string use_fast_paths(Config& config, torch::Device device, Ranks& ranks, b
     const bool is_path = name == "norm" || name == "graph";
     usage_check(is_path || name == "off" || name == "auto", "--fast must be off, auto, norm or graph, got '",
                 name, "'");
-    const std::string why = is_path ? obstacle(name, config, device, ranks, graphs) : "";
+    const std::string why = is_path ? obstacle(name, config, device, graphs) : "";
     usage_check(why.empty() || !config.was_given("fast"), "--fast ", name, " ", why);
   }
   const bool by_note = uses_fast_path(config, "auto") && device.is_cuda();
   std::string used;
   std::vector<std::string> shown, unchecked;
   for (const auto& [name, text] : {std::pair("norm", "fused norm"), {"graph", "CUDA graphs"}}) {
-    if (!obstacle(name, config, device, ranks, graphs).empty()) continue;
+    if (!obstacle(name, config, device, graphs).empty()) continue;
     const bool several = !ranks.alone() && name == std::string("graph");
     const bool checked = by_note && ranks.max(!is_checked(device, several)) == 0;
     if (checked || uses_fast_path(config, name)) {
