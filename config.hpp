@@ -136,8 +136,6 @@ struct Config : Flags {
                    at_least(1));
   std::string dtr = flag(dtr, "Memory", "dtr", "off", "off|GB|auto",
                          "DTR: evict and rematerialise activations to stay within GB; auto = free memory");
-  double dtr_slowdown = flag(dtr_slowdown, "Memory", "dtr-slowdown", 1.3, "X",
-                             "--bs auto: maximum slowdown by DTR", between(1, 100));
 
   int gpus = flag(gpus, "Ranks", "gpus", 0, "N", "train on N GPUs of this machine, one rank per GPU",
                   between(0, 1024));
@@ -161,8 +159,6 @@ struct Config : Flags {
       flag(keep, "Output", "keep", 1, "N", "number of older checkpoints kept beside last.pth", at_least(0));
   int patience = flag(patience, "Output", "patience", 0, "N",
                       "early stopping after N evaluations without a gain; 0 = off", at_least(0));
-  std::string patience_on = flag(patience_on, "Output", "patience-on", "ap", "ap|loss",
-                                 "gain for --patience: a better score or a lower validation loss");
   double conf =
       flag(conf, "Output", "conf", 0.01, "P", "minimum score of a detection in evaluation", between(0, 1));
   double nms = flag(nms, "Output", "nms", 0.65, "IOU", "NMS IoU threshold in evaluation", between(1e-6, 1));
@@ -216,13 +212,11 @@ inline void check_config(const Config& c) {
   if (!c.size.empty() || c.was_given("size")) parse_size(c.size);
   usage_check(c.bs == 0 || c.accum <= c.bs, "--accum must be at most the batch size (--bs ", c.bs, "), got ",
               c.accum);
-  const bool with_dtr = dtr_bytes(c) > 0;
-  combination_check(with_dtr || !c.was_given("dtr-slowdown"), "--dtr-slowdown needs --dtr");
+  dtr_bytes(c);  // throws if --dtr is invalid
   usage_check(std::max(0.0, c.warmup_epochs) + std::max(0.0, c.no_aug_epochs) <= c.epochs * (1 + 1e-9),
               "--warmup-epochs ", c.warmup_epochs, " plus --no-aug-epochs ", c.no_aug_epochs,
               " exceeds --epochs ", c.epochs);
   combination_check(c.gpus == 0 || c.procs == 0, "--gpus and --procs cannot be used together");
-  combination_check(c.patience > 0 || !c.was_given("patience-on"), "--patience-on needs --patience");
 }
 
 // Returns the row of --recipe, after fill_in().

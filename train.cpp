@@ -154,10 +154,8 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
     const Best before = t.best;
     const bool no_score = *t.score < 0;  // there is no object to find; best.pth gets the latest weights
     const bool better = no_score ? before.score < 0 : *t.score > before.score;
-    const bool lower_loss = evaluation->loss < before.loss;
     ++t.best.evals_without_gain;
-    if (no_score || (run.config.patience_on == "loss" ? lower_loss : better)) t.best.evals_without_gain = 0;
-    if (lower_loss) t.best.loss = evaluation->loss;
+    if (no_score || better) t.best.evals_without_gain = 0;
     if (better) {
       t.best.score = *t.score;
       if (!run.save(t, "best.pth")) t.best.score = before.score;

@@ -12,7 +12,7 @@ import sys
 import zipfile
 
 
-SKIPPED = 'settings', 'lr_factor', 'rollbacks'
+SKIPPED = 'settings', 'lowest_loss', 'lr_factor', 'rollbacks'
 
 
 class Reader(pickle.Unpickler):

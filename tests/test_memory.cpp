@@ -4,10 +4,7 @@
 
 #include <sys/mman.h>
 
-#include <cmath>
 #include <cstring>
-#include <functional>
-#include <limits>
 #include <new>
 #include <stdexcept>
 
@@ -73,41 +70,24 @@ TEST_CASE("memory: a step out of memory is repeated in more parts; after the sec
   CHECK(order == " 4");
 }
 
-TEST_CASE("memory: the largest batch within the budget is found for any growth of memory") {
-  int tried = 0;
-  double largest_tried = 0;
-  const auto search = [&](int64_t limit, double budget, const std::function<double(double)>& bytes) {
-    tried = 0;
-    largest_tried = 0;
-    return largest_batch(limit, budget, [&](int64_t n) {
-      ++tried;
-      largest_tried = std::max(largest_tried, bytes(double(n)));
-      return bytes(double(n));
-    });
-  };
-  const auto line = [](double n) { return 100 + 7 * n; };
-  CHECK(search(1000, 100 + 7 * 23.5, line) == 23);
-  CHECK(search(1000, 107, line) == 1);
-  CHECK(search(5, 1e9, line) == 5);
-  CHECK(search(1, 1e9, line) == 1);
-  CHECK(search(2, 1e9, line) == 2);
-  CHECK(search(3, 1e9, line) == 3);
-  CHECK(has(error_of([&] { search(1000, 106, line); }), "not even one image"));
-  const int64_t many = search(100000, 100 + 7 * 900.5, line);
-  CHECK(many <= 900);
-  CHECK(many > 900 * 31 / 32 - 1);
-  CHECK(tried < 12);
-  const auto square = [](double n) { return n * n; };
-  CHECK(search(1000, 30.5 * 30.5, square) == 30);
-  CHECK(largest_tried < 4 * 4 * 30.5 * 30.5);  // does not extrapolate far beyond the measured sizes
-  const auto steps = [](double n) { return 50 * std::ceil(n / 10); };  // block-wise allocation
-  CHECK(search(1000, 149, steps) == 20);
-  const auto wall = [](double n) { return n > 13 ? std::numeric_limits<double>::infinity() : 1.0; };
-  CHECK(search(1000, 2, wall) == 13);
-  // If the limit is not a number of bytes, the linear extrapolation overshoots each time.
-  const auto slow = [&](double n) { return n > 40 ? std::numeric_limits<double>::infinity() : line(n); };
-  CHECK(search(100000, 1e9, slow) == 40);
-  CHECK(tried < 12);
+TEST_CASE("memory: the largest batch that fits is found, without trying one more than twice as large") {
+  for (const int64_t limit : {1, 2, 3, 5, 1000, 100000})
+    for (const int64_t room : {0, 1, 2, 3, 4, 13, 23, 63, 900, 100000}) {
+      INFO("limit ", limit, ", room ", room);
+      int tried = 0;
+      int64_t largest_tried = 0;
+      const int64_t found = largest_batch(limit, [&](int64_t images) {
+        ++tried;
+        largest_tried = std::max(largest_tried, images);
+        return images <= room;
+      });
+      const int64_t best = std::min(limit, room);
+      CHECK(found <= best);
+      CHECK(found >= best - best / 32);
+      if (best == limit) CHECK(found == limit);
+      CHECK(largest_tried <= std::max<int64_t>(2, 2 * best));
+      CHECK(tried < 24);
+    }
 }
 
 TEST_CASE("memory: resident memory and its peak are measured, and the peak can be reset") {

@@ -124,6 +124,7 @@ static const Gone gone_flags[] = {
     {"hsv-s", "30", "edit AugmentConfig in augment.hpp"},
     {"hsv-v", "30", "edit AugmentConfig in augment.hpp"},
     {"compress", "off", "gradients are all-reduced in float32"},
+    {"dtr-slowdown", "1.3", "with --dtr, --bs auto accepts 1.3 times the computation"},
     {"keep-going", "false", "--resume RUN --lr X continues after a non-finite loss"},
     {"min-lr-ratio", "0.05", "edit Schedule::min_ratio in optim.hpp"},
     {"mixup-scale-hi", "1.5", "edit AugmentConfig in augment.hpp"},
@@ -138,6 +139,7 @@ static const Gone gone_flags[] = {
     {"node", "0", several_machines},
     {"nodes", "1", several_machines},
     {"translate", "0.1", "edit AugmentConfig in augment.hpp"},
+    {"patience-on", "ap", "--patience waits for a better score"},
 };
 
 std::string gone_flag(const std::string& name, const std::string& value) {

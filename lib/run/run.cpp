@@ -70,11 +70,6 @@ Run::Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, c
   log_hardware(ranks, device, log);
 }
 
-// Returns what --patience waits for.
-static std::string gain_of(const Config& config) {
-  return config.patience_on == "loss" ? "lower validation loss" : "better " + score_of({}).name;
-}
-
 // ---- before the first step
 
 void Run::cache_images(Dataset& train) {
@@ -103,8 +98,8 @@ bool Run::resume(Training& t, SavedRun& saved, const Plan& its_plan) {
     over = concat(" is complete: ", t.iteration, " of ", plan.iters,
                   " steps are done; increase --epochs or --max-iters to continue");
   else if (config.patience > 0 && t.best.evals_without_gain >= config.patience)
-    over = concat(" was stopped early after ", t.best.evals_without_gain, " evaluations without a ",
-                  gain_of(config), "; increase --patience to continue (0 = off)");
+    over = concat(" was stopped early after ", t.best.evals_without_gain, " evaluations without a better ",
+                  score_of({}).name, "; increase --patience to continue (0 = off)");
   usage_check(over.empty() || config.resume == "auto", folder, over);
   if (!over.empty()) log.line(folder + over);
   return over.empty();
@@ -284,8 +279,8 @@ bool Run::end_of_epoch(Training& t, const Evaluation* e, bool stop_early) {
   if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
   progress->log_problems(data);
   if (stop_early)
-    log.line(concat("stopping: ", t.best.evals_without_gain, " evaluations without a ", gain_of(config),
-                    " (--patience)"));
+    log.line(concat("stopping: ", t.best.evals_without_gain, " evaluations without a better ",
+                    score_of({}).name, " (--patience)"));
   const bool stops = ranks.broadcast_flag(stop_early);
   ranks.collective_seconds();  // resets the waiting time, because evaluation and saving must not count
   progress->restart_clock();

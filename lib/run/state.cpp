@@ -71,7 +71,6 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
   state.insert("skipped", t.skipped);
   state.insert("score", score_of({}).name);  // what best_ap and curr_ap are
   state.insert("evals_without_gain", t.best.evals_without_gain);
-  state.insert("lowest_loss", t.best.loss);
   state.insert("epochs", t.epochs);
   state.insert("random", random_state(t.scaler.scale.device()));
   if (t.scaler.enabled) {
@@ -129,9 +128,8 @@ std::string load_checkpoint(Training& t, const c10::IValue& file, int64_t per_ep
   t.ema_updates = state.at("ema_updates").toInt();
   t.skipped = state.at("skipped").toInt();
   const char* waited = "evals_without_gain";
-  t.best = {top.at("best_ap").toDouble(), Best().loss,
+  t.best = {top.at("best_ap").toDouble(),
             state.at(state.contains(waited) ? waited : "stale").toInt()};  // the name in version 0.1.0
-  if (state.contains("lowest_loss")) t.best.loss = state.at("lowest_loss").toDouble();
   const double ap = top.at("curr_ap").toDouble();  // official files have a number or NaN
   t.score = std::isnan(ap) ? std::nullopt : std::optional(ap);
   t.epochs = state.at("epochs").toInt();

@@ -3,7 +3,6 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,8 +16,7 @@ namespace yolox {
 
 // The best evaluations of a run so far.
 struct Best {
-  double score = -1;                                      // -1: no evaluation yet
-  double loss = std::numeric_limits<double>::infinity();  // the lowest validation loss
+  double score = -1;               // -1: no evaluation yet
   int64_t evals_without_gain = 0;  // number of evaluations since the best one, for --patience
 };
 

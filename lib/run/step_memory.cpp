@@ -8,6 +8,9 @@
 
 namespace yolox {
 
+// Times the computation of a step without DTR that --bs auto accepts with DTR.
+static constexpr double kMaxSlowdown = 1.3;
+
 MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t most, const Ranks& ranks, StepGraphs& graphs,
                            Log& log)
     : t(t),
@@ -64,33 +67,40 @@ double TrialStep::operator()(int64_t images, int64_t accum) const {
   return bytes;
 }
 
+int64_t largest_batch(int64_t limit, const std::function<bool(int64_t)>& fits) {
+  int64_t largest = 0, too_large = limit + 1;
+  for (int64_t next = std::min<int64_t>(2, limit);
+       too_large - largest > std::max<int64_t>(1, largest / 32);) {
+    (fits(next) ? largest : too_large) = next;
+    next = too_large > limit ? std::min(2 * largest, limit) : (largest + too_large) / 2;
+  }
+  return largest;
+}
+
 // --bs auto: sets config.bs to the largest batch size that fits, at most n images over all ranks. Returns a
 // line for the log.
 static std::string find_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log) {
   const int world = ranks.info.world;
+  const bool with_dtr = trial.dtr.on();
   // Ranks on the CPU share the memory of their machine. The rank with the least memory decides for all.
   const double mine = memory_budget(trial.device) / (trial.device.is_cpu() ? ranks.info.local_world : 1),
                budget = -ranks.max(-mine);
+  const auto fits = [&](int64_t images) {
+    const double bytes = ranks.max(trial(images, config.accum));
+    const DtrStep& s = trial.dtr.step();
+    const double slowdown = ranks.max(s.slowdown()), dtr_budget = ranks.max(s.budget);
+    const bool ran = std::isfinite(bytes) && ranks.max(s.limit > Dtr::kSlack * s.budget) == 0;
+    const std::string times = with_dtr ? concat(", ", rounded(slowdown), " times the computation") : "";
+    log.line(concat("bs auto: ", images, world > 1 ? " images per rank " : " images ",
+                    ran ? "need " + short_bytes(bytes) + times : "do not fit"));
+    // The process also uses memory that DTR does not count. That part must not decide the batch size, unless
+    // the DTR budget exceeds the memory of the machine.
+    return ran && slowdown <= kMaxSlowdown && (bytes <= budget || (with_dtr && dtr_budget <= budget));
+  };
   // The learning rate needs some steps in an epoch.
-  const int64_t most = std::max<int64_t>(1, n / 10 / world);
-  const auto found = largest_batch(
-      most, budget,
-      [&](int64_t images) {
-        const double bytes = ranks.max(trial(images, config.accum));
-        const DtrStep& s = trial.dtr.step();
-        const double slowdown = ranks.max(s.slowdown());
-        const bool fits = std::isfinite(bytes) && ranks.max(s.limit > Dtr::kSlack * s.budget) == 0;
-        const std::string times =
-            trial.dtr.on() ? concat(", ", rounded(slowdown), " times the computation") : "";
-        log.line(concat("bs auto: ", images, world > 1 ? " images per rank " : " images ",
-                        fits ? "need " + short_bytes(bytes) + times : "do not fit"));
-        if (!trial.dtr.on()) return bytes;
-        if (!fits || slowdown > config.dtr_slowdown) return std::numeric_limits<double>::infinity();
-        // The process also uses memory that DTR does not count. That part must not decide the batch size,
-        // unless the DTR budget exceeds the memory of the machine.
-        return ranks.max(s.budget) > budget ? bytes : std::min(bytes, budget);
-      },
-      trial.dtr.on() ? "a larger --dtr or --dtr-slowdown, or " : "");
+  const int64_t most = std::max<int64_t>(1, n / 10 / world), found = largest_batch(most, fits);
+  check(found > 0, "not even one image fits in memory; give ", with_dtr ? "a larger --dtr, or " : "",
+        "a smaller --size or --model");
   config.bs = int(found) * world;
   config.accum = std::min(config.accum, int(found));
   return concat("--bs auto: ", config.bs, found == most ? " (at least ten steps in an epoch)" : "",

@@ -99,32 +99,9 @@ class MicroBatches {
   SavedStatistics statistics;
 };
 
-// Returns the largest number of images, at most `limit`, for which peak(images) <= budget, in bytes. peak()
-// returns infinity if memory runs out. The result is exact below 64 images and at most 3 % too small above.
-// Throws if not even one image fits.
-template <class Peak>
-int64_t largest_batch(int64_t limit, double budget, const Peak& peak, const std::string& remedy = "") {
-  int64_t fits = 0, too_large = limit + 1;
-  double of_fits = 0, slope = 0;
-  for (int64_t next = std::min<int64_t>(2, limit); too_large - fits > std::max<int64_t>(1, fits / 32);) {
-    const double bytes = peak(next);
-    if (bytes <= budget) {
-      if (fits > 0) slope = (bytes - of_fits) / double(next - fits);
-      fits = next;
-      of_fits = bytes;
-    } else {
-      too_large = next;
-    }
-    // Extrapolates linearly from the two largest batches that fit, to at most 4 times the largest one.
-    // Bisects if the extrapolation reaches a batch that is known not to fit.
-    double line = slope > 0 ? (budget - of_fits) / slope : double(fits);
-    line = double(fits) + std::min(line, 3.0 * double(fits));
-    next = too_large <= limit && line >= double(too_large) ? (fits + too_large) / 2 : int64_t(line);
-    next = std::clamp(next, fits + 1, std::max(fits + 1, too_large - 1));
-  }
-  check(fits > 0, "not even one image fits in memory; give ", remedy, "a smaller --size or --model");
-  return fits;
-}
+// Returns the largest number of images, at most `limit`, that fits; 0 if not even one does. fits(images)
+// tries a step. The result is exact below 64 images and at most 3 % too small above.
+int64_t largest_batch(int64_t limit, const std::function<bool(int64_t)>& fits);
 
 // Tries steps of the largest size, on each rank separately and without all-reduce. The memory does not
 // include the buffers of the all-reduce, which are small.
