@@ -4,6 +4,7 @@
 #include "tensors.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <thread>

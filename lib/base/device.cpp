@@ -240,16 +240,17 @@ double memory_budget(torch::Device device) {
 }
 
 std::string memory_report() {
+  std::string text = concat("process: ", short_bytes(resident_bytes()), ", peak ", short_bytes(peak_bytes()));
 #ifdef YOLOX_CUDA
   try {
-    if (!torch::cuda::is_available() || !c10::cuda::CUDACachingAllocator::get()->initialized()) return "";
+    if (!torch::cuda::is_available() || !c10::cuda::CUDACachingAllocator::get()->initialized()) return text;
     const torch::Device device(torch::kCUDA, c10::cuda::current_device());
-    return concat(device_name(device), ": ", memory_used(device) / 1e9, " GB reserved, peak ",
-                  memory_peak(device) / 1e9, " GB");
+    text += concat("\n", device_name(device), ": ", short_bytes(memory_used(device)), " reserved, peak ",
+                   short_bytes(memory_peak(device)));
   } catch (const std::exception&) {  // the GPU may be the cause of the crash
   }
 #endif
-  return "";
+  return text;
 }
 
 void empty_cache(torch::Device device) {
