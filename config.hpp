@@ -163,7 +163,7 @@ struct Config : Flags {
       flag(conf, "Output", "conf", 0.01, "P", "minimum score of a detection in evaluation", between(0, 1));
   double nms = flag(nms, "Output", "nms", 0.65, "IOU", "NMS IoU threshold in evaluation", between(1e-6, 1));
   bool profile = flag(profile, "Output", "profile", false, "",
-                      "profile 20 steps of one size, write trace.json, and stop", marked(kOfCall));
+                      "profile 10 steps of one size, write trace.json, and stop", marked(kOfCall));
   bool debug = flag(debug, "Output", "debug", false, "",
                     "check all boxes, and report the operation that produces a NaN; slow", marked(kOfCall));
 

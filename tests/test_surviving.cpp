@@ -351,7 +351,7 @@ PROGRAM_TEST("train: --profile prints where the time goes and writes a trace; --
   const Folder dir;
   const std::string printed = succeed(dir, "train", kLong + "--profile");
   for (const char* part : {"data", "copy", "forward", "assignment", "loss", "backward", "optimizer", "EMA",
-                           "step", "images/s", "trace.json"})
+                           "step", "trace.json"})
     CHECK_MESSAGE(has(printed, part), part << " in " << printed);
   CHECK(has(contents(dir / "r/trace.json"), "aten::convolution"));
   CHECK_FALSE(fs::exists(dir / "r/last.pth"));  // --profile saves no checkpoint

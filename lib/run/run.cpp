@@ -129,10 +129,7 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr) {
   ranks.barrier();                                    // last.pth exists now
   ranks.report_run_folder(folder);
   catch_signals();
-  if (profiling() && ranks.first()) {
-    profile.emplace(device);
-    profile->start();
-  }
+  if (profiling() && ranks.first()) profile.emplace(device);
 }
 
 // ---- each step
@@ -293,9 +290,8 @@ void Run::finish(Training& t) {
   check_signals();
   if (profiling()) {
     if (!profile || stop) return;
-    log.line(profile->table(config.bs));
-    profile->write_trace(folder + "/trace.json");
-    log.line(concat("trace of the last steps: ", folder, "/trace.json, for https://ui.perfetto.dev"));
+    log.line(profile_table(profile->stop(folder + "/trace.json")));
+    log.line(concat("trace of these steps: ", folder, "/trace.json, for https://ui.perfetto.dev"));
     return;
   }
   if (stop && !complete) {
