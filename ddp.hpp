@@ -1,32 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
-// Distributed data-parallel training: rendezvous, collectives, gradient all-reduce, and detection of lost
-// ranks. Built on c10d of torch: a TCP store for the rendezvous, NCCL between GPUs, gloo between CPUs, and
-// the Reducer, which all-reduces gradients in buckets during backward.
+// Distributed data-parallel training: rendezvous, collectives, all-reduce of the gradients, and detection of
+// lost ranks. Built on c10d of torch: a TCP store for the rendezvous, NCCL between GPUs, gloo between CPUs,
+// and the Reducer, which all-reduces gradients in buckets during backward.
 //
 // Every rank runs the same program on its share of each batch. SyncBN (layers/sync_bn.hpp), the number of
 // positives (loss.hpp) and the gradients are all-reduced. An iteration therefore equals that of a single rank
 // with the whole batch, up to rounding.
 #pragma once
 #include <ATen/record_function.h>
+#include <c10/util/Logging.h>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #ifdef YOLOX_CUDA
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <sstream>
 #include <string>
+#include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "base/device.hpp"
 #include "base/error.hpp"
 #include "base/program.hpp"
+#include "base/torch_versions.hpp"
+#include "ddp/launch.hpp"
 #include "ddp/rank_info.hpp"
 #include "ddp/shared_memory.hpp"
 #include "ddp/watchdog.hpp"
@@ -44,48 +59,179 @@ class Ranks {
   // Rendezvous with all other ranks. Throws std::runtime_error after `seconds`, with the ranks that are
   // missing. The same timeout holds for every later collective. device: of the tensors for sum(), average()
   // and broadcast().
-  Ranks(const RankInfo& info, torch::Device device, double seconds);
+  Ranks(const RankInfo& info, torch::Device device, double seconds)
+      : info(info), device(device), seconds(seconds) {
+    if (alone()) return;
+    rendezvous();
+    std::vector<std::string> names;
+    for (const Peer& p : peers) names.push_back(p.text());
+    watchdog = std::make_unique<Watchdog>(info.rank, names, seconds,
+                                          [this] { return connect_store(/*serves=*/false, this->seconds); });
+    watchdog->reached("the rendezvous");  // a firewall may pass the port of the store and block all others
+    connect();
+    // Checking the images is slow, and slower on some machines.
+    watchdog->reached("the data", /*patient=*/true);
+  }
   Ranks(const Ranks&) = delete;
 
   const RankInfo info;
   bool first() const { return info.rank == 0; }
   bool alone() const { return info.world == 1; }
   // Returns true if the launcher reports one node and all ranks report the same host name.
-  bool same_machine() const;
+  bool same_machine() const {
+    const auto elsewhere = [&](const Peer& p) { return p.machine() != peers[0].machine(); };
+    return info.local_world == info.world && std::none_of(peers.begin(), peers.end(), elsewhere);
+  }
   const c10::intrusive_ptr<c10d::ProcessGroup>& group() const { return processes; }
+
+  // ---- collectives
 
   // All-reduces `t` (sum) in place. On a GPU the call returns before the result is ready; stream order makes
   // later kernels see it.
-  void sum(Tensor& t);
+  void sum(Tensor& t) {
+    if (alone()) return;
+    const size_t count = t.numel();
+    if (local && t.is_cpu() && t.scalar_type() == torch::kDouble && t.is_contiguous() &&
+        count <= SharedMemoryGather::kMaxValues)
+      return sum_in_shared_memory(t.data_ptr<double>(), count);
+    collective([&] {
+      std::vector<Tensor> one{t};
+      return processes->allreduce(one);
+    });
+  }
   // Returns the elementwise sum over all ranks.
-  std::vector<double> sum(std::vector<double> values);
-  // Returns the collectives of SyncBN. On a GPU they have an NCCL communicator of their own, so that they do
-  // not wait for the buckets of the Reducer. Valid as long as this object.
-  SyncBnCollectives sync_bn_collectives();
+  std::vector<double> sum(std::vector<double> values) {
+    if (alone()) return values;
+    Tensor t = torch::from_blob(values.data(), {int64_t(values.size())}, torch::kDouble);
+    sum(t);
+    return values;
+  }
   // Returns the maximum over all ranks.
-  double max(double mine);
+  double max(double mine) {
+    std::vector<double> all(info.world);
+    all[info.rank] = mine;
+    return std::ranges::max(sum(std::move(all)));
+  }
+  // Barrier: returns after all ranks have called it.
+  void barrier() { max(0); }
   // All-reduces floating-point tensors (mean) in place. Integer tensors do not change.
-  void average(const std::vector<Tensor>& tensors);
-  // Returns the value of rank 0.
-  bool broadcast_flag(bool mine) { return sum({double(first() && mine)})[0] > 0; }
+  void average(const std::vector<Tensor>& tensors) {
+    if (alone()) return;
+    const torch::NoGradGuard no_grad;
+    std::vector<Tensor> floats, flat, parts;
+    for (const Tensor& t : tensors)
+      if (t.is_floating_point()) {
+        floats.push_back(t);
+        flat.push_back(t.reshape(-1));
+      }
+    if (floats.empty()) return;
+    Tensor all = torch::cat(flat);
+    sum(all);
+    all /= info.world;
+    int64_t at = 0;
+    for (const Tensor& t : floats) {
+      parts.push_back(all.slice(0, at, at + t.numel()).view(t.sizes()));
+      at += t.numel();
+    }
+    at::_foreach_copy_(floats, parts);
+  }
   // All-gathers values. Returns the values of each rank, by rank. Ranks may have different numbers of values.
-  std::vector<std::vector<double>> gather(const std::vector<double>& mine);
-  std::vector<std::string> gather_texts(const std::string& mine);
+  std::vector<std::vector<double>> gather(const std::vector<double>& mine) {
+    if (alone()) return {mine};
+    std::vector<double> sizes(info.world);
+    sizes[info.rank] = double(mine.size());
+    sizes = sum(sizes);
+    Tensor padded = torch::zeros({std::max<int64_t>(1, int64_t(std::ranges::max(sizes)))}, torch::kDouble);
+    std::copy(mine.begin(), mine.end(), padded.data_ptr<double>());
+    std::vector<std::vector<Tensor>> all(1);
+    for (int r = 0; r < info.world; ++r) all[0].push_back(torch::empty_like(padded));
+    collective([&] {
+      std::vector<Tensor> one{padded};
+      return processes->allgather(all, one);
+    });
+    std::vector<std::vector<double>> values;
+    for (int r = 0; r < info.world; ++r) {
+      const double* v = all[0][r].data_ptr<double>();
+      values.emplace_back(v, v + int64_t(sizes[r]));
+    }
+    return values;
+  }
+  std::vector<std::string> gather_texts(const std::string& mine) {
+    std::vector<std::string> texts;
+    for (const auto& letters : gather(std::vector<double>(mine.begin(), mine.end())))
+      texts.emplace_back(letters.begin(), letters.end());
+    return texts;
+  }
+  // Broadcasts from rank 0: overwrites the tensors, or returns the text or the value of rank 0.
+  void broadcast(const std::vector<Tensor>& tensors) {
+    for (const Tensor& tensor : tensors) {
+      if (alone() || tensor.numel() == 0) continue;
+      const Tensor t = tensor.detach(), dense = t.contiguous();
+      collective([&] {
+        std::vector<Tensor> one{dense};
+        return processes->broadcast(one);
+      });
+      if (!dense.is_same(t)) t.copy_(dense);
+    }
+  }
+  std::string broadcast(const std::string& mine) { return gather_texts(mine)[0]; }
+  bool broadcast_flag(bool mine) { return sum({double(first() && mine)})[0] > 0; }
   // Overwrites a value that all ranks have computed from equal numbers by that of rank 0, because processors
   // of different machines may round it differently. Does nothing if all ranks are on one machine.
   void agree(const Tensor& value) {
     if (!same_machine()) broadcast({value});
   }
-  // Broadcasts from rank 0: overwrites the tensors, or returns the text of rank 0.
-  void broadcast(const std::vector<Tensor>& tensors);
-  std::string broadcast(const std::string& mine) { return gather_texts(mine)[0]; }
-  // Barrier: returns after all ranks have called it.
-  void barrier() { max(0); }
+  // Returns the collectives of SyncBN. On a GPU they have an NCCL communicator of their own, so that they do
+  // not wait for the buckets of the Reducer. Valid as long as this object.
+  SyncBnCollectives sync_bn_collectives() {
+    if (!device.is_cuda()) return {[this](Tensor& t) { sum(t); }};
+    // Not asynchronous: on the current stream, without events and a second stream.
+    return {[this](Tensor& t) {
+              collective([&] {
+                std::vector<Tensor> one{t};
+                c10d::AllreduceOptions options;
+                options.asyncOp = false;
+                return sync_bn->allreduce(one, options);
+              });
+            },
+            [this](const Tensor& x) {
+              Tensor all = torch::empty({info.world, x.numel()}, x.options()), mine = x;
+              collective([&] {
+                c10d::AllgatherOptions options;
+                options.asyncOp = false;
+                return sync_bn->_allgather_base(all, mine, options);
+              });
+              return all;
+            }};
+  }
+
+  // ---- checks, and work on one rank
+
   // Throws std::runtime_error with the number of a rank if the tensors are not bitwise equal on all ranks.
   // when: the moment, for the message.
-  void check_equal(const std::vector<Tensor>& tensors, const std::string& when);
+  void check_equal(const std::vector<Tensor>& tensors, const std::string& when) {
+    if (alone()) return;
+    uint64_t hash = 0;
+    for (const Tensor& t : tensors) hash = (hash ^ hash_of(t)) * 0x100000001b3;
+    const auto all = gather({double(hash >> 32), double(hash & 0xffffffff)});
+    for (int r = 0; r < info.world; ++r)
+      check(all[r] == all[0], when, " rank ", r, " has other weights than rank 0: the ranks have diverged");
+  }
   // Barrier that throws std::runtime_error if a setting (flag, value) of this rank differs from rank 0.
-  void check_same_settings(const std::vector<std::pair<std::string, std::string>>& settings);
+  void check_same_settings(const std::vector<std::pair<std::string, std::string>>& settings) {
+    if (alone()) return;
+    std::string mine;
+    for (const auto& [name, value] : settings) mine += name + '\0' + value + '\0';
+    std::istringstream firsts(broadcast(mine));
+    barrier();
+    std::string name, value, differs;
+    for (const auto& [own, here] : settings)
+      if (std::getline(firsts, name, '\0') && std::getline(firsts, value, '\0') &&
+          (name != own || value != here))
+        differs += concat(differs.empty() ? "" : ", ", own, " ", here, " where rank 0 has ", value);
+    check(differs.empty(), "rank ", info.rank, " (", location(info.rank),
+          ") has other settings than rank 0: ", differs, "; start all ranks with the same flags and data");
+  }
   // Returns the lowest rank of this machine.
   int first_of_machine() const {
     if (alone()) return 0;
@@ -97,19 +243,32 @@ class Ranks {
   template <class Work>
   auto run_first_on_one_rank_per_machine(const Work& work) {
     if (alone()) return work();
-    const int first = first_of_machine();
-    const std::string key = concat("turn/", first, "/", turns++);
-    if (info.rank != first) wait_for_key(key);
+    const int lowest = first_of_machine();
+    const std::string key = concat("turn/", lowest, "/", turns++);
+    if (info.rank != lowest) wait_for_key(key);
     auto result = work();
-    if (info.rank == first) store->set(key, std::vector<uint8_t>{1});
+    if (info.rank == lowest) store->set(key, std::vector<uint8_t>{1});
     return result;
   }
-
   // Reports the run folder to the launcher of this machine, which resumes from there after a failure.
-  void report_run_folder(const std::string& run) const;
+  void report_run_folder(const std::string& run) const {
+    const std::string fd = environment_variable("YOLOX_REPORTS");
+    if (fd.empty()) return;
+    if (write(std::atoi(fd.c_str()), run.data(), run.size()) < 0) return;
+    close(std::atoi(fd.c_str()));
+  }
   // Waits for all ranks, closes the connections and deletes this object. Call it at the end of a successful
   // run.
-  void shutdown();
+  void shutdown() {
+    barrier();
+    if (sync_bn) {
+      sync_bn->shutdown();
+      processes->getBackend(torch::kCUDA)->shutdown();
+    }
+    delete this;
+  }
+
+  // ---- waiting for other ranks
 
   // Reports that this rank has reached the named barrier. The watchdog ends the run if another rank does not
   // reach it within the timeout.
@@ -131,62 +290,219 @@ class Ranks {
   std::string location(int rank) const { return peers[rank].text(); }
 
  private:
-  using Milliseconds = std::chrono::milliseconds;
-  Milliseconds timeout() const { return Milliseconds(int64_t(1000 * seconds)); }
+  // ---- rendezvous
+
+  static std::chrono::milliseconds milliseconds(double time) {
+    return std::chrono::milliseconds(int64_t(1000 * time));
+  }
   std::string store_address() const {
     const bool is_ipv6 = info.host.find(':') != std::string::npos;
     return concat(is_ipv6 ? "[" : "", info.host, is_ipv6 ? "]:" : ":", info.port);
   }
-
   // Returns the error of a rank that does not find rank 0.
   std::string no_connection() const {
     return concat(
         "rank ", info.rank, " cannot connect to rank 0 at ", store_address(), " within ", seconds,
-        " s; check that rank 0 runs, the host name, the firewall, and that no other program uses the "
-        "port");
+        " s; check that rank 0 runs, the host name, the firewall, and that no other program uses the port");
   }
 
-  // most: seconds for the connection.
-  c10::intrusive_ptr<c10d::Store> connect_store(bool serves, double most);
-  void open_store();
-  // Returns the value that a rank stored under `key`. Polls for up to `most` seconds; returns an empty string
-  // if the key does not appear. Throws LostRank if rank 0, which hosts the store, has ended.
-  std::string wait_for_key(const std::string& key, double most = std::numeric_limits<double>::infinity());
-  // Exchanges host, process id and GPU of all ranks through the store. own: device of this rank. Throws
-  // std::runtime_error if ranks are missing after the timeout or share a GPU.
-  void exchange_peers(torch::Device own);
+  // Sets `store` and `peers`.
+  void rendezvous() {
+    // c10d warns if an address has no host name, and prints a stack trace before it throws the error of a
+    // failed connection, which open_store() reports in one line.
+    const std::string level = environment_variable("TORCH_CPP_LOG_LEVEL");
+    setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/level.empty());
+    c10::initLogging();
+    // Rank 0 names the missing ranks later than the others, see exchange_peers().
+    const double limit = seconds + (first() ? 10 : 3);
+    {
+      const std::jthread deadline = start_deadline(limit, no_connection());
+      open_store();
+    }
+    {
+      const std::jthread deadline = start_deadline(limit, no_connection());
+      exchange_peers();
+    }
+    setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/level.empty());
+    c10::initLogging();
+  }
 
+  // Returns a connection to the store. serves: this process hosts the store. limit: seconds for the
+  // connection.
+  c10::intrusive_ptr<c10d::Store> connect_store(bool serves, double limit) {
+    c10d::TCPStoreOptions options;
+    options.port = uint16_t(info.port);
+    options.isServer = serves;
+    options.waitWorkers = false;
+    options.timeout = milliseconds(limit);
+    // TCPStore itself would listen on all interfaces.
+    const bool local_only = info.host == "127.0.0.1" || info.host == "localhost";
+    if (serves && info.listening >= 0)
+      options.masterListenFd = info.listening;
+    else if (serves && local_only)
+      options.masterListenFd = listen_on_loopback(info.port);
+    auto tcp = c10::make_intrusive<c10d::TCPStore>(info.host, options);
+    tcp->setTimeout(milliseconds(seconds));
+    if (!info.agent_hosts_store) return tcp;
+    // The store of the agent still has the keys of attempts that failed. A store of rank 0 is new in each
+    // attempt, and agents have counted different numbers of restarts if one of them joined later.
+    return c10::make_intrusive<c10d::PrefixStore>(
+        "yolox/" + environment_variable("TORCHELASTIC_RESTART_COUNT"), tcp);
+  }
+  void open_store() {
+    const bool serves = first() && !info.agent_hosts_store;
+    // TCPStore may try twice, with the whole timeout each time.
+    const double start = now();
+    const auto left = [&] { return seconds - (now() - start); };
+    while (!serves && left() > 2) {
+      try {
+        store = connect_store(serves, std::min(5.0, left() / 2));
+        return;
+      } catch (const std::exception&) {}  // rank 0 may not have started yet
+    }
+    try {
+      store = connect_store(serves, serves ? seconds : std::max(0.5, left() / 2));
+    } catch (const std::exception& e) {
+      const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
+      check(!serves || what.find("failed to listen") == std::string::npos, "rank 0 cannot listen on port ",
+            info.port, "; if the port is in use, give another MASTER_PORT", cause);
+      check(!serves, "rank 0 cannot connect to itself at ", store_address(),
+            "; give an address of this machine as MASTER_ADDR", cause);
+      fail(no_connection());
+    }
+  }
+
+  // Returns the value that a rank stored under `key`. Polls for up to `limit` seconds; returns an empty
+  // string if the key does not appear. Throws LostRank if rank 0, which hosts the store, has ended.
+  std::string wait_for_key(const std::string& key, double limit = std::numeric_limits<double>::infinity()) {
+    try {
+      for (const double start = now(); !store->check({key}); std::this_thread::sleep_for(milliseconds(0.02)))
+        if (now() - start > limit) return "";
+      const auto bytes = store->get(key);
+      return {bytes.begin(), bytes.end()};
+    } catch (const std::exception&) {  // rank 0 hosts the store
+      throw LostRank(concat("rank ", info.rank, " lost rank 0 (",
+                            peers.empty() ? store_address() : location(0),
+                            "), whose process ended; see the end of the output of that rank"));
+    }
+  }
+
+  // Exchanges host, process id and GPU of all ranks through the store. Throws std::runtime_error if ranks are
+  // missing after the timeout, or share a GPU.
+  void exchange_peers() {
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    std::string boot = "-";
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+    const std::string me =
+        concat(getpid(), " ", host, " ", boot, " ", gpu_uuid(device), " ", gpu_pci_address(device));
+    store->set(concat("here/", info.rank), std::vector<uint8_t>(me.begin(), me.end()));
+    std::vector<Peer> found(info.world);
+    std::vector<std::string> missing;
+    const double start = now();
+    for (int r = 0; r < info.world; ++r) {
+      std::istringstream in(wait_for_key(concat("here/", r), std::max(0.0, seconds - (now() - start))));
+      Peer& p = found[r];
+      if (!(in >> p.process >> p.host >> p.boot)) missing.push_back(concat(r));
+      in >> p.gpu >> p.pci;
+    }
+    if (!missing.empty()) {
+      if (first()) std::this_thread::sleep_for(std::chrono::seconds(2));  // other ranks still read the store
+      fail(missing.size() == 1 ? "rank " : "ranks ", listed(missing, 16), " of ", info.world,
+           " did not reach the rendezvous at ", store_address(), " within ", seconds, " s; rank 0 is on ",
+           found[0].text(), "; check that all ranks run, with the same world size");
+    }
+    peers = std::move(found);
+    check_gpus(peers);
+  }
+
+  // ---- process groups
+
+  // Timeout of collectives. The watchdog ends a run earlier, with a message that names the missing rank.
+  static constexpr std::chrono::milliseconds kLongerThanWatchdog = std::chrono::hours(24);
+
+  // Creates the process groups: gloo, shared memory on a single machine, and NCCL on a GPU.
+  void connect() {
+    using Kind = c10d::ProcessGroup::BackendType;
+    processes = c10::make_intrusive<c10d::ProcessGroup>(store, info.rank, info.world);
+    auto options = c10d::ProcessGroupGloo::Options::create(kLongerThanWatchdog);
+    const std::string interface = environment_variable("GLOO_SOCKET_IFNAME");
+    options->devices.push_back(
+        interface.empty() ? c10d::ProcessGroupGloo::createDeviceForHostname(own_address(info, same_machine()))
+                          : c10d::ProcessGroupGloo::createDeviceForInterface(interface));
+    collective([&] {
+      processes->setBackend(
+          torch::kCPU, Kind::GLOO,
+          c10::make_intrusive<c10d::ProcessGroupGloo>(store, info.rank, info.world, options));
+      return c10::intrusive_ptr<c10d::Work>();
+    });
+    processes->setDefaultBackend(Kind::GLOO);
+    if (same_machine()) share_memory();
+#ifdef YOLOX_CUDA
+    if (!device.is_cuda()) return;
+    // A lost rank is reported by the watchdog, with its name. NCCL's own handling of errors would abort the
+    // process first.
+    for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS",
+                             "TORCH_NCCL_ENABLE_MONITORING"})
+      setenv(name, "0", /*overwrite=*/0);
+    // "all" and "SyncBN" run at the same time. All ranks launch them in one order, which NCCL then keeps.
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
+    // With registered buffers of CUDA graphs, the ranks of a machine wait for each other while they record. A
+    // rank whose recording has failed would never arrive.
+    setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
+    processes->setBackend(torch::kCUDA, Kind::NCCL, connect_nccl("all", /*small=*/false));
+    processes->setDefaultBackend(Kind::NCCL);
+    // NCCL initialises at the first collective. Doing so here reports errors early, and --bs auto counts the
+    // memory of NCCL.
+    sync_bn = connect_nccl("SyncBN", /*small=*/true);
+    Tensor one = torch::ones({1}, device);
+    sum(one);
+    sync_bn_collectives().sum(one);
+    check(one.item<float>() == float(info.world) * float(info.world),
+          "the all-reduce of NCCL returned a wrong sum on ", location(info.rank));
+#endif
+  }
 #ifdef YOLOX_CUDA
   // Returns a new NCCL communicator over all ranks. small: for many small tensors beside large ones, so it
   // has precedence and takes few of the GPU's processors.
-  c10::intrusive_ptr<c10d::Backend> connect_nccl(const std::string& name, bool small);
+  c10::intrusive_ptr<c10d::Backend> connect_nccl(const std::string& name, bool small) {
+    auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/small);
+    options->timeout = kLongerThanWatchdog;
+#ifdef NCCL_HAS_CONFIG
+    if (small) options->config.maxCTAs = 4;
 #endif
-  // Creates the process groups: gloo, shared memory on a single machine, and NCCL on a GPU.
-  void connect(torch::Device where);
+    return c10::make_intrusive<c10d::ProcessGroupNCCL>(c10::make_intrusive<c10d::PrefixStore>(name, store),
+                                                       info.rank, info.world, options);
+  }
+#endif
+
+  // Sets up `local`. Call it only if all ranks run on this machine.
+  void share_memory() {
+    auto sums = std::make_unique<SharedMemoryGather>(info.rank, info.world);
+    const bool open = sums->open(broadcast(first() ? sums->create() : ""));
+    for (int r = 0; r < info.world; ++r) sums->set_process(r, peers[r].process);
+    if (max(!open) == 0) local = std::move(sums);
+  }
+
+  // ---- collectives
 
   // Scope guard of a collective: marks this rank as waiting for the watchdog, measures the time, and restarts
   // the timeout at its end.
   struct Wait {
     explicit Wait(Ranks& ranks)
         : ranks(ranks), within(ranks.watchdog && ranks.watchdog->waiting.exchange(true)) {}
-    ~Wait();
+    ~Wait() {
+      if (ranks.watchdog) {
+        ranks.watchdog->waiting = within;
+        ranks.watchdog->restart_timeout();
+      }
+      ranks.waiting += now() - start;
+    }
     Ranks& ranks;
     const bool within;  // value of `waiting` before: true inside of backward
     const double start = now();
   };
 
-  // Sets up `local`. Call it only if all ranks run on this machine.
-  void share_memory();
-  // Runs SharedMemoryGather::exchange(). Throws LostRank if a rank has ended.
-  template <class Take>
-  void exchange(const std::vector<double>& mine, const Take& take) {
-    RECORD_USER_SCOPE("reduce");
-    const Wait wait(*this);
-    const int gone = local->exchange(mine.data(), mine.size(), take);
-    if (gone >= 0)
-      throw LostRank(concat("rank ", info.rank, " lost rank ", gone, " (", location(gone),
-                            "), whose process ended; see the end of the output of that rank"));
-  }
   // Waits for the collective that begin() starts. Throws LostRank if a connection breaks.
   template <class Begin>
   void collective(const Begin& begin) {
@@ -203,15 +519,41 @@ class Ranks {
                             "); see the end of the output of that rank"));
     }
   }
+  // The same for a sum through shared memory, in place.
+  void sum_in_shared_memory(double* sums, size_t count) {
+    RECORD_USER_SCOPE("reduce");
+    const Wait wait(*this);
+    const std::vector<double> mine(sums, sums + count);
+    std::fill_n(sums, count, 0.0);
+    const int gone = local->exchange(mine.data(), count, [&](const double* v) {
+      for (size_t i = 0; i < count; ++i) sums[i] += v[i];
+    });
+    if (gone >= 0)
+      throw LostRank(concat("rank ", info.rank, " lost rank ", gone, " (", location(gone),
+                            "), whose process ended; see the end of the output of that rank"));
+  }
 
-  const double seconds;
+  // Returns a hash of the bytes of a tensor.
+  static uint64_t hash_of(const Tensor& tensor) {
+    const Tensor t = tensor.detach().to(torch::kCPU).contiguous();
+    const char* bytes = static_cast<const char*>(t.const_data_ptr());
+    uint64_t hash = 0xcbf29ce484222325;
+    for (size_t i = 0; i < t.nbytes(); i += 8) {
+      uint64_t word = 0;
+      std::memcpy(&word, bytes + i, std::min<size_t>(8, t.nbytes() - i));
+      hash = (hash ^ word) * 0x100000001b3;
+    }
+    return hash;
+  }
+
+  const torch::Device device;
+  const double seconds;  // timeout
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> processes;
   c10::intrusive_ptr<c10d::Backend> sync_bn;  // on a GPU: the communicator of SyncBN
   std::vector<Peer> peers;                    // by rank; empty before the rendezvous
   int64_t turns = 0;
   double waiting = 0;
-  torch::Device device = torch::kCPU;
   std::unique_ptr<SharedMemoryGather> local;
   std::unique_ptr<Watchdog> watchdog;
 };
@@ -222,15 +564,53 @@ class Ranks {
 class GradientReducer {
  public:
   // params: in the order of use in the forward pass, so that the gradients of a bucket become ready together.
-  GradientReducer(Ranks& ranks, const std::vector<Tensor>& params);
+  GradientReducer(Ranks& ranks, const std::vector<Tensor>& params)
+      : GradientReducer(ranks.alone() ? nullptr : ranks.group(), params) {
+    may_wait = [&ranks] { ranks.may_wait(); };
+  }
   // The same for a process group; null: does nothing.
-  GradientReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::vector<Tensor>& params);
+  GradientReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::vector<Tensor>& params) {
+    if (!group) return;
+    static WarningFilter filter;
+    c10::WarningUtils::set_warning_handler(&filter);
+    const size_t first = 1 << 20, others = 25 << 20;  // bytes per bucket; a small first bucket starts earlier
+    const std::vector<bool> sparse(params.size(), false);
+    auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(params, {first, others}, sparse));
+    std::reverse(buckets.begin(), buckets.end());  // backward computes the last parameters first
+    reducer = std::make_shared<c10d::Reducer>(
+        params, std::move(buckets), group, sparse, others, /*find_unused_parameters=*/true,
+        /*gradient_as_bucket_view=*/true, std::unordered_map<size_t, std::string>{}, first,
+        /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false
+#if YOLOX_TORCH_AT_LEAST(11)
+        ,
+        std::vector<int64_t>{}
+#endif
+    );
+    logger = std::make_shared<c10d::Logger>(reducer);  // the Reducer dereferences its logger without a check
+    reducer->set_logger(logger);
+  }
   // Prepares the all-reduce. Call it only before the last backward() of an iteration, because the gradients
   // of earlier micro-batches accumulate on each rank without communication. outputs: the tensors that
   // backward() starts from.
-  void before_backward(const std::vector<Tensor>& outputs);
+  void before_backward(const std::vector<Tensor>& outputs) {
+    if (!reducer) return;
+    reducer->prepare_for_forward();
+    reducer->prepare_for_backward(outputs);
+    may_wait();
+  }
 
  private:
+  // Drops two warnings of the Reducer about a negligible cost: find_unused_parameters is not needed while all
+  // parameters are used, and gradient strides differ for weights with a dimension of size 1.
+  struct WarningFilter : c10::WarningHandler {
+    void process(const c10::Warning& warning) override {
+      const std::string& text = warning.msg();
+      if (text.find("find_unused_parameters=True") == std::string::npos &&
+          text.find("Grad strides do not match") == std::string::npos)
+        c10::WarningHandler::process(warning);
+    }
+  };
+
   std::function<void()> may_wait = [] {};
   std::shared_ptr<c10d::Reducer> reducer;
   std::shared_ptr<c10d::Logger> logger;

@@ -487,12 +487,6 @@ TEST_CASE("ranks: two ranks with one GPU, or with two MIG slices of it, are refu
   CHECK_THROWS_WITH(check_gpus(ranks("GPU-1", "0000:3b:00")),
                     doctest::Contains("rank 0 and rank 1 share a GPU"));
   CHECK_THROWS_WITH(check_gpus(ranks("GPU-2", "0000:3b:00")), doctest::Contains("two MIG slices of one GPU"));
-  auto versions = ranks("GPU-2", "0000:5e:00", "b");
-  versions[0].nccl = "2.27.5";
-  versions[1].nccl = "2.21.5";
-  CHECK_THROWS_WITH(
-      check_gpus(versions),
-      doctest::Contains("rank 0 has NCCL 2.27.5, but rank 1 (b, process 11, GPU-2) has 2.21.5"));
 }
 PROGRAM_TEST("ranks: SyncBN over uneven shares, one of them empty, equals batch norm over the whole batch") {
   on_ranks(2, "rank: SyncBN equals batch norm over the whole batch");

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/rank_info.hpp"
 
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -90,6 +96,45 @@ RankInfo rank_info_from_environment() {
   return p;
 }
 
+// Returns the local address of the route to a host.
+static std::string address_towards(const std::string& host, int port) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  if (getaddrinfo(host.c_str(), concat(port).c_str(), &hints, &found) != 0) return "127.0.0.1";
+  const int fd = socket(found->ai_family, SOCK_DGRAM, 0);
+  sockaddr_storage own{};
+  socklen_t size = sizeof own;
+  char text[256] = "127.0.0.1";
+  if (::connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
+      getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0)
+    getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  close(fd);
+  freeaddrinfo(found);
+  return text;
+}
+
+std::string own_address(const RankInfo& info, bool same_machine) {
+  const std::string address = address_towards(info.host, info.port);
+  if (same_machine || (!address.starts_with("127.") && address != "::1")) return address;
+  ifaddrs* all = nullptr;
+  std::string found;
+  if (getifaddrs(&all) == 0) {
+    for (const ifaddrs* a = all; a && found.empty(); a = a->ifa_next) {
+      if (!a->ifa_addr || a->ifa_addr->sa_family != AF_INET || !(a->ifa_flags & IFF_UP) ||
+          (a->ifa_flags & IFF_LOOPBACK))
+        continue;
+      char text[256] = "";
+      getnameinfo(a->ifa_addr, sizeof(sockaddr_in), text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+      found = text;
+    }
+    freeifaddrs(all);
+  }
+  check(!found.empty(), info.host, " resolves to ", address, ", which other machines cannot reach, and this ",
+        "machine has no other address; give MASTER_ADDR as a network address, or set ",
+        "GLOO_SOCKET_IFNAME=INTERFACE");
+  return found;
+}
+
 bool is_local_error(const std::exception& e) {
   const std::string what = e.what();
   return is_out_of_memory(e) || what.find("CUDA error") != std::string::npos ||
@@ -111,8 +156,6 @@ void check_gpus(const std::vector<Peer>& peers) {
   for (size_t r = 0; r < peers.size(); ++r) {
     const Peer& p = peers[r];
     if (p.gpu.empty()) continue;
-    check(p.nccl == peers[0].nccl, "rank 0 has NCCL ", peers[0].nccl, ", but rank ", r, " (", p.text(),
-          ") has ", p.nccl, "; all machines need the same libnccl, that of LibTorch: check LD_LIBRARY_PATH");
     const auto [other, is_new] = gpus.emplace(std::pair(p.machine(), p.pci), r);
     if (is_new) continue;
     check(p.gpu == peers[other->second].gpu, "rank ", other->second, " and rank ", r,

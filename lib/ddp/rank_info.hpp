@@ -47,6 +47,11 @@ std::string slurm_entry(const std::string& list, int index);
 // set. Throws UsageError, with the name of the variable, if the values are invalid or inconsistent.
 RankInfo rank_info_from_environment();
 
+// Returns the address of this machine that other machines can connect to. The host name of a machine often
+// resolves to a loopback address (127.0.1.1), which other machines cannot reach. In this case, returns the
+// first IPv4 address of another network interface. same_machine: all ranks run on this machine.
+std::string own_address(const RankInfo& info, bool same_machine);
+
 // Error of a rank that ends because another rank ended.
 struct LostRank : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -72,18 +77,17 @@ bool is_lost_rank_error(const std::exception& e);
 struct Peer {
   std::string host;
   pid_t process = 0;
-  std::string gpu;        // UUID; empty for the CPU
-  std::string pci;        // PCI address of the GPU; empty for the CPU
-  std::string boot;       // changes with each start of a machine, and so differs between machines of one name
-  std::string nccl = "";  // version; empty for the CPU
+  std::string gpu;   // UUID; empty for the CPU
+  std::string pci;   // PCI address of the GPU; empty for the CPU
+  std::string boot;  // changes with each start of a machine, and so differs between machines of one name
   std::string machine() const { return host + " " + boot; }
   std::string text() const {
     return concat(host, ", process ", process, gpu.empty() ? "" : ", " + gpu.substr(0, 12));
   }
 };
 
-// Throws std::runtime_error if NCCL cannot connect the GPUs: if two ranks have the same GPU, two MIG slices
-// of one GPU, or other versions of NCCL. peers: of all ranks, by rank.
+// Throws std::runtime_error if NCCL cannot connect the GPUs, because two ranks have the same GPU or two MIG
+// slices of one GPU. peers: of all ranks, by rank.
 void check_gpus(const std::vector<Peer>& peers);
 
 }  // namespace yolox

@@ -124,7 +124,7 @@ bool StepGraphs::record_graph(Kind& kind, const std::function<void()>& step) {
   kind.counts_per_step.clear();
   for (size_t i = 0; i < counts.size(); ++i) kind.counts_per_step.push_back(counts[i] - before[i]);
   restore_counts();
-  // Recording waits for no other rank (NCCL_GRAPH_REGISTER in ddp/ranks.cpp), so that all arrive here.
+  // Recording waits for no other rank (NCCL_GRAPH_REGISTER in ddp.hpp), so that all arrive here.
   if (ranks.max(!why.empty()) == 0) return true;
   failed(why.empty() ? "another rank cannot record them" : why.substr(0, why.find('\n')));
   turn_off();
