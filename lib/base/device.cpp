@@ -4,17 +4,12 @@
 #include <ATen/native/ConvUtils.h>
 #include <c10/core/AllocatorConfig.h>
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cctype>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
-#include <vector>
 
 #include "base/error.hpp"
 
@@ -57,20 +52,11 @@ bool has_gpu() {
   if (torch::cuda::is_available()) return true;
 #ifdef YOLOX_CUDA
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  std::string text = visible ? visible : "0";
-  text.erase(0, text.find_first_not_of(' '));
-  const bool hidden =
-      (text.empty() || !std::isdigit(text[0])) && text.rfind("GPU-", 0) != 0 && text.rfind("MIG-", 0) != 0;
-  if (!hidden && std::filesystem::exists("/proc/driver/nvidia/version")) {
-    int count = 0;
-    const cudaError_t error = cudaGetDeviceCount(&count);
-    usage_check(false, "this machine has an NVIDIA driver, but no GPU can be used (",
-                !std::filesystem::exists("/dev/nvidiactl")
-                    ? "there is no /dev/nvidiactl; start a container with --gpus all"
-                : error == cudaSuccess ? "the driver shows none"
-                                       : cudaGetErrorString(error),
-                "); see docs/install.md, or give --device cpu to use the CPU");
-  }
+  const bool hidden = visible && (*visible == 0 || *visible == '-');  // "" or -1
+  usage_check(hidden || !std::filesystem::exists("/proc/driver/nvidia/version"),
+              "this machine has an NVIDIA driver, but no GPU can be used: the driver is too old for this "
+              "build, or the container was started without --gpus all; see docs/install.md, or give --device "
+              "cpu to use the CPU");
 #endif
   return false;
 }
@@ -145,22 +131,8 @@ std::string memory_of_others(torch::Device device) {
   // CUDA and its libraries use up to about 2 GB in this process.
   const double held = total - free - memory_used(device);
   if (held < std::max(3e9, 0.05 * total)) return "";
-  const std::string own = "GPU" + gpu_uuid(device).substr(4) + ",";  // without hyphens
-  std::vector<std::string> processes;
-  FILE* list =
-      popen("timeout 5 nvidia-smi --query-compute-apps=gpu_uuid,pid --format=csv,noheader 2>/dev/null", "r");
-  char line[256];
-  while (list && std::fgets(line, sizeof line, list)) {
-    std::string text = line;
-    std::erase(text, '-');
-    std::istringstream words(text);
-    std::string uuid;
-    int process = 0;
-    if (words >> uuid >> process && uuid == own && process != getpid()) processes.push_back(concat(process));
-  }
-  if (list) pclose(list);
   return concat("other processes hold ", short_bytes(held), " of the GPU's ", short_bytes(total),
-                processes.empty() ? "" : concat(" (process ", listed(processes), ")"));
+                "; nvidia-smi lists them");
 }
 
 std::string hardware_name([[maybe_unused]] torch::Device device) {
