@@ -4,12 +4,10 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <new>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,60 +21,81 @@
 
 namespace yolox {
 
-// Returns the permutation of n images for one epoch (from 0). Depends only on (seed, epoch), not on
-// the number of threads or ranks.
-inline std::vector<int64_t> permutation(int64_t n, uint64_t seed, uint64_t epoch) {
-  Rng rng(seed, epoch, ~uint64_t{0});
-  std::vector<int64_t> order(n);
-  for (int64_t i = 0; i < n; ++i) order[i] = i;
+// Returns the n images of one epoch (from 0), which depend only on (seed, epoch), not on the number of
+// threads or ranks. repeats: factor of each image, see repeat_factors(); image i is in the epoch in
+// proportion to its factor, and images with a factor of 1 may be left out. Empty: a permutation.
+inline std::vector<int64_t> epoch_order(int64_t n, uint64_t seed, uint64_t epoch,
+                                        const std::vector<double>& repeats = {}) {
+  Rng rng(seed, epoch, ~uint64_t{!repeats.empty()});
+  std::vector<int64_t> order;
+  for (int64_t i = 0; i < n; ++i) {
+    const double factor = repeats.empty() ? 1 : repeats[i], whole = std::floor(factor);
+    order.insert(order.end(), int64_t(whole) + (!repeats.empty() && rng.bernoulli(factor - whole)), i);
+  }
   shuffle(order, rng);
+  order.resize(n);
   return order;
 }
 
-// Returns the n images of one epoch. repeats: factor of each image, see repeat_factors(); image i is in the
-// epoch in proportion to its factor, and images with a factor of 1 may be left out. Empty: permutation().
-inline std::vector<int64_t> epoch_order(int64_t n, uint64_t seed, uint64_t epoch,
-                                        const std::vector<double>& repeats) {
-  if (repeats.empty()) return permutation(n, seed, epoch);
-  Rng rng(seed, epoch, ~uint64_t{1});
-  std::vector<int64_t> all;
-  for (int64_t i = 0; i < n; ++i) {
-    const double whole = std::floor(repeats[i]);
-    all.insert(all.end(), int64_t(whole) + rng.bernoulli(repeats[i] - whole), i);
-  }
-  shuffle(all, rng);
-  all.resize(n);
-  return all;
+// Throws std::runtime_error, with the name of the image, if a box of an item lies outside of the image, has
+// an unknown class or no area (--debug).
+inline void check_boxes(const Item& item, const Image& image, const Dataset& data) {
+  const double rounding = 1e-6;
+  for (const Box& b : item.boxes)
+    check(b.cls >= kIgnoredRegion && b.cls < int(data.classes.size()) && b.x1 >= -rounding &&
+              b.y1 >= -rounding && b.x2 <= image.cols + rounding && b.y2 <= image.rows + rounding &&
+              has_area(b),
+          data.name_of(item.index), ", augmented: box ", b.x1, " ", b.y1, " ", b.x2, " ", b.y2, " of class ",
+          b.cls, " is invalid: the image is ", image.cols, "x", image.rows, ", the data set has ",
+          data.classes.size(), " classes");
 }
 
-// Returns a function that makes the training items: an endless stream, in which each epoch is a new
-// permutation, or with `repeats` an epoch_order(). A batch may span two epochs, so that every batch is full.
-// augmented: apply augmentation; otherwise letterbox only. mosaic_at(position): true if mosaic and MixUp are
-// on at this position of the stream. An unreadable image is added to data.problems and replaced by the next
-// image. The function may be called from several threads.
-inline Loader::Make training_items(const Dataset& data, uint64_t seed, const AugmentConfig& augment,
-                                   bool augmented, std::function<bool(int64_t)> mosaic_at,
-                                   std::vector<double> repeats = {}) {
-  struct Permutations {  // orders of the two latest epochs, because a batch may span both
-    std::mutex mutex;
-    std::map<int64_t, std::vector<int64_t>> of_epoch;
-  };
-  const auto orders = std::make_shared<Permutations>();
-  const int64_t n = data.records.size();
-  return [=, &data](int64_t position, Image& image) {
+// The order of the training images: an endless stream, in which each epoch is a new epoch_order(). Several
+// threads may call index_at().
+class TrainingOrder {
+ public:
+  TrainingOrder(int64_t n, uint64_t seed, std::vector<double> repeats)
+      : n(n), seed(seed), repeats(std::move(repeats)) {}
+
+  // Returns the index of the image at a position of the stream, from 0.
+  int64_t index_at(int64_t position) {
+    std::lock_guard lock(mutex);
     const int64_t epoch = position / n;
-    int64_t index;
-    {
-      std::lock_guard lock(orders->mutex);
-      auto& order = orders->of_epoch[epoch];
-      if (order.empty()) order = epoch_order(n, seed, epoch, repeats);
-      index = order[position % n];
-      while (orders->of_epoch.size() > 2) orders->of_epoch.erase(orders->of_epoch.begin());
-    }
+    std::vector<int64_t>& order = epochs[epoch];
+    if (order.empty()) order = epoch_order(n, seed, epoch, repeats);
+    const int64_t index = order[position % n];
+    while (epochs.size() > 2) epochs.erase(epochs.begin());
+    return index;
+  }
+
+ private:
+  const int64_t n;
+  const uint64_t seed;
+  const std::vector<double> repeats;
+  std::mutex mutex;
+  std::map<int64_t, std::vector<int64_t>> epochs;  // the latest two, because a batch may span both
+};
+
+// Makes the training items. A batch may span two epochs, so that every batch is full. An unreadable image is
+// added to data.problems and replaced by the next image. Several threads may call a copy.
+struct TrainingItems {
+  const Dataset& data;
+  uint64_t seed;
+  AugmentConfig augment;
+  bool augmented;            // false: letterbox only
+  int64_t mosaic_positions;  // mosaic and MixUp are on at this many first positions of the stream
+  std::vector<double> repeats =
+      {};                     // of each image, see repeat_factors(); empty: all images are equally frequent
+  bool checks_boxes = false;  // see check_boxes()
+  std::shared_ptr<TrainingOrder> order =
+      std::make_shared<TrainingOrder>(int64_t(data.records.size()), seed, repeats);
+
+  Item operator()(int64_t position, Image& image) const {
+    const int64_t n = data.records.size(), index = order->index_at(position);
     SampleDraw draw{size_t(index), {}, {}, {}};
     if (augmented) {
-      Rng rng(seed, epoch, repeats.empty() ? index : n + position % n);  // repeats differ
-      draw = draw_sample(rng, augment, n, index, image.size(), mosaic_at(position));
+      Rng rng(seed, position / n, repeats.empty() ? index : n + position % n);  // repeats differ
+      draw = draw_sample(rng, augment, n, index, image.size(), position < mosaic_positions);
     }
     Sample sample{image, {}};
     try {
@@ -89,9 +108,11 @@ inline Loader::Make training_items(const Dataset& data, uint64_t seed, const Aug
     check(sample.image.data == image.data,
           "compose() must draw into sample.image, not replace it; copy the pixels: "
           "result.copyTo(sample.image)");
-    return Item{std::move(sample.boxes), index};
-  };
-}
+    const Item item{std::move(sample.boxes), index};
+    if (checks_boxes) check_boxes(item, image, data);
+    return item;
+  }
+};
 
 // Returns a function that makes the evaluation items: the images in order of the records, letterboxed, with
 // their boxes. An unreadable image is added to data.problems and gets index -1. In a strict data set, the
@@ -112,23 +133,6 @@ inline Loader::Make evaluation_items(const Dataset& data) {
       image.setTo(cv::Scalar::all(border_grey));
       return Item{};
     }
-  };
-}
-
-// Wraps `make` and checks each box of its items (--debug). The wrapper throws std::runtime_error, with the
-// name of the image, if a box lies outside of the image, has an unknown class or no area.
-inline Loader::Make checked_items(Loader::Make make, const Dataset& data) {
-  return [make = std::move(make), &data](int64_t position, Image& image) {
-    Item item = make(position, image);
-    const double rounding = 1e-6;
-    for (const Box& b : item.boxes)
-      check(b.cls >= kIgnoredRegion && b.cls < int(data.classes.size()) && b.x1 >= -rounding &&
-                b.y1 >= -rounding && b.x2 <= image.cols + rounding && b.y2 <= image.rows + rounding &&
-                has_area(b),
-            data.name_of(item.index), ", augmented: box ", b.x1, " ", b.y1, " ", b.x2, " ", b.y2,
-            " of class ", b.cls, " is invalid: the image is ", image.cols, "x", image.rows,
-            ", the data set has ", data.classes.size(), " classes");
-    return item;
   };
 }
 
@@ -153,40 +157,22 @@ struct BatchSettings {
 // Stream of training batches of one rank. Not thread-safe.
 class Batches {
  public:
-  // rank: rank of this process; the stream contains only the images of this rank in each batch. head, heads:
-  // a multi-task model trains its heads in turn, each on its own data set. Step k of this head is step k *
-  // heads + head of the run. `data` must outlive this object.
-  Batches(const Dataset& data, const BatchSettings& settings, int rank, ImageSize size, torch::Device device,
-          int64_t head = 0, int64_t heads = 1)
-      : settings(settings),
-        from(settings.batch * rank / settings.ranks),
-        to(settings.batch * (rank + 1) / settings.ranks),
-        size(size.width, size.height),
-        device(device) {
-    const auto mosaic_at = [=, batch = settings.batch, until = settings.mosaic_iters](int64_t position) {
-      return position / batch * heads + head < until;
-    };
-    items = training_items(data, settings.seed + head, settings.augment, settings.augmented, mosaic_at,
-                           repeat_factors(data, settings.repeat_rare));
-    if (settings.check_boxes) items = checked_items(items, data);
-  }
-  Batches(const Batches&) = delete;
-  Batches& operator=(const Batches&) = delete;
-
-  // Starts loading at a step, counted from 0. Discards the batches that were loaded in advance.
-  void start(int64_t step) {
-    batches.reset();
-    loader.reset();
-    loader.emplace(items, step * settings.batch + from, settings.iters * settings.batch, int(to - from), size,
-                   settings.workers, device.is_cuda(), /*stride=*/settings.batch);
-    batches.emplace(*loader, device);
-  }
+  // rank: rank of this process; the stream contains only the images of this rank in each batch. first: step
+  // that the stream begins with, counted from 0. head, heads: a multi-task model trains its heads in turn,
+  // each on its own data set. Step k of this head is step k * heads + head of the run. `data` must outlive
+  // this object.
+  Batches(const Dataset& data, const BatchSettings& s, int rank, ImageSize size, torch::Device device,
+          int64_t first, int64_t head = 0, int64_t heads = 1)
+      : loader(items_of(data, s, head, heads), first * s.batch + share_begin(s, rank), s.iters * s.batch,
+               int(share_begin(s, rank + 1) - share_begin(s, rank)), {size.width, size.height}, s.workers,
+               device.is_cuda(), /*stride=*/s.batch),
+        batches(loader, device) {}
 
   // Returns the next batch, on the device. Throws the exception of a worker thread that failed.
   Batch next() {
     RECORD_USER_SCOPE("data");
     const double start = now();
-    Batch batch = batches->next();
+    Batch batch = batches.next();
     waited += now() - start;
     return batch;
   }
@@ -195,13 +181,17 @@ class Batches {
   double reset_waiting_time() { return std::exchange(waited, 0.0); }
 
  private:
-  Loader::Make items;
-  const BatchSettings settings;
-  const int64_t from, to;  // share of this rank in a batch
-  const cv::Size size;
-  const torch::Device device;
-  std::optional<Loader> loader;
-  std::optional<DeviceLoader> batches;
+  static TrainingItems items_of(const Dataset& data, const BatchSettings& s, int64_t head, int64_t heads) {
+    const int64_t mosaic_steps = std::max<int64_t>(0, s.mosaic_iters - head + heads - 1) / heads;
+    return {data,         uint64_t(s.seed + head), s.augment,
+            s.augmented,  mosaic_steps * s.batch,  repeat_factors(data, s.repeat_rare),
+            s.check_boxes};
+  }
+  // Returns the position in a batch at which the share of a rank begins.
+  static int64_t share_begin(const BatchSettings& s, int rank) { return s.batch * rank / s.ranks; }
+
+  Loader loader;
+  DeviceLoader batches;
   double waited = 0;  // seconds
 };
 

@@ -252,8 +252,7 @@ static void evaluate_model(const Config& config) {
   settings.batch = config.bs;
   settings.workers = loader_threads(config.workers, 1, settings.device.is_cuda());
   settings.legacy = loaded.info.legacy_preproc;
-  EvalTimes times;
-  if (config.speed) settings.times = &times;
+  settings.measure_times = config.speed;
   std::cout << printable(loaded.info.model) << ", " << data.classes.size() << " classes, "
             << data.records.size() << " images of " << printable(data.name) << ", " << settings.size.height
             << "x" << settings.size.width << ", pixels "
@@ -286,7 +285,7 @@ static void evaluate_model(const Config& config) {
   const std::string name = data_sets(config.data).size() > 1 ? config.data
                            : folder.has_filename()           ? folder.filename().string()
                                                              : folder.parent_path().filename().string();
-  if (config.speed) print_speed(times, int64_t(data.records.size()));
+  if (config.speed) print_speed(e.times, int64_t(data.records.size()));
   report(
       e.result, e.truth, e.detections, &data, concat(loaded.info.model, " on ", name),
       concat(config.weights, " on ", e.images, " images, ", settings.size.height, "x", settings.size.width),

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <functional>
 #include <string>
@@ -24,7 +23,7 @@
 
 namespace yolox {
 
-// Total seconds of each stage over all images (eval --speed). Loading runs in other threads beside them.
+// Total seconds of each stage over all images (eval --speed). Loading runs in other threads at the same time.
 struct EvalTimes {
   double preprocess = 0, forward = 0, decode = 0, nms = 0;
 };
@@ -46,7 +45,7 @@ struct EvalSettings {
   // ranks.
   int rank = 0, ranks = 1;
   std::function<std::vector<std::vector<double>>(const std::vector<double>&)> gather = {};
-  EvalTimes* times = nullptr;  // if not null, evaluate() adds the times here
+  bool measure_times = false;  // fill Evaluation::times; on a GPU, each stage then waits for the one before
   BatchLoss* loss = nullptr;   // null: no validation loss
 };
 
@@ -85,6 +84,7 @@ struct Evaluation {
   int64_t images = 0, unreadable = 0;
   double loss = std::nan("");  // mean over the positives of all images; NaN without EvalSettings::loss
   double seconds = 0;
+  EvalTimes times;       // with EvalSettings::measure_times
   bool complete = true;  // false: a signal interrupted the evaluation; `result` is empty
 };
 
@@ -130,7 +130,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   check(model->num_classes == int(data.classes.size()), "the model has ", model->num_classes, " classes, ",
         data.name, " has ", data.classes.size(),
         "; train it on this data, or evaluate it on data with its classes");
-  const auto start = std::chrono::steady_clock::now();
+  const double start = now();
   const torch::InferenceMode inference;
   const EvalGuard evaluation(*model);
   Evaluation e;
@@ -140,33 +140,33 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   const cv::Size size(s.size.width, s.size.height);
   const int64_t n = data.records.size(), from = n * s.rank / s.ranks, to = n * (s.rank + 1) / s.ranks;
   const auto type = model->parameters()[0].scalar_type();
-  const auto timed = [&](double EvalTimes::*stage, const auto& work) {
-    const double began = now();
-    auto made = work();
-    if (!s.times) return made;
-    if (s.device.is_cuda()) torch::cuda::synchronize(s.device.index());
-    s.times->*stage += now() - began;
-    return made;
+  const auto wait_for_gpu = [&] {
+    if (s.measure_times && s.device.is_cuda()) torch::cuda::synchronize(s.device.index());
+  };
+  double stage_start = 0;
+  const auto end_stage = [&](double& seconds) {
+    wait_for_gpu();
+    seconds += now() - std::exchange(stage_start, now());
   };
   Loader loader(evaluation_items(data), from, to, s.batch, size, s.workers, s.device.is_cuda());
   DeviceLoader batches(loader, s.device);
   for (int64_t at = from, k = 0; at < to; ++k) {
     const Batch batch = batches.next();
-    if (s.times && k == 0) {  // warm-up: the first forward pass is slow
-      model(preprocess(batch.images, s.legacy).to(type));
-      if (s.device.is_cuda()) torch::cuda::synchronize(s.device.index());
-    }
+    if (s.measure_times && k == 0) model(preprocess(batch.images, s.legacy).to(type));  // the first is slow
     const int64_t count = batch.images.size(0);
-    Tensor images =
-        timed(&EvalTimes::preprocess, [&] { return preprocess(batch.images, s.legacy).to(type); });
+    wait_for_gpu();
+    stage_start = now();
+    Tensor images = preprocess(batch.images, s.legacy).to(type);
     // A GPU prepares its kernels for each batch size, so the last batch gets that of the others.
     if (s.device.is_cuda() && k > 0)
       images = torch::constant_pad_nd(images, {0, 0, 0, 0, 0, 0, 0, s.batch - count});
-    const Predictions predicted = timed(&EvalTimes::forward, [&] { return model(images); });
-    const Tensor out =
-        timed(&EvalTimes::decode, [&] { return decode(predicted, s.size.height, s.size.width); });
-    const auto detections =
-        timed(&EvalTimes::nms, [&] { return postprocess(out.narrow(0, 0, count), s.conf, s.nms); });
+    end_stage(e.times.preprocess);
+    const Predictions predicted = model(images);
+    end_stage(e.times.forward);
+    const Tensor out = decode(predicted, s.size.height, s.size.width);
+    end_stage(e.times.decode);
+    const auto detections = postprocess(out.narrow(0, 0, count), s.conf, s.nms);
+    end_stage(e.times.nms);
     if (s.loss) {
       const auto part = [&](const Tensor& t) { return t.narrow(0, 0, count); };
       const Tensor sums =
@@ -199,7 +199,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   e.unreadable = unreadable.size();
   e.images = n - e.unreadable;
   e.result = coco_eval(e.truth, e.detections, s.ranks > 1 ? at::get_num_threads() : 0);
-  e.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  e.seconds = now() - start;
   return e;
 }
 

@@ -247,8 +247,7 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   });
 
   // ---- training loop
-  Batches batches(data.train, batch_settings(config, plan), rank_info.rank, base, device);
-  batches.start(t.iteration);
+  Batches batches(data.train, batch_settings(config, plan), rank_info.rank, base, device, t.iteration);
   MicroBatches micro_batches(t, config.accum, config.bs / rank_info.world, ranks, graphs, run.log);
   UnreadSteps unread(ranks, config.timeout);
   bool go_on = !run.evaluation_due(t) || end_of_epoch(t, plan, run);

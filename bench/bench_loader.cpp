@@ -55,8 +55,8 @@ int main(int argc, char** argv) {
   int64_t images = 0;
   double took = 0;
   {
-    Loader loader(training_items(data, 0, config, true, [](int64_t) { return true; }), 0, int64_t(1) << 40,
-                  batch, size, threads, false);
+    const int64_t always = int64_t{1} << 40;
+    Loader loader(TrainingItems{data, 0, config, true, always}, 0, always, batch, size, threads, false);
     for (int i = 0; i < 4; ++i) loader.next();
     const double start = now();
     for (; took < seconds; took = now() - start) images += loader.next().images.size(0);

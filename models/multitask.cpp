@@ -370,8 +370,8 @@ static int train(int argc, char** argv) {
                       c.lr, flags.freeze == "none" ? "" : ", frozen " + flags.freeze));
   for (int64_t k = 0; k < t.heads(); ++k) {
     HeadData& s = streams[k];
-    s.batches.emplace(s.splits.train, batch_settings(c, plan), rank_info.rank, base, device, k, t.heads());
-    s.batches->start(t.steps_of(k));
+    s.batches.emplace(s.splits.train, batch_settings(c, plan), rank_info.rank, base, device, t.steps_of(k), k,
+                      t.heads());
     run.log.line(concat("head ", s.name, ": ", s.splits.train.records.size(), " images for training (",
                         s.splits.train.name, "), ", s.splits.val.records.size(), " for evaluation, classes ",
                         listed(s.splits.train.classes)));
@@ -386,7 +386,7 @@ static int train(int argc, char** argv) {
   // ---- several ranks: broadcast of the weights, all-reduce of the gradients, SyncBN
   ranks.check_same_settings(common_settings(c, images, names, t.iteration));
   ranks.broadcast(t.tensors());
-  GradientReducer reducer(ranks, trainable_parameters(*t.model), torch::kFloat);
+  GradientReducer reducer(ranks, trainable_parameters(*t.model));
   if (!ranks.alone()) use_sync_bn(*t.model, ranks.sync_bn_collectives());
 
   // ---- training loop

@@ -24,10 +24,12 @@ class Reader(pickle.Unpickler):
         super().__init__(archive.open(self.folder + 'data.pkl'))
 
     def find_class(self, module, name):
-        return dict if name == 'OrderedDict' else lambda *arguments: (name, arguments)
+        if name == 'OrderedDict':
+            return dict
+        return name if name.endswith('Storage') else lambda *arguments: (name, arguments)
 
     def persistent_load(self, storage):
-        return hashlib.sha256(self.archive.read(self.folder + 'data/' + storage[2])).hexdigest(), str(storage[1])
+        return hashlib.sha256(self.archive.read(self.folder + 'data/' + storage[2])).hexdigest(), storage[1]
 
 
 def without_settings(value):
