@@ -124,9 +124,8 @@ struct Config : Flags {
                          "multi-scale training, a new input size every 10 steps (finetune has one size)");
   int64_t seed = flag(seed, "Training", "seed", int64_t{0}, "N",
                       "random seed of weights, data order and augmentation", at_least(0));
-  std::string fast = flag(fast, "Training", "fast", "auto", "off|auto|NAME,...",
-                          "fast paths of a GPU: norm = fused norm kernels, graph = CUDA graphs, "
-                          "auto = those that ./gpu-check has found right on this machine");
+  bool graph = flag(graph, "Training", "graph", false, "",
+                    "replay steps as CUDA graphs; faster with small batches on a fast GPU");
   bool deterministic = flag(deterministic, "Training", "deterministic", false, "",
                             "bit-for-bit reproducible; slower on a GPU");
   std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda[:N]", "device to train on",
@@ -212,7 +211,12 @@ inline void check_config(const Config& c) {
   if (!c.size.empty() || c.was_given("size")) parse_size(c.size);
   usage_check(c.bs == 0 || c.accum <= c.bs, "--accum must be at most the batch size (--bs ", c.bs, "), got ",
               c.accum);
-  dtr_bytes(c);  // throws if --dtr is invalid
+  const bool with_dtr = dtr_bytes(c) > 0;
+  for (const auto& [other, given] : {std::pair("--dtr", with_dtr),
+                                     {"--debug", c.debug},
+                                     {"--profile, which times the parts of a step", c.profile},
+                                     {"--bs auto, because a graph needs memory of its own", c.bs == 0}})
+    usage_check(!c.graph || !given, "--graph cannot be used with ", other, "; give --no-graph");
   usage_check(std::max(0.0, c.warmup_epochs) + std::max(0.0, c.no_aug_epochs) <= c.epochs * (1 + 1e-9),
               "--warmup-epochs ", c.warmup_epochs, " plus --no-aug-epochs ", c.no_aug_epochs,
               " exceeds --epochs ", c.epochs);

@@ -15,10 +15,9 @@
 #include "layers/cast_weights.hpp"  // cast_weights(): the weights of a step in 16 bits
 #include "loss.hpp"                 // yolox_loss()
 #include "run/crash.hpp"            // crash.txt
-#include "run/fast_paths.hpp"       // use_fast_paths(): --fast
 #include "run/run.hpp"              // Run: run folder, log, checkpoints and reports
 #include "run/setup.hpp"            // data, model and weights
-#include "run/step_graphs.hpp"      // StepGraphs: --fast graph
+#include "run/step_graphs.hpp"      // StepGraphs: --graph
 #include "run/step_memory.hpp"      // MicroBatches, choose_batch(), try_dtr_step()
 #include "run/step_metrics.hpp"     // UnreadSteps: losses on their way to the host
 
@@ -109,7 +108,7 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
 // A training step: gradients, clipping, weights, EMA and loss scale. Repeats the gradients in more
 // micro-batches if memory runs out; nothing is updated before. With several ranks, throws NeedsRestart then.
 // Launches the work of the device and does not wait for it, so that a CUDA graph can record the step
-// (--fast graph). Returns the losses, with the gradient norm before clipping as "grad_norm".
+// (--graph). Returns the losses, with the gradient norm before clipping as "grad_norm".
 static Losses train_step(Training& t, const StepInput& in, ImageSize size, const StepSettings& s, Dtr& dtr,
                          MicroBatches& micro_batches, StepGuard& guard) {
   Losses losses;
@@ -200,7 +199,7 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   check_ranks(ranks, config, data, saved, device);
 
   // ---- model, weights, optimizer, EMA
-  saved.notes.push_back(use_fast_paths(config, device, ranks, /*graphs=*/true));
+  saved.notes.push_back(turn_on_fused_norm(device, ranks));
   Dtr dtr(dtr_settings(dtr_bytes(config), device, rank_info.local_world));  // counts allocations from here on
   WeightsInfo info;
   YOLOX model = new_model(config, saved, data.train, device, info, saved.notes);
@@ -231,19 +230,18 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN
   ranks.reached("the start");
   ranks.broadcast(tensors_of(t));
-  const bool uses_graphs = uses_fast_path(config, "graph");
   std::optional<GradientReducer> reducer;  // cannot be recorded
   if (!ranks.alone()) {
     step.ranks = &ranks;
     step.images_per_rank = double(config.bs) / rank_info.world;
-    if (!uses_graphs) step.reducer = &reducer.emplace(ranks, trainable_parameters(*model));
+    if (!config.graph) step.reducer = &reducer.emplace(ranks, trainable_parameters(*model));
     step.sync_bn = config.sync_bn;
     if (step.sync_bn) use_sync_bn(*model, ranks.sync_bn_collectives());
   }
   if (!dtr.on()) step.cast_weights = cast_weights(*model, step.amp);
   // Not destroyed after an error either: it would wait for a GPU that waits for dead ranks.
-  StepGraphs& graphs = *new StepGraphs(uses_graphs, *model, device, ranks, [&](const std::string& why) {
-    run.log.line(concat("warning: training goes on without the CUDA graphs (--fast graph), because ", why));
+  StepGraphs& graphs = *new StepGraphs(config.graph, *model, device, ranks, [&](const std::string& why) {
+    run.log.line(concat("warning: training goes on without the CUDA graphs (--graph), because ", why));
   });
 
   // ---- training loop
@@ -263,7 +261,7 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
     micro_batches.save_statistics();
     const StepInput next{batch, lr, ema_decay(plan.ema, t.ema_updates + 1)};
 
-    // With --fast graph, the step is recorded once and then replayed.
+    // With --graph, the step is recorded once and then replayed.
     Losses losses;
     try {
       losses = graphs.run(next, size, step.use_l1, [&](const StepInput& in) {

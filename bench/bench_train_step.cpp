@@ -31,7 +31,7 @@ struct BenchConfig : Flags {
   std::string amp = flag(amp, "Bench", "amp", "off", "off|tf32|bf16|fp16", "precision");
   std::string kinds =
       flag(kinds, "Bench", "kinds", "plain", "LIST",
-           "fast paths to time: plain, norm (the fused norm kernels of a GPU), graph (replay the step "
+           "steps to time: plain, norm (the fused norm kernels of a GPU), graph (replay the step "
            "as a CUDA graph), both");
   bool cudnn_benchmark = flag(cudnn_benchmark, "Bench", "cudnn-benchmark", false, "",
                               "let cuDNN time its algorithms, as in long runs");

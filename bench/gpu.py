@@ -153,7 +153,7 @@ class Bench:
         table(f"Training step, {self.model} {self.size}: images/s, then GB", ["", *names, "ours / Python", *names], rows)
 
     def cudnn(self):
-        """How cuDNN chooses its algorithms: speed with both fast paths, and seconds of the process, most of which are its start."""
+        """How cuDNN chooses its algorithms: speed with fused norm and CUDA graphs, and seconds of the process, most of which are its start."""
         rows, self.results["cudnn"] = [], {}
         kinds = {"benchmark": (["--cudnn-benchmark"], {}), "heuristic": ([], {}),
                  "heuristic B": ([], {"TORCH_CUDNN_USE_HEURISTIC_MODE_B": "1"})}
@@ -183,65 +183,59 @@ class Bench:
 
     def launches(self):
         """Kernels of a step, the time of each, and the time in which the GPU idles, from the trace of --profile."""
-        rows, self.results["launches"] = [], {}
-        for fast in "off", "norm":
-            try:
-                out = self.train("--bs", self.batches[0], "--amp", "bf16", "--fast", fast, "--profile", "--out", f"profile_{fast}")
-            except Failed as e:  # a build without nvcc has no fused norm
-                rows.append([f"--fast {fast}", str(e), ""])
-                continue
-            events = json.load(open(pathlib.Path(self.folder, f"profile_{fast}", "trace.json")))["traceEvents"]
-            on_gpu = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-            kernels = sorted((e["ts"], e["ts"] + e["dur"]) for e in on_gpu)
-            names = {}  # -> calls, microseconds
-            for e in on_gpu:
-                calls, time_of = names.get(e["name"], (0, 0))
-                names[e["name"]] = calls + 1, time_of + e["dur"]
-            slowest = sorted(names.items(), key=lambda item: -item[1][1])
-            row = {"table": out.strip().splitlines()[-30:], "microseconds_of_all": sum(e["dur"] for e in on_gpu), "names": slowest[:60]}
-            if kernels:
-                busy, end = 0, kernels[0][0]
-                for begin, until in kernels:
-                    busy += max(0, until - max(begin, end))
-                    end = max(end, until)
-                row.update(kernels=len(kernels), idle=1 - busy / (end - kernels[0][0]))
-            self.results["launches"][fast] = row
-            rows.append([f"--fast {fast}", row.get("kernels", "none in the trace"), f"{100 * row['idle']:.1f} %" if kernels else ""])
-        table(f"Traced step, bf16, batch {self.batches[0]}", ["", "kernels and copies in trace.json", "GPU idle"], rows)
+        out = self.train("--bs", self.batches[0], "--amp", "bf16", "--profile", "--out", "profile")
+        events = json.load(open(pathlib.Path(self.folder, "profile", "trace.json")))["traceEvents"]
+        on_gpu = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+        kernels = sorted((e["ts"], e["ts"] + e["dur"]) for e in on_gpu)
+        names = {}  # -> calls, microseconds
+        for e in on_gpu:
+            calls, time_of = names.get(e["name"], (0, 0))
+            names[e["name"]] = calls + 1, time_of + e["dur"]
+        slowest = sorted(names.items(), key=lambda item: -item[1][1])
+        row = {"table": out.strip().splitlines()[-30:], "microseconds_of_all": sum(e["dur"] for e in on_gpu), "names": slowest[:60]}
+        if kernels:
+            busy, end = 0, kernels[0][0]
+            for begin, until in kernels:
+                busy += max(0, until - max(begin, end))
+                end = max(end, until)
+            row.update(kernels=len(kernels), idle=1 - busy / (end - kernels[0][0]))
+        self.results["launches"] = row
+        cells = [row.get("kernels", "none in the trace"), f"{100 * row['idle']:.1f} %" if kernels else ""]
+        table(f"Traced step, bf16, batch {self.batches[0]}", ["kernels and copies in trace.json", "GPU idle"], [cells])
 
     def multiscale(self):
         """./train with multi-scale: each new size records a graph."""
         rows, self.results["multiscale"] = [], {}
-        for fast in "off", "graph":
+        for kind in "no-graph", "graph":
             try:
-                self.train("--bs", self.batches[0], "--amp", "bf16", "--fast", fast, "--max-iters", 6 if self.f.quick else 200,
-                           "--out", f"sizes_{fast}")
+                self.train("--bs", self.batches[0], "--amp", "bf16", f"--{kind}", "--max-iters", 6 if self.f.quick else 200,
+                           "--out", f"sizes_{kind}")
             except Failed as e:
-                rows.append([f"--fast {fast}", str(e)])
+                rows.append([f"--{kind}", str(e)])
                 continue
-            found = [float(row["images_per_second"]) for row in self.intervals(f"sizes_{fast}")]
-            log = pathlib.Path(self.folder, f"sizes_{fast}", "log.txt").read_text().splitlines()
-            self.results["multiscale"][fast] = {"images_per_second": found, "log": log[-40:]}
-            rows.append([f"--fast {fast}", ", ".join(f"{speed:.4g}" for speed in found)])
+            found = [float(row["images_per_second"]) for row in self.intervals(f"sizes_{kind}")]
+            log = pathlib.Path(self.folder, f"sizes_{kind}", "log.txt").read_text().splitlines()
+            self.results["multiscale"][kind] = {"images_per_second": found, "log": log[-40:]}
+            rows.append([f"--{kind}", ", ".join(f"{speed:.4g}" for speed in found)])
         table(f"./train with multi-scale, bf16, batch {self.batches[0]}", ["", "images/s of each interval of the log"], rows)
 
     def whole_training(self):
         """./train with mosaic and MixUp, from the images of --data."""
         rows, self.results["train"] = [], {}
         for batch in self.batches:
-            for fast in "off", "norm,graph":
-                name = f"train_{batch}_{fast}"
+            for kind in "no-graph", "graph":
+                name = f"train_{batch}_{kind}"
                 try:
-                    self.train("--bs", batch, "--amp", "bf16", "--fast", fast, "--no-multiscale", "--max-iters", 6 if self.f.quick else 60 if batch > 16 else 150,
+                    self.train("--bs", batch, "--amp", "bf16", f"--{kind}", "--no-multiscale", "--max-iters", 6 if self.f.quick else 60 if batch > 16 else 150,
                                "--out", name)
-                except Failed as e:  # a build without nvcc has no fused norm
-                    rows.append([f"batch {batch}, --fast {fast}", str(e), ""])
+                except Failed as e:
+                    rows.append([f"batch {batch}, --{kind}", str(e), ""])
                     continue
                 found = self.intervals(name)
                 late = found[len(found) // 2:] or found
                 row = {k: statistics.median(float(r[k]) for r in late) for k in ("images_per_second", "waiting_share")}
-                self.results["train"][f"{batch} {fast}"] = row
-                rows.append([f"batch {batch}, --fast {fast}", f"{row['images_per_second']:.4g}", f"{100 * row['waiting_share']:.0f} %"])
+                self.results["train"][f"{batch} {kind}"] = row
+                rows.append([f"batch {batch}, --{kind}", f"{row['images_per_second']:.4g}", f"{100 * row['waiting_share']:.0f} %"])
         table(f"./train, {self.model} {self.size}, bf16, data: {self.data}", ["", "images/s", "waits for data"], rows)
 
     def loader(self):
@@ -277,16 +271,6 @@ class Bench:
         table("Largest batch within 24 GB", ["images"], [[self.results["batch"]]])
 
 
-def find_libraries(programs):
-    """Lets the programs of a folder that tests/bundle.sh has made find their libraries and those of Python's torch."""
-    if not (programs / "torch-version").exists():
-        return
-    import torch
-    root = pathlib.Path(torch.__file__).parent
-    libraries = [root / "lib", *root.parent.glob("nvidia/*/lib"), programs / "lib"]
-    os.environ["LD_LIBRARY_PATH"] = ":".join(map(str, libraries))
-
-
 def gpu_name():
     try:
         return run(["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,power.limit", "--format=csv,noheader"], 20).strip()
@@ -314,7 +298,6 @@ def main():
     unknown = set(flags.parts.split(",")) - set(PARTS)
     if unknown:
         parser.error(f"unknown part {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
-    find_libraries(pathlib.Path(flags.programs).resolve())
     start, failed = time.monotonic(), []
     print(f"GPU: {gpu_name()}")
     with tempfile.TemporaryDirectory() as folder:

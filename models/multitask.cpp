@@ -5,7 +5,7 @@
 //   ./multitask --data helmets --data faces=/data/wider --model yolox-s --weights yolox-s --epochs 30
 //   ./eval --data helmets --weights runs/multitask-helmets-faces/head_helmets.pth
 // Hyper-parameters without a flag here have the defaults of ./train (config.hpp). To stay short, this example
-// leaves out --accum, --amp fp16, --fast graph, --dtr, --bs auto, --cache, --class-weights,
+// leaves out --accum, --amp fp16, --graph, --dtr, --bs auto, --cache, --class-weights,
 // best.pth, the repetition of a step after out of memory, and most log lines. Copy them from train.cpp if you
 // need them.
 #include <cstring>
@@ -27,7 +27,6 @@
 #include "evaluate.hpp"
 #include "loss.hpp"
 #include "models/yolox_multitask.hpp"
-#include "run/fast_paths.hpp"
 #include "run/log.hpp"
 #include "run/run.hpp"
 #include "run/saving.hpp"
@@ -61,10 +60,6 @@ struct MultiTaskConfig : Flags {
   double lr = flag_recipe(lr, "Training", "lr", "X", "learning rate; default follows --bs");
   std::string amp = flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp64",
                          "off = float32; auto = bf16 on a GPU, off on the CPU");
-  std::string fast =
-      flag(fast, "Training", "fast", "auto", "off|auto|NAME,...",
-           "fast paths of a GPU: norm = fused norm kernels, auto = those that ./gpu-check has found right on "
-           "this machine");
   int64_t seed =
       flag(seed, "Training", "seed", int64_t{0}, "N", "random seed of weights, data order and augmentation");
   std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda[:N]", "device to train on");
@@ -321,8 +316,7 @@ static int train(int argc, char** argv) {
     largest = std::max(largest, n);
     names += "-" + s.name;
   }
-  saved.notes.push_back(use_fast_paths(c, device, ranks, /*graphs=*/false));
-  flags.fast = c.fast;
+  saved.notes.push_back(turn_on_fused_norm(device, ranks));
   const ImageSize base = base_size(c);
   WeightsInfo info;
   info.model = c.model;

@@ -174,7 +174,8 @@ inline Outcome train_two_ranks(const TempDir& dir, const std::string& variables,
   const std::string train =
       concat(variables,
              " WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=", 20000 + getpid() % 9999,
-             " $YOLOX_PROGRAMS/train --data data --model yolox-nano --size 64 --bs 2 --timeout 60 --out a");
+             " $YOLOX_PROGRAMS/train --data data --model yolox-nano --size 64 --bs 2 --max-iters 1 --timeout "
+             "60 --out a");
   return shell(dir, concat("{ ", of_rank_1, " RANK=1 LOCAL_RANK=1 ", train, " & RANK=0 LOCAL_RANK=0 ", train,
                            "; code=$?; wait; exit $code; }"));
 }

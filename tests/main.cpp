@@ -17,8 +17,6 @@
 namespace {
 
 int results = -1;  // file descriptor of $YOLOX_TEST_RESULTS, or -1
-const bool one_failure =
-    std::getenv("YOLOX_TEST_ONE_FAILURE") != nullptr;  // the process ends after the first one
 const pid_t process = getpid();
 
 // Lines of the file: "begin FILE NAME", "end SECONDS passed|failed FILE NAME", separated by tabs.
@@ -38,8 +36,6 @@ struct Results : doctest::IReporter {
   }
   void test_case_end(const doctest::CurrentTestCaseStats& stats) override {
     write("end\t" + std::to_string(stats.seconds) + (stats.failure_flags == 0 ? "\tpassed" : "\tfailed"));
-    // After an error of a kernel, every call of CUDA fails. The next cases need another process.
-    if (stats.failure_flags != 0 && one_failure && getpid() == process) _exit(1);
   }
   void report_query(const doctest::QueryData&) override {}
   void test_run_start() override {}
@@ -57,11 +53,6 @@ struct Results : doctest::IReporter {
 
 REGISTER_LISTENER("results", 1, Results);
 
-void write_result(const std::string& line) {
-  if (results < 0 || getpid() != process) return;
-  if (::write(results, (line + "\n").data(), line.size() + 1) < 0) std::abort();
-}
-
 int main(int argc, char** argv) {
   // The programs that cases start are also given the device.
   for (int i = 1; i + 1 < argc; ++i)
@@ -74,8 +65,7 @@ int main(int argc, char** argv) {
   if (const char* path = std::getenv("YOLOX_TEST_RESULTS")) {
     results = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     unsetenv("YOLOX_TEST_RESULTS");  // not for test programs that cases start
-    unsetenv("YOLOX_TEST_ONE_FAILURE");
-    std::cout << std::unitbuf;  // a program that is killed has printed all it had to say
+    std::cout << std::unitbuf;       // a program that is killed has printed all it had to say
   }
   return doctest::Context(argc, argv).run();
 }

@@ -10,7 +10,6 @@
 #include "evaluate.hpp"
 #include "models.hpp"
 #include "run/crash.hpp"
-#include "run/fast_paths.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -28,7 +27,6 @@ GPU_TEST("gpu: versions and memory of the GPU and of the libraries") {
   }
   report_fact("allocator", c10::CachingAllocator::getAllocatorSettings());
   report_fact("precision of --amp auto", default_precision(kGpu));
-  report_fact("fast paths", fast_path_note(kGpu, kGpus > 1));  // gpu-check writes it to fast-paths.txt
   CHECK(gpu_memory(kGpu) > 1e9);
 }
 

@@ -18,11 +18,10 @@ using namespace yolox::test;
 GPU_PROGRAM_TEST("gpu: train, evaluation, a resume on the CPU, and demo work from end to end") {
   DataDir dir(8);
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 4 --epochs 4 --eval-interval 1 ";
-  const std::string paths = has_fused_norm() ? "norm,graph" : "graph";
   for (const std::string amp : {"off", "bf16", "fp16"}) {
     const std::string said = succeed(dir, "train",
-                                     concat(flags, "--device cuda --amp ", amp, " --fast ",
-                                            amp == "bf16" ? paths : "off", " --max-iters 3 --out ", amp));
+                                     concat(flags, "--device cuda --amp ", amp,
+                                            amp == "bf16" ? " --graph" : "", " --max-iters 3 --out ", amp));
     CHECK_MESSAGE(has(said, "cuda:0"), said);
   }
   const std::string on_cpu = succeed(dir, "train", "--resume off --device cpu --max-iters 4");
@@ -49,17 +48,16 @@ GPU_PROGRAM_TEST("gpu: train: --bs auto and --dtr on a GPU") {
 
 GPU_PROGRAM_TEST("gpu: yolox-s at 640 pixels trains, and how fast") {
   DataDir dir(32);
-  const std::string both = has_fused_norm() ? "norm,graph" : "graph";
   // Multi-scale records graphs for each size.
-  for (const auto& [kind, flags] : {std::pair("off", "--fast off --no-multiscale"),
-                                    {"fast", "--no-multiscale --fast "},
-                                    {"multi-scale", "--fast "}}) {
+  for (const auto& [kind, flags] : {std::pair("plain", "--no-multiscale"),
+                                    {"graph", "--graph --no-multiscale"},
+                                    {"multi-scale", "--graph"}}) {
     const std::string name = kind;
     const std::string said = succeed(dir, "train",
                                      concat("--data data --device cuda --eval-interval 0 --out ", name,
                                             kSimulated ? " --model yolox-nano --size 32 --bs 2 --max-iters 4 "
                                                        : " --model yolox-s --bs 16 --max-iters 60 ",
-                                            flags, name == "off" ? "" : both));
+                                            flags));
     const auto rows = metric_rows(dir / (name + "/metrics.csv"));
     REQUIRE(!rows.empty());
     const std::string before = said.substr(0, said.rfind("\ndone: "));  // ends with the memory and the time
@@ -89,10 +87,9 @@ PROGRAM_TEST("gpu: ranks on several GPUs make the same steps with CUDA graphs as
   };
   for (int gpus = 2; gpus <= std::min(3, kGpus); ++gpus) {
     const std::string plain = concat("plain", gpus), graphs = concat("graphs", gpus);
-    REQUIRE(train(gpus, "--amp off --fast off --out " + plain).code == 0);
-    const Outcome o = train(gpus, "--amp off --fast graph --out " + graphs);
+    REQUIRE(train(gpus, "--amp off --out " + plain).code == 0);
+    const Outcome o = train(gpus, "--amp off --graph --out " + graphs);
     REQUIRE_MESSAGE(o.code == 0, o.out << o.err);
-    CHECK_MESSAGE(has(o.out, "fast    CUDA graphs"), o.out);
     CHECK_MESSAGE(!has(o.out, "without the CUDA graphs"), o.out);
     const auto of_graphs = weights_of(dir, graphs, false), of_plain = weights_of(dir, plain, false);
     // With two ranks, sums do not depend on the order, so that the bits are equal.
@@ -102,6 +99,46 @@ PROGRAM_TEST("gpu: ranks on several GPUs make the same steps with CUDA graphs as
       CHECK(relative_error(e.value().toTensor(), of_plain.at(e.key()).toTensor()) < 1e-3);
     }
   }
+}
+
+TEST_CASE("train: --graph is refused where steps cannot be recorded") {
+  const auto refusal = [](const std::string& flags) {
+    Config c;
+    ::parse(c, split_list("--device cpu --graph " + flags, ' '));
+    fill_in(c);
+    return error_of([&] {
+      check_config(c);
+      prepare_process(c, RankInfo());
+    });
+  };
+  CHECK(refusal("") == "--graph needs a GPU; give --no-graph");
+  for (const std::string other : {"--dtr auto", "--debug", "--bs auto", "--profile"})
+    CHECK(has(refusal(other), "--graph cannot be used with " + other.substr(0, other.find(' '))));
+}
+
+PROGRAM_TEST("gpu: fused kernels that differ from torch on a rank are used on none, and the log says so" *
+             doctest::skip(!torch::cuda::is_available() || !kSimulated)) {
+  Ranks one(RankInfo(), kGpu, 60);
+  const AtEnd off([] { use_fused_norm(false); });
+  const auto is_fused = [] {
+    torch::nn::BatchNorm2d bn(8);
+    bn->to(kGpu);
+    const Tensor x = torch::rand({2, 8, 6, 6}, kGpu).contiguous(torch::MemoryFormat::ChannelsLast);
+    return has(bn_silu(x.requires_grad_(), *bn).grad_fn()->name(), "BnSilu");
+  };
+  CHECK(turn_on_fused_norm(kGpu, one) == "");
+  CHECK(is_fused());
+  {
+    const Env wrong("SIMULATED_CUDA_KERNELS", "incomplete");
+    CHECK(has(turn_on_fused_norm(kGpu, one),
+              "run as operations of torch, which is slower: the fused kernels "
+              "differ from torch by"));
+  }
+  CHECK_FALSE(is_fused());
+  TempDir dir;
+  const Outcome o = train_two_ranks(dir, "SIMULATED_CUDA_DEVICES=2", "SIMULATED_CUDA_KERNELS=incomplete");
+  CHECK_MESSAGE(o.code == 0, o.out << o.err);
+  CHECK_MESSAGE(has(unwrapped(o.out), "is the tolerance (rank 1)"), o.out);
 }
 
 GPU_PROGRAM_TEST("gpu: ranks on the same GPU are refused") {
@@ -135,6 +172,20 @@ GPU_PROGRAM_TEST(
   succeed(dir, "export", concat("--weights r/last.pth --out r/model.ts --size ", size));
   CHECK(fs::file_size(dir / "r/model.onnx") > 1e6);
   CHECK(fs::file_size(dir / "r/model.ts") > 1e6);
+}
+
+PROGRAM_TEST("simulated: cases of gpu-check fail if kernels or replays leave out a part of their work" *
+             doctest::skip(!torch::cuda::is_available() || !kSimulated)) {
+  DataDir dir(8);
+  const auto code = [&](const std::string& environment, const std::string& name) {
+    return shell(dir, concat(environment, " $YOLOX_PROGRAMS/tests -tc='", name, "'")).code;
+  };
+  const std::string kernels = "gpu: the CUDA kernels of bn_silu equal batch norm and SiLU in float64",
+                    graphs = "gpu: steps as CUDA graphs equal steps without*";
+  CHECK(code("", kernels) == 0);
+  CHECK(code("SIMULATED_CUDA_KERNELS=incomplete", kernels) == 1);
+  CHECK(code("", graphs) == 0);
+  CHECK(code("SIMULATED_CUDA_GRAPHS=incomplete", graphs) == 1);
 }
 
 GPU_PROGRAM_TEST(

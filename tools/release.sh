@@ -2,18 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Packs the programs and all libraries that they need into yolox-REVISION-ARCH.tar.gz, for machines without compiler,
 # LibTorch and OpenCV. The machine needs glibc as new as this machine's, and for a GPU its driver.
-#   tools/release.sh [--bundle] [BUILD [DEST]]      BUILD: build folder [build]; DEST: folder of the archive [.]
-# --bundle: also packs gpu-check and the benchmarks into yolox-REVISION-ARCH-gpu-check.tar.gz (tests/bundle.sh).
+#   tools/release.sh [BUILD [DEST]]      BUILD: build folder [build]; DEST: folder of the archive [.]
 # Build without videos and windows for a smaller archive: YOLOX_CMAKE_ARGS=-DYOLOX_VIDEO=OFF ./setup.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bundle=
-[ "${1:-}" != --bundle ] || { bundle=yes; shift; }
 build=${1:-build} dest=${2:-.}
 name=yolox-$(cat VERSION)-$(git describe --always --dirty=+edits 2>/dev/null || echo unknown)-$(uname -m)
-for program in ${bundle:+tests bench_train_step bench_dtr bench_loader}; do
-  [ -e "$build/$program" ] || { echo "error: $build/$program is missing; run ./setup.sh tests train eval demo export bench_train_step bench_dtr bench_loader"; exit 1; }
-done
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 mkdir -p "$stage/$name/bin" "$stage/$name/lib" "$stage/$name/weights"
@@ -34,8 +28,5 @@ done | sort -u | while read -r library path; do
 done
 cp LICENSE NOTICE README.md "$stage/$name/"
 cp weights/get weights/SHA256SUMS "$stage/$name/weights/"
-[ -z "$bundle" ] || tests/bundle.sh "$build" "$stage/$name-gpu-check" >/dev/null
-for folder in "$name" ${bundle:+"$name-gpu-check"}; do
-  tar -C "$stage" -I 'gzip -3' -cf "$dest/$folder.tar.gz" "$folder"  # the default takes twice as long and saves 6 %
-  echo "$dest/$folder.tar.gz: $(du -h "$dest/$folder.tar.gz" | cut -f1)"
-done
+tar -C "$stage" -I 'gzip -3' -cf "$dest/$name.tar.gz" "$name"  # the default takes twice as long and saves 6 %
+echo "$dest/$name.tar.gz: $(du -h "$dest/$name.tar.gz" | cut -f1)"

@@ -120,6 +120,8 @@ static const char several_machines[] =
 static const Gone gone_flags[] = {
     {"bn-momentum", "0.03",
      "it follows from the recipe and the length of the run; edit norm_momentum in config.hpp"},
+    {"fast", "off",
+     "the fused norm is on wherever it computes what torch computes; --graph replays steps as CUDA graphs"},
     {"hsv-h", "5", "edit AugmentConfig in augment.hpp"},
     {"hsv-s", "30", "edit AugmentConfig in augment.hpp"},
     {"hsv-v", "30", "edit AugmentConfig in augment.hpp"},

@@ -15,6 +15,7 @@
 #include "data/store.hpp"
 #include "dtr/budget.hpp"
 #include "formats.hpp"
+#include "layers/bn_silu.hpp"
 #include "models.hpp"
 #include "optim.hpp"
 
@@ -25,6 +26,7 @@ torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
   if (device.is_cpu()) keep_freed_memory();
   if (config.amp == "auto") config.amp = default_precision(device);
   usage_check(config.amp != "tf32" || device.is_cuda(), "--amp tf32 needs a GPU; give --amp off");
+  usage_check(!config.graph || device.is_cuda(), "--graph needs a GPU; give --no-graph");
   allow_tf32(config.amp == "tf32");
   config.loader_threads = loader_threads(config.workers, rank_info.local_world, device.is_cuda());
   if (config.deterministic) use_deterministic_algorithms();
@@ -39,6 +41,54 @@ bool cudnn_benchmark_pays(const Config& config, const Plan& plan) {
   const double cost = 7.0 * plan.sizes.count(), gain = 1e-5 * double(plan.iters * plan.batch_per_rank());
   // With --dtr, an algorithm that was chosen while more memory was free may not fit later.
   return gain > cost && !config.deterministic && dtr_bytes(config) == 0;
+}
+
+// Returns in what the CUDA kernels of bn_silu() differ from torch in float64: output, gradients and running
+// statistics of a small tensor of each dtype. "" if each relative error is within the tolerance.
+static std::string fused_norm_error(torch::Device device) try {
+  const auto wave = torch::arange(2 * 40 * 24 * 24, torch::kDouble).sin().view({2, 40, 24, 24});
+  for (const auto& [dtype, tolerance] :
+       {std::pair(torch::kFloat, 1e-4), {torch::kHalf, 5e-3}, {torch::kBFloat16, 5e-2}}) {
+    const auto values = (3 * wave + 2).to(dtype), gradient = wave.square().to(dtype);
+    const auto results = [&](at::ScalarType type) {
+      torch::nn::BatchNorm2d bn(40);
+      bn->to(device, type == torch::kDouble ? torch::kDouble : torch::kFloat);
+      const auto x = values.to(device, type).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
+      const auto y = bn_silu(x, *bn);
+      y.backward(gradient.to(device, type));
+      return std::vector<torch::Tensor>{y.detach(),      x.grad(),         bn->weight.grad(),
+                                        bn->bias.grad(), bn->running_mean, bn->running_var};
+    };
+    const auto fused = results(dtype), exact = results(torch::kDouble);
+    for (size_t i = 0; i < exact.size(); ++i) {
+      const auto error = ((fused[i] - exact[i]).norm() / exact[i].norm()).item<double>();
+      if (!(error <= tolerance))  // also if it is NaN
+        return concat("differ from torch by ", error, " in ", dtype, ", and ", tolerance,
+                      " is the tolerance");
+    }
+  }
+  return "";
+} catch (const std::exception& e) {
+  const std::string what = e.what();
+  return "fail: " + what.substr(0, what.find('\n'));
+}
+
+std::string turn_on_fused_norm(torch::Device device, Ranks& ranks) {
+  if (device.is_cpu()) return "";
+  std::string why = "are missing, because nvcc was not found when this program was built";
+  if (has_fused_norm()) {
+    use_fused_norm(true);
+    why = fused_norm_error(device);
+  }
+  const auto of_ranks = ranks.gather_texts(why);
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    if (of_ranks[rank].empty()) continue;
+    use_fused_norm(false);
+    return concat(
+        "warning: batch norm and SiLU run as operations of torch, which is slower: the fused kernels ",
+        of_ranks[rank], ranks.alone() ? "" : concat(" (rank ", rank, ")"));
+  }
+  return "";
 }
 
 // FLOPs of an image below which one thread is faster, up to 1.9 times: bench/RESULTS.md.

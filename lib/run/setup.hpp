@@ -24,6 +24,11 @@ namespace yolox {
 // device.
 torch::Device prepare_process(Config& config, const RankInfo& rank_info);
 
+// Lets bn_silu() use its CUDA kernels, after a comparison with torch on a small tensor of each dtype. If a
+// rank finds a difference, all ranks keep torch's batch norm and SiLU. Returns a line for the log about that,
+// or "". All ranks must call it together. Draws no random numbers.
+std::string turn_on_fused_norm(torch::Device device, Ranks& ranks);
+
 // Returns true if a run is so long that cuDNN should time its algorithms: see use_cudnn_benchmark(). Does not
 // depend on the step at which the run is resumed.
 bool cudnn_benchmark_pays(const Config& config, const Plan& plan);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training steps as CUDA graphs (--fast graph). A step of yolox-s launches about a thousand kernels, which
+// Training steps as CUDA graphs (--graph). A step of yolox-s launches about a thousand kernels, which
 // takes the host longer than a fast GPU needs to run them. A graph records the kernels of a step once, and
 // then launches all of them with one call.
 #pragma once
