@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The training loss of YOLOX (arXiv 2107.08430, section 2): 5 x IoU loss + objectness loss + class loss, and
 // L1 loss in the last epochs. Each term is summed over the batch and divided by the number of positives.
+// yolox_loss() computes it. Losses holds the terms, and makes those of micro-batches and ranks the terms of
+// the whole batch.
 //
 // A positive is an anchor point that SimOTA matches with an object.
 // B: images. A: anchor points. G: objects per image. C: classes. F: rows for positives, at most 10 per
@@ -10,11 +12,159 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
 
-#include "losses.hpp"
+#include "base/error.hpp"
 #include "simota.hpp"
 
 namespace yolox {
+
+// The loss of a batch and its terms. All tensors are scalars on the device of the predictions. Reading a
+// value on the host synchronises with the device.
+struct Losses {
+  enum class Kind {
+    kTerm,    // a term of the loss: averaged over micro-batches and ranks
+    kLogged,  // averaged likewise, but no part of the loss
+    kCount,   // summed over micro-batches and ranks
+  };
+  // What a value is divided by. The averages over micro-batches and ranks are those of the whole batch then.
+  enum class Per {
+    kPositive,  // the positives of the batch
+    // The images: also a mean over anchor points or pixels, of which all images have the same number. A batch
+    // with such a term cannot be divided into micro-batches.
+    kImage,
+  };
+  struct Value {
+    std::string name;  // column name in the progress line and metrics.csv, and name of the curve
+    Kind kind;
+    Tensor value;
+    Per per = Per::kPositive;
+  };
+  Tensor total;               // sum of the terms; call backward() on this tensor
+  std::vector<Value> values;  // in the order of add(), log() and count(); terms are weighted
+  int64_t images = 0;         // in the batch
+  std::string anomaly;        // message of torch's anomaly mode about backward; empty if there is none
+
+  // Adds a term. A new term needs only this call: the progress line, metrics.csv, TensorBoard, report.html
+  // and the averages over micro-batches and ranks include all terms.
+  void add(const std::string& name, const Tensor& value, double weight = 1, Per per = Per::kPositive) {
+    const Tensor term = weight == 1 ? value : weight * value;
+    insert({name, Kind::kTerm, term, per});
+    total = total.defined() ? total + term : term;
+  }
+  // Logs a scalar that is no loss, such as a mean IoU: metrics.csv, TensorBoard and report.html include it.
+  // It is averaged over micro-batches and ranks like a term.
+  void log(const std::string& name, const Tensor& value, Per per = Per::kPositive) {
+    insert({name, Kind::kLogged, value.detach(), per});
+  }
+  // Counts something in the batch, for the message of a failed step. yolox_loss() counts "positives" and
+  // "objects", from which the column positives_per_object is computed.
+  void count(const std::string& name, const Tensor& value) { insert({name, Kind::kCount, value}); }
+  // Returns the value with this name. Throws std::runtime_error if there is none.
+  const Tensor& operator[](const std::string& name) const {
+    for (const Value& v : values)
+      if (v.name == name) return v.value;
+    fail("the loss has no term ", name);
+  }
+  // Returns the sum of the terms with this divisor.
+  Tensor sum_of(Per per) const {
+    Tensor sum = torch::zeros_like(total);
+    for (const Value& v : values)
+      if (v.kind == Kind::kTerm && v.per == per) sum = sum + v.value;
+    return sum;
+  }
+  // Returns the name of the first term per image, or "".
+  std::string term_per_image() const {
+    for (const Value& v : values)
+      if (v.kind == Kind::kTerm && v.per == Per::kImage) return v.name;
+    return "";
+  }
+  // Weight of the terms per positive in a mean over micro-batches or ranks. It makes the mean equal to the
+  // losses of the whole batch.
+  Tensor weight() const { return (*this)["positives"].clamp_min(1); }
+  // Returns [values + 1], float64: counts, the other values times their divisor, and the images. These can be
+  // added over micro-batches and ranks.
+  Tensor sums() const {
+    const auto options = total.options().dtype(torch::kDouble);
+    std::vector<Tensor> all;
+    for (const Value& v : values) {
+      const Tensor value = v.value.to(options);
+      all.push_back(v.kind == Kind::kCount ? value
+                    : v.per == Per::kImage ? value * images
+                                           : value * weight());
+    }
+    all.push_back(torch::full({}, images, options));
+    return torch::stack(all);
+  }
+  // Sets the values to those of the whole batch. sums: sums() of all its parts, added.
+  void set_means(const Tensor& sums) {
+    for (size_t k = 0; k < values.size(); ++k)
+      if (values[k].kind == Kind::kCount) values[k].value = sums[k].to(values[k].value.scalar_type());
+    const auto options = total.options();
+    total = torch::zeros_like(total);
+    for (size_t k = 0; k < values.size(); ++k) {
+      Value& v = values[k];
+      if (v.kind == Kind::kCount) continue;
+      v.value = (sums[k] / (v.per == Per::kImage ? sums[-1] : weight())).to(options);
+      if (v.kind == Kind::kTerm) total = total + v.value;
+    }
+  }
+  // Detaches the losses from the graph, after backward().
+  void detach() {
+    total = total.detach();
+    for (Value& v : values) v.value = v.value.detach();
+  }
+
+ private:
+  void insert(const Value& value) {
+    check(value.value.dim() == 0, "the loss term ", value.name, " must be a scalar, but has the shape ",
+          value.value.sizes());
+    check(value.per == Per::kPositive || images > 0, "set `images` before the value per image ", value.name);
+    for (const Value& v : values)
+      check(v.name != value.name, "the loss has two terms with the name ", v.name);
+    values.push_back(value);
+  }
+};
+
+// Replaces the losses of this rank by the losses of the whole batch. ranks: sum(tensor) all-reduces in place.
+template <class Ranks>
+void all_reduce(Losses& losses, Ranks& ranks) {
+  Tensor sums = losses.sums();
+  ranks.sum(sums);
+  losses.set_means(sums);
+}
+
+// Returns the loss of this rank if there are terms per image: then each rank weights them by its images, and
+// the other terms by its positives, so that the mean gradient of the ranks is that of the whole batch. ranks:
+// sum(tensor) all-reduces in place. share: images of this rank over their mean.
+template <class Ranks>
+Tensor loss_of_rank(const Losses& losses, Ranks& ranks, double share) {
+  Tensor positives = losses["positives"].to(torch::kDouble, /*non_blocking=*/false, /*copy=*/true);
+  ranks.sum(positives);
+  const Tensor weight = losses.weight() * double(ranks.info.world) / positives.clamp_min(1);
+  return losses.sum_of(Losses::Per::kPositive) * weight.to(losses.total.scalar_type()) +
+         losses.sum_of(Losses::Per::kImage) * share;
+}
+
+// Returns the losses of a batch, computed from the losses of its micro-batches.
+inline Losses join(const std::vector<Losses>& parts) {
+  Losses whole = parts[0];
+  if (parts.size() == 1) return whole;
+  Tensor sums = whole.sums();
+  for (size_t i = 1; i < parts.size(); ++i) {
+    check(parts[i].values.size() == whole.values.size(),
+          "each micro-batch must have the same loss terms and logged values");
+    if (whole.anomaly.empty()) whole.anomaly = parts[i].anomaly;
+    sums = sums + parts[i].sums();
+    whole.images += parts[i].images;
+  }
+  whole.set_means(sums);
+  return whole;
+}
+
+// ---- the loss of YOLOX
 
 // Weights of the loss terms.
 constexpr double kIouWeight = 5;
@@ -117,9 +267,11 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
 // all epochs of a run are comparable.
 inline Tensor validation_loss(const Predictions& predictions, ImageSize size, const Targets& targets) {
   const Losses losses = yolox_loss(predictions, size.height, size.width, targets, /*use_l1=*/false);
-  const Tensor per_positive = losses.per_positive(), images = torch::full_like(per_positive, losses.images);
+  const Tensor per_positive = losses.sum_of(Losses::Per::kPositive),
+               per_image = losses.sum_of(Losses::Per::kImage),
+               images = torch::full_like(per_positive, losses.images);
   return torch::stack({per_positive * losses.weight().to(per_positive), losses["positives"].to(per_positive),
-                       losses.per_image.defined() ? losses.per_image * images : 0 * images, images});
+                       per_image * images, images});
 }
 
 }  // namespace yolox

@@ -492,49 +492,6 @@ inline std::string backward(const Tensor& loss) {
   return run_backward(loss.device(), [&] { loss.backward(); });
 }
 
-// The gradients of loss terms per image (Losses::Per::kImage), if a batch has several micro-batches or ranks.
-// The gradients of the other terms are divided by the positives of the whole batch, which are known only at
-// the end, so that these terms need a backward of their own.
-struct ImageTermGradients {
-  const std::vector<ParamGroup>& groups;
-  std::vector<Tensor> params, sums;  // empty before add(). sums: undefined for a parameter without a gradient
-
-  explicit ImageTermGradients(const std::vector<ParamGroup>& groups) : groups(groups) {}
-  // Adds the gradients of `loss`, and keeps its graph. With several ranks, all must use the same parameters.
-  // Returns and throws what run_backward() does.
-  std::string add(const Tensor& loss) {
-    if (params.empty())
-      for (const auto& group : groups) params.insert(params.end(), group.params.begin(), group.params.end());
-    return run_backward(loss.device(), [&] {
-      const auto grads =
-          torch::autograd::grad({loss}, params, {}, /*retain_graph=*/true, /*create_graph=*/false,
-                                /*allow_unused=*/true);
-      torch::NoGradGuard no_grad;
-      sums.resize(params.size());
-      for (size_t i = 0; i < grads.size(); ++i) {
-        if (!grads[i].defined()) continue;
-        if (!sums[i].defined()) sums[i] = torch::zeros_like(params[i]);
-        sums[i].add_(grads[i]);
-      }
-    });
-  }
-  // Adds the sums to param.grad(), averaged over the ranks. ranks: null: one rank.
-  template <class Ranks>
-  void add_to_gradients(Ranks* ranks) {
-    torch::NoGradGuard no_grad;
-    std::vector<Tensor> used;
-    for (const Tensor& sum : sums)
-      if (sum.defined()) used.push_back(sum);
-    if (ranks && !used.empty()) ranks->average(used);
-    for (size_t i = 0; i < sums.size(); ++i) {
-      if (!sums[i].defined()) continue;
-      Tensor& grad = params[i].mutable_grad();
-      if (grad.defined()) sums[i].add_(grad);
-      grad = sums[i];
-    }
-  }
-};
-
 // Gradient scaler for fp16. Scales the loss so that small gradients do not underflow. Halves the scale when a
 // gradient overflows, doubles it after 2000 iterations without overflow ("Mixed Precision Training", arXiv
 // 1710.03740, section 3.2). If disabled, the scale is 1.

@@ -68,7 +68,6 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
   // micro-batches and ranks can be added, and are divided by the positives of the whole batch at the end.
   // `expected_positives` keeps these factors near 1, because fp16 gradients overflow otherwise.
   const double expected_positives = 16.0 * (s.ranks ? s.images_per_rank : double(n));
-  ImageTermGradients image_terms(optimizer.groups);
   std::vector<Losses> all;
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t from = n * part / parts, to = n * (part + 1) / parts;
@@ -82,12 +81,14 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
     Losses losses =
         yolox_loss(predictions, height, width, input.targets.slice(from, to), s.use_l1, s.class_weights);
     Tensor loss = losses.total;
-    if (parts * ranks > 1) {
-      loss = losses.per_positive() * losses.weight() / expected_positives;
-      const double share = double(to - from) / (s.ranks ? s.images_per_rank : double(n));
-      if (losses.per_image.defined())  // 0 * total: its graph is the same on all ranks
-        losses.anomaly = image_terms.add(scaler.scaled(losses.per_image * share + 0 * losses.total));
-    }
+    const std::string term_per_image = losses.term_per_image();
+    check(term_per_image.empty() || parts == 1, "the loss term ", term_per_image,
+          " is per image (Losses::Per::kImage), and cannot be computed in ", parts,
+          " micro-batches; give --accum 1, and a smaller --bs or --size if memory runs out");
+    if (!term_per_image.empty() && s.ranks)
+      loss = loss_of_rank(losses, *s.ranks, double(n) / s.images_per_rank);
+    else if (parts * ranks > 1)
+      loss = losses.total * losses.weight() / expected_positives;
     if (s.reducer && part == parts - 1) s.reducer->before_backward({loss});  // all-reduces during backward
     if (losses.anomaly.empty()) losses.anomaly = backward(scaler.scaled(loss));
     check(losses.anomaly.empty() || !s.ranks, losses.anomaly);  // the other ranks wait for these gradients
@@ -97,11 +98,9 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
   Losses losses = join(all);
   if (s.ranks) all_reduce(losses, *s.ranks);
   if (s.ranks && !s.reducer) s.ranks->average(gradients(optimizer.groups));
-  if (parts * ranks > 1) {
+  if (parts * ranks > 1 && losses.term_per_image().empty())
     scale_gradients(gradients(optimizer.groups),
                     losses.weight().to(torch::kDouble).reciprocal() * (expected_positives * double(ranks)));
-    image_terms.add_to_gradients(s.ranks);
-  }
   return losses;
 }
 

@@ -258,20 +258,19 @@ static Losses compute_gradients(MultiTaskTraining& t, int64_t head, const Batch&
   }
   Losses losses = yolox_loss(predictions, size.height, size.width, input.targets, use_l1);
   const double expected_positives = 16.0 * double(c.bs) / double(ranks.info.world);
-  const Tensor loss =
-      ranks.alone() ? losses.total : losses.per_positive() * losses.weight() / expected_positives;
-  ImageTermGradients image_terms(t.optimizer.groups);
   const double share = double(batch.images.size(0)) * double(ranks.info.world) / double(c.bs);
-  if (!ranks.alone() && losses.per_image.defined())
-    image_terms.add(losses.per_image * share + 0 * losses.total);
+  const bool per_image = !losses.term_per_image().empty();
+  const Tensor loss = ranks.alone() ? losses.total
+                      : per_image   ? loss_of_rank(losses, ranks, share)
+                                    : losses.total * losses.weight() / expected_positives;
   reducer.before_backward({loss});
   loss.backward();
   losses.detach();
   if (!ranks.alone()) {
     all_reduce(losses, ranks);
-    scale_gradients(gradients(t.optimizer.groups), losses.weight().to(torch::kDouble).reciprocal() *
-                                                       (expected_positives * double(ranks.info.world)));
-    image_terms.add_to_gradients(&ranks);
+    if (!per_image)
+      scale_gradients(gradients(t.optimizer.groups), losses.weight().to(torch::kDouble).reciprocal() *
+                                                         (expected_positives * double(ranks.info.world)));
   }
   const std::vector<Tensor> grads = gradients(t.optimizer.groups);
   const Tensor norm = gradient_norm(grads);

@@ -14,7 +14,7 @@ LAYERS = [
     ['lib/base/'],
     ['lib/images/', 'lib/layers/'],
     ['yolox.hpp', 'augment.hpp', 'lib/data/'],
-    ['models/', 'models.hpp', 'simota.hpp', 'losses.hpp', 'loss.hpp', 'data.hpp', 'formats.hpp'],
+    ['models/', 'models.hpp', 'simota.hpp', 'loss.hpp', 'data.hpp', 'formats.hpp'],
     ['lib/checkpoint/', 'optim.hpp', 'lib/coco_eval.', 'metrics/', 'lib/dtr/', 'lib/ddp/', 'ddp.hpp'],
     ['evaluate.hpp', 'config.hpp'],
     ['lib/run/'],

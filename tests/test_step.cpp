@@ -207,8 +207,9 @@ TEST_CASE("step: values per image are averaged by images, those per positive by 
   };
   Losses l = losses(8, 3, 1);
   CHECK(l.total.item<double>() == 24);
-  CHECK(l.per_positive().item<double>() == 8);
-  CHECK(l.per_image.item<double>() == 16);
+  CHECK(l.sum_of(Losses::Per::kPositive).item<double>() == 8);
+  CHECK(l.sum_of(Losses::Per::kImage).item<double>() == 16);
+  CHECK(l.term_per_image() == "distance");
   l = join({l, losses(0, 1, 3)});
   CHECK(l["iou"].item<double>() == 6);       // 3 of 4 positives
   CHECK(l["distance"].item<double>() == 4);  // 1 of 4 images
@@ -228,17 +229,24 @@ TEST_CASE("step: values per image are averaged by images, those per positive by 
             "set `images` before the value per image distance"));
 }
 
-TEST_CASE("step: gradients of terms per image are added to those of the other terms") {
-  std::vector<ParamGroup> groups(1);
-  for (int i = 0; i < 3; ++i) groups[0].params.push_back(torch::full({2}, 3.0f).requires_grad_());
-  const auto& [a, b, c] = std::tie(groups[0].params[0], groups[0].params[1], groups[0].params[2]);
-  ImageTermGradients terms(groups);
-  for (int part = 0; part < 2; ++part) CHECK(terms.add((a * a * b).sum()) == "");
-  a.sum().backward();
-  terms.add_to_gradients<Ranks>(nullptr);
-  CHECK(torch::equal(a.grad(), torch::full({2}, 2 * 18 + 1.0f)));
-  CHECK(torch::equal(b.grad(), torch::full({2}, 2 * 9.0f)));
-  CHECK_FALSE(c.grad().defined());
+TEST_CASE("step: with a term per image, the mean gradient of the ranks is that of the whole batch") {
+  // Rank 0 has 1 image and 3 positives, rank 1 has 3 images and 1 positive. A term is the mean of w * x.
+  const Tensor w = torch::ones({}, torch::kDouble).requires_grad_();
+  struct TwoRanks {
+    RankInfo info;
+    void sum(Tensor& t) { t.fill_(4); }
+  } ranks;
+  ranks.info.world = 2;
+  double mean = 0;
+  for (const auto& [images, positives, x] : {std::tuple(1, 3, 5.0), {3, 1, 7.0}}) {
+    Losses l;
+    l.images = images;
+    l.count("positives", torch::full({}, positives, torch::kLong));
+    l.add("iou", w * x);
+    l.add("distance", w * x, 10, Losses::Per::kImage);
+    mean += torch::autograd::grad({loss_of_rank(l, ranks, images / 2.0)}, {w})[0].item<double>() / 2;
+  }
+  CHECK(mean == doctest::Approx((3 * 5.0 + 7.0) / 4 + 10 * (5.0 + 3 * 7.0) / 4));
 }
 
 TEST_CASE("step: after out of memory the step is repeated in parts; statistics are updated only once") {

@@ -26,7 +26,7 @@
 #include "ddp.hpp"
 #include "dtr/dtr.hpp"
 #include "images/boxes.hpp"
-#include "losses.hpp"
+#include "loss.hpp"
 #include "optim.hpp"
 
 namespace yolox {
