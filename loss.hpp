@@ -45,7 +45,6 @@ struct Losses {
   Tensor total;               // sum of the terms; call backward() on this tensor
   std::vector<Value> values;  // in the order of add(), log() and count(); terms are weighted
   int64_t images = 0;         // in the batch
-  std::string anomaly;        // message of torch's anomaly mode about backward; empty if there is none
 
   // Adds a term. A new term needs only this call: the progress line, metrics.csv, TensorBoard, report.html
   // and the averages over micro-batches and ranks include all terms.
@@ -156,7 +155,6 @@ inline Losses join(const std::vector<Losses>& parts) {
   for (size_t i = 1; i < parts.size(); ++i) {
     check(parts[i].values.size() == whole.values.size(),
           "each micro-batch must have the same loss terms and logged values");
-    if (whole.anomaly.empty()) whole.anomaly = parts[i].anomaly;
     sums = sums + parts[i].sums();
     whole.images += parts[i].images;
   }

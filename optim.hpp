@@ -165,48 +165,35 @@ struct Optimizer {
     RECORD_USER_SCOPE("optimizer");
     torch::NoGradGuard no_grad;
     lr = learning_rate.value;
+    const Tensor rate =
+        learning_rate.tensor.defined() ? learning_rate.tensor : torch::scalar_tensor(lr, torch::kDouble);
     for (size_t g = 0; g < groups.size(); ++g) {
-      if (learning_rate.tensor.defined())
-        update(g, learning_rate.tensor, skip);
+      const double decay = groups[g].weight_decay;
+      std::vector<Tensor> params, grads, m, v, counts;  // of the parameters with a gradient
+      for (size_t i = 0; i < groups[g].params.size(); ++i) {
+        const Tensor& p = groups[g].params[i];
+        if (!p.grad().defined()) continue;
+        params.push_back(p);
+        grads.push_back(p.grad());
+        m.push_back(first[g][i]);
+        if (kind == "sgd") continue;
+        v.push_back(second[g][i]);
+        counts.push_back(steps[g][i]);
+      }
+      if (params.empty()) continue;
+      if (kind == "sgd") {
+        at::_fused_sgd_(params, grads, m, decay, momentum, rate, /*dampening=*/0, /*nesterov=*/true,
+                        /*maximize=*/false, /*is_first_step=*/false, /*grad_scale=*/{}, skip);
+        continue;
+      }
+      at::_foreach_add_(counts, skip ? 1 - *skip : torch::ones({}, params[0].options().dtype(torch::kFloat)));
+      if (kind == "adam")
+        at::_fused_adam_(params, grads, m, v, /*max_exp_avg_sqs=*/{}, counts, rate, beta1, beta2, decay, eps,
+                         /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/{}, skip);
       else
-        update(g, lr, skip);
+        at::_fused_adamw_(params, grads, m, v, /*max_exp_avg_sqs=*/{}, counts, rate, beta1, beta2, decay, eps,
+                          /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/{}, skip);
     }
-  }
-
- private:
-  // Updates a group. rate: double or Tensor.
-  template <class Rate>
-  void update(size_t g, const Rate& rate, const std::optional<Tensor>& skip) {
-    // Returns the elements of a list that belong to parameters with a gradient.
-    const auto used = [&](const std::vector<Tensor>& list) {
-      std::vector<Tensor> some;
-      for (size_t i = 0; i < list.size(); ++i)
-        if (groups[g].params[i].grad().defined()) some.push_back(list[i]);
-      return some;
-    };
-    const std::vector<Tensor> params = used(groups[g].params), m = used(first[g]), v = used(second[g]),
-                              counts = used(steps[g]);
-    if (params.empty()) return;
-    std::vector<Tensor> grads;
-    for (const Tensor& p : params) grads.push_back(p.grad());
-    const double decay = groups[g].weight_decay;
-    if (kind == "sgd") {
-      at::_fused_sgd_(params, grads, m, decay, momentum, rate, /*dampening=*/0, /*nesterov=*/true,
-                      /*maximize=*/false, /*is_first_step=*/false, /*grad_scale=*/{}, skip);
-      return;
-    }
-    if (skip)
-      at::_foreach_add_(counts, 1 - *skip);
-    else
-      at::_foreach_add_(counts, 1);
-    const auto adam = [&](const auto& fused) {
-      fused(params, grads, m, v, /*max_exp_avg_sqs=*/at::TensorList(), counts, rate, beta1, beta2, decay, eps,
-            /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/std::optional<Tensor>(), skip);
-    };
-    if (kind == "adam")
-      adam([](const auto&... arguments) { at::_fused_adam_(arguments...); });
-    else
-      adam([](const auto&... arguments) { at::_fused_adamw_(arguments...); });
   }
 };
 
@@ -418,12 +405,10 @@ inline void ema_update(const EmaTensors& pairs, const StepScalar& d, const Tenso
 // are skipped, so that the weights of the failed step can be saved.
 class StepGuard {
  public:
-  // Returns a scalar on the device of the loss: 1 if this step must be skipped, else 0. failed: skips this
-  // and all later steps.
-  Tensor skip(const Tensor& loss, const Tensor& gradient_norm, bool failed = false) {
+  // Returns a scalar on the device of the loss: 1 if this step must be skipped, else 0.
+  Tensor skip(const Tensor& loss, const Tensor& gradient_norm) {
     const torch::NoGradGuard no_grad;
     if (!sum.defined()) sum = torch::zeros_like(loss);
-    if (failed) sum.fill_(std::nan(""));
     sum.add_(loss, 0);  // stays 0, or becomes NaN and stays NaN
     return sum.add(gradient_norm, 0).ne(0).to(torch::kFloat);
   }
@@ -469,27 +454,6 @@ inline void free_failed_backward(torch::Device device) {
       torch::zeros({1}, torch::TensorOptions(where).requires_grad(true)).sum().backward();
   } catch (const std::exception&) {  // a GPU that has failed fails here, too; the first error is reported
   }
-}
-
-// Calls `work`, which runs autograd on this device. Returns the message of torch's anomaly mode (--debug)
-// about a gradient that is NaN, else "". Any other error is thrown, after its memory is freed.
-template <class Work>
-std::string run_backward(torch::Device device, const Work& work) {
-  RECORD_USER_SCOPE("backward");
-  try {
-    work();
-  } catch (const std::exception& e) {
-    free_failed_backward(device);
-    const std::string what = e.what();
-    if (what.find("returned nan values") == std::string::npos) throw;
-    return what.substr(0, what.find('\n'));
-  }
-  return "";
-}
-
-// Calls loss.backward(). Returns and throws what run_backward() does.
-inline std::string backward(const Tensor& loss) {
-  return run_backward(loss.device(), [&] { loss.backward(); });
 }
 
 // Gradient scaler for fp16. Scales the loss so that small gradients do not underflow. Halves the scale when a

@@ -90,8 +90,10 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
     else if (parts * ranks > 1)
       loss = losses.total * losses.weight() / expected_positives;
     if (s.reducer && part == parts - 1) s.reducer->before_backward({loss});  // all-reduces during backward
-    if (losses.anomaly.empty()) losses.anomaly = backward(scaler.scaled(loss));
-    check(losses.anomaly.empty() || !s.ranks, losses.anomaly);  // the other ranks wait for these gradients
+    {
+      RECORD_USER_SCOPE("backward");
+      scaler.scaled(loss).backward();
+    }
     losses.detach();
     all.push_back(losses);
   }
@@ -132,7 +134,7 @@ static Losses train_step(Training& t, const StepInput& in, ImageSize size, const
   if (s.ranks && !s.sync_bn) s.ranks->average(t.model->buffers());
 
   // After an fp16 overflow, only the loss scale changes.
-  const Tensor skip = guard.skip(losses.total, norm, !losses.anomaly.empty());
+  const Tensor skip = guard.skip(losses.total, norm);
   t.optimizer.step(in.lr, skip);
   ema_update(s.averaged, in.ema_decay, skip);
   t.scaler.update();
@@ -269,11 +271,15 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
     } catch (const NeedsRestart& e) {
       run.save_for_restart(t, e.accum);
       throw;
+    } catch (const std::exception& e) {
+      const std::string what = e.what();  // of torch's anomaly mode (--debug)
+      if (what.find("returned nan values") == std::string::npos) throw;
+      run.fail_step(t, what.substr(0, what.find('.')), {i, batch, lr, size, step.use_l1, dtr.step(), {}});
     }
     t.count_step(lr);
 
     // Logs the step. On a GPU, the step before, so that the GPU does not wait for the host.
-    unread.add({i, batch, lr, size, step.use_l1, losses.anomaly, dtr.step(), {}}, losses);
+    unread.add({i, batch, lr, size, step.use_l1, dtr.step(), {}}, losses);
     run.check_signals();
     const bool all = run.must_read_all(t);
     for (auto read = unread.next(all); read; read = unread.next(all)) run.end_step(t, *read);

@@ -7,11 +7,14 @@
 // B: batch size. C: channels or classes. H, W: height and width in pixels, multiples of 32. A: anchor points,
 // one per cell of the strides s of the head (sum of HW/s^2), ordered by level, row, column.
 #pragma once
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -20,7 +23,6 @@
 
 #include "base/error.hpp"
 #include "layers/bn_silu.hpp"
-#include "layers/constants.hpp"
 #include "layers/conv_silu.hpp"
 #include "layers/nms.hpp"
 
@@ -319,12 +321,22 @@ inline Anchors make_anchors(int64_t height, int64_t width, const torch::TensorOp
   return {grid, stride, (grid.t() + 0.5) * stride, int64_t(level_strides.size())};
 }
 
-// Returns make_anchors(). Keeps the result for the next call with the same arguments.
+// Returns make_anchors(). Keeps the results of the first 64 sizes until the end of the program, because CUDA
+// graphs read them at fixed addresses.
 inline Anchors anchors_of(int64_t height, int64_t width, const torch::TensorOptions& like,
                           const std::vector<int>& strides) {
-  const auto key =
-      std::tuple(height, width, c10::typeMetaToScalarType(like.dtype()), like.device().str(), strides);
-  return constant(key, [&] { return make_anchors(height, width, like.requires_grad(false), strides); });
+  using Key = std::tuple<int64_t, int64_t, c10::ScalarType, std::string, std::vector<int>>;
+  const Key key{height, width, c10::typeMetaToScalarType(like.dtype()), like.device().str(), strides};
+  // Never destroyed, because CUDA may be gone at the end of the program.
+  thread_local auto& kept = *new std::map<Key, Anchors>;
+  if (const auto found = kept.find(key); found != kept.end()) return found->second;
+  // Plain tensors, although the first caller may be in inference mode or record for --dtr (dispatch key
+  // Fake).
+  const c10::InferenceMode no_inference_mode(false);
+  const c10::impl::ExcludeDispatchKeyGuard no_dtr(c10::DispatchKey::Fake);
+  const Anchors anchors = make_anchors(height, width, like.requires_grad(false), strides);
+  if (kept.size() < 64) kept.emplace(key, anchors);
+  return anchors;
 }
 
 // Decodes raw regression [..., A, 4] to boxes (cx, cy, w, h) in pixels. Uses no in-place operation, because

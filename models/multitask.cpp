@@ -415,7 +415,7 @@ static int train(int argc, char** argv) {
     const Losses losses =
         compute_gradients(t, head, batch, size, use_l1, c, info.legacy_preproc, ranks, reducer);
     t.step(lr, plan.ema);
-    unread.add({i, batch, lr, size, use_l1, "", {}, {}}, losses);
+    unread.add({i, batch, lr, size, use_l1, {}, {}}, losses);
     read_metrics(/*all=*/run.evaluation_due());
     if (run.evaluation_due()) run.end_of_epoch();
   }

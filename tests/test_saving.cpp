@@ -413,7 +413,7 @@ TEST_CASE("saving: a failed step is saved with its batch, settings, losses and w
   StepMetrics n{1, {}};
   for (const char* name : {"iou", "obj", "cls", "l1", "grad_norm"})
     n.values.push_back({name, Losses::Kind::kTerm, 2.0 + double(n.values.size())});
-  const StepRecord step{41, batch, 0.5, {128, 192}, true, "", {}, n};
+  const StepRecord step{41, batch, 0.5, {128, 192}, true, {}, n};
   CHECK(has(save_failed_step(dir.path.string(), t, step, data), "are in "));
   const auto file = read_pth(dir / "nonfinite.pth").toGenericDict();
   CHECK(file.at("iteration").toInt() == 41);

@@ -170,30 +170,6 @@ GPU_TEST("gpu: a batch with a crowded image runs without a graph") {
   CHECK(run == 6);  // one step, one recording
 }
 
-TEST_CASE("constants: one that is made in inference mode can be part of a gradient later") {
-  const auto make = [] { return torch::full({2}, 3.0f); };
-  {
-    const torch::InferenceMode inference;
-    constant(std::string("made in inference mode"), make);
-  }
-  const Tensor x = torch::ones({2}).requires_grad_();
-  (x * constant(std::string("made in inference mode"), make)).sum().backward();
-  CHECK(torch::equal(x.grad(), torch::full({2}, 3.0f)));
-}
-
-TEST_CASE("constants: while there are graphs, none is freed, because a graph reads it at its address") {
-  const auto number = [](int key) { return constant(key, [&] { return std::make_shared<int>(key); }); };
-  const auto is_kept = [&] {
-    const std::weak_ptr<int> first = number(1000000);
-    for (int i = 0; i < 100; ++i) number(i);
-    return !first.expired();
-  };
-  CHECK_FALSE(is_kept());
-  Ranks ranks(RankInfo(), torch::kCPU, 60);
-  const StepGraphs graphs(true, torch::nn::Conv2dImpl(torch::nn::Conv2dOptions(1, 1, 1)), torch::kCPU, ranks);
-  CHECK(is_kept());
-}
-
 #ifdef YOLOX_SIMULATED_CUDA
 GPU_TEST("gpu: a replay does not wait, and launches a graph and a few copies") {
   Trainer t("yolox-s", kGpu, "bf16");

@@ -2,6 +2,8 @@
 #include "checkpoint/load.hpp"
 #include "official.hpp"
 
+#include <thread>
+
 using namespace yolox;
 using torch::Tensor;
 
@@ -130,6 +132,23 @@ SHARED_TEST("yolox: detections after NMS equal the official ones") {
           compare(d[image], tensor(f, key));
         }
       }
+}
+
+TEST_CASE(
+    "yolox: anchor points that are made in inference mode can be used in training, and stay where they are") {
+  std::thread([] {  // the anchor points are those of the thread
+    const auto anchors = [](int64_t height) { return anchors_of(height, 32, torch::kFloat, kStrides); };
+    const Tensor first = [&] {
+      const torch::InferenceMode inference;
+      return anchors(64).stride;
+    }();
+    for (int64_t i = 3; i < 103; ++i) anchors(32 * i);
+    CHECK(anchors(64).stride.is_same(first));
+    const Tensor x = torch::ones_like(first).requires_grad_();
+    (x * first).sum().backward();
+    CHECK(torch::equal(x.grad(), first));
+  })
+      .join();
 }
 
 TEST_CASE("yolox: NMS of a small example: overlap, classes, class-agnostic, and no detection") {

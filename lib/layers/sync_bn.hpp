@@ -10,7 +10,6 @@
 #include <tuple>
 
 #include "layers/collectives.hpp"
-#include "layers/constants.hpp"
 
 namespace yolox {
 
@@ -95,9 +94,7 @@ inline std::tuple<Tensor, Tensor, Tensor> gpu_statistics(const Tensor& x, const 
   const auto [mean, inverse] =
       values > 0 ? at::batch_norm_stats(x, eps)
                  : std::tuple(torch::zeros({channels}, options), torch::ones({channels}, options));
-  const auto type = mean.scalar_type();
-  const Tensor own = constant(std::tuple(count, type, x.device().str()),
-                              [&, like = mean.options()] { return torch::full({1}, count, like); });
+  const Tensor own = torch::full({1}, count, mean.options());
   const Tensor all = all_gather_once(torch::cat({mean, inverse, own}), over);
   const Tensor counts = all.select(1, 2 * channels);
   const auto [mean_of_all, inverse_of_all] = at::batch_norm_gather_stats_with_counts(

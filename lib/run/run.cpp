@@ -167,14 +167,8 @@ void Run::start_step(int64_t step, const Batch& batch, double waited) {
 }
 
 void Run::end_step(Training& t, const StepRecord& record) {
-  const auto& [step, batch, lr, size, use_l1, anomaly, dtr, numbers] = record;
-  const std::string why = anomaly.empty() ? stop_reason(numbers, skipped) : anomaly;
-  if (!why.empty())
-    fail(why, " at step ", step, " (", to_string(numbers), ", lr ", lr, "; images ",
-         image_names(batch, data.train), "); ",
-         save_failed_step(folder, t, record, data.train, ranks.info.rank),
-         "; continue from the last checkpoint with a lower lr: ./train --resume ", shell_word(folder),
-         " --lr ", config.lr / 2);
+  const auto& [step, batch, lr, size, use_l1, dtr, numbers] = record;
+  if (const std::string why = stop_reason(numbers, skipped); !why.empty()) fail_step(t, why, record);
   if (!numbers.finite()) ++t.skipped;
   RECORD_USER_SCOPE("logging");
   progress->step(step, numbers, lr, plan, device, dtr);
@@ -206,11 +200,11 @@ void Run::save_for_restart(Training& t, int64_t accum) {
 std::string save_failed_step(const std::string& run, Training& t, const StepRecord& step, const Dataset& data,
                              int rank) {
   const std::string name = rank > 0 ? concat(run, "/nonfinite_rank", rank) : run + "/nonfinite";
-  const auto& [index, batch, lr, size, use_l1, anomaly, dtr, numbers] = step;
+  const auto& [index, batch, lr, size, use_l1, dtr, numbers] = step;
   auto names = empty_list();
   for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
   auto losses = empty_dict();
-  losses.insert("total", numbers.total);
+  if (!numbers.values.empty()) losses.insert("total", numbers.total);
   for (const auto& v : numbers.values) losses.insert(v.name, v.value);
   auto file = empty_dict();
   file.insert("iteration", index);
@@ -234,6 +228,15 @@ std::string save_failed_step(const std::string& run, Training& t, const StepReco
     return concat("the batch and the weights could not be saved: ", e.what());
   }
   return concat("the batch and the weights are in ", name, ".pth and .jpg");
+}
+
+void Run::fail_step(Training& t, const std::string& why, const StepRecord& record) {
+  const std::string terms = to_string(record.numbers);
+  fail(why, " at step ", record.step, " (", terms, terms.empty() ? "lr " : ", lr ", record.lr, "; images ",
+       image_names(record.batch, data.train), "); ",
+       save_failed_step(folder, t, record, data.train, ranks.info.rank),
+       "; continue from the last checkpoint with a lower lr: ./train --resume ", shell_word(folder), " --lr ",
+       config.lr / 2);
 }
 
 // ---- the end of an epoch

@@ -79,9 +79,11 @@ class Run {
   // Returns true on all ranks if the numbers of all steps must be read now: before a checkpoint, an
   // evaluation or the end of the run, and with --profile.
   bool must_read_all(const Training& t) const;
-  // Counts and logs a step whose numbers have been read. If training cannot continue after it, see
-  // stop_reason(), saves the step (nonfinite.pth) and throws std::runtime_error with the command to continue.
+  // Counts and logs a step whose numbers have been read. Calls fail_step() if training cannot continue after
+  // it, see stop_reason().
   void end_step(Training& t, const StepRecord& record);
+  // Saves a step (nonfinite.pth) and throws std::runtime_error with `why` and the command to continue.
+  [[noreturn]] void fail_step(Training& t, const std::string& why, const StepRecord& record);
   // Reports the end of a step to the profile (--profile). Returns false after the last step of the profile.
   bool profile_step();
   // Saves last.pth if more than --save-minutes have passed since the last save of rank 0.

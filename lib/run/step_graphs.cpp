@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "layers/constants.hpp"
 
 namespace yolox {
 
@@ -22,7 +21,6 @@ static constexpr int64_t kMostGraphs = 128;
 StepGraphs::StepGraphs(bool on, const torch::nn::Module& model, torch::Device device, Ranks& ranks,
                        std::function<void(const std::string&)> failed)
     : on(on), device(device), ranks(ranks), failed(std::move(failed)) {
-  ++readers_of_constants;
   if (!on) return;
   for (const Tensor& t : model.buffers())
     if (t.is_cpu()) counts.push_back(t);
@@ -35,7 +33,6 @@ StepGraphs::~StepGraphs() {
   try {
     turn_off();
   } catch (const std::exception&) {}  // a GPU that has failed fails in every call
-  --readers_of_constants;
 }
 
 void StepGraphs::free_graphs() {
@@ -119,6 +116,7 @@ bool StepGraphs::record_graph(Kind& kind, const std::function<void()>& step) {
     restore_counts();
     if (!failed) throw;
     why = e.what();
+    free_failed_backward(device);
   }
   ++graphs;
   kind.counts_per_step.clear();

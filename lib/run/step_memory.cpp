@@ -21,15 +21,17 @@ MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t most, const Ranks
       statistics(*t.model) {}
 
 int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize size) {
+  const torch::Device device = t.scaler.scale.device();
   int64_t next = parts;
   if (is_out_of_memory(e) && !CudaGraph::recording() && ranks.alone() && graphs.free_memory())
     log.line(graphs.is_on() ? "note: out of memory; CUDA graphs, which keep the memory of a step, are freed"
                             : "note: out of memory again; training goes on without CUDA graphs");
   else
     next = in_parts.more_parts(e, parts);
+  free_failed_backward(device);
   t.optimizer.zero_grad();
   statistics.restore();
-  empty_cache(t.scaler.scale.device());
+  empty_cache(device);
   const std::string what =
       concat("out of memory at step ", t.iteration, " with ", size.height, "x", size.width, " pixels");
   if (!ranks.alone()) throw NeedsRestart(next, concat(what, " on rank ", ranks.info.rank));
@@ -60,6 +62,7 @@ double TrialStep::operator()(int64_t images, int64_t accum) const {
     bytes = memory_peak(device) + waiting;
   } catch (const std::exception& e) {
     if (!is_out_of_memory(e)) throw;
+    free_failed_backward(device);
   }
   t.optimizer.zero_grad();
   statistics.restore();

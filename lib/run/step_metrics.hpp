@@ -115,11 +115,10 @@ struct StepRecord {
   int64_t step;
   Batch batch;
   double lr;
-  ImageSize size;       // of the network input
-  bool use_l1;          // the L1 loss was on
-  std::string anomaly;  // message of torch's anomaly mode, or ""
+  ImageSize size;  // of the network input
+  bool use_l1;     // the L1 loss was on
   DtrStep dtr;
-  StepMetrics numbers;  // set by UnreadSteps::next()
+  StepMetrics numbers;  // set by UnreadSteps::next(); without values if backward() failed
 };
 
 // The values of a step on their way to the host.

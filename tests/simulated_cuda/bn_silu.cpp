@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "state.hpp"
-#include "tests/emulated_cuda.hpp"
+#include "emulated_cuda.hpp"
 
 namespace yolox::bn_silu_kernels {
 namespace {
