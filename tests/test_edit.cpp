@@ -136,7 +136,7 @@ for command in compiling, linking:
       CHECK(two[i][column] == doctest::Approx(one[i][column]).epsilon(1e-3));
   const Outcome refused = start("--accum 3 --out parts");
   CHECK(refused.code == 1);
-  CHECK_MESSAGE(has(unwrapped(refused.err), "the loss term crowd is per image"), refused.err);
+  CHECK_MESSAGE(has(refused.err, "the loss term crowd is per image"), refused.err);
   std::string events;
   for (const auto& file : fs::directory_iterator(dir / "r"))
     if (has(file.path().filename(), "events.out")) events = contents(file.path());

@@ -178,32 +178,6 @@ GPU_TEST("gpu: NMS keeps the boxes that it keeps on the CPU") {
 #endif
 }
 
-GPU_TEST("gpu: SGD, Adam and AdamW update weights and EMA as on the CPU") {
-  for (const std::string kind : {"sgd", "adam", "adamw"}) {
-    INFO(kind);
-    std::vector<std::vector<Tensor>> results;
-    for (const torch::Device device : {torch::Device(torch::kCPU), kGpu}) {
-      torch::manual_seed(7);
-      YOLOX model = make_model("yolox-nano", 3);
-      move(model, device, torch::kDouble);
-      YOLOX ema = copy_of(model, device);
-      Optimizer optimizer(kind, parameter_groups(*model, 5e-4), /*fp16=*/false);
-      for (int step = 0; step < 3; ++step) {
-        for (const Tensor& w : model->parameters())
-          w.mutable_grad() = torch::randn(w.sizes(), torch::kDouble).to(device);
-        const std::vector<Tensor> grads = gradients(optimizer.groups);
-        clip_gradients(grads, gradient_norm(grads), 10);
-        optimizer.step(0.01);
-        ema_update(ema_tensors(*ema, *model), 0.9);
-      }
-      results.emplace_back();
-      for (const YOLOX& m : {model, ema})
-        for (const Tensor& w : m->parameters()) results.back().push_back(w.detach().cpu().flatten());
-    }
-    check_figure(kind, relative_error(torch::cat(results[1]), torch::cat(results[0])), 1e-12);
-  }
-}
-
 GPU_TEST("gpu: an overflow in fp16 skips the step and halves the loss scale") {
   Trainer trainer("yolox-nano", kGpu, "fp16", "adam");
   Training& t = *trainer.training;
@@ -218,14 +192,14 @@ GPU_TEST("gpu: an overflow in fp16 skips the step and halves the loss scale") {
   CHECK(t.optimizer.steps[0][0].item<double>() == 0);
 }
 
-GPU_TEST("gpu: three steps in float64 equal those of the CPU, with SGD and with Adam") {
-  for (const std::string optimizer : {"sgd", "adam"}) {
+GPU_TEST("gpu: three steps in float64 equal those of the CPU, with SGD, Adam and AdamW") {
+  for (const std::string optimizer : {"sgd", "adam", "adamw"}) {
     INFO(optimizer);
     const Trajectory cpu = train_nano(torch::kCPU, "fp64", optimizer);
     const Trajectory gpu = train_nano(kGpu, "fp64", optimizer);
     // Adam divides each gradient by its own size, so that rounding decides on the weights whose gradient is
     // near 0.
-    check_figure(optimizer + ", losses", loss_error(gpu, cpu), optimizer == "adam" ? 1e-8 : 1e-9);
+    check_figure(optimizer + ", losses", loss_error(gpu, cpu), optimizer == "sgd" ? 1e-9 : 1e-8);
     REQUIRE(gpu.weights.size() == cpu.weights.size());
     double most = 0;
     for (size_t i = 0; i < cpu.weights.size(); ++i)
@@ -356,25 +330,6 @@ TEST_CASE_FIXTURE(NoStreamErrors,
   for (size_t i = 0; i < plain.size(); ++i) CHECK(torch::equal(plain[i], again[i]));
 }
 
-GPU_TEST("gpu: deterministic max pooling equals the default one, forward and backward") {
-  torch::manual_seed(4);
-  YOLOX model = make_model("yolox-nano", 3);
-  model->to(kGpu, torch::kDouble);
-  set_training_mode(*model);
-  const Tensor x = torch::rand({2, 3, 64, 64}, torch::TensorOptions(torch::kDouble).device(kGpu)) * 255;
-  std::vector<std::vector<Tensor>> grads;
-  for (const bool deterministic : {false, true}) {
-    at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/true);
-    for (const Tensor& p : model->parameters()) p.mutable_grad() = Tensor();
-    const Predictions p = model(x);
-    (p.reg.square().mean() + p.obj.square().mean() + p.cls.square().mean()).backward();
-    grads.emplace_back();
-    for (const Tensor& w : model->parameters()) grads.back().push_back(w.grad().cpu());
-  }
-  at::globalContext().setDeterministicAlgorithms(false, false);
-  for (size_t i = 0; i < grads[0].size(); ++i) CHECK(relative_error(grads[1][i], grads[0][i]) < 1e-9);
-}
-
 // ---- settings
 
 GPU_TEST("gpu: --amp auto is bf16 or fp16; TF32 is on with --amp tf32 only") {
@@ -421,10 +376,6 @@ GPU_TEST("gpu: the allocator uses expandable segments") {
   simulated_cuda::refuse_expandable_segments(false);
   use_expandable_segments();
 #endif
-}
-
-GPU_TEST("gpu: the chunks of SimOTA take 8 % of the memory of the GPU") {
-  CHECK(default_max_pairs(kGpu) * 80.0 == doctest::Approx(0.08 * gpu_memory(kGpu)).epsilon(0.1));
 }
 
 // ---- memory and errors

@@ -3,8 +3,6 @@
 #include "gpu.hpp"
 #include "models.hpp"
 
-#include <iterator>
-#include <sstream>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -53,20 +51,15 @@ GPU_PROGRAM_TEST("gpu: yolox-s at 640 pixels trains, and how fast") {
                                     {"graph", "--graph --no-multiscale"},
                                     {"multi-scale", "--graph"}}) {
     const std::string name = kind;
-    const std::string said = succeed(dir, "train",
-                                     concat("--data data --device cuda --eval-interval 0 --out ", name,
-                                            kSimulated ? " --model yolox-nano --size 32 --bs 2 --max-iters 4 "
-                                                       : " --model yolox-s --bs 16 --max-iters 60 ",
-                                            flags));
+    succeed(dir, "train",
+            concat("--data data --device cuda --eval-interval 0 --out ", name,
+                   kSimulated ? " --model yolox-nano --size 32 --bs 2 --max-iters 4 "
+                              : " --model yolox-s --bs 16 --max-iters 60 ",
+                   flags));
     const auto rows = metric_rows(dir / (name + "/metrics.csv"));
     REQUIRE(!rows.empty());
-    const std::string before = said.substr(0, said.rfind("\ndone: "));  // ends with the memory and the time
-    std::istringstream columns(before.substr(before.rfind('\n') + 1));
-    const std::vector<std::string> words{std::istream_iterator<std::string>(columns), {}};
-    REQUIRE(words.size() > 10);
-    report_fact("images per second, " + name,
-                concat(rounded(rows[0][kSpeed]), " in the first step, ", rounded(rows.back()[kSpeed]),
-                       " in the last ones; memory ", words[words.size() - 2]));
+    report_fact("images per second, " + name, concat(rounded(rows[0][kSpeed]), " in the first step, ",
+                                                     rounded(rows.back()[kSpeed]), " in the last ones"));
   }
 }
 
@@ -138,7 +131,7 @@ PROGRAM_TEST("gpu: fused kernels that differ from torch on a rank are used on no
   TempDir dir;
   const Outcome o = train_two_ranks(dir, "SIMULATED_CUDA_DEVICES=2", "SIMULATED_CUDA_KERNELS=incomplete");
   CHECK_MESSAGE(o.code == 0, o.out << o.err);
-  CHECK_MESSAGE(has(unwrapped(o.out), "is the tolerance (rank 1)"), o.out);
+  CHECK_MESSAGE(has(o.out, "is the tolerance (rank 1)"), o.out);
 }
 
 GPU_PROGRAM_TEST("gpu: ranks on the same GPU are refused") {

@@ -175,7 +175,7 @@ GPU_TEST(
   CHECK(all.at("off") <= 790);
   CHECK(all.at("bf16") <= 819);
   CHECK(all.at("fp16") <= 827);
-  CHECK(all.at("bf16+sync") <= 1263);
+  CHECK(all.at("bf16+sync") <= 1337);
   CHECK(all.at("bf16+fused") <= 967);
   CHECK(all.at("bf16+sync+fused") <= 1041);
 }

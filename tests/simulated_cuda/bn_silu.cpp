@@ -7,8 +7,8 @@
 #include <string>
 #include <type_traits>
 
-#include "state.hpp"
 #include "emulated_cuda.hpp"
+#include "state.hpp"
 
 namespace yolox::bn_silu_kernels {
 namespace {
