@@ -4,7 +4,7 @@
 Called by bench/gpu.sh. Prints tables in the form of bench/RESULTS.md. A part that fails says why, and the others run."""
 import argparse, csv, json, os, pathlib, re, statistics, subprocess, sys, tempfile, time
 
-PARTS = ["step", "cudnn", "launches", "train", "multiscale", "loader", "eval", "dtr", "batch"]
+PARTS = ["step", "launches", "train", "loader", "eval", "dtr", "batch"]
 
 
 class Failed(Exception):
@@ -15,11 +15,10 @@ class Failed(Exception):
         self.output = output or ""
 
 
-def run(command, limit, folder=None, variables=None):
+def run(command, limit, folder=None):
     """Runs a command and returns its stdout. Throws Failed with the last line of its output."""
     try:
-        r = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=limit, cwd=folder,
-                           env={**os.environ, **(variables or {})})
+        r = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=limit, cwd=folder)
     except subprocess.TimeoutExpired as e:
         raise Failed(f"stopped after {limit} s", e.stdout.decode() if isinstance(e.stdout, bytes) else e.stdout)
     except OSError as e:
@@ -108,14 +107,14 @@ class Bench:
     def program(self, name):
         return pathlib.Path(self.f.programs, name).resolve()
 
-    def ours(self, batch, amp, kinds, *more, variables=None):
+    def ours(self, batch, amp, kinds):
         """Times kinds of steps in one process, and those after a kind that fails in another one. Returns a dictionary for each."""
         found, left = {}, list(kinds)
         while left:
             command = [self.program("bench_train_step"), f"--model={self.model}", f"--size={self.size}", f"--bs={batch}", f"--amp={amp}",
-                       f"--steps={self.steps}", f"--device={self.f.device}", f"--kinds={','.join(left)}", *more]
+                       f"--steps={self.steps}", f"--device={self.f.device}", f"--kinds={','.join(left)}", "--cudnn-benchmark"]
             try:
-                output, why = run(command, 120 * len(left), variables=variables), "no result"
+                output, why = run(command, 120 * len(left)), "no result"
             except Failed as e:
                 output, why = e.output, str(e)
             for line in output.splitlines():
@@ -135,7 +134,7 @@ class Bench:
         kinds, peers = ["plain", "norm", "graph", "both"], {"python": 0, "compiled": 1}
         for amp in self.precisions:
             for batch in self.batches:
-                found = self.ours(batch, amp, kinds, "--cudnn-benchmark")
+                found = self.ours(batch, amp, kinds)
                 for name, compiled in peers.items():
                     try:
                         found[name] = self.theirs(batch, amp, compiled)
@@ -151,25 +150,6 @@ class Bench:
                              *(text(n, "gigabytes") if "error" not in row[n] else "" for n in row)])
         names = ["plain", "fused norm", "CUDA graph", "both", "Python", "Python, torch.compile"]
         table(f"Training step, {self.model} {self.size}: images/s, then GB", ["", *names, "ours / Python", *names], rows)
-
-    def cudnn(self):
-        """How cuDNN chooses its algorithms: speed with fused norm and CUDA graphs, and seconds of the process, most of which are its start."""
-        rows, self.results["cudnn"] = [], {}
-        kinds = {"benchmark": (["--cudnn-benchmark"], {}), "heuristic": ([], {}),
-                 "heuristic B": ([], {"TORCH_CUDNN_USE_HEURISTIC_MODE_B": "1"})}
-        for batch in self.batches:
-            for name, (more, variables) in kinds.items():
-                start = time.perf_counter()
-                try:
-                    found = self.ours(batch, "bf16", ["both"], *more, variables=variables)["both"]
-                    if "error" in found:
-                        raise Failed(found["error"])
-                    speed, seconds = batch / statistics.median(found["seconds"]), time.perf_counter() - start
-                    self.results["cudnn"][f"{name} {batch}"] = {"images_per_second": speed, "seconds": seconds}
-                    rows.append([f"{name}, batch {batch}", f"{speed:.4g}", f"{seconds:.1f}"])
-                except Failed as e:
-                    rows.append([f"{name}, batch {batch}", str(e)[:60], ""])
-        table(f"cuDNN's choice of algorithms, {self.model} {self.size}, bf16", ["", "images/s", "seconds of the process"], rows)
 
     def train(self, *more, limit=150):
         command = [self.program("train"), "--data", self.data, "--model", self.model, "--size", self.size, "--device", self.f.device,
@@ -202,22 +182,6 @@ class Bench:
         self.results["launches"] = row
         cells = [row.get("kernels", "none in the trace"), f"{100 * row['idle']:.1f} %" if kernels else ""]
         table(f"Traced step, bf16, batch {self.batches[0]}", ["kernels and copies in trace.json", "GPU idle"], [cells])
-
-    def multiscale(self):
-        """./train with multi-scale: each new size records a graph."""
-        rows, self.results["multiscale"] = [], {}
-        for kind in "no-graph", "graph":
-            try:
-                self.train("--bs", self.batches[0], "--amp", "bf16", f"--{kind}", "--max-iters", 6 if self.f.quick else 200,
-                           "--out", f"sizes_{kind}")
-            except Failed as e:
-                rows.append([f"--{kind}", str(e)])
-                continue
-            found = [float(row["images_per_second"]) for row in self.intervals(f"sizes_{kind}")]
-            log = pathlib.Path(self.folder, f"sizes_{kind}", "log.txt").read_text().splitlines()
-            self.results["multiscale"][kind] = {"images_per_second": found, "log": log[-40:]}
-            rows.append([f"--{kind}", ", ".join(f"{speed:.4g}" for speed in found)])
-        table(f"./train with multi-scale, bf16, batch {self.batches[0]}", ["", "images/s of each interval of the log"], rows)
 
     def whole_training(self):
         """./train with mosaic and MixUp, from the images of --data."""
@@ -302,16 +266,14 @@ def main():
     print(f"GPU: {gpu_name()}")
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(flags, folder)
-        calls = {"step": bench.step, "cudnn": bench.cudnn, "launches": bench.launches, "train": bench.whole_training,
-                 "multiscale": bench.multiscale, "loader": bench.loader, "eval": bench.evaluation, "dtr": bench.dtr, "batch": bench.batch}
+        calls = {"step": bench.step, "launches": bench.launches, "train": bench.whole_training, "loader": bench.loader, "eval": bench.evaluation, "dtr": bench.dtr,
+                 "batch": bench.batch}
         for part in flags.parts.split(","):
-            begin = time.monotonic()
             try:
                 calls[part]()
             except Exception as e:  # the other parts still count
                 failed.append(part)
                 print(f"\n{part} failed: {e}", file=sys.stderr, flush=True)
-            bench.results.setdefault("part_seconds", {})[part] = round(time.monotonic() - begin, 1)
             pathlib.Path(flags.json).write_text(json.dumps({"GPU": gpu_name(), **bench.results}, indent=1) + "\n")
     print(f"\n{len(flags.parts.split(','))} parts, {len(failed)} failed, in {time.monotonic() - start:.0f} s; results in {flags.json}")
     sys.exit(1 if failed else 0)

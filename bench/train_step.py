@@ -5,11 +5,11 @@ ratio of our time to that of each Python variant.
 
   pip install pixeltable-yolox==0.4.3 torch==2.15.0     into the Python that runs this file
   cmake --build build --target bench_train_step
-  python bench/train_step.py [--build build] [--rounds 3] [--amp off,bf16] [--variants default,tuned,compiled]
+  python bench/train_step.py [--build build] [--rounds 3] [--amp off,bf16] [--variants tuned,compiled]
 
 A step is forward, loss, backward, SGD and EMA, with the same torch version, threads, input size, batch size and number
-of objects. Variants of Python: `default` is the official step; `tuned` has channels-last weights and images, fused SGD
-and an EMA by foreach operators; `compiled` is `tuned` with torch.compile of backbone and neck. A round is one process
+of objects. Variants of Python: `tuned` has channels-last weights and images, fused SGD and an EMA by foreach operators;
+`compiled` is `tuned` with torch.compile of backbone and neck. A round is one process
 of ours and one of each variant. The start-up time is the time from exec to the end of the first step, without
 torch.compile.
 """
@@ -26,60 +26,6 @@ from gpu import peer_step
 CASES = [("yolox-nano", 416, 8), ("yolox-s", 640, 2)]
 
 
-def official_step(model, size, batch, amp, steps):
-    """The training step of the official repository, as JSON. Runs in a process of its own."""
-    import copy
-    import resource
-
-    import torch
-    from yolox.config import YoloxConfig
-
-    torch.manual_seed(0)
-    net = YoloxConfig.get_named_config(model).get_model()
-    ema = copy.deepcopy(net).eval()
-    for p in ema.parameters():
-        p.requires_grad_(False)
-    net.train()
-    groups = [[], [], []]  # batch norm weights, convolution weights, biases
-    for _, module in net.named_modules():
-        if isinstance(getattr(module, "bias", None), torch.nn.Parameter):
-            groups[2].append(module.bias)
-        if isinstance(module, torch.nn.BatchNorm2d):
-            groups[0].append(module.weight)
-        elif isinstance(getattr(module, "weight", None), torch.nn.Parameter):
-            groups[1].append(module.weight)
-    sgd = torch.optim.SGD(groups[0], lr=1e-4, momentum=0.9, nesterov=True)
-    sgd.add_param_group({"params": groups[1], "weight_decay": 5e-4})
-    sgd.add_param_group({"params": groups[2]})
-    images = torch.rand(batch, 3, size, size) * 255
-    labels = torch.zeros(batch, 120, 5)
-    r = torch.rand(batch, 20, 4)
-    labels[:, :20, 0] = torch.randint(80, (batch, 20)).float()
-    labels[:, :20, 1:3] = r[:, :, :2] * size
-    labels[:, :20, 3:] = 10 + r[:, :, 2:] * size / 3
-    times = []
-    for i in range(steps + 2):
-        start = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16, enabled=amp == "bf16"):
-            out = net(images, labels)
-        loss = out["total_loss"] if isinstance(out, dict) else out.total_loss
-        sgd.zero_grad()
-        loss.backward()
-        sgd.step()
-        with torch.no_grad():
-            state = net.state_dict()
-            for key, value in ema.state_dict().items():
-                if value.dtype.is_floating_point:
-                    value *= 0.9998
-                    value += (1 - 0.9998) * state[key].detach()
-        if i >= 2 or steps == 0:
-            times.append(time.perf_counter() - start)
-        if steps == 0:
-            break
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"seconds": times, "peak_bytes": peak}))
-
-
 def run(command):
     start = time.perf_counter()
     text = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
@@ -93,7 +39,7 @@ def main():
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--amp", default="off,bf16", help="precisions")
-    parser.add_argument("--variants", default="default,tuned,compiled", help="of the Python step")
+    parser.add_argument("--variants", default="tuned,compiled", help="of the Python step")
     parser.add_argument("--peer", nargs=6, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peer:
@@ -101,8 +47,6 @@ def main():
         torch.set_num_threads(args.threads)
         variant, amp, model = args.peer[:3]
         size, batch, steps = map(int, args.peer[3:])
-        if variant == "default":
-            return official_step(model, size, batch, amp, steps)
         return peer_step(model, size, batch, amp, steps, "cpu", compiled=variant == "compiled")
 
     def measure(who, amp, model, size, batch, steps):
