@@ -99,12 +99,9 @@ Loader::Make plain_items(const Dataset& data) {
 
 TEST_CASE("data: --debug checks each box before it is sent to a device, and names its image") {
   Dataset data = shapes_dataset(0, 0, 2);
-  std::vector<Box> boxes;
-  const Loader::Make make = [&](int64_t, Image&) { return Item{boxes, 1}; };
-  Image image(cv::Mat(32, 64, CV_8UC3));
+  const Image image(cv::Mat(32, 64, CV_8UC3));
   const auto error = [&](const Box& box) {
-    boxes = {{1, 1, 5, 5, 0}, box};
-    return error_of([&] { checked_items(make, data)(0, image); });
+    return error_of([&] { check_boxes(Item{{{1, 1, 5, 5, 0}, box}, 1}, image, data); });
   };
   CHECK(error({0, 0, 64, 32, 6}) == "");
   CHECK(error({-1e-13, 0, 64 + 1e-13, 32, 0}) == "");  // within rounding
